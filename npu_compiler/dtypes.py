@@ -1,0 +1,104 @@
+"""The dtypes every room shares: names (as in the IR), numpy types, sizes and PyTorch's promotion rules."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import ml_dtypes
+import numpy as np
+
+
+@dataclass(frozen=True)
+class DType:
+    """One element type: ``kind`` is 'bool', 'int', 'uint', 'float' or 'complex'; ``ctype`` is its storage type in kernels."""
+
+    name: str
+    kind: str
+    size: int
+    ctype: str
+
+    @property
+    def numpy(self) -> np.dtype:
+        return np.dtype(ml_dtypes.bfloat16) if self.name == "bfloat16" else np.dtype(self.name)
+
+
+DTYPES: dict[str, DType] = {
+    d.name: d
+    for d in (
+        DType("bool", "bool", 1, "bool8"),
+        DType("uint8", "uint", 1, "uint8_t"),
+        DType("int8", "int", 1, "int8_t"),
+        DType("int16", "int", 2, "int16_t"),
+        DType("int32", "int", 4, "int32_t"),
+        DType("int64", "int", 8, "int64_t"),
+        DType("float16", "float", 2, "f16"),
+        DType("bfloat16", "float", 2, "bf16"),
+        DType("float32", "float", 4, "float"),
+        DType("float64", "float", 8, "double"),
+        DType("complex64", "complex", 8, ""),
+        DType("complex128", "complex", 16, ""),
+    )
+}
+
+_NUMPY_NAMES = {d.numpy: d.name for d in DTYPES.values()}
+
+
+@cache
+def numpy_dtype(name: str) -> np.dtype:
+    return DTYPES[name].numpy
+
+
+def name_of(dtype: np.dtype) -> str:
+    """IR name of a numpy dtype; raises ``TypeError`` for one the IR cannot hold."""
+    try:
+        return _NUMPY_NAMES[np.dtype(dtype)]
+    except KeyError:
+        raise TypeError(f"numpy dtype {dtype} has no IR equivalent; use one of {', '.join(DTYPES)}") from None
+
+
+def parse(value: object) -> str:
+    """IR name from 'float32', 'torch.float32', a ``torch.dtype`` or a numpy dtype; ``ValueError`` if unknown."""
+    text = str(value).removeprefix("torch.")
+    text = {"half": "float16", "float": "float32", "double": "float64", "long": "int64", "int": "int32"}.get(text, text)
+    if text in DTYPES:
+        return text
+    raise ValueError(f"unknown dtype {value!r}; known: {', '.join(DTYPES)}")
+
+
+def is_float(name: str) -> bool:
+    return DTYPES[name].kind == "float"
+
+
+def is_int(name: str) -> bool:
+    return DTYPES[name].kind in ("int", "uint")
+
+
+def opmath(name: str) -> str:
+    """The dtype arithmetic is done in: half types accumulate and compute in float32."""
+    return "float32" if name in ("float16", "bfloat16") else name
+
+
+_CATEGORY = {"bool": 0, "uint": 1, "int": 1, "float": 2, "complex": 3}
+
+
+def promote(a: str, b: str) -> str:
+    """PyTorch's ``promote_types`` for two tensor dtypes of equal standing."""
+    if a == b:
+        return a
+    ka, kb = DTYPES[a].kind, DTYPES[b].kind
+    if _CATEGORY[ka] != _CATEGORY[kb]:
+        return a if _CATEGORY[ka] > _CATEGORY[kb] else b
+    if ka == "float" or ka == "complex":
+        if {a, b} == {"float16", "bfloat16"}:
+            return "float32"
+        return a if DTYPES[a].size > DTYPES[b].size else b
+    if "uint8" in (a, b):  # uint8 with a signed type: the signed type that holds both
+        other = b if a == "uint8" else a
+        return "int16" if other == "int8" else other
+    return a if DTYPES[a].size > DTYPES[b].size else b
+
+
+def category(name: str) -> int:
+    """0 bool, 1 integer, 2 floating, 3 complex: scalars change a tensor's dtype only when theirs is higher."""
+    return _CATEGORY[DTYPES[name].kind]

@@ -1,0 +1,66 @@
+"""The ATen-level IR: what the frontend writes and the compiler reads. Shapes are static, values are immutable.
+
+A value is identified by ``(producer node, output index)``, never by name alone: names may collide.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """A tensor of the IR. ``producer`` is None for weights and constants (looked up by ``name``) and for node outputs."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    producer: tuple[str, int] | None = None
+
+    @property
+    def numel(self) -> int:
+        n = 1
+        for d in self.shape:
+            n *= d
+        return n
+
+
+@dataclass
+class OpNode:
+    """One ATen call. ``inputs`` are tensors only; every other argument is in ``attrs`` under its schema name."""
+
+    name: str
+    op_type: str
+    inputs: list[TensorSpec]
+    outputs: list[TensorSpec]
+    attrs: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class StateUpdate:
+    """A buffer that the graph mutates: ``key`` is its state_dict name, ``value`` what it holds after a run."""
+
+    key: str
+    value: TensorSpec
+
+
+@dataclass
+class IRGraph:
+    """A whole model. ``weights`` are named by state_dict key; nodes refer to placeholders (``weight_name_mapping``)."""
+
+    model_name: str
+    graph_inputs: list[TensorSpec]
+    graph_outputs: list[TensorSpec]
+    weights: list[TensorSpec]
+    weight_name_mapping: dict[str, str]
+    nodes: list[OpNode]
+    constants: dict[str, np.ndarray] = field(default_factory=dict)
+    state: list[StateUpdate] = field(default_factory=list)
+    pytorch_version: str = ""
+
+    def key(self, t: TensorSpec) -> tuple[str, int]:
+        """Identity of the value a node input or graph output refers to; leaves are ``(name, -1)``."""
+        return t.producer if t.producer is not None else (t.name, -1)
