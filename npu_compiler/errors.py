@@ -10,6 +10,10 @@ class NPUError(Exception):
     """Base class of all errors this project raises on purpose."""
 
 
+class ConfigError(NPUError):
+    """An environment variable or setting with a value that is not understood; the message names it."""
+
+
 class IRError(NPUError):
     """Malformed IR; the message starts with the JSON path of the offending value."""
 
