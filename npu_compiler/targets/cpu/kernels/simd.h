@@ -1,0 +1,392 @@
+// Lane vectors, storage types and conversions shared by every CPU kernel.
+//
+// A kernel computes on vectors of VL lanes: vf (float), vd (double), vi32, vi64. vec<T> is the compute vector of the
+// storage type T: f16, bf16 and float compute in vf; the small integers and bool8 (0 or 1) in vi32.
+// Lanes are `Full{}` (VL, known at compile time) or an `int n` with 0 < n < VL for a tail.
+// Comparisons give masks (0 or -1) as wide as the operands; as_bool()/as_mask() convert to and from the 0/1 form.
+#pragma once
+#include <stdint.h>
+#include <string.h>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
+#pragma GCC diagnostic ignored "-Wpsabi"  // no vector crosses an ABI boundary: everything is inlined
+
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__)
+#define NPU_AVX512 1
+#elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+#define NPU_AVX2 1
+#elif defined(__aarch64__)
+#define NPU_NEON 1
+#endif
+
+#define NPU_INLINE static inline __attribute__((always_inline))
+#define NPU_NOINLINE __attribute__((noinline))
+
+namespace npu {
+
+#if NPU_AVX512
+constexpr int VL = 16;
+#elif NPU_AVX2
+constexpr int VL = 8;
+#else
+constexpr int VL = 4;
+#endif
+
+struct f16 { uint16_t bits; };
+struct bf16 { uint16_t bits; };
+struct bool8 { uint8_t value; };
+
+template <class S, int N> struct vec_of { typedef S type __attribute__((vector_size(N * sizeof(S)))); };
+typedef float vf __attribute__((vector_size(VL * 4)));
+typedef double vd __attribute__((vector_size(VL * 8)));
+typedef int32_t vi32 __attribute__((vector_size(VL * 4)));
+typedef int64_t vi64 __attribute__((vector_size(VL * 8)));
+
+template <class V> struct lane_of;
+template <> struct lane_of<vf> { using type = float; };
+template <> struct lane_of<vd> { using type = double; };
+template <> struct lane_of<vi32> { using type = int32_t; };
+template <> struct lane_of<vi64> { using type = int64_t; };
+template <class V> using lane_t = typename lane_of<V>::type;
+
+struct Full { constexpr operator int() const { return VL; } };
+
+// Compute<T>::V is the lane vector and ::S the scalar in which values stored as T are computed.
+template <class T> struct Compute { using V = vi32; using S = int32_t; };
+template <> struct Compute<float> { using V = vf; using S = float; };
+template <> struct Compute<f16> { using V = vf; using S = float; };
+template <> struct Compute<bf16> { using V = vf; using S = float; };
+template <> struct Compute<double> { using V = vd; using S = double; };
+template <> struct Compute<int64_t> { using V = vi64; using S = int64_t; };
+template <class T> using vec = typename Compute<T>::V;
+template <class T> using scalar = typename Compute<T>::S;
+
+template <class A, class B> struct is_same { static constexpr bool value = false; };
+template <class A> struct is_same<A, A> { static constexpr bool value = true; };
+
+// ---------------------------------------------------------------------------------------------- scalars
+template <class To, class From> NPU_INLINE To bitcast(From v) {
+  static_assert(sizeof(To) == sizeof(From), "bitcast needs equal sizes");
+  To r;
+  memcpy(&r, &v, sizeof r);
+  return r;
+}
+
+NPU_INLINE float f16_to_float(uint16_t h) {
+  uint32_t sign = (uint32_t)(h & 0x8000) << 16, magnitude = h & 0x7fff;
+  if (magnitude >= 0x7c00) {
+    uint32_t quiet = magnitude > 0x7c00 ? 0x400000u : 0u;
+    return bitcast<float>(sign | 0x7f800000u | quiet | (magnitude & 0x3ff) << 13);
+  }
+  // 2^112 moves the exponent bias and normalises subnormals in one exact multiplication.
+  return bitcast<float>(sign | bitcast<uint32_t>(bitcast<float>(magnitude << 13) * 0x1p112f));
+}
+
+NPU_INLINE uint16_t float_to_f16(float f) {
+  uint32_t u = bitcast<uint32_t>(f);
+  uint16_t sign = (uint16_t)(u >> 16 & 0x8000);
+  u &= 0x7fffffff;
+  if (u > 0x7f800000) return (uint16_t)(sign | 0x7e00 | (u >> 13 & 0x3ff));
+  if (u >= 0x47800000) return (uint16_t)(sign | 0x7c00);
+  if (u < 0x38800000)  // subnormal result: adding 0.5 aligns the last f16 bit with the last float bit
+    return (uint16_t)(sign | (bitcast<uint32_t>(bitcast<float>(u) + 0.5f) - 0x3f000000u));
+  u += 0xc8000fffu + (u >> 13 & 1);
+  return (uint16_t)(sign | u >> 13);
+}
+
+NPU_INLINE float bf16_to_float(uint16_t h) { return bitcast<float>((uint32_t)h << 16); }
+NPU_INLINE uint16_t float_to_bf16(float f) {
+  uint32_t u = bitcast<uint32_t>(f);
+  return f != f ? (uint16_t)(u >> 16 | 0x40) : (uint16_t)((u + 0x7fff + (u >> 16 & 1)) >> 16);
+}
+
+// ld1/st1: one element, in the compute scalar of T.
+template <class T> NPU_INLINE scalar<T> ld1(const T* p) { return (scalar<T>)*p; }
+template <> inline __attribute__((always_inline)) float ld1(const bf16* p) { return bf16_to_float(p->bits); }
+template <> inline __attribute__((always_inline)) int32_t ld1(const bool8* p) { return p->value != 0; }
+template <> inline __attribute__((always_inline)) float ld1(const f16* p) {
+#if NPU_AVX512 || NPU_AVX2
+  return _cvtsh_ss(p->bits);
+#else
+  return f16_to_float(p->bits);
+#endif
+}
+
+template <class T> NPU_INLINE void st1(T* p, scalar<T> v) { *p = (T)v; }
+template <> inline __attribute__((always_inline)) void st1(bf16* p, float v) { p->bits = float_to_bf16(v); }
+template <> inline __attribute__((always_inline)) void st1(bool8* p, int32_t v) { p->value = v != 0; }
+template <> inline __attribute__((always_inline)) void st1(f16* p, float v) {
+#if NPU_AVX512 || NPU_AVX2
+  p->bits = _cvtss_sh(v, _MM_FROUND_TO_NEAREST_INT);
+#else
+  p->bits = float_to_f16(v);
+#endif
+}
+
+// ---------------------------------------------------------------------------------------------- conversions
+template <class V, class S> NPU_INLINE V splat(S s) {
+  return V{} + (lane_t<V>)s;
+}
+template <> inline __attribute__((always_inline)) vf splat<vf>(float s) {
+#if NPU_AVX512
+  return (vf)_mm512_set1_ps(s);
+#elif NPU_AVX2
+  return (vf)_mm256_set1_ps(s);
+#else
+  return vf{s, s, s, s};
+#endif
+}
+
+// Value conversion between lane vectors; float to integer truncates.
+template <class To, class From> NPU_INLINE To cvt(From v) {
+  if constexpr (is_same<To, From>::value) return v;
+  else return __builtin_convertvector(v, To);
+}
+
+// Masks (0/-1 of either width) to and from bool lanes (vi32 0/1).
+NPU_INLINE vi32 as_bool(vi32 mask) { return mask & 1; }
+NPU_INLINE vi32 as_bool(vi64 mask) { return cvt<vi32>(mask) & 1; }
+NPU_INLINE vi32 as_mask(vi32 b) { return b != 0; }
+
+// select(mask, a, b): lanes of a where the mask is -1, of b where it is 0; the mask may have another lane width.
+template <class M, class V> NPU_INLINE V select(M mask, V a, V b) {
+  if constexpr (sizeof(M) == sizeof(V)) {
+    return mask ? a : b;
+  } else if constexpr (sizeof(V) == sizeof(vi32)) {
+    return cvt<vi32>(mask) ? a : b;
+  } else {
+    return cvt<vi64>(mask) ? a : b;
+  }
+}
+
+template <class V> NPU_INLINE V fma(V a, V b, V c) { return a * b + c; }  // contracted by -ffp-contract=fast
+
+// min/max return NaN if either operand is NaN, as torch.minimum/maximum do.
+template <class V> NPU_INLINE V max(V a, V b) { return ((a != a) | (a > b)) ? a : b; }
+template <class V> NPU_INLINE V min(V a, V b) { return ((a != a) | (a < b)) ? a : b; }
+#if NPU_AVX512
+// vmaxps returns its second operand if either is NaN, so only a NaN in `a` needs repair.
+template <> inline __attribute__((always_inline)) vf max(vf a, vf b) {
+  __mmask16 nan = _mm512_cmp_ps_mask((__m512)a, (__m512)a, _CMP_UNORD_Q);
+  return (vf)_mm512_mask_mov_ps(_mm512_max_ps((__m512)a, (__m512)b), nan, (__m512)a);
+}
+template <> inline __attribute__((always_inline)) vf min(vf a, vf b) {
+  __mmask16 nan = _mm512_cmp_ps_mask((__m512)a, (__m512)a, _CMP_UNORD_Q);
+  return (vf)_mm512_mask_mov_ps(_mm512_min_ps((__m512)a, (__m512)b), nan, (__m512)a);
+}
+#elif NPU_AVX2
+template <> inline __attribute__((always_inline)) vf max(vf a, vf b) {
+  __m256 x = (__m256)a;
+  return (vf)_mm256_blendv_ps(_mm256_max_ps(x, (__m256)b), x, _mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+}
+template <> inline __attribute__((always_inline)) vf min(vf a, vf b) {
+  __m256 x = (__m256)a;
+  return (vf)_mm256_blendv_ps(_mm256_min_ps(x, (__m256)b), x, _mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+}
+#elif NPU_NEON
+template <> inline __attribute__((always_inline)) vf max(vf a, vf b) {
+  return (vf)vmaxq_f32((float32x4_t)a, (float32x4_t)b);
+}
+template <> inline __attribute__((always_inline)) vf min(vf a, vf b) {
+  return (vf)vminq_f32((float32x4_t)a, (float32x4_t)b);
+}
+#endif
+
+// ---------------------------------------------------------------------------------------------- loads
+template <class V> NPU_INLINE V load_bytes(const void* p) {
+  V v;
+  memcpy(&v, p, sizeof v);
+  return v;
+}
+template <class V> NPU_INLINE void store_bytes(void* p, V v) { memcpy(p, &v, sizeof v); }
+
+template <class T> NPU_INLINE vec<T> ld(const T* p, Full) {
+  if constexpr (sizeof(T) == sizeof(scalar<T>)) {
+    return load_bytes<vec<T>>(p);
+  } else {
+#if NPU_AVX512
+    if constexpr (is_same<T, f16>::value) return (vf)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p));
+    else if constexpr (is_same<T, bf16>::value)
+      return (vf)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16);
+    else if constexpr (is_same<T, int16_t>::value)
+      return (vi32)_mm512_cvtepi16_epi32(_mm256_loadu_si256((const __m256i*)p));
+    else if constexpr (is_same<T, int8_t>::value)
+      return (vi32)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p));
+    else return (vi32)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p));
+#elif NPU_AVX2
+    if constexpr (is_same<T, f16>::value) return (vf)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p));
+    else if constexpr (is_same<T, bf16>::value)
+      return (vf)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), 16);
+    else if constexpr (is_same<T, int16_t>::value)
+      return (vi32)_mm256_cvtepi16_epi32(_mm_loadu_si128((const __m128i*)p));
+    else if constexpr (is_same<T, int8_t>::value)
+      return (vi32)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p));
+    else return (vi32)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p));
+#else
+#if NPU_NEON
+    if constexpr (is_same<T, f16>::value)
+      return (vf)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16((const uint16_t*)p)));
+#endif
+    vec<T> v{};
+    for (int i = 0; i < VL; i++) v[i] = ld1(p + i);
+    return v;
+#endif
+  }
+}
+
+#if NPU_AVX512
+NPU_INLINE __mmask16 lane_mask(int n) { return (__mmask16)((1u << n) - 1); }
+#endif
+
+template <class T> NPU_INLINE vec<T> ld(const T* p, int n) {
+#if NPU_AVX512
+  __mmask16 m = lane_mask(n);
+  if constexpr (is_same<T, float>::value) return (vf)_mm512_maskz_loadu_ps(m, p);
+  else if constexpr (is_same<T, int32_t>::value) return (vi32)_mm512_maskz_loadu_epi32(m, p);
+  else if constexpr (is_same<T, f16>::value) return (vf)_mm512_cvtph_ps(_mm256_maskz_loadu_epi16(m, p));
+  else if constexpr (is_same<T, bf16>::value)
+    return (vf)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(m, p)), 16);
+  else if constexpr (is_same<T, int16_t>::value)
+    return (vi32)_mm512_cvtepi16_epi32(_mm256_maskz_loadu_epi16(m, p));
+  else if constexpr (is_same<T, int8_t>::value)
+    return (vi32)_mm512_cvtepi8_epi32(_mm_maskz_loadu_epi8(m, p));
+  else if constexpr (sizeof(T) == 1) return (vi32)_mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(m, p));
+#endif
+  T lanes[VL] = {};
+  for (int i = 0; i < n; i++) lanes[i] = p[i];
+  return ld(lanes, Full{});
+}
+
+// ---------------------------------------------------------------------------------------------- stores
+// Packs vf lanes to bf16 in the low halves of 32-bit lanes: round to nearest even, NaN stays NaN, subnormals kept
+// (the AVX512_BF16 conversion would flush them).
+NPU_INLINE vi32 bf16_lanes(vf v) {
+  typedef uint32_t vu32 __attribute__((vector_size(VL * 4)));
+  vu32 u = (vu32)v;
+  vu32 rounded = (u + 0x7fff + (u >> 16 & 1)) >> 16;
+  return select(v != v, (vi32)(u >> 16 | 0x40), (vi32)rounded);
+}
+
+template <class T> NPU_INLINE void st(T* p, vec<T> v, Full) {
+  if constexpr (is_same<T, bool8>::value) v = as_bool(v != 0);
+  if constexpr (sizeof(T) == sizeof(scalar<T>)) {
+    store_bytes(p, v);
+  } else {
+#if NPU_AVX512
+    if constexpr (is_same<T, f16>::value)
+      _mm256_storeu_si256((__m256i*)p, _mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+    else if constexpr (is_same<T, bf16>::value)
+      _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16((__m512i)bf16_lanes(v)));
+    else if constexpr (sizeof(T) == 2) _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16((__m512i)v));
+    else _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8((__m512i)v));
+    return;
+#elif NPU_AVX2
+    if constexpr (is_same<T, f16>::value) {
+      _mm_storeu_si128((__m128i*)p, _mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT));
+      return;
+    } else if constexpr (is_same<T, bf16>::value) {
+      __m256i u = (__m256i)bf16_lanes(v);
+      __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(u, u), 0x08);
+      _mm_storeu_si128((__m128i*)p, _mm256_castsi256_si128(packed));
+      return;
+    }
+#elif NPU_NEON
+    if constexpr (is_same<T, f16>::value) {
+      vst1_u16((uint16_t*)p, vreinterpret_u16_f16(vcvt_f16_f32((float32x4_t)v)));
+      return;
+    }
+#endif
+    if constexpr (is_same<T, bf16>::value) {
+      vi32 u = bf16_lanes(v);
+      for (int i = 0; i < VL; i++) p[i].bits = (uint16_t)u[i];
+    } else {
+      for (int i = 0; i < VL; i++) st1(p + i, v[i]);
+    }
+  }
+}
+
+template <class T> NPU_INLINE void st(T* p, vec<T> v, int n) {
+#if NPU_AVX512
+  __mmask16 m = lane_mask(n);
+  if constexpr (is_same<T, bool8>::value) v = as_bool(v != 0);
+  if constexpr (is_same<T, float>::value || is_same<T, int32_t>::value) {
+    _mm512_mask_storeu_epi32(p, m, (__m512i)v);
+    return;
+  } else if constexpr (is_same<T, f16>::value) {
+    _mm256_mask_storeu_epi16(p, m, _mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+    return;
+  } else if constexpr (is_same<T, bf16>::value) {
+    _mm256_mask_storeu_epi16(p, m, _mm512_cvtepi32_epi16((__m512i)bf16_lanes(v)));
+    return;
+  } else if constexpr (sizeof(T) == 2) {
+    _mm256_mask_storeu_epi16(p, m, _mm512_cvtepi32_epi16((__m512i)v));
+    return;
+  } else if constexpr (sizeof(T) == 1) {
+    _mm_mask_storeu_epi8(p, m, _mm512_cvtepi32_epi8((__m512i)v));
+    return;
+  }
+#endif
+  T lanes[VL];
+  st(lanes, v, Full{});
+  for (int i = 0; i < n; i++) p[i] = lanes[i];
+}
+
+// Lanes `stride` elements apart.
+template <class T, class L> NPU_INLINE vec<T> ld_strided(const T* p, long stride, L lanes) {
+  if (stride == 1) return ld(p, lanes);
+  vec<T> v{};
+  for (int i = 0; i < (int)lanes; i++) v[i] = ld1(p + i * stride);
+  return v;
+}
+template <class T, class L> NPU_INLINE void st_strided(T* p, long stride, vec<T> v, L lanes) {
+  if (stride == 1) return st(p, v, lanes);
+  for (int i = 0; i < (int)lanes; i++) st1(p + i * stride, v[i]);
+}
+
+// Same value in every lane, from memory.
+template <class T> NPU_INLINE vec<T> ld_splat(const T* p) { return splat<vec<T>>(ld1(p)); }
+
+// 0, 1, 2, ... VL-1
+template <class V> NPU_INLINE V iota() {
+  V v{};
+  for (int i = 0; i < VL; i++) v[i] = i;
+  return v;
+}
+
+// ---------------------------------------------------------------------------------------------- reductions
+// A fixed halving tree (lane i with lane i + N/2), so results do not depend on compiler or run.
+template <class S, int N, class Op> NPU_INLINE S reduce_tree(typename vec_of<S, N>::type v, Op op) {
+  if constexpr (N == 2) {
+    return op((S)v[0], (S)v[1]);
+  } else {
+    typename vec_of<S, N / 2>::type lo, hi;
+    memcpy(&lo, &v, sizeof lo);
+    memcpy(&hi, (const char*)&v + sizeof lo, sizeof hi);
+    return reduce_tree<S, N / 2>(op(lo, hi), op);
+  }
+}
+struct AddOp { template <class V> __attribute__((always_inline)) V operator()(V a, V b) const { return a + b; } };
+struct MulOp { template <class V> __attribute__((always_inline)) V operator()(V a, V b) const { return a * b; } };
+struct OrOp { template <class V> __attribute__((always_inline)) V operator()(V a, V b) const { return a | b; } };
+struct MaxOp {
+  template <class V> __attribute__((always_inline)) V operator()(V a, V b) const {
+    return ((a != a) | (a > b)) ? a : b;
+  }
+};
+struct MinOp {
+  template <class V> __attribute__((always_inline)) V operator()(V a, V b) const {
+    return ((a != a) | (a < b)) ? a : b;
+  }
+};
+
+template <class V> NPU_INLINE lane_t<V> hsum(V v) { return reduce_tree<lane_t<V>, VL>(v, AddOp{}); }
+template <class V> NPU_INLINE lane_t<V> hprod(V v) { return reduce_tree<lane_t<V>, VL>(v, MulOp{}); }
+template <class V> NPU_INLINE lane_t<V> hmax(V v) { return reduce_tree<lane_t<V>, VL>(v, MaxOp{}); }
+template <class V> NPU_INLINE lane_t<V> hmin(V v) { return reduce_tree<lane_t<V>, VL>(v, MinOp{}); }
+template <class V> NPU_INLINE bool any(V mask) { return reduce_tree<lane_t<V>, VL>(mask, OrOp{}) != 0; }
+
+}  // namespace npu
