@@ -1,0 +1,444 @@
+"""Scalar expressions: what pointwise ops, reductions and kernel epilogues are made of.
+
+An :class:`Expr` is a node of an interned DAG: two structurally equal expressions are the same object, so common
+subexpressions cost nothing and expressions are hashable. Targets render them; :func:`evaluate` runs them in numpy.
+
+Leaves:
+  ``const``      value                         a literal
+  ``index``      value = dim                   the position along one dim of the iteration domain (int64)
+  ``load``       value = operand, args = idx   one element of an operand, one int64 index expression per operand dim
+  ``stage``      value = stage number          the result of an earlier reduction or temporary of the same kernel
+  ``acc``                                      the accumulator a matmul or convolution hands to its epilogue
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from . import dtypes
+
+
+@dataclass(frozen=True)
+class ScalarOp:
+    """``result``: 'same' (dtype of the arguments), 'bool', or 'arg1' (of the second argument, as in where)."""
+
+    arity: int
+    numpy: Callable[..., Any]
+    result: str = "same"
+    infix: str = ""
+
+
+def _erf(x: Any) -> Any:
+    return np.vectorize(math.erf, otypes=[x.dtype])(x) if np.size(x) else x
+
+
+SCALAR_OPS: dict[str, ScalarOp] = {
+    "add": ScalarOp(2, np.add, infix="+"),
+    "sub": ScalarOp(2, np.subtract, infix="-"),
+    "mul": ScalarOp(2, np.multiply, infix="*"),
+    "div": ScalarOp(2, np.true_divide, infix="/"),  # floating arguments only
+    "idiv": ScalarOp(2, lambda a, b: np.trunc(a / b).astype(a.dtype)),  # integers, towards zero
+    "floordiv": ScalarOp(2, np.floor_divide),
+    "remainder": ScalarOp(2, np.remainder),  # sign of the divisor
+    "fmod": ScalarOp(2, np.fmod),  # sign of the dividend
+    "pow": ScalarOp(2, np.power),
+    "atan2": ScalarOp(2, np.arctan2),
+    "maximum": ScalarOp(2, np.maximum),  # NaN propagates
+    "minimum": ScalarOp(2, np.minimum),
+    "neg": ScalarOp(1, np.negative),
+    "abs": ScalarOp(1, np.abs),
+    "sign": ScalarOp(1, np.sign),
+    "sqrt": ScalarOp(1, np.sqrt),
+    "rsqrt": ScalarOp(1, lambda x: 1 / np.sqrt(x)),
+    "exp": ScalarOp(1, np.exp),
+    "exp2": ScalarOp(1, np.exp2),
+    "expm1": ScalarOp(1, np.expm1),
+    "log": ScalarOp(1, np.log),
+    "log2": ScalarOp(1, np.log2),
+    "log10": ScalarOp(1, np.log10),
+    "log1p": ScalarOp(1, np.log1p),
+    "sin": ScalarOp(1, np.sin),
+    "cos": ScalarOp(1, np.cos),
+    "tan": ScalarOp(1, np.tan),
+    "asin": ScalarOp(1, np.arcsin),
+    "acos": ScalarOp(1, np.arccos),
+    "atan": ScalarOp(1, np.arctan),
+    "sinh": ScalarOp(1, np.sinh),
+    "cosh": ScalarOp(1, np.cosh),
+    "tanh": ScalarOp(1, np.tanh),
+    "asinh": ScalarOp(1, np.arcsinh),
+    "acosh": ScalarOp(1, np.arccosh),
+    "atanh": ScalarOp(1, np.arctanh),
+    "erf": ScalarOp(1, _erf),
+    "sigmoid": ScalarOp(1, lambda x: 1 / (1 + np.exp(-x))),
+    "floor": ScalarOp(1, np.floor),
+    "ceil": ScalarOp(1, np.ceil),
+    "round": ScalarOp(1, np.rint),  # half to even
+    "trunc": ScalarOp(1, np.trunc),
+    "lt": ScalarOp(2, np.less, "bool", "<"),
+    "le": ScalarOp(2, np.less_equal, "bool", "<="),
+    "gt": ScalarOp(2, np.greater, "bool", ">"),
+    "ge": ScalarOp(2, np.greater_equal, "bool", ">="),
+    "eq": ScalarOp(2, np.equal, "bool", "=="),
+    "ne": ScalarOp(2, np.not_equal, "bool", "!="),
+    "isnan": ScalarOp(1, np.isnan, "bool"),
+    "isinf": ScalarOp(1, np.isinf, "bool"),
+    "and": ScalarOp(2, np.bitwise_and, infix="&"),  # bool or integer arguments
+    "or": ScalarOp(2, np.bitwise_or, infix="|"),
+    "xor": ScalarOp(2, np.bitwise_xor, infix="^"),
+    "not": ScalarOp(1, np.invert),
+    "shl": ScalarOp(2, np.left_shift, infix="<<"),
+    "shr": ScalarOp(2, np.right_shift, infix=">>"),
+    "where": ScalarOp(3, np.where, "arg1"),
+    "cast": ScalarOp(1, lambda x: x, "cast"),
+}
+
+EXPENSIVE = frozenset(
+    "exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf sigmoid pow "
+    "atan2 fmod remainder floordiv idiv".split()
+)
+
+_interned: weakref.WeakValueDictionary[tuple, Expr] = weakref.WeakValueDictionary()
+
+
+class Expr:
+    """An immutable scalar expression of a known dtype; supports Python operators (scalars become constants)."""
+
+    __slots__ = ("__weakref__", "args", "dtype", "op", "value")
+    op: str
+    dtype: str
+    args: tuple[Expr, ...]
+    value: Any
+
+    def __new__(cls, op: str, dtype: str, args: Sequence[Expr] = (), value: Any = None) -> Expr:
+        args = tuple(args)
+        if op == "const":  # repr keeps -0.0, nan and 1 vs True vs 1.0 apart
+            key: tuple = (op, dtype, repr(value))
+        else:
+            key = (op, dtype, tuple(id(a) for a in args), value)
+        found = _interned.get(key)
+        if found is None:
+            found = object.__new__(cls)
+            found.op, found.dtype, found.args, found.value = op, dtype, args, value
+            _interned[key] = found
+        return found
+
+    # -- building -------------------------------------------------------------------------------------------------
+    def cast(self, dtype: str) -> Expr:
+        if dtype == self.dtype:
+            return self
+        if self.op == "const":
+            return const(self.value, dtype)
+        return Expr("cast", dtype, (self,))
+
+    def __add__(self, o: Any) -> Expr:
+        return call("add", self, o)
+
+    def __radd__(self, o: Any) -> Expr:
+        return call("add", o, self)
+
+    def __sub__(self, o: Any) -> Expr:
+        return call("sub", self, o)
+
+    def __rsub__(self, o: Any) -> Expr:
+        return call("sub", o, self)
+
+    def __mul__(self, o: Any) -> Expr:
+        return call("mul", self, o)
+
+    def __rmul__(self, o: Any) -> Expr:
+        return call("mul", o, self)
+
+    def __truediv__(self, o: Any) -> Expr:
+        return call("div", self, o)
+
+    def __rtruediv__(self, o: Any) -> Expr:
+        return call("div", o, self)
+
+    def __floordiv__(self, o: Any) -> Expr:
+        return call("floordiv", self, o)
+
+    def __mod__(self, o: Any) -> Expr:
+        return call("remainder", self, o)
+
+    def __neg__(self) -> Expr:
+        return call("neg", self)
+
+    def __lt__(self, o: Any) -> Expr:
+        return call("lt", self, o)
+
+    def __le__(self, o: Any) -> Expr:
+        return call("le", self, o)
+
+    def __gt__(self, o: Any) -> Expr:
+        return call("gt", self, o)
+
+    def __ge__(self, o: Any) -> Expr:
+        return call("ge", self, o)
+
+    def __and__(self, o: Any) -> Expr:
+        return call("and", self, o)
+
+    def __or__(self, o: Any) -> Expr:
+        return call("or", self, o)
+
+    def __xor__(self, o: Any) -> Expr:
+        return call("xor", self, o)
+
+    def __invert__(self) -> Expr:
+        return call("not", self)
+
+    def __lshift__(self, o: Any) -> Expr:
+        return call("shl", self, o)
+
+    def __rshift__(self, o: Any) -> Expr:
+        return call("shr", self, o)
+
+    def __repr__(self) -> str:
+        return render(self)
+
+
+def const(value: Any, dtype: str) -> Expr:
+    kind = dtypes.DTYPES[dtype].kind
+    if kind == "float":
+        value = float(value)
+    elif kind == "bool":
+        value = bool(value)
+    else:
+        value = int(value)
+    return Expr("const", dtype, (), value)
+
+
+def index(dim: int) -> Expr:
+    return Expr("index", "int64", (), dim)
+
+
+def load(operand: int, dtype: str, idx: Sequence[Expr]) -> Expr:
+    return Expr("load", dtype, idx, operand)
+
+
+def stage(number: int, dtype: str) -> Expr:
+    return Expr("stage", dtype, (), number)
+
+
+def acc(dtype: str = "float32") -> Expr:
+    return Expr("acc", dtype)
+
+
+def call(op: str, *args: Any) -> Expr:
+    """Apply a scalar op. Python scalars take the dtype of the Expr beside them; all Expr arguments must agree."""
+    spec = SCALAR_OPS[op]
+    assert len(args) == spec.arity, f"{op} takes {spec.arity} arguments"
+    operands = args[1:] if op == "where" else args
+    dtype = next((a.dtype for a in operands if isinstance(a, Expr)), None)
+    if dtype is None:
+        dtype = "float32" if any(isinstance(a, float) for a in operands) else "int64"
+    fixed = [a if isinstance(a, Expr) else const(a, dtype) for a in args]
+    for a in fixed[1 if op == "where" else 0 :]:
+        assert a.dtype == dtype, f"{op}: mixed dtypes {[x.dtype for x in fixed]}"
+    result = {"same": dtype, "bool": "bool", "arg1": dtype}[spec.result]
+    return _simplify(Expr(op, result, fixed))
+
+
+def where(cond: Expr, a: Any, b: Any) -> Expr:
+    return call("where", cond, a, b)
+
+
+def maximum(a: Any, b: Any) -> Expr:
+    return call("maximum", a, b)
+
+
+def minimum(a: Any, b: Any) -> Expr:
+    return call("minimum", a, b)
+
+
+def fn(name: str) -> Callable[..., Expr]:
+    """The scalar op as a Python function: ``exp = fn('exp')``."""
+    return lambda *args: call(name, *args)
+
+
+def _simplify(e: Expr) -> Expr:
+    """Exact identities only: integer arithmetic on constants and neutral elements that keep every bit."""
+    a = e.args
+    if all(x.op == "const" for x in a) and e.dtype in ("int64", "bool") and a[0].dtype in ("int64", "bool"):
+        if e.op not in ("floordiv", "remainder", "idiv", "fmod", "pow", "shl", "shr") or a[1].value > 0:
+            with np.errstate(all="ignore"):
+                return const(SCALAR_OPS[e.op].numpy(*(np.array(x.value) for x in a)).item(), e.dtype)
+    if e.dtype == "int64" and len(a) == 2:
+        x, y = a
+        if x.op == "const" and e.op in ("add", "mul"):
+            x, y = y, x
+        if y.op == "const":
+            if (e.op in ("add", "sub") and y.value == 0) or (e.op in ("mul", "floordiv") and y.value == 1):
+                return x
+            if (e.op == "mul" and y.value == 0) or (e.op == "remainder" and y.value == 1):
+                return const(0, "int64")
+    if e.op == "mul" and dtypes.is_float(e.dtype):
+        for x, y in (a, a[::-1]):
+            if y.op == "const" and y.value == 1.0:
+                return x
+    if e.op == "where" and a[0].op == "const":
+        return a[1] if a[0].value else a[2]
+    return e
+
+
+# -- traversal ----------------------------------------------------------------------------------------------------
+def walk(e: Expr) -> list[Expr]:
+    """Every distinct subexpression, arguments before users."""
+    seen: dict[Expr, None] = {}
+    stack: list[tuple[Expr, bool]] = [(e, False)]
+    while stack:
+        x, done = stack.pop()
+        if x in seen:
+            continue
+        if done:
+            seen[x] = None
+        else:
+            stack.append((x, True))
+            stack.extend((y, False) for y in reversed(x.args) if y not in seen)
+    return list(seen)
+
+
+def rewrite(e: Expr, f: Callable[[Expr], Expr | None]) -> Expr:
+    """Rebuild bottom-up; ``f`` sees each node with already rewritten arguments and may return a replacement."""
+    new: dict[Expr, Expr] = {}
+    for x in walk(e):
+        y = x
+        if any(new[a] is not a for a in x.args):
+            args = [new[a] for a in x.args]
+            y = Expr(x.op, x.dtype, args, x.value)
+            y = y if x.op in ("load", "cast") else _simplify(y)
+        new[x] = f(y) or y
+    return new[e]
+
+
+def substitute(e: Expr, dims: dict[int, Expr] | None = None, loads: Callable[[Expr], Expr | None] | None = None) -> Expr:
+    """Replace iteration indices by expressions, and/or whole loads (indices already substituted)."""
+
+    def f(x: Expr) -> Expr | None:
+        if x.op == "index" and dims is not None:
+            return dims.get(x.value)
+        if x.op == "load" and loads is not None:
+            return loads(x)
+        return None
+
+    return rewrite(e, f)
+
+
+def operands(e: Expr) -> list[int]:
+    """Operand numbers that the expression loads, ascending."""
+    return sorted({x.value for x in walk(e) if x.op == "load"})
+
+
+def cost(e: Expr) -> int:
+    """Rough scalar cost: 1 an operation, 16 a transcendental or integer division; loads and constants are free."""
+    total = 0
+    for x in walk(e):
+        if x.op in EXPENSIVE:
+            total += 16
+        elif x.op not in ("const", "index", "load", "stage", "acc") and x.dtype != "int64":
+            total += 1
+    return total
+
+
+def identity_index(shape: Sequence[int]) -> tuple[Expr, ...]:
+    """Indices that visit an operand of the same rank as the domain; size-1 dims are read at 0 (broadcast)."""
+    return tuple(index(d) if n != 1 else const(0, "int64") for d, n in enumerate(shape))
+
+
+def broadcast_index(shape: Sequence[int], rank: int) -> tuple[Expr, ...]:
+    """Indices that read an operand of ``shape`` broadcast to a domain of ``rank`` dims (numpy alignment)."""
+    off = rank - len(shape)
+    return tuple(index(d + off) if n != 1 else const(0, "int64") for d, n in enumerate(shape))
+
+
+def drop_roundings(e: Expr) -> Expr:
+    """Remove narrowing casts that are widened again: values that never leave a kernel stay in float32."""
+
+    def f(x: Expr) -> Expr | None:
+        if x.op == "cast" and x.args[0].op == "cast" and x.dtype in ("float32", "float64"):
+            inner = x.args[0].args[0]
+            if dtypes.is_float(x.args[0].dtype) and inner.dtype == x.dtype:
+                return inner
+        return None
+
+    return rewrite(e, f)
+
+
+# -- numpy evaluation -----------------------------------------------------------------------------------------------
+def evaluate(e: Expr, domain: Sequence[int], arrays: Sequence[np.ndarray], extra: dict[Expr, np.ndarray] | None = None) -> np.ndarray:
+    """Value of ``e`` over the whole iteration domain, in the dtypes the expression states."""
+    grid = {d: np.arange(n, dtype=np.int64).reshape([n if i == d else 1 for i in range(len(domain))]) for d, n in enumerate(domain)}
+    val: dict[Expr, Any] = dict(extra or {})
+    with np.errstate(all="ignore"):
+        for x in walk(e):
+            if x in val:
+                continue
+            dt = dtypes.numpy_dtype(x.dtype)
+            if x.op == "const":
+                val[x] = np.array(x.value).astype(dt)
+            elif x.op == "index":
+                val[x] = grid[x.value]
+            elif x.op == "load":
+                arr = arrays[x.value]
+                val[x] = arr[tuple(val[a] for a in x.args)] if x.args else arr[()]
+            elif x.op == "cast":
+                val[x] = np.asarray(val[x.args[0]]).astype(dt)
+            else:
+                val[x] = np.asarray(SCALAR_OPS[x.op].numpy(*(val[a] for a in x.args))).astype(dt)
+    return np.broadcast_to(val[e], tuple(domain)).astype(dtypes.numpy_dtype(e.dtype))
+
+
+# -- text and serialisation -----------------------------------------------------------------------------------------
+def render(e: Expr) -> str:
+    """Readable one-line form, for dumps and ``describe()``."""
+    if e.op == "const":
+        return repr(e.value)
+    if e.op == "index":
+        return f"i{e.value}"
+    if e.op == "load":
+        return f"in{e.value}[{', '.join(map(render, e.args))}]"
+    if e.op in ("stage", "acc"):
+        return e.op if e.op == "acc" else f"r{e.value}"
+    if e.op == "cast":
+        return f"{e.dtype}({render(e.args[0])})"
+    spec = SCALAR_OPS[e.op]
+    if spec.infix:
+        return f"({render(e.args[0])} {spec.infix} {render(e.args[1])})"
+    return f"{e.op}({', '.join(map(render, e.args))})"
+
+
+def to_list(e: Expr) -> list:
+    """Plain nested lists for msgpack: a table of nodes in evaluation order, arguments by number."""
+    order = walk(e)
+    number = {x: i for i, x in enumerate(order)}
+    return [[x.op, x.dtype, [number[a] for a in x.args], x.value] for x in order]
+
+
+def from_list(rows: list) -> Expr:
+    """Inverse of :func:`to_list`; raises ``ValueError`` on anything malformed."""
+    made: list[Expr] = []
+    if not isinstance(rows, list) or not rows:
+        raise ValueError("an expression is a non-empty list")
+    for i, row in enumerate(rows):
+        if not (isinstance(row, list) and len(row) == 4):
+            raise ValueError(f"row {i}: expected [op, dtype, args, value]")
+        op, dtype, args, value = row
+        if dtype not in dtypes.DTYPES or op not in {*SCALAR_OPS, "const", "index", "load", "stage", "acc"}:
+            raise ValueError(f"row {i}: unknown op {op!r} or dtype {dtype!r}")
+        if not isinstance(args, list) or not all(isinstance(a, int) and 0 <= a < i for a in args):
+            raise ValueError(f"row {i}: arguments must be earlier rows")
+        if op in SCALAR_OPS and len(args) != SCALAR_OPS[op].arity:
+            raise ValueError(f"row {i}: {op} takes {SCALAR_OPS[op].arity} arguments")
+        if op in ("index", "load", "stage") and not (isinstance(value, int) and value >= 0):
+            raise ValueError(f"row {i}: {op} needs a number")
+        if op == "const" and not isinstance(value, int | float | bool):
+            raise ValueError(f"row {i}: const needs a number")
+        made.append(Expr(op, dtype, [made[a] for a in args], value))
+    return made[-1]

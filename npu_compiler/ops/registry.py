@@ -1,0 +1,204 @@
+"""The op registry: everything the project knows about an ATen op is one declaration.
+
+``@lowers`` declares how an op becomes primitives; ``@pointwise`` declares a scalar function. The parameter names are the
+ATen schema's, their annotations say which are tensors. Support checks, the op table, documentation and the conformance
+tests are all derived from these declarations; whatever a lowering cannot honour exactly it refuses with ``Unsupported``.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from .. import dtypes
+from ..errors import Reason, Unsupported
+from ..expr import Expr
+from ..graph import Graph, Value
+from .samples import Sample
+
+Scalar = int | float | bool
+
+# Arguments that never change a value on this machine model.
+IGNORED_ATTRS = frozenset(
+    "device layout pin_memory memory_format non_blocking requires_grad copy _tensor_list_sizes _tensor_list_none_masks "
+    "cudnn_enabled cudnn_enable".split()
+)
+
+
+@dataclass(frozen=True)
+class Param:
+    """One schema argument. ``kind``: 'tensor', 'optional' (tensor or None), 'list' (of tensors), 'operand' (tensor or
+    scalar) or 'attr'."""
+
+    name: str
+    kind: str
+    default: Any
+
+    @property
+    def required(self) -> bool:
+        return self.default is inspect.Parameter.empty
+
+
+@dataclass(frozen=True)
+class OpDef:
+    """An ATen op: overload names, its lowering, parameters in schema order, conformance samples and their dtypes."""
+
+    op_types: tuple[str, ...]
+    lower: Callable[..., Any]
+    params: tuple[Param, ...]
+    samples: tuple[Sample, ...]
+    dtypes: tuple[str, ...]
+    doc: str
+    tags: frozenset[str] = field(default_factory=frozenset)
+
+
+REGISTRY: dict[str, OpDef] = {}
+
+FLOATS = ("float32", "float16", "bfloat16")
+ALL = (*FLOATS, "int64")
+INTS = ("int64", "int32", "bool")
+
+_KINDS = {
+    "Value": "tensor",
+    "Value | None": "optional",
+    "list[Value]": "list",
+    "list[Value | None]": "list",
+    "Value | Scalar": "operand",
+}
+
+
+def _declare(op_types: Sequence[str], f: Callable[..., Any], lower: Callable[..., Any], samples: Sequence[Sample], dts: Sequence[str]) -> None:
+    params = []
+    for p in inspect.signature(f).parameters.values():
+        params.append(Param(p.name, _KINDS.get(str(p.annotation), "attr"), p.default))
+    doc = (inspect.getdoc(f) or "").split("\n")[0]
+    op = OpDef(tuple(op_types), lower, tuple(params), tuple(samples), tuple(dts), doc)
+    for name in op_types:
+        if name in REGISTRY:
+            raise ValueError(f"{name} is declared twice")
+        REGISTRY[name] = op
+
+
+def lowers(*op_types: str, samples: Sequence[Sample], dtypes: Sequence[str] = FLOATS) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Declare a lowering ``f(tensors and attrs by schema name) -> Value or tuple of Values``.
+
+    The result's shape must be the IR's; its dtype is cast to the IR's. Half-precision Values turn float32 in arithmetic.
+    """
+
+    def deco(f: Callable[..., Any]) -> Callable[..., Any]:
+        _declare(op_types, f, f, samples, dtypes)
+        return f
+
+    return deco
+
+
+def pointwise(
+    *op_types: str, samples: Sequence[Sample], dtypes: Sequence[str] = FLOATS, floating: bool = False
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Declare a scalar function of Exprs. Parameters annotated ``Value`` or ``Value | Scalar`` arrive as Exprs of one
+    promoted (opmath) dtype; ``floating`` promotes integers and bools to float32 first, as ATen's float-only ops do."""
+
+    def deco(f: Callable[..., Any]) -> Callable[..., Any]:
+        names = [p.name for p in inspect.signature(f).parameters.values() if str(p.annotation) in ("Value", "Value | Scalar")]
+
+        def lower(**args: Any) -> Value:
+            tensors = [args[n] for n in names]
+            graph = next(t.graph for t in tensors if isinstance(t, Value))
+            if floating:
+                tensors = [t.cast("float32") if isinstance(t, Value) and not _is_float(t.dtype) else t for t in tensors]
+            rest = {n: v for n, v in args.items() if n not in names}
+            return graph.pointwise(lambda *exprs: f(**dict(zip(names, exprs, strict=True)), **rest), *tensors)
+
+        _declare(op_types, f, lower, samples, dtypes)
+        return f
+
+    return deco
+
+
+def _is_float(dtype: str) -> bool:
+    return dtypes.is_float(dtype)
+
+
+def functional_name(op_type: str) -> str:
+    """``aten.relu_.default`` -> ``aten.relu.default``: in-place ops are lowered as their out-of-place twins."""
+    parts = op_type.split(".")
+    if len(parts) == 3 and parts[1].endswith("_") and not parts[1].endswith("__"):
+        return ".".join((parts[0], parts[1][:-1], parts[2]))
+    return op_type
+
+
+def find(op_type: str) -> OpDef | None:
+    return REGISTRY.get(op_type) or REGISTRY.get(functional_name(op_type))
+
+
+def bind(op: OpDef, op_type: str, inputs: Sequence[Value], attrs: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of a lowering from an IR node: attrs by name, tensors in schema order. Raises ``Unsupported``."""
+    known = {p.name for p in op.params}
+    for name in attrs:
+        if name not in known and name not in IGNORED_ATTRS:
+            raise Unsupported(Reason("attribute", f"{op_type}: argument {name}={attrs[name]!r} is not implemented"))
+    queue = list(inputs)
+    sizes = list(attrs.get("_tensor_list_sizes") or [])
+    masks = list(attrs.get("_tensor_list_none_masks") or [])
+    args: dict[str, Any] = {}
+    for i, p in enumerate(op.params):
+        if p.name in attrs:
+            args[p.name] = attrs[p.name]
+        elif p.kind == "list":
+            size = sizes.pop(0) if sizes else len(queue)
+            mask = masks.pop(0) if masks else [False] * size
+            if not any(mask) and len(mask) != size:
+                mask = [False] * size
+            args[p.name] = [None if none else queue.pop(0) for none in mask]
+        elif p.kind in ("tensor", "operand") and queue:
+            args[p.name] = queue.pop(0)
+        elif p.kind == "optional" and len(queue) > sum(q.kind == "tensor" and q.name not in attrs for q in op.params[i + 1 :]):
+            args[p.name] = queue.pop(0)
+        elif p.required:
+            raise Unsupported(Reason("arguments", f"{op_type}: required argument {p.name} is missing"))
+        else:
+            args[p.name] = p.default
+    if queue:
+        raise Unsupported(Reason("arguments", f"{op_type}: {len(queue)} tensor input(s) more than the op takes"))
+    return args
+
+
+def lower_call(graph: Graph, op_type: str, inputs: Sequence[Value], attrs: dict[str, Any]) -> list[Value | None]:
+    """Lower one ATen call; the results have the op's own dtypes. Raises ``Unsupported`` with the reason."""
+    op = find(op_type)
+    if op is None:
+        raise Unsupported(Reason("no_kernel", f"no lowering for {op_type}", "it runs on the CPU with fallback=True"))
+    args = bind(op, op_type, inputs, attrs)
+    if any(p.name == "graph" for p in op.params):
+        args["graph"] = graph
+    for v in inputs:
+        if dtypes.DTYPES[v.dtype].kind == "complex":
+            raise Unsupported(Reason("dtype", f"{op_type}: {v.dtype} has no NPU representation", "use real tensors"))
+    try:
+        out = op.lower(**args)
+    except (AssertionError, ValueError, TypeError, IndexError, KeyError, AttributeError) as error:
+        raise Unsupported(Reason("arguments", f"{op_type}: {error}")) from error
+    return list(out) if isinstance(out, tuple | list) else [out]
+
+
+def is_op_supported(op_type: str, attrs: dict[str, Any] | None = None) -> bool:
+    """Whether an ATen overload (with these attrs, if given) has an NPU lowering."""
+    if op_type in STRUCTURAL:
+        return True
+    op = find(op_type)
+    known = IGNORED_ATTRS | {p.name for p in op.params} if op else frozenset()
+    return op is not None and all(name in known for name in attrs or {})
+
+
+def get_supported_ops() -> list[str]:
+    """Every ATen overload with an NPU lowering, sorted."""
+    return sorted(REGISTRY)
+
+
+STRUCTURAL = frozenset(("<built-in function getitem>",))
+
+
+def scalar_fn(e: Expr) -> Expr:  # pragma: no cover - typing helper for readers of @pointwise functions
+    return e
