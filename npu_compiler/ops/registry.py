@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from .. import dtypes
 from ..errors import Reason, Unsupported
-from ..expr import Expr
 from ..graph import Graph, Value
 from .samples import Sample
 
@@ -51,7 +50,7 @@ class OpDef:
     samples: tuple[Sample, ...]
     dtypes: tuple[str, ...]
     doc: str
-    tags: frozenset[str] = field(default_factory=frozenset)
+    wants_graph: bool = False
 
 
 REGISTRY: dict[str, OpDef] = {}
@@ -70,11 +69,10 @@ _KINDS = {
 
 
 def _declare(op_types: Sequence[str], f: Callable[..., Any], lower: Callable[..., Any], samples: Sequence[Sample], dts: Sequence[str]) -> None:
-    params = []
-    for p in inspect.signature(f).parameters.values():
-        params.append(Param(p.name, _KINDS.get(str(p.annotation), "attr"), p.default))
+    signature = inspect.signature(f).parameters.values()
+    params = tuple(Param(p.name, _KINDS.get(str(p.annotation), "attr"), p.default) for p in signature if p.name != "graph")
     doc = (inspect.getdoc(f) or "").split("\n")[0]
-    op = OpDef(tuple(op_types), lower, tuple(params), tuple(samples), tuple(dts), doc)
+    op = OpDef(tuple(op_types), lower, params, tuple(samples), tuple(dts), doc, len(params) != len(signature))
     for name in op_types:
         if name in REGISTRY:
             raise ValueError(f"{name} is declared twice")
@@ -85,6 +83,7 @@ def lowers(*op_types: str, samples: Sequence[Sample], dtypes: Sequence[str] = FL
     """Declare a lowering ``f(tensors and attrs by schema name) -> Value or tuple of Values``.
 
     The result's shape must be the IR's; its dtype is cast to the IR's. Half-precision Values turn float32 in arithmetic.
+    A parameter named ``graph`` receives the graph under construction (for ops without tensor inputs).
     """
 
     def deco(f: Callable[..., Any]) -> Callable[..., Any]:
@@ -171,7 +170,7 @@ def lower_call(graph: Graph, op_type: str, inputs: Sequence[Value], attrs: dict[
     if op is None:
         raise Unsupported(Reason("no_kernel", f"no lowering for {op_type}", "it runs on the CPU with fallback=True"))
     args = bind(op, op_type, inputs, attrs)
-    if any(p.name == "graph" for p in op.params):
+    if op.wants_graph:
         args["graph"] = graph
     for v in inputs:
         if dtypes.DTYPES[v.dtype].kind == "complex":
@@ -198,7 +197,3 @@ def get_supported_ops() -> list[str]:
 
 
 STRUCTURAL = frozenset(("<built-in function getitem>",))
-
-
-def scalar_fn(e: Expr) -> Expr:  # pragma: no cover - typing helper for readers of @pointwise functions
-    return e
