@@ -1,0 +1,145 @@
+"""What the scheduler hands to a target: kernels over strided operands, with every size a literal.
+
+A ``loops`` kernel is generated from its :class:`LoopBody`; the others (``gemm``, ``conv2d``, ``depthwise``, ``attention``,
+``scan``, ``sort``) name a hand-written micro-kernel of the target and may carry an ``epilogue`` expression.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from . import dtypes, expr
+from .expr import Expr
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """A block of memory. ``kind``: 'input', 'output', 'weight', 'const', 'state' (pointers the runtime supplies, by
+    ``id``) or 'arena' (at byte ``offset`` of the one arena). ``name`` is the I/O name, state key or a readable label."""
+
+    id: int
+    kind: str
+    dtype: str
+    shape: tuple[int, ...]
+    name: str
+    offset: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * dtypes.DTYPES[self.dtype].size
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A strided window of a buffer; ``strides`` and ``offset`` count elements. Distinct operands of one kernel may
+    share a buffer only if neither is written, or if they are read and written at the same index of the domain."""
+
+    buffer: Buffer
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int = 0
+
+    @property
+    def dtype(self) -> str:
+        return self.buffer.dtype
+
+    @property
+    def contiguous(self) -> bool:
+        return self.strides == contiguous_strides(self.shape)
+
+
+def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Row-major element strides; dims of size 1 get stride 0, so that equal layouts compare equal."""
+    strides, step = [], 1
+    for n in reversed(shape):
+        strides.append(0 if n == 1 else step)
+        step *= n
+    return tuple(reversed(strides))
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One step of a loop nest, executed in order for each row (one point of the non-reduced dims).
+
+    'reduce': fold ``expr`` over the reduced dims with ``reduce`` (sum prod max min argmax argmin; fixed order)
+    'temp':   the value of ``expr`` at every point, kept for later stages (or recomputed, as the target likes)
+    'store':  write ``expr`` to output ``output`` at ``index`` (one Expr per output dim); once per row if ``per_row``
+
+    Later stages read stage ``n`` through ``expr.stage(n, dtype)``; argmax/argmin give the flat position (int64) over
+    the reduced dims in order.
+    """
+
+    kind: str
+    expr: Expr
+    reduce: str = ""
+    output: int = -1
+    index: tuple[Expr, ...] = ()
+    per_row: bool = False
+
+
+@dataclass(frozen=True)
+class LoopBody:
+    """A loop nest over ``domain``; ``axes`` are the reduced dims. ``serial``: rows must run in order on one thread."""
+
+    domain: tuple[int, ...]
+    axes: tuple[int, ...]
+    stages: tuple[Stage, ...]
+    serial: bool = False
+
+
+@dataclass
+class Kernel:
+    """One launch. ``inputs`` are numbered as the loads of ``body``/``epilogue`` number them; the fixed operands of a
+    micro-kernel come first. ``epilogue`` maps ``acc`` (float32) to the stored value; its loads and indices range over
+    the dims of ``outputs[0]``. ``sources`` are IR node names."""
+
+    name: str
+    kind: str
+    inputs: list[Operand]
+    outputs: list[Operand]
+    attrs: dict[str, Any] = field(default_factory=dict)
+    body: LoopBody | None = None
+    epilogue: Expr | None = None
+    sources: tuple[str, ...] = ()
+    flops: int = 0
+
+    @property
+    def bytes_read(self) -> int:
+        return sum(_touched(o) for o in self.inputs)
+
+    @property
+    def bytes_written(self) -> int:
+        return sum(_touched(o) for o in self.outputs)
+
+    def text(self) -> str:
+        """What the kernel computes, readable: its stages or its epilogue."""
+        if self.body is None:
+            return expr.render(self.epilogue) if self.epilogue is not None else ""
+        parts = []
+        for n, s in enumerate(self.body.stages):
+            if s.kind == "store":
+                parts.append(f"out{s.output} = {expr.render(s.expr)}")
+            else:
+                parts.append(f"r{n} = {s.reduce + ' ' if s.reduce else ''}{expr.render(s.expr)}")
+        return "; ".join(parts)
+
+
+def _touched(o: Operand) -> int:
+    """Bytes of the distinct elements a window covers."""
+    elements = math.prod(n for n, s in zip(o.shape, o.strides, strict=True) if s != 0)
+    return min(elements * dtypes.DTYPES[o.dtype].size, o.buffer.nbytes)
+
+
+@dataclass
+class Schedule:
+    """An entry point ready for a target: kernels in launch order and every buffer they touch."""
+
+    name: str
+    kernels: list[Kernel]
+    buffers: list[Buffer]
+    inputs: list[tuple[str, Buffer]]
+    outputs: list[tuple[str, Buffer]]
+    arena_bytes: int = 0
