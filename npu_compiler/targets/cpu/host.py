@@ -1,0 +1,150 @@
+"""Which instruction sets a CPU has and which ones a compiled object needs, in one vocabulary.
+
+Feature names are those of /proc/cpuinfo, made uniform: no underscore in ``avx...`` names (``avx512bf16``), and the
+compilers' name where Linux has an older one (``sse3``, ``lzcnt``, ``neon``, ``lse``).
+"""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+_ALIASES = {
+    "pni": "sse3",
+    "abm": "lzcnt",
+    "asimd": "neon",
+    "asimdhp": "fp16",
+    "asimddp": "dotprod",
+    "asimdrdm": "rdm",
+    "atomics": "lse",
+    # sysctl on a Mac
+    "sse4.1": "sse4_1",
+    "sse4.2": "sse4_2",
+    "avx1.0": "avx",
+}
+
+# A compiler's predefined macro -> the feature that code compiled with it may use. Only what a compiler emits by itself
+# stands here: extensions reached by intrinsics alone (cryptography, transactions, ...) leave an object portable.
+MACRO_FEATURES = {
+    "__SSE3__": "sse3",
+    "__SSSE3__": "ssse3",
+    "__SSE4_1__": "sse4_1",
+    "__SSE4_2__": "sse4_2",
+    "__POPCNT__": "popcnt",
+    "__LZCNT__": "lzcnt",
+    "__BMI__": "bmi1",
+    "__BMI2__": "bmi2",
+    "__MOVBE__": "movbe",
+    "__AVX__": "avx",
+    "__AVX2__": "avx2",
+    "__FMA__": "fma",
+    "__F16C__": "f16c",
+    "__GFNI__": "gfni",
+    "__AVXVNNI__": "avxvnni",
+    "__AVX512F__": "avx512f",
+    "__AVX512CD__": "avx512cd",
+    "__AVX512BW__": "avx512bw",
+    "__AVX512DQ__": "avx512dq",
+    "__AVX512VL__": "avx512vl",
+    "__AVX512IFMA__": "avx512ifma",
+    "__AVX512VBMI__": "avx512vbmi",
+    "__AVX512VBMI2__": "avx512vbmi2",
+    "__AVX512VNNI__": "avx512vnni",
+    "__AVX512BITALG__": "avx512bitalg",
+    "__AVX512VPOPCNTDQ__": "avx512vpopcntdq",
+    "__AVX512BF16__": "avx512bf16",
+    "__AVX512FP16__": "avx512fp16",
+    "__ARM_NEON": "neon",
+    "__ARM_FEATURE_FP16_VECTOR_ARITHMETIC": "fp16",
+    "__ARM_FEATURE_BF16_VECTOR_ARITHMETIC": "bf16",
+    "__ARM_FEATURE_DOTPROD": "dotprod",
+    "__ARM_FEATURE_MATMUL_INT8": "i8mm",
+    "__ARM_FEATURE_ATOMICS": "lse",
+    "__ARM_FEATURE_QRDMX": "rdm",
+    "__ARM_FEATURE_COMPLEX": "fcma",
+    "__ARM_FEATURE_SVE": "sve",
+    "__ARM_FEATURE_SVE2": "sve2",
+}
+
+# Best first. The kernels choose the same levels from the macros of the same features.
+ISA_LEVELS: tuple[tuple[str, frozenset[str]], ...] = (
+    ("avx512", frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx2", "fma", "f16c"})),
+    ("avx2", frozenset({"avx2", "fma", "f16c"})),
+    ("neon", frozenset({"neon"})),
+    ("portable", frozenset()),
+)
+
+
+@dataclass(frozen=True)
+class HostCPU:
+    """The CPU this process runs on: ``arch`` is 'x86_64' or 'aarch64' (else as the system names it)."""
+
+    arch: str
+    features: frozenset[str]
+    name: str
+
+    def missing(self, required: Iterable[str]) -> list[str]:
+        """Features in ``required`` that this CPU lacks, sorted: empty if the object runs here."""
+        return sorted(set(required) - self.features)
+
+
+def isa_level(features: Iterable[str]) -> str:
+    """The best kernel family for a set of features: 'avx512', 'avx2', 'neon' or 'portable'."""
+    have = frozenset(features)
+    return next(level for level, needs in ISA_LEVELS if needs <= have)
+
+
+def normalise(name: str) -> str:
+    """A feature name in this module's vocabulary."""
+    name = name.lower()
+    name = _ALIASES.get(name, name)
+    return name.replace("_", "") if name.startswith("avx") else name
+
+
+def parse_cpuinfo(text: str) -> tuple[frozenset[str], str]:
+    """(features, model name) from the text of /proc/cpuinfo: what *all* listed cores have in common."""
+    common: frozenset[str] | None = None
+    name = ""
+    for line in text.splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() in ("flags", "Features"):
+            flags = frozenset(normalise(flag) for flag in value.split())
+            common = flags if common is None else common & flags
+        elif key.strip() == "model name" and not name:
+            name = value.strip()
+    return common or frozenset(), name
+
+
+def _sysctl(*names: str) -> dict[str, str]:
+    run = subprocess.run(["sysctl", *names], capture_output=True, text=True, timeout=10, check=False)
+    pairs = (line.partition(": ") for line in run.stdout.splitlines())
+    return {key: value.strip() for key, _, value in pairs}
+
+
+def _mac_cpu() -> tuple[frozenset[str], str]:
+    values = _sysctl("machdep.cpu", "hw.optional")
+    names = [key.rpartition(".FEAT_")[2] for key, value in values.items() if ".FEAT_" in key and value == "1"]
+    for key in ("features", "leaf7_features", "extfeatures"):
+        names += values.get(f"machdep.cpu.{key}", "").split()
+    if platform.machine() == "arm64":
+        names.append("neon")
+    return frozenset(map(normalise, names)), values.get("machdep.cpu.brand_string", "")
+
+
+@cache
+def host_cpu() -> HostCPU:
+    """The CPU of this machine; features are empty where the system offers no list (the kernels are then portable)."""
+    arch = {"AMD64": "x86_64", "arm64": "aarch64"}.get(platform.machine(), platform.machine())
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        features, name = parse_cpuinfo(cpuinfo.read_text(errors="replace"))
+    elif sys.platform == "darwin":
+        features, name = _mac_cpu()
+    else:
+        features, name = frozenset[str](), ""
+    return HostCPU(arch, features, name)

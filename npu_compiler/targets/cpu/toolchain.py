@@ -1,0 +1,462 @@
+"""Finds a C++ compiler and turns sources into one shared object, through an on-disk cache.
+
+The compiler is the first of: ``NPU_CXX``, ``CXX``, then ``c++``/``g++``/``clang++`` on PATH, then the ``ziglang``
+package. One named explicitly must work; the others are skipped when a probe program fails. Sources are freestanding
+C++17 (no exceptions, RTTI or C++ library), so every one of these compilers can serve.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import importlib.util
+import json
+import os
+import platform
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from ... import env
+from ...cache import Cache, open_cache
+from ...errors import NPUError, ToolchainError
+from .host import MACRO_FEATURES, HostCPU, host_cpu, isa_level
+
+__all__ = [
+    "Compiler",
+    "HostCPU",
+    "build_shared",
+    "compile_flags",
+    "compiler_report",
+    "find_compiler",
+    "host_cpu",
+    "isa_level",
+    "required_features",
+]
+
+TIMEOUT_S = 300.0
+_PROBE_TIMEOUT_S = 120.0  # ziglang's first run builds parts of its runtime
+_INSTALL = "install g++ (12 or newer) or clang++ (16 or newer), or run: pip install ziglang"
+
+# No -ffast-math: it would break infinities in masks, NaN checks and signed zeros.
+_FLAGS = (
+    "-std=c++17",
+    "-O3",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-ffp-contract=fast",
+    "-fvisibility=hidden",
+    "-fno-exceptions",
+    "-fno-rtti",
+    "-fno-threadsafe-statics",
+    "-fPIC",
+)
+
+# Uses each language extension the kernels rely on, so an old compiler fails here and not in the middle of a build.
+_PROBE = r"""
+#include <math.h>
+#include <pthread.h>
+#include <stdint.h>
+#include <string.h>
+typedef float vf __attribute__((vector_size(32)));
+typedef int32_t vi __attribute__((vector_size(32)));
+template <int N> static inline vf times(vf x) {
+  if constexpr (N == 2) return x + x;
+  else return x;
+}
+extern "C" __attribute__((visibility("default"))) int npu_probe(int n) {
+  vf x = vf{} + (float)n;
+  vf y = times<2>(x) > x ? x : -x;
+  y = __builtin_shufflevector(y, y, 7, 6, 5, 4, 3, 2, 1, 0);
+  vi i = __builtin_convertvector(y, vi);
+  return i[0] + (int)(0x1p1f * y[7]);
+}
+"""
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """A usable C++ compiler.
+
+    ``argv`` is the command prefix; ``kind`` is 'gcc', 'clang' or 'zig'; ``origin`` says where it was found ('NPU_CXX',
+    'CXX', 'PATH' or 'ziglang'); ``identity`` changes whenever the compiler does.
+    """
+
+    argv: tuple[str, ...]
+    kind: str
+    version: str
+    origin: str
+    identity: str
+
+    def __str__(self) -> str:
+        return f"{shlex.join(self.argv)} ({self.kind} {self.version})"
+
+
+# ------------------------------------------------------------------------------------------------ running a compiler
+@dataclass(frozen=True)
+class _Run:
+    status: int
+    stdout: str
+    stderr: str
+
+    def first_error(self) -> str:
+        """The one line that says what went wrong."""
+        lines = [line.strip() for line in (self.stderr + self.stdout).splitlines() if line.strip()]
+        marked = [line for line in lines if re.search(r"\berror\b|undefined|cannot find", line, re.IGNORECASE)]
+        marked = [line for line in marked if not line.startswith("collect2")] or marked
+        return (marked or lines or [f"exit status {self.status}"])[0]
+
+
+def _run(argv: Sequence[str], cwd: Path, timeout: float) -> _Run:
+    """Run a compiler in its own process group, so that a timeout or Ctrl-C ends its children too.
+
+    Raises ``ToolchainError`` if it cannot be started or does not end in ``timeout`` seconds.
+    """
+    zig_cache = str(env.cache_dir() / "zig")
+    environ = {"ZIG_GLOBAL_CACHE_DIR": zig_cache, "ZIG_LOCAL_CACHE_DIR": zig_cache, **os.environ, "LC_ALL": "C"}
+    try:
+        process = subprocess.Popen(
+            argv, cwd=cwd, env=environ, text=True, errors="replace", start_new_session=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+    except OSError as error:
+        raise ToolchainError(f"cannot run {argv[0]}: {error.strerror or error}") from None
+    try:
+        stdout, stderr = process.communicate(timeout=timeout)
+    except BaseException as error:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        if isinstance(error, subprocess.TimeoutExpired):
+            raise ToolchainError(f"no end after {timeout:g} s: {shlex.join(argv)}") from None
+        raise
+    return _Run(process.returncode, stdout, stderr)
+
+
+def _is_zig(argv: Sequence[str]) -> bool:
+    return any(Path(word).name in ("zig", "ziglang", "zig.exe") for word in argv[:-1])
+
+
+def _march_flags(kind: str, march: str) -> list[str]:
+    if kind == "zig":
+        # A target with a version makes zig use its own libc headers and stubs, whatever the machine has installed.
+        libc = "musl" if platform.libc_ver()[0] == "musl" else "gnu.2.17"
+        target = ["-target", f"{host_cpu().arch}-linux-{libc}"] if sys.platform.startswith("linux") else []
+        return [*target, "-mcpu=" + march.replace("-", "_")]
+    return [("-mcpu=" if host_cpu().arch == "aarch64" else "-march=") + march]
+
+
+def _flags(kind: str, march: str) -> list[str]:
+    return [*_FLAGS, "-Wno-psabi" if kind == "gcc" else "-fno-sanitize=undefined", *_march_flags(kind, march)]
+
+
+def _link_flags(kind: str, march: str) -> list[str]:
+    if kind == "zig":
+        # Without its libraries nothing has to be built; libc and libm come from the process that loads the object.
+        return ["-shared", "-O3", "-nostdlib", *_march_flags(kind, march)]
+    if sys.platform.startswith("linux"):
+        return ["-shared", "-Wl,--as-needed", "-Wl,-z,defs", "-lm", "-lpthread"]
+    return ["-shared"]
+
+
+def compile_flags(march: str = "native", compiler: Compiler | None = None) -> list[str]:
+    """The flags sources are compiled with; ``march`` is 'native' or a CPU name of the compiler, e.g. 'haswell'."""
+    return _flags((compiler or find_compiler()).kind, march)
+
+
+# ------------------------------------------------------------------------------------------------ finding a compiler
+def _identity(argv: Sequence[str]) -> str:
+    """Changes when a file of the command is replaced; cheap, as no program runs."""
+    parts: list[object] = [tuple(argv), sys.platform, platform.machine()]
+    for word in argv:
+        found = shutil.which(word)
+        if found is not None:
+            real = os.path.realpath(found)
+            stat = os.stat(real)
+            parts += [real, stat.st_size, stat.st_mtime_ns]
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def _macros(argv: Sequence[str], flags: Sequence[str]) -> dict[str, str]:
+    """The macros a compiler predefines under ``flags``."""
+    with tempfile.TemporaryDirectory(prefix="npu-") as scratch:
+        (Path(scratch) / "empty.cpp").touch()
+        run = _run([*argv, *flags, "-dM", "-E", "empty.cpp"], Path(scratch), _PROBE_TIMEOUT_S)
+    if run.status:
+        raise ToolchainError(run.first_error())
+    return dict(re.findall(r"^#define (\w+) ?(.*)$", run.stdout, re.MULTILINE))
+
+
+def _try_probe(argv: Sequence[str], kind: str) -> None:
+    with tempfile.TemporaryDirectory(prefix="npu-") as scratch:
+        folder = Path(scratch)
+        (folder / "probe.cpp").write_text(_PROBE)
+        for command in (
+            [*argv, *_flags(kind, "native"), "-c", "probe.cpp", "-o", "probe.o"],
+            [*argv, "probe.o", *_link_flags(kind, "native"), "-o", "probe.so"],
+        ):
+            run = _run(command, folder, _PROBE_TIMEOUT_S)
+            if run.status:
+                raise ToolchainError(run.first_error())
+        try:
+            answer = ctypes.CDLL(str(folder / "probe.so")).npu_probe(7)
+        except OSError as error:
+            raise ToolchainError(f"it makes objects that do not load here: {error}") from None
+        if answer != 21:
+            raise ToolchainError(f"it miscompiles the probe program ({answer} instead of 21)")
+
+
+def _probe(argv: tuple[str, ...], origin: str, cache: Cache) -> Compiler:
+    """The compiler behind ``argv``; raises ``ToolchainError`` with the bare reason if it cannot serve."""
+    if not argv or shutil.which(argv[0]) is None:
+        raise ToolchainError("there is no such program")
+    identity = _identity(argv)
+    key = f"compiler {identity} {hashlib.sha256(_PROBE.encode()).hexdigest()} {sorted(host_cpu().features)}"
+    known = cache.get(key)
+    if known is not None:
+        kind, version = json.loads(known)
+    else:
+        macros = _macros(argv, [])
+        kind = "zig" if _is_zig(argv) else "clang" if "__clang__" in macros else "gcc" if "__GNUC__" in macros else ""
+        if not kind:
+            raise ToolchainError("it is neither gcc nor clang")
+        numbers = [macros.get(name, "0") for name in
+                   (("__GNUC__", "__GNUC_MINOR__", "__GNUC_PATCHLEVEL__") if kind == "gcc" else
+                    ("__clang_major__", "__clang_minor__", "__clang_patchlevel__"))]  # fmt: skip
+        version = ".".join(numbers)
+        _try_probe(argv, kind)
+        cache.put(key, json.dumps([kind, version]).encode())
+    return Compiler(argv, kind, version, origin, hashlib.sha256(f"{identity} {version}".encode()).hexdigest())
+
+
+def _implicit_candidates() -> Iterator[tuple[str, tuple[str, ...]]]:
+    """(origin, argv) of the compilers nobody named, best first."""
+    for name in ("c++", "g++", "clang++"):
+        path = shutil.which(name)
+        if path is not None:
+            yield "PATH", (path,)
+    spec = importlib.util.find_spec("ziglang")
+    if spec is not None:
+        folder = Path((spec.submodule_search_locations or ["."])[0])
+        binary = folder / ("zig.exe" if os.name == "nt" else "zig")
+        # The binary itself saves starting another Python for every source.
+        yield "ziglang", (str(binary), "c++") if binary.exists() else (sys.executable, "-m", "ziglang", "c++")
+
+
+@lru_cache(maxsize=16)
+def _find(named: tuple[tuple[str, str], ...], path: str, cache_dir: Path, cache_size: int) -> Compiler:
+    del path, cache_dir, cache_size  # parts of the key: another value may find another compiler
+    cache = open_cache("kernels")
+    for variable, command in named:
+        try:
+            return _probe(tuple(shlex.split(command)), variable, cache)
+        except (ToolchainError, ValueError) as error:
+            raise ToolchainError(
+                f"{variable}={command!r} cannot be used: {error}; name a working C++17 compiler or unset {variable}"
+            ) from None
+    failures = []
+    for origin, argv in _implicit_candidates():
+        try:
+            return _probe(argv, origin, cache)
+        except ToolchainError as error:
+            failures.append(f"{shlex.join(argv)}: {error}")
+    tried = f" (tried {'; '.join(failures)})" if failures else ""
+    raise ToolchainError(f"no working C++ compiler: {_INSTALL}{tried}")
+
+
+def find_compiler() -> Compiler:
+    """The C++ compiler in effect (see the module's text for the order).
+
+    The probe runs once per compiler binary and machine; later processes read its result from the cache.
+    Raises ``ToolchainError``: one line that says what to install, or what is wrong with the compiler that was named.
+    """
+    named = [("NPU_CXX", env.cxx() or ""), ("CXX", os.environ.get("CXX", "").strip())]
+    return _find(
+        tuple((variable, command) for variable, command in named if command)[:1],
+        os.environ.get("PATH", ""),
+        env.cache_dir(),
+        env.cache_size(),
+    )
+
+
+def _machine(march: str) -> str:
+    """What 'native' stands for on this machine, for cache keys."""
+    cpu = host_cpu()
+    return f"{cpu.arch} {cpu.name} {' '.join(sorted(cpu.features))}" if march == "native" else cpu.arch
+
+
+def required_features(march: str = "native", compiler: Compiler | None = None) -> frozenset[str]:
+    """CPU features that objects built for ``march`` may use, as the compiler's own macros tell.
+
+    Compare with :meth:`HostCPU.missing`. Raises ``ToolchainError`` if the compiler does not know ``march``.
+    """
+    compiler = compiler or find_compiler()
+    flags = compile_flags(march, compiler)
+    cache = open_cache("kernels")
+    key = f"features {compiler.identity} {flags} {_machine(march)} {sorted(MACRO_FEATURES.items())}"
+    known = cache.get(key)
+    if known is not None:
+        return frozenset(json.loads(known))
+    macros = _macros(compiler.argv, flags)
+    features = sorted(feature for macro, feature in MACRO_FEATURES.items() if macro in macros)
+    cache.put(key, json.dumps(features).encode())
+    return frozenset(features)
+
+
+# ------------------------------------------------------------------------------------------------ building
+_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"\n]+)"', re.MULTILINE)
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+
+
+class _Headers:
+    """Digests of the headers a source includes by quotes, directly or not. ``#if`` is ignored: at worst a recompile."""
+
+    def __init__(self, include_dir: Path):
+        self._dir = include_dir
+        self._texts: dict[str, str | None] = {}
+
+    def _text(self, name: str) -> str | None:
+        if name not in self._texts:
+            path = self._dir / name
+            self._texts[name] = path.read_text() if path.is_file() else None
+        return self._texts[name]
+
+    def digest(self, source: str) -> str:
+        """Changes when any included header does; a header outside ``include_dir`` does not count."""
+        found: dict[str, str] = {}
+        waiting = _INCLUDE.findall(source)
+        while waiting:
+            name = waiting.pop()
+            text = self._text(name)
+            if name not in found and text is not None:
+                found[name] = text
+                beside = Path(name).parent
+                for inner in _INCLUDE.findall(text):
+                    waiting += [inner, str(beside / inner)]
+        return hashlib.sha256(repr(sorted(found.items())).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class _Build:
+    """What all translation units of one :func:`build_shared` have in common."""
+
+    compiler: Compiler
+    flags: tuple[str, ...]
+    include_dir: Path
+    cache: Cache
+    timeout: float
+
+    def compile(self, name: str, source: str, key: str, folder: Path) -> Path:
+        """One translation unit to an object file in ``folder``, from the cache if it is there."""
+        target = folder / f"{name}.o"
+        cached = self.cache.get(key)
+        if cached is not None:
+            target.write_bytes(cached)
+            return target
+        file = folder / f"{name}.cpp"
+        file.write_text(source)
+        command = [*self.compiler.argv, *self.flags, "-I", str(self.include_dir), "-c", file.name, "-o", target.name]
+        run = _run(command, folder, self.timeout)
+        if run.status:
+            raise ToolchainError(self._failure(name, source, run, command, file.name))
+        self.cache.put(key, target.read_bytes())
+        return target
+
+    def _failure(self, name: str, source: str, run: _Run, command: Sequence[str], file: str) -> str:
+        digest = hashlib.sha256(source.encode()).hexdigest()[:12]
+        kept = Path(tempfile.gettempdir()) / f"npu-failed-{os.getuid()}" / f"{name}-{digest}.cpp"
+        try:
+            kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            kept.write_text(source)
+            command = [str(kept) if word == file else word for word in command[:-1]] + [os.devnull]
+            where = f"source kept in {kept}"
+        except OSError as error:
+            where = f"the source could not be kept: {error}"
+        return f"the compiler rejected {name}: {run.first_error()}\n  command: {shlex.join(command)}\n  {where}"
+
+    def link(self, objects: Sequence[Path], march: str, folder: Path) -> bytes:
+        """Object files to the bytes of one shared object."""
+        names = [path.name for path in objects]
+        command = [*self.compiler.argv, *names, *_link_flags(self.compiler.kind, march), "-o", "program.so"]
+        run = _run(command, folder, self.timeout)
+        if run.status:
+            raise ToolchainError(f"linking failed: {run.first_error()}\n  command: {shlex.join(command)}")
+        return (folder / "program.so").read_bytes()
+
+
+def build_shared(
+    sources: Mapping[str, str],
+    include_dir: str | os.PathLike[str],
+    *,
+    march: str = "native",
+    jobs: int | None = None,
+    timeout: float = TIMEOUT_S,
+) -> bytes:
+    """Compile ``sources`` (unit name -> C++17 text) in parallel and link them; returns the shared object's bytes.
+
+    Headers are found in ``include_dir``; ``march`` is 'native' or a CPU name of the compiler; ``jobs`` is the number of
+    compiler processes (default ``NPU_NUM_THREADS``); ``timeout`` bounds each of them, in seconds. Units with equal text
+    are compiled and linked once.
+
+    Objects and the result are cached under everything they depend on: text, headers, flags, compiler and, for
+    'native', the CPU. Raises ``ToolchainError`` (no compiler; the compiler's first error line with the command and the
+    path of the kept source; a timeout) and ``ValueError`` for a unit name that cannot be a file name.
+    """
+    for name in sources:
+        if not _NAME.fullmatch(name):
+            raise ValueError(f"{name!r} cannot name a translation unit: use letters, digits, '_', '-' and '.'")
+    compiler, cache = find_compiler(), open_cache("kernels")
+    flags = tuple(compile_flags(march, compiler))
+    include = Path(include_dir).resolve()
+    headers = _Headers(include)
+    common = repr((compiler.identity, flags, _machine(march)))
+    units: dict[str, tuple[str, str]] = {}
+    for name, source in sources.items():
+        text = hashlib.sha256(source.encode()).hexdigest()
+        units.setdefault(f"object {common} {text} {headers.digest(source)}", (name, source))
+    whole = f"shared {common} {_link_flags(compiler.kind, march)} {[*units]}"
+    known = cache.get(whole)
+    if known is not None:
+        return known
+    build = _Build(compiler, flags, include, cache, timeout)
+    with tempfile.TemporaryDirectory(prefix="npu-") as scratch:
+        folder = Path(scratch)
+        with ThreadPoolExecutor(jobs or env.num_threads()) as pool:
+            pending = [pool.submit(build.compile, name, text, key, folder) for key, (name, text) in units.items()]
+            try:
+                objects = [future.result() for future in pending]
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+        result = build.link(objects, march, folder)
+    cache.put(whole, result)
+    cache.trim()
+    return result
+
+
+def compiler_report() -> dict[str, object]:
+    """What ``doctor`` shows: the compiler or why there is none, the CPU, the kernel family, the cache. Never raises."""
+    cpu = host_cpu()
+    report: dict[str, object] = {
+        "compiler": None,
+        "error": None,
+        "cpu": {"arch": cpu.arch, "name": cpu.name, "features": sorted(cpu.features)},
+        "isa_level": isa_level(cpu.features),
+    }
+    try:
+        compiler = find_compiler()
+        report["compiler"] = {**asdict(compiler), "flags": compile_flags("native", compiler)}
+        report["isa_level"] = isa_level(required_features("native", compiler))
+        cache = open_cache("kernels")
+        report["cache"] = {"path": str(cache.root), "bytes": cache.size(), "limit": cache.limit}
+    except NPUError as error:
+        report["error"] = str(error)
+    return report
