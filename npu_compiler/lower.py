@@ -1,0 +1,188 @@
+"""ATen IR -> core graph. One walk over the nodes; every refusal is collected, so one error lists them all.
+
+In-place ops are lowered as their out-of-place twins and every later reader of the mutated storage - the tensor itself,
+its views, the tensor it is a view of - is redirected to the new contents, which is what aliasing means in PyTorch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .errors import CompileError, Reason, Unsupported
+from .expr import index
+from .graph import VIEWS, Graph, Node, Value
+from .ir import IRGraph, OpNode, TensorSpec
+from .ops import lower_call
+from .ops.registry import functional_name
+
+Key = tuple[str, int]
+
+GETITEM = "<built-in function getitem>"
+
+
+def lower_ir(ir: IRGraph, dtype: str | None = None) -> Graph:
+    """Lower a whole model. ``dtype`` ('float16', 'bfloat16') stores float32 activations and matrices in that type;
+    inputs and outputs keep the IR's dtypes. Raises :class:`CompileError` with one Reason per refused node."""
+    return _Lowering(ir, dtype).run()
+
+
+def check_node(node: OpNode) -> Reason | None:
+    """Why this node cannot run on the NPU, or None: a dry run of the very lowering that compiles it."""
+    graph = Graph()
+    try:
+        inputs = [graph.input(str(i), t.shape, t.dtype) for i, t in enumerate(node.inputs)]
+        if node.op_type != GETITEM:
+            results = lower_call(graph, node.op_type, inputs, node.attrs)
+            _conform(node, results, None)
+    except Unsupported as error:
+        return error.reason
+    return None
+
+
+class _Lowering:
+    def __init__(self, ir: IRGraph, dtype: str | None):
+        self.ir, self.dtype = ir, dtype
+        self.graph = Graph(ir.model_name)
+        self.env: dict[Key, Value] = {}
+        self.narrowed: set[Value] = set()  # float32 in the IR, stored in self.dtype here
+        self.reasons: list[tuple[str, str, Reason]] = []
+        self.placeholders: dict[str, Value] = {}
+        self.state_keys: dict[str, Key] = {}
+
+    def run(self) -> Graph:
+        ir, graph = self.ir, self.graph
+        self._leaves()
+        for node in ir.nodes:
+            graph.sources = (node.name,)
+            try:
+                self._node(node)
+            except Unsupported as error:
+                self.reasons.append((node.name, node.op_type, error.reason))
+                for i, t in enumerate(node.outputs):  # keep going, to report every refusal at once
+                    self.env[(node.name, i)] = graph.input(f"?{node.name}.{i}", t.shape, t.dtype)
+        graph.sources = ()
+        if self.reasons:
+            lines = "\n".join(f"  {name} ({op}): {reason}" for name, op, reason in self.reasons)
+            raise CompileError(f"{len(self.reasons)} node(s) of {ir.model_name!r} cannot run on the NPU:\n{lines}", self.reasons)
+        names: dict[str, int] = {}
+        for t in ir.graph_outputs:
+            count = names[t.name] = names.get(t.name, -1) + 1
+            graph.outputs.append((f"{t.name}#{count}" if count else t.name, self._read(t).cast(t.dtype)))
+        for update in ir.state:
+            old = self.env[self.state_keys[update.key]]
+            graph.updates.append((update.key, self._read(update.value).cast(old.dtype)))
+        graph.clean()
+        return graph
+
+    def _leaves(self) -> None:
+        ir, graph = self.ir, self.graph
+        for t in ir.graph_inputs:
+            self.env[(t.name, 0)] = self.env[(t.name, -1)] = self._narrow(graph.input(t.name, t.shape, t.dtype))
+        mutated = {u.key for u in ir.state}
+        specs = {w.name: w for w in ir.weights}
+        for placeholder, key in ir.weight_name_mapping.items():
+            spec = specs.get(key)
+            if spec is None:
+                continue
+            if key in mutated:
+                value = graph.state(key, spec.shape, spec.dtype)
+                self.state_keys[key] = (placeholder, -1)
+            else:
+                value = graph.weight(key, spec.shape, spec.dtype)
+                # matrices follow the compute dtype; vectors (biases, norm statistics) stay exact, they cost nothing
+                value = self._narrow(value) if value.rank >= 2 else value
+            self.env[(placeholder, -1)] = value
+        for name, data in ir.constants.items():
+            self.env[(name, -1)] = graph.const(np.asarray(data))
+
+    def _narrow(self, value: Value) -> Value:
+        if self.dtype is None or value.dtype != "float32" or self.dtype == "float32":
+            return value
+        value = value.cast(self.dtype)
+        self.narrowed.add(value)
+        return value
+
+    def _read(self, t: TensorSpec) -> Value:
+        value = self.env.get(self.ir.key(t))
+        if value is None:
+            raise Unsupported(Reason("undefined", f"{t.name} is read before it is defined", "check the IR's producers"))
+        return value
+
+    def _node(self, node: OpNode) -> None:
+        inputs = [self._read(t) for t in node.inputs]
+        if node.op_type == GETITEM:
+            self.env[(node.name, 0)] = inputs[int(node.attrs["index"])]
+            return
+        attrs = {k: self._narrow_name(v) if k == "dtype" else v for k, v in node.attrs.items()}
+        results = lower_call(self.graph, node.op_type, inputs, attrs)
+        results = _conform(node, results, self.dtype if any(v in self.narrowed for v in inputs) else None)
+        for i, value in enumerate(results):
+            if value is not None:
+                if self.dtype is not None and value.dtype == self.dtype and node.outputs[i].dtype == "float32":
+                    self.narrowed.add(value)
+                self.env[(node.name, i)] = value
+        if _is_in_place(node.op_type):
+            self._mutate(inputs[0], self.env[(node.name, 0)])
+
+    def _narrow_name(self, value: Any) -> Any:
+        return self.dtype if self.dtype is not None and value in ("float32", "torch.float32") else value
+
+    def _mutate(self, old: Value, new: Value) -> None:
+        """Everything that shares memory with ``old`` now reads ``new``."""
+        chain, base = _view_chain(old)
+        for node in reversed(chain):
+            new = _write_back(node, new)
+        for key, value in self.env.items():
+            views, root = _view_chain(value)
+            if root is base:
+                self.env[key] = _replay(views, new)
+
+
+def _is_in_place(op_type: str) -> bool:
+    return functional_name(op_type) != op_type
+
+
+def _view_chain(value: Value) -> tuple[list[Node], Value]:
+    """View nodes from the base outwards, and the base."""
+    chain: list[Node] = []
+    while value.op in VIEWS:
+        chain.append(value.node)
+        value = value.node.inputs[0]
+    return chain[::-1], value
+
+
+def _replay(views: list[Node], base: Value) -> Value:
+    for node in views:
+        base = base.graph.add(node.op, [base], [(node.out.shape, base.dtype)], **node.attrs).out
+    return base
+
+
+def _write_back(view: Node, new: Value) -> Value:
+    """The contents of a view's source after the view was overwritten with ``new``."""
+    source = view.inputs[0]
+    if view.op == "reshape":
+        return new.reshape(*source.shape)
+    if view.op == "permute":
+        return new.permute(*np.argsort(view.attrs["perm"]).tolist())
+    if view.op == "slice":
+        idx = [index(d) * st + s for d, (s, st) in enumerate(zip(view.attrs["starts"], view.attrs["steps"], strict=True))]
+        return source.graph.scatter(source, new.cast(source.dtype), [], idx)
+    raise Unsupported(Reason("alias", "an expanded tensor is written in place", "call .clone() before the in-place op"))
+
+
+def _conform(node: OpNode, results: list[Value | None], narrow: str | None) -> list[Value | None]:
+    """Check shapes against the IR and cast to its dtypes (``narrow`` in place of float32)."""
+    if len(results) < len(node.outputs):
+        raise Unsupported(Reason("outputs", f"{node.op_type}: {len(node.outputs)} outputs expected, lowering gives {len(results)}"))
+    out: list[Value | None] = []
+    for value, spec in zip(results, node.outputs, strict=False):
+        if value is None:
+            out.append(None)
+            continue
+        if value.shape != spec.shape:
+            detail = f"{node.op_type}: the IR states shape {list(spec.shape)}, the op gives {list(value.shape)}"
+            raise Unsupported(Reason("shape", detail, "re-export the model"))
+        out.append(value.cast(narrow if narrow and spec.dtype == "float32" else spec.dtype))
+    return out
