@@ -1,0 +1,1 @@
+"""Graph -> graph passes, one file a phase; :mod:`npu_compiler.pipeline` lists them in order."""

@@ -1,0 +1,126 @@
+"""Per-channel scales move into the weights: conv + batch norm becomes one convolution with a bias, at no run-time cost."""
+
+from __future__ import annotations
+
+from .. import expr
+from ..expr import Expr
+from ..graph import Graph, Node, Value
+from .static import static_values
+
+Affine = tuple[Expr | None, Expr | None]  # scale (None: 1) and shift (None: 0)
+
+
+def fold_batch_norm(graph: Graph) -> None:
+    """``conv(x, w) * scale + shift`` -> ``conv(x, w * scale) + shift``, where scale and shift depend on weights only and
+    vary along the output channel only. Creates the bias where the convolution has none. Also for ``matmul``.
+
+    The new weight is a load-time recipe in float32, rounded once to the storage dtype.
+    """
+    static = static_values(graph)
+    users = graph.users()
+    outputs = set(graph.results())
+    new: dict[Value, Value] = {}
+    for anchor in list(graph.nodes):
+        if anchor.op not in ("conv2d", "matmul") or anchor.inputs[1] not in static or anchor.inputs[1].rank != (4 if anchor.op == "conv2d" else 2):
+            continue
+        chain = _affine_chain(anchor, users, outputs, static)
+        if chain is not None:
+            last, inputs, scale, shift = chain
+            new[last.out] = _rebuild(graph, anchor, last, inputs, scale, shift)
+    graph.replace(new)
+
+
+def _affine_chain(
+    anchor: Node, users: dict[Value, list[Node]], outputs: set[Value], static: set[Value]
+) -> tuple[Node, list[Value], Expr, Expr | None] | None:
+    """The longest run of affine ops behind ``anchor`` that ends in a scaling: (last node, static inputs, scale, shift)."""
+    inputs: list[Value] = []
+    scale: Expr | None = None
+    shift: Expr | None = None
+    best = None
+    value = anchor.out
+    while value not in outputs and len(users.get(value, ())) == 1:
+        node = users[value][0]
+        if node.op != "pointwise" or node.out.shape != anchor.out.shape or not all(v in static or v is value for v in node.inputs):
+            break
+        numbers = {i: len(inputs) + n for n, i in enumerate(i for i, v in enumerate(node.inputs) if v is not value)}
+        step = _affine(node.attrs["expr"], node.inputs.index(value), numbers, expr.identity_index(value.shape))
+        if step is None:
+            break
+        inputs = [*inputs, *(v for v in node.inputs if v is not value)]
+        a, b = step
+        shift = _add(_mul(shift, a) if shift is not None else None, b)
+        scale = a if scale is None else _mul(scale, a)
+        if scale is not None:
+            best = (node, inputs, scale, shift)
+        value = node.out
+    return best
+
+
+def _affine(e: Expr, which: int, numbers: dict[int, int], identity: tuple[Expr, ...]) -> Affine | None:
+    """``e`` as scale * load(which) + shift with per-channel scale and shift; None if it is anything else."""
+    channel = len(identity) - 1
+
+    def static_part(x: Expr) -> Expr | None:
+        for y in expr.walk(x):
+            if (y.op == "load" and y.value == which) or (y.op == "index" and y.value != channel):
+                return None
+        renumbered = expr.substitute(x, loads=lambda y: expr.load(numbers[y.value], y.dtype, y.args))
+        return renumbered.cast("float32")
+
+    if e.op == "load" and e.value == which:
+        return (None, None) if e.args == identity else None
+    if e.op == "cast" and e.dtype in ("float16", "bfloat16", "float32"):
+        return _affine(e.args[0], which, numbers, identity)
+    if e.op in ("add", "sub", "mul", "div") and e.dtype != "float64":
+        for x, y in ((e.args[0], e.args[1]), (e.args[1], e.args[0])):
+            s = static_part(y)
+            if s is None:
+                continue
+            inner = _affine(x, which, numbers, identity)
+            if inner is None or (e.op in ("sub", "div") and x is e.args[1]):
+                return None
+            a, b = inner
+            if e.op in ("add", "sub"):
+                return a, _add(b, s if e.op == "add" else -s)
+            factor = s if e.op == "mul" else 1.0 / s
+            return _mul(a, factor), _mul(b, factor) if b is not None else None
+    return None
+
+
+def _mul(a: Expr | None, b: Expr | None) -> Expr | None:
+    return a if b is None else b if a is None else a * b
+
+
+def _add(a: Expr | None, b: Expr | None) -> Expr | None:
+    return a if b is None else b if a is None else a + b
+
+
+def _rebuild(graph: Graph, anchor: Node, last: Node, inputs: list[Value], scale: Expr, shift: Expr | None) -> Value:
+    x, w = anchor.inputs
+    k, rank = anchor.out.shape[-1], anchor.out.rank
+    graph.sources = tuple(dict.fromkeys((*anchor.sources, *last.sources)))
+    vector = {rank - 1: expr.index(0)}
+    factor = graph.elementwise((k,), inputs, expr.substitute(scale, vector))
+    if anchor.op == "conv2d":
+        factor = factor.reshape(k, *(1,) * (w.rank - 1))
+    folded = (_unrounded(w) * factor).cast(w.dtype)
+    out = graph.add(anchor.op, [x, folded], [(anchor.out.shape, anchor.out.dtype)], **anchor.attrs).out
+    if shift is not None:
+        bias = graph.elementwise((k,), inputs, expr.substitute(shift, vector))
+        out = out + bias
+    out = out.cast(last.out.dtype)
+    graph.sources = ()
+    return out
+
+
+def _unrounded(w: Value) -> Value:
+    """The float32 weight behind a narrowing cast: scaling the original rounds once instead of twice."""
+    if w.op == "permute":
+        source = _unrounded(w.node.inputs[0])
+        return w if source is w.node.inputs[0] else source.permute(*w.node.attrs["perm"])
+    if w.op == "pointwise" and w.node.attrs["expr"].op == "cast" and w.node.inputs[0].dtype == "float32":
+        source = w.node.inputs[0]
+        if source.shape == w.shape and w.node.attrs["expr"].args[0].args == expr.identity_index(w.shape):
+            return source
+    return w

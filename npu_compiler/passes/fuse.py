@@ -1,0 +1,312 @@
+"""Form kernels: epilogues join their matmul or convolution, pointwise chains collapse, reductions share a row.
+
+Nothing here knows an op by name. Softmax, layer norm, RMS norm and their masked, scaled or residual variants all come out
+of three rules: inline what is cheap or used once, give an anchor its epilogue, and merge loop nodes over one domain.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from .. import expr
+from ..expr import Expr
+from ..graph import LEAVES, LOOPS, VIEWS, Graph, Node, Value
+from .static import static_values
+
+MAX_OPERANDS = 12
+MAX_COST = 400
+CHEAP = 4  # scalar operations that may be recomputed per use instead of stored
+
+ANCHORS_WITH_EPILOGUE = frozenset(("matmul", "conv2d", "attention"))
+
+
+@dataclass(eq=False)
+class Group:
+    """Nodes that become one kernel. An anchor comes first, its epilogue nodes follow in order."""
+
+    nodes: list[Node] = field(default_factory=list)
+    domain: tuple[int, ...] = ()
+    axes: tuple[int, ...] = ()
+
+    @property
+    def anchor(self) -> Node:
+        return self.nodes[0]
+
+    @property
+    def loops(self) -> bool:
+        return self.anchor.op in LOOPS
+
+
+def absorb_views(graph: Graph) -> None:
+    """Loads of permuted, expanded, sliced or unit-reshaped values read their source through changed indices instead."""
+    for node in graph.nodes:
+        if node.op not in LOOPS:
+            continue
+        while any(_index_through(v, None) for v in node.inputs):
+            inputs = list(node.inputs)
+
+            def through(load: Expr, node: Node = node, inputs: list[Value] = inputs) -> Expr | None:
+                v = node.inputs[load.value]
+                idx = _index_through(v, load.args)
+                if not idx:
+                    return None
+                inputs[load.value] = v.node.inputs[0]
+                return expr.load(load.value, load.dtype, idx)
+
+            node.attrs["expr"] = expr.substitute(node.attrs["expr"], loads=through)
+            node.inputs = inputs
+        _dedupe(node)
+    graph.clean()
+
+
+def _index_through(v: Value, idx: tuple[Expr, ...] | None) -> list[Expr]:
+    """Indices into a view's source for indices into the view; empty if the view cannot be seen through."""
+    zero = expr.const(0, "int64")
+    idx = expr.identity_index(v.shape) if idx is None else idx
+    if v.op == "permute":
+        out = [zero] * v.rank
+        for i, p in enumerate(v.node.attrs["perm"]):
+            out[p] = idx[i]
+        return out
+    if v.op == "expand":
+        return [zero if n == 1 else idx[d] for d, n in enumerate(v.node.inputs[0].shape)] or [zero][:0]
+    if v.op == "slice":
+        a = v.node.attrs
+        return [i * st + s for i, s, st in zip(idx, a["starts"], a["steps"], strict=True)]
+    if v.op == "reshape":
+        source = v.node.inputs[0].shape
+        if source and [n for n in source if n != 1] == [n for n in v.shape if n != 1]:
+            live = iter(i for i, n in zip(idx, v.shape, strict=True) if n != 1)
+            return [zero if n == 1 else next(live) for n in source]
+    return []
+
+
+def _dedupe(node: Node) -> None:
+    """Number the inputs that the expression really loads, each once."""
+    order: list[Value] = []
+    number: dict[int, int] = {}
+    for i in expr.operands(node.attrs["expr"]):
+        v = node.inputs[i]
+        if v not in order:
+            order.append(v)
+        number[i] = order.index(v)
+    node.attrs["expr"] = expr.substitute(node.attrs["expr"], loads=lambda x: expr.load(number[x.value], x.dtype, x.args))
+    node.inputs = order
+
+
+def inline_pointwise(graph: Graph, keep: Collection[Node]) -> None:
+    """Substitute pointwise producers into pointwise and reduce consumers: used once, or cheap enough to repeat."""
+    static = static_values(graph)
+    outputs = set(graph.results())
+    for node in graph.nodes:
+        if node.op not in LOOPS or node.out in static:
+            continue
+        again = True
+        while again:
+            again = False
+            users = graph.users()
+            for v in node.inputs:
+                if _can_inline(node, v, users, keep, static, outputs):
+                    _inline(node, v)
+                    again = True
+                    break
+    graph.clean()
+
+
+def _can_inline(
+    node: Node, v: Value, users: dict[Value, list[Node]], keep: Collection[Node], static: set[Value], outputs: set[Value]
+) -> bool:
+    p = v.node
+    if p.op != "pointwise" or p in keep or v in static or v in outputs:
+        return False
+    cost = expr.cost(p.attrs["expr"])
+    loads = sum(x.op == "load" and x.value == node.inputs.index(v) for x in expr.walk(node.attrs["expr"]))
+    repeats = math.prod(node.domain) > v.numel or loads > 1
+    many = len(set(users[v])) > 1
+    if node in keep and (many or cost > CHEAP):
+        return False
+    if (repeats or many) and (cost > CHEAP or len(p.inputs) > 2):
+        return False
+    if many and any(u.op not in LOOPS for u in users[v]):
+        return False  # it has to be stored anyway
+    merged = {*node.inputs, *p.inputs} - {v}
+    return len(merged) <= MAX_OPERANDS and expr.cost(node.attrs["expr"]) + cost <= MAX_COST
+
+
+def _inline(node: Node, v: Value) -> None:
+    p = v.node
+    base = len(node.inputs)
+    which = node.inputs.index(v)
+    inner = expr.substitute(p.attrs["expr"], loads=lambda x: expr.load(base + x.value, x.dtype, x.args))
+
+    def through(load: Expr) -> Expr | None:
+        return expr.substitute(inner, dict(enumerate(load.args))) if load.value == which else None
+
+    node.attrs["expr"] = expr.drop_roundings(expr.substitute(node.attrs["expr"], loads=through))
+    node.inputs = [*node.inputs, *p.inputs]
+    node.sources = tuple(dict.fromkeys((*p.sources, *node.sources)))
+    _dedupe(node)
+
+
+def claim_epilogues(graph: Graph) -> dict[Node, list[Node]]:
+    """For every anchor, the pointwise nodes that can run on its results before they are stored."""
+    users = graph.users()
+    outputs = set(graph.results())
+    static = static_values(graph)
+    claimed: dict[Node, list[Node]] = {}
+    taken: set[Node] = set()
+    for anchor in graph.nodes:
+        if anchor.op not in ANCHORS_WITH_EPILOGUE or anchor.out in static:
+            continue
+        chain: list[Node] = []
+        value = anchor.out
+        while value not in outputs and len(set(users.get(value, ()))) == 1:
+            node = users[value][0]
+            if node in taken or not _is_epilogue(node, value):
+                break
+            chain.append(node)
+            taken.add(node)
+            value = node.out
+        claimed[anchor] = chain
+    return claimed
+
+
+def _is_epilogue(node: Node, value: Value) -> bool:
+    if node.op != "pointwise" or node.out.shape != value.shape or len(node.inputs) > MAX_OPERANDS:
+        return False
+    identity = expr.identity_index(value.shape)
+    which = node.inputs.index(value)
+    for x in expr.walk(node.attrs["expr"]):
+        if x.op == "load":
+            if x.value == which and x.args != identity:
+                return False
+            if any(y.op == "load" for a in x.args for y in expr.walk(a)):
+                return False  # data-dependent reads belong in a loops kernel, which checks them
+        if x.dtype in ("float64", "int64") and x.op not in ("const", "index", "add", "mul", "sub"):
+            return False
+    return True
+
+
+def merge_loops(graph: Graph, claimed: dict[Node, list[Node]]) -> list[Group]:
+    """Groups in launch order. Loop nodes over one domain merge when the consumer reads the producer point by point (or
+    row by row) and no path leads out of the group and back into it."""
+    static = static_values(graph)
+    group_of: dict[Node, Group] = {}
+    groups: list[Group] = []
+    epilogues = {n for chain in claimed.values() for n in chain}
+    for node in graph.nodes:
+        if node.op in LEAVES or node.op in VIEWS or node in epilogues or node.outputs[0] in static:
+            continue
+        group = Group([node, *claimed.get(node, [])])
+        if group.loops:
+            group.domain, group.axes = node.domain, node.attrs.get("axes", ())
+        groups.append(group)
+        for n in group.nodes:
+            group_of[n] = group
+    for node in list(graph.nodes):
+        group = group_of.get(node)
+        if group is None or node.op not in LOOPS or node in epilogues:
+            continue
+        for v in node.inputs:
+            producer = group_of.get(v.node)
+            consumer = group_of[node]
+            if producer is None or producer is consumer or not producer.loops:
+                continue
+            if _compatible(producer, consumer, node, v) and not _path_around(graph, producer, consumer, group_of):
+                _merge(producer, consumer, group_of)
+                groups.remove(consumer)
+    return _launch_order(graph, groups, group_of)
+
+
+def _row_shape(domain: tuple[int, ...], axes: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(1 if d in axes else n for d, n in enumerate(domain))
+
+
+def _compatible(a: Group, b: Group, node: Node, v: Value) -> bool:
+    axes = a.axes or b.axes
+    if a.axes and b.axes and a.axes != b.axes:
+        return False
+    domain = a.domain if a.axes else b.domain if b.axes else a.domain
+    row = _row_shape(domain, axes)
+    if any(g.domain not in (domain, row) or (g.axes and g.domain != domain) for g in (a, b)):
+        return False
+    if sum(len(n.inputs) for n in (*a.nodes, *b.nodes)) > 2 * MAX_OPERANDS or _path_loads(a, b):
+        return False
+    for other in b.nodes:  # every read of the producer's values must be point by point
+        for i, x in enumerate(other.inputs):
+            if x.node in a.nodes:
+                want = expr.identity_index(x.shape)
+                if any(y.op == "load" and y.value == i and y.args != want for y in expr.walk(other.attrs["expr"])):
+                    return False
+    return True
+
+
+def _path_loads(a: Group, b: Group) -> bool:
+    """A row-level group may not be widened by a full-domain one that does not reduce: that would repeat rows."""
+    return not (a.axes or b.axes) and a.domain != b.domain
+
+
+def _path_around(graph: Graph, a: Group, b: Group, group_of: dict[Node, Group]) -> bool:
+    """Whether some value leaves ``a``, passes through a third group, and enters ``b``."""
+    seen: set[Node] = set()
+    stack = [v.node for n in b.nodes for v in n.inputs if v.node not in a.nodes and v.node not in b.nodes]
+    while stack:
+        node = stack.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        group = group_of.get(node)
+        if group is a:
+            return True
+        members = group.nodes if group is not None else [node]
+        seen.update(members)
+        stack.extend(v.node for m in members for v in m.inputs)
+    return False
+
+
+def _merge(a: Group, b: Group, group_of: dict[Node, Group]) -> None:
+    if not a.axes and b.axes:
+        a.domain, a.axes = b.domain, b.axes
+    a.nodes.extend(b.nodes)
+    for n in b.nodes:
+        group_of[n] = a
+
+
+def _launch_order(graph: Graph, groups: list[Group], group_of: dict[Node, Group]) -> list[Group]:
+    """Depth-first from the results, in the order the graph lists its nodes: keeps lifetimes short."""
+    position = {n: i for i, n in enumerate(graph.nodes)}
+    for g in groups:
+        g.nodes[1:] = sorted(g.nodes[1:], key=position.__getitem__) if not g.loops else g.nodes[1:]
+        if g.loops:
+            g.nodes.sort(key=position.__getitem__)
+    done: dict[Group, None] = {}
+
+    def visit(group: Group) -> None:
+        stack: list[tuple[Group, bool]] = [(group, False)]
+        while stack:
+            g, ready = stack.pop()
+            if g in done:
+                continue
+            if ready:
+                done[g] = None
+                continue
+            stack.append((g, True))
+            for n in reversed(g.nodes):
+                for v in reversed(n.inputs):
+                    for p in _producers(v, group_of):
+                        if p is not g and p not in done:
+                            stack.append((p, False))
+
+    for node in graph.nodes:
+        if node in group_of:
+            visit(group_of[node])
+    return list(done)
+
+
+def _producers(v: Value, group_of: dict[Node, Group]) -> list[Group]:
+    while v.op in VIEWS:
+        v = v.node.inputs[0]
+    group = group_of.get(v.node)
+    return [group] if group is not None else []

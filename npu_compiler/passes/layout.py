@@ -1,0 +1,146 @@
+"""Channels-last where it pays: permutes sink through the ops that do not care, until they cancel or reach the end.
+
+Convolutions and pools are lowered as ``permute -> op on [N,H,W,C] -> permute back``; between two of them the permutes
+meet and vanish, so that a whole convolutional network runs in [N,H,W,C] and only its input is transposed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from .. import expr
+from ..expr import Expr
+from ..graph import Graph, Node, Value
+from .normalise import normalise
+from .static import static_values
+
+
+def sink_permutes(graph: Graph) -> None:
+    """``op(permute(x), ...)`` -> ``permute(op'(x, ...))`` for pointwise, reduce, concat and slice, repeated in order.
+
+    A unit reshape (one that adds or drops size-1 dims) in front of a pointwise op sinks the same way when the reshaped
+    value was computed by a reduction, so that what follows a pool can be part of its kernel.
+    """
+    static = static_values(graph)
+    new: dict[Value, Value] = {}
+    order = list(graph.nodes)
+    for node in order:
+        node.inputs = [new.get(v, v) for v in node.inputs]
+        graph.sources = node.sources
+        if node.op in ("pointwise", "reduce"):
+            out = _sink_loops(graph, node, static)
+        elif node.op in ("concat", "slice", "expand"):
+            out = _sink_structural(graph, node)
+        elif node.op == "permute" and node.inputs[0].op == "permute":
+            inner = node.inputs[0].node
+            out = graph.permute(inner.inputs[0], [inner.attrs["perm"][p] for p in node.attrs["perm"]])
+        else:
+            continue
+        if out is not None:
+            new[node.out] = out
+    graph.sources = ()
+    graph.replace(new)
+    normalise(graph)
+
+
+def _sink_loops(graph: Graph, node: Node, static: set[Value]) -> Value | None:
+    domain = node.domain
+    votes: dict[tuple[int, ...], int] = {}
+    for v in node.inputs:
+        if v in static or v.numel < math.prod(domain) // 8 or v.rank != len(domain):
+            continue
+        perm = v.node.attrs["perm"] if v.op == "permute" else tuple(range(v.rank))
+        votes[perm] = votes.get(perm, 0) + v.numel
+    if votes:
+        perm = max(votes, key=lambda p: (votes[p], p != tuple(range(len(p)))))
+        if perm != tuple(range(len(domain))):
+            return _permuted(graph, node, perm)
+    if node.op == "pointwise":
+        return _sink_unit_reshape(graph, node, static)
+    return None
+
+
+def _permuted(graph: Graph, node: Node, perm: Sequence[int]) -> Value:
+    """Rebuild a loop node over the domain before ``perm``; old dim i is new dim perm[i]."""
+    inputs, e = absorb_permutes(node)
+    e = expr.substitute(e, {i: expr.index(p) for i, p in enumerate(perm)})
+    domain = [0] * len(perm)
+    for i, p in enumerate(perm):
+        domain[p] = node.domain[i]
+    if node.op == "pointwise":
+        out = graph.elementwise(domain, inputs, e)
+    else:
+        axes = sorted(perm[a] for a in node.attrs["axes"])
+        if node.attrs["kind"].startswith("arg") and axes != [perm[a] for a in node.attrs["axes"]]:
+            axes = [perm[a] for a in node.attrs["axes"]]
+        out = graph.add(
+            "reduce", inputs, [(tuple(1 if d in axes else n for d, n in enumerate(domain)), node.out.dtype)],
+            kind=node.attrs["kind"], axes=tuple(axes), expr=e, domain=tuple(domain),
+        ).out  # fmt: skip
+    return graph.permute(out, perm)
+
+
+def absorb_permutes(node: Node) -> tuple[list[Value], Expr]:
+    """Inputs and expression of a loop node with its permuted inputs read through reordered indices instead."""
+    inputs = list(node.inputs)
+
+    def through(load: Expr) -> Expr | None:
+        v = node.inputs[load.value]
+        if v.op != "permute":
+            return None
+        idx = [expr.const(0, "int64")] * v.rank
+        for i, p in enumerate(v.node.attrs["perm"]):
+            idx[p] = load.args[i]
+        inputs[load.value] = v.node.inputs[0]
+        return expr.load(load.value, load.dtype, idx)
+
+    return inputs, expr.substitute(node.attrs["expr"], loads=through)
+
+
+def _sink_unit_reshape(graph: Graph, node: Node, static: set[Value]) -> Value | None:
+    live = [v for v in node.inputs if v not in static]
+    if len(live) != 1 or live[0].op != "reshape" or live[0].shape != node.out.shape:
+        return None
+    source = live[0].node.inputs[0]
+    if source.op not in ("reduce", "pointwise") or [n for n in source.shape if n != 1] != [n for n in node.out.shape if n != 1]:
+        return None
+    old = [d for d, n in enumerate(node.out.shape) if n != 1]
+    now = [d for d, n in enumerate(source.shape) if n != 1]
+    which = node.inputs.index(live[0])
+    loads_ok = all(
+        x.args == expr.identity_index(node.out.shape)
+        for x in expr.walk(node.attrs["expr"]) if x.op == "load" and x.value == which
+    )  # fmt: skip
+    if not loads_ok:
+        return None
+    dims = {d: expr.const(0, "int64") for d in range(node.out.rank)} | {o: expr.index(n) for o, n in zip(old, now, strict=True)}
+    identity = expr.identity_index(source.shape)
+
+    def through(load: Expr) -> Expr | None:
+        return expr.load(which, load.dtype, identity) if load.value == which else None
+
+    e = expr.substitute(node.attrs["expr"], dims, through)
+    inputs = [source if i == which else v for i, v in enumerate(node.inputs)]
+    return graph.reshape(graph.elementwise(source.shape, inputs, e), node.out.shape)
+
+
+def _sink_structural(graph: Graph, node: Node) -> Value | None:
+    if not all(v.op == "permute" for v in node.inputs):
+        return None
+    perms = {v.node.attrs["perm"] for v in node.inputs}
+    if len(perms) != 1:
+        return None
+    perm = perms.pop()
+    sources = [v.node.inputs[0] for v in node.inputs]
+    if node.op == "concat":
+        return graph.permute(graph.concat(sources, perm[node.attrs["axis"]]), perm)
+
+    def back(items: Sequence[int]) -> tuple[int, ...]:
+        out = [0] * len(perm)
+        for i, p in enumerate(perm):
+            out[p] = items[i]
+        return tuple(out)
+
+    attrs = {k: back(v) for k, v in node.attrs.items()}
+    return graph.permute(graph.add(node.op, sources, [(attrs["shape"], node.out.dtype)], **attrs).out, perm)

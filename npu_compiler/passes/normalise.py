@@ -1,0 +1,113 @@
+"""Remove what computes nothing and compute nothing twice: no-ops, view chains, common subexpressions, constants."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from .. import expr, interp
+from ..graph import LEAVES, VIEWS, Graph, Node, Value
+
+FOLD_LIMIT = 1 << 16  # elements; larger constants are cheaper to compute where they are used
+
+
+def normalise(graph: Graph) -> None:
+    """No-op elimination, view composition and common subexpression elimination, to a fixed point, in one ordered walk.
+
+    ``permute(permute(x))`` -> one permute; ``reshape`` likewise; identity views, casts and copies vanish; a permute that
+    only moves size-1 dims becomes a reshape.
+    """
+    new: dict[Value, Value] = {}
+    seen: dict[Any, Node] = {}
+    keep: list[Node] = []
+    for node in list(graph.nodes):
+        node.inputs = [new.get(v, v) for v in node.inputs]
+        while (simpler := _simplify(node)) is not None and isinstance(simpler, Node):
+            new[node.out] = simpler.out
+            node = simpler
+        if isinstance(simpler, Value):
+            new[node.out] = simpler
+            for old, now in list(new.items()):
+                if now is node.out:
+                    new[old] = simpler
+            continue
+        twin = seen.setdefault(_key(node), node) if node.op not in ("input", "state") else node
+        if twin is not node:
+            for a, b in zip(node.outputs, twin.outputs, strict=True):
+                new[a] = b
+                for old, now in list(new.items()):
+                    if now is a:
+                        new[old] = b
+            twin.sources = tuple(dict.fromkeys((*twin.sources, *node.sources)))
+            continue
+        keep.append(node)
+    graph.nodes = keep
+    graph.replace(new)
+
+
+def _key(node: Node) -> Any:
+    def freeze(x: Any) -> Any:
+        if isinstance(x, np.ndarray):
+            return (x.shape, x.dtype.str, x.tobytes())
+        return tuple(freeze(i) for i in x) if isinstance(x, list | tuple) else x
+
+    return node.op, tuple(node.inputs), tuple((k, freeze(v)) for k, v in sorted(node.attrs.items())), tuple(v.dtype for v in node.outputs)
+
+
+def _simplify(node: Node) -> Value | Node | None:
+    """A Value the node is equal to, a simpler Node, or None."""
+    if node.op == "pointwise":
+        e = node.attrs["expr"]
+        if e.op == "load" and e.dtype == node.out.dtype:
+            x = node.inputs[e.value]
+            if x.shape == node.out.shape and e.args == expr.identity_index(x.shape):
+                return x
+        return None
+    if node.op not in VIEWS:
+        return None
+    graph, x, out = node.inputs[0].graph, node.inputs[0], node.out
+    if node.op == "permute":
+        if x.op == "permute":
+            inner = x.node.attrs["perm"]
+            return _made(graph.permute(x.node.inputs[0], [inner[p] for p in node.attrs["perm"]]), node)
+        moved = [p for p in node.attrs["perm"] if x.shape[p] != 1]
+        if moved == sorted(moved):
+            return _made(graph.reshape(x, out.shape), node)
+    elif node.op == "reshape":
+        if x.op == "reshape":
+            return _made(graph.reshape(x.node.inputs[0], out.shape), node)
+        if x.shape == out.shape:
+            return x
+    return None
+
+
+def _made(value: Value, old: Node) -> Value | Node:
+    """A freshly built node is still to be placed (so take it off the graph's end); anything else is an existing value."""
+    graph = value.graph
+    if graph.nodes and graph.nodes[-1] is value.node and value.node.id > old.id:
+        graph.nodes.pop()
+        value.node.sources = old.sources
+        return value.node
+    return value
+
+
+def fold_constants(graph: Graph) -> None:
+    """Evaluate what depends on constants alone, if the result is small. Views that only repeat data stay views."""
+    new: dict[Value, Value] = {}
+    for node in list(graph.nodes):
+        if node.op in LEAVES or node.op == "expand":
+            continue
+        if not all(new.get(v, v).op == "const" for v in node.inputs):
+            continue
+        if any(v.numel > FOLD_LIMIT for v in node.outputs) or math.prod(node.domain if node.op == "reduce" else ()) > 1 << 22:
+            continue
+        try:
+            results = interp.evaluate_node(node, [new.get(v, v).node.attrs["data"] for v in node.inputs])
+        except IndexError:
+            continue  # an index that is out of range is the run time's error to report
+        for v, arr in zip(node.outputs, results, strict=True):
+            new[v] = graph.const(np.ascontiguousarray(arr).reshape(v.shape))
+            new[v].node.sources = node.sources
+    graph.replace(new)
