@@ -13,6 +13,7 @@ Leaves:
 
 from __future__ import annotations
 
+import functools
 import math
 import weakref
 from collections.abc import Callable, Sequence
@@ -373,26 +374,51 @@ def drop_roundings(e: Expr) -> Expr:
 
 # -- numpy evaluation -----------------------------------------------------------------------------------------------
 def evaluate(e: Expr, domain: Sequence[int], arrays: Sequence[np.ndarray], extra: dict[Expr, np.ndarray] | None = None) -> np.ndarray:
-    """Value of ``e`` over the whole iteration domain, in the dtypes the expression states."""
-    grid = {d: np.arange(n, dtype=np.int64).reshape([n if i == d else 1 for i in range(len(domain))]) for d, n in enumerate(domain)}
+    """Value of ``e`` over the whole iteration domain, in the dtypes the expression states.
+
+    Loads are clipped; those out of range mark their results, and a ``where`` drops the marks of the branch not taken.
+    ``IndexError`` if a marked element reaches the result.
+    """
+    rank = len(domain)
+    grid = [np.arange(n, dtype=np.int64).reshape([n if i == d else 1 for i in range(rank)]) for d, n in enumerate(domain)]
     val: dict[Expr, Any] = dict(extra or {})
+    outside: dict[Expr, Any] = {}  # bool arrays: elements made from an out-of-range load; absent where there are none
     with np.errstate(all="ignore"):
         for x in walk(e):
             if x in val:
                 continue
             dt = dtypes.numpy_dtype(x.dtype)
+            marks = [outside.get(a, False) for a in x.args]
             if x.op == "const":
                 val[x] = np.array(x.value).astype(dt)
             elif x.op == "index":
                 val[x] = grid[x.value]
             elif x.op == "load":
-                arr = arrays[x.value]
-                val[x] = arr[tuple(val[a] for a in x.args)] if x.args else arr[()]
+                val[x], mark = _clipped_load(arrays[x.value], [val[a] for a in x.args])
+                marks.append(mark)
             elif x.op == "cast":
                 val[x] = np.asarray(val[x.args[0]]).astype(dt)
             else:
                 val[x] = np.asarray(SCALAR_OPS[x.op].numpy(*(val[a] for a in x.args))).astype(dt)
+            if x.op == "where":
+                marks = [marks[0], np.where(val[x.args[0]], marks[1], marks[2])]
+            if any(np.any(m) for m in marks):
+                outside[x] = functools.reduce(np.logical_or, marks)
+    if e in outside and math.prod(domain):
+        raise IndexError(f"index out of range in {render(e)}")
     return np.broadcast_to(val[e], tuple(domain)).astype(dtypes.numpy_dtype(e.dtype))
+
+
+def _clipped_load(arr: np.ndarray, idx: list[Any]) -> tuple[Any, Any]:
+    """The elements at ``idx`` and where they are out of range (those hold some other element, or 0)."""
+    if not idx:
+        return arr[()], False
+    outside = functools.reduce(np.logical_or, [(i < 0) | (i >= n) for i, n in zip(idx, arr.shape, strict=True)])
+    if not np.any(outside):
+        return arr[tuple(idx)], False
+    if not arr.size:
+        return np.zeros(np.broadcast_shapes(*(np.shape(i) for i in idx)), arr.dtype), outside
+    return arr[tuple(np.clip(i, 0, n - 1) for i, n in zip(idx, arr.shape, strict=True))], outside
 
 
 # -- text and serialisation -----------------------------------------------------------------------------------------

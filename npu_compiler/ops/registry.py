@@ -42,7 +42,10 @@ class Param:
 
 @dataclass(frozen=True)
 class OpDef:
-    """An ATen op: overload names, its lowering, parameters in schema order, conformance samples and their dtypes."""
+    """An ATen op: overload names, its lowering, parameters in schema order, conformance samples and their dtypes.
+
+    ``family`` is the file that declares it.
+    """
 
     op_types: tuple[str, ...]
     lower: Callable[..., Any]
@@ -50,6 +53,7 @@ class OpDef:
     samples: tuple[Sample, ...]
     dtypes: tuple[str, ...]
     doc: str
+    family: str
     wants_graph: bool = False
 
 
@@ -72,7 +76,7 @@ def _declare(op_types: Sequence[str], f: Callable[..., Any], lower: Callable[...
     signature = inspect.signature(f).parameters.values()
     params = tuple(Param(p.name, _KINDS.get(str(p.annotation), "attr"), p.default) for p in signature if p.name != "graph")
     doc = (inspect.getdoc(f) or "").split("\n")[0]
-    op = OpDef(tuple(op_types), lower, params, tuple(samples), tuple(dts), doc, len(params) != len(signature))
+    op = OpDef(tuple(op_types), lower, params, tuple(samples), tuple(dts), doc, f.__module__.rpartition(".")[2], len(params) != len(signature))
     for name in op_types:
         if name in REGISTRY:
             raise ValueError(f"{name} is declared twice")

@@ -1,0 +1,1 @@
+"""Every op of the registry against PyTorch, on every target."""

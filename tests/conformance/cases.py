@@ -1,0 +1,285 @@
+"""Conformance cases, generated from the registry: every overload x sample x dtype as an IR call with expected results.
+
+A case knows its PyTorch arguments, the IR encoding of the call (``inputs`` and ``attrs``), PyTorch eager's results in
+the same dtype and the results in float64. :func:`compile_cases` lowers many cases into one core graph, because compiling
+for a real target costs seconds.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import torch
+
+from npu_compiler import dtypes, interp
+from npu_compiler.graph import Graph, Value
+from npu_compiler.ops import REGISTRY, OpDef, lower_call
+from npu_compiler.ops.samples import Sample, T
+
+Arrays = Mapping[str, np.ndarray]
+
+# Targets under test: name -> callable(graph, inputs by name) -> outputs by name.
+TARGETS: dict[str, Callable[[Graph, Arrays], Arrays]] = {"interp": interp.run}
+
+SUMMING = frozenset(("reduce", "matmul", "conv2d", "attention", "scan", "scatter"))
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """One call of one overload. ``str(case)`` is its test id, such as ``aten.add.Tensor-2-float16``."""
+
+    op_type: str
+    op: OpDef
+    number: int
+    dtype: str
+
+    def __str__(self) -> str:
+        return f"{self.op_type}-{self.number}-{self.dtype}"
+
+    @property
+    def family(self) -> str:
+        """The file that declares the op; cases of one family are compiled together."""
+        return self.op.family
+
+    @property
+    def sample(self) -> Sample:
+        return self.op.samples[self.number]
+
+    @cached_property
+    def overload(self) -> Any:
+        _, name, overload = self.op_type.split(".")
+        return getattr(getattr(torch.ops.aten, name), overload)
+
+    @cached_property
+    def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The sample's arguments with T replaced by tensors; other values as they stand in IR attrs."""
+        count = 0
+
+        def make(a: Any) -> Any:
+            nonlocal count
+            if isinstance(a, T):
+                count += 1
+                seed = zlib.crc32(f"{self.op_type}-{self.number}-{count}".encode())
+                return make_tensor(a, a.dtype or self.dtype, np.random.default_rng(seed))
+            return [make(x) for x in a] if isinstance(a, list | tuple) else a
+
+        return tuple(make(a) for a in self.sample.args), {k: make(v) for k, v in self.sample.kwargs}
+
+    @cached_property
+    def encoded(self) -> tuple[list[torch.Tensor], dict[str, Any]]:
+        """Inputs and attrs of the IR node for this call."""
+        return encode(self.overload._schema, *self.arguments)
+
+    @cached_property
+    def eager(self) -> list[torch.Tensor]:
+        """PyTorch's results in the dtype under test; where it has no such kernel, float32's rounded to that dtype."""
+        try:
+            return self._run(lambda t: t)
+        except (RuntimeError, NotImplementedError) as error:
+            if "not implemented for" not in str(error):
+                raise
+            low = getattr(torch, self.dtype)
+            wide = self._run(lambda t: t.float() if t.dtype == low else t)
+            return [t.to(low) if t.dtype == torch.float32 else t for t in wide]
+
+    @cached_property
+    def reference(self) -> list[torch.Tensor]:
+        """The results with every floating argument, and every floating dtype asked for, widened to float64."""
+        return self._run(lambda t: t.double() if t.is_floating_point() else t, wide=True)
+
+    def _run(self, f: Callable[[torch.Tensor], torch.Tensor], wide: bool = False) -> list[torch.Tensor]:
+        def convert(a: Any) -> Any:
+            if isinstance(a, torch.Tensor):
+                return f(a)
+            if isinstance(a, str) and a in dtypes.DTYPES:
+                return torch.float64 if wide and dtypes.is_float(a) else getattr(torch, a)
+            return [convert(x) for x in a] if isinstance(a, list) else a
+
+        args, kwargs = self.arguments
+        with torch.no_grad():
+            out = self.overload(*(convert(a) for a in args), **{k: convert(v) for k, v in kwargs.items()})
+        return list(out) if isinstance(out, tuple | list) else [out]
+
+
+def make_tensor(spec: T, dtype: str, rng: np.random.Generator) -> torch.Tensor:
+    """A deterministic tensor of ``spec``; 'transposed' and 'strided' ones really are non-contiguous."""
+    shape = list(spec.shape)
+    if spec.layout == "transposed" and len(shape) >= 2:
+        shape[-2:] = shape[:-3:-1]
+    if spec.layout == "strided" and shape:
+        shape[-1] *= 2
+    kind = dtypes.DTYPES[dtype].kind
+    if spec.values is not None:
+        wide = np.array(spec.values).reshape(spec.shape)
+    elif kind == "float":
+        wide = rng.uniform(spec.low, spec.high, shape)
+    elif kind == "bool":
+        wide = rng.integers(0, 2, shape)
+    else:
+        low = max(spec.low, 0) if kind == "uint" else spec.low
+        wide = rng.integers(int(np.ceil(low)), max(int(np.ceil(spec.high)), int(np.ceil(low)) + 1), shape)
+    t = torch.from_numpy(np.array(wide)).to(getattr(torch, dtype))
+    if spec.values is not None:
+        return t
+    if spec.layout == "transposed" and len(shape) >= 2:
+        return t.transpose(-1, -2)
+    return t[..., ::2] if spec.layout == "strided" and shape else t
+
+
+def encode(schema: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[torch.Tensor], dict[str, Any]]:
+    """The IR form of a call: tensors in schema order, everything else in attrs under its schema name.
+
+    Positional arguments that equal their default are dropped at the tail, as export does.
+    """
+    args = list(args)
+    while args and (p := schema.arguments[len(args) - 1]).has_default_value() and same_value(p.default_value, args[-1]):
+        args.pop()
+    given = {p.name: a for p, a in zip(schema.arguments, args, strict=False)} | dict(kwargs)
+    inputs: list[torch.Tensor] = []
+    attrs: dict[str, Any] = {}
+    sizes: list[int] = []
+    masks: list[list[bool]] = []
+    for p in schema.arguments:
+        if p.name not in given:
+            continue
+        a = given[p.name]
+        if isinstance(a, torch.Tensor):
+            inputs.append(a)
+        elif isinstance(a, list) and "Tensor" in str(p.type):
+            tensors = [t for t in a if t is not None]
+            inputs += tensors
+            sizes.append(len(tensors))
+            if len(tensors) != len(a):
+                masks.append([t is None for t in a])
+        elif a is not None or "Tensor" not in str(p.type):
+            attrs[p.name] = a
+    if sizes:
+        attrs["_tensor_list_sizes"] = sizes
+    if masks:
+        attrs["_tensor_list_none_masks"] = masks
+    return inputs, attrs
+
+
+def same_value(a: Any, b: Any) -> bool:
+    return type(a) is type(b) and not isinstance(a, torch.Tensor) and a == b
+
+
+def to_numpy(t: torch.Tensor) -> np.ndarray:
+    """A numpy view with the tensor's own strides; bfloat16 through ml_dtypes."""
+    t = t.detach()
+    if t.dtype == torch.bfloat16:
+        return t.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+    return t.numpy()
+
+
+def all_cases() -> list[Case]:
+    return [
+        Case(op_type, op, number, dtype)
+        for op_type, op in sorted(REGISTRY.items())
+        for number in range(len(op.samples))
+        for dtype in op.dtypes
+    ]
+
+
+@dataclass
+class Batch:
+    """Many cases in one graph. ``failed`` holds the error of each case that could not be lowered."""
+
+    graph: Graph = field(default_factory=Graph)
+    inputs: dict[str, np.ndarray] = field(default_factory=dict)
+    outputs: dict[Case, list[str]] = field(default_factory=dict)
+    summing: dict[Case, bool] = field(default_factory=dict)
+    failed: dict[Case, Exception] = field(default_factory=dict)
+
+    def add(self, case: Case) -> None:
+        tensors, attrs = case.encoded
+        values: list[Value] = []
+        for i, t in enumerate(tensors):
+            name = f"{case}.in{i}"
+            self.inputs[name] = to_numpy(t)
+            values.append(self.graph.input(name, tuple(t.shape), dtypes.parse(t.dtype)))
+        before = len(self.graph.nodes)
+        results = lower_call(self.graph, case.op_type, values, attrs)
+        names = []
+        for i, (got, want) in enumerate(zip(results, case.eager, strict=True)):
+            fits = got is not None and got.shape == tuple(want.shape)
+            assert fits, f"result {i} is {got}, PyTorch's has shape {list(want.shape)}"
+            names.append(f"{case}.out{i}")
+            self.graph.outputs.append((names[-1], got.cast(dtypes.parse(want.dtype))))
+        self.outputs[case] = names
+        self.summing[case] = any(n.op in SUMMING for n in self.graph.nodes[before:])
+
+
+def compile_cases(cases: Sequence[Case]) -> Batch:
+    """One graph for all cases; one that cannot be lowered is reported in ``failed`` and does not disturb the others."""
+    batch = Batch()
+    for case in cases:
+        try:
+            batch.add(case)
+        except Exception as error:  # reported by the case's own test
+            batch.failed[case] = error
+    batch.graph.clean()
+    return batch
+
+
+def check(case: Case, got: Sequence[np.ndarray], summing: bool) -> None:
+    """The gate. ``AssertionError`` with the worst element where a result differs from PyTorch's by more than allowed.
+
+    Integers and bools are equal. Floats have infinities and NaN where PyTorch has them, and elsewhere an error against
+    the float64 result of at most 1.1 x eager's own plus 2 units in the last place (1 for half types); results of sums
+    get 4 float32 units of the largest magnitude involved, since the order of a sum is free.
+    """
+    for number, (out, eager, exact) in enumerate(zip(got, case.eager, case.reference, strict=True)):
+        where = f"{case} {case.sample} result {number}"
+        want = to_numpy(eager)
+        assert out.dtype == want.dtype, f"{where}: dtype {out.dtype}, PyTorch's is {want.dtype}"
+        assert out.shape == want.shape, f"{where}: shape {out.shape}, PyTorch's is {want.shape}"
+        if not eager.is_floating_point():
+            bad = np.argwhere(out != want)
+            first = tuple(bad[0]) if len(bad) else ()
+            assert not len(bad), f"{where}: {len(bad)} differ, the first at {first}: {out[first]} != {want[first]}"
+            continue
+        out, want = out.astype(np.float64), want.astype(np.float64)
+        special = ~np.isfinite(want)
+        same = np.array_equal(out[special], want[special], equal_nan=True) and np.isfinite(out[~special]).all()
+        assert same, f"{where}: NaN or infinities differ\n{out}\n{want}"
+        counted = ~special & exact.isfinite().numpy()
+        summed = max(map(largest, (exact, *case.encoded[0]))) if summing else 0.0
+        check_errors(
+            where, dtypes.parse(eager.dtype), *(x[counted] for x in (out, want, exact.double().numpy())), summed
+        )
+
+
+def check_errors(where: str, dtype: str, out: np.ndarray, eager: np.ndarray, exact: np.ndarray, summed: float) -> None:
+    """Finite float64 vectors: ours, eager's and the exact result, all rounded to ``dtype`` once but for the last."""
+    if not exact.size:
+        return
+    error, eager_error = np.abs(out - exact), np.abs(eager - exact).max()
+    floor = (2 if dtype in ("float32", "float64") else 1) * ulp(dtype, exact)
+    if summed:
+        floor = floor + 4 * ulp(dtypes.opmath(dtype), summed)
+    excess = error - (1.1 * eager_error + floor)
+    i = int(np.argmax(excess))
+    assert excess[i] <= 0, (
+        f"{where}: error {error[i]:.3g} against float64 ({out[i]} for {exact[i]}); "
+        f"eager's worst is {eager_error:.3g}, floor {floor[i]:.3g}"
+    )
+
+
+def ulp(dtype: str, x: Any) -> np.ndarray:
+    """Distance between neighbours of ``dtype`` at the magnitude of ``x``."""
+    info = torch.finfo(getattr(torch, dtype))
+    return np.maximum(2.0 ** np.floor(np.log2(np.maximum(np.abs(x), info.tiny))), info.tiny) * info.eps
+
+
+def largest(t: torch.Tensor) -> float:
+    """Largest finite magnitude of a floating tensor, else 0."""
+    if not t.is_floating_point() or not t.numel():
+        return 0.0
+    return float(t.double().nan_to_num(0.0, 0.0, 0.0).abs().max())
