@@ -129,7 +129,7 @@ template <> inline __attribute__((always_inline)) void st1(f16* p, float v) {
 
 // ---------------------------------------------------------------------------------------------- conversions
 template <class V, class S> NPU_INLINE V splat(S s) {
-  return V{} + (lane_t<V>)s;
+  return (lane_t<V>)s - V{};  // x - 0 is x for every x, -0.0 and NaN included: folds to a broadcast
 }
 template <> inline __attribute__((always_inline)) vf splat<vf>(float s) {
 #if NPU_AVX512

@@ -1,0 +1,99 @@
+// Matrix product with packed weights: out[m][n] = epi(sum over k of a[m][k] * w[k][n]).
+//
+//   struct D : GemmDims { static constexpr long M, N, K, lda; };       rows of A have unit inner stride
+//   gemm<D>(a, w, epi, th, counter)
+//
+// Weights: [ceil(N/32)][K][32] float or f16, [ceil(N/32)][ceil(K/2)][32][2] bf16, zero padded; pack_b() packs a
+// matrix computed at run time. epi(acc, row, col, lanes) gets VL neighbouring columns of one row (row = b * M + m).
+#pragma once
+#include "tile.h"
+
+namespace npu {
+
+struct GemmDims {
+  static constexpr long B = 1;         // batch: product b uses a + b * batch_a and the b-th packed weight matrix
+  static constexpr long batch_a = 0;   // elements
+  static constexpr bool shared_w = true;  // all products use the same weights
+};
+
+// Rows of a block and panels of a chunk, for `rows` positions of row_bytes each against `panels` of panel_bytes.
+struct Blocking { long block_rows, chunk_panels; };
+constexpr Blocking choose_blocking(long images, long rows, long quantum, long row_bytes, long panels,
+                                   long panel_bytes, long row_panel_macs) {
+  const long fit = max_of(1, BLOCK_BYTES / (quantum * row_bytes)) * quantum;
+  long block = min_of(ceil_div(rows, quantum) * quantum, fit);
+  if (panels * panel_bytes <= RESIDENT_BYTES) {  // more, smaller blocks cost no weight traffic
+    long wanted = ceil_div(ceil_div(rows * images, CHUNKS), quantum) * quantum;
+    long least = ceil_div(ceil_div(CHUNK_MACS, row_panel_macs * panels), quantum) * quantum;
+    block = min_of(block, max_of(wanted, max_of(least, 3 * quantum)));
+  }
+  const long blocks = ceil_div(rows, block);
+  block = ceil_div(ceil_div(rows, blocks), quantum) * quantum;  // equal blocks
+  const long groups = ceil_div(CHUNKS, blocks * images);        // wanted for each block
+  const long most = max_of(1, panels * row_panel_macs * min_of(block, rows) / CHUNK_MACS);
+  return {min_of(block, rows), ceil_div(panels, min_of(min_of(groups, most), panels))};
+}
+
+template <class D, class TA, class TW> struct GemmPlan {
+  using Kind = typename Operands<TA, TW>::Kind;
+  static constexpr long UNITS = ceil_div(D::K, Kind::X_PER_UNIT);
+  // Rows a multiple of 4096 bytes apart would share one set of the L1 cache: copy them apart.
+  static constexpr bool COPY = Operands<TA, TW>::WIDEN || D::K % Kind::X_PER_UNIT != 0 ||
+                               (D::lda * (long)sizeof(TA) % 4096 == 0 && D::M > 8);
+  static constexpr long ROW_BYTES = COPY ? UNITS * 4 + (UNITS * 4 % 4096 == 0 ? 64 : 0) : D::lda * (long)sizeof(TA);
+  static constexpr long NP = ceil_div(D::N, PANEL), N = D::N, G = 1, IMAGES = D::B;
+  static constexpr Blocking BLOCKING = choose_blocking(D::B, D::M, TILE_ROWS, UNITS * 4, NP, UNITS * Kind::W_BYTES,
+                                                       D::K * PANEL);
+  static constexpr long Q = BLOCKING.block_rows, BLOCKS = ceil_div(D::M, Q), Q_LAST = D::M - (BLOCKS - 1) * Q;
+  static constexpr long PG = BLOCKING.chunk_panels;
+  static constexpr int NTAPS = 1, LEN = (int)UNITS;
+  static constexpr long GROUP_BYTES = 0, W_IMAGE_BYTES = D::shared_w ? 0 : NP * UNITS * Kind::W_BYTES;
+  static constexpr long COPY_BYTES = COPY ? Q * ROW_BYTES : 0;
+
+  static void tables(int32_t* off, long* taps) {
+    for (long q = 0; q < Q; q++) off[q] = (int32_t)(q * ROW_BYTES);
+    taps[0] = 0;
+  }
+  static long first_row(long image, long block) { return image * D::M + block * Q; }
+  static const char* prepare(const TA* a, long image, long block, char* copy) {
+    a += image * D::batch_a + block * Q * D::lda;
+    if (!COPY) return (const char*)a;
+    const long rows = min_of(Q, D::M - block * Q);
+    for (long q = 0; q < rows; q++) copy_units<Kind>(copy + q * ROW_BYTES, a + q * D::lda, D::K);
+    return copy;
+  }
+};
+
+template <class D, class TA, class TW> constexpr long gemm_scratch_bytes() {
+  return blocked_scratch_bytes<GemmPlan<D, TA, TW>>();
+}
+
+template <class D, class TA, class TW, class Epi>
+NPU_NOINLINE void gemm(const TA* a, const TW* w, Epi& epi, Thread& th, int* counter) {
+  blocked<GemmPlan<D, TA, TW>>(a, w, epi, th, counter);
+}
+
+// Packs b[k][n] (element strides given, one of them usually 1) into panels, all threads sharing the work; the caller
+// puts a barrier before gemm. D gives B, N, K and batch_b (elements).
+template <class D, class T, class TP>
+NPU_NOINLINE void pack_b(const T* b, long stride_k, long stride_n, TP* out, Thread& th) {
+  constexpr long NP = ceil_div(D::N, PANEL), PAIR = is_same<TP, bf16>::value ? 2 : 1, KP = ceil_div(D::K, PAIR) * PAIR;
+  const long panels = D::B * NP;
+  for (long i = panels * th.tid / th.n; i < panels * (th.tid + 1) / th.n; i++) {
+    const long image = i / NP, col = i % NP * PANEL, cols = min_of(PANEL, D::N - col);
+    const T* from = b + image * D::batch_b + col * stride_n;
+    TP* to = out + i * KP * PANEL;
+    for (long k = 0; k < KP; k++) {
+      TP* row = to + k / PAIR * PANEL * PAIR + k % PAIR;
+      const T* source = from + k * stride_k;
+      if (PAIR == 1 && k < D::K && cols == PANEL && stride_n == 1) {
+        for (int c = 0; c < PANEL; c += VL) st(row + c, ld(source + c, Full{}), Full{});
+        continue;
+      }
+      for (long c = 0; c < PANEL; c++)
+        st1(row + c * PAIR, k < D::K && c < cols ? (float)ld1(source + c * stride_n) : 0.0f);
+    }
+  }
+}
+
+}  // namespace npu

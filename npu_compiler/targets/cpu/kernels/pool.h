@@ -1,0 +1,238 @@
+// The thread pool of a program: every thread runs the whole program function and meets the others at barriers.
+//
+//   pool_start(n, scratch_bytes);              once; n == 1 creates no thread
+//   pool_run(fn, arg);                         fn(arg, Thread&) on all n threads; returns when all have finished
+//   barrier(th);                               between kernels
+//   for (int i; (i = next_chunk(th, counter)) < total;) ...
+//   pool_stop();                               joins the workers (also done when the program is unloaded)
+//
+// After a run the workers spin for a bounded time, so that the next run starts at once, then sleep on a futex.
+// A child of fork() has no workers: the first run there starts them again.
+#pragma once
+#include <pthread.h>
+#include <sched.h>
+#include <stdint.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+#if defined(__linux__)
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#endif
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace npu {
+
+constexpr int MAX_THREADS = 256;
+// A chunk counter fills one cache line, so that kernels side by side in the array do not disturb each other.
+constexpr int COUNTER_STRIDE = 16;
+
+struct alignas(64) Line { uint32_t value; uint32_t sleepers; };
+
+struct Pool;
+struct Thread {
+  int tid, n;
+  Pool* pool;
+  char* scratch;
+  uint32_t arrivals;  // barrier arrivals, of all threads, that complete the last barrier this thread entered
+};
+
+typedef void (*RunFn)(void* arg, Thread& th);
+
+struct Pool {
+  Line barrier;  // value counts arrivals and never resets: barrier k is complete at k * n
+  Line run;      // value counts runs; workers wait for it to change
+  pthread_mutex_t lock;
+  RunFn fn;
+  void* arg;
+  int n, stopping;
+  uint32_t spin_us;
+  pid_t owner;
+  long scratch_bytes, mapped_bytes;  // of one thread, of all
+  char* scratch;
+  Thread threads[MAX_THREADS];
+  pthread_t handles[MAX_THREADS];
+};
+
+inline Pool g_pool = {{0, 0}, {0, 0}, PTHREAD_MUTEX_INITIALIZER, nullptr, nullptr, 1, 0, 150, 0, 0, 0, nullptr, {}, {}};
+
+inline __attribute__((always_inline)) void cpu_relax() {
+#if defined(__x86_64__)
+  _mm_pause();
+#elif defined(__aarch64__)
+  __asm__ __volatile__("yield");
+#endif
+}
+
+inline void futex_wait(uint32_t* address, uint32_t seen) {
+#if defined(__linux__)
+  syscall(SYS_futex, address, FUTEX_WAIT_PRIVATE, seen, nullptr, nullptr, 0);
+#else
+  (void)address, (void)seen;
+  struct timespec pause = {0, 50000};
+  nanosleep(&pause, nullptr);
+#endif
+}
+
+inline void futex_wake(uint32_t* address) {
+#if defined(__linux__)
+  syscall(SYS_futex, address, FUTEX_WAKE_PRIVATE, MAX_THREADS, nullptr, nullptr, 0);
+#else
+  (void)address;
+#endif
+}
+
+inline uint64_t now_ns() {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+// Sleeps until line.value is no longer `seen`. The sleeper count is raised before the kernel rechecks the value and
+// read after the value was changed (both sequentially consistent), so no wake-up is lost.
+inline void line_sleep(Line& line, uint32_t seen) {
+  __atomic_fetch_add(&line.sleepers, 1, __ATOMIC_SEQ_CST);
+  if (__atomic_load_n(&line.value, __ATOMIC_SEQ_CST) == seen) futex_wait(&line.value, seen);
+  __atomic_fetch_sub(&line.sleepers, 1, __ATOMIC_SEQ_CST);
+}
+inline void line_wake(Line& line) {
+  if (__atomic_load_n(&line.sleepers, __ATOMIC_SEQ_CST)) futex_wake(&line.value);
+}
+
+inline __attribute__((noinline)) void barrier_wait_long(Line& line, uint32_t target) {
+  // The other thread has long work to do or no CPU: give ours away, at last sleep.
+  for (int i = 0;; i++) {
+    uint32_t seen = __atomic_load_n(&line.value, __ATOMIC_ACQUIRE);
+    if ((int32_t)(seen - target) >= 0) return;
+    if (i < 64) sched_yield();
+    else line_sleep(line, seen);
+  }
+}
+
+inline void barrier(Thread& th) {
+  if (th.n == 1) return;
+  Line& line = th.pool->barrier;
+  uint32_t target = th.arrivals += (uint32_t)th.n;
+  if (__atomic_add_fetch(&line.value, 1, __ATOMIC_SEQ_CST) == target) return line_wake(line);
+  for (int i = 0; i < 4096; i++) {
+    if ((int32_t)(__atomic_load_n(&line.value, __ATOMIC_ACQUIRE) - target) >= 0) return;
+    cpu_relax();
+  }
+  barrier_wait_long(line, target);
+}
+
+// The next chunk of a kernel: 0, 1, 2, ... each value given to one thread. The program zeroes the counters before a run.
+inline int next_chunk(Thread& th, int* counter) {
+  if (th.n == 1) return (*counter)++;
+  return __atomic_fetch_add(counter, 1, __ATOMIC_RELAXED);
+}
+
+inline void* pool_worker(void* p) {
+  Thread& th = *(Thread*)p;
+  Pool& pool = *th.pool;
+  for (uint32_t seen = 0;;) {
+    uint64_t deadline = 0;
+    for (int i = 1; __atomic_load_n(&pool.run.value, __ATOMIC_ACQUIRE) == seen; i++) {
+      cpu_relax();
+      if (i % 256) continue;
+      uint64_t now = now_ns();
+      if (!deadline) deadline = now + pool.spin_us * 1000ull;
+      if (now >= deadline) line_sleep(pool.run, seen);
+    }
+    seen = __atomic_load_n(&pool.run.value, __ATOMIC_ACQUIRE);
+    if (pool.stopping) return nullptr;
+    pool.fn(pool.arg, th);
+    barrier(th);
+  }
+}
+
+inline char* pool_map(long bytes) {
+  void* p = mmap(nullptr, (size_t)bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (p == MAP_FAILED) return nullptr;
+#if defined(__linux__)
+  madvise(p, (size_t)bytes, MADV_HUGEPAGE);
+#endif
+  return (char*)p;
+}
+
+// Starts the workers for the thread count in pool.n; fewer if the system refuses to create them all.
+inline void pool_spawn(Pool& pool) {
+  pool.barrier.value = pool.barrier.sleepers = 0;
+  pool.run.value = pool.run.sleepers = 0;
+  pool.stopping = 0;
+  pool.owner = getpid();
+  int wanted = pool.n;
+  for (int t = 0; t < wanted; t++)
+    pool.threads[t] = Thread{t, wanted, &pool, pool.scratch + t * pool.scratch_bytes, 0};
+  for (int t = 1; t < wanted; t++) {
+    if (pthread_create(&pool.handles[t], nullptr, pool_worker, &pool.threads[t]) == 0) continue;
+    pool.n = t;  // the workers wait for the first run, so their count may still change
+    for (int i = 0; i < t; i++) pool.threads[i].n = t;
+    break;
+  }
+}
+
+inline void pool_join(Pool& pool) {
+  if (pool.owner == getpid() && pool.n > 1) {
+    __atomic_store_n(&pool.stopping, 1, __ATOMIC_SEQ_CST);
+    __atomic_add_fetch(&pool.run.value, 1, __ATOMIC_SEQ_CST);
+    line_wake(pool.run);
+    for (int t = 1; t < pool.n; t++) pthread_join(pool.handles[t], nullptr);
+  }
+  if (pool.scratch) munmap(pool.scratch, (size_t)pool.mapped_bytes);
+  pool.scratch = nullptr;
+  pool.owner = 0;
+  pool.n = 1;
+}
+
+// (Re)starts the pool with n threads of scratch_bytes each. Returns the number of threads, 0 if memory is refused.
+inline int pool_start(int n, long scratch_bytes) {
+  Pool& pool = g_pool;
+  pthread_mutex_lock(&pool.lock);
+  pool_join(pool);
+  pool.n = n < 1 ? 1 : n > MAX_THREADS ? MAX_THREADS : n;
+  // Whole pages plus one: threads never share a page, and equal offsets do not collide in a cache set.
+  pool.scratch_bytes = (scratch_bytes + 4095) / 4096 * 4096 + 4096 + 320;
+  pool.mapped_bytes = pool.scratch_bytes * pool.n;
+  pool.scratch = pool_map(pool.mapped_bytes);
+  if (pool.scratch) pool_spawn(pool);
+  int started = pool.scratch ? pool.n : 0;
+  pthread_mutex_unlock(&pool.lock);
+  return started;
+}
+
+inline void pool_run(RunFn fn, void* arg) {
+  Pool& pool = g_pool;
+  if (__builtin_expect(pool.owner != getpid(), 0)) {  // a forked child: its lock may be held by a thread it lacks
+    pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
+    pool.lock = fresh;
+    pool_spawn(pool);
+  }
+  pthread_mutex_lock(&pool.lock);
+  pool.fn = fn;
+  pool.arg = arg;
+  if (pool.n > 1) {
+    __atomic_add_fetch(&pool.run.value, 1, __ATOMIC_SEQ_CST);
+    line_wake(pool.run);
+  }
+  fn(arg, pool.threads[0]);
+  barrier(pool.threads[0]);
+  pthread_mutex_unlock(&pool.lock);
+}
+
+inline void pool_stop() {
+  pthread_mutex_lock(&g_pool.lock);
+  pool_join(g_pool);
+  pthread_mutex_unlock(&g_pool.lock);
+}
+
+// A thread that still runs the program at exit keeps its pool.
+__attribute__((destructor)) static void pool_unload() {
+  if (pthread_mutex_trylock(&g_pool.lock)) return;
+  pool_join(g_pool);
+  pthread_mutex_unlock(&g_pool.lock);
+}
+
+}  // namespace npu

@@ -1,0 +1,274 @@
+// The register tile shared by gemm, conv and attention: P positions x COLS output columns, fp32 accumulators.
+//
+//   acc[p][c] (+)= sum over taps t, units k:  x[taps[t] + off[p] + 4k] * w[t * len + k][c]
+//
+// A unit is 4 bytes of x: one float, or a pair of bf16. Weights come in panels of 32 columns:
+//   F32   [K][32] float      F16W  [K][32] f16, widened in registers      BF16P  [K/2][32][2] bf16
+// One instantiation per (kind, P) serves every shape of a program; sizes are run-time arguments.
+#pragma once
+#include "pool.h"
+#include "simd.h"
+
+namespace npu {
+
+constexpr int PANEL = 32;
+#if NPU_AVX512
+constexpr int TILE_VECS = 2, TILE_ROWS = 14;  // 28 accumulators + 2 weights + 1 broadcast of 32 registers
+#elif NPU_AVX2
+constexpr int TILE_VECS = 2, TILE_ROWS = 6;  // 12 + 2 + 1 of 16
+#elif NPU_NEON
+constexpr int TILE_VECS = 4, TILE_ROWS = 6;  // 24 + 4 + 1 of 32
+#else
+constexpr int TILE_VECS = 2, TILE_ROWS = 5;
+#endif
+constexpr int TILE_COLS = TILE_VECS * VL;
+
+struct TileArgs {
+  const char* x;
+  const int32_t* off;  // byte offset of each position
+  const long* taps;    // byte offset of each tap
+  int ntaps, len;      // len: units per tap
+  const char* w;
+  float* acc;          // [P][PANEL]
+  bool accumulate;     // start from acc instead of 0
+  const char* prefetch;  // weights needed soon, fetched into L2: a step for every two units
+  long prefetch_step;    // bytes; 0 fetches nothing new
+};
+typedef void (*TileFn)(const TileArgs&);
+
+NPU_INLINE float unit(const char* p) {
+  float f;
+  memcpy(&f, p, 4);
+  return f;
+}
+
+// acc += w * x in place. Written as an instruction: gcc 12 otherwise mixes fmadd forms that overwrite a factor, and
+// pays with register moves and spills in a tile that fills the register file.
+NPU_INLINE void mul_add(vf& acc, vf w, vf x) {
+#if NPU_AVX512 || NPU_AVX2
+  __asm__("vfmadd231ps %2, %1, %0" : "+v"(acc) : "v"(w), "v"(x));
+#else
+  acc = fma(w, x, acc);
+#endif
+}
+
+struct F32 {
+  static constexpr int W_BYTES = PANEL * 4;  // of one unit in a panel
+  static constexpr int X_PER_UNIT = 1;
+  NPU_INLINE vf weights(const char* w, int v) { return load_bytes<vf>(w + v * VL * 4); }
+  NPU_INLINE void step(vf& acc, vf w, vf x) { mul_add(acc, w, x); }
+};
+
+struct F16W {
+  static constexpr int W_BYTES = PANEL * 2;
+  static constexpr int X_PER_UNIT = 1;
+  NPU_INLINE vf weights(const char* w, int v) { return ld((const f16*)w + v * VL, Full{}); }
+  NPU_INLINE void step(vf& acc, vf w, vf x) { mul_add(acc, w, x); }
+};
+
+struct BF16P {
+  static constexpr int W_BYTES = PANEL * 4;
+  static constexpr int X_PER_UNIT = 2;
+  NPU_INLINE vf weights(const char* w, int v) { return load_bytes<vf>(w + v * VL * 4); }
+  NPU_INLINE void step(vf& acc, vf w, vf x) {
+#if defined(__AVX512BF16__) && NPU_AVX512
+    __asm__("vdpbf16ps %2, %1, %0" : "+v"(acc) : "v"(w), "v"(x));
+#else
+    mul_add(acc, (vf)((vi32)w << 16), (vf)((vi32)x << 16));
+    mul_add(acc, (vf)((vi32)w & (int32_t)0xffff0000), (vf)((vi32)x & (int32_t)0xffff0000));
+#endif
+  }
+};
+
+template <class Kind, int P> NPU_INLINE void tile_step(vf (&acc)[P][TILE_VECS], const char* const (&xp)[P], long xk,
+                                                      const char* w) {
+  vf wv[TILE_VECS];
+#pragma GCC unroll 4
+  for (int v = 0; v < TILE_VECS; v++) wv[v] = Kind::weights(w, v);
+#pragma GCC unroll 14
+  for (int p = 0; p < P; p++) {
+    vf x = splat<vf>(unit(xp[p] + xk));
+#pragma GCC unroll 4
+    for (int v = 0; v < TILE_VECS; v++) Kind::step(acc[p][v], wv[v], x);
+  }
+}
+
+template <class Kind, int P> NPU_NOINLINE void tile(const TileArgs& a) {
+  vf acc[P][TILE_VECS];
+#pragma GCC unroll 14
+  for (int p = 0; p < P; p++)
+#pragma GCC unroll 4
+    for (int v = 0; v < TILE_VECS; v++)
+      acc[p][v] = a.accumulate ? load_bytes<vf>(a.acc + p * PANEL + v * VL) : vf{};
+  const char* w = a.w;
+  const char* prefetch = a.prefetch;
+  const long prefetch_step = a.prefetch_step;
+  const int len = a.len;
+  for (int t = 0; t < a.ntaps; t++) {
+    const char* xp[P];
+#pragma GCC unroll 14
+    for (int p = 0; p < P; p++) xp[p] = a.x + a.taps[t] + a.off[p];
+    long k = 0;
+    for (; k + 4 <= len; k += 4) {
+      __builtin_prefetch(prefetch, 0, 2);
+      tile_step<Kind, P>(acc, xp, k * 4, w);
+      tile_step<Kind, P>(acc, xp, k * 4 + 4, w + Kind::W_BYTES);
+      __builtin_prefetch(prefetch + prefetch_step, 0, 2);
+      tile_step<Kind, P>(acc, xp, k * 4 + 8, w + 2 * Kind::W_BYTES);
+      tile_step<Kind, P>(acc, xp, k * 4 + 12, w + 3 * Kind::W_BYTES);
+      w += 4 * Kind::W_BYTES;
+      prefetch += 2 * prefetch_step;
+    }
+    for (; k < len; k++, w += Kind::W_BYTES) tile_step<Kind, P>(acc, xp, k * 4, w);
+  }
+#pragma GCC unroll 14
+  for (int p = 0; p < P; p++)
+#pragma GCC unroll 4
+    for (int v = 0; v < TILE_VECS; v++) store_bytes(a.acc + p * PANEL + v * VL, acc[p][v]);
+}
+
+// Q positions cut into the fewest tiles of nearly equal height: `tall` tiles of `rows + 1`, then tiles of `rows`.
+struct Tiling {
+  TileFn tall_fn, fn;
+  int tall, count, rows;
+};
+template <class Kind, long Q> NPU_INLINE Tiling tiling() {
+  constexpr int count = (int)((Q + TILE_ROWS - 1) / TILE_ROWS), rows = (int)(Q / count), tall = (int)(Q % count);
+  if constexpr (tall > 0) return {tile<Kind, rows + 1>, tile<Kind, rows>, tall, count, rows};
+  else return {tile<Kind, rows>, tile<Kind, rows>, 0, count, rows};
+}
+
+// Hands `rows` rows of a finished panel to the epilogue. N is the number of columns of a group, col the panel's first
+// column in its group, shift the group's first column.
+template <long N, class Epi>
+NPU_INLINE void finish(const float* acc, int rows, long row, long col, long shift, Epi& epi) {
+  const bool whole = N % PANEL == 0 || col + PANEL <= N;
+  for (int p = 0; p < rows; p++, acc += PANEL, row++) {
+    if (whole) {
+#pragma GCC unroll 8
+      for (int v = 0; v < PANEL; v += VL) epi(load_bytes<vf>(acc + v), row, shift + col + v, Full{});
+    } else {
+      for (int v = 0; v < PANEL && col + v < N; v += VL) {
+        if (col + v + VL <= N) epi(load_bytes<vf>(acc + v), row, shift + col + v, Full{});
+        else epi(load_bytes<vf>(acc + v), row, shift + col + v, (int)(N - col - v));
+      }
+    }
+  }
+}
+
+// ---------------------------------------------------------------------------------------------- blocked driver
+constexpr long min_of(long a, long b) { return a < b ? a : b; }
+constexpr long max_of(long a, long b) { return a > b ? a : b; }
+constexpr long ceil_div(long a, long b) { return (a + b - 1) / b; }
+constexpr long align64(long bytes) { return (bytes + 63) / 64 * 64; }
+
+constexpr long BLOCK_BYTES = 256 << 10;     // x of one block: leaves most of a 1 MB L2 to the weights
+constexpr long RESIDENT_BYTES = 384 << 10;  // weights that stay in L2 beside it
+constexpr long CHUNK_MACS = 400000;         // some 12 us of one core: a chunk is not worth splitting further
+constexpr long CHUNKS = 16;                 // wanted at least, so that threads balance under noise
+
+// A matrix product cut into chunks: a chunk is a block of positions times PG panels of weights.
+// Plan gives the constants Kind, IMAGES, BLOCKS, Q (positions of a block), Q_LAST, G, N, NP (columns and panels of a
+// group), PG, NTAPS, LEN, GROUP_BYTES (of x), W_IMAGE_BYTES and
+//   tables(off, taps)                    offsets of the positions of a block, of the taps
+//   first_row(image, block)              row of the block's first position in the output
+//   prepare(x, image, block, copy)       start of the block's x, copied to `copy` if it must be padded or converted
+template <class Plan> constexpr long blocked_tables_bytes() { return align64(Plan::Q * 4) + align64(Plan::NTAPS * 8); }
+template <class Plan> constexpr long blocked_scratch_bytes() {
+  return blocked_tables_bytes<Plan>() + align64(Plan::COPY_BYTES);
+}
+
+template <class Plan> struct Chunk {
+  static constexpr long GROUPS = ceil_div(Plan::G * Plan::NP, Plan::PG), COUNT = Plan::IMAGES * Plan::BLOCKS * GROUPS;
+  long image, block, begin, end;  // panels begin..end
+  NPU_INLINE Chunk of(long i) {
+    long begin = i % GROUPS * Plan::PG;
+    return {i / (GROUPS * Plan::BLOCKS), i / GROUPS % Plan::BLOCKS, begin,
+            min_of(begin + Plan::PG, Plan::G * Plan::NP)};
+  }
+};
+
+template <class Plan, class TX, class TW, class Epi>
+NPU_INLINE void blocked(const TX* x, const TW* weights, Epi& epi, Thread& th, int* counter) {
+  using Kind = typename Plan::Kind;
+  constexpr long UNITS = (long)Plan::NTAPS * Plan::LEN, PANEL_BYTES = UNITS * Kind::W_BYTES;
+  int32_t* off = (int32_t*)th.scratch;
+  long* taps = (long*)(th.scratch + align64(Plan::Q * 4));
+  char* copy = th.scratch + blocked_tables_bytes<Plan>();
+  long i = next_chunk(th, counter), prepared = -1;
+  if (i >= Chunk<Plan>::COUNT) return;
+  Plan::tables(off, taps);
+  alignas(64) float acc[TILE_ROWS * PANEL];
+  const char* block = nullptr;
+  const Tiling full = tiling<Kind, Plan::Q>(), last = tiling<Kind, Plan::Q_LAST>();
+  while (i < Chunk<Plan>::COUNT) {
+    const Chunk<Plan> c = Chunk<Plan>::of(i);
+    if (prepared != c.image * Plan::BLOCKS + c.block) {
+      block = Plan::prepare(x, c.image, c.block, copy);
+      prepared = c.image * Plan::BLOCKS + c.block;
+    }
+    const Tiling& tiles = c.block == Plan::BLOCKS - 1 ? last : full;
+    const char* w = (const char*)weights + c.image * Plan::W_IMAGE_BYTES;
+    for (long pn = c.begin; pn < c.end; pn++) {
+      const char *panel = w + pn * PANEL_BYTES, *next = panel + PANEL_BYTES;
+      if (pn + 1 == c.end) {  // claim the next chunk now: its first weights can be fetched meanwhile
+        i = next_chunk(th, counter);
+        next = panel;
+        if (i < Chunk<Plan>::COUNT) {
+          Chunk<Plan> after = Chunk<Plan>::of(i);
+          next = (const char*)weights + after.image * Plan::W_IMAGE_BYTES + after.begin * PANEL_BYTES;
+        }
+      }
+      const long group = pn / Plan::NP, col = pn % Plan::NP * PANEL;
+      const int parts = (int)min_of(PANEL / TILE_COLS, ceil_div(Plan::N - col, TILE_COLS));
+      long row = Plan::first_row(c.image, c.block);
+      TileArgs a{block + group * Plan::GROUP_BYTES, off, taps, Plan::NTAPS, Plan::LEN, panel, acc, false, next, 0};
+      for (int t = 0; t < tiles.count; t++) {
+        const int rows = tiles.rows + (t < tiles.tall);
+        const bool fetch = t < Kind::W_BYTES / 32 && next != panel;  // a tile fetches 32 bytes a unit
+        a.prefetch = fetch ? next + t * UNITS * 32 : panel;
+        a.prefetch_step = fetch ? 64 : 0;
+        for (int part = 0; part < parts; part++) {
+          a.w = panel + part * TILE_COLS * (Kind::W_BYTES / PANEL);
+          a.acc = acc + part * TILE_COLS;
+          (t < tiles.tall ? tiles.tall_fn : tiles.fn)(a);
+        }
+        finish<Plan::N>(acc, rows, row, col, group * Plan::N, epi);
+        a.off += rows;
+        row += rows;
+      }
+    }
+  }
+}
+
+// ---------------------------------------------------------------------------------------------- operand kinds
+// How x stored as TX meets weights stored as TW: bf16 pairs directly, everything else as float.
+template <class TX, class TW> struct Operands {
+  static_assert(!is_same<TW, bf16>::value, "bf16 weights need bf16 activations");
+  using Kind = F32;
+  static constexpr bool WIDEN = !is_same<TX, float>::value;
+};
+template <class TX> struct Operands<TX, f16> {
+  using Kind = F16W;
+  static constexpr bool WIDEN = !is_same<TX, float>::value;
+};
+template <> struct Operands<bf16, bf16> {
+  using Kind = BF16P;
+  static constexpr bool WIDEN = false;
+};
+
+// Copies n elements as units: widened to float, or bf16 as it is with a zero behind an odd end.
+template <class Kind, class TX> NPU_INLINE void copy_units(char* out, const TX* x, long n) {
+  if constexpr (is_same<Kind, BF16P>::value) {
+    memcpy(out, x, (size_t)n * 2);
+    if (n % 2) memset(out + n * 2, 0, 2);
+  } else if constexpr (is_same<TX, float>::value) {
+    memcpy(out, x, (size_t)n * 4);
+  } else {
+    long i = 0;
+    for (; i + VL <= n; i += VL) st((float*)out + i, ld(x + i, Full{}), Full{});
+    if (i < n) st((float*)out + i, ld(x + i, (int)(n - i)), (int)(n - i));
+  }
+}
+
+}  // namespace npu
