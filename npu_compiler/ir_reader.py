@@ -345,7 +345,7 @@ class _Reader:
 
 
 def ir_to_dict(graph: IRGraph) -> dict[str, Any]:
-    """The document ``load_ir_from_dict`` reads back to an equal graph; JSON types only, floats may be infinite or NaN."""
+    """The document ``load_ir_from_dict`` reads back to an equal graph: JSON types, floats may be infinite or NaN."""
     doc: dict[str, Any] = {
         "model_name": graph.model_name,
         "pytorch_version": graph.pytorch_version,

@@ -199,7 +199,7 @@ def _from_nested(data: Any, dtype: str, path: str) -> np.ndarray:
 
 
 def constant_to_dict(value: np.ndarray) -> dict[str, Any]:
-    """What ``read_constant`` reads back bit for bit: a list if small, else the repeated value or base64 of the bytes."""
+    """What ``read_constant`` reads back bit for bit: a list if small, else the repeated value or base64."""
     dtype = dtypes.name_of(value.dtype)
     real = not np.iscomplexobj(value)
     if value.size <= INLINE_CONSTANT_NUMEL and real and (value.size or value.ndim == 1):

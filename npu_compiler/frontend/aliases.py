@@ -1,0 +1,68 @@
+"""Which values of a program share storage, and which of them an in-place operation has overwritten."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+Key = tuple[str, int]
+
+__all__ = ["Aliases", "Key", "storage_id"]
+
+
+def storage_id(value: torch.Tensor) -> int | None:
+    """Identity of a tensor's storage; tensors of one trace that alias have the same. None for types without storage."""
+    try:
+        return int(value.untyped_storage()._cdata)
+    except (NotImplementedError, RuntimeError):
+        return None
+
+
+class Aliases:
+    """Values in groups that may share a storage.
+
+    Args:
+        trust_storages: the traced tensors' storages tell exactly what aliases. They do right after an export, but not
+            once a program was saved and loaded; then the operators' schemas decide, which is safe but coarser.
+    """
+
+    def __init__(self, trust_storages: bool):
+        self.trust_storages = trust_storages
+        self._group: dict[Key, int] = {}
+        self._by_storage: dict[int, int] = {}
+        self._leaf_groups: set[int] = set()
+        self._stale: set[Key] = set()
+
+    def define(self, key: Key, value: torch.Tensor, may_alias: Iterable[Key] = (), *, leaf: bool = False) -> None:
+        """A new value; ``leaf`` if it is a weight, a constant or a graph input."""
+        storage = storage_id(value)
+        groups = [] if self.trust_storages else [self._group[k] for k in may_alias]
+        if storage in self._by_storage:
+            groups.append(self._by_storage[storage])
+        group = groups[0] if groups else len(self._group)
+        for other in set(groups[1:]) - {group}:
+            self._merge(other, group)
+        if storage is not None:
+            self._by_storage[storage] = group
+        self._group[key] = group
+        if leaf:
+            self._leaf_groups.add(group)
+
+    def _merge(self, old: int, new: int) -> None:
+        self._group = {k: new if g == old else g for k, g in self._group.items()}
+        self._by_storage = {s: new if g == old else g for s, g in self._by_storage.items()}
+        if old in self._leaf_groups:
+            self._leaf_groups.add(new)
+
+    def write(self, key: Key) -> None:
+        """An in-place operation writes to ``key``: every value defined so far that may share its storage is stale."""
+        group = self._group[key]
+        self._stale.update(k for k, g in self._group.items() if g == group)
+
+    def is_stale(self, key: Key) -> bool:
+        return key in self._stale
+
+    def touches_leaf(self, key: Key) -> bool:
+        """Whether writing to ``key`` may change a weight, a constant or a graph input."""
+        return self._group[key] in self._leaf_groups

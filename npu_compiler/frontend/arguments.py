@@ -1,0 +1,111 @@
+"""The arguments of one ATen call, sorted by its schema into tensors (IR inputs) and everything else (IR attributes)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from npu_compiler.errors import CaptureError, IRError
+from npu_compiler.ir import TensorSpec
+from npu_compiler.ir_values import read_attrs
+
+__all__ = ["STATIC_ADVICE", "Arguments", "describe_node", "read_arguments"]
+
+STATIC_ADVICE = "export with static shapes (no dynamic_shapes) and fixed sizes in forward"
+
+
+def describe_node(node: torch.fx.Node) -> str:
+    """The node, its op and the line of the model it comes from, to start an error message with."""
+    trace = (node.meta.get("stack_trace") or "").strip().splitlines()
+    lines = [line.strip() for line in trace if line.strip().startswith("File ")]
+    return f"node {node.name!r} ({node.target})" + (f", {lines[-1]}" if lines else "")
+
+
+@dataclass
+class Arguments:
+    """``inputs`` are in schema order, tensor lists flattened. ``written`` and ``aliased`` are those among them that the
+    op writes to, and that its outputs may share storage with."""
+
+    inputs: list[TensorSpec] = field(default_factory=list)
+    attrs: dict[str, Any] = field(default_factory=dict)
+    named: dict[str, TensorSpec] = field(default_factory=dict)
+    written: list[TensorSpec] = field(default_factory=list)
+    aliased: list[TensorSpec] = field(default_factory=list)
+
+
+def read_arguments(
+    node: torch.fx.Node, op: torch._ops.OpOverload, resolve: Callable[[torch.fx.Node], Any]
+) -> Arguments:
+    """The arguments of ``node``; ``resolve`` gives the tensor, list of tensors or constant that an FX node stands for.
+
+    Raises:
+        CaptureError: an argument has no place in the IR (a size computed at run time, a complex number ...).
+    """
+    result = Arguments()
+    sizes: list[int] = []
+    masks: list[list[bool]] = []
+    absent: list[str] = []  # tensor arguments that are None, written only if a tensor follows
+    plain: dict[str, Any] = {}
+    for i, argument in enumerate(op._schema.arguments):
+        is_tensor = "Tensor" in str(argument.type)
+        if i < len(node.args):
+            value: Any = node.args[i]
+        elif argument.name in node.kwargs:
+            value = node.kwargs[argument.name]
+        elif is_tensor:
+            value = None
+        else:
+            continue
+        value = resolve(value) if isinstance(value, torch.fx.Node) else value
+        if is_tensor and value is None:
+            absent.append(argument.name)
+            continue
+        tensors = _tensors(value, is_tensor, resolve)
+        if tensors is None:
+            plain[argument.name] = _number(value, argument.name, node)
+            continue
+        plain.update(dict.fromkeys(absent))
+        absent.clear()
+        present = [t for t in tensors if t is not None]
+        if isinstance(value, TensorSpec):
+            result.named[argument.name] = value
+        else:
+            sizes.append(len(present))
+            if len(present) != len(tensors):
+                masks.append([t is None for t in tensors])
+        result.inputs += present
+        if argument.alias_info is not None:
+            result.aliased += present
+            if argument.alias_info.is_write:
+                result.written += present
+    lists = {"_tensor_list_sizes": sizes, "_tensor_list_none_masks": masks}
+    try:
+        result.attrs = read_attrs({**{k: v for k, v in lists.items() if v}, **plain}, "attrs")
+    except IRError as e:
+        raise CaptureError(f"{describe_node(node)}: {e}") from e
+    return result
+
+
+def _tensors(
+    value: Any, is_tensor: bool, resolve: Callable[[torch.fx.Node], Any]
+) -> Sequence[TensorSpec | None] | None:
+    """The tensors of an argument, or None if it is a plain value (a Python scalar in a tensor's place included)."""
+    if isinstance(value, TensorSpec):
+        return [value]
+    if not is_tensor or not isinstance(value, list | tuple):
+        return None
+    return [resolve(v) if isinstance(v, torch.fx.Node) else v for v in value]
+
+
+def _number(value: Any, name: str, node: torch.fx.Node) -> Any:
+    """``value`` if it is known now; sizes and numbers that only a run would tell are refused."""
+    if isinstance(value, list | tuple):
+        return [_number(v, name, node) for v in value]
+    if isinstance(value, torch.fx.Node | torch.SymInt | torch.SymFloat | torch.SymBool):
+        raise CaptureError(f"{describe_node(node)}: argument {name!r} is known only at run time; {STATIC_ADVICE}")
+    if isinstance(value, complex):
+        raise CaptureError(f"{describe_node(node)}: argument {name!r} is the complex number {value}; use real numbers")
+    return value

@@ -1,0 +1,55 @@
+"""Torch tensors as numpy arrays, in their real dtype."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import torch
+
+from npu_compiler import dtypes
+from npu_compiler.errors import CaptureError, WeightError
+
+__all__ = ["dtype_name", "state_dict_numpy", "tensor_to_numpy"]
+
+
+def dtype_name(dtype: torch.dtype, where: str) -> str:
+    """IR name of a torch dtype; ``where`` starts the message of the ``CaptureError`` for one the IR cannot hold."""
+    try:
+        return dtypes.parse(dtype)
+    except ValueError as e:
+        raise CaptureError(f"{where}: {e}") from e
+
+
+def tensor_to_numpy(t: torch.Tensor) -> np.ndarray:
+    """The values of ``t``; shares memory with it if ``t`` lives on the CPU. bfloat16 comes back as ``ml_dtypes.bfloat16``."""
+    t = t.detach().cpu().resolve_conj().resolve_neg()
+    if t.dtype == torch.bfloat16:
+        return t.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+    return t.numpy()
+
+
+def state_dict_numpy(model: torch.nn.Module) -> dict[str, np.ndarray]:
+    """``model.state_dict()`` as numpy arrays that share memory with the CPU tensors of the model.
+
+    Tied weights appear under each of their keys and share one array's memory. Non-persistent buffers are not part of a
+    state_dict; ``capture`` stores their values as constants of the IR.
+
+    Raises:
+        WeightError: a tensor has no values (meta device) or a layout or dtype without a numpy equivalent.
+    """
+    arrays: dict[str, np.ndarray] = {}
+    for key, t in model.state_dict().items():
+        if not isinstance(t, torch.Tensor):
+            raise WeightError(f"{key}: the state_dict holds a {type(t).__name__}, expected a tensor")
+        if t.is_meta:
+            raise WeightError(f"{key}: is on the meta device and has no values; load or initialise the model first")
+        if t.layout != torch.strided or t.is_quantized:
+            raise WeightError(
+                f"{key}: {t.layout} {t.dtype} tensors have no numpy form; convert it to a dense float tensor"
+            )
+        try:
+            dtypes.parse(t.dtype)
+        except ValueError as e:
+            raise WeightError(f"{key}: {e}") from e
+        arrays[key] = tensor_to_numpy(t)
+    return arrays
