@@ -1,0 +1,55 @@
+"""The numbers of a target that the rules and the passes ask for: data, so that a new target is a new entry here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from . import dtypes
+from .errors import ConfigError
+
+_REAL = frozenset(name for name, d in dtypes.DTYPES.items() if d.kind != "complex")
+
+
+@dataclass(frozen=True)
+class TargetConfig:
+    """Limits and preferred sizes of one target.
+
+    ``channel_align_bytes``: a channels-last row is padded to a multiple of it (64 bytes are 32 float16 channels).
+    ``panel``: output columns of one packed weight panel, the N width of a matmul or conv micro-kernel.
+    ``dtypes``: the element types it can hold; ``max_rank``: the most dimensions a tensor may have.
+    """
+
+    name: str
+    channel_align_bytes: int = 64
+    panel: int = 32
+    max_rank: int = 8
+    dtypes: frozenset[str] = _REAL
+
+    def channel_align(self, dtype: str) -> int:
+        """Channel alignment in elements of ``dtype``: 32 for float16, 16 for float32 at 64 bytes."""
+        return max(1, self.channel_align_bytes // dtypes.DTYPES[dtype].size)
+
+    def padded_channels(self, channels: int, dtype: str) -> int:
+        """``channels`` rounded up to the alignment."""
+        align = self.channel_align(dtype)
+        return -(-channels // align) * align
+
+
+TARGETS: dict[str, TargetConfig] = {
+    t.name: t
+    for t in (
+        TargetConfig("cpu"),
+        TargetConfig("cuda", panel=64),
+        # Metal has no double type in any kernel.
+        TargetConfig("metal", panel=64, dtypes=_REAL - {"float64"}),
+    )
+}
+
+
+def target_config(target: str | TargetConfig) -> TargetConfig:
+    """The configuration of a target by name; a ``TargetConfig`` is returned as it is. ``ConfigError`` if unknown."""
+    if isinstance(target, TargetConfig):
+        return target
+    if target not in TARGETS:
+        raise ConfigError(f"unknown target {target!r}; known: {', '.join(TARGETS)}")
+    return TARGETS[target]
