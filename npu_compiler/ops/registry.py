@@ -14,7 +14,7 @@ from typing import Any
 
 from .. import dtypes
 from ..errors import Reason, Unsupported
-from ..graph import Graph, Value
+from ..graph import Graph, Value, result_type
 from .samples import Sample
 
 Scalar = int | float | bool
@@ -69,6 +69,7 @@ _KINDS = {
     "list[Value]": "list",
     "list[Value | None]": "list",
     "Value | Scalar": "operand",
+    "Expr": "operand",
 }
 
 
@@ -100,19 +101,19 @@ def lowers(*op_types: str, samples: Sequence[Sample], dtypes: Sequence[str] = FL
 def pointwise(
     *op_types: str, samples: Sequence[Sample], dtypes: Sequence[str] = FLOATS, floating: bool = False
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Declare a scalar function of Exprs. Parameters annotated ``Value`` or ``Value | Scalar`` arrive as Exprs of one
-    promoted (opmath) dtype; ``floating`` promotes integers and bools to float32 first, as ATen's float-only ops do."""
+    """Declare a scalar function. Parameters annotated ``Expr`` are tensors or numbers and arrive in one promoted (opmath)
+    dtype; ``floating`` promotes integers and bools to float32 first, as ATen's float-only ops do."""
 
     def deco(f: Callable[..., Any]) -> Callable[..., Any]:
-        names = [p.name for p in inspect.signature(f).parameters.values() if str(p.annotation) in ("Value", "Value | Scalar")]
+        names = [p.name for p in inspect.signature(f).parameters.values() if str(p.annotation) == "Expr"]
 
         def lower(**args: Any) -> Value:
-            tensors = [args[n] for n in names]
-            graph = next(t.graph for t in tensors if isinstance(t, Value))
-            if floating:
-                tensors = [t.cast("float32") if isinstance(t, Value) and not _is_float(t.dtype) else t for t in tensors]
+            operands = [args[n] for n in names]
+            graph = next(v.graph for v in operands if isinstance(v, Value))
+            if floating and not _is_float(result_type(operands)):
+                operands = [v.cast("float32") if isinstance(v, Value) else float(v) for v in operands]
             rest = {n: v for n, v in args.items() if n not in names}
-            return graph.pointwise(lambda *exprs: f(**dict(zip(names, exprs, strict=True)), **rest), *tensors)
+            return graph.pointwise(lambda *exprs: f(**dict(zip(names, exprs, strict=True)), **rest), *operands)
 
         _declare(op_types, f, lower, samples, dtypes)
         return f

@@ -1,0 +1,579 @@
+"""Elementwise arithmetic, comparison, logic and rounding, with PyTorch's promotion rules."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from .. import dtypes as dt
+from ..errors import Reason, Unsupported
+from ..expr import Expr, call, const, fn, maximum, minimum, where
+from ..graph import Value, result_type
+from .common import binary, names, scaled, unary
+from .registry import ALL, FLOATS, INTS, REGISTRY, Scalar, lowers, pointwise
+from .samples import BINARY, POSITIVE, UNARY, UNIT, S, Sample, t
+
+exp, log, log1p, sqrt, absolute, isnan, isinf, trunc = map(fn, "exp log log1p sqrt abs isnan isinf trunc".split())
+
+EVERY = (*FLOATS, *INTS)
+NUMBERS = (*FLOATS, "int64", "int32")
+MIXED = (
+    S(t(3, 4), t(3, 4, dtype="int64")),
+    S(t(3, 1, dtype="int32"), t(4)),
+    S(t(2, 3, dtype="bool"), t(2, 3)),
+    S(t(2, 3, dtype="uint8", high=9), t(3, dtype="int8")),
+    S(t(2, 3, dtype="int64"), t(dtype="float32")),
+    S(t(3, 4, layout="transposed"), 1.5),
+)
+SPECIAL = (S(t(5, values=(math.nan, 1, math.inf, -math.inf, 2)), t(5, values=(1, math.nan, 3, 4, math.inf))),)
+NONZERO = (
+    S(t(3, 5, low=-9, high=9), t(3, 5, low=1, high=5)),
+    S(t(2, 3, 4, low=-9, high=9), t(4, low=-5, high=-1)),
+    S(t(2, 1, 4, low=-30, high=30, layout="transposed"), t(3, 1, low=2, high=4)),
+    S(t(3, 4, low=-9, high=9), t(low=1, high=3)),
+    S(t(3, 5, low=-9, high=9), 2),
+    S(t(3, 5, low=-9, high=9), -3),
+    S(t(3, 5, low=-9, high=9), 1.5),
+    S(t(0, 3), t(3, low=1, high=3)),
+)
+
+
+def tensors(samples: tuple[Sample, ...]) -> tuple[Sample, ...]:
+    """Those whose second argument is a tensor; most .Tensor overloads take nothing else."""
+    return tuple(s for s in samples if not isinstance(s.args[1], int | float))
+
+
+def numbers(samples: tuple[Sample, ...]) -> tuple[Sample, ...]:
+    """Those whose second argument is a number, as .Scalar overloads want, and one with a negative number."""
+    return (
+        *(s for s in samples if isinstance(s.args[1], int | float)),
+        S(t(2, 3, layout="transposed"), 3),
+        S(t(), 2),
+        S(t(0, 2), 1),
+    )
+
+
+def is_float(x: Expr) -> bool:
+    return dt.is_float(x.dtype)
+
+
+def truth(x: Expr) -> Expr:
+    return x if x.dtype == "bool" else call("ne", x, 0)
+
+
+TENSORS = tensors(BINARY + MIXED + SPECIAL)
+SIGNED = tuple(s for s in BINARY + MIXED if s.args[0].dtype != "bool")  # PyTorch refuses to subtract bools
+
+
+# -- one argument ---------------------------------------------------------------------------------------------------
+ACOSH = (S(t(3, 5, low=1, high=9)), S(t(2, 3, 4, low=1, high=2, layout="transposed")), S(t(7, low=1.5, high=100)))
+
+for _name, _samples in {
+    **dict.fromkeys("exp exp2 expm1 sin cos tan atan sinh cosh tanh asinh erf sigmoid".split(), UNARY),
+    **dict.fromkeys("log log2 log10 log1p sqrt rsqrt".split(), POSITIVE),
+    **dict.fromkeys("asin acos atanh".split(), UNIT),
+    "acosh": ACOSH,
+}.items():
+    _aliases = {
+        "sigmoid": ["special_expit"],
+        **{n: [f"special_{n}"] for n in ("exp2", "expm1", "log1p", "erf")},
+        **{n: [f"arc{n[1:]}"] for n in ("asin", "acos", "atan", "asinh", "acosh", "atanh")},
+    }.get(_name, [])
+    unary(names(_name, aliases=_aliases), lambda x, f=fn(_name): f(x), _samples, (*ALL, "bool"), floating=True)
+
+unary(names("reciprocal"), lambda x: 1 / x, (*UNARY, *POSITIVE), (*FLOATS, "int64"), floating=True)
+unary(names("deg2rad"), lambda x: x * (math.pi / 180), dtypes=ALL, floating=True)
+unary(names("rad2deg"), lambda x: x * (180 / math.pi), dtypes=ALL, floating=True)
+unary(names("abs", aliases=["absolute"]), lambda x: absolute(x), dtypes=(*ALL, "int32"))
+unary(names("neg", aliases=["negative"]), lambda x: -x, dtypes=(*ALL, "int32"))
+unary(names("square"), lambda x: x * x, dtypes=(*ALL, "int32"))
+unary(
+    names("sign", aliases=["sgn"]),  # NaN gives 0
+    lambda x: (
+        x
+        if x.dtype == "bool"
+        else where(x > 0, const(1, x.dtype), where(call("lt", x, 0), const(-1, x.dtype), const(0, x.dtype)))
+    ),
+    (
+        *UNARY,
+        S(
+            t(3, values=(math.nan, math.inf, -0.0)),
+        ),
+    ),
+    EVERY[:3],
+)
+HALVES = (*UNARY, S(t(7, values=(-2.5, -1.5, -0.5, 0.5, 1.5, 2.5, 3.5))), S(t(3, 5, low=-99, high=99)))
+for _name, _op in {"floor": "floor", "ceil": "ceil", "trunc": "trunc", "fix": "trunc", "round": "round"}.items():
+    unary(names(_name), lambda x, f=fn(_op): f(x) if is_float(x) else x, HALVES, ALL)
+unary(names("frac"), lambda x: x - trunc(x), HALVES)
+unary(names("logical_not"), lambda x: ~truth(x), dtypes=EVERY)
+unary(names("bitwise_not"), lambda x: ~x, dtypes=INTS)
+
+SPECIALS = (S(t(5, values=(math.nan, math.inf, -math.inf, 0, -1.5))), *UNARY[:3])
+INF = math.inf
+for _name, _f, _of_int in (
+    ("isnan", isnan, False),
+    ("isinf", isinf, False),
+    ("isfinite", lambda x: absolute(x) < INF, True),
+    ("isposinf", lambda x: call("eq", x, INF), False),
+    ("isneginf", lambda x: call("eq", x, -INF), False),
+):
+    unary(
+        names(_name), lambda x, f=_f, of_int=_of_int: f(x) if is_float(x) else const(of_int, "bool"), SPECIALS, FLOATS
+    )
+
+
+@lowers(
+    "aten.nan_to_num.default", samples=(*SPECIALS, S(SPECIALS[0].args[0], 1.0), S(SPECIALS[0].args[0], None, 2.0, -3.0))
+)
+def nan_to_num(
+    self: Value, nan: float | None = None, posinf: float | None = None, neginf: float | None = None
+) -> Value:
+    """NaN and infinities replaced, by 0 and the dtype's extremes unless given."""
+    if not dt.is_float(self.dtype):
+        return self
+    top = float(ml_dtypes.finfo(dt.numpy_dtype(self.dtype)).max)
+    high, low = top if posinf is None else posinf, -top if neginf is None else neginf
+
+    def f(x: Expr) -> Expr:
+        y = where(call("eq", x, INF), high, where(call("eq", x, -INF), low, x))
+        return where(isnan(x), nan or 0.0, y)
+
+    return self.graph.pointwise(f, self)
+
+
+@pointwise(
+    "aten.round.decimals",
+    samples=(S(t(3, 5), decimals=1), S(t(4, low=-99, high=99), decimals=-1), S(t(2, 3), decimals=0)),
+)
+def round_decimals(self: Expr, *, decimals: int) -> Expr:
+    power = 10.0 ** abs(decimals)
+    return fn("round")(self * power) / power if decimals >= 0 else fn("round")(self / power) * power
+
+
+@pointwise(
+    "aten.logit.default",
+    "aten.special_logit.default",
+    samples=(
+        S(t(3, 5, low=0.01, high=0.99)),
+        S(t(7, low=-0.2, high=1.2), 0.1),
+        S(t(2, 3, low=0.1, high=0.9, layout="transposed"), None),
+    ),
+    floating=True,
+)
+def logit(self: Expr, eps: float | None = None) -> Expr:
+    x = self if eps is None else minimum(maximum(self, eps), 1 - eps)
+    return log(x / (1 - x))
+
+
+# -- arithmetic of two ------------------------------------------------------------------------------------------------
+ALPHA = (S(t(3, 5), t(5), alpha=2), S(t(3, 5), t(3, 1), alpha=-1), S(t(2, 3), 3, alpha=2))
+
+
+SCALAR_ALPHA = (S(t(3, 5), 2), S(t(2, 3, layout="transposed"), 1.5), S(t(4), 3, 2), S(t(), -1), S(t(0, 3), 2.5))
+
+
+@pointwise("aten.add.Scalar", samples=SCALAR_ALPHA, dtypes=EVERY)
+@pointwise("aten.add.Tensor", samples=BINARY + MIXED + ALPHA + SPECIAL, dtypes=EVERY)
+def add(self: Expr, other: Expr, *, alpha: Scalar = 1) -> Expr:
+    """self + alpha * other; of bools: or."""
+    if self.dtype == "bool":
+        return self | other if alpha else self
+    return self + scaled(other, alpha)
+
+
+@pointwise("aten.sub.Scalar", "aten.subtract.Scalar", samples=SCALAR_ALPHA, dtypes=NUMBERS)
+@pointwise("aten.sub.Tensor", "aten.subtract.Tensor", samples=SIGNED + ALPHA, dtypes=NUMBERS)
+def sub(self: Expr, other: Expr, *, alpha: Scalar = 1) -> Expr:
+    return self - scaled(other, alpha)
+
+
+@pointwise("aten.rsub.Scalar", samples=SCALAR_ALPHA, dtypes=NUMBERS)
+@pointwise("aten.rsub.Tensor", samples=tensors(SIGNED) + ALPHA[:2], dtypes=NUMBERS)
+def rsub(self: Expr, other: Expr, *, alpha: Scalar = 1) -> Expr:
+    return other - scaled(self, alpha)
+
+
+def _mul(a: Expr, b: Expr) -> Expr:
+    return a & b if a.dtype == "bool" else a * b
+
+
+def _truncdiv(a: Expr, b: Expr) -> Expr:
+    return trunc(a / b) if is_float(a) else call("idiv", a, b)
+
+
+def _floordiv(a: Expr, b: Expr) -> Expr:
+    return a // b
+
+
+def _div(a: Expr, b: Expr) -> Expr:
+    return a / b
+
+
+binary(names("mul", "Tensor", aliases=["multiply"]), _mul, BINARY + MIXED + SPECIAL, EVERY)
+binary(names("mul", "Scalar", aliases=["multiply"]), _mul, SCALAR_ALPHA[:2] + SCALAR_ALPHA[3:], EVERY)
+binary(names("div", "Tensor", aliases=["divide", "true_divide"]), _div, BINARY + MIXED + NONZERO, EVERY, floating=True)
+binary(names("div", "Scalar", aliases=["divide", "true_divide"]), _div, numbers(NONZERO), EVERY, floating=True)
+for _overload, _pick in (("Tensor", tensors), ("Scalar", numbers)):
+    binary(names("remainder", _overload), lambda a, b: a % b, _pick(NONZERO), NUMBERS)
+    binary(names("fmod", _overload), lambda a, b: call("fmod", a, b), _pick(NONZERO), NUMBERS)
+    binary(names("floor_divide", "default" if _overload == "Tensor" else _overload), _floordiv, _pick(NONZERO), NUMBERS)
+binary(
+    names("remainder", "Scalar_Tensor"),
+    lambda a, b: a % b,
+    (S(7, t(3, 5, low=1, high=4)), S(-7, t(2, 3, low=1, high=4, layout="transposed")), S(2.5, t(4, low=-3, high=-1))),
+    NUMBERS,
+)
+
+
+@lowers(
+    "aten.div.Scalar_mode",
+    "aten.divide.Scalar_mode",
+    samples=[S(*s.args, rounding_mode=m) for s in numbers(NONZERO) for m in ("floor", "trunc", None)],
+    dtypes=NUMBERS,
+)
+@lowers(
+    "aten.div.Tensor_mode",
+    "aten.divide.Tensor_mode",
+    samples=[S(*s.args, rounding_mode=m) for s in NONZERO for m in ("floor", "trunc", None)],
+    dtypes=NUMBERS,
+)
+def div_mode(self: Value, other: Value | Scalar, *, rounding_mode: str | None) -> Value:
+    """Division rounded down, towards zero, or not at all."""
+    if rounding_mode is None:
+        return REGISTRY["aten.div.Tensor"].lower(self=self, other=other)
+    return self.graph.pointwise({"floor": _floordiv, "trunc": _truncdiv}[rounding_mode], self, other)
+
+
+POW_TENSOR = (
+    S(t(3, 5, low=0.1, high=3), t(3, 5, low=0)),
+    S(t(2, 3, 4, low=0.5, high=2), t(4, low=0, high=3)),
+    S(t(1, 2, low=1, high=4, layout="transposed"), t(3, 1, dtype="int64", low=0, high=3)),
+    S(t(4, dtype="int64", values=(-1, 1, 2, 3)), t(4, dtype="int64", values=(-3, -2, -1, 3))),
+    S(t(3, low=0.1), t(low=0)),
+)
+POW_SCALAR = [
+    *(S(t(3, 5, dtype="float32", low=0.1, high=3), e) for e in (-2, -1)),
+    *(S(t(3, 5, low=0.1, high=3), e) for e in (-0.5, 0.5, 2.5, 2.0)),
+    *(S(t(2, 3, layout="transposed"), e) for e in (0, 1, 2, 3, 4)),
+    S(t(0, 2), 3),
+    S(t(3, dtype="int32"), 2.0),
+]
+SCALAR_POW = (
+    S(2, t(3, 5, low=0, high=3)),
+    S(2.5, t(2, 3, layout="transposed")),
+    S(1, t(4, low=0, high=4)),
+    S(0.5, t()),
+)
+
+
+@pointwise("aten.pow.Tensor_Tensor", samples=POW_TENSOR, dtypes=ALL)
+@pointwise("aten.pow.Tensor_Scalar", samples=POW_SCALAR, dtypes=ALL)
+@pointwise("aten.pow.Scalar", samples=SCALAR_POW, dtypes=ALL)
+def power(self: Expr, exponent: Expr) -> Expr:
+    """self ** exponent: exact short cuts for common constant exponents; integers by ATen's rules."""
+    if not is_float(self):
+        return _integer_power(self, exponent)
+    x = self
+    short = {
+        0: const(1, x.dtype),
+        1: x,
+        2: x * x,
+        3: x * x * x,
+        0.5: sqrt(x),
+        -0.5: fn("rsqrt")(x),
+        -1: 1 / x,
+        -2: 1 / (x * x),
+    }
+    found = short.get(exponent.value) if exponent.op == "const" else None
+    return call("pow", x, exponent) if found is None else found
+
+
+def _integer_power(base: Expr, exponent: Expr) -> Expr:
+    if base.dtype == "bool":
+        return base | ~exponent
+    if exponent.op == "const":
+        if exponent.value < 0:
+            raise Unsupported(Reason("arguments", "integers to a negative integer power", "cast to a floating dtype"))
+        return base * base if exponent.value == 2 else call("pow", base, exponent)
+    one, zero = const(1, base.dtype), const(0, base.dtype)
+    odd = call("ne", exponent & 1, 0)
+    inverse = where(
+        call("eq", base, 1), one, where(call("eq", base, -1), where(odd, -one, one), zero)
+    )  # 1 / base, truncated
+    return where(call("lt", exponent, 0), inverse, call("pow", base, maximum(exponent, 0)))
+
+
+# -- comparison and logic -----------------------------------------------------------------------------------------------
+COMPARED = (
+    *BINARY,
+    *MIXED,
+    *SPECIAL,
+    S(t(2, 3, dtype="int64"), 0.5),
+    S(t(3, values=(0.1, 0.2, 0.3)), 0.1),
+    S(t(3, dtype="bool"), 1),
+)
+INTEGERS = (
+    S(t(3, 5), t(3, 5)),
+    S(t(2, 3, 4), t(4)),
+    S(t(1, 2, layout="transposed"), t(3, 1)),
+    S(t(3), t()),
+    S(t(2, 3, dtype="bool"), t(3)),
+    S(t(0), t(1)),
+)
+SHIFTS = (
+    S(t(3, 5, low=-9, high=9), t(3, 5, low=0, high=5)),
+    S(t(2, 3, 4), t(4, low=0, high=3)),
+    S(t(1, 3, layout="transposed"), t(2, 1, low=1, high=70)),
+)
+
+
+def _comparison(op: str) -> Callable[..., Value]:
+    def compare(self: Value, other: Value | Scalar) -> Value:
+        """Elementwise comparison; the result is bool."""
+        common = result_type([self, other])
+        if isinstance(other, float) and dt.opmath(common) != common:  # ATen rounds the number to the half type first
+            other = float(np.asarray(other).astype(dt.numpy_dtype(common)))
+        return self.graph.pointwise(fn(op), self, other)
+
+    return compare
+
+
+for _name, _alias in {
+    "eq": [],
+    "ne": ["not_equal"],
+    "lt": ["less"],
+    "le": ["less_equal"],
+    "gt": ["greater"],
+    "ge": ["greater_equal"],
+}.items():
+    lowers(*names(_name, "Tensor", aliases=_alias), samples=tensors(COMPARED), dtypes=EVERY)(_comparison(_name))
+    lowers(*names(_name, "Scalar", aliases=_alias), samples=numbers(COMPARED), dtypes=EVERY)(_comparison(_name))
+
+for _name in ("and", "or", "xor"):
+    binary(names(f"logical_{_name}"), lambda a, b, f=fn(_name): f(truth(a), truth(b)), TENSORS, EVERY)
+    _bitwise = lambda a, b, f=fn(_name): f(a, b)
+    binary(names(f"bitwise_{_name}", "Tensor", aliases=[f"__{_name}__"]), _bitwise, INTEGERS, INTS)
+    binary(
+        names(f"bitwise_{_name}", "Scalar", aliases=[f"__{_name}__"]),
+        _bitwise,
+        (S(t(3, 5), 3), S(t(2, 3, layout="transposed"), -2), S(t(), 1), S(t(2), True)),
+        INTS,
+    )
+    binary(
+        names(f"bitwise_{_name}", "Scalar_Tensor"),
+        _bitwise,
+        (S(3, t(3, 5)), S(-2, t(2, 3, layout="transposed")), S(True, t())),
+        INTS,
+    )
+for _name, _op, _alias in (("bitwise_left_shift", "shl", "__lshift__"), ("bitwise_right_shift", "shr", "__rshift__")):
+    _shift = lambda a, b, f=fn(_op): f(a, b)
+    binary([f"aten.{_name}.Tensor", f"aten.{_alias}.Tensor"], _shift, SHIFTS, INTS[:2])
+    binary(
+        [f"aten.{_name}.Tensor_Scalar", f"aten.{_alias}.Scalar"],
+        _shift,
+        (S(t(3, 5), 2), S(t(2, 3, layout="transposed"), 0), S(t(), 3)),
+        INTS[:2],
+    )
+    binary(
+        [f"aten.{_name}.Scalar_Tensor"],
+        _shift,
+        (S(5, t(3, 5, low=0, high=5)), S(-9, t(2, 3, low=0, high=5, layout="transposed")), S(1, t(low=0))),
+        INTS[:2],
+    )
+
+
+# -- extremes and selection -----------------------------------------------------------------------------------------------
+def _without_nan(extreme: Any) -> Any:
+    return lambda a, b: where(isnan(a), b, where(isnan(b), a, extreme(a, b))) if is_float(a) else extreme(a, b)
+
+
+binary([*names("maximum"), "aten.max.other"], lambda a, b: maximum(a, b), TENSORS, EVERY)
+binary([*names("minimum"), "aten.min.other"], lambda a, b: minimum(a, b), TENSORS, EVERY)
+binary(names("fmax"), _without_nan(maximum), TENSORS, EVERY)
+binary(names("fmin"), _without_nan(minimum), TENSORS, EVERY)
+
+CLAMP = (
+    S(t(3, 5), -1, 1), S(t(3, 5), 0.25), S(t(2, 3, layout="transposed"), None, 0.5), S(t(), -0.5, 0.5), S(t(0, 3), 0), S(t(3), 2, -2),
+    S(t(3, values=(math.nan, -math.inf, math.inf)), -1.0, 1.0),
+)  # fmt: skip
+CLAMP_TENSOR = (
+    S(t(3, 5), t(5, high=0), t(3, 1, low=0)),
+    S(t(2, 3), t(3)),
+    S(t(2, 3, layout="transposed"), t(), t()),
+    S(t(2, 3, dtype="int64"), t(3), t(3)),
+)
+
+
+@lowers("aten.clamp.Tensor", "aten.clip.Tensor", samples=CLAMP_TENSOR, dtypes=NUMBERS)
+@lowers("aten.clamp.default", "aten.clip.default", samples=CLAMP, dtypes=FLOATS)
+def clamp(self: Value, min: Value | None = None, max: Value | None = None) -> Value:
+    """min(max(self, min), max), either bound absent; bounds are numbers or tensors and take part in promotion."""
+    bounds = [(f, b) for f, b in ((maximum, min), (minimum, max)) if b is not None]
+
+    def f(x: Expr, *given: Expr) -> Expr:
+        for (extreme, _), b in zip(bounds, given, strict=True):
+            x = extreme(x, b)
+        return x
+
+    return self.graph.pointwise(f, self, *(b for _, b in bounds))
+
+
+@lowers("aten.clamp_min.Tensor", samples=[S(s.args[0], s.args[1]) for s in CLAMP_TENSOR], dtypes=NUMBERS)
+@lowers(
+    "aten.clamp_min.default", samples=(S(t(3, 5), 0), S(t(2, 3, layout="transposed"), 0.5), S(t(), -1)), dtypes=NUMBERS
+)
+def clamp_min(self: Value, min: Value | Scalar) -> Value:
+    return self.graph.pointwise(maximum, self, min)
+
+
+@lowers("aten.clamp_max.Tensor", samples=[S(s.args[0], s.args[1]) for s in CLAMP_TENSOR], dtypes=NUMBERS)
+@lowers(
+    "aten.clamp_max.default", samples=(S(t(3, 5), 0), S(t(2, 3, layout="transposed"), 0.5), S(t(), -1)), dtypes=NUMBERS
+)
+def clamp_max(self: Value, max: Value | Scalar) -> Value:
+    return self.graph.pointwise(minimum, self, max)
+
+
+def select(condition: Value, a: Value | Scalar, b: Value | Scalar, dtype: str) -> Value:
+    """``a`` where ``condition`` else ``b``, computed in (the opmath of) ``dtype``; exact for either."""
+    wide = dt.opmath(dtype)
+
+    def f(c: Expr, x: Any, y: Any) -> Expr:
+        return where(truth(c), *(v.cast(wide) if isinstance(v, Expr) else const(v, wide) for v in (x, y)))
+
+    return condition.graph.pointwise(f, condition, a, b, promote=False, opmath=False)
+
+
+COND = t(3, 4, dtype="bool")
+
+
+def _where(condition: Value, self: Value | Scalar, other: Value | Scalar) -> Value:
+    """Elements of self where condition holds, else of other."""
+    return select(condition, self, other, result_type([self, other]))
+
+
+lowers(
+    "aten.where.self",
+    samples=(
+        S(COND, t(3, 4), t(3, 4)),
+        S(COND, t(4), t(3, 1)),
+        S(t(dtype="bool"), t(2, 3, layout="transposed"), t()),
+        S(COND, t(3, 4, dtype="int64"), t(4)),
+        S(t(0, 3, dtype="bool"), t(3), t(3)),
+    ),
+    dtypes=EVERY,
+)(_where)
+lowers(
+    "aten.where.ScalarOther",
+    samples=(S(COND, t(3, 4), 0), S(COND, t(4), -1.5), S(t(4, dtype="bool"), t(2, 4), -math.inf)),
+    dtypes=EVERY,
+)(_where)
+lowers(
+    "aten.where.ScalarSelf",
+    samples=(S(COND, 0, t(3, 4)), S(COND, -1.5, t(4)), S(t(4, dtype="bool"), math.inf, t(2, 4))),
+    dtypes=EVERY,
+)(_where)
+lowers(
+    "aten.where.Scalar", samples=(S(COND, 1, 0), S(COND, -1.5, 2), S(t(dtype="bool"), True, False)), dtypes=("float32",)
+)(_where)
+
+
+@lowers(
+    "aten.masked_fill.Scalar",
+    samples=(
+        S(t(3, 4), COND, 0),
+        S(t(2, 3, 4), COND, -1),
+        S(t(4), COND, 1),
+        S(t(2, 3, layout="transposed"), t(dtype="bool"), 2),
+    ),
+    dtypes=EVERY,
+)
+@lowers(
+    "aten.masked_fill.Tensor",
+    samples=(S(t(3, 4), COND, t()), S(t(2, 3, 4), COND, t()), S(t(4), COND, t())),
+    dtypes=EVERY,
+)
+def masked_fill(self: Value, mask: Value, value: Value | Scalar) -> Value:
+    """value where mask holds, in self's dtype."""
+    return select(mask, value, self, self.dtype)
+
+
+@pointwise(
+    "aten.lerp.Scalar",
+    samples=(S(t(3, 5), t(3, 5), 0.3), S(t(2, 3, 4), t(4), 0.7), S(t(1, 2, layout="transposed"), t(3, 1), 2)),
+)
+@pointwise(
+    "aten.lerp.Tensor",
+    samples=(
+        S(t(3, 5), t(3, 5), t(5, low=0, high=1)),
+        S(t(2, 3, 4), t(4), t()),
+        S(t(1, 2, layout="transposed"), t(3, 1), t(1)),
+    ),
+)
+def lerp(self: Expr, end: Expr, weight: Expr) -> Expr:
+    step = end - self
+    return where(absolute(weight) < 0.5, self + weight * step, end - step * (1 - weight))
+
+
+THREE = (
+    S(t(3, 5), t(3, 5), t(3, 5, low=1, high=4)),
+    S(t(3, 1), t(4), t(3, 1, low=1, high=4), value=-2),
+    S(t(2, 3, layout="transposed"), t(), t(3, low=1, high=4), value=3),
+)
+
+
+@pointwise("aten.addcmul.default", samples=(*THREE, S(t(2, dtype="float32"), t(2), t(2), value=0.5)), dtypes=ALL)
+def addcmul(self: Expr, tensor1: Expr, tensor2: Expr, *, value: Scalar = 1) -> Expr:
+    return self + scaled(tensor1 * tensor2, value)
+
+
+@pointwise("aten.addcdiv.default", samples=(*THREE, S(t(2), t(2), t(2, low=1), value=0.5)))
+def addcdiv(self: Expr, tensor1: Expr, tensor2: Expr, *, value: Scalar = 1) -> Expr:
+    return self + scaled(tensor1 / tensor2, value)
+
+
+# -- functions of two -------------------------------------------------------------------------------------------------------
+def _logaddexp(a: Expr, b: Expr) -> Expr:
+    return where(isinf(a) & call("eq", a, b), a, maximum(a, b) + log1p(exp(-absolute(a - b))))
+
+
+def _logaddexp2(a: Expr, b: Expr) -> Expr:
+    return where(
+        isinf(a) & call("eq", a, b), a, maximum(a, b) + log1p(fn("exp2")(-absolute(a - b))) * (1 / math.log(2))
+    )
+
+
+def _xlogy(a: Expr, b: Expr) -> Expr:
+    return where(isnan(b), b, where(call("eq", a, 0), const(0, a.dtype), a * log(b)))
+
+
+INFINITE = (
+    S(t(4, values=(math.inf, -math.inf, math.inf, 0)), t(4, values=(math.inf, -math.inf, -math.inf, math.nan))),
+)
+XLOGY = (
+    S(t(3, 5), t(3, 5, low=0, high=4)),
+    S(t(2, 3, 4), t(4, low=0.5, high=4)),
+    S(t(1, 2, layout="transposed"), t(3, 1, low=1)),
+    S(t(2, values=(0, 0)), t(2, values=(0, math.nan))),
+)
+binary(names("logaddexp"), _logaddexp, TENSORS[:5] + INFINITE)
+binary(names("logaddexp2"), _logaddexp2, TENSORS[:5] + INFINITE)
+binary(names("atan2", aliases=["arctan2"]), lambda a, b: call("atan2", a, b), TENSORS, ALL, floating=True)
+binary(["aten.xlogy.Tensor", "aten.special_xlogy.default"], _xlogy, XLOGY, (*FLOATS, "int64"), floating=True)
+binary(
+    ["aten.xlogy.Scalar_Other", "aten.special_xlogy.other_scalar"],
+    _xlogy,
+    (S(t(3, 5), 2), S(t(2, 3, layout="transposed"), 0.5), S(t(), 1)),
+    floating=True,
+)
+binary(
+    ["aten.xlogy.Scalar_Self", "aten.special_xlogy.self_scalar"],
+    _xlogy,
+    (S(2, t(3, 5, low=0)), S(0, t(2, 3, low=0, layout="transposed")), S(1.5, t(low=1))),
+    floating=True,
+)

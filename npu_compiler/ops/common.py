@@ -1,0 +1,89 @@
+"""Shorthands the op families share: table-driven declarations and dim arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from .. import dtypes as dt
+from ..errors import Reason, Unsupported
+from ..expr import Expr
+from ..graph import Value
+from .registry import FLOATS, Scalar, pointwise
+from .samples import BINARY, UNARY, Sample
+
+
+def names(base: str, *overloads: str, aliases: Sequence[str] = ()) -> list[str]:
+    """``names('mul', 'Tensor', 'Scalar', aliases=['multiply'])`` -> all four op types."""
+    return [f"aten.{n}.{o}" for n in (base, *aliases) for o in overloads or ("default",)]
+
+
+def unary(
+    op_types: Sequence[str],
+    f: Callable[[Expr], Expr],
+    samples: Sequence[Sample] = UNARY,
+    dtypes: Sequence[str] = FLOATS,
+    floating: bool = False,
+) -> None:
+    """Declare ``f(self)`` elementwise; ``floating`` promotes integers and bools to float32 first."""
+
+    def op(self: Expr) -> Expr:
+        return f(self)
+
+    op.__module__, op.__doc__ = f.__module__, f"Elementwise {op_types[0].split('.')[1]}."
+    pointwise(*op_types, samples=samples, dtypes=dtypes, floating=floating)(op)
+
+
+def binary(
+    op_types: Sequence[str],
+    f: Callable[[Expr, Expr], Expr],
+    samples: Sequence[Sample] = BINARY,
+    dtypes: Sequence[str] = FLOATS,
+    floating: bool = False,
+) -> None:
+    """Declare ``f(self, other)`` elementwise with broadcasting and type promotion; either argument may be a number."""
+
+    def op(self: Expr, other: Expr) -> Expr:
+        return f(self, other)
+
+    op.__module__, op.__doc__ = (
+        f.__module__,
+        f"Elementwise {op_types[0].split('.')[1]} of two tensors or a tensor and a number.",
+    )
+    pointwise(*op_types, samples=samples, dtypes=dtypes, floating=floating)(op)
+
+
+def scaled(x: Any, factor: Scalar) -> Any:
+    """``x * factor`` for a Value or Expr, and ``x`` itself for 1; a fractional factor of integers is refused, as in PyTorch."""
+    if isinstance(factor, float) and not dt.is_float(x.dtype):
+        raise Unsupported(Reason("dtype", f"a factor of {factor} for {x.dtype} numbers"))
+    return x if factor == 1 else x * factor
+
+
+def axes_of(dim: int | Sequence[int] | None, rank: int) -> tuple[int, ...]:
+    """The axes a ``dim`` argument names, ascending; None and [] name all. A 0-d tensor accepts 0 and -1."""
+    if dim is None or dim == []:
+        return tuple(range(rank))
+    given = [dim] if isinstance(dim, int) else list(dim)
+    for d in given:
+        if not -max(rank, 1) <= d < max(rank, 1):
+            raise IndexError(f"dim {d} of a {rank}-d tensor")
+    return tuple(sorted({d % rank for d in given})) if rank else ()
+
+
+def drop_axes(x: Value, axes: Sequence[int], keepdim: bool = False) -> Value:
+    """Remove reduced axes (of size 1) unless ``keepdim``."""
+    return x if keepdim else x.reshape(*(n for i, n in enumerate(x.shape) if i not in axes))
+
+
+def ints(value: int | Sequence[int], n: int) -> tuple[int, ...]:
+    """An ATen int[n] argument: one number stands for all of them."""
+    given = (value,) if isinstance(value, int) else tuple(value)
+    if len(given) not in (1, n):
+        raise ValueError(f"{list(given)} given for {n} spatial dims")
+    return given * n if len(given) == 1 else given
+
+
+def real(x: Value) -> Value:
+    """``x`` in the dtype arithmetic is done in: half types, integers and bools become float32."""
+    return x.cast(dt.opmath(x.dtype) if dt.is_float(x.dtype) else "float32")
