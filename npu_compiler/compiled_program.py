@@ -1,13 +1,30 @@
-"""The artifact: what an ahead-of-time compilation leaves behind, and all that running it needs."""
+"""The artifact: what an ahead-of-time compilation leaves behind, and all that running it needs.
+
+The binary of the ``cpu`` target is a shared object that exports, with C linkage:
+
+``int npu_abi(void)``            :data:`ABI_VERSION`
+``int npu_start(int threads)``   starts the thread pool; the number of threads it has, or 0 if it cannot start
+``void npu_stop(void)``          ends the pool
+``const char npu_layout[]``      :func:`npu_compiler.serialize.layout_digest` of the program it was built for (optional)
+``int SYMBOL(void* const* buffers, char* arena, double* times)``   one per entry point, named as in :data:`SYMBOL`
+
+``buffers`` is indexed by buffer id (arena buffers are null); each pointer is aligned to its element size at least.
+``arena`` is 64-byte aligned memory of ``arena_bytes + threads * scratch_bytes``. ``times`` is null, or takes
+``len(calls) + 1`` CLOCK_MONOTONIC seconds: the start and the end of each kernel. The result is 0, or 1 + k when
+kernel k met an index out of range in its data.
+"""
 
 from __future__ import annotations
 
+import os
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
 from .graph import Graph
 
 ABI_VERSION = 1
+SYMBOL = re.compile(r"npu_(?!(?:abi|start|stop|layout)$)[A-Za-z0-9_]{1,200}")
 
 
 @dataclass(frozen=True)
@@ -22,8 +39,8 @@ class IOSpec:
 
 @dataclass(frozen=True)
 class BufferSpec:
-    """A buffer by ``id``. ``kind`` as in :class:`npu_compiler.kernel.Buffer`; ``offset`` is its byte offset in the arena;
-    ``name`` is the I/O name, the state key, or the name of the recipe output that fills a weight or const buffer."""
+    """A buffer by ``id``. ``kind`` as in :class:`npu_compiler.kernel.Buffer`; ``offset`` is its byte offset in the
+    arena; ``name`` is the I/O name, the state key, or the name of the recipe output that fills a weight or const."""
 
     id: int
     kind: str
@@ -77,7 +94,8 @@ class CompiledProgram:
     """A compiled model. Entry points share ``buffers`` (weights, constants, state).
 
     ``recipes`` is a core graph whose leaves are state_dict entries and constants and whose outputs, named by
-    ``BufferSpec.name``, fill the weight buffers: batch-norm folding, casts, concatenations and packing are ordinary nodes.
+    ``BufferSpec.name``, fill the weight buffers: batch-norm folding, casts, concatenations and packing are ordinary
+    nodes.
     ``requires`` lists the CPU features (or device architecture) the ``binary`` needs; ``sources`` can rebuild it.
     """
 
@@ -92,3 +110,31 @@ class CompiledProgram:
     binary: bytes
     requires: tuple[str, ...]
     build: dict[str, Any] = field(default_factory=dict)  # compiler, flags, versions
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a ``.npubin``; a file already at ``path`` is replaced whole or not at all. Raises ``ArtifactError``."""
+        from .serialize import save
+
+        save(self, path)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> CompiledProgram:
+        """Read and validate a ``.npubin``; raises ``ArtifactError`` with the field or file offset that is wrong.
+
+        The file holds native code: load only files whose origin you trust, as with any library.
+        """
+        from .serialize import load
+
+        return load(path)
+
+    def describe(self) -> str:
+        """The program as readable text: kernels, I/O, buffers, memory plan, weight map, totals."""
+        from .describe import describe
+
+        return describe(self)
+
+    def to_json(self) -> dict[str, Any]:
+        """The same facts as JSON-safe data."""
+        from .describe import to_json
+
+        return to_json(self)
