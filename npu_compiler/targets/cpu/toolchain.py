@@ -47,13 +47,16 @@ TIMEOUT_S = 300.0
 _PROBE_TIMEOUT_S = 120.0  # ziglang's first run builds parts of its runtime
 _INSTALL = "install g++ (12 or newer) or clang++ (16 or newer), or run: pip install ziglang"
 
-# No -ffast-math: it would break infinities in masks, NaN checks and signed zeros.
+# No -ffast-math: it would break infinities in masks, NaN checks and signed zeros. Integer tensors wrap around as in
+# PyTorch, and one arena holds tensors of all dtypes: hence -fwrapv and -fno-strict-aliasing.
 _FLAGS = (
     "-std=c++17",
     "-O3",
     "-fno-math-errno",
     "-fno-trapping-math",
     "-ffp-contract=fast",
+    "-fwrapv",
+    "-fno-strict-aliasing",
     "-fvisibility=hidden",
     "-fno-exceptions",
     "-fno-rtti",
@@ -363,7 +366,7 @@ class _Build:
             return target
         file = folder / f"{name}.cpp"
         file.write_text(source)
-        command = [*self.compiler.argv, *self.flags, "-I", str(self.include_dir), "-c", file.name, "-o", target.name]
+        command = [*self.compiler.argv, *self.flags, "-iquote", str(self.include_dir), "-c", file.name, "-o", target.name]
         run = _run(command, folder, self.timeout)
         if run.status:
             raise ToolchainError(self._failure(name, source, run, command, file.name))
@@ -372,9 +375,9 @@ class _Build:
 
     def _failure(self, name: str, source: str, run: _Run, command: Sequence[str], file: str) -> str:
         digest = hashlib.sha256(source.encode()).hexdigest()[:12]
-        kept = Path(tempfile.gettempdir()) / f"npu-failed-{os.getuid()}" / f"{name}-{digest}.cpp"
+        kept = env.cache_dir() / "failed" / f"{name}-{digest}.cpp"
         try:
-            kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            kept.parent.mkdir(parents=True, exist_ok=True)
             kept.write_text(source)
             command = [str(kept) if word == file else word for word in command[:-1]] + [os.devnull]
             where = f"source kept in {kept}"

@@ -1,0 +1,210 @@
+"""Fits and checks the polynomial coefficients of npu_compiler/targets/cpu/kernels/math.h.
+
+    python tools/fit_math.py            print every polynomial as C++, with its error
+    python tools/fit_math.py --check    exit 1 if math.h holds other coefficients than these
+
+Method: minimax by the Remez exchange (E. Remez, 1934) in 60-digit arithmetic. A polynomial sum c[i] z^i stands for a
+factor of the function, so the error is weighted by what it does to the final result, relative to that result.
+Coefficients must be representable, and rounding them all at once would spoil the last bits: they are rounded one at a
+time, the most influential (lowest order) first, and the others are fitted again around the rounded ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from mpmath import mp, mpf
+
+mp.dps = 60
+Real = Callable[[mpf], mpf]
+HEADER = Path(__file__).parent.parent / "npu_compiler/targets/cpu/kernels/math.h"
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A polynomial with ``terms`` coefficients for ``target`` on [low, high], minimising |weight * error|.
+
+    ``bits`` is 24 (float) or 53 (double); ``bound`` is the weighted error it has to meet.
+    """
+
+    name: str
+    target: Real
+    weight: Real
+    low: mpf
+    high: mpf
+    terms: int
+    bound: float
+    bits: int = 24
+
+
+def _exp_tail(r: mpf) -> mpf:
+    """(exp(r) - 1 - r - r^2/2) / r^3, by its series near 0 where the quotient cancels."""
+    if abs(r) < mpf("1e-8"):
+        return mpf(1) / 6 + r / 24 + r * r / 120
+    return (mp.expm1(r) - r - r * r / 2) / r**3
+
+
+def _log_tail(f: mpf) -> mpf:
+    """(log(1+f) - f + f^2/2) / f^3, by its series near 0 where the quotient cancels."""
+    if abs(f) < mpf("1e-8"):
+        return mpf(1) / 3 - f / 4 + f * f / 5
+    return (mp.log1p(f) - f + f * f / 2) / f**3
+
+
+def _odd_tail(function: Real, third: mpf, fifth: mpf) -> Real:
+    """z -> (function(x) - x) / x^3 with z = x^2; ``third`` and ``fifth`` are the first series coefficients."""
+
+    def tail(z: mpf) -> mpf:
+        if z < mpf("1e-16"):
+            return third + fifth * z
+        x = mp.sqrt(z)
+        return (function(x) - x) / x**3
+
+    return tail
+
+
+def _relative_cubic(function: Real) -> Real:
+    """Weight of an error in the tail of an odd function: x^3 error / function(x)."""
+    return lambda z: z if z < mpf("1e-16") else mp.sqrt(z) ** 3 / function(mp.sqrt(z))
+
+
+def _erf_factor(z: mpf) -> mpf:
+    """erf(x) / x - 1 with z = x^2."""
+    return 2 / mp.sqrt(mp.pi) - 1 if z < mpf("1e-40") else mp.erf(mp.sqrt(z)) / mp.sqrt(z) - 1
+
+
+_HALF_LN2 = mp.log(2) / 2
+_TANH_SPLIT = mpf("0.4")
+_ERF_SPLIT = mpf("0.75")
+_ERF_END = mpf(4)
+
+FITS = (
+    # exp(r) = 1 + r + r^2/2 + r^3 P(r)
+    Fit("EXP_TAIL", _exp_tail, lambda r: r**3 / mp.exp(r), -_HALF_LN2 * mpf("1.001"), _HALF_LN2 * mpf("1.001"), 5, 2**-31),
+    # log(1+f) = f - f^2/2 + f^3 P(f)
+    Fit("LOG_TAIL", _log_tail, lambda f: f**3 / mp.log1p(f) if f else mpf(0),
+        mp.sqrt(mpf(1) / 2) - 1, mp.sqrt(2) - 1, 10, 2**-29),
+    # tanh(x) = x + x^3 P(x^2)
+    Fit("TANH_TAIL", _odd_tail(mp.tanh, mpf(-1) / 3, mpf(2) / 15), _relative_cubic(mp.tanh),
+        mpf(0), _TANH_SPLIT**2, 5, 2**-31),
+    # erf(x) = x + x P(x^2)
+    Fit("ERF_NEAR", _erf_factor, lambda z: 1 / (1 + _erf_factor(z)), mpf(0), _ERF_SPLIT**2, 6, 2**-28),
+    # erf(x) = 1 - exp(-x P(x)), further out
+    Fit("ERF_FAR", lambda x: -mp.log(mp.erfc(x)) / x, lambda x: x * mp.erfc(x) / mp.erf(x), _ERF_SPLIT, _ERF_END, 7, 2**-28),
+    # sin(x) = x + x^3 P(x^2), in double for a float result
+    Fit("SIN_TAIL", _odd_tail(mp.sin, mpf(-1) / 6, mpf(1) / 120), _relative_cubic(mp.sin),
+        mpf(0), (mp.pi / 2 * mpf("1.0001")) ** 2, 5, 2**-34, 53),
+)  # fmt: skip
+
+
+def _solve(fit: Fit, target: Real, first: int, points: list[mpf]) -> tuple[list[mpf], mpf]:
+    """Coefficients first..terms-1 and the level at which the weighted error alternates over ``points``."""
+    unknowns = fit.terms - first
+    matrix, rhs = mp.matrix(unknowns + 1), mp.matrix(unknowns + 1, 1)
+    for row, z in enumerate(points):
+        weight = fit.weight(z)
+        for column in range(unknowns):
+            matrix[row, column] = weight * z ** (first + column)
+        matrix[row, unknowns] = (-1) ** row
+        rhs[row] = weight * target(z)
+    solution = mp.lu_solve(matrix, rhs)
+    return list(solution)[:unknowns], abs(solution[unknowns])
+
+
+def _grid(fit: Fit, count: int) -> list[mpf]:
+    """Chebyshev-spaced points without the ends, where a weight may be zero."""
+    middle, half = (fit.low + fit.high) / 2, (fit.high - fit.low) / 2
+    return [middle - half * mp.cos(mp.pi * (i + mpf(1) / 2) / count) for i in range(count)]
+
+
+def _horner(coefficients: list[mpf], z: mpf) -> mpf:
+    value = mpf(0)
+    for c in reversed(coefficients):
+        value = value * z + c
+    return value
+
+
+def _extrema(errors: list[mpf], count: int) -> list[int]:
+    """Indices of ``count`` alternating extrema: the best of each run of equal sign, then the best neighbours."""
+    found: list[int] = []
+    for i, error in enumerate(errors):
+        if found and (errors[found[-1]] > 0) == (error > 0):
+            if abs(error) > abs(errors[found[-1]]):
+                found[-1] = i
+        else:
+            found.append(i)
+    while len(found) > count:
+        found.pop(0 if abs(errors[found[0]]) < abs(errors[found[-1]]) else -1)
+    return found
+
+
+def remez(fit: Fit, fixed: list[mpf]) -> list[mpf]:
+    """All coefficients, the first ``len(fixed)`` as given and the others minimax."""
+    first = len(fixed)
+
+    def target(z: mpf) -> mpf:
+        return fit.target(z) - _horner(fixed, z)
+
+    unknowns = fit.terms - first
+    grid = _grid(fit, 30 * (fit.terms + 1))
+    wanted, weights = [target(z) for z in grid], [fit.weight(z) for z in grid]
+    # A point where the weight vanishes says nothing, so the first reference avoids the middle.
+    points = [z + (fit.high - fit.low) / 1000 for z in _grid(fit, unknowns + 1)]
+    tail: list[mpf] = []
+    for _ in range(20):
+        tail, level = _solve(fit, target, first, points)
+        errors = [
+            w * (y - z**first * _horner(tail, z)) for z, y, w in zip(grid, wanted, weights, strict=True)
+        ]
+        peaks = _extrema(errors, unknowns + 1)
+        if len(peaks) < unknowns + 1 or max(map(abs, errors)) < level * mpf("1.001"):
+            break
+        points = [grid[i] for i in peaks]
+    return fixed + tail
+
+
+def _rounded(value: mpf, bits: int) -> mpf:
+    return mpf(float(np.float32(float(value)))) if bits == 24 else mpf(float(value))
+
+
+def solve(fit: Fit) -> tuple[list[float], float]:
+    """(representable coefficients, weighted error)."""
+    fixed: list[mpf] = []
+    while len(fixed) < fit.terms:
+        fixed.append(_rounded(remez(fit, fixed)[len(fixed)], fit.bits))
+    grid = _grid(fit, 500)
+    error = max(abs(fit.weight(z) * (fit.target(z) - _horner(fixed, z))) for z in grid)
+    return [float(c) for c in fixed], float(error)
+
+
+def declaration(fit: Fit, coefficients: list[float]) -> str:
+    """The C++ line that math.h holds: exact, in hexadecimal."""
+    scalar, suffix = ("float", "f") if fit.bits == 24 else ("double", "")
+    values = ", ".join(re.sub(r"\.?0*p", "p", c.hex()) + suffix for c in coefficients)
+    return f"constexpr {scalar} {fit.name}[] = {{{values}}};"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="compare with math.h instead of printing")
+    check = parser.parse_args().check
+    header = " ".join(HEADER.read_text().split()) if check else ""
+    status = 0
+    for fit in FITS:
+        coefficients, error = solve(fit)
+        line = declaration(fit, coefficients)
+        ok = error <= fit.bound and (not check or line in header)
+        status |= not ok
+        print(line if not check else f"{fit.name}: {'ok' if ok else 'DIFFERS, or misses its bound'}")
+        print(f"  // weighted error 2^{np.log2(error):.2f}, bound 2^{np.log2(fit.bound):.1f}")
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
