@@ -17,6 +17,8 @@ class TargetConfig:
     ``channel_align_bytes``: a channels-last row is padded to a multiple of it (64 bytes are 32 float16 channels).
     ``panel``: output columns of one packed weight panel, the N width of a matmul or conv micro-kernel.
     ``dtypes``: the element types it can hold; ``max_rank``: the most dimensions a tensor may have.
+    ``matrix_dtypes``: what its matmul and convolution kernels take; ``pair_dtypes``: those of them whose weights are
+    packed in pairs along the reduced dim, for two-element dot products. ``buffer_align``: bytes.
     """
 
     name: str
@@ -24,6 +26,9 @@ class TargetConfig:
     panel: int = 32
     max_rank: int = 8
     dtypes: frozenset[str] = _REAL
+    matrix_dtypes: tuple[str, ...] = ("float32", "float16", "bfloat16")
+    pair_dtypes: tuple[str, ...] = ("bfloat16",)
+    buffer_align: int = 64
 
     def channel_align(self, dtype: str) -> int:
         """Channel alignment in elements of ``dtype``: 32 for float16, 16 for float32 at 64 bytes."""
@@ -35,15 +40,7 @@ class TargetConfig:
         return -(-channels // align) * align
 
 
-TARGETS: dict[str, TargetConfig] = {
-    t.name: t
-    for t in (
-        TargetConfig("cpu"),
-        TargetConfig("cuda", panel=64),
-        # Metal has no double type in any kernel.
-        TargetConfig("metal", panel=64, dtypes=_REAL - {"float64"}),
-    )
-}
+TARGETS: dict[str, TargetConfig] = {t.name: t for t in (TargetConfig("cpu"),)}
 
 
 def target_config(target: str | TargetConfig) -> TargetConfig:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from .. import expr
 from ..expr import Expr
 from ..graph import LEAVES, LOOPS, VIEWS, Graph, Node, Value
+from ..patterns import is_float_cast
 from .static import static_values
 
 MAX_OPERANDS = 12
@@ -164,7 +165,7 @@ def claim_epilogues(graph: Graph) -> dict[Node, list[Node]]:
         value = anchor.out
         while value not in outputs and len(set(users.get(value, ()))) == 1:
             node = users[value][0]
-            if node in taken or not _is_epilogue(node, value):
+            if node in taken or not _is_epilogue(node, value) or (anchor.op == "attention" and not is_float_cast(node)):
                 break
             chain.append(node)
             taken.add(node)
@@ -189,7 +190,7 @@ def _is_epilogue(node: Node, value: Value) -> bool:
     return True
 
 
-def merge_loops(graph: Graph, claimed: dict[Node, list[Node]]) -> list[Group]:
+def merge_loops(graph: Graph, claimed: dict[Node, list[Node]], enabled: bool = True) -> list[Group]:
     """Groups in launch order. Loop nodes over one domain merge when the consumer reads the producer point by point (or
     row by row) and no path leads out of the group and back into it."""
     static = static_values(graph)
@@ -207,7 +208,7 @@ def merge_loops(graph: Graph, claimed: dict[Node, list[Node]]) -> list[Group]:
             group_of[n] = group
     for node in list(graph.nodes):
         group = group_of.get(node)
-        if group is None or node.op not in LOOPS or node in epilogues:
+        if not enabled or group is None or node.op not in LOOPS or node in epilogues:
             continue
         for v in node.inputs:
             producer = group_of.get(v.node)

@@ -1,0 +1,53 @@
+"""The offline half: PyTorch IR in, a self-contained program out. Names load on first use, so importing this is cheap."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .compiled_program import CompiledProgram
+
+__version__ = "0.1.0"
+
+_LAZY = {
+    "CompileError": "errors",
+    "CompiledProgram": "compiled_program",
+    "IRGraph": "ir",
+    "NPUError": "errors",
+    "PartitionPlan": "partitioner",
+    "Reason": "errors",
+    "capture": "frontend",
+    "explain": "constraint_checker",
+    "get_supported_ops": "ops",
+    "is_op_supported": "ops",
+    "load_ir": "ir_reader",
+    "load_ir_from_dict": "ir_reader",
+    "partition": "partitioner",
+}
+
+__all__ = ["compile", *_LAZY]
+
+
+def compile(  # noqa: A001 - the documented name
+    ir: Any, target: str = "cpu", dtype: str | None = None, disable: Collection[str] = ()
+) -> CompiledProgram:
+    """Compile IR (a path, a dict, an :class:`IRGraph` or a pytorch-ir object) into a :class:`CompiledProgram`.
+
+    ``dtype`` stores float32 activations and matrices as 'float16' or 'bfloat16' (None: as the IR says). ``disable``
+    names passes to leave out. Raises :class:`IRError` for malformed IR, :class:`CompileError` with every reason if some
+    node cannot run on the target, :class:`ToolchainError` without a usable compiler.
+    """
+    from .ir_reader import load_ir
+    from .pipeline import compile_ir
+
+    return compile_ir(load_ir(ir), target, dtype, disable)
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        value = getattr(import_module(f".{_LAZY[name]}", __name__), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

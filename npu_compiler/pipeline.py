@@ -1,0 +1,204 @@
+"""The compiler, top to bottom. ``PHASES`` is the order of everything; each name works in ``--until`` and ``NPU_DUMP``.
+
+Passes and fusions can be left out one by one: ``compile(disable=("fold_batch_norm",))`` or ``NPU_DISABLE=…``.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from typing import Any
+
+from . import env
+from .compiled_program import BufferSpec, CompiledProgram, EntryPoint, IOSpec, KernelCall, WeightSpec
+from .dtypes import parse
+from .errors import CompileError
+from .graph import Graph
+from .ir import IRGraph
+from .kernel import Operand, Schedule
+from .lower import lower_ir
+from .memory_planner import plan_memory
+from .passes import attention, decompose, fold, fuse, layout, normalise
+from .schedule import Scheduler
+from .targets import CodegenTarget, Emitted, get_target
+
+
+@dataclass
+class State:
+    """What flows through the phases."""
+
+    ir: IRGraph
+    target: CodegenTarget
+    dtype: str | None
+    disable: Collection[str]
+    graph: Graph = field(default_factory=Graph)
+    groups: list[fuse.Group] = field(default_factory=list)
+    schedule: Schedule | None = None
+    scheduler: Scheduler | None = None
+    emitted: Emitted | None = None
+
+    def run_pass(self, name: str, f: Callable[[Graph], Any]) -> None:
+        if name not in self.disable:
+            f(self.graph)
+
+
+def _lower(s: State) -> None:
+    s.graph = lower_ir(s.ir, s.dtype)
+
+
+def _normalise(s: State) -> None:
+    s.run_pass("normalise", normalise.normalise)
+    s.run_pass("fold_constants", normalise.fold_constants)
+    s.run_pass("fuse_attention", attention.fuse_attention)
+
+
+def _layout(s: State) -> None:
+    s.run_pass("layout", layout.sink_permutes)
+
+
+def _fold(s: State) -> None:
+    s.run_pass("fold_batch_norm", fold.fold_batch_norm)
+
+
+def _fuse(s: State) -> None:
+    decompose.decompose(s.graph, s.target.config)
+    fuse.absorb_views(s.graph)
+    claimed = fuse.claim_epilogues(s.graph) if "fuse_epilogue" not in s.disable else {}
+    if "fuse_pointwise" not in s.disable:
+        fuse.inline_pointwise(s.graph, {n for chain in claimed.values() for n in chain})
+    normalise.normalise(s.graph)
+    claimed = fuse.claim_epilogues(s.graph) if "fuse_epilogue" not in s.disable else {}
+    s.groups = fuse.merge_loops(s.graph, claimed, enabled="fuse_loops" not in s.disable)
+
+
+def _schedule(s: State) -> None:
+    s.scheduler = Scheduler(s.graph, s.groups, s.target.config)
+    s.schedule = s.scheduler.run()
+
+
+def _memory(s: State) -> None:
+    assert s.schedule is not None
+    plan_memory(s.schedule, s.target.config.buffer_align)
+
+
+def _codegen(s: State) -> None:
+    assert s.schedule is not None
+    for kernel in s.schedule.kernels:
+        reason = s.target.supports(kernel)
+        if reason is not None:
+            raise CompileError(f"kernel {kernel.name} (from {', '.join(kernel.sources)}): {reason}")
+    s.emitted = s.target.emit([s.schedule])
+
+
+PHASES: tuple[tuple[str, Callable[[State], None], str], ...] = (
+    ("lower", _lower, "ATen IR to primitives, by the op registry"),
+    ("normalise", _normalise, "no-ops, common subexpressions, constants; attention from its decomposed spelling"),
+    ("layout", _layout, "channels-last: permutes sink and cancel"),
+    ("fold", _fold, "batch norm and per-channel scales into weights, as load-time recipes"),
+    ("fuse", _fuse, "epilogues, pointwise chains, row kernels"),
+    ("schedule", _schedule, "kernels over strided buffers"),
+    ("memory", _memory, "fixed offsets in one arena"),
+    ("codegen", _codegen, "sources and the compiled object"),
+)
+
+SWITCHES = ("normalise", "fold_constants", "fuse_attention", "layout", "fold_batch_norm", "fuse_epilogue", "fuse_pointwise", "fuse_loops")
+
+
+def run_phases(ir: IRGraph, target: str, dtype: str | None, disable: Collection[str] = (), until: str | None = None) -> State:
+    """Run the compiler up to and including phase ``until`` (default: all)."""
+    disable = frozenset(disable) | env.disabled()
+    unknown = sorted(set(disable) - set(SWITCHES))
+    if unknown:
+        raise CompileError(f"cannot disable {', '.join(unknown)}; these can be: {', '.join(SWITCHES)}")
+    names = [name for name, _, _ in PHASES]
+    if until is not None and until not in names:
+        raise CompileError(f"unknown phase {until!r}; phases are: {', '.join(names)}")
+    state = State(ir, get_target(target), parse(dtype) if dtype else None, disable)
+    for number, (name, f, _) in enumerate(PHASES):
+        start = time.perf_counter()
+        f(state)
+        _trace(state, number, name, time.perf_counter() - start)
+        if name == until:
+            break
+    return state
+
+
+def _trace(state: State, number: int, name: str, seconds: float) -> None:
+    if env.debug() >= 1:
+        print(f"npu: {name:10s} {seconds * 1e3:8.1f} ms  {len(state.graph.nodes)} nodes", file=sys.stderr)
+    folder = env.dump_dir()
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{number}_{name}.txt").write_text(dump(state) + "\n")
+        if state.emitted is not None:
+            for file, text in state.emitted.sources.items():
+                (folder / file).write_text(text)
+
+
+def dump(state: State) -> str:
+    """The program as it stands: the graph, and below it the kernels once they exist."""
+    text = state.graph.dump()
+    if state.schedule is not None:
+        lines = [f"{k.name}: {k.kind} {k.attrs or ''} {k.text()}" for k in state.schedule.kernels]
+        text += "\n\n" + "\n".join(lines)
+    return text
+
+
+def compile_ir(ir: IRGraph, target: str = "cpu", dtype: str | None = None, disable: Collection[str] = ()) -> CompiledProgram:
+    """All phases, and the artifact they leave."""
+    state = run_phases(ir, target, dtype, disable)
+    assert state.schedule is not None and state.scheduler is not None and state.emitted is not None
+    return _program(state, state.schedule, state.scheduler, state.emitted)
+
+
+def _program(state: State, schedule: Schedule, scheduler: Scheduler, emitted: Emitted) -> CompiledProgram:
+    recipes = Graph(state.graph.name)
+    recipes.nodes = state.graph.nodes
+    recipes.outputs = scheduler.recipes
+    recipes.clean()
+    recipes.nodes = [n for n in recipes.nodes if n.op not in ("input", "state")]
+    weights = [WeightSpec(n.attrs["key"], n.out.shape, n.out.dtype) for n in recipes.nodes if n.op == "weight"]
+    ids = {b.id: i for i, b in enumerate(schedule.buffers)}
+
+    def numbers(operands: list[Operand]) -> tuple[int, ...]:
+        return tuple(ids[o.buffer.id] for o in operands)
+
+    calls = tuple(
+        KernelCall(
+            k.name, k.kind, numbers(k.inputs), numbers(k.outputs), k.text(), k.sources, k.flops, k.bytes_read, k.bytes_written
+        )
+        for k in schedule.kernels
+    )
+    entry = EntryPoint(
+        name="main",
+        symbol=emitted.symbols[schedule.name],
+        inputs=tuple(IOSpec(name, b.shape, b.dtype, ids[b.id]) for name, b in schedule.inputs),
+        outputs=tuple(IOSpec(name, b.shape, b.dtype, ids[b.id]) for name, b in schedule.outputs),
+        calls=calls,
+        arena_bytes=schedule.arena_bytes,
+        scratch_bytes=emitted.scratch_bytes,
+        updates=tuple((b.name, ids[b.id]) for b in schedule.buffers if b.kind == "state"),
+    )
+    return CompiledProgram(
+        name=state.ir.model_name,
+        target=state.target.name,
+        dtype=state.dtype or _main_dtype(state.ir),
+        entries={"main": entry},
+        buffers=[BufferSpec(ids[b.id], b.kind, b.dtype, b.shape, b.name, b.offset) for b in schedule.buffers],
+        weights=weights,
+        recipes=recipes,
+        sources=emitted.sources,
+        binary=emitted.binary,
+        requires=emitted.requires,
+        build=emitted.build,
+    )
+
+
+def _main_dtype(ir: IRGraph) -> str:
+    """The dtype that holds most of the weights (or inputs): what the program computes in."""
+    totals: dict[str, int] = {}
+    for t in (*ir.weights, *ir.graph_inputs):
+        totals[t.dtype] = totals.get(t.dtype, 0) + t.numel
+    return max(totals, key=lambda d: totals[d]) if totals else "float32"

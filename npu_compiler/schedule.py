@@ -1,0 +1,460 @@
+"""Groups -> kernels over buffers: resolve views to strides, decide where each value lives, write the loop bodies."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from . import expr
+from .errors import CompileError
+from .expr import Expr
+from .graph import LEAVES, VIEWS, Graph, Node, Value
+from .kernel import Buffer, Kernel, LoopBody, Operand, Schedule, Stage, contiguous_strides
+from .passes.fuse import CHEAP, Group
+from .passes.static import static_values
+from .target_config import TargetConfig
+
+
+class Scheduler:
+    """Schedules one graph. ``recipes`` collects the load-time values that fill weight buffers, by buffer name."""
+
+    def __init__(self, graph: Graph, groups: list[Group], config: TargetConfig):
+        self.graph, self.groups, self.config = graph, groups, config
+        self.static = static_values(graph)
+        self.users = graph.users()
+        self.kernels: list[Kernel] = []
+        self.buffers: list[Buffer] = []
+        self.recipes: list[tuple[str, Value]] = []
+        self.place: dict[Value, Operand] = {}  # values that have memory
+        self.packed: dict[Value, Operand] = {}
+        self.outputs: dict[Value, str] = {}
+        self.copies: dict[Value, Operand] = {}
+        self.names: set[str] = set()
+
+    def run(self) -> Schedule:
+        graph = self.graph
+        inputs = []
+        for node in graph.nodes:
+            if node.op == "input":
+                buffer = self._buffer("input", node.out.dtype, node.out.shape, node.attrs["name"])
+                inputs.append((node.attrs["name"], buffer))
+                self._put(node.out, buffer)
+            elif node.op == "state":
+                self._put(node.out, self._buffer("state", node.out.dtype, node.out.shape, node.attrs["key"]))
+        for name, v in graph.outputs:  # the first output of a value may be written in place; others are copied
+            base = self._contiguous_base(v)
+            if base.op not in LEAVES and base not in self.static and base not in self.outputs:
+                self.outputs[base] = name
+        made: dict[str, Buffer] = {}
+        for group in self.groups:
+            self._schedule_group(group, made)
+        outputs = [(name, made[name] if name in made else self._copy_out(name, v)) for name, v in graph.outputs]
+        for key, v in graph.updates:
+            self._update_state(key, v)
+        return Schedule(graph.name, self.kernels, self.buffers, inputs, outputs)
+
+    # -- memory -------------------------------------------------------------------------------------------------------
+    def _buffer(self, kind: str, dtype: str, shape: Sequence[int], name: str) -> Buffer:
+        buffer = Buffer(len(self.buffers), kind, dtype, tuple(shape), name)
+        self.buffers.append(buffer)
+        return buffer
+
+    def _put(self, value: Value, buffer: Buffer) -> Operand:
+        self.place[value] = Operand(buffer, value.shape, contiguous_strides(value.shape))
+        return self.place[value]
+
+    def _contiguous_base(self, v: Value) -> Value:
+        while v.op == "reshape":
+            v = v.node.inputs[0]
+        return v
+
+    def _allocate(self, value: Value, made: dict[str, Buffer], label: str) -> Operand:
+        """Memory for a kernel's result: an output, a slice of a concatenation, or a block of the arena."""
+        name = self.outputs.get(value)
+        if name is not None:
+            spec = next(v for n, v in self.graph.outputs if n == name)
+            made[name] = self._buffer("output", value.dtype, spec.shape, name)
+            self.place[value] = Operand(made[name], value.shape, contiguous_strides(value.shape))
+            return self.place[value]
+        users = self.users.get(value, [])
+        if len(users) == 1 and users[0].op == "concat" and users[0].out not in self.static:
+            return self._into_concat(value, users[0], made, label)
+        perm = self._wanted_order(value, users)
+        shape = tuple(value.shape[p] for p in perm)
+        buffer = self._buffer("arena", value.dtype, shape, label)
+        strides = [0] * value.rank
+        for p, s in zip(perm, contiguous_strides(shape), strict=True):
+            strides[p] = s
+        self.place[value] = Operand(buffer, value.shape, tuple(strides))
+        return self.place[value]
+
+    def _wanted_order(self, value: Value, users: list[Node]) -> tuple[int, ...]:
+        """Dim order in memory: that of the permute which is the value's only user, so that it costs nothing."""
+        if value.node.op == "attention" and users and all(u.op == "permute" for u in users):
+            perms = {u.attrs["perm"] for u in users}
+            if len(perms) == 1 and (perm := perms.pop())[-1] == value.rank - 1:
+                return perm
+        return tuple(range(value.rank))
+
+    def _into_concat(self, value: Value, concat: Node, made: dict[str, Buffer], label: str) -> Operand:
+        whole = self.place.get(concat.out) or self._allocate(concat.out, made, label)
+        axis = concat.attrs["axis"]
+        at = sum(v.shape[axis] for v in concat.inputs[: concat.inputs.index(value)])
+        self.place[value] = Operand(whole.buffer, value.shape, whole.strides, whole.offset + at * whole.strides[axis])
+        return self.place[value]
+
+    def operand(self, v: Value) -> Operand:
+        """Where a value can be read: its own memory, or its source's through a view; a copy where strides cannot say it."""
+        if v in self.place:
+            return self.place[v]
+        if v in self.static:
+            return self._weight(v)
+        if v.op in VIEWS:
+            found = _strided_view(self.operand(v.node.inputs[0]), v)
+            if found is None:
+                found = _strided_view(self._copy(v.node.inputs[0]), v)
+                assert found is not None
+            return found
+        raise CompileError(f"internal error: {v!r} is read before it is computed")
+
+    def _weight(self, v: Value) -> Operand:
+        name = self._unique(next((s for s in v.node.sources), "const"))
+        if v.op == "weight":
+            name = self._unique(v.node.attrs["key"])
+        self.recipes.append((name, v))
+        return self._put(v, self._buffer("weight", v.dtype, v.shape, name))
+
+    def _unique(self, name: str) -> str:
+        n, candidate = 1, name
+        while candidate in self.names:
+            n += 1
+            candidate = f"{name}#{n}"
+        self.names.add(candidate)
+        return candidate
+
+    def packed_weight(self, key: Value, w: Value, layout: str) -> Operand:
+        """``w`` [G, K, T, C] in the order the target's micro-kernel streams it; made once per weight."""
+        if key not in self.packed:
+            panel = self.config.panel
+            g, k, t, c = w.shape
+            tail = ((c + 1) // 2, panel, 2) if layout == "pairs" else (c, panel)
+            node = self.graph.add("pack", [w], [((g, -(-k // panel), t, *tail), w.dtype)], panel=panel, layout=layout)
+            node.sources = w.node.sources
+            self.static.add(node.out)
+            self.packed[key] = self._weight(node.out)
+        return self.packed[key]
+
+    def _copy(self, v: Value) -> Operand:
+        """A contiguous copy of a value, made where it is first needed."""
+        if v not in self.copies:
+            source = self.operand(v)
+            if source.contiguous:
+                return source
+            out = Operand(self._buffer("arena", v.dtype, v.shape, "copy"), v.shape, contiguous_strides(v.shape))
+            self._emit_copy(source, out, v.node.sources)
+            self.copies[v] = out
+        return self.copies[v]
+
+    def _emit_copy(self, source: Operand, out: Operand, sources: tuple[str, ...]) -> None:
+        idx = expr.identity_index(source.shape)
+        e = expr.load(0, source.dtype, idx).cast(out.dtype)
+        body = LoopBody(source.shape, (), (Stage("store", e, output=0, index=idx),))
+        self._kernel(Kernel("copy", "loops", [source], [out], body=body, sources=sources))
+
+    def _copy_out(self, name: str, v: Value) -> Buffer:
+        buffer = self._buffer("output", v.dtype, v.shape, name)
+        source = self.operand(v)
+        self._emit_copy(source, Operand(buffer, v.shape, contiguous_strides(v.shape)), v.node.sources)
+        return buffer
+
+    def _update_state(self, key: str, v: Value) -> None:
+        target = next(self.place[n.out] for n in self.graph.nodes if n.op == "state" and n.attrs["key"] == key)
+        source = self.operand(v)
+        if source.buffer is not target.buffer:
+            self._emit_copy(source, target, v.node.sources)
+
+    def _kernel(self, kernel: Kernel) -> None:
+        number = len(self.kernels)
+        kernel.name = f"k{number}_{kernel.name}"
+        self.kernels.append(kernel)
+
+    # -- kernels ----------------------------------------------------------------------------------------------------------
+    def _schedule_group(self, group: Group, made: dict[str, Buffer]) -> None:
+        if group.loops:
+            self._loops(group, made)
+        else:
+            getattr(self, f"_{group.anchor.op}")(group, made)
+
+    def _loops(self, group: Group, made: dict[str, Buffer]) -> None:
+        domain, axes = group.domain, group.axes
+        members = set(group.nodes)
+        outside = set(self.graph.results())
+        inputs: list[Operand] = []
+        outputs: list[Operand] = []
+        stages: list[Stage] = []
+        known: dict[Value, Expr] = {}
+
+        def number(op: Operand) -> int:
+            if op not in inputs:
+                inputs.append(op)
+            return inputs.index(op)
+
+        for node in group.nodes:
+
+            def through(load: Expr, node: Node = node) -> Expr:
+                v = node.inputs[load.value]
+                return known[v] if v in known else expr.load(number(self.operand(v)), v.dtype, load.args)
+
+            e = expr.drop_roundings(expr.substitute(node.attrs["expr"], loads=through))
+            users = self.users.get(node.out, [])
+            inside = [u for u in users if u in members]
+            stored = len(inside) < len(users) or node.out in outside or node.out in self.outputs
+            per_row = bool(axes) and node.op == "pointwise" and node.out.shape != domain
+            if node.op == "reduce":
+                stages.append(Stage("reduce", e, reduce=node.attrs["kind"]))
+                e = expr.stage(len(stages) - 1, node.out.dtype)
+                per_row = True
+            elif not per_row and (inside or stored) and len(inside) + stored > 1 and expr.cost(e) > CHEAP:
+                stages.append(Stage("temp", e))
+                e = expr.stage(len(stages) - 1, node.out.dtype)
+            known[node.out] = e
+            if stored:
+                out = self._allocate(node.out, made, _label(node))
+                outputs.append(out)
+                idx = expr.identity_index(node.out.shape)
+                stages.append(Stage("store", e, output=len(outputs) - 1, index=idx, per_row=per_row and bool(axes)))
+        flops = math.prod(domain) * sum(expr.cost(s.expr) + (s.kind == "reduce") for s in stages if not s.per_row)
+        kind = "_".join(dict.fromkeys(n.attrs.get("kind", "map") for n in group.nodes if n.op == "reduce")) or "map"
+        self._kernel(Kernel(kind, "loops", inputs, outputs, body=LoopBody(domain, axes, tuple(stages)), sources=_sources(group), flops=flops))
+
+    def _epilogue(self, group: Group, fixed: list[Operand]) -> tuple[Expr, list[Operand], Value]:
+        """The expression behind an anchor, its operands (after ``fixed``), and the value that is stored."""
+        inputs = list(fixed)
+        value = group.anchor.out
+        e = expr.acc(value.dtype)
+        for node in group.nodes[1:]:
+
+            def through(load: Expr, node: Node = node, value: Value = value, e: Expr = e) -> Expr:
+                v = node.inputs[load.value]
+                if v is value:
+                    return e
+                op = self.operand(v)
+                if op not in inputs[len(fixed) :]:
+                    inputs.append(op)
+                return expr.load(len(fixed) + inputs[len(fixed) :].index(op), v.dtype, load.args)
+
+            e = expr.drop_roundings(expr.substitute(node.attrs["expr"], loads=through))
+            value = node.out
+        return e, inputs, value
+
+    def _anchor(self, group: Group, made: dict[str, Buffer], kind: str, fixed: list[Operand], flops: int, **attrs: object) -> None:
+        e, inputs, value = self._epilogue(group, fixed)
+        out = self._allocate(value, made, _label(group.anchor))
+        self._kernel(Kernel(kind, kind, inputs, [out], dict(attrs), epilogue=e, sources=_sources(group), flops=flops))
+
+    def _conv2d(self, group: Group, made: dict[str, Buffer]) -> None:
+        node = group.anchor
+        x, w = node.inputs
+        k, r, s, cg = w.shape
+        groups = node.attrs["groups"]
+        attrs = dict(node.attrs) | {"kernel": (r, s), "channels": (x.shape[3], k)}
+        source = self._dense(x)
+        flops = 2 * node.out.numel * r * s * cg
+        if groups == k == x.shape[3]:
+            weight = self.operand(w.permute(1, 2, 3, 0).reshape(r, s, k)) if w not in self.static else self._static_view(w)
+            self._anchor(group, made, "depthwise", [source, weight], flops, **attrs)
+            return
+        if w not in self.static:
+            raise CompileError("internal error: a convolution with computed weights reached the scheduler")
+        view = w.reshape(groups, k // groups, r * s, cg)
+        self._static_chain(view)
+        weight = self.packed_weight(w, view, self._layout(x.dtype))
+        self._anchor(group, made, "conv2d", [source, weight], flops, **attrs)
+
+    def _static_view(self, w: Value) -> Operand:
+        k, r, s, _ = w.shape
+        view = w.reshape(k, r * s).permute(1, 0).reshape(r, s, k)
+        self._static_chain(view)
+        return self.operand(view)
+
+    def _static_chain(self, v: Value) -> None:
+        while v not in self.static:
+            self.static.add(v)
+            v = v.node.inputs[0]
+
+    def _layout(self, dtype: str) -> str:
+        return "pairs" if dtype in self.config.pair_dtypes else "rows"
+
+    def _dense(self, v: Value) -> Operand:
+        op = self.operand(v)
+        return op if op.contiguous else self._copy(v)
+
+    def _matmul(self, group: Group, made: dict[str, Buffer]) -> None:
+        node = group.anchor
+        a, b = node.inputs
+        m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
+        flops = 2 * node.out.numel * k
+        batch = math.prod(node.out.shape[:-2])
+        layout = self._layout(a.dtype)
+        if b in self.static and math.prod(b.shape[:-2]) == 1:
+            view = b.reshape(k, n).permute(1, 0).reshape(1, n, 1, k)
+            self._static_chain(view)
+            weight, shared = self.packed_weight(b, view, layout), True
+            left = self._rows(a, math.prod(a.shape[:-2]))
+        else:
+            shared = math.prod(b.shape[:-2]) == 1
+            weight = self._pack(b if shared else b.expand(*node.out.shape[:-2], k, n), layout)
+            left = self._rows(a if math.prod(a.shape[:-2]) in (1, batch) and shared else a.expand(*node.out.shape[:-2], m, k), batch)
+        if shared and batch > 1 and (merged := _collapse(left, (batch, m, k))) and merged[0] == m * merged[1]:
+            left, m, batch = Operand(left.buffer, (1, batch * m, k), (0, *merged[1:]), left.offset), batch * m, 1
+        strides = _collapse(left, (batch, m, k))
+        assert strides is not None
+        self._anchor(
+            group, made, "gemm", [left, weight], flops,
+            batch=batch, m=m, n=n, k=k, lda=strides[1], batch_stride=strides[0], shared=shared,
+        )  # fmt: skip
+
+    def _rows(self, a: Value, batch: int) -> Operand:
+        """The left operand as [batch, M, K] with unit stride along K and one stride per batch; copied if need be."""
+        op = self.operand(a)
+        m, k = a.shape[-2:]
+        strides = _collapse(op, (batch, m, k))
+        if strides is None or (k > 1 and strides[2] != 1):
+            op = self._copy(a)
+            strides = contiguous_strides((batch, m, k))
+        return Operand(op.buffer, (batch, m, k), strides, op.offset)
+
+    def _pack(self, b: Value, layout: str) -> Operand:
+        """A right operand computed at run time, packed into panels by a kernel of its own."""
+        k, n = b.shape[-2:]
+        batch, panel = math.prod(b.shape[:-2]), self.config.panel
+        op = self.operand(b)
+        strides = _collapse(op, (batch, k, n))
+        if strides is None:
+            op = self._copy(b)
+            strides = contiguous_strides((batch, k, n))
+        tail = ((k + 1) // 2, panel, 2) if layout == "pairs" else (k, panel)
+        shape = (batch, -(-n // panel), *tail)
+        out = Operand(self._buffer("arena", b.dtype, shape, "packed"), shape, contiguous_strides(shape))
+        source = Operand(op.buffer, (batch, k, n), strides, op.offset)
+        self._kernel(Kernel("pack", "pack", [source], [out], {"batch": batch, "k": k, "n": n}, sources=b.node.sources))
+        return out
+
+    def _attention(self, group: Group, made: dict[str, Buffer]) -> None:
+        node = group.anchor
+        fixed = []
+        for i, v in enumerate(node.inputs):
+            op = self.operand(v)
+            fixed.append(op if i == 3 or op.strides[-1] in (0, 1) or v.shape[-1] == 1 else self._copy(v))
+        q, k = node.inputs[:2]
+        flops = 4 * q.numel * k.shape[2]
+        self._anchor(group, made, "attention", fixed, flops, **node.attrs)
+
+    def _concat(self, group: Group, made: dict[str, Buffer]) -> None:
+        node = group.anchor
+        if node.out not in self.place:
+            self._allocate(node.out, made, _label(node))
+        whole = self.place[node.out]
+        axis, at = node.attrs["axis"], 0
+        for v in node.inputs:
+            target = Operand(whole.buffer, v.shape, whole.strides, whole.offset + at * whole.strides[axis])
+            at += v.shape[axis]
+            if v.numel and self.operand(v) != target:
+                self._emit_copy(self.operand(v), target, node.sources)
+
+    def _scatter(self, group: Group, made: dict[str, Buffer]) -> None:
+        node = group.anchor
+        base, src, *index = node.inputs
+        out = self._scatter_target(node, made)
+        if out != self.operand(base):
+            self._emit_copy(self.operand(base), out, node.sources)
+        inputs = [self.operand(v) for v in index] + [self.operand(src)]
+        e = expr.load(len(index), src.dtype, expr.identity_index(src.shape)).cast(base.dtype)
+        idx = node.attrs["idx"]
+        if node.attrs["mode"] == "add":
+            inputs.append(out)
+            e = expr.call("add", expr.load(len(index) + 1, base.dtype, idx), e)
+        serial = bool(index)  # duplicate indices must be applied in order
+        body = LoopBody(src.shape, (), (Stage("store", e, output=0, index=idx),), serial)
+        self._kernel(Kernel("scatter", "loops", inputs, [out], body=body, sources=node.sources, flops=src.numel))
+
+    def _scatter_target(self, node: Node, made: dict[str, Buffer]) -> Operand:
+        """In place when the base is state that nobody else reads and that this scatter updates."""
+        base = node.inputs[0]
+        updated = {v for _, v in self.graph.updates}
+        if base.op == "state" and node.out in updated and len(set(self.users[base])) == 1 and node.out not in self.outputs:
+            self.place[node.out] = self.place[base]
+            return self.place[base]
+        return self._allocate(node.out, made, _label(node))
+
+    def _scan(self, group: Group, made: dict[str, Buffer]) -> None:
+        self._small(group, made, "scan", kind=group.anchor.attrs["kind"], axis=group.anchor.attrs["axis"])
+
+    def _sort(self, group: Group, made: dict[str, Buffer]) -> None:
+        self._small(group, made, "sort", **group.anchor.attrs)
+
+    def _small(self, group: Group, made: dict[str, Buffer], name: str, **attrs: object) -> None:
+        node = group.anchor
+        outs = [self._allocate(v, made, _label(node)) for v in node.outputs]
+        self._kernel(Kernel(name, name, [self._dense(node.inputs[0])], outs, dict(attrs), sources=node.sources, flops=node.inputs[0].numel))
+
+
+def _collapse(op: Operand, shape: tuple[int, int, int]) -> tuple[int, ...] | None:
+    """Strides of the operand seen as [batch, rows, columns], or None if its batch dims have no common stride."""
+    return _reshape_strides(op.shape, op.strides, shape)
+
+
+def _label(node: Node) -> str:
+    return node.sources[-1] if node.sources else node.op
+
+
+def _sources(group: Group) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(s for n in group.nodes for s in n.sources))
+
+
+def _strided_view(source: Operand, v: Value) -> Operand | None:
+    """The window of ``source`` that a view reads, or None if its strides cannot express it (some reshapes)."""
+    a, strides, offset = v.node.attrs, source.strides, source.offset
+    if v.op == "permute":
+        strides = tuple(strides[p] for p in a["perm"])
+    elif v.op == "expand":
+        strides = tuple(0 if o != n else s for s, o, n in zip(strides, source.shape, v.shape, strict=True))
+    elif v.op == "slice":
+        offset += sum(s * st for s, st in zip(a["starts"], strides, strict=True))
+        strides = tuple(s * st for s, st in zip(strides, a["steps"], strict=True))
+    else:
+        reshaped = _reshape_strides(source.shape, strides, v.shape)
+        if reshaped is None:
+            return None
+        strides = reshaped
+    strides = tuple(0 if n == 1 else s for n, s in zip(v.shape, strides, strict=True))
+    return Operand(source.buffer, v.shape, strides, offset)
+
+
+def _reshape_strides(old: Sequence[int], strides: Sequence[int], new: Sequence[int]) -> tuple[int, ...] | None:
+    """Strides of a reshape without a copy: split the old dims into runs that are jointly contiguous, carve each up."""
+    if math.prod(old) == 0:
+        return contiguous_strides(new)
+    dims = [(n, s) for n, s in zip(old, strides, strict=True) if n != 1]
+    runs: list[tuple[int, int]] = []  # (elements, stride of the innermost)
+    for n, s in dims:
+        if runs and runs[-1][1] == n * s:
+            runs[-1] = (runs[-1][0] * n, s)
+        else:
+            runs.append((n, s))
+    out: list[int] = []
+    left, stride = 1, 0
+    for n in reversed(new):
+        if n == 1:
+            out.append(0)
+            continue
+        if left == 1:
+            if not runs:
+                return None
+            left, stride = runs.pop()
+        if left % n:
+            return None
+        out.append(stride)
+        left //= n
+        stride *= n
+    return tuple(reversed(out))

@@ -1,0 +1,44 @@
+"""Code generators. A target is one folder here, found by name, plus one backend file in ``npu_runtime/backends``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any, Protocol
+
+from ..errors import Reason
+from ..kernel import Kernel, Schedule
+from ..target_config import TargetConfig, target_config
+
+
+@dataclass
+class Emitted:
+    """What a target makes of schedules: readable ``sources``, the ``binary`` the runtime loads, what it ``requires`` of
+    the machine, the entry symbols by schedule name, and scratch bytes per thread."""
+
+    sources: dict[str, str]
+    binary: bytes
+    requires: tuple[str, ...]
+    symbols: dict[str, str]
+    scratch_bytes: int
+    build: dict[str, Any] = field(default_factory=dict)
+
+
+class CodegenTarget(Protocol):
+    """The contract of ``targets/<name>/target.py``: its module-level ``TARGET``."""
+
+    name: str
+    config: TargetConfig
+
+    def supports(self, kernel: Kernel) -> Reason | None:
+        """None if the target can emit this kernel, else why not."""
+
+    def emit(self, schedules: list[Schedule], *, build: bool = True) -> Emitted:
+        """Generate and, unless ``build`` is False, compile; raises ToolchainError."""
+
+
+def get_target(name: str) -> CodegenTarget:
+    """The code generator called ``name``; :class:`ConfigError` lists the known ones."""
+    target_config(name)
+    target: CodegenTarget = import_module(f".{name}.target", __package__).TARGET
+    return target

@@ -1,0 +1,192 @@
+"""Schedules -> C++ -> one shared object. Equal kernels are emitted once; units compile in parallel.
+
+Every kernel is a function of its operand pointers alone (``p[i]``: inputs, then outputs), so its text says what it
+computes and nothing about where; a table in the main unit binds operands to buffers for each call.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from ... import dtypes, env
+from ...compiled_program import ABI_VERSION
+from ...errors import Reason
+from ...kernel import Kernel, Operand, Schedule
+from ...target_config import TARGETS
+from .. import Emitted
+from .anchors import ANCHORS, emit_anchor
+from .loops import emit_loops, scratch_bytes
+from .small_kernels import emit_scan, emit_sort, scan_scratch_bytes, sort_scratch_bytes
+from .toolchain import build_shared, compile_flags, find_compiler, required_features
+
+KERNELS = Path(__file__).with_name("kernels")
+
+_HEADER = '#include "simd.h"\n#include "math.h"\n#include "pool.h"\n'
+
+
+class CPUTarget:
+    """The CPU code generator; ``march`` is a compiler's CPU name."""
+
+    name = "cpu"
+    config = TARGETS["cpu"]
+
+    def supports(self, kernel: Kernel) -> Reason | None:
+        if kernel.kind in ("loops", "scan", "sort") or kernel.kind in ANCHORS:
+            return None
+        return Reason("no_kernel", f"the CPU target has no {kernel.kind} kernel")
+
+    def emit(self, schedules: list[Schedule], *, build: bool = True, march: str = "native") -> Emitted:
+        units = _Units()
+        calls = {s.name: [units.add(k) for k in s.kernels] for s in schedules}
+        symbols = {s.name: f"npu_run_{i}_{re.sub(r'[^A-Za-z0-9_]', '_', s.name)[:40]}" for i, s in enumerate(schedules)}
+        sources = units.sources(max(2, env.usable_cpus()))
+        sources["main.cpp"] = _main_unit(schedules, calls, symbols, units)
+        result = Emitted(sources, b"", (), symbols, units.scratch)
+        if build:
+            result.binary = build_shared(sources, KERNELS, march=march)
+            result.requires = tuple(sorted(required_features(march)))
+            compiler = find_compiler()
+            result.build = {"compiler": f"{compiler.kind} {compiler.version}", "flags": " ".join(compile_flags(march))}
+        return result
+
+
+class _Units:
+    """Kernel functions by text; ``add`` returns the name of the function that serves a kernel."""
+
+    def __init__(self) -> None:
+        self.names: dict[str, str] = {}  # text with a placeholder name -> name
+        self.weight: dict[str, int] = {}
+        self.scratch = 0
+
+    def add(self, kernel: Kernel) -> str:
+        text, weight = _emit(kernel)
+        if text not in self.names:
+            kind = re.sub(r"\W", "_", kernel.name.split("_", 1)[1])
+            self.names[text] = f"{kind}_{len(self.names)}"
+            self.weight[text] = weight
+        if kernel.kind == "loops":
+            self.scratch = max(self.scratch, scratch_bytes(kernel))
+        elif kernel.kind == "scan":
+            self.scratch = max(self.scratch, scan_scratch_bytes(kernel))
+        elif kernel.kind == "sort":
+            self.scratch = max(self.scratch, sort_scratch_bytes(kernel))
+        return self.names[text]
+
+    def sources(self, count: int) -> dict[str, str]:
+        """The kernels spread over ``count`` translation units of about equal compile time, anchors first."""
+        bins: list[list[str]] = [[] for _ in range(count)]
+        load = [0] * count
+        for text in sorted(self.names, key=lambda t: -self.weight[t]):
+            at = load.index(min(load))
+            bins[at].append(text)
+            load[at] += self.weight[text]
+        out = {}
+        for i, texts in enumerate(b for b in bins if b):
+            anchors = sorted({ANCHORS[kind] for t in texts for kind in ANCHORS if f"// kind {kind}\n" in t})
+            head = _HEADER + "".join(f'#include "{h}"\n' for h in anchors)
+            body = "\n".join(t.replace("@NAME@", self.names[t]) for t in sorted(texts, key=lambda t: self.names[t]))
+            out[f"kernels_{i}.cpp"] = f"{head}using namespace npu;\n\n{body}"
+        return out
+
+
+def pointer(kernel: Kernel, op: Operand, output: bool = False) -> str:
+    """The C expression of an operand's first element, from the pointer table ``bufs``."""
+    at = len(kernel.inputs) + kernel.outputs.index(op) if output else kernel.inputs.index(op)
+    ctype = dtypes.DTYPES[op.dtype].ctype
+    return f"(({'' if output else 'const '}{ctype}*)bufs[{at}])"
+
+
+def _emit(kernel: Kernel) -> tuple[str, int]:
+    """The text of a kernel's function under the name @NAME@, and its share of compile time."""
+    def place(op: Operand) -> str:
+        return pointer(kernel, op, output=any(op is o for o in kernel.outputs))
+
+    if kernel.kind == "loops":
+        return emit_loops(kernel, "@NAME@", place), 1
+    if kernel.kind == "scan":
+        return emit_scan(kernel, "@NAME@", place), 1
+    if kernel.kind == "sort":
+        return emit_sort(kernel, "@NAME@", place), 2
+    return f"// kind {kernel.kind}\n" + emit_anchor(kernel, "@NAME@", place), 4
+
+
+def _main_unit(schedules: list[Schedule], calls: dict[str, list[str]], symbols: dict[str, str], units: _Units) -> str:
+    functions = sorted(set(units.names.values()))
+    parts = [
+        '#include "pool.h"',
+        "using npu::Thread;",
+        "typedef int (*Kernel)(void* const* bufs, char* arena, Thread& th, int* counter);",
+        "struct Call { Kernel fn; int first, count; };",
+        "struct Ref { int buffer; long offset; };  // buffer < 0: the arena",
+    ]
+    parts += [f"int {f}(void* const*, char*, Thread&, int*); extern const long {f}_scratch;" for f in functions]
+    for s in schedules:
+        parts.append(_entry(s, calls[s.name], symbols[s.name]))
+    scratch = "\n".join(f"  if ({f}_scratch > most) most = {f}_scratch;" for f in functions)
+    parts.append(_EXPORTS.replace("@SCRATCH@", scratch).replace("@ABI@", str(ABI_VERSION)))
+    return "\n".join(parts)
+
+
+def _entry(s: Schedule, names: list[str], symbol: str) -> str:
+    ids = {b.id: i for i, b in enumerate(s.buffers)}
+    refs: list[str] = []
+    rows: list[str] = []
+    for kernel, name in zip(s.kernels, names, strict=True):
+        operands = [*kernel.inputs, *kernel.outputs]
+        rows.append(f"{{{name}, {len(refs)}, {len(operands)}}}")
+        for op in operands:
+            byte = op.offset * dtypes.DTYPES[op.dtype].size
+            arena = op.buffer.kind == "arena"
+            refs.append(f"{{{-1 if arena else ids[op.buffer.id]}, {op.buffer.offset + byte if arena else byte}L}}")
+    count = len(rows)
+    most = max((len(k.inputs) + len(k.outputs) for k in s.kernels), default=0)
+    return f"""
+static const Ref {symbol}_refs[] = {{{', '.join(refs) or '{0, 0}'}}};
+static const Call {symbol}_calls[] = {{{', '.join(rows) or '{nullptr, 0, 0}'}}};
+alignas(64) static int {symbol}_counters[{max(count, 1)} * npu::COUNTER_STRIDE];
+struct {symbol}_args {{ void* const* buffers; char* arena; double* times; int failed; }};
+
+static void {symbol}_thread(void* arg, Thread& th) {{
+  {symbol}_args& a = *({symbol}_args*)arg;
+  void* p[{max(most, 1)}];
+  for (int i = 0; i < {count}; i++) {{
+    const Call& call = {symbol}_calls[i];
+    for (int k = 0; k < call.count; k++) {{
+      const Ref& r = {symbol}_refs[call.first + k];
+      p[k] = (r.buffer < 0 ? a.arena : (char*)a.buffers[r.buffer]) + r.offset;
+    }}
+    if (call.fn(p, a.arena, th, {symbol}_counters + i * npu::COUNTER_STRIDE)) {{
+      int none = 0;
+      __atomic_compare_exchange_n(&a.failed, &none, i + 1, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+    }}
+    npu::barrier(th);
+    if (th.tid) continue;
+    {symbol}_counters[i * npu::COUNTER_STRIDE] = 0;  // nobody claims chunks of this kernel any more
+    if (a.times) a.times[i + 1] = (double)npu::now_ns() * 1e-9;
+  }}
+}}
+
+extern "C" __attribute__((visibility("default"))) int {symbol}(void* const* buffers, char* arena, double* times) {{
+  {symbol}_args a = {{buffers, arena, times, 0}};
+  if (times) times[0] = (double)npu::now_ns() * 1e-9;
+  npu::pool_run({symbol}_thread, &a);
+  return a.failed;
+}}
+"""
+
+
+_EXPORTS = """
+extern "C" __attribute__((visibility("default"))) int npu_abi(void) { return @ABI@; }
+extern "C" __attribute__((visibility("default"))) long npu_scratch_bytes(void) {
+  long most = 0;
+@SCRATCH@
+  return most;
+}
+extern "C" __attribute__((visibility("default"))) int npu_start(int threads) {
+  return npu::pool_start(threads, npu_scratch_bytes());
+}
+extern "C" __attribute__((visibility("default"))) void npu_stop(void) { npu::pool_stop(); }
+"""
+
+TARGET = CPUTarget()
