@@ -1,0 +1,255 @@
+// Scaled dot-product attention with an online softmax (Dao et al., FlashAttention, 2022), grouped-query heads,
+// fp32 arithmetic:  out = softmax(scale * q k^T + mask) v, and 0 for a row in which every key is masked.
+//
+//   struct D : AttentionDims { static constexpr long B, H, HK, SQ, SK, DH, DV, q_b, q_h, q_s, k_b, ... o_s; };
+//   attention<D>(q, k, v, mask, out, th, counter [, keys, first])
+//
+// Strides are in elements, the inner one is 1. A mask is added (float types) or keeps where true (bool8); its strides
+// m_b, m_h, m_q, m_k may be 0; pass (const NoMask*)nullptr for none. `keys` is the valid length of k and v (<= SK).
+// With D::causal, query i sees keys j <= i + first (first = 0: top-left alignment).
+//
+// Queries lie in the lanes: scores are computed transposed, [key][32 queries], so neither k nor v is packed, the
+// softmax needs no horizontal operation, and the scores are the weights panel of the product with v.
+#pragma once
+#include "math.h"
+#include "tile.h"
+#include "transpose.h"
+
+namespace npu {
+
+struct NoMask {};
+
+struct AttentionDims {
+  static constexpr long m_b = 0, m_h = 0, m_q = 0, m_k = 0;
+  static constexpr bool causal = false;
+  static constexpr float scale = 1.0f;
+};
+
+constexpr int KEY_BLOCK = 8 * TILE_ROWS;
+
+// acc[p][c] += sum over keys k of x[k * step + p] * w[k][c]: positions lie side by side, units `step` bytes apart.
+struct ColumnArgs {
+  const char* x;
+  long step;
+  int len;
+  const float* w;
+  float* acc;
+};
+template <int P> NPU_NOINLINE void tile_columns(const ColumnArgs& a) {
+  vf acc[P][TILE_VECS];
+#pragma GCC unroll 14
+  for (int p = 0; p < P; p++)
+#pragma GCC unroll 4
+    for (int v = 0; v < TILE_VECS; v++) acc[p][v] = load_bytes<vf>(a.acc + p * PANEL + v * VL);
+  const char* x = a.x;
+  const float* w = a.w;
+  for (int k = 0; k < a.len; k++, x += a.step, w += PANEL) {
+    vf wv[TILE_VECS];
+#pragma GCC unroll 4
+    for (int v = 0; v < TILE_VECS; v++) wv[v] = load_bytes<vf>(w + v * VL);
+#pragma GCC unroll 14
+    for (int p = 0; p < P; p++) {
+      const vf xv = splat<vf>(unit(x + p * 4));
+#pragma GCC unroll 4
+      for (int v = 0; v < TILE_VECS; v++) mul_add(acc[p][v], wv[v], xv);
+    }
+  }
+#pragma GCC unroll 14
+  for (int p = 0; p < P; p++)
+#pragma GCC unroll 4
+    for (int v = 0; v < TILE_VECS; v++) store_bytes(a.acc + p * PANEL + v * VL, acc[p][v]);
+}
+
+template <class D, class T> struct AttentionPlan {
+  static constexpr long ROWS = D::H / D::HK * D::SQ, PANELS = ceil_div(ROWS, PANEL);  // of one key/value head
+  static constexpr long TOTAL = D::B * D::HK * PANELS;
+  static constexpr long PER_CHUNK = max_of(1, min_of(min_of(4, PANELS), TOTAL / CHUNKS));  // share widened k and v
+  static constexpr long CHUNKS_PER_HEAD = ceil_div(PANELS, PER_CHUNK), COUNT = D::B * D::HK * CHUNKS_PER_HEAD;
+  static constexpr bool WIDEN = !is_same<T, float>::value;
+  static constexpr long DMAX = max_of(max_of(D::DH, D::DV), KEY_BLOCK);
+  // Scratch, in floats.
+  static constexpr long Q = 0, K = Q + PER_CHUNK * D::DH * PANEL, V = K + (WIDEN ? KEY_BLOCK * D::DH : 0);
+  static constexpr long S = V + (WIDEN ? KEY_BLOCK * D::DV : 0), ACC = S + KEY_BLOCK * PANEL;
+  static constexpr long TOP = ACC + PER_CHUNK * D::DV * PANEL, SUM = TOP + PER_CHUNK * PANEL;
+  static constexpr long ROW = SUM + PER_CHUNK * PANEL, END = ROW + PANEL * DMAX;  // rows before or after transposition
+};
+
+template <class D, class T> constexpr long attention_scratch_bytes() {
+  return align64(AttentionPlan<D, T>::END * 4) + align64(KEY_BLOCK * 4) + 256 + align64(KEY_BLOCK * PANEL * 4);
+}
+
+// The 32 queries of a panel: which rows, how far each one sees.
+template <class D> struct QueryPanel {
+  long b, hk, row0;
+  int rows;
+  NPU_INLINE long clamp(long row) { return min_of(row, D::H / D::HK * D::SQ - 1); }
+  long head(long lane) const { return hk * (D::H / D::HK) + clamp(row0 + lane) / D::SQ; }
+  long query(long lane) const { return clamp(row0 + lane) % D::SQ; }
+};
+
+// Adds the mask of keys j0..j0+n to scores[n][32]; `rows` and `turned` are scratch of 32 x KEY_BLOCK floats.
+template <class D, class M>
+NPU_INLINE void add_mask(float* scores, const M* mask, const QueryPanel<D>& panel, long j0, int n, float* rows,
+                         float* turned) {
+  const float hidden = -__builtin_inff();
+  mask += panel.b * D::m_b + j0 * D::m_k;
+  for (int lane = 0; lane < PANEL; lane++) {
+    const M* from = mask + panel.head(lane) * D::m_h + panel.query(lane) * D::m_q;
+    float* to = rows + lane * KEY_BLOCK;
+    for (int j = 0; j < n; j += VL) {
+      const int lanes = n - j < VL ? n - j : VL;
+      vec<M> value = lanes == VL ? ld_strided(from + j * D::m_k, D::m_k, Full{})
+                                 : ld_strided(from + j * D::m_k, D::m_k, lanes);
+      if constexpr (is_same<M, bool8>::value) store_bytes(to + j, select(value != 0, vf{}, splat<vf>(hidden)));
+      else store_bytes(to + j, value);
+    }
+  }
+  transpose_part((const uint32_t*)rows, KEY_BLOCK, (uint32_t*)turned, PANEL, PANEL, n);
+  for (int i = 0; i < n * PANEL; i += VL)
+    store_bytes(scores + i, load_bytes<vf>(scores + i) + load_bytes<vf>(turned + i));
+}
+
+// Hides keys at or beyond each lane's limit.
+NPU_INLINE void hide_beyond(float* scores, const int32_t* limits, long j0, int n) {
+  for (int v = 0; v < PANEL; v += VL) {
+    const vi32 limit = load_bytes<vi32>(limits + v);
+    for (int j = 0; j < n; j++) {
+      float* s = scores + j * PANEL + v;
+      const vi32 key = splat<vi32>((int32_t)(j0 + j));
+      store_bytes(s, select(key < limit, load_bytes<vf>(s), splat<vf>(-__builtin_inff())));
+    }
+  }
+}
+
+// One block of the online softmax: scores become weights exp(s - top); top, sum and the accumulators follow.
+template <long DV> NPU_INLINE void softmax_block(float* scores, int n, float* top, float* sum, float* acc) {
+  for (int v = 0; v < PANEL; v += VL) {
+    const vf old = load_bytes<vf>(top + v);
+    vf now = old;
+    for (int j = 0; j < n; j++) now = max(now, load_bytes<vf>(scores + j * PANEL + v));
+    // While every key is hidden the maximum is -inf; subtracting 0 instead keeps exp(-inf) = 0.
+    const vf base = select(now == -__builtin_inff(), vf{}, now);
+    const vf shrink = exp(old - base);
+    vf total = load_bytes<vf>(sum + v) * shrink;
+    for (int j = 0; j < n; j++) {
+      const vf weight = exp(load_bytes<vf>(scores + j * PANEL + v) - base);
+      store_bytes(scores + j * PANEL + v, weight);
+      total += weight;
+    }
+    store_bytes(top + v, now);
+    store_bytes(sum + v, total);
+    if (any(shrink != 1.0f))
+      for (long d = 0; d < DV; d++) store_bytes(acc + d * PANEL + v, load_bytes<vf>(acc + d * PANEL + v) * shrink);
+  }
+}
+
+template <class D, class T, class M>
+NPU_NOINLINE void attention(const T* q, const T* k, const T* v, const M* mask, T* out, Thread& th, int* counter,
+                            long keys = D::SK, long first = 0) {
+  using Plan = AttentionPlan<D, T>;
+  float* scratch = (float*)th.scratch;
+  float *queries = scratch + Plan::Q, *scores = scratch + Plan::S, *acc = scratch + Plan::ACC;
+  float *top = scratch + Plan::TOP, *sum = scratch + Plan::SUM, *rows = scratch + Plan::ROW;
+  int32_t* off = (int32_t*)(th.scratch + align64(Plan::END * 4));
+  int32_t* limits = off + align64(KEY_BLOCK * 4) / 4;
+  float* turned = (float*)(limits + 64);
+  static const long no_tap = 0;
+  constexpr long K_STEP = Plan::WIDEN ? D::DH : D::k_s, V_STEP = Plan::WIDEN ? D::DV : D::v_s;
+  constexpr int DV_TILES = (int)ceil_div(D::DV, TILE_ROWS), DV_ROWS = (int)(D::DV / DV_TILES);
+  constexpr int DV_TALL = (int)(D::DV % DV_TILES);
+
+  for (long i; (i = next_chunk(th, counter)) < Plan::COUNT;) {
+    const long b = i / (D::HK * Plan::CHUNKS_PER_HEAD), hk = i / Plan::CHUNKS_PER_HEAD % D::HK;
+    const long panel0 = i % Plan::CHUNKS_PER_HEAD * Plan::PER_CHUNK;
+    const long panels = min_of(Plan::PER_CHUNK, Plan::PANELS - panel0);
+    auto panel_of = [&](long p) {
+      const long row0 = (panel0 + p) * PANEL;
+      return QueryPanel<D>{b, hk, row0, (int)min_of(PANEL, Plan::ROWS - row0)};
+    };
+    long seen = D::causal ? 0 : keys;  // keys that any query of the chunk sees
+    for (long p = 0; p < panels; p++) {
+      const QueryPanel<D> panel = panel_of(p);
+      for (int lane = 0; lane < PANEL; lane++) {
+        const T* from = q + b * D::q_b + panel.head(lane) * D::q_h + panel.query(lane) * D::q_s;
+        copy_units<F32>((char*)(rows + lane * Plan::DMAX), from, D::DH);
+        if (D::causal) seen = max_of(seen, min_of(keys, panel.query(lane) + first + 1));
+      }
+      float* to = queries + p * D::DH * PANEL;
+      transpose_part((const uint32_t*)rows, Plan::DMAX, (uint32_t*)to, PANEL, PANEL, D::DH);
+      for (long e = 0; e < D::DH * PANEL; e += VL) store_bytes(to + e, load_bytes<vf>(to + e) * D::scale);
+    }
+    for (long e = 0; e < panels * D::DV * PANEL; e += VL) store_bytes(acc + e, vf{});
+    for (long e = 0; e < panels * PANEL; e += VL) {
+      store_bytes(top + e, splat<vf>(-__builtin_inff()));
+      store_bytes(sum + e, vf{});
+    }
+
+    for (long j0 = 0; j0 < seen; j0 += KEY_BLOCK) {
+      const int n = (int)min_of(KEY_BLOCK, seen - j0);
+      const T *k_from = k + b * D::k_b + hk * D::k_h + j0 * D::k_s, *v_from = v + b * D::v_b + hk * D::v_h + j0 * D::v_s;
+      const char *k_block = (const char*)k_from, *v_block = (const char*)v_from;
+      if constexpr (Plan::WIDEN) {
+        k_block = (const char*)(scratch + Plan::K);
+        v_block = (const char*)(scratch + Plan::V);
+        for (int j = 0; j < n; j++) {
+          copy_units<F32>((char*)(scratch + Plan::K + j * D::DH), k_from + j * D::k_s, D::DH);
+          copy_units<F32>((char*)(scratch + Plan::V + j * D::DV), v_from + j * D::v_s, D::DV);
+        }
+      }
+      // A short block ends in tiles that repeat its last key; their surplus scores are never read.
+      for (int j = 0; j < KEY_BLOCK; j++) off[j] = (int32_t)(min_of(j, n - 1) * K_STEP * 4);
+      for (long p = 0; p < panels; p++) {
+        const QueryPanel<D> panel = panel_of(p);
+        for (int j = 0; j < n; j += TILE_ROWS) {
+          for (int c = 0; c < PANEL; c += TILE_COLS) {
+            const char* w = (const char*)(queries + p * D::DH * PANEL + c);
+            tile<F32, TILE_ROWS>(
+                {k_block, off + j, &no_tap, 1, (int)D::DH, w, scores + j * PANEL + c, false, w, 0});
+          }
+        }
+        if constexpr (!is_same<M, NoMask>::value) add_mask<D>(scores, mask, panel, j0, n, rows, turned);
+        if constexpr (D::causal) {
+          for (int lane = 0; lane < PANEL; lane++) limits[lane] = (int32_t)(panel.query(lane) + first + 1);
+          hide_beyond(scores, limits, j0, n);
+        }
+        float* values = acc + p * D::DV * PANEL;
+        softmax_block<D::DV>(scores, n, top + p * PANEL, sum + p * PANEL, values);
+        for (int t = 0, d = 0; t < DV_TILES; t++) {
+          for (int c = 0; c < PANEL; c += TILE_COLS) {
+            const ColumnArgs args{v_block + d * 4, V_STEP * 4, n, scores + c, values + d * PANEL + c};
+            if constexpr (DV_TALL > 0) {
+              if (t < DV_TALL) {
+                tile_columns<DV_ROWS + 1>(args);
+                continue;
+              }
+            }
+            tile_columns<DV_ROWS>(args);
+          }
+          d += DV_ROWS + (t < DV_TALL);
+        }
+      }
+    }
+
+    for (long p = 0; p < panels; p++) {
+      const QueryPanel<D> panel = panel_of(p);
+      for (int s = 0; s < PANEL; s += VL) {
+        const vf total = load_bytes<vf>(sum + p * PANEL + s);
+        const vf factor = select(total == 0.0f, vf{}, 1.0f / total);
+        for (long d = 0; d < D::DV; d++) {
+          float* e = acc + (p * D::DV + d) * PANEL + s;
+          store_bytes(e, load_bytes<vf>(e) * factor);
+        }
+      }
+      transpose_part((const uint32_t*)(acc + p * D::DV * PANEL), PANEL, (uint32_t*)rows, Plan::DMAX, D::DV, PANEL);
+      for (int lane = 0; lane < panel.rows; lane++) {
+        T* to = out + b * D::o_b + panel.head(lane) * D::o_h + panel.query(lane) * D::o_s;
+        const float* from = rows + lane * Plan::DMAX;
+        long d = 0;
+        for (; d + VL <= D::DV; d += VL) st(to + d, load_bytes<vf>(from + d), Full{});
+        if (d < D::DV) st(to + d, ld(from + d, (int)(D::DV - d)), (int)(D::DV - d));
+      }
+    }
+  }
+}
+
+}  // namespace npu
