@@ -12,7 +12,8 @@ from .common import axes_of, names, unary
 from .registry import ALL, Scalar, lowers, pointwise
 from .samples import UNARY, S, t
 
-sigmoid, tanh, erf, exp, expm1, log1p, absolute = map(fn, "sigmoid tanh erf exp expm1 log1p abs".split())
+sigmoid, tanh, erf, absolute = fn("sigmoid"), fn("tanh"), fn("erf"), fn("abs")
+exp, expm1, log1p = fn("exp"), fn("expm1"), fn("log1p")
 
 WIDE = (
     S(t(3, 5, low=-8, high=8)),
@@ -129,11 +130,8 @@ def prelu_kernel(self: Expr, weight: Expr) -> Expr:
 )
 def prelu(self: Value, weight: Value) -> Value:
     """Leaky ReLU whose slope is a tensor: one number, or one per channel (dim 1)."""
-    if weight.numel != 1:
-        weight = weight.reshape(-1, *[1] * (self.rank - 2))
-    else:
-        weight = weight.reshape(*[1] * self.rank)
-    return self.graph.pointwise(prelu_kernel, self, weight)
+    spatial = [1] * (self.rank - 2 if weight.numel > 1 else 0)
+    return self.graph.pointwise(prelu_kernel, self, weight.reshape(-1, *spatial) if weight.rank else weight)
 
 
 @lowers(

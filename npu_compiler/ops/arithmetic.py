@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
 
 import ml_dtypes
-import numpy as np
 
 from .. import dtypes as dt
 from ..errors import Reason, Unsupported
 from ..expr import Expr, call, const, fn, maximum, minimum, where
-from ..graph import Value, result_type
+from ..graph import Value
 from .common import binary, names, scaled, unary
 from .registry import ALL, FLOATS, INTS, REGISTRY, Scalar, lowers, pointwise
 from .samples import BINARY, POSITIVE, UNARY, UNIT, S, Sample, t
 
-exp, log, log1p, sqrt, absolute, isnan, isinf, trunc = map(fn, "exp log log1p sqrt abs isnan isinf trunc".split())
+exp, log, log1p, sqrt = fn("exp"), fn("log"), fn("log1p"), fn("sqrt")
+absolute, isnan, isinf, trunc = fn("abs"), fn("isnan"), fn("isinf"), fn("trunc")
 
 EVERY = (*FLOATS, *INTS)
 NUMBERS = (*FLOATS, "int64", "int32")
@@ -69,13 +67,30 @@ TENSORS = tensors(BINARY + MIXED + SPECIAL)
 SIGNED = tuple(s for s in BINARY + MIXED if s.args[0].dtype != "bool")  # PyTorch refuses to subtract bools
 
 
-# -- one argument ---------------------------------------------------------------------------------------------------
+# -- one argument -----------------------------------------------------------------------------------------------------
 ACOSH = (S(t(3, 5, low=1, high=9)), S(t(2, 3, 4, low=1, high=2, layout="transposed")), S(t(7, low=1.5, high=100)))
 
 for _name, _samples in {
-    **dict.fromkeys("exp exp2 expm1 sin cos tan atan sinh cosh tanh asinh erf sigmoid".split(), UNARY),
-    **dict.fromkeys("log log2 log10 log1p sqrt rsqrt".split(), POSITIVE),
-    **dict.fromkeys("asin acos atanh".split(), UNIT),
+    **{
+        n: UNARY
+        for n in (
+            "exp",
+            "exp2",
+            "expm1",
+            "sin",
+            "cos",
+            "tan",
+            "atan",
+            "sinh",
+            "cosh",
+            "tanh",
+            "asinh",
+            "erf",
+            "sigmoid",
+        )
+    },
+    **{n: POSITIVE for n in ("log", "log2", "log10", "log1p", "sqrt", "rsqrt")},
+    **{n: UNIT for n in ("asin", "acos", "atanh")},
     "acosh": ACOSH,
 }.items():
     _aliases = {
@@ -83,13 +98,13 @@ for _name, _samples in {
         **{n: [f"special_{n}"] for n in ("exp2", "expm1", "log1p", "erf")},
         **{n: [f"arc{n[1:]}"] for n in ("asin", "acos", "atan", "asinh", "acosh", "atanh")},
     }.get(_name, [])
-    unary(names(_name, aliases=_aliases), lambda x, f=fn(_name): f(x), _samples, (*ALL, "bool"), floating=True)
+    unary(names(_name, aliases=_aliases), _name, _samples, (*ALL, "bool"), floating=True)
 
 unary(names("reciprocal"), lambda x: 1 / x, (*UNARY, *POSITIVE), (*FLOATS, "int64"), floating=True)
 unary(names("deg2rad"), lambda x: x * (math.pi / 180), dtypes=ALL, floating=True)
 unary(names("rad2deg"), lambda x: x * (180 / math.pi), dtypes=ALL, floating=True)
-unary(names("abs", aliases=["absolute"]), lambda x: absolute(x), dtypes=(*ALL, "int32"))
-unary(names("neg", aliases=["negative"]), lambda x: -x, dtypes=(*ALL, "int32"))
+unary(names("abs", aliases=["absolute"]), "abs", dtypes=(*ALL, "int32"))
+unary(names("neg", aliases=["negative"]), "neg", dtypes=(*ALL, "int32"))
 unary(names("square"), lambda x: x * x, dtypes=(*ALL, "int32"))
 unary(
     names("sign", aliases=["sgn"]),  # NaN gives 0
@@ -108,10 +123,8 @@ unary(
 )
 HALVES = (*UNARY, S(t(7, values=(-2.5, -1.5, -0.5, 0.5, 1.5, 2.5, 3.5))), S(t(3, 5, low=-99, high=99)))
 for _name, _op in {"floor": "floor", "ceil": "ceil", "trunc": "trunc", "fix": "trunc", "round": "round"}.items():
-    unary(names(_name), lambda x, f=fn(_op): f(x) if is_float(x) else x, HALVES, ALL)
+    unary(names(_name), lambda x, op=_op: call(op, x) if is_float(x) else x, HALVES, ALL)
 unary(names("frac"), lambda x: x - trunc(x), HALVES)
-unary(names("logical_not"), lambda x: ~truth(x), dtypes=EVERY)
-unary(names("bitwise_not"), lambda x: ~x, dtypes=INTS)
 
 SPECIALS = (S(t(5, values=(math.nan, math.inf, -math.inf, 0, -1.5))), *UNARY[:3])
 INF = math.inf
@@ -206,25 +219,28 @@ def _truncdiv(a: Expr, b: Expr) -> Expr:
     return trunc(a / b) if is_float(a) else call("idiv", a, b)
 
 
-def _floordiv(a: Expr, b: Expr) -> Expr:
-    return a // b
-
-
-def _div(a: Expr, b: Expr) -> Expr:
-    return a / b
-
-
 binary(names("mul", "Tensor", aliases=["multiply"]), _mul, BINARY + MIXED + SPECIAL, EVERY)
 binary(names("mul", "Scalar", aliases=["multiply"]), _mul, SCALAR_ALPHA[:2] + SCALAR_ALPHA[3:], EVERY)
-binary(names("div", "Tensor", aliases=["divide", "true_divide"]), _div, BINARY + MIXED + NONZERO, EVERY, floating=True)
-binary(names("div", "Scalar", aliases=["divide", "true_divide"]), _div, numbers(NONZERO), EVERY, floating=True)
+binary(
+    names("div", "Tensor", aliases=["divide", "true_divide"]),
+    "div",
+    BINARY + MIXED + NONZERO,
+    EVERY,
+    floating=True,
+)
+binary(names("div", "Scalar", aliases=["divide", "true_divide"]), "div", numbers(NONZERO), EVERY, floating=True)
 for _overload, _pick in (("Tensor", tensors), ("Scalar", numbers)):
-    binary(names("remainder", _overload), lambda a, b: a % b, _pick(NONZERO), NUMBERS)
-    binary(names("fmod", _overload), lambda a, b: call("fmod", a, b), _pick(NONZERO), NUMBERS)
-    binary(names("floor_divide", "default" if _overload == "Tensor" else _overload), _floordiv, _pick(NONZERO), NUMBERS)
+    binary(names("remainder", _overload), "remainder", _pick(NONZERO), NUMBERS)
+    binary(names("fmod", _overload), "fmod", _pick(NONZERO), NUMBERS)
+    binary(
+        names("floor_divide", "default" if _overload == "Tensor" else _overload),
+        "floordiv",
+        _pick(NONZERO),
+        NUMBERS,
+    )
 binary(
     names("remainder", "Scalar_Tensor"),
-    lambda a, b: a % b,
+    "remainder",
     (S(7, t(3, 5, low=1, high=4)), S(-7, t(2, 3, low=1, high=4, layout="transposed")), S(2.5, t(4, low=-3, high=-1))),
     NUMBERS,
 )
@@ -246,7 +262,7 @@ def div_mode(self: Value, other: Value | Scalar, *, rounding_mode: str | None) -
     """Division rounded down, towards zero, or not at all."""
     if rounding_mode is None:
         return REGISTRY["aten.div.Tensor"].lower(self=self, other=other)
-    return self.graph.pointwise({"floor": _floordiv, "trunc": _truncdiv}[rounding_mode], self, other)
+    return self.graph.pointwise({"floor": fn("floordiv"), "trunc": _truncdiv}[rounding_mode], self, other)
 
 
 POW_TENSOR = (
@@ -308,201 +324,6 @@ def _integer_power(base: Expr, exponent: Expr) -> Expr:
     return where(call("lt", exponent, 0), inverse, call("pow", base, maximum(exponent, 0)))
 
 
-# -- comparison and logic -----------------------------------------------------------------------------------------------
-COMPARED = (
-    *BINARY,
-    *MIXED,
-    *SPECIAL,
-    S(t(2, 3, dtype="int64"), 0.5),
-    S(t(3, values=(0.1, 0.2, 0.3)), 0.1),
-    S(t(3, dtype="bool"), 1),
-)
-INTEGERS = (
-    S(t(3, 5), t(3, 5)),
-    S(t(2, 3, 4), t(4)),
-    S(t(1, 2, layout="transposed"), t(3, 1)),
-    S(t(3), t()),
-    S(t(2, 3, dtype="bool"), t(3)),
-    S(t(0), t(1)),
-)
-SHIFTS = (
-    S(t(3, 5, low=-9, high=9), t(3, 5, low=0, high=5)),
-    S(t(2, 3, 4), t(4, low=0, high=3)),
-    S(t(1, 3, layout="transposed"), t(2, 1, low=1, high=70)),
-)
-
-
-def _comparison(op: str) -> Callable[..., Value]:
-    def compare(self: Value, other: Value | Scalar) -> Value:
-        """Elementwise comparison; the result is bool."""
-        common = result_type([self, other])
-        if isinstance(other, float) and dt.opmath(common) != common:  # ATen rounds the number to the half type first
-            other = float(np.asarray(other).astype(dt.numpy_dtype(common)))
-        return self.graph.pointwise(fn(op), self, other)
-
-    return compare
-
-
-for _name, _alias in {
-    "eq": [],
-    "ne": ["not_equal"],
-    "lt": ["less"],
-    "le": ["less_equal"],
-    "gt": ["greater"],
-    "ge": ["greater_equal"],
-}.items():
-    lowers(*names(_name, "Tensor", aliases=_alias), samples=tensors(COMPARED), dtypes=EVERY)(_comparison(_name))
-    lowers(*names(_name, "Scalar", aliases=_alias), samples=numbers(COMPARED), dtypes=EVERY)(_comparison(_name))
-
-for _name in ("and", "or", "xor"):
-    binary(names(f"logical_{_name}"), lambda a, b, f=fn(_name): f(truth(a), truth(b)), TENSORS, EVERY)
-    _bitwise = lambda a, b, f=fn(_name): f(a, b)
-    binary(names(f"bitwise_{_name}", "Tensor", aliases=[f"__{_name}__"]), _bitwise, INTEGERS, INTS)
-    binary(
-        names(f"bitwise_{_name}", "Scalar", aliases=[f"__{_name}__"]),
-        _bitwise,
-        (S(t(3, 5), 3), S(t(2, 3, layout="transposed"), -2), S(t(), 1), S(t(2), True)),
-        INTS,
-    )
-    binary(
-        names(f"bitwise_{_name}", "Scalar_Tensor"),
-        _bitwise,
-        (S(3, t(3, 5)), S(-2, t(2, 3, layout="transposed")), S(True, t())),
-        INTS,
-    )
-for _name, _op, _alias in (("bitwise_left_shift", "shl", "__lshift__"), ("bitwise_right_shift", "shr", "__rshift__")):
-    _shift = lambda a, b, f=fn(_op): f(a, b)
-    binary([f"aten.{_name}.Tensor", f"aten.{_alias}.Tensor"], _shift, SHIFTS, INTS[:2])
-    binary(
-        [f"aten.{_name}.Tensor_Scalar", f"aten.{_alias}.Scalar"],
-        _shift,
-        (S(t(3, 5), 2), S(t(2, 3, layout="transposed"), 0), S(t(), 3)),
-        INTS[:2],
-    )
-    binary(
-        [f"aten.{_name}.Scalar_Tensor"],
-        _shift,
-        (S(5, t(3, 5, low=0, high=5)), S(-9, t(2, 3, low=0, high=5, layout="transposed")), S(1, t(low=0))),
-        INTS[:2],
-    )
-
-
-# -- extremes and selection -----------------------------------------------------------------------------------------------
-def _without_nan(extreme: Any) -> Any:
-    return lambda a, b: where(isnan(a), b, where(isnan(b), a, extreme(a, b))) if is_float(a) else extreme(a, b)
-
-
-binary([*names("maximum"), "aten.max.other"], lambda a, b: maximum(a, b), TENSORS, EVERY)
-binary([*names("minimum"), "aten.min.other"], lambda a, b: minimum(a, b), TENSORS, EVERY)
-binary(names("fmax"), _without_nan(maximum), TENSORS, EVERY)
-binary(names("fmin"), _without_nan(minimum), TENSORS, EVERY)
-
-CLAMP = (
-    S(t(3, 5), -1, 1), S(t(3, 5), 0.25), S(t(2, 3, layout="transposed"), None, 0.5), S(t(), -0.5, 0.5), S(t(0, 3), 0), S(t(3), 2, -2),
-    S(t(3, values=(math.nan, -math.inf, math.inf)), -1.0, 1.0),
-)  # fmt: skip
-CLAMP_TENSOR = (
-    S(t(3, 5), t(5, high=0), t(3, 1, low=0)),
-    S(t(2, 3), t(3)),
-    S(t(2, 3, layout="transposed"), t(), t()),
-    S(t(2, 3, dtype="int64"), t(3), t(3)),
-)
-
-
-@lowers("aten.clamp.Tensor", "aten.clip.Tensor", samples=CLAMP_TENSOR, dtypes=NUMBERS)
-@lowers("aten.clamp.default", "aten.clip.default", samples=CLAMP, dtypes=FLOATS)
-def clamp(self: Value, min: Value | None = None, max: Value | None = None) -> Value:
-    """min(max(self, min), max), either bound absent; bounds are numbers or tensors and take part in promotion."""
-    bounds = [(f, b) for f, b in ((maximum, min), (minimum, max)) if b is not None]
-
-    def f(x: Expr, *given: Expr) -> Expr:
-        for (extreme, _), b in zip(bounds, given, strict=True):
-            x = extreme(x, b)
-        return x
-
-    return self.graph.pointwise(f, self, *(b for _, b in bounds))
-
-
-@lowers("aten.clamp_min.Tensor", samples=[S(s.args[0], s.args[1]) for s in CLAMP_TENSOR], dtypes=NUMBERS)
-@lowers(
-    "aten.clamp_min.default", samples=(S(t(3, 5), 0), S(t(2, 3, layout="transposed"), 0.5), S(t(), -1)), dtypes=NUMBERS
-)
-def clamp_min(self: Value, min: Value | Scalar) -> Value:
-    return self.graph.pointwise(maximum, self, min)
-
-
-@lowers("aten.clamp_max.Tensor", samples=[S(s.args[0], s.args[1]) for s in CLAMP_TENSOR], dtypes=NUMBERS)
-@lowers(
-    "aten.clamp_max.default", samples=(S(t(3, 5), 0), S(t(2, 3, layout="transposed"), 0.5), S(t(), -1)), dtypes=NUMBERS
-)
-def clamp_max(self: Value, max: Value | Scalar) -> Value:
-    return self.graph.pointwise(minimum, self, max)
-
-
-def select(condition: Value, a: Value | Scalar, b: Value | Scalar, dtype: str) -> Value:
-    """``a`` where ``condition`` else ``b``, computed in (the opmath of) ``dtype``; exact for either."""
-    wide = dt.opmath(dtype)
-
-    def f(c: Expr, x: Any, y: Any) -> Expr:
-        return where(truth(c), *(v.cast(wide) if isinstance(v, Expr) else const(v, wide) for v in (x, y)))
-
-    return condition.graph.pointwise(f, condition, a, b, promote=False, opmath=False)
-
-
-COND = t(3, 4, dtype="bool")
-
-
-def _where(condition: Value, self: Value | Scalar, other: Value | Scalar) -> Value:
-    """Elements of self where condition holds, else of other."""
-    return select(condition, self, other, result_type([self, other]))
-
-
-lowers(
-    "aten.where.self",
-    samples=(
-        S(COND, t(3, 4), t(3, 4)),
-        S(COND, t(4), t(3, 1)),
-        S(t(dtype="bool"), t(2, 3, layout="transposed"), t()),
-        S(COND, t(3, 4, dtype="int64"), t(4)),
-        S(t(0, 3, dtype="bool"), t(3), t(3)),
-    ),
-    dtypes=EVERY,
-)(_where)
-lowers(
-    "aten.where.ScalarOther",
-    samples=(S(COND, t(3, 4), 0), S(COND, t(4), -1.5), S(t(4, dtype="bool"), t(2, 4), -math.inf)),
-    dtypes=EVERY,
-)(_where)
-lowers(
-    "aten.where.ScalarSelf",
-    samples=(S(COND, 0, t(3, 4)), S(COND, -1.5, t(4)), S(t(4, dtype="bool"), math.inf, t(2, 4))),
-    dtypes=EVERY,
-)(_where)
-lowers(
-    "aten.where.Scalar", samples=(S(COND, 1, 0), S(COND, -1.5, 2), S(t(dtype="bool"), True, False)), dtypes=("float32",)
-)(_where)
-
-
-@lowers(
-    "aten.masked_fill.Scalar",
-    samples=(
-        S(t(3, 4), COND, 0),
-        S(t(2, 3, 4), COND, -1),
-        S(t(4), COND, 1),
-        S(t(2, 3, layout="transposed"), t(dtype="bool"), 2),
-    ),
-    dtypes=EVERY,
-)
-@lowers(
-    "aten.masked_fill.Tensor",
-    samples=(S(t(3, 4), COND, t()), S(t(2, 3, 4), COND, t()), S(t(4), COND, t())),
-    dtypes=EVERY,
-)
-def masked_fill(self: Value, mask: Value, value: Value | Scalar) -> Value:
-    """value where mask holds, in self's dtype."""
-    return select(mask, value, self, self.dtype)
-
-
 @pointwise(
     "aten.lerp.Scalar",
     samples=(S(t(3, 5), t(3, 5), 0.3), S(t(2, 3, 4), t(4), 0.7), S(t(1, 2, layout="transposed"), t(3, 1), 2)),
@@ -537,7 +358,7 @@ def addcdiv(self: Expr, tensor1: Expr, tensor2: Expr, *, value: Scalar = 1) -> E
     return self + scaled(tensor1 / tensor2, value)
 
 
-# -- functions of two -------------------------------------------------------------------------------------------------------
+# -- functions of two -------------------------------------------------------------------------------------------------
 def _logaddexp(a: Expr, b: Expr) -> Expr:
     return where(isinf(a) & call("eq", a, b), a, maximum(a, b) + log1p(exp(-absolute(a - b))))
 
@@ -563,7 +384,7 @@ XLOGY = (
 )
 binary(names("logaddexp"), _logaddexp, TENSORS[:5] + INFINITE)
 binary(names("logaddexp2"), _logaddexp2, TENSORS[:5] + INFINITE)
-binary(names("atan2", aliases=["arctan2"]), lambda a, b: call("atan2", a, b), TENSORS, ALL, floating=True)
+binary(names("atan2", aliases=["arctan2"]), "atan2", TENSORS, ALL, floating=True)
 binary(["aten.xlogy.Tensor", "aten.special_xlogy.default"], _xlogy, XLOGY, (*FLOATS, "int64"), floating=True)
 binary(
     ["aten.xlogy.Scalar_Other", "aten.special_xlogy.other_scalar"],

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from .. import dtypes as dt
 from ..errors import Reason, Unsupported
-from ..expr import Expr
+from ..expr import Expr, call
 from ..graph import Value
 from .registry import FLOATS, Scalar, pointwise
 from .samples import BINARY, UNARY, Sample
@@ -20,41 +21,40 @@ def names(base: str, *overloads: str, aliases: Sequence[str] = ()) -> list[str]:
 
 def unary(
     op_types: Sequence[str],
-    f: Callable[[Expr], Expr],
+    f: str | Callable[[Expr], Expr],
     samples: Sequence[Sample] = UNARY,
     dtypes: Sequence[str] = FLOATS,
     floating: bool = False,
 ) -> None:
-    """Declare ``f(self)`` elementwise; ``floating`` promotes integers and bools to float32 first."""
+    """Declare ``f(self)`` elementwise, ``f`` a function or the name of a scalar op; ``floating`` as in ``@pointwise``."""
 
     def op(self: Expr) -> Expr:
-        return f(self)
+        return call(f, self) if isinstance(f, str) else f(self)
 
-    op.__module__, op.__doc__ = f.__module__, f"Elementwise {op_types[0].split('.')[1]}."
+    op.__doc__ = f"Elementwise {op_types[0].split('.')[1]}."
+    op.__module__ = sys._getframe(1).f_globals["__name__"]  # the family that declares it
     pointwise(*op_types, samples=samples, dtypes=dtypes, floating=floating)(op)
 
 
 def binary(
     op_types: Sequence[str],
-    f: Callable[[Expr, Expr], Expr],
+    f: str | Callable[[Expr, Expr], Expr],
     samples: Sequence[Sample] = BINARY,
     dtypes: Sequence[str] = FLOATS,
     floating: bool = False,
 ) -> None:
-    """Declare ``f(self, other)`` elementwise with broadcasting and type promotion; either argument may be a number."""
+    """Declare ``f(self, other)`` elementwise, with broadcasting and promotion; either argument may be a number."""
 
     def op(self: Expr, other: Expr) -> Expr:
-        return f(self, other)
+        return call(f, self, other) if isinstance(f, str) else f(self, other)
 
-    op.__module__, op.__doc__ = (
-        f.__module__,
-        f"Elementwise {op_types[0].split('.')[1]} of two tensors or a tensor and a number.",
-    )
+    op.__doc__ = f"Elementwise {op_types[0].split('.')[1]} of two tensors, or of a tensor and a number."
+    op.__module__ = sys._getframe(1).f_globals["__name__"]
     pointwise(*op_types, samples=samples, dtypes=dtypes, floating=floating)(op)
 
 
 def scaled(x: Any, factor: Scalar) -> Any:
-    """``x * factor`` for a Value or Expr, and ``x`` itself for 1; a fractional factor of integers is refused, as in PyTorch."""
+    """``x * factor`` for a Value or Expr; like PyTorch it refuses to scale integers by a fraction."""
     if isinstance(factor, float) and not dt.is_float(x.dtype):
         raise Unsupported(Reason("dtype", f"a factor of {factor} for {x.dtype} numbers"))
     return x if factor == 1 else x * factor
