@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from npu_compiler.ir import IRGraph
 
 __all__ = ["capture"]
 
+_DROPOUTS = ("aten.dropout.default", "aten.feature_dropout.default", "aten.alpha_dropout.default")
 _TORCH_DIR = str(Path(torch.__file__).parent)
 
 
@@ -31,10 +33,12 @@ def capture(
 ) -> IRGraph:
     """The IR of ``model``'s forward in eval mode, for the shapes, dtypes and Python values of the example inputs.
 
-    Composite ATen ops (linear, conv2d, batch_norm, layer_norm, scaled_dot_product_attention ...) are kept. Regions under
-    ``no_grad`` and ``autocast`` are inlined. Buffers that forward mutates become ``state``; values of constants and of
-    non-persistent buffers are stored unless they are on the meta device. All keys of tied weights are listed, and all
-    their placeholders map to the first of them, so a checkpoint needs to hold that one only.
+    Composite ATen ops (linear, conv2d, batch_norm, layer_norm, scaled_dot_product_attention ...) are kept, dropout is
+    removed, ``no_grad`` and ``autocast`` regions are inlined. Buffers that forward mutates become ``state``; values of
+    constants and of non-persistent buffers are stored unless they are on the meta device. All keys of tied weights are
+    listed, and all their placeholders map to the first of them, so a checkpoint needs to hold that one only.
+    A model that writes through views, or runs under an enabled autocast, is recorded in functional form, in which
+    ``run_decompositions({})`` spells some composite ops differently (``_to_copy``, ``view``, ``slice_scatter`` ...).
 
     Args:
         model: a module on any device, the meta device included, or the result of ``torch.export.export``. The module is
@@ -49,8 +53,8 @@ def capture(
     Raises:
         CaptureError: the model cannot be a static graph; the message says where and what to change.
     """
-    own = isinstance(model, torch.nn.Module)
-    if own:
+    fresh = isinstance(model, torch.nn.Module)
+    if isinstance(model, torch.nn.Module):
         label = name or type(model).__name__
         program = _export(model, _positional(example_inputs), dict(example_kwargs or {}), label, strict)
     elif isinstance(model, ExportedProgram):
@@ -60,14 +64,15 @@ def capture(
             f"expected a torch.nn.Module or a torch.export.ExportedProgram, got {type(model).__name__}; "
             "wrap a function in a module whose forward calls it"
         )
+    program = _without_eval_dropout(program, in_place=fresh)
     try:
-        return translate(program, label, trust_storages=own)
+        return translate(program, label, trust_storages=fresh)
     except NeedsFunctionalForm:
         # Only torch's own functionalisation knows how to write through views; it rewrites reshapes and casts on the
         # way, which is why it is not the first choice.
         program = _functional(program, label)
     try:
-        return translate(program, label, trust_storages=own)
+        return translate(program, label, trust_storages=fresh)
     except NeedsFunctionalForm:
         raise CaptureError(f"{label}: an in-place operation writes through a view; use its out-of-place form") from None
 
@@ -107,9 +112,34 @@ def _eval_mode(model: torch.nn.Module) -> Iterator[None]:
             module.training = training
 
 
+def _without_eval_dropout(program: ExportedProgram, in_place: bool) -> ExportedProgram:
+    """Dropout in eval mode returns its very argument, an alias that neither schemas nor functionalisation know of."""
+
+    def graphs(p: ExportedProgram) -> list[torch.fx.GraphModule]:
+        return [m for m in p.graph_module.modules() if isinstance(m, torch.fx.GraphModule)]
+
+    def is_identity(node: torch.fx.Node) -> bool:
+        return str(node.target) in _DROPOUTS and len(node.args) == 3 and node.args[2] is False
+
+    if not any(is_identity(n) for g in graphs(program) for n in g.graph.nodes):
+        return program
+    program = program if in_place else copy.deepcopy(program)
+    for module in graphs(program):
+        for node in list(module.graph.nodes):
+            if is_identity(node):
+                source = node.args[0]
+                node.replace_all_uses_with(source)
+                if module is program.graph_module:
+                    program.graph_signature.replace_all_uses(node.name, source.name)
+                module.graph.erase_node(node)
+        module.recompile()
+    return program
+
+
 def _functional(program: ExportedProgram, label: str) -> ExportedProgram:
     try:
-        return program.run_decompositions({})
+        functional: ExportedProgram = program.run_decompositions({})
+        return functional
     except Exception as e:  # as for torch.export
         raise CaptureError(f"{label}: removing in-place operations failed: {_first_line(e)}") from e
 

@@ -21,7 +21,7 @@ def dtype_name(dtype: torch.dtype, where: str) -> str:
 
 
 def tensor_to_numpy(t: torch.Tensor) -> np.ndarray:
-    """The values of ``t``; shares memory with it if ``t`` lives on the CPU. bfloat16 comes back as ``ml_dtypes.bfloat16``."""
+    """The values of ``t``, sharing its memory if it lives on the CPU; bfloat16 becomes ``ml_dtypes.bfloat16``."""
     t = t.detach().cpu().resolve_conj().resolve_neg()
     if t.dtype == torch.bfloat16:
         return t.view(torch.int16).numpy().view(ml_dtypes.bfloat16)

@@ -66,8 +66,8 @@ class _Translator:
     def graph(self) -> IRGraph:
         top = self.program.graph_module
         placeholders = [n for n in top.graph.nodes if n.op == "placeholder"]
-        self.names.update(n.name for n in placeholders)
         specs = self.program.graph_signature.input_specs
+        self.names.update(spec.arg.name for spec in specs)
         env = {n: self._placeholder(n, spec) for n, spec in zip(placeholders, specs, strict=True)}
         self._map_tied_weights()
         self._results(self._region(top, env))
@@ -76,7 +76,8 @@ class _Translator:
     # ------------------------------------------------------------------------------------------------ leaves
 
     def _placeholder(self, node: torch.fx.Node, spec: Any) -> Any:
-        where = f"input {node.name!r}"
+        name = spec.arg.name  # copies of a program may rename the node
+        where = f"input {name!r}"
         if isinstance(spec.arg, ConstantArgument):
             return spec.arg.value
         if not isinstance(spec.arg, TensorArgument):
@@ -84,12 +85,12 @@ class _Translator:
         value = node.meta["val"]
         shape, dtype = _shape(value, where), dtype_name(value.dtype, where)
         if spec.kind is InputKind.USER_INPUT:
-            t = TensorSpec(node.name, shape, dtype, (node.name, 0))
+            t = TensorSpec(name, shape, dtype, (name, 0))
             self.out.graph_inputs.append(t)
         elif spec.kind in (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR):
-            t = TensorSpec(node.name, shape, dtype)
+            t = TensorSpec(name, shape, dtype)
             self.out.weights.append(TensorSpec(spec.target, shape, dtype))
-            self.out.weight_name_mapping[node.name] = spec.target
+            self.out.weight_name_mapping[name] = spec.target
             self._store_constant(spec.target)
             if spec.kind is not InputKind.CONSTANT_TENSOR:
                 self.buffer_of[self.out.key(t)] = spec.target
@@ -159,7 +160,8 @@ class _Translator:
         if kind == "wrap_with_autocast" and node.args[2]:
             raise NeedsFunctionalForm  # autocast inserts its casts when the region runs: they are not in its graph
         at = _REGIONS[kind]
-        body, *operands = (env[a] if isinstance(a, torch.fx.Node) else a for a in node.args[at:])
+        body, *operands = [env[a] if isinstance(a, torch.fx.Node) else a for a in node.args[at:]]
+        assert isinstance(body, torch.fx.GraphModule)
         parameters = [n for n in body.graph.nodes if n.op == "placeholder"]
         return self._region(body, dict(zip(parameters, operands, strict=True)))
 

@@ -1,0 +1,80 @@
+"""Runs an ``IRGraph`` literally with torch, to compare it with the model it was captured from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import torch
+
+from npu_compiler.ir import IRGraph, OpNode
+from npu_compiler.ir_reader import leaf_key
+
+
+def to_torch(array: np.ndarray) -> torch.Tensor:
+    array = np.array(array)
+    if array.dtype == ml_dtypes.bfloat16:
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def run_ir(
+    graph: IRGraph, weights: Mapping[str, np.ndarray], inputs: Sequence[torch.Tensor]
+) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
+    """Graph outputs and new state of one run; in-place ops work on copies, so each value is computed once and stays."""
+    leaves = {k: to_torch(v) for k, v in {**weights, **graph.constants}.items()}
+    values = {graph.key(spec): t for spec, t in zip(graph.graph_inputs, inputs, strict=True)}
+
+    def value(t: Any) -> torch.Tensor:
+        return values[t.producer] if t.producer is not None else leaves[leaf_key(graph, t.name)]
+
+    with torch.no_grad():
+        for node in graph.nodes:
+            results = _call(node, [value(t) for t in node.inputs])
+            for i, (spec, result) in enumerate(zip(node.outputs, results, strict=True)):
+                assert tuple(result.shape) == spec.shape, node
+                assert str(result.dtype) == f"torch.{spec.dtype}", node
+                values[node.name, i] = result
+        return [value(t) for t in graph.graph_outputs], {u.key: value(u.value) for u in graph.state}
+
+
+def _call(node: OpNode, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+    if node.op_type == "<built-in function getitem>":
+        return [inputs[node.attrs["index"]]]
+    namespace, op, overload = node.op_type.split(".")
+    function = getattr(getattr(getattr(torch.ops, namespace), op), overload)
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    gap = False  # an argument was left at its default: those that follow go by name
+    tensors = iter([t.clone() for t in inputs])
+    left = len(inputs)
+    sizes = iter(node.attrs.get("_tensor_list_sizes", []))
+    masks = iter(node.attrs.get("_tensor_list_none_masks", []))
+    for argument in function._schema.arguments:
+        kind = str(argument.type)
+        if argument.name in node.attrs:
+            found = _attr(node.attrs[argument.name], argument.name)
+        elif "List[" in kind and "Tensor" in kind:
+            n = next(sizes)
+            found = [None if absent else next(tensors) for absent in next(masks, [False] * n)]
+            left -= n
+        elif "Tensor" in kind and left:
+            found, left = next(tensors), left - 1
+        else:
+            gap = True
+            continue
+        if gap or argument.kwarg_only:
+            kwargs[argument.name] = found
+        else:
+            args.append(found)
+    assert left == 0, node
+    result = function(*args, **kwargs)
+    return list(result) if isinstance(result, tuple | list) else [] if result is None else [result]
+
+
+def _attr(value: Any, name: str) -> Any:
+    if name == "dtype" and value is not None:
+        return getattr(torch, value)
+    return value
