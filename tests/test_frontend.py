@@ -22,6 +22,7 @@ from npu_compiler.ir import IRGraph
 from npu_compiler.ir_reader import graph_weights_used, ir_to_dict, load_ir
 from tests.torch_oracle import run_ir, to_torch
 
+
 class Fn(nn.Module):
     """A function as a module."""
 
