@@ -23,6 +23,10 @@ class T:
     layout: str = "contiguous"
     values: tuple[Any, ...] | None = None
 
+    def __repr__(self) -> str:
+        changed = [f"{k}={v!r}" for k, v in vars(self).items() if k != "shape" and v != getattr(T, k)]
+        return f"t({', '.join([*map(str, self.shape), *changed])})"
+
 
 def t(*shape: int, dtype: str | None = None, low: float = -2.0, high: float = 2.0, layout: str = "contiguous", values: Any = None) -> T:
     return T(shape, dtype, low, high, layout, tuple(values) if values is not None else None)
@@ -32,6 +36,9 @@ def t(*shape: int, dtype: str | None = None, low: float = -2.0, high: float = 2.
 class Sample:
     args: tuple[Any, ...]
     kwargs: tuple[tuple[str, Any], ...] = ()
+
+    def __repr__(self) -> str:
+        return f"S({', '.join([*map(repr, self.args), *(f'{k}={v!r}' for k, v in self.kwargs)])})"
 
 
 def S(*args: Any, **kwargs: Any) -> Sample:  # noqa: N802 - reads as notation in the op tables
