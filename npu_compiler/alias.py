@@ -1,0 +1,179 @@
+"""Shared memory in the IR: which values are views of which, and in-place writes made explicit.
+
+PyTorch's in-place ops change a tensor under everybody who holds it. Where the only later readers hold the very tensor
+that was written, an in-place op equals its functional twin with those readers redirected: :func:`functionalize` does
+that. What remains - a view written and its base read later, or the reverse - needs real shared memory; those nodes are
+reported as :class:`SharedStorage`, for the partitioner to keep together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from .errors import IRError
+from .ir import IRGraph, OpNode, StateUpdate, TensorSpec
+from .ops.registry import STRUCTURAL, functional_name
+
+Key = tuple[str, int]
+
+# ATen ops whose result may share memory with their first argument: those with an alias annotation that is not a write
+# in their schema, and dropout, which returns its argument in evaluation.
+VIEW_OPS = frozenset(
+    "adjoint alias as_strided broadcast_to chunk conj contiguous _conj detach diagonal dropout dsplit expand expand_as "
+    "feature_dropout flatten hsplit imag lift_fresh linalg_diagonal mH mT matrix_H moveaxis movedim narrow _neg_view "
+    "numpy_T permute positive ravel real _reshape_alias reshape reshape_as resolve_conj resolve_neg select slice split "
+    "split_with_sizes squeeze swapaxes swapdims t tensor_split to transpose type_as unbind unflatten unfold unsqueeze "
+    "view view_as view_as_complex view_as_real vsplit alpha_dropout".split()
+)
+
+
+@dataclass
+class SharedStorage:
+    """A tensor that is written while views of it are alive. ``accesses`` are the names of all nodes that read or
+    produce one of its values, in program order; ``writers`` those that write it in place."""
+
+    root: Key
+    members: set[Key] = field(default_factory=set)
+    accesses: list[str] = field(default_factory=list)
+    writers: set[str] = field(default_factory=set)
+
+
+def is_in_place(op_type: str) -> bool:
+    return functional_name(op_type) != op_type
+
+
+def base_name(op_type: str) -> str:
+    """``aten.view.default`` -> ``view``; in-place ops by the name of their functional twin."""
+    parts = functional_name(op_type).split(".")
+    return parts[1] if len(parts) == 3 and parts[0] == "aten" else ""
+
+
+def functionalize(ir: IRGraph) -> tuple[IRGraph, list[SharedStorage]]:
+    """The same program with in-place ops replaced by their functional twins wherever that means the same.
+
+    Buffers that nodes write become ``state`` if they are not already. The second result lists what cannot be
+    rewritten; its nodes keep their in-place ops and need one memory and program order.
+    """
+    if not any(is_in_place(n.op_type) for n in ir.nodes):
+        return ir, []
+    memory = _Memory(ir)
+    shared = memory.shared()
+    keep = {key for s in shared for key in s.members}
+    return _rewrite(ir, memory, keep), shared
+
+
+def _written(node: OpNode) -> bool:
+    return is_in_place(node.op_type) and bool(node.inputs) and bool(node.outputs)
+
+
+def _selected(getitem: OpNode) -> TensorSpec:
+    """The one input a getitem passes on; the IR lists all outputs of its producer."""
+    index = getitem.attrs.get("index")
+    if not isinstance(index, int) or not -len(getitem.inputs) <= index < len(getitem.inputs):
+        count = len(getitem.inputs)
+        raise IRError(f"node {getitem.name!r}: getitem index {index!r} does not select one of its {count} inputs")
+    return getitem.inputs[index]
+
+
+class _Memory:
+    """``root`` maps a value to the tensor whose memory it may use, ``same`` to the first name of the same tensor."""
+
+    def __init__(self, ir: IRGraph):
+        self.ir = ir
+        self.root: dict[Key, Key] = {}
+        self.same: dict[Key, Key] = {}
+        for node in ir.nodes:
+            if node.op_type in STRUCTURAL:
+                self._link((node.name, 0), ir.key(_selected(node)), same=True)
+            elif _written(node):
+                self._link((node.name, 0), ir.key(node.inputs[0]), same=True)
+            elif base_name(node.op_type) in VIEW_OPS and node.inputs:
+                for i in range(len(node.outputs)):
+                    self._link((node.name, i), ir.key(node.inputs[0]), same=False)
+
+    def _link(self, out: Key, source: Key, same: bool) -> None:
+        self.root[out] = self.root_of(source)
+        if same:
+            self.same[out] = self.same.get(source, source)
+
+    def root_of(self, key: Key) -> Key:
+        return self.root.get(key, key)
+
+    def same_as(self, key: Key) -> Key:
+        return self.same.get(key, key)
+
+    def shared(self) -> list[SharedStorage]:
+        """Storages with a write after which some other view, made before the write, is read."""
+        ir = self.ir
+        end = len(ir.nodes)
+        last_use: dict[Key, int] = {}
+        for position, node in enumerate(ir.nodes):
+            read = node.inputs if node.op_type not in STRUCTURAL else [_selected(node)]
+            last_use.update({ir.key(t): position for t in read})
+        results = [*ir.graph_outputs, *(u.value for u in ir.state)]
+        last_use.update({ir.key(t): end for t in results})
+        last_use.update({leaf: end for leaf in _buffers(ir)})  # a buffer's contents outlive the run
+        born = {(n.name, i): p for p, n in enumerate(ir.nodes) for i in range(len(n.outputs))}
+        members: dict[Key, list[Key]] = {}
+        for key in {**dict.fromkeys(last_use), **dict.fromkeys(born)}:
+            members.setdefault(self.root_of(key), []).append(key)
+
+        hazards: set[Key] = set()
+        for position, node in enumerate(ir.nodes):
+            if _written(node):
+                target = ir.key(node.inputs[0])
+                for key in members[self.root_of(target)]:
+                    before = born.get(key, -1) < position < last_use.get(key, -1)
+                    if before and self.same_as(key) != self.same_as(target):
+                        hazards.add(self.root_of(target))
+        return [self._describe(root, members[root]) for root in members if root in hazards]
+
+    def _describe(self, root: Key, members: Iterable[Key]) -> SharedStorage:
+        storage = SharedStorage(root, set(members))
+        for node in self.ir.nodes:
+            if node.op_type in STRUCTURAL:  # picks from a tuple, touches no memory
+                continue
+            keys = [self.ir.key(t) for t in node.inputs] + [(node.name, i) for i in range(len(node.outputs))]
+            if storage.members.intersection(keys):
+                storage.accesses.append(node.name)
+                if _written(node) and self.root_of(self.ir.key(node.inputs[0])) == root:
+                    storage.writers.add(node.name)
+        return storage
+
+
+def _buffers(ir: IRGraph) -> dict[Key, str]:
+    """Leaf value -> state_dict key of every weight (constants are made anew by each run)."""
+    weights = {w.name for w in ir.weights} - set(ir.constants)
+    return {(name, -1): key for name, key in ir.weight_name_mapping.items() if key in weights}
+
+
+def _rewrite(ir: IRGraph, memory: _Memory, keep: set[Key]) -> IRGraph:
+    newest: dict[Key, TensorSpec] = {}  # first name of a tensor -> its contents now
+
+    def current(t: TensorSpec) -> TensorSpec:
+        key = ir.key(t)
+        return t if key in keep else newest.get(memory.same_as(key), t)
+
+    nodes = []
+    for node in ir.nodes:
+        inputs = [current(t) for t in node.inputs]
+        op_type = node.op_type
+        if _written(node) and ir.key(node.inputs[0]) not in keep:
+            op_type = functional_name(op_type)
+            out = node.outputs[0]
+            newest[memory.same_as(ir.key(node.inputs[0]))] = TensorSpec(out.name, out.shape, out.dtype, (node.name, 0))
+        elif node.op_type in STRUCTURAL:  # its inputs stay the producer's own outputs
+            inputs = list(node.inputs)
+        nodes.append(OpNode(node.name, op_type, inputs, node.outputs, node.attrs))
+
+    state = [StateUpdate(u.key, current(u.value)) for u in ir.state]
+    declared = {u.key for u in ir.state}
+    leaves = {(t.name, -1): t for n in ir.nodes for t in n.inputs if t.producer is None}
+    written = {memory.same_as(ir.key(n.inputs[0])) for n in ir.nodes if _written(n)}
+    for leaf, key in _buffers(ir).items():
+        root_written = leaf in written or leaf in keep
+        if key not in declared and leaf in leaves and root_written:
+            state.append(StateUpdate(key, current(leaves[leaf])))
+            declared.add(key)
+    return replace(ir, nodes=nodes, graph_outputs=[current(t) for t in ir.graph_outputs], state=state)

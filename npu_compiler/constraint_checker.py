@@ -1,0 +1,50 @@
+"""What a target accepts, node by node, and why not: the one answer that compile(), partition() and explain() share.
+
+Shapes are static by construction of the IR. Rank and dtypes are limits of the :class:`TargetConfig`; whether an op with
+these attributes exists is decided by a dry run of its lowering, the very code that compiles it. Channel alignment never
+refuses a node - packing pads - so it is advice.
+"""
+
+from __future__ import annotations
+
+from .errors import Reason
+from .ir import IRGraph, OpNode
+from .lower import check_node
+from .ops.registry import STRUCTURAL, functional_name
+from .target_config import TargetConfig, target_config
+
+# Ops whose second dimension is a channel dimension that the target pads; (input position, its channel dim).
+_CHANNELS = {"aten.conv2d.default": (0, 1), "aten.convolution.default": (0, 1), "aten.linear.default": (0, -1)}
+
+
+def reason_against(node: OpNode, target: str | TargetConfig = "cpu") -> Reason | None:
+    """Why ``node`` cannot run on ``target``, or None if it can."""
+    config = target_config(target)
+    for t in (*node.inputs, *node.outputs):
+        if len(t.shape) > config.max_rank:
+            detail = f"{t.name} has rank {len(t.shape)}, {config.name} takes at most {config.max_rank}"
+            return Reason("rank", detail, "flatten dimensions that stay together")
+        if t.dtype not in config.dtypes:
+            fix = "use real tensors" if t.dtype.startswith("complex") else "cast it to float32"
+            return Reason("dtype", f"{t.name} is {t.dtype}, which {config.name} does not hold", fix)
+    return None if node.op_type in STRUCTURAL else check_node(node)
+
+
+def check(ir: IRGraph, target: str | TargetConfig = "cpu") -> list[tuple[str, str, Reason]]:
+    """(node name, op type, reason) of every node that ``target`` refuses; empty if the whole graph compiles."""
+    config = target_config(target)
+    found = ((node, reason_against(node, config)) for node in ir.nodes)
+    return [(node.name, node.op_type, reason) for node, reason in found if reason is not None]
+
+
+def advice(node: OpNode, target: str | TargetConfig = "cpu") -> str:
+    """A hint how ``node`` would run better, or ''."""
+    where = _CHANNELS.get(functional_name(node.op_type))
+    if where is None or not node.inputs:
+        return ""
+    config, t = target_config(target), node.inputs[where[0]]
+    channels = t.shape[where[1]]
+    padded = config.padded_channels(channels, t.dtype)
+    if padded == channels:
+        return ""
+    return f"{channels} channels are padded to {padded} ({config.channel_align_bytes}-byte alignment)"
