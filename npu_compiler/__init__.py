@@ -19,7 +19,7 @@ _LAZY = {
     "PartitionPlan": "partitioner",
     "Reason": "errors",
     "capture": "frontend",
-    "explain": "constraint_checker",
+    "explain": "explanation",
     "get_supported_ops": "ops",
     "is_op_supported": "ops",
     "load_ir": "ir_reader",

@@ -16,6 +16,7 @@ class TargetConfig:
 
     ``channel_align_bytes``: a channels-last row is padded to a multiple of it (64 bytes are 32 float16 channels).
     ``panel``: output columns of one packed weight panel, the N width of a matmul or conv micro-kernel.
+    ``buffer_align``: byte alignment of every buffer, in the arena and outside.
     ``dtypes``: the element types it can hold; ``max_rank``: the most dimensions a tensor may have.
     ``matrix_dtypes``: what its matmul and convolution kernels take; ``pair_dtypes``: those of them whose weights are
     packed in pairs along the reduced dim, for two-element dot products. ``buffer_align``: bytes.
@@ -24,6 +25,7 @@ class TargetConfig:
     name: str
     channel_align_bytes: int = 64
     panel: int = 32
+    buffer_align: int = 64
     max_rank: int = 8
     dtypes: frozenset[str] = _REAL
     matrix_dtypes: tuple[str, ...] = ("float32", "float16", "bfloat16")
