@@ -98,7 +98,7 @@ class Value:
 
     def mean(self, axes: Sequence[int]) -> Value:
         n = math.prod(self.shape[a] for a in axes)
-        return self.graph.reduce("sum", self, axes) * (1.0 / n if n else math.nan)
+        return self.graph.reduce("sum", self, axes) / float(n)  # the mean of nothing is 0 / 0
 
     def amax(self, axes: Sequence[int]) -> Value:
         return self.graph.reduce("max", self, axes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -55,7 +56,7 @@ def _reduce(node: Node, args: Arrays) -> np.ndarray:
     x = expr.evaluate(node.attrs["expr"], domain, args)
     if kind in ("argmax", "argmin"):  # first extreme in row-major order of the reduced axes
         keep = [d for d in range(len(domain)) if d not in axes]
-        flat = x.transpose(*keep, *axes).reshape(*(domain[d] for d in keep), -1)
+        flat = x.transpose(*keep, *axes).reshape(*(domain[d] for d in keep), math.prod(domain[d] for d in axes))
         pick = np.argmax if kind == "argmax" else np.argmin
         return pick(flat, axis=-1).reshape(node.out.shape)
     return REDUCERS[kind](x, tuple(axes))

@@ -26,7 +26,7 @@ def unary(
     dtypes: Sequence[str] = FLOATS,
     floating: bool = False,
 ) -> None:
-    """Declare ``f(self)`` elementwise, ``f`` a function or the name of a scalar op; ``floating`` as in ``@pointwise``."""
+    """Declare ``f(self)`` elementwise: a function or the name of a scalar op; ``floating`` as in ``@pointwise``."""
 
     def op(self: Expr) -> Expr:
         return call(f, self) if isinstance(f, str) else f(self)

@@ -104,6 +104,8 @@ class Case:
         args, kwargs = self.arguments
         with torch.no_grad():
             out = self.overload(*(convert(a) for a in args), **{k: convert(v) for k, v in kwargs.items()})
+        if out is None:  # an op without results
+            return []
         return list(out) if isinstance(out, tuple | list) else [out]
 
 

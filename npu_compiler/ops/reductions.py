@@ -1,0 +1,376 @@
+"""Sums, extremes, statistics, norms, running reductions and softmax. Half types are reduced in float32."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from .. import dtypes as dt
+from ..expr import const, fn, index, where
+from ..graph import Value
+from .arithmetic import truth
+from .common import axes_of, drop_axes, real
+from .registry import ALL, FLOATS, INTS, Scalar, lowers
+from .samples import S, Sample, t
+
+Dim = int | list[int] | None
+
+exp, log, sqrt, absolute, isnan, isinf = fn("exp"), fn("log"), fn("sqrt"), fn("abs"), fn("isnan"), fn("isinf")
+
+EVERY = (*FLOATS, *INTS)
+WHOLE = (S(t(3, 5)), S(t(2, 3, 4, layout="transposed")), S(t(7, layout="strided")), S(t()), S(t(40, 41)))
+WITH_NAN = (S(t(2, 3, values=(math.nan, 1, 2, 3, 2, -math.inf)), 1),)
+ONE_DIM = (
+    S(t(3, 5), 1),
+    S(t(2, 3, 4), -2),
+    S(t(2, 3, 4, layout="transposed"), 2, True),
+    S(t(9, layout="strided"), 0),
+    S(t(), -1),
+    S(t(0, 3), 1),
+    S(t(4, 67), -1, True),
+)
+DIMS = (
+    S(t(3, 5), [1]),
+    S(t(2, 3, 4), [-1, 0]),
+    S(t(2, 3, 4, layout="transposed"), [1, 2], True),
+    S(t(2, 3), []),
+    S(t(0, 3), [1]),
+    S(t(2, 3, 4, 5), [2, 3], True),
+)
+NO_DIM = (S(t(2, 3), None), S(t(2, 3), None, True))
+
+
+def typed(samples: Sequence[Sample], dtype: str) -> tuple[Sample, ...]:
+    """The first sample once more, with ``dtype=``."""
+    return (*samples, S(*samples[0].args, dtype=dtype))
+
+
+# -- sums -------------------------------------------------------------------------------------------------------------
+@lowers("aten.sum.default", samples=typed(WHOLE, "float32"), dtypes=EVERY)
+@lowers("aten.sum.dim_IntList", samples=typed(DIMS + NO_DIM, "float32"), dtypes=EVERY)
+def total(self: Value, dim: Dim = None, keepdim: bool = False, *, dtype: str | None = None) -> Value:
+    """Sum; integers and bools give int64."""
+    axes = axes_of(dim, self.rank)
+    return drop_axes((self.cast(dtype) if dtype else self).sum(axes), axes, keepdim)
+
+
+@lowers("aten.mean.default", samples=typed(WHOLE, "float32"))
+@lowers("aten.mean.dim", samples=typed(DIMS + NO_DIM, "float32"))
+def mean(self: Value, dim: Dim = None, keepdim: bool = False, *, dtype: str | None = None) -> Value:
+    axes = axes_of(dim, self.rank)
+    return drop_axes((self.cast(dtype) if dtype else self).mean(axes), axes, keepdim)
+
+
+@lowers("aten.prod.default", samples=typed(WHOLE[:4], "float32"), dtypes=ALL)
+@lowers("aten.prod.dim_int", samples=typed(ONE_DIM, "float32"), dtypes=ALL)
+def prod(self: Value, dim: int | None = None, keepdim: bool = False, *, dtype: str | None = None) -> Value:
+    axes = axes_of(dim, self.rank)
+    return drop_axes(self.graph.reduce("prod", self.cast(dtype) if dtype else self, axes), axes, keepdim)
+
+
+@lowers("aten.nansum.default", samples=typed((*WHOLE[:3], *DIMS, *NO_DIM, *WITH_NAN), "float32"))
+def nansum(self: Value, dim: Dim = None, keepdim: bool = False, *, dtype: str | None = None) -> Value:
+    """Sum that takes NaN for 0."""
+    clean = self.graph.pointwise(lambda x: where(isnan(x), 0, x), self)
+    return total(clean, dim, keepdim, dtype=dtype)
+
+
+@lowers("aten.count_nonzero.default", samples=(S(t(3, 5)), S(t(2, 3, 4), 1), S(t(2, 3), -1), S(t(0, 2))), dtypes=EVERY)
+@lowers(
+    "aten.count_nonzero.dim_IntList", samples=(S(t(3, 5), [1]), S(t(2, 3, 4), [0, -1]), S(t(2, 3), [])), dtypes=EVERY
+)
+def count_nonzero(self: Value, dim: Dim = None) -> Value:
+    return total(self.graph.pointwise(truth, self), dim)
+
+
+# -- extremes ---------------------------------------------------------------------------------------------------------
+def extreme(kind: str, x: Value, axes: Sequence[int], keepdim: bool = False) -> Value:
+    """'max', 'min', 'argmax' or 'argmin' (the flat position) over ``axes``; NaN wins."""
+    if any(x.shape[a] == 0 for a in axes):
+        raise ValueError(f"{kind} over an empty dim of {list(x.shape)}")
+    return drop_axes(x.graph.reduce(kind, x, axes), axes, keepdim)
+
+
+def declare_extremes(kind: str) -> None:
+    """amax, max.default, max.dim and argmax, or the same of min."""
+
+    def whole(self: Value) -> Value:
+        return extreme(kind, self, axes_of(None, self.rank))
+
+    def over(self: Value, dim: Dim = [], keepdim: bool = False) -> Value:  # noqa: B006 - the schema's default
+        return extreme(kind, self, axes_of(dim, self.rank), keepdim)
+
+    def along(self: Value, dim: int, keepdim: bool = False) -> tuple[Value, Value]:
+        """Values and their first positions along one dim."""
+        axes = axes_of(dim, self.rank)
+        return extreme(kind, self, axes, keepdim), extreme(f"arg{kind}", self, axes, keepdim)
+
+    def position(self: Value, dim: int | None = None, keepdim: bool = False) -> Value:
+        """First position of the extreme, along a dim or in the flattened tensor."""
+        return extreme(f"arg{kind}", self, axes_of(dim, self.rank), keepdim)
+
+    lowers(f"aten.{kind}.default", samples=WHOLE, dtypes=EVERY)(whole)
+    lowers(f"aten.a{kind}.default", samples=(*DIMS, S(t(2, 3)), *WITH_NAN), dtypes=EVERY)(over)
+    lowers(f"aten.{kind}.dim", samples=ONE_DIM + WITH_NAN, dtypes=EVERY)(along)
+    lowers(f"aten.arg{kind}.default", samples=(*ONE_DIM, *WITH_NAN, *NO_DIM, S(t(3, 5))), dtypes=ALL)(position)
+
+
+declare_extremes("max")
+declare_extremes("min")
+
+
+@lowers(
+    "aten.aminmax.default",
+    samples=(S(t(3, 5)), S(t(3, 5), dim=1), S(t(2, 3, 4), dim=-2, keepdim=True), S(t(), dim=0)),
+    dtypes=EVERY,
+)
+def aminmax(self: Value, *, dim: int | None = None, keepdim: bool = False) -> tuple[Value, Value]:
+    axes = axes_of(dim, self.rank)
+    return extreme("min", self, axes, keepdim), extreme("max", self, axes, keepdim)
+
+
+LOGICAL = (*ONE_DIM, S(t(3, 0), 1), S(t(3, 0), 0, True))
+
+
+def declare_quantifier(name: str, kind: str) -> None:
+    """any and all: extremes of truth values; of nothing, the neutral one."""
+
+    def quantify(self: Value, axes: Sequence[int], keepdim: bool) -> Value:
+        holds = self.graph.pointwise(truth, self)
+        if holds.numel == 0:
+            shape = tuple(1 if d in axes else n for d, n in enumerate(holds.shape))
+            return drop_axes(self.graph.elementwise(shape, [], const(name == "all", "bool")), axes, keepdim)
+        return extreme(kind, holds, axes, keepdim)
+
+    def over(self: Value, dim: int | None = None, keepdim: bool = False) -> Value:
+        return quantify(self, axes_of(dim, self.rank), keepdim)
+
+    def over_dims(self: Value, dim: list[int] | None = None, keepdim: bool = False) -> Value:
+        """An empty list, unlike None, names no dim here."""
+        return quantify(self, () if dim == [] else axes_of(dim, self.rank), keepdim)
+
+    lowers(f"aten.{name}.default", samples=(*WHOLE, S(t(0, 3))), dtypes=EVERY)(over)
+    lowers(f"aten.{name}.dim", samples=LOGICAL, dtypes=EVERY)(over)
+    lowers(f"aten.{name}.dims", samples=(*DIMS, *NO_DIM, S(t(3, 0), [0, 1])), dtypes=EVERY)(over_dims)
+
+
+declare_quantifier("any", "max")
+declare_quantifier("all", "min")
+
+
+# -- statistics and norms ---------------------------------------------------------------------------------------------
+def moments(x: Value, axes: Sequence[int], correction: Scalar = 0) -> tuple[Value, Value]:
+    """Variance and mean over ``axes``, which stay as 1, in two passes: the mean of squared deviations loses no digits."""
+    x = real(x)
+    m = x.mean(axes)
+    d = x - m
+    n = math.prod(x.shape[a] for a in axes)
+    return (d * d).sum(axes) / float(max(n - correction, 0)), m
+
+
+SPREAD = (S(t(3, 5)), S(t(2, 3, 4, layout="transposed")), S(t(3, 5), False), S(t(1)))
+SPREAD_DIM = (*DIMS, *NO_DIM, S(t(3, 5), [1], False), S(t(2, 3, 4), [0, -1], True, True), S(t(3, 1), [1]))
+SPREAD_CORRECTION = (
+    S(t(3, 5)),
+    S(t(3, 5), [1], correction=0),
+    S(t(2, 3, 4), [-1, 0], correction=2, keepdim=True),
+    S(t(3, 5), None, correction=None),
+    S(t(3, 5), [0], correction=0.5),
+    S(t(3, 2), [1], correction=3),
+)
+
+
+def declare_spread(name: str, results: Callable[[Value, Value], tuple[Value, ...]]) -> None:
+    def spread(
+        self: Value, dim: Dim = None, unbiased: bool = True, *, correction: Scalar | None = None, keepdim: bool = False
+    ) -> Value | tuple[Value, ...]:
+        """Variance or standard deviation (and mean), divided by n - correction; 1 is the default."""
+        axes = axes_of(dim, self.rank)
+        out = results(*moments(self, axes, int(unbiased) if correction is None else correction))
+        return tuple(drop_axes(v, axes, keepdim) for v in out)
+
+    lowers(f"aten.{name}.default", samples=SPREAD)(spread)
+    lowers(f"aten.{name}.dim", samples=SPREAD_DIM)(spread)
+    lowers(f"aten.{name}.correction", samples=SPREAD_CORRECTION)(spread)
+
+
+def root(x: Value) -> Value:
+    return x.graph.pointwise(sqrt, x)
+
+
+declare_spread("var", lambda v, m: (v,))
+declare_spread("std", lambda v, m: (root(v),))
+declare_spread("var_mean", lambda v, m: (v, m))
+declare_spread("std_mean", lambda v, m: (root(v), m))
+
+
+def norm(x: Value, p: Scalar, dim: Dim, keepdim: bool, dtype: str | None) -> Value:
+    """The vector norm of order ``p`` (0 counts, infinities are extremes of magnitude)."""
+    g, axes = x.graph, axes_of(dim, x.rank)
+    x = real(x.cast(dtype) if dtype else x)
+    if math.isinf(p) and x.numel:
+        return extreme("max" if p > 0 else "min", g.pointwise(absolute, x), axes, keepdim)
+    if p == 0:
+        y = g.pointwise(truth, x).sum(axes).cast(x.dtype)
+    elif p == 1:
+        y = g.pointwise(absolute, x).sum(axes)
+    elif p == 2:
+        y = root((x * x).sum(axes))
+    else:
+        power = fn("pow")
+        y = g.pointwise(lambda s: power(s, 1.0 / p), g.pointwise(lambda v: power(absolute(v), float(p)), x).sum(axes))
+    return drop_axes(y, axes, keepdim)
+
+
+ORDERS = (2, 1, 0, math.inf, -math.inf, 3, 0.5, -1.0)
+
+
+@lowers(
+    "aten.linalg_vector_norm.default",
+    samples=(
+        S(t(3, 5)),
+        *(S(t(3, 5), p, [1]) for p in ORDERS),
+        S(t(2, 3, 4), 2, [-1, 0], True),
+        S(t(2, 3), 2, None, dtype="float32"),
+        S(t(0)),
+    ),
+)
+def vector_norm(
+    self: Value, ord: Scalar = 2, dim: Dim = None, keepdim: bool = False, *, dtype: str | None = None
+) -> Value:
+    return norm(self, ord, dim, keepdim, dtype)
+
+
+@lowers("aten.norm.Scalar", samples=(S(t(3, 5)), S(t(3, 5), 1), S(t(2, 3, layout="transposed"), math.inf)))
+@lowers("aten.norm.ScalarOpt_dim", samples=(*(S(t(3, 5), p, [1]) for p in ORDERS), S(t(2, 3, 4), None, [0, -1], True)))
+@lowers("aten.norm.ScalarOpt_dtype", samples=[S(t(3, 5), p, dtype="float32") for p in (2, 1, None)])
+@lowers("aten.norm.ScalarOpt_dim_dtype", samples=[S(t(3, 5), p, [1], True, dtype="float32") for p in (2, 1, None)])
+def norm_of(
+    self: Value, p: Scalar | None = 2, dim: Dim = None, keepdim: bool = False, *, dtype: str | None = None
+) -> Value:
+    return norm(self, 2 if p is None else p, dim, keepdim, dtype)
+
+
+@lowers(
+    "aten.frobenius_norm.dim",
+    samples=(S(t(3, 5), [1]), S(t(2, 3, 4), [0, -1], True), S(t(2, 3, 4, layout="transposed"), [1, 2])),
+)
+def frobenius_norm(self: Value, dim: Dim, keepdim: bool = False) -> Value:
+    return norm(self, 2, dim, keepdim, None)
+
+
+# -- softmax ----------------------------------------------------------------------------------------------------------
+NEGATIVE = t(2, 4, values=(-math.inf,) * 4 + (-math.inf, 1, 2, 0.5))
+SOFTMAX = (
+    S(t(3, 5, low=-9, high=9), 1),
+    S(t(2, 3, 4), -2),
+    S(t(2, 3, 4, layout="transposed"), 0),
+    S(t(7, layout="strided"), -1),
+    S(t(), 0),
+    S(t(0, 3), 0),
+    S(t(4, 130), 1),
+    S(NEGATIVE, 1),
+)
+SOFTMAX_DTYPE = (*SOFTMAX, S(t(3, 5), -1, "float32"), S(t(3, 5, dtype="int64"), -1, "float32"))
+
+
+def softmax_parts(x: Value, dim: int, dtype: str | None) -> tuple[Value, Value, tuple[int, ...]]:
+    """x in its arithmetic dtype, its maximum along dim, and the axes."""
+    x, axes = real(x.cast(dtype) if dtype else x), axes_of(dim, x.rank)
+    return x, x.amax(axes) if x.numel else x.sum(axes), axes
+
+
+@lowers("aten.softmax.int", "aten.special_softmax.default", samples=SOFTMAX_DTYPE)
+def softmax(self: Value, dim: int, dtype: str | None = None) -> Value:
+    """exp(x - max) over its sum; a row of -inf gives NaN."""
+    x, top, axes = softmax_parts(self, dim, dtype)
+    e = x.graph.pointwise(lambda a, b: exp(a - b), x, top)
+    return e / e.sum(axes)
+
+
+@lowers("aten.log_softmax.int", samples=SOFTMAX_DTYPE)
+def log_softmax(self: Value, dim: int, dtype: str | None = None) -> Value:
+    x, top, axes = softmax_parts(self, dim, dtype)
+    d = x - top
+    return x.graph.pointwise(lambda a, s: a - log(s), d, x.graph.pointwise(exp, d).sum(axes))
+
+
+@lowers("aten._softmax.default", samples=[S(*s.args, False) for s in SOFTMAX])
+def softmax_core(self: Value, dim: int, half_to_float: bool) -> Value:
+    return softmax(self, dim)
+
+
+@lowers("aten._log_softmax.default", samples=[S(*s.args, False) for s in SOFTMAX])
+def log_softmax_core(self: Value, dim: int, half_to_float: bool) -> Value:
+    return log_softmax(self, dim)
+
+
+@lowers("aten._safe_softmax.default", samples=SOFTMAX_DTYPE)
+def safe_softmax(self: Value, dim: int, dtype: str | None = None) -> Value:
+    """Softmax in which a row of -inf gives zeros."""
+    x, top, axes = softmax_parts(self, dim, dtype)
+    g = x.graph
+    e = g.pointwise(lambda a, b: where(isinf(b) & (b < 0), 0, exp(a - b)), x, top)
+    return g.pointwise(lambda a, s: a / where(fn("eq")(s, 0), 1, s), e, e.sum(axes))
+
+
+INFINITE_ROWS = t(3, 2, values=(-math.inf, -math.inf, math.inf, 1, 2, 3))
+
+
+@lowers(
+    "aten.logsumexp.default",
+    samples=(S(t(3, 5), [1]), S(t(2, 3, 4), [-1, 0], True), S(t(0, 3), [1]), S(t(3, 0), [1]), S(INFINITE_ROWS, [1])),
+)
+def logsumexp(self: Value, dim: Dim, keepdim: bool = False) -> Value:
+    """log(sum(exp(x))) around the maximum; infinite maxima are left out of it."""
+    x, axes, g = real(self), axes_of(dim, self.rank), self.graph
+    if not x.numel:
+        return drop_axes(g.pointwise(log, x.sum(axes)), axes, keepdim)
+    top = g.pointwise(lambda a: where(isinf(a), 0, a), x.amax(axes))
+    s = g.pointwise(lambda a, b: exp(a - b), x, top).sum(axes)
+    return drop_axes(g.pointwise(lambda a, b: log(a) + b, s, top), axes, keepdim)
+
+
+# -- running reductions -----------------------------------------------------------------------------------------------
+RUNNING = (
+    S(t(3, 5), 1),
+    S(t(2, 3, 4), -2),
+    S(t(2, 3, layout="transposed"), 0),
+    S(t(9, layout="strided"), 0),
+    S(t(), 0),
+    S(t(0, 3), 0),
+)
+
+
+def scan(kind: str, x: Value, dim: int) -> Value:
+    axes = axes_of(dim, x.rank)
+    return x.graph.scan(kind, x, axes[0]) if axes else x
+
+
+def declare_running(name: str, kind: str, extreme_name: str, extreme_kind: str) -> None:
+    """cumsum or cumprod; cummax or cummin."""
+
+    def running(self: Value, dim: int, *, dtype: str | None = None) -> Value:
+        """Running sum or product; integers and bools give int64."""
+        x = self.cast(dtype) if dtype else self
+        return scan(kind, x.cast(dt.opmath(x.dtype) if dt.is_float(x.dtype) else "int64"), dim)
+
+    def running_extreme(self: Value, dim: int) -> tuple[Value, Value]:
+        """Running extreme and its last position."""
+        x = self.cast(dt.opmath(self.dtype))
+        values = scan(extreme_kind, x, dim)
+        axis = (axes_of(dim, x.rank) or (None,))[0]
+
+        def candidate(a: Any, v: Any) -> Any:
+            here = fn("eq")(a, v) | isnan(a) if dt.is_float(a.dtype) else fn("eq")(a, v)
+            return where(here, const(0, "int64") if axis is None else index(axis), const(0, "int64"))
+
+        return values, scan("max", x.graph.pointwise(candidate, x, values), dim)
+
+    lowers(f"aten.{name}.default", samples=(*RUNNING, S(t(2, 3), 1, dtype="float32")), dtypes=ALL)(running)
+    lowers(f"aten.{extreme_name}.default", samples=(*RUNNING, *WITH_NAN), dtypes=ALL)(running_extreme)
+
+
+declare_running("cumsum", "sum", "cummax", "max")
+declare_running("cumprod", "prod", "cummin", "min")
