@@ -46,8 +46,10 @@ def copy(self: Value, src: Value) -> Value:
     return src.cast(self.dtype).expand(*self.shape)
 
 
-SAME = ("clone", "contiguous", "detach", "alias", "lift_fresh_copy", "lift_fresh", "lift", "positive", "real", "resolve_conj", "resolve_neg", "conj")
-)
+SAME = (
+    "alias", "clone", "conj", "contiguous", "detach", "lift", "lift_fresh", "lift_fresh_copy",
+    "positive", "real", "resolve_conj", "resolve_neg",
+)  # fmt: skip
 
 
 @lowers(*(f"aten.{n}.default" for n in SAME), samples=UNARY, dtypes=FLOATS)
