@@ -6,6 +6,7 @@
 // Weights: [ceil(N/32)][K][32] float or f16, [ceil(N/32)][ceil(K/2)][32][2] bf16, zero padded; pack_b() packs a
 // matrix computed at run time. epi(acc, row, col, lanes) gets VL neighbouring columns of one row (row = b * M + m).
 #pragma once
+#include "gemv.h"
 #include "tile.h"
 
 namespace npu {
@@ -70,7 +71,8 @@ template <class D, class TA, class TW> constexpr long gemm_scratch_bytes() {
 
 template <class D, class TA, class TW, class Epi>
 NPU_NOINLINE void gemm(const TA* a, const TW* w, Epi& epi, Thread& th, int* counter) {
-  blocked<GemmPlan<D, TA, TW>>(a, w, epi, th, counter);
+  if constexpr (gemv_streams(D::M) > 0) gemv<GemmPlan<D, TA, TW>, D>(a, w, epi, th, counter);
+  else blocked<GemmPlan<D, TA, TW>>(a, w, epi, th, counter);
 }
 
 // Packs b[k][n] (element strides given, one of them usually 1) into panels, all threads sharing the work; the caller

@@ -1,0 +1,97 @@
+// Matrix product with a few rows of A (decoding): bound by the bandwidth of the weights. Several panels are read side
+// by side, each a sequential stream, fetched ahead of use; layouts and epilogue are those of gemm.h.
+#pragma once
+#include "tile.h"
+
+namespace npu {
+
+constexpr int PANEL_VECS = PANEL / VL;
+// Panels read together for M rows: as many as the registers hold, no more than 4 streams. 0: use tiles instead.
+constexpr int gemv_streams(long m) {
+  return m > 4 ? 0 : (int)min_of(4, TILE_ROWS * TILE_VECS / (m * PANEL_VECS));
+}
+constexpr long GEMV_AHEAD = 1024;  // bytes between use and prefetch in each stream
+
+struct GemvArgs {
+  const char* x;      // M rows, row_bytes apart
+  long row_bytes;
+  long len;           // units
+  const char* w;
+  long panel_bytes;
+  float* acc;         // [panels][M][PANEL]
+};
+
+template <class Kind, int M, int PANELS> NPU_NOINLINE void gemv_tile(const GemvArgs& a) {
+  vf acc[PANELS][PANEL_VECS][M] = {};
+  const char* w[PANELS];
+#pragma GCC unroll 4
+  for (int s = 0; s < PANELS; s++) w[s] = a.w + s * a.panel_bytes;
+  const char* x = a.x;
+  long k = 0;
+  auto unit_step = [&](int u) __attribute__((always_inline)) {
+    vf xv[M];
+#pragma GCC unroll 4
+    for (int m = 0; m < M; m++) xv[m] = splat<vf>(unit(x + m * a.row_bytes + u * 4));
+#pragma GCC unroll 4
+    for (int s = 0; s < PANELS; s++) {
+#pragma GCC unroll 8
+      for (int v = 0; v < PANEL_VECS; v++) {
+        const vf wv = Kind::weights(w[s] + u * Kind::W_BYTES, v);
+#pragma GCC unroll 4
+        for (int m = 0; m < M; m++) Kind::step(acc[s][v][m], wv, xv[m]);
+      }
+    }
+  };
+  for (; k + 4 <= a.len; k += 4, x += 16) {
+#pragma GCC unroll 4
+    for (int s = 0; s < PANELS; s++)
+#pragma GCC unroll 8
+      for (int line = 0; line < 4 * Kind::W_BYTES; line += 64) __builtin_prefetch(w[s] + GEMV_AHEAD + line, 0, 3);
+#pragma GCC unroll 4
+    for (int u = 0; u < 4; u++) unit_step(u);
+#pragma GCC unroll 4
+    for (int s = 0; s < PANELS; s++) w[s] += 4 * Kind::W_BYTES;
+  }
+  for (; k < a.len; k++, x += 4) {
+    unit_step(0);
+#pragma GCC unroll 4
+    for (int s = 0; s < PANELS; s++) w[s] += Kind::W_BYTES;
+  }
+#pragma GCC unroll 4
+  for (int s = 0; s < PANELS; s++)
+#pragma GCC unroll 8
+    for (int v = 0; v < PANEL_VECS; v++)
+#pragma GCC unroll 4
+      for (int m = 0; m < M; m++) store_bytes(a.acc + (s * M + m) * PANEL + v * VL, acc[s][v][m]);
+}
+
+// Plan: a GemmPlan. Chunks are groups of panels, fewer together where there would be too few groups to balance.
+template <class Plan, class D, class TA, class TW, class Epi>
+NPU_INLINE void gemv(const TA* a, const TW* weights, Epi& epi, Thread& th, int* counter) {
+  using Kind = typename Plan::Kind;
+  constexpr int MOST = gemv_streams(D::M);
+  constexpr int STREAMS = MOST >= 4 && Plan::NP / 4 < CHUNKS ? (Plan::NP / 2 < CHUNKS ? 1 : 2) : MOST;
+  constexpr long GROUPS = ceil_div(Plan::NP, STREAMS), PANEL_BYTES = Plan::UNITS * Kind::W_BYTES;
+  float acc[STREAMS * D::M * PANEL] __attribute__((aligned(64)));
+  long prepared = -1;
+  const char* x = nullptr;
+  for (long i; (i = next_chunk(th, counter)) < D::B * GROUPS;) {
+    const long image = i / GROUPS, panel = i % GROUPS * STREAMS, panels = min_of(STREAMS, Plan::NP - panel);
+    if (prepared != image) {
+      x = Plan::prepare(a, image, 0, th.scratch);
+      prepared = image;
+    }
+    const char* w = (const char*)weights + image * Plan::W_IMAGE_BYTES + panel * PANEL_BYTES;
+    GemvArgs args{x, Plan::ROW_BYTES, Plan::UNITS, w, PANEL_BYTES, acc};
+    if (STREAMS > 1 && panels < STREAMS) {
+      for (long s = 0; s < panels; s++, args.w += PANEL_BYTES, args.acc += D::M * PANEL)
+        gemv_tile<Kind, D::M, 1>(args);
+    } else {
+      gemv_tile<Kind, D::M, STREAMS>(args);
+    }
+    for (long s = 0; s < panels; s++)
+      finish<D::N>(acc + s * D::M * PANEL, (int)D::M, image * D::M, (panel + s) * PANEL, 0, epi);
+  }
+}
+
+}  // namespace npu
