@@ -80,23 +80,25 @@ def _erf_factor(z: mpf) -> mpf:
 
 
 _HALF_LN2 = mp.log(2) / 2
-_TANH_SPLIT = mpf("0.4")
+_TANH_SPLIT = mpf("0.3")
 _ERF_SPLIT = mpf("0.75")
 _ERF_END = mpf(4)
 
 FITS = (
     # exp(r) = 1 + r + r^2/2 + r^3 P(r)
-    Fit("EXP_TAIL", _exp_tail, lambda r: r**3 / mp.exp(r), -_HALF_LN2 * mpf("1.001"), _HALF_LN2 * mpf("1.001"), 5, 2**-31),
+    Fit("EXP_TAIL", _exp_tail, lambda r: r**3 / mp.exp(r),
+        -_HALF_LN2 * mpf("1.001"), _HALF_LN2 * mpf("1.001"), 5, 2**-31),
     # log(1+f) = f - f^2/2 + f^3 P(f)
     Fit("LOG_TAIL", _log_tail, lambda f: f**3 / mp.log1p(f) if f else mpf(0),
         mp.sqrt(mpf(1) / 2) - 1, mp.sqrt(2) - 1, 10, 2**-29),
     # tanh(x) = x + x^3 P(x^2)
     Fit("TANH_TAIL", _odd_tail(mp.tanh, mpf(-1) / 3, mpf(2) / 15), _relative_cubic(mp.tanh),
-        mpf(0), _TANH_SPLIT**2, 5, 2**-31),
+        mpf(0), _TANH_SPLIT**2, 4, 2**-31),
     # erf(x) = x + x P(x^2)
     Fit("ERF_NEAR", _erf_factor, lambda z: 1 / (1 + _erf_factor(z)), mpf(0), _ERF_SPLIT**2, 6, 2**-28),
     # erf(x) = 1 - exp(-x P(x)), further out
-    Fit("ERF_FAR", lambda x: -mp.log(mp.erfc(x)) / x, lambda x: x * mp.erfc(x) / mp.erf(x), _ERF_SPLIT, _ERF_END, 7, 2**-28),
+    Fit("ERF_FAR", lambda x: -mp.log(mp.erfc(x)) / x, lambda x: x * mp.erfc(x) / mp.erf(x),
+        _ERF_SPLIT, _ERF_END, 7, 2**-28),
     # sin(x) = x + x^3 P(x^2), in double for a float result
     Fit("SIN_TAIL", _odd_tail(mp.sin, mpf(-1) / 6, mpf(1) / 120), _relative_cubic(mp.sin),
         mpf(0), (mp.pi / 2 * mpf("1.0001")) ** 2, 5, 2**-34, 53),
@@ -159,9 +161,7 @@ def remez(fit: Fit, fixed: list[mpf]) -> list[mpf]:
     tail: list[mpf] = []
     for _ in range(20):
         tail, level = _solve(fit, target, first, points)
-        errors = [
-            w * (y - z**first * _horner(tail, z)) for z, y, w in zip(grid, wanted, weights, strict=True)
-        ]
+        errors = [w * (y - z**first * _horner(tail, z)) for z, y, w in zip(grid, wanted, weights, strict=True)]
         peaks = _extrema(errors, unknowns + 1)
         if len(peaks) < unknowns + 1 or max(map(abs, errors)) < level * mpf("1.001"):
             break

@@ -366,7 +366,9 @@ class _Build:
             return target
         file = folder / f"{name}.cpp"
         file.write_text(source)
-        command = [*self.compiler.argv, *self.flags, "-iquote", str(self.include_dir), "-c", file.name, "-o", target.name]
+        # -iquote, not -I: the kernels' math.h must not hide the system's.
+        search = ["-iquote", str(self.include_dir)]
+        command = [*self.compiler.argv, *self.flags, *search, "-c", file.name, "-o", target.name]
         run = _run(command, folder, self.timeout)
         if run.status:
             raise ToolchainError(self._failure(name, source, run, command, file.name))

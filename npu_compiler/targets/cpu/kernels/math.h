@@ -208,7 +208,7 @@ NPU_INLINE vf sigmoid(vf x) {
   return fma(rest, inverse, q);
 }
 
-constexpr float TANH_TAIL[] = {-0x1.555554p-2f, 0x1.11104cp-3f, -0x1.b9d186p-5f, 0x1.603204p-6f, -0x1.cd8e0ep-8f};
+constexpr float TANH_TAIL[] = {-0x1.555552p-2f, 0x1.110e72p-3f, -0x1.b8d2p-5f, 0x1.460d44p-6f};
 
 NPU_INLINE vf tanh(vf x) {
   vf a = abs(x), square = x * x, one = splat<vf>(1), two = splat<vf>(2);
@@ -220,7 +220,7 @@ NPU_INLINE vf tanh(vf x) {
   vf q_error = inverse * (fused(-q, d, two) - q * d_error);
   vf head = one - q;
   vf far = head + (((one - head) - q) - q_error);
-  return select(a < 0.4f, near, copysign(far, x));
+  return select(a < 0.3f, near, copysign(far, x));
 }
 
 constexpr float ERF_NEAR[] = {0x1.06eba8p-3f, -0x1.81273ap-2f, 0x1.ce2acep-4f, -0x1.b7a75cp-6f, 0x1.4f188cp-8f,

@@ -1,0 +1,433 @@
+"""The C++ toolchain: finding a compiler, building, the cache, and what goes wrong."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from npu_compiler.cache import Cache
+from npu_compiler.errors import ToolchainError
+from npu_compiler.targets.cpu import host, toolchain
+
+ROOT = Path(toolchain.__file__).parents[3]
+EXPORT = '#include "api.h"\nAPI '
+CXX = next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
+
+needs_cxx = pytest.mark.skipif(CXX is None, reason="no C++ compiler on PATH")
+
+
+@pytest.fixture(autouse=True)
+def cache_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in ("NPU_CXX", "CXX", "NPU_CACHE_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NPU_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def include(tmp_path: Path) -> Path:
+    folder = tmp_path / "include"
+    folder.mkdir()
+    (folder / "api.h").write_text(
+        '#pragma once\n#include "deeper.h"\n#define API extern "C" __attribute__((visibility("default")))\n'
+    )
+    (folder / "deeper.h").write_text("constexpr int DEEP = 7;\n")
+    return folder
+
+
+@pytest.fixture
+def counting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """NPU_CXX is a wrapper that logs one line an invocation; the log starts empty after the probe."""
+    log = tmp_path / "log"
+    wrapper = _script(tmp_path / "bin" / "counting-c++", f'echo "$@" >> {log}\nexec {CXX} "$@"')
+    monkeypatch.setenv("NPU_CXX", str(wrapper))
+    toolchain.find_compiler()
+    log.write_text("")
+    return log
+
+
+def _script(path: Path, body: str) -> Path:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o755)
+    return path
+
+
+def _runs(log: Path) -> tuple[int, int]:
+    """(compilations, links) since the last call."""
+    lines = log.read_text().splitlines()
+    log.write_text("")
+    return sum(" -c " in line for line in lines), sum("-shared" in line for line in lines)
+
+
+def _load(tmp_path: Path, binary: bytes) -> ctypes.CDLL:
+    path = tmp_path / f"{time.monotonic_ns()}.so"
+    path.write_bytes(binary)
+    return ctypes.CDLL(str(path))
+
+
+def _entries(cache_dir: Path) -> list[Path]:
+    return [path for path in (cache_dir / "kernels").rglob("*") if path.is_file()]
+
+
+# ------------------------------------------------------------------------------------------------ building
+@needs_cxx
+def test_units_are_compiled_linked_and_callable(tmp_path: Path, include: Path) -> None:
+    sources = {
+        "first": EXPORT + "int twice(int x) { return 2 * x; }",
+        "second": EXPORT + "int deep() { return DEEP; }",
+        "third": "int hidden(int x) { return x; }",
+    }
+    library = _load(tmp_path, toolchain.build_shared(sources, include, jobs=2))
+    assert library.twice(21) == 42
+    assert library.deep() == 7
+    assert not hasattr(library, "_Z6hiddeni")
+
+
+@needs_cxx
+def test_flags_keep_ieee_semantics_and_integers_wrap(tmp_path: Path, include: Path) -> None:
+    source = EXPORT + (
+        "int is_nan(float x) { return x != x; }\n"
+        "API float keep_order(float a, float b) { return (a + b) - b; }\n"
+        "API int wraps(int x) { return x + 1 > x; }\n"
+    )
+    library = _load(tmp_path, toolchain.build_shared({"flags": source}, include))
+    library.is_nan.argtypes = [ctypes.c_float]
+    library.keep_order.argtypes, library.keep_order.restype = [ctypes.c_float] * 2, ctypes.c_float
+    assert library.is_nan(float("nan")) == 1
+    assert library.keep_order(1.0, 1e30) == 0.0
+    assert library.wraps(2**31 - 1) == 0
+
+
+@needs_cxx
+def test_cache_follows_sources_headers_and_flags(include: Path, counting: Path) -> None:
+    sources = {name: EXPORT + f"int {name}() {{ return DEEP + {i}; }}" for i, name in enumerate("abc")}
+    sources["plain"] = "static int nothing;"
+    first = toolchain.build_shared(sources, include)
+    assert _runs(counting) == (4, 1)
+    assert toolchain.build_shared(sources, include) == first
+    assert _runs(counting) == (0, 0)
+    sources["b"] += "// changed"
+    toolchain.build_shared(sources, include)
+    assert _runs(counting) == (1, 1)
+    (include / "deeper.h").write_text("constexpr int DEEP = 8;\n")
+    assert toolchain.build_shared(sources, include) != first
+    assert _runs(counting) == (3, 1)  # 'plain' includes nothing
+    toolchain.build_shared(sources, include, march="x86-64" if host.host_cpu().arch == "x86_64" else "generic")
+    assert _runs(counting) == (4, 1)
+
+
+@needs_cxx
+def test_equal_units_are_compiled_once(tmp_path: Path, include: Path, counting: Path) -> None:
+    source = EXPORT + "int one() { return 1; }"
+    assert _load(tmp_path, toolchain.build_shared({"a": source, "b": source}, include)).one() == 1
+    assert _runs(counting) == (1, 1)
+
+
+@needs_cxx
+def test_a_new_compiler_is_not_served_old_objects(tmp_path: Path, include: Path, counting: Path) -> None:
+    sources = {"a": EXPORT + "int a() { return 1; }"}
+    toolchain.build_shared(sources, include)
+    wrapper = Path(os.environ["NPU_CXX"])
+    wrapper.write_text(wrapper.read_text() + "# upgraded\n")
+    toolchain._find.cache_clear()  # as in a new process
+    _runs(counting)
+    toolchain.build_shared(sources, include)
+    compilations, links = _runs(counting)
+    assert compilations == 2 and links == 2  # the probe, and the unit
+
+
+@needs_cxx
+@pytest.mark.parametrize("damage", ["truncate", "flip", "empty"])
+def test_damaged_entries_are_rebuilt(
+    tmp_path: Path, include: Path, counting: Path, cache_dir: Path, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    sources = {"a": EXPORT + "int a() { return 5; }"}
+    toolchain.build_shared(sources, include)
+    for path in _entries(cache_dir):
+        blob = bytearray(path.read_bytes())
+        blob[-1] ^= 1
+        path.write_bytes({"truncate": bytes(blob[: len(blob) // 2]), "flip": bytes(blob), "empty": b""}[damage])
+    _runs(counting)
+    assert _load(tmp_path, toolchain.build_shared(sources, include)).a() == 5
+    assert _runs(counting) == (1, 1)
+    assert "damaged cache entry" in caplog.text
+    toolchain.build_shared(sources, include)
+    assert _runs(counting) == (0, 0)
+
+
+@needs_cxx
+def test_an_unusable_cache_costs_one_warning(
+    tmp_path: Path, include: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("NPU_CACHE_DIR", str(tmp_path / "file" / "cache"))
+    sources = {"a": EXPORT + "int a() { return 6; }"}
+    assert _load(tmp_path, toolchain.build_shared(sources, include)).a() == 6
+    assert "cannot be written" in caplog.text and "NPU_CACHE_DIR" in caplog.text
+
+
+@needs_cxx
+def test_cache_can_be_turned_off(tmp_path: Path, include: Path, counting: Path, cache_dir: Path,
+                                 monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    shutil.rmtree(cache_dir)
+    monkeypatch.setenv("NPU_CACHE_SIZE", "0")
+    sources = {"a": EXPORT + "int a() { return 1; }"}
+    toolchain.build_shared(sources, include)
+    _runs(counting)
+    toolchain.build_shared(sources, include)
+    assert _runs(counting) == (1, 1)
+    assert _entries(cache_dir) == []
+
+
+def test_cache_is_bounded_and_forgets_the_least_recently_used(tmp_path: Path) -> None:
+    cache = Cache(tmp_path / "c", 10_000)
+    for i in range(8):
+        cache.put(f"key{i}", bytes([i]) * 1000)
+    for age, (_, _, path) in enumerate(sorted(cache._entries(), key=lambda entry: entry[2].read_bytes()[-1])):
+        os.utime(path, (1000 + age, 1000 + age))
+    assert cache.get("key0") == bytes(1000)  # a use, so it is now the newest
+    cache.put("big", bytes(4000))
+    assert cache.size() > 10_000
+    cache.trim()
+    assert cache.size() <= 9_000
+    assert cache.get("key0") is not None and cache.get("big") is not None
+    assert cache.get("key1") is None and cache.get("key2") is None and cache.get("key7") is not None
+    cache.put("larger than all", bytes(20_000))
+    assert cache.get("larger than all") is None
+
+
+def test_leftovers_of_killed_writers_are_removed(tmp_path: Path) -> None:
+    cache = Cache(tmp_path / "c", 10_000)
+    cache.put("key", b"data")
+    (entry,) = cache._entries()
+    old, new = entry[2].parent / "tmp-old", entry[2].parent / "tmp-new"
+    for path in (old, new):
+        path.write_bytes(b"half")
+    os.utime(old, (1000, 1000))
+    cache.trim()
+    assert not old.exists() and new.exists() and cache.get("key") == b"data"
+
+
+_CONCURRENT = """
+import ctypes, sys, tempfile
+from npu_compiler.targets.cpu.toolchain import build_shared
+sources = {f"u{i}": f'extern "C" __attribute__((visibility("default"))) int f{i}() {{ return {i}; }}' for i in range(4)}
+binary = build_shared(sources, ".", jobs=2)
+with tempfile.NamedTemporaryFile(suffix=".so") as file:
+    file.write(binary)
+    file.flush()
+    library = ctypes.CDLL(file.name)
+    print(sum(getattr(library, f"f{i}")() for i in range(4)))
+"""
+
+
+@needs_cxx
+def test_concurrent_processes_share_a_cache(cache_dir: Path) -> None:
+    processes = [
+        subprocess.Popen([sys.executable, "-c", _CONCURRENT], cwd=ROOT, text=True,
+                         stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        for _ in range(4)
+    ]  # fmt: skip
+    outputs = [process.communicate(timeout=100) for process in processes]
+    assert [stdout.strip() for stdout, _ in outputs] == ["6"] * 4, outputs
+    assert [stderr for _, stderr in outputs] == [""] * 4
+    assert not [path for path in _entries(cache_dir) if path.name.startswith("tmp-")]
+
+
+def test_concurrent_writers_and_readers_see_whole_entries(tmp_path: Path) -> None:
+    values = [bytes([i]) * 200_000 for i in range(4)]
+    stop = threading.Event()
+
+    def write(value: bytes) -> None:
+        while not stop.is_set():
+            Cache(tmp_path / "c", 10**9).put("key", value)
+
+    with ThreadPoolExecutor(4) as pool:
+        for value in values:
+            pool.submit(write, value)
+        seen = []
+        deadline = time.monotonic() + 1.0
+        while time.monotonic() < deadline:
+            found = Cache(tmp_path / "c", 10**9).get("key")
+            if found is not None:
+                seen.append(found)
+        stop.set()
+    assert seen and all(value in values for value in seen)
+
+
+# ------------------------------------------------------------------------------------------------ errors
+@needs_cxx
+def test_compile_error_gives_the_line_the_command_and_the_source(include: Path) -> None:
+    with pytest.raises(ToolchainError) as caught:
+        toolchain.build_shared({"fine": "int x;", "broken": EXPORT + "int f() { return undeclared; }"}, include)
+    first, command, kept = str(caught.value).splitlines()
+    assert "broken.cpp:2:" in first and "undeclared" in first
+    path = Path(kept.split("kept in ")[1])
+    assert "undeclared" in path.read_text()
+    again = subprocess.run(command.removeprefix("  command: "), shell=True, text=True, capture_output=True)
+    assert again.returncode != 0 and "undeclared" in again.stderr
+
+
+@needs_cxx
+def test_undefined_symbols_fail_at_link_time(include: Path) -> None:
+    with pytest.raises(ToolchainError, match=r"linking failed: .*missing_function"):
+        toolchain.build_shared({"a": EXPORT + "int f() { extern int missing_function(); return missing_function(); }"},
+                               include)  # fmt: skip
+
+
+def test_a_bad_unit_name_is_refused(include: Path) -> None:
+    with pytest.raises(ValueError, match=r"'\.\./x' cannot name a translation unit"):
+        toolchain.build_shared({"../x": ""}, include)
+
+
+@needs_cxx
+def test_timeout_ends_the_compiler_and_its_children(
+    tmp_path: Path, include: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = _script(tmp_path / "bin" / "slow-c++", f'case "$*" in *slow.cpp*) sleep 60;; esac\n{CXX} "$@"')
+    monkeypatch.setenv("NPU_CXX", str(slow))
+    toolchain.find_compiler()
+    start = time.monotonic()
+    with pytest.raises(ToolchainError, match=r"no end after 0.5 s: .*slow\.cpp"):
+        toolchain.build_shared({"slow": "int x;"}, include, timeout=0.5)
+    assert time.monotonic() - start < 10  # not 60: the sleep, a grandchild, holds the output pipes
+
+
+# ------------------------------------------------------------------------------------------------ finding a compiler
+@needs_cxx
+def test_the_probe_runs_once(counting: Path) -> None:
+    toolchain._find.cache_clear()  # as in a new process
+    compiler = toolchain.find_compiler()
+    assert counting.read_text() == ""
+    assert compiler.kind in ("gcc", "clang") and compiler.version.split(".")[0].isdigit()
+    assert compiler.argv == (os.environ["NPU_CXX"],) and compiler.origin == "NPU_CXX"
+
+
+@needs_cxx
+def test_search_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("mine", "theirs"):
+        _script(tmp_path / "bin" / name, f'exec {CXX} "$@"')
+    assert toolchain.find_compiler().origin == "PATH"
+    monkeypatch.setenv("CXX", f"{tmp_path}/bin/theirs")
+    assert toolchain.find_compiler().origin == "CXX"
+    monkeypatch.setenv("NPU_CXX", f"{tmp_path}/bin/mine -DEXTRA='a b'")
+    assert toolchain.find_compiler().argv == (f"{tmp_path}/bin/mine", "-DEXTRA=a b")
+
+
+@needs_cxx
+def test_a_broken_compiler_on_path_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = _script(tmp_path / "bin" / "c++", "echo 'error: licence expired' >&2; exit 1").parent
+    good = _script(folder / "g++", f'exec {CXX} "$@"')
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+    assert toolchain.find_compiler().argv == (str(good),)
+
+
+@pytest.mark.parametrize("variable", ["NPU_CXX", "CXX"])
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (None, "no such program"),
+        ("echo 'c++: error: bad licence' >&2; exit 1", "bad licence"),
+        ("exit 0", "neither gcc nor clang"),
+    ],
+)
+def test_a_named_compiler_that_fails_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, body: str | None, reason: str
+) -> None:
+    command = str(tmp_path / "bin" / "broken") if body is None else str(_script(tmp_path / "bin" / "broken", body))
+    monkeypatch.setenv(variable, command)
+    with pytest.raises(ToolchainError) as caught:
+        toolchain.find_compiler()
+    message = str(caught.value)
+    assert message.startswith(f"{variable}={command!r} cannot be used: ") and reason in message
+    assert "\n" not in message
+
+
+def test_no_compiler_at_all_says_what_to_install(
+    tmp_path: Path, include: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ToolchainError) as caught:
+        toolchain.build_shared({"a": ""}, include)
+    message = str(caught.value)
+    assert "install g++" in message and "pip install ziglang" in message and "\n" not in message
+    report = toolchain.compiler_report()
+    assert report["compiler"] is None and report["error"] == message
+
+
+def test_ziglang_serves_where_nothing_else_does(tmp_path: Path, include: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ziglang")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    compiler = toolchain.find_compiler()
+    assert (compiler.kind, compiler.origin) == ("zig", "ziglang")
+    source = "#include <math.h>\n" + EXPORT + "int f(float x) { return (int)expf(x); }"
+    library = _load(tmp_path, toolchain.build_shared({"a": source}, include))
+    library.f.argtypes = [ctypes.c_float]
+    assert library.f(2.0) == 7
+
+
+# ------------------------------------------------------------------------------------------------ CPUs
+@needs_cxx
+def test_required_features_come_from_the_flags(counting: Path) -> None:
+    cpu = host.host_cpu()
+    native = toolchain.required_features("native")
+    assert cpu.missing(native) == []
+    assert host.isa_level(native) == host.isa_level(cpu.features)
+    if cpu.arch == "x86_64":
+        haswell = toolchain.required_features("haswell")
+        assert {"avx2", "fma", "f16c", "bmi2"} <= haswell and not any(name.startswith("avx512") for name in haswell)
+        assert host.isa_level(haswell) == "avx2"
+        server = toolchain.required_features("cooperlake")
+        assert {"avx512f", "avx512bf16", "avx512vnni"} <= server and host.isa_level(server) == "avx512"
+        assert host.isa_level(toolchain.required_features("x86-64")) == "portable"
+    counting.write_text("")
+    assert toolchain.required_features("native") == native
+    assert counting.read_text() == ""
+    with pytest.raises(ToolchainError, match="no-such-cpu"):
+        toolchain.required_features("no-such-cpu")
+
+
+def test_cpuinfo_is_read_in_one_vocabulary() -> None:
+    x86 = "model name\t: Some CPU\nflags\t: pni abm avx2 avx512_bf16 avx_vnni sse4_1\n\nflags\t: pni avx2 sse4_1 f16c\n"
+    features, name = host.parse_cpuinfo(x86)
+    assert name == "Some CPU"
+    assert features == {"sse3", "avx2", "sse4_1"}  # what both cores have
+    arm, _ = host.parse_cpuinfo("Features\t: fp asimd asimdhp asimddp atomics bf16 i8mm\n")
+    assert arm >= {"neon", "fp16", "dotprod", "lse", "bf16", "i8mm"}
+    assert host.parse_cpuinfo("nothing here") == (frozenset(), "")
+
+
+@pytest.mark.parametrize(
+    ("features", "level"),
+    [
+        ("avx512f avx512bw avx512dq avx512vl avx2 fma f16c", "avx512"),
+        ("avx512f avx2 fma f16c", "avx2"),
+        ("avx2 fma", "portable"),
+        ("neon", "neon"),
+        ("", "portable"),
+    ],
+)
+def test_isa_levels(features: str, level: str) -> None:
+    assert host.isa_level(features.split()) == level
+
+
+@needs_cxx
+def test_report_is_complete_and_serialisable(cache_dir: Path) -> None:
+    report = toolchain.compiler_report()
+    compiler = report["compiler"]
+    assert isinstance(compiler, dict) and compiler["version"] and "-O3" in compiler["flags"]
+    assert report["error"] is None
+    assert report["isa_level"] in ("avx512", "avx2", "neon", "portable")
+    assert report["cache"] == {"path": str(cache_dir / "kernels"), "bytes": report["cache"]["bytes"], "limit": 2**31}
