@@ -127,6 +127,8 @@ def _scan(node: Node, args: Arrays) -> np.ndarray:
 
 def _sort(node: Node, args: Arrays) -> Arrays:
     x, axis = args[0], node.attrs["axis"]
+    if x.dtype == dtypes.numpy_dtype("bfloat16"):  # whose argsort does not know NaN
+        x = x.astype(np.float32)
     if node.attrs["descending"]:  # stable: reverse, sort ascending, reverse back; NaN counts as largest
         order = x.shape[axis] - 1 - np.flip(np.argsort(np.flip(x, axis), axis=axis, kind="stable"), axis)
     else:
