@@ -19,6 +19,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from npu_compiler.targets.cpu.winograd import winograd_weights
+
 KERNELS = Path(__file__).parent.parent / "npu_compiler" / "targets" / "cpu" / "kernels"
 FLAGS = (
     "-std=c++17 -O2 -fno-math-errno -fno-trapping-math -ffp-contract=fast -fvisibility=hidden -fno-exceptions -fno-rtti"
@@ -35,6 +37,7 @@ PRELUDE = """
 #include "conv.h"
 #include "depthwise.h"
 #include "transpose.h"
+#include "winograd.h"
 using namespace npu;
 #define EXPORT extern "C" __attribute__((visibility("default")))
 struct Args { const void *x, *w, *extra; float* out; const float *bias, *residual; int counters[64]; long keys, first; };
@@ -60,8 +63,16 @@ class Library:
     def start(self, threads: int) -> None:
         assert self.handle.start(threads, ctypes.c_long(self.handle.scratch())) == threads
 
-    def run(self, name: str, *arrays: np.ndarray | None, out: np.ndarray, bias: np.ndarray | None = None,
-            residual: np.ndarray | None = None, keys: int = 0, first: int = 0) -> np.ndarray:
+    def run(
+        self,
+        name: str,
+        *arrays: np.ndarray | None,
+        out: np.ndarray,
+        bias: np.ndarray | None = None,
+        residual: np.ndarray | None = None,
+        keys: int = 0,
+        first: int = 0,
+    ) -> np.ndarray:
         pointers = [None if a is None else a.ctypes.data for a in (*arrays, *[None] * (3 - len(arrays)))]
         extra = [None if a is None else a.ctypes.data for a in (out, bias, residual)]
         args = (ctypes.c_void_p * 40)(*pointers, *extra)
@@ -77,7 +88,17 @@ def build(directory: Path, arch: str, bodies: list[str], scratch: list[str]) -> 
     source = directory / "driver.cpp"
     source.write_text("\n".join(text))
     library = directory / "driver.so"
-    command = [CXX or "g++", *FLAGS, f"-march={arch}", "-iquote", str(KERNELS), str(source), "-o", str(library), "-lpthread"]
+    command = [
+        CXX or "g++",
+        *FLAGS,
+        f"-march={arch}",
+        "-iquote",
+        str(KERNELS),
+        str(source),
+        "-o",
+        str(library),
+        "-lpthread",
+    ]
     subprocess.run(command, check=True)
     return Library(ctypes.CDLL(str(library)))
 
@@ -159,7 +180,9 @@ class Conv:
         oh, ow = self.out
         span_h, span_w = (oh - 1) * self.stride_h + 1, (ow - 1) * self.stride_w + 1
         pads = ((0, 0), (self.pad_t, self.pad_b), (self.pad_l, self.pad_r), (0, 0))
-        x = np.pad(x.astype(np.float64), pads).reshape(self.N, self.H + self.pad_t + self.pad_b, -1, self.G, self.C // self.G)
+        x = np.pad(x.astype(np.float64), pads).reshape(
+            self.N, self.H + self.pad_t + self.pad_b, -1, self.G, self.C // self.G
+        )
         w = w.astype(np.float64).reshape(self.G, self.K // self.G, self.R, self.S, -1)
         y = np.zeros((self.N, oh, ow, self.G, self.K // self.G))
         for r in range(self.R):
@@ -220,10 +243,52 @@ def test_conv2d(tmp_path: Path, arch: str, tx: str, tw: str) -> None:
         for i, c in enumerate(convs):
             x, w = random(rng, (c.N, c.H, c.W, c.C), tx), random(rng, (c.K, c.R, c.S, c.C // c.G), tw)
             bias, residual = random(rng, (c.K,), "float"), random(rng, (c.N, *c.out, c.K), "float")
-            out = library.run(f"conv{i}", x, pack_conv(w, c.G, tw), out=np.full_like(residual, np.nan), bias=bias, residual=residual)
+            out = library.run(
+                f"conv{i}", x, pack_conv(w, c.G, tw), out=np.full_like(residual, np.nan), bias=bias, residual=residual
+            )
             magnitude = c.reference(np.abs(x.astype(np.float64)), np.abs(w.astype(np.float64)))
             check(out, c.reference(x, w) + bias + residual, magnitude + np.abs(bias) + np.abs(residual))
     library.handle.stop()
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("tile", [2, 4])
+def test_winograd(tmp_path: Path, arch: str, tile: int) -> None:
+    cases = [
+        Conv(N=2, H=14, W=14, C=32, K=64),
+        Conv(H=9, W=11, C=21, K=33),
+        Conv(H=7, W=30, C=128, K=40, pad_t=0, pad_l=2, pad_b=1, pad_r=0),
+        Conv(H=28, W=28, C=16, K=96, pad_t=0, pad_l=0, pad_b=0, pad_r=0),
+        Conv(H=1, W=1, C=3, K=5),
+    ]
+    dtypes = ["float", "f16", "bf16"]
+    bodies, scratch = [], []
+    for i, c in enumerate(cases):
+        bodies.append(conv_struct(i, c))
+        scratch.append(f"winograd_scratch_bytes<D{i}, {tile}>()")
+        for t in dtypes if arch == "native" else dtypes[:1]:
+            call = f"Store e{{a, {c.K}}}; conv2d_winograd<D{i}, {tile}>((const {t}*)a.x, (const float*)a.w, e, th, a.counters);"
+            bodies.append(entry(f"winograd{i}_{t}", call))
+    library = build(tmp_path, arch, bodies, scratch)
+    rng = np.random.default_rng(8)
+    for threads in (1, 2, 3):
+        library.start(threads)
+        for i, c in enumerate(cases):
+            for t in dtypes if arch == "native" else dtypes[:1]:
+                x, w = random(rng, (c.N, c.H, c.W, c.C), t), random(rng, (c.K, 3, 3, c.C), "float")
+                bias, residual = random(rng, (c.K,), "float"), random(rng, (c.N, *c.out, c.K), "float")
+                u = winograd_weights(w.transpose(0, 3, 1, 2), tile)
+                out = library.run(f"winograd{i}_{t}", x, u, out=np.full_like(residual, np.nan), bias=bias, residual=residual)
+                magnitude = c.reference(np.abs(x.astype(np.float64)), np.abs(w.astype(np.float64)))
+                check(out, c.reference(x, w) + bias + residual, magnitude + np.abs(bias) + np.abs(residual))
+    library.handle.stop()
+
+
+def test_winograd_rejects_other_filters() -> None:
+    with pytest.raises(ValueError, match="3x3"):
+        winograd_weights(np.zeros((4, 4, 5, 5), np.float32))
+    with pytest.raises(ValueError, match="tile"):
+        winograd_weights(np.zeros((4, 4, 3, 3), np.float32), 3)
 
 
 @pytest.mark.parametrize("arch", ARCHS)
@@ -249,15 +314,29 @@ def test_depthwise(tmp_path: Path, arch: str) -> None:
                 x, w = random(rng, (c.N, c.H, c.W, c.C), t), random(rng, (c.K, c.R, c.S, 1), t)
                 bias, residual = random(rng, (c.K,), "float"), random(rng, (c.N, *c.out, c.K), "float")
                 packed = np.ascontiguousarray(w[..., 0].transpose(1, 2, 0))
-                out = library.run(f"depthwise{i}_{t}", x, packed, out=np.full_like(residual, np.nan), bias=bias, residual=residual)
+                out = library.run(
+                    f"depthwise{i}_{t}", x, packed, out=np.full_like(residual, np.nan), bias=bias, residual=residual
+                )
                 magnitude = c.reference(np.abs(x.astype(np.float64)), np.abs(w.astype(np.float64)))
                 check(out, c.reference(x, w) + bias + residual, magnitude + np.abs(bias) + np.abs(residual))
     library.handle.stop()
 
 
 # ------------------------------------------------------------------------------------------------ matrix product
-GEMMS = [(1, 64, 64), (1, 130, 33), (2, 100, 77), (3, 32, 9), (4, 259, 128), (5, 40, 31), (14, 64, 64), (49, 70, 50),
-         (100, 33, 1024), (300, 200, 40), (67, 1, 1), (13, 2000, 16)]
+GEMMS = [
+    (1, 64, 64),
+    (1, 130, 33),
+    (2, 100, 77),
+    (3, 32, 9),
+    (4, 259, 128),
+    (5, 40, 31),
+    (14, 64, 64),
+    (49, 70, 50),
+    (100, 33, 1024),
+    (300, 200, 40),
+    (67, 1, 1),
+    (13, 2000, 16),
+]
 
 
 @pytest.mark.parametrize("arch", ARCHS)
@@ -268,7 +347,9 @@ def test_gemm(tmp_path: Path, arch: str, tx: str, tw: str) -> None:
     shapes = GEMMS if arch == "native" else GEMMS[1:8:2]
     bodies, scratch = [], []
     for i, (m, n, k) in enumerate(shapes):
-        bodies.append(struct(f"D{i}", "GemmDims", M=m, N=n, K=k, lda=k + i % 3, B=2, batch_a=m * (k + i % 3), shared_w=i % 2 == 0))
+        bodies.append(
+            struct(f"D{i}", "GemmDims", M=m, N=n, K=k, lda=k + i % 3, B=2, batch_a=m * (k + i % 3), shared_w=i % 2 == 0)
+        )
         call = f"Store e{{a, {n}}}; gemm<D{i}>((const {tx}*)a.x, (const {tw}*)a.w, e, th, a.counters);"
         bodies.append(entry(f"gemm{i}", call))
         scratch.append(f"gemm_scratch_bytes<D{i}, {tx}, {tw}>()")
@@ -279,7 +360,9 @@ def test_gemm(tmp_path: Path, arch: str, tx: str, tw: str) -> None:
         for i, (m, n, k) in enumerate(shapes):
             a, w = random(rng, (2, m, k + i % 3), tx), random(rng, (1 if i % 2 == 0 else 2, k, n), tw)
             bias, residual = random(rng, (n,), "float"), random(rng, (2, m, n), "float")
-            out = library.run(f"gemm{i}", a, pack(w, tw), out=np.full_like(residual, np.nan), bias=bias, residual=residual)
+            out = library.run(
+                f"gemm{i}", a, pack(w, tw), out=np.full_like(residual, np.nan), bias=bias, residual=residual
+            )
             a64, w64 = a[..., :k].astype(np.float64), w.astype(np.float64)
             check(out, a64 @ w64 + bias + residual, np.abs(a64) @ np.abs(w64) + np.abs(bias) + np.abs(residual))
     library.handle.stop()
@@ -337,7 +420,9 @@ ATTENTIONS = [
 ]
 
 
-def attention_reference(c: Attention, q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray | None) -> np.ndarray:
+def attention_reference(
+    c: Attention, q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray | None
+) -> np.ndarray:
     keys = c.keys or c.SK
     q, k, v = (t.astype(np.float64) for t in (q, k[:, :, :keys], v[:, :, :keys]))
     k, v = (np.repeat(t, c.H // c.HK, axis=1) for t in (k, v))
@@ -359,7 +444,12 @@ def test_attention(tmp_path: Path, arch: str, dtype: str) -> None:
     bodies, scratch = [], []
     for i, c in enumerate(cases):
         strides: dict[str, int] = {}
-        for name, heads, rows, width in (("q", c.H, c.SQ, c.DH), ("k", c.HK, c.SK, c.DH), ("v", c.HK, c.SK, c.DV), ("o", c.H, c.SQ, c.DV)):
+        for name, heads, rows, width in (
+            ("q", c.H, c.SQ, c.DH),
+            ("k", c.HK, c.SK, c.DH),
+            ("v", c.HK, c.SK, c.DV),
+            ("o", c.H, c.SQ, c.DV),
+        ):
             if i % 2:  # [B, S, H, D] in memory
                 strides |= {f"{name}_b": heads * rows * width, f"{name}_h": width, f"{name}_s": heads * width}
             else:
@@ -369,25 +459,41 @@ def test_attention(tmp_path: Path, arch: str, dtype: str) -> None:
         names = "B H HK SQ SK DH DV causal".split()
         bodies.append(struct(f"D{i}", "AttentionDims", **{n: getattr(c, n) for n in names}, scale=0.3, **strides))
         mask = f"(const {c.mask}*)a.extra" if c.mask else "(const NoMask*)nullptr"
-        bodies.append(entry(f"attention{i}", f"attention<D{i}>((const {dtype}*)a.x, (const {dtype}*)a.w, (const {dtype}*)a.bias, {mask},"
-                            f" ({dtype}*)a.out, th, a.counters, a.keys, a.first);"))
+        bodies.append(
+            entry(
+                f"attention{i}",
+                f"attention<D{i}>((const {dtype}*)a.x, (const {dtype}*)a.w, (const {dtype}*)a.bias, {mask},"
+                f" ({dtype}*)a.out, th, a.counters, a.keys, a.first);",
+            )
+        )
         scratch.append(f"attention_scratch_bytes<D{i}, {dtype}>()")
     library = build(tmp_path, arch, bodies, scratch)
     rng = np.random.default_rng(5)
     for threads in (1, 2):
         library.start(threads)
         for i, c in enumerate(cases):
+
             def stored(t: np.ndarray, swap: bool = bool(i % 2)) -> np.ndarray:
                 return np.ascontiguousarray(t.transpose(0, 2, 1, 3)) if swap else t
 
-            q, k, v = random(rng, (c.B, c.H, c.SQ, c.DH), dtype), random(rng, (c.B, c.HK, c.SK, c.DH), dtype), random(rng, (c.B, c.HK, c.SK, c.DV), dtype)
+            q, k, v = (
+                random(rng, (c.B, c.H, c.SQ, c.DH), dtype),
+                random(rng, (c.B, c.HK, c.SK, c.DH), dtype),
+                random(rng, (c.B, c.HK, c.SK, c.DV), dtype),
+            )
             mask = None
             if c.mask:
                 keep = rng.random((c.B, 1, c.SQ, c.SK)) > 0.3
                 keep[:, :, 3] = False  # a row that sees nothing
-                mask = keep if c.mask == "bool8" else np.where(keep, random(rng, keep.shape, "float"), -np.inf).astype(NUMPY[c.mask])
+                mask = (
+                    keep
+                    if c.mask == "bool8"
+                    else np.where(keep, random(rng, keep.shape, "float"), -np.inf).astype(NUMPY[c.mask])
+                )
             out = np.full(stored(np.empty((c.B, c.H, c.SQ, c.DV))).shape, np.nan, NUMPY[dtype])
-            library.run(f"attention{i}", stored(q), stored(k), mask, out=out, bias=stored(v), keys=c.keys or c.SK, first=c.first)
+            library.run(
+                f"attention{i}", stored(q), stored(k), mask, out=out, bias=stored(v), keys=c.keys or c.SK, first=c.first
+            )
             want = attention_reference(c, q, k, v, mask)
             got = stored(out).astype(np.float64)
             half_ulp = {"float": 0.0, "f16": 2.0**-11, "bf16": 2.0**-8}[dtype]
@@ -404,9 +510,13 @@ def test_attention(tmp_path: Path, arch: str, dtype: str) -> None:
 def test_transpose(tmp_path: Path, arch: str) -> None:
     shapes = [(2, 3, 300), (1, 64, 49), (2, 49, 64), (1, 70, 131), (3, 5, 17), (1, 16, 16), (1, 200, 4), (1, 1, 9)]
     types = {"uint8_t": np.uint8, "f16": np.uint16, "float": np.uint32, "int64_t": np.uint64}
-    bodies = [struct(f"D{i}", B=b, M=m, N=n, in_b=m * n, in_m=n, out_b=m * n, out_n=m) for i, (b, m, n) in enumerate(shapes)]
+    bodies = [
+        struct(f"D{i}", B=b, M=m, N=n, in_b=m * n, in_m=n, out_b=m * n, out_n=m) for i, (b, m, n) in enumerate(shapes)
+    ]
     for i in range(len(shapes)):
-        bodies += [entry(f"turn{i}_{t}", f"transpose<D{i}>((const {t}*)a.x, ({t}*)a.out, th, a.counters);") for t in types]
+        bodies += [
+            entry(f"turn{i}_{t}", f"transpose<D{i}>((const {t}*)a.x, ({t}*)a.out, th, a.counters);") for t in types
+        ]
     library = build(tmp_path, arch, bodies, [])
     rng = np.random.default_rng(6)
     for threads in (1, 3):
@@ -423,13 +533,25 @@ def test_transpose(tmp_path: Path, arch: str) -> None:
 def test_conversions(tmp_path: Path, arch: str) -> None:
     """Every f16 and bf16 value widens exactly; float rounds to nearest even as numpy does; tails touch nothing else."""
     bodies = []
-    for source, target in (("f16", "float"), ("bf16", "float"), ("float", "f16"), ("float", "bf16"), ("float", "int32_t"), ("int8_t", "float"), ("uint8_t", "float")):
+    for source, target in (
+        ("f16", "float"),
+        ("bf16", "float"),
+        ("float", "f16"),
+        ("float", "bf16"),
+        ("float", "int32_t"),
+        ("int8_t", "float"),
+        ("uint8_t", "float"),
+    ):
         step = f"cvt<vec<{target}>>(ld(x + i, n))"
-        bodies.append(entry(f"from_{source}_to_{target}",
-            f"const {source}* x = (const {source}*)a.x; {target}* y = ({target}*)a.out; long i = 0;"
-            f"{{ Full n; for (; i + VL <= a.keys; i += VL) st(y + i, {step}, n); }}"
-            f"if (i < a.keys) {{ int n = (int)(a.keys - i); st(y + i, {step}, n); }}"
-            f"st1(y + a.keys, (scalar<{target}>)ld1(x));"))
+        bodies.append(
+            entry(
+                f"from_{source}_to_{target}",
+                f"const {source}* x = (const {source}*)a.x; {target}* y = ({target}*)a.out; long i = 0;"
+                f"{{ Full n; for (; i + VL <= a.keys; i += VL) st(y + i, {step}, n); }}"
+                f"if (i < a.keys) {{ int n = (int)(a.keys - i); st(y + i, {step}, n); }}"
+                f"st1(y + a.keys, (scalar<{target}>)ld1(x));",
+            )
+        )
     library = build(tmp_path, arch, bodies, [])
     library.start(1)
 
@@ -442,9 +564,15 @@ def test_conversions(tmp_path: Path, arch: str) -> None:
 
     rng = np.random.default_rng(7)
     patterns = np.arange(1 << 16, dtype=np.uint16)[:-3]
-    floats = np.concatenate([rng.integers(0, 1 << 32, 200003, np.uint32).view(np.float32),
-                             (rng.standard_normal(200003) * 10.0 ** rng.integers(-9, 6, 200003)).astype(np.float32),
-                             np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 65504, 65519.99, 65520, 2.0**-24, 2.0**-25, 3e-8], np.float32)])
+    floats = np.concatenate(
+        [
+            rng.integers(0, 1 << 32, 200003, np.uint32).view(np.float32),
+            (rng.standard_normal(200003) * 10.0 ** rng.integers(-9, 6, 200003)).astype(np.float32),
+            np.array(
+                [0.0, -0.0, np.inf, -np.inf, np.nan, 65504, 65519.99, 65520, 2.0**-24, 2.0**-25, 3e-8], np.float32
+            ),
+        ]
+    )
     with np.errstate(over="ignore", invalid="ignore"):
         for name in ("f16", "bf16"):
             halves = patterns.view(NUMPY[name])
@@ -455,7 +583,9 @@ def test_conversions(tmp_path: Path, arch: str) -> None:
     np.testing.assert_array_equal(convert(small, "float", "int32_t", np.int32), small.astype(np.int32))
     bytes_ = np.arange(256, dtype=np.uint8)[:-1]
     np.testing.assert_array_equal(convert(bytes_, "uint8_t", "float", np.float32), bytes_.astype(np.float32))
-    np.testing.assert_array_equal(convert(bytes_.view(np.int8), "int8_t", "float", np.float32), bytes_.view(np.int8).astype(np.float32))
+    np.testing.assert_array_equal(
+        convert(bytes_.view(np.int8), "int8_t", "float", np.float32), bytes_.view(np.int8).astype(np.float32)
+    )
     library.handle.stop()
 
 
