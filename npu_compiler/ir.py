@@ -64,3 +64,12 @@ class IRGraph:
     def key(self, t: TensorSpec) -> tuple[str, int]:
         """Identity of the value a node input or graph output refers to; leaves are ``(name, -1)``."""
         return t.producer if t.producer is not None else (t.name, -1)
+
+    def output_names(self) -> list[str]:
+        """Unique names of the graph outputs, in order: a repeated tensor is numbered, ``y``, ``y#1``."""
+        counts: dict[str, int] = {}
+        names = []
+        for t in self.graph_outputs:
+            count = counts[t.name] = counts.get(t.name, -1) + 1
+            names.append(f"{t.name}#{count}" if count else t.name)
+        return names

@@ -8,7 +8,7 @@ as they do in PyTorch, across the partitions of one run as well: arrays come and
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -94,9 +94,9 @@ class CPUPartition:
                 for key in dead:
                     env.pop(key, None)
         for update in self.ir.state:
-            weights[update.key] = to_array(env[self.ir.key(update.value)])
-        names = _unique(t.name for t in self.ir.graph_outputs)
-        return {n: to_array(env[self.ir.key(t)]) for n, t in zip(names, self.ir.graph_outputs, strict=True)}
+            weights[update.key] = np.array(to_array(env[self.ir.key(update.value)]))  # a copy: it may be an input
+        named = zip(self.ir.output_names(), self.ir.graph_outputs, strict=True)
+        return {name: to_array(env[self.ir.key(t)]) for name, t in named}
 
     def _bind_leaves(
         self, inputs: Mapping[str, np.ndarray], weights: Mapping[str, np.ndarray]
@@ -129,16 +129,6 @@ def _last_uses(ir: IRGraph) -> list[tuple[Key, ...]]:
         dead.append(tuple(k for k in keys if k not in kept and k[1] >= 0))
         kept.update(keys)
     return dead[::-1]
-
-
-def _unique(names: Iterable[str]) -> list[str]:
-    """Output names; repeated ones are numbered as programs number theirs."""
-    counts: dict[str, int] = {}
-    result = []
-    for name in names:
-        count = counts[name] = counts.get(name, -1) + 1
-        result.append(f"{name}#{count}" if count else name)
-    return result
 
 
 def _checked(array: np.ndarray, spec: TensorSpec, error: type[Exception], what: str) -> torch.Tensor:
