@@ -73,7 +73,7 @@ def _node_words(v: Value, args: list[Words]) -> Words:
     if op == "weight":
         return str(attrs["key"]), _ATOM
     if op == "const":
-        return repr(attrs["data"].item()) if v.numel == 1 else f"const {_tensor(v.shape, v.dtype)}", _ATOM
+        return (repr(attrs["data"].item()) if v.numel == 1 else f"const {_tensor(v.shape, v.dtype)}"), _ATOM
     if op in ("reshape", "expand"):
         return args[0]
     if op == "pointwise":
@@ -128,7 +128,7 @@ def _scalar_words(x: Expr, operands: list[Words], args: list[Words]) -> Words:
 
 # -- memory ---------------------------------------------------------------------------------------------------------
 def lifetimes(program: CompiledProgram, entry: EntryPoint) -> list[tuple[BufferSpec, int, int]]:
-    """(arena buffer, first call, last call) of an entry, by offset; a result that outlives the calls ends after them."""
+    """(arena buffer, first call, last call) of an entry, by offset; one that outlives the calls ends after them."""
     buffers = {b.id: b for b in program.buffers}
     span: dict[int, list[int]] = {}
     for at, call in enumerate(entry.calls):

@@ -1,0 +1,65 @@
+"""The online half: load a compiled program, give it weights, run it. Names are imported at their first use."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .backend import Backend, DeviceBuffer, available_backends, get_backend
+    from .backends.cpu import CPUBackend, CPUBuffer
+    from .executor import BoundRun, Executor, State
+    from .model import Model, load
+    from .profiler import Profiler
+    from .weight_loader import WeightStore, load_weights
+
+_HOMES = {
+    "backend": ("Backend", "DeviceBuffer", "available_backends", "get_backend"),
+    "backends.cpu": ("CPUBackend", "CPUBuffer"),
+    "backends.cuda": ("CUDABackend",),
+    "backends.metal": ("MetalBackend",),
+    "cpu_fallback": ("execute_cpu_partition",),
+    "dag_executor": ("DAGExecutor",),
+    "executor": ("BoundRun", "Executor", "State"),
+    "model": ("Model", "load"),
+    "profiler": ("Profiler",),
+    "weight_loader": ("WeightStore", "load_weights"),
+}
+_MODULE_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "Backend",
+    "BoundRun",
+    "CPUBackend",
+    "CPUBuffer",
+    "DAGExecutor",
+    "DeviceBuffer",
+    "Executor",
+    "Model",
+    "Profiler",
+    "State",
+    "WeightStore",
+    "available_backends",
+    "execute_cpu_partition",
+    "get_backend",
+    "load",
+    "load_weights",
+]
+
+
+def __getattr__(name: str) -> Any:
+    module = _MODULE_OF.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        value = getattr(importlib.import_module(f".{module}", __name__), name)
+    except ModuleNotFoundError as error:
+        if error.name != f"{__name__}.{module}":
+            raise
+        raise AttributeError(f"{name} is not available: this build has no {__name__}.{module}") from None
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

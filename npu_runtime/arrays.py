@@ -1,0 +1,83 @@
+"""Host arrays: numpy and torch tensors in, one kind of array for the rest of the runtime; memory that fits vectors."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from npu_compiler.errors import BackendError
+
+ALIGNMENT = 64  # bytes: a cache line, and the widest vector
+
+
+def is_torch(value: Any) -> bool:
+    """Whether ``value`` is a torch tensor, without importing torch."""
+    return type(value).__module__.partition(".")[0] == "torch" and hasattr(value, "detach")
+
+
+def to_array(value: Any) -> np.ndarray:
+    """A numpy array of the same elements (torch's bfloat16 becomes ml_dtypes'); it may share memory.
+
+    Raises ``TypeError`` for anything but numpy arrays, numpy scalars and dense torch tensors.
+    """
+    if is_torch(value):
+        tensor = value.detach().cpu().resolve_conj().resolve_neg()
+        if str(tensor.dtype) == "torch.bfloat16":
+            import torch
+
+            return np.asarray(tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16))
+        return np.asarray(tensor.numpy())
+    if isinstance(value, np.ndarray | np.generic):
+        array = np.asarray(value)
+        return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+    raise TypeError(f"{type(value).__name__} is neither a numpy array nor a torch tensor")
+
+
+def to_torch(array: np.ndarray) -> Any:
+    """A torch tensor that shares the array's memory."""
+    import torch
+
+    if array.dtype == ml_dtypes.bfloat16:
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def widens(source: np.dtype[Any], target: np.dtype[Any]) -> bool:
+    """Whether every ``source`` value is a ``target`` value of the same kind: float to wider float, int to wider int."""
+    if source == ml_dtypes.bfloat16:
+        return target in (np.dtype(np.float32), np.dtype(np.float64))
+    kinds = source.kind + target.kind
+    return kinds in ("ff", "ii", "uu", "ui") and np.can_cast(source, target, "safe")
+
+
+@cache
+def physical_memory() -> int:
+    """Bytes of RAM; a very large number where the system does not tell."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):
+        return 2**62
+
+
+def check_memory(nbytes: int, purpose: str) -> None:
+    """Raises ``BackendError`` for what this machine can never hold: better than to be killed while filling it."""
+    if nbytes > physical_memory():
+        raise BackendError(f"{purpose} needs {nbytes} bytes of memory, but this machine has {physical_memory()}")
+
+
+def aligned_empty(shape: Sequence[int], dtype: np.dtype[Any]) -> np.ndarray:
+    """An uninitialised C-contiguous array at a multiple of 64 bytes. Raises ``BackendError`` if memory is short."""
+    size = math.prod(shape) * dtype.itemsize
+    check_memory(size, f"an array of shape {list(shape)}")
+    try:
+        raw = np.empty(size + ALIGNMENT, np.uint8)
+    except MemoryError:
+        raise BackendError(f"there is no memory for {size} bytes (shape {list(shape)}, dtype {dtype})") from None
+    start = -raw.ctypes.data % ALIGNMENT
+    return raw[start : start + size].view(dtype).reshape(tuple(shape))

@@ -1,0 +1,132 @@
+"""The contract between the runtime and a device: memory (:class:`DeviceBuffer`), programs (:class:`LoadedEntry`)."""
+
+from __future__ import annotations
+
+import importlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from npu_compiler.compiled_program import CompiledProgram, EntryPoint
+from npu_compiler.errors import BackendError
+
+if TYPE_CHECKING:
+    from .executor import Executor
+
+Launch = Callable[[np.ndarray | None], int]
+
+
+class DeviceBuffer(ABC):
+    """A dense tensor in a device's memory.
+
+    ``shape`` is the tensor's; ``alloc_shape`` is what is allocated, at least as large in every dim (padding follows the
+    data and is zero).
+    """
+
+    shape: tuple[int, ...]
+    alloc_shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    @property
+    @abstractmethod
+    def size_bytes(self) -> int:
+        """Bytes allocated."""
+
+    @property
+    @abstractmethod
+    def native_handle(self) -> Any:
+        """What the device's own interface calls this memory: an address on the CPU."""
+
+    @abstractmethod
+    def to_numpy(self, copy: bool = True) -> np.ndarray:
+        """The contents, without padding. ``copy=False`` may return the memory itself where the host can see it."""
+
+
+class LoadedEntry(ABC):
+    """One entry point of a program on a device, with its memory planned and everything compiled."""
+
+    @abstractmethod
+    def bind(self, buffers: Mapping[int, DeviceBuffer]) -> Launch:
+        """A call that runs the kernels with these inputs and outputs, by buffer id.
+
+        It takes None, or a float64 array of ``len(calls) + 1`` that receives the start and the end of each kernel in
+        seconds. It returns 0, or 1 + k when kernel k met an index out of range in its data. Launches of one entry must
+        not overlap: they share its arena.
+        """
+
+    @abstractmethod
+    def arena_buffer(self, id: int) -> DeviceBuffer:
+        """An arena buffer, as a view: valid until the next launch."""
+
+
+class Backend(ABC):
+    """A device that runs the programs of one target; ``name`` is that target's."""
+
+    name: str
+
+    @abstractmethod
+    def allocate_empty(
+        self, shape: Sequence[int], dtype: np.dtype[Any], alloc_shape: Sequence[int] | None = None
+    ) -> DeviceBuffer:
+        """Memory with undefined contents (padding is zero). Raises ``BackendError`` if there is not enough."""
+
+    @abstractmethod
+    def wrap(self, array: np.ndarray) -> DeviceBuffer:
+        """``array`` (C-contiguous) as device memory: the same memory where the device can use it, else a copy."""
+
+    @abstractmethod
+    def copy(self, target: DeviceBuffer, source: DeviceBuffer | np.ndarray) -> None:
+        """Overwrite ``target``'s elements with ``source``'s: same dtype and number of elements, in row-major order."""
+
+    @abstractmethod
+    def load_entry(self, program: CompiledProgram, entry: EntryPoint, fixed: Mapping[int, DeviceBuffer]) -> LoadedEntry:
+        """Make an entry point ready to run. ``fixed`` are the buffers that stay the same from run to run.
+
+        Raises ``BackendError`` if the program cannot run on this device.
+        """
+
+    def synchronize(self) -> None:
+        """Wait until everything launched has finished. Nothing to do where launches do."""
+        return None
+
+    def allocate_zeros(
+        self, shape: Sequence[int], dtype: np.dtype[Any], alloc_shape: Sequence[int] | None = None
+    ) -> DeviceBuffer:
+        buffer = self.allocate_empty(shape, dtype, alloc_shape)
+        self.copy(buffer, np.zeros(buffer.shape, buffer.dtype))
+        return buffer
+
+    def allocate_buffer(self, data: np.ndarray, alloc_shape: Sequence[int] | None = None) -> DeviceBuffer:
+        """A copy of ``data`` in device memory."""
+        buffer = self.allocate_empty(data.shape, data.dtype, alloc_shape)
+        self.copy(buffer, data)
+        return buffer
+
+    def create_executor(self, program: CompiledProgram, weights: Any = None, entry: str | None = None) -> Executor:
+        """See :class:`npu_runtime.executor.Executor`."""
+        from .executor import Executor
+
+        return Executor(program, weights, self, entry)
+
+    def execute(self, program: CompiledProgram, inputs: Any, weights: Any = None) -> dict[str, DeviceBuffer]:
+        """Load, run once, forget. To run more than once, keep an executor."""
+        return self.create_executor(program, weights).run_device(inputs)
+
+
+def available_backends() -> list[str]:
+    """Names of the backends this installation has."""
+    return sorted(p.stem for p in (Path(__file__).parent / "backends").glob("*.py") if not p.stem.startswith("_"))
+
+
+def get_backend(name: str, **options: Any) -> Backend:
+    """A new backend by target name, e.g. ``get_backend('cpu', threads=2)``; ``BackendError`` if there is none."""
+    if name not in available_backends():
+        known = available_backends()
+        raise BackendError(
+            f"this build has no {name!r} target; it has: {', '.join(known)}. Compile the model for one of these"
+        )
+    backend: Backend = importlib.import_module(f".backends.{name}", __package__).BACKEND(**options)
+    return backend

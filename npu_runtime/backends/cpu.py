@@ -1,0 +1,121 @@
+"""The CPU: programs are shared objects, device memory is host memory."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from npu_compiler import dtypes, env
+from npu_compiler.compiled_program import CompiledProgram, EntryPoint
+from npu_compiler.errors import BackendError
+
+from ..arrays import aligned_empty
+from ..backend import Backend, DeviceBuffer, Launch, LoadedEntry
+from ..native import NativeLibrary
+
+
+class CPUBuffer(DeviceBuffer):
+    """Host memory: ``array`` has ``alloc_shape`` and is C-contiguous; its leading corner of ``shape`` is the tensor."""
+
+    def __init__(self, array: np.ndarray, shape: Sequence[int] | None = None):
+        self._base = array
+        self.shape = array.shape if shape is None else tuple(shape)
+        self.alloc_shape = array.shape
+        self.dtype = array.dtype
+        self._address: int = array.ctypes.data
+        padded = self.shape != self.alloc_shape
+        self.array = array[tuple(slice(n) for n in self.shape)] if padded else array
+
+    @property
+    def size_bytes(self) -> int:
+        return self._base.nbytes
+
+    @property
+    def native_handle(self) -> int:
+        return self._address
+
+    def to_numpy(self, copy: bool = True) -> np.ndarray:
+        return self.array.copy() if copy else self.array
+
+    def __repr__(self) -> str:
+        return f"CPUBuffer({self.dtype}{list(self.shape)})"
+
+
+class CPUEntry(LoadedEntry):
+    """A function of a native library with its arena and the addresses that never change."""
+
+    def __init__(
+        self, library: NativeLibrary, program: CompiledProgram, entry: EntryPoint, fixed: Mapping[int, DeviceBuffer]
+    ):
+        self._library = library
+        self._function = library.function(entry.symbol)
+        self._specs = {b.id: b for b in program.buffers}
+        size = entry.arena_bytes + library.threads * entry.scratch_bytes
+        self._arena = aligned_empty((size,), np.dtype(np.uint8))
+        self._arena.fill(0)  # touches every page now, not in the first run
+        self._fixed = dict(fixed)
+        self._table = (ctypes.c_void_p * (max(self._specs, default=0) + 1))()
+        for id, buffer in fixed.items():
+            self._table[id] = buffer.native_handle
+
+    def bind(self, buffers: Mapping[int, DeviceBuffer]) -> Launch:
+        table = type(self._table).from_buffer_copy(self._table)
+        for id, buffer in buffers.items():
+            table[id] = buffer.native_handle
+        function, held = self._function, (self, table, tuple(buffers.values()))
+        addresses = ctypes.addressof(table), self._arena.ctypes.data
+
+        def launch(times: np.ndarray | None, _keep_alive: Any = held) -> int:
+            return function(*addresses, None if times is None else times.ctypes.data)
+
+        return launch
+
+    def arena_buffer(self, id: int) -> CPUBuffer:
+        spec = self._specs[id]
+        dtype = dtypes.numpy_dtype(spec.dtype)
+        if 0 in spec.shape:
+            return CPUBuffer(np.empty(spec.shape, dtype))
+        return CPUBuffer(np.ndarray(spec.shape, dtype, self._arena, spec.offset))
+
+
+class CPUBackend(Backend):
+    """Runs ``cpu`` programs on ``threads`` threads; default ``NPU_NUM_THREADS``, else the CPUs this process may use."""
+
+    name = "cpu"
+
+    def __init__(self, threads: int | None = None):
+        if threads is not None and not 1 <= threads <= 4096:
+            raise BackendError(f"threads={threads}: it takes a whole number from 1 to 4096")
+        self.threads = threads or env.num_threads()
+        self._libraries: weakref.WeakValueDictionary[int, NativeLibrary] = weakref.WeakValueDictionary()
+
+    def allocate_empty(
+        self, shape: Sequence[int], dtype: np.dtype[Any], alloc_shape: Sequence[int] | None = None
+    ) -> CPUBuffer:
+        full = shape if alloc_shape is None else alloc_shape
+        if len(full) != len(shape) or any(n < m for n, m in zip(full, shape, strict=True)):
+            raise BackendError(f"alloc_shape {list(full)} cannot hold shape {list(shape)}")
+        array = aligned_empty(full, np.dtype(dtype))
+        if tuple(full) != tuple(shape):
+            array.fill(0)
+        return CPUBuffer(array, shape)
+
+    def wrap(self, array: np.ndarray) -> CPUBuffer:
+        return CPUBuffer(array)
+
+    def copy(self, target: DeviceBuffer, source: DeviceBuffer | np.ndarray) -> None:
+        array = source if isinstance(source, np.ndarray) else source.to_numpy(copy=False)
+        np.copyto(target.to_numpy(copy=False), array.reshape(target.shape), casting="no")
+
+    def load_entry(self, program: CompiledProgram, entry: EntryPoint, fixed: Mapping[int, DeviceBuffer]) -> CPUEntry:
+        library = self._libraries.get(id(program))  # it holds the program, so the id is not another's
+        if library is None:
+            library = self._libraries[id(program)] = NativeLibrary(program, self.threads)
+        return CPUEntry(library, program, entry, fixed)
+
+
+BACKEND = CPUBackend

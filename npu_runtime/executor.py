@@ -1,0 +1,297 @@
+"""Runs one entry point of a program: everything is prepared in ``__init__``, a run is one native call."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from npu_compiler import dtypes
+from npu_compiler.compiled_program import CompiledProgram, EntryPoint, IOSpec
+from npu_compiler.errors import BackendError, InputError, WeightError
+
+from .arrays import to_array, widens
+from .backend import Backend, DeviceBuffer, Launch, get_backend
+from .profiler import Profiler, measure
+from .weight_loader import WeightStore, load_weights
+
+Inputs = Mapping[str, Any] | Sequence[Any] | np.ndarray | DeviceBuffer
+
+
+class State(Mapping[str, DeviceBuffer]):
+    """A program's mutable buffers by state key, zero or as the state_dict has them; executors may share it."""
+
+    def __init__(self, program: CompiledProgram, backend: Backend, initial: Mapping[str, np.ndarray]):
+        self.lock = threading.Lock()
+        self._backend, self._initial = backend, dict(initial)
+        self._buffers = {
+            b.name: backend.allocate_zeros(b.shape, dtypes.numpy_dtype(b.dtype))
+            for b in program.buffers
+            if b.kind == "state"
+        }
+        self.reset()
+
+    def __getitem__(self, key: str) -> DeviceBuffer:
+        return self._buffers[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._buffers)
+
+    def __len__(self) -> int:
+        return len(self._buffers)
+
+    def reset(self) -> None:
+        """Back to the values before the first run."""
+        with self.lock:
+            for key, buffer in self._buffers.items():
+                initial = self._initial.get(key)
+                self._backend.copy(buffer, np.zeros(buffer.shape, buffer.dtype) if initial is None else initial)
+
+    def write(self, key: str, value: Any) -> None:
+        """Set one state; ``value`` has its shape and dtype. Raises ``InputError``."""
+        if key not in self._buffers:
+            raise InputError(f"there is no state {key!r}; known: {', '.join(self._buffers) or 'none'}")
+        buffer, array = self._buffers[key], to_array(value)
+        if (array.shape, array.dtype) != (buffer.shape, buffer.dtype):
+            raise InputError(
+                f"state {key!r}: got {array.dtype}{list(array.shape)}, expected {buffer.dtype}{list(buffer.shape)}"
+            )
+        with self.lock:
+            self._backend.copy(buffer, array)
+
+    def snapshot(self) -> dict[str, np.ndarray]:
+        """Copies of all states."""
+        with self.lock:
+            return {key: buffer.to_numpy() for key, buffer in self._buffers.items()}
+
+
+class BoundRun:
+    """A run with fixed inputs and outputs: calling it reads the ones and overwrites the others, allocating nothing."""
+
+    def __init__(self, executor: Executor, launch: Launch, copies: Sequence[tuple[DeviceBuffer, DeviceBuffer]]):
+        self._executor, self._launch, self._copies = executor, launch, copies
+
+    def __call__(self, times: np.ndarray | None = None) -> None:
+        """``times``: None, or float64 [len(calls) + 1] for the start and each kernel's end, in seconds."""
+        executor = self._executor
+        with executor.state.lock:
+            status = self._launch(times)
+            if status:
+                raise executor._failure(status)
+            for target, source in self._copies:
+                executor.backend.copy(target, source)
+
+
+class Executor:
+    """One entry point, ready to run. Safe to call from several threads; runs that share state take turns.
+
+    ``weights``: a :class:`WeightStore` (shared, no copy) or what :func:`load_weights` takes. ``entry`` may be left out
+    when the program has one entry point. ``state``: another executor's, to share it.
+    """
+
+    def __init__(
+        self,
+        program: CompiledProgram,
+        weights: Any = None,
+        backend: Backend | None = None,
+        entry: str | None = None,
+        state: State | None = None,
+    ):
+        self.program = program
+        self.backend = backend or get_backend(program.target)
+        if self.backend.name != program.target:
+            raise BackendError(f"program {program.name!r} is for {program.target!r}, not for {self.backend.name!r}")
+        self.entry = _find_entry(program, entry)
+        self.weights = weights if isinstance(weights, WeightStore) else load_weights(program, weights, self.backend)
+        self.state = State(program, self.backend, self.weights.state) if state is None else state
+        self._specs = {b.id: b for b in program.buffers}
+        self._fixed = self._fixed_buffers()
+        self._loaded = self.backend.load_entry(program, self.entry, self._fixed)
+
+    @property
+    def inputs(self) -> tuple[IOSpec, ...]:
+        return self.entry.inputs
+
+    @property
+    def outputs(self) -> tuple[IOSpec, ...]:
+        return self.entry.outputs
+
+    def _fixed_buffers(self) -> dict[int, DeviceBuffer]:
+        """The buffers of this entry that no run replaces: weights, state, and outputs that nobody asked for."""
+        used = {id for call in self.entry.calls for id in (*call.inputs, *call.outputs)}
+        used |= {o.buffer for o in self.outputs} | {id for _, id in self.entry.updates}
+        asked = {o.buffer for o in self.outputs}
+        fixed: dict[int, DeviceBuffer] = {}
+        for id in sorted(used):
+            b = self._specs[id]
+            if b.kind in ("weight", "const"):
+                fixed[id] = self._weight(b.name, b.shape, b.dtype)
+            elif b.kind == "state":
+                fixed[id] = self.state[b.name]
+            elif b.kind == "output" and id not in asked:
+                fixed[id] = self.backend.allocate_empty(b.shape, dtypes.numpy_dtype(b.dtype))
+        return fixed
+
+    def _weight(self, name: str, shape: Sequence[int], dtype: str) -> DeviceBuffer:
+        found = self.weights.get(name)
+        if found is None or (found.shape, found.dtype) != (tuple(shape), dtypes.numpy_dtype(dtype)):
+            raise WeightError(f"weight buffer {name!r} is not in the given store; load the weights with this program")
+        return found
+
+    # -- running ----------------------------------------------------------------------------------------------------
+    def run(self, inputs: Inputs) -> dict[str, np.ndarray]:
+        """Outputs by name, in arrays of their own.
+
+        ``inputs``: by name or in order; numpy arrays, torch tensors or DeviceBuffers. Shapes must be exact. Dtypes too,
+        except that a float or integer type is widened to the declared one where that keeps every value (float16 to
+        float32, int32 to int64). Raises ``InputError`` naming the tensor, what it is and what was expected.
+        """
+        return {name: buffer.to_numpy(copy=False) for name, buffer in self.run_device(inputs).items()}
+
+    def run_device(self, inputs: Inputs) -> dict[str, DeviceBuffer]:
+        """:meth:`run`, with the outputs left in device memory."""
+        given = [self._input(spec, value) for spec, value in zip(self.inputs, self._ordered(inputs), strict=True)]
+        outputs = [self.backend.allocate_empty(o.shape, dtypes.numpy_dtype(o.dtype)) for o in self.outputs]
+        self._bind(given, outputs)()
+        self.backend.synchronize()
+        return {spec.name: buffer for spec, buffer in zip(self.outputs, outputs, strict=True)}
+
+    def run_into(self, inputs: Inputs, outputs: Inputs) -> None:
+        """Run once and write the results into ``outputs``, as :meth:`bind` wants them."""
+        self.bind(inputs, outputs)()
+
+    def bind(self, inputs: Inputs, outputs: Inputs) -> BoundRun:
+        """Fix the memory of inputs and outputs for many runs.
+
+        All must be DeviceBuffers, or C-contiguous arrays of the exact shape and dtype (else ``InputError``); outputs
+        must be writable and must not overlap with anything else.
+        """
+        given = [self._exact(s, v, "input") for s, v in zip(self.inputs, self._ordered(inputs), strict=True)]
+        ordered = _ordered(self.outputs, outputs, "output")
+        results = [self._exact(s, v, "output") for s, v in zip(self.outputs, ordered, strict=True)]
+        arrays = [b.to_numpy(copy=False) for b in (*results, *given)]
+        for at, spec in enumerate(self.outputs):
+            if not arrays[at].flags.writeable:
+                raise InputError(f"output {spec.name!r}: the array is read-only")
+            if any(np.may_share_memory(arrays[at], other) for other in arrays[at + 1 :]):
+                raise InputError(f"output {spec.name!r}: its memory overlaps with another output or an input")
+        return self._bind(given, results)
+
+    def _bind(self, inputs: Sequence[DeviceBuffer], outputs: Sequence[DeviceBuffer]) -> BoundRun:
+        """The launch, then the copies: outputs that are no buffer of their own, then state that is not in place."""
+        buffers = {spec.buffer: buffer for spec, buffer in zip(self.inputs, inputs, strict=True)}
+        aside: list[tuple[DeviceBuffer, int]] = []
+        for spec, buffer in zip(self.outputs, outputs, strict=True):
+            if self._specs[spec.buffer].kind == "output" and spec.buffer not in buffers:
+                buffers[spec.buffer] = buffer
+            else:
+                aside.append((buffer, spec.buffer))
+        known = {**self._fixed, **buffers}
+        copies = [(target, self._source(known, id)) for target, id in aside]
+        moves = [(self.state[key], self._source(known, id)) for key, id in self.entry.updates]
+        moves = [(target, source) for target, source in moves if target is not source]
+        targets = [target for target, _ in moves]
+        for at, (target, source) in enumerate(moves):
+            if any(source is t for t in targets):  # states that change places: read all before writing any
+                spare = self.backend.allocate_empty(target.shape, target.dtype)
+                copies.append((spare, source))
+                moves[at] = (target, spare)
+        return BoundRun(self, self._loaded.bind(buffers), copies + moves)
+
+    def _source(self, known: Mapping[int, DeviceBuffer], id: int) -> DeviceBuffer:
+        return known[id] if id in known else self._loaded.arena_buffer(id)
+
+    # -- checking inputs --------------------------------------------------------------------------------------------
+    def _ordered(self, inputs: Inputs) -> list[Any]:
+        return _ordered(self.inputs, inputs, "input")
+
+    def _input(self, spec: IOSpec, value: Any) -> DeviceBuffer:
+        if isinstance(value, DeviceBuffer):
+            return self._exact(spec, value, "input")
+        array = _host_array(spec, value, "input")
+        wanted = dtypes.numpy_dtype(spec.dtype)
+        if array.dtype != wanted and not widens(array.dtype, wanted):
+            raise InputError(f"input {spec.name!r}: dtype {array.dtype}, expected {spec.dtype}; convert it explicitly")
+        if array.dtype != wanted or not (array.flags.c_contiguous and array.flags.aligned):
+            array = array.astype(wanted, order="C", copy=True)
+        return self.backend.wrap(array)
+
+    def _exact(self, spec: IOSpec, value: Any, what: str) -> DeviceBuffer:
+        """``value`` as it is, without a copy."""
+        if isinstance(value, DeviceBuffer):
+            padded = value.shape != value.alloc_shape
+            if value.shape != spec.shape or value.dtype != dtypes.numpy_dtype(spec.dtype) or padded:
+                got = f"{value.dtype}{list(value.shape)}" + (f" padded to {list(value.alloc_shape)}" if padded else "")
+                raise InputError(f"{what} {spec.name!r}: got {got}, expected {spec.dtype}{list(spec.shape)}")
+            return value
+        array = _host_array(spec, value, what)
+        if array.dtype != dtypes.numpy_dtype(spec.dtype):
+            raise InputError(f"{what} {spec.name!r}: dtype {array.dtype}, expected exactly {spec.dtype}")
+        if not (array.flags.c_contiguous and array.flags.aligned):
+            raise InputError(f"{what} {spec.name!r}: the array is not C-contiguous")
+        return self.backend.wrap(array)
+
+    def _failure(self, status: int) -> Exception:
+        if not 1 <= status <= len(self.entry.calls):
+            return BackendError(f"program {self.program.name!r} failed with status {status}")
+        call = self.entry.calls[status - 1]
+        return InputError(
+            f"an index is out of range in kernel {call.name!r}, which computes {', '.join(call.sources) or call.kind}; "
+            "check the integer inputs (token ids, positions)"
+        )
+
+    # -- the rest -----------------------------------------------------------------------------------------------------
+    def reset(self) -> None:
+        """Back to the initial state."""
+        self.state.reset()
+
+    def profile(self, inputs: Inputs | None = None, runs: int = 20, warmup: int = 3) -> Profiler:
+        """Times per kernel over ``runs`` runs. Without ``inputs``: zeros. The state is as before afterwards."""
+        if inputs is None:
+            inputs = [np.zeros(i.shape, dtypes.numpy_dtype(i.dtype)) for i in self.inputs]
+        given = [self._input(spec, value) for spec, value in zip(self.inputs, self._ordered(inputs), strict=True)]
+        outputs = [self.backend.allocate_empty(o.shape, dtypes.numpy_dtype(o.dtype)) for o in self.outputs]
+        held = self.state.snapshot()
+        try:
+            return measure(self.program, self.entry, self._bind(given, outputs), runs, warmup)
+        finally:
+            for key, value in held.items():
+                self.state.write(key, value)
+
+
+def _find_entry(program: CompiledProgram, name: str | None) -> EntryPoint:
+    if name is None and len(program.entries) == 1:
+        return next(iter(program.entries.values()))
+    if name not in program.entries:
+        problem = "several entry points, name one" if name is None else f"no entry point {name!r}"
+        raise InputError(f"program {program.name!r} has {problem}; it has {', '.join(program.entries)}")
+    return program.entries[name]
+
+
+def _ordered(specs: Sequence[IOSpec], values: Any, what: str) -> list[Any]:
+    """The values in the order of ``specs``."""
+    names = [s.name for s in specs]
+    if isinstance(values, Mapping):
+        missing, unknown = [n for n in names if n not in values], [str(n) for n in values if n not in names]
+        if missing or unknown:
+            lists = {"missing": missing, "unknown": unknown}
+            problem = " and ".join(f"{label} {', '.join(found)}" for label, found in lists.items() if found)
+            raise InputError(f"{what}s: {problem}; expected {', '.join(names) or 'none'}")
+        return [values[n] for n in names]
+    if not isinstance(values, list | tuple):  # a single tensor
+        values = [values]
+    if len(values) != len(names):
+        raise InputError(f"got {len(values)} {what}s, expected {len(names)} ({', '.join(names) or 'none'})")
+    return list(values)
+
+
+def _host_array(spec: IOSpec, value: Any, what: str) -> np.ndarray:
+    try:
+        array = to_array(value)
+    except TypeError as error:
+        raise InputError(f"{what} {spec.name!r}: {error}; expected {spec.dtype}{list(spec.shape)}") from None
+    if array.shape != spec.shape:
+        raise InputError(f"{what} {spec.name!r}: shape {list(array.shape)}, expected {list(spec.shape)}")
+    return array

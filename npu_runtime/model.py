@@ -1,0 +1,91 @@
+"""A ``.npubin`` as a Python callable."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+
+from npu_compiler.compiled_program import CompiledProgram
+from npu_compiler.errors import BackendError, InputError
+
+from .arrays import is_torch, to_torch
+from .backend import Backend, get_backend
+from .executor import Executor, Inputs, State
+from .profiler import Profiler
+from .weight_loader import WeightStore, load_weights
+
+
+class Model:
+    """A program with its weights in memory. Entry points share weights and state; each is prepared at its first use."""
+
+    def __init__(self, program: CompiledProgram, weights: Any = None, backend: Backend | None = None):
+        self.program = program
+        self.backend = backend or get_backend(program.target)
+        store = weights if isinstance(weights, WeightStore) else load_weights(program, weights, self.backend)
+        self._weights: WeightStore | None = store
+        self.state = State(program, self.backend, store.state)
+        self._executors: dict[str, Executor] = {}
+        self._default = next(iter(program.entries))
+        self.executor(self._default)
+
+    def executor(self, entry: str | None = None) -> Executor:
+        """The executor of an entry point (default: the first)."""
+        if self._weights is None:
+            raise BackendError(f"program {self.program.name!r} was closed")
+        name = self._default if entry is None else entry
+        if name not in self._executors:
+            self._executors[name] = Executor(self.program, self._weights, self.backend, name, self.state)
+        return self._executors[name]
+
+    def run(self, inputs: Inputs, entry: str | None = None) -> dict[str, np.ndarray]:
+        """Outputs by name; see :meth:`Executor.run`."""
+        return self.executor(entry).run(inputs)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Inputs in order and/or by name; the output, or a tuple of them. Torch tensors in, torch tensors out."""
+        executor = self.executor()
+        names = [i.name for i in executor.inputs]
+        if len(args) > len(names):
+            raise InputError(f"got {len(args)} inputs, expected {len(names)} ({', '.join(names) or 'none'})")
+        inputs = dict(zip(names, args, strict=False))
+        twice = sorted(inputs.keys() & kwargs.keys())
+        if twice:
+            raise InputError(f"input {twice[0]!r} is given twice")
+        outputs: list[Any] = list(executor.run({**inputs, **kwargs}).values())
+        if any(is_torch(v) for v in (*args, *kwargs.values())):
+            outputs = [to_torch(o) for o in outputs]
+        return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+    def reset(self) -> None:
+        """Back to the initial state."""
+        self.state.reset()
+
+    def profile(
+        self, inputs: Inputs | None = None, runs: int = 20, warmup: int = 3, entry: str | None = None
+    ) -> Profiler:
+        """See :meth:`Executor.profile`."""
+        return self.executor(entry).profile(inputs, runs, warmup)
+
+    def close(self) -> None:
+        """Free weights, arenas and threads. Outputs already returned stay valid."""
+        self._executors.clear()
+        self._weights = None
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def load(path: str | os.PathLike[str] | CompiledProgram, weights: Any = None, threads: int | None = None) -> Model:
+    """Load a ``.npubin`` (or take a program in memory) with its weights.
+
+    ``weights``: as :func:`load_weights` takes them. ``threads``: default ``NPU_NUM_THREADS``, else the CPUs this
+    process may use. Raises ``ArtifactError``, ``WeightError`` or ``BackendError``.
+    """
+    program = path if isinstance(path, CompiledProgram) else CompiledProgram.load(path)
+    options = {} if threads is None else {"threads": threads}
+    return Model(program, weights, get_backend(program.target, **options))

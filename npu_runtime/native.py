@@ -1,0 +1,143 @@
+"""Native code of a CPU program: is it for this machine, load it, call it, unload it.
+
+The interface it exports is described in :mod:`npu_compiler.compiled_program`.
+"""
+
+from __future__ import annotations
+
+import _ctypes
+import ctypes
+import logging
+import os
+import struct
+import sys
+import tempfile
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+
+from npu_compiler.compiled_program import ABI_VERSION, CompiledProgram
+from npu_compiler.errors import ArtifactError, BackendError, ToolchainError
+from npu_compiler.serialize import layout_digest
+from npu_compiler.targets.cpu.host import host_cpu
+
+_log = logging.getLogger(__name__)
+
+_ELF_MACHINES = {62: "x86_64", 183: "aarch64"}
+_MACHO_MACHINES = {0x01000007: "x86_64", 0x0100000C: "aarch64"}
+_MACHO_MAGIC = b"\xcf\xfa\xed\xfe"
+
+
+def object_kind(binary: bytes) -> tuple[str, str]:
+    """(system, architecture) of a shared object: ('linux', 'x86_64'); empty texts where it says nothing known."""
+    if binary[:6] == b"\x7fELF\x02\x01" and len(binary) >= 20:
+        return "linux", _ELF_MACHINES.get(struct.unpack_from("<H", binary, 18)[0], "")
+    if binary[:4] == _MACHO_MAGIC and len(binary) >= 8:
+        return "darwin", _MACHO_MACHINES.get(struct.unpack_from("<I", binary, 4)[0], "")
+    return "", ""
+
+
+def obstacle(program: CompiledProgram) -> str:
+    """Why the binary cannot run here, in words; empty if nothing is known to stand in the way."""
+    if not program.binary:
+        return "it holds no binary"
+    host = host_cpu()
+    system, arch = object_kind(program.binary)
+    if (system, arch) != (sys.platform, host.arch):
+        return f"it was built for {system or 'an unknown system'}/{arch or '?'}, this is {sys.platform}/{host.arch}"
+    missing = host.missing(program.requires)
+    if missing:
+        return f"it needs the CPU features {', '.join(missing)}, which this CPU ({host.name or host.arch}) lacks"
+    return ""
+
+
+class NativeLibrary:
+    """A program's shared object in this process, with its own pool of ``threads`` threads."""
+
+    def __init__(self, program: CompiledProgram, threads: int):
+        self.program = program
+        reason = obstacle(program)
+        binary = _rebuild(program, reason) if reason else program.binary
+        try:
+            self._library, descriptor = _open(binary)
+        except OSError as error:
+            if reason:
+                raise BackendError(f"program {program.name!r} was rebuilt, but does not load: {error}") from None
+            self._library, descriptor = _open(_rebuild(program, f"it does not load: {error}"))
+        self._unload = weakref.finalize(self, _close, self._library, descriptor)
+        self._unload.atexit = False  # at exit a run may still be under way; the object's own destructor knows
+        self._check()
+        self.threads = int(self._library.npu_start(threads))
+        if self.threads < 1:
+            raise BackendError(f"the thread pool of program {program.name!r} did not start ({threads} threads)")
+
+    def _check(self) -> None:
+        where = f"the binary of program {self.program.name!r}"
+        for symbol in ("npu_abi", "npu_start", "npu_stop", *(e.symbol for e in self.program.entries.values())):
+            if not hasattr(self._library, symbol):
+                raise ArtifactError(f"{where} lacks the symbol {symbol}; compile the model again")
+        abi = self._library.npu_abi()
+        if abi != ABI_VERSION:
+            raise ArtifactError(f"{where} has ABI {abi}, this build has {ABI_VERSION}; compile the model again")
+        if not hasattr(self._library, "npu_layout"):
+            return
+        layout = bytes((ctypes.c_char * 64).in_dll(self._library, "npu_layout"))
+        if layout != layout_digest(self.program).encode():
+            raise ArtifactError(f"{where} was built for other buffers than the file lists; compile the model again")
+
+    def function(self, symbol: str) -> Callable[..., int]:
+        """An entry point: ``(buffer table address, arena address, times address or None) -> status``."""
+        function: Callable[..., int] = self._library[symbol]  # a new object each time, so its types are its own
+        function.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)  # type: ignore[attr-defined]
+        function.restype = ctypes.c_int  # type: ignore[attr-defined]
+        return function
+
+
+def _rebuild(program: CompiledProgram, reason: str) -> bytes:
+    """A binary for this CPU from the stored sources."""
+    if not program.sources:
+        raise BackendError(
+            f"program {program.name!r} cannot run here: {reason}; it holds no source to rebuild it from, "
+            "so compile the model on this machine or for a CPU with fewer features"
+        )
+    from npu_compiler.targets.cpu import toolchain
+
+    _log.warning("program %r is rebuilt from source: %s", program.name, reason)
+    try:
+        return toolchain.build_shared(program.sources, Path(toolchain.__file__).parent / "kernels")
+    except (ToolchainError, ValueError) as error:
+        raise BackendError(
+            f"program {program.name!r} cannot run here: {reason}; it could not be rebuilt from its source either: "
+            f"{error}. Install a C++ compiler, or compile the model for this CPU"
+        ) from None
+
+
+def _open(binary: bytes) -> tuple[ctypes.CDLL, int]:
+    """The loaded object and the descriptor of the memory file behind it (-1 if it was a temporary file).
+
+    The descriptor stays open: the dynamic loader takes two objects with one path for the same, and a closed
+    descriptor's number would come back.
+    """
+    if hasattr(os, "memfd_create"):
+        descriptor = -1
+        try:
+            descriptor = os.memfd_create("npu-program", os.MFD_CLOEXEC)
+            with open(descriptor, "wb", closefd=False) as memory:
+                memory.write(binary)
+            return ctypes.CDLL(f"/proc/self/fd/{descriptor}"), descriptor
+        except OSError as error:
+            _log.debug("no loading from memory (%s); trying a temporary file", error)
+            if descriptor >= 0:
+                os.close(descriptor)
+    with tempfile.NamedTemporaryFile(prefix="npu-", suffix=".so") as file:
+        file.write(binary)
+        file.flush()
+        return ctypes.CDLL(file.name), -1
+
+
+def _close(library: ctypes.CDLL, descriptor: int) -> None:
+    if hasattr(library, "npu_stop"):
+        library.npu_stop()
+    _ctypes.dlclose(library._handle)
+    if descriptor >= 0:
+        os.close(descriptor)

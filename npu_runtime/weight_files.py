@@ -1,0 +1,273 @@
+"""Where weights come from: a dict, a ``.safetensors`` file, a directory of shards, an ``.npz``.
+
+Every source answers the same two questions: what does a tensor look like (without reading it), and what is in it.
+Only tensors that are asked for are read.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import mmap
+import os
+import zipfile
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from npu_compiler import dtypes
+from npu_compiler.errors import WeightError
+
+from .arrays import is_torch, to_array
+
+_MAX_HEADER = 100_000_000  # as the format's own readers have it
+_SAFETENSORS = {
+    "BOOL": "bool", "U8": "uint8", "I8": "int8", "I16": "int16", "I32": "int32", "I64": "int64",
+    "F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64", "C64": "complex64",
+}  # fmt: skip
+_OTHER_SIZES = {"U16": 2, "U32": 4, "U64": 8, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1}
+
+Spec = tuple[tuple[int, ...], str]
+
+
+class WeightSource(ABC):
+    """Tensors by name. ``origin`` is for messages."""
+
+    origin: str
+
+    @abstractmethod
+    def names(self) -> Iterable[str]:
+        """Every tensor's name."""
+
+    @abstractmethod
+    def spec(self, name: str) -> Spec:
+        """(shape, dtype name) of a tensor; raises ``WeightError`` if it has a dtype that is not supported."""
+
+    @abstractmethod
+    def read(self, name: str) -> np.ndarray:
+        """A tensor; it may share memory with the source."""
+
+
+def open_weights(source: Any) -> WeightSource:
+    """The source behind a mapping of arrays (numpy or torch) or a path. Raises ``WeightError``."""
+    if isinstance(source, WeightSource):
+        return source
+    if isinstance(source, Mapping):
+        return _DictSource(source)
+    if not isinstance(source, str | os.PathLike):
+        raise WeightError(f"weights from a {type(source).__name__}: pass a dict of tensors or a path")
+    path = Path(source)
+    try:
+        if path.is_dir():
+            return _Shards(path, _shard_files(path))
+        if path.name.endswith(".index.json"):
+            return _Shards(path, _indexed_files(path))
+        if path.suffix == ".npz":
+            return _Npz(path)
+        return SafetensorsFile(path)
+    except OSError as error:
+        raise WeightError(f"{path}: cannot be read: {error.strerror or error}") from None
+
+
+class _DictSource(WeightSource):
+    def __init__(self, tensors: Mapping[str, Any]):
+        self.origin = "the dict"
+        self._tensors = tensors
+
+    def names(self) -> Iterable[str]:
+        return self._tensors.keys()
+
+    def spec(self, name: str) -> Spec:
+        value = self._tensors[name]
+        try:
+            if is_torch(value):
+                return tuple(value.shape), dtypes.parse(value.dtype)
+            array = to_array(value)
+            return array.shape, dtypes.name_of(array.dtype)
+        except (TypeError, ValueError) as error:
+            raise WeightError(f"weight {name!r}: {error}") from None
+
+    def read(self, name: str) -> np.ndarray:
+        try:
+            return to_array(self._tensors[name])
+        except (TypeError, ValueError, RuntimeError) as error:  # torch: sparse, quantised, on a lost device
+            raise WeightError(f"weight {name!r} cannot be read as a dense array: {error}") from None
+
+
+# -- safetensors ----------------------------------------------------------------------------------------------------
+class SafetensorsFile(WeightSource):
+    """A safetensors file, mapped into memory. The whole header is checked before anything is used."""
+
+    def __init__(self, path: Path):
+        self.origin = str(path)
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size < 8:
+                raise WeightError(f"{path}: offset {size}: the file ends within its header")
+            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        length = int.from_bytes(self._map[:8], "little")
+        if length > min(_MAX_HEADER, size - 8):
+            raise WeightError(f"{path}: offset 0: a header of {length} bytes does not fit a file of {size}")
+        self._start = 8 + length
+        self._entries = _parse_header(self._map[8 : self._start], size - self._start, self.origin)
+
+    def names(self) -> Iterable[str]:
+        return self._entries.keys()
+
+    def spec(self, name: str) -> Spec:
+        dtype, shape, _ = self._entries[name]
+        if dtype not in _SAFETENSORS:
+            raise WeightError(f"{self.origin}: weight {name!r} has dtype {dtype}; convert it to one of {_listed()}")
+        return shape, _SAFETENSORS[dtype]
+
+    def read(self, name: str) -> np.ndarray:
+        (shape, dtype), begin = self.spec(name), self._entries[name][2]
+        if 0 in shape:
+            return np.empty(shape, dtypes.numpy_dtype(dtype))
+        at = self._start + begin
+        if dtype == "bool":  # a byte other than 0 and 1 is true, but no valid bool
+            return np.asarray(np.frombuffer(self._map, np.uint8, math.prod(shape), at).reshape(shape) != 0)
+        return np.frombuffer(self._map, dtypes.numpy_dtype(dtype), math.prod(shape), at).reshape(shape)
+
+
+def _listed() -> str:
+    return ", ".join(_SAFETENSORS)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a name is listed twice")
+    return found
+
+
+def _parse_header(text: bytes, data_size: int, origin: str) -> dict[str, tuple[str, tuple[int, ...], int]]:
+    """Name -> (dtype as the file spells it, shape, first byte of its data)."""
+    try:
+        header = json.loads(text.decode("utf-8"), object_pairs_hook=_unique)
+    except (ValueError, RecursionError) as error:
+        raise WeightError(f"{origin}: offset 8: the header is no JSON: {error}") from None
+    if not isinstance(header, dict):
+        raise WeightError(f"{origin}: offset 8: the header is no JSON object")
+    header.pop("__metadata__", None)
+    entries, ranges = {}, []
+    for name, entry in header.items():
+        try:
+            dtype, shape, begin, end = _parse_entry(entry, data_size)
+        except ValueError as error:
+            raise WeightError(f"{origin}: header of weight {name!r}: {error}") from None
+        entries[name] = (dtype, shape, begin)
+        ranges.append((begin, end, name))
+    reached = 0
+    for begin, end, name in sorted(ranges):
+        if begin != reached:
+            raise WeightError(f"{origin}: weight {name!r} starts at data byte {begin}, not {reached}: gap or overlap")
+        reached = end
+    if reached != data_size:
+        raise WeightError(f"{origin}: {data_size} bytes of data, but the header accounts for {reached}")
+    return entries
+
+
+def _parse_entry(entry: Any, data_size: int) -> tuple[str, tuple[int, ...], int, int]:
+    if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
+        raise ValueError("expected an object of dtype, shape and data_offsets")
+    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if not isinstance(dtype, str):
+        raise ValueError("dtype is no text")
+    if not isinstance(shape, list) or not all(type(n) is int and 0 <= n < 2**48 for n in shape) or len(shape) > 32:
+        raise ValueError("shape is no list of sizes")
+    if not isinstance(offsets, list) or len(offsets) != 2 or not all(type(n) is int for n in offsets):
+        raise ValueError("data_offsets is no pair of numbers")
+    begin, end = offsets
+    if not 0 <= begin <= end <= data_size:
+        raise ValueError(f"data_offsets {begin} to {end} of {data_size} bytes")
+    known = dtypes.DTYPES[_SAFETENSORS[dtype]].size if dtype in _SAFETENSORS else _OTHER_SIZES.get(dtype)
+    if known is not None and end - begin != math.prod(shape) * known:
+        raise ValueError(f"{end - begin} bytes for {dtype}{shape}")
+    return dtype, tuple(shape), begin, end
+
+
+class _Shards(WeightSource):
+    """Several safetensors files as one."""
+
+    def __init__(self, origin: Path, files: list[Path]):
+        self.origin = str(origin)
+        self._home: dict[str, SafetensorsFile] = {}
+        for path in files:
+            shard = SafetensorsFile(path)
+            for name in shard.names():
+                if name in self._home:
+                    raise WeightError(f"weight {name!r} is both in {self._home[name].origin} and in {shard.origin}")
+                self._home[name] = shard
+
+    def names(self) -> Iterable[str]:
+        return self._home.keys()
+
+    def spec(self, name: str) -> Spec:
+        return self._home[name].spec(name)
+
+    def read(self, name: str) -> np.ndarray:
+        return self._home[name].read(name)
+
+
+def _shard_files(folder: Path) -> list[Path]:
+    indices = sorted(folder.glob("*.safetensors.index.json"))
+    if len(indices) == 1:
+        return _indexed_files(indices[0])
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise WeightError(f"{folder}: there is no .safetensors file in this directory")
+    return files
+
+
+def _indexed_files(index: Path) -> list[Path]:
+    """The shards that an index file lists."""
+    try:
+        table = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        names = sorted({str(name) for name in table.values()})
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise WeightError(f"{index}: not an index of shards (no 'weight_map'): {error}") from None
+    if any(Path(name).name != name for name in names):
+        raise WeightError(f"{index}: a shard lies outside of the index's directory")
+    return [index.parent / name for name in names]
+
+
+# -- npz --------------------------------------------------------------------------------------------------------------
+_BROKEN_ZIP = (zipfile.BadZipFile, zlib.error, ValueError, LookupError, EOFError, OSError, RuntimeError, MemoryError)
+
+
+class _Npz(WeightSource):
+    """A numpy archive. bfloat16 arrays, which the format cannot name, are known by their two-byte void dtype."""
+
+    def __init__(self, path: Path):
+        self.origin = str(path)
+        try:
+            self._file = np.load(path, allow_pickle=False)
+            self._names = list(self._file.files)
+        except FileNotFoundError:
+            raise
+        except (*_BROKEN_ZIP, AttributeError) as error:
+            raise WeightError(f"{path}: not a readable .npz: {error}") from None
+
+    def names(self) -> Iterable[str]:
+        return self._names
+
+    def spec(self, name: str) -> Spec:
+        array = self.read(name)
+        try:
+            return array.shape, dtypes.name_of(array.dtype)
+        except TypeError as error:
+            raise WeightError(f"{self.origin}: weight {name!r}: {error}") from None
+
+    def read(self, name: str) -> np.ndarray:
+        try:
+            array: np.ndarray = self._file[name]
+            if array.dtype == np.dtype("V2"):
+                return array.view(dtypes.numpy_dtype("bfloat16"))
+            return to_array(array)
+        except (*_BROKEN_ZIP, TypeError) as error:
+            raise WeightError(f"{self.origin}: weight {name!r} is damaged: {error}") from None

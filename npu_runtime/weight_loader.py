@@ -1,0 +1,191 @@
+"""Weights as a program wants them: its recipes, evaluated over a state_dict, in device memory."""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from npu_compiler import dtypes
+from npu_compiler.compiled_program import CompiledProgram
+from npu_compiler.errors import ArtifactError, BackendError, WeightError
+from npu_compiler.graph import Graph, Node, Value
+from npu_compiler.interp import evaluate_node
+
+from .arrays import check_memory
+from .backend import Backend, DeviceBuffer, get_backend
+from .weight_files import WeightSource, open_weights
+
+_log = logging.getLogger(__name__)
+
+_LISTED = 8  # problems named in one message
+_NAN_BLOCK = 1 << 20
+
+
+class WeightStore(Mapping[str, DeviceBuffer]):
+    """Device buffers by recipe output, for any number of executors; ``state`` has initial values by state key."""
+
+    def __init__(self, buffers: Mapping[str, DeviceBuffer], state: Mapping[str, np.ndarray]):
+        self._buffers = dict(buffers)
+        self.state = dict(state)
+
+    def __getitem__(self, name: str) -> DeviceBuffer:
+        return self._buffers[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._buffers)
+
+    def __len__(self) -> int:
+        return len(self._buffers)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of device memory held; a buffer with several names counts once."""
+        return sum(b.size_bytes for b in {id(b): b for b in self._buffers.values()}.values())
+
+
+def load_weights(program: CompiledProgram, source: Any = None, backend: Backend | None = None) -> WeightStore:
+    """Fill the program's weight buffers.
+
+    ``source``: a dict of numpy arrays or torch tensors, a ``.safetensors`` or ``.npz`` file, or a directory of
+    safetensors shards; ``None`` if the program needs no tensors. Tensors that the program does not read are ignored.
+
+    Raises ``WeightError`` naming every tensor that is missing or of another shape or dtype than the model was compiled
+    with; warns (``RuntimeWarning``) about tensors that contain NaN.
+    """
+    backend = backend or get_backend(program.target)
+    weights = open_weights({} if source is None else source)
+    _check(program, weights)
+    recipes = program.recipes
+    wanted = {b.name for b in program.buffers if b.kind in ("weight", "const")}
+    buffers = _Evaluation(recipes, weights, backend).run({n: v for n, v in recipes.outputs if n in wanted})
+    return WeightStore(buffers, _initial_state(program, weights))
+
+
+def _check(program: CompiledProgram, source: WeightSource) -> None:
+    names = set(source.names())
+    missing = [w.key for w in program.weights if w.key not in names]
+    if missing:
+        listed = _listed(missing, ", ")
+        near = difflib.get_close_matches(missing[0], sorted(names), 1)
+        raise WeightError(
+            f"{source.origin} lacks {len(missing)} of the {len(program.weights)} tensors that program {program.name!r} "
+            f"needs: {listed}" + (f"; did you mean {near[0]!r}?" if near else "")
+        )
+    problems = []
+    for w in program.weights:
+        shape, dtype = source.spec(w.key)
+        if (shape, dtype) != (tuple(w.shape), w.dtype):
+            problems.append(f"{w.key!r} is {dtype}{list(shape)}, expected {w.dtype}{list(w.shape)}")
+    if problems:
+        listed = _listed(problems, "; ")
+        raise WeightError(f"{source.origin} does not fit program {program.name!r}: weight {listed}; convert them")
+    extra = names - {w.key for w in program.weights} - {b.name for b in program.buffers if b.kind == "state"}
+    if extra:
+        _log.debug("%s: %d tensors are not used: %s", source.origin, len(extra), ", ".join(sorted(extra)))
+
+
+def _listed(items: list[str], separator: str) -> str:
+    more = len(items) - _LISTED
+    return separator.join([*items[:_LISTED], *([f"and {more} more"] if more > 0 else [])])
+
+
+def _initial_state(program: CompiledProgram, source: WeightSource) -> dict[str, np.ndarray]:
+    names = set(source.names())
+    state = {}
+    for b in program.buffers:
+        if b.kind == "state" and b.name in names:
+            array = source.read(b.name)
+            if (array.shape, dtypes.name_of(array.dtype)) != (tuple(b.shape), b.dtype):
+                raise WeightError(
+                    f"state {b.name!r} is {dtypes.name_of(array.dtype)}{list(array.shape)} in {source.origin}, "
+                    f"expected {b.dtype}{list(b.shape)}"
+                )
+            state[b.name] = array.copy()
+    return state
+
+
+class _Evaluation:
+    """One pass over a recipe graph: values are made when an output needs them and dropped after their last use."""
+
+    def __init__(self, recipes: Graph, source: WeightSource, backend: Backend):
+        self._recipes, self._source, self._backend = recipes, source, backend
+        self._held: dict[Value, np.ndarray] = {}
+        self._warned: set[str] = set()
+
+    def run(self, outputs: Mapping[str, Value]) -> dict[str, DeviceBuffer]:
+        order = _needed(list(outputs.values()))
+        uses = Counter(v for node in order for v in node.inputs) + Counter(set(outputs.values()))
+        names: dict[Value, list[str]] = {}
+        for name, v in outputs.items():
+            names.setdefault(v, []).append(name)
+        made: dict[str, DeviceBuffer] = {}
+        for node in order:
+            self._evaluate(node)
+            for v in node.outputs:
+                if v in names:
+                    made.update(dict.fromkeys(names[v], self._backend.allocate_buffer(self._held[v])))
+                    uses[v] -= 1
+            uses.subtract(node.inputs)
+            for v in {*node.inputs, *node.outputs}:
+                if uses[v] <= 0:
+                    self._held.pop(v, None)
+        return made
+
+    def _evaluate(self, node: Node) -> None:
+        if node.op == "weight":
+            array = self._source.read(node.attrs["key"])
+            self._warn_nan(node.attrs["key"], array)
+            self._held[node.out] = array
+            return
+        for v in node.outputs:
+            check_memory(v.numel * dtypes.DTYPES[v.dtype].size, "a weight recipe")
+        try:
+            with np.errstate(all="ignore"):
+                arrays = evaluate_node(node, [self._held[v] for v in node.inputs])
+        except MemoryError:
+            raise BackendError(f"there is no memory to compute the weight recipe {node!r}") from None
+        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+            raise ArtifactError(f"a weight recipe cannot be evaluated: {node!r}: {error}") from None
+        for v, array in zip(node.outputs, arrays, strict=True):
+            if array.shape != v.shape:
+                raise ArtifactError(f"a weight recipe makes {list(array.shape)} where {v!r} is declared")
+            self._held[v] = array
+
+    def _warn_nan(self, key: str, array: np.ndarray) -> None:
+        if key not in self._warned and _has_nan(array):
+            self._warned.add(key)
+            warnings.warn(f"weight {key!r} contains NaN", RuntimeWarning, stacklevel=5)
+
+
+def _needed(outputs: list[Value]) -> list[Node]:
+    """The nodes behind ``outputs``: depth first, so that few values wait at the same time."""
+    order: dict[Node, None] = {}
+    stack: list[tuple[Node, bool]] = [(v.node, False) for v in reversed(outputs)]
+    while stack:
+        node, ready = stack.pop()
+        if node in order:
+            continue
+        if ready:
+            order[node] = None
+        else:
+            stack.append((node, True))
+            stack.extend((v.node, False) for v in reversed(node.inputs) if v.node not in order)
+    return list(order)
+
+
+def _has_nan(array: np.ndarray) -> bool:
+    """Exact, in blocks: a test of the bits is much faster than ``isnan`` for half types, which have no vector code."""
+    if array.dtype.itemsize == 2 and dtypes.is_float(dtypes.name_of(array.dtype)):
+        infinity = 0x7C00 if array.dtype == np.float16 else 0x7F80
+        bits = np.ascontiguousarray(array).reshape(-1).view(np.uint16)
+        blocks = (bits[i : i + _NAN_BLOCK] & 0x7FFF for i in range(0, bits.size, _NAN_BLOCK))
+        return any(bool((block > infinity).any()) for block in blocks)
+    if array.dtype.kind not in "fc":
+        return False
+    return bool(array.size and np.isnan(np.min(array)))
