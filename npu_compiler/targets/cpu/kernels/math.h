@@ -220,7 +220,7 @@ NPU_INLINE vf tanh(vf x) {
   vf q_error = inverse * (fused(-q, d, two) - q * d_error);
   vf head = one - q;
   vf far = head + (((one - head) - q) - q_error);
-  return select(a < 0.3f, near, copysign(far, x));
+  return copysign(select(a < 0.3f, near, far), x);
 }
 
 constexpr float ERF_NEAR[] = {0x1.06eba8p-3f, -0x1.81273ap-2f, 0x1.ce2acep-4f, -0x1.b7a75cp-6f, 0x1.4f188cp-8f,
