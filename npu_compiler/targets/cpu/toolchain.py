@@ -329,7 +329,7 @@ class _Headers:
     def _text(self, name: str) -> str | None:
         if name not in self._texts:
             path = self._dir / name
-            self._texts[name] = path.read_text() if path.is_file() else None
+            self._texts[name] = path.read_text(encoding="utf-8") if path.is_file() else None
         return self._texts[name]
 
     def digest(self, source: str) -> str:
@@ -365,7 +365,7 @@ class _Build:
             target.write_bytes(cached)
             return target
         file = folder / f"{name}.cpp"
-        file.write_text(source)
+        file.write_text(source, encoding="utf-8")
         # -iquote, not -I: the kernels' math.h must not hide the system's.
         search = ["-iquote", str(self.include_dir)]
         command = [*self.compiler.argv, *self.flags, *search, "-c", file.name, "-o", target.name]
@@ -380,7 +380,7 @@ class _Build:
         kept = env.cache_dir() / "failed" / f"{name}-{digest}.cpp"
         try:
             kept.parent.mkdir(parents=True, exist_ok=True)
-            kept.write_text(source)
+            kept.write_text(source, encoding="utf-8")
             command = [str(kept) if word == file else word for word in command[:-1]] + [os.devnull]
             where = f"source kept in {kept}"
         except OSError as error:
