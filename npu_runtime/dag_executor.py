@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,9 +16,10 @@ from npu_compiler.ir import IRGraph, TensorSpec
 from npu_compiler.ir_reader import graph_weights_used, leaf_key
 from npu_compiler.partitioner import NPU, Partition, PartitionPlan, TransferOp, name_of
 
-from .arrays import to_array, widens
 from .backend import Backend, DeviceBuffer, get_backend
 from .cpu_fallback import CPUPartition
+from .executor import Inputs, host_input, ordered
+from .weight_files import WeightSource, open_weights
 
 CompileFn = Callable[[IRGraph], CompiledProgram]
 
@@ -58,37 +58,36 @@ class DAGExecutor:
         # What is left of in-place ops after functionalize() may write the caller's arrays.
         self._copy_inputs = bool(self._hosts) and any(is_in_place(n.op_type) for n in plan.ir.nodes)
         self._last = _last_steps(plan)
-        self._required = graph_weights_used(plan.ir)
+        self._on_host = self._host_weights()
         self._executors: dict[int, Any] | None = None
         self._weights: dict[str, np.ndarray] = {}
         self._feeds: dict[str, np.ndarray | DeviceBuffer] = {}
-        if weights is not None or not self._required:
+        if weights is not None or not graph_weights_used(plan.ir):
             self.load_weights({} if weights is None else weights)
 
-    def load_weights(self, weights: Mapping[str, Any] | str | os.PathLike[str]) -> None:
-        """Take weights (arrays or torch tensors by state_dict key, or a weight file) and reset all buffers.
+    def _host_weights(self) -> dict[str, TensorSpec]:
+        """Weights that CPU partitions read, that are outputs themselves, or that are passed between partitions."""
+        used = graph_weights_used(self.plan.ir)
+        keys = {key for host in self._hosts.values() for key in graph_weights_used(host.ir)} | set(self.plan.feeds)
+        keys |= {leaf_key(self.plan.ir, t.name) for t in self.plan.outputs if t.producer is None}
+        return {key: spec for key, spec in used.items() if key in keys}
+
+    def load_weights(self, weights: Any) -> None:
+        """Take weights (as :func:`npu_runtime.load_weights` does) and reset all buffers to the contents given there.
 
         May be called again to replace them. Raises ``WeightError`` for a missing or mis-shaped tensor, before anything
         is changed.
         """
-        given = _read_weights(weights)
-        held = {key: _weight(key, given.get(key), spec) for key, spec in self._required.items()}
+        source = open_weights(weights)
+        host = {key: _read(source, key, spec) for key, spec in self._on_host.items()}
         self._executors = {
-            part.id: self.backend.create_executor(self.programs[part.id], {k: held[k] for k in graph_weights_used(part.ir)})
-            for part in self.plan.partitions
-            if part.id in self.programs
+            part: self.backend.create_executor(program, source) for part, program in self.programs.items()
         }
         written = {u.key for u in self.plan.ir.state}
-        on_host = {key for host in self._hosts.values() for key in graph_weights_used(host.ir)}
-        on_host |= {leaf_key(self.plan.ir, t.name) for t in self.plan.outputs if t.producer is None}
-        self._feeds = {key: held[key].copy() for key in self.plan.feeds}
-        self._weights = {
-            k: v.copy() if k in written or not v.flags.writeable else v for k, v in held.items() if k in on_host
-        }
+        self._feeds = {key: host[key].copy() for key in self.plan.feeds}
+        self._weights = {k: v.copy() if k in written or not v.flags.writeable else v for k, v in host.items()}
 
-    def execute(
-        self, inputs: Mapping[str, Any] | Sequence[Any], *, device_outputs: bool = False
-    ) -> dict[str, Any]:
+    def execute(self, inputs: Inputs, *, device_outputs: bool = False) -> dict[str, Any]:
         """Run once. ``inputs``: numpy arrays, torch tensors or device buffers, by name or in the order of
         ``plan.inputs``. The outputs, by name and in the order of ``plan.outputs``, are fresh arrays - or, with
         ``device_outputs``, device buffers, which can be inputs of the next run without passing through the host.
@@ -96,7 +95,7 @@ class DAGExecutor:
         Raises ``InputError`` naming the tensor and what was expected.
         """
         if self._executors is None:
-            raise WeightError(f"{len(self._required)} weight(s) are needed before the first run; call load_weights()")
+            raise WeightError("the model has weights; call load_weights() before the first run")
         run = _Run(self, self._bind(inputs))
         for number, step in enumerate(self.plan.steps):
             if isinstance(step, TransferOp):
@@ -108,22 +107,9 @@ class DAGExecutor:
 
     __call__ = execute
 
-    def _bind(self, inputs: Mapping[str, Any] | Sequence[Any]) -> dict[Key, Any]:
-        specs = self.plan.inputs
-        if not isinstance(inputs, Mapping):
-            if len(inputs) != len(specs):
-                expected = ", ".join(t.name for t in specs)
-                raise InputError(f"{len(inputs)} input(s) given, {len(specs)} expected: {expected}")
-            inputs = {t.name: value for t, value in zip(specs, inputs, strict=True)}
-        unknown = sorted(set(inputs) - {t.name for t in specs})
-        if unknown:
-            raise InputError(f"no input is named {unknown[0]!r}; inputs are: {', '.join(t.name for t in specs)}")
-        bound = {}
-        for t in specs:
-            if t.name not in inputs:
-                raise InputError(f"input {t.name!r} is missing; expected {t.dtype}{list(t.shape)}")
-            bound[(t.name, 0)] = _input(inputs[t.name], t, self._copy_inputs)
-        return bound
+    def _bind(self, inputs: Inputs) -> dict[Key, Any]:
+        values = zip(self.plan.inputs, ordered(self.plan.inputs, inputs, "input"), strict=True)
+        return {(t.name, 0): _input(value, t, self._copy_inputs) for t, value in values}
 
 
 class _Run:
@@ -133,6 +119,7 @@ class _Run:
         self.owner, self.plan = owner, owner.plan
         self.host: dict[Key, np.ndarray] = {}
         self.device: dict[Key, DeviceBuffer] = {}
+        self.made: set[Key] = set()  # by an NPU partition of this run: nobody else holds that memory
         for key, value in inputs.items():
             self._put(key, value)
         placeholders = {(p, -1): k for p, k in self.plan.ir.weight_name_mapping.items() if k in self.plan.feeds}
@@ -166,6 +153,7 @@ class _Run:
         if part.device == NPU:
             assert owner._executors is not None
             results = owner._executors[part.id].run_device({name_of(k): self._operand(k) for k in part.inputs})
+            self.made.update(part.outputs)
         else:
             results = owner._hosts[part.id].run({name_of(k): self.on_host(k) for k in part.inputs}, owner._weights)
         for name, key in zip(part.ir.output_names(), part.outputs, strict=True):
@@ -190,8 +178,8 @@ class _Run:
             if key not in results:
                 results[key] = self._device_output(key, t) if device_outputs else self._host_output(key)
         for name, key in self.plan.feeds.items():
-            held = self.device[key] if key in self.device else self._leaf_or_host(key)
-            self.owner._feeds[name] = held if isinstance(held, DeviceBuffer) else np.array(held)
+            kept = key in self.made and key not in results
+            self.owner._feeds[name] = self.device[key] if kept else np.array(self._leaf_or_host(key))
         return {name: results[self.plan.ir.key(t)] for name, t in zip(names, self.plan.outputs, strict=True)}
 
     def _leaf_or_host(self, key: Key) -> np.ndarray:
@@ -202,7 +190,7 @@ class _Run:
 
     def _host_output(self, key: Key) -> np.ndarray:
         if key in self.device and key not in self.host:
-            return self.device[key].to_numpy()
+            return self.device[key].to_numpy(copy=key not in self.made or key in self.plan.feeds.values())
         return np.array(self._leaf_or_host(key))  # a copy: it may be an input, a weight or a view of one
 
     def _device_output(self, key: Key, spec: TensorSpec) -> DeviceBuffer:
@@ -226,36 +214,20 @@ def _last_steps(plan: PartitionPlan) -> dict[int, tuple[Key, ...]]:
 
 
 def _input(value: Any, spec: TensorSpec, copy: bool) -> np.ndarray | DeviceBuffer:
-    expected = f"input {spec.name!r}: expected {spec.dtype}{list(spec.shape)}"
-    if isinstance(value, DeviceBuffer):
-        if value.shape != spec.shape or value.dtype != numpy_dtype(spec.dtype):
-            raise InputError(f"{expected}, got a device buffer of {value.dtype}{list(value.shape)}")
-        return value
-    try:
-        array = to_array(value)
-    except TypeError as error:
-        raise InputError(f"{expected}, but {error}") from None
     dtype = numpy_dtype(spec.dtype)
-    if array.shape != spec.shape or not (array.dtype == dtype or widens(array.dtype, dtype)):
-        raise InputError(f"{expected}, got {array.dtype}{list(array.shape)}")
-    return array.astype(dtype, copy=copy)
+    if isinstance(value, DeviceBuffer):
+        if (value.shape, value.dtype) != (spec.shape, dtype):
+            got = f"a device buffer of {value.dtype}{list(value.shape)}"
+            raise InputError(f"input {spec.name!r}: got {got}, expected {spec.dtype}{list(spec.shape)}")
+        return value
+    return host_input(spec, value).astype(dtype, copy=copy)
 
 
-def _read_weights(weights: Mapping[str, Any] | str | os.PathLike[str]) -> Mapping[str, Any]:
-    if isinstance(weights, Mapping):
-        return weights
-    from .weight_loader import read_weights
-
-    return read_weights(weights)
-
-
-def _weight(key: str, value: Any, spec: TensorSpec) -> np.ndarray:
-    if value is None:
-        raise WeightError(f"weight {key!r} is missing; expected {spec.dtype}{list(spec.shape)}")
-    try:
-        array = to_array(value)
-    except TypeError as error:
-        raise WeightError(f"weight {key!r}: {error}") from None
-    if array.shape != spec.shape:
-        raise WeightError(f"weight {key!r} has shape {list(array.shape)}, expected {list(spec.shape)}")
-    return array
+def _read(source: WeightSource, key: str, spec: TensorSpec) -> np.ndarray:
+    if key not in set(source.names()):
+        raise WeightError(f"{source.origin} lacks weight {key!r}; expected {spec.dtype}{list(spec.shape)}")
+    if source.spec(key) != (spec.shape, spec.dtype):
+        shape, dtype = source.spec(key)
+        found, expected = f"{dtype}{list(shape)}", f"{spec.dtype}{list(spec.shape)}"
+        raise WeightError(f"{source.origin}: weight {key!r} is {found}, expected {expected}. Convert it")
+    return source.read(key)

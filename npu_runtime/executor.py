@@ -11,6 +11,7 @@ import numpy as np
 from npu_compiler import dtypes
 from npu_compiler.compiled_program import CompiledProgram, EntryPoint, IOSpec
 from npu_compiler.errors import BackendError, InputError, WeightError
+from npu_compiler.ir import TensorSpec
 
 from .arrays import to_array, widens
 from .backend import Backend, DeviceBuffer, Launch, get_backend
@@ -169,8 +170,8 @@ class Executor:
         must be writable and must not overlap with anything else.
         """
         given = [self._exact(s, v, "input") for s, v in zip(self.inputs, self._ordered(inputs), strict=True)]
-        ordered = _ordered(self.outputs, outputs, "output")
-        results = [self._exact(s, v, "output") for s, v in zip(self.outputs, ordered, strict=True)]
+        targets = ordered(self.outputs, outputs, "output")
+        results = [self._exact(s, v, "output") for s, v in zip(self.outputs, targets, strict=True)]
         arrays = [b.to_numpy(copy=False) for b in (*results, *given)]
         for at, spec in enumerate(self.outputs):
             if not arrays[at].flags.writeable:
@@ -205,15 +206,12 @@ class Executor:
 
     # -- checking inputs --------------------------------------------------------------------------------------------
     def _ordered(self, inputs: Inputs) -> list[Any]:
-        return _ordered(self.inputs, inputs, "input")
+        return ordered(self.inputs, inputs, "input")
 
     def _input(self, spec: IOSpec, value: Any) -> DeviceBuffer:
         if isinstance(value, DeviceBuffer):
             return self._exact(spec, value, "input")
-        array = _host_array(spec, value, "input")
-        wanted = dtypes.numpy_dtype(spec.dtype)
-        if array.dtype != wanted and not widens(array.dtype, wanted):
-            raise InputError(f"input {spec.name!r}: dtype {array.dtype}, expected {spec.dtype}; convert it explicitly")
+        array, wanted = host_input(spec, value), dtypes.numpy_dtype(spec.dtype)
         if array.dtype != wanted or not (array.flags.c_contiguous and array.flags.aligned):
             array = array.astype(wanted, order="C", copy=True)
         return self.backend.wrap(array)
@@ -226,7 +224,7 @@ class Executor:
                 got = f"{value.dtype}{list(value.shape)}" + (f" padded to {list(value.alloc_shape)}" if padded else "")
                 raise InputError(f"{what} {spec.name!r}: got {got}, expected {spec.dtype}{list(spec.shape)}")
             return value
-        array = _host_array(spec, value, what)
+        array = host_array(spec, value, what)
         if array.dtype != dtypes.numpy_dtype(spec.dtype):
             raise InputError(f"{what} {spec.name!r}: dtype {array.dtype}, expected exactly {spec.dtype}")
         if not (array.flags.c_contiguous and array.flags.aligned):
@@ -270,7 +268,7 @@ def _find_entry(program: CompiledProgram, name: str | None) -> EntryPoint:
     return program.entries[name]
 
 
-def _ordered(specs: Sequence[IOSpec], values: Any, what: str) -> list[Any]:
+def ordered(specs: Sequence[IOSpec] | Sequence[TensorSpec], values: Any, what: str) -> list[Any]:
     """The values in the order of ``specs``."""
     names = [s.name for s in specs]
     if isinstance(values, Mapping):
@@ -287,7 +285,15 @@ def _ordered(specs: Sequence[IOSpec], values: Any, what: str) -> list[Any]:
     return list(values)
 
 
-def _host_array(spec: IOSpec, value: Any, what: str) -> np.ndarray:
+def host_input(spec: IOSpec | TensorSpec, value: Any) -> np.ndarray:
+    """An input on the host, of the right shape and of a dtype that can be widened to the right one, or InputError."""
+    array, wanted = host_array(spec, value, "input"), dtypes.numpy_dtype(spec.dtype)
+    if array.dtype != wanted and not widens(array.dtype, wanted):
+        raise InputError(f"input {spec.name!r}: dtype {array.dtype}, expected {spec.dtype}; convert it explicitly")
+    return array
+
+
+def host_array(spec: IOSpec | TensorSpec, value: Any, what: str) -> np.ndarray:
     try:
         array = to_array(value)
     except TypeError as error:
