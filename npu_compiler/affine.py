@@ -1,0 +1,207 @@
+"""Integer index arithmetic: affine forms, intervals, and the simplifications they prove."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from . import expr
+from .expr import Expr, const
+
+Ranges = Mapping[int, tuple[int, int]]  # inclusive bounds of each iteration index
+
+COMPARISONS = frozenset(("lt", "le", "gt", "ge", "eq", "ne"))
+
+
+@dataclass(frozen=True)
+class Affine:
+    """``const + sum(coefficient * term)``; a term is an ``index`` leaf or an int64 expression that is not affine."""
+
+    terms: dict[Expr, int]
+    const: int
+
+    def plus(self, other: Affine, factor: int = 1) -> Affine:
+        terms = dict(self.terms)
+        for t, c in other.terms.items():
+            terms[t] = terms.get(t, 0) + factor * c
+        return Affine({t: c for t, c in terms.items() if c}, self.const + factor * other.const)
+
+    def coefficient(self, dim: int) -> int:
+        return self.terms.get(expr.index(dim), 0)
+
+    def opaque(self) -> list[Expr]:
+        """Terms that are not plain indices."""
+        return [t for t in self.terms if t.op != "index"]
+
+    def build(self) -> Expr:
+        """The expression again, in one canonical order."""
+        plain = sorted((t for t in self.terms if t.op == "index"), key=lambda t: t.value)
+        total: Expr = const(0, "int64")
+        for t in (*plain, *self.opaque()):
+            total = total + t * self.terms[t]
+        return total + self.const
+
+
+def affine(e: Expr) -> Affine:
+    """The affine form of an int64 expression; an expression that is not affine is its own single term."""
+    if e.op == "const":
+        return Affine({}, e.value)
+    if e.op == "neg":
+        return Affine({}, 0).plus(affine(e.args[0]), -1)
+    if e.op in ("add", "sub"):
+        return affine(e.args[0]).plus(affine(e.args[1]), 1 if e.op == "add" else -1)
+    if e.op == "mul":
+        for x, y in (e.args, e.args[::-1]):
+            factor = affine(y)
+            if not factor.terms:
+                return Affine({}, 0).plus(affine(x), factor.const)
+    return Affine({e: 1}, 0)
+
+
+def interval(e: Expr, ranges: Ranges) -> tuple[int, int] | None:
+    """Inclusive bounds of an int64 expression over ``ranges``, or None if it depends on data."""
+    if e.op in ("const", "index"):
+        return (e.value, e.value) if e.op == "const" else ranges[e.value]
+    if e.op in ("add", "sub", "mul", "neg"):
+        a = affine(e)
+        if list(a.terms) != [e]:
+            low = high = a.const
+            for t, c in a.terms.items():
+                bound = interval(t, ranges)
+                if bound is None:
+                    return None
+                low += min(c * bound[0], c * bound[1])
+                high += max(c * bound[0], c * bound[1])
+            return low, high
+    if e.op == "cast" and e.args[0].dtype == "bool":
+        return 0, 1
+    if e.op == "remainder" and e.args[1].op == "const" and e.args[1].value > 0:
+        return 0, e.args[1].value - 1
+    if e.op not in ("floordiv", "idiv", "fmod", "minimum", "maximum", "where", "mul"):
+        return None
+    a, b = (interval(x, ranges) for x in e.args[-2:])
+    if a is None or b is None:
+        return None
+    return _combine(e.op, a, b)
+
+
+def _combine(op: str, a: tuple[int, int], b: tuple[int, int]) -> tuple[int, int] | None:
+    if op == "minimum":
+        return min(a[0], b[0]), min(a[1], b[1])
+    if op == "maximum":
+        return max(a[0], b[0]), max(a[1], b[1])
+    if op == "where":
+        return min(a[0], b[0]), max(a[1], b[1])
+    if op == "mul":
+        corners = [x * y for x in a for y in b]
+        return min(corners), max(corners)
+    if b[0] <= 0 or (op != "floordiv" and a[0] < 0):
+        return None
+    if op == "fmod":
+        return 0, min(a[1], b[1] - 1)
+    corners = [x // y for x in a for y in b]
+    return min(corners), max(corners)
+
+
+def difference(e: Expr) -> Affine:
+    """Left minus right side of an int64 comparison."""
+    return affine(e.args[0]).plus(affine(e.args[1]), -1)
+
+
+def _decide(op: str, low: int, high: int) -> bool | None:
+    """The value of ``d op 0`` for every d in [low, high], if it is the same for all."""
+    if low > high:
+        return None
+    always = {"lt": high < 0, "le": high <= 0, "gt": low > 0, "ge": low >= 0, "eq": low == high == 0, "ne": low > 0 or high < 0}
+    never = {"lt": low >= 0, "le": low > 0, "gt": high <= 0, "ge": high < 0, "eq": low > 0 or high < 0, "ne": low == high == 0}
+    return True if always[op] else False if never[op] else None
+
+
+def simplify(e: Expr, ranges: Ranges) -> Expr:
+    """An equal expression over ``ranges``: decided guards, clamps and int64 divisions are gone, indices are canonical."""
+
+    def step(x: Expr) -> Expr | None:
+        if x.op in ("and", "or") and x.dtype == "bool":
+            return _fold_logic(x)
+        if x.op == "not" and x.dtype == "bool" and x.args[0].op == "const":
+            return const(not x.args[0].value, "bool")
+        if x.op in COMPARISONS and x.args[0].dtype == "int64":
+            bound = interval(difference(x).build(), ranges)
+            known = bound and _decide(x.op, *bound)
+            return const(known, "bool") if known is not None else None
+        if x.dtype != "int64" or len(x.args) != 2 or x.op == "load":
+            return None
+        if x.op in ("floordiv", "remainder", "idiv", "fmod"):
+            return _divide(x, ranges)
+        if x.op in ("minimum", "maximum"):
+            bound = interval((x.args[0] - x.args[1]), ranges)
+            if bound and (bound[1] <= 0 or bound[0] >= 0):
+                return x.args[(x.op == "minimum") != (bound[1] <= 0)]
+        return affine(x).build() if x.op in ("add", "sub", "mul", "neg") else None
+
+    return expr.rewrite(e, step)
+
+
+def _fold_logic(x: Expr) -> Expr | None:
+    for a, b in (x.args, x.args[::-1]):
+        if a.op == "const":
+            return b if a.value == (x.op == "and") else a
+    return None
+
+
+def _divide(x: Expr, ranges: Ranges) -> Expr | None:
+    """(a k + r) // k = a and (a k + r) % k = r where 0 <= r < k."""
+    k = x.args[1].value if x.args[1].op == "const" else 0
+    bound = interval(x.args[0], ranges)
+    if x.op in ("idiv", "fmod"):  # equal to floordiv and remainder from 0 on
+        if k <= 0 or bound is None or bound[0] < 0:
+            return None
+        x = Expr("floordiv" if x.op == "idiv" else "remainder", "int64", x.args)
+    if k <= 0:
+        return None
+    whole, rest = divide_affine(affine(x.args[0]), k)
+    low_high = interval(rest.build(), ranges)
+    if low_high is None or low_high[0] < 0 or low_high[1] >= k:
+        return x
+    return (whole if x.op == "floordiv" else rest).build()
+
+
+def divide_affine(a: Affine, k: int) -> tuple[Affine, Affine]:
+    """``a = whole * k + rest`` where the rest keeps only the terms that k does not divide."""
+    whole = Affine({t: c // k for t, c in a.terms.items() if c % k == 0}, a.const // k)
+    return whole, a.plus(whole, -k)
+
+
+def conjuncts(guard: Expr) -> list[Expr]:
+    """The conditions joined by ``and``."""
+    if guard.op == "and" and guard.dtype == "bool":
+        return [c for a in guard.args for c in conjuncts(a)]
+    return [guard]
+
+
+def as_bounds(c: Expr) -> list[Affine]:
+    """A comparison as affine forms that must all be >= 0; empty if it is not an int64 inequality."""
+    if c.op not in ("lt", "le", "gt", "ge") or c.args[0].dtype != "int64":
+        return []
+    d = difference(c)
+    if c.op in ("lt", "le"):
+        d = Affine({}, 0).plus(d, -1)
+    return [Affine(d.terms, d.const - (c.op in ("lt", "gt")))]
+
+
+def breakpoints(exprs: Iterable[Expr], dim: int, size: int) -> list[int]:
+    """Positions inside (0, size) where a comparison of index ``dim`` with a constant changes its value."""
+    points: set[int] = set()
+    for e in exprs:
+        for x in expr.walk(e):
+            if x.op not in COMPARISONS or x.args[0].dtype != "int64":
+                continue
+            d = difference(x)
+            c, k = d.coefficient(dim), d.const
+            if c == 0 or len(d.terms) != 1:
+                continue
+            for shift in (0,) if x.op in ("lt", "ge") else (1,) if x.op in ("le", "gt") else (0, 1):
+                # the first position where c i + k - shift changes sign
+                r = k - shift
+                points.add(-(r // c) if c > 0 else r // -c + 1)
+    return sorted(p for p in points if 0 < p < size)

@@ -1,0 +1,249 @@
+// What generated loop nests are written with: lane loops, accumulators, checked indices, wrapping integers.
+//
+// A loop body takes (position of lane 0, lanes L, number u of the vector): L is Full or an int below VL.
+#pragma once
+#include "math.h"
+#include "pool.h"
+
+#define NPU_BODY __attribute__((always_inline))
+
+namespace npu {
+
+template <int N> struct Count { constexpr operator int() const { return N; } };
+
+// ---------------------------------------------------------------------------------------------- lane loops
+// [LO, HI) in vectors, U of them side by side as far as possible, then the tail.
+template <int U, long LO, long HI, class F> NPU_INLINE void lanes(F f) {
+  long i = LO;
+  if constexpr (U > 1 && HI - LO >= U * VL)
+    for (; i + U * VL <= HI; i += U * VL) {
+#pragma GCC unroll 8
+      for (int u = 0; u < U; u++) f(i + u * VL, Full{}, u);
+    }
+  if constexpr (U > 1 ? (HI - LO) % (U * VL) >= VL : HI - LO >= VL)
+    for (; i + VL <= HI; i += VL) f(i, Full{}, 0);
+  if constexpr ((HI - LO) % VL > 0) f(i, (int)((HI - LO) % VL), 0);
+}
+template <int U, class F> NPU_INLINE void lanes(long lo, long hi, F f) {
+  long i = lo;
+  if constexpr (U > 1)
+    for (; i + U * VL <= hi; i += U * VL) {
+#pragma GCC unroll 8
+      for (int u = 0; u < U; u++) f(i + u * VL, Full{}, u);
+    }
+  for (; i + VL <= hi; i += VL) f(i, Full{}, 0);
+  if (i < hi) f(i, (int)(hi - i), 0);
+}
+
+// [LO, HI) in tiles of N vectors, then single vectors, then the tail; the body gets the number of vectors as a Count.
+template <int N, long LO, long HI, class F> NPU_INLINE void tiles(F f) {
+  long i = LO;
+  if constexpr (N > 1 && HI - LO >= N * VL)
+    for (; i + N * VL <= HI; i += N * VL) f(i, Full{}, Count<N>{});
+  if constexpr (N > 1 ? (HI - LO) % (N * VL) >= VL : HI - LO >= VL)
+    for (; i + VL <= HI; i += VL) f(i, Full{}, Count<1>{});
+  if constexpr ((HI - LO) % VL > 0) f(i, (int)((HI - LO) % VL), Count<1>{});
+}
+template <int N, class F> NPU_INLINE void tiles(long lo, long hi, F f) {
+  long i = lo;
+  if constexpr (N > 1)
+    for (; i + N * VL <= hi; i += N * VL) f(i, Full{}, Count<N>{});
+  for (; i + VL <= hi; i += VL) f(i, Full{}, Count<1>{});
+  if (i < hi) f(i, (int)(hi - i), Count<1>{});
+}
+
+template <class V> NPU_INLINE V lane_index(long i) { return splat<V>((lane_t<V>)i) + iota<V>(); }
+
+// Lanes that take part: all, or the first n.
+NPU_INLINE vi32 active(Full) { return vi32{} - 1; }
+NPU_INLINE vi32 active(int n) { return iota<vi32>() < splat<vi32>(n); }
+template <class V> NPU_INLINE V keep(V x, V, Full) { return x; }
+template <class V> NPU_INLINE V keep(V x, V other, int n) { return select(active(n), x, other); }
+
+// ---------------------------------------------------------------------------------------------- scalars, integers
+template <class S> NPU_INLINE S scalar_min(S a, S b) { return a < b ? a : b; }
+template <class S> NPU_INLINE S scalar_max(S a, S b) { return a > b ? a : b; }
+template <class S> NPU_INLINE S scalar_abs(S a) { return a < 0 ? 0 - a : a; }
+template <class S> NPU_INLINE S scalar_sign(S a) { return (a > 0) - (a < 0); }
+NPU_INLINE long floor_quotient(long a, long b) { return a / b - (a % b < 0); }  // b > 0
+NPU_INLINE long ceil_quotient(long a, long b) { return a / b + (a % b > 0); }
+
+template <class I> struct unsigned_of;
+template <> struct unsigned_of<int> { using type = unsigned; };
+template <> struct unsigned_of<long> { using type = unsigned long; };
+template <> struct unsigned_of<long long> { using type = unsigned long long; };
+template <> struct unsigned_of<vi32> { using type = vec_of<uint32_t, VL>::type; };
+template <> struct unsigned_of<vi64> { using type = vec_of<uint64_t, VL>::type; };
+template <class I> using unsigned_t = typename unsigned_of<I>::type;
+template <class I> NPU_INLINE I add_wrapping(I a, I b) { return (I)((unsigned_t<I>)a + (unsigned_t<I>)b); }
+template <class I> NPU_INLINE I sub_wrapping(I a, I b) { return (I)((unsigned_t<I>)a - (unsigned_t<I>)b); }
+template <class I> NPU_INLINE I mul_wrapping(I a, I b) { return (I)((unsigned_t<I>)a * (unsigned_t<I>)b); }
+
+// Shifts by less than 0 or by all bits give what shifting further and further gives.
+template <class V> NPU_INLINE V shl(V a, V by) {
+  constexpr int bits = 8 * sizeof(lane_t<V>);
+  V in = (by >= 0) & (by < bits);
+  return (V)((unsigned_t<V>)a << (unsigned_t<V>)(by & in)) & in;
+}
+template <class V> NPU_INLINE V shr(V a, V by) {
+  constexpr int bits = 8 * sizeof(lane_t<V>);
+  return a >> select((by >= 0) & (by < bits), by, splat<V>(bits - 1));
+}
+NPU_INLINE int scalar_shl(int a, int by) { return by < 0 || by > 31 ? 0 : (int)((unsigned)a << by); }
+NPU_INLINE int scalar_shr(int a, int by) { return a >> (by < 0 || by > 31 ? 31 : by); }
+NPU_INLINE long scalar_shl(long a, long by) { return by < 0 || by > 63 ? 0 : (long)((unsigned long)a << by); }
+NPU_INLINE long scalar_shr(long a, long by) { return a >> (by < 0 || by > 63 ? 63 : by); }
+
+// A 32-bit result in the range of a smaller integer type.
+template <class T> NPU_INLINE vi32 wrap(vi32 v) {
+  if constexpr (is_same<T, uint8_t>::value) return v & 0xff;
+  else return v << (32 - 8 * (int)sizeof(T)) >> (32 - 8 * (int)sizeof(T));
+}
+template <class T> NPU_INLINE int wrap(int v) { return (int)(T)v; }
+
+// Rounded to a half type, as a store and a load would.
+template <class T> NPU_INLINE vf round_to(vf v) {
+  T lanes[VL];
+  st(lanes, v, Full{});
+  return ld(lanes, Full{});
+}
+
+// ---------------------------------------------------------------------------------------------- guarded memory
+NPU_INLINE long checked(long i, long n, int& bad, bool needed = true) {
+  if (__builtin_expect((unsigned long)i < (unsigned long)n, 1)) return i;
+  bad |= needed;
+  return 0;
+}
+template <class L> NPU_INLINE vi64 checked(vi64 i, long n, int& bad, vi32 needed, L l) {
+  vi64 out = (i < 0) | (i >= n);
+  bad |= any(cvt<vi32>(out) & needed & active(l));
+  return i & ~out;
+}
+template <class L> NPU_INLINE vi64 checked(vi64 i, long n, int& bad, L l) {
+  return checked(i, n, bad, vi32{} - 1, l);
+}
+
+// p[offset] per lane; lanes outside the mask are 0 and read nothing.
+template <class T, class L> NPU_INLINE vec<T> gather(const T* p, vi64 offset, L l) {
+  vec<T> v{};
+  for (int i = 0; i < (int)l; i++) v[i] = ld1(p + offset[i]);
+  return v;
+}
+template <class T, class L> NPU_INLINE vec<T> gather(const T* p, vi64 offset, vi32 mask, L l) {
+  vec<T> v{};
+  for (int i = 0; i < (int)l; i++)
+    if (mask[i]) v[i] = ld1(p + offset[i]);
+  return v;
+}
+template <class T, class L> NPU_INLINE vec<T> ld_masked(const T* p, long stride, vi32 mask, L l) {
+  mask &= active(l);
+  if (!any(~mask)) return ld_strided(p, stride, l);
+  vec<T> v{};
+  if (any(mask))
+    for (int i = 0; i < VL; i++)
+      if (mask[i]) v[i] = ld1(p + i * stride);
+  return v;
+}
+template <class T, class L> NPU_INLINE void scatter(T* p, vi64 offset, vec<T> v, L l) {
+  for (int i = 0; i < (int)l; i++) st1(p + offset[i], v[i]);
+}
+
+// ---------------------------------------------------------------------------------------------- accumulators
+template <class S> struct Limits { static constexpr S low = sizeof(S) == 4 ? (S)INT32_MIN : (S)INT64_MIN, high = ~low; };
+template <> struct Limits<float> { static constexpr float low = -__builtin_inff(), high = __builtin_inff(); };
+template <> struct Limits<double> { static constexpr double low = -__builtin_inf(), high = __builtin_inf(); };
+
+struct Sum {
+  template <class V> static NPU_BODY V start() { return V{}; }
+  template <class V> static NPU_BODY V join(V x, V acc) { return acc + x; }
+  template <class V> static NPU_BODY lane_t<V> across(V v) { return hsum(v); }
+};
+struct Prod {
+  template <class V> static NPU_BODY V start() { return splat<V>((lane_t<V>)1); }
+  template <class V> static NPU_BODY V join(V x, V acc) { return acc * x; }
+  template <class V> static NPU_BODY lane_t<V> across(V v) { return hprod(v); }
+};
+struct Max {
+  template <class V> static NPU_BODY V start() { return splat<V>(Limits<lane_t<V>>::low); }
+  template <class V> static NPU_BODY V join(V x, V acc) { return max(x, acc); }
+  template <class V> static NPU_BODY lane_t<V> across(V v) { return hmax(v); }
+};
+struct Min {
+  template <class V> static NPU_BODY V start() { return splat<V>(Limits<lane_t<V>>::high); }
+  template <class V> static NPU_BODY V join(V x, V acc) { return min(x, acc); }
+  template <class V> static NPU_BODY lane_t<V> across(V v) { return hmin(v); }
+};
+
+template <class Op, class V, int U> NPU_INLINE V join_all(const V (&part)[U]) {
+  if constexpr (U == 1) return part[0];
+  else if constexpr (U == 2) return Op::join(part[1], part[0]);
+  else return Op::join(Op::join(part[3], part[2]), Op::join(part[1], part[0]));
+}
+
+// U independent vectors of partial results.
+template <class Op, class V, int U> struct Fold {
+  V part[U];
+  NPU_BODY Fold() {
+    for (int u = 0; u < U; u++) part[u] = Op::template start<V>();
+  }
+  template <class L> NPU_BODY void add(int u, V x, L l) { part[u] = Op::join(keep(x, Op::template start<V>(), l), part[u]); }
+  NPU_BODY lane_t<V> all() const { return Op::across(join_all<Op>(part)); }
+  NPU_BODY V get(int u) const { return part[u]; }
+};
+
+// Long sums: partial sums of few elements each, carried into totals of twice the precision.
+template <class V> struct Wider { using type = V; };
+template <> struct Wider<vf> { using type = vd; };
+template <class V, int U, bool ACROSS> struct LongSum {
+  using W = typename Wider<V>::type;
+  V part[U];
+  W total[ACROSS ? 1 : U];
+  NPU_BODY LongSum() {
+    for (int u = 0; u < U; u++) part[u] = V{};
+    for (W& t : total) t = W{};
+  }
+  template <class L> NPU_BODY void add(int u, V x, L l) { part[u] += keep(x, V{}, l); }
+  NPU_BODY void carry() {
+    if constexpr (ACROSS) total[0] += cvt<W>(join_all<Sum>(part));
+    for (int u = 0; u < U; u++) {
+      if constexpr (!ACROSS) total[u] += cvt<W>(part[u]);
+      part[u] = V{};
+    }
+  }
+  NPU_BODY lane_t<V> all() const { return (lane_t<V>)hsum(total[0] + cvt<W>(join_all<Sum>(part))); }
+  NPU_BODY V get(int u) const { return cvt<V>(total[u] + cvt<W>(part[u])); }
+};
+
+// The best value and where it stood: NaN wins, then the first.
+template <class S> struct Place { S value; long at; };
+template <class Op, class V, class P, int U> struct Best {
+  V best[U];
+  P at[U];
+  NPU_BODY Best() {
+    for (int u = 0; u < U; u++) best[u] = Op::template start<V>(), at[u] = P{};
+  }
+  static NPU_BODY auto better(V x, V y) {
+    if constexpr (is_same<Op, Max>::value) return (x > y) | ((x != x) & (y == y));
+    else return (x < y) | ((x != x) & (y == y));
+  }
+  template <class L> NPU_BODY void add(int u, V x, P position, L l) {
+    auto wins = better(keep(x, Op::template start<V>(), l), best[u]);
+    best[u] = select(wins, x, best[u]);
+    at[u] = select(wins, position, at[u]);
+  }
+  NPU_BODY long all() const {
+    lane_t<V> value = best[0][0];
+    long place = at[0][0];
+    for (int u = 0; u < U; u++)
+      for (int i = 0; i < VL; i++) {
+        lane_t<V> x = best[u][i];
+        bool beats = is_same<Op, Max>::value ? x > value : x < value;
+        bool nan = x != x, had_nan = value != value, tie = x == value || (nan && had_nan);
+        if (tie ? at[u][i] < place : had_nan ? false : beats || nan) value = x, place = at[u][i];
+      }
+    return place;
+  }
+  NPU_BODY vi64 get(int u) const { return cvt<vi64>(at[u]); }
+};
+
+}  // namespace npu

@@ -1,0 +1,181 @@
+"""Compiles hand-made kernels into one shared object, runs them on numpy buffers and gives the numpy answer beside it."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from npu_compiler import dtypes, expr, interp
+from npu_compiler.kernel import Buffer, Kernel, Operand, contiguous_strides
+from npu_compiler.targets.cpu import toolchain
+from npu_compiler.targets.cpu.loops import emit_loops, scratch_bytes
+
+KERNELS = Path(toolchain.__file__).parent / "kernels"
+DRIVER = """
+typedef int (*KernelFn)(void* const*, char*, npu::Thread&, int*);
+static const KernelFn table[] = {%(names)s};
+struct Launch { int kernel, reps; void* const* bufs; int failed; int counter[1 << 12]; };
+static void launch(void* p, npu::Thread& th) {
+  Launch& l = *(Launch*)p;
+  for (int i = 0; i < l.reps; i++) {
+    if (table[l.kernel](l.bufs, nullptr, th, &l.counter[i %% 256 * npu::COUNTER_STRIDE])) l.failed = 1;
+    npu::barrier(th);
+    if (th.tid == 0) l.counter[(i + 128) %% 256 * npu::COUNTER_STRIDE] = 0;
+  }
+}
+extern "C" __attribute__((visibility("default"))) int run_%(unit)s(int kernel, void* const* bufs, int threads, int reps) {
+  static Launch l;
+  l = Launch{kernel, reps, bufs, 0, {}};
+  if (!npu::pool_start(threads, %(scratch)d)) return -1;
+  npu::pool_run(launch, &l);
+  npu::pool_stop();
+  return l.failed;
+}
+extern "C" __attribute__((visibility("default"))) uint64_t time_%(unit)s(int kernel, void* const* bufs, int threads, int reps) {
+  static Launch l;
+  l = Launch{kernel, reps, bufs, 0, {}};
+  if (!npu::pool_start(threads, %(scratch)d)) return 0;
+  npu::pool_run(launch, &l);
+  l = Launch{kernel, reps, bufs, 0, {}};
+  uint64_t start = npu::now_ns();
+  npu::pool_run(launch, &l);
+  uint64_t end = npu::now_ns();
+  npu::pool_stop();
+  return end - start;
+}
+"""
+
+
+def operand(shape: Sequence[int], dtype: str = "float32", strides: Sequence[int] | None = None, offset: int = 0, extent: int | None = None) -> Operand:
+    """An operand in a buffer of its own, just large enough for it (or ``extent`` elements)."""
+    strides = contiguous_strides(shape) if strides is None else tuple(strides)
+    if extent is None:
+        extent = offset + 1 + sum((n - 1) * max(s, 0) for n, s in zip(shape, strides, strict=True)) if math.prod(shape) else 0
+    number = operand.count = getattr(operand, "count", 0) + 1
+    return Operand(Buffer(number, "arena", dtype, (extent,), f"x{number}"), tuple(shape), strides, offset)
+
+
+def view(op: Operand, buffers: dict[int, np.ndarray]) -> np.ndarray:
+    base = buffers[op.buffer.id][op.offset :]
+    item = base.itemsize
+    return np.lib.stride_tricks.as_strided(base, op.shape, [s * item for s in op.strides])
+
+
+def expected(kernel: Kernel, buffers: dict[int, np.ndarray]) -> None:
+    """Runs a loops kernel in numpy: the results are written into ``buffers``."""
+    body = kernel.body
+    assert body is not None
+    inputs = [view(o, buffers) for o in kernel.inputs]
+    rows = tuple(1 if d in body.axes else n for d, n in enumerate(body.domain))
+    extra: dict[expr.Expr, np.ndarray] = {}
+    writes = []
+    for n, s in enumerate(body.stages):
+        if s.kind == "store":
+            shape = rows if s.per_row else body.domain
+            value = expr.evaluate(s.expr, shape, inputs, extra)
+            idx = tuple(expr.evaluate(i, shape, inputs, extra) for i in s.index)
+            writes.append((s.output, idx, value))
+            continue
+        x = expr.evaluate(s.expr, body.domain, inputs, extra)
+        if s.kind == "temp":
+            extra[expr.stage(n, x.dtype.name)] = x
+        elif s.reduce in ("argmax", "argmin"):
+            keep = [d for d in range(len(body.domain)) if d not in body.axes]
+            flat = x.transpose(*keep, *body.axes).reshape(*(body.domain[d] for d in keep), -1)
+            pick = np.argmax if s.reduce == "argmax" else np.argmin
+            extra[expr.stage(n, "int64")] = pick(flat, axis=-1).reshape(rows)
+        elif math.prod(body.domain[d] for d in body.axes) == 0:
+            extra[expr.stage(n, s.expr.dtype)] = np.full(rows, 1 if s.reduce == "prod" else 0, x.dtype)
+        else:
+            extra[expr.stage(n, s.expr.dtype)] = np.asarray(interp.REDUCERS[s.reduce](x, tuple(body.axes)), x.dtype)
+    for number, idx, value in writes:
+        out = view(kernel.outputs[number], buffers)
+        if out.size:
+            out[idx if idx else ...] = value
+
+
+@dataclass
+class Compiled:
+    """Kernels in one shared object; ``run`` executes number ``k`` on the arrays of its buffers (by buffer id)."""
+
+    library: ctypes.CDLL
+    kernels: list[Kernel]
+    per_unit: int
+
+    def _pointers(self, k: int, buffers: dict[int, np.ndarray]) -> ctypes.Array:
+        ids = buffer_ids(self.kernels[k])
+        return (ctypes.c_void_p * max(1, len(ids)))(*(buffers[i].ctypes.data for i in ids))
+
+    def run(self, k: int, buffers: dict[int, np.ndarray], threads: int = 1) -> int:
+        call = getattr(self.library, f"run_u{k // self.per_unit}")
+        return call(k % self.per_unit, self._pointers(k, buffers), threads, 1)
+
+    def seconds(self, k: int, buffers: dict[int, np.ndarray], threads: int = 1, reps: int = 20, tries: int = 7) -> float:
+        """Best time of one launch."""
+        call = getattr(self.library, f"time_u{k // self.per_unit}")
+        call.restype = ctypes.c_uint64
+        return min(call(k % self.per_unit, self._pointers(k, buffers), threads, reps) for _ in range(tries)) / reps * 1e-9
+
+
+def buffer_ids(kernel: Kernel) -> list[int]:
+    return list(dict.fromkeys(o.buffer.id for o in (*kernel.inputs, *kernel.outputs)))
+
+
+def source(kernel: Kernel, name: str) -> str:
+    if kernel.kind != "loops":
+        from npu_compiler.targets.cpu.small_kernels import emit_small
+
+        emit = emit_small
+    else:
+        emit = emit_loops
+    ids = buffer_ids(kernel)
+    outputs = {id(o) for o in kernel.outputs}
+
+    def pointer(o: Operand) -> str:
+        const = "" if id(o) in outputs else "const "
+        return f"(({const}{ctype(o.dtype)}*)bufs[{ids.index(o.buffer.id)}] + {o.offset})"
+
+    return emit(kernel, name, pointer)
+
+
+def ctype(dtype: str) -> str:
+    return dtypes.DTYPES[dtype].ctype
+
+
+def compile_kernels(kernels: list[Kernel], per_unit: int = 40) -> Compiled:
+    units = {}
+    for u, start in enumerate(range(0, len(kernels), per_unit)):
+        part = kernels[start : start + per_unit]
+        texts = [source(k, f"k{i}") for i, k in enumerate(part)]
+        scratch = max(scratch_of(k) for k in part)
+        driver = DRIVER % {"names": ", ".join(f"k{i}" for i in range(len(part))), "unit": f"u{u}", "scratch": scratch}
+        prelude = "#include \"loops.h\"\n"
+        units[f"u{u}"] = prelude + "\n".join(texts) + driver
+    with tempfile.NamedTemporaryFile(suffix=".so") as f:
+        f.write(toolchain.build_shared(units, KERNELS))
+        f.flush()
+        return Compiled(ctypes.CDLL(f.name), kernels, per_unit)
+
+
+def scratch_of(kernel: Kernel) -> int:
+    if kernel.kind == "loops":
+        return scratch_bytes(kernel)
+    from npu_compiler.targets.cpu.small_kernels import small_scratch_bytes
+
+    return small_scratch_bytes(kernel)
+
+
+def random_array(rng: np.random.Generator, shape: Sequence[int], dtype: str) -> np.ndarray:
+    dt = dtypes.numpy_dtype(dtype)
+    if dtype == "bool":
+        return rng.random(shape) < 0.5
+    if dtypes.is_float(dtype):
+        return rng.standard_normal(shape).astype(dt)
+    low = 0 if dtype == "uint8" else -20
+    return rng.integers(low, 21, shape).astype(dt)
