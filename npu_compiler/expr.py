@@ -36,7 +36,18 @@ class ScalarOp:
 
 
 def _erf(x: Any) -> Any:
-    return np.vectorize(math.erf, otypes=[x.dtype])(x) if np.size(x) else x
+    return np.fromiter(map(math.erf, x.ravel().tolist()), np.float64, x.size).reshape(x.shape)
+
+
+def _sigmoid(x: Any) -> Any:
+    """Without overflow: the exponential is never of a positive number."""
+    return np.exp(np.minimum(x, 0)) / (1 + np.exp(-np.abs(x)))
+
+
+def _idiv(a: Any, b: Any) -> Any:
+    """Division towards zero, exact for 64-bit integers: the floor, one up where a negative quotient was rounded down."""
+    q = np.floor_divide(a, b)
+    return q + ((q < 0) & (q * b != a))
 
 
 SCALAR_OPS: dict[str, ScalarOp] = {
@@ -44,7 +55,7 @@ SCALAR_OPS: dict[str, ScalarOp] = {
     "sub": ScalarOp(2, np.subtract, infix="-"),
     "mul": ScalarOp(2, np.multiply, infix="*"),
     "div": ScalarOp(2, np.true_divide, infix="/"),  # floating arguments only
-    "idiv": ScalarOp(2, lambda a, b: np.trunc(a / b).astype(a.dtype)),  # integers, towards zero
+    "idiv": ScalarOp(2, _idiv),  # integers, towards zero
     "floordiv": ScalarOp(2, np.floor_divide),
     "remainder": ScalarOp(2, np.remainder),  # sign of the divisor
     "fmod": ScalarOp(2, np.fmod),  # sign of the dividend
@@ -77,7 +88,7 @@ SCALAR_OPS: dict[str, ScalarOp] = {
     "acosh": ScalarOp(1, np.arccosh),
     "atanh": ScalarOp(1, np.arctanh),
     "erf": ScalarOp(1, _erf),
-    "sigmoid": ScalarOp(1, lambda x: 1 / (1 + np.exp(-x))),
+    "sigmoid": ScalarOp(1, _sigmoid),
     "floor": ScalarOp(1, np.floor),
     "ceil": ScalarOp(1, np.ceil),
     "round": ScalarOp(1, np.rint),  # half to even

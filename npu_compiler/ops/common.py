@@ -62,9 +62,7 @@ def scaled(x: Any, factor: Scalar) -> Any:
 
 def axes_of(dim: int | Sequence[int] | None, rank: int) -> tuple[int, ...]:
     """The axes a ``dim`` argument names, ascending; None and [] name all. A 0-d tensor accepts 0 and -1."""
-    if dim is None or dim == []:
-        return tuple(range(rank))
-    given = [dim] if isinstance(dim, int) else list(dim)
+    given = [dim] if isinstance(dim, int) else list(dim or range(rank))
     for d in given:
         if not -max(rank, 1) <= d < max(rank, 1):
             raise IndexError(f"dim {d} of a {rank}-d tensor")

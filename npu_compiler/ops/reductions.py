@@ -14,7 +14,7 @@ from .common import axes_of, drop_axes, real
 from .registry import ALL, FLOATS, INTS, Scalar, lowers
 from .samples import S, Sample, t
 
-Dim = int | list[int] | None
+Dim = int | Sequence[int] | None
 
 exp, log, sqrt, absolute, isnan, isinf = fn("exp"), fn("log"), fn("sqrt"), fn("abs"), fn("isnan"), fn("isinf")
 
@@ -98,7 +98,7 @@ def declare_extremes(kind: str) -> None:
     def whole(self: Value) -> Value:
         return extreme(kind, self, axes_of(None, self.rank))
 
-    def over(self: Value, dim: Dim = [], keepdim: bool = False) -> Value:  # noqa: B006 - the schema's default
+    def over(self: Value, dim: Dim = (), keepdim: bool = False) -> Value:
         return extreme(kind, self, axes_of(dim, self.rank), keepdim)
 
     def along(self: Value, dim: int, keepdim: bool = False) -> tuple[Value, Value]:
@@ -161,7 +161,7 @@ declare_quantifier("all", "min")
 
 # -- statistics and norms ---------------------------------------------------------------------------------------------
 def moments(x: Value, axes: Sequence[int], correction: Scalar = 0) -> tuple[Value, Value]:
-    """Variance and mean over ``axes``, which stay as 1, in two passes: the mean of squared deviations loses no digits."""
+    """Variance and mean over ``axes`` (kept as 1), in two passes: the mean of squared deviations loses no digits."""
     x = real(x)
     m = x.mean(axes)
     d = x - m

@@ -158,8 +158,9 @@ def bind(op: OpDef, op_type: str, inputs: Sequence[Value], attrs: dict[str, Any]
             args[p.name] = [None if none else queue.pop(0) for none in mask]
         elif p.kind in ("tensor", "operand") and queue:
             args[p.name] = queue.pop(0)
-        elif p.kind == "optional" and len(queue) > sum(q.kind == "tensor" and q.name not in attrs for q in op.params[i + 1 :]):
-            args[p.name] = queue.pop(0)
+        elif p.kind == "optional":  # a tensor that is None has no input; the required ones come first
+            later = sum(q.kind == "tensor" and q.name not in attrs for q in op.params[i + 1 :])
+            args[p.name] = queue.pop(0) if len(queue) > later else None
         elif p.required:
             raise Unsupported(Reason("arguments", f"{op_type}: required argument {p.name} is missing"))
         else:

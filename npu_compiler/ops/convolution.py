@@ -1,0 +1,245 @@
+"""Convolutions of one to three spatial dims, also transposed. Channels-last inside, channels-first outside."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+
+from ..expr import Expr, const, fn, index, load, where
+from ..graph import Value
+from .common import ints
+from .registry import lowers
+from .samples import S, t
+
+Ints = int | list[int]
+Pairs = Sequence[tuple[int, int]]
+
+
+def channels_last(x: Value, spatial: int) -> Value:
+    """[N, C, ...] or [C, ...] -> [N, ..., C]."""
+    x = x if x.rank == spatial + 2 else x.reshape(1, *x.shape)
+    return x.permute(0, *range(2, x.rank), 1)
+
+
+def channels_first(y: Value, batched: bool) -> Value:
+    """[N, ..., C] -> [N, C, ...], without N if there was none."""
+    y = y.permute(0, y.rank - 1, *range(1, y.rank - 1))
+    return y if batched else y.reshape(*y.shape[1:])
+
+
+def spread(x: Value, steps: Sequence[int], before: Sequence[int], sizes: Sequence[int]) -> Value:
+    """Elements of [N, ..., C] ``steps`` apart after ``before`` zeros, in a tensor of spatial ``sizes``; zeros between.
+
+    A negative ``before`` crops.
+    """
+    inside: list[Expr] = []
+    idx = [index(0)]
+    for d, (step, lo, n) in enumerate(zip(steps, before, x.shape[1:-1], strict=True), 1):
+        at = index(d) - lo
+        inside += [at >= 0, at < n * step] + ([fn("eq")(at % step, 0)] if step > 1 else [])
+        idx.append(at // step)
+    value = load(0, x.dtype, [*idx, index(x.rank - 1)])
+    guard = reduce(lambda a, b: a & b, inside)
+    shape = (x.shape[0], *sizes, x.shape[-1])
+    return x.graph.elementwise(shape, [x], where(guard, value, const(0, x.dtype)))
+
+
+def core(x: Value, w: Value, stride: Sequence[int], padding: Pairs, dilation: Sequence[int], groups: int) -> Value:
+    """x [N, ..., C] with w [K, ..., C/groups]: one dim is a row of height 1, three are a sum over the depth taps."""
+    if len(stride) == 1:
+        x, w = x.reshape(x.shape[0], 1, *x.shape[1:]), w.reshape(w.shape[0], 1, *w.shape[1:])
+        y = core(x, w, (1, *stride), ((0, 0), *padding), (1, *dilation), groups)
+        return y.reshape(y.shape[0], *y.shape[2:])
+    if len(stride) == 2:
+        (top, bottom), (left, right) = padding
+        return x.graph.conv2d(x, w, stride, (top, left, bottom, right), dilation, groups)
+    n, depth = x.shape[0], x.shape[1] + sum(padding[0])
+    if any(padding[0]):
+        x = spread(x, (1, 1, 1), (padding[0][0], 0, 0), (depth, *x.shape[2:4]))
+    taps, reach = w.shape[1], dilation[0] * (w.shape[1] - 1)
+    planes = (depth - reach - 1) // stride[0] + 1
+    parts = []
+    for tap in range(taps):
+        begin = tap * dilation[0]
+        slab = x.slice(1, begin, begin + (planes - 1) * stride[0] + 1, stride[0])
+        plane = w.slice(1, tap, tap + 1).reshape(w.shape[0], *w.shape[2:])
+        parts.append(core(slab.reshape(n * planes, *x.shape[2:]), plane, stride[1:], padding[1:], dilation[1:], groups))
+    y = reduce(lambda a, b: a + b, parts)
+    return y.reshape(n, planes, *y.shape[1:])
+
+
+def biased(y: Value, bias: Value | None, spatial: int) -> Value:
+    return y if bias is None else y + bias.reshape(-1, *[1] * spatial)
+
+
+def convolve(
+    x: Value, w: Value, bias: Value | None, stride: Ints, padding: Ints | str, dilation: Ints, groups: int
+) -> Value:
+    """x [N, C, ...] or [C, ...], w [K, C/groups, ...]; ``padding`` may be 'valid' or 'same' (the odd zero at the end)."""
+    n = w.rank - 2
+    step, spacing = ints(stride, n), ints(dilation, n)
+    if padding == "same":
+        total = [d * (k - 1) for d, k in zip(spacing, w.shape[2:], strict=True)]
+        pairs = [(p // 2, p - p // 2) for p in total]
+    else:
+        pairs = [(p, p) for p in ints(0 if padding == "valid" else padding, n)]
+    y = core(channels_last(x, n), w.cast(x.dtype).permute(0, *range(2, n + 2), 1), step, pairs, spacing, groups)
+    return biased(channels_first(y, x.rank == n + 2), bias, n)
+
+
+def convolve_transposed(
+    x: Value,
+    w: Value,
+    bias: Value | None,
+    stride: Ints,
+    padding: Ints,
+    output_padding: Ints,
+    groups: int,
+    dilation: Ints,
+) -> Value:
+    """The adjoint of convolution, w [C, K/groups, ...]: a convolution of the spread input with the mirrored kernel."""
+    n, batched = w.rank - 2, x.rank == w.rank
+    step, pad, extra, spacing = (ints(v, n) for v in (stride, padding, output_padding, dilation))
+    x = channels_last(x, n)
+    kernel, size = w.shape[2:], x.shape[1:-1]
+    reach = [d * (k - 1) for d, k in zip(spacing, kernel, strict=True)]
+    out = [(i - 1) * s - 2 * p + r + e + 1 for i, s, p, r, e in zip(size, step, pad, reach, extra, strict=True)]
+    x = spread(
+        x, step, [r - p for r, p in zip(reach, pad, strict=True)], [o + r for o, r in zip(out, reach, strict=True)]
+    )
+    per_group, channels = w.shape[1], x.shape[-1] // groups
+    mirrored = [k - 1 - index(d) for d, k in enumerate(kernel, 1)]
+    source = [index(0) // per_group * channels + index(n + 1), index(0) % per_group, *mirrored]
+    w = w.cast(x.dtype)
+    w = w.graph.elementwise((per_group * groups, *kernel, channels), [w], load(0, w.dtype, source))
+    y = core(x, w, (1,) * n, [(0, 0)] * n, spacing, groups)
+    return biased(channels_first(y, batched), bias, n)
+
+
+CONV1D = (
+    S(t(2, 3, 9), t(4, 3, 3), t(4)),
+    S(t(2, 4, 9), t(4, 1, 3), t(4), [2], [1], [1], 4),
+    S(t(3, 12), t(4, 3, 3), None, [1], [2], [2]),
+    S(t(2, 4, 9, layout="transposed"), t(6, 2, 1), t(6), [3], [0], [1], 2),
+)
+CONV2D = (
+    S(t(2, 3, 7, 8), t(4, 3, 3, 3), t(4)),
+    S(t(1, 4, 9, 9), t(4, 1, 3, 3), t(4), [2, 2], [1, 1], [1, 1], 4),
+    S(t(2, 4, 8, 9), t(6, 2, 3, 2), None, [1, 2], [2, 1], [2, 1], 2),
+    S(t(3, 8, 8), t(5, 3, 1, 1), t(5)),
+    S(t(2, 3, 8, 6, layout="transposed"), t(4, 3, 5, 5), t(4), [2, 2], [2, 2]),
+    S(t(0, 3, 5, 5), t(4, 3, 3, 3), t(4)),
+    S(t(1, 16, 6, 6), t(24, 16, 3, 3), t(24), [1, 1], [1, 1]),
+    S(t(1, 4, 5, 5), t(8, 1, 3, 3), None, [1, 1], [1, 1], [1, 1], 4),
+)
+CONV3D = (
+    S(t(1, 2, 5, 6, 7), t(3, 2, 3, 3, 3), t(3)),
+    S(t(2, 2, 4, 6, 6), t(4, 1, 2, 2, 2), t(4), [2, 2, 2], [1, 0, 1], [1, 2, 1], 2),
+    S(t(2, 4, 5, 5), t(3, 2, 1, 3, 3), None, [1, 1, 1], [0, 1, 1]),
+)
+
+
+@lowers("aten.conv1d.default", samples=CONV1D)
+@lowers("aten.conv2d.default", samples=CONV2D)
+@lowers("aten.conv3d.default", samples=CONV3D)
+def conv(
+    input: Value,
+    weight: Value,
+    bias: Value | None = None,
+    stride: Ints = 1,
+    padding: Ints = 0,
+    dilation: Ints = 1,
+    groups: int = 1,
+) -> Value:
+    """Convolution (cross-correlation) with zero padding."""
+    return convolve(input, weight, bias, stride, padding, dilation, groups)
+
+
+def named_padding(x: tuple[int, ...], w: tuple[int, ...], n: int) -> list:
+    return [
+        S(t(*x), t(*w), t(w[0]), [1] * n, "same"),
+        S(t(*x), t(*w), None, [1] * n, "same", [2] * n),
+        S(t(*x), t(*w), t(w[0]), [2] * n, "valid"),
+        S(t(*x[1:]), t(*w)),
+    ]
+
+
+@lowers("aten.conv1d.padding", samples=named_padding((2, 3, 9), (4, 3, 4), 1))
+@lowers("aten.conv2d.padding", samples=named_padding((2, 3, 9, 8), (4, 3, 3, 4), 2))
+@lowers("aten.conv3d.padding", samples=named_padding((1, 2, 5, 6, 7), (3, 2, 2, 3, 2), 3))
+def conv_named_padding(
+    input: Value,
+    weight: Value,
+    bias: Value | None = None,
+    stride: Ints = 1,
+    padding: str = "valid",
+    dilation: Ints = 1,
+    groups: int = 1,
+) -> Value:
+    """Convolution with 'valid' (no) or 'same' padding."""
+    return convolve(input, weight, bias, stride, padding, dilation, groups)
+
+
+TRANSPOSED1D = (
+    S(t(2, 3, 5), t(3, 4, 3), t(4)),
+    S(t(2, 4, 5), t(4, 2, 3), t(4), [2], [1], [1], 2),
+    S(t(3, 6), t(3, 4, 2), None, [3], [0], [0], 1, [2]),
+)
+TRANSPOSED2D = (
+    S(t(2, 3, 5, 4), t(3, 4, 3, 3), t(4)),
+    S(t(2, 4, 5, 5), t(4, 3, 3, 3), t(6), [2, 2], [1, 1], [1, 1], 2),
+    S(t(3, 4, 6), t(3, 4, 2, 3), None, [3, 1], [0, 1], [1, 0], 1, [1, 2]),
+    S(t(1, 3, 5, 5), t(3, 2, 1, 2), t(2), [1, 1], [1, 1]),
+    S(t(1, 8, 4, 4), t(8, 8, 2, 2), t(8), [2, 2]),
+)
+
+
+@lowers("aten.conv_transpose1d.default", samples=TRANSPOSED1D)
+@lowers("aten.conv_transpose2d.input", samples=TRANSPOSED2D)
+def conv_transpose(
+    input: Value,
+    weight: Value,
+    bias: Value | None = None,
+    stride: Ints = 1,
+    padding: Ints = 0,
+    output_padding: Ints = 0,
+    groups: int = 1,
+    dilation: Ints = 1,
+) -> Value:
+    """Transposed convolution."""
+    return convolve_transposed(input, weight, bias, stride, padding, output_padding, groups, dilation)
+
+
+GENERAL = [
+    *(
+        S(x, w, b, [2, 2], [1, 1], [1, 1], False, [0, 0], 1)
+        for x, w, b in (s.args[:3] for s in (CONV2D[0], *CONV2D[4:7]))
+    ),
+    S(t(2, 4, 9), t(4, 2, 3), None, [1], [2], [2], False, [0], 2),
+    S(t(2, 4, 5), t(4, 2, 3), t(4), [2], [1], [1], True, [1], 2),
+    S(t(2, 4, 5, 5), t(4, 3, 3, 3), t(6), [2, 2], [1, 1], [1, 2], True, [1, 1], 2),
+    S(t(1, 8, 4, 4), t(8, 8, 2, 2), None, [2, 2], [0, 0], [1, 1], True, [0, 0], 1),
+]
+
+
+@lowers("aten.convolution.default", samples=GENERAL)
+@lowers("aten._convolution.default", samples=[S(*s.args, False, False, False, False) for s in GENERAL])
+@lowers("aten._convolution.deprecated", samples=[S(*s.args, False, False, False) for s in GENERAL])
+def convolution(
+    input: Value,
+    weight: Value,
+    bias: Value | None,
+    stride: Ints,
+    padding: Ints,
+    dilation: Ints,
+    transposed: bool,
+    output_padding: Ints,
+    groups: int,
+    benchmark: bool = False,
+    deterministic: bool = False,
+    allow_tf32: bool = False,
+) -> Value:
+    """Any convolution; the last three arguments choose among equal algorithms."""
+    if transposed:
+        return convolve_transposed(input, weight, bias, stride, padding, output_padding, groups, dilation)
+    return convolve(input, weight, bias, stride, padding, dilation, groups)
