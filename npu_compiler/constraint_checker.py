@@ -7,14 +7,16 @@ refuses a node - packing pads - so it is advice.
 
 from __future__ import annotations
 
+from .alias import base_name
+from .dtypes import DTYPES
 from .errors import Reason
 from .ir import IRGraph, OpNode
 from .lower import check_node
-from .ops.registry import STRUCTURAL, functional_name
+from .ops.registry import STRUCTURAL
 from .target_config import TargetConfig, target_config
 
-# Ops whose second dimension is a channel dimension that the target pads; (input position, its channel dim).
-_CHANNELS = {"aten.conv2d.default": (0, 1), "aten.convolution.default": (0, 1), "aten.linear.default": (0, -1)}
+# Channel dimension of the first input of ops whose channels the target pads.
+_CHANNELS = {"conv1d": 1, "conv2d": 1, "conv3d": 1, "convolution": 1, "linear": -1}
 
 
 def reason_against(node: OpNode, target: str | TargetConfig = "cpu") -> Reason | None:
@@ -25,7 +27,8 @@ def reason_against(node: OpNode, target: str | TargetConfig = "cpu") -> Reason |
             detail = f"{t.name} has rank {len(t.shape)}, {config.name} takes at most {config.max_rank}"
             return Reason("rank", detail, "flatten dimensions that stay together")
         if t.dtype not in config.dtypes:
-            fix = "use real tensors" if t.dtype.startswith("complex") else "cast it to float32"
+            held = ", ".join(name for name in DTYPES if name in config.dtypes)
+            fix = "use real tensors" if DTYPES[t.dtype].kind == "complex" else f"cast it to one of {held}"
             return Reason("dtype", f"{t.name} is {t.dtype}, which {config.name} does not hold", fix)
     return None if node.op_type in STRUCTURAL else check_node(node)
 
@@ -39,11 +42,11 @@ def check(ir: IRGraph, target: str | TargetConfig = "cpu") -> list[tuple[str, st
 
 def advice(node: OpNode, target: str | TargetConfig = "cpu") -> str:
     """A hint how ``node`` would run better, or ''."""
-    where = _CHANNELS.get(functional_name(node.op_type))
-    if where is None or not node.inputs:
+    where = _CHANNELS.get(base_name(node.op_type))
+    if where is None or not node.inputs or len(node.inputs[0].shape) < 2:
         return ""
-    config, t = target_config(target), node.inputs[where[0]]
-    channels = t.shape[where[1]]
+    config, t = target_config(target), node.inputs[0]
+    channels = t.shape[where]
     padded = config.padded_channels(channels, t.dtype)
     if padded == channels:
         return ""

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from .constraint_checker import advice
+from .describe import table
 from .errors import Reason
 from .ir_reader import load_ir
 from .partitioner import partition
-from .tables import format_table
 from .target_config import TargetConfig, target_config
 
 
@@ -61,9 +61,9 @@ class Explanation:
     def __str__(self) -> str:
         parts = [self.summary()]
         if rows := self.rows():
-            parts.append(format_table(("op", "count", "reason", "fix"), rows))
+            parts.append("\n".join(table(("op", "count", "reason", "fix"), rows, indent="")))
         if hints := self.hints():
-            parts.append(format_table(("op", "count", "advice"), hints))
+            parts.append("\n".join(table(("op", "count", "advice"), hints, indent="")))
         return "\n\n".join(parts)
 
     def to_dict(self) -> dict[str, Any]:

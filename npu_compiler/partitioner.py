@@ -20,6 +20,7 @@ from typing import Any
 from . import dtypes
 from .alias import Key, SharedStorage, functionalize
 from .constraint_checker import reason_against
+from .describe import table
 from .errors import CompileError, Reason, Unsupported
 from .graph import LEAVES, VIEWS, Graph
 from .grouping import fewest_runs, min_cut
@@ -27,7 +28,6 @@ from .ir import IRGraph, OpNode, StateUpdate, TensorSpec
 from .ir_reader import leaf_key, load_ir
 from .lower import lower_ir
 from .ops.registry import STRUCTURAL, lower_call
-from .tables import format_table
 from .target_config import TargetConfig, target_config
 
 NPU, CPU = "npu", "cpu"
@@ -97,7 +97,7 @@ class PartitionPlan:
                 lines.append(f"  partition {step.id} on {step.device}: {len(step.nodes)} node(s), {reads} -> {writes}")
         ops = {n.name: n.op_type for n in self.ir.nodes}
         rows = [(n, ops[n], str(r)) for n, r in self.reasons.items() if n in ops]
-        return "\n".join([*lines, "", format_table(("CPU node", "op", "reason"), rows)] if rows else lines)
+        return "\n".join([*lines, "", *table(("CPU node", "op", "reason"), rows)] if rows else lines)
 
     __str__ = describe
 
