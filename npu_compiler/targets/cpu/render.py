@@ -24,6 +24,8 @@ INT32 = (-(2**31), 2**31 - 1)
 SCALAR_OF = {"vf": "float", "vd": "double", "vi32": "int", "vi64": "long", "mask": "bool"}
 CTYPE = {"mask": "vi32"}
 FUNCTIONS = {"maximum": "max", "minimum": "min"}
+# Results in the range of the arguments' type that need no rounding to it.
+EXACT = frozenset("maximum minimum and or xor shr sign".split())
 _BOOL = {
     "add": "({0} | {1})", "or": "({0} | {1})", "maximum": "({0} | {1})", "and": "({0} & {1})", "mul": "({0} & {1})",
     "minimum": "({0} & {1})", "xor": "({0} ^ {1})", "ne": "({0} ^ {1})", "sub": "({0} ^ {1})", "eq": "{not}({0} ^ {1})",
@@ -265,7 +267,8 @@ class Renderer:
         if e.dtype == "bool":
             return self._compare(e, block)
         kind = self.kind(e)
-        return Value(self._round(self._arithmetic(e, kind, block), e.dtype), kind)
+        text = self._arithmetic(e, kind, block)
+        return Value(text if e.op in EXACT else self._round(text, e.dtype), kind)
 
     def _operand_kind(self, e: Expr) -> str:
         """The kind in which a comparison works."""
