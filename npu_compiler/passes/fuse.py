@@ -45,6 +45,7 @@ def absorb_views(graph: Graph) -> None:
     for node in graph.nodes:
         if node.op not in LOOPS:
             continue
+        _dedupe(node)
         while any(_index_through(v, None) for v in node.inputs):
             inputs = list(node.inputs)
 
