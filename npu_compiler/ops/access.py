@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..expr import Expr, load, where
+from ..expr import Expr, index, load, where
 from ..graph import Value
 
 
@@ -39,3 +39,8 @@ def position(i: Expr, n: int) -> Expr:
 def integer_load(number: int, x: Value, idx: Sequence[Expr]) -> Expr:
     """An element of an index tensor of any integer dtype, as an index."""
     return load(number, x.dtype, idx).cast("int64")
+
+
+def identity(rank: int) -> list[Expr]:
+    """The index of the domain itself: one expression per dim."""
+    return [index(d) for d in range(rank)]
