@@ -111,10 +111,11 @@ def _scalar_words(x: Expr, operands: list[Words], args: list[Words]) -> Words:
     if x.op == "index":
         return f"i{x.value}", _ATOM
     if x.op == "load" and all(i.op in ("index", "const") for i in x.args):
-        return args[x.value]
+        return args[int(x.value)]
     texts = [text for text, _ in operands]
     if x.op == "load":
-        return f"({args[x.value][0]})[{', '.join(texts)}]", _ATOM
+        text, level = args[int(x.value)]
+        return f"{text if level == _ATOM else f'({text})'}[{', '.join(texts)}]", _ATOM
     if x.op == "cast":
         return f"{x.dtype}({texts[0]})", _ATOM
     infix = expr.SCALAR_OPS[x.op].infix

@@ -272,7 +272,7 @@ def _conv2d(node: Node, inputs: Sequence[Value]) -> Signature:
 
 
 def _attention(node: Node, inputs: Sequence[Value]) -> Signature:
-    _require(len(inputs) in (3, 4) and all(v.rank == 4 for v in inputs), f"attention of {_types(inputs)}")
+    _require(len(inputs) in (3, 4) and all(v.rank == 4 for v in inputs[:3]), f"attention of {_types(inputs)}")
     q, k, v = inputs[:3]
     _require(q.dtype == k.dtype == v.dtype and dtypes.is_float(q.dtype), f"attention of {_types(inputs)}")
     heads_fit = k.shape[1] and q.shape[1] % k.shape[1] == 0 and k.shape[:3] == v.shape[:3]
