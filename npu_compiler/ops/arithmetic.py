@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import ml_dtypes
 
@@ -119,11 +120,18 @@ unary(
             t(3, values=(math.nan, math.inf, -0.0)),
         ),
     ),
-    EVERY[:3],
+    NUMBERS,
 )
+
+
+def _for_floats(f: Callable[..., Expr], other: Expr | None) -> Callable[[Expr], Expr]:
+    """``f`` for floats; integers and bools give ``other``, or themselves."""
+    return lambda x: f(x) if is_float(x) else x if other is None else other
+
+
 HALVES = (*UNARY, S(t(7, values=(-2.5, -1.5, -0.5, 0.5, 1.5, 2.5, 3.5))), S(t(3, 5, low=-99, high=99)))
 for _name, _op in {"floor": "floor", "ceil": "ceil", "trunc": "trunc", "fix": "trunc", "round": "round"}.items():
-    unary(names(_name), lambda x, op=_op: call(op, x) if is_float(x) else x, HALVES, ALL)
+    unary(names(_name), _for_floats(fn(_op), None), HALVES, ALL)
 unary(names("frac"), lambda x: x - trunc(x), HALVES)
 
 SPECIALS = (S(t(5, values=(math.nan, math.inf, -math.inf, 0, -1.5))), *UNARY[:3])
@@ -135,9 +143,7 @@ for _name, _f, _of_int in (
     ("isposinf", lambda x: call("eq", x, INF), False),
     ("isneginf", lambda x: call("eq", x, -INF), False),
 ):
-    unary(
-        names(_name), lambda x, f=_f, of_int=_of_int: f(x) if is_float(x) else const(of_int, "bool"), SPECIALS, FLOATS
-    )
+    unary(names(_name), _for_floats(_f, const(_of_int, "bool")), SPECIALS, EVERY)
 
 
 @lowers(
@@ -149,7 +155,7 @@ def nan_to_num(
     """NaN and infinities replaced, by 0 and the dtype's extremes unless given."""
     if not dt.is_float(self.dtype):
         return self
-    top = float(ml_dtypes.finfo(dt.numpy_dtype(self.dtype)).max)
+    top = float(ml_dtypes.finfo(dt.numpy_dtype(self.dtype)).max)  # type: ignore[no-untyped-call]
     high, low = top if posinf is None else posinf, -top if neginf is None else neginf
 
     def f(x: Expr) -> Expr:
@@ -261,7 +267,8 @@ binary(
 def div_mode(self: Value, other: Value | Scalar, *, rounding_mode: str | None) -> Value:
     """Division rounded down, towards zero, or not at all."""
     if rounding_mode is None:
-        return REGISTRY["aten.div.Tensor"].lower(self=self, other=other)
+        true_division: Value = REGISTRY["aten.div.Tensor"].lower(self=self, other=other)
+        return true_division
     return self.graph.pointwise({"floor": fn("floordiv"), "trunc": _truncdiv}[rounding_mode], self, other)
 
 

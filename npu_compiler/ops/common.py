@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TypeVar
 
 from .. import dtypes as dt
 from ..errors import Reason, Unsupported
@@ -12,6 +12,8 @@ from ..expr import Expr, call
 from ..graph import Value
 from .registry import FLOATS, Scalar, pointwise
 from .samples import BINARY, UNARY, Sample
+
+Factor = TypeVar("Factor", Value, Expr)
 
 
 def names(base: str, *overloads: str, aliases: Sequence[str] = ()) -> list[str]:
@@ -53,7 +55,7 @@ def binary(
     pointwise(*op_types, samples=samples, dtypes=dtypes, floating=floating)(op)
 
 
-def scaled(x: Any, factor: Scalar) -> Any:
+def scaled(x: Factor, factor: Scalar) -> Factor:
     """``x * factor`` for a Value or Expr; like PyTorch it refuses to scale integers by a fraction."""
     if isinstance(factor, float) and not dt.is_float(x.dtype):
         raise Unsupported(Reason("dtype", f"a factor of {factor} for {x.dtype} numbers"))
@@ -83,5 +85,5 @@ def ints(value: int | Sequence[int], n: int) -> tuple[int, ...]:
 
 
 def real(x: Value) -> Value:
-    """``x`` in the dtype arithmetic is done in: half types, integers and bools become float32."""
-    return x.cast(dt.opmath(x.dtype) if dt.is_float(x.dtype) else "float32")
+    """Integers and bools as float32; half types widen by themselves wherever they are computed with."""
+    return x if dt.is_float(x.dtype) else x.cast("float32")

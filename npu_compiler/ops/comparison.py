@@ -65,10 +65,15 @@ for _name, _alias in {
     lowers(*names(_name, "Tensor", aliases=_alias), samples=tensors(COMPARED), dtypes=EVERY)(_comparison(_name))
     lowers(*names(_name, "Scalar", aliases=_alias), samples=numbers(COMPARED), dtypes=EVERY)(_comparison(_name))
 
+
+def _logical(op: str) -> Callable[[Expr, Expr], Expr]:
+    return lambda a, b: call(op, truth(a), truth(b))
+
+
 unary(names("logical_not"), lambda x: ~truth(x), dtypes=EVERY)
 unary(names("bitwise_not"), "not", dtypes=INTS)
 for _name in ("and", "or", "xor"):
-    binary(names(f"logical_{_name}"), lambda a, b, op=_name: call(op, truth(a), truth(b)), TENSORS, EVERY)
+    binary(names(f"logical_{_name}"), _logical(_name), TENSORS, EVERY)
     binary(names(f"bitwise_{_name}", "Tensor", aliases=[f"__{_name}__"]), _name, INTEGERS, INTS)
     binary(
         names(f"bitwise_{_name}", "Scalar", aliases=[f"__{_name}__"]),
@@ -82,10 +87,10 @@ for _name in ("and", "or", "xor"):
         (S(3, t(3, 5)), S(-2, t(2, 3, layout="transposed")), S(True, t())),
         INTS,
     )
-for _name, _op, _alias in (("bitwise_left_shift", "shl", "__lshift__"), ("bitwise_right_shift", "shr", "__rshift__")):
-    binary([f"aten.{_name}.Tensor", f"aten.{_alias}.Tensor"], _op, SHIFTS, INTS[:2])
+for _name, _op, _dunder in (("bitwise_left_shift", "shl", "__lshift__"), ("bitwise_right_shift", "shr", "__rshift__")):
+    binary([f"aten.{_name}.Tensor", f"aten.{_dunder}.Tensor"], _op, SHIFTS, INTS[:2])
     binary(
-        [f"aten.{_name}.Tensor_Scalar", f"aten.{_alias}.Scalar"],
+        [f"aten.{_name}.Tensor_Scalar", f"aten.{_dunder}.Scalar"],
         _op,
         (S(t(3, 5), 2), S(t(2, 3, layout="transposed"), 0), S(t(), 3)),
         INTS[:2],

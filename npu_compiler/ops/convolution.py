@@ -9,7 +9,7 @@ from ..expr import Expr, const, fn, index, load, where
 from ..graph import Value
 from .common import ints
 from .registry import lowers
-from .samples import S, t
+from .samples import S, Sample, t
 
 Ints = int | list[int]
 Pairs = Sequence[tuple[int, int]]
@@ -75,14 +75,14 @@ def biased(y: Value, bias: Value | None, spatial: int) -> Value:
 def convolve(
     x: Value, w: Value, bias: Value | None, stride: Ints, padding: Ints | str, dilation: Ints, groups: int
 ) -> Value:
-    """x [N, C, ...] or [C, ...], w [K, C/groups, ...]; ``padding`` may be 'valid' or 'same' (the odd zero at the end)."""
+    """x [N, C, ...] or [C, ...], w [K, C/groups, ...]; ``padding`` may be 'valid' or 'same' (odd zero at the end)."""
     n = w.rank - 2
     step, spacing = ints(stride, n), ints(dilation, n)
     if padding == "same":
         total = [d * (k - 1) for d, k in zip(spacing, w.shape[2:], strict=True)]
         pairs = [(p // 2, p - p // 2) for p in total]
     else:
-        pairs = [(p, p) for p in ints(0 if padding == "valid" else padding, n)]
+        pairs = [(p, p) for p in ints(0 if isinstance(padding, str) else padding, n)]
     y = core(channels_last(x, n), w.cast(x.dtype).permute(0, *range(2, n + 2), 1), step, pairs, spacing, groups)
     return biased(channels_first(y, x.rank == n + 2), bias, n)
 
@@ -155,7 +155,7 @@ def conv(
     return convolve(input, weight, bias, stride, padding, dilation, groups)
 
 
-def named_padding(x: tuple[int, ...], w: tuple[int, ...], n: int) -> list:
+def named_padding(x: tuple[int, ...], w: tuple[int, ...], n: int) -> list[Sample]:
     return [
         S(t(*x), t(*w), t(w[0]), [1] * n, "same"),
         S(t(*x), t(*w), None, [1] * n, "same", [2] * n),

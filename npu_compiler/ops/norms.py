@@ -11,7 +11,6 @@ from .. import dtypes as dt
 from ..errors import Reason, Unsupported
 from ..expr import Expr, fn
 from ..graph import Value
-from .common import real
 from .reductions import moments
 from .registry import lowers
 from .samples import S, t
@@ -42,7 +41,6 @@ def inverse_deviation(variance: Value, eps: float) -> Value:
 
 def normalise(x: Value, axes: Sequence[int], eps: float) -> tuple[Value, Value, Value]:
     """(x - mean) / deviation over ``axes``, the mean and 1 / deviation (axes kept as 1)."""
-    x = real(x)
     variance, mean = moments(x, axes)
     scale = inverse_deviation(variance, eps)
     return x.graph.pointwise(lambda a, m, s: (a - m) * s, x, mean, scale), mean, scale
@@ -58,7 +56,7 @@ def with_statistics(x: Value, weight: Parameter, bias: Parameter, mean: Value, v
         shift = g.pointwise(lambda m, s: -(m * s), mean, scale)
     else:
         shift = g.pointwise(lambda b, m, s: b - m * s, bias, mean, scale)
-    return affine(real(x), per_channel(scale, x.rank), per_channel(shift, x.rank))
+    return affine(x, per_channel(scale, x.rank), per_channel(shift, x.rank))
 
 
 def refuse_training(training: bool) -> None:
@@ -203,11 +201,10 @@ RMS = [S(*s[:3]) for s in LAYERS] + [S(*s[:3], 1e-3) for s in LAYERS[:3]]
 def fused_rms_norm(
     input: Value, normalized_shape: list[int], weight: Value | None, eps: float | None
 ) -> tuple[Value, Value]:
-    """x / sqrt(mean(x * x) + eps) over the trailing dims, and the factor; eps is the arithmetic dtype's unless given."""
-    x = real(input)
-    floor = float(np.finfo(dt.numpy_dtype(x.dtype)).eps) if eps is None else eps
-    scale = inverse_deviation((x * x).mean(trailing(x, normalized_shape)), floor)
-    return affine(x * scale, weight, None), scale
+    """x / sqrt(mean(x * x) + eps) over the trailing dims, and the factor; eps defaults to the arithmetic dtype's."""
+    floor = float(np.finfo(dt.numpy_dtype(dt.opmath(input.dtype))).eps) if eps is None else eps
+    scale = inverse_deviation((input * input).mean(trailing(input, normalized_shape)), floor)
+    return affine(input * scale, weight, None), scale
 
 
 @lowers("aten.rms_norm.default", samples=RMS)

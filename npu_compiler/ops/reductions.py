@@ -276,7 +276,7 @@ SOFTMAX_DTYPE = (*SOFTMAX, S(t(3, 5), -1, "float32"), S(t(3, 5, dtype="int64"), 
 
 
 def softmax_parts(x: Value, dim: int, dtype: str | None) -> tuple[Value, Value, tuple[int, ...]]:
-    """x in its arithmetic dtype, its maximum along dim, and the axes."""
+    """x as floats, its maximum along dim, and the axes."""
     x, axes = real(x.cast(dtype) if dtype else x), axes_of(dim, x.rank)
     return x, x.amax(axes) if x.numel else x.sum(axes), axes
 

@@ -1,8 +1,9 @@
 """The op registry: everything the project knows about an ATen op is one declaration.
 
-``@lowers`` declares how an op becomes primitives; ``@pointwise`` declares a scalar function. The parameter names are the
-ATen schema's, their annotations say which are tensors. Support checks, the op table, documentation and the conformance
-tests are all derived from these declarations; whatever a lowering cannot honour exactly it refuses with ``Unsupported``.
+``@lowers`` declares how an op becomes primitives; ``@pointwise`` declares a scalar function. The parameter names are
+the ATen schema's, their annotations say which are tensors. Support checks, the op table, documentation and the
+conformance tests all derive from these declarations; what a lowering cannot honour exactly it refuses with
+``Unsupported``.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from .. import dtypes
 from ..errors import Reason, Unsupported
@@ -18,12 +19,15 @@ from ..graph import Graph, Value, result_type
 from .samples import Sample
 
 Scalar = int | float | bool
+Lowering = TypeVar("Lowering", bound=Callable[..., Any])
 
 # Arguments that never change a value on this machine model.
 IGNORED_ATTRS = frozenset(
-    "device layout pin_memory memory_format non_blocking requires_grad copy _tensor_list_sizes _tensor_list_none_masks "
-    "cudnn_enabled cudnn_enable".split()
-)
+    (
+        "device", "layout", "pin_memory", "memory_format", "non_blocking", "requires_grad", "copy",
+        "_tensor_list_sizes", "_tensor_list_none_masks", "cudnn_enabled", "cudnn_enable",
+    )
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -73,25 +77,41 @@ _KINDS = {
 }
 
 
-def _declare(op_types: Sequence[str], f: Callable[..., Any], lower: Callable[..., Any], samples: Sequence[Sample], dts: Sequence[str]) -> None:
-    signature = inspect.signature(f).parameters.values()
-    params = tuple(Param(p.name, _KINDS.get(str(p.annotation), "attr"), p.default) for p in signature if p.name != "graph")
-    doc = (inspect.getdoc(f) or "").split("\n")[0]
-    op = OpDef(tuple(op_types), lower, params, tuple(samples), tuple(dts), doc, f.__module__.rpartition(".")[2], len(params) != len(signature))
+def _declare(
+    op_types: Sequence[str],
+    f: Callable[..., Any],
+    lower: Callable[..., Any],
+    samples: Sequence[Sample],
+    dtypes: Sequence[str],
+) -> None:
+    signature = inspect.signature(f).parameters
+    params = tuple(
+        Param(p.name, _KINDS.get(str(p.annotation), "attr"), p.default) for p in signature.values() if p.name != "graph"
+    )
+    op = OpDef(
+        op_types=tuple(op_types),
+        lower=lower,
+        params=params,
+        samples=tuple(samples),
+        dtypes=tuple(dtypes),
+        doc=(inspect.getdoc(f) or "").split("\n")[0],
+        family=f.__module__.rpartition(".")[2],
+        wants_graph="graph" in signature,
+    )
     for name in op_types:
         if name in REGISTRY:
             raise ValueError(f"{name} is declared twice")
         REGISTRY[name] = op
 
 
-def lowers(*op_types: str, samples: Sequence[Sample], dtypes: Sequence[str] = FLOATS) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def lowers(*op_types: str, samples: Sequence[Sample], dtypes: Sequence[str] = FLOATS) -> Callable[[Lowering], Lowering]:
     """Declare a lowering ``f(tensors and attrs by schema name) -> Value or tuple of Values``.
 
-    The result's shape must be the IR's; its dtype is cast to the IR's. Half-precision Values turn float32 in arithmetic.
+    The result's shape must be the IR's; its dtype is cast to the IR's. Half types turn float32 in arithmetic.
     A parameter named ``graph`` receives the graph under construction (for ops without tensor inputs).
     """
 
-    def deco(f: Callable[..., Any]) -> Callable[..., Any]:
+    def deco(f: Lowering) -> Lowering:
         _declare(op_types, f, f, samples, dtypes)
         return f
 
@@ -100,11 +120,11 @@ def lowers(*op_types: str, samples: Sequence[Sample], dtypes: Sequence[str] = FL
 
 def pointwise(
     *op_types: str, samples: Sequence[Sample], dtypes: Sequence[str] = FLOATS, floating: bool = False
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Declare a scalar function. Parameters annotated ``Expr`` are tensors or numbers and arrive in one promoted (opmath)
-    dtype; ``floating`` promotes integers and bools to float32 first, as ATen's float-only ops do."""
+) -> Callable[[Lowering], Lowering]:
+    """Declare a scalar function. Parameters annotated ``Expr`` are tensors or numbers; they arrive in one promoted
+    (opmath) dtype. ``floating`` promotes integers and bools to float32 first, as ATen's float-only ops do."""
 
-    def deco(f: Callable[..., Any]) -> Callable[..., Any]:
+    def deco(f: Lowering) -> Lowering:
         names = [p.name for p in inspect.signature(f).parameters.values() if str(p.annotation) == "Expr"]
 
         def lower(**args: Any) -> Value:
@@ -175,15 +195,13 @@ def lower_call(graph: Graph, op_type: str, inputs: Sequence[Value], attrs: dict[
     op = find(op_type)
     if op is None:
         raise Unsupported(Reason("no_kernel", f"no lowering for {op_type}", "it runs on the CPU with fallback=True"))
-    args = bind(op, op_type, inputs, attrs)
-    if op.wants_graph:
-        args["graph"] = graph
     for v in inputs:
         if dtypes.DTYPES[v.dtype].kind == "complex":
             raise Unsupported(Reason("dtype", f"{op_type}: {v.dtype} has no NPU representation", "use real tensors"))
     try:
-        out = op.lower(**args)
-    except (AssertionError, ValueError, TypeError, IndexError, KeyError, AttributeError) as error:
+        args = bind(op, op_type, inputs, attrs)
+        out = op.lower(**args, **({"graph": graph} if op.wants_graph else {}))
+    except (AssertionError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError) as error:
         raise Unsupported(Reason("arguments", f"{op_type}: {error}")) from error
     return list(out) if isinstance(out, tuple | list) else [out]
 

@@ -1,0 +1,78 @@
+"""What a lowering cannot honour exactly is refused, with a stable rule, and never computed differently."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from npu_compiler.errors import Unsupported
+from npu_compiler.graph import Graph
+from npu_compiler.ops import lower_call
+
+BN = ([2, 3, 4, 4], [3], [3], [3], [3])
+CASES: list[tuple[str, tuple[list[int], ...], dict[str, Any], str, str]] = [
+    ("aten.batch_norm.default", BN, {"training": True, "momentum": 0.1, "eps": 1e-5}, "training", "eval"),
+    ("aten.native_batch_norm.default", BN, {"training": True, "momentum": 0.1, "eps": 1e-5}, "training", "eval"),
+    ("aten.instance_norm.default", BN, {"use_input_stats": True, "momentum": 0.1, "eps": 1e-5}, "training", "eval"),
+    ("aten.dropout.default", ([4],), {"p": 0.5, "train": True}, "training", "eval"),
+    ("aten.native_dropout.default", ([4],), {"p": 0.5, "train": None}, "training", "eval"),
+    ("aten.rrelu.default", ([4],), {"training": True}, "training", "eval"),
+    ("aten.gelu.default", ([4],), {"approximate": "cubic"}, "arguments", "cubic"),
+    ("aten.sum.dim_IntList", ([2, 3],), {"dim": [2]}, "arguments", "dim 2"),
+    ("aten.amax.default", ([2, 0],), {"dim": [1]}, "arguments", "empty"),
+    ("aten.add.Tensor", ([2, 3], [4]), {}, "arguments", "broadcast"),
+    ("aten.add.Tensor", ([2], [2]), {"beta": 3}, "attribute", "beta"),
+    ("aten.add.Tensor", ([2], [2], [2]), {}, "arguments", "more than"),
+    ("aten.mm.default", ([2, 3], [4, 5]), {}, "arguments", "mm"),
+    (
+        "aten.einsum.default",
+        ([2, 3], [3, 4]),
+        {"equation": "ij->ij", "_tensor_list_sizes": [2]},
+        "arguments",
+        "2 given",
+    ),
+    ("aten.arange.start_step", (), {"start": 0, "end": 4, "step": 0}, "arguments", "zero"),
+    ("aten.max_pool2d.default", ([1, 1, 4, 4],), {"kernel_size": [2, 2], "padding": [2, 2]}, "arguments", "padding 2"),
+    ("aten.no_such_op.default", ([2],), {}, "no_kernel", "fallback"),
+]
+
+
+@pytest.mark.parametrize(
+    ("op_type", "shapes", "attrs", "rule", "says"), CASES, ids=lambda c: c if isinstance(c, str) else ""
+)
+def test_refused(op_type: str, shapes: tuple[list[int], ...], attrs: dict[str, Any], rule: str, says: str) -> None:
+    graph = Graph()
+    inputs = [graph.input(str(i), shape, "float32") for i, shape in enumerate(shapes)]
+    with pytest.raises(Unsupported) as caught:
+        lower_call(graph, op_type, inputs, attrs)
+    assert caught.value.reason.rule == rule
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("op_type", "dtype", "attrs", "says"),
+    [
+        ("aten.relu.default", "complex64", {}, "complex64"),
+        ("aten.pow.Tensor_Scalar", "int64", {"exponent": -1}, "negative integer power"),
+        ("aten.add.Scalar", "int64", {"other": 1, "alpha": 0.5}, "factor of 0.5"),
+    ],
+)
+def test_refused_dtype(op_type: str, dtype: str, attrs: dict[str, Any], says: str) -> None:
+    graph = Graph()
+    with pytest.raises(Unsupported, match=says):
+        lower_call(graph, op_type, [graph.input("x", [2], dtype)], attrs)
+
+
+def test_none_tensors_leave_no_gap() -> None:
+    """Batch norm without weight and bias has three inputs; with explicit nulls it may lack only one of them."""
+    attrs = {"training": False, "momentum": 0.1, "eps": 1e-5}
+    for given, extra in ((3, {}), (4, {}), (4, {"weight": None})):
+        graph = Graph()
+        inputs = [graph.input(str(i), shape, "float32") for i, shape in enumerate(BN[:given])]
+        (out,) = lower_call(graph, "aten.batch_norm.default", inputs, attrs | extra)
+        assert out is not None and out.shape == (2, 3, 4, 4)
+        graph.outputs.append(("y", out))
+        graph.clean()
+        read = {v for node in graph.nodes if node.op == "pointwise" for v in node.inputs}
+        assert all(v in read for v in inputs), "an input was bound to a parameter that is not used"
