@@ -17,12 +17,11 @@ from ...target_config import TARGETS
 from .. import Emitted
 from .anchors import ANCHORS, emit_anchor
 from .loops import emit_loops, scratch_bytes
-from .small_kernels import emit_scan, emit_sort, scan_scratch_bytes, sort_scratch_bytes
 from .toolchain import build_shared, compile_flags, find_compiler, required_features
 
 KERNELS = Path(__file__).with_name("kernels")
 
-_HEADER = '#include "simd.h"\n#include "math.h"\n#include "pool.h"\n'
+_HEADER = '#include "loops.h"\n'
 
 
 class CPUTarget:
@@ -32,7 +31,7 @@ class CPUTarget:
     config = TARGETS["cpu"]
 
     def supports(self, kernel: Kernel) -> Reason | None:
-        if kernel.kind in ("loops", "scan", "sort") or kernel.kind in ANCHORS:
+        if kernel.kind == "loops" or kernel.kind in ANCHORS:
             return None
         return Reason("no_kernel", f"the CPU target has no {kernel.kind} kernel")
 
@@ -42,7 +41,7 @@ class CPUTarget:
         symbols = {s.name: f"npu_run_{i}_{re.sub(r'[^A-Za-z0-9_]', '_', s.name)[:40]}" for i, s in enumerate(schedules)}
         sources = units.sources(max(2, env.usable_cpus()))
         sources["main.cpp"] = _main_unit(schedules, calls, symbols, units)
-        result = Emitted(sources, b"", (), symbols, units.scratch)
+        result = Emitted(sources, b"", (), symbols, 0)
         if build:
             result.binary = build_shared(sources, KERNELS, march=march)
             result.requires = tuple(sorted(required_features(march)))
@@ -57,7 +56,6 @@ class _Units:
     def __init__(self) -> None:
         self.names: dict[str, str] = {}  # text with a placeholder name -> name
         self.weight: dict[str, int] = {}
-        self.scratch = 0
 
     def add(self, kernel: Kernel) -> str:
         text, weight = _emit(kernel)
@@ -65,12 +63,6 @@ class _Units:
             kind = re.sub(r"\W", "_", kernel.name.split("_", 1)[1])
             self.names[text] = f"{kind}_{len(self.names)}"
             self.weight[text] = weight
-        if kernel.kind == "loops":
-            self.scratch = max(self.scratch, scratch_bytes(kernel))
-        elif kernel.kind == "scan":
-            self.scratch = max(self.scratch, scan_scratch_bytes(kernel))
-        elif kernel.kind == "sort":
-            self.scratch = max(self.scratch, sort_scratch_bytes(kernel))
         return self.names[text]
 
     def sources(self, count: int) -> dict[str, str]:
@@ -103,11 +95,8 @@ def _emit(kernel: Kernel) -> tuple[str, int]:
         return pointer(kernel, op, output=any(op is o for o in kernel.outputs))
 
     if kernel.kind == "loops":
-        return emit_loops(kernel, "@NAME@", place), 1
-    if kernel.kind == "scan":
-        return emit_scan(kernel, "@NAME@", place), 1
-    if kernel.kind == "sort":
-        return emit_sort(kernel, "@NAME@", place), 2
+        text = emit_loops(kernel, "@NAME@", place).replace("static NPU_NOINLINE int", "int", 1)
+        return f"{text}extern const long @NAME@_scratch = {scratch_bytes(kernel)};\n", 1
     return f"// kind {kernel.kind}\n" + emit_anchor(kernel, "@NAME@", place), 4
 
 

@@ -1,0 +1,107 @@
+"""Kernels with a hand-written micro-kernel: their sizes as a struct of constants, their epilogue as a functor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ... import dtypes
+from ...kernel import Kernel, Operand
+from .epilogue import emit_epilogue
+
+Place = Callable[[Operand], str]
+
+# kind -> the header that holds its micro-kernel
+ANCHORS = {
+    "gemm": "gemm.h",
+    "pack": "gemm.h",
+    "conv2d": "conv.h",
+    "depthwise": "depthwise.h",
+    "attention": "attention.h",
+}
+
+
+def emit_anchor(kernel: Kernel, name: str, place: Place) -> str:
+    """The C++ of a kernel whose kind is in :data:`ANCHORS`, and the constant ``<name>_scratch`` (bytes per thread)."""
+    return _EMITTERS[kernel.kind](kernel, name, place)
+
+
+def ctype(op: Operand) -> str:
+    return dtypes.DTYPES[op.dtype].ctype
+
+
+def _struct(name: str, base: str = "", **constants: Any) -> str:
+    fields = ", ".join(f"{k} = {v}" for k, v in constants.items())
+    return f"struct {name}{f' : {base}' if base else ''} {{ static constexpr long {fields}; }};\n"
+
+
+def _function(name: str, body: str, scratch: str) -> str:
+    return (
+        f"int {name}(void* const* bufs, char*, Thread& th, int* counter) {{\n  {body}\n  return 0;\n}}\n"
+        f"extern const long {name}_scratch = {scratch};\n"
+    )
+
+
+def _conv2d(k: Kernel, name: str, place: Place) -> str:
+    x, w = k.inputs[:2]
+    n, oh, ow, _ = k.outputs[0].shape
+    (r, s), (c, ko), a = k.attrs["kernel"], k.attrs["channels"], k.attrs
+    dims = dict(
+        N=n, H=x.shape[1], W=x.shape[2], C=c, K=ko, R=r, S=s, stride_h=a["stride"][0], stride_w=a["stride"][1],
+        pad_t=a["padding"][0], pad_l=a["padding"][1], dil_h=a["dilation"][0], dil_w=a["dilation"][1], OH=oh, OW=ow, G=a["groups"],
+    )  # fmt: skip
+    epilogue, pointers = emit_epilogue(k, 2, f"{name}_epi", place)
+    call = "conv2d" if k.kind == "conv2d" else "depthwise"
+    scratch = f"conv2d_scratch_bytes<{name}_dims, {ctype(x)}, {ctype(w)}>()" if k.kind == "conv2d" else "0"
+    body = f"{name}_epi epi{pointers};\n  {call}<{name}_dims>({place(x)}, {place(w)}, epi, th, counter);"
+    return _struct(f"{name}_dims", **dims) + epilogue + _function(name, body, scratch)
+
+
+def _gemm(k: Kernel, name: str, place: Place) -> str:
+    a, w = k.inputs[:2]
+    at = k.attrs
+    shared = "true" if at["shared"] else "false"
+    dims = dict(M=at["m"], N=at["n"], K=at["k"], lda=at["lda"] or at["k"], B=at["batch"], batch_a=at["batch_stride"])
+    struct = _struct(f"{name}_dims", "GemmDims", **dims)
+    struct = struct.replace("; };", f"; static constexpr bool shared_w = {shared}; }};")
+    epilogue, pointers = emit_epilogue(k, 2, f"{name}_epi", place)
+    body = f"{name}_epi epi{pointers};\n  gemm<{name}_dims>({place(a)}, {place(w)}, epi, th, counter);"
+    return struct + epilogue + _function(name, body, f"gemm_scratch_bytes<{name}_dims, {ctype(a)}, {ctype(w)}>()")
+
+
+def _pack(k: Kernel, name: str, place: Place) -> str:
+    source, out = k.inputs[0], k.outputs[0]
+    at = k.attrs
+    struct = _struct(f"{name}_dims", B=at["batch"], N=at["n"], K=at["k"], batch_b=source.strides[0])
+    body = (
+        f"(void)counter;\n  pack_b<{name}_dims>({place(source)}, {source.strides[1]}L, {source.strides[2]}L, {place(out)}, th);"
+    )
+    return struct + _function(name, body, "0")
+
+
+def _attention(k: Kernel, name: str, place: Place) -> str:
+    q, key, v = k.inputs[:3]
+    out = k.outputs[0]
+    dims = dict(B=q.shape[0], H=q.shape[1], HK=key.shape[1], SQ=q.shape[2], SK=key.shape[2], DH=q.shape[3], DV=v.shape[3])
+    for letter, op in zip("qkvo", (q, key, v, out), strict=True):
+        dims |= {f"{letter}_{d}": s for d, s in zip("bhs", op.strides, strict=False)}
+    mask = "(const NoMask*)nullptr"
+    if len(k.inputs) > 3:
+        m = k.inputs[3]
+        dims |= {f"m_{d}": s for d, s in zip("bhqk", m.strides, strict=True)}
+        mask = place(m)
+    struct = _struct(f"{name}_dims", "AttentionDims", **dims)
+    scale = f"{float(k.attrs['scale'])!r}f"
+    extra = f" static constexpr bool causal = {'true' if k.attrs['causal'] else 'false'}; static constexpr float scale = {scale}; }};"
+    struct = struct.replace("; };", ";" + extra)
+    body = f"attention<{name}_dims>({place(q)}, {place(key)}, {place(v)}, {mask}, {place(out)}, th, counter);"
+    return struct + _function(name, body, f"attention_scratch_bytes<{name}_dims, {ctype(q)}>()")
+
+
+_EMITTERS: dict[str, Callable[[Kernel, str, Place], str]] = {
+    "gemm": _gemm,
+    "pack": _pack,
+    "conv2d": _conv2d,
+    "depthwise": _conv2d,
+    "attention": _attention,
+}

@@ -1,0 +1,94 @@
+"""The epilogue of a micro-kernel as a C++ functor: bias, activation, residual and rounding on the accumulator in registers.
+
+The micro-kernels call ``epi(acc, row, col, L)`` with VL neighbouring columns of one output row; ``row`` counts the leading
+dims of the output in order. Rendering is that of the loop kernels: the epilogue is their store stage with one extra input.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from ... import affine, dtypes, expr
+from ...expr import Expr
+from ...kernel import Buffer, Kernel, LoopBody, Operand, Stage
+from .nest import Nest, build_nest
+from .plan import use_counts
+from .render import Block, Renderer, Value, vector_kind
+
+
+def emit_epilogue(kernel: Kernel, fixed: int, name: str, place: Callable[[Operand], str]) -> tuple[str, str]:
+    """(the functor's definition, the braced initialiser of its pointers); operands after the first ``fixed`` are its own."""
+    nest, acc, pitch = _nest(kernel)
+    lane = len(kernel.outputs[0].shape) - 1
+    lane_dim = lane if lane in nest.size else None
+    step = nest.steps[0]
+    value = step.value.cast(kernel.outputs[0].dtype)
+    assert step.target is not None
+    names = [f"a{i}" for i in range(len(nest.inputs))]
+    render = Renderer(nest, names, lane_dim, False, use_counts([value, step.target]))
+    for x in expr.walk(value):
+        if x.op == "load" and x.value.operand == acc:
+            render.stages[x] = (frozenset(nest.size), Value("acc", "vf"))
+    root = Block(None, "template <class Lanes> __attribute__((always_inline)) void operator()(vf acc, long row, long col, Lanes L) const {")
+    root.items.append("(void)row, (void)col, (void)L;")
+    root.items += _decode(nest, step.target, value, acc, pitch, lane_dim)
+    root.items += _store(render, value, step.target, kernel.outputs[0].dtype, lane_dim, root)
+    used = [i for i in range(fixed, len(kernel.inputs)) if any(x.op == "load" and x.value.operand == i for x in expr.walk(value))]
+    members = [f"const {_ctype(kernel.inputs[i])}* a{i};" for i in used] + [f"{_ctype(kernel.outputs[0])}* b0;"]
+    body = "\n".join(root.lines(1))
+    text = f"struct {name} {{\n  {' '.join(members)}\n{body}\n}};\n"
+    pointers = [place(kernel.inputs[i]) for i in used] + [place(kernel.outputs[0])]
+    return text, "{" + ", ".join(pointers) + "}"
+
+
+def _ctype(op: Operand) -> str:
+    return dtypes.DTYPES[op.dtype].ctype
+
+
+def _nest(kernel: Kernel) -> tuple[Nest, int, int]:
+    """The epilogue as a loop nest whose extra input, number ``acc``, is the accumulator with rows ``pitch`` apart.
+
+    The pitch is longer than a row, so columns never merge with rows, while rows that every operand visits evenly do.
+    """
+    assert kernel.epilogue is not None
+    out = kernel.outputs[0]
+    acc, pitch = len(kernel.inputs), out.shape[-1] + 1
+    strides = [1] * len(out.shape)
+    for d in range(len(out.shape) - 2, -1, -1):
+        strides[d] = pitch * math.prod(out.shape[d + 1 : -1])
+    register = Operand(Buffer(-1, "arena", "float32", out.shape, "acc"), out.shape, tuple(strides))
+    index = expr.identity_index(out.shape)
+
+    def bind(x: Expr) -> Expr | None:
+        return expr.load(acc, "float32", index) if x.op == "acc" else None
+
+    stage = Stage("store", expr.rewrite(kernel.epilogue, bind), output=0, index=index)
+    loops = Kernel(kernel.name, "loops", [*kernel.inputs, register], [out], body=LoopBody(out.shape, (), (stage,)))
+    return build_nest(loops), acc, pitch
+
+
+def _decode(nest: Nest, target: Expr, value: Expr, acc: int, pitch: int, lane: int | None) -> list[str]:
+    """Row dims from the flat row number, in units that the accumulator's own address states."""
+    form = next(affine.affine(x.args[0]) for x in expr.walk(value) if x.op == "load" and x.value.operand == acc)
+    lines = [f"const long i{lane} = col;"] if lane is not None else []
+    rows = [d for d in nest.order if d != lane]
+    for d in rows:
+        unit = form.coefficient(d) // pitch
+        text = f"row / {unit}" if unit > 1 else "row"
+        outermost = unit * nest.size[d] == nest.points(rows)
+        lines.append(f"const long i{d} = {text if outermost else f'{text} % {nest.size[d]}'};")
+    return lines + [f"(void)i{d};" for d in rows]
+
+
+def _store(render: Renderer, value: Expr, target: Expr, dtype: str, lane: int | None, root: Block) -> list[str]:
+    if lane is None:
+        text = render.text(value, "vf", root)
+        place = render.place(target, root)
+        assert place is not None
+        return [f"st1(b0 + {place[0]}, ({text})[0]);"]
+    text = render.text(value, vector_kind(dtype), root)
+    place = render.place(target, root)
+    assert place is not None and not place[2], "an epilogue stores where its indices say"
+    offset, stride, _ = place
+    return [f"st(b0 + {offset}, {text}, L);" if stride == 1 else f"st_strided(b0 + {offset}, {stride}, {text}, L);"]
