@@ -93,7 +93,8 @@ template <class Kind, int P> NPU_INLINE void tile_step(vf (&acc)[P][TILE_VECS], 
   }
 }
 
-template <class Kind, int P> NPU_NOINLINE void tile(const TileArgs& a) {
+// STREAM: the weights are used once, so they are fetched ahead completely, from the prefetch pointer on.
+template <class Kind, int P, bool STREAM = false> NPU_NOINLINE void tile(const TileArgs& a) {
   vf acc[P][TILE_VECS];
 #pragma GCC unroll 14
   for (int p = 0; p < P; p++)
@@ -110,14 +111,19 @@ template <class Kind, int P> NPU_NOINLINE void tile(const TileArgs& a) {
     for (int p = 0; p < P; p++) xp[p] = a.x + a.taps[t] + a.off[p];
     long k = 0;
     for (; k + 4 <= len; k += 4) {
-      __builtin_prefetch(prefetch, 0, 2);
+      if constexpr (STREAM) {
+#pragma GCC unroll 8
+        for (int line = 0; line < 4 * Kind::W_BYTES; line += 64) __builtin_prefetch(prefetch + line, 0, 2);
+      } else {
+        __builtin_prefetch(prefetch, 0, 2);
+        __builtin_prefetch(prefetch + prefetch_step, 0, 2);
+      }
       tile_step<Kind, P>(acc, xp, k * 4, w);
       tile_step<Kind, P>(acc, xp, k * 4 + 4, w + Kind::W_BYTES);
-      __builtin_prefetch(prefetch + prefetch_step, 0, 2);
       tile_step<Kind, P>(acc, xp, k * 4 + 8, w + 2 * Kind::W_BYTES);
       tile_step<Kind, P>(acc, xp, k * 4 + 12, w + 3 * Kind::W_BYTES);
       w += 4 * Kind::W_BYTES;
-      prefetch += 2 * prefetch_step;
+      prefetch += STREAM ? 4 * Kind::W_BYTES : 2 * prefetch_step;
     }
     for (; k < len; k++, w += Kind::W_BYTES) tile_step<Kind, P>(acc, xp, k * 4, w);
   }
@@ -132,10 +138,10 @@ struct Tiling {
   TileFn tall_fn, fn;
   int tall, count, rows;
 };
-template <class Kind, long Q> NPU_INLINE Tiling tiling() {
+template <class Kind, long Q, bool STREAM = false> NPU_INLINE Tiling tiling() {
   constexpr int count = (int)((Q + TILE_ROWS - 1) / TILE_ROWS), rows = (int)(Q / count), tall = (int)(Q % count);
-  if constexpr (tall > 0) return {tile<Kind, rows + 1>, tile<Kind, rows>, tall, count, rows};
-  else return {tile<Kind, rows>, tile<Kind, rows>, 0, count, rows};
+  if constexpr (tall > 0) return {tile<Kind, rows + 1, STREAM>, tile<Kind, rows, STREAM>, tall, count, rows};
+  else return {tile<Kind, rows, STREAM>, tile<Kind, rows, STREAM>, 0, count, rows};
 }
 
 // Hands `rows` rows of a finished panel to the epilogue. N is the number of columns of a group, col the panel's first

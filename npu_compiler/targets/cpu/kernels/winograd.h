@@ -48,6 +48,8 @@ template <> struct WinogradTile<4> {  // points 0, +-A, +-B, infinity
   }
 };
 
+constexpr long WINOGRAD_AHEAD = 16 << 10;  // bytes between use and prefetch of the weights
+
 template <class D, int M> struct WinogradPlan {
   static_assert(D::R == 3 && D::S == 3 && D::G == 1 && D::stride_h == 1 && D::stride_w == 1 && D::dil_h == 1 &&
                     D::dil_w == 1,
@@ -58,21 +60,21 @@ template <class D, int M> struct WinogradPlan {
   static constexpr long ROW_BYTES = D::C * 4 + (D::C % 128 == 0 ? 64 : 0);  // apart in the L1 cache
   static constexpr long PANEL_BYTES = POINTS * D::C * PANEL * 4;
 
-  // Tiles of a block: their inputs fill half the L2 cache, all points' weights stay beside them if they are small.
+  // Tiles of a block: one register tile is enough, more where channels are few. A few blocks become an even number of
+  // equal ones.
   static constexpr long tiles_of_block() {
-    const long resident = NP * PANEL_BYTES <= 640 << 10 ? 160 << 10 : 512 << 10;
-    const long fit = max_of(2, resident / (POINTS * ROW_BYTES * TILE_ROWS)) * TILE_ROWS;
-    long blocks = ceil_div(TILES, fit);
-    // Few blocks: one for each pair of cores at least, while tiles remain tall.
-    if (blocks < 2 && TILES >= 3 * TILE_ROWS) blocks = 2;
-    blocks = blocks > 2 && blocks < 16 ? (blocks + 1) / 2 * 2 : blocks;
-    return ceil_div(TILES, blocks);
+    const long fit = max_of(1, (160 << 10) / (POINTS * ROW_BYTES * TILE_ROWS)) * TILE_ROWS;
+    const long blocks = ceil_div(TILES, fit);
+    if (blocks > 4) return fit;
+    return TILES < TILE_ROWS ? TILES : ceil_div(TILES, (blocks + 1) / 2 * 2);
   }
   static constexpr long T = tiles_of_block(), BLOCKS = ceil_div(TILES, T), T_LAST = TILES - (BLOCKS - 1) * T;
   static constexpr long GROUPS_WANTED = min_of(NP, ceil_div(CHUNKS, BLOCKS));
   static constexpr long PG = ceil_div(NP, GROUPS_WANTED), GROUPS = ceil_div(NP, PG), COUNT = BLOCKS * GROUPS;
 
-  static constexpr long TRANSFORMED = align64(POINTS * T * ROW_BYTES), PRODUCT = POINTS * TILE_ROWS * PANEL * 4;
+  // An odd number of cache lines: the transform of one tile writes to all points, which must not share cache sets.
+  static constexpr long POINT_BYTES = (ceil_div(T * ROW_BYTES, 64) | 1) * 64;
+  static constexpr long TRANSFORMED = POINTS * POINT_BYTES, PRODUCT = POINTS * TILE_ROWS * PANEL * 4;
   static constexpr long ZEROS = align64(D::C * 4) + 64, OFFSETS = align64(T * 4);
   static constexpr long BYTES = TRANSFORMED + PRODUCT + ZEROS + OFFSETS;
 };
@@ -160,12 +162,12 @@ NPU_NOINLINE void conv2d_winograd(const TX* x, const float* u, Epi& epi, Thread&
   if (i >= Plan::COUNT) return;
   memset(zeros, 0, Plan::ZEROS);
   for (long t = 0; t < Plan::T; t++) off[t] = (int32_t)(t * Plan::ROW_BYTES);
-  const Tiling full = tiling<F32, Plan::T>(), last = tiling<F32, Plan::T_LAST>();
+  const Tiling full = tiling<F32, Plan::T, true>(), last = tiling<F32, Plan::T_LAST, true>();
   for (; i < Plan::COUNT; i = next_chunk(th, counter)) {
     // Blocks vary fastest: two threads on two blocks transform each input once.
     const long block = i % Plan::BLOCKS, begin = i / Plan::BLOCKS * Plan::PG, end = min_of(begin + Plan::PG, Plan::NP);
     const bool is_last = block == Plan::BLOCKS - 1;
-    constexpr long POINT_BYTES = Plan::T * Plan::ROW_BYTES;
+    constexpr long POINT_BYTES = Plan::POINT_BYTES;
     if (prepared != block) {
       winograd_inputs<M>(x, block * Plan::T, is_last ? Plan::T_LAST : Plan::T, transformed, (const TX*)zeros,
                          {D::H, D::W, D::C, D::pad_t, D::pad_l, Plan::TH, Plan::TW, Plan::ROW_BYTES, POINT_BYTES});
@@ -180,8 +182,7 @@ NPU_NOINLINE void conv2d_winograd(const TX* x, const float* u, Epi& epi, Thread&
         TileArgs a{transformed, off + first, &no_tap, 1, (int)D::C, nullptr, nullptr, false, nullptr, 0};
         for (int point = 0; point < Plan::POINTS; point++, a.x += POINT_BYTES) {
           const char* w = (const char*)u + pn * Plan::PANEL_BYTES + point * D::C * PANEL * 4;
-          a.prefetch = t == 0 ? w + D::C * PANEL * 4 : w;
-          a.prefetch_step = t == 0 ? 64 : 0;
+          a.prefetch = t == 0 ? w + WINOGRAD_AHEAD : w;
           for (int part = 0; part < parts; part++) {
             a.w = w + part * TILE_COLS * 4;
             a.acc = product + point * TILE_ROWS * PANEL + part * TILE_COLS;
