@@ -10,8 +10,8 @@ from ...affine import Affine
 from ...expr import Expr, const
 from ...kernel import Kernel, Operand
 from .nest import Access, build_nest, identity_element
-from .plan import SEQUENTIAL_SUM, Pass, Plan, make_plan, use_counts
-from .render import Block, Renderer, Value, convert, literal, uniform_kind, vector_kind
+from .plan import SEQUENTIAL_SUM, TILE_BLOCK, Pass, Plan, make_plan, use_counts
+from .render import CTYPE, Block, Renderer, Value, convert, literal, uniform_kind, vector_kind
 
 MAX_SEGMENTS = 6
 OPS = {"sum": "Sum", "prod": "Prod", "max": "Max", "min": "Min", "argmax": "Max", "argmin": "Min"}
@@ -83,7 +83,7 @@ class _Emitter:
     def _rows(self, root: Block) -> Iterator[Block]:
         """The loops over chunks and rows; yields the innermost row block."""
         plan, size = self.plan, self.nest.size
-        rest = [d for d in self.nest.rows if d != plan.lane and d not in plan.prefix]
+        rest = [d for d in self.nest.rows if d not in (plan.lane, plan.tile, *plan.prefix)]
         with ExitStack() as stack:
             if plan.chunks == 1:
                 block = stack.enter_context(root.child("if (next_chunk(th, counter) == 0) {"))
@@ -109,6 +109,11 @@ class _Emitter:
             at = "r" if plan.units == plan.lane_blocks else f"r % {plan.lane_blocks}"
             block.items.append(f"const long lo = {at} * {plan.block_size}, hi = scalar_min(lo + {plan.block_size}, {size[plan.lane or 0]}L);")
             step = plan.lane_blocks
+        if plan.tile_blocks > 1:
+            at = f"r / {step} % {plan.tile_blocks}" if plan.units > plan.tile_blocks * step else f"r / {step}"
+            end = f"scalar_min(first + {TILE_BLOCK}, {size[plan.tile or 0]}L)"
+            block.items.append(f"const long first = {at} * {TILE_BLOCK}, last = {end};")
+            step *= plan.tile_blocks
         for n, d in enumerate(reversed(plan.prefix)):
             text = f"r / {step}" if step > 1 else "r"
             block.items.append(f"const long i{d} = {text}{f' % {size[d]}' if n < len(plan.prefix) - 1 else ''};")
@@ -165,6 +170,9 @@ class _Emitter:
     # -- lanes over rows ------------------------------------------------------------------------------------------
     def _wide(self, block: Block, low: int, high: int) -> None:
         plan, lane = self.plan, self.plan.lane
+        if plan.tile is not None:
+            self._tiled(block, low, high)
+            return
         if not plan.passes:
             with self._lanes(block, "lanes", 1, low, high, f"long i{lane}, auto L, int") as body:
                 self._stores(body, plan.row_stores, {})
@@ -184,6 +192,30 @@ class _Emitter:
             if plan.row_stores:
                 with self._vectors(tile) as body:
                     self._stores(body, plan.row_stores, {})
+
+    def _tiled(self, block: Block, low: int, high: int) -> None:
+        """Square tiles: loads along the tile dim are transposed in registers, so that stores follow the lanes."""
+        plan, lane, tile, render = self.plan, self.plan.lane, self.plan.tile, self.render
+        assert lane is not None and tile is not None
+        corner = max(self.nest.size) + 1  # stands for the first position of a tile
+        first, last = ("first", "last") if plan.tile_blocks > 1 else ("0", str(self.nest.size[tile]))
+        with block.child(f"for (long i{corner} = {first}; i{corner} < {last}; i{corner} += VL) {{", binds=frozenset((corner,))) as outer:
+            outer.items.append(f"const int n = (int)scalar_min<long>(VL, {last} - i{corner});")
+            with self._lanes(outer, "lanes", 1, low, high, f"long i{lane}, auto L, int") as body:
+                names = {}
+                for x in plan.tiled:
+                    at = render.place(expr.substitute(x, {tile: expr.index(corner)}), body)
+                    assert at is not None
+                    names[x] = render.name("x")
+                    base = render.inputs[x.value.operand]
+                    body.items.append(f"{CTYPE.get(vector_kind(x.dtype), vector_kind(x.dtype))} {names[x]}[VL];")
+                    body.items.append(f"ld_tile({names[x]}, {base} + {at[0]}, {at[1]}, L, n);")
+                with body.child("for (int k = 0; k < n; k++) {", binds=frozenset((tile,))) as inner:
+                    inner.items.append(f"const long i{tile} = i{corner} + k;")
+                    for x, name in names.items():
+                        kind = vector_kind(x.dtype)
+                        inner.values[x] = Value(f"({name}[k] != 0)" if kind == "mask" else f"{name}[k]", kind)
+                    self._stores(inner, plan.row_stores, {})
 
     @contextmanager
     def _vectors(self, block: Block) -> Iterator[Block]:

@@ -15,6 +15,8 @@ SCRATCH_LIMIT = 256 << 10  # bytes of temporaries per row; beyond it they are re
 CHUNK_NS = 6000.0  # work worth a trip to the chunk counter
 MAX_CHUNKS = 128
 SEQUENTIAL_SUM = 32  # float additions into one partial sum before it is carried
+TILE_MIN = 8  # shorter dims are not worth a tile
+TILE_BLOCK = 64  # positions of the tile dim that stay on one thread: a multiple of every vector length
 BY_LANE = frozenset("tan asin acos atan sinh cosh asinh acosh atanh pow atan2 fmod remainder floordiv idiv".split())
 
 
@@ -41,6 +43,8 @@ class Plan:
     scratch_bytes: int = 0
     unroll: int = 1
     one_by_one: bool = False
+    tile: int | None = None  # a dim walked beside the lane dim in square tiles, along which ``tiled`` loads are contiguous
+    tiled: list[Expr] = field(default_factory=list)
     prefix: list[int] = field(default_factory=list)  # rows that are flattened and split among the threads
     lane_blocks: int = 1
     block_size: int = 0
@@ -49,7 +53,11 @@ class Plan:
 
     @property
     def units(self) -> int:
-        return self.nest.points(self.prefix) * self.lane_blocks
+        return self.nest.points(self.prefix) * self.lane_blocks * self.tile_blocks
+
+    @property
+    def tile_blocks(self) -> int:
+        return 1 if self.tile is None else -(-self.nest.size[self.tile] // TILE_BLOCK)
 
     @property
     def inner_folds(self) -> list[int]:
@@ -61,7 +69,12 @@ def make_plan(nest: Nest) -> Plan:
     if not nest.reduced:
         _fold_single_points(nest)
     lane, one_by_one = _choose_lane(nest)
+    transposed = _choose_tile(nest)
+    if transposed is not None:
+        lane = transposed[0]
     plan = Plan(nest, lane, lane is None or lane not in nest.reduced, [], [], one_by_one=one_by_one)
+    if transposed is not None:
+        _, plan.tile, plan.tiled = transposed
     _make_passes(plan)
     _unroll(plan)
     _place_scratch(plan)
@@ -127,6 +140,30 @@ def _lane_cost(nest: Nest, dim: int) -> float:
         across = 8 * sum(s.kind == "reduce" for s in nest.steps)
         cost += across / nest.points(nest.folds)
     return cost
+
+
+def _choose_tile(nest: Nest) -> tuple[int, int, list[Expr]] | None:
+    """(lane dim, tile dim, loads) where stores are contiguous along one dim and some loads along another."""
+    if nest.reduced or nest.serial:
+        return None
+    found = accesses(nest)
+    stores = [affine.affine(x.args[0]) for x, _ in found if x.value.operand < 0]
+    lane = next((d for d in nest.order if nest.size[d] >= TILE_MIN and all(f.coefficient(d) == 1 for f in stores)), None)
+    if lane is None:
+        return None
+    groups: dict[int, list[Expr]] = {}
+    for x, _ in found:
+        form, access = affine.affine(x.args[0]), x.value
+        if access.operand < 0 or access.guarded or access.checks or form.opaque() or form.coefficient(lane) in (0, 1):
+            continue
+        if dtypes.DTYPES[x.dtype].size <= 4:
+            for d in nest.order:
+                if d != lane and form.coefficient(d) == 1 and nest.size[d] >= TILE_MIN:
+                    groups.setdefault(d, []).append(x)
+    if not groups:
+        return None
+    tile = max(groups, key=lambda d: len(groups[d]))
+    return lane, tile, groups[tile]
 
 
 # -- passes -------------------------------------------------------------------------------------------------------
@@ -244,7 +281,7 @@ def estimate_ns(plan: Plan) -> float:
     for x, per_row in accesses(nest):
         access: Access = x.value
         operand = nest.inputs[access.operand] if access.operand >= 0 else nest.outputs[~access.operand]
-        unit = plan.lane is None or affine.affine(x.args[0]).coefficient(plan.lane) in (0, 1)
+        unit = plan.lane is None or affine.affine(x.args[0]).coefficient(plan.lane) in (0, 1) or x in plan.tiled
         work = dtypes.DTYPES[operand.dtype].size / 40 if unit and not access.checks else 0.7
         row, point = (row + work, point) if per_row else (row, point + work)
     if nest.serial and plan.one_by_one:
@@ -257,18 +294,18 @@ def estimate_ns(plan: Plan) -> float:
 
 def _split_work(plan: Plan) -> None:
     nest = plan.nest
-    rows = [d for d in nest.rows if d != plan.lane]
+    rows = [d for d in nest.rows if d not in (plan.lane, plan.tile)]
     if nest.serial:
         return
     wanted = max(1, min(MAX_CHUNKS, int(estimate_ns(plan) / CHUNK_NS)))
-    count = nest.points(rows)
+    count = nest.points(rows) * plan.tile_blocks
     if wanted > 1 and plan.wide and plan.lane is not None and count < 2 * wanted:
         size = nest.size[plan.lane]
         block = -(-size // -(-2 * wanted // count))
         plan.block_size = min(size, -(-block // (4 * LANES)) * 4 * LANES)
         plan.lane_blocks = -(-size // plan.block_size)
     target = count if plan.lane_blocks > 1 else min(count, 8 * wanted if wanted > 1 else 1)
-    while nest.points(plan.prefix) < target:
+    while nest.points(plan.prefix) * plan.tile_blocks < target and len(plan.prefix) < len(rows):
         plan.prefix.append(rows[len(plan.prefix)])
     plan.per_chunk = -(-plan.units // wanted)
     plan.chunks = -(-plan.units // plan.per_chunk)

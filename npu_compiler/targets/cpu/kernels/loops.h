@@ -4,6 +4,7 @@
 #pragma once
 #include "math.h"
 #include "pool.h"
+#include "transpose.h"
 
 #define NPU_BODY __attribute__((always_inline))
 
@@ -146,6 +147,27 @@ template <class T, class L> NPU_INLINE vec<T> ld_masked(const T* p, long stride,
 }
 template <class T, class L> NPU_INLINE void scatter(T* p, vi64 offset, vec<T> v, L l) {
   for (int i = 0; i < (int)l; i++) st1(p + offset[i], v[i]);
+}
+
+// ---------------------------------------------------------------------------------------------- tiles
+// out[k] holds p[i * stride + k] in lane i, for k < n: rows of memory become lanes.
+template <class T, class L> NPU_INLINE void ld_tile(vec<T> (&out)[VL], const T* p, long stride, L rows, int n) {
+  vec<T> next[VL];
+#pragma GCC unroll 16
+  for (int i = 0; i < VL; i++) {
+    if (i >= (int)rows) out[i] = vec<T>{};
+    else out[i] = n == VL ? ld(p + i * stride, Full{}) : ld(p + i * stride, n);
+  }
+#pragma GCC unroll 4
+  for (int round = 1; round < VL; round *= 2) {
+#pragma GCC unroll 8
+    for (int i = 0; i < VL / 2; i++) {
+      next[2 * i] = interleave_low(out[i], out[i + VL / 2]);
+      next[2 * i + 1] = interleave_high(out[i], out[i + VL / 2]);
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < VL; i++) out[i] = next[i];
+  }
 }
 
 // ---------------------------------------------------------------------------------------------- accumulators
