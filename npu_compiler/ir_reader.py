@@ -41,7 +41,7 @@ from npu_compiler.ir_values import (
 __all__ = ["graph_weights_used", "ir_to_dict", "leaf_key", "load_ir", "load_ir_from_dict", "save_ir"]
 
 
-# ---------------------------------------------------------------------------------------------------------------- read
+# ----------------------------------------------------------------------------------------------------------------- read
 
 
 def load_ir(source: str | os.PathLike[str] | Mapping[str, Any] | IRGraph | Any) -> IRGraph:
@@ -175,7 +175,7 @@ class _Reader:
     def _items(self, key: str) -> list[tuple[int, Any]]:
         return list(enumerate(as_list(get(self.doc, key, "$"), key)))
 
-    # ------------------------------------------------------------------------------------------------ leaves
+    # ----------------------------------------------------------------------------------------------------------- leaves
 
     def _tensor(self, raw: Any, path: str) -> TensorSpec:
         """A tensor as written: ``producer`` is set only if the JSON names one."""
@@ -237,7 +237,7 @@ class _Reader:
                 constants[key] = np.zeros(shape, dtypes.numpy_dtype(dtype))
         return constants
 
-    # ------------------------------------------------------------------------------------------------- nodes
+    # ------------------------------------------------------------------------------------------------------------ nodes
 
     def _declare(self, raw: Any, i: int) -> None:
         path = f"nodes[{i}]"
@@ -311,7 +311,7 @@ class _Reader:
         if t.dtype != dtype:
             fail(f"{path}.dtype", f"{t.dtype!r} differs from {dtype!r}, which {who}")
 
-    # ----------------------------------------------------------------------------------------------- results
+    # ---------------------------------------------------------------------------------------------------------- results
 
     def _result(self, raw: Any, path: str) -> TensorSpec:
         """A graph output or state value; without producer fields it is found by its name."""
@@ -341,7 +341,7 @@ class _Reader:
         return updates
 
 
-# --------------------------------------------------------------------------------------------------------------- write
+# ---------------------------------------------------------------------------------------------------------------- write
 
 
 def ir_to_dict(graph: IRGraph) -> dict[str, Any]:

@@ -95,7 +95,7 @@ def describe(shape: tuple[int, ...], dtype: str) -> str:
     return f"{dtype}{list(shape)}"
 
 
-# ---------------------------------------------------------------------------------------------------------- attributes
+# ----------------------------------------------------------------------------------------------------------- attributes
 
 
 def read_attrs(raw: Any, path: str) -> dict[str, Any]:
@@ -112,6 +112,8 @@ def _attr(value: Any, key: str, path: str, depth: int = 0) -> Any:
         return as_dtype(value, path) if kind.__name__ == "dtype" else str(value).removeprefix("torch.")
     if key in ("dtype", "out_dtype"):
         return None if value is None else as_dtype(value, path)
+    if isinstance(value, np.generic):  # before float: numpy.float64 is one
+        value = value.item()
     if isinstance(value, str):
         bare = value.removeprefix("torch.")
         return bare if bare in dtypes.DTYPES or key in _TORCH_SETTINGS else value
@@ -121,8 +123,6 @@ def _attr(value: Any, key: str, path: str, depth: int = 0) -> Any:
         if value not in _INT64:
             fail(path, f"integer {show(value)} does not fit 64 bits")
         return int(value)
-    if isinstance(value, np.generic):
-        return _attr(value.item(), key, path, depth + 1)
     if isinstance(value, list | tuple):
         return [_attr(v, "", f"{path}[{i}]", depth + 1) for i, v in enumerate(value)]
     if isinstance(value, Mapping):
@@ -146,7 +146,7 @@ def check_tensor_lists(attrs: dict[str, Any], inputs: int, path: str) -> None:
             fail(where, "expected a list of booleans")
 
 
-# ----------------------------------------------------------------------------------------------------------- constants
+# ------------------------------------------------------------------------------------------------------------ constants
 
 
 def read_constant(obj: Mapping[str, Any], path: str, declared: tuple[int, ...] | None) -> np.ndarray:

@@ -65,7 +65,7 @@ def ops(graph: IRGraph) -> list[str]:
 X = torch.linspace(-2, 2, 24).reshape(2, 3, 4)
 
 
-# ------------------------------------------------------------------------------------- same form as the documented IR
+# --------------------------------------------------------------------------------------- same form as the documented IR
 
 
 class ConvNet(nn.Module):
@@ -159,7 +159,7 @@ def test_meta_device_models_give_the_same_ir() -> None:
     assert on_meta.nodes == capture(ConvNet(), torch.zeros(2, 3, 16, 16)).nodes
 
 
-# ------------------------------------------------------------------------------------------------ regions and modes
+# ---------------------------------------------------------------------------------------------------- regions and modes
 
 
 def test_no_grad_regions_are_inlined() -> None:
@@ -226,7 +226,7 @@ def test_exported_programs_are_accepted_and_training_mode_is_refused() -> None:
         capture(torch.export.export(bn, (X[0],)))
 
 
-# ------------------------------------------------------------------------------------- constants, state, tied weights
+# --------------------------------------------------------------------------------------- constants, state, tied weights
 
 
 @pytest.mark.parametrize(
@@ -354,7 +354,7 @@ def test_tied_weights_are_listed_and_share_one_key() -> None:
     assert meta.weight_name_mapping == graph.weight_name_mapping
 
 
-# --------------------------------------------------------------------------------------------- inputs and outputs
+# --------------------------------------------------------------------------------------------------- inputs and outputs
 
 
 def test_nested_inputs_are_named_and_python_values_baked() -> None:
@@ -410,7 +410,7 @@ def test_name_collisions_keep_values_apart() -> None:
     assert [n.name for n in graph.nodes if n.op_type.startswith("aten.median")] == ["median", "median_1", "median_2"]
 
 
-# ---------------------------------------------------------------------------------------------------------- errors
+# --------------------------------------------------------------------------------------------------------------- errors
 
 
 def branch(m: Any, x: torch.Tensor) -> torch.Tensor:
@@ -451,7 +451,7 @@ def test_dict_of_examples_is_refused() -> None:
         capture(nn.Linear(4, 4), {"input": X})
 
 
-# ------------------------------------------------------------------------------------------------------ state_dict
+# ----------------------------------------------------------------------------------------------------------- state_dict
 
 
 def test_state_dict_numpy_shares_memory() -> None:

@@ -92,7 +92,7 @@ def photos(
 
 
 def resize_and_crop(image: np.ndarray, resize: int = 256, crop: int = 224) -> np.ndarray:
-    """uint8[H, W, 3] to uint8[crop, crop, 3]: the shorter side to ``resize`` (antialiased bilinear), then the centre."""
+    """uint8[H, W, 3] to uint8[crop, crop, 3]: shorter side to ``resize`` (bilinear, antialiased), then the centre."""
     height, width = image.shape[:2]
     scale = resize / min(height, width)
     new_height, new_width = round(height * scale), round(width * scale)
@@ -102,7 +102,7 @@ def resize_and_crop(image: np.ndarray, resize: int = 256, crop: int = 224) -> np
 
 
 def efficientnet_lite0_input(image: np.ndarray, resize: int = 256) -> np.ndarray:
-    """uint8[H, W, 3] to float32[1, 3, 224, 224] in about [-1, 1]; 256 is the ``resize`` ImageNet scores are taken at."""
+    """uint8[H, W, 3] to float32[1, 3, 224, 224] in [-1, 1]; published scores are taken at ``resize`` 256."""
     return _nchw((resize_and_crop(image, resize).astype(np.float32) - 127.0) / 128.0)
 
 
