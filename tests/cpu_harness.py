@@ -128,12 +128,6 @@ def buffer_ids(kernel: Kernel) -> list[int]:
 
 
 def source(kernel: Kernel, name: str) -> str:
-    if kernel.kind != "loops":
-        from npu_compiler.targets.cpu.small_kernels import emit_small
-
-        emit = emit_small
-    else:
-        emit = emit_loops
     ids = buffer_ids(kernel)
     outputs = {id(o) for o in kernel.outputs}
 
@@ -141,7 +135,7 @@ def source(kernel: Kernel, name: str) -> str:
         const = "" if id(o) in outputs else "const "
         return f"(({const}{ctype(o.dtype)}*)bufs[{ids.index(o.buffer.id)}] + {o.offset})"
 
-    return emit(kernel, name, pointer)
+    return emit_loops(kernel, name, pointer)
 
 
 def ctype(dtype: str) -> str:
@@ -153,22 +147,14 @@ def compile_kernels(kernels: list[Kernel], per_unit: int = 40) -> Compiled:
     for u, start in enumerate(range(0, len(kernels), per_unit)):
         part = kernels[start : start + per_unit]
         texts = [source(k, f"k{i}") for i, k in enumerate(part)]
-        scratch = max(scratch_of(k) for k in part)
+        scratch = max(scratch_bytes(k) for k in part)
         driver = DRIVER % {"names": ", ".join(f"k{i}" for i in range(len(part))), "unit": f"u{u}", "scratch": scratch}
-        prelude = "#include \"loops.h\"\n"
+        prelude = "#include \"small.h\"\n"
         units[f"u{u}"] = prelude + "\n".join(texts) + driver
     with tempfile.NamedTemporaryFile(suffix=".so") as f:
         f.write(toolchain.build_shared(units, KERNELS))
         f.flush()
         return Compiled(ctypes.CDLL(f.name), kernels, per_unit)
-
-
-def scratch_of(kernel: Kernel) -> int:
-    if kernel.kind == "loops":
-        return scratch_bytes(kernel)
-    from npu_compiler.targets.cpu.small_kernels import small_scratch_bytes
-
-    return small_scratch_bytes(kernel)
 
 
 def random_array(rng: np.random.Generator, shape: Sequence[int], dtype: str) -> np.ndarray:

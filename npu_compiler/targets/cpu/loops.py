@@ -12,23 +12,28 @@ from ...kernel import Kernel, Operand
 from .nest import Access, build_nest, identity_element
 from .plan import SEQUENTIAL_SUM, TILE_BLOCK, Pass, Plan, make_plan, use_counts
 from .render import CTYPE, Block, Renderer, Value, convert, literal, uniform_kind, vector_kind
+from .small_kernels import emit_small, small_scratch_bytes
 
 MAX_SEGMENTS = 6
 OPS = {"sum": "Sum", "prod": "Prod", "max": "Max", "min": "Min", "argmax": "Max", "argmin": "Min"}
 
 
 def emit_loops(kernel: Kernel, name: str, pointer: Callable[[Operand], str]) -> str:
-    """The C++ function of a ``loops`` kernel (needs ``loops.h``):
+    """The C++ function of a ``loops``, ``scan`` or ``sort`` kernel (needs ``small.h``):
 
     ``static int name(void* const* bufs, char* arena, npu::Thread& th, int* counter)``, called by every thread, returns 1
     if this thread met a data-dependent index out of range (it is clamped), else 0. ``pointer`` gives the C++ expression
     of an operand's first element, of type ``const T*`` for inputs and ``T*`` for outputs.
     """
+    if kernel.kind in ("scan", "sort"):
+        return emit_small(kernel, name, pointer)
     return _Emitter(kernel, pointer).function(name)
 
 
 def scratch_bytes(kernel: Kernel) -> int:
     """Bytes of ``th.scratch`` that the kernel uses on each thread."""
+    if kernel.kind in ("scan", "sort"):
+        return small_scratch_bytes(kernel)
     nest = build_nest(kernel)
     return 0 if nest.empty else make_plan(nest).scratch_bytes
 

@@ -1,0 +1,136 @@
+// Scans and sorts, a row at a time. Rows are `stride` elements apart in memory; nothing is allocated.
+#pragma once
+#include "loops.h"
+
+namespace npu {
+
+// ---------------------------------------------------------------------------------------------- scan
+// Running sums and products are kept in double or 64 bits; a NaN stays until the end of the row.
+template <class V> struct ScanAccumulator { using type = V; };
+template <> struct ScanAccumulator<vf> { using type = vd; };
+template <> struct ScanAccumulator<vi32> { using type = vi64; };
+
+// One row for each lane. Tail lanes run along with zeros.
+template <class Op, class T, class L>
+NPU_INLINE void scan_lanes(const T* in, long in_stride, T* out, long out_stride, long n, L l) {
+  using A = typename ScanAccumulator<vec<T>>::type;
+  A acc = Op::template start<A>();
+  for (long i = 0; i < n; i++) {
+    acc = Op::join(cvt<A>(ld(in + i * in_stride, l)), acc);
+    st(out + i * out_stride, cvt<vec<T>>(acc), l);
+  }
+}
+
+template <class Op, class T> NPU_INLINE void scan_row(const T* in, long in_stride, T* out, long out_stride, long n) {
+  using A = lane_t<typename ScanAccumulator<vec<T>>::type>;
+  A acc{};
+  for (long i = 0; i < n; i++) {
+    A x = (A)ld1(in + i * in_stride);
+    if (i == 0) acc = x;
+    else if constexpr (is_same<Op, Sum>::value) acc = acc + x;
+    else if constexpr (is_same<Op, Prod>::value) acc = acc * x;
+    else if constexpr (is_same<Op, Max>::value) acc = x > acc || x != x ? x : acc;
+    else acc = x < acc || x != x ? x : acc;
+    st1(out + i * out_stride, (scalar<T>)acc);
+  }
+}
+
+// ---------------------------------------------------------------------------------------------- sort
+// A value as an integer of the same order: -0 equals 0 and NaN is the largest, as in PyTorch.
+NPU_INLINE int32_t order_key(float x) {
+  int32_t bits = bitcast<int32_t>(x + 0.f);
+  return x != x ? INT32_MAX : bits ^ (bits >> 31 & INT32_MAX);
+}
+NPU_INLINE int64_t order_key(double x) {
+  int64_t bits = bitcast<int64_t>(x + 0.0);
+  return x != x ? INT64_MAX : bits ^ (bits >> 63 & INT64_MAX);
+}
+NPU_INLINE int32_t order_key(int32_t x) { return x; }
+NPU_INLINE int64_t order_key(int64_t x) { return x; }
+
+// Key and position in one word, so that comparing them is one instruction and every sort is stable.
+struct Packed {
+  uint64_t word;
+  static Packed make(int32_t key, long at) { return {(uint64_t)((uint32_t)key ^ 0x80000000u) << 32 | (uint64_t)at}; }
+  bool operator<(Packed o) const { return word < o.word; }
+  long at() const { return (long)(word & 0xffffffffu); }
+};
+struct Pair {
+  int64_t key;
+  long place;
+  static Pair make(int64_t key, long at) { return {key, at}; }
+  bool operator<(Pair o) const { return key < o.key || (key == o.key && place < o.place); }
+  long at() const { return place; }
+};
+template <class S> struct Entry { using type = Packed; };
+template <> struct Entry<double> { using type = Pair; };
+template <> struct Entry<int64_t> { using type = Pair; };
+
+// Bottom-up merge sort of a[0, n); `spare` is as long. Returns where the result lies.
+template <class E> static NPU_NOINLINE E* merge_sort(E* a, E* spare, long n) {
+  constexpr long RUN = 16;
+  for (long start = 0; start < n; start += RUN)
+    for (long i = start + 1; i < n && i < start + RUN; i++) {
+      E x = a[i];
+      long j = i;
+      for (; j > start && x < a[j - 1]; j--) a[j] = a[j - 1];
+      a[j] = x;
+    }
+  for (long width = RUN; width < n; width *= 2) {
+    for (long start = 0; start < n; start += 2 * width) {
+      long middle = scalar_min(start + width, n), end = scalar_min(start + 2 * width, n);
+      for (long i = start, j = middle, k = start; k < end; k++) {
+        bool left = j >= end || (i < middle && !(a[j] < a[i]));
+        spare[k] = left ? a[i++] : a[j++];
+      }
+    }
+    E* t = a;
+    a = spare, spare = t;
+  }
+  return a;
+}
+
+template <class E> NPU_INLINE void sift_down(E* heap, long k, E x) {
+  long i = 0;
+  for (long child; (child = 2 * i + 1) < k; i = child) {
+    if (child + 1 < k && heap[child] < heap[child + 1]) child++;
+    if (!(x < heap[child])) break;
+    heap[i] = heap[child];
+  }
+  heap[i] = x;
+}
+
+// The first k of n in order: their values and positions. `scratch` holds 2 n entries.
+template <bool DESCENDING, class T>
+static NPU_NOINLINE void sort_row(const T* in, long in_stride, T* values, long value_stride, int64_t* places, long place_stride,
+                                  long n, long k, char* scratch) {
+  using S = scalar<T>;
+  using E = typename Entry<S>::type;
+  E* a = (E*)scratch;
+  auto entry = [&](long i) {
+    auto key = order_key(ld1(in + i * in_stride));
+    return E::make(DESCENDING ? ~key : key, i);
+  };
+  if (k * 8 <= n) {  // few of many: a heap of the best so far, the worst of them on top
+    for (long i = 0; i < k; i++) a[i] = entry(i);
+    a = merge_sort(a, a + n, k);
+    for (long i = 0; i < k / 2; i++) {
+      E t = a[i];
+      a[i] = a[k - 1 - i], a[k - 1 - i] = t;
+    }
+    for (long i = k; i < n && k > 0; i++) {
+      E x = entry(i);
+      if (x < a[0]) sift_down(a, k, x);
+    }
+    a = merge_sort(a, a == (E*)scratch ? a + n : (E*)scratch, k);
+  } else {
+    for (long i = 0; i < n; i++) a[i] = entry(i);
+    a = merge_sort(a, a + n, n);
+  }
+  for (long i = 0; i < k; i++) {
+    values[i * value_stride] = in[a[i].at() * in_stride];
+    places[i * place_stride] = a[i].at();
+  }
+}
+
+}  // namespace npu

@@ -1,0 +1,80 @@
+"""C++ of the ``scan`` and ``sort`` kernels: a loop over rows around the row functions of ``small.h``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from ... import dtypes
+from ...kernel import Kernel, Operand
+
+SCANS = {"sum": "Sum", "prod": "Prod", "max": "Max", "min": "Min"}
+CHUNK_NS = 6000.0
+MAX_CHUNKS = 128
+
+
+def emit_small(kernel: Kernel, name: str, pointer: Callable[[Operand], str]) -> str:
+    """The C++ function of a ``scan`` or ``sort`` kernel (needs ``small.h``); the signature is that of ``emit_loops``."""
+    operands = [kernel.inputs[0], *kernel.outputs]
+    axis = kernel.attrs["axis"]
+    shape = kernel.inputs[0].shape
+    names = ["a0", "b0", "b1"][: len(operands)]
+    lines = [f"  {'const ' if n == 'a0' else ''}auto* const {n} = {pointer(op)};" for n, op in zip(names, operands, strict=True)]
+    rows = [d for d in range(len(shape)) if d != axis]
+    last = len(shape) - 1
+    lanes = kernel.kind == "scan" and axis != last and all(op.strides[last] == 1 for op in operands)
+    if lanes:
+        rows.remove(last)
+    head = f"static NPU_NOINLINE int {name}(void* const* bufs, char* arena, npu::Thread& th, int* counter) {{"
+    intro = [head, "  using namespace npu;", "  (void)bufs, (void)arena, (void)th, (void)counter;"]
+    if math.prod(kernel.outputs[0].shape) == 0:
+        return "\n".join([*intro, "  return 0;", "}\n"])
+    count = math.prod(shape[d] for d in rows)
+    n = shape[axis] if shape else 1
+    row_ns = n * 2.0 * (shape[last] / 8 if lanes else 1) if kernel.kind == "scan" else n * (2.0 + 2.0 * math.log2(n + 1))
+    per_chunk = max(1, -(-count // MAX_CHUNKS), min(count, int(CHUNK_NS / row_ns)))
+    lines += [
+        f"  for (long c; (c = next_chunk(th, counter)) < {-(-count // per_chunk)};)",
+        f"    for (long r = c * {per_chunk}; r < scalar_min((c + 1) * {per_chunk}, {count}L); r++) {{",
+    ]
+    places = [f"{n} + {_offset(op, rows, shape)}" for n, op in zip(names, operands, strict=True)]
+    steps = [op.strides[axis] if shape else 0 for op in operands]
+    lines += ["      " + line for line in (_scan(kernel, places, steps, n, lanes) if kernel.kind == "scan" else _sort(kernel, places, steps, n))]
+    return "\n".join([*intro, *lines, "    }", "  return 0;", "}\n"])
+
+
+def small_scratch_bytes(kernel: Kernel) -> int:
+    """Bytes of ``th.scratch`` that a ``scan`` or ``sort`` kernel uses on each thread."""
+    if kernel.kind == "scan":
+        return 0
+    shape = kernel.inputs[0].shape
+    entry = 16 if dtypes.DTYPES[kernel.inputs[0].dtype].size == 8 else 8
+    return 2 * entry * (shape[kernel.attrs["axis"]] if shape else 1)
+
+
+def _offset(op: Operand, rows: Sequence[int], shape: Sequence[int]) -> str:
+    """Element offset of row ``r`` (the flat position over ``rows``)."""
+    parts, step = [], 1
+    for d in reversed(rows):
+        if op.strides[d] and shape[d] > 1:
+            at = f"r / {step}" if step > 1 else "r"
+            parts.append(f"{at} % {shape[d]} * {op.strides[d]}")
+        step *= shape[d]
+    return " + ".join(reversed(parts)) or "0"
+
+
+def _scan(kernel: Kernel, places: list[str], steps: list[int], n: int, lanes: bool) -> list[str]:
+    op = SCANS[kernel.attrs["kind"]]
+    if not lanes:
+        return [f"scan_row<{op}>({places[0]}, {steps[0]}, {places[1]}, {steps[1]}, {n});"]
+    return [
+        f"lanes<1, 0, {kernel.inputs[0].shape[-1]}>([&](long i, auto L, int) NPU_BODY {{",
+        f"  scan_lanes<{op}>({places[0]} + i, {steps[0]}, {places[1]} + i, {steps[1]}, {n}, L);",
+        "});",
+    ]
+
+
+def _sort(kernel: Kernel, places: list[str], steps: list[int], n: int) -> list[str]:
+    descending = "true" if kernel.attrs["descending"] else "false"
+    pairs = ", ".join(f"{p}, {s}" for p, s in zip(places, steps, strict=True))
+    return [f"sort_row<{descending}>({pairs}, {n}, {kernel.attrs['k']}, th.scratch);"]
