@@ -136,14 +136,14 @@ def _unpack(body: memoryview) -> Any:
 
 
 def layout_digest(program: CompiledProgram) -> str:
-    """A hex digest of all that the native code takes for granted: symbols, buffers, offsets, memory sizes.
+    """A hex digest of all that the native code takes for granted: symbols, operands, buffers, offsets, memory sizes.
 
     A binary that carries it (symbol ``npu_layout``) refuses to run with descriptions that are not its own.
     """
     buffers = [(b.id, b.kind, b.dtype, tuple(b.shape), b.offset) for b in program.buffers]
     entries = [
-        (e.symbol, [i.buffer for i in e.inputs], [o.buffer for o in e.outputs], len(e.calls),
-         e.arena_bytes, e.scratch_bytes, [b for _, b in e.updates])
+        (e.symbol, [i.buffer for i in e.inputs], [o.buffer for o in e.outputs], [b for _, b in e.updates],
+         [(tuple(c.inputs), tuple(c.outputs)) for c in e.calls], e.arena_bytes, e.scratch_bytes)
         for e in program.entries.values()
     ]  # fmt: skip
     return hashlib.sha256(repr((buffers, entries)).encode()).hexdigest()

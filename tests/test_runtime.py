@@ -523,10 +523,20 @@ def test_a_binary_that_breaks_the_rules(program: CompiledProgram, old: str, new:
         Executor(broken, handmade.weights(), entry="main").run(handmade.inputs())
 
 
-def test_a_binary_knows_the_buffers_it_was_built_for(program: CompiledProgram) -> None:
-    entry = replace(program.entries["main"], arena_bytes=4096)
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda e: replace(e, arena_bytes=4096),
+        lambda e: replace(e, scratch_bytes=64),
+        lambda e: replace(e, calls=(replace(e.calls[0], inputs=(0,)), *e.calls[1:])),  # the weight would not be passed
+        lambda e: replace(e, calls=(e.calls[0], e.calls[0], *e.calls[1:])),
+        lambda e: replace(e, symbol="npu_step"),
+    ],
+)
+def test_a_binary_knows_the_buffers_it_was_built_for(program: CompiledProgram, change: Callable[[Any], Any]) -> None:
+    entries = {**program.entries, "main": change(program.entries["main"])}
     with pytest.raises(ArtifactError, match="was built for other buffers than the file lists"):
-        Executor(replace(program, entries={**program.entries, "main": entry}), handmade.weights(), entry="main")
+        Executor(replace(program, entries=entries), handmade.weights(), entry="main")
 
 
 def test_threads_and_their_scratch(program: CompiledProgram, monkeypatch: pytest.MonkeyPatch) -> None:
