@@ -214,6 +214,22 @@ def test_eval_mode_is_enforced_and_restored() -> None:
     assert model.training
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_hugging_face_decoder_is_captured_exactly(dtype: torch.dtype) -> None:
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    config = transformers.Qwen2Config(
+        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, tie_word_embeddings=True,
+    )  # fmt: skip
+    model = transformers.Qwen2ForCausalLM(config).to(dtype)
+    graph = check(model, torch.arange(8)[None], use_cache=False, return_dict=False)
+    assert {"aten.cos.default", "aten.scaled_dot_product_attention.default"} <= set(ops(graph))
+    assert not any(op.startswith("wrap_with") for op in ops(graph))
+    used = graph_weights_used(graph)
+    assert "lm_head.weight" not in used
+    assert not any("inv_freq" in key for key in used)
+
+
 def test_exported_programs_are_accepted_and_training_mode_is_refused() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5))
     program = torch.export.export(model.eval(), (X,))

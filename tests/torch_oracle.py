@@ -75,6 +75,6 @@ def _call(node: OpNode, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def _attr(value: Any, name: str) -> Any:
-    if name == "dtype" and value is not None:
+    if name in ("dtype", "layout", "memory_format") and value is not None:
         return getattr(torch, value)
     return value

@@ -12,7 +12,7 @@ __all__ = ["Bert", "VisionTransformer", "bert", "vit", "vit_b_16"]
 
 def _heads(x: Tensor, heads: int) -> Tensor:
     """[N, S, D] to [N, heads, S, D / heads]."""
-    return x.unflatten(-1, (heads, -1)).transpose(1, 2)
+    return x.view(*x.shape[:-1], heads, -1).transpose(1, 2)
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, heads: int, mask: Tensor | None = None) -> Tensor:
