@@ -415,7 +415,7 @@ def evaluate(e: Expr, domain: Sequence[int], arrays: Sequence[np.ndarray], extra
                 marks = [marks[0], np.where(val[x.args[0]], marks[1], marks[2])]
             if any(np.any(m) for m in marks):
                 outside[x] = functools.reduce(np.logical_or, marks)
-    if e in outside and math.prod(domain):
+    if e in outside and 0 not in domain:
         raise IndexError(f"index out of range in {render(e)}")
     return np.broadcast_to(val[e], tuple(domain)).astype(dtypes.numpy_dtype(e.dtype))
 

@@ -96,8 +96,8 @@ def flat_mask(mask: Value, scores: tuple[int, ...]) -> Value:
     """A mask that broadcasts to ``scores`` [..., H, L, S] as [B or 1, H or 1, L or 1, S or 1]."""
     if mask.dtype != "bool" and not dt.is_float(mask.dtype):
         raise refuse("dtype", f"an attention mask of {mask.dtype}", "use bool or a floating dtype")
-    if mask.rank > len(scores) or broadcast_shapes(mask.shape, scores) != scores:
-        raise refuse("shape", f"an attention mask of shape {list(mask.shape)} for scores of shape {list(scores)}")
+    if broadcast_shapes(mask.shape, scores) != scores:
+        raise ValueError(f"an attention mask of shape {list(mask.shape)} for scores of shape {list(scores)}")
     mask = mask.reshape(*(1,) * (len(scores) - mask.rank), *mask.shape)
     *batch, h, length, size = mask.shape
     if math.prod(batch) != 1:

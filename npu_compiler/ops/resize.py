@@ -114,17 +114,21 @@ _SIZES = ((8, 10, 6), (7, 3, 5), (4, 5, 3), (1, 11, 2))
 _FACTORS = ((2.0, 2.0, 3.0), (1.5, 0.6, 2.0), (2.5, 1.1, 1.3))
 
 
+def tries(flags: Sequence[bool]) -> list[tuple[bool, ...]]:
+    return [(flag,) for flag in flags] or [()]
+
+
 def by_size(n: int, *flags: bool, options: Sequence[tuple[float | None, ...]] = ((),)) -> list[Sample]:
     """Calls with an output size, for images of ``n`` spatial dims; ``flags`` are values of align_corners to try."""
-    calls = [S(_IMAGES[n], list(size[:n]), *f) for size in _SIZES for f in ([(x,) for x in flags] or [()])]
+    calls = [S(_IMAGES[n], list(size[:n]), *f) for size in _SIZES for f in tries(flags)]
     layouts = [S(t(1, 2, *(4, 3, 2)[:n], layout="transposed"), [6] * n, *flags[:1], *o) for o in options]
     return calls + layouts
 
 
 def by_factor(n: int, *flags: bool) -> list[Sample]:
     """The same with scale factors, or sizes, as ``interpolate`` exports them."""
-    cases = [(None, list(f[:n])) for f in _FACTORS] + [(list(_SIZES[1][:n]), None)]
-    return [S(_IMAGES[n], size, *f, scale) for size, scale in cases for f in ([(x,) for x in flags] or [()])]
+    cases = [*((None, list(f[:n])) for f in _FACTORS), (list(_SIZES[1][:n]), None)]
+    return [S(_IMAGES[n], size, *f, scale) for size, scale in cases for f in tries(flags)]
 
 
 def _declare_nearest(name: str, exact: bool) -> None:
@@ -155,7 +159,8 @@ def _declare_nearest(name: str, exact: bool) -> None:
         """The nearest source element; by size or by scale factors."""
         return resize(input, output_size, scale_factors)
 
-    for n, f in enumerate((one, two, three), 1):
+    sizes: list[Callable[..., Value]] = [one, two, three]
+    for n, f in enumerate(sizes, 1):
         lowers(f"aten.{name}{n}d.default", samples=by_size(n, options=((), (1.6,) * n)))(f)
         lowers(f"aten.{name}{n}d.vec", samples=by_factor(n))(vec)
 
@@ -196,8 +201,9 @@ def _declare_interpolation(names: dict[int, str], taps: Taps) -> None:
         """Resizing with interpolation; by size or by scale factors."""
         return resize(input, output_size, align_corners, scale_factors)
 
+    sizes: list[Callable[..., Value]] = [one, two, three]
     for n, name in names.items():
-        f = (one, two, three)[n - 1]
+        f = sizes[n - 1]
         lowers(f"aten.{name}.default", samples=by_size(n, False, True, options=((), (1.6,) * n)))(f)
         lowers(f"aten.{name}.vec", samples=by_factor(n, False, True))(vec)
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from ..graph import Value, broadcast_shapes
 from .access import fresh, resized, wrap_dim
 from .common import names
 from .registry import ALL, lowers
-from .samples import S, Sample, t
+from .samples import S, Sample, T, t
 
 DTYPES = (*ALL, "bool")
 ANY = (t(2, 3, 4), t(2, 3, 4, layout="transposed"), t(1, 5, 1), t(0, 3))
@@ -17,7 +18,7 @@ ANY = (t(2, 3, 4), t(2, 3, 4, layout="transposed"), t(1, 5, 1), t(0, 3))
 Ints = int | Sequence[int]
 
 
-def calls(*args: tuple, of: Sequence = (t(2, 3, 4),)) -> tuple[Sample, ...]:
+def calls(*args: tuple[Any, ...], of: Sequence[T] = (t(2, 3, 4),)) -> tuple[Sample, ...]:
     """One sample per tensor and argument list."""
     return tuple(S(x, *a) for x in of for a in args)
 

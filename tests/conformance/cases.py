@@ -1,8 +1,8 @@
 """Conformance cases, generated from the registry: every overload x sample x dtype as an IR call with expected results.
 
 A case knows its PyTorch arguments, the IR encoding of the call (``inputs`` and ``attrs``), PyTorch eager's results in
-the same dtype and the results in float64. :func:`compile_cases` lowers many cases into one core graph, because compiling
-for a real target costs seconds.
+the same dtype and the results in float64. :func:`compile_cases` lowers many cases into one core graph, because
+compiling for a real target costs seconds.
 """
 
 from __future__ import annotations
@@ -210,8 +210,8 @@ class Batch:
         results = lower_call(self.graph, case.op_type, values, attrs)
         names = []
         for i, (got, want) in enumerate(zip(results, case.eager, strict=True)):
-            fits = got is not None and got.shape == tuple(want.shape)
-            assert fits, f"result {i} is {got}, PyTorch's has shape {list(want.shape)}"
+            assert got is not None, f"result {i} is missing"
+            assert got.shape == tuple(want.shape), f"result {i} is {got}, PyTorch's has shape {list(want.shape)}"
             names.append(f"{case}.out{i}")
             self.graph.outputs.append((names[-1], got.cast(dtypes.parse(want.dtype))))
         self.outputs[case] = names
@@ -234,8 +234,8 @@ def check(case: Case, got: Sequence[np.ndarray], summing: bool) -> None:
     """The gate. ``AssertionError`` with the worst element where a result differs from PyTorch's by more than allowed.
 
     Integers and bools are equal. Floats have infinities and NaN where PyTorch has them, and elsewhere an error against
-    the float64 result of at most 1.1 x eager's own plus 2 units in the last place (1 for half types); results of sums
-    get 4 float32 units of the largest magnitude involved, since the order of a sum is free.
+    the float64 result of at most 1.1 x eager's worst in that tensor plus 2 units in the last place (1 for half types);
+    results of sums get 4 float32 units of the largest magnitude involved, since the order of a sum is free.
     """
     for number, (out, eager, exact) in enumerate(zip(got, case.eager, case.reference, strict=True)):
         where = f"{case} {case.sample} result {number}"
@@ -251,33 +251,36 @@ def check(case: Case, got: Sequence[np.ndarray], summing: bool) -> None:
         special = ~np.isfinite(want)
         same = np.array_equal(out[special], want[special], equal_nan=True) and np.isfinite(out[~special]).all()
         assert same, f"{where}: NaN or infinities differ\n{out}\n{want}"
-        counted = ~special & exact.isfinite().numpy()
+        wide = np.where(exact.isfinite(), exact.double(), want)
         summed = max(map(largest, (exact, *case.encoded[0]))) if summing else 0.0
-        check_errors(
-            where, dtypes.parse(eager.dtype), *(x[counted] for x in (out, want, exact.double().numpy())), summed
-        )
+        out, want, wide = (x[~special] for x in (out, want, wide))
+        check_errors(where, dtypes.parse(eager.dtype), out, want, wide, summed)
 
 
 def check_errors(where: str, dtype: str, out: np.ndarray, eager: np.ndarray, exact: np.ndarray, summed: float) -> None:
     """Finite float64 vectors: ours, eager's and the exact result, all rounded to ``dtype`` once but for the last."""
     if not exact.size:
         return
-    error, eager_error = np.abs(out - exact), np.abs(eager - exact).max()
+    error, eager_error = np.abs(out - exact), np.abs(eager - exact)
     floor = (2 if dtype in ("float32", "float64") else 1) * ulp(dtype, exact)
     if summed:
         floor = floor + 4 * ulp(dtypes.opmath(dtype), summed)
-    excess = error - (1.1 * eager_error + floor)
-    i = int(np.argmax(excess))
-    assert excess[i] <= 0, (
+    # Where float64 lands on the other side of a step, as in floor(), eager's error there excuses no other element.
+    usual = eager_error <= 32 * floor
+    typical = eager_error[usual].max() if usual.any() else 0.0
+    with np.errstate(over="ignore"):
+        allowed = 1.1 * np.maximum(eager_error, typical) + floor
+    i = int(np.argmax(error - allowed))
+    assert error[i] <= allowed[i], (
         f"{where}: error {error[i]:.3g} against float64 ({out[i]} for {exact[i]}); "
-        f"eager's worst is {eager_error:.3g}, floor {floor[i]:.3g}"
+        f"eager's worst is {eager_error.max():.3g}, allowed {allowed[i]:.3g}"
     )
 
 
 def ulp(dtype: str, x: Any) -> np.ndarray:
     """Distance between neighbours of ``dtype`` at the magnitude of ``x``."""
     info = torch.finfo(getattr(torch, dtype))
-    return np.maximum(2.0 ** np.floor(np.log2(np.maximum(np.abs(x), info.tiny))), info.tiny) * info.eps
+    return np.ldexp(info.eps, np.frexp(np.maximum(np.abs(x), info.tiny))[1] - 1)
 
 
 def largest(t: torch.Tensor) -> float:
