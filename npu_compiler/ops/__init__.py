@@ -1,6 +1,26 @@
 """The op registry. Importing it declares every op; one file per family."""
 
-from . import activations, arithmetic, attention, casts, comparison, convolution, creation, indexing, joining, linear_algebra, norms, padding, pooling, reductions, resize, scattering, slicing, sorting, views  # noqa: F401
+from . import (  # noqa: F401
+    activations,
+    arithmetic,
+    attention,
+    casts,
+    comparison,
+    convolution,
+    creation,
+    indexing,
+    joining,
+    linear_algebra,
+    norms,
+    padding,
+    pooling,
+    reductions,
+    resize,
+    scattering,
+    slicing,
+    sorting,
+    views,
+)
 from .registry import REGISTRY, OpDef, find, get_supported_ops, is_op_supported, lower_call
 
 __all__ = ["REGISTRY", "OpDef", "find", "get_supported_ops", "is_op_supported", "lower_call"]

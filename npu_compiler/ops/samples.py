@@ -28,7 +28,14 @@ class T:
         return f"t({', '.join([*map(str, self.shape), *changed])})"
 
 
-def t(*shape: int, dtype: str | None = None, low: float = -2.0, high: float = 2.0, layout: str = "contiguous", values: Any = None) -> T:
+def t(
+    *shape: int,
+    dtype: str | None = None,
+    low: float = -2.0,
+    high: float = 2.0,
+    layout: str = "contiguous",
+    values: Any = None,
+) -> T:
     return T(shape, dtype, low, high, layout, tuple(values) if values is not None else None)
 
 
@@ -41,13 +48,21 @@ class Sample:
         return f"S({', '.join([*map(repr, self.args), *(f'{k}={v!r}' for k, v in self.kwargs)])})"
 
 
-def S(*args: Any, **kwargs: Any) -> Sample:  # noqa: N802 - reads as notation in the op tables
+def S(*args: Any, **kwargs: Any) -> Sample:
     return Sample(args, tuple(kwargs.items()))
 
 
 UNARY = (S(t(3, 5)), S(t(2, 3, 4, layout="transposed")), S(t(7, layout="strided")), S(t()), S(t(0, 3)), S(t(2, 67)))
-POSITIVE = (S(t(3, 5, low=0.1, high=4)), S(t(2, 3, 4, low=0.01, high=30, layout="transposed")), S(t(41, low=0.5, high=2)))
-UNIT = (S(t(3, 5, low=-0.99, high=0.99)), S(t(2, 3, 4, low=-0.9, high=0.9, layout="transposed")), S(t(41, low=-0.5, high=0.5)))
+POSITIVE = (
+    S(t(3, 5, low=0.1, high=4)),
+    S(t(2, 3, 4, low=0.01, high=30, layout="transposed")),
+    S(t(41, low=0.5, high=2)),
+)
+UNIT = (
+    S(t(3, 5, low=-0.99, high=0.99)),
+    S(t(2, 3, 4, low=-0.9, high=0.9, layout="transposed")),
+    S(t(41, low=-0.5, high=0.5)),
+)
 BINARY = (
     S(t(3, 5), t(3, 5)),
     S(t(2, 3, 4), t(4)),

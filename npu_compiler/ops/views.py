@@ -306,8 +306,8 @@ def repeated(x: Value, repeats: Sequence[int]) -> Value:
 
 
 _REPEATS = (
-    S(t(2, 3), [2, 1]), S(t(3), [2, 3]), S(t(2, 3, layout="transposed"), [1, 2, 2]), S(t(2), [0]), S(t(), [3]), S(t(), []),
-    S(t(2, 1), [1, 1]),
+    S(t(2, 3), [2, 1]), S(t(3), [2, 3]), S(t(2, 3, layout="transposed"), [1, 2, 2]), S(t(2), [0]), S(t(), [3]),
+    S(t(), []), S(t(2, 1), [1, 1]),
 )  # fmt: skip
 
 
