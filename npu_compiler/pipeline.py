@@ -22,15 +22,16 @@ from .lower import lower_ir
 from .memory_planner import plan_memory
 from .passes import attention, decompose, fold, fuse, layout, normalise
 from .schedule import Scheduler
-from .targets import CodegenTarget, Emitted, get_target
+from .target_config import TargetConfig, target_config
+from .targets import Emitted, get_target
 
 
 @dataclass
 class State:
-    """What flows through the phases."""
+    """What flows through the phases; ``ir`` is None for a program that starts as a core graph."""
 
-    ir: IRGraph
-    target: CodegenTarget
+    ir: IRGraph | None
+    config: TargetConfig
     dtype: str | None
     disable: Collection[str]
     graph: Graph = field(default_factory=Graph)
@@ -45,6 +46,7 @@ class State:
 
 
 def _lower(s: State) -> None:
+    assert s.ir is not None
     s.graph = lower_ir(s.ir, s.dtype)
 
 
@@ -63,7 +65,7 @@ def _fold(s: State) -> None:
 
 
 def _fuse(s: State) -> None:
-    decompose.decompose(s.graph, s.target.config)
+    decompose.decompose(s.graph, s.config)
     fuse.absorb_views(s.graph)
     claimed = fuse.claim_epilogues(s.graph) if "fuse_epilogue" not in s.disable else {}
     if "fuse_pointwise" not in s.disable:
@@ -74,22 +76,23 @@ def _fuse(s: State) -> None:
 
 
 def _schedule(s: State) -> None:
-    s.scheduler = Scheduler(s.graph, s.groups, s.target.config)
+    s.scheduler = Scheduler(s.graph, s.groups, s.config)
     s.schedule = s.scheduler.run()
 
 
 def _memory(s: State) -> None:
     assert s.schedule is not None
-    plan_memory(s.schedule, s.target.config.buffer_align)
+    plan_memory(s.schedule, s.config.buffer_align)
 
 
 def _codegen(s: State) -> None:
     assert s.schedule is not None
+    target = get_target(s.config.name)
     for kernel in s.schedule.kernels:
-        reason = s.target.supports(kernel)
+        reason = target.supports(kernel)
         if reason is not None:
             raise CompileError(f"kernel {kernel.name} (from {', '.join(kernel.sources)}): {reason}")
-    s.emitted = s.target.emit([s.schedule])
+    s.emitted = target.emit([s.schedule])
 
 
 PHASES: tuple[tuple[str, Callable[[State], None], str], ...] = (
@@ -115,8 +118,12 @@ def run_phases(ir: IRGraph, target: str, dtype: str | None, disable: Collection[
     names = [name for name, _, _ in PHASES]
     if until is not None and until not in names:
         raise CompileError(f"unknown phase {until!r}; phases are: {', '.join(names)}")
-    state = State(ir, get_target(target), parse(dtype) if dtype else None, disable)
-    for number, (name, f, _) in enumerate(PHASES):
+    state = State(ir, target_config(target), parse(dtype) if dtype else None, disable)
+    return _run(state, 0, until)
+
+
+def _run(state: State, first: int, until: str | None) -> State:
+    for number, (name, f, _) in list(enumerate(PHASES))[first:]:
         start = time.perf_counter()
         f(state)
         _trace(state, number, name, time.perf_counter() - start)
@@ -148,12 +155,18 @@ def dump(state: State) -> str:
 
 def compile_ir(ir: IRGraph, target: str = "cpu", dtype: str | None = None, disable: Collection[str] = ()) -> CompiledProgram:
     """All phases, and the artifact they leave."""
-    state = run_phases(ir, target, dtype, disable)
-    assert state.schedule is not None and state.scheduler is not None and state.emitted is not None
-    return _program(state, state.schedule, state.scheduler, state.emitted)
+    return _program(run_phases(ir, target, dtype, disable), ir.model_name, parse(dtype) if dtype else _main_dtype(ir))
 
 
-def _program(state: State, schedule: Schedule, scheduler: Scheduler, emitted: Emitted) -> CompiledProgram:
+def compile_graph(graph: Graph, target: str = "cpu", disable: Collection[str] = ()) -> CompiledProgram:
+    """Compile a core graph (which is consumed) from phase ``normalise`` on."""
+    state = _run(State(None, target_config(target), None, frozenset(disable) | env.disabled(), graph), 1, None)
+    return _program(state, graph.name, "float32")
+
+
+def _program(state: State, name: str, dtype: str) -> CompiledProgram:
+    schedule, scheduler, emitted = state.schedule, state.scheduler, state.emitted
+    assert schedule is not None and scheduler is not None and emitted is not None
     recipes = Graph(state.graph.name)
     recipes.nodes = state.graph.nodes
     recipes.outputs = scheduler.recipes
@@ -182,9 +195,9 @@ def _program(state: State, schedule: Schedule, scheduler: Scheduler, emitted: Em
         updates=tuple((b.name, ids[b.id]) for b in schedule.buffers if b.kind == "state"),
     )
     return CompiledProgram(
-        name=state.ir.model_name,
-        target=state.target.name,
-        dtype=state.dtype or _main_dtype(state.ir),
+        name=name,
+        target=state.config.name,
+        dtype=dtype,
         entries={"main": entry},
         buffers=[BufferSpec(ids[b.id], b.kind, b.dtype, b.shape, b.name, b.offset) for b in schedule.buffers],
         weights=weights,

@@ -17,11 +17,14 @@ from ...target_config import TARGETS
 from .. import Emitted
 from .anchors import ANCHORS, emit_anchor
 from .loops import emit_loops, scratch_bytes
+from .small_kernels import emit_small, small_scratch_bytes
 from .toolchain import build_shared, compile_flags, find_compiler, required_features
 
 KERNELS = Path(__file__).with_name("kernels")
 
-_HEADER = '#include "loops.h"\n'
+SMALL = frozenset(("scan", "sort"))
+
+_HEADER = '#include "loops.h"\n#include "small.h"\n'
 
 
 class CPUTarget:
@@ -31,7 +34,7 @@ class CPUTarget:
     config = TARGETS["cpu"]
 
     def supports(self, kernel: Kernel) -> Reason | None:
-        if kernel.kind == "loops" or kernel.kind in ANCHORS:
+        if kernel.kind == "loops" or kernel.kind in SMALL or kernel.kind in ANCHORS:
             return None
         return Reason("no_kernel", f"the CPU target has no {kernel.kind} kernel")
 
@@ -97,6 +100,9 @@ def _emit(kernel: Kernel) -> tuple[str, int]:
     if kernel.kind == "loops":
         text = emit_loops(kernel, "@NAME@", place).replace("static NPU_NOINLINE int", "int", 1)
         return f"{text}extern const long @NAME@_scratch = {scratch_bytes(kernel)};\n", 1
+    if kernel.kind in SMALL:
+        text = emit_small(kernel, "@NAME@", place).replace("static NPU_NOINLINE int", "int", 1)
+        return f"{text}extern const long @NAME@_scratch = {small_scratch_bytes(kernel)};\n", 2
     return f"// kind {kernel.kind}\n" + emit_anchor(kernel, "@NAME@", place), 4
 
 
