@@ -39,7 +39,16 @@ template <class Kind, class TX> NPU_NOINLINE void copy_rows(const TX* x, char* o
       copy_units<Kind>(out + first * d.pixel_bytes, from + first * d.c, (last - first) * d.c);
       continue;
     }
-    for (long p = first; p < last; p++) {
+    long p = first;
+    if (is_same<Kind, BF16P>::value && d.c == 3 && d.groups == 1) {  // an image: 6 bytes of 8, the last pixel apart
+      for (; p + 1 < last; p++) {
+        uint64_t pixel;
+        memcpy(&pixel, from + p * d.step * 3, 8);
+        pixel &= 0xffffffffffff;
+        memcpy(out + p * d.pixel_bytes, &pixel, 8);
+      }
+    }
+    for (; p < last; p++) {
       const TX* pixel = from + p * d.step * d.c;
       char* to = out + p * d.pixel_bytes;
       if (d.groups == 1 || cg % Kind::X_PER_UNIT == 0) {
@@ -77,7 +86,7 @@ template <class D, class TX, class TW> struct ConvPlan {
     return D::OH;
   }
   static constexpr Blocking BLOCKING =
-      choose_blocking(D::N, D::OH, quantum_rows(), STEP_H * WIDTH * PIXEL, G * NP, UNITS * Kind::W_BYTES,
+      choose_blocking(D::N, D::OH, quantum_rows(), STEP_H * WIDTH * PIXEL, !POINTWISE, G * NP, UNITS * Kind::W_BYTES,
                       D::OW * D::R * D::S * CG * PANEL);
   static constexpr long BH = BLOCKING.block_rows, BLOCKS = ceil_div(D::OH, BH), PG = BLOCKING.chunk_panels;
   static constexpr long Q = BH * D::OW, Q_LAST = (D::OH - (BLOCKS - 1) * BH) * D::OW;

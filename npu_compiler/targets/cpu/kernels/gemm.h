@@ -17,14 +17,16 @@ struct GemmDims {
   static constexpr bool shared_w = true;  // all products use the same weights
 };
 
-// Rows of a block and panels of a chunk, for `rows` positions of row_bytes each against `panels` of panel_bytes.
+// Rows of a block and panels of a chunk, for `rows` of row_bytes each, in steps of `quantum`, against `panels` of
+// panel_bytes. Blocks share no input unless `halo`: they may then be small enough to stay near the L1 cache.
 struct Blocking { long block_rows, chunk_panels; };
-constexpr Blocking choose_blocking(long images, long rows, long quantum, long row_bytes, long panels,
+constexpr Blocking choose_blocking(long images, long rows, long quantum, long row_bytes, bool halo, long panels,
                                    long panel_bytes, long row_panel_macs) {
   const long fit = max_of(1, BLOCK_BYTES / (quantum * row_bytes)) * quantum;
   long block = min_of(ceil_div(rows, quantum) * quantum, fit);
   if (panels * panel_bytes <= RESIDENT_BYTES) {  // more, smaller blocks cost no weight traffic
     long wanted = ceil_div(ceil_div(rows * images, CHUNKS), quantum) * quantum;
+    if (!halo) wanted = min_of(wanted, max_of(1, NEAR_BYTES / (quantum * row_bytes)) * quantum);
     long least = ceil_div(ceil_div(CHUNK_MACS, row_panel_macs * panels), quantum) * quantum;
     block = min_of(block, max_of(wanted, max_of(least, 3 * quantum)));
   }
@@ -43,7 +45,7 @@ template <class D, class TA, class TW> struct GemmPlan {
                                (D::lda * (long)sizeof(TA) % 4096 == 0 && D::M > 8);
   static constexpr long ROW_BYTES = COPY ? UNITS * 4 + (UNITS * 4 % 4096 == 0 ? 64 : 0) : D::lda * (long)sizeof(TA);
   static constexpr long NP = ceil_div(D::N, PANEL), N = D::N, G = 1, IMAGES = D::B;
-  static constexpr Blocking BLOCKING = choose_blocking(D::B, D::M, TILE_ROWS, UNITS * 4, NP, UNITS * Kind::W_BYTES,
+  static constexpr Blocking BLOCKING = choose_blocking(D::B, D::M, TILE_ROWS, UNITS * 4, false, NP, UNITS * Kind::W_BYTES,
                                                        D::K * PANEL);
   static constexpr long Q = BLOCKING.block_rows, BLOCKS = ceil_div(D::M, Q), Q_LAST = D::M - (BLOCKS - 1) * Q;
   static constexpr long PG = BLOCKING.chunk_panels;

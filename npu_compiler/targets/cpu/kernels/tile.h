@@ -169,6 +169,7 @@ constexpr long ceil_div(long a, long b) { return (a + b - 1) / b; }
 constexpr long align64(long bytes) { return (bytes + 63) / 64 * 64; }
 
 constexpr long BLOCK_BYTES = 256 << 10;     // x of one block: leaves most of a 1 MB L2 to the weights
+constexpr long NEAR_BYTES = 48 << 10;       // x of a block that is cheap to convert: about an L1 cache
 constexpr long RESIDENT_BYTES = 384 << 10;  // weights that stay in L2 beside it
 constexpr long CHUNK_MACS = 400000;         // some 12 us of one core: a chunk is not worth splitting further
 constexpr long CHUNKS = 16;                 // wanted at least, so that threads balance under noise
