@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import math
+import mmap
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from npu_compiler import dtypes, expr, interp
+from npu_compiler.graph import Graph
 from npu_compiler.kernel import Buffer, Kernel, Operand, contiguous_strides
 from npu_compiler.targets.cpu import toolchain
 from npu_compiler.targets.cpu.loops import emit_loops, scratch_bytes
@@ -52,12 +55,15 @@ extern "C" __attribute__((visibility("default"))) uint64_t time_%(unit)s(int ker
 """
 
 
+_numbers = itertools.count()
+
+
 def operand(shape: Sequence[int], dtype: str = "float32", strides: Sequence[int] | None = None, offset: int = 0, extent: int | None = None) -> Operand:
     """An operand in a buffer of its own, just large enough for it (or ``extent`` elements)."""
     strides = contiguous_strides(shape) if strides is None else tuple(strides)
     if extent is None:
         extent = offset + 1 + sum((n - 1) * max(s, 0) for n, s in zip(shape, strides, strict=True)) if math.prod(shape) else 0
-    number = operand.count = getattr(operand, "count", 0) + 1
+    number = next(_numbers)
     return Operand(Buffer(number, "arena", dtype, (extent,), f"x{number}"), tuple(shape), strides, offset)
 
 
@@ -68,7 +74,10 @@ def view(op: Operand, buffers: dict[int, np.ndarray]) -> np.ndarray:
 
 
 def expected(kernel: Kernel, buffers: dict[int, np.ndarray]) -> None:
-    """Runs a loops kernel in numpy: the results are written into ``buffers``."""
+    """Runs a kernel in numpy: the results are written into ``buffers``."""
+    if kernel.kind != "loops":
+        _expected_small(kernel, buffers)
+        return
     body = kernel.body
     assert body is not None
     inputs = [view(o, buffers) for o in kernel.inputs]
@@ -87,7 +96,8 @@ def expected(kernel: Kernel, buffers: dict[int, np.ndarray]) -> None:
             extra[expr.stage(n, x.dtype.name)] = x
         elif s.reduce in ("argmax", "argmin"):
             keep = [d for d in range(len(body.domain)) if d not in body.axes]
-            flat = x.transpose(*keep, *body.axes).reshape(*(body.domain[d] for d in keep), -1)
+            folded = math.prod(body.domain[d] for d in body.axes)
+            flat = x.transpose(*keep, *body.axes).reshape(*(body.domain[d] for d in keep), folded)
             pick = np.argmax if s.reduce == "argmax" else np.argmin
             extra[expr.stage(n, "int64")] = pick(flat, axis=-1).reshape(rows)
         elif math.prod(body.domain[d] for d in body.axes) == 0:
@@ -98,6 +108,17 @@ def expected(kernel: Kernel, buffers: dict[int, np.ndarray]) -> None:
         out = view(kernel.outputs[number], buffers)
         if out.size:
             out[idx if idx else ...] = value
+
+
+def _expected_small(kernel: Kernel, buffers: dict[int, np.ndarray]) -> None:
+    g, attrs, op = Graph("reference"), kernel.attrs, kernel.inputs[0]
+    x = g.add("input", [], [(op.shape, op.dtype)], name="x", dtype=op.dtype).out
+    if kernel.kind == "scan":
+        value = g.scan(attrs["kind"], x, attrs["axis"])
+    else:
+        value = g.sort(x, attrs["axis"], attrs["descending"], attrs["k"])[0]
+    for o, result in zip(kernel.outputs, interp.evaluate_node(value.node, [view(op, buffers)]), strict=True):
+        view(o, buffers)[...] = result
 
 
 @dataclass
@@ -165,3 +186,19 @@ def random_array(rng: np.random.Generator, shape: Sequence[int], dtype: str) -> 
         return rng.standard_normal(shape).astype(dt)
     low = 0 if dtype == "uint8" else -20
     return rng.integers(low, 21, shape).astype(dt)
+
+
+def fenced(array: np.ndarray, at_end: bool) -> np.ndarray:
+    """A copy that touches an unmapped page at its end (or start): reading past it ends the process."""
+    page = mmap.PAGESIZE
+    body = -(-max(array.nbytes, 1) // page) * page
+    area = mmap.mmap(-1, body + 2 * page)
+    start = ctypes.addressof(ctypes.c_char.from_buffer(area))
+    libc = ctypes.CDLL(None, use_errno=True)
+    for edge in (start, start + page + body):
+        if libc.mprotect(ctypes.c_void_p(edge), ctypes.c_size_t(page), 0):
+            raise OSError(ctypes.get_errno(), "mprotect failed")
+    offset = page + (body - array.nbytes if at_end else 0)
+    copy = np.frombuffer(area, array.dtype, array.size, offset).reshape(array.shape)
+    copy[...] = array
+    return copy
