@@ -5,7 +5,7 @@ The binary of the ``cpu`` target is a shared object that exports, with C linkage
 ``int npu_abi(void)``            :data:`ABI_VERSION`
 ``int npu_start(int threads)``   starts the thread pool; the number of threads it has, or 0 if it cannot start
 ``void npu_stop(void)``          ends the pool
-``const char npu_layout[]``      :func:`npu_compiler.serialize.layout_digest` of the program it was built for (optional)
+``const char npu_layout[64]``    :data:`LAYOUT_MARKER`, which :func:`npu_compiler.serialize.stamp_layout` replaces
 ``int SYMBOL(void* const* buffers, char* arena, double* times)``   one per entry point, named as in :data:`SYMBOL`
 
 ``buffers`` is indexed by buffer id (arena buffers are null); each pointer is aligned to its element size at least.
@@ -24,6 +24,7 @@ from typing import Any
 from .graph import Graph
 
 ABI_VERSION = 1
+LAYOUT_MARKER = "npu-layout-".ljust(64, ".")
 SYMBOL = re.compile(r"npu_(?!(?:abi|start|stop|layout)$)[A-Za-z0-9_]{1,200}")
 
 

@@ -32,7 +32,7 @@ import msgpack
 import numpy as np
 
 from . import dtypes, expr, verify
-from .compiled_program import BufferSpec, CompiledProgram, EntryPoint, IOSpec, KernelCall, WeightSpec
+from .compiled_program import LAYOUT_MARKER, BufferSpec, CompiledProgram, EntryPoint, IOSpec, KernelCall, WeightSpec
 from .errors import ArtifactError
 from .graph import Graph, Value
 
@@ -136,10 +136,7 @@ def _unpack(body: memoryview) -> Any:
 
 
 def layout_digest(program: CompiledProgram) -> str:
-    """A hex digest of all that the native code takes for granted: symbols, operands, buffers, offsets, memory sizes.
-
-    A binary that carries it (symbol ``npu_layout``) refuses to run with descriptions that are not its own.
-    """
+    """A digest, 64 hex digits, of what the native code takes for granted: symbols, operands, buffers, memory sizes."""
     buffers = [(b.id, b.kind, b.dtype, tuple(b.shape), b.offset) for b in program.buffers]
     entries = [
         (e.symbol, [i.buffer for i in e.inputs], [o.buffer for o in e.outputs], [b for _, b in e.updates],
@@ -147,6 +144,16 @@ def layout_digest(program: CompiledProgram) -> str:
         for e in program.entries.values()
     ]  # fmt: skip
     return hashlib.sha256(repr((buffers, entries)).encode()).hexdigest()
+
+
+def stamp_layout(program: CompiledProgram) -> None:
+    """Write :func:`layout_digest` into the binary, in place of the marker, if it has one.
+
+    The runtime refuses a stamped binary with descriptions that are not its own. Not on a Mac, where any change to a
+    binary voids its signature.
+    """
+    if program.binary.startswith(b"\x7fELF"):
+        program.binary = program.binary.replace(LAYOUT_MARKER.encode(), layout_digest(program).encode(), 1)
 
 
 # -- writing ----------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Callable
 from pathlib import Path
 
-from npu_compiler.compiled_program import ABI_VERSION, CompiledProgram
+from npu_compiler.compiled_program import ABI_VERSION, LAYOUT_MARKER, CompiledProgram
 from npu_compiler.errors import ArtifactError, BackendError, ToolchainError
 from npu_compiler.serialize import layout_digest
 from npu_compiler.targets.cpu.host import host_cpu
@@ -82,7 +82,7 @@ class NativeLibrary:
         if not hasattr(self._library, "npu_layout"):
             return
         layout = bytes((ctypes.c_char * 64).in_dll(self._library, "npu_layout"))
-        if layout != layout_digest(self.program).encode():
+        if layout not in (LAYOUT_MARKER.encode(), layout_digest(self.program).encode()):
             raise ArtifactError(f"{where} was built for other buffers than the file lists; compile the model again")
 
     def function(self, symbol: str) -> Callable[..., int]:

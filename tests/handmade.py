@@ -14,12 +14,21 @@ from typing import Any
 import numpy as np
 
 from npu_compiler import expr
-from npu_compiler.compiled_program import BufferSpec, CompiledProgram, EntryPoint, IOSpec, KernelCall, WeightSpec
+from npu_compiler.compiled_program import (
+    ABI_VERSION,
+    LAYOUT_MARKER,
+    BufferSpec,
+    CompiledProgram,
+    EntryPoint,
+    IOSpec,
+    KernelCall,
+    WeightSpec,
+)
 from npu_compiler.graph import Graph
-from npu_compiler.serialize import layout_digest
+from npu_compiler.serialize import stamp_layout
 from npu_compiler.targets.cpu import toolchain
 
-SOURCE = r"""
+_TEMPLATE = r"""
 #include <stdint.h>
 #include <time.h>
 #define API extern "C" __attribute__((visibility("default")))
@@ -30,7 +39,7 @@ static double now() {
 }
 #define TICK(k) do { if (times) times[k] = now(); } while (0)
 static int running;
-API __attribute__((used)) const char npu_layout[65] = "@LAYOUT@";
+API __attribute__((used)) const char npu_layout[65] = "@MARKER@";
 API int npu_abi(void) { return @ABI@; }
 API int npu_start(int threads) { return running = threads < 3 ? threads : 3; }
 API void npu_stop(void) { running = 0; }
@@ -62,6 +71,8 @@ API int npu_step(void* const* b, char* arena, double* times) {
   return 0;
 }
 """
+
+SOURCE = _TEMPLATE.replace("@MARKER@", LAYOUT_MARKER).replace("@ABI@", str(ABI_VERSION))
 
 BUFFERS = [
     BufferSpec(0, "input", "float32", (3, 4), "x"),
@@ -113,29 +124,30 @@ def _entries() -> dict[str, EntryPoint]:
             IOSpec("same", (2, 2), "float32", 7), IOSpec("half", (4,), "float32", 11),
             IOSpec("again", (4,), "float32", 8),
         ),
-        (_call("double", "loops", (7,), (8, 11), "two stores"), _call("add", "loops", (7, 9), (9,), "out0 = in0 + in1")),
+        (
+            _call("double", "loops", (7,), (8, 11), "two stores"),
+            _call("add", "loops", (7, 9), (9,), "out0 = in0 + in1"),
+        ),
         arena_bytes=16, scratch_bytes=0, updates=(("total", 9), ("last", 8)),
     )  # fmt: skip
     return {"main": main, "step": step}
 
 
 @cache
-def _binary(source: str) -> bytes:
+def binary(source: str) -> bytes:
     return toolchain.build_shared({"program": source}, Path(toolchain.__file__).parent / "kernels")
 
 
 def program(**changes: Any) -> CompiledProgram:
     """The program above; ``changes`` replace fields after it was built."""
-    from npu_compiler.compiled_program import ABI_VERSION
-
     made = CompiledProgram(
         name="handmade", target="cpu", dtype="float32", entries=_entries(), buffers=list(BUFFERS),
         weights=[WeightSpec("layer.weight", (4,), "float16"), WeightSpec("norm.weight", (4,), "float32"),
                  WeightSpec("norm.var", (4,), "float32")],
         recipes=recipes(), sources={}, binary=b"", requires=(), build={"compiler": "by hand", "flags": ["-O3"]},
     )  # fmt: skip
-    source = SOURCE.replace("@LAYOUT@", layout_digest(made)).replace("@ABI@", str(ABI_VERSION))
-    made.sources, made.binary = {"program": source}, _binary(source)
+    made.sources, made.binary = {"program": SOURCE}, binary(SOURCE)
+    stamp_layout(made)
     for field, value in changes.items():
         setattr(made, field, value)
     return made
@@ -171,12 +183,16 @@ def every_op() -> Graph:
     q, k = g.weight("q", (1, 4, 3, 8), "float32"), g.weight("k", (1, 2, 5, 8), "float32")
     order = g.const(np.array([2, 0, 1]), "int64")
     picked = g.elementwise(
-        (3, 4), [a, order], expr.load(0, "float32", [expr.const(1, "int64"), expr.load(1, "int64", [expr.index(0)]), expr.index(1)])
+        (3, 4),
+        [a, order],
+        expr.load(0, "float32", [expr.const(1, "int64"), expr.load(1, "int64", [expr.index(0)]), expr.index(1)]),
     )
     mask = g.const(np.array([[True, True, False, True, True]]), "bool")
     values, places = g.sort(a, 2, True, 3)
     made = {
-        "pointwise": g.pointwise(lambda x, y: expr.where(x > y, expr.fn("exp")(x), x * y), a, m.slice(1, 0, 1).reshape(4)),
+        "pointwise": g.pointwise(
+            lambda x, y: expr.where(x > y, expr.fn("exp")(x), x * y), a, m.slice(1, 0, 1).reshape(4)
+        ),
         "gather": picked,
         "reduce": a.sum([0, 2]),
         "argmax": g.reduce("argmax", a, [1, 2]),
@@ -188,12 +204,15 @@ def every_op() -> Graph:
         "attention": g.attention(q, k, k, mask, 0.3, True),
         "concat": g.concat([a, a.slice(1, 1, 3)], 1),
         "scatter": g.scatter(
-            a, picked.reshape(3, 4), [order], [expr.const(0, "int64"), expr.load(0, "int64", [expr.index(0)]), expr.index(1)], "add"
+            a, picked.reshape(3, 4), [order],
+            [expr.const(0, "int64"), expr.load(0, "int64", [expr.index(0)]), expr.index(1)], "add",
         ),
         "scan": g.scan("max", a, 1),
         "sort": values,
         "sort.places": places,
-        "pack": g.add("pack", [kernel.reshape(1, 6, 9, 2)], [((1, 2, 9, 1, 4, 2), "float32")], panel=4, layout="pairs").out,
+        "pack": g.add(
+            "pack", [kernel.reshape(1, 6, 9, 2)], [((1, 2, 9, 1, 4, 2), "float32")], panel=4, layout="pairs"
+        ).out,
         "halves": a.cast("bfloat16"),
         "infinite": g.const(np.array(-np.inf), "float32").expand(2, 2),
     }  # fmt: skip
@@ -221,6 +240,6 @@ def rich_program() -> CompiledProgram:
     made.recipes = extra
     made.buffers = made.buffers + buffers
     made.weights = made.weights + [WeightSpec(k, v.shape, "float32") for k, v in every_weight().items()]
-    source = SOURCE.replace("@LAYOUT@", layout_digest(made)).replace("@ABI@", "1")
-    made.sources, made.binary = {"program": source}, _binary(source)
+    made.binary = binary(SOURCE)
+    stamp_layout(made)
     return made

@@ -1,4 +1,4 @@
-"""The .npubin file: what is written is read, what is damaged is refused with its place, what is killed leaves no harm."""
+"""The .npubin file: what is written is read, what is damaged is refused with its place, a kill leaves no harm."""
 
 from __future__ import annotations
 
@@ -111,7 +111,11 @@ def test_every_flipped_bit_of_the_header_and_many_of_the_body_are_found() -> Non
         (("entries", 0, "arena_bytes"), 100, r"calls\[0\].outputs\[0\]: buffer 6 ends at byte 112 of an arena of 100"),
         (("entries", 0, "scratch_bytes"), 2**60, r"entries\[0\].scratch_bytes: expected a whole number"),
         (("entries", 0, "inputs", 0, "shape"), [3, 5], r"entries\[0\].inputs\[0\].shape: .*not what buffer 0 holds"),
-        (("entries", 0, "inputs", 0, "shape"), [3, -4], r"entries\[0\].inputs\[0\].shape\[1\]: expected a whole number"),
+        (
+            ("entries", 0, "inputs", 0, "shape"),
+            [3, -4],
+            r"entries\[0\].inputs\[0\].shape\[1\]: expected a whole number",
+        ),
         (("entries", 0, "inputs", 0, "dtype"), "float16", r"entries\[0\].inputs\[0\].shape: .*not what buffer 0 holds"),
         (("entries", 0, "inputs", 0, "dtype"), "quad", r"entries\[0\].inputs\[0\].dtype: expected one of"),
         (("entries", 0, "inputs", 1, "name"), "x", r"entries\[0\].inputs\[0\].name: 'x' is listed twice"),
@@ -185,31 +189,33 @@ def test_what_would_not_load_is_not_saved(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-# -- graphs that lie --------------------------------------------------------------------------------------------------
+# -- graphs that lie ------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("op", "inputs", "out", "attrs", "message"),
     [
         ("reshape", ["a"], ((5, 5), "float32"), {"shape": (5, 5)}, "reshape of"),
         ("permute", ["a"], ((2, 2, 2), "float32"), {"perm": (0, 0, 0)}, "perm"),
         ("expand", ["a"], ((2, 9, 4), "float32"), {"shape": (2, 9, 4)}, "expand of"),
-        ("slice", ["a"], ((2, 3, 5), "float32"), {"starts": (0, 0, 0), "steps": (1, 1, 1), "shape": (2, 3, 5)}, "outside"),
-        ("slice", ["a"], ((2, 3, 2), "float32"), {"starts": (0, 0, 3), "steps": (1, 1, -1), "shape": (2, 3, 2)}, "outside"),
+        ("slice", ["a"], ((2, 3, 5), "float32"), {"starts": (0,) * 3, "steps": (1,) * 3, "shape": (2, 3, 5)}, "outside"),
+        ("slice", ["a"], ((2, 3, 2), "float32"), {"starts": (0, 0, 3), "steps": (1, 1, -1), "shape": (2, 3, 2)},
+         "outside"),
         ("matmul", ["a", "a"], ((2, 3, 4), "float32"), {}, "matmul of"),
-        ("matmul", ["a", "m"], ((2, 3, 6), "float32"), {}, r"declares float32\[2, 3, 6\], but computes float32\[2, 3, 5\]"),
+        ("matmul", ["a", "m"], ((2, 3, 6), "float32"), {},
+         r"declares float32\[2, 3, 6\], but computes float32\[2, 3, 5\]"),
         ("concat", ["a", "m"], ((2, 3, 9), "float32"), {"axis": 2}, "concat of"),
         ("concat", ["a", "a"], ((2, 3, 8), "float32"), {"axis": 7}, "axis 7"),
         ("sort", ["a"], ((2, 3, 9), "float32"), {"axis": 2, "descending": True, "k": 9}, "the first 9 of 4"),
         ("scan", ["a"], ((2, 3, 4), "float32"), {"kind": "mean", "axis": 0}, "unknown scan"),
         ("pack", ["a"], ((1,), "float32"), {"panel": 8, "layout": "rows"}, "pack of"),
         ("pack", ["a"], ((1,), "float32"), {"panel": 8}, "attributes"),
-        ("reduce", ["a"], ((1,), "float32"), {"kind": "max", "axes": (0,), "domain": (0,), "expr": expr.const(1.0, "float32")},
-         "over no elements"),
-        ("pointwise", ["a"], ((2,), "float32"), {"expr": expr.load(1, "float32", [expr.index(0)])}, "load of operand 1 of 1"),
+        ("reduce", ["a"], ((1,), "float32"),
+         {"kind": "max", "axes": (0,), "domain": (0,), "expr": expr.const(1.0, "float32")}, "over no elements"),
+        ("pointwise", ["a"], ((2,), "float32"), {"expr": expr.load(1, "float32", [expr.index(0)])}, "operand 1 of 1"),
         ("pointwise", ["a"], ((2,), "float32"), {"expr": expr.load(0, "float32", [expr.index(0)])}, "has 3 dims"),
         ("pointwise", ["a"], ((2,), "int64"), {"expr": expr.index(1)}, "index 1 of 1 dims"),
         ("pointwise", [], ((2,), "float32"), {"expr": expr.acc()}, "no meaning outside a kernel"),
-        ("pointwise", [], ((2,), "bool"), {"expr": expr.Expr("neg", "bool", [expr.const(True, "bool")])}, "neg of bool"),
-        ("pointwise", [], ((2,), "float32"), {"expr": expr.Expr("not", "float32", [expr.const(1.0, "float32")])}, "not of"),
+        ("pointwise", [], ((2,), "bool"), {"expr": expr.Expr("neg", "bool", [expr.const(1, "bool")])}, "neg of bool"),
+        ("pointwise", [], ((2,), "float32"), {"expr": expr.Expr("not", "float32", [expr.const(1, "float32")])}, "not of"),
         ("pointwise", [], ((2,), "float32"),
          {"expr": expr.Expr("add", "float32", [expr.const(1, "int64"), expr.const(1.0, "float32")])}, "mixed dtypes"),
         ("conv2d", ["x", "w"], ((1, 5, 5, 6), "float32"),
@@ -256,7 +262,7 @@ def test_a_recipe_may_not_explode() -> None:
         serialize.dumps(program)
 
 
-# -- saving is atomic ---------------------------------------------------------------------------------------------------
+# -- saving is atomic -----------------------------------------------------------------------------------------------
 def test_a_failed_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.npubin"
     handmade.program(name="old").save(path)
@@ -290,7 +296,10 @@ while True:
     rng = random.Random(1)
     for _ in range(6):
         child = subprocess.Popen(
-            [sys.executable, "-c", script, str(path)], stdout=subprocess.PIPE, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}
+            [sys.executable, "-c", script, str(path)],
+            stdout=subprocess.PIPE,
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
         )
         assert child.stdout is not None and child.stdout.readline() == b"ready\n"
         time.sleep(rng.uniform(0, 0.15))
@@ -336,7 +345,8 @@ def test_a_formula_of_shared_parts_stays_short() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(0, "0"), (999, "999"), (1000, "1 k"), (1234567, "1.23 M"), (8.2e9, "8.2 G"), (2.5e15, "2.5e+03 T")]
+    ("value", "text"),
+    [(0, "0"), (999, "999"), (1000, "1 k"), (1234567, "1.23 M"), (8.2e9, "8.2 G"), (2.5e15, "2.5e+03 T")],
 )
 def test_si(value: float, text: str) -> None:
     assert si(value) == text

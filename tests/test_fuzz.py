@@ -1,4 +1,4 @@
-"""Damaged files: whatever is done to them, loading gives a typed error or a program that works. Never a crash or a hang."""
+"""Damaged files: whatever is done to them, loading gives a typed error or a program that works, never a crash or hang."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import msgpack
 import numpy as np
 import pytest
 import safetensors.numpy
@@ -27,8 +26,9 @@ FUZZ = settings(deadline=None, suppress_health_check=list(HealthCheck), derandom
 
 ODD = st.one_of(
     st.sampled_from([
-        0, 1, -1, 2, 3, 7, 31, 255, 2**31, 2**32, 2**53, 2**62, 2**63, 2**64 - 1, -(2**63), True, False, None, 0.5, -0.0,
-        float("nan"), float("inf"), 1e308, "", "x", "main", "float32", "int64", "bool", "complex64", "npu_main", "npu_abi",
+        0, 1, -1, 2, 3, 7, 31, 255, 2**31, 2**32, 2**53, 2**62, 2**63, 2**64 - 1, -(2**63), True, False, None,
+        0.5, -0.0, float("nan"), float("inf"), 1e308, "", "x", "main", "float32", "int64", "bool", "complex64", "npu_main",
+        "npu_abi",
         "arena", "state", "output", "weight", "const", "a", "load", "index", "where", "\0", "é" * 9, b"", b"\0" * 16,
         [], {}, [[]], [0], [0, 0], [1, 1, 1], [2**40], [-1], [2**62, 4], [["const", "float32", [], 1.0]],
     ]),
@@ -145,7 +145,11 @@ def try_to_run(program: Any) -> None:
 
 
 @settings(FUZZ, max_examples=200)
-@given(st.recursive(ODD, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4)))
+@given(
+    st.recursive(
+        ODD, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4)
+    )
+)
 def test_any_msgpack_is_refused(tree: Any) -> None:
     with pytest.raises(ArtifactError):
         serialize.loads(repack(tree))

@@ -1,4 +1,4 @@
-"""The runtime on a hand-written program: inputs and outputs, weights, state, threads, memory, and every way to be wrong."""
+"""The runtime on a hand-written program: inputs, outputs, weights, state, threads, memory, and every way to be wrong."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def check(outputs: dict[str, np.ndarray], inputs: dict[str, np.ndarray]) -> None
         np.testing.assert_allclose(array, wanted[name], rtol=2e-7, atol=1e-6)
 
 
-# -- inputs and outputs -----------------------------------------------------------------------------------------------
+# -- inputs and outputs ---------------------------------------------------------------------------------------------
 def test_run_by_name_and_in_order(executor: Executor) -> None:
     given = handmade.inputs()
     check(executor.run(given), given)
@@ -79,7 +79,8 @@ def test_outputs_are_fresh(executor: Executor) -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [np.asfortranarray, lambda x: np.repeat(x, 2, axis=1)[:, ::2], lambda x: x[::-1][::-1], lambda x: x.astype(np.float16),
+    [np.asfortranarray, lambda x: np.repeat(x, 2, axis=1)[:, ::2], lambda x: x[::-1][::-1],
+     lambda x: x.astype(np.float16),
      lambda x: x.astype(ml_dtypes.bfloat16), lambda x: x.astype(">f4"), torch.from_numpy,
      lambda x: torch.from_numpy(x).to(torch.bfloat16), lambda x: torch.from_numpy(x.T.copy()).T,
      lambda x: np.frombuffer(b"\0" + x.tobytes(), np.uint8)[1:].view(np.float32).reshape(3, 4)],
@@ -106,8 +107,7 @@ def test_device_buffers_in_and_out(executor: Executor) -> None:
 
 def replace_entries(program: CompiledProgram, *names: str) -> CompiledProgram:
     """The program with fewer entry points (and without the digest that would notice)."""
-    sources = {k: v.replace("npu_layout", "other_layout") for k, v in program.sources.items()}
-    return replace(program, entries={n: program.entries[n] for n in names}, binary=handmade._binary(sources["program"]))
+    return replace(program, entries={n: program.entries[n] for n in names}, binary=handmade.binary(handmade.SOURCE))
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,10 @@ def replace_entries(program: CompiledProgram, *names: str) -> CompiledProgram:
         ({"x": np.zeros((3, 4), np.int32)}, "input 'x': dtype int32, expected float32"),
         ({"x": np.zeros((3, 4), bool)}, "input 'x': dtype bool, expected float32"),
         ({"x": np.zeros((3, 4), object)}, "input 'x': dtype object, expected float32"),
-        ({"x": [[0.0] * 4] * 3}, r"input 'x': list is neither a numpy array nor a torch tensor; expected float32\[3, 4\]"),
+        (
+            {"x": [[0.0] * 4] * 3},
+            r"input 'x': list is neither a numpy array nor a torch tensor; expected float32\[3, 4\]",
+        ),
         ({"x": None}, "input 'x': NoneType is neither"),
         ({"idx": np.zeros(3, np.uint64)}, "input 'idx': dtype uint64, expected int64"),
         ({"idx": np.zeros(3, np.float32)}, "input 'idx': dtype float32, expected int64"),
@@ -139,7 +142,9 @@ def test_wrong_number_of_inputs(executor: Executor) -> None:
     with pytest.raises(InputError, match="inputs: missing idx and unknown z; expected x, idx"):
         executor.run({"x": x, "z": x})
     buffer = executor.backend.allocate_buffer(x, (4, 4))
-    with pytest.raises(InputError, match=r"input 'x': got float32\[3, 4\] padded to \[4, 4\], expected float32\[3, 4\]"):
+    with pytest.raises(
+        InputError, match=r"input 'x': got float32\[3, 4\] padded to \[4, 4\], expected float32\[3, 4\]"
+    ):
         executor.run([buffer, handmade.inputs()["idx"]])
 
 
@@ -157,7 +162,7 @@ def test_entry_points_are_named(program: CompiledProgram) -> None:
         Executor(program, handmade.weights(), entry="decode")
 
 
-# -- bound runs -------------------------------------------------------------------------------------------------------
+# -- bound runs -----------------------------------------------------------------------------------------------------
 def test_run_into_writes_the_given_arrays(executor: Executor) -> None:
     given = handmade.inputs()
     outputs = {"y": np.full((3, 4), np.nan, np.float32), "z": np.full(3, np.nan, np.float32)}
@@ -194,7 +199,10 @@ def test_what_cannot_be_bound(executor: Executor) -> None:
 
 
 class _MallInfo(ctypes.Structure):
-    _fields_ = [(n, ctypes.c_size_t) for n in "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()]
+    _fields_ = [
+        (n, ctypes.c_size_t)
+        for n in "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()
+    ]
 
 
 def test_a_bound_run_allocates_nothing(executor: Executor) -> None:
@@ -222,7 +230,7 @@ def test_a_bound_run_allocates_nothing(executor: Executor) -> None:
     assert native_after - native_before < 4096
 
 
-# -- state --------------------------------------------------------------------------------------------------------------
+# -- state ----------------------------------------------------------------------------------------------------------
 def test_state_outputs_and_updates(step: Executor) -> None:
     x = np.array([1, 2, 3, 4], np.float32)
     for n in (1, 2, 3):
@@ -296,13 +304,17 @@ def test_many_threads_may_call_one_executor(executor: Executor) -> None:
     assert not failures
 
 
-# -- weights ------------------------------------------------------------------------------------------------------------
+# -- weights --------------------------------------------------------------------------------------------------------
 def save_shards(folder: Path, index: bool) -> Path:
     w = handmade.weights()
     safetensors.numpy.save_file({"layer.weight": w["layer.weight"]}, folder / "model-1.safetensors")
     safetensors.numpy.save_file({k: w[k] for k in ("norm.weight", "norm.var")}, folder / "model-2.safetensors")
     if index:
-        table = {"layer.weight": "model-1.safetensors", "norm.weight": "model-2.safetensors", "norm.var": "model-2.safetensors"}
+        table = {
+            "layer.weight": "model-1.safetensors",
+            "norm.weight": "model-2.safetensors",
+            "norm.var": "model-2.safetensors",
+        }
         (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": table}))
         (folder / "other.safetensors").write_text("not listed, so not read")
     return folder
@@ -358,7 +370,10 @@ def without(key: str) -> dict[str, np.ndarray]:
         ({**without("norm.var"), "norm.vor": 1}, "needs: norm.var; did you mean 'norm.vor'"),
         ({}, "lacks 3 of the 3 tensors"),
         (None, "lacks 3 of the 3 tensors"),
-        ({**handmade.weights(), "norm.var": np.ones(5, np.float32)}, r"'norm.var' is float32\[5\], expected float32\[4\]"),
+        (
+            {**handmade.weights(), "norm.var": np.ones(5, np.float32)},
+            r"'norm.var' is float32\[5\], expected float32\[4\]",
+        ),
         ({**handmade.weights(), "norm.var": np.ones(4)}, r"'norm.var' is float64\[4\], expected float32\[4\]"),
         ({**handmade.weights(), "norm.var": torch.ones(4, dtype=torch.bfloat16)}, r"'norm.var' is bfloat16\[4\]"),
         ({**handmade.weights(), "norm.var": torch.ones(4, dtype=torch.uint32)}, "weight 'norm.var': unknown dtype"),
@@ -419,7 +434,10 @@ def test_bfloat16_and_bool_through_files(program: CompiledProgram, tmp_path: Pat
     data = {"half": np.array([1, 2, 3, 4], ml_dtypes.bfloat16), "flag": np.array([True, False, True, False])}
     safetensors.numpy.save_file(data, tmp_path / "w.safetensors")
     np.savez(tmp_path / "w.npz", **data)
-    tensors = {"half": torch.tensor([1, 2, 3, 4], dtype=torch.bfloat16), "flag": torch.tensor([True, False, True, False])}
+    tensors = {
+        "half": torch.tensor([1, 2, 3, 4], dtype=torch.bfloat16),
+        "flag": torch.tensor([True, False, True, False]),
+    }
     for source in (data, tensors, tmp_path / "w.safetensors", tmp_path / "w.npz"):
         assert load_weights(mixed, source)["w.folded"].to_numpy().tolist() == [1, -2, 3, -4]
 
@@ -450,31 +468,33 @@ def test_a_recipe_that_reads_outside_is_an_error() -> None:
     g.outputs = [("w.folded", g.elementwise((4,), [w], expr.load(0, "float32", [expr.index(0)])))]
     program.recipes, program.weights = g, [type(program.weights[0])("w", (2,), "float32")]
     program.buffers = program.buffers[4:5]
-    with pytest.raises(ArtifactError, match="a weight recipe cannot be evaluated: .*index out of range"):
+    with pytest.raises(ArtifactError, match=r"a weight recipe cannot be evaluated: .*index out of range"):
         load_weights(program, {"w": np.zeros(2, np.float32)})
 
 
 def test_weights_of_another_program_are_refused(program: CompiledProgram) -> None:
     other = load_weights(replace(program, buffers=program.buffers[5:6]), handmade.weights())
-    with pytest.raises(WeightError, match="weight buffer 'w.folded' is not in the given store"):
+    with pytest.raises(WeightError, match=r"weight buffer 'w\.folded' is not in the given store"):
         Executor(program, other, entry="main")
 
 
-# -- the machine --------------------------------------------------------------------------------------------------------
+# -- the machine ----------------------------------------------------------------------------------------------------
 def test_backends_by_name() -> None:
     assert npu_runtime.available_backends() == ["cpu"]
     assert npu_runtime.get_backend("cpu", threads=1).name == "cpu"
     for name in ("cuda", "metal", "../cpu", "__init__"):
-        with pytest.raises(BackendError, match="this build has no .* target; it has: cpu"):
+        with pytest.raises(BackendError, match=r"this build has no .* target; it has: cpu"):
             npu_runtime.get_backend(name)
-    with pytest.raises(AttributeError, match=r"CUDABackend is not available: this build has no npu_runtime\.backends\.cuda"):
+    with pytest.raises(
+        AttributeError, match=r"CUDABackend is not available: this build has no npu_runtime\.backends\.cuda"
+    ):
         _ = npu_runtime.CUDABackend
     with pytest.raises(BackendError, match="threads=0"):
         CPUBackend(0)
 
 
 def test_a_program_for_another_target(program: CompiledProgram) -> None:
-    with pytest.raises(BackendError, match="this build has no 'cuda' target"):
+    with pytest.raises(BackendError, match=r"this build has no 'cuda' target"):
         Executor(replace(program, target="cuda"), handmade.weights(), entry="main")
     with pytest.raises(BackendError, match="program 'handmade' is for 'cuda', not for 'cpu'"):
         Executor(replace(program, target="cuda"), handmade.weights(), CPUBackend(), "main")
@@ -486,7 +506,7 @@ def test_a_missing_cpu_feature_means_a_rebuild_or_a_clear_error(
     foreign = replace(program, requires=("avx9000", *sorted(host.host_cpu().features)[:1]))
     assert "avx9000" in obstacle(foreign)
     check(Executor(foreign, handmade.weights(), entry="main").run(handmade.inputs()), handmade.inputs())
-    with pytest.raises(BackendError, match="needs the CPU features avx9000, .* holds no source"):
+    with pytest.raises(BackendError, match=r"needs the CPU features avx9000, .* holds no source"):
         Executor(replace(foreign, sources={}), handmade.weights(), entry="main")
     monkeypatch.setenv("NPU_CXX", "/nowhere/c++")
     with pytest.raises(BackendError, match=r"avx9000.*could not be rebuilt.*Install a C\+\+ compiler"):
@@ -511,14 +531,18 @@ def test_an_object_for_another_machine(program: CompiledProgram) -> None:
         ("return 1; }\nAPI int npu_start", "return 77; }\nAPI int npu_start", "has ABI 77, this build has 1"),
         ("int npu_main(", "int npu_other(", "lacks the symbol npu_main"),
         ("npu_stop(void)", "npu_halt(void)", "lacks the symbol npu_stop"),
-        ("return running = threads < 3 ? threads : 3", "return 0", "the thread pool of program 'handmade' did not start"),
+        (
+            "return running = threads < 3 ? threads : 3",
+            "return 0",
+            "the thread pool of program 'handmade' did not start",
+        ),
         ("if (running < 1) return -1;", "return -5;", "program 'handmade' failed with status -5"),
     ],
 )
 def test_a_binary_that_breaks_the_rules(program: CompiledProgram, old: str, new: str, message: str) -> None:
     source = program.sources["program"]
     assert old in source
-    broken = replace(program, binary=handmade._binary(source.replace(old, new)))
+    broken = replace(program, binary=handmade.binary(source.replace(old, new)))
     with pytest.raises((ArtifactError, BackendError), match=message):
         Executor(broken, handmade.weights(), entry="main").run(handmade.inputs())
 
@@ -595,7 +619,7 @@ def test_padded_buffers() -> None:
         backend.allocate_zeros((2, 3), np.dtype(np.float32), (2, 2))
 
 
-# -- profile ------------------------------------------------------------------------------------------------------------
+# -- profile --------------------------------------------------------------------------------------------------------
 def test_profile(executor: Executor, tmp_path: Path) -> None:
     profile = executor.profile(handmade.inputs(), runs=5, warmup=1)
     assert profile.times.shape == (5, 4) and (np.diff(profile.times, axis=1) >= 0).all()
@@ -621,7 +645,7 @@ def test_profiling_leaves_the_state_alone(step: Executor) -> None:
     assert step.state.snapshot()["total"].tolist() == [1] * 4
 
 
-# -- load() ---------------------------------------------------------------------------------------------------------------
+# -- load() ---------------------------------------------------------------------------------------------------------
 def test_load_and_call(program: CompiledProgram, tmp_path: Path) -> None:
     program.save(tmp_path / "a.npubin")
     safetensors.numpy.save_file(handmade.weights(), tmp_path / "w.safetensors")
@@ -654,7 +678,9 @@ def test_one_output_is_no_tuple(program: CompiledProgram) -> None:
 
 
 def test_importing_is_light_and_needs_no_torch() -> None:
-    code = "import sys, npu_compiler, npu_runtime; print([m for m in ('torch', 'numpy', 'msgpack') if m in sys.modules])"
+    code = (
+        "import sys, npu_compiler, npu_runtime; print([m for m in ('torch', 'numpy', 'msgpack') if m in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
     assert done.stdout.strip() == "[]"
 
