@@ -405,12 +405,14 @@ def evaluate(e: Expr, domain: Sequence[int], arrays: Sequence[np.ndarray], extra
             elif x.op == "index":
                 val[x] = grid[x.value]
             elif x.op == "load":
-                val[x], mark = _clipped_load(arrays[x.value], [val[a] for a in x.args])
-                marks.append(mark)
+                val[x] = _plain_load(arrays[x.value], x.args, domain)
+                if val[x] is None:
+                    val[x], mark = _clipped_load(arrays[x.value], [val[a] for a in x.args])
+                    marks.append(mark)
             elif x.op == "cast":
-                val[x] = np.asarray(val[x.args[0]]).astype(dt)
+                val[x] = np.asarray(val[x.args[0]]).astype(dt, copy=False)
             else:
-                val[x] = np.asarray(SCALAR_OPS[x.op].numpy(*(val[a] for a in x.args))).astype(dt)
+                val[x] = np.asarray(SCALAR_OPS[x.op].numpy(*(val[a] for a in x.args))).astype(dt, copy=False)
             if x.op == "where":
                 marks = [marks[0], np.where(val[x.args[0]], marks[1], marks[2])]
             if any(np.any(m) for m in marks):
@@ -418,6 +420,19 @@ def evaluate(e: Expr, domain: Sequence[int], arrays: Sequence[np.ndarray], extra
     if e in outside and 0 not in domain:
         raise IndexError(f"index out of range in {render(e)}")
     return np.broadcast_to(val[e], tuple(domain)).astype(dtypes.numpy_dtype(e.dtype))
+
+
+def _plain_load(arr: np.ndarray, idx: Sequence[Expr], domain: Sequence[int]) -> np.ndarray | None:
+    """The load as a view, where each index is a constant or a whole dim of the domain, none twice: no gather needed."""
+    dims = [i.value for i in idx if i.op == "index"]
+    if len(set(dims)) < len(dims):
+        return None
+    for i, n in zip(idx, arr.shape, strict=True):
+        if not (domain[i.value] == n if i.op == "index" else i.op == "const" and 0 <= i.value < n):
+            return None
+    view = arr[(*(i.value if i.op == "const" else slice(None) for i in idx), ...)]
+    view = view.transpose(sorted(range(len(dims)), key=lambda d: dims[d]))
+    return view[tuple(slice(None) if d in dims else None for d in range(len(domain)))]
 
 
 def _clipped_load(arr: np.ndarray, idx: list[Any]) -> tuple[Any, Any]:

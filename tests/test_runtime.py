@@ -1,4 +1,4 @@
-"""The runtime on a hand-written program: inputs, outputs, weights, state, threads, memory, and every way to be wrong."""
+"""The runtime on a hand-written program: inputs, outputs, weights, state, threads, memory, all ways to be wrong."""
 
 from __future__ import annotations
 
