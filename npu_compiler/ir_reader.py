@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
@@ -20,6 +19,7 @@ import numpy as np
 
 from npu_compiler import dtypes
 from npu_compiler.errors import IRError
+from npu_compiler.files import write_atomic
 from npu_compiler.ir import IRGraph, OpNode, StateUpdate, TensorSpec
 from npu_compiler.ir_values import (
     as_dtype,
@@ -380,17 +380,6 @@ def _tensor_dict(t: TensorSpec, *, producer: bool = True) -> dict[str, Any]:
 
 def save_ir(graph: IRGraph, path: str | os.PathLike[str]) -> None:
     """Write the IR JSON; the file appears complete or, if anything fails, stays as it was."""
-    target = Path(path)
-    text = json.dumps(ir_to_dict(graph), indent=2)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    fd, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    try:
-        with os.fdopen(fd, "w", encoding="utf-8") as f:
-            f.write(text)
-            f.flush()
-            os.fsync(f.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, target)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    data = json.dumps(ir_to_dict(graph), indent=2).encode()
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, data)

@@ -16,13 +16,11 @@ path, as in ``entries[0].calls[3].flops``), then how the fields fit together (:m
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import math
 import os
 import re
 import struct
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -34,6 +32,7 @@ import numpy as np
 from . import dtypes, expr, verify
 from .compiled_program import LAYOUT_MARKER, BufferSpec, CompiledProgram, EntryPoint, IOSpec, KernelCall, WeightSpec
 from .errors import ArtifactError
+from .files import write_atomic
 from .graph import Graph, Value
 
 MAGIC = b"\x89NPU\r\n\x1a\n"
@@ -49,22 +48,10 @@ _MAX_BUILD_DEPTH = 8
 def save(program: CompiledProgram, path: str | os.PathLike[str]) -> None:
     """Write ``program``; whatever happens on the way, ``path`` holds the old file or all of the new one."""
     data = dumps(program)
-    target = Path(path)
     try:
-        handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.chmod(temporary, 0o666 & ~_umask())
-            os.replace(temporary, target)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-            raise
+        write_atomic(path, data)
     except OSError as error:
-        raise ArtifactError(f"{target}: cannot be written: {error.strerror or error}") from None
+        raise ArtifactError(f"{path}: cannot be written: {error.strerror or error}") from None
 
 
 def load(path: str | os.PathLike[str]) -> CompiledProgram:
@@ -77,13 +64,6 @@ def load(path: str | os.PathLike[str]) -> CompiledProgram:
         return loads(data)
     except ArtifactError as error:
         raise ArtifactError(f"{path}: {error}") from None
-
-
-def _umask() -> int:
-    """The process's file mode mask, which can only be read by setting it."""
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def dumps(program: CompiledProgram) -> bytes:
