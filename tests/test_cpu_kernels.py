@@ -413,6 +413,8 @@ ATTENTIONS = [
     Attention(B=2, SQ=40, SK=120, mask="float"),
     Attention(SQ=40, SK=61, mask="bool8"),
     Attention(B=2, H=3, HK=3, SQ=5, SK=90, mask="f16", causal=True),
+    Attention(B=2, H=8, HK=1, SQ=1, SK=37, DH=40, DV=21, mask="bool8"),
+    Attention(H=8, HK=2, SQ=2, SK=50, DH=7, DV=129, causal=True, keys=45, first=43),
 ]
 
 
@@ -480,7 +482,7 @@ def test_attention(tmp_path: Path, arch: str, dtype: str) -> None:
             mask = None
             if c.mask:
                 keep = rng.random((c.B, 1, c.SQ, c.SK)) > 0.3
-                keep[:, :, 3] = False  # a row that sees nothing
+                keep[:, :, 3:4] = False  # a row that sees nothing
                 mask = (
                     keep
                     if c.mask == "bool8"
@@ -497,7 +499,7 @@ def test_attention(tmp_path: Path, arch: str, dtype: str) -> None:
             error = np.abs(got - want)
             assert (error <= half_ulp * np.abs(want) + 4e-6).all(), f"case {i}: worst {error.max():.2e}"
             if c.mask:
-                assert (got[:, :, 3] == 0).all()
+                assert (got[:, :, 3:4] == 0).all()
     library.handle.stop()
 
 

@@ -11,13 +11,12 @@
 // Queries lie in the lanes: scores are computed transposed, [key][32 queries], so neither k nor v is packed, the
 // softmax needs no horizontal operation, and the scores are the weights panel of the product with v.
 #pragma once
+#include "attention_decode.h"
 #include "math.h"
 #include "tile.h"
 #include "transpose.h"
 
 namespace npu {
-
-struct NoMask {};
 
 struct AttentionDims {
   static constexpr long m_b = 0, m_h = 0, m_q = 0, m_k = 0;
@@ -75,6 +74,7 @@ template <class D, class T> struct AttentionPlan {
 };
 
 template <class D, class T> constexpr long attention_scratch_bytes() {
+  if (AttentionPlan<D, T>::ROWS <= DECODE_ROWS) return DecodePlan<D>::END * 4;
   return align64(AttentionPlan<D, T>::END * 4) + align64(KEY_BLOCK * 4) + 256 + align64(KEY_BLOCK * PANEL * 4);
 }
 
@@ -147,6 +147,7 @@ template <class D, class T, class M>
 NPU_NOINLINE void attention(const T* q, const T* k, const T* v, const M* mask, T* out, Thread& th, int* counter,
                             long keys = D::SK, long first = 0) {
   using Plan = AttentionPlan<D, T>;
+  if constexpr (Plan::ROWS <= DECODE_ROWS) return attention_decode<D>(q, k, v, mask, out, th, counter, keys, first);
   float* scratch = (float*)th.scratch;
   float *queries = scratch + Plan::Q, *scores = scratch + Plan::S, *acc = scratch + Plan::ACC;
   float *top = scratch + Plan::TOP, *sum = scratch + Plan::SUM, *rows = scratch + Plan::ROW;
