@@ -288,7 +288,7 @@ class Graph:
         ).out  # fmt: skip
 
     def attention(self, q: Value, k: Value, v: Value, mask: Value | None, scale: float, causal: bool) -> Value:
-        out = ((*q.shape[:3], v.shape[3]), dtypes.opmath(q.dtype))
+        out = ((*q.shape[:3], v.shape[3]), q.dtype)
         return self.add("attention", [q, k, v] + ([mask] if mask is not None else []), [out], scale=scale, causal=causal).out
 
     def concat(self, xs: Sequence[Value], axis: int) -> Value:

@@ -91,7 +91,7 @@ def _conv2d(node: Node, args: Arrays) -> np.ndarray:
 
 
 def _attention(node: Node, args: Arrays) -> np.ndarray:
-    wide = dtypes.numpy_dtype(node.out.dtype)
+    wide = dtypes.numpy_dtype(dtypes.opmath(node.out.dtype))
     q, k, v = (x.astype(wide) for x in args[:3])
     rep = q.shape[1] // k.shape[1]
     k, v = np.repeat(k, rep, axis=1), np.repeat(v, rep, axis=1)

@@ -19,12 +19,11 @@ def product(a: Value, b: Value) -> Value:
     """torch.matmul of any ranks: a vector gains a dim and loses it again, leading dims broadcast."""
     common = dt.promote(a.dtype, b.dtype)
     a, b = a.cast(common), b.cast(common)
-    if b.rank <= 2:  # one matrix for all rows of a: one large product
-        rows = a.reshape(math.prod(a.shape[:-1]), a.shape[-1])
-        return rows.matmul(b if b.rank == 2 else b.reshape(-1, 1)).reshape(*a.shape[:-1], *b.shape[1:])
-    if a.rank > 1:
-        return a.matmul(b)
-    return a.reshape(1, -1).matmul(b).reshape(*b.shape[:-2], b.shape[-1])
+    rows = a if a.rank > 1 else a.reshape(1, -1)
+    columns = b if b.rank > 1 else b.reshape(-1, 1)
+    y = rows.matmul(columns)
+    shape = y.shape[:-2] + (y.shape[-2:-1] if a.rank > 1 else ()) + (y.shape[-1:] if b.rank > 1 else ())
+    return y.reshape(*shape)
 
 
 def blend(base: Value, y: Value, beta: Scalar, alpha: Scalar) -> Value:

@@ -13,14 +13,13 @@ from dataclasses import dataclass, field
 from .. import expr
 from ..expr import Expr
 from ..graph import LEAVES, LOOPS, VIEWS, Graph, Node, Value
-from ..patterns import is_float_cast
 from .static import static_values
 
 MAX_OPERANDS = 12
 MAX_COST = 400
 CHEAP = 4  # scalar operations that may be recomputed per use instead of stored
 
-ANCHORS_WITH_EPILOGUE = frozenset(("matmul", "conv2d", "attention"))
+ANCHORS_WITH_EPILOGUE = frozenset(("matmul", "conv2d"))
 
 
 @dataclass(eq=False)
@@ -166,7 +165,7 @@ def claim_epilogues(graph: Graph) -> dict[Node, list[Node]]:
         value = anchor.out
         while value not in outputs and len(set(users.get(value, ()))) == 1:
             node = users[value][0]
-            if node in taken or not _is_epilogue(node, value) or (anchor.op == "attention" and not is_float_cast(node)):
+            if node in taken or not _is_epilogue(node, value):
                 break
             chain.append(node)
             taken.add(node)

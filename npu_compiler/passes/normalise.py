@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import expr, interp
+from .. import dtypes, expr, interp
 from ..graph import LEAVES, VIEWS, Graph, Node, Value
 
 FOLD_LIMIT = 1 << 16  # elements; larger constants are cheaper to compute where they are used
@@ -53,7 +53,7 @@ def _key(node: Node) -> Any:
             return (x.shape, x.dtype.str, x.tobytes())
         return tuple(freeze(i) for i in x) if isinstance(x, list | tuple) else x
 
-    return node.op, tuple(node.inputs), tuple((k, freeze(v)) for k, v in sorted(node.attrs.items())), tuple(v.dtype for v in node.outputs)
+    return node.op, tuple(node.inputs), tuple((k, freeze(v)) for k, v in sorted(node.attrs.items())), tuple((v.dtype, v.shape) for v in node.outputs)
 
 
 def _simplify(node: Node) -> Value | Node | None:
@@ -98,6 +98,9 @@ def fold_constants(graph: Graph) -> None:
     new: dict[Value, Value] = {}
     for node in list(graph.nodes):
         if node.op in LEAVES or node.op == "expand":
+            continue
+        if all(v.numel == 0 for v in node.outputs):  # nothing to compute, whatever the op
+            new.update({v: graph.const(np.empty(v.shape, dtypes.numpy_dtype(v.dtype))) for v in node.outputs})
             continue
         if not all(new.get(v, v).op == "const" for v in node.inputs):
             continue
