@@ -22,6 +22,7 @@ from .lower import lower_ir
 from .memory_planner import plan_memory
 from .passes import attention, decompose, fold, fuse, layout, normalise
 from .schedule import Scheduler
+from .serialize import stamp_layout
 from .target_config import TargetConfig, target_config
 from .targets import Emitted, get_target
 
@@ -194,7 +195,7 @@ def _program(state: State, name: str, dtype: str) -> CompiledProgram:
         scratch_bytes=emitted.scratch_bytes,
         updates=tuple((b.name, ids[b.id]) for b in schedule.buffers if b.kind == "state"),
     )
-    return CompiledProgram(
+    program = CompiledProgram(
         name=name,
         target=state.config.name,
         dtype=dtype,
@@ -207,6 +208,8 @@ def _program(state: State, name: str, dtype: str) -> CompiledProgram:
         requires=emitted.requires,
         build=emitted.build,
     )
+    stamp_layout(program)
+    return program
 
 
 def _main_dtype(ir: IRGraph) -> str:

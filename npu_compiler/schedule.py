@@ -118,9 +118,7 @@ class Scheduler:
         raise CompileError(f"internal error: {v!r} is read before it is computed")
 
     def _weight(self, v: Value) -> Operand:
-        name = self._unique(next((s for s in v.node.sources), "const"))
-        if v.op == "weight":
-            name = self._unique(v.node.attrs["key"])
+        name = self._unique(_main_weight(v))
         self.recipes.append((name, v))
         return self._put(v, self._buffer("weight", v.dtype, v.shape, name))
 
@@ -402,6 +400,20 @@ class Scheduler:
 def _collapse(op: Operand, shape: tuple[int, int, int]) -> tuple[int, ...] | None:
     """Strides of the operand seen as [batch, rows, columns], or None if its batch dims have no common stride."""
     return _reshape_strides(op.shape, op.strides, shape)
+
+
+def _main_weight(v: Value) -> str:
+    """The largest state_dict entry a load-time value is made of: what to call its buffer."""
+    best, name, seen, stack = -1, "const", set(), [v]
+    while stack:
+        x = stack.pop()
+        if x in seen:
+            continue
+        seen.add(x)
+        if x.op == "weight" and x.numel > best:
+            best, name = x.numel, x.node.attrs["key"]
+        stack.extend(x.node.inputs)
+    return name
 
 
 def _label(node: Node) -> str:

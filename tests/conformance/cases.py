@@ -7,6 +7,7 @@ compiling for a real target costs seconds.
 
 from __future__ import annotations
 
+import os
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,11 +22,21 @@ from npu_compiler import dtypes, interp
 from npu_compiler.graph import Graph, Value
 from npu_compiler.ops import REGISTRY, OpDef, lower_call
 from npu_compiler.ops.samples import Sample, T
+from npu_compiler.pipeline import compile_graph
+from npu_runtime import CPUBackend, Executor, load_weights
 
 Arrays = Mapping[str, np.ndarray]
 
+
+
+def run_on_cpu(graph: Graph, inputs: Arrays) -> Arrays:
+    """Compile for the CPU target and run."""
+    program = compile_graph(graph)
+    return Executor(program, load_weights(program, {}), CPUBackend()).run({k: np.array(v, order="C") for k, v in inputs.items()})
+
+
 # Targets under test: name -> callable(graph, inputs by name) -> outputs by name.
-TARGETS: dict[str, Callable[[Graph, Arrays], Arrays]] = {"interp": interp.run}
+TARGETS: dict[str, Callable[[Graph, Arrays], Arrays]] = {"interp": interp.run, "cpu": run_on_cpu}
 
 SUMMING = frozenset(("reduce", "matmul", "conv2d", "attention", "scan", "scatter"))
 
@@ -187,6 +198,18 @@ def all_cases() -> list[Case]:
         for number in range(len(op.samples))
         for dtype in op.dtypes
     ]
+
+
+def cases_for(target: str) -> list[Case]:
+    """Every case in numpy. A compiled target runs every sample of every overload once, in dtypes that take turns;
+    ``NPU_CONFORMANCE=full`` runs them in all dtypes."""
+    cases = all_cases()
+    if target == "interp" or os.environ.get("NPU_CONFORMANCE") == "full":
+        return cases
+    turns: dict[tuple[str, int], list[Case]] = {}
+    for case in cases:
+        turns.setdefault((case.op_type, case.number), []).append(case)
+    return [group[turn % len(group)] for turn, group in enumerate(turns.values())]
 
 
 @dataclass

@@ -13,7 +13,7 @@ import torch
 
 from npu_compiler.ops import REGISTRY
 
-from .cases import TARGETS, Batch, Case, all_cases, check, compile_cases
+from .cases import TARGETS, Batch, Case, all_cases, cases_for, check, compile_cases
 
 # Results and Batch.summing of a case, or the error that it ended in.
 _outcomes: dict[tuple[str, Case], tuple[list[np.ndarray], bool] | Exception] = {}
@@ -29,7 +29,11 @@ def one_thread() -> Iterator[None]:
 
 
 def run(target: str, cases: list[Case]) -> None:
-    """Run the cases in one program; if it fails as a whole, one by one, so that each reports its own error."""
+    """Run the cases in programs of up to 200; if one fails as a whole, one by one, so that each reports its own error."""
+    if len(cases) > 200:
+        for at in range(0, len(cases), 200):
+            run(target, cases[at : at + 200])
+        return
     batch = compile_cases(cases)
     _outcomes.update({(target, case): error for case, error in batch.failed.items()})
     try:
@@ -45,8 +49,9 @@ def run(target: str, cases: list[Case]) -> None:
         _outcomes[target, case] = ([np.asarray(results[n]) for n in names], batch.summing[case])
 
 
-@pytest.mark.parametrize("case", all_cases(), ids=str)
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(
+    ("target", "case"), [pytest.param(t, c, id=f"{t}-{c}") for t in TARGETS for c in cases_for(t)]
+)
 def test_op(target: str, case: Case, request: pytest.FixtureRequest) -> None:
     if (target, case) not in _outcomes:  # the first of its family: run all selected ones together
         selected = [getattr(item, "callspec", None) for item in request.session.items]

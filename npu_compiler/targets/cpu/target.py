@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 
 from ... import dtypes, env
-from ...compiled_program import ABI_VERSION
+from ...compiled_program import ABI_VERSION, LAYOUT_MARKER
 from ...errors import Reason
 from ...kernel import Kernel, Operand, Schedule
 from ...target_config import TARGETS
@@ -119,7 +119,7 @@ def _main_unit(schedules: list[Schedule], calls: dict[str, list[str]], symbols: 
     for s in schedules:
         parts.append(_entry(s, calls[s.name], symbols[s.name]))
     scratch = "\n".join(f"  if ({f}_scratch > most) most = {f}_scratch;" for f in functions)
-    parts.append(_EXPORTS.replace("@SCRATCH@", scratch).replace("@ABI@", str(ABI_VERSION)))
+    parts.append(_EXPORTS.replace("@SCRATCH@", scratch).replace("@ABI@", str(ABI_VERSION)).replace("@MARKER@", LAYOUT_MARKER))
     return "\n".join(parts)
 
 
@@ -172,6 +172,8 @@ extern "C" __attribute__((visibility("default"))) int {symbol}(void* const* buff
 
 
 _EXPORTS = """
+// Overwritten with a digest of the program's metadata: the loader refuses a binary whose metadata was changed.
+extern "C" __attribute__((visibility("default"), used)) const char npu_layout[65] = "@MARKER@";
 extern "C" __attribute__((visibility("default"))) int npu_abi(void) { return @ABI@; }
 extern "C" __attribute__((visibility("default"))) long npu_scratch_bytes(void) {
   long most = 0;
