@@ -163,7 +163,7 @@ def ctype(dtype: str) -> str:
     return dtypes.DTYPES[dtype].ctype
 
 
-def compile_kernels(kernels: list[Kernel], per_unit: int = 40) -> Compiled:
+def compile_kernels(kernels: list[Kernel], per_unit: int = 40, march: str = "native") -> Compiled:
     units = {}
     for u, start in enumerate(range(0, len(kernels), per_unit)):
         part = kernels[start : start + per_unit]
@@ -173,7 +173,7 @@ def compile_kernels(kernels: list[Kernel], per_unit: int = 40) -> Compiled:
         prelude = "#include \"small.h\"\n"
         units[f"u{u}"] = prelude + "\n".join(texts) + driver
     with tempfile.NamedTemporaryFile(suffix=".so") as f:
-        f.write(toolchain.build_shared(units, KERNELS))
+        f.write(toolchain.build_shared(units, KERNELS, march=march))
         f.flush()
         return Compiled(ctypes.CDLL(f.name), kernels, per_unit)
 

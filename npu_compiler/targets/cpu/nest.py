@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -41,6 +41,14 @@ class Step:
     target: Expr | None = None
     per_row: bool = False
 
+    def exprs(self) -> list[Expr]:
+        return [self.value] if self.target is None else [self.value, self.target]
+
+    def map(self, f: Callable[[Expr], Expr]) -> None:
+        """Apply ``f`` to both expressions."""
+        self.value = f(self.value)
+        self.target = f(self.target) if self.target is not None else None
+
 
 @dataclass
 class Nest:
@@ -74,16 +82,13 @@ class Nest:
 
     def exprs(self) -> Iterator[Expr]:
         for s in self.steps:
-            yield s.value
-            if s.target is not None:
-                yield s.target
+            yield from s.exprs()
         yield self.position
 
-    def map(self, f: Any) -> None:
+    def map(self, f: Callable[[Expr], Expr]) -> None:
         """Apply ``f`` to every expression."""
         for s in self.steps:
-            s.value = f(s.value)
-            s.target = f(s.target) if s.target is not None else None
+            s.map(f)
         self.position = f(self.position)
 
 

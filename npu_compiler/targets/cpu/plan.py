@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 from ... import affine, dtypes, expr
 from ...expr import EXPENSIVE, Expr
 from .nest import Access, Nest, Step
+from .row_passes import SCRATCH_LIMIT, Row, make_row, scratch_item
 
 LANES = 16  # of the widest instruction set; costs and scratch sizes assume it
-SCRATCH_LIMIT = 256 << 10  # bytes of temporaries per row; beyond it they are recomputed
 CHUNK_NS = 6000.0  # work worth a trip to the chunk counter
 MAX_CHUNKS = 128
+LIGHT = 24  # scalar operations of a body that gains from several vectors side by side
 SEQUENTIAL_SUM = 32  # float additions into one partial sum before it is carried
 TILE_MIN = 8  # shorter dims are not worth a tile
 TILE_BLOCK = 64  # positions of the tile dim that stay on one thread: a multiple of every vector length
@@ -21,30 +22,24 @@ BY_LANE = frozenset("tan asin acos atan sinh cosh asinh acosh atanh pow atan2 fm
 
 
 @dataclass
-class Pass:
-    """One walk over the reduced dims: reductions to fold, temporaries to save, results to store."""
-
-    folds: list[Step] = field(default_factory=list)
-    saves: list[Step] = field(default_factory=list)
-    stores: list[Step] = field(default_factory=list)
-
-
-@dataclass
 class Plan:
-    """``lane`` None: a single point. ``wide``: lanes run over rows; else along a reduced dim. ``step`` 1: one by one."""
+    """How a nest is walked.
+
+    ``lane`` None: the nest is a single point. ``wide``: the lanes are neighbouring rows; else they run along the row.
+    """
 
     nest: Nest
     lane: int | None
     wide: bool
-    passes: list[Pass]
-    row_stores: list[Step]
-    saved: dict[int, str] = field(default_factory=dict)  # temporaries kept in scratch: stage number -> dtype
-    scratch: dict[int, int] = field(default_factory=dict)  # their byte offsets
+    row: Row
+    one_by_one: bool = False  # a single lane takes part, in order
+    unroll: list[int] = field(default_factory=list)  # vectors side by side, per pass
+    scratch: dict[int, int] = field(default_factory=dict)  # byte offset of each saved stage
     scratch_bytes: int = 0
-    unroll: int = 1
-    one_by_one: bool = False
-    tile: int | None = None  # a dim walked beside the lane dim in square tiles, along which ``tiled`` loads are contiguous
+    # A dim walked beside the lane dim in square tiles: the ``tiled`` loads are contiguous along it.
+    tile: int | None = None
     tiled: list[Expr] = field(default_factory=list)
+    woven: int | None = None  # a short dim, innermost in memory, whose stores are interleaved in registers
     prefix: list[int] = field(default_factory=list)  # rows that are flattened and split among the threads
     lane_blocks: int = 1
     block_size: int = 0
@@ -53,11 +48,21 @@ class Plan:
 
     @property
     def units(self) -> int:
+        """What is split among the threads: rows, or blocks of the lane or tile dim."""
         return self.nest.points(self.prefix) * self.lane_blocks * self.tile_blocks
 
     @property
     def tile_blocks(self) -> int:
         return 1 if self.tile is None else -(-self.nest.size[self.tile] // TILE_BLOCK)
+
+    @property
+    def position_kind(self) -> str:
+        """The vector kind that counts the points of a row."""
+        return "vi32" if self.nest.points(self.nest.folds) < 2**31 else "vi64"
+
+    def lane_steps(self, count: int) -> int:
+        """Rounds of a lane loop along the row with ``count`` vectors side by side."""
+        return 1 if self.lane is None else -(-self.nest.size[self.lane] // (LANES * count))
 
     @property
     def inner_folds(self) -> list[int]:
@@ -72,12 +77,20 @@ def make_plan(nest: Nest) -> Plan:
     transposed = _choose_tile(nest)
     if transposed is not None:
         lane = transposed[0]
-    plan = Plan(nest, lane, lane is None or lane not in nest.reduced, [], [], one_by_one=one_by_one)
+    wide = lane is None or lane not in nest.reduced
+    row = make_row(nest, LANES if wide else 1)
+    plan = Plan(nest, lane, wide, row, one_by_one)
     if transposed is not None:
         _, plan.tile, plan.tiled = transposed
-    _make_passes(plan)
-    _unroll(plan)
+    else:
+        plan.woven = _choose_weave(plan)
+    plan.unroll = [_vectors_for(plan, p.steps) for p in row.passes]
+    if wide:
+        plan.unroll = [min(plan.unroll, default=1)] * len(row.passes)
     _place_scratch(plan)
+    if wide and plan.scratch_bytes > SCRATCH_LIMIT:
+        plan.unroll = [1] * len(row.passes)
+        _place_scratch(plan)
     _split_work(plan)
     return plan
 
@@ -166,106 +179,22 @@ def _choose_tile(nest: Nest) -> tuple[int, int, list[Expr]] | None:
     return lane, tile, groups[tile]
 
 
-# -- passes -------------------------------------------------------------------------------------------------------
-def _make_passes(plan: Plan) -> None:
-    nest = plan.nest
-    ready: dict[int, int] = {}  # stage -> the first pass that can use it
-    temps: dict[int, Step] = {}
-    made: dict[int, Expr] = {}  # temporaries in terms of reductions only
-
-    def first_pass(e: Expr | None) -> int:
-        used = [x.value for x in expr.walk(e) if x.op == "stage"] if e is not None else []
-        return max((ready[n] for n in used), default=0)
-
-    def pass_number(n: int) -> Pass:
-        while len(plan.passes) <= n:
-            plan.passes.append(Pass())
-        return plan.passes[n]
-
-    if not nest.reduced:
-        plan.row_stores = nest.steps
-        return
-    inputs = {op.buffer.id for op in nest.inputs}
-    late: list[Step] = []
-    for s in nest.steps:
-        at = max(first_pass(s.value), first_pass(s.target))
-        if s.kind == "reduce":
-            pass_number(at).folds.append(s)
-            ready[s.number] = at + 1
-        elif s.kind == "temp":
-            ready[s.number] = at
-            temps[s.number] = s
-        elif s.per_row:
-            plan.row_stores.append(s)
-        elif nest.outputs[s.output].buffer.id in inputs:
-            late.append(s)  # an input may share the memory: all passes read before it is written
-        else:
-            pass_number(at).stores.append(s)
-    if late:
-        last = max(len(plan.passes) - 1, *(max(first_pass(s.value), first_pass(s.target)) for s in late))
-        pass_number(last).stores += late
-    _save_or_recompute(plan, temps, ready, made)
-
-
-def _save_or_recompute(plan: Plan, temps: dict[int, Step], ready: dict[int, int], made: dict[int, Expr]) -> None:
-    """Decide which temporaries go through scratch; replace the others, and uses in the pass that makes them, by value."""
-    nest = plan.nest
-    needed: dict[int, int] = {}  # temp -> last pass that reads it
-    for number, p in enumerate(plan.passes):
-        waiting = [s.value for s in (*p.folds, *p.stores)] + [s.target for s in p.stores if s.target is not None]
-        for e in waiting:
-            for x in expr.walk(e):
-                if x.op == "stage" and x.value in temps:
-                    needed[x.value] = number
-                    waiting.append(temps[x.value].value)
-    width = nest.points(nest.folds) * (LANES if plan.wide else 1)
-    budget = SCRATCH_LIMIT
-    for n, s in temps.items():
-        bytes_needed = width * _scratch_item(s.value.dtype)
-        if needed.get(n, 0) > ready[n] and expr.cost(s.value) >= 6 and bytes_needed <= budget:
-            plan.saved[n] = s.value.dtype
-            budget -= bytes_needed
-            plan.passes[ready[n]].saves.append(s)
-
-    def resolve(e: Expr, at: int) -> Expr:
-        def step(x: Expr) -> Expr | None:
-            if x.op != "stage" or x.value not in temps or (x.value in plan.saved and ready[x.value] < at):
-                return None
-            return resolve(temps[x.value].value, at)
-
-        return expr.rewrite(e, step)
-
-    for number, p in enumerate(plan.passes):
-        for s in (*p.folds, *p.saves, *p.stores):
-            s.value = resolve(s.value, number)
-            if s.target is not None:
-                s.target = resolve(s.target, number)
-    for s in plan.row_stores:
-        s.value = resolve(s.value, len(plan.passes))
-
-
-def _scratch_item(dtype: str) -> int:
-    return 8 if dtype in ("float64", "int64") else 4
-
-
-def _unroll(plan: Plan) -> None:
+# -- vectors and scratch ------------------------------------------------------------------------------------------
+def _vectors_for(plan: Plan, steps: list[Step]) -> int:
     """Vectors side by side: enough to hide latency in light bodies, one in heavy ones."""
-    nest = plan.nest
-    cost = max((sum(expr.cost(s.value) for s in (*p.folds, *p.saves, *p.stores)) for p in plan.passes), default=100)
-    if plan.lane is None or plan.one_by_one or cost > 24:
-        return
-    vectors = nest.size[plan.lane] // LANES
-    plan.unroll = 4 if vectors >= 4 else 2 if vectors >= 2 else 1
-    if any(_scratch_item(s.value.dtype) == 8 for p in plan.passes for s in p.folds):
-        plan.unroll = min(plan.unroll, 2)
+    if plan.lane is None or plan.one_by_one or sum(expr.cost(s.value) for s in steps) > LIGHT:
+        return 1
+    most = 2 if any(scratch_item(s.value.dtype) == 8 for s in steps if s.kind == "reduce") else 4
+    vectors = plan.nest.size[plan.lane] // LANES
+    return min(most, 4 if vectors >= 4 else 2 if vectors >= 2 else 1)
 
 
 def _place_scratch(plan: Plan) -> None:
-    nest, at = plan.nest, 0
-    for n, dtype in plan.saved.items():
+    at = 0
+    for n, dtype in plan.row.saved.items():
         plan.scratch[n] = at
-        points = nest.points(nest.folds) * (LANES * plan.unroll if plan.wide else 1) + LANES
-        at += -(-points * _scratch_item(dtype) // 64) * 64
+        points = plan.nest.points(plan.nest.folds) * (LANES * plan.unroll[0] if plan.wide else 1) + LANES
+        at += -(-points * scratch_item(dtype) // 64) * 64
     plan.scratch_bytes = at
 
 
@@ -294,7 +223,7 @@ def estimate_ns(plan: Plan) -> float:
 
 def _split_work(plan: Plan) -> None:
     nest = plan.nest
-    rows = [d for d in nest.rows if d not in (plan.lane, plan.tile)]
+    rows = [d for d in nest.rows if d not in (plan.lane, plan.tile, plan.woven)]
     if nest.serial:
         return
     wanted = max(1, min(MAX_CHUNKS, int(estimate_ns(plan) / CHUNK_NS)))
@@ -309,6 +238,22 @@ def _split_work(plan: Plan) -> None:
         plan.prefix.append(rows[len(plan.prefix)])
     plan.per_chunk = -(-plan.units // wanted)
     plan.chunks = -(-plan.units // plan.per_chunk)
+
+
+def _choose_weave(plan: Plan) -> int | None:
+    """A dim of 2 to 4 positions that stores visit innermost, with the lane dim just outside it."""
+    nest, lane = plan.nest, plan.lane
+    if nest.reduced or nest.serial or lane is None:
+        return None
+    targets = [s.target for s in nest.steps if s.target is not None]
+    for d in nest.rows:
+        n = nest.size[d]
+        if d == lane or n > 4 or any(t.args[1:] for t in targets):
+            continue
+        forms = [affine.affine(t.args[0]) for t in targets]
+        if all(f.coefficient(d) == 1 and f.coefficient(lane) == n and not f.opaque() for f in forms):
+            return d
+    return None
 
 
 def use_counts(exprs: list[Expr]) -> Counter[Expr]:

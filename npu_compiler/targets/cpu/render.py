@@ -1,14 +1,9 @@
-"""Scalar expressions to C++ on lane vectors, each part placed in the outermost block of the loop nest where it is known.
-
-Values come in these kinds. Varying along the lane dim: ``vf``, ``vd``, ``vi32``, ``vi64`` and ``mask`` (a bool as vi32
-0/-1). The same for all lanes: ``vf`` and ``vd`` again (splat), and the scalars ``long``, ``int`` and ``bool``.
-"""
+"""Scalar expressions to C++ on lane vectors, each part placed in the outermost block of the loop nest where it is known."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,13 +11,13 @@ import numpy as np
 from ... import affine, dtypes, expr
 from ...affine import Affine
 from ...expr import EXPENSIVE, Expr
+from .blocks import (
+    CTYPE, SCALAR_OF, Block, Value, convert, literal, strip_parentheses, uniform_kind, vector_kind, wrap,
+)
 from .nest import Access, Nest
 
 INLINE_LENGTH = 72  # longer texts get a name
 INT32 = (-(2**31), 2**31 - 1)
-
-SCALAR_OF = {"vf": "float", "vd": "double", "vi32": "int", "vi64": "long", "mask": "bool"}
-CTYPE = {"mask": "vi32"}
 FUNCTIONS = {"maximum": "max", "minimum": "min"}
 # Results in the range of the arguments' type that need no rounding to it.
 EXACT = frozenset("maximum minimum and or xor shr sign".split())
@@ -33,89 +28,12 @@ _BOOL = {
 }  # fmt: skip
 
 
-class Value(NamedTuple):
-    text: str
-    kind: str
+class Place(NamedTuple):
+    """Where a load or store goes: ``offset`` + lane * ``stride``, or the per-lane offsets ``gather`` if not empty."""
 
-
-class Block:
-    """A block of C++ under construction. ``binds``: what becomes known in it: dims, or 'row' for reduction results."""
-
-    def __init__(self, parent: Block | None, header: str, footer: str = "}", binds: frozenset[Any] = frozenset(), kind: str = "loop"):
-        self.parent, self.header, self.footer, self.binds, self.kind = parent, header, footer, binds, kind
-        self.items: list[str | Block] = []
-        self.values: dict[Expr, Value] = {}
-        self.offsets: dict[Any, str] = {}
-        self.mask = ""
-
-    @property
-    def branch(self) -> bool:
-        return self.kind != "loop"
-
-    def chain(self) -> Iterator[Block]:
-        block: Block | None = self
-        while block is not None:
-            yield block
-            block = block.parent
-
-    def lines(self, indent: int = 0) -> Iterator[str]:
-        inner = indent
-        if self.header:
-            yield from ("  " * indent + line for line in self.header.splitlines())
-            inner += 1
-        for item in self.items:
-            if isinstance(item, Block):
-                yield from item.lines(inner)
-            else:
-                yield "  " * inner + item
-        if self.header:
-            yield "  " * indent + self.footer
-
-    @contextmanager
-    def child(self, header: str, footer: str = "}", binds: frozenset[Any] = frozenset(), kind: str = "loop") -> Iterator[Block]:
-        """A nested block. What is hoisted out of it while it is open lands before it."""
-        block = Block(self, header, footer, binds, kind)
-        yield block
-        self.items.append(block)
-
-
-def literal(value: Any, kind: str) -> str:
-    """A C++ constant of a scalar type or of the lanes of a vector kind."""
-    kind = SCALAR_OF.get(kind, kind)
-    if kind in ("float", "double"):
-        suffix = "f" if kind == "float" else ""
-        number = np.float32(value) if kind == "float" else np.float64(value)
-        if np.isnan(number):
-            return f'__builtin_nan{suffix}("")'
-        text = f"__builtin_inf{suffix}()" if np.isinf(number) else str(abs(number)) + suffix
-        return f"(-{text})" if np.signbit(number) else text
-    if kind == "bool":
-        return "true" if value else "false"
-    value = int(value)
-    if value == -(2**63):
-        return "INT64_MIN"
-    text = f"{value}{'L' if kind == 'long' else ''}"
-    if value == -(2**31) and kind == "int":
-        text = "INT32_MIN"
-    return f"({text})" if value < 0 else text
-
-
-def vector_kind(dtype: str) -> str:
-    if dtype == "bool":
-        return "mask"
-    if dtypes.is_float(dtype):
-        return "vd" if dtype == "float64" else "vf"
-    return "vi64" if dtype == "int64" else "vi32"
-
-
-def uniform_kind(dtype: str) -> str:
-    kind = vector_kind(dtype)
-    return kind if kind in ("vf", "vd") else SCALAR_OF[kind]
-
-
-def wrap(text: str, dtype: str) -> str:
-    """Brings an int32 lane or scalar back into the range of a smaller type."""
-    return f"wrap<{dtypes.DTYPES[dtype].ctype}>({text})" if dtype in ("int8", "uint8", "int16") else text
+    offset: str
+    stride: int
+    gather: str
 
 
 class Renderer:
@@ -126,7 +44,6 @@ class Renderer:
         self.ranges = nest.ranges
         self.stages: dict[Expr, tuple[frozenset[Any], Value]] = {}  # reduction results and saved temporaries
         self.count = 0
-        self.can_fail = False
         self.written = {op.buffer.id for op in nest.outputs}
         self._deps: dict[Expr, frozenset[Any]] = {}
         self._pinned: dict[Expr, bool] = {}
@@ -161,8 +78,8 @@ class Renderer:
             return True
         return operand >= 0 and self.nest.serial and self.nest.inputs[operand].buffer.id in self.written
 
-    def _union(self, parts: Any) -> frozenset[Any]:
-        return frozenset().union(*(self.deps(p) for p in parts))
+    def _union(self, parts: Iterable[Expr]) -> frozenset[Any]:
+        return frozenset[Any]().union(*(self.deps(p) for p in parts))
 
     def varying(self, e: Expr) -> bool:
         return self.lane is not None and self.lane in self.deps(e)
@@ -215,10 +132,14 @@ class Renderer:
         return self.define(e, made, home)
 
     def define(self, e: Expr, made: Value, home: Block) -> Value:
-        name = self.name()
-        home.items.append(f"const {CTYPE.get(made.kind, made.kind)} {name} = {_strip(made.text)};")
-        home.values[e] = Value(name, made.kind)
+        """``e`` as a constant of ``home``."""
+        home.values[e] = Value(self.define_text(made.text, made.kind, home), made.kind)
         return home.values[e]
+
+    def define_text(self, text: str, kind: str, home: Block) -> str:
+        name = self.name()
+        home.items.append(f"const {CTYPE.get(kind, kind)} {name} = {strip_parentheses(text)};")
+        return name
 
     def text(self, e: Expr, kind: str, block: Block) -> str:
         """``e`` converted to ``kind``: a vector kind, or a scalar type for a uniform value."""
@@ -386,11 +307,11 @@ class Renderer:
         name = self.name()
         block.items.append(f"{CTYPE.get(kind, kind)} {name};")
         if not test.isidentifier():
-            test = _strip(test)
+            test = strip_parentheses(test)
         for arm, header in zip(arms, (f"if ({test}) {{", "else {"), strict=True):
             with block.child(header, kind="branch") as inner:
                 inner.mask = block.mask
-                inner.items.append(f"{name} = {_strip(self.text(arm, kind, inner))};")
+                inner.items.append(f"{name} = {strip_parentheses(self.text(arm, kind, inner))};")
         return Value(name, kind)
 
     def _worth_branching(self, e: Expr, block: Block) -> bool:
@@ -442,56 +363,40 @@ class Renderer:
         text = f"({scalar})ld1({pointer})"
         return Value(f"({test}{text} : 0)" if masked else text, scalar)
 
-    def place(self, e: Expr, block: Block) -> tuple[str, int, str] | None:
-        """(uniform offset, lane stride, per-lane offsets or '') of a load or store target; None if its operand is empty."""
-        access: Access = e.value
+    def place(self, e: Expr, block: Block) -> Place | None:
+        """The address of a load or store target; None if its operand is empty (``bad`` is set instead)."""
         form = affine.affine(e.args[0])
-        if self.lane is None:
-            stride = 0
-        else:
-            stride = form.coefficient(self.lane)
-        uniform = Affine({t: c for t, c in form.terms.items() if not self.varying(t)}, form.const)
-        parts: list[str] = []
-        scalar_parts: list[str] = []
-        for t, c in form.terms.items():
-            if self.varying(t) and t.op != "index":
-                parts.append(f"{self.text(t, 'vi64', block)} * {c}")
-        for idx, (n, step) in zip(e.args[1:], access.checks, strict=True):
-            self.can_fail = True
+        vectors = [f"{self.text(t, 'vi64', block)} * {form.terms[t]}" for t in form.opaque() if self.varying(t)]
+        scalars = []
+        for idx, (n, step) in zip(e.args[1:], e.value.checks, strict=True):
             if n == 0:
                 block.items.append("bad = 1;")
                 return None
-            mask = block.mask
-            if self.varying(idx):
-                text = f"checked({self.text(idx, 'vi64', block)}, {n}, bad, {mask + ', ' if mask else ''}L)"
-                name = self.name()
-                block.items.append(f"const vi64 {name} = {text};")
-                parts.append(f"{name} * {step}")
-            else:
-                text = f"checked({self.text(idx, 'long', block)}, {n}, bad{f', any({mask})' if mask else ''})"
-                name = self.name()
-                home = self.home(e, block) if not self.varying(e) else self._index_home(e, idx, block)
-                home.items.append(f"const long {name} = {text};")
-                scalar_parts.append(f"{name} * {step}" if step != 1 else name)
-        lane = self.lane
-        offset = self.offset(uniform, block)
-        if lane is not None and self.lane in self.deps(e) and stride:
-            at = f"i{lane}" if stride == 1 else f"i{lane} * {stride}"
-            offset = at if offset == "0" else f"{offset} + {at}"
-        if scalar_parts:
-            offset = " + ".join(scalar_parts) if offset == "0" else f"{' + '.join(scalar_parts)} + {offset}"
-        if not parts:
-            return offset, stride, ""
-        vector = " + ".join(parts)
+            at = self._checked(e, idx, n, block) + (f" * {step}" if step != 1 else "")
+            (vectors if self.varying(idx) else scalars).append(at)
+        stride = 0
+        if self.lane is not None and self.lane in self.deps(e) and (stride := form.coefficient(self.lane)):
+            scalars.append(f"i{self.lane}" if stride == 1 else f"i{self.lane} * {stride}")
+        uniform = self.offset(Affine({t: c for t, c in form.terms.items() if not self.varying(t)}, form.const), block)
+        scalars = [uniform, *scalars] if uniform != "0" else scalars
+        offset = " + ".join(scalars) or "0"
+        if not vectors:
+            return Place(offset, stride, "")
         if stride:
-            vector += f" + iota<vi64>() * {stride}"
-        return offset, stride, f"{vector} + ({offset})" if offset != "0" else vector
+            vectors.append(f"iota<vi64>() * {stride}")
+        return Place(offset, stride, " + ".join([*vectors, f"({offset})"] if scalars else vectors))
 
-    def _index_home(self, e: Expr, idx: Expr, block: Block) -> Block:
-        """Where a uniform checked index of a varying load is computed: hoisted, unless a branch protects it."""
-        home = self.home(idx, block)
-        branches = any(b.branch for b in block.chain())
-        return block if branches else home
+    def _checked(self, e: Expr, idx: Expr, n: int, block: Block) -> str:
+        """The name of a data-dependent index after it was compared with its dim's size."""
+        if self.varying(idx):
+            name, kind, home = self.name(), "vi64", block
+            extra = f", {block.mask}, L" if block.mask else ", L"
+        else:
+            name, kind = self.name(), "long"
+            home = block if any(b.branch for b in block.chain()) else self.home(idx, block)
+            extra = f", any({block.mask})" if block.mask else ""
+        home.items.append(f"const {kind} {name} = checked({self.text(idx, kind, home)}, {n}, bad{extra});")
+        return name
 
     def offset(self, form: Affine, block: Block) -> str:
         """The text of a uniform affine form; partial sums are named in the outermost block where they are known."""
@@ -508,9 +413,9 @@ class Renderer:
                 words = [total] if total else []
                 for t, c in sorted(terms, key=lambda tc: (tc[0].op != "index", str(tc[0].value))):
                     text = self.text(t, "long", home)
-                    words.append(text if c == 1 else f"{text} * {literal(c, 'long')[:-1] if c > 0 else literal(c, 'int')}")
+                    words.append(text if c == 1 else f"{text} * {c}" if c > 0 else f"{text} * ({c})")
                 known = " + ".join(words)
-                if not (known.isidentifier() and not known.startswith("(")):
+                if not known.isidentifier():
                     name = self.name("o")
                     home.items.append(f"const long {name} = {known};")
                     known = name
@@ -519,31 +424,3 @@ class Renderer:
         if form.const:
             total = f"{total} {'+' if form.const > 0 else '-'} {abs(form.const)}" if total else str(form.const)
         return total or "0"
-
-
-def convert(value: Value, kind: str) -> str:
-    """A value as another kind: splat, widened, or between masks and numbers."""
-    text, have = value
-    if have == kind:
-        return text
-    if kind in ("long", "int", "bool"):
-        return f"({kind}){text}"
-    if kind == "mask":
-        return f"splat<vi32>(-(int){text})"
-    if have == "mask":
-        return f"({text} & 1)" if kind == "vi32" else f"cvt<{kind}>({text} & 1)"
-    if have in ("long", "int", "bool"):
-        return f"splat<{kind}>(({SCALAR_OF[kind]}){text})"
-    return f"cvt<{kind}>({text})"
-
-
-def _strip(text: str) -> str:
-    """Without redundant outer parentheses."""
-    if not (text.startswith("(") and text.endswith(")")):
-        return text
-    depth = 0
-    for at, c in enumerate(text):
-        depth += (c == "(") - (c == ")")
-        if depth == 0 and at < len(text) - 1:
-            return text
-    return text[1:-1]

@@ -170,6 +170,39 @@ template <class T, class L> NPU_INLINE void ld_tile(vec<T> (&out)[VL], const T* 
   }
 }
 
+// Stores M vectors as M-element groups: lane i of each in order, then lane i + 1.
+template <int... I> struct Seq {};
+template <int N, int... I> struct MakeSeq : MakeSeq<N - 1, N - 1, I...> {};
+template <int... I> struct MakeSeq<0, I...> { using type = Seq<I...>; };
+
+// Lane l of vector Q of the woven sequence is element (Q VL + l) / M of vector (Q VL + l) % M; vector K joins here.
+template <int M, int Q, int K> constexpr int woven_lane(int l) {
+  int e = Q * VL + l;
+  return e % M == K ? VL + e / M : K == 1 ? e / M : l;
+}
+template <int M, int Q, int K, class V, int... I> NPU_INLINE V weave_in(V a, V b, Seq<I...>) {
+  return __builtin_shufflevector(a, b, woven_lane<M, Q, K>(I)...);
+}
+template <int M, int Q, class V> NPU_INLINE V weave(const V (&v)[M]) {
+  using Lanes = typename MakeSeq<VL>::type;
+  V w = weave_in<M, Q, 1>(v[0], v[1], Lanes{});
+  if constexpr (M > 2) w = weave_in<M, Q, 2>(w, v[2], Lanes{});
+  if constexpr (M > 3) w = weave_in<M, Q, 3>(w, v[3], Lanes{});
+  return w;
+}
+template <class T, class L, class... V> NPU_INLINE void st_woven(T* p, L l, V... each) {
+  constexpr int M = sizeof...(V);
+  const vec<T> v[M] = {each...};
+  if constexpr (is_same<L, Full>::value) {
+    st(p, weave<M, 0>(v), l);
+    st(p + VL, weave<M, 1>(v), l);
+    if constexpr (M > 2) st(p + 2 * VL, weave<M, 2>(v), l);
+    if constexpr (M > 3) st(p + 3 * VL, weave<M, 3>(v), l);
+  } else {
+    for (int m = 0; m < M; m++) st_strided(p + m, M, v[m], l);
+  }
+}
+
 // ---------------------------------------------------------------------------------------------- accumulators
 template <class S> struct Limits { static constexpr S low = sizeof(S) == 4 ? (S)INT32_MIN : (S)INT64_MIN, high = ~low; };
 template <> struct Limits<float> { static constexpr float low = -__builtin_inff(), high = __builtin_inff(); };

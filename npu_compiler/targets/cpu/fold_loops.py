@@ -1,0 +1,126 @@
+"""Reductions: their accumulators, the scalar loops around them, and guards turned into bounds of these loops."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+from ... import affine, dtypes, expr
+from ...affine import Affine
+from ...expr import Expr, const
+from .blocks import Block, vector_kind
+from .nest import Step, identity_element
+from .plan import SEQUENTIAL_SUM, Plan
+from .render import Renderer
+from .row_passes import Pass
+
+OPS = {"sum": "Sum", "prod": "Prod", "max": "Max", "min": "Min", "argmax": "Max", "argmin": "Min"}
+Clips = dict[int, list[tuple[int, Affine]]]  # dim -> (coefficient, rest): coefficient * index + rest >= 0
+
+
+def is_long(plan: Plan, s: Step, count: int) -> bool:
+    """Whether a sum is so long that its partial sums are carried into wider totals; ``count``: vectors side by side."""
+    terms = plan.nest.points(plan.inner_folds) * (1 if plan.wide else plan.lane_steps(count))
+    return s.reduce == "sum" and dtypes.is_float(s.value.dtype) and terms > SEQUENTIAL_SUM
+
+
+def accumulator(plan: Plan, s: Step, count: str, along: bool = False) -> str:
+    """The C++ type that folds a reduction; ``along``: its lanes are joined at the end."""
+    kind = vector_kind(s.value.dtype)
+    kind = "vi32" if kind == "mask" else kind
+    if s.reduce in ("argmax", "argmin"):
+        return f"Best<{OPS[s.reduce]}, {kind}, {plan.position_kind}, {count}>"
+    if is_long(plan, s, int(count) if along else 1):
+        return f"LongSum<{kind}, {count}, {'true' if along else 'false'}>"
+    return f"Fold<{OPS[s.reduce]}, {kind}, {count}>"
+
+
+@contextmanager
+def fold_loops(plan: Plan, render: Renderer, block: Block, p: Pass, clips: Clips, steps: int) -> Iterator[Block]:
+    """Scalar loops over the reduced dims but the lane dim; ``steps``: additions to a partial sum inside all of them.
+
+    Yields the innermost block. Where partial sums would grow too long, a loop is cut into blocks that end in a carry.
+    """
+    size = plan.nest.size
+    count = 1 if plan.wide else plan.unroll[plan.row.passes.index(p)]
+    carry = [f"f{s.number}.carry();" for s in p.folds if is_long(plan, s, count)]
+    cut, length = _cut(plan, steps) if carry else (None, 0)
+    with ExitStack() as stack:
+        for d in plan.inner_folds:
+            low, high = _bounds(size[d], clips.get(d, []), render, block)
+            if d == cut:
+                header = f"for (long p{d} = {low}; p{d} < {high}; p{d} += {length}) {{"
+                block = stack.enter_context(block.child(header))
+                stack.callback(block.items.extend, carry)
+                low, high = f"p{d}", f"scalar_min<long>(p{d} + {length}, {high})"
+            header = f"for (long i{d} = {low}, e{d} = {high}; i{d} < e{d}; i{d}++) {{"
+            block = stack.enter_context(block.child(header, binds=frozenset((d,))))
+        yield block
+
+
+def _cut(plan: Plan, steps: int) -> tuple[int | None, int]:
+    """The loop that carries partial sums, and after how many iterations."""
+    if steps > SEQUENTIAL_SUM:
+        return None, 0  # the lane loop carries
+    for d in reversed(plan.inner_folds):
+        if steps * plan.nest.size[d] > SEQUENTIAL_SUM:
+            return d, SEQUENTIAL_SUM // steps
+        steps *= plan.nest.size[d]
+    return None, 0
+
+
+def _bounds(size: int, clips: list[tuple[int, Affine]], render: Renderer, block: Block) -> tuple[str, str]:
+    low, high = "0", str(size)
+    for c, rest in clips:
+        text = render.offset(rest if c < 0 else Affine({}, 0).plus(rest, -1), block)
+        if c > 0:
+            low = f"scalar_max<long>({low}, {text if c == 1 else f'ceil_quotient({text}, {c})'})"
+        else:
+            high = f"scalar_min<long>({high}, {text if c == -1 else f'floor_quotient({text}, {-c})'} + 1)"
+    if not clips:
+        return low, high
+    names = render.name("lo"), render.name("hi")
+    block.items.append(f"const long {names[0]} = {low}, {names[1]} = {high};")
+    return names
+
+
+def clip(plan: Plan, p: Pass, values: dict[int, Expr]) -> tuple[dict[int, Expr], Clips]:
+    """Conditions outside which every reduction of a pass sees its identity become bounds of the loops.
+
+    ``values``: the argument of each reduction by stage number; returned without those conditions.
+    """
+    guards: dict[int, list[Expr]] = {}
+    for s in p.folds:
+        e = values[s.number]
+        neutral = const(identity_element(s.reduce, e.dtype), e.dtype)
+        if s.reduce in ("argmax", "argmin") or e.op != "where" or e.args[2] is not neutral:
+            return values, {}
+        guards[s.number] = affine.conjuncts(e.args[0])
+    if not guards or p.saves or p.stores:
+        return values, {}
+    clips: Clips = {}
+    done: set[Expr] = set()
+    for c in next(iter(guards.values())):
+        found = _loop_bound(plan, c)
+        if found is not None and all(c in g for g in guards.values()):
+            d, form = found
+            rest = Affine({t: k for t, k in form.terms.items() if t is not expr.index(d)}, form.const)
+            clips.setdefault(d, []).append((form.coefficient(d), rest))
+            done.add(c)
+    out = {}
+    for n, conditions in guards.items():
+        inner, neutral = values[n].args[1:]
+        for c in reversed([c for c in conditions if c not in done]):
+            inner = expr.where(c, inner, neutral)
+        out[n] = inner
+    return out, clips
+
+
+def _loop_bound(plan: Plan, c: Expr) -> tuple[int, Affine] | None:
+    """The loop that a condition bounds and the form that must be >= 0 in it; None if it is no bound of a loop."""
+    for form in affine.as_bounds(c):
+        dims = {t.value for t in form.terms if t.op == "index"}
+        own = [d for d in plan.inner_folds if d in dims]
+        if own and not form.opaque() and plan.lane not in dims:
+            return own[-1], form
+    return None
