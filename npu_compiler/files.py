@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def write_atomic(path: str | os.PathLike[str], data: bytes) -> None:
-    """Write ``data``; whatever happens on the way, ``path`` holds the old file or all of the new. Raises ``OSError``."""
+    """Write ``data``; whatever happens, ``path`` holds the old file or all of the new one. Raises ``OSError``."""
     target = Path(path)
     handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
     try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,7 @@ from npu_compiler.partitioner import NPU, Partition, PartitionPlan, TransferOp, 
 
 from .backend import Backend, DeviceBuffer, get_backend
 from .cpu_fallback import CPUPartition
-from .executor import Inputs, host_input, ordered
+from .executor import Executor, Inputs, host_input, ordered
 from .weight_files import WeightSource, open_weights
 
 CompileFn = Callable[[IRGraph], CompiledProgram]
@@ -59,7 +59,8 @@ class DAGExecutor:
         self._copy_inputs = bool(self._hosts) and any(is_in_place(n.op_type) for n in plan.ir.nodes)
         self._last = _last_steps(plan)
         self._on_host = self._host_weights()
-        self._executors: dict[int, Any] | None = None
+        self.executors: dict[int, Executor] = {}
+        self._loaded = False
         self._weights: dict[str, np.ndarray] = {}
         self._feeds: dict[str, np.ndarray | DeviceBuffer] = {}
         if weights is not None or not graph_weights_used(plan.ir):
@@ -80,11 +81,12 @@ class DAGExecutor:
         """
         source = open_weights(weights)
         host = {key: _read(source, key, spec) for key, spec in self._on_host.items()}
-        self._executors = {
+        self.executors = {
             part: self.backend.create_executor(program, source) for part, program in self.programs.items()
         }
         written = {u.key for u in self.plan.ir.state}
         self._feeds = {key: host[key].copy() for key in self.plan.feeds}
+        self._loaded = True
         self._weights = {k: v.copy() if k in written or not v.flags.writeable else v for k, v in host.items()}
 
     def execute(self, inputs: Inputs, *, device_outputs: bool = False) -> dict[str, Any]:
@@ -94,7 +96,7 @@ class DAGExecutor:
 
         Raises ``InputError`` naming the tensor and what was expected.
         """
-        if self._executors is None:
+        if not self._loaded:
             raise WeightError("the model has weights; call load_weights() before the first run")
         run = _Run(self, self._bind(inputs))
         for number, step in enumerate(self.plan.steps):
@@ -151,8 +153,7 @@ class _Run:
     def partition(self, part: Partition) -> None:
         owner = self.owner
         if part.device == NPU:
-            assert owner._executors is not None
-            results = owner._executors[part.id].run_device({name_of(k): self._operand(k) for k in part.inputs})
+            results: Mapping[str, np.ndarray | DeviceBuffer] = owner.executors[part.id].run_device({name_of(k): self._operand(k) for k in part.inputs})
             self.made.update(part.outputs)
         else:
             results = owner._hosts[part.id].run({name_of(k): self.on_host(k) for k in part.inputs}, owner._weights)

@@ -1,0 +1,158 @@
+"""The ``npusim`` command. Only argparse is imported here; each verb loads what it needs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any, NoReturn
+
+SCHEMA_VERSION = 1
+OK, USER_ERROR, INTERNAL, POLICY = 0, 1, 2, 3
+
+_EPILOG = "exit status: 0 done, 1 wrong input, 2 a defect of npusim itself, 3 refused by --no-fallback"
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.print_usage(sys.stderr)
+        self.exit(USER_ERROR, f"{self.prog}: {message}\n")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The whole command line. A verb's ``handler`` is 'module:function' in this package."""
+    top = _Parser(prog="npusim", description="Compile PyTorch models to native programs and run them.", epilog=_EPILOG)
+    top.add_argument("--version", action="store_true", help="print the version")
+    verbs = top.add_subparsers(dest="verb", metavar="VERB", parser_class=_Parser)
+
+    def verb(name: str, handler: str, text: str) -> argparse.ArgumentParser:
+        p = verbs.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+        p.set_defaults(handler=handler)
+        p.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+        p.add_argument("-q", "--quiet", action="store_true", help="no status line")
+        return p
+
+    def model(p: argparse.ArgumentParser, what: str) -> None:
+        p.add_argument("model", help=what)
+        p.add_argument("--target", default=None, help="cpu, cuda or metal (default: NPU_TARGET, else cpu)")
+
+    def compiling(p: argparse.ArgumentParser) -> None:
+        p.add_argument("--dtype", help="store float32 tensors as float16 or bfloat16")
+        p.add_argument("--disable", default="", metavar="NAMES", help="passes to leave out, separated by commas")
+        p.add_argument("--batch", type=_positive, default=1, help="images at once, for a built-in model")
+
+    names = "resnet18, resnet50 or efficientnet-lite0"
+    p = verb("demo", "demo:run", "download EfficientNet-Lite0, compile it and classify two photographs")
+    p.add_argument("--dir", default=".demo", help="where the program goes (default: .demo)")
+    p.add_argument("--dtype", default=None, help="store float32 tensors as float16 or bfloat16")
+    p.add_argument("--threads", type=_positive, help="default: NPU_NUM_THREADS, else all CPUs")
+
+    p = verb("compile", "commands:compile_model", "compile a model to a .npubin file")
+    model(p, f"an IR JSON file, or {names}")
+    compiling(p)
+    p.add_argument("-o", "--output", help="the file to write (default: the model's name.npubin)")
+    p.add_argument("--until", metavar="PHASE", help="stop after this phase and show the graph; writes no program")
+    p.add_argument("--dump", metavar="DIR", help="write the graph after every phase, and the sources, into DIR")
+    p.add_argument("--no-fallback", action="store_true", help="exit with status 3 if a node cannot run on the NPU")
+
+    p = verb("run", "commands:run_program", "run a .npubin file")
+    p.add_argument("program", help="a .npubin file")
+    p.add_argument("--weights", help="safetensors or npz (default: PROGRAM.safetensors, if it exists)")
+    p.add_argument("--input", action="append", default=[], metavar="[NAME=]FILE", help=".npy, .npz or an image; repeat")
+    p.add_argument("--output", metavar="FILE", help="write all outputs to an .npz file")
+    p.add_argument("--labels", metavar="FILE", help="class names, one a line (default: PROGRAM.labels.txt)")
+    p.add_argument("--threads", type=_positive, help="default: NPU_NUM_THREADS, else all CPUs")
+
+    p = verb("bench", "bench:run", "measure latency and throughput")
+    model(p, f"a .npubin file, or {names}")
+    compiling(p)
+    p.add_argument("--weights", help="weights of a .npubin (default: as for run, else random)")
+    p.add_argument("--threads", type=_positive, help="default: NPU_NUM_THREADS, else all CPUs")
+    p.add_argument("--seconds", type=float, default=3.0, help="how long to measure (default: 3)")
+    p.add_argument("--vs", choices=["torch"], help="alternate with PyTorch eager (built-in models only)")
+
+    p = verb("describe", "commands:describe", "show what a .npubin file holds")
+    p.add_argument("program", help="a .npubin file")
+
+    p = verb("explain", "commands:explain_model", "say which nodes run on the NPU, which do not, and why")
+    model(p, f"an IR JSON file, or {names}")
+    p.add_argument("--plan", action="store_true", help="show the partitions and transfers, too")
+    p.add_argument("--no-fallback", action="store_true", help="exit with status 3 if a node cannot run on the NPU")
+
+    p = verb("ops", "commands:operators", "list the native operators")
+    p.add_argument("--markdown", action="store_true", help="as a page for the documentation")
+    p.add_argument("pattern", nargs="?", default="", help="show those that contain this text")
+
+    verb("doctor", "doctor:run", "check compiler, CPU, packages and settings")
+    return top
+
+
+def _positive(text: str) -> int:
+    value = int(text) if text.isdigit() else 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number")
+    return value
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return the exit status."""
+    top = parser()
+    args = top.parse_args(argv)
+    if args.version:
+        from npu_compiler import __version__
+
+        print(f"npusim {__version__}")
+        return OK
+    if args.verb is None:
+        top.print_help()
+        return USER_ERROR
+    try:
+        return _finish(_run(args), args)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # the reader of a pipe has gone, as with `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return OK
+
+
+def _run(args: argparse.Namespace) -> Any:
+    from npu_compiler.errors import CompileError, NPUError
+
+    from .console import Result, Status
+
+    module, _, function = args.handler.partition(":")
+    try:
+        return getattr(import_module(f"npusim.{module}"), function)(args, Status(quiet=args.quiet or args.json))
+    except NPUError as error:
+        refused = isinstance(error, CompileError) and getattr(args, "no_fallback", False) and bool(error.reasons)
+        code = POLICY if refused else USER_ERROR
+        return Result(_error(error, getattr(error, "reasons", [])), [f"npusim: {error}"], code)
+    except Exception as error:
+        if os.environ.get("NPU_DEBUG", "0") not in ("", "0"):
+            raise
+        text = f"npusim: internal error: {type(error).__name__}: {error}\nNPU_DEBUG=1 shows where; please report it"
+        return Result(_error(error, []), [text], INTERNAL)
+
+
+def _error(error: Exception, reasons: Sequence[Any]) -> dict[str, Any]:
+    listed = [{"node": n, "op": o, "rule": r.rule, "detail": r.detail, "fix": r.fix} for n, o, r in reasons]
+    return {"error": {"type": type(error).__name__, "message": str(error), "reasons": listed}}
+
+
+def _finish(result: Any, args: argparse.Namespace) -> int:
+    from .console import show
+
+    if args.json:
+        print(json.dumps({"schema_version": SCHEMA_VERSION, "command": args.verb, **result.data}))
+    else:
+        show(result.blocks, sys.stderr if "error" in result.data else sys.stdout)
+    sys.stdout.flush()
+    code: int = result.code
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

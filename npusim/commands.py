@@ -1,0 +1,283 @@
+"""The verbs around one model or one program: compile, run, describe, explain, ops."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import ml_dtypes
+import numpy as np
+
+from npu_compiler import env
+from npu_compiler.compiled_program import CompiledProgram, IOSpec
+from npu_compiler.errors import InputError, NPUError
+from npu_compiler.ir import IRGraph
+
+from .builtin import BUILTINS, PREPROCESSING, captured
+from .console import Result, Status, Table
+
+if TYPE_CHECKING:
+    from npu_compiler.explanation import Explanation
+
+_IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
+
+
+def read_model(
+    name: str, batch: int, status: Status
+) -> tuple[IRGraph, Mapping[str, np.ndarray] | None, Any]:
+    """(IR, weights, PyTorch module) of a built-in model, or (IR, None, None) of an IR JSON file."""
+    if name in BUILTINS:
+        with status(f"capturing {name}"):
+            module, ir, weights = captured(name, batch, status.downloading)
+        return ir, weights, module
+    from npu_compiler.ir_reader import load_ir
+
+    if not Path(name).exists():
+        raise InputError(f"{name}: there is no such file, and no built-in model of that name: {', '.join(BUILTINS)}")
+    return load_ir(name), None, None
+
+
+def disabled(args: argparse.Namespace) -> tuple[str, ...]:
+    return tuple(n for n in args.disable.replace(",", " ").split() if n)
+
+
+# ------------------------------------------------------------------------------------------------------------ compile
+
+
+def compile_model(args: argparse.Namespace, status: Status) -> Result:
+    """A .npubin - and, for a built-in model, its weights - or the graph as it stands after one phase."""
+    from npu_compiler.describe import si, totals
+    from npu_compiler.partitioner import partition
+    from npu_compiler.pipeline import PHASES, compile_ir, dump, run_phases
+
+    from .model import require_npu, save_program
+
+    target = args.target or env.target()
+    if args.dump:
+        os.environ["NPU_DUMP"] = args.dump
+    ir, weights, _ = read_model(args.model, args.batch, status)
+    plan = partition(ir, target=target)
+    require_npu(plan)
+    with status(f"compiling {ir.model_name}"):
+        if args.until is not None and args.until != PHASES[-1][0]:
+            state = run_phases(plan.ir, target, args.dtype, disabled(args), args.until)
+            text = dump(state)
+            return Result({"phase": args.until, "graph": text.splitlines()}, [text])
+        program = compile_ir(plan.ir, target, args.dtype, disabled(args))
+    output = Path(args.output or f"{Path(args.model).stem}.npubin")
+    files = [output]
+    if weights is not None:
+        files = list(save_program(program, weights, output))
+    else:
+        program.save(output)
+    t = totals(program)
+    summary = f"{t['kernels']} kernels, {si(t['flops'], 'FLOP')}, arena {si(t['arena_bytes'], 'B')}"
+    written = ", ".join(f"{f} ({si(f.stat().st_size, 'B')})" for f in files)
+    data = {"program": program.name, "target": target, "files": [str(f) for f in files], **t}
+    return Result(data, [f"{program.name}: {summary}", f"wrote {written}"])
+
+
+# ---------------------------------------------------------------------------------------------------------------- run
+
+
+def load_program(path: str, weights: str | None, threads: int | None, status: Status) -> Any:
+    """A runnable model; the weights default to the file of the same name beside the program."""
+    import npu_runtime
+
+    program = CompiledProgram.load(path)
+    beside = Path(path).with_suffix(".safetensors")
+    if weights is None and program.weights and not beside.exists():
+        raise InputError(f"{path} needs {len(program.weights)} weights: pass --weights, or put them into {beside}")
+    source = weights or (beside if beside.exists() else None)
+    with status(f"loading {path}"):
+        return npu_runtime.load(program, source, threads)
+
+
+def run_program(args: argparse.Namespace, status: Status) -> Result:
+    """Outputs of one run: a summary, class names for a classifier, and all values with --output."""
+    model = load_program(args.program, args.weights, args.threads, status)
+    executor = model.executor()
+    inputs = _read_inputs(args.input, executor.inputs, model.program.name)
+    outputs: dict[str, np.ndarray] = executor.run(inputs)
+    header = ("output", "dtype", "shape", "min", "max", "mean")
+    blocks: list[str | Table] = [Table(header, list(map(_row, outputs.items())))]
+    data: dict[str, Any] = {"program": model.program.name, "outputs": {k: _facts(v) for k, v in outputs.items()}}
+    scores = next(iter(outputs.values())) if len(outputs) == 1 else None
+    if scores is not None and scores.ndim == 2 and scores.shape[1] == 1000:
+        names = _labels(args.labels, Path(args.program))
+        data["top5"] = [top_classes(row, names) for row in scores]
+        blocks += [_top_table(rows) for rows in data["top5"]]
+    if args.output:
+        _save_npz(args.output, outputs)
+        blocks.append(f"wrote {args.output}")
+        data["file"] = args.output
+    return Result(data, blocks)
+
+
+def top_classes(scores: np.ndarray, names: list[str] | None, count: int = 5) -> list[dict[str, Any]]:
+    """The ``count`` most likely classes of one row of logits: index, name (or None) and softmax probability."""
+    x = scores.astype(np.float64)
+    p = np.exp(x - x.max())
+    p /= p.sum()
+    best = np.argsort(-p, kind="stable")[:count]
+    return [{"class": int(i), "name": names[i] if names else None, "probability": float(p[i])} for i in best]
+
+
+def _top_table(rows: list[dict[str, Any]]) -> Table:
+    shown = [(f"{r['probability']:.4f}", r["class"], r["name"] or "") for r in rows]
+    return Table(("probability", "class", "name"), shown)
+
+
+def _read_inputs(given: list[str], specs: tuple[IOSpec, ...], program: str) -> dict[str, np.ndarray]:
+    expected = ", ".join(f"{s.name} {s.dtype}{list(s.shape)}" for s in specs)
+    values: dict[str, np.ndarray] = {}
+    for i, item in enumerate(given):
+        name, found, file = item.partition("=")
+        if not found:
+            file = item
+            name = specs[i].name if i < len(specs) else ""
+        if not found and Path(file).suffix == ".npz":
+            values.update(_load_npz(file))
+        elif not name:
+            raise InputError(f"{len(given)} inputs given; expected {expected}")
+        elif Path(file).suffix.lower() in _IMAGES:
+            values[name] = _image(file, program)
+        else:
+            values[name] = _load_npy(file)
+    if not values and specs:
+        raise InputError(f"the program needs input: {expected}; pass --input FILE for each, in order, or NAME=FILE")
+    return values
+
+
+def _load_npy(file: str) -> np.ndarray:
+    try:
+        value = np.load(file, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise InputError(f"{file}: cannot be read as an .npy array: {error}") from None
+    if not isinstance(value, np.ndarray):
+        raise InputError(f"{file}: expected one array; name an .npz file .npz")
+    return value
+
+
+def _load_npz(file: str) -> dict[str, np.ndarray]:
+    from npu_runtime.weight_files import open_weights
+
+    source = open_weights(Path(file))
+    return {name: source.read(name) for name in source.names()}
+
+
+def _image(file: str, program: str) -> np.ndarray:
+    how = PREPROCESSING.get(program)
+    if how is None:
+        known = ", ".join(PREPROCESSING)
+        raise InputError(f"{file}: how {program} wants images is not known (only: {known}); pass an .npy array")
+    try:
+        from PIL import Image, UnidentifiedImageError
+
+        from .models import images
+    except ImportError:
+        raise InputError(f"{file}: images need pillow; install it, or pass an .npy array") from None
+    try:
+        picture = np.asarray(Image.open(file).convert("RGB"))
+    except (OSError, UnidentifiedImageError) as error:
+        raise InputError(f"{file}: cannot be read as an image: {error}") from None
+    result: np.ndarray = getattr(images, how)(picture)
+    return result
+
+
+def _labels(given: str | None, program: Path) -> list[str] | None:
+    path = Path(given) if given else program.with_suffix(".labels.txt")
+    if not given and not path.exists():
+        return None
+    try:
+        names = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: cannot be read: {error}") from None
+    if len(names) != 1000:
+        raise InputError(f"{path}: {len(names)} class names, expected 1000")
+    return names
+
+
+def _save_npz(path: str, outputs: Mapping[str, np.ndarray]) -> None:
+    try:
+        # numpy's format has no bfloat16; float32 holds all its values
+        known = {k: v.astype(np.float32) if v.dtype == ml_dtypes.bfloat16 else v for k, v in outputs.items()}
+        np.savez(path, allow_pickle=False, **known)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written: {error.strerror or error}") from None
+
+
+def _facts(v: np.ndarray) -> dict[str, Any]:
+    facts: dict[str, Any] = {"dtype": str(v.dtype), "shape": list(v.shape)}
+    if v.size and v.dtype.kind != "c":
+        wide = v.astype(np.float64)
+        numbers = {"min": wide.min(), "max": wide.max(), "mean": wide.mean()}
+        facts |= {k: float(n) if np.isfinite(n) else str(n) for k, n in numbers.items()}
+    return facts
+
+
+def _row(item: tuple[str, np.ndarray]) -> tuple[object, ...]:
+    name, value = item
+    facts = _facts(value)
+    numbers = (f"{n:.5g}" if isinstance(n := facts.get(k, ""), float) else n for k in ("min", "max", "mean"))
+    return (name, facts["dtype"], facts["shape"], *numbers)
+
+
+# ------------------------------------------------------------------------------------------- describe, explain, ops
+
+
+def describe(args: argparse.Namespace, status: Status) -> Result:
+    """A program's text and data."""
+    program = CompiledProgram.load(args.program)
+    return Result({"program": program.to_json()}, [program.describe().rstrip()])
+
+
+def explain_model(args: argparse.Namespace, status: Status) -> Result:
+    """The answer to "why is this op not on the NPU?"."""
+    from npu_compiler.explanation import explain
+    from npu_compiler.partitioner import partition
+
+    from .model import require_npu
+
+    target = args.target or env.target()
+    ir, _, _ = read_model(args.model, 1, status)
+    with status(f"checking {ir.model_name}"):
+        explanation = explain(ir, target)
+    blocks = explanation_blocks(explanation)
+    data = explanation.to_dict()
+    if args.plan or args.no_fallback:
+        plan = partition(ir, target=target)
+        if args.no_fallback:
+            require_npu(plan)
+        blocks += ["", str(plan)]
+        data["plan"] = plan.to_dict()
+    return Result(data, blocks)
+
+
+def explanation_blocks(explanation: Explanation) -> list[str | Table]:
+    blocks: list[str | Table] = [explanation.summary()]
+    if rows := explanation.rows():
+        blocks += ["", Table(("op", "count", "reason", "fix"), rows)]
+    if hints := explanation.hints():
+        blocks += ["", Table(("op", "count", "advice"), hints)]
+    return blocks
+
+
+def operators(args: argparse.Namespace, status: Status) -> Result:
+    """The operator table, whole or filtered."""
+    from npu_compiler.ops.table import operators as native
+    from npu_compiler.ops.table import operators_markdown
+
+    if args.markdown and args.pattern:
+        raise NPUError("--markdown writes the whole page; leave out the pattern")
+    if args.markdown:
+        return Result({"markdown": operators_markdown()}, [operators_markdown().rstrip()])
+    rows = [r for r in native() if args.pattern in r.op_type]
+    cells = [(r.op_type, r.family, " ".join(r.dtypes), r.samples, r.doc) for r in rows]
+    table = Table(("op", "family", "tested dtypes", "samples", "what it computes"), cells)
+    data = {"count": len(rows), "ops": [asdict(r) for r in rows]}
+    return Result(data, [table, "", f"{len(rows)} native overloads"])

@@ -1,0 +1,106 @@
+"""What a command shows: texts and tables, through rich on a terminal, and one status line while it works."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, TextIO
+
+_PATIENCE = 2.0  # seconds before a status line appears
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows to be shown as columns."""
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[object]]
+
+
+@dataclass
+class Result:
+    """What a command leaves: ``data`` for --json, ``blocks`` (texts and tables) for people, the exit ``code``."""
+
+    data: dict[str, Any]
+    blocks: list[str | Table] = field(default_factory=list)
+    code: int = 0
+
+
+def show(blocks: Sequence[str | Table], stream: TextIO | None = None) -> None:
+    """Print blocks one after the other."""
+    stream = stream or sys.stdout
+    printer = _rich_printer(stream) if stream.isatty() and "NO_COLOR" not in os.environ else None
+    for block in blocks:
+        if isinstance(block, str):
+            print(block, file=stream)
+        elif printer is not None:
+            printer(block)
+        else:
+            from npu_compiler.describe import table
+
+            print("\n".join(table(block.header, block.rows, indent="")), file=stream)
+
+
+def _rich_printer(stream: TextIO) -> Any:
+    try:
+        from rich.console import Console
+        from rich.table import Table as RichTable
+    except ImportError:
+        return None
+
+    def print_table(block: Table) -> None:
+        shown = RichTable(box=None, header_style="bold", pad_edge=False)
+        for i, name in enumerate(block.header):
+            right = bool(block.rows) and all(str(row[i])[:1].isdigit() for row in block.rows)
+            shown.add_column(name, justify="right" if right else "left", overflow="fold")
+        for row in block.rows:
+            shown.add_row(*(str(cell).replace("[", "\\[") for cell in row))
+        Console(file=stream).print(shown)
+
+    return print_table
+
+
+class Status:
+    """Says what is under way, on a terminal's standard error only, once it has taken two seconds."""
+
+    def __init__(self, stream: TextIO | None = None, quiet: bool = False):
+        self._stream = stream or sys.stderr
+        self._on = not quiet and self._stream.isatty()
+        self._text = ""
+
+    @contextmanager
+    def __call__(self, text: str) -> Iterator[Status]:
+        """Show ``text`` and the seconds passed while the block runs."""
+        self._text = text
+        if not self._on:
+            yield self
+            return
+        done = threading.Event()
+        thread = threading.Thread(target=self._watch, args=(done, time.monotonic()), daemon=True)
+        thread.start()
+        try:
+            yield self
+        finally:
+            done.set()
+            thread.join()
+
+    def update(self, text: str) -> None:
+        self._text = text
+
+    def downloading(self, what: str, done: int, total: int) -> None:
+        """A progress callback of ``npusim.models.download``."""
+        self._text = f"downloading {what}: {done / 1e6:.1f} of {total / 1e6:.1f} MB"
+
+    def _watch(self, done: threading.Event, start: float) -> None:
+        if done.wait(_PATIENCE):
+            return
+        while not done.wait(0.1):
+            self._stream.write(f"\r\x1b[K{self._text} … {time.monotonic() - start:.0f} s")
+            self._stream.flush()
+        self._stream.write("\r\x1b[K")
+        self._stream.flush()

@@ -1,0 +1,124 @@
+"""The demo: real weights, real photographs, one file of native code at the end."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from npu_compiler.describe import si, totals
+from npu_compiler.errors import ArtifactError, InputError
+
+from .bench import HEADER, interleaved, torch_call
+from .commands import top_classes
+from .console import Result, Status, Table
+
+PHOTOS = {"chelsea": "a cat", "coffee": "an espresso"}
+MODEL = "efficientnet-lite0"
+
+
+def run(args: argparse.Namespace, status: Status) -> Result:
+    """Download, compile, classify, compare with PyTorch, save."""
+    try:
+        import torch
+    except ImportError:
+        raise InputError("the demo compares with PyTorch; install npusim[torch]") from None
+    from npu_compiler import env
+
+    from .builtin import module
+    from .model import build
+    from .models.images import efficientnet_lite0_input, photos
+    from .models.weights import imagenet_labels
+
+    with status("loading EfficientNet-Lite0"):
+        net = module(MODEL, status.downloading)
+        pictures = photos(tuple(PHOTOS), progress=status.downloading)
+        names = imagenet_labels(progress=status.downloading)
+    threads = args.threads or env.num_threads()
+    torch.set_num_threads(threads)
+    arrays = {name: efficientnet_lite0_input(image) for name, (image, _) in pictures.items()}
+    start = time.perf_counter()
+    with status("compiling"):
+        model = build(net, (torch.from_numpy(arrays["chelsea"]),), dtype=args.dtype, fallback=False, threads=threads)
+    compile_seconds = time.perf_counter() - start
+
+    blocks: list[str | Table] = []
+    photos_data: dict[str, Any] = {}
+    for name, array in arrays.items():
+        photo = _classify(model, net, array, names)
+        photos_data[name] = photo
+        rows = [
+            (f"{r['probability']:.4f}", f"{r['eager']:.4f}", r["class"], r["name"]) for r in photo["top5"]
+        ]
+        blocks += [f"{PHOTOS[name]} ({name})", Table(("npusim", "PyTorch", "class", "name"), rows), ""]
+
+    (part,) = model.executor.programs
+    executor = model.executor.executors[part]
+    result = np.empty(executor.outputs[0].shape, np.float32)
+    calls: dict[str, Callable[[], Any]] = {
+        "npusim": executor.bind([arrays["chelsea"]], [result]),
+        "torch eager": torch_call(net, [arrays["chelsea"]], threads),
+    }
+    with status("measuring"):
+        latency = interleaved(calls, seconds=3.0)
+    speedup = latency["torch eager"].median / latency["npusim"].median
+    t = totals(model.programs[0])
+    rss = _resident_bytes()
+    blocks += [
+        Table(HEADER, [times.row(name, 1) for name, times in latency.items()]),
+        f"{speedup:.2f} × the speed of PyTorch eager on {threads} thread(s) (medians, alternating in one run)",
+        f"{len(model.plan.partitions)} partition, {t['kernels']} kernels, compiled in {compile_seconds:.1f} s",
+        f"memory: arena {si(t['arena_bytes'], 'B')}, weights {si(t['weight_bytes'], 'B')}, "
+        f"process {si(rss, 'B')} resident (PyTorch included)",
+    ]
+    files = _save(model, arrays, names, Path(args.dir))
+    command = f"npusim run {files[0]} --input {files[2]}"
+    blocks += ["", f"wrote {', '.join(map(str, files))}", f"this needs neither PyTorch nor a compiler:  {command}"]
+    data = {
+        "photos": photos_data,
+        "latency": {name: times.to_dict(1) for name, times in latency.items()}, "speedup": speedup,
+        "threads": threads, "partitions": len(model.plan.partitions), "compile_seconds": compile_seconds,
+        "resident_bytes": rss, "files": [str(f) for f in files], "run": command, **t,
+    }  # fmt: skip
+    return Result(data, blocks)
+
+
+def _classify(model: Any, net: Any, array: np.ndarray, names: list[str]) -> dict[str, Any]:
+    """The five most likely classes, each with PyTorch's probability beside it."""
+    import torch
+
+    with torch.no_grad():
+        eager = net(torch.from_numpy(array)).numpy()[0]
+    everything = {r["class"]: r["probability"] for r in top_classes(eager, None, eager.size)}
+    logits = model(array)[0]
+    top = [{**r, "eager": everything[r["class"]]} for r in top_classes(logits, names)]
+    return {"top5": top, "largest_logit_difference": float(np.abs(logits - eager).max())}
+
+
+def _save(model: Any, arrays: dict[str, np.ndarray], names: list[str], folder: Path) -> list[Path]:
+    program, weights = model.save(folder / "efficientnet-lite0.npubin")
+    labels, inputs = program.with_suffix(".labels.txt"), []
+    try:
+        labels.write_text("\n".join(names) + "\n", encoding="utf-8")
+        for name, array in arrays.items():
+            inputs.append(folder / f"{name}.npy")
+            np.save(inputs[-1], array)
+    except OSError as error:
+        raise ArtifactError(f"{folder}: cannot be written: {error.strerror or error}") from None
+    return [program, weights, *inputs, labels]
+
+
+def _resident_bytes() -> int:
+    """Memory of this process: now where the system tells it, else the most so far."""
+    statm = Path("/proc/self/statm")
+    if statm.exists():
+        return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

@@ -1,0 +1,187 @@
+"""``build``: a PyTorch module in, a callable of the same shape out."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import npu_compiler
+from npu_compiler.compiled_program import CompiledProgram
+from npu_compiler.describe import si, totals
+from npu_compiler.errors import ArtifactError, CompileError, InputError
+from npu_compiler.explanation import explain
+from npu_compiler.files import write_atomic
+from npu_compiler.partitioner import CPU, PartitionPlan
+from npu_runtime.arrays import is_torch, to_array, to_torch
+from npu_runtime.backend import DeviceBuffer, get_backend
+from npu_runtime.dag_executor import DAGExecutor
+
+if TYPE_CHECKING:
+    import torch
+
+
+def build(
+    model: torch.nn.Module,
+    example_inputs: Any,
+    target: str = "cpu",
+    dtype: str | None = None,
+    fallback: bool = True,
+    *,
+    disable: Collection[str] = (),
+    threads: int | None = None,
+) -> Model:
+    """Capture, partition and compile ``model`` for the shapes of ``example_inputs``, with the weights it has now.
+
+    ``example_inputs``: the positional arguments of forward (a tuple, a list or one tensor; they may nest). ``dtype``
+    ('float16', 'bfloat16') stores float32 activations and matrices in that type. ``fallback``: whether ops without a
+    native kernel may run in PyTorch on the host. ``disable`` names passes to leave out; ``threads``: see
+    :class:`CPUBackend`.
+
+    Raises ``CaptureError``, ``CompileError`` (without fallback: every reason), ``ToolchainError``, ``WeightError``.
+    """
+    from npu_compiler.frontend import capture, state_dict_numpy
+
+    ir = capture(model, example_inputs)
+    plan = npu_compiler.partition(ir, target=target)
+    if not fallback:
+        require_npu(plan)
+    backend = get_backend(target, **({} if threads is None else {"threads": threads}))
+    compile_fn = partial(npu_compiler.compile, target=target, dtype=dtype, disable=disable)
+    weights = state_dict_numpy(model)
+    executor = DAGExecutor(plan, backend, compile_fn, weights)
+    return Model(executor, weights, _Signature(model, example_inputs))
+
+
+def require_npu(plan: PartitionPlan) -> None:
+    """Raises ``CompileError`` with all reasons if some node of ``plan`` runs on the CPU."""
+    ops = {n.name: n.op_type for n in plan.ir.nodes}
+    causes = [(n, ops[n], r) for n, r in plan.reasons.items() if r.rule not in ("transfer", "follows")]
+    if causes:
+        lines = "\n".join(f"  {name} ({op}): {reason}" for name, op, reason in causes)
+        raise CompileError(f"{len(causes)} node(s) of {plan.ir.model_name!r} cannot run on the NPU:\n{lines}", causes)
+
+
+class Model:
+    """A built model. Call it as the PyTorch model: numpy in, numpy out; torch in, torch out; same structure.
+
+    ``plan`` says what runs where. Buffers that the model writes keep their contents from call to call.
+    """
+
+    def __init__(self, executor: DAGExecutor, weights: Mapping[str, np.ndarray], signature: _Signature):
+        self.executor, self.plan = executor, executor.plan
+        self._weights, self._signature = dict(weights), signature
+
+    @property
+    def programs(self) -> list[CompiledProgram]:
+        """The compiled NPU partitions, in order."""
+        return list(self.executor.programs.values())
+
+    def __call__(self, *args: Any) -> Any:
+        leaves = self._signature.leaves(args)
+        outputs = list(self.executor.execute(leaves).values())
+        if any(is_torch(v) for v in leaves):
+            outputs = [to_torch(v) for v in outputs]
+        return self._signature.result(outputs)
+
+    def load_weights(self, weights: Any) -> None:
+        """Replace the weights and reset all buffers; see :meth:`DAGExecutor.load_weights`."""
+        self.executor.load_weights(weights)
+        if isinstance(weights, Mapping):
+            self._weights = {k: to_array(v) for k, v in weights.items()}
+
+    def report(self) -> str:
+        """What runs where and why, and what each program costs."""
+        lines = [str(explain(self.plan.ir, self.executor.backend.name)), "", self.plan.describe()]
+        for program in self.programs:
+            t = totals(program)
+            sizes = f"arena {si(t['arena_bytes'], 'B')}, weights {si(t['weight_bytes'], 'B')}"
+            lines.append(f"program {program.name}: {t['kernels']} kernels, {si(t['flops'], 'FLOP')}, {sizes}")
+        return "\n".join(lines)
+
+    def save(self, path: str | os.PathLike[str]) -> tuple[Path, Path]:
+        """Write ``x.npubin`` and, next to it, ``x.safetensors`` with the weights it needs; returns both paths.
+
+        Raises ``ArtifactError`` if parts of the model run on the CPU, or if a file cannot be written.
+        """
+        if len(self.plan.partitions) != 1 or self.plan.partitions[0].device == CPU:
+            count = len(self.plan.partitions)
+            raise ArtifactError(f"only a model of one NPU partition fits a .npubin, this one has {count}:\n{self.plan}")
+        return save_program(self.programs[0], self._weights, path)
+
+
+def save_program(
+    program: CompiledProgram, weights: Mapping[str, np.ndarray], path: str | os.PathLike[str]
+) -> tuple[Path, Path]:
+    """Write a program and those ``weights`` that it reads, as safetensors, beside it."""
+    import safetensors.numpy
+
+    target = Path(path)
+    target = target if target.suffix == ".npubin" else target.with_name(f"{target.name}.npubin")
+    beside = target.with_suffix(".safetensors")
+    keys = {w.key for w in program.weights} | {b.name for b in program.buffers if b.kind == "state"}
+    data = safetensors.numpy.save({k: np.ascontiguousarray(weights[k]) for k in sorted(keys)})
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(beside, data)
+    except OSError as error:
+        raise ArtifactError(f"{beside}: cannot be written: {error.strerror or error}") from None
+    program.save(target)
+    return target, beside
+
+
+class _Signature:
+    """How arguments become graph inputs, and graph outputs the structure that the PyTorch model returns."""
+
+    def __init__(self, model: torch.nn.Module, example_inputs: Any):
+        from torch.utils import _pytree as pytree
+
+        args = tuple(example_inputs) if isinstance(example_inputs, tuple | list) else (example_inputs,)
+        self._flatten, self._unflatten = pytree.tree_flatten, pytree.tree_unflatten
+        self._examples, self._inputs = pytree.tree_flatten(args)
+        self._outputs, self._structure = pytree.tree_flatten(_call(model, args))
+
+    def leaves(self, args: tuple[Any, ...]) -> list[Any]:
+        """The tensors among ``args``, flattened in order."""
+        values, structure = self._flatten(args)
+        if structure != self._inputs:
+            raise InputError(f"the arguments have the structure {structure}, the model was built for {self._inputs}")
+        tensors = []
+        for value, example in zip(values, self._examples, strict=True):
+            if _is_tensor(example):
+                tensors.append(value)
+            elif _is_tensor(value) or value != example:
+                raise InputError(f"argument {value!r}: the model was built for {example!r}, which is part of its code")
+        return tensors
+
+    def result(self, outputs: list[Any]) -> Any:
+        """``outputs`` in the structure of the PyTorch model's; anything but tensors is as it was for the example."""
+        if sum(map(_is_tensor, self._outputs)) != len(outputs):
+            return tuple(outputs)
+        values = iter(outputs)
+        return self._unflatten([next(values) if _is_tensor(v) else v for v in self._outputs], self._structure)
+
+
+def _is_tensor(value: Any) -> bool:
+    return is_torch(value) or isinstance(value, np.ndarray | DeviceBuffer)
+
+
+def _call(model: torch.nn.Module, args: tuple[Any, ...]) -> Any:
+    """The model's result, for its structure; the model's buffers and mode stay as they are."""
+    import torch
+    from torch.utils import _pytree as pytree
+
+    tensors = pytree.tree_map(lambda v: to_torch(v) if isinstance(v, np.ndarray) else v, args)
+    buffers = {name: b.clone() for name, b in model.named_buffers()}
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        with torch.no_grad():
+            return torch.func.functional_call(model, {**dict(model.named_parameters()), **buffers}, tensors)
+    finally:
+        for module, training in modes.items():
+            module.training = training
