@@ -19,7 +19,7 @@ class TargetConfig:
     ``buffer_align``: byte alignment of every buffer, in the arena and outside.
     ``dtypes``: the element types it can hold; ``max_rank``: the most dimensions a tensor may have.
     ``matrix_dtypes``: what its matmul and convolution kernels take; ``pair_dtypes``: those of them whose weights are
-    packed in pairs along the reduced dim, for two-element dot products. ``buffer_align``: bytes.
+    packed in pairs along the reduced dim, for two-element dot products.
     """
 
     name: str
@@ -30,7 +30,6 @@ class TargetConfig:
     dtypes: frozenset[str] = _REAL
     matrix_dtypes: tuple[str, ...] = ("float32", "float16", "bfloat16")
     pair_dtypes: tuple[str, ...] = ("bfloat16",)
-    buffer_align: int = 64
 
     def channel_align(self, dtype: str) -> int:
         """Channel alignment in elements of ``dtype``: 32 for float16, 16 for float32 at 64 bytes."""
