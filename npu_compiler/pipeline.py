@@ -7,24 +7,24 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from . import env
-from .compiled_program import BufferSpec, CompiledProgram, EntryPoint, IOSpec, KernelCall, WeightSpec
+from .compiled_program import CompiledProgram
 from .dtypes import parse
 from .errors import CompileError
-from .graph import Graph
+from .graph import Graph, Value
 from .ir import IRGraph
-from .kernel import Operand, Schedule
+from .kernel import Schedule
+from .link import link
 from .lower import lower_ir
 from .memory_planner import plan_memory
 from .passes import attention, decompose, fold, fuse, layout, normalise
 from .schedule import Scheduler
-from .serialize import stamp_layout
 from .target_config import TargetConfig, target_config
-from .targets import Emitted, get_target
+from .targets import get_target
 
 
 @dataclass
@@ -38,8 +38,8 @@ class State:
     graph: Graph = field(default_factory=Graph)
     groups: list[fuse.Group] = field(default_factory=list)
     schedule: Schedule | None = None
-    scheduler: Scheduler | None = None
-    emitted: Emitted | None = None
+    recipes: list[tuple[str, Value]] = field(default_factory=list)  # load-time values, by weight buffer
+    program: CompiledProgram | None = None
 
     def run_pass(self, name: str, f: Callable[[Graph], Any]) -> None:
         if name not in self.disable:
@@ -77,8 +77,9 @@ def _fuse(s: State) -> None:
 
 
 def _schedule(s: State) -> None:
-    s.scheduler = Scheduler(s.graph, s.groups, s.config)
-    s.schedule = s.scheduler.run()
+    scheduler = Scheduler(s.graph, s.groups, s.config)
+    s.schedule = scheduler.run()
+    s.recipes = scheduler.recipes
 
 
 def _memory(s: State) -> None:
@@ -87,13 +88,7 @@ def _memory(s: State) -> None:
 
 
 def _codegen(s: State) -> None:
-    assert s.schedule is not None
-    target = get_target(s.config.name)
-    for kernel in s.schedule.kernels:
-        reason = target.supports(kernel)
-        if reason is not None:
-            raise CompileError(f"kernel {kernel.name} (from {', '.join(kernel.sources)}): {reason}")
-    s.emitted = target.emit([s.schedule])
+    s.program = _link({"main": s})
 
 
 PHASES: tuple[tuple[str, Callable[[State], None], str], ...] = (
@@ -140,8 +135,8 @@ def _trace(state: State, number: int, name: str, seconds: float) -> None:
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"{number}_{name}.txt").write_text(dump(state) + "\n")
-        if state.emitted is not None:
-            for file, text in state.emitted.sources.items():
+        if state.program is not None:
+            for file, text in state.program.sources.items():
                 (folder / file).write_text(text)
 
 
@@ -156,60 +151,33 @@ def dump(state: State) -> str:
 
 def compile_ir(ir: IRGraph, target: str = "cpu", dtype: str | None = None, disable: Collection[str] = ()) -> CompiledProgram:
     """All phases, and the artifact they leave."""
-    return _program(run_phases(ir, target, dtype, disable), ir.model_name, parse(dtype) if dtype else _main_dtype(ir))
+    return compile_entries({"main": ir}, target, dtype, disable)
+
+
+def compile_entries(
+    irs: Mapping[str, IRGraph], target: str = "cpu", dtype: str | None = None, disable: Collection[str] = ()
+) -> CompiledProgram:
+    """Compile several graphs of one model (a prefill and a decode step, say) into entry points of one program, which
+    share weights and state."""
+    states = {name: run_phases(ir, target, dtype, disable, until="memory") for name, ir in irs.items()}
+    return _link(states)
 
 
 def compile_graph(graph: Graph, target: str = "cpu", disable: Collection[str] = ()) -> CompiledProgram:
     """Compile a core graph (which is consumed) from phase ``normalise`` on."""
-    state = _run(State(None, target_config(target), None, frozenset(disable) | env.disabled(), graph), 1, None)
-    return _program(state, graph.name, "float32")
+    state = _run(State(None, target_config(target), None, frozenset(disable) | env.disabled(), graph), 1, "memory")
+    return _link({"main": state})
 
 
-def _program(state: State, name: str, dtype: str) -> CompiledProgram:
-    schedule, scheduler, emitted = state.schedule, state.scheduler, state.emitted
-    assert schedule is not None and scheduler is not None and emitted is not None
-    recipes = Graph(state.graph.name)
-    recipes.nodes = state.graph.nodes
-    recipes.outputs = scheduler.recipes
-    recipes.clean()
-    recipes.nodes = [n for n in recipes.nodes if n.op not in ("input", "state")]
-    weights = [WeightSpec(n.attrs["key"], n.out.shape, n.out.dtype) for n in recipes.nodes if n.op == "weight"]
-    ids = {b.id: i for i, b in enumerate(schedule.buffers)}
-
-    def numbers(operands: list[Operand]) -> tuple[int, ...]:
-        return tuple(ids[o.buffer.id] for o in operands)
-
-    calls = tuple(
-        KernelCall(
-            k.name, k.kind, numbers(k.inputs), numbers(k.outputs), k.text(), k.sources, k.flops, k.bytes_read, k.bytes_written
-        )
-        for k in schedule.kernels
-    )
-    entry = EntryPoint(
-        name="main",
-        symbol=emitted.symbols[schedule.name],
-        inputs=tuple(IOSpec(name, b.shape, b.dtype, ids[b.id]) for name, b in schedule.inputs),
-        outputs=tuple(IOSpec(name, b.shape, b.dtype, ids[b.id]) for name, b in schedule.outputs),
-        calls=calls,
-        arena_bytes=schedule.arena_bytes,
-        scratch_bytes=emitted.scratch_bytes,
-        updates=tuple((b.name, ids[b.id]) for b in schedule.buffers if b.kind == "state"),
-    )
-    program = CompiledProgram(
-        name=name,
-        target=state.config.name,
-        dtype=dtype,
-        entries={"main": entry},
-        buffers=[BufferSpec(ids[b.id], b.kind, b.dtype, b.shape, b.name, b.offset) for b in schedule.buffers],
-        weights=weights,
-        recipes=recipes,
-        sources=emitted.sources,
-        binary=emitted.binary,
-        requires=emitted.requires,
-        build=emitted.build,
-    )
-    stamp_layout(program)
-    return program
+def _link(states: Mapping[str, State]) -> CompiledProgram:
+    first = next(iter(states.values()))
+    name = first.ir.model_name if first.ir is not None else first.graph.name
+    dtype = first.dtype or (_main_dtype(first.ir) if first.ir is not None else "float32")
+    entries = {}
+    for entry, s in states.items():
+        assert s.schedule is not None
+        entries[entry] = (s.schedule, s.recipes)
+    return link(name, dtype, entries, get_target(first.config.name))
 
 
 def _main_dtype(ir: IRGraph) -> str:

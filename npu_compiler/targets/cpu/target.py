@@ -124,7 +124,6 @@ def _main_unit(schedules: list[Schedule], calls: dict[str, list[str]], symbols: 
 
 
 def _entry(s: Schedule, names: list[str], symbol: str) -> str:
-    ids = {b.id: i for i, b in enumerate(s.buffers)}
     refs: list[str] = []
     rows: list[str] = []
     for kernel, name in zip(s.kernels, names, strict=True):
@@ -133,7 +132,7 @@ def _entry(s: Schedule, names: list[str], symbol: str) -> str:
         for op in operands:
             byte = op.offset * dtypes.DTYPES[op.dtype].size
             arena = op.buffer.kind == "arena"
-            refs.append(f"{{{-1 if arena else ids[op.buffer.id]}, {op.buffer.offset + byte if arena else byte}L}}")
+            refs.append(f"{{{-1 if arena else op.buffer.id}, {op.buffer.offset + byte if arena else byte}L}}")
     count = len(rows)
     most = max((len(k.inputs) + len(k.outputs) for k in s.kernels), default=0)
     return f"""

@@ -1,0 +1,165 @@
+"""Schedules of one or more entry points -> one program that shares weights, constants and state.
+
+Weight buffers are merged by what they hold: two entry points that need the same tensor in the same form (the packed matrix
+of a prefill and of a decode step, say) get one buffer, filled once. State is merged by its key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from .compiled_program import BufferSpec, CompiledProgram, EntryPoint, IOSpec, KernelCall, WeightSpec
+from .errors import CompileError
+from .graph import Graph, Value
+from .kernel import Buffer, Kernel, Operand, Schedule
+from .serialize import stamp_layout
+from .targets import CodegenTarget
+
+# A scheduled entry point and the load-time values that fill its weight buffers, by buffer name.
+Entry = tuple[Schedule, list[tuple[str, Value]]]
+
+
+def link(name: str, dtype: str, entries: Mapping[str, Entry], target: CodegenTarget) -> CompiledProgram:
+    """Number the buffers of all entries together, generate code, and assemble the artifact."""
+    merged = _Merged(name)
+    schedules = {entry: merged.add(entry, *scheduled) for entry, scheduled in entries.items()}
+    for schedule in schedules.values():
+        for kernel in schedule.kernels:
+            reason = target.supports(kernel)
+            if reason is not None:
+                raise CompileError(f"kernel {kernel.name} (from {', '.join(kernel.sources)}): {reason}")
+    emitted = target.emit(list(schedules.values()))
+    recipes = merged.recipes
+    program = CompiledProgram(
+        name=name,
+        target=target.name,
+        dtype=dtype,
+        entries={
+            entry: _entry_point(entry, s, emitted.symbols[entry], emitted.scratch_bytes) for entry, s in schedules.items()
+        },
+        buffers=[BufferSpec(b.id, b.kind, b.dtype, b.shape, b.name, b.offset) for b in merged.buffers],
+        weights=[WeightSpec(n.attrs["key"], n.out.shape, n.out.dtype) for n in recipes.nodes if n.op == "weight"],
+        recipes=recipes,
+        sources=emitted.sources,
+        binary=emitted.binary,
+        requires=emitted.requires,
+        build=emitted.build,
+    )
+    stamp_layout(program)
+    return program
+
+
+def _entry_point(name: str, s: Schedule, symbol: str, scratch: int) -> EntryPoint:
+    return EntryPoint(
+        name=name,
+        symbol=symbol,
+        inputs=tuple(IOSpec(n, b.shape, b.dtype, b.id) for n, b in s.inputs),
+        outputs=tuple(IOSpec(n, b.shape, b.dtype, b.id) for n, b in s.outputs),
+        calls=tuple(_call(k) for k in s.kernels),
+        arena_bytes=s.arena_bytes,
+        scratch_bytes=scratch,
+        updates=tuple((b.name, b.id) for b in s.buffers if b.kind == "state"),
+    )
+
+
+def _call(k: Kernel) -> KernelCall:
+    inputs, outputs = (tuple(o.buffer.id for o in operands) for operands in (k.inputs, k.outputs))
+    return KernelCall(k.name, k.kind, inputs, outputs, k.text(), k.sources, k.flops, k.bytes_read, k.bytes_written)
+
+
+class _Merged:
+    """Buffers and recipes of all entries; equal load-time values are one node, by structural hashing."""
+
+    def __init__(self, name: str) -> None:
+        self.buffers: list[Buffer] = []
+        self.recipes = Graph(name)
+        self.known: dict[Any, Buffer] = {}  # weight buffers by recipe value, state by key
+        self.values: dict[Any, list[Value]] = {}
+        self.names: set[str] = set()
+
+    def add(self, entry: str, schedule: Schedule, recipes: list[tuple[str, Value]]) -> Schedule:
+        """The schedule with buffers numbered in the whole program."""
+        fill = dict(recipes)
+        memo: dict[Value, Value] = {}
+        new = {b.id: self._buffer(b, fill, memo) for b in schedule.buffers}
+
+        def moved(op: Operand) -> Operand:
+            return replace(op, buffer=new[op.buffer.id])
+
+        kernels = [replace(k, inputs=[moved(o) for o in k.inputs], outputs=[moved(o) for o in k.outputs]) for k in schedule.kernels]
+        return Schedule(
+            entry,
+            kernels,
+            list(new.values()),
+            [(n, new[b.id]) for n, b in schedule.inputs],
+            [(n, new[b.id]) for n, b in schedule.outputs],
+            schedule.arena_bytes,
+        )
+
+    def _buffer(self, b: Buffer, fill: dict[str, Value], memo: dict[Value, Value]) -> Buffer:
+        key: Any = None
+        value: Value | None = None
+        if b.kind == "weight":
+            key = value = self._value(fill[b.name], memo)
+        elif b.kind == "state":
+            key = ("state", b.name)
+        found = self.known.get(key) if key is not None else None
+        if found is not None:
+            if (found.shape, found.dtype) != (b.shape, b.dtype):
+                raise CompileError(f"state {b.name!r} is {b.dtype}{list(b.shape)} in one entry point, {found.dtype}{list(found.shape)} in another")
+            return found
+        made = replace(b, id=len(self.buffers), name=self._unique(b.name) if value is not None else b.name)
+        self.buffers.append(made)
+        if key is not None:
+            self.known[key] = made
+        if value is not None:
+            self.recipes.outputs.append((made.name, value))
+        return made
+
+    def _unique(self, name: str) -> str:
+        base, n = name.split("#")[0], 1
+        name = base
+        while name in self.names:
+            n += 1
+            name = f"{base}#{n}"
+        self.names.add(name)
+        return name
+
+    def _value(self, v: Value, memo: dict[Value, Value]) -> Value:
+        """The value's twin in the merged recipes."""
+        stack = [v]
+        while stack:
+            x = stack[-1]
+            if x in memo:
+                stack.pop()
+                continue
+            missing = [i for i in x.node.inputs if i not in memo]
+            if missing:
+                stack.extend(missing)
+                continue
+            stack.pop()
+            inputs = [memo[i] for i in x.node.inputs]
+            key = (x.op, tuple(inputs), _frozen(x.node.attrs), tuple((o.shape, o.dtype) for o in x.node.outputs))
+            outs = self.values.get(key)
+            if outs is None:
+                self.recipes.sources = x.node.sources
+                node = self.recipes.add(x.op, inputs, [(o.shape, o.dtype) for o in x.node.outputs], **x.node.attrs)
+                outs = self.values[key] = node.outputs
+            for mine, theirs in zip(x.node.outputs, outs, strict=True):
+                memo[mine] = theirs
+        return memo[v]
+
+
+def _frozen(attrs: Any) -> Any:
+    """A hashable form of node attributes; arrays by content."""
+    if isinstance(attrs, dict):
+        return tuple((k, _frozen(v)) for k, v in sorted(attrs.items()))
+    if isinstance(attrs, list | tuple):
+        return tuple(_frozen(v) for v in attrs)
+    if isinstance(attrs, np.ndarray):
+        return (attrs.shape, attrs.dtype.str, attrs.tobytes())
+    return attrs
