@@ -21,6 +21,9 @@ _CHANNELS = {"conv1d": 1, "conv2d": 1, "conv3d": 1, "convolution": 1, "linear": 
 
 def reason_against(node: OpNode, target: str | TargetConfig = "cpu") -> Reason | None:
     """Why ``node`` cannot run on ``target``, or None if it can."""
+    if node.op_type.startswith("wrap_with"):
+        detail = f"the extractor lost the body of this {node.op_type.removeprefix('wrap_with_')} region"
+        return Reason("lost_region", detail, "capture the model with npu_compiler.capture")
     config = target_config(target)
     for t in (*node.inputs, *node.outputs):
         if len(t.shape) > config.max_rank:

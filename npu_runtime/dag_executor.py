@@ -153,7 +153,8 @@ class _Run:
     def partition(self, part: Partition) -> None:
         owner = self.owner
         if part.device == NPU:
-            results: Mapping[str, np.ndarray | DeviceBuffer] = owner.executors[part.id].run_device({name_of(k): self._operand(k) for k in part.inputs})
+            operands = {name_of(k): self._operand(k) for k in part.inputs}
+            results: Mapping[str, np.ndarray | DeviceBuffer] = owner.executors[part.id].run_device(operands)
             self.made.update(part.outputs)
         else:
             results = owner._hosts[part.id].run({name_of(k): self.on_host(k) for k in part.inputs}, owner._weights)

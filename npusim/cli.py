@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 SCHEMA_VERSION = 1
 OK, USER_ERROR, INTERNAL, POLICY = 0, 1, 2, 3
 
+_DTYPES = ("float32", "float16", "bfloat16")
 _EPILOG = "exit status: 0 done, 1 wrong input, 2 a defect of npusim itself, 3 refused by --no-fallback"
 
 
@@ -40,14 +41,14 @@ def parser() -> argparse.ArgumentParser:
         p.add_argument("--target", default=None, help="cpu, cuda or metal (default: NPU_TARGET, else cpu)")
 
     def compiling(p: argparse.ArgumentParser) -> None:
-        p.add_argument("--dtype", help="store float32 tensors as float16 or bfloat16")
+        p.add_argument("--dtype", choices=_DTYPES, help="store float32 tensors in this type")
         p.add_argument("--disable", default="", metavar="NAMES", help="passes to leave out, separated by commas")
         p.add_argument("--batch", type=_positive, default=1, help="images at once, for a built-in model")
 
     names = "resnet18, resnet50 or efficientnet-lite0"
     p = verb("demo", "demo:run", "download EfficientNet-Lite0, compile it and classify two photographs")
     p.add_argument("--dir", default=".demo", help="where the program goes (default: .demo)")
-    p.add_argument("--dtype", default=None, help="store float32 tensors as float16 or bfloat16")
+    p.add_argument("--dtype", choices=_DTYPES, help="store float32 tensors in this type")
     p.add_argument("--threads", type=_positive, help="default: NPU_NUM_THREADS, else all CPUs")
 
     p = verb("compile", "commands:compile_model", "compile a model to a .npubin file")

@@ -1,0 +1,34 @@
+# `make demo` and `make test` need Python 3.11 or newer and, to compile models, a C++ compiler.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+
+.PHONY: demo test lint clean
+
+demo: $(VENV)/demo.stamp
+	$(BIN)/npusim demo
+
+test: $(VENV)/test.stamp
+	$(BIN)/python -m pytest -q $(ARGS)
+
+lint: $(VENV)/lint.stamp
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf $(VENV) .demo
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "npusim needs Python 3.11 or newer: make PYTHON=/path/to/python3.11"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/demo.stamp: EXTRAS := torch,cli
+$(VENV)/test.stamp: EXTRAS := torch,test
+$(VENV)/lint.stamp: EXTRAS := torch,test,dev
+
+$(VENV)/%.stamp: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing npusim[$(EXTRAS)] into $(VENV)"
+	$(PIP) install -c constraints.txt -e '.[$(EXTRAS)]'
+	@touch $@

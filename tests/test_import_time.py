@@ -1,0 +1,54 @@
+"""What an import costs and what it must not drag in."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+
+def child_seconds(code: str, tries: int = 5) -> float:
+    """CPU seconds of a Python child that runs ``code``, the best of a few tries."""
+    measure = (
+        "import resource, subprocess, sys\n"
+        f"for _ in range({tries}):\n"
+        "    before = resource.getrusage(resource.RUSAGE_CHILDREN)\n"
+        "    subprocess.run([sys.executable, *sys.argv[1:]], check=True, stdout=subprocess.DEVNULL)\n"
+        "    after = resource.getrusage(resource.RUSAGE_CHILDREN)\n"
+        "    print(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)\n"
+    )
+    out = subprocess.run([sys.executable, "-c", measure, *code.split("\0")], check=True, capture_output=True, text=True)
+    return min(map(float, out.stdout.split()))
+
+
+def modules_after(code: str) -> set[str]:
+    out = subprocess.run(
+        [sys.executable, "-c", f"{code}\nimport sys; print(*sys.modules)"], check=True, capture_output=True, text=True
+    )
+    return set(out.stdout.split())
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import npu_compiler, npu_runtime, npusim",
+        "import npu_compiler.pipeline, npu_compiler.partitioner, npu_compiler.explanation, npu_compiler.ops.table",
+        "import npu_runtime.executor, npu_runtime.dag_executor, npu_runtime.cpu_fallback",
+        "import npusim.cli, npusim.commands, npusim.bench, npusim.demo, npusim.doctor, npusim.model",
+    ],
+)
+def test_no_heavy_imports(code: str) -> None:
+    loaded = modules_after(code)
+    assert not loaded & {"torch", "rich", "transformers", "PIL", "pytest"}
+
+
+def test_help_loads_only_argparse() -> None:
+    loaded = modules_after("import npusim.cli; npusim.cli.parser()")
+    assert not loaded & {"numpy", "msgpack", "safetensors", "ml_dtypes"}
+
+
+def test_import_time() -> None:
+    bare = child_seconds("-c\0pass")
+    assert child_seconds("-c\0import npu_compiler, npu_runtime") - bare < 0.2
+    assert child_seconds("-m\0npusim.cli\0--help") < 0.1 + bare  # the command itself, beside starting Python
