@@ -63,10 +63,10 @@ def interval(e: Expr, ranges: Ranges) -> tuple[int, int] | None:
     if e.op in ("const", "index"):
         return (e.value, e.value) if e.op == "const" else ranges[e.value]
     if e.op in ("add", "sub", "mul", "neg"):
-        a = affine(e)
-        if list(a.terms) != [e]:
-            low = high = a.const
-            for t, c in a.terms.items():
+        form = affine(e)
+        if list(form.terms) != [e]:
+            low = high = form.const
+            for t, c in form.terms.items():
                 bound = interval(t, ranges)
                 if bound is None:
                     return None
@@ -112,13 +112,14 @@ def _decide(op: str, low: int, high: int) -> bool | None:
     """The value of ``d op 0`` for every d in [low, high], if it is the same for all."""
     if low > high:
         return None
-    always = {"lt": high < 0, "le": high <= 0, "gt": low > 0, "ge": low >= 0, "eq": low == high == 0, "ne": low > 0 or high < 0}
-    never = {"lt": low >= 0, "le": low > 0, "gt": high <= 0, "ge": high < 0, "eq": low > 0 or high < 0, "ne": low == high == 0}
+    apart, zero = low > 0 or high < 0, low == high == 0
+    always = {"lt": high < 0, "le": high <= 0, "gt": low > 0, "ge": low >= 0, "eq": zero, "ne": apart}
+    never = {"lt": low >= 0, "le": low > 0, "gt": high <= 0, "ge": high < 0, "eq": apart, "ne": zero}
     return True if always[op] else False if never[op] else None
 
 
 def simplify(e: Expr, ranges: Ranges) -> Expr:
-    """An equal expression over ``ranges``: decided guards, clamps and int64 divisions are gone, indices are canonical."""
+    """An equal expression over ``ranges``: without decided guards, clamps and divisions; indices are canonical."""
 
     def step(x: Expr) -> Expr | None:
         if x.op in ("and", "or") and x.dtype == "bool":

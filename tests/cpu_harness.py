@@ -1,4 +1,4 @@
-"""Compiles hand-made kernels into one shared object, runs them on numpy buffers and gives the numpy answer beside it."""
+"""Compiles hand-made kernels into one shared object, runs them on numpy buffers; numpy's answer beside it."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from npu_compiler.targets.cpu.loops import emit_loops, scratch_bytes
 
 KERNELS = Path(toolchain.__file__).parent / "kernels"
 DRIVER = """
+#define EXPORT extern "C" __attribute__((visibility("default")))
 typedef int (*KernelFn)(void* const*, char*, npu::Thread&, int*);
 static const KernelFn table[] = {%(names)s};
 struct Launch { int kernel, reps; void* const* bufs; int failed; int counter[1 << 12]; };
@@ -32,7 +33,7 @@ static void launch(void* p, npu::Thread& th) {
     if (th.tid == 0) l.counter[(i + 128) %% 256 * npu::COUNTER_STRIDE] = 0;
   }
 }
-extern "C" __attribute__((visibility("default"))) int run_%(unit)s(int kernel, void* const* bufs, int threads, int reps) {
+EXPORT int run_%(unit)s(int kernel, void* const* bufs, int threads, int reps) {
   static Launch l;
   l = Launch{kernel, reps, bufs, 0, {}};
   if (!npu::pool_start(threads, %(scratch)d)) return -1;
@@ -40,7 +41,7 @@ extern "C" __attribute__((visibility("default"))) int run_%(unit)s(int kernel, v
   npu::pool_stop();
   return l.failed;
 }
-extern "C" __attribute__((visibility("default"))) uint64_t time_%(unit)s(int kernel, void* const* bufs, int threads, int reps) {
+EXPORT uint64_t time_%(unit)s(int kernel, void* const* bufs, int threads, int reps) {
   static Launch l;
   l = Launch{kernel, reps, bufs, 0, {}};
   if (!npu::pool_start(threads, %(scratch)d)) return 0;
@@ -58,11 +59,21 @@ extern "C" __attribute__((visibility("default"))) uint64_t time_%(unit)s(int ker
 _numbers = itertools.count()
 
 
-def operand(shape: Sequence[int], dtype: str = "float32", strides: Sequence[int] | None = None, offset: int = 0, extent: int | None = None) -> Operand:
+def operand(
+    shape: Sequence[int],
+    dtype: str = "float32",
+    strides: Sequence[int] | None = None,
+    offset: int = 0,
+    extent: int | None = None,
+) -> Operand:
     """An operand in a buffer of its own, just large enough for it (or ``extent`` elements)."""
     strides = contiguous_strides(shape) if strides is None else tuple(strides)
     if extent is None:
-        extent = offset + 1 + sum((n - 1) * max(s, 0) for n, s in zip(shape, strides, strict=True)) if math.prod(shape) else 0
+        extent = (
+            offset + 1 + sum((n - 1) * max(s, 0) for n, s in zip(shape, strides, strict=True))
+            if math.prod(shape)
+            else 0
+        )
     number = next(_numbers)
     return Operand(Buffer(number, "arena", dtype, (extent,), f"x{number}"), tuple(shape), strides, offset)
 
@@ -137,11 +148,15 @@ class Compiled:
         call = getattr(self.library, f"run_u{k // self.per_unit}")
         return call(k % self.per_unit, self._pointers(k, buffers), threads, 1)
 
-    def seconds(self, k: int, buffers: dict[int, np.ndarray], threads: int = 1, reps: int = 20, tries: int = 7) -> float:
+    def seconds(
+        self, k: int, buffers: dict[int, np.ndarray], threads: int = 1, reps: int = 20, tries: int = 7
+    ) -> float:
         """Best time of one launch."""
         call = getattr(self.library, f"time_u{k // self.per_unit}")
         call.restype = ctypes.c_uint64
-        return min(call(k % self.per_unit, self._pointers(k, buffers), threads, reps) for _ in range(tries)) / reps * 1e-9
+        return (
+            min(call(k % self.per_unit, self._pointers(k, buffers), threads, reps) for _ in range(tries)) / reps * 1e-9
+        )
 
 
 def buffer_ids(kernel: Kernel) -> list[int]:
@@ -170,7 +185,7 @@ def compile_kernels(kernels: list[Kernel], per_unit: int = 40, march: str = "nat
         texts = [source(k, f"k{i}") for i, k in enumerate(part)]
         scratch = max(scratch_bytes(k) for k in part)
         driver = DRIVER % {"names": ", ".join(f"k{i}" for i in range(len(part))), "unit": f"u{u}", "scratch": scratch}
-        prelude = "#include \"small.h\"\n"
+        prelude = '#include "small.h"\n'
         units[f"u{u}"] = prelude + "\n".join(texts) + driver
     with tempfile.NamedTemporaryFile(suffix=".so") as f:
         f.write(toolchain.build_shared(units, KERNELS, march=march))

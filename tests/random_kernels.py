@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+
 from npu_compiler import dtypes, expr
 from npu_compiler.expr import Expr, const, index, load
 from npu_compiler.kernel import Kernel, LoopBody, Operand, Stage
@@ -30,7 +31,9 @@ class Maker:
 
     def kernel(self) -> Kernel:
         rank = int(self.rng.integers(1, 5))
-        self.domain = tuple(self.pick(SIZES) if self.chance(0.9) or rank > 2 else self.pick((100, 257, 1500)) for _ in range(rank))
+        self.domain = tuple(
+            self.pick(SIZES) if self.chance(0.9) or rank > 2 else self.pick((100, 257, 1500)) for _ in range(rank)
+        )
         while math.prod(self.domain) > 20000:
             self.domain = tuple(max(1, n // 2) for n in self.domain)
         axes = tuple(d for d in range(rank) if self.chance(0.4)) if self.chance(0.6) else ()
@@ -65,7 +68,9 @@ class Maker:
                 e = e.cast("int64" if dtypes.category(e.dtype) < 2 else dtypes.opmath(e.dtype))
             if kind == "prod" and dtypes.is_float(e.dtype):
                 e = expr.call("add", expr.call("mul", expr.fn("tanh")(e), 2.0**-9), 1.0)
-            elif kind in ("argmax", "argmin") or (kind in ("max", "min") and dtypes.is_float(e.dtype) and self.chance(0.5)):
+            elif kind in ("argmax", "argmin") or (
+                kind in ("max", "min") and dtypes.is_float(e.dtype) and self.chance(0.5)
+            ):
                 e = self.leaf(e.dtype)  # exact values, so that ties are the same
             stages.append(Stage("reduce", e, reduce=kind))
             self.known.append(expr.stage(len(stages) - 1, "int64" if kind.startswith("arg") else e.dtype))
@@ -97,7 +102,11 @@ class Maker:
         return [d for d in range(len(self.domain)) if not (self.row_only and d in self.axes)]
 
     def leaf(self, dtype: str) -> Expr:
-        usable = [k for k in getattr(self, "known", []) if k.dtype == dtype and not (self.row_only and k in getattr(self, "temps", ()))]
+        usable = [
+            k
+            for k in getattr(self, "known", [])
+            if k.dtype == dtype and not (self.row_only and k in getattr(self, "temps", ()))
+        ]
         if usable and self.chance(0.4):
             return self.pick(usable)
         if self.chance(0.1):
@@ -167,7 +176,9 @@ class Maker:
             return expr.fn(self.pick(("floordiv", "remainder", "shr")))(a, int(self.rng.integers(1, 5)))
         if self.chance(0.2):
             return expr.fn(self.pick(("neg", "abs", "not") if dtype != "uint8" else ("not",)))(a)
-        return expr.fn(self.pick(("add", "sub", "mul", "maximum", "minimum", "and", "or", "xor")))(a, self.scalar(dtype, depth - 1))
+        return expr.fn(self.pick(("add", "sub", "mul", "maximum", "minimum", "and", "or", "xor")))(
+            a, self.scalar(dtype, depth - 1)
+        )
 
     def convert(self, dtype: str, depth: int) -> Expr:
         """A cast whose rounding cannot differ between two correct evaluations."""
@@ -179,9 +190,13 @@ class Maker:
 
     def condition(self, depth: int) -> Expr:
         if self.chance(0.3) and self.dims():
-            return expr.fn(self.pick(("lt", "ge", "eq", "gt", "ne")))(index(self.pick(self.dims())), int(self.rng.integers(0, 20)))
+            return expr.fn(self.pick(("lt", "ge", "eq", "gt", "ne")))(
+                index(self.pick(self.dims())), int(self.rng.integers(0, 20))
+            )
         if self.chance(0.2) and depth:
-            return expr.fn(self.pick(("and", "or", "xor", "eq", "lt")))(self.condition(depth - 1), self.condition(depth - 1))
+            return expr.fn(self.pick(("and", "or", "xor", "eq", "lt")))(
+                self.condition(depth - 1), self.condition(depth - 1)
+            )
         if self.chance(0.1):
             return ~self.leaf("bool")
         dtype = self.pick(("float32", "int64", "uint8", "bool", "float64", "float16"))

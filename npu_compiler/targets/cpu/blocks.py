@@ -27,7 +27,14 @@ class Value(NamedTuple):
 class Block:
     """A block of C++ under construction. ``binds``: what becomes known in it: dims, or 'row' for reduction results."""
 
-    def __init__(self, parent: Block | None, header: str, footer: str = "}", binds: frozenset[Any] = frozenset(), kind: str = "loop"):
+    def __init__(
+        self,
+        parent: Block | None,
+        header: str,
+        footer: str = "}",
+        binds: frozenset[Any] = frozenset(),
+        kind: str = "loop",
+    ):
         self.parent, self.header, self.footer, self.binds, self.kind = parent, header, footer, binds, kind
         self.items: list[str | Block] = []
         self.values: dict[Expr, Value] = {}
@@ -58,7 +65,9 @@ class Block:
             yield "  " * indent + self.footer
 
     @contextmanager
-    def child(self, header: str, footer: str = "}", binds: frozenset[Any] = frozenset(), kind: str = "loop") -> Iterator[Block]:
+    def child(
+        self, header: str, footer: str = "}", binds: frozenset[Any] = frozenset(), kind: str = "loop"
+    ) -> Iterator[Block]:
         """A nested block. What is hoisted out of it while it is open lands before it."""
         block = Block(self, header, footer, binds, kind)
         yield block

@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any
 
-from ... import affine, dtypes, expr
+from ... import affine, expr
 from ...expr import Expr, const
 from ...kernel import Buffer, Kernel, LoopBody, Operand
 from .blocks import CTYPE, Block, Value, uniform_kind, vector_kind
@@ -27,8 +26,8 @@ LANE_TYPE = {"vf": "float", "vd": "double", "vi64": "int64_t", "vi32": "int32_t"
 def emit_loops(kernel: Kernel, name: str, pointer: Callable[[Operand], str]) -> str:
     """The C++ function of a ``loops``, ``scan`` or ``sort`` kernel (needs ``small.h``).
 
-    Every thread calls ``static int name(void* const* bufs, char* arena, npu::Thread& th, int* counter)``; it returns 1 if
-    this thread met a data-dependent index out of range (which it replaced by 0), else 0. ``pointer`` gives the C++
+    Every thread calls ``static int name(void* const* bufs, char* arena, npu::Thread& th, int* counter)``; it returns 1
+    if this thread met a data-dependent index out of range (which it replaced by 0), else 0. ``pointer`` gives the C++
     expression of an operand's first element, of type ``const T*`` for inputs and ``T*`` for outputs.
     """
     if kernel.kind in ("scan", "sort"):
@@ -73,7 +72,7 @@ def _emit(
 
 
 class _Emitter:
-    """Writes one nest. The row block holds the passes; their bodies are lambdas over (position, lanes, vector number)."""
+    """Writes one nest. The row block holds the passes; bodies are lambdas over (position, lanes, vector number)."""
 
     def __init__(self, nest: Nest, plan: Plan):
         self.nest, self.plan, self.row = nest, plan, plan.row
@@ -112,7 +111,8 @@ class _Emitter:
         rest = [d for d in self.nest.rows if d not in (plan.lane, plan.tile, plan.woven, *plan.prefix)]
         chunks = f"for (long c; (c = next_chunk(th, counter)) < {plan.chunks};) {{"
         with ExitStack() as stack:
-            block = stack.enter_context(root.child(chunks if plan.chunks > 1 else "if (next_chunk(th, counter) == 0) {"))
+            once = "if (next_chunk(th, counter) == 0) {"
+            block = stack.enter_context(root.child(chunks if plan.chunks > 1 else once))
             if plan.units > 1:
                 n = plan.per_chunk
                 first, last = (f"c * {n}", f"c * {n} + {n}") if plan.chunks > 1 else ("0", str(plan.units))
@@ -336,7 +336,8 @@ class _Emitter:
 
     def _woven(self, body: Block, e: Expr, target: Expr, out: str, dim: int) -> list[str]:
         """The vectors of every position of a short innermost dim, interleaved."""
-        vectors = [self._named(self._known(expr.substitute(e, {dim: const(m, "int64")})), body) for m in range(self.nest.size[dim])]
+        parts = [expr.substitute(e, {dim: const(m, "int64")}) for m in range(self.nest.size[dim])]
+        vectors = [self._named(self._known(part), body) for part in parts]
         place = self.render.place(expr.substitute(target, {dim: const(0, "int64")}), body)
         assert place is not None
         return [f"st_woven({out} + {place.offset}, L, {', '.join(vectors)});"]

@@ -1,4 +1,4 @@
-"""The loop nest of a ``loops`` kernel in normal form: flat addresses, split and collapsed dims, stages sorted into passes."""
+"""The loop nest of a ``loops`` kernel in normal form: flat addresses, split and collapsed dims."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Access(NamedTuple):
 
 @dataclass
 class Step:
-    """A stage with flat addresses: ``target`` is the place a store writes, in the form of a load of operand ``~output``."""
+    """A stage with flat addresses: ``target`` is the place a store writes, as a load of operand ``~output``."""
 
     number: int
     kind: str
@@ -215,7 +215,7 @@ def _collapse_pair(nest: Nest) -> bool:
             if nest.serial and nest.order.index(b) != nest.order.index(a) + 1:
                 continue
             if all(f.coefficient(a) == f.coefficient(b) * nest.size[b] for f in forms):
-                nest.map(lambda e, a=a: expr.substitute(e, {a: ZERO}))
+                _fix_index(nest, a)
                 nest.size[b] *= nest.size.pop(a)
                 nest.order.remove(a)
                 if a not in nest.private:
@@ -223,6 +223,10 @@ def _collapse_pair(nest: Nest) -> bool:
                 nest.reduced.discard(a)
                 return True
     return False
+
+
+def _fix_index(nest: Nest, dim: int) -> None:
+    nest.map(lambda e: expr.substitute(e, {dim: ZERO}))
 
 
 def _index_forms(e: Expr) -> list[Affine]:

@@ -143,7 +143,10 @@ def _lane_cost(nest: Nest, dim: int) -> float:
     size = nest.size[dim]
     vector = sum(expr.cost(s.value) for s in nest.steps) + 1.0
     for x, _ in accesses(nest):
-        if any(any(y.op == "index" and y.value == dim for y in expr.walk(t)) for t in (*affine.affine(x.args[0]).opaque(), *x.args[1:])):
+        if any(
+            any(y.op == "index" and y.value == dim for y in expr.walk(t))
+            for t in (*affine.affine(x.args[0]).opaque(), *x.args[1:])
+        ):
             vector += LANES
             continue
         stride = affine.affine(x.args[0]).coefficient(dim)
@@ -161,7 +164,9 @@ def _choose_tile(nest: Nest) -> tuple[int, int, list[Expr]] | None:
         return None
     found = accesses(nest)
     stores = [affine.affine(x.args[0]) for x, _ in found if x.value.operand < 0]
-    lane = next((d for d in nest.order if nest.size[d] >= TILE_MIN and all(f.coefficient(d) == 1 for f in stores)), None)
+    lane = next(
+        (d for d in nest.order if nest.size[d] >= TILE_MIN and all(f.coefficient(d) == 1 for f in stores)), None
+    )
     if lane is None:
         return None
     groups: dict[int, list[Expr]] = {}

@@ -1,4 +1,4 @@
-"""Scalar expressions to C++ on lane vectors, each part placed in the outermost block of the loop nest where it is known."""
+"""Scalar expressions to C++ on lane vectors, each part in the outermost block of the loop nest where it is known."""
 
 from __future__ import annotations
 
@@ -12,7 +12,16 @@ from ... import affine, dtypes, expr
 from ...affine import Affine
 from ...expr import EXPENSIVE, Expr
 from .blocks import (
-    CTYPE, SCALAR_OF, Block, Value, convert, literal, strip_parentheses, uniform_kind, vector_kind, wrap,
+    CTYPE,
+    SCALAR_OF,
+    Block,
+    Value,
+    convert,
+    literal,
+    strip_parentheses,
+    uniform_kind,
+    vector_kind,
+    wrap,
 )
 from .nest import Access, Nest
 
@@ -24,7 +33,8 @@ EXACT = frozenset("maximum minimum and or xor shr sign".split())
 _BOOL = {
     "add": "({0} | {1})", "or": "({0} | {1})", "maximum": "({0} | {1})", "and": "({0} & {1})", "mul": "({0} & {1})",
     "minimum": "({0} & {1})", "xor": "({0} ^ {1})", "ne": "({0} ^ {1})", "sub": "({0} ^ {1})", "eq": "{not}({0} ^ {1})",
-    "lt": "({not}{0} & {1})", "gt": "({0} & {not}{1})", "le": "({not}{0} | {1})", "ge": "({0} | {not}{1})", "not": "{not}{0}",
+    "lt": "({not}{0} & {1})", "gt": "({0} & {not}{1})", "le": "({not}{0} | {1})", "ge": "({0} | {not}{1})",
+    "not": "{not}{0}",
 }  # fmt: skip
 
 
@@ -166,7 +176,9 @@ class Renderer:
         if e.op in ("load", "stage", "cast"):
             return False
         bound = affine.interval(e, self.ranges)
-        return bound is not None and bound[0] >= INT32[0] and bound[1] <= INT32[1] and all(self.narrow(a) for a in e.args if a.dtype == "int64")
+        if bound is None or bound[0] < INT32[0] or bound[1] > INT32[1]:
+            return False
+        return all(self.narrow(a) for a in e.args if a.dtype == "int64")
 
     # -- one expression -----------------------------------------------------------------------------------------------
     def _make(self, e: Expr, block: Block) -> Value:
@@ -318,9 +330,9 @@ class Renderer:
         """Whether an arm does work at this very place that a branch can save."""
         loop = next(b for b in block.chain() if not b.branch)
         for x in expr.walk(e):
-            if (x.op == "load" or x.op in EXPENSIVE) and not any(x in b.values for b in block.chain()):
-                if self.home(x, loop) is loop:
-                    return True
+            heavy = (x.op == "load" or x.op in EXPENSIVE) and not any(x in b.values for b in block.chain())
+            if heavy and self.home(x, loop) is loop:
+                return True
         return False
 
     def _under_mask(self, e: Expr, kind: str, mask: str, block: Block) -> str:
@@ -367,7 +379,7 @@ class Renderer:
         """The address of a load or store target; None if its operand is empty (``bad`` is set instead)."""
         form = affine.affine(e.args[0])
         vectors = [f"{self.text(t, 'vi64', block)} * {form.terms[t]}" for t in form.opaque() if self.varying(t)]
-        scalars = []
+        scalars: list[str] = []
         for idx, (n, step) in zip(e.args[1:], e.value.checks, strict=True):
             if n == 0:
                 block.items.append("bad = 1;")

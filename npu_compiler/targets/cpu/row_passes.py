@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 
 from ... import affine, expr
 from ...expr import Expr
@@ -27,7 +28,7 @@ class Pass:
 
 @dataclass
 class Row:
-    """The passes over a row in order, then the stores done once for it. ``saved``: stage numbers in scratch -> dtype."""
+    """The passes over a row in order, then the stores done once for it. ``saved``: stages kept in scratch -> dtype."""
 
     passes: list[Pass] = field(default_factory=list)
     stores: list[Step] = field(default_factory=list)
@@ -113,11 +114,9 @@ def _save_or_recompute(row: Row, temps: dict[int, Step], ready: dict[int, int], 
 
         return expr.rewrite(e, step)
 
-    for number, p in enumerate(row.passes):
-        for s in p.steps:
-            s.map(lambda e, number=number: resolve(e, number))
-    for s in row.stores:
-        s.map(lambda e: resolve(e, len(row.passes)))
+    steps = [(s, at) for at, p in enumerate(row.passes) for s in p.steps] + [(s, len(row.passes)) for s in row.stores]
+    for s, at in steps:
+        s.map(partial(resolve, at=at))
     return budget
 
 
@@ -148,7 +147,7 @@ def _save_common(row: Row, nest: Nest, number: int, budget: int) -> None:
     for at, p in enumerate(row.passes):
         later = {x: s for x, s in made.items() if at > min(found[x])}
         for s in p.steps:
-            s.map(lambda e, later=later: expr.rewrite(e, later.get))
+            s.map(partial(expr.rewrite, f=later.get))
 
 
 def _moves(load: Expr, dims: set[int]) -> bool:

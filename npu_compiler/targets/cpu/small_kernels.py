@@ -14,12 +14,15 @@ MAX_CHUNKS = 128
 
 
 def emit_small(kernel: Kernel, name: str, pointer: Callable[[Operand], str]) -> str:
-    """The C++ function of a ``scan`` or ``sort`` kernel (needs ``small.h``); the signature is that of ``emit_loops``."""
+    """The C++ function of a ``scan`` or ``sort`` kernel (needs ``small.h``); its signature is ``emit_loops``'s."""
     operands = [kernel.inputs[0], *kernel.outputs]
     axis = kernel.attrs["axis"]
     shape = kernel.inputs[0].shape
     names = ["a0", "b0", "b1"][: len(operands)]
-    lines = [f"  {'const ' if n == 'a0' else ''}auto* const {n} = {pointer(op)};" for n, op in zip(names, operands, strict=True)]
+    lines = [
+        f"  {'const ' if n == 'a0' else ''}auto* const {n} = {pointer(op)};"
+        for n, op in zip(names, operands, strict=True)
+    ]
     rows = [d for d in range(len(shape)) if d != axis]
     last = len(shape) - 1
     lanes = kernel.kind == "scan" and axis != last and all(op.strides[last] == 1 for op in operands)
@@ -31,7 +34,9 @@ def emit_small(kernel: Kernel, name: str, pointer: Callable[[Operand], str]) -> 
         return "\n".join([*intro, "  return 0;", "}\n"])
     count = math.prod(shape[d] for d in rows)
     n = shape[axis] if shape else 1
-    row_ns = n * 2.0 * (shape[last] / 8 if lanes else 1) if kernel.kind == "scan" else n * (2.0 + 2.0 * math.log2(n + 1))
+    row_ns = (
+        n * 2.0 * (shape[last] / 8 if lanes else 1) if kernel.kind == "scan" else n * (2.0 + 2.0 * math.log2(n + 1))
+    )
     per_chunk = max(1, -(-count // MAX_CHUNKS), min(count, int(CHUNK_NS / row_ns)))
     lines += [
         f"  for (long c; (c = next_chunk(th, counter)) < {-(-count // per_chunk)};)",
@@ -39,7 +44,12 @@ def emit_small(kernel: Kernel, name: str, pointer: Callable[[Operand], str]) -> 
     ]
     places = [f"{n} + {_offset(op, rows, shape)}" for n, op in zip(names, operands, strict=True)]
     steps = [op.strides[axis] if shape else 0 for op in operands]
-    lines += ["      " + line for line in (_scan(kernel, places, steps, n, lanes) if kernel.kind == "scan" else _sort(kernel, places, steps, n))]
+    lines += [
+        "      " + line
+        for line in (
+            _scan(kernel, places, steps, n, lanes) if kernel.kind == "scan" else _sort(kernel, places, steps, n)
+        )
+    ]
     return "\n".join([*intro, *lines, "    }", "  return 0;", "}\n"])
 
 
