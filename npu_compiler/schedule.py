@@ -22,6 +22,8 @@ class Scheduler:
         self.graph, self.groups, self.config = graph, groups, config
         self.static = static_values(graph)
         self.users = graph.users()
+        self.results = graph.results()
+        self.updates = set(graph.updates)
         self.kernels: list[Kernel] = []
         self.buffers: list[Buffer] = []
         self.recipes: list[tuple[str, Value]] = []
@@ -49,8 +51,7 @@ class Scheduler:
         for group in self.groups:
             self._schedule_group(group, made)
         outputs = [(name, made[name] if name in made else self._copy_out(name, v)) for name, v in graph.outputs]
-        for key, v in graph.updates:
-            self._update_state(key, v)
+        self._update_states()
         return Schedule(graph.name, self.kernels, self.buffers, inputs, outputs)
 
     # -- memory -------------------------------------------------------------------------------------------------------
@@ -165,10 +166,19 @@ class Scheduler:
         self._emit_copy(source, Operand(buffer, v.shape, contiguous_strides(v.shape)), v.node.sources)
         return buffer
 
-    def _update_state(self, key: str, v: Value) -> None:
-        target = next(self.place[n.out] for n in self.graph.nodes if n.op == "state" and n.attrs["key"] == key)
-        source = self.operand(v)
-        if source.buffer is not target.buffer:
+    def _update_states(self) -> None:
+        """After every other read of the old contents. What an update overwrites is copied first if another one, or the
+        same, reads it."""
+        states = {n.attrs["key"]: self.place[n.out] for n in self.graph.nodes if n.op == "state"}
+        moves = [(self.operand(v), states[key], v) for key, v in self.graph.updates]
+        moves = [move for move in moves if move[0] != move[1]]
+        overwritten = {target.buffer.id for _, target, _ in moves}
+        for i, (source, target, v) in enumerate(moves):
+            if source.buffer.id in overwritten:
+                spare = Operand(self._buffer("arena", v.dtype, v.shape, "old"), v.shape, contiguous_strides(v.shape))
+                self._emit_copy(source, spare, v.node.sources)
+                moves[i] = (spare, target, v)
+        for source, target, v in moves:
             self._emit_copy(source, target, v.node.sources)
 
     def _kernel(self, kernel: Kernel) -> None:
@@ -303,13 +313,13 @@ class Scheduler:
             shared = math.prod(b.shape[:-2]) == 1
             weight = self._pack(b if shared else b.expand(*node.out.shape[:-2], k, n), layout)
             left = self._rows(a if math.prod(a.shape[:-2]) in (1, batch) and shared else a.expand(*node.out.shape[:-2], m, k), batch)
-        if shared and batch > 1 and (merged := _collapse(left, (batch, m, k))) and merged[0] == m * merged[1]:
-            left, m, batch = Operand(left.buffer, (1, batch * m, k), (0, *merged[1:]), left.offset), batch * m, 1
+        if shared and (rows := _collapse(left, (1, batch * m, k))) is not None:
+            left, m, batch = Operand(left.buffer, (1, batch * m, k), rows, left.offset), batch * m, 1
         strides = _collapse(left, (batch, m, k))
         assert strides is not None
         self._anchor(
             group, made, "gemm", [left, weight], flops,
-            batch=batch, m=m, n=n, k=k, lda=strides[1], batch_stride=strides[0], shared=shared,
+            batch=batch, m=m, n=n, k=k, lda=strides[1] if m > 1 else k, batch_stride=strides[0], shared=shared,
         )  # fmt: skip
 
     def _rows(self, a: Value, batch: int) -> Operand:
@@ -317,7 +327,7 @@ class Scheduler:
         op = self.operand(a)
         m, k = a.shape[-2:]
         strides = _collapse(op, (batch, m, k))
-        if strides is None or (k > 1 and strides[2] != 1):
+        if strides is None or (k > 1 and strides[2] != 1) or (m > 1 and strides[1] == 0):
             op = self._copy(a)
             strides = contiguous_strides((batch, m, k))
         return Operand(op.buffer, (batch, m, k), strides, op.offset)
@@ -343,7 +353,7 @@ class Scheduler:
         fixed = []
         for i, v in enumerate(node.inputs):
             op = self.operand(v)
-            fixed.append(op if i == 3 or op.strides[-1] in (0, 1) or v.shape[-1] == 1 else self._copy(v))
+            fixed.append(op if i == 3 or op.strides[-1] == 1 or v.shape[-1] == 1 else self._copy(v))
         q, k = node.inputs[:2]
         flops = 4 * q.numel * k.shape[2]
         self._anchor(group, made, "attention", fixed, flops, **node.attrs)
@@ -377,13 +387,24 @@ class Scheduler:
         self._kernel(Kernel("scatter", "loops", inputs, [out], body=body, sources=node.sources, flops=src.numel))
 
     def _scatter_target(self, node: Node, made: dict[str, Buffer]) -> Operand:
-        """In place when the base is state that nobody else reads and that this scatter updates."""
+        """In place when nobody else reads the base: a value of the arena, or a state that this scatter updates."""
         base = node.inputs[0]
-        updated = {v for _, v in self.graph.updates}
-        if base.op == "state" and node.out in updated and len(set(self.users[base])) == 1 and node.out not in self.outputs:
-            self.place[node.out] = self.place[base]
-            return self.place[base]
+        memory = self.place.get(base)
+        if memory is None or node.out in self.outputs or base in self.results or len(self.users[base]) > 1:
+            return self._allocate(node.out, made, _label(node))
+        if memory.buffer.kind == "arena" or (memory.buffer.kind == "state" and self._becomes(node.out, memory.buffer.name)):
+            self.place[node.out] = memory
+            return memory
         return self._allocate(node.out, made, _label(node))
+
+    def _becomes(self, v: Value, key: str) -> bool:
+        """Whether ``v``, perhaps after further scatters into it, is what a state holds after the run."""
+        while (key, v) not in self.updates:
+            users = self.users.get(v, [])
+            if v in self.results or len(users) != 1 or users[0].op != "scatter" or users[0].inputs[0] is not v:
+                return False
+            v = users[0].out
+        return self.results.count(v) == 1 and v not in self.outputs
 
     def _scan(self, group: Group, made: dict[str, Buffer]) -> None:
         self._small(group, made, "scan", kind=group.anchor.attrs["kind"], axis=group.anchor.attrs["axis"])

@@ -284,7 +284,7 @@ def _attention(node: Node, inputs: Sequence[Value]) -> Signature:
         fits = graph.broadcast_shapes(mask.shape, scores) == scores
         _require(fits, f"a mask of {list(mask.shape)} for {list(scores)}")
         _require(mask.dtype == "bool" or dtypes.is_float(mask.dtype), f"a mask of dtype {mask.dtype}")
-    return [((*q.shape[:3], v.shape[3]), dtypes.opmath(q.dtype))]
+    return [((*q.shape[:3], v.shape[3]), q.dtype)]
 
 
 def _concat(node: Node, inputs: Sequence[Value]) -> Signature:

@@ -1,6 +1,8 @@
-"""Anchors a target has no micro-kernel for become plain loops: integer and double matmuls and convolutions."""
+"""What a target has no micro-kernel for becomes plain loops: integer and double matmuls, convolutions and attention."""
 
 from __future__ import annotations
+
+import math
 
 from .. import expr
 from ..expr import Expr
@@ -10,22 +12,55 @@ from .static import static_values
 
 
 def decompose(graph: Graph, config: TargetConfig) -> None:
-    """Rewrite matmul and conv2d over dtypes without a matrix kernel, and convolutions whose weight is computed at run
-    time or whose groups are narrower than a vector, as multiply-and-sum reductions."""
-    static = static_values(graph)
-    new: dict[Value, Value] = {}
-    for node in list(graph.nodes):
-        if node.op not in ("matmul", "conv2d") or node.out in static:
+    """Rewrite attention, matmul and conv2d over dtypes without a matrix kernel, and convolutions whose weight is computed
+    at run time, as multiply-and-sum reductions. A reduction over one element is none."""
+    for steps in ({"attention": _attention}, {"matmul": _matmul, "conv2d": _conv2d, "reduce": _reduce}):
+        if not any(node.op in steps for node in graph.nodes):
             continue
-        graph.sources = node.sources
-        if node.op == "matmul" and node.inputs[0].dtype not in config.matrix_dtypes:
-            new[node.out] = _matmul(graph, node)
-        elif node.op == "matmul" and node.inputs[0].shape[-1] == 0:
-            new[node.out] = _matmul(graph, node)
-        elif node.op == "conv2d" and (node.inputs[0].dtype not in config.matrix_dtypes or node.inputs[1] not in static):
-            new[node.out] = _conv2d(graph, node)
-    graph.sources = ()
-    graph.replace(new)
+        static = static_values(graph)
+        new: dict[Value, Value] = {}
+        for node in list(graph.nodes):
+            if node.op in steps and node.out not in static and not _served(node, config, static):
+                graph.sources = node.sources
+                new[node.out] = steps[node.op](graph, node)
+        graph.sources = ()
+        graph.replace(new)
+
+
+def _served(node: Node, config: TargetConfig, static: set[Value]) -> bool:
+    """Whether the target has a kernel for this node as it is."""
+    if node.op == "reduce":
+        return any(node.domain[a] != 1 for a in node.attrs["axes"])
+    if node.inputs[0].dtype not in config.matrix_dtypes:
+        return False
+    if node.op == "conv2d":
+        return node.inputs[1] in static
+    return node.op == "attention" or node.inputs[0].shape[-1] != 0
+
+
+def _reduce(graph: Graph, node: Node) -> Value:
+    if node.attrs["kind"].startswith("arg"):
+        return graph.elementwise(node.out.shape, [], expr.const(0, "int64"))
+    return graph.elementwise(node.out.shape, node.inputs, node.attrs["expr"])
+
+
+def _attention(graph: Graph, node: Node) -> Value:
+    q, k, v, *masks = node.inputs
+    (b, h, sq, d), (_, hk, sk, dv) = q.shape, v.shape
+    grouped = q.reshape(b, hk, h // hk * sq, d)
+    s = (grouped.matmul(k.transpose(2, 3)) * node.attrs["scale"]).reshape(b, h, sq, sk)
+    if node.attrs["causal"]:
+        masks.append(graph.elementwise((sq, sk), [], expr.index(1) <= expr.index(0)))
+    for mask in masks:
+        if mask.dtype == "bool":
+            s = graph.pointwise(lambda m, x: expr.where(m, x, -math.inf), mask, s, promote=False)
+        else:
+            s = s + mask.cast(s.dtype)
+    top = s.amax([3])
+    e = graph.pointwise(lambda x, m: expr.where(m > -math.inf, expr.fn("exp")(x - m), 0.0), s, top)
+    p = graph.pointwise(lambda x, n: expr.where(expr.fn("eq")(n, 0.0), 0.0, x / n), e, e.sum([3]))
+    out = p.cast(v.dtype).reshape(b, hk, h // hk * sq, sk).matmul(v)
+    return out.reshape(b, h, sq, dv).cast(node.out.dtype)
 
 
 def _matmul(graph: Graph, node: Node) -> Value:

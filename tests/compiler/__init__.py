@@ -1,0 +1,1 @@
+"""Tests of the compiler itself: lowering, passes, scheduling, memory."""

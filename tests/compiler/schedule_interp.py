@@ -1,0 +1,147 @@
+"""Runs a planned :class:`Schedule` in numpy, kernel by kernel, on one arena of bytes: no C++ involved.
+
+Memory that nothing has written yet holds 0xFF (NaN as a float), every window is checked against its buffer, and a
+kernel that reads what it writes must do so at the same place.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+from npu_compiler import dtypes, expr, interp
+from npu_compiler.graph import Graph
+from npu_compiler.kernel import Buffer, Kernel, Operand, Schedule
+from npu_compiler.pipeline import State
+
+from ..cpu_harness import expected, view
+
+Arrays = dict[int, np.ndarray]
+
+
+def run(state: State, inputs: Mapping[str, np.ndarray], weights: Mapping[str, np.ndarray] | None = None) -> dict[str, np.ndarray]:
+    """Outputs and ``state:<key>`` updates of a program compiled up to phase ``memory``, as ``interp.run`` gives them."""
+    schedule = state.schedule
+    assert schedule is not None
+    weights = weights or {}
+    recipes = Graph("recipes")
+    recipes.nodes, recipes.outputs = state.graph.nodes, state.recipes
+    recipes.clean()
+    recipes.nodes = [n for n in recipes.nodes if n.op not in ("input", "state")]
+    made = interp.run(recipes, {}, weights)
+    arena = np.full(schedule.arena_bytes, 0xFF, np.uint8)
+    arrays = {b.id: _memory(b, arena, inputs, weights, made) for b in schedule.buffers}
+    for kernel in schedule.kernels:
+        execute(kernel, arrays)
+    results = {name: arrays[b.id].reshape(b.shape) for name, b in schedule.outputs}
+    results.update({f"state:{b.name}": arrays[b.id].reshape(b.shape) for b in schedule.buffers if b.kind == "state"})
+    return results
+
+
+def _memory(b: Buffer, arena: np.ndarray, inputs: Mapping, weights: Mapping, made: Mapping) -> np.ndarray:
+    dtype = dtypes.numpy_dtype(b.dtype)
+    if b.kind == "arena":
+        return arena[b.offset : b.offset + b.nbytes].view(dtype)
+    if b.kind == "output":
+        return np.full(b.nbytes, 0xFF, np.uint8).view(dtype)
+    source = {"input": inputs, "state": weights}.get(b.kind, made)[b.name]
+    assert source.shape == b.shape and source.dtype == dtype, (b, source.shape, source.dtype)
+    return np.array(source, order="C").reshape(-1)
+
+
+def execute(kernel: Kernel, arrays: Arrays) -> None:
+    """One kernel on flat arrays by buffer id."""
+    for op in (*kernel.inputs, *kernel.outputs):
+        last = op.offset + sum((n - 1) * s for n, s in zip(op.shape, op.strides, strict=True))
+        assert 0 in op.shape or (op.offset >= 0 and 0 <= last < math.prod(op.buffer.shape)), (kernel.name, op)
+    for out in kernel.outputs:
+        for x in kernel.inputs:
+            shared = x.buffer.id == out.buffer.id and np.shares_memory(view(x, arrays), view(out, arrays))
+            assert not shared or kernel.body is not None, f"{kernel.name} overwrites its input"
+    if kernel.body is not None and kernel.body.serial:
+        _one_by_one(kernel, arrays)
+    elif kernel.kind in _ANCHORS:
+        _anchor(kernel, arrays)
+    else:
+        expected(kernel, arrays)
+
+
+def _one_by_one(kernel: Kernel, arrays: Arrays) -> None:
+    body = kernel.body
+    assert body is not None and len(body.stages) == 1
+    store, out = body.stages[0], view(kernel.outputs[0], arrays)
+    for point in np.ndindex(*body.domain):
+        at = {d: expr.const(i, "int64") for d, i in enumerate(point)}
+        inputs = [view(o, arrays) for o in kernel.inputs]
+        where = tuple(int(expr.evaluate(expr.substitute(i, at), (), inputs)) for i in store.index)
+        out[where] = expr.evaluate(expr.substitute(store.expr, at), (), inputs)
+
+
+def _anchor(kernel: Kernel, arrays: Arrays) -> None:
+    inputs = [view(o, arrays) for o in kernel.inputs]
+    target = view(kernel.outputs[0], arrays)
+    result = _ANCHORS[kernel.kind](kernel, inputs)
+    if kernel.kind != "pack":
+        assert kernel.epilogue is not None
+        acc = next((x for x in expr.walk(kernel.epilogue) if x.op == "acc"), None)
+        extra = {} if acc is None else {acc: result.reshape(target.shape).astype(dtypes.numpy_dtype(acc.dtype))}
+        result = expr.evaluate(kernel.epilogue, target.shape, inputs, extra)
+    target[...] = result.reshape(target.shape)
+
+
+def _unpacked(w: np.ndarray, op: Operand, lead: int) -> np.ndarray:
+    """Packed panels [..., panels, C, panel] (or [.., C/2, panel, 2]) as [..., C, K], with ``lead`` leading dims."""
+    if w.ndim == lead + 4:
+        w = w.swapaxes(-1, -2)
+        w = w.reshape(*w.shape[:-3], w.shape[-3] * 2, w.shape[-1])
+    w = np.moveaxis(w, lead, -2)
+    return w.reshape(*w.shape[:-2], w.shape[-2] * w.shape[-1])
+
+
+def _gemm(k: Kernel, inputs: list[np.ndarray]) -> np.ndarray:
+    a, op = k.attrs, k.inputs[0]
+    assert op.shape == (a["batch"], a["m"], a["k"]) and (a["k"] == 1 or op.strides[2] == 1)
+    assert a["m"] == 1 or op.strides[1] == a["lda"] > 0, "the micro-kernel steps lda elements from row to row"
+    w = inputs[1]
+    w = w[:, :, 0] if w.ndim - (k.inputs[1].dtype == "bfloat16") == 5 else w  # one tap
+    w = _unpacked(w, k.inputs[1], 1)[:, : a["k"], : a["n"]].astype(np.float32)
+    assert w.shape[0] == (1 if a["shared"] else a["batch"])
+    return inputs[0].astype(np.float32) @ w
+
+
+def _conv2d(k: Kernel, inputs: list[np.ndarray]) -> np.ndarray:
+    a, (r, s), (c, ko) = k.attrs, k.attrs["kernel"], k.attrs["channels"]
+    assert k.inputs[0].contiguous and k.inputs[0].shape[3] == c
+    if k.kind == "depthwise":
+        w = inputs[1].transpose(2, 0, 1)[..., None]
+    else:
+        g = a["groups"]
+        w = np.moveaxis(inputs[1], 1, 2)  # [G, T, panels, C, panel]
+        if w.ndim == 6:
+            w = w.swapaxes(-1, -2)
+            w = w.reshape(*w.shape[:3], -1, w.shape[-1])
+        w = w.transpose(0, 2, 4, 1, 3).reshape(g, -1, r, s, w.shape[3])[:, : ko // g, ..., : c // g]
+        w = w.reshape(ko, r, s, c // g)
+    graph = Graph("conv2d")
+    x = graph.input("x", inputs[0].shape, k.inputs[0].dtype)
+    y = graph.conv2d(x, graph.input("w", w.shape, x.dtype), a["stride"], a["padding"], a["dilation"], a["groups"])
+    return interp.evaluate_node(y.node, [inputs[0], w])[0]
+
+
+def _attention(k: Kernel, inputs: list[np.ndarray]) -> np.ndarray:
+    graph = Graph("attention")
+    for op in k.inputs[:3]:
+        assert op.shape[-1] == 1 or op.strides[-1] == 1, "rows of q, k and v are dense"
+    values = [graph.input(str(i), op.shape, op.dtype) for i, op in enumerate(k.inputs)]
+    y = graph.attention(*values[:3], values[3] if len(values) > 3 else None, k.attrs["scale"], k.attrs["causal"])
+    return interp.evaluate_node(y.node, inputs)[0]
+
+
+def _pack(k: Kernel, inputs: list[np.ndarray]) -> np.ndarray:
+    b, out = inputs[0], k.outputs[0]
+    layout = "pairs" if len(out.shape) == 5 else "rows"
+    return interp.pack_panels(b.transpose(0, 2, 1)[:, :, None, :], out.shape[3 if layout == "pairs" else -1], layout)
+
+
+_ANCHORS = {"gemm": _gemm, "conv2d": _conv2d, "depthwise": _conv2d, "attention": _attention, "pack": _pack}
