@@ -19,7 +19,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from npu_compiler.targets.cpu.winograd import winograd_weights
+from npu_compiler.targets.cpu.winograd import winograd_tile, winograd_weights
 
 KERNELS = Path(__file__).parent.parent / "npu_compiler" / "targets" / "cpu" / "kernels"
 FLAGS = (
@@ -277,10 +277,31 @@ def test_winograd(tmp_path: Path, arch: str, tile: int) -> None:
                 x, w = random(rng, (c.N, c.H, c.W, c.C), t), random(rng, (c.K, 3, 3, c.C), "float")
                 bias, residual = random(rng, (c.K,), "float"), random(rng, (c.N, *c.out, c.K), "float")
                 u = winograd_weights(w.transpose(0, 3, 1, 2), tile)
-                out = library.run(f"winograd{i}_{t}", x, u, out=np.full_like(residual, np.nan), bias=bias, residual=residual)
+                out = library.run(
+                    f"winograd{i}_{t}", x, u, out=np.full_like(residual, np.nan), bias=bias, residual=residual
+                )
                 magnitude = c.reference(np.abs(x.astype(np.float64)), np.abs(w.astype(np.float64)))
                 check(out, c.reference(x, w) + bias + residual, magnitude + np.abs(bias) + np.abs(residual))
     library.handle.stop()
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "tile"),
+    [
+        ((1, 56, 56, 64, 64), "float16", 4),
+        ((1, 14, 14, 256, 256), "float16", 2),  # the transformed weights of F(4x4) come from memory
+        ((8, 14, 14, 256, 256), "float16", 4),
+        ((1, 7, 7, 512, 512), "float16", 0),
+        ((8, 7, 7, 512, 512), "float16", 4),
+        ((1, 56, 56, 64, 64), "float32", 2),
+        ((8, 7, 7, 512, 512), "float32", 0),  # too inaccurate
+        ((1, 28, 28, 128, 128), "bfloat16", 4),
+        ((1, 14, 14, 256, 256), "bfloat16", 0),
+        ((1, 224, 224, 3, 64), "float16", 0),
+    ],
+)
+def test_winograd_is_chosen_where_it_was_measured_faster(shape: tuple[int, ...], dtype: str, tile: int) -> None:
+    assert winograd_tile(*shape, dtype) == tile
 
 
 def test_winograd_rejects_other_filters() -> None:

@@ -3,10 +3,10 @@
 Source: Lavin & Gray, "Fast Algorithms for Convolutional Neural Networks" (2016). The transform of a 3x3 filter g is
 ``U = G g G^T``; the kernel computes ``Y = A^T [U * (B^T d B)] A`` on tiles d of (m + 2) x (m + 2) inputs.
 
-F(2x2) interpolates at 0, +-1 and infinity; it needs 4 multiplications per output instead of 9 and its fp32 error is no
-larger than that of direct convolution. F(4x4) interpolates at 0, +-3/4, +-3/2 and infinity; it needs 2.25. These points
-are exact in binary and halve the error of the customary +-1, +-2: about twice that of direct fp32 convolution, far below
-the rounding of fp16 or bf16 outputs.
+F(2x2) interpolates at 0, +-1 and infinity; it needs 4 multiplications per output instead of 9 and its fp32 error is about
+that of direct convolution. F(4x4) interpolates at 0, +-3/4, +-3/2 and infinity; it needs 2.25. These points
+are exact in binary and halve the error of the customary +-1, +-2: some three times that of direct fp32 convolution, and
+far below the rounding of fp16 or bf16 outputs.
 """
 
 from __future__ import annotations
@@ -53,3 +53,38 @@ def winograd_weights(w: NDArray[np.generic], tile: int = 4) -> NDArray[np.float3
     packed = np.zeros((u.shape[0], c, panels * PANEL), np.float32)
     packed[..., :k] = u
     return np.ascontiguousarray(packed.reshape(u.shape[0], c, panels, PANEL).transpose(2, 0, 1, 3))
+
+
+# Cost model, in flops of the fp32 tile. Measured on two AVX-512 cores: a byte of weights read from memory costs as much
+# as 10 flops; transforming a tile costs so many flops for each input and output channel.
+_FLOPS_PER_BYTE = 10
+_TRANSFORM = {2: (240, 150), 4: (536, 344)}
+_DIRECT = 0.9  # direct convolution runs closer to the peak than the many small products of a Winograd kernel
+_GAIN = 0.9  # worth the larger weights only if clearly faster
+_MAX_CHANNELS_F32 = 256  # beyond, the fp32 error of F(2x2) exceeds that of direct convolution
+
+
+def winograd_tile(n: int, oh: int, ow: int, c: int, k: int, dtype: str, bf16_dot: bool = True) -> int:
+    """The tile (4 or 2) with which a 3x3, stride 1 convolution of C to K channels runs fastest, or 0 for direct.
+
+    ``n, oh, ow`` is the output, ``dtype`` the IR name of the activations' dtype, ``bf16_dot`` whether the CPU has a bf16
+    dot product (direct bf16 convolution is then twice as fast).
+    """
+    if min(c, k) < 16 or (dtype == "float32" and c > _MAX_CHANNELS_F32):
+        return 0
+    k = -(-k // PANEL) * PANEL
+    size, rate = {"float32": (4, 1), "float16": (2, 1), "bfloat16": (2, 2 if bf16_dot else 1)}[dtype]
+
+    def cost(flops: float, weight_bytes: float) -> float:
+        memory = weight_bytes * _FLOPS_PER_BYTE
+        return max(flops, memory) + min(flops, memory) / 2  # they overlap in part
+
+    best, best_cost = 0, _GAIN * cost(_DIRECT * 2 * 9 * c * k * n * oh * ow / rate, 9 * c * k * size)
+    for tile in (2,) if dtype == "float32" else (2, 4):
+        tiles, points = n * -(-oh // tile) * -(-ow // tile), (tile + 2) ** 2
+        for_input, for_output = _TRANSFORM[tile]
+        flops = tiles * (2 * points * c * k + for_input * c + for_output * k)
+        tile_cost = cost(flops, points * c * k * 4)
+        if tile_cost < best_cost:
+            best, best_cost = tile, tile_cost
+    return best

@@ -39,7 +39,7 @@ template <int P> NPU_NOINLINE void tile_columns(const ColumnArgs& a) {
 #pragma GCC unroll 14
   for (int p = 0; p < P; p++)
 #pragma GCC unroll 4
-    for (int v = 0; v < TILE_VECS; v++) acc[p][v] = load_bytes<vf>(a.acc + p * PANEL + v * VL);
+    for (int v = 0; v < TILE_VECS; v++) acc[p][v] = vf{};
   const char* x = a.x;
   const float* w = a.w;
   for (int k = 0; k < a.len; k++, x += a.step, w += PANEL) {
@@ -53,10 +53,7 @@ template <int P> NPU_NOINLINE void tile_columns(const ColumnArgs& a) {
       for (int v = 0; v < TILE_VECS; v++) mul_add(acc[p][v], wv[v], xv);
     }
   }
-#pragma GCC unroll 14
-  for (int p = 0; p < P; p++)
-#pragma GCC unroll 4
-    for (int v = 0; v < TILE_VECS; v++) store_bytes(a.acc + p * PANEL + v * VL, acc[p][v]);
+  add_to<P>(a.acc, acc, true);
 }
 
 template <class D, class T> struct AttentionPlan {
@@ -205,7 +202,7 @@ NPU_NOINLINE void attention(const T* q, const T* k, const T* v, const M* mask, T
           for (int c = 0; c < PANEL; c += TILE_COLS) {
             const char* w = (const char*)(queries + p * D::DH * PANEL + c);
             tile<F32, TILE_ROWS>(
-                {k_block, off + j, &no_tap, 1, (int)D::DH, w, scores + j * PANEL + c, false, w, 0});
+                {k_block, off + j, &no_tap, 1, (int)D::DH, w, scores + j * PANEL + c, SEGMENT_F32, w, 0});
           }
         }
         if constexpr (!is_same<M, NoMask>::value) add_mask<D>(scores, mask, panel, j0, n, rows, turned);

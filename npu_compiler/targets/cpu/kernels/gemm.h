@@ -49,7 +49,7 @@ template <class D, class TA, class TW> struct GemmPlan {
                                                        D::K * PANEL);
   static constexpr long Q = BLOCKING.block_rows, BLOCKS = ceil_div(D::M, Q), Q_LAST = D::M - (BLOCKS - 1) * Q;
   static constexpr long PG = BLOCKING.chunk_panels;
-  static constexpr int NTAPS = 1, LEN = (int)UNITS;
+  static constexpr int NTAPS = 1, LEN = (int)UNITS, SEGMENT = Operands<TA, TW>::SEGMENT;
   static constexpr long GROUP_BYTES = 0, W_IMAGE_BYTES = D::shared_w ? 0 : NP * UNITS * Kind::W_BYTES;
   static constexpr long COPY_BYTES = COPY ? Q * ROW_BYTES : 0;
 

@@ -10,6 +10,7 @@ constexpr int PANEL_VECS = PANEL / VL;
 constexpr int gemv_streams(long m) {
   return m > 4 ? 0 : (int)min_of(4, TILE_ROWS * TILE_VECS / (m * PANEL_VECS));
 }
+constexpr long GEMV_SEGMENT = 128;
 constexpr long GEMV_AHEAD = 1024;  // bytes between use and prefetch in each stream
 
 struct GemvArgs {
@@ -22,12 +23,11 @@ struct GemvArgs {
 };
 
 template <class Kind, int M, int PANELS> NPU_NOINLINE void gemv_tile(const GemvArgs& a) {
-  vf acc[PANELS][PANEL_VECS][M] = {};
   const char* w[PANELS];
 #pragma GCC unroll 4
   for (int s = 0; s < PANELS; s++) w[s] = a.w + s * a.panel_bytes;
   const char* x = a.x;
-  long k = 0;
+  vf acc[PANELS][PANEL_VECS][M];
   auto unit_step = [&](int u) __attribute__((always_inline)) {
     vf xv[M];
 #pragma GCC unroll 4
@@ -42,27 +42,40 @@ template <class Kind, int M, int PANELS> NPU_NOINLINE void gemv_tile(const GemvA
       }
     }
   };
-  for (; k + 4 <= a.len; k += 4, x += 16) {
+  for (long k = 0; k < a.len;) {  // in segments, see SEGMENT_F32
+    const bool first = k == 0;
+    const long end = min_of(a.len, k + GEMV_SEGMENT);
 #pragma GCC unroll 4
     for (int s = 0; s < PANELS; s++)
 #pragma GCC unroll 8
-      for (int line = 0; line < 4 * Kind::W_BYTES; line += 64) __builtin_prefetch(w[s] + GEMV_AHEAD + line, 0, 3);
+      for (int v = 0; v < PANEL_VECS; v++)
 #pragma GCC unroll 4
-    for (int u = 0; u < 4; u++) unit_step(u);
+        for (int m = 0; m < M; m++) acc[s][v][m] = vf{};
+    for (; k + 4 <= end; k += 4, x += 16) {
 #pragma GCC unroll 4
-    for (int s = 0; s < PANELS; s++) w[s] += 4 * Kind::W_BYTES;
-  }
-  for (; k < a.len; k++, x += 4) {
-    unit_step(0);
-#pragma GCC unroll 4
-    for (int s = 0; s < PANELS; s++) w[s] += Kind::W_BYTES;
-  }
-#pragma GCC unroll 4
-  for (int s = 0; s < PANELS; s++)
+      for (int s = 0; s < PANELS; s++)
 #pragma GCC unroll 8
-    for (int v = 0; v < PANEL_VECS; v++)
+        for (int line = 0; line < 4 * Kind::W_BYTES; line += 64) __builtin_prefetch(w[s] + GEMV_AHEAD + line, 0, 3);
 #pragma GCC unroll 4
-      for (int m = 0; m < M; m++) store_bytes(a.acc + (s * M + m) * PANEL + v * VL, acc[s][v][m]);
+      for (int u = 0; u < 4; u++) unit_step(u);
+#pragma GCC unroll 4
+      for (int s = 0; s < PANELS; s++) w[s] += 4 * Kind::W_BYTES;
+    }
+    for (; k < end; k++, x += 4) {
+      unit_step(0);
+#pragma GCC unroll 4
+      for (int s = 0; s < PANELS; s++) w[s] += Kind::W_BYTES;
+    }
+#pragma GCC unroll 4
+    for (int s = 0; s < PANELS; s++)
+#pragma GCC unroll 8
+      for (int v = 0; v < PANEL_VECS; v++)
+#pragma GCC unroll 4
+        for (int m = 0; m < M; m++) {
+          float* to = a.acc + (s * M + m) * PANEL + v * VL;
+          store_bytes(to, first ? acc[s][v][m] : acc[s][v][m] + load_bytes<vf>(to));
+        }
+  }
 }
 
 // Plan: a GemmPlan. Chunks are groups of panels, fewer together where there would be too few groups to balance.

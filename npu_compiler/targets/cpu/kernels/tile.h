@@ -1,6 +1,6 @@
 // The register tile shared by gemm, conv and attention: P positions x COLS output columns, fp32 accumulators.
 //
-//   acc[p][c] (+)= sum over taps t, units k:  x[taps[t] + off[p] + 4k] * w[t * len + k][c]
+//   acc[p][c] = sum over taps t, units k:  x[taps[t] + off[p] + 4k] * w[t * len + k][c]
 //
 // A unit is 4 bytes of x: one float, or a pair of bf16. Weights come in panels of 32 columns:
 //   F32   [K][32] float      F16W  [K][32] f16, widened in registers      BF16P  [K/2][32][2] bf16
@@ -11,7 +11,15 @@
 
 namespace npu {
 
+constexpr long min_of(long a, long b) { return a < b ? a : b; }
+constexpr long max_of(long a, long b) { return a > b ? a : b; }
+constexpr long ceil_div(long a, long b) { return (a + b - 1) / b; }
+constexpr long align64(long bytes) { return (bytes + 63) / 64 * 64; }
+
 constexpr int PANEL = 32;
+// Units in one chain of additions. With float operands and results the sum is the only rounding that counts, and short
+// chains keep it at the level of the best libraries; 16-bit results hide it.
+constexpr int SEGMENT_F32 = 96, SEGMENT_16 = 1 << 30;
 #if NPU_AVX512
 constexpr int TILE_VECS = 2, TILE_ROWS = 14;  // 28 accumulators + 2 weights + 1 broadcast of 32 registers
 #elif NPU_AVX2
@@ -30,7 +38,7 @@ struct TileArgs {
   int ntaps, len;      // len: units per tap
   const char* w;
   float* acc;          // [P][PANEL]
-  bool accumulate;     // start from acc instead of 0
+  int segment;         // units summed before they are added to acc: keeps rounding chains short
   const char* prefetch;  // weights needed soon, fetched into L2: a step for every two units
   long prefetch_step;    // bytes; 0 fetches nothing new
 };
@@ -93,44 +101,71 @@ template <class Kind, int P> NPU_INLINE void tile_step(vf (&acc)[P][TILE_VECS], 
   }
 }
 
+// to (+)= acc
+template <int P> NPU_INLINE void add_to(float* to, const vf (&acc)[P][TILE_VECS], bool add) {
+  if (add) {
+#pragma GCC unroll 14
+    for (int p = 0; p < P; p++)
+#pragma GCC unroll 4
+      for (int v = 0; v < TILE_VECS; v++) {
+        float* q = to + p * PANEL + v * VL;
+        store_bytes(q, acc[p][v] + load_bytes<vf>(q));
+      }
+  } else {
+#pragma GCC unroll 14
+    for (int p = 0; p < P; p++)
+#pragma GCC unroll 4
+      for (int v = 0; v < TILE_VECS; v++) store_bytes(to + p * PANEL + v * VL, acc[p][v]);
+  }
+}
+
 // STREAM: the weights are used once, so they are fetched ahead completely, from the prefetch pointer on.
 template <class Kind, int P, bool STREAM = false> NPU_NOINLINE void tile(const TileArgs& a) {
   vf acc[P][TILE_VECS];
-#pragma GCC unroll 14
-  for (int p = 0; p < P; p++)
-#pragma GCC unroll 4
-    for (int v = 0; v < TILE_VECS; v++)
-      acc[p][v] = a.accumulate ? load_bytes<vf>(a.acc + p * PANEL + v * VL) : vf{};
   const char* w = a.w;
   const char* prefetch = a.prefetch;
   const long prefetch_step = a.prefetch_step;
-  const int len = a.len;
+  bool partial = false;  // a.acc holds the sum of earlier segments
+  int room = a.segment;
+#pragma GCC unroll 14
+  for (int p = 0; p < P; p++)
+#pragma GCC unroll 4
+    for (int v = 0; v < TILE_VECS; v++) acc[p][v] = vf{};
   for (int t = 0; t < a.ntaps; t++) {
     const char* xp[P];
 #pragma GCC unroll 14
     for (int p = 0; p < P; p++) xp[p] = a.x + a.taps[t] + a.off[p];
-    long k = 0;
-    for (; k + 4 <= len; k += 4) {
-      if constexpr (STREAM) {
-#pragma GCC unroll 8
-        for (int line = 0; line < 4 * Kind::W_BYTES; line += 64) __builtin_prefetch(prefetch + line, 0, 2);
-      } else {
-        __builtin_prefetch(prefetch, 0, 2);
-        __builtin_prefetch(prefetch + prefetch_step, 0, 2);
-      }
-      tile_step<Kind, P>(acc, xp, k * 4, w);
-      tile_step<Kind, P>(acc, xp, k * 4 + 4, w + Kind::W_BYTES);
-      tile_step<Kind, P>(acc, xp, k * 4 + 8, w + 2 * Kind::W_BYTES);
-      tile_step<Kind, P>(acc, xp, k * 4 + 12, w + 3 * Kind::W_BYTES);
-      w += 4 * Kind::W_BYTES;
-      prefetch += STREAM ? 4 * Kind::W_BYTES : 2 * prefetch_step;
-    }
-    for (; k < len; k++, w += Kind::W_BYTES) tile_step<Kind, P>(acc, xp, k * 4, w);
-  }
+    for (long k = 0, end; k < a.len;) {
+      if (room <= 0) {
+        add_to<P>(a.acc, acc, partial);
+        partial = true;
+        room = a.segment;
 #pragma GCC unroll 14
-  for (int p = 0; p < P; p++)
+        for (int p = 0; p < P; p++)
 #pragma GCC unroll 4
-    for (int v = 0; v < TILE_VECS; v++) store_bytes(a.acc + p * PANEL + v * VL, acc[p][v]);
+          for (int v = 0; v < TILE_VECS; v++) acc[p][v] = vf{};
+      }
+      end = min_of(a.len, k + room);
+      room -= (int)(end - k);
+      for (; k + 4 <= end; k += 4) {
+        if constexpr (STREAM) {
+#pragma GCC unroll 8
+          for (int line = 0; line < 4 * Kind::W_BYTES; line += 64) __builtin_prefetch(prefetch + line, 0, 2);
+        } else {
+          __builtin_prefetch(prefetch, 0, 2);
+          __builtin_prefetch(prefetch + prefetch_step, 0, 2);
+        }
+        tile_step<Kind, P>(acc, xp, k * 4, w);
+        tile_step<Kind, P>(acc, xp, k * 4 + 4, w + Kind::W_BYTES);
+        tile_step<Kind, P>(acc, xp, k * 4 + 8, w + 2 * Kind::W_BYTES);
+        tile_step<Kind, P>(acc, xp, k * 4 + 12, w + 3 * Kind::W_BYTES);
+        w += 4 * Kind::W_BYTES;
+        prefetch += STREAM ? 4 * Kind::W_BYTES : 2 * prefetch_step;
+      }
+      for (; k < end; k++, w += Kind::W_BYTES) tile_step<Kind, P>(acc, xp, k * 4, w);
+    }
+  }
+  add_to<P>(a.acc, acc, partial);
 }
 
 // Q positions cut into the fewest tiles of nearly equal height: `tall` tiles of `rows + 1`, then tiles of `rows`.
@@ -163,11 +198,6 @@ NPU_INLINE void finish(const float* acc, int rows, long row, long col, long shif
 }
 
 // ---------------------------------------------------------------------------------------------- blocked driver
-constexpr long min_of(long a, long b) { return a < b ? a : b; }
-constexpr long max_of(long a, long b) { return a > b ? a : b; }
-constexpr long ceil_div(long a, long b) { return (a + b - 1) / b; }
-constexpr long align64(long bytes) { return (bytes + 63) / 64 * 64; }
-
 constexpr long BLOCK_BYTES = 256 << 10;     // x of one block: leaves most of a 1 MB L2 to the weights
 constexpr long NEAR_BYTES = 48 << 10;       // x of a block that is cheap to convert: about an L1 cache
 constexpr long RESIDENT_BYTES = 384 << 10;  // weights that stay in L2 beside it
@@ -176,15 +206,11 @@ constexpr long CHUNKS = 16;                 // wanted at least, so that threads 
 
 // A matrix product cut into chunks: a chunk is a block of positions times PG panels of weights.
 // Plan gives the constants Kind, IMAGES, BLOCKS, Q (positions of a block), Q_LAST, G, N, NP (columns and panels of a
-// group), PG, NTAPS, LEN, GROUP_BYTES (of x), W_IMAGE_BYTES and
+// group), PG, NTAPS, LEN, SEGMENT, GROUP_BYTES (of x), W_IMAGE_BYTES and
 //   tables(off, taps)                    offsets of the positions of a block, of the taps
 //   first_row(image, block)              row of the block's first position in the output
 //   prepare(x, image, block, copy)       start of the block's x, copied to `copy` if it must be padded or converted
 template <class Plan> constexpr long blocked_tables_bytes() { return align64(Plan::Q * 4) + align64(Plan::NTAPS * 8); }
-template <class Plan> constexpr long blocked_scratch_bytes() {
-  return blocked_tables_bytes<Plan>() + align64(Plan::COPY_BYTES);
-}
-
 template <class Plan> struct Chunk {
   static constexpr long GROUPS = ceil_div(Plan::G * Plan::NP, Plan::PG), COUNT = Plan::IMAGES * Plan::BLOCKS * GROUPS;
   long image, block, begin, end;  // panels begin..end
@@ -195,17 +221,34 @@ template <class Plan> struct Chunk {
   }
 };
 
+// Tile t of a block: a.off is that of its first position, w the panel, `after` the weights needed next or null.
+template <class Kind>
+NPU_INLINE void run_tile(const Tiling& tiles, int t, TileArgs a, const char* w, const char* after, int parts, float* acc) {
+  const bool fetch = after && t < Kind::W_BYTES / 32;  // a tile fetches 32 bytes a unit
+  a.prefetch = fetch ? after + (long)t * a.ntaps * a.len * 32 : w;
+  a.prefetch_step = fetch ? 64 : 0;
+  for (int part = 0; part < parts; part++) {
+    a.w = w + part * TILE_COLS * (Kind::W_BYTES / PANEL);
+    a.acc = acc + part * TILE_COLS;
+    (t < tiles.tall ? tiles.tall_fn : tiles.fn)(a);
+  }
+}
+
+template <class Plan> constexpr long blocked_scratch_bytes() {
+  return blocked_tables_bytes<Plan>() + align64(Plan::COPY_BYTES);
+}
+
 template <class Plan, class TX, class TW, class Epi>
 NPU_INLINE void blocked(const TX* x, const TW* weights, Epi& epi, Thread& th, int* counter) {
   using Kind = typename Plan::Kind;
-  constexpr long UNITS = (long)Plan::NTAPS * Plan::LEN, PANEL_BYTES = UNITS * Kind::W_BYTES;
+  constexpr long PANEL_BYTES = (long)Plan::NTAPS * Plan::LEN * Kind::W_BYTES;
   int32_t* off = (int32_t*)th.scratch;
   long* taps = (long*)(th.scratch + align64(Plan::Q * 4));
   char* copy = th.scratch + blocked_tables_bytes<Plan>();
+  alignas(64) float acc[TILE_ROWS * PANEL];
   long i = next_chunk(th, counter), prepared = -1;
   if (i >= Chunk<Plan>::COUNT) return;
   Plan::tables(off, taps);
-  alignas(64) float acc[TILE_ROWS * PANEL];
   const char* block = nullptr;
   const Tiling full = tiling<Kind, Plan::Q>(), last = tiling<Kind, Plan::Q_LAST>();
   while (i < Chunk<Plan>::COUNT) {
@@ -220,29 +263,19 @@ NPU_INLINE void blocked(const TX* x, const TW* weights, Epi& epi, Thread& th, in
       const char *panel = w + pn * PANEL_BYTES, *next = panel + PANEL_BYTES;
       if (pn + 1 == c.end) {  // claim the next chunk now: its first weights can be fetched meanwhile
         i = next_chunk(th, counter);
-        next = panel;
-        if (i < Chunk<Plan>::COUNT) {
-          Chunk<Plan> after = Chunk<Plan>::of(i);
-          next = (const char*)weights + after.image * Plan::W_IMAGE_BYTES + after.begin * PANEL_BYTES;
-        }
+        const Chunk<Plan> after = Chunk<Plan>::of(i);
+        next = (const char*)weights + after.image * Plan::W_IMAGE_BYTES + after.begin * PANEL_BYTES;
+        if (i >= Chunk<Plan>::COUNT || next == panel) next = nullptr;
       }
-      const long group = pn / Plan::NP, col = pn % Plan::NP * PANEL;
+      const long group = pn / Plan::NP, col = pn % Plan::NP * PANEL, row = Plan::first_row(c.image, c.block);
       const int parts = (int)min_of(PANEL / TILE_COLS, ceil_div(Plan::N - col, TILE_COLS));
-      long row = Plan::first_row(c.image, c.block);
-      TileArgs a{block + group * Plan::GROUP_BYTES, off, taps, Plan::NTAPS, Plan::LEN, panel, acc, false, next, 0};
-      for (int t = 0; t < tiles.count; t++) {
+      const char* from = block + group * Plan::GROUP_BYTES;
+      for (int t = 0, done = 0; t < tiles.count; t++) {
         const int rows = tiles.rows + (t < tiles.tall);
-        const bool fetch = t < Kind::W_BYTES / 32 && next != panel;  // a tile fetches 32 bytes a unit
-        a.prefetch = fetch ? next + t * UNITS * 32 : panel;
-        a.prefetch_step = fetch ? 64 : 0;
-        for (int part = 0; part < parts; part++) {
-          a.w = panel + part * TILE_COLS * (Kind::W_BYTES / PANEL);
-          a.acc = acc + part * TILE_COLS;
-          (t < tiles.tall ? tiles.tall_fn : tiles.fn)(a);
-        }
-        finish<Plan::N>(acc, rows, row, col, group * Plan::N, epi);
-        a.off += rows;
-        row += rows;
+        TileArgs a{from, off + done, taps, Plan::NTAPS, Plan::LEN, nullptr, nullptr, Plan::SEGMENT, nullptr, 0};
+        run_tile<Kind>(tiles, t, a, panel, next, parts, acc);
+        finish<Plan::N>(acc, rows, row + done, col, group * Plan::N, epi);
+        done += rows;
       }
     }
   }
@@ -254,14 +287,17 @@ template <class TX, class TW> struct Operands {
   static_assert(!is_same<TW, bf16>::value, "bf16 weights need bf16 activations");
   using Kind = F32;
   static constexpr bool WIDEN = !is_same<TX, float>::value;
+  static constexpr int SEGMENT = SEGMENT_F32;
 };
 template <class TX> struct Operands<TX, f16> {
   using Kind = F16W;
   static constexpr bool WIDEN = !is_same<TX, float>::value;
+  static constexpr int SEGMENT = WIDEN ? SEGMENT_16 : SEGMENT_F32;
 };
 template <> struct Operands<bf16, bf16> {
   using Kind = BF16P;
   static constexpr bool WIDEN = false;
+  static constexpr int SEGMENT = SEGMENT_16;
 };
 
 // Copies n elements as units: widened to float, or bf16 as it is with a zero behind an odd end.

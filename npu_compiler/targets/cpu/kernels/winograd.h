@@ -49,6 +49,7 @@ template <> struct WinogradTile<4> {  // points 0, +-A, +-B, infinity
 };
 
 constexpr long WINOGRAD_AHEAD = 16 << 10;  // bytes between use and prefetch of the weights
+constexpr int WINOGRAD_SEGMENT = 16;         // see SEGMENT_F32: the transforms leave less room for rounding
 
 template <class D, int M> struct WinogradPlan {
   static_assert(D::R == 3 && D::S == 3 && D::G == 1 && D::stride_h == 1 && D::stride_w == 1 && D::dil_h == 1 &&
@@ -153,6 +154,7 @@ NPU_INLINE void winograd_output(const float* product, long n, long oh, long ow, 
 template <class D, int M, class TX, class Epi>
 NPU_NOINLINE void conv2d_winograd(const TX* x, const float* u, Epi& epi, Thread& th, int* counter) {
   using Plan = WinogradPlan<D, M>;
+  constexpr int SEGMENT = is_same<TX, float>::value ? WINOGRAD_SEGMENT : SEGMENT_16;
   char* transformed = th.scratch;
   float* product = (float*)(transformed + Plan::TRANSFORMED);
   TX* zeros = (TX*)((char*)product + Plan::PRODUCT);
@@ -179,7 +181,7 @@ NPU_NOINLINE void conv2d_winograd(const TX* x, const float* u, Epi& epi, Thread&
       const int parts = (int)min_of(PANEL / TILE_COLS, ceil_div(D::K - col, TILE_COLS));
       for (int t = 0, first = 0; t < tiles.count; t++) {
         const int rows = tiles.rows + (t < tiles.tall);
-        TileArgs a{transformed, off + first, &no_tap, 1, (int)D::C, nullptr, nullptr, false, nullptr, 0};
+        TileArgs a{transformed, off + first, &no_tap, 1, (int)D::C, nullptr, nullptr, SEGMENT, nullptr, 0};
         for (int point = 0; point < Plan::POINTS; point++, a.x += POINT_BYTES) {
           const char* w = (const char*)u + pn * Plan::PANEL_BYTES + point * D::C * PANEL * 4;
           a.prefetch = t == 0 ? w + WINOGRAD_AHEAD : w;
