@@ -48,7 +48,7 @@ class Latencies:
 HEADER = ("", *(f"p{p} ms" for p in PERCENTILES), "per second", "runs")
 
 
-def interleaved(calls: Mapping[str, Callable[[], Any]], seconds: float, least: int = 5) -> dict[str, Latencies]:
+def interleaved(calls: Mapping[str, Callable[[], Any]], seconds: float, least: int = 10) -> dict[str, Latencies]:
     """Call each function in turn, for ``seconds`` in total but at least ``least`` times each: what disturbs the machine
     disturbs all of them alike."""
     for call in calls.values():
