@@ -3,10 +3,10 @@
 Source: Lavin & Gray, "Fast Algorithms for Convolutional Neural Networks" (2016). The transform of a 3x3 filter g is
 ``U = G g G^T``; the kernel computes ``Y = A^T [U * (B^T d B)] A`` on tiles d of (m + 2) x (m + 2) inputs.
 
-F(2x2) interpolates at 0, +-1 and infinity; it needs 4 multiplications per output instead of 9 and its fp32 error is about
-that of direct convolution. F(4x4) interpolates at 0, +-3/4, +-3/2 and infinity; it needs 2.25. These points
-are exact in binary and halve the error of the customary +-1, +-2: some three times that of direct fp32 convolution, and
-far below the rounding of fp16 or bf16 outputs.
+F(2x2) interpolates at 0, +-1 and infinity; it needs 4 multiplications per output instead of 9 and its fp32 error is
+about that of direct convolution. F(4x4) interpolates at 0, +-3/4, +-3/2 and infinity; it needs 2.25. These points are
+exact in binary and halve the error of the customary +-1, +-2: some three times that of direct fp32 convolution, and far
+below the rounding of fp16 or bf16 outputs.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ _MAX_CHANNELS_F32 = 256  # beyond, the fp32 error of F(2x2) exceeds that of dire
 def winograd_tile(n: int, oh: int, ow: int, c: int, k: int, dtype: str, bf16_dot: bool = True) -> int:
     """The tile (4 or 2) with which a 3x3, stride 1 convolution of C to K channels runs fastest, or 0 for direct.
 
-    ``n, oh, ow`` is the output, ``dtype`` the IR name of the activations' dtype, ``bf16_dot`` whether the CPU has a bf16
-    dot product (direct bf16 convolution is then twice as fast).
+    ``n, oh, ow`` is the output, ``dtype`` the IR name of the activations' dtype, ``bf16_dot`` whether the CPU has a
+    bf16 dot product (direct bf16 convolution is then twice as fast).
     """
     if min(c, k) < 16 or (dtype == "float32" and c > _MAX_CHANNELS_F32):
         return 0
