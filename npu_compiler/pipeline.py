@@ -77,7 +77,8 @@ def _fuse(s: State) -> None:
 
 
 def _schedule(s: State) -> None:
-    scheduler = Scheduler(s.graph, s.groups, s.config)
+    winograd = get_target(s.config.name).winograd if "winograd" not in s.disable else lambda node: None
+    scheduler = Scheduler(s.graph, s.groups, s.config, winograd)
     s.schedule = scheduler.run()
     s.recipes = scheduler.recipes
 
@@ -102,7 +103,7 @@ PHASES: tuple[tuple[str, Callable[[State], None], str], ...] = (
     ("codegen", _codegen, "sources and the compiled object"),
 )
 
-SWITCHES = ("normalise", "fold_constants", "fuse_attention", "layout", "fold_batch_norm", "fuse_epilogue", "fuse_pointwise", "fuse_loops")
+SWITCHES = ("normalise", "fold_constants", "fuse_attention", "layout", "fold_batch_norm", "fuse_epilogue", "fuse_pointwise", "fuse_loops", "winograd")
 
 
 def run_phases(ir: IRGraph, target: str, dtype: str | None, disable: Collection[str] = (), until: str | None = None) -> State:

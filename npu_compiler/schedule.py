@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
+
+import numpy as np
 
 from . import expr
 from .errors import CompileError
 from .expr import Expr
 from .graph import LEAVES, VIEWS, Graph, Node, Value
 from .kernel import Buffer, Kernel, LoopBody, Operand, Schedule, Stage, contiguous_strides
+from .passes.fold import unrounded
 from .passes.fuse import CHEAP, Group
 from .passes.static import static_values
 from .target_config import TargetConfig
+
+# The filter transform G [tile + 2, 3] with which the target computes a convolution, or None for direct convolution.
+Winograd = Callable[[Node], np.ndarray | None]
 
 
 class Scheduler:
     """Schedules one graph. ``recipes`` collects the load-time values that fill weight buffers, by buffer name."""
 
-    def __init__(self, graph: Graph, groups: list[Group], config: TargetConfig):
-        self.graph, self.groups, self.config = graph, groups, config
+    def __init__(self, graph: Graph, groups: list[Group], config: TargetConfig, winograd: Winograd = lambda node: None):
+        self.graph, self.groups, self.config, self.winograd = graph, groups, config, winograd
         self.static = static_values(graph)
         self.users = graph.users()
         self.results = graph.results()
@@ -28,7 +34,7 @@ class Scheduler:
         self.buffers: list[Buffer] = []
         self.recipes: list[tuple[str, Value]] = []
         self.place: dict[Value, Operand] = {}  # values that have memory
-        self.packed: dict[Value, Operand] = {}
+        self.packed: dict[Hashable, Operand] = {}
         self.outputs: dict[Value, str] = {}
         self.copies: dict[Value, Operand] = {}
         self.names: set[str] = set()
@@ -131,7 +137,7 @@ class Scheduler:
         self.names.add(candidate)
         return candidate
 
-    def packed_weight(self, key: Value, w: Value, layout: str) -> Operand:
+    def packed_weight(self, key: Hashable, w: Value, layout: str) -> Operand:
         """``w`` [G, K, T, C] in the order the target's micro-kernel streams it; made once per weight."""
         if key not in self.packed:
             panel = self.config.panel
@@ -274,10 +280,26 @@ class Scheduler:
             return
         if w not in self.static:
             raise CompileError("internal error: a convolution with computed weights reached the scheduler")
+        transform = self.winograd(node)
+        if transform is not None:
+            tile = transform.shape[0] - 2
+            weight = self.packed_weight((w, tile), self._winograd_weight(w, transform), "rows")
+            self._anchor(group, made, "winograd", [source, weight], flops, tile=tile, **attrs)
+            return
         view = w.reshape(groups, k // groups, r * s, cg)
         self._static_chain(view)
         weight = self.packed_weight(w, view, self._layout(x.dtype))
         self._anchor(group, made, "conv2d", [source, weight], flops, **attrs)
+
+    def _winograd_weight(self, w: Value, g: np.ndarray) -> Value:
+        """G w G^T for every filter, as load-time nodes: [1, K, (tile + 2)^2, C] in float32, computed in float64."""
+        source = unrounded(w)
+        k, _, _, c = source.shape
+        both = self.graph.const(np.kron(g, g))
+        points = both.matmul(source.permute(1, 2, 0, 3).reshape(9, k * c).cast("float64")).cast("float32")
+        view = points.reshape(-1, k, c).permute(1, 0, 2).reshape(1, k, -1, c)
+        self._static_chain(view)
+        return view
 
     def _static_view(self, w: Value) -> Operand:
         k, r, s, _ = w.shape
@@ -286,9 +308,11 @@ class Scheduler:
         return self.operand(view)
 
     def _static_chain(self, v: Value) -> None:
-        while v not in self.static:
+        """Mark nodes that were built on static values as static."""
+        if v not in self.static:
             self.static.add(v)
-            v = v.node.inputs[0]
+            for x in v.node.inputs:
+                self._static_chain(x)
 
     def _layout(self, dtype: str) -> str:
         return "pairs" if dtype in self.config.pair_dtypes else "rows"

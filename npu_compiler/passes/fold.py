@@ -104,7 +104,7 @@ def _rebuild(graph: Graph, anchor: Node, last: Node, inputs: list[Value], scale:
     factor = graph.elementwise((k,), inputs, expr.substitute(scale, vector))
     if anchor.op == "conv2d":
         factor = factor.reshape(k, *(1,) * (w.rank - 1))
-    folded = (_unrounded(w) * factor).cast(w.dtype)
+    folded = (unrounded(w) * factor).cast(w.dtype)
     out = graph.add(anchor.op, [x, folded], [(anchor.out.shape, anchor.out.dtype)], **anchor.attrs).out
     if shift is not None:
         bias = graph.elementwise((k,), inputs, expr.substitute(shift, vector))
@@ -114,10 +114,10 @@ def _rebuild(graph: Graph, anchor: Node, last: Node, inputs: list[Value], scale:
     return out
 
 
-def _unrounded(w: Value) -> Value:
+def unrounded(w: Value) -> Value:
     """The float32 weight behind a narrowing cast: scaling the original rounds once instead of twice."""
     if w.op == "permute":
-        source = _unrounded(w.node.inputs[0])
+        source = unrounded(w.node.inputs[0])
         return w if source is w.node.inputs[0] else source.permute(*w.node.attrs["perm"])
     if w.op == "pointwise" and w.node.attrs["expr"].op == "cast" and w.node.inputs[0].dtype == "float32":
         source = w.node.inputs[0]

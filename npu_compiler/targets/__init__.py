@@ -6,7 +6,10 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, Protocol
 
+import numpy as np
+
 from ..errors import Reason
+from ..graph import Node
 from ..kernel import Kernel, Schedule
 from ..target_config import TargetConfig, target_config
 
@@ -32,6 +35,9 @@ class CodegenTarget(Protocol):
 
     def supports(self, kernel: Kernel) -> Reason | None:
         """None if the target can emit this kernel, else why not."""
+
+    def winograd(self, conv: Node) -> np.ndarray | None:
+        """The filter transform G [tile + 2, 3] if this conv2d node runs faster by Winograd's algorithm, else None."""
 
     def emit(self, schedules: list[Schedule], *, build: bool = True) -> Emitted:
         """Generate and, unless ``build`` is False, compile; raises ToolchainError."""

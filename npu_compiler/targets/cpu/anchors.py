@@ -16,6 +16,7 @@ ANCHORS = {
     "gemm": "gemm.h",
     "pack": "gemm.h",
     "conv2d": "conv.h",
+    "winograd": "winograd.h",
     "depthwise": "depthwise.h",
     "attention": "attention.h",
 }
@@ -51,9 +52,14 @@ def _conv2d(k: Kernel, name: str, place: Place) -> str:
         pad_t=a["padding"][0], pad_l=a["padding"][1], dil_h=a["dilation"][0], dil_w=a["dilation"][1], OH=oh, OW=ow, G=a["groups"],
     )  # fmt: skip
     epilogue, pointers = emit_epilogue(k, 2, f"{name}_epi", place)
-    call = "conv2d" if k.kind == "conv2d" else "depthwise"
-    scratch = f"conv2d_scratch_bytes<{name}_dims, {ctype(x)}, {ctype(w)}>()" if k.kind == "conv2d" else "0"
-    body = f"{name}_epi epi{pointers};\n  {call}<{name}_dims>({place(x)}, {place(w)}, epi, th, counter);"
+    arguments = f"{place(x)}, {place(w)}, epi, th, counter"
+    if k.kind == "winograd":
+        call, scratch = f"conv2d_winograd<{name}_dims, {a['tile']}>", f"winograd_scratch_bytes<{name}_dims, {a['tile']}>()"
+    elif k.kind == "conv2d":
+        call, scratch = f"conv2d<{name}_dims>", f"conv2d_scratch_bytes<{name}_dims, {ctype(x)}, {ctype(w)}>()"
+    else:
+        call, scratch = f"depthwise<{name}_dims>", "0"
+    body = f"{name}_epi epi{pointers};\n  {call}({arguments});"
     return _struct(f"{name}_dims", **dims) + epilogue + _function(name, body, scratch)
 
 
@@ -102,6 +108,7 @@ _EMITTERS: dict[str, Callable[[Kernel, str, Place], str]] = {
     "gemm": _gemm,
     "pack": _pack,
     "conv2d": _conv2d,
+    "winograd": _conv2d,
     "depthwise": _conv2d,
     "attention": _attention,
 }

@@ -9,16 +9,21 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import numpy as np
+
 from ... import dtypes, env
 from ...compiled_program import ABI_VERSION, LAYOUT_MARKER
 from ...errors import Reason
+from ...graph import Node
 from ...kernel import Kernel, Operand, Schedule
 from ...target_config import TARGETS
 from .. import Emitted
 from .anchors import ANCHORS, emit_anchor
+from .host import host_cpu
 from .loops import emit_loops, scratch_bytes
 from .small_kernels import emit_small, small_scratch_bytes
 from .toolchain import build_shared, compile_flags, find_compiler, required_features
+from .winograd import filter_transform, winograd_tile
 
 KERNELS = Path(__file__).with_name("kernels")
 
@@ -37,6 +42,14 @@ class CPUTarget:
         if kernel.kind == "loops" or kernel.kind in SMALL or kernel.kind in ANCHORS:
             return None
         return Reason("no_kernel", f"the CPU target has no {kernel.kind} kernel")
+
+    def winograd(self, conv: Node) -> np.ndarray | None:
+        a, (x, w) = conv.attrs, conv.inputs
+        if w.shape[1:3] != (3, 3) or a["stride"] != (1, 1) or a["dilation"] != (1, 1) or a["groups"] != 1:
+            return None
+        n, oh, ow, k = conv.out.shape
+        tile = winograd_tile(n, oh, ow, x.shape[3], k, x.dtype, "avx512bf16" in host_cpu().features)
+        return filter_transform(tile) if tile else None
 
     def emit(self, schedules: list[Schedule], *, build: bool = True, march: str = "native") -> Emitted:
         units = _Units()
