@@ -16,7 +16,8 @@ About a dozen primitive ops carry everything. All shapes are static and every va
 ``slice``             attrs starts, steps (one per dim; steps > 0), shape
 ``matmul``            [..., M, K] x [..., K, N]; batch dims broadcast; accumulates and returns float32 (or float64/int64)
 ``conv2d``            x [N,H,W,C], w [K,R,S,C/groups]; attrs stride, padding (t,l,b,r), dilation, groups; returns float32
-``attention``         q [B,H,SQ,D], k/v [B,HK,SK,D], optional mask broadcastable to [B,H,SQ,SK] (bool or float); attrs scale, causal
+``attention``         q [B,H,SQ,D], k/v [B,HK,SK,D], optional mask broadcastable to [B,H,SQ,SK] (bool or float); attrs scale, causal,
+                      limited: one more operand, int64 [SQ], promises that the mask hides every key beyond it
 ``concat``            attrs axis
 ``scatter``           base, src, *index operands; attrs idx (one Expr per base dim over the src domain; loads number the
                       index operands from 0), mode ('set' or 'add'); a copy of base with src written into it
@@ -289,7 +290,8 @@ class Graph:
 
     def attention(self, q: Value, k: Value, v: Value, mask: Value | None, scale: float, causal: bool) -> Value:
         out = ((*q.shape[:3], v.shape[3]), q.dtype)
-        return self.add("attention", [q, k, v] + ([mask] if mask is not None else []), [out], scale=scale, causal=causal).out
+        inputs = [q, k, v] + ([mask] if mask is not None else [])
+        return self.add("attention", inputs, [out], scale=scale, causal=causal, limited=False).out
 
     def concat(self, xs: Sequence[Value], axis: int) -> Value:
         axis %= xs[0].rank

@@ -34,7 +34,7 @@ ATTRS: dict[str, dict[str, str]] = {
     "slice": {"starts": "ints", "steps": "ints", "shape": "ints"},
     "matmul": {},
     "conv2d": {"stride": "ints", "padding": "ints", "dilation": "ints", "groups": "int"},
-    "attention": {"scale": "float", "causal": "bool"},
+    "attention": {"scale": "float", "causal": "bool", "limited": "bool"},
     "concat": {"axis": "int"},
     "scatter": {"idx": "exprs", "mode": "text"},
     "scan": {"kind": "text", "axis": "int"},
@@ -272,14 +272,18 @@ def _conv2d(node: Node, inputs: Sequence[Value]) -> Signature:
 
 
 def _attention(node: Node, inputs: Sequence[Value]) -> Signature:
-    _require(len(inputs) in (3, 4) and all(v.rank == 4 for v in inputs[:3]), f"attention of {_types(inputs)}")
+    limited = node.attrs["limited"]
+    fits = len(inputs) == 5 if limited else len(inputs) in (3, 4)
+    _require(fits and all(v.rank == 4 for v in inputs[:3]), f"attention of {_types(inputs)}")
     q, k, v = inputs[:3]
+    if limited:
+        _require((inputs[4].shape, inputs[4].dtype) == ((q.shape[2],), "int64"), f"key limits of {_types(inputs)}")
     _require(q.dtype == k.dtype == v.dtype and dtypes.is_float(q.dtype), f"attention of {_types(inputs)}")
     heads_fit = k.shape[1] and q.shape[1] % k.shape[1] == 0 and k.shape[:3] == v.shape[:3]
     _require(heads_fit and q.shape[0] == k.shape[0] and q.shape[3] == k.shape[3], f"attention of {_types(inputs)}")
     scores = (*q.shape[:3], k.shape[2])
     check_type(scores, dtypes.opmath(q.dtype))
-    if len(inputs) == 4:
+    if len(inputs) > 3:
         mask = inputs[3]
         fits = graph.broadcast_shapes(mask.shape, scores) == scores
         _require(fits, f"a mask of {list(mask.shape)} for {list(scores)}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 
 from .. import expr, patterns
 from ..expr import Expr
@@ -16,8 +17,67 @@ from ..patterns import Match, Rewrite, loaded, see_through, sides, strip
 
 
 def fuse_attention(graph: Graph) -> None:
-    """Apply :data:`ATTENTION`."""
+    """Apply :data:`ATTENTION`, then tell each kernel how far its keys are valid where the mask says so."""
     patterns.apply(graph, REWRITES)
+    for node in graph.nodes:
+        if node.op == "attention" and not node.attrs["limited"] and len(node.inputs) == 4:
+            positions = last_visible_key(node.inputs[3], node.inputs[0].shape[2])
+            if positions is not None:
+                node.inputs.append(positions)
+                node.attrs["limited"] = True
+    graph.clean()
+
+
+def last_visible_key(mask: Value, queries: int) -> Value | None:
+    """The int64 vector ``p`` [queries] if ``mask`` hides every key beyond ``p[query]``: ``key <= p[query]``, alone or
+    with further conditions. It lets a kernel read the valid part of a cache only; the mask itself stays."""
+    while mask.op in ("reshape", "expand"):
+        source = mask.node.inputs[0]
+        if [n for n in source.shape if n != 1] != [n for n in mask.shape if n != 1]:
+            return None
+        mask = source
+    if mask.op != "pointwise" or mask.dtype != "bool" or mask.rank < 1:
+        return None
+    terms, stack = [], [mask.node.attrs["expr"]]
+    while stack:
+        e = stack.pop()
+        if e.op == "and":
+            stack.extend(e.args)
+        else:
+            terms.append(e)
+    for e in terms:
+        if e.op in ("le", "ge"):
+            key, limit = e.args if e.op == "le" else e.args[::-1]
+            if _is_key_index(mask.node, key) and (found := _per_query(mask.node, limit, queries)) is not None:
+                return found
+    return None
+
+
+def _is_key_index(node: Node, e: Expr) -> bool:
+    last = node.out.rank - 1
+    if e == expr.index(last):
+        return True
+    if e.op != "load" or not e.args or e.args[-1] != expr.index(last):
+        return False
+    v = _behind_unit_reshape(node.inputs[e.value])
+    if v.op == "pointwise":  # a long arange is computed where it is used
+        return v.rank == 1 and v.node.attrs["expr"] == expr.index(0)
+    return v.op == "const" and v.dtype == "int64" and bool((v.node.attrs["data"].reshape(-1) == np.arange(v.numel)).all())
+
+
+def _per_query(node: Node, e: Expr, queries: int) -> Value | None:
+    if e.op != "load" or e.dtype != "int64":
+        return None
+    v = _behind_unit_reshape(node.inputs[e.value])
+    live = [a for a in e.args if a.op != "const"]
+    reads_queries = queries == 1 or live == [expr.index(node.out.rank - 2)]
+    return v if v.shape == (queries,) and reads_queries and len(live) <= 1 else None
+
+
+def _behind_unit_reshape(v: Value) -> Value:
+    while v.op == "reshape" and [n for n in v.shape if n != 1] == [n for n in v.node.inputs[0].shape if n != 1]:
+        v = v.node.inputs[0]
+    return v.reshape(v.numel) if v.rank != 1 else v
 
 
 def _find(graph: Graph, node: Node) -> Match | None:

@@ -100,7 +100,14 @@ def _attention(k: Kernel, name: str, place: Place) -> str:
     scale = f"{float(k.attrs['scale'])!r}f"
     extra = f" static constexpr bool causal = {'true' if k.attrs['causal'] else 'false'}; static constexpr float scale = {scale}; }};"
     struct = struct.replace("; };", ";" + extra)
-    body = f"attention<{name}_dims>({place(q)}, {place(key)}, {place(v)}, {mask}, {place(out)}, th, counter);"
+    arguments, valid = f"{place(q)}, {place(key)}, {place(v)}, {mask}, {place(out)}, th, counter", ""
+    if k.attrs["limited"]:  # read the part of the cache that some query sees
+        arguments += ", valid"
+        valid = (
+            f"long valid = 0;\n  for (long i = 0; i < {q.shape[2]}; i++) valid = max_of(valid, {place(k.inputs[4])}[i] + 1);\n"
+            f"  valid = min_of(valid, {key.shape[2]});\n  "
+        )
+    body = f"{valid}attention<{name}_dims>({arguments});"
     return struct + _function(name, body, f"attention_scratch_bytes<{name}_dims, {ctype(q)}>()")
 
 
