@@ -71,13 +71,13 @@ def _per_query(node: Node, e: Expr, queries: int) -> Value | None:
     v = _behind_unit_reshape(node.inputs[e.value])
     live = [a for a in e.args if a.op != "const"]
     reads_queries = queries == 1 or live == [expr.index(node.out.rank - 2)]
-    return v if v.shape == (queries,) and reads_queries and len(live) <= 1 else None
+    return v.reshape(queries) if v.numel == queries and reads_queries and len(live) <= 1 else None
 
 
 def _behind_unit_reshape(v: Value) -> Value:
     while v.op == "reshape" and [n for n in v.shape if n != 1] == [n for n in v.node.inputs[0].shape if n != 1]:
         v = v.node.inputs[0]
-    return v.reshape(v.numel) if v.rank != 1 else v
+    return v
 
 
 def _find(graph: Graph, node: Node) -> Match | None:
