@@ -2,6 +2,7 @@
 
 In-place ops are lowered as their out-of-place twins and every later reader of the mutated storage - the tensor itself,
 its views, the tensor it is a view of - is redirected to the new contents, which is what aliasing means in PyTorch.
+Tensors that are no views are taken to be laid out in row-major order. A weight that is written is state.
 """
 
 from __future__ import annotations
@@ -10,16 +11,22 @@ from typing import Any
 
 import numpy as np
 
-from .errors import CompileError, Reason, Unsupported
+from .alias import VIEW_OPS, base_name, is_in_place
+from .errors import CompileError, IRError, Reason, Unsupported
 from .expr import index
 from .graph import VIEWS, Graph, Node, Value
 from .ir import IRGraph, OpNode, TensorSpec
+from .kernel import Buffer, Operand, contiguous_strides
 from .ops import lower_call
-from .ops.registry import functional_name
+from .ops.access import fresh
+from .strides import strided_view
 
 Key = tuple[str, int]
 
 GETITEM = "<built-in function getitem>"
+
+# View ops that copy where strides (or a dtype) ask for it.
+MAY_COPY = frozenset("contiguous flatten ravel reshape reshape_as to type_as".split())
 
 
 def lower_ir(ir: IRGraph, dtype: str | None = None) -> Graph:
@@ -48,8 +55,10 @@ class _Lowering:
         self.env: dict[Key, Value] = {}
         self.narrowed: set[Value] = set()  # float32 in the IR, stored in self.dtype here
         self.reasons: list[tuple[str, str, Reason]] = []
-        self.placeholders: dict[str, Value] = {}
-        self.state_keys: dict[str, Key] = {}
+        self.weights: dict[str, tuple[str, Value]] = {}  # by state_dict key: placeholder, value before the run
+        self.states: dict[str, Value] = {}  # by state_dict key
+        self.writes = any(is_in_place(n.op_type) for n in ir.nodes)
+        self.opaque: set[Value] = set()  # memory shared in a way that views cannot express
 
     def run(self) -> Graph:
         ir, graph = self.ir, self.graph
@@ -66,15 +75,25 @@ class _Lowering:
         if self.reasons:
             lines = "\n".join(f"  {name} ({op}): {reason}" for name, op, reason in self.reasons)
             raise CompileError(f"{len(self.reasons)} node(s) of {ir.model_name!r} cannot run on the NPU:\n{lines}", self.reasons)
-        names: dict[str, int] = {}
-        for t in ir.graph_outputs:
-            count = names[t.name] = names.get(t.name, -1) + 1
-            graph.outputs.append((f"{t.name}#{count}" if count else t.name, self._read(t).cast(t.dtype)))
-        for update in ir.state:
-            old = self.env[self.state_keys[update.key]]
-            graph.updates.append((update.key, self._read(update.value).cast(old.dtype)))
+        for name, t in zip(ir.output_names(), ir.graph_outputs, strict=True):
+            graph.outputs.append((name, self._read(t).cast(t.dtype)))
+        self._updates()
         graph.clean()
         return graph
+
+    def _updates(self) -> None:
+        """What states hold after a run: as the IR says, and what in-place ops made of weights."""
+        for update in self.ir.state:
+            if update.key not in self.states:
+                raise IRError(f"state {update.key!r} is no weight of the model; declare it in weights and weight_name_mapping")
+            self.graph.updates.append((update.key, self._read(update.value).cast(self.states[update.key].dtype)))
+        declared = {u.key for u in self.ir.state}
+        for key, (placeholder, leaf) in self.weights.items():
+            now = self.env[(placeholder, -1)]
+            if key not in declared and _view_chain(now)[1] is not _view_chain(leaf)[1]:
+                node = next(n for n in self.graph.nodes if n.op == "weight" and n.attrs["key"] == key)
+                node.op = "state"
+                self.graph.updates.append((key, now.cast(node.out.dtype)))
 
     def _leaves(self) -> None:
         ir, graph = self.ir, self.graph
@@ -87,12 +106,15 @@ class _Lowering:
             if spec is None:
                 continue
             if key in mutated:
-                value = graph.state(key, spec.shape, spec.dtype)
-                self.state_keys[key] = (placeholder, -1)
+                value = self.states.get(key) or graph.state(key, spec.shape, spec.dtype)
+                self.states[key] = value
+            elif key in self.weights:  # tied
+                value = self.weights[key][1]
             else:
                 value = graph.weight(key, spec.shape, spec.dtype)
                 # matrices follow the compute dtype; vectors (biases, norm statistics) stay exact, they cost nothing
                 value = self._narrow(value) if value.rank >= 2 else value
+                self.weights[key] = placeholder, value
             self.env[(placeholder, -1)] = value
         for name, data in ir.constants.items():
             self.env[(name, -1)] = graph.const(np.asarray(data))
@@ -115,33 +137,59 @@ class _Lowering:
         if node.op_type == GETITEM:
             self.env[(node.name, 0)] = inputs[int(node.attrs["index"])]
             return
-        attrs = {k: self._narrow_name(v) if k == "dtype" else v for k, v in node.attrs.items()}
+        narrow = self.dtype if any(v in self.narrowed for v in inputs) else None
+        attrs = {k: narrow if narrow and k == "dtype" and _is_float32(v) else v for k, v in node.attrs.items()}
         results = lower_call(self.graph, node.op_type, inputs, attrs)
-        results = _conform(node, results, self.dtype if any(v in self.narrowed for v in inputs) else None)
+        results = _conform(node, results, narrow)
+        if self.writes:
+            results = self._own_memory(node, inputs, results)
         for i, value in enumerate(results):
             if value is not None:
-                if self.dtype is not None and value.dtype == self.dtype and node.outputs[i].dtype == "float32":
+                if narrow and value.dtype == narrow and node.outputs[i].dtype == "float32":
                     self.narrowed.add(value)
                 self.env[(node.name, i)] = value
-        if _is_in_place(node.op_type):
-            self._mutate(inputs[0], self.env[(node.name, 0)])
+        if is_in_place(node.op_type):
+            self._mutate(node, inputs[0], self.env[(node.name, 0)])
 
-    def _narrow_name(self, value: Any) -> Any:
-        return self.dtype if self.dtype is not None and value in ("float32", "torch.float32") else value
+    def _own_memory(self, node: OpNode, inputs: list[Value], results: list[Value | None]) -> list[Value | None]:
+        """Results share memory with an input exactly where PyTorch's do."""
+        name = base_name(node.op_type)
+        bases = {_view_chain(v)[1] for v in inputs}
+        out: list[Value | None] = []
+        for value in results:
+            if value is None or is_in_place(node.op_type):
+                out.append(value)
+                continue
+            shares = _view_chain(value)[1] in bases
+            if shares and (name not in VIEW_OPS or (name in MAY_COPY and not _shares_memory(name, inputs[0], value))):
+                value = fresh(value)
+            elif not shares and name in VIEW_OPS - MAY_COPY:
+                self.opaque |= {value, *bases}
+            out.append(value)
+        return out
 
-    def _mutate(self, old: Value, new: Value) -> None:
+    def _mutate(self, node: OpNode, old: Value, new: Value) -> None:
         """Everything that shares memory with ``old`` now reads ``new``."""
         chain, base = _view_chain(old)
-        for node in reversed(chain):
-            new = _write_back(node, new)
+        if base in self.opaque:
+            raise Unsupported(Reason("alias", "a tensor is written in place that a gathered view reads", "call .clone() first"))
+        for view in reversed(chain):
+            new = _write_back(view, new)
         for key, value in self.env.items():
             views, root = _view_chain(value)
             if root is base:
-                self.env[key] = _replay(views, new)
+                self.env[key] = self._replayed(views, new)
+        self.env[(node.name, 0)] = self._replayed(chain, new)
+
+    def _replayed(self, views: list[Node], base: Value) -> Value:
+        value = _replay(views, base)
+        if value.dtype == self.dtype:
+            self.narrowed.add(value)
+        return value
 
 
-def _is_in_place(op_type: str) -> bool:
-    return functional_name(op_type) != op_type
+def _is_float32(value: Any) -> bool:
+    return str(value).removeprefix("torch.") in ("float32", "float")
 
 
 def _view_chain(value: Value) -> tuple[list[Node], Value]:
@@ -151,6 +199,26 @@ def _view_chain(value: Value) -> tuple[list[Node], Value]:
         chain.append(value.node)
         value = value.node.inputs[0]
     return chain[::-1], value
+
+
+def _shares_memory(name: str, source: Value, result: Value) -> bool:
+    """Whether an op that copies only where it has to returns a view of ``source``."""
+    memory = _window(source)
+    if name == "contiguous":
+        return memory.contiguous
+    return result is source or result.op != "reshape" or strided_view(memory, result) is not None
+
+
+def _window(value: Value) -> Operand:
+    chain, base = _view_chain(value)
+    strides = contiguous_strides(base.shape)
+    window = Operand(Buffer(-1, "arena", base.dtype, base.shape, ""), base.shape, strides)
+    for node in chain:
+        found = strided_view(window, node.out)
+        if found is None:
+            raise Unsupported(Reason("alias", "a view that no strides express", "use .reshape() instead of .view()"))
+        window = found
+    return window
 
 
 def _replay(views: list[Node], base: Value) -> Value:

@@ -15,6 +15,7 @@ from .kernel import Buffer, Kernel, LoopBody, Operand, Schedule, Stage, contiguo
 from .passes.fold import unrounded
 from .passes.fuse import CHEAP, Group
 from .passes.static import static_values
+from .strides import reshape_strides, strided_view
 from .target_config import TargetConfig
 
 # The filter transform G [tile + 2, 3] with which the target computes a convolution, or None for direct convolution.
@@ -117,9 +118,9 @@ class Scheduler:
         if v in self.static:
             return self._weight(v)
         if v.op in VIEWS:
-            found = _strided_view(self.operand(v.node.inputs[0]), v)
+            found = strided_view(self.operand(v.node.inputs[0]), v)
             if found is None:
-                found = _strided_view(self._copy(v.node.inputs[0]), v)
+                found = strided_view(self._copy(v.node.inputs[0]), v)
                 assert found is not None
             return found
         raise CompileError(f"internal error: {v!r} is read before it is computed")
@@ -444,7 +445,7 @@ class Scheduler:
 
 def _collapse(op: Operand, shape: tuple[int, int, int]) -> tuple[int, ...] | None:
     """Strides of the operand seen as [batch, rows, columns], or None if its batch dims have no common stride."""
-    return _reshape_strides(op.shape, op.strides, shape)
+    return reshape_strides(op.shape, op.strides, shape)
 
 
 def _main_weight(v: Value) -> str:
@@ -467,51 +468,3 @@ def _label(node: Node) -> str:
 
 def _sources(group: Group) -> tuple[str, ...]:
     return tuple(dict.fromkeys(s for n in group.nodes for s in n.sources))
-
-
-def _strided_view(source: Operand, v: Value) -> Operand | None:
-    """The window of ``source`` that a view reads, or None if its strides cannot express it (some reshapes)."""
-    a, strides, offset = v.node.attrs, source.strides, source.offset
-    if v.op == "permute":
-        strides = tuple(strides[p] for p in a["perm"])
-    elif v.op == "expand":
-        strides = tuple(0 if o != n else s for s, o, n in zip(strides, source.shape, v.shape, strict=True))
-    elif v.op == "slice":
-        offset += sum(s * st for s, st in zip(a["starts"], strides, strict=True))
-        strides = tuple(s * st for s, st in zip(strides, a["steps"], strict=True))
-    else:
-        reshaped = _reshape_strides(source.shape, strides, v.shape)
-        if reshaped is None:
-            return None
-        strides = reshaped
-    strides = tuple(0 if n == 1 else s for n, s in zip(v.shape, strides, strict=True))
-    return Operand(source.buffer, v.shape, strides, offset)
-
-
-def _reshape_strides(old: Sequence[int], strides: Sequence[int], new: Sequence[int]) -> tuple[int, ...] | None:
-    """Strides of a reshape without a copy: split the old dims into runs that are jointly contiguous, carve each up."""
-    if math.prod(old) == 0:
-        return contiguous_strides(new)
-    dims = [(n, s) for n, s in zip(old, strides, strict=True) if n != 1]
-    runs: list[tuple[int, int]] = []  # (elements, stride of the innermost)
-    for n, s in dims:
-        if runs and runs[-1][1] == n * s:
-            runs[-1] = (runs[-1][0] * n, s)
-        else:
-            runs.append((n, s))
-    out: list[int] = []
-    left, stride = 1, 0
-    for n in reversed(new):
-        if n == 1:
-            out.append(0)
-            continue
-        if left == 1:
-            if not runs:
-                return None
-            left, stride = runs.pop()
-        if left % n:
-            return None
-        out.append(stride)
-        left //= n
-        stride *= n
-    return tuple(reversed(out))
