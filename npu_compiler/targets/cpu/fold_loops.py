@@ -10,7 +10,7 @@ from ...affine import Affine
 from ...expr import Expr, const
 from .blocks import Block, vector_kind
 from .nest import Step, identity_element
-from .plan import SEQUENTIAL_SUM, Plan
+from .plan import Plan
 from .render import Renderer
 from .row_passes import Pass
 
@@ -21,7 +21,7 @@ Clips = dict[int, list[tuple[int, Affine]]]  # dim -> (coefficient, rest): coeff
 def is_long(plan: Plan, s: Step, count: int) -> bool:
     """Whether a sum is so long that its partial sums are carried into wider totals; ``count``: vectors side by side."""
     terms = plan.nest.points(plan.inner_folds) * (1 if plan.wide else plan.lane_steps(count))
-    return s.reduce == "sum" and dtypes.is_float(s.value.dtype) and terms > SEQUENTIAL_SUM
+    return s.reduce == "sum" and dtypes.is_float(s.value.dtype) and terms > plan.sequential
 
 
 def accumulator(plan: Plan, s: Step, count: str, along: bool = False) -> str:
@@ -60,11 +60,11 @@ def fold_loops(plan: Plan, render: Renderer, block: Block, p: Pass, clips: Clips
 
 def _cut(plan: Plan, steps: int) -> tuple[int | None, int]:
     """The loop that carries partial sums, and after how many iterations."""
-    if steps > SEQUENTIAL_SUM:
+    if steps > plan.sequential:
         return None, 0  # the lane loop carries
     for d in reversed(plan.inner_folds):
-        if steps * plan.nest.size[d] > SEQUENTIAL_SUM:
-            return d, SEQUENTIAL_SUM // steps
+        if steps * plan.nest.size[d] > plan.sequential:
+            return d, plan.sequential // steps
         steps *= plan.nest.size[d]
     return None, 0
 

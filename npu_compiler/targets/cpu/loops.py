@@ -13,7 +13,7 @@ from ...kernel import Buffer, Kernel, LoopBody, Operand
 from .blocks import CTYPE, Block, Value, uniform_kind, vector_kind
 from .fold_loops import accumulator, clip, fold_loops, is_long
 from .nest import Access, Nest, Step, build_nest
-from .plan import SEQUENTIAL_SUM, TILE_BLOCK, Plan, make_plan, use_counts
+from .plan import TILE_BLOCK, Plan, make_plan, use_counts
 from .render import Renderer
 from .row_passes import Pass
 from .small_kernels import emit_small, small_scratch_bytes
@@ -265,8 +265,8 @@ class _Emitter:
         values, clips = clip(plan, p, {s.number: self._known(s.value) for s in p.folds})
         arguments = f"long i{lane}, auto L, int u"
         with fold_loops(plan, self.render, block, p, clips, steps) as outer:
-            if carries and steps > SEQUENTIAL_SUM:  # a sum so long that the lane loop itself stops to carry
-                length = f"{SEQUENTIAL_SUM * count} * VL"
+            if carries and steps > plan.sequential:  # a sum so long that the lane loop itself stops to carry
+                length = f"{plan.sequential * count} * VL"
                 with outer.child(f"for (long lo = 0; lo < {size}; lo += {length}) {{") as part:
                     part.items.append(f"const long hi = scalar_min<long>(lo + {length}, {size});")
                     header = f"lanes<{count}>(lo, hi, [&]({arguments}) NPU_BODY {{"

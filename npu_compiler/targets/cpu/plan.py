@@ -15,7 +15,8 @@ LANES = 16  # of the widest instruction set; costs and scratch sizes assume it
 CHUNK_NS = 6000.0  # work worth a trip to the chunk counter
 MAX_CHUNKS = 128
 LIGHT = 24  # scalar operations of a body that gains from several vectors side by side
-SEQUENTIAL_SUM = 32  # float additions into one partial sum before it is carried
+# Float additions into one partial sum before it is carried: along a row they all end in one number.
+SEQUENTIAL_ALONG, SEQUENTIAL_ACROSS = 8, 16
 TILE_MIN = 8  # shorter dims are not worth a tile
 TILE_BLOCK = 64  # positions of the tile dim that stay on one thread: a multiple of every vector length
 BY_LANE = frozenset("tan asin acos atan sinh cosh asinh acosh atanh pow atan2 fmod remainder floordiv idiv".split())
@@ -63,6 +64,11 @@ class Plan:
     def lane_steps(self, count: int) -> int:
         """Rounds of a lane loop along the row with ``count`` vectors side by side."""
         return 1 if self.lane is None else -(-self.nest.size[self.lane] // (LANES * count))
+
+    @property
+    def sequential(self) -> int:
+        """Float additions into one partial sum before it is carried."""
+        return SEQUENTIAL_ACROSS if self.wide else SEQUENTIAL_ALONG
 
     @property
     def inner_folds(self) -> list[int]:

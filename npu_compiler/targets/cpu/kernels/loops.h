@@ -235,20 +235,29 @@ template <class Op, class V, int U> NPU_INLINE V join_all(const V (&part)[U]) {
   else return Op::join(Op::join(part[3], part[2]), Op::join(part[1], part[0]));
 }
 
-// U independent vectors of partial results.
+template <class V> struct Wider { using type = V; };
+template <> struct Wider<vf> { using type = vd; };
+
+// U independent vectors of partial results; sums are joined in twice the precision.
 template <class Op, class V, int U> struct Fold {
   V part[U];
   NPU_BODY Fold() {
     for (int u = 0; u < U; u++) part[u] = Op::template start<V>();
   }
   template <class L> NPU_BODY void add(int u, V x, L l) { part[u] = Op::join(keep(x, Op::template start<V>(), l), part[u]); }
-  NPU_BODY lane_t<V> all() const { return Op::across(join_all<Op>(part)); }
+  NPU_BODY lane_t<V> all() const {
+    if constexpr (is_same<Op, Sum>::value) {
+      typename Wider<V>::type total = cvt<typename Wider<V>::type>(part[0]);
+      for (int u = 1; u < U; u++) total += cvt<typename Wider<V>::type>(part[u]);
+      return (lane_t<V>)hsum(total);
+    } else {
+      return Op::across(join_all<Op>(part));
+    }
+  }
   NPU_BODY V get(int u) const { return part[u]; }
 };
 
 // Long sums: partial sums of few elements each, carried into totals of twice the precision.
-template <class V> struct Wider { using type = V; };
-template <> struct Wider<vf> { using type = vd; };
 template <class V, int U, bool ACROSS> struct LongSum {
   using W = typename Wider<V>::type;
   V part[U];
