@@ -45,7 +45,8 @@ def _reduce(graph: Graph, node: Node) -> Value:
 
 
 def _attention(graph: Graph, node: Node) -> Value:
-    q, k, v, *masks = node.inputs
+    q, k, v = node.inputs[:3]
+    masks = node.inputs[3:4]  # what may follow is implied by the mask
     (b, h, sq, d), (_, hk, sk, dv) = q.shape, v.shape
     grouped = q.reshape(b, hk, h // hk * sq, d)
     s = (grouped.matmul(k.transpose(2, 3)) * node.attrs["scale"]).reshape(b, h, sq, sk)

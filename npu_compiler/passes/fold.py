@@ -21,7 +21,9 @@ def fold_batch_norm(graph: Graph) -> None:
     outputs = set(graph.results())
     new: dict[Value, Value] = {}
     for anchor in list(graph.nodes):
-        if anchor.op not in ("conv2d", "matmul") or anchor.inputs[1] not in static or anchor.inputs[1].rank != (4 if anchor.op == "conv2d" else 2):
+        if anchor.op not in ("conv2d", "matmul") or anchor.out.dtype != "float32" or anchor.inputs[1] not in static:
+            continue
+        if anchor.inputs[1].rank != (4 if anchor.op == "conv2d" else 2):
             continue
         chain = _affine_chain(anchor, users, outputs, static)
         if chain is not None:

@@ -54,11 +54,17 @@ def _sink_loops(graph: Graph, node: Node, static: set[Value]) -> Value | None:
         votes[perm] = votes.get(perm, 0) + v.numel
     if votes:
         perm = max(votes, key=lambda p: (votes[p], p != tuple(range(len(p)))))
-        if perm != tuple(range(len(domain))):
+        if perm != tuple(range(len(domain))) and not _reorders_positions(node, perm):
             return _permuted(graph, node, perm)
     if node.op == "pointwise":
         return _sink_unit_reshape(graph, node, static)
     return None
+
+
+def _reorders_positions(node: Node, perm: Sequence[int]) -> bool:
+    """argmax and argmin count positions in the order of the reduced dims, which must stay."""
+    axes = [perm[a] for a in node.attrs.get("axes", ())]
+    return node.attrs.get("kind", "").startswith("arg") and axes != sorted(axes)
 
 
 def _permuted(graph: Graph, node: Node, perm: Sequence[int]) -> Value:
@@ -72,8 +78,6 @@ def _permuted(graph: Graph, node: Node, perm: Sequence[int]) -> Value:
         out = graph.elementwise(domain, inputs, e)
     else:
         axes = sorted(perm[a] for a in node.attrs["axes"])
-        if node.attrs["kind"].startswith("arg") and axes != [perm[a] for a in node.attrs["axes"]]:
-            axes = [perm[a] for a in node.attrs["axes"]]
         out = graph.add(
             "reduce", inputs, [(tuple(1 if d in axes else n for d, n in enumerate(domain)), node.out.dtype)],
             kind=node.attrs["kind"], axes=tuple(axes), expr=e, domain=tuple(domain),

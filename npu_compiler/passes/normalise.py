@@ -24,25 +24,21 @@ def normalise(graph: Graph) -> None:
     keep: list[Node] = []
     for node in list(graph.nodes):
         node.inputs = [new.get(v, v) for v in node.inputs]
-        while (simpler := _simplify(node)) is not None and isinstance(simpler, Node):
-            new[node.out] = simpler.out
+        original = node
+        simpler = _simplify(node)
+        while isinstance(simpler, Node):
             node = simpler
-        if isinstance(simpler, Value):
-            new[node.out] = simpler
-            for old, now in list(new.items()):
-                if now is node.out:
-                    new[old] = simpler
+            simpler = _simplify(node)
+        if simpler is not None:
+            new[original.out] = new.get(simpler, simpler)
             continue
         twin = seen.setdefault(_key(node), node) if node.op not in ("input", "state") else node
         if twin is not node:
-            for a, b in zip(node.outputs, twin.outputs, strict=True):
-                new[a] = b
-                for old, now in list(new.items()):
-                    if now is a:
-                        new[old] = b
             twin.sources = tuple(dict.fromkeys((*twin.sources, *node.sources)))
-            continue
-        keep.append(node)
+        else:
+            keep.append(node)
+        if twin is not original:
+            new.update(zip(original.outputs, twin.outputs, strict=True))
     graph.nodes = keep
     graph.replace(new)
 
