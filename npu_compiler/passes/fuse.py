@@ -101,19 +101,25 @@ def inline_pointwise(graph: Graph, keep: Collection[Node]) -> None:
     """Substitute pointwise producers into pointwise and reduce consumers: used once, or cheap enough to repeat."""
     static = static_values(graph)
     outputs = set(graph.results())
+    users = graph.users()
     for node in graph.nodes:
         if node.op not in LOOPS or node.out in static:
             continue
-        again = True
-        while again:
-            again = False
-            users = graph.users()
-            for v in node.inputs:
-                if _can_inline(node, v, users, keep, static, outputs):
-                    _inline(node, v)
-                    again = True
-                    break
+        while (v := next((v for v in node.inputs if _can_inline(node, v, users, keep, static, outputs)), None)) is not None:
+            before = node.inputs
+            _inline(node, v)
+            for x in node.inputs:
+                users[x].append(node)
+            _forget(node, before, users, outputs)
     graph.clean()
+
+
+def _forget(node: Node, inputs: Collection[Value], users: dict[Value, list[Node]], outputs: set[Value]) -> None:
+    """``node`` reads ``inputs`` no longer; nor does a producer that nobody reads any more."""
+    for v in inputs:
+        users[v].remove(node)
+        if not any(users.get(x) or x in outputs for x in v.node.outputs):
+            _forget(v.node, v.node.inputs, users, outputs)
 
 
 def _can_inline(
