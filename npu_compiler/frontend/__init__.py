@@ -1,6 +1,22 @@
-"""PyTorch models to IR. Importing this package imports torch."""
+"""PyTorch models to IR. What captures a model imports torch when first used; reading LLM checkpoints does without."""
 
-from npu_compiler.frontend.capture import capture
-from npu_compiler.frontend.tensors import state_dict_numpy
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from npu_compiler.frontend.export import capture
+    from npu_compiler.frontend.tensors import state_dict_numpy
 
 __all__ = ["capture", "state_dict_numpy"]
+
+_LAZY = {"capture": "export", "state_dict_numpy": "tensors"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        value = getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
