@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -87,6 +88,10 @@ class Backend(ABC):
 
         Raises ``BackendError`` if the program cannot run on this device.
         """
+
+    def block(self, nbytes: int) -> contextlib.AbstractContextManager[None]:
+        """Buffers allocated inside come from one block of ``nbytes`` as long as it lasts. Optional: does nothing here."""
+        return contextlib.nullcontext()
 
     def synchronize(self) -> None:
         """Wait until everything launched has finished. Nothing to do where launches do."""

@@ -17,7 +17,7 @@ from npu_compiler.errors import ArtifactError, BackendError, WeightError
 from npu_compiler.graph import Graph, Node, Value
 from npu_compiler.interp import evaluate_node
 
-from .arrays import check_memory
+from .arrays import ALIGNMENT, check_memory
 from .backend import Backend, DeviceBuffer, get_backend
 from .weight_files import WeightSource, open_weights
 
@@ -63,7 +63,10 @@ def load_weights(program: CompiledProgram, source: Any = None, backend: Backend 
     _check(program, weights)
     recipes = program.recipes
     wanted = {b.name for b in program.buffers if b.kind in ("weight", "const")}
-    buffers = _Evaluation(recipes, weights, backend).run({n: v for n, v in recipes.outputs if n in wanted})
+    outputs = {n: v for n, v in recipes.outputs if n in wanted}
+    room = sum(v.numel * dtypes.DTYPES[v.dtype].size + ALIGNMENT for v in set(outputs.values()))
+    with backend.block(room):
+        buffers = _Evaluation(recipes, weights, backend).run(outputs)
     return WeightStore(buffers, _initial_state(program, weights))
 
 

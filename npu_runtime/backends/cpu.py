@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from npu_compiler import dtypes, env
 from npu_compiler.compiled_program import CompiledProgram, EntryPoint
 from npu_compiler.errors import BackendError
 
-from ..arrays import aligned_empty
+from ..arrays import Block, aligned_empty
 from ..backend import Backend, DeviceBuffer, Launch, LoadedEntry
 from ..native import NativeLibrary
 
@@ -91,6 +92,7 @@ class CPUBackend(Backend):
         if threads is not None and not 1 <= threads <= 4096:
             raise BackendError(f"threads={threads}: it takes a whole number from 1 to 4096")
         self.threads = threads or env.num_threads()
+        self._block: Block | None = None
         self._libraries: weakref.WeakValueDictionary[int, NativeLibrary] = weakref.WeakValueDictionary()
 
     def allocate_empty(
@@ -99,10 +101,20 @@ class CPUBackend(Backend):
         full = shape if alloc_shape is None else alloc_shape
         if len(full) != len(shape) or any(n < m for n, m in zip(full, shape, strict=True)):
             raise BackendError(f"alloc_shape {list(full)} cannot hold shape {list(shape)}")
-        array = aligned_empty(full, np.dtype(dtype))
+        array = self._block.take(full, np.dtype(dtype)) if self._block is not None else None
+        if array is None:
+            array = aligned_empty(full, np.dtype(dtype))
         if tuple(full) != tuple(shape):
             array.fill(0)
         return CPUBuffer(array, shape)
+
+    @contextlib.contextmanager
+    def block(self, nbytes: int) -> Iterator[None]:
+        self._block = Block(nbytes)
+        try:
+            yield
+        finally:
+            self._block = None
 
     def wrap(self, array: np.ndarray) -> CPUBuffer:
         return CPUBuffer(array)
