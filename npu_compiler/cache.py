@@ -11,9 +11,12 @@ import contextlib
 import hashlib
 import logging
 import os
+import shutil
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import BinaryIO
 
 from . import env
 
@@ -63,22 +66,61 @@ class Cache:
         """Store ``data``; replaces atomically what was there."""
         if not self.limit or len(data) + _HEADER > self.limit:
             return
+        self._write(self._path(key), lambda file: file.write(_MAGIC + hashlib.sha256(data).digest() + data))
+
+    def file(self, key: str) -> Path | None:
+        """The file stored by :meth:`put_file` under ``key``, or ``None``; a hit counts as a use. It has no checksum: the
+        reader maps what it holds, and checks what it must."""
         path = self._path(key)
+        try:
+            os.utime(path)
+        except OSError:
+            return None
+        return path if self.limit else None
+
+    def put_file(self, key: str, size: int, write: Callable[[BinaryIO], object]) -> Path | None:
+        """Store what ``write`` puts into a file, about ``size`` bytes, and return its path; ``None`` if that is more than
+        the bound or half of what is free on the disk. A section holds either files or the bytes of :meth:`put`."""
+        path = self._path(key)
+        if size > self.limit:
+            return None
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if size > shutil.disk_usage(path.parent).free // 2:
+                return None
+        except OSError as error:
+            self._warn(error)
+            return None
+
+        def write_through(file: BinaryIO) -> None:  # to the disk before it gets its name: no checksum will tell
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+
+        return path if self._write(path, write_through) else None
+
+    def _write(self, path: Path, write: Callable[[BinaryIO], object]) -> bool:
+        """Create ``path`` whole or not at all."""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             handle, temporary = tempfile.mkstemp(prefix="tmp-", dir=path.parent)
             try:
                 with os.fdopen(handle, "wb") as file:
-                    file.write(_MAGIC + hashlib.sha256(data).digest() + data)
+                    write(file)
                 os.replace(temporary, path)
             except BaseException:
                 with contextlib.suppress(OSError):
                     os.unlink(temporary)
                 raise
         except OSError as error:
-            if not self._warned:
-                self._warned = True
-                _log.warning("the cache in %s cannot be written (%s); set NPU_CACHE_DIR", self.root, error)
+            self._warn(error)
+            return False
+        return True
+
+    def _warn(self, error: OSError) -> None:
+        if not self._warned:
+            self._warned = True
+            _log.warning("the cache in %s cannot be written (%s); set NPU_CACHE_DIR", self.root, error)
 
     def _entries(self) -> list[tuple[float, int, Path]]:
         """(last use, bytes, path) of all entries; temporary files that a killed process left behind are removed."""
@@ -110,6 +152,7 @@ class Cache:
                 total -= size
 
 
-def open_cache(section: str) -> Cache:
-    """The cache in subdirectory ``section`` of ``NPU_CACHE_DIR``; ``NPU_CACHE_SIZE`` bounds each section by itself."""
-    return Cache(env.cache_dir() / section, env.cache_size())
+def open_cache(section: str, limit: int | None = None) -> Cache:
+    """The cache in subdirectory ``section`` of ``NPU_CACHE_DIR``; each section is bounded by itself, by ``limit`` bytes or
+    ``NPU_CACHE_SIZE``."""
+    return Cache(env.cache_dir() / section, env.cache_size() if limit is None else limit)

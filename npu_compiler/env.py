@@ -44,6 +44,8 @@ VARIABLES: dict[str, Variable] = {
                  "where compiled kernels are kept between runs"),
         Variable("NPU_CACHE_SIZE", "a size in bytes, or with a unit like '512M' or '2GiB'; 0 turns the cache off",
                  "2GiB", "upper bound of the compile cache; the oldest entries go first"),
+        Variable("NPU_WEIGHT_CACHE_SIZE", "a size like '8GiB'; 0 turns the cache off", "16GiB",
+                 "upper bound of the packed weights of language models kept on disk; the oldest go first"),
         Variable("NPU_NUM_THREADS", "a whole number from 1 to 4096", "the CPUs this process may use",
                  "threads that run() and the compiler use"),
         Variable("NPU_DEBUG", "a whole number from 0 to 9", "0",
@@ -135,6 +137,11 @@ def cache_size() -> int:
     return _read("NPU_CACHE_SIZE", _size, 2 * 1024**3)
 
 
+def weight_cache_size() -> int:
+    """``NPU_WEIGHT_CACHE_SIZE`` in bytes; 0 means no cache."""
+    return _read("NPU_WEIGHT_CACHE_SIZE", _size, 16 * 1024**3)
+
+
 def num_threads() -> int:
     """``NPU_NUM_THREADS``."""
     return _read("NPU_NUM_THREADS", _integer(1, 4096), usable_cpus())
@@ -169,6 +176,7 @@ _ACCESSORS: dict[str, Callable[[], Any]] = {
     "NPU_CXX": cxx,
     "NPU_CACHE_DIR": cache_dir,
     "NPU_CACHE_SIZE": cache_size,
+    "NPU_WEIGHT_CACHE_SIZE": weight_cache_size,
     "NPU_NUM_THREADS": num_threads,
     "NPU_DEBUG": debug,
     "NPU_DUMP": dump_dir,

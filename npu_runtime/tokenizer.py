@@ -1,0 +1,147 @@
+"""Text to token ids and back: encoding, text that grows token by token, stop strings, chat templates."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from npu_compiler.errors import InputError
+
+_UNFINISHED = "\ufffd"  # what decoders put where bytes are no character (yet)
+_LONGEST_TAIL = 3  # bytes of a UTF-8 character that still lacks one
+_WINDOW = 16  # tokens after which the detokeniser forgets what it can; after four times as many, the rest, too
+_CONTEXT = 4  # tokens it keeps: a decoder may treat a text's first token differently
+
+Message = Mapping[str, Any]
+
+
+class Tokenizer:
+    """A tokenizer of the ``tokenizers`` package, from the text of its ``tokenizer.json``."""
+
+    def __init__(self, text: str):
+        try:
+            import tokenizers
+        except ImportError:
+            raise InputError("text needs the package tokenizers: pip install 'npusim[llm]'") from None
+        try:
+            self._inner = tokenizers.Tokenizer.from_str(text)
+        except Exception as error:  # the package raises bare Exception
+            raise InputError(f"tokenizer.json: {error}") from None
+        self._inner.no_truncation()
+        self._inner.no_padding()
+
+    @property
+    def size(self) -> int:
+        """The number of tokens, special ones included."""
+        count: int = self._inner.get_vocab_size(with_added_tokens=True)
+        return count
+
+    def encode(self, text: str, special: bool = True) -> list[int]:
+        """Token ids; ``special``: with the tokens that the tokenizer puts around a text, such as a begin token."""
+        try:
+            ids: list[int] = self._inner.encode(text, add_special_tokens=special).ids
+        except (TypeError, UnicodeError) as error:
+            raise InputError(f"the text cannot be encoded: {error}") from None
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text without special tokens; bytes that are no UTF-8 become U+FFFD."""
+        text: str = self._inner.decode(list(ids), skip_special_tokens=True)
+        return text
+
+
+class Detokenizer:
+    """Text that grows with every token. Characters appear when they are complete; nothing is ever taken back."""
+
+    def __init__(self, tokenizer: Tokenizer | None):
+        self._tokenizer = tokenizer
+        self._ids: list[int] = []  # a window of the latest tokens
+        self._shown = 0  # characters of the window's text that were returned
+
+    def push(self, token: int) -> str:
+        """The text that ``token`` completes: maybe none, maybe more than its own."""
+        if self._tokenizer is None:
+            return ""
+        self._ids.append(token)
+        text = self._tokenizer.decode(self._ids)
+        ready = max(len(text.rstrip(_UNFINISHED)), len(text) - _LONGEST_TAIL)
+        if len(self._ids) >= 4 * _WINDOW:
+            ready = len(text)
+        piece, self._shown = text[self._shown : ready], max(self._shown, ready)
+        if len(self._ids) >= _WINDOW and self._shown == len(text):
+            self._ids = self._ids[-_CONTEXT:]
+            self._shown = len(self._tokenizer.decode(self._ids))
+        return piece
+
+    def flush(self) -> str:
+        """What is left at the end: U+FFFD for bytes that never became a character."""
+        if self._tokenizer is None or not self._ids:
+            return ""
+        rest = self._tokenizer.decode(self._ids)[self._shown :]
+        self._shown += len(rest)
+        return rest
+
+
+class StopStrings:
+    """Finds the first of some strings in a text that arrives in pieces; text that may begin one is held back."""
+
+    def __init__(self, stops: Sequence[str]):
+        self._stops = tuple(stops)
+        self._held = ""
+        self.found: str | None = None
+
+    def push(self, piece: str) -> str:
+        """The text that can be shown now. Once ``found`` is set, that is the text up to the stop string."""
+        text = self._held + piece
+        at, stop = min(((text.find(s), s) for s in self._stops if s in text), default=(-1, None))
+        if stop is not None:
+            self.found, self._held = stop, ""
+            return text[:at]
+        longest = max(map(len, self._stops), default=1) - 1
+        held = next((n for n in range(min(longest, len(text)), 0, -1) if self._begins_stop(text[-n:])), 0)
+        self._held = text[len(text) - held :]
+        return text[: len(text) - held]
+
+    def _begins_stop(self, tail: str) -> bool:
+        return any(s.startswith(tail) for s in self._stops)
+
+    def flush(self) -> str:
+        held, self._held = self._held, ""
+        return held
+
+
+def render_chat(template: str | None, messages: Sequence[Message], special: Mapping[str, str]) -> str:
+    """The prompt for a conversation, ready for the assistant's answer.
+
+    ``template``: the model's Jinja template, run in a sandbox; ``messages``: {'role': …, 'content': …}; ``special``:
+    ``bos_token`` and the like. Raises ``InputError``.
+    """
+    if template is None:
+        raise InputError("this model has no chat template; pass a prompt as text or token ids")
+    for i, message in enumerate(messages):
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str) or "content" not in message:
+            raise InputError(f"messages[{i}]: expected a dict with 'role' and 'content', got {message!r}")
+    if not messages:
+        raise InputError("the conversation has no messages")
+    try:
+        import jinja2
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+    except ImportError:
+        raise InputError("chat templates need the package jinja2: pip install 'npusim[llm]'") from None
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    environment.globals["raise_exception"] = _raise
+    environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
+    environment.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
+    try:
+        compiled = environment.from_string(template)
+        return compiled.render(messages=[dict(m) for m in messages], add_generation_prompt=True, **special)
+    except (jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError, RecursionError) as error:
+        raise InputError(f"the model's chat template refused the messages: {error}") from None
+
+
+def _raise(message: str) -> None:
+    raise ValueError(message)
