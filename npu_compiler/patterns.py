@@ -1,7 +1,7 @@
 """A small matcher over the core graph, and rewrites as data.
 
 A pattern is a function from a node to captured values or None, built from the helpers below; a :class:`Rewrite` pairs it
-with the replacement, an example graph that must match, and counter-examples that must not. The legality rules live here
+with the replacement, example graphs that must match, and counter-examples that must not. The legality rules live here
 once: inner values have no other user, casts between float types and broadcasts that only add size-1 dims are seen
 through, commutative operands are tried in both orders.
 """
@@ -29,13 +29,13 @@ class Match:
 @dataclass(frozen=True)
 class Rewrite:
     """``find(graph, node)`` matches with ``node`` as the root; ``build(graph, node, match)`` returns the replacement of
-    ``node.out``. ``example`` must match; ``counter_examples`` must not."""
+    ``node.out``. Each of the ``examples`` must match, none of the ``counter_examples`` may."""
 
     name: str
     root: str
     find: Callable[[Graph, Node], Match | None]
     build: Callable[[Graph, Node, Match], Value]
-    example: Callable[[], Graph]
+    examples: Sequence[Callable[[], Graph]]
     counter_examples: Sequence[Callable[[], Graph]] = ()
 
 
@@ -99,9 +99,13 @@ def strip(e: Expr) -> Expr:
 
 
 def loaded(node: Node, e: Expr) -> Value | None:
-    """The input that a bare load (under casts) reads."""
+    """The input that a bare load (under casts) reads element by element, broadcast as numpy does."""
     e = strip(e)
-    return node.inputs[e.value] if e.op == "load" else None
+    if e.op != "load":
+        return None
+    v, domain = node.inputs[e.value], node.domain
+    fits = v.rank <= len(domain) and all(n in (1, m) for n, m in zip(v.shape[::-1], domain[::-1], strict=False))
+    return v if fits and e.args == expr.broadcast_index(v.shape, len(domain)) else None
 
 
 def sides(e: Expr, op: str, commutative: bool = True) -> list[tuple[Expr, Expr]]:

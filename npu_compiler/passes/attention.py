@@ -1,16 +1,19 @@
 """Attention from its decomposed spelling: ``softmax(q @ k^T * scale + mask) @ v`` becomes one kernel.
 
-The scores may be scaled by a multiplication or division, masked by an additive tensor or a ``where`` with minus infinity,
-computed in another float type, and the heads of k and v may have been repeated (expand + reshape) for grouped queries.
+The scores may be scaled by a multiplication or division (of q or k, too), masked by additive tensors or a ``where`` with
+minus infinity or nearly so, computed in another float type, and the heads of k and v may have been repeated (expand +
+reshape) for grouped queries.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
-from .. import expr, patterns
+from .. import dtypes, expr, patterns
 from ..expr import Expr
 from ..graph import Graph, Node, Value
 from ..patterns import Match, Rewrite, loaded, see_through, sides, strip
@@ -82,90 +85,131 @@ def _behind_unit_reshape(v: Value) -> Value:
 
 def _find(graph: Graph, node: Node) -> Match | None:
     inner: set[Node] = set()
-    probabilities = see_through(node.inputs[0], inner)
-    scores = _softmax_input(probabilities, inner)
-    if scores is None:
+    scores = _softmax_input(see_through(node.inputs[0], inner), inner)
+    steps = _score_steps(scores, inner) if scores is not None else None
+    if steps is None:
         return None
-    mask: Value | None = None
-    scale = 1.0
-    flags: set[str] = set()
-    value = scores
-    while True:
-        value = see_through(value, inner)
-        if value.op == "matmul":
-            break
+    first, scale, masks = steps
+    inner.add(first)
+    (q, kt), v = first.inputs, node.inputs[1]
+    if q.rank < 3 or kt.rank != q.rank or v.rank != q.rank or not dtypes.is_float(node.out.dtype):
+        return None
+    if not q.shape[:-2] == node.out.shape[:-2] == (*kt.shape[:-3], *q.shape[-3:-2]) or v.shape[:-2] != kt.shape[:-2]:
+        return None
+    values: dict[str, Value | None] = {"q": q, "kt": kt, "v": v}
+    numbers, flags = {"scale": scale}, set()
+    for i, mask in enumerate(masks):
+        batch = mask.value.shape[: max(mask.value.rank - 3, 0)]
+        if mask.value.rank > q.rank or (math.prod(batch) != 1 and batch != q.shape[:-3]):
+            return None
+        values[f"mask{i}"], numbers[f"fill{i}"] = mask.value, mask.fill
+        flags |= {f"hide{i}"} if mask.hides else set()
+    return Match(values, numbers, frozenset(inner), frozenset(flags))
+
+
+@dataclass(frozen=True)
+class _Mask:
+    """``scores + value``, or for a bool value ``fill`` where it is false (where it is true if it ``hides``)."""
+
+    value: Value
+    fill: float = 0.0
+    hides: bool = False
+
+
+def _score_steps(scores: Value, inner: set[Node]) -> tuple[Node, float, list[_Mask]] | None:
+    """The matmul behind the scores, their scale, and the masks in the order they are applied."""
+    scale, masks = 1.0, []
+    value = see_through(scores, inner)
+    while value.op != "matmul":
         step = _score_step(value)
         if step is None:
             return None
-        value_next, factor, added, kind = step
-        if added is not None:
-            if mask is not None or scale != 1.0:
-                return None  # a mask inside a scaling would be scaled too
-            mask = added
-            flags.add(kind)
-        scale *= factor
         inner.add(value.node)
-        value = value_next
-    first = value.node
-    inner.add(first)
-    q, kt, v = first.inputs[0], first.inputs[1], node.inputs[1]
-    if q.rank < 3 or kt.rank != q.rank or v.rank != q.rank or node.out.rank != q.rank:
-        return None
-    if q.shape[:-2] != node.out.shape[:-2] or (mask is not None and _mask_rank(mask, q.rank) is None):
-        return None
-    return Match({"q": q, "kt": kt, "v": v, "mask": mask}, {"scale": scale}, frozenset(inner), frozenset(flags))
-
-
-def _mask_rank(mask: Value, rank: int) -> int | None:
-    return mask.rank if mask.rank <= rank else None
+        source, factor, mask = step
+        if mask is not None:
+            if scale != 1.0 and not (math.isinf(mask.fill) and scale > 0):
+                return None  # a mask inside a scaling would be scaled too
+            masks.append(mask)
+        scale *= factor
+        value = see_through(source, inner)
+    return value.node, scale, masks[::-1]
 
 
 def _softmax_input(p: Value, inner: set[Node]) -> Value | None:
     """x if ``p`` is exp(x - max(x)) / sum(exp(x - max(x))) over the last dim."""
-    node = p.node
-    if node.op != "pointwise":
+    seen: set[Node] = set()
+    e, total = _operands(p, "div")
+    if e is None or total is None:
         return None
-    for top, bottom in sides(node.attrs["expr"], "div", commutative=False):
-        e, total = loaded(node, top), loaded(node, bottom)
-        if e is None or total is None:
-            continue
-        sums: set[Node] = set()
-        total = see_through(total, sums)
-        if total.op != "reduce" or total.node.attrs["kind"] != "sum" or total.node.attrs["axes"] != (p.rank - 1,):
-            continue
-        e, summed = see_through(e, sums), see_through(total.node.inputs[0], sums)
-        if e is not summed or e.op != "pointwise" or strip(e.node.attrs["expr"]).op != "exp":
-            continue
-        for a, b in sides(strip(e.node.attrs["expr"]).args[0], "sub", commutative=False):
-            x, m = loaded(e.node, a), loaded(e.node, b)
-            if x is None or m is None:
-                continue
-            m = see_through(m, sums)
-            if m.op == "reduce" and m.node.attrs["kind"] == "max" and m.node.attrs["axes"] == (p.rank - 1,):
-                if see_through(m.node.inputs[0], sums) is see_through(x, sums):
-                    inner.update(sums, (node, total.node, e.node, m.node))
-                    return x
-    return None
+    e, total = see_through(e, seen), see_through(total, seen)
+    if not _folds_last(total, "sum") or see_through(total.node.inputs[0], seen) is not e or e.op != "pointwise":
+        return None
+    exponential = strip(e.node.attrs["expr"])
+    if exponential.op != "exp":
+        return None
+    shifted, difference = e, exponential.args[0]
+    if (inside := loaded(e.node, difference)) is not None:  # the subtraction is a node of its own
+        shifted = see_through(inside, seen)
+        seen.add(shifted.node)
+        difference = shifted.node.attrs.get("expr", difference)
+    x, top = _operands(shifted, "sub", difference)
+    if x is None or top is None:
+        return None
+    top = see_through(top, seen)
+    if not _folds_last(top, "max") or see_through(top.node.inputs[0], seen) is not see_through(x, seen):
+        return None
+    inner |= {*seen, p.node, total.node, e.node, top.node}
+    return x
 
 
-def _score_step(value: Value) -> tuple[Value, float, Value | None, str] | None:
-    """One op between q @ k^T and the softmax: (the scores it reads, factor, mask, mask kind)."""
+def _operands(v: Value, op: str, e: Expr | None = None) -> tuple[Value | None, Value | None]:
+    """What a pointwise value computes ``op`` of, if it reads both sides element by element."""
+    if v.op != "pointwise":
+        return None, None
+    e = strip(v.node.attrs["expr"] if e is None else e)
+    return (loaded(v.node, e.args[0]), loaded(v.node, e.args[1])) if e.op == op else (None, None)
+
+
+def _folds_last(v: Value, kind: str) -> bool:
+    a = v.node.attrs
+    if v.op != "reduce" or a["kind"] != kind or a["axes"] != (len(a["domain"]) - 1,):
+        return False
+    return loaded(v.node, a["expr"]) is v.node.inputs[0] and v.node.inputs[0].shape == a["domain"]
+
+
+def _score_step(value: Value) -> tuple[Value, float, _Mask | None] | None:
+    """One op between q @ k^T and the softmax: (the scores it reads, factor, mask)."""
     node = value.node
     if node.op != "pointwise":
         return None
-    e = node.attrs["expr"]
-    for a, b in sides(e, "mul"):
-        x, c = loaded(node, a), _number(node, b)
-        if x is not None and c is not None and x.shape == value.shape:
-            return x, c, None, ""
-    for a, b in sides(e, "div", commutative=False):
-        x, c = loaded(node, a), _number(node, b)
-        if x is not None and c and x.shape == value.shape:
-            return x, 1.0 / c, None, ""
+    e = strip(node.attrs["expr"])
+    scaled = _scaling(value)
+    if scaled is not None:
+        return *scaled, None
     for a, b in sides(e, "add"):
         x, m = loaded(node, a), loaded(node, b)
         if x is not None and m is not None and x.shape == value.shape and _comes_from_matmul(x):
-            return x, 1.0, m, "additive"
+            return x, 1.0, _Mask(m)
+    if e.op == "where":
+        cond = loaded(node, e.args[0])
+        for keeps, (a, b) in ((True, e.args[1:]), (False, e.args[:0:-1])):
+            x, fill = loaded(node, a), _number(node, b)
+            # beyond 1e12 a finite fill swallows the scores, so that it may be added to them
+            if cond is not None and x is not None and fill is not None and x.shape == value.shape and fill < -1e12:
+                return x, 1.0, _Mask(cond, fill, hides=not keeps)
+    return None
+
+
+def _scaling(value: Value) -> tuple[Value, float] | None:
+    """(x, factor) if ``value`` is x times or divided by a number."""
+    node = value.node
+    if node.op != "pointwise":
+        return None
+    for op in ("mul", "div"):
+        for a, b in sides(node.attrs["expr"], op, commutative=op == "mul"):
+            x, c = loaded(node, a), _number(node, b)
+            if x is not None and c and x.shape == value.shape and dtypes.is_float(x.dtype):
+                return x, c if op == "mul" else 1.0 / c
     return None
 
 
@@ -183,67 +227,137 @@ def _comes_from_matmul(v: Value) -> bool:
         v = see_through(v, set())
         if v.op == "matmul":
             return True
-        step = _score_step(v) if v.op == "pointwise" else None
+        step = _score_step(v)
         if step is None:
             return False
         v = step[0]
     return False
 
 
-def _ungroup(x: Value, heads_axis: int) -> Value:
-    """The tensor before its heads were repeated by unsqueeze + expand + reshape, or ``x`` itself."""
-    if x.op != "reshape":
-        return x
-    e = x.node.inputs[0]
-    if e.op == "expand" and e.rank == x.rank + 1:
-        source = e.node.inputs[0]
-        axis = heads_axis + 1
-        if source.shape[axis] == 1 and [n for d, n in enumerate(source.shape) if d != axis] == [n for d, n in enumerate(e.shape) if d != axis]:
-            return source.reshape(*(n for d, n in enumerate(source.shape) if d != axis))
-    return x
-
-
 def _build(graph: Graph, node: Node, match: Match) -> Value:
-    q, kt, v, mask = (match.values[n] for n in ("q", "kt", "v", "mask"))
+    q, kt, v = (match.values[n] for n in ("q", "kt", "v"))
     assert q is not None and kt is not None and v is not None
-    rank = q.rank
-    k = _grouped_transpose(kt)
-    v = _ungroup(v, rank - 3)
-    lead = q.shape[:-2]
+    rank, lead, wide = q.rank, q.shape[:-2], dtypes.promote(q.dtype, v.dtype)
+    swap = (*range(rank - 2), rank - 1, rank - 2)
+    q, scale_q = _unscaled(q)
+    kt, scale_kt = _unscaled(kt)
+    k, scale_k = _unscaled(kt.permute(*swap) if kt.op != "permute" or kt.node.attrs["perm"] != swap else kt.node.inputs[0])
+    shared_k, shared_v = _ungroup(k), _ungroup(v)
+    if shared_k.shape[:-2] == shared_v.shape[:-2]:
+        k, v = shared_k, shared_v
 
     def four(x: Value) -> Value:
-        batch = math.prod(x.shape[:-3])
-        return x.reshape(batch, *x.shape[-3:])
+        return x.reshape(math.prod(x.shape[:-3]), *x.shape[-3:]).cast(wide)
 
-    q4, k4, v4 = four(q), four(k), four(v)
-    dtype = node.inputs[1].dtype
-    if q4.dtype != dtype:
-        q4, k4 = q4.cast(dtype), k4.cast(dtype)
+    scale = match.numbers["scale"] * scale_q * scale_k * scale_kt
+    mask, causal = _combined(graph, match)
     if mask is not None:
-        mask = mask.reshape(*(1,) * (4 - mask.rank), *mask.shape) if mask.rank <= 4 else four(mask)
-    out = graph.attention(q4, k4, v4, mask, match.numbers["scale"], causal=False)
+        mask = mask.reshape(*(1,) * (3 - mask.rank), *mask.shape)
+        mask = mask.reshape(math.prod(mask.shape[:-3]), *mask.shape[-3:])
+    out = graph.attention(four(q), four(k), four(v), mask, scale, causal)
     return out.reshape(*lead, q.shape[-2], v.shape[-1]).cast(node.out.dtype)
 
 
-def _grouped_transpose(kt: Value) -> Value:
-    """k [.., heads, S, D] from k^T [.., heads, D, S], before the heads were repeated."""
-    rank = kt.rank
-    swap = (*range(rank - 2), rank - 1, rank - 2)
-    if kt.op == "permute" and kt.node.attrs["perm"] == swap:
-        return _ungroup(kt.node.inputs[0], rank - 3)
-    return kt.permute(*swap)
+def _unscaled(x: Value) -> tuple[Value, float]:
+    """(y, factor) with ``x = y * factor``: a number that q or k is multiplied by may as well scale the scores."""
+    below = see_through(x, set()) if x.op == "pointwise" else x
+    found = _scaling(below) if below.shape == x.shape else None
+    return found if found is not None else (x, 1.0)
 
 
-def _example(masked: bool = True, leak: bool = False) -> Graph:
+def _ungroup(x: Value) -> Value:
+    """[.., HK, S, D] before every head was repeated by unsqueeze + expand + reshape to [.., H, S, D], or ``x`` itself."""
+    e = x.node.inputs[0] if x.op == "reshape" else x
+    if e.op != "expand" or e.rank != x.rank + 1:
+        return x
+    source, axis = e.node.inputs[0], x.rank - 2
+    repeats_heads = all((n != m) <= (d == axis) for d, (n, m) in enumerate(zip(source.shape, e.shape, strict=True)))
+    joins_heads = (*e.shape[: axis - 1], e.shape[axis - 1] * e.shape[axis], *e.shape[axis + 1 :]) == x.shape
+    if not repeats_heads or not joins_heads or source.shape[axis] != 1:
+        return x
+    return source.reshape(*source.shape[:axis], *source.shape[axis + 1 :])
+
+
+def _combined(graph: Graph, match: Match) -> tuple[Value | None, bool]:
+    """One mask that does what all masks of the match do, and whether the causal one is among them."""
+    total: Value | None = None
+    causal = False
+    for i in range(sum(name.startswith("mask") for name in match.values)):
+        mask, fill = match.values[f"mask{i}"], match.numbers[f"fill{i}"]
+        assert mask is not None
+        if f"hide{i}" in match.flags:
+            mask = graph.pointwise(lambda m: ~m, mask, promote=False)
+        if not causal and _is_causal(mask) and not math.isfinite(fill):
+            causal = True
+            continue
+        if mask.dtype == "bool" and math.isfinite(fill):
+            mask = graph.pointwise(lambda m, fill=fill: expr.where(m, expr.const(0.0, "float32"), fill), mask, promote=False)
+        if total is None:
+            total = mask
+        elif total.dtype == mask.dtype == "bool":
+            total = graph.pointwise(lambda a, b: a & b, total, mask, promote=False)
+        elif total.dtype != "bool" and mask.dtype != "bool":
+            total = total + mask
+        else:
+            keep, added = (total, mask) if total.dtype == "bool" else (mask, total)
+            total = graph.pointwise(lambda m, x: expr.where(m, x, -math.inf), keep, added, promote=False)
+    return total, causal
+
+
+def _is_causal(mask: Value) -> bool:
+    """Whether a bool mask [.., S, S] is true exactly on and below the diagonal."""
+    while mask.op in ("reshape", "expand"):
+        mask = mask.node.inputs[0]
+    if mask.rank < 2 or mask.dtype != "bool" or math.prod(mask.shape[:-2]) != 1:
+        return False
+    if mask.op == "const":
+        data = mask.node.attrs["data"].reshape(mask.shape[-2:])
+        return data.shape[0] == data.shape[1] and bool((data == np.tri(*data.shape, dtype=bool)).all())
+    row, column = expr.index(mask.rank - 2), expr.index(mask.rank - 1)
+    forms = (column <= row, row >= column, ~(column > row), ~(row < column))
+    return mask.op == "pointwise" and mask.shape[-2] == mask.shape[-1] and mask.node.attrs["expr"] in forms
+
+
+# -- examples -----------------------------------------------------------------------------------------------------------
+def _example(
+    scores: Callable[[Value], Value] = lambda s: s * 0.25,
+    heads: Callable[[Value], Value] = lambda x: x,
+    leak: bool = False,
+    dtype: str = "float32",
+) -> Graph:
+    """Attention over [2, 4, 5, 8]: ``scores`` scales and masks q @ k^T, ``heads`` treats q and k before it."""
     g = Graph("attention")
-    q, k, v = (g.input(n, (2, 4, 5, 8), "float32") for n in "qkv")
-    s = q.matmul(k.transpose(2, 3)) * 0.25
-    if masked:
-        s = s + g.input("mask", (2, 1, 5, 5), "float32")
+    q, k, v = (g.input(n, (2, 4, 5, 8), dtype) for n in "qkv")
+    s = scores(heads(q).cast(dtype).matmul(heads(k).cast(dtype).transpose(2, 3)))
     e = g.pointwise(expr.fn("exp"), s - s.amax([3]))
     p = e / e.sum([3])
-    g.outputs = [("out", p.matmul(v))] + ([("p", p)] if leak else [])
+    g.outputs = [("out", p.cast(dtype).matmul(v))] + ([("p", p)] if leak else [])
     return g
+
+
+def _grouped() -> Graph:
+    g = Graph("grouped")
+    q, k, v = (g.input(n, (2, 4 if n == "q" else 2, 5, 8), "float32") for n in "qkv")
+    k, v = (x.reshape(2, 2, 1, 5, 8).expand(2, 2, 2, 5, 8).reshape(2, 4, 5, 8) for x in (k, v))
+    s = q.matmul(k.transpose(2, 3)) / 3.0
+    e = g.pointwise(expr.fn("exp"), s - s.amax([3]))
+    g.outputs = [("out", (e / e.sum([3])).matmul(v))]
+    return g
+
+
+def _filled(s: Value, mask: Value, fill: float = -math.inf, hides: bool = False) -> Value:
+    def f(m: Expr, x: Expr) -> Expr:
+        return expr.where(m, fill, x) if hides else expr.where(m, x, fill)
+
+    return s.graph.pointwise(f, mask, s, promote=False)
+
+
+def _input(s: Value, dtype: str = "float32", shape: tuple[int, ...] = (2, 1, 1, 5)) -> Value:
+    return s.graph.input("mask", shape, dtype)
+
+
+def _triangle(s: Value) -> Value:
+    return s.graph.elementwise((5, 5), [], expr.index(1) <= expr.index(0))
 
 
 def _not_softmax() -> Graph:
@@ -255,7 +369,26 @@ def _not_softmax() -> Graph:
 
 
 ATTENTION = Rewrite(
-    "attention", "matmul", _find, _build, example=_example, counter_examples=(lambda: _example(leak=True), _not_softmax)
-)
+    "attention", "matmul", _find, _build,
+    examples=(
+        _example,
+        lambda: _example(dtype="float16"),
+        lambda: _example(lambda s: s / 2.5 + _input(s)),
+        lambda: _example(lambda s: _input(s) + s),
+        lambda: _example(lambda s: _filled(s * 0.3, _triangle(s))),
+        lambda: _example(lambda s: _filled(s, _input(s, "bool", (5,)), hides=True) * 0.5),
+        lambda: _example(lambda s: _filled(s, _input(s, "bool"), -3.0e38)),
+        lambda: _example(lambda s: _filled(_filled(s + _input(s), _triangle(s)), _triangle(s), hides=False)),
+        lambda: _example(lambda s: s, heads=lambda x: x * 0.5),
+        lambda: _example(heads=lambda x: x / 1.5, dtype="bfloat16"),
+        _grouped,
+    ),
+    counter_examples=(
+        lambda: _example(leak=True),
+        _not_softmax,
+        lambda: _example(lambda s: (s + _input(s)) * 0.5),  # scales the mask too
+        lambda: _example(lambda s: _filled(s, _input(s, "bool"), -3.0)),  # hides nothing
+        lambda: _example(lambda s: s * _input(s)),
+    ),
+)  # fmt: skip
 REWRITES = (ATTENTION,)
-
