@@ -101,8 +101,13 @@ class _Lowering:
             self.env[(t.name, 0)] = self.env[(t.name, -1)] = self._narrow(graph.input(t.name, t.shape, t.dtype))
         mutated = {u.key for u in ir.state}
         specs = {w.name: w for w in ir.weights}
+        constants = {key: graph.const(np.asarray(data)) for key, data in ir.constants.items() if key not in mutated}
+        self.env.update({(key, -1): value for key, value in constants.items()})
         for placeholder, key in ir.weight_name_mapping.items():
             spec = specs.get(key)
+            if key in constants:
+                self.env[(placeholder, -1)] = constants[key]
+                continue
             if spec is None:
                 continue
             if key in mutated:
@@ -116,8 +121,6 @@ class _Lowering:
                 value = self._narrow(value) if value.rank >= 2 else value
                 self.weights[key] = placeholder, value
             self.env[(placeholder, -1)] = value
-        for name, data in ir.constants.items():
-            self.env[(name, -1)] = graph.const(np.asarray(data))
 
     def _narrow(self, value: Value) -> Value:
         if self.dtype is None or value.dtype != "float32" or self.dtype == "float32":
