@@ -297,6 +297,10 @@ def _simplify(e: Expr) -> Expr:
                 return x
     if e.op == "where" and a[0].op == "const":
         return a[1] if a[0].value else a[2]
+    if e.op in ("and", "or") and e.dtype == "bool":
+        for x, y in (a, a[::-1]):
+            if y.op == "const":
+                return x if y.value == (e.op == "and") else y
     return e
 
 

@@ -1,0 +1,70 @@
+"""Zero padding in front of a convolution becomes the convolution's own padding: nothing is copied to make room."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .. import affine, expr
+from ..expr import Expr
+from ..graph import Graph, Value
+
+
+def fold_padding(graph: Graph) -> None:
+    """``conv2d(pad(x))`` -> ``conv2d(x)`` with a larger ``padding``, where the pad puts zeros around the spatial dims; a
+    permute may stand between."""
+    for node in list(graph.nodes):
+        while node.op == "conv2d" and (found := _padded_input(graph, node.inputs[0])) is not None:
+            source, (top, left, bottom, right) = found
+            t, le, b, r = node.attrs["padding"]
+            padding = (t + top, le + left, b + bottom, r + right)
+            if min(padding) < 0:
+                break
+            node.sources = tuple(dict.fromkeys((*node.inputs[0].node.sources, *node.sources)))
+            node.inputs[0] = source
+            node.attrs["padding"] = padding
+    graph.clean()
+
+
+def _padded_input(graph: Graph, v: Value) -> tuple[Value, tuple[int, int, int, int]] | None:
+    """(x, (top, left, bottom, right)) if ``v`` [N,H,W,C] is x with that many zeros around (or, where negative, cropped)."""
+    perm = v.node.attrs["perm"] if v.op == "permute" else tuple(range(v.rank))
+    found = zero_padding(v.node.inputs[0] if v.op == "permute" else v)
+    if found is None:
+        return None
+    x, before, after = found
+    if any(before[perm[d]] or after[perm[d]] for d in (0, 3)):
+        return None
+    h, w = perm[1], perm[2]
+    return graph.permute(x, perm), (before[h], before[w], after[h], after[w])
+
+
+def zero_padding(v: Value) -> tuple[Value, list[int], list[int]] | None:
+    """(x, zeros before, zeros after, per dim) if ``v`` is x with zeros around; negative where x is cropped."""
+    node = v.node
+    if node.op != "pointwise" or len(node.inputs) != 1 or not v.numel:
+        return None
+    x, e = node.inputs[0], node.attrs["expr"]
+    if e.op != "where" or e.args[1].op != "load" or e.args[2].op != "const" or e.args[2].value != 0:
+        return None
+    if x.rank != v.rank or x.dtype != v.dtype:
+        return None
+    before: list[int] = []
+    for d, i in enumerate(e.args[1].args):
+        shift = affine.affine(i)
+        if shift.terms != {expr.index(d): 1}:
+            if shift.terms or (x.shape[d], v.shape[d]) != (1, 1):
+                return None
+        before.append(-shift.const)
+    after = [n - m - p for n, m, p in zip(v.shape, x.shape, before, strict=True)]
+    return (x, before, after) if _guards_nothing_else(e.args[0], x, v, before) else None
+
+
+def _guards_nothing_else(guard: Expr, x: Value, v: Value, before: Sequence[int]) -> bool:
+    """Whether the guard holds wherever x is read inside its bounds (outside, it must not hold anyway)."""
+    ranges: dict[int, tuple[int, int]] = {}
+    for d, p in enumerate(before):
+        ranges[d] = (max(p, 0), min(p + x.shape[d], v.shape[d]) - 1)
+        if ranges[d][0] > ranges[d][1]:
+            return False
+    decided = affine.simplify(guard, ranges)
+    return decided.op == "const" and bool(decided.value)
