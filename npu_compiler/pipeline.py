@@ -21,7 +21,7 @@ from .kernel import Schedule
 from .link import link
 from .lower import lower_ir
 from .memory_planner import plan_memory
-from .passes import attention, decompose, fold, fuse, layout, normalise
+from .passes import attention, decompose, fold, fuse, layout, merge, normalise, padding
 from .schedule import Scheduler
 from .target_config import TargetConfig, target_config
 from .targets import get_target
@@ -55,10 +55,12 @@ def _normalise(s: State) -> None:
     s.run_pass("normalise", normalise.normalise)
     s.run_pass("fold_constants", normalise.fold_constants)
     s.run_pass("fuse_attention", attention.fuse_attention)
+    s.run_pass("merge_matmuls", merge.merge_matmuls)
 
 
 def _layout(s: State) -> None:
     s.run_pass("layout", layout.sink_permutes)
+    s.run_pass("fold_padding", padding.fold_padding)
 
 
 def _fold(s: State) -> None:
@@ -95,7 +97,7 @@ def _codegen(s: State) -> None:
 PHASES: tuple[tuple[str, Callable[[State], None], str], ...] = (
     ("lower", _lower, "ATen IR to primitives, by the op registry"),
     ("normalise", _normalise, "no-ops, common subexpressions, constants; attention from its decomposed spelling"),
-    ("layout", _layout, "channels-last: permutes sink and cancel"),
+    ("layout", _layout, "channels-last: permutes sink and cancel; zero padding joins its convolution"),
     ("fold", _fold, "batch norm and per-channel scales into weights, as load-time recipes"),
     ("fuse", _fuse, "epilogues, pointwise chains, row kernels"),
     ("schedule", _schedule, "kernels over strided buffers"),
@@ -103,7 +105,7 @@ PHASES: tuple[tuple[str, Callable[[State], None], str], ...] = (
     ("codegen", _codegen, "sources and the compiled object"),
 )
 
-SWITCHES = ("normalise", "fold_constants", "fuse_attention", "layout", "fold_batch_norm", "fuse_epilogue", "fuse_pointwise", "fuse_loops", "winograd")
+SWITCHES = ("normalise", "fold_constants", "fuse_attention", "merge_matmuls", "layout", "fold_padding", "fold_batch_norm", "fuse_epilogue", "fuse_pointwise", "fuse_loops", "winograd")
 
 
 def run_phases(ir: IRGraph, target: str, dtype: str | None, disable: Collection[str] = (), until: str | None = None) -> State:
