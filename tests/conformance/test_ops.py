@@ -54,9 +54,8 @@ def run(target: str, cases: list[Case]) -> None:
 )
 def test_op(target: str, case: Case, request: pytest.FixtureRequest) -> None:
     if (target, case) not in _outcomes:  # the first of its family: run all selected ones together
-        selected = [getattr(item, "callspec", None) for item in request.session.items]
-        params = [c.params for c in selected if c is not None and "case" in c.params]
-        run(target, [p["case"] for p in params if p["target"] == target and p["case"].family == case.family])
+        selected = [item.callspec.params for item in request.session.items if getattr(item, "originalname", "") == "test_op"]
+        run(target, [p["case"] for p in selected if p["target"] == target and p["case"].family == case.family])
     outcome = _outcomes[target, case]
     if isinstance(outcome, Exception):
         raise AssertionError(f"{case} {case.sample}: {type(outcome).__name__}: {outcome}") from outcome
