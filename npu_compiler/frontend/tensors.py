@@ -9,7 +9,7 @@ import torch
 from npu_compiler import dtypes
 from npu_compiler.errors import CaptureError, WeightError
 
-__all__ = ["dtype_name", "state_dict_numpy", "tensor_to_numpy"]
+__all__ = ["dtype_name", "numpy_to_tensor", "state_dict_numpy", "tensor_to_numpy"]
 
 
 def dtype_name(dtype: torch.dtype, where: str) -> str:
@@ -26,6 +26,14 @@ def tensor_to_numpy(t: torch.Tensor) -> np.ndarray:
     if t.dtype == torch.bfloat16:
         return t.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
     return t.numpy()
+
+
+def numpy_to_tensor(array: np.ndarray) -> torch.Tensor:
+    """A tensor of the array's dtype, ``ml_dtypes.bfloat16`` included; it shares memory that is writable."""
+    array = array if array.flags.writeable else array.copy()
+    if array.dtype == ml_dtypes.bfloat16:
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
 
 
 def state_dict_numpy(model: torch.nn.Module) -> dict[str, np.ndarray]:

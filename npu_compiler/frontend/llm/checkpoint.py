@@ -1,0 +1,375 @@
+"""Checkpoints of decoder LLMs: a directory as Hugging Face lays it out, or a GGUF file. Needs no torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from npu_compiler import dtypes
+from npu_compiler.errors import ConfigError, WeightError
+from npu_compiler.frontend.llm.config import DTYPES, LLMConfig, parameter_shapes
+from npu_compiler.frontend.llm.gguf_file import GGUFFile, hf_config
+from npu_compiler.frontend.llm.keys import unsupported
+from npu_compiler.frontend.llm.vocabulary import byte_level_bpe, sentencepiece_bpe
+from npu_runtime.weight_files import Spec, WeightSource, open_weights
+
+__all__ = ["Checkpoint", "CheckpointWeights", "open_checkpoint"]
+
+_LISTED = 4  # tensors named in one message
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Where a weight is: ``rows`` of tensor ``name`` (None: all). ``pairs``: heads whose rows alternate between the two
+    elements of rotary pairs (0: the rows are in Hugging Face's order). ``shift`` is added."""
+
+    name: str
+    rows: tuple[int, int] | None = None
+    pairs: int = 0
+    shift: float = 0.0
+
+
+class CheckpointWeights(WeightSource, Mapping[str, np.ndarray]):
+    """The weights that ``parameter_shapes`` lists, in the config's dtype; each is read when it is asked for, and shares
+    the mapped file's memory where nothing has to be converted."""
+
+    def __init__(self, config: LLMConfig, files: WeightSource, places: Mapping[str, Stored]):
+        self.origin = files.origin
+        self._dtype, self._files, self._places = config.dtype, files, places
+        self._shapes = parameter_shapes(config)
+
+    def names(self) -> Iterable[str]:
+        return self._shapes.keys()
+
+    def spec(self, name: str) -> Spec:
+        return self._shapes[name], self._dtype
+
+    def read(self, name: str) -> np.ndarray:
+        place = self._places[name]
+        array = self._files.read(place.name)
+        if place.rows is not None:
+            array = array[slice(*place.rows)]
+        if place.pairs:
+            array = array.reshape(place.pairs, -1, 2, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
+        if place.shift:
+            array = array.astype(np.float32) + np.float32(place.shift)
+        return array.astype(dtypes.numpy_dtype(self._dtype), copy=False)
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self.read(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._shapes)
+
+    def __len__(self) -> int:
+        return len(self._shapes)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a model's files say.
+
+    Attributes:
+        path: the directory or file.
+        config: with the dtype to compute in.
+        weights: by the names of ``parameter_shapes``; also a source for ``npu_runtime``'s weight loader.
+        chat_template: Jinja text, None if there is none.
+        bos_id: the token that begins a text; None if there is none.
+        eos_ids: tokens that end generation.
+        special_tokens: 'bos_token' and the like -> text, for the chat template.
+        generation: the authors' settings under the names of ``generation_config.json`` (temperature, top_k, …).
+        files: every file that was read, to tell whether something changed.
+    """
+
+    path: Path
+    config: LLMConfig
+    weights: CheckpointWeights
+    chat_template: str | None
+    bos_id: int | None
+    eos_ids: tuple[int, ...]
+    special_tokens: Mapping[str, str]
+    generation: Mapping[str, Any]
+    files: tuple[Path, ...]
+    _read_tokenizer: Callable[[], str | None] = dataclasses.field(repr=False)
+
+    @cached_property
+    def tokenizer_json(self) -> str | None:
+        """The text of a ``tokenizer.json`` (of the ``tokenizers`` package), rebuilt where the files hold none; None
+        where they hold no tokenizer at all.
+
+        Raises:
+            WeightError: it has tokens beyond the model's vocabulary.
+        """
+        text = self._read_tokenizer()
+        if text is not None:
+            self._check_vocabulary(text)
+        return text
+
+    def _check_vocabulary(self, text: str) -> None:
+        try:
+            document = json.loads(text)
+            vocabulary = document["model"].get("vocab", {})
+            ids = list(vocabulary.values()) if isinstance(vocabulary, dict) else [len(vocabulary) - 1]
+            top = max([*ids, *(t["id"] for t in document.get("added_tokens") or ())], default=-1)
+        except (ValueError, KeyError, TypeError, AttributeError) as e:
+            raise WeightError(f"{self.path}: tokenizer.json is damaged: {e}") from None
+        if top >= self.config.vocab_size:
+            raise WeightError(
+                f"{self.path}: the tokenizer has token ids up to {top}, the model's embedding only "
+                f"{self.config.vocab_size} rows: the tokenizer belongs to another model"
+            )
+
+
+def open_checkpoint(path: str | os.PathLike[str], dtype: str | None = None) -> Checkpoint:
+    """Read a model's config and check that all its weights are there; weights and tokenizer are read when used.
+
+    Args:
+        path: a directory with ``config.json`` and ``*.safetensors`` (sharded or not), or a ``.gguf`` file.
+        dtype: to compute in: 'bfloat16', 'float16' or 'float32'; None: as the config says, and where it says nothing as
+            the weights are stored (quantised ones: bfloat16).
+
+    Raises:
+        ConfigError: a setting that is malformed or not supported; the message names its key.
+        WeightError: files or tensors are missing, truncated, of another shape, or no part of such a model.
+    """
+    path = Path(path)
+    if dtype is not None and dtype not in DTYPES:
+        raise unsupported("dtype", dtype, f"known: {', '.join(DTYPES)}")
+    if path.is_dir():
+        return _open_directory(path, dtype)
+    if not path.exists():
+        raise WeightError(f"{path}: there is no such file or directory")
+    if path.suffix == ".gguf":
+        return _open_gguf(path, dtype)
+    raise WeightError(f"{path}: not a model directory with a config.json, and no .gguf file")
+
+
+def _check(
+    path: Path, config: LLMConfig, files: WeightSource, places: Mapping[str, Stored], ignored: re.Pattern[str]
+) -> None:
+    """By the headers: all weights are there, fit, and nothing is left over."""
+    shapes, there = parameter_shapes(config), set(files.names())
+    missing = sorted({place.name for place in places.values()} - there)
+    if missing:
+        near = difflib.get_close_matches(missing[0], sorted(there), 1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        what = f"{len(missing)} tensor(s) of a {config.model_type} model"
+        raise WeightError(f"{path} lacks {what}: {_listed(missing)}{hint}")
+    heights: dict[str, int] = {}  # of tensors that several weights are part of
+    for place in places.values():
+        heights[place.name] = max(heights.get(place.name, 0), place.rows[1] if place.rows else 0)
+    for name, place in places.items():
+        shape, stored = files.spec(place.name)
+        expected = (heights[place.name] or shapes[name][0], *shapes[name][1:])
+        if shape != expected:
+            raise WeightError(f"{path}: weight {place.name!r} is {list(shape)}, the config expects {list(expected)}")
+        if not dtypes.is_float(stored):
+            raise WeightError(f"{path}: weight {place.name!r} is {stored}; quantised models are read from GGUF files only")
+    extra = sorted(n for n in there - {place.name for place in places.values()} if not ignored.search(n))
+    if extra:
+        raise WeightError(
+            f"{path} has {len(extra)} tensor(s) that no {config.model_type} model of this config has: {_listed(extra)}"
+        )
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(map(repr, names[:_LISTED])) + (" …" if len(names) > _LISTED else "")
+
+
+# -------------------------------------------------------------------------------------------- Hugging Face's directory
+
+_UNUSED_HF = re.compile(r"rotary_emb\.inv_freq$|(^|\.)lm_head\.weight$")
+_UNUSED_MULTIMODAL = re.compile(rf"{_UNUSED_HF.pattern}|vision_tower\.|multi_modal_projector\.")
+_PREFIXES = ("model.", "language_model.model.", "model.language_model.", "")
+_FUSED = {  # phi3's
+    "q_proj": "qkv_proj", "k_proj": "qkv_proj", "v_proj": "qkv_proj",
+    "gate_proj": "gate_up_proj", "up_proj": "gate_up_proj",
+}  # fmt: skip
+
+
+def _open_directory(path: Path, dtype: str | None) -> Checkpoint:
+    raw = _json(path / "config.json")
+    if raw is None:
+        raise WeightError(f"{path}: there is no config.json in this directory")
+    config = LLMConfig.from_hf(raw)
+    try:
+        files = open_weights(path)
+    except WeightError as e:
+        other = sorted(p.name for p in path.iterdir() if p.suffix in (".bin", ".pth", ".pt"))
+        hint = f"; {other[0]} is a pickle: convert it to safetensors" if other and "no .safetensors" in str(e) else ""
+        raise WeightError(f"{e}{hint}") from None
+    names = set(files.names())
+    prefix = next((p for p in _PREFIXES if f"{p}embed_tokens.weight" in names), "model.")
+    places = {name: _hf_place(name, config, prefix, names) for name in parameter_shapes(config)}
+    unused = _UNUSED_MULTIMODAL if raw.get("model_type") == "gemma3" else _UNUSED_HF
+    _check(path, config, files, places, unused)
+    text = raw.get("text_config") or {}
+    if dtype is None and not any(k.get(d) for k in (raw, text) for d in ("dtype", "torch_dtype")):
+        stored = files.spec(places["model.embed_tokens.weight"].name)[1]
+        dtype = stored if stored in DTYPES else None
+    config = dataclasses.replace(config, dtype=dtype or config.dtype)
+    settings = _json(path / "tokenizer_config.json") or {}
+    generation = _json(path / "generation_config.json") or {}
+    ids = {**text, **raw, **generation}
+    sources = (*path.glob("*.json"), *path.glob("*.safetensors"), *path.glob("chat_template.jinja"))
+    return Checkpoint(
+        path=path,
+        config=config,
+        weights=CheckpointWeights(config, files, places),
+        chat_template=_chat_template(path, settings),
+        bos_id=next(iter(_ids(ids, "bos_token_id")), None),
+        eos_ids=_ids(ids, "eos_token_id"),
+        special_tokens=_special_tokens(settings),
+        generation=generation,
+        files=tuple(sorted(sources)),
+        _read_tokenizer=lambda: _tokenizer_file(path),
+    )
+
+
+def _json(path: Path) -> dict[str, Any] | None:
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, RecursionError) as e:
+        raise ConfigError(f"{path} cannot be read as JSON: {e}") from None
+    if not isinstance(document, dict):
+        raise ConfigError(f"{path} holds no JSON object")
+    return document
+
+
+def _hf_place(name: str, config: LLMConfig, prefix: str, names: set[str]) -> Stored:
+    if name.startswith("lm_head."):
+        return Stored(name if name in names or not prefix.startswith("language_model.") else f"language_model.{name}")
+    stored = prefix + name.removeprefix("model.")
+    *parents, leaf, field = stored.split(".")
+    if config.model_type != "phi3" or leaf not in _FUSED:
+        return Stored(stored)
+    return Stored(".".join([*parents, _FUSED[leaf], field]), _fused_rows(leaf, config))
+
+
+def _fused_rows(projection: str, c: LLMConfig) -> tuple[int, int]:
+    """The rows of a projection in phi3's fused q, k, v or gate, up."""
+    queries, keys = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
+    begins = {"q_proj": 0, "k_proj": queries, "v_proj": queries + keys, "gate_proj": 0, "up_proj": c.intermediate_size}
+    sizes = {"q_proj": queries, "k_proj": keys, "v_proj": keys}
+    return begins[projection], begins[projection] + sizes.get(projection, c.intermediate_size)
+
+
+def _ids(values: Mapping[str, Any], key: str) -> tuple[int, ...]:
+    value = values.get(key)
+    listed = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(isinstance(i, int) for i in listed):
+        raise ConfigError(f"{key} is {value!r}, expected a token id or a list of them")
+    return tuple(listed)
+
+
+def _chat_template(path: Path, settings: Mapping[str, Any]) -> str | None:
+    file = path / "chat_template.jinja"
+    if file.exists():
+        return file.read_text(encoding="utf-8")
+    template = settings.get("chat_template")
+    if isinstance(template, list):  # several, by name
+        by_name = {t.get("name"): t.get("template") for t in template if isinstance(t, dict)}
+        template = by_name.get("default")
+    return template if isinstance(template, str) else None
+
+
+def _special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
+    tokens = {k: v.get("content") if isinstance(v, dict) else v for k, v in settings.items() if k.endswith("_token")}
+    return {k: v for k, v in tokens.items() if isinstance(v, str)}
+
+
+def _tokenizer_file(path: Path) -> str | None:
+    file = path / "tokenizer.json"
+    return file.read_text(encoding="utf-8") if file.exists() else None
+
+
+# ---------------------------------------------------------------------------------------------------------------- GGUF
+
+_UNUSED_GGUF = re.compile(r"^rope_(freqs|factors_(short|long))\.weight$")
+_GGUF_NAMES = {
+    "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
+    "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
+}  # fmt: skip
+_GGUF_SANDWICH = {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+_GGUF_FUSED = {"qkv_proj": "attn_qkv", "gate_up_proj": "ffn_up"}
+
+
+def _open_gguf(path: Path, dtype: str | None) -> Checkpoint:
+    file = GGUFFile(path)
+    metadata = file.metadata
+    config = LLMConfig.from_hf(hf_config(file))
+    config = dataclasses.replace(config, dtype=dtype or config.dtype)
+    places = {name: _gguf_place(name, config) for name in parameter_shapes(config)}
+    _check(path, config, file, places, _UNUSED_GGUF)
+    tokens = metadata.get("tokenizer.ggml.tokens") or []
+    if len(tokens) > config.vocab_size:
+        raise WeightError(
+            f"{path}: tokenizer.ggml.tokens has {len(tokens)} tokens, "
+            f"the model's embedding only {config.vocab_size} rows: the tokenizer belongs to another model"
+        )
+    at = {k: metadata.get(f"tokenizer.ggml.{k}_token_id") for k in ("bos", "eos", "eot", "padding", "unknown")}
+    texts = {"bos_token": at["bos"], "eos_token": at["eos"], "pad_token": at["padding"], "unk_token": at["unknown"]}
+    return Checkpoint(
+        path=path,
+        config=config,
+        weights=CheckpointWeights(config, file, places),
+        chat_template=metadata.get("tokenizer.chat_template"),
+        bos_id=at["bos"],
+        eos_ids=tuple(dict.fromkeys(i for i in (at["eos"], at["eot"]) if i is not None)),
+        special_tokens={k: tokens[i] for k, i in texts.items() if i is not None and 0 <= i < len(tokens)},
+        generation={},
+        files=(path,),
+        _read_tokenizer=lambda: _gguf_tokenizer(metadata),
+    )
+
+
+def _gguf_place(name: str, config: LLMConfig) -> Stored:
+    shift = -1.0 if config.unit_offset_norm and "norm" in name else 0.0  # GGUF holds 1 + weight
+    top = {"model.embed_tokens.weight": "token_embd.weight", "lm_head.weight": "output.weight"}
+    if name in top:
+        return Stored(top[name])
+    if name == "model.norm.weight":
+        return Stored("output_norm.weight", shift=shift)
+    layer, part, field = re.fullmatch(r"model\.layers\.(\d+)\.(.+)\.(\w+)", name).groups()  # type: ignore[union-attr]
+    leaf = part.rpartition(".")[2]
+    if config.model_type == "phi3" and leaf in _FUSED:
+        return Stored(f"blk.{layer}.{_GGUF_FUSED[_FUSED[leaf]]}.{field}", _fused_rows(leaf, config))
+    heads = {"q_proj": config.num_heads, "k_proj": config.num_kv_heads}.get(leaf, 0)
+    names = {**_GGUF_NAMES, **(_GGUF_SANDWICH if config.sandwich_norms else {})}
+    return Stored(f"blk.{layer}.{names[part]}.{field}", pairs=heads if config.model_type == "llama" else 0, shift=shift)
+
+
+def _gguf_tokenizer(metadata: Mapping[str, Any]) -> str | None:
+    def field(key: str, default: Any = None) -> Any:
+        return metadata.get(f"tokenizer.ggml.{key}", default)
+
+    tokens, kind = field("tokens"), field("model")
+    if tokens is None:
+        return None
+    types = field("token_type", [1] * len(tokens))
+    byte_level = kind == "gpt2"
+    bos = field("bos_token_id") if field("add_bos_token", not byte_level) else None
+    if byte_level:
+        return byte_level_bpe(tokens, field("merges", []), types, field("pre", "default"), bos)
+    if kind == "llama":
+        scores = field("scores", [0.0] * len(tokens))
+        return sentencepiece_bpe(tokens, scores, types, bos, field("add_space_prefix", True))
+    raise unsupported("tokenizer.ggml.model", kind, "known: gpt2, llama")

@@ -1,0 +1,250 @@
+"""GGUF files: metadata and tensors, and what they mean in Hugging Face's terms.
+
+The header is read here, in one pass over the mapped file; only the numbers of quantised blocks are left to the package
+``gguf``, and only when such a tensor is read. Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import struct
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from npu_compiler import dtypes
+from npu_compiler.errors import ConfigError, WeightError
+from npu_runtime.weight_files import Spec, WeightSource
+
+__all__ = ["GGUFFile", "hf_config"]
+
+_SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
+_FLOAT32, _STRING, _ARRAY = 6, 8, 9
+_PLAIN = {0: "float32", 1: "float16", 28: "float64", 30: "bfloat16"}  # tensor types that are no quantised blocks
+_MAX_DIMS = 4
+
+
+@dataclass(frozen=True)
+class _Entry:
+    shape: tuple[int, ...]
+    kind: int
+    begin: int
+
+
+class _Cursor:
+    """Reads the header; running over the end of the file is a ``WeightError``."""
+
+    def __init__(self, data: mmap.mmap, origin: str):
+        self.data, self.origin, self.at = data, origin, 0
+
+    def fail(self, message: str) -> WeightError:
+        return WeightError(f"{self.origin}: offset {self.at}: {message}")
+
+    def take(self, size: int) -> bytes:
+        if size > len(self.data) - self.at:
+            raise self.fail("the file ends within its header; it is truncated")
+        self.at += size
+        return self.data[self.at - size : self.at]
+
+    def number(self, form: str) -> Any:
+        return struct.unpack(form, self.take(struct.calcsize(form)))[0]
+
+    def text(self) -> str:
+        size = self.number("<Q")
+        return self.take(size).decode("utf-8", errors="replace")
+
+    def value(self, kind: int) -> Any:
+        if kind in _SCALARS:
+            value = self.number(_SCALARS[kind])
+            return float(str(np.float32(value))) if kind == _FLOAT32 else value  # the number that was meant: 1e-05
+        if kind == _STRING:
+            return self.text()
+        if kind != _ARRAY:
+            raise self.fail(f"metadata type {kind} is unknown")
+        inner, count = self.number("<I"), self.number("<Q")
+        if inner in _SCALARS:
+            dtype = np.dtype(_SCALARS[inner])
+            if count > len(self.data):
+                raise self.fail("the file ends within its header; it is truncated")
+            return np.frombuffer(self.take(count * dtype.itemsize), dtype).tolist()
+        if inner != _STRING:
+            raise self.fail(f"arrays of metadata type {inner} are not supported")
+        return [self.text() for _ in range(min(count, len(self.data)))]
+
+
+class GGUFFile(WeightSource):
+    """A GGUF file, mapped into memory. ``read`` gives float32 for quantised tensors.
+
+    Attributes:
+        metadata: key -> value; arrays are lists.
+
+    Raises:
+        WeightError: the file is truncated or malformed.
+    """
+
+    def __init__(self, path: Path):
+        self.origin = str(path)
+        with open(path, "rb") as file:
+            try:
+                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            except ValueError:
+                raise WeightError(f"{path}: the file is empty") from None
+        cursor = _Cursor(self._map, self.origin)
+        if cursor.take(4) != b"GGUF":
+            raise WeightError(f"{path}: offset 0: not a GGUF file")
+        version = cursor.number("<I")
+        if version not in (2, 3):
+            raise WeightError(f"{path}: offset 4: GGUF version {version} is not supported; convert it to version 3")
+        tensors, pairs = cursor.number("<Q"), cursor.number("<Q")
+        self.metadata: dict[str, Any] = {}
+        for _ in range(pairs):
+            key = cursor.text()
+            self.metadata[key] = cursor.value(cursor.number("<I"))
+        self._entries = self._read_entries(cursor, tensors)
+
+    def _read_entries(self, cursor: _Cursor, count: int) -> dict[str, _Entry]:
+        found = {}
+        for _ in range(count):
+            name, rank = cursor.text(), cursor.number("<I")
+            if not 0 < rank <= _MAX_DIMS:
+                raise cursor.fail(f"tensor {name!r} has {rank} dims")
+            shape = tuple(cursor.number("<Q") for _ in range(rank))[::-1]
+            found[name] = _Entry(shape, cursor.number("<I"), cursor.number("<Q"))
+        unit = self.metadata.get("general.alignment", 32)
+        if not isinstance(unit, int) or unit < 1:
+            raise WeightError(f"{self.origin}: general.alignment is {unit!r}")
+        start = -(-cursor.at // unit) * unit
+        for name, e in found.items():
+            end = start + e.begin + _at_least(e)
+            if end > len(self._map):
+                raise WeightError(f"{self.origin}: truncated: tensor {name!r} ends at byte {end} of {len(self._map)}")
+            found[name] = _Entry(e.shape, e.kind, start + e.begin)
+        return found
+
+    def names(self) -> Iterable[str]:
+        return self._entries.keys()
+
+    def spec(self, name: str) -> Spec:
+        e = self._entries[name]
+        return e.shape, _PLAIN.get(e.kind, "float32")
+
+    def is_quantised(self, name: str) -> bool:
+        return self._entries[name].kind not in _PLAIN
+
+    def read(self, name: str) -> np.ndarray:
+        e = self._entries[name]
+        if e.kind in _PLAIN:
+            dtype = dtypes.numpy_dtype(_PLAIN[e.kind])
+            return np.frombuffer(self._map, dtype, math.prod(e.shape), e.begin).reshape(e.shape)
+        try:
+            from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+            from gguf.quants import dequantize
+        except ImportError:
+            advice = "quantised tensors need the package gguf: pip install 'npusim[llm]'"
+            raise WeightError(f"{self.origin}: {advice}") from None
+        try:
+            kind = GGMLQuantizationType(e.kind)
+            block, size = GGML_QUANT_SIZES[kind]
+            rows, columns = math.prod(e.shape[:-1]), e.shape[-1]
+            if columns % block:
+                raise ValueError(f"rows of {columns} are no whole blocks of {block}")
+            raw = np.frombuffer(self._map, np.uint8, rows * (columns // block) * size, e.begin)
+            return np.asarray(dequantize(raw.reshape(rows, -1), kind), np.float32).reshape(e.shape)
+        except (NotImplementedError, ValueError, KeyError) as error:
+            raise WeightError(f"{self.origin}: tensor {name!r} of GGUF type {e.kind}: {error}") from None
+
+
+def _at_least(e: _Entry) -> int:
+    """Bytes of a tensor; for quantised ones a lower bound (no type has less than a bit an element)."""
+    count = math.prod(e.shape)
+    return count * dtypes.DTYPES[_PLAIN[e.kind]].size if e.kind in _PLAIN else count // 8
+
+
+# ------------------------------------------------------------------------------------------------------------- config
+
+_KEYS = {  # of config.json, by key of the metadata without the architecture
+    "block_count": "num_hidden_layers",
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "attention.sliding_window": "sliding_window",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+    "rope.freq_base": "rope_theta",
+    "rope.scaling.original_context_length": "original_max_position_embeddings",
+}
+_TYPES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3": "gemma3_text", "phi3": "phi3"}
+
+
+def hf_config(file: GGUFFile) -> dict[str, Any]:
+    """The ``config.json`` that the file's metadata amount to. Quantised models compute in bfloat16.
+
+    Raises:
+        ConfigError: the architecture or a setting is not supported.
+    """
+    metadata = file.metadata
+    architecture = metadata.get("general.architecture")
+    if architecture not in _TYPES:
+        known = ", ".join(_TYPES)
+        raise ConfigError(f"general.architecture = {architecture!r} is not supported; known: {known}")
+    names = set(file.names())
+    own = {k.removeprefix(f"{architecture}."): v for k, v in metadata.items() if k.startswith(f"{architecture}.")}
+    config: dict[str, Any] = {_KEYS[k]: v for k, v in own.items() if k in _KEYS}
+    if own.get("attention.value_length", config.get("head_dim")) != config.get("head_dim"):
+        raise ConfigError(f"{architecture}.attention.value_length differs from key_length, which is not supported")
+    if own.get("expert_count"):
+        raise ConfigError(f"{architecture}.expert_count = {own['expert_count']} is not supported")
+    config["model_type"] = _TYPES[architecture]
+    config["vocab_size"] = own.get("vocab_size")
+    if "token_embd.weight" in names:
+        config["vocab_size"] = file.spec("token_embd.weight")[0][0]
+    config["tie_word_embeddings"] = "output.weight" not in names
+    config["attention_bias"] = architecture in ("llama", "qwen3") and "blk.0.attn_q.bias" in names
+    config["mlp_bias"] = "blk.0.ffn_up.bias" in names
+    config["dtype"] = _dtype(file, "blk.0.ffn_down.weight")
+    rope = _rope(file, own, config)
+    if architecture == "gemma3":
+        heads, hidden = config.get("num_attention_heads", 0), config.get("hidden_size", 0)
+        wide = config.get("num_hidden_layers") == 62  # the 27B model scales by the width of an equal share of heads
+        config["query_pre_attn_scalar"] = hidden // heads if wide and heads else config.get("head_dim", 256)
+        config["rope_parameters"] = {"full_attention": rope, "sliding_attention": {}}
+    else:
+        config["rope_parameters"] = rope
+    return config
+
+
+def _dtype(file: GGUFFile, name: str) -> str:
+    if name not in file.names() or file.is_quantised(name):
+        return "bfloat16"
+    return file.spec(name)[1]
+
+
+def _rope(file: GGUFFile, own: Mapping[str, Any], config: dict[str, Any]) -> dict[str, Any]:
+    scaling = own.get("rope.scaling.type", "none")
+    names = set(file.names())
+    rope: dict[str, Any] = {}
+    if "rope_factors_long.weight" in names:
+        factors = {f"{x}_factor": file.read(f"rope_factors_{x}.weight").tolist() for x in ("short", "long")}
+        rope = {"rope_type": "longrope", **factors}
+        if own.get("rope.scaling.attn_factor"):
+            rope["attention_factor"] = own["rope.scaling.attn_factor"]
+    elif "rope_freqs.weight" in names:  # the divisors that llama3's formula gives
+        divisors = file.read("rope_freqs.weight").tolist()
+        rope = {"rope_type": "longrope", "short_factor": divisors, "long_factor": divisors, "attention_factor": 1.0}
+    elif scaling != "none":
+        rope = {"rope_type": scaling, "factor": own.get("rope.scaling.factor")}
+    if "rope.scaling.original_context_length" in own:
+        rope["original_max_position_embeddings"] = own["rope.scaling.original_context_length"]
+    head_dim = config.get("head_dim") or config.get("hidden_size", 0) // max(config.get("num_attention_heads", 1), 1)
+    turning = own.get("rope.dimension_count", head_dim)
+    if turning != head_dim:
+        rope["partial_rotary_factor"] = turning / head_dim
+    return rope

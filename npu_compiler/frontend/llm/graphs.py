@@ -1,0 +1,58 @@
+"""A decoder's config to the IR of its entry points, without any weights."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import torch
+
+from npu_compiler.errors import ConfigError
+from npu_compiler.frontend.export import capture
+from npu_compiler.frontend.llm.config import LLMConfig
+from npu_compiler.frontend.llm.modules import Decoder
+from npu_compiler.frontend.tensors import tensor_to_numpy
+from npu_compiler.ir import IRGraph
+
+__all__ = ["llm_graphs"]
+
+
+def llm_graphs(
+    config: LLMConfig, *, max_len: int, chunks: Sequence[int] = (32, 128), dtype: str | None = None
+) -> dict[str, IRGraph]:
+    """The graphs ``prefill_{N}`` for each chunk size N up to ``max_len``, and ``decode`` for one token.
+
+    Each takes ``token_ids`` int64[1, N], ``positions`` int64[N] and ``last`` int64[1] (which ``decode`` ignores) and
+    gives logits float32[1, vocab]; see ``Decoder``. Weights are named as ``parameter_shapes`` names them, the states
+    ``k_cache.{i}`` and ``v_cache.{i}`` [1, KV heads, max_len, head_dim] are shared by all graphs.
+
+    Args:
+        max_len: positions in the KV cache.
+        dtype: of weights, activations and cache: 'bfloat16', 'float16' or 'float32'; None: ``config.dtype``.
+
+    Raises:
+        ConfigError: ``max_len`` or a chunk size is no positive number.
+    """
+    if any(n < 1 for n in chunks):
+        raise ConfigError(f"chunks = {tuple(chunks)}: sizes of prefill chunks are positive")
+    config = dataclasses.replace(config, dtype=dtype or config.dtype)
+    with torch.device("meta"):
+        decoder = Decoder(config, max_len)
+    constants = {k: tensor_to_numpy(b) for k, b in decoder.named_buffers() if not b.is_meta}
+    decoder.to("meta")
+    sizes = {f"prefill_{n}": n for n in sorted(set(chunks)) if n <= max_len} | {"decode": 1}
+    graphs = {}
+    for name, n in sizes.items():
+        graph = capture(decoder, _example(n), name=config.model_type)
+        for placeholder, key in list(graph.weight_name_mapping.items()):
+            if key in constants:  # on the meta device it lost its values
+                del graph.weight_name_mapping[placeholder]
+                graph.constants[placeholder] = constants[key]
+        graph.weights = [w for w in graph.weights if w.name not in constants]
+        graphs[name] = graph
+    return graphs
+
+
+def _example(n: int) -> tuple[torch.Tensor, ...]:
+    with torch.device("meta"):
+        return tuple(torch.zeros(shape, dtype=torch.int64) for shape in ((1, n), (n,), (1,)))

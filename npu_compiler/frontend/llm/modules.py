@@ -1,0 +1,288 @@
+"""The decoder in PyTorch: one definition for all model types, made to be exported.
+
+Its KV caches are buffers of a fixed length that ``forward`` writes in place. A query at position p reads keys 0 to p, or
+the last ones of them, so what lies beyond the positions written so far does not matter.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import ml_dtypes
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from npu_compiler.errors import ConfigError
+from npu_compiler.frontend.llm.checkpoint import Checkpoint
+from npu_compiler.frontend.llm.config import LLMConfig
+from npu_compiler.frontend.llm.rope import Rope
+from npu_compiler.frontend.tensors import numpy_to_tensor
+
+__all__ = ["Decoder", "inverse_frequencies", "load_decoder"]
+
+_Turn = tuple[Tensor, Tensor]  # cos and sin
+_Store = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # keys and values of new tokens -> of all tokens
+
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+}
+
+
+def inverse_frequencies(rope: Rope, max_len: int) -> Tensor:
+    """Radians per position of each pair, float32 [dim / 2], for a cache of ``max_len`` positions.
+
+    Sources: linear, Chen et al. 2023 (https://arxiv.org/abs/2306.15595); yarn, Peng et al. 2023
+    (https://arxiv.org/abs/2309.00071); longrope, Ding et al. 2024 (https://arxiv.org/abs/2402.13753); llama3, the Llama
+    3.1 release. All in float32, because models were trained with frequencies rounded like that.
+    """
+    with torch.device("cpu"):
+        wavelengths = rope.theta ** (torch.arange(0, rope.dim, 2, dtype=torch.float32) / rope.dim)
+        if rope.kind == "longrope":
+            factors = rope.short_factor if max_len <= rope.original_positions else rope.long_factor
+            return 1.0 / (torch.tensor(factors, dtype=torch.float32) * wavelengths)
+        plain = 1.0 / wavelengths
+        if rope.kind == "linear":
+            return plain / rope.factor
+        if rope.kind == "llama3":
+            turns = rope.original_positions * plain / (2 * math.pi)
+            keep = ((turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)).clamp(0, 1)
+            return (1 - keep) * plain / rope.factor + keep * plain
+        if rope.kind == "yarn":
+            keep = 1 - _yarn_ramp(rope)
+            return (1 - keep) / (rope.factor * wavelengths) + keep * plain
+        return plain
+
+
+def _yarn_ramp(rope: Rope) -> Tensor:
+    """0 for pairs that keep their frequency, 1 for pairs that are interpolated."""
+
+    def pair(turns: float) -> float:
+        """The pair that makes so many turns within the original length."""
+        return rope.dim * math.log(rope.original_positions / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
+
+    low, high = pair(rope.beta_fast), pair(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, rope.dim - 1)
+    width = high - low if high != low else 0.001
+    return ((torch.arange(rope.dim // 2, dtype=torch.float32) - low) / width).clamp(0, 1)
+
+
+class RMSNorm(nn.Module):
+    """Zhang and Sennrich 2019 (https://arxiv.org/abs/1910.07467) over the last dim, in float32."""
+
+    def __init__(self, size: int, eps: float, unit_offset: bool, dtype: torch.dtype):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size, dtype=dtype))
+        self.eps, self.unit_offset = eps, unit_offset
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x.float()
+        y = y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + self.eps)
+        if self.unit_offset:
+            return (y * (1.0 + self.weight.float())).to(x.dtype)
+        return self.weight * y.to(x.dtype)
+
+
+class Cache(nn.Module):
+    """Keys or values of all layers, [1, heads, max_len, head_dim] each, as buffers '0', '1' …"""
+
+    def __init__(self, config: LLMConfig, max_len: int, dtype: torch.dtype):
+        super().__init__()
+        for i in range(config.num_layers):
+            self.register_buffer(str(i), torch.zeros(1, config.num_kv_heads, max_len, config.head_dim, dtype=dtype))
+
+    def store(self, layer: int, positions: Tensor, rows: Tensor) -> Tensor:
+        """Write ``rows`` [1, heads, N, head_dim] at ``positions`` [N]; returns the layer's whole cache."""
+        return self.get_buffer(str(layer)).index_copy_(2, positions, rows)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn the first elements of each head: x [1, H, N, D], cos and sin float32 [N, R] with R at most D."""
+    size = cos.shape[-1]
+    turning = x[..., :size] if size < x.shape[-1] else x
+    swapped = torch.cat((-turning[..., size // 2 :], turning[..., : size // 2]), -1)
+    turned = (turning * cos + swapped * sin).to(x.dtype)
+    return torch.cat((turned, x[..., size:]), -1) if size < x.shape[-1] else turned
+
+
+class Attention(nn.Module):
+    """Causal self-attention over the cache, with keys and values shared by groups of heads."""
+
+    def __init__(self, config: LLMConfig, dtype: torch.dtype):
+        super().__init__()
+        c = self.config = config
+        queries, keys = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
+        self.q_proj = nn.Linear(c.hidden_size, queries, c.qkv_bias, dtype=dtype)
+        self.k_proj = nn.Linear(c.hidden_size, keys, c.qkv_bias, dtype=dtype)
+        self.v_proj = nn.Linear(c.hidden_size, keys, c.qkv_bias, dtype=dtype)
+        self.o_proj = nn.Linear(queries, c.hidden_size, c.output_bias, dtype=dtype)
+        if c.qk_norm:
+            self.q_norm = RMSNorm(c.head_dim, c.norm_eps, c.unit_offset_norm, dtype)
+            self.k_norm = RMSNorm(c.head_dim, c.norm_eps, c.unit_offset_norm, dtype)
+
+    def heads(self, x: Tensor) -> Tensor:
+        return x.view(*x.shape[:2], -1, self.config.head_dim).transpose(1, 2)
+
+    def forward(self, x: Tensor, turn: _Turn, mask: Tensor, store: _Store) -> Tensor:
+        q, k, v = self.heads(self.q_proj(x)), self.heads(self.k_proj(x)), self.heads(self.v_proj(x))
+        if self.config.qk_norm:
+            q, k = self.q_norm(q), self.k_norm(k)
+        keys, values = store(rotate(k, *turn), v)
+        y = self.attend(rotate(q, *turn), keys, values, mask)
+        return self.o_proj(y.transpose(1, 2).flatten(2))
+
+    def attend(self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+        c = self.config
+        if c.attention_softcap is None:
+            return F.scaled_dot_product_attention(
+                q, keys, values, attn_mask=mask, scale=c.attention_scale, enable_gqa=c.num_heads != c.num_kv_heads
+            )
+        q = q.view(1, c.num_kv_heads, -1, *q.shape[-2:])
+        scores = (q @ keys.unsqueeze(2).transpose(-1, -2)).float() * c.attention_scale
+        scores = torch.tanh(scores / c.attention_softcap) * c.attention_softcap
+        weights = scores.masked_fill(~mask, -math.inf).softmax(-1).to(values.dtype)
+        return (weights @ values.unsqueeze(2)).flatten(1, 2)
+
+
+class MLP(nn.Module):
+    """The gated MLP of Shazeer 2020 (https://arxiv.org/abs/2002.05202)."""
+
+    def __init__(self, config: LLMConfig, dtype: torch.dtype):
+        super().__init__()
+        c = config
+        self.gate_proj = nn.Linear(c.hidden_size, c.intermediate_size, c.mlp_bias, dtype=dtype)
+        self.up_proj = nn.Linear(c.hidden_size, c.intermediate_size, c.mlp_bias, dtype=dtype)
+        self.down_proj = nn.Linear(c.intermediate_size, c.hidden_size, c.mlp_bias, dtype=dtype)
+        self.activation = _ACTIVATIONS[c.activation]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(self.activation(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Layer(nn.Module):
+    def __init__(self, config: LLMConfig, dtype: torch.dtype):
+        super().__init__()
+
+        def norm() -> RMSNorm:
+            return RMSNorm(config.hidden_size, config.norm_eps, config.unit_offset_norm, dtype)
+
+        self.sandwich = config.sandwich_norms
+        self.self_attn, self.mlp = Attention(config, dtype), MLP(config, dtype)
+        self.input_layernorm, self.post_attention_layernorm = norm(), norm()
+        if self.sandwich:
+            self.pre_feedforward_layernorm, self.post_feedforward_layernorm = norm(), norm()
+
+    def forward(self, x: Tensor, turn: _Turn, mask: Tensor, store: _Store) -> Tensor:
+        attended = self.self_attn(self.input_layernorm(x), turn, mask, store)
+        if self.sandwich:
+            x = x + self.post_attention_layernorm(attended)
+            return x + self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x)))
+        x = x + attended
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class Backbone(nn.Module):
+    """The parts under the prefix ``model.`` of Hugging Face's names."""
+
+    def __init__(self, config: LLMConfig, dtype: torch.dtype):
+        super().__init__()
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, dtype=dtype)
+        self.layers = nn.ModuleList(Layer(config, dtype) for _ in range(config.num_layers))
+        self.norm = RMSNorm(config.hidden_size, config.norm_eps, config.unit_offset_norm, dtype)
+
+
+class Decoder(nn.Module):
+    """A language model with its KV cache of ``max_len`` positions: ``k_cache.{i}`` and ``v_cache.{i}``.
+
+    ``forward`` takes token ids int64[1, N], their positions int64[N] and an index ``last`` int64[1] into them, and
+    gives the logits float32[1, vocab] that follow token ``last``. Positions are consecutive, below ``max_len``, and all
+    before them have been written. Tokens after ``last`` may be padding: what they write lies beyond the positions that
+    later queries read before overwriting it. ``last`` is not looked at where N is 1.
+    """
+
+    def __init__(self, config: LLMConfig, max_len: int, dtype: torch.dtype | None = None):
+        super().__init__()
+        if max_len < 1:
+            raise ConfigError(f"max_len = {max_len}: a KV cache holds at least one position")
+        self.config, self.max_len = config, max_len
+        dtype = dtype or getattr(torch, config.dtype)
+        self.model = Backbone(config, dtype)
+        if not config.tied_embedding:
+            self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, False, dtype=dtype)
+        self.k_cache, self.v_cache = Cache(config, max_len, dtype), Cache(config, max_len, dtype)
+        self.register_buffer("frequencies", inverse_frequencies(config.rope, max_len), persistent=False)
+        window_rope = inverse_frequencies(config.window_rope, max_len) if self._has_window_rope() else None
+        self.register_buffer("window_frequencies", window_rope, persistent=False)
+
+    def _has_window_rope(self) -> bool:
+        return self.config.window_rope != self.config.rope and any(self.config.windows)
+
+    def forward(self, token_ids: Tensor, positions: Tensor, last: Tensor) -> Tensor:
+        x = self.model.embed_tokens(token_ids)
+        if self.config.embedding_scale is not None:
+            x = x * _rounded(self.config.embedding_scale, x.dtype)
+        turns: dict[int | None, _Turn] = {None: _turn(positions, self.get_buffer("frequencies"), self.config.rope)}
+        masks: dict[int | None, Tensor] = {None: torch.arange(self.max_len, device=x.device)[None, :] <= positions[:, None]}
+        for i, layer in enumerate(self.model.layers):
+            window = self.config.windows[i]
+            if window is not None and window not in masks:
+                masks[window] = masks[None] & self._inside(window, positions)
+                turns[window] = self._window_turn(positions, turns[None])
+
+            def store(k: Tensor, v: Tensor, i: int = i) -> tuple[Tensor, Tensor]:
+                return self.k_cache.store(i, positions, k), self.v_cache.store(i, positions, v)
+
+            x = layer(x, turns[window], masks[window], store)
+        if x.shape[1] > 1:
+            x = x.index_select(1, last)
+        head = self.model.embed_tokens.weight if self.config.tied_embedding else self.lm_head.weight
+        logits = F.linear(self.model.norm(x[:, 0]), head).float()
+        cap = self.config.logit_softcap
+        return logits if cap is None else torch.tanh(logits / cap) * cap
+
+    def _inside(self, window: int, positions: Tensor) -> Tensor:
+        return torch.arange(self.max_len, device=positions.device)[None, :] > (positions - window)[:, None]
+
+    def _window_turn(self, positions: Tensor, other: _Turn) -> _Turn:
+        if not self._has_window_rope():
+            return other
+        return _turn(positions, self.get_buffer("window_frequencies"), self.config.window_rope)
+
+
+def _turn(positions: Tensor, frequencies: Tensor, rope: Rope) -> _Turn:
+    """cos and sin float32 [N, rope.dim] of the angles at ``positions``."""
+    angles = positions[:, None].float() * frequencies[None, :]
+    angles = torch.cat((angles, angles), -1)
+    cos, sin = angles.cos(), angles.sin()
+    if rope.attention_factor != 1:
+        cos, sin = cos * rope.attention_factor, sin * rope.attention_factor
+    return cos, sin
+
+
+def _rounded(value: float, dtype: torch.dtype) -> float:
+    """``value`` as a tensor of ``dtype`` holds it."""
+    narrow = {torch.bfloat16: ml_dtypes.bfloat16, torch.float16: np.float16}
+    return float(np.float32(value).astype(narrow.get(dtype, np.float32)))
+
+
+def load_decoder(checkpoint: Checkpoint, max_len: int, dtype: torch.dtype | None = None) -> Decoder:
+    """The decoder with the checkpoint's weights, on the CPU, in eval mode, to compare with.
+
+    Raises:
+        WeightError: a weight cannot be read.
+    """
+    dtype = dtype or getattr(torch, checkpoint.config.dtype)
+    with torch.device("meta"):
+        decoder = Decoder(checkpoint.config, max_len, dtype)
+    state = {name: numpy_to_tensor(array).to(dtype) for name, array in checkpoint.weights.items()}
+    for name, buffer in decoder.named_buffers():
+        if buffer.is_meta:
+            state[name] = torch.zeros(buffer.shape, dtype=dtype)
+    decoder.load_state_dict(state, strict=True, assign=True)
+    return decoder.eval()
