@@ -1,4 +1,4 @@
-"""Weights as a program wants them, on disk: mapped into memory at the next start instead of being made again.
+"""Weights as a program wants them, on disk: read at the next start instead of being made again.
 
 ======== =====================================================================
 offset   content (little endian)
@@ -15,23 +15,24 @@ These files are a cache of this machine's own making, found by a key that covers
 from __future__ import annotations
 
 import math
-import mmap
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import msgpack
 import numpy as np
 
-from npu_compiler import dtypes
+from npu_compiler import dtypes, env
 from npu_compiler.compiled_program import CompiledProgram
 
-from .arrays import ALIGNMENT
+from .arrays import ALIGNMENT, aligned_empty
 from .backend import Backend
 from .weight_loader import WeightStore
 
 _MAGIC = b"NPUWGHT1"
 _PREFIX = len(_MAGIC) + 8
+_SLAB = 32 << 20
 
 Entry = tuple[str, str, tuple[int, ...], int]  # name, dtype, shape, offset
 
@@ -58,35 +59,49 @@ def _table(buffers: list[tuple[str, str, tuple[int, ...]]]) -> list[Entry]:
     return table
 
 
-def map_packed(path: Path, program: CompiledProgram, backend: Backend) -> WeightStore | None:
-    """The weights in ``path``, sharing its pages; None if the file does not hold exactly ``program``'s buffers."""
+def read_packed(path: Path, program: CompiledProgram, backend: Backend) -> WeightStore | None:
+    """The weights in ``path``, in one block of memory; None if the file does not hold exactly ``program``'s buffers.
+
+    They are read, not mapped: pages of a file are small, and streaming weights through small pages is slower.
+    """
     try:
         with open(path, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            # Reading the pages in now, in order, is cheaper than one fault for each later.
-            flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
-            mapped = mmap.mmap(file.fileno(), size, flags=flags, prot=mmap.PROT_READ)
-        table = _read_table(mapped)
+            table, size = _read_table(file), os.fstat(file.fileno()).st_size
+            wanted = {b.name: (b.dtype, tuple(b.shape)) for b in program.buffers if b.kind in ("weight", "const")}
+            if {name: (dtype, tuple(shape)) for name, dtype, shape, _ in table} != wanted:
+                return None
+            begin = min((offset for *_, offset in table), default=size)
+            block = aligned_empty((size - begin,), np.dtype(np.uint8))
+            _read(file.fileno(), begin, block)
     except (OSError, ValueError, TypeError):
-        return None
-    wanted = {b.name: (b.dtype, tuple(b.shape)) for b in program.buffers if b.kind in ("weight", "const")}
-    if {name: (dtype, tuple(shape)) for name, dtype, shape, _ in table} != wanted:
         return None
     buffers = {}
     for name, dtype, shape, offset in table:
-        count = math.prod(shape)
-        if offset % ALIGNMENT or offset + count * dtypes.DTYPES[dtype].size > size:
+        start, stop = offset - begin, offset - begin + math.prod(shape) * dtypes.DTYPES[dtype].size
+        if start % ALIGNMENT or not 0 <= start <= stop <= block.size:
             return None
-        array: np.ndarray[Any, Any] = np.frombuffer(mapped, dtypes.numpy_dtype(dtype), count, offset) if count else (
-            np.empty(0, dtypes.numpy_dtype(dtype))
-        )
-        buffers[name] = backend.wrap(array.reshape(shape))
+        buffers[name] = backend.wrap(block[start:stop].view(dtypes.numpy_dtype(dtype)).reshape(shape))
     return WeightStore(buffers, {})
 
 
-def _read_table(mapped: mmap.mmap) -> list[Entry]:
-    if mapped[: len(_MAGIC)] != _MAGIC:
+def _read_table(file: BinaryIO) -> list[Entry]:
+    prefix = file.read(_PREFIX)
+    if prefix[: len(_MAGIC)] != _MAGIC:
         raise ValueError("not a file of packed weights")
-    length = int.from_bytes(mapped[len(_MAGIC) : _PREFIX], "little")
-    table: list[Entry] = msgpack.unpackb(mapped[_PREFIX : _PREFIX + length])
+    table: list[Entry] = msgpack.unpackb(file.read(int.from_bytes(prefix[len(_MAGIC) :], "little")))
     return table
+
+
+def _read(descriptor: int, begin: int, block: np.ndarray) -> None:
+    """Fill ``block`` from file offset ``begin``, several slabs at a time: one thread does not keep up with memory."""
+
+    def read_slab(at: int) -> None:
+        stop = min(at + _SLAB, block.size)
+        while at < stop:
+            count = os.preadv(descriptor, [memoryview(block[at:stop])], begin + at)
+            if count == 0:
+                raise OSError("the file became shorter while it was read")
+            at += count
+
+    with ThreadPoolExecutor(min(4, env.usable_cpus())) as pool:
+        list(pool.map(read_slab, range(0, block.size, _SLAB)))

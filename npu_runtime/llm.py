@@ -1,0 +1,377 @@
+"""Language models: a compiled program with entry points for 1, 32, 128 … tokens, its caches, a tokenizer -> text."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from npu_compiler import dtypes
+from npu_compiler.compiled_program import CompiledProgram
+from npu_compiler.errors import ArtifactError, InputError
+
+from .backend import Backend, get_backend
+from .chunks import plan_chunks
+from .executor import Executor, State
+from .generation import Generation, TextOutput, Timings, Token
+from .kv_file import fingerprint, load_kv, save_kv
+from .llm_card import ModelCard
+from .sampling import Sampler, SamplingOptions, log_probability
+from .tokenizer import Message, Tokenizer, render_chat
+from .weight_loader import WeightStore, load_weights
+
+Prompt = str | Sequence[int] | Sequence[Message]
+
+_INPUTS = ("token_ids", "positions", "last")
+
+
+class LLM:
+    """A decoder with its weights and one conversation's caches in memory. Not for use from several threads at once.
+
+    Every entry point of ``program`` that takes token_ids int64[1, N], positions int64[N] and last int64[1] (the index of
+    the token whose logits are wanted) and returns logits float32[1, vocab] serves runs of N tokens; one takes N = 1. The
+    caches are program state. ``weights``: as :class:`Executor` takes them; ``card``: everything but tensors.
+    """
+
+    def __init__(self, program: CompiledProgram, weights: Any, card: ModelCard, backend: Backend | None = None):
+        self.program, self.card = program, card
+        self.max_len = card.max_len
+        self.load_seconds = 0.0
+        backend = backend or get_backend(program.target)
+        self.weights = weights if isinstance(weights, WeightStore) else load_weights(program, weights, backend)
+        self.state = State(program, backend, self.weights.state)
+        self._runs = _entry_runs(program, self.weights, backend, self.state)
+        self.vocab = self._runs[1].vocab
+        self._tokenizer: Tokenizer | None = None
+        self._tokens: list[int] = []  # those whose keys and values are in the caches
+        self._aligned = 0  # how many leading ones were computed in whole largest chunks from position 0
+        self._turn = 0  # counts generations: only the latest may go on
+        self._identity: bytes | None = None
+
+    @classmethod
+    def load(
+        cls,
+        model: str | os.PathLike[str],
+        *,
+        target: str = "cpu",
+        dtype: str | None = None,
+        max_len: int | None = None,
+        threads: int | None = None,
+        cache: bool = True,
+        progress: Callable[[str, int, int], None] | None = None,
+        status: Callable[[str], None] | None = None,
+    ) -> LLM:
+        """Open, compile and load a model.
+
+        Args:
+            model: a directory with config.json, safetensors and tokenizer.json; a GGUF file; a ``.npubin`` written by
+                ``npusim compile``; the name of a built-in model; or an id on the Hugging Face hub, if ``huggingface_hub``
+                is installed.
+            dtype: how weights, activations and caches are stored ('float32', 'bfloat16', 'float16'); the model's own by
+                default.
+            max_len: tokens that prompt and answer may have together; default: what the model was made for, at most 4096.
+            threads: default ``NPU_NUM_THREADS``, else the CPUs this process may use.
+            cache: keep the compiled program and the packed weights on disk (in ``NPU_CACHE_DIR``, bounded by
+                ``NPU_CACHE_SIZE`` and ``NPU_WEIGHT_CACHE_SIZE``), so that the next start neither compiles nor packs.
+            progress: called while a built-in model is downloaded: (what, bytes so far, bytes in total).
+            status: called with a sentence when a step begins that may take long.
+
+        Raises ``InputError``, ``ConfigError``, ``WeightError``, ``CompileError``, ``ToolchainError``, ``ArtifactError``.
+        """
+        from .llm_loader import Loader
+
+        start = time.perf_counter()
+        options = {} if threads is None else {"threads": threads}
+        loader = Loader(target, dtype, max_len, get_backend(target, **options), cache, progress, status)
+        llm = cls(*loader.load(model), loader.backend)
+        llm.load_seconds = time.perf_counter() - start
+        return llm
+
+    # -- text -----------------------------------------------------------------------------------------------------------
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Raises ``InputError`` if the model came without one."""
+        if self._tokenizer is None:
+            if self.card.tokenizer is None:
+                raise InputError(f"{self.card.name} has no tokenizer.json; pass token ids instead of text")
+            tokenizer = Tokenizer(self.card.tokenizer)
+            if tokenizer.size > self.vocab:
+                raise InputError(
+                    f"the tokenizer of {self.card.name} has {tokenizer.size} tokens, but the model only {self.vocab}: "
+                    "it belongs to another model"
+                )
+            self._tokenizer = tokenizer
+        return self._tokenizer
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Token ids of a text (with the begin token, if the model has one), of messages (through the chat template), or
+        the ids themselves, checked. Raises ``InputError``."""
+        if isinstance(prompt, str):
+            ids = self.tokenizer.encode(prompt)
+            if not ids and self.card.bos_id is not None:
+                ids = [self.card.bos_id]
+        elif len(prompt) and isinstance(prompt[0], Mapping):
+            text = render_chat(self.card.chat_template, prompt, self.card.special_tokens)  # type: ignore[arg-type]
+            ids = self.tokenizer.encode(text, special=False)
+        else:
+            ids = _checked_ids(prompt)
+        if not ids:
+            raise InputError("the prompt is empty")
+        worst = max(ids, key=lambda i: i if i >= 0 else self.vocab - i)
+        if not 0 <= worst < self.vocab:
+            raise InputError(f"token id {worst} is outside of the vocabulary, which has {self.vocab} tokens")
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of token ids, without special tokens."""
+        return self.tokenizer.decode(ids)
+
+    # -- generating -----------------------------------------------------------------------------------------------------
+    def generate(
+        self,
+        prompt: Prompt,
+        *,
+        max_tokens: int | None = None,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        repetition_penalty: float = 1.0,
+        seed: int | None = None,
+        stop: Sequence[str | int] | str = (),
+        logprobs: bool = False,
+        ignore_eos: bool = False,
+        stream: bool = True,
+    ) -> Generation:
+        """Continue a text, a list of token ids or a conversation ([{'role': …, 'content': …}, …]).
+
+        Args:
+            max_tokens: default: until the context is full.
+            temperature, top_k, top_p, min_p, repetition_penalty, seed: see :class:`SamplingOptions`. The default is
+                greedy. With a seed, equal calls give equal answers, whatever was generated before, unless the prompt
+                continues the conversation in the cache: then rounding may differ from a fresh start.
+            stop: texts and token ids that end the answer, besides the model's own end tokens.
+            logprobs: whether tokens carry their log-probability.
+            ignore_eos: go on after the model's end tokens.
+            stream: tokens are made as the result is iterated; otherwise they are all there when this returns.
+
+        Raises ``InputError`` at once if the prompt or ``max_tokens`` does not fit the context.
+        """
+        started = time.perf_counter()
+        options = SamplingOptions(repetition_penalty, temperature, top_k, top_p, min_p, seed)
+        tokens = self.encode(prompt)
+        limit = self._checked_limit(len(tokens), max_tokens)
+        stops = [stop] if isinstance(stop, str) else list(stop)
+        texts = [s for s in stops if isinstance(s, str) and s]
+        ends = {s for s in stops if isinstance(s, int)} | (set() if ignore_eos else set(self.card.eos_ids))
+        output = TextOutput(self.tokenizer if texts or self.card.tokenizer is not None else None, texts)
+        timings = Timings(prompt_tokens=len(tokens))
+        steps = self._generate(tokens, limit, Sampler(options, self.vocab), ends, output, logprobs, timings, started)
+        generation = Generation(steps, timings)
+        return generation if stream else generation.run()
+
+    def chat(self, messages: Sequence[Message], **options: Any) -> Generation:
+        """The assistant's answer to a conversation; ``options`` as :meth:`generate` takes them."""
+        if isinstance(messages, str):
+            messages = [{"role": "user", "content": messages}]
+        if not messages:
+            raise InputError("the conversation has no messages")
+        return self.generate(messages, **options)
+
+    def _checked_limit(self, prompt: int, max_tokens: int | None) -> int:
+        more = f"load the model with a larger max_len{self._model_limit()}"
+        if prompt > self.max_len:
+            raise InputError(f"the prompt has {prompt} tokens, but the context holds {self.max_len}; shorten it, or {more}")
+        if max_tokens is None:
+            return self.max_len + 1
+        if max_tokens < 1:
+            raise InputError(f"max_tokens={max_tokens}: it takes a whole number from 1")
+        if prompt + max_tokens - 1 > self.max_len:  # the last token is never fed back
+            raise InputError(
+                f"a prompt of {prompt} tokens and max_tokens={max_tokens} do not fit the context, which holds "
+                f"{self.max_len}; ask for at most {self.max_len - prompt + 1} tokens, or {more}"
+            )
+        return max_tokens
+
+    def _model_limit(self) -> str:
+        return f" (this model was made for {self.card.limit})" if self.card.limit else ""
+
+    def _generate(
+        self, tokens: list[int], limit: int, sampler: Sampler, ends: set[int], output: TextOutput,
+        logprobs: bool, timings: Timings, started: float,
+    ) -> Generator[Token, None, str]:  # fmt: skip
+        self._turn += 1
+        turn = self._turn
+        sampler.see(tokens)
+        clock = time.perf_counter()
+        timings.reused_tokens = self._reusable(tokens)
+        logits = self._feed(tokens, timings.reused_tokens)
+        timings.prefill_seconds = time.perf_counter() - clock
+        while True:
+            token = sampler(logits)
+            sampler.see((token,))
+            logprob = log_probability(logits, token) if logprobs else None
+            timings.generated_tokens += 1
+            text = "" if token in ends else output.push(token)
+            reason = self._finished(token in ends or output.stopped, timings.generated_tokens, limit)
+            text += output.finish() if reason else ""
+            now = time.perf_counter()
+            if timings.generated_tokens == 1:
+                timings.first_token_seconds = now - started
+            else:
+                timings.decode_seconds += now - clock
+            yield Token(token, text, logprob)
+            if reason:
+                return reason
+            if turn != self._turn:
+                raise InputError("this generation was interrupted: another one, or a reset, used the caches since")
+            clock = time.perf_counter()
+            tokens.append(token)
+            logits = self._feed(tokens, len(tokens) - 1)
+
+    def _finished(self, stopped: bool, generated: int, limit: int) -> str:
+        if stopped:
+            return "stop"
+        if generated >= limit:
+            return "length"
+        return "context" if len(self._tokens) >= self.max_len else ""
+
+    # -- the caches -----------------------------------------------------------------------------------------------------
+    def _reusable(self, tokens: Sequence[int]) -> int:
+        """How many leading tokens need not be computed.
+
+        A prompt that continues what is in the caches reuses all of it. Any other reuses what it shares as far as a fresh
+        start would compute it in the very same runs, so that its results do not depend on what came before.
+        """
+        held, largest = self._tokens, max(self._runs)
+        shared = next((i for i, (a, b) in enumerate(zip(held, tokens, strict=False)) if a != b), min(len(held), len(tokens)))
+        if shared == len(held) < len(tokens):
+            return shared
+        return min(shared, len(tokens) - 1, self._aligned) // largest * largest
+
+    def _feed(self, tokens: Sequence[int], begin: int) -> np.ndarray:
+        """Compute ``tokens`` from position ``begin`` on; logits float32[vocab] of the last one, valid until the next."""
+        del self._tokens[begin:]
+        self._aligned = min(self._aligned, begin)
+        largest = max(self._runs)
+        logits = np.empty(0, np.float32)
+        for chunk in plan_chunks(begin, len(tokens), tuple(self._runs), self.max_len):
+            logits = self._runs[chunk.size](tokens[chunk.start : chunk.stop], chunk.start)
+            self._tokens[chunk.start :] = tokens[chunk.start : chunk.stop]
+            if chunk.start == self._aligned and chunk.stop - chunk.start == largest:
+                self._aligned = chunk.stop
+        return logits
+
+    def logits(self, tokens: Sequence[int], prompt: int = 1) -> np.ndarray:
+        """Teacher forcing: float32[len(tokens) - prompt + 1, vocab]; row i has the scores of the token after
+        ``tokens[: prompt + i]``. The first ``prompt`` tokens are computed as a prompt, the others one by one, all from
+        an empty context."""
+        ids = self.encode(list(tokens))
+        self._checked_limit(len(ids), None)
+        if not 1 <= prompt <= len(ids):
+            raise InputError(f"prompt={prompt}: it takes a number from 1 to {len(ids)}, the number of tokens")
+        self._forget()
+        result = np.empty((len(ids) - prompt + 1, self.vocab), np.float32)
+        result[0] = self._feed(ids[:prompt], 0)
+        for i in range(prompt, len(ids)):
+            result[i - prompt + 1] = self._feed(ids[: i + 1], i)
+        return result
+
+    def reset(self) -> None:
+        """Forget the conversation."""
+        self._forget()
+        self.state.reset()
+
+    def _forget(self) -> None:
+        self._turn += 1
+        self._tokens, self._aligned = [], 0
+
+    @property
+    def tokens(self) -> list[int]:
+        """The tokens in the caches."""
+        return list(self._tokens)
+
+    def save_state(self, path: str | os.PathLike[str]) -> None:
+        """Write the tokens in the caches, with their keys and values, to a safetensors file. Raises ``InputError``."""
+        save_kv(path, self.state, self._tokens, self.max_len, self._fingerprint())
+
+    def load_state(self, path: str | os.PathLike[str]) -> None:
+        """Go on where :meth:`save_state` was called; a prompt that begins with those tokens reuses them. Raises
+        ``InputError`` if the file is of another model, or too long for this context; the caches then stay as they are."""
+        tokens = load_kv(path, self.state, self.max_len, self._fingerprint())
+        self._forget()
+        self._tokens = tokens
+
+    def _fingerprint(self) -> bytes:
+        if self._identity is None:
+            self._identity = fingerprint(f"{self.card.identity} {self.program.dtype}", self.weights)
+        return self._identity
+
+    # -- saving ---------------------------------------------------------------------------------------------------------
+    def facts(self) -> dict[str, Any]:
+        """What was loaded: name, target, dtype, sizes in bytes, entry points, seconds."""
+        return {
+            "model": self.card.name, "target": self.program.target, "dtype": self.program.dtype, "max_len": self.max_len,
+            "vocab": self.vocab, "chunks": sorted(self._runs), "weight_bytes": self.weights.nbytes,
+            "cache_bytes": sum(b.size_bytes for b in self.state.values()), "load_seconds": self.load_seconds,
+        }  # fmt: skip
+
+
+class _EntryRun:
+    """An entry point with its inputs and outputs in fixed memory."""
+
+    def __init__(self, executor: Executor):
+        backend = executor.backend
+        self._backend = backend
+        specs = {s.name: s for s in executor.inputs}
+        (output,) = executor.outputs
+        self.size, self.vocab = specs["token_ids"].shape[1], output.shape[1]
+        self._host = {n: np.zeros(specs[n].shape, np.int64) for n in _INPUTS}
+        self._inputs = {n: backend.allocate_zeros(specs[n].shape, np.dtype(np.int64)) for n in _INPUTS}
+        self._logits = backend.allocate_empty(output.shape, dtypes.numpy_dtype(output.dtype))
+        self._steps = np.arange(self.size)
+        self._run = executor.bind(self._inputs, [self._logits])
+
+    def __call__(self, tokens: Sequence[int], start: int) -> np.ndarray:
+        """Logits after the last of up to ``size`` ``tokens``, the first of which is at position ``start``."""
+        host = self._host
+        host["token_ids"][0, : len(tokens)] = tokens
+        host["token_ids"][0, len(tokens) :] = 0
+        np.add(self._steps, start, out=host["positions"])
+        host["last"][0] = len(tokens) - 1
+        for name, buffer in self._inputs.items():
+            self._backend.copy(buffer, host[name])
+        self._run()
+        self._backend.synchronize()
+        return self._logits.to_numpy(copy=False)[0]
+
+
+def _entry_runs(program: CompiledProgram, store: WeightStore, backend: Backend, state: State) -> dict[int, _EntryRun]:
+    runs = {}
+    for name, entry in program.entries.items():
+        shapes = {i.name: i.shape for i in entry.inputs}
+        if set(shapes) != set(_INPUTS) or [len(o.shape) for o in entry.outputs] != [2]:
+            raise ArtifactError(
+                f"entry point {name!r} of program {program.name!r} takes {', '.join(shapes)}; "
+                f"a language model takes {', '.join(_INPUTS)} and returns logits"
+            )
+        run = _EntryRun(Executor(program, store, backend, name, state))
+        runs[run.size] = run
+    if 1 not in runs:
+        raise ArtifactError(f"program {program.name!r} has no entry point for a single token, only for {sorted(runs)}")
+    return dict(sorted(runs.items()))
+
+
+def _checked_ids(prompt: Sequence[Any]) -> list[int]:
+    if not hasattr(prompt, "__iter__"):
+        raise InputError(f"a prompt is text, token ids or messages, not a {type(prompt).__name__}")
+    ids = [i.item() if hasattr(i, "item") else i for i in prompt]
+    wrong = next((i for i in ids if not isinstance(i, int) or isinstance(i, bool)), None)
+    if wrong is not None:
+        raise InputError(f"a prompt is text, token ids or messages; {wrong!r} among the token ids is none")
+    return ids

@@ -1,0 +1,279 @@
+"""From a model's name to a program, its weights and its card: finding, compiling, packing, and not doing so twice.
+
+Three caches make the second start quick: the card of a checkpoint, found by its files' names, sizes and times; the
+program, found by the architecture, the options and the compiler's own text; the packed weights, found by the checkpoint
+and the recipes that made them. With all of them neither torch nor the compiler is loaded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgpack
+
+from npu_compiler import env
+from npu_compiler.cache import Cache, open_cache
+from npu_compiler.compiled_program import CompiledProgram
+from npu_compiler.errors import ArtifactError, InputError, NPUError
+from npu_compiler.files import write_atomic
+from npu_compiler.serialize import dumps, graph_to_plain, loads
+
+from .backend import Backend
+from .llm_card import ModelCard
+from .packed_weights import read_packed, write_packed
+from .weight_loader import WeightStore, load_weights
+
+if TYPE_CHECKING:
+    from npu_compiler.frontend.llm import Checkpoint
+
+CHUNKS = (32, 128)
+_DEFAULT_MAX_LEN = 4096  # what a context takes in memory grows with it, whether used or not
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+_MODEL_FILES = (".json", ".safetensors", ".gguf", ".jinja", ".model")
+_BUILTINS = "npusim.models.language"
+
+Progress = Callable[[str, int, int], None]
+
+
+class Loader:
+    """The options of :meth:`LLM.load`; :meth:`load` does the work."""
+
+    def __init__(
+        self,
+        target: str,
+        dtype: str | None,
+        max_len: int | None,
+        backend: Backend,
+        cache: bool = True,
+        progress: Progress | None = None,
+        status: Callable[[str], None] | None = None,
+    ):
+        if max_len is not None and max_len < 1:
+            raise InputError(f"max_len={max_len}: it takes a whole number from 1")
+        self.target, self.dtype, self.max_len, self.backend = target, dtype, max_len, backend
+        self._progress, self._status = progress, status or (lambda text: None)
+        self._programs = open_cache("programs", None if cache else 0)
+        self._weights = open_cache("weights", env.weight_cache_size() if cache else 0)
+
+    def load(self, model: str | os.PathLike[str]) -> tuple[CompiledProgram, WeightStore, ModelCard]:
+        path = find_model(model, self._progress)
+        source = _CompiledFile(path) if path.suffix == ".npubin" else _CheckpointFiles(path, self.dtype, self._programs)
+        program, card = self._compiled(source)
+        return program, self._packed(source, program), card
+
+    def compile(self, model: str | os.PathLike[str]) -> tuple[CompiledProgram, Mapping[str, Any], ModelCard]:
+        """The program of a checkpoint, the tensors it reads, and its card."""
+        source = _CheckpointFiles(find_model(model, self._progress), self.dtype, self._programs)
+        program, card = self._compiled(source)
+        return program, source.tensors(program), card
+
+    def _compiled(self, source: _CheckpointFiles | _CompiledFile) -> tuple[CompiledProgram, ModelCard]:
+        if isinstance(source, _CompiledFile):
+            return source.checked(self.target, self.dtype, self.max_len)
+        card = source.card
+        if self.max_len is not None and card.limit and self.max_len > card.limit:
+            raise InputError(f"max_len={self.max_len}: {card.name} was made for at most {card.limit} positions")
+        card = replace(card, max_len=self.max_len or min(card.limit or _DEFAULT_MAX_LEN, _DEFAULT_MAX_LEN))
+        key = f"{card.identity} {card.max_len} {self.target} {CHUNKS} {compiler_identity()}"
+        known = self._programs.get(key)
+        if known is not None:
+            try:
+                return loads(known), card
+            except ArtifactError:  # of another format version; it is made anew
+                known = None
+        self._status(f"compiling {card.name}")
+        program = source.compile(self.target, card.max_len)
+        self._programs.put(key, dumps(program))
+        self._programs.trim()
+        return program, card
+
+    def _packed(self, source: _CheckpointFiles | _CompiledFile, program: CompiledProgram) -> WeightStore:
+        key = f"{source.identity} {_recipe_digest(program)}"
+        path = self._weights.file(key)
+        store = read_packed(path, program, self.backend) if path is not None else None
+        if store is not None:
+            return store
+        self._status("loading weights")
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            store = load_weights(program, source.tensors(program), self.backend)
+        for w in found:
+            warnings.warn_explicit(w.message, w.category, w.filename, w.lineno)
+        source.close()
+        if not found and not store.state:  # weights with NaN are to be complained about each time
+            self._status("keeping packed weights for the next start")
+            self._weights.put_file(key, store.nbytes, lambda file: write_packed(file, store))
+            self._weights.trim()
+        return store
+
+
+class _CheckpointFiles:
+    """A directory or GGUF file. It is opened only for what the caches do not have."""
+
+    def __init__(self, path: Path, dtype: str | None, cache: Cache):
+        self.path, self._dtype, self._cache = path, dtype, cache
+        self.identity = f"{dtype} {file_identity(path)}"
+
+    @cached_property
+    def card(self) -> ModelCard:
+        """With ``max_len`` still to be set."""
+        key = f"card {self.identity} {compiler_identity()}"
+        known = self._cache.get(key)
+        if known is not None:
+            return ModelCard.from_json(known.decode(), str(self.path))
+        card = make_card(self._checkpoint)
+        self._cache.put(key, card.to_json().encode())
+        return card
+
+    @cached_property
+    def _checkpoint(self) -> Checkpoint:
+        from npu_compiler.frontend.llm import open_checkpoint
+
+        return open_checkpoint(self.path, self._dtype)
+
+    def compile(self, target: str, max_len: int) -> CompiledProgram:
+        try:
+            from npu_compiler.frontend.llm import llm_graphs
+        except ImportError:
+            raise InputError(
+                f"{self.path} must be compiled once, which needs PyTorch: pip install 'npusim[torch]', or compile it "
+                "elsewhere with npusim compile and load the .npubin"
+            ) from None
+        from npu_compiler.pipeline import compile_entries
+
+        graphs = llm_graphs(self._checkpoint.config, max_len=max_len, chunks=CHUNKS)
+        return compile_entries(graphs, target)
+
+    def tensors(self, program: CompiledProgram) -> Mapping[str, Any]:
+        return self._checkpoint.weights
+
+    def close(self) -> None:
+        """Forget the checkpoint: its mapped files count as this process's memory."""
+        self.__dict__.pop("_checkpoint", None)
+
+
+class _CompiledFile:
+    """A ``.npubin`` with the weights and the card beside it."""
+
+    def __init__(self, path: Path):
+        self.path, self._weights, self._card = path, *companions(path)
+        for file in (path, self._weights, self._card):
+            if not file.is_file():
+                raise InputError(f"{path}: there is no {file.name} beside it; write all three with npusim compile")
+        self.identity = file_identity(self._weights)
+
+    def checked(self, target: str, dtype: str | None, max_len: int | None) -> tuple[CompiledProgram, ModelCard]:
+        program = CompiledProgram.load(self.path)
+        card = ModelCard.from_json(self._card.read_text(encoding="utf-8"), str(self._card))
+        asked = {"target": target, "dtype": dtype or program.dtype, "max_len": max_len or card.max_len}
+        fixed = {"target": program.target, "dtype": program.dtype, "max_len": card.max_len}
+        for name, value in asked.items():
+            if value != fixed[name]:
+                raise InputError(f"{self.path} was compiled with {name}={fixed[name]}, not {value}; compile it again")
+        return program, card
+
+    def tensors(self, program: CompiledProgram) -> Path:
+        return self._weights
+
+    def close(self) -> None:
+        return None
+
+
+def companions(program: Path) -> tuple[Path, Path]:
+    """The files beside a ``.npubin``: its weights and its card."""
+    return program.with_suffix(".safetensors"), program.with_suffix(".llm.json")
+
+
+def save_card(card: ModelCard, program: Path) -> Path:
+    """Write the card beside a program."""
+    path = companions(program)[1]
+    try:
+        write_atomic(path, card.to_json().encode())
+    except OSError as error:
+        raise ArtifactError(f"{path}: cannot be written: {error.strerror or error}") from None
+    return path
+
+
+def make_card(checkpoint: Checkpoint) -> ModelCard:
+    """The card of a checkpoint, with no ``max_len`` yet."""
+    return ModelCard(
+        name=checkpoint.path.stem if checkpoint.path.is_file() else checkpoint.path.name,
+        max_len=0,
+        limit=checkpoint.config.max_position_embeddings,
+        identity=repr(checkpoint.config),
+        tokenizer=checkpoint.tokenizer_json,
+        chat_template=checkpoint.chat_template,
+        special_tokens=checkpoint.special_tokens,
+        bos_id=checkpoint.bos_id,
+        eos_ids=checkpoint.eos_ids,
+        defaults=checkpoint.generation,
+    )
+
+
+# -- finding ------------------------------------------------------------------------------------------------------------
+def builtin_models() -> Mapping[str, Callable[..., Path]]:
+    """Names that need no file: functions that fetch the model, if need be, and return its path."""
+    from importlib import import_module
+
+    models: Mapping[str, Callable[..., Path]] = import_module(_BUILTINS).LANGUAGE_MODELS
+    return models
+
+
+def find_model(model: str | os.PathLike[str], progress: Progress | None = None) -> Path:
+    """The local path of a directory, a file, a built-in model or a model on the Hugging Face hub."""
+    path = Path(model)
+    if path.exists():
+        return path.resolve()
+    name = os.fspath(model)
+    builtins = builtin_models()
+    if name in builtins:
+        return builtins[name](progress=progress)
+    known = f"the built-in models are {', '.join(builtins)}"
+    if not _HUB_ID.fullmatch(name) or path.suffix in (".gguf", ".npubin"):
+        raise InputError(f"{name}: there is no such file or directory; {known}")
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError:
+        raise InputError(
+            f"{name}: there is no such directory; if it is a model on the Hugging Face hub, pip install huggingface_hub "
+            f"or download it yourself. {known[0].upper()}{known[1:]}"
+        ) from None
+    try:
+        return Path(snapshot_download(name, allow_patterns=[f"*{suffix}" for suffix in _MODEL_FILES]))
+    except (OSError, ValueError, RuntimeError) as error:
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise InputError(f"{name}: not a local directory, and the Hugging Face hub did not give it: {reason}") from None
+
+
+# -- keys ---------------------------------------------------------------------------------------------------------------
+def file_identity(path: Path) -> str:
+    """Path, sizes and times of a model's files: changes when they do."""
+    files = sorted(p for p in path.iterdir() if p.suffix in _MODEL_FILES) if path.is_dir() else [path]
+    stats = [(p.name, p.stat().st_size, p.stat().st_mtime_ns) for p in files]
+    return repr((str(path), stats))
+
+
+def compiler_identity() -> str:
+    """A digest of everything in this installation that decides about a program: the compiler's files and the CPU."""
+    import npu_compiler
+    from npu_compiler.targets.cpu.host import host_cpu
+
+    digest = hashlib.sha256(repr(sorted(host_cpu().features)).encode())
+    root = Path(npu_compiler.__file__).parent
+    for file in sorted(f for f in root.rglob("*") if f.suffix in (".py", ".h", ".cpp")):
+        digest.update(f"{file.relative_to(root)}\n".encode())
+        digest.update(file.read_bytes())
+    return f"{digest.hexdigest()} {sorted(env.disabled())}"
+
+
+def _recipe_digest(program: CompiledProgram) -> str:
+    buffers = [(b.name, b.dtype, b.shape) for b in program.buffers if b.kind in ("weight", "const")]
+    return hashlib.sha256(msgpack.packb([buffers, graph_to_plain(program.recipes)])).hexdigest()
