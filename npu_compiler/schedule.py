@@ -10,11 +10,12 @@ import numpy as np
 from . import expr
 from .errors import CompileError
 from .expr import Expr
-from .graph import LEAVES, VIEWS, Graph, Node, Value
+from .graph import VIEWS, Graph, Node, Value
 from .kernel import Buffer, Kernel, LoopBody, Operand, Schedule, Stage, contiguous_strides
 from .passes.fold import unrounded
 from .passes.fuse import CHEAP, Group
 from .passes.static import static_values
+from .placement import Destination, behind, destinations, part_of, wanted_order, writable
 from .strides import reshape_strides, strided_view
 from .target_config import TargetConfig
 
@@ -36,7 +37,7 @@ class Scheduler:
         self.recipes: list[tuple[str, Value]] = []
         self.place: dict[Value, Operand] = {}  # values that have memory
         self.packed: dict[Hashable, Operand] = {}
-        self.outputs: dict[Value, str] = {}
+        self.wanted: dict[Value, Destination] = {}
         self.copies: dict[Value, Operand] = {}
         self.names: set[str] = set()
 
@@ -50,10 +51,7 @@ class Scheduler:
                 self._put(node.out, buffer)
             elif node.op == "state":
                 self._put(node.out, self._buffer("state", node.out.dtype, node.out.shape, node.attrs["key"]))
-        for name, v in graph.outputs:  # the first output of a value may be written in place; others are copied
-            base = self._contiguous_base(v)
-            if base.op not in LEAVES and base not in self.static and base not in self.outputs:
-                self.outputs[base] = name
+        self.wanted = destinations(graph, self.static)
         made: dict[str, Buffer] = {}
         for group in self.groups:
             self._schedule_group(group, made)
@@ -71,45 +69,36 @@ class Scheduler:
         self.place[value] = Operand(buffer, value.shape, contiguous_strides(value.shape))
         return self.place[value]
 
-    def _contiguous_base(self, v: Value) -> Value:
-        while v.op == "reshape":
-            v = v.node.inputs[0]
-        return v
-
     def _allocate(self, value: Value, made: dict[str, Buffer], label: str) -> Operand:
-        """Memory for a kernel's result: an output, a slice of a concatenation, or a block of the arena."""
-        name = self.outputs.get(value)
-        if name is not None:
-            spec = next(v for n, v in self.graph.outputs if n == name)
-            made[name] = self._buffer("output", value.dtype, spec.shape, name)
-            self.place[value] = Operand(made[name], value.shape, contiguous_strides(value.shape))
-            return self.place[value]
-        users = self.users.get(value, [])
-        if len(users) == 1 and users[0].op == "concat" and users[0].out not in self.static:
-            return self._into_concat(value, users[0], made, label)
-        perm = self._wanted_order(value, users)
+        """Memory for a kernel's result: an output, a part of a concatenation, or a block of the arena."""
+        self.place[value] = self._destination(value, made, label) or self._block(value, label)
+        return self.place[value]
+
+    def _destination(self, value: Value, made: dict[str, Buffer], label: str) -> Operand | None:
+        want = self.wanted.get(value)
+        if want is None:
+            return None
+        if want.concat is not None:
+            whole = self.place.get(want.concat.out) or self._allocate(want.concat.out, made, label)
+            window = behind(part_of(whole, want.concat, want.part), want.path)
+            return window if window is not None and writable(value, window) else None
+        shape = want.path[-1].out.shape if want.path else value.shape
+        buffer = self._buffer("output", value.dtype, shape, want.output)
+        window = behind(Operand(buffer, shape, contiguous_strides(shape)), want.path)
+        if window is None or not writable(value, window):
+            self.buffers.pop()
+            return None
+        made[want.output] = buffer
+        return window
+
+    def _block(self, value: Value, label: str) -> Operand:
+        perm = wanted_order(value, self.users.get(value, []))
         shape = tuple(value.shape[p] for p in perm)
         buffer = self._buffer("arena", value.dtype, shape, label)
         strides = [0] * value.rank
         for p, s in zip(perm, contiguous_strides(shape), strict=True):
             strides[p] = s
-        self.place[value] = Operand(buffer, value.shape, tuple(strides))
-        return self.place[value]
-
-    def _wanted_order(self, value: Value, users: list[Node]) -> tuple[int, ...]:
-        """Dim order in memory: that of the permute which is the value's only user, so that it costs nothing."""
-        if value.node.op == "attention" and users and all(u.op == "permute" for u in users):
-            perms = {u.attrs["perm"] for u in users}
-            if len(perms) == 1 and (perm := perms.pop())[-1] == value.rank - 1:
-                return perm
-        return tuple(range(value.rank))
-
-    def _into_concat(self, value: Value, concat: Node, made: dict[str, Buffer], label: str) -> Operand:
-        whole = self.place.get(concat.out) or self._allocate(concat.out, made, label)
-        axis = concat.attrs["axis"]
-        at = sum(v.shape[axis] for v in concat.inputs[: concat.inputs.index(value)])
-        self.place[value] = Operand(whole.buffer, value.shape, whole.strides, whole.offset + at * whole.strides[axis])
-        return self.place[value]
+        return Operand(buffer, value.shape, tuple(strides))
 
     def operand(self, v: Value) -> Operand:
         """Where a value can be read: its own memory, or its source's through a view; a copy where strides cannot say it."""
@@ -223,7 +212,7 @@ class Scheduler:
             e = expr.drop_roundings(expr.substitute(node.attrs["expr"], loads=through))
             users = self.users.get(node.out, [])
             inside = [u for u in users if u in members]
-            stored = len(inside) < len(users) or node.out in outside or node.out in self.outputs
+            stored = len(inside) < len(users) or node.out in outside
             per_row = bool(axes) and node.op == "pointwise" and node.out.shape != domain
             if node.op == "reduce":
                 stages.append(Stage("reduce", e, reduce=node.attrs["kind"]))
@@ -388,10 +377,8 @@ class Scheduler:
         if node.out not in self.place:
             self._allocate(node.out, made, _label(node))
         whole = self.place[node.out]
-        axis, at = node.attrs["axis"], 0
-        for v in node.inputs:
-            target = Operand(whole.buffer, v.shape, whole.strides, whole.offset + at * whole.strides[axis])
-            at += v.shape[axis]
+        for i, v in enumerate(node.inputs):
+            target = part_of(whole, node, i)
             if v.numel and self.operand(v) != target:
                 self._emit_copy(self.operand(v), target, node.sources)
 
@@ -401,21 +388,27 @@ class Scheduler:
         out = self._scatter_target(node, made)
         if out != self.operand(base):
             self._emit_copy(self.operand(base), out, node.sources)
-        inputs = [self.operand(v) for v in index] + [self.operand(src)]
-        e = expr.load(len(index), src.dtype, expr.identity_index(src.shape)).cast(base.dtype)
+        inputs = [self.operand(v) for v in index]
+        e = expr.load(0, src.dtype, expr.identity_index(src.shape))
+        read = [src]
+        if len(group.nodes) > 1:  # computed where it is written
+            e, read = group.nodes[1].attrs["expr"], group.nodes[1].inputs
+        first = len(inputs)
+        inputs += [self.operand(v) for v in read]
+        e = expr.substitute(e, loads=lambda x: expr.load(first + x.value, x.dtype, x.args)).cast(base.dtype)
         idx = node.attrs["idx"]
         if node.attrs["mode"] == "add":
             inputs.append(out)
-            e = expr.call("add", expr.load(len(index) + 1, base.dtype, idx), e)
+            e = expr.call("add", expr.load(len(inputs) - 1, base.dtype, idx), e)
         serial = bool(index)  # duplicate indices must be applied in order
         body = LoopBody(src.shape, (), (Stage("store", e, output=0, index=idx),), serial)
-        self._kernel(Kernel("scatter", "loops", inputs, [out], body=body, sources=node.sources, flops=src.numel))
+        self._kernel(Kernel("scatter", "loops", inputs, [out], body=body, sources=_sources(group), flops=src.numel))
 
     def _scatter_target(self, node: Node, made: dict[str, Buffer]) -> Operand:
         """In place when nobody else reads the base: a value of the arena, or a state that this scatter updates."""
         base = node.inputs[0]
         memory = self.place.get(base)
-        if memory is None or node.out in self.outputs or base in self.results or len(self.users[base]) > 1:
+        if memory is None or node.out in self.wanted or base in self.results or len(self.users[base]) > 1:
             return self._allocate(node.out, made, _label(node))
         if memory.buffer.kind == "arena" or (memory.buffer.kind == "state" and self._becomes(node.out, memory.buffer.name)):
             self.place[node.out] = memory
@@ -429,7 +422,7 @@ class Scheduler:
             if v in self.results or len(users) != 1 or users[0].op != "scatter" or users[0].inputs[0] is not v:
                 return False
             v = users[0].out
-        return self.results.count(v) == 1 and v not in self.outputs
+        return self.results.count(v) == 1 and v not in self.wanted
 
     def _scan(self, group: Group, made: dict[str, Buffer]) -> None:
         self._small(group, made, "scan", kind=group.anchor.attrs["kind"], axis=group.anchor.attrs["axis"])
