@@ -130,13 +130,15 @@ def _sink_unit_reshape(graph: Graph, node: Node, static: set[Value]) -> Value | 
 
 
 def _sink_structural(graph: Graph, node: Node) -> Value | None:
-    if not all(v.op == "permute" for v in node.inputs):
-        return None
-    perms = {v.node.attrs["perm"] for v in node.inputs}
+    perms = {v.node.attrs["perm"] for v in node.inputs if v.op == "permute"}
     if len(perms) != 1:
         return None
     perm = perms.pop()
-    sources = [v.node.inputs[0] for v in node.inputs]
+    inverse = sorted(range(len(perm)), key=perm.__getitem__)
+    plain = [v for v in node.inputs if v.op != "permute"]
+    if 2 * sum(v.numel for v in plain) > sum(v.numel for v in node.inputs):
+        return None
+    sources = [graph.permute(v, inverse) if v in plain else v.node.inputs[0] for v in node.inputs]
     if node.op == "concat":
         return graph.permute(graph.concat(sources, perm[node.attrs["axis"]]), perm)
 
