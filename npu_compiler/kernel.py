@@ -94,7 +94,8 @@ class LoopBody:
 class Kernel:
     """One launch. ``inputs`` are numbered as the loads of ``body``/``epilogue`` number them; the fixed operands of a
     micro-kernel come first. ``epilogue`` maps ``acc`` (float32) to the stored value; its loads and indices range over
-    the dims of ``outputs[0]``. ``sources`` are IR node names."""
+    the dims of ``outputs[0]``. ``sources`` are IR node names. Kernels of one ``step`` touch different data: they may run
+    in any order, and threads meet only between steps."""
 
     name: str
     kind: str
@@ -105,6 +106,7 @@ class Kernel:
     epilogue: Expr | None = None
     sources: tuple[str, ...] = ()
     flops: int = 0
+    step: int = 0
 
     @property
     def bytes_read(self) -> int:

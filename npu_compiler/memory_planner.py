@@ -7,14 +7,30 @@ from dataclasses import replace
 from .kernel import Buffer, Kernel, Operand, Schedule
 
 
+def assign_steps(kernels: list[Kernel]) -> None:
+    """Number the steps: a kernel joins the one before it unless it reads or writes what that step writes, or writes what
+    that step reads."""
+    step = 0
+    read: set[int] = set()
+    written: set[int] = set()
+    for k in kernels:
+        inputs, outputs = {o.buffer.id for o in k.inputs}, {o.buffer.id for o in k.outputs}
+        if inputs & written or outputs & (written | read):
+            step += 1
+            read, written = set(), set()
+        read |= inputs
+        written |= outputs
+        k.step = step
+
+
 def lifetimes(kernels: list[Kernel]) -> dict[int, tuple[int, int]]:
-    """First and last kernel that touches each arena buffer, by buffer id."""
+    """First and last step that touches each arena buffer, by buffer id."""
     life: dict[int, tuple[int, int]] = {}
-    for i, k in enumerate(kernels):
+    for k in kernels:
         for op in (*k.inputs, *k.outputs):
             if op.buffer.kind == "arena":
-                first, _ = life.get(op.buffer.id, (i, i))
-                life[op.buffer.id] = (first, i)
+                first, _ = life.get(op.buffer.id, (k.step, k.step))
+                life[op.buffer.id] = (first, k.step)
     return life
 
 
@@ -23,6 +39,7 @@ def plan_memory(schedule: Schedule, align: int) -> None:
 
     Greedy by size, after Pisarchyk and Lee, "Efficient Memory Management for Deep Neural Net Inference" (2020).
     """
+    assign_steps(schedule.kernels)
     life = lifetimes(schedule.kernels)
     size = {b.id: -(-max(b.nbytes, 1) // align) * align for b in schedule.buffers}
     placed: list[tuple[int, int, int, int]] = []  # offset, end, first, last

@@ -21,7 +21,7 @@ from .kernel import Schedule
 from .link import link
 from .lower import lower_ir
 from .memory_planner import plan_memory
-from .passes import attention, decompose, fold, fuse, layout, merge, normalise, padding
+from .passes import attention, decompose, fold, fuse, layout, merge, normalise, padding, positions, select
 from .schedule import Scheduler
 from .target_config import TargetConfig, target_config
 from .targets import get_target
@@ -54,6 +54,7 @@ def _lower(s: State) -> None:
 def _normalise(s: State) -> None:
     s.run_pass("normalise", normalise.normalise)
     s.run_pass("fold_constants", normalise.fold_constants)
+    s.run_pass("fold_positions", positions.fold_positions)
     s.run_pass("fuse_attention", attention.fuse_attention)
     s.run_pass("merge_matmuls", merge.merge_matmuls)
 
@@ -69,12 +70,15 @@ def _fold(s: State) -> None:
 
 def _fuse(s: State) -> None:
     decompose.decompose(s.graph, s.config)
+    s.run_pass("select_concats", select.select_concats)
     fuse.absorb_views(s.graph)
     claimed = fuse.claim_epilogues(s.graph) if "fuse_epilogue" not in s.disable else {}
     if "fuse_pointwise" not in s.disable:
         fuse.inline_pointwise(s.graph, {n for chain in claimed.values() for n in chain})
     normalise.normalise(s.graph)
     claimed = fuse.claim_epilogues(s.graph) if "fuse_epilogue" not in s.disable else {}
+    if "fuse_pointwise" not in s.disable:
+        claimed |= {n: c for n, c in fuse.claim_sources(s.graph).items() if not any(c[0] in chain for chain in claimed.values())}
     s.groups = fuse.merge_loops(s.graph, claimed, enabled="fuse_loops" not in s.disable)
 
 
@@ -105,7 +109,7 @@ PHASES: tuple[tuple[str, Callable[[State], None], str], ...] = (
     ("codegen", _codegen, "sources and the compiled object"),
 )
 
-SWITCHES = ("normalise", "fold_constants", "fuse_attention", "merge_matmuls", "layout", "fold_padding", "fold_batch_norm", "fuse_epilogue", "fuse_pointwise", "fuse_loops", "winograd")
+SWITCHES = ("normalise", "fold_constants", "fold_positions", "fuse_attention", "merge_matmuls", "select_concats", "layout", "fold_padding", "fold_batch_norm", "fuse_epilogue", "fuse_pointwise", "fuse_loops", "winograd")
 
 
 def run_phases(ir: IRGraph, target: str, dtype: str | None, disable: Collection[str] = (), until: str | None = None) -> State:

@@ -44,7 +44,7 @@ def absorb_views(graph: Graph) -> None:
     for node in graph.nodes:
         if node.op not in LOOPS:
             continue
-        _dedupe(node)
+        dedupe(node)
         while any(_index_through(v, None) for v in node.inputs):
             inputs = list(node.inputs)
 
@@ -58,7 +58,7 @@ def absorb_views(graph: Graph) -> None:
 
             node.attrs["expr"] = expr.substitute(node.attrs["expr"], loads=through)
             node.inputs = inputs
-        _dedupe(node)
+        dedupe(node)
     graph.clean()
 
 
@@ -84,7 +84,7 @@ def _index_through(v: Value, idx: tuple[Expr, ...] | None) -> list[Expr]:
     return []
 
 
-def _dedupe(node: Node) -> None:
+def dedupe(node: Node) -> None:
     """Number the inputs that the expression really loads, each once."""
     order: list[Value] = []
     number: dict[int, int] = {}
@@ -154,7 +154,7 @@ def _inline(node: Node, v: Value) -> None:
     node.attrs["expr"] = expr.drop_roundings(expr.substitute(node.attrs["expr"], loads=through))
     node.inputs = [*node.inputs, *p.inputs]
     node.sources = tuple(dict.fromkeys((*p.sources, *node.sources)))
-    _dedupe(node)
+    dedupe(node)
 
 
 def claim_epilogues(graph: Graph) -> dict[Node, list[Node]]:
@@ -194,6 +194,21 @@ def _is_epilogue(node: Node, value: Value) -> bool:
         if x.dtype in ("float64", "int64") and x.op not in ("const", "index", "add", "mul", "sub"):
             return False
     return True
+
+
+def claim_sources(graph: Graph) -> dict[Node, list[Node]]:
+    """For every scatter, the pointwise node that computes what it writes, if nobody else reads that."""
+    users = graph.users()
+    outputs = set(graph.results())
+    static = static_values(graph)
+    claimed: dict[Node, list[Node]] = {}
+    for node in graph.nodes:
+        if node.op == "scatter" and node.out not in static:
+            source = node.inputs[1]
+            alone = len(users[source]) == 1 and source not in outputs and source not in static
+            if alone and source.op == "pointwise" and node.attrs["mode"] == "set":
+                claimed[node] = [source.node]
+    return claimed
 
 
 def merge_loops(graph: Graph, claimed: dict[Node, list[Node]], enabled: bool = True) -> list[Group]:

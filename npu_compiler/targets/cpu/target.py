@@ -125,7 +125,7 @@ def _main_unit(schedules: list[Schedule], calls: dict[str, list[str]], symbols: 
         '#include "pool.h"',
         "using npu::Thread;",
         "typedef int (*Kernel)(void* const* bufs, char* arena, Thread& th, int* counter);",
-        "struct Call { Kernel fn; int first, count; };",
+        "struct Call { Kernel fn; int first, count; bool last; };  // last of its step",
         "struct Ref { int buffer; long offset; };  // buffer < 0: the arena",
     ]
     parts += [f"int {f}(void* const*, char*, Thread&, int*); extern const long {f}_scratch;" for f in functions]
@@ -139,9 +139,11 @@ def _main_unit(schedules: list[Schedule], calls: dict[str, list[str]], symbols: 
 def _entry(s: Schedule, names: list[str], symbol: str) -> str:
     refs: list[str] = []
     rows: list[str] = []
-    for kernel, name in zip(s.kernels, names, strict=True):
+    steps = [k.step for k in s.kernels] + [-1]
+    for i, (kernel, name) in enumerate(zip(s.kernels, names, strict=True)):
         operands = [*kernel.inputs, *kernel.outputs]
-        rows.append(f"{{{name}, {len(refs)}, {len(operands)}}}")
+        last = "true" if steps[i + 1] != kernel.step else "false"
+        rows.append(f"{{{name}, {len(refs)}, {len(operands)}, {last}}}")
         for op in operands:
             byte = op.offset * dtypes.DTYPES[op.dtype].size
             arena = op.buffer.kind == "arena"
@@ -150,13 +152,14 @@ def _entry(s: Schedule, names: list[str], symbol: str) -> str:
     most = max((len(k.inputs) + len(k.outputs) for k in s.kernels), default=0)
     return f"""
 static const Ref {symbol}_refs[] = {{{', '.join(refs) or '{0, 0}'}}};
-static const Call {symbol}_calls[] = {{{', '.join(rows) or '{nullptr, 0, 0}'}}};
+static const Call {symbol}_calls[] = {{{', '.join(rows) or '{nullptr, 0, 0, true}'}}};
 alignas(64) static int {symbol}_counters[{max(count, 1)} * npu::COUNTER_STRIDE];
 struct {symbol}_args {{ void* const* buffers; char* arena; double* times; int failed; }};
 
 static void {symbol}_thread(void* arg, Thread& th) {{
   {symbol}_args& a = *({symbol}_args*)arg;
   void* p[{max(most, 1)}];
+  int done = 0;
   for (int i = 0; i < {count}; i++) {{
     const Call& call = {symbol}_calls[i];
     for (int k = 0; k < call.count; k++) {{
@@ -167,9 +170,10 @@ static void {symbol}_thread(void* arg, Thread& th) {{
       int none = 0;
       __atomic_compare_exchange_n(&a.failed, &none, i + 1, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
     }}
+    if (!call.last && !a.times) continue;
     npu::barrier(th);
     if (th.tid) continue;
-    {symbol}_counters[i * npu::COUNTER_STRIDE] = 0;  // nobody claims chunks of this kernel any more
+    for (; done <= i; done++) {symbol}_counters[done * npu::COUNTER_STRIDE] = 0;  // nobody claims their chunks any more
     if (a.times) a.times[i + 1] = (double)npu::now_ns() * 1e-9;
   }}
 }}
