@@ -1,4 +1,4 @@
-"""Random decoders small enough to compile in seconds, in the layouts that real ones come in."""
+"""Tiny random models of every supported type, as transformers has them, and as files."""
 
 from __future__ import annotations
 
@@ -7,56 +7,121 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import safetensors.numpy
+import pytest
+import torch
 
-from npu_compiler.frontend.llm.config import LLMConfig, parameter_shapes
+from npu_compiler.frontend.llm import LLMConfig
+from npu_compiler.frontend.llm.modules import Decoder
 
-TEMPLATE = (
-    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{{ eos_token }}{% endfor %}"
-    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
-)
-SPECIAL = ("<|end|>", "<|user|>", "<|assistant|>", "<|system|>")
+transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+
+_SMALL = {
+    "vocab_size": 96, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2, "num_attention_heads": 6,
+    "num_key_value_heads": 2, "max_position_embeddings": 64, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
+}  # fmt: skip
+_LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 10_000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}  # fmt: skip
+_YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 16}
+_GEMMA = {
+    "head_dim": 16, "sliding_window": 9, "query_pre_attn_scalar": 24, "num_hidden_layers": 3,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    },
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+}  # fmt: skip
+_LONG = {
+    "rope_type": "longrope", "rope_theta": 10_000.0, "short_factor": [1.0, 1.1, 1.5], "long_factor": [1.0, 2.0, 4.0],
+}  # fmt: skip
+
+# name -> (class of transformers, the config's settings)
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {}),
+    "llama-bias": ("Llama", {"attention_bias": True, "mlp_bias": True, "head_dim": 12, "tie_word_embeddings": True}),
+    "llama3": ("Llama", {"rope_parameters": _LLAMA3, "hidden_act": "gelu"}),
+    "linear": ("Llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 500.0, "factor": 3.0}}),
+    "mistral": ("Mistral", {"sliding_window": 11, "num_key_value_heads": 6}),
+    "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
+    "qwen2-yarn": ("Qwen2", {"rope_parameters": _YARN}),
+    "qwen2-window": ("Qwen2", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}),
+    "qwen3": ("Qwen3", {"head_dim": 16, "num_key_value_heads": 1, "rope_parameters": {**_YARN, "truncate": False}}),
+    "gemma3_text": ("Gemma3", {**_GEMMA, "final_logit_softcapping": 3.0}),
+    "gemma3-softcap": ("Gemma3", {**_GEMMA, "attn_logit_softcapping": 0.7}),
+    "phi3": ("Phi3", {"sliding_window": 13}),
+    "phi3-partial": ("Phi3", {"rope_parameters": {"partial_rotary_factor": 0.75, "rope_theta": 1e4, "rope_type": "default"}}),
+    "phi3-long": (
+        "Phi3", {"rope_parameters": {**_LONG, "partial_rotary_factor": 0.75}, "original_max_position_embeddings": 16},
+    ),
+}  # fmt: skip
 
 
-def config(**changes: Any) -> dict[str, Any]:
-    """A llama of two layers with grouped heads."""
-    return {
-        "model_type": "llama", "vocab_size": 320, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256, "rms_norm_eps": 1e-5,
-        "rope_theta": 10000.0, "hidden_act": "silu", "tie_word_embeddings": True, "torch_dtype": "float32",
-        "eos_token_id": 256, "bos_token_id": 256, **changes,
-    }  # fmt: skip
+def softcapped(module: Any, query: Any, key: Any, value: Any, mask: Any, **options: Any) -> Any:
+    """transformers' gemma3 keeps the setting but its attention does not pass it on."""
+    from transformers.models.gemma3.modeling_gemma3 import eager_attention_forward
+
+    return eager_attention_forward(module, query, key, value, mask, softcap=module.attn_logit_softcapping, **options)
 
 
-def weights(settings: dict[str, Any], seed: int = 0, scale: float = 1.5) -> dict[str, np.ndarray]:
-    """Random weights large enough that different contexts give clearly different logits."""
-    rng = np.random.default_rng(seed)
-    arrays = {}
-    for name, shape in parameter_shapes(LLMConfig.from_hf(settings)).items():
-        spread = scale / np.sqrt(shape[-1]) if len(shape) == 2 else 0.1
-        arrays[name] = (rng.standard_normal(shape) * spread + (len(shape) == 1)).astype(np.float32)
-    return arrays
+def hf_model(name: str, dtype: torch.dtype = torch.float32) -> Any:
+    """The model of transformers with weights large enough for peaked, diverse logits, and norms that are not 1."""
+    family, settings = CASES[name]
+    suffix = "TextConfig" if family == "Gemma3" else "Config"
+    config = getattr(transformers, family + suffix)(**{**_SMALL, **settings})
+    if "softcap" in name:
+        transformers.AttentionInterface.register("softcapped", softcapped)
+        transformers.AttentionMaskInterface.register("softcapped", transformers.masking_utils.eager_mask)
+        config._attn_implementation = "softcapped"
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    with torch.no_grad():
+        for key, p in model.named_parameters():
+            p.normal_(0.0, 0.3) if p.ndim > 1 else p.add_(torch.randn_like(p) * 0.3)
+            assert p.numel(), key
+    return model.to(dtype)
 
 
-def tokenizer_json() -> str:
-    """One token per byte (256), then the special tokens: any text can be encoded, any bytes can come out."""
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+def our_names(state: dict[str, torch.Tensor], config: LLMConfig) -> dict[str, torch.Tensor]:
+    """A state_dict of transformers under our names: phi3's fused projections apart, tied heads gone."""
+    c, out = config, {}
+    sizes = [c.num_heads * c.head_dim, *[c.num_kv_heads * c.head_dim] * 2]
+    for key, value in state.items():
+        if "qkv_proj" in key:
+            parts = value.split(sizes)
+            out.update({key.replace("qkv", x): p for x, p in zip("qkv", parts, strict=True)})
+        elif "gate_up_proj" in key:
+            out.update({key.replace("gate_up", x): p for x, p in zip(("gate", "up"), value.chunk(2), strict=True)})
+        elif key != "lm_head.weight" or not c.tied_embedding:
+            out[key] = value
+    return out
 
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(letters)}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(t, special=True) for t in SPECIAL])
-    text: str = tokenizer.to_str()
-    return text
+
+def decoder(name: str, max_len: int, dtype: torch.dtype = torch.float32) -> tuple[Decoder, Any]:
+    """(our module, the same model of transformers)."""
+    model = hf_model(name, dtype)
+    config = LLMConfig.from_hf(model.config.to_dict())
+    ours = Decoder(config, max_len, dtype)
+    missing, unexpected = ours.load_state_dict(our_names(model.state_dict(), config), strict=False)
+    assert not unexpected
+    assert all("_cache." in key for key in missing)
+    return ours.eval(), model
 
 
-def write_model(folder: Path, seed: int = 0, **changes: Any) -> Path:
-    """A directory as the hub has them."""
-    folder.mkdir(parents=True, exist_ok=True)
-    settings = config(**changes)
-    (folder / "config.json").write_text(json.dumps(settings))
-    (folder / "tokenizer.json").write_text(tokenizer_json())
-    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE, "eos_token": "<|end|>"}))
-    safetensors.numpy.save_file(weights(settings, seed), folder / "model.safetensors")
+def save(model: Any, folder: Path, shard: str = "50GB") -> Path:
+    """The model as a directory of transformers, with its config in the file's own spelling."""
+    model.save_pretrained(folder, max_shard_size=shard)
     return folder
+
+
+def edit(folder: Path, file: str = "config.json", drop: tuple[str, ...] = (), **changes: Any) -> Path:
+    """Change keys of a JSON file; ``drop`` removes some."""
+    path = folder / file
+    values = json.loads(path.read_text()) if path.exists() else {}
+    values = {k: v for k, v in values.items() if k not in drop} | changes
+    path.write_text(json.dumps(values))
+    return folder
+
+
+def text_ids(n: int, vocab: int = 96, seed: int = 1) -> list[int]:
+    return [int(i) for i in np.random.default_rng(seed).integers(3, vocab, n)]

@@ -174,7 +174,7 @@ def _check(
         if shape != expected:
             raise WeightError(f"{path}: weight {place.name!r} is {list(shape)}, the config expects {list(expected)}")
         if not dtypes.is_float(stored):
-            raise WeightError(f"{path}: weight {place.name!r} is {stored}; quantised models are read from GGUF files only")
+            raise WeightError(f"{path}: weight {place.name!r} is {stored}; quantised models are read from GGUF only")
     extra = sorted(n for n in there - {place.name for place in places.values()} if not ignored.search(n))
     if extra:
         raise WeightError(

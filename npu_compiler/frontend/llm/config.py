@@ -1,7 +1,7 @@
 """``LLMConfig``: everything that fixes the computation of a decoder-only language model, from a config.json.
 
 A model type means what the Hugging Face transformers class of that name computes. Both spellings of its config are
-read: that of transformers 4 (``rope_theta``, ``rope_scaling``, ``torch_dtype``) and of 5 (``rope_parameters``, ``dtype``).
+read: transformers 4 has ``rope_theta``, ``rope_scaling`` and ``torch_dtype``, 5 has ``rope_parameters`` and ``dtype``.
 """
 
 from __future__ import annotations

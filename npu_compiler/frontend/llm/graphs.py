@@ -49,6 +49,8 @@ def llm_graphs(
                 del graph.weight_name_mapping[placeholder]
                 graph.constants[placeholder] = constants[key]
         graph.weights = [w for w in graph.weights if w.name not in constants]
+        for node in graph.nodes:
+            node.attrs.pop("device", None)  # meta is ours, not the model's
         graphs[name] = graph
     return graphs
 

@@ -1,7 +1,7 @@
 """The decoder in PyTorch: one definition for all model types, made to be exported.
 
-Its KV caches are buffers of a fixed length that ``forward`` writes in place. A query at position p reads keys 0 to p, or
-the last ones of them, so what lies beyond the positions written so far does not matter.
+Its KV caches are buffers of a fixed length that ``forward`` writes in place. A query at position p reads keys 0 to p,
+or the last ones of them, so what lies beyond the positions written so far does not matter.
 """
 
 from __future__ import annotations
@@ -228,11 +228,12 @@ class Decoder(nn.Module):
         if self.config.embedding_scale is not None:
             x = x * _rounded(self.config.embedding_scale, x.dtype)
         turns: dict[int | None, _Turn] = {None: _turn(positions, self.get_buffer("frequencies"), self.config.rope)}
-        masks: dict[int | None, Tensor] = {None: torch.arange(self.max_len, device=x.device)[None, :] <= positions[:, None]}
+        causal = torch.arange(self.max_len, device=x.device)[None, :] <= positions[:, None]
+        masks: dict[int | None, Tensor] = {None: causal}
         for i, layer in enumerate(self.model.layers):
             window = self.config.windows[i]
             if window is not None and window not in masks:
-                masks[window] = masks[None] & self._inside(window, positions)
+                masks[window] = causal & self._inside(window, positions)
                 turns[window] = self._window_turn(positions, turns[None])
 
             def store(k: Tensor, v: Tensor, i: int = i) -> tuple[Tensor, Tensor]:

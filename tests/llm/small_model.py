@@ -1,0 +1,62 @@
+"""Random decoders small enough to compile in seconds, in the layouts that real ones come in."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.numpy
+
+from npu_compiler.frontend.llm.config import LLMConfig, parameter_shapes
+
+TEMPLATE = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{{ eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+SPECIAL = ("<|end|>", "<|user|>", "<|assistant|>", "<|system|>")
+
+
+def config(**changes: Any) -> dict[str, Any]:
+    """A llama of two layers with grouped heads."""
+    return {
+        "model_type": "llama", "vocab_size": 320, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256, "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0, "hidden_act": "silu", "tie_word_embeddings": True, "torch_dtype": "float32",
+        "eos_token_id": 256, "bos_token_id": 256, **changes,
+    }  # fmt: skip
+
+
+def weights(settings: dict[str, Any], seed: int = 0, scale: float = 1.5) -> dict[str, np.ndarray]:
+    """Random weights large enough that different contexts give clearly different logits."""
+    rng = np.random.default_rng(seed)
+    arrays = {}
+    for name, shape in parameter_shapes(LLMConfig.from_hf(settings)).items():
+        spread = scale / np.sqrt(shape[-1]) if len(shape) == 2 else 0.1
+        arrays[name] = (rng.standard_normal(shape) * spread + (len(shape) == 1)).astype(np.float32)
+    return arrays
+
+
+def tokenizer_json() -> str:
+    """One token per byte (256), then the special tokens: any text can be encoded, any bytes can come out."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(letters)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(t, special=True) for t in SPECIAL])
+    text: str = tokenizer.to_str()
+    return text
+
+
+def write_model(folder: Path, seed: int = 0, **changes: Any) -> Path:
+    """A directory as the hub has them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    settings = config(**changes)
+    (folder / "config.json").write_text(json.dumps(settings))
+    (folder / "tokenizer.json").write_text(tokenizer_json())
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE, "eos_token": "<|end|>"}))
+    safetensors.numpy.save_file(weights(settings, seed), folder / "model.safetensors")
+    return folder
