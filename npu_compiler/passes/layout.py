@@ -17,21 +17,24 @@ from .static import static_values
 
 
 def sink_permutes(graph: Graph) -> None:
-    """``op(permute(x), ...)`` -> ``permute(op'(x, ...))`` for pointwise, reduce, concat and slice, repeated in order.
+    """``op(permute(x), ...)`` -> ``permute(op'(x, ...))`` for pointwise, reduce, concat, slice, expand and reshapes that
+    join or split neighbours, repeated in order. Stops in front of matrix products, which want rows.
 
     A unit reshape (one that adds or drops size-1 dims) in front of a pointwise op sinks the same way when the reshaped
     value was computed by a reduction, so that what follows a pool can be part of its kernel.
     """
     static = static_values(graph)
+    settled = _settled(graph)
     new: dict[Value, Value] = {}
-    order = list(graph.nodes)
-    for node in order:
+    for node in list(graph.nodes):
         node.inputs = [new.get(v, v) for v in node.inputs]
         graph.sources = node.sources
         if node.op in ("pointwise", "reduce"):
-            out = _sink_loops(graph, node, static)
-        elif node.op in ("concat", "slice", "expand"):
+            out = _sink_loops(graph, node, static, settled)
+        elif node.op in ("concat", "slice", "expand") and node.out not in settled:
             out = _sink_structural(graph, node)
+        elif node.op == "reshape" and node.inputs[0].op == "permute":
+            out = _sink_reshape(graph, node)
         elif node.op == "permute" and node.inputs[0].op == "permute":
             inner = node.inputs[0].node
             out = graph.permute(inner.inputs[0], [inner.attrs["perm"][p] for p in node.attrs["perm"]])
@@ -39,12 +42,33 @@ def sink_permutes(graph: Graph) -> None:
             continue
         if out is not None:
             new[node.out] = out
+            if node.out in settled:
+                settled.add(out)
     graph.sources = ()
     graph.replace(new)
     normalise(graph)
 
 
-def _sink_loops(graph: Graph, node: Node, static: set[Value]) -> Value | None:
+def _settled(graph: Graph) -> set[Value]:
+    """Values that end in matrix products and meet no permute on the way, and so should lie as they are.
+
+    A reduction has no say: it makes little of much, in whatever order the other readers ask for.
+    """
+    turned: set[Value] = set()
+    rows: set[Value] = set()
+    for node in reversed(graph.nodes):
+        if node.op in ("matmul", "attention"):
+            rows.update(node.inputs)
+        elif node.op == "permute":
+            turned.update(node.inputs)
+        elif node.op in ("pointwise", "expand", "slice", "concat", "reshape"):
+            for wish in (turned, rows):
+                if node.out in wish:
+                    wish.update(node.inputs)
+    return rows - turned
+
+
+def _sink_loops(graph: Graph, node: Node, static: set[Value], settled: set[Value]) -> Value | None:
     domain = node.domain
     votes: dict[tuple[int, ...], int] = {}
     for v in node.inputs:
@@ -54,11 +78,44 @@ def _sink_loops(graph: Graph, node: Node, static: set[Value]) -> Value | None:
         votes[perm] = votes.get(perm, 0) + v.numel
     if votes:
         perm = max(votes, key=lambda p: (votes[p], p != tuple(range(len(p)))))
-        if perm != tuple(range(len(domain))) and not _reorders_positions(node, perm):
+        stays = node.out in settled if node.op == "pointwise" else any(v in settled for v in node.inputs)
+        live = [p for d, p in enumerate(perm) if domain[d] != 1]
+        stays = stays and live != sorted(live)
+        if perm != tuple(range(len(domain))) and not stays and not _reorders_positions(node, perm):
             return _permuted(graph, node, perm)
     if node.op == "pointwise":
         return _sink_unit_reshape(graph, node, static)
     return None
+
+
+def _sink_reshape(graph: Graph, node: Node) -> Value | None:
+    """``reshape(permute(x))`` -> ``permute(reshape(x))`` where the dims that are joined lie side by side in x, too."""
+    inner = node.inputs[0].node
+    x, perm, shape = inner.inputs[0], inner.attrs["perm"], node.attrs["shape"]
+    live = [p for p in perm if x.shape[p] != 1]
+    order = sorted(live)
+    blocks: list[tuple[list[int], list[int]]] = [([], [])]  # (dims of x, dims of the result) with equally many elements
+    left = right = 1
+    todo = list(live)
+    for d, n in enumerate(shape):
+        if left == right and blocks[-1][0] and n != 1:
+            blocks.append(([], []))
+            left = right = 1
+        blocks[-1][1].append(d)
+        right *= n
+        while left < right and todo:
+            blocks[-1][0].append(todo.pop(0))
+            left *= x.shape[blocks[-1][0][-1]]
+    if todo or left != right or 0 in shape:
+        return None
+    for dims, _ in blocks:
+        at = [order.index(p) for p in dims]
+        if at != list(range(at[0], at[0] + len(at))) if at else False:
+            return None
+    ordered = sorted(blocks, key=lambda b: b[0][:1])
+    source = [d for _, outs in ordered for d in outs]
+    place = {d: i for i, d in enumerate(source)}
+    return graph.permute(graph.reshape(x, [shape[d] for d in source]), [place[d] for d in range(len(shape))])
 
 
 def _reorders_positions(node: Node, perm: Sequence[int]) -> bool:
