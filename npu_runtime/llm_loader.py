@@ -7,11 +7,13 @@ and the recipes that made them. With all of them neither torch nor the compiler 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
 import warnings
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -28,7 +30,7 @@ from npu_compiler.serialize import dumps, graph_to_plain, loads
 
 from .backend import Backend
 from .llm_card import ModelCard
-from .packed_weights import read_packed, write_packed
+from .packed_weights import PackedFile, write_packed
 from .weight_loader import WeightStore, load_weights
 
 if TYPE_CHECKING:
@@ -38,6 +40,7 @@ CHUNKS = (32, 128)
 _DEFAULT_MAX_LEN = 4096  # what a context takes in memory grows with it, whether used or not
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _MODEL_FILES = (".json", ".safetensors", ".gguf", ".jinja", ".model")
+_DIGEST = 64
 _BUILTINS = "npusim.models.language"
 
 Progress = Callable[[str, int, int], None]
@@ -62,6 +65,7 @@ class Loader:
         self._progress, self._status = progress, status or (lambda text: None)
         self._programs = open_cache("programs", None if cache else 0)
         self._weights = open_cache("weights", env.weight_cache_size() if cache else 0)
+        self._reading: dict[str, Future[PackedFile]] = {}
 
     def load(self, model: str | os.PathLike[str]) -> tuple[CompiledProgram, WeightStore, ModelCard]:
         path = find_model(model, self._progress)
@@ -82,25 +86,33 @@ class Loader:
         if self.max_len is not None and card.limit and self.max_len > card.limit:
             raise InputError(f"max_len={self.max_len}: {card.name} was made for at most {card.limit} positions")
         card = replace(card, max_len=self.max_len or min(card.limit or _DEFAULT_MAX_LEN, _DEFAULT_MAX_LEN))
-        key = f"{card.identity} {card.max_len} {self.target} {CHUNKS} {compiler_identity()}"
+        key = f"program {card.identity} {card.max_len} {self.target} {CHUNKS} {compiler_identity()}"
         known = self._programs.get(key)
         if known is not None:
-            try:
-                return loads(known), card
-            except ArtifactError:  # of another format version; it is made anew
-                known = None
+            self._begin_reading(_weight_key(source, known[:_DIGEST].decode()))
+            return loads(known[_DIGEST:]), card
         self._status(f"compiling {card.name}")
         program = source.compile(self.target, card.max_len)
-        self._programs.put(key, dumps(program))
+        self._programs.put(key, _recipe_digest(program).encode() + dumps(program))
         self._programs.trim()
         return program, card
 
-    def _packed(self, source: _CheckpointFiles | _CompiledFile, program: CompiledProgram) -> WeightStore:
-        key = f"{source.identity} {_recipe_digest(program)}"
+    def _begin_reading(self, key: str) -> None:
+        """Read packed weights, if there are some, in another thread: the program can be unpacked meanwhile."""
         path = self._weights.file(key)
-        store = read_packed(path, program, self.backend) if path is not None else None
-        if store is not None:
-            return store
+        if path is not None and key not in self._reading:
+            pool = ThreadPoolExecutor(1)
+            self._reading[key] = pool.submit(PackedFile, path)
+            pool.shutdown(wait=False)
+
+    def _packed(self, source: _CheckpointFiles | _CompiledFile, program: CompiledProgram) -> WeightStore:
+        key = _weight_key(source, _recipe_digest(program))
+        self._begin_reading(key)
+        if key in self._reading:
+            with contextlib.suppress(OSError, ValueError):  # damaged, or just removed: they are made anew
+                store = self._reading.pop(key).result().store(program, self.backend)
+                if store is not None:
+                    return store
         self._status("loading weights")
         with warnings.catch_warnings(record=True) as found:
             warnings.simplefilter("always")
@@ -274,6 +286,11 @@ def compiler_identity() -> str:
     return f"{digest.hexdigest()} {sorted(env.disabled())}"
 
 
+def _weight_key(source: _CheckpointFiles | _CompiledFile, recipes: str) -> str:
+    return f"{source.identity} {recipes}"
+
+
 def _recipe_digest(program: CompiledProgram) -> str:
+    """What makes packed weights from tensors: ``_DIGEST`` hex digits."""
     buffers = [(b.name, b.dtype, b.shape) for b in program.buffers if b.kind in ("weight", "const")]
     return hashlib.sha256(msgpack.packb([buffers, graph_to_plain(program.recipes)])).hexdigest()

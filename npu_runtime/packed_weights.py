@@ -59,37 +59,45 @@ def _table(buffers: list[tuple[str, str, tuple[int, ...]]]) -> list[Entry]:
     return table
 
 
-def read_packed(path: Path, program: CompiledProgram, backend: Backend) -> WeightStore | None:
-    """The weights in ``path``, in one block of memory; None if the file does not hold exactly ``program``'s buffers.
+class PackedFile:
+    """The contents of a file in one block of memory.
 
-    They are read, not mapped: pages of a file are small, and streaming weights through small pages is slower.
+    They are read, not mapped: pages of a file are small, and streaming weights through small pages is slower. Raises
+    ``OSError`` or ``ValueError`` if that is not possible.
     """
-    try:
+
+    def __init__(self, path: Path):
         with open(path, "rb") as file:
-            table, size = _read_table(file), os.fstat(file.fileno()).st_size
-            wanted = {b.name: (b.dtype, tuple(b.shape)) for b in program.buffers if b.kind in ("weight", "const")}
-            if {name: (dtype, tuple(shape)) for name, dtype, shape, _ in table} != wanted:
-                return None
-            begin = min((offset for *_, offset in table), default=size)
-            block = aligned_empty((size - begin,), np.dtype(np.uint8))
-            _read(file.fileno(), begin, block)
-    except (OSError, ValueError, TypeError):
-        return None
-    buffers = {}
-    for name, dtype, shape, offset in table:
-        start, stop = offset - begin, offset - begin + math.prod(shape) * dtypes.DTYPES[dtype].size
-        if start % ALIGNMENT or not 0 <= start <= stop <= block.size:
+            self._table = _read_table(file)
+            size = os.fstat(file.fileno()).st_size
+            self._begin = min((offset for *_, offset in self._table), default=size)
+            self._block = aligned_empty((size - self._begin,), np.dtype(np.uint8))
+            _read(file.fileno(), self._begin, self._block)
+
+    def store(self, program: CompiledProgram, backend: Backend) -> WeightStore | None:
+        """The weights of ``program``; None if these are not exactly the buffers that it wants."""
+        wanted = {b.name: (b.dtype, tuple(b.shape)) for b in program.buffers if b.kind in ("weight", "const")}
+        if {name: (dtype, tuple(shape)) for name, dtype, shape, _ in self._table} != wanted:
             return None
-        buffers[name] = backend.wrap(block[start:stop].view(dtypes.numpy_dtype(dtype)).reshape(shape))
-    return WeightStore(buffers, {})
+        buffers = {}
+        for name, dtype, shape, offset in self._table:
+            start = offset - self._begin
+            stop = start + math.prod(shape) * dtypes.DTYPES[dtype].size
+            if start % ALIGNMENT or not 0 <= start <= stop <= self._block.size:
+                return None
+            buffers[name] = backend.wrap(self._block[start:stop].view(dtypes.numpy_dtype(dtype)).reshape(shape))
+        return WeightStore(buffers, {})
 
 
 def _read_table(file: BinaryIO) -> list[Entry]:
     prefix = file.read(_PREFIX)
     if prefix[: len(_MAGIC)] != _MAGIC:
         raise ValueError("not a file of packed weights")
-    table: list[Entry] = msgpack.unpackb(file.read(int.from_bytes(prefix[len(_MAGIC) :], "little")))
-    return table
+    header = file.read(int.from_bytes(prefix[len(_MAGIC) :], "little"))
+    try:
+        return [(str(name), str(dtype), tuple(shape), int(at)) for name, dtype, shape, at in msgpack.unpackb(header)]
+    except (TypeError, ValueError, msgpack.UnpackException) as error:
+        raise ValueError(f"its header is damaged: {error}") from None
 
 
 def _read(descriptor: int, begin: int, block: np.ndarray) -> None:
