@@ -23,15 +23,21 @@ from npu_compiler.frontend.llm.keys import unsupported
 from npu_compiler.frontend.llm.vocabulary import byte_level_bpe, sentencepiece_bpe
 from npu_runtime.weight_files import Spec, WeightSource, open_weights
 
-__all__ = ["Checkpoint", "CheckpointWeights", "open_checkpoint"]
+__all__ = ["Checkpoint", "CheckpointWeights", "open_checkpoint", "rotary_halves"]
 
 _LISTED = 4  # tensors named in one message
 
 
+def rotary_halves(array: np.ndarray, heads: int) -> np.ndarray:
+    """A query or key projection [heads * head_dim, …] whose rows alternate between the two elements of rotary pairs
+    (Meta's order), with the first elements of all pairs of a head before the second ones (Hugging Face's)."""
+    return array.reshape(heads, -1, 2, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
+
+
 @dataclass(frozen=True)
 class Stored:
-    """Where a weight is: ``rows`` of tensor ``name`` (None: all). ``pairs``: heads whose rows alternate between the two
-    elements of rotary pairs (0: the rows are in Hugging Face's order). ``shift`` is added."""
+    """Where a weight is: ``rows`` of tensor ``name`` (None: all). ``pairs``: the number of heads if the rows need
+    ``rotary_halves``, else 0. ``shift`` is added."""
 
     name: str
     rows: tuple[int, int] | None = None
@@ -60,7 +66,7 @@ class CheckpointWeights(WeightSource, Mapping[str, np.ndarray]):
         if place.rows is not None:
             array = array[slice(*place.rows)]
         if place.pairs:
-            array = array.reshape(place.pairs, -1, 2, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
+            array = rotary_halves(array, place.pairs)
         if place.shift:
             array = array.astype(np.float32) + np.float32(place.shift)
         return array.astype(dtypes.numpy_dtype(self._dtype), copy=False)
