@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +40,7 @@ class LLM:
     def __init__(self, program: CompiledProgram, weights: Any, card: ModelCard, backend: Backend | None = None):
         self.program, self.card = program, card
         self.max_len = card.max_len
+        self.path = Path()  # where it was loaded from
         self.load_seconds = 0.0
         backend = backend or get_backend(program.target)
         self.weights = weights if isinstance(weights, WeightStore) else load_weights(program, weights, backend)
@@ -89,6 +89,7 @@ class LLM:
         options = {} if threads is None else {"threads": threads}
         loader = Loader(target, dtype, max_len, get_backend(target, **options), cache, progress, status)
         llm = cls(*loader.load(model), loader.backend)
+        llm.path = loader.path
         llm.load_seconds = time.perf_counter() - start
         return llm
 
@@ -275,7 +276,7 @@ class LLM:
         self._checked_limit(len(ids), None)
         if not 1 <= prompt <= len(ids):
             raise InputError(f"prompt={prompt}: it takes a number from 1 to {len(ids)}, the number of tokens")
-        self._forget()
+        self.forget()
         result = np.empty((len(ids) - prompt + 1, self.vocab), np.float32)
         result[0] = self._feed(ids[:prompt], 0)
         for i in range(prompt, len(ids)):
@@ -283,11 +284,12 @@ class LLM:
         return result
 
     def reset(self) -> None:
-        """Forget the conversation."""
-        self._forget()
+        """Forget the conversation, and clear the caches."""
+        self.forget()
         self.state.reset()
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
+        """Compute the next prompt from its beginning. The caches keep their memory's contents, which nothing reads."""
         self._turn += 1
         self._tokens, self._aligned = [], 0
 
@@ -304,7 +306,7 @@ class LLM:
         """Go on where :meth:`save_state` was called; a prompt that begins with those tokens reuses them. Raises
         ``InputError`` if the file is of another model, or too long for this context; the caches then stay as they are."""
         tokens = load_kv(path, self.state, self.max_len, self._fingerprint())
-        self._forget()
+        self.forget()
         self._tokens = tokens
 
     def _fingerprint(self) -> bytes:

@@ -41,7 +41,6 @@ _DEFAULT_MAX_LEN = 4096  # what a context takes in memory grows with it, whether
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _MODEL_FILES = (".json", ".safetensors", ".gguf", ".jinja", ".model")
 _DIGEST = 64
-_BUILTINS = "npusim.models.language"
 
 Progress = Callable[[str, int, int], None]
 
@@ -65,10 +64,11 @@ class Loader:
         self._progress, self._status = progress, status or (lambda text: None)
         self._programs = open_cache("programs", None if cache else 0)
         self._weights = open_cache("weights", env.weight_cache_size() if cache else 0)
+        self.path = Path()  # of what was loaded last
         self._reading: dict[str, Future[PackedFile]] = {}
 
     def load(self, model: str | os.PathLike[str]) -> tuple[CompiledProgram, WeightStore, ModelCard]:
-        path = find_model(model, self._progress)
+        path = self.path = find_model(model, self._progress)
         source = _CompiledFile(path) if path.suffix == ".npubin" else _CheckpointFiles(path, self.dtype, self._programs)
         program, card = self._compiled(source)
         return program, self._packed(source, program), card
@@ -231,12 +231,9 @@ def make_card(checkpoint: Checkpoint) -> ModelCard:
 
 
 # -- finding ------------------------------------------------------------------------------------------------------------
-def builtin_models() -> Mapping[str, Callable[..., Path]]:
-    """Names that need no file: functions that fetch the model, if need be, and return its path."""
-    from importlib import import_module
-
-    models: Mapping[str, Callable[..., Path]] = import_module(_BUILTINS).LANGUAGE_MODELS
-    return models
+def is_hub_id(name: str) -> bool:
+    """Whether ``name`` could be that of a model on the Hugging Face hub: 'owner/model'."""
+    return bool(_HUB_ID.fullmatch(name)) and not name.endswith((".gguf", ".npubin", ".json"))
 
 
 def find_model(model: str | os.PathLike[str], progress: Progress | None = None) -> Path:
@@ -244,12 +241,13 @@ def find_model(model: str | os.PathLike[str], progress: Progress | None = None) 
     path = Path(model)
     if path.exists():
         return path.resolve()
+    from npusim.builtin import LANGUAGE_MODELS, language_model
+
     name = os.fspath(model)
-    builtins = builtin_models()
-    if name in builtins:
-        return builtins[name](progress=progress)
-    known = f"the built-in models are {', '.join(builtins)}"
-    if not _HUB_ID.fullmatch(name) or path.suffix in (".gguf", ".npubin"):
+    if name in LANGUAGE_MODELS:
+        return language_model(name, progress)
+    known = f"the built-in models are {', '.join(LANGUAGE_MODELS)}"
+    if not is_hub_id(name):
         raise InputError(f"{name}: there is no such file or directory; {known}")
     try:
         from huggingface_hub import snapshot_download

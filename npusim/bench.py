@@ -69,6 +69,12 @@ def run(args: argparse.Namespace, status: Status) -> Result:
     import npu_runtime
     from npu_compiler.describe import si, totals
 
+    from .generate import is_language_model
+
+    if is_language_model(args.model):
+        from . import llm_bench
+
+        return llm_bench.run(args, status)
     module = None
     if args.model in BUILTINS:
         from npu_compiler.pipeline import compile_ir

@@ -49,7 +49,11 @@ def disabled(args: argparse.Namespace) -> tuple[str, ...]:
 
 
 def compile_model(args: argparse.Namespace, status: Status) -> Result:
-    """A .npubin - and, for a built-in model, its weights - or the graph as it stands after one phase."""
+    """A .npubin - and, for a built-in or language model, its weights - or the graph as it stands after one phase."""
+    from . import generate
+
+    if generate.is_language_model(args.model):
+        return generate.compile_model(args, status)
     from npu_compiler.describe import si, totals
     from npu_compiler.partitioner import partition
     from npu_compiler.pipeline import PHASES, compile_ir, dump, run_phases

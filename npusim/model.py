@@ -123,7 +123,8 @@ def save_program(
     target = Path(path)
     target = target if target.suffix == ".npubin" else target.with_name(f"{target.name}.npubin")
     beside = target.with_suffix(".safetensors")
-    keys = {w.key for w in program.weights} | {b.name for b in program.buffers if b.kind == "state"}
+    initial = {b.name for b in program.buffers if b.kind == "state" and b.name in weights}
+    keys = {w.key for w in program.weights} | initial
     data = safetensors.numpy.save({k: np.ascontiguousarray(weights[k]) for k in sorted(keys)})
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
