@@ -70,7 +70,7 @@ def open_weights(source: Any) -> WeightSource:
             return _Npz(path)
         return SafetensorsFile(path)
     except OSError as error:
-        raise WeightError(f"{path}: cannot be read: {error.strerror or error}") from None
+        raise WeightError(f"{error.filename or path}: cannot be read: {error.strerror or error}") from None
 
 
 class _DictSource(WeightSource):

@@ -41,7 +41,7 @@ def test_logits_are_those_of_transformers(name: str, dtype: torch.dtype) -> None
 
 
 def test_short_longrope() -> None:
-    """transformers chooses the factors by the length of the text, we by that of the cache: 16 is the original length."""
+    """transformers chooses the factors by the text's length, we by the cache's: 16 is the original length."""
     check_logits("phi3-long", torch.float32, 16, (1, 7), 16)
 
 

@@ -50,7 +50,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3_text": ("Gemma3", {**_GEMMA, "final_logit_softcapping": 3.0}),
     "gemma3-softcap": ("Gemma3", {**_GEMMA, "attn_logit_softcapping": 0.7}),
     "phi3": ("Phi3", {"sliding_window": 13}),
-    "phi3-partial": ("Phi3", {"rope_parameters": {"partial_rotary_factor": 0.75, "rope_theta": 1e4, "rope_type": "default"}}),
+    "phi3-partial": (
+        "Phi3", {"rope_parameters": {"partial_rotary_factor": 0.75, "rope_theta": 1e4, "rope_type": "default"}},
+    ),
     "phi3-long": (
         "Phi3", {"rope_parameters": {**_LONG, "partial_rotary_factor": 0.75}, "original_max_position_embeddings": 16},
     ),

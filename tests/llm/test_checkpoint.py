@@ -1,0 +1,418 @@
+"""Configs in all spellings, checkpoints in all formats, and what is wrong with them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from npu_compiler.errors import ConfigError, WeightError
+from npu_compiler.frontend.llm import Checkpoint, LLMConfig, load_decoder, open_checkpoint, parameter_shapes
+from npu_compiler.frontend.llm.modules import inverse_frequencies
+from npusim.models import llm_weights
+from npusim.models.download import RegistryUnavailable
+from tests.llm import tiny
+
+# ------------------------------------------------------------------------------------------------------------- configs
+
+LLAMA = {
+    "model_type": "llama", "vocab_size": 96, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2,
+    "num_attention_heads": 6, "num_key_value_heads": 2, "max_position_embeddings": 64,
+}  # fmt: skip
+GEMMA4 = {  # as transformers 4 wrote it
+    **LLAMA, "model_type": "gemma3_text", "head_dim": 16, "sliding_window": 9, "sliding_window_pattern": 2,
+    "rope_theta": 1e6, "rope_local_base_freq": 10_000.0, "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+    "torch_dtype": "bfloat16",
+}  # fmt: skip
+GEMMA5 = {
+    **LLAMA, "model_type": "gemma3_text", "head_dim": 16, "sliding_window": 9, "dtype": "bfloat16",
+    "layer_types": ["sliding_attention", "full_attention"],
+    "rope_parameters": {
+        "full_attention": {"factor": 8.0, "rope_type": "linear", "rope_theta": 1e6},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+    },
+}  # fmt: skip
+SCALED = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 32}
+
+
+def test_both_spellings_mean_the_same() -> None:
+    old = {**LLAMA, "rope_theta": 5e5, "rope_scaling": {"type": "llama3", **SCALED}, "torch_dtype": "float16"}
+    new = {**LLAMA, "rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, **SCALED}, "dtype": "float16"}
+    assert LLMConfig.from_hf(old) == LLMConfig.from_hf(new)
+    assert LLMConfig.from_hf(old).dtype == "float16"
+    assert LLMConfig.from_hf(old).rope.theta == 5e5
+    assert LLMConfig.from_hf(GEMMA4) == LLMConfig.from_hf(GEMMA5)
+    nested = {"model_type": "gemma3", "text_config": GEMMA4, "vision_config": {"hidden_size": 1}}
+    assert LLMConfig.from_hf(nested) == LLMConfig.from_hf(GEMMA4)
+    assert LLMConfig.from_hf(GEMMA4).windows == (9, None)
+    assert LLMConfig.from_hf(GEMMA4).tied_embedding
+
+
+def test_config_is_a_value() -> None:
+    assert len({LLMConfig.from_hf(LLAMA), LLMConfig.from_hf(dict(LLAMA)), LLMConfig.from_hf(GEMMA4)}) == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "mamba"}, r"model_type = 'mamba' is not supported; known: llama, mistral"),
+        ({"hidden_act": "relu"}, r"hidden_act = 'relu' is not supported"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, r"rope_scaling\.rope_type = 'dynamic'"),
+        ({"rope_scaling": {"type": "linear"}}, r"rope_scaling\.factor is missing"),
+        ({"rope_scaling": {"type": "linear", "factor": "2"}}, r"rope_scaling\.factor is '2', expected a positive"),
+        ({"rope_parameters": {"rope_type": "default", "mrope_section": [1, 2]}}, r"rope_parameters\.mrope_section"),
+        ({"partial_rotary_factor": 0.5}, r"partial_rotary_factor = 0\.5 is not supported"),
+        ({"quantization_config": {"bits": 4}}, r"quantization_config = .* is not supported"),
+        ({"num_local_experts": 8}, r"num_local_experts = 8 is not supported"),
+        ({"final_logit_softcapping": 30.0}, r"final_logit_softcapping = 30\.0 is not supported"),
+        ({"torch_dtype": "float8_e4m3fn"}, r"torch_dtype = 'float8_e4m3fn' is not supported; known: bfloat16"),
+        ({"num_key_value_heads": 4}, r"num_key_value_heads = 4 does not divide the 6 attention heads"),
+        ({"hidden_size": None}, r"hidden_size is missing"),
+        ({"vocab_size": True}, r"vocab_size is True, expected a whole number"),
+        ({"tie_word_embeddings": "yes"}, r"tie_word_embeddings is 'yes', expected true or false"),
+        ({"head_dim": 7}, r"turn 7 of a head's 7 elements; that must be even"),
+        ({"model_type": "qwen3", "layer_types": ["chunked_attention"] * 2}, r"layer_types = 'chunked_attention'"),
+        ({"model_type": "qwen3", "layer_types": ["sliding_attention"] * 2}, r"no sliding_window is in use"),
+        ({"model_type": "qwen3", "layer_types": ["full_attention"]}, r"layer_types is no list of 2 layer types"),
+        ({"model_type": "gemma3_text", "use_bidirectional_attention": True}, r"use_bidirectional_attention = True"),
+        ({"model_type": "gemma3", "text_config": [1]}, r"text_config is a list, expected an object"),
+        ({"model_type": "phi3", "rope_scaling": {"type": "su", "short_factor": [1.0], "long_factor": [1.0]}},
+         r"rope_scaling\.short_factor is no list of 4 numbers"),
+    ],
+)  # fmt: skip
+def test_what_a_config_must_not_say(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        LLMConfig.from_hf({**LLAMA, **changes})
+
+
+@pytest.mark.parametrize("name", ["llama3", "linear", "qwen2-yarn", "qwen3", "phi3-partial"])
+def test_frequencies_are_those_of_transformers_to_the_bit(name: str) -> None:
+    model = tiny.hf_model(name)
+    rope = LLMConfig.from_hf(model.config.to_dict()).rope
+    expected = model.model.rotary_emb
+    torch.testing.assert_close(inverse_frequencies(rope, 64), expected.inv_freq, rtol=0, atol=0)
+    assert rope.attention_factor == pytest.approx(expected.attention_scaling)
+
+
+# --------------------------------------------------------------------------------------------------------- directories
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "phi3", "gemma3_text"])
+def test_directories_of_transformers(name: str, tmp_path: Path) -> None:
+    ours, theirs = tiny.decoder(name, 8)
+    checkpoint = open_checkpoint(tiny.save(theirs, tmp_path, "40KB"))
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1
+    assert checkpoint.config == ours.config
+    assert list(checkpoint.weights) == list(parameter_shapes(ours.config))
+    expected = ours.state_dict()
+    for key, array in checkpoint.weights.items():
+        assert array.shape == checkpoint.weights.spec(key)[0]
+        np.testing.assert_array_equal(array, expected[key].numpy())
+    assert checkpoint.eos_ids == (2,)
+    assert checkpoint.bos_id == 1
+    with torch.no_grad():
+        args = (torch.tensor([[7, 8, 9]]), torch.arange(3), torch.tensor([2]))
+        assert torch.equal(load_decoder(checkpoint, 8)(*args), ours(*args))
+
+
+def test_multimodal_gemma_is_its_text_model(tmp_path: Path) -> None:
+    ours, theirs = tiny.decoder("gemma3_text", 8)
+    state = {k.replace("model.", "language_model.model.", 1): v for k, v in theirs.state_dict().items()}
+    state.pop("lm_head.weight")
+    save_file({**state, "vision_tower.patch.weight": torch.zeros(2)}, tmp_path / "model.safetensors")
+    text = {**theirs.config.to_dict(), "dtype": None}
+    tiny.edit(tmp_path, model_type="gemma3", text_config=text, torch_dtype="bfloat16", eos_token_id=[1, 106])
+    checkpoint = open_checkpoint(tmp_path)
+    assert checkpoint.config.dtype == "bfloat16"
+    assert checkpoint.eos_ids == (1, 106)
+    expected = ours.state_dict()["model.norm.weight"].bfloat16().float()
+    np.testing.assert_array_equal(checkpoint.weights["model.norm.weight"].astype(np.float32), expected.numpy())
+
+
+def test_dtype_is_the_callers_else_the_configs_else_the_files(tmp_path: Path) -> None:
+    _, theirs = tiny.decoder("llama", 4)
+    tiny.save(theirs.half(), tmp_path)
+    assert open_checkpoint(tmp_path).config.dtype == "float16"
+    tiny.edit(tmp_path, dtype="bfloat16")
+    assert open_checkpoint(tmp_path).weights["model.norm.weight"].dtype.name == "bfloat16"
+    tiny.edit(tmp_path, drop=("dtype",))
+    assert open_checkpoint(tmp_path).config.dtype == "float16"
+    assert open_checkpoint(tmp_path, "float32").weights["model.norm.weight"].dtype == np.float32
+    with pytest.raises(ConfigError, match="dtype = 'int8' is not supported"):
+        open_checkpoint(tmp_path, "int8")
+
+
+def test_generation_settings(tmp_path: Path) -> None:
+    _, theirs = tiny.decoder("llama", 4)
+    tiny.save(theirs, tmp_path)
+    tiny.edit(tmp_path, "generation_config.json", temperature=0.7, top_k=20, eos_token_id=[2, 5])
+    chats = [{"name": "tool", "template": "no"}, {"name": "default", "template": "{{ messages }}"}]
+    tiny.edit(tmp_path, "tokenizer_config.json", chat_template=chats, bos_token={"content": "<s>"}, eos_token="</s>")
+    (tmp_path / "tokenizer.json").write_text(tokenizer_json(96))
+    checkpoint = open_checkpoint(tmp_path)
+    assert (checkpoint.generation["temperature"], checkpoint.generation["top_k"]) == (0.7, 20)
+    assert checkpoint.eos_ids == (2, 5)
+    assert checkpoint.chat_template == "{{ messages }}"
+    assert checkpoint.special_tokens == {"bos_token": "<s>", "eos_token": "</s>"}
+    assert checkpoint.tokenizer_json == tokenizer_json(96)
+    assert {p.name for p in checkpoint.files} >= {"config.json", "model.safetensors", "tokenizer.json"}
+    (tmp_path / "chat_template.jinja").write_text("{{ other }}")
+    assert open_checkpoint(tmp_path).chat_template == "{{ other }}"
+
+
+def tokenizer_json(size: int) -> str:
+    return json.dumps({"model": {"type": "BPE", "vocab": {f"t{i}": i for i in range(size)}, "merges": []}})
+
+
+def change_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    state = load_file(folder / "model.safetensors")
+    change(state)
+    save_file(state, folder / "model.safetensors")
+
+
+def truncate(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1000])
+
+
+def replace_by_pickle(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+
+
+NORM, DOWN = "model.norm.weight", "model.layers.1.mlp.down_proj.weight"
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda f: change_weights(f, lambda s: s.pop(DOWN)), rf"lacks 1 tensor\(s\) of a llama model: '{DOWN}'"),
+        (lambda f: change_weights(f, lambda s: s.update({"model.layers.0.mlp.router": torch.ones(1)})),
+         r"has 1 tensor\(s\) that no llama model of this config has: 'model\.layers\.0\.mlp\.router'"),
+        (lambda f: change_weights(f, lambda s: s.update({NORM: torch.ones(7)})),
+         rf"weight '{NORM}' is \[7\], the config expects \[48\]"),
+        (lambda f: change_weights(f, lambda s: s.update({NORM: torch.ones(48, dtype=torch.int8)})),
+         rf"weight '{NORM}' is int8; quantised models are read from GGUF only"),
+        (truncate, r"model\.safetensors: header of weight .*data_offsets"),
+        (replace_by_pickle, r"pytorch_model\.bin is a pickle: convert it to safetensors"),
+        (lambda f: (f / "config.json").unlink(), r"there is no config\.json"),
+        (lambda f: tiny.edit(f, num_hidden_layers=3), r"lacks 9 tensor\(s\) .*layers\.2\.input_layernorm"),
+        (lambda f: tiny.edit(f, vocab_size=100), r"embed_tokens\.weight' is \[96, 48\], the config expects \[100,"),
+        (lambda f: tiny.edit(f, tie_word_embeddings=False) and change_weights(f, lambda s: s.pop("lm_head.weight")),
+         r"lacks 1 tensor\(s\) of a llama model: 'lm_head\.weight'"),
+    ],
+)  # fmt: skip
+def test_damaged_directories(damage: Callable[[Path], object], message: str, tmp_path: Path) -> None:
+    tiny.save(tiny.hf_model("llama"), tmp_path)
+    open_checkpoint(tmp_path)
+    damage(tmp_path)
+    with pytest.raises(WeightError, match=message):
+        open_checkpoint(tmp_path)
+
+
+def test_config_that_is_no_json(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"config\.json cannot be read as JSON"):
+        open_checkpoint(tmp_path)
+
+
+def test_missing_shard(tmp_path: Path) -> None:
+    tiny.save(tiny.hf_model("llama"), tmp_path, "40KB")
+    shard = sorted(tmp_path.glob("*.safetensors"))[1]
+    shard.unlink()
+    with pytest.raises(WeightError, match=re.escape(shard.name)):
+        open_checkpoint(tmp_path)
+
+
+def test_tokenizer_of_another_model(tmp_path: Path) -> None:
+    tiny.save(tiny.hf_model("llama"), tmp_path)
+    (tmp_path / "tokenizer.json").write_text(tokenizer_json(97))
+    with pytest.raises(WeightError, match="token ids up to 96, the model's embedding only 96 rows"):
+        _ = open_checkpoint(tmp_path).tokenizer_json
+    (tmp_path / "tokenizer.json").write_text("[]")
+    with pytest.raises(WeightError, match=r"tokenizer\.json is damaged"):
+        _ = open_checkpoint(tmp_path).tokenizer_json
+
+
+def test_other_paths(tmp_path: Path) -> None:
+    with pytest.raises(WeightError, match="there is no such file"):
+        open_checkpoint(tmp_path / "none")
+    (tmp_path / "x.bin").write_text("")
+    with pytest.raises(WeightError, match=r"no \.gguf file"):
+        open_checkpoint(tmp_path / "x.bin")
+
+
+def test_checkpoints_need_no_torch() -> None:
+    code = "import sys, npu_compiler.frontend.llm, npusim.models.llm_weights; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
+    assert not {"torch", "transformers", "tokenizers", "gguf"} & set(loaded)
+
+
+# ---------------------------------------------------------------------------------------------------------------- GGUF
+
+
+def write_gguf(path: Path, model: Any, arch: str, half: bool = False) -> Path:
+    """A tiny model as llama.cpp's converter lays it out."""
+    gguf = pytest.importorskip("gguf", reason="gguf is not installed")
+    c = LLMConfig.from_hf(model.config.to_dict())
+    writer = gguf.GGUFWriter(path, arch)
+    writer.add_context_length(c.max_position_embeddings)
+    writer.add_embedding_length(c.hidden_size)
+    writer.add_block_count(c.num_layers)
+    writer.add_feed_forward_length(c.intermediate_size)
+    writer.add_head_count(c.num_heads)
+    writer.add_head_count_kv(c.num_kv_heads)
+    writer.add_key_length(c.head_dim)
+    writer.add_value_length(c.head_dim)
+    writer.add_layer_norm_rms_eps(c.norm_eps)
+    writer.add_rope_freq_base(c.rope.theta)
+    writer.add_rope_dimension_count(c.rope.dim)
+    if any(c.windows):
+        writer.add_sliding_window(max(filter(None, c.windows)))
+    if c.rope.kind in ("linear", "yarn"):
+        writer.add_rope_scaling_type(gguf.RopeScalingType(c.rope.kind))
+        writer.add_rope_scaling_factor(c.rope.factor)
+    if c.rope.kind == "yarn":
+        writer.add_rope_scaling_orig_ctx_len(c.rope.original_positions)
+    if c.logit_softcap:
+        writer.add_final_logit_softcapping(c.logit_softcap)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("qwen2")
+    letters = [*"abcdefghijklmnopqrstuvwxyz", "Ġ", "ab", "<|end|>"]
+    writer.add_token_list(letters)
+    writer.add_token_types([1] * 28 + [3])
+    writer.add_token_merges(["a b"])
+    writer.add_eos_token_id(28)
+    for name, tensor in model.state_dict().items():
+        if name == "lm_head.weight" and c.tied_embedding:
+            continue
+        array = tensor.numpy()
+        if arch == "llama" and ("q_proj" in name or "k_proj" in name):
+            heads = c.num_heads if "q_proj" in name else c.num_kv_heads
+            array = array.reshape(heads, 2, -1, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
+        array = array + 1 if c.unit_offset_norm and array.ndim == 1 else array
+        writer.add_tensor(gguf_name(name, c), array.astype(np.float16) if half and array.ndim > 1 else array)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def gguf_name(name: str, config: LLMConfig) -> str:
+    sandwich = {"pre_feedforward_layernorm": "ffn_norm", "post_feedforward_layernorm": "post_ffw_norm"}
+    parts = {
+        "model.layers": "blk", "self_attn.": "", "mlp.": "", "model.embed_tokens": "token_embd",
+        "model.norm": "output_norm", "lm_head": "output", "q_proj": "attn_q", "k_proj": "attn_k", "v_proj": "attn_v",
+        "o_proj": "attn_output", "qkv_proj": "attn_qkv", "gate_up_proj": "ffn_up", "gate_proj": "ffn_gate",
+        "up_proj": "ffn_up", "down_proj": "ffn_down", "q_norm": "attn_q_norm", "k_norm": "attn_k_norm",
+        "input_layernorm": "attn_norm",
+        "post_attention_layernorm": "post_attention_norm" if config.sandwich_norms else "ffn_norm", **sandwich,
+    }  # fmt: skip
+    pattern = "|".join(sorted(map(re.escape, parts), key=len, reverse=True))
+    return re.sub(pattern, lambda m: parts[m.group()], name)
+
+
+@pytest.mark.parametrize(
+    ("name", "arch"),
+    [
+        ("llama-bias", "llama"), ("linear", "llama"), ("qwen2", "qwen2"), ("qwen2-yarn", "qwen2"), ("qwen3", "qwen3"),
+        ("gemma3_text", "gemma3"), ("phi3-partial", "phi3"),
+    ],
+)  # fmt: skip
+def test_gguf_is_the_model(name: str, arch: str, tmp_path: Path) -> None:
+    ours, theirs = tiny.decoder(name, 8)
+    checkpoint = open_checkpoint(write_gguf(tmp_path / "tiny.gguf", theirs, arch))
+    config = checkpoint.config
+    expected = tiny.our_names(theirs.state_dict(), config)
+    assert config.dtype == "float32"
+    # what the format has no field for, or llama.cpp derives from the size of the model
+    unsaid = {"qwen3": ("rope", "window_rope"), "gemma3_text": ("windows", "attention_scale")}.get(name, ())
+    assert dataclasses.replace(config, **{f: getattr(ours.config, f) for f in unsaid}) == ours.config
+    assert set(checkpoint.weights) == set(expected)
+    for key, array in checkpoint.weights.items():
+        np.testing.assert_allclose(array, expected[key].numpy(), rtol=0, atol=1e-6, err_msg=key)
+
+
+def test_gguf_fields(tmp_path: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers", reason="tokenizers is not installed")
+    path = write_gguf(tmp_path / "tiny.gguf", tiny.hf_model("qwen2"), "qwen2", half=True)
+    checkpoint = open_checkpoint(path)
+    assert checkpoint.config.dtype == "float16"
+    assert checkpoint.weights["model.norm.weight"].dtype == np.float16
+    assert checkpoint.eos_ids == (28,)
+    assert checkpoint.special_tokens == {"eos_token": "<|end|>"}
+    tokenizer = tokenizers.Tokenizer.from_str(checkpoint.tokenizer_json)
+    assert tokenizer.encode("cab ab<|end|>").tokens == ["c", "ab", "Ġ", "ab", "<|end|>"]
+    data = path.read_bytes()
+    for size, message in [(3, "offset 0: the file ends"), (200, "ends within its header"), (-200, "truncated: tensor")]:
+        path.write_bytes(data[:size])
+        with pytest.raises(WeightError, match=message):
+            open_checkpoint(path)
+    path.write_bytes(b"GGML" + data[4:])
+    with pytest.raises(WeightError, match="not a GGUF file"):
+        open_checkpoint(path)
+    path.write_bytes(data.replace(b"qwen2", b"qwenX"))
+    with pytest.raises(ConfigError, match=r"general\.architecture = 'qwenX' is not supported"):
+        open_checkpoint(path)
+
+
+# -------------------------------------------------------------------------------------------------------- real weights
+
+
+def fetched(function: Callable[[], Path], dtype: str) -> Checkpoint:
+    try:
+        return open_checkpoint(function(), dtype)
+    except RegistryUnavailable as e:
+        pytest.skip(str(e))
+
+
+def greedy(checkpoint: Checkpoint, ids: list[int], count: int) -> list[int]:
+    model = load_decoder(checkpoint, len(ids) + count)
+    out: list[int] = []
+    with torch.no_grad():
+        logits = model(torch.tensor([ids]), torch.arange(len(ids)), torch.tensor([len(ids) - 1]))
+        for at in range(len(ids), len(ids) + count):
+            out.append(int(logits.argmax()))
+            logits = model(torch.tensor([out[-1:]]), torch.tensor([at]), torch.tensor([0]))
+    return out
+
+
+@pytest.mark.network
+def test_smollm2_answers() -> None:
+    pytest.importorskip("gguf", reason="gguf is not installed")
+    tokenizers = pytest.importorskip("tokenizers", reason="tokenizers is not installed")
+    checkpoint = fetched(llm_weights.smollm2_135m, "float32")
+    tokenizer = tokenizers.Tokenizer.from_str(checkpoint.tokenizer_json)
+    ids = tokenizer.encode("The capital of France is").ids
+    assert ids == [504, 3575, 282, 4649, 314]
+    answer = [7042, 30, 198, 198, 504, 2988, 314, 42, 216, 34, 32, 33, 40, 29, 32, 33, 29, 34, 34, 216]
+    assert greedy(checkpoint, ids, 20) == answer
+    assert tokenizer.decode(answer) == " Paris.\n\nThe answer is: 2018-01-22 "
+    assert checkpoint.eos_ids == (tokenizer.token_to_id("<|im_end|>"),)
+    assert "<|im_start|>" in (checkpoint.chat_template or "")
+    assert tokenizer.encode("<|im_start|>Hi 12").tokens == ["<|im_start|>", "Hi", "Ġ", "1", "2"]
+
+
+@pytest.mark.network
+def test_tinystories_tells_its_story() -> None:
+    tokenizers = pytest.importorskip("tokenizers", reason="tokenizers is not installed")
+    checkpoint = fetched(llm_weights.tinystories_15m, "float32")
+    tokenizer = tokenizers.Tokenizer.from_str(checkpoint.tokenizer_json)
+    story = greedy(checkpoint, [1], 40)
+    assert "".join(tokenizer.id_to_token(i) for i in story).replace("▁", " ") == (
+        " Once upon a time, there was a little girl named Lily. She loved to play outside in the sunshine. "
+        "One day, she saw a big, red ball in the sky. It"
+    )
+    text = "Once upon a time, Łukasz said: \n 🦙!"
+    assert tokenizer.encode(text).ids[:5] == [1, *story[:4]]
+    assert tokenizer.decode(tokenizer.encode(text).ids) == text
