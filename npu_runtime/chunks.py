@@ -22,8 +22,8 @@ class Chunk:
 def plan_chunks(begin: int, end: int, sizes: Sequence[int], max_len: int) -> list[Chunk]:
     """Runs that compute positions ``begin`` to ``end``, each in a context of ``max_len``, the largest first.
 
-    The last one may be padded at its end: what the padding writes into the cache is overwritten before it is read. Where
-    padding would pass ``max_len``, the run starts earlier and computes some positions again.
+    The last one may be padded at its end: what the padding writes into the cache is overwritten before it is read.
+    Where padding would pass ``max_len``, the run starts earlier and computes some positions again.
     """
     largest = max(sizes)
     whole, rest = divmod(end - begin, largest)

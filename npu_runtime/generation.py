@@ -41,7 +41,10 @@ class Timings:
         return _rate(self.generated_tokens - 1, self.decode_seconds)
 
     def to_dict(self) -> dict[str, float]:
-        rates = {"prefill_tokens_per_second": self.prefill_per_second, "decode_tokens_per_second": self.decode_per_second}
+        rates = {
+            "prefill_tokens_per_second": self.prefill_per_second,
+            "decode_tokens_per_second": self.decode_per_second,
+        }
         return {**vars(self), **rates}
 
     def __str__(self) -> str:

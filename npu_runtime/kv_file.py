@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 
@@ -27,7 +28,7 @@ def fingerprint(config: str, store: WeightStore) -> bytes:
         data = array.reshape(-1).view(np.uint8)
         digest.update(f"{name} {array.dtype} {array.shape}\n".encode())
         for at in np.linspace(0, max(data.size - _SAMPLE_BYTES, 0), _SAMPLES).astype(np.int64):
-            digest.update(data[at : at + _SAMPLE_BYTES])
+            digest.update(data[at : at + _SAMPLE_BYTES].data)
     return digest.digest()
 
 
@@ -35,7 +36,7 @@ def save_kv(path: str | os.PathLike[str], state: State, tokens: Sequence[int], m
     """Write the first ``len(tokens)`` positions of all caches. Raises ``InputError`` if the file cannot be written."""
     import safetensors.numpy
 
-    arrays = {
+    arrays: dict[str, np.ndarray] = {
         _TOKENS: np.array(tokens, np.int64),
         _IDENTITY: np.frombuffer(identity, np.uint8),
     }
@@ -53,7 +54,7 @@ def load_kv(path: str | os.PathLike[str], state: State, max_len: int, identity: 
     Raises ``InputError`` for a file of another kind, of other weights or of a longer context than ``max_len``.
     """
     try:
-        file = SafetensorsFile(path)
+        file = SafetensorsFile(Path(path))
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
     except WeightError as error:

@@ -24,7 +24,7 @@ from .sampling import Sampler, SamplingOptions, log_probability
 from .tokenizer import Message, Tokenizer, render_chat
 from .weight_loader import WeightStore, load_weights
 
-Prompt = str | Sequence[int] | Sequence[Message]
+Prompt = str | Sequence[int] | Sequence[Message] | np.ndarray
 
 _INPUTS = ("token_ids", "positions", "last")
 
@@ -32,9 +32,9 @@ _INPUTS = ("token_ids", "positions", "last")
 class LLM:
     """A decoder with its weights and one conversation's caches in memory. Not for use from several threads at once.
 
-    Every entry point of ``program`` that takes token_ids int64[1, N], positions int64[N] and last int64[1] (the index of
-    the token whose logits are wanted) and returns logits float32[1, vocab] serves runs of N tokens; one takes N = 1. The
-    caches are program state. ``weights``: as :class:`Executor` takes them; ``card``: everything but tensors.
+    Every entry point of ``program`` takes token_ids int64[1, N], positions int64[N] and last int64[1] (the index of the
+    token whose logits are wanted) and returns logits float32[1, vocab]: it serves runs of N tokens, one of them N = 1.
+    The caches are program state. ``weights``: as :class:`Executor` takes them; ``card``: everything but tensors.
     """
 
     def __init__(self, program: CompiledProgram, weights: Any, card: ModelCard, backend: Backend | None = None):
@@ -70,18 +70,20 @@ class LLM:
 
         Args:
             model: a directory with config.json, safetensors and tokenizer.json; a GGUF file; a ``.npubin`` written by
-                ``npusim compile``; the name of a built-in model; or an id on the Hugging Face hub, if ``huggingface_hub``
-                is installed.
+                ``npusim compile``; the name of a built-in model; or an id on the Hugging Face hub, if
+                ``huggingface_hub`` is installed.
             dtype: how weights, activations and caches are stored ('float32', 'bfloat16', 'float16'); the model's own by
                 default.
-            max_len: tokens that prompt and answer may have together; default: what the model was made for, at most 4096.
+            max_len: tokens that prompt and answer may have together; default: what the model was made for, but at
+                most 4096.
             threads: default ``NPU_NUM_THREADS``, else the CPUs this process may use.
             cache: keep the compiled program and the packed weights on disk (in ``NPU_CACHE_DIR``, bounded by
                 ``NPU_CACHE_SIZE`` and ``NPU_WEIGHT_CACHE_SIZE``), so that the next start neither compiles nor packs.
             progress: called while a built-in model is downloaded: (what, bytes so far, bytes in total).
             status: called with a sentence when a step begins that may take long.
 
-        Raises ``InputError``, ``ConfigError``, ``WeightError``, ``CompileError``, ``ToolchainError``, ``ArtifactError``.
+        Raises ``InputError``, ``ConfigError``, ``WeightError``, ``CompileError``, ``ToolchainError`` or
+        ``ArtifactError``.
         """
         from .llm_loader import Loader
 
@@ -93,7 +95,7 @@ class LLM:
         llm.load_seconds = time.perf_counter() - start
         return llm
 
-    # -- text -----------------------------------------------------------------------------------------------------------
+    # -- text -------------------------------------------------------------------------------------------------------
     @property
     def tokenizer(self) -> Tokenizer:
         """Raises ``InputError`` if the model came without one."""
@@ -116,6 +118,8 @@ class LLM:
             ids = self.tokenizer.encode(prompt)
             if not ids and self.card.bos_id is not None:
                 ids = [self.card.bos_id]
+        elif not isinstance(prompt, Sequence | np.ndarray):
+            raise InputError(f"a prompt is text, token ids or messages, not a {type(prompt).__name__}")
         elif len(prompt) and isinstance(prompt[0], Mapping):
             text = render_chat(self.card.chat_template, prompt, self.card.special_tokens)  # type: ignore[arg-type]
             ids = self.tokenizer.encode(text, special=False)
@@ -132,7 +136,7 @@ class LLM:
         """The text of token ids, without special tokens."""
         return self.tokenizer.decode(ids)
 
-    # -- generating -----------------------------------------------------------------------------------------------------
+    # -- generating -------------------------------------------------------------------------------------------------
     def generate(
         self,
         prompt: Prompt,
@@ -187,7 +191,9 @@ class LLM:
     def _checked_limit(self, prompt: int, max_tokens: int | None) -> int:
         more = f"load the model with a larger max_len{self._model_limit()}"
         if prompt > self.max_len:
-            raise InputError(f"the prompt has {prompt} tokens, but the context holds {self.max_len}; shorten it, or {more}")
+            raise InputError(
+                f"the prompt has {prompt} tokens, but the context holds {self.max_len}; shorten it, or {more}"
+            )
         if max_tokens is None:
             return self.max_len + 1
         if max_tokens < 1:
@@ -242,21 +248,22 @@ class LLM:
             return "length"
         return "context" if len(self._tokens) >= self.max_len else ""
 
-    # -- the caches -----------------------------------------------------------------------------------------------------
+    # -- the caches -------------------------------------------------------------------------------------------------
     def _reusable(self, tokens: Sequence[int]) -> int:
         """How many leading tokens need not be computed.
 
-        A prompt that continues what is in the caches reuses all of it. Any other reuses what it shares as far as a fresh
-        start would compute it in the very same runs, so that its results do not depend on what came before.
+        A prompt that continues what is in the caches reuses all of it. Any other reuses what it shares as far as a
+        fresh start would compute it in the very same runs, so that its results do not depend on what came before.
         """
         held, largest = self._tokens, max(self._runs)
-        shared = next((i for i, (a, b) in enumerate(zip(held, tokens, strict=False)) if a != b), min(len(held), len(tokens)))
+        pairs = enumerate(zip(held, tokens, strict=False))
+        shared = next((i for i, (a, b) in pairs if a != b), min(len(held), len(tokens)))
         if shared == len(held) < len(tokens):
             return shared
         return min(shared, len(tokens) - 1, self._aligned) // largest * largest
 
     def _feed(self, tokens: Sequence[int], begin: int) -> np.ndarray:
-        """Compute ``tokens`` from position ``begin`` on; logits float32[vocab] of the last one, valid until the next."""
+        """Compute ``tokens`` from position ``begin`` on; logits float32[vocab] of the last, valid until the next call."""
         del self._tokens[begin:]
         self._aligned = min(self._aligned, begin)
         largest = max(self._runs)
@@ -304,7 +311,8 @@ class LLM:
 
     def load_state(self, path: str | os.PathLike[str]) -> None:
         """Go on where :meth:`save_state` was called; a prompt that begins with those tokens reuses them. Raises
-        ``InputError`` if the file is of another model, or too long for this context; the caches then stay as they are."""
+        ``InputError`` if the file is of another model, or too long for this context; the caches then stay as they were.
+        """
         tokens = load_kv(path, self.state, self.max_len, self._fingerprint())
         self.forget()
         self._tokens = tokens
@@ -314,12 +322,11 @@ class LLM:
             self._identity = fingerprint(f"{self.card.identity} {self.program.dtype}", self.weights)
         return self._identity
 
-    # -- saving ---------------------------------------------------------------------------------------------------------
     def facts(self) -> dict[str, Any]:
         """What was loaded: name, target, dtype, sizes in bytes, entry points, seconds."""
         return {
-            "model": self.card.name, "target": self.program.target, "dtype": self.program.dtype, "max_len": self.max_len,
-            "vocab": self.vocab, "chunks": sorted(self._runs), "weight_bytes": self.weights.nbytes,
+            "model": self.card.name, "target": self.program.target, "dtype": self.program.dtype,
+            "max_len": self.max_len, "vocab": self.vocab, "chunks": sorted(self._runs), "weight_bytes": self.weights.nbytes,
             "cache_bytes": sum(b.size_bytes for b in self.state.values()), "load_seconds": self.load_seconds,
         }  # fmt: skip
 
@@ -354,7 +361,8 @@ class _EntryRun:
 
 
 def _entry_runs(program: CompiledProgram, store: WeightStore, backend: Backend, state: State) -> dict[int, _EntryRun]:
-    runs = {}
+    """The entry points by how many tokens they take."""
+    names = {}
     for name, entry in program.entries.items():
         shapes = {i.name: i.shape for i in entry.inputs}
         if set(shapes) != set(_INPUTS) or [len(o.shape) for o in entry.outputs] != [2]:
@@ -362,16 +370,13 @@ def _entry_runs(program: CompiledProgram, store: WeightStore, backend: Backend, 
                 f"entry point {name!r} of program {program.name!r} takes {', '.join(shapes)}; "
                 f"a language model takes {', '.join(_INPUTS)} and returns logits"
             )
-        run = _EntryRun(Executor(program, store, backend, name, state))
-        runs[run.size] = run
-    if 1 not in runs:
-        raise ArtifactError(f"program {program.name!r} has no entry point for a single token, only for {sorted(runs)}")
-    return dict(sorted(runs.items()))
+        names[shapes["token_ids"][-1]] = name
+    if 1 not in names:
+        raise ArtifactError(f"program {program.name!r} has no entry point for a single token, only for {sorted(names)}")
+    return {n: _EntryRun(Executor(program, store, backend, names[n], state)) for n in sorted(names)}
 
 
 def _checked_ids(prompt: Sequence[Any]) -> list[int]:
-    if not hasattr(prompt, "__iter__"):
-        raise InputError(f"a prompt is text, token ids or messages, not a {type(prompt).__name__}")
     ids = [i.item() if hasattr(i, "item") else i for i in prompt]
     wrong = next((i for i in ids if not isinstance(i, int) or isinstance(i, bool)), None)
     if wrong is not None:

@@ -55,6 +55,6 @@ class ModelCard:
         numbers = (card.max_len, card.limit, card.bos_id or 0, *card.eos_ids)
         maps = (card.special_tokens, card.defaults)
         kinds = [(texts, str), (numbers, int), (maps, Mapping)]
-        if version != _VERSION or any(not isinstance(v, kind) for values, kind in kinds for v in values):  # type: ignore[arg-type]
+        if version != _VERSION or any(not isinstance(v, kind) for values, kind in kinds for v in values):
             raise ArtifactError(f"{origin}: not a description of a language model that this version reads")
         return card

@@ -230,7 +230,7 @@ def make_card(checkpoint: Checkpoint) -> ModelCard:
     )
 
 
-# -- finding ------------------------------------------------------------------------------------------------------------
+# -- finding -------------------------------------------------------------------------------------------------------
 def is_hub_id(name: str) -> bool:
     """Whether ``name`` could be that of a model on the Hugging Face hub: 'owner/model'."""
     return bool(_HUB_ID.fullmatch(name)) and not name.endswith((".gguf", ".npubin", ".json"))
@@ -241,20 +241,20 @@ def find_model(model: str | os.PathLike[str], progress: Progress | None = None) 
     path = Path(model)
     if path.exists():
         return path.resolve()
-    from npusim.builtin import LANGUAGE_MODELS, language_model
+    from npusim.models.llm_weights import LLMS
 
     name = os.fspath(model)
-    if name in LANGUAGE_MODELS:
-        return language_model(name, progress)
-    known = f"the built-in models are {', '.join(LANGUAGE_MODELS)}"
+    if name in LLMS:
+        return LLMS[name](progress=progress)
+    known = f"the built-in models are {', '.join(LLMS)}"
     if not is_hub_id(name):
         raise InputError(f"{name}: there is no such file or directory; {known}")
     try:
         from huggingface_hub import snapshot_download
     except ImportError:
         raise InputError(
-            f"{name}: there is no such directory; if it is a model on the Hugging Face hub, pip install huggingface_hub "
-            f"or download it yourself. {known[0].upper()}{known[1:]}"
+            f"{name}: there is no such directory; if it is a model on the Hugging Face hub, pip install "
+            f"huggingface_hub or download it yourself. {known[0].upper()}{known[1:]}"
         ) from None
     try:
         return Path(snapshot_download(name, allow_patterns=[f"*{suffix}" for suffix in _MODEL_FILES]))
@@ -263,7 +263,7 @@ def find_model(model: str | os.PathLike[str], progress: Progress | None = None) 
         raise InputError(f"{name}: not a local directory, and the Hugging Face hub did not give it: {reason}") from None
 
 
-# -- keys ---------------------------------------------------------------------------------------------------------------
+# -- keys -------------------------------------------------------------------------------------------------------
 def file_identity(path: Path) -> str:
     """Path, sizes and times of a model's files: changes when they do."""
     files = sorted(p for p in path.iterdir() if p.suffix in _MODEL_FILES) if path.is_dir() else [path]

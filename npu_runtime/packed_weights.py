@@ -9,7 +9,7 @@ offset   content (little endian)
 ...      the buffers, each at a multiple of 64 bytes
 ======== =====================================================================
 
-These files are a cache of this machine's own making, found by a key that covers what is in them; nothing else reads them.
+These files are a cache of this machine's own making, found by a key that covers what is in them.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def _read(descriptor: int, begin: int, block: np.ndarray) -> None:
     def read_slab(at: int) -> None:
         stop = min(at + _SLAB, block.size)
         while at < stop:
-            count = os.preadv(descriptor, [memoryview(block[at:stop])], begin + at)
+            count = os.preadv(descriptor, [block[at:stop].data], begin + at)
             if count == 0:
                 raise OSError("the file became shorter while it was read")
             at += count

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,19 +31,8 @@ BUILTINS = {
     )
 }
 
-# Language models: functions of npusim.models.language that fetch the model, if need be, and return its path.
-LANGUAGE_MODELS = {"smollm2-135m": "smollm2_135m", "tinystories-15m": "tinystories_15m"}
-
 # Program name -> how an image becomes its input (functions of npusim.models.images).
 PREPROCESSING = {"EfficientNetLite0": "efficientnet_lite0_input"}
-
-
-def language_model(name: str, progress: Progress | None = None) -> Path:
-    """Where a language model lies on this machine; it is downloaded at the first use."""
-    from npusim.models import language
-
-    path: Path = getattr(language, LANGUAGE_MODELS[name])(progress=progress)
-    return path
 
 
 def module(name: str, progress: Progress | None = None) -> Any:

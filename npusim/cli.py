@@ -46,8 +46,8 @@ def parser() -> argparse.ArgumentParser:
         p.add_argument("--batch", type=_positive, default=1, help="images at once, for a built-in model")
 
     def language(p: argparse.ArgumentParser) -> None:
-        p.add_argument("--max-len", type=_positive, help="language models: tokens of the context (default: at most 4096)")
-        p.add_argument("--no-cache", action="store_true", help="language models: keep nothing on disk for the next start")
+        p.add_argument("--max-len", type=_positive, help="tokens of a language model's context (default: at most 4096)")
+        p.add_argument("--no-cache", action="store_true", help="keep nothing of a language model for the next start")
 
     names = "resnet18, resnet50 or efficientnet-lite0"
     language_names = "a directory with a language model, a .gguf file, smollm2-135m or tinystories-15m"
@@ -59,7 +59,7 @@ def parser() -> argparse.ArgumentParser:
     p = verb("compile", "commands:compile_model", "compile a model to a .npubin file")
     model(p, f"an IR JSON file, {names}; {language_names}")
     compiling(p)
-    p.add_argument("--max-len", type=_positive, help="language models: tokens of the context (default: at most 4096)")
+    p.add_argument("--max-len", type=_positive, help="tokens of a language model's context (default: at most 4096)")
     p.add_argument("-o", "--output", help="the file to write (default: the model's name.npubin)")
     p.add_argument("--until", metavar="PHASE", help="stop after this phase and show the graph; writes no program")
     p.add_argument("--dump", metavar="DIR", help="write the graph after every phase, and the sources, into DIR")

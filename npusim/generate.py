@@ -1,4 +1,4 @@
-"""``npusim generate``: a language model on the command line, and what the other verbs need to know about such models."""
+"""``npusim generate``, and what the other verbs need to know about language models."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from npu_compiler import env
 from npu_compiler.errors import InputError, NPUError
 
-from .builtin import LANGUAGE_MODELS
 from .console import Result, Status
 
 if TYPE_CHECKING:
@@ -29,7 +28,11 @@ def is_language_model(model: str) -> bool:
     path = Path(model)
     if path.suffix == ".npubin":
         return companions(path)[1].exists()
-    return path.suffix == ".gguf" or path.is_dir() or model in LANGUAGE_MODELS or (not path.exists() and is_hub_id(model))
+    if path.exists() or path.suffix == ".gguf":
+        return path.suffix == ".gguf" or path.is_dir()
+    from .models.llm_weights import LLMS
+
+    return model in LLMS or is_hub_id(model)
 
 
 def load_model(args: argparse.Namespace, status: Status) -> LLM:

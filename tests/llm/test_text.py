@@ -101,7 +101,8 @@ def test_output_combines_both() -> None:
 def test_chat_template() -> None:
     messages = [{"role": "user", "content": "hi"}]
     assert render_chat(small_model.TEMPLATE, messages, {"eos_token": "<|end|>"}) == "<|user|>hi<|end|><|assistant|>"
-    assert render_chat("{{ messages | tojson }}", [{"role": "é", "content": "<"}], {}) == '[{"role": "é", "content": "<"}]'
+    odd = [{"role": "é", "content": "<"}]
+    assert render_chat("{{ messages | tojson }}", odd, {}) == '[{"role": "é", "content": "<"}]'
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,407 @@
+"""The language model runtime on a small random llama: against PyTorch, across restarts, and wherever users go wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("tokenizers")
+
+from npu_compiler.errors import ArtifactError, InputError, WeightError  # noqa: E402
+from npu_compiler.frontend.llm import load_decoder, open_checkpoint  # noqa: E402
+from npu_runtime.llm import LLM  # noqa: E402
+
+from . import small_model  # noqa: E402
+
+MAX_LEN = 96
+TEXT = [(7 * i * i + 3 * i) % 256 for i in range(MAX_LEN)]
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A cache of this module's own, but for compiled kernels."""
+    from npu_compiler import env
+
+    folder = tmp_path_factory.mktemp("cache")
+    kernels = env.cache_dir() / "kernels"
+    kernels.mkdir(parents=True, exist_ok=True)
+    (folder / "kernels").symlink_to(kernels)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NPU_CACHE_DIR", str(folder))
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_model.write_model(tmp_path_factory.mktemp("models") / "small")
+
+
+@pytest.fixture(scope="module")
+def llm(model: Path, cache: Path) -> LLM:
+    return LLM.load(model, max_len=MAX_LEN)
+
+
+@pytest.fixture(scope="module")
+def reference(model: Path) -> np.ndarray:
+    """Logits float32[MAX_LEN, vocab] after each token of TEXT, by PyTorch."""
+    decoder = load_decoder(open_checkpoint(model), MAX_LEN)
+    rows = []
+    with torch.inference_mode():
+        for i, token in enumerate(TEXT):
+            rows.append(decoder(torch.tensor([[token]]), torch.tensor([i]), torch.tensor([0]))[0].numpy())
+    return np.stack(rows)
+
+
+# ------------------------------------------------------------------------------------------------------------- numbers
+
+
+@pytest.mark.parametrize("prompt", [1, 2, 7, 32, 33, 64, 65, 95, 96])
+def test_teacher_forcing(llm: LLM, reference: np.ndarray, prompt: int) -> None:
+    found = llm.logits(TEXT, prompt)
+    assert found.shape == (MAX_LEN - prompt + 1, llm.vocab) and found.dtype == np.float32
+    np.testing.assert_allclose(found, reference[prompt - 1 :], rtol=0, atol=2e-5 * np.abs(reference).max())
+
+
+def test_greedy_text_is_the_argmax_of_the_reference(llm: LLM, model: Path) -> None:
+    decoder = load_decoder(open_checkpoint(model), MAX_LEN)
+    tokens = list(TEXT[:40])
+    with torch.inference_mode():
+        for i in range(60):
+            start = 0 if i == 0 else len(tokens) - 1
+            fed = tokens[start:]
+            logits = decoder(torch.tensor([fed]), torch.arange(start, len(tokens)), torch.tensor([len(fed) - 1]))
+            tokens.append(int(logits[0].argmax()))
+            if len(tokens) > MAX_LEN:
+                break
+    answer = llm.generate(TEXT[:40], ignore_eos=True, stream=False)
+    assert answer.tokens == tokens[40:]
+    assert answer.finish_reason == "context" and len(answer.tokens) == MAX_LEN - 40 + 1
+
+
+def test_logprobs(llm: LLM, reference: np.ndarray) -> None:
+    answer = llm.generate(TEXT[:20], max_tokens=1, logprobs=True, temperature=2.0, seed=1, top_k=3)
+    (token,) = list(answer)
+    expected = torch.log_softmax(torch.from_numpy(reference[19]).double(), -1)[token.id]
+    assert token.logprob == pytest.approx(float(expected), abs=1e-4)
+    assert next(llm.generate(TEXT[:20], max_tokens=1)).logprob is None
+
+
+# ---------------------------------------------------------------------------------------------------------- generation
+
+
+def test_text_and_tokens_agree(llm: LLM) -> None:
+    generation = llm.generate("hello", max_tokens=40, temperature=1.0, seed=5, ignore_eos=True)
+    texts = [token.text for token in generation]
+    assert generation.text == "".join(texts) == llm.decode(generation.tokens)
+    assert generation.finish_reason == "length" and len(generation.tokens) == 40
+    assert next(generation, None) is None and generation.finish_reason == "length"
+
+
+def test_seeds_make_answers_repeatable_whatever_came_before(llm: LLM) -> None:
+    def answer(seed: int) -> list[int]:
+        return llm.generate(TEXT[:50], max_tokens=20, temperature=1.0, top_p=0.95, seed=seed, stream=False).tokens
+
+    first = answer(1)
+    llm.generate("something else", max_tokens=3, stream=False)
+    assert answer(1) == first
+    assert answer(1) == first  # now with the prompt's first chunk in the caches
+    assert answer(2) != first
+
+
+def test_stop_tokens_and_strings(llm: LLM) -> None:
+    full = llm.generate(TEXT[:10], max_tokens=30, ignore_eos=True, stream=False)
+    some = full.tokens[6]
+    cut = llm.generate(TEXT[:10], max_tokens=30, ignore_eos=True, stop=[some], stream=False)
+    assert cut.tokens == full.tokens[: full.tokens.index(some) + 1] and cut.finish_reason == "stop"
+    assert cut.text == llm.decode(cut.tokens[:-1])  # a stop token has no text
+    letters = llm.generate("abc", max_tokens=60, temperature=1.5, seed=3, ignore_eos=True, stream=False).text
+    stop = letters[4:7]  # spans several tokens
+    halted = llm.generate("abc", max_tokens=60, temperature=1.5, seed=3, ignore_eos=True, stop=stop, stream=False)
+    assert halted.finish_reason == "stop" and halted.text == letters[: letters.index(stop)]
+
+
+def test_end_token(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    import dataclasses
+
+    tokens = llm.generate(TEXT[:10], max_tokens=10, ignore_eos=True, stream=False).tokens
+    monkeypatch.setattr(llm, "card", dataclasses.replace(llm.card, eos_ids=(tokens[4],)))
+    answer = llm.generate(TEXT[:10], max_tokens=10, stream=False)
+    assert answer.finish_reason == "stop" and answer.tokens == tokens[: tokens.index(tokens[4]) + 1]
+
+
+def test_chat_goes_through_the_template(llm: LLM) -> None:
+    messages = [{"role": "user", "content": "hi"}]
+    ids = llm.encode(messages)
+    assert llm.tokenizer.decode(ids) == "hi" and ids[0] == 257 and ids[-1] == 258  # <|user|> … <|assistant|>
+    by_ids = llm.generate(ids, max_tokens=5, stream=False)
+    assert llm.chat(messages, max_tokens=5, stream=False).tokens == by_ids.tokens
+    assert llm.chat("hi", max_tokens=5, stream=False).tokens == by_ids.tokens
+
+
+def test_a_continued_conversation_is_not_computed_again(llm: LLM) -> None:
+    llm.reset()
+    first = llm.generate(TEXT[:20], max_tokens=6, ignore_eos=True, stream=False)
+    longer = [*TEXT[:20], *first.tokens, *TEXT[:10]]
+    second = llm.generate(longer, max_tokens=6, ignore_eos=True, stream=False)
+    assert second.timings.reused_tokens == 25  # the last token of an answer is never fed back
+    llm.reset()
+    fresh = llm.generate(longer, max_tokens=6, ignore_eos=True, stream=False)
+    assert fresh.timings.reused_tokens == 0 and fresh.tokens == second.tokens
+
+
+def test_reuse_never_changes_a_bit_otherwise(llm: LLM) -> None:
+    """A prompt that shares only its beginning with the caches reuses whole chunks, as a fresh start computes them."""
+
+    def last_logits(tokens: list[int]) -> np.ndarray:
+        generation = llm.generate(tokens, max_tokens=1)
+        next(generation)
+        reused.append(generation.timings.reused_tokens)
+        return llm._runs[32]._logits.to_numpy()
+
+    reused: list[int] = []
+    other = [*TEXT[:70], 5, 6, 7, 8, 9]
+    llm.reset()
+    fresh = last_logits(other)
+    last_logits(TEXT[:80])  # shares 70 tokens: 64 of them in whole chunks
+    again = last_logits(other)
+    assert reused == [0, 64, 64]
+    np.testing.assert_array_equal(again, fresh)
+
+
+def test_a_new_generation_ends_the_old_one(llm: LLM) -> None:
+    old = llm.generate("abc", max_tokens=5, ignore_eos=True)
+    next(old)
+    next(llm.generate("xyz", max_tokens=5, ignore_eos=True))
+    with pytest.raises(InputError, match="another one"):
+        next(old)
+
+
+def test_timings(llm: LLM) -> None:
+    t = llm.generate(TEXT[:33], max_tokens=4, ignore_eos=True, stream=False).timings
+    assert t.prompt_tokens == 33 and t.generated_tokens == 4
+    assert t.prefill_per_second == pytest.approx((33 - t.reused_tokens) / t.prefill_seconds)
+    assert t.decode_per_second == pytest.approx(3 / t.decode_seconds)
+    assert t.first_token_seconds >= t.prefill_seconds
+    assert "33 tokens" in str(t) and json.dumps(t.to_dict())
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "message"),
+    [
+        ([*TEXT, 1], {}, f"the prompt has 97 tokens, but the context holds {MAX_LEN}.*max_len.*256"),
+        (TEXT[:90], {"max_tokens": 8}, "ask for at most 7 tokens"),
+        ([], {}, "empty"),
+        ([1, 320], {}, "token id 320 is outside of the vocabulary, which has 320"),
+        ([1, -1], {}, "token id -1"),
+        ([1, "x"], {}, "'x' among the token ids"),
+        ([1.5], {}, "1.5"),
+        (5, {}, "not a int"),
+        (None, {}, "not a NoneType"),
+        (TEXT[:4], {"max_tokens": 0}, "max_tokens=0"),
+        (TEXT[:4], {"temperature": -1}, "temperature=-1"),
+        ([{"role": "user"}], {}, r"messages\[0\]"),
+    ],
+)
+def test_wrong_requests(llm: LLM, prompt: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        llm.generate(prompt, **options)
+
+
+def test_the_longest_prompt_gets_one_token(llm: LLM) -> None:
+    answer = llm.generate(TEXT, ignore_eos=True, stream=False)
+    assert len(answer.tokens) == 1 and answer.finish_reason == "context"
+
+
+# --------------------------------------------------------------------------------------------------------- saved state
+
+
+def test_saved_conversation(llm: LLM, tmp_path: Path) -> None:
+    path = tmp_path / "talk.safetensors"
+    llm.reset()
+    first = llm.generate(TEXT[:40], max_tokens=5, ignore_eos=True, stream=False)
+    llm.save_state(path)
+    held = llm.tokens
+    longer = [*TEXT[:40], *first.tokens, 1, 2, 3]
+    expected = llm.generate(longer, max_tokens=10, ignore_eos=True, stream=False)
+    assert path.stat().st_size < 44 * 2 * 2 * 2 * 16 * 4 + 2000  # valid positions only
+    llm.reset()
+    llm.load_state(path)
+    assert llm.tokens == held
+    answer = llm.generate(longer, max_tokens=10, ignore_eos=True, stream=False)
+    assert answer.tokens == expected.tokens and answer.timings.reused_tokens == 44
+
+
+def test_states_that_do_not_fit(llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    llm.generate(TEXT[:40], max_tokens=1, stream=False)
+    held = llm.tokens
+    path = tmp_path / "talk.safetensors"
+    llm.save_state(path)
+    with pytest.raises(InputError, match="cannot be read"):
+        llm.load_state(tmp_path / "none")
+    (tmp_path / "text").write_text("nothing of the kind, but long enough")
+    with pytest.raises(InputError, match="not a saved state"):
+        llm.load_state(tmp_path / "text")
+    arrays = safetensors.numpy.load_file(path)
+    safetensors.numpy.save_file({"x": np.zeros(1)}, tmp_path / "other")
+    with pytest.raises(InputError, match="holds no tokens"):
+        llm.load_state(tmp_path / "other")
+    cut = {k: v[:, :, :5] if "cache" in k else v for k, v in arrays.items()}
+    safetensors.numpy.save_file({k: np.ascontiguousarray(v) for k, v in cut.items()}, tmp_path / "cut")
+    with pytest.raises(InputError, match="expected"):
+        llm.load_state(tmp_path / "cut")
+    with pytest.raises(InputError, match="cannot be written"):
+        llm.save_state(tmp_path / "no" / "where")
+    monkeypatch.setattr(llm, "_identity", b"x" * 32)
+    with pytest.raises(InputError, match="other weights"):
+        llm.load_state(path)
+    monkeypatch.undo()
+    monkeypatch.setattr(llm, "max_len", 20)
+    with pytest.raises(InputError, match="the state has 40 tokens, but the context holds 20"):
+        llm.load_state(path)
+    assert llm.tokens == held
+
+
+# -------------------------------------------------------------------------------------------------------------- loading
+
+SECOND_START = """
+import sys, json
+from npu_runtime.llm import LLM
+llm = LLM.load(sys.argv[1], max_len=int(sys.argv[2]), status=lambda s: print(s, file=sys.stderr))
+tokens = llm.generate("hello", max_tokens=5, ignore_eos=True, stream=False).tokens
+heavy = [m for m in ("torch", "transformers", "gguf", "jinja2", "npu_compiler.pipeline") if m in sys.modules]
+print(json.dumps({"tokens": tokens, "heavy": heavy}))
+"""
+
+
+def test_second_start_neither_compiles_nor_packs(llm: LLM, model: Path, cache: Path) -> None:
+    environment = {**os.environ, "NPU_CXX": "/no/compiler", "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    child = [sys.executable, "-c", SECOND_START, str(model), str(MAX_LEN)]
+    out = subprocess.run(child, env=environment, capture_output=True, text=True, check=True)
+    found = json.loads(out.stdout)
+    assert found["heavy"] == [] and not out.stderr
+    assert found["tokens"] == llm.generate("hello", max_tokens=5, ignore_eos=True, stream=False).tokens
+
+
+def only_file(folder: Path) -> Path:
+    (path,) = [p for p in folder.rglob("*") if p.is_file()]
+    return path
+
+
+@pytest.mark.parametrize("damage", ["cut", "magic", "header", "removed"])
+def test_damaged_packed_weights_are_made_anew(llm: LLM, model: Path, cache: Path, damage: str) -> None:
+    expected = llm.generate("hello", max_tokens=5, stream=False).tokens
+    path = only_file(cache / "weights")
+    data = path.read_bytes()
+    broken = {"cut": data[: len(data) // 2], "magic": b"x" + data[1:], "header": data[:16] + b"\xc1" * 40 + data[56:]}
+    path.write_bytes(broken[damage]) if damage in broken else path.unlink()
+    steps: list[str] = []
+    again = LLM.load(model, max_len=MAX_LEN, status=steps.append)
+    assert "loading weights" in steps and not any("compiling" in s for s in steps)
+    assert again.generate("hello", max_tokens=5, stream=False).tokens == expected
+    assert only_file(cache / "weights").read_bytes() == data
+
+
+def test_changed_weights_are_noticed(llm: LLM, cache: Path, tmp_path: Path) -> None:
+    """Another checkpoint of the same architecture: not compiled again, but with weights of its own."""
+    folder = small_model.write_model(tmp_path / "m", seed=0)
+    same = LLM.load(folder, max_len=MAX_LEN)
+    steps: list[str] = []
+    small_model.write_model(folder, seed=1)
+    other = LLM.load(folder, max_len=MAX_LEN, status=steps.append)
+    assert "loading weights" in steps and not any("compiling" in s for s in steps)
+    assert np.abs(other.logits([1, 2]) - same.logits([1, 2])).max() > 0.1
+    assert other._fingerprint() != same._fingerprint() == llm._fingerprint()
+
+
+def test_without_cache_nothing_is_kept(
+    model: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, llm: LLM
+) -> None:
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "kernels").symlink_to(cache / "kernels")
+    monkeypatch.setenv("NPU_CACHE_DIR", str(tmp_path / "cache"))
+    again = LLM.load(model, max_len=MAX_LEN, cache=False)
+    assert [p.name for p in (tmp_path / "cache").iterdir()] == ["kernels"]
+    assert again.tokens == [] and again.generate("a", max_tokens=1, stream=False).tokens
+
+
+def test_nan_weights_are_named_each_time(llm: LLM, cache: Path, tmp_path: Path) -> None:
+    folder = small_model.write_model(tmp_path / "nan")
+    arrays = safetensors.numpy.load_file(folder / "model.safetensors")
+    arrays["model.norm.weight"][3] = np.nan
+    safetensors.numpy.save_file(arrays, folder / "model.safetensors")
+    for _ in range(2):
+        with pytest.warns(RuntimeWarning, match=r"model\.norm\.weight.*NaN"):
+            broken = LLM.load(folder, max_len=MAX_LEN)
+    with pytest.raises(Exception, match="logits hold nan"):
+        broken.generate("a", max_tokens=1, stream=False)
+
+
+def test_no_warnings_otherwise(model: Path, cache: Path, llm: LLM) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        LLM.load(model, max_len=MAX_LEN)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"max_len": 0}, InputError, "max_len=0"),
+        ({"max_len": 300}, InputError, "made for at most 256 positions"),
+        ({"target": "abacus"}, Exception, "abacus"),
+        ({"dtype": "int8"}, Exception, "int8"),
+    ],
+)
+def test_wrong_options(model: Path, options: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        LLM.load(model, **options)
+
+
+def test_wrong_models(llm: LLM, tmp_path: Path, cache: Path) -> None:
+    with pytest.raises(InputError, match="smollm2-135m"):
+        LLM.load("no-such-model")
+    with pytest.raises(WeightError, match=r"config\.json"):
+        LLM.load(tmp_path)
+    folder = small_model.write_model(tmp_path / "vocabulary", vocab_size=100)
+    with pytest.raises(WeightError, match="tokenizer"):
+        LLM.load(folder)
+    path = small_model.write_model(tmp_path / "short") / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(WeightError, match=r"model\.safetensors"):
+        LLM.load(path.parent)
+
+
+def test_programs_of_another_kind(llm: LLM) -> None:
+    import dataclasses
+
+    program = dataclasses.replace(llm.program, entries={"prefill_32": llm.program.entries["prefill_32"]})
+    with pytest.raises(ArtifactError, match="no entry point for a single token"):
+        LLM(program, llm.weights, llm.card, llm_backend(llm))
+
+
+def llm_backend(llm: LLM) -> Any:
+    from npu_runtime.backend import get_backend
+
+    return get_backend(llm.program.target)
+
+
+def test_without_tokenizer(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    import dataclasses
+
+    bare = LLM(llm.program, llm.weights, dataclasses.replace(llm.card, tokenizer=None), llm_backend(llm))
+    answer = bare.generate([1, 2, 3], max_tokens=4, stream=False)
+    assert len(answer.tokens) == 4 and answer.text == ""
+    with pytest.raises(InputError, match="pass token ids"):
+        bare.generate("text")
+    with pytest.raises(InputError, match=r"tokenizer\.json"):
+        bare.generate([1], stop=["x"])
