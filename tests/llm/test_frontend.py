@@ -33,8 +33,11 @@ def feed(model: Any, ids: list[int], chunks: tuple[int, ...], max_len: int) -> l
     return logits
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["f32", "f64"])
-@pytest.mark.parametrize("name", tiny.CASES)
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [*((n, torch.float64) for n in tiny.CASES), *((n, torch.float32) for n in STRUCTURES)],
+    ids=lambda x: str(x).removeprefix("torch."),
+)
 def test_logits_are_those_of_transformers(name: str, dtype: torch.dtype) -> None:
     """Teacher-forced, with the cache filled by chunks of 1, 7 and 33 tokens, padded, and by single tokens."""
     check_logits(name, dtype, 46, (1, 7, 33), 48)
