@@ -55,6 +55,7 @@ def _normalise(s: State) -> None:
     s.run_pass("normalise", normalise.normalise)
     s.run_pass("fold_constants", normalise.fold_constants)
     s.run_pass("fold_positions", positions.fold_positions)
+    s.run_pass("fold_constants", normalise.fold_constants)
     s.run_pass("fuse_attention", attention.fuse_attention)
     s.run_pass("merge_matmuls", merge.merge_matmuls)
 

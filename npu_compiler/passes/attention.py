@@ -15,15 +15,21 @@ import numpy as np
 
 from .. import dtypes, expr, patterns
 from ..expr import Expr
-from ..graph import Graph, Node, Value
+from ..graph import VIEWS, Graph, Node, Value
 from ..patterns import Match, Rewrite, loaded, see_through, sides, strip
 
 
 def fuse_attention(graph: Graph) -> None:
-    """Apply :data:`ATTENTION`, then tell each kernel how far its keys are valid where the mask says so."""
+    """Apply :data:`ATTENTION`, drop masks that hide nothing or just the future, then tell each kernel how far its keys are
+    valid where the mask says so."""
     patterns.apply(graph, REWRITES)
     for node in graph.nodes:
         if node.op == "attention" and not node.attrs["limited"] and len(node.inputs) == 4:
+            mask = node.inputs[3]
+            if _hides_nothing(mask) or _is_causal(mask):
+                node.attrs["causal"] = node.attrs["causal"] or not _hides_nothing(mask)
+                node.inputs.pop()
+                continue
             positions = last_visible_key(node.inputs[3], node.inputs[0].shape[2])
             if positions is not None:
                 node.inputs.append(positions)
@@ -304,9 +310,16 @@ def _combined(graph: Graph, match: Match) -> tuple[Value | None, bool]:
     return total, causal
 
 
+def _hides_nothing(mask: Value) -> bool:
+    """Whether a constant mask adds zeros, or keeps everything."""
+    while mask.op in VIEWS:
+        mask = mask.node.inputs[0]
+    return mask.op == "const" and bool((mask.node.attrs["data"] == (mask.dtype == "bool")).all())
+
+
 def _is_causal(mask: Value) -> bool:
     """Whether a bool mask [.., S, S] is true exactly on and below the diagonal."""
-    while mask.op in ("reshape", "expand"):
+    while mask.op in ("reshape", "expand") and mask.shape[-2:] == mask.node.inputs[0].shape[-2:]:
         mask = mask.node.inputs[0]
     if mask.rank < 2 or mask.dtype != "bool" or math.prod(mask.shape[:-2]) != 1:
         return False

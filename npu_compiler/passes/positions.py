@@ -1,4 +1,4 @@
-"""Constants that say no more than where they are: single numbers and tables of positions become part of the expression.
+"""Constants that say no more than where they are: numbers and tables of positions become part of the expression.
 
 An ``arange`` that a mask compares or a gather reads through is an index; what it decides at compile time (wrapping of
 negative positions, clamps) then disappears, and a gather at such positions is a strided read.
@@ -16,10 +16,12 @@ from .normalise import normalise
 
 
 def fold_positions(graph: Graph) -> None:
-    """Replace loads of one-element constants by numbers, and loads of integer constants that are affine in their indices
-    by index arithmetic."""
+    """Replace loads of uniform constants by numbers, and loads of integer constants that are affine in their indices by
+    index arithmetic. What then is the same all along a dim is computed once and expanded."""
     changed = False
-    for node in graph.nodes:
+    new: dict[Value, Value] = {}
+    for node in list(graph.nodes):
+        node.inputs = [new.get(v, v) for v in node.inputs]
         if node.op in LOOPS and any(v.op == "const" for v in node.inputs):
             e = _resolved(node.attrs["expr"], node.inputs, node.domain)
             if e is not node.attrs["expr"]:
@@ -28,8 +30,34 @@ def fold_positions(graph: Graph) -> None:
                 changed = True
         elif node.op == "scatter" and any(v.op == "const" for v in node.inputs[2:]):
             changed = _scatter(node) or changed
-    if changed:
+        if node.op == "pointwise" and (once := _computed_once(graph, node)) is not None:
+            new[node.out] = once
+    if changed or new:
+        graph.replace(new)
         normalise(graph)
+
+
+def _computed_once(graph: Graph, node: Node) -> Value | None:
+    """``pointwise(expand(x))`` -> ``expand(pointwise(x))`` along every dim that decides nothing."""
+    inputs = list(node.inputs)
+
+    def through(load: Expr) -> Expr | None:
+        v = node.inputs[load.value]
+        if v.op != "expand":
+            return None
+        source = inputs[load.value] = v.node.inputs[0]
+        idx = [expr.const(0, "int64") if n == 1 else i for i, n in zip(load.args, source.shape, strict=True)]
+        return expr.load(load.value, load.dtype, idx)
+
+    e = expr.substitute(node.attrs["expr"], loads=through)
+    used = {x.value for x in expr.walk(e) if x.op == "index"}
+    shape = tuple(n if d in used or n == 0 else 1 for d, n in enumerate(node.out.shape))
+    if shape == node.out.shape:
+        return None
+    graph.sources = node.sources
+    out = graph.expand(graph.elementwise(shape, inputs, e), node.out.shape)
+    graph.sources = ()
+    return out
 
 
 def _scatter(node: Node) -> bool:
@@ -57,9 +85,11 @@ def _resolved(e: Expr, inputs: list[Value], domain: tuple[int, ...]) -> Expr:
 
 
 def _number_or_position(data: np.ndarray, load: Expr) -> Expr | None:
-    if data.size == 1 and dtypes.DTYPES[load.dtype].kind != "complex":
-        return expr.const(data.reshape(()).item(), load.dtype)
-    if data.size == 0 or not dtypes.is_int(load.dtype):
+    if data.size == 0 or dtypes.DTYPES[load.dtype].kind == "complex":
+        return None
+    if data.tobytes() == data.flat[0].tobytes() * data.size:
+        return expr.const(data.flat[0].item(), load.dtype)
+    if not dtypes.is_int(load.dtype):
         return None
     first = int(data.flat[0])
     position: Expr = expr.const(first, "int64")

@@ -6,6 +6,7 @@ kernel that reads what it writes must do so at the same place.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping
 
@@ -14,6 +15,7 @@ from npu_compiler import dtypes, expr, interp
 from npu_compiler.graph import Graph
 from npu_compiler.kernel import Buffer, Kernel, Operand, Schedule
 from npu_compiler.pipeline import State
+from npu_compiler.targets.cpu.winograd import filter_transform
 
 from ..cpu_harness import expected, view
 
@@ -32,8 +34,9 @@ def run(state: State, inputs: Mapping[str, np.ndarray], weights: Mapping[str, np
     made = interp.run(recipes, {}, weights)
     arena = np.full(schedule.arena_bytes, 0xFF, np.uint8)
     arrays = {b.id: _memory(b, arena, inputs, weights, made) for b in schedule.buffers}
-    for kernel in schedule.kernels:
-        execute(kernel, arrays)
+    for _, step in itertools.groupby(schedule.kernels, lambda k: k.step):
+        for kernel in reversed(list(step)):  # any order must do
+            execute(kernel, arrays)
     results = {name: arrays[b.id].reshape(b.shape) for name, b in schedule.outputs}
     results.update({f"state:{b.name}": arrays[b.id].reshape(b.shape) for b in schedule.buffers if b.kind == "state"})
     return results
@@ -129,6 +132,19 @@ def _conv2d(k: Kernel, inputs: list[np.ndarray]) -> np.ndarray:
     return interp.evaluate_node(y.node, [inputs[0], w])[0]
 
 
+def _winograd(k: Kernel, inputs: list[np.ndarray]) -> np.ndarray:
+    """The filters are found again from their transforms U = G w G^T, G being of full rank."""
+    tile, (c, ko) = k.attrs["tile"], k.attrs["channels"]
+    g = filter_transform(tile)
+    u = _unpacked(np.moveaxis(inputs[1][0], 1, 0), k.inputs[1], 1)[:, :c, :ko]  # [points, C, K]
+    w = np.linalg.pinv(np.kron(g, g)) @ u.reshape((tile + 2) ** 2, -1).astype(np.float64)
+    graph = Graph("winograd")
+    x = graph.input("x", inputs[0].shape, "float64")
+    weight = w.reshape(3, 3, c, ko).transpose(3, 0, 1, 2)
+    y = graph.conv2d(x, graph.input("w", weight.shape, "float64"), (1, 1), k.attrs["padding"], (1, 1), 1)
+    return interp.evaluate_node(y.node, [inputs[0].astype(np.float64), weight])[0]
+
+
 def _attention(k: Kernel, inputs: list[np.ndarray]) -> np.ndarray:
     graph = Graph("attention")
     for op in k.inputs[:3]:
@@ -144,4 +160,4 @@ def _pack(k: Kernel, inputs: list[np.ndarray]) -> np.ndarray:
     return interp.pack_panels(b.transpose(0, 2, 1)[:, :, None, :], out.shape[3 if layout == "pairs" else -1], layout)
 
 
-_ANCHORS = {"gemm": _gemm, "conv2d": _conv2d, "depthwise": _conv2d, "attention": _attention, "pack": _pack}
+_ANCHORS = {"gemm": _gemm, "conv2d": _conv2d, "depthwise": _conv2d, "winograd": _winograd, "attention": _attention, "pack": _pack}
