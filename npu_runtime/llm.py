@@ -124,7 +124,7 @@ class LLM:
             text = render_chat(self.card.chat_template, prompt, self.card.special_tokens)  # type: ignore[arg-type]
             ids = self.tokenizer.encode(text, special=False)
         else:
-            ids = _checked_ids(prompt)
+            ids = _checked_ids(list(prompt))
         if not ids:
             raise InputError("the prompt is empty")
         worst = max(ids, key=lambda i: i if i >= 0 else self.vocab - i)
@@ -263,7 +263,7 @@ class LLM:
         return min(shared, len(tokens) - 1, self._aligned) // largest * largest
 
     def _feed(self, tokens: Sequence[int], begin: int) -> np.ndarray:
-        """Compute ``tokens`` from position ``begin`` on; logits float32[vocab] of the last, valid until the next call."""
+        """Compute ``tokens`` from position ``begin`` on; logits float32[vocab] of the last, valid until the next."""
         del self._tokens[begin:]
         self._aligned = min(self._aligned, begin)
         largest = max(self._runs)
@@ -326,8 +326,9 @@ class LLM:
         """What was loaded: name, target, dtype, sizes in bytes, entry points, seconds."""
         return {
             "model": self.card.name, "target": self.program.target, "dtype": self.program.dtype,
-            "max_len": self.max_len, "vocab": self.vocab, "chunks": sorted(self._runs), "weight_bytes": self.weights.nbytes,
-            "cache_bytes": sum(b.size_bytes for b in self.state.values()), "load_seconds": self.load_seconds,
+            "max_len": self.max_len, "vocab": self.vocab, "chunks": sorted(self._runs),
+            "weight_bytes": self.weights.nbytes, "cache_bytes": sum(b.size_bytes for b in self.state.values()),
+            "load_seconds": self.load_seconds,
         }  # fmt: skip
 
 

@@ -24,7 +24,7 @@ import msgpack
 from npu_compiler import env
 from npu_compiler.cache import Cache, open_cache
 from npu_compiler.compiled_program import CompiledProgram
-from npu_compiler.errors import ArtifactError, InputError, NPUError
+from npu_compiler.errors import ArtifactError, InputError
 from npu_compiler.files import write_atomic
 from npu_compiler.serialize import dumps, graph_to_plain, loads
 

@@ -158,6 +158,8 @@ def _run(args: argparse.Namespace) -> Any:
         refused = isinstance(error, CompileError) and getattr(args, "no_fallback", False) and bool(error.reasons)
         code = POLICY if refused else USER_ERROR
         return Result(_error(error, getattr(error, "reasons", [])), [f"npusim: {error}"], code)
+    except BrokenPipeError:  # not a defect: main() knows
+        raise
     except Exception as error:
         if os.environ.get("NPU_DEBUG", "0") not in ("", "0"):
             raise

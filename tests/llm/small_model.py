@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import safetensors.numpy
 
+from npu_compiler import env
 from npu_compiler.frontend.llm.config import LLMConfig, parameter_shapes
 
 TEMPLATE = (
@@ -60,3 +63,13 @@ def write_model(folder: Path, seed: int = 0, **changes: Any) -> Path:
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE, "eos_token": "<|end|>"}))
     safetensors.numpy.save_file(weights(settings, seed), folder / "model.safetensors")
     return folder
+
+
+def own_cache(folder: Path) -> Iterator[Path]:
+    """``folder`` as the cache while the generator is held, but for compiled kernels, which all tests share."""
+    kernels = env.cache_dir() / "kernels"
+    kernels.mkdir(parents=True, exist_ok=True)
+    (folder / "kernels").symlink_to(kernels)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NPU_CACHE_DIR", str(folder))
+        yield folder

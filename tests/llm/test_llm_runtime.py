@@ -30,16 +30,7 @@ TEXT = [(7 * i * i + 3 * i) % 256 for i in range(MAX_LEN)]
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A cache of this module's own, but for compiled kernels."""
-    from npu_compiler import env
-
-    folder = tmp_path_factory.mktemp("cache")
-    kernels = env.cache_dir() / "kernels"
-    kernels.mkdir(parents=True, exist_ok=True)
-    (folder / "kernels").symlink_to(kernels)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("NPU_CACHE_DIR", str(folder))
-        yield folder
+    yield from small_model.own_cache(tmp_path_factory.mktemp("cache"))
 
 
 @pytest.fixture(scope="module")
