@@ -145,12 +145,21 @@ def _is_float(dtype: str) -> bool:
     return dtypes.is_float(dtype)
 
 
+_IN_PLACE_OPERATORS = frozenset(("__iand__", "__ior__", "__ixor__", "__ilshift__", "__irshift__"))
+
+
 def functional_name(op_type: str) -> str:
-    """``aten.relu_.default`` -> ``aten.relu.default``: in-place ops are lowered as their out-of-place twins."""
+    """``aten.relu_.default`` -> ``aten.relu.default``, ``aten.__iand__.Tensor`` -> ``aten.__and__.Tensor``: in-place ops
+    are lowered as their out-of-place twins."""
     parts = op_type.split(".")
-    if len(parts) == 3 and parts[1].endswith("_") and not parts[1].endswith("__"):
-        return ".".join((parts[0], parts[1][:-1], parts[2]))
-    return op_type
+    if len(parts) != 3:
+        return op_type
+    namespace, name, overload = parts
+    if name in _IN_PLACE_OPERATORS:
+        name = f"__{name[3:]}"
+    elif name.endswith("_") and not name.endswith("__"):
+        name = name[:-1]
+    return f"{namespace}.{name}.{overload}"
 
 
 def find(op_type: str) -> OpDef | None:
