@@ -54,7 +54,8 @@ VARIABLES: dict[str, Variable] = {
                  "where each compiler phase writes its graph and source"),
         Variable("NPU_DISABLE", "names of passes or fusions, separated by commas", "nothing is disabled",
                  "rewrites to leave out"),
-        Variable("NPU_VERIFY", "0 or 1", "0", "check the graph's invariants after every phase"),
+        Variable("NPU_VERIFY", "0, 1 or 2", "0",
+                 "check the program after every phase: 1 its invariants, 2 also its results on random inputs"),
         Variable("NPU_TARGET", "one of " + ", ".join(_TARGETS), "cpu", "the target when the caller names none"),
     )
 }  # fmt: skip
@@ -162,9 +163,9 @@ def disabled() -> frozenset[str]:
     return _read("NPU_DISABLE", lambda text: frozenset(n for n in re.split(r"[,\s]+", text) if n), frozenset[str]())
 
 
-def verify() -> bool:
-    """``NPU_VERIFY``."""
-    return _read("NPU_VERIFY", _flag, False)
+def verify() -> int:
+    """``NPU_VERIFY``: 0, 1 (invariants) or 2 (results, too)."""
+    return _read("NPU_VERIFY", lambda text: int(_flag(text)) if text.lower() in _TRUE + _FALSE else _integer(0, 2)(text), 0)
 
 
 def target() -> str:

@@ -359,8 +359,22 @@ class Graph:
         self.nodes = list(keep)
 
     def dump(self) -> str:
-        lines = [repr(n) for n in self.nodes]
-        return "\n".join([*lines, *(f"output {n} = {v!r}" for n, v in self.outputs), *(f"state {k} = {v!r}" for k, v in self.updates)])
+        """One line a node: what it makes, from what, and (behind ``#``) the IR nodes it stands for."""
+        lines = [_line(n) for n in self.nodes]
+        lines += [f"output {name} = {_name(v)}" for name, v in self.outputs]
+        return "\n".join([*lines, *(f"state {key} = {_name(v)}" for key, v in self.updates)])
+
+
+def _name(v: Value) -> str:
+    return f"%{v.node.id}{f'.{v.index}' if v.index else ''}"
+
+
+def _line(node: Node) -> str:
+    results = ", ".join(f"{_name(v)}: {v.dtype}{list(v.shape)}" for v in node.outputs)
+    attrs = [f"{k}={list(v) if isinstance(v, tuple) else v}" for k, v in node.attrs.items() if k not in ("expr", "data", "shape")]
+    call = f"{node.op}({', '.join([*map(_name, node.inputs), *attrs])})"
+    body = f"  {expr.render(node.attrs['expr'])}" if "expr" in node.attrs else ""
+    return f"{results} = {call}{body}" + (f"  # {', '.join(node.sources)}" if node.sources else "")
 
 
 def broadcast_shapes(*shapes: Sequence[int]) -> tuple[int, ...]:

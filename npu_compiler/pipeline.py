@@ -5,19 +5,20 @@ Passes and fusions can be left out one by one: ``compile(disable=("fold_batch_no
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from . import env
+from . import checks, env
 from .compiled_program import CompiledProgram
-from .dtypes import parse
+from .dtypes import DTYPES, parse
 from .errors import CompileError
 from .graph import Graph, Value
 from .ir import IRGraph
-from .kernel import Schedule
+from .kernel import Operand, Schedule
 from .link import link
 from .lower import lower_ir
 from .memory_planner import plan_memory
@@ -40,6 +41,7 @@ class State:
     schedule: Schedule | None = None
     recipes: list[tuple[str, Value]] = field(default_factory=list)  # load-time values, by weight buffer
     program: CompiledProgram | None = None
+    entry: str = "main"
 
     def run_pass(self, name: str, f: Callable[[Graph], Any]) -> None:
         if name not in self.disable:
@@ -113,48 +115,87 @@ PHASES: tuple[tuple[str, Callable[[State], None], str], ...] = (
 SWITCHES = ("normalise", "fold_constants", "fold_positions", "fuse_attention", "merge_matmuls", "select_concats", "layout", "fold_padding", "fold_batch_norm", "fuse_epilogue", "fuse_pointwise", "fuse_loops", "winograd")
 
 
+STORAGE_DTYPES = ("float32", "float16", "bfloat16")
+
+
 def run_phases(ir: IRGraph, target: str, dtype: str | None, disable: Collection[str] = (), until: str | None = None) -> State:
     """Run the compiler up to and including phase ``until`` (default: all)."""
-    disable = frozenset(disable) | env.disabled()
-    unknown = sorted(set(disable) - set(SWITCHES))
-    if unknown:
-        raise CompileError(f"cannot disable {', '.join(unknown)}; these can be: {', '.join(SWITCHES)}")
     names = [name for name, _, _ in PHASES]
     if until is not None and until not in names:
         raise CompileError(f"unknown phase {until!r}; phases are: {', '.join(names)}")
-    state = State(ir, target_config(target), parse(dtype) if dtype else None, disable)
-    return _run(state, 0, until)
+    return _run(State(ir, target_config(target), parse(dtype) if dtype else None, _switches(disable)), 0, until)
+
+
+def _switches(disable: Collection[str]) -> frozenset[str]:
+    """What is switched off, by the caller or by ``NPU_DISABLE``."""
+    off = frozenset(disable) | env.disabled()
+    unknown = sorted(off - set(SWITCHES))
+    if unknown:
+        raise CompileError(f"cannot disable {', '.join(unknown)}; these can be: {', '.join(SWITCHES)}")
+    return off
 
 
 def _run(state: State, first: int, until: str | None) -> State:
+    verify = env.verify()
+    reference = checks.Reference() if verify > 1 else None
+    if reference is not None and first > 0:
+        reference.check(state.graph)
     for number, (name, f, _) in list(enumerate(PHASES))[first:]:
         start = time.perf_counter()
         f(state)
         _trace(state, number, name, time.perf_counter() - start)
+        if verify and state.program is None:
+            checks.check_phase(name, state.graph, state.groups, state.schedule, state.config.buffer_align, reference)
         if name == until:
             break
     return state
 
 
 def _trace(state: State, number: int, name: str, seconds: float) -> None:
-    if env.debug() >= 1:
+    """What ``NPU_DEBUG`` prints and ``NPU_DUMP`` writes after a phase."""
+    level, folder = env.debug(), env.dump_dir()
+    if level >= 1:
         print(f"npu: {name:10s} {seconds * 1e3:8.1f} ms  {len(state.graph.nodes)} nodes", file=sys.stderr)
-    folder = env.dump_dir()
+    if level >= 3 or (level >= 2 and name == "memory"):
+        print(_kernels(state) if name == "memory" else dump(state), file=sys.stderr)
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{number}_{name}.txt").write_text(dump(state) + "\n")
-        if state.program is not None:
-            for file, text in state.program.sources.items():
-                (folder / file).write_text(text)
+        stem = "_".join(re.sub(r"\W", "_", part) for part in (state.entry, str(number), name) if part != "main")
+        (folder / f"{stem}.txt").write_text(dump(state) + "\n")
+
+
+def _trace_sources(program: CompiledProgram) -> None:
+    for file, text in program.sources.items():
+        if env.debug() >= 4:
+            print(f"// {file}\n{text}", file=sys.stderr)
+        if (folder := env.dump_dir()) is not None:
+            (folder / file).write_text(text)
 
 
 def dump(state: State) -> str:
     """The program as it stands: the graph, and below it the kernels once they exist."""
     text = state.graph.dump()
-    if state.schedule is not None:
-        lines = [f"{k.name}: {k.kind} {k.attrs or ''} {k.text()}" for k in state.schedule.kernels]
-        text += "\n\n" + "\n".join(lines)
-    return text
+    return f"{text}\n\n{_kernels(state)}" if state.schedule is not None else text
+
+
+def _kernels(state: State) -> str:
+    assert state.schedule is not None
+
+    def show(op: Operand) -> str:
+        b = op.buffer
+        at = f"{b.kind} {b.name}" if b.kind != "arena" else f"arena+{b.offset + op.offset * DTYPES[b.dtype].size} {b.name}"
+        order = "" if op.contiguous else f" strides {list(op.strides)}"
+        return f"{at}: {b.dtype}{list(op.shape)}{order}"
+
+    lines = [f"{len(state.schedule.kernels)} kernels, arena of {state.schedule.arena_bytes} bytes"]
+    for k in state.schedule.kernels:
+        loops = f" over {list(k.body.domain)}" + (f", reduced {list(k.body.axes)}" if k.body.axes else "") if k.body else ""
+        attrs = "".join(f" {key}={value}" for key, value in k.attrs.items())
+        lines.append(f"{k.name}: {k.kind}{loops}{attrs}" + (f"  # {', '.join(k.sources)}" if k.sources else ""))
+        lines += [f"    in{i}  = {show(op)}" for i, op in enumerate(k.inputs)]
+        lines += [f"    out{i} = {show(op)}" for i, op in enumerate(k.outputs)]
+        lines += [f"    {step}" for step in k.text().split("; ") if step]
+    return "\n".join(lines)
 
 
 def compile_ir(ir: IRGraph, target: str = "cpu", dtype: str | None = None, disable: Collection[str] = ()) -> CompiledProgram:
@@ -167,13 +208,13 @@ def compile_entries(
 ) -> CompiledProgram:
     """Compile several graphs of one model (a prefill and a decode step, say) into entry points of one program, which
     share weights and state."""
-    states = {name: run_phases(ir, target, dtype, disable, until="memory") for name, ir in irs.items()}
-    return _link(states)
+    off, config, kind = _switches(disable), target_config(target), parse(dtype) if dtype else None
+    return _link({name: _run(State(ir, config, kind, off, entry=name), 0, "memory") for name, ir in irs.items()})
 
 
 def compile_graph(graph: Graph, target: str = "cpu", disable: Collection[str] = ()) -> CompiledProgram:
     """Compile a core graph (which is consumed) from phase ``normalise`` on."""
-    state = _run(State(None, target_config(target), None, frozenset(disable) | env.disabled(), graph), 1, "memory")
+    state = _run(State(None, target_config(target), None, _switches(disable), graph), 1, "memory")
     return _link({"main": state})
 
 
@@ -185,7 +226,9 @@ def _link(states: Mapping[str, State]) -> CompiledProgram:
     for entry, s in states.items():
         assert s.schedule is not None
         entries[entry] = (s.schedule, s.recipes)
-    return link(name, dtype, entries, get_target(first.config.name))
+    program = link(name, dtype, entries, get_target(first.config.name))
+    _trace_sources(program)
+    return program
 
 
 def _main_dtype(ir: IRGraph) -> str:
