@@ -6,9 +6,11 @@ Passes and fusions can be left out one by one: ``compile(disable=("fold_batch_no
 from __future__ import annotations
 
 import re
+import contextlib
+import gc
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 

@@ -7,6 +7,7 @@ computes and nothing about where; a table in the main unit binds operands to buf
 from __future__ import annotations
 
 import re
+from collections.abc import Hashable
 from pathlib import Path
 
 import numpy as np
@@ -72,9 +73,13 @@ class _Units:
     def __init__(self) -> None:
         self.names: dict[str, str] = {}  # text with a placeholder name -> name
         self.weight: dict[str, int] = {}
+        self.emitted: dict[Hashable, tuple[str, int]] = {}
 
     def add(self, kernel: Kernel) -> str:
-        text, weight = _emit(kernel)
+        shape = _shape(kernel)
+        if shape not in self.emitted:
+            self.emitted[shape] = _emit(kernel)
+        text, weight = self.emitted[shape]
         if text not in self.names:
             kind = re.sub(r"\W", "_", kernel.name.split("_", 1)[1])
             self.names[text] = f"{kind}_{len(self.names)}"
@@ -103,6 +108,15 @@ def pointer(kernel: Kernel, op: Operand, output: bool = False) -> str:
     at = len(kernel.inputs) + kernel.outputs.index(op) if output else kernel.inputs.index(op)
     ctype = dtypes.DTYPES[op.dtype].ctype
     return f"(({'' if output else 'const '}{ctype}*)bufs[{at}])"
+
+
+def _shape(kernel: Kernel) -> Hashable:
+    """All that a kernel's text depends on: what it computes, its operands' layouts, and which operands are the same."""
+    operands = [*kernel.inputs, *kernel.outputs]
+    layouts = tuple((o.dtype, o.shape, o.strides, o.offset if kernel.kind == "loops" else 0) for o in operands)
+    same = tuple(operands.index(o) for o in operands)
+    attrs = tuple(sorted(kernel.attrs.items()))
+    return kernel.kind, kernel.name.split("_", 1)[1], attrs, layouts, same, kernel.body, kernel.epilogue
 
 
 def _emit(kernel: Kernel) -> tuple[str, int]:
