@@ -6,7 +6,7 @@ import contextlib
 import math
 import mmap
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -76,15 +76,29 @@ def check_memory(nbytes: int, purpose: str) -> None:
 
 def aligned_empty(shape: Sequence[int], dtype: np.dtype[Any]) -> np.ndarray:
     """An uninitialised C-contiguous array at a multiple of 64 bytes. Raises ``BackendError`` if memory is short."""
+    return _aligned(shape, dtype, np.empty)
+
+
+def aligned_zeros(shape: Sequence[int], dtype: np.dtype[Any]) -> np.ndarray:
+    """:func:`aligned_empty`, but zeros; what is never written takes no memory."""
+    return _aligned(shape, dtype, np.zeros)
+
+
+def _aligned(shape: Sequence[int], dtype: np.dtype[Any], allocate: Callable[..., np.ndarray]) -> np.ndarray:
     size = math.prod(shape) * dtype.itemsize
     check_memory(size, f"an array of shape {list(shape)}")
     align = HUGE_PAGE if size >= HUGE_PAGE else ALIGNMENT
     try:
-        raw = _pages(size + align) if align == HUGE_PAGE else np.empty(size + align, np.uint8)
+        raw = _pages(size + align) if align == HUGE_PAGE else allocate(size + align, np.uint8)
     except (MemoryError, OSError):
         raise BackendError(f"there is no memory for {size} bytes (shape {list(shape)}, dtype {dtype})") from None
     start = -raw.ctypes.data % align
     return raw[start : start + size].view(dtype).reshape(tuple(shape))
+
+
+def zeros(shape: Sequence[int], dtype: np.dtype[Any]) -> np.ndarray:
+    """A read-only array of zeros that takes no memory."""
+    return np.broadcast_to(np.zeros((), dtype), tuple(shape))
 
 
 def _pages(size: int) -> np.ndarray:

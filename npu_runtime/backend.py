@@ -14,6 +14,8 @@ import numpy as np
 from npu_compiler.compiled_program import CompiledProgram, EntryPoint
 from npu_compiler.errors import BackendError
 
+from .arrays import zeros
+
 if TYPE_CHECKING:
     from .executor import Executor
 
@@ -101,7 +103,7 @@ class Backend(ABC):
         self, shape: Sequence[int], dtype: np.dtype[Any], alloc_shape: Sequence[int] | None = None
     ) -> DeviceBuffer:
         buffer = self.allocate_empty(shape, dtype, alloc_shape)
-        self.copy(buffer, np.zeros(buffer.shape, buffer.dtype))
+        self.copy(buffer, zeros(buffer.shape, buffer.dtype))
         return buffer
 
     def allocate_buffer(self, data: np.ndarray, alloc_shape: Sequence[int] | None = None) -> DeviceBuffer:

@@ -13,7 +13,7 @@ from npu_compiler.compiled_program import CompiledProgram, EntryPoint, IOSpec
 from npu_compiler.errors import BackendError, InputError, WeightError
 from npu_compiler.ir import TensorSpec
 
-from .arrays import to_array, widens
+from .arrays import to_array, widens, zeros
 from .backend import Backend, DeviceBuffer, Launch, get_backend
 from .profiler import Profiler, measure
 from .weight_loader import WeightStore, load_weights
@@ -32,7 +32,9 @@ class State(Mapping[str, DeviceBuffer]):
             for b in program.buffers
             if b.kind == "state"
         }
-        self.reset()
+        for key, value in self._initial.items():
+            if key in self._buffers:
+                backend.copy(self._buffers[key], value)
 
     def __getitem__(self, key: str) -> DeviceBuffer:
         return self._buffers[key]
@@ -48,7 +50,7 @@ class State(Mapping[str, DeviceBuffer]):
         with self.lock:
             for key, buffer in self._buffers.items():
                 initial = self._initial.get(key)
-                self._backend.copy(buffer, np.zeros(buffer.shape, buffer.dtype) if initial is None else initial)
+                self._backend.copy(buffer, zeros(buffer.shape, buffer.dtype) if initial is None else initial)
 
     def write(self, key: str, value: Any) -> None:
         """Set one state; ``value`` has its shape and dtype. Raises ``InputError``."""

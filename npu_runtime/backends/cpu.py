@@ -14,7 +14,7 @@ from npu_compiler import dtypes, env
 from npu_compiler.compiled_program import CompiledProgram, EntryPoint
 from npu_compiler.errors import BackendError
 
-from ..arrays import Block, aligned_empty
+from ..arrays import Block, aligned_empty, aligned_zeros
 from ..backend import Backend, DeviceBuffer, Launch, LoadedEntry
 from ..native import NativeLibrary
 
@@ -98,15 +98,18 @@ class CPUBackend(Backend):
     def allocate_empty(
         self, shape: Sequence[int], dtype: np.dtype[Any], alloc_shape: Sequence[int] | None = None
     ) -> CPUBuffer:
-        full = shape if alloc_shape is None else alloc_shape
-        if len(full) != len(shape) or any(n < m for n, m in zip(full, shape, strict=True)):
-            raise BackendError(f"alloc_shape {list(full)} cannot hold shape {list(shape)}")
+        full = _allocated(shape, alloc_shape)
         array = self._block.take(full, np.dtype(dtype)) if self._block is not None else None
         if array is None:
             array = aligned_empty(full, np.dtype(dtype))
         if tuple(full) != tuple(shape):
             array.fill(0)
         return CPUBuffer(array, shape)
+
+    def allocate_zeros(
+        self, shape: Sequence[int], dtype: np.dtype[Any], alloc_shape: Sequence[int] | None = None
+    ) -> CPUBuffer:
+        return CPUBuffer(aligned_zeros(_allocated(shape, alloc_shape), np.dtype(dtype)), shape)
 
     @contextlib.contextmanager
     def block(self, nbytes: int) -> Iterator[None]:
@@ -128,6 +131,13 @@ class CPUBackend(Backend):
         if library is None:
             library = self._libraries[id(program)] = NativeLibrary(program, self.threads)
         return CPUEntry(library, program, entry, fixed)
+
+
+def _allocated(shape: Sequence[int], alloc_shape: Sequence[int] | None) -> Sequence[int]:
+    full = shape if alloc_shape is None else alloc_shape
+    if len(full) != len(shape) or any(n < m for n, m in zip(full, shape, strict=True)):
+        raise BackendError(f"alloc_shape {list(full)} cannot hold shape {list(shape)}")
+    return full
 
 
 BACKEND = CPUBackend
