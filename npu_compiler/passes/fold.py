@@ -1,4 +1,4 @@
-"""Per-channel scales move into the weights: conv + batch norm becomes one convolution with a bias, at no run-time cost."""
+"""Per-channel scales and shifts behind a convolution, such as batch norm, become load-time recipes."""
 
 from __future__ import annotations
 
@@ -9,12 +9,17 @@ from .static import static_values
 
 Affine = tuple[Expr | None, Expr | None]  # scale (None: 1) and shift (None: 0)
 
+_LONG_SUM = 64
+
 
 def fold_batch_norm(graph: Graph) -> None:
-    """``conv(x, w) * scale + shift`` -> ``conv(x, w * scale) + shift``, where scale and shift depend on weights only and
-    vary along the output channel only. Creates the bias where the convolution has none. Also for ``matmul``.
+    """``conv(x, w) * scale + shift`` -> ``conv(x, w * scale) + shift``, where scale and shift depend on weights only
+    and vary along the output channel only. Creates the bias where the convolution has none. Also for ``matmul``.
 
-    The new weight is a load-time recipe in float32, rounded once to the storage dtype.
+    The scaled weight is rounded to the storage dtype once more, an error of the size of the result's own rounding that
+    PyTorch does not make. In long float32 sums it drowns in that of the summation. For half types and short sums
+    (depthwise convolutions) the weight stays as it is and the sum is scaled before it is rounded: ``conv(x, w) * scale
+    + shift`` with one scale and one shift per channel.
     """
     static = static_values(graph)
     users = graph.users()
@@ -35,7 +40,8 @@ def fold_batch_norm(graph: Graph) -> None:
 def _affine_chain(
     anchor: Node, users: dict[Value, list[Node]], outputs: set[Value], static: set[Value]
 ) -> tuple[Node, list[Value], Expr, Expr | None] | None:
-    """The longest run of affine ops behind ``anchor`` that ends in a scaling: (last node, static inputs, scale, shift)."""
+    """The longest run of affine ops behind ``anchor`` that ends in a scaling: (last node, static inputs, scale,
+    shift)."""
     inputs: list[Value] = []
     scale: Expr | None = None
     shift: Expr | None = None
@@ -43,7 +49,11 @@ def _affine_chain(
     value = anchor.out
     while value not in outputs and len(users.get(value, ())) == 1:
         node = users[value][0]
-        if node.op != "pointwise" or node.out.shape != anchor.out.shape or not all(v in static or v is value for v in node.inputs):
+        if (
+            node.op != "pointwise"
+            or node.out.shape != anchor.out.shape
+            or not all(v in static or v is value for v in node.inputs)
+        ):
             break
         numbers = {i: len(inputs) + n for n, i in enumerate(i for i, v in enumerate(node.inputs) if v is not value)}
         step = _affine(node.attrs["expr"], node.inputs.index(value), numbers, expr.identity_index(value.shape))
@@ -104,10 +114,12 @@ def _rebuild(graph: Graph, anchor: Node, last: Node, inputs: list[Value], scale:
     graph.sources = tuple(dict.fromkeys((*anchor.sources, *last.sources)))
     vector = {rank - 1: expr.index(0)}
     factor = graph.elementwise((k,), inputs, expr.substitute(scale, vector))
-    if anchor.op == "conv2d":
-        factor = factor.reshape(k, *(1,) * (w.rank - 1))
-    folded = (unrounded(w) * factor).cast(w.dtype)
-    out = graph.add(anchor.op, [x, folded], [(anchor.out.shape, anchor.out.dtype)], **anchor.attrs).out
+    long = w.dtype == "float32" and w.numel // k >= _LONG_SUM
+    if long:
+        w = w * (factor.reshape(k, *(1,) * (w.rank - 1)) if anchor.op == "conv2d" else factor)
+    out = graph.add(anchor.op, [x, w], [(anchor.out.shape, anchor.out.dtype)], **anchor.attrs).out
+    if not long:
+        out = out * factor
     if shift is not None:
         bias = graph.elementwise((k,), inputs, expr.substitute(shift, vector))
         out = out + bias
