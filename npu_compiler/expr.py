@@ -122,11 +122,12 @@ _interned: weakref.WeakValueDictionary[tuple, Expr] = weakref.WeakValueDictionar
 class Expr:
     """An immutable scalar expression of a known dtype; supports Python operators (scalars become constants)."""
 
-    __slots__ = ("__weakref__", "args", "dtype", "op", "value")
+    __slots__ = ("__weakref__", "_order", "args", "dtype", "op", "value")
     op: str
     dtype: str
     args: tuple[Expr, ...]
     value: Any
+    _order: tuple[Expr, ...] | None  # what walk() found
 
     def __new__(cls, op: str, dtype: str, args: Sequence[Expr] = (), value: Any = None) -> Expr:
         args = tuple(args)
@@ -137,7 +138,7 @@ class Expr:
         found = _interned.get(key)
         if found is None:
             found = object.__new__(cls)
-            found.op, found.dtype, found.args, found.value = op, dtype, args, value
+            found.op, found.dtype, found.args, found.value, found._order = op, dtype, args, value, None
             _interned[key] = found
         return found
 
@@ -305,20 +306,21 @@ def _simplify(e: Expr) -> Expr:
 
 
 # -- traversal ----------------------------------------------------------------------------------------------------
-def walk(e: Expr) -> list[Expr]:
-    """Every distinct subexpression, arguments before users."""
-    seen: dict[Expr, None] = {}
-    stack: list[tuple[Expr, bool]] = [(e, False)]
-    while stack:
-        x, done = stack.pop()
-        if x in seen:
-            continue
-        if done:
-            seen[x] = None
-        else:
-            stack.append((x, True))
-            stack.extend((y, False) for y in reversed(x.args) if y not in seen)
-    return list(seen)
+def walk(e: Expr) -> tuple[Expr, ...]:
+    """Every distinct subexpression, arguments before users; the root is the last."""
+    if e._order is None:
+        seen: dict[Expr, None] = {}
+        stack = [e]
+        while stack:
+            x = stack[-1]
+            todo = [y for y in x.args if y not in seen] if x not in seen else []
+            if todo:
+                stack.extend(reversed(todo))
+            else:
+                seen[x] = None
+                stack.pop()
+        e._order = (*list(seen)[:-1],)  # without the root: an expression that holds itself would never be freed
+    return (*e._order, e)
 
 
 def rewrite(e: Expr, f: Callable[[Expr], Expr | None]) -> Expr:

@@ -325,7 +325,7 @@ def _is_causal(mask: Value) -> bool:
         return False
     if mask.op == "const":
         data = mask.node.attrs["data"].reshape(mask.shape[-2:])
-        return data.shape[0] == data.shape[1] and bool((data == np.tri(*data.shape, dtype=bool)).all())
+        return data.shape[0] == data.shape[1] and bool((data == np.tri(*data.shape, dtype=np.bool_)).all())
     row, column = expr.index(mask.rank - 2), expr.index(mask.rank - 1)
     forms = (column <= row, row >= column, ~(column > row), ~(row < column))
     return mask.op == "pointwise" and mask.shape[-2] == mask.shape[-1] and mask.node.attrs["expr"] in forms

@@ -1,7 +1,8 @@
 """Form kernels: epilogues join their matmul or convolution, pointwise chains collapse, reductions share a row.
 
-Nothing here knows an op by name. Softmax, layer norm, RMS norm and their masked, scaled or residual variants all come out
-of three rules: inline what is cheap or used once, give an anchor its epilogue, and merge loop nodes over one domain.
+Nothing here knows an op by name. Softmax, layer norm, RMS norm and their masked, scaled or residual variants all come
+out of three rules: inline what is cheap or used once, give an anchor its epilogue, and merge loop nodes over one
+domain.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ class Group:
     nodes: list[Node] = field(default_factory=list)
     domain: tuple[int, ...] = ()
     axes: tuple[int, ...] = ()
+    first: int = 0  # positions in the graph
+    last: int = 0
 
     @property
     def anchor(self) -> Node:
@@ -93,7 +96,9 @@ def dedupe(node: Node) -> None:
         if v not in order:
             order.append(v)
         number[i] = order.index(v)
-    node.attrs["expr"] = expr.substitute(node.attrs["expr"], loads=lambda x: expr.load(number[x.value], x.dtype, x.args))
+    node.attrs["expr"] = expr.substitute(
+        node.attrs["expr"], loads=lambda x: expr.load(number[x.value], x.dtype, x.args)
+    )
     node.inputs = order
 
 
@@ -105,7 +110,9 @@ def inline_pointwise(graph: Graph, keep: Collection[Node]) -> None:
     for node in graph.nodes:
         if node.op not in LOOPS or node.out in static:
             continue
-        while (v := next((v for v in node.inputs if _can_inline(node, v, users, keep, static, outputs)), None)) is not None:
+        while (
+            v := next((v for v in node.inputs if _can_inline(node, v, users, keep, static, outputs)), None)
+        ) is not None:
             before = node.inputs
             _inline(node, v)
             for x in node.inputs:
@@ -123,7 +130,12 @@ def _forget(node: Node, inputs: Collection[Value], users: dict[Value, list[Node]
 
 
 def _can_inline(
-    node: Node, v: Value, users: dict[Value, list[Node]], keep: Collection[Node], static: set[Value], outputs: set[Value]
+    node: Node,
+    v: Value,
+    users: dict[Value, list[Node]],
+    keep: Collection[Node],
+    static: set[Value],
+    outputs: set[Value],
 ) -> bool:
     p = v.node
     if p.op != "pointwise" or p in keep or v in static or v in outputs:
@@ -216,7 +228,8 @@ def merge_loops(graph: Graph, claimed: dict[Node, list[Node]], enabled: bool = T
     row by row) and no path leads out of the group and back into it."""
     static = static_values(graph)
     group_of: dict[Node, Group] = {}
-    groups: list[Group] = []
+    groups: dict[Group, None] = {}
+    position = {n: i for i, n in enumerate(graph.nodes)}
     epilogues = {n for chain in claimed.values() for n in chain}
     for node in graph.nodes:
         if node.op in LEAVES or node.op in VIEWS or node in epilogues or node.outputs[0] in static:
@@ -224,29 +237,28 @@ def merge_loops(graph: Graph, claimed: dict[Node, list[Node]], enabled: bool = T
         group = Group([node, *claimed.get(node, [])])
         if group.loops:
             group.domain, group.axes = node.domain, node.attrs.get("axes", ())
-        groups.append(group)
-        for n in group.nodes:
-            group_of[n] = group
-    for node in list(graph.nodes):
-        group = group_of.get(node)
-        if not enabled or group is None or node.op not in LOOPS or node in epilogues:
+        group.first, group.last = min(position[n] for n in group.nodes), max(position[n] for n in group.nodes)
+        groups[group] = None
+        group_of.update(dict.fromkeys(group.nodes, group))
+    for node in graph.nodes:
+        if not enabled or node not in group_of or node.op not in LOOPS or node in epilogues:
             continue
         for v in node.inputs:
-            producer = group_of.get(v.node)
-            consumer = group_of[node]
+            producer, consumer = group_of.get(v.node), group_of[node]
             if producer is None or producer is consumer or not producer.loops:
                 continue
-            if _compatible(producer, consumer, node, v) and not _path_around(graph, producer, consumer, group_of):
+            if _compatible(producer, consumer) and not _path_around(producer, consumer, group_of, position):
                 _merge(producer, consumer, group_of)
-                groups.remove(consumer)
-    return _launch_order(graph, groups, group_of)
+                del groups[consumer]
+    return _launch_order(graph, list(groups), group_of, position)
 
 
 def _row_shape(domain: tuple[int, ...], axes: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(1 if d in axes else n for d, n in enumerate(domain))
 
 
-def _compatible(a: Group, b: Group, node: Node, v: Value) -> bool:
+def _compatible(a: Group, b: Group) -> bool:
+    """Whether the kernel of ``a`` may go on with ``b``, which reads its values."""
     axes = a.axes or b.axes
     if a.axes and b.axes and a.axes != b.axes:
         return False
@@ -270,18 +282,17 @@ def _path_loads(a: Group, b: Group) -> bool:
     return not (a.axes or b.axes) and a.domain != b.domain
 
 
-def _path_around(graph: Graph, a: Group, b: Group, group_of: dict[Node, Group]) -> bool:
+def _path_around(a: Group, b: Group, group_of: dict[Node, Group], position: dict[Node, int]) -> bool:
     """Whether some value leaves ``a``, passes through a third group, and enters ``b``."""
     seen: set[Node] = set()
     stack = [v.node for n in b.nodes for v in n.inputs if v.node not in a.nodes and v.node not in b.nodes]
     while stack:
         node = stack.pop()
-        if node in seen:
-            continue
-        seen.add(node)
         group = group_of.get(node)
         if group is a:
             return True
+        if node in seen or (group.last if group is not None else position[node]) < a.first:
+            continue  # all of it comes before a
         members = group.nodes if group is not None else [node]
         seen.update(members)
         stack.extend(v.node for m in members for v in m.inputs)
@@ -292,13 +303,14 @@ def _merge(a: Group, b: Group, group_of: dict[Node, Group]) -> None:
     if not a.axes and b.axes:
         a.domain, a.axes = b.domain, b.axes
     a.nodes.extend(b.nodes)
-    for n in b.nodes:
-        group_of[n] = a
+    a.first, a.last = min(a.first, b.first), max(a.last, b.last)
+    group_of.update(dict.fromkeys(b.nodes, a))
 
 
-def _launch_order(graph: Graph, groups: list[Group], group_of: dict[Node, Group]) -> list[Group]:
+def _launch_order(
+    graph: Graph, groups: list[Group], group_of: dict[Node, Group], position: dict[Node, int]
+) -> list[Group]:
     """Depth-first from the results, in the order the graph lists its nodes: keeps lifetimes short."""
-    position = {n: i for i, n in enumerate(graph.nodes)}
     for g in groups:
         g.nodes[1:] = sorted(g.nodes[1:], key=position.__getitem__) if not g.loops else g.nodes[1:]
         if g.loops:

@@ -44,12 +44,15 @@ def normalise(graph: Graph) -> None:
 
 
 def _key(node: Node) -> Any:
-    def freeze(x: Any) -> Any:
-        if isinstance(x, np.ndarray):
-            return (x.shape, x.dtype.str, x.tobytes())
-        return tuple(freeze(i) for i in x) if isinstance(x, list | tuple) else x
+    """Equal for nodes that compute the same."""
+    attrs = tuple((k, _frozen(v)) for k, v in sorted(node.attrs.items()))
+    return node.op, tuple(node.inputs), attrs, tuple((v.dtype, v.shape) for v in node.outputs)
 
-    return node.op, tuple(node.inputs), tuple((k, freeze(v)) for k, v in sorted(node.attrs.items())), tuple((v.dtype, v.shape) for v in node.outputs)
+
+def _frozen(x: Any) -> Any:
+    if isinstance(x, np.ndarray):
+        return (x.shape, x.dtype.str, x.tobytes())
+    return tuple(map(_frozen, x)) if isinstance(x, list) else x
 
 
 def _simplify(node: Node) -> Value | Node | None:
