@@ -65,37 +65,46 @@ class Loader:
         self._programs = open_cache("programs", None if cache else 0)
         self._weights = open_cache("weights", env.weight_cache_size() if cache else 0)
         self.path = Path()  # of what was loaded last
+        self._compiler = compiler_identity()
         self._reading: dict[str, Future[PackedFile]] = {}
 
     def load(self, model: str | os.PathLike[str]) -> tuple[CompiledProgram, WeightStore, ModelCard]:
-        path = self.path = find_model(model, self._progress)
-        source = _CompiledFile(path) if path.suffix == ".npubin" else _CheckpointFiles(path, self.dtype, self._programs)
-        program, card = self._compiled(source)
-        return program, self._packed(source, program), card
+        self.path = find_model(model, self._progress)
+        source = _CompiledFile(self.path) if self.path.suffix == ".npubin" else self._checkpoint()
+        program, recipes, card = self._compiled(source)
+        return program, self._packed(source, program, recipes), card
 
     def compile(self, model: str | os.PathLike[str]) -> tuple[CompiledProgram, Mapping[str, Any], ModelCard]:
         """The program of a checkpoint, the tensors it reads, and its card."""
-        source = _CheckpointFiles(find_model(model, self._progress), self.dtype, self._programs)
-        program, card = self._compiled(source)
+        self.path = find_model(model, self._progress)
+        source = self._checkpoint()
+        program, _, card = self._compiled(source)
         return program, source.tensors(program), card
 
-    def _compiled(self, source: _CheckpointFiles | _CompiledFile) -> tuple[CompiledProgram, ModelCard]:
+    def _checkpoint(self) -> _CheckpointFiles:
+        return _CheckpointFiles(self.path, self.dtype, self._programs, self._compiler)
+
+    def _compiled(self, source: _CheckpointFiles | _CompiledFile) -> tuple[CompiledProgram, str, ModelCard]:
+        """The program, the digest of its recipes, and the card."""
         if isinstance(source, _CompiledFile):
-            return source.checked(self.target, self.dtype, self.max_len)
+            program, card = source.checked(self.target, self.dtype, self.max_len)
+            return program, _recipe_digest(program), card
         card = source.card
         if self.max_len is not None and card.limit and self.max_len > card.limit:
             raise InputError(f"max_len={self.max_len}: {card.name} was made for at most {card.limit} positions")
         card = replace(card, max_len=self.max_len or min(card.limit or _DEFAULT_MAX_LEN, _DEFAULT_MAX_LEN))
-        key = f"program {card.identity} {card.max_len} {self.target} {CHUNKS} {compiler_identity()}"
+        key = f"program {card.identity} {card.max_len} {self.target} {CHUNKS} {self._compiler}"
         known = self._programs.get(key)
         if known is not None:
-            self._begin_reading(_weight_key(source, known[:_DIGEST].decode()))
-            return loads(known[_DIGEST:]), card
+            recipes = known[:_DIGEST].decode()
+            self._begin_reading(_weight_key(source, recipes))
+            return loads(known[_DIGEST:]), recipes, card
         self._status(f"compiling {card.name}")
         program = source.compile(self.target, card.max_len)
-        self._programs.put(key, _recipe_digest(program).encode() + dumps(program))
+        recipes = _recipe_digest(program)
+        self._programs.put(key, recipes.encode() + dumps(program))
         self._programs.trim()
-        return program, card
+        return program, recipes, card
 
     def _begin_reading(self, key: str) -> None:
         """Read packed weights, if there are some, in another thread: the program can be unpacked meanwhile."""
@@ -105,8 +114,8 @@ class Loader:
             self._reading[key] = pool.submit(PackedFile, path)
             pool.shutdown(wait=False)
 
-    def _packed(self, source: _CheckpointFiles | _CompiledFile, program: CompiledProgram) -> WeightStore:
-        key = _weight_key(source, _recipe_digest(program))
+    def _packed(self, source: _CheckpointFiles | _CompiledFile, program: CompiledProgram, recipes: str) -> WeightStore:
+        key = _weight_key(source, recipes)
         self._begin_reading(key)
         if key in self._reading:
             with contextlib.suppress(OSError, ValueError):  # damaged, or just removed: they are made anew
@@ -130,14 +139,14 @@ class Loader:
 class _CheckpointFiles:
     """A directory or GGUF file. It is opened only for what the caches do not have."""
 
-    def __init__(self, path: Path, dtype: str | None, cache: Cache):
-        self.path, self._dtype, self._cache = path, dtype, cache
+    def __init__(self, path: Path, dtype: str | None, cache: Cache, compiler: str):
+        self.path, self._dtype, self._cache, self._compiler = path, dtype, cache, compiler
         self.identity = f"{dtype} {file_identity(path)}"
 
     @cached_property
     def card(self) -> ModelCard:
         """With ``max_len`` still to be set."""
-        key = f"card {self.identity} {compiler_identity()}"
+        key = f"card {self.identity} {self._compiler}"
         known = self._cache.get(key)
         if known is not None:
             return ModelCard.from_json(known.decode(), str(self.path))
