@@ -17,8 +17,8 @@ from .static import static_values
 
 
 def sink_permutes(graph: Graph) -> None:
-    """``op(permute(x), ...)`` -> ``permute(op'(x, ...))`` for pointwise, reduce, concat, slice, expand and reshapes that
-    join or split neighbours, repeated in order. Stops in front of matrix products, which want rows.
+    """``op(permute(x), ...)`` -> ``permute(op'(x, ...))`` for pointwise, reduce, concat, slice, expand and reshapes
+    that join or split neighbours, repeated in order. Stops in front of matrix products and scatters, which want rows.
 
     A unit reshape (one that adds or drops size-1 dims) in front of a pointwise op sinks the same way when the reshaped
     value was computed by a reduction, so that what follows a pool can be part of its kernel.
@@ -50,14 +50,14 @@ def sink_permutes(graph: Graph) -> None:
 
 
 def _settled(graph: Graph) -> set[Value]:
-    """Values that end in matrix products and meet no permute on the way, and so should lie as they are.
+    """Values that end in matrix products or scatters and meet no permute on the way, and so should lie as they are.
 
     A reduction has no say: it makes little of much, in whatever order the other readers ask for.
     """
     turned: set[Value] = set()
     rows: set[Value] = set()
     for node in reversed(graph.nodes):
-        if node.op in ("matmul", "attention"):
+        if node.op in ("matmul", "attention", "scatter"):
             rows.update(node.inputs)
         elif node.op == "permute":
             turned.update(node.inputs)
@@ -164,7 +164,9 @@ def _sink_unit_reshape(graph: Graph, node: Node, static: set[Value]) -> Value | 
     if len(live) != 1 or live[0].op != "reshape" or live[0].shape != node.out.shape:
         return None
     source = live[0].node.inputs[0]
-    if source.op not in ("reduce", "pointwise") or [n for n in source.shape if n != 1] != [n for n in node.out.shape if n != 1]:
+    if source.op not in ("reduce", "pointwise") or [n for n in source.shape if n != 1] != [
+        n for n in node.out.shape if n != 1
+    ]:
         return None
     old = [d for d, n in enumerate(node.out.shape) if n != 1]
     now = [d for d, n in enumerate(source.shape) if n != 1]
@@ -175,7 +177,9 @@ def _sink_unit_reshape(graph: Graph, node: Node, static: set[Value]) -> Value | 
     )  # fmt: skip
     if not loads_ok:
         return None
-    dims = {d: expr.const(0, "int64") for d in range(node.out.rank)} | {o: expr.index(n) for o, n in zip(old, now, strict=True)}
+    dims = {d: expr.const(0, "int64") for d in range(node.out.rank)} | {
+        o: expr.index(n) for o, n in zip(old, now, strict=True)
+    }
     identity = expr.identity_index(source.shape)
 
     def through(load: Expr) -> Expr | None:

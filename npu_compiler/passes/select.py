@@ -1,16 +1,18 @@
-"""A concatenation that is only computed with becomes a selection: ``cat(-x2, x1) * sin`` needs no copies of the halves."""
+"""A concatenation that is only computed with becomes a selection: ``cat(-x2, x1) * sin`` needs no copies of the
+halves."""
 
 from __future__ import annotations
 
 from .. import expr
-from ..graph import LOOPS, Graph, Node, Value
+from ..graph import LEAVES, LOOPS, VIEWS, Graph, Node, Value
 from .static import static_values
 
 MAX_PARTS = 4
 
 
 def select_concats(graph: Graph) -> None:
-    """``concat(a, b)`` read by loop nodes alone -> a pointwise node that picks the part by its index along the axis."""
+    """``concat(a, b)`` read by loop nodes alone -> a pointwise node that picks the part by its index along the axis: by
+    one node, or by several if all parts would have to be copied."""
     static = static_values(graph)
     users = graph.users()
     outputs = set(graph.results())
@@ -19,11 +21,17 @@ def select_concats(graph: Graph) -> None:
         if node.op != "concat" or node.out in static or node.out in outputs or len(node.inputs) > MAX_PARTS:
             continue
         readers = users.get(node.out, [])
-        if readers and all(u.op in LOOPS for u in readers) and len(readers) == 1:
+        in_place = any(_left_in_place(v, users, static, outputs) for v in node.inputs)
+        if readers and all(u.op in LOOPS for u in readers) and (len(readers) == 1 or not in_place):
             graph.sources = node.sources
             new[node.out] = _select(graph, node)
     graph.sources = ()
     graph.replace(new)
+
+
+def _left_in_place(v: Value, users: dict[Value, list[Node]], static: set[Value], outputs: set[Value]) -> bool:
+    """Whether the kernel that makes a part can write it where the concatenation has it."""
+    return v.op not in LEAVES | VIEWS and v not in static and v not in outputs and len(users[v]) == 1
 
 
 def _select(graph: Graph, node: Node) -> Value:
