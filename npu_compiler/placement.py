@@ -76,17 +76,20 @@ def behind(window: Operand, path: tuple[Node, ...]) -> Operand | None:
             if found is None:
                 return None
             strides = list(found)
-        window = replace(window, shape=shape, strides=tuple(0 if n == 1 else s for n, s in zip(shape, strides, strict=True)))
+        steps = tuple(0 if n == 1 else s for n, s in zip(shape, strides, strict=True))
+        window = replace(window, shape=shape, strides=steps)
     return window
 
 
 def writable(value: Value, window: Operand) -> bool:
-    """Whether the kernel of ``value`` can write there: micro-kernels store whole vectors along the last dim."""
-    return value.op in LOOPS or not value.rank or value.shape[-1] == 1 or window.strides[-1] == 1
+    """Whether the kernel of ``value`` can write there: micro-kernels store whole vectors along the last dim. (Those that
+    make the parts of a concatenation are asked one by one.)"""
+    return value.op in LOOPS or value.op == "concat" or not value.rank or value.shape[-1] == 1 or window.strides[-1] == 1
 
 
 def wanted_order(value: Value, users: list[Node]) -> tuple[int, ...]:
-    """Dim order in memory: that of the one permute through which everybody reads the value, so that it costs nothing."""
+    """Dim order in memory: that of the one permute through which everybody reads the value, so that it costs
+    nothing."""
     perms = {u.attrs["perm"] for u in users if u.op == "permute"}
     if len(perms) == 1 and all(u.op == "permute" for u in users):
         perm: tuple[int, ...] = perms.pop()
