@@ -6,11 +6,9 @@ Passes and fusions can be left out one by one: ``compile(disable=("fold_batch_no
 from __future__ import annotations
 
 import re
-import contextlib
-import gc
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -83,7 +81,9 @@ def _fuse(s: State) -> None:
     normalise.normalise(s.graph)
     claimed = fuse.claim_epilogues(s.graph) if "fuse_epilogue" not in s.disable else {}
     if "fuse_pointwise" not in s.disable:
-        claimed |= {n: c for n, c in fuse.claim_sources(s.graph).items() if not any(c[0] in chain for chain in claimed.values())}
+        claimed |= {
+            n: c for n, c in fuse.claim_sources(s.graph).items() if not any(c[0] in chain for chain in claimed.values())
+        }
     s.groups = fuse.merge_loops(s.graph, claimed, enabled="fuse_loops" not in s.disable)
 
 
@@ -114,13 +114,29 @@ PHASES: tuple[tuple[str, Callable[[State], None], str], ...] = (
     ("codegen", _codegen, "sources and the compiled object"),
 )
 
-SWITCHES = ("normalise", "fold_constants", "fold_positions", "fuse_attention", "merge_matmuls", "select_concats", "layout", "fold_padding", "fold_batch_norm", "fuse_epilogue", "fuse_pointwise", "fuse_loops", "winograd")
+SWITCHES = (
+    "normalise",
+    "fold_constants",
+    "fold_positions",
+    "fuse_attention",
+    "merge_matmuls",
+    "select_concats",
+    "layout",
+    "fold_padding",
+    "fold_batch_norm",
+    "fuse_epilogue",
+    "fuse_pointwise",
+    "fuse_loops",
+    "winograd",
+)
 
 
 STORAGE_DTYPES = ("float32", "float16", "bfloat16")
 
 
-def run_phases(ir: IRGraph, target: str, dtype: str | None, disable: Collection[str] = (), until: str | None = None) -> State:
+def run_phases(
+    ir: IRGraph, target: str, dtype: str | None, disable: Collection[str] = (), until: str | None = None
+) -> State:
     """Run the compiler up to and including phase ``until`` (default: all)."""
     names = [name for name, _, _ in PHASES]
     if until is not None and until not in names:
@@ -185,13 +201,19 @@ def _kernels(state: State) -> str:
 
     def show(op: Operand) -> str:
         b = op.buffer
-        at = f"{b.kind} {b.name}" if b.kind != "arena" else f"arena+{b.offset + op.offset * DTYPES[b.dtype].size} {b.name}"
+        at = (
+            f"{b.kind} {b.name}"
+            if b.kind != "arena"
+            else f"arena+{b.offset + op.offset * DTYPES[b.dtype].size} {b.name}"
+        )
         order = "" if op.contiguous else f" strides {list(op.strides)}"
         return f"{at}: {b.dtype}{list(op.shape)}{order}"
 
     lines = [f"{len(state.schedule.kernels)} kernels, arena of {state.schedule.arena_bytes} bytes"]
     for k in state.schedule.kernels:
-        loops = f" over {list(k.body.domain)}" + (f", reduced {list(k.body.axes)}" if k.body.axes else "") if k.body else ""
+        loops = (
+            f" over {list(k.body.domain)}" + (f", reduced {list(k.body.axes)}" if k.body.axes else "") if k.body else ""
+        )
         attrs = "".join(f" {key}={value}" for key, value in k.attrs.items())
         lines.append(f"{k.name}: {k.kind}{loops}{attrs}" + (f"  # {', '.join(k.sources)}" if k.sources else ""))
         lines += [f"    in{i}  = {show(op)}" for i, op in enumerate(k.inputs)]
@@ -200,7 +222,9 @@ def _kernels(state: State) -> str:
     return "\n".join(lines)
 
 
-def compile_ir(ir: IRGraph, target: str = "cpu", dtype: str | None = None, disable: Collection[str] = ()) -> CompiledProgram:
+def compile_ir(
+    ir: IRGraph, target: str = "cpu", dtype: str | None = None, disable: Collection[str] = ()
+) -> CompiledProgram:
     """All phases, and the artifact they leave."""
     return compile_entries({"main": ir}, target, dtype, disable)
 
@@ -216,8 +240,12 @@ def compile_entries(
 
 def compile_graph(graph: Graph, target: str = "cpu", disable: Collection[str] = ()) -> CompiledProgram:
     """Compile a core graph (which is consumed) from phase ``normalise`` on."""
-    state = _run(State(None, target_config(target), None, _switches(disable), graph), 1, "memory")
-    return _link({"main": state})
+    return _link({"main": run_graph(graph, target, disable)})
+
+
+def run_graph(graph: Graph, target: str = "cpu", disable: Collection[str] = (), until: str = "memory") -> State:
+    """Take a core graph (which is consumed) from phase ``normalise`` up to and including ``until``."""
+    return _run(State(None, target_config(target), None, _switches(disable), graph), 1, until)
 
 
 def _link(states: Mapping[str, State]) -> CompiledProgram:
