@@ -143,7 +143,9 @@ def _onnxruntime(model: Any, x: Any) -> Callable[[], np.ndarray]:
 
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "model.onnx")
-        torch.onnx.export(model, (x,), path, input_names=["x"], output_names=["y"], dynamo=True, external_data=False, verbose=False)
+        torch.onnx.export(
+            model, (x,), path, input_names=["x"], output_names=["y"], dynamo=True, external_data=False, verbose=False
+        )
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads, options.inter_op_num_threads = THREADS, 1
         session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
@@ -154,7 +156,12 @@ def _onnxruntime(model: Any, x: Any) -> Callable[[], np.ndarray]:
 def _openvino(model: Any, x: Any, precision: str) -> Callable[[], np.ndarray]:
     import openvino
 
-    settings = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": THREADS, "NUM_STREAMS": 1, "INFERENCE_PRECISION_HINT": precision}
+    settings = {
+        "PERFORMANCE_HINT": "LATENCY",
+        "INFERENCE_NUM_THREADS": THREADS,
+        "NUM_STREAMS": 1,
+        "INFERENCE_PRECISION_HINT": precision,
+    }
     converted = openvino.convert_model(model, example_input=x, input=[tuple(x.shape)])
     request = openvino.Core().compile_model(converted, "CPU", settings).create_infer_request()
     request.set_input_tensor(openvino.Tensor(x.numpy()))
@@ -166,7 +173,7 @@ def _openvino(model: Any, x: Any, precision: str) -> Callable[[], np.ndarray]:
     return run
 
 
-# -- measuring -----------------------------------------------------------------------------------------------------------
+# -- measuring
 def _real_time(on: bool) -> None:
     if os.geteuid():
         return
@@ -184,7 +191,8 @@ def _busy() -> float:
 
 
 def measure(runs: dict[str, Callable[[], Any]], seconds: float) -> dict[str, dict[str, float]]:
-    """Median and minimum seconds per call; contenders take turns in bursts of about 0.4 s until each had ``seconds``."""
+    """Median and minimum seconds per call; contenders take turns in bursts of about 0.4 s until each had
+    ``seconds``."""
     samples: dict[str, list[list[float]]] = {name: [] for name in runs}
     clean: dict[str, list[list[float]]] = {name: [] for name in runs}
     for run in runs.values():
@@ -211,7 +219,12 @@ def measure(runs: dict[str, Callable[[], Any]], seconds: float) -> dict[str, dic
     out = {}
     for name in runs:
         use = [t for burst in (clean[name] if len(clean[name]) >= 3 else samples[name]) for t in burst]
-        out[name] = {"median_ms": statistics.median(use) * 1e3, "min_ms": min(use) * 1e3, "samples": len(use), "undisturbed": len(clean[name]) >= 3}
+        out[name] = {
+            "median_ms": statistics.median(use) * 1e3,
+            "min_ms": min(use) * 1e3,
+            "samples": len(use),
+            "undisturbed": len(clean[name]) >= 3,
+        }
     return out
 
 
@@ -232,7 +245,12 @@ def verdicts(model: Any, x: Any, made: dict[str, tuple[Callable[[], np.ndarray],
         y = np.array(run(), np.float64)
         error = _rms(y, exact)
         same = bool((y.argmax(-1) == exact.argmax(-1)).all())
-        out[name] = {"error": error, "eager_error": eager[dtype], "within_gate": error <= 1.1 * eager[dtype], "argmax_kept": same}
+        out[name] = {
+            "error": error,
+            "eager_error": eager[dtype],
+            "within_gate": error <= 1.1 * eager[dtype],
+            "argmax_kept": same,
+        }
     return out
 
 
@@ -254,14 +272,26 @@ def one(name: str, batch: int, seconds: float) -> dict[str, Any]:
     rows = []
     for n, (_, dtype) in made.items():
         roofline = flops / peak[dtype] / (times[n]["median_ms"] * 1e-3)
-        rows.append({"model": name, "batch": batch, "contender": n, "dtype": dtype, **times[n], **checks[n], "of_roofline": roofline})
+        rows.append(
+            {
+                "model": name,
+                "batch": batch,
+                "contender": n,
+                "dtype": dtype,
+                **times[n],
+                **checks[n],
+                "of_roofline": roofline,
+            }
+        )
     return {"rows": rows, "peak_gflops": {k: v / 1e9 for k, v in peak.items()}}
 
 
 def compile_times() -> dict[str, float]:
-    """Seconds to compile ResNet-50 (float16) with an empty and with a filled cache, each in a fresh process, and its arena."""
+    """Seconds to compile ResNet-50 (float16) with an empty and with a filled cache, each in a fresh process, and its
+    arena."""
     code = (
-        "import time, json, sys; import npu_compiler; from npu_compiler.ir_reader import load_ir; ir = load_ir(sys.argv[1]);"
+        "import time, json, sys; import npu_compiler; from npu_compiler.ir_reader import load_ir;"
+        "ir = load_ir(sys.argv[1]);"
         "t = time.perf_counter(); p = npu_compiler.compile(ir, dtype='float16'); t = time.perf_counter() - t;"
         "print(json.dumps([t, p.entries['main'].arena_bytes]))"
     )
@@ -270,14 +300,15 @@ def compile_times() -> dict[str, float]:
         results = []
         for _ in range(2):
             done = subprocess.run(
-                [sys.executable, "-c", code, str(source)], env=os.environ | {"NPU_CACHE_DIR": cache, "PYTHONPATH": str(ROOT)},
+                [sys.executable, "-c", code, str(source)],
+                env=os.environ | {"NPU_CACHE_DIR": cache, "PYTHONPATH": str(ROOT)},
                 check=True, capture_output=True, text=True,
             )  # fmt: skip
             results.append(json.loads(done.stdout))
     return {"cold_s": results[0][0], "warm_s": results[1][0], "arena_bytes_resnet50_float16_batch1": results[0][1]}
 
 
-# -- results ---------------------------------------------------------------------------------------------------------------
+# -- results
 def _hardware() -> str:
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
@@ -287,7 +318,15 @@ def _hardware() -> str:
 
 def table(results: dict[str, Any]) -> str:
     """Markdown: milliseconds (and the ratio to the faster float32 peer, or to OpenVINO's bfloat16)."""
-    names = ["npusim float32", "npusim float16", "onnxruntime float32", "openvino float32", "torch eager float32", "npusim bfloat16", "openvino bfloat16"]
+    names = [
+        "npusim float32",
+        "npusim float16",
+        "onnxruntime float32",
+        "openvino float32",
+        "torch eager float32",
+        "npusim bfloat16",
+        "openvino bfloat16",
+    ]
     by = {(r["model"], r["batch"], r["contender"]): r for r in results["rows"]}
     lines = ["| model, batch | " + " | ".join(names) + " |", "|---|" + "---:|" * len(names)]
     for model, batch in dict.fromkeys((r["model"], r["batch"]) for r in results["rows"]):
@@ -302,14 +341,15 @@ def table(results: dict[str, Any]) -> str:
                 cell = f"**{cell}** (×{r['median_ms'] / peers[r['dtype']]:.2f}){mark}"
             cells.append(cell)
         lines.append(f"| {model}, {batch} | " + " | ".join(cells) + " |")
-    t = results["compile"]
+    t, versions = results["compile"], ", ".join(f"{k} {v}" for k, v in results["versions"].items())
     lines += [
         "",
-        f"Median milliseconds, {THREADS} threads, {results['hardware']}, {results['date']}; in brackets the ratio to the faster of ONNX Runtime "
-        "and OpenVINO in float32 (for bfloat16: to OpenVINO's bfloat16). float16 is a storage type here, arithmetic is float32. "
-        "All figures of npusim passed the error gate (RMS error against float64 ≤ 1.1 × PyTorch eager's in the same dtype) unless marked ✗. "
+        f"Median milliseconds, {THREADS} threads, {results['hardware']}, {results['date']}; in brackets the ratio "
+        "to the faster of ONNX Runtime and OpenVINO in float32 (for bfloat16: to OpenVINO's bfloat16). float16 is a storage "
+        "type here, arithmetic is float32. All figures of npusim passed the error gate (RMS error against float64 ≤ 1.1 × "
+        "PyTorch eager's in the same dtype) unless marked ✗. "
         f"Compiling ResNet-50 takes {t['cold_s']:.1f} s cold and {t['warm_s']:.2f} s warm; its float16 arena is "
-        f"{t['arena_bytes_resnet50_float16_batch1'] / 1e6:.2f} MB. Versions: {', '.join(f'{k} {v}' for k, v in results['versions'].items())}. "
+        f"{t['arena_bytes_resnet50_float16_batch1'] / 1e6:.2f} MB. Versions: {versions}. "
         f"Command: `{results['command']}`.",
     ]
     return "\n".join(lines)
@@ -339,20 +379,31 @@ def main() -> None:
         print(json.dumps(one(args.one[0], int(args.one[1]), args.seconds)))
         return
     results: dict[str, Any] = {
-        "command": "python benchmarks/cpu.py", "date": date.today().isoformat(), "hardware": _hardware(), "threads": THREADS,
+        "command": "python benchmarks/cpu.py", "date": date.today().isoformat(), "hardware": _hardware(),
+        "threads": THREADS,
         "versions": {p: version(p) for p in ("torch", "onnxruntime", "openvino", "numpy")},
         "compile": compile_times(), "rows": [], "peak_gflops": {},
     }  # fmt: skip
     for model in args.models:
         for batch in args.batches:
             command = [sys.executable, __file__, "--one", model, str(batch), "--seconds", str(args.seconds)]
-            done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
+            done = subprocess.run(
+                command, check=True, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)}
+            )
             part = json.loads(done.stdout.splitlines()[-1])
             results["rows"] += part["rows"]
             results["peak_gflops"][f"{model} {batch}"] = part["peak_gflops"]
             for r in part["rows"]:
-                verdict = "ok" if r["within_gate"] and r["argmax_kept"] else f"error {r['error']:.2e} against {r['eager_error']:.2e}"
-                print(f"{model:9s} {batch}  {r['contender']:22s} {r['median_ms']:8.2f} ms  {r['of_roofline']:4.0%}  {verdict}", flush=True)
+                verdict = (
+                    "ok"
+                    if r["within_gate"] and r["argmax_kept"]
+                    else f"error {r['error']:.2e} against {r['eager_error']:.2e}"
+                )
+                print(
+                    f"{model:9s} {batch}  {r['contender']:22s} {r['median_ms']:8.2f} ms  {r['of_roofline']:4.0%}  "
+                    f"{verdict}",
+                    flush=True,
+                )
     args.out.parent.mkdir(exist_ok=True)
     args.out.write_text(json.dumps(results, indent=1) + "\n")
 

@@ -1,4 +1,5 @@
-"""The offline half: PyTorch IR in, a self-contained program out. Names load on first use, so importing this is cheap."""
+"""The offline half: PyTorch IR in, a self-contained program out. Names load on first use, so importing this is
+cheap."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ _LAZY = {
 __all__ = ["compile", *_LAZY]
 
 
-def compile(  # noqa: A001 - the documented name
+def compile(
     ir: Any, target: str = "cpu", dtype: str | None = None, disable: Collection[str] = ()
 ) -> CompiledProgram:
     """Compile IR (a path, a dict, an :class:`IRGraph` or a pytorch-ir object) into a :class:`CompiledProgram`.

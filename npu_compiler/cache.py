@@ -69,8 +69,8 @@ class Cache:
         self._write(self._path(key), lambda file: file.write(_MAGIC + hashlib.sha256(data).digest() + data))
 
     def file(self, key: str) -> Path | None:
-        """The file stored by :meth:`put_file` under ``key``, or ``None``; a hit counts as a use. It has no checksum: the
-        reader maps what it holds, and checks what it must."""
+        """The file stored by :meth:`put_file` under ``key``, or ``None``; a hit counts as a use. It has no checksum:
+        the reader maps what it holds, and checks what it must."""
         path = self._path(key)
         try:
             os.utime(path)
@@ -79,8 +79,8 @@ class Cache:
         return path if self.limit else None
 
     def put_file(self, key: str, size: int, write: Callable[[BinaryIO], object]) -> Path | None:
-        """Store what ``write`` puts into a file, about ``size`` bytes, and return its path; ``None`` if that is more than
-        the bound or half of what is free on the disk. A section holds either files or the bytes of :meth:`put`."""
+        """Store what ``write`` puts into a file, about ``size`` bytes, and return its path; ``None`` if that is more
+        than the bound or half of what is free on the disk. A section holds either files or the bytes of :meth:`put`."""
         path = self._path(key)
         if size > self.limit:
             return None
@@ -153,6 +153,7 @@ class Cache:
 
 
 def open_cache(section: str, limit: int | None = None) -> Cache:
-    """The cache in subdirectory ``section`` of ``NPU_CACHE_DIR``; each section is bounded by itself, by ``limit`` bytes or
+    """The cache in subdirectory ``section`` of ``NPU_CACHE_DIR``; each section is bounded by itself, by ``limit`` bytes
+    or
     ``NPU_CACHE_SIZE``."""
     return Cache(env.cache_dir() / section, env.cache_size() if limit is None else limit)

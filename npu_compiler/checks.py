@@ -65,8 +65,8 @@ def check_groups(graph: Graph, groups: Sequence[Group]) -> None:
 
 
 def check_schedule(schedule: Schedule, align: int = 1, planned: bool = False) -> None:
-    """Operands stay inside their buffers, what is read was written, and (once ``planned``) buffers that live at the same
-    time lie apart, at multiples of ``align`` bytes."""
+    """Operands stay inside their buffers, what is read was written, and (once ``planned``) buffers that live at the
+    same time lie apart, at multiples of ``align`` bytes."""
     written: set[int] = set()
     for k in schedule.kernels:
         for op in k.inputs:
@@ -140,7 +140,8 @@ class Reference:
                     array = rng.uniform(0.1, 1.0, shape).astype(dtype)  # fits variances, too
                 else:
                     array = rng.integers(0, 2, shape).astype(dtype)
-                (self.inputs if node.op == "input" else self.weights)[node.attrs.get("name") or node.attrs["key"]] = array
+                held = self.inputs if node.op == "input" else self.weights
+                held[node.attrs.get("name") or node.attrs["key"]] = array
 
     def _run(self, graph: Graph) -> dict[str, np.ndarray] | None:
         try:

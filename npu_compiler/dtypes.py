@@ -11,7 +11,8 @@ import numpy as np
 
 @dataclass(frozen=True)
 class DType:
-    """One element type: ``kind`` is 'bool', 'int', 'uint', 'float' or 'complex'; ``ctype`` is its storage type in kernels."""
+    """One element type: ``kind`` is 'bool', 'int', 'uint', 'float' or 'complex'; ``ctype`` is its storage type in
+    kernels."""
 
     name: str
     kind: str

@@ -165,7 +165,11 @@ def disabled() -> frozenset[str]:
 
 def verify() -> int:
     """``NPU_VERIFY``: 0, 1 (invariants) or 2 (results, too)."""
-    return _read("NPU_VERIFY", lambda text: int(_flag(text)) if text.lower() in _TRUE + _FALSE else _integer(0, 2)(text), 0)
+
+    def parse(text: str) -> int:
+        return int(_flag(text)) if text.lower() in _TRUE + _FALSE else _integer(0, 2)(text)
+
+    return _read("NPU_VERIFY", parse, 0)
 
 
 def target() -> str:

@@ -45,7 +45,8 @@ def _sigmoid(x: Any) -> Any:
 
 
 def _idiv(a: Any, b: Any) -> Any:
-    """Division towards zero, exact for 64-bit integers: the floor, one up where a negative quotient was rounded down."""
+    """Division towards zero, exact for 64-bit integers: the floor, one up where a negative quotient was rounded
+    down."""
     q = np.floor_divide(a, b)
     return q + ((q < 0) & (q * b != a))
 
@@ -116,7 +117,7 @@ EXPENSIVE = frozenset(
     "atan2 fmod remainder floordiv idiv".split()
 )
 
-_interned: weakref.WeakValueDictionary[tuple, Expr] = weakref.WeakValueDictionary()
+_interned: weakref.WeakValueDictionary[tuple[Any, ...], Expr] = weakref.WeakValueDictionary()
 
 
 class Expr:
@@ -132,7 +133,7 @@ class Expr:
     def __new__(cls, op: str, dtype: str, args: Sequence[Expr] = (), value: Any = None) -> Expr:
         args = tuple(args)
         if op == "const":  # repr keeps -0.0, nan and 1 vs True vs 1.0 apart
-            key: tuple = (op, dtype, repr(value))
+            key: tuple[Any, ...] = (op, dtype, repr(value))
         else:
             key = (op, dtype, tuple(id(a) for a in args), value)
         found = _interned.get(key)
@@ -280,8 +281,9 @@ def _simplify(e: Expr) -> Expr:
     """Exact identities only: integer arithmetic on constants and neutral elements that keep every bit."""
     a = e.args
     if all(x.op == "const" for x in a) and e.dtype in ("int64", "bool") and a[0].dtype in ("int64", "bool"):
-        if e.op not in ("floordiv", "remainder", "idiv", "fmod", "pow", "shl", "shr") or a[1].value > 0:
-            with np.errstate(all="ignore"):
+        partial = e.op in ("floordiv", "remainder", "idiv", "fmod", "pow", "shl", "shr")
+        with np.errstate(all="ignore"):
+            if not partial or a[1].value > 0:
                 return const(SCALAR_OPS[e.op].numpy(*(np.array(x.value) for x in a)).item(), e.dtype)
     if e.dtype == "int64" and len(a) == 2:
         x, y = a
@@ -336,7 +338,9 @@ def rewrite(e: Expr, f: Callable[[Expr], Expr | None]) -> Expr:
     return new[e]
 
 
-def substitute(e: Expr, dims: dict[int, Expr] | None = None, loads: Callable[[Expr], Expr | None] | None = None) -> Expr:
+def substitute(
+    e: Expr, dims: dict[int, Expr] | None = None, loads: Callable[[Expr], Expr | None] | None = None
+) -> Expr:
     """Replace iteration indices by expressions, and/or whole loads (indices already substituted)."""
 
     def f(x: Expr) -> Expr | None:
@@ -390,14 +394,18 @@ def drop_roundings(e: Expr) -> Expr:
 
 
 # -- numpy evaluation -----------------------------------------------------------------------------------------------
-def evaluate(e: Expr, domain: Sequence[int], arrays: Sequence[np.ndarray], extra: dict[Expr, np.ndarray] | None = None) -> np.ndarray:
+def evaluate(
+    e: Expr, domain: Sequence[int], arrays: Sequence[np.ndarray], extra: dict[Expr, np.ndarray] | None = None
+) -> np.ndarray:
     """Value of ``e`` over the whole iteration domain, in the dtypes the expression states.
 
     Loads are clipped; those out of range mark their results, and a ``where`` drops the marks of the branch not taken.
     ``IndexError`` if a marked element reaches the result.
     """
     rank = len(domain)
-    grid = [np.arange(n, dtype=np.int64).reshape([n if i == d else 1 for i in range(rank)]) for d, n in enumerate(domain)]
+    grid = [
+        np.arange(n, dtype=np.int64).reshape([n if i == d else 1 for i in range(rank)]) for d, n in enumerate(domain)
+    ]
     val: dict[Expr, Any] = dict(extra or {})
     outside: dict[Expr, Any] = {}  # bool arrays: elements made from an out-of-range load; absent where there are none
     with np.errstate(all="ignore"):
@@ -472,14 +480,14 @@ def render(e: Expr) -> str:
     return f"{e.op}({', '.join(map(render, e.args))})"
 
 
-def to_list(e: Expr) -> list:
+def to_list(e: Expr) -> list[list[Any]]:
     """Plain nested lists for msgpack: a table of nodes in evaluation order, arguments by number."""
     order = walk(e)
     number = {x: i for i, x in enumerate(order)}
     return [[x.op, x.dtype, [number[a] for a in x.args], x.value] for x in order]
 
 
-def from_list(rows: list) -> Expr:
+def from_list(rows: Any) -> Expr:
     """Inverse of :func:`to_list`; raises ``ValueError`` on anything malformed."""
     made: list[Expr] = []
     if not isinstance(rows, list) or not rows:

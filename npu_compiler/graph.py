@@ -14,9 +14,10 @@ About a dozen primitive ops carry everything. All shapes are static and every va
 ``permute``           attrs perm
 ``expand``            attrs shape (same rank; size-1 dims are repeated)
 ``slice``             attrs starts, steps (one per dim; steps > 0), shape
-``matmul``            [..., M, K] x [..., K, N]; batch dims broadcast; accumulates and returns float32 (or float64/int64)
-``conv2d``            x [N,H,W,C], w [K,R,S,C/groups]; attrs stride, padding (t,l,b,r), dilation, groups; returns float32
-``attention``         q [B,H,SQ,D], k/v [B,HK,SK,D], optional mask broadcastable to [B,H,SQ,SK] (bool or float); attrs scale, causal,
+``matmul``            [..., M, K] x [..., K, N]; batch dims broadcast; returns float32 (or float64, int64)
+``conv2d``            x [N,H,W,C], w [K,R,S,C/groups]; attrs stride, padding (t,l,b,r), dilation, groups; float32
+``attention``         q [B,H,SQ,D], k/v [B,HK,SK,D], optional mask broadcastable to [B,H,SQ,SK] (bool or float);
+                      attrs scale, causal,
                       limited: one more operand, int64 [SQ], promises that the mask hides every key beyond it
 ``concat``            attrs axis
 ``scatter``           base, src, *index operands; attrs idx (one Expr per base dim over the src domain; loads number the
@@ -173,7 +174,9 @@ class Graph:
         self._next = 0
 
     # -- construction -------------------------------------------------------------------------------------------------
-    def add(self, op: str, inputs: Iterable[Value], outputs: Sequence[tuple[tuple[int, ...], str]], **attrs: Any) -> Node:
+    def add(
+        self, op: str, inputs: Iterable[Value], outputs: Sequence[tuple[tuple[int, ...], str]], **attrs: Any
+    ) -> Node:
         node = Node(self._next, op, list(inputs), attrs, self.sources)
         self._next += 1
         node.outputs = [Value(self, node, i, tuple(s), d) for i, (s, d) in enumerate(outputs)]
@@ -199,7 +202,8 @@ class Graph:
         """Apply scalar function ``f`` with numpy broadcasting over Values and Python scalars.
 
         ``promote`` casts the arguments to their common dtype by PyTorch's rules (dimensioned tensors outrank 0-d ones,
-        which outrank Python numbers); ``opmath`` then widens half types to float32. Python scalars reach ``f`` as they are.
+        which outrank Python numbers); ``opmath`` then widens half types to float32. Python scalars reach ``f`` as they
+        are.
         """
         values = [a for a in args if isinstance(a, Value)]
         shape = broadcast_shapes(*(v.shape for v in values))
@@ -228,7 +232,9 @@ class Graph:
         e = expr.load(0, x.dtype, expr.identity_index(x.shape)) if e is None else e
         return self.reduce_expr(kind, [x], e, x.shape, axes)
 
-    def reduce_expr(self, kind: str, inputs: Sequence[Value], e: Expr, domain: Sequence[int], axes: Sequence[int]) -> Value:
+    def reduce_expr(
+        self, kind: str, inputs: Sequence[Value], e: Expr, domain: Sequence[int], axes: Sequence[int]
+    ) -> Value:
         axes = tuple(sorted(a % len(domain) for a in axes)) if domain else ()
         if kind in ("sum", "prod"):
             e = e.cast("int64" if dtypes.category(e.dtype) < 2 else dtypes.opmath(e.dtype))
@@ -242,7 +248,11 @@ class Graph:
             rest = math.prod(n for n in shape if n != -1)
             shape[shape.index(-1)] = x.numel // rest if rest else 0
         assert math.prod(shape) == x.numel, f"cannot reshape {list(x.shape)} to {shape}"
-        return x if tuple(shape) == x.shape else self.add("reshape", [x], [(tuple(shape), x.dtype)], shape=tuple(shape)).out
+        return (
+            x
+            if tuple(shape) == x.shape
+            else self.add("reshape", [x], [(tuple(shape), x.dtype)], shape=tuple(shape)).out
+        )
 
     def permute(self, x: Value, perm: Sequence[int]) -> Value:
         perm = tuple(p % x.rank for p in perm)
@@ -266,7 +276,9 @@ class Graph:
             return x
         starts, steps = [0] * x.rank, [1] * x.rank
         starts[axis], steps[axis] = start, step
-        return self.add("slice", [x], [(tuple(shape), x.dtype)], starts=tuple(starts), steps=tuple(steps), shape=tuple(shape)).out
+        return self.add(
+            "slice", [x], [(tuple(shape), x.dtype)], starts=tuple(starts), steps=tuple(steps), shape=tuple(shape)
+        ).out
 
     def matmul(self, a: Value, b: Value) -> Value:
         """[..., M, K] @ [..., K, N]; both at least 2-d, of one dtype; result in ``opmath`` dtype."""
@@ -315,7 +327,7 @@ class Graph:
         node = self.add("sort", [x], outs, axis=axis, descending=descending, k=shape[axis])
         return node.outputs[0], node.outputs[1]
 
-    # -- analysis and rewriting -----------------------------------------------------------------------------------------
+    # -- analysis and rewriting
     def results(self) -> list[Value]:
         """Everything that must be computed: outputs and state updates."""
         return [v for _, v in self.outputs] + [v for _, v in self.updates]
@@ -371,7 +383,11 @@ def _name(v: Value) -> str:
 
 def _line(node: Node) -> str:
     results = ", ".join(f"{_name(v)}: {v.dtype}{list(v.shape)}" for v in node.outputs)
-    attrs = [f"{k}={list(v) if isinstance(v, tuple) else v}" for k, v in node.attrs.items() if k not in ("expr", "data", "shape")]
+    attrs = [
+        f"{k}={list(v) if isinstance(v, tuple) else v}"
+        for k, v in node.attrs.items()
+        if k not in ("expr", "data", "shape")
+    ]
     call = f"{node.op}({', '.join([*map(_name, node.inputs), *attrs])})"
     body = f"  {expr.render(node.attrs['expr'])}" if "expr" in node.attrs else ""
     return f"{results} = {call}{body}" + (f"  # {', '.join(node.sources)}" if node.sources else "")
@@ -401,10 +417,10 @@ def result_type(args: Iterable[Any]) -> str:
         held = levels[level]
         levels[level] = dtype if held is None else dtypes.promote(held, dtype)
     result: str | None = None
-    for dtype in levels:
-        if dtype is None:
+    for level_type in levels:
+        if level_type is None:
             continue
-        if result is None or dtypes.category(dtype) > dtypes.category(result):
-            result = dtype
+        if result is None or dtypes.category(level_type) > dtypes.category(result):
+            result = level_type
     assert result is not None
     return result

@@ -1,4 +1,5 @@
-"""The core graph in numpy: the meaning of every primitive, used for constant folding, weight recipes and rewrite tests."""
+"""The core graph in numpy: the meaning of every primitive, used for constant folding, weight recipes and rewrite
+tests."""
 
 from __future__ import annotations
 
@@ -14,8 +15,11 @@ from .graph import Graph, Node, Value
 Arrays = list[np.ndarray]
 
 
-def run(graph: Graph, inputs: Mapping[str, np.ndarray], weights: Mapping[str, np.ndarray] | None = None) -> dict[str, np.ndarray]:
-    """Outputs by name. State reads come from ``weights`` under the state key; updates are returned as ``state:<key>``."""
+def run(
+    graph: Graph, inputs: Mapping[str, np.ndarray], weights: Mapping[str, np.ndarray] | None = None
+) -> dict[str, np.ndarray]:
+    """Outputs by name. State reads come from ``weights`` under the state key; updates are returned as
+    ``state:<key>``."""
     held: dict[Value, np.ndarray] = {}
     weights = weights or {}
     for node in graph.nodes:
@@ -64,7 +68,12 @@ def _reduce(node: Node, args: Arrays) -> np.ndarray:
 
 def _slice(node: Node, args: Arrays) -> np.ndarray:
     a = node.attrs
-    return args[0][tuple(slice(s, s + (n - 1) * st + 1 if n else s, st) for s, st, n in zip(a["starts"], a["steps"], a["shape"], strict=True))]
+    return args[0][
+        tuple(
+            slice(s, s + (n - 1) * st + 1 if n else s, st)
+            for s, st, n in zip(a["starts"], a["steps"], a["shape"], strict=True)
+        )
+    ]
 
 
 def _matmul(node: Node, args: Arrays) -> np.ndarray:
@@ -79,7 +88,7 @@ def _conv2d(node: Node, args: Arrays) -> np.ndarray:
     (t, le, b, ri), (sh, sw), (dh, dw), groups = a["padding"], a["stride"], a["dilation"], a["groups"]
     x = np.pad(x, ((0, 0), (t, b), (le, ri), (0, 0)))
     k, r, s, cg = w.shape
-    n, oh, ow, _ = node.out.shape
+    _, oh, ow, _ = node.out.shape
     out = np.zeros(node.out.shape, wide)
     for g in range(groups):
         ks, cs = slice(g * k // groups, (g + 1) * k // groups), slice(g * cg, (g + 1) * cg)

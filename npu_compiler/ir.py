@@ -13,7 +13,8 @@ import numpy as np
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """A tensor of the IR. ``producer`` is None for weights and constants (looked up by ``name``) and for node outputs."""
+    """A tensor of the IR. ``producer`` is None for weights and constants (looked up by ``name``) and for node
+    outputs."""
 
     name: str
     shape: tuple[int, ...]

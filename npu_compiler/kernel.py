@@ -1,6 +1,7 @@
 """What the scheduler hands to a target: kernels over strided operands, with every size a literal.
 
-A ``loops`` kernel is generated from its :class:`LoopBody`; the others (``gemm``, ``conv2d``, ``depthwise``, ``attention``,
+A ``loops`` kernel is generated from its :class:`LoopBody`; the others (``gemm``, ``conv2d``, ``depthwise``,
+``attention``,
 ``scan``, ``sort``) name a hand-written micro-kernel of the target and may carry an ``epilogue`` expression.
 """
 
@@ -18,7 +19,7 @@ from .expr import Expr
 @dataclass(frozen=True)
 class Buffer:
     """A block of memory. ``kind``: 'input', 'output', 'weight', 'const', 'state' (pointers the runtime supplies, by
-    ``id``) or 'arena' (at byte ``offset`` of the one arena). ``name`` is the I/O name, state key or a readable label."""
+    ``id``) or 'arena' (at byte ``offset`` of the one arena). ``name`` is the I/O name, state key or a label."""
 
     id: int
     kind: str
@@ -94,8 +95,8 @@ class LoopBody:
 class Kernel:
     """One launch. ``inputs`` are numbered as the loads of ``body``/``epilogue`` number them; the fixed operands of a
     micro-kernel come first. ``epilogue`` maps ``acc`` (float32) to the stored value; its loads and indices range over
-    the dims of ``outputs[0]``. ``sources`` are IR node names. Kernels of one ``step`` touch different data: they may run
-    in any order, and threads meet only between steps."""
+    the dims of ``outputs[0]``. ``sources`` are IR node names. Kernels of one ``step`` touch different data: they may
+    run in any order, and threads meet only between steps."""
 
     name: str
     kind: str

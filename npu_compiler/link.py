@@ -1,7 +1,7 @@
 """Schedules of one or more entry points -> one program that shares weights, constants and state.
 
-Weight buffers are merged by what they hold: two entry points that need the same tensor in the same form (the packed matrix
-of a prefill and of a decode step, say) get one buffer, filled once. State is merged by its key.
+Weight buffers are merged by what they hold: two entry points that need the same tensor in the same form (the packed
+matrix of a prefill and of a decode step, say) get one buffer, filled once. State is merged by its key.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ def link(name: str, dtype: str, entries: Mapping[str, Entry], target: CodegenTar
         target=target.name,
         dtype=dtype,
         entries={
-            entry: _entry_point(entry, s, emitted.symbols[entry], emitted.scratch_bytes) for entry, s in schedules.items()
+            entry: _entry_point(entry, s, emitted.symbols[entry], emitted.scratch_bytes)
+            for entry, s in schedules.items()
         },
         buffers=[BufferSpec(b.id, b.kind, b.dtype, b.shape, b.name, b.offset) for b in merged.buffers],
         weights=[WeightSpec(n.attrs["key"], n.out.shape, n.out.dtype) for n in recipes.nodes if n.op == "weight"],
@@ -90,7 +91,10 @@ class _Merged:
         def moved(op: Operand) -> Operand:
             return replace(op, buffer=new[op.buffer.id])
 
-        kernels = [replace(k, inputs=[moved(o) for o in k.inputs], outputs=[moved(o) for o in k.outputs]) for k in schedule.kernels]
+        kernels = [
+            replace(k, inputs=[moved(o) for o in k.inputs], outputs=[moved(o) for o in k.outputs])
+            for k in schedule.kernels
+        ]
         return Schedule(
             entry,
             kernels,
@@ -110,7 +114,10 @@ class _Merged:
         found = self.known.get(key) if key is not None else None
         if found is not None:
             if (found.shape, found.dtype) != (b.shape, b.dtype):
-                raise CompileError(f"state {b.name!r} is {b.dtype}{list(b.shape)} in one entry point, {found.dtype}{list(found.shape)} in another")
+                raise CompileError(
+                    f"state {b.name!r} is {b.dtype}{list(b.shape)} in one entry point and "
+                    f"{found.dtype}{list(found.shape)} in another"
+                )
             return found
         made = replace(b, id=len(self.buffers), name=self._unique(b.name) if value is not None else b.name)
         self.buffers.append(made)

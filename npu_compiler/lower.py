@@ -74,7 +74,9 @@ class _Lowering:
         graph.sources = ()
         if self.reasons:
             lines = "\n".join(f"  {name} ({op}): {reason}" for name, op, reason in self.reasons)
-            raise CompileError(f"{len(self.reasons)} node(s) of {ir.model_name!r} cannot run on the NPU:\n{lines}", self.reasons)
+            raise CompileError(
+                f"{len(self.reasons)} node(s) of {ir.model_name!r} cannot run on the NPU:\n{lines}", self.reasons
+            )
         for name, t in zip(ir.output_names(), ir.graph_outputs, strict=True):
             graph.outputs.append((name, self._read(t).cast(t.dtype)))
         self._updates()
@@ -85,7 +87,9 @@ class _Lowering:
         """What states hold after a run: as the IR says, and what in-place ops made of weights."""
         for update in self.ir.state:
             if update.key not in self.states:
-                raise IRError(f"state {update.key!r} is no weight of the model; declare it in weights and weight_name_mapping")
+                raise IRError(
+                    f"state {update.key!r} is no weight of the model; declare it in weights and weight_name_mapping"
+                )
             self.graph.updates.append((update.key, self._read(update.value).cast(self.states[update.key].dtype)))
         declared = {u.key for u in self.ir.state}
         for key, (placeholder, leaf) in self.weights.items():
@@ -175,7 +179,9 @@ class _Lowering:
         """Everything that shares memory with ``old`` now reads ``new``."""
         chain, base = _view_chain(old)
         if base in self.opaque:
-            raise Unsupported(Reason("alias", "a tensor is written in place that a gathered view reads", "call .clone() first"))
+            raise Unsupported(
+                Reason("alias", "a tensor is written in place that a gathered view reads", "call .clone() first")
+            )
         for view in reversed(chain):
             new = _write_back(view, new)
         for key, value in self.env.items():
@@ -238,7 +244,9 @@ def _write_back(view: Node, new: Value) -> Value:
     if view.op == "permute":
         return new.permute(*np.argsort(view.attrs["perm"]).tolist())
     if view.op == "slice":
-        idx = [index(d) * st + s for d, (s, st) in enumerate(zip(view.attrs["starts"], view.attrs["steps"], strict=True))]
+        idx = [
+            index(d) * st + s for d, (s, st) in enumerate(zip(view.attrs["starts"], view.attrs["steps"], strict=True))
+        ]
         return source.graph.scatter(source, new.cast(source.dtype), [], idx)
     raise Unsupported(Reason("alias", "an expanded tensor is written in place", "call .clone() before the in-place op"))
 
@@ -246,7 +254,9 @@ def _write_back(view: Node, new: Value) -> Value:
 def _conform(node: OpNode, results: list[Value | None], narrow: str | None) -> list[Value | None]:
     """Check shapes against the IR and cast to its dtypes (``narrow`` in place of float32)."""
     if len(results) < len(node.outputs):
-        raise Unsupported(Reason("outputs", f"{node.op_type}: {len(node.outputs)} outputs expected, lowering gives {len(results)}"))
+        raise Unsupported(
+            Reason("outputs", f"{node.op_type}: {len(node.outputs)} outputs expected, lowering gives {len(results)}")
+        )
     out: list[Value | None] = []
     for value, spec in zip(results, node.outputs, strict=False):
         if value is None:

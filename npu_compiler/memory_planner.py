@@ -1,4 +1,5 @@
-"""Static memory plan: every intermediate gets a fixed offset in one arena; buffers that are never alive together share."""
+"""Static memory plan: every intermediate gets a fixed offset in one arena; buffers that are never alive together
+share."""
 
 from __future__ import annotations
 
@@ -8,8 +9,8 @@ from .kernel import Buffer, Kernel, Operand, Schedule
 
 
 def assign_steps(kernels: list[Kernel]) -> None:
-    """Number the steps: a kernel joins the one before it unless it reads or writes what that step writes, or writes what
-    that step reads."""
+    """Number the steps: a kernel joins the one before it unless it reads or writes what that step writes, or writes
+    what that step reads."""
     step = 0
     read: set[int] = set()
     written: set[int] = set()
@@ -35,7 +36,8 @@ def lifetimes(kernels: list[Kernel]) -> dict[int, tuple[int, int]]:
 
 
 def plan_memory(schedule: Schedule, align: int) -> None:
-    """Give every arena buffer an offset (bytes, multiple of ``align``); largest first, each at the lowest gap that fits.
+    """Give every arena buffer an offset (bytes, multiple of ``align``); largest first, each at the lowest gap that
+    fits.
 
     Greedy by size, after Pisarchyk and Lee, "Efficient Memory Management for Deep Neural Net Inference" (2020).
     """

@@ -1,8 +1,8 @@
 """A small matcher over the core graph, and rewrites as data.
 
-A pattern is a function from a node to captured values or None, built from the helpers below; a :class:`Rewrite` pairs it
-with the replacement, example graphs that must match, and counter-examples that must not. The legality rules live here
-once: inner values have no other user, casts between float types and broadcasts that only add size-1 dims are seen
+A pattern is a function from a node to captured values or None, built from the helpers below; a :class:`Rewrite` pairs
+it with the replacement, example graphs that must match, and counter-examples that must not. The legality rules live
+here once: inner values have no other user, casts between float types and broadcasts that only add size-1 dims are seen
 through, commutative operands are tried in both orders.
 """
 
@@ -18,7 +18,8 @@ from .graph import Graph, Node, Value
 
 @dataclass(frozen=True)
 class Match:
-    """What a pattern found: captured ``values``, scalar ``numbers``, and the ``inner`` nodes that the rewrite removes."""
+    """What a pattern found: captured ``values``, scalar ``numbers``, and the ``inner`` nodes that the rewrite
+    removes."""
 
     values: dict[str, Value | None]
     numbers: dict[str, float]
@@ -53,7 +54,9 @@ def apply(graph: Graph, rewrites: Sequence[Rewrite]) -> int:
             match = rewrite.find(graph, node)
             if match is None or gone & match.inner or not _legal(match, node, users, outputs):
                 continue
-            graph.sources = tuple(dict.fromkeys(s for n in (*sorted(match.inner, key=lambda n: n.id), node) for s in n.sources))
+            graph.sources = tuple(
+                dict.fromkeys(s for n in (*sorted(match.inner, key=lambda n: n.id), node) for s in n.sources)
+            )
             new[node.out] = rewrite.build(graph, node, match)
             graph.sources = ()
             gone |= match.inner | {node}
@@ -73,14 +76,16 @@ def see_through(v: Value, inner: set[Node]) -> Value:
     """Skip float casts and views that only add or drop size-1 dims; the skipped nodes become inner."""
     while True:
         node = v.node
-        if node.op == "pointwise" and is_float_cast(node):
-            pass
-        elif node.op in ("reshape", "expand") and [n for n in node.inputs[0].shape if n != 1] == [n for n in v.shape if n != 1]:
-            pass
-        else:
+        cast = node.op == "pointwise" and is_float_cast(node)
+        if not cast and not (node.op in ("reshape", "expand") and _dims(node.inputs[0]) == _dims(v)):
             return v
         inner.add(node)
         v = node.inputs[0]
+
+
+def _dims(v: Value) -> list[int]:
+    """The shape without dims of size 1."""
+    return [n for n in v.shape if n != 1]
 
 
 def is_float_cast(node: Node) -> bool:

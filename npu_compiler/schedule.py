@@ -101,7 +101,8 @@ class Scheduler:
         return Operand(buffer, value.shape, tuple(strides))
 
     def operand(self, v: Value) -> Operand:
-        """Where a value can be read: its own memory, or its source's through a view; a copy where strides cannot say it."""
+        """Where a value can be read: its own memory, or its source's through a view; a copy where strides cannot say
+        it."""
         if v in self.place:
             return self.place[v]
         if v in self.static:
@@ -182,7 +183,7 @@ class Scheduler:
         kernel.name = f"k{number}_{kernel.name}"
         self.kernels.append(kernel)
 
-    # -- kernels ----------------------------------------------------------------------------------------------------------
+    # -- kernels
     def _schedule_group(self, group: Group, made: dict[str, Buffer]) -> None:
         if group.loops:
             self._loops(group, made)
@@ -229,7 +230,17 @@ class Scheduler:
                 stages.append(Stage("store", e, output=len(outputs) - 1, index=idx, per_row=per_row and bool(axes)))
         flops = math.prod(domain) * sum(expr.cost(s.expr) + (s.kind == "reduce") for s in stages if not s.per_row)
         kind = "_".join(dict.fromkeys(n.attrs.get("kind", "map") for n in group.nodes if n.op == "reduce")) or "map"
-        self._kernel(Kernel(kind, "loops", inputs, outputs, body=LoopBody(domain, axes, tuple(stages)), sources=_sources(group), flops=flops))
+        self._kernel(
+            Kernel(
+                kind,
+                "loops",
+                inputs,
+                outputs,
+                body=LoopBody(domain, axes, tuple(stages)),
+                sources=_sources(group),
+                flops=flops,
+            )
+        )
 
     def _epilogue(self, group: Group, fixed: list[Operand]) -> tuple[Expr, list[Operand], Value]:
         """The expression behind an anchor, its operands (after ``fixed``), and the value that is stored."""
@@ -251,7 +262,9 @@ class Scheduler:
             value = node.out
         return e, inputs, value
 
-    def _anchor(self, group: Group, made: dict[str, Buffer], kind: str, fixed: list[Operand], flops: int, **attrs: object) -> None:
+    def _anchor(
+        self, group: Group, made: dict[str, Buffer], kind: str, fixed: list[Operand], flops: int, **attrs: object
+    ) -> None:
         e, inputs, value = self._epilogue(group, fixed)
         out = self._allocate(value, made, _label(group.anchor))
         self._kernel(Kernel(kind, kind, inputs, [out], dict(attrs), epilogue=e, sources=_sources(group), flops=flops))
@@ -265,7 +278,9 @@ class Scheduler:
         source = self._dense(x)
         flops = 2 * node.out.numel * r * s * cg
         if groups == k == x.shape[3]:
-            weight = self.operand(w.permute(1, 2, 3, 0).reshape(r, s, k)) if w not in self.static else self._static_view(w)
+            weight = (
+                self.operand(w.permute(1, 2, 3, 0).reshape(r, s, k)) if w not in self.static else self._static_view(w)
+            )
             self._anchor(group, made, "depthwise", [source, weight], flops, **attrs)
             return
         if w not in self.static:
@@ -326,7 +341,9 @@ class Scheduler:
         else:
             shared = math.prod(b.shape[:-2]) == 1
             weight = self._pack(b if shared else b.expand(*node.out.shape[:-2], k, n), layout)
-            left = self._rows(a if math.prod(a.shape[:-2]) in (1, batch) and shared else a.expand(*node.out.shape[:-2], m, k), batch)
+            left = self._rows(
+                a if math.prod(a.shape[:-2]) in (1, batch) and shared else a.expand(*node.out.shape[:-2], m, k), batch
+            )
         if shared and (rows := _collapse(left, (1, batch * m, k))) is not None:
             left, m, batch = Operand(left.buffer, (1, batch * m, k), rows, left.offset), batch * m, 1
         strides = _collapse(left, (batch, m, k))
@@ -410,7 +427,9 @@ class Scheduler:
         memory = self.place.get(base)
         if memory is None or node.out in self.wanted or base in self.results or len(self.users[base]) > 1:
             return self._allocate(node.out, made, _label(node))
-        if memory.buffer.kind == "arena" or (memory.buffer.kind == "state" and self._becomes(node.out, memory.buffer.name)):
+        if memory.buffer.kind == "arena" or (
+            memory.buffer.kind == "state" and self._becomes(node.out, memory.buffer.name)
+        ):
             self.place[node.out] = memory
             return memory
         return self._allocate(node.out, made, _label(node))
@@ -433,7 +452,17 @@ class Scheduler:
     def _small(self, group: Group, made: dict[str, Buffer], name: str, **attrs: object) -> None:
         node = group.anchor
         outs = [self._allocate(v, made, _label(node)) for v in node.outputs]
-        self._kernel(Kernel(name, name, [self._dense(node.inputs[0])], outs, dict(attrs), sources=node.sources, flops=node.inputs[0].numel))
+        self._kernel(
+            Kernel(
+                name,
+                name,
+                [self._dense(node.inputs[0])],
+                outs,
+                dict(attrs),
+                sources=node.sources,
+                flops=node.inputs[0].numel,
+            )
+        )
 
 
 def _collapse(op: Operand, shape: tuple[int, int, int]) -> tuple[int, ...] | None:

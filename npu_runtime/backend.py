@@ -92,7 +92,8 @@ class Backend(ABC):
         """
 
     def block(self, nbytes: int) -> contextlib.AbstractContextManager[None]:
-        """Buffers allocated inside come from one block of ``nbytes`` as long as it lasts. Optional: does nothing here."""
+        """Buffers allocated inside come from one block of ``nbytes`` as long as it lasts. Optional: does nothing
+        here."""
         return contextlib.nullcontext()
 
     def synchronize(self) -> None:

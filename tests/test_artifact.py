@@ -227,7 +227,8 @@ def test_what_would_not_load_is_not_saved(tmp_path: Path) -> None:
         ("conv2d", ["x", "w"], ((1, 5, 5, 6), "float32"),
          {"stride": (1, 1), "padding": (0,) * 4, "dilation": (9, 9), "groups": 2}, "larger than the padded input"),
         ("scatter", ["a", "m"], ((2, 3, 4), "float32"), {"idx": (expr.index(0),), "mode": "set"}, "with 1 indices"),
-        ("attention", ["x", "x", "w"], ((1, 5, 5, 2), "float32"), {"scale": 1.0, "causal": False, "limited": False}, "attention of"),
+        ("attention", ["x", "x", "w"], ((1, 5, 5, 2), "float32"),
+         {"scale": 1.0, "causal": False, "limited": False}, "attention of"),
         ("loop", [], ((2,), "float32"), {}, "unknown op 'loop'"),
     ],
 )  # fmt: skip

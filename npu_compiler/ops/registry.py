@@ -149,8 +149,8 @@ _IN_PLACE_OPERATORS = frozenset(("__iand__", "__ior__", "__ixor__", "__ilshift__
 
 
 def functional_name(op_type: str) -> str:
-    """``aten.relu_.default`` -> ``aten.relu.default``, ``aten.__iand__.Tensor`` -> ``aten.__and__.Tensor``: in-place ops
-    are lowered as their out-of-place twins."""
+    """``aten.relu_.default`` -> ``aten.relu.default``, ``aten.__iand__.Tensor`` -> ``aten.__and__.Tensor``: in-place
+    ops are lowered as their out-of-place twins."""
     parts = op_type.split(".")
     if len(parts) != 3:
         return op_type

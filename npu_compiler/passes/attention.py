@@ -1,8 +1,8 @@
 """Attention from its decomposed spelling: ``softmax(q @ k^T * scale + mask) @ v`` becomes one kernel.
 
-The scores may be scaled by a multiplication or division (of q or k, too), masked by additive tensors or a ``where`` with
-minus infinity or nearly so, computed in another float type, and the heads of k and v may have been repeated (expand +
-reshape) for grouped queries.
+The scores may be scaled by a multiplication or division (of q or k, too), masked by additive tensors or a ``where``
+with minus infinity or nearly so, computed in another float type, and the heads of k and v may have been repeated
+(expand + reshape) for grouped queries.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from ..patterns import Match, Rewrite, loaded, see_through, sides, strip
 
 
 def fuse_attention(graph: Graph) -> None:
-    """Apply :data:`ATTENTION`, drop masks that hide nothing or just the future, then tell each kernel how far its keys are
-    valid where the mask says so."""
+    """Apply :data:`ATTENTION`, drop masks that hide nothing or just the future, then tell each kernel how far its keys
+    are valid where the mask says so."""
     patterns.apply(graph, REWRITES)
     for node in graph.nodes:
         if node.op == "attention" and not node.attrs["limited"] and len(node.inputs) == 4:
@@ -71,7 +71,9 @@ def _is_key_index(node: Node, e: Expr) -> bool:
     v = _behind_unit_reshape(node.inputs[e.value])
     if v.op == "pointwise":  # a long arange is computed where it is used
         return v.rank == 1 and v.node.attrs["expr"] == expr.index(0)
-    return v.op == "const" and v.dtype == "int64" and bool((v.node.attrs["data"].reshape(-1) == np.arange(v.numel)).all())
+    return (
+        v.op == "const" and v.dtype == "int64" and bool((v.node.attrs["data"].reshape(-1) == np.arange(v.numel)).all())
+    )
 
 
 def _per_query(node: Node, e: Expr, queries: int) -> Value | None:
@@ -247,7 +249,9 @@ def _build(graph: Graph, node: Node, match: Match) -> Value:
     swap = (*range(rank - 2), rank - 1, rank - 2)
     q, scale_q = _unscaled(q)
     kt, scale_kt = _unscaled(kt)
-    k, scale_k = _unscaled(kt.permute(*swap) if kt.op != "permute" or kt.node.attrs["perm"] != swap else kt.node.inputs[0])
+    k, scale_k = _unscaled(
+        kt.permute(*swap) if kt.op != "permute" or kt.node.attrs["perm"] != swap else kt.node.inputs[0]
+    )
     shared_k, shared_v = _ungroup(k), _ungroup(v)
     if shared_k.shape[:-2] == shared_v.shape[:-2]:
         k, v = shared_k, shared_v
@@ -272,7 +276,8 @@ def _unscaled(x: Value) -> tuple[Value, float]:
 
 
 def _ungroup(x: Value) -> Value:
-    """[.., HK, S, D] before every head was repeated by unsqueeze + expand + reshape to [.., H, S, D], or ``x`` itself."""
+    """[.., HK, S, D] before every head was repeated by unsqueeze + expand + reshape to [.., H, S, D], or ``x``
+    itself."""
     e = x.node.inputs[0] if x.op == "reshape" else x
     if e.op != "expand" or e.rank != x.rank + 1:
         return x
@@ -297,7 +302,9 @@ def _combined(graph: Graph, match: Match) -> tuple[Value | None, bool]:
             causal = True
             continue
         if mask.dtype == "bool" and math.isfinite(fill):
-            mask = graph.pointwise(lambda m, fill=fill: expr.where(m, expr.const(0.0, "float32"), fill), mask, promote=False)
+            mask = graph.pointwise(
+                lambda m, fill=fill: expr.where(m, expr.const(0.0, "float32"), fill), mask, promote=False
+            )
         if total is None:
             total = mask
         elif total.dtype == mask.dtype == "bool":
@@ -331,7 +338,7 @@ def _is_causal(mask: Value) -> bool:
     return mask.op == "pointwise" and mask.shape[-2] == mask.shape[-1] and mask.node.attrs["expr"] in forms
 
 
-# -- examples -----------------------------------------------------------------------------------------------------------
+# -- examples
 def _example(
     scores: Callable[[Value], Value] = lambda s: s * 0.25,
     heads: Callable[[Value], Value] = lambda x: x,

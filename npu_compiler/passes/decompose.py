@@ -12,8 +12,8 @@ from .static import static_values
 
 
 def decompose(graph: Graph, config: TargetConfig) -> None:
-    """Rewrite attention, matmul and conv2d over dtypes without a matrix kernel, and convolutions whose weight is computed
-    at run time, as multiply-and-sum reductions. A reduction over one element is none."""
+    """Rewrite attention, matmul and conv2d over dtypes without a matrix kernel, and convolutions whose weight is
+    computed at run time, as multiply-and-sum reductions. A reduction over one element is none."""
     for steps in ({"attention": _attention}, {"matmul": _matmul, "conv2d": _conv2d, "reduce": _reduce}):
         if not any(node.op in steps for node in graph.nodes):
             continue
@@ -76,7 +76,9 @@ def _matmul(graph: Graph, node: Node) -> Value:
 
     i, j, t = expr.index(r), expr.index(r + 1), expr.index(r + 2)
     dtype = node.out.dtype
-    product = expr.load(0, a.dtype, [*batch_index(a), i, t]).cast(dtype) * expr.load(1, b.dtype, [*batch_index(b), t, j]).cast(dtype)
+    product = expr.load(0, a.dtype, [*batch_index(a), i, t]).cast(dtype) * expr.load(
+        1, b.dtype, [*batch_index(b), t, j]
+    ).cast(dtype)
     out = graph.reduce_expr("sum", [a, b], product, (*batch, m, n, k), [r + 2])
     return out.reshape(*batch, m, n).cast(dtype)
 

@@ -1,7 +1,8 @@
 """Matmuls that read the same rows become one: Q, K and V projections are a single product with a wider weight.
 
-The merged weight is a load-time recipe (a concatenation), and what follows each product - a bias, a rounding - merges with
-it as long as it is the same expression on every branch. The results are slices, which later ops read through strides.
+The merged weight is a load-time recipe (a concatenation), and what follows each product - a bias, a rounding - merges
+with it as long as it is the same expression on every branch. The results are slices, which later ops read through
+strides.
 """
 
 from __future__ import annotations
@@ -30,7 +31,11 @@ def merge_matmuls(graph: Graph) -> None:
         levels = [family]
         while (after := _common_step(levels[-1], users, static, outputs)) is not None:
             levels.append(after)
-        if any(u.op not in VIEWS and u.op not in ("attention", "scatter", "matmul") for n in levels[-1] for u in users.get(n.out, ())):
+        if any(
+            u.op not in VIEWS and u.op not in ("attention", "scatter", "matmul")
+            for n in levels[-1]
+            for u in users.get(n.out, ())
+        ):
             continue
         new.update(_build(graph, source, levels))
     graph.sources = ()

@@ -14,7 +14,7 @@ FOLD_LIMIT = 1 << 16  # elements; larger constants are cheaper to compute where 
 
 
 def normalise(graph: Graph) -> None:
-    """No-op elimination, view composition and common subexpression elimination, to a fixed point, in one ordered walk.
+    """No-op elimination, view composition and common subexpression elimination in one ordered walk.
 
     ``permute(permute(x))`` -> one permute; ``reshape`` likewise; identity views, casts and copies vanish; a permute that
     only moves size-1 dims becomes a reshape.
@@ -83,7 +83,8 @@ def _simplify(node: Node) -> Value | Node | None:
 
 
 def _made(value: Value, old: Node) -> Value | Node:
-    """A freshly built node is still to be placed (so take it off the graph's end); anything else is an existing value."""
+    """A freshly built node is still to be placed (so take it off the graph's end); anything else is an existing
+    value."""
     graph = value.graph
     if graph.nodes and graph.nodes[-1] is value.node and value.node.id > old.id:
         graph.nodes.pop()
@@ -103,7 +104,10 @@ def fold_constants(graph: Graph) -> None:
             continue
         if not all(new.get(v, v).op == "const" for v in node.inputs):
             continue
-        if any(v.numel > FOLD_LIMIT for v in node.outputs) or math.prod(node.domain if node.op == "reduce" else ()) > 1 << 22:
+        if (
+            any(v.numel > FOLD_LIMIT for v in node.outputs)
+            or math.prod(node.domain if node.op == "reduce" else ()) > 1 << 22
+        ):
             continue
         try:
             results = interp.evaluate_node(node, [new.get(v, v).node.attrs["data"] for v in node.inputs])

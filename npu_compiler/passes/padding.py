@@ -10,8 +10,8 @@ from ..graph import Graph, Value
 
 
 def fold_padding(graph: Graph) -> None:
-    """``conv2d(pad(x))`` -> ``conv2d(x)`` with a larger ``padding``, where the pad puts zeros around the spatial dims; a
-    permute may stand between."""
+    """``conv2d(pad(x))`` -> ``conv2d(x)`` with a larger ``padding``, where the pad puts zeros around the spatial dims;
+    a permute may stand between."""
     for node in list(graph.nodes):
         while node.op == "conv2d" and (found := _padded_input(graph, node.inputs[0])) is not None:
             source, (top, left, bottom, right) = found
@@ -26,7 +26,8 @@ def fold_padding(graph: Graph) -> None:
 
 
 def _padded_input(graph: Graph, v: Value) -> tuple[Value, tuple[int, int, int, int]] | None:
-    """(x, (top, left, bottom, right)) if ``v`` [N,H,W,C] is x with that many zeros around (or, where negative, cropped)."""
+    """(x, (top, left, bottom, right)) if ``v`` [N,H,W,C] is x with that many zeros around (or, where negative,
+    cropped)."""
     perm = v.node.attrs["perm"] if v.op == "permute" else tuple(range(v.rank))
     found = zero_padding(v.node.inputs[0] if v.op == "permute" else v)
     if found is None:
@@ -51,9 +52,8 @@ def zero_padding(v: Value) -> tuple[Value, list[int], list[int]] | None:
     before: list[int] = []
     for d, i in enumerate(e.args[1].args):
         shift = affine.affine(i)
-        if shift.terms != {expr.index(d): 1}:
-            if shift.terms or (x.shape[d], v.shape[d]) != (1, 1):
-                return None
+        if shift.terms != {expr.index(d): 1} and (shift.terms or (x.shape[d], v.shape[d]) != (1, 1)):
+            return None
         before.append(-shift.const)
     after = [n - m - p for n, m, p in zip(v.shape, x.shape, before, strict=True)]
     return (x, before, after) if _guards_nothing_else(e.args[0], x, v, before) else None

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+
 from npu_compiler import dtypes, expr
 from npu_compiler.expr import const, fn, index, load, maximum, minimum, where
 from npu_compiler.graph import Graph, Value
@@ -53,7 +54,8 @@ class Maker:
         return [(v.node.attrs["key"], v) for v in dict.fromkeys(self.pool) if v.op == "state"]
 
     def update(self, state: Value) -> Value:
-        """What a state becomes: another value of its type, a permutation of itself, or itself with something written."""
+        """What a state becomes: another value of its type, a permutation of itself, or itself with something
+        written."""
         same = [v for v in self.pool if v.shape == state.shape and v.dtype == state.dtype]
         if self.chance(0.3):
             return self.pick(same)
@@ -176,7 +178,7 @@ class Maker:
 
     def cast(self) -> Value:
         v = self.value(exact=self.chance(0.5))
-        options = [d for d in ALL if dtypes.is_float(d) or not self.error[v] and (d != "uint8" or v.dtype in ("bool", "uint8"))]
+        options = [d for d in ALL if dtypes.is_float(d) or (not self.error[v] and (d != "uint8" or v.dtype in ("bool", "uint8")))]
         return self.note(v.cast(self.pick(options)), v, rounds=dtypes.is_float(v.dtype))
 
     def shifted(self) -> Value:
@@ -215,7 +217,7 @@ class Maker:
         shape = (*n[:d], *i.shape, *n[d + 1 :])
         return self.note(self.graph.elementwise(shape, [v, i], load(0, v.dtype, idx)), v)
 
-    # -- rows -----------------------------------------------------------------------------------------------------------
+    # -- rows
     def axes(self, v: Value) -> list[int]:
         if self.chance(0.5):
             return [v.rank - 1]
@@ -264,7 +266,7 @@ class Maker:
             y = self.note(y * w, y, w, rounds=True)
         return self.note(self.bounded(y).cast(v.dtype), y, rounds=True)
 
-    # -- views ------------------------------------------------------------------------------------------------------------
+    # -- views
     def reshape(self) -> Value:
         v = self.value()
         n, shape = v.numel, []
@@ -300,7 +302,7 @@ class Maker:
         parts.insert(self.rng.randint(0, len(parts)), v)
         return self.note(self.graph.concat(parts, d), *parts)
 
-    # -- anchors ------------------------------------------------------------------------------------------------------------
+    # -- anchors
     def matmul(self) -> Value:
         v = self.value("float", "int", rank=2)
         k, n = v.shape[-1], self.pick((1, 3, 8, 17, 33))
@@ -373,7 +375,7 @@ class Maker:
         self.note(out, q, k, v, rounds=True)
         return self.note(out.permute(0, 2, 1, 3).reshape(b, sq, -1), out) if self.chance(0.7) else out
 
-    # -- the rest -------------------------------------------------------------------------------------------------------------
+    # -- the rest
     def scatter(self) -> Value | None:
         return self.write(self.value(rank=1, full=True))
 

@@ -11,9 +11,10 @@ import math
 from collections.abc import Mapping
 
 import numpy as np
+
 from npu_compiler import dtypes, expr, interp
 from npu_compiler.graph import Graph
-from npu_compiler.kernel import Buffer, Kernel, Operand, Schedule
+from npu_compiler.kernel import Buffer, Kernel, Operand
 from npu_compiler.pipeline import State
 from npu_compiler.targets.cpu.winograd import filter_transform
 
@@ -22,8 +23,11 @@ from ..cpu_harness import expected, view
 Arrays = dict[int, np.ndarray]
 
 
-def run(state: State, inputs: Mapping[str, np.ndarray], weights: Mapping[str, np.ndarray] | None = None) -> dict[str, np.ndarray]:
-    """Outputs and ``state:<key>`` updates of a program compiled up to phase ``memory``, as ``interp.run`` gives them."""
+def run(
+    state: State, inputs: Mapping[str, np.ndarray], weights: Mapping[str, np.ndarray] | None = None
+) -> dict[str, np.ndarray]:
+    """Outputs and ``state:<key>`` updates of a program compiled up to phase ``memory``, as ``interp.run`` gives
+    them."""
     schedule = state.schedule
     assert schedule is not None
     weights = weights or {}
@@ -160,4 +164,11 @@ def _pack(k: Kernel, inputs: list[np.ndarray]) -> np.ndarray:
     return interp.pack_panels(b.transpose(0, 2, 1)[:, :, None, :], out.shape[3 if layout == "pairs" else -1], layout)
 
 
-_ANCHORS = {"gemm": _gemm, "conv2d": _conv2d, "depthwise": _conv2d, "winograd": _winograd, "attention": _attention, "pack": _pack}
+_ANCHORS = {
+    "gemm": _gemm,
+    "conv2d": _conv2d,
+    "depthwise": _conv2d,
+    "winograd": _winograd,
+    "attention": _attention,
+    "pack": _pack,
+}

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+
 from npu_compiler import dtypes, interp
 from npu_compiler.errors import CompileError, IRError
 from npu_compiler.graph import Graph
@@ -20,7 +21,7 @@ from . import schedule_interp
 torch = pytest.importorskip("torch", reason="the reference is PyTorch")
 
 
-# -- in-place ops against PyTorch: recorded with their writes, as pytorch-ir records them -------------------------------
+# -- in-place ops against PyTorch: recorded with their writes, as pytorch-ir records them
 def view_of_all(x):
     y = x * 1
     y.view(-1).add_(1)
@@ -216,7 +217,7 @@ def test_writing_to_an_expanded_tensor_is_refused() -> None:
         lower_ir(b.node("r", "aten.relu_.default", "e", shape=(2, 4, 4)).out("r"))
 
 
-# -- state --------------------------------------------------------------------------------------------------------------
+# -- state
 class Counter(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -268,7 +269,7 @@ def test_tied_weights_are_one_value() -> None:
     assert sum(n.op == "weight" for n in graph.nodes) == 1
 
 
-# -- outputs and refusals -------------------------------------------------------------------------------------------------
+# -- outputs and refusals
 def test_outputs_may_be_inputs_weights_and_repeated() -> None:
     graph = lower_ir(Builder(weights=["w"]).node("y", RELU, "x").out("y", "x", "p_w", "y"))
     assert [n for n, _ in graph.outputs] == ["y", "x", "p_w", "y#1"]
@@ -293,7 +294,7 @@ def test_a_wrong_shape_in_the_ir_is_refused() -> None:
         lower_ir(Builder().node("a", VIEW, "x", shape=(3, 5), size=[3, 5]).out("a"))
 
 
-# -- compute dtype ----------------------------------------------------------------------------------------------------------
+# -- compute dtype
 def positions(dtype: str) -> tuple[IRGraph, Graph]:
     """x * w + float(arange(5000)) + sin(float(ids))."""
     n = 5000
@@ -324,7 +325,9 @@ def test_a_narrow_compute_dtype_leaves_integers_and_positions_exact(dtype: str) 
     np.testing.assert_array_equal(got["angle"], ids.astype(np.float32) * 0.25)
     np.testing.assert_array_equal(got["count"], ids * 2)
     narrow = dtypes.numpy_dtype(dtype)
-    np.testing.assert_array_equal(got["scaled"], (x.astype(narrow).astype(np.float32) * 0.5).astype(narrow).astype(np.float32))
+    np.testing.assert_array_equal(
+        got["scaled"], (x.astype(narrow).astype(np.float32) * 0.5).astype(narrow).astype(np.float32)
+    )
     assert all(got[name].dtype == np.float32 for name in ("steps", "place", "angle", "scaled"))
 
 
@@ -333,5 +336,8 @@ def test_a_narrow_compute_dtype_stores_matrices_in_it_and_vectors_exactly() -> N
     graph = lower_ir(linear, "bfloat16")
     product = next(n for n in graph.nodes if n.op == "matmul")
     assert [v.dtype for v in product.inputs] == ["bfloat16", "bfloat16"]
-    assert {n.attrs["key"]: n.out.dtype for n in graph.nodes if n.op == "weight"} == {"weight": "float32", "bias": "float32"}
+    assert {n.attrs["key"]: n.out.dtype for n in graph.nodes if n.op == "weight"} == {
+        "weight": "float32",
+        "bias": "float32",
+    }
     assert [v.dtype for _, v in graph.outputs] == ["float32"]

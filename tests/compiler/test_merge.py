@@ -59,7 +59,9 @@ def projections(bias: bool = True, gated: bool = False) -> Graph:
     def heads(t: Value) -> Value:
         return t.reshape(2, 5, -1, 4).permute(0, 2, 1, 3)
 
-    g.outputs = [("y", g.attention(heads(q), heads(k), heads(v), None, 0.5, False).permute(0, 2, 1, 3).reshape(2, 5, 12))]
+    g.outputs = [
+        ("y", g.attention(heads(q), heads(k), heads(v), None, 0.5, False).permute(0, 2, 1, 3).reshape(2, 5, 12))
+    ]
     return g
 
 
@@ -126,5 +128,7 @@ def test_kernels_share_a_step_only_without_hazards() -> None:
             written = {o.buffer.id for o in k.outputs}
             for other in members[i + 1 :]:
                 touched = {o.buffer.id for o in (*other.inputs, *other.outputs)}
-                assert not written & touched and not {o.buffer.id for o in k.inputs} & {o.buffer.id for o in other.outputs}
+                assert not written & touched and not {o.buffer.id for o in k.inputs} & {
+                    o.buffer.id for o in other.outputs
+                }
     assert len({k.step for k in kernels}) < len(kernels)

@@ -28,11 +28,12 @@ from npu_runtime import CPUBackend, Executor, load_weights
 Arrays = Mapping[str, np.ndarray]
 
 
-
 def run_on_cpu(graph: Graph, inputs: Arrays) -> Arrays:
     """Compile for the CPU target and run."""
     program = compile_graph(graph)
-    return Executor(program, load_weights(program, {}), CPUBackend()).run({k: np.array(v, order="C") for k, v in inputs.items()})
+    return Executor(program, load_weights(program, {}), CPUBackend()).run(
+        {k: np.array(v, order="C") for k, v in inputs.items()}
+    )
 
 
 # Targets under test: name -> callable(graph, inputs by name) -> outputs by name.

@@ -29,7 +29,8 @@ def one_thread() -> Iterator[None]:
 
 
 def run(target: str, cases: list[Case]) -> None:
-    """Run the cases in programs of up to 200; if one fails as a whole, one by one, so that each reports its own error."""
+    """Run the cases in programs of up to 200; if one fails as a whole, one by one, so that each reports its own
+    error."""
     if len(cases) > 200:
         for at in range(0, len(cases), 200):
             run(target, cases[at : at + 200])
@@ -49,12 +50,12 @@ def run(target: str, cases: list[Case]) -> None:
         _outcomes[target, case] = ([np.asarray(results[n]) for n in names], batch.summing[case])
 
 
-@pytest.mark.parametrize(
-    ("target", "case"), [pytest.param(t, c, id=f"{t}-{c}") for t in TARGETS for c in cases_for(t)]
-)
+@pytest.mark.parametrize(("target", "case"), [pytest.param(t, c, id=f"{t}-{c}") for t in TARGETS for c in cases_for(t)])
 def test_op(target: str, case: Case, request: pytest.FixtureRequest) -> None:
     if (target, case) not in _outcomes:  # the first of its family: run all selected ones together
-        selected = [item.callspec.params for item in request.session.items if getattr(item, "originalname", "") == "test_op"]
+        selected = [
+            item.callspec.params for item in request.session.items if getattr(item, "originalname", "") == "test_op"
+        ]
         run(target, [p["case"] for p in selected if p["target"] == target and p["case"].family == case.family])
     outcome = _outcomes[target, case]
     if isinstance(outcome, Exception):

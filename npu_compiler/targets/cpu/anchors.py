@@ -49,12 +49,16 @@ def _conv2d(k: Kernel, name: str, place: Place) -> str:
     (r, s), (c, ko), a = k.attrs["kernel"], k.attrs["channels"], k.attrs
     dims = dict(
         N=n, H=x.shape[1], W=x.shape[2], C=c, K=ko, R=r, S=s, stride_h=a["stride"][0], stride_w=a["stride"][1],
-        pad_t=a["padding"][0], pad_l=a["padding"][1], dil_h=a["dilation"][0], dil_w=a["dilation"][1], OH=oh, OW=ow, G=a["groups"],
+        pad_t=a["padding"][0], pad_l=a["padding"][1], dil_h=a["dilation"][0], dil_w=a["dilation"][1],
+        OH=oh, OW=ow, G=a["groups"],
     )  # fmt: skip
     epilogue, pointers = emit_epilogue(k, 2, f"{name}_epi", place)
     arguments = f"{place(x)}, {place(w)}, epi, th, counter"
     if k.kind == "winograd":
-        call, scratch = f"conv2d_winograd<{name}_dims, {a['tile']}>", f"winograd_scratch_bytes<{name}_dims, {a['tile']}>()"
+        call, scratch = (
+            f"conv2d_winograd<{name}_dims, {a['tile']}>",
+            f"winograd_scratch_bytes<{name}_dims, {a['tile']}>()",
+        )
     elif k.kind == "conv2d":
         call, scratch = f"conv2d<{name}_dims>", f"conv2d_scratch_bytes<{name}_dims, {ctype(x)}, {ctype(w)}>()"
     else:
@@ -79,16 +83,17 @@ def _pack(k: Kernel, name: str, place: Place) -> str:
     source, out = k.inputs[0], k.outputs[0]
     at = k.attrs
     struct = _struct(f"{name}_dims", B=at["batch"], N=at["n"], K=at["k"], batch_b=source.strides[0])
-    body = (
-        f"(void)counter;\n  pack_b<{name}_dims>({place(source)}, {source.strides[1]}L, {source.strides[2]}L, {place(out)}, th);"
-    )
+    arguments = f"{place(source)}, {source.strides[1]}L, {source.strides[2]}L, {place(out)}, th"
+    body = f"(void)counter;\n  pack_b<{name}_dims>({arguments});"
     return struct + _function(name, body, "0")
 
 
 def _attention(k: Kernel, name: str, place: Place) -> str:
     q, key, v = k.inputs[:3]
     out = k.outputs[0]
-    dims = dict(B=q.shape[0], H=q.shape[1], HK=key.shape[1], SQ=q.shape[2], SK=key.shape[2], DH=q.shape[3], DV=v.shape[3])
+    dims = dict(
+        B=q.shape[0], H=q.shape[1], HK=key.shape[1], SQ=q.shape[2], SK=key.shape[2], DH=q.shape[3], DV=v.shape[3]
+    )
     for letter, op in zip("qkvo", (q, key, v, out), strict=True):
         dims |= {f"{letter}_{d}": s for d, s in zip("bhs", op.strides, strict=False)}
     mask = "(const NoMask*)nullptr"
@@ -98,13 +103,15 @@ def _attention(k: Kernel, name: str, place: Place) -> str:
         mask = place(m)
     struct = _struct(f"{name}_dims", "AttentionDims", **dims)
     scale = f"{float(k.attrs['scale'])!r}f"
-    extra = f" static constexpr bool causal = {'true' if k.attrs['causal'] else 'false'}; static constexpr float scale = {scale}; }};"
+    causal = "true" if k.attrs["causal"] else "false"
+    extra = f" static constexpr bool causal = {causal}; static constexpr float scale = {scale}; }};"
     struct = struct.replace("; };", ";" + extra)
     arguments, valid = f"{place(q)}, {place(key)}, {place(v)}, {mask}, {place(out)}, th, counter", ""
     if k.attrs["limited"]:  # read the part of the cache that some query sees
         arguments += ", valid"
         valid = (
-            f"long valid = 0;\n  for (long i = 0; i < {q.shape[2]}; i++) valid = max_of(valid, {place(k.inputs[4])}[i] + 1);\n"
+            f"long valid = 0;\n  for (long i = 0; i < {q.shape[2]}; i++)\n"
+            f"    valid = max_of(valid, {place(k.inputs[4])}[i] + 1);\n"
             f"  valid = min_of(valid, {key.shape[2]});\n  "
         )
     body = f"{valid}attention<{name}_dims>({arguments});"

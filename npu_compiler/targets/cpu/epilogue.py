@@ -1,7 +1,9 @@
-"""The epilogue of a micro-kernel as a C++ functor: bias, activation, residual and rounding on the accumulator in registers.
+"""The epilogue of a micro-kernel as a C++ functor: bias, activation, residual and rounding on the accumulator in
+registers.
 
-The micro-kernels call ``epi(acc, row, col, L)`` with VL neighbouring columns of one output row; ``row`` counts the leading
-dims of the output in order. Rendering is that of the loop kernels: the epilogue is their store stage with one extra input.
+The micro-kernels call ``epi(acc, row, col, L)`` with VL neighbouring columns of one output row; ``row`` counts the
+leading dims of the output in order. Rendering is that of the loop kernels: the epilogue is their store stage with one
+extra input.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ from .render import Block, Renderer, Value, vector_kind
 
 
 def emit_epilogue(kernel: Kernel, fixed: int, name: str, place: Callable[[Operand], str]) -> tuple[str, str]:
-    """(the functor's definition, the braced initialiser of its pointers); operands after the first ``fixed`` are its own."""
+    """(the functor's definition, the braced initialiser of its pointers); operands after the first ``fixed`` are its
+    own."""
     nest, acc, pitch = _nest(kernel)
     lane = len(kernel.outputs[0].shape) - 1
     lane_dim = lane if lane in nest.size else None
@@ -30,11 +33,19 @@ def emit_epilogue(kernel: Kernel, fixed: int, name: str, place: Callable[[Operan
     for x in expr.walk(value):
         if x.op == "load" and x.value.operand == acc:
             render.stages[x] = (frozenset(nest.size), Value("acc", "vf"))
-    root = Block(None, "template <class Lanes> __attribute__((always_inline)) void operator()(vf acc, long row, long col, Lanes L) const {")
+    root = Block(
+        None,
+        "template <class Lanes> __attribute__((always_inline))\n"
+        "void operator()(vf acc, long row, long col, Lanes L) const {",
+    )
     root.items.append("(void)row, (void)col, (void)L;")
     root.items += _decode(nest, step.target, value, acc, pitch, lane_dim)
     root.items += _store(render, value, step.target, kernel.outputs[0].dtype, lane_dim, root)
-    used = [i for i in range(fixed, len(kernel.inputs)) if any(x.op == "load" and x.value.operand == i for x in expr.walk(value))]
+    used = [
+        i
+        for i in range(fixed, len(kernel.inputs))
+        if any(x.op == "load" and x.value.operand == i for x in expr.walk(value))
+    ]
     members = [f"const {_ctype(kernel.inputs[i])}* a{i};" for i in used] + [f"{_ctype(kernel.outputs[0])}* b0;"]
     body = "\n".join(root.lines(1))
     text = f"struct {name} {{\n  {' '.join(members)}\n{body}\n}};\n"

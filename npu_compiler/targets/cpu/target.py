@@ -121,6 +121,7 @@ def _shape(kernel: Kernel) -> Hashable:
 
 def _emit(kernel: Kernel) -> tuple[str, int]:
     """The text of a kernel's function under the name @NAME@, and its share of compile time."""
+
     def place(op: Operand) -> str:
         return pointer(kernel, op, output=any(op is o for o in kernel.outputs))
 
@@ -146,7 +147,9 @@ def _main_unit(schedules: list[Schedule], calls: dict[str, list[str]], symbols: 
     for s in schedules:
         parts.append(_entry(s, calls[s.name], symbols[s.name]))
     scratch = "\n".join(f"  if ({f}_scratch > most) most = {f}_scratch;" for f in functions)
-    parts.append(_EXPORTS.replace("@SCRATCH@", scratch).replace("@ABI@", str(ABI_VERSION)).replace("@MARKER@", LAYOUT_MARKER))
+    parts.append(
+        _EXPORTS.replace("@SCRATCH@", scratch).replace("@ABI@", str(ABI_VERSION)).replace("@MARKER@", LAYOUT_MARKER)
+    )
     return "\n".join(parts)
 
 
@@ -165,8 +168,8 @@ def _entry(s: Schedule, names: list[str], symbol: str) -> str:
     count = len(rows)
     most = max((len(k.inputs) + len(k.outputs) for k in s.kernels), default=0)
     return f"""
-static const Ref {symbol}_refs[] = {{{', '.join(refs) or '{0, 0}'}}};
-static const Call {symbol}_calls[] = {{{', '.join(rows) or '{nullptr, 0, 0, true}'}}};
+static const Ref {symbol}_refs[] = {{{", ".join(refs) or "{0, 0}"}}};
+static const Call {symbol}_calls[] = {{{", ".join(rows) or "{nullptr, 0, 0, true}"}}};
 alignas(64) static int {symbol}_counters[{max(count, 1)} * npu::COUNTER_STRIDE];
 struct {symbol}_args {{ void* const* buffers; char* arena; double* times; int failed; }};
 
