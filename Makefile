@@ -24,9 +24,9 @@ $(BIN)/python:
 	  { echo "npusim needs Python 3.11 or newer: make PYTHON=/path/to/python3.11"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/demo.stamp: EXTRAS := torch,cli
-$(VENV)/test.stamp: EXTRAS := torch,test
-$(VENV)/lint.stamp: EXTRAS := torch,test,dev
+$(VENV)/demo.stamp: EXTRAS := torch,cli,llm
+$(VENV)/test.stamp: EXTRAS := torch,llm,test
+$(VENV)/lint.stamp: EXTRAS := torch,llm,test,dev
 
 $(VENV)/%.stamp: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "installing npusim[$(EXTRAS)] into $(VENV)"

@@ -51,7 +51,7 @@ def parser() -> argparse.ArgumentParser:
 
     names = "resnet18, resnet50 or efficientnet-lite0"
     language_names = "a directory with a language model, a .gguf file, smollm2-135m or tinystories-15m"
-    p = verb("demo", "demo:run", "download EfficientNet-Lite0, compile it and classify two photographs")
+    p = verb("demo", "demo:run", "classify two photographs and end a sentence, with real weights")
     p.add_argument("--dir", default=".demo", help="where the program goes (default: .demo)")
     p.add_argument("--dtype", choices=_DTYPES, help="store float32 tensors in this type")
     p.add_argument("--threads", type=_positive, help="default: NPU_NUM_THREADS, else all CPUs")

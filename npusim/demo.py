@@ -17,13 +17,51 @@ from npu_compiler.errors import ArtifactError, InputError
 
 from .bench import HEADER, interleaved, torch_call
 from .commands import top_classes
-from .console import Result, Status, Table
+from .console import Result, Status, Table, show
 
+PROMPT, ANSWER = "The capital of France is", " Paris."
+LANGUAGE_MODEL = "smollm2-135m"
 PHOTOS = {"chelsea": "a cat", "coffee": "an espresso"}
 MODEL = "efficientnet-lite0"
 
 
 def run(args: argparse.Namespace, status: Status) -> Result:
+    """Two photographs, then a sentence."""
+    photographs = classify(args, status)
+    if not args.json:
+        show([*photographs.blocks, ""])
+        sys.stdout.flush()
+    sentence = complete(args, status)
+    return Result({**photographs.data, "language_model": sentence.data}, sentence.blocks)
+
+
+def complete(args: argparse.Namespace, status: Status) -> Result:
+    """A language model with real weights ends a sentence, and measures itself against PyTorch."""
+    from npu_compiler import env
+    from npu_runtime.llm import LLM
+
+    from .generate import stream
+    from .llm_bench import measure, native_round, report, torch_round
+
+    threads = args.threads or env.num_threads()
+    with status(f"loading {LANGUAGE_MODEL}"):
+        llm = LLM.load(
+            LANGUAGE_MODEL, max_len=512, threads=threads, progress=status.downloading, status=status.update
+        )
+    if not args.json:
+        print(PROMPT, end="", flush=True)
+    answer = llm.generate(PROMPT, max_tokens=20, stop=["\n"])
+    stream(answer, quiet=args.json)
+    rounds = {"npusim": native_round(llm), "torch eager": torch_round(llm.path, None, llm.max_len, threads)}
+    prompt = np.random.default_rng(0).integers(0, llm.vocab, 128).tolist()
+    with status("measuring"):
+        speeds = measure(rounds, prompt, 32, seconds=3.0)
+    result = report(llm, speeds, threads, 32)
+    data = {"prompt": PROMPT, "answer": answer.text, "as_expected": answer.text == ANSWER, **result.data}
+    return Result(data, ["", *result.blocks])
+
+
+def classify(args: argparse.Namespace, status: Status) -> Result:
     """Download, compile, classify, compare with PyTorch, save."""
     try:
         import torch

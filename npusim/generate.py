@@ -66,7 +66,7 @@ def run(args: argparse.Namespace, status: Status) -> Result:
         return _talk(llm, args)
     tokens = llm.encode(_conversation(args.system, prompt) if args.chat else prompt)
     generation = llm.generate(tokens, max_tokens=_limit(llm, len(tokens), args.max_tokens), **_options(args))
-    _stream(generation, quiet=args.json)
+    stream(generation, quiet=args.json)
     data = {
         "text": generation.text, "tokens": generation.tokens, "finish_reason": generation.finish_reason,
         "timings": generation.timings.to_dict(), **llm.facts(),
@@ -91,7 +91,7 @@ def _conversation(system: str | None, prompt: str) -> list[dict[str, str]]:
     return [*first, {"role": "user", "content": prompt}]
 
 
-def _stream(generation: Generation, quiet: bool = False) -> None:
+def stream(generation: Generation, quiet: bool = False) -> None:
     """Show the tokens as they come."""
     show: Callable[[str], Any] = (lambda text: None) if quiet else sys.stdout.write
     live = sys.stdout.isatty()
@@ -135,7 +135,7 @@ def _answer(llm: LLM, args: argparse.Namespace, messages: list[dict[str, str]], 
         print(f"npusim: {error}; /reset forgets the conversation", file=sys.stderr)
         return 0
     try:
-        _stream(generation)
+        stream(generation)
     except KeyboardInterrupt:
         print()
     messages.append({"role": "assistant", "content": generation.text})
