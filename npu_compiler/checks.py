@@ -137,7 +137,8 @@ class Reference:
             if node.op in LEAVES and node.op != "const":
                 dtype, shape = dtypes.numpy_dtype(node.out.dtype), node.out.shape
                 if dtypes.is_float(node.out.dtype):
-                    array = rng.uniform(0.1, 1.0, shape).astype(dtype)  # fits variances, too
+                    low = 0.1 if len(shape) < 2 else -1.0  # vectors may be variances
+                    array = rng.uniform(low, 1.0, shape).astype(dtype)
                 else:
                     array = rng.integers(0, 2, shape).astype(dtype)
                 held = self.inputs if node.op == "input" else self.weights

@@ -14,11 +14,8 @@ def fold_padding(graph: Graph) -> None:
     a permute may stand between."""
     for node in list(graph.nodes):
         while node.op == "conv2d" and (found := _padded_input(graph, node.inputs[0])) is not None:
-            source, (top, left, bottom, right) = found
-            t, le, b, r = node.attrs["padding"]
-            padding = (t + top, le + left, b + bottom, r + right)
-            if min(padding) < 0:
-                break
+            source, extra = found
+            padding = tuple(p + e for p, e in zip(node.attrs["padding"], extra, strict=True))
             node.sources = tuple(dict.fromkeys((*node.inputs[0].node.sources, *node.sources)))
             node.inputs[0] = source
             node.attrs["padding"] = padding
@@ -26,8 +23,7 @@ def fold_padding(graph: Graph) -> None:
 
 
 def _padded_input(graph: Graph, v: Value) -> tuple[Value, tuple[int, int, int, int]] | None:
-    """(x, (top, left, bottom, right)) if ``v`` [N,H,W,C] is x with that many zeros around (or, where negative,
-    cropped)."""
+    """(x, (top, left, bottom, right)) if ``v`` [N,H,W,C] is x with that many zeros around."""
     perm = v.node.attrs["perm"] if v.op == "permute" else tuple(range(v.rank))
     found = zero_padding(v.node.inputs[0] if v.op == "permute" else v)
     if found is None:
@@ -40,7 +36,8 @@ def _padded_input(graph: Graph, v: Value) -> tuple[Value, tuple[int, int, int, i
 
 
 def zero_padding(v: Value) -> tuple[Value, list[int], list[int]] | None:
-    """(x, zeros before, zeros after, per dim) if ``v`` is x with zeros around; negative where x is cropped."""
+    """(x, zeros before, zeros after, per dim) if ``v`` is x with zeros around. Crops are no padding: what they
+    cut off is not zero."""
     node = v.node
     if node.op != "pointwise" or len(node.inputs) != 1 or not v.numel:
         return None
@@ -56,15 +53,13 @@ def zero_padding(v: Value) -> tuple[Value, list[int], list[int]] | None:
             return None
         before.append(-shift.const)
     after = [n - m - p for n, m, p in zip(v.shape, x.shape, before, strict=True)]
-    return (x, before, after) if _guards_nothing_else(e.args[0], x, v, before) else None
+    if min((*before, *after), default=0) < 0 or not _guards_nothing_else(e.args[0], x, before):
+        return None
+    return x, before, after
 
 
-def _guards_nothing_else(guard: Expr, x: Value, v: Value, before: Sequence[int]) -> bool:
+def _guards_nothing_else(guard: Expr, x: Value, before: Sequence[int]) -> bool:
     """Whether the guard holds wherever x is read inside its bounds (outside, it must not hold anyway)."""
-    ranges: dict[int, tuple[int, int]] = {}
-    for d, p in enumerate(before):
-        ranges[d] = (max(p, 0), min(p + x.shape[d], v.shape[d]) - 1)
-        if ranges[d][0] > ranges[d][1]:
-            return False
-    decided = affine.simplify(guard, ranges)
+    ranges = {d: (p, p + n - 1) for d, (p, n) in enumerate(zip(before, x.shape, strict=True))}
+    decided = affine.simplify(guard, ranges) if x.numel else guard
     return decided.op == "const" and bool(decided.value)

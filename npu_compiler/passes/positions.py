@@ -22,10 +22,11 @@ def fold_positions(graph: Graph) -> None:
     new: dict[Value, Value] = {}
     for node in list(graph.nodes):
         node.inputs = [new.get(v, v) for v in node.inputs]
-        if node.op in LOOPS and any(v.op == "const" for v in node.inputs):
-            e = _resolved(node.attrs["expr"], node.inputs, node.domain)
+        if node.op in LOOPS and any(v.op in ("const", "expand") for v in node.inputs):
+            inputs, e = _behind_expands(node)
+            e = _resolved(e, inputs, node.domain)
             if e is not node.attrs["expr"]:
-                node.attrs["expr"] = e
+                node.inputs, node.attrs["expr"] = inputs, e
                 dedupe(node)
                 changed = True
         elif node.op == "scatter" and any(v.op == "const" for v in node.inputs[2:]):
@@ -37,8 +38,7 @@ def fold_positions(graph: Graph) -> None:
         normalise(graph)
 
 
-def _computed_once(graph: Graph, node: Node) -> Value | None:
-    """``pointwise(expand(x))`` -> ``expand(pointwise(x))`` along every dim that decides nothing."""
+def _behind_expands(node: Node) -> tuple[list[Value], Expr]:
     inputs = list(node.inputs)
 
     def through(load: Expr) -> Expr | None:
@@ -49,13 +49,17 @@ def _computed_once(graph: Graph, node: Node) -> Value | None:
         idx = [expr.const(0, "int64") if n == 1 else i for i, n in zip(load.args, source.shape, strict=True)]
         return expr.load(load.value, load.dtype, idx)
 
-    e = expr.substitute(node.attrs["expr"], loads=through)
-    used = {x.value for x in expr.walk(e) if x.op == "index"}
+    return inputs, expr.substitute(node.attrs["expr"], loads=through)
+
+
+def _computed_once(graph: Graph, node: Node) -> Value | None:
+    """``pointwise(expand(x))`` -> ``expand(pointwise(x))`` along every dim that decides nothing."""
+    used = {x.value for x in expr.walk(node.attrs["expr"]) if x.op == "index"}
     shape = tuple(n if d in used or n == 0 else 1 for d, n in enumerate(node.out.shape))
     if shape == node.out.shape:
         return None
     graph.sources = node.sources
-    out = graph.expand(graph.elementwise(shape, inputs, e), node.out.shape)
+    out = graph.expand(graph.elementwise(shape, node.inputs, node.attrs["expr"]), node.out.shape)
     graph.sources = ()
     return out
 

@@ -3,6 +3,8 @@ halves."""
 
 from __future__ import annotations
 
+import math
+
 from .. import expr
 from ..graph import LEAVES, LOOPS, VIEWS, Graph, Node, Value
 from .static import static_values
@@ -21,12 +23,23 @@ def select_concats(graph: Graph) -> None:
         if node.op != "concat" or node.out in static or node.out in outputs or len(node.inputs) > MAX_PARTS:
             continue
         readers = users.get(node.out, [])
-        in_place = any(_left_in_place(v, users, static, outputs) for v in node.inputs)
-        if readers and all(u.op in LOOPS for u in readers) and (len(readers) == 1 or not in_place):
+        if readers and all(u.op in LOOPS for u in readers) and _pays(node, readers, users, static, outputs):
             graph.sources = node.sources
             new[node.out] = _select(graph, node)
     graph.sources = ()
     graph.replace(new)
+
+
+def _pays(
+    node: Node, readers: list[Node], users: dict[Value, list[Node]], static: set[Value], outputs: set[Value]
+) -> bool:
+    """Whether choosing costs less than the memory it saves: yes if nothing is written in place, or if one reader
+    takes over what is copied or computed for the concatenation alone."""
+    written = [v for v in node.inputs if _left_in_place(v, users, static, outputs)]
+    if not written:
+        return True
+    computed = all(v.op == "pointwise" for v in written) and math.prod(readers[0].domain) <= node.out.numel
+    return len(readers) == 1 and (computed or len(written) < len(node.inputs))
 
 
 def _left_in_place(v: Value, users: dict[Value, list[Node]], static: set[Value], outputs: set[Value]) -> bool:
