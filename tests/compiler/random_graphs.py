@@ -93,7 +93,9 @@ class Maker:
         shape = self.shape(self.rng.randint(max(rank, 1), 4))
         return self.keep(self.leaf(tuple(max(n, 1) for n in shape) if full else shape, self.pick(options)))
 
-    def leaf(self, shape: tuple[int, ...], dtype: str, kinds: Sequence[str] = ("input", "input", "weight", "state", "const")) -> Value:
+    def leaf(
+        self, shape: tuple[int, ...], dtype: str, kinds: Sequence[str] = ("input", "input", "weight", "state", "const")
+    ) -> Value:
         kind, count = self.pick(kinds), len(self.inputs) + len(self.weights)
         name, data = f"{self.prefix}{kind}{count}", self.array(shape, dtype)
         if kind == "const":
@@ -126,7 +128,9 @@ class Maker:
 
     def like(self, v: Value, dtype: str) -> Value:
         """Another value of ``dtype`` that broadcasts against ``v``."""
-        shape = tuple(n if self.chance(0.7) else 1 for n in v.shape)[self.rng.randint(0, v.rank) if self.chance(0.2) else 0 :]
+        shape = tuple(n if self.chance(0.7) else 1 for n in v.shape)[
+            self.rng.randint(0, v.rank) if self.chance(0.2) else 0 :
+        ]
         fits = [u for u in self.pool if u.dtype == dtype and u.rank <= v.rank and _broadcasts(u.shape, v.shape)]
         if fits and self.chance(0.7):
             return self.pick(fits)
@@ -140,15 +144,28 @@ class Maker:
 
     def exact_unary(self) -> Value:
         v = self.value("float", "int", "uint")
-        f = self.pick((lambda x: maximum(x, 0), lambda x: minimum(maximum(x, -1), 1), fn("abs"), lambda x: minimum(x, 0)))
+        f = self.pick(
+            (lambda x: maximum(x, 0), lambda x: minimum(maximum(x, -1), 1), fn("abs"), lambda x: minimum(x, 0))
+        )
         return self.note(self.graph.pointwise(f, v).cast(v.dtype), v)
 
     def binary(self) -> Value:
         v = self.value("float")
         w = self.like(v, v.dtype if self.chance(0.8) else self.pick(FLOATS))
-        f = self.pick((lambda a, b: (a + b) * 0.5, lambda a, b: a * b * 0.5, lambda a, b: a - b * 0.25, lambda a, b: a / (fn("abs")(b) + 1.0)))
+        f = self.pick(
+            (
+                lambda a, b: (a + b) * 0.5,
+                lambda a, b: a * b * 0.5,
+                lambda a, b: a - b * 0.25,
+                lambda a, b: a / (fn("abs")(b) + 1.0),
+            )
+        )
         out = self.graph.pointwise(f, v, w)
-        out = self.graph.pointwise(lambda x: minimum(maximum(x, -3.0), 3.0), out) if self.chance(0.6) else self.bounded(out)
+        out = (
+            self.graph.pointwise(lambda x: minimum(maximum(x, -3.0), 3.0), out)
+            if self.chance(0.6)
+            else self.bounded(out)
+        )
         return self.note(out.cast(v.dtype) if self.chance(0.6) else out, v, w, rounds=True)
 
     def bounded(self, v: Value) -> Value:
@@ -157,7 +174,15 @@ class Maker:
     def integers(self) -> Value:
         v = self.value("int", "uint")
         w = self.like(v, v.dtype if self.chance(0.7) else self.pick(INTS))
-        f = self.pick((lambda a, b: a + b, lambda a, b: a * b, lambda a, b: maximum(a, b), lambda a, b: a - minimum(a, b), lambda a, b: a // 2 + b))
+        f = self.pick(
+            (
+                lambda a, b: a + b,
+                lambda a, b: a * b,
+                lambda a, b: maximum(a, b),
+                lambda a, b: a - minimum(a, b),
+                lambda a, b: a // 2 + b,
+            )
+        )
         low = 0 if "uint8" in (v.dtype, w.dtype) else -4
         return self.note(self.graph.pointwise(lambda a, b: minimum(maximum(f(a, b), low), 4), v, w))
 
@@ -165,20 +190,34 @@ class Maker:
         v = self.value("float", "int", exact=True)
         w = self.like(v, v.dtype)
         op = fn(self.pick(("lt", "ge", "eq", "ne")))
-        return self.note(self.graph.pointwise(op, v, w)) if not self.error[w] else self.note(self.graph.pointwise(lambda a: op(a, 0), v))
+        return (
+            self.note(self.graph.pointwise(op, v, w))
+            if not self.error[w]
+            else self.note(self.graph.pointwise(lambda a: op(a, 0), v))
+        )
 
     def select(self) -> Value:
         v = self.value("float", "int")
         w, c = self.like(v, v.dtype), self.like(v, "bool")
         if self.chance(0.3) and v.rank:
             d = self.rng.randint(0, v.rank - 1)
-            out = self.graph.elementwise(v.shape, [v], where(index(d) < self.rng.randint(0, 4), load(0, v.dtype, expr.identity_index(v.shape)), const(1, v.dtype)))
+            out = self.graph.elementwise(
+                v.shape,
+                [v],
+                where(
+                    index(d) < self.rng.randint(0, 4), load(0, v.dtype, expr.identity_index(v.shape)), const(1, v.dtype)
+                ),
+            )
             return self.note(out, v)
         return self.note(self.graph.pointwise(where, c, v, w, promote=False), v, w, c)
 
     def cast(self) -> Value:
         v = self.value(exact=self.chance(0.5))
-        options = [d for d in ALL if dtypes.is_float(d) or (not self.error[v] and (d != "uint8" or v.dtype in ("bool", "uint8")))]
+        options = [
+            d
+            for d in ALL
+            if dtypes.is_float(d) or (not self.error[v] and (d != "uint8" or v.dtype in ("bool", "uint8")))
+        ]
         return self.note(v.cast(self.pick(options)), v, rounds=dtypes.is_float(v.dtype))
 
     def shifted(self) -> Value:
@@ -202,7 +241,9 @@ class Maker:
             at = index(d) - before
             inside = (at >= 0) & (at < shape[d])
             idx[d], shape[d] = at, shape[d] + before + after
-            return self.note(self.graph.elementwise(shape, [v], where(inside, load(0, v.dtype, idx), const(0, v.dtype))), v)
+            return self.note(
+                self.graph.elementwise(shape, [v], where(inside, load(0, v.dtype, idx), const(0, v.dtype))), v
+            )
         return self.note(self.graph.elementwise(shape, [v], load(0, v.dtype, idx)), v)
 
     def gather(self) -> Value:
@@ -217,7 +258,7 @@ class Maker:
         shape = (*n[:d], *i.shape, *n[d + 1 :])
         return self.note(self.graph.elementwise(shape, [v, i], load(0, v.dtype, idx)), v)
 
-    # -- rows
+    # -- rows ---------------------------------------------------------------------------------------------------------
     def axes(self, v: Value) -> list[int]:
         if self.chance(0.5):
             return [v.rank - 1]
@@ -266,7 +307,7 @@ class Maker:
             y = self.note(y * w, y, w, rounds=True)
         return self.note(self.bounded(y).cast(v.dtype), y, rounds=True)
 
-    # -- views
+    # -- views --------------------------------------------------------------------------------------------------------
     def reshape(self) -> Value:
         v = self.value()
         n, shape = v.numel, []
@@ -286,7 +327,15 @@ class Maker:
         v = self.value(rank=1)
         d = self.rng.randint(0, v.rank - 1)
         start = self.rng.randint(0, max(0, v.shape[d] - 1))
-        return self.note(v.slice(d, start, self.rng.randint(start, v.shape[d]) if self.chance(0.1) else v.shape[d], self.rng.randint(1, 2)), v)
+        return self.note(
+            v.slice(
+                d,
+                start,
+                self.rng.randint(start, v.shape[d]) if self.chance(0.1) else v.shape[d],
+                self.rng.randint(1, 2),
+            ),
+            v,
+        )
 
     def expand(self) -> Value:
         v = self.value()
@@ -296,13 +345,19 @@ class Maker:
     def concat(self) -> Value:
         v = self.value(rank=1)
         d = self.rng.randint(0, v.rank - 1)
+
         def fits(u: Value) -> bool:
-            return u.dtype == v.dtype and u.rank == v.rank and all(a == b for i, (a, b) in enumerate(zip(u.shape, v.shape, strict=True)) if i != d)
+            return (
+                u.dtype == v.dtype
+                and u.rank == v.rank
+                and all(a == b for i, (a, b) in enumerate(zip(u.shape, v.shape, strict=True)) if i != d)
+            )
+
         parts = [self.pick([u for u in self.pool if fits(u)]) for _ in range(self.rng.randint(1, 3))]
         parts.insert(self.rng.randint(0, len(parts)), v)
         return self.note(self.graph.concat(parts, d), *parts)
 
-    # -- anchors
+    # -- anchors ------------------------------------------------------------------------------------------------------
     def matmul(self) -> Value:
         v = self.value("float", "int", rank=2)
         k, n = v.shape[-1], self.pick((1, 3, 8, 17, 33))
@@ -332,7 +387,9 @@ class Maker:
             out = self.note(out.cast(dtype), out, rounds=True)
         if self.chance(0.6) and out.rank:
             w = self.leaf(out.shape[-1:], self.pick(("float32", dtype)), ("weight", "weight", "input"))
-            out = self.note(self.graph.pointwise(self.pick((lambda a, b: a + b, lambda a, b: a * b)), out, w), out, w, rounds=True)
+            out = self.note(
+                self.graph.pointwise(self.pick((lambda a, b: a + b, lambda a, b: a * b)), out, w), out, w, rounds=True
+            )
         if self.chance(0.4):
             self.keep(out)  # a second user
         if self.chance(0.4):
@@ -370,12 +427,18 @@ class Maker:
         b, h, sq, sk, d = (self.pick(o) for o in ((1, 2), (1, 2, 4), (1, 3, 5), (1, 4, 7), (1, 4, 8)))
         dtype, g = self.pick(("float32", "float32", *HALF, "float64")), self.pick((1, h))
         q, k, v = (self.leaf(s, dtype, ("input",)) for s in ((b, sq, h, d), (b, sk, g, d), (b, g, sk, 5)))
-        mask = self.leaf((self.pick((1, b)), 1, self.pick((1, sq)), sk), self.pick(("bool", "float32", dtype)), ("input",)) if self.chance(0.5) else None
-        out = self.graph.attention(q.permute(0, 2, 1, 3), k.permute(0, 2, 1, 3), v, mask, 0.5, mask is None and self.chance(0.5))
+        mask = (
+            self.leaf((self.pick((1, b)), 1, self.pick((1, sq)), sk), self.pick(("bool", "float32", dtype)), ("input",))
+            if self.chance(0.5)
+            else None
+        )
+        out = self.graph.attention(
+            q.permute(0, 2, 1, 3), k.permute(0, 2, 1, 3), v, mask, 0.5, mask is None and self.chance(0.5)
+        )
         self.note(out, q, k, v, rounds=True)
         return self.note(out.permute(0, 2, 1, 3).reshape(b, sq, -1), out) if self.chance(0.7) else out
 
-    # -- the rest
+    # -- the rest -----------------------------------------------------------------------------------------------------
     def scatter(self) -> Value | None:
         return self.write(self.value(rank=1, full=True))
 
@@ -396,7 +459,9 @@ class Maker:
         rows = self.leaf((n,), "int64", ("input",))
         idx[d] = load(0, "int64", [index(d)]) % base.shape[d]
         out = self.graph.scatter(base, src, [rows], idx, mode)
-        return self.note(self.graph.pointwise(lambda x: minimum(maximum(x, -4), 4), out) if mode == "add" else out, base, src)
+        return self.note(
+            self.graph.pointwise(lambda x: minimum(maximum(x, -4), 4), out) if mode == "add" else out, base, src
+        )
 
     def scan(self) -> Value | None:
         v = self.value("float", "int", rank=1, full=True)
@@ -443,6 +508,8 @@ def compare(error: dict[str, float], got: dict[str, np.ndarray], want: dict[str,
         a, b = got[name], want[name]
         assert a.shape == b.shape and a.dtype == b.dtype, (name, a.shape, a.dtype, b.shape, b.dtype)
         if tolerance:
-            np.testing.assert_allclose(a.astype(np.float64), b.astype(np.float64), rtol=tolerance, atol=tolerance, err_msg=name)
+            np.testing.assert_allclose(
+                a.astype(np.float64), b.astype(np.float64), rtol=tolerance, atol=tolerance, err_msg=name
+            )
         else:
             np.testing.assert_array_equal(a, b, err_msg=name)

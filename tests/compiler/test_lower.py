@@ -21,7 +21,7 @@ from . import schedule_interp
 torch = pytest.importorskip("torch", reason="the reference is PyTorch")
 
 
-# -- in-place ops against PyTorch: recorded with their writes, as pytorch-ir records them
+# -- in-place ops against PyTorch: recorded with their writes, as pytorch-ir records them -----------------------------
 def view_of_all(x):
     y = x * 1
     y.view(-1).add_(1)
@@ -217,7 +217,7 @@ def test_writing_to_an_expanded_tensor_is_refused() -> None:
         lower_ir(b.node("r", "aten.relu_.default", "e", shape=(2, 4, 4)).out("r"))
 
 
-# -- state
+# -- state ------------------------------------------------------------------------------------------------------------
 class Counter(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -269,7 +269,7 @@ def test_tied_weights_are_one_value() -> None:
     assert sum(n.op == "weight" for n in graph.nodes) == 1
 
 
-# -- outputs and refusals
+# -- outputs and refusals ---------------------------------------------------------------------------------------------
 def test_outputs_may_be_inputs_weights_and_repeated() -> None:
     graph = lower_ir(Builder(weights=["w"]).node("y", RELU, "x").out("y", "x", "p_w", "y"))
     assert [n for n, _ in graph.outputs] == ["y", "x", "p_w", "y#1"]
@@ -294,7 +294,7 @@ def test_a_wrong_shape_in_the_ir_is_refused() -> None:
         lower_ir(Builder().node("a", VIEW, "x", shape=(3, 5), size=[3, 5]).out("a"))
 
 
-# -- compute dtype
+# -- compute dtype ----------------------------------------------------------------------------------------------------
 def positions(dtype: str) -> tuple[IRGraph, Graph]:
     """x * w + float(arange(5000)) + sin(float(ids))."""
     n = 5000

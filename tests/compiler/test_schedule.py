@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from npu_compiler import checks, interp
 from npu_compiler.expr import const, fn, index
 from npu_compiler.graph import Graph, Value
@@ -29,9 +30,11 @@ def tolerances(makers: list[Maker], graph: Graph) -> dict[str, float]:
     return {name: m.error[v] for m in makers for name, v in values if v in m.error}
 
 
-# -- random programs ----------------------------------------------------------------------------------------------------
-@settings(max_examples=300, deadline=None, derandomize=True)
-@given(seed=st.integers(0, 2**32), steps=st.integers(1, 14), off=st.sampled_from([(), (), (), *((s,) for s in SWITCHES)]))
+# -- random programs --------------------------------------------------------------------------------------------------
+@settings(max_examples=500, deadline=None, derandomize=True)
+@given(
+    seed=st.integers(0, 2**32), steps=st.integers(1, 14), off=st.sampled_from([(), (), (), *((s,) for s in SWITCHES)])
+)
 def test_random_programs_compute_what_their_graph_says(seed: int, steps: int, off: tuple[str, ...]) -> None:
     maker = Maker(random.Random(seed), Graph("random")).build(steps)
     graph = maker.graph
@@ -58,13 +61,15 @@ def test_random_programs_as_native_code(first: int) -> None:
     compare(error, got, want)
 
 
-# -- where results lie ----------------------------------------------------------------------------------------------------
+# -- where results lie ------------------------------------------------------------------------------------------------
 def scheduled(build: Callable[[Graph], None], disable: tuple[str, ...] = ()) -> tuple[State, list[Kernel]]:
     """The program that ``build`` writes, checked against the interpreter on random data."""
     graph = Graph("test")
     build(graph)
     rng = np.random.default_rng(0)
-    leaves = {n.attrs.get("name") or n.attrs.get("key"): n.out for n in graph.nodes if n.op in ("input", "weight", "state")}
+    leaves = {
+        n.attrs.get("name") or n.attrs.get("key"): n.out for n in graph.nodes if n.op in ("input", "weight", "state")
+    }
     data = {
         name: rng.standard_normal(v.shape).astype(np.float32) if v.dtype == "float32" else rng.integers(0, 2, v.shape)
         for name, v in leaves.items()
@@ -122,7 +127,11 @@ def write_row(base: Value, row: Value, at: Value) -> Value:
 
 def test_a_cache_is_written_in_place() -> None:
     def build(g: Graph) -> None:
-        cache, row, at = g.state("cache", (8, 4), "float32"), g.input("row", (1, 4), "float32"), g.input("at", (1,), "int64")
+        cache, row, at = (
+            g.state("cache", (8, 4), "float32"),
+            g.input("row", (1, 4), "float32"),
+            g.input("at", (1,), "int64"),
+        )
         new = write_row(cache, row, at)
         g.outputs = [("sum", new.sum([0]))]
         g.updates = [("cache", new)]
@@ -133,7 +142,11 @@ def test_a_cache_is_written_in_place() -> None:
 
 def test_a_cache_whose_old_contents_are_returned_is_not() -> None:
     def build(g: Graph) -> None:
-        cache, row, at = g.state("cache", (8, 4), "float32"), g.input("row", (1, 4), "float32"), g.input("at", (1,), "int64")
+        cache, row, at = (
+            g.state("cache", (8, 4), "float32"),
+            g.input("row", (1, 4), "float32"),
+            g.input("at", (1,), "int64"),
+        )
         g.outputs = [("old", cache)]
         g.updates = [("cache", write_row(cache, row, at))]
 
@@ -142,7 +155,11 @@ def test_a_cache_whose_old_contents_are_returned_is_not() -> None:
 
 def test_several_writes_to_one_cache() -> None:
     def build(g: Graph) -> None:
-        cache, row, at = g.state("cache", (8, 4), "float32"), g.input("row", (1, 4), "float32"), g.input("at", (1,), "int64")
+        cache, row, at = (
+            g.state("cache", (8, 4), "float32"),
+            g.input("row", (1, 4), "float32"),
+            g.input("at", (1,), "int64"),
+        )
         g.updates = [("cache", write_row(write_row(cache, row, at), tanh(row), at))]
 
     _, kernels = scheduled(build)
@@ -151,7 +168,11 @@ def test_several_writes_to_one_cache() -> None:
 
 def test_a_scatter_reuses_the_memory_of_a_base_nobody_else_reads() -> None:
     def build(g: Graph) -> None:
-        base, row, at = tanh(g.input("x", (8, 4), "float32")), g.input("row", (1, 4), "float32"), g.input("at", (1,), "int64")
+        base, row, at = (
+            tanh(g.input("x", (8, 4), "float32")),
+            g.input("row", (1, 4), "float32"),
+            g.input("at", (1,), "int64"),
+        )
         g.outputs = [("y", write_row(base, row, at).sum([0]))]
 
     _, kernels = scheduled(build)
@@ -242,7 +263,7 @@ def test_an_index_along_a_dim_of_one_element_stays_zero_in_a_wider_kernel() -> N
     scheduled(build)
 
 
-# -- the memory plan --------------------------------------------------------------------------------------------------------
+# -- the memory plan --------------------------------------------------------------------------------------------------
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(data=st.data(), align=st.sampled_from([1, 64, 256]))
 def test_buffers_that_live_together_never_overlap(data: st.DataObject, align: int) -> None:
@@ -253,7 +274,9 @@ def test_buffers_that_live_together_never_overlap(data: st.DataObject, align: in
         reads = data.draw(st.lists(st.integers(0, known - 1), max_size=3)) if known else []
         target = min(known, len(sizes) - 1)
         known = min(known + 1, len(sizes))
-        kernels.append(Kernel(f"k{number}", "loops", [whole(buffers[i]) for i in reads if i != target], [whole(buffers[target])]))
+        kernels.append(
+            Kernel(f"k{number}", "loops", [whole(buffers[i]) for i in reads if i != target], [whole(buffers[target])])
+        )
     schedule = Schedule("plan", kernels, buffers, [], [])
     plan_memory(schedule, align)
     checks.check_schedule(schedule, align, planned=True)
@@ -280,7 +303,7 @@ def test_kernels_of_one_step_touch_different_data() -> None:
     assert kernels[-1].step < len(kernels) - 1
 
 
-# -- the checks themselves --------------------------------------------------------------------------------------------------
+# -- the checks themselves --------------------------------------------------------------------------------------------
 def chain() -> State:
     g = Graph("chain")
     x = g.input("x", (64,), "float32")
@@ -300,7 +323,11 @@ def broken(schedule: Schedule, **changes: object) -> None:
 
 
 def test_the_check_sees_buffers_that_overlap_or_are_too_small() -> None:
-    for changes, message in (({"offset": 0}, "overlap"), ({"offset": 4}, "misaligned"), ({"shape": (1,)}, "leaves its buffer")):
+    for changes, message in (
+        ({"offset": 0}, "overlap"),
+        ({"offset": 4}, "misaligned"),
+        ({"shape": (1,)}, "leaves its buffer"),
+    ):
         schedule = chain().schedule
         assert schedule is not None
         checks.check_schedule(schedule, 64, planned=True)
