@@ -1,0 +1,149 @@
+"""Shared by the Qwen examples: a small random checkpoint; the model as two graphs with caches as inputs and outputs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.numpy
+import torch
+from torch import Tensor, nn
+
+from npu_compiler import capture
+from npu_compiler.frontend.llm import Checkpoint, LLMConfig, load_decoder, open_checkpoint, parameter_shapes
+from npu_compiler.frontend.llm.modules import Decoder
+from npu_compiler.ir import IRGraph
+
+TINY = {
+    "model_type": "qwen2", "vocab_size": 256, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512, "rms_norm_eps": 1e-6,
+    "rope_theta": 1e6, "hidden_act": "silu", "tie_word_embeddings": True, "torch_dtype": "float32",
+}  # fmt: skip
+
+
+def tiny_checkpoint(folder: Path) -> Path:
+    """A directory with a random Qwen2 of two layers, as the hub would have it (but for a tokenizer)."""
+    rng = np.random.default_rng(0)
+    weights = {}
+    for name, shape in parameter_shapes(LLMConfig.from_hf(TINY)).items():
+        spread, middle = (1.5 / np.sqrt(shape[-1]), 0.0) if len(shape) == 2 else (0.1, float("norm" in name))
+        weights[name] = (rng.standard_normal(shape) * spread + middle).astype(np.float32)
+    folder.mkdir(parents=True, exist_ok=True)
+    safetensors.numpy.save_file(weights, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(TINY))
+    return folder
+
+
+class GivenCaches(nn.Module):
+    """Caches that come from outside: ``store`` gives a new tensor and keeps it as a result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tensors: list[Tensor] = []
+
+    def store(self, layer: int, positions: Tensor, rows: Tensor) -> Tensor:
+        self.tensors[layer] = self.tensors[layer].index_copy(2, positions, rows)
+        return self.tensors[layer]
+
+    def take(self) -> list[Tensor]:
+        """The results; nothing is kept for the next run."""
+        tensors, self.tensors = self.tensors, []
+        return tensors
+
+
+class FreshCaches(GivenCaches):
+    """There is nothing before the prompt: its own keys and values are all there are."""
+
+    def store(self, layer: int, positions: Tensor, rows: Tensor) -> Tensor:
+        self.tensors.append(rows)
+        return rows
+
+
+class PrefillGraph(Decoder):
+    """A prompt of ``length`` tokens -> logits [1, vocab] after it, then keys and values of each layer."""
+
+    def __init__(self, config: LLMConfig, length: int):
+        super().__init__(config, length)
+        self.k_cache, self.v_cache = FreshCaches(), FreshCaches()  # type: ignore[assignment]
+
+    def forward(self, input_ids: Tensor, positions: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
+        logits = super().forward(input_ids, positions, positions[-1:])
+        return logits, *_by_layer(self.k_cache.take(), self.v_cache.take())
+
+
+class DecodeGraph(Decoder):
+    """A token, its position and the caches -> logits [1, vocab], then the caches with the token's keys and values."""
+
+    def __init__(self, config: LLMConfig, max_len: int):
+        super().__init__(config, max_len)
+        self.k_cache, self.v_cache = GivenCaches(), GivenCaches()  # type: ignore[assignment]
+
+    def forward(self, input_ids: Tensor, position: Tensor, *caches: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
+        self.k_cache.tensors, self.v_cache.tensors = list(caches[::2]), list(caches[1::2])
+        logits = super().forward(input_ids, position, position)
+        return logits, *_by_layer(self.k_cache.take(), self.v_cache.take())
+
+
+def _by_layer(keys: list[Tensor], values: list[Tensor]) -> list[Tensor]:
+    return [t for pair in zip(keys, values, strict=True) for t in pair]
+
+
+def capture_graphs(checkpoint: Checkpoint, prompt: int, max_len: int) -> tuple[IRGraph, IRGraph, dict[str, Any]]:
+    """The prefill graph for prompts of ``prompt`` tokens, the decode graph for caches of ``max_len`` positions, and
+    which output of the one is which input of the other."""
+    config = checkpoint.config
+    prefill = _with_weights(PrefillGraph(config, prompt), checkpoint)
+    decode = _with_weights(DecodeGraph(config, max_len), checkpoint)
+    ids = torch.zeros(1, prompt, dtype=torch.int64)
+    shape = (1, config.num_kv_heads, max_len, config.head_dim)
+    caches = [torch.zeros(shape, dtype=getattr(torch, config.dtype)) for _ in range(2 * config.num_layers)]
+    one = torch.zeros(1, dtype=torch.int64)
+    first = capture(prefill, (ids, torch.arange(prompt)), name="qwen_prefill")
+    second = capture(decode, (ids[:, :1], one, *caches), name="qwen_decode")
+    return first, second, kv_mapping(first, second, config.num_layers, prompt, max_len)
+
+
+def _with_weights(graph: nn.Module, checkpoint: Checkpoint) -> nn.Module:
+    state = load_decoder(checkpoint, 1).state_dict()
+    graph.load_state_dict({k: v for k, v in state.items() if "_cache." not in k})
+    return graph.eval()
+
+
+def kv_mapping(prefill: IRGraph, decode: IRGraph, layers: int, prompt: int, max_len: int) -> dict[str, Any]:
+    made, taken, given = (
+        prefill.output_names()[1:],
+        [t.name for t in decode.graph_inputs[2:]],
+        decode.output_names()[1:],
+    )
+    return {
+        "num_layers": layers,
+        "prefill_seq_len": prompt,
+        "max_cache_len": max_len,
+        "layers": [
+            {
+                "layer": i,
+                "prefill_key_output": made[2 * i], "prefill_value_output": made[2 * i + 1],
+                "decode_key_input": taken[2 * i], "decode_value_input": taken[2 * i + 1],
+                "decode_key_output": given[2 * i], "decode_value_output": given[2 * i + 1],
+            }
+            for i in range(layers)
+        ],
+    }  # fmt: skip
+
+
+def checkpoint_of(path: str | None, tiny: bool, folder: Path) -> Checkpoint:
+    """The checkpoint that a command line asks for."""
+    if tiny == (path is not None):
+        raise SystemExit("pass either a model directory or --tiny")
+    return open_checkpoint(tiny_checkpoint(folder) if path is None else path)
+
+
+def torch_logits(checkpoint: Checkpoint, tokens: list[int], max_len: int) -> np.ndarray:
+    """PyTorch's logits float32[len(tokens), vocab] after every token."""
+    decoder, rows = load_decoder(checkpoint, max_len), []
+    with torch.inference_mode():
+        for i, token in enumerate(tokens):
+            rows.append(decoder(torch.tensor([[token]]), torch.tensor([i]), torch.tensor([0]))[0].numpy())
+    return np.stack(rows)
