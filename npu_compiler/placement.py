@@ -82,9 +82,10 @@ def behind(window: Operand, path: tuple[Node, ...]) -> Operand | None:
 
 
 def writable(value: Value, window: Operand) -> bool:
-    """Whether the kernel of ``value`` can write there: micro-kernels store whole vectors along the last dim. (Those that
-    make the parts of a concatenation are asked one by one.)"""
-    return value.op in LOOPS or value.op == "concat" or not value.rank or value.shape[-1] == 1 or window.strides[-1] == 1
+    """Whether the kernel of ``value`` can write there: micro-kernels store whole vectors along the last dim. (Those
+    that make the parts of a concatenation are asked one by one.)"""
+    flexible = value.op in LOOPS or value.op == "concat"
+    return flexible or not value.rank or value.shape[-1] == 1 or window.strides[-1] == 1
 
 
 def wanted_order(value: Value, users: list[Node]) -> tuple[int, ...]:

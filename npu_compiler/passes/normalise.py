@@ -16,8 +16,8 @@ FOLD_LIMIT = 1 << 16  # elements; larger constants are cheaper to compute where 
 def normalise(graph: Graph) -> None:
     """No-op elimination, view composition and common subexpression elimination in one ordered walk.
 
-    ``permute(permute(x))`` -> one permute; ``reshape`` likewise; identity views, casts and copies vanish; a permute that
-    only moves size-1 dims becomes a reshape.
+    ``permute(permute(x))`` -> one permute; ``reshape`` likewise; identity views, casts and copies vanish; a permute
+    that only moves size-1 dims becomes a reshape.
     """
     new: dict[Value, Value] = {}
     seen: dict[Any, Node] = {}
