@@ -21,11 +21,16 @@ def to_torch(array: np.ndarray) -> torch.Tensor:
 
 
 def run_ir(
-    graph: IRGraph, weights: Mapping[str, np.ndarray], inputs: Sequence[torch.Tensor]
+    graph: IRGraph, weights: Mapping[str, np.ndarray], inputs: Sequence[torch.Tensor], double: bool = False
 ) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
-    """Graph outputs and new state of one run; in-place ops work on copies, so each value is computed once and stays."""
-    leaves = {k: to_torch(v) for k, v in {**weights, **graph.constants}.items()}
-    values = {graph.key(spec): t for spec, t in zip(graph.graph_inputs, inputs, strict=True)}
+    """Graph outputs and new state of one run; in-place ops work on copies, so each value is computed once and stays.
+    With ``double`` all floating tensors are float64."""
+
+    def widen(t: torch.Tensor) -> torch.Tensor:
+        return t.double() if double and t.is_floating_point() else t
+
+    leaves = {k: widen(to_torch(v)) for k, v in {**weights, **graph.constants}.items()}
+    values = {graph.key(spec): widen(t) for spec, t in zip(graph.graph_inputs, inputs, strict=True)}
 
     def value(t: Any) -> torch.Tensor:
         return values[t.producer] if t.producer is not None else leaves[leaf_key(graph, t.name)]
@@ -35,7 +40,8 @@ def run_ir(
             results = _call(node, [value(t) for t in node.inputs])
             for i, (spec, result) in enumerate(zip(node.outputs, results, strict=True)):
                 assert tuple(result.shape) == spec.shape, node
-                assert str(result.dtype) == f"torch.{spec.dtype}", node
+                expected = torch.float64 if double and result.is_floating_point() else getattr(torch, spec.dtype)
+                assert result.dtype == expected, node
                 values[node.name, i] = result
         return [value(t) for t in graph.graph_outputs], {u.key: value(u.value) for u in graph.state}
 

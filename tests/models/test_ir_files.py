@@ -1,0 +1,78 @@
+"""Stored IR JSON, and IR that pytorch-ir extracts here: compiled and compared with PyTorch running the same nodes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from npu_compiler import load_ir
+from npu_compiler.frontend import state_dict_numpy
+from npu_compiler.ir import IRGraph
+from npu_compiler.ir_reader import graph_weights_used
+from npusim import models
+
+from ..torch_oracle import run_ir
+from .gate import Expected, compile_whole, join, run
+from .random_models import image_model, images, randomise
+
+FILES = Path(__file__).parents[1] / "data" / "ir"
+
+
+def random_weights(graph: IRGraph, seed: int) -> dict[str, np.ndarray]:
+    """A state_dict by the names that PyTorch gives tensors; He-scaled matrices, batch norm statistics included."""
+    rng = np.random.default_rng(seed)
+    made = {}
+    for key, spec in graph_weights_used(graph).items():
+        if key.endswith("running_var"):
+            value = rng.uniform(0.5, 2, spec.shape)
+        elif len(spec.shape) == 1 and key.endswith("weight"):  # of a batch norm
+            value = rng.uniform(0.3, 0.9, spec.shape)
+        elif len(spec.shape) == 1:
+            value = rng.normal(0, 0.2, spec.shape)
+        else:
+            value = rng.normal(0, (2 / np.prod(spec.shape[1:])) ** 0.5, spec.shape)
+        made[key] = value.astype(spec.dtype)
+    return made
+
+
+def oracle(graph: IRGraph, weights: dict[str, np.ndarray], runs: list[tuple[torch.Tensor, ...]]) -> Expected:
+    """The nodes run one by one in PyTorch, in float32 and in float64."""
+
+    def outputs(double: bool) -> list[np.ndarray]:
+        return join([[t.numpy() for t in run_ir(graph, weights, args, double)[0]] for args in runs])
+
+    return Expected("float32", outputs(True), outputs(False))
+
+
+def check(graph: IRGraph, weights: dict[str, np.ndarray], count: int) -> None:
+    generator = torch.Generator().manual_seed(3)
+    runs = [tuple(torch.randn(t.shape, generator=generator) for t in graph.graph_inputs) for _ in range(count)]
+    oracle(graph, weights, runs).check(run(compile_whole(graph), weights, runs))
+
+
+@pytest.mark.parametrize(
+    ("name", "runs"), [("mlp", 20), ("convnet", 20), ("simple_convnet_ir", 20), ("resnet18", 4), ("resnet50", 2)]
+)
+def test_stored_ir(name: str, runs: int) -> None:
+    graph = load_ir(FILES / f"{name}.json")
+    check(graph, random_weights(graph, 0), runs)
+
+
+def extracted(model: nn.Module, *args: torch.Tensor) -> IRGraph:
+    torch_ir = pytest.importorskip("torch_ir", reason="pytorch-ir is not installed")
+    return load_ir(torch_ir.extract_ir(model.eval(), args, strict=False))
+
+
+def test_resnet18_extracted_by_pytorch_ir() -> None:
+    model, x = image_model("resnet18", 64), images(8, 64)
+    check(extracted(model, x), state_dict_numpy(model), 4)
+
+
+def test_vit_extracted_by_pytorch_ir() -> None:
+    torch.manual_seed(0)
+    model = randomise(models.vit())
+    check(extracted(model, images(2, 32)), state_dict_numpy(model), 8)
