@@ -31,7 +31,9 @@ def test_arena_of_resnet50() -> None:
     program = npu_compiler.compile(RESNET50, dtype="float16")
     entry = program.entries["main"]
     assert entry.arena_bytes <= 4_000_000
-    largest = max(b.offset + np.prod(b.shape) * dtypes.DTYPES[b.dtype].size for b in program.buffers if b.kind == "arena")
+    largest = max(
+        b.offset + np.prod(b.shape) * dtypes.DTYPES[b.dtype].size for b in program.buffers if b.kind == "arena"
+    )
     assert largest <= entry.arena_bytes
 
 

@@ -1,0 +1,107 @@
+"""A model with ops that the NPU lacks in two interleaved branches: fewest partitions, PyTorch's result."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import npu_compiler
+import npusim
+from npu_compiler.errors import CompileError
+from npu_compiler.frontend import capture, state_dict_numpy
+from npu_compiler.ir import IRGraph
+from npu_compiler.partitioner import CPU, NPU, PartitionPlan
+from npu_runtime import DAGExecutor
+
+from .random_models import images, randomise
+
+UNSUPPORTED = {"aten.special_i1.default", "aten.special_i1e.default"}
+
+
+class Branches(nn.Module):
+    """Two towers of convolutions; each leaves the NPU once, at a different depth; their sum goes on there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = self._block(3, 16)
+        self.left = nn.ModuleList(self._block(16, 16) for _ in range(3))
+        self.right = nn.ModuleList(self._block(16, 16) for _ in range(3))
+        self.head = nn.Linear(16, 10)
+
+    @staticmethod
+    def _block(channels: int, out: int) -> nn.Module:
+        return nn.Sequential(nn.Conv2d(channels, out, 3, padding=1, bias=False), nn.BatchNorm2d(out), nn.ReLU())
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x = self.stem(x)
+        left = self.left[0](x)
+        left = torch.special.i1(left.clamp(0, 3))
+        right = self.right[1](self.right[0](x))
+        right = torch.special.i1e(right)
+        left = self.left[2](self.left[1](left))
+        right = self.right[2](right)
+        pooled = F.adaptive_avg_pool2d(left + right, 1).flatten(1)
+        return self.head(pooled), pooled
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return randomise(Branches(), images(8, 16))
+
+
+def fewest(ir: IRGraph, plan: PartitionPlan) -> int:
+    """Fewest alternating runs that any order of the nodes allows, given each node's device: the longest chain of
+    changes of device along a path, over both devices that may come first."""
+    device = {name: p.device for p in plan.partitions for name in p.nodes}
+    best = len(device)
+    for first in (NPU, CPU):
+        run: dict[str, int] = {}
+        for node in ir.nodes:
+            if node.name not in device:
+                continue
+            before = [run[t.producer[0]] for t in node.inputs if t.producer and t.producer[0] in run]
+            at = max(before, default=0)
+            run[node.name] = at + (at % 2 != (device[node.name] != first))
+        best = min(best, max(run.values()) + 1)
+    return best
+
+
+def test_partitions_are_minimal() -> None:
+    ir = capture(model(), images(2, 16))
+    plan = npu_compiler.partition(ir)
+    devices = [p.device for p in plan.partitions]
+    assert devices == [NPU, CPU, NPU]  # both branches leave together and come back together
+    assert len(devices) == fewest(plan.ir, plan)
+    on_cpu = {n.op_type for p in plan.partitions if p.device == CPU for n in p.ir.nodes}
+    assert on_cpu == UNSUPPORTED  # nothing that the NPU could have done went along
+    assert len(plan.transfers) == 4  # one value a branch, there and back
+
+
+@pytest.mark.parametrize(("batch", "dtype"), [(1, "float32"), (3, "float32"), (2, "float16")])
+def test_results_are_pytorchs(batch: int, dtype: str) -> None:
+    net = model().to(getattr(torch, dtype))
+    x = images(batch, 16).to(getattr(torch, dtype))
+    executor = DAGExecutor(npu_compiler.partition(capture(net, x)), weights=state_dict_numpy(net))
+    with torch.no_grad():
+        wanted = net(x)
+    tolerance = 1e-5 if dtype == "float32" else 1e-2
+    for found, want in zip(executor.execute([x]).values(), wanted, strict=True):
+        assert found.dtype == dtype
+        np.testing.assert_allclose(found, want.numpy(), rtol=tolerance, atol=tolerance)
+
+
+def test_build_gives_the_models_own_structure() -> None:
+    net, x = model(), images(2, 16)
+    built = npusim.build(net, x)
+    with torch.no_grad():
+        wanted = net(x)
+    found = built(x)
+    assert isinstance(found, tuple) and len(found) == 2
+    for ours, theirs in zip(found, wanted, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+    assert [p.device for p in built.plan.partitions] == [NPU, CPU, NPU]
+    with pytest.raises(CompileError, match=r"special_i1\.default.*[\s\S]*special_i1e\.default"):
+        npusim.build(net, x, fallback=False)
