@@ -18,24 +18,29 @@ from .static import static_values
 
 def sink_permutes(graph: Graph) -> None:
     """``op(permute(x), ...)`` -> ``permute(op'(x, ...))`` for pointwise, reduce, concat, slice, expand and reshapes
-    that join or split neighbours, repeated in order. Stops in front of matrix products and scatters, which want rows.
+    that join or split neighbours, repeated in order. Stops in front of matrix products and scatters, which want rows,
+    except behind convolutions.
 
     A unit reshape (one that adds or drops size-1 dims) in front of a pointwise op sinks the same way when the reshaped
     value was computed by a reduction, so that what follows a pool can be part of its kernel.
     """
     static = static_values(graph)
     settled = _settled(graph)
+    convolved: set[Value] = set()  # made by convolutions, or in their order from what they made
     new: dict[Value, Value] = {}
     for node in list(graph.nodes):
         node.inputs = [new.get(v, v) for v in node.inputs]
         graph.sources = node.sources
+        turned = [v.node.inputs[0] for v in node.inputs if v.op == "permute"]
+        natural = any(v.op == "conv2d" or v in convolved for v in turned)
+        stay = settled if not natural else set()
         if node.op in ("pointwise", "reduce"):
-            out = _sink_loops(graph, node, static, settled)
-        elif node.op in ("concat", "slice", "expand") and node.out not in settled:
+            out = _sink_loops(graph, node, static, stay)
+        elif node.op in ("concat", "slice", "expand") and node.out not in stay:
             out = _sink_structural(graph, node)
-        elif node.op == "reshape" and node.inputs[0].op == "permute":
+        elif node.op == "reshape" and turned:
             out = _sink_reshape(graph, node)
-        elif node.op == "permute" and node.inputs[0].op == "permute":
+        elif node.op == "permute" and turned:
             inner = node.inputs[0].node
             out = graph.permute(inner.inputs[0], [inner.attrs["perm"][p] for p in node.attrs["perm"]])
         else:
@@ -44,9 +49,34 @@ def sink_permutes(graph: Graph) -> None:
             new[node.out] = out
             if node.out in settled:
                 settled.add(out)
+            if natural and out.op == "permute":
+                convolved.add(out.node.inputs[0])
     graph.sources = ()
     graph.replace(new)
+    _permute_weights(graph, static)
     normalise(graph)
+
+
+def _permute_weights(graph: Graph, static: set[Value]) -> None:
+    """``flatten(permute(x)) @ w`` -> ``flatten(x) @ w'`` with the rows of w in the order of x, for a w known at load
+    time: the features of a convolutional network go to its classifier as they lie."""
+    for node in list(graph.nodes):
+        if node.op != "matmul" or node.inputs[1] not in static or node.inputs[1].rank != 2:
+            continue
+        flat, w = node.inputs
+        if flat.op != "reshape" or flat.node.inputs[0].op != "permute" or not flat.numel:
+            continue
+        turned = flat.node.inputs[0]
+        perm = turned.node.attrs["perm"]
+        lead = next((s for s in range(turned.rank) if math.prod(turned.shape[s:]) == flat.shape[-1]), None)
+        if lead is None or perm[:lead] != tuple(range(lead)):
+            continue
+        graph.sources = node.sources
+        rows = [perm.index(d) - lead for d in range(lead, len(perm))]
+        w = w.reshape(*turned.shape[lead:], w.shape[1]).permute(*rows, len(rows)).reshape(*w.shape)
+        node.inputs = [turned.node.inputs[0].reshape(*flat.shape), w]
+    graph.sources = ()
+    graph.clean()
 
 
 def _settled(graph: Graph) -> set[Value]:

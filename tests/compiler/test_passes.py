@@ -191,6 +191,18 @@ def test_what_ends_in_a_product_keeps_its_rows() -> None:
     assert "copy" not in kinds(kernels)
 
 
+def test_flattened_features_need_no_copy() -> None:
+    g = Graph("classifier")
+    x = g.input("x", (2, 3, 4, 5), "float32")
+    y = relu(conv(x, "c", 6))
+    g.outputs = [
+        ("y", y.reshape(2, 120).matmul(g.weight("fc", (120, 7), "float32"))),
+        ("z", y.reshape(2, 6, 20).matmul(g.weight("rows", (20, 7), "float32"))),  # the channels are no part of the sum
+    ]
+    _, kernels = compiled(g)
+    assert kinds(kernels) == ["copy", "conv2d", "gemm", "copy", "gemm"]
+
+
 def test_positions_of_a_maximum_count_in_their_own_order() -> None:
     g = Graph("argmax")
     x = g.input("x", (3, 4, 5), "float32").permute(2, 0, 1)
