@@ -345,9 +345,9 @@ def table(results: dict[str, Any]) -> str:
     lines += [
         "",
         f"Median milliseconds, {THREADS} threads, {results['hardware']}, {results['date']}; in brackets the ratio "
-        "to the faster of ONNX Runtime and OpenVINO in float32 (for bfloat16: to OpenVINO's bfloat16). float16 is a storage "
-        "type here, arithmetic is float32. All figures of npusim passed the error gate (RMS error against float64 ≤ 1.1 × "
-        "PyTorch eager's in the same dtype) unless marked ✗. "
+        "to the faster of ONNX Runtime and OpenVINO in float32 (for bfloat16: to OpenVINO's bfloat16). float16 is a "
+        "storage type here, arithmetic is float32. All figures of npusim passed the error gate (RMS error against float64 "
+        "≤ 1.1 × PyTorch eager's in the same dtype) unless marked ✗. "
         f"Compiling ResNet-50 takes {t['cold_s']:.1f} s cold and {t['warm_s']:.2f} s warm; its float16 arena is "
         f"{t['arena_bytes_resnet50_float16_batch1'] / 1e6:.2f} MB. Versions: {versions}. "
         f"Command: `{results['command']}`.",
