@@ -104,7 +104,8 @@ def zeros(shape: Sequence[int], dtype: np.dtype[Any]) -> np.ndarray:
 def _pages(size: int) -> np.ndarray:
     """Zeroed memory in huge pages where the system has them: streaming weights through 4 KB pages costs up to a
     third."""
-    memory = mmap.mmap(-1, size)
+    # Private: shared memory, the default, has huge pages only where the administrator allowed them for shmem, too.
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):  # a kernel built without them: ordinary pages do
             memory.madvise(mmap.MADV_HUGEPAGE)

