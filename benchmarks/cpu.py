@@ -32,6 +32,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "cpu_resnet.json"
 THREADS = 2
+FLOPS = {"resnet18": 3.628e9, "resnet50": 8.178e9}  # of one image
 DTYPES = ("float32", "float16", "bfloat16")
 
 PEAK_SOURCE = """
@@ -268,22 +269,19 @@ def one(name: str, batch: int, seconds: float) -> dict[str, Any]:
     peak = peaks()
     checks = verdicts(model, x, made)
     times = measure({n: run for n, (run, _) in made.items()}, seconds)
-    flops = {"resnet18": 3.628e9, "resnet50": 8.178e9}[name] * batch
-    rows = []
-    for n, (_, dtype) in made.items():
-        roofline = flops / peak[dtype] / (times[n]["median_ms"] * 1e-3)
-        rows.append(
-            {
-                "model": name,
-                "batch": batch,
-                "contender": n,
-                "dtype": dtype,
-                **times[n],
-                **checks[n],
-                "of_roofline": roofline,
-            }
-        )
+    rows = [
+        {"model": name, "batch": batch, "contender": n, "dtype": dtype, **times[n], **checks[n]}
+        for n, (_, dtype) in made.items()
+    ]
     return {"rows": rows, "peak_gflops": {k: v / 1e9 for k, v in peak.items()}}
+
+
+def add_rooflines(results: dict[str, Any]) -> None:
+    """``of_roofline`` of each row: against the best peak that was seen in the whole run, since any one measurement of it
+    may have been disturbed. Winograd's algorithm can exceed 1: the operations are those of direct convolution."""
+    for r in results["rows"]:
+        peak = max(p[r["dtype"]] for p in results["peak_gflops"].values()) * 1e9
+        r["of_roofline"] = FLOPS[r["model"]] * r["batch"] / peak / (r["median_ms"] * 1e-3)
 
 
 STARTS = """
@@ -423,10 +421,10 @@ def main() -> None:
                     else f"error {r['error']:.2e} against {r['eager_error']:.2e}"
                 )
                 print(
-                    f"{model:9s} {batch}  {r['contender']:22s} {r['median_ms']:8.2f} ms  {r['of_roofline']:4.0%}  "
-                    f"{verdict}",
+                    f"{model:9s} {batch}  {r['contender']:22s} {r['median_ms']:8.2f} ms  {verdict}",
                     flush=True,
                 )
+    add_rooflines(results)
     args.out.parent.mkdir(exist_ok=True)
     args.out.write_text(json.dumps(results, indent=1) + "\n")
 
