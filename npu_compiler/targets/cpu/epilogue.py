@@ -8,21 +8,20 @@ extra input.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
-from ... import affine, dtypes, expr
+from ... import dtypes, expr
 from ...expr import Expr
-from ...kernel import Buffer, Kernel, LoopBody, Operand, Stage
-from .nest import Nest, build_nest
-from .plan import use_counts
+from ...kernel import Kernel, Operand
+from ..epilogue_nest import epilogue_nest, row_digits
+from ..nest import Nest, use_counts
 from .render import Block, Renderer, Value, vector_kind
 
 
 def emit_epilogue(kernel: Kernel, fixed: int, name: str, place: Callable[[Operand], str]) -> tuple[str, str]:
     """(the functor's definition, the braced initialiser of its pointers); operands after the first ``fixed`` are its
     own."""
-    nest, acc, pitch = _nest(kernel)
+    nest, acc, pitch = epilogue_nest(kernel)
     lane = len(kernel.outputs[0].shape) - 1
     lane_dim = lane if lane in nest.size else None
     step = nest.steps[0]
@@ -57,39 +56,14 @@ def _ctype(op: Operand) -> str:
     return dtypes.DTYPES[op.dtype].ctype
 
 
-def _nest(kernel: Kernel) -> tuple[Nest, int, int]:
-    """The epilogue as a loop nest whose extra input, number ``acc``, is the accumulator with rows ``pitch`` apart.
-
-    The pitch is longer than a row, so columns never merge with rows, while rows that every operand visits evenly do.
-    """
-    assert kernel.epilogue is not None
-    out = kernel.outputs[0]
-    acc, pitch = len(kernel.inputs), out.shape[-1] + 1
-    strides = [1] * len(out.shape)
-    for d in range(len(out.shape) - 2, -1, -1):
-        strides[d] = pitch * math.prod(out.shape[d + 1 : -1])
-    register = Operand(Buffer(-1, "arena", "float32", out.shape, "acc"), out.shape, tuple(strides))
-    index = expr.identity_index(out.shape)
-
-    def bind(x: Expr) -> Expr | None:
-        return expr.load(acc, "float32", index) if x.op == "acc" else None
-
-    stage = Stage("store", expr.rewrite(kernel.epilogue, bind), output=0, index=index)
-    loops = Kernel(kernel.name, "loops", [*kernel.inputs, register], [out], body=LoopBody(out.shape, (), (stage,)))
-    return build_nest(loops), acc, pitch
-
-
 def _decode(nest: Nest, target: Expr, value: Expr, acc: int, pitch: int, lane: int | None) -> list[str]:
     """Row dims from the flat row number, in units that the accumulator's own address states."""
-    form = next(affine.affine(x.args[0]) for x in expr.walk(value) if x.op == "load" and x.value.operand == acc)
     lines = [f"const long i{lane} = col;"] if lane is not None else []
-    rows = [d for d in nest.order if d != lane]
-    for d in rows:
-        unit = form.coefficient(d) // pitch
+    for d, unit, wrap in row_digits(nest, value, acc, pitch, lane):
         text = f"row / {unit}" if unit > 1 else "row"
-        outermost = unit * nest.size[d] == nest.points(rows)
-        lines.append(f"const long i{d} = {text if outermost else f'{text} % {nest.size[d]}'};")
-    return lines + [f"(void)i{d};" for d in rows]
+        lines.append(f"const long i{d} = {f'{text} % {wrap}' if wrap else text};")
+        lines.append(f"(void)i{d};")
+    return lines
 
 
 def _store(render: Renderer, value: Expr, target: Expr, dtype: str, lane: int | None, root: Block) -> list[str]:

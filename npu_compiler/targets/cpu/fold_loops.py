@@ -8,11 +8,11 @@ from contextlib import ExitStack, contextmanager
 from ... import affine, dtypes, expr
 from ...affine import Affine
 from ...expr import Expr, const
+from ..nest import Step, identity_element
+from ..row_passes import Pass
 from .blocks import Block, vector_kind
-from .nest import Step, identity_element
 from .plan import Plan
 from .render import Renderer
-from .row_passes import Pass
 
 OPS = {"sum": "Sum", "prod": "Prod", "max": "Max", "min": "Min", "argmax": "Max", "argmin": "Min"}
 Clips = dict[int, list[tuple[int, Affine]]]  # dim -> (coefficient, rest): coefficient * index + rest >= 0

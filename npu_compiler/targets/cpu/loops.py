@@ -10,12 +10,12 @@ from functools import lru_cache
 from ... import affine, expr
 from ...expr import Expr, const
 from ...kernel import Buffer, Kernel, LoopBody, Operand
+from ..nest import Access, Nest, Step, build_nest, use_counts
+from ..row_passes import Pass
 from .blocks import CTYPE, Block, Value, uniform_kind, vector_kind
 from .fold_loops import accumulator, clip, fold_loops, is_long
-from .nest import Access, Nest, Step, build_nest
-from .plan import TILE_BLOCK, Plan, make_plan, use_counts
+from .plan import TILE_BLOCK, Plan, make_plan
 from .render import Renderer
-from .row_passes import Pass
 from .small_kernels import emit_small, small_scratch_bytes
 
 MAX_SEGMENTS = 6

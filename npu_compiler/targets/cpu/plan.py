@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from dataclasses import dataclass, field
 
 from ... import affine, dtypes, expr
 from ...expr import EXPENSIVE, Expr
-from .nest import Access, Nest, Step
-from .row_passes import SCRATCH_LIMIT, Row, make_row, scratch_item
+from ..nest import Access, Nest, Step, accesses, fold_single_points
+from ..row_passes import SCRATCH_LIMIT, Row, make_row, scratch_item
 
 LANES = 16  # of the widest instruction set; costs and scratch sizes assume it
 CHUNK_NS = 6000.0  # work worth a trip to the chunk counter
@@ -78,7 +77,7 @@ class Plan:
 
 def make_plan(nest: Nest) -> Plan:
     if not nest.reduced:
-        _fold_single_points(nest)
+        fold_single_points(nest)
     lane, one_by_one = _choose_lane(nest)
     transposed = _choose_tile(nest)
     if transposed is not None:
@@ -101,21 +100,6 @@ def make_plan(nest: Nest) -> Plan:
     return plan
 
 
-def _fold_single_points(nest: Nest) -> None:
-    """Without reduced dims a reduction is its argument, and temporaries are plain subexpressions."""
-    made: dict[Expr, Expr] = {}
-    for s in nest.steps:
-        s.value = expr.rewrite(s.value, made.get)
-        if s.target is not None:
-            s.target = expr.rewrite(s.target, made.get)
-        elif s.reduce in ("argmax", "argmin"):
-            made[expr.stage(s.number, "int64")] = expr.const(0, "int64")
-        else:
-            made[expr.stage(s.number, s.value.dtype)] = s.value
-        s.per_row = True
-    nest.steps = [s for s in nest.steps if s.kind == "store"]
-
-
 # -- lanes --------------------------------------------------------------------------------------------------------
 def _choose_lane(nest: Nest) -> tuple[int | None, bool]:
     """The dim for the lanes with the lowest estimated cost per element, and whether it must run one by one."""
@@ -132,17 +116,6 @@ def _choose_lane(nest: Nest) -> tuple[int | None, bool]:
     if not any(s.kind == "reduce" for s in nest.steps) and nest.rows:
         candidates = [d for d in candidates if d not in nest.reduced] or candidates
     return min(candidates, key=lambda d: (_lane_cost(nest, d), -nest.order.index(d))), False
-
-
-def accesses(nest: Nest) -> list[tuple[Expr, bool]]:
-    """Every distinct load, and every store target, with whether it is done once per row only."""
-    seen: dict[Expr, bool] = {}
-    for s in nest.steps:
-        for e in (s.value, *([s.target] if s.target is not None else [])):
-            for x in expr.walk(e):
-                if x.op == "load":
-                    seen[x] = seen.get(x, True) and s.per_row
-    return list(seen.items())
 
 
 def _lane_cost(nest: Nest, dim: int) -> float:
@@ -265,15 +238,3 @@ def _choose_weave(plan: Plan) -> int | None:
         if all(f.coefficient(d) == 1 and f.coefficient(lane) == n and not f.opaque() for f in forms):
             return d
     return None
-
-
-def use_counts(exprs: list[Expr]) -> Counter[Expr]:
-    """How often each subexpression appears as an argument or a root."""
-    counts: Counter[Expr] = Counter(exprs)
-    seen: set[Expr] = set()
-    for e in exprs:
-        for x in expr.walk(e):
-            if x not in seen:
-                seen.add(x)
-                counts.update(x.args)
-    return counts

@@ -11,6 +11,7 @@ import numpy as np
 from ... import affine, dtypes, expr
 from ...affine import Affine
 from ...expr import EXPENSIVE, Expr
+from ..nest import Access, Nest
 from .blocks import (
     CTYPE,
     SCALAR_OF,
@@ -23,7 +24,6 @@ from .blocks import (
     vector_kind,
     wrap,
 )
-from .nest import Access, Nest
 
 INLINE_LENGTH = 72  # longer texts get a name
 INT32 = (-(2**31), 2**31 - 1)

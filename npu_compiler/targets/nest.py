@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ... import affine, dtypes, expr
-from ...affine import Affine
-from ...expr import Expr, const
-from ...kernel import Kernel, Operand, Stage
+from .. import affine, dtypes, expr
+from ..affine import Affine
+from ..expr import Expr, const
+from ..kernel import Kernel, Operand, Stage
 
 ZERO = const(0, "int64")
 
@@ -302,3 +303,42 @@ def _flatten(nest: Nest, places: Places) -> None:
 
 def _uses(e: Expr, leaf: Expr) -> bool:
     return any(x is leaf for x in expr.walk(e))
+
+
+# -- what targets ask ------------------------------------------------------------------------------------------------
+def fold_single_points(nest: Nest) -> None:
+    """Without reduced dims a reduction is its argument, and temporaries are plain subexpressions."""
+    made: dict[Expr, Expr] = {}
+    for s in nest.steps:
+        s.value = expr.rewrite(s.value, made.get)
+        if s.target is not None:
+            s.target = expr.rewrite(s.target, made.get)
+        elif s.reduce in ("argmax", "argmin"):
+            made[expr.stage(s.number, "int64")] = expr.const(0, "int64")
+        else:
+            made[expr.stage(s.number, s.value.dtype)] = s.value
+        s.per_row = True
+    nest.steps = [s for s in nest.steps if s.kind == "store"]
+
+
+def accesses(nest: Nest) -> list[tuple[Expr, bool]]:
+    """Every distinct load, and every store target, with whether it is done once per row only."""
+    seen: dict[Expr, bool] = {}
+    for s in nest.steps:
+        for e in (s.value, *([s.target] if s.target is not None else [])):
+            for x in expr.walk(e):
+                if x.op == "load":
+                    seen[x] = seen.get(x, True) and s.per_row
+    return list(seen.items())
+
+
+def use_counts(exprs: list[Expr]) -> Counter[Expr]:
+    """How often each subexpression appears as an argument or a root."""
+    counts: Counter[Expr] = Counter(exprs)
+    seen: set[Expr] = set()
+    for e in exprs:
+        for x in expr.walk(e):
+            if x not in seen:
+                seen.add(x)
+                counts.update(x.args)
+    return counts

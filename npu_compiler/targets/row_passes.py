@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import partial
 
-from ... import affine, expr
-from ...expr import Expr
+from .. import affine, expr
+from ..expr import Expr
 from .nest import Nest, Step
 
 SCRATCH_LIMIT = 256 << 10  # bytes of temporaries per row; beyond it they are recomputed
@@ -49,8 +49,9 @@ def scratch_item(dtype: str) -> int:
     return 8 if dtype in ("float64", "int64") else 4
 
 
-def make_row(nest: Nest, lanes_per_point: int) -> Row:
-    """Sort the stages into as few passes as their dependences allow; ``lanes_per_point`` values of each are saved."""
+def make_row(nest: Nest, lanes_per_point: int, scratch: int = SCRATCH_LIMIT) -> Row:
+    """Sort the stages into as few passes as their dependences allow; ``lanes_per_point`` values of each are saved, in
+    up to ``scratch`` bytes a row (0: everything is recomputed)."""
     if not nest.reduced:
         return Row(stores=nest.steps)
     row = Row()
@@ -79,7 +80,7 @@ def make_row(nest: Nest, lanes_per_point: int) -> Row:
             row.number(at).stores.append(s)
     if late:
         row.number(max(len(row.passes) - 1, *map(first_pass, late))).stores.extend(late)
-    budget = SCRATCH_LIMIT // (nest.points(nest.folds) * lanes_per_point)
+    budget = scratch // (nest.points(nest.folds) * lanes_per_point)
     budget = _save_or_recompute(row, temps, ready, budget)
     if lanes_per_point == 1:
         _save_common(row, nest, max([s.number for s in nest.steps], default=0) + 1, budget)
