@@ -91,6 +91,7 @@ def _schedule(s: State) -> None:
     winograd = get_target(s.config.name).winograd if "winograd" not in s.disable else lambda node: None
     scheduler = Scheduler(s.graph, s.groups, s.config, winograd)
     s.schedule = scheduler.run()
+    get_target(s.config.name).refine(s.schedule)
     s.recipes = scheduler.recipes
 
 

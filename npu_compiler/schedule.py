@@ -116,9 +116,31 @@ class Scheduler:
         raise CompileError(f"internal error: {v!r} is read before it is computed")
 
     def _weight(self, v: Value) -> Operand:
+        if not self.config.panel and (same := self._same_bytes(v)) is not None:
+            self.place[v] = same
+            return same
         name = self._unique(_main_weight(v))
         self.recipes.append((name, v))
         return self._put(v, self._buffer("weight", v.dtype, v.shape, name))
+
+    def _same_bytes(self, v: Value) -> Operand | None:
+        """A weight whose memory holds ``v`` as it is: what ``v`` is a view of, if the view leaves the order alone."""
+        if v.op not in VIEWS:
+            return None
+        source = v.node.inputs[0]
+        if source.numel != v.numel:
+            return None
+        if source not in self.place and source.op in VIEWS:
+            path = [v.node]
+            while path[-1].inputs[0].op in VIEWS:
+                path.append(path[-1].inputs[0].node)
+            source = path[-1].inputs[0]
+        else:
+            path = [v.node]
+        found: Operand | None = self.operand(source)
+        for node in reversed(path):
+            found = strided_view(found, node.out) if found is not None else None
+        return found if found is not None and found.contiguous and source.numel == v.numel else None
 
     def _unique(self, name: str) -> str:
         n, candidate = 1, name
@@ -130,6 +152,8 @@ class Scheduler:
 
     def packed_weight(self, key: Hashable, w: Value, layout: str) -> Operand:
         """``w`` [G, K, T, C] in the order the target's micro-kernel streams it; made once per weight."""
+        if not self.config.panel:
+            return self.operand(w)
         if key not in self.packed:
             panel = self.config.panel
             g, k, t, c = w.shape
@@ -333,6 +357,9 @@ class Scheduler:
         flops = 2 * node.out.numel * k
         batch = math.prod(node.out.shape[:-2])
         layout = self._layout(a.dtype)
+        if not self.config.panel:
+            self._strided_matmul(group, made, flops, batch)
+            return
         if b in self.static and math.prod(b.shape[:-2]) == 1:
             view = b.reshape(k, n).permute(1, 0).reshape(1, n, 1, k)
             self._static_chain(view)
@@ -351,6 +378,36 @@ class Scheduler:
         self._anchor(
             group, made, "gemm", [left, weight], flops,
             batch=batch, m=m, n=n, k=k, lda=strides[1] if m > 1 else k, batch_stride=strides[0], shared=shared,
+        )  # fmt: skip
+
+    def _strided_matmul(self, group: Group, made: dict[str, Buffer], flops: int, batch: int) -> None:
+        """For targets that pack nothing: the right operand is [batch or 1, N, K] with the strides it has. A weight of
+        two dims is laid out so that K comes last."""
+        node = group.anchor
+        a, b = node.inputs
+        m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
+        shared = math.prod(b.shape[:-2]) == 1
+        if b in self.static and shared:
+            view = b.reshape(k, n).permute(1, 0).reshape(1, n, k)
+            self._static_chain(view)
+            right = self.operand(view)
+        else:
+            full = b if shared else b.expand(*node.out.shape[:-2], k, n)
+            op = self.operand(full)
+            strides = _collapse(op, (1 if shared else batch, k, n))
+            if strides is None:
+                op = self._copy(full)
+                strides = contiguous_strides((1 if shared else batch, k, n))
+            right = Operand(op.buffer, (1 if shared else batch, n, k), (strides[0], strides[2], strides[1]), op.offset)
+        whole = a if shared and math.prod(a.shape[:-2]) == batch else a.expand(*node.out.shape[:-2], m, k)
+        left = self._rows(whole, batch)
+        if shared and (rows := _collapse(left, (1, batch * m, k))) is not None:
+            left, m, batch = Operand(left.buffer, (1, batch * m, k), rows, left.offset), batch * m, 1
+        strides = _collapse(left, (batch, m, k))
+        assert strides is not None
+        self._anchor(
+            group, made, "gemm", [left, right], flops,
+            batch=batch, m=m, n=n, k=k, lda=strides[1] if m > 1 else k, batch_stride=strides[0],
         )  # fmt: skip
 
     def _rows(self, a: Value, batch: int) -> Operand:

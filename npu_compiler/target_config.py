@@ -15,7 +15,8 @@ class TargetConfig:
     """Limits and preferred sizes of one target.
 
     ``channel_align_bytes``: a channels-last row is padded to a multiple of it (64 bytes are 32 float16 channels).
-    ``panel``: output columns of one packed weight panel, the N width of a matmul or conv micro-kernel.
+    ``panel``: output columns of one packed weight panel, the N width of a matmul or conv micro-kernel; 0: weights are
+    not packed, a row of them is an output column, and right operands made at run time are read where they are.
     ``buffer_align``: byte alignment of every buffer, in the arena and outside.
     ``dtypes``: the element types it can hold; ``max_rank``: the most dimensions a tensor may have.
     ``matrix_dtypes``: what its matmul and convolution kernels take; ``pair_dtypes``: those of them whose weights are
@@ -41,7 +42,12 @@ class TargetConfig:
         return -(-channels // align) * align
 
 
-TARGETS: dict[str, TargetConfig] = {t.name: t for t in (TargetConfig("cpu"),)}
+TARGETS: dict[str, TargetConfig] = {
+    t.name: t
+    for t in (
+        TargetConfig("cpu"),
+    )
+}
 
 
 def target_config(target: str | TargetConfig) -> TargetConfig:

@@ -11,7 +11,7 @@ import numpy as np
 from ..errors import Reason
 from ..graph import Node
 from ..kernel import Kernel, Schedule
-from ..target_config import TargetConfig, target_config
+from ..target_config import TARGETS, TargetConfig, target_config
 
 
 @dataclass
@@ -39,12 +39,26 @@ class CodegenTarget(Protocol):
     def winograd(self, conv: Node) -> np.ndarray | None:
         """The filter transform G [tile + 2, 3] if this conv2d node runs faster by Winograd's algorithm, else None."""
 
+    def refine(self, schedule: Schedule) -> None:
+        """Rewrite an entry point's kernels into those this target runs fastest, before their memory is planned."""
+
     def emit(self, schedules: list[Schedule], *, build: bool = True) -> Emitted:
         """Generate and, unless ``build`` is False, compile; raises ToolchainError."""
+
+
+_registered: dict[str, CodegenTarget] = {}
+
+
+def register_target(target: CodegenTarget) -> None:
+    """Make a target known that is not part of this package: ``compile(target=target.name)`` finds it from then on."""
+    TARGETS[target.name] = target.config
+    _registered[target.name] = target
 
 
 def get_target(name: str) -> CodegenTarget:
     """The code generator called ``name``; :class:`ConfigError` lists the known ones."""
     target_config(name)
+    if name in _registered:
+        return _registered[name]
     target: CodegenTarget = import_module(f".{name}.target", __package__).TARGET
     return target

@@ -12,7 +12,8 @@ from .nest import Nest, build_nest
 
 
 def epilogue_nest(kernel: Kernel) -> tuple[Nest, int, int]:
-    """The epilogue as a loop nest whose extra input, number ``acc``, is the accumulator with rows ``pitch`` apart.
+    """The epilogue as a loop nest whose extra input, number ``acc``, is the accumulator with rows ``pitch`` apart. (A
+    second accumulator, ``acc`` with value 1, is the input after it.)
 
     The pitch is longer than a row, so columns never merge with rows, while rows that every operand visits evenly do.
     """
@@ -26,10 +27,12 @@ def epilogue_nest(kernel: Kernel) -> tuple[Nest, int, int]:
     index = expr.identity_index(out.shape)
 
     def bind(x: Expr) -> Expr | None:
-        return expr.load(acc, "float32", index) if x.op == "acc" else None
+        return expr.load(acc + (x.value or 0), "float32", index) if x.op == "acc" else None
 
     stage = Stage("store", expr.rewrite(kernel.epilogue, bind), output=0, index=index)
-    loops = Kernel(kernel.name, "loops", [*kernel.inputs, register], [out], body=LoopBody(out.shape, (), (stage,)))
+    loops = Kernel(
+        kernel.name, "loops", [*kernel.inputs, register, register], [out], body=LoopBody(out.shape, (), (stage,))
+    )
     return build_nest(loops), acc, pitch
 
 

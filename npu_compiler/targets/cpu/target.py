@@ -52,6 +52,9 @@ class CPUTarget:
         tile = winograd_tile(n, oh, ow, x.shape[3], k, x.dtype, "avx512bf16" in host_cpu().features)
         return filter_transform(tile) if tile else None
 
+    def refine(self, schedule: Schedule) -> None:
+        return None
+
     def emit(self, schedules: list[Schedule], *, build: bool = True, march: str = "native") -> Emitted:
         units = _Units()
         calls = {s.name: [units.add(k) for k in s.kernels] for s in schedules}

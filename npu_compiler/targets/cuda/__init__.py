@@ -1,0 +1,1 @@
+"""CUDA: the SIMT kernels in CUDA C++, compiled to cubins by NVRTC on any machine."""

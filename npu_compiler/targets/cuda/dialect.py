@@ -1,0 +1,50 @@
+"""The SIMT vocabulary in CUDA C++."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..simt.dialect import Array, Dialect, Param
+
+STATIC_BYTES = 48 << 10  # group memory that can be declared; more must be asked for at launch
+GROUP_BYTES = 160 << 10
+
+_ENTRY = (
+    "const int gid = (int)blockIdx.x, tid = (int)threadIdx.x, lane = tid & 31, sid = tid >> 5; "
+    "(void)gid, (void)lane, (void)sid;"
+)
+
+
+def entry(name: str, params: Sequence[Param], threads: int, per_core: int) -> str:
+    def declare(p: Param) -> str:
+        if p.constant:
+            return f"const {p.ctype}* __restrict__ {p.name}"
+        return f"{'' if p.writable else 'const '}{p.ctype}* {p.name}"
+
+    bounds = f"{threads}, {per_core}" if per_core else str(threads)
+    head = f'extern "C" __global__ void __launch_bounds__({bounds})\n{name}({", ".join(map(declare, params))}) {{'
+    return f"{head}\n  {_ENTRY}"
+
+
+def shared(arrays: Sequence[Array]) -> tuple[list[str], int]:
+    total = sum(a.nbytes for a in arrays)
+    if total <= STATIC_BYTES:
+        return [f"__shared__ __align__(16) {a.ctype} {a.name}[{a.length}];" for a in arrays], 0
+    lines, at = ["extern __shared__ __align__(128) unsigned char group_memory[];"], 0
+    for a in arrays:
+        lines.append(f"{a.ctype}* const {a.name} = ({a.ctype}*)(group_memory + {at});")
+        at += a.nbytes
+    return lines, total
+
+
+DIALECT = Dialect(
+    name="cuda",
+    prelude=(Path(__file__).parent / "kernels" / "prelude.h").read_text(),
+    entry=entry,
+    shared=shared,
+    group_bytes=GROUP_BYTES,
+    matrix=(16, 8, 16),
+    matrix_types=("float16", "bfloat16"),
+    stages=4,
+)

@@ -1,0 +1,105 @@
+// The SIMT vocabulary in CUDA C++. No header is included: NVRTC alone compiles it.
+typedef signed char int8_t;
+typedef unsigned char uint8_t;
+typedef short int16_t;
+typedef unsigned short uint16_t;
+typedef int int32_t;
+typedef long long int64_t;
+typedef unsigned long long uint64_t;
+typedef unsigned int uint;
+typedef unsigned char bool8;
+struct f16 { uint16_t bits; };
+struct bf16 { uint16_t bits; };
+
+#define HAS_DOUBLE 1
+#define DEVICE
+#define GROUP
+#define THREAD
+#define CONSTANT __device__ const
+#define INLINE __device__ __forceinline__
+
+INLINE float to_f32(f16 x) { float y; asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits)); return y; }
+INLINE float to_f32(bf16 x) { return __uint_as_float((uint)x.bits << 16); }
+INLINE f16 to_f16(float x) { f16 y; asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.bits) : "f"(x)); return y; }
+INLINE bf16 to_bf16(float x) { bf16 y; asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bits) : "f"(x)); return y; }
+
+INLINE float simd_xor(float x, int mask) { return __shfl_xor_sync(0xffffffffu, x, mask); }
+INLINE int simd_xor(int x, int mask) { return __shfl_xor_sync(0xffffffffu, x, mask); }
+INLINE double simd_xor(double x, int mask) { return __shfl_xor_sync(0xffffffffu, x, mask); }
+INLINE void simd_barrier() { __syncwarp(); }
+INLINE void barrier() { __syncthreads(); }
+
+INLINE uint4 load16(const void* p) { return *(const uint4*)p; }
+INLINE uint4 stream16(const void* p) {
+  uint4 v;
+  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+  return v;
+}
+INLINE void release_next() { asm volatile("griddepcontrol.launch_dependents;"); }
+INLINE void wait_inputs() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
+INLINE uint group_address(const void* p) { return (uint)__cvta_generic_to_shared(p); }
+INLINE void copy16(void* to, const void* from, bool valid) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+               :: "r"(group_address(to)), "l"(from), "r"(valid ? 16 : 0) : "memory");
+}
+INLINE void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int N> INLINE void copy_wait() { asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory"); }
+
+// The matrix unit: C [16, 8] += A [16, 16] B [8, 16]^T.
+template <class T> struct FragA { uint v[4]; };
+template <class T> struct FragB { uint v[2]; };
+struct FragC { float v[4]; };
+template <class T> INLINE void frag_load_a(FragA<T>& f, const T* p, int ld, int lane) {
+  const uint at = group_address(p + (lane & 15) * ld + (lane >> 4) * 8);
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(f.v[0]), "=r"(f.v[1]), "=r"(f.v[2]), "=r"(f.v[3]) : "r"(at) : "memory");
+}
+template <class T> INLINE void frag_load_b(FragB<T>& f, const T* p, int ld, int lane) {
+  const uint at = group_address(p + (lane & 7) * ld + (lane >> 3 & 1) * 8);
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
+               : "=r"(f.v[0]), "=r"(f.v[1]) : "r"(at) : "memory");
+}
+INLINE void frag_zero(FragC& c) { c.v[0] = c.v[1] = c.v[2] = c.v[3] = 0.0f; }
+INLINE void frag_mma(FragC& c, const FragA<f16>& a, const FragB<f16>& b) {
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+               "{%0, %1, %2, %3};"
+               : "+f"(c.v[0]), "+f"(c.v[1]), "+f"(c.v[2]), "+f"(c.v[3])
+               : "r"(a.v[0]), "r"(a.v[1]), "r"(a.v[2]), "r"(a.v[3]), "r"(b.v[0]), "r"(b.v[1]));
+}
+INLINE void frag_mma(FragC& c, const FragA<bf16>& a, const FragB<bf16>& b) {
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+               "{%0, %1, %2, %3};"
+               : "+f"(c.v[0]), "+f"(c.v[1]), "+f"(c.v[2]), "+f"(c.v[3])
+               : "r"(a.v[0]), "r"(a.v[1]), "r"(a.v[2]), "r"(a.v[3]), "r"(b.v[0]), "r"(b.v[1]));
+}
+INLINE void frag_store(float* p, int ld, const FragC& c, int lane) {
+  float* at = p + (lane >> 2) * ld + (lane & 3) * 2;
+  at[0] = c.v[0];
+  at[1] = c.v[1];
+  at[8 * ld] = c.v[2];
+  at[8 * ld + 1] = c.v[3];
+}
+
+#define UNARY(name, single, twice)                      \
+  INLINE float m_##name(float x) { return single(x); }  \
+  INLINE double m_##name(double x) { return twice(x); }
+#define UNARY_F(name) UNARY(name, name##f, name)
+UNARY_F(sqrt) UNARY_F(rsqrt) UNARY_F(exp) UNARY_F(exp2) UNARY_F(expm1) UNARY_F(log) UNARY_F(log2) UNARY_F(log10)
+UNARY_F(log1p) UNARY_F(sin) UNARY_F(cos) UNARY_F(tan) UNARY_F(asin) UNARY_F(acos) UNARY_F(atan) UNARY_F(sinh)
+UNARY_F(cosh) UNARY_F(tanh) UNARY_F(asinh) UNARY_F(acosh) UNARY_F(atanh) UNARY_F(erf) UNARY_F(floor) UNARY_F(ceil)
+UNARY_F(trunc) UNARY(abs, fabsf, fabs) UNARY(round, rintf, rint)
+#define BINARY(name, single, twice)                                     \
+  INLINE float m_##name(float a, float b) { return single(a, b); }      \
+  INLINE double m_##name(double a, double b) { return twice(a, b); }
+BINARY(pow, powf, pow) BINARY(atan2, atan2f, atan2) BINARY(fmod, fmodf, fmod)
+INLINE float m_max(float a, float b) { return fmaxf(a, b); }
+INLINE bool m_isinf(float x) { return fabsf(x) == __int_as_float(0x7f800000); }
+INLINE bool m_isinf(double x) { return fabs(x) == __longlong_as_double(0x7ff0000000000000LL); }
+INLINE float f32_of_bits(uint u) { return __uint_as_float(u); }
+INLINE f16 f16_of_bits(uint16_t u) { f16 x; x.bits = u; return x; }
+INLINE float m_nan_float() { return __int_as_float(0x7fc00000); }
+INLINE double m_nan_double() { return __longlong_as_double(0x7ff8000000000000LL); }
+INLINE float m_inf_float() { return __int_as_float(0x7f800000); }
+INLINE double m_inf_double() { return __longlong_as_double(0x7ff0000000000000LL); }

@@ -1,0 +1,88 @@
+"""Kernels to functions and launches: equal kernels are emitted once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Hashable
+
+from ... import dtypes
+from ...errors import Reason
+from ...kernel import Kernel, Schedule
+from .attention import emit_attention, emit_merge
+from .dialect import Dialect
+from .function import Emission
+from .gemm import emit_conv, emit_gemm
+from .loops import emit_loops
+from .program import ARENA, Launch
+from .small import emit_depthwise, emit_scan, emit_sort
+
+EMITTERS: dict[str, Callable[[Kernel, Dialect], Emission]] = {
+    "loops": emit_loops,
+    "gemm": emit_gemm,
+    "conv2d": emit_conv,
+    "depthwise": emit_depthwise,
+    "attention": emit_attention,
+    "attention_merge": emit_merge,
+    "scan": emit_scan,
+    "sort": emit_sort,
+}
+
+
+def unsupported(kernel: Kernel) -> Reason | None:
+    return None if kernel.kind in EMITTERS else Reason("no_kernel", f"the GPU targets have no {kernel.kind} kernel")
+
+
+class Functions:
+    """The functions of a program by name; :meth:`launch` adds what a kernel needs."""
+
+    def __init__(self, dialect: Dialect):
+        self.dialect = dialect
+        self.text: dict[str, str] = {}
+        self._emitted: dict[Hashable, Emission] = {}
+        self._names: dict[str, str] = {}
+
+    def launch(self, kernel: Kernel) -> Launch:
+        """How to run ``kernel``; ``groups`` 0: there is nothing to do."""
+        key = _key(kernel)
+        if key not in self._emitted:
+            self._emitted[key] = EMITTERS[kernel.kind](kernel, self.dialect)
+        e = self._emitted[key]
+        arguments = []
+        for n in e.operands:
+            op = kernel.inputs[n] if n >= 0 else kernel.outputs[~n]
+            byte = op.offset * dtypes.DTYPES[op.dtype].size
+            arena = op.buffer.kind == "arena"
+            arguments.append((ARENA if arena else op.buffer.id, op.buffer.offset + byte if arena else byte))
+        name = self._name(kernel, e) if e.groups else ""
+        return Launch(name, e.groups, e.threads, e.shared, tuple(arguments), e.checks)
+
+    def launches(self, schedule: Schedule) -> list[Launch]:
+        return [self.launch(k) for k in schedule.kernels]
+
+    def _name(self, kernel: Kernel, e: Emission) -> str:
+        if e.text not in self._names:
+            kind = re.sub(r"\W", "_", kernel.name.split("_", 1)[1])
+            name = self._names[e.text] = f"{kind}_{len(self._names)}"
+            self.text[name] = e.text.replace("@NAME@", name)
+        return self._names[e.text]
+
+
+def _key(kernel: Kernel) -> Hashable:
+    """All that a kernel's text depends on: what it computes, its operands' layouts, and which of them are the same."""
+    operands = [*kernel.inputs, *kernel.outputs]
+    ids: list[int] = []
+    layouts = []
+    for o in operands:
+        if o.buffer.id not in ids:
+            ids.append(o.buffer.id)
+        constant = o.buffer.kind in ("weight", "const")
+        alignment = o.offset * dtypes.DTYPES[o.dtype].size % 16
+        layouts.append((o.dtype, o.shape, o.strides, alignment, constant, ids.index(o.buffer.id)))
+    attrs = tuple(sorted((k, v) for k, v in kernel.attrs.items()))
+    return kernel.kind, attrs, tuple(layouts), len(kernel.inputs), kernel.body, kernel.epilogue
+
+
+def sources(functions: Functions, suffix: str) -> dict[str, str]:
+    """Readable text: the words in one file, every kernel in another."""
+    kernels = "\n".join(functions.text.values())
+    return {f"prelude.{suffix}": functions.dialect.head, f"kernels.{suffix}": kernels}

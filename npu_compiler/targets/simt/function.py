@@ -1,0 +1,90 @@
+"""One kernel function under construction: its pointer parameters, group memory and body."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ... import dtypes
+from ...kernel import Kernel, Operand
+from .dialect import SIMD, Array, Dialect, Param
+from .scalar import Lines
+
+
+@dataclass(frozen=True)
+class Emission:
+    """A kernel as text under the name ``@NAME@``, and how to launch it. ``operands``: what to pass, in order: input n
+    as n, output n as ``~n``. ``shared``: bytes of group memory to ask for at launch. ``checks``: a last parameter,
+    ``int* bad``, is set to 1 when an index is out of range. ``groups`` 0: nothing to do."""
+
+    text: str
+    operands: tuple[int, ...]
+    groups: int
+    threads: int
+    shared: int = 0
+    checks: bool = False
+
+
+class Function:
+    """``lines`` is the body; :meth:`pointer` adds a parameter; ``arrays`` are in group memory."""
+
+    def __init__(self, kernel: Kernel, dialect: Dialect, early: bool = False):
+        self.kernel, self.dialect = kernel, dialect
+        self.lines = Lines()
+        self.arrays: list[Array] = []
+        self.checks = False
+        self.per_core = 0  # groups that should fit on a core at once; 0: no matter
+        self._params: dict[int, Param] = {}
+        self._written = {o.buffer.id for o in kernel.outputs}
+        self.lines.add("release_next();")
+        if not early:
+            self.lines.add("wait_inputs();")
+
+    def operand(self, number: int) -> Operand:
+        return self.kernel.inputs[number] if number >= 0 else self.kernel.outputs[~number]
+
+    def pointer(self, number: int) -> str:
+        """The name of the pointer to input ``number`` or output ``~number``."""
+        if number not in self._params:
+            op = self.operand(number)
+            name = f"a{number}" if number >= 0 else f"b{~number}"
+            constant = op.buffer.kind in ("weight", "const") and op.buffer.id not in self._written
+            self._params[number] = Param(dtypes.DTYPES[op.dtype].ctype, name, number < 0, constant)
+        return self._params[number].name
+
+    def array(self, ctype: str, name: str, count: int) -> str:
+        """An array in group memory; returns its name."""
+        size = {"float": 4, "int": 4, "double": 8, "int64_t": 8, "bool": 1, "f16": 2, "bf16": 2}[ctype]
+        self.arrays.append(Array(ctype, name, count, size))
+        return name
+
+    def finish(self, groups: int, threads: int) -> Emission:
+        if not groups:
+            return Emission("", (), 0, threads)
+        order = sorted(self._params, key=lambda n: (n < 0, abs(n)))
+        params = [self._params[n] for n in order]
+        if self.checks:
+            params.append(Param("int", "bad", True, False))
+        declared, dynamic = self.dialect.shared(self.arrays)
+        head = self.dialect.entry("@NAME@", params, threads, self.per_core)
+        body = "\n".join([head, *("  " + d for d in declared), *self.lines.text, "}\n"])
+        return Emission(body, tuple(order), groups, threads, dynamic, self.checks)
+
+
+def blocks(count: int, size: int) -> int:
+    return -(-count // size)
+
+
+def simds(threads: int) -> int:
+    return blocks(threads, SIMD)
+
+
+class Pointers(dict[int, str]):
+    """Pointer names by operand number, made parameters of a function when they are first asked for. ``numbers``: the
+    function's operand for each of those asked for, if they differ."""
+
+    def __init__(self, function: Function, numbers: dict[int, int] | None = None):
+        super().__init__()
+        self._function, self._numbers = function, numbers
+
+    def __missing__(self, number: int) -> str:
+        return self._function.pointer(number if self._numbers is None else self._numbers[number])

@@ -1,0 +1,135 @@
+// What the kernels share on top of a dialect's words.
+
+template <class T, int N> struct alignas(sizeof(T) * N) Vec { T v[N]; };
+
+INLINE float to_f32(float x) { return x; }
+INLINE float round_f16(float x) { return to_f32(to_f16(x)); }
+INLINE float round_bf16(float x) { return to_f32(to_bf16(x)); }
+
+INLINE uint4 zero16() {
+  uint4 v;
+  v.x = v.y = v.z = v.w = 0;
+  return v;
+}
+
+INLINE int64_t simd_xor(int64_t x, int mask) {
+  const int low = simd_xor((int)x, mask), high = simd_xor((int)(x >> 32), mask);
+  return (int64_t)((uint64_t)(uint)low | ((uint64_t)(uint)high << 32));
+}
+INLINE bool simd_xor(bool x, int mask) { return simd_xor((int)x, mask) != 0; }
+INLINE float simd_sum(float x) {
+#pragma unroll
+  for (int m = 16; m > 0; m >>= 1) x += simd_xor(x, m);
+  return x;
+}
+INLINE float simd_most(float x) {
+#pragma unroll
+  for (int m = 16; m > 0; m >>= 1) x = m_max(x, simd_xor(x, m));
+  return x;
+}
+
+// A data-dependent index: 0, and a report, if it is not below n.
+INLINE int64_t checked(int64_t i, int64_t n, DEVICE int* bad) {
+  if (i >= 0 && i < n) return i;
+  *bad = 1;
+  return 0;
+}
+
+INLINE int add_wrapping(int a, int b) { return (int)((uint)a + (uint)b); }
+INLINE int sub_wrapping(int a, int b) { return (int)((uint)a - (uint)b); }
+INLINE int mul_wrapping(int a, int b) { return (int)((uint)a * (uint)b); }
+INLINE int64_t add_wrapping(int64_t a, int64_t b) { return (int64_t)((uint64_t)a + (uint64_t)b); }
+INLINE int64_t sub_wrapping(int64_t a, int64_t b) { return (int64_t)((uint64_t)a - (uint64_t)b); }
+INLINE int64_t mul_wrapping(int64_t a, int64_t b) { return (int64_t)((uint64_t)a * (uint64_t)b); }
+
+// NaN wins, as in PyTorch; of two zeros, either.
+template <class T> INLINE T m_maximum(T a, T b) { return (a > b || a != a) ? a : b; }
+template <class T> INLINE T m_minimum(T a, T b) { return (a < b || a != a) ? a : b; }
+template <class T> INLINE bool m_isnan(T x) { return x != x; }
+template <class T> INLINE T m_sign(T x) { return (T)((x > 0) - (x < 0)); }
+
+// One step of an argmax: NaN is the largest, and of equals the first counts.
+template <class T> INLINE void argmax_step(THREAD T& value, THREAD int& at, T x, int i) {
+  const bool nan = x != x, held = value != value;
+  if (nan ? !held || i < at : !held && (x > value || (x == value && i < at))) { value = x; at = i; }
+}
+template <class T> INLINE void argmin_step(THREAD T& value, THREAD int& at, T x, int i) {
+  const bool nan = x != x, held = value != value;
+  if (nan ? !held || i < at : !held && (x < value || (x == value && i < at))) { value = x; at = i; }
+}
+
+// Integers: division by zero gives 0, and nothing overflows into undefined behaviour.
+template <class T> INLINE T integer_idiv(T a, T b) { return b == 0 ? (T)0 : b == -1 ? sub_wrapping((T)0, a) : (T)(a / b); }
+template <class T> INLINE T integer_fmod(T a, T b) { return b == 0 || b == -1 ? (T)0 : (T)(a % b); }
+template <class T> INLINE bool inexact_below_zero(T a, T b) { return integer_fmod(a, b) != 0 && (a < 0) != (b < 0); }
+template <class T> INLINE T integer_pow(T base, T exponent) {
+  if (exponent < 0) return base == 1 ? (T)1 : base == -1 ? (T)((exponent & 1) ? -1 : 1) : (T)0;
+  T result = 1;
+  for (; exponent != 0; exponent >>= 1) {
+    if (exponent & 1) result = mul_wrapping(result, base);
+    base = mul_wrapping(base, base);
+  }
+  return result;
+}
+#define INTEGER_FUNCTIONS(T, U, bits)                                                                         \
+  INLINE T m_idiv(T a, T b) { return integer_idiv(a, b); }                                                    \
+  INLINE T m_fmod(T a, T b) { return integer_fmod(a, b); }                                                    \
+  INLINE T m_floordiv(T a, T b) { return integer_idiv(a, b) - (T)inexact_below_zero(a, b); }                  \
+  INLINE T m_remainder(T a, T b) { return integer_fmod(a, b) + (inexact_below_zero(a, b) ? b : (T)0); }       \
+  INLINE T m_pow(T a, T b) { return integer_pow(a, b); }                                                      \
+  INLINE T m_abs(T a) { return a < 0 ? sub_wrapping((T)0, a) : a; }                                           \
+  INLINE T m_shl(T a, T by) { return by < 0 || by > bits - 1 ? (T)0 : (T)((U)a << by); }                      \
+  INLINE T m_shr(T a, T by) { return a >> (by < 0 || by > bits - 1 ? (T)(bits - 1) : by); }
+INTEGER_FUNCTIONS(int, uint, 32)
+INTEGER_FUNCTIONS(int64_t, uint64_t, 64)
+#undef INTEGER_FUNCTIONS
+
+// Floats: the quotient rounded down, and what it leaves, with the sign of the divisor.
+template <class T> INLINE T float_remainder(T a, T b) {
+  const T rest = m_fmod(a, b);
+  return rest != 0 && (b < 0) != (rest < 0) ? rest + b : rest;
+}
+template <class T> INLINE T float_floordiv(T a, T b) {
+  if (b == 0) return a / b;
+  const T rest = m_fmod(a, b);
+  T whole = (a - rest) / b;
+  if (rest != 0 && (b < 0) != (rest < 0)) whole -= 1;
+  const T down = m_floor(whole);
+  return whole - down > (T)0.5 ? down + 1 : down;
+}
+INLINE float m_remainder(float a, float b) { return float_remainder(a, b); }
+INLINE float m_floordiv(float a, float b) { return float_floordiv(a, b); }
+INLINE float m_sigmoid(float x) { return 1.0f / (1.0f + m_exp(-x)); }
+#ifdef HAS_DOUBLE
+INLINE double m_remainder(double a, double b) { return float_remainder(a, b); }
+INLINE double m_floordiv(double a, double b) { return float_floordiv(a, b); }
+INLINE double m_sigmoid(double x) { return 1.0 / (1.0 + m_exp(-x)); }
+#endif
+
+// 16 bytes of weights as floats; the last argument only names the type.
+INLINE void unpack(uint4 v, THREAD float* y, THREAD bf16*) {
+  const uint w[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    y[2 * i] = f32_of_bits(w[i] << 16);
+    y[2 * i + 1] = f32_of_bits(w[i] & 0xffff0000u);
+  }
+}
+INLINE void unpack(uint4 v, THREAD float* y, THREAD f16*) {
+  const uint w[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    y[2 * i] = to_f32(f16_of_bits((uint16_t)(w[i] & 0xffffu)));
+    y[2 * i + 1] = to_f32(f16_of_bits((uint16_t)(w[i] >> 16)));
+  }
+}
+INLINE void unpack(uint4 v, THREAD float* y, THREAD float*) {
+  y[0] = f32_of_bits(v.x);
+  y[1] = f32_of_bits(v.y);
+  y[2] = f32_of_bits(v.z);
+  y[3] = f32_of_bits(v.w);
+}
+
+// The order of a sort: NaN comes last, in a descending one first.
+template <class T> INLINE bool sorts_before(T a, T b) { return a < b || (b != b && a == a); }
+template <class T> INLINE bool sorts_after(T a, T b) { return a > b || (a != a && b == b); }

@@ -1,0 +1,393 @@
+"""``loops`` kernels: one thread an element or a vector, reductions along a simd, a group, or across the lanes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from ... import affine, dtypes, expr
+from ...expr import Expr
+from ...kernel import Kernel
+from ..nest import Nest, Step, accesses, build_nest, fold_single_points, use_counts
+from ..row_passes import Pass, Row, make_row
+from .dialect import SIMD, Dialect
+from .function import Emission, Function, Pointers, blocks
+from .scalar import Scalars, Value, accumulator, combine, kind_of, storage, stored
+
+THREADS = 256
+SMALL_FOLD = 16  # a thread folds so few points alone
+SIMD_FOLD = 2048  # a simd folds so many; beyond, a whole group
+
+
+def emit_loops(kernel: Kernel, dialect: Dialect) -> Emission:
+    """The function of a ``loops`` kernel."""
+    nest = build_nest(kernel)
+    function = Function(kernel, dialect)
+    if nest.empty:
+        return function.finish(0, THREADS)
+    if not nest.reduced:
+        fold_single_points(nest)
+        return _serial(nest, function) if nest.serial else _pointwise(nest, function)
+    return _Reduction(nest, function).emit()
+
+
+def scalars_for(
+    nest: Nest, function: Function, steps: Sequence[Step], numbers: dict[int, int] | None = None
+) -> Scalars:
+    """``numbers``: the function's operand for each of the nest's, if they differ."""
+    uses = use_counts([e for s in steps for e in s.exprs()])
+    return Scalars(nest, Pointers(function, numbers), function.lines, uses)
+
+
+# -- vectors ------------------------------------------------------------------------------------------------------
+def vector_width(nest: Nest, function: Function, steps: Sequence[Step], lane: int, registers: int = 2**31) -> int:
+    """Neighbours along ``lane`` that every access can take at once (in up to 16 bytes), or 1. Operands from number
+    ``registers`` on are not in memory."""
+    widest = 8
+    found: set[Expr] = {x for s in steps for e in s.exprs() for x in expr.walk(e) if x.op == "load"}
+    found = {x for x in found if x.value.operand < registers}
+    for x in found:
+        form = affine.affine(x.args[0])
+        inside = [t for t in (*form.opaque(), *x.args[1:]) if any(y is expr.index(lane) for y in expr.walk(t))]
+        c = form.coefficient(lane)
+        if inside or c not in (0, 1) or (c and x.value.guarded):
+            return 1
+        if c:
+            op = function.operand(x.value.operand)
+            step = math.gcd(*(k for t, k in form.terms.items() if t is not expr.index(lane)), form.const, op.offset,
+                            *(k for _, k in x.value.checks))  # fmt: skip
+            step = step or 8
+            widest = min(widest, 16 // dtypes.DTYPES[x.dtype].size, step & -step)
+    n = nest.size[lane]
+    while n % widest:
+        widest //= 2
+    return max(widest, 1) if any(affine.affine(x.args[0]).coefficient(lane) for x in found) else 1
+
+
+class Points:
+    """What a thread does at ``width`` neighbouring points along ``lane``; ``i{lane}`` is the first."""
+
+    def __init__(self, s: Scalars, nest: Nest, lane: int, width: int):
+        self.s, self.nest, self.lane, self.width = s, nest, lane, width
+        self.inner = max(nest.size, default=0) + 1  # the position inside the vector, as a dim of its own
+        s.ranges = {**s.ranges, self.inner: (0, width - 1)}
+
+    @property
+    def shift(self) -> dict[int, Expr]:
+        """From the first point to the one at ``inner``."""
+        return {self.lane: expr.index(self.lane) + expr.index(self.inner)} if self.width > 1 else {}
+
+    def run(self, steps: Sequence[Step], position: Expr | None = None, sink: str = "") -> None:
+        """Stores are made, and reductions folded into the variables ``f{number}``. With ``sink``, what would be stored
+        goes into that float array instead."""
+        s, width = self.s, self.width
+        if width == 1:
+            for step in steps:
+                if sink:
+                    s.out.add(f"{sink}[0] = {s.text(step.value, 'float')};")
+                else:
+                    self._one(step, step.value, step.target, position)
+            return
+        stores: list[tuple[str, Step]] = []
+        bound = dict(s.bound)
+        shift = self.shift
+        for x in {x: None for st in steps for x in expr.walk(st.value) if x.op == "load"}:
+            if affine.affine(x.args[0]).coefficient(self.lane) and x not in s.bound:
+                name, ctype = s.name(), dtypes.DTYPES[x.dtype].ctype
+                pointer, at = s.pointers[x.value.operand], s.address(x)
+                s.out.add(
+                    f"const Vec<{ctype}, {width}> {name} = *(DEVICE const Vec<{ctype}, {width}>*)({pointer} + {at});"
+                )
+                s.bound[expr.substitute(x, shift)] = stored(f"{name}.v[i{self.inner}]", x.dtype)
+        for st in steps:
+            if st.target is not None and not sink:
+                name = s.name()
+                s.out.add(f"Vec<{dtypes.DTYPES[st.target.dtype].ctype}, {width}> {name};")
+                stores.append((name, st))
+        s.out.add("#pragma unroll")
+        with s.scope(f"for (int i{self.inner} = 0; i{self.inner} < {width}; i{self.inner}++) {{"):
+            for st in steps:
+                value = expr.substitute(st.value, shift)
+                if sink:
+                    s.out.add(f"{sink}[i{self.inner}] = {s.text(value, 'float')};")
+                elif st.target is None:
+                    self._one(st, value, None, expr.substitute(position, shift) if position is not None else None)
+                else:
+                    name = next(n for n, other in stores if other is st)
+                    text = storage(s.text(value, kind_of(st.target.dtype)), st.target.dtype)
+                    s.out.add(f"{name}.v[i{self.inner}] = {text};")
+        for name, st in stores:
+            assert st.target is not None
+            ctype = dtypes.DTYPES[st.target.dtype].ctype
+            s.out.add(f"*(DEVICE Vec<{ctype}, {width}>*)({s.pointers[~st.output]} + {s.address(st.target)}) = {name};")
+        s.bound = bound
+
+    def _one(self, step: Step, value: Expr, target: Expr | None, position: Expr | None) -> None:
+        s = self.s
+        if target is not None:
+            s.store(target, value, target.dtype)
+            return
+        register, name = kind_of(step.value.dtype), f"f{step.number}"
+        text = s.text(value, register)
+        if step.reduce.startswith("arg"):
+            assert position is not None
+            s.out.add(f"{step.reduce}_step({name}, q{step.number}, {text}, {s.text(position, 'int')});")
+        else:
+            s.out.add(f"{name} = {combine(step.reduce, register, name, text)};")
+
+
+def decode(s: Scalars, nest: Nest, dims: Sequence[int], flat: str, width: int = 1) -> None:
+    """Variables ``i{dim}`` of ``dims``, the last of which varies fastest (in steps of ``width``)."""
+    unit = 1
+    for d in reversed(dims):
+        n = nest.size[d] // (width if d == dims[-1] else 1)
+        text = flat if unit == 1 else f"{flat} / {unit}u"
+        outermost = d == dims[0]
+        text = text if outermost else f"({text}) % {n}u" if unit > 1 else f"{text} % {n}u"
+        times = f" * {width}" if d == dims[-1] and width > 1 else ""
+        s.out.add(f"const int i{d} = (int)({text}){times};")
+        unit *= n
+
+
+def memory_order(nest: Nest, dims: Sequence[int], loads: bool = False) -> list[int]:
+    """``dims`` with those of small strides last: of the stores, or else of the loads."""
+    weight = {d: 0.0 for d in dims}
+    for x, _ in accesses(nest):
+        form = affine.affine(x.args[0])
+        if (x.value.operand < 0) != loads:
+            for d in dims:
+                c = abs(form.coefficient(d))
+                weight[d] = max(weight[d], c) if c else weight[d]
+    return sorted(dims, key=lambda d: -weight[d])
+
+
+# -- pointwise ------------------------------------------------------------------------------------------------------
+def _pointwise(nest: Nest, function: Function) -> Emission:
+    s = scalars_for(nest, function, nest.steps)
+    order = memory_order(nest, nest.order)
+    width = vector_width(nest, function, nest.steps, order[-1]) if order else 1
+    count = nest.points(order) // width
+    out = function.lines
+    flat = "uint64_t" if count >= 2**31 else "uint"
+    out.add(f"const {flat} f = ({flat})gid * {THREADS}u + (uint)tid;")
+    if count % THREADS:
+        out.add(f"if (f >= {count}u) return;")
+    decode(s, nest, order, "f", width)
+    Points(s, nest, order[-1] if order else -1, width).run(nest.steps)
+    function.checks = s.checks
+    return function.finish(blocks(count, THREADS), THREADS)
+
+
+# -- scatters whose places come from data ---------------------------------------------------------------------------
+def _serial(nest: Nest, function: Function) -> Emission:
+    """Of several points that store to one place, the last one counts."""
+    s = scalars_for(nest, function, nest.steps)
+    own = [d for d in nest.order if d in nest.private]
+    turns = [d for d in nest.order if d not in nest.private]
+    written = {op.buffer.id for op in nest.outputs}
+    reads = any(nest.inputs[x.value.operand].buffer.id in written for x, _ in accesses(nest) if x.value.operand >= 0)
+    out = function.lines
+    if not turns:
+        return _pointwise(nest, function)
+    if reads or len(nest.steps) > 1:  # accumulation: one thread takes all turns of a place
+        count = nest.points(own)
+        out.add(f"const uint f = (uint)gid * {THREADS}u + (uint)tid;", f"if (f >= {count}u) return;")
+        decode(s, nest, own, "f")
+        with s.scope(f"for (uint turn = 0; turn < {nest.points(turns)}u; turn++) {{"):
+            decode(s, nest, turns, "turn")
+            Points(s, nest, -1, 1).run(nest.steps)
+        function.checks = s.checks
+        return function.finish(blocks(count, THREADS), THREADS)
+    (step,) = nest.steps
+    assert step.target is not None
+    count, threads = nest.points(own), min(THREADS, blocks(nest.points(own), SIMD) * SIMD)
+    place = expr.substitute(step.target, {d: expr.const(0, "int64") for d in own})
+    function.array("int", "hit", 1)
+    out.add("const uint turn = (uint)gid;")
+    decode(s, nest, turns, "turn")
+    out.add(f"const int64_t mine = {s.address(place)};", "if (tid == 0) hit[0] = 0;", "barrier();")
+    with s.scope(f"for (uint later = turn + 1u + (uint)tid; later < {nest.points(turns)}u; later += {threads}u) {{"):
+        other = {d: max(nest.size) + 1 + d for d in turns}
+        s.ranges = {**s.ranges, **{n: s.ranges[d] for d, n in other.items()}}
+        unit = 1
+        for d in reversed(turns):
+            out.add(f"const int i{other[d]} = (int)(later / {unit}u % {nest.size[d]}u);")
+            unit *= nest.size[d]
+        elsewhere = expr.substitute(place, {d: expr.index(n) for d, n in other.items()})
+        out.add(f"if ({s.address(elsewhere)} == mine) hit[0] = 1;")
+    out.add("barrier();", "if (hit[0]) return;  // a later one stores there")
+    with s.scope(f"for (uint f = (uint)tid; f < {count}u; f += {threads}u) {{"):
+        decode(s, nest, own, "f")
+        Points(s, nest, -1, 1).run([step])
+    function.checks = s.checks
+    return function.finish(nest.points(turns), threads)
+
+
+# -- reductions -----------------------------------------------------------------------------------------------------
+class _Reduction:
+    def __init__(self, nest: Nest, function: Function):
+        self.nest, self.function, self.out = nest, function, function.lines
+        self.row: Row = make_row(nest, 1, scratch=0)
+        self.s = scalars_for(nest, function, self.row.steps)
+        self.rows, self.count = nest.points(nest.rows), nest.points(nest.folds)
+
+    def emit(self) -> Emission:
+        across = self._across_dim()
+        return self._across(across) if across is not None or self.count <= SMALL_FOLD else self._along()
+
+    def _across_dim(self) -> int | None:
+        """A row dim along which the loads are contiguous, unless one of the reduced dims is."""
+        inner = [affine.affine(x.args[0]) for x, per_row in accesses(self.nest) if not per_row and x.value.operand >= 0]
+        scores = {d: sum(abs(f.coefficient(d)) == 1 for f in inner) for d in self.nest.order}
+        best_fold = max((scores[d] * (self.nest.size[d] > 1) for d in self.nest.folds), default=0)
+        rows = [d for d in self.nest.rows if scores[d] > best_fold and self.nest.size[d] >= 8]
+        return max(rows, key=lambda d: scores[d]) if rows else None
+
+    def _across(self, lane: int | None) -> Emission:
+        """Neighbouring lanes take neighbouring rows; the simds of a group share the fold if rows are few."""
+        nest, out, s = self.nest, self.out, self.s
+        order = memory_order(nest, nest.rows)
+        if lane is not None:
+            order = [d for d in order if d != lane] + [lane]
+        parts = 1
+        while parts < 16 and self.rows * parts < 32 * THREADS * 4 and self.count // (2 * parts) >= 8:
+            parts *= 2
+        threads = 128 if parts == 1 else SIMD * parts
+        per_group = threads // parts
+        out.add(f"const uint r = (uint)gid * {per_group}u + (uint){'tid' if parts == 1 else 'lane'};")
+        if parts == 1:
+            if self.rows % per_group:
+                out.add(f"if (r >= {self.rows}u) return;")
+            row, active = "r", ""
+        else:
+            out.add(f"const uint row = r < {self.rows}u ? r : {self.rows - 1}u;")
+            row, active = "row", f"r < {self.rows}u" if self.rows % per_group else ""
+        decode(s, nest, order, row)
+        points, fold = Points(s, nest, -1, 1), RowFold(s, self.function)
+        for p in self.row.passes:
+            fold.begin(p)
+            with s.scope(f"for (uint p = {'0' if parts == 1 else '(uint)sid'}; p < {self.count}u; p += {parts}u) {{"):
+                decode(s, nest, nest.folds, "p")
+                points.run(p.folds, position=nest.position)
+                self._guarded(points, p.stores, active)
+            fold.meet_across(p, parts)
+        conditions = ([f"sid == {0}"] if parts > 1 else []) + ([active] if active else [])
+        self._guarded(points, self.row.stores, " && ".join(conditions))
+        self.function.checks = s.checks
+        return self.function.finish(blocks(self.rows, per_group), threads)
+
+    def _along(self) -> Emission:
+        """The lanes of a simd, or all threads of a group, share a row."""
+        nest, out, s = self.nest, self.out, self.s
+        folds = memory_order(nest, nest.folds, loads=True)
+        steps = [st for p in self.row.passes for st in p.steps]
+        width = vector_width(nest, self.function, steps, folds[-1])
+        team = SIMD if self.count <= SIMD_FOLD and (self.rows > 64 or self.count <= 256) else 256
+        if self.count // width >= 16384:
+            team = 1024
+        per_group = max(1, 128 // team)
+        threads = team * per_group
+        if team == SIMD:
+            out.add(f"const uint r = (uint)gid * {per_group}u + (uint)sid;", "const int me = lane;")
+            if self.rows % per_group:
+                out.add(f"if (r >= {self.rows}u) return;")
+        else:
+            out.add("const uint r = (uint)gid;", "const int me = tid;")
+        decode(s, nest, nest.rows, "r")
+        points, fold = Points(s, nest, folds[-1], width), RowFold(s, self.function)
+        for p in self.row.passes:
+            fold.begin(p)
+            with s.scope(f"for (uint p = (uint)me; p < {self.count // width}u; p += {team}u) {{"):
+                decode(s, nest, folds, "p", width)
+                points.run(p.steps, position=nest.position)
+            fold.meet_along(p, team)
+        self._guarded(points, self.row.stores, "me == 0")
+        self.function.checks = s.checks
+        return self.function.finish(blocks(self.rows, per_group), threads)
+
+    def _guarded(self, points: Points, stores: list[Step], condition: str) -> None:
+        if not stores:
+            return
+        plain = Points(self.s, self.nest, -1, 1)
+        if condition:
+            with self.s.scope(f"if ({condition}) {{"):
+                plain.run(stores)
+        else:
+            plain.run(stores)
+
+
+class RowFold:
+    """The reductions of a pass: variables ``f{number}`` (and positions ``q{number}``) and how threads bring them
+    together, so that each has the whole result, combined in one fixed order."""
+
+    def __init__(self, s: Scalars, function: Function):
+        self.s, self.out, self.function = s, function.lines, function
+
+    def begin(self, p: Pass) -> None:
+        for st in p.folds:
+            kind = kind_of(st.value.dtype)
+            self.out.add(f"{kind} f{st.number} = {accumulator(st.reduce, st.value.dtype)};")
+            if st.reduce.startswith("arg"):
+                self.out.add(f"int q{st.number} = 2147483647;")
+
+    def _bind(self, p: Pass) -> None:
+        for st in p.folds:
+            if st.reduce.startswith("arg"):
+                self.s.bound[expr.stage(st.number, "int64")] = Value(f"q{st.number}", "int")
+            else:
+                self.s.bound[expr.stage(st.number, st.value.dtype)] = Value(f"f{st.number}", kind_of(st.value.dtype))
+
+    def _step(self, st: Step, other: str, other_position: str) -> str:
+        name, kind = f"f{st.number}", kind_of(st.value.dtype)
+        if st.reduce.startswith("arg"):
+            return f"{st.reduce}_step({name}, q{st.number}, {other}, {other_position});"
+        return f"{name} = {combine(st.reduce, kind, name, other)};"
+
+    def meet_along(self, p: Pass, team: int) -> None:
+        """Between the lanes of a simd, or all threads of a group."""
+        self._bind(p)
+        for st in p.folds:
+            self.out.add("#pragma unroll")
+            self.out.add(f"for (int m = 16; m > 0; m >>= 1) {self._xor(st)}")
+        if team == SIMD or not p.folds:
+            return
+        for st in p.folds:
+            n, kind = st.number, kind_of(st.value.dtype)
+            self.function.array(kind, f"s{n}", team // SIMD)
+            self.out.add(f"if (lane == 0) s{n}[sid] = f{n};")
+            if st.reduce.startswith("arg"):
+                self.function.array("int", f"p{n}", team // SIMD)
+                self.out.add(f"if (lane == 0) p{n}[sid] = q{n};")
+        self.out.add("barrier();")
+        self._gather(p, team // SIMD, "")
+
+    def _xor(self, st: Step) -> str:
+        n = st.number
+        position = f"simd_xor(q{n}, m)" if st.reduce.startswith("arg") else ""
+        if position:
+            kind = kind_of(st.value.dtype)
+            return f"{{ const {kind} o = simd_xor(f{n}, m); const int oq = {position}; {self._step(st, 'o', 'oq')} }}"
+        return self._step(st, f"simd_xor(f{n}, m)", "")
+
+    def meet_across(self, p: Pass, parts: int) -> None:
+        """Between the same lane of all simds; a single part has nobody to meet."""
+        self._bind(p)
+        if parts == 1:
+            return
+        for st in p.folds:
+            n, kind = st.number, kind_of(st.value.dtype)
+            self.function.array(kind, f"s{n}", parts * SIMD)
+            self.out.add(f"s{n}[sid * 32 + lane] = f{n};")
+            if st.reduce.startswith("arg"):
+                self.function.array("int", f"p{n}", parts * SIMD)
+                self.out.add(f"p{n}[sid * 32 + lane] = q{n};")
+        if p.folds:
+            self.out.add("barrier();")
+            self._gather(p, parts, " * 32 + lane")
+
+    def _gather(self, p: Pass, parts: int, at: str) -> None:
+        for st in p.folds:
+            n, arg = st.number, st.reduce.startswith("arg")
+            first = "lane" if at else "0"
+            self.out.add(f"f{n} = s{n}[{first}];" + (f" q{n} = p{n}[{first}];" if arg else ""))
+            self.out.add(f"for (int k = 1; k < {parts}; k++) {self._step(st, f's{n}[k{at}]', f'p{n}[k{at}]')}")

@@ -1,0 +1,53 @@
+"""What the GPU targets have in common: everything but the language and its compiler."""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ...errors import Reason
+from ...graph import Node
+from ...kernel import Kernel, Schedule
+from ...target_config import TargetConfig
+from .. import Emitted
+from .dialect import Dialect
+from .emit import Functions, sources, unsupported
+from .program import pack
+from .refine import refine
+
+
+class SimtTarget(ABC):
+    """A code generator that spells the SIMT kernels in ``dialect``. ``suffix``: of its source files."""
+
+    name: str
+    config: TargetConfig
+    dialect: Dialect
+    suffix: str
+
+    def supports(self, kernel: Kernel) -> Reason | None:
+        return unsupported(kernel)
+
+    def winograd(self, conv: Node) -> np.ndarray | None:
+        return None
+
+    def refine(self, schedule: Schedule) -> None:
+        refine(schedule, self.dialect)
+
+    def emit(self, schedules: list[Schedule], *, build: bool = True) -> Emitted:
+        functions = Functions(self.dialect)
+        symbols = {s.name: f"npu_run_{i}_{re.sub(r'[^A-Za-z0-9_]', '_', s.name)[:40]}" for i, s in enumerate(schedules)}
+        launches = {symbols[s.name]: functions.launches(s) for s in schedules}
+        result = Emitted(sources(functions, self.suffix), b"", (), symbols, 0)
+        if build:
+            code, result.requires, result.build = self.build(functions.text)
+            result.binary = pack(launches, code)
+        return result
+
+    @abstractmethod
+    def build(self, functions: Mapping[str, str]) -> tuple[dict[str, Any], tuple[str, ...], dict[str, Any]]:
+        """Compile kernel functions (by name, without the dialect's head): the program's code as the backend loads it,
+        what it requires of the machine, and a record of the build. Raises ``ToolchainError``."""

@@ -1,0 +1,65 @@
+"""The backend: memory, and a loop over the launches."""
+
+from __future__ import annotations
+
+import ctypes
+import tempfile
+from collections.abc import Mapping
+
+import numpy as np
+
+from npu_compiler.compiled_program import CompiledProgram, EntryPoint
+from npu_compiler.targets.simt.program import ARENA, unpack
+from npu_runtime.arrays import aligned_empty
+from npu_runtime.backend import DeviceBuffer, Launch, LoadedEntry
+from npu_runtime.backends.cpu import CPUBackend, CPUBuffer
+
+
+class HostEntry(LoadedEntry):
+    def __init__(self, program: CompiledProgram, entry: EntryPoint, fixed: Mapping[int, DeviceBuffer]):
+        launches, code = unpack(program.binary)
+        with tempfile.NamedTemporaryFile(suffix=".so") as file:
+            file.write(code["object"])
+            file.flush()
+            self.library = ctypes.CDLL(file.name)
+        self._launches, self._fixed = launches[entry.symbol], dict(fixed)
+        self._arena = aligned_empty((max(entry.arena_bytes, 1),), np.dtype(np.uint8))
+        self._arena.fill(0xFF)
+        self._specs = {b.id: b for b in program.buffers}
+
+    def bind(self, buffers: Mapping[int, DeviceBuffer]) -> Launch:
+        address = {id: b.native_handle for id, b in {**self._fixed, **buffers}.items()}
+        address[ARENA] = self._arena.ctypes.data
+
+        def launch(times: np.ndarray | None) -> int:
+            if times is not None:
+                times[:] = 0
+            bad, status = ctypes.c_int(0), 0
+            for number, call in enumerate(self._launches):
+                values = [address[id] + at for id, at in call.arguments] + [ctypes.addressof(bad)] * call.checks
+                table = (ctypes.c_void_p * (len(values) + 1))(*values)
+                if call.groups:
+                    getattr(self.library, f"run_{call.function}")(table, call.groups, call.threads)
+                if bad.value and not status:
+                    status = 1 + number
+            return status
+
+        return launch
+
+    def arena_buffer(self, id: int) -> CPUBuffer:
+        spec = self._specs[id]
+        from npu_compiler.dtypes import numpy_dtype
+
+        return CPUBuffer(np.ndarray(spec.shape, numpy_dtype(spec.dtype), self._arena, spec.offset))
+
+
+class HostBackend(CPUBackend):
+    """Host memory is the device's: all but the launches is the CPU backend's."""
+
+    name = "host"
+
+    def load_entry(self, program: CompiledProgram, entry: EntryPoint, fixed: Mapping[int, DeviceBuffer]) -> HostEntry:
+        return HostEntry(program, entry, fixed)
+
+
+BACKEND = HostBackend

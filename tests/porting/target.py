@@ -1,0 +1,72 @@
+"""The code generator: how the vocabulary is spelled, and how text becomes code."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from npu_compiler.target_config import TargetConfig
+from npu_compiler.targets.simt.dialect import Array, Dialect, Param
+from npu_compiler.targets.simt.target import SimtTarget
+
+CXX = shutil.which("g++")
+
+
+def entry(name: str, params: Sequence[Param], threads: int, per_core: int) -> str:
+    """A kernel is a function of its argument table, group and thread."""
+    lines = [f"static void {name}(void* table, int gid, int tid) {{", "  const int lane = tid & 31, sid = tid >> 5;"]
+    lines.append("  (void)lane, (void)sid, (void)table, (void)gid;")
+    for i, p in enumerate(params):
+        ctype = f"{'' if p.writable else 'const '}{p.ctype}*"
+        lines.append(f"  {ctype} const {p.name} = ({ctype})((void**)table)[{i}];")
+    return "\n".join(lines)
+
+
+def shared(arrays: Sequence[Array]) -> tuple[list[str], int]:
+    lines, at = [], 0
+    for a in arrays:
+        lines.append(f"{a.ctype}* const {a.name} = ({a.ctype}*)(group_memory + {at});")
+        at += a.nbytes
+    return lines, 0
+
+
+DIALECT = Dialect(
+    name="host",
+    prelude=(Path(__file__).parent / "words.h").read_text(),
+    entry=entry,
+    shared=shared,
+    group_bytes=160 << 10,
+    matrix=(16, 8, 16),
+    matrix_types=("float16", "bfloat16"),
+    stages=3,
+    cores=8,
+)
+
+
+class HostTarget(SimtTarget):
+    name = "host"
+    config = TargetConfig("host", panel=0, buffer_align=256, pair_dtypes=())
+    dialect = DIALECT
+    suffix = "cpp"
+
+    def build(self, functions: Mapping[str, str]) -> tuple[dict[str, Any], tuple[str, ...], dict[str, Any]]:
+        exports = [
+            f'extern "C" void run_{n}(void** table, int groups, int threads) '
+            f"{{ run_groups({n}, table, groups, threads); }}"
+            for n in functions
+        ]
+        exports.append('extern "C" void set_order(int b) { backwards = b; }')
+        source = "\n".join([self.dialect.head, *functions.values(), *exports])
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "kernels.cpp"
+            path.write_text(source)
+            flags = "-std=c++17 -O1 -w -fwrapv -ffp-contract=off -fno-strict-aliasing -fPIC -shared".split()
+            subprocess.run([CXX or "g++", *flags, str(path), "-o", f"{folder}/kernels.so"], check=True)
+            return {"object": Path(folder, "kernels.so").read_bytes()}, (), {"compiler": "g++"}
+
+
+TARGET = HostTarget()

@@ -1,0 +1,166 @@
+// The SIMT vocabulary in C++: threads of a group are fibres that take turns on one host thread.
+#include <math.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <ucontext.h>
+typedef unsigned int uint;
+typedef unsigned char bool8;
+struct uint4 { uint x, y, z, w; };
+struct f16 { uint16_t bits; };
+struct bf16 { uint16_t bits; };
+
+#define HAS_DOUBLE 1
+#define DEVICE
+#define GROUP
+#define THREAD
+#define CONSTANT static const
+#define INLINE static inline
+
+INLINE float f32_of_bits(uint u) { float x; memcpy(&x, &u, 4); return x; }
+INLINE uint bits_of_f32(float x) { uint u; memcpy(&u, &x, 4); return u; }
+INLINE f16 f16_of_bits(uint16_t u) { f16 x; x.bits = u; return x; }
+INLINE float to_f32(f16 x) { _Float16 h; memcpy(&h, &x, 2); return (float)h; }
+INLINE f16 to_f16(float x) { _Float16 h = (_Float16)x; f16 y; memcpy(&y, &h, 2); return y; }
+INLINE float to_f32(bf16 x) { return f32_of_bits((uint)x.bits << 16); }
+INLINE bf16 to_bf16(float x) {
+  bf16 y;
+  const uint u = bits_of_f32(x);
+  y.bits = x != x ? 0x7fc0 : (uint16_t)((u + 0x7fff + (u >> 16 & 1)) >> 16);
+  return y;
+}
+
+// -- fibres: a group's threads run until each waits for its simd or its group
+enum State { READY, AT_SIMD, AT_GROUP, DONE };
+struct Fibre { ucontext_t context; State state; char* stack; };
+static Fibre fibres[1024];
+static ucontext_t scheduler;
+static int current, gid_now, backwards;
+static uint64_t mailbox[2][1024];
+static unsigned char turn_of[1024];
+alignas(128) static unsigned char group_memory[256 << 10];
+
+INLINE void wait_as(State s) {
+  fibres[current].state = s;
+  swapcontext(&fibres[current].context, &scheduler);
+}
+INLINE void barrier() { wait_as(AT_GROUP); }
+INLINE void simd_barrier() { wait_as(AT_SIMD); }
+template <class T> INLINE T exchange(T x, int mask) {
+  const int me = current, box = turn_of[me] ^= 1;
+  uint64_t bits = 0, other;
+  memcpy(&bits, &x, sizeof(T));
+  mailbox[box][me] = bits;
+  wait_as(AT_SIMD);
+  other = mailbox[box][me ^ mask];
+  memcpy(&x, &other, sizeof(T));
+  return x;
+}
+INLINE float simd_xor(float x, int mask) { return exchange(x, mask); }
+INLINE int simd_xor(int x, int mask) { return exchange(x, mask); }
+INLINE double simd_xor(double x, int mask) { return exchange(x, mask); }
+
+static void run_groups(void (*kernel)(void*, int, int), void* arguments, int groups, int threads) {
+  struct Start {
+    static void go(uint low, uint high, uint alow, uint ahigh) {
+      auto f = (void (*)(void*, int, int))(((uint64_t)high << 32) | low);
+      f((void*)(((uint64_t)ahigh << 32) | alow), gid_now, current);
+      fibres[current].state = DONE;
+    }
+  };
+  for (gid_now = 0; gid_now < groups; gid_now++) {
+    memset(group_memory, 0xff, sizeof group_memory);
+    for (int t = 0; t < threads; t++) {
+      Fibre& f = fibres[t];
+      if (!f.stack) f.stack = (char*)malloc(64 << 10);
+      getcontext(&f.context);
+      f.context.uc_stack.ss_sp = f.stack;
+      f.context.uc_stack.ss_size = 64 << 10;
+      f.context.uc_link = &scheduler;
+      const uint64_t k = (uint64_t)kernel, a = (uint64_t)arguments;
+      makecontext(&f.context, (void (*)())Start::go, 4, (uint)k, (uint)(k >> 32), (uint)a, (uint)(a >> 32));
+      f.state = READY;
+    }
+    for (int done = 0; done < threads;) {
+      bool moved = false;
+      for (int n = 0; n < threads; n++) {
+        const int t = backwards ? threads - 1 - n : n;
+        if (fibres[t].state != READY) continue;
+        current = t;
+        swapcontext(&scheduler, &fibres[t].context);
+        done += fibres[t].state == DONE;
+        moved = true;
+      }
+      int at_group = 0;
+      for (int s = 0; s < threads; s += 32) {
+        int waiting = 0, alive = 0;
+        for (int t = s; t < s + 32 && t < threads; t++) {
+          waiting += fibres[t].state == AT_SIMD;
+          alive += fibres[t].state != DONE;
+          at_group += fibres[t].state == AT_GROUP;
+        }
+        if (waiting && waiting == alive)
+          for (int t = s; t < s + 32 && t < threads; t++)
+            if (fibres[t].state == AT_SIMD) fibres[t].state = READY;
+      }
+      if (at_group && at_group == threads - done)
+        for (int t = 0; t < threads; t++)
+          if (fibres[t].state == AT_GROUP) fibres[t].state = READY;
+      bool ready = false;
+      for (int t = 0; t < threads; t++) ready |= fibres[t].state == READY;
+      if (!moved && !ready && done < threads) { fprintf(stderr, "deadlock\n"); abort(); }
+    }
+  }
+}
+
+INLINE uint4 load16(const void* p) { if ((uint64_t)p % 16) abort(); uint4 v; memcpy(&v, p, 16); return v; }
+INLINE uint4 stream16(const void* p) { return load16(p); }
+INLINE void release_next() {}
+INLINE void wait_inputs() {}
+INLINE void copy16(void* to, const void* from, bool valid) {
+  if ((uint64_t)to % 16 || (valid && (uint64_t)from % 16)) abort();
+  if (valid) memcpy(to, from, 16); else memset(to, 0, 16);
+}
+INLINE void copy_commit() {}
+template <int N> INLINE void copy_wait() {}
+
+// The matrix unit: lane l holds what a 16 x 8 x 16 unit would spread over lanes; here each lane keeps whole rows.
+template <class T> struct FragA { const T* p; int ld; };
+template <class T> struct FragB { const T* p; int ld; };
+struct FragC { float v[4]; };
+template <class T> INLINE void frag_load_a(FragA<T>& f, const T* p, int ld, int) { f.p = p; f.ld = ld; }
+template <class T> INLINE void frag_load_b(FragB<T>& f, const T* p, int ld, int) { f.p = p; f.ld = ld; }
+INLINE void frag_zero(FragC& c) { c.v[0] = c.v[1] = c.v[2] = c.v[3] = 0; }
+template <class T> INLINE void frag_mma(FragC& c, const FragA<T>& a, const FragB<T>& b) {
+  const int lane = current & 31;
+  for (int i = 0; i < 4; i++) {
+    const int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
+    for (int k = 0; k < 16; k++) c.v[i] += to_f32(a.p[row * a.ld + k]) * to_f32(b.p[column * b.ld + k]);
+  }
+}
+INLINE void frag_store(float* p, int ld, const FragC& c, int lane) {
+  for (int i = 0; i < 4; i++) p[(lane / 4 + i / 2 * 8) * ld + lane % 4 * 2 + i % 2] = c.v[i];
+}
+
+#define UNARY(name, single, twice)                      \
+  INLINE float m_##name(float x) { return single(x); }  \
+  INLINE double m_##name(double x) { return twice(x); }
+#define UNARY_F(name) UNARY(name, name##f, name)
+UNARY_F(sqrt) UNARY_F(exp) UNARY_F(exp2) UNARY_F(expm1) UNARY_F(log) UNARY_F(log2) UNARY_F(log10) UNARY_F(log1p)
+UNARY_F(sin) UNARY_F(cos) UNARY_F(tan) UNARY_F(asin) UNARY_F(acos) UNARY_F(atan) UNARY_F(sinh) UNARY_F(cosh)
+UNARY_F(tanh) UNARY_F(asinh) UNARY_F(acosh) UNARY_F(atanh) UNARY_F(erf) UNARY_F(floor) UNARY_F(ceil) UNARY_F(trunc)
+UNARY(abs, fabsf, fabs) UNARY(round, rintf, rint)
+INLINE float m_rsqrt(float x) { return 1.0f / sqrtf(x); }
+INLINE double m_rsqrt(double x) { return 1.0 / sqrt(x); }
+#define BINARY(name, single, twice)                                     \
+  INLINE float m_##name(float a, float b) { return single(a, b); }      \
+  INLINE double m_##name(double a, double b) { return twice(a, b); }
+BINARY(pow, powf, pow) BINARY(atan2, atan2f, atan2) BINARY(fmod, fmodf, fmod)
+INLINE float m_max(float a, float b) { return fmaxf(a, b); }
+INLINE bool m_isinf(float x) { return isinf(x) != 0; }
+INLINE bool m_isinf(double x) { return isinf(x) != 0; }
+INLINE float m_nan_float() { return NAN; }
+INLINE double m_nan_double() { return NAN; }
+INLINE float m_inf_float() { return INFINITY; }
+INLINE double m_inf_double() { return INFINITY; }
