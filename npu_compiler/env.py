@@ -56,6 +56,8 @@ VARIABLES: dict[str, Variable] = {
                  "rewrites to leave out"),
         Variable("NPU_VERIFY", "0, 1 or 2", "0",
                  "check the program after every phase: 1 its invariants, 2 also its results on random inputs"),
+        Variable("NPU_CUDA_ARCH", "a chip as NVIDIA names it, like 'sm_80' or 'sm_90a'", "sm_90",
+                 "the chip that CUDA kernels are compiled for"),
         Variable("NPU_TARGET", "one of " + ", ".join(_TARGETS), "cpu", "the target when the caller names none"),
     )
 }  # fmt: skip
@@ -177,6 +179,17 @@ def target() -> str:
     return _read("NPU_TARGET", _one_of(*_TARGETS), "cpu")
 
 
+def cuda_arch() -> str:
+    """``NPU_CUDA_ARCH``."""
+
+    def parse(text: str) -> str:
+        if not re.fullmatch(r"sm_\d{2,3}[af]?", text):
+            raise ValueError(text)
+        return text
+
+    return _read("NPU_CUDA_ARCH", parse, "sm_90")
+
+
 _ACCESSORS: dict[str, Callable[[], Any]] = {
     "NPU_CXX": cxx,
     "NPU_CACHE_DIR": cache_dir,
@@ -187,6 +200,7 @@ _ACCESSORS: dict[str, Callable[[], Any]] = {
     "NPU_DUMP": dump_dir,
     "NPU_DISABLE": disabled,
     "NPU_VERIFY": verify,
+    "NPU_CUDA_ARCH": cuda_arch,
     "NPU_TARGET": target,
 }
 

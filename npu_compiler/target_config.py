@@ -46,6 +46,7 @@ TARGETS: dict[str, TargetConfig] = {
     t.name: t
     for t in (
         TargetConfig("cpu"),
+        TargetConfig("cuda", panel=0, buffer_align=256, pair_dtypes=()),
     )
 }
 

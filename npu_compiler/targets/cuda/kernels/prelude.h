@@ -36,8 +36,13 @@ INLINE uint4 stream16(const void* p) {
                : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
   return v;
 }
+#if __CUDA_ARCH__ >= 900
 INLINE void release_next() { asm volatile("griddepcontrol.launch_dependents;"); }
 INLINE void wait_inputs() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+#else
+INLINE void release_next() {}
+INLINE void wait_inputs() {}
+#endif
 
 INLINE uint group_address(const void* p) { return (uint)__cvta_generic_to_shared(p); }
 INLINE void copy16(void* to, const void* from, bool valid) {

@@ -1,0 +1,52 @@
+"""Schedules -> CUDA C++ -> one cubin a kernel (and PTX for chips that are newer). Loading compiles nothing."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from ... import env
+from ...cache import open_cache
+from ...target_config import TARGETS
+from ..simt.target import SimtTarget
+from .dialect import DIALECT
+from .nvrtc import FLAGS, Compiled, Nvrtc, find_nvrtc
+
+
+class CUDATarget(SimtTarget):
+    """``NPU_CUDA_ARCH`` names the chip: 'sm_90' by default. A cubin runs on chips of the same major version, its PTX on
+    later ones."""
+
+    name = "cuda"
+    config = TARGETS["cuda"]
+    dialect = DIALECT
+    suffix = "cu"
+
+    def build(self, functions: Mapping[str, str]) -> tuple[dict[str, Any], tuple[str, ...], dict[str, Any]]:
+        arch, nvrtc = env.cuda_arch(), find_nvrtc()
+        names = list(functions)
+        with ThreadPoolExecutor(env.usable_cpus()) as pool:
+            made = list(pool.map(lambda n: compile_function(nvrtc, self.dialect.head, functions[n], n, arch), names))
+        modules = {n: [c.cubin, zlib.compress(c.ptx) if c.ptx else b""] for n, c in zip(names, made, strict=True)}
+        build = {"compiler": f"nvrtc {'.'.join(map(str, nvrtc.version))}", "flags": " ".join((f"-arch={arch}", *FLAGS))}
+        return {"arch": arch, "modules": modules}, (arch,), build
+
+
+def compile_function(nvrtc: Nvrtc, head: str, text: str, name: str, arch: str) -> Compiled:
+    """One kernel, from the cache if the same text was compiled before."""
+    cache = open_cache("cuda")
+    source = f"{head}\n{text}"
+    # the name is part of the symbol: kernels that differ in nothing else are still different
+    key = f"cubin {nvrtc.version} {arch} {FLAGS} {source}"
+    known = cache.get(key)
+    if known is not None:
+        size = int.from_bytes(known[:8], "little")
+        return Compiled(known[8 : 8 + size], known[8 + size :])
+    made = nvrtc.compile(source, name, arch)
+    cache.put(key, len(made.cubin).to_bytes(8, "little") + made.cubin + made.ptx)
+    return made
+
+
+TARGET = CUDATarget()
