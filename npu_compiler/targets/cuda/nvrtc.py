@@ -30,6 +30,8 @@ class Nvrtc:
 
     def __init__(self, path: str):
         self.path = path
+        for builtins in Path(path).parent.glob("libnvrtc-builtins.so*"):  # it looks for them by name alone
+            ctypes.CDLL(str(builtins))
         self._library = ctypes.CDLL(path)
         major, minor = ctypes.c_int(), ctypes.c_int()
         self._check(self._library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)), "nvrtcVersion")
