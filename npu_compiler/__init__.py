@@ -31,9 +31,7 @@ _LAZY = {
 __all__ = ["compile", *_LAZY]
 
 
-def compile(
-    ir: Any, target: str = "cpu", dtype: str | None = None, disable: Collection[str] = ()
-) -> CompiledProgram:
+def compile(ir: Any, target: str = "cpu", dtype: str | None = None, disable: Collection[str] = ()) -> CompiledProgram:
     """Compile IR (a path, a dict, an :class:`IRGraph` or a pytorch-ir object) into a :class:`CompiledProgram`.
 
     ``dtype`` stores float32 activations and matrices as 'float16' or 'bfloat16' (None: as the IR says). ``disable``

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -124,23 +125,19 @@ class Scheduler:
         return self._put(v, self._buffer("weight", v.dtype, v.shape, name))
 
     def _same_bytes(self, v: Value) -> Operand | None:
-        """A weight whose memory holds ``v`` as it is: what ``v`` is a view of, if the view leaves the order alone."""
-        if v.op not in VIEWS:
+        """A weight whose memory holds ``v`` as it is: what ``v`` is a view of, if the views leave the order alone."""
+        path = []
+        while v.op in VIEWS:
+            path.append(v)
+            v = v.node.inputs[0]
+        if not path or v.numel != path[0].numel:
             return None
-        source = v.node.inputs[0]
-        if source.numel != v.numel:
-            return None
-        if source not in self.place and source.op in VIEWS:
-            path = [v.node]
-            while path[-1].inputs[0].op in VIEWS:
-                path.append(path[-1].inputs[0].node)
-            source = path[-1].inputs[0]
-        else:
-            path = [v.node]
-        found: Operand | None = self.operand(source)
-        for node in reversed(path):
-            found = strided_view(found, node.out) if found is not None else None
-        return found if found is not None and found.contiguous and source.numel == v.numel else None
+        found: Operand | None = Operand(
+            Buffer(-1, "weight", v.dtype, v.shape, ""), v.shape, contiguous_strides(v.shape)
+        )
+        for view in reversed(path):
+            found = strided_view(found, view) if found is not None else None
+        return replace(found, buffer=self.operand(v).buffer) if found is not None and found.contiguous else None
 
     def _unique(self, name: str) -> str:
         n, candidate = 1, name

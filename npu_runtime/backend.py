@@ -47,6 +47,15 @@ class DeviceBuffer(ABC):
     def to_numpy(self, copy: bool = True) -> np.ndarray:
         """The contents, without padding. ``copy=False`` may return the memory itself where the host can see it."""
 
+    @abstractmethod
+    def shares_memory(self, other: DeviceBuffer) -> bool:
+        """Whether the two overlap."""
+
+    @property
+    def writeable(self) -> bool:
+        """Whether a program may store its results here."""
+        return True
+
 
 class LoadedEntry(ABC):
     """One entry point of a program on a device, with its memory planned and everything compiled."""
@@ -56,9 +65,19 @@ class LoadedEntry(ABC):
         """A call that runs the kernels with these inputs and outputs, by buffer id.
 
         It takes None, or a float64 array of ``len(calls) + 1`` that receives the start and the end of each kernel in
-        seconds. It returns 0, or 1 + k when kernel k met an index out of range in its data. Launches of one entry must
-        not overlap: they share its arena.
+        seconds. It returns 0, or 1 + k when kernel k met an index out of range in its data; a device that works on its
+        own returns 0 at once, and :meth:`failed` tells later. Launches of one entry must not overlap: they share its
+        arena.
         """
+
+    def failed(self) -> int:
+        """After ``Backend.synchronize()``: what the launches since the last call have to report, as a launch would."""
+        return 0
+
+    def io(self) -> dict[int, DeviceBuffer] | None:
+        """Inputs and outputs of its own, by buffer id, for devices where binding memory is expensive. None: it is
+        not."""
+        return None
 
     @abstractmethod
     def arena_buffer(self, id: int) -> DeviceBuffer:
@@ -79,6 +98,10 @@ class Backend(ABC):
     @abstractmethod
     def wrap(self, array: np.ndarray) -> DeviceBuffer:
         """``array`` (C-contiguous) as device memory: the same memory where the device can use it, else a copy."""
+
+    def adopt(self, value: Any) -> DeviceBuffer | None:
+        """Another library's array in this device's memory, without a copy; None if it is not that."""
+        return value if isinstance(value, DeviceBuffer) else None
 
     @abstractmethod
     def copy(self, target: DeviceBuffer, source: DeviceBuffer | np.ndarray) -> None:
@@ -129,8 +152,18 @@ def available_backends() -> list[str]:
     return sorted(p.stem for p in (Path(__file__).parent / "backends").glob("*.py") if not p.stem.startswith("_"))
 
 
+_registered: dict[str, Callable[..., Backend]] = {}
+
+
+def register_backend(name: str, backend: Callable[..., Backend]) -> None:
+    """Make a backend known that is not part of this package; it runs the programs of the target ``name``."""
+    _registered[name] = backend
+
+
 def get_backend(name: str, **options: Any) -> Backend:
     """A new backend by target name, e.g. ``get_backend('cpu', threads=2)``; ``BackendError`` if there is none."""
+    if name in _registered:
+        return _registered[name](**options)
     if name not in available_backends():
         known = available_backends()
         raise BackendError(

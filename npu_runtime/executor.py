@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -86,6 +87,24 @@ class BoundRun:
             for target, source in self._copies:
                 executor.backend.copy(target, source)
 
+    def finish(self) -> None:
+        """Wait until the run has ended, and raise what it has to report."""
+        executor = self._executor
+        executor.backend.synchronize()
+        status = executor._loaded.failed()
+        if status:
+            raise executor._failure(status)
+
+
+@dataclass
+class _Own:
+    """The inputs and outputs that an entry point keeps for single runs, and the run bound to them."""
+
+    inputs: Sequence[DeviceBuffer]
+    outputs: Sequence[DeviceBuffer]
+    run: BoundRun
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
 
 class Executor:
     """One entry point, ready to run. Safe to call from several threads; runs that share state take turns.
@@ -112,6 +131,7 @@ class Executor:
         self._specs = {b.id: b for b in program.buffers}
         self._fixed = self._fixed_buffers()
         self._loaded = self.backend.load_entry(program, self.entry, self._fixed)
+        self._own = self._own_run()
 
     @property
     def inputs(self) -> tuple[IOSpec, ...]:
@@ -143,6 +163,20 @@ class Executor:
             raise WeightError(f"weight buffer {name!r} is not in the given store; load the weights with this program")
         return found
 
+    def _own_run(self) -> _Own | None:
+        """A run bound once, where the device prefers that."""
+        io = self._loaded.io()
+        if io is None:
+            return None
+        inputs = [io[s.buffer] for s in self.inputs]
+        outputs = [
+            io[s.buffer]
+            if s.buffer in io and self._specs[s.buffer].kind == "output"
+            else self.backend.allocate_empty(s.shape, dtypes.numpy_dtype(s.dtype))
+            for s in self.outputs
+        ]
+        return _Own(inputs, outputs, self._bind(inputs, outputs))
+
     # -- running ----------------------------------------------------------------------------------------------------
     def run(self, inputs: Inputs) -> dict[str, np.ndarray]:
         """Outputs by name, in arrays of their own.
@@ -157,13 +191,29 @@ class Executor:
         """:meth:`run`, with the outputs left in device memory."""
         given = [self._input(spec, value) for spec, value in zip(self.inputs, self._ordered(inputs), strict=True)]
         outputs = [self.backend.allocate_empty(o.shape, dtypes.numpy_dtype(o.dtype)) for o in self.outputs]
-        self._bind(given, outputs)()
-        self.backend.synchronize()
+        if self._own is None:
+            run = self._bind(given, outputs)
+            run()
+            run.finish()
+        else:
+            self._run_own(self._own, given, outputs)
         return {spec.name: buffer for spec, buffer in zip(self.outputs, outputs, strict=True)}
+
+    def _run_own(self, own: _Own, inputs: Sequence[DeviceBuffer], outputs: Sequence[DeviceBuffer]) -> None:
+        """In the entry point's own inputs and outputs; callers take turns."""
+        with own.lock:
+            for target, source in zip(own.inputs, inputs, strict=True):
+                self.backend.copy(target, source)
+            own.run()
+            for target, source in zip(outputs, own.outputs, strict=True):
+                self.backend.copy(target, source)
+            own.run.finish()
 
     def run_into(self, inputs: Inputs, outputs: Inputs) -> None:
         """Run once and write the results into ``outputs``, as :meth:`bind` wants them."""
-        self.bind(inputs, outputs)()
+        run = self.bind(inputs, outputs)
+        run()
+        run.finish()
 
     def bind(self, inputs: Inputs, outputs: Inputs) -> BoundRun:
         """Fix the memory of inputs and outputs for many runs.
@@ -174,11 +224,11 @@ class Executor:
         given = [self._exact(s, v, "input") for s, v in zip(self.inputs, self._ordered(inputs), strict=True)]
         targets = ordered(self.outputs, outputs, "output")
         results = [self._exact(s, v, "output") for s, v in zip(self.outputs, targets, strict=True)]
-        arrays = [b.to_numpy(copy=False) for b in (*results, *given)]
+        everything = [*results, *given]
         for at, spec in enumerate(self.outputs):
-            if not arrays[at].flags.writeable:
+            if not everything[at].writeable:
                 raise InputError(f"output {spec.name!r}: the array is read-only")
-            if any(np.may_share_memory(arrays[at], other) for other in arrays[at + 1 :]):
+            if any(everything[at].shares_memory(other) for other in everything[at + 1 :]):
                 raise InputError(f"output {spec.name!r}: its memory overlaps with another output or an input")
         return self._bind(given, results)
 
@@ -211,8 +261,9 @@ class Executor:
         return ordered(self.inputs, inputs, "input")
 
     def _input(self, spec: IOSpec, value: Any) -> DeviceBuffer:
-        if isinstance(value, DeviceBuffer):
-            return self._exact(spec, value, "input")
+        adopted = self.backend.adopt(value)
+        if adopted is not None:
+            return self._exact(spec, adopted, "input")
         array, wanted = host_input(spec, value), dtypes.numpy_dtype(spec.dtype)
         if array.dtype != wanted or not (array.flags.c_contiguous and array.flags.aligned):
             array = array.astype(wanted, order="C", copy=True)
@@ -220,6 +271,7 @@ class Executor:
 
     def _exact(self, spec: IOSpec, value: Any, what: str) -> DeviceBuffer:
         """``value`` as it is, without a copy."""
+        value = self.backend.adopt(value) or value
         if isinstance(value, DeviceBuffer):
             padded = value.shape != value.alloc_shape
             if value.shape != spec.shape or value.dtype != dtypes.numpy_dtype(spec.dtype) or padded:

@@ -357,7 +357,7 @@ class _EntryRun:
         for name, buffer in self._inputs.items():
             self._backend.copy(buffer, host[name])
         self._run()
-        self._backend.synchronize()
+        self._run.finish()
         return self._logits.to_numpy(copy=False)[0]
 
 

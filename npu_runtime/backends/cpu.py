@@ -42,6 +42,13 @@ class CPUBuffer(DeviceBuffer):
     def to_numpy(self, copy: bool = True) -> np.ndarray:
         return self.array.copy() if copy else self.array
 
+    def shares_memory(self, other: DeviceBuffer) -> bool:
+        return np.may_share_memory(self.array, other.to_numpy(copy=False))
+
+    @property
+    def writeable(self) -> bool:
+        return self.array.flags.writeable
+
     def __repr__(self) -> str:
         return f"CPUBuffer({self.dtype}{list(self.shape)})"
 

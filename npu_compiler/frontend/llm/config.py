@@ -100,9 +100,7 @@ _GEMMA3 = _Type(
 _TYPES = {
     "llama": _Type(biases=("attention_bias", "mlp_bias"), window=False),
     "mistral": _Type(defaults={"num_key_value_heads": 8, "sliding_window": 4096}),
-    "qwen2": _Type(
-        defaults={"sliding_window": 4096}, fixed={"qkv_bias": True}, window_switch=True, layer_types=True
-    ),
+    "qwen2": _Type(defaults={"sliding_window": 4096}, fixed={"qkv_bias": True}, window_switch=True, layer_types=True),
     "qwen3": _Type(
         defaults={"sliding_window": 4096, "head_dim": 128},
         fixed={"qk_norm": True},

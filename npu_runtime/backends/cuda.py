@@ -1,0 +1,354 @@
+"""NVIDIA GPUs: memory and streams through CuPy, cubins and graphs through the driver. A run is one graph launch."""
+
+from __future__ import annotations
+
+import math
+import weakref
+import zlib
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from npu_compiler import dtypes
+from npu_compiler.compiled_program import CompiledProgram, EntryPoint
+from npu_compiler.errors import ArtifactError, BackendError
+from npu_compiler.targets.simt import program as simt
+
+from ..backend import Backend, DeviceBuffer, Launch, LoadedEntry
+from ..cuda_driver import DriverError, driver
+
+_HOST_TO_DEVICE, _DEVICE_TO_HOST, _DEVICE_TO_DEVICE = 1, 2, 3
+_GRAPHS = 16  # kept per entry point, one for each set of addresses
+
+
+class CUDABuffer(DeviceBuffer):
+    """Memory of a GPU. Interchange: ``__cuda_array_interface__`` and DLPack, without a copy."""
+
+    def __init__(self, backend: CUDABackend, memory: Any, shape: Sequence[int], alloc_shape: Sequence[int], dtype: Any):
+        """``memory``: a CuPy MemoryPointer, or :class:`_Borrowed`."""
+        self._backend, self._memory = backend, memory
+        self.shape, self.alloc_shape, self.dtype = tuple(shape), tuple(alloc_shape), np.dtype(dtype)
+        self._address = int(memory.ptr)
+
+    @property
+    def size_bytes(self) -> int:
+        return math.prod(self.alloc_shape) * self.dtype.itemsize
+
+    @property
+    def native_handle(self) -> int:
+        return self._address
+
+    def to_numpy(self, copy: bool = True) -> np.ndarray:
+        whole = np.empty(self.alloc_shape, self.dtype)
+        if whole.nbytes:
+            stream = self._backend.stream.ptr
+            self._backend.runtime.memcpyAsync(whole.ctypes.data, self._address, whole.nbytes, _DEVICE_TO_HOST, stream)
+            self._backend.synchronize()
+        return whole[tuple(slice(n) for n in self.shape)] if self.shape != self.alloc_shape else whole
+
+    def shares_memory(self, other: DeviceBuffer) -> bool:
+        start, end = self._address, self._address + self.size_bytes
+        return start < other.native_handle + other.size_bytes and other.native_handle < end
+
+    def as_cupy(self) -> Any:
+        """A CuPy array of the same memory, [alloc_shape]."""
+        cp = self._backend.cupy
+        memory = self._memory
+        if not isinstance(memory, cp.cuda.MemoryPointer):
+            held = cp.cuda.UnownedMemory(self._address, self.size_bytes, memory)
+            memory = cp.cuda.MemoryPointer(held, 0)
+        return cp.ndarray(self.alloc_shape, self.dtype, memory)
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        if self.dtype == ml_dtypes.bfloat16:
+            raise AttributeError("the CUDA array interface has no bfloat16; use DLPack")
+        return {
+            "shape": self.alloc_shape, "typestr": self.dtype.str, "data": (self._address, False), "version": 3,
+            "strides": None, "stream": self._backend.stream.ptr,
+        }  # fmt: skip
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.as_cupy().__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 2, self._backend.device
+
+    def __repr__(self) -> str:
+        return f"CUDABuffer({self.dtype}{list(self.shape)})"
+
+
+class _Borrowed:
+    """Another library's array: its address, for as long as this lives."""
+
+    def __init__(self, owner: Any, address: int):
+        self.owner, self.ptr = owner, address
+
+
+class _Code:
+    """The kernels of a program on a device."""
+
+    def __init__(self, program: CompiledProgram, capability: tuple[int, int]):
+        self.program = program
+        self.entries, code = simt.unpack(program.binary)
+        self.functions: dict[str, int] = {}
+        shared: dict[str, int] = {}
+        for launch in (x for launches in self.entries.values() for x in launches):
+            shared[launch.function] = max(shared.get(launch.function, 0), launch.shared)
+        modules: list[int] = []
+        self._unload = weakref.finalize(self, _unload, modules)
+        self._unload.atexit = False  # the driver may be gone before
+        try:
+            native = _runs(code["arch"], capability)
+            for name, (cubin, ptx) in code["modules"].items():
+                if not native and not ptx:
+                    here = f"sm_{capability[0]}{capability[1]}"
+                    raise BackendError(
+                        f"program {program.name!r} was compiled for {code['arch']}, this GPU is {here}; compile it "
+                        f"with NPU_CUDA_ARCH={here}"
+                    )
+                image = cubin if native else zlib.decompress(ptx)
+                module, self.functions[name] = driver().load(image, name, shared.get(name, 0))
+                modules.append(module)
+        except (KeyError, TypeError, ValueError, zlib.error) as error:
+            raise ArtifactError(f"binary: no CUDA code: {error!r}; compile the model again") from None
+        except DriverError as error:
+            raise BackendError(f"program {program.name!r}: {error}") from None
+
+
+def _unload(modules: list[int]) -> None:
+    for module in modules:
+        driver().unload(module)
+
+
+def _runs(arch: str, capability: tuple[int, int]) -> bool:
+    """Whether a cubin for ``arch`` runs: of the same major version, no newer; 'a' means exactly that chip."""
+    number = arch.removeprefix("sm_").rstrip("af")
+    major, minor = int(number[:-1]), int(number[-1])
+    return (major, minor) == capability if arch[-1] == "a" else major == capability[0] and minor <= capability[1]
+
+
+class CUDAEntry(LoadedEntry):
+    """An entry point with its arena, and a graph for each set of inputs and outputs it was bound to."""
+
+    def __init__(self, backend: CUDABackend, code: _Code, entry: EntryPoint, fixed: Mapping[int, DeviceBuffer]):
+        self._backend, self._code, self._entry = backend, code, entry
+        if entry.symbol not in code.entries or len(code.entries[entry.symbol]) != len(entry.calls):
+            raise ArtifactError(f"binary: it has no launches for entry point {entry.name!r}; compile the model again")
+        self._launches = code.entries[entry.symbol]
+        self._fixed = dict(fixed)
+        self._specs = {b.id: b for b in code.program.buffers}
+        self._arena = backend.allocate_zeros((max(entry.arena_bytes, 1),), np.dtype(np.uint8))
+        self._bad_memory = backend.cupy.cuda.alloc_pinned_memory(4 * max(len(self._launches), 1))
+        self._bad = np.frombuffer(self._bad_memory, np.int32, max(len(self._launches), 1))
+        self._bad.fill(0)
+        self._graphs: OrderedDict[tuple[int, ...], Any] = OrderedDict()
+        io = (*entry.inputs, *entry.outputs)
+        self._io = {s.buffer: s for s in io if self._specs[s.buffer].kind in ("input", "output")}
+
+    def io(self) -> dict[int, DeviceBuffer]:
+        return {id: self._backend.allocate_zeros(s.shape, dtypes.numpy_dtype(s.dtype)) for id, s in self._io.items()}
+
+    def bind(self, buffers: Mapping[int, DeviceBuffer]) -> Launch:
+        for id, buffer in buffers.items():
+            if buffer.native_handle % 16:
+                raise BackendError(f"{self._specs[id].name!r}: its memory is not at a multiple of 16 bytes")
+        key = tuple(buffers[id].native_handle for id in sorted(buffers))
+        address = {id: b.native_handle for id, b in {**self._fixed, **buffers}.items()}
+        address[simt.ARENA] = self._arena.native_handle
+        held = self._graph(key, address), tuple(buffers.values())
+        graph, stream, run = held[0].handle, self._backend.stream.ptr, driver().run_graph
+
+        def launch(times: np.ndarray | None, _keep_alive: Any = held) -> int:
+            if times is None:
+                run(graph, stream)
+            else:
+                self._timed(address, times)
+            return 0
+
+        return launch
+
+    def _graph(self, key: tuple[int, ...], address: Mapping[int, int]) -> _Graph:
+        found = self._graphs.get(key)
+        if found is None:
+            stream = self._backend.stream.ptr
+            driver().begin_capture(stream)
+            try:
+                for number in range(len(self._launches)):
+                    self._launch(number, address, overlap=True)
+            finally:
+                handle = driver().end_capture(stream)
+            found = self._graphs[key] = _Graph(handle)
+            while len(self._graphs) > _GRAPHS:
+                self._graphs.popitem(last=False)
+        self._graphs.move_to_end(key)
+        return found
+
+    def _launch(self, number: int, address: Mapping[int, int], overlap: bool) -> None:
+        x = self._launches[number]
+        if not x.groups:
+            return
+        values = [address[id] + at for id, at in x.arguments]
+        if x.checks:
+            values.append(self._bad.ctypes.data + 4 * number)  # host memory: one address space
+        function = self._code.functions[x.function]
+        name = f"{self._entry.calls[number].name} ({x.function})"
+        driver().launch(name, function, x.groups, x.threads, x.shared, self._backend.stream.ptr, values, overlap)
+
+    def _timed(self, address: Mapping[int, int], times: np.ndarray) -> None:
+        """Kernel by kernel, with an event between two; times[0] is 0."""
+        cuda, stream = self._backend.cupy.cuda, self._backend.stream
+        events = [cuda.Event() for _ in range(len(self._launches) + 1)]
+        events[0].record(stream)
+        for number in range(len(self._launches)):
+            self._launch(number, address, overlap=False)
+            events[number + 1].record(stream)
+        self._backend.synchronize()
+        times[:] = [cuda.get_elapsed_time(events[0], e) * 1e-3 for e in events]
+
+    def failed(self) -> int:
+        if not self._bad.any():
+            return 0
+        first = int(np.flatnonzero(self._bad)[0])
+        self._bad.fill(0)
+        return 1 + first
+
+    def arena_buffer(self, id: int) -> CUDABuffer:
+        spec = self._specs[id]
+        dtype = dtypes.numpy_dtype(spec.dtype)
+        place = _Borrowed(self._arena, self._arena.native_handle + spec.offset)
+        return CUDABuffer(self._backend, place, spec.shape, spec.shape, dtype)
+
+
+class _Graph:
+    def __init__(self, handle: int):
+        self.handle = handle
+        self._destroy = weakref.finalize(self, driver().destroy_graph, handle)
+        self._destroy.atexit = False
+
+
+class CUDABackend(Backend):
+    """Runs ``cuda`` programs on GPU number ``device``. Needs CuPy and NVIDIA's driver; no compiler."""
+
+    name = "cuda"
+
+    def __init__(self, device: int = 0):
+        try:
+            import cupy
+        except ImportError:
+            raise BackendError("the cuda backend needs CuPy: pip install 'npusim[cuda]' (or cupy-cuda13x)") from None
+        self._driver = driver()
+        self.cupy, self.runtime, self.device = cupy, cupy.cuda.runtime, device
+        try:
+            cupy.cuda.Device(device).use()
+            self.stream = cupy.cuda.Stream(non_blocking=True)
+            properties = self.runtime.getDeviceProperties(device)
+        except cupy.cuda.runtime.CUDARuntimeError as error:
+            raise BackendError(f"there is no usable NVIDIA GPU number {device}: {error}") from None
+        self.capability: tuple[int, int] = properties["major"], properties["minor"]
+        self.device_name: str = properties["name"].decode()
+        self._codes: weakref.WeakValueDictionary[int, _Code] = weakref.WeakValueDictionary()
+
+    def allocate_empty(
+        self, shape: Sequence[int], dtype: np.dtype[Any], alloc_shape: Sequence[int] | None = None
+    ) -> CUDABuffer:
+        full = tuple(shape if alloc_shape is None else alloc_shape)
+        if len(full) != len(shape) or any(n < m for n, m in zip(full, shape, strict=True)):
+            raise BackendError(f"alloc_shape {list(full)} cannot hold shape {list(shape)}")
+        nbytes = math.prod(full) * np.dtype(dtype).itemsize
+        try:
+            with self.stream:
+                memory = self.cupy.cuda.alloc(max(nbytes, 16))
+        except self.cupy.cuda.memory.OutOfMemoryError:
+            free, total = self.runtime.memGetInfo()
+            raise BackendError(
+                f"the GPU has no memory for {nbytes} bytes (shape {list(shape)}, dtype {dtype}): {free} of {total} "
+                "bytes are free"
+            ) from None
+        buffer = CUDABuffer(self, memory, shape, full, dtype)
+        if full != tuple(shape):
+            self.runtime.memsetAsync(buffer.native_handle, 0, nbytes, self.stream.ptr)
+        return buffer
+
+    def allocate_zeros(
+        self, shape: Sequence[int], dtype: np.dtype[Any], alloc_shape: Sequence[int] | None = None
+    ) -> CUDABuffer:
+        buffer = self.allocate_empty(shape, dtype, alloc_shape)
+        if buffer.size_bytes:
+            self.runtime.memsetAsync(buffer.native_handle, 0, buffer.size_bytes, self.stream.ptr)
+        return buffer
+
+    def wrap(self, array: np.ndarray) -> CUDABuffer:
+        buffer = self.allocate_empty(array.shape, array.dtype)
+        self.copy(buffer, array)
+        return buffer
+
+    def adopt(self, value: Any) -> CUDABuffer | None:
+        if isinstance(value, CUDABuffer):
+            return value
+        address = _device_address(value)
+        if address is None:
+            return None
+        self.runtime.deviceSynchronize()  # whoever made it may have used another stream
+        pointer, shape, dtype = address
+        return CUDABuffer(self, _Borrowed(value, pointer), shape, shape, dtype)
+
+    def copy(self, target: DeviceBuffer, source: DeviceBuffer | np.ndarray) -> None:
+        padded = isinstance(source, DeviceBuffer) and source.shape != source.alloc_shape
+        if padded or target.shape != target.alloc_shape:
+            self._copy_padded(target, source)
+            return
+        if isinstance(source, DeviceBuffer):
+            self._move(target.native_handle, source.native_handle, target.size_bytes, _DEVICE_TO_DEVICE)
+            return
+        array = np.ascontiguousarray(source)
+        if array.dtype != target.dtype or array.nbytes != target.size_bytes:
+            raise BackendError(f"cannot copy {array.dtype}{list(array.shape)} into {target!r}")
+        self._move(target.native_handle, array.ctypes.data, array.nbytes, _HOST_TO_DEVICE)
+        self.synchronize()
+
+    def _copy_padded(self, target: DeviceBuffer, source: DeviceBuffer | np.ndarray) -> None:
+        values = source if isinstance(source, np.ndarray) else source.to_numpy()
+        whole = np.zeros(target.alloc_shape, target.dtype)
+        whole[tuple(slice(n) for n in target.shape)] = values.reshape(target.shape)
+        self._move(target.native_handle, whole.ctypes.data, whole.nbytes, _HOST_TO_DEVICE)
+        self.synchronize()
+
+    def _move(self, to: int, source: int, nbytes: int, kind: int) -> None:
+        if nbytes:
+            self.runtime.memcpyAsync(to, source, nbytes, kind, self.stream.ptr)
+
+    def load_entry(self, program: CompiledProgram, entry: EntryPoint, fixed: Mapping[int, DeviceBuffer]) -> CUDAEntry:
+        self.cupy.cuda.Device(self.device).use()
+        code = self._codes.get(id(program))  # it holds the program, so the id is not another's
+        if code is None:
+            code = self._codes[id(program)] = _Code(program, self.capability)
+        return CUDAEntry(self, code, entry, fixed)
+
+    def synchronize(self) -> None:
+        self._driver.synchronize(self.stream.ptr, "a run on the GPU")
+
+
+def _device_address(value: Any) -> tuple[int, tuple[int, ...], np.dtype[Any]] | None:
+    """(address, shape, dtype) of a dense array in GPU memory, of PyTorch or of anyone with the CUDA array interface."""
+    if type(value).__module__.partition(".")[0] == "torch":
+        if not getattr(value, "is_cuda", False) or not value.is_contiguous():
+            return None
+        return value.data_ptr(), tuple(value.shape), dtypes.numpy_dtype(dtypes.parse(value.dtype))
+    interface = getattr(value, "__cuda_array_interface__", None)
+    if interface is None:
+        return None
+    dtype, shape, strides = np.dtype(interface["typestr"]), tuple(interface["shape"]), interface.get("strides")
+    dense, step = [], dtype.itemsize
+    for n in reversed(shape):
+        dense.append(step)
+        step *= n
+    if strides is not None and tuple(strides) != tuple(reversed(dense)):
+        return None
+    return interface["data"][0], shape, dtype
+
+
+BACKEND = CUDABackend
