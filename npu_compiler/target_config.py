@@ -20,6 +20,9 @@ class TargetConfig:
     ``dtypes``: the element types it can hold; ``max_rank``: the most dimensions a tensor may have.
     ``matrix_dtypes``: what its matmul and convolution kernels take; ``pair_dtypes``: those of them whose weights are
     packed in pairs along the reduced dim, for two-element dot products.
+    ``prologue_rows``: the most rows of a matmul whose left operand every thread may compute for itself.
+    ``paired_matmuls``: whether a matmul kernel can compute two products of the same rows, for a gated activation.
+    ``bundles``: whether kernels that touch different data can be one launch.
     """
 
     name: str
@@ -30,6 +33,9 @@ class TargetConfig:
     dtypes: frozenset[str] = _REAL
     matrix_dtypes: tuple[str, ...] = ("float32", "float16", "bfloat16")
     pair_dtypes: tuple[str, ...] = ("bfloat16",)
+    prologue_rows: int = 0
+    paired_matmuls: bool = False
+    bundles: bool = False
 
     def channel_align(self, dtype: str) -> int:
         """Channel alignment in elements of ``dtype``: 32 for float16, 16 for float32 at 64 bytes."""
@@ -41,7 +47,9 @@ class TargetConfig:
         return -(-channels // align) * align
 
 
-TARGETS: dict[str, TargetConfig] = {t.name: t for t in (TargetConfig("cpu"),)}
+TARGETS: dict[str, TargetConfig] = {
+    t.name: t for t in (TargetConfig("cpu", prologue_rows=4, paired_matmuls=True, bundles=True),)
+}
 
 
 def target_config(target: str | TargetConfig) -> TargetConfig:

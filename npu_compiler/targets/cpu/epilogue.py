@@ -30,13 +30,14 @@ def emit_epilogue(kernel: Kernel, fixed: int, name: str, place: Callable[[Operan
     assert step.target is not None
     names = [f"a{i}" for i in range(len(nest.inputs))]
     render = Renderer(nest, names, lane_dim, False, use_counts([value, step.target]))
+    registers = ["acc", "acc1"][: 1 + bool(kernel.attrs.get("paired"))]
     for x in expr.walk(value):
-        if x.op == "load" and x.value.operand == acc:
-            render.stages[x] = (frozenset(nest.size), Value("acc", "vf"))
+        if x.op == "load" and x.value.operand >= acc:
+            render.stages[x] = (frozenset(nest.size), Value(registers[x.value.operand - acc], "vf"))
     root = Block(
         None,
         "template <class Lanes> __attribute__((always_inline))\n"
-        "void operator()(vf acc, long row, long col, Lanes L) const {",
+        f"void operator()({', '.join(f'vf {r}' for r in registers)}, long row, long col, Lanes L) const {{",
     )
     root.items.append("(void)row, (void)col, (void)L;")
     root.items += _decode(nest, step.target, value, acc, pitch, lane_dim)
@@ -58,7 +59,8 @@ def _ctype(op: Operand) -> str:
 
 
 def _nest(kernel: Kernel) -> tuple[Nest, int, int]:
-    """The epilogue as a loop nest whose extra input, number ``acc``, is the accumulator with rows ``pitch`` apart.
+    """The epilogue as a loop nest whose extra inputs, from number ``acc``, are the accumulators with rows ``pitch``
+    apart.
 
     The pitch is longer than a row, so columns never merge with rows, while rows that every operand visits evenly do.
     """
@@ -72,16 +74,18 @@ def _nest(kernel: Kernel) -> tuple[Nest, int, int]:
     index = expr.identity_index(out.shape)
 
     def bind(x: Expr) -> Expr | None:
-        return expr.load(acc, "float32", index) if x.op == "acc" else None
+        return expr.load(acc + x.value, "float32", index) if x.op == "acc" else None
 
     stage = Stage("store", expr.rewrite(kernel.epilogue, bind), output=0, index=index)
-    loops = Kernel(kernel.name, "loops", [*kernel.inputs, register], [out], body=LoopBody(out.shape, (), (stage,)))
+    loops = Kernel(
+        kernel.name, "loops", [*kernel.inputs, register, register], [out], body=LoopBody(out.shape, (), (stage,))
+    )
     return build_nest(loops), acc, pitch
 
 
 def _decode(nest: Nest, target: Expr, value: Expr, acc: int, pitch: int, lane: int | None) -> list[str]:
     """Row dims from the flat row number, in units that the accumulator's own address states."""
-    form = next(affine.affine(x.args[0]) for x in expr.walk(value) if x.op == "load" and x.value.operand == acc)
+    form = next(affine.affine(x.args[0]) for x in expr.walk(value) if x.op == "load" and x.value.operand >= acc)
     lines = [f"const long i{lane} = col;"] if lane is not None else []
     rows = [d for d in nest.order if d != lane]
     for d in rows:
