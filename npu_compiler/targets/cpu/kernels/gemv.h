@@ -10,7 +10,8 @@ constexpr int PANEL_VECS = PANEL / VL;
 constexpr int gemv_streams(long m) {
   return m > 4 ? 0 : (int)min_of(4, TILE_ROWS * TILE_VECS / (m * PANEL_VECS));
 }
-constexpr long GEMV_SEGMENT = 128;
+// Units in one chain of additions (see SEGMENT_F32): here a chain is one lane's, and libraries sum a row in many lanes.
+template <class Kind> constexpr long gemv_segment = is_same<Kind, F32>::value ? 16 : 128;
 constexpr long GEMV_AHEAD = 1024;  // bytes between use and prefetch in each stream
 
 struct GemvArgs {
@@ -42,9 +43,9 @@ template <class Kind, int M, int PANELS> NPU_NOINLINE void gemv_tile(const GemvA
       }
     }
   };
-  for (long k = 0; k < a.len;) {  // in segments, see SEGMENT_F32
+  for (long k = 0; k < a.len;) {
     const bool first = k == 0;
-    const long end = min_of(a.len, k + GEMV_SEGMENT);
+    const long end = min_of(a.len, k + gemv_segment<Kind>);
 #pragma GCC unroll 4
     for (int s = 0; s < PANELS; s++)
 #pragma GCC unroll 8
