@@ -277,8 +277,8 @@ def one(name: str, batch: int, seconds: float) -> dict[str, Any]:
 
 
 def add_rooflines(results: dict[str, Any]) -> None:
-    """``of_roofline`` of each row: against the best peak that was seen in the whole run, since any one measurement of it
-    may have been disturbed. Winograd's algorithm can exceed 1: the operations are those of direct convolution."""
+    """``of_roofline`` of each row: against the best peak that was seen in the whole run, since one may have been
+    disturbed. Winograd's algorithm can exceed 1: the operations are those of direct convolution."""
     for r in results["rows"]:
         peak = max(p[r["dtype"]] for p in results["peak_gflops"].values()) * 1e9
         r["of_roofline"] = FLOPS[r["model"]] * r["batch"] / peak / (r["median_ms"] * 1e-3)

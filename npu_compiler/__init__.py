@@ -19,6 +19,7 @@ _LAZY = {
     "NPUError": "errors",
     "PartitionPlan": "partitioner",
     "Reason": "errors",
+    "as_state": "stateful",
     "capture": "frontend",
     "explain": "explanation",
     "get_supported_ops": "ops",

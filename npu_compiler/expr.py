@@ -8,7 +8,7 @@ Leaves:
   ``index``      value = dim                   the position along one dim of the iteration domain (int64)
   ``load``       value = operand, args = idx   one element of an operand, one int64 index expression per operand dim
   ``stage``      value = stage number          the result of an earlier reduction or temporary of the same kernel
-  ``acc``                                      the accumulator a matmul or convolution hands to its epilogue
+  ``acc``                                      an accumulator a matmul or convolution hands to its epilogue
 """
 
 from __future__ import annotations
@@ -241,8 +241,9 @@ def stage(number: int, dtype: str) -> Expr:
     return Expr("stage", dtype, (), number)
 
 
-def acc(dtype: str = "float32") -> Expr:
-    return Expr("acc", dtype)
+def acc(dtype: str = "float32", number: int = 0) -> Expr:
+    """The accumulator of an anchor; a paired matmul has a second one, number 1."""
+    return Expr("acc", dtype, (), number)
 
 
 def call(op: str, *args: Any) -> Expr:
@@ -471,7 +472,7 @@ def render(e: Expr) -> str:
     if e.op == "load":
         return f"in{e.value}[{', '.join(map(render, e.args))}]"
     if e.op in ("stage", "acc"):
-        return e.op if e.op == "acc" else f"r{e.value}"
+        return f"acc{e.value or ''}" if e.op == "acc" else f"r{e.value}"
     if e.op == "cast":
         return f"{e.dtype}({render(e.args[0])})"
     spec = SCALAR_OPS[e.op]

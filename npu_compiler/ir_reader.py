@@ -37,6 +37,7 @@ from npu_compiler.ir_values import (
     read_constant,
     show,
 )
+from npu_compiler.regions import restore_regions
 
 __all__ = ["graph_weights_used", "ir_to_dict", "leaf_key", "load_ir", "load_ir_from_dict", "save_ir"]
 
@@ -49,7 +50,8 @@ def load_ir(source: str | os.PathLike[str] | Mapping[str, Any] | IRGraph | Any) 
 
     In the result graph inputs, graph outputs, state values and node inputs carry ``producer`` (a graph input is its own
     producer, index 0); weights and constants have none. Attributes hold plain Python values: dtypes are names such as
-    'float32', devices, layouts and memory formats are strings without the ``torch.`` prefix.
+    'float32', devices, layouts and memory formats are strings without the ``torch.`` prefix. Rotary tables that the
+    extractor left without a body are spelled out (:mod:`npu_compiler.regions`).
 
     Raises:
         IRError: the source cannot be read or violates the format; the message starts with the JSON path.
@@ -68,7 +70,7 @@ def load_ir(source: str | os.PathLike[str] | Mapping[str, Any] | IRGraph | Any) 
 
 def load_ir_from_dict(d: Mapping[str, Any]) -> IRGraph:
     """The ``IRGraph`` of a document in the JSON's form (see ``load_ir``); ``d`` is not modified."""
-    return _Reader(as_mapping(d, "$")).graph()
+    return restore_regions(_Reader(as_mapping(d, "$")).graph())
 
 
 def leaf_key(graph: IRGraph, name: str) -> str:

@@ -8,8 +8,8 @@ A ``loops`` kernel is generated from its :class:`LoopBody`; the others (``gemm``
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from . import dtypes, expr
@@ -19,7 +19,8 @@ from .expr import Expr
 @dataclass(frozen=True)
 class Buffer:
     """A block of memory. ``kind``: 'input', 'output', 'weight', 'const', 'state' (pointers the runtime supplies, by
-    ``id``) or 'arena' (at byte ``offset`` of the one arena). ``name`` is the I/O name, state key or a label."""
+    ``id``), 'arena' (at byte ``offset`` of the one arena) or 'scratch' (a prologue's result, each thread its own).
+    ``name`` is the I/O name, state key or a label."""
 
     id: int
     kind: str
@@ -96,7 +97,11 @@ class Kernel:
     """One launch. ``inputs`` are numbered as the loads of ``body``/``epilogue`` number them; the fixed operands of a
     micro-kernel come first. ``epilogue`` maps ``acc`` (float32) to the stored value; its loads and indices range over
     the dims of ``outputs[0]``. ``sources`` are IR node names. Kernels of one ``step`` touch different data: they may
-    run in any order, and threads meet only between steps."""
+    run in any order, and threads meet only between steps.
+
+    A gemm may have a ``prologue``: a loops kernel that computes its left operand where it is needed, into scratch
+    memory (its one output). The prologue's inputs then stand in ``inputs`` in place of the left operand. A kernel of
+    kind ``bundle`` runs ``parts`` that touch different data; its operands are theirs, part after part."""
 
     name: str
     kind: str
@@ -108,6 +113,29 @@ class Kernel:
     sources: tuple[str, ...] = ()
     flops: int = 0
     step: int = 0
+    prologue: Kernel | None = None
+    parts: tuple[Kernel, ...] = ()
+
+    @property
+    def operands(self) -> list[Operand]:
+        """As the kernel's function takes them: inputs, then outputs; those of a bundle's parts one part after
+        another."""
+        return [o for p in self.parts for o in p.operands] or [*self.inputs, *self.outputs]
+
+    @property
+    def fixed(self) -> int:
+        """Where the operand after the left one stands in ``inputs``."""
+        return len(self.prologue.inputs) if self.prologue is not None else 1
+
+    def on_buffers(self, new: Callable[[Buffer], Buffer]) -> Kernel:
+        """The same kernel on other buffers; scratch memory stays."""
+
+        def moved(ops: list[Operand]) -> list[Operand]:
+            return [o if o.buffer.kind == "scratch" else replace(o, buffer=new(o.buffer)) for o in ops]
+
+        prologue = self.prologue.on_buffers(new) if self.prologue is not None else None
+        parts = tuple(p.on_buffers(new) for p in self.parts)
+        return replace(self, inputs=moved(self.inputs), outputs=moved(self.outputs), prologue=prologue, parts=parts)
 
     @property
     def bytes_read(self) -> int:
@@ -119,8 +147,11 @@ class Kernel:
 
     def text(self) -> str:
         """What the kernel computes, readable: its stages or its epilogue."""
+        if self.parts:
+            return " | ".join(p.text() for p in self.parts)
         if self.body is None:
-            return expr.render(self.epilogue) if self.epilogue is not None else ""
+            after = expr.render(self.epilogue) if self.epilogue is not None else ""
+            return f"left: {self.prologue.text()}; {after}" if self.prologue is not None else after
         parts = []
         for n, s in enumerate(self.body.stages):
             if s.kind == "store":

@@ -15,7 +15,7 @@ import numpy as np
 from .compiled_program import BufferSpec, CompiledProgram, EntryPoint, IOSpec, KernelCall, WeightSpec
 from .errors import CompileError
 from .graph import Graph, Value
-from .kernel import Buffer, Kernel, Operand, Schedule
+from .kernel import Buffer, Kernel, Schedule
 from .serialize import stamp_layout
 from .targets import CodegenTarget
 
@@ -88,16 +88,9 @@ class _Merged:
         memo: dict[Value, Value] = {}
         new = {b.id: self._buffer(b, fill, memo) for b in schedule.buffers}
 
-        def moved(op: Operand) -> Operand:
-            return replace(op, buffer=new[op.buffer.id])
-
-        kernels = [
-            replace(k, inputs=[moved(o) for o in k.inputs], outputs=[moved(o) for o in k.outputs])
-            for k in schedule.kernels
-        ]
         return Schedule(
             entry,
-            kernels,
+            [k.on_buffers(lambda b: new[b.id]) for k in schedule.kernels],
             list(new.values()),
             [(n, new[b.id]) for n, b in schedule.inputs],
             [(n, new[b.id]) for n, b in schedule.outputs],

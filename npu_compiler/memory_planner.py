@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from .kernel import Buffer, Kernel, Operand, Schedule
+from .kernel import Kernel, Schedule
 
 
 def assign_steps(kernels: list[Kernel]) -> None:
@@ -59,13 +59,7 @@ def plan_memory(schedule: Schedule, align: int) -> None:
         placed.append((at, at + size[b.id], first, last))
     new = {b.id: replace(b, offset=offsets.get(b.id, 0)) for b in schedule.buffers if b.kind != "arena" or b.id in life}
     schedule.buffers = list(new.values())
-    for k in schedule.kernels:
-        k.inputs = [_moved(op, new) for op in k.inputs]
-        k.outputs = [_moved(op, new) for op in k.outputs]
+    schedule.kernels = [k.on_buffers(lambda b: new[b.id]) for k in schedule.kernels]
     schedule.inputs = [(n, new[b.id]) for n, b in schedule.inputs]
     schedule.outputs = [(n, new[b.id]) for n, b in schedule.outputs]
     schedule.arena_bytes = max((end for _, end, _, _ in placed), default=0)
-
-
-def _moved(op: Operand, new: dict[int, Buffer]) -> Operand:
-    return replace(op, buffer=new[op.buffer.id])

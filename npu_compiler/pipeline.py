@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from . import checks, env
+from . import checks, compose, env
 from .compiled_program import CompiledProgram
 from .dtypes import DTYPES, parse
 from .errors import CompileError
@@ -22,7 +22,7 @@ from .kernel import Operand, Schedule
 from .link import link
 from .lower import lower_ir
 from .memory_planner import plan_memory
-from .passes import attention, decompose, fold, fuse, layout, merge, normalise, padding, positions, select
+from .passes import attention, decompose, fold, fuse, gate, layout, merge, normalise, padding, positions, select
 from .schedule import Scheduler
 from .target_config import TargetConfig, target_config
 from .targets import get_target
@@ -84,6 +84,8 @@ def _fuse(s: State) -> None:
         claimed |= {
             n: c for n, c in fuse.claim_sources(s.graph).items() if not any(c[0] in chain for chain in claimed.values())
         }
+    if "pair_matmuls" not in s.disable and s.config.paired_matmuls:
+        claimed = gate.pair_matmuls(s.graph, claimed, s.config.pair_width)
     s.groups = fuse.merge_loops(s.graph, claimed, enabled="fuse_loops" not in s.disable)
 
 
@@ -91,8 +93,12 @@ def _schedule(s: State) -> None:
     winograd = get_target(s.config.name).winograd if "winograd" not in s.disable else lambda node: None
     scheduler = Scheduler(s.graph, s.groups, s.config, winograd)
     s.schedule = scheduler.run()
-    get_target(s.config.name).refine(s.schedule)
     s.recipes = scheduler.recipes
+    if "fuse_prologue" not in s.disable:
+        compose.fuse_prologues(s.schedule, s.config.prologue_rows)
+    if "bundle" not in s.disable and s.config.bundles:
+        compose.bundle(s.schedule)
+    get_target(s.config.name).refine(s.schedule)
 
 
 def _memory(s: State) -> None:
@@ -128,7 +134,10 @@ SWITCHES = (
     "fuse_epilogue",
     "fuse_pointwise",
     "fuse_loops",
+    "pair_matmuls",
     "winograd",
+    "fuse_prologue",
+    "bundle",
 )
 
 

@@ -266,22 +266,21 @@ class Scheduler:
     def _epilogue(self, group: Group, fixed: list[Operand]) -> tuple[Expr, list[Operand], Value]:
         """The expression behind an anchor, its operands (after ``fixed``), and the value that is stored."""
         inputs = list(fixed)
-        value = group.anchor.out
-        e = expr.acc(value.dtype)
-        for node in group.nodes[1:]:
+        known = {n.out: expr.acc(n.out.dtype, number) for number, n in enumerate(group.anchors)}
+        for node in group.nodes[len(known) :]:
 
-            def through(load: Expr, node: Node = node, value: Value = value, e: Expr = e) -> Expr:
+            def through(load: Expr, node: Node = node) -> Expr:
                 v = node.inputs[load.value]
-                if v is value:
-                    return e
+                if v in known:
+                    return known[v]
                 op = self.operand(v)
                 if op not in inputs[len(fixed) :]:
                     inputs.append(op)
                 return expr.load(len(fixed) + inputs[len(fixed) :].index(op), v.dtype, load.args)
 
-            e = expr.drop_roundings(expr.substitute(node.attrs["expr"], loads=through))
-            value = node.out
-        return e, inputs, value
+            known[node.out] = expr.drop_roundings(expr.substitute(node.attrs["expr"], loads=through))
+        value = group.nodes[-1].out
+        return known[value], inputs, value
 
     def _anchor(
         self, group: Group, made: dict[str, Buffer], kind: str, fixed: list[Operand], flops: int, **attrs: object
@@ -351,16 +350,16 @@ class Scheduler:
         node = group.anchor
         a, b = node.inputs
         m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
-        flops = 2 * node.out.numel * k
+        flops = 2 * node.out.numel * k * len(group.anchors)
         batch = math.prod(node.out.shape[:-2])
         layout = self._layout(a.dtype)
         if not self.config.panel:
             self._strided_matmul(group, made, flops, batch)
             return
         if b in self.static and math.prod(b.shape[:-2]) == 1:
-            view = b.reshape(k, n).permute(1, 0).reshape(1, n, 1, k)
-            self._static_chain(view)
-            weight, shared = self.packed_weight(b, view, layout), True
+            view = self._columns([x.inputs[1].reshape(k, n) for x in group.anchors])
+            key = tuple(x.inputs[1] for x in group.anchors)
+            weight, shared = self.packed_weight(key, view, layout), True
             left = self._rows(a, math.prod(a.shape[:-2]))
         else:
             shared = math.prod(b.shape[:-2]) == 1
@@ -375,6 +374,7 @@ class Scheduler:
         self._anchor(
             group, made, "gemm", [left, weight], flops,
             batch=batch, m=m, n=n, k=k, lda=strides[1] if m > 1 else k, batch_stride=strides[0], shared=shared,
+            paired=len(group.anchors) > 1,
         )  # fmt: skip
 
     def _strided_matmul(self, group: Group, made: dict[str, Buffer], flops: int, batch: int) -> None:
@@ -385,7 +385,8 @@ class Scheduler:
         m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
         shared = math.prod(b.shape[:-2]) == 1
         if b in self.static and shared:
-            view = b.reshape(k, n).permute(1, 0).reshape(1, n, k)
+            view = self._columns([x.inputs[1].reshape(k, n) for x in group.anchors])
+            view = view.reshape(1, n * len(group.anchors), k)
             self._static_chain(view)
             right = self.operand(view)
         else:
@@ -404,8 +405,21 @@ class Scheduler:
         assert strides is not None
         self._anchor(
             group, made, "gemm", [left, right], flops,
-            batch=batch, m=m, n=n, k=k, lda=strides[1] if m > 1 else k, batch_stride=strides[0],
+            batch=batch, m=m, n=n, k=k, lda=strides[1] if m > 1 else k, batch_stride=strides[0], shared=shared,
+            paired=len(group.anchors) > 1,
         )  # fmt: skip
+
+    def _columns(self, matrices: list[Value]) -> Value:
+        """The columns [1, N, 1, K] of a [K, N] matrix as a load-time value; panels of two alternate."""
+        k, n = matrices[0].shape
+        rows = [w.permute(1, 0) for w in matrices]
+        if len(rows) > 1:
+            width = self.config.pair_width
+            panels = [w.reshape(n // width, 1, width, k) for w in rows]
+            rows = [self.graph.concat(panels, 1)]
+        view = rows[0].reshape(1, n * len(matrices), 1, k)
+        self._static_chain(view)
+        return view
 
     def _rows(self, a: Value, batch: int) -> Operand:
         """The left operand as [batch, M, K] with unit stride along K and one stride per batch; copied if need be."""

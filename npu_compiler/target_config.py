@@ -21,6 +21,9 @@ class TargetConfig:
     ``dtypes``: the element types it can hold; ``max_rank``: the most dimensions a tensor may have.
     ``matrix_dtypes``: what its matmul and convolution kernels take; ``pair_dtypes``: those of them whose weights are
     packed in pairs along the reduced dim, for two-element dot products.
+    ``prologue_rows``: the most rows of a matmul whose left operand every thread may compute for itself.
+    ``paired_matmuls``: whether a matmul kernel can compute two products of the same rows, for a gated activation.
+    ``bundles``: whether kernels that touch different data can be one launch.
     """
 
     name: str
@@ -31,6 +34,14 @@ class TargetConfig:
     dtypes: frozenset[str] = _REAL
     matrix_dtypes: tuple[str, ...] = ("float32", "float16", "bfloat16")
     pair_dtypes: tuple[str, ...] = ("bfloat16",)
+    prologue_rows: int = 0
+    paired_matmuls: bool = False
+    bundles: bool = False
+
+    @property
+    def pair_width(self) -> int:
+        """Neighbouring columns of each product in the weight of two paired ones: a panel, else they take turns."""
+        return self.panel or 1
 
     def channel_align(self, dtype: str) -> int:
         """Channel alignment in elements of ``dtype``: 32 for float16, 16 for float32 at 64 bytes."""
@@ -45,8 +56,10 @@ class TargetConfig:
 TARGETS: dict[str, TargetConfig] = {
     t.name: t
     for t in (
-        TargetConfig("cpu"),
-        TargetConfig("cuda", panel=0, buffer_align=256, pair_dtypes=()),
+        TargetConfig("cpu", prologue_rows=4, paired_matmuls=True, bundles=True),
+        TargetConfig(
+            "cuda", panel=0, buffer_align=256, pair_dtypes=(), prologue_rows=1, paired_matmuls=True, bundles=True
+        ),
     )
 }
 

@@ -9,8 +9,10 @@ from typing import Any
 from .. import dtypes as dt
 from ..expr import const, fn, index, where
 from ..graph import Value
+from .access import fresh, wrap_dim
 from .arithmetic import truth
 from .common import axes_of, drop_axes, real
+from .joining import joined
 from .registry import ALL, FLOATS, INTS, Scalar, lowers
 from .samples import S, Sample, t
 
@@ -374,3 +376,27 @@ def declare_running(name: str, kind: str, extreme_name: str, extreme_kind: str) 
 
 declare_running("cumsum", "sum", "cummax", "max")
 declare_running("cumprod", "prod", "cummin", "min")
+
+
+@lowers(
+    "aten.diff.default",
+    samples=(
+        *(S(x) for x in (t(7), t(2, 3, 4), t(9, layout="strided"), t(2, 3, 4, layout="transposed"), t(0, 3), t(3, 1))),
+        S(t(3, 5), 1, 0), S(t(3, 5), 2), S(t(2, 6), 3, -1), S(t(3, 5), 9), S(t(3, 5), 0),
+        S(t(2, 5), 1, -1, t(2, 1)), S(t(2, 5), 2, 1, t(2, 1), t(2, 3)),
+        S(t(3, 5), 1, 0, t(1, 5, dtype="float32")), S(t(6, dtype="bool", values=(1, 0, 0, 1, 1, 0)), 2),
+    ),
+    dtypes=ALL,
+)  # fmt: skip
+def diff(self: Value, n: int = 1, dim: int = -1, prepend: Value | None = None, append: Value | None = None) -> Value:
+    """Differences of neighbours along a dim, ``n`` times; of bools, whether they differ."""
+    if not self.rank or n < 0:
+        raise ValueError(f"{n} times the differences of a {self.rank}-d tensor")
+    x = joined([v for v in (prepend, self, append) if v is not None], dim)
+    dim = wrap_dim(dim, x.rank)
+    if not n:
+        return fresh(x)
+    for _ in range(min(n, x.shape[dim])):
+        later, earlier = x.slice(dim, 1, x.shape[dim]), x.slice(dim, 0, x.shape[dim] - 1)
+        x = x.graph.pointwise(fn("ne") if x.dtype == "bool" else fn("sub"), later, earlier)
+    return x

@@ -17,6 +17,7 @@ from .. import dtypes, expr, patterns
 from ..expr import Expr
 from ..graph import VIEWS, Graph, Node, Value
 from ..patterns import Match, Rewrite, loaded, see_through, sides, strip
+from .normalise import normalise
 
 
 def fuse_attention(graph: Graph) -> None:
@@ -35,6 +36,7 @@ def fuse_attention(graph: Graph) -> None:
                 node.inputs.append(positions)
                 node.attrs["limited"] = True
     graph.clean()
+    normalise(graph)  # the casts around the softmax of a half-precision model
 
 
 def last_visible_key(mask: Value, queries: int) -> Value | None:

@@ -25,7 +25,8 @@ ANCHORS_WITH_EPILOGUE = frozenset(("matmul", "conv2d"))
 
 @dataclass(eq=False)
 class Group:
-    """Nodes that become one kernel. An anchor comes first, its epilogue nodes follow in order."""
+    """Nodes that become one kernel. An anchor (or a pair of matmuls) comes first, its epilogue nodes follow in
+    order."""
 
     nodes: list[Node] = field(default_factory=list)
     domain: tuple[int, ...] = ()
@@ -36,6 +37,11 @@ class Group:
     @property
     def anchor(self) -> Node:
         return self.nodes[0]
+
+    @property
+    def anchors(self) -> list[Node]:
+        """The anchor, and its partner in a paired matmul."""
+        return [n for n in self.nodes if n.op == self.anchor.op] if self.anchor.op == "matmul" else self.nodes[:1]
 
     @property
     def loops(self) -> bool:
@@ -312,7 +318,8 @@ def _launch_order(
 ) -> list[Group]:
     """Depth-first from the results, in the order the graph lists its nodes: keeps lifetimes short."""
     for g in groups:
-        g.nodes[1:] = sorted(g.nodes[1:], key=position.__getitem__) if not g.loops else g.nodes[1:]
+        anchors = len(g.anchors)
+        g.nodes[anchors:] = sorted(g.nodes[anchors:], key=position.__getitem__) if not g.loops else g.nodes[anchors:]
         if g.loops:
             g.nodes.sort(key=position.__getitem__)
     done: dict[Group, None] = {}

@@ -9,6 +9,7 @@ import numpy as np
 
 from .. import dtypes, expr, interp
 from ..graph import LEAVES, VIEWS, Graph, Node, Value
+from ..patterns import is_float_cast
 
 FOLD_LIMIT = 1 << 16  # elements; larger constants are cheaper to compute where they are used
 
@@ -16,8 +17,8 @@ FOLD_LIMIT = 1 << 16  # elements; larger constants are cheaper to compute where 
 def normalise(graph: Graph) -> None:
     """No-op elimination, view composition and common subexpression elimination in one ordered walk.
 
-    ``permute(permute(x))`` -> one permute; ``reshape`` likewise; identity views, casts and copies vanish; a permute
-    that only moves size-1 dims becomes a reshape.
+    ``permute(permute(x))`` -> one permute; ``reshape`` likewise; identity views, casts and copies vanish, and so does
+    a cast to a wider float type and back; a permute that only moves size-1 dims becomes a reshape.
     """
     new: dict[Value, Value] = {}
     seen: dict[Any, Node] = {}
@@ -63,7 +64,7 @@ def _simplify(node: Node) -> Value | Node | None:
             x = node.inputs[e.value]
             if x.shape == node.out.shape and e.args == expr.identity_index(x.shape):
                 return x
-        return None
+        return _never_widened(node)
     if node.op not in VIEWS:
         return None
     graph, x, out = node.inputs[0].graph, node.inputs[0], node.out
@@ -80,6 +81,18 @@ def _simplify(node: Node) -> Value | Node | None:
         if x.shape == out.shape:
             return x
     return None
+
+
+def _never_widened(node: Node) -> Value | None:
+    """What was cast to a type that holds all its values, if the node casts it back."""
+    if not is_float_cast(node):
+        return None
+    wide = node.inputs[0].node
+    if wide.op != "pointwise" or not is_float_cast(wide):
+        return None
+    source = wide.inputs[0]
+    holds = dtypes.promote(source.dtype, wide.out.dtype) == wide.out.dtype
+    return source if holds and source.dtype == node.out.dtype else None
 
 
 def _made(value: Value, old: Node) -> Value | Node:

@@ -27,7 +27,7 @@ def epilogue_nest(kernel: Kernel) -> tuple[Nest, int, int]:
     index = expr.identity_index(out.shape)
 
     def bind(x: Expr) -> Expr | None:
-        return expr.load(acc + (x.value or 0), "float32", index) if x.op == "acc" else None
+        return expr.load(acc + x.value, "float32", index) if x.op == "acc" else None
 
     stage = Stage("store", expr.rewrite(kernel.epilogue, bind), output=0, index=index)
     loops = Kernel(
@@ -41,7 +41,7 @@ def row_digits(nest: Nest, value: Expr, acc: int, pitch: int, lane: int | None) 
 
     ``(dim, unit, wrap)``: index = row // unit, modulo ``wrap`` unless that is 0.
     """
-    form = next(affine.affine(x.args[0]) for x in expr.walk(value) if x.op == "load" and x.value.operand == acc)
+    form = next(affine.affine(x.args[0]) for x in expr.walk(value) if x.op == "load" and x.value.operand >= acc)
     rows = [d for d in nest.order if d != lane]
     digits = []
     for d in rows:

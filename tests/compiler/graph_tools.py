@@ -75,7 +75,9 @@ def compiled(graph: Graph, disable: tuple[str, ...] = (), dtype: str = "float32"
 
 
 def kinds(kernels: list[Kernel]) -> list[str]:
-    return [k.name.split("_", 1)[1] for k in kernels]
+    """Of all kernels, those inside others included."""
+    every = [p for k in kernels for p in (k.prologue, *(k.parts or (k,))) if p is not None]
+    return [k.name.split("_", 1)[1] for k in every]
 
 
 def relu(x: Value) -> Value:

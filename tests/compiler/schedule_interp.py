@@ -59,6 +59,10 @@ def _memory(b: Buffer, arena: np.ndarray, inputs: Mapping, weights: Mapping, mad
 
 def execute(kernel: Kernel, arrays: Arrays) -> None:
     """One kernel on flat arrays by buffer id."""
+    if kernel.parts:
+        for part in reversed(kernel.parts):  # any order must do
+            execute(part, arrays)
+        return
     for op in (*kernel.inputs, *kernel.outputs):
         last = op.offset + sum((n - 1) * s for n, s in zip(op.shape, op.strides, strict=True))
         assert 0 in op.shape or (op.offset >= 0 and 0 <= last < math.prod(op.buffer.shape)), (kernel.name, op)
@@ -66,9 +70,13 @@ def execute(kernel: Kernel, arrays: Arrays) -> None:
         for x in kernel.inputs:
             shared = x.buffer.id == out.buffer.id and np.shares_memory(view(x, arrays), view(out, arrays))
             assert not shared or kernel.body is not None, f"{kernel.name} overwrites its input"
+    if kernel.prologue is not None:
+        scratch = kernel.prologue.outputs[0].buffer
+        arrays = {**arrays, scratch.id: np.full(scratch.nbytes, 0xFF, np.uint8).view(dtypes.numpy_dtype(scratch.dtype))}
+        execute(kernel.prologue, arrays)
     if kernel.body is not None and kernel.body.serial:
         _one_by_one(kernel, arrays)
-    elif kernel.kind in _ANCHORS:
+    elif kernel.kind == "gemm" or kernel.kind in _ANCHORS:
         _anchor(kernel, arrays)
     else:
         expected(kernel, arrays)
@@ -88,11 +96,19 @@ def _one_by_one(kernel: Kernel, arrays: Arrays) -> None:
 def _anchor(kernel: Kernel, arrays: Arrays) -> None:
     inputs = [view(o, arrays) for o in kernel.inputs]
     target = view(kernel.outputs[0], arrays)
-    result = _ANCHORS[kernel.kind](kernel, inputs)
+    if kernel.prologue is not None:
+        left = view(kernel.prologue.outputs[0], arrays).reshape(1, kernel.attrs["m"], kernel.attrs["k"])
+        result = _gemm(kernel, left, inputs[kernel.fixed])
+    elif kernel.kind == "gemm":
+        _check_rows(kernel)
+        result = _gemm(kernel, inputs[0], inputs[1])
+    else:
+        result = _ANCHORS[kernel.kind](kernel, inputs)
     if kernel.kind != "pack":
         assert kernel.epilogue is not None
-        acc = next((x for x in expr.walk(kernel.epilogue) if x.op == "acc"), None)
-        extra = {} if acc is None else {acc: result.reshape(target.shape).astype(dtypes.numpy_dtype(acc.dtype))}
+        accs = [x for x in expr.walk(kernel.epilogue) if x.op == "acc"]
+        products = result if kernel.attrs.get("paired") else (result,)
+        extra = {x: products[x.value].reshape(target.shape).astype(dtypes.numpy_dtype(x.dtype)) for x in accs}
         result = expr.evaluate(kernel.epilogue, target.shape, inputs, extra)
     target[...] = result.reshape(target.shape)
 
@@ -106,15 +122,23 @@ def _unpacked(w: np.ndarray, op: Operand, lead: int) -> np.ndarray:
     return w.reshape(*w.shape[:-2], w.shape[-2] * w.shape[-1])
 
 
-def _gemm(k: Kernel, inputs: list[np.ndarray]) -> np.ndarray:
+def _check_rows(k: Kernel) -> None:
     a, op = k.attrs, k.inputs[0]
     assert op.shape == (a["batch"], a["m"], a["k"]) and (a["k"] == 1 or op.strides[2] == 1)
     assert a["m"] == 1 or op.strides[1] == a["lda"] > 0, "the micro-kernel steps lda elements from row to row"
-    w = inputs[1]
-    w = w[:, :, 0] if w.ndim - (k.inputs[1].dtype == "bfloat16") == 5 else w  # one tap
-    w = _unpacked(w, k.inputs[1], 1)[:, : a["k"], : a["n"]].astype(np.float32)
+
+
+def _gemm(k: Kernel, left: np.ndarray, w: np.ndarray) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
+    """The product, or both of a paired one, whose panels alternate."""
+    a, op = k.attrs, k.inputs[k.fixed]
+    w = w[:, :, 0] if w.ndim - (op.dtype == "bfloat16") == 5 else w  # one tap
+    w = _unpacked(w, op, 1).astype(np.float32)
     assert w.shape[0] == (1 if a["shared"] else a["batch"])
-    return inputs[0].astype(np.float32) @ w
+    x = left.astype(np.float32)
+    if a["paired"]:
+        panels = w[:, : a["k"]].reshape(w.shape[0], a["k"], -1, 2, op.shape[-1 - (op.dtype == "bfloat16")])
+        return tuple(x @ panels[:, :, :, i].reshape(w.shape[0], a["k"], a["n"]) for i in (0, 1))
+    return x @ w[:, : a["k"], : a["n"]]
 
 
 def _conv2d(k: Kernel, inputs: list[np.ndarray]) -> np.ndarray:
@@ -165,7 +189,6 @@ def _pack(k: Kernel, inputs: list[np.ndarray]) -> np.ndarray:
 
 
 _ANCHORS = {
-    "gemm": _gemm,
     "conv2d": _conv2d,
     "depthwise": _conv2d,
     "winograd": _winograd,

@@ -53,6 +53,12 @@ def everything() -> Graph:
     same = g.pointwise(lambda e: e, z).permute(0, 1, 2)
     z = linear(same, 8, "out") * 0.05
     g.outputs = [("y", g.pointwise(tanh, z) + twice.sum([0])), ("again", g.pointwise(tanh, z))]
+    row = g.input("row", (1, 64), "float32")
+    normed = layer_norm(row)
+    g.outputs += [
+        ("gated", g.pointwise(tanh, linear(normed, 64, "gate")) * linear(normed, 64, "up")),
+        ("beside", g.pointwise(tanh, row)), ("other", g.pointwise(tanh, table)),
+    ]  # fmt: skip
     return g
 
 

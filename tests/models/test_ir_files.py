@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from npu_compiler import load_ir
+from npu_compiler.dtypes import numpy_dtype
 from npu_compiler.frontend import state_dict_numpy
 from npu_compiler.ir import IRGraph
 from npu_compiler.ir_reader import graph_weights_used
@@ -35,7 +36,7 @@ def random_weights(graph: IRGraph, seed: int) -> dict[str, np.ndarray]:
             value = rng.normal(0, 0.2, spec.shape)
         else:
             value = rng.normal(0, (2 / np.prod(spec.shape[1:])) ** 0.5, spec.shape)
-        made[key] = value.astype(spec.dtype)
+        made[key] = value.astype(numpy_dtype(spec.dtype))
     return made
 
 

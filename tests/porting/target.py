@@ -49,7 +49,9 @@ DIALECT = Dialect(
 
 class HostTarget(SimtTarget):
     name = "host"
-    config = TargetConfig("host", panel=0, buffer_align=256, pair_dtypes=())
+    config = TargetConfig(
+        "host", panel=0, buffer_align=256, pair_dtypes=(), prologue_rows=1, paired_matmuls=True, bundles=True
+    )
     dialect = DIALECT
     suffix = "cpp"
 

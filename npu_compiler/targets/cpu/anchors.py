@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 from ... import dtypes
 from ...kernel import Kernel, Operand
 from .epilogue import emit_epilogue
+from .loops import emit_loops, scratch_bytes
 
 Place = Callable[[Operand], str]
 
@@ -68,15 +70,46 @@ def _conv2d(k: Kernel, name: str, place: Place) -> str:
 
 
 def _gemm(k: Kernel, name: str, place: Place) -> str:
-    a, w = k.inputs[:2]
-    at = k.attrs
+    a = k.prologue.outputs[0] if k.prologue is not None else k.inputs[0]
+    w, at = k.inputs[k.fixed], k.attrs
     shared = "true" if at["shared"] else "false"
     dims = dict(M=at["m"], N=at["n"], K=at["k"], lda=at["lda"] or at["k"], B=at["batch"], batch_a=at["batch_stride"])
     struct = _struct(f"{name}_dims", "GemmDims", **dims)
-    struct = struct.replace("; };", f"; static constexpr bool shared_w = {shared}; }};")
-    epilogue, pointers = emit_epilogue(k, 2, f"{name}_epi", place)
-    body = f"{name}_epi epi{pointers};\n  gemm<{name}_dims>({place(a)}, {place(w)}, epi, th, counter);"
-    return struct + epilogue + _function(name, body, f"gemm_scratch_bytes<{name}_dims, {ctype(a)}, {ctype(w)}>()")
+    paired = "true" if at["paired"] else "false"
+    struct = struct.replace("; };", f"; static constexpr bool shared_w = {shared}, paired = {paired}; }};")
+    epilogue, pointers = emit_epilogue(k, k.fixed + 1, f"{name}_epi", place)
+    scratch = f"gemm_scratch_bytes<{name}_dims, {ctype(a)}, {ctype(w)}>()"
+    left, prologue, before = "", "", ""
+    if k.prologue is None:
+        left = place(a)
+    else:
+        prologue, before, left, scratch = _prologue(k, name, place, scratch)
+    body = f"{before}{name}_epi epi{pointers};\n  gemm<{name}_dims>({left}, {place(w)}, epi, th, counter);"
+    return struct + epilogue + prologue + _function(name, body, scratch)
+
+
+def _prologue(k: Kernel, name: str, place: Place, scratch: str) -> tuple[str, str, str, str]:
+    """(function, call, left operand, scratch bytes): each thread computes all of the left operand, behind the scratch
+    memory of the product and of the prologue itself."""
+    assert k.prologue is not None
+    inner = k.prologue
+    out = inner.outputs[0]
+
+    def inside(op: Operand) -> str:
+        at = len(inner.inputs) if op is out else inner.inputs.index(op)
+        return f"(({'' if op is out else 'const '}{ctype(op)}*)bufs[{at}])"
+
+    function = emit_loops(inner, f"{name}_pro", inside)
+    offset = f"align64(max_of({scratch}, {scratch_bytes(inner)}))"
+    size = math.prod(out.shape) * dtypes.DTYPES[out.dtype].size
+    left = f"(const {ctype(out)}*)(th.scratch + {offset})"
+    operands = ", ".join(f"(void*){place(o)}" for o in inner.inputs)
+    call = (
+        f"void* left[] = {{{operands}, (void*)(th.scratch + {offset})}};\n  "
+        f"Thread alone = {{0, 1, th.pool, th.scratch, 0}};\n  int own = 0;\n  "
+        f"if ({name}_pro(left, nullptr, alone, &own)) return 1;\n  "
+    )
+    return function, call, left, f"{offset} + align64({size})"
 
 
 def _pack(k: Kernel, name: str, place: Place) -> str:

@@ -29,13 +29,14 @@ def emit_epilogue(kernel: Kernel, fixed: int, name: str, place: Callable[[Operan
     assert step.target is not None
     names = [f"a{i}" for i in range(len(nest.inputs))]
     render = Renderer(nest, names, lane_dim, False, use_counts([value, step.target]))
+    registers = ["acc", "acc1"][: 1 + bool(kernel.attrs.get("paired"))]
     for x in expr.walk(value):
-        if x.op == "load" and x.value.operand == acc:
-            render.stages[x] = (frozenset(nest.size), Value("acc", "vf"))
+        if x.op == "load" and x.value.operand >= acc:
+            render.stages[x] = (frozenset(nest.size), Value(registers[x.value.operand - acc], "vf"))
     root = Block(
         None,
         "template <class Lanes> __attribute__((always_inline))\n"
-        "void operator()(vf acc, long row, long col, Lanes L) const {",
+        f"void operator()({', '.join(f'vf {r}' for r in registers)}, long row, long col, Lanes L) const {{",
     )
     root.items.append("(void)row, (void)col, (void)L;")
     root.items += _decode(nest, step.target, value, acc, pitch, lane_dim)

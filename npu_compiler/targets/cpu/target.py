@@ -21,7 +21,7 @@ from ...target_config import TARGETS
 from .. import Emitted
 from .anchors import ANCHORS, emit_anchor
 from .host import host_cpu
-from .loops import emit_loops, scratch_bytes
+from .loops import ARGUMENTS, emit_loops, scratch_bytes
 from .small_kernels import emit_small, small_scratch_bytes
 from .toolchain import build_shared, compile_flags, find_compiler, required_features
 from .winograd import filter_transform, winograd_tile
@@ -40,7 +40,7 @@ class CPUTarget:
     config = TARGETS["cpu"]
 
     def supports(self, kernel: Kernel) -> Reason | None:
-        if kernel.kind == "loops" or kernel.kind in SMALL or kernel.kind in ANCHORS:
+        if kernel.kind in ("loops", "bundle") or kernel.kind in SMALL or kernel.kind in ANCHORS:
             return None
         return Reason("no_kernel", f"the CPU target has no {kernel.kind} kernel")
 
@@ -115,11 +115,12 @@ def pointer(kernel: Kernel, op: Operand, output: bool = False) -> str:
 
 def _shape(kernel: Kernel) -> Hashable:
     """All that a kernel's text depends on: what it computes, its operands' layouts, and which operands are the same."""
-    operands = [*kernel.inputs, *kernel.outputs]
+    operands = kernel.operands
+    inner = tuple(_shape(k) for k in (kernel.prologue, *kernel.parts) if k is not None)
     layouts = tuple((o.dtype, o.shape, o.strides, o.offset if kernel.kind == "loops" else 0) for o in operands)
     same = tuple(operands.index(o) for o in operands)
     attrs = tuple(sorted(kernel.attrs.items()))
-    return kernel.kind, kernel.name.split("_", 1)[1], attrs, layouts, same, kernel.body, kernel.epilogue
+    return kernel.kind, kernel.name.split("_", 1)[1], attrs, layouts, same, kernel.body, kernel.epilogue, inner
 
 
 def _emit(kernel: Kernel) -> tuple[str, int]:
@@ -128,6 +129,8 @@ def _emit(kernel: Kernel) -> tuple[str, int]:
     def place(op: Operand) -> str:
         return pointer(kernel, op, output=any(op is o for o in kernel.outputs))
 
+    if kernel.kind == "bundle":
+        return _emit_bundle(kernel), len(kernel.parts)
     if kernel.kind == "loops":
         text = emit_loops(kernel, "@NAME@", place).replace("static NPU_NOINLINE int", "int", 1)
         return f"{text}extern const long @NAME@_scratch = {scratch_bytes(kernel)};\n", 1
@@ -135,6 +138,24 @@ def _emit(kernel: Kernel) -> tuple[str, int]:
         text = emit_small(kernel, "@NAME@", place).replace("static NPU_NOINLINE int", "int", 1)
         return f"{text}extern const long @NAME@_scratch = {small_scratch_bytes(kernel)};\n", 2
     return f"// kind {kernel.kind}\n" + emit_anchor(kernel, "@NAME@", place), 4
+
+
+def _emit_bundle(kernel: Kernel) -> str:
+    """A function that calls those of the parts, each with its own operands and its own counter."""
+    text, calls, first = "", [], 0
+    for n, part in enumerate(kernel.parts):
+
+        def place(op: Operand, part: Kernel = part) -> str:
+            return pointer(part, op, output=any(op is o for o in part.outputs))
+
+        text += emit_loops(part, f"@NAME@_{n}", place)
+        calls.append(f"@NAME@_{n}(bufs + {first}, arena, th, counter + {n})")
+        first += len(part.operands)
+    scratch = max(scratch_bytes(part) for part in kernel.parts)
+    return (
+        f"{text}int @NAME@({ARGUMENTS}) {{\n  return {' | '.join(calls)};\n}}\n"
+        f"extern const long @NAME@_scratch = {scratch};\n"
+    )
 
 
 def _main_unit(schedules: list[Schedule], calls: dict[str, list[str]], symbols: dict[str, str], units: _Units) -> str:
@@ -161,7 +182,7 @@ def _entry(s: Schedule, names: list[str], symbol: str) -> str:
     rows: list[str] = []
     steps = [k.step for k in s.kernels] + [-1]
     for i, (kernel, name) in enumerate(zip(s.kernels, names, strict=True)):
-        operands = [*kernel.inputs, *kernel.outputs]
+        operands = kernel.operands
         last = "true" if steps[i + 1] != kernel.step else "false"
         rows.append(f"{{{name}, {len(refs)}, {len(operands)}, {last}}}")
         for op in operands:
@@ -169,7 +190,7 @@ def _entry(s: Schedule, names: list[str], symbol: str) -> str:
             arena = op.buffer.kind == "arena"
             refs.append(f"{{{-1 if arena else op.buffer.id}, {op.buffer.offset + byte if arena else byte}L}}")
     count = len(rows)
-    most = max((len(k.inputs) + len(k.outputs) for k in s.kernels), default=0)
+    most = max((len(k.operands) for k in s.kernels), default=0)
     return f"""
 static const Ref {symbol}_refs[] = {{{", ".join(refs) or "{0, 0}"}}};
 static const Call {symbol}_calls[] = {{{", ".join(rows) or "{nullptr, 0, 0, true}"}}};
@@ -193,7 +214,8 @@ static void {symbol}_thread(void* arg, Thread& th) {{
     if (!call.last && !a.times) continue;
     npu::barrier(th);
     if (th.tid) continue;
-    for (; done <= i; done++) {symbol}_counters[done * npu::COUNTER_STRIDE] = 0;  // nobody claims their chunks any more
+    for (; done <= i; done++)  // nobody claims their chunks any more
+      for (int k = 0; k < npu::COUNTER_STRIDE; k++) {symbol}_counters[done * npu::COUNTER_STRIDE + k] = 0;
     if (a.times) a.times[i + 1] = (double)npu::now_ns() * 1e-9;
   }}
 }}

@@ -17,6 +17,8 @@ from .scalar import literal, read, storage
 THREADS = 256
 CHUNK = 256  # keys a step
 MOST_ROWS = 8
+MERGE_THREADS = 128
+MEET_BYTES = 24 << 10
 
 
 def emit_attention(kernel: Kernel, dialect: Dialect) -> Emission:
@@ -109,10 +111,10 @@ class _Attention:
 
     def _queries(self) -> None:
         out, q = self.f.lines, self.kernel.inputs[0]
-        out.add(f"float q[{self.rows}][{self.item}];")
+        out.add(f"float q[{self.rows}][{self.item}];", "#pragma unroll")
         with out.block(f"for (int r = 0; r < {self.rows}; r++) {{"):
             out.add(self._row("r"))
-            out.add(f"for (int e = 0; e < {self.item}; e++)")
+            out.add("#pragma unroll", f"for (int e = 0; e < {self.item}; e++)")
             at = self._place(q, "b", "h", "i", "(d0 + e)")
             value = read(self.f.pointer(0), at, q.dtype).text
             factor = literal(self.kernel.attrs["scale"], "float")
@@ -190,25 +192,32 @@ class _Attention:
             out.add(f"for (int e = 0; e < {self.item}; e++) acc[r][e] += w * value[e];")
 
     def _finish(self, teams: int) -> None:
-        """The teams' values meet in group memory, a row at a time and in one fixed order."""
+        """The teams' values meet in group memory, in one fixed order: as many rows at a time as it holds."""
         f, out, per = self.f, self.f.lines, THREADS // SIMD
         dim = self.team * self.item
-        f.array("float", "meet", per * dim)
-        out.add("#pragma unroll")
-        with out.block(f"for (int r = 0; r < {self.rows}; r++) {{"):
-            if self.team < SIMD:  # first the teams of a simd
-                out.add("#pragma unroll", f"for (int m = 16; m >= {self.team}; m >>= 1)", "#pragma unroll")
-                out.add(f"  for (int e = 0; e < {self.item}; e++) acc[r][e] += simd_xor(acc[r][e], m);")
-            out.add("barrier();", f"if (lane < {self.team})")
-            out.add(f"  for (int e = 0; e < {self.item}; e++) meet[sid * {dim} + d0 + e] = acc[r][e];", "barrier();")
-            out.add(self._row("r"))
-            with out.block(f"for (int d = tid; d < {self.dv}; d += {THREADS}) {{"):
-                out.add("float x = 0.0f;", f"for (int s = 0; s < {per}; s++) x += meet[s * {dim} + d];")
+        most = max(1, min(self.rows, MEET_BYTES // (per * dim * 4)))
+        f.array("float", "meet", most * per * dim)
+        if self.team < SIMD:  # first the teams of a simd
+            out.add("#pragma unroll", f"for (int r = 0; r < {self.rows}; r++)")
+            out.add("#pragma unroll", f"  for (int m = 16; m >= {self.team}; m >>= 1)", "#pragma unroll")
+            out.add(f"    for (int e = 0; e < {self.item}; e++) acc[r][e] += simd_xor(acc[r][e], m);")
+        for first in range(0, self.rows, most):
+            rows = min(most, self.rows - first)
+            if first:
+                out.add("barrier();")
+            with out.block(f"if (lane < {self.team}) {{"):
+                out.add("#pragma unroll", f"for (int r = 0; r < {rows}; r++)", "#pragma unroll")
+                place = f"(r * {per} + sid) * {dim} + d0 + e"
+                out.add(f"  for (int e = 0; e < {self.item}; e++) meet[{place}] = acc[r + {first}][e];")
+            out.add("barrier();")
+            with out.block(f"for (int n = tid; n < {rows * self.dv}; n += {THREADS}) {{"):
+                out.add(f"const int r = n / {self.dv} + {first}, d = n % {self.dv};", self._row("r"), "float x = 0.0f;")
+                out.add("#pragma unroll")
+                out.add(f"for (int s = 0; s < {per}; s++) x += meet[((r - {first}) * {per} + s) * {dim} + d];")
                 self._store()
-            if self.splits > 1:
-                at = self._part("split", "b", "h", "i")
-                out.add(f"if (tid == 0 && exists) {{ {f.pointer(~0)}[{at} + {self.dv}] = top[r];"
-                        f" {f.pointer(~0)}[{at} + {self.dv + 1}] = total[r]; }}")  # fmt: skip
+                if self.splits > 1:
+                    at = self._part("split", "b", "h", "i")
+                    out.add(f"if (d < 2 && exists) {f.pointer(~0)}[{at} + {self.dv} + d] = d ? total[r] : top[r];")
 
     def _store(self) -> None:
         f, out, o = self.f, self.f.lines, self.kernel.outputs[0]
@@ -228,17 +237,23 @@ def emit_merge(kernel: Kernel, dialect: Dialect) -> Emission:
     out, parts, o = f.lines, kernel.inputs[0], kernel.outputs[0]
     splits, b, h, sq, width = parts.shape
     d = width - 2
-    count, step = b * h * sq * d, b * h * sq * width
-    out.add(f"const int n = gid * 128 + tid;  if (n >= {count}) return;")
-    out.add(f"const int d = n % {d}, row = n / {d};")
-    out.add(f"DEVICE const float* const part = {f.pointer(0)} + row * {width};")
-    out.add("float most = -m_inf_float();")
-    out.add("#pragma unroll 8", f"for (int s = 0; s < {splits}; s++) most = m_max(most, part[s * {step} + {d}]);")
-    out.add("float x = 0.0f, sum = 0.0f;", "#pragma unroll 8")
-    with out.block(f"for (int s = 0; s < {splits}; s++) {{"):
-        out.add(f"const float m = part[s * {step} + {d}];")
-        out.add("const float w = m == -m_inf_float() ? 0.0f : m_exp(m - most);")
-        out.add(f"x += w * part[s * {step} + d];", f"sum += w * part[s * {step} + {d + 1}];")
+    step, rows = b * h * sq * width, b * h * sq
+    f.array("float", "weight", splits)
+    f.array("float", "total", 1)
+    out.add(f"const int row = gid; DEVICE const float* const part = {f.pointer(0)} + row * {width};")
+    with out.block("if (sid == 0) {"):  # one simd weighs the parts
+        out.add("float most = -m_inf_float(), sum = 0.0f;")
+        out.add(f"for (int s = lane; s < {splits}; s += {SIMD}) most = m_max(most, part[s * {step} + {d}]);")
+        out.add("most = simd_most(most);")
+        with out.block(f"for (int s = lane; s < {splits}; s += {SIMD}) {{"):
+            out.add(f"const float m = part[s * {step} + {d}];")
+            out.add("const float w = m == -m_inf_float() ? 0.0f : m_exp(m - most);")
+            out.add(f"weight[s] = w;  sum += w > 0.0f ? w * part[s * {step} + {d + 1}] : 0.0f;")
+        out.add("sum = simd_sum(sum);", "if (lane == 0) total[0] = sum > 0.0f ? 1.0f / sum : 0.0f;")
+    out.add("barrier();")
     at = f"row / {h * sq} * {o.strides[0]} + row / {sq} % {h} * {o.strides[1]} + row % {sq} * {o.strides[2]}"
-    out.add(f"{f.pointer(~0)}[{at} + d * {o.strides[3]}] = {storage('(sum > 0.0f ? x / sum : 0.0f)', o.dtype)};")
-    return f.finish(blocks(count, 128), 128)
+    with out.block(f"for (int d = tid; d < {d}; d += {MERGE_THREADS}) {{"):
+        out.add("float x = 0.0f;", "#pragma unroll 8")
+        out.add(f"for (int s = 0; s < {splits}; s++) x += weight[s] > 0.0f ? weight[s] * part[s * {step} + d] : 0.0f;")
+        out.add(f"{f.pointer(~0)}[{at} + d * {o.strides[3]}] = {storage('x * total[0]', o.dtype)};")
+    return f.finish(rows, MERGE_THREADS)

@@ -12,12 +12,13 @@ from .attention import emit_attention, emit_merge
 from .dialect import Dialect
 from .function import Emission
 from .gemm import emit_conv, emit_gemm
-from .loops import emit_loops
+from .loops import emit_bundle, emit_loops
 from .program import ARENA, Launch
 from .small import emit_depthwise, emit_scan, emit_sort
 
 EMITTERS: dict[str, Callable[[Kernel, Dialect], Emission]] = {
     "loops": emit_loops,
+    "bundle": emit_bundle,
     "gemm": emit_gemm,
     "conv2d": emit_conv,
     "depthwise": emit_depthwise,
@@ -79,7 +80,8 @@ def _key(kernel: Kernel) -> Hashable:
         alignment = o.offset * dtypes.DTYPES[o.dtype].size % 16
         layouts.append((o.dtype, o.shape, o.strides, alignment, constant, ids.index(o.buffer.id)))
     attrs = tuple(sorted((k, v) for k, v in kernel.attrs.items()))
-    return kernel.kind, attrs, tuple(layouts), len(kernel.inputs), kernel.body, kernel.epilogue
+    inner = tuple(_key(k) for k in (kernel.prologue, *kernel.parts) if k is not None)
+    return kernel.kind, attrs, tuple(layouts), len(kernel.inputs), kernel.body, kernel.epilogue, inner
 
 
 def sources(functions: Functions, suffix: str) -> dict[str, str]:

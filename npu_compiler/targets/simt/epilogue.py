@@ -27,7 +27,7 @@ class Epilogue:
         self.lane = lane if lane in self.nest.size else -1
         self.width = 1
         if self.lane >= 0:
-            self.width = vector_width(self.nest, function, [self.step], self.lane, self.acc)
+            self.width = vector_width(self.nest, kernel, [self.step], self.lane, self.acc)
         self._count = 0
 
     def store(self, row: str, column: str, width: int, accumulators: Callable[[int, str], str]) -> None:

@@ -18,13 +18,15 @@ from .scalar import convert, read, storage
 
 @dataclass(frozen=True)
 class Product:
-    """The sizes of a product, all in elements: ``batch`` times M x K by K x N, cut along K into ``splits`` parts."""
+    """The sizes of a product, all in elements: ``batch`` times M x K by K x N, cut along K into ``splits`` parts.
+    ``lanes`` 2: columns take turns in two products, whose accumulators make one result."""
 
     batch: int
     m: int
     n: int
     k: int
     splits: int = 1
+    lanes: int = 1
 
 
 def emit_gemm(kernel: Kernel, dialect: Dialect) -> Emission:
@@ -32,7 +34,7 @@ def emit_gemm(kernel: Kernel, dialect: Dialect) -> Emission:
     if is_gemv(kernel):
         return emit_gemv(kernel, dialect)
     a = kernel.attrs
-    p = Product(a["batch"], a["m"], a["n"], a["k"], a.get("splits", 1))
+    p = Product(a["batch"], a["m"], a["n"] * (1 + a["paired"]), a["k"], a.get("splits", 1), 1 + a["paired"])
     return _tiles(kernel, dialect, p, _Rows(kernel, p))
 
 
@@ -132,9 +134,9 @@ class _Image(_Side):
 class _Weights(_Side):
     """The right operand: a row is an output column."""
 
-    def __init__(self, kernel: Kernel, p: Product, number: int = 1):
-        super().__init__(number)
-        op = kernel.inputs[number]
+    def __init__(self, kernel: Kernel, p: Product):
+        super().__init__(kernel.fixed)
+        op = kernel.inputs[kernel.fixed]
         self.p = p
         if len(op.shape) == 4:  # convolution: [groups, columns, taps, channels], dense
             self.batch, self.row, self.step = p.n * p.k, p.k, 1
@@ -206,6 +208,16 @@ def _column(kernel: Kernel, p: Product, n: str) -> tuple[str, str]:
     return part, f"tb * {p.n} + {n}" if p.batch > 1 else n
 
 
+def _shared(n: str, p: Product) -> str:
+    """The column of the output that column ``n`` of the product belongs to."""
+    return n if p.lanes == 1 else f"{n} / {p.lanes}"
+
+
+def _spread(which: int, at: str, p: Product) -> str:
+    """Where accumulator ``which`` of result ``at`` stands among neighbouring columns of the product."""
+    return at if p.lanes == 1 else f"({at}) * {p.lanes} + {which}"
+
+
 def _plain_tiles(kernel: Kernel, dialect: Dialect, p: Product, left: _Side) -> Emission:
     """64 x 64 results a group in float32, 4 x 4 a thread."""
     f = Function(kernel, dialect)
@@ -240,15 +252,15 @@ def _plain_tiles(kernel: Kernel, dialect: Dialect, p: Product, left: _Side) -> E
             out.add("  for (int j = 0; j < 4; j++) acc[i][j] += x[i] * y[j];")
         out.add("barrier();")
     epilogue = Epilogue(kernel, f)
-    width = min(epilogue.width, 4) if p.n % 4 == 0 else 1
-    row, column = _column(kernel, p, f"tn * 64 + tx{'' if width == 4 else ' + j'}")
+    width = min(epilogue.width, 4 // p.lanes) if p.n % 4 == 0 else 1
+    row, _ = _column(kernel, p, "")
     out.add("#pragma unroll")
     with out.block("for (int i = 0; i < 4; i++) {"):
         out.add(f"const int m = tm * 64 + ty + i;  if (m >= {p.m}) break;", "#pragma unroll")
-        with out.block(f"for (int j = 0; j < 4; j += {width}) {{"):
+        with out.block(f"for (int j = 0; j < 4; j += {width * p.lanes}) {{"):
             out.add(f"if (tn * 64 + tx + j >= {p.n}) break;")
-            _, column = _column(kernel, p, "tn * 64 + tx + j")
-            epilogue.store(row + "m", column, width, lambda _, at: f"acc[i][j + {at}]")
+            _, column = _column(kernel, p, _shared("(tn * 64 + tx + j)", p))
+            epilogue.store(row + "m", column, width, lambda which, at: f"acc[i][j + {_spread(which, at, p)}]")
     return f.finish(tiles_m * tiles_n * p.batch * p.splits, 256)
 
 
@@ -367,18 +379,19 @@ class _MatrixTiles:
         out.add("barrier();")
         epilogue = Epilogue(self.kernel, f)
         width = epilogue.width
-        while p.n % width:
+        while p.n // p.lanes % width:
             width //= 2
-        per_row = t.n // width
+        per_row = t.n // p.lanes // width
         with out.block(f"for (int c = tid; c < {t.m * per_row}; c += {t.threads}) {{"):
-            out.add(f"const int m = c / {per_row}, n = c % {per_row} * {width};")
+            out.add(f"const int m = c / {per_row}, n = c % {per_row} * {width * p.lanes};")
             with out.block(f"if (tm * {t.m} + m < {p.m} && tn * {t.n} + n < {p.n}) {{"):
-                out.add(f"float acc[{width}];")
+                out.add(f"float acc[{width * p.lanes}];")
                 if width % 4 == 0:
-                    out.add("#pragma unroll", f"for (int e = 0; e < {width}; e += 4) {{")
+                    out.add("#pragma unroll", f"for (int e = 0; e < {width * p.lanes}; e += 4) {{")
                     out.add(f"  const Vec<float, 4> v = *(GROUP const Vec<float, 4>*)(results + m * {ld} + n + e);")
                     out.add("  acc[e] = v.v[0]; acc[e + 1] = v.v[1]; acc[e + 2] = v.v[2]; acc[e + 3] = v.v[3];", "}")
                 else:
-                    out.add(f"for (int e = 0; e < {width}; e++) acc[e] = results[m * {ld} + n + e];")
-                start, column = _column(self.kernel, p, f"tn * {t.n} + n")
-                epilogue.store(f"{start}tm * {t.m} + m", column, width, lambda _, at: f"acc[{at}]")
+                    out.add(f"for (int e = 0; e < {width * p.lanes}; e++) acc[e] = results[m * {ld} + n + e];")
+                start, column = _column(self.kernel, p, _shared(f"(tn * {t.n} + n)", p))
+                row = f"{start}tm * {t.m} + m"
+                epilogue.store(row, column, width, lambda which, at: f"acc[{_spread(which, at, p)}]")

@@ -8,11 +8,10 @@ from ... import dtypes
 from ...kernel import Kernel
 from ..nest import build_nest
 from ..row_passes import make_row
-from .dialect import SIMD, Dialect
+from .dialect import Dialect
 from .epilogue import Epilogue
 from .function import Emission, Function, blocks, simds
-from .loops import Points, RowFold, scalars_for
-from .part import Part
+from .loops import Points, RowFold, scalars_for, vector_width
 
 MOST_ROWS = 4  # of the left operand; more is a tile's work
 REGISTERS = 16  # 16-byte loads a thread holds at once
@@ -20,7 +19,7 @@ REGISTERS = 16  # 16-byte loads a thread holds at once
 
 def is_gemv(kernel: Kernel) -> bool:
     """Few rows against weights that lie row by row."""
-    a, w = kernel.attrs, kernel.inputs[1]
+    a, w = kernel.attrs, kernel.inputs[kernel.fixed]
     size = dtypes.DTYPES[w.dtype].size
     dense = (w.strides[2] == 1 or a["k"] == 1) and not any(s * size % 16 for s in (a["k"], w.strides[1], w.offset))
     return a["m"] <= MOST_ROWS and a["batch"] == 1 and dense and "splits" not in a
@@ -55,26 +54,42 @@ def choose_shape(pieces: int, columns: int, cores: int) -> Shape:
 def emit_gemv(kernel: Kernel, dialect: Dialect) -> Emission:
     """Each group makes ``rows`` results: partial sums of its threads meet in group memory, in a fixed order.
 
-    With a second weight (attrs ``dual``) every result has two accumulators. ``prologue``, a :class:`Part` over a single
-    row, makes the left operand in every group: a norm, say.
+    A prologue (a norm, say) makes the left operand in every group, each thread its own part of it. In a paired product
+    the rows of the weight take turns: two accumulators for each result.
     """
     return _Gemv(kernel, dialect).emit()
+
+
+def takes_prologue(kernel: Kernel, dialect: Dialect) -> bool:
+    """Whether the row that the prologue makes can be computed where it is needed: in pieces of 16 bytes of the weight,
+    along one dim."""
+    inner, a = kernel.prologue, kernel.attrs
+    assert inner is not None
+    if not is_gemv(kernel) or a["m"] != 1:
+        return False
+    item = 16 // dtypes.DTYPES[kernel.inputs[kernel.fixed].dtype].size
+    if not choose_shape(a["k"] // item, a["n"] * (1 + a["paired"]), dialect.cores).vectors:
+        return False
+    nest = build_nest(inner)
+    if nest.empty or nest.rows or len(nest.folds) != 1 or nest.points(nest.folds) != a["k"]:
+        return False
+    row = make_row(nest, 1, scratch=0)
+    steps = [s for p in row.passes for s in p.steps]
+    if row.stores or any(s.per_row for s in steps):
+        return False
+    return vector_width(nest, inner, steps, nest.folds[0], most=item) == item
 
 
 class _Gemv:
     def __init__(self, kernel: Kernel, dialect: Dialect):
         self.kernel, a = kernel, kernel.attrs
-        self.m, self.n, self.k = a["m"], a["n"], a["k"]
-        self.weights = [1, 2] if a.get("dual") else [1]
-        w = kernel.inputs[1]
+        self.m, self.k, self.lanes = a["m"], a["k"], 1 + a["paired"]
+        self.n = a["n"] * self.lanes  # rows of the weight
+        w = kernel.inputs[kernel.fixed]
         self.dtype, self.item = dtypes.DTYPES[w.dtype].ctype, 16 // dtypes.DTYPES[w.dtype].size
         self.pieces = self.k // self.item
         shape = choose_shape(self.pieces, self.n, dialect.cores)
-        self.threads, self.vectors = shape.threads, shape.vectors
-        self.rows = max(1, shape.rows // len(self.weights)) if self.vectors else shape.rows
-        self.prologue: Part | None = a.get("prologue")
-        if self.prologue is not None and not self.vectors:
-            raise AssertionError("a prologue needs weights that fit registers")
+        self.threads, self.vectors, self.rows = shape.threads, shape.vectors, max(shape.rows, self.lanes)
         self.f = Function(kernel, dialect, early=True)
 
     def emit(self) -> Emission:
@@ -84,35 +99,35 @@ class _Gemv:
             self._preload()
             out.add("wait_inputs();")
             self._left()
-            out.add(f"float sum[{len(self.weights)}][{self.m}][{self.rows}] = {{}};")
-            out.add("#pragma unroll")
+            out.add(f"float sum[{self.m}][{self.rows}] = {{}};", "#pragma unroll")
             with out.block(f"for (int v = 0; v < {self.vectors}; v++) {{"):
                 self._multiply("v")
         else:
-            out.add("wait_inputs();")
-            out.add(f"float sum[{len(self.weights)}][{self.m}][{self.rows}] = {{}};", "#pragma unroll 4")
+            out.add("wait_inputs();", f"float sum[{self.m}][{self.rows}] = {{}};", "#pragma unroll 4")
             with out.block(f"for (int piece = tid; piece < {self.pieces}; piece += {self.threads}) {{"):
-                for n, number in enumerate(self.weights):
-                    out.add(f"uint4 w{n}[{self.rows}][1];", "#pragma unroll")
-                    out.add(f"for (int r = 0; r < {self.rows}; r++) w{n}[r][0] = {self._load(number, 'r', 'piece')};")
+                out.add(f"uint4 w[{self.rows}][1];", "#pragma unroll")
+                out.add(f"for (int r = 0; r < {self.rows}; r++) w[r][0] = {self._load('r', 'piece')};")
                 out.add(f"float x[{self.m}][1][{self.item}];")
                 self._read("piece", "0")
                 self._multiply("0")
         self._meet()
         epilogue = Epilogue(self.kernel, f)
-        columns = self.rows * self.m
-        with out.block(f"if (tid < {columns}) {{"):
-            out.add(f"const int row_of = tid / {self.rows}, column = first + tid % {self.rows}; (void)row_of;")
-            for n in range(len(self.weights)):
+        columns, total = self.rows // self.lanes, self.rows * self.m
+        with out.block(f"if (tid < {columns * self.m}) {{"):
+            out.add(
+                f"const int row_of = tid / {columns}, column = first / {self.lanes} + tid % {columns}; (void)row_of;"
+            )
+            for n in range(self.lanes):
+                at = f"s * {total} + tid * {self.lanes} + {n}"
                 out.add(f"float total{n} = 0.0f;")
-                at = f"s * {columns * len(self.weights)} + {n * columns} + tid"
                 out.add(f"for (int s = 0; s < {simds(self.threads)}; s++) total{n} += part[{at}];")
-            guard = f"if (column < {self.n}) {{" if self.n % self.rows else "{"
+            guard = f"if (column < {self.n // self.lanes}) {{" if self.n % self.rows else "{"
             with out.block(guard):
                 epilogue.store("row_of", "column", 1, lambda which, at: f"total{which}")
         return f.finish(blocks(self.n, self.rows), self.threads)
 
-    def _load(self, number: int, row: str, piece: str) -> str:
+    def _load(self, row: str, piece: str) -> str:
+        number = self.kernel.fixed
         w = self.kernel.inputs[number]
         at = f"first + {row}"
         if self.n % self.rows:
@@ -123,23 +138,24 @@ class _Gemv:
     def _preload(self) -> None:
         out = self.f.lines
         whole = self.vectors * self.threads == self.pieces
-        for n, number in enumerate(self.weights):
-            if self.kernel.inputs[number].buffer.kind not in ("weight", "const"):
-                out.add("wait_inputs();")
-            out.add(f"uint4 w{n}[{self.rows}][{self.vectors}];")
-            out.add("#pragma unroll", f"for (int r = 0; r < {self.rows}; r++)", "#pragma unroll")
-            with out.block(f"  for (int v = 0; v < {self.vectors}; v++) {{"):
-                out.add(f"const int piece = v * {self.threads} + tid;")
-                load = self._load(number, "r", "piece")
-                out.add(f"w{n}[r][v] = {load};" if whole else
-                        f"if (piece < {self.pieces}) w{n}[r][v] = {load}; else w{n}[r][v] = zero16();")  # fmt: skip
+        if self.kernel.inputs[self.kernel.fixed].buffer.kind not in ("weight", "const"):
+            out.add("wait_inputs();")
+        out.add(f"uint4 w[{self.rows}][{self.vectors}];")
+        out.add("#pragma unroll", f"for (int r = 0; r < {self.rows}; r++)", "#pragma unroll")
+        with out.block(f"  for (int v = 0; v < {self.vectors}; v++) {{"):
+            out.add(f"const int piece = v * {self.threads} + tid;")
+            load = self._load("r", "piece")
+            if whole:
+                out.add(f"w[r][v] = {load};")
+            else:
+                out.add(f"if (piece < {self.pieces}) w[r][v] = {load}; else w[r][v] = zero16();")
 
     def _left(self) -> None:
         """``x[m][v][e]``: this thread's pieces of the left operand."""
         out = self.f.lines
         out.add(f"float x[{self.m}][{self.vectors}][{self.item}];")
-        if self.prologue is not None:
-            self._prologue(self.prologue)
+        if self.kernel.prologue is not None:
+            self._prologue(self.kernel.prologue)
             return
         out.add("#pragma unroll")
         with out.block(f"for (int v = 0; v < {self.vectors}; v++) {{"):
@@ -166,32 +182,26 @@ class _Gemv:
                 else:
                     out.add(f"for (int e = 0; e < {self.item}; e++) x[{m}][{v}][e] = to_f32(({at})[e]);")
 
-    def _prologue(self, part: Part) -> None:
+    def _prologue(self, inner: Kernel) -> None:
         f, out = self.f, self.f.lines
-        nest = build_nest(part.bind(self.kernel))
+        nest = build_nest(inner)
         row = make_row(nest, 1, scratch=0)
         (lane,) = nest.folds
-        s = scalars_for(nest, f, row.steps, part.numbers(self.kernel))
+        s = scalars_for(nest, f, row.steps)
         points = Points(s, nest, lane, self.item)
         fold = RowFold(s, f)
-        made = part.result
         whole = self.vectors * self.threads == self.pieces
         for p in row.passes:
             fold.begin(p)
             out.add("#pragma unroll")
             with s.scope(f"for (int v = 0; v < {self.vectors}; v++) {{"):
                 out.add(f"const int i{lane} = (v * {self.threads} + tid) * {self.item};")
-                mine = [st for st in p.stores if st.output == made]
-                others = [st for st in p.stores if st.output != made]
                 with s.scope("{" if whole else f"if (i{lane} < {self.k}) {{"):
                     if p.folds:
                         points.run(p.folds, position=nest.position)
-                    for st in mine:
-                        points.run([st], sink="x[0][v]")
-                    if others:
-                        with s.scope("if (gid == 0) {"):
-                            points.run(others)
-                if mine and not whole:
+                    if p.stores:
+                        points.run(p.stores, sink="x[0][v]")
+                if p.stores and not whole:
                     out.add(f"else for (int e = 0; e < {self.item}; e++) x[0][v][e] = 0.0f;")
             fold.meet_along(p, self.threads)
         f.checks |= s.checks
@@ -200,22 +210,17 @@ class _Gemv:
         out = self.f.lines
         out.add("#pragma unroll")
         with out.block(f"for (int r = 0; r < {self.rows}; r++) {{"):
-            for n in range(len(self.weights)):
-                out.add(f"float y{n}[{self.item}];", f"unpack(w{n}[r][{v}], y{n}, (THREAD {self.dtype}*)nullptr);")
-                out.add("#pragma unroll", f"for (int e = 0; e < {self.item}; e++) {{")
-                for m in range(self.m):
-                    out.add(f"  sum[{n}][{m}][r] += x[{m}][{v}][e] * y{n}[e];")
-                out.add("}")
+            out.add(f"float y[{self.item}];", f"unpack(w[r][{v}], y, (THREAD {self.dtype}*)nullptr);")
+            out.add("#pragma unroll", f"for (int e = 0; e < {self.item}; e++) {{")
+            for m in range(self.m):
+                out.add(f"  sum[{m}][r] += x[{m}][{v}][e] * y[e];")
+            out.add("}")
 
     def _meet(self) -> None:
-        out, columns = self.f.lines, self.rows * self.m
-        total = columns * len(self.weights)
+        out, total = self.f.lines, self.rows * self.m
         self.f.array("float", "part", simds(self.threads) * total)
         out.add("#pragma unroll")
         with out.block(f"for (int n = 0; n < {total}; n++) {{"):
-            out.add(f"const float t = simd_sum(sum[n / {columns}][n % {columns} / {self.rows}][n % {self.rows}]);")
+            out.add(f"const float t = simd_sum(sum[n / {self.rows}][n % {self.rows}]);")
             out.add(f"if (lane == 0) part[sid * {total} + n] = t;")
         out.add("barrier();")
-
-
-__all__ = ["SIMD", "emit_gemv", "is_gemv"]

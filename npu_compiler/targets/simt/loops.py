@@ -40,10 +40,12 @@ def scalars_for(
 
 
 # -- vectors ------------------------------------------------------------------------------------------------------
-def vector_width(nest: Nest, function: Function, steps: Sequence[Step], lane: int, registers: int = 2**31) -> int:
-    """Neighbours along ``lane`` that every access can take at once (in up to 16 bytes), or 1. Operands from number
-    ``registers`` on are not in memory."""
-    widest = 8
+def vector_width(
+    nest: Nest, kernel: Kernel, steps: Sequence[Step], lane: int, registers: int = 2**31, most: int = 0
+) -> int:
+    """Neighbours along ``lane`` that every access can take at once, or 1: in up to 16 bytes, or ``most`` if given.
+    Operands from number ``registers`` on are not in memory."""
+    widest = most or 8
     found: set[Expr] = {x for s in steps for e in s.exprs() for x in expr.walk(e) if x.op == "load"}
     found = {x for x in found if x.value.operand < registers}
     for x in found:
@@ -53,11 +55,10 @@ def vector_width(nest: Nest, function: Function, steps: Sequence[Step], lane: in
         if inside or c not in (0, 1) or (c and x.value.guarded):
             return 1
         if c:
-            op = function.operand(x.value.operand)
-            step = math.gcd(*(k for t, k in form.terms.items() if t is not expr.index(lane)), form.const, op.offset,
-                            *(k for _, k in x.value.checks))  # fmt: skip
-            step = step or 8
-            widest = min(widest, 16 // dtypes.DTYPES[x.dtype].size, step & -step)
+            op = kernel.inputs[x.value.operand] if x.value.operand >= 0 else kernel.outputs[~x.value.operand]
+            beside = (k for t, k in form.terms.items() if t is not expr.index(lane))
+            step = math.gcd(*beside, form.const, op.offset, *(k for _, k in x.value.checks)) or 16
+            widest = min(widest, most or 16 // dtypes.DTYPES[x.dtype].size, step & -step)
     n = nest.size[lane]
     while n % widest:
         widest //= 2
@@ -163,19 +164,54 @@ def memory_order(nest: Nest, dims: Sequence[int], loads: bool = False) -> list[i
 
 # -- pointwise ------------------------------------------------------------------------------------------------------
 def _pointwise(nest: Nest, function: Function) -> Emission:
-    s = scalars_for(nest, function, nest.steps)
+    groups = _points_of(nest, function, function.kernel, scalars_for(nest, function, nest.steps), "gid")
+    return function.finish(groups, THREADS)
+
+
+def _points_of(nest: Nest, function: Function, kernel: Kernel, s: Scalars, group: str) -> int:
+    """Every point of ``kernel``'s nest, by as many groups as are returned; ``group`` counts them."""
     order = memory_order(nest, nest.order)
-    width = vector_width(nest, function, nest.steps, order[-1]) if order else 1
+    width = vector_width(nest, kernel, nest.steps, order[-1]) if order else 1
     count = nest.points(order) // width
     out = function.lines
     flat = "uint64_t" if count >= 2**31 else "uint"
-    out.add(f"const {flat} f = ({flat})gid * {THREADS}u + (uint)tid;")
+    out.add(f"const {flat} f = ({flat}){group} * {THREADS}u + (uint)tid;")
     if count % THREADS:
         out.add(f"if (f >= {count}u) return;")
     decode(s, nest, order, "f", width)
     Points(s, nest, order[-1] if order else -1, width).run(nest.steps)
-    function.checks = s.checks
-    return function.finish(blocks(count, THREADS), THREADS)
+    function.checks |= s.checks
+    return blocks(count, THREADS)
+
+
+def is_pointwise(kernel: Kernel) -> bool:
+    """Whether every point of a ``loops`` kernel is a matter of its own."""
+    if kernel.body is None or kernel.body.axes:
+        return False
+    nest = build_nest(kernel)
+    return not nest.serial or nest.empty or all(d in nest.private for d in nest.order)
+
+
+def emit_bundle(kernel: Kernel, dialect: Dialect) -> Emission:
+    """The function of a ``bundle`` of pointwise kernels: each has groups of its own."""
+    function, first, inputs, outputs = Function(kernel, dialect), 0, 0, 0
+    for part in kernel.parts:
+        numbers = {n: inputs + n for n in range(len(part.inputs))}
+        numbers |= {~n: ~(outputs + n) for n in range(len(part.outputs))}
+        inputs, outputs = inputs + len(part.inputs), outputs + len(part.outputs)
+        nest = build_nest(part)
+        if nest.empty:
+            continue
+        fold_single_points(nest)
+        s = scalars_for(nest, function, nest.steps, numbers)
+        mark = len(function.lines.text)
+        function.lines.depth += 1
+        groups = _points_of(nest, function, part, s, f"(gid - {first})")
+        function.lines.depth -= 1
+        function.lines.text.insert(mark, f"  if (gid >= {first} && gid < {first + groups}) {{")
+        function.lines.add("}")
+        first += groups
+    return function.finish(first, THREADS)
 
 
 # -- scatters whose places come from data ---------------------------------------------------------------------------
@@ -281,7 +317,7 @@ class _Reduction:
         nest, out, s = self.nest, self.out, self.s
         folds = memory_order(nest, nest.folds, loads=True)
         steps = [st for p in self.row.passes for st in p.steps]
-        width = vector_width(nest, self.function, steps, folds[-1])
+        width = vector_width(nest, self.function.kernel, steps, folds[-1])
         team = SIMD if self.count <= SIMD_FOLD and (self.rows > 64 or self.count <= 256) else 256
         if self.count // width >= 16384:
             team = 1024

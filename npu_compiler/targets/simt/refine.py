@@ -1,24 +1,55 @@
-"""Kernels as the scheduler made them -> kernels that suit a GPU."""
+"""Kernels as the scheduler made them -> kernels that suit a GPU: what it cannot fuse comes apart again, and long sums
+are cut where most cores would be idle."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
 
+from ... import expr
+from ...compose import bundled
 from ...kernel import Buffer, Kernel, Operand, Schedule, contiguous_strides
 from .attention import MOST_ROWS
 from .dialect import Dialect
+from .gemv import takes_prologue
+from .loops import is_pointwise
 
 KEYS_OF_A_SPLIT = 32
 MOST_SPLITS = 64
 
 
 def refine(schedule: Schedule, dialect: Dialect) -> None:
-    """Cut long sums that would leave most cores idle."""
+    """Rewrite the kernels of an entry point; memory is not planned yet."""
     kernels: list[Kernel] = []
     for k in schedule.kernels:
-        kernels += _split_attention(schedule, k, dialect) if k.kind == "attention" else [k]
+        if k.kind == "attention":
+            kernels += _split_attention(schedule, k, dialect)
+        elif k.kind == "bundle":
+            kernels += _unbundle(k)
+        elif k.prologue is not None and not takes_prologue(k, dialect):
+            kernels += _apart(schedule, k)
+        else:
+            kernels.append(k)
     schedule.kernels = kernels
+
+
+def _unbundle(k: Kernel) -> list[Kernel]:
+    """Only pointwise kernels share a launch: the threads of a group must go the same way."""
+    inside, outside = [p for p in k.parts if is_pointwise(p)], [p for p in k.parts if not is_pointwise(p)]
+    if len(inside) < 2:
+        return list(k.parts)
+    return [*outside, bundled(inside)]
+
+
+def _apart(schedule: Schedule, k: Kernel) -> list[Kernel]:
+    """The prologue as a kernel before its product."""
+    assert k.prologue is not None and k.epilogue is not None
+    out = k.prologue.outputs[0]
+    row = replace(out, buffer=new_buffer(schedule, out.dtype, out.buffer.shape, out.buffer.name).buffer)
+    first = replace(k.prologue, outputs=[row])
+    shift = k.fixed - 1
+    epilogue = expr.substitute(k.epilogue, loads=lambda x: expr.load(x.value - shift, x.dtype, x.args))
+    return [first, replace(k, inputs=[row, *k.inputs[k.fixed :]], prologue=None, epilogue=epilogue)]
 
 
 def new_buffer(schedule: Schedule, dtype: str, shape: tuple[int, ...], name: str) -> Operand:

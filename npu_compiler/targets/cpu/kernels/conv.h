@@ -79,6 +79,7 @@ template <class D, class TX, class TW> struct ConvPlan {
   static constexpr bool ROW_TAPS = G == 1 && D::dil_w == 1 && PIXEL == DENSE_PIXEL;  // a row of taps is contiguous
   static constexpr int NTAPS = (int)(ROW_TAPS ? D::R : D::R * D::S), LEN = (int)(ROW_TAPS ? D::S * CU : CU);
   static constexpr int SEGMENT = Operands<TX, TW>::SEGMENT;
+  static constexpr bool PAIRED = false;
   static constexpr long UNITS = (long)NTAPS * LEN, GROUP_BYTES = CU * 4, W_IMAGE_BYTES = 0;
 
   static constexpr long quantum_rows() {  // the fewest output rows that fill whole tiles well

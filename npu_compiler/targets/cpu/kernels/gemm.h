@@ -15,6 +15,7 @@ struct GemmDims {
   static constexpr long B = 1;         // batch: product b uses a + b * batch_a and the b-th packed weight matrix
   static constexpr long batch_a = 0;   // elements
   static constexpr bool shared_w = true;  // all products use the same weights
+  static constexpr bool paired = false;   // two products, whose panels of weights alternate: epi(acc, acc1, row, ...)
 };
 
 // Rows of a block and panels of a chunk, for `rows` of row_bytes each, in steps of `quantum`, against `panels` of
@@ -45,12 +46,14 @@ template <class D, class TA, class TW> struct GemmPlan {
                                (D::lda * (long)sizeof(TA) % 4096 == 0 && D::M > 8);
   static constexpr long ROW_BYTES = COPY ? UNITS * 4 + (UNITS * 4 % 4096 == 0 ? 64 : 0) : D::lda * (long)sizeof(TA);
   static constexpr long NP = ceil_div(D::N, PANEL), N = D::N, G = 1, IMAGES = D::B;
-  static constexpr Blocking BLOCKING = choose_blocking(D::B, D::M, TILE_ROWS, UNITS * 4, false, NP, UNITS * Kind::W_BYTES,
-                                                       D::K * PANEL);
+  static constexpr bool PAIRED = D::paired;
+  static constexpr long HALVES = 1 + PAIRED, PANEL_BYTES = HALVES * UNITS * Kind::W_BYTES;
+  static constexpr Blocking BLOCKING = choose_blocking(D::B, D::M, TILE_ROWS, UNITS * 4, false, NP, PANEL_BYTES,
+                                                       HALVES * D::K * PANEL);
   static constexpr long Q = BLOCKING.block_rows, BLOCKS = ceil_div(D::M, Q), Q_LAST = D::M - (BLOCKS - 1) * Q;
   static constexpr long PG = BLOCKING.chunk_panels;
   static constexpr int NTAPS = 1, LEN = (int)UNITS, SEGMENT = Operands<TA, TW>::SEGMENT;
-  static constexpr long GROUP_BYTES = 0, W_IMAGE_BYTES = D::shared_w ? 0 : NP * UNITS * Kind::W_BYTES;
+  static constexpr long GROUP_BYTES = 0, W_IMAGE_BYTES = D::shared_w ? 0 : NP * PANEL_BYTES;
   static constexpr long COPY_BYTES = COPY ? Q * ROW_BYTES : 0;
 
   static void tables(int32_t* off, long* taps) {

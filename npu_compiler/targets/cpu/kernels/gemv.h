@@ -10,7 +10,8 @@ constexpr int PANEL_VECS = PANEL / VL;
 constexpr int gemv_streams(long m) {
   return m > 4 ? 0 : (int)min_of(4, TILE_ROWS * TILE_VECS / (m * PANEL_VECS));
 }
-constexpr long GEMV_SEGMENT = 128;
+// Units in one chain of additions (see SEGMENT_F32): here a chain is one lane's, and libraries sum a row in many lanes.
+template <class Kind> constexpr long gemv_segment = is_same<Kind, F32>::value ? 16 : 128;
 constexpr long GEMV_AHEAD = 1024;  // bytes between use and prefetch in each stream
 
 struct GemvArgs {
@@ -42,9 +43,9 @@ template <class Kind, int M, int PANELS> NPU_NOINLINE void gemv_tile(const GemvA
       }
     }
   };
-  for (long k = 0; k < a.len;) {  // in segments, see SEGMENT_F32
+  for (long k = 0; k < a.len;) {
     const bool first = k == 0;
-    const long end = min_of(a.len, k + GEMV_SEGMENT);
+    const long end = min_of(a.len, k + gemv_segment<Kind>);
 #pragma GCC unroll 4
     for (int s = 0; s < PANELS; s++)
 #pragma GCC unroll 8
@@ -83,27 +84,29 @@ template <class Plan, class D, class TA, class TW, class Epi>
 NPU_INLINE void gemv(const TA* a, const TW* weights, Epi& epi, Thread& th, int* counter) {
   using Kind = typename Plan::Kind;
   constexpr int MOST = gemv_streams(D::M);
-  constexpr int STREAMS = MOST >= 4 && Plan::NP / 4 < CHUNKS ? (Plan::NP / 2 < CHUNKS ? 1 : 2) : MOST;
-  constexpr long GROUPS = ceil_div(Plan::NP, STREAMS), PANEL_BYTES = Plan::UNITS * Kind::W_BYTES;
-  float acc[STREAMS * D::M * PANEL] __attribute__((aligned(64)));
+  constexpr long HALVES = Plan::HALVES, PANELS = HALVES * Plan::NP, HALF_BYTES = Plan::UNITS * Kind::W_BYTES;
+  constexpr int WANTED = MOST >= 4 && PANELS / 4 < CHUNKS ? (PANELS / 2 < CHUNKS ? 1 : 2) : MOST;
+  constexpr int STREAMS = WANTED > 1 ? WANTED / HALVES * HALVES : 1;
+  constexpr long GROUP = max_of(STREAMS, HALVES), GROUPS = ceil_div(PANELS, GROUP), PAIR = D::M * PANEL;
+  float acc[GROUP * PAIR] __attribute__((aligned(64)));
   long prepared = -1;
   const char* x = nullptr;
   for (long i; (i = next_chunk(th, counter)) < D::B * GROUPS;) {
-    const long image = i / GROUPS, panel = i % GROUPS * STREAMS, panels = min_of(STREAMS, Plan::NP - panel);
+    const long image = i / GROUPS, panel = i % GROUPS * GROUP, panels = min_of(GROUP, PANELS - panel);
     if (prepared != image) {
       x = Plan::prepare(a, image, 0, th.scratch);
       prepared = image;
     }
-    const char* w = (const char*)weights + image * Plan::W_IMAGE_BYTES + panel * PANEL_BYTES;
-    GemvArgs args{x, Plan::ROW_BYTES, Plan::UNITS, w, PANEL_BYTES, acc};
-    if (STREAMS > 1 && panels < STREAMS) {
-      for (long s = 0; s < panels; s++, args.w += PANEL_BYTES, args.acc += D::M * PANEL)
+    const char* w = (const char*)weights + image * Plan::W_IMAGE_BYTES + panel * HALF_BYTES;
+    GemvArgs args{x, Plan::ROW_BYTES, Plan::UNITS, w, HALF_BYTES, acc};
+    if (panels != STREAMS) {
+      for (long s = 0; s < panels; s++, args.w += HALF_BYTES, args.acc += PAIR)
         gemv_tile<Kind, D::M, 1>(args);
     } else {
       gemv_tile<Kind, D::M, STREAMS>(args);
     }
-    for (long s = 0; s < panels; s++)
-      finish<D::N>(acc + s * D::M * PANEL, (int)D::M, image * D::M, (panel + s) * PANEL, 0, epi);
+    for (long s = 0; s < panels; s += HALVES)
+      finish<D::N, Plan::PAIRED>(acc + s * PAIR, PAIR, (int)D::M, image * D::M, (panel + s) / HALVES * PANEL, 0, epi);
   }
 }
 

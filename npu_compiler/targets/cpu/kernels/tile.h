@@ -180,18 +180,22 @@ template <class Kind, long Q, bool STREAM = false> NPU_INLINE Tiling tiling() {
 }
 
 // Hands `rows` rows of a finished panel to the epilogue. N is the number of columns of a group, col the panel's first
-// column in its group, shift the group's first column.
-template <long N, class Epi>
-NPU_INLINE void finish(const float* acc, int rows, long row, long col, long shift, Epi& epi) {
+// column in its group, shift the group's first column. A paired product has a second accumulator `pair` floats behind.
+template <long N, bool PAIRED = false, class Epi>
+NPU_INLINE void finish(const float* acc, long pair, int rows, long row, long col, long shift, Epi& epi) {
   const bool whole = N % PANEL == 0 || col + PANEL <= N;
+  auto hand = [&](int v, auto lanes) __attribute__((always_inline)) {
+    if constexpr (PAIRED) epi(load_bytes<vf>(acc + v), load_bytes<vf>(acc + pair + v), row, shift + col + v, lanes);
+    else epi(load_bytes<vf>(acc + v), row, shift + col + v, lanes);
+  };
   for (int p = 0; p < rows; p++, acc += PANEL, row++) {
     if (whole) {
 #pragma GCC unroll 8
-      for (int v = 0; v < PANEL; v += VL) epi(load_bytes<vf>(acc + v), row, shift + col + v, Full{});
+      for (int v = 0; v < PANEL; v += VL) hand(v, Full{});
     } else {
       for (int v = 0; v < PANEL && col + v < N; v += VL) {
-        if (col + v + VL <= N) epi(load_bytes<vf>(acc + v), row, shift + col + v, Full{});
-        else epi(load_bytes<vf>(acc + v), row, shift + col + v, (int)(N - col - v));
+        if (col + v + VL <= N) hand(v, Full{});
+        else hand(v, (int)(N - col - v));
       }
     }
   }
@@ -206,7 +210,8 @@ constexpr long CHUNKS = 16;                 // wanted at least, so that threads 
 
 // A matrix product cut into chunks: a chunk is a block of positions times PG panels of weights.
 // Plan gives the constants Kind, IMAGES, BLOCKS, Q (positions of a block), Q_LAST, G, N, NP (columns and panels of a
-// group), PG, NTAPS, LEN, SEGMENT, GROUP_BYTES (of x), W_IMAGE_BYTES and
+// group), PG, PAIRED (weights come as two panels for each panel of results), NTAPS, LEN, SEGMENT, GROUP_BYTES (of x),
+// W_IMAGE_BYTES and
 //   tables(off, taps)                    offsets of the positions of a block, of the taps
 //   first_row(image, block)              row of the block's first position in the output
 //   prepare(x, image, block, copy)       start of the block's x, copied to `copy` if it must be padded or converted
@@ -241,11 +246,12 @@ template <class Plan> constexpr long blocked_scratch_bytes() {
 template <class Plan, class TX, class TW, class Epi>
 NPU_INLINE void blocked(const TX* x, const TW* weights, Epi& epi, Thread& th, int* counter) {
   using Kind = typename Plan::Kind;
-  constexpr long PANEL_BYTES = (long)Plan::NTAPS * Plan::LEN * Kind::W_BYTES;
+  constexpr long HALF_BYTES = (long)Plan::NTAPS * Plan::LEN * Kind::W_BYTES, HALVES = 1 + Plan::PAIRED;
+  constexpr long PANEL_BYTES = HALVES * HALF_BYTES, PAIR = TILE_ROWS * PANEL;
   int32_t* off = (int32_t*)th.scratch;
   long* taps = (long*)(th.scratch + align64(Plan::Q * 4));
   char* copy = th.scratch + blocked_tables_bytes<Plan>();
-  alignas(64) float acc[TILE_ROWS * PANEL];
+  alignas(64) float acc[HALVES * PAIR];
   long i = next_chunk(th, counter), prepared = -1;
   if (i >= Chunk<Plan>::COUNT) return;
   Plan::tables(off, taps);
@@ -273,8 +279,10 @@ NPU_INLINE void blocked(const TX* x, const TW* weights, Epi& epi, Thread& th, in
       for (int t = 0, done = 0; t < tiles.count; t++) {
         const int rows = tiles.rows + (t < tiles.tall);
         TileArgs a{from, off + done, taps, Plan::NTAPS, Plan::LEN, nullptr, nullptr, Plan::SEGMENT, nullptr, 0};
-        run_tile<Kind>(tiles, t, a, panel, next, parts, acc);
-        finish<Plan::N>(acc, rows, row + done, col, group * Plan::N, epi);
+        for (long half = 0; half < HALVES; half++)
+          run_tile<Kind>(tiles, t, a, panel + half * HALF_BYTES, next ? next + half * HALF_BYTES : nullptr, parts,
+                         acc + half * PAIR);
+        finish<Plan::N, Plan::PAIRED>(acc, PAIR, rows, row + done, col, group * Plan::N, epi);
         done += rows;
       }
     }
