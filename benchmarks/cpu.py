@@ -15,7 +15,6 @@ import argparse
 import ctypes
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -28,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from readme import hardware, write_section
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "cpu_resnet.json"
@@ -329,13 +329,6 @@ def start_times() -> dict[str, float]:
 
 
 # -- results
-def _hardware() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return f"{line.split(':')[1].strip()}, {os.cpu_count()} CPUs"
-    return platform.processor()
-
-
 def table(results: dict[str, Any]) -> str:
     """Markdown: milliseconds (and the ratio to the faster float32 peer, or to OpenVINO's bfloat16)."""
     names = [
@@ -376,14 +369,6 @@ def table(results: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def write_readme(results: dict[str, Any]) -> None:
-    path = ROOT / "README.md"
-    text = path.read_text()
-    start, end = "<!-- bench:cpu -->\n", "<!-- /bench -->"
-    head, rest = text.split(start)
-    path.write_text(head + start + table(results) + "\n" + end + rest.split(end, 1)[1])
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=["resnet18", "resnet50"])
@@ -394,13 +379,13 @@ def main() -> None:
     parser.add_argument("--one", nargs=2)
     args = parser.parse_args()
     if args.table:
-        write_readme(json.loads(RESULTS.read_text()))
+        write_section("cpu", table(json.loads(RESULTS.read_text())))
         return
     if args.one:
         print(json.dumps(one(args.one[0], int(args.one[1]), args.seconds)))
         return
     results: dict[str, Any] = {
-        "command": "python benchmarks/cpu.py", "date": date.today().isoformat(), "hardware": _hardware(),
+        "command": "python benchmarks/cpu.py", "date": date.today().isoformat(), "hardware": hardware(),
         "threads": THREADS,
         "versions": {p: version(p) for p in ("torch", "onnxruntime", "openvino", "numpy")},
         "compile": start_times(), "rows": [], "peak_gflops": {},

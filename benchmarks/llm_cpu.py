@@ -1,0 +1,302 @@
+"""Decoding and prefill beside llama.cpp, OpenVINO and PyTorch, in turns within one run, and beside what memory gives.
+
+    pip install llama-cpp-python "optimum-intel[openvino]" transformers gguf
+    python benchmarks/llm_cpu.py                 writes benchmarks/results/cpu_llm.json
+    python benchmarks/llm_cpu.py --table         writes the table of the README from it
+
+Exact architectures with random bfloat16 weights, written once to ``--work``. Every engine runs in a process of its own
+on two threads (``llm_engines.py``); only one works at a time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from readme import hardware, write_section
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+RESULTS = Path(__file__).resolve().parent / "results" / "cpu_llm.json"
+ENGINES = ("npusim", "llama.cpp", "openvino", "torch")
+PROMPT, FAR = 128, 4096
+STEPS = 16
+
+_COMMON = {
+    "hidden_act": "silu", "tie_word_embeddings": True, "bos_token_id": 1, "eos_token_id": 2, "torch_dtype": "bfloat16",
+    "attention_dropout": 0.0, "initializer_range": 0.02, "use_cache": True,
+}  # fmt: skip
+MODELS: dict[str, dict[str, Any]] = {
+    "qwen2.5-1.5b": {
+        **_COMMON, "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "vocab_size": 151936,
+        "hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28, "num_attention_heads": 12,
+        "num_key_value_heads": 2, "max_position_embeddings": 32768, "rope_theta": 1e6, "rms_norm_eps": 1e-6,
+    },
+    "smollm2-135m": {
+        **_COMMON, "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 49152,
+        "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9,
+        "num_key_value_heads": 3, "max_position_embeddings": 8192, "rope_theta": 1e5, "rms_norm_eps": 1e-5,
+    },
+}  # fmt: skip
+
+
+# -- checkpoints -------------------------------------------------------------------------------------------------------
+def checkpoint(work: Path, name: str) -> Path:
+    """A folder with the model as the hub has it, as GGUF, and as OpenVINO has it."""
+    folder = work / name
+    if not (folder / "config.json").exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        import safetensors.numpy
+
+        safetensors.numpy.save_file(weights(MODELS[name]), folder / "model.safetensors", metadata={"format": "pt"})
+        (folder / "config.json").write_text(json.dumps(MODELS[name]))
+    if not (folder / "model.gguf").exists():
+        write_gguf(folder, MODELS[name])
+    if not (folder / "openvino" / "openvino_model.xml").exists():
+        command = [str(Path(sys.executable).with_name("optimum-cli")), "export", "openvino", "--model", str(folder)]
+        command += ["--task", "text-generation-with-past", "--weight-format", "fp16", str(folder / "openvino")]
+        subprocess.run(command, check=True)
+    return folder
+
+
+def weights(config: dict[str, Any]) -> dict[str, np.ndarray]:
+    """Normal numbers of the model's own scale: one block, rotated for each tensor, so that no two are equal."""
+    import ml_dtypes
+
+    from npu_compiler.frontend.llm.config import LLMConfig, parameter_shapes
+
+    block = (np.random.default_rng(0).standard_normal((1 << 24) + 7) * 0.02).astype(ml_dtypes.bfloat16)
+    out = {}
+    for number, (key, shape) in enumerate(parameter_shapes(LLMConfig.from_hf(config)).items()):
+        values = np.resize(np.roll(block, 1013 * number), shape)
+        out[key] = (values + 1).astype(values.dtype) if "norm" in key else values
+    return out
+
+
+_GGUF_NAMES = {
+    "model.embed_tokens": "token_embd", "model.norm": "output_norm", "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
+}  # fmt: skip
+
+
+def write_gguf(folder: Path, config: dict[str, Any]) -> None:
+    import gguf
+    import safetensors.numpy
+
+    path = folder / "model.gguf.part"
+    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    w = gguf.GGUFWriter(path, config["model_type"])
+    w.add_block_count(config["num_hidden_layers"])
+    w.add_context_length(config["max_position_embeddings"])
+    w.add_embedding_length(config["hidden_size"])
+    w.add_feed_forward_length(config["intermediate_size"])
+    w.add_head_count(heads)
+    w.add_head_count_kv(kv_heads)
+    w.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    w.add_rope_freq_base(config["rope_theta"])
+    w.add_rope_dimension_count(config["hidden_size"] // heads)
+    w.add_vocab_size(config["vocab_size"])
+    w.add_tokenizer_model("no_vocab")
+    for key, array in safetensors.numpy.load_file(folder / "model.safetensors").items():
+        name, kind = key.rsplit(".", 1)
+        if name.startswith("model.layers."):
+            _, _, layer, inner = name.split(".", 3)
+            name = f"blk.{layer}.{_GGUF_NAMES[inner]}"
+        else:
+            name = _GGUF_NAMES[name]
+        if config["model_type"] == "llama" and name.endswith(("attn_q", "attn_k")):  # that type rotates neighbours
+            n = heads if name.endswith("q") else kv_heads
+            array = array.reshape(n, 2, array.shape[0] // n // 2, -1).swapaxes(1, 2).reshape(array.shape)
+        if array.ndim == 1:
+            w.add_tensor(f"{name}.{kind}", array.astype(np.float32))
+        else:
+            raw = np.ascontiguousarray(array).view(np.uint8)
+            w.add_tensor(f"{name}.{kind}", raw, raw_dtype=gguf.GGMLQuantizationType.BF16)
+    w.write_header_to_file()
+    w.write_kv_data_to_file()
+    w.write_tensors_to_file()
+    w.close()
+    path.rename(folder / "model.gguf")
+
+
+# -- engines -----------------------------------------------------------------------------------------------------------
+class Worker:
+    """An engine in its process."""
+
+    def __init__(self, name: str, folder: Path):
+        command = [sys.executable, str(Path(__file__).with_name("llm_engines.py")), name, str(folder)]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.facts = self.answer()
+
+    def answer(self) -> Any:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"an engine ended with code {self.process.wait()}: {self.process.args}")
+        return json.loads(line)
+
+    def ask(self, order: str) -> Any:
+        assert self.process.stdin is not None
+        print(order, file=self.process.stdin, flush=True)
+        return self.answer()
+
+    def close(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def verdict(folder: Path, ours: Worker, theirs: Worker) -> dict[str, Any]:
+    """RMS error of the logits behind prompts of several lengths against float32, beside PyTorch eager's in bfloat16."""
+    exact = Worker("torch float32", folder)
+    errors: dict[str, list[float]] = {"npusim": [], "torch": []}
+    kept = True
+    for length in (1, 7, 33, PROMPT, 200):
+        want, a, b = (np.load(w.ask(f"logits {length}")).astype(np.float64) for w in (exact, ours, theirs))
+        errors["npusim"].append(float(np.mean((a - want) ** 2)))
+        errors["torch"].append(float(np.mean((b - want) ** 2)))
+        top = np.sort(want)[-2:]
+        kept = kept and bool(np.argmax(a) == np.argmax(want)) or top[1] - top[0] <= 4 * np.sqrt(errors["torch"][-1])
+    exact.close()
+    ours_rms, eager_rms = (float(np.sqrt(np.mean(errors[k]))) for k in ("npusim", "torch"))
+    within = ours_rms <= 1.1 * eager_rms
+    return {"error": ours_rms, "eager_error": eager_rms, "within_gate": bool(within), "argmax_kept": bool(kept)}
+
+
+def measure(workers: dict[str, Worker], probe: Worker, rounds: int, far_rounds: int) -> dict[str, dict[str, list]]:
+    """Seconds by metric and engine; engines take turns, each decode between two bandwidth probes."""
+    times: dict[str, dict[str, list]] = {}
+
+    def add(metric: str, name: str, values: list[float]) -> None:
+        times.setdefault(metric, {}).setdefault(name, []).extend(values)
+
+    def turn(metric: str, order: str, names: list[str], count: int) -> None:
+        for name in names:
+            workers[name].ask(order)
+        for _ in range(count):
+            for name in names:
+                before = probe.ask("decode 0 1")[0]
+                found = statistics.median(workers[name].ask(order))
+                add(metric, name, [found])
+                if metric.startswith("decode"):
+                    add(f"{metric} probe", name, [(before + probe.ask("decode 0 1")[0]) / 2])
+
+    names = list(workers)
+    turn("decode", f"decode {PROMPT} {STEPS}", names, rounds)
+    turn("prefill", f"prefill {PROMPT}", names, max(3, rounds // 2))
+    if far_rounds:
+        turn("decode far", f"decode {FAR} {STEPS}", [n for n in names if n != "torch"], far_rounds)
+    return times
+
+
+def run(work: Path, name: str, engines: list[str], rounds: int, far: int) -> dict[str, Any]:
+    folder = checkpoint(work, name)
+    probe = Worker("probe", folder)
+    workers = {e: Worker(e, folder) for e in engines}
+    config = MODELS[name]
+    stored = sum(np.prod(s) for s in _shapes(config)) * 2
+    cache = 2 * 2 * config["num_hidden_layers"] * config["num_key_value_heads"]
+    cache *= config["hidden_size"] // config["num_attention_heads"]  # bytes a position
+    checked = verdict(folder, workers["npusim"], workers["torch"]) if "torch" in workers else {}
+    times = measure(workers, probe, rounds, far)
+    rows = []
+    for metric in ("decode", "prefill", "decode far"):
+        for e, seconds in times.get(metric, {}).items():
+            row: dict[str, Any] = {"engine": e, "metric": metric, "samples": len(seconds)}
+            row |= {"median_ms": statistics.median(seconds) * 1e3, "min_ms": min(seconds) * 1e3}
+            if metric != "prefill":
+                read = stored + cache * (FAR if "far" in metric else PROMPT)
+                probes = times[f"{metric} probe"][e]
+                row["gb_per_s"] = read / row["median_ms"] / 1e6
+                row["probe_gb_per_s"] = 1e-9 / statistics.median(probes)
+                row["of_probe"] = statistics.median(read / s * p for s, p in zip(seconds, probes, strict=True))
+            rows.append(row)
+            print(f"{name:13s} {metric:10s} {e:10s} {row['median_ms']:9.2f} ms", _share(row), flush=True)
+    facts = {e: w.facts for e, w in workers.items()}
+    for w in (*workers.values(), probe):
+        w.close()
+    return {"model": name, "weight_bytes": int(stored), "cache_bytes_per_position": cache, "verdict": checked,
+            "rows": rows, "processes": facts}  # fmt: skip
+
+
+def _share(row: dict[str, Any]) -> str:
+    return f"{row['gb_per_s']:.1f} GB/s, {row['of_probe']:.0%} of the probe" if "of_probe" in row else ""
+
+
+def _shapes(config: dict[str, Any]) -> list[tuple[int, ...]]:
+    from npu_compiler.frontend.llm.config import LLMConfig, parameter_shapes
+
+    return list(parameter_shapes(LLMConfig.from_hf(config)).values())
+
+
+# -- the table ---------------------------------------------------------------------------------------------------------
+def table(results: dict[str, Any]) -> str:
+    names = [e for e in ENGINES if any(r["engine"] == e for m in results["models"] for r in m["rows"])]
+    lines = ["| model | " + " | ".join(names) + " | of bandwidth |", "|---|" + "---:|" * (len(names) + 1)]
+    for m in results["models"]:
+        mark = "" if m["verdict"].get("within_gate") and m["verdict"].get("argmax_kept") else " ✗"
+        for metric, label in (
+            ("decode", f"decode at position {PROMPT}"), ("decode far", f"decode at position {FAR}"),
+            ("prefill", f"prefill of {PROMPT}"),
+        ):  # fmt: skip
+            by = {r["engine"]: r for r in m["rows"] if r["metric"] == metric}
+            if "npusim" not in by:
+                continue
+            best = min((r["median_ms"] for e, r in by.items() if e != "npusim"), default=float("nan"))
+            ours = by["npusim"]
+            cells = [f"**{ours['median_ms']:.1f}** (×{ours['median_ms'] / best:.2f}){mark}"]
+            cells += [f"{by[e]['median_ms']:.1f}" if e in by else "" for e in names if e != "npusim"]
+            share = f"{ours['of_probe']:.0%}" if "of_probe" in ours else ""
+            lines.append(f"| {m['model']}, {label} | " + " | ".join(cells) + f" | {share} |")
+    versions = ", ".join(f"{k} {v}" for k, v in results["versions"].items())
+    lines += [
+        "",
+        f"Median milliseconds (a token, or the whole prompt), bfloat16, {results['threads']} threads, "
+        f"{results['hardware']}, {results['date']}; in brackets the ratio to the fastest of the others; the last "
+        "column is what npusim reads (weights and cache) over what a bandwidth probe read. OpenVINO holds "
+        "float16 weights and computes in bfloat16. Random weights; npusim's logits passed the error gate (RMS error "
+        "against float32 ≤ 1.1 × PyTorch eager's in bfloat16, same largest logit) unless marked ✗. "
+        f"Versions: {versions}. Command: `{results['command']}`.",
+    ]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
+    parser.add_argument("--engines", nargs="+", default=list(ENGINES), choices=ENGINES)
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--far", type=int, default=3, help=f"rounds at position {FAR}")
+    parser.add_argument("--work", type=Path, default=Path("llm_checkpoints"))
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--prepare", action="store_true", help="write the checkpoints only")
+    parser.add_argument("--table", action="store_true")
+    args = parser.parse_args()
+    if args.table:
+        write_section("llm", table(json.loads(args.out.read_text())))
+        return
+    if args.prepare:
+        for name in args.models:
+            checkpoint(args.work, name)
+        return
+    packages = {"llama.cpp": "llama-cpp-python", "openvino": "openvino", "torch": "torch"}
+    results = {
+        "command": "python benchmarks/llm_cpu.py", "date": date.today().isoformat(), "hardware": hardware(),
+        "threads": 2, "versions": {p: version(p) for e, p in packages.items() if e in args.engines},
+        "models": [run(args.work, name, args.engines, args.rounds, args.far) for name in args.models],
+    }  # fmt: skip
+    args.out.write_text(json.dumps(results, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
