@@ -283,6 +283,9 @@ def write_gguf(path: Path, model: Any, arch: str, half: bool = False) -> Path:
         writer.add_rope_scaling_factor(c.rope.factor)
     if c.rope.kind == "yarn":
         writer.add_rope_scaling_orig_ctx_len(c.rope.original_positions)
+    if c.rope.kind == "llama3":  # the converter stores what plain frequencies are divided by
+        plain = inverse_frequencies(dataclasses.replace(c.rope, kind="default"), 1)
+        writer.add_tensor("rope_freqs.weight", (plain / inverse_frequencies(c.rope, 1)).numpy())
     if c.logit_softcap:
         writer.add_final_logit_softcapping(c.logit_softcap)
     writer.add_tokenizer_model("gpt2")

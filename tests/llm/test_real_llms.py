@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
+import numpy as np
 import pytest
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 pytest.importorskip("tokenizers")
 pytest.importorskip("gguf")
 
-from npu_runtime.llm import LLM
-from npusim.models.download import RegistryUnavailable
+from npu_compiler.frontend.llm import open_checkpoint  # noqa: E402
+from npu_runtime.llm import LLM  # noqa: E402
+from npusim.models.download import RegistryUnavailable  # noqa: E402
+
+from .teacher import FULL, divergence, teacher  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.network]
 
@@ -19,9 +26,12 @@ STORY = (
 )
 
 
-def load(name: str, **options: object) -> LLM:
+TEXT = Path(__file__).parents[2] / "LICENSE"
+
+
+def load(name: str, max_len: int = 256, **options: object) -> LLM:
     try:
-        return LLM.load(name, max_len=256, **options)  # type: ignore[arg-type]
+        return LLM.load(name, max_len=max_len, **options)  # type: ignore[arg-type]
     except RegistryUnavailable as error:
         pytest.skip(str(error))
 
@@ -40,3 +50,50 @@ def test_smollm2(dtype: str) -> None:
     assert answer.text == " Paris.\n\nThe answer is: 2"
     counting = llm.generate("1, 2, 3, 4, 5,", max_tokens=20, stream=False)
     assert counting.text.startswith(" 6, 7, 8, 9, 10, 11")
+
+
+def transformers_llama(path: Path) -> Any:
+    """The checkpoint in transformers, in float32."""
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    checkpoint = open_checkpoint(path, "float32")
+    c = checkpoint.config
+    config = transformers.LlamaConfig(
+        vocab_size=c.vocab_size, hidden_size=c.hidden_size, intermediate_size=c.intermediate_size,
+        num_hidden_layers=c.num_layers, num_attention_heads=c.num_heads, num_key_value_heads=c.num_kv_heads,
+        rms_norm_eps=c.norm_eps, tie_word_embeddings=c.tied_embedding, max_position_embeddings=c.max_position_embeddings,
+        rope_parameters={"rope_type": "default", "rope_theta": c.rope.theta},
+    )  # fmt: skip
+    model = transformers.LlamaForCausalLM(config).eval()
+    state = {name: torch.from_numpy(np.array(array)) for name, array in checkpoint.weights.items()}
+    assert set(model.load_state_dict(state, strict=False).missing_keys) <= {"lm_head.weight"}
+    model.tie_weights()
+    return model
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("name", "window"),
+    [
+        ("tinystories-15m", 256),  # what it was made for: two texts
+        pytest.param("smollm2-135m", 512, marks=pytest.mark.skipif(not FULL, reason="takes minutes")),
+    ],
+)
+def test_teacher_forced_logits(name: str, window: int, dtype: str) -> None:
+    """512 tokens of text, token by token and as prompts of many lengths. Divergence is also taken from the model as it
+    was before its weights were rounded."""
+    llm = load(name, window, dtype=dtype)
+    ids = llm.encode(TEXT.read_text())[:512]
+    windows = [ids[i : i + window] for i in range(0, 512, window)]
+    model = transformers_llama(llm.path)
+    with torch.no_grad():
+        plain = np.concatenate([model(torch.tensor([w])).logits[0].double().numpy() for w in windows])
+    forced = teacher(model, dtype, windows)
+    logits = np.concatenate([llm.logits(w) for w in windows])
+    print(f"{name} {dtype}, token by token: {forced.check(logits)}")
+    lengths = np.arange(8, window + 1, 8)
+    prompts = np.concatenate([llm.logits(windows[0][:n], prompt=n) for n in lengths])
+    print(f"{name} {dtype}, {len(lengths)} prompts: {forced.check(prompts, lengths - 1)}")
+    if dtype != "float32":
+        ours, theirs = divergence(plain, logits.astype(np.float64)), divergence(plain, forced.eager)
+        print(f"{name} {dtype}, KL from float32 weights: {ours:.3g} per token, transformers {theirs:.3g}")
+        assert ours <= 1.1 * theirs

@@ -66,11 +66,12 @@ def softcapped(module: Any, query: Any, key: Any, value: Any, mask: Any, **optio
     return eager_attention_forward(module, query, key, value, mask, softcap=module.attn_logit_softcapping, **options)
 
 
-def hf_model(name: str, dtype: torch.dtype = torch.float32) -> Any:
-    """The model of transformers with weights large enough for peaked, diverse logits, and norms that are not 1."""
+def hf_model(name: str, dtype: torch.dtype = torch.float32, **changes: Any) -> Any:
+    """The model of transformers with weights large enough for peaked, diverse logits, and norms that are not 1.
+    ``changes`` are settings of the config."""
     family, settings = CASES[name]
     suffix = "TextConfig" if family == "Gemma3" else "Config"
-    config = getattr(transformers, family + suffix)(**{**_SMALL, **settings})
+    config = getattr(transformers, family + suffix)(**{**_SMALL, **settings, **changes})
     if "softcap" in name:
         transformers.AttentionInterface.register("softcapped", softcapped)
         transformers.AttentionMaskInterface.register("softcapped", transformers.masking_utils.eager_mask)

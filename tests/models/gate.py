@@ -59,19 +59,20 @@ class Expected:
             found.append({name: max(a - floor, 0) / max(b, 1e-300) for name, (a, b) in pairs.items()})
         return found
 
-    def check(self, results: Sequence[np.ndarray]) -> None:
-        """The gate, for every output."""
+    def check(self, results: Sequence[np.ndarray], tail: float = 1.0) -> None:
+        """The gate, for every output; ``tail`` is more room for the largest error, where errors have heavy tails."""
         for i, (exact, ours) in enumerate(zip(self.exact, results, strict=True)):
             assert np.isfinite(exact).all() and exact.any(), f"output {i}: the reference means nothing"
             assert ours.shape == exact.shape and np.isfinite(ours).all(), f"output {i}: a wrong shape, or not finite"
         for i, ratios in enumerate(self.ratios(results)):
-            too_large = {n: ratios[n] for n, _, factor in MEASURES if not ratios[n] <= factor}
+            room = {n: factor * tail if n == "largest" else factor for n, _, factor in MEASURES}
+            too_large = {n: ratios[n] for n in room if not ratios[n] <= room[n]}
             assert not too_large, f"output {i}: errors over eager's: {ratios}"
 
-    def check_ranking(self, results: Sequence[np.ndarray], output: int = 0) -> None:
+    def check_ranking(self, results: Sequence[np.ndarray], output: int = 0, margin: float | None = None) -> None:
         """Argmax and top-5 set of each row, where the margin exceeds what errors of eager's size could turn around."""
         exact, ours = (x[output].reshape(-1, x[output].shape[-1]) for x in (self.exact, results))
-        margin = 6 * rms(self.eager[output] - self.exact[output])
+        margin = 6 * rms(self.eager[output] - self.exact[output]) if margin is None else margin
         for wanted, found in zip(exact, ours, strict=True):
             order, mine = np.argsort(-wanted), np.argsort(-found)
             for k in (1, 5):
