@@ -1,4 +1,4 @@
-"""Host arrays: numpy and torch tensors in, one kind of array for the rest of the runtime; memory that fits vectors."""
+"""Host memory that fits vectors, and what fits into it."""
 
 from __future__ import annotations
 
@@ -17,38 +17,6 @@ from npu_compiler.errors import BackendError
 
 ALIGNMENT = 64  # bytes: a cache line, and the widest vector
 HUGE_PAGE = 2 << 20
-
-
-def is_torch(value: Any) -> bool:
-    """Whether ``value`` is a torch tensor, without importing torch."""
-    return type(value).__module__.partition(".")[0] == "torch" and hasattr(value, "detach")
-
-
-def to_array(value: Any) -> np.ndarray:
-    """A numpy array of the same elements (torch's bfloat16 becomes ml_dtypes'); it may share memory.
-
-    Raises ``TypeError`` for anything but numpy arrays, numpy scalars and dense torch tensors.
-    """
-    if is_torch(value):
-        tensor = value.detach().cpu().resolve_conj().resolve_neg()
-        if str(tensor.dtype) == "torch.bfloat16":
-            import torch
-
-            return np.asarray(tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16))
-        return np.asarray(tensor.numpy())
-    if isinstance(value, np.ndarray | np.generic):
-        array = np.asarray(value)
-        return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
-    raise TypeError(f"{type(value).__name__} is neither a numpy array nor a torch tensor")
-
-
-def to_torch(array: np.ndarray) -> Any:
-    """A torch tensor that shares the array's memory."""
-    import torch
-
-    if array.dtype == ml_dtypes.bfloat16:
-        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(array)
 
 
 def widens(source: np.dtype[Any], target: np.dtype[Any]) -> bool:

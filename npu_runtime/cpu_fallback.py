@@ -16,11 +16,10 @@ import numpy as np
 
 from npu_compiler.alias import Key
 from npu_compiler.errors import BackendError, CompileError, InputError, Reason, WeightError
+from npu_compiler.host_arrays import to_array, to_torch
 from npu_compiler.ir import IRGraph, OpNode, TensorSpec
 from npu_compiler.ir_reader import graph_weights_used, leaf_key
 from npu_compiler.ops.registry import STRUCTURAL
-
-from .arrays import to_array, to_torch
 
 if TYPE_CHECKING:
     import torch

@@ -15,11 +15,11 @@ from npu_compiler.errors import InputError, WeightError
 from npu_compiler.ir import IRGraph, TensorSpec
 from npu_compiler.ir_reader import graph_weights_used, leaf_key
 from npu_compiler.partitioner import NPU, Partition, PartitionPlan, TransferOp, name_of
+from npu_compiler.weight_files import WeightSource, open_weights
 
 from .backend import Backend, DeviceBuffer, get_backend
 from .cpu_fallback import CPUPartition
 from .executor import Executor, Inputs, host_input, ordered
-from .weight_files import WeightSource, open_weights
 
 CompileFn = Callable[[IRGraph], CompiledProgram]
 

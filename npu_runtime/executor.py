@@ -12,9 +12,10 @@ import numpy as np
 from npu_compiler import dtypes
 from npu_compiler.compiled_program import CompiledProgram, EntryPoint, IOSpec
 from npu_compiler.errors import BackendError, InputError, WeightError
+from npu_compiler.host_arrays import to_array
 from npu_compiler.ir import TensorSpec
 
-from .arrays import to_array, widens, zeros
+from .arrays import widens, zeros
 from .backend import Backend, DeviceBuffer, Launch, get_backend
 from .profiler import Profiler, measure
 from .weight_loader import WeightStore, load_weights

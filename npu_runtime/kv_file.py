@@ -11,9 +11,9 @@ import numpy as np
 
 from npu_compiler.errors import InputError, WeightError
 from npu_compiler.files import write_atomic
+from npu_compiler.weight_files import SafetensorsFile
 
 from .executor import State
-from .weight_files import SafetensorsFile
 from .weight_loader import WeightStore
 
 _TOKENS, _IDENTITY = "npusim.tokens", "npusim.identity"

@@ -9,8 +9,8 @@ import numpy as np
 
 from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.errors import BackendError, InputError
+from npu_compiler.host_arrays import is_torch, to_torch
 
-from .arrays import is_torch, to_torch
 from .backend import Backend, get_backend
 from .executor import Executor, Inputs, State
 from .profiler import Profiler

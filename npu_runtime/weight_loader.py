@@ -16,10 +16,10 @@ from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.errors import ArtifactError, BackendError, WeightError
 from npu_compiler.graph import Graph, Node, Value
 from npu_compiler.interp import evaluate_node
+from npu_compiler.weight_files import WeightSource, open_weights
 
 from .arrays import ALIGNMENT, check_memory
 from .backend import Backend, DeviceBuffer, get_backend
-from .weight_files import WeightSource, open_weights
 
 _log = logging.getLogger(__name__)
 

@@ -168,7 +168,7 @@ def _load_npy(file: str) -> np.ndarray:
 
 
 def _load_npz(file: str) -> dict[str, np.ndarray]:
-    from npu_runtime.weight_files import open_weights
+    from npu_compiler.weight_files import open_weights
 
     source = open_weights(Path(file))
     return {name: source.read(name) for name in source.names()}

@@ -16,8 +16,8 @@ from npu_compiler.describe import si, totals
 from npu_compiler.errors import ArtifactError, CompileError, InputError
 from npu_compiler.explanation import explain
 from npu_compiler.files import write_atomic
+from npu_compiler.host_arrays import is_torch, to_array, to_torch
 from npu_compiler.partitioner import CPU, PartitionPlan
-from npu_runtime.arrays import is_torch, to_array, to_torch
 from npu_runtime.backend import DeviceBuffer, get_backend
 from npu_runtime.dag_executor import DAGExecutor
 

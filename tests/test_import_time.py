@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+import npu_compiler
 
 
 def child_seconds(code: str, tries: int = 5) -> float:
@@ -41,6 +45,19 @@ def modules_after(code: str) -> set[str]:
 def test_no_heavy_imports(code: str) -> None:
     loaded = modules_after(code)
     assert not loaded & {"torch", "rich", "transformers", "PIL", "pytest"}
+
+
+def test_the_compiler_does_not_know_the_runtime() -> None:
+    """Nor does either know the commands, but for finding a built-in model by its name."""
+    root, found = Path(npu_compiler.__file__).parents[1], set()
+    for package in ("npu_compiler", "npu_runtime"):
+        for file in (root / package).rglob("*.py"):
+            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+                names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+                names += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
+                found |= {(package, name.partition(".")[0], file.name) for name in names}
+    assert not {file for package, name, file in found if (package, name) == ("npu_compiler", "npu_runtime")}
+    assert {(package, file) for package, name, file in found if name == "npusim"} == {("npu_runtime", "llm_loader.py")}
 
 
 def test_help_loads_only_argparse() -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import ml_dtypes
 import numpy as np
 import torch
 
 from npu_compiler import dtypes
 from npu_compiler.errors import CaptureError, WeightError
+from npu_compiler.host_arrays import to_array, to_torch
 
 __all__ = ["dtype_name", "numpy_to_tensor", "state_dict_numpy", "tensor_to_numpy"]
 
@@ -22,18 +22,13 @@ def dtype_name(dtype: torch.dtype, where: str) -> str:
 
 def tensor_to_numpy(t: torch.Tensor) -> np.ndarray:
     """The values of ``t``, sharing its memory if it lives on the CPU; bfloat16 becomes ``ml_dtypes.bfloat16``."""
-    t = t.detach().cpu().resolve_conj().resolve_neg()
-    if t.dtype == torch.bfloat16:
-        return t.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
-    return t.numpy()
+    return to_array(t)
 
 
 def numpy_to_tensor(array: np.ndarray) -> torch.Tensor:
     """A tensor of the array's dtype, ``ml_dtypes.bfloat16`` included; it shares memory that is writable."""
-    array = array if array.flags.writeable else array.copy()
-    if array.dtype == ml_dtypes.bfloat16:
-        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(array)
+    tensor: torch.Tensor = to_torch(array if array.flags.writeable else array.copy())
+    return tensor
 
 
 def state_dict_numpy(model: torch.nn.Module) -> dict[str, np.ndarray]:

@@ -60,7 +60,8 @@ def transformers_llama(path: Path) -> Any:
     config = transformers.LlamaConfig(
         vocab_size=c.vocab_size, hidden_size=c.hidden_size, intermediate_size=c.intermediate_size,
         num_hidden_layers=c.num_layers, num_attention_heads=c.num_heads, num_key_value_heads=c.num_kv_heads,
-        rms_norm_eps=c.norm_eps, tie_word_embeddings=c.tied_embedding, max_position_embeddings=c.max_position_embeddings,
+        rms_norm_eps=c.norm_eps, tie_word_embeddings=c.tied_embedding,
+        max_position_embeddings=c.max_position_embeddings,
         rope_parameters={"rope_type": "default", "rope_theta": c.rope.theta},
     )  # fmt: skip
     model = transformers.LlamaForCausalLM(config).eval()

@@ -21,7 +21,7 @@ from npu_compiler.frontend.llm.config import DTYPES, LLMConfig, parameter_shapes
 from npu_compiler.frontend.llm.gguf_file import GGUFFile, hf_config
 from npu_compiler.frontend.llm.keys import unsupported
 from npu_compiler.frontend.llm.vocabulary import byte_level_bpe, sentencepiece_bpe
-from npu_runtime.weight_files import Spec, WeightSource, open_weights
+from npu_compiler.weight_files import Spec, WeightSource, open_weights
 
 __all__ = ["Checkpoint", "CheckpointWeights", "open_checkpoint", "rotary_halves"]
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from npu_compiler import dtypes
 from npu_compiler.errors import ConfigError, WeightError
-from npu_runtime.weight_files import Spec, WeightSource
+from npu_compiler.weight_files import Spec, WeightSource
 
 __all__ = ["GGUFFile", "hf_config"]
 

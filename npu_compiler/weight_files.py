@@ -21,8 +21,7 @@ import numpy as np
 
 from npu_compiler import dtypes
 from npu_compiler.errors import WeightError
-
-from .arrays import is_torch, to_array
+from npu_compiler.host_arrays import is_torch, to_array
 
 _MAX_HEADER = 100_000_000  # as the format's own readers have it
 _SAFETENSORS = {
