@@ -28,6 +28,7 @@ _SAFETENSORS = {
     "BOOL": "bool", "U8": "uint8", "I8": "int8", "I16": "int16", "I32": "int32", "I64": "int64",
     "F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64", "C64": "complex64",
 }  # fmt: skip
+_AGAIN = "download or copy it again"
 _OTHER_SIZES = {"U16": 2, "U32": 4, "U64": 8, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1}
 
 Spec = tuple[tuple[int, ...], str]
@@ -106,11 +107,12 @@ class SafetensorsFile(WeightSource):
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
             if size < 8:
-                raise WeightError(f"{path}: offset {size}: the file ends within its header")
+                raise WeightError(f"{path}: offset {size}: the file ends within its header; {_AGAIN}")
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         length = int.from_bytes(self._map[:8], "little")
         if length > min(_MAX_HEADER, size - 8):
-            raise WeightError(f"{path}: offset 0: a header of {length} bytes does not fit a file of {size}")
+            detail = f"a header of {length} bytes does not fit a file of {size}"
+            raise WeightError(f"{path}: offset 0: {detail}; it is no safetensors file, or truncated: {_AGAIN}")
         self._start = 8 + length
         self._entries = _parse_header(self._map[8 : self._start], size - self._start, self.origin)
 
@@ -182,8 +184,10 @@ def _parse_entry(entry: Any, data_size: int) -> tuple[str, tuple[int, ...], int,
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(type(n) is int for n in offsets):
         raise ValueError("data_offsets is no pair of numbers")
     begin, end = offsets
-    if not 0 <= begin <= end <= data_size:
-        raise ValueError(f"data_offsets {begin} to {end} of {data_size} bytes")
+    if not 0 <= begin <= end:
+        raise ValueError(f"data_offsets {begin} to {end}")
+    if end > data_size:
+        raise ValueError(f"data_offsets {begin} to {end} of {data_size} bytes: the file is truncated; {_AGAIN}")
     known = dtypes.DTYPES[_SAFETENSORS[dtype]].size if dtype in _SAFETENSORS else _OTHER_SIZES.get(dtype)
     if known is not None and end - begin != math.prod(shape) * known:
         raise ValueError(f"{end - begin} bytes for {dtype}{shape}")
@@ -232,6 +236,9 @@ def _indexed_files(index: Path) -> list[Path]:
         raise WeightError(f"{index}: not an index of shards (no 'weight_map'): {error}") from None
     if any(Path(name).name != name for name in names):
         raise WeightError(f"{index}: a shard lies outside of the index's directory")
+    missing = [name for name in names if not (index.parent / name).is_file()]
+    if missing:
+        raise WeightError(f"{index} lists {', '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not there")
     return [index.parent / name for name in names]
 
 

@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, NoReturn
@@ -153,7 +154,9 @@ def _run(args: argparse.Namespace) -> Any:
 
     module, _, function = args.handler.partition(":")
     try:
-        return getattr(import_module(f"npusim.{module}"), function)(args, Status(quiet=args.quiet or args.json))
+        with warnings.catch_warnings():
+            warnings.showwarning = _warn
+            return getattr(import_module(f"npusim.{module}"), function)(args, Status(quiet=args.quiet or args.json))
     except NPUError as error:
         refused = isinstance(error, CompileError) and getattr(args, "no_fallback", False) and bool(error.reasons)
         code = POLICY if refused else USER_ERROR
@@ -165,6 +168,11 @@ def _run(args: argparse.Namespace) -> Any:
             raise
         text = f"npusim: internal error: {type(error).__name__}: {error}\nNPU_DEBUG=1 shows where; please report it"
         return Result(_error(error, []), [text], INTERNAL)
+
+
+def _warn(message: Warning | str, *where: Any, **more: Any) -> None:
+    """A warning as a line of its own: where in this package it was raised is nobody's concern."""
+    print(f"npusim: warning: {message}", file=sys.stderr)
 
 
 def _error(error: Exception, reasons: Sequence[Any]) -> dict[str, Any]:

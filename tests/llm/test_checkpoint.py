@@ -202,11 +202,14 @@ NORM, DOWN = "model.norm.weight", "model.layers.1.mlp.down_proj.weight"
          rf"weight '{NORM}' is \[7\], the config expects \[48\]"),
         (lambda f: change_weights(f, lambda s: s.update({NORM: torch.ones(48, dtype=torch.int8)})),
          rf"weight '{NORM}' is int8; quantised models are read from GGUF only"),
-        (truncate, r"model\.safetensors: header of weight .*data_offsets"),
+        (truncate, r"model\.safetensors: header of weight .*data_offsets .*the file is truncated; download or copy it"),
+        (lambda f: (f / "model.safetensors").write_bytes(b"version https://git-lfs.github.com/spec/v1"),
+         r"model\.safetensors: offset 0: .*it is no safetensors file, or truncated"),
         (replace_by_pickle, r"pytorch_model\.bin is a pickle: convert it to safetensors"),
         (lambda f: (f / "config.json").unlink(), r"there is no config\.json"),
         (lambda f: tiny.edit(f, num_hidden_layers=3), r"lacks 9 tensor\(s\) .*layers\.2\.input_layernorm"),
-        (lambda f: tiny.edit(f, vocab_size=100), r"embed_tokens\.weight' is \[96, 48\], the config expects \[100,"),
+        (lambda f: tiny.edit(f, vocab_size=100),
+         r"embed_tokens\.weight' is \[96, 48\], the config expects \[100, 48\]; one .* belongs to another model"),
         (lambda f: tiny.edit(f, tie_word_embeddings=False) and change_weights(f, lambda s: s.pop("lm_head.weight")),
          r"lacks 1 tensor\(s\) of a llama model: 'lm_head\.weight'"),
     ],
@@ -225,11 +228,14 @@ def test_config_that_is_no_json(tmp_path: Path) -> None:
         open_checkpoint(tmp_path)
 
 
-def test_missing_shard(tmp_path: Path) -> None:
+def test_truncated_and_missing_shards(tmp_path: Path) -> None:
     tiny.save(tiny.hf_model("llama"), tmp_path, "40KB")
     shard = sorted(tmp_path.glob("*.safetensors"))[1]
+    shard.write_bytes(shard.read_bytes()[:-4])
+    with pytest.raises(WeightError, match=rf"{re.escape(shard.name)}: header of weight .* truncated"):
+        open_checkpoint(tmp_path)
     shard.unlink()
-    with pytest.raises(WeightError, match=re.escape(shard.name)):
+    with pytest.raises(WeightError, match=rf"index\.json lists {re.escape(shard.name)}, which is not there"):
         open_checkpoint(tmp_path)
 
 

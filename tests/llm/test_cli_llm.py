@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.numpy
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("tokenizers")
@@ -126,6 +127,38 @@ def test_generate_errors(program: Path, capsys: pytest.CaptureFixture[str], extr
     assert cli.main(["generate", str(program), "-p", "hello", *extra]) == 1
     out, err = capsys.readouterr()
     assert not out and err.startswith("npusim: ") and message in err and "Traceback" not in err
+
+
+def test_a_weight_with_nan_is_named(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = small_model.write_model(tmp_path / "nan")
+    arrays = safetensors.numpy.load_file(folder / "model.safetensors")
+    arrays["model.layers.1.mlp.down_proj.weight"][2, 3] = float("nan")
+    safetensors.numpy.save_file(arrays, folder / "model.safetensors")
+    capsys.readouterr()
+    assert cli.main(["generate", str(folder), "-p", "hello", "--max-len", MAX_LEN, "-q"]) == 1
+    warning, error = capsys.readouterr().err.splitlines()
+    assert warning == "npusim: warning: weight 'model.layers.1.mlp.down_proj.weight' contains NaN"
+    assert error.startswith("npusim: the model's logits hold nan; its weights are damaged")
+
+
+@pytest.mark.parametrize(
+    ("file", "size", "message"),
+    [
+        ("model.safetensors", -100, "truncated; download or copy it again"),
+        ("model.safetensors", 50, "no safetensors file, or truncated"),
+        ("tokenizer.json", -100, "tokenizer.json is damaged"),
+        ("config.json", -10, "config.json cannot be read as JSON"),
+    ],
+)
+def test_truncated_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], file: str, size: int, message: str
+) -> None:
+    path = small_model.write_model(tmp_path / "short") / file
+    path.write_bytes(path.read_bytes()[:size])
+    capsys.readouterr()
+    assert cli.main(["generate", str(path.parent), "-p", "hello"]) == 1
+    out, err = capsys.readouterr()
+    assert not out and err.startswith("npusim: ") and message in err and len(err.splitlines()) == 1
 
 
 def test_incomplete_programs(program: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

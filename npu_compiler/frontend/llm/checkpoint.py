@@ -168,7 +168,7 @@ def _check(
     missing = sorted({place.name for place in places.values()} - there)
     if missing:
         near = difflib.get_close_matches(missing[0], sorted(there), 1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        hint = f"; the nearest it has is {near[0]!r}" if near else ""
         what = f"{len(missing)} tensor(s) of a {config.model_type} model"
         raise WeightError(f"{path} lacks {what}: {_listed(missing)}{hint}")
     heights: dict[str, int] = {}  # of tensors that several weights are part of
@@ -178,14 +178,14 @@ def _check(
         shape, stored = files.spec(place.name)
         expected = (heights[place.name] or shapes[name][0], *shapes[name][1:])
         if shape != expected:
-            raise WeightError(f"{path}: weight {place.name!r} is {list(shape)}, the config expects {list(expected)}")
+            fits = f"is {list(shape)}, the config expects {list(expected)}"
+            raise WeightError(f"{path}: weight {place.name!r} {fits}; one of the two belongs to another model")
         if not dtypes.is_float(stored):
             raise WeightError(f"{path}: weight {place.name!r} is {stored}; quantised models are read from GGUF only")
     extra = sorted(n for n in there - {place.name for place in places.values()} if not ignored.search(n))
     if extra:
-        raise WeightError(
-            f"{path} has {len(extra)} tensor(s) that no {config.model_type} model of this config has: {_listed(extra)}"
-        )
+        what = f"{len(extra)} tensor(s) that no {config.model_type} model of this config has"
+        raise WeightError(f"{path} has {what}: {_listed(extra)}; without them it would be another model")
 
 
 def _listed(names: list[str]) -> str:
