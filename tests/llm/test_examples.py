@@ -32,6 +32,14 @@ def agrees(output: str) -> bool:
     return float(found[1]) < 1e-4 and found[2] == found[3]
 
 
+def test_every_example_is_in_the_readme_and_tested() -> None:
+    readme, tests = (EXAMPLES.parent / "README.md").read_text(), Path(__file__).read_text()
+    names = [p.name for p in EXAMPLES.glob("*.py") if "def main()" in p.read_text()]
+    assert len(names) >= 3
+    for name in names:
+        assert f"examples/{name}" in readme and f'"{name}"' in tests, name
+
+
 def test_run_qwen() -> None:
     assert agrees(run("run_qwen.py", "--max-tokens", "5", "--max-len", "40"))
 
@@ -43,6 +51,7 @@ def test_run_qwen_graph() -> None:
 
 def test_extracted_ir_fits_together(tmp_path: Path) -> None:
     from npu_compiler.ir_reader import load_ir
+    from npu_compiler.stateful import carried
 
     run("extract_qwen_ir.py", "--output", str(tmp_path), "--prompt-len", "6", "--max-len", "20")
     prefill, decode = load_ir(tmp_path / "qwen_prefill.json"), load_ir(tmp_path / "qwen_decode.json")
@@ -51,6 +60,8 @@ def test_extracted_ir_fits_together(tmp_path: Path) -> None:
     taken = {t.name: t.shape for t in decode.graph_inputs}
     given = dict(zip(decode.output_names(), (t.shape for t in decode.graph_outputs), strict=True))
     assert len(mapping["layers"]) == 2
+    pairs = {x[f"decode_{k}_input"]: x[f"decode_{k}_output"] for x in mapping["layers"] for k in ("key", "value")}
+    assert carried(decode) == pairs
     for layer in mapping["layers"]:
         for kind in ("key", "value"):
             assert made[layer[f"prefill_{kind}_output"]] == (1, 2, 6, 16)
