@@ -14,7 +14,7 @@ from npu_compiler import dtypes
 from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.errors import ArtifactError, InputError
 
-from .backend import Backend, get_backend
+from .backend import Backend, DeviceBuffer, get_backend
 from .chunks import plan_chunks
 from .executor import Executor, State
 from .generation import Generation, TextOutput, Timings, Token
@@ -342,7 +342,8 @@ class _EntryRun:
         (output,) = executor.outputs
         self.size, self.vocab = specs["token_ids"].shape[1], output.shape[1]
         self._host = {n: np.zeros(specs[n].shape, np.int64) for n in _INPUTS}
-        self._inputs = {n: backend.allocate_zeros(specs[n].shape, np.dtype(np.int64)) for n in _INPUTS}
+        self._inputs = {n: backend.wrap(self._host[n]) for n in _INPUTS}
+        self._copied = [n for n, b in self._inputs.items() if not _shared(b, self._host[n])]
         self._logits = backend.allocate_empty(output.shape, dtypes.numpy_dtype(output.dtype))
         self._steps = np.arange(self.size)
         self._run = executor.bind(self._inputs, [self._logits])
@@ -354,11 +355,15 @@ class _EntryRun:
         host["token_ids"][0, len(tokens) :] = 0
         np.add(self._steps, start, out=host["positions"])
         host["last"][0] = len(tokens) - 1
-        for name, buffer in self._inputs.items():
-            self._backend.copy(buffer, host[name])
+        for name in self._copied:
+            self._backend.copy(self._inputs[name], host[name])
         self._run()
         self._run.finish()
         return self._logits.to_numpy(copy=False)[0]
+
+
+def _shared(buffer: DeviceBuffer, array: np.ndarray) -> bool:
+    return np.shares_memory(buffer.to_numpy(copy=False), array)
 
 
 def _entry_runs(program: CompiledProgram, store: WeightStore, backend: Backend, state: State) -> dict[int, _EntryRun]:

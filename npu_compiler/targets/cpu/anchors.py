@@ -85,7 +85,9 @@ def _gemm(k: Kernel, name: str, place: Place) -> str:
     else:
         prologue, before, left, scratch = _prologue(k, name, place, scratch)
     body = f"{before}{name}_epi epi{pointers};\n  gemm<{name}_dims>({left}, {place(w)}, epi, th, counter);"
-    return struct + epilogue + prologue + _function(name, body, scratch)
+    ahead = f"gemm_ahead<{name}_dims, {ctype(a)}, {ctype(w)}>(weights, th)"
+    text = struct + epilogue + prologue + _function(name, body, scratch)
+    return text + f"void {name}_ahead(const void* weights, const Thread& th) {{ {ahead}; }}\n"
 
 
 def _prologue(k: Kernel, name: str, place: Place, scratch: str) -> tuple[str, str, str, str]:

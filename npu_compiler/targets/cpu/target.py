@@ -164,10 +164,14 @@ def _main_unit(schedules: list[Schedule], calls: dict[str, list[str]], symbols: 
         '#include "pool.h"',
         "using npu::Thread;",
         "typedef int (*Kernel)(void* const* bufs, char* arena, Thread& th, int* counter);",
-        "struct Call { Kernel fn; int first, count; bool last; };  // last of its step",
+        "typedef void (*Ahead)(const void* weights, const Thread& th);",
+        "// last of its step; operand number `weights` is what `ahead` fetches while the step before ends",
+        "struct Call { Kernel fn; int first, count; bool last; Ahead ahead; int weights; };",
         "struct Ref { int buffer; long offset; };  // buffer < 0: the arena",
     ]
     parts += [f"int {f}(void* const*, char*, Thread&, int*); extern const long {f}_scratch;" for f in functions]
+    gemms = {f for s in schedules for k, f in zip(s.kernels, calls[s.name], strict=True) if k.kind == "gemm"}
+    parts += [f"void {f}_ahead(const void*, const Thread&);" for f in sorted(gemms)]
     for s in schedules:
         parts.append(_entry(s, calls[s.name], symbols[s.name]))
     scratch = "\n".join(f"  if ({f}_scratch > most) most = {f}_scratch;" for f in functions)
@@ -184,7 +188,8 @@ def _entry(s: Schedule, names: list[str], symbol: str) -> str:
     for i, (kernel, name) in enumerate(zip(s.kernels, names, strict=True)):
         operands = kernel.operands
         last = "true" if steps[i + 1] != kernel.step else "false"
-        rows.append(f"{{{name}, {len(refs)}, {len(operands)}, {last}}}")
+        ahead = f"{name}_ahead" if kernel.kind == "gemm" else "nullptr"
+        rows.append(f"{{{name}, {len(refs)}, {len(operands)}, {last}, {ahead}, {kernel.fixed}}}")
         for op in operands:
             byte = op.offset * dtypes.DTYPES[op.dtype].size
             arena = op.buffer.kind == "arena"
@@ -193,25 +198,28 @@ def _entry(s: Schedule, names: list[str], symbol: str) -> str:
     most = max((len(k.operands) for k in s.kernels), default=0)
     return f"""
 static const Ref {symbol}_refs[] = {{{", ".join(refs) or "{0, 0}"}}};
-static const Call {symbol}_calls[] = {{{", ".join(rows) or "{nullptr, 0, 0, true}"}}};
+static const Call {symbol}_calls[] = {{{", ".join(rows) or "{nullptr, 0, 0, true, nullptr, 0}"}}};
 alignas(64) static int {symbol}_counters[{max(count, 1)} * npu::COUNTER_STRIDE];
 struct {symbol}_args {{ void* const* buffers; char* arena; double* times; int failed; }};
 
 static void {symbol}_thread(void* arg, Thread& th) {{
   {symbol}_args& a = *({symbol}_args*)arg;
+  auto place = [&](int ref) -> void* {{
+    const Ref& r = {symbol}_refs[ref];
+    return (r.buffer < 0 ? a.arena : (char*)a.buffers[r.buffer]) + r.offset;
+  }};
   void* p[{max(most, 1)}];
   int done = 0;
   for (int i = 0; i < {count}; i++) {{
     const Call& call = {symbol}_calls[i];
-    for (int k = 0; k < call.count; k++) {{
-      const Ref& r = {symbol}_refs[call.first + k];
-      p[k] = (r.buffer < 0 ? a.arena : (char*)a.buffers[r.buffer]) + r.offset;
-    }}
+    for (int k = 0; k < call.count; k++) p[k] = place(k + call.first);
     if (call.fn(p, a.arena, th, {symbol}_counters + i * npu::COUNTER_STRIDE)) {{
       int none = 0;
       __atomic_compare_exchange_n(&a.failed, &none, i + 1, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
     }}
     if (!call.last && !a.times) continue;
+    const Call& next = {symbol}_calls[i + 1 < {count} ? i + 1 : i];
+    if (next.ahead && i + 1 < {count}) next.ahead(place(next.first + next.weights), th);
     npu::barrier(th);
     if (th.tid) continue;
     for (; done <= i; done++)  // nobody claims their chunks any more

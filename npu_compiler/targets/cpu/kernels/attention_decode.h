@@ -16,9 +16,17 @@ template <class D> struct DecodePlan {
   static constexpr long KEYS = ceil_div(D::SK, VL) * VL;  // row of scores
   static constexpr int DH_VECS = (int)ceil_div(D::DH, VL), DV_VECS = (int)ceil_div(D::DV, VL);
   static constexpr int V_BLOCK = (int)max_of(1, min_of(DV_VECS, (TILE_ROWS * TILE_VECS - 4) / ROWS));
-  // Scratch, in floats: scores [ROWS][KEYS], queries [ROWS][DH], VL widened keys.
-  static constexpr long Q = ROWS * KEYS, K = Q + ROWS * DH_VECS * VL, END = K + VL * DH_VECS * VL;
+  // Scratch, in floats: scores [ROWS][KEYS], queries [ROWS][DH], VL widened keys, sums [ROWS][DV].
+  static constexpr long Q = ROWS * KEYS, K = Q + ROWS * DH_VECS * VL, S = K + VL * DH_VECS * VL;
+  static constexpr long END = S + ROWS * DV_VECS * VL;
 };
+constexpr long DECODE_BLOCK = 128;  // keys whose values stay near while every block of columns is summed
+constexpr long DECODE_AHEAD = 32;   // keys between use and prefetch
+
+template <long BYTES> NPU_INLINE void prefetch_row(const void* row) {
+#pragma GCC unroll 8
+  for (long line = 0; line < BYTES; line += 64) __builtin_prefetch((const char*)row + line);
+}
 
 // Lane i of the result is the sum of the lanes of v[i].
 template <int N> NPU_INLINE vf sum_each(vf (&v)[N]) {
@@ -38,14 +46,14 @@ template <class T> NPU_INLINE void widen_row(float* out, const T* in, long n) { 
   if (i < n) store_bytes(out + i, ld(in + i, (int)(n - i)));
 }
 
-// scores[row][j] = q[row] . k[j] for all rows and keys.
-template <class D, class T> NPU_INLINE void decode_scores(const T* k, long keys, const float* q, float* wide, float* scores) {
+// Keys widened to float, VL at a time.
+template <class D, class T> NPU_INLINE void decode_scores_wide(const T* k, long keys, const float* q, float* wide, float* scores) {
   using Plan = DecodePlan<D>;
   constexpr int N = Plan::DH_VECS;
   for (long j0 = 0; j0 < keys; j0 += VL) {
     for (int j = 0; j < VL; j++) {  // surplus keys repeat the last one; their scores are overwritten
       const T* from = k + min_of(j0 + j, keys - 1) * D::k_s;
-      __builtin_prefetch(from + 2 * VL * D::k_s);
+      prefetch_row<D::DH * (long)sizeof(T)>(from + DECODE_AHEAD * D::k_s);
       widen_row(wide + j * N * VL, from, D::DH);
     }
     for (int r = 0; r < Plan::ROWS; r++) {
@@ -65,6 +73,63 @@ template <class D, class T> NPU_INLINE void decode_scores(const T* k, long keys,
   }
 }
 
+#if defined(__AVX512BF16__) && NPU_AVX512
+// The same for bf16, multiplied in pairs as they lie in memory: exact products, float sums.
+template <class D, int ROWS>
+NPU_INLINE void decode_scores_pairs(const bf16* k, long keys, const bf16* const* q, float* scores) {
+  constexpr int N = (int)(D::DH / (2 * VL));
+  for (long j0 = 0; j0 < keys; j0 += VL) {
+    vf dot[ROWS][VL];
+    for (int j = 0; j < VL; j += 4) {
+      const bf16* from[4];
+      vf acc[ROWS][4] = {};
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; i++) {
+        from[i] = k + min_of(j0 + j + i, keys - 1) * D::k_s;
+        prefetch_row<D::DH * 2>(from[i] + DECODE_AHEAD * D::k_s);
+      }
+      for (int c = 0; c < N; c++) {
+        vf kv[4];
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; i++) kv[i] = load_bytes<vf>(from[i] + c * 2 * VL);
+#pragma GCC unroll 8
+        for (int r = 0; r < ROWS; r++) {
+          const vf qv = load_bytes<vf>(q[r] + c * 2 * VL);
+#pragma GCC unroll 4
+          for (int i = 0; i < 4; i++) BF16P::step(acc[r][i], kv[i], qv);
+        }
+      }
+#pragma GCC unroll 8
+      for (int r = 0; r < ROWS; r++)
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; i++) dot[r][j + i] = acc[r][i];
+    }
+    for (int r = 0; r < ROWS; r++) store_bytes(scores + r * DecodePlan<D>::KEYS + j0, sum_each(dot[r]) * D::scale);
+  }
+}
+#endif
+
+// scores[row][j] = scale * q[row] . k[j] for all rows and keys.
+template <class D, class T>
+NPU_INLINE void decode_scores(const T* k, long keys, const T* const* q, float* queries, float* wide, float* scores) {
+  using Plan = DecodePlan<D>;
+#if defined(__AVX512BF16__) && NPU_AVX512
+  if constexpr (is_same<T, bf16>::value && D::DH % (2 * VL) == 0) {
+    constexpr int FIRST = Plan::ROWS > 6 ? Plan::ROWS / 2 : Plan::ROWS;  // accumulators for 4 keys fill the registers
+    decode_scores_pairs<D, FIRST>(k, keys, q, scores);
+    if constexpr (FIRST < Plan::ROWS)
+      decode_scores_pairs<D, Plan::ROWS - FIRST>(k, keys, q + FIRST, scores + FIRST * Plan::KEYS);
+    return;
+  }
+#endif
+  for (int r = 0; r < Plan::ROWS; r++) {
+    float* to = queries + r * Plan::DH_VECS * VL;
+    widen_row(to, q[r], D::DH);
+    for (int c = 0; c < Plan::DH_VECS; c++) store_bytes(to + c * VL, load_bytes<vf>(to + c * VL) * D::scale);
+  }
+  decode_scores_wide<D>(k, keys, queries, wide, scores);
+}
+
 // Turns a row of scores into weights exp(s - max), 0 beyond `seen`; returns 1 / sum, 0 if every key is hidden.
 NPU_INLINE float decode_softmax(float* s, long seen, long end) {
   for (long j = seen; j < end; j++) s[j] = -__builtin_inff();
@@ -81,14 +146,20 @@ NPU_INLINE float decode_softmax(float* s, long seen, long end) {
   return sum == 0.0f ? 0.0f : 1.0f / sum;
 }
 
-// V_BLOCK vectors of the output, from column d on, for all rows.
+// Adds the keys begin..end to VECS vectors of the sums, from column d on, for all rows.
 template <class D, int VECS, class T>
-NPU_INLINE void decode_values(const T* v, long keys, const float* weights, const float* factors, long d, T* const* out) {
+NPU_INLINE void decode_values(const T* v, long begin, long end, const float* weights, long d, float* sums) {
   using Plan = DecodePlan<D>;
-  vf acc[Plan::ROWS][VECS] = {};
+  vf acc[Plan::ROWS][VECS];
+  auto at = [&](int r, int c) { return sums + (r * Plan::DV_VECS + c) * VL + d; };
+#pragma GCC unroll 8
+  for (int r = 0; r < Plan::ROWS; r++)
+#pragma GCC unroll 24
+    for (int c = 0; c < VECS; c++) acc[r][c] = begin ? load_bytes<vf>(at(r, c)) : vf{};
   const long rest = D::DV - d;  // columns left; the last vector may be partial
-  for (long j = 0; j < keys; j++) {
+  for (long j = begin; j < end; j++) {
     const T* from = v + j * D::v_s + d;
+    if (d == 0) prefetch_row<D::DV * (long)sizeof(T)>(from + DECODE_AHEAD * D::v_s);
     vf value[VECS];
 #pragma GCC unroll 24
     for (int c = 0; c < VECS; c++)
@@ -103,10 +174,24 @@ NPU_INLINE void decode_values(const T* v, long keys, const float* weights, const
 #pragma GCC unroll 8
   for (int r = 0; r < Plan::ROWS; r++)
 #pragma GCC unroll 24
-    for (int c = 0; c < VECS; c++) {
-      const vf y = acc[r][c] * factors[r];
-      if (D::DV % VL == 0 || rest >= (c + 1) * VL) st(out[r] + d + c * VL, y, Full{});
-      else st(out[r] + d + c * VL, y, (int)(rest - c * VL));
+    for (int c = 0; c < VECS; c++) store_bytes(at(r, c), acc[r][c]);
+}
+
+// All keys, all columns; the rows of the result are multiplied by their factors.
+template <class D, class T>
+NPU_INLINE void decode_output(const T* v, long keys, const float* weights, const float* factors, float* sums, T* const* out) {
+  using Plan = DecodePlan<D>;
+  constexpr int WHOLE = Plan::DV_VECS / Plan::V_BLOCK, REST = Plan::DV_VECS % Plan::V_BLOCK;
+  for (long j = 0; j == 0 || j < keys; j += DECODE_BLOCK) {
+    const long end = min_of(keys, j + DECODE_BLOCK);
+    for (int c = 0; c < WHOLE; c++) decode_values<D, Plan::V_BLOCK>(v, j, end, weights, (long)c * Plan::V_BLOCK * VL, sums);
+    if constexpr (REST > 0) decode_values<D, REST>(v, j, end, weights, (long)WHOLE * Plan::V_BLOCK * VL, sums);
+  }
+  for (int r = 0; r < Plan::ROWS; r++)
+    for (int c = 0; c < Plan::DV_VECS; c++) {
+      const vf y = load_bytes<vf>(sums + (r * Plan::DV_VECS + c) * VL) * factors[r];
+      if (D::DV % VL == 0 || c + 1 < Plan::DV_VECS) st(out[r] + c * VL, y, Full{});
+      else st(out[r] + c * VL, y, (int)(D::DV % VL));
     }
 }
 
@@ -114,20 +199,19 @@ template <class D, class T, class M>
 NPU_INLINE void attention_decode(const T* q, const T* k, const T* v, const M* mask, T* out, Thread& th, int* counter,
                                  long keys, long first) {
   using Plan = DecodePlan<D>;
-  float *scores = (float*)th.scratch, *queries = scores + Plan::Q, *wide = scores + Plan::K;
+  float *scores = (float*)th.scratch, *queries = scores + Plan::Q, *wide = scores + Plan::K, *sums = scores + Plan::S;
   const long end = ceil_div(keys, VL) * VL;
   for (long i; (i = next_chunk(th, counter)) < Plan::COUNT;) {
     const long b = i / D::HK, hk = i % D::HK;
     T* rows[Plan::ROWS];
     float factors[Plan::ROWS];
+    const T* asked[Plan::ROWS];
     for (int r = 0; r < Plan::ROWS; r++) {
       const long head = hk * (D::H / D::HK) + r / D::SQ, query = r % D::SQ;
-      float* to = queries + r * Plan::DH_VECS * VL;
-      widen_row(to, q + b * D::q_b + head * D::q_h + query * D::q_s, D::DH);
-      for (int c = 0; c < Plan::DH_VECS; c++) store_bytes(to + c * VL, load_bytes<vf>(to + c * VL) * D::scale);
+      asked[r] = q + b * D::q_b + head * D::q_h + query * D::q_s;
       rows[r] = out + b * D::o_b + head * D::o_h + query * D::o_s;
     }
-    if (keys > 0) decode_scores<D>(k + b * D::k_b + hk * D::k_h, keys, queries, wide, scores);
+    if (keys > 0) decode_scores<D>(k + b * D::k_b + hk * D::k_h, keys, asked, queries, wide, scores);
     for (int r = 0; r < Plan::ROWS; r++) {
       const long head = hk * (D::H / D::HK) + r / D::SQ, query = r % D::SQ;
       const long seen = D::causal ? max_of(0, min_of(keys, query + first + 1)) : keys;
@@ -146,12 +230,7 @@ NPU_INLINE void attention_decode(const T* q, const T* k, const T* v, const M* ma
       }
       factors[r] = decode_softmax(s, seen, end);
     }
-    constexpr int WHOLE = Plan::DV_VECS / Plan::V_BLOCK, REST = Plan::DV_VECS % Plan::V_BLOCK;
-    const T* values = v + b * D::v_b + hk * D::v_h;
-    for (int c = 0; c < WHOLE; c++)
-      decode_values<D, Plan::V_BLOCK>(values, keys, scores, factors, (long)c * Plan::V_BLOCK * VL, rows);
-    if constexpr (REST > 0)
-      decode_values<D, REST>(values, keys, scores, factors, (long)WHOLE * Plan::V_BLOCK * VL, rows);
+    decode_output<D>(v + b * D::v_b + hk * D::v_h, keys, scores, factors, sums, rows);
   }
 }
 

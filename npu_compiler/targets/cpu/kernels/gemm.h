@@ -38,6 +38,12 @@ constexpr Blocking choose_blocking(long images, long rows, long quantum, long ro
   return {min_of(block, rows), ceil_div(panels, min_of(min_of(groups, most), panels))};
 }
 
+constexpr long SLICED_ROWS = 10 * TILE_ROWS;
+constexpr long SLICE_BYTES = 384 << 10;  // of x
+constexpr long choose_panels(long images, long panels) {
+  return max_of(1, min_of(4, ceil_div(panels * images, CHUNKS)));
+}
+
 template <class D, class TA, class TW> struct GemmPlan {
   using Kind = typename Operands<TA, TW>::Kind;
   static constexpr long UNITS = ceil_div(D::K, Kind::X_PER_UNIT);
@@ -48,8 +54,13 @@ template <class D, class TA, class TW> struct GemmPlan {
   static constexpr long NP = ceil_div(D::N, PANEL), N = D::N, G = 1, IMAGES = D::B;
   static constexpr bool PAIRED = D::paired;
   static constexpr long HALVES = 1 + PAIRED, PANEL_BYTES = HALVES * UNITS * Kind::W_BYTES;
-  static constexpr Blocking BLOCKING = choose_blocking(D::B, D::M, TILE_ROWS, UNITS * 4, false, NP, PANEL_BYTES,
-                                                       HALVES * D::K * PANEL);
+  // Rows so long that only a few of them would make a block, and the weights be read for each few: see sliced().
+  static constexpr long TALL = min_of(D::M, SLICED_ROWS);
+  static constexpr bool SLICED = D::M > 2 * TILE_ROWS && TALL * UNITS * 4 > SLICE_BYTES;
+  static constexpr long SLICE = ceil_div(ceil_div(UNITS, ceil_div(TALL * UNITS * 4, SLICE_BYTES)), 16) * 16;
+  static constexpr Blocking BLOCKING =
+      SLICED ? Blocking{ceil_div(D::M, ceil_div(D::M, SLICED_ROWS)), choose_panels(D::B, NP)}
+             : choose_blocking(D::B, D::M, TILE_ROWS, UNITS * 4, false, NP, PANEL_BYTES, HALVES * D::K * PANEL);
   static constexpr long Q = BLOCKING.block_rows, BLOCKS = ceil_div(D::M, Q), Q_LAST = D::M - (BLOCKS - 1) * Q;
   static constexpr long PG = BLOCKING.chunk_panels;
   static constexpr int NTAPS = 1, LEN = (int)UNITS, SEGMENT = Operands<TA, TW>::SEGMENT;
@@ -71,12 +82,19 @@ template <class D, class TA, class TW> struct GemmPlan {
 };
 
 template <class D, class TA, class TW> constexpr long gemm_scratch_bytes() {
-  return blocked_scratch_bytes<GemmPlan<D, TA, TW>>();
+  using Plan = GemmPlan<D, TA, TW>;
+  return Plan::SLICED ? sliced_scratch_bytes<Plan>() : blocked_scratch_bytes<Plan>();
+}
+
+template <class D, class TA, class TW> NPU_INLINE void gemm_ahead(const void* weights, const Thread& th) {
+  if constexpr (gemv_streams(D::M) > 0) gemv_ahead<GemmPlan<D, TA, TW>, D>((const char*)weights, th);
+  else (void)weights, (void)th;
 }
 
 template <class D, class TA, class TW, class Epi>
 NPU_NOINLINE void gemm(const TA* a, const TW* w, Epi& epi, Thread& th, int* counter) {
   if constexpr (gemv_streams(D::M) > 0) gemv<GemmPlan<D, TA, TW>, D>(a, w, epi, th, counter);
+  else if constexpr (GemmPlan<D, TA, TW>::SLICED) sliced<GemmPlan<D, TA, TW>>(a, w, epi, th, counter);
   else blocked<GemmPlan<D, TA, TW>>(a, w, epi, th, counter);
 }
 

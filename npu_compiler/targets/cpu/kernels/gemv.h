@@ -13,6 +13,7 @@ constexpr int gemv_streams(long m) {
 // Units in one chain of additions (see SEGMENT_F32): here a chain is one lane's, and libraries sum a row in many lanes.
 template <class Kind> constexpr long gemv_segment = is_same<Kind, F32>::value ? 16 : 128;
 constexpr long GEMV_AHEAD = 1024;  // bytes between use and prefetch in each stream
+constexpr long GEMV_EARLY = 4096;  // bytes of each stream that are fetched before the kernel starts
 
 struct GemvArgs {
   const char* x;      // M rows, row_bytes apart
@@ -79,19 +80,36 @@ template <class Kind, int M, int PANELS> NPU_NOINLINE void gemv_tile(const GemvA
   }
 }
 
-// Plan: a GemmPlan. Chunks are groups of panels, fewer together where there would be too few groups to balance.
+// Chunks are groups of panels, fewer together where there would be too few groups to balance. Plan: a GemmPlan.
+template <class Plan, class D> struct GemvPlan {
+  static constexpr int MOST = gemv_streams(D::M);
+  static constexpr long HALVES = Plan::HALVES, PANELS = HALVES * Plan::NP, HALF_BYTES = Plan::UNITS * Plan::Kind::W_BYTES;
+  static constexpr int WANTED = MOST >= 4 && PANELS / 4 < CHUNKS ? (PANELS / 2 < CHUNKS ? 1 : 2) : MOST;
+  static constexpr int STREAMS = WANTED > 1 ? WANTED / HALVES * HALVES : 1;
+  static constexpr long GROUP = max_of(STREAMS, HALVES), GROUPS = ceil_div(PANELS, GROUP);
+};
+
+// The first weights that this thread will read, fetched while it waits for the step before to end.
+template <class Plan, class D> NPU_INLINE void gemv_ahead(const char* weights, const Thread& th) {
+  using V = GemvPlan<Plan, D>;
+  if (th.tid >= V::GROUPS) return;
+  const long panel = th.tid * V::GROUP, panels = min_of(V::GROUP, V::PANELS - panel);
+  for (long at = 0; at < min_of(GEMV_EARLY, V::HALF_BYTES); at += 64)
+    for (long s = 0; s < panels; s++) __builtin_prefetch(weights + (panel + s) * V::HALF_BYTES + at, 0, 3);
+}
+
+// The first chunk of a thread is the one that gemv_ahead() fetched; the others are claimed.
 template <class Plan, class D, class TA, class TW, class Epi>
 NPU_INLINE void gemv(const TA* a, const TW* weights, Epi& epi, Thread& th, int* counter) {
   using Kind = typename Plan::Kind;
-  constexpr int MOST = gemv_streams(D::M);
-  constexpr long HALVES = Plan::HALVES, PANELS = HALVES * Plan::NP, HALF_BYTES = Plan::UNITS * Kind::W_BYTES;
-  constexpr int WANTED = MOST >= 4 && PANELS / 4 < CHUNKS ? (PANELS / 2 < CHUNKS ? 1 : 2) : MOST;
-  constexpr int STREAMS = WANTED > 1 ? WANTED / HALVES * HALVES : 1;
-  constexpr long GROUP = max_of(STREAMS, HALVES), GROUPS = ceil_div(PANELS, GROUP), PAIR = D::M * PANEL;
+  using V = GemvPlan<Plan, D>;
+  constexpr int STREAMS = V::STREAMS;
+  constexpr long HALVES = V::HALVES, PANELS = V::PANELS, HALF_BYTES = V::HALF_BYTES, GROUP = V::GROUP, GROUPS = V::GROUPS;
+  constexpr long PAIR = D::M * PANEL;
   float acc[GROUP * PAIR] __attribute__((aligned(64)));
   long prepared = -1;
   const char* x = nullptr;
-  for (long i; (i = next_chunk(th, counter)) < D::B * GROUPS;) {
+  for (long i = th.tid; i < D::B * GROUPS; i = th.n + next_chunk(th, counter)) {
     const long image = i / GROUPS, panel = i % GROUPS * GROUP, panels = min_of(GROUP, PANELS - panel);
     if (prepared != image) {
       x = Plan::prepare(a, image, 0, th.scratch);

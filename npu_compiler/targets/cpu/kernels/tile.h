@@ -41,6 +41,7 @@ struct TileArgs {
   int segment;         // units summed before they are added to acc: keeps rounding chains short
   const char* prefetch;  // weights needed soon, fetched into L2: a step for every two units
   long prefetch_step;    // bytes; 0 fetches nothing new
+  bool add = false;      // to what acc holds
 };
 typedef void (*TileFn)(const TileArgs&);
 
@@ -125,7 +126,7 @@ template <class Kind, int P, bool STREAM = false> NPU_NOINLINE void tile(const T
   const char* w = a.w;
   const char* prefetch = a.prefetch;
   const long prefetch_step = a.prefetch_step;
-  bool partial = false;  // a.acc holds the sum of earlier segments
+  bool partial = a.add;  // a.acc holds the sum of earlier segments
   int room = a.segment;
 #pragma GCC unroll 14
   for (int p = 0; p < P; p++)
@@ -241,6 +242,49 @@ NPU_INLINE void run_tile(const Tiling& tiles, int t, TileArgs a, const char* w, 
 
 template <class Plan> constexpr long blocked_scratch_bytes() {
   return blocked_tables_bytes<Plan>() + align64(Plan::COPY_BYTES);
+}
+
+// Long rows (LEN of the reduced dim) in slices, so that a slice of a block's x and the sums of a chunk share the L2 cache
+// while the weights stream by. Plan has one tap and one group; SLICE is the length of a slice, in units.
+template <class Plan> constexpr long sliced_sums_bytes() { return Plan::PG * Plan::HALVES * Plan::Q * PANEL * 4; }
+template <class Plan> constexpr long sliced_scratch_bytes() {
+  return blocked_scratch_bytes<Plan>() + align64(sliced_sums_bytes<Plan>());
+}
+
+template <class Plan, class TX, class TW, class Epi>
+NPU_INLINE void sliced(const TX* x, const TW* weights, Epi& epi, Thread& th, int* counter) {
+  using Kind = typename Plan::Kind;
+  constexpr long HALVES = Plan::HALVES, HALF_BYTES = (long)Plan::LEN * Kind::W_BYTES, HALF = Plan::Q * PANEL;
+  int32_t* off = (int32_t*)th.scratch;
+  long* taps = (long*)(th.scratch + align64(Plan::Q * 4));
+  char* copy = th.scratch + blocked_tables_bytes<Plan>();
+  float* sums = (float*)(th.scratch + blocked_scratch_bytes<Plan>());
+  Plan::tables(off, taps);
+  const Tiling full = tiling<Kind, Plan::Q>(), last = tiling<Kind, Plan::Q_LAST>();
+  for (long i, prepared = -1; (i = next_chunk(th, counter)) < Chunk<Plan>::COUNT;) {
+    const Chunk<Plan> c = Chunk<Plan>::of(i);
+    const char* block = copy;
+    if (!Plan::COPY || prepared != c.image * Plan::BLOCKS + c.block) block = Plan::prepare(x, c.image, c.block, copy);
+    prepared = c.image * Plan::BLOCKS + c.block;
+    const Tiling& tiles = c.block == Plan::BLOCKS - 1 ? last : full;
+    const char* w = (const char*)weights + c.image * Plan::W_IMAGE_BYTES;
+    for (long at = 0; at < Plan::LEN; at += Plan::SLICE) {
+      const int len = (int)min_of(Plan::SLICE, Plan::LEN - at);
+      for (long h = c.begin * HALVES; h < c.end * HALVES; h++) {
+        const char* panel = w + h * HALF_BYTES + at * Kind::W_BYTES;
+        const char* next = panel + (h + 1 < c.end * HALVES ? HALF_BYTES : 0);
+        for (int t = 0, done = 0; t < tiles.count; t++) {
+          TileArgs a{block + at * 4, off + done, taps, 1, len, nullptr, nullptr, Plan::SEGMENT, nullptr, 0, at > 0};
+          run_tile<Kind>(tiles, t, a, panel, next, PANEL / TILE_COLS, sums + (h - c.begin * HALVES) * HALF + done * PANEL);
+          done += tiles.rows + (t < tiles.tall);
+        }
+      }
+    }
+    const int rows = (int)(c.block == Plan::BLOCKS - 1 ? Plan::Q_LAST : Plan::Q);
+    for (long pn = c.begin; pn < c.end; pn++)
+      finish<Plan::N, Plan::PAIRED>(sums + (pn - c.begin) * HALVES * HALF, HALF, rows, Plan::first_row(c.image, c.block),
+                                    pn * PANEL, 0, epi);
+  }
 }
 
 template <class Plan, class TX, class TW, class Epi>
