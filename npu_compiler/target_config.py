@@ -60,6 +60,10 @@ TARGETS: dict[str, TargetConfig] = {
         TargetConfig(
             "cuda", panel=0, buffer_align=256, pair_dtypes=(), prologue_rows=1, paired_matmuls=True, bundles=True
         ),
+        TargetConfig(
+            "metal", panel=0, buffer_align=256, pair_dtypes=(), prologue_rows=1, paired_matmuls=True, bundles=True,
+            dtypes=_REAL - {"float64"},
+        ),
     )
 }
 

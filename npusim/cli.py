@@ -64,6 +64,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("-o", "--output", help="the file to write (default: the model's name.npubin)")
     p.add_argument("--until", metavar="PHASE", help="stop after this phase and show the graph; writes no program")
     p.add_argument("--dump", metavar="DIR", help="write the graph after every phase, and the sources, into DIR")
+    p.add_argument("--emit-source", metavar="DIR", help="write the generated source of every kernel into DIR")
     p.add_argument("--no-fallback", action="store_true", help="exit with status 3 if a node cannot run on the NPU")
 
     p = verb("run", "commands:run_program", "run a .npubin file")
@@ -109,6 +110,7 @@ def parser() -> argparse.ArgumentParser:
     p = verb("explain", "commands:explain_model", "say which nodes run on the NPU, which do not, and why")
     model(p, f"an IR JSON file, or {names}")
     p.add_argument("--plan", action="store_true", help="show the partitions and transfers, too")
+    p.add_argument("--emit-source", metavar="DIR", help="write the generated source of every kernel into DIR")
     p.add_argument("--no-fallback", action="store_true", help="exit with status 3 if a node cannot run on the NPU")
 
     p = verb("ops", "commands:operators", "list the native operators")

@@ -26,9 +26,7 @@ if TYPE_CHECKING:
 _IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
 
 
-def read_model(
-    name: str, batch: int, status: Status
-) -> tuple[IRGraph, Mapping[str, np.ndarray] | None, Any]:
+def read_model(name: str, batch: int, status: Status) -> tuple[IRGraph, Mapping[str, np.ndarray] | None, Any]:
     """(IR, weights, PyTorch module) of a built-in model, or (IR, None, None) of an IR JSON file."""
     if name in BUILTINS:
         with status(f"capturing {name}"):
@@ -82,7 +80,18 @@ def compile_model(args: argparse.Namespace, status: Status) -> Result:
     summary = f"{t['kernels']} kernels, {si(t['flops'], 'FLOP')}, arena {si(t['arena_bytes'], 'B')}"
     written = ", ".join(f"{f} ({si(f.stat().st_size, 'B')})" for f in files)
     data = {"program": program.name, "target": target, "files": [str(f) for f in files], **t}
-    return Result(data, [f"{program.name}: {summary}", f"wrote {written}"])
+    lines = [f"{program.name}: {summary}", f"wrote {written}"]
+    if args.emit_source:
+        lines.append(f"wrote {emit_source(program, args.emit_source)} source files into {args.emit_source}")
+    return Result(data, lines)
+
+
+def emit_source(program: CompiledProgram, folder: str) -> int:
+    """Write the program's sources into ``folder``, which is made; the number of files."""
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    for name, text in program.sources.items():
+        (Path(folder) / name).write_text(text)
+    return len(program.sources)
 
 
 # ---------------------------------------------------------------------------------------------------------------- run

@@ -45,9 +45,7 @@ def complete(args: argparse.Namespace, status: Status) -> Result:
 
     threads = args.threads or env.num_threads()
     with status(f"loading {LANGUAGE_MODEL}"):
-        llm = LLM.load(
-            LANGUAGE_MODEL, max_len=512, threads=threads, progress=status.downloading, status=status.update
-        )
+        llm = LLM.load(LANGUAGE_MODEL, max_len=512, threads=threads, progress=status.downloading, status=status.update)
     if not args.json:
         print(PROMPT, end="", flush=True)
     answer = llm.generate(PROMPT, max_tokens=20, stop=["\n"])
@@ -91,9 +89,7 @@ def classify(args: argparse.Namespace, status: Status) -> Result:
     for name, array in arrays.items():
         photo = _classify(model, net, array, names)
         photos_data[name] = photo
-        rows = [
-            (f"{r['probability']:.4f}", f"{r['eager']:.4f}", r["class"], r["name"]) for r in photo["top5"]
-        ]
+        rows = [(f"{r['probability']:.4f}", f"{r['eager']:.4f}", r["class"], r["name"]) for r in photo["top5"]]
         blocks += [f"{PHOTOS[name]} ({name})", Table(("npusim", "PyTorch", "class", "name"), rows), ""]
 
     (part,) = model.executor.programs

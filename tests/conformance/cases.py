@@ -23,7 +23,11 @@ from npu_compiler.graph import Graph, Value
 from npu_compiler.ops import REGISTRY, OpDef, lower_call
 from npu_compiler.ops.samples import Sample, T
 from npu_compiler.pipeline import compile_graph
+from npu_compiler.target_config import target_config
 from npu_runtime import CPUBackend, Executor, load_weights
+
+from ..metal_backend import EmulatedMetal
+from ..metal_emulator import ORDERS
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -36,8 +40,28 @@ def run_on_cpu(graph: Graph, inputs: Arrays) -> Arrays:
     )
 
 
+def run_on_metal(graph: Graph, inputs: Arrays) -> Arrays:
+    """Compile for Metal and run in the emulator, in several orders of threads: not a bit may depend on the order."""
+    program = compile_graph(graph, "metal")
+    everything = os.environ.get("NPU_CONFORMANCE") == "full"
+    found: Arrays | None = None
+    for order in ORDERS if everything else ("ascending", "shuffled"):
+        backend = EmulatedMetal(order, seed=7)
+        executor = Executor(program, load_weights(program, {}, backend), backend)
+        results = executor.run({k: np.array(v, order="C") for k, v in inputs.items()})
+        found = found or results
+        differ = [k for k in found if found[k].tobytes() != results[k].tobytes()]
+        assert not differ, f"results depend on the order of threads ({order}): {', '.join(differ)}"
+    assert found is not None
+    return found
+
+
 # Targets under test: name -> callable(graph, inputs by name) -> outputs by name.
-TARGETS: dict[str, Callable[[Graph, Arrays], Arrays]] = {"interp": interp.run, "cpu": run_on_cpu}
+TARGETS: dict[str, Callable[[Graph, Arrays], Arrays]] = {
+    "interp": interp.run,
+    "cpu": run_on_cpu,
+    "metal": run_on_metal,
+}
 
 SUMMING = frozenset(("reduce", "matmul", "conv2d", "attention", "scan", "scatter"))
 
@@ -202,10 +226,13 @@ def all_cases() -> list[Case]:
 
 
 def cases_for(target: str) -> list[Case]:
-    """Every case in numpy. A compiled target runs every sample of every overload once, in dtypes that take turns;
-    ``NPU_CONFORMANCE=full`` runs them in all dtypes."""
+    """Every case in numpy. A compiled target runs every sample of every overload once, in dtypes that take turns (of
+    those it has); ``NPU_CONFORMANCE=full`` runs them in all dtypes."""
     cases = all_cases()
-    if target == "interp" or os.environ.get("NPU_CONFORMANCE") == "full":
+    if target == "interp":
+        return cases
+    cases = [c for c in cases if c.dtype in target_config(target).dtypes]
+    if os.environ.get("NPU_CONFORMANCE") == "full":
         return cases
     turns: dict[tuple[str, int], list[Case]] = {}
     for case in cases:

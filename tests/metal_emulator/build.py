@@ -71,23 +71,30 @@ def headers_digest() -> str:
 
 
 def build(sources: Mapping[str, str], checks: bool) -> bytes:
-    """C++ texts by file name -> the bytes of a shared object. ``ToolchainError`` with the compiler's first errors."""
+    """C++ texts by file name -> the bytes of a shared object, which needs the runtime's to be loaded before it.
+    ``ToolchainError`` with the compiler's first errors."""
+    return _shared_object({f"{name}.cpp": text for name, text in sources.items()}, _flags(checks)[1])
+
+
+def build_runtime() -> bytes:
+    """The shared object that runs kernels."""
+    return _shared_object({"runtime.cpp": (INCLUDE / "runtime.cpp").read_text()}, _flags(True)[0])
+
+
+def _shared_object(units: Mapping[str, str], flags: list[str]) -> bytes:
     compiler, cache = find_compiler(), open_cache("emulator")
-    common = repr((compiler.identity, headers_digest()))
-    runtime_flags, kernel_flags = _flags(checks)
-    runtime = (INCLUDE / "runtime.cpp").read_text()
-    units = {"runtime.cpp": (runtime, runtime_flags)} | {f"{n}.cpp": (t, kernel_flags) for n, t in sources.items()}
+    common = repr((compiler.identity, flags, headers_digest()))
     whole = f"shared {common} {units!r}"
     known = cache.get(whole)
     if known is not None:
         return known
 
-    def compile_unit(name: str, text: str, unit_flags: list[str]) -> Path:
-        key, target = f"object {common} {unit_flags} {text}", folder / f"{name}.o"
+    def compile_unit(name: str, text: str) -> Path:
+        key, target = f"object {common} {text}", folder / f"{name}.o"
         stored = cache.get(key)
         if stored is None:
             (folder / name).write_text(text)
-            _run([*compiler.argv, *unit_flags, "-I", str(INCLUDE), "-c", name, "-o", target.name], folder)
+            _run([*compiler.argv, *flags, "-I", str(INCLUDE), "-c", name, "-o", target.name], folder)
             stored = target.read_bytes()
             cache.put(key, stored)
         target.write_bytes(stored)
@@ -95,9 +102,9 @@ def build(sources: Mapping[str, str], checks: bool) -> bytes:
 
     with tempfile.TemporaryDirectory(prefix="emu-") as scratch, ThreadPoolExecutor(2) as pool:
         folder = Path(scratch)
-        objects = list(pool.map(lambda item: compile_unit(item[0], *item[1]), units.items()))
-        names = [o.name for o in objects]
-        _run([*compiler.argv, *names, *_link_flags(compiler.kind, "native"), "-o", "library.so"], folder)
+        names = [o.name for o in pool.map(compile_unit, units, units.values())]
+        link = [f for f in _link_flags(compiler.kind, "native") if f != "-Wl,-z,defs"]  # the runtime has the rest
+        _run([*compiler.argv, *names, *link, "-o", "library.so"], folder)
         result = (folder / "library.so").read_bytes()
     cache.put(whole, result)
     cache.trim()

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import ctypes
 import math
-import os
 import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from .build import build, preprocess
+from .build import build, build_runtime, preprocess
 from .kernels import MAX_BUFFERS, KernelSignature
 from .msl import translate
 
@@ -30,15 +30,17 @@ class EmulatorError(Exception):
 
 @dataclass(frozen=True)
 class Window:
-    """Memory for one buffer argument, where it is not a whole array: ``nbytes`` from ``address`` on."""
+    """Memory for one buffer argument, where it is not a whole array: ``nbytes`` from ``address`` on, and ``before``
+    bytes in front of it."""
 
     address: int
     nbytes: int
+    before: int = 0
 
 
 class _CWindow(ctypes.Structure):  # emu_Window
     _fields_ = [
-        ("base", ctypes.c_void_p), ("bytes", ctypes.c_uint64), ("element", ctypes.c_uint32),
+        ("base", ctypes.c_void_p), ("bytes", ctypes.c_uint64), ("argument", ctypes.c_void_p), ("element", ctypes.c_uint32),
         ("index", ctypes.c_uint32), ("written", ctypes.c_uint32), ("reserved", ctypes.c_uint32),
     ]  # fmt: skip
 
@@ -52,6 +54,21 @@ class _CLaunch(ctypes.Structure):  # emu_Launch
         ("failed", ctypes.c_uint32), ("shared_used", ctypes.c_uint32), ("fibres", ctypes.c_uint32),
         ("shadow", ctypes.c_void_p), ("message", ctypes.c_char * _MESSAGE),
     ]  # fmt: skip
+
+
+def _load(image: bytes, mode: int = ctypes.DEFAULT_MODE) -> ctypes.CDLL:
+    with tempfile.NamedTemporaryFile(suffix=".so") as file:
+        file.write(image)
+        file.flush()
+        return ctypes.CDLL(file.name, mode)
+
+
+@lru_cache(maxsize=1)
+def _runtime() -> ctypes.CDLL:
+    """What kernels call; one for all libraries."""
+    runtime = _load(build_runtime(), ctypes.RTLD_GLOBAL)
+    runtime.emu_run.restype = None
+    return runtime
 
 
 class Library:
@@ -69,13 +86,8 @@ class Library:
             units[re.sub(r"\W", "_", name)] = f'#include "msl.h"\n#line 1 "{name}"\n{translation.text}'
             signatures += translation.kernels
         self.checks = checks
-        with tempfile.NamedTemporaryFile(suffix=".so", delete=False) as file:
-            file.write(build(units, checks))
-        try:
-            self._library = ctypes.CDLL(file.name)
-        finally:
-            os.unlink(file.name)
-        self._library.emu_run.restype = None
+        self.run = _runtime().emu_run
+        self._library = _load(build(units, checks))
         self.functions = {s.name: Function(self, s) for s in signatures}
 
     def __getitem__(self, name: str) -> Function:
@@ -131,7 +143,7 @@ class Function:
             launch.order, launch.seed, launch.divergent = ORDERS.index(order), seed, divergent
             launch.shadow = shadow.ctypes.data if self.library.checks else None
             launches.append(launch)
-        run = self.library._library.emu_run
+        run = self.library.run
         if jobs == 1:
             run(ctypes.byref(launches[0]))
         else:
@@ -177,8 +189,9 @@ class Function:
                 b = Window(b.ctypes.data, b.nbytes)
             if p.reference and b.nbytes < size:
                 raise EmulatorError(f"{self.name}: {p.name} takes {size} bytes and is given {b.nbytes}")
-            launch.windows[n] = _CWindow(b.address, b.nbytes, size, p.index, p.written, 0)
-            written += -(-b.nbytes // size) if p.written else 0
+            covered = b.before + b.nbytes
+            launch.windows[n] = _CWindow(b.address - b.before, covered, b.address, size, p.index, p.written, 0)
+            written += -(-covered // size) if p.written else 0
         launch.window_count = len(self.signature.buffers)
         return launch, written
 

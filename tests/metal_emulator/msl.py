@@ -233,7 +233,10 @@ class Translator:
         text, after = token.text, self.peek(self.at + 1)
         if text in FORBIDDEN:
             raise self.error(FORBIDDEN[text])
-        if text in ("kernel", "fragment", "vertex"):
+        if text in ("fragment", "vertex"):
+            raise self.error("not in the subset: graphics functions")
+        if text == "kernel":
+            self.at += 1
             self.kernel()
         elif text == "const" and after in SPACES:
             self.at = self.skip(self.at + 1)
@@ -353,37 +356,21 @@ class Translator:
 
     # -------------------------------------------------------------------------------------------------------- kernels
     def attribute(self) -> None:
-        """``[[...]]`` outside a parameter list: only ``[[kernel]]`` and ``[[max_total_threads_per_threadgroup(n)]]``
-        mean something, before a kernel; ``[[unroll]]`` and the like go."""
+        """``[[...]]`` outside a parameter list: ``[[kernel, max_total_threads_per_threadgroup(n)]]`` begins a kernel;
+        ``[[unroll]]`` and the like go."""
         end = self.closing(self.at, "[]")
-        text = "".join(t.text for t in self.tokens[self.at + 2 : end - 1]).strip()
-        limit = re.fullmatch(r"max_total_threads_per_threadgroup\((\d+)\)", text)
-        if text == "kernel" or (limit and self.peek(end + 1) == "kernel"):
-            self.out.append(self.blanks(self.at, end + 1))
-            self.at = self.skip(end + 1)
-            if limit:
-                self.at += 1
-            self.kernel(int(limit[1]) if limit else 1024, marked=True)
-            return
+        text = "".join(t.text for t in self.tokens[self.at + 2 : end - 1])
         self.out.append(self.blanks(self.at, end + 1))
         self.at = end + 1
+        if re.match(r"\s*kernel\b", text):
+            limit = re.search(r"max_total_threads_per_threadgroup\s*\((\d+)\)", text)
+            self.kernel(int(limit[1]) if limit else 1024)
 
-    def kernel(self, max_threads: int = 1024, marked: bool = False) -> None:
-        """``kernel void name(parameters)``."""
-        if self.tokens[self.at].text in ("fragment", "vertex"):
-            raise self.error("not in the subset: graphics functions")
+    def kernel(self, max_threads: int = 1024) -> None:
+        """``void name(parameters)``, behind what says that it is a kernel."""
+        begin = self.at = self.skip(self.at)
         if self.depth:
             raise self.error("a kernel inside something else")
-        if not marked:
-            self.at = self.skip(self.at + 1)
-        attribute = self.at
-        if self.tokens[attribute].text == "[":
-            end = self.closing(attribute, "[]")
-            limit = re.search(
-                r"max_total_threads_per_threadgroup\((\d+)\)", "".join(t.text for t in self.tokens[attribute:end])
-            )
-            max_threads = int(limit[1]) if limit else max_threads
-            self.at = self.skip(end + 1)
         if self.tokens[self.at].text != "void":
             raise self.error("a kernel must return void")
         self.at = self.skip(self.at + 1)
@@ -397,7 +384,8 @@ class Translator:
             texts.append(text)
         self.checked(check_parameters, name, declared)
         self.kernels.append(KernelSignature(name, declared, max_threads))
-        self.out.append(f"static void {name}({', '.join(texts)}){self.blanks(attribute, end)}")
+        self.shared = 0
+        self.out.append(f"static void {name}({', '.join(texts)}){self.blanks(begin, end)}")
         self.at = end + 1
         self.kernel_depth = self.depth
 

@@ -10,6 +10,7 @@ words       ``DEVICE`` before pointers to device memory, ``GROUP`` before pointe
 conversion  ``float to_f32(f16)``, ``to_f32(bf16)``, ``f16 to_f16(float)``, ``bf16 to_bf16(float)``
 simd        32 lanes: ``T simd_xor(T, int)`` (the value of lane ^ mask; float, int), ``void simd_barrier()``
 group       ``void barrier()``: all threads of a group, group memory ordered
+report      ``set_flag(DEVICE int*)``: makes it 1; any number of threads may
 loads       ``uint4 load16(DEVICE const void*)`` and ``stream16``: of data that is read once and written by nobody
 order       ``release_next()``: the next kernel may start; ``wait_inputs()``: what earlier kernels wrote is visible from
             here on (weights may be read before). Both may be nothing.

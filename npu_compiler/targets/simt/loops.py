@@ -238,10 +238,10 @@ def _serial(nest: Nest, function: Function) -> Emission:
     assert step.target is not None
     count, threads = nest.points(own), min(THREADS, blocks(nest.points(own), SIMD) * SIMD)
     place = expr.substitute(step.target, {d: expr.const(0, "int64") for d in own})
-    function.array("int", "hit", 1)
-    out.add("const uint turn = (uint)gid;")
+    function.array("int", "hit", threads // SIMD)
+    out.add("const uint turn = (uint)gid;", "int again = 0;")
     decode(s, nest, turns, "turn")
-    out.add(f"const int64_t mine = {s.address(place)};", "if (tid == 0) hit[0] = 0;", "barrier();")
+    out.add(f"const int64_t mine = {s.address(place)};")
     with s.scope(f"for (uint later = turn + 1u + (uint)tid; later < {nest.points(turns)}u; later += {threads}u) {{"):
         other = {d: max(nest.size) + 1 + d for d in turns}
         s.ranges = {**s.ranges, **{n: s.ranges[d] for d, n in other.items()}}
@@ -250,8 +250,11 @@ def _serial(nest: Nest, function: Function) -> Emission:
             out.add(f"const int i{other[d]} = (int)(later / {unit}u % {nest.size[d]}u);")
             unit *= nest.size[d]
         elsewhere = expr.substitute(place, {d: expr.index(n) for d, n in other.items()})
-        out.add(f"if ({s.address(elsewhere)} == mine) hit[0] = 1;")
-    out.add("barrier();", "if (hit[0]) return;  // a later one stores there")
+        out.add(f"if ({s.address(elsewhere)} == mine) again = 1;")
+    out.add(f"for (int m = {SIMD // 2}; m > 0; m >>= 1) again |= simd_xor(again, m);")
+    out.add("if (lane == 0) hit[sid] = again;", "barrier();")
+    out.add(f"for (int i = 0; i < {threads // SIMD}; i++) again |= hit[i];")
+    out.add("if (again) return;  // a later one stores there")
     with s.scope(f"for (uint f = (uint)tid; f < {count}u; f += {threads}u) {{"):
         decode(s, nest, own, "f")
         Points(s, nest, -1, 1).run([step])

@@ -277,7 +277,7 @@ class Scalars:
         for idx, (n, step) in zip(e.args[1:], e.value.checks, strict=True):
             self.checks = True
             if n == 0:
-                self.out.add("*bad = 1;")
+                self.out.add("set_flag(bad);")
                 continue
             at = self.define(Value(f"checked({self.text(idx, 'int64_t')}, {n}, bad)", "int64_t")).text
             part = at if step == 1 else f"{at} * {step}"

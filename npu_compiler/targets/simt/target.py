@@ -41,11 +41,15 @@ class SimtTarget(ABC):
         functions = Functions(self.dialect)
         symbols = {s.name: f"npu_run_{i}_{re.sub(r'[^A-Za-z0-9_]', '_', s.name)[:40]}" for i, s in enumerate(schedules)}
         launches = {symbols[s.name]: functions.launches(s) for s in schedules}
-        result = Emitted(sources(functions, self.suffix), b"", (), symbols, 0)
+        result = Emitted(self.sources(functions), b"", (), symbols, 0)
         if build:
             code, result.requires, result.build = self.build(functions.text)
             result.binary = pack(launches, code)
         return result
+
+    def sources(self, functions: Functions) -> dict[str, str]:
+        """Readable text by file name."""
+        return sources(functions, self.suffix)
 
     @abstractmethod
     def build(self, functions: Mapping[str, str]) -> tuple[dict[str, Any], tuple[str, ...], dict[str, Any]]:

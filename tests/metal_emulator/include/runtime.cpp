@@ -15,8 +15,6 @@
 #include <immintrin.h>
 #endif
 
-#define EXPORT extern "C" __attribute__((visibility("default")))
-
 extern "C" void emu_switch(void** save, void* to) __attribute__((visibility("hidden")));
 #if defined(__x86_64__)
 __asm__(
@@ -149,12 +147,12 @@ const char* name_of(Place place) {
 
 const char* argument(const emu_Window* v) { return name_of({v, nullptr}); }
 
-struct Library {  // the memory image of the kernels' shared object: its constants may be read
-  char *low, *high;
+struct Image {  // of the kernels' shared object: its constants may be read
+  char *inside, *low, *high;
 };
 
-int find_library(struct dl_phdr_info* info, size_t, void* data) {
-  Library& l = *(Library*)data;
+int find_image(struct dl_phdr_info* info, size_t, void* data) {
+  Image& image = *(Image*)data;
   char *low = nullptr, *high = nullptr;
   for (int i = 0; i < info->dlpi_phnum; i++) {
     if (info->dlpi_phdr[i].p_type != PT_LOAD) continue;
@@ -162,14 +160,14 @@ int find_library(struct dl_phdr_info* info, size_t, void* data) {
     if (!low || start < low) low = start;
     if (start + info->dlpi_phdr[i].p_memsz > high) high = start + info->dlpi_phdr[i].p_memsz;
   }
-  if ((char*)find_library < low || (char*)find_library >= high) return 0;
-  l.low = low, l.high = high;
+  if (image.inside < low || image.inside >= high) return 0;
+  image.low = low, image.high = high;
   return 1;
 }
 
-const Library& library() {
-  static Library l = [] { Library x{}; dl_iterate_phdr(find_library, &x); return x; }();
-  return l;
+bool is_constant(Worker* w, char* p, unsigned bytes) {
+  Image image{(char*)w->launch->kernel, nullptr, nullptr};
+  return dl_iterate_phdr(find_image, &image) && p >= image.low && p + bytes <= image.high;
 }
 
 // ------------------------------------------------------------------------------------------------------ memory accesses
@@ -252,10 +250,10 @@ bool inside(const emu_Window& v, const char* p, unsigned bytes) {
   }
   if (read_only) emu_fail("write to %s, which this launch may only read", argument(nearest));
   if (!nearest || distance > 1u << 30) emu_fail("%s of %u bytes at a wild address", write ? "write" : "read", bytes);
-  long long at = (long long)(p - nearest->base);
+  long long at = (long long)(p - nearest->argument);
   emu_fail("%s of %u bytes outside every buffer: byte %lld (element %lld) of %s, which has %llu bytes",
            write ? "write" : "read", bytes, at, at / (long long)nearest->element, argument(nearest),
-           (unsigned long long)nearest->bytes);
+           (unsigned long long)(nearest->base + nearest->bytes - nearest->argument));
 }
 
 uint64_t* shadow_of(Worker* w, const emu_Window* v) {  // windows' shadows follow each other
@@ -277,8 +275,7 @@ void device_access(Worker* w, char* p, unsigned bytes, bool write, bool tracked)
       }
     }
     if (!v) {
-      const Library& l = library();
-      if (!write && p >= l.low && p + bytes <= l.high) return;
+      if (!write && is_constant(w, p, bytes)) return;
       out_of_bounds(w, p, bytes, write);
     }
     w->last_window = v;
@@ -485,6 +482,7 @@ void run_group(Worker* w, uint64_t linear) {
 }  // namespace
 
 // -------------------------------------------------------------------------------------------- called by kernels, library
+#pragma GCC visibility push(default)
 extern "C" {
 
 void emu_fail(const char* format, ...) {
@@ -576,7 +574,7 @@ int emu_atomic_swap(void* address, unsigned* old, unsigned made) {
   return __atomic_compare_exchange_n((unsigned*)address, old, made, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
 }
 
-EXPORT void emu_run(emu_Launch* launch) {
+void emu_run(emu_Launch* launch) {
   static thread_local Worker* mine;
   if (!mine) mine = new_worker();
   Worker* w = self = mine;
@@ -586,7 +584,7 @@ EXPORT void emu_run(emu_Launch* launch) {
   memset(w->variables, 0, sizeof w->variables);
   memset(&w->arguments, 0, sizeof w->arguments);
   for (unsigned i = 0; i < launch->window_count; i++)
-    w->arguments.buffers[launch->windows[i].index] = launch->windows[i].base;
+    w->arguments.buffers[launch->windows[i].index] = launch->windows[i].argument;
   for (unsigned i = 0; i < EMU_BUFFERS; i++)
     if (launch->shared_bytes[i]) w->arguments.shared[i] = place(w, VARIABLES + i, launch->shared_bytes[i], 16, 1, "argument");
   uint64_t n = launch->last - launch->first;
@@ -635,3 +633,4 @@ void __ubsan_handle_divrem_overflow(Location* at, void*, void*) {
   emu_fail("line %u: integer division by zero, or of the smallest number by -1", at->line);
 }
 }
+#pragma GCC visibility pop

@@ -20,6 +20,7 @@ typedef void (*emu_Kernel)(const emu_Arguments&, const emu_Thread&);
 struct emu_Window {  // the memory behind one buffer argument: all that the kernel may touch there
   char* base;
   uint64_t bytes;
+  char* argument;    // what the kernel is given: base, or an address further on
   uint32_t element;  // size of what the kernel's pointer points to
   uint32_t index;    // of the buffer
   uint32_t written;  // whether it may write
@@ -42,6 +43,7 @@ struct emu_Launch {
   char message[EMU_MESSAGE];
 };
 
+#pragma GCC visibility push(default)
 extern "C" {
 void emu_run(emu_Launch* launch);
 void emu_fail(const char* format, ...) __attribute__((noreturn, format(printf, 1, 2)));
@@ -60,3 +62,4 @@ unsigned short emu_float_to_half(float x);
 unsigned emu_atomic_load(const void* address);
 int emu_atomic_swap(void* address, unsigned* old, unsigned made);
 }
+#pragma GCC visibility pop

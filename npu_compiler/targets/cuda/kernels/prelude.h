@@ -29,6 +29,8 @@ INLINE double simd_xor(double x, int mask) { return __shfl_xor_sync(0xffffffffu,
 INLINE void simd_barrier() { __syncwarp(); }
 INLINE void barrier() { __syncthreads(); }
 
+INLINE void set_flag(int* flag) { *flag = 1; }
+
 INLINE uint4 load16(const void* p) { return *(const uint4*)p; }
 INLINE uint4 stream16(const void* p) {
   uint4 v;

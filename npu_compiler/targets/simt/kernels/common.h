@@ -31,7 +31,7 @@ INLINE float simd_most(float x) {
 // A data-dependent index: 0, and a report, if it is not below n.
 INLINE int64_t checked(int64_t i, int64_t n, DEVICE int* bad) {
   if (i >= 0 && i < n) return i;
-  *bad = 1;
+  set_flag(bad);
   return 0;
 }
 

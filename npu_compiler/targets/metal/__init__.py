@@ -1,0 +1,1 @@
+"""The Metal target: the SIMT kernels as Metal Shading Language, which the runtime's Mac compiles."""

@@ -1,0 +1,53 @@
+"""The SIMT vocabulary in the Metal Shading Language."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..simt.dialect import Array, Dialect, Param
+
+GROUP_BYTES = 32 << 10  # threadgroup memory of every Apple GPU
+MOST_BUFFERS = 31
+MOST_THREADS = 1024
+
+_BUILTINS = (
+    "uint gid_ [[threadgroup_position_in_grid]]",
+    "uint tid_ [[thread_index_in_threadgroup]]",
+    "uint lane_ [[thread_index_in_simdgroup]]",
+    "uint sid_ [[simdgroup_index_in_threadgroup]]",
+)
+_ENTRY = "const int gid = (int)gid_, tid = (int)tid_, lane = (int)lane_, sid = (int)sid_;"
+_UNUSED = "(void)gid, (void)tid, (void)lane, (void)sid;"
+
+
+def entry(name: str, params: Sequence[Param], threads: int, per_core: int) -> str:
+    """Buffers are numbered in order; every size is a literal, so a kernel takes nothing else."""
+    declared = [
+        f"device {'' if p.writable else 'const '}{p.ctype}* {p.name} [[buffer({i})]]" for i, p in enumerate(params)
+    ]
+    arguments = ",\n    ".join([*declared, *_BUILTINS])
+    limit = f"[[kernel, max_total_threads_per_threadgroup({threads})]]"
+    return f"{limit}\nvoid {name}(\n    {arguments}) {{\n  {_ENTRY}\n  {_UNUSED}"
+
+
+def shared(arrays: Sequence[Array]) -> tuple[list[str], int]:
+    """As 16-byte vectors: nothing else aligns threadgroup memory."""
+    lines = []
+    for a in arrays:
+        lines.append(f"threadgroup uint4 {a.name}_memory[{a.nbytes // 16}];")
+        lines.append(f"threadgroup {a.ctype}* const {a.name} = (threadgroup {a.ctype}*){a.name}_memory;")
+    return lines, 0
+
+
+DIALECT = Dialect(
+    name="metal",
+    prelude=(Path(__file__).parent / "kernels" / "prelude.h").read_text(),
+    entry=entry,
+    shared=shared,
+    group_bytes=GROUP_BYTES,
+    matrix=(8, 8, 8),
+    matrix_types=("float16", "bfloat16"),
+    stages=2,
+    cores=16,
+)

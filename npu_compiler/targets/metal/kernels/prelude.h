@@ -1,0 +1,115 @@
+// The SIMT vocabulary in the Metal Shading Language (3.1 or newer, for bfloat). Compile with mathMode safe: NaN and
+// infinities are meant. Names of Metal's own library are written with metal::, so that none hides ours.
+#include <metal_stdlib>
+#include <metal_simdgroup_matrix>
+
+typedef uchar bool8;
+typedef half f16;
+typedef bfloat bf16;
+
+#define DEVICE device
+#define GROUP threadgroup
+#define THREAD thread
+#define CONSTANT constant
+#define INLINE inline
+
+INLINE float f32_of_bits(uint u) { return as_type<float>(u); }
+INLINE f16 f16_of_bits(uint16_t u) { return as_type<f16>(u); }
+INLINE float to_f32(f16 x) { return (float)x; }
+INLINE float to_f32(bf16 x) { return (float)x; }
+INLINE f16 to_f16(float x) { return (f16)x; }
+INLINE bf16 to_bf16(float x) { return (bf16)x; }
+
+INLINE float simd_xor(float x, int mask) { return metal::simd_shuffle_xor(x, (ushort)mask); }
+INLINE int simd_xor(int x, int mask) { return metal::simd_shuffle_xor(x, (ushort)mask); }
+INLINE void simd_barrier() { metal::simdgroup_barrier(metal::mem_flags::mem_threadgroup); }
+INLINE void barrier() { metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup); }
+INLINE void set_flag(DEVICE int* flag) {
+  metal::atomic_store_explicit((DEVICE metal::atomic_int*)flag, 1, metal::memory_order_relaxed);
+}
+
+INLINE uint4 load16(DEVICE const void* p) { return *(DEVICE const uint4*)p; }
+INLINE uint4 stream16(DEVICE const void* p) { return *(DEVICE const uint4*)p; }
+INLINE void release_next() {}
+INLINE void wait_inputs() {}
+INLINE void copy16(GROUP void* to, DEVICE const void* from, bool valid) {
+  uint4 v = uint4(0);
+  if (valid) v = *(DEVICE const uint4*)from;
+  *(GROUP uint4*)to = v;
+}
+INLINE void copy_commit() {}
+template <int N> INLINE void copy_wait() {}
+
+// The matrix unit: C [8, 8] += A [8, 8] B [8, 8]^T.
+template <class T> struct FragA { metal::simdgroup_matrix<T, 8, 8> m; };
+template <class T> struct FragB { metal::simdgroup_matrix<T, 8, 8> m; };
+struct FragC { metal::simdgroup_matrix<float, 8, 8> m; };
+template <class T> INLINE void frag_load_a(THREAD FragA<T>& f, GROUP const T* p, int ld, int) {
+  metal::simdgroup_load(f.m, p, (ulong)ld);
+}
+template <class T> INLINE void frag_load_b(THREAD FragB<T>& f, GROUP const T* p, int ld, int) {
+  metal::simdgroup_load(f.m, p, (ulong)ld, ulong2(0, 0), true);
+}
+INLINE void frag_zero(THREAD FragC& c) { c.m = metal::make_filled_simdgroup_matrix<float, 8, 8>(0.0f); }
+template <class T> INLINE void frag_mma(THREAD FragC& c, THREAD const FragA<T>& a, THREAD const FragB<T>& b) {
+  metal::simdgroup_multiply_accumulate(c.m, a.m, b.m, c.m);
+}
+INLINE void frag_store(GROUP float* p, int ld, THREAD const FragC& c, int) {
+  metal::simdgroup_store(c.m, p, (ulong)ld);
+}
+
+#define UNARY(name, metal_name) INLINE float m_##name(float x) { return metal::precise::metal_name(x); }
+UNARY(sqrt, sqrt) UNARY(rsqrt, rsqrt) UNARY(exp, exp) UNARY(exp2, exp2) UNARY(log, log) UNARY(log2, log2)
+UNARY(log10, log10) UNARY(sin, sin) UNARY(cos, cos) UNARY(tan, tan) UNARY(asin, asin) UNARY(acos, acos)
+UNARY(atan, atan) UNARY(sinh, sinh) UNARY(cosh, cosh) UNARY(tanh, tanh) UNARY(asinh, asinh) UNARY(acosh, acosh)
+UNARY(atanh, atanh) UNARY(floor, floor) UNARY(ceil, ceil) UNARY(trunc, trunc) UNARY(abs, fabs) UNARY(round, rint)
+#define BINARY(name, metal_name) INLINE float m_##name(float a, float b) { return metal::precise::metal_name(a, b); }
+BINARY(pow, pow) BINARY(atan2, atan2) BINARY(fmod, fmod) BINARY(max, fmax)
+INLINE bool m_isinf(float x) { return metal::isinf(x); }
+INLINE float m_nan_float() { return as_type<float>(0x7fc00000u); }
+INLINE float m_inf_float() { return as_type<float>(0x7f800000u); }
+
+// What Metal's library lacks. exp(x) - 1 and log(1 + x) by Kahan's corrections of the rounded exp(x) and 1 + x.
+INLINE float m_expm1(float x) {
+  const float e = m_exp(x);
+  if (e == 1.0f) return x;
+  if (m_abs(x) > 0.7f) return e - 1.0f;
+  return (e - 1.0f) * x / m_log(e);
+}
+INLINE float m_log1p(float x) {
+  const float y = 1.0f + x;
+  if (y == 1.0f) return x;
+  if (m_isinf(y) || !(y > 0.0f)) return m_log(y);
+  return m_log(y) * x / (y - 1.0f);
+}
+// Below 1 an odd polynomial, above 1 - exp(-polynomial): both fitted to less than a unit in the last place.
+INLINE float m_erf(float x) {
+  const float a = m_abs(x);
+  if (x != x) return x;
+  if (a < 1.0f) {
+    const float t = x * x;
+    float p = 1.060116e-06f;
+    p = metal::fma(p, t, -1.3914056e-05f);
+    p = metal::fma(p, t, 0.0001195733f);
+    p = metal::fma(p, t, -0.0008542703f);
+    p = metal::fma(p, t, 0.0052237865f);
+    p = metal::fma(p, t, -0.026866134f);
+    p = metal::fma(p, t, 0.11283791f);
+    p = metal::fma(p, t, -0.37612638f);
+    p = metal::fma(p, t, 0.12837923f);
+    return metal::fma(x, p, x);
+  }
+  const float s = metal::fmin(a, 4.0f);
+  float p = -7.845266e-07f;
+  p = metal::fma(p, s, 1.2452881e-05f);
+  p = metal::fma(p, s, -6.4342144e-05f);
+  p = metal::fma(p, s, -0.00010175754f);
+  p = metal::fma(p, s, 0.0033602635f);
+  p = metal::fma(p, s, -0.0238365f);
+  p = metal::fma(p, s, 0.10696149f);
+  p = metal::fma(p, s, 0.6341961f);
+  p = metal::fma(p, s, 1.1292038f);
+  p = metal::fma(p, s, -0.00012529295f);
+  const float y = 1.0f - m_exp(-p);
+  return x < 0.0f ? -y : y;
+}

@@ -1,0 +1,41 @@
+"""Schedules -> Metal Shading Language. The text is the program: Apple's compiler is part of macOS and not of this
+package, so a Mac compiles it when it loads the program (and caches what it made)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ...errors import Reason
+from ...kernel import Kernel
+from ...target_config import TARGETS
+from ..simt.emit import Functions
+from ..simt.target import SimtTarget
+from .dialect import DIALECT, MOST_BUFFERS
+
+LANGUAGE = "metal3.1"  # the first with bfloat
+
+
+class MetalTarget(SimtTarget):
+    """``sources`` holds ``words.h`` and a ``.metal`` file for each kernel that ``xcrun metal -c`` takes as it is."""
+
+    name = "metal"
+    config = TARGETS["metal"]
+    dialect = DIALECT
+    suffix = "metal"
+
+    def supports(self, kernel: Kernel) -> Reason | None:
+        if len(kernel.inputs) + len(kernel.outputs) >= MOST_BUFFERS:
+            return Reason("too_many_operands", f"a Metal kernel takes {MOST_BUFFERS} buffers at most")
+        return super().supports(kernel)
+
+    def sources(self, functions: Functions) -> dict[str, str]:
+        kernels = {f"{name}.metal": f'#include "words.h"\n\n{text}' for name, text in functions.text.items()}
+        return {"words.h": self.dialect.head, **kernels}
+
+    def build(self, functions: Mapping[str, str]) -> tuple[dict[str, Any], tuple[str, ...], dict[str, Any]]:
+        text = "\n".join([self.dialect.head, *functions.values()])
+        return {"language": LANGUAGE, "text": text}, (LANGUAGE,), {"compiler": "none: the Mac that loads it"}
+
+
+TARGET = MetalTarget()
