@@ -244,13 +244,14 @@ def _plain_tiles(kernel: Kernel, dialect: Dialect, p: Product, left: _Side) -> E
                 text = convert(read(f.pointer(side.number), offset, f.operand(side.number).dtype), "float")
                 out.add(f"const float x{letter}{i} = {valid} ? {text} : 0.0f;")
                 out.add(f"{letter}s[k{letter}{i} * 68 + {row.format(i)}] = x{letter}{i};")
-        out.add("barrier();", "#pragma unroll")
+        out.add("barrier();", "float sum[4][4] = {};  // short sums, and a sum of those: less rounding", "#pragma unroll")
         with out.block("for (int k = 0; k < 16; k++) {"):
             out.add("float x[4], y[4];", "#pragma unroll")
             out.add("for (int i = 0; i < 4; i++) { x[i] = as[k * 68 + ty + i]; y[i] = bs[k * 68 + tx + i]; }")
             out.add("#pragma unroll", "for (int i = 0; i < 4; i++)", "#pragma unroll")
-            out.add("  for (int j = 0; j < 4; j++) acc[i][j] += x[i] * y[j];")
-        out.add("barrier();")
+            out.add("  for (int j = 0; j < 4; j++) sum[i][j] += x[i] * y[j];")
+        out.add("#pragma unroll", "for (int i = 0; i < 4; i++)", "#pragma unroll")
+        out.add("  for (int j = 0; j < 4; j++) acc[i][j] += sum[i][j];", "barrier();")
     epilogue = Epilogue(kernel, f)
     width = min(epilogue.width, 4 // p.lanes) if p.n % 4 == 0 else 1
     row, _ = _column(kernel, p, "")

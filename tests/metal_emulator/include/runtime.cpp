@@ -117,6 +117,7 @@ struct Worker {  // one host thread
   unsigned group[3];
   uint64_t linear, serial, device_barriers, shared_barriers, random;
   const emu_Window* last_window;
+  const Variable* last_variable;
   Variable variables[VARIABLES + EMU_BUFFERS];
   char *stacks, *arena;
   size_t arena_top;
@@ -200,8 +201,18 @@ const Variable* nearest_variable(Worker* w, const char* p) {
   return best;
 }
 
-void track(Worker* w, uint64_t* cell, Mark me, bool write, Place place, uint64_t element) {
+const uint64_t WHO = 3ull << 28, BARRIERS = 0x3fffull << 14;
+
+// Whether a read changes nothing: what was written is ordered, and others of the group have read it since.
+inline bool settled(uint64_t wrote, uint64_t read, Mark me, bool shared) {
+  if ((read ^ me.word) >> 40 || (read ^ me.word) & BARRIERS || (read & WHO) != GROUP << 28) return false;
+  if (!wrote && !shared) return true;
+  return !((wrote ^ me.word) >> 40) && (wrote ^ me.word) & BARRIERS;
+}
+
+__attribute__((noinline)) void track(Worker* w, uint64_t* cell, Mark me, bool write, Place place, uint64_t at) {
   Mark wrote = load(cell), read = load(cell + 1);
+  uint64_t element = at / (place.window ? place.window->element : place.variable->element);
   if (place.variable) {  // threadgroup memory is new for each group
     if (wrote.group() != me.group()) wrote = Mark(0);
     if (read.group() != me.group()) read = Mark(0);
@@ -216,22 +227,23 @@ void track(Worker* w, uint64_t* cell, Mark me, bool write, Place place, uint64_t
     store(cell + 1, joined(read, me));
 }
 
-void shared_access(Worker* w, char* p, unsigned bytes, bool write, bool tracked) {
-  const Variable* v = nullptr;
+const Variable* find_variable(Worker* w, char* p, unsigned bytes, bool write) {
   for (const Variable& x : w->variables)
-    if (p >= x.base && p + bytes <= x.end) {
-      v = &x;
-      break;
-    }
-  if (!v) {
-    v = nearest_variable(w, p);
-    emu_fail("%s of %u bytes outside threadgroup memory: byte %lld of %s, which has %lld bytes", write ? "write" : "read",
-             bytes, (long long)(p - v->base), v->name, (long long)(v->end - v->base));
-  }
+    if (p >= x.base && p + bytes <= x.end) return w->last_variable = &x;
+  const Variable* v = nearest_variable(w, p);
+  emu_fail("%s of %u bytes outside threadgroup memory: byte %lld of %s, which has %lld bytes", write ? "write" : "read",
+           bytes, (long long)(p - v->base), v->name, (long long)(v->end - v->base));
+}
+
+inline void shared_access(Worker* w, char* p, unsigned bytes, bool write, bool tracked) {
+  const Variable* v = w->last_variable;
+  if (p < v->base || p + bytes > v->end) v = find_variable(w, p, bytes, write);
   if (!tracked || bytes < GRANULE) return;
   Mark me = now(w, false);
-  for (char* q = p; q < p + bytes; q += GRANULE)
-    track(w, w->arena_shadow + size_t(q - w->arena) / GRANULE * 2, me, write, {nullptr, v}, uint64_t(q - v->base) / v->element);
+  uint64_t* cell = w->arena_shadow + size_t(p - w->arena) / GRANULE * 2;
+  for (char* q = p; q < p + bytes; q += GRANULE, cell += 2)
+    if (write || !settled(load(cell), load(cell + 1), me, true))
+      track(w, cell, me, write, {nullptr, v}, uint64_t(q - v->base));
 }
 
 bool inside(const emu_Window& v, const char* p, unsigned bytes) {
@@ -282,9 +294,9 @@ void device_access(Worker* w, char* p, unsigned bytes, bool write, bool tracked)
   }
   if (!v->written || !tracked || !w->launch->shadow) return;
   Mark me = now(w, true);
-  uint64_t first = uint64_t(p - v->base) / v->element, last = (uint64_t(p - v->base) + bytes - 1) / v->element;
-  uint64_t* cells = shadow_of(w, v);
-  for (uint64_t i = first; i <= last; i++) track(w, cells + 2 * i, me, write, {v, nullptr}, i);
+  uint64_t start = uint64_t(p - v->base), first = start / v->element, last = (start + bytes - 1) / v->element;
+  uint64_t* cell = shadow_of(w, v) + 2 * first;
+  for (uint64_t i = first; i <= last; i++, cell += 2) track(w, cell, me, write, {v, nullptr}, i * v->element);
 }
 
 inline void access(void* address, unsigned bytes, bool write, bool tracked = true) {
@@ -578,7 +590,7 @@ void emu_run(emu_Launch* launch) {
   static thread_local Worker* mine;
   if (!mine) mine = new_worker();
   Worker* w = self = mine;
-  w->launch = launch, w->last_window = nullptr, w->random = launch->seed * 2654435761u + 1;
+  w->launch = launch, w->last_window = nullptr, w->last_variable = w->variables, w->random = launch->seed * 2654435761u + 1;
   w->idle_count = w->fibre_count = 0, w->arena_top = 0, w->current = 0;
   w->count = launch->threads[0] * launch->threads[1] * launch->threads[2];
   memset(w->variables, 0, sizeof w->variables);
