@@ -61,7 +61,13 @@ TARGETS: dict[str, TargetConfig] = {
             "cuda", panel=0, buffer_align=256, pair_dtypes=(), prologue_rows=1, paired_matmuls=True, bundles=True
         ),
         TargetConfig(
-            "metal", panel=0, buffer_align=256, pair_dtypes=(), prologue_rows=1, paired_matmuls=True, bundles=True,
+            "metal",
+            panel=0,
+            buffer_align=256,
+            pair_dtypes=(),
+            prologue_rows=1,
+            paired_matmuls=True,
+            bundles=True,
             dtypes=_REAL - {"float64"},
         ),
     )

@@ -40,8 +40,9 @@ class Window:
 
 class _CWindow(ctypes.Structure):  # emu_Window
     _fields_ = [
-        ("base", ctypes.c_void_p), ("bytes", ctypes.c_uint64), ("argument", ctypes.c_void_p), ("element", ctypes.c_uint32),
-        ("index", ctypes.c_uint32), ("written", ctypes.c_uint32), ("reserved", ctypes.c_uint32),
+        ("base", ctypes.c_void_p), ("bytes", ctypes.c_uint64), ("argument", ctypes.c_void_p),
+        ("element", ctypes.c_uint32), ("index", ctypes.c_uint32), ("written", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint32),
     ]  # fmt: skip
 
 

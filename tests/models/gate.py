@@ -18,7 +18,7 @@ from npu_compiler.frontend import capture, state_dict_numpy
 from npu_compiler.frontend.tensors import tensor_to_numpy
 from npu_compiler.ir import IRGraph
 from npu_compiler.partitioner import NPU
-from npu_runtime import CPUBackend, Executor
+from npu_runtime import Backend, CPUBackend, Executor
 
 Args = tuple[Any, ...]  # of one call: tensors, also nested
 
@@ -106,26 +106,30 @@ def expect(model: nn.Module, runs: Sequence[Args], dtype: str, rounded: bool = T
     return Expected(dtype, join(exact), join([_outputs(eager, cast(args, low)) for args in runs]))
 
 
-def run(program: CompiledProgram, weights: Mapping[str, np.ndarray], runs: Sequence[Args]) -> list[np.ndarray]:
-    """Our outputs for the tensors of each run's arguments, joined."""
-    executor = Executor(program, weights, CPUBackend())
+def run(
+    program: CompiledProgram, weights: Mapping[str, np.ndarray], runs: Sequence[Args], backend: Backend | None = None
+) -> list[np.ndarray]:
+    """Our outputs for the tensors of each run's arguments, joined; on the CPU if no ``backend`` is given."""
+    executor = Executor(program, weights, backend or CPUBackend())
     arrays = [[tensor_to_numpy(a) for a in pytree.tree_leaves(args) if isinstance(a, torch.Tensor)] for args in runs]
     return join([list(executor.run(a).values()) for a in arrays])
 
 
-def compile_whole(ir: IRGraph, dtype: str | None = None) -> CompiledProgram:
+def compile_whole(ir: IRGraph, dtype: str | None = None, target: str = "cpu") -> CompiledProgram:
     """One program for the whole model, which the partitioner agrees with."""
-    plan = npu_compiler.partition(ir)
+    plan = npu_compiler.partition(ir, target=target)
     assert [p.device for p in plan.partitions] == [NPU], str(plan)
     assert not plan.transfers and not plan.reasons
-    return npu_compiler.compile(ir, dtype=dtype)
+    return npu_compiler.compile(ir, target, dtype)
 
 
-def compile_and_run(model: nn.Module, runs: Sequence[Args], dtype: str) -> list[np.ndarray]:
-    """``model`` in ``dtype``, compiled for the shapes of the first run."""
+def compile_and_run(
+    model: nn.Module, runs: Sequence[Args], dtype: str, backend: Backend | None = None
+) -> list[np.ndarray]:
+    """``model`` in ``dtype``, compiled for ``backend``'s target and the shapes of the first run."""
     low = getattr(torch, dtype)
     ours = copy.deepcopy(model).eval().to(low)
     inputs = [cast(args, low) for args in runs]
-    program = compile_whole(capture(ours, inputs[0]))
+    program = compile_whole(capture(ours, inputs[0]), target=backend.name if backend else "cpu")
     assert program.dtype == dtype
-    return run(program, state_dict_numpy(ours), inputs)
+    return run(program, state_dict_numpy(ours), inputs, backend)

@@ -50,4 +50,5 @@ DIALECT = Dialect(
     matrix_types=("float16", "bfloat16"),
     stages=2,
     cores=16,
+    most_params=MOST_BUFFERS,
 )

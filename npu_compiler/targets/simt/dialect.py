@@ -66,7 +66,8 @@ class Dialect:
     ``entry(name, params, threads, groups_per_core)``: the opening of a kernel up to ``{`` with its first lines.
     ``shared(arrays)``: declarations of group memory, and the bytes to ask for at launch (0: none). ``matrix``: (M, N,
     K) of the matrix unit, () without one; ``matrix_types``: its element types. ``group_bytes``: group memory a kernel
-    may use; ``stages``: of a ring of copies in it; ``cores``: that should have work.
+    may use; ``stages``: of a ring of copies in it; ``cores``: that should have work;
+    ``most_params``: pointers that a kernel may take.
     """
 
     name: str
@@ -78,6 +79,7 @@ class Dialect:
     matrix_types: tuple[str, ...] = ()
     stages: int = 2
     cores: int = 132
+    most_params: int = 500
 
     @cached_property
     def head(self) -> str:

@@ -244,7 +244,9 @@ def _plain_tiles(kernel: Kernel, dialect: Dialect, p: Product, left: _Side) -> E
                 text = convert(read(f.pointer(side.number), offset, f.operand(side.number).dtype), "float")
                 out.add(f"const float x{letter}{i} = {valid} ? {text} : 0.0f;")
                 out.add(f"{letter}s[k{letter}{i} * 68 + {row.format(i)}] = x{letter}{i};")
-        out.add("barrier();", "float sum[4][4] = {};  // short sums, and a sum of those: less rounding", "#pragma unroll")
+        out.add(
+            "barrier();", "float sum[4][4] = {};  // short sums, and a sum of those: less rounding", "#pragma unroll"
+        )
         with out.block("for (int k = 0; k < 16; k++) {"):
             out.add("float x[4], y[4];", "#pragma unroll")
             out.add("for (int i = 0; i < 4; i++) { x[i] = as[k * 68 + ty + i]; y[i] = bs[k * 68 + tx + i]; }")

@@ -25,7 +25,7 @@ def refine(schedule: Schedule, dialect: Dialect) -> None:
         if k.kind == "attention":
             kernels += _split_attention(schedule, k, dialect)
         elif k.kind == "bundle":
-            kernels += _unbundle(k)
+            kernels += _unbundle(k, dialect)
         elif k.prologue is not None and not takes_prologue(k, dialect):
             kernels += _apart(schedule, k)
         else:
@@ -33,12 +33,20 @@ def refine(schedule: Schedule, dialect: Dialect) -> None:
     schedule.kernels = kernels
 
 
-def _unbundle(k: Kernel) -> list[Kernel]:
-    """Only pointwise kernels share a launch: the threads of a group must go the same way."""
-    inside, outside = [p for p in k.parts if is_pointwise(p)], [p for p in k.parts if not is_pointwise(p)]
-    if len(inside) < 2:
-        return list(k.parts)
-    return [*outside, bundled(inside)]
+def _unbundle(k: Kernel, dialect: Dialect) -> list[Kernel]:
+    """Only pointwise kernels share a launch: the threads of a group must go the same way. And only as many as a kernel
+    has parameters for."""
+    packs: list[list[Kernel]] = [[]]
+    room = most = dialect.most_params - 1  # the last is for the report of an index out of range
+    for part in filter(is_pointwise, k.parts):
+        operands = len(part.inputs) + len(part.outputs)
+        if operands > room:
+            packs.append([])
+            room = most
+        packs[-1].append(part)
+        room -= operands
+    apart = [p for p in k.parts if not is_pointwise(p)]
+    return [*apart, *(bundled(p) if len(p) > 1 else p[0] for p in packs if p)]
 
 
 def _apart(schedule: Schedule, k: Kernel) -> list[Kernel]:
