@@ -28,7 +28,7 @@ from npu_compiler.errors import ArtifactError, InputError
 from npu_compiler.files import write_atomic
 from npu_compiler.serialize import graph_to_plain, program_from_plain, program_to_plain
 
-from .backend import Backend
+from .backend import Backend, get_backend
 from .llm_card import ModelCard
 from .packed_weights import PackedFile, write_packed
 from .weight_loader import WeightStore, load_weights
@@ -46,21 +46,22 @@ Progress = Callable[[str, int, int], None]
 
 
 class Loader:
-    """The options of :meth:`LLM.load`; :meth:`load` does the work."""
+    """The options of :meth:`LLM.load`; :meth:`load` does the work. Without a ``backend``, :meth:`load` makes the
+    target's; :meth:`compile` needs none."""
 
     def __init__(
         self,
         target: str,
         dtype: str | None,
         max_len: int | None,
-        backend: Backend,
+        backend: Backend | None = None,
         cache: bool = True,
         progress: Progress | None = None,
         status: Callable[[str], None] | None = None,
     ):
         if max_len is not None and max_len < 1:
             raise InputError(f"max_len={max_len}: it takes a whole number from 1")
-        self.target, self.dtype, self.max_len, self.backend = target, dtype, max_len, backend
+        self.target, self.dtype, self.max_len, self._backend = target, dtype, max_len, backend
         self._progress, self._status = progress, status or (lambda text: None)
         self._programs = open_cache("programs", None if cache else 0)
         self._weights = open_cache("weights", env.weight_cache_size() if cache else 0)
@@ -73,6 +74,12 @@ class Loader:
         source = _CompiledFile(self.path) if self.path.suffix == ".npubin" else self._checkpoint()
         program, recipes, card = self._compiled(source)
         return program, self._packed(source, program, recipes), card
+
+    @property
+    def backend(self) -> Backend:
+        if self._backend is None:
+            self._backend = get_backend(self.target)
+        return self._backend
 
     def compile(self, model: str | os.PathLike[str]) -> tuple[CompiledProgram, Mapping[str, Any], ModelCard]:
         """The program of a checkpoint, the tensors it reads, and its card."""

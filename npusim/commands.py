@@ -56,7 +56,7 @@ def compile_model(args: argparse.Namespace, status: Status) -> Result:
     from npu_compiler.partitioner import partition
     from npu_compiler.pipeline import PHASES, compile_ir, dump, run_phases
 
-    from .model import require_npu, save_program
+    from .model import emit_source, require_npu, save_program
 
     target = args.target or env.target()
     if args.dump:
@@ -81,17 +81,7 @@ def compile_model(args: argparse.Namespace, status: Status) -> Result:
     written = ", ".join(f"{f} ({si(f.stat().st_size, 'B')})" for f in files)
     data = {"program": program.name, "target": target, "files": [str(f) for f in files], **t}
     lines = [f"{program.name}: {summary}", f"wrote {written}"]
-    if args.emit_source:
-        lines.append(f"wrote {emit_source(program, args.emit_source)} source files into {args.emit_source}")
-    return Result(data, lines)
-
-
-def emit_source(program: CompiledProgram, folder: str) -> int:
-    """Write the program's sources into ``folder``, which is made; the number of files."""
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    for name, text in program.sources.items():
-        (Path(folder) / name).write_text(text)
-    return len(program.sources)
+    return Result(data, [*lines, *emit_source(program, args.emit_source)])
 
 
 # ---------------------------------------------------------------------------------------------------------------- run

@@ -147,15 +147,14 @@ def _answer(llm: LLM, args: argparse.Namespace, messages: list[dict[str, str]], 
 def compile_model(args: argparse.Namespace, status: Status) -> Result:
     """``npusim compile`` for a language model: program, weights and card."""
     from npu_compiler.describe import si, totals
-    from npu_runtime.backend import get_backend
     from npu_runtime.llm_loader import Loader, save_card
 
-    from .model import save_program
+    from .model import emit_source, save_program
 
     if args.until or args.dump or args.disable:
         raise InputError("--until, --dump and --disable show one graph; a language model is compiled from several")
     target = args.target or env.target()
-    loader = Loader(target, args.dtype, args.max_len, get_backend(target), True, status.downloading, status.update)
+    loader = Loader(target, args.dtype, args.max_len, None, True, status.downloading, status.update)
     with status(f"compiling {args.model}"):
         program, weights, card = loader.compile(args.model)
     output = Path(args.output or f"{Path(args.model).name.removesuffix('.gguf')}.npubin")
@@ -166,4 +165,5 @@ def compile_model(args: argparse.Namespace, status: Status) -> Result:
     written = ", ".join(f"{f} ({si(f.stat().st_size, 'B')})" for f in files)
     kernels = ", ".join(f"{name} {len(entry.calls)}" for name, entry in program.entries.items())
     data = {"program": card.name, "target": target, "max_len": card.max_len, "files": [str(f) for f in files], **t}
-    return Result(data, [f"{card.name}: context {card.max_len}; kernels: {kernels}", f"wrote {written}"])
+    lines = [f"{card.name}: context {card.max_len}; kernels: {kernels}", f"wrote {written}"]
+    return Result(data, [*lines, *emit_source(program, args.emit_source)])

@@ -186,3 +186,13 @@ def _call(model: torch.nn.Module, args: tuple[Any, ...]) -> Any:
     finally:
         for module, training in modes.items():
             module.training = training
+
+
+def emit_source(program: CompiledProgram, folder: str | None) -> list[str]:
+    """Write the program's sources into ``folder``, which is made, if one is given; what to tell the user."""
+    if folder is None:
+        return []
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    for name, text in program.sources.items():
+        (Path(folder) / name).write_text(text)
+    return [f"wrote {len(program.sources)} source files into {folder}"]

@@ -15,6 +15,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.errors import ArtifactError, CompileError, InputError
 from npu_compiler.ir_reader import save_ir
 from npusim import cli, console
@@ -65,6 +66,13 @@ def as_json(capsys: pytest.CaptureFixture[str], *argv: str, status: int = 0) -> 
 
 
 # ---------------------------------------------------------------------------------------------------------- programs
+
+
+def test_emitted_source_is_the_program(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, path = tmp_path / "new" / "source", tmp_path / "small.npubin"
+    assert cli.main(["compile", str(model), "-o", str(path), "--emit-source", str(folder)]) == 0
+    assert f"source files into {folder}" in capsys.readouterr().out
+    assert {f.name: f.read_text() for f in folder.iterdir()} == CompiledProgram.load(path).sources
 
 
 def test_compile_and_run(program: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

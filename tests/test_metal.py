@@ -135,6 +135,14 @@ def test_without_a_mac_one_line_says_what_is_missing() -> None:
             make()
 
 
+def test_the_command_line_compiles_a_language_model(tmp_path: Path) -> None:
+    model, folder = small_model.write_model(tmp_path / "small"), tmp_path / "source"
+    to = ["--target", "metal", "--max-len", "32", "--emit-source", str(folder), "-o", str(tmp_path / "small.npubin")]
+    assert main(["compile", str(model), *to, "-q"]) == 0
+    assert CompiledProgram.load(tmp_path / "small.npubin").target == "metal"
+    assert (folder / "words.h").exists() and len(list(folder.glob("*.metal"))) > 5
+
+
 # --------------------------------------------------------------------------------------------------------------- models
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_resnet18(dtype: str) -> None:

@@ -58,13 +58,17 @@ INLINE void frag_store(GROUP float* p, int ld, THREAD const FragC& c, int) {
   metal::simdgroup_store(c.m, p, (ulong)ld);
 }
 
-#define UNARY(name, metal_name) INLINE float m_##name(float x) { return metal::precise::metal_name(x); }
-UNARY(sqrt, sqrt) UNARY(rsqrt, rsqrt) UNARY(exp, exp) UNARY(exp2, exp2) UNARY(log, log) UNARY(log2, log2)
-UNARY(log10, log10) UNARY(sin, sin) UNARY(cos, cos) UNARY(tan, tan) UNARY(asin, asin) UNARY(acos, acos)
-UNARY(atan, atan) UNARY(sinh, sinh) UNARY(cosh, cosh) UNARY(tanh, tanh) UNARY(asinh, asinh) UNARY(acosh, acosh)
-UNARY(atanh, atanh) UNARY(floor, floor) UNARY(ceil, ceil) UNARY(trunc, trunc) UNARY(abs, fabs) UNARY(round, rint)
-#define BINARY(name, metal_name) INLINE float m_##name(float a, float b) { return metal::precise::metal_name(a, b); }
-BINARY(pow, pow) BINARY(atan2, atan2) BINARY(fmod, fmod) BINARY(max, fmax)
+// precise:: is what mathMode safe selects anyway; said here, too, for whoever compiles the text by hand.
+#define PRECISE(name) INLINE float m_##name(float x) { return metal::precise::name(x); }
+PRECISE(sqrt) PRECISE(rsqrt) PRECISE(exp) PRECISE(exp2) PRECISE(log) PRECISE(log2) PRECISE(log10) PRECISE(sin) PRECISE(cos)
+PRECISE(tan) PRECISE(asin) PRECISE(acos) PRECISE(atan) PRECISE(sinh) PRECISE(cosh) PRECISE(tanh) PRECISE(asinh)
+PRECISE(acosh) PRECISE(atanh)
+INLINE float m_pow(float a, float b) { return metal::precise::pow(a, b); }
+INLINE float m_atan2(float a, float b) { return metal::precise::atan2(a, b); }
+#define EXACT(name, metal_name) INLINE float m_##name(float x) { return metal::metal_name(x); }
+EXACT(floor, floor) EXACT(ceil, ceil) EXACT(trunc, trunc) EXACT(abs, fabs) EXACT(round, rint)
+INLINE float m_fmod(float a, float b) { return metal::fmod(a, b); }
+INLINE float m_max(float a, float b) { return metal::fmax(a, b); }
 INLINE bool m_isinf(float x) { return metal::isinf(x); }
 INLINE float m_nan_float() { return as_type<float>(0x7fc00000u); }
 INLINE float m_inf_float() { return as_type<float>(0x7f800000u); }
