@@ -12,11 +12,13 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import npu_compiler
 from npu_compiler import load_ir
 from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.dtypes import numpy_dtype, promote
+from npu_compiler.frontend import capture
 from npu_compiler.frontend.tensors import tensor_to_numpy
 from npu_compiler.ir import IRGraph, OpNode, TensorSpec
 from npu_compiler.partitioner import CPU
@@ -24,7 +26,8 @@ from npu_compiler.stateful import as_state, carried
 from npu_runtime import CPUBackend, DAGExecutor, Executor
 
 from ..torch_oracle import run_ir
-from .gate import Expected, compile_whole, join
+from .gate import Expected, compile_and_run, compile_whole, expect, join
+from .random_models import randomise
 from .test_ir_files import FILES, random_weights
 
 NAMES = [f"qwen2_{step}{kind}" for step in ("prefill", "decode") for kind in ("", "_bf16", "_tf5.23")]
@@ -209,3 +212,30 @@ def test_float_types_of_the_mixed_graph() -> None:
     products = [n for n in ir.nodes if n.op_type in ("aten.matmul.default", "aten.linear.default")]
     assert any({t.dtype for t in n.inputs} == {"bfloat16", "float32"} for n in products)
     assert numpy_dtype("bfloat16") == weights(MIXED)["model.lm_head.weight"].dtype
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_our_own_capture_of_transformers_is_one_program(dtype: str) -> None:
+    """Positions as an argument: transformers then looks for packed texts in them (``diff``) and masks accordingly."""
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    torch.manual_seed(0)
+    config = transformers.Qwen2Config(
+        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, tie_word_embeddings=True,
+    )  # fmt: skip
+    model = Logits(randomise(transformers.Qwen2ForCausalLM(config)))
+    tokens = [torch.randint(0, 64, (1, 12), generator=torch.Generator().manual_seed(i)) for i in range(12)]
+    packed = torch.tensor([[0, 1, 2, 3, 4, 0, 1, 2, 3, 0, 1, 2]])
+    calls = [(t, torch.arange(12)[None] if i % 2 else packed) for i, t in enumerate(tokens)]
+    assert "aten.diff.default" in {n.op_type for n in capture(model, calls[0]).nodes}
+    expect(model, calls, dtype).check(compile_and_run(model, calls, dtype))
+
+
+class Logits(nn.Module):
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.model(input_ids=tokens, position_ids=positions, use_cache=False).logits
+        return logits
