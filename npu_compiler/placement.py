@@ -3,10 +3,13 @@ concatenation, or in the dim order that the reader wants."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from .graph import LEAVES, LOOPS, VIEWS, Graph, Node, Value
 from .kernel import Operand
+from .passes.fuse import Group
 from .strides import reshape_strides
 
 
@@ -97,3 +100,24 @@ def wanted_order(value: Value, users: list[Node]) -> tuple[int, ...]:
         if value.op in LOOPS or perm[-1] == value.rank - 1:
             return perm
     return tuple(range(value.rank))
+
+
+def shared_tables(graph: Graph, groups: Sequence[Group], static: set[Value], panel: int) -> dict[Value, Value]:
+    """Tables whose rows are looked up and which, transposed, are also the right operand of a product (a tied
+    embedding), with that operand. Only the packed operand need be kept: a few rows can be read from it, too."""
+    users = graph.users()
+    found: dict[Value, Value] = {}
+    for group in groups:
+        matrix = group.anchor.inputs[1] if group.anchor.op == "matmul" and len(group.anchors) == 1 else None
+        if matrix is None or matrix not in static or matrix.op != "permute" or matrix.rank != 2:
+            continue
+        table = matrix.node.inputs[0]
+        readers = [n for n in users[table] if n is not matrix.node]
+        whole_panels = table.shape[0] % panel == 0 and table.shape[1] % 2 == 0
+        if readers and whole_panels and all(_looks_up(n, table, static) for n in readers):
+            found[table] = matrix
+    return found
+
+
+def _looks_up(node: Node, table: Value, static: set[Value]) -> bool:
+    return node.op in LOOPS and node.out not in static and math.prod(node.domain) * 4 <= table.numel

@@ -16,7 +16,7 @@ from .kernel import Buffer, Kernel, LoopBody, Operand, Schedule, Stage, contiguo
 from .passes.fold import unrounded
 from .passes.fuse import CHEAP, Group
 from .passes.static import static_values
-from .placement import Destination, behind, destinations, part_of, wanted_order, writable
+from .placement import Destination, behind, destinations, part_of, shared_tables, wanted_order, writable
 from .strides import reshape_strides, strided_view
 from .target_config import TargetConfig
 
@@ -40,6 +40,7 @@ class Scheduler:
         self.packed: dict[Hashable, Operand] = {}
         self.wanted: dict[Value, Destination] = {}
         self.copies: dict[Value, Operand] = {}
+        self.tables: dict[Value, Value] = {}  # read from the packed form of a matrix
         self.names: set[str] = set()
 
     def run(self) -> Schedule:
@@ -53,6 +54,7 @@ class Scheduler:
             elif node.op == "state":
                 self._put(node.out, self._buffer("state", node.out.dtype, node.out.shape, node.attrs["key"]))
         self.wanted = destinations(graph, self.static)
+        self.tables = shared_tables(graph, self.groups, self.static, self.config.panel)
         made: dict[str, Buffer] = {}
         for group in self.groups:
             self._schedule_group(group, made)
@@ -161,6 +163,16 @@ class Scheduler:
             self.packed[key] = self._weight(node.out)
         return self.packed[key]
 
+    def _from_panels(self, table: Value, index: tuple[Expr, ...]) -> tuple[Operand, list[Expr]]:
+        """Where to read an element of a table that is kept only as the packed matrix of the product it also serves."""
+        matrix = self.tables[table]
+        packed = self.packed_weight((matrix,), self._columns([matrix]), self._layout(table.dtype))
+        panels, (row, column), width = packed.shape[1], index, self.config.panel
+        pair = packed.shape[-1] if len(packed.shape) == 6 else 1
+        depth = table.shape[1]
+        window = Operand(packed.buffer, (panels, width, depth // pair, pair), (depth * width, pair, pair * width, 1))
+        return window, [row // width, row % width, column // pair, column % pair]
+
     def _copy(self, v: Value) -> Operand:
         """A contiguous copy of a value, made where it is first needed."""
         if v not in self.copies:
@@ -229,7 +241,12 @@ class Scheduler:
 
             def through(load: Expr, node: Node = node) -> Expr:
                 v = node.inputs[load.value]
-                return known[v] if v in known else expr.load(number(self.operand(v)), v.dtype, load.args)
+                if v in known:
+                    return known[v]
+                if v in self.tables:
+                    packed, index = self._from_panels(v, load.args)
+                    return expr.load(number(packed), v.dtype, index)
+                return expr.load(number(self.operand(v)), v.dtype, load.args)
 
             e = expr.drop_roundings(expr.substitute(node.attrs["expr"], loads=through))
             users = self.users.get(node.out, [])

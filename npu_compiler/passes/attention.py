@@ -23,7 +23,8 @@ from .normalise import normalise
 def fuse_attention(graph: Graph) -> None:
     """Apply :data:`ATTENTION`, drop masks that hide nothing or just the future, then tell each kernel how far its keys
     are valid where the mask says so."""
-    patterns.apply(graph, REWRITES)
+    if not patterns.apply(graph, REWRITES) and not any(n.op == "attention" for n in graph.nodes):
+        return
     for node in graph.nodes:
         if node.op == "attention" and not node.attrs["limited"] and len(node.inputs) == 4:
             mask = node.inputs[3]

@@ -7,6 +7,7 @@ import pytest
 
 from npu_compiler import expr, interp
 from npu_compiler.dtypes import numpy_dtype
+from npu_compiler.errors import InputError
 from npu_compiler.graph import Graph, Value
 from npu_compiler.passes.gate import pair_matmuls
 from npu_compiler.pipeline import compile_graph, run_graph
@@ -146,3 +147,33 @@ def test_independent_loops_are_one_launch() -> None:
     assert check(independent) == ["bundle"]
     state = run_graph(independent(), disable=("bundle",))
     assert state.schedule is not None and [k.kind for k in state.schedule.kernels] == ["loops"] * 3
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_tied_embedding_is_kept_once(dtype: str) -> None:
+    def tied() -> Graph:
+        g = Graph("tied")
+        ids = g.input("ids", (3,), "int64")
+        table = g.weight("table", (256, 48), dtype)
+        rows = g.elementwise(
+            (3, 48), [table, ids], expr.load(0, dtype, [expr.load(1, "int64", [expr.index(0)]), expr.index(1)])
+        )
+        g.outputs = [("rows", rows), ("logits", rows.matmul(table.permute(1, 0)))]
+        return g
+
+    rng = np.random.default_rng(1)
+    inputs = {"ids": np.array([0, 255, 77])}
+    weights = {"table": rng.standard_normal((256, 48)).astype(numpy_dtype(dtype))}
+    want = interp.run(tied(), inputs, weights)
+    planned = schedule_interp.run(run_graph(tied()), inputs, weights)
+    program = compile_graph(tied())
+    executor = Executor(program, load_weights(program, weights), CPUBackend(threads=2))
+    native = executor.run(inputs)
+    for found in (planned, native):
+        np.testing.assert_array_equal(found["rows"], want["rows"])
+        scale = np.abs(want["logits"].astype(np.float64)).max()
+        assert np.abs(found["logits"].astype(np.float64) - want["logits"].astype(np.float64)).max() <= 1e-2 * scale
+    assert [b.kind for b in program.buffers].count("weight") == 1
+    for wrong in (-1, 256):
+        with pytest.raises(InputError, match="out of range"):
+            executor.run({"ids": np.array([0, wrong, 1])})
