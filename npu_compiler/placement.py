@@ -105,8 +105,10 @@ def wanted_order(value: Value, users: list[Node]) -> tuple[int, ...]:
 def shared_tables(graph: Graph, groups: Sequence[Group], static: set[Value], panel: int) -> dict[Value, Value]:
     """Tables whose rows are looked up and which, transposed, are also the right operand of a product (a tied
     embedding), with that operand. Only the packed operand need be kept: a few rows can be read from it, too."""
-    users = graph.users()
     found: dict[Value, Value] = {}
+    if not panel:  # the target packs no panels
+        return found
+    users = graph.users()
     for group in groups:
         matrix = group.anchor.inputs[1] if group.anchor.op == "matmul" and len(group.anchors) == 1 else None
         if matrix is None or matrix not in static or matrix.op != "permute" or matrix.rank != 2:
