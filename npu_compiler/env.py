@@ -56,7 +56,7 @@ VARIABLES: dict[str, Variable] = {
                  "rewrites to leave out"),
         Variable("NPU_VERIFY", "0, 1 or 2", "0",
                  "check the program after every phase: 1 its invariants, 2 also its results on random inputs"),
-        Variable("NPU_CUDA_ARCH", "a chip as NVIDIA names it, like 'sm_80' or 'sm_90a'", "sm_90",
+        Variable("NPU_CUDA_ARCH", "a chip as NVIDIA names it, like 'sm_80' or 'sm_90a'", "sm_90a",
                  "the chip that CUDA kernels are compiled for"),
         Variable("NPU_TARGET", "one of " + ", ".join(_TARGETS), "cpu", "the target when the caller names none"),
     )
@@ -187,7 +187,7 @@ def cuda_arch() -> str:
             raise ValueError(text)
         return text
 
-    return _read("NPU_CUDA_ARCH", parse, "sm_90")
+    return _read("NPU_CUDA_ARCH", parse, "sm_90a")
 
 
 _ACCESSORS: dict[str, Callable[[], Any]] = {

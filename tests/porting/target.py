@@ -43,7 +43,7 @@ DIALECT = Dialect(
     matrix=(16, 8, 16),
     matrix_types=("float16", "bfloat16"),
     stages=3,
-    cores=8,
+    cores=24,
 )
 
 
@@ -52,8 +52,8 @@ class HostTarget(SimtTarget):
     config = TargetConfig(
         "host", panel=0, buffer_align=256, pair_dtypes=(), prologue_rows=1, paired_matmuls=True, bundles=True
     )
-    dialect = DIALECT
     suffix = "cpp"
+    dialect = DIALECT
 
     def build(self, functions: Mapping[str, str]) -> tuple[dict[str, Any], tuple[str, ...], dict[str, Any]]:
         exports = [

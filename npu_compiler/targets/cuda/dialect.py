@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from ..simt.dialect import Array, Dialect, Param
+from .wide import COLUMNS, wide_words
 
 STATIC_BYTES = 48 << 10  # group memory that can be declared; more must be asked for at launch
-GROUP_BYTES = 160 << 10
+GROUP_BYTES = 224 << 10
 
 _ENTRY = (
     "const int gid = (int)blockIdx.x, tid = (int)threadIdx.x, lane = tid & 31, sid = tid >> 5; "
@@ -30,12 +32,17 @@ def entry(name: str, params: Sequence[Param], threads: int, per_core: int) -> st
 def shared(arrays: Sequence[Array]) -> tuple[list[str], int]:
     total = sum(a.nbytes for a in arrays)
     if total <= STATIC_BYTES:
-        return [f"__shared__ __align__(16) {a.ctype} {a.name}[{a.length}];" for a in arrays], 0
-    lines, at = ["extern __shared__ __align__(128) unsigned char group_memory[];"], 0
+        return [f"__shared__ __align__({_alignment(a)}) {a.ctype} {a.name}[{a.length}];" for a in arrays], 0
+    lines, at = ["extern __shared__ __align__(1024) unsigned char group_memory[];"], 0
     for a in arrays:
         lines.append(f"{a.ctype}* const {a.name} = ({a.ctype}*)(group_memory + {at});")
         at += a.nbytes
     return lines, total
+
+
+def _alignment(a: Array) -> int:
+    """Large ones may hold tiles for the wide matrix unit, in blocks of 1024 bytes."""
+    return 1024 if a.nbytes >= 1 << 14 else 16
 
 
 DIALECT = Dialect(
@@ -47,4 +54,13 @@ DIALECT = Dialect(
     matrix=(16, 8, 16),
     matrix_types=("float16", "bfloat16"),
     stages=4,
+    flash=True,
 )
+
+# Hopper's own instructions: a program that uses them runs on no other chip.
+HOPPER = replace(DIALECT, wide=COLUMNS, words=wide_words())
+
+
+def dialect_for(arch: str) -> Dialect:
+    """The vocabulary of a chip: 'sm_90a' has a wide matrix unit."""
+    return HOPPER if arch == "sm_90a" else DIALECT

@@ -10,19 +10,23 @@ from typing import Any
 from ... import env
 from ...cache import open_cache
 from ...target_config import TARGETS
+from ..simt.dialect import Dialect
 from ..simt.target import SimtTarget
-from .dialect import DIALECT
+from .dialect import dialect_for
 from .nvrtc import FLAGS, Compiled, Nvrtc, find_nvrtc
 
 
 class CUDATarget(SimtTarget):
-    """``NPU_CUDA_ARCH`` names the chip: 'sm_90' by default. A cubin runs on chips of the same major version, its PTX on
-    later ones."""
+    """``NPU_CUDA_ARCH`` names the chip: 'sm_90a', Hopper with all it has, by default. Without the 'a', a cubin runs on
+    chips of the same major version, and its PTX on later ones."""
 
     name = "cuda"
     config = TARGETS["cuda"]
-    dialect = DIALECT
     suffix = "cu"
+
+    @property
+    def dialect(self) -> Dialect:
+        return dialect_for(env.cuda_arch())
 
     def build(self, functions: Mapping[str, str]) -> tuple[dict[str, Any], tuple[str, ...], dict[str, Any]]:
         arch, nvrtc = env.cuda_arch(), find_nvrtc()

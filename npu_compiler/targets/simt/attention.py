@@ -11,6 +11,7 @@ from __future__ import annotations
 from ... import dtypes
 from ...kernel import Kernel, Operand
 from .dialect import SIMD, Dialect
+from .flash import emit_flash, is_flash
 from .function import Emission, Function, blocks
 from .scalar import literal, read, storage
 
@@ -24,6 +25,8 @@ MEET_BYTES = 24 << 10
 def emit_attention(kernel: Kernel, dialect: Dialect) -> Emission:
     """The function of an ``attention`` kernel; outputs: the result, or with ``splits`` S the float32 parts
     [S, B, H, SQ, D + 2] (values, maximum, sum)."""
+    if is_flash(kernel, dialect):
+        return emit_flash(kernel, dialect)
     return _Attention(kernel, dialect).emit()
 
 

@@ -19,6 +19,14 @@ copies      ``copy16(GROUP void*, DEVICE const void*, bool valid)`` (zeros if no
 matrix      ``FragA<T>``, ``FragB<T>``, ``FragC``, ``frag_load_a/b(frag, GROUP const T* p, int ld, int lane)`` of
             [M, K] and [N, K] windows, ``frag_zero``, ``frag_mma(c, a, b)``, ``frag_store(GROUP float* p, int ld, c,
             lane)``; sizes in :attr:`Dialect.matrix`
+flash       what a simd must know of its fragments to go from one product to the next: ``frag_row(lane, i)`` and
+            ``frag_column(lane, i)`` of result i of four (0 1, 2 3 in one row each), ``frag_row_max``, ``frag_row_sum``
+            over the lanes of a row, ``frag_from_results(a, left, right)``, ``frag_load_b2`` (two neighbours along N),
+            ``frag_load_turned`` (two, from memory that is [K, N]); only with :attr:`Dialect.flash`
+wide        four simds together, on tiles of 64 elements a row, 16-byte chunks at ``wide_at(row, chunk)``:
+            ``WideC<N>``, ``wide_zero``, ``wide_ready()`` (copies are visible to the unit), ``wide_begin()``,
+            ``wide_mma(c, GROUP const T* a, GROUP const T* b)``, ``wide_commit()``, ``wide_wait<N>()``,
+            ``wide_store(GROUP float* p, int ld, c, lane)``; only with :attr:`Dialect.wide`
 maths       ``m_exp`` and so on for each scalar op that is no operator, on float (and double)
 
 The entry line of a kernel brings ``const int gid, tid, lane, sid``: group, thread in the group, lane in the simd, simd
@@ -66,8 +74,9 @@ class Dialect:
     ``entry(name, params, threads, groups_per_core)``: the opening of a kernel up to ``{`` with its first lines.
     ``shared(arrays)``: declarations of group memory, and the bytes to ask for at launch (0: none). ``matrix``: (M, N,
     K) of the matrix unit, () without one; ``matrix_types``: its element types. ``group_bytes``: group memory a kernel
-    may use; ``stages``: of a ring of copies in it; ``cores``: that should have work;
-    ``most_params``: pointers that a kernel may take.
+    may use; ``stages``: of a ring of copies in it; ``cores``: that should have work; ``most_params``: pointers that a
+    kernel may take; ``wide``: column counts of the wide matrix unit; ``flash``: whether fragments can be looked into;
+    ``words``: text behind the common definitions.
     """
 
     name: str
@@ -80,8 +89,11 @@ class Dialect:
     stages: int = 2
     cores: int = 132
     most_params: int = 500
+    wide: tuple[int, ...] = ()
+    words: str = ""
+    flash: bool = False
 
     @cached_property
     def head(self) -> str:
         """The text before every kernel."""
-        return self.prelude + "\n" + (KERNELS / "common.h").read_text()
+        return f"{self.prelude}\n{(KERNELS / 'common.h').read_text()}{self.words}"

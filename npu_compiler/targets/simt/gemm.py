@@ -33,14 +33,21 @@ def emit_gemm(kernel: Kernel, dialect: Dialect) -> Emission:
     """The function of a ``gemm`` kernel."""
     if is_gemv(kernel):
         return emit_gemv(kernel, dialect)
-    a = kernel.attrs
-    p = Product(a["batch"], a["m"], a["n"] * (1 + a["paired"]), a["k"], a.get("splits", 1), 1 + a["paired"])
+    p = product_of(kernel)
     return _tiles(kernel, dialect, p, _Rows(kernel, p))
 
 
 def emit_conv(kernel: Kernel, dialect: Dialect) -> Emission:
     """The function of a ``conv2d`` kernel: an implicit matrix product over (taps, channels)."""
     return _tiles(kernel, dialect, conv_product(kernel), _Image(kernel))
+
+
+def product_of(kernel: Kernel) -> Product:
+    """The sizes of a ``gemm`` or ``conv2d`` kernel."""
+    if kernel.kind == "conv2d":
+        return conv_product(kernel)
+    a, lanes = kernel.attrs, 1 + kernel.attrs["paired"]
+    return Product(a["batch"], a["m"], a["n"] * lanes, a["k"], a.get("splits", 1), lanes)
 
 
 def conv_product(kernel: Kernel) -> Product:
@@ -188,6 +195,8 @@ def choose_tile(p: Product, dialect: Dialect) -> Tile:
 
 
 def _tiles(kernel: Kernel, dialect: Dialect, p: Product, left: _Side) -> Emission:
+    if kernel.inputs[0].dtype in dialect.matrix_types and p.m > WIDE_ROWS and dialect.wide:
+        return _WideTiles(kernel, dialect, p, left).emit()
     if kernel.inputs[0].dtype in dialect.matrix_types:
         return _MatrixTiles(kernel, dialect, p, left).emit()
     return _plain_tiles(kernel, dialect, p, left)
@@ -267,12 +276,15 @@ def _plain_tiles(kernel: Kernel, dialect: Dialect, p: Product, left: _Side) -> E
     return f.finish(tiles_m * tiles_n * p.batch * p.splits, 256)
 
 
+WIDE_ROWS = 16  # of the left operand, from which the wide unit pays
+
+
 class _MatrixTiles:
     """Tiles for the matrix unit: operands go through a ring of stages in group memory, results through it once."""
 
     def __init__(self, kernel: Kernel, dialect: Dialect, p: Product, left: _Side):
         self.kernel, self.dialect, self.p = kernel, dialect, p
-        self.tile = t = choose_tile(p, dialect)
+        self.tile = t = self._choose()
         self.f = Function(kernel, dialect)
         self.sides = (("a", left, "tm", t.m), ("b", _Weights(kernel, p), "tn", t.n))
         self.ctype = dtypes.DTYPES[kernel.inputs[0].dtype].ctype
@@ -281,6 +293,13 @@ class _MatrixTiles:
         self.results = t.m * (t.n + 4) * 4
         room = dialect.group_bytes // (self.stage * 2)
         self.stages = max(2, min(dialect.stages, room, blocks(blocks(p.k, t.k), p.splits) + 1))
+
+    def _choose(self) -> Tile:
+        return choose_tile(self.p, self.dialect)
+
+    def _place(self, name: str) -> str:
+        """Where in a stage's part this thread's chunk ``name`` goes."""
+        return f"r{name} * {self.ld} + k{name}"
 
     def emit(self) -> Emission:
         f, out, t, p = self.f, self.f.lines, self.tile, self.p
@@ -297,6 +316,13 @@ class _MatrixTiles:
                 row, col = self._chunk(side, rows, c)
                 out.add(f"const int r{letter}{i} = {row}, k{letter}{i} = {col};")
                 side.setup(f, f"{letter}{i}", f"{tile} * {rows} + r{letter}{i}")
+        self._multiply(steps)
+        self._store()
+        return f.finish(tiles_m * tiles_n * p.batch * p.splits, t.threads)
+
+    def _multiply(self, steps: int) -> None:
+        """The loop over K: stages are filled ahead of their use."""
+        out, t = self.f.lines, self.tile
         mm, nn, _ = self.dialect.matrix
         self.tiles_m, self.tiles_n = t.m // t.simds_m // mm, t.n // t.simds_n // nn
         out.add(f"FragC acc[{self.tiles_m}][{self.tiles_n}];", "#pragma unroll")
@@ -313,8 +339,6 @@ class _MatrixTiles:
                 self._load("ahead", f"(ahead % {self.stages})", steps)
             out.add("copy_commit();")
             self._compute(f"(step % {self.stages})")
-        self._store()
-        return f.finish(tiles_m * tiles_n * p.batch * p.splits, t.threads)
 
     def _chunks(self, rows: int) -> int:
         return blocks(rows * self.tile.k // 8, self.tile.threads)
@@ -336,7 +360,7 @@ class _MatrixTiles:
                 guard = "{" if whole else f"if (tid + {i * t.threads} < {rows * t.k // 8}) {{"
                 with out.block(guard):
                     out.add(f"const int k = first + {step} * {t.k} + k{name};")
-                    to = f"ring + {slot} * {self.stage} + {base} + r{name} * {self.ld} + k{name}"
+                    to = f"ring + {slot} * {self.stage} + {base} + {self._place(name)}"
                     if side.vectors:
                         valid, offset = side.place(f, name, "k", "e")
                         out.add(f"const bool ok = {valid};", f"copy16({to}, {pointer} + (ok ? {offset} : 0), ok);")
@@ -371,14 +395,9 @@ class _MatrixTiles:
     def _store(self) -> None:
         """Through group memory, so that neighbouring threads store neighbouring columns."""
         f, out, t, p = self.f, self.f.lines, self.tile, self.p
-        mm, nn, _ = self.dialect.matrix
         ld = t.n + 4
         out.add("copy_wait<0>();", "barrier();", "GROUP float* const results = (GROUP float*)memory;")
-        out.add("#pragma unroll", f"for (int i = 0; i < {self.tiles_m}; i++)", "#pragma unroll")
-        out.add(f"  for (int j = 0; j < {self.tiles_n}; j++)")
-        row = f"(sid / {t.simds_n} * {t.m // t.simds_m} + i * {mm})"
-        out.add(f"    frag_store(results + {row} * {ld} + sid % {t.simds_n} * {t.n // t.simds_n} + j * {nn}, {ld}, "
-                "acc[i][j], lane);")  # fmt: skip
+        self._results(ld)
         out.add("barrier();")
         epilogue = Epilogue(self.kernel, f)
         width = epilogue.width
@@ -398,3 +417,60 @@ class _MatrixTiles:
                 start, column = _column(self.kernel, p, _shared(f"(tn * {t.n} + n)", p))
                 row = f"{start}tm * {t.m} + m"
                 epilogue.store(row, column, width, lambda which, at: f"acc[{_spread(which, at, p)}]")
+
+    def _results(self, ld: int) -> None:
+        """Every simd's accumulators to their places in ``results``."""
+        out, t = self.f.lines, self.tile
+        mm, nn, _ = self.dialect.matrix
+        out.add("#pragma unroll", f"for (int i = 0; i < {self.tiles_m}; i++)", "#pragma unroll")
+        out.add(f"  for (int j = 0; j < {self.tiles_n}; j++)")
+        row = f"(sid / {t.simds_n} * {t.m // t.simds_m} + i * {mm})"
+        out.add(f"    frag_store(results + {row} * {ld} + sid % {t.simds_n} * {t.n // t.simds_n} + j * {nn}, {ld}, "
+                "acc[i][j], lane);")  # fmt: skip
+
+
+class _WideTiles(_MatrixTiles):
+    """Tiles for the wide matrix unit: it reads both operands from group memory while copies fill later stages."""
+
+    def __init__(self, kernel: Kernel, dialect: Dialect, p: Product, left: _Side):
+        super().__init__(kernel, dialect, p, left)
+        t = self.tile
+        self.ld = t.k  # swizzled instead
+        self.stage = (t.m + t.n) * self.ld
+        self.stages = max(3, min(dialect.stages, dialect.group_bytes // (self.stage * 2)))
+
+    def _choose(self) -> Tile:
+        def cost(tile: Tile) -> float:
+            p = self.p
+            count = blocks(p.m, tile.m) * blocks(p.n, tile.n) * p.batch * p.splits
+            waves = blocks(count, self.dialect.cores)
+            return waves * tile.m * tile.n * (1 + 2048 / (tile.m * tile.n))
+
+        tiles = [Tile(m, n, 64, m // 16, 1) for m in (128, 64) for n in self.dialect.wide]
+        return min(tiles, key=cost)
+
+    def _place(self, name: str) -> str:
+        return f"wide_at(r{name}, k{name} / 8)"
+
+    def _multiply(self, steps: int) -> None:
+        out, t, ahead = self.f.lines, self.tile, self.stages - 2
+        out.add(f"WideC<{t.n}> acc;", "wide_zero(acc);")
+        for n in range(ahead):
+            with out.block(f"if ({n} < {steps}) {{"):
+                self._load(str(n), str(n), steps)
+            out.add("copy_commit();")
+        out.add("#pragma unroll 1")
+        with out.block(f"for (int step = 0; step < {steps}; step++) {{"):
+            out.add(f"copy_wait<{ahead - 1}>();", "wide_ready();", "barrier();")
+            out.add(f"GROUP const {self.ctype}* const as = ring + step % {self.stages} * {self.stage};")
+            out.add("wide_begin();")
+            out.add(f"wide_mma(acc, as + sid / 4 * {64 * self.ld}, as + {t.m * self.ld});", "wide_commit();")
+            out.add("wide_wait<1>();  // so that nobody reads the stage that is filled next")
+            out.add(f"const int ahead = step + {ahead};")
+            with out.block(f"if (ahead < {steps}) {{"):
+                self._load("ahead", f"(ahead % {self.stages})", steps)
+            out.add("copy_commit();")
+        out.add("wide_wait<0>();")
+
+    def _results(self, ld: int) -> None:
+        self.f.lines.add(f"wide_store(results + sid * {16 * ld}, {ld}, acc, lane);")

@@ -8,10 +8,13 @@ from dataclasses import replace
 
 from ... import expr
 from ...compose import bundled
-from ...kernel import Buffer, Kernel, Operand, Schedule, contiguous_strides
+from ...expr import Expr
+from ...kernel import Buffer, Kernel, LoopBody, Operand, Schedule, Stage, contiguous_strides
 from .attention import MOST_ROWS
 from .dialect import Dialect
-from .gemv import takes_prologue
+from .flash import is_flash
+from .gemm import WIDE_ROWS, product_of
+from .gemv import is_gemv, takes_prologue
 from .loops import is_pointwise
 
 KEYS_OF_A_SPLIT = 32
@@ -24,10 +27,13 @@ def refine(schedule: Schedule, dialect: Dialect) -> None:
     for k in schedule.kernels:
         if k.kind == "attention":
             kernels += _split_attention(schedule, k, dialect)
+        elif k.kind in ("gemm", "conv2d"):
+            if k.prologue is not None and not takes_prologue(k, dialect):
+                before, k = _apart(schedule, k)
+                kernels.append(before)
+            kernels += _split_product(schedule, k, dialect)
         elif k.kind == "bundle":
             kernels += _unbundle(k, dialect)
-        elif k.prologue is not None and not takes_prologue(k, dialect):
-            kernels += _apart(schedule, k)
         else:
             kernels.append(k)
     schedule.kernels = kernels
@@ -49,7 +55,7 @@ def _unbundle(k: Kernel, dialect: Dialect) -> list[Kernel]:
     return [*apart, *(bundled(p) if len(p) > 1 else p[0] for p in packs if p)]
 
 
-def _apart(schedule: Schedule, k: Kernel) -> list[Kernel]:
+def _apart(schedule: Schedule, k: Kernel) -> tuple[Kernel, Kernel]:
     """The prologue as a kernel before its product."""
     assert k.prologue is not None and k.epilogue is not None
     out = k.prologue.outputs[0]
@@ -57,7 +63,7 @@ def _apart(schedule: Schedule, k: Kernel) -> list[Kernel]:
     first = replace(k.prologue, outputs=[row])
     shift = k.fixed - 1
     epilogue = expr.substitute(k.epilogue, loads=lambda x: expr.load(x.value - shift, x.dtype, x.args))
-    return [first, replace(k, inputs=[row, *k.inputs[k.fixed :]], prologue=None, epilogue=epilogue)]
+    return first, replace(k, inputs=[row, *k.inputs[k.fixed :]], prologue=None, epilogue=epilogue)
 
 
 def new_buffer(schedule: Schedule, dtype: str, shape: tuple[int, ...], name: str) -> Operand:
@@ -74,9 +80,54 @@ def _split_attention(schedule: Schedule, k: Kernel, dialect: Dialect) -> list[Ke
     b, h, sq, _ = q.shape
     groups = b * keys.shape[1] * -(-(h // keys.shape[1] * sq) // MOST_ROWS)
     splits = min(MOST_SPLITS, keys.shape[2] // KEYS_OF_A_SPLIT, dialect.cores * 2 // groups)
-    if splits < 2 or math.prod(out.shape) == 0:
+    if splits < 2 or math.prod(out.shape) == 0 or is_flash(k, dialect):
         return [k]
     parts = new_buffer(schedule, "float32", (splits, b, h, sq, out.shape[3] + 2), "parts")
     first = replace(k, outputs=[parts], attrs={**k.attrs, "splits": splits})
     merge = Kernel(f"{k.name}_merge", "attention_merge", [parts], [out], epilogue=k.epilogue, sources=k.sources)
     return [first, merge]
+
+
+# -- few results of long sums -------------------------------------------------------------------------------------
+LEAST_TERMS = 256  # of a part of a sum
+MOST_PARTS = 16
+
+
+def _split_product(schedule: Schedule, k: Kernel, dialect: Dialect) -> list[Kernel]:
+    """Groups share the sums of a result; a second kernel adds their parts, in order, and goes on with the epilogue."""
+    if k.kind == "gemm" and is_gemv(k):
+        return [k]
+    p = product_of(k)
+    if k.inputs[k.fixed].dtype not in dialect.matrix_types or p.m <= WIDE_ROWS or k.epilogue is None or p.batch > 1:
+        return [k]
+    tiles = -(-p.m // 64) * -(-p.n // 128)
+    splits = min(dialect.cores // tiles, p.k // LEAST_TERMS, MOST_PARTS)
+    if splits < 2:
+        return [k]
+    out = k.outputs[0]
+    parts = new_buffer(schedule, "float32", (splits, p.m, p.n), "parts")
+    attrs = {**k.attrs, "splits": splits}
+    attrs |= {"paired": False, "n": p.n} if k.kind == "gemm" else {"image": out.shape}
+    first = replace(k, inputs=k.inputs[: k.fixed + 1], outputs=[parts], attrs=attrs, epilogue=expr.acc())
+    return [first, _sum_of_parts(k, parts, p.lanes)]
+
+
+def _sum_of_parts(k: Kernel, parts: Operand, lanes: int) -> Kernel:
+    out, rank = k.outputs[0], len(k.outputs[0].shape)
+    row: Expr = expr.const(0, "int64")
+    for d, n in enumerate(out.shape[:-1]):
+        row = row * n + expr.index(d)
+    stages, sums = [], {}
+    for lane in range(lanes):
+        column = expr.index(rank - 1) * lanes + lane
+        sums[lane] = expr.stage(lane, "float32")
+        stages.append(Stage("reduce", expr.load(0, "float32", (expr.index(rank), row, column)), reduce="sum"))
+    shift = k.fixed
+    assert k.epilogue is not None
+    value = expr.rewrite(k.epilogue, lambda x: sums[x.value].cast(x.dtype) if x.op == "acc" else None)
+    value = expr.substitute(value, loads=lambda x: expr.load(x.value - shift, x.dtype, x.args))
+    index = expr.identity_index(out.shape)
+    stages.append(Stage("store", value.cast(out.dtype), output=0, index=index, per_row=True))
+    body = LoopBody((*out.shape, parts.shape[0]), (rank,), tuple(stages))
+    inputs = [parts, *k.inputs[k.fixed + 1 :]]
+    return Kernel(f"{k.name}_sum", "loops", inputs, [out], body=body, sources=k.sources)

@@ -25,8 +25,12 @@ class SimtTarget(ABC):
 
     name: str
     config: TargetConfig
-    dialect: Dialect
     suffix: str
+
+    @property
+    @abstractmethod
+    def dialect(self) -> Dialect:
+        """How the kernels are spelled."""
 
     def supports(self, kernel: Kernel) -> Reason | None:
         return unsupported(kernel)

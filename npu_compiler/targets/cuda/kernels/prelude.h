@@ -89,6 +89,43 @@ INLINE void frag_store(float* p, int ld, const FragC& c, int lane) {
   at[8 * ld + 1] = c.v[3];
 }
 
+INLINE int frag_row(int lane, int i) { return (lane >> 2) + (i >> 1) * 8; }
+INLINE int frag_column(int lane, int i) { return (lane & 3) * 2 + (i & 1); }
+INLINE float frag_row_max(float x) {
+  x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
+  return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
+}
+INLINE float frag_row_sum(float x) {
+  x += __shfl_xor_sync(0xffffffffu, x, 1);
+  return x + __shfl_xor_sync(0xffffffffu, x, 2);
+}
+INLINE uint pack_pair(float low, float high, f16*) {
+  uint x;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(x) : "f"(high), "f"(low));
+  return x;
+}
+INLINE uint pack_pair(float low, float high, bf16*) {
+  uint x;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(x) : "f"(high), "f"(low));
+  return x;
+}
+template <class T> INLINE void frag_from_results(FragA<T>& a, const FragC& left, const FragC& right) {
+  a.v[0] = pack_pair(left.v[0], left.v[1], (T*)nullptr);
+  a.v[1] = pack_pair(left.v[2], left.v[3], (T*)nullptr);
+  a.v[2] = pack_pair(right.v[0], right.v[1], (T*)nullptr);
+  a.v[3] = pack_pair(right.v[2], right.v[3], (T*)nullptr);
+}
+template <class T> INLINE void frag_load_b2(FragB<T>& x, FragB<T>& y, const T* p, int ld, int lane) {
+  const uint at = group_address(p + ((lane & 7) + (lane >> 4) * 8) * ld + (lane >> 3 & 1) * 8);
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x.v[0]), "=r"(x.v[1]), "=r"(y.v[0]), "=r"(y.v[1]) : "r"(at) : "memory");
+}
+template <class T> INLINE void frag_load_turned(FragB<T>& x, FragB<T>& y, const T* p, int ld, int lane) {
+  const uint at = group_address(p + (lane & 15) * ld + (lane >> 4) * 8);
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x.v[0]), "=r"(x.v[1]), "=r"(y.v[0]), "=r"(y.v[1]) : "r"(at) : "memory");
+}
+
 #define UNARY(name, single, twice)                      \
   INLINE float m_##name(float x) { return single(x); }  \
   INLINE double m_##name(double x) { return twice(x); }
