@@ -18,7 +18,7 @@ from .scalar import literal, read, storage
 THREADS = 256
 CHUNK = 256  # keys a step
 MOST_ROWS = 8
-MERGE_THREADS = 128
+MERGE_TEAMS = 4  # that share the parts of one result
 MEET_BYTES = 24 << 10
 
 
@@ -39,6 +39,7 @@ class _Attention:
         self.share = self.h // self.hk  # query heads of one key/value head
         self.splits = kernel.attrs.get("splits", 1)
         self.queries = self.share * self.sq
+        self.by_position = bool(kernel.attrs.get("by_position"))  # keys up to a query's own position
         self.rows = min(MOST_ROWS, self.queries)
         # a row of keys or values is shared by a team of lanes, `item` elements each
         self.item = 8
@@ -67,6 +68,7 @@ class _Attention:
         with out.block(f"for (int start = begin; start < end; start += {chunk}) {{"):
             out.add(f"const int count = end - start < {chunk} ? end - start : {chunk};")
             out.add(f"const int padded = (count + {SIMD - 1}) / {SIMD} * {SIMD};  // whole simds", "barrier();")
+            out.add("#pragma unroll 2")
             with out.block(f"for (int j = team; j < padded; j += {teams}) {{"):
                 self._scores(chunk)
             out.add("barrier();")
@@ -74,6 +76,7 @@ class _Attention:
             out.add("barrier();", "#pragma unroll")
             out.add(f"for (int r = 0; r < {self.rows}; r++)", "#pragma unroll")
             out.add(f"  for (int e = 0; e < {self.item}; e++) acc[r][e] *= scale[r];")
+            out.add("#pragma unroll 4")
             with out.block(f"for (int j = team; j < count; j += {teams}) {{"):
                 self._values(chunk)
         self._finish(teams)
@@ -86,8 +89,9 @@ class _Attention:
         if a["limited"]:
             out.add("valid = 0;")
             with out.block(f"for (int i = 0; i < {self.sq}; i++) {{"):
-                p = self.kernel.inputs[4]
-                out.add(f"const int64_t last = {self.f.pointer(4)}[i * {p.strides[0]}] + 1;")
+                number = 3 if self.by_position else 4
+                p = self.kernel.inputs[number]
+                out.add(f"const int64_t last = {self.f.pointer(number)}[i * {p.strides[0]}] + 1;")
                 out.add("valid = last > valid ? (int)last : valid;")
             out.add(f"valid = valid < {self.sk} ? valid : {self.sk};")
         if a["causal"]:
@@ -157,7 +161,10 @@ class _Attention:
         with out.block(f"for (int r = member; r < {self.rows}; r += {self.team}) {{"):
             out.add(self._row("r"), "float value = s[0];", "#pragma unroll")
             out.add(f"for (int n = 1; n < {self.rows}; n++) value = n == r ? s[n] : value;")
-            if len(kernel.inputs) > 3:
+            if self.by_position and self.sq > 1:
+                at = f"{self.f.pointer(3)}[i * {kernel.inputs[3].strides[0]}]"
+                out.add(f"value = t <= {at} ? value : -m_inf_float();")
+            elif not self.by_position and len(kernel.inputs) > 3:
                 mask = kernel.inputs[3]
                 text = read(self.f.pointer(3), self._place(mask, "b", "h", "i", "t"), mask.dtype).text
                 out.add(
@@ -243,20 +250,28 @@ def emit_merge(kernel: Kernel, dialect: Dialect) -> Emission:
     step, rows = b * h * sq * width, b * h * sq
     f.array("float", "weight", splits)
     f.array("float", "total", 1)
+    f.array("float", "meet", MERGE_TEAMS * d)
+    threads = MERGE_TEAMS * blocks(d, SIMD) * SIMD
     out.add(f"const int row = gid; DEVICE const float* const part = {f.pointer(0)} + row * {width};")
     with out.block("if (sid == 0) {"):  # one simd weighs the parts
-        out.add("float most = -m_inf_float(), sum = 0.0f;")
+        out.add("float most = -m_inf_float(), sum = 0.0f;", "#pragma unroll")
         out.add(f"for (int s = lane; s < {splits}; s += {SIMD}) most = m_max(most, part[s * {step} + {d}]);")
-        out.add("most = simd_most(most);")
+        out.add("most = simd_most(most);", "#pragma unroll")
         with out.block(f"for (int s = lane; s < {splits}; s += {SIMD}) {{"):
-            out.add(f"const float m = part[s * {step} + {d}];")
-            out.add("const float w = m == -m_inf_float() ? 0.0f : m_exp(m - most);")
-            out.add(f"weight[s] = w;  sum += w > 0.0f ? w * part[s * {step} + {d + 1}] : 0.0f;")
+            out.add(f"const float m = part[s * {step} + {d}], n = part[s * {step} + {d + 1}];")
+            out.add("const float w = m == -m_inf_float() ? 0.0f : m_exp(m - most);", "weight[s] = w;")
+            out.add("sum += w > 0.0f ? w * n : 0.0f;")
         out.add("sum = simd_sum(sum);", "if (lane == 0) total[0] = sum > 0.0f ? 1.0f / sum : 0.0f;")
     out.add("barrier();")
     at = f"row / {h * sq} * {o.strides[0]} + row / {sq} % {h} * {o.strides[1]} + row % {sq} * {o.strides[2]}"
-    with out.block(f"for (int d = tid; d < {d}; d += {MERGE_THREADS}) {{"):
-        out.add("float x = 0.0f;", "#pragma unroll 8")
-        out.add(f"for (int s = 0; s < {splits}; s++) x += weight[s] > 0.0f ? weight[s] * part[s * {step} + d] : 0.0f;")
-        out.add(f"{f.pointer(~0)}[{at} + d * {o.strides[3]}] = {storage('x * total[0]', o.dtype)};")
-    return f.finish(rows, MERGE_THREADS)
+    out.add(f"const int team = tid / {threads // MERGE_TEAMS}, d = tid % {threads // MERGE_TEAMS};")
+    with out.block(f"if (d < {d}) {{"):
+        out.add("float x = 0.0f;", "#pragma unroll 16")
+        out.add(f"for (int s = team; s < {splits}; s += {MERGE_TEAMS})")
+        out.add(f"  x += weight[s] > 0.0f ? weight[s] * part[s * {step} + d] : 0.0f;", f"meet[team * {d} + d] = x;")
+    out.add("barrier();")
+    with out.block(f"if (tid < {d}) {{"):
+        out.add("float x = 0.0f;", "#pragma unroll")
+        out.add(f"for (int t = 0; t < {MERGE_TEAMS}; t++) x += meet[t * {d} + tid];")
+        out.add(f"{f.pointer(~0)}[{at} + tid * {o.strides[3]}] = {storage('x * total[0]', o.dtype)};")
+    return f.finish(rows, threads)

@@ -22,7 +22,7 @@ matrix      ``FragA<T>``, ``FragB<T>``, ``FragC``, ``frag_load_a/b(frag, GROUP c
 flash       what a simd must know of its fragments to go from one product to the next: ``frag_row(lane, i)`` and
             ``frag_column(lane, i)`` of result i of four (0 1, 2 3 in one row each), ``frag_row_max``, ``frag_row_sum``
             over the lanes of a row, ``frag_from_results(a, left, right)``, ``frag_load_b2`` (two neighbours along N),
-            ``frag_load_turned`` (two, from memory that is [K, N]); only with :attr:`Dialect.flash`
+            ``frag_load_turned`` (two, from memory that is [K, N]), ``m_exp2_fast``; only with :attr:`Dialect.flash`
 wide        four simds together, on tiles of 64 elements a row, 16-byte chunks at ``wide_at(row, chunk)``:
             ``WideC<N>``, ``wide_zero``, ``wide_ready()`` (copies are visible to the unit), ``wide_begin()``,
             ``wide_mma(c, GROUP const T* a, GROUP const T* b)``, ``wide_commit()``, ``wide_wait<N>()``,

@@ -44,7 +44,8 @@ class _Flash:
         self.share, self.sk = self.h // k.shape[1], k.shape[2]
         self.ld = self.d + 8
         self.ctype, self.dtype = dtypes.DTYPES[q.dtype].ctype, q.dtype
-        mask = kernel.inputs[3] if len(kernel.inputs) > 3 else None
+        self.by_position = bool(kernel.attrs.get("by_position"))  # keys up to a query's own position
+        mask = kernel.inputs[3] if len(kernel.inputs) > 3 and not self.by_position else None
         self.mask = mask
         # a mask of bytes travels with the keys
         self.tiled = mask is not None and mask.dtype == "bool" and mask.strides[3] == 1
@@ -88,16 +89,26 @@ class _Flash:
         out, a = self.f.lines, self.kernel.attrs
         out.add(f"int valid = {self.sk};")
         if a["limited"]:
-            p = self.kernel.inputs[4]
-            self.f.array("int", "limit", THREADS // 32)
-            out.add("int last = -1;")
+            number = 3 if self.by_position else 4
+            p = self.kernel.inputs[number]
+            simds = THREADS // 32
+            self.f.array("int", "limit", 2 * simds)
+            out.add(f"int last = -1, least = {self.sk};")
             with out.block(f"for (int i = q0 + tid; i < q0 + {ROWS} && i < {self.sq}; i += {THREADS}) {{"):
-                out.add(f"const int64_t at = {self.f.pointer(4)}[i * {p.strides[0]}];")
+                out.add(f"const int64_t at = {self.f.pointer(number)}[i * {p.strides[0]}];")
                 out.add(f"last = at > last ? (int)(at < {self.sk} ? at : {self.sk - 1}) : last;")
+                out.add("least = at < least ? (int)at : least;")
             out.add("#pragma unroll")
-            out.add("for (int m = 16; m > 0; m >>= 1) { const int o = simd_xor(last, m); last = o > last ? o : last; }")
-            out.add("if (lane == 0) limit[sid] = last;", "barrier();", "valid = 0;", "#pragma unroll")
-            out.add(f"for (int s = 0; s < {THREADS // 32}; s++) valid = limit[s] + 1 > valid ? limit[s] + 1 : valid;")
+            with out.block("for (int m = 16; m > 0; m >>= 1) {"):
+                out.add("const int a = simd_xor(last, m), b = simd_xor(least, m);")
+                out.add("last = a > last ? a : last;", "least = b < least ? b : least;")
+            out.add(
+                f"if (lane == 0) {{ limit[sid] = last; limit[{simds} + sid] = least; }}", "barrier();", "valid = 0;"
+            )
+            out.add("#pragma unroll")
+            with out.block(f"for (int s = 0; s < {simds}; s++) {{"):
+                out.add("valid = limit[s] + 1 > valid ? limit[s] + 1 : valid;")
+                out.add(f"least = limit[{simds} + s] < least ? limit[{simds} + s] : least;")
         if a["causal"]:
             out.add(f"valid = q0 + {ROWS} < valid ? q0 + {ROWS} : valid;")
 
@@ -148,29 +159,52 @@ class _Flash:
         out, scale = self.f.lines, literal(self.kernel.attrs["scale"] * math.log2(math.e), "float")
         out.add("#pragma unroll")
         with out.block("for (int r = 0; r < 2; r++) {"):
-            out.add("const int i = q0 + sid * 16 + frag_row(lane, 2 * r); (void)i;")
-            out.add("float most = top[r];", "#pragma unroll")
-            with out.block(f"for (int j = 0; j < {KEYS // 8}; j++) {{"):
+            out.add("const int i = q0 + sid * 16 + frag_row(lane, 2 * r); (void)i;", "float most = top[r];")
+            with out.block(f"if ({self._partly()}) {{"):
+                self._row_limit()
                 out.add("#pragma unroll")
-                with out.block("for (int e = 2 * r; e < 2 * r + 2; e++) {"):
-                    out.add(f"const int c = j * 8 + frag_column(lane, e), t = step * {KEYS} + c; (void)t;")
-                    out.add(f"float x = s[j].v[e] * {scale};")
-                    out.add(f"x = {self._visible()} ? x : -m_inf_float();")
-                    out.add("s[j].v[e] = x;", "most = m_max(most, x);")
+                with out.block(f"for (int j = 0; j < {KEYS // 8}; j++) {{"):
+                    out.add("#pragma unroll")
+                    with out.block("for (int e = 2 * r; e < 2 * r + 2; e++) {"):
+                        out.add(f"const int c = j * 8 + frag_column(lane, e), t = step * {KEYS} + c; (void)t;")
+                        out.add(f"float x = s[j].v[e] * {scale};")
+                        out.add(f"x = {self._visible()} ? x : -m_inf_float();")
+                        out.add("s[j].v[e] = x;", "most = m_max(most, x);")
+            with out.block("else {"):
+                out.add("#pragma unroll")
+                with out.block(f"for (int j = 0; j < {KEYS // 8}; j++) {{"):
+                    out.add("#pragma unroll", "for (int e = 2 * r; e < 2 * r + 2; e++)")
+                    out.add(f"  most = m_max(most, s[j].v[e] = s[j].v[e] * {scale});")
             out.add("most = frag_row_max(most);")
             out.add("const float base = most == -m_inf_float() ? 0.0f : most, keep = m_exp2(top[r] - base);")
             out.add("float more = 0.0f;", "#pragma unroll")
             with out.block(f"for (int j = 0; j < {KEYS // 8}; j++) {{"):
                 out.add("#pragma unroll")
-                out.add("for (int e = 2 * r; e < 2 * r + 2; e++) more += s[j].v[e] = m_exp2(s[j].v[e] - base);")
+                out.add("for (int e = 2 * r; e < 2 * r + 2; e++) more += s[j].v[e] = m_exp2_fast(s[j].v[e] - base);")
             out.add("top[r] = most;", "sum[r] = sum[r] * keep + more;", "#pragma unroll")
             out.add(f"for (int n = 0; n < {self.d // 8}; n++) {{ o[n].v[2 * r] *= keep; o[n].v[2 * r + 1] *= keep; }}")
+
+    def _partly(self) -> str:
+        """Whether some row of the group may not see some key of the tile."""
+        end = f"(step + 1) * {KEYS}"
+        if self.mask is not None:
+            return "true"
+        if self.by_position:
+            return f"{end} > least + 1"
+        return f"{end} > valid || {end} > q0 + 1" if self.kernel.attrs["causal"] else f"{end} > valid"
+
+    def _row_limit(self) -> None:
+        if self.by_position:
+            at = f"{self.f.pointer(3)}[(i < {self.sq} ? i : {self.sq - 1}) * {self.kernel.inputs[3].strides[0]}]"
+            self.f.lines.add(f"const int64_t mine = {at};")
 
     def _visible(self) -> str:
         """The condition under which row ``i`` sees key ``t``; other masks add to the score ``x``."""
         conditions = ["t < valid"]
         if self.kernel.attrs["causal"]:
             conditions.append("t <= i")
+        if self.by_position:
+            conditions.append("t <= mine")
         mask = self.mask
         if mask is None:
             return " && ".join(conditions)

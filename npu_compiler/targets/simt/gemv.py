@@ -14,7 +14,8 @@ from .function import Emission, Function, blocks, simds
 from .loops import Points, RowFold, scalars_for, vector_width
 
 MOST_ROWS = 4  # of the left operand; more is a tile's work
-REGISTERS = 16  # 16-byte loads a thread holds at once
+REGISTERS = 16  # 16-byte loads a thread holds at most
+AT_ONCE = 5  # those it should hold
 
 
 def is_gemv(kernel: Kernel) -> bool:
@@ -45,7 +46,7 @@ def choose_shape(pieces: int, columns: int, cores: int) -> Shape:
     if best is None:
         return Shape(256, 0, 2)
     _, threads, vectors = best
-    rows = max(1, min(8, REGISTERS * 3 // 4 // vectors))
+    rows = max(1, min(4, AT_ONCE // vectors))
     while rows > 1 and (columns % rows or blocks(columns, rows) < cores):
         rows //= 2
     return Shape(threads, vectors, rows)

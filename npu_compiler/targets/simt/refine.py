@@ -18,11 +18,12 @@ from .gemv import is_gemv, takes_prologue
 from .loops import is_pointwise
 
 KEYS_OF_A_SPLIT = 32
-MOST_SPLITS = 64
+MOST_SPLITS = 128
 
 
 def refine(schedule: Schedule, dialect: Dialect) -> None:
     """Rewrite the kernels of an entry point; memory is not planned yet."""
+    _drop_position_masks(schedule)
     kernels: list[Kernel] = []
     for k in schedule.kernels:
         if k.kind == "attention":
@@ -37,6 +38,57 @@ def refine(schedule: Schedule, dialect: Dialect) -> None:
         else:
             kernels.append(k)
     schedule.kernels = kernels
+
+
+def _drop_position_masks(schedule: Schedule) -> None:
+    """A mask that only says "keys up to the query's own position" is cheaper to decide than to read."""
+    made = {o.buffer.id: k for k in schedule.kernels for p in (k.parts or (k,)) for o in p.outputs}
+    for at, k in enumerate(schedule.kernels):
+        if k.kind == "attention" and k.attrs["limited"] and "by_position" not in k.attrs:
+            mask, positions = k.inputs[3], k.inputs[4]
+            maker = made.get(mask.buffer.id)
+            parts = (maker.parts or (maker,)) if maker is not None else ()
+            if any(_compares_positions(p, mask, positions) for p in parts):
+                inputs = [*k.inputs[:3], positions]
+                schedule.kernels[at] = replace(k, inputs=inputs, attrs={**k.attrs, "by_position": True})
+    read = {o.buffer.id for k in schedule.kernels for o in k.inputs}
+    read |= {b.id for _, b in schedule.outputs}
+    kept = []
+    for k in schedule.kernels:
+        parts = [p for p in (k.parts or (k,)) if _is_used(p, read)]
+        if len(parts) > 1:
+            kept.append(k if len(parts) == len(k.parts) else bundled(parts))
+        else:
+            kept += parts
+    schedule.kernels = kept
+
+
+def _is_used(k: Kernel, read: set[int]) -> bool:
+    return any(o.buffer.kind != "arena" or o.buffer.id in read for o in k.outputs)
+
+
+def _compares_positions(k: Kernel, mask: Operand, positions: Operand) -> bool:
+    """Whether ``k`` fills ``mask`` [.., SQ, SK] with ``key <= positions[query]``."""
+    if k.kind != "loops" or k.body is None or k.body.axes or len(k.body.stages) != 1 or positions not in k.inputs:
+        return False
+    (out,), (stage,) = k.outputs, k.body.stages
+    rank = len(out.shape)
+    dims = [n for n in out.shape if n != 1]
+    same = (out.buffer, out.offset, out.contiguous, mask.contiguous) == (mask.buffer, mask.offset, True, True)
+    if (
+        not same
+        or rank < 2
+        or math.prod(mask.shape) != math.prod(out.shape)
+        or dims != [n for n in mask.shape if n != 1]
+    ):
+        return False
+    row = expr.identity_index(out.shape)[rank - 2]
+    seen = expr.load(k.inputs.index(positions), "int64", (row,))
+    whole = out.shape[-2:] == mask.shape[-2:] and stage.index == expr.identity_index(out.shape)
+    return whole and stage.expr in (
+        Expr("le", "bool", (expr.index(rank - 1), seen)),
+        Expr("ge", "bool", (seen, expr.index(rank - 1))),
+    )
 
 
 def _unbundle(k: Kernel, dialect: Dialect) -> list[Kernel]:

@@ -99,6 +99,11 @@ INLINE float frag_row_sum(float x) {
   x += __shfl_xor_sync(0xffffffffu, x, 1);
   return x + __shfl_xor_sync(0xffffffffu, x, 2);
 }
+INLINE float m_exp2_fast(float x) {  // 2 ulp; tiny results are zero
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
 INLINE uint pack_pair(float low, float high, f16*) {
   uint x;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(x) : "f"(high), "f"(low));
