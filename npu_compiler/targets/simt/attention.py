@@ -95,7 +95,7 @@ class _Attention:
                 out.add("valid = last > valid ? (int)last : valid;")
             out.add(f"valid = valid < {self.sk} ? valid : {self.sk};")
         if a["causal"]:
-            last = f"(tile * {self.rows} + {self.rows - 1}) % {self.sq}" if self.share == 1 else f"{self.sq - 1}"
+            last = f"tile * {self.rows} + {self.rows - 1}" if self.share == 1 else f"{self.sq - 1}"
             out.add(f"valid = {last} + 1 < valid ? {last} + 1 : valid;" if self.share == 1 else "")
         if self.splits == 1:
             out.add("const int begin = 0, end = valid;")
