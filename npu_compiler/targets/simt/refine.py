@@ -53,13 +53,13 @@ def _drop_position_masks(schedule: Schedule) -> None:
                 schedule.kernels[at] = replace(k, inputs=inputs, attrs={**k.attrs, "by_position": True})
     read = {o.buffer.id for k in schedule.kernels for o in k.inputs}
     read |= {b.id for _, b in schedule.outputs}
-    kept = []
+    kept: list[Kernel] = []
     for k in schedule.kernels:
-        parts = [p for p in (k.parts or (k,)) if _is_used(p, read)]
-        if len(parts) > 1:
-            kept.append(k if len(parts) == len(k.parts) else bundled(parts))
+        used = [p for p in (k.parts or (k,)) if _is_used(p, read)]
+        if len(used) > 1:
+            kept.append(k if len(used) == len(k.parts) else bundled(used))
         else:
-            kept += parts
+            kept += used
     schedule.kernels = kept
 
 
