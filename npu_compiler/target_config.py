@@ -24,6 +24,8 @@ class TargetConfig:
     ``prologue_rows``: the most rows of a matmul whose left operand every thread may compute for itself.
     ``paired_matmuls``: whether a matmul kernel can compute two products of the same rows, for a gated activation.
     ``bundles``: whether kernels that touch different data can be one launch.
+    ``chunks``: tokens of a prompt that a language model's entry points take at once, besides 1; ``chunk_floor``: a run
+    takes at least as long as the arithmetic of this many tokens, because it reads all weights.
     """
 
     name: str
@@ -37,6 +39,8 @@ class TargetConfig:
     prologue_rows: int = 0
     paired_matmuls: bool = False
     bundles: bool = False
+    chunks: tuple[int, ...] = (32, 128)
+    chunk_floor: int = 16
 
     @property
     def pair_width(self) -> int:
@@ -58,7 +62,15 @@ TARGETS: dict[str, TargetConfig] = {
     for t in (
         TargetConfig("cpu", prologue_rows=4, paired_matmuls=True, bundles=True),
         TargetConfig(
-            "cuda", panel=0, buffer_align=256, pair_dtypes=(), prologue_rows=1, paired_matmuls=True, bundles=True
+            "cuda",
+            panel=0,
+            buffer_align=256,
+            pair_dtypes=(),
+            prologue_rows=1,
+            paired_matmuls=True,
+            bundles=True,
+            chunks=(128, 512, 2048),
+            chunk_floor=256,
         ),
         TargetConfig(
             "metal",

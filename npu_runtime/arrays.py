@@ -7,16 +7,19 @@ import math
 import mmap
 import os
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
+from npu_compiler import env
 from npu_compiler.errors import BackendError
 
 ALIGNMENT = 64  # bytes: a cache line, and the widest vector
 HUGE_PAGE = 2 << 20
+_SLAB = 32 << 20
 
 
 def widens(source: np.dtype[Any], target: np.dtype[Any]) -> bool:
@@ -94,3 +97,23 @@ class Block:
             return None
         self._used = -(-end // ALIGNMENT) * ALIGNMENT
         return self._memory[start:end].view(dtype).reshape(tuple(shape))
+
+
+def read_file(descriptor: int, begin: int, nbytes: int) -> np.ndarray:
+    """uint8 [nbytes] from file offset ``begin``, read in slabs several at a time: one thread does not keep up with
+    memory."""
+    block = aligned_empty((nbytes,), np.dtype(np.uint8))
+    with ThreadPoolExecutor(min(4, env.usable_cpus())) as pool:
+        starts = range(0, nbytes, _SLAB)
+        list(pool.map(lambda at: read_into(descriptor, begin + at, block[at : at + _SLAB]), starts))
+    return block
+
+
+def read_into(descriptor: int, begin: int, target: np.ndarray) -> None:
+    """Fill ``target``, uint8, from file offset ``begin``. Raises ``OSError``."""
+    done = 0
+    while done < target.size:
+        count = os.preadv(descriptor, [target[done:].data], begin + done)
+        if count == 0:
+            raise OSError("the file became shorter while it was read")
+        done += count

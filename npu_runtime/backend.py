@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import inspect
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -14,12 +16,13 @@ import numpy as np
 from npu_compiler.compiled_program import CompiledProgram, EntryPoint
 from npu_compiler.errors import BackendError
 
-from .arrays import zeros
+from .arrays import aligned_zeros, read_file, zeros
 
 if TYPE_CHECKING:
     from .executor import Executor
 
 Launch = Callable[[np.ndarray | None], int]
+FileBlock = Callable[[int, Sequence[int], np.dtype[Any]], "DeviceBuffer"]  # byte offset, shape, dtype -> a part of it
 
 
 class DeviceBuffer(ABC):
@@ -107,6 +110,28 @@ class Backend(ABC):
     def copy(self, target: DeviceBuffer, source: DeviceBuffer | np.ndarray) -> None:
         """Overwrite ``target``'s elements with ``source``'s: same dtype and number of elements, in row-major order."""
 
+    def start_copy(self, target: DeviceBuffer, source: np.ndarray) -> None:
+        """:meth:`copy` of a C-contiguous array that stays as it is until :meth:`synchronize`: it need not wait."""
+        self.copy(target, source)
+
+    def start_read(self, target: np.ndarray, source: DeviceBuffer) -> None:
+        """Read ``source`` into a C-contiguous array of its shape and dtype, which has it after :meth:`synchronize`."""
+        np.copyto(target, source.to_numpy(copy=False))
+
+    def host_array(self, shape: Sequence[int], dtype: np.dtype[Any]) -> np.ndarray:
+        """Zeros in host memory of the kind that moves to and from the device fastest."""
+        return aligned_zeros(shape, dtype)
+
+    def read_file(self, descriptor: int, begin: int, nbytes: int) -> FileBlock:
+        """A part of an open file in one block of device memory, of which the result hands out buffers. Raises
+        ``OSError`` or ``BackendError``."""
+        block = read_file(descriptor, begin, nbytes)
+
+        def cut(at: int, shape: Sequence[int], dtype: np.dtype[Any]) -> DeviceBuffer:
+            return self.wrap(block[at : at + math.prod(shape) * dtype.itemsize].view(dtype).reshape(tuple(shape)))
+
+        return cut
+
     @abstractmethod
     def load_entry(self, program: CompiledProgram, entry: EntryPoint, fixed: Mapping[int, DeviceBuffer]) -> LoadedEntry:
         """Make an entry point ready to run. ``fixed`` are the buffers that stay the same from run to run.
@@ -169,5 +194,8 @@ def get_backend(name: str, **options: Any) -> Backend:
         raise BackendError(
             f"this build has no {name!r} target; it has: {', '.join(known)}. Compile the model for one of these"
         )
-    backend: Backend = importlib.import_module(f".backends.{name}", __package__).BACKEND(**options)
-    return backend
+    make: Callable[..., Backend] = importlib.import_module(f".backends.{name}", __package__).BACKEND
+    foreign = sorted(options.keys() - inspect.signature(make).parameters.keys())
+    if foreign:
+        raise BackendError(f"the {name} target has no option {foreign[0]!r}")
+    return make(**options)

@@ -6,9 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-# A run reads all weights, which takes as long as the arithmetic of about this many tokens.
-_LEAST_COST = 16
-
 
 @dataclass(frozen=True)
 class Chunk:
@@ -19,8 +16,9 @@ class Chunk:
     size: int
 
 
-def plan_chunks(begin: int, end: int, sizes: Sequence[int], max_len: int) -> list[Chunk]:
-    """Runs that compute positions ``begin`` to ``end``, each in a context of ``max_len``, the largest first.
+def plan_chunks(begin: int, end: int, sizes: Sequence[int], max_len: int, floor: int = 16) -> list[Chunk]:
+    """Runs that compute positions ``begin`` to ``end``, each in a context of ``max_len``, the largest first. ``floor``:
+    as in :class:`TargetConfig`.
 
     The last one may be padded at its end: what the padding writes into the cache is overwritten before it is read.
     Where padding would pass ``max_len``, the run starts earlier and computes some positions again.
@@ -28,7 +26,7 @@ def plan_chunks(begin: int, end: int, sizes: Sequence[int], max_len: int) -> lis
     largest = max(sizes)
     whole, rest = divmod(end - begin, largest)
     chunks = []
-    for size in [largest] * whole + list(_cheapest(rest, tuple(sorted(sizes, reverse=True)))):
+    for size in [largest] * whole + list(_cheapest(rest, tuple(sorted(sizes, reverse=True)), floor)):
         stop = min(begin + size, end)
         chunks.append(Chunk(min(begin, max_len - size), stop, size))
         begin = stop
@@ -36,10 +34,10 @@ def plan_chunks(begin: int, end: int, sizes: Sequence[int], max_len: int) -> lis
 
 
 @lru_cache(maxsize=1024)
-def _cheapest(count: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
+def _cheapest(count: int, sizes: tuple[int, ...], floor: int) -> tuple[int, ...]:
     """Sizes that cover ``count`` tokens at the least cost, the fewest of them among equals, largest first."""
     best: list[tuple[int, int, tuple[int, ...]]] = [(0, 0, ())]
     for n in range(1, count + 1):
         options = ((best[max(n - s, 0)], s) for s in sizes)
-        best.append(min((cost + max(s, _LEAST_COST), runs + 1, (*picked, s)) for (cost, runs, picked), s in options))
+        best.append(min((cost + max(s, floor), runs + 1, (*picked, s)) for (cost, runs, picked), s in options))
     return tuple(sorted(best[count][2], reverse=True))

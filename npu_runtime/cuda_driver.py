@@ -1,10 +1,12 @@
-"""The few calls of NVIDIA's driver library that CuPy does not offer: modules, launches with attributes, graphs."""
+"""The calls of NVIDIA's driver library: modules, launches with attributes, graphs, copies; what CuPy does not offer, or
+does not name when it fails."""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
 from ctypes import byref, c_char_p, c_int, c_uint, c_void_p
+from dataclasses import dataclass
 from functools import cache
 
 from npu_compiler.errors import BackendError
@@ -13,12 +15,26 @@ _SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 _MAX_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 _STATIC_SHARED = 48 << 10
+_COMPUTE_MAJOR, _COMPUTE_MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
+_LEAST_VERSION = (12, 3)  # of CUDA: the first whose graphs keep that a kernel may start early
 _ADVICE = {
     2: "the GPU is out of memory",
+    100: "there is no NVIDIA GPU",
+    200: "its code is damaged, or made by a compiler newer than this driver; compile the model again, or update the "
+    "driver",
     209: "it holds no code for this GPU",
     218: "its PTX does not compile for this GPU",
     222: "its PTX is of a newer CUDA version than this driver knows; update the driver",
+    700: "a kernel read or wrote outside of its memory",
+    702: "a kernel took too long",
+    715: "a kernel met an instruction that this GPU does not have",
+    716: "a kernel read or wrote at an address that is not aligned",
+    719: "a kernel failed",
+    803: "the driver and its library are of different versions; restart the machine",
+    999: "the driver does not work, or something keeps this process from using it",
 }
+# After these the GPU is lost for the process: every later call fails in the same way.
+_LOST = frozenset((214, 700, 702, 710, 714, 715, 716, 717, 718, 719))
 
 
 class _Attribute(ctypes.Structure):
@@ -34,12 +50,29 @@ class _Config(ctypes.Structure):
     ]
 
 
+@dataclass(frozen=True)
+class Device:
+    """A GPU: its number, name, compute capability and bytes of memory."""
+
+    number: int
+    name: str
+    capability: tuple[int, int]
+    memory: int
+
+
 class DriverError(BackendError):
     """``code`` is the driver's; the message says what was attempted."""
 
     def __init__(self, code: int, message: str):
         super().__init__(message)
         self.code = code
+
+
+def failure(what: str, code: int, text: str) -> DriverError:
+    """What to tell about CUDA error ``code``; ``text``: what CUDA calls it."""
+    lost = "; this process cannot use the GPU any more: start it again, or go on with the cpu target"
+    reason = _ADVICE.get(code, text) + (lost if code in _LOST else "")
+    return DriverError(code, f"{what} failed: {reason} (CUDA error {code})")
 
 
 class Driver:
@@ -50,15 +83,19 @@ class Driver:
             self._library = ctypes.CDLL("libcuda.so.1")
         except OSError:
             raise BackendError("there is no NVIDIA driver on this machine (libcuda.so.1 does not load)") from None
-        self.call("a start of the driver", "cuInit", c_uint(0))
+        self.call("starting the NVIDIA driver", "cuInit", c_uint(0))
+        if self.version < _LEAST_VERSION:
+            raise BackendError(
+                f"the NVIDIA driver is too old: it supports CUDA {_dotted(self.version)}, and CUDA "
+                f"{_dotted(_LEAST_VERSION)} is needed; update it"
+            )
 
     def call(self, what: str, name: str, *arguments: object) -> None:
         code = getattr(self._library, name)(*arguments)
         if code:
             text = c_char_p()
             self._library.cuGetErrorString(code, byref(text))
-            reason = _ADVICE.get(code) or (text.value or b"unknown error").decode()
-            raise DriverError(code, f"{what} failed: {reason} (CUDA error {code})")
+            raise failure(what, code, (text.value or b"unknown error").decode())
 
     @property
     def version(self) -> tuple[int, int]:
@@ -66,6 +103,22 @@ class Driver:
         number = c_int()
         self.call("reading the driver's version", "cuDriverGetVersion", byref(number))
         return number.value // 1000, number.value % 1000 // 10
+
+    def devices(self) -> list[Device]:
+        """The GPUs that this process may use."""
+        count = c_int()
+        self.call("counting the GPUs", "cuDeviceGetCount", byref(count))
+        return [self._device(number) for number in range(count.value)]
+
+    def _device(self, number: int) -> Device:
+        what, handle, size = f"asking about GPU {number}", c_int(), ctypes.c_size_t()
+        name, major, minor = ctypes.create_string_buffer(256), c_int(), c_int()
+        self.call(what, "cuDeviceGet", byref(handle), number)
+        self.call(what, "cuDeviceGetName", name, len(name), handle)
+        self.call(what, "cuDeviceGetAttribute", byref(major), _COMPUTE_MAJOR, handle)
+        self.call(what, "cuDeviceGetAttribute", byref(minor), _COMPUTE_MINOR, handle)
+        self.call(what, "cuDeviceTotalMem_v2", byref(size), handle)
+        return Device(number, name.value.decode(errors="replace"), (major.value, minor.value), size.value)
 
     def load(self, image: bytes, name: str, shared: int) -> tuple[int, int]:
         """(module, function ``name``) of a cubin or of PTX; ``shared``: bytes of group memory its launches ask for."""
@@ -108,16 +161,30 @@ class Driver:
         self.call("uploading a graph", "cuGraphUpload", executable, c_void_p(stream))
         return executable.value or 0
 
-    def run_graph(self, executable: int, stream: int) -> None:
-        code = self._library.cuGraphLaunch(c_void_p(executable), c_void_p(stream))
-        if code:
-            self.call("launching a graph", "cuGraphLaunch", c_void_p(executable), c_void_p(stream))
+    def run_graph(self, executable: int, stream: int, what: str) -> None:
+        self.call(what, "cuGraphLaunch", c_void_p(executable), c_void_p(stream))
 
     def destroy_graph(self, executable: int) -> None:
         self._library.cuGraphExecDestroy(c_void_p(executable))
 
+    def copy(self, to: int, source: int, nbytes: int, stream: int) -> None:
+        """Between any two addresses, of the host or of a GPU. It may return before it is done where host memory is
+        pinned."""
+        if nbytes:
+            arguments = c_void_p(to), c_void_p(source), ctypes.c_size_t(nbytes), c_void_p(stream)
+            self.call(f"copying {nbytes} bytes", "cuMemcpyAsync", *arguments)
+
+    def clear(self, address: int, nbytes: int, stream: int) -> None:
+        if nbytes:
+            arguments = c_void_p(address), ctypes.c_ubyte(0), ctypes.c_size_t(nbytes), c_void_p(stream)
+            self.call(f"clearing {nbytes} bytes", "cuMemsetD8Async", *arguments)
+
     def synchronize(self, stream: int, what: str) -> None:
         self.call(what, "cuStreamSynchronize", c_void_p(stream))
+
+
+def _dotted(version: tuple[int, int]) -> str:
+    return ".".join(map(str, version))
 
 
 @cache

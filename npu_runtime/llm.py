@@ -13,6 +13,7 @@ import numpy as np
 from npu_compiler import dtypes
 from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.errors import ArtifactError, InputError
+from npu_compiler.target_config import target_config
 
 from .backend import Backend, DeviceBuffer, get_backend
 from .chunks import plan_chunks
@@ -47,6 +48,7 @@ class LLM:
         self.state = State(program, backend, self.weights.state)
         self._runs = _entry_runs(program, self.weights, backend, self.state)
         self.vocab = self._runs[1].vocab
+        self._floor = target_config(program.target).chunk_floor
         self._tokenizer: Tokenizer | None = None
         self._tokens: list[int] = []  # those whose keys and values are in the caches
         self._aligned = 0  # how many leading ones were computed in whole largest chunks from position 0
@@ -268,7 +270,7 @@ class LLM:
         self._aligned = min(self._aligned, begin)
         largest = max(self._runs)
         logits = np.empty(0, np.float32)
-        for chunk in plan_chunks(begin, len(tokens), tuple(self._runs), self.max_len):
+        for chunk in plan_chunks(begin, len(tokens), tuple(self._runs), self.max_len, self._floor):
             logits = self._runs[chunk.size](tokens[chunk.start : chunk.stop], chunk.start)
             self._tokens[chunk.start :] = tokens[chunk.start : chunk.stop]
             if chunk.start == self._aligned and chunk.stop - chunk.start == largest:
@@ -341,10 +343,12 @@ class _EntryRun:
         specs = {s.name: s for s in executor.inputs}
         (output,) = executor.outputs
         self.size, self.vocab = specs["token_ids"].shape[1], output.shape[1]
-        self._host = {n: np.zeros(specs[n].shape, np.int64) for n in _INPUTS}
+        self._host = {n: backend.host_array(specs[n].shape, np.dtype(np.int64)) for n in _INPUTS}
         self._inputs = {n: backend.wrap(self._host[n]) for n in _INPUTS}
         self._copied = [n for n, b in self._inputs.items() if not _shared(b, self._host[n])]
-        self._logits = backend.allocate_empty(output.shape, dtypes.numpy_dtype(output.dtype))
+        self._result = backend.host_array(output.shape, dtypes.numpy_dtype(output.dtype))
+        self._logits = backend.wrap(self._result)
+        self._separate = not _shared(self._logits, self._result)
         self._steps = np.arange(self.size)
         self._run = executor.bind(self._inputs, [self._logits])
 
@@ -356,10 +360,12 @@ class _EntryRun:
         np.add(self._steps, start, out=host["positions"])
         host["last"][0] = len(tokens) - 1
         for name in self._copied:
-            self._backend.copy(self._inputs[name], host[name])
+            self._backend.start_copy(self._inputs[name], host[name])
         self._run()
+        if self._separate:
+            self._backend.start_read(self._result, self._logits)
         self._run.finish()
-        return self._logits.to_numpy(copy=False)[0]
+        return self._result[0]
 
 
 def _shared(buffer: DeviceBuffer, array: np.ndarray) -> bool:

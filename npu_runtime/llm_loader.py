@@ -27,6 +27,7 @@ from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.errors import ArtifactError, InputError
 from npu_compiler.files import write_atomic
 from npu_compiler.serialize import graph_to_plain, program_from_plain, program_to_plain
+from npu_compiler.target_config import target_config
 
 from .backend import Backend, get_backend
 from .llm_card import ModelCard
@@ -36,7 +37,6 @@ from .weight_loader import WeightStore, load_weights
 if TYPE_CHECKING:
     from npu_compiler.frontend.llm import Checkpoint
 
-CHUNKS = (32, 128)
 _DEFAULT_MAX_LEN = 4096  # what a context takes in memory grows with it, whether used or not
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _MODEL_FILES = (".json", ".safetensors", ".gguf", ".jinja", ".model")
@@ -66,7 +66,7 @@ class Loader:
         self._programs = open_cache("programs", None if cache else 0)
         self._weights = open_cache("weights", env.weight_cache_size() if cache else 0)
         self.path = Path()  # of what was loaded last
-        self._compiler = compiler_identity()
+        self._compiler = compiler_identity(target)
         self._reading: dict[str, Future[PackedFile]] = {}
 
     def load(self, model: str | os.PathLike[str]) -> tuple[CompiledProgram, WeightStore, ModelCard]:
@@ -100,7 +100,7 @@ class Loader:
         if self.max_len is not None and card.limit and self.max_len > card.limit:
             raise InputError(f"max_len={self.max_len}: {card.name} was made for at most {card.limit} positions")
         card = replace(card, max_len=self.max_len or min(card.limit or _DEFAULT_MAX_LEN, _DEFAULT_MAX_LEN))
-        key = f"plain program {card.identity} {card.max_len} {self.target} {CHUNKS} {self._compiler}"
+        key = f"plain program {card.identity} {card.max_len} {self._compiler}"
         known = self._programs.get(key)
         if known is not None:
             recipes = known[:_DIGEST].decode()
@@ -119,7 +119,7 @@ class Loader:
         path = self._weights.file(key)
         if path is not None and key not in self._reading:
             pool = ThreadPoolExecutor(1)
-            self._reading[key] = pool.submit(PackedFile, path)
+            self._reading[key] = pool.submit(PackedFile, path, self.backend)
             pool.shutdown(wait=False)
 
     def _packed(self, source: _CheckpointFiles | _CompiledFile, program: CompiledProgram, recipes: str) -> WeightStore:
@@ -127,7 +127,7 @@ class Loader:
         self._begin_reading(key)
         if key in self._reading:
             with contextlib.suppress(OSError, ValueError):  # damaged, or just removed: they are made anew
-                store = self._reading.pop(key).result().store(program, self.backend)
+                store = self._reading.pop(key).result().store(program)
                 if store is not None:
                     return store
         self._status("loading weights")
@@ -178,7 +178,7 @@ class _CheckpointFiles:
             ) from None
         from npu_compiler.pipeline import compile_entries
 
-        graphs = llm_graphs(self._checkpoint.config, max_len=max_len, chunks=CHUNKS)
+        graphs = llm_graphs(self._checkpoint.config, max_len=max_len, chunks=target_config(target).chunks)
         return compile_entries(graphs, target)
 
     def tensors(self, program: CompiledProgram) -> Mapping[str, Any]:
@@ -288,12 +288,14 @@ def file_identity(path: Path) -> str:
     return repr((str(path), stats))
 
 
-def compiler_identity() -> str:
-    """A digest of everything in this installation that decides about a program: the compiler's files and the CPU."""
+def compiler_identity(target: str) -> str:
+    """A digest of everything that decides about a program for ``target``: the compiler's files, and what it compiles
+    for."""
     import npu_compiler
     from npu_compiler.targets.cpu.host import host_cpu
 
-    digest = hashlib.sha256(repr(sorted(host_cpu().features)).encode())
+    machine = env.cuda_arch() if target == "cuda" else sorted(host_cpu().features)
+    digest = hashlib.sha256(repr((target, machine)).encode())
     root = Path(npu_compiler.__file__).parent
     for file in sorted(f for f in root.rglob("*") if f.suffix in (".py", ".h", ".cpp")):
         digest.update(f"{file.relative_to(root)}\n".encode())

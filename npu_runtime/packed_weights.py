@@ -16,23 +16,21 @@ from __future__ import annotations
 
 import math
 import os
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO
 
 import msgpack
 import numpy as np
 
-from npu_compiler import dtypes, env
+from npu_compiler import dtypes
 from npu_compiler.compiled_program import CompiledProgram
 
-from .arrays import ALIGNMENT, aligned_empty
+from .arrays import ALIGNMENT
 from .backend import Backend
 from .weight_loader import WeightStore
 
 _MAGIC = b"NPUWGHT1"
 _PREFIX = len(_MAGIC) + 8
-_SLAB = 32 << 20
 
 Entry = tuple[str, str, tuple[int, ...], int]  # name, dtype, shape, offset
 
@@ -60,21 +58,21 @@ def _table(buffers: list[tuple[str, str, tuple[int, ...]]]) -> list[Entry]:
 
 
 class PackedFile:
-    """The contents of a file in one block of memory.
+    """The contents of a file in one block of the memory that ``backend`` computes in.
 
     They are read, not mapped: pages of a file are small, and streaming weights through small pages is slower. Raises
-    ``OSError`` or ``ValueError`` if that is not possible.
+    ``OSError``, ``ValueError`` or ``BackendError`` if that is not possible.
     """
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, backend: Backend):
         with open(path, "rb") as file:
             self._table = _read_table(file)
             size = os.fstat(file.fileno()).st_size
             self._begin = min((offset for *_, offset in self._table), default=size)
-            self._block = aligned_empty((size - self._begin,), np.dtype(np.uint8))
-            _read(file.fileno(), self._begin, self._block)
+            self._size = size - self._begin
+            self._cut = backend.read_file(file.fileno(), self._begin, self._size)
 
-    def store(self, program: CompiledProgram, backend: Backend) -> WeightStore | None:
+    def store(self, program: CompiledProgram) -> WeightStore | None:
         """The weights of ``program``; None if these are not exactly the buffers that it wants."""
         wanted = {b.name: (b.dtype, tuple(b.shape)) for b in program.buffers if b.kind in ("weight", "const")}
         if {name: (dtype, tuple(shape)) for name, dtype, shape, _ in self._table} != wanted:
@@ -83,9 +81,9 @@ class PackedFile:
         for name, dtype, shape, offset in self._table:
             start = offset - self._begin
             stop = start + math.prod(shape) * dtypes.DTYPES[dtype].size
-            if start % ALIGNMENT or not 0 <= start <= stop <= self._block.size:
+            if start % ALIGNMENT or not 0 <= start <= stop <= self._size:
                 return None
-            buffers[name] = backend.wrap(self._block[start:stop].view(dtypes.numpy_dtype(dtype)).reshape(shape))
+            buffers[name] = self._cut(start, shape, dtypes.numpy_dtype(dtype))
         return WeightStore(buffers, {})
 
 
@@ -98,18 +96,3 @@ def _read_table(file: BinaryIO) -> list[Entry]:
         return [(str(name), str(dtype), tuple(shape), int(at)) for name, dtype, shape, at in msgpack.unpackb(header)]
     except (TypeError, ValueError, msgpack.UnpackException) as error:
         raise ValueError(f"its header is damaged: {error}") from None
-
-
-def _read(descriptor: int, begin: int, block: np.ndarray) -> None:
-    """Fill ``block`` from file offset ``begin``, several slabs at a time: one thread does not keep up with memory."""
-
-    def read_slab(at: int) -> None:
-        stop = min(at + _SLAB, block.size)
-        while at < stop:
-            count = os.preadv(descriptor, [block[at:stop].data], begin + at)
-            if count == 0:
-                raise OSError("the file became shorter while it was read")
-            at += count
-
-    with ThreadPoolExecutor(min(4, env.usable_cpus())) as pool:
-        list(pool.map(read_slab, range(0, block.size, _SLAB)))

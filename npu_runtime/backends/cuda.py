@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import threading
 import weakref
 import zlib
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
-from npu_compiler import dtypes
+from npu_compiler import dtypes, env
 from npu_compiler.compiled_program import CompiledProgram, EntryPoint
 from npu_compiler.errors import ArtifactError, BackendError
 from npu_compiler.targets.simt import program as simt
 
-from ..backend import Backend, DeviceBuffer, Launch, LoadedEntry
-from ..cuda_driver import DriverError, driver
+from ..arrays import read_into
+from ..backend import Backend, DeviceBuffer, FileBlock, Launch, LoadedEntry
+from ..cuda_driver import DriverError, driver, failure
 
-_HOST_TO_DEVICE, _DEVICE_TO_HOST, _DEVICE_TO_DEVICE = 1, 2, 3
 _GRAPHS = 16  # kept per entry point, one for each set of addresses
+_READERS, _SLAB = 8, 8 << 20  # threads that read a file, and pinned bytes of each
+_DLPACK_CUDA = 2  # kDLCUDA
+_STEPWISE = 2  # NPU_DEBUG from which kernels run one by one, so that an error names the one that failed
 
 
 class CUDABuffer(DeviceBuffer):
@@ -44,8 +50,7 @@ class CUDABuffer(DeviceBuffer):
     def to_numpy(self, copy: bool = True) -> np.ndarray:
         whole = np.empty(self.alloc_shape, self.dtype)
         if whole.nbytes:
-            stream = self._backend.stream.ptr
-            self._backend.runtime.memcpyAsync(whole.ctypes.data, self._address, whole.nbytes, _DEVICE_TO_HOST, stream)
+            self._backend.move(whole.ctypes.data, self._address, whole.nbytes)
             self._backend.synchronize()
         return whole[tuple(slice(n) for n in self.shape)] if self.shape != self.alloc_shape else whole
 
@@ -72,10 +77,11 @@ class CUDABuffer(DeviceBuffer):
         }  # fmt: skip
 
     def __dlpack__(self, **options: Any) -> Any:
+        self._backend.synchronize()  # the consumer's stream does not know this one
         return self.as_cupy().__dlpack__(**options)
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        return 2, self._backend.device
+        return _DLPACK_CUDA, self._backend.device
 
     def __repr__(self) -> str:
         return f"CUDABuffer({self.dtype}{list(self.shape)})"
@@ -89,11 +95,12 @@ class _Borrowed:
 
 
 class _Code:
-    """The kernels of a program on a device."""
+    """The kernels of a program on a device. Loading them compiles nothing, unless they are PTX for a newer chip."""
 
     def __init__(self, program: CompiledProgram, capability: tuple[int, int]):
         self.program = program
         self.entries, code = simt.unpack(program.binary)
+        _check_driver(program)
         self.functions: dict[str, int] = {}
         shared: dict[str, int] = {}
         for launch in (x for launches in self.entries.values() for x in launches):
@@ -119,6 +126,17 @@ class _Code:
             raise BackendError(f"program {program.name!r}: {error}") from None
 
 
+def _check_driver(program: CompiledProgram) -> None:
+    """A driver runs what compilers of its own major version made, and older ones."""
+    made_by = str(program.build.get("compiler", "")).removeprefix("nvrtc ")
+    major, known = made_by.partition(".")[0], driver().version
+    if major.isdigit() and int(major) > known[0]:
+        raise BackendError(
+            f"program {program.name!r} was compiled with NVRTC {made_by}, and the NVIDIA driver is too old for it: "
+            f"it supports CUDA {known[0]}.{known[1]}. Update the driver, or compile the model with an NVRTC {known[0]}"
+        )
+
+
 def _unload(modules: list[int]) -> None:
     for module in modules:
         driver().unload(module)
@@ -141,10 +159,12 @@ class CUDAEntry(LoadedEntry):
         self._launches = code.entries[entry.symbol]
         self._fixed = dict(fixed)
         self._specs = {b.id: b for b in code.program.buffers}
-        self._arena = backend.allocate_zeros((max(entry.arena_bytes, 1),), np.dtype(np.uint8))
-        self._bad_memory = backend.cupy.cuda.alloc_pinned_memory(4 * max(len(self._launches), 1))
-        self._bad = np.frombuffer(self._bad_memory, np.int32, max(len(self._launches), 1))
-        self._bad.fill(0)
+        self._what = f"running {entry.name!r} of program {code.program.name!r}"
+        try:
+            self._arena = backend.allocate_zeros((max(entry.arena_bytes, 1),), np.dtype(np.uint8))
+        except BackendError as error:
+            raise BackendError(f"the arena of {entry.name!r} of program {code.program.name!r}: {error}") from None
+        self._bad = backend.host_array((max(len(self._launches), 1),), np.dtype(np.int32))
         self._graphs: OrderedDict[tuple[int, ...], Any] = OrderedDict()
         io = (*entry.inputs, *entry.outputs)
         self._io = {s.buffer: s for s in io if self._specs[s.buffer].kind in ("input", "output")}
@@ -160,13 +180,18 @@ class CUDAEntry(LoadedEntry):
         address = {id: b.native_handle for id, b in {**self._fixed, **buffers}.items()}
         address[simt.ARENA] = self._arena.native_handle
         held = self._graph(key, address), tuple(buffers.values())
-        graph, stream, run = held[0].handle, self._backend.stream.ptr, driver().run_graph
+        graph, backend, what, run = held[0].handle, self._backend, self._what, driver().run_graph
+        stream, stepwise = backend.stream.ptr, env.debug() >= _STEPWISE
 
         def launch(times: np.ndarray | None, _keep_alive: Any = held) -> int:
-            if times is None:
-                run(graph, stream)
-            else:
+            backend.enter()
+            backend.running = what
+            if times is not None:
                 self._timed(address, times)
+            elif stepwise:
+                self._one_by_one(address)
+            else:
+                run(graph, stream, what)
             return 0
 
         return launch
@@ -194,9 +219,18 @@ class CUDAEntry(LoadedEntry):
         values = [address[id] + at for id, at in x.arguments]
         if x.checks:
             values.append(self._bad.ctypes.data + 4 * number)  # host memory: one address space
-        function = self._code.functions[x.function]
-        name = f"{self._entry.calls[number].name} ({x.function})"
-        driver().launch(name, function, x.groups, x.threads, x.shared, self._backend.stream.ptr, values, overlap)
+        function, stream = self._code.functions[x.function], self._backend.stream.ptr
+        driver().launch(self._name(number), function, x.groups, x.threads, x.shared, stream, values, overlap)
+
+    def _name(self, number: int) -> str:
+        """A kernel in the words of the program's description, and of its code."""
+        call = self._entry.calls[number]
+        return f"{call.name} ({self._launches[number].function}) of program {self._code.program.name!r}"
+
+    def _one_by_one(self, address: Mapping[int, int]) -> None:
+        for number in range(len(self._launches)):
+            self._launch(number, address, overlap=False)
+            driver().synchronize(self._backend.stream.ptr, f"kernel {self._name(number)}")
 
     def _timed(self, address: Mapping[int, int], times: np.ndarray) -> None:
         """Kernel by kernel, with an event between two; times[0] is 0."""
@@ -236,21 +270,36 @@ class CUDABackend(Backend):
     name = "cuda"
 
     def __init__(self, device: int = 0):
-        try:
-            import cupy
-        except ImportError:
-            raise BackendError("the cuda backend needs CuPy: pip install 'npusim[cuda]' (or cupy-cuda13x)") from None
+        missing = missing_parts()
+        if missing:
+            raise BackendError(f"the cuda target cannot run here: {'; '.join(missing)}")
+        import cupy
+
         self._driver = driver()
-        self.cupy, self.runtime, self.device = cupy, cupy.cuda.runtime, device
-        try:
-            cupy.cuda.Device(device).use()
+        found = self._driver.devices()
+        if not 0 <= device < len(found):
+            raise BackendError(f"there is no GPU number {device}, only {len(found)}")
+        self.cupy, self.device = cupy, device
+        self.capability, self.device_name = found[device].capability, found[device].name
+        self.running = "a run on the GPU"  # what an error that comes late is about
+        with self._errors(f"starting to use GPU {device} ({self.device_name})"):
+            self.enter()
             self.stream = cupy.cuda.Stream(non_blocking=True)
-            properties = self.runtime.getDeviceProperties(device)
-        except cupy.cuda.runtime.CUDARuntimeError as error:
-            raise BackendError(f"there is no usable NVIDIA GPU number {device}: {error}") from None
-        self.capability: tuple[int, int] = properties["major"], properties["minor"]
-        self.device_name: str = properties["name"].decode()
         self._codes: weakref.WeakValueDictionary[int, _Code] = weakref.WeakValueDictionary()
+
+    def enter(self) -> None:
+        """Make the GPU this thread's: the driver has one for each."""
+        if getattr(_thread, "device", None) != self.device:
+            self.cupy.cuda.Device(self.device).use()
+            _thread.device = self.device
+
+    @contextlib.contextmanager
+    def _errors(self, what: str) -> Iterator[None]:
+        """CuPy's errors as this package's."""
+        try:
+            yield
+        except self.cupy.cuda.runtime.CUDARuntimeError as error:
+            raise failure(what, error.status, str(error)) from None
 
     def allocate_empty(
         self, shape: Sequence[int], dtype: np.dtype[Any], alloc_shape: Sequence[int] | None = None
@@ -259,27 +308,36 @@ class CUDABackend(Backend):
         if len(full) != len(shape) or any(n < m for n, m in zip(full, shape, strict=True)):
             raise BackendError(f"alloc_shape {list(full)} cannot hold shape {list(shape)}")
         nbytes = math.prod(full) * np.dtype(dtype).itemsize
+        self.enter()
         try:
-            with self.stream:
+            with self._errors(f"allocating {nbytes} bytes"), self.stream:
                 memory = self.cupy.cuda.alloc(max(nbytes, 16))
         except self.cupy.cuda.memory.OutOfMemoryError:
-            free, total = self.runtime.memGetInfo()
+            free, total = self.cupy.cuda.runtime.memGetInfo()
             raise BackendError(
                 f"the GPU has no memory for {nbytes} bytes (shape {list(shape)}, dtype {dtype}): {free} of {total} "
                 "bytes are free"
             ) from None
         buffer = CUDABuffer(self, memory, shape, full, dtype)
         if full != tuple(shape):
-            self.runtime.memsetAsync(buffer.native_handle, 0, nbytes, self.stream.ptr)
+            self._driver.clear(buffer.native_handle, nbytes, self.stream.ptr)
         return buffer
 
     def allocate_zeros(
         self, shape: Sequence[int], dtype: np.dtype[Any], alloc_shape: Sequence[int] | None = None
     ) -> CUDABuffer:
         buffer = self.allocate_empty(shape, dtype, alloc_shape)
-        if buffer.size_bytes:
-            self.runtime.memsetAsync(buffer.native_handle, 0, buffer.size_bytes, self.stream.ptr)
+        self._driver.clear(buffer.native_handle, buffer.size_bytes, self.stream.ptr)
         return buffer
+
+    def host_array(self, shape: Sequence[int], dtype: np.dtype[Any]) -> np.ndarray:
+        count = math.prod(shape)
+        self.enter()
+        with self._errors(f"pinning {count * dtype.itemsize} bytes of memory"):
+            memory = self.cupy.cuda.alloc_pinned_memory(max(count * dtype.itemsize, 16))
+        array = np.frombuffer(memory, dtype, count).reshape(tuple(shape))
+        array.fill(0)
+        return array
 
     def wrap(self, array: np.ndarray) -> CUDABuffer:
         buffer = self.allocate_empty(array.shape, array.dtype)
@@ -289,10 +347,14 @@ class CUDABackend(Backend):
     def adopt(self, value: Any) -> CUDABuffer | None:
         if isinstance(value, CUDABuffer):
             return value
+        if _is_foreign(value):
+            value = self.cupy.from_dlpack(value)
         address = _device_address(value)
         if address is None:
             return None
-        self.runtime.deviceSynchronize()  # whoever made it may have used another stream
+        self.enter()
+        with self._errors("waiting for the input"):
+            self.cupy.cuda.runtime.deviceSynchronize()  # whoever made it may have used another stream
         pointer, shape, dtype = address
         return CUDABuffer(self, _Borrowed(value, pointer), shape, shape, dtype)
 
@@ -302,34 +364,98 @@ class CUDABackend(Backend):
             self._copy_padded(target, source)
             return
         if isinstance(source, DeviceBuffer):
-            self._move(target.native_handle, source.native_handle, target.size_bytes, _DEVICE_TO_DEVICE)
+            self.move(target.native_handle, source.native_handle, target.size_bytes)
             return
-        array = np.ascontiguousarray(source)
-        if array.dtype != target.dtype or array.nbytes != target.size_bytes:
-            raise BackendError(f"cannot copy {array.dtype}{list(array.shape)} into {target!r}")
-        self._move(target.native_handle, array.ctypes.data, array.nbytes, _HOST_TO_DEVICE)
+        self.start_copy(target, np.ascontiguousarray(source))
         self.synchronize()
+
+    def start_copy(self, target: DeviceBuffer, source: np.ndarray) -> None:
+        if source.dtype != target.dtype or source.nbytes != target.size_bytes:
+            raise BackendError(f"cannot copy {source.dtype}{list(source.shape)} into {target!r}")
+        self.move(target.native_handle, source.ctypes.data, source.nbytes)
+
+    def start_read(self, target: np.ndarray, source: DeviceBuffer) -> None:
+        self.move(target.ctypes.data, source.native_handle, source.size_bytes)
 
     def _copy_padded(self, target: DeviceBuffer, source: DeviceBuffer | np.ndarray) -> None:
         values = source if isinstance(source, np.ndarray) else source.to_numpy()
         whole = np.zeros(target.alloc_shape, target.dtype)
         whole[tuple(slice(n) for n in target.shape)] = values.reshape(target.shape)
-        self._move(target.native_handle, whole.ctypes.data, whole.nbytes, _HOST_TO_DEVICE)
+        self.start_copy(target, whole)
         self.synchronize()
 
-    def _move(self, to: int, source: int, nbytes: int, kind: int) -> None:
-        if nbytes:
-            self.runtime.memcpyAsync(to, source, nbytes, kind, self.stream.ptr)
+    def move(self, to: int, source: int, nbytes: int) -> None:
+        """Between addresses, in the order of this backend's work; done when :meth:`synchronize` returns."""
+        self.enter()
+        self._driver.copy(to, source, nbytes, self.stream.ptr)
+
+    def read_file(self, descriptor: int, begin: int, nbytes: int) -> FileBlock:
+        """Several threads read slabs into pinned memory: the disk's cache, not the bus to the GPU, is the limit."""
+        block = self.allocate_empty((nbytes,), np.dtype(np.uint8))
+        self.synchronize()  # the memory may have been another buffer's until now
+        readers = min(_READERS, max(env.usable_cpus(), 2), -(-nbytes // _SLAB))
+        with ThreadPoolExecutor(max(readers, 1)) as pool:
+            list(pool.map(lambda n: self._read_slabs(descriptor, begin, block, n, readers), range(readers)))
+
+        def cut(at: int, shape: Sequence[int], dtype: np.dtype[Any]) -> CUDABuffer:
+            return CUDABuffer(self, _Borrowed(block, block.native_handle + at), shape, shape, dtype)
+
+        return cut
+
+    def _read_slabs(self, descriptor: int, begin: int, block: CUDABuffer, first: int, step: int) -> None:
+        slab = self.host_array((_SLAB,), np.dtype(np.uint8))
+        stream = self.cupy.cuda.Stream(non_blocking=True)
+        for at in range(first * _SLAB, block.size_bytes, step * _SLAB):
+            size = min(_SLAB, block.size_bytes - at)
+            read_into(descriptor, begin + at, slab[:size])
+            self._driver.copy(block.native_handle + at, slab.ctypes.data, size, stream.ptr)
+            self._driver.synchronize(stream.ptr, "copying weights to the GPU")
 
     def load_entry(self, program: CompiledProgram, entry: EntryPoint, fixed: Mapping[int, DeviceBuffer]) -> CUDAEntry:
-        self.cupy.cuda.Device(self.device).use()
+        self.enter()
         code = self._codes.get(id(program))  # it holds the program, so the id is not another's
         if code is None:
             code = self._codes[id(program)] = _Code(program, self.capability)
         return CUDAEntry(self, code, entry, fixed)
 
     def synchronize(self) -> None:
-        self._driver.synchronize(self.stream.ptr, "a run on the GPU")
+        self.enter()
+        self._driver.synchronize(self.stream.ptr, self.running)
+
+
+_thread = threading.local()  # .device: the GPU that a thread uses
+
+
+def missing_parts() -> list[str]:
+    """What running on a GPU lacks here, each with what to do about it."""
+    missing, runtime, version = [], 0, (0, 0)
+    try:
+        version = driver().version
+        if not driver().devices():
+            missing.append("there is no NVIDIA GPU")
+    except BackendError as error:
+        missing.append(str(error))
+    try:
+        import cupy
+
+        runtime = cupy.cuda.runtime.runtimeGetVersion() // 1000
+    except ImportError as error:
+        broken = "" if error.name == "cupy" else f" ({error})"
+        missing.append(f"CuPy is needed{broken}: pip install 'npusim[cuda]' (or cupy-cuda13x)")
+    if not missing and version[0] < runtime:
+        missing.append(
+            f"CuPy is for CUDA {runtime}, and the NVIDIA driver is too old for it: it supports CUDA {version[0]}."
+            f"{version[1]}; update the driver, or pip install cupy-cuda{version[0]}x"
+        )
+    return missing
+
+
+def _is_foreign(value: Any) -> bool:
+    """Whether only DLPack tells about it, and says that it is in a GPU's memory."""
+    if type(value).__module__.partition(".")[0] == "torch" or hasattr(value, "__cuda_array_interface__"):
+        return False
+    where = getattr(value, "__dlpack_device__", None)
+    return where is not None and int(where()[0]) == _DLPACK_CUDA
 
 
 def _device_address(value: Any) -> tuple[int, tuple[int, ...], np.dtype[Any]] | None:

@@ -26,6 +26,7 @@ from npu_compiler.pipeline import compile_graph
 from npu_compiler.target_config import target_config
 from npu_runtime import CPUBackend, Executor, load_weights
 
+from .. import cuda_gpu
 from ..metal_backend import EmulatedMetal
 from ..metal_emulator import ORDERS
 
@@ -56,12 +57,22 @@ def run_on_metal(graph: Graph, inputs: Arrays) -> Arrays:
     return found
 
 
+def run_on_cuda(graph: Graph, inputs: Arrays) -> Arrays:
+    """Compile for the GPU at hand and run on it."""
+    program = compile_graph(graph, "cuda")
+    backend = cuda_gpu.backend()
+    executor = Executor(program, load_weights(program, {}, backend), backend)
+    return executor.run({k: np.array(v, order="C") for k, v in inputs.items()})
+
+
 # Targets under test: name -> callable(graph, inputs by name) -> outputs by name.
 TARGETS: dict[str, Callable[[Graph, Arrays], Arrays]] = {
     "interp": interp.run,
     "cpu": run_on_cpu,
     "metal": run_on_metal,
+    "cuda": run_on_cuda,
 }
+MARKS = {"cuda": cuda_gpu.marks()}
 
 SUMMING = frozenset(("reduce", "matmul", "conv2d", "attention", "scan", "scatter"))
 

@@ -13,7 +13,7 @@ import torch
 
 from npu_compiler.ops import REGISTRY
 
-from .cases import TARGETS, Batch, Case, all_cases, cases_for, check, compile_cases
+from .cases import MARKS, TARGETS, Batch, Case, all_cases, cases_for, check, compile_cases
 
 # Results and Batch.summing of a case, or the error that it ended in.
 _outcomes: dict[tuple[str, Case], tuple[list[np.ndarray], bool] | Exception] = {}
@@ -50,7 +50,10 @@ def run(target: str, cases: list[Case]) -> None:
         _outcomes[target, case] = ([np.asarray(results[n]) for n in names], batch.summing[case])
 
 
-@pytest.mark.parametrize(("target", "case"), [pytest.param(t, c, id=f"{t}-{c}") for t in TARGETS for c in cases_for(t)])
+PARAMETERS = [pytest.param(t, c, id=f"{t}-{c}", marks=MARKS.get(t, ())) for t in TARGETS for c in cases_for(t)]
+
+
+@pytest.mark.parametrize(("target", "case"), PARAMETERS)
 def test_op(target: str, case: Case, request: pytest.FixtureRequest) -> None:
     if (target, case) not in _outcomes:  # the first of its family: run all selected ones together
         selected = [
