@@ -66,10 +66,11 @@ def write_model(folder: Path, seed: int = 0, **changes: Any) -> Path:
 
 
 def own_cache(folder: Path) -> Iterator[Path]:
-    """``folder`` as the cache while the generator is held, but for compiled kernels, which all tests share."""
-    kernels = env.cache_dir() / "kernels"
-    kernels.mkdir(parents=True, exist_ok=True)
-    (folder / "kernels").symlink_to(kernels)
+    """``folder`` as the cache while the generator is held, but for what all tests share."""
+    for name in ("kernels", "models"):
+        shared = env.cache_dir() / name
+        shared.mkdir(parents=True, exist_ok=True)
+        (folder / name).symlink_to(shared)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("NPU_CACHE_DIR", str(folder))
         yield folder
