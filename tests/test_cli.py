@@ -239,7 +239,11 @@ def test_ops(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_doctor(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     data = as_json(capsys, "doctor")
-    assert data["problems"] == [] and data["targets"]["cpu"] == {"available": True, "reason": None}
+    cpu, cuda, metal = (data["targets"][name] for name in ("cpu", "cuda", "metal"))
+    assert data["problems"] == [] and cpu["available"] and cpu["devices"] and cpu["compiler"] and not cpu["missing"]
+    for other in (cuda, metal):
+        assert other["available"] == (other["reason"] is None) == (not other["missing"])
+        assert other["available"] or other["missing"][0] in other["reason"]
     assert data["packages"]["numpy"] == np.__version__
     monkeypatch.setenv("NPU_NUM_THREADS", "many")
     monkeypatch.setenv("NPU_THREADS", "2")

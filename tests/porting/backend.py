@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from npu_compiler.compiled_program import CompiledProgram, EntryPoint
+from npu_compiler.dtypes import numpy_dtype
 from npu_compiler.targets.simt.program import ARENA, unpack
 from npu_runtime.arrays import aligned_empty
 from npu_runtime.backend import DeviceBuffer, Launch, LoadedEntry
@@ -48,8 +49,6 @@ class HostEntry(LoadedEntry):
 
     def arena_buffer(self, id: int) -> CPUBuffer:
         spec = self._specs[id]
-        from npu_compiler.dtypes import numpy_dtype
-
         return CPUBuffer(np.ndarray(spec.shape, numpy_dtype(spec.dtype), self._arena, spec.offset))
 
 

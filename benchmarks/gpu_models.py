@@ -1,0 +1,203 @@
+"""What ``gpu.py`` runs: Qwen2.5-1.5B and ResNets with random weights, as our programs and in plain PyTorch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from llm_cpu import MODELS
+from torch import nn
+
+QWEN = MODELS["qwen2.5-1.5b"]
+PREFILLS = (128, 512, 2048)
+NEAR, FAR = 128, 32000  # positions of the decoded token
+LENGTHS = {NEAR: 2048, FAR: 32768}  # of our caches
+RESNETS = [(name, batch) for name in ("resnet18", "resnet50") for batch in (1, 256)]
+
+
+# -- our programs --------------------------------------------------------------------------------------------------
+def programs(work: Path) -> dict[str, Path]:
+    names = [f"qwen_{n}" for n in LENGTHS.values()] + [f"{name}_{batch}" for name, batch in RESNETS]
+    return {name: work / f"{name}.npubin" for name in names}
+
+
+def compile_all(work: Path) -> None:
+    """Write the programs that are not in ``work`` yet. It needs no GPU."""
+    from npu_runtime.llm_loader import save_card
+
+    work.mkdir(parents=True, exist_ok=True)
+    for name, path in programs(work).items():
+        if path.exists():
+            continue
+        model, size = name.split("_")
+        if model == "qwen":
+            compile_qwen(int(size)).save(path)
+            save_card(qwen_card(int(size)), path)
+        else:
+            compile_resnet(model, int(size)).save(path)
+        print(f"{path}: {path.stat().st_size / 1e6:.1f} MB", flush=True)
+
+
+def compile_qwen(length: int) -> Any:
+    """With prefill where the caches are short: at long ones only decoding is measured."""
+    from npu_compiler.frontend.llm import llm_graphs
+    from npu_compiler.pipeline import compile_entries
+
+    chunks = PREFILLS if length == LENGTHS[NEAR] else ()
+    return compile_entries(llm_graphs(qwen_config(), max_len=length, chunks=chunks), "cuda")
+
+
+def compile_resnet(name: str, batch: int) -> Any:
+    import npu_compiler
+    from npusim import models
+
+    model = getattr(models, name)().half().eval()
+    return npu_compiler.compile(npu_compiler.capture(model, (torch.zeros(batch, 3, 224, 224).half(),)), target="cuda")
+
+
+def qwen_config() -> Any:
+    from npu_compiler.frontend.llm.config import LLMConfig
+
+    return LLMConfig.from_hf(QWEN)
+
+
+def qwen_card(length: int) -> Any:
+    from npu_runtime.llm_card import ModelCard
+
+    return ModelCard("qwen2.5-1.5b", length, QWEN["max_position_embeddings"], identity=repr(qwen_config()))
+
+
+def qwen_weights() -> dict[str, torch.Tensor]:
+    """By the names of the checkpoint, on the GPU."""
+    from npu_compiler.frontend.llm.config import parameter_shapes
+
+    generator = torch.Generator("cuda").manual_seed(0)
+    made = {}
+    for key, shape in parameter_shapes(qwen_config()).items():
+        x = torch.randn(shape, generator=generator, device="cuda")
+        x = 1 + 0.1 * x if "norm" in key else (0.02 if len(shape) > 1 else 0.1) * x
+        made[key] = x.bfloat16()
+    return made
+
+
+def resnet(name: str) -> nn.Module:
+    """Random weights, and batch norm statistics of noise: nothing dies and nothing explodes."""
+    from npusim import models
+
+    torch.manual_seed(0)
+    model: nn.Module = getattr(models, name)().cuda()
+    for m in model.modules():
+        if isinstance(m, nn.BatchNorm2d):
+            m.momentum = None
+            nn.init.uniform_(m.weight, 0.5, 1.5)
+            nn.init.uniform_(m.bias, -0.2, 0.2)
+    with torch.no_grad():
+        model.train()(torch.randn(16, 3, 224, 224, device="cuda"))
+    return model.eval().half()
+
+
+# -- the same decoder in plain PyTorch -----------------------------------------------------------------------------
+class Attention(nn.Module):
+    """One product for q, k and v; keys and values go into caches of fixed length."""
+
+    def __init__(self, width: int, heads: int, kv_heads: int, size: int):
+        super().__init__()
+        self.split, self.size = [heads * size, kv_heads * size, kv_heads * size], size
+        self.qkv = nn.Linear(width, sum(self.split))
+        self.out = nn.Linear(heads * size, width, bias=False)
+
+    def forward(
+        self, x: torch.Tensor, rope: tuple[torch.Tensor, torch.Tensor], keys: torch.Tensor, values: torch.Tensor,
+        positions: torch.Tensor, mask: torch.Tensor,
+    ) -> torch.Tensor:  # fmt: skip
+        q, k, v = (t.unflatten(-1, (-1, self.size)).transpose(1, 2) for t in self.qkv(x).split(self.split, -1))
+        keys[:, :, positions] = rotate(k, *rope)
+        values[:, :, positions] = v
+        y = F.scaled_dot_product_attention(rotate(q, *rope), keys, values, attn_mask=mask, enable_gqa=True)
+        return self.out(y.transpose(1, 2).flatten(2))
+
+
+def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    a, b = x.chunk(2, -1)
+    return x * cos + torch.cat((-b, a), -1) * sin
+
+
+class Norm(nn.Module):
+    def __init__(self, width: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x.float()
+        y = y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + QWEN["rms_norm_eps"])
+        return y.to(x.dtype) * self.weight
+
+
+class Block(nn.Module):
+    def __init__(self, width: int, heads: int, kv_heads: int, size: int, inner: int):
+        super().__init__()
+        self.norm1, self.norm2 = Norm(width), Norm(width)
+        self.attention = Attention(width, heads, kv_heads, size)
+        self.gate_up = nn.Linear(width, 2 * inner, bias=False)
+        self.down = nn.Linear(inner, width, bias=False)
+
+    def forward(self, x: torch.Tensor, *rest: Any) -> torch.Tensor:
+        x = x + self.attention(self.norm1(x), *rest)
+        gate, up = self.gate_up(self.norm2(x)).chunk(2, -1)
+        return x + self.down(F.silu(gate) * up)
+
+
+class Decoder(nn.Module):
+    """Qwen2.5-1.5B with static caches of ``length``: what torch.compile does best with. (token ids [1, N], positions
+    [N]) -> the last token's logits [1, vocab]."""
+
+    def __init__(self, length: int):
+        super().__init__()
+        c = QWEN
+        width, heads, kv_heads = c["hidden_size"], c["num_attention_heads"], c["num_key_value_heads"]
+        size = width // heads
+        self.embedding = nn.Embedding(c["vocab_size"], width)
+        sizes = width, heads, kv_heads, size, c["intermediate_size"]
+        self.blocks = nn.ModuleList(Block(*sizes) for _ in range(c["num_hidden_layers"]))
+        self.norm = Norm(width)
+        frequencies = c["rope_theta"] ** -(torch.arange(0, size, 2).float() / size)
+        angles = torch.outer(torch.arange(length).float(), frequencies).repeat(1, 2)
+        self.register_buffer("cos", angles.cos())
+        self.register_buffer("sin", angles.sin())
+        for i in range(len(self.blocks)):
+            for kind in "kv":
+                self.register_buffer(f"{kind}{i}", torch.zeros(1, kv_heads, length, size))
+
+    def forward(self, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(ids)
+        rope = self.cos[positions].to(x.dtype), self.sin[positions].to(x.dtype)
+        mask = (torch.arange(self.cos.shape[0], device=ids.device) <= positions[:, None])[None, None]
+        for i, block in enumerate(self.blocks):
+            x = block(x, rope, getattr(self, f"k{i}"), getattr(self, f"v{i}"), positions, mask)
+        return F.linear(self.norm(x[:, -1]), self.embedding.weight)
+
+
+def decoder(weights: dict[str, torch.Tensor], length: int, dtype: torch.dtype = torch.bfloat16) -> Decoder:
+    """With the checkpoint's weights; its caches are zero."""
+    with torch.device("cuda"):
+        model = Decoder(length)
+    cos, sin = model.cos, model.sin
+    model = model.to(dtype).eval()
+    model.cos, model.sin = cos, sin  # positions beyond 256 need float32
+    w = weights.__getitem__
+    with torch.no_grad():
+        model.embedding.weight.copy_(w("model.embed_tokens.weight"))
+        model.norm.weight.copy_(w("model.norm.weight"))
+        for i, block in enumerate(model.blocks):
+            at = f"model.layers.{i}."
+            for kind in ("weight", "bias"):
+                parts = [w(f"{at}self_attn.{x}_proj.{kind}") for x in "qkv"]
+                getattr(block.attention.qkv, kind).copy_(torch.cat(parts))
+            block.attention.out.weight.copy_(w(f"{at}self_attn.o_proj.weight"))
+            block.gate_up.weight.copy_(torch.cat([w(f"{at}mlp.{x}_proj.weight") for x in ("gate", "up")]))
+            block.down.weight.copy_(w(f"{at}mlp.down_proj.weight"))
+            block.norm1.weight.copy_(w(f"{at}input_layernorm.weight"))
+            block.norm2.weight.copy_(w(f"{at}post_attention_layernorm.weight"))
+    return model

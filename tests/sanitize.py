@@ -1,0 +1,86 @@
+"""NVIDIA's compute-sanitizer over a bounded part of the tests, on a GPU.
+
+    python tests/sanitize.py                 memcheck: the first sample of every operator, and two small models
+    python tests/sanitize.py racecheck       one operator of each family of kernels, and the models: it is slow
+
+The exit status is the sanitizer's: 0 if it found nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).parents[1]
+TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
+# Kernels of each kind: loops, rows, products, convolutions, attention, scans, sorting, gathers, scatters.
+FAMILIES = tuple(
+    f"aten.{name}"
+    for name in (
+        "gelu.default softmax.int layer_norm.default mm.default bmm.default addmm.default convolution.default "
+        "scaled_dot_product_attention.default cumsum.default sort.default topk.default embedding.default "
+        "index_put.default argmax.default max_pool2d.default var_mean.correction cat.default scatter_add.default"
+    ).split()
+)
+
+
+def operators(tool: str) -> None:
+    """One program of the chosen samples, run once, with the results checked."""
+    from tests.conformance.cases import cases_for, check, compile_cases, run_on_cuda
+
+    first = {case.op_type: case for case in reversed(cases_for("cuda"))}
+    batch = compile_cases([case for name, case in first.items() if tool == "memcheck" or name in FAMILIES])
+    results = run_on_cuda(batch.graph, batch.inputs)
+    for case, names in batch.outputs.items():
+        check(case, [np.asarray(results[n]) for n in names], batch.summing[case])
+    print(f"{tool}: {len(batch.outputs)} operators are right", flush=True)
+
+
+def models(tool: str) -> None:
+    """The matrix unit, split sums, attention of prompts and of single tokens."""
+    from npu_runtime.llm import LLM
+    from tests.cuda_gpu import backend
+    from tests.llm import small_model
+    from tests.models.gate import compile_and_run, expect
+    from tests.models.random_models import image_model, images
+
+    model, runs = image_model("resnet18", 64), [(images(2, 64),)]
+    expect(model, runs, "float16").check(compile_and_run(model, runs, "float16", backend()))
+    with tempfile.TemporaryDirectory() as folder:
+        path = small_model.write_model(Path(folder) / "small", hidden_size=256, torch_dtype="bfloat16")
+        llm = LLM.load(path, target="cuda", max_len=200, cache=False)
+        answer = llm.generate(list(range(3, 140)), max_tokens=3, ignore_eos=True, stream=False)
+    print(f"{tool}: two models ran, {len(answer.tokens)} tokens", flush=True)
+
+
+def run(tool: str) -> None:
+    """In the sanitizer."""
+    import cupy
+
+    cupy.cuda.set_allocator(None)  # a pool hides where an allocation ends
+    operators(tool)
+    models(tool)
+
+
+def main() -> int:
+    tool = sys.argv[1] if len(sys.argv) > 1 else TOOLS[0]
+    if tool not in TOOLS:
+        print(f"{tool}: choose among {', '.join(TOOLS)}", file=sys.stderr)
+        return 1
+    sys.path.insert(0, str(ROOT))
+    if sys.argv[2:] == ["inside"]:
+        run(tool)
+        return 0
+    program = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
+    command = [program, "--tool", tool, "--error-exitcode", "9", sys.executable, __file__, tool, "inside"]
+    return subprocess.run(command, env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}, check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,91 @@
+"""The worked example of ``docs/porting.md``: a target and its backend from outside of this package, in use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from npu_compiler import target_config, targets
+from npu_compiler.compiled_program import CompiledProgram
+from npu_compiler.pipeline import compile_graph
+from npu_runtime import Executor, backend, get_backend, load_weights
+from npu_runtime.llm import LLM
+from npu_runtime.llm_loader import Loader
+
+from .conformance.cases import cases_for, check, compile_cases
+from .llm import small_model
+from .models.gate import compile_and_run, expect
+from .models.random_models import images, randomise
+from .porting.backend import HostBackend
+from .porting.target import CXX, TARGET
+
+pytestmark = pytest.mark.skipif(CXX is None, reason="g++ is not installed")
+PAGE = Path(__file__).parents[1] / "docs" / "porting.md"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def registered() -> Iterator[None]:
+    """The two calls that make it known; undone for other tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        for table in (target_config.TARGETS, targets._registered, backend._registered):
+            patch.setitem(table, "host", None)  # what was there before is put back
+        targets.register_target(TARGET)
+        backend.register_backend("host", HostBackend)
+        yield
+
+
+def test_operators_of_every_family_conform() -> None:
+    """Three cases of each file of operators, in one program."""
+    families: dict[str, list] = {}
+    for case in cases_for("host"):
+        chosen = families.setdefault(case.family, [])
+        if len(chosen) < 3 and case.op_type not in {c.op_type for c in chosen}:
+            chosen.append(case)
+    batch = compile_cases([case for chosen in families.values() for case in chosen])
+    assert len(families) > 15 and not batch.failed
+    program = compile_graph(batch.graph, "host")
+    run = Executor(program, load_weights(program, {}, get_backend("host")), get_backend("host"))
+    results = run.run({k: np.array(v, order="C") for k, v in batch.inputs.items()})
+    for case, names in batch.outputs.items():
+        check(case, [results[n] for n in names], batch.summing[case])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_a_convolutional_model_passes_the_gate(dtype: str) -> None:
+    layers = nn.Conv2d(3, 16, 3, 2), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 24, 3), nn.MaxPool2d(2), nn.Flatten()
+    torch.manual_seed(0)
+    model, runs = randomise(nn.Sequential(*layers, nn.Linear(24 * 6 * 6, 10)), images(8, 32)), [(images(4, 32),)]
+    expect(model, runs, dtype).check(compile_and_run(model, runs, dtype, HostBackend()))
+
+
+def test_a_language_model_says_what_it_says_on_the_cpu(tmp_path: Path) -> None:
+    path = small_model.write_model(tmp_path / "small")
+    loader = Loader("host", None, 64, None, False)
+    program, weights, card = loader.compile(path)
+    program.save(tmp_path / "small.npubin")
+    there = LLM(CompiledProgram.load(tmp_path / "small.npubin"), weights, card)
+    here = LLM.load(path, max_len=64, cache=False)
+    answers = [m.generate("hello", max_tokens=30, ignore_eos=True, stream=False).tokens for m in (here, there)]
+    assert answers[0] == answers[1] and there.program.target == "host"
+
+
+def test_the_page_names_what_there_is() -> None:
+    """Every file that the page walks through exists, and it quotes the example as it is."""
+    text = PAGE.read_text()
+    root = PAGE.parents[1]
+    words = (word.strip("`(),.;:") for word in text.split() if word.startswith("`"))
+    named = {word for word in words if word.endswith((".py", ".h"))}
+    assert len(named) >= 8
+    for name in named:
+        assert (root / name).exists(), name
+    files = ("porting/target.py", "porting/backend.py", "porting/words.h", "test_porting.py")
+    source = "".join((root / "tests" / f).read_text() for f in files)
+    blocks = text.split("```")[1::2]
+    quoted = [block.partition("\n")[2] for block in blocks if block.startswith(("python", "cpp"))]
+    lines = [line for block in quoted for line in block.splitlines() if line.strip() and "…" not in line]
+    assert len(lines) > 20 and [line for line in lines if line not in source] == []
