@@ -181,7 +181,7 @@ class Decoder(nn.Module):
 
 def decoder(weights: dict[str, torch.Tensor], length: int, dtype: torch.dtype = torch.bfloat16) -> Decoder:
     """With the checkpoint's weights; its caches are zero."""
-    with torch.device("cuda"):
+    with weights["model.norm.weight"].device:
         model = Decoder(length)
     cos, sin = model.cos, model.sin
     model = model.to(dtype).eval()
