@@ -268,11 +268,10 @@ def table(results: dict[str, Any]) -> str:
         "",
         f"Median milliseconds (a token, or the whole prompt), bfloat16, {results['threads']} threads, "
         f"{results['hardware']}, {results['date']}; in brackets the ratio to the fastest of the others, "
-        "median of the rounds; the last column is what npusim "
-        "reads (weights and cache) over what a bandwidth probe read. "
-        "OpenVINO holds float16 weights and computes in bfloat16. Random weights; npusim's logits passed the error gate (RMS error "
-        "against float32 ≤ 1.1 × PyTorch eager's in bfloat16, same largest logit) unless marked ✗. "
-        f"Versions: {versions}. Command: `{results['command']}`.",
+        "median of the rounds; the last column is what npusim reads (weights and cache) over what a bandwidth probe "
+        "read. OpenVINO holds float16 weights and computes in bfloat16. Random weights; npusim's logits passed the "
+        "error gate (RMS error against float32 ≤ 1.1 × PyTorch eager's in bfloat16, same largest logit) unless "
+        f"marked ✗. Versions: {versions}. Command: `{results['command']}`.",
     ]
     return "\n".join(lines)
 
