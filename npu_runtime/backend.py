@@ -88,9 +88,11 @@ class LoadedEntry(ABC):
 
 
 class Backend(ABC):
-    """A device that runs the programs of one target; ``name`` is that target's."""
+    """A device that runs the programs of one target; ``name`` is that target's. ``shares_host``: whether it computes in
+    the host's own memory."""
 
     name: str
+    shares_host: bool = True
 
     @abstractmethod
     def allocate_empty(

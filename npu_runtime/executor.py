@@ -219,8 +219,8 @@ class Executor:
     def bind(self, inputs: Inputs, outputs: Inputs) -> BoundRun:
         """Fix the memory of inputs and outputs for many runs.
 
-        All must be DeviceBuffers, or C-contiguous arrays of the exact shape and dtype (else ``InputError``); outputs
-        must be writable and must not overlap with anything else.
+        All must be DeviceBuffers or C-contiguous arrays in the memory that the device computes in, of the exact shape
+        and dtype (else ``InputError``); outputs must be writable and must not overlap with anything else.
         """
         given = [self._exact(s, v, "input") for s, v in zip(self.inputs, self._ordered(inputs), strict=True)]
         targets = ordered(self.outputs, outputs, "output")
@@ -284,6 +284,11 @@ class Executor:
             raise InputError(f"{what} {spec.name!r}: dtype {array.dtype}, expected exactly {spec.dtype}")
         if not (array.flags.c_contiguous and array.flags.aligned):
             raise InputError(f"{what} {spec.name!r}: the array is not C-contiguous")
+        if not self.backend.shares_host:
+            raise InputError(
+                f"{what} {spec.name!r}: the array is in the host's memory, where the {self.backend.name} device does "
+                "not compute; bind buffers of the backend (allocate_buffer), or call run()"
+            )
         return self.backend.wrap(array)
 
     def _failure(self, status: int) -> Exception:

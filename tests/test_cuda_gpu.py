@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -185,6 +186,8 @@ def test_arrays_of_other_libraries_in_and_out(gpu: CUDABackend) -> None:
     run.run_into([theirs], [into])
     np.testing.assert_array_equal(gpu.cupy.asnumpy(into), result.to_numpy())
     assert gpu.adopt(x.numpy()) is None and gpu.adopt(theirs[:, :, ::2]) is None
+    with pytest.raises(InputError, match="bind buffers of the backend"):
+        run.run_into([x.numpy()], [np.empty((2, 5), np.float32)])
     with pytest.raises(InputError, match=r"expected float32\[2, 3, 16, 16\]"):
         run.run([theirs[:1]])
 
@@ -266,6 +269,15 @@ def test_out_of_memory_is_an_error_and_no_more(gpu: CUDABackend) -> None:
     (result,) = run.run([images(2, 16).numpy()]).values()
     with torch.no_grad():
         np.testing.assert_allclose(result, model(images(2, 16)).numpy(), rtol=1e-5, atol=1e-5)
+
+
+def test_bench_waits_for_the_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A launch takes microseconds, this run more than that."""
+    path = tmp_path / "r.npubin"
+    npu_compiler.compile(capture(image_model("resnet18", 64), (images(8, 64),)), target="cuda").save(path)
+    assert main(["bench", str(path), "--seconds", "0.2", "--json"]) == 0
+    times = json.loads(capsys.readouterr().out)["results"]["npusim"]
+    assert times["p50_ms"] > 0.04
 
 
 def test_there_is_no_such_gpu() -> None:

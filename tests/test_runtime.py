@@ -205,6 +205,15 @@ class _MallInfo(ctypes.Structure):
     ]
 
 
+def test_memory_that_the_device_does_not_see_is_not_bound(executor: Executor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executor.backend, "shares_host", False)
+    outputs = [np.empty((3, 4), np.float32), np.empty(3, np.float32)]
+    with pytest.raises(
+        InputError, match=r"is in the host's memory, where the cpu device does not compute; bind buffers"
+    ):
+        executor.bind(handmade.inputs(), outputs)
+
+
 def test_a_bound_run_allocates_nothing(executor: Executor) -> None:
     libc = ctypes.CDLL(None)
     if not hasattr(libc, "mallinfo2"):

@@ -267,7 +267,7 @@ class _Graph:
 class CUDABackend(Backend):
     """Runs ``cuda`` programs on GPU number ``device``. Needs CuPy and NVIDIA's driver; no compiler."""
 
-    name = "cuda"
+    name, shares_host = "cuda", False
 
     def __init__(self, device: int = 0):
         missing = missing_parts()
