@@ -6,7 +6,9 @@
     python benchmarks/gpu.py table                   put the table into README.md
 
 Times are medians of device events around bursts of runs that follow each other without waiting. Every part says how
-large our error against float32 (ResNet: float64) is, beside PyTorch eager's in the same dtype.
+large our error against float32 (ResNet: float64) is, beside PyTorch eager's in the same dtype. Each runs in a process
+of its own. Several get ready together, since compiling PyTorch's models takes minutes, and then measure one after the
+other; those that tune kernels on the GPU are alone from their start.
 """
 
 from __future__ import annotations
@@ -19,21 +21,19 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from gpu_table import AUTOTUNE, EAGER, GRAPH, OURS, OVERHEAD, merged, table
 from readme import write_section
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 RESULTS = ROOT / "benchmarks" / "results" / "h200.json"
-OURS, EAGER, GRAPH = "npusim", "eager", "eager + CUDA graph"
-AUTOTUNE, OVERHEAD = "torch.compile max-autotune", "torch.compile reduce-overhead"
 BURST_MS, LEAST_BURSTS = 25.0, 9
 
 
@@ -203,6 +203,7 @@ def bandwidth(args: argparse.Namespace) -> dict[str, Any]:
     out, stream = torch.zeros(1, dtype=torch.int32, device="cuda"), torch.cuda.current_stream()
     cubin = find_nvrtc().compile(READ.replace("COUNT", str(data.numel() // 4)), "read", "sm_90a").cubin
     _, function = driver().load(cubin, "read", 0)
+    args.turn()
     found = {}
     for blocks in (4, 8, 16):
 
@@ -249,6 +250,7 @@ def decode(args: argparse.Namespace, position: int) -> dict[str, Any]:
         return lambda: c(ids, at)
 
     contenders = {OURS: ours.contender(), **torch_contenders(lambda: model(ids, at), compiled, args.peers)}
+    args.turn()
     times = bursts(contenders, args.seconds)
     read = ours.weights.nbytes + position * sum(b.size_bytes // length for b in ours.executor.state.values())
     return {"rows": rows(times, contenders), "verdict": checked, "bytes_read": read, **ours.facts()}
@@ -280,6 +282,7 @@ def prefill(args: argparse.Namespace, tokens: int) -> dict[str, Any]:
         return lambda: c(ids, at)
 
     contenders = {OURS: ours.contender(), **torch_contenders(lambda: model(ids, at), compiled, args.peers)}
+    args.turn()
     times = bursts(contenders, args.seconds)
     flops = 2 * tokens * sum(w.numel() for k, w in weights.items() if "embed" not in k)
     return {"rows": rows(times, contenders), "verdict": checked, "flops": flops, **ours.facts()}
@@ -308,6 +311,7 @@ def image(args: argparse.Namespace, name: str, batch: int) -> dict[str, Any]:
         return lambda: c(theirs)
 
     contenders = {OURS: ours.contender(), **torch_contenders(lambda: model(theirs), compiled, args.peers)}
+    args.turn()
     times = bursts(contenders, args.seconds)
     return {"rows": rows(times, contenders), "verdict": checked, "batch": batch, **ours.facts()}
 
@@ -317,6 +321,7 @@ def cold_start(args: argparse.Namespace) -> dict[str, Any]:
     import safetensors.torch
     from gpu_models import LENGTHS, NEAR, programs, qwen_weights
 
+    args.turn()
     program = programs(args.work)[f"qwen_{LENGTHS[NEAR]}"]
     weights = program.with_suffix(".safetensors")
     if not weights.exists():
@@ -352,30 +357,75 @@ def cold_child(args: argparse.Namespace) -> None:
     print(json.dumps({**found, "tokens_per_second": answer.timings.decode_per_second, "nvrtc_loaded": compiler}))
 
 
-# -- the file and the table ----------------------------------------------------------------------------------------
-def parts() -> dict[str, tuple[Callable[..., dict[str, Any]], tuple[Any, ...], list[str]]]:
-    """Name -> what measures it, with which arguments, beside which peers."""
-    from gpu_models import FAR, NEAR, PREFILLS, RESNETS
+# -- running the parts ------------------------------------------------------------------------------------------------
+PARTS: dict[str, tuple[Callable[..., dict[str, Any]], tuple[Any, ...], list[str]]] = {
+    "bandwidth": (bandwidth, (), []),
+    **{f"prefill-{n}": (prefill, (n,), [EAGER, OVERHEAD]) for n in (128, 512, 2048)},
+    **{
+        f"{name}-{batch}": (image, (name, batch), [GRAPH, OVERHEAD])
+        for name in ("resnet18", "resnet50")
+        for batch in (1, 256)
+    },
+    "cold-start": (cold_start, (), []),
+    "decode-128": (decode, (128,), [EAGER, GRAPH, AUTOTUNE]),
+    "decode-32000": (decode, (32000,), [GRAPH, AUTOTUNE]),
+}
+READY = "ready to measure"
 
-    found: dict[str, tuple[Callable[..., dict[str, Any]], tuple[Any, ...], list[str]]] = {
-        "bandwidth": (bandwidth, (), []),
-        "cold-start": (cold_start, (), []),
-        f"decode-{NEAR}": (decode, (NEAR,), [EAGER, GRAPH, OVERHEAD, AUTOTUNE]),
-        f"decode-{FAR}": (decode, (FAR,), [GRAPH, OVERHEAD, AUTOTUNE]),
-    }
-    found |= {f"prefill-{n}": (prefill, (n,), [EAGER, OVERHEAD]) for n in PREFILLS}
-    for name, batch in RESNETS:
-        found[f"{name}-{batch}"] = (image, (name, batch), [GRAPH, AUTOTUNE if batch == 1 else OVERHEAD])
-    return found
+
+def measure_all(names: list[str], args: argparse.Namespace) -> None:
+    """Each part in a process of its own; those that neither tune nor time their own start get ready together."""
+    peers = {name: PARTS[name][2] if args.peers is None else args.peers for name in names}
+    alone = [name for name in names if AUTOTUNE in peers[name] or name == "cold-start"]
+    for group in [[name for name in names if name not in alone], *([name] for name in alone)]:
+        children = {name: _child(name, args, len(group)) for name in group}
+        waiting = {name: child for name, child in children.items() if _forward(child, READY)}
+        for child in waiting.values():
+            assert child.stdin is not None
+            child.stdin.close()  # its turn
+            _forward(child, None)
+        for name, child in children.items():
+            if child.wait():
+                print(f"{name}: ended with status {child.returncode}", flush=True)
 
 
-@contextmanager
-def merged(out: Path) -> Iterator[dict[str, Any]]:
-    """The results so far; what is added is written."""
-    results: dict[str, Any] = json.loads(out.read_text()) if out.exists() else {"parts": {}}
-    yield results
-    out.parent.mkdir(exist_ok=True)
-    out.write_text(json.dumps(results, indent=1) + "\n")
+def _child(name: str, args: argparse.Namespace, together: int) -> subprocess.Popen[str]:
+    command = [sys.executable, __file__, name, "--one", "--work", str(args.work), "--out", str(args.out)]
+    command += ["--seconds", str(args.seconds), *([] if args.peers is None else ["--peers", *args.peers])]
+    threads = {"TORCHINDUCTOR_COMPILE_THREADS": str(max(1, (os.cpu_count() or 1) // together))}
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=os.environ | threads)
+
+
+def _forward(child: subprocess.Popen[str], until: str | None) -> bool:
+    """Print what the child prints, up to the line ``until``; whether it came."""
+    assert child.stdout is not None
+    for line in child.stdout:
+        if line.rstrip() == until:
+            return True
+        print(line, end="", flush=True)
+    return False
+
+
+def measure_one(name: str, args: argparse.Namespace) -> None:
+    """In the child: get ready, wait for standard input to end, measure, merge the results into the file."""
+    import torch
+
+    def turn() -> None:
+        print(READY, flush=True)
+        sys.stdin.read()
+
+    measure, arguments, peers = PARTS[name]
+    args.turn, args.peers = turn, peers if args.peers is None else args.peers
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    start = time.perf_counter()
+    with torch.no_grad():
+        part = measure(args, *arguments)
+    part |= {"peers": args.peers, "took_s": round(time.perf_counter() - start, 1)}
+    show(name, part)
+    with merged(args.out) as results:
+        results |= environment()
+        results["parts"][name] = part
 
 
 def environment() -> dict[str, Any]:
@@ -402,60 +452,6 @@ def show(name: str, part: dict[str, Any]) -> None:
         print(f"  {row['contender']:32s} {row['median_ms']:9.4f} ms  (min {row['min_ms']:.4f})", flush=True)
 
 
-def table(results: dict[str, Any]) -> str:
-    kinds = [AUTOTUNE, OVERHEAD, GRAPH, EAGER]
-    lines = ["| | npusim | " + " | ".join(kinds) + " |", "|---|" + "---:|" * (len(kinds) + 1)]
-    for name, part in results["parts"].items():
-        if "rows" not in part:
-            continue
-        by = {r["contender"]: r["median_ms"] for r in part["rows"]}
-        best = min((ms for kind, ms in by.items() if kind != OURS), default=float("nan"))
-        v = part["verdict"]
-        mark = "" if v["within_gate"] and v["top_kept"] else " ✗"
-        ours = f"**{by[OURS]:.3f}** (×{best / by[OURS]:.2f}{_rate(name, part, by[OURS])}){mark}"
-        cells = [ours, *(f"{by[k]:.3f}" if k in by else "" for k in kinds)]
-        lines.append(f"| {_label(name)} | " + " | ".join(cells) + " |")
-    return "\n".join([*lines, "", _caption(results)])
-
-
-def _label(name: str) -> str:
-    kind, _, number = name.partition("-")
-    if kind == "decode":
-        return f"Qwen2.5-1.5B, bfloat16, one token at position {int(number):,}"
-    if kind == "prefill":
-        return f"Qwen2.5-1.5B, bfloat16, a prompt of {number}"
-    return f"{kind.replace('resnet', 'ResNet-')}, float16, batch {number}"
-
-
-def _rate(name: str, part: dict[str, Any], ms: float) -> str:
-    if "bytes_read" in part:
-        return f"; {1000 / ms:.0f} tokens/s, {part['bytes_read'] / ms / 1e9:.2f} TB/s"
-    if "flops" in part:
-        return f"; {part['flops'] / ms / 1e9:.0f} TFLOP/s"
-    return f"; {part['batch'] * 1000 / ms:,.0f} images/s" if part["batch"] > 1 else ""
-
-
-def _caption(results: dict[str, Any]) -> str:
-    found, versions = results["parts"], ", ".join(f"{k} {v}" for k, v in results["versions"].items())
-    text = [
-        f"Median milliseconds, {results['hardware']}, CUDA {results['driver']} driver, {results['date']}; in brackets "
-        "how many times as fast as the fastest of the others. Random weights and inputs. Errors against float32 "
-        "(ResNet: float64) are at most 1.1 × PyTorch eager's in the same dtype, and the largest scores the same, "
-        "unless marked ✗."
-    ]
-    host = [p["host_us"] for p in found.values() if "host_us" in p]
-    if host:
-        text.append(f"A launch takes {min(host):.0f} to {max(host):.0f} µs of the host.")
-    if "bandwidth" in found:
-        text.append(f"Reading alone runs at {found['bandwidth']['read_tb_per_s']:.2f} TB/s.")
-    if "cold-start" in found:
-        text.append(
-            f"A process that loads the compiled Qwen2.5-1.5B with its packed weights cached has its first token after "
-            f"{found['cold-start']['seconds']:.1f} s and calls no compiler."
-        )
-    return " ".join([*text, f"Versions: {versions}. Command: `python benchmarks/gpu.py all`."])
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="+", help="compile, all, table, or parts as above")
@@ -464,38 +460,21 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1.0, help="of measuring, for each contender")
     parser.add_argument("--peers", nargs="*", help=f"of {EAGER!r}, {GRAPH!r}, {OVERHEAD!r}, {AUTOTUNE!r}")
     parser.add_argument("--since", type=float, default=0.0, help=argparse.SUPPRESS)
+    parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.parts == ["table"]:
         write_section("gpu", table(json.loads(args.out.read_text())))
-        return
-    if args.parts == ["cold-child"]:
+    elif args.parts == ["cold-child"]:
         cold_child(args)
-        return
-    import gpu_models
-    import torch
+    elif args.one:
+        measure_one(args.parts[0], args)
+    else:
+        from gpu_models import compile_all
 
-    gpu_models.compile_all(args.work)
-    if args.parts == ["compile"]:
-        return
-    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
-    known, asked = parts(), args.parts
-    for name in known if asked == ["all"] else asked:
-        measure, arguments, peers = known[name]
-        part_args = argparse.Namespace(**{**vars(args), "peers": peers if args.peers is None else args.peers})
-        start = time.perf_counter()
-        with torch.no_grad():
-            part = measure(part_args, *arguments)
-        part |= {
-            "command": " ".join(["python", "benchmarks/gpu.py", *sys.argv[1:]]),
-            "took_s": time.perf_counter() - start,
-        }
-        show(name, part)
-        with merged(args.out) as results:
-            results |= environment()
-            results["parts"][name] = part
-        torch.cuda.empty_cache()
+        compile_all(args.work)
+        if args.parts != ["compile"]:
+            measure_all(list(PARTS) if args.parts == ["all"] else args.parts, args)
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("TORCHINDUCTOR_FX_GRAPH_CACHE", "1")
     main()

@@ -78,7 +78,7 @@ def test_a_small_llama_says_what_it_says_on_the_cpu(tmp_path: Path, cache: Path,
 @pytest.mark.parametrize(("name", "prompt"), [("tinystories-15m", [1]), ("smollm2-135m", "The capital of France is")])
 def test_real_language_models_say_what_they_say_on_the_cpu(name: str, prompt: list[int] | str) -> None:
     try:
-        models = [LLM.load(name, target=target, max_len=256, cache=False) for target in ("cpu", "cuda")]
+        models = [LLM.load(name, target=t, dtype="float32", max_len=256, cache=False) for t in ("cpu", "cuda")]
     except RegistryUnavailable as error:
         pytest.skip(str(error))
     texts = [m.generate(prompt, max_tokens=40, stream=False).text for m in models]

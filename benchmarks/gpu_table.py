@@ -1,0 +1,80 @@
+"""The results of ``gpu.py``: one file that its parts are merged into, and the table made of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+OURS, EAGER, GRAPH = "npusim", "eager", "eager + CUDA graph"
+AUTOTUNE, OVERHEAD = "torch.compile max-autotune", "torch.compile reduce-overhead"
+ORDER = ("decode", "prefill", "resnet18", "resnet50")
+
+
+@contextmanager
+def merged(out: Path) -> Iterator[dict[str, Any]]:
+    """The results so far; what is added is written."""
+    results: dict[str, Any] = json.loads(out.read_text()) if out.exists() else {"parts": {}}
+    yield results
+    out.parent.mkdir(exist_ok=True)
+    out.write_text(json.dumps(results, indent=1) + "\n")
+
+
+def table(results: dict[str, Any]) -> str:
+    kinds = [AUTOTUNE, OVERHEAD, GRAPH, EAGER]
+    lines = ["| | npusim | " + " | ".join(kinds) + " |", "|---|" + "---:|" * (len(kinds) + 1)]
+    measured = {name: part for name, part in results["parts"].items() if "rows" in part}
+    for name, part in sorted(measured.items(), key=lambda item: _place(item[0])):
+        by = {r["contender"]: r["median_ms"] for r in part["rows"]}
+        best = min((ms for kind, ms in by.items() if kind != OURS), default=float("nan"))
+        v = part["verdict"]
+        mark = "" if v["within_gate"] and v["top_kept"] else " ✗"
+        ours = f"**{by[OURS]:.3f}** (×{best / by[OURS]:.2f}{_rate(name, part, by[OURS])}){mark}"
+        cells = [ours, *(f"{by[k]:.3f}" if k in by else "" for k in kinds)]
+        lines.append(f"| {_label(name)} | " + " | ".join(cells) + " |")
+    return "\n".join([*lines, "", _caption(results)])
+
+
+def _place(name: str) -> tuple[int, int]:
+    kind, _, number = name.partition("-")
+    return ORDER.index(kind), int(number)
+
+
+def _label(name: str) -> str:
+    kind, _, number = name.partition("-")
+    if kind == "decode":
+        return f"Qwen2.5-1.5B, bfloat16, one token at position {int(number):,}"
+    if kind == "prefill":
+        return f"Qwen2.5-1.5B, bfloat16, a prompt of {number}"
+    return f"{kind.replace('resnet', 'ResNet-')}, float16, batch {number}"
+
+
+def _rate(name: str, part: dict[str, Any], ms: float) -> str:
+    if "bytes_read" in part:
+        return f"; {1000 / ms:.0f} tokens/s, {part['bytes_read'] / ms / 1e9:.2f} TB/s"
+    if "flops" in part:
+        return f"; {part['flops'] / ms / 1e9:.0f} TFLOP/s"
+    return f"; {part['batch'] * 1000 / ms:,.0f} images/s" if part["batch"] > 1 else ""
+
+
+def _caption(results: dict[str, Any]) -> str:
+    found, versions = results["parts"], ", ".join(f"{k} {v}" for k, v in results["versions"].items())
+    text = [
+        f"Median milliseconds, {results['hardware']}, CUDA {results['driver']} driver, {results['date']}; in brackets "
+        "how many times as fast as the fastest of the others. Random weights and inputs. Errors against float32 "
+        "(ResNet: float64) are at most 1.1 × PyTorch eager's in the same dtype, and the largest scores the same, "
+        "unless marked ✗."
+    ]
+    host = [p["host_us"] for p in found.values() if "host_us" in p]
+    if host:
+        text.append(f"A launch takes {min(host):.0f} to {max(host):.0f} µs of the host.")
+    if "bandwidth" in found:
+        text.append(f"Reading alone runs at {found['bandwidth']['read_tb_per_s']:.2f} TB/s.")
+    if "cold-start" in found:
+        text.append(
+            f"A process that loads the compiled Qwen2.5-1.5B with its packed weights cached has its first token after "
+            f"{found['cold-start']['seconds']:.1f} s and calls no compiler."
+        )
+    return " ".join([*text, f"Versions: {versions}. Command: `python benchmarks/gpu.py all`."])
