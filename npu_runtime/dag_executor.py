@@ -111,7 +111,8 @@ class DAGExecutor:
 
     def _bind(self, inputs: Inputs) -> dict[Key, Any]:
         values = zip(self.plan.inputs, ordered(self.plan.inputs, inputs, "input"), strict=True)
-        return {(t.name, 0): _input(value, t, self._copy_inputs) for t, value in values}
+        adopt, copy = self.backend.adopt, self._copy_inputs
+        return {(t.name, 0): _input(adopt(value) or value, t, copy) for t, value in values}
 
 
 class _Run:

@@ -24,7 +24,8 @@ import npu_compiler
 from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.errors import BackendError, InputError
 from npu_compiler.frontend import capture, state_dict_numpy
-from npu_runtime import Executor, load_weights
+from npu_compiler.partitioner import CPU
+from npu_runtime import DAGExecutor, Executor, load_weights
 from npu_runtime.backends.cuda import CUDABackend, CUDABuffer
 from npu_runtime.llm import LLM
 from npusim.cli import main
@@ -211,6 +212,18 @@ def test_dlpack_in(gpu: CUDABackend) -> None:
     assert adopted is not None and adopted.native_handle == array.data.ptr and adopted.shape == (2, 3)
 
 
+def test_a_model_that_runs_in_part_on_the_cpu(gpu: CUDABackend) -> None:
+    model, x = randomise(Small()), images(2, 16)
+    plan = npu_compiler.partition(capture(model, (x,)), target="cuda", force_cpu=["aten.relu.default"])
+    assert [p.device for p in plan.partitions].count(CPU) == 1 and len(plan.partitions) == 3
+    run = DAGExecutor(plan, gpu, weights=state_dict_numpy(model))
+    with torch.no_grad():
+        wanted = model(x).numpy()
+    for value in (x.numpy(), x, gpu.cupy.asarray(x.numpy()), gpu.allocate_buffer(x.numpy())):
+        (result,) = run.execute([value]).values()
+        np.testing.assert_allclose(result, wanted, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="this PyTorch has no CUDA")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_pytorch_tensors_on_the_gpu(gpu: CUDABackend, dtype: torch.dtype) -> None:
@@ -298,7 +311,8 @@ FAILING = """
     from dataclasses import replace
     import msgpack, numpy as np, torch
     from npu_compiler.errors import BackendError
-    from npu_runtime import Executor, load_weights
+    from npu_compiler.partitioner import CPU
+from npu_runtime import DAGExecutor, Executor, load_weights
     from tests.test_cuda_gpu import Small, capture, compiled, images, npu_compiler, state_dict_numpy
     model, program = compiled()
     plain = msgpack.unpackb(program.binary)

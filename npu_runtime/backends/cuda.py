@@ -349,7 +349,7 @@ class CUDABackend(Backend):
             return value
         if _is_foreign(value):
             value = self.cupy.from_dlpack(value)
-        address = _device_address(value)
+        address = _device_address(value, self.device)
         if address is None:
             return None
         self.enter()
@@ -458,10 +458,11 @@ def _is_foreign(value: Any) -> bool:
     return where is not None and int(where()[0]) == _DLPACK_CUDA
 
 
-def _device_address(value: Any) -> tuple[int, tuple[int, ...], np.dtype[Any]] | None:
-    """(address, shape, dtype) of a dense array in GPU memory, of PyTorch or of anyone with the CUDA array interface."""
+def _device_address(value: Any, device: int) -> tuple[int, tuple[int, ...], np.dtype[Any]] | None:
+    """(address, shape, dtype) of a dense array in a GPU's memory, of PyTorch or of anyone with the CUDA array
+    interface, which does not tell the GPU."""
     if type(value).__module__.partition(".")[0] == "torch":
-        if not getattr(value, "is_cuda", False) or not value.is_contiguous():
+        if not getattr(value, "is_cuda", False) or value.get_device() != device or not value.is_contiguous():
             return None
         return value.data_ptr(), tuple(value.shape), dtypes.numpy_dtype(dtypes.parse(value.dtype))
     interface = getattr(value, "__cuda_array_interface__", None)
