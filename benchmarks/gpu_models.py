@@ -46,7 +46,7 @@ def compile_qwen(length: int) -> Any:
     from npu_compiler.pipeline import compile_entries
 
     chunks = PREFILLS if length == LENGTHS[NEAR] else ()
-    return compile_entries(llm_graphs(qwen_config(), max_len=length, chunks=chunks), "cuda")
+    return compile_entries(llm_graphs(qwen_config(), max_len=length, chunks=chunks, greedy=bool(chunks)), "cuda")
 
 
 def compile_resnet(name: str, batch: int) -> Any:

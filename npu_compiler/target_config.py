@@ -25,7 +25,8 @@ class TargetConfig:
     ``paired_matmuls``: whether a matmul kernel can compute two products of the same rows, for a gated activation.
     ``bundles``: whether kernels that touch different data can be one launch.
     ``chunks``: tokens of a prompt that a language model's entry points take at once, besides 1; ``chunk_floor``: a run
-    takes at least as long as the arithmetic of this many tokens, because it reads all weights.
+    takes at least as long as the arithmetic of this many tokens, because it reads all weights. ``run_ahead``: whether
+    runs go on while the host does something else, so that a language model had better choose likely tokens by itself.
     """
 
     name: str
@@ -41,6 +42,7 @@ class TargetConfig:
     bundles: bool = False
     chunks: tuple[int, ...] = (32, 128)
     chunk_floor: int = 16
+    run_ahead: bool = False
 
     @property
     def pair_width(self) -> int:
@@ -71,6 +73,7 @@ TARGETS: dict[str, TargetConfig] = {
             bundles=True,
             chunks=(128, 512, 2048),
             chunk_floor=256,
+            run_ahead=True,
         ),
         TargetConfig(
             "metal",

@@ -21,6 +21,7 @@ from .executor import Executor, State
 from .generation import Generation, TextOutput, Timings, Token
 from .kv_file import fingerprint, load_kv, save_kv
 from .llm_card import ModelCard
+from .run_ahead import ENTRY, RunAhead
 from .sampling import Sampler, SamplingOptions, log_probability
 from .tokenizer import Message, Tokenizer, render_chat
 from .weight_loader import WeightStore, load_weights
@@ -47,6 +48,9 @@ class LLM:
         self.weights = weights if isinstance(weights, WeightStore) else load_weights(program, weights, backend)
         self.state = State(program, backend, self.weights.state)
         self._runs = _entry_runs(program, self.weights, backend, self.state)
+        self._ahead = None
+        if ENTRY in program.entries:
+            self._ahead = RunAhead(Executor(program, self.weights, backend, ENTRY, self.state))
         self.vocab = self._runs[1].vocab
         self._floor = target_config(program.target).chunk_floor
         self._tokenizer: Tokenizer | None = None
@@ -221,8 +225,9 @@ class LLM:
         timings.reused_tokens = self._reusable(tokens)
         logits = self._feed(tokens, timings.reused_tokens)
         timings.prefill_seconds = time.perf_counter() - clock
+        ahead = self._ahead if sampler.greedy and not logprobs else None
+        token = sampler(logits)
         while True:
-            token = sampler(logits)
             sampler.see((token,))
             logprob = log_probability(logits, token) if logprobs else None
             timings.generated_tokens += 1
@@ -241,7 +246,15 @@ class LLM:
                 raise InputError("this generation was interrupted: another one, or a reset, used the caches since")
             clock = time.perf_counter()
             tokens.append(token)
-            logits = self._feed(tokens, len(tokens) - 1)
+            if ahead is None:
+                logits = self._feed(tokens, len(tokens) - 1)
+                token = sampler(logits)
+            else:
+                if timings.generated_tokens == 1:
+                    ahead.begin(token, len(tokens) - 1)
+                more = min(limit - timings.generated_tokens - 1, self.max_len - len(tokens))
+                self._tokens.append(token)
+                token = ahead.next(more)
 
     def _finished(self, stopped: bool, generated: int, limit: int) -> str:
         if stopped:
@@ -376,6 +389,8 @@ def _entry_runs(program: CompiledProgram, store: WeightStore, backend: Backend, 
     """The entry points by how many tokens they take."""
     names = {}
     for name, entry in program.entries.items():
+        if name == ENTRY:
+            continue
         shapes = {i.name: i.shape for i in entry.inputs}
         if set(shapes) != set(_INPUTS) or [len(o.shape) for o in entry.outputs] != [2]:
             raise ArtifactError(

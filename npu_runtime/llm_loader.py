@@ -178,7 +178,9 @@ class _CheckpointFiles:
             ) from None
         from npu_compiler.pipeline import compile_entries
 
-        graphs = llm_graphs(self._checkpoint.config, max_len=max_len, chunks=target_config(target).chunks)
+        wanted = target_config(target)
+        config = self._checkpoint.config
+        graphs = llm_graphs(config, max_len=max_len, chunks=wanted.chunks, greedy=wanted.run_ahead)
         return compile_entries(graphs, target)
 
     def tensors(self, program: CompiledProgram) -> Mapping[str, Any]:

@@ -51,6 +51,11 @@ class Sampler:
         self._scores = np.empty(vocab, np.float32)
         self._seen = np.zeros(vocab, np.bool_)
 
+    @property
+    def greedy(self) -> bool:
+        """Whether it takes the most likely token, whatever was there before."""
+        return self._options.repetition_penalty == 1 and self._options.temperature == 0
+
     def see(self, tokens: Iterable[int]) -> None:
         """Tokens that are in the context now, for the repetition penalty."""
         if self._options.repetition_penalty != 1:
@@ -59,7 +64,7 @@ class Sampler:
     def __call__(self, logits: np.ndarray) -> int:
         """The next token for ``logits`` float32[vocab], which stay as they are. Raises ``BackendError`` for NaN."""
         o, scores = self._options, self._scores
-        if o.repetition_penalty == 1 and o.temperature == 0:
+        if self.greedy:
             return _checked_argmax(logits)
         np.copyto(scores, logits)
         if o.repetition_penalty != 1:

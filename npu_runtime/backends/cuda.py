@@ -8,7 +8,7 @@ import threading
 import weakref
 import zlib
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -383,6 +383,16 @@ class CUDABackend(Backend):
         whole[tuple(slice(n) for n in target.shape)] = values.reshape(target.shape)
         self.start_copy(target, whole)
         self.synchronize()
+
+    def mark(self) -> Callable[[], None]:
+        event, what = self.cupy.cuda.Event(disable_timing=True), self.running
+        event.record(self.stream)
+
+        def wait() -> None:
+            with self._errors(what):
+                event.synchronize()
+
+        return wait
 
     def move(self, to: int, source: int, nbytes: int) -> None:
         """Between addresses, in the order of this backend's work; done when :meth:`synchronize` returns."""

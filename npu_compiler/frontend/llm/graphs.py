@@ -10,7 +10,7 @@ import torch
 from npu_compiler.errors import ConfigError
 from npu_compiler.frontend.export import capture
 from npu_compiler.frontend.llm.config import LLMConfig
-from npu_compiler.frontend.llm.modules import Decoder
+from npu_compiler.frontend.llm.modules import Decoder, GreedyDecoder
 from npu_compiler.frontend.tensors import tensor_to_numpy
 from npu_compiler.ir import IRGraph
 
@@ -18,7 +18,12 @@ __all__ = ["llm_graphs"]
 
 
 def llm_graphs(
-    config: LLMConfig, *, max_len: int, chunks: Sequence[int] = (32, 128), dtype: str | None = None
+    config: LLMConfig,
+    *,
+    max_len: int,
+    chunks: Sequence[int] = (32, 128),
+    dtype: str | None = None,
+    greedy: bool = False,
 ) -> dict[str, IRGraph]:
     """The graphs ``prefill_{N}`` for each chunk size N up to ``max_len``, and ``decode`` for one token.
 
@@ -29,6 +34,7 @@ def llm_graphs(
     Args:
         max_len: positions in the KV cache.
         dtype: of weights, activations and cache: 'bfloat16', 'float16' or 'float32'; None: ``config.dtype``.
+        greedy: also give ``greedy``, which takes its own token as its next input; see ``GreedyDecoder``.
 
     Raises:
         ConfigError: ``max_len`` or a chunk size is no positive number.
@@ -36,14 +42,21 @@ def llm_graphs(
     if any(n < 1 for n in chunks):
         raise ConfigError(f"chunks = {tuple(chunks)}: sizes of prefill chunks are positive")
     config = dataclasses.replace(config, dtype=dtype or config.dtype)
+    sizes = {f"prefill_{n}": n for n in sorted(set(chunks)) if n <= max_len} | {"decode": 1}
+    graphs = _captured(Decoder, config, max_len, {name: _example(n) for name, n in sizes.items()})
+    return graphs | _captured(GreedyDecoder, config, max_len, {"greedy": ()} if greedy else {})
+
+
+def _captured(
+    kind: type[Decoder], config: LLMConfig, max_len: int, examples: dict[str, tuple[torch.Tensor, ...]]
+) -> dict[str, IRGraph]:
     with torch.device("meta"):
-        decoder = Decoder(config, max_len)
+        decoder = kind(config, max_len)
     constants = {k: tensor_to_numpy(b) for k, b in decoder.named_buffers() if not b.is_meta}
     decoder.to("meta")
-    sizes = {f"prefill_{n}": n for n in sorted(set(chunks)) if n <= max_len} | {"decode": 1}
     graphs = {}
-    for name, n in sizes.items():
-        graph = capture(decoder, _example(n), name=config.model_type)
+    for name, example in examples.items():
+        graph = capture(decoder, example, name=config.model_type)
         for placeholder, key in list(graph.weight_name_mapping.items()):
             if key in constants:  # on the meta device it lost its values
                 del graph.weight_name_mapping[placeholder]

@@ -256,6 +256,28 @@ class Decoder(nn.Module):
         return _turn(positions, self.get_buffer("window_frequencies"), self.config.window_rope)
 
 
+class GreedyDecoder(Decoder):
+    """Goes on by itself: its next input, ``next_token`` int64[1] at ``next_position`` int64[1], is state as the caches
+    are.
+
+    ``forward`` takes nothing, gives the most likely token int64[1] and its logit float32[1], and makes it the next
+    input.
+    """
+
+    def __init__(self, config: LLMConfig, max_len: int):
+        super().__init__(config, max_len)
+        for name in ("next_token", "next_position"):
+            self.register_buffer(name, torch.zeros(1, dtype=torch.int64))
+
+    def forward(self) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        token, position = self.get_buffer("next_token"), self.get_buffer("next_position")
+        logits = super().forward(token[None], position, position)
+        best = logits.argmax(-1)
+        token.copy_(best)
+        position.add_(1)
+        return best, logits.amax(-1)
+
+
 def _turn(positions: Tensor, frequencies: Tensor, rope: Rope) -> _Turn:
     """cos and sin float32 [N, rope.dim] of the angles at ``positions``."""
     angles = positions[:, None].float() * frequencies[None, :]
