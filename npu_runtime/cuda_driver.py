@@ -4,7 +4,7 @@ does not name when it fails."""
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from ctypes import byref, c_char_p, c_int, c_uint, c_void_p
 from dataclasses import dataclass
 from functools import cache
@@ -145,20 +145,22 @@ class Driver:
         config = _Config(groups, 1, 1, threads, 1, 1, shared, stream, ctypes.pointer(attribute), int(overlap))
         self.call(f"launching kernel {name}", "cuLaunchKernelEx", byref(config), c_void_p(function), pointers, None)
 
-    def begin_capture(self, stream: int) -> None:
-        self.call("recording a graph", "cuStreamBeginCapture_v2", c_void_p(stream), _RELAXED)
-
-    def end_capture(self, stream: int) -> int:
-        """An executable graph of what was launched on ``stream`` since :meth:`begin_capture`."""
+    def record(self, stream: int, what: str, launch_all: Callable[[], None]) -> int:
+        """An executable graph of what ``launch_all`` launches on ``stream``; nothing runs yet."""
         graph, executable = c_void_p(), c_void_p()
-        self.call("recording a graph", "cuStreamEndCapture", c_void_p(stream), byref(graph))
+        self.call(f"recording {what}", "cuStreamBeginCapture_v2", c_void_p(stream), _RELAXED)
         try:
-            self.call(
-                "building a graph", "cuGraphInstantiateWithFlags", byref(executable), graph, ctypes.c_ulonglong(0)
-            )
+            launch_all()
+        except BackendError:
+            self._library.cuStreamEndCapture(c_void_p(stream), byref(graph))  # fails too, but ends it
+            raise
+        self.call(f"recording {what}", "cuStreamEndCapture", c_void_p(stream), byref(graph))
+        try:
+            flags = ctypes.c_ulonglong(0)
+            self.call(f"building {what}", "cuGraphInstantiateWithFlags", byref(executable), graph, flags)
         finally:
             self._library.cuGraphDestroy(graph)
-        self.call("uploading a graph", "cuGraphUpload", executable, c_void_p(stream))
+        self.call(f"uploading {what}", "cuGraphUpload", executable, c_void_p(stream))
         return executable.value or 0
 
     def run_graph(self, executable: int, stream: int, what: str) -> None:

@@ -159,6 +159,32 @@ def test_code_of_a_newer_compiler_than_the_driver_knows(program: CompiledProgram
         cuda._Code(program, (9, 0))
 
 
+class Refusing(cuda_driver.Driver):
+    """Records, but refuses a launch; ending the capture fails then, too, as the real one does."""
+
+    def __init__(self) -> None:
+        self._library = self  # type: ignore[assignment]
+        self.ended = 0
+
+    def cuStreamBeginCapture_v2(self, *arguments: Any) -> int:
+        return 0
+
+    def cuStreamEndCapture(self, *arguments: Any) -> int:
+        self.ended += 1
+        return 901
+
+
+def test_a_refused_launch_is_what_the_error_is_about() -> None:
+    driver = Refusing()
+
+    def launch_all() -> None:
+        raise cuda_driver.failure("launching kernel k7_gemm", 1, "invalid argument")
+
+    with pytest.raises(BackendError, match="launching kernel k7_gemm failed: invalid argument"):
+        driver.record(0, "the graph of 'main'", launch_all)
+    assert driver.ended == 1
+
+
 class OldLibrary:
     """libcuda of a driver for CUDA 11.4."""
 

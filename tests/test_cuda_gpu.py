@@ -13,8 +13,10 @@ import sys
 import textwrap
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
+import msgpack
 import numpy as np
 import pytest
 import torch
@@ -291,6 +293,18 @@ def test_bench_waits_for_the_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert main(["bench", str(path), "--seconds", "0.2", "--json"]) == 0
     times = json.loads(capsys.readouterr().out)["results"]["npusim"]
     assert times["p50_ms"] > 0.04
+
+
+def test_a_launch_that_is_refused_names_the_kernel(gpu: CUDABackend) -> None:
+    model, program = compiled()
+    plain = msgpack.unpackb(program.binary)
+    plain["entries"][program.entries["main"].symbol][-1][2] = 4096  # threads of a group
+    broken = replace(program, binary=msgpack.packb(plain))
+    name = program.entries["main"].calls[-1].name
+    with pytest.raises(BackendError, match=rf"launching kernel {name} \(\w+\) of program 'Small' failed"):
+        Executor(broken, load_weights(program, state_dict_numpy(model), gpu), gpu)
+    (result,) = Executor(program, state_dict_numpy(model), gpu).run([images(2, 16).numpy()]).values()
+    assert np.isfinite(result).all()
 
 
 def test_there_is_no_such_gpu() -> None:

@@ -199,14 +199,14 @@ class CUDAEntry(LoadedEntry):
     def _graph(self, key: tuple[int, ...], address: Mapping[int, int]) -> _Graph:
         found = self._graphs.get(key)
         if found is None:
-            stream = self._backend.stream.ptr
-            driver().begin_capture(stream)
-            try:
+            self._backend.enter()
+
+            def launch_all() -> None:
                 for number in range(len(self._launches)):
                     self._launch(number, address, overlap=True)
-            finally:
-                handle = driver().end_capture(stream)
-            found = self._graphs[key] = _Graph(handle)
+
+            what = f"the graph of {self._entry.name!r} of program {self._code.program.name!r}"
+            found = self._graphs[key] = _Graph(driver().record(self._backend.stream.ptr, what, launch_all))
             while len(self._graphs) > _GRAPHS:
                 self._graphs.popitem(last=False)
         self._graphs.move_to_end(key)
