@@ -229,7 +229,8 @@ def decode(args: argparse.Namespace, position: int) -> dict[str, Any]:
     generator = torch.Generator("cuda").manual_seed(1)
     caches = {}
     for key, buffer in ours.executor.state.items():
-        caches[key] = torch.from_dlpack(buffer).normal_(generator=generator)[:, :, :theirs_length]
+        if "_cache." in key:
+            caches[key] = torch.from_dlpack(buffer).normal_(generator=generator)[:, :, :theirs_length]
     torch.cuda.synchronize()
     model, exact = (decoder(weights, theirs_length, t) for t in (torch.bfloat16, torch.float32))
     for m in (model, exact):
