@@ -367,9 +367,9 @@ PARTS: dict[str, tuple[Callable[..., dict[str, Any]], tuple[Any, ...], list[str]
         for name in ("resnet18", "resnet50")
         for batch in (1, 256)
     },
-    "cold-start": (cold_start, (), []),
+    "decode-32000": (decode, (32000,), [GRAPH, OVERHEAD]),
     "decode-128": (decode, (128,), [EAGER, GRAPH, AUTOTUNE]),
-    "decode-32000": (decode, (32000,), [GRAPH, AUTOTUNE]),
+    "cold-start": (cold_start, (), []),
 }
 READY = "ready to measure"
 
@@ -381,6 +381,8 @@ def measure_all(names: list[str], args: argparse.Namespace) -> None:
     for group in [[name for name in names if name not in alone], *([name] for name in alone)]:
         children = {name: _child(name, args, len(group)) for name in group}
         waiting = {name: child for name, child in children.items() if _forward(child, READY)}
+        while args.hold is not None and args.hold.exists():
+            time.sleep(0.2)
         for child in waiting.values():
             assert child.stdin is not None
             child.stdin.close()  # its turn
@@ -460,6 +462,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--seconds", type=float, default=1.0, help="of measuring, for each contender")
     parser.add_argument("--peers", nargs="*", help=f"of {EAGER!r}, {GRAPH!r}, {OVERHEAD!r}, {AUTOTUNE!r}")
+    parser.add_argument("--hold", type=Path, help="get ready, but measure only once this file is gone")
     parser.add_argument("--since", type=float, default=0.0, help=argparse.SUPPRESS)
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
