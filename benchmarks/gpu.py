@@ -362,23 +362,27 @@ def cold_child(args: argparse.Namespace) -> None:
 PARTS: dict[str, tuple[Callable[..., dict[str, Any]], tuple[Any, ...], list[str]]] = {
     "bandwidth": (bandwidth, (), []),
     **{f"prefill-{n}": (prefill, (n,), [EAGER, OVERHEAD]) for n in (128, 512, 2048)},
-    **{
-        f"{name}-{batch}": (image, (name, batch), [GRAPH, OVERHEAD])
-        for name in ("resnet18", "resnet50")
-        for batch in (1, 256)
-    },
     "decode-32000": (decode, (32000,), [GRAPH, OVERHEAD]),
     "decode-128": (decode, (128,), [EAGER, GRAPH, AUTOTUNE]),
+    **{
+        f"{name}-{batch}": (image, (name, batch), [GRAPH, OVERHEAD])
+        for name in ("resnet50", "resnet18")
+        for batch in (1, 256)
+    },
     "cold-start": (cold_start, (), []),
 }
 READY = "ready to measure"
 
 
 def measure_all(names: list[str], args: argparse.Namespace) -> None:
-    """Each part in a process of its own; those that neither tune nor time their own start get ready together."""
-    peers = {name: PARTS[name][2] if args.peers is None else args.peers for name in names}
-    alone = [name for name in names if AUTOTUNE in peers[name] or name == "cold-start"]
-    for group in [[name for name in names if name not in alone], *([name] for name in alone)]:
+    """Each part in a process of its own; those that neither tune nor time their own start get ready together, but images
+    (cuDNN tries its kernels out) apart from the rest."""
+    groups: dict[Any, list[str]] = {}
+    for name in names:
+        peers = PARTS[name][2] if args.peers is None else args.peers
+        alone = AUTOTUNE in peers or name == "cold-start"
+        groups.setdefault(name if alone else PARTS[name][0] is image, []).append(name)
+    for group in groups.values():
         children = {name: _child(name, args, len(group)) for name in group}
         waiting = {name: child for name, child in children.items() if _forward(child, READY)}
         while args.hold is not None and args.hold.exists():
