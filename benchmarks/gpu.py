@@ -375,8 +375,8 @@ READY = "ready to measure"
 
 
 def measure_all(names: list[str], args: argparse.Namespace) -> None:
-    """Each part in a process of its own; those that neither tune nor time their own start get ready together, but images
-    (cuDNN tries its kernels out) apart from the rest."""
+    """Each part in a process of its own; those that neither tune nor time their own start get ready together, but
+    images (cuDNN tries its kernels out) apart from the rest."""
     groups: dict[Any, list[str]] = {}
     for name in names:
         peers = PARTS[name][2] if args.peers is None else args.peers
