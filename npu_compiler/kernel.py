@@ -20,7 +20,8 @@ from .expr import Expr
 class Buffer:
     """A block of memory. ``kind``: 'input', 'output', 'weight', 'const', 'state' (pointers the runtime supplies, by
     ``id``), 'arena' (at byte ``offset`` of the one arena) or 'scratch' (a prologue's result, each thread its own).
-    ``name`` is the I/O name, state key or a label."""
+    ``name`` is the I/O name, state key or a label. ``lasting``: its place in the arena is its own from run to run, and
+    zero before the first."""
 
     id: int
     kind: str
@@ -28,6 +29,7 @@ class Buffer:
     shape: tuple[int, ...]
     name: str
     offset: int = 0
+    lasting: bool = False
 
     @property
     def nbytes(self) -> int:

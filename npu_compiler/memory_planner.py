@@ -31,7 +31,7 @@ def lifetimes(kernels: list[Kernel]) -> dict[int, tuple[int, int]]:
         for op in (*k.inputs, *k.outputs):
             if op.buffer.kind == "arena":
                 first, _ = life.get(op.buffer.id, (k.step, k.step))
-                life[op.buffer.id] = (first, k.step)
+                life[op.buffer.id] = (0, kernels[-1].step) if op.buffer.lasting else (first, k.step)
     return life
 
 

@@ -43,7 +43,10 @@ DIALECT = Dialect(
     matrix=(16, 8, 16),
     matrix_types=("float16", "bfloat16"),
     stages=3,
-    cores=24,
+    cores=4,
+    flash=True,
+    ordered=True,
+    registers=65536,
 )
 
 

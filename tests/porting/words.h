@@ -126,20 +126,84 @@ INLINE void copy16(void* to, const void* from, bool valid) {
 INLINE void copy_commit() {}
 template <int N> INLINE void copy_wait() {}
 
-// The matrix unit: lane l holds what a 16 x 8 x 16 unit would spread over lanes; here each lane keeps whole rows.
-template <class T> struct FragA { const T* p; int ld; };
-template <class T> struct FragB { const T* p; int ld; };
+INLINE int arrive(int* counter, int count) {
+  if (++*counter < count) return 0;
+  *counter = 0;
+  return 1;
+}
+
+// The matrix unit: lanes hold results as a 16 x 8 x 16 unit spreads them, and each lane keeps whole operands.
+template <class T> struct FragA { T v[16][16]; };
+template <class T> struct FragB { T v[8][16]; };
 struct FragC { float v[4]; };
-template <class T> INLINE void frag_load_a(FragA<T>& f, const T* p, int ld, int) { f.p = p; f.ld = ld; }
-template <class T> INLINE void frag_load_b(FragB<T>& f, const T* p, int ld, int) { f.p = p; f.ld = ld; }
+template <class T> INLINE void frag_load_a(FragA<T>& f, const T* p, int ld, int) {
+  for (int i = 0; i < 16; i++) memcpy(f.v[i], p + i * ld, sizeof f.v[i]);
+}
+template <class T> INLINE void frag_load_b(FragB<T>& f, const T* p, int ld, int) {
+  for (int i = 0; i < 8; i++) memcpy(f.v[i], p + i * ld, sizeof f.v[i]);
+}
 INLINE void frag_zero(FragC& c) { c.v[0] = c.v[1] = c.v[2] = c.v[3] = 0; }
+INLINE int frag_row(int lane, int i) { return lane / 4 + i / 2 * 8; }
+INLINE int frag_column(int lane, int i) { return lane % 4 * 2 + i % 2; }
 template <class T> INLINE void frag_mma(FragC& c, const FragA<T>& a, const FragB<T>& b) {
   const int lane = current & 31;
   for (int i = 0; i < 4; i++) {
-    const int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
-    for (int k = 0; k < 16; k++) c.v[i] += to_f32(a.p[row * a.ld + k]) * to_f32(b.p[column * b.ld + k]);
+    const T *x = a.v[frag_row(lane, i)], *y = b.v[frag_column(lane, i)];
+    for (int k = 0; k < 16; k++) c.v[i] += to_f32(x[k]) * to_f32(y[k]);
   }
 }
+
+// What a lane brings of a fragment goes to all lanes of its simd.
+static uint lanes[32][32][4];
+INLINE const uint (*share_words(uint x0, uint x1, uint x2, uint x3))[4] {
+  uint* mine = lanes[current >> 5][current & 31];
+  simd_barrier();
+  mine[0] = x0, mine[1] = x1, mine[2] = x2, mine[3] = x3;
+  simd_barrier();
+  return lanes[current >> 5];
+}
+template <class T> INLINE void frag_a_of(FragA<T>& f, uint x0, uint x1, uint x2, uint x3, int) {
+  const uint (*all)[4] = share_words(x0, x1, x2, x3);
+  for (int l = 0; l < 32; l++)
+    for (int i = 0; i < 4; i++) memcpy(&f.v[l / 4 + i % 2 * 8][l % 4 * 2 + i / 2 * 8], &all[l][i], 4);
+}
+template <class T> INLINE void frag_b_of(FragB<T>& f, uint x0, uint x1, int) {
+  const uint (*all)[4] = share_words(x0, x1, 0, 0);
+  for (int l = 0; l < 32; l++)
+    for (int i = 0; i < 2; i++) memcpy(&f.v[l / 4][l % 4 * 2 + i * 8], &all[l][i], 4);
+}
+INLINE void round_to(f16& y, float x) { y = to_f16(x); }
+INLINE void round_to(bf16& y, float x) { y = to_bf16(x); }
+template <class T> INLINE void frag_b_turned(FragB<T>& f, const FragC& c, int) {
+  const uint (*all)[4] = share_words(bits_of_f32(c.v[0]), bits_of_f32(c.v[1]), bits_of_f32(c.v[2]), bits_of_f32(c.v[3]));
+  for (int l = 0; l < 32; l++)
+    for (int i = 0; i < 4; i++) round_to(f.v[frag_column(l, i)][frag_row(l, i)], f32_of_bits(all[l][i]));
+}
+template <class T> INLINE void frag_from_results(FragA<T>& f, const FragC& left, const FragC& right) {
+  for (int half = 0; half < 2; half++) {
+    const float* c = half ? right.v : left.v;
+    const uint (*all)[4] = share_words(bits_of_f32(c[0]), bits_of_f32(c[1]), bits_of_f32(c[2]), bits_of_f32(c[3]));
+    for (int l = 0; l < 32; l++)
+      for (int i = 0; i < 4; i++) round_to(f.v[frag_row(l, i)][half * 8 + frag_column(l, i)], f32_of_bits(all[l][i]));
+  }
+}
+template <class T> INLINE void frag_load_b2(FragB<T>& x, FragB<T>& y, const T* p, int ld, int lane) {
+  frag_load_b(x, p, ld, lane);
+  frag_load_b(y, p + 8 * ld, ld, lane);
+}
+template <class T> INLINE void frag_load_turned(FragB<T>& x, FragB<T>& y, const T* p, int ld, int) {
+  for (int n = 0; n < 8; n++)
+    for (int k = 0; k < 16; k++) x.v[n][k] = p[k * ld + n], y.v[n][k] = p[k * ld + 8 + n];
+}
+INLINE float frag_row_max(float x) {
+  for (int m = 1; m < 4; m <<= 1) x = fmaxf(x, simd_xor(x, m));
+  return x;
+}
+INLINE float frag_row_sum(float x) {
+  for (int m = 1; m < 4; m <<= 1) x += simd_xor(x, m);
+  return x;
+}
+INLINE float m_exp2_fast(float x) { return exp2f(x); }
 INLINE void frag_store(float* p, int ld, const FragC& c, int lane) {
   for (int i = 0; i < 4; i++) p[(lane / 4 + i / 2 * 8) * ld + lane % 4 * 2 + i % 2] = c.v[i];
 }

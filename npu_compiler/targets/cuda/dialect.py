@@ -55,6 +55,8 @@ DIALECT = Dialect(
     matrix_types=("float16", "bfloat16"),
     stages=4,
     flash=True,
+    ordered=True,
+    registers=65536,
 )
 
 # Hopper's own instructions: a program that uses them runs on no other chip.

@@ -10,6 +10,9 @@ words       ``DEVICE`` before pointers to device memory, ``GROUP`` before pointe
 conversion  ``float to_f32(f16)``, ``to_f32(bf16)``, ``f16 to_f16(float)``, ``bf16 to_bf16(float)``
 simd        32 lanes: ``T simd_xor(T, int)`` (the value of lane ^ mask; float, int), ``void simd_barrier()``
 group       ``void barrier()``: all threads of a group, group memory ordered
+order       ``int arrive(DEVICE int* counter, int count)``: by one thread of a group, behind a barrier: 1 in the last
+            of ``count`` groups (the counter is 0 again), which sees all that the others wrote before; only with
+            :attr:`Dialect.ordered`
 report      ``set_flag(DEVICE int*)``: makes it 1; any number of threads may
 loads       ``uint4 load16(DEVICE const void*)`` and ``stream16``: of data that is read once and written by nobody
 order       ``release_next()``: the next kernel may start; ``wait_inputs()``: what earlier kernels wrote is visible from
@@ -22,7 +25,10 @@ matrix      ``FragA<T>``, ``FragB<T>``, ``FragC``, ``frag_load_a/b(frag, GROUP c
 flash       what a simd must know of its fragments to go from one product to the next: ``frag_row(lane, i)`` and
             ``frag_column(lane, i)`` of result i of four (0 1, 2 3 in one row each), ``frag_row_max``, ``frag_row_sum``
             over the lanes of a row, ``frag_from_results(a, left, right)``, ``frag_load_b2`` (two neighbours along N),
-            ``frag_load_turned`` (two, from memory that is [K, N]), ``m_exp2_fast``; only with :attr:`Dialect.flash`
+            ``frag_load_turned`` (two, from memory that is [K, N]), ``m_exp2_fast``; ``frag_a_of(a, x0, x1, x2, x3,
+            lane)`` and ``frag_b_of(b, x0, x1, lane)``: lane 4 r + c brings pairs 2 c (x0, x1) and 2 c + 8 of rows r
+            (x0, x2) and r + 8 of A, pairs 2 c and 2 c + 8 of row r of B; ``frag_b_turned(b, c, lane)``: B from the
+            transposed results; only with :attr:`Dialect.flash`
 wide        four simds together, on tiles of 64 elements a row, 16-byte chunks at ``wide_at(row, chunk)``:
             ``WideC<N>``, ``wide_zero``, ``wide_ready()`` (copies are visible to the unit), ``wide_begin()``,
             ``wide_mma(c, GROUP const T* a, GROUP const T* b)``, ``wide_commit()``, ``wide_wait<N>()``,
@@ -76,6 +82,8 @@ class Dialect:
     K) of the matrix unit, () without one; ``matrix_types``: its element types. ``group_bytes``: group memory a kernel
     may use; ``stages``: of a ring of copies in it; ``cores``: that should have work; ``most_params``: pointers that a
     kernel may take; ``wide``: column counts of the wide matrix unit; ``flash``: whether fragments can be looked into;
+    ``registers``: of a core, if groups of a product of one row should stay and take rows in turns; 0: they should not;
+    ``ordered``: whether groups of a kernel can wait for what others wrote;
     ``words``: text behind the common definitions.
     """
 
@@ -92,6 +100,8 @@ class Dialect:
     wide: tuple[int, ...] = ()
     words: str = ""
     flash: bool = False
+    ordered: bool = False
+    registers: int = 0
 
     @cached_property
     def head(self) -> str:

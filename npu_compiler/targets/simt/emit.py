@@ -9,6 +9,7 @@ from ... import dtypes
 from ...errors import Reason
 from ...kernel import Kernel, Schedule
 from .attention import emit_attention, emit_merge
+from .attention_step import emit_attention_step
 from .dialect import Dialect
 from .function import Emission
 from .gemm import emit_conv, emit_gemm
@@ -24,6 +25,7 @@ EMITTERS: dict[str, Callable[[Kernel, Dialect], Emission]] = {
     "depthwise": emit_depthwise,
     "attention": emit_attention,
     "attention_merge": emit_merge,
+    "attention_step": emit_attention_step,
     "scan": emit_scan,
     "sort": emit_sort,
 }

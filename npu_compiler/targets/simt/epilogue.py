@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ... import expr
+from ... import dtypes, expr
+from ...expr import Expr
 from ...kernel import Kernel
 from ..epilogue_nest import epilogue_nest, row_digits
 from ..nest import use_counts
 from .function import Function, Pointers
 from .loops import Points, vector_width
-from .scalar import Scalars, Value
+from .scalar import Scalars, Value, kind_of, literal, storage, stored
 
 
 class Epilogue:
@@ -29,6 +30,42 @@ class Epilogue:
         if self.lane >= 0:
             self.width = vector_width(self.nest, kernel, [self.step], self.lane, self.acc)
         self._count = 0
+        self._fetched: dict[Expr, Value] = {}
+
+    def fetch(self, row: str, column: str, guard: str, constant: bool | None = None) -> None:
+        """Load early what the next :meth:`store` will need at (row, column), if ``guard`` holds: weights
+        (``constant``), what other kernels made, or all."""
+        if constant is None:
+            self._fetched = {}
+        loads = {x: None for x in expr.walk(self.step.value) if x.op == "load" and x.value.operand < self.acc}
+        kinds = {x: self.nest.inputs[x.value.operand].buffer.kind in ("weight", "const") for x in loads}
+        simple = [
+            x for x in loads
+            if constant in (kinds[x], None) and not x.value.checks and not x.value.guarded
+            and not any(y.op == "load" for a in x.args for y in expr.walk(a))
+        ]  # fmt: skip
+        out = self.function.lines
+        for x in simple:
+            self._fetched[x] = stored(f"early{len(self._fetched)}", x.dtype)
+        for x in simple:
+            name = f"early{list(self._fetched).index(x)}"
+            out.add(f"{dtypes.DTYPES[x.dtype].ctype} {name}; {name} = {storage(literal(0, kind_of(x.dtype)), x.dtype)};")
+        if simple:
+            with out.block(f"if ({guard}) {{"):
+                s = Scalars(self.nest, Pointers(self.function), out, use_counts([self.step.value]))
+                self._indices(row, column)
+                for x in simple:
+                    name = f"early{list(self._fetched).index(x)}"
+                    out.add(f"{name} = {s.pointers[x.value.operand]}[{s.address(x)}];")
+
+    def _indices(self, row: str, column: str) -> None:
+        out = self.function.lines
+        if self.lane >= 0:
+            out.add(f"const int i{self.lane} = {column};")
+        out.add(f"const uint row = (uint)({row}); (void)row;")
+        for d, unit, wrap in row_digits(self.nest, self.step.value, self.acc, self.pitch, self.lane):
+            text = f"row / {unit}u" if unit > 1 else "row"
+            out.add(f"const int i{d} = (int)({f'{text} % {wrap}u' if wrap else text});")
 
     def store(self, row: str, column: str, width: int, accumulators: Callable[[int, str], str]) -> None:
         """Statements that store ``width`` neighbours; ``accumulators(which, position)`` is the text of one float."""
@@ -36,6 +73,7 @@ class Epilogue:
         s = Scalars(self.nest, Pointers(self.function), out, use_counts([self.step.value]))
         self._count += 1
         points = Points(s, self.nest, self.lane, width)
+        s.bound.update(self._fetched)
         for x in expr.walk(self.step.value):
             if x.op == "load" and x.value.operand >= self.acc:
                 which = x.value.operand - self.acc
@@ -43,11 +81,6 @@ class Epilogue:
                 if width > 1:
                     s.bound[expr.substitute(x, points.shift)] = Value(accumulators(which, f"i{points.inner}"), "float")
         with out.block("{"):
-            if self.lane >= 0:
-                out.add(f"const int i{self.lane} = {column};")
-            out.add(f"const uint row = (uint)({row}); (void)row;")
-            for d, unit, wrap in row_digits(self.nest, self.step.value, self.acc, self.pitch, self.lane):
-                text = f"row / {unit}u" if unit > 1 else "row"
-                out.add(f"const int i{d} = (int)({f'{text} % {wrap}u' if wrap else text});")
+            self._indices(row, column)
             points.run([self.step])
         self.function.checks |= s.checks

@@ -25,9 +25,10 @@ class Emission:
 
 
 class Function:
-    """``lines`` is the body; :meth:`pointer` adds a parameter; ``arrays`` are in group memory."""
+    """``lines`` is the body; :meth:`pointer` adds a parameter; ``arrays`` are in group memory. ``early``: the body says
+    itself when it waits for its inputs; ``release``: the next kernel may start at once."""
 
-    def __init__(self, kernel: Kernel, dialect: Dialect, early: bool = False):
+    def __init__(self, kernel: Kernel, dialect: Dialect, early: bool = False, release: bool = True):
         self.kernel, self.dialect = kernel, dialect
         self.lines = Lines()
         self.arrays: list[Array] = []
@@ -35,7 +36,8 @@ class Function:
         self.per_core = 0  # groups that should fit on a core at once; 0: no matter
         self._params: dict[int, Param] = {}
         self._written = {o.buffer.id for o in kernel.outputs}
-        self.lines.add("release_next();")
+        if release:
+            self.lines.add("release_next();")
         if not early:
             self.lines.add("wait_inputs();")
 

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 
-from ... import dtypes
+from ... import affine, dtypes, expr
 from ...kernel import Kernel
 from ..nest import build_nest
 from ..row_passes import make_row
-from .dialect import Dialect
+from .dialect import SIMD, Dialect
 from .epilogue import Epilogue
 from .function import Emission, Function, blocks, simds
 from .loops import Points, RowFold, scalars_for, vector_width
+from .scalar import storage, stored
 
 MOST_ROWS = 4  # of the left operand; more is a tile's work
 REGISTERS = 16  # 16-byte loads a thread holds at most
 AT_ONCE = 5  # those it should hold
+IN_FLIGHT = 120 << 10  # bytes on their way to a core
+OTHER_REGISTERS = 28  # of a thread, beside weights and left operand
 
 
 def is_gemv(kernel: Kernel) -> bool:
@@ -28,15 +32,17 @@ def is_gemv(kernel: Kernel) -> bool:
 
 @dataclass(frozen=True)
 class Shape:
-    """``threads`` take ``vectors`` 16-byte pieces each of every one of ``rows`` weight rows; 0 vectors: in a loop."""
+    """``threads`` take ``vectors`` 16-byte pieces each of every one of ``rows`` weight rows; 0 vectors: in a loop.
+    ``per_core``: groups that stay on a core and take rows in turns; 0: a group for each unit of rows."""
 
     threads: int
     vectors: int
     rows: int
+    per_core: int = 0
 
 
-def choose_shape(pieces: int, columns: int, cores: int) -> Shape:
-    """``pieces``: 16-byte pieces in a weight row."""
+def choose_shape(pieces: int, columns: int, cores: int, registers: int) -> Shape:
+    """``pieces``: 16-byte pieces in a weight row; ``registers``: of a core, 0 if groups that stay are not worth it."""
     best: tuple[tuple[int, int], int, int] | None = None
     for threads in (256, 224, 192, 160, 128, 96, 64, 32):
         vectors = blocks(pieces, threads)
@@ -49,7 +55,23 @@ def choose_shape(pieces: int, columns: int, cores: int) -> Shape:
     rows = max(1, min(4, AT_ONCE // vectors))
     while rows > 1 and (columns % rows or blocks(columns, rows) < cores):
         rows //= 2
-    return Shape(threads, vectors, rows)
+    return Shape(threads, vectors, rows, _per_core(threads, vectors, rows, pieces, registers))
+
+
+def _per_core(threads: int, vectors: int, rows: int, pieces: int, registers: int) -> int:
+    """Groups whose weights of two turns are enough to keep memory busy, as far as they fit into the registers: those of
+    a quarter of a core serve every fourth simd."""
+    needed = 2 * 4 * rows * vectors + 4 * vectors + OTHER_REGISTERS
+    count = IN_FLIGHT // (2 * 16 * rows * pieces)
+    while count > 0 and blocks(count * simds(threads), 4) * SIMD * needed > registers // 4:
+        count -= 1
+    return count
+
+
+def _turns(shape: Shape, units: int, dialect: Dialect) -> int:
+    """Groups that take units in turns, or 0 if each unit has a group."""
+    resident = shape.per_core * dialect.cores
+    return resident if shape.vectors and 0 < resident < units else 0
 
 
 def emit_gemv(kernel: Kernel, dialect: Dialect) -> Emission:
@@ -69,7 +91,7 @@ def takes_prologue(kernel: Kernel, dialect: Dialect) -> bool:
     if not is_gemv(kernel) or a["m"] != 1:
         return False
     item = 16 // dtypes.DTYPES[kernel.inputs[kernel.fixed].dtype].size
-    if not choose_shape(a["k"] // item, a["n"] * (1 + a["paired"]), dialect.cores).vectors:
+    if not choose_shape(a["k"] // item, a["n"] * (1 + a["paired"]), dialect.cores, dialect.registers).vectors:
         return False
     nest = build_nest(inner)
     if nest.empty or nest.rows or len(nest.folds) != 1 or nest.points(nest.folds) != a["k"]:
@@ -89,45 +111,113 @@ class _Gemv:
         w = kernel.inputs[kernel.fixed]
         self.dtype, self.item = dtypes.DTYPES[w.dtype].ctype, 16 // dtypes.DTYPES[w.dtype].size
         self.pieces = self.k // self.item
-        shape = choose_shape(self.pieces, self.n, dialect.cores)
+        shape = choose_shape(self.pieces, self.n, dialect.cores, dialect.registers)
         self.threads, self.vectors, self.rows = shape.threads, shape.vectors, max(shape.rows, self.lanes)
         self.f = Function(kernel, dialect, early=True)
+        self.epilogue = Epilogue(kernel, self.f)
+        self.turns = _turns(shape, blocks(self.n, self.rows), dialect)
+        self.f.per_core = shape.per_core if self.turns else 0
 
     def emit(self) -> Emission:
         f, out = self.f, self.f.lines
-        out.add(f"const int first = gid * {self.rows};")
+        units = blocks(self.n, self.rows)
+        f.array("float", "part", (2 if self.turns else 1) * simds(self.threads) * self.rows * self.m)
+        if self.turns:
+            self._in_turns(units)
+            return f.finish(self.turns, self.threads)
+        self._place("gid")
         if self.vectors:
-            self._preload()
+            self._weights("w")
+            self._load("w")
+            prologue = _Prologue(self) if self.kernel.prologue is not None else None
+            if prologue:
+                prologue.fetch(constant=True)
+            self.epilogue.fetch("row_of", "column", self._guard, constant=True)
             out.add("wait_inputs();")
-            self._left()
-            out.add(f"float sum[{self.m}][{self.rows}] = {{}};", "#pragma unroll")
-            with out.block(f"for (int v = 0; v < {self.vectors}; v++) {{"):
-                self._multiply("v")
+            if prologue:
+                prologue.fetch(constant=False)
+            else:
+                self._left()
+            self.epilogue.fetch("row_of", "column", self._guard, constant=False)
+            if prologue:
+                prologue.emit()
+            self._multiply_all("w")
         else:
             out.add("wait_inputs();", f"float sum[{self.m}][{self.rows}] = {{}};", "#pragma unroll 4")
             with out.block(f"for (int piece = tid; piece < {self.pieces}; piece += {self.threads}) {{"):
                 out.add(f"uint4 w[{self.rows}][1];", "#pragma unroll")
-                out.add(f"for (int r = 0; r < {self.rows}; r++) w[r][0] = {self._load('r', 'piece')};")
-                out.add(f"float x[{self.m}][1][{self.item}];")
+                out.add(f"for (int r = 0; r < {self.rows}; r++) w[r][0] = {self._piece('r', 'piece')};")
+                out.add(f"{self._operand} x[{self.m}][1];")
                 self._read("piece", "0")
-                self._multiply("0")
-        self._meet()
-        epilogue = Epilogue(self.kernel, f)
-        columns, total = self.rows // self.lanes, self.rows * self.m
-        with out.block(f"if (tid < {columns * self.m}) {{"):
-            out.add(
-                f"const int row_of = tid / {columns}, column = first / {self.lanes} + tid % {columns}; (void)row_of;"
-            )
-            for n in range(self.lanes):
-                at = f"s * {total} + tid * {self.lanes} + {n}"
-                out.add(f"float total{n} = 0.0f;")
-                out.add(f"for (int s = 0; s < {simds(self.threads)}; s++) total{n} += part[{at}];")
-            guard = f"if (column < {self.n // self.lanes}) {{" if self.n % self.rows else "{"
-            with out.block(guard):
-                epilogue.store("row_of", "column", 1, lambda which, at: f"total{which}")
-        return f.finish(blocks(self.n, self.rows), self.threads)
+                self._multiply("w", "0")
+        self._finish("0")
+        return f.finish(units, self.threads)
 
-    def _load(self, row: str, piece: str) -> str:
+    def _in_turns(self, units: int) -> None:
+        """Groups that stay take units of rows in turns: the left operand is made once, and while one unit is worked on
+        the weights of the next are on their way."""
+        f, out, step = self.f, self.f.lines, self.turns
+        prologue = _Prologue(self) if self.kernel.prologue is not None else None
+        for turn in range(2):
+            self._weights(f"w{turn}")
+            with out.block(f"if (gid + {turn * step} < {units}) {{"):
+                out.add(f"const int first = (gid + {turn * step}) * {self.rows};")
+                self._load(f"w{turn}")
+        if prologue:
+            prologue.fetch(constant=True)
+        out.add("wait_inputs();")
+        if prologue:
+            prologue.fetch(constant=False)
+            prologue.emit()
+        else:
+            self._left()
+        with out.block(f"for (int unit = gid; unit < {units}; unit += {2 * step}) {{"):
+            for turn in range(2):
+                with out.block(f"if (unit + {turn * step} < {units}) {{"):
+                    self._place(f"(unit + {turn * step})")
+                    self.epilogue.fetch("row_of", "column", self._guard)
+                    self._multiply_all(f"w{turn}")
+                    with out.block(f"if (unit + {(turn + 2) * step} < {units}) {{"):
+                        out.add(f"const int first = (unit + {(turn + 2) * step}) * {self.rows};")
+                        self._load(f"w{turn}")
+                    self._finish(str(turn))
+
+    def _place(self, unit: str) -> None:
+        columns = self.rows // self.lanes
+        self.f.lines.add(f"const int first = {unit} * {self.rows};")
+        self.f.lines.add(
+            f"const int row_of = tid / {columns}, column = first / {self.lanes} + tid % {columns}; (void)row_of;"
+        )
+
+    @property
+    def _guard(self) -> str:
+        """Whether a thread has a result to store."""
+        inside = f" && column < {self.n // self.lanes}" if self.n % self.rows else ""
+        return f"tid < {self.rows // self.lanes * self.m}{inside}"
+
+    def _finish(self, turn: str) -> None:
+        """The simds' sums meet, and results are stored. Turns use different memory: one barrier for each is enough."""
+        out, total = self.f.lines, self.rows * self.m
+        base = simds(self.threads) * total
+        out.add("#pragma unroll")
+        with out.block(f"for (int n = 0; n < {total}; n++) {{"):
+            out.add(f"const float t = simd_sum(sum[n / {self.rows}][n % {self.rows}]);")
+            out.add(f"if (lane == 0) part[{turn} * {base} + sid * {total} + n] = t;")
+        out.add("barrier();")
+        with out.block(f"if ({self._guard}) {{"):
+            for n in range(self.lanes):
+                at = f"{turn} * {base} + s * {total} + tid * {self.lanes} + {n}"
+                out.add(f"float total{n} = 0.0f;", "#pragma unroll")
+                out.add(f"for (int s = 0; s < {simds(self.threads)}; s++) total{n} += part[{at}];")
+            self.epilogue.store("row_of", "column", 1, lambda which, at: f"total{which}")
+
+    @property
+    def _operand(self) -> str:
+        """The type of a piece of the left operand: as it is stored, or what a prologue makes."""
+        kept = self.kernel.prologue is None
+        return f"Vec<{dtypes.DTYPES[self.kernel.inputs[0].dtype].ctype if kept else 'float'}, {self.item}>"
+
+    def _piece(self, row: str, piece: str) -> str:
         number = self.kernel.fixed
         w = self.kernel.inputs[number]
         at = f"first + {row}"
@@ -136,92 +226,114 @@ class _Gemv:
         load = "stream16" if w.buffer.kind in ("weight", "const") else "load16"
         return f"{load}({self.f.pointer(number)} + (int64_t)({at}) * {w.strides[1]} + {piece} * {self.item})"
 
-    def _preload(self) -> None:
+    def _weights(self, name: str) -> None:
+        self.f.lines.add(f"uint4 {name}[{self.rows}][{self.vectors}];")
+
+    def _load(self, name: str) -> None:
         out = self.f.lines
         whole = self.vectors * self.threads == self.pieces
         if self.kernel.inputs[self.kernel.fixed].buffer.kind not in ("weight", "const"):
             out.add("wait_inputs();")
-        out.add(f"uint4 w[{self.rows}][{self.vectors}];")
         out.add("#pragma unroll", f"for (int r = 0; r < {self.rows}; r++)", "#pragma unroll")
         with out.block(f"  for (int v = 0; v < {self.vectors}; v++) {{"):
             out.add(f"const int piece = v * {self.threads} + tid;")
-            load = self._load("r", "piece")
+            load = self._piece("r", "piece")
             if whole:
-                out.add(f"w[r][v] = {load};")
+                out.add(f"{name}[r][v] = {load};")
             else:
-                out.add(f"if (piece < {self.pieces}) w[r][v] = {load}; else w[r][v] = zero16();")
+                out.add(f"if (piece < {self.pieces}) {name}[r][v] = {load}; else {name}[r][v] = zero16();")
 
     def _left(self) -> None:
-        """``x[m][v][e]``: this thread's pieces of the left operand."""
+        """``x[m][v]``: this thread's pieces of the left operand."""
         out = self.f.lines
-        out.add(f"float x[{self.m}][{self.vectors}][{self.item}];")
-        if self.kernel.prologue is not None:
-            self._prologue(self.kernel.prologue)
-            return
-        out.add("#pragma unroll")
+        out.add(f"{self._operand} x[{self.m}][{self.vectors}];", "#pragma unroll")
         with out.block(f"for (int v = 0; v < {self.vectors}; v++) {{"):
             out.add(f"const int piece = v * {self.threads} + tid;")
             self._read("piece", "v", self.vectors * self.threads != self.pieces)
 
     def _read(self, piece: str, v: str, guarded: bool = False) -> None:
         out, op, a = self.f.lines, self.kernel.inputs[0], self.kernel.attrs
-        ctype, size = dtypes.DTYPES[op.dtype].ctype, dtypes.DTYPES[op.dtype].size
-        width = self.item if size * self.item <= 16 and op.offset * size % 16 == 0 else 1
-        width = width if self.m == 1 or a["lda"] * size % 16 == 0 else 1
-        pointer = self.f.pointer(0)
+        size = dtypes.DTYPES[op.dtype].size
+        whole = size * self.item <= 16 and op.offset * size % 16 == 0 and (self.m == 1 or a["lda"] * size % 16 == 0)
         for m in range(self.m):
-            at = f"{pointer} + {m * a['lda']} + {piece} * {self.item}"
+            at = f"{self.f.pointer(0)} + {m * a['lda']} + {piece} * {self.item}"
             if guarded:
-                out.add(
-                    f"if ({piece} >= {self.pieces}) for (int e = 0; e < {self.item}; e++) x[{m}][{v}][e] = 0.0f; else"
-                )
-            with out.block("{"):
-                if width > 1:
-                    out.add(f"const Vec<{ctype}, {width}> xs = *(DEVICE const Vec<{ctype}, {width}>*)({at});")
-                    out.add("#pragma unroll")
-                    out.add(f"for (int e = 0; e < {self.item}; e++) x[{m}][{v}][e] = to_f32(xs.v[e]);")
+                zero = storage("0.0f", op.dtype)
+                out.add(f"if ({piece} >= {self.pieces}) for (int e = 0; e < {self.item}; e++) x[{m}][{v}].v[e] = {zero};")
+            with out.block("else {" if guarded else "{"):
+                if whole:
+                    out.add(f"x[{m}][{v}] = *(DEVICE const {self._operand}*)({at});")
                 else:
-                    out.add(f"for (int e = 0; e < {self.item}; e++) x[{m}][{v}][e] = to_f32(({at})[e]);")
+                    out.add(f"for (int e = 0; e < {self.item}; e++) x[{m}][{v}].v[e] = ({at})[e];")
 
-    def _prologue(self, inner: Kernel) -> None:
-        f, out = self.f, self.f.lines
-        nest = build_nest(inner)
-        row = make_row(nest, 1, scratch=0)
-        (lane,) = nest.folds
-        s = scalars_for(nest, f, row.steps)
-        points = Points(s, nest, lane, self.item)
-        fold = RowFold(s, f)
-        whole = self.vectors * self.threads == self.pieces
-        for p in row.passes:
-            fold.begin(p)
-            out.add("#pragma unroll")
-            with s.scope(f"for (int v = 0; v < {self.vectors}; v++) {{"):
-                out.add(f"const int i{lane} = (v * {self.threads} + tid) * {self.item};")
-                with s.scope("{" if whole else f"if (i{lane} < {self.k}) {{"):
-                    if p.folds:
-                        points.run(p.folds, position=nest.position)
-                    if p.stores:
-                        points.run(p.stores, sink="x[0][v]")
-                if p.stores and not whole:
-                    out.add(f"else for (int e = 0; e < {self.item}; e++) x[0][v][e] = 0.0f;")
-            fold.meet_along(p, self.threads)
-        f.checks |= s.checks
+    def _multiply_all(self, name: str) -> None:
+        out = self.f.lines
+        out.add(f"float sum[{self.m}][{self.rows}] = {{}};", "#pragma unroll")
+        with out.block(f"for (int v = 0; v < {self.vectors}; v++) {{"):
+            self._multiply(name, "v")
 
-    def _multiply(self, v: str) -> None:
+    def _multiply(self, name: str, v: str) -> None:
         out = self.f.lines
         out.add("#pragma unroll")
         with out.block(f"for (int r = 0; r < {self.rows}; r++) {{"):
-            out.add(f"float y[{self.item}];", f"unpack(w[r][{v}], y, (THREAD {self.dtype}*)nullptr);")
+            out.add(f"float y[{self.item}];", f"unpack({name}[r][{v}], y, (THREAD {self.dtype}*)nullptr);")
             out.add("#pragma unroll", f"for (int e = 0; e < {self.item}; e++) {{")
             for m in range(self.m):
-                out.add(f"  sum[{m}][r] += x[{m}][{v}][e] * y[e];")
+                out.add(f"  sum[{m}][r] += to_f32(x[{m}][{v}].v[e]) * y[e];")
             out.add("}")
 
-    def _meet(self) -> None:
-        out, total = self.f.lines, self.rows * self.m
-        self.f.array("float", "part", simds(self.threads) * total)
+
+class _Prologue:
+    """The left operand of one row, made by every group: a thread makes the pieces that it multiplies."""
+
+    def __init__(self, gemv: _Gemv):
+        self.gemv, self.f = gemv, gemv.f
+        assert gemv.kernel.prologue is not None
+        self.nest = build_nest(gemv.kernel.prologue)
+        self.row = make_row(self.nest, 1, scratch=0)
+        (self.lane,) = self.nest.folds
+        self.s = scalars_for(self.nest, self.f, self.row.steps)
+        self.points = Points(self.s, self.nest, self.lane, gemv.item)
+        self.whole = gemv.vectors * gemv.threads == gemv.pieces
+        self._loads = 0
+
+    def _pieces(self) -> AbstractContextManager[None]:
+        g, out = self.gemv, self.f.lines
         out.add("#pragma unroll")
-        with out.block(f"for (int n = 0; n < {total}; n++) {{"):
-            out.add(f"const float t = simd_sum(sum[n / {self.rows}][n % {self.rows}]);")
-            out.add(f"if (lane == 0) part[sid * {total} + n] = t;")
-        out.add("barrier();")
+        stack = ExitStack()
+        stack.enter_context(self.s.scope(f"for (int v = 0; v < {g.vectors}; v++) {{"))
+        out.add(f"const int i{self.lane} = (v * {g.threads} + tid) * {g.item};")
+        stack.enter_context(self.s.scope("{" if self.whole else f"if (i{self.lane} < {g.k}) {{"))
+        return stack
+
+    def fetch(self, constant: bool) -> None:
+        """Load what the passes read along the row, once; weights (``constant``) before the inputs are awaited."""
+        s, out = self.s, self.f.lines
+        for x in {x: None for st in self.row.steps for x in expr.walk(st.value) if x.op == "load"}:
+            kind = self.nest.inputs[x.value.operand].buffer.kind
+            along = affine.affine(x.args[0]).coefficient(self.lane) and not x.value.checks
+            if not along or (kind in ("weight", "const")) != constant:
+                continue
+            name, vec = f"c{int(constant)}{self._loads}", f"Vec<{dtypes.DTYPES[x.dtype].ctype}, {self.gemv.item}>"
+            self._loads += 1
+            out.add(f"{vec} {name}[{self.gemv.vectors}];")
+            with self._pieces():
+                out.add(f"{name}[v] = *(DEVICE const {vec}*)({s.pointers[x.value.operand]} + {s.address(x)});")
+            s.bound[expr.substitute(x, self.points.shift)] = stored(f"{name}[v].v[i{self.points.inner}]", x.dtype)
+
+    def emit(self) -> None:
+        """``x[0][v]``: the pieces as floats."""
+        g, out, fold = self.gemv, self.f.lines, RowFold(self.s, self.f)
+        out.add(f"Vec<float, {g.item}> x[1][{g.vectors}];")
+        for p in self.row.passes:
+            fold.begin(p)
+            with self._pieces():
+                if p.folds:
+                    self.points.run(p.folds, position=self.nest.position)
+                if p.stores:
+                    self.points.run(p.stores, sink="x[0][v].v")
+            if p.stores and not self.whole:
+                out.add(f"for (int v = 0; v < {g.vectors}; v++) if ((v * {g.threads} + tid) * {g.item} >= {g.k})")
+                out.add(f"  for (int e = 0; e < {g.item}; e++) x[0][v].v[e] = 0.0f;")
+            fold.meet_along(p, g.threads)
+        self.f.checks |= self.s.checks

@@ -93,7 +93,8 @@ class Points:
         bound = dict(s.bound)
         shift = self.shift
         for x in {x: None for st in steps for x in expr.walk(st.value) if x.op == "load"}:
-            if affine.affine(x.args[0]).coefficient(self.lane) and x not in s.bound:
+            known = x in s.bound or expr.substitute(x, shift) in s.bound
+            if affine.affine(x.args[0]).coefficient(self.lane) and not known:
                 name, ctype = s.name(), dtypes.DTYPES[x.dtype].ctype
                 pointer, at = s.pointers[x.value.operand], s.address(x)
                 s.out.add(

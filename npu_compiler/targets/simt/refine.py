@@ -15,6 +15,7 @@ from .dialect import Dialect
 from .flash import is_flash
 from .gemm import WIDE_ROWS, product_of
 from .gemv import is_gemv, takes_prologue
+from .join import join_attention
 from .loops import is_pointwise
 
 KEYS_OF_A_SPLIT = 32
@@ -24,6 +25,7 @@ MOST_SPLITS = 128
 def refine(schedule: Schedule, dialect: Dialect) -> None:
     """Rewrite the kernels of an entry point; memory is not planned yet."""
     _drop_position_masks(schedule)
+    join_attention(schedule, dialect)
     kernels: list[Kernel] = []
     for k in schedule.kernels:
         if k.kind == "attention":

@@ -31,6 +31,13 @@ INLINE void barrier() { __syncthreads(); }
 
 INLINE void set_flag(int* flag) { *flag = 1; }
 
+INLINE int arrive(int* counter, int count) {
+  int before;
+  asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
+  if (before == count - 1) *counter = 0;
+  return before == count - 1;
+}
+
 INLINE uint4 load16(const void* p) { return *(const uint4*)p; }
 INLINE uint4 stream16(const void* p) {
   uint4 v;
@@ -129,6 +136,20 @@ template <class T> INLINE void frag_load_turned(FragB<T>& x, FragB<T>& y, const 
   const uint at = group_address(p + (lane & 15) * ld + (lane >> 4) * 8);
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(x.v[0]), "=r"(x.v[1]), "=r"(y.v[0]), "=r"(y.v[1]) : "r"(at) : "memory");
+}
+
+template <class T> INLINE void frag_a_of(FragA<T>& f, uint x0, uint x1, uint x2, uint x3, int) {
+  f.v[0] = x0; f.v[1] = x1; f.v[2] = x2; f.v[3] = x3;
+}
+template <class T> INLINE void frag_b_of(FragB<T>& f, uint x0, uint x1, int) { f.v[0] = x0; f.v[1] = x1; }
+INLINE uint turned(uint x) {
+  uint y;
+  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
+  return y;
+}
+template <class T> INLINE void frag_b_turned(FragB<T>& f, const FragC& c, int) {
+  f.v[0] = turned(pack_pair(c.v[0], c.v[1], (T*)nullptr));
+  f.v[1] = turned(pack_pair(c.v[2], c.v[3], (T*)nullptr));
 }
 
 #define UNARY(name, single, twice)                      \

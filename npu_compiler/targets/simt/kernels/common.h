@@ -106,6 +106,10 @@ INLINE double m_floordiv(double a, double b) { return float_floordiv(a, b); }
 INLINE double m_sigmoid(double x) { return 1.0 / (1.0 + m_exp(-x)); }
 #endif
 
+// Halves of words: both low ones, both high ones.
+INLINE uint pair_low(uint a, uint b) { return (a & 0xffffu) | (b << 16); }
+INLINE uint pair_high(uint a, uint b) { return (a >> 16) | (b & 0xffff0000u); }
+
 // 16 bytes of weights as floats; the last argument only names the type.
 INLINE void unpack(uint4 v, THREAD float* y, THREAD bf16*) {
   const uint w[4] = {v.x, v.y, v.z, v.w};

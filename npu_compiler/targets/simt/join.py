@@ -1,0 +1,104 @@
+"""What surrounds a decode step's attention joins it: rotary embeddings of the queries, new rows of the caches, and the
+merge of its parts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ... import expr
+from ...compose import bundled
+from ...kernel import Buffer, Kernel, Operand, Schedule, contiguous_strides
+from .attention_step import LEAST_KEYS, PAD, PER_CORE, takes_step
+from .dialect import Dialect
+from .loops import is_pointwise
+
+COUNTERS = "counters"  # zero before a program's first run, and after every run
+
+
+def join_attention(schedule: Schedule, dialect: Dialect) -> None:
+    """Make ``attention_step`` kernels of the attention kernels of decode steps."""
+    counters: Operand | None = None
+    for k in [k for k in schedule.kernels if k.kind == "attention" and takes_step(k, dialect)]:
+        before = schedule.kernels[: schedule.kernels.index(k)]
+        if any(o.buffer.id == k.inputs[3].buffer.id for other in before for o in other.outputs):
+            continue  # its kernel looks at the position before it waits
+        heads = k.inputs[1].shape[1]
+        if counters is None or counters.shape[0] < heads:
+            counters = _new_buffer(schedule, "int32", (heads,), COUNTERS, lasting=True)
+        _join(schedule, k, counters, dialect)
+
+
+def _new_buffer(schedule: Schedule, dtype: str, shape: tuple[int, ...], name: str, lasting: bool = False) -> Operand:
+    buffer = Buffer(max(b.id for b in schedule.buffers) + 1, "arena", dtype, shape, name, lasting=lasting)
+    schedule.buffers.append(buffer)
+    return Operand(buffer, shape, contiguous_strides(shape))
+
+
+def _join(schedule: Schedule, k: Kernel, counters: Operand, dialect: Dialect) -> None:
+    q, keys, values, position = k.inputs[:4]
+    out = k.outputs[0]
+    queries, *rows = (_only_maker(schedule, k, o) for o in (q, keys, values))
+    if queries is None or not _makes_queries(queries, q):
+        return
+    if not all(r is not None and _makes_row(r, o, position) for r, o in zip(rows, (keys, values), strict=True)):
+        return
+    joined = [p for p in (queries, *rows) if p is not None]
+    splits = max(1, min(PER_CORE * dialect.cores // keys.shape[1], -(-keys.shape[2] // LEAST_KEYS)))
+    parts = _new_buffer(schedule, "float32", (splits, out.shape[1], out.shape[3] + PAD), "parts")
+    scratch = replace(queries.outputs[0].buffer, id=-1, kind="scratch")
+    step = replace(
+        k, kind="attention_step", inputs=[keys, values, position, *(o for p in joined for o in p.inputs)],
+        outputs=[out, keys, values, parts, counters], attrs={"scale": k.attrs["scale"]},
+        parts=(replace(queries, outputs=[replace(queries.outputs[0], buffer=scratch)]), *joined[1:]),
+        sources=tuple(dict.fromkeys(s for p in (*joined, k) for s in p.sources)),
+    )  # fmt: skip
+    kernels: list[Kernel] = []
+    for other in schedule.kernels:
+        if other is k:
+            kernels.append(step)
+        elif any(other is p for p in joined):
+            continue
+        elif any(part is p for part in other.parts for p in joined):
+            rest = [part for part in other.parts if not any(part is p for p in joined)]
+            kernels += [bundled(rest)] if len(rest) > 1 else rest
+        else:
+            kernels.append(other)
+    schedule.kernels = kernels
+
+
+def _only_maker(schedule: Schedule, k: Kernel, op: Operand) -> Kernel | None:
+    """The pointwise kernel that writes ``op``'s buffer for ``k`` alone, if nothing between them gets in its way."""
+    at = schedule.kernels.index(k)
+    flat = [(n, p) for n, kernel in enumerate(schedule.kernels) for p in kernel.parts or (kernel,)]
+    writers = [(n, p) for n, p in flat if any(o.buffer.id == op.buffer.id for o in p.outputs)]
+    readers = [p for _, p in flat if p is not k and any(o.buffer.id == op.buffer.id for o in p.inputs)]
+    read_outside = op.buffer.id in {b.id for _, b in schedule.outputs}
+    if len(writers) != 1 or readers or read_outside:
+        return None
+    n, made = writers[0]
+    before = n < at and is_pointwise(made) and len(made.outputs) == 1 and schedule.kernels[n].kind in ("loops", "bundle")
+    inputs = {o.buffer.id for o in made.inputs}
+    changed = {o.buffer.id for kernel in schedule.kernels[n + 1 : at] for o in kernel.outputs}
+    return made if before and not inputs & changed else None
+
+
+def _makes_queries(made: Kernel, q: Operand) -> bool:
+    """Whether point n of ``made`` is element n of the queries."""
+    body, out = made.body, made.outputs[0]
+    return (
+        body is not None and len(body.stages) == 1 and out.contiguous and out.offset == 0
+        and out.shape == q.shape == body.domain and body.stages[0].index == expr.identity_index(out.shape)
+    )  # fmt: skip
+
+
+def _makes_row(made: Kernel, cache: Operand, position: Operand) -> bool:
+    """Whether ``made`` fills row ``position`` of all heads of ``cache`` [1, HK, SK, D], and nothing else."""
+    body, out = made.body, made.outputs[0]
+    if body is None or len(body.stages) != 1 or (out.shape, out.strides) != (cache.shape, cache.strides):
+        return False
+    row = body.stages[0].index[2]
+    at = made.inputs[row.value] if row.op == "load" else None
+    if body.domain != (1, cache.shape[1], 1, cache.shape[3]) or at is None or at.buffer.id != position.buffer.id:
+        return False
+    same = [e is expr.index(n) or (body.domain[n] == 1 and e.op == "const") for n, e in enumerate(body.stages[0].index)]
+    return all(same[n] for n in (0, 1, 3))
