@@ -32,8 +32,9 @@ SIZES = (64, 128)  # of a head
 
 
 def emit_attention_step(kernel: Kernel, dialect: Dialect) -> Emission:
-    """``attention_step``: inputs keys and values [1, HK, SK, D], position int64[1], then those of the parts; outputs the result, keys, values, float32 parts [S, H, D + 4] (values,
-    maximum, sum), and int32 counters [HK], zero before and after.
+    """``attention_step``: inputs keys and values [1, HK, SK, D], position int64[1], then those of the parts; outputs
+    the result, keys, values, float32 parts [S, H, D + 4] (values, maximum, sum), and int32 counters [HK], zero before
+    and after.
 
     ``parts``: loops kernels that make the queries [1, H, 1, D], and rows of keys and of values at the position.
     """
@@ -167,7 +168,8 @@ class _Step:
         with out.block(f"for (int j = 0; j < {self.kp}; j++) {{"):
             out.add(f"const uint4 q = *(GROUP const uint4*)(qs + row * {self.d} + j * 32 + column * 8);")
             out.add(f"FragA<{self.ctype}> x, y;", f"FragB<{self.ctype}> a, b;")
-            out.add("frag_b_of(a, q.x, q.y, lane);", "frag_b_of(b, q.z, q.w, lane);", "frag_a_of(x, k[0][j].x, k[1][j].x, k[0][j].y, k[1][j].y, lane);")
+            out.add("frag_b_of(a, q.x, q.y, lane);", "frag_b_of(b, q.z, q.w, lane);")
+            out.add("frag_a_of(x, k[0][j].x, k[1][j].x, k[0][j].y, k[1][j].y, lane);")
             out.add("frag_a_of(y, k[0][j].z, k[1][j].z, k[0][j].w, k[1][j].w, lane);")
             out.add("frag_mma(s[0], x, a);", "frag_mma(s[1], y, b);")
 
@@ -194,8 +196,10 @@ class _Step:
         with out.block(f"for (int j = 0; j < {self.vp}; j++) {{"):
             for n, word in enumerate("xyzw"):
                 low, high = (f"v[{i}][j].{word}, v[{i + 1}][j].{word}" for i in (0, 2))
-                out.add(f"{{ FragA<{self.ctype}> x; frag_a_of(x, pair_low({low}), pair_high({low}), pair_low({high}), "
-                        f"pair_high({high}), lane); frag_mma(o[4 * j + {n}], x, w); }}")
+                out.add(
+                    f"{{ FragA<{self.ctype}> x; frag_a_of(x, pair_low({low}), pair_high({low}), pair_low({high}), "
+                    f"pair_high({high}), lane); frag_mma(o[4 * j + {n}], x, w); }}"
+                )
 
     def _meet(self) -> None:
         """The simds' values in group memory: those of the upper half join those of the lower half."""
@@ -242,14 +246,16 @@ class _Step:
             out.add("#pragma unroll")
             with out.block(f"for (int s = 0; s < {half}; s++) {{"):
                 out.add(f"const float w = m_exp2(tops[s * {HEADS} + r] - most);")
-                out.add(f"const Vec<float, 4> a = *(GROUP const Vec<float, 4>*)(meet + (s * {self.share} + r) * {d} + e0);")
+                place = f"meet + (s * {self.share} + r) * {d} + e0"
+                out.add(f"const Vec<float, 4> a = *(GROUP const Vec<float, 4>*)({place});")
                 out.add(f"total += w * sums[s * {HEADS} + r];", "#pragma unroll")
                 out.add("for (int e = 0; e < 4; e++) x.v[e] += w * a.v[e];")
             if self.splits > 1:
                 with out.block("if (active > 1) {"):
                     out.add(f"DEVICE float* const part = parts + split * {self.h * (d + PAD)};")
                     out.add("*(DEVICE Vec<float, 4>*)(part + e0) = x;")
-                    out.add(f"if (e0 == 0) *(DEVICE Vec<float, 4>*)(part + {d}) = Vec<float, 4>{{{{most, total, 0.0f, 0.0f}}}};")
+                    out.add("const Vec<float, 4> extent = {{most, total, 0.0f, 0.0f}};")
+                    out.add(f"if (e0 == 0) *(DEVICE Vec<float, 4>*)(part + {d}) = extent;")
         if self.splits > 1:
             with out.block("if (active > 1) {"):
                 f.array("int", "last", 1)
@@ -272,7 +278,8 @@ class _Step:
         out.add(f"Vec<float, 4> a[{SET}];", f"const int team = tid / {items};", "x = Vec<float, 4>{};")
         self._load_parts("team", teams, size)
         with out.block(f"for (int i = sid; i < {self.share}; i += {SIMDS}) {{"):
-            out.add(f"DEVICE const float* const row = {f.pointer(~3)} + (hk * {self.share} + i) * {self.d + PAD} + {self.d};")
+            place = f"(hk * {self.share} + i) * {self.d + PAD} + {self.d}"
+            out.add(f"DEVICE const float* const row = {f.pointer(~3)} + {place};")
             turns = blocks(self.splits, SIMD)
             out.add(f"float high = -m_inf_float(), all = 0.0f, m[{turns}], l[{turns}];", "#pragma unroll")
             with out.block(f"for (int n = 0; n < {turns}; n++) {{"):
@@ -287,7 +294,8 @@ class _Step:
         with out.block(f"if (team < {teams}) for (int s0 = team; s0 < active; s0 += {teams * SET}) {{"):
             out.add("#pragma unroll")
             with out.block(f"for (int s = 0; s < {SET}; s++) {{"):
-                out.add(f"const int at = s0 + s * {teams};", f"const float w = at < active ? weight[r * {self.splits} + at] : 0.0f;")
+                out.add(f"const int at = s0 + s * {teams};")
+                out.add(f"const float w = at < active ? weight[r * {self.splits} + at] : 0.0f;")
                 out.add("#pragma unroll", "for (int e = 0; e < 4; e++) x.v[e] += w * a[s].v[e];")
             self._load_parts(f"s0 + {teams * SET}", teams, size)
         if teams == 1:
@@ -317,7 +325,8 @@ class _Points:
         self.nest = build_nest(part)
         (self.step,) = self.nest.steps
         loads = {x: None for x in expr.walk(self.step.value) if x.op == "load"}
-        self.loads = [x for x in loads if not x.value.checks and not any(y in loads for a in x.args for y in expr.walk(a))]
+        nested = {x for x in loads if any(y in loads for a in x.args for y in expr.walk(a))}
+        self.loads = [x for x in loads if not x.value.checks and x not in nested]
 
     def _scalars(self) -> Scalars:
         return scalars_for(self.nest, self.f, self.nest.steps, self.numbers)

@@ -49,7 +49,9 @@ class Epilogue:
             self._fetched[x] = stored(f"early{len(self._fetched)}", x.dtype)
         for x in simple:
             name = f"early{list(self._fetched).index(x)}"
-            out.add(f"{dtypes.DTYPES[x.dtype].ctype} {name}; {name} = {storage(literal(0, kind_of(x.dtype)), x.dtype)};")
+            out.add(
+                f"{dtypes.DTYPES[x.dtype].ctype} {name}; {name} = {storage(literal(0, kind_of(x.dtype)), x.dtype)};"
+            )
         if simple:
             with out.block(f"if ({guard}) {{"):
                 s = Scalars(self.nest, Pointers(self.function), out, use_counts([self.step.value]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 from ... import affine, dtypes, expr
@@ -156,7 +156,7 @@ class _Gemv:
     def _in_turns(self, units: int) -> None:
         """Groups that stay take units of rows in turns: the left operand is made once, and while one unit is worked on
         the weights of the next are on their way."""
-        f, out, step = self.f, self.f.lines, self.turns
+        out, step = self.f.lines, self.turns
         prologue = _Prologue(self) if self.kernel.prologue is not None else None
         for turn in range(2):
             self._weights(f"w{turn}")
@@ -259,7 +259,9 @@ class _Gemv:
             at = f"{self.f.pointer(0)} + {m * a['lda']} + {piece} * {self.item}"
             if guarded:
                 zero = storage("0.0f", op.dtype)
-                out.add(f"if ({piece} >= {self.pieces}) for (int e = 0; e < {self.item}; e++) x[{m}][{v}].v[e] = {zero};")
+                out.add(
+                    f"if ({piece} >= {self.pieces}) for (int e = 0; e < {self.item}; e++) x[{m}][{v}].v[e] = {zero};"
+                )
             with out.block("else {" if guarded else "{"):
                 if whole:
                     out.add(f"x[{m}][{v}] = *(DEVICE const {self._operand}*)({at});")
@@ -297,7 +299,7 @@ class _Prologue:
         self.whole = gemv.vectors * gemv.threads == gemv.pieces
         self._loads = 0
 
-    def _pieces(self) -> AbstractContextManager[None]:
+    def _pieces(self) -> ExitStack:
         g, out = self.gemv, self.f.lines
         out.add("#pragma unroll")
         stack = ExitStack()

@@ -76,7 +76,9 @@ def _only_maker(schedule: Schedule, k: Kernel, op: Operand) -> Kernel | None:
     if len(writers) != 1 or readers or read_outside:
         return None
     n, made = writers[0]
-    before = n < at and is_pointwise(made) and len(made.outputs) == 1 and schedule.kernels[n].kind in ("loops", "bundle")
+    before = (
+        n < at and is_pointwise(made) and len(made.outputs) == 1 and schedule.kernels[n].kind in ("loops", "bundle")
+    )
     inputs = {o.buffer.id for o in made.inputs}
     changed = {o.buffer.id for kernel in schedule.kernels[n + 1 : at] for o in kernel.outputs}
     return made if before and not inputs & changed else None
