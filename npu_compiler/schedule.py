@@ -3,45 +3,32 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 
 import numpy as np
 
 from . import expr
 from .errors import CompileError
 from .expr import Expr
-from .graph import VIEWS, Graph, Node, Value
+from .graph import Graph, Node, Value
 from .kernel import Buffer, Kernel, LoopBody, Operand, Schedule, Stage, contiguous_strides
+from .operands import Operands
 from .passes.fold import unrounded
 from .passes.fuse import CHEAP, Group
-from .passes.static import static_values
-from .placement import Destination, behind, destinations, part_of, shared_tables, wanted_order, writable
-from .strides import reshape_strides, strided_view
+from .placement import destinations, part_of, shared_tables
+from .strides import reshape_strides
 from .target_config import TargetConfig
 
 # The filter transform G [tile + 2, 3] with which the target computes a convolution, or None for direct convolution.
 Winograd = Callable[[Node], np.ndarray | None]
 
 
-class Scheduler:
+class Scheduler(Operands):
     """Schedules one graph. ``recipes`` collects the load-time values that fill weight buffers, by buffer name."""
 
     def __init__(self, graph: Graph, groups: list[Group], config: TargetConfig, winograd: Winograd = lambda node: None):
-        self.graph, self.groups, self.config, self.winograd = graph, groups, config, winograd
-        self.static = static_values(graph)
-        self.users = graph.users()
-        self.results = graph.results()
-        self.updates = set(graph.updates)
-        self.kernels: list[Kernel] = []
-        self.buffers: list[Buffer] = []
-        self.recipes: list[tuple[str, Value]] = []
-        self.place: dict[Value, Operand] = {}  # values that have memory
-        self.packed: dict[Hashable, Operand] = {}
-        self.wanted: dict[Value, Destination] = {}
-        self.copies: dict[Value, Operand] = {}
-        self.tables: dict[Value, Value] = {}  # read from the packed form of a matrix
-        self.names: set[str] = set()
+        super().__init__(graph, config)
+        self.groups, self.winograd = groups, winograd
 
     def run(self) -> Schedule:
         graph = self.graph
@@ -61,160 +48,6 @@ class Scheduler:
         outputs = [(name, made[name] if name in made else self._copy_out(name, v)) for name, v in graph.outputs]
         self._update_states()
         return Schedule(graph.name, self.kernels, self.buffers, inputs, outputs)
-
-    # -- memory -------------------------------------------------------------------------------------------------------
-    def _buffer(self, kind: str, dtype: str, shape: Sequence[int], name: str) -> Buffer:
-        buffer = Buffer(len(self.buffers), kind, dtype, tuple(shape), name)
-        self.buffers.append(buffer)
-        return buffer
-
-    def _put(self, value: Value, buffer: Buffer) -> Operand:
-        self.place[value] = Operand(buffer, value.shape, contiguous_strides(value.shape))
-        return self.place[value]
-
-    def _allocate(self, value: Value, made: dict[str, Buffer], label: str) -> Operand:
-        """Memory for a kernel's result: an output, a part of a concatenation, or a block of the arena."""
-        self.place[value] = self._destination(value, made, label) or self._block(value, label)
-        return self.place[value]
-
-    def _destination(self, value: Value, made: dict[str, Buffer], label: str) -> Operand | None:
-        want = self.wanted.get(value)
-        if want is None:
-            return None
-        if want.concat is not None:
-            whole = self.place.get(want.concat.out) or self._allocate(want.concat.out, made, label)
-            window = behind(part_of(whole, want.concat, want.part), want.path)
-            return window if window is not None and writable(value, window) else None
-        shape = want.path[-1].out.shape if want.path else value.shape
-        buffer = self._buffer("output", value.dtype, shape, want.output)
-        window = behind(Operand(buffer, shape, contiguous_strides(shape)), want.path)
-        if window is None or not writable(value, window):
-            self.buffers.pop()
-            return None
-        made[want.output] = buffer
-        return window
-
-    def _block(self, value: Value, label: str) -> Operand:
-        perm = wanted_order(value, self.users.get(value, []))
-        shape = tuple(value.shape[p] for p in perm)
-        buffer = self._buffer("arena", value.dtype, shape, label)
-        strides = [0] * value.rank
-        for p, s in zip(perm, contiguous_strides(shape), strict=True):
-            strides[p] = s
-        return Operand(buffer, value.shape, tuple(strides))
-
-    def operand(self, v: Value) -> Operand:
-        """Where a value can be read: its own memory, or its source's through a view; a copy where strides cannot say
-        it."""
-        if v in self.place:
-            return self.place[v]
-        if v in self.static:
-            return self._weight(v)
-        if v.op in VIEWS:
-            found = strided_view(self.operand(v.node.inputs[0]), v)
-            if found is None:
-                found = strided_view(self._copy(v.node.inputs[0]), v)
-                assert found is not None
-            return found
-        raise CompileError(f"internal error: {v!r} is read before it is computed")
-
-    def _weight(self, v: Value) -> Operand:
-        if not self.config.panel and (same := self._same_bytes(v)) is not None:
-            self.place[v] = same
-            return same
-        name = self._unique(_main_weight(v))
-        self.recipes.append((name, v))
-        return self._put(v, self._buffer("weight", v.dtype, v.shape, name))
-
-    def _same_bytes(self, v: Value) -> Operand | None:
-        """A weight whose memory holds ``v`` as it is: what ``v`` is a view of, if the views leave the order alone."""
-        path = []
-        while v.op in VIEWS:
-            path.append(v)
-            v = v.node.inputs[0]
-        if not path or v.numel != path[0].numel:
-            return None
-        found: Operand | None = Operand(
-            Buffer(-1, "weight", v.dtype, v.shape, ""), v.shape, contiguous_strides(v.shape)
-        )
-        for view in reversed(path):
-            found = strided_view(found, view) if found is not None else None
-        return replace(found, buffer=self.operand(v).buffer) if found is not None and found.contiguous else None
-
-    def _unique(self, name: str) -> str:
-        n, candidate = 1, name
-        while candidate in self.names:
-            n += 1
-            candidate = f"{name}#{n}"
-        self.names.add(candidate)
-        return candidate
-
-    def packed_weight(self, key: Hashable, w: Value, layout: str) -> Operand:
-        """``w`` [G, K, T, C] in the order the target's micro-kernel streams it; made once per weight."""
-        if not self.config.panel:
-            return self.operand(w)
-        if key not in self.packed:
-            panel = self.config.panel
-            g, k, t, c = w.shape
-            tail = ((c + 1) // 2, panel, 2) if layout == "pairs" else (c, panel)
-            node = self.graph.add("pack", [w], [((g, -(-k // panel), t, *tail), w.dtype)], panel=panel, layout=layout)
-            node.sources = w.node.sources
-            self.static.add(node.out)
-            self.packed[key] = self._weight(node.out)
-        return self.packed[key]
-
-    def _from_panels(self, table: Value, index: tuple[Expr, ...]) -> tuple[Operand, list[Expr]]:
-        """Where to read an element of a table that is kept only as the packed matrix of the product it also serves."""
-        matrix = self.tables[table]
-        packed = self.packed_weight((matrix,), self._columns([matrix]), self._layout(table.dtype))
-        panels, (row, column), width = packed.shape[1], index, self.config.panel
-        pair = packed.shape[-1] if len(packed.shape) == 6 else 1
-        depth = table.shape[1]
-        window = Operand(packed.buffer, (panels, width, depth // pair, pair), (depth * width, pair, pair * width, 1))
-        return window, [row // width, row % width, column // pair, column % pair]
-
-    def _copy(self, v: Value) -> Operand:
-        """A contiguous copy of a value, made where it is first needed."""
-        if v not in self.copies:
-            source = self.operand(v)
-            if source.contiguous:
-                return source
-            out = Operand(self._buffer("arena", v.dtype, v.shape, "copy"), v.shape, contiguous_strides(v.shape))
-            self._emit_copy(source, out, v.node.sources)
-            self.copies[v] = out
-        return self.copies[v]
-
-    def _emit_copy(self, source: Operand, out: Operand, sources: tuple[str, ...]) -> None:
-        idx = expr.identity_index(source.shape)
-        e = expr.load(0, source.dtype, idx).cast(out.dtype)
-        body = LoopBody(source.shape, (), (Stage("store", e, output=0, index=idx),))
-        self._kernel(Kernel("copy", "loops", [source], [out], body=body, sources=sources))
-
-    def _copy_out(self, name: str, v: Value) -> Buffer:
-        buffer = self._buffer("output", v.dtype, v.shape, name)
-        source = self.operand(v)
-        self._emit_copy(source, Operand(buffer, v.shape, contiguous_strides(v.shape)), v.node.sources)
-        return buffer
-
-    def _update_states(self) -> None:
-        """After every other read of the old contents. What an update overwrites is copied first if another one, or the
-        same, reads it."""
-        states = {n.attrs["key"]: self.place[n.out] for n in self.graph.nodes if n.op == "state"}
-        moves = [(self.operand(v), states[key], v) for key, v in self.graph.updates]
-        moves = [move for move in moves if move[0] != move[1]]
-        overwritten = {target.buffer.id for _, target, _ in moves}
-        for i, (source, target, v) in enumerate(moves):
-            if source.buffer.id in overwritten:
-                spare = Operand(self._buffer("arena", v.dtype, v.shape, "old"), v.shape, contiguous_strides(v.shape))
-                self._emit_copy(source, spare, v.node.sources)
-                moves[i] = (spare, target, v)
-        for source, target, v in moves:
-            self._emit_copy(source, target, v.node.sources)
-
-    def _kernel(self, kernel: Kernel) -> None:
-        number = len(self.kernels)
-        kernel.name = f"k{number}_{kernel.name}"
-        self.kernels.append(kernel)
 
     # -- kernels
     def _schedule_group(self, group: Group, made: dict[str, Buffer]) -> None:
@@ -349,16 +182,6 @@ class Scheduler:
         self._static_chain(view)
         return self.operand(view)
 
-    def _static_chain(self, v: Value) -> None:
-        """Mark nodes that were built on static values as static."""
-        if v not in self.static:
-            self.static.add(v)
-            for x in v.node.inputs:
-                self._static_chain(x)
-
-    def _layout(self, dtype: str) -> str:
-        return "pairs" if dtype in self.config.pair_dtypes else "rows"
-
     def _dense(self, v: Value) -> Operand:
         op = self.operand(v)
         return op if op.contiguous else self._copy(v)
@@ -425,18 +248,6 @@ class Scheduler:
             batch=batch, m=m, n=n, k=k, lda=strides[1] if m > 1 else k, batch_stride=strides[0], shared=shared,
             paired=len(group.anchors) > 1,
         )  # fmt: skip
-
-    def _columns(self, matrices: list[Value]) -> Value:
-        """The columns [1, N, 1, K] of a [K, N] matrix as a load-time value; panels of two alternate."""
-        k, n = matrices[0].shape
-        rows = [w.permute(1, 0) for w in matrices]
-        if len(rows) > 1:
-            width = self.config.pair_width
-            panels = [w.reshape(n // width, 1, width, k) for w in rows]
-            rows = [self.graph.concat(panels, 1)]
-        view = rows[0].reshape(1, n * len(matrices), 1, k)
-        self._static_chain(view)
-        return view
 
     def _rows(self, a: Value, batch: int) -> Operand:
         """The left operand as [batch, M, K] with unit stride along K and one stride per batch; copied if need be."""
@@ -553,20 +364,6 @@ class Scheduler:
 def _collapse(op: Operand, shape: tuple[int, int, int]) -> tuple[int, ...] | None:
     """Strides of the operand seen as [batch, rows, columns], or None if its batch dims have no common stride."""
     return reshape_strides(op.shape, op.strides, shape)
-
-
-def _main_weight(v: Value) -> str:
-    """The largest state_dict entry a load-time value is made of: what to call its buffer."""
-    best, name, seen, stack = -1, "const", set(), [v]
-    while stack:
-        x = stack.pop()
-        if x in seen:
-            continue
-        seen.add(x)
-        if x.op == "weight" and x.numel > best:
-            best, name = x.numel, x.node.attrs["key"]
-        stack.extend(x.node.inputs)
-    return name
 
 
 def _label(node: Node) -> str:
