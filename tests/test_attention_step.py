@@ -21,10 +21,10 @@ MAX_LEN = 8192  # 32 groups share the keys: more than one adds up alone
 POSITIONS = (0, 15, 255, 256, 300, 4095, 5000, 8191)
 
 
-def _config(dtype: str, model_type: str, heads: int) -> LLMConfig:
+def _config(dtype: str, model_type: str, heads: int, size: int) -> LLMConfig:
     card = {
         "model_type": model_type, "vocab_size": 96, "hidden_size": 64, "intermediate_size": 64, "hidden_act": "silu",
-        "num_hidden_layers": 1, "num_attention_heads": heads, "num_key_value_heads": 1, "head_dim": 64,
+        "num_hidden_layers": 1, "num_attention_heads": heads, "num_key_value_heads": 1, "head_dim": size,
         "max_position_embeddings": MAX_LEN, "rms_norm_eps": 1e-6, "rope_theta": 1e4, "tie_word_embeddings": True,
         "torch_dtype": dtype,
     }  # fmt: skip
@@ -48,13 +48,18 @@ def _run(
 
 
 @pytest.mark.parametrize(
-    ("dtype", "model_type", "heads"),
-    [("bfloat16", "qwen2", 6), ("float16", "llama", 8), ("bfloat16", "qwen3", 2), ("float32", "llama", 2)],
+    ("dtype", "model_type", "heads", "size"),
+    [
+        ("bfloat16", "qwen2", 6, 128),
+        ("float16", "llama", 8, 64),
+        ("bfloat16", "qwen3", 2, 64),
+        ("float32", "llama", 2, 64),
+    ],
 )
-def test_one_kernel_attends(dtype: str, model_type: str, heads: int) -> None:
+def test_one_kernel_attends(dtype: str, model_type: str, heads: int, size: int) -> None:
     """Without a matrix unit for the type there is no such kernel."""
     register_target(TARGET)
-    config = _config(dtype, model_type, heads)
+    config = _config(dtype, model_type, heads, size)
     graphs = llm_graphs(config, max_len=MAX_LEN, chunks=())
     rng = np.random.default_rng(0)
     kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else np.dtype(dtype)

@@ -27,6 +27,7 @@ KEYS = 16  # that a simd takes at a time
 HEADS = 8  # columns of the matrix unit
 LEAST_KEYS = 256  # of a group: fewer are not worth a meeting
 SET = 16  # parts that a thread loads at a time
+PITCH = 4 * SIMD + 1  # of a lane's four values of 16 elements
 PAD = 4  # elements behind the values of a part: their maximum and sum, and nothing
 SIZES = (64, 128)  # of a head
 
@@ -49,6 +50,7 @@ class _Step:
         self.h = out.shape[1]
         self.share = self.h // self.hk
         self.splits = kernel.outputs[3].shape[0]
+        self.slot = self.d // 16 * PITCH  # a simd's values in group memory
         self.dtype, self.ctype = keys.dtype, dtypes.DTYPES[keys.dtype].ctype
         self.kp, self.vp = self.d // 32, self.d // 64  # 16-byte pieces of a lane: of each key, of each value
         self.numbers: list[dict[int, int]] = []
@@ -62,7 +64,7 @@ class _Step:
         f.per_core = PER_CORE
         f.array(self.ctype, "qs", HEADS * self.d)
         f.array(self.ctype, "fresh", 2 * self.d)  # this position's key and value
-        f.array("float", "meet", SIMDS // 2 * self.share * self.d)
+        f.array("float", "meet", SIMDS // 2 * self.slot)
         f.array("float", "tops", SIMDS // 2 * HEADS)
         f.array("float", "sums", SIMDS // 2 * HEADS)
         self._range()
@@ -208,7 +210,7 @@ class _Step:
         out.add("  for (int m = 4; m < 32; m <<= 1) sum[c] += simd_xor(sum[c], m);")
         out.add(f"GROUP float* const my_top = tops + sid % {half} * {HEADS} + 2 * column;")
         out.add(f"GROUP float* const my_sum = sums + sid % {half} * {HEADS} + 2 * column;")
-        out.add(f"GROUP float* const mine = meet + (sid % {half} * {self.share} + 2 * column) * {self.d} + row * 8;")
+        out.add(f"GROUP float* const mine = meet + sid % {half} * {self.slot} + lane;")
         with out.block(f"if (sid >= {half}) {{"):
             self._leave()
         out.add("barrier();")
@@ -219,9 +221,9 @@ class _Step:
                 out.add("const float base = most == -m_inf_float() ? 0.0f : most;  // neither may have had keys")
                 out.add("const float a = m_exp2(top[c] - base), b = m_exp2(other - base);")
                 out.add("top[c] = most;", "sum[c] = sum[c] * a + my_sum[c] * b;", "#pragma unroll")
-                with out.block(f"if (2 * column + c < {self.share}) for (int n = 0; n < {self.d // 16}; n++) {{"):
-                    out.add(f"GROUP const float* const at = mine + c * {self.d} + n / 4 * 64 + n % 4 * 2;")
-                    out.add("o[n].v[c] = o[n].v[c] * a + at[0] * b;", "o[n].v[c + 2] = o[n].v[c + 2] * a + at[1] * b;")
+                with out.block(f"for (int n = 0; n < {self.d // 16}; n++) {{"):
+                    out.add(f"GROUP const float* const at = {self._at('n')};")
+                    out.add("o[n].v[c] = o[n].v[c] * a + at[0] * b;", "o[n].v[c + 2] = o[n].v[c + 2] * a + at[32] * b;")
             out.add("simd_barrier();")
             self._leave()
         out.add("barrier();")
@@ -230,9 +232,13 @@ class _Step:
         out = self.f.lines
         out.add("if (row == 0) { my_top[0] = top[0]; my_top[1] = top[1]; my_sum[0] = sum[0]; my_sum[1] = sum[1]; }")
         out.add("#pragma unroll", "for (int c = 0; c < 2; c++)", "#pragma unroll")
-        with out.block(f"  if (2 * column + c < {self.share}) for (int n = 0; n < {self.d // 16}; n++) {{"):
-            out.add(f"GROUP float* const at = mine + c * {self.d} + n / 4 * 64 + n % 4 * 2;")
-            out.add("at[0] = o[n].v[c];", "at[1] = o[n].v[c + 2];")
+        with out.block(f"  for (int n = 0; n < {self.d // 16}; n++) {{"):
+            out.add(f"GROUP float* const at = {self._at('n')};", "at[0] = o[n].v[c];", "at[32] = o[n].v[c + 2];")
+
+    def _at(self, n: str) -> str:
+        """Where a lane leaves values 16 n of its column c: lane by lane, and shifted so that a row is read without
+        conflicts, too (even n first: a thread reads n and n + 1)."""
+        return f"mine + ({n} % 2 * {self.d // 32} + {n} / 2) * {PITCH} + c * 64"
 
     def _merge(self) -> None:
         """The group's own part; the last group adds up all. A thread has 4 elements of a row."""
@@ -240,16 +246,17 @@ class _Step:
         items = self.share * d // 4
         out.add(f"const int item = tid % {items}, r = item / {d // 4}, e0 = item % {d // 4} * 4;")
         out.add(f"DEVICE float* const parts = {f.pointer(~3)} + (hk * {self.share} + r) * {d + PAD};")
+        place = f"(e0 / 64 * 2 + e0 % 8 / 4) * {PITCH} + r % 2 * 64 + e0 % 64 / 8 * 4 + r / 2"
+        out.add(f"GROUP const float* const theirs = meet + {place};")
         out.add("Vec<float, 4> x = {};", "float most = tops[r], total = 0.0f;", "#pragma unroll")
         out.add(f"for (int s = 1; s < {half}; s++) most = m_max(most, tops[s * {HEADS} + r]);")
         with out.block(f"if (tid < {items}) {{"):
             out.add("#pragma unroll")
             with out.block(f"for (int s = 0; s < {half}; s++) {{"):
                 out.add(f"const float w = m_exp2(tops[s * {HEADS} + r] - most);")
-                place = f"meet + (s * {self.share} + r) * {d} + e0"
-                out.add(f"const Vec<float, 4> a = *(GROUP const Vec<float, 4>*)({place});")
                 out.add(f"total += w * sums[s * {HEADS} + r];", "#pragma unroll")
-                out.add("for (int e = 0; e < 4; e++) x.v[e] += w * a.v[e];")
+                place = f"s * {self.slot} + e / 2 * {d // 32 * PITCH} + e % 2 * 32"
+                out.add(f"for (int e = 0; e < 4; e++) x.v[e] += w * theirs[{place}];")
             if self.splits > 1:
                 with out.block("if (active > 1) {"):
                     out.add(f"DEVICE float* const part = parts + split * {self.h * (d + PAD)};")
