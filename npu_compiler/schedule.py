@@ -11,6 +11,7 @@ from . import expr
 from .errors import CompileError
 from .expr import Expr
 from .graph import Graph, Node, Value
+from .images import filter_rows, is_image, padded_image
 from .kernel import Buffer, Kernel, LoopBody, Operand, Schedule, Stage, contiguous_strides
 from .operands import Operands
 from .passes.fold import unrounded
@@ -145,8 +146,11 @@ class Scheduler(Operands):
         k, r, s, cg = w.shape
         groups = node.attrs["groups"]
         attrs = dict(node.attrs) | {"kernel": (r, s), "channels": (x.shape[3], k)}
-        source = self._dense(x)
         flops = 2 * node.out.numel * r * s * cg
+        if w in self.static and is_image(node, self.config.image_row):
+            self._image(group, made, flops)
+            return
+        source = self._dense(x)
         if groups == k == x.shape[3]:
             weight = (
                 self.operand(w.permute(1, 2, 3, 0).reshape(r, s, k)) if w not in self.static else self._static_view(w)
@@ -165,6 +169,20 @@ class Scheduler(Operands):
         self._static_chain(view)
         weight = self.packed_weight(w, view, self._layout(x.dtype))
         self._anchor(group, made, "conv2d", [source, weight], flops, **attrs)
+
+    def _image(self, group: Group, made: dict[str, Buffer], flops: int) -> None:
+        """A convolution of few channels, on rows of padded pixels."""
+        node, row = group.anchor, self.config.image_row
+        x, w = node.inputs
+        source = self.operand(x)
+        body, whole, rows, attrs = padded_image(
+            node, source, row, lambda n: self._buffer("arena", x.dtype, n, "padded")
+        )
+        self._kernel(Kernel("copy", "loops", [source], [whole], body=body, sources=node.sources))
+        view = filter_rows(w, row)
+        self._static_chain(view)
+        weight = self.packed_weight((w, row), view, self._layout(x.dtype))
+        self._anchor(group, made, "conv2d", [rows, weight], flops, **attrs)
 
     def _winograd_weight(self, w: Value, g: np.ndarray) -> Value:
         """G w G^T for every filter, as load-time nodes: [1, K, (tile + 2)^2, C] in float32, computed in float64."""

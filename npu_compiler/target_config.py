@@ -24,6 +24,8 @@ class TargetConfig:
     ``prologue_rows``: the most rows of a matmul whose left operand every thread may compute for itself.
     ``paired_matmuls``: whether a matmul kernel can compute two products of the same rows, for a gated activation.
     ``bundles``: whether kernels that touch different data can be one launch.
+    ``image_row``: convolutions of up to four channels in half precision are computed on rows of so many elements
+    (``images.py``); 0: like any other.
     ``chunks``: tokens of a prompt that a language model's entry points take at once, besides 1; ``chunk_floor``: a run
     takes at least as long as the arithmetic of this many tokens, because it reads all weights. ``run_ahead``: whether
     runs go on while the host does something else, so that a language model had better choose likely tokens by itself.
@@ -40,6 +42,7 @@ class TargetConfig:
     prologue_rows: int = 0
     paired_matmuls: bool = False
     bundles: bool = False
+    image_row: int = 0
     chunks: tuple[int, ...] = (32, 128)
     chunk_floor: int = 16
     run_ahead: bool = False
@@ -71,6 +74,7 @@ TARGETS: dict[str, TargetConfig] = {
             prologue_rows=1,
             paired_matmuls=True,
             bundles=True,
+            image_row=32,
             chunks=(128, 512, 2048),
             chunk_floor=256,
             run_ahead=True,

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+
+from npu_compiler.target_config import TARGETS
+from npu_compiler.targets.simt import loops
 
 from .metal_backend import EmulatedMetal
 from .models.gate import Args, compile_and_run, expect
@@ -83,3 +87,39 @@ def test_shape(dtype: str, request: pytest.FixtureRequest) -> None:
                 wanted.check(compile_and_run(model, [inputs], dtype, EmulatedMetal(order, seed=11)))
             except Exception as error:
                 raise AssertionError(f"{name} {dtype} {order}: {error}") from error
+
+
+def rotary(rows: int, width: int) -> tuple[nn.Module, Args]:
+    """Each half of a row needs the other."""
+    half = width // 2
+
+    def f(x: torch.Tensor, c: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
+        return x * c + torch.cat((-x[..., half:], x[..., :half]), -1) * s
+
+    return Call(f), (torch.randn(2, rows, width), torch.randn(rows, width), torch.randn(rows, width))
+
+
+VECTORS: dict[str, Callable[[], tuple[nn.Module, Args]]] = {
+    "rotary": lambda: rotary(5, 32),
+    "rotary-odd-half": lambda: rotary(5, 12),
+    "max-pool": lambda: (nn.Sequential(nn.Conv2d(4, 16, 1), nn.MaxPool2d(3, 2, 1)), (torch.randn(1, 4, 9, 9),)),
+    "mean-pool": lambda: (nn.Sequential(nn.Conv2d(4, 16, 1), nn.AvgPool2d(3, 2, 1)), (torch.randn(1, 4, 9, 9),)),
+    "column-sums": lambda: (Call(lambda x: x.sum(1)), (torch.randn(3, 7, 24),)),
+    "norm-of-a-few-rows": lambda: (nn.LayerNorm(1536), (torch.randn(5, 1536),)),
+    "image": lambda: (nn.Sequential(nn.Conv2d(3, 16, 7, 2, 3), nn.ReLU()), (torch.randn(2, 3, 13, 15),)),
+    "image-3x3": lambda: (nn.Conv2d(1, 8, 3, 2), (torch.randn(1, 1, 12, 12),)),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_threads_that_take_vectors(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where rows are many, and images as rows of pixels."""
+    monkeypatch.setattr(loops, "VECTOR_ROWS", 1)
+    monkeypatch.setitem(TARGETS, "metal", replace(TARGETS["metal"], image_row=32))
+    for name, make in VECTORS.items():
+        torch.manual_seed(1)
+        model, inputs = make()
+        try:
+            expect(model, [inputs], dtype).check(compile_and_run(model, [inputs], dtype, EmulatedMetal("shuffled", 5)))
+        except Exception as error:
+            raise AssertionError(f"{name} {dtype}: {error}") from error

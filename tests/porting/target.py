@@ -53,7 +53,14 @@ DIALECT = Dialect(
 class HostTarget(SimtTarget):
     name = "host"
     config = TargetConfig(
-        "host", panel=0, buffer_align=256, pair_dtypes=(), prologue_rows=1, paired_matmuls=True, bundles=True
+        "host",
+        panel=0,
+        buffer_align=256,
+        pair_dtypes=(),
+        prologue_rows=1,
+        paired_matmuls=True,
+        bundles=True,
+        image_row=32,
     )
     suffix = "cpp"
     dialect = DIALECT

@@ -103,27 +103,31 @@ class _Image(_Side):
         op, self.a = kernel.inputs[0], kernel.attrs
         self.p = conv_product(kernel)
         _, self.h, self.w, self.c = op.shape
+        self.image, self.line, self.pixel, _ = op.strides  # rows of pixels may overlap
         _, self.oh, self.ow, _ = kernel.attrs.get("image", kernel.outputs[0].shape)
         self.cg = self.c // self.a["groups"]
-        self.vectors = dtypes.DTYPES[op.dtype].size == 2 and not any(n % 8 for n in (self.cg, self.c, op.offset))
+        self.vectors = dtypes.DTYPES[op.dtype].size == 2 and not any(
+            n % 8 for n in (self.cg, *op.strides[:3], op.offset)
+        )
 
     @property
     def plain(self) -> bool:
         """A 1x1 convolution that takes every pixel: its rows are the pixels."""
         a = self.a
-        return a["kernel"] == (1, 1) and a["stride"] == (1, 1) and tuple(a["padding"]) == (0, 0, 0, 0)
+        dense = (self.image, self.line) == (self.h * self.w * self.pixel, self.w * self.pixel)
+        return dense and a["kernel"] == (1, 1) and a["stride"] == (1, 1) and tuple(a["padding"]) == (0, 0, 0, 0)
 
     def setup(self, f: Function, name: str, row: str) -> None:
         out, (sh, sw), (top, left) = f.lines, self.a["stride"], self.a["padding"][:2]
         out.add(f"const bool v{name} = {row} < {self.p.m};", f"const uint m{name} = v{name} ? (uint)({row}) : 0u;")
         group = f" + tb * {self.cg}" if self.p.batch > 1 else ""
         if self.plain:
-            out.add(f"const int64_t o{name} = (int64_t)m{name} * {self.c}{group};")
+            out.add(f"const int64_t o{name} = (int64_t)m{name} * {self.pixel}{group};")
             return
         out.add(
             f"const int y{name} = (int)(m{name} / {self.ow}u % {self.oh}u) * {sh} - {top};",
             f"const int x{name} = (int)(m{name} % {self.ow}u) * {sw} - {left};",
-            f"const int64_t o{name} = (int64_t)(m{name} / {self.oh * self.ow}u) * {self.h * self.w * self.c}{group};",
+            f"const int64_t o{name} = (int64_t)(m{name} / {self.oh * self.ow}u) * {self.image}{group};",
         )
 
     def place(self, f: Function, name: str, k: str, tag: str) -> tuple[str, str]:
@@ -135,7 +139,10 @@ class _Image(_Side):
             f"const int y{tag} = y{name} + tap{tag} / {s} * {dh}, x{tag} = x{name} + tap{tag} % {s} * {dw};",
         )
         inside = f"y{tag} >= 0 && y{tag} < {self.h} && x{tag} >= 0 && x{tag} < {self.w}"
-        return f"v{name} && {k} < {self.p.k} && {inside}", f"o{name} + (y{tag} * {self.w} + x{tag}) * {self.c} + c{tag}"
+        return (
+            f"v{name} && {k} < {self.p.k} && {inside}",
+            f"o{name} + y{tag} * {self.line} + x{tag} * {self.pixel} + c{tag}",
+        )
 
 
 class _Weights(_Side):
@@ -209,7 +216,7 @@ def _group_indices(f: Function, p: Product, tiles_m: int, tiles_n: int) -> None:
         f.lines.add(f"const int part = gid / {tiles_m * tiles_n * p.batch};")
 
 
-def _column(kernel: Kernel, p: Product, n: str) -> tuple[str, str]:
+def output_place(kernel: Kernel, p: Product, n: str) -> tuple[str, str]:
     """(the start of the row number, the column) in the output: groups of a convolution lie along its columns."""
     part = f"part * {p.m * (p.batch if kernel.kind == 'gemm' else 1)} + " if p.splits > 1 else ""
     if kernel.kind == "gemm":
@@ -217,12 +224,12 @@ def _column(kernel: Kernel, p: Product, n: str) -> tuple[str, str]:
     return part, f"tb * {p.n} + {n}" if p.batch > 1 else n
 
 
-def _shared(n: str, p: Product) -> str:
+def output_column(n: str, p: Product) -> str:
     """The column of the output that column ``n`` of the product belongs to."""
     return n if p.lanes == 1 else f"{n} / {p.lanes}"
 
 
-def _spread(which: int, at: str, p: Product) -> str:
+def spread(which: int, at: str, p: Product) -> str:
     """Where accumulator ``which`` of result ``at`` stands among neighbouring columns of the product."""
     return at if p.lanes == 1 else f"({at}) * {p.lanes} + {which}"
 
@@ -265,14 +272,14 @@ def _plain_tiles(kernel: Kernel, dialect: Dialect, p: Product, left: _Side) -> E
         out.add("  for (int j = 0; j < 4; j++) acc[i][j] += sum[i][j];", "barrier();")
     epilogue = Epilogue(kernel, f)
     width = min(epilogue.width, 4 // p.lanes) if p.n % 4 == 0 else 1
-    row, _ = _column(kernel, p, "")
+    row, _ = output_place(kernel, p, "")
     out.add("#pragma unroll")
     with out.block("for (int i = 0; i < 4; i++) {"):
         out.add(f"const int m = tm * 64 + ty + i;  if (m >= {p.m}) break;", "#pragma unroll")
         with out.block(f"for (int j = 0; j < 4; j += {width * p.lanes}) {{"):
             out.add(f"if (tn * 64 + tx + j >= {p.n}) break;")
-            _, column = _column(kernel, p, _shared("(tn * 64 + tx + j)", p))
-            epilogue.store(row + "m", column, width, lambda which, at: f"acc[i][j + {_spread(which, at, p)}]")
+            _, column = output_place(kernel, p, output_column("(tn * 64 + tx + j)", p))
+            epilogue.store(row + "m", column, width, lambda which, at: f"acc[i][j + {spread(which, at, p)}]")
     return f.finish(tiles_m * tiles_n * p.batch * p.splits, 256)
 
 
@@ -414,9 +421,9 @@ class _MatrixTiles:
                     out.add("  acc[e] = v.v[0]; acc[e + 1] = v.v[1]; acc[e + 2] = v.v[2]; acc[e + 3] = v.v[3];", "}")
                 else:
                     out.add(f"for (int e = 0; e < {width * p.lanes}; e++) acc[e] = results[m * {ld} + n + e];")
-                start, column = _column(self.kernel, p, _shared(f"(tn * {t.n} + n)", p))
+                start, column = output_place(self.kernel, p, output_column(f"(tn * {t.n} + n)", p))
                 row = f"{start}tm * {t.m} + m"
-                epilogue.store(row, column, width, lambda which, at: f"acc[{_spread(which, at, p)}]")
+                epilogue.store(row, column, width, lambda which, at: f"acc[{spread(which, at, p)}]")
 
     def _results(self, ld: int) -> None:
         """Every simd's accumulators to their places in ``results``."""

@@ -11,8 +11,9 @@ from ..nest import build_nest
 from ..row_passes import make_row
 from .dialect import SIMD, Dialect
 from .epilogue import Epilogue
+from .folds import RowFold
 from .function import Emission, Function, blocks, simds
-from .loops import Points, RowFold, scalars_for, vector_width
+from .loops import Points, scalars_for, vector_width
 from .scalar import storage, stored
 
 MOST_ROWS = 4  # of the left operand; more is a tile's work

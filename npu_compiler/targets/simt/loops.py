@@ -9,13 +9,15 @@ from ... import affine, dtypes, expr
 from ...expr import Expr
 from ...kernel import Kernel
 from ..nest import Nest, Step, accesses, build_nest, fold_single_points, use_counts
-from ..row_passes import Pass, Row, make_row
+from ..row_passes import Row, make_row
 from .dialect import SIMD, Dialect
+from .folds import RowFold
 from .function import Emission, Function, Pointers, blocks
 from .scalar import Scalars, Value, accumulator, combine, kind_of, storage, stored
 
 THREADS = 256
 SMALL_FOLD = 16  # a thread folds so few points alone
+GATHERED = 8  # so many neighbours a thread collects for one store
 SIMD_FOLD = 2048  # a simd folds so many; beyond, a whole group
 
 
@@ -44,7 +46,7 @@ def vector_width(
     nest: Nest, kernel: Kernel, steps: Sequence[Step], lane: int, registers: int = 2**31, most: int = 0
 ) -> int:
     """Neighbours along ``lane`` that every access can take at once, or 1: in up to 16 bytes, or ``most`` if given.
-    Operands from number ``registers`` on are not in memory."""
+    Operands from number ``registers`` on are not in memory. A few neighbours may also be gathered from anywhere."""
     widest = most or 8
     found: set[Expr] = {x for s in steps for e in s.exprs() for x in expr.walk(e) if x.op == "load"}
     found = {x for x in found if x.value.operand < registers}
@@ -52,8 +54,13 @@ def vector_width(
         form = affine.affine(x.args[0])
         inside = [t for t in (*form.opaque(), *x.args[1:]) if any(y is expr.index(lane) for y in expr.walk(t))]
         c = form.coefficient(lane)
-        if inside or c not in (0, 1) or (c and x.value.guarded):
+        if not inside and c not in (0, 1) and x.value.operand >= 0 and nest.size[lane] <= GATHERED:
+            continue
+        if inside or c not in (0, 1):
             return 1
+        if c and x.value.guarded:
+            found_condition = condition_of(steps, x)
+            widest = min(widest, same_for(found_condition[0], lane)) if found_condition else 1
         if c:
             op = kernel.inputs[x.value.operand] if x.value.operand >= 0 else kernel.outputs[~x.value.operand]
             beside = (k for t, k in form.terms.items() if t is not expr.index(lane))
@@ -65,11 +72,35 @@ def vector_width(
     return max(widest, 1) if any(affine.affine(x.args[0]).coefficient(lane) for x in found) else 1
 
 
-class Points:
-    """What a thread does at ``width`` neighbouring points along ``lane``; ``i{lane}`` is the first."""
+def condition_of(steps: Sequence[Step], x: Expr) -> tuple[Expr, bool] | None:
+    """(condition, its value) under which ``x`` is read, if a single ``where`` states it."""
+    around = {y for s in steps for e in s.exprs() for y in expr.walk(e) if any(a is x for a in expr.walk(y))}
+    wheres = [y for y in around if y.op == "where"]
+    if len(wheres) != 1:
+        return None
+    inside = [any(a is x for a in expr.walk(arm)) for arm in wheres[0].args]
+    return None if inside not in ([False, True, False], [False, False, True]) else (wheres[0].args[0], inside[1])
 
-    def __init__(self, s: Scalars, nest: Nest, lane: int, width: int):
-        self.s, self.nest, self.lane, self.width = s, nest, lane, width
+
+def same_for(condition: Expr, lane: int) -> int:
+    """For how many neighbours along ``lane``, from a multiple of as many on, ``condition`` is the same."""
+    if not any(y is expr.index(lane) for y in expr.walk(condition)):
+        return 1 << 30
+    if condition.op == "and":
+        return min(same_for(a, lane) for a in condition.args)
+    if condition.op in ("lt", "ge") and condition.args[0].dtype == "int64":
+        form = affine.affine(condition.args[0] - condition.args[1])
+        if form.coefficient(lane) == 1 and len(form.terms) == 1 and form.const:
+            return form.const & -form.const
+    return 1
+
+
+class Points:
+    """What a thread does at ``width`` neighbouring points along ``lane``; ``i{lane}`` is the first. With ``apart``,
+    reductions fold every neighbour into a variable of its own, ``f{number}[..]``."""
+
+    def __init__(self, s: Scalars, nest: Nest, lane: int, width: int, apart: bool = False):
+        self.s, self.nest, self.lane, self.width, self.apart = s, nest, lane, width, apart
         self.inner = max(nest.size, default=0) + 1  # the position inside the vector, as a dim of its own
         s.ranges = {**s.ranges, self.inner: (0, width - 1)}
 
@@ -94,13 +125,8 @@ class Points:
         shift = self.shift
         for x in {x: None for st in steps for x in expr.walk(st.value) if x.op == "load"}:
             known = x in s.bound or expr.substitute(x, shift) in s.bound
-            if affine.affine(x.args[0]).coefficient(self.lane) and not known:
-                name, ctype = s.name(), dtypes.DTYPES[x.dtype].ctype
-                pointer, at = s.pointers[x.value.operand], s.address(x)
-                s.out.add(
-                    f"const Vec<{ctype}, {width}> {name} = *(DEVICE const Vec<{ctype}, {width}>*)({pointer} + {at});"
-                )
-                s.bound[expr.substitute(x, shift)] = stored(f"{name}.v[i{self.inner}]", x.dtype)
+            if affine.affine(x.args[0]).coefficient(self.lane) == 1 and not known:
+                s.bound[expr.substitute(x, shift)] = stored(f"{self._vector(steps, x)}.v[i{self.inner}]", x.dtype)
         for st in steps:
             if st.target is not None and not sink:
                 name = s.name()
@@ -124,12 +150,28 @@ class Points:
             s.out.add(f"*(DEVICE Vec<{ctype}, {width}>*)({s.pointers[~st.output]} + {s.address(st.target)}) = {name};")
         s.bound = bound
 
+    def _vector(self, steps: Sequence[Step], x: Expr) -> str:
+        """A variable with the neighbours that load ``x`` begins; anything where it is not read."""
+        s, name = self.s, self.s.name()
+        vector = f"Vec<{dtypes.DTYPES[x.dtype].ctype}, {self.width}>"
+        pointer = s.pointers[x.value.operand]
+        if not x.value.guarded:
+            s.out.add(f"const {vector} {name} = *(DEVICE const {vector}*)({pointer} + {s.address(x)});")
+            return name
+        found = condition_of(steps, x)
+        assert found is not None
+        condition, value = found
+        s.out.add(f"{vector} {name} = {{}};")
+        with s.scope(f"if ({'' if value else '!'}({s.text(condition, 'bool')})) {{"):
+            s.out.add(f"{name} = *(DEVICE const {vector}*)({pointer} + {s.address(x)});")
+        return name
+
     def _one(self, step: Step, value: Expr, target: Expr | None, position: Expr | None) -> None:
         s = self.s
         if target is not None:
             s.store(target, value, target.dtype)
             return
-        register, name = kind_of(step.value.dtype), f"f{step.number}"
+        register, name = kind_of(step.value.dtype), f"f{step.number}" + (f"[i{self.inner}]" if self.apart else "")
         text = s.text(value, register)
         if step.reduce.startswith("arg"):
             assert position is not None
@@ -256,14 +298,21 @@ def _serial(nest: Nest, function: Function) -> Emission:
     out.add("if (lane == 0) hit[sid] = again;", "barrier();")
     out.add(f"for (int i = 0; i < {threads // SIMD}; i++) again |= hit[i];")
     out.add("if (again) return;  // a later one stores there")
-    with s.scope(f"for (uint f = (uint)tid; f < {count}u; f += {threads}u) {{"):
-        decode(s, nest, own, "f")
-        Points(s, nest, -1, 1).run([step])
+    lane = own[-1] if own else -1
+    width = vector_width(nest, function.kernel, [step], lane) if own else 1
+    with s.scope(f"for (uint f = (uint)tid; f < {count // width}u; f += {threads}u) {{"):
+        decode(s, nest, own, "f", width)
+        Points(s, nest, lane, width).run([step])
     function.checks = s.checks
     return function.finish(nest.points(turns), threads)
 
 
 # -- reductions -----------------------------------------------------------------------------------------------------
+MOST_TURNS = 8  # of a thread in one row, for which its loop is unrolled
+VECTOR_ROWS = 1 << 15  # vectors of rows, from which threads that take a vector each fill the machine
+VECTOR_FOLD = 64  # the longest fold of which one thread takes all
+
+
 class _Reduction:
     def __init__(self, nest: Nest, function: Function):
         self.nest, self.function, self.out = nest, function, function.lines
@@ -273,6 +322,8 @@ class _Reduction:
 
     def emit(self) -> Emission:
         across = self._across_dim()
+        if across is not None and (width := self._width(across)) > 1:
+            return self._vectors(across, width)
         return self._across(across) if across is not None or self.count <= SMALL_FOLD else self._along()
 
     def _across_dim(self) -> int | None:
@@ -282,6 +333,41 @@ class _Reduction:
         best_fold = max((scores[d] * (self.nest.size[d] > 1) for d in self.nest.folds), default=0)
         rows = [d for d in self.nest.rows if scores[d] > best_fold and self.nest.size[d] >= 8]
         return max(rows, key=lambda d: scores[d]) if rows else None
+
+    def _width(self, lane: int) -> int:
+        """How many neighbours along ``lane`` a thread can take, where rows are enough to fill the machine so."""
+        passes, kernel = self.row.passes, self.function.kernel
+        if len(passes) != 1 or passes[0].stores or any(st.reduce.startswith("arg") for st in passes[0].folds):
+            return 1
+        width = vector_width(self.nest, kernel, [*passes[0].folds, *self.row.stores], lane)
+        return width if self.rows // width >= VECTOR_ROWS and self.count <= VECTOR_FOLD else 1
+
+    def _vectors(self, lane: int, width: int) -> Emission:
+        """A thread folds ``width`` neighbouring rows, each into a variable of its own."""
+        nest, out, s = self.nest, self.out, self.s
+        order = [d for d in memory_order(nest, nest.rows) if d != lane] + [lane]
+        count = self.rows // width
+        out.add(f"const uint r = (uint)gid * {THREADS}u + (uint)tid;")
+        if count % THREADS:
+            out.add(f"if (r >= {count}u) return;")
+        decode(s, nest, order, "r", width)
+        (p,) = self.row.passes
+        points = Points(s, nest, lane, width, apart=True)
+        for st in p.folds:
+            kind = kind_of(st.value.dtype)
+            out.add(f"{kind} f{st.number}[{width}];", "#pragma unroll")
+            out.add(f"for (int i = 0; i < {width}; i++) f{st.number}[i] = {accumulator(st.reduce, st.value.dtype)};")
+        if self.count <= SMALL_FOLD:
+            out.add("#pragma unroll")
+        with s.scope(f"for (uint p = 0; p < {self.count}u; p++) {{"):
+            decode(s, nest, nest.folds, "p")
+            points.run(p.folds)
+        for st in p.folds:
+            name = f"f{st.number}[i{points.inner}]"
+            s.bound[expr.stage(st.number, st.value.dtype)] = Value(name, kind_of(st.value.dtype))
+        points.run(self.row.stores)
+        self.function.checks = s.checks
+        return self.function.finish(blocks(count, THREADS), THREADS)
 
     def _across(self, lane: int | None) -> Emission:
         """Neighbouring lanes take neighbouring rows; the simds of a group share the fold if rows are few."""
@@ -322,10 +408,14 @@ class _Reduction:
         folds = memory_order(nest, nest.folds, loads=True)
         steps = [st for p in self.row.passes for st in p.steps]
         width = vector_width(nest, self.function.kernel, steps, folds[-1])
-        team = SIMD if self.count <= SIMD_FOLD and (self.rows > 64 or self.count <= 256) else 256
-        if self.count // width >= 16384:
+        turns = self.count // width  # for all threads of a row together
+        few = self.rows <= 64 if turns < 2 * SIMD else self.rows <= 1024
+        team = SIMD if self.count <= SIMD_FOLD and (not few or self.count <= 256) else 256
+        if turns >= 16384:
             team = 1024
-        per_group = max(1, 128 // team)
+        elif team > SIMD and turns % team and not turns % SIMD:
+            team = next(n for n in range(team, 0, -SIMD) if not turns % n)
+        per_group = 4 if team == SIMD else 1
         threads = team * per_group
         if team == SIMD:
             out.add(f"const uint r = (uint)gid * {per_group}u + (uint)sid;", "const int me = lane;")
@@ -337,7 +427,13 @@ class _Reduction:
         points, fold = Points(s, nest, folds[-1], width), RowFold(s, self.function)
         for p in self.row.passes:
             fold.begin(p)
-            with s.scope(f"for (uint p = (uint)me; p < {self.count // width}u; p += {team}u) {{"):
+            loop = f"for (uint p = (uint)me; p < {turns}u; p += {team}u) {{"
+            if turns % team == 0 and turns // team <= MOST_TURNS:  # so that loads of all turns are under way at once
+                out.add("#pragma unroll")
+                loop = f"for (uint turn = 0; turn < {turns // team}u; turn++) {{"
+            with s.scope(loop):
+                if "turn" in loop:
+                    out.add(f"const uint p = (uint)me + turn * {team}u;")
                 decode(s, nest, folds, "p", width)
                 points.run(p.steps, position=nest.position)
             fold.meet_along(p, team)
@@ -354,80 +450,3 @@ class _Reduction:
                 plain.run(stores)
         else:
             plain.run(stores)
-
-
-class RowFold:
-    """The reductions of a pass: variables ``f{number}`` (and positions ``q{number}``) and how threads bring them
-    together, so that each has the whole result, combined in one fixed order."""
-
-    def __init__(self, s: Scalars, function: Function):
-        self.s, self.out, self.function = s, function.lines, function
-
-    def begin(self, p: Pass) -> None:
-        for st in p.folds:
-            kind = kind_of(st.value.dtype)
-            self.out.add(f"{kind} f{st.number} = {accumulator(st.reduce, st.value.dtype)};")
-            if st.reduce.startswith("arg"):
-                self.out.add(f"int q{st.number} = 2147483647;")
-
-    def _bind(self, p: Pass) -> None:
-        for st in p.folds:
-            if st.reduce.startswith("arg"):
-                self.s.bound[expr.stage(st.number, "int64")] = Value(f"q{st.number}", "int")
-            else:
-                self.s.bound[expr.stage(st.number, st.value.dtype)] = Value(f"f{st.number}", kind_of(st.value.dtype))
-
-    def _step(self, st: Step, other: str, other_position: str) -> str:
-        name, kind = f"f{st.number}", kind_of(st.value.dtype)
-        if st.reduce.startswith("arg"):
-            return f"{st.reduce}_step({name}, q{st.number}, {other}, {other_position});"
-        return f"{name} = {combine(st.reduce, kind, name, other)};"
-
-    def meet_along(self, p: Pass, team: int) -> None:
-        """Between the lanes of a simd, or all threads of a group."""
-        self._bind(p)
-        for st in p.folds:
-            self.out.add("#pragma unroll")
-            self.out.add(f"for (int m = 16; m > 0; m >>= 1) {self._xor(st)}")
-        if team == SIMD or not p.folds:
-            return
-        for st in p.folds:
-            n, kind = st.number, kind_of(st.value.dtype)
-            self.function.array(kind, f"s{n}", team // SIMD)
-            self.out.add(f"if (lane == 0) s{n}[sid] = f{n};")
-            if st.reduce.startswith("arg"):
-                self.function.array("int", f"p{n}", team // SIMD)
-                self.out.add(f"if (lane == 0) p{n}[sid] = q{n};")
-        self.out.add("barrier();")
-        self._gather(p, team // SIMD, "")
-
-    def _xor(self, st: Step) -> str:
-        n = st.number
-        position = f"simd_xor(q{n}, m)" if st.reduce.startswith("arg") else ""
-        if position:
-            kind = kind_of(st.value.dtype)
-            return f"{{ const {kind} o = simd_xor(f{n}, m); const int oq = {position}; {self._step(st, 'o', 'oq')} }}"
-        return self._step(st, f"simd_xor(f{n}, m)", "")
-
-    def meet_across(self, p: Pass, parts: int) -> None:
-        """Between the same lane of all simds; a single part has nobody to meet."""
-        self._bind(p)
-        if parts == 1:
-            return
-        for st in p.folds:
-            n, kind = st.number, kind_of(st.value.dtype)
-            self.function.array(kind, f"s{n}", parts * SIMD)
-            self.out.add(f"s{n}[sid * 32 + lane] = f{n};")
-            if st.reduce.startswith("arg"):
-                self.function.array("int", f"p{n}", parts * SIMD)
-                self.out.add(f"p{n}[sid * 32 + lane] = q{n};")
-        if p.folds:
-            self.out.add("barrier();")
-            self._gather(p, parts, " * 32 + lane")
-
-    def _gather(self, p: Pass, parts: int, at: str) -> None:
-        for st in p.folds:
-            n, arg = st.number, st.reduce.startswith("arg")
-            first = "lane" if at else "0"
-            self.out.add(f"f{n} = s{n}[{first}];" + (f" q{n} = p{n}[{first}];" if arg else ""))
-            self.out.add(f"for (int k = 1; k < {parts}; k++) {self._step(st, f's{n}[k{at}]', f'p{n}[k{at}]')}")
