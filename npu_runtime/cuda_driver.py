@@ -8,11 +8,16 @@ from collections.abc import Callable, Sequence
 from ctypes import byref, c_char_p, c_int, c_uint, c_void_p
 from dataclasses import dataclass
 from functools import cache
+from typing import TypeAlias
 
 from npu_compiler.errors import BackendError
+from npu_compiler.targets.simt.program import TileMap
 
 _SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 _MAX_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+_TWO_BYTES = 6  # CU_TENSOR_MAP_DATA_TYPE_FLOAT16: copies look at the size only
+_SWIZZLES = {32: 1, 64: 2, 128: 3}  # CU_TENSOR_MAP_SWIZZLE_*
+_L2_256 = 3  # CU_TENSOR_MAP_L2_PROMOTION_L2_256B
 _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 _STATIC_SHARED = 48 << 10
 _COMPUTE_MAJOR, _COMPUTE_MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
@@ -58,6 +63,15 @@ class Device:
     name: str
     capability: tuple[int, int]
     memory: int
+
+
+_MapMemory: TypeAlias = "ctypes.Array[ctypes.c_char]"
+_MAP_BYTES, _MAP_ALIGN = 128, 64
+
+
+def _aligned(memory: _MapMemory) -> int:
+    """Where the tile map lies in ``memory``."""
+    return -(-ctypes.addressof(memory) // _MAP_ALIGN) * _MAP_ALIGN
 
 
 class DriverError(BackendError):
@@ -135,15 +149,40 @@ class Driver:
 
     def launch(
         self, name: str, function: int, groups: int, threads: int, shared: int, stream: int,
-        arguments: Sequence[int], overlap: bool,
+        arguments: Sequence[int], overlap: bool, maps: Sequence[_MapMemory] = (),
     ) -> None:  # fmt: skip
-        """``arguments`` are addresses. ``overlap``: the kernel may start before the one ahead of it has ended."""
+        """``arguments`` are addresses. ``overlap``: the kernel may start before the one ahead of it has ended.
+        ``maps``: of :meth:`tile_map`, behind the addresses."""
         values = (c_void_p * max(len(arguments), 1))(*arguments)
         first, size = ctypes.addressof(values), ctypes.sizeof(c_void_p)
-        pointers = (c_void_p * len(values))(*(first + i * size for i in range(len(values))))
+        places = [*(first + i * size for i in range(len(arguments))), *(_aligned(m) for m in maps)]
+        pointers = (c_void_p * max(len(places), 1))(*places)
         attribute = _Attribute(_SERIALIZATION, 0, 1)
         config = _Config(groups, 1, 1, threads, 1, 1, shared, stream, ctypes.pointer(attribute), int(overlap))
         self.call(f"launching kernel {name}", "cuLaunchKernelEx", byref(config), c_void_p(function), pointers, None)
+
+    def tile_map(self, name: str, address: int, tiles: TileMap) -> _MapMemory:
+        """What the copy engine of kernel ``name`` needs to know of the memory at ``address``."""
+        memory, rank = (ctypes.c_char * (_MAP_BYTES + _MAP_ALIGN))(), len(tiles.sizes)
+        what = f"kernel {name}: describing tiles {list(tiles.box)} of {list(tiles.sizes)}"
+        to, start = c_void_p(_aligned(memory)), c_void_p(address)
+        sizes = (ctypes.c_uint64 * rank)(*tiles.sizes)
+        strides = (ctypes.c_uint64 * (rank - 1))(*tiles.strides)
+        swizzle = _SWIZZLES[tiles.swizzle]
+        if tiles.corners:
+            low, high = (c_int * 2)(*tiles.corners[:2]), (c_int * 2)(*tiles.corners[2:])
+            steps = (c_uint * 4)(1, *tiles.steps, 1)
+            self.call(
+                what, "cuTensorMapEncodeIm2col", to, _TWO_BYTES, c_uint(rank), start, sizes, strides, low, high,
+                c_uint(tiles.box[0]), c_uint(tiles.box[1]), steps, 0, swizzle, _L2_256, 0,
+            )  # fmt: skip
+        else:
+            box, steps = (c_uint * rank)(*tiles.box), (c_uint * rank)(*(1,) * rank)
+            self.call(
+                what, "cuTensorMapEncodeTiled", to, _TWO_BYTES, c_uint(rank), start, sizes, strides, box, steps, 0,
+                swizzle, _L2_256, 0,
+            )  # fmt: skip
+        return memory
 
     def record(self, stream: int, what: str, launch_all: Callable[[], None]) -> int:
         """An executable graph of what ``launch_all`` launches on ``stream``; nothing runs yet."""

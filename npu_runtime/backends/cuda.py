@@ -220,7 +220,9 @@ class CUDAEntry(LoadedEntry):
         if x.checks:
             values.append(self._bad.ctypes.data + 4 * number)  # host memory: one address space
         function, stream = self._code.functions[x.function], self._backend.stream.ptr
-        driver().launch(self._name(number), function, x.groups, x.threads, x.shared, stream, values, overlap)
+        name = self._name(number)
+        maps = [driver().tile_map(name, address[id] + at, tiles) for id, at, tiles in x.maps]
+        driver().launch(name, function, x.groups, x.threads, x.shared, stream, values, overlap, maps)
 
     def _name(self, number: int) -> str:
         """A kernel in the words of the program's description, and of its code."""

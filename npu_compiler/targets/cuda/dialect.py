@@ -6,7 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ..simt.dialect import Array, Dialect, Param
+from ..simt.dialect import Array, Dialect, Param, Special
+from ..simt.flash import is_flash
+from .flash import emit_wide_flash, takes_attention
+from .streamed import emit_streamed, takes
 from .wide import COLUMNS, wide_words
 
 STATIC_BYTES = 48 << 10  # group memory that can be declared; more must be asked for at launch
@@ -20,6 +23,8 @@ _ENTRY = (
 
 def entry(name: str, params: Sequence[Param], threads: int, per_core: int) -> str:
     def declare(p: Param) -> str:
+        if p.ctype == "TileMap":
+            return f"const __grid_constant__ TileMap {p.name}"
         if p.constant:
             return f"const {p.ctype}* __restrict__ {p.name}"
         return f"{'' if p.writable else 'const '}{p.ctype}* {p.name}"
@@ -27,6 +32,10 @@ def entry(name: str, params: Sequence[Param], threads: int, per_core: int) -> st
     bounds = f"{threads}, {per_core}" if per_core else str(threads)
     head = f'extern "C" __global__ void __launch_bounds__({bounds})\n{name}({", ".join(map(declare, params))}) {{'
     return f"{head}\n  {_ENTRY}"
+
+
+def clustered(head: str, count: int) -> str:
+    return head.replace("__global__ void ", f"__global__ void __cluster_dims__({count}, 1, 1) ", 1)
 
 
 def shared(arrays: Sequence[Array]) -> tuple[list[str], int]:
@@ -57,10 +66,21 @@ DIALECT = Dialect(
     flash=True,
     ordered=True,
     registers=65536,
+    fast=("sigmoid",),
 )
 
 # Hopper's own instructions: a program that uses them runs on no other chip.
-HOPPER = replace(DIALECT, wide=COLUMNS, words=wide_words())
+HOPPER = replace(
+    DIALECT,
+    wide=COLUMNS,
+    words=wide_words() + (Path(__file__).parent / "kernels" / "stream.h").read_text(),
+    special=(
+        Special("gemm", takes, emit_streamed),
+        Special("conv2d", takes, emit_streamed),
+        Special("attention", lambda k: is_flash(k, DIALECT) and takes_attention(k), emit_wide_flash),
+    ),
+    clustered=clustered,
+)
 
 
 def dialect_for(arch: str) -> Dialect:

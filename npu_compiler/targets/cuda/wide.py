@@ -5,7 +5,8 @@ Source: PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions" (wgmma); bot
 
 from __future__ import annotations
 
-COLUMNS = (64, 128, 256)
+COLUMNS = (64, 128, 256)  # of the tiles that threads copy
+WIDTHS = tuple(range(32, 257, 32))
 
 _HEAD = """
 // Four simds and the wide matrix unit: C [64, N] += A [64, 64] B [N, 64]^T, tiles of 128-byte rows, swizzled.
@@ -15,8 +16,9 @@ INLINE void wide_ready() { asm volatile("fence.proxy.async.shared::cta;" ::: "me
 INLINE void wide_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 INLINE void wide_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int N> INLINE void wide_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(N) : "memory"); }
-INLINE uint64_t wide_tile(const void* p) {  // rows of 128 bytes, 8 of them a swizzled block of 1024
-  return (uint64_t)((group_address(p) & 0x3ffff) >> 4) | (1ull << 16) | (64ull << 32) | (1ull << 62);
+template <int K> INLINE uint64_t wide_tile(const void* p) {  // rows of K elements, 8 of them a swizzled block
+  const uint64_t swizzle = K == 64 ? 1 : 2;
+  return (uint64_t)((group_address(p) & 0x3ffff) >> 4) | (1ull << 16) | ((uint64_t)K << 32) | (swizzle << 62);
 }
 template <int N> INLINE void wide_zero(WideC<N>& c) {
 #pragma unroll
@@ -33,22 +35,52 @@ template <int N> INLINE void wide_store(float* p, int ld, const WideC<N>& c, int
 """
 
 
+_PRODUCT = """
+template <int K = 64, int N, class T> INLINE void wide_mma(WideC<N>& c, const T* x, const T* y) {
+  const uint64_t a = wide_tile<K>(x), b = wide_tile<K>(y);
+#pragma unroll
+  for (int k = 0; k < K / 16; k++) wide_step(c, a + 2 * k, b + 2 * k, x);
+}
+"""
+
+
+_TURNED = """
+// B as [K, N]: tiles of K rows of 64 elements beside each other.
+template <int K> INLINE uint64_t wide_turned_tile(const void* p) {
+  return (uint64_t)((group_address(p) & 0x3ffff) >> 4) | ((uint64_t)(K * 8) << 16) | (64ull << 32) | (1ull << 62);
+}
+"""
+
+
 def wide_words() -> str:
-    """The definitions, and ``wide_mma(c, T* a, T* b)`` for each width and type."""
-    return _HEAD + "".join(_product(n, t) for n in COLUMNS for t in ("f16", "bf16"))
+    """The definitions, and ``wide_mma<K>(c, T* a, T* b)`` for each width and type."""
+    return _HEAD + "".join(_step(n, t) for n in WIDTHS for t in ("f16", "bf16")) + _PRODUCT + _turned_words()
 
 
-def _product(n: int, dtype: str) -> str:
+def _step(n: int, dtype: str) -> str:
     registers = ", ".join(f"%{i}" for i in range(n // 2))
     bound = ", ".join(f'"+f"(c.v[{i}])' for i in range(n // 2))
-    a, b = n // 2, n // 2 + 1
     return f"""
-INLINE void wide_mma(WideC<{n}>& c, const {dtype}* x, const {dtype}* y) {{
-  const uint64_t a = wide_tile(x), b = wide_tile(y);
-#pragma unroll
-  for (int k = 0; k < 4; k++)
-    asm volatile("wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{dtype}.{dtype} "
-                 "{{{registers}}}, %{a}, %{b}, 1, 1, 1, 0, 0;"
-                 : {bound} : "l"(a + 2 * k), "l"(b + 2 * k));
+INLINE void wide_step(WideC<{n}>& c, uint64_t a, uint64_t b, const {dtype}*) {{
+  asm volatile("wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{dtype}.{dtype} "
+               "{{{registers}}}, %{n // 2}, %{n // 2 + 1}, 1, 1, 1, 0, 0;"
+               : {bound} : "l"(a), "l"(b));
+}}
+"""
+
+
+def _turned_words() -> str:
+    """``wide_turned(c, FragA<T> a, uint64_t b)``: 64 rows from the registers of four simds, by 16 rows of [K, N]."""
+    return _TURNED + "".join(_turned_step(n, t) for n in (64, 128) for t in ("f16", "bf16"))
+
+
+def _turned_step(n: int, dtype: str) -> str:
+    registers, r = ", ".join(f"%{i}" for i in range(n // 2)), n // 2
+    bound = ", ".join(f'"+f"(c.v[{i}])' for i in range(n // 2))
+    return f"""
+INLINE void wide_turned(WideC<{n}>& c, const FragA<{dtype}>& a, uint64_t b) {{
+  asm volatile("wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{dtype}.{dtype} "
+               "{{{registers}}}, {{%{r}, %{r + 1}, %{r + 2}, %{r + 3}}}, %{r + 4}, 1, 1, 1, 1;"
+               : {bound} : "r"(a.v[0]), "r"(a.v[1]), "r"(a.v[2]), "r"(a.v[3]), "l"(b));
 }}
 """

@@ -33,6 +33,7 @@ wide        four simds together, on tiles of 64 elements a row, 16-byte chunks a
             ``WideC<N>``, ``wide_zero``, ``wide_ready()`` (copies are visible to the unit), ``wide_begin()``,
             ``wide_mma(c, GROUP const T* a, GROUP const T* b)``, ``wide_commit()``, ``wide_wait<N>()``,
             ``wide_store(GROUP float* p, int ld, c, lane)``; only with :attr:`Dialect.wide`
+fast        ``m_sigmoid_fast(float)``: with errors far below half precision; those named in :attr:`Dialect.fast`
 maths       ``m_exp`` and so on for each scalar op that is no operator, on float (and double)
 
 The entry line of a kernel brings ``const int gid, tid, lane, sid``: group, thread in the group, lane in the simd, simd
@@ -45,7 +46,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+from ...kernel import Kernel
+
+if TYPE_CHECKING:
+    from .function import Emission
 
 KERNELS = Path(__file__).with_name("kernels")
 SIMD = 32
@@ -73,6 +79,18 @@ class Array(NamedTuple):
         return -(-self.length * self.itemsize // 16) * 16
 
 
+class Special(NamedTuple):
+    """A target's own function for kernels of one kind, used for those it ``takes``."""
+
+    kind: str
+    takes: Callable[[Kernel], bool]
+    emit: Callable[[Kernel, Dialect], Emission]
+
+
+def _no_clusters(head: str, cluster: int) -> str:
+    raise NotImplementedError(f"this target has no clusters of {cluster} groups")
+
+
 @dataclass(frozen=True)
 class Dialect:
     """How a target spells the vocabulary.
@@ -84,7 +102,9 @@ class Dialect:
     kernel may take; ``wide``: column counts of the wide matrix unit; ``flash``: whether fragments can be looked into;
     ``registers``: of a core, if groups of a product of one row should stay and take rows in turns; 0: they should not;
     ``ordered``: whether groups of a kernel can wait for what others wrote;
-    ``words``: text behind the common definitions.
+    ``fast``: functions with a ``_fast`` spelling; ``words``: text behind the common definitions; ``special``: own
+    functions, tried before the common ones, and ``clustered(head, count)``: the opening of a kernel whose groups run
+    together by ``count``.
     """
 
     name: str
@@ -102,6 +122,13 @@ class Dialect:
     flash: bool = False
     ordered: bool = False
     registers: int = 0
+    fast: tuple[str, ...] = ()
+    special: tuple[Special, ...] = ()
+    clustered: Callable[[str, int], str] = _no_clusters
+
+    def special_for(self, kernel: Kernel) -> Special | None:
+        """The target's own function for ``kernel``, if it has one."""
+        return next((s for s in self.special if s.kind == kernel.kind and s.takes(kernel)), None)
 
     @cached_property
     def head(self) -> str:

@@ -48,16 +48,14 @@ class Functions:
         """How to run ``kernel``; ``groups`` 0: there is nothing to do."""
         key = _key(kernel)
         if key not in self._emitted:
-            self._emitted[key] = EMITTERS[kernel.kind](kernel, self.dialect)
+            special = self.dialect.special_for(kernel)
+            emitter = special.emit if special is not None else EMITTERS[kernel.kind]
+            self._emitted[key] = emitter(kernel, self.dialect)
         e = self._emitted[key]
-        arguments = []
-        for n in e.operands:
-            op = kernel.inputs[n] if n >= 0 else kernel.outputs[~n]
-            byte = op.offset * dtypes.DTYPES[op.dtype].size
-            arena = op.buffer.kind == "arena"
-            arguments.append((ARENA if arena else op.buffer.id, op.buffer.offset + byte if arena else byte))
+        arguments = tuple(_place(kernel, n) for n in e.operands)
+        maps = tuple((*_place(kernel, n), tiles) for n, tiles in e.maps)
         name = self._name(kernel, e) if e.groups else ""
-        return Launch(name, e.groups, e.threads, e.shared, tuple(arguments), e.checks)
+        return Launch(name, e.groups, e.threads, e.shared, arguments, e.checks, maps)
 
     def launches(self, schedule: Schedule) -> list[Launch]:
         return [self.launch(k) for k in schedule.kernels]
@@ -68,6 +66,13 @@ class Functions:
             name = self._names[e.text] = f"{kind}_{len(self._names)}"
             self.text[name] = e.text.replace("@NAME@", name)
         return self._names[e.text]
+
+
+def _place(kernel: Kernel, number: int) -> tuple[int, int]:
+    """(buffer id, byte offset) of input ``number`` or output ``~number``."""
+    op = kernel.inputs[number] if number >= 0 else kernel.outputs[~number]
+    byte = op.offset * dtypes.DTYPES[op.dtype].size
+    return (ARENA, op.buffer.offset + byte) if op.buffer.kind == "arena" else (op.buffer.id, byte)
 
 
 def _key(kernel: Kernel) -> Hashable:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ... import dtypes, expr
+from ... import affine, dtypes, expr
 from ...expr import Expr
 from ...kernel import Kernel
 from ..epilogue_nest import epilogue_nest, row_digits
@@ -16,9 +16,9 @@ from .scalar import Scalars, Value, kind_of, literal, storage, stored
 
 class Epilogue:
     """Writes results at (row, column) of the output; ``row`` counts its leading dims in order. ``width``: neighbouring
-    columns that :meth:`store` can take at once."""
+    columns that :meth:`store` can take at once, in up to 16 bytes each, or ``most``."""
 
-    def __init__(self, kernel: Kernel, function: Function):
+    def __init__(self, kernel: Kernel, function: Function, most: int = 0):
         self.nest, self.acc, self.pitch = epilogue_nest(kernel)
         (self.step,) = self.nest.steps
         self.function = function
@@ -28,9 +28,9 @@ class Epilogue:
         self.lane = lane if lane in self.nest.size else -1
         self.width = 1
         if self.lane >= 0:
-            self.width = vector_width(self.nest, kernel, [self.step], self.lane, self.acc)
-        self._count = 0
+            self.width = vector_width(self.nest, kernel, [self.step], self.lane, self.acc, most)
         self._fetched: dict[Expr, Value] = {}
+        self.ahead = [x for x in dict.fromkeys(expr.walk(self.step.value)) if self._is_ahead(x)]
 
     def fetch(self, row: str, column: str, guard: str, constant: bool | None = None) -> None:
         """Load early what the next :meth:`store` will need at (row, column), if ``guard`` holds: weights
@@ -60,6 +60,29 @@ class Epilogue:
                     name = f"early{list(self._fetched).index(x)}"
                     out.add(f"{name} = {s.pointers[x.value.operand]}[{s.address(x)}];")
 
+    def _is_ahead(self, x: Expr) -> bool:
+        """Whether ``x`` reads its own element for every result (a residual), without conditions."""
+        if x.op != "load" or x.value.operand >= self.acc or x.value.guarded or x.value.checks:
+            return False
+        form = affine.affine(x.args[0])
+        return form.coefficient(self.lane) == 1 and any(form.coefficient(d) for d in self.nest.order if d != self.lane)
+
+    def declare_ahead(self, count: int, width: int) -> None:
+        """Registers for what :meth:`read_ahead` reads at ``count`` places."""
+        for n, x in enumerate(self.ahead):
+            self.function.lines.add(f"Vec<{dtypes.DTYPES[x.dtype].ctype}, {width}> ahead{n}[{count}];")
+
+    def read_ahead(self, row: str, column: str, width: int, slot: str) -> None:
+        """Statements that read ``width`` neighbours of every residual into place ``slot``."""
+        out = self.function.lines
+        s = Scalars(self.nest, Pointers(self.function), out, use_counts([self.step.value]))
+        with out.block("{"):
+            self._indices(row, column)
+            for n, x in enumerate(self.ahead):
+                vector = f"Vec<{dtypes.DTYPES[x.dtype].ctype}, {width}>"
+                at = f"{s.pointers[x.value.operand]} + {s.address(x)}"
+                out.add(f"ahead{n}[{slot}] = *(DEVICE const {vector}*)({at});")
+
     def _indices(self, row: str, column: str) -> None:
         out = self.function.lines
         if self.lane >= 0:
@@ -69,13 +92,18 @@ class Epilogue:
             text = f"row / {unit}u" if unit > 1 else "row"
             out.add(f"const int i{d} = (int)({f'{text} % {wrap}u' if wrap else text});")
 
-    def store(self, row: str, column: str, width: int, accumulators: Callable[[int, str], str]) -> None:
-        """Statements that store ``width`` neighbours; ``accumulators(which, position)`` is the text of one float."""
+    def store(self, row: str, column: str, width: int, accumulators: Callable[[int, str], str], slot: str = "") -> None:
+        """Statements that store ``width`` neighbours; ``accumulators(which, position)`` is the text of one float.
+        ``slot``: where the residuals were read to, if they were."""
         out = self.function.lines
         s = Scalars(self.nest, Pointers(self.function), out, use_counts([self.step.value]))
-        self._count += 1
+        if dtypes.DTYPES[self.step.value.dtype].size == 2:
+            s.fast = self.function.dialect.fast
         points = Points(s, self.nest, self.lane, width)
         s.bound.update(self._fetched)
+        for n, x in enumerate(self.ahead if slot else ()):
+            s.bound[x] = stored(f"ahead{n}[{slot}].v[0]", x.dtype)
+            s.bound[expr.substitute(x, points.shift)] = stored(f"ahead{n}[{slot}].v[i{points.inner}]", x.dtype)
         for x in expr.walk(self.step.value):
             if x.op == "load" and x.value.operand >= self.acc:
                 which = x.value.operand - self.acc

@@ -17,7 +17,6 @@ from .dialect import Dialect
 from .function import Emission, Function, blocks
 from .scalar import literal, read
 
-ROWS, KEYS, THREADS = 64, 64, 128
 LEAST_QUERIES = 16
 
 
@@ -33,10 +32,14 @@ def is_flash(kernel: Kernel, dialect: Dialect) -> bool:
 
 def emit_flash(kernel: Kernel, dialect: Dialect) -> Emission:
     """The function of an ``attention`` kernel for which :func:`is_flash`."""
-    return _Flash(kernel, dialect).emit()
+    return Flash(kernel, dialect).emit()
 
 
-class _Flash:
+class Flash:
+    """``rows`` of queries a group, ``keys`` a tile, ``threads`` that know the range of keys."""
+
+    rows, keys, threads = 64, 64, 128
+
     def __init__(self, kernel: Kernel, dialect: Dialect):
         self.kernel, self.f = kernel, Function(kernel, dialect)
         q, k = kernel.inputs[:2]
@@ -53,24 +56,24 @@ class _Flash:
 
     def emit(self) -> Emission:
         f, out = self.f, self.f.lines
-        tiles = blocks(self.sq, ROWS)
+        tiles = blocks(self.sq, self.rows)
         out.add(f"const int tile = {tiles - 1} - gid % {tiles};  // those with the most keys first")
         out.add(f"const int h = gid / {tiles} % {self.h}, b = gid / {tiles * self.h}, hk = h / {self.share};")
-        out.add("(void)b; (void)hk;", f"const int q0 = tile * {ROWS};")
-        size = KEYS * self.ld
+        out.add("(void)b; (void)hk;", f"const int q0 = tile * {self.rows};")
+        size = self.keys * self.ld
         f.array(self.ctype, "ks", 2 * size)
         f.array(self.ctype, "vs", 2 * size)
         if self.tiled:
-            f.array("int", "ms", 2 * ROWS * KEYS // 4)
+            f.array("int", "ms", 2 * self.rows * self.keys // 4)
         self._range()
-        self._rows("ks", 0, "q0", self.sq, "h", f"{ROWS}")  # the queries pass through the first tile of keys
+        self._rows("ks", 0, "q0", self.sq, "h", f"{self.rows}")  # the queries pass through the first tile of keys
         out.add("copy_commit();", "copy_wait<0>();", "barrier();", f"FragA<{self.ctype}> q[{self.d // 16}];")
         out.add("#pragma unroll", f"for (int k = 0; k < {self.d // 16}; k++)")
         out.add(f"  frag_load_a(q[k], ks + sid * {16 * self.ld} + k * 16, {self.ld}, lane);", "barrier();")
         out.add(f"FragC o[{self.d // 8}];", "#pragma unroll")
         out.add(f"for (int n = 0; n < {self.d // 8}; n++) frag_zero(o[n]);")
         out.add("float top[2] = {-m_inf_float(), -m_inf_float()}, sum[2] = {0.0f, 0.0f};")
-        out.add(f"const int steps = (valid + {KEYS - 1}) / {KEYS};")
+        out.add(f"const int steps = (valid + {self.keys - 1}) / {self.keys};")
         with out.block("if (steps > 0) {"):
             self._load("0", "0")
         out.add("copy_commit();")
@@ -83,7 +86,7 @@ class _Flash:
             self._softmax()
             self._values()
         self._store()
-        return f.finish(tiles * self.h * self.b, THREADS)
+        return f.finish(tiles * self.h * self.b, self.threads)
 
     def _range(self) -> None:
         out, a = self.f.lines, self.kernel.attrs
@@ -91,10 +94,10 @@ class _Flash:
         if a["limited"]:
             number = 3 if self.by_position else 4
             p = self.kernel.inputs[number]
-            simds = THREADS // 32
+            simds = self.threads // 32
             self.f.array("int", "limit", 2 * simds)
             out.add(f"int last = -1, least = {self.sk};")
-            with out.block(f"for (int i = q0 + tid; i < q0 + {ROWS} && i < {self.sq}; i += {THREADS}) {{"):
+            with out.block(f"for (int i = q0 + tid; i < q0 + {self.rows} && i < {self.sq}; i += {self.threads}) {{"):
                 out.add(f"const int64_t at = {self.f.pointer(number)}[i * {p.strides[0]}];")
                 out.add(f"last = at > last ? (int)(at < {self.sk} ? at : {self.sk - 1}) : last;")
                 out.add("least = at < least ? (int)at : least;")
@@ -110,14 +113,14 @@ class _Flash:
                 out.add("valid = limit[s] + 1 > valid ? limit[s] + 1 : valid;")
                 out.add(f"least = limit[{simds} + s] < least ? limit[{simds} + s] : least;")
         if a["causal"]:
-            out.add(f"valid = q0 + {ROWS} < valid ? q0 + {ROWS} : valid;")
+            out.add(f"valid = q0 + {self.rows} < valid ? q0 + {self.rows} : valid;")
 
     def _rows(self, array: str, number: int, first: str, count: int, head: str, limit: str) -> None:
         """Copies of 64 rows of operand ``number``, from row ``first`` on."""
         op, out = self.kernel.inputs[number], self.f.lines
         pieces = self.d // 8
         out.add("#pragma unroll")
-        with out.block(f"for (int c = tid; c < {ROWS * pieces}; c += {THREADS}) {{"):
+        with out.block(f"for (int c = tid; c < {self.rows * pieces}; c += {self.threads}) {{"):
             out.add(f"const int r = c / {pieces}, d = c % {pieces} * 8, i = {first} + r; const bool ok = i < {count};")
             place = self._place(Operand(op.buffer, op.shape[:3], op.strides[:3]), "b", head, "(ok ? i : 0)")
             out.add(f"copy16({array} + r * {self.ld} + d, {self.f.pointer(number)} + {place} + d, ok);")
@@ -127,29 +130,33 @@ class _Flash:
         return " + ".join(words) or "0"
 
     def _load(self, step: str, slot: str) -> None:
-        size = KEYS * self.ld
+        size = self.keys * self.ld
         for array, number in (("ks", 1), ("vs", 2)):
-            self._rows(f"{array} + {slot} * {size}", number, f"{step} * {KEYS}", self.sk, "hk", "")
+            self._rows(f"{array} + {slot} * {size}", number, f"{step} * {self.keys}", self.sk, "hk", "")
         if self.tiled:
             mask, out = self.mask, self.f.lines
             assert mask is not None
-            pieces = KEYS // 16
-            with out.block(f"for (int c = tid; c < {ROWS * pieces}; c += {THREADS}) {{"):
-                out.add(f"const int r = c / {pieces}, t = {step} * {KEYS} + c % {pieces} * 16;")
+            pieces = self.keys // 16
+            with out.block(f"for (int c = tid; c < {self.rows * pieces}; c += {self.threads}) {{"):
+                out.add(f"const int r = c / {pieces}, t = {step} * {self.keys} + c % {pieces} * 16;")
                 out.add(f"const bool ok = q0 + r < {self.sq} && t < {self.sk - self.sk % 16};")
                 base = Operand(mask.buffer, mask.shape[:3], mask.strides[:3])
                 place = self._place(base, "b", "h", "(q0 + r)")
-                at = f"(GROUP bool8*)ms + {slot} * {ROWS * KEYS} + r * {KEYS} + c % {pieces} * 16"
+                at = f"(GROUP bool8*)ms + {slot} * {self.rows * self.keys} + r * {self.keys} + c % {pieces} * 16"
                 out.add(f"copy16({at}, {self.f.pointer(3)} + (ok ? {place} + t : 0), ok);")
 
     def _scores(self) -> None:
         out = self.f.lines
-        out.add(f"GROUP const {self.ctype}* const keys = ks + (step & 1) * {KEYS * self.ld};")
-        out.add(f"FragC s[{KEYS // 8}];", "#pragma unroll", f"for (int j = 0; j < {KEYS // 8}; j++) frag_zero(s[j]);")
+        out.add(f"GROUP const {self.ctype}* const keys = ks + (step & 1) * {self.keys * self.ld};")
+        out.add(
+            f"FragC s[{self.keys // 8}];",
+            "#pragma unroll",
+            f"for (int j = 0; j < {self.keys // 8}; j++) frag_zero(s[j]);",
+        )
         out.add("#pragma unroll")
         with out.block(f"for (int k = 0; k < {self.d // 16}; k++) {{"):
             out.add("#pragma unroll")
-            with out.block(f"for (int j = 0; j < {KEYS // 8}; j += 2) {{"):
+            with out.block(f"for (int j = 0; j < {self.keys // 8}; j += 2) {{"):
                 out.add(f"FragB<{self.ctype}> x, y;")
                 out.add(f"frag_load_b2(x, y, keys + j * {8 * self.ld} + k * 16, {self.ld}, lane);")
                 out.add("frag_mma(s[j], q[k], x);", "frag_mma(s[j + 1], q[k], y);")
@@ -163,22 +170,22 @@ class _Flash:
             with out.block(f"if ({self._partly()}) {{"):
                 self._row_limit()
                 out.add("#pragma unroll")
-                with out.block(f"for (int j = 0; j < {KEYS // 8}; j++) {{"):
+                with out.block(f"for (int j = 0; j < {self.keys // 8}; j++) {{"):
                     out.add("#pragma unroll")
                     with out.block("for (int e = 2 * r; e < 2 * r + 2; e++) {"):
-                        out.add(f"const int c = j * 8 + frag_column(lane, e), t = step * {KEYS} + c; (void)t;")
+                        out.add(f"const int c = j * 8 + frag_column(lane, e), t = step * {self.keys} + c; (void)t;")
                         out.add(f"float x = s[j].v[e] * {scale};")
                         out.add(f"x = {self._visible()} ? x : -m_inf_float();")
                         out.add("s[j].v[e] = x;", "most = m_max(most, x);")
             with out.block("else {"):
                 out.add("#pragma unroll")
-                with out.block(f"for (int j = 0; j < {KEYS // 8}; j++) {{"):
+                with out.block(f"for (int j = 0; j < {self.keys // 8}; j++) {{"):
                     out.add("#pragma unroll", "for (int e = 2 * r; e < 2 * r + 2; e++)")
                     out.add(f"  most = m_max(most, s[j].v[e] = s[j].v[e] * {scale});")
             out.add("most = frag_row_max(most);")
             out.add("const float base = most == -m_inf_float() ? 0.0f : most, keep = m_exp2(top[r] - base);")
             out.add("float more = 0.0f;", "#pragma unroll")
-            with out.block(f"for (int j = 0; j < {KEYS // 8}; j++) {{"):
+            with out.block(f"for (int j = 0; j < {self.keys // 8}; j++) {{"):
                 out.add("#pragma unroll")
                 out.add("for (int e = 2 * r; e < 2 * r + 2; e++) more += s[j].v[e] = m_exp2_fast(s[j].v[e] - base);")
             out.add("top[r] = most;", "sum[r] = sum[r] * keep + more;", "#pragma unroll")
@@ -186,7 +193,7 @@ class _Flash:
 
     def _partly(self) -> str:
         """Whether some row of the group may not see some key of the tile."""
-        end = f"(step + 1) * {KEYS}"
+        end = f"(step + 1) * {self.keys}"
         if self.mask is not None:
             return "true"
         if self.by_position:
@@ -213,7 +220,7 @@ class _Flash:
         if mask.dtype != "bool":
             self.f.lines.add(f"x += (float){text} * {literal(math.log2(math.e), 'float')};")
         elif self.tiled:
-            place = f"(step & 1) * {ROWS * KEYS} + (i - q0) * {KEYS} + c"
+            place = f"(step & 1) * {self.rows * self.keys} + (i - q0) * {self.keys} + c"
             inside = f"((GROUP const bool8*)ms)[{place}] != 0"
             tail = self.sk - self.sk % 16
             conditions.append(inside if tail == self.sk else f"(t < {tail} ? {inside} : {text})")
@@ -223,8 +230,8 @@ class _Flash:
 
     def _values(self) -> None:
         out = self.f.lines
-        out.add(f"GROUP const {self.ctype}* const values = vs + (step & 1) * {KEYS * self.ld};", "#pragma unroll")
-        with out.block(f"for (int k = 0; k < {KEYS // 16}; k++) {{"):
+        out.add(f"GROUP const {self.ctype}* const values = vs + (step & 1) * {self.keys * self.ld};", "#pragma unroll")
+        with out.block(f"for (int k = 0; k < {self.keys // 16}; k++) {{"):
             out.add(f"FragA<{self.ctype}> w;", "frag_from_results(w, s[2 * k], s[2 * k + 1]);", "#pragma unroll")
             with out.block(f"for (int n = 0; n < {self.d // 8}; n += 2) {{"):
                 out.add(f"FragB<{self.ctype}> x, y;")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from ... import dtypes
 from ...kernel import Kernel, Operand
 from .dialect import SIMD, Array, Dialect, Param
+from .program import TileMap
 from .scalar import Lines
 
 
@@ -14,7 +15,8 @@ from .scalar import Lines
 class Emission:
     """A kernel as text under the name ``@NAME@``, and how to launch it. ``operands``: what to pass, in order: input n
     as n, output n as ``~n``. ``shared``: bytes of group memory to ask for at launch. ``checks``: a last parameter,
-    ``int* bad``, is set to 1 when an index is out of range. ``groups`` 0: nothing to do."""
+    ``int* bad``, is set to 1 when an index is out of range. ``groups`` 0: nothing to do. ``maps``: further
+    parameters, by the operand each is of."""
 
     text: str
     operands: tuple[int, ...]
@@ -22,6 +24,7 @@ class Emission:
     threads: int
     shared: int = 0
     checks: bool = False
+    maps: tuple[tuple[int, TileMap], ...] = ()
 
 
 class Function:
@@ -34,6 +37,8 @@ class Function:
         self.arrays: list[Array] = []
         self.checks = False
         self.per_core = 0  # groups that should fit on a core at once; 0: no matter
+        self.cluster = 1  # neighbouring groups that run together and see each other's memory
+        self.maps: list[tuple[int, TileMap]] = []
         self._params: dict[int, Param] = {}
         self._written = {o.buffer.id for o in kernel.outputs}
         if release:
@@ -53,6 +58,11 @@ class Function:
             self._params[number] = Param(dtypes.DTYPES[op.dtype].ctype, name, number < 0, constant)
         return self._params[number].name
 
+    def tile_map(self, number: int, tiles: TileMap) -> str:
+        """The name of a parameter through which the copy engine reads tiles of operand ``number``."""
+        self.maps.append((number, tiles))
+        return f"m{len(self.maps) - 1}"
+
     def array(self, ctype: str, name: str, count: int) -> str:
         """An array in group memory; returns its name."""
         size = {"float": 4, "int": 4, "double": 8, "int64_t": 8, "bool": 1, "f16": 2, "bf16": 2}[ctype]
@@ -66,10 +76,13 @@ class Function:
         params = [self._params[n] for n in order]
         if self.checks:
             params.append(Param("int", "bad", True, False))
+        params += [Param("TileMap", f"m{i}", False, True) for i in range(len(self.maps))]
         declared, dynamic = self.dialect.shared(self.arrays)
         head = self.dialect.entry("@NAME@", params, threads, self.per_core)
+        if self.cluster > 1:
+            head = self.dialect.clustered(head, self.cluster)
         body = "\n".join([head, *("  " + d for d in declared), *self.lines.text, "}\n"])
-        return Emission(body, tuple(order), groups, threads, dynamic, self.checks)
+        return Emission(body, tuple(order), groups, threads, dynamic, self.checks, tuple(self.maps))
 
 
 def blocks(count: int, size: int) -> int:

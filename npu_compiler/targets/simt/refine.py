@@ -149,7 +149,7 @@ MOST_PARTS = 16
 
 def _split_product(schedule: Schedule, k: Kernel, dialect: Dialect) -> list[Kernel]:
     """Groups share the sums of a result; a second kernel adds their parts, in order, and goes on with the epilogue."""
-    if k.kind == "gemm" and is_gemv(k):
+    if (k.kind == "gemm" and is_gemv(k)) or dialect.special_for(k) is not None:
         return [k]
     p = product_of(k)
     if k.inputs[k.fixed].dtype not in dialect.matrix_types or p.m <= WIDE_ROWS or k.epilogue is None or p.batch > 1:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -117,13 +117,15 @@ class Lines:
 
 class Scalars:
     """Writes expressions of a nest into ``out``. ``pointers``: by operand number, ``~n`` for outputs; dims are
-    variables ``i{dim}``. ``bound``: expressions whose value is known by name."""
+    variables ``i{dim}``. ``bound``: expressions whose value is known by name; ``fast``: functions of floats whose
+    ``_fast`` spelling will do."""
 
     def __init__(self, nest: Nest, pointers: Mapping[int, str], out: Lines, uses: Mapping[Expr, int] | None = None):
         self.nest, self.pointers, self.out = nest, pointers, out
         self.uses: Mapping[Expr, int] = uses if uses is not None else Counter()
         self.ranges = nest.ranges
         self.bound: dict[Expr, Value] = {}
+        self.fast: Collection[str] = ()
         self.checks = False  # whether anything written reports indices out of range
         self._scopes: list[dict[Expr, Value]] = [{}]
         self._count = 0
@@ -245,7 +247,7 @@ class Scalars:
             bound = affine.interval(e.args[0], self.ranges) if e.dtype == "int64" else None
             if b.op == "const" and b.value > 0 and (op in ("idiv", "fmod") or (bound is not None and bound[0] >= 0)):
                 return f"({args[0]} {'/' if op in ('idiv', 'floordiv') else '%'} {args[1]})"
-        return f"m_{op}({', '.join(args)})"
+        return f"m_{op}{'_fast' if kind == 'float' and op in self.fast else ''}({', '.join(args)})"
 
     def _cast(self, e: Expr) -> Value:
         source, kind = e.args[0], self.kind(e)

@@ -111,6 +111,11 @@ INLINE float m_exp2_fast(float x) {  // 2 ulp; tiny results are zero
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
+INLINE float m_sigmoid_fast(float x) {  // 1e-6
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(1.0f + m_exp2_fast(x * -1.44269504f)));
+  return y;
+}
 INLINE uint pack_pair(float low, float high, f16*) {
   uint x;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(x) : "f"(high), "f"(low));

@@ -1,0 +1,87 @@
+
+// Tiles that the copy engine brings: rings of stages with a barrier for "full" and one for "empty".
+struct alignas(64) TileMap { unsigned char bytes[128]; };
+INLINE void ring_init(int64_t* b, int count) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(group_address(b)), "r"(count) : "memory");
+}
+INLINE void ring_ready() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+INLINE void ring_expect(int64_t* b, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(group_address(b)), "r"(bytes) : "memory");
+}
+INLINE void ring_arrive(int64_t* b) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(group_address(b)) : "memory");
+}
+INLINE uint peer_address(const void* p, int rank) {  // the same place in the memory of group `rank` of the cluster
+  uint at;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"(group_address(p)), "r"(rank));
+  return at;
+}
+INLINE void ring_wait(int64_t* b, int parity) {
+  asm volatile("{\n.reg .pred p;\nAGAIN:\nmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n@p bra DONE;\n"
+               "bra AGAIN;\nDONE:\n}" :: "r"(group_address(b)), "r"(parity) : "memory");
+}
+INLINE int cluster_rank() {
+  int r;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
+  return r;
+}
+INLINE void cluster_barrier() {
+  asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+}
+INLINE void team_barrier(int threads) { asm volatile("bar.sync 1, %0;" :: "r"(threads) : "memory"); }
+INLINE Vec<float, 4> peer_load(const float* p, int rank) {
+  Vec<float, 4> x;
+  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(x.v[0]), "=f"(x.v[1]), "=f"(x.v[2]), "=f"(x.v[3]) : "r"(peer_address(p, rank)) : "memory");
+  return x;
+}
+INLINE float peer_load1(const float* p, int rank) {
+  float x;
+  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(x) : "r"(peer_address(p, rank)) : "memory");
+  return x;
+}
+INLINE void copies_follow() { asm volatile("fence.proxy.async;" ::: "memory"); }
+INLINE void tile_copy(void* to, const TileMap& m, int64_t* full, int x, int y, int z) {
+  asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];"
+               :: "r"(group_address(to)), "l"(&m), "r"(group_address(full)), "r"(x), "r"(y), "r"(z) : "memory");
+}
+INLINE void tile_copy_4d(void* to, const TileMap& m, int64_t* full, int x, int y, int z, int w) {
+  asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];"
+               :: "r"(group_address(to)), "l"(&m), "r"(group_address(full)), "r"(x), "r"(y), "r"(z), "r"(w) : "memory");
+}
+// Pixels of an image from (x, y) on, moved by (right, down).
+INLINE void pixel_copy(void* to, const TileMap& m, int64_t* full, int c, int x, int y, int n, int right, int down) {
+  asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes "
+               "[%0], [%1, {%3, %4, %5, %6}], [%2], {%7, %8};"
+               :: "r"(group_address(to)), "l"(&m), "r"(group_address(full)), "r"(c), "r"(x), "r"(y), "r"(n),
+                  "h"((short)right), "h"((short)down) : "memory");
+}
+
+// Four lanes of a row hold two neighbours of each of 4 B blocks of 8; afterwards each holds B whole blocks.
+template <int B> INLINE void quad_turn(float* x, int lane) {
+#pragma unroll
+  for (int m = 1; m < 4; m *= 2) {
+    const bool upper = (lane & m) != 0;
+#pragma unroll
+    for (int s = 0; s < 4; s++) {
+      if (s & m) continue;
+#pragma unroll
+      for (int j = 0; j < 2 * B; j++) {
+        float& low = x[s * 2 * B + j];
+        float& high = x[(s + m) * 2 * B + j];
+        const float other = simd_xor(upper ? low : high, m);
+        low = upper ? other : low;
+        high = upper ? high : other;
+      }
+    }
+  }
+  if (B > 1) {
+    float y[8 * B];
+#pragma unroll
+    for (int s = 0; s < 4; s++)
+#pragma unroll
+      for (int j = 0; j < 2 * B; j++) y[j / 2 * 8 + 2 * s + j % 2] = x[s * 2 * B + j];
+#pragma unroll
+    for (int i = 0; i < 8 * B; i++) x[i] = y[i];
+  }
+}

@@ -1,0 +1,104 @@
+"""How a streamed product is cut into tiles: by a cost model that was fitted to 870 measured variants on an H200."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ...kernel import Kernel
+from ..simt.dialect import SIMD, Dialect
+from ..simt.function import blocks
+from ..simt.gemm import Product, product_of
+
+CORE_BYTES = 228 << 10  # group memory of a core
+GROUP_EXTRA = 1280  # bytes of it that a group takes beside its ring
+HALF_CORE = 100 << 10
+CORE_REGISTERS = 1 << 16
+MOST_STAGES = 8
+# Groups that run at once where those of a cluster must be neighbours.
+CLUSTERED = {2: 132, 4: 112, 8: 96}
+
+# Microseconds. A core multiplies 48,300 pairs of elements, and takes in 91 KB, in one; results leave at 28,000,
+# residuals come at 20,000, a part of a sum costs another 3,600 results.
+MULTIPLY = 2.07e-5
+NARROW = 1.87  # times that for 64 columns, of which the unit reads more than it multiplies
+LOAD = 1.4e-3  # for a row or column of a stage of 64 terms
+RESULT, RESIDUAL, PART = 3.6e-5, 4.9e-5, 2.8e-4
+TILE, LAUNCH = 1.55, 0.75
+BYTES = 4.0e6  # of device memory
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Tiles of ``m`` x ``n`` results through a ring of ``stages``; ``parts``: groups of a cluster that share a sum;
+    ``per_core``: groups that fit a core at once; ``early``: residuals are read before the products."""
+
+    m: int
+    n: int
+    stages: int
+    parts: int = 1
+    per_core: int = 1
+    early: bool = True
+
+
+def choose(kernel: Kernel, step: int, dialect: Dialect) -> Plan:
+    """The cheapest plan of a product whose stages have ``step`` terms."""
+    p, residual = product_of(kernel), len(kernel.inputs) > kernel.fixed + 1 and _has_residual(kernel)
+    elements = sum(math.prod(o.shape) for o in (kernel.inputs[0], kernel.inputs[kernel.fixed]))
+    elements += math.prod(kernel.outputs[0].shape) * (2 if residual else 1)
+    return min(
+        _plans(p, step, residual, dialect.cores), key=lambda plan: cost(p, plan, step, residual, elements, dialect)
+    )
+
+
+def _has_residual(kernel: Kernel) -> bool:
+    """Whether the epilogue reads an element for every result."""
+    return any(
+        len(o.shape) > 1 and o.shape[:2] == kernel.outputs[0].shape[:2] for o in kernel.inputs[kernel.fixed + 1 :]
+    )
+
+
+def _plans(p: Product, step: int, residual: bool, cores: int) -> Iterator[Plan]:
+    least = 32 * p.lanes
+    widths = [n for n in (64, 96, 128, 192, 256) if n % least == 0 and n < p.n + 32] or [least]
+    for m in (64, 128):
+        for n in widths:
+            if n == 96 and blocks(p.m, m) * blocks(p.n, n) * p.batch > cores:
+                continue  # measured where every group has one tile
+            for parts in (1, *CLUSTERED):
+                for per_core in (1, 2, 3, 4) if parts == 1 else (1,):
+                    room = CORE_BYTES // per_core - GROUP_EXTRA
+                    stage = (m + n) * step * 2
+                    stages = min(room // stage, MOST_STAGES)
+                    if blocks(p.m, m) * blocks(p.n, n) * p.batch * parts <= cores and stage * 4 <= HALF_CORE:
+                        stages = min(stages, HALF_CORE // stage)  # the next kernel can start beside it
+                    fits = parts == 1 or (m * (n + 4) * 4 <= room and blocks(p.k, step) >= 2 * parts)
+                    early = residual and n <= 128 and parts == 1
+                    if stages > 2 and fits and _registers(m, n, per_core, early) <= CORE_REGISTERS:
+                        yield Plan(m, n, stages, parts, per_core, early)
+
+
+def _registers(m: int, n: int, per_core: int, early: bool) -> int:
+    """That the groups of a core need; a quarter of a core holds whole simds."""
+    simds = (m // 64 * 128 // SIMD + 1) * per_core
+    return (n // 2 + (n // 4 if early else 0) + 40) * blocks(simds, 4) * 4 * SIMD
+
+
+def cost(p: Product, plan: Plan, step: int, residual: bool, elements: int, dialect: Dialect) -> float:
+    """Estimated microseconds of a product that reads and writes so many ``elements`` of two bytes at least."""
+    steps = blocks(blocks(p.k, step), plan.parts)
+    groups = blocks(p.m, plan.m) * blocks(p.n, plan.n) * p.batch * plan.parts
+    at_once = CLUSTERED[plan.parts] if plan.parts > 1 else dialect.cores * plan.per_core
+    results = plan.m * plan.n
+    narrow = NARROW if plan.n <= 64 else 1 + 0.4 * (NARROW - 1) if plan.n < 128 else 1.0
+    multiply = steps * step / 64 * results * MULTIPLY * narrow
+    load = steps * step / 64 * (plan.m + plan.n) * LOAD
+    late = 1 if plan.early else 3
+    store = results * (RESULT + (RESIDUAL * late if residual else 0)) / p.lanes
+    together = min(plan.per_core, blocks(groups, dialect.cores))
+    alone = max(multiply, load) + store + TILE
+    work = blocks(groups, at_once) * max(alone, together * max(multiply, load, store))
+    if plan.parts > 1:
+        work += results * PART
+    return max(work, 2 * elements / BYTES) + 0.05 * work + LAUNCH

@@ -1,0 +1,330 @@
+"""Products and convolutions on Hopper: the copy engine brings tiles into a ring, teams of four simds multiply them.
+
+One simd asks for tiles as stages of the ring become free; each team multiplies 64 rows. Groups stay and take tile after
+tile, so the next tile's operands travel while this one's results are stored. Where tiles are few, the groups of a
+cluster share the terms of a sum, which they then add in order through each other's memory.
+"""
+
+from __future__ import annotations
+
+from ... import dtypes
+from ...kernel import Kernel, Operand
+from ..simt.dialect import SIMD, Dialect
+from ..simt.epilogue import Epilogue
+from ..simt.function import Emission, Function, blocks
+from ..simt.gemm import WIDE_ROWS, Product, conv_product, output_column, output_place, product_of, spread
+from ..simt.program import TileMap
+from .plans import Plan, choose
+
+BAND = 16  # tiles of rows that take turns before the next tile of columns
+
+
+def takes(kernel: Kernel) -> bool:
+    """Whether the copy engine can bring the operands: rows of half types at multiples of 16 bytes, and whole groups of
+    channels."""
+    a, w = kernel.inputs[0], kernel.inputs[kernel.fixed]
+    if a.dtype not in ("float16", "bfloat16") or w.dtype != a.dtype or kernel.epilogue is None or kernel.prologue:
+        return False
+    p = product_of(kernel)
+    if p.splits > 1 or p.m <= WIDE_ROWS or p.n < 16 or a.offset % 8 or w.offset % 8 or p.k % 8:
+        return False
+    if kernel.kind == "conv2d":
+        pixels = a.strides[3] == 1 and all(s > 0 and s % 8 == 0 for s in _distances(a))
+        apart = a.strides[2] >= a.shape[3]  # rows that overlap come faster by threads, which find them in the cache
+        return pixels and apart and kernel.attrs["groups"] == 1 and step_of(kernel) > 0 and _window_fits(kernel)
+    rows = kernel.attrs["lda"], kernel.attrs["batch_stride"] if p.batch > 1 else 8
+    columns = w.strides[1], w.strides[0] if w.shape[0] > 1 else 8
+    return w.strides[2] == 1 and all(n > 0 and n % 8 == 0 for n in (*rows, *columns))
+
+
+def step_of(kernel: Kernel) -> int:
+    """Terms of a stage, 64 or 32; 0 if the channels of a convolution are not a multiple."""
+    if kernel.kind == "gemm" or _is_plain(kernel):
+        return 64
+    channels = kernel.attrs["channels"][0]
+    return 64 if channels % 64 == 0 else 32 if channels % 32 == 0 else 0
+
+
+def _is_plain(kernel: Kernel) -> bool:
+    """A 1x1 convolution that takes every pixel is a product."""
+    a, dense = kernel.attrs, kernel.inputs[0].contiguous
+    return dense and a["kernel"] == (1, 1) and a["stride"] == (1, 1) and tuple(a["padding"]) == (0, 0, 0, 0)
+
+
+def _distances(a: Operand) -> list[int]:
+    """Elements between neighbours along H, W and N; anything where there is only one."""
+    return [s if n > 1 else 8 for s, n in zip(a.strides[:3], a.shape[:3], strict=True)]
+
+
+def _window_fits(kernel: Kernel) -> bool:
+    """Limits of the copy engine: steps up to 8, corners in a signed byte."""
+    low, high = _corners(kernel)
+    return max(kernel.attrs["stride"]) <= 8 and all(-128 <= x <= 127 for x in (*low, *high))
+
+
+def _corners(kernel: Kernel) -> tuple[tuple[int, int], tuple[int, int]]:
+    """The window that a filter's first tap visits, (W, H): from its first pixel, and beyond the last of the image."""
+    _, h, w, _ = kernel.inputs[0].shape
+    _, oh, ow, _ = kernel.outputs[0].shape
+    (sh, sw), (top, left) = kernel.attrs["stride"], kernel.attrs["padding"][:2]
+    return (-left, -top), ((ow - 1) * sw + 1 - left - w, (oh - 1) * sh + 1 - top - h)
+
+
+def emit_streamed(kernel: Kernel, dialect: Dialect) -> Emission:
+    """The function of a ``gemm`` or ``conv2d`` kernel that :func:`takes`."""
+    return _Streamed(kernel, dialect, choose(kernel, step_of(kernel), dialect)).emit()
+
+
+class _Streamed:
+    def __init__(self, kernel: Kernel, dialect: Dialect, plan: Plan):
+        self.kernel, self.dialect, self.plan = kernel, dialect, plan
+        self.p: Product = conv_product(kernel) if kernel.kind == "conv2d" else product_of(kernel)
+        self.f = Function(kernel, dialect, early=True)
+        self.ctype = dtypes.DTYPES[kernel.inputs[0].dtype].ctype
+        self.step = step_of(kernel)
+        self.teams = plan.m // 64
+        self.threads = self.teams * 128 + SIMD
+        self.steps = blocks(self.p.k, self.step)
+        self.stage = (plan.m + plan.n) * self.step
+        self.tiles_m, self.tiles_n = blocks(self.p.m, plan.m), blocks(self.p.n, plan.n)
+        self.units = self.tiles_m * self.tiles_n * self.p.batch  # tiles, each made by ``parts`` groups
+        self.clusters = self.units if plan.parts > 1 else min(self.units, dialect.cores * plan.per_core)
+
+    def emit(self) -> Emission:
+        f, out, plan = self.f, self.f.lines, self.plan
+        f.cluster, f.per_core = plan.parts, plan.per_core
+        self.left, self.right = self._maps()
+        size = self.plan.stages * self.stage
+        if plan.parts > 1:
+            size = max(size, plan.m * (plan.n + 4) * 2)
+        f.array(self.ctype, "ring", size)
+        f.array("int64_t", "full", 2 * plan.stages)
+        out.add(f"int64_t* const empty = full + {plan.stages};")
+        if plan.parts > 1:
+            out.add("const int rank = cluster_rank();")
+        with out.block("if (tid == 0) {"):
+            out.add(f"for (int i = 0; i < {plan.stages}; i++) {{ ring_init(full + i, 1); "
+                    f"ring_init(empty + i, {self.teams}); }}", "ring_ready();")  # fmt: skip
+        out.add("cluster_barrier();" if plan.parts > 1 else "barrier();")
+        with out.block(f"if (sid == {self.teams * 4}) {{"):
+            with out.block("if (lane == 0) {"):
+                self._ask()
+            if plan.parts > 1:
+                out.add("cluster_barrier();")
+        with out.block("else {"):
+            self._work()
+        if plan.parts > 1:
+            out.add("cluster_barrier();  // nobody leaves while others read its memory")
+        return f.finish(self.clusters * plan.parts, self.threads)
+
+    # -- operands
+    def _maps(self) -> tuple[str, str]:
+        k, p, f = self.kernel, self.p, self.f
+        a, w = k.inputs[0], k.inputs[k.fixed]
+        swizzle = self.step * 2
+        if k.kind == "gemm":
+            lda, batch = k.attrs["lda"], k.attrs["batch_stride"] if p.batch > 1 else p.m * k.attrs["lda"]
+            left = TileMap((p.k, p.m, p.batch), (lda * 2, batch * 2), (self.step, self.plan.m, 1), swizzle)
+        elif _is_plain(k):
+            left = TileMap((p.k, p.m, 1), (p.k * 2, p.m * p.k * 2), (self.step, self.plan.m, 1), swizzle)
+        else:
+            n, h, width, c = a.shape
+            low, high = _corners(k)
+            sh, sw = k.attrs["stride"]
+            strides, box = tuple(s * 2 for s in reversed(_distances(a))), (self.step, self.plan.m)
+            left = TileMap((c, width, h, n), strides, box, swizzle, (*low, *high), (sw, sh))
+        if k.kind == "gemm":
+            batches = w.shape[0] if p.batch > 1 else 1
+            row, batch = w.strides[1] * 2, (w.strides[0] if batches > 1 else w.strides[1] * p.n) * 2
+        else:
+            batches, row, batch = 1, p.k * 2, p.n * p.k * 2
+        right = TileMap((p.k, p.n, batches), (row, batch), (self.step, self.plan.n, 1), swizzle)
+        self.batches = batches
+        return f.tile_map(0, left), f.tile_map(k.fixed, right)
+
+    def _indices(self) -> None:
+        """``tm``, ``tn``, ``tb`` of unit ``t``: bands of rows, so that what neighbours read stays in the cache."""
+        out, per_band = self.f.lines, BAND * self.tiles_n
+        count = self.tiles_m * self.tiles_n
+        out.add(f"const int tb = t / {count}; (void)tb;" if self.p.batch > 1 else "const int tb = 0; (void)tb;")
+        out.add(f"const int inner = t % {count};" if self.p.batch > 1 else "const int inner = t;")
+        if self.tiles_m <= BAND:
+            out.add(f"const int tm = inner % {self.tiles_m}, tn = inner / {self.tiles_m};")
+        else:
+            out.add(f"const int band = inner / {per_band} * {BAND}, inside = inner % {per_band};")
+            out.add(f"const int high = {self.tiles_m} - band < {BAND} ? {self.tiles_m} - band : {BAND};")
+            out.add("const int tm = band + inside % high, tn = inside / high;")
+
+    def _range(self) -> None:
+        """The steps of this group's part of a sum."""
+        out, plan = self.f.lines, self.plan
+        if plan.parts > 1:
+            out.add(f"const int first = rank * {self.steps} / {plan.parts};")
+            out.add(f"const int last = (rank + 1) * {self.steps} / {plan.parts};")
+        else:
+            out.add("const int first = 0;", f"const int last = {self.steps};")
+
+    # -- the simd that asks for tiles
+    def _ask(self) -> None:
+        out, plan = self.f.lines, self.plan
+        constant = self.kernel.inputs[self.kernel.fixed].buffer.kind in ("weight", "const")
+        least = self.steps // plan.parts if plan.parts > 1 else self.steps
+        primed = min(plan.stages, least) if constant else 0
+        nbytes = self.stage * 2
+        self._range()
+        if primed:
+            with out.block("{  // weights do not wait for the kernel before"):
+                out.add(f"const int t = gid / {plan.parts};")
+                self._indices()
+                with out.block(f"for (int i = 0; i < {primed}; i++) {{"):
+                    out.add("const int step = first + i, slot = i;", f"ring_expect(full + slot, {nbytes});")
+                    self._ask_right()
+        out.add("wait_inputs();", "copies_follow();", "int slot = 0, turn = 1, count = 0;", "(void)count;")
+        with out.block(f"for (int t = gid / {plan.parts}; t < {self.units}; t += {self.clusters}) {{"):
+            self._indices()
+            self._pixel()
+            with out.block("for (int step = first; step < last; step++) {"):
+                with out.block(f"if (count >= {primed}) {{" if primed else "{"):
+                    out.add("ring_wait(empty + slot, turn);", f"ring_expect(full + slot, {nbytes});")
+                    self._ask_right()
+                self._ask_left()
+                out.add(f"count++; if (++slot == {plan.stages}) {{ slot = 0; turn ^= 1; }}")
+
+    def _ask_right(self) -> None:
+        place = f"ring + slot * {self.stage} + {self.plan.m * self.step}"
+        row, batch = f"tn * {self.plan.n}", "tb" if self.batches > 1 else "0"
+        self.f.lines.add(f"tile_copy({place}, {self.right}, full + slot, step * {self.step}, {row}, {batch});")
+
+    def _pixel(self) -> None:
+        """Where the first row of the tile lies in the image."""
+        out, k = self.f.lines, self.kernel
+        out.add(f"const int row0 = tm * {self.plan.m};")
+        if k.kind == "conv2d" and not _is_plain(k):
+            _, oh, ow, _ = k.outputs[0].shape
+            (sh, sw), (top, left) = k.attrs["stride"], k.attrs["padding"][:2]
+            out.add(f"const int image = row0 / {oh * ow}, y0 = row0 / {ow} % {oh} * {sh} - {top};")
+            out.add(f"const int x0 = row0 % {ow} * {sw} - {left};")
+
+    def _ask_left(self) -> None:
+        out, k, place = self.f.lines, self.kernel, f"ring + slot * {self.stage}"
+        if k.kind == "gemm" or _is_plain(k):
+            batch = "tb" if self.p.batch > 1 else "0"
+            out.add(f"tile_copy({place}, {self.left}, full + slot, step * {self.step}, row0, {batch});")
+            return
+        (_, s), (dh, dw) = k.attrs["kernel"], k.attrs["dilation"]
+        pieces = k.attrs["channels"][0] // self.step
+        out.add(f"const int tap = step / {pieces}, c = step % {pieces} * {self.step};")
+        moved = f"tap % {s} * {dw}, tap / {s} * {dh}"
+        out.add(f"pixel_copy({place}, {self.left}, full + slot, c, x0, y0, image, {moved});")
+
+    # -- the teams that multiply
+    def _work(self) -> None:
+        out, plan = self.f.lines, self.plan
+        epilogue = Epilogue(self.kernel, self.f, most=8)  # what lanes exchange; more than 16 bytes of float32
+        lanes = self.p.lanes
+        columns = self.p.n // lanes
+        self.width = min(epilogue.width, 8)
+        while columns % self.width:
+            self.width //= 2
+        self.ahead = bool(epilogue.ahead) and self.width == 8 and lanes == 1 and plan.parts == 1 and plan.early
+        self._range()
+        out.add("wait_inputs();", "int slot = 0, turn = 0;")
+        with out.block(f"for (int t = gid / {plan.parts}; t < {self.units}; t += {self.clusters}) {{"):
+            self._indices()
+            if self.ahead:
+                self._read_ahead(epilogue)
+            out.add(f"WideC<{plan.n}> acc;", "wide_zero(acc);", "int used = 0;")
+            out.add("#pragma unroll 1")
+            with out.block("for (int step = first; step < last; step++) {"):
+                out.add("ring_wait(full + slot, turn);")
+                out.add(f"{self.ctype}* const as = ring + slot * {self.stage};", "wide_begin();")
+                out.add(f"wide_mma<{self.step}>(acc, as + sid / 4 * {64 * self.step}, as + {plan.m * self.step});")
+                out.add("wide_commit();", "wide_wait<1>();")
+                with out.block("if (step > first) {"):
+                    self._release("used")
+                out.add(f"used = slot; if (++slot == {plan.stages}) {{ slot = 0; turn ^= 1; }}")
+            out.add("wide_wait<0>();")
+            if plan.parts > 1:
+                self._add_parts(epilogue)
+            else:
+                self._release("used")
+                self._store(epilogue)
+
+    def _release(self, slot: str) -> None:
+        self.f.lines.add(f"if (tid % 128 == 0) ring_arrive(empty + {slot});")
+
+    def _place(self) -> str:
+        """Statement: row ``m`` and column ``n`` of the product that this lane has of piece ``g``, half ``h``."""
+        plan, wide = self.plan, 8 * self.p.lanes
+        return (
+            f"const int m = tm * {plan.m} + sid * 16 + (lane >> 2) + 8 * h, "
+            f"n = tn * {plan.n} + g * {4 * wide} + (lane & 3) * {wide};"
+        )
+
+    def _pieces(self) -> int:
+        return self.plan.n // (32 * self.p.lanes)
+
+    def _where(self, n: str) -> tuple[str, str]:
+        start, column = output_place(self.kernel, self.p, output_column(n, self.p))
+        return f"{start}m", column
+
+    def _read_ahead(self, epilogue: Epilogue) -> None:
+        out = self.f.lines
+        epilogue.declare_ahead(2 * self._pieces(), self.width)
+        out.add("#pragma unroll", f"for (int g = 0; g < {self._pieces()}; g++)", "#pragma unroll")
+        with out.block("for (int h = 0; h < 2; h++) {"):
+            out.add(self._place())
+            with out.block(f"if (m < {self.p.m} && n < {self.p.n}) {{"):
+                row, column = self._where("n")
+                epilogue.read_ahead(row, column, self.width, "2 * g + h")
+
+    def _store(self, epilogue: Epilogue) -> None:
+        """Lanes exchange results until each has neighbours, and store them."""
+        out, lanes = self.f.lines, self.p.lanes
+        out.add("#pragma unroll", f"for (int g = 0; g < {self._pieces()}; g++)", "#pragma unroll")
+        with out.block("for (int h = 0; h < 2; h++) {"):
+            out.add(f"float x[{8 * lanes}];", "#pragma unroll")
+            out.add(f"for (int i = 0; i < {4 * lanes}; i++) {{ x[2 * i] = acc.v[{16 * lanes} * g + 4 * i + 2 * h]; "
+                    f"x[2 * i + 1] = acc.v[{16 * lanes} * g + 4 * i + 2 * h + 1]; }}")  # fmt: skip
+            out.add(f"quad_turn<{lanes}>(x, lane);", self._place())
+            for e in range(0, 8, self.width):
+                at = f"n + {e * lanes}" if e else "n"
+                with out.block(f"if (m < {self.p.m} && {at} < {self.p.n}) {{"):
+                    row, column = self._where(f"({at})")
+                    first = e * lanes
+                    epilogue.store(
+                        row, column, self.width,
+                        lambda which, i, first=first: f"x[{first} + {spread(which, i, self.p)}]",  # type: ignore[misc]
+                        "2 * g + h" if self.ahead else "",
+                    )  # fmt: skip
+
+    def _add_parts(self, epilogue: Epilogue) -> None:
+        """Every group leaves its sums where all can read them, and finishes its share of the results."""
+        out, plan, p = self.f.lines, self.plan, self.p
+        ld, width = plan.n + 4, self.width
+        out.add(f"team_barrier({self.teams * 128});", "float* const results = (float*)ring;")
+        out.add(f"wide_store(results + sid * {16 * ld}, {ld}, acc, lane);", "cluster_barrier();")
+        per_row = plan.n // p.lanes // width
+        step = self.teams * 128 * plan.parts
+        values = width * p.lanes
+        start = f"rank * {self.teams * 128} + tid"
+        with out.block(f"for (int c = {start}; c < {plan.m * per_row}; c += {step}) {{"):
+            out.add(f"const int r = c / {per_row}, n0 = c % {per_row} * {values}, m = tm * {plan.m} + r;")
+            out.add(f"const int n = tn * {plan.n} + n0;")
+            with out.block(f"if (m < {p.m} && n < {p.n}) {{"):
+                padded = -(-values // 4) * 4
+                if values % 4 == 0:
+                    out.add(f"float x[{padded}] = {{}};", "#pragma unroll")
+                    with out.block(f"for (int part = 0; part < {plan.parts}; part++) {{"):
+                        out.add("#pragma unroll")
+                        with out.block(f"for (int e = 0; e < {values}; e += 4) {{"):
+                            out.add(f"const Vec<float, 4> v = peer_load(results + r * {ld} + n0 + e, part);")
+                            out.add("x[e] += v.v[0]; x[e + 1] += v.v[1]; x[e + 2] += v.v[2]; x[e + 3] += v.v[3];")
+                else:
+                    out.add(f"float x[{values}] = {{}};")
+                    with out.block(f"for (int part = 0; part < {plan.parts}; part++) {{"):
+                        out.add(
+                            f"for (int e = 0; e < {values}; e++) x[e] += peer_load1(results + r * {ld} + n0 + e, part);"
+                        )
+                row, column = self._where("n")
+                epilogue.store(row, column, width, lambda which, i: f"x[{spread(which, i, p)}]")

@@ -1,0 +1,165 @@
+"""Tiles by Hopper's copy engine: what they take, how they are chosen, and sizes around their edges on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from npu_compiler import expr
+from npu_compiler.kernel import Buffer, Kernel, Operand, contiguous_strides
+from npu_compiler.targets.cuda.dialect import DIALECT, HOPPER
+from npu_compiler.targets.cuda.plans import CORE_BYTES, CORE_REGISTERS, choose
+from npu_compiler.targets.cuda.streamed import step_of, takes
+from npu_compiler.targets.simt.emit import Functions
+from npu_compiler.targets.simt.program import TileMap, pack, unpack
+
+from . import cuda_gpu
+from .models.gate import Args, compile_and_run, expect
+from .test_metal_shapes import attention, conv, linear, product
+
+
+def _operand(number: int, kind: str, *shape: int, dtype: str = "float16") -> Operand:
+    return Operand(Buffer(number, kind, dtype, shape, ""), shape, contiguous_strides(shape))
+
+
+def _gemm(m: int, n: int, k: int, dtype: str = "float16") -> Kernel:
+    sides = [_operand(0, "arena", 1, m, k, dtype=dtype), _operand(1, "weight", 1, n, k, dtype=dtype)]
+    attrs = {"batch": 1, "m": m, "n": n, "k": k, "lda": k, "batch_stride": 0, "shared": True, "paired": False}
+    out = _operand(2, "arena", m, n, dtype=dtype)
+    return Kernel("k0_gemm", "gemm", sides, [out], attrs, epilogue=expr.acc().cast(dtype))
+
+
+def _conv(image: int, channels: int, out: int, batch: int = 1, taps: int = 3, stride: int = 1) -> Kernel:
+    pad = taps // 2
+    size = (image + 2 * pad - taps) // stride + 1
+    sides = [_operand(0, "arena", batch, image, image, channels), _operand(1, "weight", 1, out, taps * taps, channels)]
+    attrs: dict[str, Any] = {
+        "stride": (stride, stride), "padding": (pad,) * 4, "dilation": (1, 1), "groups": 1, "kernel": (taps, taps),
+        "channels": (channels, out),
+    }  # fmt: skip
+    result = _operand(2, "arena", batch, size, size, out)
+    return Kernel("k0_conv2d", "conv2d", sides, [result], attrs, epilogue=expr.acc().cast("float16"))
+
+
+KERNELS = {
+    "a few rows": _gemm(17, 64, 64), "many": _gemm(2048, 8960, 1536), "one column of tiles": _gemm(100_000, 64, 576),
+    "long sums": _gemm(128, 1536, 8960), "odd": _gemm(129, 136, 72), "image": _conv(56, 64, 64, 256),
+    "small image": _conv(7, 512, 512), "half a stage": _conv(9, 32, 40), "moves by two": _conv(56, 128, 128, 8, 3, 2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_a_plan_fits_the_chip(name: str) -> None:
+    kernel = KERNELS[name]
+    assert takes(kernel) and HOPPER.special_for(kernel) is not None and DIALECT.special_for(kernel) is None
+    step = step_of(kernel)
+    plan = choose(kernel, step, HOPPER)
+    functions = Functions(HOPPER)
+    launch = functions.launch(kernel)
+    assert (launch.shared or 48 << 10) * plan.per_core <= CORE_BYTES - 1024 * plan.per_core
+    assert plan.stages >= 3 and plan.n // 2 * launch.threads * plan.per_core <= CORE_REGISTERS
+    assert launch.groups % plan.parts == 0 and [m[0] for m in launch.maps] == [-1, 1]
+    left, right = (m[2] for m in launch.maps)
+    assert left.box[:2] == (step, plan.m) and right.box[:2] == (step, plan.n) and left.swizzle == 2 * step
+    assert all(s % 16 == 0 for s in (*left.strides, *right.strides))
+    assert ("cluster_rank" in functions.text[launch.function]) == (plan.parts > 1)
+
+
+def test_rows_that_overlap_are_left_to_threads() -> None:
+    kernel = _conv(16, 32, 64, taps=1)
+    rows = kernel.inputs[0]
+    kernel.inputs[0] = Operand(rows.buffer, rows.shape, (rows.strides[0], rows.strides[1], 8, 1))
+    assert not takes(kernel)
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [_gemm(16, 64, 64), _gemm(64, 64, 60), _gemm(64, 64, 64, "float32"), _gemm(64, 8, 64), _conv(9, 24, 64)],
+    ids=["one row of fragments", "rows not at 16 bytes", "float32", "few columns", "channels"],
+)
+def test_others_are_left_to_the_common_kernels(kernel: Kernel) -> None:
+    assert not takes(kernel) and HOPPER.special_for(kernel) is None
+
+
+def test_a_window_of_pixels_is_as_wide_as_the_output() -> None:
+    launch = Functions(HOPPER).launch(_conv(57, 64, 64, 2, 3, 2))
+    pixels = launch.maps[0][2]
+    assert pixels.sizes == (64, 57, 57, 2) and pixels.steps == (2, 2)
+    low, high = pixels.corners[0], pixels.corners[2]
+    assert len(range(low, 57 + high, 2)) == 29
+
+
+def test_tile_maps_are_kept_in_the_program() -> None:
+    launch = Functions(HOPPER).launch(_conv(9, 64, 64))
+    entries, code = unpack(pack({"main": [launch]}, {"arch": "sm_90a"}))
+    assert entries == {"main": [launch]} and code == {"arch": "sm_90a"}
+    assert isinstance(entries["main"][0].maps[0][2], TileMap)
+
+
+def image(size: int, **options: Any) -> tuple[nn.Module, Args]:
+    return nn.Sequential(nn.Conv2d(3, 40, **options), nn.ReLU()), (torch.randn(2, 3, size, size),)
+
+
+def gated(m: int, n: int, k: int) -> tuple[nn.Module, Args]:
+    class Gate(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gate, self.up = nn.Linear(k, n, bias=False), nn.Linear(k, n, bias=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return F.silu(self.gate(x)) * self.up(x)
+
+    return Gate(), (torch.randn(m, k),)
+
+
+def residual(size: int, channels: int) -> tuple[nn.Module, Args]:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(channels, channels, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return F.relu(self.conv(F.relu(x)) + x)
+
+    return Block(), (torch.randn(2, channels, size, size),)
+
+
+CASES: dict[str, Callable[[], tuple[nn.Module, Args]]] = {
+    "product-65x136x72": lambda: product(65, 136, 72),
+    "product-300x264x1096": lambda: product(300, 264, 1096),
+    "product-batch": lambda: product(100, 136, 136, batch=3),
+    "linear-17x40x64": lambda: linear(17, 40, 64),
+    "linear-128x96x4096": lambda: linear(128, 96, 4096),
+    "gated-200x264x520": lambda: gated(200, 264, 520),
+    "conv-3x3": lambda: conv(11, 64, 72, kernel_size=3, padding=1),
+    "conv-stride": lambda: conv(15, 64, 40, kernel_size=3, stride=2, padding=1),
+    "conv-dilated": lambda: conv(17, 32, 64, kernel_size=3, dilation=2, padding=2),
+    "conv-1x1-stride": lambda: conv(14, 64, 128, kernel_size=1, stride=2),
+    "conv-long-sums": lambda: conv(7, 512, 128, kernel_size=3, padding=1),
+    "image-7x7": lambda: image(33, kernel_size=7, stride=2, padding=3),
+    "image-3x3": lambda: image(18, kernel_size=3, stride=2, padding=1),
+    "residual": lambda: residual(13, 64),
+    "pool": lambda: (nn.Sequential(nn.Conv2d(8, 64, 1), nn.MaxPool2d(3, 2, 1)), (torch.randn(8, 8, 57, 57),)),
+    "attention-300": lambda: attention(300, 300, 4, 4, 64, True),
+    "attention-77x133": lambda: attention(77, 133, 4, 2, 128, False),
+    "attention-2000": lambda: attention(2000, 2000, 12, 2, 128, True),
+}
+
+
+needs_a_gpu, or_is_skipped = cuda_gpu.marks()
+
+
+@needs_a_gpu
+@or_is_skipped
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("name", CASES)
+def test_shape_on_the_gpu(name: str, dtype: str) -> None:
+    """float64 is the judge."""
+    torch.manual_seed(1)
+    model, inputs = CASES[name]()
+    expect(model, [inputs], dtype).check(compile_and_run(model, [inputs], dtype, cuda_gpu.backend()))
