@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -16,7 +17,8 @@ from npu_compiler.targets.cuda.dialect import DIALECT, HOPPER
 from npu_compiler.targets.cuda.plans import CORE_BYTES, CORE_REGISTERS, choose
 from npu_compiler.targets.cuda.streamed import step_of, takes
 from npu_compiler.targets.simt.emit import Functions
-from npu_compiler.targets.simt.program import TileMap, pack, unpack
+from npu_compiler.targets.simt.program import ARENA, Launch, TileMap, pack, unpack
+from npu_runtime.backends import cuda
 
 from . import cuda_gpu
 from .models.gate import Args, compile_and_run, expect
@@ -99,6 +101,19 @@ def test_tile_maps_are_kept_in_the_program() -> None:
     entries, code = unpack(pack({"main": [launch]}, {"arch": "sm_90a"}))
     assert entries == {"main": [launch]} and code == {"arch": "sm_90a"}
     assert isinstance(entries["main"][0].maps[0][2], TileMap)
+
+
+def test_tile_maps_are_made_once_for_the_same_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    tiles = TileMap((8, 8, 1), (16, 128), (8, 8, 1), 128)
+    driver, entry = MagicMock(), object.__new__(cuda.CUDAEntry)
+    driver.tile_map.side_effect = lambda name, address, map: (address, map)
+    monkeypatch.setattr(cuda, "driver", lambda: driver)
+    entry._launches = [Launch("f", 1, 32, 0, ((ARENA, 0),), False, ((ARENA, 64, tiles), (3, 0, tiles)))]
+    entry._maps, entry._backend, entry._code, entry._entry = {}, MagicMock(), MagicMock(), MagicMock()
+    for arena, made in ((1024, 2), (1024, 2), (2048, 4)):
+        entry._launch(0, {ARENA: arena, 3: 4096}, overlap=True)
+        assert driver.launch.call_args.args[-1] == [(arena + 64, tiles), (4096, tiles)]
+        assert driver.tile_map.call_count == made
 
 
 def image(size: int, **options: Any) -> tuple[nn.Module, Args]:

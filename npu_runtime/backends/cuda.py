@@ -165,6 +165,7 @@ class CUDAEntry(LoadedEntry):
         except BackendError as error:
             raise BackendError(f"the arena of {entry.name!r} of program {code.program.name!r}: {error}") from None
         self._bad = backend.host_array((max(len(self._launches), 1),), np.dtype(np.int32))
+        self._maps: dict[int, tuple[tuple[int, ...], list[Any]]] = {}
         self._graphs: OrderedDict[tuple[int, ...], Any] = OrderedDict()
         io = (*entry.inputs, *entry.outputs)
         self._io = {s.buffer: s for s in io if self._specs[s.buffer].kind in ("input", "output")}
@@ -221,8 +222,18 @@ class CUDAEntry(LoadedEntry):
             values.append(self._bad.ctypes.data + 4 * number)  # host memory: one address space
         function, stream = self._code.functions[x.function], self._backend.stream.ptr
         name = self._name(number)
-        maps = [driver().tile_map(name, address[id] + at, tiles) for id, at, tiles in x.maps]
+        maps = self._tile_maps(number, address) if x.maps else ()
         driver().launch(name, function, x.groups, x.threads, x.shared, stream, values, overlap, maps)
+
+    def _tile_maps(self, number: int, address: Mapping[int, int]) -> list[Any]:
+        """Of a launch; kept for the next one at the same addresses: making them takes longer than small kernels."""
+        maps = self._launches[number].maps
+        places = tuple(address[id] + at for id, at, _ in maps)
+        kept = self._maps.get(number)
+        if kept is None or kept[0] != places:
+            made = [driver().tile_map(self._name(number), p, m[2]) for p, m in zip(places, maps, strict=True)]
+            kept = self._maps[number] = (places, made)
+        return kept[1]
 
     def _name(self, number: int) -> str:
         """A kernel in the words of the program's description, and of its code."""
