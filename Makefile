@@ -9,8 +9,9 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 demo: $(VENV)/demo.stamp
 	$(BIN)/npusim demo
 
+# Two files of tests at a time; PyTorch's own threads would only get in their way.
 test: $(VENV)/test.stamp
-	$(BIN)/python -m pytest -q $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile $(ARGS)
 
 lint: $(VENV)/lint.stamp
 	$(BIN)/ruff check .
