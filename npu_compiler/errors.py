@@ -30,6 +30,10 @@ class WeightError(NPUError):
     """A missing, extra, mis-shaped or unreadable weight; the message names the tensor."""
 
 
+class IncompressibleError(WeightError):
+    """Weights that do not fit the compressed form that a program wants."""
+
+
 class InputError(NPUError):
     """A wrong input at run time; the message names the tensor and what was expected."""
 

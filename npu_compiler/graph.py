@@ -393,6 +393,20 @@ def _line(node: Node) -> str:
     return f"{results} = {call}{body}" + (f"  # {', '.join(node.sources)}" if node.sources else "")
 
 
+def main_weight(v: Value) -> str:
+    """The largest state_dict entry a load-time value is made of: what to call its buffer."""
+    best, name, seen, stack = -1, "const", set(), [v]
+    while stack:
+        x = stack.pop()
+        if x in seen:
+            continue
+        seen.add(x)
+        if x.op == "weight" and x.numel > best:
+            best, name = x.numel, x.node.attrs["key"]
+        stack.extend(x.node.inputs)
+    return name
+
+
 def broadcast_shapes(*shapes: Sequence[int]) -> tuple[int, ...]:
     """numpy broadcasting of static shapes; raises ``ValueError`` where they do not fit."""
     rank = max((len(s) for s in shapes), default=0)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from . import dtypes, expr
+from . import dtypes, expr, packing
 from .graph import Graph, Node, Value
 
 Arrays = list[np.ndarray]
@@ -146,23 +146,6 @@ def _sort(node: Node, args: Arrays) -> Arrays:
     return [np.take_along_axis(x, order, axis), order]
 
 
-def pack_panels(w: np.ndarray, panel: int, layout: str) -> np.ndarray:
-    """Reorder a weight into panels of ``panel`` output channels, zero padded.
-
-    ``w`` is [G, K, T, C]: groups, output channels, taps, input channels. 'rows' gives [G, K/panel, T, C, panel];
-    'pairs' (for two-element dot products) gives [G, K/panel, T, ceil(C/2), panel, 2].
-    """
-    g, k, t, c = w.shape
-    kp = -(-k // panel) * panel
-    out = np.zeros((g, kp, t, c + c % 2 if layout == "pairs" else c), w.dtype)
-    out[:, :k, :, :c] = w
-    out = out.reshape(g, kp // panel, panel, t, out.shape[-1])
-    if layout == "rows":
-        return np.ascontiguousarray(out.transpose(0, 1, 3, 4, 2))
-    out = out.reshape(*out.shape[:-1], out.shape[-1] // 2, 2)
-    return np.ascontiguousarray(out.transpose(0, 1, 3, 4, 2, 5))
-
-
 _EVAL: dict[str, Callable[[Node, Arrays], Any]] = {
     "const": lambda n, a: n.attrs["data"],
     "pointwise": _pointwise,
@@ -178,5 +161,5 @@ _EVAL: dict[str, Callable[[Node, Arrays], Any]] = {
     "scatter": _scatter,
     "scan": _scan,
     "sort": _sort,
-    "pack": lambda n, a: pack_panels(a[0], n.attrs["panel"], n.attrs["layout"]),
+    "pack": lambda n, a: packing.pack(a[0], n.attrs["panel"], n.attrs["layout"]),
 }

@@ -8,8 +8,9 @@ from dataclasses import replace
 from . import expr
 from .errors import CompileError
 from .expr import Expr
-from .graph import VIEWS, Graph, Value
+from .graph import VIEWS, Graph, Value, main_weight
 from .kernel import Buffer, Kernel, LoopBody, Operand, Stage, contiguous_strides
+from .packing import LAYOUTS, packed_spec
 from .passes.static import static_values
 from .placement import Destination, behind, part_of, wanted_order, writable
 from .strides import strided_view
@@ -95,7 +96,7 @@ class Operands:
         if not self.config.panel and (same := self._same_bytes(v)) is not None:
             self.place[v] = same
             return same
-        name = self._unique(_main_weight(v))
+        name = self._unique(main_weight(v))
         self.recipes.append((name, v))
         return self._put(v, self._buffer("weight", v.dtype, v.shape, name))
 
@@ -128,9 +129,8 @@ class Operands:
             return self.operand(w)
         if key not in self.packed:
             panel = self.config.panel
-            g, k, t, c = w.shape
-            tail = ((c + 1) // 2, panel, 2) if layout == "pairs" else (c, panel)
-            node = self.graph.add("pack", [w], [((g, -(-k // panel), t, *tail), w.dtype)], panel=panel, layout=layout)
+            spec = packed_spec(layout, w.shape, w.dtype, panel)
+            node = self.graph.add("pack", [w], [spec], panel=panel, layout=layout)
             node.sources = w.node.sources
             self.static.add(node.out)
             self.packed[key] = self._weight(node.out)
@@ -211,16 +211,6 @@ class Operands:
     def _layout(self, dtype: str) -> str:
         return "pairs" if dtype in self.config.pair_dtypes else "rows"
 
-
-def _main_weight(v: Value) -> str:
-    """The largest state_dict entry a load-time value is made of: what to call its buffer."""
-    best, name, seen, stack = -1, "const", set(), [v]
-    while stack:
-        x = stack.pop()
-        if x in seen:
-            continue
-        seen.add(x)
-        if x.op == "weight" and x.numel > best:
-            best, name = x.numel, x.node.attrs["key"]
-        stack.extend(x.node.inputs)
-    return name
+    def _coded(self, k: int, n: int, dtype: str) -> bool:
+        """Whether the [K, N] right operand of products is kept in twelve bits an element."""
+        return self.config.compress and LAYOUTS["coded"].spec((1, n, 1, k), dtype, self.config.panel) is not None

@@ -9,7 +9,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from . import checks, compose, env
@@ -135,6 +135,7 @@ SWITCHES = (
     "fuse_pointwise",
     "fuse_loops",
     "pair_matmuls",
+    "compress_weights",
     "winograd",
     "fuse_prologue",
     "bundle",
@@ -240,11 +241,20 @@ def compile_ir(
 
 
 def compile_entries(
-    irs: Mapping[str, IRGraph], target: str = "cpu", dtype: str | None = None, disable: Collection[str] = ()
+    irs: Mapping[str, IRGraph],
+    target: str = "cpu",
+    dtype: str | None = None,
+    disable: Collection[str] = (),
+    compress: bool = False,
 ) -> CompiledProgram:
     """Compile several graphs of one model (a prefill and a decode step, say) into entry points of one program, which
-    share weights and state."""
-    off, config, kind = _switches(disable), target_config(target), parse(dtype) if dtype else None
+    share weights and state.
+
+    ``compress``: keep bfloat16 weights of products in fewer bits, without loss; loading weights that cannot be kept so
+    raises ``IncompressibleError``.
+    """
+    off, kind = _switches(disable), parse(dtype) if dtype else None
+    config = replace(target_config(target), compress=compress and "compress_weights" not in off)
     return _link({name: _run(State(ir, config, kind, off, entry=name), 0, "memory") for name, ir in irs.items()})
 
 

@@ -42,7 +42,8 @@ class Scheduler(Operands):
             elif node.op == "state":
                 self._put(node.out, self._buffer("state", node.out.dtype, node.out.shape, node.attrs["key"]))
         self.wanted = destinations(graph, self.static)
-        self.tables = shared_tables(graph, self.groups, self.static, self.config.panel)
+        tables = shared_tables(graph, self.groups, self.static, self.config.panel)
+        self.tables = {t: m for t, m in tables.items() if not self._coded(m.shape[0], m.shape[1], m.dtype)}
         made: dict[str, Buffer] = {}
         for group in self.groups:
             self._schedule_group(group, made)
@@ -210,14 +211,15 @@ class Scheduler(Operands):
         m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
         flops = 2 * node.out.numel * k * len(group.anchors)
         batch = math.prod(node.out.shape[:-2])
-        layout = self._layout(a.dtype)
+        layout, coded = self._layout(a.dtype), False
         if not self.config.panel:
             self._strided_matmul(group, made, flops, batch)
             return
         if b in self.static and math.prod(b.shape[:-2]) == 1:
             view = self._columns([x.inputs[1].reshape(k, n) for x in group.anchors])
             key = tuple(x.inputs[1] for x in group.anchors)
-            weight, shared = self.packed_weight(key, view, layout), True
+            coded = self._coded(k, n, b.dtype)
+            weight, shared = self.packed_weight(key, view, "coded" if coded else layout), True
             left = self._rows(a, math.prod(a.shape[:-2]))
         else:
             shared = math.prod(b.shape[:-2]) == 1
@@ -232,7 +234,7 @@ class Scheduler(Operands):
         self._anchor(
             group, made, "gemm", [left, weight], flops,
             batch=batch, m=m, n=n, k=k, lda=strides[1] if m > 1 else k, batch_stride=strides[0], shared=shared,
-            paired=len(group.anchors) > 1,
+            paired=len(group.anchors) > 1, coded=coded,
         )  # fmt: skip
 
     def _strided_matmul(self, group: Group, made: dict[str, Buffer], flops: int, batch: int) -> None:

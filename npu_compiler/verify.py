@@ -15,6 +15,7 @@ import numpy as np
 from . import dtypes, expr, graph
 from .expr import Expr
 from .graph import Graph, Node, Value
+from .packing import packed_spec
 
 MAX_RANK = 32
 MAX_BYTES = 2**44
@@ -335,12 +336,7 @@ def _pack(node: Node, inputs: Sequence[Value]) -> Signature:
     _inputs(inputs, 1)
     panel, layout, w = node.attrs["panel"], node.attrs["layout"], inputs[0]
     _require(w.rank == 4 and 0 < panel < _MAX_PARAMETER, f"pack of {_types(inputs)} in panels of {panel}")
-    g, k, t, c = w.shape
-    panels = -(-k // panel)
-    if layout == "rows":
-        return [((g, panels, t, c, panel), w.dtype)]
-    _require(layout == "pairs", f"unknown layout {layout!r}")
-    return [((g, panels, t, -(-c // 2), panel, 2), w.dtype)]
+    return [packed_spec(layout, w.shape, w.dtype, panel)]
 
 
 _SIGNATURES: dict[str, Callable[[Node, Sequence[Value]], Signature]] = {

@@ -24,7 +24,7 @@ import msgpack
 from npu_compiler import env
 from npu_compiler.cache import Cache, open_cache
 from npu_compiler.compiled_program import CompiledProgram
-from npu_compiler.errors import ArtifactError, InputError
+from npu_compiler.errors import ArtifactError, IncompressibleError, InputError
 from npu_compiler.files import write_atomic
 from npu_compiler.serialize import graph_to_plain, program_from_plain, program_to_plain
 from npu_compiler.target_config import target_config
@@ -72,6 +72,13 @@ class Loader:
     def load(self, model: str | os.PathLike[str]) -> tuple[CompiledProgram, WeightStore, ModelCard]:
         self.path = find_model(model, self._progress)
         source = _CompiledFile(self.path) if self.path.suffix == ".npubin" else self._checkpoint()
+        try:
+            program, recipes, card = self._compiled(source)
+            return program, self._packed(source, program, recipes), card
+        except IncompressibleError:
+            if isinstance(source, _CompiledFile):
+                raise
+        source.keep_plain()
         program, recipes, card = self._compiled(source)
         return program, self._packed(source, program, recipes), card
 
@@ -100,7 +107,7 @@ class Loader:
         if self.max_len is not None and card.limit and self.max_len > card.limit:
             raise InputError(f"max_len={self.max_len}: {card.name} was made for at most {card.limit} positions")
         card = replace(card, max_len=self.max_len or min(card.limit or _DEFAULT_MAX_LEN, _DEFAULT_MAX_LEN))
-        key = f"plain program {card.identity} {card.max_len} {self._compiler}"
+        key = f"program {card.identity} {card.max_len} {source.compress} {self._compiler}"
         known = self._programs.get(key)
         if known is not None:
             recipes = known[:_DIGEST].decode()
@@ -150,6 +157,8 @@ class _CheckpointFiles:
     def __init__(self, path: Path, dtype: str | None, cache: Cache, compiler: str):
         self.path, self._dtype, self._cache, self._compiler = path, dtype, cache, compiler
         self.identity = f"{dtype} {file_identity(path)}"
+        self._incompressible = f"incompressible {self.identity}"
+        self.compress = cache.get(self._incompressible) is None
 
     @cached_property
     def card(self) -> ModelCard:
@@ -181,7 +190,12 @@ class _CheckpointFiles:
         wanted = target_config(target)
         config = self._checkpoint.config
         graphs = llm_graphs(config, max_len=max_len, chunks=wanted.chunks, greedy=wanted.run_ahead)
-        return compile_entries(graphs, target)
+        return compile_entries(graphs, target, compress=self.compress)
+
+    def keep_plain(self) -> None:
+        """Compile for weights as they are, now and at later starts."""
+        self.compress = False
+        self._cache.put(self._incompressible, b"")
 
     def tensors(self, program: CompiledProgram) -> Mapping[str, Any]:
         return self._checkpoint.weights

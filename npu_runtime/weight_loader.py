@@ -13,8 +13,8 @@ import numpy as np
 
 from npu_compiler import dtypes
 from npu_compiler.compiled_program import CompiledProgram
-from npu_compiler.errors import ArtifactError, BackendError, WeightError
-from npu_compiler.graph import Graph, Node, Value
+from npu_compiler.errors import ArtifactError, BackendError, IncompressibleError, WeightError
+from npu_compiler.graph import Graph, Node, Value, main_weight
 from npu_compiler.interp import evaluate_node
 from npu_compiler.weight_files import WeightSource, open_weights
 
@@ -151,6 +151,10 @@ class _Evaluation:
         try:
             with np.errstate(all="ignore"):
                 arrays = evaluate_node(node, [self._held[v] for v in node.inputs])
+        except IncompressibleError as error:
+            raise IncompressibleError(
+                f"weight {main_weight(node.out)!r}: {error}; compile without compress_weights (NPU_DISABLE)"
+            ) from None
         except MemoryError:
             raise BackendError(f"there is no memory to compute the weight recipe {node!r}") from None
         except (ArithmeticError, LookupError, TypeError, ValueError) as error:

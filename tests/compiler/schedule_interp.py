@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from npu_compiler import dtypes, expr, interp
+from npu_compiler import dtypes, expr, interp, packing
 from npu_compiler.graph import Graph
 from npu_compiler.kernel import Buffer, Kernel, Operand
 from npu_compiler.pipeline import State
@@ -185,7 +185,7 @@ def _attention(k: Kernel, inputs: list[np.ndarray]) -> np.ndarray:
 def _pack(k: Kernel, inputs: list[np.ndarray]) -> np.ndarray:
     b, out = inputs[0], k.outputs[0]
     layout = "pairs" if len(out.shape) == 5 else "rows"
-    return interp.pack_panels(b.transpose(0, 2, 1)[:, :, None, :], out.shape[3 if layout == "pairs" else -1], layout)
+    return packing.pack(b.transpose(0, 2, 1)[:, :, None, :], out.shape[3 if layout == "pairs" else -1], layout)
 
 
 _ANCHORS = {

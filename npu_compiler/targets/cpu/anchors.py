@@ -72,20 +72,21 @@ def _conv2d(k: Kernel, name: str, place: Place) -> str:
 def _gemm(k: Kernel, name: str, place: Place) -> str:
     a = k.prologue.outputs[0] if k.prologue is not None else k.inputs[0]
     w, at = k.inputs[k.fixed], k.attrs
+    weights, kept = (f"((const coded*){place(w)})", "coded") if at["coded"] else (place(w), ctype(w))
     shared = "true" if at["shared"] else "false"
     dims = dict(M=at["m"], N=at["n"], K=at["k"], lda=at["lda"] or at["k"], B=at["batch"], batch_a=at["batch_stride"])
     struct = _struct(f"{name}_dims", "GemmDims", **dims)
     paired = "true" if at["paired"] else "false"
     struct = struct.replace("; };", f"; static constexpr bool shared_w = {shared}, paired = {paired}; }};")
     epilogue, pointers = emit_epilogue(k, k.fixed + 1, f"{name}_epi", place)
-    scratch = f"gemm_scratch_bytes<{name}_dims, {ctype(a)}, {ctype(w)}>()"
+    scratch = f"gemm_scratch_bytes<{name}_dims, {ctype(a)}, {kept}>()"
     left, prologue, before = "", "", ""
     if k.prologue is None:
         left = place(a)
     else:
         prologue, before, left, scratch = _prologue(k, name, place, scratch)
-    body = f"{before}{name}_epi epi{pointers};\n  gemm<{name}_dims>({left}, {place(w)}, epi, th, counter);"
-    ahead = f"gemm_ahead<{name}_dims, {ctype(a)}, {ctype(w)}>(weights, th)"
+    body = f"{before}{name}_epi epi{pointers};\n  gemm<{name}_dims>({left}, {weights}, epi, th, counter);"
+    ahead = f"gemm_ahead<{name}_dims, {ctype(a)}, {kept}>(weights, th)"
     text = struct + epilogue + prologue + _function(name, body, scratch)
     return text + f"void {name}_ahead(const void* weights, const Thread& th) {{ {ahead}; }}\n"
 

@@ -62,6 +62,7 @@ template <class Kind, class TX> NPU_NOINLINE void copy_rows(const TX* x, char* o
 
 template <class D, class TX, class TW> struct ConvPlan {
   using Kind = typename Operands<TX, TW>::Kind;
+  using Stored = Plain<Kind>;
   static constexpr long G = D::G, CG = D::C / G, N = D::K / G, NP = ceil_div(N, PANEL), IMAGES = D::N;
   static constexpr long CU = ceil_div(CG, Kind::X_PER_UNIT);  // units of a pixel in a group
   static constexpr bool POINTWISE = D::R == 1 && D::S == 1;   // the copy then keeps only the pixels that are used

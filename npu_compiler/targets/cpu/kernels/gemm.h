@@ -3,8 +3,8 @@
 //   struct D : GemmDims { static constexpr long M, N, K, lda; };       rows of A have unit inner stride
 //   gemm<D>(a, w, epi, th, counter)
 //
-// Weights: [ceil(N/32)][K][32] float or f16, [ceil(N/32)][ceil(K/2)][32][2] bf16, zero padded; pack_b() packs a
-// matrix computed at run time. epi(acc, row, col, lanes) gets VL neighbouring columns of one row (row = b * M + m).
+// Weights: [ceil(N/32)][K][32] float or f16, [ceil(N/32)][ceil(K/2)][32][2] bf16, zero padded, or coded bf16 panels
+// (coded.h, K a multiple of 8); pack_b() packs a matrix computed at run time. epi(acc, row, col, lanes) gets VL neighbouring columns of one row (row = b * M + m).
 #pragma once
 #include "gemv.h"
 #include "tile.h"
@@ -46,6 +46,7 @@ constexpr long choose_panels(long images, long panels) {
 
 template <class D, class TA, class TW> struct GemmPlan {
   using Kind = typename Operands<TA, TW>::Kind;
+  using Stored = typename Operands<TA, TW>::Stored;
   static constexpr long UNITS = ceil_div(D::K, Kind::X_PER_UNIT);
   // Rows a multiple of 4096 bytes apart would share one set of the L1 cache: copy them apart.
   static constexpr bool COPY = Operands<TA, TW>::WIDEN || D::K % Kind::X_PER_UNIT != 0 ||
@@ -53,7 +54,7 @@ template <class D, class TA, class TW> struct GemmPlan {
   static constexpr long ROW_BYTES = COPY ? UNITS * 4 + (UNITS * 4 % 4096 == 0 ? 64 : 0) : D::lda * (long)sizeof(TA);
   static constexpr long NP = ceil_div(D::N, PANEL), N = D::N, G = 1, IMAGES = D::B;
   static constexpr bool PAIRED = D::paired;
-  static constexpr long HALVES = 1 + PAIRED, PANEL_BYTES = HALVES * UNITS * Kind::W_BYTES;
+  static constexpr long HALVES = 1 + PAIRED, PANEL_BYTES = HALVES * Stored::panel_bytes(UNITS);
   // Rows so long that only a few of them would make a block, and the weights be read for each few: see sliced().
   static constexpr long TALL = min_of(D::M, SLICED_ROWS);
   static constexpr bool SLICED = D::M > 2 * TILE_ROWS && TALL * UNITS * 4 > SLICE_BYTES;

@@ -24,25 +24,33 @@ struct GemvArgs {
   float* acc;         // [panels][M][PANEL]
 };
 
-template <class Kind, int M, int PANELS> NPU_NOINLINE void gemv_tile(const GemvArgs& a) {
-  const char* w[PANELS];
+// What the codes of a panel leave out.
+template <int M> NPU_INLINE void add_escapes(const GemvArgs& a, const char* panel, float* acc) {
+  const Escape* e = Coded::list(panel, a.len);
+  for (int i = 0, n = Coded::escapes(panel); i < n; i++) {
+    const long k = e[i].at / PANEL;
+    for (int m = 0; m < M; m++) {
+      float& sum = acc[m * PANEL + e[i].at % PANEL];
+      sum = __builtin_fmaf(e[i].value, ld1((const bf16*)(a.x + m * a.row_bytes) + k), sum);
+    }
+  }
+}
+
+template <class Kind, class Stored, int M, int PANELS> NPU_NOINLINE void gemv_tile(const GemvArgs& a) {
+  Reader<Stored> w[PANELS];
 #pragma GCC unroll 4
-  for (int s = 0; s < PANELS; s++) w[s] = a.w + s * a.panel_bytes;
+  for (int s = 0; s < PANELS; s++) w[s] = Reader<Stored>::of(a.w + s * a.panel_bytes);
   const char* x = a.x;
   vf acc[PANELS][PANEL_VECS][M];
-  auto unit_step = [&](int u) __attribute__((always_inline)) {
-    vf xv[M];
+  auto multiply = [&](int s, const vf (&wv)[PANEL_VECS], const vf (&xv)[M]) __attribute__((always_inline)) {
+#pragma GCC unroll 8
+    for (int v = 0; v < PANEL_VECS; v++)
+#pragma GCC unroll 4
+      for (int m = 0; m < M; m++) Kind::step(acc[s][v][m], wv[v], xv[m]);
+  };
+  auto splat_x = [&](int u, vf (&xv)[M]) __attribute__((always_inline)) {
 #pragma GCC unroll 4
     for (int m = 0; m < M; m++) xv[m] = splat<vf>(unit(x + m * a.row_bytes + u * 4));
-#pragma GCC unroll 4
-    for (int s = 0; s < PANELS; s++) {
-#pragma GCC unroll 8
-      for (int v = 0; v < PANEL_VECS; v++) {
-        const vf wv = Kind::weights(w[s] + u * Kind::W_BYTES, v);
-#pragma GCC unroll 4
-        for (int m = 0; m < M; m++) Kind::step(acc[s][v][m], wv, xv[m]);
-      }
-    }
   };
   for (long k = 0; k < a.len;) {
     const bool first = k == 0;
@@ -57,16 +65,36 @@ template <class Kind, int M, int PANELS> NPU_NOINLINE void gemv_tile(const GemvA
 #pragma GCC unroll 4
       for (int s = 0; s < PANELS; s++)
 #pragma GCC unroll 8
-        for (int line = 0; line < 4 * Kind::W_BYTES; line += 64) __builtin_prefetch(w[s] + GEMV_AHEAD + line, 0, 3);
+        for (int line = 0; line < 4 * Stored::W_BYTES; line += 64)
+          __builtin_prefetch(w[s].from + GEMV_AHEAD + line, 0, 3);
+#pragma GCC unroll 2
+      for (int u = 0; u < 4; u += 2) {
+        vf xv[2][M];
+        splat_x(u, xv[0]);
+        splat_x(u + 1, xv[1]);
 #pragma GCC unroll 4
-      for (int u = 0; u < 4; u++) unit_step(u);
+        for (int s = 0; s < PANELS; s++) {
+          vf wv[2][PANEL_VECS];
+          w[s].two(u, wv);
+          multiply(s, wv[0], xv[0]);
+          multiply(s, wv[1], xv[1]);
+        }
+      }
 #pragma GCC unroll 4
-      for (int s = 0; s < PANELS; s++) w[s] += 4 * Kind::W_BYTES;
+      for (int s = 0; s < PANELS; s++) w[s].skip(4);
     }
-    for (; k < end; k++, x += 4) {
-      unit_step(0);
+    if constexpr (!Stored::CODED) {  // coded panels have no odd units
+      for (; k < end; k++, x += 4) {
+        vf xv[M];
+        splat_x(0, xv);
 #pragma GCC unroll 4
-      for (int s = 0; s < PANELS; s++) w[s] += Kind::W_BYTES;
+        for (int s = 0; s < PANELS; s++) {
+          vf wv[PANEL_VECS];
+          w[s].unit(0, wv);
+          multiply(s, wv, xv);
+          w[s].skip(1);
+        }
+      }
     }
 #pragma GCC unroll 4
     for (int s = 0; s < PANELS; s++)
@@ -78,12 +106,15 @@ template <class Kind, int M, int PANELS> NPU_NOINLINE void gemv_tile(const GemvA
           store_bytes(to, first ? acc[s][v][m] : acc[s][v][m] + load_bytes<vf>(to));
         }
   }
+  if constexpr (Stored::CODED)
+    for (int s = 0; s < PANELS; s++) add_escapes<M>(a, a.w + s * a.panel_bytes, a.acc + s * M * PANEL);
 }
 
 // Chunks are groups of panels, fewer together where there would be too few groups to balance. Plan: a GemmPlan.
 template <class Plan, class D> struct GemvPlan {
   static constexpr int MOST = gemv_streams(D::M);
-  static constexpr long HALVES = Plan::HALVES, PANELS = HALVES * Plan::NP, HALF_BYTES = Plan::UNITS * Plan::Kind::W_BYTES;
+  static constexpr long HALVES = Plan::HALVES, PANELS = HALVES * Plan::NP;
+  static constexpr long HALF_BYTES = Plan::Stored::panel_bytes(Plan::UNITS);
   static constexpr int WANTED = MOST >= 4 && PANELS / 4 < CHUNKS ? (PANELS / 2 < CHUNKS ? 1 : 2) : MOST;
   static constexpr int STREAMS = WANTED > 1 ? WANTED / HALVES * HALVES : 1;
   static constexpr long GROUP = max_of(STREAMS, HALVES), GROUPS = ceil_div(PANELS, GROUP);
@@ -102,6 +133,7 @@ template <class Plan, class D> NPU_INLINE void gemv_ahead(const char* weights, c
 template <class Plan, class D, class TA, class TW, class Epi>
 NPU_INLINE void gemv(const TA* a, const TW* weights, Epi& epi, Thread& th, int* counter) {
   using Kind = typename Plan::Kind;
+  using Stored = typename Plan::Stored;
   using V = GemvPlan<Plan, D>;
   constexpr int STREAMS = V::STREAMS;
   constexpr long HALVES = V::HALVES, PANELS = V::PANELS, HALF_BYTES = V::HALF_BYTES, GROUP = V::GROUP, GROUPS = V::GROUPS;
@@ -119,9 +151,9 @@ NPU_INLINE void gemv(const TA* a, const TW* weights, Epi& epi, Thread& th, int* 
     GemvArgs args{x, Plan::ROW_BYTES, Plan::UNITS, w, HALF_BYTES, acc};
     if (panels != STREAMS) {
       for (long s = 0; s < panels; s++, args.w += HALF_BYTES, args.acc += PAIR)
-        gemv_tile<Kind, D::M, 1>(args);
+        gemv_tile<Kind, Stored, D::M, 1>(args);
     } else {
-      gemv_tile<Kind, D::M, STREAMS>(args);
+      gemv_tile<Kind, Stored, D::M, STREAMS>(args);
     }
     for (long s = 0; s < panels; s += HALVES)
       finish<D::N, Plan::PAIRED>(acc + s * PAIR, PAIR, (int)D::M, image * D::M, (panel + s) / HALVES * PANEL, 0, epi);

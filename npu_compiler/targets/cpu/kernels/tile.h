@@ -6,6 +6,7 @@
 //   F32   [K][32] float      F16W  [K][32] f16, widened in registers      BF16P  [K/2][32][2] bf16
 // One instantiation per (kind, P) serves every shape of a program; sizes are run-time arguments.
 #pragma once
+#include "coded.h"
 #include "pool.h"
 #include "simd.h"
 
@@ -16,7 +17,6 @@ constexpr long max_of(long a, long b) { return a > b ? a : b; }
 constexpr long ceil_div(long a, long b) { return (a + b - 1) / b; }
 constexpr long align64(long bytes) { return (bytes + 63) / 64 * 64; }
 
-constexpr int PANEL = 32;
 // Units in one chain of additions. With float operands and results the sum is the only rounding that counts, and short
 // chains keep it at the level of the best libraries; 16-bit results hide it.
 constexpr int SEGMENT_F32 = 96, SEGMENT_16 = 1 << 30;
@@ -212,7 +212,7 @@ constexpr long CHUNKS = 16;                 // wanted at least, so that threads 
 // A matrix product cut into chunks: a chunk is a block of positions times PG panels of weights.
 // Plan gives the constants Kind, IMAGES, BLOCKS, Q (positions of a block), Q_LAST, G, N, NP (columns and panels of a
 // group), PG, PAIRED (weights come as two panels for each panel of results), NTAPS, LEN, SEGMENT, GROUP_BYTES (of x),
-// W_IMAGE_BYTES and
+// W_IMAGE_BYTES, the weights' storage Stored and
 //   tables(off, taps)                    offsets of the positions of a block, of the taps
 //   first_row(image, block)              row of the block's first position in the output
 //   prepare(x, image, block, copy)       start of the block's x, copied to `copy` if it must be padded or converted
@@ -228,9 +228,9 @@ template <class Plan> struct Chunk {
 };
 
 // Tile t of a block: a.off is that of its first position, w the panel, `after` the weights needed next or null.
-template <class Kind>
+template <class Kind, class Stored>
 NPU_INLINE void run_tile(const Tiling& tiles, int t, TileArgs a, const char* w, const char* after, int parts, float* acc) {
-  const bool fetch = after && t < Kind::W_BYTES / 32;  // a tile fetches 32 bytes a unit
+  const bool fetch = after && t < Stored::W_BYTES / 32;  // a tile fetches 32 bytes a unit
   a.prefetch = fetch ? after + (long)t * a.ntaps * a.len * 32 : w;
   a.prefetch_step = fetch ? 64 : 0;
   for (int part = 0; part < parts; part++) {
@@ -240,25 +240,31 @@ NPU_INLINE void run_tile(const Tiling& tiles, int t, TileArgs a, const char* w, 
   }
 }
 
+template <class Plan> constexpr long copy_end() { return blocked_tables_bytes<Plan>() + align64(Plan::COPY_BYTES); }
+template <class Plan> constexpr long open_bytes(long units) {  // of a panel that is written out
+  return Plan::Stored::CODED ? units * Plan::Kind::W_BYTES : 0;
+}
 template <class Plan> constexpr long blocked_scratch_bytes() {
-  return blocked_tables_bytes<Plan>() + align64(Plan::COPY_BYTES);
+  return copy_end<Plan>() + (1 + Plan::PAIRED) * open_bytes<Plan>((long)Plan::NTAPS * Plan::LEN);
 }
 
 // Long rows (LEN of the reduced dim) in slices, so that a slice of a block's x and the sums of a chunk share the L2 cache
 // while the weights stream by. Plan has one tap and one group; SLICE is the length of a slice, in units.
 template <class Plan> constexpr long sliced_sums_bytes() { return Plan::PG * Plan::HALVES * Plan::Q * PANEL * 4; }
 template <class Plan> constexpr long sliced_scratch_bytes() {
-  return blocked_scratch_bytes<Plan>() + align64(sliced_sums_bytes<Plan>());
+  return copy_end<Plan>() + align64(sliced_sums_bytes<Plan>()) + open_bytes<Plan>(Plan::SLICE);
 }
 
 template <class Plan, class TX, class TW, class Epi>
 NPU_INLINE void sliced(const TX* x, const TW* weights, Epi& epi, Thread& th, int* counter) {
   using Kind = typename Plan::Kind;
-  constexpr long HALVES = Plan::HALVES, HALF_BYTES = (long)Plan::LEN * Kind::W_BYTES, HALF = Plan::Q * PANEL;
+  using Stored = typename Plan::Stored;
+  constexpr long HALVES = Plan::HALVES, HALF_BYTES = Stored::panel_bytes(Plan::LEN), HALF = Plan::Q * PANEL;
   int32_t* off = (int32_t*)th.scratch;
   long* taps = (long*)(th.scratch + align64(Plan::Q * 4));
   char* copy = th.scratch + blocked_tables_bytes<Plan>();
-  float* sums = (float*)(th.scratch + blocked_scratch_bytes<Plan>());
+  float* sums = (float*)(th.scratch + copy_end<Plan>());
+  char* room = th.scratch + copy_end<Plan>() + align64(sliced_sums_bytes<Plan>());
   Plan::tables(off, taps);
   const Tiling full = tiling<Kind, Plan::Q>(), last = tiling<Kind, Plan::Q_LAST>();
   for (long i, prepared = -1; (i = next_chunk(th, counter)) < Chunk<Plan>::COUNT;) {
@@ -271,11 +277,11 @@ NPU_INLINE void sliced(const TX* x, const TW* weights, Epi& epi, Thread& th, int
     for (long at = 0; at < Plan::LEN; at += Plan::SLICE) {
       const int len = (int)min_of(Plan::SLICE, Plan::LEN - at);
       for (long h = c.begin * HALVES; h < c.end * HALVES; h++) {
-        const char* panel = w + h * HALF_BYTES + at * Kind::W_BYTES;
-        const char* next = panel + (h + 1 < c.end * HALVES ? HALF_BYTES : 0);
+        const char* panel = Stored::open(w + h * HALF_BYTES, Plan::LEN, at, len, room);
+        const char* next = Stored::at(w + (h + (h + 1 < c.end * HALVES)) * HALF_BYTES, at);
         for (int t = 0, done = 0; t < tiles.count; t++) {
           TileArgs a{block + at * 4, off + done, taps, 1, len, nullptr, nullptr, Plan::SEGMENT, nullptr, 0, at > 0};
-          run_tile<Kind>(tiles, t, a, panel, next, PANEL / TILE_COLS, sums + (h - c.begin * HALVES) * HALF + done * PANEL);
+          run_tile<Kind, Stored>(tiles, t, a, panel, next, PANEL / TILE_COLS, sums + (h - c.begin * HALVES) * HALF + done * PANEL);
           done += tiles.rows + (t < tiles.tall);
         }
       }
@@ -290,11 +296,13 @@ NPU_INLINE void sliced(const TX* x, const TW* weights, Epi& epi, Thread& th, int
 template <class Plan, class TX, class TW, class Epi>
 NPU_INLINE void blocked(const TX* x, const TW* weights, Epi& epi, Thread& th, int* counter) {
   using Kind = typename Plan::Kind;
-  constexpr long HALF_BYTES = (long)Plan::NTAPS * Plan::LEN * Kind::W_BYTES, HALVES = 1 + Plan::PAIRED;
+  using Stored = typename Plan::Stored;
+  constexpr long UNITS = (long)Plan::NTAPS * Plan::LEN, HALF_BYTES = Stored::panel_bytes(UNITS), HALVES = 1 + Plan::PAIRED;
   constexpr long PANEL_BYTES = HALVES * HALF_BYTES, PAIR = TILE_ROWS * PANEL;
   int32_t* off = (int32_t*)th.scratch;
   long* taps = (long*)(th.scratch + align64(Plan::Q * 4));
   char* copy = th.scratch + blocked_tables_bytes<Plan>();
+  char* room = th.scratch + copy_end<Plan>();
   alignas(64) float acc[HALVES * PAIR];
   long i = next_chunk(th, counter), prepared = -1;
   if (i >= Chunk<Plan>::COUNT) return;
@@ -320,12 +328,15 @@ NPU_INLINE void blocked(const TX* x, const TW* weights, Epi& epi, Thread& th, in
       const long group = pn / Plan::NP, col = pn % Plan::NP * PANEL, row = Plan::first_row(c.image, c.block);
       const int parts = (int)min_of(PANEL / TILE_COLS, ceil_div(Plan::N - col, TILE_COLS));
       const char* from = block + group * Plan::GROUP_BYTES;
+      const char* open[HALVES];
+      for (long half = 0; half < HALVES; half++)
+        open[half] = Stored::open(panel + half * HALF_BYTES, UNITS, 0, UNITS, room + half * open_bytes<Plan>(UNITS));
       for (int t = 0, done = 0; t < tiles.count; t++) {
         const int rows = tiles.rows + (t < tiles.tall);
         TileArgs a{from, off + done, taps, Plan::NTAPS, Plan::LEN, nullptr, nullptr, Plan::SEGMENT, nullptr, 0};
         for (long half = 0; half < HALVES; half++)
-          run_tile<Kind>(tiles, t, a, panel + half * HALF_BYTES, next ? next + half * HALF_BYTES : nullptr, parts,
-                         acc + half * PAIR);
+          run_tile<Kind, Stored>(tiles, t, a, open[half], next ? next + half * HALF_BYTES : nullptr, parts,
+                                 acc + half * PAIR);
         finish<Plan::N, Plan::PAIRED>(acc, PAIR, rows, row + done, col, group * Plan::N, epi);
         done += rows;
       }
@@ -334,23 +345,27 @@ NPU_INLINE void blocked(const TX* x, const TW* weights, Epi& epi, Thread& th, in
 }
 
 // ---------------------------------------------------------------------------------------------- operand kinds
-// How x stored as TX meets weights stored as TW: bf16 pairs directly, everything else as float.
+// How x stored as TX meets weights stored as TW: bf16 pairs directly (coded or not), everything else as float.
 template <class TX, class TW> struct Operands {
   static_assert(!is_same<TW, bf16>::value, "bf16 weights need bf16 activations");
   using Kind = F32;
+  using Stored = Plain<F32>;
   static constexpr bool WIDEN = !is_same<TX, float>::value;
   static constexpr int SEGMENT = SEGMENT_F32;
 };
 template <class TX> struct Operands<TX, f16> {
   using Kind = F16W;
+  using Stored = Plain<F16W>;
   static constexpr bool WIDEN = !is_same<TX, float>::value;
   static constexpr int SEGMENT = WIDEN ? SEGMENT_16 : SEGMENT_F32;
 };
 template <> struct Operands<bf16, bf16> {
   using Kind = BF16P;
+  using Stored = Plain<BF16P>;
   static constexpr bool WIDEN = false;
   static constexpr int SEGMENT = SEGMENT_16;
 };
+template <> struct Operands<bf16, coded> : Operands<bf16, bf16> { using Stored = Coded; };
 
 // Copies n elements as units: widened to float, or bf16 as it is with a zero behind an odd end.
 template <class Kind, class TX> NPU_INLINE void copy_units(char* out, const TX* x, long n) {

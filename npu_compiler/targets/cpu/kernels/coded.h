@@ -1,0 +1,144 @@
+// Weights as a program keeps them: panels that a tile reads as they are, or bf16 panels in twelve bits, which are decoded
+// in registers (Reader) or written out before they are used (open). npu_compiler/twelve_bits.py describes the format.
+//
+// A storage gives W_BYTES of one unit, panel_bytes(units), at(panel, unit): where to fetch from ahead of use, and
+//   open(panel, units, first, n, room)   the panel's units first .. first + n as the tile wants them; room: n * 128 bytes
+#pragma once
+#include "simd.h"
+
+namespace npu {
+
+struct coded { uint8_t byte; };  // storage type of an operand: says what a pointer to bytes points to
+
+constexpr int PANEL = 32;
+
+template <class Kind> struct Plain {
+  static constexpr bool CODED = false;
+  static constexpr int W_BYTES = Kind::W_BYTES;
+  static constexpr long panel_bytes(long units) { return units * W_BYTES; }
+  NPU_INLINE const char* at(const char* panel, long unit) { return panel + unit * W_BYTES; }
+  NPU_INLINE const char* open(const char* panel, long, long first, long, char*) { return at(panel, first); }
+};
+
+#if NPU_AVX512
+typedef __m512i vbytes;
+NPU_INLINE vbytes load_table(const char* p) { return _mm512_broadcast_i32x4(_mm_load_si128((const __m128i*)p)); }
+NPU_INLINE vbytes load_vbytes(const char* p) { return _mm512_loadu_si512(p); }
+NPU_INLINE vbytes low_codes(vbytes v) { return _mm512_and_si512(v, _mm512_set1_epi8(15)); }
+NPU_INLINE vbytes high_codes(vbytes v) { return low_codes(_mm512_srli_epi16(v, 4)); }
+NPU_INLINE vbytes look_up(vbytes table, vbytes codes) { return _mm512_shuffle_epi8(table, codes); }
+NPU_INLINE vf zip_low(vbytes low, vbytes high) { return (vf)_mm512_unpacklo_epi8(low, high); }
+NPU_INLINE vf zip_high(vbytes low, vbytes high) { return (vf)_mm512_unpackhi_epi8(low, high); }
+#elif NPU_AVX2
+typedef __m256i vbytes;
+NPU_INLINE vbytes load_table(const char* p) { return _mm256_broadcastsi128_si256(_mm_load_si128((const __m128i*)p)); }
+NPU_INLINE vbytes load_vbytes(const char* p) { return _mm256_loadu_si256((const __m256i*)p); }
+NPU_INLINE vbytes low_codes(vbytes v) { return _mm256_and_si256(v, _mm256_set1_epi8(15)); }
+NPU_INLINE vbytes high_codes(vbytes v) { return low_codes(_mm256_srli_epi16(v, 4)); }
+NPU_INLINE vbytes look_up(vbytes table, vbytes codes) { return _mm256_shuffle_epi8(table, codes); }
+NPU_INLINE vf zip_low(vbytes low, vbytes high) { return (vf)_mm256_unpacklo_epi8(low, high); }
+NPU_INLINE vf zip_high(vbytes low, vbytes high) { return (vf)_mm256_unpackhi_epi8(low, high); }
+#elif NPU_NEON
+typedef uint8x16_t vbytes;
+NPU_INLINE vbytes load_table(const char* p) { return vld1q_u8((const uint8_t*)p); }
+NPU_INLINE vbytes load_vbytes(const char* p) { return vld1q_u8((const uint8_t*)p); }
+NPU_INLINE vbytes low_codes(vbytes v) { return vandq_u8(v, vdupq_n_u8(15)); }
+NPU_INLINE vbytes high_codes(vbytes v) { return vshrq_n_u8(v, 4); }
+NPU_INLINE vbytes look_up(vbytes table, vbytes codes) { return vqtbl1q_u8(table, codes); }
+NPU_INLINE vf zip_low(vbytes low, vbytes high) { return (vf)vzip1q_u8(low, high); }
+NPU_INLINE vf zip_high(vbytes low, vbytes high) { return (vf)vzip2q_u8(low, high); }
+#else
+typedef uint8_t vbytes __attribute__((vector_size(VL * 4)));
+NPU_INLINE vbytes load_table(const char* p) { return load_bytes<vbytes>(p); }
+NPU_INLINE vbytes load_vbytes(const char* p) { return load_bytes<vbytes>(p); }
+NPU_INLINE vbytes low_codes(vbytes v) { return v & 15; }
+NPU_INLINE vbytes high_codes(vbytes v) { return v >> 4; }
+NPU_INLINE vbytes look_up(vbytes table, vbytes codes) {
+  vbytes out = {};
+  for (int i = 0; i < 16; i++) out[i] = table[codes[i]];
+  return out;
+}
+NPU_INLINE vf zip_half(vbytes low, vbytes high, int from) {
+  vbytes out = {};
+  for (int i = 0; i < 8; i++) out[2 * i] = low[from + i], out[2 * i + 1] = high[from + i];
+  return (vf)out;
+}
+NPU_INLINE vf zip_low(vbytes low, vbytes high) { return zip_half(low, high, 0); }
+NPU_INLINE vf zip_high(vbytes low, vbytes high) { return zip_half(low, high, 8); }
+#endif
+
+// Units one after the other, two at a time.
+template <class Storage> struct Reader;
+
+template <class Kind> struct Reader<Plain<Kind>> {
+  static constexpr int VECS = PANEL / VL;
+  const char* from;
+  NPU_INLINE Reader of(const char* panel, long first = 0) { return {panel + first * Kind::W_BYTES}; }
+  __attribute__((always_inline)) void unit(int u, vf (&w)[VECS]) const {
+#pragma GCC unroll 8
+    for (int v = 0; v < VECS; v++) w[v] = Kind::weights(from + u * Kind::W_BYTES, v);
+  }
+  __attribute__((always_inline)) void two(int u, vf (&w)[2][VECS]) const {
+    unit(u, w[0]);
+    unit(u + 1, w[1]);
+  }
+  __attribute__((always_inline)) void skip(int units) { from += units * Kind::W_BYTES; }
+};
+
+struct Escape { uint32_t at; float value; };  // element at / PANEL of the reduced dim, column at % PANEL
+
+struct Coded {
+  static constexpr bool CODED = true;
+  static constexpr int HEAD_BYTES = 64, W_BYTES = 96;
+  static constexpr long slots(long units) { return (2 * units * PANEL / 128 + 7) / 8 * 8; }
+  static constexpr long panel_bytes(long units) { return HEAD_BYTES + units * W_BYTES + slots(units) * 8; }
+  NPU_INLINE const char* at(const char* panel, long unit) { return panel + HEAD_BYTES + unit * W_BYTES; }
+  NPU_INLINE int escapes(const char* panel) { return *(const int*)(panel + 16); }
+  NPU_INLINE const Escape* list(const char* panel, long units) { return (const Escape*)at(panel, units); }
+  static const char* open(const char* panel, long units, long first, long n, char* room);
+};
+
+template <> struct Reader<Coded> {
+  static constexpr int VECS = PANEL / VL, REGISTERS = 16 / VL;
+  const char* from;
+  vbytes table;
+  NPU_INLINE Reader of(const char* panel, long first = 0) { return {Coded::at(panel, first), load_table(panel)}; }
+  __attribute__((always_inline)) void two(int u, vf (&w)[2][VECS]) const {
+    const char* codes = from + u * Coded::W_BYTES;
+#pragma GCC unroll 4
+    for (int r = 0; r < REGISTERS; r++) {
+      const vbytes c = load_vbytes(codes + r * VL * 4);
+      const vbytes high[2] = {look_up(table, low_codes(c)), look_up(table, high_codes(c))};
+#pragma GCC unroll 2
+      for (int i = 0; i < 2; i++) {
+        const vbytes low = load_vbytes(codes + 64 * (1 + i) + r * VL * 4);
+        w[i][r] = zip_low(low, high[i]);
+        w[i][REGISTERS + r] = zip_high(low, high[i]);
+      }
+    }
+  }
+  __attribute__((always_inline)) void skip(int units) { from += units * Coded::W_BYTES; }
+};
+
+NPU_NOINLINE inline const char* Coded::open(const char* panel, long units, long first, long n, char* room) {
+  auto reader = Reader<Coded>::of(panel, first);
+  char* to = room;
+  for (long u = 0; u < n; u += 2, to += 4 * PANEL * 2) {
+    vf w[2][Reader<Coded>::VECS];
+#pragma GCC unroll 6
+    for (int line = 0; line < 192; line += 64) __builtin_prefetch(reader.from + 1024 + line, 0, 3);
+    reader.two(0, w);
+    reader.skip(2);
+    memcpy(to, w, sizeof w);
+  }
+  const Escape* e = list(panel, units);
+  const int count = escapes(panel);
+  for (int i = 0; i < count; i++) {
+    const long k = e[i].at / PANEL, column = e[i].at % PANEL, unit = k / 2 - first;
+    const uint16_t bits = (uint16_t)(bitcast<uint32_t>(e[i].value) >> 16);
+    if (unit >= 0 && unit < n) memcpy(room + unit * 4 * PANEL + column * 4 + k % 2 * 2, &bits, 2);
+  }
+  return room;
+}
+
+}  // namespace npu
