@@ -39,9 +39,10 @@ INLINE int arrive(int* counter, int count) {
 }
 
 INLINE uint4 load16(const void* p) { return *(const uint4*)p; }
+// Not .nc: what counts as read-only is moved behind wait_inputs(), and then weights are asked for too late.
 INLINE uint4 stream16(const void* p) {
   uint4 v;
-  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+  asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
   return v;
 }
