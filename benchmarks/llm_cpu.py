@@ -219,11 +219,14 @@ def run(work: Path, name: str, engines: list[str], rounds: int, far: int) -> dic
             ours = times[metric].get("npusim", seconds)
             row["npusim_ratio"] = statistics.median(n / s for n, s in zip(ours, seconds, strict=True))
             if metric != "prefill":
-                read = stored + cache * (FAR if "far" in metric else PROMPT)
+                kv = cache * (FAR if "far" in metric else PROMPT)
+                read = stored + kv
                 probes = times[f"{metric} probe"][e]
                 row["gb_per_s"] = read / row["median_ms"] / 1e6
                 row["probe_gb_per_s"] = 1e-9 / statistics.median(probes)
                 row["of_probe"] = statistics.median(read / s * p for s, p in zip(seconds, probes, strict=True))
+                kept = (workers[e].facts["weight_bytes"] or stored) + kv
+                row["kept_of_probe"] = row["of_probe"] * kept / read
             rows.append(row)
             print(f"{name:13s} {metric:10s} {e:10s} {row['median_ms']:9.2f} ms", _share(row), flush=True)
     facts = {e: w.facts for e, w in workers.items()}
@@ -234,7 +237,9 @@ def run(work: Path, name: str, engines: list[str], rounds: int, far: int) -> dic
 
 
 def _share(row: dict[str, Any]) -> str:
-    share = f", {row['gb_per_s']:.1f} GB/s, {row['of_probe']:.0%} of the probe" if "of_probe" in row else ""
+    share = ""
+    if "of_probe" in row:
+        share = f", {row['gb_per_s']:.1f} GB/s, {row['of_probe']:.0%} of the probe ({row['kept_of_probe']:.0%} read)"
     return f"npusim takes {row['npusim_ratio']:.2f} of it{share}"
 
 
@@ -261,16 +266,17 @@ def table(results: dict[str, Any]) -> str:
             ours = by["npusim"]
             cells = [f"**{ours['median_ms']:.1f}** (×{ratio:.2f}){mark}"]
             cells += [f"{by[e]['median_ms']:.1f}" if e in by else "" for e in names if e != "npusim"]
-            share = f"{ours['of_probe']:.0%}" if "of_probe" in ours else ""
+            share = f"{ours['of_probe']:.0%} ({ours['kept_of_probe']:.0%})" if "of_probe" in ours else ""
             lines.append(f"| {m['model']}, {label} | " + " | ".join(cells) + f" | {share} |")
     versions = ", ".join(f"{k} {v}" for k, v in results["versions"].items())
     lines += [
         "",
         f"Median milliseconds (a token, or the whole prompt), bfloat16, {results['threads']} threads, "
         f"{results['hardware']}, {results['date']}; in brackets the ratio to the fastest of the others, "
-        "median of the rounds; the last column is what npusim reads (weights and cache) over what a bandwidth probe "
-        "read. OpenVINO holds float16 weights and computes in bfloat16. Random weights; npusim's logits passed the "
-        "error gate (RMS error against float32 ≤ 1.1 × PyTorch eager's in bfloat16, same largest logit) unless "
+        "median of the rounds. The last column is weights and cache in 16 bits over what a bandwidth probe read in "
+        "that time, and in brackets what npusim really read: it keeps the weights in 12 bits, without loss. OpenVINO holds "
+        "float16 weights and computes in bfloat16. Random weights; npusim's logits passed the error gate (RMS error "
+        "against float32 ≤ 1.1 × PyTorch eager's in bfloat16, same largest logit) unless "
         f"marked ✗. Versions: {versions}. Command: `{results['command']}`.",
     ]
     return "\n".join(lines)

@@ -83,6 +83,10 @@ class Npusim(Engine):
         begin = time.perf_counter()
         self.llm = LLM.load(folder, dtype=dtype, max_len=MAX_LEN, threads=THREADS)
         self.ready = time.perf_counter() - begin
+        program = self.llm.program
+        used = {b for call in program.entries["decode"].calls if call.kind == "gemm" for b in call.inputs}
+        coded = {b.name for b in program.buffers if b.id in used and (b.kind, b.dtype) == ("weight", "uint8")}
+        self.weight_bytes = sum(self.llm.weights[name].size_bytes for name in coded)
         self.held: list[int] = []
 
     def feed(self, tokens: list[int], start: int) -> np.ndarray:
@@ -288,7 +292,17 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print must not mix with the answers
     engine = ENGINES[sys.argv[1]](Path(sys.argv[2]))
-    print(json.dumps({"resident": resident(), "ready_s": getattr(engine, "ready", None)}), file=answers, flush=True)
+    print(
+        json.dumps(
+            {
+                "resident": resident(),
+                "ready_s": getattr(engine, "ready", None),
+                "weight_bytes": getattr(engine, "weight_bytes", 0),
+            }
+        ),
+        file=answers,
+        flush=True,
+    )
     for line in sys.stdin:
         order, *numbers = line.split()
         result: Any

@@ -12,7 +12,7 @@ constexpr int gemv_streams(long m) {
 }
 // Units in one chain of additions (see SEGMENT_F32): here a chain is one lane's, and libraries sum a row in many lanes.
 template <class Kind> constexpr long gemv_segment = is_same<Kind, F32>::value ? 16 : 128;
-constexpr long GEMV_AHEAD = 1024;  // bytes between use and prefetch in each stream
+constexpr long GEMV_AHEAD = 4096;  // bytes between use and prefetch, of all streams together
 constexpr long GEMV_EARLY = 4096;  // bytes of each stream that are fetched before the kernel starts
 
 struct GemvArgs {
@@ -66,7 +66,7 @@ template <class Kind, class Stored, int M, int PANELS> NPU_NOINLINE void gemv_ti
       for (int s = 0; s < PANELS; s++)
 #pragma GCC unroll 8
         for (int line = 0; line < 4 * Stored::W_BYTES; line += 64)
-          __builtin_prefetch(w[s].from + GEMV_AHEAD + line, 0, 3);
+          __builtin_prefetch(w[s].from + GEMV_AHEAD / PANELS + line, 0, 3);
 #pragma GCC unroll 2
       for (int u = 0; u < 4; u += 2) {
         vf xv[2][M];
