@@ -274,9 +274,9 @@ def table(results: dict[str, Any]) -> str:
         f"Median milliseconds (a token, or the whole prompt), bfloat16, {results['threads']} threads, "
         f"{results['hardware']}, {results['date']}; in brackets the ratio to the fastest of the others, "
         "median of the rounds. The last column is weights and cache in 16 bits over what a bandwidth probe read in "
-        "that time, and in brackets what npusim really read: it keeps the weights in 12 bits, without loss. OpenVINO holds "
-        "float16 weights and computes in bfloat16. Random weights; npusim's logits passed the error gate (RMS error "
-        "against float32 ≤ 1.1 × PyTorch eager's in bfloat16, same largest logit) unless "
+        "that time, and in brackets what npusim really read: it keeps the weights in 12 bits, without loss. OpenVINO "
+        "holds float16 weights and computes in bfloat16. Random weights; npusim's logits passed the error gate (RMS "
+        "error against float32 ≤ 1.1 × PyTorch eager's in bfloat16, same largest logit) unless "
         f"marked ✗. Versions: {versions}. Command: `{results['command']}`.",
     ]
     return "\n".join(lines)

@@ -35,6 +35,7 @@ CODES = 16
 HEAD_BYTES = 64
 K_MULTIPLE = 8  # of the reduced dim
 _ESCAPE = np.dtype([("at", "<u4"), ("value", "<f4")])
+_SAMPLE = 8192  # elements of a panel that choose its table
 _ROOM = 128  # elements for each escape there is room for: half a bit
 
 
@@ -87,12 +88,14 @@ def _pack_panel(columns: np.ndarray, out: np.ndarray) -> int:
     n, k = columns.shape
     if n < PANEL:
         columns = np.concatenate([columns, np.zeros((PANEL - n, k), columns.dtype)])
-    # [half, lane, column, k / 2, 2] -> [k / 2, lane, half, column, 2]
-    ordered = columns.reshape(2, 4, 4, k // 2, 2).transpose(3, 1, 0, 2, 4).reshape(k // 2, 64)
-    high, low = (ordered >> 8).astype(np.uint8), ordered.astype(np.uint8)
-    table, code = tabulate(high, CODES)
-    codes = code[high]
-    escaped = np.flatnonzero((codes == 0) & (high != 0))
+    # pairs of k [half, lane, column, k / 2] -> [k / 2, lane, half, column]
+    pairs = np.ascontiguousarray(columns).view(np.uint32).reshape(2, 4, 4, k // 2).transpose(3, 1, 0, 2)
+    ordered = np.ascontiguousarray(pairs).view(np.uint16).reshape(k // 2, 64)
+    low, high = ordered.astype(np.uint8), (ordered >> 8).astype(np.uint8)
+    table, code = tabulate(high.reshape(-1)[:: max(1, high.size // _SAMPLE)], CODES)
+    codes = np.frombuffer(high.tobytes().translate(code.tobytes()), np.uint8).reshape(high.shape)
+    escaped = np.flatnonzero(codes == 0)
+    escaped = escaped[high.reshape(-1)[escaped] != 0]
     low.reshape(-1)[escaped] = 0
     out[:CODES] = table
     out[CODES : CODES + 4] = np.array([escaped.size], "<u4").view(np.uint8)
