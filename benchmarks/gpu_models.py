@@ -46,7 +46,9 @@ def compile_qwen(length: int) -> Any:
     from npu_compiler.pipeline import compile_entries
 
     chunks = PREFILLS if length == LENGTHS[NEAR] else ()
-    return compile_entries(llm_graphs(qwen_config(), max_len=length, chunks=chunks, greedy=bool(chunks)), "cuda")
+    return compile_entries(
+        llm_graphs(qwen_config(), max_len=length, chunks=chunks, greedy=bool(chunks)), "cuda", compress=True
+    )
 
 
 def compile_resnet(name: str, batch: int) -> Any:

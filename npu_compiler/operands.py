@@ -13,6 +13,7 @@ from .kernel import Buffer, Kernel, LoopBody, Operand, Stage, contiguous_strides
 from .packing import LAYOUTS, packed_spec
 from .passes.static import static_values
 from .placement import Destination, behind, part_of, wanted_order, writable
+from .row_quads import ROWS
 from .strides import strided_view
 from .target_config import TargetConfig
 
@@ -125,10 +126,10 @@ class Operands:
 
     def packed_weight(self, key: Hashable, w: Value, layout: str) -> Operand:
         """``w`` [G, K, T, C] in the order the target's micro-kernel streams it; made once per weight."""
-        if not self.config.panel:
+        panel = ROWS if layout == "quads" else self.config.panel
+        if not panel:
             return self.operand(w)
         if key not in self.packed:
-            panel = self.config.panel
             spec = packed_spec(layout, w.shape, w.dtype, panel)
             node = self.graph.add("pack", [w], [spec], panel=panel, layout=layout)
             node.sources = w.node.sources

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from . import twelve_bits
+from . import row_quads, twelve_bits
 
 Shape = tuple[int, ...]
 
@@ -38,6 +38,13 @@ def _coded_spec(shape: Shape, dtype: str, panel: int) -> tuple[Shape, str] | Non
     return (1, -(-k // panel), twelve_bits.panel_bytes(c)), "uint8"
 
 
+def _quads_spec(shape: Shape, dtype: str, panel: int) -> tuple[Shape, str] | None:
+    g, k, t, c = shape
+    if (g, t, dtype, panel) != (1, 1, "bfloat16", row_quads.ROWS) or not row_quads.has_quads(c):
+        return None
+    return row_quads.quad_shape(k, c), "uint8"
+
+
 def _padded(w: np.ndarray, panel: int, even: bool) -> np.ndarray:
     """[G, K / panel, panel, T, C]: whole panels, and an even C if asked for."""
     g, k, t, c = w.shape
@@ -61,6 +68,7 @@ LAYOUTS = {
     "rows": Layout(_rows_spec, _pack_rows),
     "pairs": Layout(_pairs_spec, _pack_pairs),  # for two-element dot products
     "coded": Layout(_coded_spec, lambda w, panel: twelve_bits.pack_coded(w[0, :, 0])[None]),
+    "quads": Layout(_quads_spec, lambda w, panel: row_quads.pack_quads(w[0, :, 0])),
 }
 
 
@@ -73,6 +81,6 @@ def packed_spec(layout: str, shape: Shape, dtype: str, panel: int) -> tuple[Shap
 
 
 def pack(w: np.ndarray, panel: int, layout: str) -> np.ndarray:
-    """A weight [G, K, T, C] in panels of ``panel`` output channels, zero padded; 'coded' may raise
-    ``IncompressibleError``."""
+    """A weight [G, K, T, C] in panels of ``panel`` output channels, zero padded; 'coded' and 'quads'
+    may raise ``IncompressibleError``."""
     return LAYOUTS[layout].pack(w, panel)

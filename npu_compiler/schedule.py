@@ -17,6 +17,7 @@ from .operands import Operands
 from .passes.fold import unrounded
 from .passes.fuse import CHEAP, Group
 from .placement import destinations, part_of, shared_tables
+from .row_quads import has_quads
 from .strides import reshape_strides
 from .target_config import TargetConfig
 
@@ -239,16 +240,20 @@ class Scheduler(Operands):
 
     def _strided_matmul(self, group: Group, made: dict[str, Buffer], flops: int, batch: int) -> None:
         """For targets that pack nothing: the right operand is [batch or 1, N, K] with the strides it has. A weight of
-        two dims is laid out so that K comes last."""
+        two dims is laid out so that K comes last, or, for one row, in quads of 12-bit rows (attribute ``quads``)."""
         node = group.anchor
         a, b = node.inputs
         m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
-        shared = math.prod(b.shape[:-2]) == 1
+        shared, quads = math.prod(b.shape[:-2]) == 1, False
         if b in self.static and shared:
             view = self._columns([x.inputs[1].reshape(k, n) for x in group.anchors])
-            view = view.reshape(1, n * len(group.anchors), k)
-            self._static_chain(view)
-            right = self.operand(view)
+            quads = self.config.compress and m * batch == 1 and b.dtype == "bfloat16" and has_quads(k)
+            if quads:
+                right = self.packed_weight(tuple(x.inputs[1] for x in group.anchors), view, "quads")
+            else:
+                view = view.reshape(1, n * len(group.anchors), k)
+                self._static_chain(view)
+                right = self.operand(view)
         else:
             full = b if shared else b.expand(*node.out.shape[:-2], k, n)
             op = self.operand(full)
@@ -266,7 +271,7 @@ class Scheduler(Operands):
         self._anchor(
             group, made, "gemm", [left, right], flops,
             batch=batch, m=m, n=n, k=k, lda=strides[1] if m > 1 else k, batch_stride=strides[0], shared=shared,
-            paired=len(group.anchors) > 1,
+            paired=len(group.anchors) > 1, quads=quads,
         )  # fmt: skip
 
     def _rows(self, a: Value, batch: int) -> Operand:

@@ -73,7 +73,7 @@ def test_weights_of_all_sizes_do_not_fit() -> None:
         twelve_bits.pack_coded(w.view(ml_dtypes.bfloat16))
 
 
-class _Product(torch.nn.Module):
+class Product(torch.nn.Module):
     def __init__(self, k: int, n: int):
         super().__init__()
         self.weight = torch.nn.Parameter(torch.zeros(n, k, dtype=torch.bfloat16))
@@ -86,7 +86,7 @@ class _Product(torch.nn.Module):
     ("m", "n", "k"), [(1, 70, 64), (3, 32, 5000), (4, 160, 576), (5, 70, 64), (33, 160, 576), (300, 32, 5000)]
 )
 def test_products_of_coded_weights(m: int, n: int, k: int) -> None:
-    ir = capture(_Product(k, n), (torch.zeros(m, k, dtype=torch.bfloat16),))
+    ir = capture(Product(k, n), (torch.zeros(m, k, dtype=torch.bfloat16),))
     w = weights(n, k, seed=k)
     w[np.abs(w.astype(np.float32)) > 100] = 0.5
     x = np.random.default_rng(m).standard_normal((m, k)).astype(ml_dtypes.bfloat16)
@@ -104,7 +104,7 @@ def test_products_of_coded_weights(m: int, n: int, k: int) -> None:
 
 def test_loading_names_the_weight_that_does_not_fit() -> None:
     program = compile_entries(
-        {"main": capture(_Product(64, 32), (torch.zeros(1, 64, dtype=torch.bfloat16),))}, compress=True
+        {"main": capture(Product(64, 32), (torch.zeros(1, 64, dtype=torch.bfloat16),))}, compress=True
     )
     w = (np.arange(32 * 64, dtype=np.uint16).reshape(32, 64) * 31 % 0x7F00).view(ml_dtypes.bfloat16)
     with pytest.raises(IncompressibleError, match=r"weight 'weight'.*NPU_DISABLE"):

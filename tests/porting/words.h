@@ -115,6 +115,14 @@ static void run_groups(void (*kernel)(void*, int, int), void* arguments, int gro
 }
 
 INLINE void set_flag(int* flag) { *flag = 1; }
+INLINE uint take_bytes(uint low, uint high, uint which) {
+  uint x = 0;
+  for (int n = 0; n < 4; n++) {
+    const uint at = which >> (4 * n);
+    x |= (((at & 4) != 0 ? high : low) >> (8 * (at & 3)) & 0xffu) << (8 * n);
+  }
+  return x;
+}
 INLINE uint4 load16(const void* p) { if ((uint64_t)p % 16) abort(); uint4 v; memcpy(&v, p, 16); return v; }
 INLINE uint4 stream16(const void* p) { return load16(p); }
 INLINE void release_next() {}
@@ -174,6 +182,13 @@ template <class T> INLINE void frag_b_of(FragB<T>& f, uint x0, uint x1, int) {
 }
 INLINE void round_to(f16& y, float x) { y = to_f16(x); }
 INLINE void round_to(bf16& y, float x) { y = to_bf16(x); }
+template <class T> INLINE uint pack_pair(float low, float high, T*) {
+  T x[2];
+  uint pair;
+  round_to(x[0], low), round_to(x[1], high);
+  memcpy(&pair, x, 4);
+  return pair;
+}
 template <class T> INLINE void frag_b_turned(FragB<T>& f, const FragC& c, int) {
   const uint (*all)[4] = share_words(bits_of_f32(c.v[0]), bits_of_f32(c.v[1]), bits_of_f32(c.v[2]), bits_of_f32(c.v[3]));
   for (int l = 0; l < 32; l++)

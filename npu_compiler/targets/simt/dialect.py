@@ -14,6 +14,8 @@ order       ``int arrive(DEVICE int* counter, int count)``: by one thread of a g
             of ``count`` groups (the counter is 0 again), which sees all that the others wrote before; only with
             :attr:`Dialect.ordered`
 report      ``set_flag(DEVICE int*)``: makes it 1; any number of threads may
+bytes       ``uint take_bytes(uint low, uint high, uint which)``: byte n of the result is the one of the eight in (low,
+            high) that the low three bits of nibble n of ``which`` say; bit 3 of each of the four nibbles is 0
 loads       ``uint4 load16(DEVICE const void*)`` and ``stream16``: of data that is read once and written by nobody
 order       ``release_next()``: the next kernel may start; ``wait_inputs()``: what earlier kernels wrote is visible from
             here on (weights may be read before). Both may be nothing.
@@ -28,7 +30,7 @@ flash       what a simd must know of its fragments to go from one product to the
             ``frag_load_turned`` (two, from memory that is [K, N]), ``m_exp2_fast``; ``frag_a_of(a, x0, x1, x2, x3,
             lane)`` and ``frag_b_of(b, x0, x1, lane)``: lane 4 r + c brings pairs 2 c (x0, x1) and 2 c + 8 of rows r
             (x0, x2) and r + 8 of A, pairs 2 c and 2 c + 8 of row r of B; ``frag_b_turned(b, c, lane)``: B from the
-            transposed results; only with :attr:`Dialect.flash`
+            transposed results; ``pack_pair(low, high, T*)``: two floats as a pair; only with :attr:`Dialect.flash`
 wide        four simds together, on tiles of 64 elements a row, 16-byte chunks at ``wide_at(row, chunk)``:
             ``WideC<N>``, ``wide_zero``, ``wide_ready()`` (copies are visible to the unit), ``wide_begin()``,
             ``wide_mma(c, GROUP const T* a, GROUP const T* b)``, ``wide_commit()``, ``wide_wait<N>()``,

@@ -13,6 +13,7 @@ from .dialect import SIMD, Dialect
 from .epilogue import Epilogue
 from .function import Emission, Function, blocks
 from .gemv import emit_gemv, is_gemv
+from .quads import emit_quads
 from .scalar import convert, read, storage
 
 
@@ -31,6 +32,8 @@ class Product:
 
 def emit_gemm(kernel: Kernel, dialect: Dialect) -> Emission:
     """The function of a ``gemm`` kernel."""
+    if kernel.attrs.get("quads"):
+        return emit_quads(kernel, dialect)
     if is_gemv(kernel):
         return emit_gemv(kernel, dialect)
     p = product_of(kernel)

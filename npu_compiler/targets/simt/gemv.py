@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ... import affine, dtypes, expr
 from ...kernel import Kernel
+from ...row_quads import PIECE
 from ..nest import build_nest
 from ..row_passes import make_row
 from .dialect import SIMD, Dialect
@@ -26,6 +27,8 @@ OTHER_REGISTERS = 28  # of a thread, beside weights and left operand
 def is_gemv(kernel: Kernel) -> bool:
     """Few rows against weights that lie row by row."""
     a, w = kernel.attrs, kernel.inputs[kernel.fixed]
+    if a.get("quads"):
+        return True
     size = dtypes.DTYPES[w.dtype].size
     dense = (w.strides[2] == 1 or a["k"] == 1) and not any(s * size % 16 for s in (a["k"], w.strides[1], w.offset))
     return a["m"] <= MOST_ROWS and a["batch"] == 1 and dense and "splits" not in a
@@ -59,6 +62,18 @@ def choose_shape(pieces: int, columns: int, cores: int, registers: int) -> Shape
     return Shape(threads, vectors, rows, _per_core(threads, vectors, rows, pieces, registers))
 
 
+def item_of(kernel: Kernel) -> int:
+    """Columns of a piece: what a thread multiplies at once."""
+    if kernel.attrs.get("quads"):
+        return PIECE
+    return 16 // dtypes.DTYPES[kernel.inputs[kernel.fixed].dtype].size
+
+
+def shape_of(kernel: Kernel, dialect: Dialect) -> Shape:
+    a = kernel.attrs
+    return choose_shape(a["k"] // item_of(kernel), a["n"] * (1 + a["paired"]), dialect.cores, dialect.registers)
+
+
 def _per_core(threads: int, vectors: int, rows: int, pieces: int, registers: int) -> int:
     """Groups whose weights of two turns are enough to keep memory busy, as far as they fit into the registers: those of
     a quarter of a core serve every fourth simd."""
@@ -76,12 +91,7 @@ def _turns(shape: Shape, units: int, dialect: Dialect) -> int:
 
 
 def emit_gemv(kernel: Kernel, dialect: Dialect) -> Emission:
-    """Each group makes ``rows`` results: partial sums of its threads meet in group memory, in a fixed order.
-
-    A prologue (a norm, say) makes the left operand in every group, each thread its own part of it. In a paired product
-    the rows of the weight take turns: two accumulators for each result.
-    """
-    return _Gemv(kernel, dialect).emit()
+    return Gemv(kernel, dialect, shape_of(kernel, dialect)).emit()
 
 
 def takes_prologue(kernel: Kernel, dialect: Dialect) -> bool:
@@ -91,8 +101,8 @@ def takes_prologue(kernel: Kernel, dialect: Dialect) -> bool:
     assert inner is not None
     if not is_gemv(kernel) or a["m"] != 1:
         return False
-    item = 16 // dtypes.DTYPES[kernel.inputs[kernel.fixed].dtype].size
-    if not choose_shape(a["k"] // item, a["n"] * (1 + a["paired"]), dialect.cores, dialect.registers).vectors:
+    item = item_of(kernel)
+    if not a.get("quads") and not shape_of(kernel, dialect).vectors:
         return False
     nest = build_nest(inner)
     if nest.empty or nest.rows or len(nest.folds) != 1 or nest.points(nest.folds) != a["k"]:
@@ -104,15 +114,19 @@ def takes_prologue(kernel: Kernel, dialect: Dialect) -> bool:
     return vector_width(nest, inner, steps, nest.folds[0], most=item) == item
 
 
-class _Gemv:
-    def __init__(self, kernel: Kernel, dialect: Dialect):
+class Gemv:
+    """Each group makes ``rows`` results: partial sums of its threads meet in group memory, in a fixed order.
+
+    A prologue (a norm, say) makes the left operand in every group, each thread its own part of it. In a paired product
+    the rows of the weight take turns: two accumulators for each result.
+    """
+
+    def __init__(self, kernel: Kernel, dialect: Dialect, shape: Shape):
         self.kernel, a = kernel, kernel.attrs
         self.m, self.k, self.lanes = a["m"], a["k"], 1 + a["paired"]
         self.n = a["n"] * self.lanes  # rows of the weight
-        w = kernel.inputs[kernel.fixed]
-        self.dtype, self.item = dtypes.DTYPES[w.dtype].ctype, 16 // dtypes.DTYPES[w.dtype].size
+        self.dtype, self.item = dtypes.DTYPES[kernel.inputs[kernel.fixed].dtype].ctype, item_of(kernel)
         self.pieces = self.k // self.item
-        shape = choose_shape(self.pieces, self.n, dialect.cores, dialect.registers)
         self.threads, self.vectors, self.rows = shape.threads, shape.vectors, max(shape.rows, self.lanes)
         self.f = Function(kernel, dialect, early=True)
         self.epilogue = Epilogue(kernel, self.f)
@@ -140,8 +154,10 @@ class _Gemv:
             else:
                 self._left()
             self.epilogue.fetch("row_of", "column", self._guard, constant=False)
+            self._load_rest("w")
             if prologue:
                 prologue.emit()
+            self._share()
             self._multiply_all("w")
         else:
             out.add("wait_inputs();", f"float sum[{self.m}][{self.rows}] = {{}};", "#pragma unroll 4")
@@ -172,6 +188,7 @@ class _Gemv:
             prologue.emit()
         else:
             self._left()
+        self._share()
         with out.block(f"for (int unit = gid; unit < {units}; unit += {2 * step}) {{"):
             for turn in range(2):
                 with out.block(f"if (unit + {turn * step} < {units}) {{"):
@@ -200,10 +217,7 @@ class _Gemv:
         """The simds' sums meet, and results are stored. Turns use different memory: one barrier for each is enough."""
         out, total = self.f.lines, self.rows * self.m
         base = simds(self.threads) * total
-        out.add("#pragma unroll")
-        with out.block(f"for (int n = 0; n < {total}; n++) {{"):
-            out.add(f"const float t = simd_sum(sum[n / {self.rows}][n % {self.rows}]);")
-            out.add(f"if (lane == 0) part[{turn} * {base} + sid * {total} + n] = t;")
+        self._meet(f"part[{turn} * {base} + sid * {total} + ")
         out.add("barrier();")
         with out.block(f"if ({self._guard}) {{"):
             for n in range(self.lanes):
@@ -211,6 +225,17 @@ class _Gemv:
                 out.add(f"float total{n} = 0.0f;", "#pragma unroll")
                 out.add(f"for (int s = 0; s < {simds(self.threads)}; s++) total{n} += part[{at}];")
             self.epilogue.store("row_of", "column", 1, lambda which, at: f"total{which}")
+
+    def _meet(self, at: str) -> None:
+        """Store the sums of a simd at ``at`` + number."""
+        out, total = self.f.lines, self.rows * self.m
+        out.add("#pragma unroll")
+        with out.block(f"for (int n = 0; n < {total}; n++) {{"):
+            out.add(f"const float t = simd_sum(sum[n / {self.rows}][n % {self.rows}]);")
+            out.add(f"if (lane == 0) {at}n] = t;")
+
+    def _share(self) -> None:
+        """What else is made of the left operand, once."""
 
     @property
     def _operand(self) -> str:
@@ -243,6 +268,9 @@ class _Gemv:
                 out.add(f"{name}[r][v] = {load};")
             else:
                 out.add(f"if (piece < {self.pieces}) {name}[r][v] = {load}; else {name}[r][v] = zero16();")
+
+    def _load_rest(self, name: str) -> None:
+        """Weights that are not asked for before the inputs are there."""
 
     def _left(self) -> None:
         """``x[m][v]``: this thread's pieces of the left operand."""
@@ -289,7 +317,7 @@ class _Gemv:
 class _Prologue:
     """The left operand of one row, made by every group: a thread makes the pieces that it multiplies."""
 
-    def __init__(self, gemv: _Gemv):
+    def __init__(self, gemv: Gemv):
         self.gemv, self.f = gemv, gemv.f
         assert gemv.kernel.prologue is not None
         self.nest = build_nest(gemv.kernel.prologue)

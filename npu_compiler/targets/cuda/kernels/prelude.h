@@ -38,6 +38,11 @@ INLINE int arrive(int* counter, int count) {
   return before == count - 1;
 }
 
+INLINE uint take_bytes(uint low, uint high, uint which) {
+  uint x;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(x) : "r"(low), "r"(high), "r"(which));
+  return x;
+}
 INLINE uint4 load16(const void* p) { return *(const uint4*)p; }
 // Not .nc: what counts as read-only is moved behind wait_inputs(), and then weights are asked for too late.
 INLINE uint4 stream16(const void* p) {

@@ -28,6 +28,15 @@ INLINE void set_flag(DEVICE int* flag) {
   metal::atomic_store_explicit((DEVICE metal::atomic_int*)flag, 1, metal::memory_order_relaxed);
 }
 
+INLINE uint take_bytes(uint low, uint high, uint which) {
+  uint x = 0;
+#pragma unroll
+  for (int n = 0; n < 4; n++) {
+    const uint at = which >> (4 * n);
+    x |= (((at & 4) != 0 ? high : low) >> (8 * (at & 3)) & 0xffu) << (8 * n);
+  }
+  return x;
+}
 INLINE uint4 load16(DEVICE const void* p) { return *(DEVICE const uint4*)p; }
 INLINE uint4 stream16(DEVICE const void* p) { return *(DEVICE const uint4*)p; }
 INLINE void release_next() {}

@@ -106,6 +106,29 @@ INLINE double m_floordiv(double a, double b) { return float_floordiv(a, b); }
 INLINE double m_sigmoid(double x) { return 1.0 / (1.0 + m_exp(-x)); }
 #endif
 
+// Four sums over a simd at once: lane l has that of number l % 4.
+INLINE float simd_sum4(float a, float b, float c, float d, int lane) {
+  const bool odd = (lane & 1) != 0, second = (lane & 2) != 0;
+  const float ab = (odd ? b : a) + simd_xor(odd ? a : b, 1), cd = (odd ? d : c) + simd_xor(odd ? c : d, 1);
+  float x = (second ? cd : ab) + simd_xor(second ? ab : cd, 2);
+#pragma unroll
+  for (int m = 4; m < 32; m <<= 1) x += simd_xor(x, m);
+  return x;
+}
+
+// Eight columns of a row in 12 bits (row_quads.py) as bfloat16, without the row's scale: their low bytes and codes.
+INLINE uint4 quad_row(uint low0, uint low1, uint codes) {
+  const uint which = codes & 0x77777777u, few = 0x3b3a3900u, many = 0x3f3e3d3cu;
+  const uint high0 = take_bytes(few, many, which) | (codes & 0x80808080u);
+  const uint high1 = take_bytes(few, many, which >> 16) | (codes << 4 & 0x80808080u);
+  uint4 v;
+  v.x = take_bytes(low0, high0, 0x5140u);
+  v.y = take_bytes(low0, high0, 0x7362u);
+  v.z = take_bytes(low1, high1, 0x5140u);
+  v.w = take_bytes(low1, high1, 0x7362u);
+  return v;
+}
+
 // Halves of words: both low ones, both high ones.
 INLINE uint pair_low(uint a, uint b) { return (a & 0xffffu) | (b << 16); }
 INLINE uint pair_high(uint a, uint b) { return (a >> 16) | (b & 0xffff0000u); }
