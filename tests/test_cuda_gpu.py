@@ -37,6 +37,7 @@ from . import cuda_gpu
 from .llm import small_model
 from .models.gate import compile_and_run, expect
 from .models.random_models import image_model, images, randomise
+from .models.test_real_weights import check_resnet50
 
 pytestmark = cuda_gpu.marks()
 ROOT = Path(__file__).parents[1]
@@ -57,6 +58,12 @@ def test_image_models_pass_the_gate(gpu: CUDABackend, name: str, dtype: str) -> 
     wanted.check(found)
     wanted.check_ranking(found)
     np.testing.assert_array_equal(found[0], compile_and_run(model, runs, dtype, gpu)[0])
+
+
+@pytest.mark.network
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_resnet50_gives_the_golden_probabilities(gpu: CUDABackend, dtype: str) -> None:
+    check_resnet50(dtype, gpu)
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from npu_compiler.frontend import capture, state_dict_numpy
+from npu_runtime import Backend
 from npusim import models
 from npusim.models import images, weights
 
@@ -37,11 +38,13 @@ def softmax(logits: np.ndarray) -> np.ndarray:
     return torch.from_numpy(logits.astype(np.float64)).softmax(-1).numpy()
 
 
-def probabilities(model: nn.Module, inputs: list[np.ndarray], dtype: str) -> tuple[np.ndarray, np.ndarray]:
-    """PyTorch's in float32 and ours in ``dtype``, [photo, class]."""
+def probabilities(
+    model: nn.Module, inputs: list[np.ndarray], dtype: str, backend: Backend | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """PyTorch's in float32 and ours in ``dtype``, [photo, class]; on the CPU if no ``backend`` is given."""
     runs = [(torch.from_numpy(x),) for x in inputs]
-    program = compile_whole(capture(model, runs[0]), dtype)
-    ours = run(program, state_dict_numpy(model), runs)[0]
+    program = compile_whole(capture(model, runs[0]), dtype, backend.name if backend else "cpu")
+    ours = run(program, state_dict_numpy(model), runs, backend)[0]
     with torch.no_grad():
         wanted = np.concatenate([model(x).numpy() for (x,) in runs])
     return softmax(wanted), softmax(ours)
@@ -55,17 +58,21 @@ def check_top5(wanted: np.ndarray, ours: np.ndarray, tolerance: float) -> None:
             assert set(np.argsort(-ours)[:k]) == set(order[:k])
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE)
-def test_resnet50_gives_the_golden_probabilities(dtype: str) -> None:
+def check_resnet50(dtype: str, backend: Backend | None = None) -> None:
     model = load(partial(models.resnet50, v1_strides=True), weights.resnet50_weights)
     photos = fetched(images.photos)
-    wanted, ours = probabilities(model, [images.resnet50_input(image) for image, _ in photos.values()], dtype)
+    wanted, ours = probabilities(model, [images.resnet50_input(image) for image, _ in photos.values()], dtype, backend)
     assert np.abs(ours - wanted).max() <= TOLERANCE[dtype]
     for row, (name, (_, label)) in enumerate(photos.items()):
         golden, digits = GOLDEN[name]
         assert abs(ours[row, label] - golden) <= TOLERANCE[dtype] + digits, name
         check_top5(wanted[row], ours[row], TOLERANCE[dtype])
         assert np.argsort(-ours[row])[0] == label
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_resnet50_gives_the_golden_probabilities(dtype: str) -> None:
+    check_resnet50(dtype)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
