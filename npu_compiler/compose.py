@@ -12,7 +12,6 @@ from .memory_planner import assign_steps
 MOST_FLOPS = 1 << 18  # of a prologue: what every thread repeats must cost less than meeting the others
 MOST_READERS = 2
 MOST_PARTS = 16  # of a bundle
-MOST_POINTS = 1 << 16  # of each part: a longer kernel does not mind a launch, and shows in a profile
 
 
 def fuse_prologues(schedule: Schedule, most_rows: int) -> None:
@@ -72,15 +71,16 @@ def _with_prologue(gemm: Kernel, producer: Kernel) -> Kernel:
     return replace(gemm, inputs=inputs, epilogue=epilogue, prologue=prologue, sources=sources, flops=flops)
 
 
-def bundle(schedule: Schedule) -> None:
-    """Make one kernel of the small loops kernels of each step: rotary embeddings and cache updates, when decoding."""
+def bundle(schedule: Schedule, most_points: int) -> None:
+    """Make one kernel of the loops kernels of each step that have up to ``most_points``: rotary embeddings and cache
+    updates."""
     assign_steps(schedule.kernels)
     steps: dict[int, list[Kernel]] = {}
     for k in schedule.kernels:
         steps.setdefault(k.step, []).append(k)
     kernels: list[Kernel] = []
     for members in steps.values():
-        small = [k for k in members if k.body is not None and math.prod(k.body.domain) <= MOST_POINTS][:MOST_PARTS]
+        small = [k for k in members if k.body is not None and math.prod(k.body.domain) <= most_points][:MOST_PARTS]
         if len(small) > 1:
             members = [bundled(small), *(k for k in members if k not in small)]
         kernels += members

@@ -35,6 +35,11 @@ class Buffer:
     def nbytes(self) -> int:
         return math.prod(self.shape) * dtypes.DTYPES[self.dtype].size
 
+    @property
+    def given(self) -> bool:
+        """Whether it is filled before the first kernel runs, and written by none."""
+        return self.kind in ("input", "weight", "const")
+
 
 @dataclass(frozen=True)
 class Operand:

@@ -97,7 +97,7 @@ def _schedule(s: State) -> None:
     if "fuse_prologue" not in s.disable:
         compose.fuse_prologues(s.schedule, s.config.prologue_rows)
     if "bundle" not in s.disable and s.config.bundles:
-        compose.bundle(s.schedule)
+        compose.bundle(s.schedule, s.config.bundle_points)
     get_target(s.config.name).refine(s.schedule)
 
 

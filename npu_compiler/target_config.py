@@ -23,7 +23,8 @@ class TargetConfig:
     packed in pairs along the reduced dim, for two-element dot products.
     ``prologue_rows``: the most rows of a matmul whose left operand every thread may compute for itself.
     ``paired_matmuls``: whether a matmul kernel can compute two products of the same rows, for a gated activation.
-    ``bundles``: whether kernels that touch different data can be one launch.
+    ``bundles``: whether kernels that touch different data can be one launch, if they have up to ``bundle_points``:
+    a longer kernel does not mind a launch, and shows in a profile.
     ``image_row``: convolutions of up to four channels in half precision are computed on rows of so many elements
     (``images.py``); 0: like any other.
     ``compress``: bfloat16 matrices that products read are kept in twelve bits an element, without loss
@@ -44,6 +45,7 @@ class TargetConfig:
     prologue_rows: int = 0
     paired_matmuls: bool = False
     bundles: bool = False
+    bundle_points: int = 1 << 16
     image_row: int = 0
     compress: bool = False
     chunks: tuple[int, ...] = (32, 128)
@@ -77,6 +79,7 @@ TARGETS: dict[str, TargetConfig] = {
             prologue_rows=1,
             paired_matmuls=True,
             bundles=True,
+            bundle_points=1 << 22,
             image_row=32,
             chunks=(128, 512, 2048),
             chunk_floor=256,

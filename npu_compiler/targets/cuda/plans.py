@@ -14,6 +14,7 @@ from ..simt.gemm import Product, product_of
 CORE_BYTES = 228 << 10  # group memory of a core
 GROUP_EXTRA = 1280  # bytes of it that a group takes beside its ring
 HALF_CORE = 100 << 10
+PAD = 8  # floats behind a row of sums: rows begin in different banks
 CORE_REGISTERS = 1 << 16
 MOST_STAGES = 8
 # Groups that run at once where those of a cluster must be neighbours.
@@ -42,6 +43,11 @@ class Plan:
     early: bool = True
 
 
+def part_floats(m: int, n: int) -> int:
+    """Group memory for the sums that the groups of a cluster send."""
+    return m * (n + PAD)
+
+
 def choose(kernel: Kernel, step: int, dialect: Dialect) -> Plan:
     """The cheapest plan of a product whose stages have ``step`` terms."""
     p, residual = product_of(kernel), len(kernel.inputs) > kernel.fixed + 1 and _has_residual(kernel)
@@ -68,12 +74,12 @@ def _plans(p: Product, step: int, residual: bool, cores: int) -> Iterator[Plan]:
                 continue  # measured where every group has one tile
             for parts in (1, *CLUSTERED):
                 for per_core in (1, 2, 3, 4) if parts == 1 else (1,):
-                    room = CORE_BYTES // per_core - GROUP_EXTRA
+                    room = CORE_BYTES // per_core - GROUP_EXTRA - (part_floats(m, n) * 4 if parts > 1 else 0)
                     stage = (m + n) * step * 2
                     stages = min(room // stage, MOST_STAGES)
                     if blocks(p.m, m) * blocks(p.n, n) * p.batch * parts <= cores and stage * 4 <= HALF_CORE:
                         stages = min(stages, HALF_CORE // stage)  # the next kernel can start beside it
-                    fits = parts == 1 or (m * (n + 4) * 4 <= room and blocks(p.k, step) >= 2 * parts)
+                    fits = parts == 1 or blocks(p.k, step) >= 2 * parts
                     early = residual and n <= 128 and parts == 1
                     if stages > 2 and fits and _registers(m, n, per_core, early) <= CORE_REGISTERS:
                         yield Plan(m, n, stages, parts, per_core, early)

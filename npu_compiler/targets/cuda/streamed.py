@@ -14,7 +14,7 @@ from ..simt.epilogue import Epilogue
 from ..simt.function import Emission, Function, blocks
 from ..simt.gemm import WIDE_ROWS, Product, conv_product, output_column, output_place, product_of, spread
 from ..simt.program import TileMap
-from .plans import Plan, choose
+from .plans import PAD, Plan, choose, part_floats
 
 BAND = 16  # tiles of rows that take turns before the next tile of columns
 
@@ -94,10 +94,9 @@ class _Streamed:
         f, out, plan = self.f, self.f.lines, self.plan
         f.cluster, f.per_core = plan.parts, plan.per_core
         self.left, self.right = self._maps()
-        size = self.plan.stages * self.stage
+        f.array(self.ctype, "ring", self.plan.stages * self.stage)
         if plan.parts > 1:
-            size = max(size, plan.m * (plan.n + 4) * 2)
-        f.array(self.ctype, "ring", size)
+            f.array("float", "results", part_floats(plan.m, plan.n))
         f.array("int64_t", "full", 2 * plan.stages)
         out.add(f"int64_t* const empty = full + {plan.stages};")
         if plan.parts > 1:
@@ -113,8 +112,6 @@ class _Streamed:
                 out.add("cluster_barrier();")
         with out.block("else {"):
             self._work()
-        if plan.parts > 1:
-            out.add("cluster_barrier();  // nobody leaves while others read its memory")
         return f.finish(self.clusters * plan.parts, self.threads)
 
     # -- operands
@@ -222,9 +219,8 @@ class _Streamed:
         out, plan = self.f.lines, self.plan
         epilogue = Epilogue(self.kernel, self.f, most=8)  # what lanes exchange; more than 16 bytes of float32
         lanes = self.p.lanes
-        columns = self.p.n // lanes
         self.width = min(epilogue.width, 8)
-        while columns % self.width:
+        while self.p.n // lanes % self.width or plan.n // lanes % self.width:
             self.width //= 2
         self.ahead = bool(epilogue.ahead) and self.width == 8 and lanes == 1 and plan.parts == 1 and plan.early
         self._range()
@@ -253,15 +249,17 @@ class _Streamed:
     def _release(self, slot: str) -> None:
         self.f.lines.add(f"if (tid % 128 == 0) ring_arrive(empty + {slot});")
 
+    def _row(self) -> str:
+        """Statement: row ``m`` of the product that this lane has of half ``h``."""
+        return f"const int m = tm * {self.plan.m} + sid * 16 + (lane >> 2) + 8 * h;"
+
     def _place(self) -> str:
-        """Statement: row ``m`` and column ``n`` of the product that this lane has of piece ``g``, half ``h``."""
-        plan, wide = self.plan, 8 * self.p.lanes
-        return (
-            f"const int m = tm * {plan.m} + sid * 16 + (lane >> 2) + 8 * h, "
-            f"n = tn * {plan.n} + g * {4 * wide} + (lane & 3) * {wide};"
-        )
+        """Row ``m`` and column ``n`` of what this lane has of piece ``g`` after the exchange."""
+        wide = 8 * self.p.lanes
+        return f"{self._row()}\nconst int n = tn * {self.plan.n} + g * {4 * wide} + (lane & 3) * {wide};"
 
     def _pieces(self) -> int:
+        """Whole pieces, whose results lanes exchange."""
         return self.plan.n // (32 * self.p.lanes)
 
     def _where(self, n: str) -> tuple[str, str]:
@@ -279,7 +277,7 @@ class _Streamed:
                 epilogue.read_ahead(row, column, self.width, "2 * g + h")
 
     def _store(self, epilogue: Epilogue) -> None:
-        """Lanes exchange results until each has neighbours, and store them."""
+        """Lanes exchange results until each has neighbours, and store them; what is left of a row goes as it is."""
         out, lanes = self.f.lines, self.p.lanes
         out.add("#pragma unroll", f"for (int g = 0; g < {self._pieces()}; g++)", "#pragma unroll")
         with out.block("for (int h = 0; h < 2; h++) {"):
@@ -287,44 +285,42 @@ class _Streamed:
             out.add(f"for (int i = 0; i < {4 * lanes}; i++) {{ x[2 * i] = acc.v[{16 * lanes} * g + 4 * i + 2 * h]; "
                     f"x[2 * i + 1] = acc.v[{16 * lanes} * g + 4 * i + 2 * h + 1]; }}")  # fmt: skip
             out.add(f"quad_turn<{lanes}>(x, lane);", self._place())
-            for e in range(0, 8, self.width):
-                at = f"n + {e * lanes}" if e else "n"
-                with out.block(f"if (m < {self.p.m} && {at} < {self.p.n}) {{"):
-                    row, column = self._where(f"({at})")
-                    first = e * lanes
-                    epilogue.store(
-                        row, column, self.width,
-                        lambda which, i, first=first: f"x[{first} + {spread(which, i, self.p)}]",  # type: ignore[misc]
-                        "2 * g + h" if self.ahead else "",
-                    )  # fmt: skip
+            self._store_row(epilogue, 8, "2 * g + h" if self.ahead else "")
+        whole = self._pieces() * 32 * lanes
+        if whole == self.plan.n:
+            return
+        out.add("#pragma unroll", f"for (int g = {whole // 8}; g < {self.plan.n // 8}; g++)", "#pragma unroll")
+        with out.block("for (int h = 0; h < 2; h++) {"):
+            out.add("const float x[2] = {acc.v[4 * g + 2 * h], acc.v[4 * g + 2 * h + 1]};")
+            out.add(self._row(), f"const int n = tn * {self.plan.n} + g * 8 + (lane & 3) * 2;")
+            self._store_row(epilogue, 2 // lanes, "")
+
+    def _store_row(self, epilogue: Epilogue, count: int, ahead: str) -> None:
+        """``count`` results from column ``n`` on, whose sums are in ``x``."""
+        lanes, width = self.p.lanes, min(self.width, count)
+        for first in range(0, count * lanes, width * lanes):
+            at = f"n + {first}" if first else "n"
+            with self.f.lines.block(f"if (m < {self.p.m} && {at} < {self.p.n}) {{"):
+                row, column = self._where(f"({at})")
+                epilogue.store(
+                    row, column, width,
+                    lambda which, i, first=first: f"x[{first} + {spread(which, i, self.p)}]",  # type: ignore[misc]
+                    ahead,
+                )  # fmt: skip
 
     def _add_parts(self, epilogue: Epilogue) -> None:
-        """Every group leaves its sums where all can read them, and finishes its share of the results."""
+        """Every group sends its sums to those that finish them, a share of the rows each."""
         out, plan, p = self.f.lines, self.plan, self.p
-        ld, width = plan.n + 4, self.width
-        out.add(f"team_barrier({self.teams * 128});", "float* const results = (float*)ring;")
-        out.add(f"wide_store(results + sid * {16 * ld}, {ld}, acc, lane);", "cluster_barrier();")
+        share, ld, width = plan.m // plan.parts, plan.n + PAD, self.width
+        out.add(f"peer_send<{share}, {ld}>(results, rank, acc, sid * 16, lane);", "cluster_barrier();")
         per_row = plan.n // p.lanes // width
-        step = self.teams * 128 * plan.parts
         values = width * p.lanes
-        start = f"rank * {self.teams * 128} + tid"
-        with out.block(f"for (int c = {start}; c < {plan.m * per_row}; c += {step}) {{"):
-            out.add(f"const int r = c / {per_row}, n0 = c % {per_row} * {values}, m = tm * {plan.m} + r;")
-            out.add(f"const int n = tn * {plan.n} + n0;")
+        with out.block(f"for (int c = tid; c < {share * per_row}; c += {self.teams * 128}) {{"):
+            out.add(f"const int r = c / {per_row}, n0 = c % {per_row} * {values};")
+            out.add(f"const int m = tm * {plan.m} + rank * {share} + r, n = tn * {plan.n} + n0;")
             with out.block(f"if (m < {p.m} && n < {p.n}) {{"):
-                padded = -(-values // 4) * 4
-                if values % 4 == 0:
-                    out.add(f"float x[{padded}] = {{}};", "#pragma unroll")
-                    with out.block(f"for (int part = 0; part < {plan.parts}; part++) {{"):
-                        out.add("#pragma unroll")
-                        with out.block(f"for (int e = 0; e < {values}; e += 4) {{"):
-                            out.add(f"const Vec<float, 4> v = peer_load(results + r * {ld} + n0 + e, part);")
-                            out.add("x[e] += v.v[0]; x[e + 1] += v.v[1]; x[e + 2] += v.v[2]; x[e + 3] += v.v[3];")
-                else:
-                    out.add(f"float x[{values}] = {{}};")
-                    with out.block(f"for (int part = 0; part < {plan.parts}; part++) {{"):
-                        out.add(
-                            f"for (int e = 0; e < {values}; e++) x[e] += peer_load1(results + r * {ld} + n0 + e, part);"
-                        )
+                out.add(f"float x[{values}] = {{}};", "#pragma unroll")
+                out.add(f"for (int part = 0; part < {plan.parts}; part++)", "#pragma unroll")
+                out.add(f"for (int e = 0; e < {values}; e++) x[e] += results[(part * {share} + r) * {ld} + n0 + e];")
                 row, column = self._where("n")
                 epilogue.store(row, column, width, lambda which, i: f"x[{spread(which, i, p)}]")

@@ -6,7 +6,7 @@ Source: PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions" (wgmma); bot
 from __future__ import annotations
 
 COLUMNS = (64, 128, 256)  # of the tiles that threads copy
-WIDTHS = tuple(range(32, 257, 32))
+WIDTHS = tuple(range(32, 257, 8))
 
 _HEAD = """
 // Four simds and the wide matrix unit: C [64, N] += A [64, 64] B [N, 64]^T, tiles of 128-byte rows, swizzled.

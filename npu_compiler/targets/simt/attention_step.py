@@ -17,7 +17,7 @@ from ...kernel import Kernel, Operand
 from ..nest import build_nest
 from .dialect import SIMD, Dialect
 from .function import Emission, Function, blocks
-from .loops import Points, decode, scalars_for
+from .points import Points, decode, scalars_for
 from .scalar import Scalars, Value, literal, storage, stored
 
 SIMDS = 16

@@ -85,7 +85,7 @@ def _key(kernel: Kernel) -> Hashable:
             ids.append(o.buffer.id)
         constant = o.buffer.kind in ("weight", "const")
         alignment = o.offset * dtypes.DTYPES[o.dtype].size % 16
-        layouts.append((o.dtype, o.shape, o.strides, alignment, constant, ids.index(o.buffer.id)))
+        layouts.append((o.dtype, o.shape, o.strides, alignment, constant, o.buffer.given, ids.index(o.buffer.id)))
     attrs = tuple(sorted((k, v) for k, v in kernel.attrs.items()))
     inner = tuple(_key(k) for k in (kernel.prologue, *kernel.parts) if k is not None)
     return kernel.kind, attrs, tuple(layouts), len(kernel.inputs), kernel.body, kernel.epilogue, inner

@@ -10,7 +10,7 @@ from ...kernel import Kernel
 from ..epilogue_nest import epilogue_nest, row_digits
 from ..nest import use_counts
 from .function import Function, Pointers
-from .loops import Points, vector_width
+from .points import Points, vector_width
 from .scalar import Scalars, Value, kind_of, literal, storage, stored
 
 

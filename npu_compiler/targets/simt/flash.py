@@ -41,7 +41,7 @@ class Flash:
     rows, keys, threads = 64, 64, 128
 
     def __init__(self, kernel: Kernel, dialect: Dialect):
-        self.kernel, self.f = kernel, Function(kernel, dialect)
+        self.kernel, self.f = kernel, Function(kernel, dialect, early=True)
         q, k = kernel.inputs[:2]
         self.b, self.h, self.sq, self.d = q.shape
         self.share, self.sk = self.h // k.shape[1], k.shape[2]
@@ -89,16 +89,27 @@ class Flash:
         return f.finish(tiles * self.h * self.b, self.threads)
 
     def _range(self) -> None:
+        """How many keys the group sees; what the caller gives is read before the kernel waits for others."""
+        given = self.kernel.attrs["limited"] and self._limits().buffer.given
+        if not given:
+            self.f.lines.add("wait_inputs();")
+        self._count_keys()
+        if given:
+            self.f.lines.add("wait_inputs();")
+
+    def _limits(self) -> Operand:
+        return self.kernel.inputs[3 if self.by_position else 4]
+
+    def _count_keys(self) -> None:
         out, a = self.f.lines, self.kernel.attrs
         out.add(f"int valid = {self.sk};")
         if a["limited"]:
-            number = 3 if self.by_position else 4
-            p = self.kernel.inputs[number]
+            p = self._limits()
             simds = self.threads // 32
             self.f.array("int", "limit", 2 * simds)
             out.add(f"int last = -1, least = {self.sk};")
             with out.block(f"for (int i = q0 + tid; i < q0 + {self.rows} && i < {self.sq}; i += {self.threads}) {{"):
-                out.add(f"const int64_t at = {self.f.pointer(number)}[i * {p.strides[0]}];")
+                out.add(f"const int64_t at = {self.f.pointer(self.kernel.inputs.index(p))}[i * {p.strides[0]}];")
                 out.add(f"last = at > last ? (int)(at < {self.sk} ? at : {self.sk - 1}) : last;")
                 out.add("least = at < least ? (int)at : least;")
             out.add("#pragma unroll")

@@ -14,7 +14,7 @@ from .dialect import SIMD, Dialect
 from .epilogue import Epilogue
 from .folds import RowFold
 from .function import Emission, Function, blocks, simds
-from .loops import Points, scalars_for, vector_width
+from .points import Points, scalars_for, vector_width
 from .scalar import storage, stored
 
 MOST_ROWS = 4  # of the left operand; more is a tile's work

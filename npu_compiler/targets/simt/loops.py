@@ -2,207 +2,36 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-
-from ... import affine, dtypes, expr
-from ...expr import Expr
+from ... import affine, expr
 from ...kernel import Kernel
-from ..nest import Nest, Step, accesses, build_nest, fold_single_points, use_counts
+from ..nest import Nest, Step, accesses, build_nest, fold_single_points
 from ..row_passes import Row, make_row
 from .dialect import SIMD, Dialect
 from .folds import RowFold
-from .function import Emission, Function, Pointers, blocks
-from .scalar import Scalars, Value, accumulator, combine, kind_of, storage, stored
+from .function import Emission, Function, blocks
+from .points import Points, decode, memory_order, scalars_for, vector_width
+from .scalar import Scalars, Value, accumulator, kind_of
 
 THREADS = 256
 SMALL_FOLD = 16  # a thread folds so few points alone
-GATHERED = 8  # so many neighbours a thread collects for one store
 SIMD_FOLD = 2048  # a simd folds so many; beyond, a whole group
 
 
 def emit_loops(kernel: Kernel, dialect: Dialect) -> Emission:
     """The function of a ``loops`` kernel."""
     nest = build_nest(kernel)
-    function = Function(kernel, dialect)
+    if not nest.reduced and not nest.empty:
+        fold_single_points(nest)
+    turns = nest.serial and not nest.empty and not nest.reduced and not _all_private(nest) and not _accumulates(nest)
+    function = Function(kernel, dialect, early=turns)
     if nest.empty:
         return function.finish(0, THREADS)
+    if turns:
+        s = scalars_for(nest, function, nest.steps)
+        return function.finish(_turns_of(nest, function, kernel, s, "gid"), THREADS)
     if not nest.reduced:
-        fold_single_points(nest)
-        return _serial(nest, function) if nest.serial else _pointwise(nest, function)
+        return _accumulate(nest, function) if nest.serial and not _all_private(nest) else _pointwise(nest, function)
     return _Reduction(nest, function).emit()
-
-
-def scalars_for(
-    nest: Nest, function: Function, steps: Sequence[Step], numbers: dict[int, int] | None = None
-) -> Scalars:
-    """``numbers``: the function's operand for each of the nest's, if they differ."""
-    uses = use_counts([e for s in steps for e in s.exprs()])
-    return Scalars(nest, Pointers(function, numbers), function.lines, uses)
-
-
-# -- vectors ------------------------------------------------------------------------------------------------------
-def vector_width(
-    nest: Nest, kernel: Kernel, steps: Sequence[Step], lane: int, registers: int = 2**31, most: int = 0
-) -> int:
-    """Neighbours along ``lane`` that every access can take at once, or 1: in up to 16 bytes, or ``most`` if given.
-    Operands from number ``registers`` on are not in memory. A few neighbours may also be gathered from anywhere."""
-    widest = most or 8
-    found: set[Expr] = {x for s in steps for e in s.exprs() for x in expr.walk(e) if x.op == "load"}
-    found = {x for x in found if x.value.operand < registers}
-    for x in found:
-        form = affine.affine(x.args[0])
-        inside = [t for t in (*form.opaque(), *x.args[1:]) if any(y is expr.index(lane) for y in expr.walk(t))]
-        c = form.coefficient(lane)
-        if not inside and c not in (0, 1) and x.value.operand >= 0 and nest.size[lane] <= GATHERED:
-            continue
-        if inside or c not in (0, 1):
-            return 1
-        if c and x.value.guarded:
-            found_condition = condition_of(steps, x)
-            widest = min(widest, same_for(found_condition[0], lane)) if found_condition else 1
-        if c:
-            op = kernel.inputs[x.value.operand] if x.value.operand >= 0 else kernel.outputs[~x.value.operand]
-            beside = (k for t, k in form.terms.items() if t is not expr.index(lane))
-            step = math.gcd(*beside, form.const, op.offset, *(k for _, k in x.value.checks)) or 16
-            widest = min(widest, most or 16 // dtypes.DTYPES[x.dtype].size, step & -step)
-    n = nest.size[lane]
-    while n % widest:
-        widest //= 2
-    return max(widest, 1) if any(affine.affine(x.args[0]).coefficient(lane) for x in found) else 1
-
-
-def condition_of(steps: Sequence[Step], x: Expr) -> tuple[Expr, bool] | None:
-    """(condition, its value) under which ``x`` is read, if a single ``where`` states it."""
-    around = {y for s in steps for e in s.exprs() for y in expr.walk(e) if any(a is x for a in expr.walk(y))}
-    wheres = [y for y in around if y.op == "where"]
-    if len(wheres) != 1:
-        return None
-    inside = [any(a is x for a in expr.walk(arm)) for arm in wheres[0].args]
-    return None if inside not in ([False, True, False], [False, False, True]) else (wheres[0].args[0], inside[1])
-
-
-def same_for(condition: Expr, lane: int) -> int:
-    """For how many neighbours along ``lane``, from a multiple of as many on, ``condition`` is the same."""
-    if not any(y is expr.index(lane) for y in expr.walk(condition)):
-        return 1 << 30
-    if condition.op == "and":
-        return min(same_for(a, lane) for a in condition.args)
-    if condition.op in ("lt", "ge") and condition.args[0].dtype == "int64":
-        form = affine.affine(condition.args[0] - condition.args[1])
-        if form.coefficient(lane) == 1 and len(form.terms) == 1 and form.const:
-            return form.const & -form.const
-    return 1
-
-
-class Points:
-    """What a thread does at ``width`` neighbouring points along ``lane``; ``i{lane}`` is the first. With ``apart``,
-    reductions fold every neighbour into a variable of its own, ``f{number}[..]``."""
-
-    def __init__(self, s: Scalars, nest: Nest, lane: int, width: int, apart: bool = False):
-        self.s, self.nest, self.lane, self.width, self.apart = s, nest, lane, width, apart
-        self.inner = max(nest.size, default=0) + 1  # the position inside the vector, as a dim of its own
-        s.ranges = {**s.ranges, self.inner: (0, width - 1)}
-
-    @property
-    def shift(self) -> dict[int, Expr]:
-        """From the first point to the one at ``inner``."""
-        return {self.lane: expr.index(self.lane) + expr.index(self.inner)} if self.width > 1 else {}
-
-    def run(self, steps: Sequence[Step], position: Expr | None = None, sink: str = "") -> None:
-        """Stores are made, and reductions folded into the variables ``f{number}``. With ``sink``, what would be stored
-        goes into that float array instead."""
-        s, width = self.s, self.width
-        if width == 1:
-            for step in steps:
-                if sink:
-                    s.out.add(f"{sink}[0] = {s.text(step.value, 'float')};")
-                else:
-                    self._one(step, step.value, step.target, position)
-            return
-        stores: list[tuple[str, Step]] = []
-        bound = dict(s.bound)
-        shift = self.shift
-        for x in {x: None for st in steps for x in expr.walk(st.value) if x.op == "load"}:
-            known = x in s.bound or expr.substitute(x, shift) in s.bound
-            if affine.affine(x.args[0]).coefficient(self.lane) == 1 and not known:
-                s.bound[expr.substitute(x, shift)] = stored(f"{self._vector(steps, x)}.v[i{self.inner}]", x.dtype)
-        for st in steps:
-            if st.target is not None and not sink:
-                name = s.name()
-                s.out.add(f"Vec<{dtypes.DTYPES[st.target.dtype].ctype}, {width}> {name};")
-                stores.append((name, st))
-        s.out.add("#pragma unroll")
-        with s.scope(f"for (int i{self.inner} = 0; i{self.inner} < {width}; i{self.inner}++) {{"):
-            for st in steps:
-                value = expr.substitute(st.value, shift)
-                if sink:
-                    s.out.add(f"{sink}[i{self.inner}] = {s.text(value, 'float')};")
-                elif st.target is None:
-                    self._one(st, value, None, expr.substitute(position, shift) if position is not None else None)
-                else:
-                    name = next(n for n, other in stores if other is st)
-                    text = storage(s.text(value, kind_of(st.target.dtype)), st.target.dtype)
-                    s.out.add(f"{name}.v[i{self.inner}] = {text};")
-        for name, st in stores:
-            assert st.target is not None
-            ctype = dtypes.DTYPES[st.target.dtype].ctype
-            s.out.add(f"*(DEVICE Vec<{ctype}, {width}>*)({s.pointers[~st.output]} + {s.address(st.target)}) = {name};")
-        s.bound = bound
-
-    def _vector(self, steps: Sequence[Step], x: Expr) -> str:
-        """A variable with the neighbours that load ``x`` begins; anything where it is not read."""
-        s, name = self.s, self.s.name()
-        vector = f"Vec<{dtypes.DTYPES[x.dtype].ctype}, {self.width}>"
-        pointer = s.pointers[x.value.operand]
-        if not x.value.guarded:
-            s.out.add(f"const {vector} {name} = *(DEVICE const {vector}*)({pointer} + {s.address(x)});")
-            return name
-        found = condition_of(steps, x)
-        assert found is not None
-        condition, value = found
-        s.out.add(f"{vector} {name} = {{}};")
-        with s.scope(f"if ({'' if value else '!'}({s.text(condition, 'bool')})) {{"):
-            s.out.add(f"{name} = *(DEVICE const {vector}*)({pointer} + {s.address(x)});")
-        return name
-
-    def _one(self, step: Step, value: Expr, target: Expr | None, position: Expr | None) -> None:
-        s = self.s
-        if target is not None:
-            s.store(target, value, target.dtype)
-            return
-        register, name = kind_of(step.value.dtype), f"f{step.number}" + (f"[i{self.inner}]" if self.apart else "")
-        text = s.text(value, register)
-        if step.reduce.startswith("arg"):
-            assert position is not None
-            s.out.add(f"{step.reduce}_step({name}, q{step.number}, {text}, {s.text(position, 'int')});")
-        else:
-            s.out.add(f"{name} = {combine(step.reduce, register, name, text)};")
-
-
-def decode(s: Scalars, nest: Nest, dims: Sequence[int], flat: str, width: int = 1) -> None:
-    """Variables ``i{dim}`` of ``dims``, the last of which varies fastest (in steps of ``width``)."""
-    unit = 1
-    for d in reversed(dims):
-        n = nest.size[d] // (width if d == dims[-1] else 1)
-        text = flat if unit == 1 else f"{flat} / {unit}u"
-        outermost = d == dims[0]
-        text = text if outermost else f"({text}) % {n}u" if unit > 1 else f"{text} % {n}u"
-        times = f" * {width}" if d == dims[-1] and width > 1 else ""
-        s.out.add(f"const int i{d} = (int)({text}){times};")
-        unit *= n
-
-
-def memory_order(nest: Nest, dims: Sequence[int], loads: bool = False) -> list[int]:
-    """``dims`` with those of small strides last: of the stores, or else of the loads."""
-    weight = {d: 0.0 for d in dims}
-    for x, _ in accesses(nest):
-        form = affine.affine(x.args[0])
-        if (x.value.operand < 0) != loads:
-            for d in dims:
-                c = abs(form.coefficient(d))
-                weight[d] = max(weight[d], c) if c else weight[d]
-    return sorted(dims, key=lambda d: -weight[d])
 
 
 # -- pointwise ------------------------------------------------------------------------------------------------------
@@ -232,12 +61,23 @@ def is_pointwise(kernel: Kernel) -> bool:
     if kernel.body is None or kernel.body.axes:
         return False
     nest = build_nest(kernel)
-    return not nest.serial or nest.empty or all(d in nest.private for d in nest.order)
+    return not nest.serial or nest.empty or _all_private(nest)
+
+
+def shares_launch(kernel: Kernel) -> bool:
+    """Whether :func:`emit_bundle` takes it: it is pointwise, or a scatter with a simd for each turn."""
+    if is_pointwise(kernel):
+        return True
+    if kernel.body is None or kernel.body.axes:
+        return False
+    nest = build_nest(kernel)
+    fold_single_points(nest)
+    return not _accumulates(nest) and _turn_team(nest, kernel) == SIMD
 
 
 def emit_bundle(kernel: Kernel, dialect: Dialect) -> Emission:
-    """The function of a ``bundle`` of pointwise kernels: each has groups of its own."""
-    function, first, inputs, outputs = Function(kernel, dialect), 0, 0, 0
+    """The function of a ``bundle`` of kernels that :func:`shares_launch`: each has groups of its own."""
+    function, first, inputs, outputs = Function(kernel, dialect, early=True), 0, 0, 0
     for part in kernel.parts:
         numbers = {n: inputs + n for n in range(len(part.inputs))}
         numbers |= {~n: ~(outputs + n) for n in range(len(part.outputs))}
@@ -249,7 +89,11 @@ def emit_bundle(kernel: Kernel, dialect: Dialect) -> Emission:
         s = scalars_for(nest, function, nest.steps, numbers)
         mark = len(function.lines.text)
         function.lines.depth += 1
-        groups = _points_of(nest, function, part, s, f"(gid - {first})")
+        if nest.serial and not _all_private(nest):
+            groups = _turns_of(nest, function, part, s, f"(gid - {first})")
+        else:
+            function.lines.add("wait_inputs();")
+            groups = _points_of(nest, function, part, s, f"(gid - {first})")
         function.lines.depth -= 1
         function.lines.text.insert(mark, f"  if (gid >= {first} && gid < {first + groups}) {{")
         function.lines.add("}")
@@ -258,34 +102,72 @@ def emit_bundle(kernel: Kernel, dialect: Dialect) -> Emission:
 
 
 # -- scatters whose places come from data ---------------------------------------------------------------------------
-def _serial(nest: Nest, function: Function) -> Emission:
-    """Of several points that store to one place, the last one counts."""
-    s = scalars_for(nest, function, nest.steps)
-    own = [d for d in nest.order if d in nest.private]
-    turns = [d for d in nest.order if d not in nest.private]
+MOST_OF_SIMD = 4  # vectors of a turn that each lane of a simd stores; longer turns take a group each
+
+
+def _all_private(nest: Nest) -> bool:
+    return all(d in nest.private for d in nest.order)
+
+
+def _accumulates(nest: Nest) -> bool:
     written = {op.buffer.id for op in nest.outputs}
     reads = any(nest.inputs[x.value.operand].buffer.id in written for x, _ in accesses(nest) if x.value.operand >= 0)
-    out = function.lines
-    if not turns:
-        return _pointwise(nest, function)
-    if reads or len(nest.steps) > 1:  # accumulation: one thread takes all turns of a place
-        count = nest.points(own)
-        out.add(f"const uint f = (uint)gid * {THREADS}u + (uint)tid;", f"if (f >= {count}u) return;")
-        decode(s, nest, own, "f")
-        with s.scope(f"for (uint turn = 0; turn < {nest.points(turns)}u; turn++) {{"):
-            decode(s, nest, turns, "turn")
-            Points(s, nest, -1, 1).run(nest.steps)
-        function.checks = s.checks
-        return function.finish(blocks(count, THREADS), THREADS)
+    return reads or len(nest.steps) > 1
+
+
+def _accumulate(nest: Nest, function: Function) -> Emission:
+    """One thread takes all turns of a place."""
+    s = scalars_for(nest, function, nest.steps)
+    own, turns = _own_and_turns(nest)
+    count, out = nest.points(own), function.lines
+    out.add(f"const uint f = (uint)gid * {THREADS}u + (uint)tid;", f"if (f >= {count}u) return;")
+    decode(s, nest, own, "f")
+    with s.scope(f"for (uint turn = 0; turn < {nest.points(turns)}u; turn++) {{"):
+        decode(s, nest, turns, "turn")
+        Points(s, nest, -1, 1).run(nest.steps)
+    function.checks = s.checks
+    return function.finish(blocks(count, THREADS), THREADS)
+
+
+def _own_and_turns(nest: Nest) -> tuple[list[int], list[int]]:
+    return [d for d in nest.order if d in nest.private], [d for d in nest.order if d not in nest.private]
+
+
+def _turn_width(nest: Nest, kernel: Kernel) -> int:
+    own, _ = _own_and_turns(nest)
+    return vector_width(nest, kernel, nest.steps, own[-1]) if own else 1
+
+
+def _turn_team(nest: Nest, kernel: Kernel) -> int:
+    """Threads that store a turn."""
+    vectors = nest.points(_own_and_turns(nest)[0]) // _turn_width(nest, kernel)
+    return SIMD if vectors <= MOST_OF_SIMD * SIMD else THREADS
+
+
+def _turns_of(nest: Nest, function: Function, kernel: Kernel, s: Scalars, group: str) -> int:
+    """Every turn of a scatter, by as many groups as are returned; ``group`` counts them. Of several turns with the same
+    place the last one counts: a team looks for a later one, and if there is none stores its own. Places that the
+    caller gives do not wait for the kernel before."""
     (step,) = nest.steps
     assert step.target is not None
-    count, threads = nest.points(own), min(THREADS, blocks(nest.points(own), SIMD) * SIMD)
+    own, turns = _own_and_turns(nest)
+    count, total, team, out = nest.points(own), nest.points(turns), _turn_team(nest, kernel), function.lines
     place = expr.substitute(step.target, {d: expr.const(0, "int64") for d in own})
-    function.array("int", "hit", threads // SIMD)
-    out.add("const uint turn = (uint)gid;", "int again = 0;")
+    loads = (x.value.operand for x in expr.walk(place) if x.op == "load")
+    given = all(nest.inputs[n].buffer.given for n in loads if n >= 0)
+    if not given:
+        out.add("wait_inputs();")
+    if team == SIMD:
+        out.add(f"const uint turn = (uint){group} * {THREADS // SIMD}u + (uint)sid;", "const int me = lane;")
+        if total % (THREADS // SIMD):
+            out.add(f"if (turn >= {total}u) return;")
+    else:
+        function.array("int", "hit", THREADS // SIMD)
+        out.add(f"const uint turn = (uint){group};", "const int me = tid;")
+    out.add("int again = 0;")
     decode(s, nest, turns, "turn")
-    out.add(f"const int64_t mine = {s.address(place)};")
-    with s.scope(f"for (uint later = turn + 1u + (uint)tid; later < {nest.points(turns)}u; later += {threads}u) {{"):
+    out.add(f"const int64_t mine = {s.address(place)};", "#pragma unroll 4")
+    with s.scope(f"for (uint later = turn + 1u + (uint)me; later < {total}u; later += {team}u) {{"):
         other = {d: max(nest.size) + 1 + d for d in turns}
         s.ranges = {**s.ranges, **{n: s.ranges[d] for d, n in other.items()}}
         unit = 1
@@ -295,16 +177,18 @@ def _serial(nest: Nest, function: Function) -> Emission:
         elsewhere = expr.substitute(place, {d: expr.index(n) for d, n in other.items()})
         out.add(f"if ({s.address(elsewhere)} == mine) again = 1;")
     out.add(f"for (int m = {SIMD // 2}; m > 0; m >>= 1) again |= simd_xor(again, m);")
-    out.add("if (lane == 0) hit[sid] = again;", "barrier();")
-    out.add(f"for (int i = 0; i < {threads // SIMD}; i++) again |= hit[i];")
+    if team > SIMD:
+        out.add("if (lane == 0) hit[sid] = again;", "barrier();")
+        out.add(f"for (int i = 0; i < {THREADS // SIMD}; i++) again |= hit[i];")
+    if given:
+        out.add("wait_inputs();")
     out.add("if (again) return;  // a later one stores there")
-    lane = own[-1] if own else -1
-    width = vector_width(nest, function.kernel, [step], lane) if own else 1
-    with s.scope(f"for (uint f = (uint)tid; f < {count // width}u; f += {threads}u) {{"):
+    width = _turn_width(nest, kernel)
+    with s.scope(f"for (uint f = (uint)me; f < {count // width}u; f += {team}u) {{"):
         decode(s, nest, own, "f", width)
-        Points(s, nest, lane, width).run([step])
-    function.checks = s.checks
-    return function.finish(nest.points(turns), threads)
+        Points(s, nest, own[-1] if own else -1, width).run([step])
+    function.checks |= s.checks
+    return total if team > SIMD else blocks(total, THREADS // SIMD)
 
 
 # -- reductions -----------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from .flash import is_flash
 from .gemm import WIDE_ROWS, product_of
 from .gemv import is_gemv, takes_prologue
 from .join import join_attention
-from .loops import is_pointwise
+from .loops import shares_launch
 
 KEYS_OF_A_SPLIT = 32
 MOST_SPLITS = 128
@@ -94,18 +94,18 @@ def _compares_positions(k: Kernel, mask: Operand, positions: Operand) -> bool:
 
 
 def _unbundle(k: Kernel, dialect: Dialect) -> list[Kernel]:
-    """Only pointwise kernels share a launch: the threads of a group must go the same way. And only as many as a kernel
-    has parameters for."""
+    """Kernels share a launch whose threads need not meet: those of a group must go the same way. And only as many as a
+    kernel has parameters for."""
     packs: list[list[Kernel]] = [[]]
     room = most = dialect.most_params - 1  # the last is for the report of an index out of range
-    for part in filter(is_pointwise, k.parts):
+    for part in filter(shares_launch, k.parts):
         operands = len(part.inputs) + len(part.outputs)
         if operands > room:
             packs.append([])
             room = most
         packs[-1].append(part)
         room -= operands
-    apart = [p for p in k.parts if not is_pointwise(p)]
+    apart = [p for p in k.parts if not shares_launch(p)]
     return [*apart, *(bundled(p) if len(p) > 1 else p[0] for p in packs if p)]
 
 

@@ -29,16 +29,18 @@ INLINE void cluster_barrier() {
   asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
 }
 INLINE void team_barrier(int threads) { asm volatile("bar.sync 1, %0;" :: "r"(threads) : "memory"); }
-INLINE Vec<float, 4> peer_load(const float* p, int rank) {
-  Vec<float, 4> x;
-  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
-               : "=f"(x.v[0]), "=f"(x.v[1]), "=f"(x.v[2]), "=f"(x.v[3]) : "r"(peer_address(p, rank)) : "memory");
-  return x;
+INLINE void peer_store(uint at, float x, float y) {
+  asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" :: "r"(at), "f"(x), "f"(y) : "memory");
 }
-INLINE float peer_load1(const float* p, int rank) {
-  float x;
-  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(x) : "r"(peer_address(p, rank)) : "memory");
-  return x;
+// A simd's 16 rows from `row` on, to the group whose share they are: its `results` hold [part, SHARE, LD].
+template <int SHARE, int LD, int N> INLINE void peer_send(float* results, int rank, const WideC<N>& c, int row, int lane) {
+#pragma unroll
+  for (int h = 0; h < 2; h++) {
+    const int r = row + (lane >> 2) + 8 * h;
+    const uint to = peer_address(results + (rank * SHARE + r % SHARE) * LD + (lane & 3) * 2, r / SHARE);
+#pragma unroll
+    for (int j = 0; j < N / 8; j++) peer_store(to + j * 32, c.v[4 * j + 2 * h], c.v[4 * j + 2 * h + 1]);
+  }
 }
 INLINE void copies_follow() { asm volatile("fence.proxy.async;" ::: "memory"); }
 INLINE void tile_copy(void* to, const TileMap& m, int64_t* full, int x, int y, int z) {
