@@ -34,7 +34,7 @@ def test_every_kernel_waits_before_it_reads_what_others_wrote(dialect: Dialect, 
             e = (special.emit if special is not None else EMITTERS[kernel.kind])(kernel, dialect)
             before, wait, _ = e.text.partition("wait_inputs();")
             assert wait, f"{entry}: {kernel.name} does not wait, so nobody behind it does"
-            body = before.partition("{")[2]
+            body = re.sub(r"tile_map_ready\(m\d+\);", "", before.partition("{")[2])  # fetches a map, no tile
             maps = [(number, f"m{i}") for i, (number, _) in enumerate(e.maps)]
             for number, name in [*((n, f"a{n}" if n >= 0 else f"b{~n}") for n in e.operands), *maps]:
                 operand = kernel.inputs[number] if number >= 0 else kernel.outputs[~number]

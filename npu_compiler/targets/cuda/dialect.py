@@ -65,6 +65,7 @@ DIALECT = Dialect(
     stages=4,
     flash=True,
     ordered=True,
+    asks=True,
     registers=65536,
     fast=("sigmoid",),
 )

@@ -53,7 +53,7 @@ class _WideFlash(Flash):
             out.add(
                 f"for (int i = 0; i < {SLOTS}; i++) {{ ring_init(full + i, 1); ring_init(empty + i, {self.teams}); }}"
             )
-            out.add("ring_init(queries, 1);", "ring_ready();")
+            out.add("ring_init(queries, 1);", "ring_ready();", *(f"tile_map_ready({m});" for m in maps))
         out.add("barrier();")
         self._range()
         out.add(f"const int steps = (valid + {self.keys - 1}) / {self.keys};")
@@ -108,7 +108,7 @@ class _WideFlash(Flash):
             queries = f"qs + {half * self.rows * 64} + sid / 4 * {64 * 64}"
             keys = f"ring + slot * {self.keys * self.d} + {half * self.keys * 64}"
             out.add(f"wide_mma<64>(scores, {queries}, {keys});")
-        out.add("wide_commit();", "wide_wait<0>();")
+        out.add("wide_commit();", "wide_settle(scores);")
         self._next()
 
     def _values(self) -> None:
@@ -118,5 +118,6 @@ class _WideFlash(Flash):
         out.add("ring_wait(full + slot, turn);", "wide_begin();")
         out.add(f"const uint64_t values = wide_turned_tile<{self.keys}>(ring + slot * {self.keys * self.d});")
         out.add("#pragma unroll", f"for (int k = 0; k < {self.keys // 16}; k++)")
-        out.add(f"  wide_turned(results, w[k], values + k * {16 * 128 // 16});", "wide_commit();", "wide_wait<0>();")
+        out.add(f"  wide_turned(results, w[k], values + k * {16 * 128 // 16});", "wide_commit();")
+        out.add("wide_settle(results);")
         self._next()

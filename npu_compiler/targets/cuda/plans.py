@@ -1,4 +1,4 @@
-"""How a streamed product is cut into tiles: by a cost model that was fitted to 870 measured variants on an H200."""
+"""How a streamed product is cut into tiles: by a cost model that was fitted to 930 measured variants on an H200."""
 
 from __future__ import annotations
 
@@ -11,23 +11,26 @@ from ..simt.dialect import SIMD, Dialect
 from ..simt.function import blocks
 from ..simt.gemm import Product, product_of
 
+WIDTHS = 64, 128, 192, 256  # columns of a tile
+ONE_TILE = 32, 48, 56, 96, 144  # and where every group has one tile
 CORE_BYTES = 228 << 10  # group memory of a core
 GROUP_EXTRA = 1280  # bytes of it that a group takes beside its ring
-HALF_CORE = 100 << 10
-PAD = 8  # floats behind a row of sums: rows begin in different banks
+PAD = 16  # floats behind a row of sums: rows begin in different banks
 CORE_REGISTERS = 1 << 16
 MOST_STAGES = 8
 # Groups that run at once where those of a cluster must be neighbours.
 CLUSTERED = {2: 132, 4: 112, 8: 96}
 
 # Microseconds. A core multiplies 48,300 pairs of elements, and takes in 91 KB, in one; results leave at 28,000,
-# residuals come at 20,000, a part of a sum costs another 3,600 results.
+# residuals come at 20,000, a part of a sum costs another 6,200 results.
 MULTIPLY = 2.07e-5
-NARROW = 1.87  # times that for 64 columns, of which the unit reads more than it multiplies
+NARROW = 1.5  # times that for 64 columns, of which the unit reads more than it multiplies
 LOAD = 1.4e-3  # for a row or column of a stage of 64 terms
-RESULT, RESIDUAL, PART = 3.6e-5, 4.9e-5, 2.8e-4
+RESULT, RESIDUAL, PART = 3.6e-5, 4.9e-5, 1.6e-4
 TILE, LAUNCH = 1.55, 0.75
-BYTES = 4.0e6  # of device memory
+MEET = {2: 0.0, 4: 0.3, 8: 2.0}  # until so many neighbouring cores are free
+BYTES, LATENCY = 4.6e6, 1.2  # of device memory: how many arrive, and how long after they were asked for
+START = 2.5  # when nothing arrives: before the first, and behind the last
 
 
 @dataclass(frozen=True)
@@ -67,18 +70,16 @@ def _has_residual(kernel: Kernel) -> bool:
 
 def _plans(p: Product, step: int, residual: bool, cores: int) -> Iterator[Plan]:
     least = 32 * p.lanes
-    widths = [n for n in (64, 96, 128, 192, 256) if n % least == 0 and n < p.n + 32] or [least]
+    widths = [n for n in (*WIDTHS, *ONE_TILE) if n % (8 * p.lanes) == 0 and n < p.n + 32] or [least]
     for m in (64, 128):
         for n in widths:
-            if n == 96 and blocks(p.m, m) * blocks(p.n, n) * p.batch > cores:
-                continue  # measured where every group has one tile
+            if n in ONE_TILE and blocks(p.m, m) * blocks(p.n, n) * p.batch > cores:
+                continue
             for parts in (1, *CLUSTERED):
                 for per_core in (1, 2, 3, 4) if parts == 1 else (1,):
                     room = CORE_BYTES // per_core - GROUP_EXTRA - (part_floats(m, n) * 4 if parts > 1 else 0)
                     stage = (m + n) * step * 2
                     stages = min(room // stage, MOST_STAGES)
-                    if blocks(p.m, m) * blocks(p.n, n) * p.batch * parts <= cores and stage * 4 <= HALF_CORE:
-                        stages = min(stages, HALF_CORE // stage)  # the next kernel can start beside it
                     fits = parts == 1 or blocks(p.k, step) >= 2 * parts
                     early = residual and n <= 128 and parts == 1
                     if stages > 2 and fits and _registers(m, n, per_core, early) <= CORE_REGISTERS:
@@ -97,14 +98,17 @@ def cost(p: Product, plan: Plan, step: int, residual: bool, elements: int, diale
     groups = blocks(p.m, plan.m) * blocks(p.n, plan.n) * p.batch * plan.parts
     at_once = CLUSTERED[plan.parts] if plan.parts > 1 else dialect.cores * plan.per_core
     results = plan.m * plan.n
+    # a few rows: as much arrives as fits in the rings
+    streamed = min(groups, at_once) * plan.stages * plan.n * step * 2 / blocks(p.m, plan.m) / LATENCY
+    rate = min(BYTES, streamed) if p.m <= 2 * plan.m else BYTES
     narrow = NARROW if plan.n <= 64 else 1 + 0.4 * (NARROW - 1) if plan.n < 128 else 1.0
-    multiply = steps * step / 64 * results * MULTIPLY * narrow
+    multiply = steps * step / 64 * plan.m * max(plan.n, 64) * MULTIPLY * narrow
     load = steps * step / 64 * (plan.m + plan.n) * LOAD
     late = 1 if plan.early else 3
-    store = results * (RESULT + (RESIDUAL * late if residual else 0)) / p.lanes
+    store = results / plan.parts * (RESULT + (RESIDUAL * late if residual else 0)) / p.lanes
     together = min(plan.per_core, blocks(groups, dialect.cores))
     alone = max(multiply, load) + store + TILE
     work = blocks(groups, at_once) * max(alone, together * max(multiply, load, store))
     if plan.parts > 1:
-        work += results * PART
-    return max(work, 2 * elements / BYTES) + 0.05 * work + LAUNCH
+        work += results * PART + MEET[plan.parts]
+    return max(work, 2 * elements / rate + START) + 0.05 * work + LAUNCH

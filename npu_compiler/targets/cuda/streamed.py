@@ -7,6 +7,9 @@ cluster share the terms of a sum, which they then add in order through each othe
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from ... import dtypes
 from ...kernel import Kernel, Operand
 from ..simt.dialect import SIMD, Dialect
@@ -16,6 +19,7 @@ from ..simt.gemm import WIDE_ROWS, Product, conv_product, output_column, output_
 from ..simt.program import TileMap
 from .plans import PAD, Plan, choose, part_floats
 
+MOST_AHEAD = 2  # vectors of a share that a thread keeps from before the products
 BAND = 16  # tiles of rows that take turns before the next tile of columns
 
 
@@ -94,6 +98,7 @@ class _Streamed:
         f, out, plan = self.f, self.f.lines, self.plan
         f.cluster, f.per_core = plan.parts, plan.per_core
         self.left, self.right = self._maps()
+        f.ask_for_given(self.kernel.fixed + 1)
         f.array(self.ctype, "ring", self.plan.stages * self.stage)
         if plan.parts > 1:
             f.array("float", "results", part_floats(plan.m, plan.n))
@@ -168,6 +173,7 @@ class _Streamed:
         least = self.steps // plan.parts if plan.parts > 1 else self.steps
         primed = min(plan.stages, least) if constant else 0
         nbytes = self.stage * 2
+        out.add(f"tile_map_ready({self.left});", f"tile_map_ready({self.right});")
         self._range()
         if primed:
             with out.block("{  // weights do not wait for the kernel before"):
@@ -217,12 +223,14 @@ class _Streamed:
     # -- the teams that multiply
     def _work(self) -> None:
         out, plan = self.f.lines, self.plan
-        epilogue = Epilogue(self.kernel, self.f, most=8)  # what lanes exchange; more than 16 bytes of float32
+        shared = plan.parts > 1
+        epilogue = Epilogue(self.kernel, self.f, most=8, columns=shared)  # what lanes exchange; more than 16 bytes
         lanes = self.p.lanes
         self.width = min(epilogue.width, 8)
         while self.p.n // lanes % self.width or plan.n // lanes % self.width:
             self.width //= 2
-        self.ahead = bool(epilogue.ahead) and self.width == 8 and lanes == 1 and plan.parts == 1 and plan.early
+        soon = self._turns() <= MOST_AHEAD if shared else self.width == 8 and plan.early
+        self.ahead = bool(epilogue.ahead) and lanes == 1 and soon
         self._range()
         out.add("wait_inputs();", "int slot = 0, turn = 0;")
         with out.block(f"for (int t = gid / {plan.parts}; t < {self.units}; t += {self.clusters}) {{"):
@@ -239,7 +247,7 @@ class _Streamed:
                 with out.block("if (step > first) {"):
                     self._release("used")
                 out.add(f"used = slot; if (++slot == {plan.stages}) {{ slot = 0; turn ^= 1; }}")
-            out.add("wide_wait<0>();")
+            out.add("wide_settle(acc);")
             if plan.parts > 1:
                 self._add_parts(epilogue)
             else:
@@ -268,6 +276,11 @@ class _Streamed:
 
     def _read_ahead(self, epilogue: Epilogue) -> None:
         out = self.f.lines
+        if self.plan.parts > 1:
+            epilogue.declare_ahead(self._turns(), self.width)
+            with self._each_of_share():
+                epilogue.read_ahead(*self._where("n"), self.width, "i")
+            return
         epilogue.declare_ahead(2 * self._pieces(), self.width)
         out.add("#pragma unroll", f"for (int g = 0; g < {self._pieces()}; g++)", "#pragma unroll")
         with out.block("for (int h = 0; h < 2; h++) {"):
@@ -308,19 +321,33 @@ class _Streamed:
                     ahead,
                 )  # fmt: skip
 
+    def _turns(self) -> int:
+        """Vectors of its group's share that a thread finishes."""
+        plan = self.plan
+        return blocks(plan.m // plan.parts * (plan.n // self.p.lanes // self.width), self.teams * 128)
+
+    @contextmanager
+    def _each_of_share(self) -> Iterator[None]:
+        """For each vector ``i`` of this thread: its row ``m`` and column ``n``; ``r`` and ``n0`` within the share."""
+        out, plan, p = self.f.lines, self.plan, self.p
+        share, per_row, values = plan.m // plan.parts, plan.n // p.lanes // self.width, self.width * p.lanes
+        out.add("#pragma unroll")
+        with out.block(f"for (int i = 0; i < {self._turns()}; i++) {{"):
+            out.add(f"const int c = tid + i * {self.teams * 128}, r = c / {per_row}, n0 = c % {per_row} * {values};")
+            out.add(f"const int m = tm * {plan.m} + rank * {share} + r, n = tn * {plan.n} + n0;")
+            with out.block(f"if (r < {share} && m < {p.m} && n < {p.n}) {{"):
+                yield
+
     def _add_parts(self, epilogue: Epilogue) -> None:
         """Every group sends its sums to those that finish them, a share of the rows each."""
         out, plan, p = self.f.lines, self.plan, self.p
-        share, ld, width = plan.m // plan.parts, plan.n + PAD, self.width
+        share, ld, values = plan.m // plan.parts, plan.n + PAD, self.width * p.lanes
         out.add(f"peer_send<{share}, {ld}>(results, rank, acc, sid * 16, lane);", "cluster_barrier();")
-        per_row = plan.n // p.lanes // width
-        values = width * p.lanes
-        with out.block(f"for (int c = tid; c < {share * per_row}; c += {self.teams * 128}) {{"):
-            out.add(f"const int r = c / {per_row}, n0 = c % {per_row} * {values};")
-            out.add(f"const int m = tm * {plan.m} + rank * {share} + r, n = tn * {plan.n} + n0;")
-            with out.block(f"if (m < {p.m} && n < {p.n}) {{"):
-                out.add(f"float x[{values}] = {{}};", "#pragma unroll")
-                out.add(f"for (int part = 0; part < {plan.parts}; part++)", "#pragma unroll")
-                out.add(f"for (int e = 0; e < {values}; e++) x[e] += results[(part * {share} + r) * {ld} + n0 + e];")
-                row, column = self._where("n")
-                epilogue.store(row, column, width, lambda which, i: f"x[{spread(which, i, p)}]")
+        with self._each_of_share():
+            out.add(f"float x[{values}] = {{}};", "#pragma unroll")
+            out.add(f"for (int part = 0; part < {plan.parts}; part++)", "#pragma unroll")
+            out.add(f"for (int e = 0; e < {values}; e++) x[e] += results[(part * {share} + r) * {ld} + n0 + e];")
+            row, column = self._where("n")
+            epilogue.store(
+                row, column, self.width, lambda which, i: f"x[{spread(which, i, p)}]", "i" if self.ahead else ""
+            )

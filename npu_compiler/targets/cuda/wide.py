@@ -5,8 +5,9 @@ Source: PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions" (wgmma); bot
 
 from __future__ import annotations
 
+from .plans import ONE_TILE, WIDTHS
+
 COLUMNS = (64, 128, 256)  # of the tiles that threads copy
-WIDTHS = tuple(range(32, 257, 8))
 
 _HEAD = """
 // Four simds and the wide matrix unit: C [64, N] += A [64, 64] B [N, 64]^T, tiles of 128-byte rows, swizzled.
@@ -16,6 +17,11 @@ INLINE void wide_ready() { asm volatile("fence.proxy.async.shared::cta;" ::: "me
 INLINE void wide_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 INLINE void wide_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int N> INLINE void wide_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(N) : "memory"); }
+template <int N> INLINE void wide_settle(WideC<N>& c) {  // all has been added: nobody reads the results before
+  wide_wait<0>();
+#pragma unroll
+  for (int i = 0; i < N / 2; i++) asm volatile("" : "+f"(c.v[i])::"memory");
+}
 template <int K> INLINE uint64_t wide_tile(const void* p) {  // rows of K elements, 8 of them a swizzled block
   const uint64_t swizzle = K == 64 ? 1 : 2;
   return (uint64_t)((group_address(p) & 0x3ffff) >> 4) | (1ull << 16) | ((uint64_t)K << 32) | (swizzle << 62);
@@ -54,7 +60,8 @@ template <int K> INLINE uint64_t wide_turned_tile(const void* p) {
 
 def wide_words() -> str:
     """The definitions, and ``wide_mma<K>(c, T* a, T* b)`` for each width and type."""
-    return _HEAD + "".join(_step(n, t) for n in WIDTHS for t in ("f16", "bf16")) + _PRODUCT + _turned_words()
+    steps = "".join(_step(n, t) for n in sorted({*WIDTHS, *ONE_TILE}) for t in ("f16", "bf16"))
+    return _HEAD + steps + _PRODUCT + _turned_words()
 
 
 def _step(n: int, dtype: str) -> str:

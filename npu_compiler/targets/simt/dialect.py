@@ -19,6 +19,8 @@ bytes       ``uint take_bytes(uint low, uint high, uint which)``: byte n of the 
 loads       ``uint4 load16(DEVICE const void*)`` and ``stream16``: of data that is read once and written by nobody
 order       ``release_next()``: the next kernel may start; ``wait_inputs()``: what earlier kernels wrote is visible from
             here on (weights may be read before). Both may be nothing.
+            ``ask_for(DEVICE const void* p, int bytes, int tid)``, of all threads of a group: data that is far away
+            comes nearer; only with :attr:`Dialect.asks`
 copies      ``copy16(GROUP void*, DEVICE const void*, bool valid)`` (zeros if not valid), ``copy_commit()``,
             ``copy_wait<N>()``: all but the last N commits have arrived. A plain copy and nothing, where copies block.
 matrix      ``FragA<T>``, ``FragB<T>``, ``FragC``, ``frag_load_a/b(frag, GROUP const T* p, int ld, int lane)`` of
@@ -34,7 +36,8 @@ flash       what a simd must know of its fragments to go from one product to the
 wide        four simds together, on tiles of 64 elements a row, 16-byte chunks at ``wide_at(row, chunk)``:
             ``WideC<N>``, ``wide_zero``, ``wide_ready()`` (copies are visible to the unit), ``wide_begin()``,
             ``wide_mma(c, GROUP const T* a, GROUP const T* b)``, ``wide_commit()``, ``wide_wait<N>()``,
-            ``wide_store(GROUP float* p, int ld, c, lane)``; only with :attr:`Dialect.wide`
+            ``wide_settle(c)`` (all has been added), ``wide_store(GROUP float* p, int ld, c, lane)``; only with
+            :attr:`Dialect.wide`
 fast        ``m_sigmoid_fast(float)``: with errors far below half precision; those named in :attr:`Dialect.fast`
 maths       ``m_exp`` and so on for each scalar op that is no operator, on float (and double)
 
@@ -103,7 +106,7 @@ class Dialect:
     may use; ``stages``: of a ring of copies in it; ``cores``: that should have work; ``most_params``: pointers that a
     kernel may take; ``wide``: column counts of the wide matrix unit; ``flash``: whether fragments can be looked into;
     ``registers``: of a core, if groups of a product of one row should stay and take rows in turns; 0: they should not;
-    ``ordered``: whether groups of a kernel can wait for what others wrote;
+    ``ordered``: whether groups of a kernel can wait for what others wrote; ``asks``: whether ``ask_for`` is there;
     ``fast``: functions with a ``_fast`` spelling; ``words``: text behind the common definitions; ``special``: own
     functions, tried before the common ones, and ``clustered(head, count)``: the opening of a kernel whose groups run
     together by ``count``.
@@ -123,6 +126,7 @@ class Dialect:
     words: str = ""
     flash: bool = False
     ordered: bool = False
+    asks: bool = False
     registers: int = 0
     fast: tuple[str, ...] = ()
     special: tuple[Special, ...] = ()

@@ -16,9 +16,10 @@ from .scalar import Scalars, Value, kind_of, literal, storage, stored
 
 class Epilogue:
     """Writes results at (row, column) of the output; ``row`` counts its leading dims in order. ``width``: neighbouring
-    columns that :meth:`store` can take at once, in up to 16 bytes each, or ``most``."""
+    columns that :meth:`store` can take at once, in up to 16 bytes each, or ``most``. ``ahead``: loads that can be made
+    before the sums: residuals, with ``columns`` also what all rows share."""
 
-    def __init__(self, kernel: Kernel, function: Function, most: int = 0):
+    def __init__(self, kernel: Kernel, function: Function, most: int = 0, columns: bool = False):
         self.nest, self.acc, self.pitch = epilogue_nest(kernel)
         (self.step,) = self.nest.steps
         self.function = function
@@ -30,7 +31,7 @@ class Epilogue:
         if self.lane >= 0:
             self.width = vector_width(self.nest, kernel, [self.step], self.lane, self.acc, most)
         self._fetched: dict[Expr, Value] = {}
-        self.ahead = [x for x in dict.fromkeys(expr.walk(self.step.value)) if self._is_ahead(x)]
+        self.ahead = [x for x in dict.fromkeys(expr.walk(self.step.value)) if self._is_ahead(x, columns)]
 
     def fetch(self, row: str, column: str, guard: str, constant: bool | None = None) -> None:
         """Load early what the next :meth:`store` will need at (row, column), if ``guard`` holds: weights
@@ -60,12 +61,13 @@ class Epilogue:
                     name = f"early{list(self._fetched).index(x)}"
                     out.add(f"{name} = {s.pointers[x.value.operand]}[{s.address(x)}];")
 
-    def _is_ahead(self, x: Expr) -> bool:
-        """Whether ``x`` reads its own element for every result (a residual), without conditions."""
+    def _is_ahead(self, x: Expr, columns: bool) -> bool:
+        """Whether ``x`` reads its own element for every result (a residual) or column, without conditions."""
         if x.op != "load" or x.value.operand >= self.acc or x.value.guarded or x.value.checks:
             return False
         form = affine.affine(x.args[0])
-        return form.coefficient(self.lane) == 1 and any(form.coefficient(d) for d in self.nest.order if d != self.lane)
+        by_row = any(form.coefficient(d) for d in self.nest.order if d != self.lane)
+        return form.coefficient(self.lane) == 1 and (by_row or columns)
 
     def declare_ahead(self, count: int, width: int) -> None:
         """Registers for what :meth:`read_ahead` reads at ``count`` places."""
@@ -73,7 +75,7 @@ class Epilogue:
             self.function.lines.add(f"Vec<{dtypes.DTYPES[x.dtype].ctype}, {width}> ahead{n}[{count}];")
 
     def read_ahead(self, row: str, column: str, width: int, slot: str) -> None:
-        """Statements that read ``width`` neighbours of every residual into place ``slot``."""
+        """Statements that read ``width`` neighbours of every load of ``ahead`` into place ``slot``."""
         out = self.function.lines
         s = Scalars(self.nest, Pointers(self.function), out, use_counts([self.step.value]))
         with out.block("{"):
@@ -94,7 +96,7 @@ class Epilogue:
 
     def store(self, row: str, column: str, width: int, accumulators: Callable[[int, str], str], slot: str = "") -> None:
         """Statements that store ``width`` neighbours; ``accumulators(which, position)`` is the text of one float.
-        ``slot``: where the residuals were read to, if they were."""
+        ``slot``: where the loads of ``ahead`` were put, if they were made."""
         out = self.function.lines
         s = Scalars(self.nest, Pointers(self.function), out, use_counts([self.step.value]))
         if dtypes.DTYPES[self.step.value.dtype].size == 2:
@@ -103,7 +105,8 @@ class Epilogue:
         s.bound.update(self._fetched)
         for n, x in enumerate(self.ahead if slot else ()):
             s.bound[x] = stored(f"ahead{n}[{slot}].v[0]", x.dtype)
-            s.bound[expr.substitute(x, points.shift)] = stored(f"ahead{n}[{slot}].v[i{points.inner}]", x.dtype)
+            if width > 1:
+                s.bound[expr.substitute(x, points.shift)] = stored(f"ahead{n}[{slot}].v[i{points.inner}]", x.dtype)
         for x in expr.walk(self.step.value):
             if x.op == "load" and x.value.operand >= self.acc:
                 which = x.value.operand - self.acc

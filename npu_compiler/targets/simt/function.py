@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from ... import dtypes
@@ -9,6 +10,8 @@ from ...kernel import Kernel, Operand
 from .dialect import SIMD, Array, Dialect, Param
 from .program import TileMap
 from .scalar import Lines
+
+MOST_ASKED = 32 << 10  # bytes of an operand
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,17 @@ class Function:
         if release:
             self.lines.add("release_next();")
         if not early:
+            self.ask_for_given()
             self.lines.add("wait_inputs();")
+
+    def ask_for_given(self, first: int = 0) -> None:
+        """Small weights among the inputs from ``first`` on are on their way while the kernel waits."""
+        if self.dialect.asks:
+            for n, o in enumerate(self.kernel.inputs[first:], first):
+                nbytes = math.prod(o.shape) * dtypes.DTYPES[o.dtype].size
+                constant = o.buffer.kind in ("weight", "const") and o.buffer.id not in self._written
+                if constant and o.contiguous and 0 < nbytes <= MOST_ASKED:
+                    self.lines.add(f"ask_for({self.pointer(n)}, {nbytes}, tid);")
 
     def operand(self, number: int) -> Operand:
         return self.kernel.inputs[number] if number >= 0 else self.kernel.outputs[~number]

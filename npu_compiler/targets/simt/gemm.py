@@ -495,7 +495,7 @@ class _WideTiles(_MatrixTiles):
             with out.block(f"if (ahead < {steps}) {{"):
                 self._load("ahead", f"(ahead % {self.stages})", steps)
             out.add("copy_commit();")
-        out.add("wide_wait<0>();")
+        out.add("wide_settle(acc);")
 
     def _results(self, ld: int) -> None:
         self.f.lines.add(f"wide_store(results + sid * {16 * ld}, {ld}, acc, lane);")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ... import affine, expr
+from ...expr import Expr
 from ...kernel import Kernel
 from ..nest import Nest, Step, accesses, build_nest, fold_single_points
 from ..row_passes import Row, make_row
@@ -102,7 +103,7 @@ def emit_bundle(kernel: Kernel, dialect: Dialect) -> Emission:
 
 
 # -- scatters whose places come from data ---------------------------------------------------------------------------
-MOST_OF_SIMD = 4  # vectors of a turn that each lane of a simd stores; longer turns take a group each
+MOST_SIMDS = 8  # of a turn, a vector for each lane; longer turns take a group each
 
 
 def _all_private(nest: Nest) -> bool:
@@ -141,7 +142,7 @@ def _turn_width(nest: Nest, kernel: Kernel) -> int:
 def _turn_team(nest: Nest, kernel: Kernel) -> int:
     """Threads that store a turn."""
     vectors = nest.points(_own_and_turns(nest)[0]) // _turn_width(nest, kernel)
-    return SIMD if vectors <= MOST_OF_SIMD * SIMD else THREADS
+    return SIMD if vectors <= MOST_SIMDS * SIMD else THREADS
 
 
 def _turns_of(nest: Nest, function: Function, kernel: Kernel, s: Scalars, group: str) -> int:
@@ -151,23 +152,40 @@ def _turns_of(nest: Nest, function: Function, kernel: Kernel, s: Scalars, group:
     (step,) = nest.steps
     assert step.target is not None
     own, turns = _own_and_turns(nest)
-    count, total, team, out = nest.points(own), nest.points(turns), _turn_team(nest, kernel), function.lines
+    width, total, team, out = _turn_width(nest, kernel), nest.points(turns), _turn_team(nest, kernel), function.lines
+    vectors = nest.points(own) // width
     place = expr.substitute(step.target, {d: expr.const(0, "int64") for d in own})
     loads = (x.value.operand for x in expr.walk(place) if x.op == "load")
     given = all(nest.inputs[n].buffer.given for n in loads if n >= 0)
     if not given:
         out.add("wait_inputs();")
+    parts = blocks(vectors, SIMD) if team == SIMD else 1
     if team == SIMD:
-        out.add(f"const uint turn = (uint){group} * {THREADS // SIMD}u + (uint)sid;", "const int me = lane;")
-        if total % (THREADS // SIMD):
+        out.add(f"const uint worker = (uint){group} * {THREADS // SIMD}u + (uint)sid, turn = worker / {parts}u;")
+        out.add("const int me = lane;")
+        if total * parts % (THREADS // SIMD):
             out.add(f"if (turn >= {total}u) return;")
     else:
-        function.array("int", "hit", THREADS // SIMD)
         out.add(f"const uint turn = (uint){group};", "const int me = tid;")
+    _look_for_later(nest, function, s, place, team)
+    if given:
+        out.add("wait_inputs();")
+    out.add("if (again) return;  // a later one stores there")
+    first = f"(uint)me + worker % {parts}u * {SIMD}u" if parts > 1 else "(uint)me"
+    with s.scope(f"for (uint f = {first}; f < {vectors}u; f += {team * parts}u) {{"):
+        decode(s, nest, own, "f", width)
+        Points(s, nest, own[-1] if own else -1, width).run([step])
+    function.checks |= s.checks
+    return total if team > SIMD else blocks(total * parts, THREADS // SIMD)
+
+
+def _look_for_later(nest: Nest, function: Function, s: Scalars, place: Expr, team: int) -> None:
+    """``again``: whether a turn after this one stores to the same ``place``."""
+    out, (_, turns) = function.lines, _own_and_turns(nest)
     out.add("int again = 0;")
     decode(s, nest, turns, "turn")
     out.add(f"const int64_t mine = {s.address(place)};", "#pragma unroll 4")
-    with s.scope(f"for (uint later = turn + 1u + (uint)me; later < {total}u; later += {team}u) {{"):
+    with s.scope(f"for (uint later = turn + 1u + (uint)me; later < {nest.points(turns)}u; later += {team}u) {{"):
         other = {d: max(nest.size) + 1 + d for d in turns}
         s.ranges = {**s.ranges, **{n: s.ranges[d] for d, n in other.items()}}
         unit = 1
@@ -178,17 +196,9 @@ def _turns_of(nest: Nest, function: Function, kernel: Kernel, s: Scalars, group:
         out.add(f"if ({s.address(elsewhere)} == mine) again = 1;")
     out.add(f"for (int m = {SIMD // 2}; m > 0; m >>= 1) again |= simd_xor(again, m);")
     if team > SIMD:
+        function.array("int", "hit", THREADS // SIMD)
         out.add("if (lane == 0) hit[sid] = again;", "barrier();")
         out.add(f"for (int i = 0; i < {THREADS // SIMD}; i++) again |= hit[i];")
-    if given:
-        out.add("wait_inputs();")
-    out.add("if (again) return;  // a later one stores there")
-    width = _turn_width(nest, kernel)
-    with s.scope(f"for (uint f = (uint)me; f < {count // width}u; f += {team}u) {{"):
-        decode(s, nest, own, "f", width)
-        Points(s, nest, own[-1] if own else -1, width).run([step])
-    function.checks |= s.checks
-    return total if team > SIMD else blocks(total, THREADS // SIMD)
 
 
 # -- reductions -----------------------------------------------------------------------------------------------------

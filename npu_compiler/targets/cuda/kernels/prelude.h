@@ -51,6 +51,10 @@ INLINE uint4 stream16(const void* p) {
                : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
   return v;
 }
+INLINE void ask_for(const void* p, int bytes, int tid) {
+  for (int i = tid * 128; i < bytes; i += (int)blockDim.x * 128)
+    asm volatile("prefetch.global.L2 [%0];" :: "l"((const char*)p + i));
+}
 #if __CUDA_ARCH__ >= 900
 INLINE void release_next() { asm volatile("griddepcontrol.launch_dependents;"); }
 INLINE void wait_inputs() { asm volatile("griddepcontrol.wait;" ::: "memory"); }

@@ -32,16 +32,31 @@ INLINE void team_barrier(int threads) { asm volatile("bar.sync 1, %0;" :: "r"(th
 INLINE void peer_store(uint at, float x, float y) {
   asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" :: "r"(at), "f"(x), "f"(y) : "memory");
 }
-// A simd's 16 rows from `row` on, to the group whose share they are: its `results` hold [part, SHARE, LD].
+INLINE void peer_store(uint at, float x, float y, float z, float w) {
+  asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};"
+               :: "r"(at), "f"(x), "f"(y), "f"(z), "f"(w) : "memory");
+}
+// A simd's 16 rows from `row` on, to the group whose share they are: its `results` hold [part, SHARE, LD]. Of two
+// blocks of 8 columns, neighbouring lanes bring their pairs together, one those of the first and one of the second.
 template <int SHARE, int LD, int N> INLINE void peer_send(float* results, int rank, const WideC<N>& c, int row, int lane) {
+  const bool odd = lane & 1;
 #pragma unroll
   for (int h = 0; h < 2; h++) {
     const int r = row + (lane >> 2) + 8 * h;
-    const uint to = peer_address(results + (rank * SHARE + r % SHARE) * LD + (lane & 3) * 2, r / SHARE);
+    const uint to = peer_address(results + (rank * SHARE + r % SHARE) * LD, r / SHARE);
 #pragma unroll
-    for (int j = 0; j < N / 8; j++) peer_store(to + j * 32, c.v[4 * j + 2 * h], c.v[4 * j + 2 * h + 1]);
+    for (int j = 0; j + 1 < N / 8; j += 2) {
+      const float* left = c.v + 4 * j + 2 * h;
+      const float* right = left + 4;
+      const float x = simd_xor(odd ? left[0] : right[0], 1), y = simd_xor(odd ? left[1] : right[1], 1);
+      const uint at = to + (j + (odd ? 1 : 0)) * 32 + (lane & 2) * 8;
+      if (odd) peer_store(at, x, y, right[0], right[1]);
+      else peer_store(at, left[0], left[1], x, y);
+    }
+    if (N / 8 % 2) peer_store(to + (N / 8 - 1) * 32 + (lane & 3) * 8, c.v[N / 2 - 4 + 2 * h], c.v[N / 2 - 3 + 2 * h]);
   }
 }
+INLINE void tile_map_ready(const TileMap& m) { asm volatile("prefetch.tensormap [%0];" :: "l"(&m) : "memory"); }
 INLINE void copies_follow() { asm volatile("fence.proxy.async;" ::: "memory"); }
 INLINE void tile_copy(void* to, const TileMap& m, int64_t* full, int x, int y, int z) {
   asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];"

@@ -1,0 +1,54 @@
+"""Scatters that share a launch with what touches other data, on the SIMT kernels as Metal runs them."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from torch import nn
+
+import npu_compiler
+from npu_compiler.frontend import capture, state_dict_numpy
+from npu_compiler.pipeline import run_phases
+from npu_compiler.targets.cuda.dialect import DIALECT
+from npu_compiler.targets.simt.emit import EMITTERS
+
+from .metal_backend import EmulatedMetal
+from .models.gate import Args, run
+
+
+class Caches(nn.Module):
+    """Rows [2, rows, width] go to places of two caches; of several for one place the last one stays."""
+
+    def forward(
+        self, k: torch.Tensor, v: torch.Tensor, at: torch.Tensor, x: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        return k.index_copy(1, at, x * 2), v.index_copy(1, at, x + 1), x * x
+
+
+def caches(rows: int, width: int) -> Args:
+    torch.manual_seed(rows)
+    at = torch.randint(0, 40, (rows,))
+    assert rows < 2 or len(set(at.tolist())) < rows
+    return torch.randn(2, 40, width), torch.randn(2, 40, width), at, torch.randn(2, rows, width)
+
+
+@pytest.mark.parametrize(("rows", "width"), [(1, 24), (37, 24), (37, 200), (50, 13), (30, 1100)])
+def test_the_last_row_for_a_place_stays(rows: int, width: int) -> None:
+    """Turns of a simd, of several, and of a whole group."""
+    args = caches(rows, width)
+    program = npu_compiler.compile(capture(Caches(), args), "metal")
+    for order in ("ascending", "shuffled"):
+        found = run(program, state_dict_numpy(Caches()), [args], EmulatedMetal(order, seed=3))
+        for ours, wanted in zip(found, Caches()(*args), strict=True):
+            assert (ours == wanted.double().numpy()).all(), order
+    scatters = {c.kind for c in program.entries["main"].calls if "scatter" in c.name}
+    assert scatters == ({"bundle"} if width <= 200 else {"loops"})
+
+
+def test_places_that_the_caller_gives_are_read_before_the_wait() -> None:
+    schedule = run_phases(capture(Caches(), caches(37, 24)), "cuda", None, until="memory").schedule
+    assert schedule is not None
+    texts = [EMITTERS["bundle"](k, DIALECT).text for k in schedule.kernels if k.kind == "bundle"]
+    assert sum(len(re.findall(r"again \|= .*\n *wait_inputs\(\);\n *if \(again\) return;", t)) for t in texts) == 2
