@@ -2,7 +2,7 @@
 
 One simd asks for tiles as stages of the ring become free; each team multiplies 64 rows. Groups stay and take tile after
 tile, so the next tile's operands travel while this one's results are stored. Where tiles are few, the groups of a
-cluster share the terms of a sum, which they then add in order through each other's memory.
+cluster share the terms of a sum: they send each other the parts, and each adds up its share of the rows in order.
 """
 
 from __future__ import annotations
