@@ -11,7 +11,7 @@ import numpy as np
 
 from npu_compiler.compiled_program import CompiledProgram, EntryPoint
 from npu_compiler.dtypes import numpy_dtype
-from npu_compiler.targets.simt.join import COUNTERS
+from npu_compiler.targets.simt.join import MEETINGS
 from npu_compiler.targets.simt.program import ARENA, unpack
 from npu_runtime.arrays import aligned_empty
 from npu_runtime.backend import DeviceBuffer, Launch, LoadedEntry
@@ -28,9 +28,9 @@ class HostEntry(LoadedEntry):
         self._launches, self._fixed = launches[entry.symbol], dict(fixed)
         self._arena = aligned_empty((max(entry.arena_bytes, 1),), np.dtype(np.uint8))
         self._specs = {b.id: b for b in program.buffers}
-        self._arena.fill(0xFF)  # nothing may be read before it is written, but for counters, which start at zero
+        self._arena.fill(0xFF)  # nothing may be read before it is written, but for states of meetings, which start at zero
         for b in program.buffers:
-            if b.kind == "arena" and b.name == COUNTERS:
+            if b.kind == "arena" and b.name == MEETINGS:
                 self._arena[b.offset : b.offset + 4 * math.prod(b.shape)] = 0
 
     def bind(self, buffers: Mapping[int, DeviceBuffer]) -> Launch:

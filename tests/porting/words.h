@@ -134,10 +134,13 @@ INLINE void copy16(void* to, const void* from, bool valid) {
 INLINE void copy_commit() {}
 template <int N> INLINE void copy_wait() {}
 
-INLINE int arrive(int* counter, int count) {
-  if (++*counter < count) return 0;
-  *counter = 0;
-  return 1;
+INLINE int meet_groups(int* state, int number, int count, bool waits) {  // one runs after the other: only the last stays
+  if (++*state < count) {
+    if (waits) state[1 + number / 32] |= 1 << number % 32;
+    return 0;
+  }
+  *state = 0;
+  return 2;
 }
 
 // The matrix unit: lanes hold results as a 16 x 8 x 16 unit spreads them, and each lane keeps whole operands.

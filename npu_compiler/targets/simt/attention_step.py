@@ -4,8 +4,9 @@ in one launch.
 A group takes all heads that share a key/value head and a range of the keys; its simds take 16 keys at a time. Keys and
 values go from memory into the registers that the matrix unit reads (which element is which along a summed dim is a
 matter of taste, so every lane loads 16 bytes in a row), those of earlier positions before the inputs are awaited. The
-row of this position is made by the group whose range holds it. Groups without keys leave at once. Of those with keys,
-the last to finish adds the parts of all, in order: results do not depend on which one it is.
+row of this position is made by the group whose range holds it. Groups without keys leave at once. Those with keys wait
+for each other and add up a share of the results each, from the parts of all, in order: the last would take long alone,
+behind all that the next kernel asks for ahead of time. Results do not depend on who adds what.
 """
 
 from __future__ import annotations
@@ -26,16 +27,16 @@ PER_CORE = 1  # groups
 KEYS = 16  # that a simd takes at a time
 HEADS = 8  # columns of the matrix unit
 LEAST_KEYS = 256  # of a group: fewer are not worth a meeting
-SET = 16  # parts that a thread loads at a time
 PITCH = 4 * SIMD + 1  # of a lane's four values of 16 elements
+STATE = 8  # words of a meeting: those of up to 224 groups
 PAD = 4  # elements behind the values of a part: their maximum and sum, and nothing
 SIZES = (64, 128)  # of a head
 
 
 def emit_attention_step(kernel: Kernel, dialect: Dialect) -> Emission:
     """``attention_step``: inputs keys and values [1, HK, SK, D], position int64[1], then those of the parts; outputs
-    the result, keys, values, float32 parts [S, H, D + 4] (values, maximum, sum), and int32 counters [HK], zero before
-    and after.
+    the result, keys, values, float32 parts [S, H, D + 4] (values, maximum, sum), and int32 states of meetings
+    [HK, STATE], zero at first.
 
     ``parts``: loops kernels that make the queries [1, H, 1, D], and rows of keys and of values at the position.
     """
@@ -241,7 +242,7 @@ class _Step:
         return f"mine + ({n} % 2 * {self.d // 32} + {n} / 2) * {PITCH} + c * 64"
 
     def _merge(self) -> None:
-        """The group's own part; the last group adds up all. A thread has 4 elements of a row."""
+        """The group's own part, then its share of the results. A thread has 4 elements of a row."""
         f, out, d, half = self.f, self.f.lines, self.d, SIMDS // 2
         items = self.share * d // 4
         out.add(f"const int item = tid % {items}, r = item / {d // 4}, e0 = item % {d // 4} * 4;")
@@ -265,63 +266,57 @@ class _Step:
                     out.add(f"if (e0 == 0) *(DEVICE Vec<float, 4>*)(part + {d}) = extent;")
         if self.splits > 1:
             with out.block("if (active > 1) {"):
-                f.array("int", "last", 1)
-                out.add("barrier();", f"if (tid == 0) last[0] = arrive({f.pointer(~4)} + hk, active);")
-                out.add("barrier();", "if (!last[0]) return;")
-                self._add_up(items)
-        o = self.kernel.outputs[0]
-        with out.block(f"if (tid < {items}) {{"):
-            out.add("#pragma unroll", "for (int e = 0; e < 4; e++)")
-            place = f"(hk * {self.share} + r) * {o.strides[1]} + (e0 + e) * {o.strides[3]}"
-            out.add(f"  {f.pointer(~0)}[{place}] = {storage('x.v[e] / total', o.dtype)};")
+                self._meet_groups(items)
+        self._store("tid", f"tid < {items}", "x", "total")
 
-    def _add_up(self, items: int) -> None:
-        """Every simd weighs the parts of a row; teams of threads add up a share of them each, the first team all."""
+    def _store(self, item: str, guard: str, x: str, total: str) -> None:
+        out, o = self.f.lines, self.kernel.outputs[0]
+        with out.block(f"if ({guard}) {{"):
+            out.add(f"const int head = hk * {self.share} + {item} / {self.d // 4}, e = {item} % {self.d // 4} * 4;")
+            out.add("#pragma unroll", "for (int n = 0; n < 4; n++)")
+            value = storage(f"{x}.v[n] / {total}", o.dtype)
+            out.add(f"  {self.f.pointer(~0)}[head * {o.strides[1]} + (e + n) * {o.strides[3]}] = {value};")
+
+    def _meet_groups(self, items: int) -> None:
+        """A group's share: ``each`` items of four results."""
         f, out = self.f, self.f.lines
-        teams = max(1, min(THREADS // items, self.splits))
-        size = self.h * (self.d + PAD)
-        f.array("float", "weight", self.share * self.splits)
-        f.array("float", "totals", self.share)
-        out.add(f"Vec<float, 4> a[{SET}];", f"const int team = tid / {items};", "x = Vec<float, 4>{};")
-        self._load_parts("team", teams, size)
-        with out.block(f"for (int i = sid; i < {self.share}; i += {SIMDS}) {{"):
-            place = f"(hk * {self.share} + i) * {self.d + PAD} + {self.d}"
-            out.add(f"DEVICE const float* const row = {f.pointer(~3)} + {place};")
-            turns = blocks(self.splits, SIMD)
-            out.add(f"float high = -m_inf_float(), all = 0.0f, m[{turns}], l[{turns}];", "#pragma unroll")
-            with out.block(f"for (int n = 0; n < {turns}; n++) {{"):
-                out.add(f"const int s = n * {SIMD} + lane;", f"m[n] = s < active ? row[s * {size}] : -m_inf_float();")
-                out.add(f"l[n] = s < active ? row[s * {size} + 1] : 0.0f;", "high = m_max(high, m[n]);")
-            out.add("high = simd_most(high);", "#pragma unroll")
-            with out.block(f"for (int n = 0; n < {turns}; n++) {{"):
-                out.add(f"const int s = n * {SIMD} + lane; const float w = m_exp2(m[n] - high);", "all += w * l[n];")
-                out.add(f"if (s < {self.splits}) weight[i * {self.splits} + s] = w;")
-            out.add("all = simd_sum(all);", "if (lane == 0) totals[i] = all;")
-        out.add("barrier();", "total = totals[r];")
-        with out.block(f"if (team < {teams}) for (int s0 = team; s0 < active; s0 += {teams * SET}) {{"):
-            out.add("#pragma unroll")
-            with out.block(f"for (int s = 0; s < {SET}; s++) {{"):
-                out.add(f"const int at = s0 + s * {teams};")
-                out.add(f"const float w = at < active ? weight[r * {self.splits} + at] : 0.0f;")
-                out.add("#pragma unroll", "for (int e = 0; e < 4; e++) x.v[e] += w * a[s].v[e];")
-            self._load_parts(f"s0 + {teams * SET}", teams, size)
-        if teams == 1:
-            return
-        f.array("float", "shares", (teams - 1) * items * 4)
-        place = "*(GROUP Vec<float, 4>*)(shares + ({} * " + str(items) + " + item) * 4)"
-        out.add(f"if (team > 0 && team < {teams}) {place.format('(team - 1)')} = x;", "barrier();")
-        with out.block(f"if (team == 0) for (int t = 0; t < {teams - 1}; t++) {{"):
-            out.add(f"const Vec<float, 4> other = {place.format('t')};", "#pragma unroll")
-            out.add("for (int e = 0; e < 4; e++) x.v[e] += other.v[e];")
+        f.array("int", "role", 1)
+        out.add(f"DEVICE int* const state = {f.pointer(~4)} + hk * {STATE};")
+        out.add(f"const int each = ({items} + active - 1) / active;", "barrier();")
+        out.add(f"if (tid == 0) role[0] = meet_groups(state, split, active, split * each < {items});", "barrier();")
+        out.add("if (role[0] == 0) return;")
+        with out.block("if (role[0] == 1) {"):
+            self._add_up("split", items)
+        with out.block("else for (int other = 0; other < active; other++) {"):
+            out.add("if (other != split && (state[1 + other / 32] >> other % 32 & 1) == 0) continue;")
+            self._add_up("other", items)
+        with out.block("if (role[0] == 2) {"):
+            out.add("barrier();", f"if (tid > 0 && tid < {STATE}) state[tid] = 0;")
+        out.add("return;")
 
-    def _load_parts(self, first: str, teams: int, size: int) -> None:
-        """A turn's parts from ``first`` on, every ``teams``-th; beyond the last, the first again."""
-        out = self.f.lines
-        with out.block(f"if ({first} < active) {{"):
+    def _add_up(self, which: str, items: int) -> None:
+        """Results of share ``which``: a simd for four, each lane some of the parts."""
+        out, turns, size = self.f.lines, blocks(self.splits, SIMD), self.h * (self.d + PAD)
+        out.add(f"const int behind = ({which} + 1) * each < {items} ? ({which} + 1) * each : {items};")
+        with out.block(f"for (int i = {which} * each + sid; i < behind; i += {SIMDS}) {{"):
+            out.add(f"const int r = i / {self.d // 4}, e = i % {self.d // 4} * 4;")
+            out.add(f"DEVICE const float* const row = {self.f.pointer(~3)} + (hk * {self.share} + r) * {self.d + PAD};")
+            out.add(f"Vec<float, 4> a[{turns}], extent[{turns}], x = {{}};", "#pragma unroll")
+            with out.block(f"for (int n = 0; n < {turns}; n++) {{"):
+                out.add(f"const int s = n * {SIMD} + lane;")
+                out.add(f"DEVICE const float* const part = row + (s < active ? s : 0) * {size};")
+                out.add("a[n] = *(DEVICE const Vec<float, 4>*)(part + e);")
+                out.add(f"extent[n] = *(DEVICE const Vec<float, 4>*)(part + {self.d});")
+            out.add("float most = -m_inf_float(), total = 0.0f;", "#pragma unroll")
+            out.add(f"for (int n = 0; n < {turns}; n++) most = m_max(most, extent[n].v[0]);", "most = simd_most(most);")
             out.add("#pragma unroll")
-            with out.block(f"for (int s = 0; s < {SET}; s++) {{"):
-                out.add(f"const int at = {first} + s * {teams};")
-                out.add(f"a[s] = *(DEVICE const Vec<float, 4>*)(parts + (at < active ? at : 0) * {size} + e0);")
+            with out.block(f"for (int n = 0; n < {turns}; n++) {{"):
+                out.add(f"const float w = n * {SIMD} + lane < active ? m_exp2(extent[n].v[0] - most) : 0.0f;")
+                out.add("total += w * extent[n].v[1];", "#pragma unroll")
+                out.add("for (int q = 0; q < 4; q++) x.v[q] += w * a[n].v[q];")
+            out.add("total = simd_sum(total);", "#pragma unroll")
+            out.add("for (int q = 0; q < 4; q++) x.v[q] = simd_sum(x.v[q]);")
+            self._store("i", "lane == 0", "x", "total")
 
 
 class _Points:

@@ -10,8 +10,11 @@ words       ``DEVICE`` before pointers to device memory, ``GROUP`` before pointe
 conversion  ``float to_f32(f16)``, ``to_f32(bf16)``, ``f16 to_f16(float)``, ``bf16 to_bf16(float)``
 simd        32 lanes: ``T simd_xor(T, int)`` (the value of lane ^ mask; float, int), ``void simd_barrier()``
 group       ``void barrier()``: all threads of a group, group memory ordered
-order       ``int arrive(DEVICE int* counter, int count)``: by one thread of a group, behind a barrier: 1 in the last
-            of ``count`` groups (the counter is 0 again), which sees all that the others wrote before; only with
+order       ``int meet_groups(DEVICE int* state, int number, int count, bool waits)``: by one thread of each of
+            ``count`` groups, behind a barrier. Who gets 1 or 2 sees what all of them wrote before and does its share
+            of what is next; who gets 2 also that of the groups whose bits are set in ``state[1]`` and on (bit
+            number % 32 of word number / 32), and clears these bits; who gets 0 leaves. A group that does not wait
+            has no share. ``state`` is zero at first and belongs to these meetings; only with
             :attr:`Dialect.ordered`
 report      ``set_flag(DEVICE int*)``: makes it 1; any number of threads may
 bytes       ``uint take_bytes(uint low, uint high, uint which)``: byte n of the result is the one of the eight in (low,

@@ -8,24 +8,24 @@ from dataclasses import replace
 from ... import expr
 from ...compose import bundled
 from ...kernel import Buffer, Kernel, Operand, Schedule, contiguous_strides
-from .attention_step import LEAST_KEYS, PAD, PER_CORE, takes_step
+from .attention_step import LEAST_KEYS, PAD, PER_CORE, STATE, takes_step
 from .dialect import Dialect
 from .loops import is_pointwise
 
-COUNTERS = "counters"  # zero before a program's first run, and after every run
+MEETINGS = "meetings"  # of groups: zero before a program's first run
 
 
 def join_attention(schedule: Schedule, dialect: Dialect) -> None:
     """Make ``attention_step`` kernels of the attention kernels of decode steps."""
-    counters: Operand | None = None
+    meetings: Operand | None = None
     for k in [k for k in schedule.kernels if k.kind == "attention" and takes_step(k, dialect)]:
         before = schedule.kernels[: schedule.kernels.index(k)]
         if any(o.buffer.id == k.inputs[3].buffer.id for other in before for o in other.outputs):
             continue  # its kernel looks at the position before it waits
         heads = k.inputs[1].shape[1]
-        if counters is None or counters.shape[0] < heads:
-            counters = _new_buffer(schedule, "int32", (heads,), COUNTERS, lasting=True)
-        _join(schedule, k, counters, dialect)
+        if meetings is None or meetings.shape[0] < heads:
+            meetings = _new_buffer(schedule, "int32", (heads, STATE), MEETINGS, lasting=True)
+        _join(schedule, k, meetings, dialect)
 
 
 def _new_buffer(schedule: Schedule, dtype: str, shape: tuple[int, ...], name: str, lasting: bool = False) -> Operand:
@@ -34,7 +34,7 @@ def _new_buffer(schedule: Schedule, dtype: str, shape: tuple[int, ...], name: st
     return Operand(buffer, shape, contiguous_strides(shape))
 
 
-def _join(schedule: Schedule, k: Kernel, counters: Operand, dialect: Dialect) -> None:
+def _join(schedule: Schedule, k: Kernel, meetings: Operand, dialect: Dialect) -> None:
     q, keys, values, position = k.inputs[:4]
     out = k.outputs[0]
     queries, *rows = (_only_maker(schedule, k, o) for o in (q, keys, values))
@@ -43,12 +43,13 @@ def _join(schedule: Schedule, k: Kernel, counters: Operand, dialect: Dialect) ->
     if not all(r is not None and _makes_row(r, o, position) for r, o in zip(rows, (keys, values), strict=True)):
         return
     joined = [p for p in (queries, *rows) if p is not None]
-    splits = max(1, min(PER_CORE * dialect.cores // keys.shape[1], -(-keys.shape[2] // LEAST_KEYS)))
+    most = min(PER_CORE * dialect.cores // keys.shape[1], 32 * (STATE - 1))
+    splits = max(1, min(most, -(-keys.shape[2] // LEAST_KEYS)))
     parts = _new_buffer(schedule, "float32", (splits, out.shape[1], out.shape[3] + PAD), "parts")
     scratch = replace(queries.outputs[0].buffer, id=-1, kind="scratch")
     step = replace(
         k, kind="attention_step", inputs=[keys, values, position, *(o for p in joined for o in p.inputs)],
-        outputs=[out, keys, values, parts, counters], attrs={"scale": k.attrs["scale"]},
+        outputs=[out, keys, values, parts, meetings], attrs={"scale": k.attrs["scale"]},
         parts=(replace(queries, outputs=[replace(queries.outputs[0], buffer=scratch)]), *joined[1:]),
         sources=tuple(dict.fromkeys(s for p in (*joined, k) for s in p.sources)),
     )  # fmt: skip

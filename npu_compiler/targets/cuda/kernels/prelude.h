@@ -31,11 +31,34 @@ INLINE void barrier() { __syncthreads(); }
 
 INLINE void set_flag(int* flag) { *flag = 1; }
 
-INLINE int arrive(int* counter, int count) {
-  int before;
-  asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
-  if (before == count - 1) *counter = 0;
-  return before == count - 1;
+// Groups wait for each other, but not for ever: others may keep the cores from those that are to come. state[0] counts
+// those that came (10 bits), those that left (10 bits) and meetings; who leaves is set in state[1] and on before that is
+// counted, so the last to come knows. Who finds when leaving that all have come takes that back, and stays.
+INLINE uint add_in_order(int* p, uint x) {
+  uint before;
+  asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;" : "=r"(before) : "l"(p), "r"(x) : "memory");
+  return before;
+}
+INLINE int meet_groups(int* state, int number, int count, bool waits) {
+  const uint before = add_in_order(state, 1);
+  if ((before & 1023) == count - 1) {
+    const uint left = before >> 10 & 1023;
+    add_in_order(state, (1u << 20) - count - (left << 10));
+    return left ? 2 : 1;
+  }
+  if (!waits) return 0;
+  for (int turn = 0; turn < 256; turn++) {
+    uint now;
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(state) : "memory");
+    if (now >> 20 != before >> 20) return 1;
+  }
+  const uint mine = 1u << (number & 31);
+  asm volatile("red.relaxed.gpu.global.or.b32 [%0], %1;" :: "l"(state + 1 + (number >> 5)), "r"(mine) : "memory");
+  const uint now = add_in_order(state, 1u << 10);
+  if (now >> 20 == before >> 20 && (now & 1023) < count) return 0;
+  asm volatile("red.relaxed.gpu.global.and.b32 [%0], %1;" :: "l"(state + 1 + (number >> 5)), "r"(~mine) : "memory");
+  add_in_order(state, 0u - (1u << 10));
+  return 1;
 }
 
 INLINE uint take_bytes(uint low, uint high, uint which) {
