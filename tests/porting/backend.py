@@ -28,7 +28,7 @@ class HostEntry(LoadedEntry):
         self._launches, self._fixed = launches[entry.symbol], dict(fixed)
         self._arena = aligned_empty((max(entry.arena_bytes, 1),), np.dtype(np.uint8))
         self._specs = {b.id: b for b in program.buffers}
-        self._arena.fill(0xFF)  # nothing may be read before it is written, but for states of meetings, which start at zero
+        self._arena.fill(0xFF)  # nothing may be read before it is written, but for meetings, which start at zero
         for b in program.buffers:
             if b.kind == "arena" and b.name == MEETINGS:
                 self._arena[b.offset : b.offset + 4 * math.prod(b.shape)] = 0
