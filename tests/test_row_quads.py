@@ -12,7 +12,7 @@ import torch
 
 from npu_compiler import target_config, targets
 from npu_compiler.compiled_program import CompiledProgram
-from npu_compiler.errors import IncompressibleError, ToolchainError
+from npu_compiler.errors import IncompressibleError
 from npu_compiler.frontend.export import capture
 from npu_compiler.frontend.llm import llm_graphs
 from npu_compiler.frontend.llm.config import LLMConfig, parameter_shapes
@@ -23,6 +23,7 @@ from npu_compiler.targets.simt.dialect import Dialect
 from npu_runtime import Executor, load_weights
 from npu_runtime.backend import Backend
 
+from . import cuda_gpu
 from .metal_backend import EmulatedMetal
 from .porting.backend import HostBackend
 from .porting.target import CXX, DIALECT, HostTarget
@@ -108,14 +109,24 @@ def _has_quads(program: CompiledProgram) -> bool:
 @pytest.mark.parametrize("dialect", DIALECTS, indirect=True)
 @pytest.mark.parametrize(("n", "k"), [(1, 64), (70, 192), (900, 64), (100, 1536), (10, 8960)])
 def test_products(dialect: str, n: int, k: int) -> None:
+    _check_product("host", HostBackend(), n, k)
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(bool(cuda_gpu.reason()), reason=cuda_gpu.reason() or "there is a GPU")
+@pytest.mark.parametrize(("n", "k"), [(1, 64), (70, 192), (1536, 8960), (17920, 1536), (3000, 16320)])
+def test_products_on_a_gpu(n: int, k: int) -> None:
+    _check_product("cuda", cuda_gpu.backend(), n, k)
+
+
+def _check_product(target: str, backend: Backend, n: int, k: int) -> None:
     w = weights(n, k, seed=k)
     w[np.abs(w.astype(np.float32)) > 100] = 0.5
     x = np.random.default_rng(n).standard_normal((1, k)).astype(ml_dtypes.bfloat16)
     results = []
     for compress in (True, False):
-        program = compile_entries({"main": _product(n, k)}, "host", compress=compress)
+        program = compile_entries({"main": _product(n, k)}, target, compress=compress)
         assert _has_quads(program) == compress
-        backend = HostBackend()
         (result,) = Executor(program, load_weights(program, {"weight": w}, backend), backend).run([x]).values()
         results.append(result.astype(np.float64))
     exact = x.astype(np.float64) @ w.astype(np.float64).T
@@ -164,6 +175,12 @@ def _logits(target: str, backend: Backend, compress: bool, numbers: dict[str, np
     return np.stack(steps)
 
 
+@pytest.mark.cuda
+@pytest.mark.skipif(bool(cuda_gpu.reason()), reason=cuda_gpu.reason() or "there is a GPU")
+def test_a_model_on_a_gpu() -> None:
+    _same_logits("cuda", cuda_gpu.backend())
+
+
 @host
 @pytest.mark.parametrize("dialect", ["fragments", "lanes"], indirect=True)
 def test_a_model_on_the_host(dialect: str) -> None:
@@ -189,8 +206,7 @@ def _same_logits(target: str, backend: Backend) -> None:
 
 
 def test_machine_code_for_cuda() -> None:
-    try:
-        program = compile_entries(llm_graphs(LLMConfig.from_hf(CARD), max_len=64, chunks=()), "cuda", compress=True)
-    except ToolchainError as error:
-        pytest.skip(str(error))
+    if missing := cuda_gpu.compiler_missing():
+        pytest.skip(missing)
+    program = compile_entries(llm_graphs(LLMConfig.from_hf(CARD), max_len=64, chunks=()), "cuda", compress=True)
     assert _has_quads(program) and program.binary
