@@ -14,6 +14,7 @@ from torch import nn
 from npu_compiler import expr
 from npu_compiler.kernel import Buffer, Kernel, Operand, contiguous_strides
 from npu_compiler.targets.cuda.dialect import DIALECT, HOPPER
+from npu_compiler.targets.cuda.pixels import takes_pixels
 from npu_compiler.targets.cuda.plans import CORE_BYTES, CORE_REGISTERS, choose
 from npu_compiler.targets.cuda.streamed import step_of, takes
 from npu_compiler.targets.simt.emit import Functions
@@ -50,7 +51,7 @@ def _conv(image: int, channels: int, out: int, batch: int = 1, taps: int = 3, st
 
 KERNELS = {
     "a few rows": _gemm(17, 64, 64), "many": _gemm(2048, 8960, 1536), "one column of tiles": _gemm(100_000, 64, 576),
-    "long sums": _gemm(128, 1536, 8960), "odd": _gemm(129, 136, 72), "image": _conv(56, 64, 64, 256),
+    "long sums": _gemm(128, 1536, 8960), "odd": _gemm(129, 136, 72), "image": _conv(56, 128, 128, 256),
     "small image": _conv(7, 512, 512), "half a stage": _conv(9, 32, 40), "moves by two": _conv(56, 128, 128, 8, 3, 2),
 }  # fmt: skip
 
@@ -77,6 +78,44 @@ def test_rows_that_overlap_are_left_to_threads() -> None:
     rows = kernel.inputs[0]
     kernel.inputs[0] = Operand(rows.buffer, rows.shape, (rows.strides[0], rows.strides[1], 8, 1))
     assert not takes(kernel)
+
+
+def _rows(image: int, batch: int, out: int = 64, taps: int = 7) -> Kernel:
+    """A convolution of an image whose pixels are padded to four channels, moved by two."""
+    size, kernel = image // 2, _conv(image // 2, 32, out, batch, 1)
+    high, wide = (size - 1) * 2 + taps, (size - 1) * 2 + 8
+    whole = _operand(0, "arena", batch, high, wide, 4)
+    kernel.inputs[0] = Operand(whole.buffer, (batch, high, size, 32), (high * wide * 4, wide * 4, 8, 1))
+    kernel.inputs[1] = _operand(1, "weight", 1, out, taps, 32)
+    kernel.attrs |= {"kernel": (taps, 1), "stride": (2, 1)}
+    return kernel
+
+
+LINES = {
+    "stem": (_rows(224, 256), 264), "stem of one": (_rows(224, 1), 98), "small": (_rows(36, 99, 32, 3), 264),
+    "3x3": (_conv(56, 64, 64, 256), 132), "few filters": (_conv(56, 64, 40, 99), 132),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_lines_of_pixels_fit_the_chip(name: str) -> None:
+    kernel, groups = LINES[name]
+    assert takes_pixels(kernel) and DIALECT.special_for(kernel) is None
+    functions = Functions(HOPPER)
+    launch = functions.launch(kernel)
+    assert "wide_pixels" in functions.text[launch.function] and launch.groups == groups
+    per_core = -(-groups // HOPPER.cores)
+    assert (launch.shared or 48 << 10) * per_core <= CORE_BYTES - 1024 * per_core
+    assert all(max(m[2].box) <= 256 and all(s % 16 == 0 for s in m[2].strides) for m in launch.maps)
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [_conv(56, 64, 64), _conv(9, 64, 64, 512), _conv(56, 64, 256, 256), _conv(56, 64, 64, 256, 3, 2), _rows(36, 1)],
+    ids=["few lines", "short lines", "large filters", "moves by two", "small image"],
+)
+def test_other_lines_are_left_to_the_other_kernels(kernel: Kernel) -> None:
+    assert not takes_pixels(kernel)
 
 
 @pytest.mark.parametrize(
@@ -116,8 +155,12 @@ def test_tile_maps_are_made_once_for_the_same_addresses(monkeypatch: pytest.Monk
         assert driver.tile_map.call_count == made
 
 
-def image(size: int, **options: Any) -> tuple[nn.Module, Args]:
-    return nn.Sequential(nn.Conv2d(3, 40, **options), nn.ReLU()), (torch.randn(2, 3, size, size),)
+def image(size: int, batch: int = 2, **options: Any) -> tuple[nn.Module, Args]:
+    return nn.Sequential(nn.Conv2d(3, 40, **options), nn.ReLU()), (torch.randn(batch, 3, size, size),)
+
+
+def lines(batch: int, size: tuple[int, int], out: int, **options: Any) -> tuple[nn.Module, Args]:
+    return nn.Sequential(nn.Conv2d(64, out, **options), nn.ReLU()), (torch.randn(batch, 64, *size),)
 
 
 def gated(m: int, n: int, k: int) -> tuple[nn.Module, Args]:
@@ -132,16 +175,16 @@ def gated(m: int, n: int, k: int) -> tuple[nn.Module, Args]:
     return Gate(), (torch.randn(m, k),)
 
 
-def residual(size: int, channels: int) -> tuple[nn.Module, Args]:
+def residual(size: int, channels: int, batch: int = 2, taps: int = 1) -> tuple[nn.Module, Args]:
     class Block(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.conv = nn.Conv2d(channels, channels, 1)
+            self.conv = nn.Conv2d(channels, channels, taps, padding=taps // 2)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return F.relu(self.conv(F.relu(x)) + x)
 
-    return Block(), (torch.randn(2, channels, size, size),)
+    return Block(), (torch.randn(batch, channels, size, size),)
 
 
 CASES: dict[str, Callable[[], tuple[nn.Module, Args]]] = {
@@ -158,7 +201,14 @@ CASES: dict[str, Callable[[], tuple[nn.Module, Args]]] = {
     "conv-long-sums": lambda: conv(7, 512, 128, kernel_size=3, padding=1),
     "image-7x7": lambda: image(33, kernel_size=7, stride=2, padding=3),
     "image-3x3": lambda: image(18, kernel_size=3, stride=2, padding=1),
+    "image-many": lambda: image(65, 64, kernel_size=7, stride=2, padding=3),
+    "image-many-small": lambda: image(18, 99, kernel_size=3, stride=2, padding=1),
+    "image-shared": lambda: image(224, 1, kernel_size=7, stride=2, padding=3),
     "residual": lambda: residual(13, 64),
+    "lines": lambda: lines(64, (23, 15), 40, kernel_size=3, padding=1),
+    "lines-dilated": lambda: lines(128, (16, 24), 64, kernel_size=3, dilation=2, padding=2),
+    "lines-5x3": lambda: lines(60, (36, 32), 40, kernel_size=(5, 3), padding=(0, 1)),
+    "lines-residual": lambda: residual(24, 64, 50, 3),
     "pool": lambda: (nn.Sequential(nn.Conv2d(8, 64, 1), nn.MaxPool2d(3, 2, 1)), (torch.randn(8, 8, 57, 57),)),
     "attention-300": lambda: attention(300, 300, 4, 4, 64, True),
     "attention-77x133": lambda: attention(77, 133, 4, 2, 128, False),

@@ -9,6 +9,7 @@ from pathlib import Path
 from ..simt.dialect import Array, Dialect, Param, Special
 from ..simt.flash import is_flash
 from .flash import emit_wide_flash, takes_attention
+from .pixels import emit_pixels, takes_pixels
 from .streamed import emit_streamed, takes
 from .wide import COLUMNS, wide_words
 
@@ -77,6 +78,7 @@ HOPPER = replace(
     words=wide_words() + (Path(__file__).parent / "kernels" / "stream.h").read_text(),
     special=(
         Special("gemm", takes, emit_streamed),
+        Special("conv2d", takes_pixels, emit_pixels),
         Special("conv2d", takes, emit_streamed),
         Special("attention", lambda k: is_flash(k, DIALECT) and takes_attention(k), emit_wide_flash),
     ),

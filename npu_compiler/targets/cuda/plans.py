@@ -82,11 +82,11 @@ def _plans(p: Product, step: int, residual: bool, cores: int) -> Iterator[Plan]:
                     stages = min(room // stage, MOST_STAGES)
                     fits = parts == 1 or blocks(p.k, step) >= 2 * parts
                     early = residual and n <= 128 and parts == 1
-                    if stages > 2 and fits and _registers(m, n, per_core, early) <= CORE_REGISTERS:
+                    if stages > 2 and fits and registers(m, n, per_core, early) <= CORE_REGISTERS:
                         yield Plan(m, n, stages, parts, per_core, early)
 
 
-def _registers(m: int, n: int, per_core: int, early: bool) -> int:
+def registers(m: int, n: int, per_core: int, early: bool) -> int:
     """That the groups of a core need; a quarter of a core holds whole simds."""
     simds = (m // 64 * 128 // SIMD + 1) * per_core
     return (n // 2 + (n // 4 if early else 0) + 40) * blocks(simds, 4) * 4 * SIMD

@@ -33,7 +33,7 @@ def takes(kernel: Kernel) -> bool:
     if p.splits > 1 or p.m <= WIDE_ROWS or p.n < 16 or a.offset % 8 or w.offset % 8 or p.k % 8:
         return False
     if kernel.kind == "conv2d":
-        pixels = a.strides[3] == 1 and all(s > 0 and s % 8 == 0 for s in _distances(a))
+        pixels = a.strides[3] == 1 and all(s > 0 and s % 8 == 0 for s in distances(a))
         apart = a.strides[2] >= a.shape[3]  # rows that overlap come faster by threads, which find them in the cache
         return pixels and apart and kernel.attrs["groups"] == 1 and step_of(kernel) > 0 and _window_fits(kernel)
     rows = kernel.attrs["lda"], kernel.attrs["batch_stride"] if p.batch > 1 else 8
@@ -55,7 +55,7 @@ def _is_plain(kernel: Kernel) -> bool:
     return dense and a["kernel"] == (1, 1) and a["stride"] == (1, 1) and tuple(a["padding"]) == (0, 0, 0, 0)
 
 
-def _distances(a: Operand) -> list[int]:
+def distances(a: Operand) -> list[int]:
     """Elements between neighbours along H, W and N; anything where there is only one."""
     return [s if n > 1 else 8 for s, n in zip(a.strides[:3], a.shape[:3], strict=True)]
 
@@ -76,10 +76,12 @@ def _corners(kernel: Kernel) -> tuple[tuple[int, int], tuple[int, int]]:
 
 def emit_streamed(kernel: Kernel, dialect: Dialect) -> Emission:
     """The function of a ``gemm`` or ``conv2d`` kernel that :func:`takes`."""
-    return _Streamed(kernel, dialect, choose(kernel, step_of(kernel), dialect)).emit()
+    return Streamed(kernel, dialect, choose(kernel, step_of(kernel), dialect)).emit()
 
 
-class _Streamed:
+class Streamed:
+    """The function of a product or convolution whose tiles are cut by ``plan``."""
+
     def __init__(self, kernel: Kernel, dialect: Dialect, plan: Plan):
         self.kernel, self.dialect, self.plan = kernel, dialect, plan
         self.p: Product = conv_product(kernel) if kernel.kind == "conv2d" else product_of(kernel)
@@ -133,7 +135,7 @@ class _Streamed:
             n, h, width, c = a.shape
             low, high = _corners(k)
             sh, sw = k.attrs["stride"]
-            strides, box = tuple(s * 2 for s in reversed(_distances(a))), (self.step, self.plan.m)
+            strides, box = tuple(s * 2 for s in reversed(distances(a))), (self.step, self.plan.m)
             left = TileMap((c, width, h, n), strides, box, swizzle, (*low, *high), (sw, sh))
         if k.kind == "gemm":
             batches = w.shape[0] if p.batch > 1 else 1
@@ -223,12 +225,8 @@ class _Streamed:
     # -- the teams that multiply
     def _work(self) -> None:
         out, plan = self.f.lines, self.plan
-        shared = plan.parts > 1
-        epilogue = Epilogue(self.kernel, self.f, most=8, columns=shared)  # what lanes exchange; more than 16 bytes
-        lanes = self.p.lanes
-        self.width = min(epilogue.width, 8)
-        while self.p.n // lanes % self.width or plan.n // lanes % self.width:
-            self.width //= 2
+        shared, lanes = plan.parts > 1, self.p.lanes
+        epilogue = self._epilogue()
         soon = self._turns() <= MOST_AHEAD if shared else self.width == 8 and plan.early
         self.ahead = bool(epilogue.ahead) and lanes == 1 and soon
         self._range()
@@ -253,6 +251,16 @@ class _Streamed:
             else:
                 self._release("used")
                 self._store(epilogue)
+
+    def _epilogue(self) -> Epilogue:
+        """What becomes of the sums, ``width`` neighbours at a time."""
+        lanes, n = self.p.lanes, self.plan.n
+        epilogue = Epilogue(self.kernel, self.f, most=8, columns=self.plan.parts > 1)  # more than 16 bytes
+        self.width = min(epilogue.width, 8)  # what lanes exchange
+        while self.p.n // lanes % self.width or n // lanes % self.width:
+            self.width //= 2
+        self.ahead = False
+        return epilogue
 
     def _release(self, slot: str) -> None:
         self.f.lines.add(f"if (tid % 128 == 0) ring_arrive(empty + {slot});")

@@ -26,6 +26,11 @@ template <int K> INLINE uint64_t wide_tile(const void* p) {  // rows of K elemen
   const uint64_t swizzle = K == 64 ? 1 : 2;
   return (uint64_t)((group_address(p) & 0x3ffff) >> 4) | (1ull << 16) | ((uint64_t)K << 32) | (swizzle << 62);
 }
+// Blocks of 8 rows, PITCH bytes apart: of 64 elements, swizzled, or of 16-byte pieces that follow each other.
+template <int PITCH, bool SWIZZLED> INLINE uint64_t wide_pixels(const void* p) {
+  return (uint64_t)((group_address(p) & 0x3ffff) >> 4) | (1ull << 16) | ((uint64_t)(PITCH / 16) << 32) |
+         ((uint64_t)SWIZZLED << 62);
+}
 template <int N> INLINE void wide_zero(WideC<N>& c) {
 #pragma unroll
   for (int i = 0; i < N / 2; i++) c.v[i] = 0.0f;

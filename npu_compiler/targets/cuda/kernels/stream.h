@@ -58,6 +58,10 @@ template <int SHARE, int LD, int N> INLINE void peer_send(float* results, int ra
 }
 INLINE void tile_map_ready(const TileMap& m) { asm volatile("prefetch.tensormap [%0];" :: "l"(&m) : "memory"); }
 INLINE void copies_follow() { asm volatile("fence.proxy.async;" ::: "memory"); }
+INLINE void bytes_copy(void* to, const void* from, int64_t* full, int bytes) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+               :: "r"(group_address(to)), "l"(from), "r"(bytes), "r"(group_address(full)) : "memory");
+}
 INLINE void tile_copy(void* to, const TileMap& m, int64_t* full, int x, int y, int z) {
   asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];"
                :: "r"(group_address(to)), "l"(&m), "r"(group_address(full)), "r"(x), "r"(y), "r"(z) : "memory");
