@@ -146,7 +146,23 @@ class Kernel:
 
     @property
     def bytes_read(self) -> int:
-        return sum(_touched(o) for o in self.inputs)
+        """Of distinct elements; of tables, the rows looked up."""
+        if self.kind == "bundle":
+            return sum(p.bytes_read for p in self.parts)
+        if self.prologue is not None:
+            return self.prologue.bytes_read + sum(_touched(o) for o in self.inputs[len(self.prologue.inputs) :])
+        return sum(self._read(n) for n in range(len(self.inputs)))
+
+    def _read(self, number: int) -> int:
+        """Bytes that a loop nest reads of an input: at places that are data, no more than there are points."""
+        operand = self.inputs[number]
+        loads = [x for s in (self.body.stages if self.body else ()) for x in expr.walk(s.expr)]
+        loads = [x for x in loads if x.op == "load" and x.value == number]
+        if not loads or not all(any(y.op == "load" for i in x.args for y in expr.walk(i)) for x in loads):
+            return _touched(operand)
+        assert self.body is not None
+        points = len(loads) * math.prod(self.body.domain)
+        return min(_touched(operand), points * dtypes.DTYPES[operand.dtype].size)
 
     @property
     def bytes_written(self) -> int:

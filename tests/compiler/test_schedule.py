@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from npu_compiler import checks, interp
-from npu_compiler.expr import const, fn, index
+from npu_compiler.expr import const, fn, index, load
 from npu_compiler.graph import Graph, Value
 from npu_compiler.kernel import Buffer, Kernel, Operand, Schedule, contiguous_strides
 from npu_compiler.memory_planner import plan_memory
@@ -263,6 +263,15 @@ def test_an_index_along_a_dim_of_one_element_stays_zero_in_a_wider_kernel() -> N
         return a.graph.pointwise(lambda x, y: fn("tanh")(x) + fn("exp")(y * const(0.1, "float32")), a, b)
 
     scheduled(build)
+
+
+def test_a_lookup_reads_the_rows_it_looks_up() -> None:
+    g = Graph("lookup")
+    ids, table = g.input("ids", (3,), "int64"), g.weight("table", (256, 48), "float16")
+    rows = g.elementwise((3, 48), [table, ids], load(0, "float16", [load(1, "int64", [index(0)]), index(1)]))
+    g.outputs = [("rows", rows)]
+    (call,) = compile_graph(g).entries["main"].calls
+    assert (call.bytes_read, call.bytes_written) == (3 * 48 * 2 + 3 * 8, 3 * 48 * 2)
 
 
 # -- the memory plan --------------------------------------------------------------------------------------------------
