@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,16 @@ from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.errors import ArtifactError, InputError
 from npu_compiler.target_config import target_config
 
+from . import candidates, run_ahead
 from .backend import Backend, DeviceBuffer, get_backend
+from .candidates import CandidateSteps
 from .chunks import plan_chunks
 from .executor import Executor, State
 from .generation import Generation, TextOutput, Timings, Token
 from .kv_file import fingerprint, load_kv, save_kv
 from .llm_card import ModelCard
-from .run_ahead import ENTRY, RunAhead
-from .sampling import Sampler, SamplingOptions, log_probability
+from .run_ahead import RunAhead
+from .sampling import HostScores, Sampler, SamplingOptions, Scores
 from .tokenizer import Message, Tokenizer, render_chat
 from .weight_loader import WeightStore, load_weights
 
@@ -44,13 +47,13 @@ class LLM:
         self.max_len = card.max_len
         self.path = Path()  # where it was loaded from
         self.load_seconds = 0.0
-        backend = backend or get_backend(program.target)
+        backend = self._backend = backend or get_backend(program.target)
         self.weights = weights if isinstance(weights, WeightStore) else load_weights(program, weights, backend)
         self.state = State(program, backend, self.weights.state)
         self._runs = _entry_runs(program, self.weights, backend, self.state)
         self._ahead = None
-        if ENTRY in program.entries:
-            self._ahead = RunAhead(Executor(program, self.weights, backend, ENTRY, self.state))
+        if run_ahead.ENTRY in program.entries:
+            self._ahead = RunAhead(Executor(program, self.weights, backend, run_ahead.ENTRY, self.state))
         self.vocab = self._runs[1].vocab
         self._floor = target_config(program.target).chunk_floor
         self._tokenizer: Tokenizer | None = None
@@ -223,13 +226,13 @@ class LLM:
         sampler.see(tokens)
         clock = time.perf_counter()
         timings.reused_tokens = self._reusable(tokens)
-        logits = self._feed(tokens, timings.reused_tokens)
+        scores: Scores = HostScores(self._feed(tokens, timings.reused_tokens))
         timings.prefill_seconds = time.perf_counter() - clock
         ahead = self._ahead if sampler.greedy and not logprobs else None
-        token = sampler(logits)
+        token = sampler(scores)
         while True:
             sampler.see((token,))
-            logprob = log_probability(logits, token) if logprobs else None
+            logprob = scores.log_probability(token) if logprobs else None
             timings.generated_tokens += 1
             text = "" if token in ends else output.push(token)
             reason = self._finished(token in ends or output.stopped, timings.generated_tokens, limit)
@@ -247,14 +250,29 @@ class LLM:
             clock = time.perf_counter()
             tokens.append(token)
             if ahead is None:
-                logits = self._feed(tokens, len(tokens) - 1)
-                token = sampler(logits)
+                scores = self._step(tokens, sampler)
+                token = sampler(scores)
             else:
                 if timings.generated_tokens == 1:
                     ahead.begin(token, len(tokens) - 1)
                 more = min(limit - timings.generated_tokens - 1, self.max_len - len(tokens))
                 self._tokens.append(token)
                 token = ahead.next(more)
+
+    def _step(self, tokens: list[int], sampler: Sampler) -> Scores:
+        """What follows ``tokens``, of which the last is new."""
+        last = len(tokens) - 1
+        if self._candidate_steps is None or not sampler.narrow:
+            return HostScores(self._feed(tokens, last))
+        scores = self._candidate_steps(tokens[last], last, sampler.temperature)
+        self._tokens.append(tokens[last])
+        return scores
+
+    @cached_property
+    def _candidate_steps(self) -> CandidateSteps | None:
+        if candidates.ENTRY not in self.program.entries:
+            return None
+        return CandidateSteps(Executor(self.program, self.weights, self._backend, candidates.ENTRY, self.state))
 
     def _finished(self, stopped: bool, generated: int, limit: int) -> str:
         if stopped:
@@ -389,7 +407,7 @@ def _entry_runs(program: CompiledProgram, store: WeightStore, backend: Backend, 
     """The entry points by how many tokens they take."""
     names = {}
     for name, entry in program.entries.items():
-        if name == ENTRY:
+        if name in (run_ahead.ENTRY, candidates.ENTRY):
             continue
         shapes = {i.name: i.shape for i in entry.inputs}
         if set(shapes) != set(_INPUTS) or [len(o.shape) for o in entry.outputs] != [2]:

@@ -189,7 +189,7 @@ class _CheckpointFiles:
 
         wanted = target_config(target)
         config = self._checkpoint.config
-        graphs = llm_graphs(config, max_len=max_len, chunks=wanted.chunks, greedy=wanted.run_ahead)
+        graphs = llm_graphs(config, max_len=max_len, chunks=wanted.chunks, run_ahead=wanted.run_ahead)
         return compile_entries(graphs, target, compress=self.compress)
 
     def keep_plain(self) -> None:

@@ -23,7 +23,8 @@ CARD = {
 @pytest.mark.parametrize("model_type", ["qwen2", "qwen3"])
 @pytest.mark.parametrize("dialect", [DIALECT, HOPPER], ids=["sm_80", "sm_90a"])
 def test_every_kernel_waits_before_it_reads_what_others_wrote(dialect: Dialect, model_type: str) -> None:
-    graphs = llm_graphs(LLMConfig.from_hf({**CARD, "model_type": model_type}), max_len=2048, chunks=(128,), greedy=True)
+    config = LLMConfig.from_hf({**CARD, "model_type": model_type})
+    graphs = llm_graphs(config, max_len=2048, chunks=(128,), run_ahead=True)
     for entry, ir in graphs.items():
         schedule = run_phases(ir, "cuda", None, until="memory").schedule
         assert schedule is not None

@@ -10,7 +10,7 @@ import torch
 from npu_compiler.errors import ConfigError
 from npu_compiler.frontend.export import capture
 from npu_compiler.frontend.llm.config import LLMConfig
-from npu_compiler.frontend.llm.modules import Decoder, GreedyDecoder
+from npu_compiler.frontend.llm.modules import Decoder, GreedyDecoder, SamplingDecoder
 from npu_compiler.frontend.tensors import tensor_to_numpy
 from npu_compiler.ir import IRGraph
 
@@ -23,7 +23,7 @@ def llm_graphs(
     max_len: int,
     chunks: Sequence[int] = (32, 128),
     dtype: str | None = None,
-    greedy: bool = False,
+    run_ahead: bool = False,
 ) -> dict[str, IRGraph]:
     """The graphs ``prefill_{N}`` for each chunk size N up to ``max_len``, and ``decode`` for one token.
 
@@ -34,7 +34,8 @@ def llm_graphs(
     Args:
         max_len: positions in the KV cache.
         dtype: of weights, activations and cache: 'bfloat16', 'float16' or 'float32'; None: ``config.dtype``.
-        greedy: also give ``greedy``, which takes its own token as its next input; see ``GreedyDecoder``.
+        run_ahead: also give ``greedy``, which takes its own token as its next input (see ``GreedyDecoder``), and
+            ``sample``, which gives few candidates for a token (see ``SamplingDecoder``).
 
     Raises:
         ConfigError: ``max_len`` or a chunk size is no positive number.
@@ -44,7 +45,13 @@ def llm_graphs(
     config = dataclasses.replace(config, dtype=dtype or config.dtype)
     sizes = {f"prefill_{n}": n for n in sorted(set(chunks)) if n <= max_len} | {"decode": 1}
     graphs = _captured(Decoder, config, max_len, {name: _example(n) for name, n in sizes.items()})
-    return graphs | _captured(GreedyDecoder, config, max_len, {"greedy": ()} if greedy else {})
+    if run_ahead:
+        token, position, _ = _example(1)
+        graphs |= _captured(GreedyDecoder, config, max_len, {"greedy": ()})
+        graphs |= _captured(
+            SamplingDecoder, config, max_len, {"sample": (token, position, torch.ones(1, device="meta"))}
+        )
+    return graphs
 
 
 def _captured(

@@ -26,6 +26,8 @@ __all__ = ["Decoder", "inverse_frequencies", "load_decoder"]
 _Turn = tuple[Tensor, Tensor]  # cos and sin
 _Store = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # keys and values of new tokens -> of all tokens
 
+_PER_COLUMN = 4  # candidates: of 128 rows with Qwen's vocabulary, the 447 likeliest tokens are expected among them
+
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "gelu": F.gelu,
@@ -276,6 +278,30 @@ class GreedyDecoder(Decoder):
         token.copy_(best)
         position.add_(1)
         return best, logits.amax(-1)
+
+
+class SamplingDecoder(Decoder):
+    """A step for a host that draws the next token from few candidates.
+
+    ``forward`` takes a token id int64[1, 1], its position int64[1] and a temperature float32[1]. It gives the logits
+    float32[1, vocab] and a digest of them, as a table of rows of C columns in which token t is in column t % C: the
+    largest logits of each column float32[M, C], from the largest down, the rows they are in int64[M, C], and each
+    column's sums float32[2, C] of exp((logit - largest of the column) / temperature), and of the same without a
+    temperature. No logit is above the largest of the last ones but those above them.
+    """
+
+    def forward(  # type: ignore[override]
+        self, token_ids: Tensor, positions: Tensor, temperature: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        logits = super().forward(token_ids, positions, positions)
+        vocab = self.config.vocab_size
+        rows = min(max(vocab // 512, 8), 128)
+        table = F.pad(logits[0], (0, -vocab % rows), value=-math.inf) if vocab % rows else logits[0]
+        table = table.view(rows, -1)
+        values, places = table.topk(_PER_COLUMN, 0)
+        below = table - table.amax(0)
+        sums = torch.stack(((below / temperature).exp().sum(0), below.exp().sum(0)))
+        return logits, values, places, sums
 
 
 def _turn(positions: Tensor, frequencies: Tensor, rope: Rope) -> _Turn:
