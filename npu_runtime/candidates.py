@@ -38,7 +38,8 @@ class CandidateSteps:
         for target, source in zip(self._digest, self._outputs[1:], strict=True):
             self._backend.start_read(target, source)
         self._run.finish()
-        return DeviceScores(self, *self._digest, temperature)
+        values, rows, sums = self._digest
+        return DeviceScores(self, values, rows, sums, temperature)
 
     @cached_property
     def _logits(self) -> np.ndarray:

@@ -13,11 +13,15 @@ import pytest
 
 from npu_compiler import target_config
 from npu_compiler.errors import BackendError
-from npu_runtime import CPUBackend
+from npu_compiler.frontend.llm import llm_graphs
+from npu_compiler.frontend.llm.config import LLMConfig
+from npu_compiler.pipeline import compile_entries
+from npu_runtime import CPUBackend, Executor
 from npu_runtime.candidates import DeviceScores
 from npu_runtime.llm import LLM
 from npu_runtime.sampling import Candidates, HostScores, Sampler, SamplingOptions, Scores, log_probability
 
+from ..metal_backend import EmulatedMetal
 from . import small_model
 
 VOCAB, MAX_LEN = 20_000, 64
@@ -170,6 +174,23 @@ def test_answers_are_the_same(plain: LLM, digesting: LLM, options: dict[str, Any
         ]
         assert answers[0] == answers[1] and len(answers[0]) == 20
         assert plain.tokens == digesting.tokens
+
+
+def test_the_digest_of_simt_kernels() -> None:
+    """The entry point as Metal runs it, against the CPU."""
+    config = LLMConfig.from_hf(small_model.config(vocab_size=5003, num_hidden_layers=1))
+    graph = llm_graphs(config, max_len=8, chunks=(), run_ahead=True)["sample"]
+    weights = small_model.weights(small_model.config(vocab_size=5003, num_hidden_layers=1))
+    feeds = {"token_ids": np.array([[7]]), "positions": np.array([0]), "temperature": np.float32([0.7])}
+    results = []
+    for target, backend in (("cpu", CPUBackend()), ("metal", EmulatedMetal("shuffled", seed=4))):
+        program = compile_entries({"sample": graph}, target)
+        results.append(list(Executor(program, weights, backend).run(feeds).values()))
+    for x, values, rows, sums in results:
+        wanted = digest(x[0], 0.7, Steps(x[0]), 9)
+        np.testing.assert_array_equal(values, wanted._values)
+        np.testing.assert_array_equal(rows, wanted._rows)
+        np.testing.assert_allclose(sums, wanted._sums, rtol=3e-6)
 
 
 @pytest.mark.parametrize("options", [{}, {"temperature": 0.9, "top_p": 0.8}, {"temperature": 1.0, "seed": 2}])

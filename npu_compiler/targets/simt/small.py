@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from ... import dtypes
 from ...kernel import Kernel, Operand
-from .dialect import Dialect
+from .dialect import SIMD, Dialect
 from .epilogue import Epilogue
 from .function import Emission, Function, blocks
 from .scalar import Lines, accumulator, combine, kind_of, read, storage, wrap
@@ -90,6 +90,8 @@ def emit_sort(kernel: Kernel, dialect: Dialect) -> Emission:
     count = math.prod(shape)
     if not count or not k:
         return f.finish(0, THREADS)
+    if k * SIMD <= n and x.dtype != "float64":
+        return _emit_few(f)
     texts = _rows(out, shape, axis, "row") if x.shape else [""]
     out.add(
         f"const int at = gid * {THREADS} + tid;  if (at >= {count}) return;", f"const int i = at % {n}, row = at / {n};"
@@ -110,3 +112,55 @@ def emit_sort(kernel: Kernel, dialect: Dialect) -> Emission:
             at = f"{places[1 + number]} + (int64_t)place * {steps[1 + number]}"
             out.add(f"{f.pointer(~number)}[{at}] = {storage(text, dtype)};")
     return f.finish(blocks(count, THREADS), THREADS)
+
+
+GROUP_ROW = 4096  # elements of a row that a whole group works on
+_IN_REGISTERS = 16  # elements a lane
+
+
+def _emit_few(f: Function) -> Emission:
+    """The first few of many: round by round, the first of those behind the last one. Every thread remembers the first
+    of its own elements, and looks for the next one when that was taken. A simd or a group works on a row."""
+    out, kernel = f.lines, f.kernel
+    x, axis, k = kernel.inputs[0], kernel.attrs["axis"], kernel.attrs["k"]
+    n, rows = x.shape[axis], math.prod(x.shape) // x.shape[axis]
+    whole = n > GROUP_ROW
+    threads, step, me = (1024, 1024, "tid") if whole else (256, SIMD, "lane")
+    T, descending = kind_of(x.dtype), str(kernel.attrs["descending"]).lower()
+    texts = _rows(out, x.shape, axis, "row")
+    if whole:
+        f.array(T, "firsts", 2 * SIMD)
+        f.array("int", "places", 2 * SIMD)
+        out.add("const int row = gid;")
+    else:
+        out.add(f"const int row = gid * {threads // SIMD} + sid;  if (row >= {rows}) return;")
+    out.add(f"const int64_t from = {_offset(x, texts, axis)};")
+    value = read(f.pointer(0), f"from + (int64_t)i * {x.strides[axis]}", x.dtype).text
+    held = blocks(n, step) if blocks(n, step) <= _IN_REGISTERS else 0
+    if held:
+        out.add(f"{T} held[{held}];", "#pragma unroll")
+        with out.block(f"for (int e = 0; e < {held}; e++) {{"):
+            out.add(f"const int i = {me} + e * {step};", f"held[e] = i < {n} ? {value} : ({T})0;")
+    out.add(f"{T} mine = 0, last = 0;", "int at = -1, place = -1;")
+    with out.block(f"for (int r = 0; r < {k}; r++) {{"):
+        with out.block("if (at == place) {"):
+            out.add("at = -1;", *(["#pragma unroll"] if held else []))
+            with out.block(f"for (int e = 0; e < {blocks(n, step)}; e++) {{"):
+                out.add(f"const int i = {me} + e * {step};", *([] if held else [f"if (i >= {n}) break;"]))
+                out.add(f"const {T} other = {'held[e]' if held else value};")
+                valid = f"i < {n} && " if held else ""
+                out.add(
+                    f"if ({valid}(r == 0 || comes_first<{descending}>(last, place, other, i)) && "
+                    f"comes_first<{descending}>(other, i, mine, at)) {{ mine = other; at = i; }}"
+                )
+        out.add("last = mine;", "place = at;", f"simd_first<{descending}>(last, place);")
+        if whole:
+            side = f"(r & 1) * {SIMD}"
+            out.add(f"if (lane == 0) {{ firsts[{side} + sid] = last; places[{side} + sid] = place; }}", "barrier();")
+            out.add(f"last = firsts[{side} + lane];", f"place = places[{side} + lane];")
+            out.add(f"simd_first<{descending}>(last, place);")
+        with out.block(f"if ({me} == 0) {{"):
+            for number, text, op in zip((0, 1), ("last", "(int64_t)place"), kernel.outputs, strict=True):
+                at = f"{_offset(op, texts, axis)} + (int64_t)r * {op.strides[axis]}"
+                out.add(f"{f.pointer(~number)}[{at}] = {storage(text, op.dtype)};")
+    return f.finish(rows if whole else blocks(rows, threads // SIMD), threads)

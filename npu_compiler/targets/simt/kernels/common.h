@@ -160,3 +160,18 @@ INLINE void unpack(uint4 v, THREAD float* y, THREAD float*) {
 // The order of a sort: NaN comes last, in a descending one first.
 template <class T> INLINE bool sorts_before(T a, T b) { return a < b || (b != b && a == a); }
 template <class T> INLINE bool sorts_after(T a, T b) { return a > b || (a != a && b == b); }
+
+// Whether a at place i comes before b at place j; of equals, the first. A place below 0 is none.
+template <bool DESCENDING, class T> INLINE bool comes_first(T a, int i, T b, int j) {
+  if (i < 0 || j < 0) return j < 0 && i >= 0;
+  if (DESCENDING ? sorts_after(a, b) : sorts_before(a, b)) return true;
+  return i < j && !(DESCENDING ? sorts_after(b, a) : sorts_before(b, a));
+}
+template <bool DESCENDING, class T> INLINE void simd_first(THREAD T& value, THREAD int& at) {
+#pragma unroll
+  for (int m = 16; m > 0; m >>= 1) {
+    const T other = simd_xor(value, m);
+    const int place = simd_xor(at, m);
+    if (comes_first<DESCENDING>(other, place, value, at)) { value = other; at = place; }
+  }
+}

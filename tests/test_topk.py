@@ -1,0 +1,89 @@
+"""The first few of long rows: the order of equals, of NaN and of infinities, on the SIMT kernels and on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import npu_compiler
+from npu_compiler.frontend import capture
+from npu_compiler.frontend.tensors import tensor_to_numpy
+from npu_runtime import CPUBackend, Executor
+from npu_runtime.backend import Backend
+
+from . import cuda_gpu
+from .metal_backend import EmulatedMetal
+
+# shape, dim, k: a simd works on a row, from registers or from memory; a group does; rows are strided
+Case = tuple[tuple[int, ...], int, int]
+CASES: list[Case] = [
+    ((3, 70), -1, 2),
+    ((200, 37), 0, 5),
+    ((2, 1000, 3), 1, 31),
+    ((1, 5003), -1, 40),
+    ((4999, 2), 0, 7),
+    ((2, 300), 1, 100),
+]
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int64": torch.int64, "uint8": torch.uint8}
+BACKENDS: dict[str, Callable[[], Backend]] = {
+    "cpu": CPUBackend,
+    "metal": lambda: EmulatedMetal("shuffled", seed=2),
+    "cuda": cuda_gpu.backend,
+}
+TARGETS = ["cpu", "metal", pytest.param("cuda", marks=cuda_gpu.marks())]
+
+
+class TopK(nn.Module):
+    """The largest, then the smallest of each input."""
+
+    def __init__(self, cases: list[Case]):
+        super().__init__()
+        self.cases = cases
+
+    def forward(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
+        results: list[torch.Tensor] = []
+        for x, (_, dim, k) in zip(inputs, self.cases, strict=True):
+            for largest in (True, False):
+                results += torch.topk(x, k, dim, largest)
+        return results
+
+
+def values(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Few different ones, so that many are equal."""
+    x = torch.randint(0, 60, shape, generator=torch.Generator().manual_seed(3))
+    if not dtype.is_floating_point:
+        return x.to(dtype)
+    y = (x - 30).float()
+    special = torch.rand(shape, generator=torch.Generator().manual_seed(4))
+    for limit, value in ((0.02, torch.nan), (0.015, torch.inf), (0.01, -torch.inf), (0.005, -0.0)):
+        y[special < limit] = value
+    return y.to(dtype)
+
+
+def check(cases: list[Case], inputs: list[torch.Tensor], target: str) -> None:
+    """The order is that of a stable sort: of equals, the one that comes first."""
+    program = npu_compiler.compile(capture(TopK(cases), tuple(inputs)), target)
+    run = Executor(program, None, BACKENDS[target]())
+    results = iter(run.run([tensor_to_numpy(x) for x in inputs]).values())
+    for x, (_, dim, k) in zip(inputs, cases, strict=True):
+        for largest in (True, False):
+            order = torch.sort(x, dim=dim, descending=largest, stable=True)
+            found, places = next(results), next(results)
+            np.testing.assert_array_equal(places, order.indices.narrow(dim, 0, k).numpy())
+            np.testing.assert_array_equal(found.astype(np.float64), order.values.narrow(dim, 0, k).double().numpy())
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_first_few(dtype: str, target: str) -> None:
+    check(CASES, [values(shape, DTYPES[dtype]) for shape, _, _ in CASES], target)
+
+
+@pytest.mark.parametrize("target", [TARGETS[-1]])
+def test_a_vocabulary(target: str) -> None:
+    cases: list[Case] = [((1, 151_936), 1, 256), ((128, 1187), 0, 4)]
+    check(cases, [values(shape, torch.float32) for shape, _, _ in cases], target)
