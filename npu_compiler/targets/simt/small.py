@@ -120,13 +120,15 @@ _IN_REGISTERS = 16  # elements a lane
 
 def _emit_few(f: Function) -> Emission:
     """The first few of many: round by round, the first of those behind the last one. Every thread remembers the first
-    of its own elements, and looks for the next one when that was taken. A simd or a group works on a row."""
+    of its own elements, every ``step``-th of the row; when that was taken, the thread, or its simd if the elements are
+    many, looks for the next. A simd or a group works on a row."""
     out, kernel = f.lines, f.kernel
     x, axis, k = kernel.inputs[0], kernel.attrs["axis"], kernel.attrs["k"]
     n, rows = x.shape[axis], math.prod(x.shape) // x.shape[axis]
     whole = n > GROUP_ROW
     threads, step, me = (1024, 1024, "tid") if whole else (256, SIMD, "lane")
-    T, descending = kind_of(x.dtype), str(kernel.attrs["descending"]).lower()
+    T, order = kind_of(x.dtype), f"comes_first<{str(kernel.attrs['descending']).lower()}>"
+    first = order.replace("comes", "simd")
     texts = _rows(out, x.shape, axis, "row")
     if whole:
         f.array(T, "firsts", 2 * SIMD)
@@ -136,31 +138,41 @@ def _emit_few(f: Function) -> Emission:
         out.add(f"const int row = gid * {threads // SIMD} + sid;  if (row >= {rows}) return;")
     out.add(f"const int64_t from = {_offset(x, texts, axis)};")
     value = read(f.pointer(0), f"from + (int64_t)i * {x.strides[axis]}", x.dtype).text
-    held = blocks(n, step) if blocks(n, step) <= _IN_REGISTERS else 0
+    count = blocks(n, step)
+    held = not whole and count <= _IN_REGISTERS
     if held:
-        out.add(f"{T} held[{held}];", "#pragma unroll")
-        with out.block(f"for (int e = 0; e < {held}; e++) {{"):
-            out.add(f"const int i = {me} + e * {step};", f"held[e] = i < {n} ? {value} : ({T})0;")
+        out.add(f"{T} held[{count}];", "#pragma unroll")
+        with out.block(f"for (int e = 0; e < {count}; e++) {{"):
+            out.add(f"const int i = lane + e * {step};", f"held[e] = i < {n} ? {value} : ({T})0;")
     out.add(f"{T} mine = 0, last = 0;", "int at = -1, place = -1;")
+
+    def look(owner: str, begin: str, by: int) -> None:
+        """The first behind the last one of every ``by``-th of a thread's elements."""
+        out.add("at = -1;", "#pragma unroll" + ("" if held else " 8"))
+        with out.block(f"for (int e = {begin}; e < {count}; e += {by}) {{"):
+            out.add(f"const int i = {owner} + e * {step};")
+            out.add(f"const {T} other = {'held[e]' if held else f'i < {n} ? {value} : ({T})0'};")
+            behind = f"(place < 0 || {order}(last, place, other, i))"
+            out.add(f"if (i < {n} && {behind} && {order}(other, i, mine, at)) {{ mine = other; at = i; }}")
+
+    if whole:
+        look("tid", "0", 1)
     with out.block(f"for (int r = 0; r < {k}; r++) {{"):
-        with out.block("if (at == place) {"):
-            out.add("at = -1;", *(["#pragma unroll"] if held else []))
-            with out.block(f"for (int e = 0; e < {blocks(n, step)}; e++) {{"):
-                out.add(f"const int i = {me} + e * {step};", *([] if held else [f"if (i >= {n}) break;"]))
-                out.add(f"const {T} other = {'held[e]' if held else value};")
-                valid = f"i < {n} && " if held else ""
-                out.add(
-                    f"if ({valid}(r == 0 || comes_first<{descending}>(last, place, other, i)) && "
-                    f"comes_first<{descending}>(other, i, mine, at)) {{ mine = other; at = i; }}"
-                )
-        out.add("last = mine;", "place = at;", f"simd_first<{descending}>(last, place);")
+        if whole:
+            with out.block(f"if (place >= 0 && place % {step} / {SIMD} == sid) {{"):
+                out.add(f"const {T} kept = mine;", "const int kept_at = at;")
+                look(f"place % {step}", "lane", SIMD)
+                out.add(f"{first}(mine, at);", f"if (place % {SIMD} != lane) {{ mine = kept; at = kept_at; }}")
+        else:
+            with out.block("if (at == place) {"):
+                look("lane", "0", 1)
+        out.add("last = mine;", "place = at;", f"{first}(last, place);")
         if whole:
             side = f"(r & 1) * {SIMD}"
             out.add(f"if (lane == 0) {{ firsts[{side} + sid] = last; places[{side} + sid] = place; }}", "barrier();")
-            out.add(f"last = firsts[{side} + lane];", f"place = places[{side} + lane];")
-            out.add(f"simd_first<{descending}>(last, place);")
+            out.add(f"last = firsts[{side} + lane];", f"place = places[{side} + lane];", f"{first}(last, place);")
         with out.block(f"if ({me} == 0) {{"):
             for number, text, op in zip((0, 1), ("last", "(int64_t)place"), kernel.outputs, strict=True):
-                at = f"{_offset(op, texts, axis)} + (int64_t)r * {op.strides[axis]}"
-                out.add(f"{f.pointer(~number)}[{at}] = {storage(text, op.dtype)};")
+                to = f"{_offset(op, texts, axis)} + (int64_t)r * {op.strides[axis]}"
+                out.add(f"{f.pointer(~number)}[{to}] = {storage(text, op.dtype)};")
     return f.finish(rows if whole else blocks(rows, threads // SIMD), threads)
