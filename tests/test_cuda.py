@@ -90,7 +90,7 @@ def test_the_command_line_compiles_without_a_gpu(tmp_path: Path, capsys: pytest.
     assert main(["compile", str(model), *to, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["target"] == "cuda"
     loaded = CompiledProgram.load(tmp_path / "small.npubin")
-    assert loaded.target == "cuda" and set(loaded.entries) == {"decode", "greedy", "prefill_128"}
+    assert loaded.target == "cuda" and set(loaded.entries) == {"decode", "greedy", "prefill_128", "sample"}
     text = (folder / "kernels.cu").read_text()
     assert all(f"\n{name}(" in text for name in code_of(loaded)["modules"])
 
