@@ -28,6 +28,7 @@ MOST_APART = (1 << 14) - 1  # distance in the unit's description of an operand, 
 LEAST_UNITS = 96  # that give the cores enough to do
 LEAST_RESULTS = 0.75  # of what is computed: blocks reach beyond lines that are no multiple of 8
 ALIGNED = 512  # elements after which the swizzle repeats
+MOST_KEPT = 64  # columns whose scales and shifts stay in registers
 LEAST_RING = 1 << 13  # elements, so that the array begins where the swizzle does
 
 
@@ -188,6 +189,12 @@ class _Pixels(Streamed):
         epilogue = self._epilogue()
         self.ahead = bool(epilogue.ahead) and self.plan.early and self.width == 8
         out.add("wait_inputs();", "ring_wait(filters, 0);", "const int tn = 0;")
+        self.kept = self._can_share(epilogue) and not self.ahead and self.plan.n <= MOST_KEPT
+        if self.kept:
+            epilogue.declare_shared(self._pieces(), 8)
+            out.add("#pragma unroll")
+            with out.block(f"for (int g = 0; g < {self._pieces()}; g++) {{"):
+                epilogue.read_shared(self._where(self._column())[1], 8, "g")
         out.add("int slot = 0, turn = 0, mine = sid / 4;  // teams take turns to have a tile more")
         with out.block(f"for (int t = gid; t < {self.units}; t += {self.clusters}) {{"):
             self._indices()

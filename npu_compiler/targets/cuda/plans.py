@@ -52,12 +52,14 @@ def part_floats(m: int, n: int) -> int:
 
 
 def choose(kernel: Kernel, step: int, dialect: Dialect) -> Plan:
-    """The cheapest plan of a product whose stages have ``step`` terms."""
+    """The cheapest plan of a product whose stages have ``step`` terms; of equals, that with most rows if residuals are
+    read before the products."""
     p, residual = product_of(kernel), len(kernel.inputs) > kernel.fixed + 1 and _has_residual(kernel)
     elements = sum(math.prod(o.shape) for o in (kernel.inputs[0], kernel.inputs[kernel.fixed]))
     elements += math.prod(kernel.outputs[0].shape) * (2 if residual else 1)
     return min(
-        _plans(p, step, residual, dialect.cores), key=lambda plan: cost(p, plan, step, residual, elements, dialect)
+        _plans(p, step, residual, dialect.cores),
+        key=lambda plan: (cost(p, plan, step, residual, elements, dialect), plan.early and plan.n > 64),
     )
 
 
@@ -82,6 +84,7 @@ def _plans(p: Product, step: int, residual: bool, cores: int) -> Iterator[Plan]:
                     stages = min(room // stage, MOST_STAGES)
                     fits = parts == 1 or blocks(p.k, step) >= 2 * parts
                     early = residual and n <= 128 and parts == 1
+                    fits = fits and (per_core < 4 or not early)  # measured: two with more rows are faster
                     if stages > 2 and fits and registers(m, n, per_core, early) <= CORE_REGISTERS:
                         yield Plan(m, n, stages, parts, per_core, early)
 

@@ -82,6 +82,8 @@ def emit_streamed(kernel: Kernel, dialect: Dialect) -> Emission:
 class Streamed:
     """The function of a product or convolution whose tiles are cut by ``plan``."""
 
+    kept = False  # whether what all rows share was read before the first tile
+
     def __init__(self, kernel: Kernel, dialect: Dialect, plan: Plan):
         self.kernel, self.dialect, self.plan = kernel, dialect, plan
         self.p: Product = conv_product(kernel) if kernel.kind == "conv2d" else product_of(kernel)
@@ -269,10 +271,17 @@ class Streamed:
         """Statement: row ``m`` of the product that this lane has of half ``h``."""
         return f"const int m = tm * {self.plan.m} + sid * 16 + (lane >> 2) + 8 * h;"
 
+    def _can_share(self, epilogue: Epilogue) -> bool:
+        """Whether both rows of a piece can use the same registers of what all rows share."""
+        return bool(epilogue.shared) and self.p.lanes == 1 and self.width == 8 and self.p.n % self.plan.n == 0
+
     def _place(self) -> str:
         """Row ``m`` and column ``n`` of what this lane has of piece ``g`` after the exchange."""
+        return f"{self._row()}\nconst int n = {self._column()};"
+
+    def _column(self) -> str:
         wide = 8 * self.p.lanes
-        return f"{self._row()}\nconst int n = tn * {self.plan.n} + g * {4 * wide} + (lane & 3) * {wide};"
+        return f"tn * {self.plan.n} + g * {4 * wide} + (lane & 3) * {wide}"
 
     def _pieces(self) -> int:
         """Whole pieces, whose results lanes exchange."""
@@ -300,13 +309,19 @@ class Streamed:
     def _store(self, epilogue: Epilogue) -> None:
         """Lanes exchange results until each has neighbours, and store them; what is left of a row goes as it is."""
         out, lanes = self.f.lines, self.p.lanes
-        out.add("#pragma unroll", f"for (int g = 0; g < {self._pieces()}; g++)", "#pragma unroll")
-        with out.block("for (int h = 0; h < 2; h++) {"):
-            out.add(f"float x[{8 * lanes}];", "#pragma unroll")
-            out.add(f"for (int i = 0; i < {4 * lanes}; i++) {{ x[2 * i] = acc.v[{16 * lanes} * g + 4 * i + 2 * h]; "
-                    f"x[2 * i + 1] = acc.v[{16 * lanes} * g + 4 * i + 2 * h + 1]; }}")  # fmt: skip
-            out.add(f"quad_turn<{lanes}>(x, lane);", self._place())
-            self._store_row(epilogue, 8, "2 * g + h" if self.ahead else "")
+        shared = "g" if self.kept else "0" if self._can_share(epilogue) else ""
+        out.add("#pragma unroll")
+        with out.block(f"for (int g = 0; g < {self._pieces()}; g++) {{"):
+            if shared and not self.kept:
+                epilogue.declare_shared(1, 8)
+                epilogue.read_shared(self._where(self._column())[1], 8, "0")
+            out.add("#pragma unroll")
+            with out.block("for (int h = 0; h < 2; h++) {"):
+                out.add(f"float x[{8 * lanes}];", "#pragma unroll")
+                out.add(f"for (int i = 0; i < {4 * lanes}; i++) {{ x[2 * i] = acc.v[{16 * lanes} * g + 4 * i + 2 * h]; "
+                        f"x[2 * i + 1] = acc.v[{16 * lanes} * g + 4 * i + 2 * h + 1]; }}")  # fmt: skip
+                out.add(f"quad_turn<{lanes}>(x, lane);", self._place())
+                self._store_row(epilogue, 8, "2 * g + h" if self.ahead else "", shared)
         whole = self._pieces() * 32 * lanes
         if whole == self.plan.n:
             return
@@ -316,7 +331,7 @@ class Streamed:
             out.add(self._row(), f"const int n = tn * {self.plan.n} + g * 8 + (lane & 3) * 2;")
             self._store_row(epilogue, 2 // lanes, "")
 
-    def _store_row(self, epilogue: Epilogue, count: int, ahead: str) -> None:
+    def _store_row(self, epilogue: Epilogue, count: int, ahead: str, shared: str = "") -> None:
         """``count`` results from column ``n`` on, whose sums are in ``x``."""
         lanes, width = self.p.lanes, min(self.width, count)
         for first in range(0, count * lanes, width * lanes):
@@ -326,7 +341,7 @@ class Streamed:
                 epilogue.store(
                     row, column, width,
                     lambda which, i, first=first: f"x[{first} + {spread(which, i, self.p)}]",  # type: ignore[misc]
-                    ahead,
+                    ahead, shared,
                 )  # fmt: skip
 
     def _turns(self) -> int:

@@ -17,7 +17,7 @@ from .scalar import Scalars, Value, kind_of, literal, storage, stored
 class Epilogue:
     """Writes results at (row, column) of the output; ``row`` counts its leading dims in order. ``width``: neighbouring
     columns that :meth:`store` can take at once, in up to 16 bytes each, or ``most``. ``ahead``: loads that can be made
-    before the sums: residuals, with ``columns`` also what all rows share."""
+    before the sums: residuals, with ``columns`` also what all rows share, else that is ``shared``."""
 
     def __init__(self, kernel: Kernel, function: Function, most: int = 0, columns: bool = False):
         self.nest, self.acc, self.pitch = epilogue_nest(kernel)
@@ -31,7 +31,9 @@ class Epilogue:
         if self.lane >= 0:
             self.width = vector_width(self.nest, kernel, [self.step], self.lane, self.acc, most)
         self._fetched: dict[Expr, Value] = {}
-        self.ahead = [x for x in dict.fromkeys(expr.walk(self.step.value)) if self._is_ahead(x, columns)]
+        loads = [x for x in dict.fromkeys(expr.walk(self.step.value)) if self._is_ahead(x, True)]
+        self.ahead = [x for x in loads if columns or self._is_ahead(x, False)]
+        self.shared = [x for x in loads if x not in self.ahead]
 
     def fetch(self, row: str, column: str, guard: str, constant: bool | None = None) -> None:
         """Load early what the next :meth:`store` will need at (row, column), if ``guard`` holds: weights
@@ -74,16 +76,28 @@ class Epilogue:
         for n, x in enumerate(self.ahead):
             self.function.lines.add(f"Vec<{dtypes.DTYPES[x.dtype].ctype}, {width}> ahead{n}[{count}];")
 
+    def declare_shared(self, count: int, width: int) -> None:
+        """Registers for what :meth:`read_shared` reads at ``count`` places."""
+        for n, x in enumerate(self.shared):
+            self.function.lines.add(f"Vec<{dtypes.DTYPES[x.dtype].ctype}, {width}> shared{n}[{count}];")
+
+    def read_shared(self, column: str, width: int, slot: str) -> None:
+        """Statements that read ``width`` neighbours of every load that all rows share into place ``slot``."""
+        self._read(self.shared, "0", column, width, lambda n: f"shared{n}[{slot}]")
+
     def read_ahead(self, row: str, column: str, width: int, slot: str) -> None:
         """Statements that read ``width`` neighbours of every load of ``ahead`` into place ``slot``."""
+        self._read(self.ahead, row, column, width, lambda n: f"ahead{n}[{slot}]")
+
+    def _read(self, loads: list[Expr], row: str, column: str, width: int, name: Callable[[int], str]) -> None:
         out = self.function.lines
         s = Scalars(self.nest, Pointers(self.function), out, use_counts([self.step.value]))
         with out.block("{"):
             self._indices(row, column)
-            for n, x in enumerate(self.ahead):
+            for n, x in enumerate(loads):
                 vector = f"Vec<{dtypes.DTYPES[x.dtype].ctype}, {width}>"
                 at = f"{s.pointers[x.value.operand]} + {s.address(x)}"
-                out.add(f"ahead{n}[{slot}] = *(DEVICE const {vector}*)({at});")
+                out.add(f"{name(n)} = *(DEVICE const {vector}*)({at});")
 
     def _indices(self, row: str, column: str) -> None:
         out = self.function.lines
@@ -94,19 +108,24 @@ class Epilogue:
             text = f"row / {unit}u" if unit > 1 else "row"
             out.add(f"const int i{d} = (int)({f'{text} % {wrap}u' if wrap else text});")
 
-    def store(self, row: str, column: str, width: int, accumulators: Callable[[int, str], str], slot: str = "") -> None:
+    def store(
+        self, row: str, column: str, width: int, accumulators: Callable[[int, str], str], slot: str = "",
+        shared: str = "",
+    ) -> None:  # fmt: skip
         """Statements that store ``width`` neighbours; ``accumulators(which, position)`` is the text of one float.
-        ``slot``: where the loads of ``ahead`` were put, if they were made."""
+        ``slot``, ``shared``: where the loads of ``ahead`` and of ``shared`` were put, if they were made."""
         out = self.function.lines
         s = Scalars(self.nest, Pointers(self.function), out, use_counts([self.step.value]))
         if dtypes.DTYPES[self.step.value.dtype].size == 2:
             s.fast = self.function.dialect.fast
         points = Points(s, self.nest, self.lane, width)
         s.bound.update(self._fetched)
-        for n, x in enumerate(self.ahead if slot else ()):
-            s.bound[x] = stored(f"ahead{n}[{slot}].v[0]", x.dtype)
+        early = [(f"ahead{n}[{slot}]", x) for n, x in enumerate(self.ahead if slot else ())]
+        early += [(f"shared{n}[{shared}]", x) for n, x in enumerate(self.shared if shared else ())]
+        for name, x in early:
+            s.bound[x] = stored(f"{name}.v[0]", x.dtype)
             if width > 1:
-                s.bound[expr.substitute(x, points.shift)] = stored(f"ahead{n}[{slot}].v[i{points.inner}]", x.dtype)
+                s.bound[expr.substitute(x, points.shift)] = stored(f"{name}.v[i{points.inner}]", x.dtype)
         for x in expr.walk(self.step.value):
             if x.op == "load" and x.value.operand >= self.acc:
                 which = x.value.operand - self.acc
