@@ -328,32 +328,7 @@ def child(code: str, status: int = 0, **environment: str) -> str:
     return done.stdout
 
 
-FAILING = """
-    from dataclasses import replace
-    import msgpack, numpy as np, torch
-    from npu_compiler.errors import BackendError
-    from npu_compiler.partitioner import CPU
-from npu_runtime import DAGExecutor, Executor, load_weights
-    from tests.test_cuda_gpu import Small, capture, compiled, images, npu_compiler, state_dict_numpy
-    model, program = compiled()
-    plain = msgpack.unpackb(program.binary)
-    last = plain["entries"][program.entries["main"].symbol][-1]
-    last[4] = [[buffer, offset + 2**44] for buffer, offset in last[4]]  # all its operands are out of bounds
-    broken = replace(program, binary=msgpack.packb(plain))
-    x = images(2, 16).numpy()
-    try:
-        Executor(broken, state_dict_numpy(model)).run([x])
-    except BackendError as error:
-        print(error)
-    try:
-        Executor(program, state_dict_numpy(model)).run([x])
-    except BackendError as error:
-        print(error)
-    here = npu_compiler.compile(capture(model, (images(2, 16),)))
-    (result,) = Executor(here, state_dict_numpy(model)).run([x]).values()
-    with torch.no_grad():
-        print(np.abs(result - model(images(2, 16)).numpy()).max() < 1e-4)
-"""
+FAILING = "from tests.failing_kernel import main; main()"
 
 
 def test_a_kernel_that_fails_costs_the_gpu_but_not_the_process() -> None:
