@@ -253,8 +253,8 @@ def decode(args: argparse.Namespace, position: int) -> dict[str, Any]:
     contenders = {OURS: ours.contender(), **torch_contenders(lambda: model(ids, at), compiled, args.peers)}
     args.turn()
     times = bursts(contenders, args.seconds)
-    read = sum(c.bytes_read for c in ours.executor.entry.calls if c.kind == "gemm")  # weights in 12 bits
-    read += position * sum(b.size_bytes // length for b in ours.executor.state.values())
+    cache = position * sum(b.size_bytes // length for b in ours.executor.state.values())
+    read = ours.executor.entry.product_bytes + cache
     return {"rows": rows(times, contenders), "verdict": checked, "bytes_read": read, **ours.facts()}
 
 

@@ -83,10 +83,7 @@ class Npusim(Engine):
         begin = time.perf_counter()
         self.llm = LLM.load(folder, dtype=dtype, max_len=MAX_LEN, threads=THREADS)
         self.ready = time.perf_counter() - begin
-        program = self.llm.program
-        used = {b for call in program.entries["decode"].calls if call.kind == "gemm" for b in call.inputs}
-        coded = {b.name for b in program.buffers if b.id in used and (b.kind, b.dtype) == ("weight", "uint8")}
-        self.weight_bytes = sum(self.llm.weights[name].size_bytes for name in coded)
+        self.weight_bytes = self.llm.program.entries["decode"].product_bytes
         self.held: list[int] = []
 
     def feed(self, tokens: list[int], start: int) -> np.ndarray:

@@ -80,6 +80,11 @@ class EntryPoint:
     scratch_bytes: int
     updates: tuple[tuple[str, int], ...] = ()  # (state key, buffer that holds it after a run)
 
+    @property
+    def product_bytes(self) -> int:
+        """What matrix products read in a run: weights, as they are kept, and in a decode step little else."""
+        return sum(c.bytes_read for c in self.calls if c.kind == "gemm")
+
 
 @dataclass(frozen=True)
 class WeightSpec:

@@ -126,7 +126,7 @@ class Operands:
 
     def packed_weight(self, key: Hashable, w: Value, layout: str) -> Operand:
         """``w`` [G, K, T, C] in the order the target's micro-kernel streams it; made once per weight."""
-        panel = ROWS if layout == "quads" else self.config.panel
+        panel = self._panel(layout)
         if not panel:
             return self.operand(w)
         if key not in self.packed:
@@ -136,6 +136,9 @@ class Operands:
             self.static.add(node.out)
             self.packed[key] = self._weight(node.out)
         return self.packed[key]
+
+    def _panel(self, layout: str) -> int:
+        return ROWS if layout == "quads" else self.config.panel
 
     def _from_panels(self, table: Value, index: tuple[Expr, ...]) -> tuple[Operand, list[Expr]]:
         """Where to read an element of a table that is kept only as the packed matrix of the product it also serves."""
@@ -212,6 +215,8 @@ class Operands:
     def _layout(self, dtype: str) -> str:
         return "pairs" if dtype in self.config.pair_dtypes else "rows"
 
-    def _coded(self, k: int, n: int, dtype: str) -> bool:
-        """Whether the [K, N] right operand of products is kept in twelve bits an element."""
-        return self.config.compress and LAYOUTS["coded"].spec((1, n, 1, k), dtype, self.config.panel) is not None
+    def _compressed(self, k: int, n: int, dtype: str) -> str | None:
+        """The layout in which the [K, N] right operand of products is kept in twelve bits an element, if it is."""
+        layout = "coded" if self.config.panel else "quads"
+        spec = LAYOUTS[layout].spec((1, n, 1, k), dtype, self._panel(layout)) if self.config.compress else None
+        return layout if spec is not None else None

@@ -19,13 +19,12 @@ escapes 4 bytes each     row << 30 | column << 16 | bits; zeros where there is n
 
 from __future__ import annotations
 
-import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
 
-from . import dtypes
+from . import dtypes, env
 from .errors import IncompressibleError
 
 ROWS = 4
@@ -90,7 +89,7 @@ def pack_quads(w: np.ndarray) -> np.ndarray:
     bits = bits.reshape(quads, ROWS, k)
     out = np.zeros((quads, layout.nbytes), np.uint8)
     step = max(1, _BLOCK // (ROWS * k))
-    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+    with ThreadPoolExecutor(min(8, env.usable_cpus())) as pool:
         blocks = range(0, quads, step)
         for _ in pool.map(lambda at: _pack_block(bits[at : at + step], out[at : at + step], layout), blocks):
             pass  # raises what a block raised

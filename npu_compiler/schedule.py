@@ -17,7 +17,6 @@ from .operands import Operands
 from .passes.fold import unrounded
 from .passes.fuse import CHEAP, Group
 from .placement import destinations, part_of, shared_tables
-from .row_quads import has_quads
 from .strides import reshape_strides
 from .target_config import TargetConfig
 
@@ -44,7 +43,7 @@ class Scheduler(Operands):
                 self._put(node.out, self._buffer("state", node.out.dtype, node.out.shape, node.attrs["key"]))
         self.wanted = destinations(graph, self.static)
         tables = shared_tables(graph, self.groups, self.static, self.config.panel)
-        self.tables = {t: m for t, m in tables.items() if not self._coded(m.shape[0], m.shape[1], m.dtype)}
+        self.tables = {t: m for t, m in tables.items() if not self._compressed(m.shape[0], m.shape[1], m.dtype)}
         made: dict[str, Buffer] = {}
         for group in self.groups:
             self._schedule_group(group, made)
@@ -212,15 +211,15 @@ class Scheduler(Operands):
         m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
         flops = 2 * node.out.numel * k * len(group.anchors)
         batch = math.prod(node.out.shape[:-2])
-        layout, coded = self._layout(a.dtype), False
+        layout, compressed = self._layout(a.dtype), None
         if not self.config.panel:
             self._strided_matmul(group, made, flops, batch)
             return
         if b in self.static and math.prod(b.shape[:-2]) == 1:
             view = self._columns([x.inputs[1].reshape(k, n) for x in group.anchors])
             key = tuple(x.inputs[1] for x in group.anchors)
-            coded = self._coded(k, n, b.dtype)
-            weight, shared = self.packed_weight(key, view, "coded" if coded else layout), True
+            compressed = self._compressed(k, n, b.dtype)
+            weight, shared = self.packed_weight(key, view, compressed or layout), True
             left = self._rows(a, math.prod(a.shape[:-2]))
         else:
             shared = math.prod(b.shape[:-2]) == 1
@@ -235,7 +234,7 @@ class Scheduler(Operands):
         self._anchor(
             group, made, "gemm", [left, weight], flops,
             batch=batch, m=m, n=n, k=k, lda=strides[1] if m > 1 else k, batch_stride=strides[0], shared=shared,
-            paired=len(group.anchors) > 1, coded=coded,
+            paired=len(group.anchors) > 1, coded=compressed is not None,
         )  # fmt: skip
 
     def _strided_matmul(self, group: Group, made: dict[str, Buffer], flops: int, batch: int) -> None:
@@ -244,12 +243,12 @@ class Scheduler(Operands):
         node = group.anchor
         a, b = node.inputs
         m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
-        shared, quads = math.prod(b.shape[:-2]) == 1, False
+        shared, compressed = math.prod(b.shape[:-2]) == 1, None
         if b in self.static and shared:
             view = self._columns([x.inputs[1].reshape(k, n) for x in group.anchors])
-            quads = self.config.compress and m * batch == 1 and b.dtype == "bfloat16" and has_quads(k)
-            if quads:
-                right = self.packed_weight(tuple(x.inputs[1] for x in group.anchors), view, "quads")
+            compressed = self._compressed(k, n, b.dtype) if m * batch == 1 else None
+            if compressed:
+                right = self.packed_weight(tuple(x.inputs[1] for x in group.anchors), view, compressed)
             else:
                 view = view.reshape(1, n * len(group.anchors), k)
                 self._static_chain(view)
@@ -271,7 +270,7 @@ class Scheduler(Operands):
         self._anchor(
             group, made, "gemm", [left, right], flops,
             batch=batch, m=m, n=n, k=k, lda=strides[1] if m > 1 else k, batch_stride=strides[0], shared=shared,
-            paired=len(group.anchors) > 1, quads=quads,
+            paired=len(group.anchors) > 1, quads=compressed is not None,
         )  # fmt: skip
 
     def _rows(self, a: Value, batch: int) -> Operand:

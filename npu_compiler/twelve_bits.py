@@ -23,11 +23,11 @@ order: for each lane its columns of the lower and then of the upper 16, each wit
 
 from __future__ import annotations
 
-import os
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
+from . import env
 from .errors import IncompressibleError
 
 PANEL = 32
@@ -72,7 +72,7 @@ def pack_coded(w: np.ndarray) -> np.ndarray:
     n, k = w.shape
     out = np.zeros((-(-n // PANEL), panel_bytes(k)), np.uint8)
     bits = w.view(np.uint16)
-    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+    with ThreadPoolExecutor(min(8, env.usable_cpus())) as pool:
         counts = pool.map(lambda p: _pack_panel(bits[p * PANEL : (p + 1) * PANEL], out[p]), range(len(out)))
         most = max(counts, default=0)
     if most > slots(k):

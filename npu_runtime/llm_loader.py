@@ -73,12 +73,14 @@ class Loader:
         self.path = find_model(model, self._progress)
         source = _CompiledFile(self.path) if self.path.suffix == ".npubin" else self._checkpoint()
         try:
-            program, recipes, card = self._compiled(source)
-            return program, self._packed(source, program, recipes), card
+            return self._loaded(source)
         except IncompressibleError:
             if isinstance(source, _CompiledFile):
                 raise
         source.keep_plain()
+        return self._loaded(source)
+
+    def _loaded(self, source: _CheckpointFiles | _CompiledFile) -> tuple[CompiledProgram, WeightStore, ModelCard]:
         program, recipes, card = self._compiled(source)
         return program, self._packed(source, program, recipes), card
 
@@ -157,7 +159,7 @@ class _CheckpointFiles:
     def __init__(self, path: Path, dtype: str | None, cache: Cache, compiler: str):
         self.path, self._dtype, self._cache, self._compiler = path, dtype, cache, compiler
         self.identity = f"{dtype} {file_identity(path)}"
-        self._incompressible = f"incompressible {self.identity}"
+        self._incompressible = f"incompressible {self.identity} {compiler}"
         self.compress = cache.get(self._incompressible) is None
 
     @cached_property

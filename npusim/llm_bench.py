@@ -131,8 +131,7 @@ def report(llm: LLM, speeds: dict[str, Speed], threads: int, generated: int) -> 
     results = {name: speed.to_dict() for name, speed in speeds.items()}
     ours = results["npusim"]
     prompt = speeds["npusim"].prompt
-    streamed = sum(c.bytes_read for c in llm.program.entries["decode"].calls if c.kind == "gemm")
-    rate = streamed / ours["decode_ms"] * 1e3
+    rate = llm.program.entries["decode"].product_bytes / ours["decode_ms"] * 1e3
     data: dict[str, Any] = {
         **llm.facts(), "threads": threads, "prompt_tokens": prompt, "generated_tokens": generated,
         "weight_bytes_per_second": rate, "results": results,

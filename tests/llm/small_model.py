@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from npu_compiler import env
+from npu_compiler import env, target_config
 from npu_compiler.frontend.llm.config import LLMConfig, parameter_shapes
+from npu_runtime.llm import LLM
 
 TEMPLATE = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{{ eos_token }}{% endfor %}"
@@ -63,6 +65,13 @@ def write_model(folder: Path, seed: int = 0, **changes: Any) -> Path:
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE, "eos_token": "<|end|>"}))
     safetensors.numpy.save_file(weights(settings, seed), folder / "model.safetensors")
     return folder
+
+
+def running_ahead(path: Path, max_len: int) -> LLM:
+    """The model on a CPU target that is asked for the entry points of one that works while the host does not."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(target_config.TARGETS, "cpu", replace(target_config.TARGETS["cpu"], run_ahead=True))
+        return LLM.load(path, max_len=max_len, cache=False)
 
 
 def own_cache(folder: Path) -> Iterator[Path]:

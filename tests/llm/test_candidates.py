@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from npu_compiler import target_config
 from npu_compiler.errors import BackendError
 from npu_compiler.frontend.llm import llm_graphs
 from npu_compiler.frontend.llm.config import LLMConfig
@@ -158,11 +155,8 @@ def plain(path: Path) -> LLM:
 
 
 @pytest.fixture(scope="module")
-def digesting(path: Path) -> Iterator[LLM]:
-    """The CPU target, asked for the entry point."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(target_config.TARGETS, "cpu", replace(target_config.TARGETS["cpu"], run_ahead=True))
-        yield LLM.load(path, max_len=MAX_LEN, cache=False)
+def digesting(path: Path) -> LLM:
+    return small_model.running_ahead(path, MAX_LEN)
 
 
 @pytest.mark.parametrize("options", [o for o, _ in SETTINGS])

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,10 @@ import safetensors.numpy
 torch = pytest.importorskip("torch")
 pytest.importorskip("tokenizers")
 
-from npu_compiler.errors import ArtifactError, InputError, WeightError  # noqa: E402
+from npu_compiler.errors import ArtifactError, IncompressibleError, InputError, WeightError  # noqa: E402
 from npu_compiler.frontend.llm import load_decoder, open_checkpoint  # noqa: E402
 from npu_runtime.llm import LLM  # noqa: E402
+from npusim.cli import main  # noqa: E402
 
 from . import small_model  # noqa: E402
 
@@ -336,6 +338,28 @@ def test_nan_weights_are_named_each_time(llm: LLM, cache: Path, tmp_path: Path) 
             broken = LLM.load(folder, max_len=MAX_LEN)
     with pytest.raises(Exception, match="logits hold nan"):
         broken.generate("a", max_tokens=1, stream=False)
+
+
+def test_weights_that_cannot_be_kept_in_fewer_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compiled file refuses them; a checkpoint is compiled again, once, for weights as they are."""
+    folder, program = small_model.write_model(tmp_path / "wild", torch_dtype="bfloat16"), tmp_path / "wild.npubin"
+    arrays = safetensors.numpy.load_file(folder / "model.safetensors")
+    wild = arrays["model.layers.0.mlp.down_proj.weight"]
+    wild *= np.exp2(np.random.default_rng(0).uniform(-60, 0, wild.shape)).astype(np.float32)
+    safetensors.numpy.save_file(arrays, folder / "model.safetensors")
+    (tmp_path / "cache").mkdir()
+    with contextmanager(small_model.own_cache)(tmp_path / "cache"):
+        assert main(["compile", str(folder), "--max-len", str(MAX_LEN), "-o", str(program), "-q"]) == 0
+        with pytest.raises(IncompressibleError, match=r"layers\.0\.mlp\.down_proj\.weight.*NPU_DISABLE"):
+            LLM.load(program)
+        steps: list[str] = []
+        first, second = (LLM.load(folder, max_len=MAX_LEN, status=steps.append) for _ in range(2))
+        assert sum("compiling" in s for s in steps) == 1 and steps.count("loading weights") == 2
+        monkeypatch.setenv("NPU_DISABLE", "compress_weights")
+        plain = LLM.load(folder, max_len=MAX_LEN, cache=False)
+    for found in (first, second):
+        assert all(b.dtype != "uint8" for b in found.program.buffers)
+        np.testing.assert_array_equal(found.logits(TEXT, 40), plain.logits(TEXT, 40))
 
 
 def test_no_warnings_otherwise(model: Path, cache: Path, llm: LLM) -> None:

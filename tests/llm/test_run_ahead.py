@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from npu_compiler import target_config
 from npu_compiler.errors import BackendError
 from npu_runtime import CPUBackend
 from npu_runtime.llm import LLM
@@ -30,11 +27,8 @@ def plain(path: Path) -> LLM:
 
 
 @pytest.fixture(scope="module")
-def ahead(path: Path) -> Iterator[LLM]:
-    """The CPU target, asked to choose tokens by itself."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(target_config.TARGETS, "cpu", replace(target_config.TARGETS["cpu"], run_ahead=True))
-        yield LLM.load(path, max_len=MAX_LEN, cache=False)
+def ahead(path: Path) -> LLM:
+    return small_model.running_ahead(path, MAX_LEN)
 
 
 def answer(llm: LLM, prompt: list[int] | str, **options: object) -> tuple[list[int], str | None]:

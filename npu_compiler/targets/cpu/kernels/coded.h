@@ -73,7 +73,7 @@ template <class Storage> struct Reader;
 template <class Kind> struct Reader<Plain<Kind>> {
   static constexpr int VECS = PANEL / VL;
   const char* from;
-  NPU_INLINE Reader of(const char* panel, long first = 0) { return {panel + first * Kind::W_BYTES}; }
+  NPU_INLINE Reader of(const char* panel) { return {panel}; }
   __attribute__((always_inline)) void unit(int u, vf (&w)[VECS]) const {
 #pragma GCC unroll 8
     for (int v = 0; v < VECS; v++) w[v] = Kind::weights(from + u * Kind::W_BYTES, v);

@@ -281,7 +281,8 @@ NPU_INLINE void sliced(const TX* x, const TW* weights, Epi& epi, Thread& th, int
         const char* next = Stored::at(w + (h + (h + 1 < c.end * HALVES)) * HALF_BYTES, at);
         for (int t = 0, done = 0; t < tiles.count; t++) {
           TileArgs a{block + at * 4, off + done, taps, 1, len, nullptr, nullptr, Plan::SEGMENT, nullptr, 0, at > 0};
-          run_tile<Kind, Stored>(tiles, t, a, panel, next, PANEL / TILE_COLS, sums + (h - c.begin * HALVES) * HALF + done * PANEL);
+          run_tile<Kind, Stored>(tiles, t, a, panel, next, PANEL / TILE_COLS,
+                                 sums + (h - c.begin * HALVES) * HALF + done * PANEL);
           done += tiles.rows + (t < tiles.tall);
         }
       }
