@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partialmethod
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -11,8 +13,12 @@ from npu_compiler import twelve_bits
 from npu_compiler.errors import IncompressibleError
 from npu_compiler.frontend.export import capture
 from npu_compiler.pipeline import compile_entries
+from npu_compiler.targets.cpu.host import host_cpu
+from npu_compiler.targets.cpu.target import CPUTarget
 from npu_runtime.executor import Executor
 from npu_runtime.weight_loader import load_weights
+
+MARCHES = ("native", "haswell", "x86-64") if "avx2" in host_cpu().features else ("native",)
 
 
 def decoded(packed: np.ndarray, n: int, k: int) -> np.ndarray:
@@ -85,7 +91,9 @@ class Product(torch.nn.Module):
 @pytest.mark.parametrize(
     ("m", "n", "k"), [(1, 70, 64), (3, 32, 5000), (4, 160, 576), (5, 70, 64), (33, 160, 576), (300, 32, 5000)]
 )
-def test_products_of_coded_weights(m: int, n: int, k: int) -> None:
+@pytest.mark.parametrize("march", MARCHES)
+def test_products_of_coded_weights(m: int, n: int, k: int, march: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CPUTarget, "emit", partialmethod(CPUTarget.emit, march=march))
     ir = capture(Product(k, n), (torch.zeros(m, k, dtype=torch.bfloat16),))
     w = weights(n, k, seed=k)
     w[np.abs(w.astype(np.float32)) > 100] = 0.5
