@@ -107,10 +107,11 @@ def struct(name: str, base: str = "", **values: int | float | bool) -> str:
     return f"struct {name}{f' : {base}' if base else ''} {{ {fields} }};"
 
 
-def entry(name: str, call: str) -> str:
+def entry(name: str, call: str, alone: bool = False) -> str:
+    run = f"pool_run(body_{name}, p, {str(alone).lower()});"
     return (
         f"static void body_{name}(void* p, Thread& th) {{ Args& a = *(Args*)p; {call} }}\n"
-        f"EXPORT void {name}(void* p) {{ memset(((Args*)p)->counters, 0, 256); pool_run(body_{name}, p); }}"
+        f"EXPORT void {name}(void* p) {{ memset(((Args*)p)->counters, 0, 256); {run} }}"
     )
 
 

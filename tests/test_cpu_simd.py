@@ -140,7 +140,9 @@ POOL_BODY = entry(
 
 @pytest.fixture(scope="module")
 def pool(tmp_path_factory: pytest.TempPathFactory) -> Library:
-    return build(tmp_path_factory.mktemp("pool"), "native", [POOL_BODY], ["100"])
+    body = "barrier(th); __atomic_fetch_add((long*)a.out, 100 * th.n + th.tid, __ATOMIC_RELAXED);"
+    alone = entry("alone", body, alone=True)
+    return build(tmp_path_factory.mktemp("pool"), "native", [POOL_BODY, alone], ["100"])
 
 
 def rounds(library: Library, count: int) -> None:
@@ -161,6 +163,15 @@ def test_pool_sleeps_and_wakes(pool: Library) -> None:
     for _ in range(20):
         rounds(pool, 3)
         threading.Event().wait(0.002)  # far beyond the spin time
+    pool.handle.stop()
+
+
+def test_pool_leaves_short_work_to_the_caller(pool: Library) -> None:
+    pool.start(3)
+    for wait in (0, 0.002):  # while the workers spin, and when they sleep
+        assert list(pool.run("alone", out=np.zeros(1, np.int64))) == [100]
+        rounds(pool, 3)
+        threading.Event().wait(wait)
     pool.handle.stop()
 
 

@@ -1,10 +1,22 @@
-"""Lets ``-k`` select the cases of one file of ops: ``pytest tests/conformance -k views``."""
+"""Lets ``-k`` select the cases of one file of ops: ``pytest tests/conformance -k views``. On the CPU all threads take
+part, however short a program is."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
+from npu_compiler.targets.cpu import target
+
 from .cases import Case
+
+
+@pytest.fixture(scope="session", autouse=True)
+def all_threads() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(target, "SHORT_US", -1)
+        yield
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

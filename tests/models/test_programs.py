@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import npu_compiler
 from npu_compiler import dtypes
@@ -103,3 +104,12 @@ def test_a_run_of_resnet50_allocates_nothing() -> None:
     assert peak[0] < 2048
     assert resident_pages() - pages < 64
     np.testing.assert_array_equal(out, wanted)
+
+
+@pytest.mark.parametrize(("rows", "alone"), [(4, "true"), (4096, "false")])
+def test_short_programs_run_on_the_calling_thread(rows: int, alone: str) -> None:
+    x = torch.randn(rows, 64, generator=torch.Generator().manual_seed(1))
+    program = npu_compiler.compile(npu_compiler.capture(torch.nn.Softmax(-1), (x,)))
+    assert f"_thread, &a, {alone});" in program.sources["main.cpp"]
+    (result,) = Executor(program, None, CPUBackend(2)).run([x.numpy()]).values()
+    np.testing.assert_allclose(result, torch.softmax(x.double(), -1).numpy(), rtol=1e-5, atol=1e-8)

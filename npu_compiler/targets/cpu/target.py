@@ -181,6 +181,15 @@ def _main_unit(schedules: list[Schedule], calls: dict[str, list[str]], symbols: 
     return "\n".join(parts)
 
 
+SHORT_US = 20  # of one thread's work, in which a worker that sleeps would not even have woken
+
+
+def _is_short(s: Schedule) -> bool:
+    """Whether one thread should run all of it, at some 20 GFLOP/s and 10 GB/s."""
+    us = sum(k.flops / 20e3 + (k.bytes_read + k.bytes_written) / 10e3 for k in s.kernels)
+    return us <= SHORT_US
+
+
 def _entry(s: Schedule, names: list[str], symbol: str) -> str:
     refs: list[str] = []
     rows: list[str] = []
@@ -231,7 +240,7 @@ static void {symbol}_thread(void* arg, Thread& th) {{
 extern "C" __attribute__((visibility("default"))) int {symbol}(void* const* buffers, char* arena, double* times) {{
   {symbol}_args a = {{buffers, arena, times, 0}};
   if (times) times[0] = (double)npu::now_ns() * 1e-9;
-  npu::pool_run({symbol}_thread, &a);
+  npu::pool_run({symbol}_thread, &a, {"true" if _is_short(s) else "false"});
   return a.failed;
 }}
 """

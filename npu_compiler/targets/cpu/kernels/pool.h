@@ -2,6 +2,7 @@
 //
 //   pool_start(n, scratch_bytes);              once; n == 1 creates no thread
 //   pool_run(fn, arg);                         fn(arg, Thread&) on all n threads; returns when all have finished
+//   pool_run(fn, arg, true);                   the same on the calling thread alone: what is over before a worker wakes
 //   barrier(th);                               between kernels
 //   for (int i; (i = next_chunk(th, counter)) < total;) ...
 //   pool_stop();                               joins the workers (also done when the program is unloaded)
@@ -203,7 +204,7 @@ inline int pool_start(int n, long scratch_bytes) {
   return started;
 }
 
-inline void pool_run(RunFn fn, void* arg) {
+inline void pool_run(RunFn fn, void* arg, bool alone = false) {
   Pool& pool = g_pool;
   if (__builtin_expect(pool.owner != getpid(), 0)) {  // a forked child: its lock may be held by a thread it lacks
     pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
@@ -211,14 +212,17 @@ inline void pool_run(RunFn fn, void* arg) {
     pool_spawn(pool);
   }
   pthread_mutex_lock(&pool.lock);
-  pool.fn = fn;
-  pool.arg = arg;
-  if (pool.n > 1) {
+  if (alone || pool.n == 1) {
+    Thread caller = {0, 1, &pool, pool.threads[0].scratch, 0};
+    fn(arg, caller);
+  } else {
+    pool.fn = fn;
+    pool.arg = arg;
     __atomic_add_fetch(&pool.run.value, 1, __ATOMIC_SEQ_CST);
     line_wake(pool.run);
+    fn(arg, pool.threads[0]);
+    barrier(pool.threads[0]);
   }
-  fn(arg, pool.threads[0]);
-  barrier(pool.threads[0]);
   pthread_mutex_unlock(&pool.lock);
 }
 
