@@ -200,3 +200,9 @@ class Schedule:
     inputs: list[tuple[str, Buffer]]
     outputs: list[tuple[str, Buffer]]
     arena_bytes: int = 0
+
+    def memory(self, dtype: str, shape: tuple[int, ...], name: str, lasting: bool = False) -> Operand:
+        """A new block of the arena, which is not planned yet, as an operand."""
+        buffer = Buffer(max((b.id for b in self.buffers), default=-1) + 1, "arena", dtype, shape, name, lasting=lasting)
+        self.buffers.append(buffer)
+        return Operand(buffer, shape, contiguous_strides(shape))

@@ -68,6 +68,7 @@ DIALECT = Dialect(
     ordered=True,
     asks=True,
     registers=65536,
+    doubles=True,
     fast=("sigmoid",),
 )
 

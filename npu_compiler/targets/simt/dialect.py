@@ -110,9 +110,9 @@ class Dialect:
     kernel may take; ``wide``: column counts of the wide matrix unit; ``flash``: whether fragments can be looked into;
     ``registers``: of a core, if groups of a product of one row should stay and take rows in turns; 0: they should not;
     ``ordered``: whether groups of a kernel can wait for what others wrote; ``asks``: whether ``ask_for`` is there;
-    ``fast``: functions with a ``_fast`` spelling; ``words``: text behind the common definitions; ``special``: own
-    functions, tried before the common ones, and ``clustered(head, count)``: the opening of a kernel whose groups run
-    together by ``count``.
+    ``doubles``: whether running sums have ``double`` to add up in; ``fast``: functions with a ``_fast`` spelling;
+    ``words``: text behind the common definitions; ``special``: own functions, tried before the common ones, and
+    ``clustered(head, count)``: the opening of a kernel whose groups run together by ``count``.
     """
 
     name: str
@@ -131,6 +131,7 @@ class Dialect:
     ordered: bool = False
     asks: bool = False
     registers: int = 0
+    doubles: bool = False
     fast: tuple[str, ...] = ()
     special: tuple[Special, ...] = ()
     clustered: Callable[[str, int], str] = _no_clusters

@@ -10,12 +10,14 @@ from ...errors import Reason
 from ...kernel import Kernel, Schedule
 from .attention import emit_attention, emit_merge
 from .attention_step import emit_attention_step
+from .depthwise import emit_depthwise
 from .dialect import Dialect
 from .function import Emission
 from .gemm import emit_conv, emit_gemm
 from .loops import emit_bundle, emit_loops
 from .program import ARENA, Launch
-from .small import emit_depthwise, emit_scan, emit_sort
+from .scans import emit_scan
+from .sorts import emit_sort, emit_sort_merge
 
 EMITTERS: dict[str, Callable[[Kernel, Dialect], Emission]] = {
     "loops": emit_loops,
@@ -28,6 +30,7 @@ EMITTERS: dict[str, Callable[[Kernel, Dialect], Emission]] = {
     "attention_step": emit_attention_step,
     "scan": emit_scan,
     "sort": emit_sort,
+    "sort_merge": emit_sort_merge,
 }
 
 

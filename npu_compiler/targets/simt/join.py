@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ... import expr
 from ...compose import bundled
-from ...kernel import Buffer, Kernel, Operand, Schedule, contiguous_strides
+from ...kernel import Kernel, Operand, Schedule
 from .attention_step import LEAST_KEYS, PAD, PER_CORE, STATE, takes_step
 from .dialect import Dialect
 from .loops import is_pointwise
@@ -24,14 +24,8 @@ def join_attention(schedule: Schedule, dialect: Dialect) -> None:
             continue  # its kernel looks at the position before it waits
         heads = k.inputs[1].shape[1]
         if meetings is None or meetings.shape[0] < heads:
-            meetings = _new_buffer(schedule, "int32", (heads, STATE), MEETINGS, lasting=True)
+            meetings = schedule.memory("int32", (heads, STATE), MEETINGS, lasting=True)
         _join(schedule, k, meetings, dialect)
-
-
-def _new_buffer(schedule: Schedule, dtype: str, shape: tuple[int, ...], name: str, lasting: bool = False) -> Operand:
-    buffer = Buffer(max(b.id for b in schedule.buffers) + 1, "arena", dtype, shape, name, lasting=lasting)
-    schedule.buffers.append(buffer)
-    return Operand(buffer, shape, contiguous_strides(shape))
 
 
 def _join(schedule: Schedule, k: Kernel, meetings: Operand, dialect: Dialect) -> None:
@@ -45,7 +39,7 @@ def _join(schedule: Schedule, k: Kernel, meetings: Operand, dialect: Dialect) ->
     joined = [p for p in (queries, *rows) if p is not None]
     most = min(PER_CORE * dialect.cores // keys.shape[1], 32 * (STATE - 1))
     splits = max(1, min(most, -(-keys.shape[2] // LEAST_KEYS)))
-    parts = _new_buffer(schedule, "float32", (splits, out.shape[1], out.shape[3] + PAD), "parts")
+    parts = schedule.memory("float32", (splits, out.shape[1], out.shape[3] + PAD), "parts")
     scratch = replace(queries.outputs[0].buffer, id=-1, kind="scratch")
     step = replace(
         k, kind="attention_step", inputs=[keys, values, position, *(o for p in joined for o in p.inputs)],

@@ -1,5 +1,5 @@
 """Kernels as the scheduler made them -> kernels that suit a GPU: what it cannot fuse comes apart again, and long sums
-are cut where most cores would be idle."""
+and sorts are cut where most cores would be idle."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import replace
 from ... import expr
 from ...compose import bundled
 from ...expr import Expr
-from ...kernel import Buffer, Kernel, LoopBody, Operand, Schedule, Stage, contiguous_strides
+from ...kernel import Kernel, LoopBody, Operand, Schedule, Stage
 from .attention import MOST_ROWS
 from .dialect import Dialect
 from .flash import is_flash
@@ -17,6 +17,7 @@ from .gemm import WIDE_ROWS, product_of
 from .gemv import is_gemv, takes_prologue
 from .join import join_attention
 from .loops import shares_launch
+from .sorts import split_sort
 
 KEYS_OF_A_SPLIT = 32
 MOST_SPLITS = 128
@@ -35,6 +36,8 @@ def refine(schedule: Schedule, dialect: Dialect) -> None:
                 before, k = _apart(schedule, k)
                 kernels.append(before)
             kernels += _split_product(schedule, k, dialect)
+        elif k.kind == "sort":
+            kernels += split_sort(schedule, k)
         elif k.kind == "bundle":
             kernels += _unbundle(k, dialect)
         else:
@@ -113,19 +116,11 @@ def _apart(schedule: Schedule, k: Kernel) -> tuple[Kernel, Kernel]:
     """The prologue as a kernel before its product."""
     assert k.prologue is not None and k.epilogue is not None
     out = k.prologue.outputs[0]
-    row = replace(out, buffer=new_buffer(schedule, out.dtype, out.buffer.shape, out.buffer.name).buffer)
+    row = replace(out, buffer=schedule.memory(out.dtype, out.buffer.shape, out.buffer.name).buffer)
     first = replace(k.prologue, outputs=[row])
     shift = k.fixed - 1
     epilogue = expr.substitute(k.epilogue, loads=lambda x: expr.load(x.value - shift, x.dtype, x.args))
     return first, replace(k, inputs=[row, *k.inputs[k.fixed :]], prologue=None, epilogue=epilogue)
-
-
-def new_buffer(schedule: Schedule, dtype: str, shape: tuple[int, ...], name: str) -> Operand:
-    """A block of the arena."""
-    number = max((b.id for b in schedule.buffers), default=-1) + 1
-    buffer = Buffer(number, "arena", dtype, shape, name)
-    schedule.buffers.append(buffer)
-    return Operand(buffer, shape, contiguous_strides(shape))
 
 
 def _split_attention(schedule: Schedule, k: Kernel, dialect: Dialect) -> list[Kernel]:
@@ -136,7 +131,7 @@ def _split_attention(schedule: Schedule, k: Kernel, dialect: Dialect) -> list[Ke
     splits = min(MOST_SPLITS, keys.shape[2] // KEYS_OF_A_SPLIT, dialect.cores * 2 // groups)
     if splits < 2 or math.prod(out.shape) == 0 or is_flash(k, dialect):
         return [k]
-    parts = new_buffer(schedule, "float32", (splits, b, h, sq, out.shape[3] + 2), "parts")
+    parts = schedule.memory("float32", (splits, b, h, sq, out.shape[3] + 2), "parts")
     first = replace(k, outputs=[parts], attrs={**k.attrs, "splits": splits})
     merge = Kernel(f"{k.name}_merge", "attention_merge", [parts], [out], epilogue=k.epilogue, sources=k.sources)
     return [first, merge]
@@ -159,7 +154,7 @@ def _split_product(schedule: Schedule, k: Kernel, dialect: Dialect) -> list[Kern
     if splits < 2:
         return [k]
     out = k.outputs[0]
-    parts = new_buffer(schedule, "float32", (splits, p.m, p.n), "parts")
+    parts = schedule.memory("float32", (splits, p.m, p.n), "parts")
     attrs = {**k.attrs, "splits": splits}
     attrs |= {"paired": False, "n": p.n} if k.kind == "gemm" else {"image": out.shape}
     first = replace(k, inputs=k.inputs[: k.fixed + 1], outputs=[parts], attrs=attrs, epilogue=expr.acc())
