@@ -142,7 +142,8 @@ POOL_BODY = entry(
 def pool(tmp_path_factory: pytest.TempPathFactory) -> Library:
     body = "barrier(th); __atomic_fetch_add((long*)a.out, 100 * th.n + th.tid, __ATOMIC_RELAXED);"
     alone = entry("alone", body, alone=True)
-    return build(tmp_path_factory.mktemp("pool"), "native", [POOL_BODY, alone], ["100"])
+    where = entry("where", "((long*)a.out)[th.tid] = sched_getcpu();")
+    return build(tmp_path_factory.mktemp("pool"), "native", [POOL_BODY, alone, where], ["100"])
 
 
 def rounds(library: Library, count: int) -> None:
@@ -164,6 +165,22 @@ def test_pool_sleeps_and_wakes(pool: Library) -> None:
         rounds(pool, 3)
         threading.Event().wait(0.002)  # far beyond the spin time
     pool.handle.stop()
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="no affinity on this system")
+def test_pool_workers_avoid_the_processor_of_the_caller(pool: Library) -> None:
+    allowed = os.sched_getaffinity(0)
+    if len(allowed) < 2:
+        pytest.skip("one processor")
+    pool.start(2)
+    try:
+        for cpu in [*allowed, *allowed]:
+            os.sched_setaffinity(0, {cpu})
+            caller, worker = pool.run("where", out=np.zeros(2, np.int64))
+            assert caller == cpu != worker
+    finally:
+        os.sched_setaffinity(0, allowed)
+        pool.handle.stop()
 
 
 def test_pool_leaves_short_work_to_the_caller(pool: Library) -> None:

@@ -7,7 +7,8 @@
 //   for (int i; (i = next_chunk(th, counter)) < total;) ...
 //   pool_stop();                               joins the workers (also done when the program is unloaded)
 //
-// After a run the workers spin for a bounded time, so that the next run starts at once, then sleep on a futex.
+// After a run the workers spin for a bounded time, so that the next run starts at once, then sleep on a futex. One that
+// wakes on the processor of another thread, as often happens after a pause, goes to a free one: they would take turns.
 // A child of fork() has no workers: the first run there starts them again.
 #pragma once
 #include <pthread.h>
@@ -38,26 +39,30 @@ struct Thread {
   Pool* pool;
   char* scratch;
   uint32_t arrivals;  // barrier arrivals, of all threads, that complete the last barrier this thread entered
+  int cpu;            // where it began the run; -1: not yet
 };
 
 typedef void (*RunFn)(void* arg, Thread& th);
 
 struct Pool {
-  Line barrier;  // value counts arrivals and never resets: barrier k is complete at k * n
-  Line run;      // value counts runs; workers wait for it to change
-  pthread_mutex_t lock;
-  RunFn fn;
-  void* arg;
-  int n, stopping;
-  uint32_t spin_us;
-  pid_t owner;
-  long scratch_bytes, mapped_bytes;  // of one thread, of all
-  char* scratch;
-  Thread threads[MAX_THREADS];
-  pthread_t handles[MAX_THREADS];
+  Line barrier = {};  // value counts arrivals and never resets: barrier k is complete at k * n
+  Line run = {};      // value counts runs; workers wait for it to change
+  pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+  RunFn fn = nullptr;
+  void* arg = nullptr;
+  int n = 1, stopping = 0;
+  uint32_t spin_us = 150;
+  pid_t owner = 0;
+  long scratch_bytes = 0, mapped_bytes = 0;  // of one thread, of all
+  char* scratch = nullptr;
+  Thread threads[MAX_THREADS] = {};
+  pthread_t handles[MAX_THREADS] = {};
+#if defined(__linux__)
+  cpu_set_t allowed = {};  // processors of the thread that started the pool; none if they are fewer than threads
+#endif
 };
 
-inline Pool g_pool = {{0, 0}, {0, 0}, PTHREAD_MUTEX_INITIALIZER, nullptr, nullptr, 1, 0, 150, 0, 0, 0, nullptr, {}, {}};
+inline Pool g_pool;
 
 inline __attribute__((always_inline)) void cpu_relax() {
 #if defined(__x86_64__)
@@ -82,6 +87,25 @@ inline void futex_wake(uint32_t* address) {
   syscall(SYS_futex, address, FUTEX_WAKE_PRIVATE, MAX_THREADS, nullptr, nullptr, 0);
 #else
   (void)address;
+#endif
+}
+
+// Of the calling thread, which begins a run: if a thread before it is on the same processor, it stays away from those of
+// all of them from now on.
+inline void leave_shared_cpu(Pool& pool, int tid) {
+#if defined(__linux__)
+  const int mine = sched_getcpu();
+  bool shared = false;
+  cpu_set_t others = pool.allowed;
+  for (int t = 0; t < tid; t++) {
+    const int cpu = __atomic_load_n(&pool.threads[t].cpu, __ATOMIC_RELAXED);
+    shared |= cpu == mine;
+    if (cpu >= 0 && cpu < CPU_SETSIZE) CPU_CLR(cpu, &others);
+  }
+  const bool left = shared && CPU_COUNT(&others) && !sched_setaffinity(0, sizeof others, &others);
+  __atomic_store_n(&pool.threads[tid].cpu, left ? sched_getcpu() : mine, __ATOMIC_RELAXED);
+#else
+  __atomic_store_n(&pool.threads[tid].cpu, 0, __ATOMIC_RELAXED);
 #endif
 }
 
@@ -112,14 +136,22 @@ inline __attribute__((noinline)) void barrier_wait_long(Line& line, uint32_t tar
   }
 }
 
+// Whether a thread has yet to begin the run: perhaps it waits for the processor of one that waits for it.
+inline bool pool_awaits(const Thread* threads, int n) {
+  for (int t = 1; t < n; t++)
+    if (__atomic_load_n(&threads[t].cpu, __ATOMIC_RELAXED) < 0) return true;
+  return false;
+}
+
 inline void barrier(Thread& th) {
   if (th.n == 1) return;
   Line& line = th.pool->barrier;
   uint32_t target = th.arrivals += (uint32_t)th.n;
   if (__atomic_add_fetch(&line.value, 1, __ATOMIC_SEQ_CST) == target) return line_wake(line);
-  for (int i = 0; i < 4096; i++) {
+  for (int i = 1; i <= 4096; i++) {
     if ((int32_t)(__atomic_load_n(&line.value, __ATOMIC_ACQUIRE) - target) >= 0) return;
     cpu_relax();
+    if (i % 64 == 0 && pool_awaits(th.pool->threads, th.n)) sched_yield();
   }
   barrier_wait_long(line, target);
 }
@@ -144,6 +176,7 @@ inline void* pool_worker(void* p) {
     }
     seen = __atomic_load_n(&pool.run.value, __ATOMIC_ACQUIRE);
     if (pool.stopping) return nullptr;
+    leave_shared_cpu(pool, th.tid);
     pool.fn(pool.arg, th);
     barrier(th);
   }
@@ -164,9 +197,13 @@ inline void pool_spawn(Pool& pool) {
   pool.run.value = pool.run.sleepers = 0;
   pool.stopping = 0;
   pool.owner = getpid();
+#if defined(__linux__)
+  const bool known = !sched_getaffinity(0, sizeof pool.allowed, &pool.allowed);
+  if (!known || CPU_COUNT(&pool.allowed) < pool.n) CPU_ZERO(&pool.allowed);
+#endif
   int wanted = pool.n;
   for (int t = 0; t < wanted; t++)
-    pool.threads[t] = Thread{t, wanted, &pool, pool.scratch + t * pool.scratch_bytes, 0};
+    pool.threads[t] = Thread{t, wanted, &pool, pool.scratch + t * pool.scratch_bytes, 0, -1};
   for (int t = 1; t < wanted; t++) {
     if (pthread_create(&pool.handles[t], nullptr, pool_worker, &pool.threads[t]) == 0) continue;
     pool.n = t;  // the workers wait for the first run, so their count may still change
@@ -213,11 +250,13 @@ inline void pool_run(RunFn fn, void* arg, bool alone = false) {
   }
   pthread_mutex_lock(&pool.lock);
   if (alone || pool.n == 1) {
-    Thread caller = {0, 1, &pool, pool.threads[0].scratch, 0};
+    Thread caller = {0, 1, &pool, pool.threads[0].scratch, 0, -1};
     fn(arg, caller);
   } else {
     pool.fn = fn;
     pool.arg = arg;
+    for (int t = 0; t < pool.n; t++) pool.threads[t].cpu = -1;
+    leave_shared_cpu(pool, 0);
     __atomic_add_fetch(&pool.run.value, 1, __ATOMIC_SEQ_CST);
     line_wake(pool.run);
     fn(arg, pool.threads[0]);
