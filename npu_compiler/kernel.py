@@ -15,6 +15,8 @@ from typing import Any
 from . import dtypes, expr
 from .expr import Expr
 
+PAIR = "conv2d_pair"  # the kind of a kernel of two convolutions
+
 
 @dataclass(frozen=True)
 class Buffer:
@@ -108,7 +110,9 @@ class Kernel:
 
     A gemm may have a ``prologue``: a loops kernel that computes its left operand where it is needed, into scratch
     memory (its one output). The prologue's inputs then stand in ``inputs`` in place of the left operand. A kernel of
-    kind ``bundle`` runs ``parts`` that touch different data; its operands are theirs, part after part."""
+    kind ``bundle`` runs ``parts`` that touch different data; its operands are theirs, part after part. A kernel of kind
+    ``conv2d_pair`` is a conv2d with one part, another conv2d whose results, as that would store them, are ``acc1`` of
+    the epilogue and nowhere in memory; the part's inputs are the last of ``inputs``."""
 
     name: str
     kind: str
@@ -170,6 +174,8 @@ class Kernel:
 
     def text(self) -> str:
         """What the kernel computes, readable: its stages or its epilogue."""
+        if self.kind == PAIR:
+            return f"acc1: {self.parts[0].text()}; {expr.render(self.epilogue)}" if self.epilogue is not None else ""
         if self.parts:
             return " | ".join(p.text() for p in self.parts)
         if self.body is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -16,8 +17,10 @@ from npu_compiler.kernel import Buffer, Kernel, Operand, contiguous_strides
 from npu_compiler.targets.cuda.dialect import DIALECT, HOPPER
 from npu_compiler.targets.cuda.pixels import takes_pixels
 from npu_compiler.targets.cuda.plans import CORE_BYTES, CORE_REGISTERS, choose
+from npu_compiler.targets.cuda.results import leaves_as_tiles, residual_of, row_pitch
 from npu_compiler.targets.cuda.streamed import step_of, takes
 from npu_compiler.targets.simt.emit import Functions
+from npu_compiler.targets.simt.gemm import product_of
 from npu_compiler.targets.simt.program import ARENA, Launch, TileMap, pack, unpack
 from npu_runtime.backends import cuda
 
@@ -61,13 +64,15 @@ def test_a_plan_fits_the_chip(name: str) -> None:
     kernel = KERNELS[name]
     assert takes(kernel) and HOPPER.special_for(kernel) is not None and DIALECT.special_for(kernel) is None
     step = step_of(kernel)
-    plan = choose(kernel, step, HOPPER)
+    plan = choose(kernel, step, leaves_as_tiles(kernel), HOPPER)
     functions = Functions(HOPPER)
     launch = functions.launch(kernel)
     assert (launch.shared or 48 << 10) * plan.per_core <= CORE_BYTES - 1024 * plan.per_core
     assert plan.stages >= 3 and plan.n // 2 * launch.threads * plan.per_core <= CORE_REGISTERS
-    assert launch.groups % plan.parts == 0 and [m[0] for m in launch.maps] == [-1, 1]
-    left, right = (m[2] for m in launch.maps)
+    assert launch.groups % plan.parts == 0 and [m[0] for m in launch.maps][:2] == [-1, 1]
+    left, right, *results = (m[2] for m in launch.maps)
+    assert len(results) == plan.tiled == ("tile_store" in functions.text[launch.function])
+    assert all(r.box == (64, 64, 1) and r.sizes[:2] == (right.sizes[1], product_of(kernel).m) for r in results)
     assert left.box[:2] == (step, plan.m) and right.box[:2] == (step, plan.n) and left.swizzle == 2 * step
     assert all(s % 16 == 0 for s in (*left.strides, *right.strides))
     assert ("cluster_rank" in functions.text[launch.function]) == (plan.parts > 1)
@@ -125,6 +130,43 @@ def test_other_lines_are_left_to_the_other_kernels(kernel: Kernel) -> None:
 )
 def test_others_are_left_to_the_common_kernels(kernel: Kernel) -> None:
     assert not takes(kernel) and HOPPER.special_for(kernel) is None
+
+
+def _added(kernel: Kernel, operand: Operand, *index: expr.Expr) -> Kernel:
+    """``kernel`` with an element of ``operand`` added to every result."""
+    out = kernel.outputs[0]
+    x = expr.load(len(kernel.inputs), operand.dtype, index or expr.identity_index(out.shape)).cast("float32")
+    return replace(kernel, inputs=[*kernel.inputs, operand], epilogue=(expr.acc() + x).cast(out.dtype))
+
+
+def test_results_leave_as_tiles_if_rows_are_evenly_spaced() -> None:
+    kernel = _gemm(300, 256, 64)
+    (out,) = kernel.outputs
+    assert leaves_as_tiles(kernel) and residual_of(kernel) == -1
+    wide = replace(out, strides=(264, 1), buffer=replace(out.buffer, shape=(300, 264)))
+    assert row_pitch(wide) == 264 and leaves_as_tiles(replace(kernel, outputs=[wide]))
+    for strides, offset in (((257, 1), 0), ((1, 300), 0), ((264, 1), 4)):
+        assert not leaves_as_tiles(replace(kernel, outputs=[replace(wide, strides=strides, offset=offset)]))
+    assert not leaves_as_tiles(replace(kernel, outputs=[_operand(2, "arena", 300, 256, dtype="float32")]))
+    assert row_pitch(replace(out, shape=(3, 100, 256), strides=(25600, 256, 1))) == 256
+    assert row_pitch(replace(out, shape=(3, 100, 256), strides=(25608, 256, 1))) == 0
+
+
+def test_residuals_come_as_tiles_and_vectors_as_they_are() -> None:
+    kernel = _gemm(300, 256, 64)
+    last = expr.index(1)
+    assert residual_of(_added(kernel, _operand(3, "arena", 300, 256))) == 2
+    assert residual_of(_added(kernel, _operand(3, "weight", 256), last)) == -1
+    for other, index in (
+        (_operand(3, "arena", 300, 256, dtype="float32"), ()),
+        (_operand(3, "arena", 300), (expr.index(0),)),
+        (_operand(3, "weight", 300, 256), (expr.const(299, "int64") - expr.index(0), last)),
+    ):
+        assert residual_of(_added(kernel, other, *index)) is None
+    two = _added(_added(kernel, _operand(3, "arena", 300, 256)), _operand(4, "arena", 300, 256))
+    assert two.epilogue is not None
+    both = expr.load(2, "float16", expr.identity_index((300, 256))).cast("float32") + two.epilogue.cast("float32")
+    assert residual_of(replace(two, epilogue=both.cast("float16"))) is None
 
 
 def test_a_window_of_pixels_is_as_wide_as_the_output() -> None:
@@ -187,6 +229,24 @@ def residual(size: int, channels: int, batch: int = 2, taps: int = 1) -> tuple[n
     return Block(), (torch.randn(batch, channels, size, size),)
 
 
+class Shortcut(nn.Module):
+    """The first block of a ResNet's stage; ``taps`` of the convolution that ends it."""
+
+    def __init__(self, channels: int, inner: int, out: int, stride: int = 1, taps: int = 1) -> None:
+        super().__init__()
+        self.reduce = nn.Conv2d(channels, inner, 1, stride)
+        self.expand = nn.Conv2d(inner, out, taps, padding=taps // 2, bias=False)
+        self.norm = nn.BatchNorm2d(out)
+        self.shortcut = nn.Sequential(nn.Conv2d(channels, out, 1, stride, bias=False), nn.BatchNorm2d(out))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.relu(self.norm(self.expand(F.relu(self.reduce(x)))) + self.shortcut(x))
+
+
+def shortcut(size: int, batch: int, *channels: int, stride: int = 1, taps: int = 1) -> tuple[nn.Module, Args]:
+    return Shortcut(*channels, stride=stride, taps=taps), (torch.randn(batch, channels[0], size, size),)
+
+
 CASES: dict[str, Callable[[], tuple[nn.Module, Args]]] = {
     "product-65x136x72": lambda: product(65, 136, 72),
     "product-300x264x1096": lambda: product(300, 264, 1096),
@@ -205,6 +265,12 @@ CASES: dict[str, Callable[[], tuple[nn.Module, Args]]] = {
     "image-many-small": lambda: image(18, 99, kernel_size=3, stride=2, padding=1),
     "image-shared": lambda: image(224, 1, kernel_size=7, stride=2, padding=3),
     "residual": lambda: residual(13, 64),
+    "residual-128": lambda: residual(29, 128, 5, 3),
+    "tiles-700x512x200": lambda: product(700, 512, 200),
+    "tiles-3000x384x136": lambda: linear(3000, 384, 136),
+    "shortcut": lambda: shortcut(17, 60, 64, 64, 256),
+    "shortcut-stride": lambda: shortcut(35, 55, 128, 64, 256, stride=2),
+    "shortcut-3x3": lambda: shortcut(27, 50, 64, 128, 512, stride=2, taps=3),
     "lines": lambda: lines(64, (23, 15), 40, kernel_size=3, padding=1),
     "lines-dilated": lambda: lines(128, (16, 24), 64, kernel_size=3, dilation=2, padding=2),
     "lines-5x3": lambda: lines(60, (36, 32), 40, kernel_size=(5, 3), padding=(0, 1)),

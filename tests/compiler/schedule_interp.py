@@ -14,7 +14,7 @@ import numpy as np
 
 from npu_compiler import dtypes, expr, interp, packing
 from npu_compiler.graph import Graph
-from npu_compiler.kernel import Buffer, Kernel, Operand
+from npu_compiler.kernel import PAIR, Buffer, Kernel, Operand
 from npu_compiler.pipeline import State
 from npu_compiler.targets.cpu.winograd import filter_transform
 
@@ -59,7 +59,7 @@ def _memory(b: Buffer, arena: np.ndarray, inputs: Mapping, weights: Mapping, mad
 
 def execute(kernel: Kernel, arrays: Arrays) -> None:
     """One kernel on flat arrays by buffer id."""
-    if kernel.parts:
+    if kernel.kind == "bundle":
         for part in reversed(kernel.parts):  # any order must do
             execute(part, arrays)
         return
@@ -76,7 +76,7 @@ def execute(kernel: Kernel, arrays: Arrays) -> None:
         execute(kernel.prologue, arrays)
     if kernel.body is not None and kernel.body.serial:
         _one_by_one(kernel, arrays)
-    elif kernel.kind == "gemm" or kernel.kind in _ANCHORS:
+    elif kernel.kind in ("gemm", PAIR) or kernel.kind in _ANCHORS:
         _anchor(kernel, arrays)
     else:
         expected(kernel, arrays)
@@ -102,15 +102,25 @@ def _anchor(kernel: Kernel, arrays: Arrays) -> None:
     elif kernel.kind == "gemm":
         _check_rows(kernel)
         result = _gemm(kernel, inputs[0], inputs[1])
+    elif kernel.kind == PAIR:
+        result = _conv2d(kernel, inputs), _part(kernel.parts[0], arrays)
     else:
         result = _ANCHORS[kernel.kind](kernel, inputs)
     if kernel.kind != "pack":
         assert kernel.epilogue is not None
         accs = [x for x in expr.walk(kernel.epilogue) if x.op == "acc"]
-        products = result if kernel.attrs.get("paired") else (result,)
+        products = result if isinstance(result, tuple) else (result,)
         extra = {x: products[x.value].reshape(target.shape).astype(dtypes.numpy_dtype(x.dtype)) for x in accs}
         result = expr.evaluate(kernel.epilogue, target.shape, inputs, extra)
     target[...] = result.reshape(target.shape)
+
+
+def _part(kernel: Kernel, arrays: Arrays) -> np.ndarray:
+    """What a part stores in memory of its own."""
+    scratch = kernel.outputs[0].buffer
+    made = np.full(scratch.nbytes, 0xFF, np.uint8).view(dtypes.numpy_dtype(scratch.dtype))
+    execute(kernel, {**arrays, scratch.id: made})
+    return made
 
 
 def _unpacked(w: np.ndarray, op: Operand, lead: int) -> np.ndarray:
@@ -146,6 +156,8 @@ def _conv2d(k: Kernel, inputs: list[np.ndarray]) -> np.ndarray:
     assert k.inputs[0].contiguous and k.inputs[0].shape[3] == c
     if k.kind == "depthwise":
         w = inputs[1].transpose(2, 0, 1)[..., None]
+    elif inputs[1].ndim == 4:  # not packed
+        w = inputs[1].reshape(ko, r, s, -1)
     else:
         g = a["groups"]
         w = np.moveaxis(inputs[1], 1, 2)  # [G, T, panels, C, panel]

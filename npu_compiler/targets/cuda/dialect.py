@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from ...kernel import PAIR
 from ..simt.dialect import Array, Dialect, Param, Special
 from ..simt.flash import is_flash
 from .flash import emit_wide_flash, takes_attention
+from .pair import emit_pair, takes_pair
 from .pixels import emit_pixels, takes_pixels
 from .streamed import emit_streamed, takes
 from .wide import COLUMNS, wide_words
@@ -81,6 +83,7 @@ HOPPER = replace(
         Special("gemm", takes, emit_streamed),
         Special("conv2d", takes_pixels, emit_pixels),
         Special("conv2d", takes, emit_streamed),
+        Special(PAIR, takes_pair, emit_pair),
         Special("attention", lambda k: is_flash(k, DIALECT) and takes_attention(k), emit_wide_flash),
     ),
     clustered=clustered,

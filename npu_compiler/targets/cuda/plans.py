@@ -1,4 +1,4 @@
-"""How a streamed product is cut into tiles: by a cost model that was fitted to 930 measured variants on an H200."""
+"""How a streamed product is cut into tiles: by a cost model that was fitted to 1100 measured variants on an H200."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ WIDTHS = 64, 128, 192, 256  # columns of a tile
 ONE_TILE = 32, 48, 56, 96, 144  # and where every group has one tile
 CORE_BYTES = 228 << 10  # group memory of a core
 GROUP_EXTRA = 1280  # bytes of it that a group takes beside its ring
+PIECE = 64  # rows and columns of results that the copy engine stores at once
 PAD = 16  # floats behind a row of sums: rows begin in different banks
 CORE_REGISTERS = 1 << 16
 MOST_STAGES = 8
@@ -28,6 +29,7 @@ NARROW = 1.5  # times that for 64 columns, of which the unit reads more than it 
 LOAD = 1.4e-3  # for a row or column of a stage of 64 terms
 RESULT, RESIDUAL, PART = 3.6e-5, 4.9e-5, 1.6e-4
 TILE, LAUNCH = 1.55, 0.75
+TILED_RESULT, TILED_RESIDUAL, TILED = 4e-5, 2e-6, 0.19  # of results that leave as tiles
 MEET = {2: 0.0, 4: 0.3, 8: 2.0}  # until so many neighbouring cores are free
 BYTES, LATENCY = 4.6e6, 1.2  # of device memory: how many arrive, and how long after they were asked for
 START = 2.5  # when nothing arrives: before the first, and behind the last
@@ -36,7 +38,8 @@ START = 2.5  # when nothing arrives: before the first, and behind the last
 @dataclass(frozen=True)
 class Plan:
     """Tiles of ``m`` x ``n`` results through a ring of ``stages``; ``parts``: groups of a cluster that share a sum;
-    ``per_core``: groups that fit a core at once; ``early``: residuals are read before the products."""
+    ``per_core``: groups that fit a core at once; ``early``: residuals are read before the products; ``tiled``: results
+    leave as tiles, and residuals come so."""
 
     m: int
     n: int
@@ -44,6 +47,12 @@ class Plan:
     parts: int = 1
     per_core: int = 1
     early: bool = True
+    tiled: bool = False
+
+
+def result_stages(m: int, n: int) -> int:
+    """Stages, with 64 terms of ``m`` rows and ``n`` columns each, that a tile's results take."""
+    return blocks(n // PIECE, (m + n) // m)
 
 
 def part_floats(m: int, n: int) -> int:
@@ -51,14 +60,14 @@ def part_floats(m: int, n: int) -> int:
     return m * (n + PAD)
 
 
-def choose(kernel: Kernel, step: int, dialect: Dialect) -> Plan:
+def choose(kernel: Kernel, step: int, tiles: bool, dialect: Dialect) -> Plan:
     """The cheapest plan of a product whose stages have ``step`` terms; of equals, that with most rows if residuals are
-    read before the products."""
+    read before the products. ``tiles``: its results can leave as tiles."""
     p, residual = product_of(kernel), len(kernel.inputs) > kernel.fixed + 1 and _has_residual(kernel)
     elements = sum(math.prod(o.shape) for o in (kernel.inputs[0], kernel.inputs[kernel.fixed]))
     elements += math.prod(kernel.outputs[0].shape) * (2 if residual else 1)
     return min(
-        _plans(p, step, residual, dialect.cores),
+        candidates(p, step, residual, tiles, dialect.cores),
         key=lambda plan: (cost(p, plan, step, residual, elements, dialect), plan.early and plan.n > 64),
     )
 
@@ -70,7 +79,8 @@ def _has_residual(kernel: Kernel) -> bool:
     )
 
 
-def _plans(p: Product, step: int, residual: bool, cores: int) -> Iterator[Plan]:
+def candidates(p: Product, step: int, residual: bool, tiles: bool, cores: int) -> Iterator[Plan]:
+    """Plans that fit the chip; ``tiles``: results can leave as tiles."""
     least = 32 * p.lanes
     widths = [n for n in (*WIDTHS, *ONE_TILE) if n % (8 * p.lanes) == 0 and n < p.n + 32] or [least]
     for m in (64, 128):
@@ -83,10 +93,12 @@ def _plans(p: Product, step: int, residual: bool, cores: int) -> Iterator[Plan]:
                     stage = (m + n) * step * 2
                     stages = min(room // stage, MOST_STAGES)
                     fits = parts == 1 or blocks(p.k, step) >= 2 * parts
-                    early = residual and n <= 128 and parts == 1
+                    tiled = tiles and step == 64 and parts == 1 and n % PIECE == 0 and p.n % n == 0
+                    fits = fits and (not tiled or stages > result_stages(m, n) + 1)
+                    early = residual and n <= 128 and parts == 1 and not tiled
                     fits = fits and (per_core < 4 or not early)  # measured: two with more rows are faster
                     if stages > 2 and fits and registers(m, n, per_core, early) <= CORE_REGISTERS:
-                        yield Plan(m, n, stages, parts, per_core, early)
+                        yield Plan(m, n, stages, parts, per_core, early, tiled)
 
 
 def registers(m: int, n: int, per_core: int, early: bool) -> int:
@@ -108,9 +120,10 @@ def cost(p: Product, plan: Plan, step: int, residual: bool, elements: int, diale
     multiply = steps * step / 64 * plan.m * max(plan.n, 64) * MULTIPLY * narrow
     load = steps * step / 64 * (plan.m + plan.n) * LOAD
     late = 1 if plan.early else 3
-    store = results / plan.parts * (RESULT + (RESIDUAL * late if residual else 0)) / p.lanes
+    one, other, tile = (TILED_RESULT, TILED_RESIDUAL, TILED) if plan.tiled else (RESULT, RESIDUAL * late, TILE)
+    store = results / plan.parts * (one + (other if residual else 0)) / p.lanes
     together = min(plan.per_core, blocks(groups, dialect.cores))
-    alone = max(multiply, load) + store + TILE
+    alone = max(multiply, load) + store + tile
     work = blocks(groups, at_once) * max(alone, together * max(multiply, load, store))
     if plan.parts > 1:
         work += results * PART + MEET[plan.parts]

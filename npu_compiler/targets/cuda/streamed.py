@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from typing import NamedTuple
 
 from ... import dtypes
 from ...kernel import Kernel, Operand
@@ -18,6 +20,7 @@ from ..simt.function import Emission, Function, blocks
 from ..simt.gemm import WIDE_ROWS, Product, conv_product, output_column, output_place, product_of, spread
 from ..simt.program import TileMap
 from .plans import PAD, Plan, choose, part_floats
+from .results import Results, leaves_as_tiles
 
 MOST_AHEAD = 2  # vectors of a share that a thread keeps from before the products
 BAND = 16  # tiles of rows that take turns before the next tile of columns
@@ -55,6 +58,16 @@ def _is_plain(kernel: Kernel) -> bool:
     return dense and a["kernel"] == (1, 1) and a["stride"] == (1, 1) and tuple(a["padding"]) == (0, 0, 0, 0)
 
 
+def thinned(kernel: Kernel) -> Kernel:
+    """A 1x1 convolution that skips pixels as one of an image that lacks them: the copy engine would take its time."""
+    if kernel.kind != "conv2d" or kernel.attrs["kernel"] != (1, 1) or any(kernel.attrs["padding"]):
+        return kernel
+    a, (sh, sw), (n, oh, ow, _) = kernel.inputs[0], kernel.attrs["stride"], kernel.outputs[0].shape
+    strides = (a.strides[0], a.strides[1] * sh, a.strides[2] * sw, a.strides[3])
+    image = replace(a, shape=(n, oh, ow, a.shape[3]), strides=strides) if max(sh, sw) > 1 else a
+    return replace(kernel, inputs=[image, *kernel.inputs[1:]], attrs=kernel.attrs | {"stride": (1, 1)})
+
+
 def distances(a: Operand) -> list[int]:
     """Elements between neighbours along H, W and N; anything where there is only one."""
     return [s if n > 1 else 8 for s, n in zip(a.strides[:3], a.shape[:3], strict=True)]
@@ -76,7 +89,18 @@ def _corners(kernel: Kernel) -> tuple[tuple[int, int], tuple[int, int]]:
 
 def emit_streamed(kernel: Kernel, dialect: Dialect) -> Emission:
     """The function of a ``gemm`` or ``conv2d`` kernel that :func:`takes`."""
-    return Streamed(kernel, dialect, choose(kernel, step_of(kernel), dialect)).emit()
+    return Streamed(kernel, dialect, choose(kernel, step_of(kernel), leaves_as_tiles(kernel), dialect)).emit()
+
+
+class Sum(NamedTuple):
+    """A product of the function's kernel: ``kernel`` says what is multiplied, ``left`` and ``right`` are the function's
+    operands, ``maps`` the names of their tile maps."""
+
+    kernel: Kernel
+    left: int
+    right: int
+    steps: int
+    maps: tuple[str, str] = ("", "")
 
 
 class Streamed:
@@ -92,7 +116,7 @@ class Streamed:
         self.step = step_of(kernel)
         self.teams = plan.m // 64
         self.threads = self.teams * 128 + SIMD
-        self.steps = blocks(self.p.k, self.step)
+        self.sums = [Sum(thinned(kernel), 0, kernel.fixed, blocks(self.p.k, self.step))]
         self.stage = (plan.m + plan.n) * self.step
         self.tiles_m, self.tiles_n = blocks(self.p.m, plan.m), blocks(self.p.n, plan.n)
         self.units = self.tiles_m * self.tiles_n * self.p.batch  # tiles, each made by ``parts`` groups
@@ -101,7 +125,8 @@ class Streamed:
     def emit(self) -> Emission:
         f, out, plan = self.f, self.f.lines, self.plan
         f.cluster, f.per_core = plan.parts, plan.per_core
-        self.left, self.right = self._maps()
+        self.sums = [s._replace(maps=self._maps(s)) for s in self.sums]
+        self.results = Results(self.kernel, f, plan, self.p, self.stage) if plan.tiled else None
         f.ask_for_given(self.kernel.fixed + 1)
         f.array(self.ctype, "ring", self.plan.stages * self.stage)
         if plan.parts > 1:
@@ -124,8 +149,8 @@ class Streamed:
         return f.finish(self.clusters * plan.parts, self.threads)
 
     # -- operands
-    def _maps(self) -> tuple[str, str]:
-        k, p, f = self.kernel, self.p, self.f
+    def _maps(self, s: Sum) -> tuple[str, str]:
+        k, p, f = s.kernel, product_of(s.kernel), self.f
         a, w = k.inputs[0], k.inputs[k.fixed]
         swizzle = self.step * 2
         if k.kind == "gemm":
@@ -137,7 +162,7 @@ class Streamed:
             n, h, width, c = a.shape
             low, high = _corners(k)
             sh, sw = k.attrs["stride"]
-            strides, box = tuple(s * 2 for s in reversed(distances(a))), (self.step, self.plan.m)
+            strides, box = tuple(x * 2 for x in reversed(distances(a))), (self.step, self.plan.m)
             left = TileMap((c, width, h, n), strides, box, swizzle, (*low, *high), (sw, sh))
         if k.kind == "gemm":
             batches = w.shape[0] if p.batch > 1 else 1
@@ -146,7 +171,7 @@ class Streamed:
             batches, row, batch = 1, p.k * 2, p.n * p.k * 2
         right = TileMap((p.k, p.n, batches), (row, batch), (self.step, self.plan.n, 1), swizzle)
         self.batches = batches
-        return f.tile_map(0, left), f.tile_map(k.fixed, right)
+        return f.tile_map(s.left, left), f.tile_map(s.right, right)
 
     def _indices(self) -> None:
         """``tm``, ``tn``, ``tb`` of unit ``t``: bands of rows, so that what neighbours read stays in the cache."""
@@ -161,68 +186,76 @@ class Streamed:
             out.add(f"const int high = {self.tiles_m} - band < {BAND} ? {self.tiles_m} - band : {BAND};")
             out.add("const int tm = band + inside % high, tn = inside / high;")
 
-    def _range(self) -> None:
+    def _range(self, s: Sum) -> None:
         """The steps of this group's part of a sum."""
         out, plan = self.f.lines, self.plan
         if plan.parts > 1:
-            out.add(f"const int first = rank * {self.steps} / {plan.parts};")
-            out.add(f"const int last = (rank + 1) * {self.steps} / {plan.parts};")
+            out.add(f"const int first = rank * {s.steps} / {plan.parts};")
+            out.add(f"const int last = (rank + 1) * {s.steps} / {plan.parts};")
         else:
-            out.add("const int first = 0;", f"const int last = {self.steps};")
+            out.add("const int first = 0;", f"const int last = {s.steps};")
 
     # -- the simd that asks for tiles
     def _ask(self) -> None:
-        out, plan = self.f.lines, self.plan
-        constant = self.kernel.inputs[self.kernel.fixed].buffer.kind in ("weight", "const")
-        least = self.steps // plan.parts if plan.parts > 1 else self.steps
-        primed = min(plan.stages, least) if constant else 0
-        nbytes = self.stage * 2
-        out.add(f"tile_map_ready({self.left});", f"tile_map_ready({self.right});")
-        self._range()
+        out, plan, s = self.f.lines, self.plan, self.sums[0]
+        constant = s.kernel.inputs[s.kernel.fixed].buffer.kind in ("weight", "const")
+        primed = min(plan.stages, s.steps // plan.parts) if constant else 0
+        out.add(*(f"tile_map_ready({name});" for s in self.sums for name in s.maps))
         if primed:
             with out.block("{  // weights do not wait for the kernel before"):
+                self._range(s)
                 out.add(f"const int t = gid / {plan.parts};")
                 self._indices()
                 with out.block(f"for (int i = 0; i < {primed}; i++) {{"):
-                    out.add("const int step = first + i, slot = i;", f"ring_expect(full + slot, {nbytes});")
-                    self._ask_right()
+                    out.add("const int step = first + i, slot = i;", f"ring_expect(full + slot, {self.stage * 2});")
+                    self._ask_right(s)
         out.add("wait_inputs();", "copies_follow();", "int slot = 0, turn = 1, count = 0;", "(void)count;")
         with out.block(f"for (int t = gid / {plan.parts}; t < {self.units}; t += {self.clusters}) {{"):
             self._indices()
-            self._pixel()
-            with out.block("for (int step = first; step < last; step++) {"):
-                with out.block(f"if (count >= {primed}) {{" if primed else "{"):
-                    out.add("ring_wait(empty + slot, turn);", f"ring_expect(full + slot, {nbytes});")
-                    self._ask_right()
-                self._ask_left()
-                out.add(f"count++; if (++slot == {plan.stages}) {{ slot = 0; turn ^= 1; }}")
+            out.add(f"const int row0 = tm * {plan.m};")
+            for s in self.sums:
+                with out.block("{"):
+                    self._ask_sum(s, primed if s is self.sums[0] else 0)
+            if self.results is not None:
+                self.results.ask()
 
-    def _ask_right(self) -> None:
+    def _ask_sum(self, s: Sum, primed: int) -> None:
+        """The stages of a sum; the right halves of the first ``primed`` of all have been asked for."""
+        out = self.f.lines
+        self._range(s)
+        self._pixel(s)
+        with out.block("for (int step = first; step < last; step++) {"):
+            with out.block(f"if (count >= {primed}) {{" if primed else "{"):
+                out.add("ring_wait(empty + slot, turn);", f"ring_expect(full + slot, {self.stage * 2});")
+                self._ask_right(s)
+            self._ask_left(s)
+            out.add(f"count++; if (++slot == {self.plan.stages}) {{ slot = 0; turn ^= 1; }}")
+
+    def _ask_right(self, s: Sum) -> None:
         place = f"ring + slot * {self.stage} + {self.plan.m * self.step}"
         row, batch = f"tn * {self.plan.n}", "tb" if self.batches > 1 else "0"
-        self.f.lines.add(f"tile_copy({place}, {self.right}, full + slot, step * {self.step}, {row}, {batch});")
+        self.f.lines.add(f"tile_copy({place}, {s.maps[1]}, full + slot, step * {self.step}, {row}, {batch});")
 
-    def _pixel(self) -> None:
+    def _pixel(self, s: Sum) -> None:
         """Where the first row of the tile lies in the image."""
-        out, k = self.f.lines, self.kernel
-        out.add(f"const int row0 = tm * {self.plan.m};")
+        out, k = self.f.lines, s.kernel
         if k.kind == "conv2d" and not _is_plain(k):
             _, oh, ow, _ = k.outputs[0].shape
             (sh, sw), (top, left) = k.attrs["stride"], k.attrs["padding"][:2]
             out.add(f"const int image = row0 / {oh * ow}, y0 = row0 / {ow} % {oh} * {sh} - {top};")
             out.add(f"const int x0 = row0 % {ow} * {sw} - {left};")
 
-    def _ask_left(self) -> None:
-        out, k, place = self.f.lines, self.kernel, f"ring + slot * {self.stage}"
+    def _ask_left(self, s: Sum) -> None:
+        out, k, place = self.f.lines, s.kernel, f"ring + slot * {self.stage}"
         if k.kind == "gemm" or _is_plain(k):
             batch = "tb" if self.p.batch > 1 else "0"
-            out.add(f"tile_copy({place}, {self.left}, full + slot, step * {self.step}, row0, {batch});")
+            out.add(f"tile_copy({place}, {s.maps[0]}, full + slot, step * {self.step}, row0, {batch});")
             return
-        (_, s), (dh, dw) = k.attrs["kernel"], k.attrs["dilation"]
+        (_, width), (dh, dw) = k.attrs["kernel"], k.attrs["dilation"]
         pieces = k.attrs["channels"][0] // self.step
         out.add(f"const int tap = step / {pieces}, c = step % {pieces} * {self.step};")
-        moved = f"tap % {s} * {dw}, tap / {s} * {dh}"
-        out.add(f"pixel_copy({place}, {self.left}, full + slot, c, x0, y0, image, {moved});")
+        moved = f"tap % {width} * {dw}, tap / {width} * {dh}"
+        out.add(f"pixel_copy({place}, {s.maps[0]}, full + slot, c, x0, y0, image, {moved});")
 
     # -- the teams that multiply
     def _work(self) -> None:
@@ -230,29 +263,50 @@ class Streamed:
         shared, lanes = plan.parts > 1, self.p.lanes
         epilogue = self._epilogue()
         soon = self._turns() <= MOST_AHEAD if shared else self.width == 8 and plan.early
-        self.ahead = bool(epilogue.ahead) and lanes == 1 and soon
-        self._range()
-        out.add("wait_inputs();", "int slot = 0, turn = 0;")
+        self.ahead = bool(epilogue.ahead) and lanes == 1 and soon and not plan.tiled
+        out.add("wait_inputs();", "int slot = 0, turn = 0;", *["int held = -1;"] * plan.tiled)
         with out.block(f"for (int t = gid / {plan.parts}; t < {self.units}; t += {self.clusters}) {{"):
             self._indices()
             if self.ahead:
                 self._read_ahead(epilogue)
-            out.add(f"WideC<{plan.n}> acc;", "wide_zero(acc);", "int used = 0;")
-            out.add("#pragma unroll 1")
+            out.add(f"WideC<{plan.n}> acc;")
+            for s in self.sums[:-1]:
+                self._add_up(s)
+                self._keep(s)
+            self._add_up(self.sums[-1])
+            if plan.parts > 1:
+                self._add_parts(epilogue)
+            elif self.results is not None:
+                self.results.store(epilogue, self._row())
+            else:
+                self._store(epilogue)
+        if self.results is not None:
+            out.add("if (tid % 128 == 0) stores_read();")
+
+    def _add_up(self, s: Sum) -> None:
+        """The sums ``acc`` of a tile; all of its stages are free afterwards."""
+        out, plan = self.f.lines, self.plan
+        with out.block("{"):
+            self._range(s)
+            out.add("wide_zero(acc);", "int used = 0;", "#pragma unroll 1")
             with out.block("for (int step = first; step < last; step++) {"):
                 out.add("ring_wait(full + slot, turn);")
                 out.add(f"{self.ctype}* const as = ring + slot * {self.stage};", "wide_begin();")
                 out.add(f"wide_mma<{self.step}>(acc, as + sid / 4 * {64 * self.step}, as + {plan.m * self.step});")
-                out.add("wide_commit();", "wide_wait<1>();")
+                out.add("wide_commit();")
+                if self.results is not None and s is self.sums[0]:
+                    self.results.let_go()
+                out.add("wide_wait<1>();")
                 with out.block("if (step > first) {"):
                     self._release("used")
                 out.add(f"used = slot; if (++slot == {plan.stages}) {{ slot = 0; turn ^= 1; }}")
             out.add("wide_settle(acc);")
-            if plan.parts > 1:
-                self._add_parts(epilogue)
-            else:
+            if plan.parts == 1:
                 self._release("used")
-                self._store(epilogue)
+
+    def _keep(self, s: Sum) -> None:
+        """What the epilogue needs of a sum that is not the last."""
+        raise NotImplementedError
 
     def _epilogue(self) -> Epilogue:
         """What becomes of the sums, ``width`` neighbours at a time."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable
 
 from ... import dtypes
 from ...errors import Reason
-from ...kernel import Kernel, Schedule
+from ...kernel import PAIR, Kernel, Schedule
 from .attention import emit_attention, emit_merge
 from .attention_step import emit_attention_step
 from .depthwise import emit_depthwise
@@ -35,7 +35,8 @@ EMITTERS: dict[str, Callable[[Kernel, Dialect], Emission]] = {
 
 
 def unsupported(kernel: Kernel) -> Reason | None:
-    return None if kernel.kind in EMITTERS else Reason("no_kernel", f"the GPU targets have no {kernel.kind} kernel")
+    known = kernel.kind in (*EMITTERS, PAIR)  # a pair is only made where the target has its function
+    return None if known else Reason("no_kernel", f"the GPU targets have no {kernel.kind} kernel")
 
 
 class Functions:

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from ... import affine, dtypes, expr
 from ...expr import Expr
 from ...kernel import Kernel
 from ..epilogue_nest import epilogue_nest, row_digits
-from ..nest import use_counts
+from ..nest import Step, use_counts
 from .function import Function, Pointers
 from .points import Points, vector_width
-from .scalar import Scalars, Value, kind_of, literal, storage, stored
+from .scalar import Scalars, Value, before_storage, kind_of, literal, storage, stored
 
 
 class Epilogue:
     """Writes results at (row, column) of the output; ``row`` counts its leading dims in order. ``width``: neighbouring
     columns that :meth:`store` can take at once, in up to 16 bytes each, or ``most``. ``ahead``: loads that can be made
-    before the sums: residuals, with ``columns`` also what all rows share, else that is ``shared``."""
+    before the sums: residuals, with ``columns`` also what all rows share, else that is ``shared``. ``first``: the
+    function's operand that the kernel's first input is, if it is a part of the function's kernel."""
 
-    def __init__(self, kernel: Kernel, function: Function, most: int = 0, columns: bool = False):
+    def __init__(self, kernel: Kernel, function: Function, most: int = 0, columns: bool = False, first: int = 0):
+        self.numbers = {n: first + n for n in range(len(kernel.inputs))} if first else None
         self.nest, self.acc, self.pitch = epilogue_nest(kernel)
         (self.step,) = self.nest.steps
         self.function = function
@@ -57,7 +60,7 @@ class Epilogue:
             )
         if simple:
             with out.block(f"if ({guard}) {{"):
-                s = Scalars(self.nest, Pointers(self.function), out, use_counts([self.step.value]))
+                s = Scalars(self.nest, Pointers(self.function, self.numbers), out, use_counts([self.step.value]))
                 self._indices(row, column)
                 for x in simple:
                     name = f"early{list(self._fetched).index(x)}"
@@ -91,7 +94,7 @@ class Epilogue:
 
     def _read(self, loads: list[Expr], row: str, column: str, width: int, name: Callable[[int], str]) -> None:
         out = self.function.lines
-        s = Scalars(self.nest, Pointers(self.function), out, use_counts([self.step.value]))
+        s = Scalars(self.nest, Pointers(self.function, self.numbers), out, use_counts([self.step.value]))
         with out.block("{"):
             self._indices(row, column)
             for n, x in enumerate(loads):
@@ -114,8 +117,22 @@ class Epilogue:
     ) -> None:  # fmt: skip
         """Statements that store ``width`` neighbours; ``accumulators(which, position)`` is the text of one float.
         ``slot``, ``shared``: where the loads of ``ahead`` and of ``shared`` were put, if they were made."""
+        self._run(self.step, row, column, width, accumulators, slot, shared)
+
+    def compute(
+        self, to: str, row: str, column: str, width: int, accumulators: Callable[[int, str], str], slot: str,
+        shared: str,
+    ) -> None:  # fmt: skip
+        """Like :meth:`store`, but the results go to the float array ``to``, and are not rounded."""
+        unrounded = replace(self.step, value=before_storage(self.step.value))
+        self._run(unrounded, row, column, width, accumulators, slot, shared, to)
+
+    def _run(
+        self, step: Step, row: str, column: str, width: int, accumulators: Callable[[int, str], str], slot: str,
+        shared: str, to: str = "",
+    ) -> None:  # fmt: skip
         out = self.function.lines
-        s = Scalars(self.nest, Pointers(self.function), out, use_counts([self.step.value]))
+        s = Scalars(self.nest, Pointers(self.function, self.numbers), out, use_counts([step.value]))
         if dtypes.DTYPES[self.step.value.dtype].size == 2:
             s.fast = self.function.dialect.fast
         points = Points(s, self.nest, self.lane, width)
@@ -126,7 +143,7 @@ class Epilogue:
             s.bound[x] = stored(f"{name}.v[0]", x.dtype)
             if width > 1:
                 s.bound[expr.substitute(x, points.shift)] = stored(f"{name}.v[i{points.inner}]", x.dtype)
-        for x in expr.walk(self.step.value):
+        for x in expr.walk(step.value):
             if x.op == "load" and x.value.operand >= self.acc:
                 which = x.value.operand - self.acc
                 s.bound[x] = Value(accumulators(which, "0"), "float")
@@ -134,5 +151,5 @@ class Epilogue:
                     s.bound[expr.substitute(x, points.shift)] = Value(accumulators(which, f"i{points.inner}"), "float")
         with out.block("{"):
             self._indices(row, column)
-            points.run([self.step])
+            points.run([step], sink=to)
         self.function.checks |= s.checks

@@ -10,7 +10,7 @@ from ...expr import Expr
 from ...kernel import Kernel
 from ..nest import Nest, Step, accesses, use_counts
 from .function import Function, Pointers
-from .scalar import Scalars, combine, kind_of, storage, stored
+from .scalar import Scalars, before_storage, combine, kind_of, storage, stored
 
 GATHERED = 8  # so many neighbours a thread collects for one store
 
@@ -123,6 +123,7 @@ class Points:
                     self._one(st, value, None, expr.substitute(position, shift) if position is not None else None)
                 else:
                     name = next(n for n, other in stores if other is st)
+                    value = before_storage(value) if value.dtype == st.target.dtype else value
                     text = storage(s.text(value, kind_of(st.target.dtype)), st.target.dtype)
                     s.out.add(f"{name}.v[i{self.inner}] = {text};")
         for name, st in stores:

@@ -17,6 +17,7 @@ from .gemm import WIDE_ROWS, product_of
 from .gemv import is_gemv, takes_prologue
 from .join import join_attention
 from .loops import shares_launch
+from .shortcut import join_shortcuts
 from .sorts import split_sort
 
 KEYS_OF_A_SPLIT = 32
@@ -27,6 +28,7 @@ def refine(schedule: Schedule, dialect: Dialect) -> None:
     """Rewrite the kernels of an entry point; memory is not planned yet."""
     _drop_position_masks(schedule)
     join_attention(schedule, dialect)
+    join_shortcuts(schedule, dialect)
     kernels: list[Kernel] = []
     for k in schedule.kernels:
         if k.kind == "attention":

@@ -96,6 +96,12 @@ def storage(text: str, dtype: str) -> str:
     return f"({ctype})({text})" if dtype in ("bool", "int8", "uint8", "int16") else text
 
 
+def before_storage(e: Expr) -> Expr:
+    """``e`` without a rounding that storing it would repeat."""
+    rounds = e.op == "cast" and e.dtype in ("float16", "bfloat16") and e.args[0].dtype == "float32"
+    return e.args[0] if rounds else e
+
+
 class Lines:
     """Text under construction, with indentation."""
 
@@ -177,7 +183,7 @@ class Scalars:
 
     def store(self, target: Expr, value: Expr, dtype: str) -> None:
         """``value`` in the memory that ``target``, a load of an output, stands for."""
-        text = self.text(value, kind_of(dtype))
+        text = self.text(before_storage(value) if value.dtype == dtype else value, kind_of(dtype))
         self.out.add(f"{self.pointers[target.value.operand]}[{self.address(target)}] = {storage(text, dtype)};")
 
     # -- one expression -----------------------------------------------------------------------------------------------

@@ -203,6 +203,10 @@ UNARY_F(trunc) UNARY(abs, fabsf, fabs) UNARY(round, rintf, rint)
   INLINE double m_##name(double a, double b) { return twice(a, b); }
 BINARY(pow, powf, pow) BINARY(atan2, atan2f, atan2) BINARY(fmod, fmodf, fmod)
 INLINE float m_max(float a, float b) { return fmaxf(a, b); }
+#if __CUDA_ARCH__ >= 800
+INLINE float m_maximum(float a, float b) { float y; asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b)); return y; }
+INLINE float m_minimum(float a, float b) { float y; asm("min.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b)); return y; }
+#endif
 INLINE bool m_isinf(float x) { return fabsf(x) == __int_as_float(0x7f800000); }
 INLINE bool m_isinf(double x) { return fabs(x) == __longlong_as_double(0x7ff0000000000000LL); }
 INLINE float f32_of_bits(uint u) { return __uint_as_float(u); }

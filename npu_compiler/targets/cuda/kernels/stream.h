@@ -28,7 +28,9 @@ INLINE int cluster_rank() {
 INLINE void cluster_barrier() {
   asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
 }
-INLINE void team_barrier(int threads) { asm volatile("bar.sync 1, %0;" :: "r"(threads) : "memory"); }
+INLINE void team_barrier(int number, int threads) {
+  asm volatile("bar.sync %0, %1;" :: "r"(number), "r"(threads) : "memory");
+}
 INLINE void peer_store(uint at, float x, float y) {
   asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" :: "r"(at), "f"(x), "f"(y) : "memory");
 }
@@ -69,6 +71,29 @@ INLINE void tile_copy(void* to, const TileMap& m, int64_t* full, int x, int y, i
 INLINE void tile_copy_4d(void* to, const TileMap& m, int64_t* full, int x, int y, int z, int w) {
   asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];"
                :: "r"(group_address(to)), "l"(&m), "r"(group_address(full)), "r"(x), "r"(y), "r"(z), "r"(w) : "memory");
+}
+INLINE void tile_store(const TileMap& m, const void* from, int x, int y, int z) {
+  asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];"
+               :: "l"(&m), "r"(group_address(from)), "r"(x), "r"(y), "r"(z) : "memory");
+}
+INLINE void stores_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+INLINE void stores_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }  // what they take is free
+// Neighbouring pairs as lanes have the sums of 16 rows by 16 columns: a lane says where one half of a row lies.
+template <class T> INLINE Vec<T, 2> pair_of(uint v) {
+  Vec<T, 2> x;
+  asm("mov.b32 {%0, %1}, %2;" : "=h"(x.v[0].bits), "=h"(x.v[1].bits) : "r"(v));
+  return x;
+}
+template <class T> INLINE void pairs_take(Vec<T, 2>* x, const T* row) {
+  uint v[4];
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3]) : "r"(group_address(row)) : "memory");
+#pragma unroll
+  for (int i = 0; i < 4; i++) x[i] = pair_of<T>(v[i]);
+}
+INLINE void pairs_put(void* row, const uint* v) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
+               :: "r"(group_address(row)), "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3]) : "memory");
 }
 // Pixels of an image from (x, y) on, moved by (right, down).
 INLINE void pixel_copy(void* to, const TileMap& m, int64_t* full, int c, int x, int y, int n, int right, int down) {
