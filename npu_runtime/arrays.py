@@ -19,6 +19,7 @@ from npu_compiler.errors import BackendError
 
 ALIGNMENT = 64  # bytes: a cache line, and the widest vector
 HUGE_PAGE = 2 << 20
+KEPT = 32 << 20  # what the C library keeps for the next request when it is freed; glibc's limit
 _SLAB = 32 << 20
 
 
@@ -50,15 +51,23 @@ def aligned_empty(shape: Sequence[int], dtype: np.dtype[Any]) -> np.ndarray:
     return _aligned(shape, dtype, np.empty)
 
 
+def passing_empty(shape: Sequence[int], dtype: np.dtype[Any]) -> np.ndarray:
+    """:func:`aligned_empty` for what is soon freed and asked for again, as results of runs are: not from the system,
+    which would clear its pages anew."""
+    return _aligned(shape, dtype, np.empty, pages_from=KEPT)
+
+
 def aligned_zeros(shape: Sequence[int], dtype: np.dtype[Any]) -> np.ndarray:
     """:func:`aligned_empty`, but zeros; what is never written takes no memory."""
     return _aligned(shape, dtype, np.zeros)
 
 
-def _aligned(shape: Sequence[int], dtype: np.dtype[Any], allocate: Callable[..., np.ndarray]) -> np.ndarray:
+def _aligned(
+    shape: Sequence[int], dtype: np.dtype[Any], allocate: Callable[..., np.ndarray], pages_from: int = HUGE_PAGE
+) -> np.ndarray:
     size = math.prod(shape) * dtype.itemsize
     check_memory(size, f"an array of shape {list(shape)}")
-    align = HUGE_PAGE if size >= HUGE_PAGE else ALIGNMENT
+    align = HUGE_PAGE if size >= pages_from else ALIGNMENT
     try:
         raw = _pages(size + align) if align == HUGE_PAGE else allocate(size + align, np.uint8)
     except (MemoryError, OSError):

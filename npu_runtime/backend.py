@@ -161,6 +161,10 @@ class Backend(ABC):
         self.copy(buffer, zeros(buffer.shape, buffer.dtype))
         return buffer
 
+    def allocate_result(self, shape: Sequence[int], dtype: np.dtype[Any]) -> DeviceBuffer:
+        """:meth:`allocate_empty` for a run's output, which its caller will not keep for long."""
+        return self.allocate_empty(shape, dtype)
+
     def allocate_buffer(self, data: np.ndarray, alloc_shape: Sequence[int] | None = None) -> DeviceBuffer:
         """A copy of ``data`` in device memory."""
         buffer = self.allocate_empty(data.shape, data.dtype, alloc_shape)

@@ -191,7 +191,7 @@ class Executor:
     def run_device(self, inputs: Inputs) -> dict[str, DeviceBuffer]:
         """:meth:`run`, with the outputs left in device memory."""
         given = [self._input(spec, value) for spec, value in zip(self.inputs, self._ordered(inputs), strict=True)]
-        outputs = [self.backend.allocate_empty(o.shape, dtypes.numpy_dtype(o.dtype)) for o in self.outputs]
+        outputs = [self.backend.allocate_result(o.shape, dtypes.numpy_dtype(o.dtype)) for o in self.outputs]
         if self._own is None:
             run = self._bind(given, outputs)
             run()
@@ -310,7 +310,7 @@ class Executor:
         if inputs is None:
             inputs = [np.zeros(i.shape, dtypes.numpy_dtype(i.dtype)) for i in self.inputs]
         given = [self._input(spec, value) for spec, value in zip(self.inputs, self._ordered(inputs), strict=True)]
-        outputs = [self.backend.allocate_empty(o.shape, dtypes.numpy_dtype(o.dtype)) for o in self.outputs]
+        outputs = [self.backend.allocate_result(o.shape, dtypes.numpy_dtype(o.dtype)) for o in self.outputs]
         held = self.state.snapshot()
         try:
             return measure(self.program, self.entry, self._bind(given, outputs), runs, warmup)

@@ -14,7 +14,7 @@ from npu_compiler import dtypes, env
 from npu_compiler.compiled_program import CompiledProgram, EntryPoint
 from npu_compiler.errors import BackendError
 
-from ..arrays import Block, aligned_empty, aligned_zeros
+from ..arrays import Block, aligned_empty, aligned_zeros, passing_empty
 from ..backend import Backend, DeviceBuffer, Launch, LoadedEntry
 from ..native import NativeLibrary
 
@@ -112,6 +112,9 @@ class CPUBackend(Backend):
         if tuple(full) != tuple(shape):
             array.fill(0)
         return CPUBuffer(array, shape)
+
+    def allocate_result(self, shape: Sequence[int], dtype: np.dtype[Any]) -> CPUBuffer:
+        return CPUBuffer(passing_empty(shape, np.dtype(dtype)), shape)
 
     def allocate_zeros(
         self, shape: Sequence[int], dtype: np.dtype[Any], alloc_shape: Sequence[int] | None = None
