@@ -64,6 +64,7 @@ class Nest:
     serial: bool
     position: Expr = ZERO  # flat position over the reduced dims, for argmax
     private: set[int] = field(default_factory=set)  # dims along which a serial store never meets itself
+    aside: set[int] = field(default_factory=set)  # those of them that no looked-up place depends on
     empty: bool = False
 
     @property
@@ -219,8 +220,9 @@ def _collapse_pair(nest: Nest) -> bool:
                 _fix_index(nest, a)
                 nest.size[b] *= nest.size.pop(a)
                 nest.order.remove(a)
-                if a not in nest.private:
-                    nest.private.discard(b)
+                for kept in (nest.private, nest.aside):
+                    if a not in kept:
+                        kept.discard(b)
                 nest.reduced.discard(a)
                 return True
     return False
@@ -290,15 +292,16 @@ def _flatten(nest: Nest, places: Places) -> None:
                     memo[key] = Expr(x.op, x.dtype, args, x.value)
         return memo[key]
 
-    private: set[int] | None = None
+    private, aside = set(nest.order), set(nest.order)
     for s in nest.steps:
         s.value = visit(s.value, False)
         if s.number in places:
             op, raw = nest.outputs[s.output], places[s.number]
             s.target = address(op, ~s.output, op.dtype, [visit(i, False) for i in raw], raw, False)
-            alone = {i.value for i in raw if i.op == "index" and sum(_uses(j, i) for j in raw) == 1}
-            private = alone if private is None else private & alone
-    nest.private = private or set()
+            own = [i for i in raw if i.op == "index"]
+            private &= {i.value for i in own}
+            aside &= {i.value for i in own if sum(_uses(j, i) for j in raw) == 1}
+    nest.private, nest.aside = private, aside
 
 
 def _uses(e: Expr, leaf: Expr) -> bool:

@@ -180,17 +180,12 @@ class _Emitter:
         assert lane is not None
         ranges = self.render.ranges
         self.render.ranges = {**ranges, lane: (low, high - 1)}
-        if plan.one_by_one:
-            header, footer = f"for (long i{lane} = {low}; i{lane} < {high}; i{lane}++) {{", "}"
-        else:
-            call = f"<{count}, {low}, {high}>("
-            if plan.lane_blocks > 1:
-                whole = (low, high) == (0, self.nest.size[lane])
-                call = f"<{count}>(" + ("lo, hi, " if whole else f"scalar_max(lo, {low}L), scalar_min(hi, {high}L), ")
-            header, footer = f"{helper}{call}[&]({arguments}) NPU_BODY {{", "});"
-        with block.child(header, footer, binds=frozenset((lane,))) as inner:
-            if plan.one_by_one:
-                inner.items.append("const int L = 1;")
+        call = f"<{count}, {low}, {high}>("
+        if plan.lane_blocks > 1:
+            whole = (low, high) == (0, self.nest.size[lane])
+            call = f"<{count}>(" + ("lo, hi, " if whole else f"scalar_max(lo, {low}L), scalar_min(hi, {high}L), ")
+        header = f"{helper}{call}[&]({arguments}) NPU_BODY {{"
+        with block.child(header, "});", binds=frozenset((lane,))) as inner:
             yield inner
         self.render.ranges = ranges
 

@@ -25,14 +25,14 @@ BY_LANE = frozenset("tan asin acos atan sinh cosh asinh acosh atanh pow atan2 fm
 class Plan:
     """How a nest is walked.
 
-    ``lane`` None: the nest is a single point. ``wide``: the lanes are neighbouring rows; else they run along the row.
+    ``lane`` None: the nest is a single point, or must be walked point by point, in order. ``wide``: the lanes are
+    neighbouring rows; else they run along the row.
     """
 
     nest: Nest
     lane: int | None
     wide: bool
     row: Row
-    one_by_one: bool = False  # a single lane takes part, in order
     unroll: list[int] = field(default_factory=list)  # vectors side by side, per pass
     scratch: dict[int, int] = field(default_factory=dict)  # byte offset of each saved stage
     scratch_bytes: int = 0
@@ -78,13 +78,13 @@ class Plan:
 def make_plan(nest: Nest) -> Plan:
     if not nest.reduced:
         fold_single_points(nest)
-    lane, one_by_one = _choose_lane(nest)
+    lane = _choose_lane(nest)
     transposed = _choose_tile(nest)
     if transposed is not None:
         lane = transposed[0]
     wide = lane is None or lane not in nest.reduced
     row = make_row(nest, LANES if wide else 1)
-    plan = Plan(nest, lane, wide, row, one_by_one)
+    plan = Plan(nest, lane, wide, row)
     if transposed is not None:
         _, plan.tile, plan.tiled = transposed
     else:
@@ -101,21 +101,20 @@ def make_plan(nest: Nest) -> Plan:
 
 
 # -- lanes --------------------------------------------------------------------------------------------------------
-def _choose_lane(nest: Nest) -> tuple[int | None, bool]:
-    """The dim for the lanes with the lowest estimated cost per element, and whether it must run one by one."""
+def _choose_lane(nest: Nest) -> int | None:
+    """The dim for the lanes with the lowest estimated cost per element; None if no points may be done together."""
     if not nest.order:
-        return None, False
+        return None
     candidates = list(nest.order)
     if any(s.reduce in ("argmax", "argmin") for s in nest.steps) and nest.folds:
         candidates = [*nest.rows, nest.folds[-1]]  # in one lane, positions must come in order
     if nest.serial:
-        free = [d for d in candidates if d in nest.private]
-        if not free:
-            return nest.order[-1], True
-        candidates = free
+        candidates = [d for d in candidates if d in nest.private]
+        if not candidates:
+            return None
     if not any(s.kind == "reduce" for s in nest.steps) and nest.rows:
         candidates = [d for d in candidates if d not in nest.reduced] or candidates
-    return min(candidates, key=lambda d: (_lane_cost(nest, d), -nest.order.index(d))), False
+    return min(candidates, key=lambda d: (_lane_cost(nest, d), -nest.order.index(d)))
 
 
 def _lane_cost(nest: Nest, dim: int) -> float:
@@ -166,7 +165,7 @@ def _choose_tile(nest: Nest) -> tuple[int, int, list[Expr]] | None:
 # -- vectors and scratch ------------------------------------------------------------------------------------------
 def _vectors_for(plan: Plan, steps: list[Step]) -> int:
     """Vectors side by side: enough to hide latency in light bodies, one in heavy ones."""
-    if plan.lane is None or plan.one_by_one or sum(expr.cost(s.value) for s in steps) > LIGHT:
+    if plan.lane is None or sum(expr.cost(s.value) for s in steps) > LIGHT:
         return 1
     most = 2 if any(scratch_item(s.value.dtype) == 8 for s in steps if s.kind == "reduce") else 4
     vectors = plan.nest.size[plan.lane] // LANES
@@ -197,8 +196,6 @@ def estimate_ns(plan: Plan) -> float:
         unit = plan.lane is None or affine.affine(x.args[0]).coefficient(plan.lane) in (0, 1) or x in plan.tiled
         work = dtypes.DTYPES[operand.dtype].size / 40 if unit and not access.checks else 0.7
         row, point = (row + work, point) if per_row else (row, point + work)
-    if nest.serial and plan.one_by_one:
-        point = row = 4.0
     if not plan.wide:
         row += 8.0
     rows = nest.points(nest.rows)
@@ -208,8 +205,10 @@ def estimate_ns(plan: Plan) -> float:
 def _split_work(plan: Plan) -> None:
     nest = plan.nest
     rows = [d for d in nest.rows if d not in (plan.lane, plan.tile, plan.woven)]
-    if nest.serial:
-        return
+    if nest.serial:  # the others in order, inside
+        rows = [d for d in rows if d in nest.private]
+        if not rows and plan.lane is None:
+            return
     wanted = max(1, min(MAX_CHUNKS, int(estimate_ns(plan) / CHUNK_NS)))
     count = nest.points(rows) * plan.tile_blocks
     if wanted > 1 and plan.wide and plan.lane is not None and count < 2 * wanted:

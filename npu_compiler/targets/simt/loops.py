@@ -23,7 +23,7 @@ def emit_loops(kernel: Kernel, dialect: Dialect) -> Emission:
     nest = build_nest(kernel)
     if not nest.reduced and not nest.empty:
         fold_single_points(nest)
-    turns = nest.serial and not nest.empty and not nest.reduced and not _all_private(nest) and not _accumulates(nest)
+    turns = nest.serial and not nest.empty and not nest.reduced and not _all_private(nest) and _takes_turns(nest)
     function = Function(kernel, dialect, early=turns)
     if nest.empty:
         return function.finish(0, THREADS)
@@ -73,7 +73,7 @@ def shares_launch(kernel: Kernel) -> bool:
         return False
     nest = build_nest(kernel)
     fold_single_points(nest)
-    return not _accumulates(nest) and _turn_team(nest, kernel) == SIMD
+    return _takes_turns(nest) and _turn_team(nest, kernel) == SIMD
 
 
 def emit_bundle(kernel: Kernel, dialect: Dialect) -> Emission:
@@ -110,10 +110,11 @@ def _all_private(nest: Nest) -> bool:
     return all(d in nest.private for d in nest.order)
 
 
-def _accumulates(nest: Nest) -> bool:
+def _takes_turns(nest: Nest) -> bool:
+    """Whether a turn stores whole rows, and of those for one place the last one is all that counts."""
     written = {op.buffer.id for op in nest.outputs}
     reads = any(nest.inputs[x.value.operand].buffer.id in written for x, _ in accesses(nest) if x.value.operand >= 0)
-    return reads or len(nest.steps) > 1
+    return not reads and len(nest.steps) == 1 and nest.aside == nest.private
 
 
 def _accumulate(nest: Nest, function: Function) -> Emission:
