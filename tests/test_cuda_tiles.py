@@ -97,7 +97,7 @@ def _rows(image: int, batch: int, out: int = 64, taps: int = 7) -> Kernel:
 
 
 LINES = {
-    "stem": (_rows(224, 256), 264), "stem of one": (_rows(224, 1), 98), "small": (_rows(36, 99, 32, 3), 264),
+    "stem": (_rows(224, 256), 132), "stem of one": (_rows(224, 1), 98), "small": (_rows(36, 99, 32, 3), 264),
     "3x3": (_conv(56, 64, 64, 256), 132), "few filters": (_conv(56, 64, 40, 99), 132),
 }  # fmt: skip
 

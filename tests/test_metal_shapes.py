@@ -108,13 +108,16 @@ VECTORS: dict[str, Callable[[], tuple[nn.Module, Args]]] = {
     "norm-of-a-few-rows": lambda: (nn.LayerNorm(1536), (torch.randn(5, 1536),)),
     "image": lambda: (nn.Sequential(nn.Conv2d(3, 16, 7, 2, 3), nn.ReLU()), (torch.randn(2, 3, 13, 15),)),
     "image-3x3": lambda: (nn.Conv2d(1, 8, 3, 2), (torch.randn(1, 1, 12, 12),)),
+    "images": lambda: (nn.Conv2d(3, 16, 7, 2, 3), (torch.randn(8, 3, 13, 15),)),
+    "pixels": lambda: (Call(lambda x: F.pad(x, (1, 2, 3, 0)).permute(0, 2, 3, 1) * 2), (torch.randn(4, 4, 9, 21),)),
 }
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_threads_that_take_vectors(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where rows are many, and images as rows of pixels."""
+    """As where rows and vectors are many, and images as rows of pixels."""
     monkeypatch.setattr(loops, "VECTOR_ROWS", 1)
+    monkeypatch.setattr(loops, "TURNS_FROM", 1)
     monkeypatch.setitem(TARGETS, "metal", replace(TARGETS["metal"], image_row=32))
     for name, make in VECTORS.items():
         torch.manual_seed(1)

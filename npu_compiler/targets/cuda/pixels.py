@@ -15,9 +15,11 @@ import math
 
 from ...kernel import Kernel
 from ..simt.dialect import Dialect
+from ..simt.epilogue import Epilogue
 from ..simt.function import Emission, blocks
 from ..simt.program import TileMap
-from .plans import CORE_BYTES, CORE_REGISTERS, GROUP_EXTRA, ONE_TILE, WIDTHS, Plan, registers
+from .plans import CORE_BYTES, CORE_REGISTERS, GROUP_EXTRA, ONE_TILE, PIECE, WIDTHS, Plan, registers
+from .results import Pairs, leaves_as_tiles, residual_of, row_pitch
 from .streamed import Streamed, distances
 
 BLOCK = 8  # results of a line, and lines, that the unit multiplies together
@@ -29,6 +31,9 @@ LEAST_UNITS = 96  # that give the cores enough to do
 LEAST_RESULTS = 0.75  # of what is computed: blocks reach beyond lines that are no multiple of 8
 ALIGNED = 512  # elements after which the swizzle repeats
 MOST_KEPT = 64  # columns whose scales and shifts stay in registers
+# (rows of the teams, stages, groups of a core, whether results leave as tiles), best first.
+PLANS = ((128, 2, 2, False), (256, 2, 1, False), (128, 2, 1, False))
+TILED = ((128, 2, 2, True), (256, 2, 1, True), (128, 2, 1, True))
 LEAST_RING = 1 << 13  # elements, so that the array begins where the swizzle does
 
 
@@ -111,10 +116,14 @@ def _plan(kernel: Kernel) -> Plan | None:
     if not _is_rows(kernel) and max(pitch // CHANNELS, _lines(kernel)) > MOST_BOX:
         return None
     early = len(kernel.inputs) > kernel.fixed + 1 and n <= 128
-    for m, stages, per_core in ((128, 2, 2), (256, 2, 1), (128, 2, 1)):
-        nbytes = _ring(kernel, n, stages) * 2 + GROUP_EXTRA
+    tiles = n == k and n % PIECE == 0 and leaves_as_tiles(kernel) and residual_of(kernel) == -1
+    many = _bands(kernel) * kernel.outputs[0].shape[0] >= LEAST_UNITS
+    for m, stages, per_core, tiled in (*TILED * tiles, *PLANS):
+        if tiled and m > 128 and not many:
+            continue  # teams of several groups share a band
+        nbytes = _ring(kernel, n, stages) * 2 + GROUP_EXTRA + m * n * 2 * tiled
         if nbytes * per_core <= CORE_BYTES and registers(m, n, per_core, early) <= CORE_REGISTERS:
-            return Plan(m, n, stages, 1, per_core, early)
+            return Plan(m, n, stages, 1, per_core, early, tiled)
     return None
 
 
@@ -140,8 +149,15 @@ class _Pixels(Streamed):
             strides = tuple(s * 2 for s in reversed(distances(self.kernel.inputs[0])))
             window = (c, self.pitch // c, _lines(self.kernel), 1)
             self.left = f.tile_map(0, TileMap((c, w, h, n), strides, window, c * 2))
+        if plan.tiled:
+            n, h, w, c = self.kernel.outputs[0].shape
+            pitch = row_pitch(self.kernel.outputs[0]) * 2
+            strides, self.pairs = (pitch, pitch * w, pitch * w * h), Pairs(self.kernel, f, plan)
+            self.out = f.tile_map(~0, TileMap((c, w, h, n), strides, (PIECE, BLOCK, BLOCK, 1), PIECE * 2))
         f.ask_for_given(fixed + 1)
         f.array(self.ctype, "ring", _ring(self.kernel, plan.n, plan.stages))
+        if plan.tiled:
+            f.array(self.ctype, "leaving", plan.m * plan.n)
         f.array("int64_t", "full", 2 * plan.stages + 1)
         out.add(f"{self.ctype}* const lines = ring + {_filters(self.kernel, plan.n)};")
         out.add(f"int64_t *const empty = full + {plan.stages}, *const filters = full + {2 * plan.stages};")
@@ -189,7 +205,10 @@ class _Pixels(Streamed):
         epilogue = self._epilogue()
         self.ahead = bool(epilogue.ahead) and self.plan.early and self.width == 8
         out.add("wait_inputs();", "ring_wait(filters, 0);", "const int tn = 0;")
-        self.kept = self._can_share(epilogue) and not self.ahead and self.plan.n <= MOST_KEPT
+        few = self.plan.n <= MOST_KEPT
+        self.kept = self._can_share(epilogue) and not self.ahead and few and not self.plan.tiled
+        if self.plan.tiled and few:
+            self.pairs.read_shared(epilogue)
         if self.kept:
             epilogue.declare_shared(self._pieces(), 8)
             out.add("#pragma unroll")
@@ -205,10 +224,27 @@ class _Pixels(Streamed):
                 if self.ahead:
                     self._read_ahead(epilogue)
                 self._multiply()
-                self._store(epilogue)
+                if self.plan.tiled:
+                    self._leave(epilogue)
+                else:
+                    self._store(epilogue)
             self._release("slot")
             self._next()
             out.add(f"mine = (mine + {teams - self.tiles % teams}) % {teams};")
+        if self.plan.tiled:
+            out.add("if (tid % 128 == 0) stores_read();")
+
+    def _leave(self, epilogue: Epilogue) -> None:
+        """A team's results go through group memory of its own, when the copy engine has read those before."""
+        out, pieces, piece = self.f.lines, self.plan.n // PIECE, PIECE * PIECE
+        out.add("if (tid % 128 == 0) stores_read();", "team_barrier(1 + sid / 4, 128);")
+        with out.block("{"):
+            self.pairs.fill(f"leaving + sid / 4 * {pieces * piece}", piece, range(pieces), epilogue, self._row())
+        with out.block("if (tid % 128 == 0) {"):
+            for n in range(pieces):
+                at = f"leaving + sid / 4 * {pieces * piece} + {n * piece}"
+                out.add(f"tile_store_4d({self.out}, {at}, {n * PIECE}, tile * {BLOCK}, band * {BLOCK}, image);")
+            out.add("stores_commit();")
 
     def _multiply(self) -> None:
         """The sums ``acc`` of 8 lines from ``tile`` on."""

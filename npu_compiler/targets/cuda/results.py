@@ -59,16 +59,81 @@ def leaves_as_tiles(kernel: Kernel) -> bool:
     return fits and out.dtype == kernel.inputs[0].dtype and row_pitch(out) > 0 and residual_of(kernel) is not None
 
 
-class Results:
+class Pairs:
+    """The text that makes results of the sums ``acc`` as the matrix unit leaves them: two neighbours of a row each."""
+
+    def __init__(self, kernel: Kernel, f: Function, plan: Plan):
+        self.f, self.plan, self.pieces = f, plan, plan.n // PIECE
+        self.ctype = dtypes.DTYPES[kernel.outputs[0].dtype].ctype
+        self.kept = False  # whether sums before these are ``acc1``
+        self.shared = False  # whether what all rows share has been read
+
+    def read_shared(self, epilogue: Epilogue) -> None:
+        """Read what all rows of all tiles share, of all columns."""
+        epilogue.declare_shared(self.plan.n // 8, 2)
+        self.f.lines.add("#pragma unroll")
+        with self.f.lines.block(f"for (int g = 0; g < {self.plan.n // 8}; g++) {{"):
+            epilogue.read_shared("g * 8 + (lane & 3) * 2", 2, "g")
+        self.shared = True
+
+    def fill(self, to: str, apart: int, parts: range, epilogue: Epilogue, row: str, residual: bool = False) -> None:
+        """Put 64 rows of pieces ``parts`` into group memory, the first at ``to`` and the others ``apart`` elements from
+        each other, where the ``residual`` may be."""
+        out = self.f.lines
+        out.add(f"{self.ctype}* const rows = {to} + (sid % 4 * 16 + (lane & 15)) * {PIECE};")
+        with self._chunks(parts):
+            piece = f"(q / 4 - {parts.start}) * {apart}"
+            out.add(f"{self.ctype}* const place = rows + {piece} + ((q % 4 * 2 + (lane >> 4)) ^ (lane & 7)) * 8;")
+            if residual:
+                epilogue.declare_ahead(4, 2)
+                out.add("pairs_take(ahead0, place);")
+            out.add("uint pairs[4];")
+            self._pairs(epilogue, row, "pairs[2 * j + h]")
+            out.add("pairs_put(place, pairs);")
+        out.add("wide_ready();", "team_barrier(1 + sid / 4, 128);")
+
+    def keep(self, epilogue: Epilogue, row: str) -> None:
+        """Keep the results as pairs in registers, for the epilogue of the next sums."""
+        self.f.lines.add(f"uint kept[{self.plan.n // 4}];")
+        with self._chunks(range(self.pieces)):
+            self._pairs(epilogue, row, "kept[4 * q + 2 * j + h]")
+        self.kept = True
+
+    @contextmanager
+    def _chunks(self, parts: range) -> Iterator[None]:
+        """For each ``q``: 16 columns."""
+        self.f.lines.add("#pragma unroll")
+        with self.f.lines.block(f"for (int q = {parts.start * 4}; q < {parts.stop * 4}; q++) {{"):
+            yield
+
+    def _pairs(self, epilogue: Epilogue, row: str, to: str) -> None:
+        """Results of chunk ``q``: of half ``j`` of the columns, half ``h`` of the rows."""
+        out = self.f.lines
+        texts = ["acc.v[8 * q + 4 * j + 2 * h + {}]", "to_f32(other.v[{}])"]
+        out.add("#pragma unroll")
+        with out.block("for (int j = 0; j < 2; j++) {"):
+            out.add(f"const int n = tn * {self.plan.n} + q * 16 + j * 8 + (lane & 3) * 2;")
+            if not self.shared:
+                epilogue.declare_shared(1, 2)
+                epilogue.read_shared("n", 2, "0")
+            out.add("#pragma unroll")
+            with out.block("for (int h = 0; h < 2; h++) {"):
+                out.add(row, "float y[2];")
+                if self.kept:
+                    out.add(f"const Vec<{self.ctype}, 2> other = pair_of<{self.ctype}>(kept[4 * q + 2 * j + h]);")
+                shared = "2 * q + j" if self.shared else "0"
+                epilogue.compute("y", "m", "n", 2, lambda which, i: texts[which].format(i), "2 * j + h", shared)
+                out.add(f"{to} = pack_pair(y[0], y[1], ({self.ctype}*)nullptr);")
+
+
+class Results(Pairs):
     """The stages of a tile's results, ``slots`` of them with some columns each, and the text of who handles them."""
 
     def __init__(self, kernel: Kernel, f: Function, plan: Plan, p: Product, stage: int):
-        self.kernel, self.f, self.plan, self.p, self.stage = kernel, f, plan, p, stage
-        self.teams, self.pieces = plan.m // PIECE, plan.n // PIECE
+        super().__init__(kernel, f, plan)
+        self.p, self.stage, self.teams = p, stage, plan.m // PIECE
         self.slots = result_stages(plan.m, plan.n)
         self.per_slot = blocks(self.pieces, self.slots)
-        self.ctype = dtypes.DTYPES[kernel.outputs[0].dtype].ctype
-        self.kept = False  # whether sums before these are ``acc1``
         residual = residual_of(kernel)
         self.out = self._map(~0)
         self.residual = self._map(residual) if residual is not None and residual >= 0 else ""
@@ -117,55 +182,11 @@ class Results:
             parts = self._parts(slot)
             out.add("ring_wait(full + slot, turn);")
             with out.block("{"):
-                self._fill(parts, epilogue, row)
-            out.add("wide_ready();", "team_barrier(1 + sid / 4, 128);")
+                apart = self.teams * PIECE * PIECE
+                self.fill(self._piece(0, "sid / 4"), apart, parts, epilogue, row, bool(self.residual))
             with out.block("if (tid % 128 == 0) {"):
                 for at, n in enumerate(parts):
                     where = f"tn * {self.plan.n} + {n * PIECE}, tm * {self.plan.m} + sid / 4 * {PIECE}, 0"
                     out.add(f"tile_store({self.out}, {self._piece(at, 'sid / 4')}, {where});")
                 out.add("stores_commit();")
             self._next()
-
-    def _fill(self, parts: range, epilogue: Epilogue, row: str) -> None:
-        out = self.f.lines
-        out.add(f"{self.ctype}* const rows = {self._piece(0, 'sid / 4')} + (sid % 4 * 16 + (lane & 15)) * {PIECE};")
-        with self._chunks(parts):
-            piece = f"(q / 4 - {parts.start}) * {self.teams * PIECE * PIECE}"
-            out.add(f"{self.ctype}* const place = rows + {piece} + ((q % 4 * 2 + (lane >> 4)) ^ (lane & 7)) * 8;")
-            epilogue.declare_ahead(4, 2)
-            if self.residual:
-                out.add("pairs_take(ahead0, place);")
-            out.add("uint pairs[4];")
-            self._pairs(epilogue, row, "pairs[2 * j + h]")
-            out.add("pairs_put(place, pairs);")
-
-    def keep(self, epilogue: Epilogue, row: str) -> None:
-        """Make results of the sums ``acc`` and keep them as pairs in registers, for the epilogue of the next sums."""
-        self.f.lines.add(f"uint kept[{self.plan.n // 4}];")
-        with self._chunks(range(self.pieces)):
-            self._pairs(epilogue, row, "kept[4 * q + 2 * j + h]")
-        self.kept = True
-
-    @contextmanager
-    def _chunks(self, parts: range) -> Iterator[None]:
-        """For each ``q``: 16 columns."""
-        self.f.lines.add("#pragma unroll")
-        with self.f.lines.block(f"for (int q = {parts.start * 4}; q < {parts.stop * 4}; q++) {{"):
-            yield
-
-    def _pairs(self, epilogue: Epilogue, row: str, to: str) -> None:
-        """Results of chunk ``q``, two neighbours at a time: of half ``j`` of the columns, half ``h`` of the rows."""
-        out = self.f.lines
-        texts = ["acc.v[8 * q + 4 * j + 2 * h + {}]", "to_f32(other.v[{}])"]
-        out.add("#pragma unroll")
-        with out.block("for (int j = 0; j < 2; j++) {"):
-            out.add(f"const int n = tn * {self.plan.n} + q * 16 + j * 8 + (lane & 3) * 2;")
-            epilogue.declare_shared(1, 2)
-            epilogue.read_shared("n", 2, "0")
-            out.add("#pragma unroll")
-            with out.block("for (int h = 0; h < 2; h++) {"):
-                out.add(row, "float y[2];")
-                if self.kept:
-                    out.add(f"const Vec<{self.ctype}, 2> other = pair_of<{self.ctype}>(kept[4 * q + 2 * j + h]);")
-                epilogue.compute("y", "m", "n", 2, lambda which, i: texts[which].format(i), "2 * j + h", "0")
-                out.add(f"{to} = pack_pair(y[0], y[1], ({self.ctype}*)nullptr);")

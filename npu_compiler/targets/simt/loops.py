@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ... import affine, expr
+from ... import affine, dtypes, expr
 from ...expr import Expr
 from ...kernel import Kernel
 from ..nest import Nest, Step, accesses, build_nest, fold_single_points
@@ -14,6 +14,7 @@ from .points import Points, decode, memory_order, scalars_for, vector_width
 from .scalar import Scalars, Value, accumulator, kind_of
 
 THREADS = 256
+TURNS, TURNS_FROM = 4, 1 << 21  # points that a thread gathers, if there are so many vectors
 SMALL_FOLD = 16  # a thread folds so few points alone
 SIMD_FOLD = 2048  # a simd folds so many; beyond, a whole group
 
@@ -46,6 +47,8 @@ def _points_of(nest: Nest, function: Function, kernel: Kernel, s: Scalars, group
     order = memory_order(nest, nest.order)
     width = vector_width(nest, kernel, nest.steps, order[-1]) if order else 1
     count = nest.points(order) // width
+    if _gathers(nest, order, width) and TURNS_FROM <= count < 2**31:
+        return _points_in_turns(nest, function, s, order, width, group)
     out = function.lines
     flat = "uint64_t" if count >= 2**31 else "uint"
     out.add(f"const {flat} f = ({flat}){group} * {THREADS}u + (uint)tid;")
@@ -53,6 +56,42 @@ def _points_of(nest: Nest, function: Function, kernel: Kernel, s: Scalars, group
         out.add(f"if (f >= {count}u) return;")
     decode(s, nest, order, "f", width)
     Points(s, nest, order[-1] if order else -1, width).run(nest.steps)
+    function.checks |= s.checks
+    return blocks(count, THREADS)
+
+
+def _gathers(nest: Nest, order: list[int], width: int) -> bool:
+    """Whether a thread collects single elements for one store that is shorter than it could be, and could take turns
+    along the outermost dim."""
+    (step, *others) = nest.steps
+    if others or step.target is None or width == 1 or width * dtypes.DTYPES[step.target.dtype].size not in (4, 8):
+        return False
+    loads = [x for x in expr.walk(step.value) if x.op == "load"]
+    if any(0 in o.shape for o in nest.inputs) or any(x.value.checks for x in loads):
+        return False  # there is nothing that could be read instead, or it would be reported
+    gathered = any(affine.affine(x.args[0]).coefficient(order[-1]) > 1 for x in loads)
+    return gathered and len(order) > 1 and nest.size[order[0]] % TURNS == 0
+
+
+def _points_in_turns(nest: Nest, function: Function, s: Scalars, order: list[int], width: int, group: str) -> int:
+    """Threads take several points each, apart along the outermost dim, so that more loads are under way. They store
+    behind the last."""
+    (step,), out, outer = nest.steps, function.lines, order[0]
+    assert step.target is not None
+    apart, count = nest.size[outer] // TURNS, nest.points(order) // width // TURNS
+    vector = f"Vec<{dtypes.DTYPES[step.target.dtype].ctype}, {width}>"
+    out.add(f"const uint f = (uint){group} * {THREADS}u + (uint)tid;")
+    if count % THREADS:
+        out.add(f"if (f >= {count}u) return;")
+    decode(s, nest, order, "f", width)
+    out.add(f"const int first = i{outer};", f"{vector} made0[{TURNS}];", f"int64_t place0[{TURNS}];", "#pragma unroll")
+    s.straight = True
+    with s.scope(f"for (int turn = 0; turn < {TURNS}; turn++) {{"):
+        out.add(f"const int i{outer} = first + turn * {apart};")
+        Points(s, nest, order[-1], width).run(nest.steps, turn="turn")
+    out.add("#pragma unroll")
+    pointer = s.pointers[~step.output]
+    out.add(f"for (int turn = 0; turn < {TURNS}; turn++) *(DEVICE {vector}*)({pointer} + place0[turn]) = made0[turn];")
     function.checks |= s.checks
     return blocks(count, THREADS)
 

@@ -90,9 +90,10 @@ class Points:
         """From the first point to the one at ``inner``."""
         return {self.lane: expr.index(self.lane) + expr.index(self.inner)} if self.width > 1 else {}
 
-    def run(self, steps: Sequence[Step], position: Expr | None = None, sink: str = "") -> None:
+    def run(self, steps: Sequence[Step], position: Expr | None = None, sink: str = "", turn: str = "") -> None:
         """Stores are made, and reductions folded into the variables ``f{number}``. With ``sink``, what would be stored
-        goes into that float array instead."""
+        goes into that float array instead; with ``turn``, vectors and their places go into element ``turn`` of the
+        arrays ``made{n}`` and ``place{n}``, of the n-th step."""
         s, width = self.s, self.width
         if width == 1:
             for step in steps:
@@ -126,8 +127,11 @@ class Points:
                     value = before_storage(value) if value.dtype == st.target.dtype else value
                     text = storage(s.text(value, kind_of(st.target.dtype)), st.target.dtype)
                     s.out.add(f"{name}.v[i{self.inner}] = {text};")
-        for name, st in stores:
+        for n, (name, st) in enumerate(stores):
             assert st.target is not None
+            if turn:
+                s.out.add(f"made{n}[{turn}] = {name};", f"place{n}[{turn}] = {s.address(st.target)};")
+                continue
             ctype = dtypes.DTYPES[st.target.dtype].ctype
             s.out.add(f"*(DEVICE Vec<{ctype}, {width}>*)({s.pointers[~st.output]} + {s.address(st.target)}) = {name};")
         s.bound = bound

@@ -124,7 +124,7 @@ class Lines:
 class Scalars:
     """Writes expressions of a nest into ``out``. ``pointers``: by operand number, ``~n`` for outputs; dims are
     variables ``i{dim}``. ``bound``: expressions whose value is known by name; ``fast``: functions of floats whose
-    ``_fast`` spelling will do."""
+    ``_fast`` spelling will do. ``straight``: no branches; where a branch would not read, the first element is read."""
 
     def __init__(self, nest: Nest, pointers: Mapping[int, str], out: Lines, uses: Mapping[Expr, int] | None = None):
         self.nest, self.pointers, self.out = nest, pointers, out
@@ -132,6 +132,8 @@ class Scalars:
         self.ranges = nest.ranges
         self.bound: dict[Expr, Value] = {}
         self.fast: Collection[str] = ()
+        self.straight = False
+        self._when = ""  # the condition under which what is written counts
         self.checks = False  # whether anything written reports indices out of range
         self._scopes: list[dict[Expr, Value]] = [{}]
         self._count = 0
@@ -213,7 +215,9 @@ class Scalars:
 
     def _make(self, e: Expr) -> Value:
         if e.op == "load":
-            return read(self.pointers[e.value.operand], self.address(e), e.dtype)
+            at = self.address(e)
+            at = f"{self._when} ? {at} : 0" if self._when and e.value.guarded else at
+            return read(self.pointers[e.value.operand], at, e.dtype)
         if e.op == "cast":
             return self._cast(e)
         if e.op == "where":
@@ -270,6 +274,14 @@ class Scalars:
         test = self.text(cond, "bool")
         if not any(self.pinned(a) or any(x.op in EXPENSIVE for x in expr.walk(a)) for a in arms):
             return Value(f"({test} ? {self.text(arms[0], kind)} : {self.text(arms[1], kind)})", kind)
+        if self.straight:
+            around, texts = self._when, []
+            for arm, when in zip(arms, (test, f"!{test}"), strict=True):
+                self._when = f"{around} && {when}" if around else when
+                with self.scope():
+                    texts.append(self.text(arm, kind))
+            self._when = around
+            return Value(f"({test} ? {texts[0]} : {texts[1]})", kind)
         name = self.name()
         self.out.add(f"{kind} {name};")
         for arm, header in zip(arms, (f"if ({test}) {{", "else {"), strict=True):

@@ -76,6 +76,10 @@ INLINE void tile_store(const TileMap& m, const void* from, int x, int y, int z) 
   asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];"
                :: "l"(&m), "r"(group_address(from)), "r"(x), "r"(y), "r"(z) : "memory");
 }
+INLINE void tile_store_4d(const TileMap& m, const void* from, int x, int y, int z, int w) {
+  asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];"
+               :: "l"(&m), "r"(group_address(from)), "r"(x), "r"(y), "r"(z), "r"(w) : "memory");
+}
 INLINE void stores_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 INLINE void stores_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }  // what they take is free
 // Neighbouring pairs as lanes have the sums of 16 rows by 16 columns: a lane says where one half of a row lies.
