@@ -10,6 +10,7 @@ from .expr import Expr, const
 
 Ranges = Mapping[int, tuple[int, int]]  # inclusive bounds of each iteration index
 
+MOST_QUOTIENTS = 4  # of a division, that are worth a case each
 COMPARISONS = frozenset(("lt", "le", "gt", "ge", "eq", "ne"))
 
 
@@ -75,6 +76,9 @@ def interval(e: Expr, ranges: Ranges) -> tuple[int, int] | None:
             return low, high
     if e.op == "cast" and e.args[0].dtype == "bool":
         return 0, 1
+    if e.op == "abs":
+        bound = interval(e.args[0], ranges)
+        return bound and (max(0, bound[0], -bound[1]), max(-bound[0], bound[1]))
     if e.op == "remainder" and e.args[1].op == "const" and e.args[1].value > 0:
         return 0, e.args[1].value - 1
     if e.op not in ("floordiv", "idiv", "fmod", "minimum", "maximum", "where", "mul"):
@@ -130,6 +134,10 @@ def simplify(e: Expr, ranges: Ranges) -> Expr:
             bound = interval(difference(x).build(), ranges)
             known = bound and _decide(x.op, *bound)
             return const(known, "bool") if known is not None else None
+        if x.op == "abs" and x.dtype == "int64":
+            bound = interval(x.args[0], ranges)
+            sign = bound and (1 if bound[0] >= 0 else -1 if bound[1] <= 0 else 0)
+            return affine(x.args[0] * sign).build() if sign else None
         if x.dtype != "int64" or len(x.args) != 2 or x.op == "load":
             return None
         if x.op in ("floordiv", "remainder", "idiv", "fmod"):
@@ -151,7 +159,7 @@ def _fold_logic(x: Expr) -> Expr | None:
 
 
 def _divide(x: Expr, ranges: Ranges) -> Expr | None:
-    """(a k + r) // k = a and (a k + r) % k = r where 0 <= r < k."""
+    """(a k + r) // k = a + q and (a k + r) % k = r - q k where q k <= r < (q + 1) k."""
     k = x.args[1].value if x.args[1].op == "const" else 0
     bound = interval(x.args[0], ranges)
     if x.op in ("idiv", "fmod"):  # equal to floordiv and remainder from 0 on
@@ -162,9 +170,10 @@ def _divide(x: Expr, ranges: Ranges) -> Expr | None:
         return None
     whole, rest = divide_affine(affine(x.args[0]), k)
     low_high = interval(rest.build(), ranges)
-    if low_high is None or low_high[0] < 0 or low_high[1] >= k:
+    if low_high is None or low_high[0] // k != low_high[1] // k:
         return x
-    return (whole if x.op == "floordiv" else rest).build()
+    q = Affine({}, low_high[0] // k)
+    return (whole.plus(q) if x.op == "floordiv" else rest.plus(q, -k)).build()
 
 
 def divide_affine(a: Affine, k: int) -> tuple[Affine, Affine]:
@@ -190,19 +199,34 @@ def as_bounds(c: Expr) -> list[Affine]:
     return [Affine(d.terms, d.const - (c.op in ("lt", "gt")))]
 
 
-def breakpoints(exprs: Iterable[Expr], dim: int, size: int) -> list[int]:
-    """Positions inside (0, size) where a comparison of index ``dim`` with a constant changes its value."""
+def breakpoints(exprs: Iterable[Expr], dim: int, low: int, high: int) -> list[int]:
+    """Positions of index ``dim`` inside (low, high) where a comparison, an absolute value, a clamp or a quotient of it
+    changes what it is."""
     points: set[int] = set()
     for e in exprs:
         for x in expr.walk(e):
-            if x.op not in COMPARISONS or x.args[0].dtype != "int64":
-                continue
-            d = difference(x)
-            c, k = d.coefficient(dim), d.const
-            if c == 0 or len(d.terms) != 1:
-                continue
-            for shift in (0,) if x.op in ("lt", "ge") else (1,) if x.op in ("le", "gt") else (0, 1):
-                # the first position where c i + k - shift changes sign
-                r = k - shift
-                points.add(-(r // c) if c > 0 else r // -c + 1)
-    return sorted(p for p in points if 0 < p < size)
+            for d, shifts in _turns(x, low, high, dim):
+                c, k = d.coefficient(dim), d.const
+                if c and len(d.terms) == 1:
+                    # the first position where c i + k - shift changes sign
+                    points |= {-((k - s) // c) if c > 0 else (k - s) // -c + 1 for s in shifts}
+    return sorted(p for p in points if low < p < high)
+
+
+def _turns(x: Expr, low: int, high: int, dim: int) -> list[tuple[Affine, tuple[int, ...]]]:
+    """Forms and constants: where one minus the other changes its sign, ``x`` changes what it is."""
+    if x.op in COMPARISONS and x.args[0].dtype == "int64":
+        return [(difference(x), (0,) if x.op in ("lt", "ge") else (1,) if x.op in ("le", "gt") else (0, 1))]
+    if x.dtype != "int64":
+        return []
+    if x.op == "abs":
+        return [(affine(x.args[0]), (0,))]
+    if x.op in ("minimum", "maximum"):
+        return [(difference(x), (0,))]
+    if x.op in ("floordiv", "remainder") and x.args[1].op == "const" and x.args[1].value > 0:
+        d, k = affine(x.args[0]), x.args[1].value
+        ends = sorted((d.coefficient(dim) * i + d.const) // k for i in (low, high - 1))
+        return (
+            [(d, tuple(k * q for q in range(ends[0] + 1, ends[1] + 1)))] if ends[1] - ends[0] <= MOST_QUOTIENTS else []
+        )
+    return []

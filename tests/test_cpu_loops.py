@@ -423,7 +423,9 @@ def index_expressions(draw: st.DrawFn, depth: int = 3) -> Expr:
     if depth == 0 or draw(st.booleans()):
         return draw(st.sampled_from([index(0), index(1), const(draw(st.integers(-7, 7)), "int64")]))
     a, b = draw(index_expressions(depth - 1)), draw(index_expressions(depth - 1))
-    op = draw(st.sampled_from(["add", "sub", "mul", "floordiv", "remainder", "minimum", "maximum", "where"]))
+    op = draw(st.sampled_from(["add", "sub", "mul", "floordiv", "remainder", "minimum", "maximum", "where", "abs"]))
+    if op == "abs":
+        return fn(op)(a)
     if op in ("floordiv", "remainder"):
         return fn(op)(a, draw(st.integers(1, 6)))
     if op == "where":
@@ -440,5 +442,23 @@ def test_simplified_indices_are_equal_and_inside_their_interval(e: Expr) -> None
     np.testing.assert_array_equal(expr.evaluate(affine.simplify(e, ranges), tuple(SIZES.values()), []), values)
     bound = affine.interval(e, ranges)
     assert bound is not None and bound[0] <= values.min() and values.max() <= bound[1]
-    points = affine.breakpoints([e], 0, SIZES[0])
+    points = affine.breakpoints([e], 0, 0, SIZES[0])
     assert all(0 < p < SIZES[0] for p in points)
+    for low, high in zip([0, *points], [*points, SIZES[0]], strict=True):  # what holds in a piece only
+        piece = expr.substitute(affine.simplify(e, {**ranges, 0: (low, high - 1)}), {0: index(0) + low})
+        found = expr.evaluate(piece, (high - low, SIZES[1]), [])
+        np.testing.assert_array_equal(np.broadcast_to(found, values[low:high].shape), values[low:high])
+
+
+def test_padding_is_copied_piece_by_piece() -> None:
+    """Mirrored, then clamped, then wrapped around: every piece has a constant stride, and none is looked up."""
+    n = const(9, "int64")
+    mirrored = 8 - fn("abs")(8 - fn("abs")(j - 3))
+    clamped = fn("minimum")(fn("maximum")(j - 3, const(0, "int64")), const(8, "int64"))
+    for idx in (mirrored, clamped, fn("remainder")(j + 6, n)):
+        x, y = operand((4, 9)), operand((4, 15))
+        kernel = loops([x], [y], (4, 15), (), store(load(0, "float32", (i, idx)), i, j))
+        got, want, _ = run(kernel)
+        np.testing.assert_array_equal(got[0], want[0])
+        text = emit_loops(kernel, "name", lambda o: "p")
+        assert "gather" not in text and text.count("lanes<") == 3

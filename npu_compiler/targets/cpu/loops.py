@@ -19,6 +19,7 @@ from .render import Renderer
 from .small_kernels import emit_small, small_scratch_bytes
 
 MAX_SEGMENTS = 6
+PIECEWISE = frozenset(("where", "abs", "minimum", "maximum", "floordiv", "remainder"))
 ARGUMENTS = "void* const* bufs, char* arena, npu::Thread& th, int* counter"
 LANE_TYPE = {"vf": "float", "vd": "double", "vi64": "int64_t", "vi32": "int32_t", "mask": "int32_t"}
 
@@ -165,13 +166,21 @@ class _Emitter:
 
     # -- lanes ----------------------------------------------------------------------------------------------------
     def _segments(self, lane: int) -> list[tuple[int, int]]:
-        """Ranges of the lane dim in which its guards do not change."""
+        """Ranges of the lane dim in which its guards and the pieces of its addresses do not change."""
         size = self.nest.size[lane]
-        guarded = [e for e in self.exprs if any(x.op == "where" for x in expr.walk(e))]
-        points = affine.breakpoints(guarded, lane, size)
+        found = self._pieces([e for e in self.exprs if any(x.op in PIECEWISE for x in expr.walk(e))], lane, 0, size)
+        return found if len(found) <= MAX_SEGMENTS else [(0, size)]
+
+    def _pieces(self, exprs: list[Expr], lane: int, low: int, high: int) -> list[tuple[int, int]]:
+        """What is decided in a part of the range may leave other guards to decide."""
+        points = affine.breakpoints(exprs, lane, low, high)
         if not points or len(points) >= MAX_SEGMENTS:
-            return [(0, size)]
-        return list(zip([0, *points], [*points, size], strict=True))
+            return [(low, high)]
+        pieces = []
+        for a, b in zip([low, *points], [*points, high], strict=True):
+            known = [affine.simplify(e, {**self.render.ranges, lane: (a, b - 1)}) for e in exprs]
+            pieces += self._pieces(known, lane, a, b)
+        return pieces
 
     @contextmanager
     def _lanes(self, block: Block, helper: str, count: int, low: int, high: int, arguments: str) -> Iterator[Block]:

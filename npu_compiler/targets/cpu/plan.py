@@ -17,6 +17,7 @@ LIGHT = 24  # scalar operations of a body that gains from several vectors side b
 # Float additions into one partial sum before it is carried: along a row they all end in one number.
 SEQUENTIAL_ALONG, SEQUENTIAL_ACROSS = 8, 16
 TILE_MIN = 8  # shorter dims are not worth a tile
+PAGE = 4096  # bytes
 TILE_BLOCK = 64  # positions of the tile dim that stay on one thread: a multiple of every vector length
 BY_LANE = frozenset("tan asin acos atan sinh cosh asinh acosh atanh pow atan2 fmod remainder floordiv idiv".split())
 
@@ -127,13 +128,18 @@ def _lane_cost(nest: Nest, dim: int) -> float:
         ):
             vector += LANES
             continue
-        stride = affine.affine(x.args[0]).coefficient(dim)
-        vector += 0.2 if stride == 0 else 1 if stride == 1 else LANES
+        stride = abs(affine.affine(x.args[0]).coefficient(dim)) * dtypes.DTYPES[x.dtype].size
+        vector += 0.2 if stride == 0 else 1 if stride == dtypes.DTYPES[x.dtype].size else _strided_cost(stride)
     cost = vector * math.ceil(size / LANES) / size
     if dim in nest.reduced:
         across = 8 * sum(s.kind == "reduce" for s in nest.steps)
         cost += across / nest.points(nest.folds)
     return cost
+
+
+def _strided_cost(nbytes: int) -> float:
+    """Of a vector of elements so far apart: within a few cache lines, in a line each, or in a page each."""
+    return LANES * (0.5 if nbytes < 16 else 1 if nbytes < PAGE else 3)
 
 
 def _choose_tile(nest: Nest) -> tuple[int, int, list[Expr]] | None:

@@ -116,16 +116,44 @@ NPU_INLINE long checked(long i, long n, int& bad, bool needed = true) {
   return 0;
 }
 template <class L> NPU_INLINE vi64 checked(vi64 i, long n, int& bad, vi32 needed, L l) {
+#if NPU_AVX512  // compilers compare vectors of two registers lane by lane
+  __m512i half[2];
+  memcpy(half, &i, sizeof half);
+  const __m512i end = _mm512_set1_epi64(n);
+  const __mmask8 low = _mm512_cmplt_epu64_mask(half[0], end), high = _mm512_cmplt_epu64_mask(half[1], end);
+  const __mmask16 wanted = _mm512_movepi32_mask((__m512i)needed) & lane_mask((int)l);
+  bad |= (wanted & ~(low | high << 8)) != 0;
+  half[0] = _mm512_maskz_mov_epi64(low, half[0]);
+  half[1] = _mm512_maskz_mov_epi64(high, half[1]);
+  memcpy(&i, half, sizeof half);
+  return i;
+#else
   vi64 out = (i < 0) | (i >= n);
   bad |= any(cvt<vi32>(out) & needed & active(l));
   return i & ~out;
+#endif
 }
 template <class L> NPU_INLINE vi64 checked(vi64 i, long n, int& bad, L l) {
   return checked(i, n, bad, vi32{} - 1, l);
 }
 
+#if NPU_AVX512
+// p[offset] of four bytes in the lanes of m, 0 in the others.
+NPU_INLINE __m512 gather_words(const void* p, vi64 offset, __mmask16 m) {
+  __m512i half[2];
+  memcpy(half, &offset, sizeof half);
+  const __m256 low = _mm512_mask_i64gather_ps(_mm256_setzero_ps(), (__mmask8)m, half[0], p, 4);
+  const __m256 high = _mm512_mask_i64gather_ps(_mm256_setzero_ps(), (__mmask8)(m >> 8), half[1], p, 4);
+  return _mm512_insertf32x8(_mm512_castps256_ps512(low), high, 1);
+}
+#endif
+
 // p[offset] per lane; lanes outside the mask are 0 and read nothing.
 template <class T, class L> NPU_INLINE vec<T> gather(const T* p, vi64 offset, L l) {
+#if NPU_AVX512
+  if constexpr (is_same<T, float>::value) return (vf)gather_words(p, offset, lane_mask((int)l));
+  if constexpr (is_same<T, int32_t>::value) return (vi32)gather_words(p, offset, lane_mask((int)l));
+#endif
   vec<T> v{};
   for (int i = 0; i < (int)l; i++) v[i] = ld1(p + offset[i]);
   return v;

@@ -30,7 +30,7 @@ template <class V, class F> NPU_INLINE V by_lane(V x, V y, F f) {
 NPU_INLINE vf abs(vf x) { return (vf)((vi32)x & 0x7fffffff); }
 NPU_INLINE vd abs(vd x) { return (vd)((vi64)x & INT64_MAX); }
 NPU_INLINE vi32 abs(vi32 x) { return select(x < 0, 0 - x, x); }
-NPU_INLINE vi64 abs(vi64 x) { return select(x < 0, 0 - x, x); }
+NPU_INLINE vi64 abs(vi64 x) { return max(x, 0 - x); }
 
 NPU_INLINE vf copysign(vf magnitude, vf sign) {
   return (vf)(((vi32)magnitude & 0x7fffffff) | ((vi32)sign & INT32_MIN));

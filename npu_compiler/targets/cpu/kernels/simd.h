@@ -24,6 +24,7 @@
 #endif
 
 #define NPU_INLINE static inline __attribute__((always_inline))
+#define NPU_HALF __attribute__((always_inline))
 #define NPU_NOINLINE __attribute__((noinline))
 
 namespace npu {
@@ -52,6 +53,11 @@ template <> struct lane_of<vd> { using type = double; };
 template <> struct lane_of<vi32> { using type = int32_t; };
 template <> struct lane_of<vi64> { using type = int64_t; };
 template <class V> using lane_t = typename lane_of<V>::type;
+template <class H> struct lane_of_half;
+template <> struct lane_of_half<vec_of<float, VL / 2>::type> { using type = float; };
+template <> struct lane_of_half<vec_of<double, VL / 2>::type> { using type = double; };
+template <> struct lane_of_half<vec_of<int32_t, VL / 2>::type> { using type = int32_t; };
+template <> struct lane_of_half<vec_of<int64_t, VL / 2>::type> { using type = int64_t; };
 
 struct Full { constexpr operator int() const { return VL; } };
 
@@ -147,6 +153,38 @@ template <class To, class From> NPU_INLINE To cvt(From v) {
   else return __builtin_convertvector(v, To);
 }
 
+// Compilers compare and choose lane by lane where a vector takes two registers (vd, vi64): f on each half instead.
+template <class V> using half_t = typename vec_of<lane_t<V>, VL / 2>::type;
+template <class F, class A, class... Vs> NPU_INLINE auto by_halves(F f, A a, Vs... vs) {
+  auto half = [](auto v, int h) NPU_HALF {
+    half_t<decltype(v)> x;
+    memcpy(&x, (const char*)&v + h * sizeof x, sizeof x);
+    return x;
+  };
+  auto low = f(half(a, 0), half(vs, 0)...), high = f(half(a, 1), half(vs, 1)...);
+  typename vec_of<typename lane_of_half<decltype(low)>::type, VL>::type out;
+  memcpy(&out, &low, sizeof low);
+  memcpy((char*)&out + sizeof low, &high, sizeof high);
+  return out;
+}
+template <class V> constexpr bool is_wide = sizeof(V) > sizeof(vi32);
+
+// a OP b of each lane as a mask of 32 bits.
+struct Lt { template <class V> __attribute__((always_inline)) auto operator()(V a, V b) const { return a < b; } };
+struct Le { template <class V> __attribute__((always_inline)) auto operator()(V a, V b) const { return a <= b; } };
+struct Gt { template <class V> __attribute__((always_inline)) auto operator()(V a, V b) const { return a > b; } };
+struct Ge { template <class V> __attribute__((always_inline)) auto operator()(V a, V b) const { return a >= b; } };
+struct Eq { template <class V> __attribute__((always_inline)) auto operator()(V a, V b) const { return a == b; } };
+struct Ne { template <class V> __attribute__((always_inline)) auto operator()(V a, V b) const { return a != b; } };
+template <class Op, class V> NPU_INLINE vi32 compare(V a, V b) {
+  if constexpr (!is_wide<V>) {
+    return Op{}(a, b);
+  } else {
+    typedef half_t<vi32> narrow;
+    return by_halves([](auto x, auto y) NPU_HALF { return __builtin_convertvector(Op{}(x, y), narrow); }, a, b);
+  }
+}
+
 // Masks (0/-1 of either width) to and from bool lanes (vi32 0/1).
 NPU_INLINE vi32 as_bool(vi32 mask) { return mask & 1; }
 NPU_INLINE vi32 as_bool(vi64 mask) { return cvt<vi32>(mask) & 1; }
@@ -154,20 +192,40 @@ NPU_INLINE vi32 as_mask(vi32 b) { return b != 0; }
 
 // select(mask, a, b): lanes of a where the mask is -1, of b where it is 0; the mask may have another lane width.
 template <class M, class V> NPU_INLINE V select(M mask, V a, V b) {
-  if constexpr (sizeof(M) == sizeof(V)) {
+  if constexpr (sizeof(M) == sizeof(V) && is_wide<V>) {
+    return by_halves([](auto m, auto x, auto y) NPU_HALF { return m ? x : y; }, mask, a, b);
+  } else if constexpr (sizeof(M) == sizeof(V)) {
     return mask ? a : b;
   } else if constexpr (sizeof(V) == sizeof(vi32)) {
     return cvt<vi32>(mask) ? a : b;
   } else {
-    return cvt<vi64>(mask) ? a : b;
+    typedef half_t<vi64> wide;
+    return by_halves([](auto m, auto x, auto y) NPU_HALF { return __builtin_convertvector(m, wide) ? x : y; }, mask, a, b);
   }
 }
 
 template <class V> NPU_INLINE V fma(V a, V b, V c) { return a * b + c; }  // contracted by -ffp-contract=fast
 
+struct MaxOp {
+  template <class V> __attribute__((always_inline)) V operator()(V a, V b) const {
+    return ((a != a) | (a > b)) ? a : b;
+  }
+};
+struct MinOp {
+  template <class V> __attribute__((always_inline)) V operator()(V a, V b) const {
+    return ((a != a) | (a < b)) ? a : b;
+  }
+};
+
 // min/max return NaN if either operand is NaN, as torch.minimum/maximum do.
-template <class V> NPU_INLINE V max(V a, V b) { return ((a != a) | (a > b)) ? a : b; }
-template <class V> NPU_INLINE V min(V a, V b) { return ((a != a) | (a < b)) ? a : b; }
+template <class V> NPU_INLINE V max(V a, V b) {
+  if constexpr (is_wide<V>) return by_halves(MaxOp{}, a, b);
+  else return MaxOp{}(a, b);
+}
+template <class V> NPU_INLINE V min(V a, V b) {
+  if constexpr (is_wide<V>) return by_halves(MinOp{}, a, b);
+  else return MinOp{}(a, b);
+}
 #if NPU_AVX512
 // vmaxps returns its second operand if either is NaN, so only a NaN in `a` needs repair.
 template <> inline __attribute__((always_inline)) vf max(vf a, vf b) {
@@ -372,16 +430,6 @@ template <class S, int N, class Op> NPU_INLINE S reduce_tree(typename vec_of<S, 
 struct AddOp { template <class V> __attribute__((always_inline)) V operator()(V a, V b) const { return a + b; } };
 struct MulOp { template <class V> __attribute__((always_inline)) V operator()(V a, V b) const { return a * b; } };
 struct OrOp { template <class V> __attribute__((always_inline)) V operator()(V a, V b) const { return a | b; } };
-struct MaxOp {
-  template <class V> __attribute__((always_inline)) V operator()(V a, V b) const {
-    return ((a != a) | (a > b)) ? a : b;
-  }
-};
-struct MinOp {
-  template <class V> __attribute__((always_inline)) V operator()(V a, V b) const {
-    return ((a != a) | (a < b)) ? a : b;
-  }
-};
 
 template <class V> NPU_INLINE lane_t<V> hsum(V v) { return reduce_tree<lane_t<V>, VL>(v, AddOp{}); }
 template <class V> NPU_INLINE lane_t<V> hprod(V v) { return reduce_tree<lane_t<V>, VL>(v, MulOp{}); }
