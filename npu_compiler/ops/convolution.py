@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import reduce
+from math import prod
 
 from ..expr import Expr, const, fn, index, load, where
 from ..graph import Value
@@ -12,6 +13,7 @@ from .registry import lowers
 from .samples import S, Sample, t
 
 Ints = int | list[int]
+Sizes = Sequence[int]
 Pairs = Sequence[tuple[int, int]]
 
 
@@ -97,23 +99,59 @@ def convolve_transposed(
     groups: int,
     dilation: Ints,
 ) -> Value:
-    """The adjoint of convolution, w [C, K/groups, ...]: a convolution of the spread input with the mirrored kernel."""
+    """The adjoint of convolution, w [C, K/groups, ...]."""
     n, batched = w.rank - 2, x.rank == w.rank
     step, pad, extra, spacing = (ints(v, n) for v in (stride, padding, output_padding, dilation))
-    x = channels_last(x, n)
-    kernel, size = w.shape[2:], x.shape[1:-1]
-    reach = [d * (k - 1) for d, k in zip(spacing, kernel, strict=True)]
-    out = [(i - 1) * s - 2 * p + r + e + 1 for i, s, p, r, e in zip(size, step, pad, reach, extra, strict=True)]
+    x, w = channels_last(x, n), w.cast(x.dtype)
+    reach = [d * (k - 1) for d, k in zip(spacing, w.shape[2:], strict=True)]
+    size = zip(x.shape[1:-1], step, pad, reach, extra, strict=True)
+    out = [(i - 1) * s - 2 * p + r + e + 1 for i, s, p, r, e in size]
+    if groups == 1 and max(step) > 1 and set(spacing) == {1}:
+        y = _by_phases(x, w, step, pad, out)
+    else:
+        y = _mirrored(x, w, step, pad, out, reach, spacing, groups)
+    return biased(channels_first(y, batched), bias, n)
+
+
+def _mirrored(
+    x: Value, w: Value, step: Sizes, pad: Sizes, out: Sizes, reach: Sizes, spacing: Sizes, groups: int
+) -> Value:
+    """A convolution of the spread input with the mirrored kernel."""
+    n, kernel = len(step), w.shape[2:]
     x = spread(
         x, step, [r - p for r, p in zip(reach, pad, strict=True)], [o + r for o, r in zip(out, reach, strict=True)]
     )
     per_group, channels = w.shape[1], x.shape[-1] // groups
     mirrored = [k - 1 - index(d) for d, k in enumerate(kernel, 1)]
     source = [index(0) // per_group * channels + index(n + 1), index(0) % per_group, *mirrored]
-    w = w.cast(x.dtype)
     w = w.graph.elementwise((per_group * groups, *kernel, channels), [w], load(0, w.dtype, source))
-    y = core(x, w, (1,) * n, [(0, 0)] * n, spacing, groups)
-    return biased(channels_first(y, batched), bias, n)
+    return core(x, w, (1,) * n, [(0, 0)] * n, spacing, groups)
+
+
+def _by_phases(x: Value, w: Value, step: Sizes, pad: Sizes, out: Sizes) -> Value:
+    """Results ``step`` apart are a convolution of the input with every ``step``-th tap: all of these phases as one
+    convolution, whose channels then become pixels. Nothing is multiplied by the zeros of a spread input."""
+    n, outputs, channels = len(step), w.shape[1], x.shape[-1]
+    taps = [-(-k // s) for k, s in zip(w.shape[2:], step, strict=True)]
+    inside: list[Expr] = []
+    source, phase = [index(n + 1), index(0) % outputs], index(0) // outputs
+    for d in reversed(range(n)):
+        tap = phase % step[d] + (taps[d] - 1 - index(d + 1)) * step[d]
+        phase = phase // step[d]
+        source.insert(2, tap)
+        inside.append(tap < w.shape[d + 2])
+    value = where(reduce(lambda a, b: a & b, inside), load(0, w.dtype, source), const(0, w.dtype))
+    w = w.graph.elementwise((prod(step) * outputs, *taps, channels), [w], value)
+    lengths = [max((o - 1 + p) // s + 1, i) for o, p, s, i in zip(out, pad, step, x.shape[1:-1], strict=True)]
+    sides = [(u - 1, m - i) for u, m, i in zip(taps, lengths, x.shape[1:-1], strict=True)]
+    z = core(x, w, (1,) * n, sides, (1,) * n, 1).reshape(x.shape[0], *lengths, *step, outputs)
+    pairs = [d for m in range(1, n + 1) for d in (m, m + n)]
+    y = z.permute(0, *pairs, 2 * n + 1).reshape(
+        x.shape[0], *(m * s for m, s in zip(lengths, step, strict=True)), outputs
+    )
+    for d, (p, o) in enumerate(zip(pad, out, strict=True), 1):
+        y = y.slice(d, p, p + o)
+    return y
 
 
 CONV1D = (
@@ -191,11 +229,19 @@ TRANSPOSED2D = (
     S(t(3, 4, 6), t(3, 4, 2, 3), None, [3, 1], [0, 1], [1, 0], 1, [1, 2]),
     S(t(1, 3, 5, 5), t(3, 2, 1, 2), t(2), [1, 1], [1, 1]),
     S(t(1, 8, 4, 4), t(8, 8, 2, 2), t(8), [2, 2]),
+    S(t(2, 3, 5, 4), t(3, 4, 4, 3), t(4), [2, 3], [1, 2], [1, 0]),
+    S(t(1, 3, 4, 5), t(3, 4, 2, 3), None, [3, 2], [2, 0]),
+)
+
+TRANSPOSED3D = (
+    S(t(1, 2, 3, 4, 3), t(2, 3, 3, 2, 3), t(3), [2, 2, 1], [1, 0, 1], [1, 0, 0]),
+    S(t(2, 3, 3, 4), t(2, 2, 2, 3, 1), None, [1, 2, 1], [0, 1, 0], [0, 1, 0], 1, [2, 1, 1]),
 )
 
 
 @lowers("aten.conv_transpose1d.default", samples=TRANSPOSED1D)
 @lowers("aten.conv_transpose2d.input", samples=TRANSPOSED2D)
+@lowers("aten.conv_transpose3d.input", samples=TRANSPOSED3D)
 def conv_transpose(
     input: Value,
     weight: Value,
