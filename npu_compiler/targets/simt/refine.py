@@ -16,6 +16,7 @@ from .flash import is_flash
 from .gemm import WIDE_ROWS, product_of
 from .gemv import is_gemv, takes_prologue
 from .join import join_attention
+from .long_folds import split_fold
 from .loops import shares_launch
 from .shortcut import join_shortcuts
 from .sorts import split_sort
@@ -38,10 +39,13 @@ def refine(schedule: Schedule, dialect: Dialect) -> None:
                 before, k = _apart(schedule, k)
                 kernels.append(before)
             kernels += _split_product(schedule, k, dialect)
+        elif k.kind == "loops":
+            kernels += split_fold(schedule, k, dialect.cores)
         elif k.kind == "sort":
             kernels += split_sort(schedule, k)
         elif k.kind == "bundle":
-            kernels += _unbundle(k, dialect)
+            for part in _unbundle(k, dialect):
+                kernels += split_fold(schedule, part, dialect.cores)
         else:
             kernels.append(k)
     schedule.kernels = kernels
