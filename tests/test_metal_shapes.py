@@ -71,9 +71,9 @@ CASES: dict[str, Callable[[], tuple[nn.Module, Args]]] = {
     "softmax-3000": lambda: (Call(lambda x: torch.softmax(x, -1)), (torch.randn(3, 3000),)),
     "softmax-columns": lambda: (Call(lambda x: torch.softmax(x, 0)), (torch.randn(300, 70),)),
     "sums-of-20000": lambda: (Call(lambda x: (x * x + x).sum(-1)), (torch.randn(16, 20000),)),
-    "sum-of-all": lambda: (Call(lambda x: (x * x).sum().sqrt() * x.amax()), (torch.randn(61, 3, 257),)),
+    "sum-of-all": lambda: (Call(lambda x: ((x * x).sum().sqrt() * x.amax()).view(1)), (torch.randn(61, 3, 257),)),
     "sums-of-few-columns": lambda: (Call(lambda x, y: x.mean((0, 2)) + y), (torch.randn(64, 3, 257), torch.randn(3))),
-    "largest-of-all": lambda: (Call(lambda x: x.amin() - x.amax(0)), (torch.randn(30011),)),
+    "largest-of-all": lambda: (Call(lambda x: (x.amin() - x.amax(0)).view(1)), (torch.randn(30011),)),
     "group-norm": lambda: (nn.GroupNorm(3, 12), (torch.randn(2, 12, 17, 5),)),
 }
 
