@@ -142,6 +142,9 @@ def emit_bundle(kernel: Kernel, dialect: Dialect) -> Emission:
 
 
 # -- scatters whose places come from data ---------------------------------------------------------------------------
+MOST_COMPARED = 4096  # turns, of which each looks for those behind it
+MOST_SHARES, LEAST_TURNS = 1024, 16  # of a column's places; turns for a share
+SOUGHT = 8  # turns whose places are read together
 MOST_SIMDS = 8  # of a turn, a vector for each lane; longer turns take a group each
 
 
@@ -153,21 +156,57 @@ def _takes_turns(nest: Nest) -> bool:
     """Whether a turn stores whole rows, and of those for one place the last one is all that counts."""
     written = {op.buffer.id for op in nest.outputs}
     reads = any(nest.inputs[x.value.operand].buffer.id in written for x, _ in accesses(nest) if x.value.operand >= 0)
-    return not reads and len(nest.steps) == 1 and nest.aside == nest.private
+    few = nest.points(_own_and_turns(nest)[1]) <= MOST_COMPARED
+    return few and not reads and len(nest.steps) == 1 and nest.aside == nest.private
 
 
 def _accumulate(nest: Nest, function: Function) -> Emission:
-    """One thread takes all turns of a place."""
+    """One thread takes all turns of a place, in order; several share a column if its turns are many, each with places
+    of its own."""
     s = scalars_for(nest, function, nest.steps)
     own, turns = _own_and_turns(nest)
-    count, out = nest.points(own), function.lines
-    out.add(f"const uint f = (uint)gid * {THREADS}u + (uint)tid;", f"if (f >= {count}u) return;")
+    count, total, out = nest.points(own), nest.points(turns), function.lines
+    shares = min(MOST_SHARES, total // LEAST_TURNS, function.dialect.cores * 2 * THREADS // count)
+    if shares < 2 or not _one_place(nest):
+        shares = 1
+    out.add(f"const uint all = (uint)gid * {THREADS}u + (uint)tid, f = all % {count}u, share = all / {count}u;")
+    out.add(f"if (share >= {shares}u) return;")
     decode(s, nest, own, "f")
-    with s.scope(f"for (uint turn = 0; turn < {nest.points(turns)}u; turn++) {{"):
+
+    def run() -> None:
         decode(s, nest, turns, "turn")
         Points(s, nest, -1, 1).run(nest.steps)
+
+    if shares == 1:
+        with s.scope(f"for (uint turn = 0; turn < {total}u; turn++) {{"):
+            run()
+    else:
+        with s.scope(f"for (uint first = 0; first < {total}u; first += {SOUGHT}u) {{"):
+            _seek(nest, s, turns, shares)
+            with s.scope("for (uint turn = first; mine; turn++, mine >>= 1) {"), s.scope("if (mine & 1u) {"):
+                run()
     function.checks = s.checks
-    return function.finish(blocks(count, THREADS), THREADS)
+    return function.finish(blocks(count * shares, THREADS), THREADS)
+
+
+def _one_place(nest: Nest) -> bool:
+    """Whether a turn touches a single place of what it writes."""
+    written = {op.buffer.id for op in nest.outputs}
+    target = nest.steps[0].target
+    assert target is not None
+    places = [x for x, _ in accesses(nest) if x.value.operand < 0 or nest.inputs[x.value.operand].buffer.id in written]
+    return len(nest.steps) == 1 and all((x.args, x.value.checks) == (target.args, target.value.checks) for x in places)
+
+
+def _seek(nest: Nest, s: Scalars, turns: list[int], shares: int) -> None:
+    """``mine``: a bit for each of the next turns, set if its place is this share's. Their places are read together."""
+    target = nest.steps[0].target
+    assert target is not None
+    s.out.add("uint mine = 0;", "#pragma unroll")
+    with s.scope(f"for (uint j = 0; j < {SOUGHT}u; j++) {{"), s.scope(f"if (first + j < {nest.points(turns)}u) {{"):
+        s.out.add("const uint turn = first + j;")
+        decode(s, nest, turns, "turn")
+        s.out.add(f"mine |= (uint)(((uint)({s.address(target)}) * 2654435761u >> 16) % {shares}u == share) << j;")
 
 
 def _own_and_turns(nest: Nest) -> tuple[list[int], list[int]]:
