@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from ... import affine, dtypes, expr
 from ...expr import Expr
 from ...kernel import Kernel
@@ -143,7 +145,8 @@ def emit_bundle(kernel: Kernel, dialect: Dialect) -> Emission:
 
 # -- scatters whose places come from data ---------------------------------------------------------------------------
 MOST_COMPARED = 4096  # turns, of which each looks for those behind it
-MOST_SHARES, LEAST_TURNS = 1024, 16  # of a column's places; turns for a share
+TURNS_AT_ONCE = 1 << 18  # that all threads look at while one of them takes a turn
+LEAST_TURNS = 16  # for a share
 SOUGHT = 8  # turns whose places are read together
 MOST_SIMDS = 8  # of a turn, a vector for each lane; longer turns take a group each
 
@@ -166,7 +169,8 @@ def _accumulate(nest: Nest, function: Function) -> Emission:
     s = scalars_for(nest, function, nest.steps)
     own, turns = _own_and_turns(nest)
     count, total, out = nest.points(own), nest.points(turns), function.lines
-    shares = min(MOST_SHARES, total // LEAST_TURNS, function.dialect.cores * 2 * THREADS // count)
+    # looking through all turns takes time in proportion to the shares, a share's own turns the other way round
+    shares = min(math.isqrt(TURNS_AT_ONCE // count), total // LEAST_TURNS)
     if shares < 2 or not _one_place(nest):
         shares = 1
     out.add(f"const uint all = (uint)gid * {THREADS}u + (uint)tid, f = all % {count}u, share = all / {count}u;")
