@@ -16,6 +16,7 @@ from . import (  # noqa: F401
     pooling,
     reductions,
     resize,
+    sampling,
     scattering,
     slicing,
     sorting,
