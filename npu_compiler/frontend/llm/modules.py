@@ -7,7 +7,8 @@ or the last ones of them, so what lies beyond the positions written so far does 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 
 import ml_dtypes
 import numpy as np
@@ -24,6 +25,16 @@ from npu_compiler.frontend.tensors import numpy_to_tensor
 __all__ = ["Decoder", "inverse_frequencies", "load_decoder"]
 
 _Turn = tuple[Tensor, Tensor]  # cos and sin
+
+
+@dataclass(frozen=True)
+class _Sight:
+    """What attention needs of rows at N positions: how they turn, and whether they see each key, bool [N, max_len]."""
+
+    turn: _Turn
+    mask: Tensor
+
+
 _Store = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # keys and values of new tokens -> of all tokens
 
 _PER_COLUMN = 4  # candidates: of 128 rows with Qwen's vocabulary, the 447 likeliest tokens are expected among them
@@ -131,12 +142,13 @@ class Attention(nn.Module):
     def heads(self, x: Tensor) -> Tensor:
         return x.view(*x.shape[:2], -1, self.config.head_dim).transpose(1, 2)
 
-    def forward(self, x: Tensor, turn: _Turn, mask: Tensor, store: _Store) -> Tensor:
-        q, k, v = self.heads(self.q_proj(x)), self.heads(self.k_proj(x)), self.heads(self.v_proj(x))
+    def forward(self, x: Tensor, sight: _Sight, store: _Store, asking: Tensor, own: _Sight) -> Tensor:
+        """Stores keys and values of the rows ``x``; the rows ``asking``, which have the sight ``own``, attend."""
+        q, k, v = self.heads(self.q_proj(asking)), self.heads(self.k_proj(x)), self.heads(self.v_proj(x))
         if self.config.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
-        keys, values = store(rotate(k, *turn), v)
-        y = self.attend(rotate(q, *turn), keys, values, mask)
+        keys, values = store(rotate(k, *sight.turn), v)
+        y = self.attend(rotate(q, *own.turn), keys, values, own.mask)
         return self.o_proj(y.transpose(1, 2).flatten(2))
 
     def attend(self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
@@ -180,8 +192,13 @@ class Layer(nn.Module):
         if self.sandwich:
             self.pre_feedforward_layernorm, self.post_feedforward_layernorm = norm(), norm()
 
-    def forward(self, x: Tensor, turn: _Turn, mask: Tensor, store: _Store) -> Tensor:
-        attended = self.self_attn(self.input_layernorm(x), turn, mask, store)
+    def forward(self, x: Tensor, sight: _Sight, store: _Store, only: tuple[Tensor, _Sight] | None = None) -> Tensor:
+        """``only``: the rows int64[K] that matter behind this layer, and their sight; the result has no others."""
+        asking = normed = self.input_layernorm(x)
+        if only is not None:
+            x = x.index_select(1, only[0])
+            asking = self.input_layernorm(x)
+        attended = self.self_attn(normed, sight, store, asking, sight if only is None else only[1])
         if self.sandwich:
             x = x + self.post_attention_layernorm(attended)
             return x + self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x)))
@@ -229,28 +246,33 @@ class Decoder(nn.Module):
         x = self.model.embed_tokens(token_ids)
         if self.config.embedding_scale is not None:
             x = x * _rounded(self.config.embedding_scale, x.dtype)
-        turns: dict[int | None, _Turn] = {None: _turn(positions, self.get_buffer("frequencies"), self.config.rope)}
-        causal = torch.arange(self.max_len, device=x.device)[None, :] <= positions[:, None]
-        masks: dict[int | None, Tensor] = {None: causal}
+        sights = self._sights(positions)
+        some = x.shape[1] > 1  # of the tokens matter behind the last keys and values
         for i, layer in enumerate(self.model.layers):
-            window = self.config.windows[i]
-            if window is not None and window not in masks:
-                masks[window] = causal & self._inside(window, positions)
-                turns[window] = self._window_turn(positions, turns[None])
 
             def store(k: Tensor, v: Tensor, i: int = i) -> tuple[Tensor, Tensor]:
                 return self.k_cache.store(i, positions, k), self.v_cache.store(i, positions, v)
 
-            x = layer(x, turns[window], masks[window], store)
-        if x.shape[1] > 1:
-            x = x.index_select(1, last)
+            window, only = self.config.windows[i], None
+            if some and i == self.config.num_layers - 1:
+                only = last, self._sights(positions.index_select(0, last), {window})[window]
+            x = layer(x, sights[window], store, only)
         head = self.model.embed_tokens.weight if self.config.tied_embedding else self.lm_head.weight
         logits = F.linear(self.model.norm(x[:, 0]), head).float()
         cap = self.config.logit_softcap
         return logits if cap is None else torch.tanh(logits / cap) * cap
 
-    def _inside(self, window: int, positions: Tensor) -> Tensor:
-        return torch.arange(self.max_len, device=positions.device)[None, :] > (positions - window)[:, None]
+    def _sights(self, positions: Tensor, windows: Collection[int | None] | None = None) -> dict[int | None, _Sight]:
+        """For each window of a layer, or of ``windows``."""
+        keys = torch.arange(self.max_len, device=positions.device)[None, :]
+        causal = keys <= positions[:, None]
+        whole = _Sight(_turn(positions, self.get_buffer("frequencies"), self.config.rope), causal)
+        sights: dict[int | None, _Sight] = {None: whole}
+        for window in self.config.windows if windows is None else windows:
+            if window is not None and window not in sights:
+                mask = causal & (keys > (positions - window)[:, None])
+                sights[window] = _Sight(self._window_turn(positions, whole.turn), mask)
+        return sights
 
     def _window_turn(self, positions: Tensor, other: _Turn) -> _Turn:
         if not self._has_window_rope():
