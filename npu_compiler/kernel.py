@@ -112,7 +112,11 @@ class Kernel:
     memory (its one output). The prologue's inputs then stand in ``inputs`` in place of the left operand. A kernel of
     kind ``bundle`` runs ``parts`` that touch different data; its operands are theirs, part after part. A kernel of kind
     ``conv2d_pair`` is a conv2d with one part, another conv2d whose results, as that would store them, are ``acc1`` of
-    the epilogue and nowhere in memory; the part's inputs are the last of ``inputs``."""
+    the epilogue and nowhere in memory; the part's inputs are the last of ``inputs``.
+
+    A row norm between two products may be divided among them. The first has ``more`` than its epilogue: a 'reduce'
+    stage, whose sums over each tile of columns go to its last output, float32 [tiles, M], and a 'store' stage. The
+    second has these sums as its last input; ``row_scale``, of their total ``stage 0``, multiplies its ``acc``."""
 
     name: str
     kind: str
@@ -126,6 +130,8 @@ class Kernel:
     step: int = 0
     prologue: Kernel | None = None
     parts: tuple[Kernel, ...] = ()
+    more: tuple[Stage, ...] = ()
+    row_scale: Expr | None = None
 
     @property
     def operands(self) -> list[Operand]:
@@ -179,15 +185,18 @@ class Kernel:
         if self.parts:
             return " | ".join(p.text() for p in self.parts)
         if self.body is None:
-            after = expr.render(self.epilogue) if self.epilogue is not None else ""
-            return f"left: {self.prologue.text()}; {after}" if self.prologue is not None else after
-        parts = []
-        for n, s in enumerate(self.body.stages):
-            if s.kind == "store":
-                parts.append(f"out{s.output} = {expr.render(s.expr)}")
-            else:
-                parts.append(f"r{n} = {s.reduce + ' ' if s.reduce else ''}{expr.render(s.expr)}")
-        return "; ".join(parts)
+            before = [f"left: {self.prologue.text()}"] if self.prologue is not None else []
+            if self.row_scale is not None:
+                before.append(f"acc of a row times {expr.render(self.row_scale)}, r0 = sum in{len(self.inputs) - 1}")
+            after = [expr.render(self.epilogue)] if self.epilogue is not None else []
+            return "; ".join([*before, *after, *(_stage_text(n, s) for n, s in enumerate(self.more))])
+        return "; ".join(_stage_text(n, s) for n, s in enumerate(self.body.stages))
+
+
+def _stage_text(number: int, s: Stage) -> str:
+    if s.kind == "store":
+        return f"out{s.output} = {expr.render(s.expr)}"
+    return f"r{number} = {s.reduce + ' ' if s.reduce else ''}{expr.render(s.expr)}"
 
 
 def _touched(o: Operand) -> int:

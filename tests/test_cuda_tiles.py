@@ -247,6 +247,24 @@ def shortcut(size: int, batch: int, *channels: int, stride: int = 1, taps: int =
     return Shortcut(*channels, stride=stride, taps=taps), (torch.randn(batch, channels[0], size, size),)
 
 
+def layer(m: int, hidden: int, inner: int, gate: bool = False) -> tuple[nn.Module, Args]:
+    """A residual stream, its RMS norm, and products of that."""
+
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.down, self.norm = nn.Linear(inner, hidden), nn.Parameter(torch.rand(hidden) + 0.5)
+            self.up, self.gate = nn.Linear(hidden, inner), nn.Linear(hidden, inner, bias=False)
+
+        def forward(self, x: torch.Tensor, stream: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            stream = stream + self.down(x)
+            y = stream.float()
+            y = self.norm * (y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype)
+            return stream, F.silu(self.gate(y)) * self.up(y) if gate else self.up(y)
+
+    return Layer(), (torch.randn(m, inner), 3 * torch.randn(m, hidden))
+
+
 CASES: dict[str, Callable[[], tuple[nn.Module, Args]]] = {
     "product-65x136x72": lambda: product(65, 136, 72),
     "product-300x264x1096": lambda: product(300, 264, 1096),
@@ -254,6 +272,11 @@ CASES: dict[str, Callable[[], tuple[nn.Module, Args]]] = {
     "linear-17x40x64": lambda: linear(17, 40, 64),
     "linear-128x96x4096": lambda: linear(128, 96, 4096),
     "gated-200x264x520": lambda: gated(200, 264, 520),
+    "layer-33x200x72": lambda: layer(33, 200, 72),
+    "layer-128x512x4096": lambda: layer(128, 512, 4096),
+    "layer-500x768x1000": lambda: layer(500, 768, 1000),
+    "layer-2040x1536x2048": lambda: layer(2040, 1536, 2048),
+    "layer-gated": lambda: layer(300, 384, 520, gate=True),
     "conv-3x3": lambda: conv(11, 64, 72, kernel_size=3, padding=1),
     "conv-stride": lambda: conv(15, 64, 40, kernel_size=3, stride=2, padding=1),
     "conv-dilated": lambda: conv(17, 32, 64, kernel_size=3, dilation=2, padding=2),

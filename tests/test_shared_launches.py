@@ -12,7 +12,9 @@ import npu_compiler
 from npu_compiler.frontend import capture, state_dict_numpy
 from npu_compiler.pipeline import run_phases
 from npu_compiler.targets.cuda.dialect import DIALECT
+from npu_compiler.targets.nest import build_nest
 from npu_compiler.targets.simt.emit import EMITTERS
+from npu_compiler.targets.simt.points import point_order
 
 from .metal_backend import EmulatedMetal
 from .models.gate import Args, run
@@ -45,6 +47,34 @@ def test_the_last_row_for_a_place_stays(rows: int, width: int) -> None:
             assert (ours == wanted.double().numpy()).all(), order
     scatters = {c.kind for c in program.entries["main"].calls if "scatter" in c.name}
     assert scatters == ({"bundle"} if width <= 200 else {"loops"})
+
+
+def test_later_rows_for_a_place_are_found_by_their_index() -> None:
+    """One comparison each: where an index leads to is not computed."""
+    schedule = run_phases(capture(Caches(), caches(37, 24)), "cuda", None, until="memory").schedule
+    assert schedule is not None
+    text = "".join(EMITTERS["bundle"](k, DIALECT).text for k in schedule.kernels if k.kind == "bundle")
+    loops = re.findall(r"for \(uint later = .*?\n    \}", text, re.DOTALL)
+    assert len(loops) == 2 and all("checked" not in loop and "*" not in loop.split("= a", 1)[1] for loop in loops)
+
+
+class Turned(nn.Module):
+    """Heads [rows, heads, 64] times a table [rows, 64], stored head by head."""
+
+    def forward(self, x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+        return (x.transpose(0, 1) * table).contiguous()
+
+
+def test_lines_that_load_the_same_follow_each_other() -> None:
+    args = torch.randn(40, 6, 64), torch.randn(40, 64)
+    schedule = run_phases(capture(Turned(), args), "cuda", None, until="memory").schedule
+    assert schedule is not None
+    nest = build_nest(schedule.kernels[0])
+    assert [nest.size[d] for d in point_order(nest)] == [40, 6, 64]
+    narrow = run_phases(capture(Turned(), (args[0][..., :8], args[1][:, :8])), "cuda", None, until="memory").schedule
+    assert narrow is not None
+    nest = build_nest(narrow.kernels[0])
+    assert [nest.size[d] for d in point_order(nest)] == [6, 40, 8]  # 32 bytes are no line
 
 
 def test_places_that_the_caller_gives_are_read_before_the_wait() -> None:

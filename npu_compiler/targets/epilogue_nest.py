@@ -4,6 +4,7 @@ input: what every target needs to write it as code."""
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from .. import affine, expr
 from ..expr import Expr
@@ -13,7 +14,8 @@ from .nest import Nest, build_nest
 
 def epilogue_nest(kernel: Kernel) -> tuple[Nest, int, int]:
     """The epilogue as a loop nest whose extra input, number ``acc``, is the accumulator with rows ``pitch`` apart. (A
-    second accumulator, ``acc`` with value 1, is the input after it.)
+    second accumulator, ``acc`` with value 1, is the input after it.) Its steps are the epilogue and the kernel's
+    ``more`` stages, which reduce over columns.
 
     The pitch is longer than a row, so columns never merge with rows, while rows that every operand visits evenly do.
     """
@@ -29,10 +31,11 @@ def epilogue_nest(kernel: Kernel) -> tuple[Nest, int, int]:
     def bind(x: Expr) -> Expr | None:
         return expr.load(acc + x.value, "float32", index) if x.op == "acc" else None
 
-    stage = Stage("store", expr.rewrite(kernel.epilogue, bind), output=0, index=index)
-    loops = Kernel(
-        kernel.name, "loops", [*kernel.inputs, register, register], [out], body=LoopBody(out.shape, (), (stage,))
-    )
+    first = Stage("store", kernel.epilogue, output=0, index=index)
+    stages = tuple(replace(s, expr=expr.rewrite(s.expr, bind)) for s in (first, *kernel.more))
+    folded = (len(out.shape) - 1,) if kernel.more else ()
+    body, inputs = LoopBody(out.shape, folded, stages), [*kernel.inputs, register, register]
+    loops = Kernel(kernel.name, "loops", inputs, kernel.outputs, body=body)
     return build_nest(loops), acc, pitch
 
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from npu_compiler import dtypes, expr, interp, packing
+from npu_compiler.expr import Expr
 from npu_compiler.graph import Graph
 from npu_compiler.kernel import PAIR, Buffer, Kernel, Operand
 from npu_compiler.pipeline import State
@@ -110,9 +111,32 @@ def _anchor(kernel: Kernel, arrays: Arrays) -> None:
         assert kernel.epilogue is not None
         accs = [x for x in expr.walk(kernel.epilogue) if x.op == "acc"]
         products = result if isinstance(result, tuple) else (result,)
+        if kernel.row_scale is not None:
+            products = tuple(x * _row_factors(kernel, inputs)[:, None] for x in products)
         extra = {x: products[x.value].reshape(target.shape).astype(dtypes.numpy_dtype(x.dtype)) for x in accs}
         result = expr.evaluate(kernel.epilogue, target.shape, inputs, extra)
+        _store_more(kernel, inputs, extra, arrays)
     target[...] = result.reshape(target.shape)
+
+
+def _row_factors(kernel: Kernel, inputs: list[np.ndarray]) -> np.ndarray:
+    """Of the sums that the product before left, float32 [M]."""
+    assert kernel.row_scale is not None
+    total = inputs[-1].sum(0)
+    return expr.evaluate(kernel.row_scale, total.shape, inputs, {expr.stage(0, "float32"): total})
+
+
+def _store_more(kernel: Kernel, inputs: list[np.ndarray], extra: dict[Expr, np.ndarray], arrays: Arrays) -> None:
+    """A second result, and the sums of each row over tiles of columns."""
+    shape = kernel.outputs[0].shape
+    for stage in kernel.more:
+        value = np.broadcast_to(expr.evaluate(stage.expr, shape, inputs, extra), shape)
+        if stage.kind == "store":
+            view(kernel.outputs[stage.output], arrays)[...] = value
+        else:
+            sums = view(kernel.outputs[-1], arrays)
+            tiles = np.array_split(value.reshape(-1, shape[-1]), len(sums), axis=1)
+            sums[...] = [tile.sum(1) for tile in tiles]
 
 
 def _part(kernel: Kernel, arrays: Arrays) -> np.ndarray:
@@ -141,6 +165,9 @@ def _check_rows(k: Kernel) -> None:
 def _gemm(k: Kernel, left: np.ndarray, w: np.ndarray) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
     """The product, or both of a paired one, whose panels alternate."""
     a, op = k.attrs, k.inputs[k.fixed]
+    if w.ndim == 3:  # not packed: [batch or 1, N, K], columns of a pair in turns
+        left, w = left.astype(np.float32), w.astype(np.float32).swapaxes(1, 2)
+        return (left @ w[..., 0::2], left @ w[..., 1::2]) if a["paired"] else left @ w
     w = w[:, :, 0] if w.ndim - (op.dtype == "bfloat16") == 5 else w  # one tap
     w = _unpacked(w, op, 1).astype(np.float32)
     assert w.shape[0] == (1 if a["shared"] else a["batch"])

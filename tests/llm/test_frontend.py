@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import accumulate
 from typing import Any
 
@@ -89,6 +90,19 @@ def test_graphs_run_as_the_module(name: str) -> None:
     ids = tiny.text_ids(14)
     for mine, graphs_ in zip(feed(ours, ids, (4, 4), 24), feed(run, ids, (4, 4), 24), strict=True):
         torch.testing.assert_close(graphs_, mine, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2-window", "gemma3_text"])
+def test_of_a_prompt_one_row_leaves_the_last_layers_keys_and_values(name: str) -> None:
+    ours, _ = tiny.decoder(name, 24)
+    graphs = llm_graphs(ours.config, max_len=24, chunks=(7,))
+    rows = {
+        entry: [math.prod(n.inputs[0].shape[:-1]) for n in graph.nodes if n.op_type == "aten.linear.default"]
+        for entry, graph in graphs.items()
+    }
+    one = 6  # queries, output, the MLP's three and the head
+    assert rows["prefill_7"].count(1) == one and rows["prefill_7"].count(7) == 7 * ours.config.num_layers + 1 - one
+    assert set(rows["decode"]) == {1} and len(rows["decode"]) == len(rows["prefill_7"])
 
 
 def test_graphs_in_half_precision_have_float32_angles() -> None:

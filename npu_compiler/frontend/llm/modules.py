@@ -247,14 +247,14 @@ class Decoder(nn.Module):
         if self.config.embedding_scale is not None:
             x = x * _rounded(self.config.embedding_scale, x.dtype)
         sights = self._sights(positions)
-        some = x.shape[1] > 1  # of the tokens matter behind the last keys and values
+        several = x.shape[1] > 1  # one of which matters behind the last layer's keys and values
         for i, layer in enumerate(self.model.layers):
 
             def store(k: Tensor, v: Tensor, i: int = i) -> tuple[Tensor, Tensor]:
                 return self.k_cache.store(i, positions, k), self.v_cache.store(i, positions, v)
 
             window, only = self.config.windows[i], None
-            if some and i == self.config.num_layers - 1:
+            if several and i == self.config.num_layers - 1:
                 only = last, self._sights(positions.index_select(0, last), {window})[window]
             x = layer(x, sights[window], store, only)
         head = self.model.embed_tokens.weight if self.config.tied_embedding else self.lm_head.weight

@@ -12,7 +12,7 @@ from ..simt.flash import is_flash
 from .flash import emit_wide_flash, takes_attention
 from .pair import emit_pair, takes_pair
 from .pixels import emit_pixels, takes_pixels
-from .streamed import emit_streamed, takes
+from .streamed import column_tiles, emit_streamed, takes
 from .wide import COLUMNS, wide_words
 
 STATIC_BYTES = 48 << 10  # group memory that can be declared; more must be asked for at launch
@@ -80,7 +80,7 @@ HOPPER = replace(
     wide=COLUMNS,
     words=wide_words() + (Path(__file__).parent / "kernels" / "stream.h").read_text(),
     special=(
-        Special("gemm", takes, emit_streamed),
+        Special("gemm", takes, emit_streamed, column_tiles),
         Special("conv2d", takes_pixels, emit_pixels),
         Special("conv2d", takes, emit_streamed),
         Special(PAIR, takes_pair, emit_pair),

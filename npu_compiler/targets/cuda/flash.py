@@ -89,6 +89,7 @@ class _WideFlash(Flash):
         out = self.f.lines
         out.add(f"WideC<{self.d}> results;", "wide_zero(results);", "FragC* const o = (FragC*)results.v;")
         out.add("float top[2] = {-m_inf_float(), -m_inf_float()}, sum[2] = {0.0f, 0.0f};")
+        self._row_limits()
         out.add("int slot = 0, turn = 0;", "ring_wait(queries, 0);", "#pragma unroll 1")
         with out.block("for (int step = 0; step < steps; step++) {"):
             self._scores()
@@ -121,3 +122,22 @@ class _WideFlash(Flash):
         out.add(f"  wide_turned(results, w[k], values + k * {16 * 128 // 16});", "wide_commit();")
         out.add("wide_settle(results);")
         self._next()
+
+    def _store(self) -> None:
+        """Lanes of a row exchange results until each has 16 bytes."""
+        out, o = self.f.lines, self.kernel.outputs[0]
+        if any(s % 8 for s in (*o.strides[:3], o.offset)):
+            super()._store()
+            return
+        base = self._place(Operand(o.buffer, o.shape[:3], o.strides[:3]), "b", "h", "i")
+        out.add("#pragma unroll")
+        with out.block("for (int r = 0; r < 2; r++) {"):
+            out.add("const int i = q0 + sid * 16 + frag_row(lane, 2 * r);", "const float total = frag_row_sum(sum[r]);")
+            out.add("const float scale = total > 0.0f ? 1.0f / total : 0.0f;", "#pragma unroll")
+            with out.block(f"for (int g = 0; g < {self.d // 32}; g++) {{"):
+                out.add("float x[8];", f"Vec<{self.ctype}, 8> row;", "#pragma unroll")
+                out.add("for (int j = 0; j < 8; j++) x[j] = o[4 * g + j / 2].v[2 * r + j % 2] * scale;")
+                out.add("quad_turn<1>(x, lane);", "#pragma unroll")
+                out.add(f"for (int j = 0; j < 8; j++) row.v[j] = to_{self.ctype}(x[j]);")
+                to = f"{self.f.pointer(~0)} + {base} + g * 32 + (lane & 3) * 8"
+                out.add(f"if (i < {self.sq}) *(DEVICE Vec<{self.ctype}, 8>*)({to}) = row;")

@@ -56,4 +56,4 @@ class Pair(Streamed):
 
     def _keep(self, s: Sum) -> None:
         assert self.results is not None
-        self.results.keep(Epilogue(s.kernel, self.f, most=8, first=self.at), self._row())
+        self.results.keep(Epilogue(s.kernel, self.f, most=8, first=self.at), self.row())

@@ -239,7 +239,7 @@ class _Pixels(Streamed):
         out, pieces, piece = self.f.lines, self.plan.n // PIECE, PIECE * PIECE
         out.add("if (tid % 128 == 0) stores_read();", "team_barrier(1 + sid / 4, 128);")
         with out.block("{"):
-            self.pairs.fill(f"leaving + sid / 4 * {pieces * piece}", piece, range(pieces), epilogue, self._row())
+            self.pairs.fill(f"leaving + sid / 4 * {pieces * piece}", piece, range(pieces), epilogue, self.row())
         with out.block("if (tid % 128 == 0) {"):
             for n in range(pieces):
                 at = f"leaving + sid / 4 * {pieces * piece} + {n * piece}"
@@ -260,7 +260,7 @@ class _Pixels(Streamed):
         out.add(f"  wide_step(acc, left + ({tap}) + 2 * k, right + tap * {self.tap // 8} + 2 * k, ring);")
         out.add("wide_commit();", "wide_settle(acc);")
 
-    def _row(self) -> str:
+    def row(self) -> str:
         y, x = f"band * {BLOCK} + sid % 4 * 2 + h", f"tile * {BLOCK} + (lane >> 2)"
         inside = f"down < {self.oh} && over < {self.ow}"
         return (

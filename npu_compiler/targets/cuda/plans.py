@@ -50,9 +50,10 @@ class Plan:
     tiled: bool = False
 
 
-def result_stages(m: int, n: int) -> int:
-    """Stages, with 64 terms of ``m`` rows and ``n`` columns each, that a tile's results take."""
-    return blocks(n // PIECE, (m + n) // m)
+def result_stages(m: int, n: int, outputs: int = 1) -> int:
+    """Stages, with 64 terms of ``m`` rows and ``n`` columns each, that a tile's results take; 0 if they do not fit."""
+    per_stage = (m + n) // m // outputs
+    return blocks(n // PIECE, per_stage) if per_stage else 0
 
 
 def part_floats(m: int, n: int) -> int:
@@ -67,7 +68,7 @@ def choose(kernel: Kernel, step: int, tiles: bool, dialect: Dialect) -> Plan:
     elements = sum(math.prod(o.shape) for o in (kernel.inputs[0], kernel.inputs[kernel.fixed]))
     elements += math.prod(kernel.outputs[0].shape) * (2 if residual else 1)
     return min(
-        candidates(p, step, residual, tiles, dialect.cores),
+        candidates(p, step, residual, tiles, dialect.cores, min(len(kernel.outputs), 2)),
         key=lambda plan: (cost(p, plan, step, residual, elements, dialect), plan.early and plan.n > 64),
     )
 
@@ -79,8 +80,10 @@ def _has_residual(kernel: Kernel) -> bool:
     )
 
 
-def candidates(p: Product, step: int, residual: bool, tiles: bool, cores: int) -> Iterator[Plan]:
-    """Plans that fit the chip; ``tiles``: results can leave as tiles."""
+def candidates(
+    p: Product, step: int, residual: bool, tiles: bool, cores: int, outputs: int = 1
+) -> Iterator[Plan]:  # fmt: skip
+    """Plans that fit the chip; ``tiles``: results can leave as tiles; ``outputs``: how many of them there are."""
     least = 32 * p.lanes
     widths = [n for n in (*WIDTHS, *ONE_TILE) if n % (8 * p.lanes) == 0 and n < p.n + 32] or [least]
     for m in (64, 128):
@@ -94,7 +97,9 @@ def candidates(p: Product, step: int, residual: bool, tiles: bool, cores: int) -
                     stages = min(room // stage, MOST_STAGES)
                     fits = parts == 1 or blocks(p.k, step) >= 2 * parts
                     tiled = tiles and step == 64 and parts == 1 and n % PIECE == 0 and p.n % n == 0
-                    fits = fits and (not tiled or stages > result_stages(m, n) + 1)
+                    if outputs > 1:
+                        tiled = tiled and 0 < result_stages(m, n, outputs) < stages - 1
+                    fits = fits and (not tiled or stages > result_stages(m, n, outputs) + 1)
                     early = residual and n <= 128 and parts == 1 and not tiled
                     fits = fits and (per_core < 4 or not early)  # measured: two with more rows are faster
                     if stages > 2 and fits and registers(m, n, per_core, early) <= CORE_REGISTERS:

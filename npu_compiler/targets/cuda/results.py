@@ -36,11 +36,9 @@ def residual_of(kernel: Kernel) -> int | None:
     """The number of the input of which the epilogue reads an element for every result; -1 if there is none. None if it
     reads what the copy engine cannot bring as tiles, other than vectors along the columns."""
     assert kernel.epilogue is not None
-    out, found = kernel.outputs[0], -1
+    out, found, values = kernel.outputs[0], -1, [kernel.epilogue, *(s.expr for s in kernel.more)]
     last, identity = expr.index(len(out.shape) - 1), expr.identity_index(out.shape)
-    for x in expr.walk(kernel.epilogue):
-        if x.op != "load":
-            continue
+    for x in (x for value in values for x in expr.walk(value) if x.op == "load"):
         o = kernel.inputs[x.value]
         along = [i for i in x.args if i.op != "const"]
         if x.args == identity and o.shape == out.shape and o.dtype == out.dtype and row_pitch(o):
@@ -66,6 +64,8 @@ class Pairs:
         self.f, self.plan, self.pieces = f, plan, plan.n // PIECE
         self.ctype = dtypes.DTYPES[kernel.outputs[0].dtype].ctype
         self.kept = False  # whether sums before these are ``acc1``
+        self.outputs = 2 if kernel.more else 1
+        self.times = ""
         self.shared = False  # whether what all rows share has been read
 
     def read_shared(self, epilogue: Epilogue) -> None:
@@ -78,25 +78,25 @@ class Pairs:
 
     def fill(self, to: str, apart: int, parts: range, epilogue: Epilogue, row: str, residual: bool = False) -> None:
         """Put 64 rows of pieces ``parts`` into group memory, the first at ``to`` and the others ``apart`` elements from
-        each other, where the ``residual`` may be."""
+        each other, where the ``residual`` may be; pieces of a second output follow those of the first."""
         out = self.f.lines
         out.add(f"{self.ctype}* const rows = {to} + (sid % 4 * 16 + (lane & 15)) * {PIECE};")
         with self._chunks(parts):
-            piece = f"(q / 4 - {parts.start}) * {apart}"
+            piece = f"(q / 4 - {parts.start}) * {self.outputs * apart}"
             out.add(f"{self.ctype}* const place = rows + {piece} + ((q % 4 * 2 + (lane >> 4)) ^ (lane & 7)) * 8;")
             if residual:
                 epilogue.declare_ahead(4, 2)
                 out.add("pairs_take(ahead0, place);")
-            out.add("uint pairs[4];")
-            self._pairs(epilogue, row, "pairs[2 * j + h]")
-            out.add("pairs_put(place, pairs);")
+            out.add(f"uint pairs[{self.outputs}][4];")
+            self._pairs(epilogue, row, [f"pairs[{n}][2 * j + h]" for n in range(self.outputs)])
+            out.add(*(f"pairs_put(place + {n * apart}, pairs[{n}]);" for n in range(self.outputs)))
         out.add("wide_ready();", "team_barrier(1 + sid / 4, 128);")
 
     def keep(self, epilogue: Epilogue, row: str) -> None:
         """Keep the results as pairs in registers, for the epilogue of the next sums."""
         self.f.lines.add(f"uint kept[{self.plan.n // 4}];")
         with self._chunks(range(self.pieces)):
-            self._pairs(epilogue, row, "kept[4 * q + 2 * j + h]")
+            self._pairs(epilogue, row, ["kept[4 * q + 2 * j + h]"])
         self.kept = True
 
     @contextmanager
@@ -106,10 +106,10 @@ class Pairs:
         with self.f.lines.block(f"for (int q = {parts.start * 4}; q < {parts.stop * 4}; q++) {{"):
             yield
 
-    def _pairs(self, epilogue: Epilogue, row: str, to: str) -> None:
-        """Results of chunk ``q``: of half ``j`` of the columns, half ``h`` of the rows."""
+    def _pairs(self, epilogue: Epilogue, row: str, to: list[str]) -> None:
+        """Results of chunk ``q``, of each output: of half ``j`` of the columns, half ``h`` of the rows."""
         out = self.f.lines
-        texts = ["acc.v[8 * q + 4 * j + 2 * h + {}]", "to_f32(other.v[{}])"]
+        texts = [f"(acc.v[8 * q + 4 * j + 2 * h + {{}}]{self.times})", "to_f32(other.v[{}])"]
         out.add("#pragma unroll")
         with out.block("for (int j = 0; j < 2; j++) {"):
             out.add(f"const int n = tn * {self.plan.n} + q * 16 + j * 8 + (lane & 3) * 2;")
@@ -118,12 +118,17 @@ class Pairs:
                 epilogue.read_shared("n", 2, "0")
             out.add("#pragma unroll")
             with out.block("for (int h = 0; h < 2; h++) {"):
-                out.add(row, "float y[2];")
+                out.add(row, "float y[2];", *["float y1[2];"] * (len(to) - 1))
+                if epilogue.folded:
+                    out.add(f"float {epilogue.folded} = 0.0f;")
                 if self.kept:
                     out.add(f"const Vec<{self.ctype}, 2> other = pair_of<{self.ctype}>(kept[4 * q + 2 * j + h]);")
                 shared = "2 * q + j" if self.shared else "0"
                 epilogue.compute("y", "m", "n", 2, lambda which, i: texts[which].format(i), "2 * j + h", shared)
-                out.add(f"{to} = pack_pair(y[0], y[1], ({self.ctype}*)nullptr);")
+                for name, y in zip(to, ("y", "y1"), strict=False):
+                    out.add(f"{name} = pack_pair({y}[0], {y}[1], ({self.ctype}*)nullptr);")
+                if epilogue.folded:
+                    out.add(f"folded[h] += {epilogue.folded};")
 
 
 class Results(Pairs):
@@ -132,10 +137,10 @@ class Results(Pairs):
     def __init__(self, kernel: Kernel, f: Function, plan: Plan, p: Product, stage: int):
         super().__init__(kernel, f, plan)
         self.p, self.stage, self.teams = p, stage, plan.m // PIECE
-        self.slots = result_stages(plan.m, plan.n)
+        self.slots = result_stages(plan.m, plan.n, self.outputs)
         self.per_slot = blocks(self.pieces, self.slots)
         residual = residual_of(kernel)
-        self.out = self._map(~0)
+        self.out = [self._map(~n) for n in range(self.outputs)]
         self.residual = self._map(residual) if residual is not None and residual >= 0 else ""
 
     def _map(self, number: int) -> str:
@@ -145,8 +150,9 @@ class Results(Pairs):
     def _parts(self, slot: int) -> range:
         return range(slot * self.per_slot, min((slot + 1) * self.per_slot, self.pieces))
 
-    def _piece(self, at: int, team: str | int) -> str:
-        return f"ring + slot * {self.stage} + {at * self.teams * PIECE * PIECE} + {team} * {PIECE * PIECE}"
+    def _piece(self, at: int, team: str | int, output: int = 0) -> str:
+        start = (at * self.outputs + output) * self.teams * PIECE * PIECE
+        return f"ring + slot * {self.stage} + {start} + {team} * {PIECE * PIECE}"
 
     def ask(self) -> None:
         """What the simd that asks for tiles does behind the last step of tile (tm, tn)."""
@@ -174,9 +180,10 @@ class Results(Pairs):
             for n in range(1, self.slots):
                 out.add(f"ring_arrive(empty + (held + {n}) % {self.plan.stages});")
 
-    def store(self, epilogue: Epilogue, row: str) -> None:
-        """Make results of the sums ``acc``; ``row``: statement that finds row ``m`` of half ``h``."""
-        out = self.f.lines
+    def store(self, epilogue: Epilogue, row: str, times: str = "") -> None:
+        """Make results of the sums ``acc``; ``row``: statement that finds row ``m`` of half ``h``; ``times``: what
+        follows a sum."""
+        out, self.times = self.f.lines, times
         out.add("held = slot;")
         for slot in range(self.slots):
             parts = self._parts(slot)
@@ -187,6 +194,7 @@ class Results(Pairs):
             with out.block("if (tid % 128 == 0) {"):
                 for at, n in enumerate(parts):
                     where = f"tn * {self.plan.n} + {n * PIECE}, tm * {self.plan.m} + sid / 4 * {PIECE}, 0"
-                    out.add(f"tile_store({self.out}, {self._piece(at, 'sid / 4')}, {where});")
+                    for number, to in enumerate(self.out):
+                        out.add(f"tile_store({to}, {self._piece(at, 'sid / 4', number)}, {where});")
                 out.add("stores_commit();")
             self._next()

@@ -19,6 +19,7 @@ from ..simt.epilogue import Epilogue
 from ..simt.function import Emission, Function, blocks
 from ..simt.gemm import WIDE_ROWS, Product, conv_product, output_column, output_place, product_of, spread
 from ..simt.program import TileMap
+from .norms import NormShare
 from .plans import PAD, Plan, choose, part_floats
 from .results import Results, leaves_as_tiles
 
@@ -92,6 +93,12 @@ def emit_streamed(kernel: Kernel, dialect: Dialect) -> Emission:
     return Streamed(kernel, dialect, choose(kernel, step_of(kernel), leaves_as_tiles(kernel), dialect)).emit()
 
 
+def column_tiles(kernel: Kernel, dialect: Dialect) -> int:
+    """Into how many tiles the columns of a product that :func:`takes` are cut if it stores two results."""
+    both = replace(kernel, outputs=[*kernel.outputs[:1], *kernel.outputs[:1]])
+    return blocks(product_of(kernel).n, choose(both, step_of(kernel), leaves_as_tiles(kernel), dialect).n)
+
+
 class Sum(NamedTuple):
     """A product of the function's kernel: ``kernel`` says what is multiplied, ``left`` and ``right`` are the function's
     operands, ``maps`` the names of their tile maps."""
@@ -112,6 +119,7 @@ class Streamed:
         self.kernel, self.dialect, self.plan = kernel, dialect, plan
         self.p: Product = conv_product(kernel) if kernel.kind == "conv2d" else product_of(kernel)
         self.f = Function(kernel, dialect, early=True)
+        self.norm = NormShare(kernel, self.f)
         self.ctype = dtypes.DTYPES[kernel.inputs[0].dtype].ctype
         self.step = step_of(kernel)
         self.teams = plan.m // 64
@@ -262,13 +270,14 @@ class Streamed:
         out, plan = self.f.lines, self.plan
         shared, lanes = plan.parts > 1, self.p.lanes
         epilogue = self._epilogue()
-        soon = self._turns() <= MOST_AHEAD if shared else self.width == 8 and plan.early
+        soon = self.turns() <= MOST_AHEAD if shared else self.width == 8 and plan.early
         self.ahead = bool(epilogue.ahead) and lanes == 1 and soon and not plan.tiled
         out.add("wait_inputs();", "int slot = 0, turn = 0;", *["int held = -1;"] * plan.tiled)
         with out.block(f"for (int t = gid / {plan.parts}; t < {self.units}; t += {self.clusters}) {{"):
             self._indices()
             if self.ahead:
                 self._read_ahead(epilogue)
+            self.norm.read_sums(self)
             out.add(f"WideC<{plan.n}> acc;")
             for s in self.sums[:-1]:
                 self._add_up(s)
@@ -276,12 +285,22 @@ class Streamed:
             self._add_up(self.sums[-1])
             if plan.parts > 1:
                 self._add_parts(epilogue)
-            elif self.results is not None:
-                self.results.store(epilogue, self._row())
             else:
-                self._store(epilogue)
+                self._finish(epilogue)
         if self.results is not None:
             out.add("if (tid % 128 == 0) stores_read();")
+
+    def _finish(self, epilogue: Epilogue) -> None:
+        """What becomes of sums that no other group has parts of."""
+        self.norm.find_factors()
+        if epilogue.folded:
+            self.f.lines.add("float folded[2] = {};")
+        if self.results is not None:
+            self.results.store(epilogue, self.row(), self.norm.times)
+        else:
+            self._store(epilogue)
+        if epilogue.folded:
+            self.norm.store_folded(self.row())
 
     def _add_up(self, s: Sum) -> None:
         """The sums ``acc`` of a tile; all of its stages are free afterwards."""
@@ -321,7 +340,7 @@ class Streamed:
     def _release(self, slot: str) -> None:
         self.f.lines.add(f"if (tid % 128 == 0) ring_arrive(empty + {slot});")
 
-    def _row(self) -> str:
+    def row(self) -> str:
         """Statement: row ``m`` of the product that this lane has of half ``h``."""
         return f"const int m = tm * {self.plan.m} + sid * 16 + (lane >> 2) + 8 * h;"
 
@@ -331,7 +350,7 @@ class Streamed:
 
     def _place(self) -> str:
         """Row ``m`` and column ``n`` of what this lane has of piece ``g`` after the exchange."""
-        return f"{self._row()}\nconst int n = {self._column()};"
+        return f"{self.row()}\nconst int n = {self._column()};"
 
     def _column(self) -> str:
         wide = 8 * self.p.lanes
@@ -348,8 +367,8 @@ class Streamed:
     def _read_ahead(self, epilogue: Epilogue) -> None:
         out = self.f.lines
         if self.plan.parts > 1:
-            epilogue.declare_ahead(self._turns(), self.width)
-            with self._each_of_share():
+            epilogue.declare_ahead(self.turns(), self.width)
+            with self.each_of_share():
                 epilogue.read_ahead(*self._where("n"), self.width, "i")
             return
         epilogue.declare_ahead(2 * self._pieces(), self.width)
@@ -371,18 +390,42 @@ class Streamed:
                 epilogue.read_shared(self._where(self._column())[1], 8, "0")
             out.add("#pragma unroll")
             with out.block("for (int h = 0; h < 2; h++) {"):
-                out.add(f"float x[{8 * lanes}];", "#pragma unroll")
-                out.add(f"for (int i = 0; i < {4 * lanes}; i++) {{ x[2 * i] = acc.v[{16 * lanes} * g + 4 * i + 2 * h]; "
-                        f"x[2 * i + 1] = acc.v[{16 * lanes} * g + 4 * i + 2 * h + 1]; }}")  # fmt: skip
-                out.add(f"quad_turn<{lanes}>(x, lane);", self._place())
-                self._store_row(epilogue, 8, "2 * g + h" if self.ahead else "", shared)
+                if lanes > 1 and epilogue.alone and self.width == 8:
+                    self._store_merged(epilogue)
+                else:
+                    self._store_piece(epilogue, shared)
+        self._store_rest(epilogue)
+
+    def _store_merged(self, epilogue: Epilogue) -> None:
+        """Two sums become one result before lanes exchange: half as much. A lane has every fourth column at first."""
+        out = self.f.lines
+        out.add("float y[8];", self._place())
+        sums = f"acc.v[32 * g + 4 * {{}} + 2 * h + {{}}]{self.norm.times}"
+        epilogue.compute("y", "m", "n / 2", 8, lambda which, i: f"({sums.format(i, which)})", "", "")
+        out.add("quad_turn<1>(y, lane);")
+        with out.block(f"if (m < {self.p.m} && n < {self.p.n}) {{"):
+            epilogue.put(*self._where("n"), 8, lambda i: f"y[{i} % 4 * 2 + {i} / 4]")
+
+    def _store_piece(self, epilogue: Epilogue, shared: str) -> None:
+        out, lanes = self.f.lines, self.p.lanes
+        out.add(f"float x[{8 * lanes}];", "#pragma unroll")
+        out.add(f"for (int i = 0; i < {8 * lanes}; i++) "
+                f"x[i] = acc.v[{16 * lanes} * g + i / 2 * 4 + 2 * h + i % 2]{self.norm.times};")  # fmt: skip
+        out.add(f"quad_turn<{lanes}>(x, lane);", self._place())
+        self._store_row(epilogue, 8, "2 * g + h" if self.ahead else "", shared)
+
+    def _store_rest(self, epilogue: Epilogue) -> None:
+        """What is left of a row behind the whole pieces."""
+        out, lanes = self.f.lines, self.p.lanes
         whole = self._pieces() * 32 * lanes
         if whole == self.plan.n:
             return
         out.add("#pragma unroll", f"for (int g = {whole // 8}; g < {self.plan.n // 8}; g++)", "#pragma unroll")
         with out.block("for (int h = 0; h < 2; h++) {"):
-            out.add("const float x[2] = {acc.v[4 * g + 2 * h], acc.v[4 * g + 2 * h + 1]};")
-            out.add(self._row(), f"const int n = tn * {self.plan.n} + g * 8 + (lane & 3) * 2;")
+            out.add(
+                "const float x[2] = {", *(f"  acc.v[4 * g + 2 * h + {i}]{self.norm.times}," for i in range(2)), "};"
+            )
+            out.add(self.row(), f"const int n = tn * {self.plan.n} + g * 8 + (lane & 3) * 2;")
             self._store_row(epilogue, 2 // lanes, "")
 
     def _store_row(self, epilogue: Epilogue, count: int, ahead: str, shared: str = "") -> None:
@@ -392,24 +435,28 @@ class Streamed:
             at = f"n + {first}" if first else "n"
             with self.f.lines.block(f"if (m < {self.p.m} && {at} < {self.p.n}) {{"):
                 row, column = self._where(f"({at})")
+                if epilogue.folded:
+                    self.f.lines.add(f"float {epilogue.folded} = 0.0f;")
                 epilogue.store(
                     row, column, width,
                     lambda which, i, first=first: f"x[{first} + {spread(which, i, self.p)}]",  # type: ignore[misc]
                     ahead, shared,
                 )  # fmt: skip
+                if epilogue.folded:
+                    self.f.lines.add(f"folded[h] += {epilogue.folded};")
 
-    def _turns(self) -> int:
+    def turns(self) -> int:
         """Vectors of its group's share that a thread finishes."""
         plan = self.plan
         return blocks(plan.m // plan.parts * (plan.n // self.p.lanes // self.width), self.teams * 128)
 
     @contextmanager
-    def _each_of_share(self) -> Iterator[None]:
+    def each_of_share(self) -> Iterator[None]:
         """For each vector ``i`` of this thread: its row ``m`` and column ``n``; ``r`` and ``n0`` within the share."""
         out, plan, p = self.f.lines, self.plan, self.p
         share, per_row, values = plan.m // plan.parts, plan.n // p.lanes // self.width, self.width * p.lanes
         out.add("#pragma unroll")
-        with out.block(f"for (int i = 0; i < {self._turns()}; i++) {{"):
+        with out.block(f"for (int i = 0; i < {self.turns()}; i++) {{"):
             out.add(f"const int c = tid + i * {self.teams * 128}, r = c / {per_row}, n0 = c % {per_row} * {values};")
             out.add(f"const int m = tm * {plan.m} + rank * {share} + r, n = tn * {plan.n} + n0;")
             with out.block(f"if (r < {share} && m < {p.m} && n < {p.n}) {{"):
@@ -420,11 +467,22 @@ class Streamed:
         out, plan, p = self.f.lines, self.plan, self.p
         share, ld, values = plan.m // plan.parts, plan.n + PAD, self.width * p.lanes
         out.add(f"peer_send<{share}, {ld}>(results, rank, acc, sid * 16, lane);", "cluster_barrier();")
-        with self._each_of_share():
+        with self.each_of_share():
             out.add(f"float x[{values}] = {{}};", "#pragma unroll")
             out.add(f"for (int part = 0; part < {plan.parts}; part++)", "#pragma unroll")
             out.add(f"for (int e = 0; e < {values}; e++) x[e] += results[(part * {share} + r) * {ld} + n0 + e];")
+            if epilogue.folded:
+                out.add(f"float {epilogue.folded} = 0.0f;")
             row, column = self._where("n")
+            times = " * factor[i]" if self.norm.times else ""
             epilogue.store(
-                row, column, self.width, lambda which, i: f"x[{spread(which, i, p)}]", "i" if self.ahead else ""
+                row,
+                column,
+                self.width,
+                lambda which, i: f"(x[{spread(which, i, p)}]{times})",
+                "i" if self.ahead else "",
             )
+            if epilogue.folded:  # where nobody else reads
+                out.add(f"results[r * {ld} + n0] = {epilogue.folded};")
+        if epilogue.folded:
+            self.norm.add_folded(self, share, ld)

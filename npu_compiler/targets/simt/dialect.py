@@ -88,11 +88,13 @@ class Array(NamedTuple):
 
 
 class Special(NamedTuple):
-    """A target's own function for kernels of one kind, used for those it ``takes``."""
+    """A target's own function for kernels of one kind, used for those it ``takes``. ``column_tiles``: into how many
+    tiles it cuts the columns of a product, if it can do its share of a row norm."""
 
     kind: str
     takes: Callable[[Kernel], bool]
     emit: Callable[[Kernel, Dialect], Emission]
+    column_tiles: Callable[[Kernel, Dialect], int] | None = None
 
 
 def _no_clusters(head: str, cluster: int) -> str:

@@ -92,7 +92,8 @@ def _key(kernel: Kernel) -> Hashable:
         layouts.append((o.dtype, o.shape, o.strides, alignment, constant, o.buffer.given, ids.index(o.buffer.id)))
     attrs = tuple(sorted((k, v) for k, v in kernel.attrs.items()))
     inner = tuple(_key(k) for k in (kernel.prologue, *kernel.parts) if k is not None)
-    return kernel.kind, attrs, tuple(layouts), len(kernel.inputs), kernel.body, kernel.epilogue, inner
+    computed = kernel.body, kernel.epilogue, kernel.more, kernel.row_scale
+    return kernel.kind, attrs, tuple(layouts), len(kernel.inputs), computed, inner
 
 
 def sources(functions: Functions, suffix: str) -> dict[str, str]:

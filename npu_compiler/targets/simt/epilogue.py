@@ -19,22 +19,27 @@ class Epilogue:
     """Writes results at (row, column) of the output; ``row`` counts its leading dims in order. ``width``: neighbouring
     columns that :meth:`store` can take at once, in up to 16 bytes each, or ``most``. ``ahead``: loads that can be made
     before the sums: residuals, with ``columns`` also what all rows share, else that is ``shared``. ``first``: the
-    function's operand that the kernel's first input is, if it is a part of the function's kernel."""
+    function's operand that the kernel's first input is, if it is a part of the function's kernel. ``folded``: the float
+    variable that every :meth:`store` adds to, if the kernel has sums among ``more``. ``alone``: nothing is read."""
 
     def __init__(self, kernel: Kernel, function: Function, most: int = 0, columns: bool = False, first: int = 0):
         self.numbers = {n: first + n for n in range(len(kernel.inputs))} if first else None
         self.nest, self.acc, self.pitch = epilogue_nest(kernel)
-        (self.step,) = self.nest.steps
+        self.step, *more = self.nest.steps
         self.function = function
         out = kernel.outputs[0]
         self.step.value = self.step.value.cast(out.dtype)
+        self.steps = [self.step, *more]
+        self.folded = next((f"f{s.number}" for s in more if s.kind == "reduce"), "")
         lane = len(out.shape) - 1
         self.lane = lane if lane in self.nest.size else -1
         self.width = 1
         if self.lane >= 0:
-            self.width = vector_width(self.nest, kernel, [self.step], self.lane, self.acc, most)
+            self.width = vector_width(self.nest, kernel, self.steps, self.lane, self.acc, most)
         self._fetched: dict[Expr, Value] = {}
-        loads = [x for x in dict.fromkeys(expr.walk(self.step.value)) if self._is_ahead(x, True)]
+        values = [x for step in self.steps for x in expr.walk(step.value)]
+        loads = [x for x in dict.fromkeys(values) if self._is_ahead(x, True)]
+        self.alone = all(x.value.operand >= self.acc for x in values if x.op == "load")
         self.ahead = [x for x in loads if columns or self._is_ahead(x, False)]
         self.shared = [x for x in loads if x not in self.ahead]
 
@@ -117,22 +122,29 @@ class Epilogue:
     ) -> None:  # fmt: skip
         """Statements that store ``width`` neighbours; ``accumulators(which, position)`` is the text of one float.
         ``slot``, ``shared``: where the loads of ``ahead`` and of ``shared`` were put, if they were made."""
-        self._run(self.step, row, column, width, accumulators, slot, shared)
+        self._run(self.steps, row, column, width, accumulators, slot, shared)
 
     def compute(
         self, to: str, row: str, column: str, width: int, accumulators: Callable[[int, str], str], slot: str,
         shared: str,
     ) -> None:  # fmt: skip
-        """Like :meth:`store`, but the results go to the float array ``to``, and are not rounded."""
-        unrounded = replace(self.step, value=before_storage(self.step.value))
+        """Like :meth:`store`, but the results go to the float array ``to``, those of output n to the one named
+        ``{to}n``, and are not rounded."""
+        unrounded = [replace(step, value=before_storage(step.value)) for step in self.steps]
         self._run(unrounded, row, column, width, accumulators, slot, shared, to)
 
+    def put(self, row: str, column: str, width: int, values: Callable[[str], str]) -> None:
+        """Statements that store ``width`` neighbours that have been computed: floats named ``values(position)``."""
+        sums = next(x for x in expr.walk(self.step.value) if x.op == "load" and x.value.operand >= self.acc)
+        stored = replace(self.step, value=sums.cast(self.step.value.dtype))
+        self._run([stored], row, column, width, lambda which, i: values(i), "", "")
+
     def _run(
-        self, step: Step, row: str, column: str, width: int, accumulators: Callable[[int, str], str], slot: str,
+        self, steps: list[Step], row: str, column: str, width: int, accumulators: Callable[[int, str], str], slot: str,
         shared: str, to: str = "",
     ) -> None:  # fmt: skip
         out = self.function.lines
-        s = Scalars(self.nest, Pointers(self.function, self.numbers), out, use_counts([step.value]))
+        s = Scalars(self.nest, Pointers(self.function, self.numbers), out, use_counts([x.value for x in steps]))
         if dtypes.DTYPES[self.step.value.dtype].size == 2:
             s.fast = self.function.dialect.fast
         points = Points(s, self.nest, self.lane, width)
@@ -143,7 +155,7 @@ class Epilogue:
             s.bound[x] = stored(f"{name}.v[0]", x.dtype)
             if width > 1:
                 s.bound[expr.substitute(x, points.shift)] = stored(f"{name}.v[i{points.inner}]", x.dtype)
-        for x in expr.walk(step.value):
+        for x in (x for step in steps for x in expr.walk(step.value)):
             if x.op == "load" and x.value.operand >= self.acc:
                 which = x.value.operand - self.acc
                 s.bound[x] = Value(accumulators(which, "0"), "float")
@@ -151,5 +163,5 @@ class Epilogue:
                     s.bound[expr.substitute(x, points.shift)] = Value(accumulators(which, f"i{points.inner}"), "float")
         with out.block("{"):
             self._indices(row, column)
-            points.run([step], sink=to)
+            points.run(steps, sink=to)
         self.function.checks |= s.checks

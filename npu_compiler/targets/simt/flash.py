@@ -73,6 +73,7 @@ class Flash:
         out.add(f"FragC o[{self.d // 8}];", "#pragma unroll")
         out.add(f"for (int n = 0; n < {self.d // 8}; n++) frag_zero(o[n]);")
         out.add("float top[2] = {-m_inf_float(), -m_inf_float()}, sum[2] = {0.0f, 0.0f};")
+        self._row_limits()
         out.add(f"const int steps = (valid + {self.keys - 1}) / {self.keys};")
         with out.block("if (steps > 0) {"):
             self._load("0", "0")
@@ -173,32 +174,37 @@ class Flash:
                 out.add("frag_mma(s[j], q[k], x);", "frag_mma(s[j + 1], q[k], y);")
 
     def _softmax(self) -> None:
-        """Scores to weights, in place; ``o`` and ``sum`` are scaled to the new maximum. Exponents are of two."""
-        out, scale = self.f.lines, literal(self.kernel.attrs["scale"] * math.log2(math.e), "float")
+        """Scores to weights, in place; ``o`` and ``sum`` are scaled to the new maximum. Exponents are of two. Scores
+        are scaled when they become exponents, in one instruction, unless a mask is added to them."""
+        out, scale = self.f.lines, self.kernel.attrs["scale"] * math.log2(math.e)
+        times = f" * {literal(scale, 'float')}"
+        added = self.mask is not None and self.mask.dtype != "bool"
+        now, later = (times, "") if added or scale < 0 else ("", times)
         out.add("#pragma unroll")
         with out.block("for (int r = 0; r < 2; r++) {"):
             out.add("const int i = q0 + sid * 16 + frag_row(lane, 2 * r); (void)i;", "float most = top[r];")
             with out.block(f"if ({self._partly()}) {{"):
-                self._row_limit()
                 out.add("#pragma unroll")
                 with out.block(f"for (int j = 0; j < {self.keys // 8}; j++) {{"):
                     out.add("#pragma unroll")
                     with out.block("for (int e = 2 * r; e < 2 * r + 2; e++) {"):
                         out.add(f"const int c = j * 8 + frag_column(lane, e), t = step * {self.keys} + c; (void)t;")
-                        out.add(f"float x = s[j].v[e] * {scale};")
+                        out.add(f"float x = s[j].v[e]{now};")
                         out.add(f"x = {self._visible()} ? x : -m_inf_float();")
                         out.add("s[j].v[e] = x;", "most = m_max(most, x);")
             with out.block("else {"):
                 out.add("#pragma unroll")
                 with out.block(f"for (int j = 0; j < {self.keys // 8}; j++) {{"):
                     out.add("#pragma unroll", "for (int e = 2 * r; e < 2 * r + 2; e++)")
-                    out.add(f"  most = m_max(most, s[j].v[e] = s[j].v[e] * {scale});")
+                    out.add(f"  most = m_max(most, {f's[j].v[e] = s[j].v[e]{now}' if now else 's[j].v[e]'});")
             out.add("most = frag_row_max(most);")
-            out.add("const float base = most == -m_inf_float() ? 0.0f : most, keep = m_exp2(top[r] - base);")
+            out.add(f"const float base = most == -m_inf_float() ? 0.0f : most{later};")
+            out.add(f"const float keep = m_exp2(top[r]{later} - base);")
             out.add("float more = 0.0f;", "#pragma unroll")
             with out.block(f"for (int j = 0; j < {self.keys // 8}; j++) {{"):
                 out.add("#pragma unroll")
-                out.add("for (int e = 2 * r; e < 2 * r + 2; e++) more += s[j].v[e] = m_exp2_fast(s[j].v[e] - base);")
+                out.add("for (int e = 2 * r; e < 2 * r + 2; e++)")
+                out.add(f"  more += s[j].v[e] = m_exp2_fast(s[j].v[e]{later} - base);")
             out.add("top[r] = most;", "sum[r] = sum[r] * keep + more;", "#pragma unroll")
             out.add(f"for (int n = 0; n < {self.d // 8}; n++) {{ o[n].v[2 * r] *= keep; o[n].v[2 * r + 1] *= keep; }}")
 
@@ -211,10 +217,16 @@ class Flash:
             return f"{end} > least + 1"
         return f"{end} > valid || {end} > q0 + 1" if self.kernel.attrs["causal"] else f"{end} > valid"
 
-    def _row_limit(self) -> None:
+    def _row_limits(self) -> None:
+        """``mine``: the last key that each of a lane's two rows sees."""
         if self.by_position:
-            at = f"{self.f.pointer(3)}[(i < {self.sq} ? i : {self.sq - 1}) * {self.kernel.inputs[3].strides[0]}]"
-            self.f.lines.add(f"const int64_t mine = {at};")
+            out = self.f.lines
+            out.add("int mine[2];", "#pragma unroll")
+            with out.block("for (int r = 0; r < 2; r++) {"):
+                out.add("const int i = q0 + sid * 16 + frag_row(lane, 2 * r);")
+                place = f"(i < {self.sq} ? i : {self.sq - 1}) * {self.kernel.inputs[3].strides[0]}"
+                out.add(f"const int64_t at = {self.f.pointer(3)}[{place}];")
+                out.add(f"mine[r] = at < 0 ? -1 : at < {self.sk} ? (int)at : {self.sk - 1};")
 
     def _visible(self) -> str:
         """The condition under which row ``i`` sees key ``t``; other masks add to the score ``x``."""
@@ -222,7 +234,7 @@ class Flash:
         if self.kernel.attrs["causal"]:
             conditions.append("t <= i")
         if self.by_position:
-            conditions.append("t <= mine")
+            conditions.append("t <= mine[r]")
         mask = self.mask
         if mask is None:
             return " && ".join(conditions)

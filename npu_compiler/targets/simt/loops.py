@@ -12,7 +12,7 @@ from ..row_passes import Row, make_row
 from .dialect import SIMD, Dialect
 from .folds import RowFold
 from .function import Emission, Function, blocks
-from .points import Points, decode, memory_order, scalars_for, vector_width
+from .points import Points, decode, is_along, memory_order, point_order, scalars_for, vector_width
 from .scalar import Scalars, Value, accumulator, kind_of
 
 THREADS = 256
@@ -46,8 +46,8 @@ def _pointwise(nest: Nest, function: Function) -> Emission:
 
 def _points_of(nest: Nest, function: Function, kernel: Kernel, s: Scalars, group: str) -> int:
     """Every point of ``kernel``'s nest, by as many groups as are returned; ``group`` counts them."""
-    order = memory_order(nest, nest.order)
-    width = vector_width(nest, kernel, nest.steps, order[-1]) if order else 1
+    order = point_order(nest)
+    width = _store_width(nest, kernel, order[-1]) if order else 1
     count = nest.points(order) // width
     if _gathers(nest, order, width) and TURNS_FROM <= count < 2**31:
         return _points_in_turns(nest, function, s, order, width, group)
@@ -96,6 +96,16 @@ def _points_in_turns(nest: Nest, function: Function, s: Scalars, order: list[int
     out.add(f"for (int turn = 0; turn < {TURNS}; turn++) *(DEVICE {vector}*)({pointer} + place0[turn]) = made0[turn];")
     function.checks |= s.checks
     return blocks(count, THREADS)
+
+
+def _store_width(nest: Nest, kernel: Kernel, lane: int) -> int:
+    """Neighbours that a thread takes: what it stores is up to 16 bytes. It may load more at once, of wider types, from
+    memory that is ours: other arrays may begin at any multiple of 16 bytes."""
+    sizes = [dtypes.DTYPES[kernel.outputs[s.output].dtype].size for s in nest.steps if s.target is not None]
+    most = min(8, 16 // max(sizes, default=2))
+    read = [nest.inputs[x.value.operand] for x, _ in accesses(nest) if x.value.operand >= 0 and is_along(x, lane)]
+    theirs = any(o.buffer.kind == "input" and dtypes.DTYPES[o.dtype].size * most > 16 for o in read)
+    return vector_width(nest, kernel, nest.steps, lane, most=0 if theirs else most)
 
 
 def is_pointwise(kernel: Kernel) -> bool:
@@ -219,7 +229,7 @@ def _own_and_turns(nest: Nest) -> tuple[list[int], list[int]]:
 
 def _turn_width(nest: Nest, kernel: Kernel) -> int:
     own, _ = _own_and_turns(nest)
-    return vector_width(nest, kernel, nest.steps, own[-1]) if own else 1
+    return _store_width(nest, kernel, own[-1]) if own else 1
 
 
 def _turn_team(nest: Nest, kernel: Kernel) -> int:
@@ -263,11 +273,18 @@ def _turns_of(nest: Nest, function: Function, kernel: Kernel, s: Scalars, group:
 
 
 def _look_for_later(nest: Nest, function: Function, s: Scalars, place: Expr, team: int) -> None:
-    """``again``: whether a turn after this one stores to the same ``place``."""
+    """``again``: whether a turn after this one stores to the same ``place``: if an index from memory alone says where,
+    whether it is the same."""
     out, (_, turns) = function.lines, _own_and_turns(nest)
     out.add("int again = 0;")
     decode(s, nest, turns, "turn")
-    out.add(f"const int64_t mine = {s.address(place)};", "#pragma unroll 4")
+    offset, *indices = place.args
+    by_value = offset.op == "const" and len(indices) == 1 and indices[0].op == "load"
+
+    def where(place: Expr) -> str:
+        return s.text(place.args[1], "int64_t") if by_value else s.address(place)
+
+    out.add(f"const int64_t mine = {where(place)};", "#pragma unroll 4")
     with s.scope(f"for (uint later = turn + 1u + (uint)me; later < {nest.points(turns)}u; later += {team}u) {{"):
         other = {d: max(nest.size) + 1 + d for d in turns}
         s.ranges = {**s.ranges, **{n: s.ranges[d] for d, n in other.items()}}
@@ -276,7 +293,7 @@ def _look_for_later(nest: Nest, function: Function, s: Scalars, place: Expr, tea
             out.add(f"const int i{other[d]} = (int)(later / {unit}u % {nest.size[d]}u);")
             unit *= nest.size[d]
         elsewhere = expr.substitute(place, {d: expr.index(n) for d, n in other.items()})
-        out.add(f"if ({s.address(elsewhere)} == mine) again = 1;")
+        out.add(f"if ({where(elsewhere)} == mine) again = 1;")
     out.add(f"for (int m = {SIMD // 2}; m > 0; m >>= 1) again |= simd_xor(again, m);")
     if team > SIMD:
         function.array("int", "hit", THREADS // SIMD)

@@ -12,6 +12,7 @@ from ..nest import Nest, Step, accesses, use_counts
 from .function import Function, Pointers
 from .scalar import Scalars, before_storage, combine, kind_of, storage, stored
 
+LINE = 128  # bytes that are read or written at once
 GATHERED = 8  # so many neighbours a thread collects for one store
 
 
@@ -92,13 +93,13 @@ class Points:
 
     def run(self, steps: Sequence[Step], position: Expr | None = None, sink: str = "", turn: str = "") -> None:
         """Stores are made, and reductions folded into the variables ``f{number}``. With ``sink``, what would be stored
-        goes into that float array instead; with ``turn``, vectors and their places go into element ``turn`` of the
-        arrays ``made{n}`` and ``place{n}``, of the n-th step."""
+        goes into that float array instead, of output n into the one named ``{sink}n``; with ``turn``, vectors and their
+        places go into element ``turn`` of the arrays ``made{n}`` and ``place{n}``, of the n-th step."""
         s, width = self.s, self.width
         if width == 1:
             for step in steps:
-                if sink:
-                    s.out.add(f"{sink}[0] = {s.text(step.value, 'float')};")
+                if sink and step.target is not None:
+                    s.out.add(f"{sink}{step.output or ''}[0] = {s.text(step.value, 'float')};")
                 else:
                     self._one(step, step.value, step.target, position)
             return
@@ -118,10 +119,10 @@ class Points:
         with s.scope(f"for (int i{self.inner} = 0; i{self.inner} < {width}; i{self.inner}++) {{"):
             for st in steps:
                 value = expr.substitute(st.value, shift)
-                if sink:
-                    s.out.add(f"{sink}[i{self.inner}] = {s.text(value, 'float')};")
-                elif st.target is None:
+                if st.target is None:
                     self._one(st, value, None, expr.substitute(position, shift) if position is not None else None)
+                elif sink:
+                    s.out.add(f"{sink}{st.output or ''}[i{self.inner}] = {s.text(value, 'float')};")
                 else:
                     name = next(n for n, other in stores if other is st)
                     value = before_storage(value) if value.dtype == st.target.dtype else value
@@ -189,3 +190,20 @@ def memory_order(nest: Nest, dims: Sequence[int], loads: bool = False) -> list[i
                 c = abs(form.coefficient(d))
                 weight[d] = max(weight[d], c) if c else weight[d]
     return sorted(dims, key=lambda d: -weight[d])
+
+
+def point_order(nest: Nest) -> list[int]:
+    """All dims in the order in which threads take the points: neighbours store to neighbouring places, and where these
+    make whole lines, lines that load the same follow each other."""
+    order = memory_order(nest, nest.order)
+    run = order[-1:]
+    stores = [x for x, _ in accesses(nest) if x.value.operand < 0]
+    whole = [nest.size[d] * dtypes.DTYPES[x.dtype].size for x in stores for d in run if is_along(x, d)]
+    if len(whole) < len(stores) or min(whole, default=0) < LINE:
+        return order
+    return [*memory_order(nest, order[:-1], loads=True), *run]
+
+
+def is_along(x: Expr, d: int) -> bool:
+    """Whether neighbours along ``d`` are neighbours in memory."""
+    return affine.affine(x.args[0]).coefficient(d) == 1

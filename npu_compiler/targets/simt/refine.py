@@ -18,6 +18,7 @@ from .gemv import is_gemv, takes_prologue
 from .join import join_attention
 from .long_folds import split_fold
 from .loops import shares_launch
+from .norms import divide_norms
 from .shortcut import join_shortcuts
 from .sorts import split_sort
 
@@ -49,6 +50,7 @@ def refine(schedule: Schedule, dialect: Dialect) -> None:
         else:
             kernels.append(k)
     schedule.kernels = kernels
+    divide_norms(schedule, dialect)
 
 
 def _drop_position_masks(schedule: Schedule) -> None:
