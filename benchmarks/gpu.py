@@ -286,7 +286,7 @@ def prefill(args: argparse.Namespace, tokens: int) -> dict[str, Any]:
     contenders = {OURS: ours.contender(), **torch_contenders(lambda: model(ids, at), compiled, args.peers)}
     args.turn()
     times = bursts(contenders, args.seconds)
-    flops = 2 * tokens * sum(w.numel() for k, w in weights.items() if "embed" not in k)
+    flops = sum(call.flops for call in ours.executor.entry.calls if call.kind == "gemm")
     return {"rows": rows(times, contenders), "verdict": checked, "flops": flops, **ours.facts()}
 
 

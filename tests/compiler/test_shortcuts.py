@@ -17,6 +17,7 @@ from npu_compiler.targets.cuda.dialect import DIALECT, HOPPER
 from npu_compiler.targets.simt.emit import Functions
 from npu_compiler.targets.simt.shortcut import join_shortcuts
 
+from .. import cuda_gpu
 from . import schedule_interp
 from .test_compose import data
 
@@ -96,6 +97,7 @@ def test_a_shortcut_joins_the_convolution_that_adds_it(options: dict) -> None:
     assert text.count("wide_mma") == 2 and "kept[" in text and "tile_store" in text
 
 
+@pytest.mark.skipif(bool(cuda_gpu.compiler_missing()), reason=cuda_gpu.compiler_missing() or "it is there")
 def test_it_is_described() -> None:
     program = compile_graph(block(), "cuda")
     (call_,) = program.entries["main"].calls

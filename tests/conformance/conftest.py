@@ -12,7 +12,7 @@ from npu_compiler.targets.cpu import target
 from .cases import Case
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="package", autouse=True)
 def all_threads() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(target, "SHORT_US", -1)

@@ -157,7 +157,7 @@ def emit_bundle(kernel: Kernel, dialect: Dialect) -> Emission:
 MOST_COMPARED = 4096  # turns, of which each looks for those behind it
 TURNS_AT_ONCE = 1 << 18  # that all threads look at while one of them takes a turn
 LEAST_TURNS = 16  # for a share
-SOUGHT = 8  # turns whose places are read together
+SOUGHT = 16  # turns whose places are read together
 MOST_SIMDS = 8  # of a turn, a vector for each lane; longer turns take a group each
 
 
@@ -197,7 +197,10 @@ def _accumulate(nest: Nest, function: Function) -> Emission:
     else:
         with s.scope(f"for (uint first = 0; first < {total}u; first += {SOUGHT}u) {{"):
             _seek(nest, s, turns, shares)
-            with s.scope("for (uint turn = first; mine; turn++, mine >>= 1) {"), s.scope("if (mine & 1u) {"):
+            with s.scope("for (uint turn = first; mine; turn++, mine >>= 1) {"):
+                out.add(
+                    "for (; !(mine & 1u); mine >>= 1) turn++;  // so that neighbours take their next turns together"
+                )
                 run()
     function.checks = s.checks
     return function.finish(blocks(count * shares, THREADS), THREADS)
@@ -214,8 +217,8 @@ def _one_place(nest: Nest) -> bool:
 
 def _seek(nest: Nest, s: Scalars, turns: list[int], shares: int) -> None:
     """``mine``: a bit for each of the next turns, set if its place is this share's. Their places are read together."""
-    target = nest.steps[0].target
-    assert target is not None
+    assert nest.steps[0].target is not None
+    target = expr.substitute(nest.steps[0].target, {d: expr.const(0, "int64") for d in nest.aside})
     s.out.add("uint mine = 0;", "#pragma unroll")
     with s.scope(f"for (uint j = 0; j < {SOUGHT}u; j++) {{"), s.scope(f"if (first + j < {nest.points(turns)}u) {{"):
         s.out.add("const uint turn = first + j;")
