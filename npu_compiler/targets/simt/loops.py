@@ -155,7 +155,8 @@ def emit_bundle(kernel: Kernel, dialect: Dialect) -> Emission:
 
 # -- scatters whose places come from data ---------------------------------------------------------------------------
 MOST_COMPARED = 4096  # turns, of which each looks for those behind it
-TURNS_AT_ONCE = 1 << 18  # that all threads look at while one of them takes a turn
+GOLDEN = 2654435761  # spreads places over the shares (D. Knuth, The Art of Computer Programming, 6.4)
+TURNS_AT_ONCE = 1 << 20  # that all threads look at while one of them takes a turn
 LEAST_TURNS = 16  # for a share
 SOUGHT = 16  # turns whose places are read together
 MOST_SIMDS = 8  # of a turn, a vector for each lane; longer turns take a group each
@@ -216,14 +217,19 @@ def _one_place(nest: Nest) -> bool:
 
 
 def _seek(nest: Nest, s: Scalars, turns: list[int], shares: int) -> None:
-    """``mine``: a bit for each of the next turns, set if its place is this share's. Their places are read together."""
+    """``mine``: a bit for each of the next turns, set if its place is this share's. Their places are read together,
+    and not checked, which would put them in order."""
     assert nest.steps[0].target is not None
     target = expr.substitute(nest.steps[0].target, {d: expr.const(0, "int64") for d in nest.aside})
+    place = target.args[0]
+    for index, (_, step) in zip(target.args[1:], target.value.checks, strict=True):
+        place = place + index * step
     s.out.add("uint mine = 0;", "#pragma unroll")
     with s.scope(f"for (uint j = 0; j < {SOUGHT}u; j++) {{"), s.scope(f"if (first + j < {nest.points(turns)}u) {{"):
         s.out.add("const uint turn = first + j;")
         decode(s, nest, turns, "turn")
-        s.out.add(f"mine |= (uint)(((uint)({s.address(target)}) * 2654435761u >> 16) % {shares}u == share) << j;")
+        key = f"(uint)({s.text(place, 'int64_t')}) * {GOLDEN}u >> 16"
+        s.out.add(f"mine |= (uint)(({key}) % {shares}u == share) << j;")
 
 
 def _own_and_turns(nest: Nest) -> tuple[list[int], list[int]]:
