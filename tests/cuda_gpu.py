@@ -36,3 +36,8 @@ def compiler_missing() -> str:
     except NPUError as error:
         return str(error)
     return ""
+
+
+def compiles() -> pytest.MarkDecorator:
+    """Of tests that compile CUDA code, here and without a GPU."""
+    return pytest.mark.skipif(bool(compiler_missing()), reason=compiler_missing() or "it is there")

@@ -15,6 +15,7 @@ from npu_compiler.pipeline import compile_graph, run_graph
 from npu_compiler.targets.cuda.dialect import HOPPER
 from npu_compiler.targets.simt.emit import Functions
 
+from .. import cuda_gpu
 from . import schedule_interp
 from .test_compose import call, data, norm
 
@@ -73,6 +74,7 @@ def test_no_kernel_is_left_of_the_norm(name: str) -> None:
     assert "factor[" in functions.text[functions.launch(second).function]
 
 
+@cuda_gpu.compiles()
 def test_it_is_described() -> None:
     program = compile_graph(layer(), "cuda")
     first, second = program.entries["main"].calls

@@ -97,7 +97,7 @@ def test_a_shortcut_joins_the_convolution_that_adds_it(options: dict) -> None:
     assert text.count("wide_mma") == 2 and "kept[" in text and "tile_store" in text
 
 
-@pytest.mark.skipif(bool(cuda_gpu.compiler_missing()), reason=cuda_gpu.compiler_missing() or "it is there")
+@cuda_gpu.compiles()
 def test_it_is_described() -> None:
     program = compile_graph(block(), "cuda")
     (call_,) = program.entries["main"].calls

@@ -38,9 +38,6 @@ _BOOL = {
 }  # fmt: skip
 
 
-_WIDE = {"lt": "Lt", "le": "Le", "gt": "Gt", "ge": "Ge", "eq": "Eq", "ne": "Ne", "isnan": "Ne"}  # of two registers
-
-
 class Place(NamedTuple):
     """Where a load or store goes: ``offset`` + lane * ``stride``, or the per-lane offsets ``gather`` if not empty."""
 
@@ -219,9 +216,9 @@ class Renderer:
 
     def _compare(self, e: Expr, block: Block) -> Value:
         kind = self._operand_kind(e)
-        if kind in ("vd", "vi64") and self.varying(e) and e.op in _WIDE:
+        if kind in ("vd", "vi64") and self.varying(e) and e.op != "isinf":  # vectors of two registers
             a, b = (self.text(x, kind, block) for x in (e.args[0], e.args[-1]))
-            return Value(f"compare<{_WIDE[e.op]}>({a}, {b})", "mask")
+            return Value(f"compare<{'Ne' if e.op == 'isnan' else e.op.capitalize()}>({a}, {b})", "mask")
         if e.op == "isnan":
             a = self.text(e.args[0], kind, block)
             parts = f"{a} != {a}"

@@ -11,6 +11,7 @@ from ...kernel import Kernel, Operand, Schedule
 from .attention_step import LEAST_KEYS, PAD, PER_CORE, STATE, takes_step
 from .dialect import Dialect
 from .loops import is_pointwise
+from .makers import only_maker
 
 MEETINGS = "meetings"  # of groups: zero before a program's first run
 
@@ -31,7 +32,7 @@ def join_attention(schedule: Schedule, dialect: Dialect) -> None:
 def _join(schedule: Schedule, k: Kernel, meetings: Operand, dialect: Dialect) -> None:
     q, keys, values, position = k.inputs[:4]
     out = k.outputs[0]
-    queries, *rows = (_only_maker(schedule, k, o) for o in (q, keys, values))
+    queries, *rows = (_pointwise_maker(schedule, k, o) for o in (q, keys, values))
     if queries is None or not _makes_queries(queries, q):
         return
     if not all(r is not None and _makes_row(r, o, position) for r, o in zip(rows, (keys, values), strict=True)):
@@ -61,22 +62,13 @@ def _join(schedule: Schedule, k: Kernel, meetings: Operand, dialect: Dialect) ->
     schedule.kernels = kernels
 
 
-def _only_maker(schedule: Schedule, k: Kernel, op: Operand) -> Kernel | None:
-    """The pointwise kernel that writes ``op``'s buffer for ``k`` alone, if nothing between them gets in its way."""
-    at = schedule.kernels.index(k)
-    flat = [(n, p) for n, kernel in enumerate(schedule.kernels) for p in kernel.parts or (kernel,)]
-    writers = [(n, p) for n, p in flat if any(o.buffer.id == op.buffer.id for o in p.outputs)]
-    readers = [p for _, p in flat if p is not k and any(o.buffer.id == op.buffer.id for o in p.inputs)]
-    read_outside = op.buffer.id in {b.id for _, b in schedule.outputs}
-    if len(writers) != 1 or readers or read_outside:
+def _pointwise_maker(schedule: Schedule, k: Kernel, op: Operand) -> Kernel | None:
+    """The pointwise kernel that makes ``op`` for ``k`` alone."""
+    found = only_maker(schedule, k, op)
+    if found is None:
         return None
-    n, made = writers[0]
-    before = (
-        n < at and is_pointwise(made) and len(made.outputs) == 1 and schedule.kernels[n].kind in ("loops", "bundle")
-    )
-    inputs = {o.buffer.id for o in made.inputs}
-    changed = {o.buffer.id for kernel in schedule.kernels[n + 1 : at] for o in kernel.outputs}
-    return made if before and not inputs & changed else None
+    kernel, made = found
+    return made if kernel.kind in ("loops", "bundle") and is_pointwise(made) and len(made.outputs) == 1 else None
 
 
 def _makes_queries(made: Kernel, q: Operand) -> bool:

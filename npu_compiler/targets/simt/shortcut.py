@@ -11,13 +11,14 @@ from ... import expr
 from ...expr import Expr
 from ...kernel import PAIR, Kernel, Operand, Schedule
 from .dialect import Dialect
+from .makers import only_maker
 
 
 def join_shortcuts(schedule: Schedule, dialect: Dialect) -> None:
     """Make ``conv2d_pair`` kernels of two convolutions, where the target has a function for that."""
     for k in [k for k in schedule.kernels if k.kind == "conv2d"]:
         for number in _residuals(k):
-            maker = _only_maker(schedule, k, k.inputs[number])
+            maker = _convolution_of(schedule, k, k.inputs[number])
             pair = _paired(k, number, maker) if maker is not None else None
             if maker is not None and pair is not None and dialect.special_for(pair) is not None:
                 schedule.kernels = [pair if x is k else x for x in schedule.kernels if x is not maker]
@@ -34,17 +35,11 @@ def _residuals(k: Kernel) -> list[int]:
     return [n for n in numbers if all(x.args == identity for x in loads if x.value == n)]
 
 
-def _only_maker(schedule: Schedule, k: Kernel, op: Operand) -> Kernel | None:
-    """The convolution that writes ``op`` for ``k`` alone, if its inputs are still there when ``k`` runs."""
-    at, id = schedule.kernels.index(k), op.buffer.id
-    writers = [n for n, x in enumerate(schedule.kernels) if any(o.buffer.id == id for o in x.outputs)]
-    readers = [o for x in schedule.kernels for o in x.inputs if o.buffer.id == id]
-    if len(writers) != 1 or len(readers) != 1 or op.buffer.kind != "arena" or writers[0] >= at:
-        return None
-    maker = schedule.kernels[writers[0]]
-    read = {o.buffer.id for o in maker.inputs}
-    changed = any(o.buffer.id in read for x in schedule.kernels[writers[0] + 1 : at] for o in x.outputs)
-    return maker if maker.kind == "conv2d" and maker.outputs == [op] and not changed else None
+def _convolution_of(schedule: Schedule, k: Kernel, op: Operand) -> Kernel | None:
+    """The convolution that makes ``op`` for ``k`` alone, which reads it once."""
+    found = only_maker(schedule, k, op)
+    once = op.buffer.kind == "arena" and sum(o.buffer.id == op.buffer.id for o in k.inputs) == 1
+    return found[0] if once and found is not None and found[0].kind == "conv2d" and found[0].outputs == [op] else None
 
 
 def _paired(k: Kernel, number: int, maker: Kernel) -> Kernel | None:
