@@ -13,11 +13,15 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
+import npu_compiler
 from npu_compiler.cache import Cache
 from npu_compiler.errors import ToolchainError
 from npu_compiler.targets.cpu import host, toolchain
+from npu_runtime import Executor
 
 ROOT = Path(toolchain.__file__).parents[3]
 EXPORT = '#include "api.h"\nAPI '
@@ -376,6 +380,24 @@ def test_ziglang_serves_where_nothing_else_does(tmp_path: Path, include: Path, m
     library = _load(tmp_path, toolchain.build_shared({"a": source}, include))
     library.f.argtypes = [ctypes.c_float]
     assert library.f(2.0) == 7
+
+
+def test_clang_takes_the_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its vectors of comparisons have types of their own, which matters where a vector takes two registers."""
+    pytest.importorskip("ziglang")
+    monkeypatch.setenv("NPU_CXX", f"{sys.executable} -m ziglang c++")
+    monkeypatch.setenv("NPU_CACHE_DIR", str(tmp_path / "cache"))
+    x, n = torch.linspace(-3, 3, 2 * 40, dtype=torch.float64).view(2, 40), torch.arange(80).view(2, 40) % 7
+
+    class Wide(torch.nn.Module):
+        def forward(self, x: torch.Tensor, n: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            y = torch.where(n < 3, x.relu(), -x)
+            return y, (n - 3).abs().clamp(max=2), torch.gather(y.float(), 1, n), y.softmax(-1), y.amax(-1), n.argmax(-1)
+
+    program = npu_compiler.compile(npu_compiler.capture(Wide(), (x, n)))
+    results = Executor(program, None).run([x.numpy(), n.numpy()]).values()
+    for found, wanted in zip(results, Wide()(x, n), strict=True):
+        np.testing.assert_allclose(found, wanted.numpy(), rtol=1e-12)
 
 
 # ------------------------------------------------------------------------------------------------ CPUs

@@ -193,14 +193,15 @@ NPU_INLINE vi32 as_mask(vi32 b) { return b != 0; }
 // select(mask, a, b): lanes of a where the mask is -1, of b where it is 0; the mask may have another lane width.
 template <class M, class V> NPU_INLINE V select(M mask, V a, V b) {
   if constexpr (sizeof(M) == sizeof(V) && is_wide<V>) {
-    return by_halves([](auto m, auto x, auto y) NPU_HALF { return m ? x : y; }, mask, a, b);
+    return by_halves([](auto m, auto x, auto y) NPU_HALF { return m ? x : y; }, (vi64)mask, a, b);
   } else if constexpr (sizeof(M) == sizeof(V)) {
     return mask ? a : b;
   } else if constexpr (sizeof(V) == sizeof(vi32)) {
     return cvt<vi32>(mask) ? a : b;
   } else {
     typedef half_t<vi64> wide;
-    return by_halves([](auto m, auto x, auto y) NPU_HALF { return __builtin_convertvector(m, wide) ? x : y; }, mask, a, b);
+    return by_halves([](auto m, auto x, auto y) NPU_HALF { return __builtin_convertvector(m, wide) ? x : y; }, (vi32)mask, a,
+                     b);
   }
 }
 
