@@ -13,13 +13,14 @@ import numpy as np
 import npu_compiler
 from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.describe import si, totals
-from npu_compiler.errors import ArtifactError, CompileError, InputError
+from npu_compiler.errors import ArtifactError, CompileError
 from npu_compiler.explanation import explain
 from npu_compiler.files import write_atomic
 from npu_compiler.host_arrays import is_torch, to_array, to_torch
 from npu_compiler.partitioner import CPU, PartitionPlan
-from npu_runtime.backend import DeviceBuffer, get_backend
+from npu_runtime.backend import get_backend
 from npu_runtime.dag_executor import DAGExecutor
+from npusim.signature import Signature
 
 if TYPE_CHECKING:
     import torch
@@ -54,7 +55,7 @@ def build(
     compile_fn = partial(npu_compiler.compile, target=target, dtype=dtype, disable=disable)
     weights = state_dict_numpy(model)
     executor = DAGExecutor(plan, backend, compile_fn, weights)
-    return Model(executor, weights, _Signature(model, example_inputs))
+    return Model(executor, weights, Signature(model, example_inputs))
 
 
 def require_npu(plan: PartitionPlan) -> None:
@@ -72,7 +73,7 @@ class Model:
     ``plan`` says what runs where. Buffers that the model writes keep their contents from call to call.
     """
 
-    def __init__(self, executor: DAGExecutor, weights: Mapping[str, np.ndarray], signature: _Signature):
+    def __init__(self, executor: DAGExecutor, weights: Mapping[str, np.ndarray], signature: Signature):
         self.executor, self.plan = executor, executor.plan
         self._weights, self._signature = dict(weights), signature
 
@@ -133,59 +134,6 @@ def save_program(
         raise ArtifactError(f"{beside}: cannot be written: {error.strerror or error}") from None
     program.save(target)
     return target, beside
-
-
-class _Signature:
-    """How arguments become graph inputs, and graph outputs the structure that the PyTorch model returns."""
-
-    def __init__(self, model: torch.nn.Module, example_inputs: Any):
-        from torch.utils import _pytree as pytree
-
-        args = tuple(example_inputs) if isinstance(example_inputs, tuple | list) else (example_inputs,)
-        self._flatten, self._unflatten = pytree.tree_flatten, pytree.tree_unflatten
-        self._examples, self._inputs = pytree.tree_flatten(args)
-        self._outputs, self._structure = pytree.tree_flatten(_call(model, args))
-
-    def leaves(self, args: tuple[Any, ...]) -> list[Any]:
-        """The tensors among ``args``, flattened in order."""
-        values, structure = self._flatten(args)
-        if structure != self._inputs:
-            raise InputError(f"the arguments have the structure {structure}, the model was built for {self._inputs}")
-        tensors = []
-        for value, example in zip(values, self._examples, strict=True):
-            if _is_tensor(example):
-                tensors.append(value)
-            elif _is_tensor(value) or value != example:
-                raise InputError(f"argument {value!r}: the model was built for {example!r}, which is part of its code")
-        return tensors
-
-    def result(self, outputs: list[Any]) -> Any:
-        """``outputs`` in the structure of the PyTorch model's; anything but tensors is as it was for the example."""
-        if sum(map(_is_tensor, self._outputs)) != len(outputs):
-            return tuple(outputs)
-        values = iter(outputs)
-        return self._unflatten([next(values) if _is_tensor(v) else v for v in self._outputs], self._structure)
-
-
-def _is_tensor(value: Any) -> bool:
-    return is_torch(value) or isinstance(value, np.ndarray | DeviceBuffer)
-
-
-def _call(model: torch.nn.Module, args: tuple[Any, ...]) -> Any:
-    """The model's result, for its structure; the model's buffers and mode stay as they are."""
-    import torch
-    from torch.utils import _pytree as pytree
-
-    tensors = pytree.tree_map(lambda v: to_torch(v) if isinstance(v, np.ndarray) else v, args)
-    buffers = {name: b.clone() for name, b in model.named_buffers()}
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        with torch.no_grad():
-            return torch.func.functional_call(model, {**dict(model.named_parameters()), **buffers}, tensors)
-    finally:
-        for module, training in modes.items():
-            module.training = training
 
 
 def emit_source(program: CompiledProgram, folder: str | None) -> list[str]:
