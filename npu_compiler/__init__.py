@@ -32,11 +32,12 @@ _LAZY = {
 __all__ = ["compile", *_LAZY]
 
 
-def compile(ir: Any, target: str = "cpu", dtype: str | None = None, disable: Collection[str] = ()) -> CompiledProgram:
+def compile(ir: Any, target: str = "cpu", dtype: Any = None, disable: Collection[str] = ()) -> CompiledProgram:
     """Compile IR (a path, a dict, an :class:`IRGraph` or a pytorch-ir object) into a :class:`CompiledProgram`.
 
-    ``dtype`` stores float32 activations and matrices as 'float16' or 'bfloat16' (None: as the IR says). ``disable``
-    names passes to leave out. Raises :class:`IRError` for malformed IR, :class:`CompileError` with every reason if some
+    ``dtype`` stores float32 activations and matrices as 'float16' or 'bfloat16' (None: as the IR says); a
+    ``torch.dtype`` or a numpy dtype will do. ``disable`` names passes to leave out. Raises :class:`ConfigError` for any
+    other dtype, :class:`IRError` for malformed IR, :class:`CompileError` with every reason if some
     node cannot run on the target, :class:`ToolchainError` without a usable compiler.
     """
     from .ir_reader import load_ir

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import ml_dtypes
 import numpy as np
+
+from .errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,26 @@ def parse(value: object) -> str:
     if text in DTYPES:
         return text
     raise ValueError(f"unknown dtype {value!r}; known: {', '.join(DTYPES)}")
+
+
+STORAGE_DTYPES = ("float32", "float16", "bfloat16")
+_SHORT_NAMES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+
+
+def storage_dtype(value: Any) -> str:
+    """The name of a dtype that a program can store float32 tensors in: one of ``STORAGE_DTYPES``.
+
+    ``value``: its name, a common short one ('half', 'fp16', 'bf16'), a ``torch.dtype`` or a numpy dtype. Raises
+    ``ConfigError`` for any other: casting weights to integers is not quantisation.
+    """
+    try:
+        text = np.dtype(value).name if isinstance(value, type | np.dtype) else str(value)
+        name = parse(_SHORT_NAMES.get(text, text))
+    except (TypeError, ValueError):
+        name = ""
+    if name not in STORAGE_DTYPES:
+        raise ConfigError(f"dtype {value!r}: float32 tensors can be stored as {', '.join(STORAGE_DTYPES)} only")
+    return name
 
 
 def is_float(name: str) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 
 from . import checks, compose, env
 from .compiled_program import CompiledProgram
-from .dtypes import DTYPES, parse
+from .dtypes import DTYPES, storage_dtype
 from .errors import CompileError
 from .graph import Graph, Value
 from .ir import IRGraph
@@ -142,17 +142,18 @@ SWITCHES = (
 )
 
 
-STORAGE_DTYPES = ("float32", "float16", "bfloat16")
-
-
 def run_phases(
-    ir: IRGraph, target: str, dtype: str | None, disable: Collection[str] = (), until: str | None = None
+    ir: IRGraph, target: str, dtype: Any = None, disable: Collection[str] = (), until: str | None = None
 ) -> State:
     """Run the compiler up to and including phase ``until`` (default: all)."""
     names = [name for name, _, _ in PHASES]
     if until is not None and until not in names:
         raise CompileError(f"unknown phase {until!r}; phases are: {', '.join(names)}")
-    return _run(State(ir, target_config(target), parse(dtype) if dtype else None, _switches(disable)), 0, until)
+    return _run(State(ir, target_config(target), _storage(dtype), _switches(disable)), 0, until)
+
+
+def _storage(dtype: Any) -> str | None:
+    return None if dtype is None else storage_dtype(dtype)
 
 
 def _switches(disable: Collection[str]) -> frozenset[str]:
@@ -233,9 +234,7 @@ def _kernels(state: State) -> str:
     return "\n".join(lines)
 
 
-def compile_ir(
-    ir: IRGraph, target: str = "cpu", dtype: str | None = None, disable: Collection[str] = ()
-) -> CompiledProgram:
+def compile_ir(ir: IRGraph, target: str = "cpu", dtype: Any = None, disable: Collection[str] = ()) -> CompiledProgram:
     """All phases, and the artifact they leave."""
     return compile_entries({"main": ir}, target, dtype, disable)
 
@@ -243,7 +242,7 @@ def compile_ir(
 def compile_entries(
     irs: Mapping[str, IRGraph],
     target: str = "cpu",
-    dtype: str | None = None,
+    dtype: Any = None,
     disable: Collection[str] = (),
     compress: bool = False,
 ) -> CompiledProgram:
@@ -253,7 +252,7 @@ def compile_entries(
     ``compress``: keep bfloat16 weights of products in fewer bits, without loss; loading weights that cannot be kept so
     raises ``IncompressibleError``.
     """
-    off, kind = _switches(disable), parse(dtype) if dtype else None
+    off, kind = _switches(disable), _storage(dtype)
     config = replace(target_config(target), compress=compress and "compress_weights" not in off)
     return _link({name: _run(State(ir, config, kind, off, entry=name), 0, "memory") for name, ir in irs.items()})
 

@@ -142,7 +142,7 @@ class _Run:
 
     def on_device(self, key: Key) -> DeviceBuffer:
         if key not in self.device:
-            self.device[key] = self.owner.backend.wrap(np.ascontiguousarray(self.host[key]))
+            self.device[key] = self.owner.backend.wrap(np.asarray(self.host[key], order="C"))
         return self.device[key]
 
     def move(self, step: TransferOp) -> None:
@@ -199,7 +199,7 @@ class _Run:
     def _device_output(self, key: Key, spec: TensorSpec) -> DeviceBuffer:
         if key in self.device:
             return self.device[key]
-        return self.owner.backend.allocate_buffer(np.ascontiguousarray(self._leaf_or_host(key)))
+        return self.owner.backend.allocate_buffer(np.asarray(self._leaf_or_host(key), order="C"))
 
 
 def _last_steps(plan: PartitionPlan) -> dict[int, tuple[Key, ...]]:

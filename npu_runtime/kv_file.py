@@ -24,7 +24,7 @@ def fingerprint(config: str, store: WeightStore) -> bytes:
     """Tells models apart: a digest of the config and of samples spread over all packed weights."""
     digest = hashlib.sha256(config.encode())
     for name in sorted(store):
-        array = np.ascontiguousarray(store[name].to_numpy(copy=False))
+        array = np.asarray(store[name].to_numpy(copy=False), order="C")
         data = array.reshape(-1).view(np.uint8)
         digest.update(f"{name} {array.dtype} {array.shape}\n".encode())
         for at in np.linspace(0, max(data.size - _SAMPLE_BYTES, 0), _SAMPLES).astype(np.int64):
@@ -41,7 +41,7 @@ def save_kv(path: str | os.PathLike[str], state: State, tokens: Sequence[int], m
         _IDENTITY: np.frombuffer(identity, np.uint8),
     }
     for key, array in state.snapshot().items():
-        arrays[key] = np.ascontiguousarray(array[_valid(array.shape, max_len, len(tokens))])
+        arrays[key] = np.asarray(array[_valid(array.shape, max_len, len(tokens))], order="C")
     try:
         write_atomic(path, safetensors.numpy.save(arrays))
     except OSError as error:

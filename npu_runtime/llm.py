@@ -68,7 +68,7 @@ class LLM:
         model: str | os.PathLike[str],
         *,
         target: str = "cpu",
-        dtype: str | None = None,
+        dtype: Any = None,
         max_len: int | None = None,
         threads: int | None = None,
         cache: bool = True,

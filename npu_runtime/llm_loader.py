@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgpack
 
-from npu_compiler import env
+from npu_compiler import dtypes, env
 from npu_compiler.cache import Cache, open_cache
 from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.errors import ArtifactError, IncompressibleError, InputError
@@ -52,7 +52,7 @@ class Loader:
     def __init__(
         self,
         target: str,
-        dtype: str | None,
+        dtype: Any,
         max_len: int | None,
         backend: Backend | None = None,
         cache: bool = True,
@@ -61,7 +61,8 @@ class Loader:
     ):
         if max_len is not None and max_len < 1:
             raise InputError(f"max_len={max_len}: it takes a whole number from 1")
-        self.target, self.dtype, self.max_len, self._backend = target, dtype, max_len, backend
+        self.target, self.max_len, self._backend = target, max_len, backend
+        self.dtype = None if dtype is None else dtypes.storage_dtype(dtype)
         self._progress, self._status = progress, status or (lambda text: None)
         self._programs = open_cache("programs", None if cache else 0)
         self._weights = open_cache("weights", env.weight_cache_size() if cache else 0)

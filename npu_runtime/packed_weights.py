@@ -42,7 +42,7 @@ def write_packed(file: BinaryIO, store: WeightStore) -> None:
     file.write(_MAGIC + len(header).to_bytes(8, "little") + header)
     for name, _, _, offset in table:
         file.write(bytes(offset - file.tell()))
-        array = np.ascontiguousarray(store[name].to_numpy(copy=False))
+        array = np.asarray(store[name].to_numpy(copy=False), order="C")
         file.write(array.reshape(-1).view(np.uint8).data)
 
 

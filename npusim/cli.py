@@ -12,9 +12,9 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 SCHEMA_VERSION = 1
+_DTYPE = "{float32,float16,bfloat16}"
 OK, USER_ERROR, INTERNAL, POLICY = 0, 1, 2, 3
 
-_DTYPES = ("float32", "float16", "bfloat16")
 _EPILOG = "exit status: 0 done, 1 wrong input, 2 a defect of npusim itself, 3 refused by --no-fallback"
 
 
@@ -42,7 +42,7 @@ def parser() -> argparse.ArgumentParser:
         p.add_argument("--target", default=None, help="cpu, cuda or metal (default: NPU_TARGET, else cpu)")
 
     def compiling(p: argparse.ArgumentParser) -> None:
-        p.add_argument("--dtype", choices=_DTYPES, help="store float32 tensors in this type")
+        p.add_argument("--dtype", type=_storage_dtype, metavar=_DTYPE, help="store float32 tensors in this type")
         p.add_argument("--disable", default="", metavar="NAMES", help="passes to leave out, separated by commas")
         p.add_argument("--batch", type=_positive, default=1, help="images at once, for a built-in model")
 
@@ -54,7 +54,7 @@ def parser() -> argparse.ArgumentParser:
     language_names = "a directory with a language model, a .gguf file, smollm2-135m or tinystories-15m"
     p = verb("demo", "demo:run", "classify two photographs and end a sentence, with real weights")
     p.add_argument("--dir", default=".demo", help="where the program goes (default: .demo)")
-    p.add_argument("--dtype", choices=_DTYPES, help="store float32 tensors in this type")
+    p.add_argument("--dtype", type=_storage_dtype, metavar=_DTYPE, help="store float32 tensors in this type")
     p.add_argument("--threads", type=_positive, help="default: NPU_NUM_THREADS, else all CPUs")
 
     p = verb("compile", "commands:compile_model", "compile a model to a .npubin file")
@@ -89,7 +89,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--seed", type=int, help="equal seeds draw equally")
     p.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before this text; repeat")
     p.add_argument("--stats", action="store_true", help="show times on standard error")
-    p.add_argument("--dtype", choices=_DTYPES, help="of weights and caches (default: the model's own)")
+    p.add_argument("--dtype", type=_storage_dtype, metavar=_DTYPE, help="of weights and caches (default: its own)")
     p.add_argument("--threads", type=_positive, help="default: NPU_NUM_THREADS, else all CPUs")
     language(p)
 
@@ -119,6 +119,16 @@ def parser() -> argparse.ArgumentParser:
 
     verb("doctor", "doctor:run", "check compiler, CPU, packages and settings")
     return top
+
+
+def _storage_dtype(text: str) -> str:
+    from npu_compiler.dtypes import storage_dtype
+    from npu_compiler.errors import ConfigError
+
+    try:
+        return storage_dtype(text)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _positive(text: str) -> int:

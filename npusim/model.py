@@ -13,6 +13,7 @@ import numpy as np
 import npu_compiler
 from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.describe import si, totals
+from npu_compiler.dtypes import storage_dtype
 from npu_compiler.errors import ArtifactError, CompileError
 from npu_compiler.explanation import explain
 from npu_compiler.files import write_atomic
@@ -30,7 +31,7 @@ def build(
     model: torch.nn.Module,
     example_inputs: Any,
     target: str = "cpu",
-    dtype: str | None = None,
+    dtype: Any = None,
     fallback: bool = True,
     *,
     disable: Collection[str] = (),
@@ -39,14 +40,16 @@ def build(
     """Capture, partition and compile ``model`` for the shapes of ``example_inputs``, with the weights it has now.
 
     ``example_inputs``: the positional arguments of forward (a tuple, a list or one tensor; they may nest). ``dtype``
-    ('float16', 'bfloat16') stores float32 activations and matrices in that type. ``fallback``: whether ops without a
-    native kernel may run in PyTorch on the host. ``disable`` names passes to leave out; ``threads``: see
+    ('float16', 'bfloat16', or torch's) stores float32 activations and matrices in that type. ``fallback``: whether ops
+    without a native kernel may run in PyTorch on the host. ``disable`` names passes to leave out; ``threads``: see
     :class:`CPUBackend`.
 
-    Raises ``CaptureError``, ``CompileError`` (without fallback: every reason), ``ToolchainError``, ``WeightError``.
+    Raises ``ConfigError`` (dtype), ``CaptureError``, ``CompileError`` (without fallback: every reason),
+    ``ToolchainError``, ``WeightError``.
     """
     from npu_compiler.frontend import capture, state_dict_numpy
 
+    dtype = None if dtype is None else storage_dtype(dtype)
     ir = capture(model, example_inputs)
     plan = npu_compiler.partition(ir, target=target)
     if not fallback:
@@ -126,7 +129,7 @@ def save_program(
     beside = target.with_suffix(".safetensors")
     initial = {b.name for b in program.buffers if b.kind == "state" and b.name in weights}
     keys = {w.key for w in program.weights} | initial
-    data = safetensors.numpy.save({k: np.ascontiguousarray(weights[k]) for k in sorted(keys)})
+    data = safetensors.numpy.save({k: np.asarray(weights[k], order="C") for k in sorted(keys)})
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(beside, data)

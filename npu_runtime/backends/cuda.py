@@ -379,7 +379,7 @@ class CUDABackend(Backend):
         if isinstance(source, DeviceBuffer):
             self.move(target.native_handle, source.native_handle, target.size_bytes)
             return
-        self.start_copy(target, np.ascontiguousarray(source))
+        self.start_copy(target, np.asarray(source, order="C"))
         self.synchronize()
 
     def start_copy(self, target: DeviceBuffer, source: np.ndarray) -> None:

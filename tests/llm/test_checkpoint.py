@@ -75,7 +75,7 @@ def test_config_is_a_value() -> None:
         ({"quantization_config": {"bits": 4}}, r"quantization_config = .* is not supported"),
         ({"num_local_experts": 8}, r"num_local_experts = 8 is not supported"),
         ({"final_logit_softcapping": 30.0}, r"final_logit_softcapping = 30\.0 is not supported"),
-        ({"torch_dtype": "float8_e4m3fn"}, r"torch_dtype = 'float8_e4m3fn' is not supported; known: bfloat16"),
+        ({"torch_dtype": "float8_e4m3fn"}, r"torch_dtype = 'float8_e4m3fn' is not supported; known: float32, float16"),
         ({"num_key_value_heads": 4}, r"num_key_value_heads = 4 does not divide the 6 attention heads"),
         ({"hidden_size": None}, r"hidden_size is missing"),
         ({"vocab_size": True}, r"vocab_size is True, expected a whole number"),
@@ -148,7 +148,7 @@ def test_dtype_is_the_callers_else_the_configs_else_the_files(tmp_path: Path) ->
     tiny.edit(tmp_path, drop=("dtype",))
     assert open_checkpoint(tmp_path).config.dtype == "float16"
     assert open_checkpoint(tmp_path, "float32").weights["model.norm.weight"].dtype == np.float32
-    with pytest.raises(ConfigError, match="dtype = 'int8' is not supported"):
+    with pytest.raises(ConfigError, match=r"dtype 'int8': .*float32, float16, bfloat16 only"):
         open_checkpoint(tmp_path, "int8")
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from npu_compiler import dtypes
 from npu_compiler.errors import ConfigError, WeightError
-from npu_compiler.frontend.llm.config import DTYPES, LLMConfig, parameter_shapes
+from npu_compiler.frontend.llm.config import LLMConfig, parameter_shapes
 from npu_compiler.frontend.llm.gguf_file import GGUFFile, hf_config
 from npu_compiler.frontend.llm.keys import unsupported
 from npu_compiler.frontend.llm.vocabulary import byte_level_bpe, sentencepiece_bpe
@@ -136,7 +136,7 @@ class Checkpoint:
             )
 
 
-def open_checkpoint(path: str | os.PathLike[str], dtype: str | None = None) -> Checkpoint:
+def open_checkpoint(path: str | os.PathLike[str], dtype: Any = None) -> Checkpoint:
     """Read a model's config and check that all its weights are there; weights and tokenizer are read when used.
 
     Args:
@@ -149,8 +149,7 @@ def open_checkpoint(path: str | os.PathLike[str], dtype: str | None = None) -> C
         WeightError: files or tensors are missing, truncated, of another shape, or no part of such a model.
     """
     path = Path(path)
-    if dtype is not None and dtype not in DTYPES:
-        raise unsupported("dtype", dtype, f"known: {', '.join(DTYPES)}")
+    dtype = None if dtype is None else dtypes.storage_dtype(dtype)
     if path.is_dir():
         return _open_directory(path, dtype)
     if not path.exists():
@@ -222,7 +221,7 @@ def _open_directory(path: Path, dtype: str | None) -> Checkpoint:
     text = raw.get("text_config") or {}
     if dtype is None and not any(k.get(d) for k in (raw, text) for d in ("dtype", "torch_dtype")):
         stored = files.spec(places["model.embed_tokens.weight"].name)[1]
-        dtype = stored if stored in DTYPES else None
+        dtype = stored if stored in dtypes.STORAGE_DTYPES else None
     config = dataclasses.replace(config, dtype=dtype or config.dtype)
     settings = _json(path / "tokenizer_config.json") or {}
     generation = _json(path / "generation_config.json") or {}

@@ -15,9 +15,7 @@ from npu_compiler.errors import ConfigError
 from npu_compiler.frontend.llm.keys import Keys, unsupported
 from npu_compiler.frontend.llm.rope import Rope, read_rope
 
-__all__ = ["DTYPES", "MODEL_TYPES", "LLMConfig", "parameter_shapes"]
-
-DTYPES = ("bfloat16", "float16", "float32")
+__all__ = ["MODEL_TYPES", "LLMConfig", "parameter_shapes"]
 
 
 @dataclass(frozen=True)
@@ -33,7 +31,7 @@ class LLMConfig:
         embedding_scale: what token embeddings are multiplied by, rounded to the model's dtype; None: nothing.
         unit_offset_norm: norms multiply by 1 + weight, in float32, and round once.
         sandwich_norms: attention and MLP results are normalised too, before they are added.
-        dtype: of weights, activations and KV cache: one of ``DTYPES``.
+        dtype: of weights, activations and KV cache: one of ``dtypes.STORAGE_DTYPES``.
     """
 
     model_type: str
@@ -191,12 +189,9 @@ def _dtype(keys: Keys) -> str:
     key = "dtype" if keys.has("dtype") else "torch_dtype"
     text = keys.text(key, "float32")
     try:
-        name = dtypes.parse(text)
-    except ValueError:
-        name = ""
-    if name not in DTYPES:
-        raise unsupported(keys.at(key), text, f"known: {', '.join(DTYPES)}")
-    return name
+        return dtypes.storage_dtype(text)
+    except ConfigError:
+        raise unsupported(keys.at(key), text, f"known: {', '.join(dtypes.STORAGE_DTYPES)}") from None
 
 
 # ------------------------------------------------------------------------------------------------------------ windows
