@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from . import dtypes
+
 
 @dataclass(frozen=True)
 class TensorSpec:
@@ -38,6 +40,18 @@ class OpNode:
     inputs: list[TensorSpec]
     outputs: list[TensorSpec]
     attrs: dict[str, Any] = field(default_factory=dict)
+
+
+def dtype_contradiction(node: OpNode) -> str | None:
+    """How the ``dtype`` argument of a node contradicts the dtype its output declares, or None."""
+    if node.attrs.get("dtype") is None or not node.outputs:
+        return None
+    declared = node.outputs[0].dtype
+    try:
+        wanted = dtypes.parse(node.attrs["dtype"])
+    except ValueError as error:
+        return str(error)
+    return None if wanted == declared else f"dtype={wanted} contradicts the output, which the IR declares as {declared}"
 
 
 @dataclass(frozen=True)

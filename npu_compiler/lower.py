@@ -15,7 +15,7 @@ from .alias import VIEW_OPS, base_name, is_in_place
 from .errors import CompileError, IRError, Reason, Unsupported
 from .expr import index
 from .graph import VIEWS, Graph, Node, Value
-from .ir import IRGraph, OpNode, TensorSpec
+from .ir import IRGraph, OpNode, TensorSpec, dtype_contradiction
 from .kernel import Buffer, Operand, contiguous_strides
 from .ops import lower_call
 from .ops.access import fresh
@@ -257,6 +257,8 @@ def _conform(node: OpNode, results: list[Value | None], narrow: str | None) -> l
         raise Unsupported(
             Reason("outputs", f"{node.op_type}: {len(node.outputs)} outputs expected, lowering gives {len(results)}")
         )
+    if (problem := dtype_contradiction(node)) is not None:
+        raise Unsupported(Reason("dtype", f"node {node.name!r} ({node.op_type}): {problem}", "re-export the model"))
     out: list[Value | None] = []
     for value, spec in zip(results, node.outputs, strict=False):
         if value is None:

@@ -17,7 +17,7 @@ import numpy as np
 from npu_compiler.alias import Key
 from npu_compiler.errors import BackendError, CompileError, InputError, Reason, WeightError
 from npu_compiler.host_arrays import to_array, to_torch
-from npu_compiler.ir import IRGraph, OpNode, TensorSpec
+from npu_compiler.ir import IRGraph, OpNode, TensorSpec, dtype_contradiction
 from npu_compiler.ir_reader import graph_weights_used, leaf_key
 from npu_compiler.ops.registry import STRUCTURAL
 
@@ -163,6 +163,8 @@ def _bind(ir: IRGraph, node: OpNode) -> _Call:
         if not isinstance(index, int) or not -len(keys) <= index < len(keys):
             raise _Unbound(f"getitem index {index!r} does not select one of its {len(keys)} inputs")
         return _Call(node, lambda x: x, (keys[index],), (_Slot(0),), {})
+    if (problem := dtype_contradiction(node)) is not None:
+        raise _Unbound(problem)
     op, functional = _resolve(node.op_type)
     args, kwargs = _arguments(op, node)
     if functional:  # only the in-place spelling exists: run it on a copy

@@ -6,9 +6,12 @@ from typing import Any
 
 import pytest
 
-from npu_compiler.errors import Unsupported
+from npu_compiler.errors import CompileError, Unsupported
 from npu_compiler.graph import Graph
+from npu_compiler.ir import IRGraph, OpNode, TensorSpec
+from npu_compiler.lower import check_node
 from npu_compiler.ops import lower_call
+from npu_runtime.cpu_fallback import CPUPartition
 
 BN = ([2, 3, 4, 4], [3], [3], [3], [3])
 CASES: list[tuple[str, tuple[list[int], ...], dict[str, Any], str, str]] = [
@@ -62,6 +65,48 @@ def test_refused_dtype(op_type: str, dtype: str, attrs: dict[str, Any], says: st
     graph = Graph()
     with pytest.raises(Unsupported, match=says):
         lower_call(graph, op_type, [graph.input("x", [2], dtype)], attrs)
+
+
+def node(op_type: str, shapes: list[list[int]], out: list[int], out_dtype: str = "float32", **attrs: Any) -> OpNode:
+    inputs = [TensorSpec(f"x{i}", tuple(shape), "float32", (f"x{i}", 0)) for i, shape in enumerate(shapes)]
+    return OpNode("n", op_type, inputs, [TensorSpec("n", tuple(out), out_dtype)], attrs)
+
+
+CONV = "aten.conv2d.default", [[1, 4, 5, 5], [6, 2, 3, 3]], [1, 6, 3, 3]
+TRANSPOSED = "aten.conv_transpose2d.input", [[1, 4, 5, 5], [4, 2, 3, 3]], [1, 4, 7, 7]
+
+
+@pytest.mark.parametrize("groups", [0, -2, "2", 3, 2.0, True])
+@pytest.mark.parametrize("call", [CONV, TRANSPOSED], ids=["conv", "transposed"])
+def test_groups_that_cannot_divide_the_channels(call: tuple[Any, ...], groups: object) -> None:
+    """The check refuses them, so that no later phase meets them."""
+    assert check_node(node(*call, groups=2)) is None
+    reason = check_node(node(*call, groups=groups))
+    assert reason is not None and reason.rule == "arguments"
+
+
+def test_a_weight_for_other_channels() -> None:
+    reason = check_node(node("aten.conv2d.default", [[1, 4, 5, 5], [6, 3, 3, 3]], [1, 6, 3, 3]))
+    assert reason is not None and "3 * 1 channels" in reason.detail
+
+
+@pytest.mark.parametrize("dim", [[0, 0], [1, -1], [-2, 1, 0]])
+@pytest.mark.parametrize("op", ["aten.mean.dim", "aten.sum.dim_IntList", "aten.amax.default", "aten.logsumexp.default"])
+def test_a_dim_that_is_named_twice(op: str, dim: list[int]) -> None:
+    reason = check_node(node(op, [[2, 3]], [], dim=dim))
+    assert reason is not None and "twice" in reason.detail
+
+
+def test_a_dtype_that_contradicts_the_output() -> None:
+    to = "aten.to.dtype", [[2]], [2]
+    assert check_node(node(*to, "float16", dtype="float16")) is None
+    wrong = node(*to, "float64", dtype="complex64")
+    reason = check_node(node(*to, "float64", dtype="float16"))
+    assert reason is not None and "'n'" in reason.detail and "float16" in reason.detail and "float64" in reason.detail
+    assert check_node(wrong) is not None
+    x, y = wrong.inputs[0], TensorSpec("n", (2,), "float64", ("n", 0))
+    with pytest.raises(CompileError, match="contradicts"):  # nor does the host compute something else
+        CPUPartition(IRGraph("m", [x], [y], [], {}, [wrong]))
 
 
 def test_none_tensors_leave_no_gap() -> None:

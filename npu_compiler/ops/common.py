@@ -68,7 +68,10 @@ def axes_of(dim: int | Sequence[int] | None, rank: int) -> tuple[int, ...]:
     for d in given:
         if not -max(rank, 1) <= d < max(rank, 1):
             raise IndexError(f"dim {d} of a {rank}-d tensor")
-    return tuple(sorted({d % rank for d in given})) if rank else ()
+    axes = [d % max(rank, 1) for d in given]
+    if len(set(axes)) != len(axes):
+        raise ValueError(f"dims {given} name one dim of a {rank}-d tensor twice")
+    return tuple(sorted(axes)) if rank else ()
 
 
 def drop_axes(x: Value, axes: Sequence[int], keepdim: bool = False) -> Value:

@@ -74,11 +74,23 @@ def biased(y: Value, bias: Value | None, spatial: int) -> Value:
     return y if bias is None else y + bias.reshape(-1, *[1] * spatial)
 
 
+def check_groups(groups: int, *channels: int) -> None:
+    """``channels``: the counts that are divided among the groups. Raises ``ValueError``."""
+    if type(groups) is not int or groups < 1:
+        raise ValueError(f"groups is {groups!r}, expected a positive whole number")
+    for count in channels:
+        if count % groups:
+            raise ValueError(f"{count} channels cannot be divided into {groups} groups")
+
+
 def convolve(
     x: Value, w: Value, bias: Value | None, stride: Ints, padding: Ints | str, dilation: Ints, groups: int
 ) -> Value:
     """x [N, C, ...] or [C, ...], w [K, C/groups, ...]; ``padding`` may be 'valid' or 'same' (odd zero at the end)."""
     n = w.rank - 2
+    check_groups(groups, x.shape[-n - 1], w.shape[0])
+    if w.shape[1] * groups != x.shape[-n - 1]:
+        raise ValueError(f"the weight takes {w.shape[1]} * {groups} channels, the input has {x.shape[-n - 1]}")
     step, spacing = ints(stride, n), ints(dilation, n)
     if padding == "same":
         total = [d * (k - 1) for d, k in zip(spacing, w.shape[2:], strict=True)]
@@ -101,6 +113,9 @@ def convolve_transposed(
 ) -> Value:
     """The adjoint of convolution, w [C, K/groups, ...]."""
     n, batched = w.rank - 2, x.rank == w.rank
+    check_groups(groups, x.shape[-n - 1])
+    if w.shape[0] != x.shape[-n - 1]:
+        raise ValueError(f"the weight takes {w.shape[0]} channels, the input has {x.shape[-n - 1]}")
     step, pad, extra, spacing = (ints(v, n) for v in (stride, padding, output_padding, dilation))
     x, w = channels_last(x, n), w.cast(x.dtype)
     reach = [d * (k - 1) for d, k in zip(spacing, w.shape[2:], strict=True)]
