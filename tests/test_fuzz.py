@@ -16,11 +16,9 @@ import safetensors.numpy
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from npu_compiler import serialize
-from npu_compiler.errors import ArtifactError, BackendError, NPUError, WeightError
-from npu_runtime import CPUBackend, Executor, load_weights
+from npu_compiler.errors import BackendError, WeightError
+from npu_runtime import CPUBackend, load_weights
 from tests import handmade
-from tests.test_artifact import repack
 
 FUZZ = settings(deadline=None, suppress_health_check=list(HealthCheck), derandomize=True, database=None)
 
@@ -64,95 +62,6 @@ def mutate(tree: Any, data: st.DataObject) -> None:
         container.insert(key, copy.deepcopy(old))
     else:
         container[key] = data.draw(ODD)
-
-
-# -- .npubin --------------------------------------------------------------------------------------------------------
-@cache
-def whole() -> bytes:
-    return serialize.dumps(handmade.rich_program())
-
-
-@cache
-def state_dict() -> dict[str, np.ndarray]:
-    return {**handmade.weights(), **handmade.every_weight()}
-
-
-@settings(FUZZ, max_examples=500)
-@given(st.data())
-def test_damaged_bytes_are_always_found(data: st.DataObject) -> None:
-    """Bits flipped, pieces cut, moved or overwritten: the checksum knows."""
-    original = whole()
-    damaged = bytearray(original)
-    for _ in range(data.draw(st.integers(1, 3))):
-        at = data.draw(st.integers(0, max(len(damaged) - 1, 0)))
-        size = data.draw(st.integers(1, 64))
-        match data.draw(st.sampled_from(["flip", "cut", "insert", "overwrite", "truncate"])):
-            case "flip" if damaged:
-                damaged[at] ^= data.draw(st.integers(1, 255))
-            case "cut":
-                del damaged[at : at + size]
-            case "insert":
-                damaged[at:at] = data.draw(st.binary(min_size=1, max_size=size))
-            case "overwrite":
-                damaged[at : at + size] = bytes(len(damaged[at : at + size]))
-            case _:
-                del damaged[at:]
-    if damaged == original:
-        return
-    with pytest.raises(ArtifactError, match="offset"):
-        serialize.loads(bytes(damaged))
-
-
-@cache
-def plain() -> Any:
-    return serialize.program_to_plain(handmade.rich_program())
-
-
-@settings(FUZZ, max_examples=1200)
-@given(st.data())
-def test_a_forged_program_is_refused_or_works(data: st.DataObject) -> None:
-    """Fields changed and the checksum made right: validation must find it, or everything downstream must hold."""
-    tree = copy.deepcopy(plain())
-    native = copy.deepcopy((tree["binary"], tree["sources"]))
-    for _ in range(data.draw(st.sampled_from([1, 1, 1, 2, 5]))):
-        mutate(tree, data)
-    try:
-        forged = repack(tree)
-    except (OverflowError, ValueError, TypeError):  # msgpack cannot hold it, so no file can
-        return
-    try:
-        program = serialize.loads(forged)
-    except ArtifactError as error:
-        assert str(error)
-        return
-    assert serialize.dumps(serialize.loads(serialize.dumps(program))) == serialize.dumps(program)
-    assert program.describe() and json.dumps(program.to_json())
-    if (program.binary, program.sources) != native:
-        return  # other native code: nobody can vouch for it
-    try_to_run(program)
-
-
-def try_to_run(program: Any) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)
-        try:
-            store = load_weights(program, state_dict(), CPUBackend(1))
-            for name, entry in program.entries.items():
-                executor = Executor(program, store, CPUBackend(1), name)
-                executor.run([np.zeros(i.shape, i.dtype) for i in entry.inputs])
-        except NPUError as error:
-            assert str(error)
-
-
-@settings(FUZZ, max_examples=200)
-@given(
-    st.recursive(
-        ODD, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4)
-    )
-)
-def test_any_msgpack_is_refused(tree: Any) -> None:
-    with pytest.raises(ArtifactError):
-        serialize.loads(repack(tree))
 
 
 # -- safetensors ----------------------------------------------------------------------------------------------------

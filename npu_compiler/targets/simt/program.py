@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import msgpack
 
 from ...errors import ArtifactError
+from ...serialize import Field
 
 VERSION = 2
 ARENA = -1
@@ -58,23 +59,34 @@ def pack(entries: Mapping[str, Sequence[Launch]], code: Mapping[str, Any]) -> by
 def unpack(binary: bytes) -> tuple[dict[str, list[Launch]], dict[str, Any]]:
     """Inverse of :func:`pack`. Raises ``ArtifactError`` if it is not such a binary."""
     try:
-        plain = msgpack.unpackb(binary)
-        if plain["version"] != VERSION:
-            raise ArtifactError(f"binary: launch list version {plain['version']}, this build reads {VERSION}")
-        entries = {str(s): [_launch(x) for x in launches] for s, launches in plain["entries"].items()}
-        return entries, dict(plain["code"])
-    except (TypeError, ValueError, KeyError, msgpack.UnpackException) as error:
-        raise ArtifactError(f"binary: damaged launch list: {error!r}; compile the model again") from None
+        plain = Field(msgpack.unpackb(binary, strict_map_key=True), "binary").record(["version", "entries", "code"])
+        if plain["version"].integer() != VERSION:
+            raise ArtifactError(f"launch list version {plain['version'].value}, this build reads {VERSION}")
+        entries = {s: [_launch(x) for x in launches.items()] for s, launches in plain["entries"].mapping().items()}
+        return entries, {k: f.value for k, f in plain["code"].mapping().items()}
+    except (ArtifactError, TypeError, ValueError, RecursionError, msgpack.UnpackException) as error:
+        raise ArtifactError(f"binary: damaged launch list: {error}; compile the model again") from None
 
 
-def _tile_map(sizes: Any, strides: Any, box: Any, swizzle: Any, corners: Any, steps: Any) -> TileMap:
-    return TileMap(tuple(sizes), tuple(strides), tuple(box), int(swizzle), tuple(corners), tuple(steps))
+def _launch(x: Field) -> Launch:
+    function, groups, threads, shared, arguments, checks, maps = x.row(7)
+    return Launch(
+        function=function.text(),
+        groups=groups.integer(),
+        threads=threads.integer(),
+        shared=shared.integer(),
+        arguments=tuple(_place(*a.row(2)) for a in arguments.items()),
+        checks=checks.boolean(),
+        maps=tuple((*_place(b, o), _tile_map(m)) for b, o, m in (m.row(3) for m in maps.items())),
+    )
 
 
-def _launch(x: Any) -> Launch:
-    function, groups, threads, shared, arguments, checks, plain = x
-    maps = tuple((b, o, _tile_map(*m)) for b, o, m in plain)
-    numbers = [groups, threads, shared, *(n for a in arguments for n in a), *(n for m in maps for n in m[:2])]
-    if not isinstance(function, str) or not all(isinstance(n, int) for n in numbers) or min(numbers) < ARENA:
-        raise ValueError(f"launch {function!r}")
-    return Launch(function, groups, threads, shared, tuple((b, o) for b, o in arguments), bool(checks), maps)
+def _place(buffer: Field, offset: Field) -> tuple[int, int]:
+    return buffer.integer(ARENA), offset.integer()
+
+
+def _tile_map(x: Field) -> TileMap:
+    sizes, strides, box, swizzle, corners, steps = x.row(6)
+    return TileMap(
+        sizes.integers(), strides.integers(), box.integers(), swizzle.integer(), corners.integers(), steps.integers()
+    )
