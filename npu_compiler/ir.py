@@ -64,7 +64,11 @@ class StateUpdate:
 
 @dataclass
 class IRGraph:
-    """A whole model. ``weights`` are named by state_dict key; nodes refer to placeholders (``weight_name_mapping``)."""
+    """A whole model. ``weights`` are named by state_dict key; nodes refer to placeholders (``weight_name_mapping``).
+
+    ``allowed_ops`` are op types outside of PyTorch's own namespaces that the host fallback may call: those of a
+    captured model, or those the caller of ``load_ir`` trusts. They are never read from or written to a file.
+    """
 
     model_name: str
     graph_inputs: list[TensorSpec]
@@ -75,6 +79,7 @@ class IRGraph:
     constants: dict[str, np.ndarray] = field(default_factory=dict)
     state: list[StateUpdate] = field(default_factory=list)
     pytorch_version: str = ""
+    allowed_ops: frozenset[str] = field(default=frozenset(), compare=False)
 
     def key(self, t: TensorSpec) -> tuple[str, int]:
         """Identity of the value a node input or graph output refers to; leaves are ``(name, -1)``."""

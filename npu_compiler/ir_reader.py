@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import numpy as np
 
@@ -45,7 +46,9 @@ __all__ = ["graph_weights_used", "ir_to_dict", "leaf_key", "load_ir", "load_ir_f
 # ----------------------------------------------------------------------------------------------------------------- read
 
 
-def load_ir(source: str | os.PathLike[str] | Mapping[str, Any] | IRGraph | Any) -> IRGraph:
+def load_ir(
+    source: str | os.PathLike[str] | Mapping[str, Any] | IRGraph | Any, *, allowed_ops: Collection[str] = ()
+) -> IRGraph:
     """The ``IRGraph`` of a JSON file, a dict in its form, a ``torch_ir.IR`` object or an ``IRGraph`` (returned as is).
 
     In the result graph inputs, graph outputs, state values and node inputs carry ``producer`` (a graph input is its own
@@ -53,19 +56,26 @@ def load_ir(source: str | os.PathLike[str] | Mapping[str, Any] | IRGraph | Any) 
     'float32', devices, layouts and memory formats are strings without the ``torch.`` prefix. Rotary tables that the
     extractor left without a body are spelled out (:mod:`npu_compiler.regions`).
 
+    A file need not be trusted: what the NPU does not run goes to PyTorch only if it computes with tensors and touches
+    nothing else (:mod:`npu_runtime.allowed_ops`). Ops that another library registers ('torchvision.nms.default') run
+    only if ``allowed_ops`` names them; that trusts the library's code with whatever arguments the file has.
+
     Raises:
         IRError: the source cannot be read or violates the format; the message starts with the JSON path.
     """
-    if isinstance(source, IRGraph):
-        return source
+    graph = source if isinstance(source, IRGraph) else load_ir_from_dict(_document(source))
+    return replace(graph, allowed_ops=graph.allowed_ops.union(allowed_ops)) if allowed_ops else graph
+
+
+def _document(source: Any) -> Mapping[str, Any]:
     if isinstance(source, Mapping):
-        return load_ir_from_dict(source)
+        return source
     if isinstance(source, str | os.PathLike):
-        return load_ir_from_dict(_parse_file(Path(source)))
+        return _parse_file(Path(source))
     to_dict = getattr(source, "to_dict", None)
     if not callable(to_dict):
         fail("$", f"expected a path, a dict, a torch_ir.IR object or an IRGraph, got {type(source).__name__}")
-    return load_ir_from_dict(to_dict())
+    return cast("Mapping[str, Any]", to_dict())
 
 
 def load_ir_from_dict(d: Mapping[str, Any]) -> IRGraph:

@@ -436,4 +436,5 @@ class _Cutter:
             constants={k: v for k, v in ir.constants.items() if k in keys},
             state=[StateUpdate(u.key, local(u.value)) for u in state],
             pytorch_version=ir.pytorch_version,
+            allowed_ops=ir.allowed_ops,
         )

@@ -2,7 +2,8 @@
 
 An IR node holds its tensors in ``inputs`` and every other argument in ``attrs`` under its schema name. Binding is done
 once, when the partition is loaded; a run then only looks values up and calls ops. In-place ops and views share memory
-as they do in PyTorch, across the partitions of one run as well: arrays come and go without copies.
+as they do in PyTorch, across the partitions of one run as well: arrays come and go without copies. Only ops that
+compute with tensors are called (:mod:`npu_runtime.allowed_ops`), so IR from elsewhere need not be trusted.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from npu_compiler.host_arrays import to_array, to_torch
 from npu_compiler.ir import IRGraph, OpNode, TensorSpec, dtype_contradiction
 from npu_compiler.ir_reader import graph_weights_used, leaf_key
 from npu_compiler.ops.registry import STRUCTURAL
+
+from .allowed_ops import ForbiddenOp, check_allowed
 
 if TYPE_CHECKING:
     import torch
@@ -166,6 +169,10 @@ def _bind(ir: IRGraph, node: OpNode) -> _Call:
     if (problem := dtype_contradiction(node)) is not None:
         raise _Unbound(problem)
     op, functional = _resolve(node.op_type)
+    try:
+        check_allowed(op, node.op_type, ir.allowed_ops)
+    except ForbiddenOp as error:
+        raise _Unbound(str(error)) from None
     args, kwargs = _arguments(op, node)
     if functional:  # only the in-place spelling exists: run it on a copy
         in_place = op
@@ -186,8 +193,8 @@ def _resolve(op_type: str) -> tuple[Any, bool]:
         raise _Unbound(f"{op_type} is not an ATen op (namespace.name.overload)")
     namespace, name, overload = parts
     for spelling, twin in ((name, False), (f"{name}_", True)):
-        packet = getattr(getattr(torch.ops, namespace), spelling, None)
-        if packet is not None and overload in packet.overloads():
+        packet = getattr(getattr(torch.ops, namespace, None), spelling, None)
+        if isinstance(packet, torch._ops.OpOverloadPacket) and overload in packet.overloads():
             return getattr(packet, overload), twin
     raise _Unbound(f"PyTorch {torch.__version__} has no op {op_type}")
 

@@ -68,7 +68,9 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--no-fallback", action="store_true", help="exit with status 3 if a node cannot run on the NPU")
 
     p = verb("run", "commands:run_program", "run a .npubin file")
-    p.add_argument("program", help="a .npubin file")
+    p.add_argument(
+        "program", help="a .npubin file from a source you trust: it is native code; weights and inputs are data"
+    )
     p.add_argument("--weights", help="safetensors or npz (default: PROGRAM.safetensors, if it exists)")
     p.add_argument("--input", action="append", default=[], metavar="[NAME=]FILE", help=".npy, .npz or an image; repeat")
     p.add_argument("--output", metavar="FILE", help="write all outputs to an .npz file")

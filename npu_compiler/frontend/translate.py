@@ -71,6 +71,7 @@ class _Translator:
         env = {n: self._placeholder(n, spec) for n, spec in zip(placeholders, specs, strict=True)}
         self._map_tied_weights()
         self._results(self._region(top, env))
+        self.out.allowed_ops = frozenset(n.op_type for n in self.out.nodes)  # the process that runs it registered them
         return self.out
 
     # ------------------------------------------------------------------------------------------------ leaves
