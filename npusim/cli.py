@@ -50,7 +50,7 @@ def parser() -> argparse.ArgumentParser:
         p.add_argument("--max-len", type=_positive, help="tokens of a language model's context (default: at most 4096)")
         p.add_argument("--no-cache", action="store_true", help="keep nothing of a language model for the next start")
 
-    names = "resnet18, resnet50 or efficientnet-lite0"
+    names = "resnet18, resnet50 (random weights), resnet50-imagenet or efficientnet-lite0 (trained ones)"
     language_names = "a directory with a language model, a .gguf file, smollm2-135m or tinystories-15m"
     p = verb("demo", "demo:run", "classify two photographs and end a sentence, with real weights")
     p.add_argument("--dir", default=".demo", help="where the program goes (default: .demo)")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import warnings
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -14,10 +15,11 @@ import numpy as np
 
 from npu_compiler import env
 from npu_compiler.compiled_program import CompiledProgram, IOSpec
-from npu_compiler.errors import InputError, NPUError
+from npu_compiler.errors import ArtifactError, InputError, NPUError
+from npu_compiler.files import write_atomic
 from npu_compiler.ir import IRGraph
 
-from .builtin import BUILTINS, PREPROCESSING, captured
+from .builtin import BUILTINS, PREPROCESSING, RANDOM, captured, trained
 from .console import Result, Status, Table
 
 if TYPE_CHECKING:
@@ -70,18 +72,44 @@ def compile_model(args: argparse.Namespace, status: Status) -> Result:
             text = dump(state)
             return Result({"phase": args.until, "graph": text.splitlines()}, [text])
         program = compile_ir(plan.ir, target, args.dtype, disabled(args))
+    builtin = BUILTINS.get(args.model)
+    if builtin is not None and builtin.weights is None:
+        program.build["weights"] = RANDOM
     output = Path(args.output or f"{Path(args.model).stem}.npubin")
     files = [output]
     if weights is not None:
         files = list(save_program(program, weights, output))
     else:
         program.save(output)
+    if builtin is not None and builtin.weights is not None:
+        files += _write_labels(output, status)
     t = totals(program)
     summary = f"{t['kernels']} kernels, {si(t['flops'], 'FLOP')}, arena {si(t['arena_bytes'], 'B')}"
     written = ", ".join(f"{f} ({si(f.stat().st_size, 'B')})" for f in files)
     data = {"program": program.name, "target": target, "files": [str(f) for f in files], **t}
     lines = [f"{program.name}: {summary}", f"wrote {written}"]
+    if "weights" in program.build:
+        lines.append(f"the weights are {program.build['weights']}; {trained()} have trained ones")
     return Result(data, [*lines, *emit_source(program, args.emit_source)])
+
+
+def _write_labels(program: Path, status: Status) -> list[Path]:
+    """The names of ImageNet's classes, where ``npusim run`` looks for them; nothing, and a warning, without network."""
+    from .models.download import RegistryUnavailable
+    from .models.weights import imagenet_labels
+
+    path = program.with_suffix(".labels.txt")
+    try:
+        with status("loading the names of the classes"):
+            names = imagenet_labels(progress=status.downloading)
+    except RegistryUnavailable as error:
+        warnings.warn(f"classes will be shown without names: {error}", stacklevel=2)
+        return []
+    try:
+        write_atomic(path, ("\n".join(names) + "\n").encode())
+    except OSError as error:
+        raise ArtifactError(f"{path}: cannot be written: {error.strerror or error}") from None
+    return [path]
 
 
 # ---------------------------------------------------------------------------------------------------------------- run
@@ -114,6 +142,8 @@ def run_program(args: argparse.Namespace, status: Status) -> Result:
         names = _labels(args.labels, Path(args.program))
         data["top5"] = [top_classes(row, names) for row in scores]
         blocks += [_top_table(rows) for rows in data["top5"]]
+        if "weights" in model.program.build:
+            blocks.append(f"the weights are {model.program.build['weights']}")
     if args.output:
         _save_npz(args.output, outputs)
         blocks.append(f"wrote {args.output}")

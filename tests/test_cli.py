@@ -186,7 +186,7 @@ def test_explain(mixed: Path, model: Path, capsys: pytest.CaptureFixture[str]) -
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["compile", "nothing.json"], "no built-in model of that name: resnet18, resnet50, efficientnet-lite0"),
+        (["compile", "nothing.json"], "no built-in model of that name: resnet18, resnet50, resnet50-imagenet"),
         (["compile", "MODEL", "--until", "no-such-phase"], "unknown phase 'no-such-phase'; phases are: lower"),
         (["compile", "MODEL", "--disable", "no-such-pass"], "cannot disable no-such-pass"),
         (["compile", "MODEL", "--target", "abacus"], "unknown target 'abacus'"),

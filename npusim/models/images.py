@@ -13,7 +13,7 @@ from PIL import Image
 
 from npusim.models.download import DownloadError, Package, Progress, cache_path, fetch, write_atomic
 
-__all__ = ["efficientnet_lite0_input", "photos", "resize_and_crop", "resnet50_input"]
+__all__ = ["efficientnet_lite0_input", "imagenet_input", "photos", "resize_and_crop", "resnet50_input"]
 
 _SCIKIT_IMAGE = Package(
     "pypi",
@@ -104,6 +104,14 @@ def resize_and_crop(image: np.ndarray, resize: int = 256, crop: int = 224) -> np
 def efficientnet_lite0_input(image: np.ndarray, resize: int = 256) -> np.ndarray:
     """uint8[H, W, 3] to float32[1, 3, 224, 224] in [-1, 1]; published scores are taken at ``resize`` 256."""
     return _nchw((resize_and_crop(image, resize).astype(np.float32) - 127.0) / 128.0)
+
+
+def imagenet_input(image: np.ndarray) -> np.ndarray:
+    """uint8[H, W, 3] to float32[1, 3, 224, 224]: scaled to [0, 1], then normalised by the mean and the standard
+    deviation of ImageNet's channels, as torchvision's classifiers expect."""
+    mean = np.array([0.485, 0.456, 0.406], np.float32)
+    deviation = np.array([0.229, 0.224, 0.225], np.float32)
+    return _nchw((resize_and_crop(image).astype(np.float32) / 255.0 - mean) / deviation)
 
 
 def resnet50_input(image: np.ndarray) -> np.ndarray:
