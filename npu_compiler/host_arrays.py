@@ -31,6 +31,16 @@ def to_array(value: Any) -> np.ndarray:
     raise TypeError(f"{type(value).__name__} is neither a numpy array nor a torch tensor")
 
 
+def is_memory_of(array: np.ndarray, value: Any) -> bool:
+    """Whether ``array``, made by :func:`to_array`, is the memory of ``value`` and not a copy: what is written to one
+    appears in the other."""
+    if array.size == 0:
+        return True
+    if is_torch(value):
+        return bool(value.device.type == "cpu" and value.data_ptr() == array.ctypes.data)
+    return isinstance(value, np.ndarray) and np.may_share_memory(array, value)
+
+
 def to_torch(array: np.ndarray) -> Any:
     """A torch tensor that shares the array's memory."""
     import torch

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,11 +11,12 @@ import numpy as np
 from npu_compiler import dtypes
 from npu_compiler.compiled_program import CompiledProgram, EntryPoint, IOSpec
 from npu_compiler.errors import BackendError, InputError, WeightError
-from npu_compiler.host_arrays import to_array
+from npu_compiler.host_arrays import is_memory_of, to_array
 from npu_compiler.ir import TensorSpec
 
 from .arrays import widens, zeros
 from .backend import Backend, DeviceBuffer, Launch, get_backend
+from .locks import RunLock, reentered
 from .profiler import Profiler, measure
 from .weight_loader import WeightStore, load_weights
 
@@ -27,7 +27,7 @@ class State(Mapping[str, DeviceBuffer]):
     """A program's mutable buffers by state key, zero or as the state_dict has them; executors may share it."""
 
     def __init__(self, program: CompiledProgram, backend: Backend, initial: Mapping[str, np.ndarray]):
-        self.lock = threading.Lock()
+        self.lock = RunLock()
         self._backend, self._initial = backend, dict(initial)
         self._buffers = {
             b.name: backend.allocate_zeros(b.shape, dtypes.numpy_dtype(b.dtype))
@@ -49,7 +49,7 @@ class State(Mapping[str, DeviceBuffer]):
 
     def reset(self) -> None:
         """Back to the values before the first run."""
-        with self.lock:
+        with self.lock.held():
             for key, buffer in self._buffers.items():
                 initial = self._initial.get(key)
                 self._backend.copy(buffer, zeros(buffer.shape, buffer.dtype) if initial is None else initial)
@@ -63,12 +63,12 @@ class State(Mapping[str, DeviceBuffer]):
             raise InputError(
                 f"state {key!r}: got {array.dtype}{list(array.shape)}, expected {buffer.dtype}{list(buffer.shape)}"
             )
-        with self.lock:
+        with self.lock.held():
             self._backend.copy(buffer, array)
 
     def snapshot(self) -> dict[str, np.ndarray]:
         """Copies of all states."""
-        with self.lock:
+        with self.lock.held():
             return {key: buffer.to_numpy() for key, buffer in self._buffers.items()}
 
 
@@ -81,12 +81,19 @@ class BoundRun:
     def __call__(self, times: np.ndarray | None = None) -> None:
         """``times``: None, or float64 [len(calls) + 1] for the start and each kernel's end, in seconds."""
         executor = self._executor
-        with executor.state.lock:
-            status = self._launch(times)
-            if status:
-                raise executor._failure(status)
-            for target, source in self._copies:
-                executor.backend.copy(target, source)
+        lock = executor.state.lock
+        with lock.mutex:
+            if lock.busy:
+                raise reentered()
+            try:
+                lock.busy = True
+                status = self._launch(times)
+                if status:
+                    raise executor._failure(status)
+                for target, source in self._copies:
+                    executor.backend.copy(target, source)
+            finally:
+                lock.busy = False
 
     def finish(self) -> None:
         """Wait until the run has ended, and raise what it has to report."""
@@ -104,7 +111,7 @@ class _Own:
     inputs: Sequence[DeviceBuffer]
     outputs: Sequence[DeviceBuffer]
     run: BoundRun
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    lock: RunLock = field(default_factory=RunLock)
 
 
 class Executor:
@@ -202,7 +209,7 @@ class Executor:
 
     def _run_own(self, own: _Own, inputs: Sequence[DeviceBuffer], outputs: Sequence[DeviceBuffer]) -> None:
         """In the entry point's own inputs and outputs; callers take turns."""
-        with own.lock:
+        with own.lock.held():
             for target, source in zip(own.inputs, inputs, strict=True):
                 self.backend.copy(target, source)
             own.run()
@@ -273,6 +280,11 @@ class Executor:
     def _exact(self, spec: IOSpec, value: Any, what: str) -> DeviceBuffer:
         """``value`` as it is, without a copy."""
         value = self.backend.adopt(value) or value
+        if isinstance(value, np.ndarray) and not value.dtype.isnative:
+            raise InputError(
+                f"{what} {spec.name!r}: dtype {value.dtype} has another byte order than this machine; "
+                f"convert it with .astype({spec.dtype!r}), or call run(), which does"
+            )
         if isinstance(value, DeviceBuffer):
             padded = value.shape != value.alloc_shape
             if value.shape != spec.shape or value.dtype != dtypes.numpy_dtype(spec.dtype) or padded:
@@ -284,6 +296,11 @@ class Executor:
             raise InputError(f"{what} {spec.name!r}: dtype {array.dtype}, expected exactly {spec.dtype}")
         if not (array.flags.c_contiguous and array.flags.aligned):
             raise InputError(f"{what} {spec.name!r}: the array is not C-contiguous")
+        if not is_memory_of(array, value):
+            raise InputError(
+                f"{what} {spec.name!r}: only a copy of this {type(value).__name__} can be used; bind a numpy array or "
+                "a torch tensor in the host's memory, or call run()"
+            )
         if not self.backend.shares_host:
             raise InputError(
                 f"{what} {spec.name!r}: the array is in the host's memory, where the {self.backend.name} device does "
