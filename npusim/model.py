@@ -28,18 +28,20 @@ if TYPE_CHECKING:
 
 
 def build(
-    model: torch.nn.Module,
-    example_inputs: Any,
+    model: torch.nn.Module | torch.export.ExportedProgram,
+    example_inputs: Any = None,
     target: str = "cpu",
     dtype: Any = None,
     fallback: bool = True,
     *,
+    example_kwargs: Mapping[str, Any] | None = None,
     disable: Collection[str] = (),
     threads: int | None = None,
 ) -> Model:
-    """Capture, partition and compile ``model`` for the shapes of ``example_inputs``, with the weights it has now.
+    """Capture, partition and compile ``model`` for the shapes of the example arguments, with the weights it has now.
 
-    ``example_inputs``: the positional arguments of forward (a tuple, a list or one tensor; they may nest). ``dtype``
+    ``example_inputs``: the positional arguments of forward (a tuple, a list or one tensor; they may nest).
+    ``example_kwargs``: its keyword arguments. A ``torch.export.ExportedProgram`` has its own and takes none. ``dtype``
     ('float16', 'bfloat16', or torch's) stores float32 activations and matrices in that type. ``fallback``: whether ops
     without a native kernel may run in PyTorch on the host. ``disable`` names passes to leave out; ``threads``: see
     :class:`CPUBackend`.
@@ -47,18 +49,19 @@ def build(
     Raises ``ConfigError`` (dtype), ``CaptureError``, ``CompileError`` (without fallback: every reason),
     ``ToolchainError``, ``WeightError``.
     """
-    from npu_compiler.frontend import capture, state_dict_numpy
+    from npu_compiler.frontend.export import capture_call
+    from npu_compiler.frontend.tensors import state_dict_numpy
 
     dtype = None if dtype is None else storage_dtype(dtype)
-    ir = capture(model, example_inputs)
-    plan = npu_compiler.partition(ir, target=target)
+    call = capture_call(model, example_inputs, example_kwargs=example_kwargs)
+    plan = npu_compiler.partition(call.ir, target=target)
     if not fallback:
         require_npu(plan)
     backend = get_backend(target, **({} if threads is None else {"threads": threads}))
     compile_fn = partial(npu_compiler.compile, target=target, dtype=dtype, disable=disable)
     weights = state_dict_numpy(model)
     executor = DAGExecutor(plan, backend, compile_fn, weights)
-    return Model(executor, weights, Signature(model, example_inputs))
+    return Model(executor, weights, Signature(call))
 
 
 def require_npu(plan: PartitionPlan) -> None:
@@ -85,8 +88,8 @@ class Model:
         """The compiled NPU partitions, in order."""
         return list(self.executor.programs.values())
 
-    def __call__(self, *args: Any) -> Any:
-        leaves = self._signature.leaves(args)
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        leaves = self._signature.leaves(args, kwargs)
         outputs = list(self.executor.execute(leaves).values())
         if any(is_torch(v) for v in leaves):
             outputs = [to_torch(v) for v in outputs]

@@ -2,68 +2,130 @@
 
 from __future__ import annotations
 
+import inspect
+import reprlib
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from npu_compiler.errors import InputError
-from npu_compiler.host_arrays import is_torch, to_torch
+from npu_compiler.host_arrays import is_torch
 from npu_runtime.backend import DeviceBuffer
 
 if TYPE_CHECKING:
-    import torch
+    from npu_compiler.frontend.export import Capture
 
 __all__ = ["Signature"]
 
 
 class Signature:
-    """How arguments become graph inputs, and graph outputs the structure that the PyTorch model returns."""
+    """Arguments and result of the call that was captured.
 
-    def __init__(self, model: torch.nn.Module, example_inputs: Any):
+    A call may give an argument by position or by its keyword, whichever was used for the capture. Tensors become graph
+    inputs. Everything else is part of the compiled code, so it must be equal to what it was in the capture.
+    """
+
+    def __init__(self, call: Capture):
         from torch.utils import _pytree as pytree
 
-        args = tuple(example_inputs) if isinstance(example_inputs, tuple | list) else (example_inputs,)
-        self._flatten, self._unflatten = pytree.tree_flatten, pytree.tree_unflatten
-        self._examples, self._inputs = pytree.tree_flatten(args)
-        self._outputs, self._structure = pytree.tree_flatten(_call(model, args))
+        from npu_compiler.frontend.export import TENSOR
 
-    def leaves(self, args: tuple[Any, ...]) -> list[Any]:
-        """The tensors among ``args``, flattened in order."""
-        values, structure = self._flatten(args)
-        if structure != self._inputs:
-            raise InputError(f"the arguments have the structure {structure}, the model was built for {self._inputs}")
-        tensors = []
-        for value, example in zip(values, self._examples, strict=True):
-            if _is_tensor(example):
-                tensors.append(value)
-            elif _is_tensor(value) or value != example:
-                raise InputError(f"argument {value!r}: the model was built for {example!r}, which is part of its code")
+        self._flatten, self._unflatten = pytree.tree_flatten, pytree.tree_unflatten
+        self._parameters = call.parameters
+        self._examples = self._by_name(call.args, call.kwargs)
+        self._count = len(self._examples)
+        self._outlines = {name: _OUTLINE.repr(value) for name, value in self._examples.items()}
+        self._inputs = {name: pytree.tree_flatten(value) for name, value in self._examples.items()}
+        for leaves, _ in self._inputs.values():
+            leaves[:] = [TENSOR if _is_tensor(v) else v for v in leaves]
+        self._examples.clear()  # they may hold large tensors
+        self._tensor = TENSOR
+        self._plain = all(leaves == [TENSOR] and structure.is_leaf() for leaves, structure in self._inputs.values())
+        self._outputs, self._structure = call.leaves, call.structure
+        self._single = self._structure.is_leaf() and self._outputs == [TENSOR]
+
+    def leaves(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Any]:
+        """The tensors among the arguments, in the order of the graph's inputs.
+
+        Raises ``InputError`` naming the argument that is missing, unknown or unlike the one of the capture.
+        """
+        if not kwargs and len(args) == self._count and self._plain and all(map(_is_tensor, args)):
+            return args
+        given = self._by_name(args, kwargs)
+        tensors: list[Any] = []
+        for name, (examples, structure) in self._inputs.items():
+            value = given.pop(name) if name in given else self._default(name)
+            leaves, found = self._flatten(value)
+            matches = found == structure and all(
+                _is_tensor(v) if e is self._tensor else _same(v, e) for v, e in zip(leaves, examples, strict=True)
+            )
+            if not matches:
+                raise InputError(
+                    f"argument {name!r} has the structure {_OUTLINE.repr(value)}, "
+                    f"the model was built for {self._outlines[name]}"
+                )
+            tensors += [v for v, e in zip(leaves, examples, strict=True) if e is self._tensor]
+        for name, value in given.items():
+            if not _same(value, self._default(name)):
+                raise InputError(f"argument {name!r} was not among the example arguments the model was built for")
         return tensors
 
     def result(self, outputs: list[Any]) -> Any:
-        """``outputs`` in the structure of the PyTorch model's; anything but tensors is as it was for the example."""
-        if sum(map(_is_tensor, self._outputs)) != len(outputs):
-            return tuple(outputs)
+        """``outputs`` in the structure of the PyTorch model's; anything but tensors is as it was in the capture."""
+        if self._single:
+            return outputs[0]
         values = iter(outputs)
-        return self._unflatten([next(values) if _is_tensor(v) else v for v in self._outputs], self._structure)
+        return self._unflatten([next(values) if v is self._tensor else v for v in self._outputs], self._structure)
+
+    def _by_name(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """The arguments in the order of the call, by the names of forward's parameters; keywords by their own."""
+        if self._parameters is None:
+            return {**{f"{i}": v for i, v in enumerate(args)}, **kwargs}
+        try:
+            bound = self._parameters.bind(*args, **kwargs).arguments
+        except TypeError as error:
+            raise InputError(f"{error}; forward takes {self._parameters}") from None
+        variadic = {p.name for p in self._parameters.parameters.values() if p.kind is inspect.Parameter.VAR_KEYWORD}
+        return {**{k: v for k, v in bound.items() if k not in kwargs and k not in variadic}, **kwargs}
+
+    def _default(self, name: str) -> Any:
+        """What forward means by an argument that is left out; ``_MISSING`` if it has no default."""
+        parameter = self._parameters.parameters.get(name) if self._parameters else None
+        return _MISSING if parameter is None or parameter.default is parameter.empty else parameter.default
+
+
+class _Missing:
+    def __repr__(self) -> str:
+        return "nothing"
+
+
+_MISSING = _Missing()
+
+
+class _Outline(reprlib.Repr):
+    """A short description of nested arguments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel, self.maxother = 3, 80
+
+    def repr1(self, x: Any, level: int) -> str:
+        return "tensor" if _is_tensor(x) else super().repr1(x, level)
+
+
+_OUTLINE = _Outline()
 
 
 def _is_tensor(value: Any) -> bool:
     return is_torch(value) or isinstance(value, np.ndarray | DeviceBuffer)
 
 
-def _call(model: torch.nn.Module, args: tuple[Any, ...]) -> Any:
-    """The model's result, for its structure; the model's buffers and mode stay as they are."""
-    import torch
-    from torch.utils import _pytree as pytree
-
-    tensors = pytree.tree_map(lambda v: to_torch(v) if isinstance(v, np.ndarray) else v, args)
-    buffers = {name: b.clone() for name, b in model.named_buffers()}
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        with torch.no_grad():
-            return torch.func.functional_call(model, {**dict(model.named_parameters()), **buffers}, tensors)
-    finally:
-        for module, training in modes.items():
-            module.training = training
+def _same(value: Any, example: Any) -> bool:
+    """Whether a Python value means what the one of the capture did: 2 and 2.0 make tensors of different types."""
+    if value is example:
+        return True
+    numbers = (bool, int, float, complex)
+    if _is_tensor(value) or (type(value) is not type(example) and isinstance(example, numbers)):
+        return False
+    return bool(value == example)

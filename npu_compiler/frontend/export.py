@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch.export import ExportedProgram
+from torch.export.graph_signature import ConstantArgument, OutputKind
+from torch.utils import _pytree as pytree
 
 from npu_compiler.errors import CaptureError
+from npu_compiler.frontend.pytrees import register_caches
 from npu_compiler.frontend.translate import NeedsFunctionalForm, translate
+from npu_compiler.host_arrays import to_torch
 from npu_compiler.ir import IRGraph
 
-__all__ = ["capture"]
+__all__ = ["TENSOR", "Capture", "capture", "capture_call"]
 
 _DROPOUTS = ("aten.dropout.default", "aten.feature_dropout.default", "aten.alpha_dropout.default")
 _TORCH_DIR = str(Path(torch.__file__).parent)
@@ -53,28 +59,99 @@ def capture(
     Raises:
         CaptureError: the model cannot be a static graph; the message says where and what to change.
     """
+    return capture_call(model, example_inputs, example_kwargs=example_kwargs, name=name, strict=strict).ir
+
+
+@dataclass(frozen=True)
+class Capture:
+    """A captured model and how it is called."""
+
+    ir: IRGraph
+    args: tuple[Any, ...]
+    """The positional arguments of the call that was captured, as they were given; ``ir.graph_inputs`` are the tensors
+    among the leaves of ``(args, kwargs)``, in order."""
+    kwargs: dict[str, Any]
+    parameters: inspect.Signature | None
+    """The parameters of forward, if it has the usual ones."""
+    structure: pytree.TreeSpec
+    """The structure of the result."""
+    leaves: list[Any]
+    """The leaves of the result: ``TENSOR`` for each of ``ir.graph_outputs``, in order, and the values of all others."""
+
+
+class _Tensor:
+    def __repr__(self) -> str:
+        return "TENSOR"
+
+
+TENSOR = _Tensor()
+
+
+def capture_call(
+    model: torch.nn.Module | ExportedProgram,
+    example_inputs: Any = None,
+    *,
+    example_kwargs: Mapping[str, Any] | None = None,
+    name: str | None = None,
+    strict: bool = False,
+) -> Capture:
+    """As ``capture``, with the structure of arguments and result."""
     fresh = isinstance(model, torch.nn.Module)
     if isinstance(model, torch.nn.Module):
         label = name or type(model).__name__
-        program = _export(model, _positional(example_inputs), dict(example_kwargs or {}), label, strict)
+        args, kwargs = _positional(example_inputs), dict(example_kwargs or {})
+        program = _export(model, args, kwargs, label, strict)
     elif isinstance(model, ExportedProgram):
         label, program = name or "exported_program", model
+        if example_inputs is not None or example_kwargs:
+            raise CaptureError(f"{label}: an ExportedProgram has its example inputs; pass none")
+        args, kwargs = program.example_inputs or ((), {})
     else:
         raise CaptureError(
             f"expected a torch.nn.Module or a torch.export.ExportedProgram, got {type(model).__name__}; "
             "wrap a function in a module whose forward calls it"
         )
     program = _without_eval_dropout(program, in_place=fresh)
+    program, ir = _translated(program, label, fresh)
+    parameters = _parameters(model, args, kwargs)
+    return Capture(ir, args, kwargs, parameters, program.call_spec.out_spec, _result_leaves(program))
+
+
+def _translated(program: ExportedProgram, label: str, fresh: bool) -> tuple[ExportedProgram, IRGraph]:
+    """The IR, and the program that it is the IR of."""
     try:
-        return translate(program, label, trust_storages=fresh)
+        return program, translate(program, label, trust_storages=fresh)
     except NeedsFunctionalForm:
         # Only torch's own functionalisation knows how to write through views; it rewrites reshapes and casts on the
         # way, which is why it is not the first choice.
         program = _functional(program, label)
     try:
-        return translate(program, label, trust_storages=fresh)
+        return program, translate(program, label, trust_storages=fresh)
     except NeedsFunctionalForm:
         raise CaptureError(f"{label}: an in-place operation writes through a view; use its out-of-place form") from None
+
+
+def _parameters(
+    model: torch.nn.Module | ExportedProgram, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> inspect.Signature | None:
+    """Forward's parameters; None where a decorator hides them, or a saved program has not kept them."""
+    if isinstance(model, torch.nn.Module):
+        parameters = inspect.signature(model.forward)
+    else:
+        signature = model.module_call_graph[0].signature
+        names = (signature and signature.forward_arg_names) or []
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        parameters = inspect.Signature([inspect.Parameter(name, kind) for name in names])
+    try:
+        parameters.bind(*args, **kwargs)
+    except TypeError:
+        return None
+    return parameters
+
+
+def _result_leaves(program: ExportedProgram) -> list[Any]:
+    results = [s for s in program.graph_signature.output_specs if s.kind is OutputKind.USER_OUTPUT]
+    return [s.arg.value if isinstance(s.arg, ConstantArgument) else TENSOR for s in results]
 
 
 def _positional(example_inputs: Any) -> tuple[Any, ...]:
@@ -92,8 +169,8 @@ def _positional(example_inputs: Any) -> tuple[Any, ...]:
 def _export(
     model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], label: str, strict: bool
 ) -> ExportedProgram:
-    to_tensors = torch.utils._pytree.tree_map_only
-    args, kwargs = to_tensors(np.ndarray, torch.from_numpy, (args, kwargs))
+    register_caches(model)
+    args, kwargs = pytree.tree_map_only(np.ndarray, to_torch, (args, kwargs))
     with _eval_mode(model), torch.inference_mode(False):
         try:
             return torch.export.export(model, args, kwargs, strict=strict)

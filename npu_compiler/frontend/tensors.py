@@ -31,7 +31,7 @@ def numpy_to_tensor(array: np.ndarray) -> torch.Tensor:
     return tensor
 
 
-def state_dict_numpy(model: torch.nn.Module) -> dict[str, np.ndarray]:
+def state_dict_numpy(model: torch.nn.Module | torch.export.ExportedProgram) -> dict[str, np.ndarray]:
     """``model.state_dict()`` as numpy arrays that share memory with the CPU tensors of the model.
 
     Tied weights appear under each of their keys and share one array's memory. Non-persistent buffers are not part of a
@@ -41,7 +41,8 @@ def state_dict_numpy(model: torch.nn.Module) -> dict[str, np.ndarray]:
         WeightError: a tensor has no values (meta device) or a layout or dtype without a numpy equivalent.
     """
     arrays: dict[str, np.ndarray] = {}
-    for key, t in model.state_dict().items():
+    tensors = model.state_dict() if isinstance(model, torch.nn.Module) else model.state_dict
+    for key, t in tensors.items():
         if not isinstance(t, torch.Tensor):
             raise WeightError(f"{key}: the state_dict holds a {type(t).__name__}, expected a tensor")
         if t.is_meta:

@@ -1,0 +1,104 @@
+"""npusim.build(): how a built model is called, and what it refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import npusim
+from npu_compiler.errors import CaptureError, InputError
+
+X = torch.arange(6.0).reshape(2, 3)
+
+
+class Fn(nn.Module):
+    def __init__(self, function: Any):
+        super().__init__()
+        self.forward = function
+
+
+def masked(x: Any, mask: Any = None, *, scale: float = 1.0, **extra: Any) -> Any:
+    y = x * scale if mask is None else (x + 10 * mask) * scale
+    return y - extra["bias"] if "bias" in extra else y
+
+
+def test_keywords_in_any_order_and_by_position() -> None:
+    mask, bias = torch.ones(3), torch.full((2, 1), 7.0)
+    built = npusim.build(Fn(masked), X, example_kwargs={"bias": bias, "mask": mask, "scale": 2.0})
+    wanted = masked(X, mask, scale=2.0, bias=bias)
+    assert torch.equal(built(X, mask=mask, scale=2.0, bias=bias), wanted)
+    assert torch.equal(built(bias=bias, scale=2.0, mask=mask, x=X), wanted)
+    assert torch.equal(built(X, mask, bias=bias, scale=2.0), wanted)
+    assert torch.equal(npusim.build(Fn(masked), (X, mask))(mask=mask, x=X, scale=1.0), masked(X, mask))
+
+
+def test_arguments_left_out_have_their_defaults() -> None:
+    built = npusim.build(Fn(masked), (X, None), example_kwargs={"scale": 1.0})
+    assert torch.equal(built(X), X)
+    assert torch.equal(npusim.build(Fn(masked), X)(X, None, scale=1.0), X)
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "message"),
+    [
+        ((X,), {}, "argument 'mask' .*None.*built for tensor"),
+        ((), {"mask": X[0]}, "missing a required argument: 'x'"),
+        ((X, X[0]), {"attention": X}, "argument 'attention' was not among"),
+        ((X, X[0]), {"scale": 3.0}, "argument 'scale' was not among"),
+        ((X, X[0], X), {}, "too many positional arguments"),
+        ((X, X[0]), {"mask": X[0]}, "multiple values for argument 'mask'"),
+        ((X.tolist(), X[0]), {}, r"argument 'x' .*\[\[0.0, 1.0, 2.0\].*built for tensor"),
+    ],
+)
+def test_a_wrong_argument_is_named(args: Any, kwargs: Any, message: str) -> None:
+    built = npusim.build(Fn(masked), (X, X[0]))
+    with pytest.raises(InputError, match=message):
+        built(*args, **kwargs)
+
+
+def test_a_number_of_another_type_is_another_model() -> None:
+    built = npusim.build(Fn(lambda x, n: x * n), (X.int(), 2))
+    assert built(X.int(), 2).dtype == torch.int32
+    with pytest.raises(InputError, match=r"argument 'n' .*2\.0.*built for 2"):
+        built(X.int(), 2.0)
+
+
+def test_an_unlike_argument_has_a_short_message() -> None:
+    many = [X] * 300
+    built = npusim.build(Fn(lambda values: values[0] + 1), (many,))
+    with pytest.raises(InputError) as caught:
+        built([*many[1:], "x"])
+    assert len(str(caught.value)) < 500
+
+
+def test_results_that_are_no_tensors_keep_their_values() -> None:
+    def forward(x: Any) -> Any:
+        return {"y": x + 1, "n": 3, "name": "hi", "none": None, "parts": (x, [True, 1.5])}
+
+    assert str(npusim.build(Fn(forward), X)(X)) == str(forward(X))
+
+
+def test_building_does_not_run_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels of PyTorch start threads, with which a process cannot fork."""
+    model = nn.Linear(3, 4)
+    inputs = []
+    model.register_forward_pre_hook(lambda module, args: inputs.append(type(args[0]).__name__))
+    built = npusim.build(model, X)
+    assert set(inputs) == {"FakeTensor"}
+    torch.testing.assert_close(built(X), nn.functional.linear(X, model.weight, model.bias))
+
+
+def test_an_exported_program() -> None:
+    program = torch.export.export(Fn(masked), (X,), {"mask": X[0], "scale": 2.0})
+    built = npusim.build(program)
+    assert torch.equal(built(X, mask=X[0], scale=2.0), masked(X, X[0], scale=2.0))
+    assert torch.equal(built(X, X[0], 2.0), masked(X, X[0], scale=2.0))
+    with pytest.raises(InputError, match="'scale'"):
+        built(X, X[0])
+    with pytest.raises(CaptureError, match="has its example inputs"):
+        npusim.build(program, X)
+    layer = torch.export.export(nn.Linear(3, 4), (X,))
+    torch.testing.assert_close(npusim.build(layer)(X), layer.module()(X))
