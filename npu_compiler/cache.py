@@ -1,8 +1,11 @@
 """An on-disk store of compiled things: bytes by key, safe under concurrent processes, bounded in size.
 
-Entries are written to a temporary file and renamed, so a reader sees all of an entry or none. Each carries a checksum:
-one that was cut short or altered reads as absent and is removed. Nothing here is ever an error for the caller: a cache
-directory that cannot be used costs a recompilation and one warning.
+Entries are written to a temporary file and renamed, so a reader sees all of an entry or none. Each carries a checksum
+of its key and its contents: one that was cut short, altered or moved reads as absent and is removed.
+
+Entries are code that will run in this process. The directory is therefore made for its owner alone, and one that
+somebody else could have written to is not used, by the rules of ssh (:func:`obstacle`). Nothing here is ever an error
+for the caller: a cache directory that cannot be used costs a recompilation and one warning.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import hashlib
 import logging
 import os
 import shutil
+import stat
 import tempfile
 import time
 from collections.abc import Callable
@@ -22,22 +26,62 @@ from . import env
 
 _log = logging.getLogger(__name__)
 
-_MAGIC = b"NPUCACH1"
+_MAGIC = b"NPUCACH2"
 _HEADER = len(_MAGIC) + hashlib.sha256().digest_size
 _STALE_TEMPORARY_S = 3600.0
 _TRIM_TO = 0.9
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+_warned: set[Path] = set()  # roots that this process has complained about
+
+
+def obstacle(root: Path) -> str:
+    """Why somebody else could have written what is in ``root``, a section of a cache directory, and what to type about
+    it; empty if nobody could.
+
+    The section and the cache directory must belong to this user or to root, and neither group nor others may write to
+    them. A directory above them may be writable by everybody only if it is sticky, as /tmp is: else it could be
+    replaced as a whole.
+    """
+    if not hasattr(os, "geteuid"):
+        return ""
+    try:
+        resolved = root.resolve()
+    except (OSError, RuntimeError) as error:  # a loop of links
+        return f"{root}: {error}; set NPU_CACHE_DIR"
+    for path in (resolved, *resolved.parents):
+        try:
+            found = path.stat()
+        except OSError:  # it will be made, or writing to it will tell
+            continue
+        if path in (resolved, resolved.parent):
+            if not _owned(found):
+                return f"{path} belongs to user {found.st_uid}; set NPU_CACHE_DIR to a directory of your own"
+            if found.st_mode & _OTHERS_WRITE:
+                mode = f"other users can write to {path} (mode {stat.S_IMODE(found.st_mode):04o})"
+                return f"{mode}; if you trust what is in it: chmod -R go-w '{path}'"
+        elif found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX:
+            return f"everybody can replace what is in {path}; chmod o-w '{path}', or set NPU_CACHE_DIR"
+    return ""
+
+
+def _owned(found: os.stat_result) -> bool:
+    return not hasattr(os, "geteuid") or found.st_uid in (os.geteuid(), 0)
 
 
 class Cache:
     """Bytes by key under ``root``, at most ``limit`` bytes of them; ``limit`` 0 stores nothing.
 
-    A key is any string; it is hashed. When the bound is passed, the entries used longest ago go first.
+    A key is any string; it is hashed. When the bound is passed, the entries used longest ago go first. A root that
+    others can write to is not used: ``obstacle`` says why, ``limit`` becomes 0.
     """
 
     def __init__(self, root: Path, limit: int):
         self.root = root
-        self.limit = limit
-        self._warned = False
+        self.obstacle = obstacle(root) if limit else ""
+        self.limit = 0 if self.obstacle else limit
+        if self.obstacle:
+            self._warn(f"the cache in {root} is not used: {self.obstacle}")
 
     def _path(self, key: str) -> Path:
         digest = hashlib.sha256(key.encode()).hexdigest()
@@ -45,38 +89,52 @@ class Cache:
 
     def get(self, key: str) -> bytes | None:
         """The bytes stored under ``key``, or ``None``; a hit counts as a use."""
-        if not self.limit:
+        file = self.open(key)
+        if file is None:
             return None
-        path = self._path(key)
         try:
-            blob = path.read_bytes()
+            with file:
+                blob = file.read()
         except OSError:
             return None
-        data = blob[_HEADER:]
-        if blob[:_HEADER] != _MAGIC + hashlib.sha256(data).digest():
-            _log.warning("removing a damaged cache entry: %s", path)
-            with contextlib.suppress(OSError):
-                path.unlink()
+        data = memoryview(blob)[_HEADER:]
+        if blob[:_HEADER] != _seal(key, data):
+            self.drop(key)
             return None
-        with contextlib.suppress(OSError):  # only the order of eviction suffers
-            os.utime(path)
-        return data
+        return bytes(data)
 
     def put(self, key: str, data: bytes) -> None:
         """Store ``data``; replaces atomically what was there."""
         if not self.limit or len(data) + _HEADER > self.limit:
             return
-        self._write(self._path(key), lambda file: file.write(_MAGIC + hashlib.sha256(data).digest() + data))
+        self._write(self._path(key), lambda file: file.write(_seal(key, data) + data))
 
-    def file(self, key: str) -> Path | None:
-        """The file stored by :meth:`put_file` under ``key``, or ``None``; a hit counts as a use. It has no checksum:
-        the reader maps what it holds, and checks what it must."""
+    def open(self, key: str) -> BinaryIO | None:
+        """The entry stored under ``key``, open for reading, or ``None``; a hit counts as a use. What :meth:`put_file`
+        stored has no checksum here: its reader has to look for one."""
+        if not self.limit:
+            return None
         path = self._path(key)
         try:
-            os.utime(path)
+            # Opening a FIFO would wait for a writer.
+            file = os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0)), "rb")
         except OSError:
             return None
-        return path if self.limit else None
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode) or not _owned(found) or found.st_mode & _OTHERS_WRITE:
+            file.close()
+            self.drop(key)
+            return None
+        with contextlib.suppress(OSError):  # a cache that cannot be written: only the order of eviction suffers
+            os.utime(path)
+        return file
+
+    def drop(self, key: str) -> None:
+        """Remove an entry that turned out to be damaged."""
+        path = self._path(key)
+        _log.warning("removing a damaged cache entry: %s", path)
+        with contextlib.suppress(OSError):
+            path.unlink()
 
     def put_file(self, key: str, size: int, write: Callable[[BinaryIO], object]) -> Path | None:
         """Store what ``write`` puts into a file, about ``size`` bytes, and return its path; ``None`` if that is more
@@ -85,14 +143,14 @@ class Cache:
         if size > self.limit:
             return None
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            _make_folders(path.parent)
             if size > shutil.disk_usage(path.parent).free // 2:
                 return None
         except OSError as error:
-            self._warn(error)
+            self._warn_unwritable(error)
             return None
 
-        def write_through(file: BinaryIO) -> None:  # to the disk before it gets its name: no checksum will tell
+        def write_through(file: BinaryIO) -> None:  # to the disk before it gets its name
             write(file)
             file.flush()
             os.fsync(file.fileno())
@@ -102,7 +160,7 @@ class Cache:
     def _write(self, path: Path, write: Callable[[BinaryIO], object]) -> bool:
         """Create ``path`` whole or not at all."""
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            _make_folders(path.parent)
             handle, temporary = tempfile.mkstemp(prefix="tmp-", dir=path.parent)
             try:
                 with os.fdopen(handle, "wb") as file:
@@ -113,24 +171,28 @@ class Cache:
                     os.unlink(temporary)
                 raise
         except OSError as error:
-            self._warn(error)
+            self._warn_unwritable(error)
             return False
         return True
 
-    def _warn(self, error: OSError) -> None:
-        if not self._warned:
-            self._warned = True
-            _log.warning("the cache in %s cannot be written (%s); set NPU_CACHE_DIR", self.root, error)
+    def _warn_unwritable(self, error: OSError) -> None:
+        self._warn(f"the cache in {self.root} cannot be written ({error}); set NPU_CACHE_DIR")
+
+    def _warn(self, message: str) -> None:
+        """Once for each root in a process."""
+        if self.root not in _warned:
+            _warned.add(self.root)
+            _log.warning("%s", message)
 
     def _entries(self) -> list[tuple[float, int, Path]]:
         """(last use, bytes, path) of all entries; temporary files that a killed process left behind are removed."""
         found = []
         for path in self.root.glob("??/*"):
             with contextlib.suppress(OSError):  # another process may have removed it
-                stat = path.stat()
+                entry = path.stat()
                 if not path.name.startswith("tmp-"):
-                    found.append((stat.st_mtime, stat.st_size, path))
-                elif stat.st_mtime < time.time() - _STALE_TEMPORARY_S:
+                    found.append((entry.st_mtime, entry.st_size, path))
+                elif entry.st_mtime < time.time() - _STALE_TEMPORARY_S:
                     path.unlink()
         return found
 
@@ -152,8 +214,24 @@ class Cache:
                 total -= size
 
 
+def _seal(key: str, data: bytes | memoryview) -> bytes:
+    """What an entry begins with."""
+    digest = hashlib.sha256(hashlib.sha256(key.encode()).digest())
+    digest.update(data)
+    return _MAGIC + digest.digest()
+
+
+def _make_folders(path: Path) -> None:
+    """Make ``path`` and what is missing above it, for this user alone."""
+    missing = []
+    while not path.exists():
+        missing.append(path)
+        path = path.parent
+    for folder in reversed(missing):
+        folder.mkdir(mode=0o700, exist_ok=True)
+
+
 def open_cache(section: str, limit: int | None = None) -> Cache:
     """The cache in subdirectory ``section`` of ``NPU_CACHE_DIR``; each section is bounded by itself, by ``limit`` bytes
-    or
-    ``NPU_CACHE_SIZE``."""
+    or ``NPU_CACHE_SIZE``."""
     return Cache(env.cache_dir() / section, env.cache_size() if limit is None else limit)

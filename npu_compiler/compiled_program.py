@@ -41,7 +41,9 @@ class IOSpec:
 @dataclass(frozen=True)
 class BufferSpec:
     """A buffer by ``id``. ``kind`` as in :class:`npu_compiler.kernel.Buffer`; ``offset`` is its byte offset in the
-    arena; ``name`` is the I/O name, the state key, or the name of the recipe output that fills a weight or const."""
+    arena; ``name`` is the I/O name, the state key, or the name of the recipe output that fills a weight or const.
+    ``layout``: of a weight whose bytes say where kernels read and write, its name in
+    :data:`npu_compiler.packing.CHECKED`; else empty."""
 
     id: int
     kind: str
@@ -49,6 +51,7 @@ class BufferSpec:
     shape: tuple[int, ...]
     name: str
     offset: int = 0
+    layout: str = ""
 
 
 @dataclass(frozen=True)

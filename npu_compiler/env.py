@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,7 +71,7 @@ def _read(name: str, parse: Callable[[str], _T], default: _D) -> _T | _D:
         return default
     try:
         return parse(text)
-    except (ValueError, OverflowError):
+    except (ValueError, OverflowError, RuntimeError):  # RuntimeError: '~nobody' has no home directory
         raise ConfigError(f"{name}={text!r} is not understood: it takes {VARIABLES[name].accepts}") from None
 
 
@@ -113,9 +114,13 @@ def _path(text: str) -> Path:
 
 
 def _default_cache_dir() -> Path:
+    try:
+        home = Path.home()
+    except RuntimeError:  # a container's user without an entry in the system's list
+        return Path(tempfile.gettempdir()) / f"npusim-{os.getuid()}"
     if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "npusim"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "npusim"
+        return home / "Library" / "Caches" / "npusim"
+    return Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache") / "npusim"
 
 
 def usable_cpus() -> int:

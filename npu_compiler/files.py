@@ -4,29 +4,56 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
+import re
+import secrets
+import time
 from pathlib import Path
+
+_SHOWN = 60  # characters of a file's name in that of its temporary file: names have at most 255 bytes
+_DEAD_S, _STALE_S = 600.0, 3600.0  # after which a temporary file is a leftover: of a dead process, of any
 
 
 def write_atomic(path: str | os.PathLike[str], data: bytes) -> None:
-    """Write ``data``; whatever happens, ``path`` holds the old file or all of the new one. Raises ``OSError``."""
+    """Write ``data``; whatever happens, ``path`` holds the old file or all of the new one. Raises ``OSError``.
+
+    What earlier writers of ``path`` left behind when they were killed is removed.
+    """
     target = Path(path)
-    handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+    prefix = f".{target.name[:_SHOWN]}."
+    temporary = target.parent / f"{prefix}{os.getpid()}.{secrets.token_hex(6)}.tmp"
+    # Not tempfile: its files are 0600, and the umask cannot be read without a moment at 0 for the whole process.
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())
         os.replace(temporary, target)
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
+    _remove_leftovers(target.parent, prefix)
 
 
-def _umask() -> int:
-    """The process's file mode mask, which can only be read by setting it."""
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+def _remove_leftovers(folder: Path, prefix: str) -> None:
+    """Remove temporary files whose writer is gone. Its process id says nothing if it ran on another machine, or in
+    another container: only files that nobody has written to for a while are leftovers."""
+    with contextlib.suppress(OSError):  # somebody else removed it, or it belongs to another user
+        for entry in os.scandir(folder):
+            found = re.fullmatch(re.escape(prefix) + r"(\d+)\.[0-9a-f]{12}\.tmp", entry.name)
+            if found is None:
+                continue
+            age = time.time() - entry.stat(follow_symlinks=False).st_mtime
+            if age > _STALE_S or (age > _DEAD_S and not _alive(int(found[1]))):
+                os.unlink(entry)
+
+
+def _alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        pass  # it is another user's
+    return True

@@ -15,6 +15,7 @@ import numpy as np
 
 from npu_compiler import dtypes
 from npu_compiler.errors import IRError
+from npu_compiler.support.records import show
 
 MAX_NUMEL = 1 << 40  # far above any real tensor; below it, byte counts and offsets fit 64 bits
 MAX_RANK = 64
@@ -26,14 +27,6 @@ _TORCH_SETTINGS = ("device", "layout", "memory_format")
 
 def fail(path: str, message: str) -> NoReturn:
     raise IRError(f"{path}: {message}")
-
-
-def show(value: object) -> str:
-    """A short, safe spelling of any value for a message."""
-    if isinstance(value, int) and value.bit_length() > 128:
-        return f"a {value.bit_length()}-bit integer"  # Python refuses to print very long ones
-    text = repr(value) if isinstance(value, str | int | float | None) else f"a {type(value).__name__}"
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def as_mapping(value: Any, path: str) -> Mapping[str, Any]:

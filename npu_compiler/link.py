@@ -16,6 +16,7 @@ from .compiled_program import BufferSpec, CompiledProgram, EntryPoint, IOSpec, K
 from .errors import CompileError
 from .graph import Graph, Value
 from .kernel import Buffer, Kernel, Schedule
+from .packing import CHECKED
 from .serialize import stamp_layout
 from .targets import CodegenTarget
 
@@ -34,6 +35,7 @@ def link(name: str, dtype: str, entries: Mapping[str, Entry], target: CodegenTar
                 raise CompileError(f"kernel {kernel.name} (from {', '.join(kernel.sources)}): {reason}")
     emitted = target.emit(list(schedules.values()))
     recipes = merged.recipes
+    made = dict(recipes.outputs)
     program = CompiledProgram(
         name=name,
         target=target.name,
@@ -42,7 +44,7 @@ def link(name: str, dtype: str, entries: Mapping[str, Entry], target: CodegenTar
             entry: _entry_point(entry, s, emitted.symbols[entry], emitted.scratch_bytes)
             for entry, s in schedules.items()
         },
-        buffers=[BufferSpec(b.id, b.kind, b.dtype, b.shape, b.name, b.offset) for b in merged.buffers],
+        buffers=[_buffer_spec(b, made) for b in merged.buffers],
         weights=[WeightSpec(n.attrs["key"], n.out.shape, n.out.dtype) for n in recipes.nodes if n.op == "weight"],
         recipes=recipes,
         sources=emitted.sources,
@@ -52,6 +54,14 @@ def link(name: str, dtype: str, entries: Mapping[str, Entry], target: CodegenTar
     )
     stamp_layout(program)
     return program
+
+
+def _buffer_spec(b: Buffer, made: Mapping[str, Value]) -> BufferSpec:
+    """``made``: what fills weight buffers, by name."""
+    layout = ""
+    if b.kind == "weight" and made[b.name].op == "pack":
+        layout = made[b.name].node.attrs["layout"]
+    return BufferSpec(b.id, b.kind, b.dtype, b.shape, b.name, b.offset, layout if layout in CHECKED else "")
 
 
 def _entry_point(name: str, s: Schedule, symbol: str, scratch: int) -> EntryPoint:

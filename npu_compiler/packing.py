@@ -15,10 +15,13 @@ Shape = tuple[int, ...]
 @dataclass(frozen=True)
 class Layout:
     """``spec`` gives shape and dtype of a packed weight [G, K, T, C] (groups, output channels, taps, input channels) of
-    a dtype in panels of so many output channels, or None if that weight cannot be kept so; ``pack`` makes it."""
+    a dtype in panels of so many output channels, or None if that weight cannot be kept so; ``pack`` makes it.
+    ``check``, for layouts whose bytes say where kernels read and write: raises ``ValueError`` if these are no places in
+    the weight. What ``pack`` made passes; what comes from elsewhere has to be checked before a kernel sees it."""
 
     spec: Callable[[Shape, str, int], tuple[Shape, str] | None]
     pack: Callable[[np.ndarray, int], np.ndarray]
+    check: Callable[[np.ndarray], None] | None = None
 
 
 def _rows_spec(shape: Shape, dtype: str, panel: int) -> tuple[Shape, str]:
@@ -67,9 +70,12 @@ def _pack_pairs(w: np.ndarray, panel: int) -> np.ndarray:
 LAYOUTS = {
     "rows": Layout(_rows_spec, _pack_rows),
     "pairs": Layout(_pairs_spec, _pack_pairs),  # for two-element dot products
-    "coded": Layout(_coded_spec, lambda w, panel: twelve_bits.pack_coded(w[0, :, 0])[None]),
-    "quads": Layout(_quads_spec, lambda w, panel: row_quads.pack_quads(w[0, :, 0])),
+    "coded": Layout(_coded_spec, lambda w, panel: twelve_bits.pack_coded(w[0, :, 0])[None], twelve_bits.check_coded),
+    "quads": Layout(_quads_spec, lambda w, panel: row_quads.pack_quads(w[0, :, 0]), row_quads.check_quads),
 }
+
+
+CHECKED = tuple(name for name, layout in LAYOUTS.items() if layout.check is not None)
 
 
 def packed_spec(layout: str, shape: Shape, dtype: str, panel: int) -> tuple[Shape, str]:

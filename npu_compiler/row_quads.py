@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
@@ -94,6 +95,27 @@ def pack_quads(w: np.ndarray) -> np.ndarray:
         for _ in pool.map(lambda at: _pack_block(bits[at : at + step], out[at : at + step], layout), blocks):
             pass  # raises what a block raised
     return out
+
+
+@cache
+def _columns(nbytes: int) -> int:
+    """Of quads of so many bytes; 0 if there are no such quads."""
+    return next((k for k in range(64, 1 << 14, 64) if QuadLayout(k).nbytes == nbytes), 0)
+
+
+def check_quads(packed: np.ndarray) -> None:
+    """Raises ``ValueError`` unless all escapes of quads uint8 [..., QuadLayout.nbytes] are inside of their rows:
+    kernels read the activation at the column that an escape names."""
+    k = _columns(packed.shape[-1])
+    if not k:
+        raise ValueError(f"no matrix has quads of {packed.shape[-1]} bytes")
+    quads = packed.reshape(-1, packed.shape[-1])
+    step = max(1, _BLOCK // packed.shape[-1])
+    for at in range(0, len(quads), step):
+        escapes = quads[at : at + step, QuadLayout(k).escapes :].view("<u4")
+        column = int((escapes & np.uint32(0x3FFF << 16)).max(initial=0)) >> 16
+        if column >= k:
+            raise ValueError(f"an escape is in column {column} of {k}")
 
 
 def _pack_block(bits: np.ndarray, out: np.ndarray, layout: QuadLayout) -> None:

@@ -19,12 +19,11 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-import re
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import msgpack
 import numpy as np
@@ -34,13 +33,12 @@ from .compiled_program import LAYOUT_MARKER, BufferSpec, CompiledProgram, EntryP
 from .errors import ArtifactError
 from .files import write_atomic
 from .graph import Graph, Value
+from .support.records import MAX_INT, Field
 
 MAGIC = b"\x89NPU\r\n\x1a\n"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 _HEADER = struct.Struct("<8sIIQ32s")
 
-_MAX_INT = 2**62
-_MAX_TEXT = 2**16
 _MAX_BUILD_DEPTH = 8
 
 
@@ -117,7 +115,7 @@ def _unpack(body: memoryview) -> Any:
 
 def layout_digest(program: CompiledProgram) -> str:
     """A digest, 64 hex digits, of what the native code takes for granted: symbols, operands, buffers, memory sizes."""
-    buffers = [(b.id, b.kind, b.dtype, tuple(b.shape), b.offset) for b in program.buffers]
+    buffers = [(b.id, b.kind, b.dtype, tuple(b.shape), b.offset, b.layout) for b in program.buffers]
     entries = [
         (e.symbol, [i.buffer for i in e.inputs], [o.buffer for o in e.outputs], [b for _, b in e.updates],
          [(tuple(c.inputs), tuple(c.outputs)) for c in e.calls], e.arena_bytes, e.scratch_bytes)
@@ -181,88 +179,14 @@ def _array_to_plain(arr: np.ndarray) -> dict[str, Any]:
 
 
 # -- reading ----------------------------------------------------------------------------------------------------------
-class Field:
-    """A value from the file and its path; each method returns it as one type or raises ``ArtifactError``."""
-
-    __slots__ = ("path", "value")
-
-    def __init__(self, value: Any, path: str = ""):
-        self.value, self.path = value, path
-
-    def fail(self, expected: str) -> NoReturn:
-        shown = repr(self.value) if not isinstance(self.value, dict | list | bytes) else type(self.value).__name__
-        raise ArtifactError(f"{self.path or 'body'}: expected {expected}, got {shown[:80]}")
-
-    def integer(self, low: int = 0, high: int = _MAX_INT) -> int:
-        if type(self.value) is not int or not low <= self.value <= high:
-            self.fail(f"a whole number from {low} to {high}")
-        return self.value
-
-    def number(self) -> float:
-        if type(self.value) not in (int, float):
-            self.fail("a number")
-        return float(self.value)
-
-    def boolean(self) -> bool:
-        if type(self.value) is not bool:
-            self.fail("true or false")
-        return self.value
-
-    def text(self, limit: int = _MAX_TEXT, pattern: str = "") -> str:
-        fits = isinstance(self.value, str) and len(self.value) <= limit
-        if not fits or (pattern and not re.fullmatch(pattern, self.value)):
-            self.fail(f"a text{f' like {pattern}' if pattern else ''} of at most {limit} characters")
-        return str(self.value)
-
-    def blob(self) -> bytes:
-        if not isinstance(self.value, bytes):
-            self.fail("bytes")
-        return self.value
-
-    def items(self) -> list[Field]:
-        if not isinstance(self.value, list):
-            self.fail("a list")
-        return [Field(v, f"{self.path}[{i}]") for i, v in enumerate(self.value)]
-
-    def row(self, length: int) -> list[Field]:
-        """A list of this length."""
-        items = self.items()
-        if len(items) != length:
-            self.fail(f"a list of {length}")
-        return items
-
-    def mapping(self) -> dict[str, Field]:
-        if not isinstance(self.value, dict) or not all(isinstance(k, str) for k in self.value):
-            self.fail("a map with text keys")
-        return {k: Field(v, f"{self.path}.{k}" if self.path else k) for k, v in self.value.items()}
-
-    def record(self, names: Sequence[str]) -> dict[str, Field]:
-        """A map with exactly these keys."""
-        found = self.mapping()
-        if found.keys() != set(names):
-            other = ", ".join(sorted(found.keys() ^ set(names)))
-            self.fail(f"the fields {', '.join(names)} (missing or unknown: {other})")
-        return found
-
-    def texts(self) -> tuple[str, ...]:
-        return tuple(f.text() for f in self.items())
-
-    def integers(self) -> tuple[int, ...]:
-        return tuple(f.integer(-_MAX_INT) for f in self.items())
-
-    def dtype(self) -> str:
-        if not isinstance(self.value, str) or self.value not in dtypes.DTYPES:
-            self.fail(f"one of {', '.join(dtypes.DTYPES)}")
-        return str(self.value)
-
-    def tensor(self, shape: Field) -> tuple[tuple[int, ...], str]:
-        """(shape, dtype) of a tensor that can exist; this field is the dtype."""
-        dims, dtype = tuple(f.integer() for f in shape.items()), self.dtype()
-        try:
-            verify.check_type(dims, dtype)
-        except ValueError as error:
-            raise ArtifactError(f"{shape.path}: {error}") from None
-        return dims, dtype
+def _tensor(dtype: Field, shape: Field) -> tuple[tuple[int, ...], str]:
+    """(shape, dtype) of a tensor that can exist."""
+    dims, name = shape.integers(0), dtype.dtype()
+    try:
+        verify.check_type(dims, name)
+    except ValueError as error:
+        raise ArtifactError(f"{shape.path}: {error}") from None
+    return dims, name
 
 
 def program_from_plain(plain: Any) -> CompiledProgram:
@@ -316,20 +240,21 @@ def _entry(f: Field) -> EntryPoint:
 
 def _io(f: Field) -> IOSpec:
     r = f.record([x.name for x in fields(IOSpec)])
-    shape, dtype = r["dtype"].tensor(r["shape"])
+    shape, dtype = _tensor(r["dtype"], r["shape"])
     return IOSpec(r["name"].text(), shape, dtype, r["buffer"].integer())
 
 
 def _buffer(f: Field) -> BufferSpec:
     r = f.record([x.name for x in fields(BufferSpec)])
-    shape, dtype = r["dtype"].tensor(r["shape"])
+    shape, dtype = _tensor(r["dtype"], r["shape"])
     offset = r["offset"].integer(high=verify.MAX_BYTES)
-    return BufferSpec(r["id"].integer(), r["kind"].text(), dtype, shape, r["name"].text(), offset)
+    layout = r["layout"].text()
+    return BufferSpec(r["id"].integer(), r["kind"].text(), dtype, shape, r["name"].text(), offset, layout)
 
 
 def _weight(f: Field) -> WeightSpec:
     r = f.record([x.name for x in fields(WeightSpec)])
-    return WeightSpec(r["key"].text(), *r["dtype"].tensor(r["shape"]))
+    return WeightSpec(r["key"].text(), *_tensor(r["dtype"], r["shape"]))
 
 
 def _call(f: Field) -> KernelCall:
@@ -358,7 +283,7 @@ def graph_from_plain(f: Field) -> Graph:
             n["op"].fail(f"one of {', '.join(verify.ATTRS)}")
         attrs = n["attrs"].record(list(verify.ATTRS[op]))
         inputs = [_value(g, *i.row(2)) for i in n["inputs"].items()]
-        outputs = [dtype.tensor(shape) for shape, dtype in (o.row(2) for o in n["outputs"].items())]
+        outputs = [_tensor(dtype, shape) for shape, dtype in (o.row(2) for o in n["outputs"].items())]
         g.sources = n["sources"].texts()
         decoded = {k: _ATTR_KINDS[kind][1](attrs[k]) for k, kind in verify.ATTRS[op].items()}
         node = g.add(op, inputs, outputs)
@@ -387,7 +312,7 @@ def _expr_from_plain(f: Field) -> expr.Expr:
 
 def _array_from_plain(f: Field) -> np.ndarray:
     r = f.record(["dtype", "shape", "data"])
-    shape, dtype = r["dtype"].tensor(r["shape"])
+    shape, dtype = _tensor(r["dtype"], r["shape"])
     data = r["data"].blob()
     size = math.prod(shape) * dtypes.DTYPES[dtype].size
     if len(data) != size:
@@ -400,8 +325,8 @@ def _array_from_plain(f: Field) -> np.ndarray:
 # kind of an attribute (verify.ATTRS) -> to plain, from plain
 _ATTR_KINDS: dict[str, tuple[Callable[[Any], Any], Callable[[Field], Any]]] = {
     "text": (str, Field.text),
-    "int": (int, lambda f: f.integer(-_MAX_INT)),
-    "ints": (lambda v: [int(n) for n in v], Field.integers),
+    "int": (int, lambda f: f.integer(-MAX_INT)),
+    "ints": (lambda v: [int(n) for n in v], lambda f: f.integers()),
     "float": (float, Field.number),
     "bool": (bool, Field.boolean),
     "expr": (expr.to_list, _expr_from_plain),

@@ -83,6 +83,22 @@ def pack_coded(w: np.ndarray) -> np.ndarray:
     return out
 
 
+def check_coded(packed: np.ndarray) -> None:
+    """Raises ``ValueError`` unless all escapes of panels uint8 [..., :func:`panel_bytes`] are inside of their panel:
+    kernels read as many as a panel says, and add them where they say."""
+    size = packed.shape[-1]
+    k = (size - HEAD_BYTES) * _ROOM // (PANEL * (_ROOM * 3 // 2 + _ESCAPE.itemsize)) // K_MULTIPLE * K_MULTIPLE
+    if k < K_MULTIPLE or panel_bytes(k) != size:
+        raise ValueError(f"no matrix has panels of {size} bytes")
+    panels = packed.reshape(-1, size)
+    counts = panels[:, CODES : CODES + 4].copy().view("<u4")
+    places = panels[:, HEAD_BYTES + PANEL * k * 3 // 2 :].view(_ESCAPE)["at"]
+    if counts.max(initial=0) > slots(k):
+        raise ValueError(f"a panel claims {int(counts.max())} escapes, it has room for {slots(k)}")
+    if places.max(initial=0) >= PANEL * k:  # unused places are zeros
+        raise ValueError(f"an escape is element {int(places.max())} of a panel of {PANEL * k}")
+
+
 def _pack_panel(columns: np.ndarray, out: np.ndarray) -> int:
     """Fills ``out`` with up to 32 ``columns`` [n, K]; the number of escapes, which were left out if too many."""
     n, k = columns.shape

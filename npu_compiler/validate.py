@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from . import dtypes, verify
 from .compiled_program import SYMBOL, BufferSpec, CompiledProgram, EntryPoint, IOSpec
 from .errors import ArtifactError
+from .packing import CHECKED
 
 KINDS = ("input", "output", "weight", "const", "state", "arena")
 _READ_ONLY = ("input", "weight", "const")
@@ -52,6 +53,10 @@ def _check_buffers(program: CompiledProgram) -> dict[int, BufferSpec]:
         aligned = b.offset >= 0 and b.offset % dtypes.DTYPES[b.dtype].size == 0
         placed = aligned and (b.kind == "arena" or b.offset == 0)
         _require(placed, f"{path}.offset", f"{b.offset} is no place for {b.dtype} in {b.kind}")
+        if b.layout:
+            _require(b.layout in CHECKED, f"{path}.layout", f"{b.layout!r} is none of {', '.join(CHECKED)}")
+            packed = b.kind == "weight" and b.dtype == "uint8" and b.shape
+            _require(packed, f"{path}.layout", f"{b.dtype}{list(b.shape)} of kind {b.kind} has no layout")
         if b.kind == "state":
             _require(b.name not in states, f"{path}.name", f"there are two states {b.name!r}")
             states.add(b.name)

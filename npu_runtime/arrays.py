@@ -20,7 +20,7 @@ from npu_compiler.errors import BackendError
 ALIGNMENT = 64  # bytes: a cache line, and the widest vector
 HUGE_PAGE = 2 << 20
 KEPT = 32 << 20  # what the C library keeps for the next request when it is freed; glibc's limit
-_SLAB = 32 << 20
+SLAB = 8 << 20  # bytes of a file that are read, checked and copied together
 
 
 def widens(source: np.dtype[Any], target: np.dtype[Any]) -> bool:
@@ -108,13 +108,21 @@ class Block:
         return self._memory[start:end].view(dtype).reshape(tuple(shape))
 
 
-def read_file(descriptor: int, begin: int, nbytes: int) -> np.ndarray:
+SlabCheck = Callable[[int, np.ndarray], None]  # number of a slab, its bytes
+
+
+def read_file(descriptor: int, begin: int, nbytes: int, check: SlabCheck) -> np.ndarray:
     """uint8 [nbytes] from file offset ``begin``, read in slabs several at a time: one thread does not keep up with
-    memory."""
+    memory. ``check`` is called with each slab, in the thread that read it; what it raises is raised here."""
     block = aligned_empty((nbytes,), np.dtype(np.uint8))
+
+    def read(number: int) -> None:
+        slab = block[number * SLAB : (number + 1) * SLAB]
+        read_into(descriptor, begin + number * SLAB, slab)
+        check(number, slab)
+
     with ThreadPoolExecutor(min(4, env.usable_cpus())) as pool:
-        starts = range(0, nbytes, _SLAB)
-        list(pool.map(lambda at: read_into(descriptor, begin + at, block[at : at + _SLAB]), starts))
+        list(pool.map(read, range(-(-nbytes // SLAB))))
     return block
 
 

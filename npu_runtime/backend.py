@@ -16,7 +16,7 @@ import numpy as np
 from npu_compiler.compiled_program import CompiledProgram, EntryPoint
 from npu_compiler.errors import BackendError
 
-from .arrays import aligned_zeros, read_file, zeros
+from .arrays import SlabCheck, aligned_zeros, read_file, zeros
 
 if TYPE_CHECKING:
     from .executor import Executor
@@ -128,10 +128,11 @@ class Backend(ABC):
         """Zeros in host memory of the kind that moves to and from the device fastest."""
         return aligned_zeros(shape, dtype)
 
-    def read_file(self, descriptor: int, begin: int, nbytes: int) -> FileBlock:
-        """A part of an open file in one block of device memory, of which the result hands out buffers. Raises
-        ``OSError`` or ``BackendError``."""
-        block = read_file(descriptor, begin, nbytes)
+    def read_file(self, descriptor: int, begin: int, nbytes: int, check: SlabCheck) -> FileBlock:
+        """A part of an open file in one block of device memory, of which the result hands out buffers. ``check`` sees
+        every ``SLAB`` bytes of it in host memory, in several threads. Raises ``OSError``, ``BackendError`` and what
+        ``check`` raises."""
+        block = read_file(descriptor, begin, nbytes, check)
 
         def cut(at: int, shape: Sequence[int], dtype: np.dtype[Any]) -> DeviceBuffer:
             return self.wrap(block[at : at + math.prod(shape) * dtype.itemsize].view(dtype).reshape(tuple(shape)))

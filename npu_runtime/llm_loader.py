@@ -7,8 +7,8 @@ and the recipes that made them. With all of them neither torch nor the compiler 
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
+import logging
 import os
 import re
 import warnings
@@ -31,11 +31,13 @@ from npu_compiler.target_config import target_config
 
 from .backend import Backend, get_backend
 from .llm_card import ModelCard
-from .packed_weights import PackedFile, write_packed
+from .packed_weights import PackedFile, read_packed, write_packed
 from .weight_loader import WeightStore, load_weights
 
 if TYPE_CHECKING:
     from npu_compiler.frontend.llm import Checkpoint
+
+_log = logging.getLogger(__name__)
 
 _DEFAULT_MAX_LEN = 4096  # what a context takes in memory grows with it, whether used or not
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
@@ -126,20 +128,25 @@ class Loader:
 
     def _begin_reading(self, key: str) -> None:
         """Read packed weights, if there are some, in another thread: the program can be unpacked meanwhile."""
-        path = self._weights.file(key)
-        if path is not None and key not in self._reading:
+        if key in self._reading:
+            return
+        file = self._weights.open(key)
+        if file is not None:
             pool = ThreadPoolExecutor(1)
-            self._reading[key] = pool.submit(PackedFile, path, self.backend)
+            self._reading[key] = pool.submit(read_packed, file, key, self.backend)
             pool.shutdown(wait=False)
 
     def _packed(self, source: _CheckpointFiles | _CompiledFile, program: CompiledProgram, recipes: str) -> WeightStore:
         key = _weight_key(source, recipes)
         self._begin_reading(key)
         if key in self._reading:
-            with contextlib.suppress(OSError, ValueError):  # damaged, or just removed: they are made anew
-                store = self._reading.pop(key).result().store(program)
-                if store is not None:
-                    return store
+            try:
+                return self._reading.pop(key).result().store(program)
+            except OSError as error:  # the disk cannot read it now
+                _log.warning("cannot read packed weights, they are made anew: %s", error)
+            except ArtifactError as error:
+                _log.warning("packed weights are made anew: %s", error)
+                self._weights.drop(key)
         self._status("loading weights")
         with warnings.catch_warnings(record=True) as found:
             warnings.simplefilter("always")
@@ -149,7 +156,7 @@ class Loader:
         source.close()
         if not found and not store.state:  # weights with NaN are to be complained about each time
             self._status("keeping packed weights for the next start")
-            self._weights.put_file(key, store.nbytes, lambda file: write_packed(file, store))
+            self._weights.put_file(key, store.nbytes, lambda file: write_packed(file, key, store, program))
             self._weights.trim()
         return store
 
@@ -301,10 +308,11 @@ def find_model(model: str | os.PathLike[str], progress: Progress | None = None) 
 
 # -- keys -------------------------------------------------------------------------------------------------------
 def file_identity(path: Path) -> str:
-    """Path, sizes and times of a model's files: changes when they do."""
+    """Path, sizes, times and inodes of a model's files: changes when they do. Copying tools set back a file's size and
+    time of modification (``cp -p``, ``rsync -t``, ``tar -x``); they cannot set back the time of its inode's change."""
     files = sorted(p for p in path.iterdir() if p.suffix in _MODEL_FILES) if path.is_dir() else [path]
-    stats = [(p.name, p.stat().st_size, p.stat().st_mtime_ns) for p in files]
-    return repr((str(path), stats))
+    stats = [(p.name, p.stat()) for p in files]
+    return repr((str(path), [(n, s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino) for n, s in stats]))
 
 
 def compiler_identity(target: str) -> str:

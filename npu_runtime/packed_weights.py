@@ -5,94 +5,196 @@ offset   content (little endian)
 ======== =====================================================================
 0        magic
 8        8-byte length of the header
-16       header: msgpack list of [name, dtype, shape, offset of its data]
-...      the buffers, each at a multiple of 64 bytes
+16       CRC-32 of the header
+20       header: a msgpack map
+         ``key``      digest of the key that the file is kept under
+         ``buffers``  list of [name, dtype, shape, offset in the body, layout]
+         ``sums``     CRC-32 of each ``SLAB`` bytes of the body
+...      the body, from a multiple of 64 bytes on: buffers at multiples of 64
 ======== =====================================================================
 
-These files are a cache of this machine's own making, found by a key that covers what is in them.
+These files are a cache of this machine's own making. Disks and other programs damage files, and kernels trust some of
+their bytes: every byte is covered by a checksum, and every place that a kernel would follow is checked, in the threads
+that read the file. What fails raises ``ArtifactError``; the weights are then packed anew.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
+import mmap
 import os
-from pathlib import Path
+import zlib
+from dataclasses import dataclass
 from typing import BinaryIO
 
 import msgpack
 import numpy as np
 
-from npu_compiler import dtypes
+from npu_compiler import dtypes, packing
 from npu_compiler.compiled_program import CompiledProgram
+from npu_compiler.errors import ArtifactError
+from npu_compiler.support.records import Field
 
-from .arrays import ALIGNMENT
-from .backend import Backend
-from .weight_loader import WeightStore
+from .arrays import ALIGNMENT, SLAB
+from .backend import Backend, FileBlock
+from .weight_loader import WeightStore, check_layout
 
-_MAGIC = b"NPUWGHT1"
-_PREFIX = len(_MAGIC) + 8
-
-Entry = tuple[str, str, tuple[int, ...], int]  # name, dtype, shape, offset
-
-
-def write_packed(file: BinaryIO, store: WeightStore) -> None:
-    """Write all buffers of ``store`` (which has no initial state)."""
-    table = _table([(name, dtypes.name_of(b.dtype), b.shape) for name, b in store.items()])
-    header = msgpack.packb(table)
-    file.write(_MAGIC + len(header).to_bytes(8, "little") + header)
-    for name, _, _, offset in table:
-        file.write(bytes(offset - file.tell()))
-        array = np.asarray(store[name].to_numpy(copy=False), order="C")
-        file.write(array.reshape(-1).view(np.uint8).data)
+_MAGIC = b"NPUWGHT2"
+_PREFIX = len(_MAGIC) + 8 + 4
+_SUM = np.dtype("<u4")
 
 
-def _table(buffers: list[tuple[str, str, tuple[int, ...]]]) -> list[Entry]:
-    """Offsets for buffers in order, behind a header that holds them: its size is computed with the largest offsets."""
-    longest = len(msgpack.packb([(*b, 2**63) for b in buffers]))
-    table, at = [], _PREFIX + longest
-    for name, dtype, shape in buffers:
-        at += -at % ALIGNMENT
-        table.append((name, dtype, tuple(shape), at))
-        at += math.prod(shape) * dtypes.DTYPES[dtype].size
-    return table
+@dataclass(frozen=True)
+class _Entry:
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    layout: str
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * dtypes.DTYPES[self.dtype].size
+
+
+def write_packed(file: BinaryIO, key: str, store: WeightStore, program: CompiledProgram) -> None:
+    """Write all buffers of ``store`` (which has no initial state), the weights of ``program``."""
+    layouts = _layouts(program)
+    entries, size = [], 0
+    for name, b in store.items():
+        size += -size % ALIGNMENT
+        entries.append(_Entry(name, dtypes.name_of(b.dtype), tuple(b.shape), size, layouts.get(name, "")))
+        size += entries[-1].nbytes
+    blank = _header(key, entries, bytes(-(-size // SLAB) * _SUM.itemsize))
+    file.write(blank)
+    body = _Body(file)
+    for e in entries:
+        body.write(bytes(e.offset - body.size))
+        array = np.asarray(store[e.name].to_numpy(copy=False), order="C")
+        body.write(array.reshape(-1).view(np.uint8).data)
+    file.seek(0)
+    file.write(_header(key, entries, np.array(body.sums, _SUM).tobytes()))
+
+
+def _header(key: str, entries: list[_Entry], sums: bytes) -> bytes:
+    """The file up to the body."""
+    table = [[e.name, e.dtype, e.shape, e.offset, e.layout] for e in entries]
+    header = msgpack.packb({"key": _digest(key), "buffers": table, "sums": sums})
+    prefix = _MAGIC + len(header).to_bytes(8, "little") + zlib.crc32(header).to_bytes(4, "little")
+    return (prefix + header).ljust(_body_offset(len(header)), b"\0")
+
+
+def _digest(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+def _body_offset(header: int) -> int:
+    return -(-(_PREFIX + header) // ALIGNMENT) * ALIGNMENT
+
+
+def _layouts(program: CompiledProgram) -> dict[str, str]:
+    return {b.name: b.layout for b in program.buffers if b.layout}
+
+
+class _Body:
+    """Writes to a file, and adds up what is written."""
+
+    def __init__(self, file: BinaryIO):
+        self._file = file
+        self.size = 0
+        self.sums: list[int] = []
+
+    def write(self, data: bytes | memoryview) -> None:
+        view = memoryview(data)
+        while len(view):
+            if self.size % SLAB == 0:
+                self.sums.append(0)
+            part, view = view[: SLAB - self.size % SLAB], view[SLAB - self.size % SLAB :]
+            self._file.write(part)
+            self.sums[-1] = zlib.crc32(part, self.sums[-1])
+            self.size += len(part)
 
 
 class PackedFile:
-    """The contents of a file in one block of the memory that ``backend`` computes in.
+    """What a file holds, in one block of the memory that a backend computes in."""
 
-    They are read, not mapped: pages of a file are small, and streaming weights through small pages is slower. Raises
-    ``OSError``, ``ValueError`` or ``BackendError`` if that is not possible.
-    """
+    def __init__(self, entries: list[_Entry], cut: FileBlock):
+        self._entries, self._cut = entries, cut
 
-    def __init__(self, path: Path, backend: Backend):
-        with open(path, "rb") as file:
-            self._table = _read_table(file)
-            size = os.fstat(file.fileno()).st_size
-            self._begin = min((offset for *_, offset in self._table), default=size)
-            self._size = size - self._begin
-            self._cut = backend.read_file(file.fileno(), self._begin, self._size)
-
-    def store(self, program: CompiledProgram) -> WeightStore | None:
-        """The weights of ``program``; None if these are not exactly the buffers that it wants."""
-        wanted = {b.name: (b.dtype, tuple(b.shape)) for b in program.buffers if b.kind in ("weight", "const")}
-        if {name: (dtype, tuple(shape)) for name, dtype, shape, _ in self._table} != wanted:
-            return None
-        buffers = {}
-        for name, dtype, shape, offset in self._table:
-            start = offset - self._begin
-            stop = start + math.prod(shape) * dtypes.DTYPES[dtype].size
-            if start % ALIGNMENT or not 0 <= start <= stop <= self._size:
-                return None
-            buffers[name] = self._cut(start, shape, dtypes.numpy_dtype(dtype))
+    def store(self, program: CompiledProgram) -> WeightStore:
+        """The weights of ``program``. Raises ``ArtifactError`` if these are not exactly the buffers that it wants."""
+        wanted = {b.name: (b.dtype, tuple(b.shape), b.layout) for b in program.buffers if b.kind in ("weight", "const")}
+        if {e.name: (e.dtype, e.shape, e.layout) for e in self._entries} != wanted:
+            raise ArtifactError(f"these are not the weights of program {program.name!r}")
+        buffers = {e.name: self._cut(e.offset, e.shape, dtypes.numpy_dtype(e.dtype)) for e in self._entries}
         return WeightStore(buffers, {})
 
 
-def _read_table(file: BinaryIO) -> list[Entry]:
+def read_packed(file: BinaryIO, key: str, backend: Backend) -> PackedFile:
+    """Read what :func:`write_packed` wrote under ``key``, and close the file.
+
+    It is read, not mapped: pages of a file are small, and streaming weights through small pages is slower. Raises
+    ``ArtifactError`` for a damaged file, ``OSError`` or ``BackendError`` if it cannot be read or held.
+    """
+    with file:
+        size = os.fstat(file.fileno()).st_size
+        entries, sums, begin = _read_header(file, size, key)
+
+        def check(number: int, slab: np.ndarray) -> None:
+            if zlib.crc32(slab.data) != sums[number]:
+                raise ArtifactError(f"offset {begin + number * SLAB}: the checksum does not fit the contents")
+
+        cut = backend.read_file(file.fileno(), begin, size - begin, check)
+        checked = [e for e in entries if e.layout and e.nbytes]
+        if not checked:
+            return PackedFile(entries, cut)
+        if backend.shares_host:
+            for e in checked:
+                check_layout(e.layout, e.name, cut(e.offset, e.shape, np.dtype(np.uint8)).to_numpy(copy=False))
+        else:
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+                for e in checked:
+                    array = np.frombuffer(mapped, np.uint8, e.nbytes, begin + e.offset).reshape(e.shape)
+                    check_layout(e.layout, e.name, array)
+                    del array  # a map in use cannot be closed
+        return PackedFile(entries, cut)
+
+
+def _read_header(file: BinaryIO, size: int, key: str) -> tuple[list[_Entry], np.ndarray, int]:
+    """The buffers, the checksums of the body's slabs, where the body begins."""
     prefix = file.read(_PREFIX)
-    if prefix[: len(_MAGIC)] != _MAGIC:
-        raise ValueError("not a file of packed weights")
-    header = file.read(int.from_bytes(prefix[len(_MAGIC) :], "little"))
+    if prefix[: len(_MAGIC)] != _MAGIC or len(prefix) < _PREFIX:
+        raise ArtifactError("offset 0: not a file of packed weights of this version")
+    length, expected = int.from_bytes(prefix[8:16], "little"), int.from_bytes(prefix[16:], "little")
+    if length > size - _PREFIX:
+        raise ArtifactError(f"offset 8: a header of {length} bytes in a file of {size}")
+    header = file.read(length)
+    if zlib.crc32(header) != expected:
+        raise ArtifactError("offset 16: the checksum does not fit the header")
     try:
-        return [(str(name), str(dtype), tuple(shape), int(at)) for name, dtype, shape, at in msgpack.unpackb(header)]
-    except (TypeError, ValueError, msgpack.UnpackException) as error:
-        raise ValueError(f"its header is damaged: {error}") from None
+        plain = msgpack.unpackb(header)
+    except (TypeError, ValueError, RecursionError, msgpack.UnpackException) as error:
+        raise ArtifactError(f"offset {_PREFIX}: the header is not msgpack: {error}") from None
+    r = Field(plain, "header").record(["key", "buffers", "sums"])
+    if r["key"].text() != _digest(key):
+        raise ArtifactError("header.key: these are the weights of another program or checkpoint")
+    begin = _body_offset(length)
+    body = size - begin
+    entries = [_entry(f, body) for f in r["buffers"].items()]
+    if len({e.name for e in entries}) != len(entries):
+        raise ArtifactError("header.buffers: two buffers have one name")
+    sums = r["sums"].blob()
+    if body < 0 or len(sums) != -(-body // SLAB) * _SUM.itemsize:
+        raise ArtifactError(f"header.sums: {len(sums)} bytes for a body of {body}; the file is truncated")
+    return entries, np.frombuffer(sums, _SUM), begin
+
+
+def _entry(f: Field, body: int) -> _Entry:
+    name, dtype, shape, offset, layout = f.row(5)
+    e = _Entry(name.text(), dtype.dtype(), shape.integers(0), offset.integer(0, body), layout.text())
+    if e.offset % ALIGNMENT or e.offset + e.nbytes > body:
+        offset.fail(f"a multiple of {ALIGNMENT} with {e.nbytes} of {body} bytes behind it")
+    if e.layout and (e.layout not in packing.CHECKED or e.dtype != "uint8" or not e.shape):
+        layout.fail(f"one of {', '.join(packing.CHECKED)} for a buffer of bytes")
+    return e

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from npu_compiler import dtypes
+from npu_compiler import dtypes, packing
 from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.errors import ArtifactError, BackendError, IncompressibleError, WeightError
 from npu_compiler.graph import Graph, Node, Value, main_weight
@@ -65,8 +65,9 @@ def load_weights(program: CompiledProgram, source: Any = None, backend: Backend 
     wanted = {b.name for b in program.buffers if b.kind in ("weight", "const")}
     outputs = {n: v for n, v in recipes.outputs if n in wanted}
     room = sum(v.numel * dtypes.DTYPES[v.dtype].size + ALIGNMENT for v in set(outputs.values()))
+    layouts = {b.name: b.layout for b in program.buffers if b.layout}
     with backend.block(room):
-        buffers = _Evaluation(recipes, weights, backend).run(outputs)
+        buffers = _Evaluation(recipes, weights, backend, layouts).run(outputs)
     return WeightStore(buffers, _initial_state(program, weights))
 
 
@@ -116,8 +117,8 @@ def _initial_state(program: CompiledProgram, source: WeightSource) -> dict[str, 
 class _Evaluation:
     """One pass over a recipe graph: values are made when an output needs them and dropped after their last use."""
 
-    def __init__(self, recipes: Graph, source: WeightSource, backend: Backend):
-        self._recipes, self._source, self._backend = recipes, source, backend
+    def __init__(self, recipes: Graph, source: WeightSource, backend: Backend, layouts: Mapping[str, str]):
+        self._recipes, self._source, self._backend, self._layouts = recipes, source, backend, layouts
         self._held: dict[Value, np.ndarray] = {}
         self._warned: set[str] = set()
 
@@ -132,6 +133,7 @@ class _Evaluation:
             self._evaluate(node)
             for v in node.outputs:
                 if v in names:
+                    self._check_layouts(names[v], v)
                     made.update(dict.fromkeys(names[v], self._backend.allocate_buffer(self._held[v])))
                     uses[v] -= 1
             uses.subtract(node.inputs)
@@ -139,6 +141,13 @@ class _Evaluation:
                 if uses[v] <= 0:
                     self._held.pop(v, None)
         return made
+
+    def _check_layouts(self, names: list[str], v: Value) -> None:
+        """Bytes that steer a kernel are those that ``pack`` makes, or they are looked at."""
+        for name in names:
+            layout = self._layouts.get(name)
+            if layout and not (v.op == "pack" and v.node.attrs["layout"] == layout):
+                check_layout(layout, name, self._held[v])
 
     def _evaluate(self, node: Node) -> None:
         if node.op == "weight":
@@ -168,6 +177,16 @@ class _Evaluation:
         if key not in self._warned and _has_nan(array):
             self._warned.add(key)
             warnings.warn(f"weight {key!r} contains NaN", RuntimeWarning, stacklevel=5)
+
+
+def check_layout(layout: str, name: str, array: np.ndarray) -> None:
+    """Raises ``ArtifactError`` if kernels must not see these bytes of weight ``name``."""
+    check = packing.LAYOUTS[layout].check
+    if check is not None:
+        try:
+            check(array)
+        except ValueError as error:
+            raise ArtifactError(f"weight {name!r} is damaged: {error}") from None
 
 
 def _needed(outputs: list[Value]) -> list[Node]:

@@ -49,6 +49,8 @@ def run(args: argparse.Namespace, status: Status) -> Result:
     except ConfigError as error:
         problems.append(str(error))
     problems += [f"{name} is set, but npusim knows no such variable" for name in env.unknown()]
+    if report.get("cache") and report["cache"]["obstacle"]:
+        problems.append(f"the cache is not used: {report['cache']['obstacle']}")
     cpu = report["cpu"]
     targets = _targets(report)
     system = {"python": sys.version.split()[0], "system": f"{platform.system()} {platform.machine()}"}
@@ -158,4 +160,6 @@ def _compiler_text(compiler: dict[str, Any] | None) -> str:
 def _cache_text(cache: dict[str, Any] | None) -> str:
     if cache is None:
         return "none"
+    if cache["obstacle"]:
+        return f"not used: {cache['obstacle']}"
     return f"{cache['path']}: {cache['bytes'] / 1e6:.1f} of {cache['limit'] / 1e6:.0f} MB"

@@ -23,6 +23,7 @@ from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.describe import recipe_words, si
 from npu_compiler.errors import ArtifactError
 from npu_compiler.graph import Graph
+from npu_compiler.support.records import Field
 from tests import handmade
 
 ROOT = Path(__file__).parents[1]
@@ -30,8 +31,12 @@ ROOT = Path(__file__).parents[1]
 
 def repack(plain: Any) -> bytes:
     """A file with these contents and a header that fits them."""
-    body = msgpack.packb(plain)
-    return serialize._HEADER.pack(serialize.MAGIC, 1, 0, len(body), hashlib.sha256(body).digest()) + body
+    return with_header(msgpack.packb(plain))
+
+
+def with_header(body: bytes) -> bytes:
+    digest = hashlib.sha256(body).digest()
+    return serialize._HEADER.pack(serialize.MAGIC, serialize.FORMAT_VERSION, 0, len(body), digest) + body
 
 
 # -- round trip -----------------------------------------------------------------------------------------------------
@@ -48,7 +53,7 @@ def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
 def test_recipes_of_every_op_keep_their_meaning() -> None:
     graph = handmade.every_op()
     assert {n.op for n in graph.nodes} == set(verify.ATTRS) - {"input", "state"}
-    again = serialize.graph_from_plain(serialize.Field(msgpack.unpackb(msgpack.packb(serialize.graph_to_plain(graph)))))
+    again = serialize.graph_from_plain(Field(msgpack.unpackb(msgpack.packb(serialize.graph_to_plain(graph)))))
     before, after = (interp.run(g, {}, handmade.every_weight()) for g in (graph, again))
     assert before.keys() == after.keys()
     for name, array in before.items():
@@ -63,7 +68,7 @@ def test_special_constants_survive() -> None:
     values = [-0.0, float("nan"), float("inf"), -float("inf"), 1e-45, 0.1]
     g.outputs = [(str(i), g.pointwise(lambda a, v=v: expr.maximum(a, v) + v, x)) for i, v in enumerate(values)]
     g.outputs.append(("int", g.pointwise(lambda a: a.cast("int64") * (2**63 - 1), x)))
-    again = serialize.graph_from_plain(serialize.Field(msgpack.unpackb(msgpack.packb(serialize.graph_to_plain(g)))))
+    again = serialize.graph_from_plain(Field(msgpack.unpackb(msgpack.packb(serialize.graph_to_plain(g)))))
     data = {"x": np.array([1, -1], np.float32)}
     for (name, a), b in zip(interp.run(g, {}, data).items(), interp.run(again, {}, data).values(), strict=True):
         assert a.tobytes() == b.tobytes(), name
@@ -159,9 +164,8 @@ def test_a_wrong_field_is_named(at: tuple[Any, ...], value: Any, message: str) -
      msgpack.packb({"name": "x"}), b"\xdd\xff\xff\xff\xff", b"\xa4\xff\xfe\xfd\xfc", msgpack.packb({}) + b"\0"],
 )  # fmt: skip
 def test_a_body_that_is_no_program(body: bytes) -> None:
-    data = serialize._HEADER.pack(serialize.MAGIC, 1, 0, len(body), hashlib.sha256(body).digest()) + body
     with pytest.raises(ArtifactError, match=r"offset 56|body: expected"):
-        serialize.loads(data)
+        serialize.loads(with_header(body))
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:

@@ -452,4 +452,5 @@ def test_report_is_complete_and_serialisable(cache_dir: Path) -> None:
     assert isinstance(compiler, dict) and compiler["version"] and "-O3" in compiler["flags"]
     assert report["error"] is None
     assert report["isa_level"] in ("avx512", "avx2", "neon", "portable")
-    assert report["cache"] == {"path": str(cache_dir / "kernels"), "bytes": report["cache"]["bytes"], "limit": 2**31}
+    size = report["cache"]["bytes"]
+    assert report["cache"] == {"path": str(cache_dir / "kernels"), "bytes": size, "limit": 2**31, "obstacle": ""}

@@ -20,12 +20,12 @@ from npu_compiler.compiled_program import CompiledProgram, EntryPoint
 from npu_compiler.errors import ArtifactError, BackendError
 from npu_compiler.targets.simt import program as simt
 
-from ..arrays import read_into
+from ..arrays import SLAB, SlabCheck, read_into
 from ..backend import Backend, DeviceBuffer, FileBlock, Launch, LoadedEntry
 from ..cuda_driver import DriverError, driver, failure
 
 _GRAPHS = 16  # kept per entry point, one for each set of addresses
-_READERS, _SLAB = 8, 8 << 20  # threads that read a file, and pinned bytes of each
+_READERS = 8  # threads that read a file, each with ``SLAB`` pinned bytes
 _DLPACK_CUDA = 2  # kDLCUDA
 _STEPWISE = 2  # NPU_DEBUG from which kernels run one by one, so that an error names the one that failed
 
@@ -412,27 +412,33 @@ class CUDABackend(Backend):
         self.enter()
         self._driver.copy(to, source, nbytes, self.stream.ptr)
 
-    def read_file(self, descriptor: int, begin: int, nbytes: int) -> FileBlock:
+    def read_file(self, descriptor: int, begin: int, nbytes: int, check: SlabCheck) -> FileBlock:
         """Several threads read slabs into pinned memory: the disk's cache, not the bus to the GPU, is the limit."""
         block = self.allocate_empty((nbytes,), np.dtype(np.uint8))
         self.synchronize()  # the memory may have been another buffer's until now
-        readers = min(_READERS, max(env.usable_cpus(), 2), -(-nbytes // _SLAB))
+        readers = min(_READERS, max(env.usable_cpus(), 2), -(-nbytes // SLAB))
         with ThreadPoolExecutor(max(readers, 1)) as pool:
-            list(pool.map(lambda n: self._read_slabs(descriptor, begin, block, n, readers), range(readers)))
+            list(pool.map(lambda n: self._read_slabs(descriptor, begin, block, check, n, readers), range(readers)))
 
         def cut(at: int, shape: Sequence[int], dtype: np.dtype[Any]) -> CUDABuffer:
             return CUDABuffer(self, _Borrowed(block, block.native_handle + at), shape, shape, dtype)
 
         return cut
 
-    def _read_slabs(self, descriptor: int, begin: int, block: CUDABuffer, first: int, step: int) -> None:
-        slab = self.host_array((_SLAB,), np.dtype(np.uint8))
+    def _read_slabs(
+        self, descriptor: int, begin: int, block: CUDABuffer, check: SlabCheck, first: int, step: int
+    ) -> None:
+        slab = self.host_array((SLAB,), np.dtype(np.uint8))
         stream = self.cupy.cuda.Stream(non_blocking=True)
-        for at in range(first * _SLAB, block.size_bytes, step * _SLAB):
-            size = min(_SLAB, block.size_bytes - at)
+        for number in range(first, -(-block.size_bytes // SLAB), step):
+            at = number * SLAB
+            size = min(SLAB, block.size_bytes - at)
             read_into(descriptor, begin + at, slab[:size])
             self._driver.copy(block.native_handle + at, slab.ctypes.data, size, stream.ptr)
-            self._driver.synchronize(stream.ptr, "copying weights to the GPU")
+            try:
+                check(number, slab[:size])  # while it is copied
+            finally:
+                self._driver.synchronize(stream.ptr, "copying weights to the GPU")
 
     def load_entry(self, program: CompiledProgram, entry: EntryPoint, fixed: Mapping[int, DeviceBuffer]) -> CUDAEntry:
         self.enter()

@@ -448,7 +448,8 @@ def build_shared(
 
 
 def compiler_report() -> dict[str, object]:
-    """What ``doctor`` shows: the compiler or why there is none, the CPU, the kernel family, the cache. Never raises."""
+    """What ``doctor`` shows: the compiler or why there is none, the CPU, the kernel family, the cache and why it is not
+    used. Never raises."""
     cpu = host_cpu()
     report: dict[str, object] = {
         "compiler": None,
@@ -461,7 +462,9 @@ def compiler_report() -> dict[str, object]:
         report["compiler"] = {**asdict(compiler), "flags": compile_flags("native", compiler)}
         report["isa_level"] = isa_level(required_features("native", compiler))
         cache = open_cache("kernels")
-        report["cache"] = {"path": str(cache.root), "bytes": cache.size(), "limit": cache.limit}
+        report["cache"] = {
+            "path": str(cache.root), "bytes": cache.size(), "limit": cache.limit, "obstacle": cache.obstacle,
+        }  # fmt: skip
     except NPUError as error:
         report["error"] = str(error)
     return report

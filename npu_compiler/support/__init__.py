@@ -1,0 +1,1 @@
+"""What every level of the package may use."""
