@@ -181,7 +181,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 def test_a_newer_version_is_named() -> None:
     data = bytearray(serialize.dumps(handmade.program()))
     data[8] = 9
-    with pytest.raises(ArtifactError, match="format version 9, this build reads 1; compile the model again"):
+    with pytest.raises(ArtifactError, match="format version 9, this build reads 2; compile the model again"):
         serialize.loads(bytes(data))
 
 
