@@ -4,6 +4,7 @@ The binary of the ``cpu`` target is a shared object that exports, with C linkage
 
 ``int npu_abi(void)``            :data:`ABI_VERSION`
 ``int npu_start(int threads)``   starts the thread pool; the number of threads it has, or 0 if it cannot start
+``long npu_scratch_bytes(void)`` what each thread of the pool allocates; need not be there, explains why it cannot start
 ``void npu_stop(void)``          ends the pool
 ``const char npu_layout[64]``    :data:`LAYOUT_MARKER`, which :func:`npu_compiler.serialize.stamp_layout` replaces
 ``int SYMBOL(void* const* buffers, char* arena, double* times)``   one per entry point, named as in :data:`SYMBOL`

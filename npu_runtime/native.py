@@ -9,7 +9,6 @@ import _ctypes
 import ctypes
 import logging
 import os
-import struct
 import sys
 import tempfile
 import weakref
@@ -17,25 +16,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from npu_compiler.compiled_program import ABI_VERSION, LAYOUT_MARKER, CompiledProgram
+from npu_compiler.describe import si
 from npu_compiler.errors import ArtifactError, BackendError, ToolchainError
 from npu_compiler.serialize import layout_digest
-from npu_compiler.targets.cpu.host import host_cpu
+from npu_compiler.targets.cpu.host import host_cpu, object_kind
 
 _log = logging.getLogger(__name__)
-
-_ELF_MACHINES = {62: "x86_64", 183: "aarch64"}
-_MACHO_MACHINES = {0x01000007: "x86_64", 0x0100000C: "aarch64"}
-_MACHO_MAGIC = b"\xcf\xfa\xed\xfe"
-
-
-def object_kind(binary: bytes) -> tuple[str, str]:
-    """(system, architecture) of a shared object: ('linux', 'x86_64'); empty texts where it says nothing known."""
-    if binary[:6] == b"\x7fELF\x02\x01" and len(binary) >= 20:
-        return "linux", _ELF_MACHINES.get(struct.unpack_from("<H", binary, 18)[0], "")
-    if binary[:4] == _MACHO_MAGIC and len(binary) >= 8:
-        return "darwin", _MACHO_MACHINES.get(struct.unpack_from("<I", binary, 4)[0], "")
-    return "", ""
-
 
 def obstacle(program: CompiledProgram) -> str:
     """Why the binary cannot run here, in words; empty if nothing is known to stand in the way."""
@@ -69,7 +55,17 @@ class NativeLibrary:
         self._check()
         self.threads = int(self._library.npu_start(threads))
         if self.threads < 1:
-            raise BackendError(f"the thread pool of program {program.name!r} did not start ({threads} threads)")
+            raise BackendError(f"program {program.name!r} cannot start: {self._start_failure(threads)}")
+
+    def _start_failure(self, threads: int) -> str:
+        if not hasattr(self._library, "npu_scratch_bytes"):
+            return f"its thread pool of {threads} threads is refused"
+        self._library.npu_scratch_bytes.restype = ctypes.c_long
+        each = self._library.npu_scratch_bytes()
+        return (
+            f"the system refuses {si(each * threads, 'B')} of scratch memory, {si(each, 'B')} for each of {threads} "
+            "thread(s); use fewer threads, or smaller inputs"
+        )
 
     def _check(self) -> None:
         where = f"the binary of program {self.program.name!r}"

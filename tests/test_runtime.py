@@ -544,7 +544,12 @@ def test_an_object_for_another_machine(program: CompiledProgram) -> None:
         (
             "return running = threads < 3 ? threads : 3",
             "return 0",
-            "the thread pool of program 'handmade' did not start",
+            "program 'handmade' cannot start: its thread pool of .* threads is refused",
+        ),
+        (
+            "API int npu_start(int threads) { return running = threads < 3 ? threads : 3; }",
+            "API long npu_scratch_bytes(void) { return 1L << 40; }\nAPI int npu_start(int threads) { return 0; }",
+            "program 'handmade' cannot start: the system refuses .*B of scratch memory, .*B for each of .* thread",
         ),
         ("if (running < 1) return -1;", "return -5;", "program 'handmade' failed with status -5"),
     ],

@@ -6,10 +6,12 @@ import ctypes
 import importlib.util
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -306,6 +308,81 @@ def test_timeout_ends_the_compiler_and_its_children(
     with pytest.raises(ToolchainError, match=r"no end after 0.5 s: .*slow\.cpp"):
         toolchain.build_shared({"slow": "int x;"}, include, timeout=0.5)
     assert time.monotonic() - start < 10  # not 60: the sleep, a grandchild, holds the output pipes
+
+
+@needs_cxx
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="no /proc to find processes in")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_no_compiler_and_no_folder_outlives_an_interrupted_build(
+    tmp_path: Path, include: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    pids, scratch = tmp_path / "pids", tmp_path / "scratch"
+    for folder in (pids, scratch):
+        folder.mkdir()
+    # Two processes for each unit, as a compiler's driver has them; the folder holds one file for each.
+    body = f'case "$*" in *slow*.cpp*) echo > {pids}/$$; sleep 120 & echo > {pids}/$!; wait;; esac\nexec {CXX} "$@"'
+    monkeypatch.setenv("NPU_CXX", str(_script(tmp_path / "bin" / "slow-c++", body)))
+    toolchain.find_compiler()  # the probe's result is in the cache now
+    monkeypatch.setenv("TMPDIR", str(scratch))
+    script = (
+        "from npu_compiler.targets.cpu import toolchain\n"
+        f"toolchain.build_shared({{'slow1': 'int x;', 'slow2': 'int y;', 'slow3': 'int z;'}}, {str(include)!r}, jobs=2)"
+    )
+    build = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    _wait_until(lambda: len(list(pids.iterdir())) == 4)
+    start = time.monotonic()
+    build.send_signal(number)
+    stderr = build.communicate(timeout=60)[1]
+    assert time.monotonic() - start < 30  # not 120
+    _wait_until(lambda: not any(_is_running(int(file.name)) for file in pids.iterdir()))
+    _wait_until(lambda: not any(scratch.iterdir()))
+    assert len(list(pids.iterdir())) == 4  # the third unit was never begun
+    if number == signal.SIGINT:
+        assert stderr.rstrip().endswith("KeyboardInterrupt") and stderr.count("Traceback") == 1
+    else:
+        assert (build.returncode, stderr) == (-number, "")
+
+
+def _wait_until(done: Callable[[], bool]) -> None:
+    end = time.monotonic() + 30
+    while not done():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def _is_running(pid: int) -> bool:
+    """Whether the process exists and is not merely waited for by its parent."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return status.rpartition(")")[2].split()[0] != "Z"
+
+
+@needs_cxx
+@pytest.mark.parametrize(("step", "option"), [("compile", " -c "), ("link", "-shared")])
+@pytest.mark.parametrize(("write", "what"), [("", "nothing"), ("echo 0 > $out", "a file that is not an object")])
+def test_a_compiler_that_reports_success_must_have_written_an_object(
+    tmp_path: Path, include: Path, monkeypatch: pytest.MonkeyPatch, cache_dir: Path,
+    step: str, option: str, write: str, what: str,
+) -> None:  # fmt: skip
+    body = f'case "$*" in *probe*) ;; *"{option}"*) for out; do :; done; {write or ":"}; exit 0;; esac\nexec {CXX} "$@"'
+    monkeypatch.setenv("NPU_CXX", str(_script(tmp_path / "bin" / "liar-c++", body)))
+    toolchain.find_compiler()
+    before = len(_entries(cache_dir))
+    with pytest.raises(ToolchainError, match=f"reported success and wrote {what}\n  command: .*liar-c"):
+        toolchain.build_shared({"unit": "int x;"}, include)
+    assert len(_entries(cache_dir)) == before + (step == "link")  # the sound object of the first step is kept
+
+
+@needs_cxx
+def test_a_probe_without_its_function_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    empty = tmp_path / "empty.cpp"
+    empty.touch()
+    body = f'case "$*" in *" -c probe.cpp"*) exec {CXX} -fPIC -c {empty} -o probe.o;; esac\nexec {CXX} "$@"'
+    monkeypatch.setenv("NPU_CXX", str(_script(tmp_path / "bin" / "odd-c++", body)))
+    with pytest.raises(ToolchainError, match=r"makes objects that do not load here: .*npu_probe"):
+        toolchain.find_compiler()
 
 
 # ------------------------------------------------------------------------------------------------ finding a compiler

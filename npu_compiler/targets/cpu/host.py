@@ -7,6 +7,7 @@ compilers' name where Linux has an older one (``sse3``, ``lzcnt``, ``neon``, ``l
 from __future__ import annotations
 
 import platform
+import struct
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -148,3 +149,17 @@ def host_cpu() -> HostCPU:
     else:
         features, name = frozenset[str](), ""
     return HostCPU(arch, features, name)
+
+
+_ELF_MACHINES = {62: "x86_64", 183: "aarch64"}
+_MACHO_MACHINES = {0x01000007: "x86_64", 0x0100000C: "aarch64"}
+_MACHO_MAGIC = b"\xcf\xfa\xed\xfe"
+
+
+def object_kind(binary: bytes) -> tuple[str, str]:
+    """(system, architecture) of an object file: ('linux', 'x86_64'); empty texts where it says nothing known."""
+    if binary[:6] == b"\x7fELF\x02\x01" and len(binary) >= 20:
+        return "linux", _ELF_MACHINES.get(struct.unpack_from("<H", binary, 18)[0], "")
+    if binary[:4] == _MACHO_MAGIC and len(binary) >= 8:
+        return "darwin", _MACHO_MACHINES.get(struct.unpack_from("<I", binary, 4)[0], "")
+    return "", ""

@@ -16,10 +16,7 @@ import platform
 import re
 import shlex
 import shutil
-import signal
-import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -29,7 +26,8 @@ from pathlib import Path
 from ... import env
 from ...cache import Cache, open_cache
 from ...errors import NPUError, ToolchainError
-from .host import MACRO_FEATURES, HostCPU, host_cpu, isa_level
+from .host import MACRO_FEATURES, HostCPU, host_cpu, isa_level, object_kind
+from .processes import Finished, Workplace, workplace
 
 __all__ = [
     "Compiler",
@@ -104,46 +102,6 @@ class Compiler:
         return f"{shlex.join(self.argv)} ({self.kind} {self.version})"
 
 
-# ------------------------------------------------------------------------------------------------ running a compiler
-@dataclass(frozen=True)
-class _Run:
-    status: int
-    stdout: str
-    stderr: str
-
-    def first_error(self) -> str:
-        """The one line that says what went wrong."""
-        lines = [line.strip() for line in (self.stderr + self.stdout).splitlines() if line.strip()]
-        marked = [line for line in lines if re.search(r"\berror\b|undefined|cannot find", line, re.IGNORECASE)]
-        marked = [line for line in marked if not line.startswith("collect2")] or marked
-        return (marked or lines or [f"exit status {self.status}"])[0]
-
-
-def _run(argv: Sequence[str], cwd: Path, timeout: float) -> _Run:
-    """Run a compiler in its own process group, so that a timeout or Ctrl-C ends its children too.
-
-    Raises ``ToolchainError`` if it cannot be started or does not end in ``timeout`` seconds.
-    """
-    zig_cache = str(env.cache_dir() / "zig")
-    environ = {"ZIG_GLOBAL_CACHE_DIR": zig_cache, "ZIG_LOCAL_CACHE_DIR": zig_cache, **os.environ, "LC_ALL": "C"}
-    try:
-        process = subprocess.Popen(
-            argv, cwd=cwd, env=environ, text=True, errors="replace", start_new_session=True,
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )  # fmt: skip
-    except OSError as error:
-        raise ToolchainError(f"cannot run {argv[0]}: {error.strerror or error}") from None
-    try:
-        stdout, stderr = process.communicate(timeout=timeout)
-    except BaseException as error:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-        if isinstance(error, subprocess.TimeoutExpired):
-            raise ToolchainError(f"no end after {timeout:g} s: {shlex.join(argv)}") from None
-        raise
-    return _Run(process.returncode, stdout, stderr)
-
-
 def _is_zig(argv: Sequence[str]) -> bool:
     return any(Path(word).name in ("zig", "ziglang", "zig.exe") for word in argv[:-1])
 
@@ -190,28 +148,27 @@ def _identity(argv: Sequence[str]) -> str:
 
 def _macros(argv: Sequence[str], flags: Sequence[str]) -> dict[str, str]:
     """The macros a compiler predefines under ``flags``."""
-    with tempfile.TemporaryDirectory(prefix="npu-") as scratch:
-        (Path(scratch) / "empty.cpp").touch()
-        run = _run([*argv, *flags, "-dM", "-E", "empty.cpp"], Path(scratch), _PROBE_TIMEOUT_S)
+    with workplace() as place:
+        (place.folder / "empty.cpp").touch()
+        run = place.run([*argv, *flags, "-dM", "-E", "empty.cpp"], _PROBE_TIMEOUT_S)
     if run.status:
         raise ToolchainError(run.first_error())
     return dict(re.findall(r"^#define (\w+) ?(.*)$", run.stdout, re.MULTILINE))
 
 
 def _try_probe(argv: Sequence[str], kind: str) -> None:
-    with tempfile.TemporaryDirectory(prefix="npu-") as scratch:
-        folder = Path(scratch)
-        (folder / "probe.cpp").write_text(_PROBE)
+    with workplace() as place:
+        (place.folder / "probe.cpp").write_text(_PROBE)
         for command in (
             [*argv, *_flags(kind, "native"), "-c", "probe.cpp", "-o", "probe.o"],
             [*argv, "probe.o", *_link_flags(kind, "native"), "-o", "probe.so"],
         ):
-            run = _run(command, folder, _PROBE_TIMEOUT_S)
+            run = place.run(command, _PROBE_TIMEOUT_S)
             if run.status:
                 raise ToolchainError(run.first_error())
         try:
-            answer = ctypes.CDLL(str(folder / "probe.so")).npu_probe(7)
-        except OSError as error:
+            answer = ctypes.CDLL(str(place.folder / "probe.so")).npu_probe(7)
+        except (OSError, AttributeError) as error:  # AttributeError: without the function
             raise ToolchainError(f"it makes objects that do not load here: {error}") from None
         if answer != 21:
             raise ToolchainError(f"it miscompiles the probe program ({answer} instead of 21)")
@@ -357,25 +314,25 @@ class _Build:
     cache: Cache
     timeout: float
 
-    def compile(self, name: str, source: str, key: str, folder: Path) -> Path:
-        """One translation unit to an object file in ``folder``, from the cache if it is there."""
-        target = folder / f"{name}.o"
+    def compile(self, name: str, source: str, key: str, place: Workplace) -> Path:
+        """One translation unit to an object file in ``place``, from the cache if it is there."""
+        target = place.folder / f"{name}.o"
         cached = self.cache.get(key)
         if cached is not None:
             target.write_bytes(cached)
             return target
-        file = folder / f"{name}.cpp"
+        file = place.folder / f"{name}.cpp"
         file.write_text(source, encoding="utf-8")
         # -iquote, not -I: the kernels' math.h must not hide the system's.
         search = ["-iquote", str(self.include_dir)]
         command = [*self.compiler.argv, *self.flags, *search, "-c", file.name, "-o", target.name]
-        run = _run(command, folder, self.timeout)
+        run = place.run(command, self.timeout)
         if run.status:
             raise ToolchainError(self._failure(name, source, run, command, file.name))
-        self.cache.put(key, target.read_bytes())
+        self.cache.put(key, _object_bytes(target, command))
         return target
 
-    def _failure(self, name: str, source: str, run: _Run, command: Sequence[str], file: str) -> str:
+    def _failure(self, name: str, source: str, run: Finished, command: Sequence[str], file: str) -> str:
         digest = hashlib.sha256(source.encode()).hexdigest()[:12]
         kept = env.cache_dir() / "failed" / f"{name}-{digest}.cpp"
         try:
@@ -387,14 +344,26 @@ class _Build:
             where = f"the source could not be kept: {error}"
         return f"the compiler rejected {name}: {run.first_error()}\n  command: {shlex.join(command)}\n  {where}"
 
-    def link(self, objects: Sequence[Path], march: str, folder: Path) -> bytes:
+    def link(self, objects: Sequence[Path], march: str, place: Workplace) -> bytes:
         """Object files to the bytes of one shared object."""
         names = [path.name for path in objects]
         command = [*self.compiler.argv, *names, *_link_flags(self.compiler.kind, march), "-o", "program.so"]
-        run = _run(command, folder, self.timeout)
+        run = place.run(command, self.timeout)
         if run.status:
             raise ToolchainError(f"linking failed: {run.first_error()}\n  command: {shlex.join(command)}")
-        return (folder / "program.so").read_bytes()
+        return _object_bytes(place.folder / "program.so", command)
+
+
+def _object_bytes(path: Path, command: Sequence[str]) -> bytes:
+    """What a compiler wrote to ``path``. Raises ``ToolchainError`` if that is not an object file."""
+    data = path.read_bytes() if path.is_file() else b""
+    if not object_kind(data)[0]:
+        what = "a file that is not an object" if data else "nothing"
+        raise ToolchainError(
+            f"the compiler reported success and wrote {what}\n  command: {shlex.join(command)}\n"
+            "  name another compiler in NPU_CXX"
+        )
+    return data
 
 
 def build_shared(
@@ -432,16 +401,15 @@ def build_shared(
     if known is not None:
         return known
     build = _Build(compiler, flags, include, cache, timeout)
-    with tempfile.TemporaryDirectory(prefix="npu-") as scratch:
-        folder = Path(scratch)
+    with workplace() as place:
         with ThreadPoolExecutor(jobs or env.num_threads()) as pool:
-            pending = [pool.submit(build.compile, name, text, key, folder) for key, (name, text) in units.items()]
+            pending = [pool.submit(build.compile, name, text, key, place) for key, (name, text) in units.items()]
             try:
                 objects = [future.result() for future in pending]
             except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
+                place.stop("another unit failed, or the build was interrupted")
                 raise
-        result = build.link(objects, march, folder)
+        result = build.link(objects, march, place)
     cache.put(whole, result)
     cache.trim()
     return result
