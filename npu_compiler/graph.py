@@ -35,7 +35,7 @@ the dtype the IR declares, and fusion removes roundings between ops of one kerne
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -391,6 +391,23 @@ def _line(node: Node) -> str:
     call = f"{node.op}({', '.join([*map(_name, node.inputs), *attrs])})"
     body = f"  {expr.render(node.attrs['expr'])}" if "expr" in node.attrs else ""
     return f"{results} = {call}{body}" + (f"  # {', '.join(node.sources)}" if node.sources else "")
+
+
+def structural_key(node: Node, inputs: Iterable[Hashable]) -> Hashable:
+    """Equal for two nodes of any graphs that compute the same if ``inputs``, which stand for their operands, are
+    equal."""
+    return node.op, tuple(inputs), _frozen(node.attrs), tuple((o.shape, o.dtype) for o in node.outputs)
+
+
+def _frozen(attrs: Any) -> Hashable:
+    """A hashable form of node attributes; arrays by content."""
+    if isinstance(attrs, dict):
+        return tuple((k, _frozen(v)) for k, v in sorted(attrs.items()))
+    if isinstance(attrs, list | tuple):
+        return tuple(_frozen(v) for v in attrs)
+    if isinstance(attrs, np.ndarray):
+        return attrs.shape, attrs.dtype.str, attrs.tobytes()
+    return attrs
 
 
 def main_weight(v: Value) -> str:

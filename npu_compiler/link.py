@@ -10,11 +10,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from .compiled_program import BufferSpec, CompiledProgram, EntryPoint, IOSpec, KernelCall, WeightSpec
 from .errors import CompileError
-from .graph import Graph, Value
+from .graph import Graph, Value, structural_key
 from .kernel import Buffer, Kernel, Schedule
 from .packing import CHECKED
 from .serialize import stamp_layout
@@ -153,7 +151,7 @@ class _Merged:
                 continue
             stack.pop()
             inputs = [memo[i] for i in x.node.inputs]
-            key = (x.op, tuple(inputs), _frozen(x.node.attrs), tuple((o.shape, o.dtype) for o in x.node.outputs))
+            key = structural_key(x.node, inputs)
             outs = self.values.get(key)
             if outs is None:
                 self.recipes.sources = x.node.sources
@@ -162,14 +160,3 @@ class _Merged:
             for mine, theirs in zip(x.node.outputs, outs, strict=True):
                 memo[mine] = theirs
         return memo[v]
-
-
-def _frozen(attrs: Any) -> Any:
-    """A hashable form of node attributes; arrays by content."""
-    if isinstance(attrs, dict):
-        return tuple((k, _frozen(v)) for k, v in sorted(attrs.items()))
-    if isinstance(attrs, list | tuple):
-        return tuple(_frozen(v) for v in attrs)
-    if isinstance(attrs, np.ndarray):
-        return (attrs.shape, attrs.dtype.str, attrs.tobytes())
-    return attrs

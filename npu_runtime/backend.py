@@ -19,7 +19,7 @@ from npu_compiler.errors import BackendError
 from .arrays import SlabCheck, aligned_zeros, read_file, zeros
 
 if TYPE_CHECKING:
-    from .executor import Executor
+    from .executor import Executor, State
 
 Launch = Callable[[np.ndarray | None], int]
 FileBlock = Callable[[int, Sequence[int], np.dtype[Any]], "DeviceBuffer"]  # byte offset, shape, dtype -> a part of it
@@ -172,11 +172,13 @@ class Backend(ABC):
         self.copy(buffer, data)
         return buffer
 
-    def create_executor(self, program: CompiledProgram, weights: Any = None, entry: str | None = None) -> Executor:
+    def create_executor(
+        self, program: CompiledProgram, weights: Any = None, entry: str | None = None, state: State | None = None
+    ) -> Executor:
         """See :class:`npu_runtime.executor.Executor`."""
         from .executor import Executor
 
-        return Executor(program, weights, self, entry)
+        return Executor(program, weights, self, entry, state)
 
     def execute(self, program: CompiledProgram, inputs: Any, weights: Any = None) -> dict[str, DeviceBuffer]:
         """Load, run once, forget. To run more than once, keep an executor."""

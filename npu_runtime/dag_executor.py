@@ -11,7 +11,7 @@ import numpy as np
 from npu_compiler.alias import Key, is_in_place
 from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.dtypes import numpy_dtype
-from npu_compiler.errors import InputError, WeightError
+from npu_compiler.errors import BackendError, InputError, WeightError
 from npu_compiler.ir import IRGraph, TensorSpec
 from npu_compiler.ir_reader import graph_weights_used, leaf_key
 from npu_compiler.partitioner import NPU, Partition, PartitionPlan, TransferOp, name_of
@@ -19,7 +19,8 @@ from npu_compiler.weight_files import WeightSource, open_weights
 
 from .backend import Backend, DeviceBuffer, get_backend
 from .cpu_fallback import CPUPartition
-from .executor import Executor, Inputs, host_input, ordered
+from .executor import Executor, Inputs, State, host_input, ordered
+from .weight_loader import load_weights
 
 CompileFn = Callable[[IRGraph], CompiledProgram]
 
@@ -29,8 +30,8 @@ class DAGExecutor:
 
     ``compile_fn`` turns the IR of an NPU partition into a program for ``backend``; the default is
     ``npu_compiler.compile`` for the backend's target (``functools.partial`` sets a dtype). ``weights`` may also come
-    later, by :meth:`load_weights`. Buffers that the model writes keep their contents from run to run; only one run may
-    be under way at a time.
+    later, by :meth:`load_weights`, which also explains ``beside``. Buffers that the model writes keep their contents
+    from run to run; only one run may be under way at a time.
 
     Raises ``CompileError`` (a partition cannot be compiled or bound), ``BackendError``, ``WeightError``.
     """
@@ -41,6 +42,7 @@ class DAGExecutor:
         backend: str | Backend = "cpu",
         compile_fn: CompileFn | None = None,
         weights: Any = None,
+        beside: DAGExecutor | None = None,
     ):
         self.plan = plan
         self.backend = get_backend(backend) if isinstance(backend, str) else backend
@@ -64,7 +66,7 @@ class DAGExecutor:
         self._weights: dict[str, np.ndarray] = {}
         self._feeds: dict[str, np.ndarray | DeviceBuffer] = {}
         if weights is not None or not graph_weights_used(plan.ir):
-            self.load_weights({} if weights is None else weights)
+            self.load_weights({} if weights is None else weights, beside)
 
     def _host_weights(self) -> dict[str, TensorSpec]:
         """Weights that CPU partitions read, that are outputs themselves, or that are passed between partitions."""
@@ -73,21 +75,45 @@ class DAGExecutor:
         keys |= {leaf_key(self.plan.ir, t.name) for t in self.plan.outputs if t.producer is None}
         return {key: spec for key, spec in used.items() if key in keys}
 
-    def load_weights(self, weights: Any) -> None:
+    def load_weights(self, weights: Any, beside: DAGExecutor | None = None) -> None:
         """Take weights (as :func:`npu_runtime.load_weights` does) and reset all buffers to the contents given there.
 
-        May be called again to replace them. Raises ``WeightError`` for a missing or mis-shaped tensor, before anything
-        is changed.
+        ``beside``: an executor of the same model for other input shapes, on the same backend and with these weights.
+        Memory is shared with it: weights that both keep in the same form, and the buffers that the model writes, which
+        are not reset then.
+
+        May be called again to replace them. Raises ``WeightError`` for a missing or mis-shaped tensor and
+        ``BackendError`` if the two do not keep their buffers alike, before anything is changed.
         """
         source = open_weights(weights)
         host = {key: _read(source, key, spec) for key, spec in self._on_host.items()}
-        self.executors = {
-            part: self.backend.create_executor(program, source) for part, program in self.programs.items()
-        }
+        stores = [] if beside is None else [e.weights for e in beside.executors.values()]
+        executors = {}
+        for part, program in self.programs.items():
+            store = load_weights(program, source, self.backend, stores)
+            state = None if beside is None else beside._state_of(program)
+            executors[part] = self.backend.create_executor(program, store, state=state)
         written = {u.key for u in self.plan.ir.state}
-        self._feeds = {key: host[key].copy() for key in self.plan.feeds}
-        self._loaded = True
+        if beside is None:
+            feeds: dict[str, np.ndarray | DeviceBuffer] = {key: host[key].copy() for key in self.plan.feeds}
+        else:
+            feeds = beside._feeds
+            if missing := sorted(set(self.plan.feeds) - feeds.keys()):
+                raise _kept_elsewhere(missing)
+            host |= {key: value for key, value in beside._weights.items() if key in host and key in written}
+            written = set()
+        self.executors, self._feeds, self._loaded = executors, feeds, True
         self._weights = {k: v.copy() if k in written or not v.flags.writeable else v for k, v in host.items()}
+
+    def _state_of(self, program: CompiledProgram) -> State | None:
+        """What holds the states of ``program``, which computes the same model; None if it has none."""
+        wanted = {b.name: (b.shape, numpy_dtype(b.dtype)) for b in program.buffers if b.kind == "state"}
+        if not wanted:
+            return None
+        for state in (e.state for e in self.executors.values()):
+            if all(k in state and (state[k].shape, state[k].dtype) == spec for k, spec in wanted.items()):
+                return state
+        raise _kept_elsewhere(sorted(wanted))
 
     def execute(self, inputs: Inputs, *, device_outputs: bool = False) -> dict[str, Any]:
         """Run once. ``inputs``: numpy arrays, torch tensors or device buffers, by name or in the order of
@@ -200,6 +226,13 @@ class _Run:
         if key in self.device:
             return self.device[key]
         return self.owner.backend.allocate_buffer(np.asarray(self._leaf_or_host(key), order="C"))
+
+
+def _kept_elsewhere(keys: Sequence[str]) -> BackendError:
+    return BackendError(
+        f"the model writes {', '.join(keys)}, and these input shapes divide it among devices in another way than the "
+        "first ones did, so that the contents cannot be shared; build a model for these shapes alone"
+    )
 
 
 def _last_steps(plan: PartitionPlan) -> dict[int, tuple[Key, ...]]:

@@ -6,7 +6,7 @@ import difflib
 import logging
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ import numpy as np
 from npu_compiler import dtypes, packing
 from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.errors import ArtifactError, BackendError, IncompressibleError, WeightError
-from npu_compiler.graph import Graph, Node, Value, main_weight
+from npu_compiler.graph import Graph, Node, Value, main_weight, structural_key
 from npu_compiler.interp import evaluate_node
 from npu_compiler.weight_files import WeightSource, open_weights
 
@@ -28,11 +28,18 @@ _NAN_BLOCK = 1 << 20
 
 
 class WeightStore(Mapping[str, DeviceBuffer]):
-    """Device buffers by recipe output, for any number of executors; ``state`` has initial values by state key."""
+    """Device buffers by recipe output, for any number of executors; ``state`` has initial values by state key.
+    ``recipes``, where known, has the values that they were evaluated from."""
 
-    def __init__(self, buffers: Mapping[str, DeviceBuffer], state: Mapping[str, np.ndarray]):
+    def __init__(
+        self,
+        buffers: Mapping[str, DeviceBuffer],
+        state: Mapping[str, np.ndarray],
+        recipes: Mapping[str, Value] | None = None,
+    ):
         self._buffers = dict(buffers)
         self.state = dict(state)
+        self.recipes = dict(recipes or {})
 
     def __getitem__(self, name: str) -> DeviceBuffer:
         return self._buffers[name]
@@ -49,11 +56,15 @@ class WeightStore(Mapping[str, DeviceBuffer]):
         return sum(b.size_bytes for b in {id(b): b for b in self._buffers.values()}.values())
 
 
-def load_weights(program: CompiledProgram, source: Any = None, backend: Backend | None = None) -> WeightStore:
+def load_weights(
+    program: CompiledProgram, source: Any = None, backend: Backend | None = None, shared: Iterable[WeightStore] = ()
+) -> WeightStore:
     """Fill the program's weight buffers.
 
     ``source``: a dict of numpy arrays or torch tensors, a ``.safetensors`` or ``.npz`` file, or a directory of
     safetensors shards; ``None`` if the program needs no tensors. Tensors that the program does not read are ignored.
+    ``shared``: stores of the same source on the same backend; what they hold in the form that this program wants is
+    not made again.
 
     Raises ``WeightError`` naming every tensor that is missing or of another shape or dtype than the model was compiled
     with; warns (``RuntimeWarning``) about tensors that contain NaN.
@@ -64,11 +75,29 @@ def load_weights(program: CompiledProgram, source: Any = None, backend: Backend 
     recipes = program.recipes
     wanted = {b.name for b in program.buffers if b.kind in ("weight", "const")}
     outputs = {n: v for n, v in recipes.outputs if n in wanted}
+    held = _held(outputs, shared)
+    outputs = {n: v for n, v in outputs.items() if n not in held}
     room = sum(v.numel * dtypes.DTYPES[v.dtype].size + ALIGNMENT for v in set(outputs.values()))
     layouts = {b.name: b.layout for b in program.buffers if b.layout}
     with backend.block(room):
         buffers = _Evaluation(recipes, weights, backend, layouts).run(outputs)
-    return WeightStore(buffers, _initial_state(program, weights))
+    return WeightStore({**held, **buffers}, _initial_state(program, weights), dict(recipes.outputs))
+
+
+def _held(outputs: Mapping[str, Value], shared: Iterable[WeightStore]) -> dict[str, DeviceBuffer]:
+    """Buffers by the names of those ``outputs`` that some store holds: their recipes are the same."""
+    numbers: dict[Hashable, int] = {}
+
+    def number(values: Mapping[str, Value]) -> dict[str, tuple[int, int]]:
+        """Name -> (number of its node, index); nodes that compute the same get the same number."""
+        known: dict[Node, int] = {}
+        for node in _needed(list(values.values())):
+            key = structural_key(node, [(known[v.node], v.index) for v in node.inputs])
+            known[node] = numbers.setdefault(key, len(numbers))
+        return {name: (known[v.node], v.index) for name, v in values.items()}
+
+    buffers = {n: store[name] for store in shared for name, n in number(store.recipes).items() if name in store}
+    return {name: buffers[n] for name, n in number(outputs).items() if n in buffers} if buffers else {}
 
 
 def _check(program: CompiledProgram, source: WeightSource) -> None:

@@ -17,7 +17,9 @@ import npu_runtime  # noqa: E402
 import npusim  # noqa: E402
 from npu_compiler import dtypes  # noqa: E402
 from npu_compiler.errors import ConfigError  # noqa: E402
+from npu_compiler.frontend import capture, state_dict_numpy  # noqa: E402
 from npu_compiler.pipeline import run_phases  # noqa: E402
+from npu_runtime import DAGExecutor  # noqa: E402
 from npusim import cli  # noqa: E402
 
 from .toy_ir import HEAVY, RELU, Builder  # noqa: E402
@@ -106,3 +108,35 @@ def test_scalars_pass_between_partitions() -> None:
     built = npusim.build(ScalarBetween(), (x,))
     assert {p.device for p in built.plan.partitions} == {"cpu", "npu"}
     torch.testing.assert_close(built(x), ScalarBetween()(x))
+
+
+# ---------------------------------------------------------------------------------------------------- changed shapes
+
+
+class Counting(nn.Module):
+    """An MLP that counts its calls in a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(64, 256), nn.Linear(256, 64)
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return self.down(torch.relu(self.up(x))) + self.calls
+
+
+def test_executors_for_other_shapes_share_weights_and_state() -> None:
+    model = Counting()
+    weights = state_dict_numpy(model)
+    plans = [npu_compiler.partition(capture(model, (torch.zeros(n, 64),))) for n in (8, 16)]
+    first = DAGExecutor(plans[0], weights=weights)
+    second = DAGExecutor(plans[1], first.backend, weights=weights, beside=first)
+    stores = [next(iter(e.executors.values())).weights for e in (first, second)]
+    assert {id(b) for b in stores[0].values()} == {id(b) for b in stores[1].values()}
+    alone = DAGExecutor(plans[1], first.backend, weights=weights)
+    assert not {id(b) for b in stores[0].values()} & {id(b) for b in alone.executors[0].weights.values()}
+    x = torch.randn(16, 64)
+    for executor, batch in ((first, 8), (second, 16), (first, 8)):
+        (got,) = executor.execute([x[:batch]]).values()
+        np.testing.assert_allclose(got, model(x[:batch]).detach().numpy(), rtol=1e-5, atol=1e-5)
