@@ -1,56 +1,123 @@
 """What a target accepts, node by node, and why not: the one answer that compile(), partition() and explain() share.
 
-Shapes are static by construction of the IR. Rank and dtypes are limits of the :class:`TargetConfig`; whether an op with
-these attributes exists is decided by a dry run of its lowering, the very code that compiles it. Channel alignment never
-refuses a node - packing pads - so it is advice.
+Shapes are static by construction of the IR. Rank and dtypes are limits of the :class:`TargetConfig`. Whether an op with
+these attributes exists is decided by a dry run of its lowering, the very code that compiles it. Whether the target has
+the kernels is decided by scheduling the node on its own and asking the code generator.
 """
 
 from __future__ import annotations
 
-from .alias import base_name
-from .dtypes import DTYPES
-from .errors import Reason
-from .ir import IRGraph, OpNode
-from .lower import check_node
-from .ops.registry import STRUCTURAL
-from .target_config import TargetConfig, target_config
+from collections.abc import Hashable
 
-# Channel dimension of the first input of ops whose channels the target pads.
-_CHANNELS = {"conv1d": 1, "conv2d": 1, "conv3d": 1, "convolution": 1, "linear": -1}
+from .dtypes import DTYPES
+from .errors import CompileError, Reason, Unsupported
+from .graph import Graph, Value
+from .ir import IRGraph, OpNode, TensorSpec
+from .lower import Refusal, lower_ir, lower_node
+from .ops.registry import STRUCTURAL
+from .phases import SWITCHES, State, run_fuse, run_schedule
+from .target_config import TARGETS, TargetConfig, target_config
+
+
+class NodeChecker:
+    """Why nodes cannot run on a target. Calls of one op on the same shapes and attributes are tried once."""
+
+    def __init__(self, target: str | TargetConfig = "cpu"):
+        self.config = target_config(target)
+        self._known: dict[Hashable, tuple[Reason | None, str]] = {}
+
+    def __call__(self, node: OpNode) -> Reason | None:
+        """Why ``node`` cannot run on the target, or None if it can."""
+        if node.op_type.startswith("wrap_with"):
+            detail = f"the extractor lost the body of this {node.op_type.removeprefix('wrap_with_')} region"
+            return Reason("lost_region", detail, "capture the model with npu_compiler.capture")
+        for t in (*node.inputs, *node.outputs):
+            if (reason := tensor_reason(t, self.config)) is not None:
+                return reason
+        return None if node.op_type in STRUCTURAL else self._tried(node)[0]
+
+    def advice(self, node: OpNode) -> str:
+        """How a node that runs on the target could run better, or ''."""
+        return "" if node.op_type in STRUCTURAL else self._tried(node)[1]
+
+    def _tried(self, node: OpNode) -> tuple[Reason | None, str]:
+        key = _signature(node)
+        if key not in self._known:
+            self._known[key] = self._dry_run(node)
+        return self._known[key]
+
+    def _dry_run(self, node: OpNode) -> tuple[Reason | None, str]:
+        try:
+            graph = lower_node(node)
+        except Unsupported as error:
+            return error.reason, ""
+        if self.config.name not in TARGETS:  # numbers without a code generator
+            return None, ""
+        state = State(None, self.config, None, SWITCHES, graph)
+        run_fuse(state)
+        run_schedule(state)
+        reason = next((reason for _, reason in state.refused_kernels()), None)
+        return reason, next((hint for _, value in state.recipes if (hint := _padding(value))), "")
+
+
+def _padding(weight: Value) -> str:
+    """What is wasted in a packed weight whose last panel is far from full."""
+    if weight.op != "pack":
+        return ""
+    columns, panel = weight.node.inputs[0].shape[1], weight.node.attrs["panel"]
+    padded = -(-columns // panel) * panel
+    if padded - columns <= columns // 8:
+        return ""
+    return f"{columns} output channels cost as much as {padded}: its weights are kept in panels of {panel}"
+
+
+def _signature(node: OpNode) -> Hashable:
+    """All that the answer for a node depends on."""
+    inputs = tuple((t.shape, t.dtype, t.producer is None) for t in node.inputs)
+    outputs = tuple((t.shape, t.dtype) for t in node.outputs)
+    return node.op_type, inputs, outputs, repr(node.attrs)
+
+
+def tensor_reason(t: TensorSpec, config: TargetConfig) -> Reason | None:
+    """Why a target cannot hold a tensor, or None if it can."""
+    if len(t.shape) > config.max_rank:
+        detail = f"{t.name} has rank {len(t.shape)}, {config.name} takes at most {config.max_rank}"
+        return Reason("rank", detail, "flatten dimensions that stay together")
+    if t.dtype not in config.dtypes:
+        held = ", ".join(name for name in DTYPES if name in config.dtypes)
+        fix = "use real tensors" if DTYPES[t.dtype].kind == "complex" else f"cast it to one of {held}"
+        return Reason("dtype", f"{t.name} is {t.dtype}, which {config.name} does not hold", fix)
+    return None
 
 
 def reason_against(node: OpNode, target: str | TargetConfig = "cpu") -> Reason | None:
     """Why ``node`` cannot run on ``target``, or None if it can."""
-    if node.op_type.startswith("wrap_with"):
-        detail = f"the extractor lost the body of this {node.op_type.removeprefix('wrap_with_')} region"
-        return Reason("lost_region", detail, "capture the model with npu_compiler.capture")
-    config = target_config(target)
-    for t in (*node.inputs, *node.outputs):
-        if len(t.shape) > config.max_rank:
-            detail = f"{t.name} has rank {len(t.shape)}, {config.name} takes at most {config.max_rank}"
-            return Reason("rank", detail, "flatten dimensions that stay together")
-        if t.dtype not in config.dtypes:
-            held = ", ".join(name for name in DTYPES if name in config.dtypes)
-            fix = "use real tensors" if DTYPES[t.dtype].kind == "complex" else f"cast it to one of {held}"
-            return Reason("dtype", f"{t.name} is {t.dtype}, which {config.name} does not hold", fix)
-    return None if node.op_type in STRUCTURAL else check_node(node)
-
-
-def check(ir: IRGraph, target: str | TargetConfig = "cpu") -> list[tuple[str, str, Reason]]:
-    """(node name, op type, reason) of every node that ``target`` refuses; empty if the whole graph compiles."""
-    config = target_config(target)
-    found = ((node, reason_against(node, config)) for node in ir.nodes)
-    return [(node.name, node.op_type, reason) for node, reason in found if reason is not None]
+    return NodeChecker(target)(node)
 
 
 def advice(node: OpNode, target: str | TargetConfig = "cpu") -> str:
-    """A hint how ``node`` would run better, or ''."""
-    where = _CHANNELS.get(base_name(node.op_type))
-    if where is None or not node.inputs or len(node.inputs[0].shape) < 2:
-        return ""
-    config, t = target_config(target), node.inputs[0]
-    channels = t.shape[where]
-    padded = config.padded_channels(channels, t.dtype)
-    if padded == channels:
-        return ""
-    return f"{channels} channels are padded to {padded} ({config.channel_align_bytes}-byte alignment)"
+    """How ``node`` could run better on ``target``, or ''."""
+    return NodeChecker(target).advice(node)
+
+
+def passed_through(ir: IRGraph, config: TargetConfig) -> list[Refusal]:
+    """Outputs of the model that no node makes and that the target cannot hold."""
+    made = {node.name for node in ir.nodes}
+    kept = [t for t in ir.graph_outputs if ir.key(t)[0] not in made]
+    return [(t.name, "graph output", reason) for t in kept if (reason := tensor_reason(t, config)) is not None]
+
+
+def lower_checked(ir: IRGraph, config: TargetConfig, dtype: str | None = None) -> Graph:
+    """:func:`lower_ir` for a target. Raises :class:`CompileError` with everything that the target refuses."""
+    reason = NodeChecker(config)
+    refused = [(node.name, node.op_type, r) for node in ir.nodes if (r := reason(node)) is not None]
+    return lower_ir(ir, dtype, refused + passed_through(ir, config))
+
+
+def check(ir: IRGraph, target: str | TargetConfig = "cpu") -> list[Refusal]:
+    """(node name, op type, reason) of everything in a graph that ``target`` refuses; empty if it compiles."""
+    try:
+        lower_checked(ir, target_config(target))
+    except CompileError as error:
+        return error.reasons
+    return []

@@ -34,7 +34,6 @@ class Variable:
 _TRUE = ("1", "true", "yes", "on")
 _FALSE = ("0", "false", "no", "off")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", re.IGNORECASE)
-_TARGETS = ("cpu", "cuda", "metal")
 
 VARIABLES: dict[str, Variable] = {
     v.name: v
@@ -59,7 +58,7 @@ VARIABLES: dict[str, Variable] = {
                  "check the program after every phase: 1 its invariants, 2 also its results on random inputs"),
         Variable("NPU_CUDA_ARCH", "a chip as NVIDIA names it, like 'sm_80' or 'sm_90a'", "sm_90a",
                  "the chip that CUDA kernels are compiled for"),
-        Variable("NPU_TARGET", "one of " + ", ".join(_TARGETS), "cpu", "the target when the caller names none"),
+        Variable("NPU_TARGET", "the name of a target, such as 'cuda'", "cpu", "the target when the caller names none"),
     )
 }  # fmt: skip
 
@@ -98,15 +97,6 @@ def _size(text: str) -> int:
     number, prefix = match.groups()
     # 'M', 'MB' and 'MiB' all mean 1024**2 bytes: nobody bounds a cache in decimal megabytes.
     return int(float(number) * 1024 ** " kmgt".index(prefix.lower() or " "))
-
-
-def _one_of(*names: str) -> Callable[[str], str]:
-    def parse(text: str) -> str:
-        if text.lower() not in names:
-            raise ValueError(text)
-        return text.lower()
-
-    return parse
 
 
 def _path(text: str) -> Path:
@@ -180,8 +170,14 @@ def verify() -> int:
 
 
 def target() -> str:
-    """``NPU_TARGET``."""
-    return _read("NPU_TARGET", _one_of(*_TARGETS), "cpu")
+    """``NPU_TARGET``: one of ``TARGETS``, which ``register_target`` extends."""
+    from .target_config import TARGETS
+
+    name = _read("NPU_TARGET", str.lower, "cpu")
+    if name not in TARGETS:
+        accepts = VARIABLES["NPU_TARGET"].accepts
+        raise ConfigError(f"NPU_TARGET={name!r} is not understood: it takes {accepts}; known: {', '.join(TARGETS)}")
+    return name
 
 
 def cuda_arch() -> str:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from .constraint_checker import advice
+from .constraint_checker import NodeChecker
 from .describe import table
 from .errors import Reason
 from .ir_reader import load_ir
@@ -89,16 +90,22 @@ class Explanation:
         }
 
 
-def explain(ir: Any, target: str | TargetConfig = "cpu") -> Explanation:
-    """Explain an IR (whatever ``load_ir`` takes) node by node, as ``partition`` would place it."""
+def explain(
+    ir: Any,
+    target: str | TargetConfig = "cpu",
+    *,
+    force_cpu: Collection[str] = (),
+    minimise_transfers: bool = True,
+) -> Explanation:
+    """Explain an IR (whatever ``load_ir`` takes) node by node, as ``partition`` places it with these arguments."""
     config = target_config(target)
     graph = load_ir(ir)
-    plan = partition(graph, target=config)
+    plan = partition(graph, target=config, force_cpu=force_cpu, minimise_transfers=minimise_transfers)
     reports = []
-    live = {node.name for node in plan.ir.nodes}
+    live, checker = {node.name for node in plan.ir.nodes}, NodeChecker(config)
     for node in graph.nodes:
         reason = plan.reasons.get(node.name)
         device = "cpu" if reason else "npu" if node.name in live else "dropped"
-        hint = advice(node, config) if device == "npu" else ""
+        hint = checker.advice(node) if device == "npu" else ""
         reports.append(NodeReport(node.name, node.op_type, device, reason, hint))
     return Explanation(graph.model_name, config.name, tuple(reports), len(plan.partitions), plan.transferred_bytes)

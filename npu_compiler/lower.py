@@ -7,6 +7,7 @@ Tensors that are no views are taken to be laid out in row-major order. A weight 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from .ops.access import fresh
 from .strides import strided_view
 
 Key = tuple[str, int]
+Refusal = tuple[str, str, Reason]  # node, op type, why
 
 GETITEM = "<built-in function getitem>"
 
@@ -29,32 +31,42 @@ GETITEM = "<built-in function getitem>"
 MAY_COPY = frozenset("contiguous flatten ravel reshape reshape_as to type_as".split())
 
 
-def lower_ir(ir: IRGraph, dtype: str | None = None) -> Graph:
+def lower_ir(ir: IRGraph, dtype: str | None = None, refused: Sequence[Refusal] = ()) -> Graph:
     """Lower a whole model. ``dtype`` ('float16', 'bfloat16') stores float32 activations and matrices in that type;
-    inputs and outputs keep the IR's dtypes. Raises :class:`CompileError` with one Reason per refused node."""
-    return _Lowering(ir, dtype).run()
+    inputs and outputs keep the IR's dtypes. ``refused``: what is known not to run, and not tried again. Raises
+    :class:`CompileError` with one Reason per refused node."""
+    return _Lowering(ir, dtype, refused).run()
+
+
+def lower_node(node: OpNode) -> Graph:
+    """One node, other than a getitem, as a graph of its own. Raises :class:`Unsupported`."""
+    graph = Graph()
+    inputs = [
+        graph.input(str(i), t.shape, t.dtype) if t.producer is not None else graph.weight(t.name, t.shape, t.dtype)
+        for i, t in enumerate(node.inputs)
+    ]
+    results = _conform(node, lower_call(graph, node.op_type, inputs, node.attrs), None)
+    graph.outputs = [(str(i), value) for i, value in enumerate(results) if value is not None]
+    return graph
 
 
 def check_node(node: OpNode) -> Reason | None:
     """Why this node cannot run on the NPU, or None: a dry run of the very lowering that compiles it."""
-    graph = Graph()
     try:
-        inputs = [graph.input(str(i), t.shape, t.dtype) for i, t in enumerate(node.inputs)]
         if node.op_type != GETITEM:
-            results = lower_call(graph, node.op_type, inputs, node.attrs)
-            _conform(node, results, None)
+            lower_node(node)
     except Unsupported as error:
         return error.reason
     return None
 
 
 class _Lowering:
-    def __init__(self, ir: IRGraph, dtype: str | None):
+    def __init__(self, ir: IRGraph, dtype: str | None, refused: Sequence[Refusal]):
         self.ir, self.dtype = ir, dtype
         self.graph = Graph(ir.model_name)
         self.env: dict[Key, Value] = {}
         self.narrowed: set[Value] = set()  # float32 in the IR, stored in self.dtype here
-        self.reasons: list[tuple[str, str, Reason]] = []
+        self.reasons = list(refused)
         self.weights: dict[str, tuple[str, Value]] = {}  # by state_dict key: placeholder, value before the run
         self.states: dict[str, Value] = {}  # by state_dict key
         self.writes = any(is_in_place(n.op_type) for n in ir.nodes)
@@ -63,14 +75,17 @@ class _Lowering:
     def run(self) -> Graph:
         ir, graph = self.ir, self.graph
         self._leaves()
+        refused = {name for name, _, _ in self.reasons}
         for node in ir.nodes:
             graph.sources = (node.name,)
             try:
-                self._node(node)
+                if node.name not in refused:
+                    self._node(node)
+                    continue
             except Unsupported as error:
                 self.reasons.append((node.name, node.op_type, error.reason))
-                for i, t in enumerate(node.outputs):  # keep going, to report every refusal at once
-                    self.env[(node.name, i)] = graph.input(f"?{node.name}.{i}", t.shape, t.dtype)
+            for i, t in enumerate(node.outputs):  # keep going, to report every refusal at once
+                self.env[(node.name, i)] = graph.input(f"?{node.name}.{i}", t.shape, t.dtype)
         graph.sources = ()
         if self.reasons:
             lines = "\n".join(f"  {name} ({op}): {reason}" for name, op, reason in self.reasons)

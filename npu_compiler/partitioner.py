@@ -19,9 +19,10 @@ from typing import Any
 
 from . import dtypes
 from .alias import Key, SharedStorage, functionalize
-from .constraint_checker import reason_against
+from .constraint_checker import NodeChecker, passed_through
 from .describe import table
-from .errors import CompileError, Reason, Unsupported
+from .errors import CompileError, ConfigError, Reason, Unsupported
+from .exclusions import Exclusions, IsSupported
 from .graph import LEAVES, VIEWS, Graph
 from .grouping import fewest_runs, min_cut
 from .ir import IRGraph, OpNode, StateUpdate, TensorSpec
@@ -125,39 +126,48 @@ class PartitionPlan:
 
 def partition(
     ir: Any,
-    is_supported: Callable[[str], bool] | None = None,
+    is_supported_fn: IsSupported | None = None,
     *,
     target: str | TargetConfig = "cpu",
     force_cpu: Collection[str] = (),
     check: Callable[[OpNode], Reason | None] | None = None,
+    minimise_transfers: bool = True,
+    is_supported: IsSupported | None = None,
 ) -> PartitionPlan:
     """Plan the execution of an IR (whatever ``load_ir`` takes).
 
     ``check(node)`` says why a node cannot run on the NPU, None if it can; the default is the constraint checker of
-    ``target``. ``is_supported(op_type)`` and ``force_cpu`` (node names or op types) exclude further nodes.
+    ``target``. Two arguments exclude further nodes. ``force_cpu`` has names of nodes and ops. ``is_supported_fn`` is
+    called with an op's name, or with the name and the attributes if it takes two parameters, and returns whether the
+    op may run on the NPU; ``is_supported`` is another name for it. Both know an in-place op by the IR's spelling
+    (``aten.relu_.default``) and by that of its functional twin: it is excluded if either is.
+
+    ``minimise_transfers=False`` moves nothing to the CPU but what is excluded, refused, or inseparable from that.
+
+    Raises ``ConfigError`` if ``force_cpu`` has a name that nothing has, ``IRError`` for malformed IR.
     """
+    if is_supported_fn is not None and is_supported is not None:
+        raise ConfigError("is_supported and is_supported_fn are two names of one argument: give one of them")
     config = target_config(target)
-    graph, shared = functionalize(load_ir(ir))
+    loaded = load_ir(ir)
+    excluded = Exclusions(loaded, force_cpu, is_supported_fn or is_supported)
+    check = check or NodeChecker(config)
+    graph, shared = functionalize(loaded)
     graph = _without_dead_nodes(graph, shared)
     reasons: dict[str, Reason] = {}
     for node in graph.nodes:
         if node.op_type in STRUCTURAL:
             continue
-        if node.name in force_cpu or node.op_type in force_cpu:
-            reason: Reason | None = Reason("forced", "the caller put it on the CPU")
-        elif is_supported is not None and not is_supported(node.op_type):
-            reason = Reason("no_kernel", f"{node.op_type} is not among the supported ops")
-        else:
-            reason = check(node) if check is not None else reason_against(node, config)
-        if reason is not None:
+        if (reason := excluded(node) or check(node)) is not None:
             reasons[node.name] = reason
     if shared and not reasons:
         reasons = _refused_together(graph)
     units = _Units(graph, shared)
     if reasons:
         _follow(units, shared, reasons)
-        _balance(units, reasons)
-    return _plan(units, reasons)
+        if minimise_transfers:
+            _balance(units, reasons)
+    return _plan(units, reasons, whole=not passed_through(graph, config))
 
 
 def name_of(key: Key) -> str:
@@ -340,7 +350,8 @@ def _connected(units: list[int], deps: list[set[int]]) -> Iterator[list[int]]:
 # -------------------------------------------------------------------------------------------------------------- plan
 
 
-def _plan(units: _Units, reasons: dict[str, Reason]) -> PartitionPlan:
+def _plan(units: _Units, reasons: dict[str, Reason], whole: bool) -> PartitionPlan:
+    """``whole``: whether a partition of all nodes may also pass on what the model returns as it is."""
     ir = units.ir
     for nodes in units.members:
         head = nodes[0]
@@ -353,7 +364,7 @@ def _plan(units: _Units, reasons: dict[str, Reason]) -> PartitionPlan:
         runs.append((units.device(run[0], reasons), nodes))
     ordered = {n.name: reasons[n.name] for n in ir.nodes if n.name in reasons}
     plan = PartitionPlan([], ordered, list(ir.graph_inputs), list(ir.graph_outputs), ir)
-    if len(runs) == 1:
+    if len(runs) == 1 and (whole or runs[0][0] == CPU):
         device, nodes = runs[0]
         inputs = tuple(ir.key(t) for t in ir.graph_inputs)
         outputs = tuple(ir.key(t) for t in ir.graph_outputs)

@@ -9,96 +9,47 @@ import re
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
-from . import checks, compose, env
+from . import checks, env
 from .compiled_program import CompiledProgram
+from .constraint_checker import lower_checked
 from .dtypes import DTYPES, storage_dtype
 from .errors import CompileError
-from .graph import Graph, Value
+from .graph import Graph
 from .ir import IRGraph
-from .kernel import Operand, Schedule
+from .kernel import Operand
 from .link import link
-from .lower import lower_ir
 from .memory_planner import plan_memory
-from .passes import attention, decompose, fold, fuse, gate, layout, merge, normalise, padding, positions, select
-from .schedule import Scheduler
-from .target_config import TargetConfig, target_config
+from .phases import SWITCHES, State, run_fold, run_fuse, run_layout, run_normalise, run_schedule
+from .target_config import target_config
 from .targets import get_target
 
-
-@dataclass
-class State:
-    """What flows through the phases; ``ir`` is None for a program that starts as a core graph."""
-
-    ir: IRGraph | None
-    config: TargetConfig
-    dtype: str | None
-    disable: Collection[str]
-    graph: Graph = field(default_factory=Graph)
-    groups: list[fuse.Group] = field(default_factory=list)
-    schedule: Schedule | None = None
-    recipes: list[tuple[str, Value]] = field(default_factory=list)  # load-time values, by weight buffer
-    program: CompiledProgram | None = None
-    entry: str = "main"
-
-    def run_pass(self, name: str, f: Callable[[Graph], Any]) -> None:
-        if name not in self.disable:
-            f(self.graph)
+__all__ = [
+    "PHASES", "SWITCHES", "State", "compile_entries", "compile_graph", "compile_ir", "dump", "run_graph", "run_phases",
+]  # fmt: skip
 
 
 def _lower(s: State) -> None:
     assert s.ir is not None
-    s.graph = lower_ir(s.ir, s.dtype)
-
-
-def _normalise(s: State) -> None:
-    s.run_pass("normalise", normalise.normalise)
-    s.run_pass("fold_constants", normalise.fold_constants)
-    s.run_pass("fold_positions", positions.fold_positions)
-    s.run_pass("fold_constants", normalise.fold_constants)
-    s.run_pass("fuse_attention", attention.fuse_attention)
-    s.run_pass("merge_matmuls", merge.merge_matmuls)
-
-
-def _layout(s: State) -> None:
-    s.run_pass("layout", layout.sink_permutes)
-    s.run_pass("fold_padding", padding.fold_padding)
-
-
-def _fold(s: State) -> None:
-    s.run_pass("fold_batch_norm", fold.fold_batch_norm)
-
-
-def _fuse(s: State) -> None:
-    decompose.decompose(s.graph, s.config)
-    s.run_pass("select_concats", select.select_concats)
-    fuse.absorb_views(s.graph)
-    claimed = fuse.claim_epilogues(s.graph) if "fuse_epilogue" not in s.disable else {}
-    if "fuse_pointwise" not in s.disable:
-        fuse.inline_pointwise(s.graph, {n for chain in claimed.values() for n in chain})
-    normalise.normalise(s.graph)
-    claimed = fuse.claim_epilogues(s.graph) if "fuse_epilogue" not in s.disable else {}
-    if "fuse_pointwise" not in s.disable:
-        claimed |= {
-            n: c for n, c in fuse.claim_sources(s.graph).items() if not any(c[0] in chain for chain in claimed.values())
-        }
-    if "pair_matmuls" not in s.disable and s.config.paired_matmuls:
-        claimed = gate.pair_matmuls(s.graph, claimed, s.config.pair_width)
-    s.groups = fuse.merge_loops(s.graph, claimed, enabled="fuse_loops" not in s.disable)
+    s.graph = lower_checked(s.ir, s.config, s.dtype)
 
 
 def _schedule(s: State) -> None:
-    winograd = get_target(s.config.name).winograd if "winograd" not in s.disable else lambda node: None
-    scheduler = Scheduler(s.graph, s.groups, s.config, winograd)
-    s.schedule = scheduler.run()
-    s.recipes = scheduler.recipes
-    if "fuse_prologue" not in s.disable:
-        compose.fuse_prologues(s.schedule, s.config.prologue_rows)
-    if "bundle" not in s.disable and s.config.bundles:
-        compose.bundle(s.schedule, s.config.bundle_points)
-    get_target(s.config.name).refine(s.schedule)
+    """Where a fusion makes a kernel that the target does not support, the nodes are compiled without fusions, as the
+    constraint checker tried them."""
+    run_schedule(s)
+    if s.refused_kernels() and s.ir is not None:
+        plain = State(s.ir, s.config, s.dtype, SWITCHES)
+        for f in (_lower, run_normalise, run_layout, run_fold, run_fuse, run_schedule):
+            f(plain)
+        s.graph, s.groups, s.schedule, s.recipes = plain.graph, plain.groups, plain.schedule, plain.recipes
+    if refused := s.refused_kernels():
+        ops = {n.name: n.op_type for n in s.ir.nodes} if s.ir is not None else {}
+        lines = "\n".join(f"  kernel {k.name} (from {', '.join(k.sources)}): {reason}" for k, reason in refused)
+        reasons = [(name, ops.get(name, ""), reason) for k, reason in refused for name in k.sources]
+        raise CompileError(f"the {s.config.name} target does not support {len(refused)} kernel(s):\n{lines}", reasons)
 
 
 def _memory(s: State) -> None:
@@ -112,33 +63,13 @@ def _codegen(s: State) -> None:
 
 PHASES: tuple[tuple[str, Callable[[State], None], str], ...] = (
     ("lower", _lower, "ATen IR to primitives, by the op registry"),
-    ("normalise", _normalise, "no-ops, common subexpressions, constants; attention from its decomposed spelling"),
-    ("layout", _layout, "channels-last: permutes sink and cancel; zero padding joins its convolution"),
-    ("fold", _fold, "batch norm and per-channel scales into weights, as load-time recipes"),
-    ("fuse", _fuse, "epilogues, pointwise chains, row kernels"),
+    ("normalise", run_normalise, "no-ops, common subexpressions, constants; attention from its decomposed spelling"),
+    ("layout", run_layout, "channels-last: permutes sink and cancel; zero padding joins its convolution"),
+    ("fold", run_fold, "batch norm and per-channel scales into weights, as load-time recipes"),
+    ("fuse", run_fuse, "epilogues, pointwise chains, row kernels"),
     ("schedule", _schedule, "kernels over strided buffers"),
     ("memory", _memory, "fixed offsets in one arena"),
     ("codegen", _codegen, "sources and the compiled object"),
-)
-
-SWITCHES = (
-    "normalise",
-    "fold_constants",
-    "fold_positions",
-    "fuse_attention",
-    "merge_matmuls",
-    "select_concats",
-    "layout",
-    "fold_padding",
-    "fold_batch_norm",
-    "fuse_epilogue",
-    "fuse_pointwise",
-    "fuse_loops",
-    "pair_matmuls",
-    "compress_weights",
-    "winograd",
-    "fuse_prologue",
-    "bundle",
 )
 
 

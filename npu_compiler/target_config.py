@@ -14,7 +14,6 @@ _REAL = frozenset(name for name, d in dtypes.DTYPES.items() if d.kind != "comple
 class TargetConfig:
     """Limits and preferred sizes of one target.
 
-    ``channel_align_bytes``: a channels-last row is padded to a multiple of it (64 bytes are 32 float16 channels).
     ``panel``: output columns of one packed weight panel, the N width of a matmul or conv micro-kernel; 0: weights are
     not packed, a row of them is an output column, and right operands made at run time are read where they are.
     ``buffer_align``: byte alignment of every buffer, in the arena and outside.
@@ -35,7 +34,6 @@ class TargetConfig:
     """
 
     name: str
-    channel_align_bytes: int = 64
     panel: int = 32
     buffer_align: int = 64
     max_rank: int = 8
@@ -56,15 +54,6 @@ class TargetConfig:
     def pair_width(self) -> int:
         """Neighbouring columns of each product in the weight of two paired ones: a panel, else they take turns."""
         return self.panel or 1
-
-    def channel_align(self, dtype: str) -> int:
-        """Channel alignment in elements of ``dtype``: 32 for float16, 16 for float32 at 64 bytes."""
-        return max(1, self.channel_align_bytes // dtypes.DTYPES[dtype].size)
-
-    def padded_channels(self, channels: int, dtype: str) -> int:
-        """``channels`` rounded up to the alignment."""
-        align = self.channel_align(dtype)
-        return -(-channels // align) * align
 
 
 TARGETS: dict[str, TargetConfig] = {

@@ -112,6 +112,8 @@ def parser() -> argparse.ArgumentParser:
     p = verb("explain", "commands:explain_model", "say which nodes run on the NPU, which do not, and why")
     model(p, f"an IR JSON file, or {names}")
     p.add_argument("--plan", action="store_true", help="show the partitions and transfers, too")
+    p.add_argument("--force-cpu", action="append", default=[], metavar="NAME", help="keep this op or node off; repeat")
+    p.add_argument("--no-minimise-transfers", action="store_true", help="move no node only to save transfers")
     p.add_argument("--emit-source", metavar="DIR", help="write the generated source of every kernel into DIR")
     p.add_argument("--no-fallback", action="store_true", help="exit with status 3 if a node cannot run on the NPU")
 

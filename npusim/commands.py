@@ -277,13 +277,14 @@ def explain_model(args: argparse.Namespace, status: Status) -> Result:
     from .model import require_npu
 
     target = args.target or env.target()
+    placement = {"force_cpu": args.force_cpu, "minimise_transfers": not args.no_minimise_transfers}
     ir, _, _ = read_model(args.model, 1, status)
     with status(f"checking {ir.model_name}"):
-        explanation = explain(ir, target)
+        explanation = explain(ir, target, **placement)
     blocks = explanation_blocks(explanation)
     data = explanation.to_dict()
     if args.plan or args.no_fallback:
-        plan = partition(ir, target=target)
+        plan = partition(ir, target=target, **placement)
         if args.no_fallback:
             require_npu(plan)
         blocks += ["", str(plan)]

@@ -10,10 +10,11 @@ import pytest
 import torch
 from torch import nn
 
-from npu_compiler import target_config, targets
+from npu_compiler import capture, constraint_checker, env, partition, target_config, targets
 from npu_compiler.compiled_program import CompiledProgram
+from npu_compiler.errors import ConfigError
 from npu_compiler.pipeline import compile_graph
-from npu_runtime import Executor, backend, get_backend, load_weights
+from npu_runtime import DAGExecutor, Executor, backend, get_backend, load_weights
 from npu_runtime.llm import LLM
 from npu_runtime.llm_loader import Loader
 
@@ -22,7 +23,7 @@ from .llm import small_model
 from .models.gate import compile_and_run, expect
 from .models.random_models import images, randomise
 from .porting.backend import HostBackend
-from .porting.target import CXX, TARGET
+from .porting.target import CXX, TARGET, FirstStage
 
 pytestmark = pytest.mark.skipif(CXX is None, reason="g++ is not installed")
 PAGE = Path(__file__).parents[1] / "docs" / "porting.md"
@@ -53,6 +54,34 @@ def test_operators_of_every_family_conform() -> None:
     results = run.run({k: np.array(v, order="C") for k, v in batch.inputs.items()})
     for case, names in batch.outputs.items():
         check(case, [results[n] for n in names], batch.summing[case])
+
+
+def test_settings_take_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NPU_TARGET", "host")
+    assert env.target() == "host"
+    monkeypatch.setenv("NPU_TARGET", "ghost")
+    with pytest.raises(ConfigError, match=r"'ghost'.*cpu, cuda, metal, host"):
+        env.target()
+
+
+def test_a_port_starts_with_loops_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What has no kernel yet runs on the host, and the plan says so; the rest runs on the new target."""
+    for table in (target_config.TARGETS, targets._registered):
+        monkeypatch.setitem(table, "host", None)  # what was there before is put back
+    targets.register_target(FirstStage())
+    layers = nn.Conv2d(3, 8, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(8 * 7 * 7, 10), nn.Softmax(-1)
+    torch.manual_seed(0)
+    model, x = nn.Sequential(*layers).eval(), torch.randn(2, 3, 16, 16)
+    ir = capture(model, (x,))
+    plan = partition(ir, target="host", minimise_transfers=False)
+    ops = {n.name: n.op_type for n in ir.nodes}
+    assert {ops[n]: r.detail for n, r in plan.reasons.items()} == {
+        "aten.conv2d.default": "no conv2d kernel yet",
+        "aten.linear.default": "no gemm kernel yet",
+    }
+    assert {name: reason for name, _, reason in constraint_checker.check(ir, "host")} == plan.reasons
+    out = DAGExecutor(plan, HostBackend(), weights=model.state_dict()).execute([x])
+    np.testing.assert_allclose(*out.values(), model(x).detach().numpy(), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])

@@ -6,9 +6,12 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from npu_compiler.errors import Reason
+from npu_compiler.kernel import Kernel
 from npu_compiler.target_config import TargetConfig
 from npu_compiler.targets.simt.dialect import Array, Dialect, Param
 from npu_compiler.targets.simt.target import SimtTarget
@@ -79,6 +82,15 @@ class HostTarget(SimtTarget):
             flags = "-std=c++17 -O1 -w -fwrapv -ffp-contract=off -fno-strict-aliasing -fPIC -shared".split()
             subprocess.run([CXX or "g++", *flags, str(path), "-o", f"{folder}/kernels.so"], check=True)
             return {"object": Path(folder, "kernels.so").read_bytes()}, (), {"compiler": "g++"}
+
+
+class FirstStage(HostTarget):
+    """The first day of a port: ``loops`` kernels alone. Nodes that need another kernel run on the host."""
+
+    config = replace(HostTarget.config, bundles=False)
+
+    def supports(self, kernel: Kernel) -> Reason | None:
+        return None if kernel.kind == "loops" else Reason("no_kernel", f"no {kernel.kind} kernel yet")
 
 
 TARGET = HostTarget()

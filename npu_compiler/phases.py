@@ -1,0 +1,120 @@
+"""From the core graph to kernels: the phases that :mod:`npu_compiler.pipeline` runs in order, and what may be left out.
+
+The constraint checker schedules single nodes through the same functions, so it cannot answer differently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from typing import Any
+
+from . import compose
+from .compiled_program import CompiledProgram
+from .errors import Reason
+from .graph import Graph, Value
+from .ir import IRGraph
+from .kernel import Kernel, Schedule
+from .passes import attention, decompose, fold, fuse, gate, layout, merge, normalise, padding, positions, select
+from .schedule import Scheduler
+from .target_config import TargetConfig
+from .targets import get_target
+
+SWITCHES = (
+    "normalise",
+    "fold_constants",
+    "fold_positions",
+    "fuse_attention",
+    "merge_matmuls",
+    "select_concats",
+    "layout",
+    "fold_padding",
+    "fold_batch_norm",
+    "fuse_epilogue",
+    "fuse_pointwise",
+    "fuse_loops",
+    "pair_matmuls",
+    "compress_weights",
+    "winograd",
+    "fuse_prologue",
+    "bundle",
+)
+
+
+@dataclass
+class State:
+    """What flows through the phases; ``ir`` is None for a program that starts as a core graph."""
+
+    ir: IRGraph | None
+    config: TargetConfig
+    dtype: str | None
+    disable: Collection[str]
+    graph: Graph = field(default_factory=Graph)
+    groups: list[fuse.Group] = field(default_factory=list)
+    schedule: Schedule | None = None
+    recipes: list[tuple[str, Value]] = field(default_factory=list)  # load-time values, by weight buffer
+    program: CompiledProgram | None = None
+    entry: str = "main"
+
+    def run_pass(self, name: str, f: Callable[[Graph], Any]) -> None:
+        if name not in self.disable:
+            f(self.graph)
+
+    def refused_kernels(self) -> list[tuple[Kernel, Reason]]:
+        """The scheduled kernels that the target's code generator does not support."""
+        target = get_target(self.config.name)
+        kernels = self.schedule.kernels if self.schedule is not None else []
+        return [(k, reason) for k in kernels if (reason := target.supports(k)) is not None]
+
+
+def run_normalise(s: State) -> None:
+    """No-ops, common subexpressions, constants; attention from its decomposed spelling."""
+    s.run_pass("normalise", normalise.normalise)
+    s.run_pass("fold_constants", normalise.fold_constants)
+    s.run_pass("fold_positions", positions.fold_positions)
+    s.run_pass("fold_constants", normalise.fold_constants)
+    s.run_pass("fuse_attention", attention.fuse_attention)
+    s.run_pass("merge_matmuls", merge.merge_matmuls)
+
+
+def run_layout(s: State) -> None:
+    """Channels-last: permutes sink and cancel; zero padding joins its convolution."""
+    s.run_pass("layout", layout.sink_permutes)
+    s.run_pass("fold_padding", padding.fold_padding)
+
+
+def run_fold(s: State) -> None:
+    """Batch norms and per-channel scales move into weights, as load-time recipes."""
+    s.run_pass("fold_batch_norm", fold.fold_batch_norm)
+
+
+def run_fuse(s: State) -> None:
+    """Epilogues, pointwise chains, row kernels."""
+    decompose.decompose(s.graph, s.config)
+    s.run_pass("select_concats", select.select_concats)
+    fuse.absorb_views(s.graph)
+    claimed = fuse.claim_epilogues(s.graph) if "fuse_epilogue" not in s.disable else {}
+    if "fuse_pointwise" not in s.disable:
+        fuse.inline_pointwise(s.graph, {n for chain in claimed.values() for n in chain})
+    normalise.normalise(s.graph)
+    claimed = fuse.claim_epilogues(s.graph) if "fuse_epilogue" not in s.disable else {}
+    if "fuse_pointwise" not in s.disable:
+        claimed |= {
+            n: c for n, c in fuse.claim_sources(s.graph).items() if not any(c[0] in chain for chain in claimed.values())
+        }
+    if "pair_matmuls" not in s.disable and s.config.paired_matmuls:
+        claimed = gate.pair_matmuls(s.graph, claimed, s.config.pair_width)
+    s.groups = fuse.merge_loops(s.graph, claimed, enabled="fuse_loops" not in s.disable)
+
+
+def run_schedule(s: State) -> None:
+    """Kernels over strided buffers, in the forms that the target runs fastest."""
+    winograd = get_target(s.config.name).winograd if "winograd" not in s.disable else lambda node: None
+    scheduler = Scheduler(s.graph, s.groups, s.config, winograd)
+    s.schedule = scheduler.run()
+    s.recipes = scheduler.recipes
+    if "fuse_prologue" not in s.disable:
+        compose.fuse_prologues(s.schedule, s.config.prologue_rows)
+    if "bundle" not in s.disable and s.config.bundles:
+        compose.bundle(s.schedule, s.config.bundle_points)
+    get_target(s.config.name).refine(s.schedule)
