@@ -19,6 +19,7 @@ from npu_compiler.target_config import target_config
 from . import candidates, run_ahead
 from .backend import Backend, DeviceBuffer, get_backend
 from .candidates import CandidateSteps
+from .chat_template import Message, render_chat
 from .chunks import plan_chunks
 from .executor import Executor, State
 from .generation import Generation, TextOutput, Timings, Token
@@ -26,7 +27,7 @@ from .kv_file import fingerprint, load_kv, save_kv
 from .llm_card import ModelCard
 from .run_ahead import RunAhead
 from .sampling import HostScores, Sampler, SamplingOptions, Scores
-from .tokenizer import Message, Tokenizer, render_chat
+from .tokenizer import Tokenizer
 from .weight_loader import WeightStore, load_weights
 
 Prompt = str | Sequence[int] | Sequence[Message] | np.ndarray

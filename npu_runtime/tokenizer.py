@@ -1,11 +1,8 @@
-"""Text to token ids and back: encoding, text that grows token by token, stop strings, chat templates."""
+"""Text to token ids and back: encoding, text that grows token by token, stop strings."""
 
 from __future__ import annotations
 
-import datetime
-import json
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from npu_compiler.errors import InputError
 
@@ -13,8 +10,6 @@ _UNFINISHED = "\ufffd"  # what decoders put where bytes are no character (yet)
 _LONGEST_TAIL = 3  # bytes of a UTF-8 character that still lacks one
 _WINDOW = 16  # tokens after which the detokeniser forgets what it can; after four times as many, the rest, too
 _CONTEXT = 4  # tokens it keeps: a decoder may treat a text's first token differently
-
-Message = Mapping[str, Any]
 
 
 class Tokenizer:
@@ -110,38 +105,3 @@ class StopStrings:
     def flush(self) -> str:
         held, self._held = self._held, ""
         return held
-
-
-def render_chat(template: str | None, messages: Sequence[Message], special: Mapping[str, str]) -> str:
-    """The prompt for a conversation, ready for the assistant's answer.
-
-    ``template``: the model's Jinja template, run in a sandbox; ``messages``: {'role': …, 'content': …}; ``special``:
-    ``bos_token`` and the like. Raises ``InputError``.
-    """
-    if template is None:
-        raise InputError("this model has no chat template; pass a prompt as text or token ids")
-    for i, message in enumerate(messages):
-        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str) or "content" not in message:
-            raise InputError(f"messages[{i}]: expected a dict with 'role' and 'content', got {message!r}")
-    if not messages:
-        raise InputError("the conversation has no messages")
-    try:
-        import jinja2
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
-    except ImportError:
-        raise InputError("chat templates need the package jinja2: pip install 'npusim[llm]'") from None
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-    )
-    environment.globals["raise_exception"] = _raise
-    environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
-    environment.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
-    try:
-        compiled = environment.from_string(template)
-        return compiled.render(messages=[dict(m) for m in messages], add_generation_prompt=True, **special)
-    except (jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError, RecursionError) as error:
-        raise InputError(f"the model's chat template refused the messages: {error}") from None
-
-
-def _raise(message: str) -> None:
-    raise ValueError(message)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -9,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from npu_compiler.errors import InputError
+from npu_runtime.chat_template import render_chat
 from npu_runtime.chunks import plan_chunks
 from npu_runtime.generation import TextOutput
-from npu_runtime.tokenizer import Detokenizer, StopStrings, Tokenizer, render_chat
+from npu_runtime.tokenizer import Detokenizer, StopStrings, Tokenizer
 
 from . import small_model
 
@@ -105,6 +108,9 @@ def test_chat_template() -> None:
     assert render_chat("{{ messages | tojson }}", odd, {}) == '[{"role": "é", "content": "<"}]'
 
 
+_NESTED_LOOPS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+
+
 @pytest.mark.parametrize(
     ("template", "messages", "error"),
     [
@@ -117,11 +123,43 @@ def test_chat_template() -> None:
         ("{{ ''.__class__.__mro__ }}", [{"role": "user", "content": "x"}], "unsafe"),
         ("{{ messages.append(1) }}", [{"role": "user", "content": "x"}], "not safely|unsafe"),
         ("{{ 1 / 0 }}", [{"role": "user", "content": "x"}], "division"),
+        ("{{ missing.field }}", [{"role": "user", "content": "x"}], "undefined"),
+        ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", [{"role": "user", "content": "x"}], "recursion"),
+        ("{{ 'a' * 20000000000 }}", [{"role": "user", "content": "x"}], "memory"),
+        ("{{ '%20000000000d' % 1 }}", [{"role": "user", "content": "x"}], "memory"),
+        ("{{ 'a'.zfill(20000000000) }}", [{"role": "user", "content": "x"}], "memory"),
+        ("{{ 'a' * 20000000 }}", [{"role": "user", "content": "x"}], "makes 20000000 characters"),
+        (_NESTED_LOOPS, [{"role": "user", "content": "x"}], "takes more than 1 second"),
+        ("{{ 99999999 ** 99999999 }}", [{"role": "user", "content": "x"}], "takes more than 1 second"),
+        ("x", [{"role": "user", "content": object()}], "something else than text, numbers, lists and dicts"),
     ],
 )
 def test_chat_template_errors(template: str | None, messages: list[Any], error: str) -> None:
     with pytest.raises(InputError, match=error):
         render_chat(template, messages, {})
+
+
+def test_chat_templates_after_one_that_was_too_much() -> None:
+    messages = [{"role": "user", "content": "x"}]
+    for _ in range(2):
+        with pytest.raises(InputError, match="takes more than"):
+            render_chat(_NESTED_LOOPS, messages, {})
+        assert render_chat("{{ messages[0].content }}", messages, {}) == "x"
+
+
+def test_chat_templates_in_threads_and_children() -> None:
+    """Every answer belongs to its request; a child of a fork has a worker of its own."""
+
+    def ask(text: str) -> bool:
+        return render_chat("{{ messages[0].content }}", [{"role": "user", "content": text}], {}) == text
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(ask, [str(i) * 1000 for i in range(40)]))
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if ask("child") else 1)
+    assert ask("parent")
+    assert os.waitpid(child, 0)[1] == 0
 
 
 def test_damaged_tokenizer() -> None:
