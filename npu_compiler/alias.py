@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from .errors import IRError
-from .ir import IRGraph, OpNode, StateUpdate, TensorSpec
+from .ir import IRGraph, OpNode, StateUpdate, TensorSpec, selected
 from .ops.registry import STRUCTURAL, functional_name
 
 Key = tuple[str, int]
@@ -67,15 +66,6 @@ def _written(node: OpNode) -> bool:
     return is_in_place(node.op_type) and bool(node.inputs) and bool(node.outputs)
 
 
-def _selected(getitem: OpNode) -> TensorSpec:
-    """The one input a getitem passes on; the IR lists all outputs of its producer."""
-    index = getitem.attrs.get("index")
-    if not isinstance(index, int) or not -len(getitem.inputs) <= index < len(getitem.inputs):
-        count = len(getitem.inputs)
-        raise IRError(f"node {getitem.name!r}: getitem index {index!r} does not select one of its {count} inputs")
-    return getitem.inputs[index]
-
-
 class _Memory:
     """``root`` maps a value to the tensor whose memory it may use, ``same`` to the first name of the same tensor."""
 
@@ -85,7 +75,7 @@ class _Memory:
         self.same: dict[Key, Key] = {}
         for node in ir.nodes:
             if node.op_type in STRUCTURAL:
-                self._link((node.name, 0), ir.key(_selected(node)), same=True)
+                self._link((node.name, 0), ir.key(selected(node)), same=True)
             elif _written(node):
                 self._link((node.name, 0), ir.key(node.inputs[0]), same=True)
             elif base_name(node.op_type) in VIEW_OPS and node.inputs:
@@ -109,7 +99,7 @@ class _Memory:
         end = len(ir.nodes)
         last_use: dict[Key, int] = {}
         for position, node in enumerate(ir.nodes):
-            read = node.inputs if node.op_type not in STRUCTURAL else [_selected(node)]
+            read = node.inputs if node.op_type not in STRUCTURAL else [selected(node)]
             last_use.update({ir.key(t): position for t in read})
         results = [*ir.graph_outputs, *(u.value for u in ir.state)]
         last_use.update({ir.key(t): end for t in results})

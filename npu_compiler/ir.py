@@ -11,6 +11,9 @@ from typing import Any
 import numpy as np
 
 from . import dtypes
+from .errors import IRError
+
+GETITEM = "<built-in function getitem>"
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,15 @@ class OpNode:
     inputs: list[TensorSpec]
     outputs: list[TensorSpec]
     attrs: dict[str, Any] = field(default_factory=dict)
+
+
+def selected(getitem: OpNode) -> TensorSpec:
+    """The one input that a getitem node passes on; the IR lists all outputs of its producer. Raises ``IRError``."""
+    index = getitem.attrs.get("index")
+    if type(index) is not int or not -len(getitem.inputs) <= index < len(getitem.inputs):
+        count = len(getitem.inputs)
+        raise IRError(f"node {getitem.name!r}: getitem index {index!r} does not select one of its {count} inputs")
+    return getitem.inputs[index]
 
 
 def dtype_contradiction(node: OpNode) -> str | None:

@@ -21,7 +21,7 @@ import numpy as np
 from npu_compiler import dtypes
 from npu_compiler.errors import IRError
 from npu_compiler.files import write_atomic
-from npu_compiler.ir import IRGraph, OpNode, StateUpdate, TensorSpec
+from npu_compiler.ir import GETITEM, IRGraph, OpNode, StateUpdate, TensorSpec, selected
 from npu_compiler.ir_values import (
     as_dtype,
     as_list,
@@ -278,7 +278,19 @@ class _Reader:
         for i, t in enumerate(outputs):  # defined only now: a node cannot read itself
             self._define((name, i), t)
         self.arities[name] = len(outputs)
-        return OpNode(name, op_type, inputs, outputs, attrs)
+        node = OpNode(name, op_type, inputs, outputs, attrs)
+        if op_type == GETITEM:
+            self._getitem(node, path)
+        return node
+
+    def _getitem(self, node: OpNode, path: str) -> None:
+        try:
+            chosen = selected(node)
+        except IRError as error:
+            raise IRError(f"{path}.attrs.index: {error}") from None
+        if len(node.outputs) != 1:
+            fail(f"{path}.outputs", f"a getitem has one output, got {len(node.outputs)}")
+        self._match(node.outputs[0], chosen.shape, chosen.dtype, f"{path}.outputs[0]", f"{chosen.name!r} has")
 
     def _tensors(self, raw: Mapping[str, Any], key: str, path: str) -> list[TensorSpec]:
         items = enumerate(as_list(get(raw, key, path), f"{path}.{key}"))

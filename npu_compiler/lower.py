@@ -16,7 +16,7 @@ from .alias import VIEW_OPS, base_name, is_in_place
 from .errors import CompileError, IRError, Reason, Unsupported
 from .expr import index
 from .graph import VIEWS, Graph, Node, Value
-from .ir import IRGraph, OpNode, TensorSpec, dtype_contradiction
+from .ir import GETITEM, IRGraph, OpNode, TensorSpec, dtype_contradiction, selected
 from .kernel import Buffer, Operand, contiguous_strides
 from .ops import lower_call
 from .ops.access import fresh
@@ -24,8 +24,6 @@ from .strides import strided_view
 
 Key = tuple[str, int]
 Refusal = tuple[str, str, Reason]  # node, op type, why
-
-GETITEM = "<built-in function getitem>"
 
 # View ops that copy where strides (or a dtype) ask for it.
 MAY_COPY = frozenset("contiguous flatten ravel reshape reshape_as to type_as".split())
@@ -155,10 +153,10 @@ class _Lowering:
         return value
 
     def _node(self, node: OpNode) -> None:
-        inputs = [self._read(t) for t in node.inputs]
         if node.op_type == GETITEM:
-            self.env[(node.name, 0)] = inputs[int(node.attrs["index"])]
+            self.env[(node.name, 0)] = self._read(selected(node))
             return
+        inputs = [self._read(t) for t in node.inputs]
         narrow = self.dtype if any(v in self.narrowed for v in inputs) else None
         attrs = {k: narrow if narrow and k == "dtype" and _is_float32(v) else v for k, v in node.attrs.items()}
         results = lower_call(self.graph, node.op_type, inputs, attrs)

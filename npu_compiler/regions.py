@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from . import dtypes
-from .ir import IRGraph, OpNode, StateUpdate, TensorSpec
+from .ir import GETITEM, IRGraph, OpNode, StateUpdate, TensorSpec, selected
 
 LOST = "wrap_with_set_grad_enabled"
 
@@ -34,8 +34,8 @@ def restore_regions(ir: IRGraph) -> IRGraph:
             table = _rotary_table(node, reads(positions), reads(frequencies), names)
             moved |= {(node.name, i): (half.name, 0) for i, half in enumerate(table[-2:])}
             nodes += table
-        elif node.op_type == "<built-in function getitem>" and node.inputs[0].producer in moved:
-            chosen = reads(node.inputs[node.attrs["index"]])
+        elif node.op_type == GETITEM and node.inputs[0].producer in moved:
+            chosen = reads(selected(node))
             nodes.append(OpNode(node.name, "aten.alias.default", [chosen], node.outputs))
         else:
             nodes.append(replace(node, inputs=[reads(t) for t in node.inputs]))

@@ -79,6 +79,17 @@ def drop_axes(x: Value, axes: Sequence[int], keepdim: bool = False) -> Value:
     return x if keepdim else x.reshape(*(n for i, n in enumerate(x.shape) if i not in axes))
 
 
+MOST_NODES = 1 << 14  # that one call is taken apart into
+MOST_POSITIONS = 1 << 22  # of a table that is computed while a call is lowered
+
+
+def bounded(count: int, limit: int, what: str) -> int:
+    """``count``, unless lowering so many would take the compiler too long."""
+    if count > limit:
+        raise Unsupported(Reason("size", f"{count} {what}; at most {limit} are compiled"))
+    return count
+
+
 def ints(value: int | Sequence[int], n: int) -> tuple[int, ...]:
     """An ATen int[n] argument: one number stands for all of them."""
     given = (value,) if isinstance(value, int) else tuple(value)

@@ -128,7 +128,7 @@ CLAMP_TENSOR = (
 
 @lowers("aten.clamp.Tensor", "aten.clip.Tensor", samples=CLAMP_TENSOR, dtypes=NUMBERS)
 @lowers("aten.clamp.default", "aten.clip.default", samples=CLAMP, dtypes=FLOATS)
-def clamp(self: Value, min: Value | None = None, max: Value | None = None) -> Value:
+def clamp(self: Value, min: Value | Scalar | None = None, max: Value | Scalar | None = None) -> Value:
     """min(max(self, min), max), either bound absent; bounds are numbers or tensors and take part in promotion."""
     bounds = [(f, b) for f, b in ((maximum, min), (minimum, max)) if b is not None]
 

@@ -9,13 +9,17 @@ conformance tests all derive from these declarations; what a lowering cannot hon
 from __future__ import annotations
 
 import inspect
+from collections import abc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from types import UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from .. import dtypes
 from ..errors import Reason, Unsupported
+from ..expr import Expr
 from ..graph import Graph, Value, result_type
+from ..ir import GETITEM
 from .samples import Sample
 
 Scalar = int | float | bool
@@ -33,11 +37,12 @@ IGNORED_ATTRS = frozenset(
 @dataclass(frozen=True)
 class Param:
     """One schema argument. ``kind``: 'tensor', 'optional' (tensor or None), 'list' (of tensors), 'operand' (tensor or
-    scalar) or 'attr'."""
+    scalar) or 'attr'. ``accepts``: the type of its annotation."""
 
     name: str
     kind: str
     default: Any
+    accepts: Any  # the annotation, resolved
 
     @property
     def required(self) -> bool:
@@ -70,6 +75,7 @@ INTS = ("int64", "int32", "bool")
 _KINDS = {
     "Value": "tensor",
     "Value | None": "optional",
+    "Value | Scalar | None": "optional",
     "list[Value]": "list",
     "list[Value | None]": "list",
     "Value | Scalar": "operand",
@@ -84,9 +90,11 @@ def _declare(
     samples: Sequence[Sample],
     dtypes: Sequence[str],
 ) -> None:
-    signature = inspect.signature(f).parameters
+    signature, hints = inspect.signature(f).parameters, get_type_hints(f)
     params = tuple(
-        Param(p.name, _KINDS.get(str(p.annotation), "attr"), p.default) for p in signature.values() if p.name != "graph"
+        Param(p.name, _KINDS.get(str(p.annotation), "attr"), p.default, hints[p.name])
+        for p in signature.values()
+        if p.name != "graph"
     )
     op = OpDef(
         op_types=tuple(op_types),
@@ -178,7 +186,7 @@ def bind(op: OpDef, op_type: str, inputs: Sequence[Value], attrs: dict[str, Any]
     args: dict[str, Any] = {}
     for i, p in enumerate(op.params):
         if p.name in attrs:
-            args[p.name] = attrs[p.name]
+            args[p.name] = _checked(op_type, p, attrs[p.name])
         elif p.kind == "list":
             size = sizes.pop(0) if sizes else len(queue)
             mask = masks.pop(0) if masks else [False] * size
@@ -197,6 +205,37 @@ def bind(op: OpDef, op_type: str, inputs: Sequence[Value], attrs: dict[str, Any]
     if queue:
         raise Unsupported(Reason("arguments", f"{op_type}: {len(queue)} tensor input(s) more than the op takes"))
     return args
+
+
+def _checked(op_type: str, p: Param, value: Any) -> Any:
+    """The value of an attribute, if it has the type that the lowering's parameter is annotated with."""
+    if not _fits(value, p.accepts):
+        given = f"{value!r:.60}"
+        raise Unsupported(Reason("arguments", f"{op_type}: {p.name}={given}, expected {_words(p.accepts)}"))
+    return value
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        return any(_fits(value, h) for h in inner)
+    if origin in (list, tuple, abc.Sequence):  # tuple[()] is an empty list
+        return isinstance(value, list | tuple) and (all(_fits(v, inner[0]) for v in value) if inner else not value)
+    if hint is float:
+        return type(value) in (int, float)
+    return type(value) in (int, float, bool) if hint is Expr else type(value) is hint
+
+
+def _words(hint: Any) -> str:
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        return " or ".join(dict.fromkeys(map(_words, inner)))
+    if origin in (list, tuple, abc.Sequence):
+        return f"a list of {_words(inner[0])}" if inner else "an empty list"
+    return _TYPE_WORDS.get(hint, "a tensor")
+
+
+_TYPE_WORDS = {int: "int", float: "float", bool: "bool", str: "text", type(None): "null", Expr: "a number or a tensor"}
 
 
 def lower_call(graph: Graph, op_type: str, inputs: Sequence[Value], attrs: dict[str, Any]) -> list[Value | None]:
@@ -229,4 +268,4 @@ def get_supported_ops() -> list[str]:
     return sorted(REGISTRY)
 
 
-STRUCTURAL = frozenset(("<built-in function getitem>",))
+STRUCTURAL = frozenset((GETITEM,))

@@ -33,10 +33,10 @@ _BINARY = (
 )  # fmt: skip
 _FILTERS = (
     "length", "upper", "trim", "list", "join", "join('-')", "tojson", "tojson(indent=2)", "first", "last", "sum",
-    "sort", "reverse", "unique", "int", "float", "string", "replace('a', 'bb')", "batch(3, 'x')", "slice(2)", "center(40)",
-    "indent(2)", "wordwrap(3)", "format(1)", "default('d')", "groupby('role')", "map('upper')", "map(attribute='role')",
-    "selectattr('role')", "items", "dictsort", "round(2)", "safe", "escape", "random", "urlize", "xmlattr",
-    "truncate(5)", "pprint", "attr('format')", "nothing", "filesizeformat",
+    "sort", "reverse", "unique", "int", "float", "string", "replace('a', 'bb')", "batch(3, 'x')", "slice(2)",
+    "center(40)", "indent(2)", "wordwrap(3)", "format(1)", "default('d')", "groupby('role')", "map('upper')",
+    "map(attribute='role')", "selectattr('role')", "items", "dictsort", "round(2)", "safe", "escape", "random",
+    "urlize", "xmlattr", "truncate(5)", "pprint", "attr('format')", "nothing", "filesizeformat",
 )  # fmt: skip
 _CALLS = (
     ".format(1)", ".zfill(30)", ".ljust(9)", ".join(['a', 'b'])", ".split()", ".items()", ".strip()", "()", "[0]",

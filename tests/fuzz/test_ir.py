@@ -1,0 +1,91 @@
+"""What fuzzing IR found: each is refused with the place and the reason, at once."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from npu_compiler.errors import IRError
+from npu_compiler.ir import GETITEM, IRGraph, OpNode, TensorSpec
+from npu_compiler.ir_reader import ir_to_dict, load_ir
+from npu_compiler.lower import check_node
+
+
+def call(op: str, shape: tuple[int, ...], result: tuple[int, ...], outputs: int = 1, **attrs: Any) -> OpNode:
+    x = TensorSpec("x", shape, "float32", ("x", 0))
+    return OpNode("n", f"aten.{op}", [x], [TensorSpec(f"n_{i}", result, "float32") for i in range(outputs)], attrs)
+
+
+@pytest.mark.parametrize(
+    ("node", "reason"),
+    [
+        (call("softmax.int", (3, 4), (3, 4), dim="x"), "softmax.int: dim='x', expected int"),
+        (call("softmax.int", (3, 4), (3, 4), dim=[1]), r"dim=\[1\], expected int"),
+        (call("softmax.int", (3, 4), (3, 4), dim=True), "dim=True, expected int"),
+        (call("softmax.int", (3, 4), (3, 4), dim=None), "dim=None, expected int"),
+        (call("sum.dim_IntList", (3, 4), (3, 1), dim=[[1]]), r"dim=\[\[1\]\], expected int or a list of int or null"),
+        (call("sum.dim_IntList", (3, 4), (3, 1), dim=[1], keepdim=3), "keepdim=3, expected bool"),
+        (call("clamp.default", (3,), (3,), min={"a": 1}), "min={'a': 1}, expected a tensor or int or float or bool"),
+        (call("gelu.default", (3,), (3,), approximate=1), "approximate=1, expected text"),
+        (call("add.Tensor", (3,), (3,), other=[1]), "other=.1., expected a number or a tensor"),
+    ],
+)  # fmt: skip
+def test_arguments_of_the_wrong_type(node: OpNode, reason: str) -> None:
+    found = check_node(node)
+    assert found is not None and found.rule == "arguments"
+    assert re.search(reason, found.detail), found.detail
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        call("adaptive_avg_pool1d.default", (1, 2, 7), (1, 2, 2**31), output_size=[2**31]),
+        call("adaptive_avg_pool2d.default", (1, 2, 8, 8), (1, 2, 2**31, 3), output_size=[2**31, 3]),
+        call("avg_pool1d.default", (1, 1, 2**38), (1, 1, 2**38), kernel_size=[1]),
+        call("chunk.default", (0, 3), (0, 3), chunks=2**62),
+        call("split.Tensor", (2**38,), (1,), split_size=1),
+        call("tensor_split.sections", (7,), (1,), sections=2**40),
+        call("unbind.int", (2**38,), ()),
+        call("diff.default", (2**30,), (1,), n=2**30 - 1),
+        call("upsample_nearest1d.vec", (1, 1, 3), (1, 1, 2**36), output_size=[2**36], scale_factors=None),
+        call(
+            "upsample_linear1d.vec",
+            (1, 1, 3),
+            (1, 1, 2**36),
+            output_size=[2**36],
+            align_corners=False,
+            scale_factors=None,
+        ),
+    ],
+    ids=lambda node: node.op_type,
+)
+def test_arguments_that_are_too_large(node: OpNode) -> None:
+    found = check_node(node)
+    assert found is not None and found.rule == "size", found
+
+
+@pytest.mark.parametrize("index", [None, "0", 1.0, True, [0], 2, -3, 2**70])
+def test_a_getitem_selects_an_input(index: Any) -> None:
+    ir = getitem(0)
+    document = ir_to_dict(ir)
+    document["nodes"][1]["attrs"]["index"] = index
+    with pytest.raises(IRError, match=r"nodes\[1\]\.attrs\.index"):
+        load_ir(document)
+
+
+def test_a_getitem_has_the_type_of_what_it_selects() -> None:
+    document = ir_to_dict(getitem(0))
+    document["nodes"][1]["outputs"][0]["shape"] = [9]
+    document["graph_outputs"][0]["shape"] = [9]
+    with pytest.raises(IRError, match=r"nodes\[1\]\.outputs\[0\]\.shape: \[9\] differs from \[2\]"):
+        load_ir(document)
+
+
+def getitem(index: int) -> IRGraph:
+    x = TensorSpec("x", (4,), "float32", ("x", 0))
+    halves = call("split.Tensor", (4,), (2,), outputs=2, split_size=2)
+    made = [TensorSpec(t.name, t.shape, t.dtype, ("n", i)) for i, t in enumerate(halves.outputs)]
+    chosen = OpNode("g", GETITEM, made, [TensorSpec("g", (2,), "float32")], {"index": index})
+    return IRGraph("m", [x], [TensorSpec("g", (2,), "float32", ("g", 0))], [], {}, [halves, chosen])
