@@ -4,6 +4,10 @@ The format is the one pytorch-ir (``torch_ir``) writes, plus a few fields of our
 ``state`` (mutated buffers), ``constants`` as base64 or as one repeated value, ``producer_node`` on graph outputs, and
 an attribute that is null where a tensor argument is None although a later one is given.
 
+A tensor is referred to by its producer (``producer_node``, ``producer_output_idx``). Without these fields it is found
+by its name, which must then be unique: a graph input, a placeholder of ``weight_name_mapping``, a weight or constant by
+its own name, or the output of an earlier node.
+
 Every error is an ``IRError`` that starts with the JSON path of the offending value, ``$`` being the whole document.
 """
 
@@ -158,6 +162,7 @@ class _Reader:
         self.by_name: dict[str, list[tuple[str, int]]] = {}  # tensor name -> those of them that bear it
         self.leaves: dict[str, tuple[tuple[int, ...], str]] = {}  # weight or constant key -> shape, dtype
         self.mapping: dict[str, str] = {}
+        self.constants: dict[str, np.ndarray] = {}
         self.arities: dict[str, int] = {}  # node -> number of outputs
         self.later: dict[str, int] = {}  # node -> index, to tell "used before definition" from "does not exist"
 
@@ -166,7 +171,7 @@ class _Reader:
         inputs = [self._graph_input(t, f"graph_inputs[{i}]") for i, t in self._items("graph_inputs")]
         weights = [self._weight(t, f"weights[{i}]") for i, t in self._items("weights")]
         self.mapping = self._name_mapping()
-        constants = self._constants()
+        self.constants = self._constants()
         raw_nodes = self._items("nodes")
         for i, raw in raw_nodes:
             self._declare(raw, i)
@@ -179,7 +184,7 @@ class _Reader:
             weights=weights,
             weight_name_mapping=self.mapping,
             nodes=nodes,
-            constants=constants,
+            constants=self.constants,
             state=self._state(),
             pytorch_version=as_string(doc.get("pytorch_version", ""), "pytorch_version", empty=True),
         )
@@ -302,22 +307,36 @@ class _Reader:
 
     def _use(self, t: TensorSpec, path: str) -> TensorSpec:
         """Check a reference against what it refers to; returns it with its producer."""
-        if t.producer is None and (t.name, 0) in self.values and self.values[t.name, 0].producer == (t.name, 0):
-            t = TensorSpec(t.name, t.shape, t.dtype, (t.name, 0))  # a graph input without producer fields
+        if t.producer is None:
+            t = TensorSpec(t.name, t.shape, t.dtype, self._named(t.name, path))
         if t.producer is None:
             key = self.mapping.get(t.name, t.name)
-            if key not in self.leaves:
-                hint = ""
-                if t.name in self.by_name or t.name in self.later:
-                    hint = "; a node has an output of that name: producer_node must name the node"
-                fail(f"{path}.name", f"{t.name!r} is no weight placeholder, constant or graph input{hint}")
             self._match(t, *self.leaves[key], path, f"weights declares for {key!r}")
+            if key not in self.constants:
+                self.mapping.setdefault(t.name, key)  # a weight may be referred to by its own name
             return t
         declared = self.values.get(t.producer)
         if declared is None:
             self._missing(t.producer, path)
         self._match(t, declared.shape, declared.dtype, path, f"{t.producer[0]!r} declares for output {t.producer[1]}")
         return t
+
+    def _named(self, name: str, path: str) -> tuple[str, int] | None:
+        """The producer of a tensor that is known by its name alone; None if that is a weight or constant."""
+        if (name, 0) in self.values and self.values[name, 0].producer == (name, 0):  # a graph input
+            return (name, 0)
+        made = self.by_name.get(name, [])
+        is_leaf = self.mapping.get(name, name) in self.leaves
+        if is_leaf and (name in self.mapping or not (made or name in self.later)):
+            return None
+        if len(made) == 1 and not is_leaf:
+            return made[0]
+        if made or is_leaf:
+            others = "a weight and a node or its output are" if is_leaf else f"{len(made)} tensors are"
+            fail(f"{path}.name", f"{others} named {name!r}; producer_node must tell which")
+        if name in self.later:
+            self._missing((name, 0), path)
+        fail(f"{path}.name", f"{name!r} is not a weight, constant, graph input or output of an earlier node")
 
     def _missing(self, producer: tuple[str, int], path: str) -> NoReturn:
         node, index = producer
