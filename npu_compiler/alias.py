@@ -155,7 +155,7 @@ def _rewrite(ir: IRGraph, memory: _Memory, keep: set[Key]) -> IRGraph:
             newest[memory.same_as(ir.key(node.inputs[0]))] = TensorSpec(out.name, out.shape, out.dtype, (node.name, 0))
         elif node.op_type in STRUCTURAL:  # its inputs stay the producer's own outputs
             inputs = list(node.inputs)
-        nodes.append(OpNode(node.name, op_type, inputs, node.outputs, node.attrs))
+        nodes.append(replace(node, op_type=op_type, inputs=inputs))
 
     state = [StateUpdate(u.key, current(u.value)) for u in ir.state]
     declared = {u.key for u in ir.state}

@@ -1,4 +1,5 @@
-"""The ATen-level IR: what the frontend writes and the compiler reads. Shapes are static, values are immutable.
+"""The ATen-level IR: what the frontend writes and the compiler reads. Values are immutable; shapes are static, except
+for dimensions that depend on tensor data, which only the host fallback can run (:mod:`npu_compiler.data_dependent`).
 
 A value is identified by ``(producer node, output index)``, never by name alone: names may collide.
 """
@@ -16,6 +17,26 @@ from .errors import IRError
 GETITEM = "<built-in function getitem>"
 
 
+class DataSize(int):
+    """A dimension that depends on tensor data: -1, which no real one is, and an expression ('u0', '2*u0') to readers.
+
+    Equal expressions in one graph are equal sizes.
+    """
+
+    expression: str
+
+    def __new__(cls, expression: str) -> DataSize:
+        self = super().__new__(cls, -1)
+        self.expression = expression
+        return self
+
+    def __getnewargs__(self) -> tuple[str]:  # type: ignore[override]
+        return (self.expression,)
+
+    def __repr__(self) -> str:
+        return self.expression
+
+
 @dataclass(frozen=True)
 class TensorSpec:
     """A tensor of the IR. ``producer`` is None for weights and constants (looked up by ``name``) and for node
@@ -27,6 +48,15 @@ class TensorSpec:
     producer: tuple[str, int] | None = None
 
     @property
+    def is_static(self) -> bool:
+        """Whether no dimension is a :class:`DataSize`."""
+        return all(d >= 0 for d in self.shape)
+
+    def fits(self, shape: tuple[int, ...]) -> bool:
+        """Whether a value of this shape is such a tensor; a :class:`DataSize` takes every size."""
+        return len(shape) == len(self.shape) and all(d < 0 or d == n for d, n in zip(self.shape, shape, strict=True))
+
+    @property
     def numel(self) -> int:
         n = 1
         for d in self.shape:
@@ -36,13 +66,17 @@ class TensorSpec:
 
 @dataclass
 class OpNode:
-    """One ATen call. ``inputs`` are tensors only; every other argument is in ``attrs`` under its schema name."""
+    """One ATen call. ``inputs`` are tensors only; every other argument is in ``attrs`` under its schema name.
+
+    ``graphs`` are the branches and bodies of control flow, by name; they have graph inputs and no weights.
+    """
 
     name: str
     op_type: str
     inputs: list[TensorSpec]
     outputs: list[TensorSpec]
     attrs: dict[str, Any] = field(default_factory=dict)
+    graphs: dict[str, IRGraph] = field(default_factory=dict)
 
 
 def selected(getitem: OpNode) -> TensorSpec:

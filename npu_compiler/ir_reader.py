@@ -1,8 +1,10 @@
 """IR JSON to and from ``IRGraph``, checked completely before anything uses it.
 
 The format is the one pytorch-ir (``torch_ir``) writes, plus a few fields of our own writer that older files lack:
-``state`` (mutated buffers), ``constants`` as base64 or as one repeated value, ``producer_node`` on graph outputs, and
-an attribute that is null where a tensor argument is None although a later one is given.
+``state`` (mutated buffers), ``constants`` as base64 or as one repeated value, ``producer_node`` on graph outputs,
+an attribute that is null where a tensor argument is None although a later one is given, and what depends on data:
+dimensions that are strings ('u0'), references to numbers in attributes, and ``graphs`` of a node (name -> a document of
+this form) for control flow (:mod:`npu_compiler.data_dependent`).
 
 A tensor is referred to by its producer (``producer_node``, ``producer_output_idx``). Without these fields it is found
 by its name, which must then be unique: a graph input, a placeholder of ``weight_name_mapping``, a weight or constant by
@@ -25,7 +27,7 @@ import numpy as np
 from npu_compiler import dtypes
 from npu_compiler.errors import IRError
 from npu_compiler.files import write_atomic
-from npu_compiler.ir import GETITEM, IRGraph, OpNode, StateUpdate, TensorSpec, selected
+from npu_compiler.ir import GETITEM, DataSize, IRGraph, OpNode, StateUpdate, TensorSpec, selected
 from npu_compiler.ir_values import (
     as_dtype,
     as_list,
@@ -33,6 +35,7 @@ from npu_compiler.ir_values import (
     as_natural,
     as_shape,
     as_string,
+    check_numbers,
     check_tensor_lists,
     constant_to_dict,
     describe,
@@ -46,6 +49,8 @@ from npu_compiler.regions import restore_regions
 
 __all__ = ["graph_weights_used", "ir_to_dict", "leaf_key", "load_ir", "load_ir_from_dict", "save_ir"]
 
+
+MAX_GRAPH_DEPTH = 8  # of control flow inside control flow
 
 # ----------------------------------------------------------------------------------------------------------------- read
 
@@ -156,8 +161,9 @@ def _find(document: Any, target: dict[str, Any]) -> str:
 class _Reader:
     """One document; every method raises ``IRError`` with the path of what it rejects."""
 
-    def __init__(self, doc: Mapping[str, Any]):
+    def __init__(self, doc: Mapping[str, Any], depth: int = 0):
         self.doc = doc
+        self.depth = depth  # of the graph inside others
         self.values: dict[tuple[str, int], TensorSpec] = {}  # graph inputs and node outputs read so far
         self.by_name: dict[str, list[tuple[str, int]]] = {}  # tensor name -> those of them that bear it
         self.leaves: dict[str, tuple[tuple[int, ...], str]] = {}  # weight or constant key -> shape, dtype
@@ -194,11 +200,11 @@ class _Reader:
 
     # ----------------------------------------------------------------------------------------------------------- leaves
 
-    def _tensor(self, raw: Any, path: str) -> TensorSpec:
+    def _tensor(self, raw: Any, path: str, *, static: bool = False) -> TensorSpec:
         """A tensor as written: ``producer`` is set only if the JSON names one."""
         obj = as_mapping(raw, path)
         name = as_string(get(obj, "name", path), f"{path}.name")
-        shape = as_shape(get(obj, "shape", path), f"{path}.shape")
+        shape = as_shape(get(obj, "shape", path), f"{path}.shape", static=static)
         dtype = as_dtype(get(obj, "dtype", path), f"{path}.dtype")
         producer = None
         if obj.get("producer_node") is not None:
@@ -207,7 +213,7 @@ class _Reader:
         return TensorSpec(name, shape, dtype, producer)
 
     def _graph_input(self, raw: Any, path: str) -> TensorSpec:
-        t = self._tensor(raw, path)
+        t = self._tensor(raw, path, static=self.depth == 0)
         key = (t.name, 0)
         if key in self.values:
             fail(f"{path}.name", f"duplicate graph input {t.name!r}")
@@ -218,7 +224,7 @@ class _Reader:
         return spec
 
     def _weight(self, raw: Any, path: str) -> TensorSpec:
-        t = self._tensor(raw, path)
+        t = self._tensor(raw, path, static=True)
         if t.name in self.leaves:
             fail(f"{path}.name", f"duplicate weight {t.name!r}")
         self.leaves[t.name] = (t.shape, t.dtype)
@@ -280,10 +286,11 @@ class _Reader:
             outputs.append(TensorSpec(spec.name, spec.shape, spec.dtype))
         attrs = read_attrs(raw.get("attrs", {}), f"{path}.attrs")
         check_tensor_lists(attrs, len(inputs), f"{path}.attrs")
+        check_numbers(attrs, len(inputs), f"{path}.attrs")
         for i, t in enumerate(outputs):  # defined only now: a node cannot read itself
             self._define((name, i), t)
         self.arities[name] = len(outputs)
-        node = OpNode(name, op_type, inputs, outputs, attrs)
+        node = OpNode(name, op_type, inputs, outputs, attrs, self._graphs(raw.get("graphs", {}), f"{path}.graphs"))
         if op_type == GETITEM:
             self._getitem(node, path)
         return node
@@ -296,6 +303,21 @@ class _Reader:
         if len(node.outputs) != 1:
             fail(f"{path}.outputs", f"a getitem has one output, got {len(node.outputs)}")
         self._match(node.outputs[0], chosen.shape, chosen.dtype, f"{path}.outputs[0]", f"{chosen.name!r} has")
+
+    def _graphs(self, raw: Any, path: str) -> dict[str, IRGraph]:
+        """The branches and bodies of control flow."""
+        graphs: dict[str, IRGraph] = {}
+        for name, document in as_mapping(raw, path).items():
+            where = f"{path}[{name!r}]"
+            if self.depth == MAX_GRAPH_DEPTH:
+                fail(where, f"graphs are nested more than {MAX_GRAPH_DEPTH} levels deep")
+            try:
+                graphs[name] = _Reader(as_mapping(document, "$"), self.depth + 1).graph()
+            except IRError as e:
+                raise IRError(f"{where}.{e}") from e
+            if graph_weights_used(graphs[name]) or graphs[name].state:
+                fail(where, "a nested graph has no weights and no state; pass them as graph inputs")
+        return graphs
 
     def _tensors(self, raw: Mapping[str, Any], key: str, path: str) -> list[TensorSpec]:
         items = enumerate(as_list(get(raw, key, path), f"{path}.{key}"))
@@ -403,6 +425,7 @@ def ir_to_dict(graph: IRGraph) -> dict[str, Any]:
                 "inputs": [_tensor_dict(t) for t in n.inputs],
                 "outputs": [_tensor_dict(t) for t in n.outputs],
                 "attrs": read_attrs(n.attrs, f"nodes[{i}].attrs"),
+                **({"graphs": {name: ir_to_dict(g) for name, g in n.graphs.items()}} if n.graphs else {}),
             }
             for i, n in enumerate(graph.nodes)
         ],
@@ -415,7 +438,8 @@ def ir_to_dict(graph: IRGraph) -> dict[str, Any]:
 
 
 def _tensor_dict(t: TensorSpec, *, producer: bool = True) -> dict[str, Any]:
-    d: dict[str, Any] = {"name": t.name, "shape": list(t.shape), "dtype": t.dtype}
+    shape = [d.expression if isinstance(d, DataSize) else d for d in t.shape]
+    d: dict[str, Any] = {"name": t.name, "shape": shape, "dtype": t.dtype}
     if producer and t.producer is not None:
         d["producer_node"], d["producer_output_idx"] = t.producer
     return d

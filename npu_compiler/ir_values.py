@@ -8,19 +8,23 @@ from __future__ import annotations
 import base64
 import binascii
 import math
+import re
 from collections.abc import Mapping
 from typing import Any, NoReturn, cast
 
 import numpy as np
 
 from npu_compiler import dtypes
+from npu_compiler.data_dependent import number_inputs
 from npu_compiler.errors import IRError
+from npu_compiler.ir import DataSize
 from npu_compiler.support.records import show
 
 MAX_NUMEL = 1 << 40  # far above any real tensor; below it, byte counts and offsets fit 64 bits
 MAX_RANK = 64
 MAX_ATTR_DEPTH = 16
 INLINE_CONSTANT_NUMEL = 64  # larger constants are written as base64
+_SIZE = re.compile(r"[A-Za-z0-9_+*/(), -]*[A-Za-z][A-Za-z0-9_+*/(), -]*")
 _INT64 = range(-(1 << 63), 1 << 63)
 _TORCH_SETTINGS = ("device", "layout", "memory_format")
 
@@ -64,13 +68,22 @@ def as_natural(value: Any, path: str, hint: str = "") -> int:
     return int(value)
 
 
-def as_shape(value: Any, path: str) -> tuple[int, ...]:
+def as_shape(value: Any, path: str, *, static: bool = True) -> tuple[int, ...]:
+    """The dimensions; unless ``static``, a string such as 'u0' is one that depends on data."""
     hint = "; shapes must be static, export the model without dynamic dimensions"
-    dims = tuple(as_natural(d, f"{path}[{i}]", hint) for i, d in enumerate(as_list(value, path)))
+
+    def dim(d: Any, where: str) -> int:
+        if static or not isinstance(d, str):
+            return as_natural(d, where, hint)
+        if not _SIZE.fullmatch(d):
+            fail(where, f"expected a number or an expression such as 'u0', got {show(d)}")
+        return DataSize(d)
+
+    dims = tuple(dim(d, f"{path}[{i}]") for i, d in enumerate(as_list(value, path)))
     if len(dims) > MAX_RANK:
         fail(path, f"rank {len(dims)} exceeds {MAX_RANK}")
     # Zero-size tensors too: their other dimensions still enter stride arithmetic.
-    if math.prod(d for d in dims if d) > MAX_NUMEL:
+    if math.prod(d for d in dims if d > 0) > MAX_NUMEL:
         fail(path, f"{show(str(list(dims)))} exceeds {MAX_NUMEL} elements")
     return dims
 
@@ -123,6 +136,13 @@ def _attr(value: Any, key: str, path: str, depth: int = 0) -> Any:
     if kind.__module__.startswith("torch.fx"):
         fail(path, "the extractor lost a tensor that is passed by keyword; extract the model with npu_compiler.capture")
     fail(path, f"expected a number, string, boolean, null or list, got {show(value)}")
+
+
+def check_numbers(attrs: dict[str, Any], inputs: int, path: str) -> None:
+    """Every ``{"number": i}`` in the attributes refers to an input of the node."""
+    for index in number_inputs(attrs):
+        if as_natural(index, path) >= inputs:
+            fail(path, f"refers to input {index} as a number, but the node has {inputs} input(s)")
 
 
 def check_tensor_lists(attrs: dict[str, Any], inputs: int, path: str) -> None:

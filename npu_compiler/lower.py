@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from .alias import VIEW_OPS, base_name, is_in_place
+from .data_dependent import data_dependence
 from .errors import CompileError, IRError, Reason, Unsupported
 from .expr import index
 from .graph import VIEWS, Graph, Node, Value
@@ -38,6 +39,8 @@ def lower_ir(ir: IRGraph, dtype: str | None = None, refused: Sequence[Refusal] =
 
 def lower_node(node: OpNode) -> Graph:
     """One node, other than a getitem, as a graph of its own. Raises :class:`Unsupported`."""
+    if (dependence := data_dependence(node)) is not None:
+        raise Unsupported(dependence)
     graph = Graph()
     inputs = [
         graph.input(str(i), t.shape, t.dtype) if t.producer is not None else graph.weight(t.name, t.shape, t.dtype)
@@ -83,7 +86,8 @@ class _Lowering:
             except Unsupported as error:
                 self.reasons.append((node.name, node.op_type, error.reason))
             for i, t in enumerate(node.outputs):  # keep going, to report every refusal at once
-                self.env[(node.name, i)] = graph.input(f"?{node.name}.{i}", t.shape, t.dtype)
+                shape = tuple(max(d, 1) for d in t.shape)
+                self.env[(node.name, i)] = graph.input(f"?{node.name}.{i}", shape, t.dtype)
         graph.sources = ()
         if self.reasons:
             lines = "\n".join(f"  {name} ({op}): {reason}" for name, op, reason in self.reasons)
@@ -153,6 +157,8 @@ class _Lowering:
         return value
 
     def _node(self, node: OpNode) -> None:
+        if (dependence := data_dependence(node)) is not None:
+            raise Unsupported(dependence)
         if node.op_type == GETITEM:
             self.env[(node.name, 0)] = self._read(selected(node))
             return

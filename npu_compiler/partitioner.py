@@ -20,6 +20,7 @@ from typing import Any
 from . import dtypes
 from .alias import Key, SharedStorage, functionalize
 from .constraint_checker import NodeChecker, passed_through
+from .data_dependent import ASSERTION
 from .describe import table
 from .errors import CompileError, ConfigError, Reason, Unsupported
 from .exclusions import Exclusions, IsSupported
@@ -180,11 +181,12 @@ def name_of(key: Key) -> str:
 
 
 def _without_dead_nodes(ir: IRGraph, shared: list[SharedStorage]) -> IRGraph:
-    """Drop nodes that no output or buffer depends on (assertions, unused branches)."""
+    """Drop nodes that no output or buffer depends on (unused branches), assertions about numbers excepted."""
     producer = {n.name: n for n in ir.nodes}
     live: set[str] = set()
     stack = [ir.key(t)[0] for t in (*ir.graph_outputs, *(u.value for u in ir.state))]
     stack += [name for storage in shared for name in storage.writers]
+    stack += [n.name for n in ir.nodes if n.op_type == ASSERTION]
     while stack:
         node = producer.get(stack.pop())
         if node is not None and node.name not in live:
@@ -286,6 +288,9 @@ class _Units:
 
 
 def _nbytes(t: TensorSpec) -> int:
+    """Bytes to move; nothing of a data-dependent size moves, its readers are on the host as well."""
+    if not t.is_static:
+        return 0
     return math.prod(t.shape) * dtypes.DTYPES[t.dtype].size
 
 
@@ -429,7 +434,7 @@ class _Cutter:
             name = name_of(key)
             return TensorSpec(name, t.shape, t.dtype, (name, 0)) if key in reads else t
 
-        nodes = [OpNode(n.name, n.op_type, [local(t) for t in n.inputs], n.outputs, n.attrs) for n in self.runs[i][1]]
+        nodes = [replace(n, inputs=[local(t) for t in n.inputs]) for n in self.runs[i][1]]
         seen = {ir.key(t): local(t) for n in self.runs[i][1] for t in n.inputs}
         specs = self.units.specs
         results = [TensorSpec(name_of(k), specs[k].shape, specs[k].dtype, k) for k in outputs]

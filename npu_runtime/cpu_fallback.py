@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from npu_compiler.alias import Key
+from npu_compiler.data_dependent import CONTROL_FLOW, NUMBER_OPS, number_inputs
 from npu_compiler.errors import BackendError, CompileError, InputError, Reason, WeightError
 from npu_compiler.host_arrays import to_array, to_torch
 from npu_compiler.ir import IRGraph, OpNode, TensorSpec, dtype_contradiction
@@ -27,6 +29,8 @@ from .allowed_ops import ForbiddenOp, check_allowed
 if TYPE_CHECKING:
     import torch
 
+# What PyTorch's ops and arithmetic on numbers raise.
+_FAILURES = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError, ArithmeticError, AssertionError)
 _ENCODING = ("_tensor_list_sizes", "_tensor_list_none_masks")  # how the IR writes lists of tensors
 
 
@@ -54,6 +58,11 @@ class _Slot:
 
 
 @dataclass(frozen=True)
+class _Number(_Slot):
+    """Stands for the Python number that such a tensor holds."""
+
+
+@dataclass(frozen=True)
 class _Call:
     """A node ready to run: ``op`` takes ``args`` and ``kwargs``, whose slots are filled from ``inputs``."""
 
@@ -68,6 +77,7 @@ class CPUPartition:
     """A graph bound to PyTorch's ops. Raises ``CompileError`` with a reason for every node that cannot be."""
 
     def __init__(self, ir: IRGraph):
+        """``ir.allowed_ops`` are those of nested graphs too."""
         _torch()
         self.ir = ir
         self.calls: list[_Call] = []
@@ -87,18 +97,27 @@ class CPUPartition:
 
     def run(self, inputs: Mapping[str, np.ndarray], weights: MutableMapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """See :func:`execute_cpu_partition`."""
-        torch = _torch()
         env = self._bind_leaves(inputs, weights)
-        with torch.no_grad():
-            for call, dead in zip(self.calls, self._dead, strict=True):
-                for i, value in enumerate(_execute(call, [env[k] for k in call.inputs])):
-                    env[(call.node.name, i)] = value
-                for key in dead:
-                    env.pop(key, None)
+        with _torch().no_grad():
+            self._evaluate(env)
         for update in self.ir.state:
             weights[update.key] = np.array(to_array(env[self.ir.key(update.value)]))  # a copy: it may be an input
         named = zip(self.ir.output_names(), self.ir.graph_outputs, strict=True)
         return {name: to_array(env[self.ir.key(t)]) for name, t in named}
+
+    def call(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
+        """The outputs of a graph without weights for ``tensors``, its inputs in order."""
+        env = {(t.name, 0): value for t, value in zip(self.ir.graph_inputs, tensors, strict=True)}
+        env.update({key: to_torch(np.array(self.ir.constants[name])) for key, name in self._leaves})
+        self._evaluate(env)
+        return [env[self.ir.key(t)] for t in self.ir.graph_outputs]
+
+    def _evaluate(self, env: dict[Key, torch.Tensor]) -> None:
+        for call, dead in zip(self.calls, self._dead, strict=True):
+            for i, value in enumerate(_execute(call, [env[k] for k in call.inputs])):
+                env[(call.node.name, i)] = value
+            for key in dead:
+                env.pop(key, None)
 
     def _bind_leaves(
         self, inputs: Mapping[str, np.ndarray], weights: Mapping[str, np.ndarray]
@@ -134,7 +153,7 @@ def _last_uses(ir: IRGraph) -> list[tuple[Key, ...]]:
 
 
 def _checked(array: np.ndarray, spec: TensorSpec, error: type[Exception], what: str) -> torch.Tensor:
-    if array.shape != spec.shape:
+    if not spec.fits(array.shape):
         raise error(f"{what} {spec.name!r} has shape {list(array.shape)}, expected {list(spec.shape)}")
     if not array.flags.writeable or any(s < 0 for s in array.strides):
         array = array.copy()  # torch takes neither
@@ -166,6 +185,10 @@ def _bind(ir: IRGraph, node: OpNode) -> _Call:
         if not isinstance(index, int) or not -len(keys) <= index < len(keys):
             raise _Unbound(f"getitem index {index!r} does not select one of its {len(keys)} inputs")
         return _Call(node, lambda x: x, (keys[index],), (_Slot(0),), {})
+    if node.op_type in NUMBER_OPS:
+        return _number_op(node, keys)
+    if node.op_type in CONTROL_FLOW:
+        return _control_flow(ir, node, keys)
     if (problem := dtype_contradiction(node)) is not None:
         raise _Unbound(problem)
     op, functional = _resolve(node.op_type)
@@ -181,6 +204,58 @@ def _bind(ir: IRGraph, node: OpNode) -> _Call:
             return in_place(first.clone(), *rest, **named)
 
     return _Call(node, op, keys, args, kwargs)
+
+
+def _number_op(node: OpNode, keys: tuple[Key, ...]) -> _Call:
+    args = node.attrs.get("args")
+    operands = _with_numbers(args) if isinstance(args, list) else [None]
+    flat = [v for a in operands for v in (a if isinstance(a, list) else [a])]
+    if len(node.attrs) != 1 or not all(isinstance(v, _Number | int | float) for v in flat):
+        raise _Unbound(f"{node.op_type} takes one attribute: args, a list of numbers")
+    return _Call(node, NUMBER_OPS[node.op_type], keys, tuple(operands), {})
+
+
+def _control_flow(ir: IRGraph, node: OpNode, keys: tuple[Key, ...]) -> _Call:
+    names = CONTROL_FLOW[node.op_type]
+    if set(node.graphs) != set(names):
+        raise _Unbound(f"{node.op_type} needs the graphs {' and '.join(names)}")
+    first, second = (CPUPartition(replace(node.graphs[name], allowed_ops=ir.allowed_ops)) for name in names)
+    if node.op_type == "higher_order.cond":
+        operands = len(keys) - 1
+        function: Callable[..., Any] = partial(_cond, first, second)
+    else:
+        operands, carried = len(keys), node.attrs.get("carried")
+        if not isinstance(carried, int) or len(node.outputs) != carried:
+            raise _Unbound(f"{node.op_type} gives as many results as its attribute carried says")
+        if len(second.ir.graph_outputs) != carried or len(first.ir.graph_outputs) != 1:
+            raise _Unbound(f"{node.op_type}: cond gives one result, body gives {carried}")
+        function = partial(_while_loop, first, second, carried)
+    for name, graph in zip(names, (first, second), strict=True):
+        if len(graph.ir.graph_inputs) != operands:
+            raise _Unbound(f"{node.op_type}: graph {name} takes {len(graph.ir.graph_inputs)} inputs, not {operands}")
+    return _Call(node, function, keys, tuple(_Slot(i) for i in range(len(keys))), {})
+
+
+def _cond(yes: CPUPartition, no: CPUPartition, condition: torch.Tensor, *operands: torch.Tensor) -> Any:
+    return (yes if bool(condition) else no).call(*operands)
+
+
+def _while_loop(cond: CPUPartition, body: CPUPartition, carried: int, *operands: torch.Tensor) -> Any:
+    values, extra = operands[:carried], operands[carried:]
+    while bool(cond.call(*values, *extra)[0]):
+        values = tuple(body.call(*values, *extra))
+    return values
+
+
+def _with_numbers(value: Any) -> Any:
+    """An attribute with slots where it refers to numbers that inputs hold, and with its complex numbers."""
+    if isinstance(value, dict):
+        if set(value) == {"complex"} and [type(p) for p in value["complex"]] == [float, float]:
+            return complex(*value["complex"])
+        if set(value) != {"number"}:
+            raise _Unbound(f"{value!r} is not an argument that an op takes")
+        return _Number(value["number"])
+    return type(value)(_with_numbers(v) for v in value) if isinstance(value, tuple | list) else value
 
 
 def _resolve(op_type: str) -> tuple[Any, bool]:
@@ -232,7 +307,7 @@ class _Slots:
 
     def __init__(self, node: OpNode, arguments: list[Any]):
         self.node = node
-        self.count, self.next = len(node.inputs), 0
+        self.count, self.next = len(node.inputs) - len(set(number_inputs(node.attrs))), 0
         self.sizes = list(node.attrs.get("_tensor_list_sizes") or ())
         self.masks = list(node.attrs.get("_tensor_list_none_masks") or ())
         # Tensors that later required arguments still need: an optional one must not take them.
@@ -278,7 +353,7 @@ def _value(argument: Any, value: Any) -> Any:
         if resolved is None:
             raise _Unbound(f"argument {argument.name}: PyTorch has no {value}")
         return resolved
-    return value
+    return _with_numbers(value)
 
 
 # ---------------------------------------------------------------------------------------------------------- execution
@@ -288,13 +363,15 @@ def _execute(call: _Call, tensors: list[torch.Tensor]) -> list[Any]:
     node = call.node
     try:
         result = call.op(*_fill(call.args, tensors), **{k: _fill(v, tensors) for k, v in call.kwargs.items()})
-    except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError) as error:
+        values = [_as_tensor(v) for v in _flatten(result)]
+    except BackendError:  # of a nested graph
+        raise
+    except _FAILURES as error:
         same = _promoted(tensors)
         if same is None:
             why = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise BackendError(f"node {node.name!r} ({node.op_type}) failed on the CPU: {why}") from error
         return _execute(call, same)
-    values = list(_flatten(result))
     if len(values) < len(node.outputs):
         detail = f"gave {len(values)} result(s), the IR states {len(node.outputs)}"
         raise BackendError(f"node {node.name!r} ({node.op_type}) {detail}")
@@ -310,7 +387,17 @@ def _flatten(result: Any) -> Iterator[Any]:
         yield result
 
 
+def _as_tensor(value: Any) -> Any:
+    """A result; the Python numbers that ``item`` and sizes are become 0-dim tensors."""
+    torch = _torch()
+    if not isinstance(value, int | float | complex):
+        return value
+    return torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else None)
+
+
 def _fill(value: Any, tensors: list[torch.Tensor]) -> Any:
+    if isinstance(value, _Number):
+        return tensors[value.index].item()
     if isinstance(value, _Slot):
         return tensors[value.index]
     if isinstance(value, tuple | list):
@@ -335,9 +422,7 @@ def _conform(node: OpNode, value: Any, spec: TensorSpec | None) -> Any:
     torch = _torch()
     if spec is None or value is None:
         return value
-    if not isinstance(value, torch.Tensor):  # a Python number, as item() gives
-        value = torch.tensor(value)
-    if tuple(value.shape) != spec.shape:
+    if not spec.fits(tuple(value.shape)):
         detail = f"gives shape {list(value.shape)}, the IR states {list(spec.shape)}"
         raise BackendError(f"node {node.name!r} ({node.op_type}) {detail}; re-export the model")
     dtype = getattr(torch, spec.dtype)

@@ -23,6 +23,7 @@ from npu_compiler.targets.cpu.host import host_cpu, object_kind
 
 _log = logging.getLogger(__name__)
 
+
 def obstacle(program: CompiledProgram) -> str:
     """Why the binary cannot run here, in words; empty if nothing is known to stand in the way."""
     if not program.binary:

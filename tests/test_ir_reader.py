@@ -349,8 +349,12 @@ ERRORS: list[tuple[Any, str]] = [
     (put('"nodes"/1/"name"', "x"), "nodes[1].name: a graph input has the same name 'x'"),
     (put('"nodes"/1/"name"', "p_w"), "nodes[1].name: a weight placeholder has the same name 'p_w'"),
     (
+        put('"graph_inputs"/0/"shape"/0', "N"),
+        "graph_inputs[0].shape[0]: expected a non-negative integer, got 'N'; shapes must be",
+    ),
+    (
         put(IN + '"shape"/0', "N"),
-        "nodes[1].inputs[0].shape[0]: expected a non-negative integer, got 'N'; shapes must be",
+        "nodes[1].inputs[0].shape: [N, 4] differs from [2, 4], which",
     ),
     (put(IN + '"shape"/0', -1), "nodes[1].inputs[0].shape[0]: expected a non-negative integer, got -1"),
     (put(IN + '"shape"/0', True), "nodes[1].inputs[0].shape[0]: expected a non-negative integer, got True"),

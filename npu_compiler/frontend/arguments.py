@@ -12,7 +12,7 @@ from npu_compiler.errors import CaptureError, IRError
 from npu_compiler.ir import TensorSpec
 from npu_compiler.ir_values import read_attrs
 
-__all__ = ["STATIC_ADVICE", "Arguments", "describe_node", "read_arguments"]
+__all__ = ["STATIC_ADVICE", "Arguments", "Number", "describe_node", "read_arguments"]
 
 STATIC_ADVICE = "export with static shapes (no dynamic_shapes) and fixed sizes in forward"
 
@@ -24,16 +24,41 @@ def describe_node(node: torch.fx.Node) -> str:
     return f"node {node.name!r} ({node.target})" + (f", {lines[-1]}" if lines else "")
 
 
+@dataclass(frozen=True)
+class Number:
+    """A Python number that depends on tensor data; the IR holds it as the 0-dim tensor ``spec``."""
+
+    spec: TensorSpec
+
+
 @dataclass
 class Arguments:
-    """``inputs`` are in schema order, tensor lists flattened. ``written`` and ``aliased`` are those among them that the
-    op writes to, and that its outputs may share storage with."""
+    """``inputs`` are in schema order, tensor lists flattened; numbers that depend on data follow. ``written`` and
+    ``aliased`` are those among them that the op writes to, and that its outputs may share storage with."""
 
     inputs: list[TensorSpec] = field(default_factory=list)
     attrs: dict[str, Any] = field(default_factory=dict)
     named: dict[str, TensorSpec] = field(default_factory=dict)
     written: list[TensorSpec] = field(default_factory=list)
     aliased: list[TensorSpec] = field(default_factory=list)
+    numbers: list[tuple[TensorSpec, dict[str, int]]] = field(default_factory=list)  # with the references to them
+
+    def plain(self, value: Any, name: str, node: torch.fx.Node) -> Any:
+        """An argument that is not a tensor as an attribute: numbers that depend on data become references."""
+        if isinstance(value, list | tuple):
+            return [self.plain(v, name, node) for v in value]
+        if isinstance(value, Number):
+            self.numbers.append((value.spec, {"number": len(self.numbers)}))
+            return self.numbers[-1][1]
+        if isinstance(value, torch.fx.Node | torch.SymInt | torch.SymFloat | torch.SymBool):
+            raise CaptureError(f"{describe_node(node)}: argument {name!r} is known only at run time; {STATIC_ADVICE}")
+        return {"complex": [value.real, value.imag]} if isinstance(value, complex) else value
+
+    def close(self) -> None:
+        """Put the numbers behind the other inputs."""
+        for _, reference in self.numbers:
+            reference["number"] += len(self.inputs)
+        self.inputs += [spec for spec, _ in self.numbers]
 
 
 def read_arguments(
@@ -42,7 +67,7 @@ def read_arguments(
     """The arguments of ``node``; ``resolve`` gives the tensor, list of tensors or constant that an FX node stands for.
 
     Raises:
-        CaptureError: an argument has no place in the IR (a size computed at run time, a complex number ...).
+        CaptureError: an argument has no place in the IR (a dynamic size).
     """
     result = Arguments()
     sizes: list[int] = []
@@ -65,7 +90,8 @@ def read_arguments(
             continue
         tensors = _tensors(value, is_tensor, resolve)
         if tensors is None:
-            plain[argument.name] = _number(value, argument.name, node)
+            value = torch.fx.node.map_arg(value, resolve)
+            plain[argument.name] = result.plain(value, argument.name, node)
             continue
         plain.update(dict.fromkeys(absent))
         absent.clear()
@@ -81,6 +107,7 @@ def read_arguments(
             result.aliased += present
             if argument.alias_info.is_write:
                 result.written += present
+    result.close()
     lists = {"_tensor_list_sizes": sizes, "_tensor_list_none_masks": masks}
     try:
         result.attrs = read_attrs({**{k: v for k, v in lists.items() if v}, **plain}, "attrs")
@@ -98,14 +125,3 @@ def _tensors(
     if not is_tensor or not isinstance(value, list | tuple):
         return None
     return [resolve(v) if isinstance(v, torch.fx.Node) else v for v in value]
-
-
-def _number(value: Any, name: str, node: torch.fx.Node) -> Any:
-    """``value`` if it is known now; sizes and numbers that only a run would tell are refused."""
-    if isinstance(value, list | tuple):
-        return [_number(v, name, node) for v in value]
-    if isinstance(value, torch.fx.Node | torch.SymInt | torch.SymFloat | torch.SymBool):
-        raise CaptureError(f"{describe_node(node)}: argument {name!r} is known only at run time; {STATIC_ADVICE}")
-    if isinstance(value, complex):
-        raise CaptureError(f"{describe_node(node)}: argument {name!r} is the complex number {value}; use real numbers")
-    return value

@@ -9,23 +9,26 @@ functional form.
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, TensorArgument
 
+from npu_compiler.data_dependent import ASSERTION, CONTROL_FLOW, NUMBER_OPS
 from npu_compiler.errors import CaptureError
 from npu_compiler.frontend.aliases import Aliases, Key, storage_id
-from npu_compiler.frontend.arguments import STATIC_ADVICE, Arguments, describe_node, read_arguments
+from npu_compiler.frontend.arguments import STATIC_ADVICE, Arguments, Number, describe_node, read_arguments
 from npu_compiler.frontend.tensors import dtype_name, tensor_to_numpy
-from npu_compiler.ir import IRGraph, OpNode, StateUpdate, TensorSpec
+from npu_compiler.ir import DataSize, IRGraph, OpNode, StateUpdate, TensorSpec
 
 __all__ = ["NeedsFunctionalForm", "translate"]
 
 # Facts about tensors that the export has already established.
-_CHECKS = ("aten._assert_tensor_metadata.", "aten._assert_async.", "aten._assert_scalar.", "aten.sym_constrain_range")
+_CHECKS = ("aten._assert_tensor_metadata.", "aten._assert_async.", "aten.sym_constrain_range")
 # Regions that are only a mode around a subgraph -> position of the subgraph among the arguments; operands follow it.
 _REGIONS = {"wrap_with_set_grad_enabled": 1, "wrap_with_autocast": 4}
 _WRITES_NO_DATA = ("aten.detach_.default", "aten.requires_grad_.default")
@@ -51,6 +54,7 @@ class _Multi:
 
     specs: list[TensorSpec]
     position: dict[int, int]
+    numbers: set[int]  # those of ``specs`` that are Python numbers
 
 
 class _Translator:
@@ -62,6 +66,7 @@ class _Translator:
         self.renamed: dict[Key, TensorSpec] = {}  # overwritten value -> the value that replaced it
         self.buffer_of: dict[Key, str] = {}  # current and former values of a whole buffer or parameter -> its key
         self.state: dict[str, TensorSpec] = {}  # key -> its current value, once an in-place node has written it
+        self.numbers: set[str] = set()  # nodes that make a Python number from tensor data
 
     def graph(self) -> IRGraph:
         top = self.program.graph_module
@@ -71,8 +76,63 @@ class _Translator:
         env = {n: self._placeholder(n, spec) for n, spec in zip(placeholders, specs, strict=True)}
         self._map_tied_weights()
         self._results(self._region(top, env))
-        self.out.allowed_ops = frozenset(n.op_type for n in self.out.nodes)  # the process that runs it registered them
+        self._drop_idle_numbers()
+        self._allow_ops()
         return self.out
+
+    def branch(self, module: torch.fx.GraphModule) -> IRGraph:
+        """A graph inside this program, which takes all that it reads as inputs."""
+        env: dict[torch.fx.Node, Any] = {}
+        for node in module.graph.nodes:
+            if node.op == "placeholder":
+                spec = _spec(self._unique(node.name), node.meta["val"], f"input {node.name!r}")
+                spec = TensorSpec(spec.name, spec.shape, spec.dtype, (spec.name, 0))
+                self.out.graph_inputs.append(spec)
+                if _is_number(node.meta["val"]):
+                    env[node] = Number(spec)
+                else:
+                    env[node] = spec
+                    self.aliases.define(self.out.key(spec), node.meta["val"], leaf=True)
+        results = self._region(module, env)
+        self.out.graph_outputs = self._operands(list(results) if isinstance(results, list | tuple) else [results])
+        self._drop_idle_numbers()
+        self._allow_ops()
+        return self.out
+
+    def _allow_ops(self) -> None:
+        """The process that runs a captured model has registered its ops."""
+        inner = [g.allowed_ops for n in self.out.nodes for g in n.graphs.values()]
+        self.out.allowed_ops = frozenset(n.op_type for n in self.out.nodes).union(*inner)
+
+    def _drop_idle_numbers(self) -> None:
+        """Remove numbers that only assertions read, and these assertions."""
+        nodes = self.out.nodes
+        assertions = [n for n in nodes if n.op_type == ASSERTION]
+        live = {n.name for n in nodes} - self.numbers - {n.name for n in assertions}
+        live |= {t.producer[0] for t in self.out.graph_outputs if t.producer}
+        self._mark_operands(live)
+        maker = {n.name: n for n in nodes}
+        live |= {n.name for n in assertions if self._sources(n, maker) <= live}
+        self._mark_operands(live)
+        self.out.nodes = [n for n in nodes if n.name in live]
+
+    def _mark_operands(self, live: set[str]) -> None:
+        for node in reversed(self.out.nodes):
+            if node.name in live:
+                live.update(t.producer[0] for t in node.inputs if t.producer)
+
+    def _sources(self, node: OpNode, maker: dict[str, OpNode]) -> set[str]:
+        """The nodes that make numbers from tensors, from which ``node`` computes."""
+        found: set[str] = set()
+        pending = [node]
+        while pending:
+            for t in pending.pop().inputs:
+                if t.producer and (made_by := maker.get(t.producer[0])) is not None:
+                    if made_by.op_type in NUMBER_OPS:
+                        pending.append(made_by)
+                    else:
+                        found.add(made_by.name)
+        return found
 
     # ------------------------------------------------------------------------------------------------ leaves
 
@@ -100,6 +160,14 @@ class _Translator:
         self.aliases.define(self.out.key(t), value, leaf=True)
         return t
 
+    def _constant(self, value: torch.Tensor, hint: str) -> TensorSpec:
+        """A tensor that the program holds, or a number where a tensor is wanted."""
+        key = self._unique(hint)
+        self.out.constants[key] = np.array(tensor_to_numpy(value))
+        t = TensorSpec(key, tuple(value.shape), dtype_name(value.dtype, f"constant {hint!r}"))
+        self.aliases.define(self.out.key(t), value, leaf=True)
+        return t
+
     def _store_constant(self, key: str) -> None:
         """Lifted tensors and non-persistent buffers are in no state_dict, so the IR carries their values."""
         value = self.program.constants.get(key)
@@ -124,7 +192,8 @@ class _Translator:
         """Translate the nodes of a graph whose placeholders are in ``env``; returns what its output node holds."""
         for node in module.graph.nodes:
             if node.op == "get_attr":
-                env[node] = operator.attrgetter(str(node.target))(module)
+                value = operator.attrgetter(str(node.target))(module)
+                env[node] = self._constant(value, node.name) if isinstance(value, torch.Tensor) else value
             elif node.op == "call_function":
                 env[node] = self._call(node, env)
             elif node.op == "output":
@@ -134,7 +203,7 @@ class _Translator:
     def _resolve(self, value: Any) -> Any:
         """What a use of ``value`` means at this point of the program."""
         if isinstance(value, _Multi):
-            return [self._resolve(t) for t in value.specs]
+            return [Number(t) if i in value.numbers else self._resolve(t) for i, t in enumerate(value.specs)]
         if not isinstance(value, TensorSpec):
             return value
         while (newer := self.renamed.get(self.out.key(value))) is not None:
@@ -149,15 +218,32 @@ class _Translator:
             return self._getitem(node, env)
         if isinstance(target, torch._ops.HigherOrderOperator):
             return self._inline(node, env)
-        if not isinstance(target, torch._ops.OpOverload):
-            raise CaptureError(f"{describe_node(node)}: calculates a size at run time; {STATIC_ADVICE}")
-        return None if str(target).startswith(_CHECKS) else self._operation(node, target, env)
+        if isinstance(target, torch._ops.OpOverload):
+            return None if str(target).startswith(_CHECKS) else self._operation(node, target, env)
+        return self._arithmetic(node, target, env)
+
+    def _arithmetic(self, node: torch.fx.Node, function: Callable[..., Any], env: dict[torch.fx.Node, Any]) -> Any:
+        """Arithmetic on Python numbers that depend on tensor data."""
+        where = describe_node(node)
+        op_type = f"number.{getattr(function, '__name__', '').removeprefix('sym_')}"
+        if op_type not in NUMBER_OPS or not _is_number(node.meta.get("val")):
+            raise CaptureError(f"{where}: calculates a size at run time; {STATIC_ADVICE}")
+        arguments = Arguments()
+        args = arguments.plain(torch.fx.node.map_arg(node.args, lambda n: env[n]), "args", node)
+        arguments.close()
+        name = self._unique(node.name)
+        output = _spec(name, node.meta["val"], where)
+        self.out.nodes.append(OpNode(name, op_type, arguments.inputs, [output], {"args": args}))
+        self.numbers.add(name)
+        return Number(TensorSpec(name, (), output.dtype, (name, 0)))
 
     def _inline(self, node: torch.fx.Node, env: dict[torch.fx.Node, Any]) -> Any:
         kind = str(node.target)
+        if f"higher_order.{kind}" in CONTROL_FLOW:
+            return self._control_flow(node, f"higher_order.{kind}", env)
         if kind not in _REGIONS:
-            advice = "decide in Python from constants, or compute both sides and use torch.where"
-            raise CaptureError(f"{describe_node(node)}: control flow is not supported; {advice}")
+            advice = "use torch.cond or while_loop, or compute both sides and use torch.where"
+            raise CaptureError(f"{describe_node(node)}: this form of control flow is not supported; {advice}")
         if kind == "wrap_with_autocast" and node.args[2]:
             raise NeedsFunctionalForm  # autocast inserts its casts when the region runs: they are not in its graph
         at = _REGIONS[kind]
@@ -165,6 +251,36 @@ class _Translator:
         assert isinstance(body, torch.fx.GraphModule)
         parameters = [n for n in body.graph.nodes if n.op == "placeholder"]
         return self._region(body, dict(zip(parameters, operands, strict=True)))
+
+    def _control_flow(self, node: torch.fx.Node, op_type: str, env: dict[torch.fx.Node, Any]) -> Any:
+        where = describe_node(node)
+        args: Any = torch.fx.node.map_arg(node.args, lambda n: env[n])
+        flat = [v for a in args for v in (a if isinstance(a, list | tuple) else [a])]
+        modules = [a for a in flat if isinstance(a, torch.fx.GraphModule)]
+        graphs = {
+            name: _Translator(self.program, f"{self.out.model_name}.{name}", self.aliases.trust_storages).branch(module)
+            for name, module in zip(CONTROL_FLOW[op_type], modules, strict=True)
+        }
+        inputs = self._operands([a for a in flat if not isinstance(a, torch.fx.GraphModule)])
+        name, values = self._unique(node.name), _results(node)
+        outputs = [_spec(f"{name}_{i}", v, where) for i, v in values.items()]
+        attrs = {} if op_type == "higher_order.cond" else {"carried": len(args[2])}
+        self.out.nodes.append(OpNode(name, op_type, inputs, outputs, attrs, graphs))
+        specs = [TensorSpec(t.name, t.shape, t.dtype, (name, i)) for i, t in enumerate(outputs)]
+        return self._define(specs, values, inputs)
+
+    def _operands(self, values: list[Any]) -> list[TensorSpec]:
+        """Operands and results of nested graphs, all as tensors."""
+        specs = []
+        for value in values:
+            if isinstance(value, int | float):
+                kind = torch.float64 if isinstance(value, float) else None
+                value = self._constant(torch.tensor(value, dtype=kind), "number")
+            value = value.spec if isinstance(value, Number) else self._resolve(value)
+            if not isinstance(value, TensorSpec):
+                raise CaptureError(f"{self.out.model_name}: control flow takes and gives tensors, not {value!r}")
+            specs.append(value)
+        return specs
 
     def _getitem(self, node: torch.fx.Node, env: dict[torch.fx.Node, Any]) -> Any:
         source: Any = env[node.args[0]]  # type: ignore[index]
@@ -177,8 +293,10 @@ class _Translator:
         picked = source.specs[position]
         name = self._unique(node.name)
         output = TensorSpec(name, picked.shape, picked.dtype)
-        inputs = [self._resolve(t) for t in source.specs]
+        inputs = [t if i in source.numbers else self._resolve(t) for i, t in enumerate(source.specs)]
         self.out.nodes.append(OpNode(name, "<built-in function getitem>", inputs, [output], {"index": position}))
+        if position in source.numbers:
+            return Number(TensorSpec(name, picked.shape, picked.dtype, (name, 0)))
         self.aliases.define((name, 0), node.meta["val"], [self.out.key(picked)])
         return TensorSpec(name, picked.shape, picked.dtype, (name, 0))
 
@@ -186,22 +304,29 @@ class _Translator:
         where = describe_node(node)
         arguments = read_arguments(node, op, lambda n: self._resolve(env[n]))
         _refuse_training(arguments, where)
-        values = _result_tensors(node)
+        values = _results(node)
         name = self._unique(node.name)
         multi = isinstance(node.meta.get("val"), list | tuple)
-        outputs = [
-            TensorSpec(f"{name}_{i}" if multi else name, _shape(v, where), dtype_name(v.dtype, where))
-            for i, v in values.items()
-        ]
+        outputs = [_spec(f"{name}_{i}" if multi else name, v, where) for i, v in values.items()]
         specs = [TensorSpec(t.name, t.shape, t.dtype, (name, i)) for i, t in enumerate(outputs)]
         self.out.nodes.append(OpNode(name, str(op), arguments.inputs, outputs, arguments.attrs))
         if arguments.written and str(op) not in _WRITES_NO_DATA:
             self._overwrite(arguments.written, specs)
-        for spec, value in zip(specs, values.values(), strict=True):
-            self.aliases.define(self.out.key(spec), value, [self.out.key(t) for t in arguments.aliased])
+        result = self._define(specs, values, arguments.aliased)
         if multi:
-            return _Multi(specs, {raw: i for i, raw in enumerate(values)})
+            return result
+        if result.numbers:
+            self.numbers.add(name)
+            return Number(specs[0])
         return specs[0] if specs else None
+
+    def _define(self, specs: list[TensorSpec], values: dict[int, Any], sources: list[TensorSpec]) -> _Multi:
+        """The results of one node, which may share storage with ``sources``."""
+        numbers = {i for i, v in enumerate(values.values()) if _is_number(v)}
+        for i, (spec, value) in enumerate(zip(specs, values.values(), strict=True)):
+            if i not in numbers:
+                self.aliases.define(self.out.key(spec), value, [self.out.key(t) for t in sources])
+        return _Multi(specs, {raw: i for i, raw in enumerate(values)}, numbers)
 
     def _overwrite(self, written: list[TensorSpec], results: list[TensorSpec]) -> None:
         """An in-place op may write to a temporary or a whole buffer; anything else needs the functional form."""
@@ -230,8 +355,10 @@ class _Translator:
     def _results(self, results: Any) -> None:
         """``results`` are the values of the output node, in the order of the signature."""
         for spec, value in zip(self.program.graph_signature.output_specs, results, strict=True):
+            if isinstance(value, Number):
+                value = value.spec
             if not isinstance(value, TensorSpec):
-                continue  # None and Python numbers have no place in the IR
+                continue  # None and Python numbers that are part of the code have no place in the IR
             kind = spec.kind.name
             if kind == "USER_OUTPUT":
                 self.out.graph_outputs.append(value)
@@ -245,22 +372,37 @@ class _Translator:
         self.out.state = [StateUpdate(key, value) for key, value in self.state.items()]
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float | torch.SymInt | torch.SymFloat | torch.SymBool)
+
+
+def _spec(name: str, value: Any, where: str) -> TensorSpec:
+    """A result of a node: a tensor, or a Python number as a 0-dim one."""
+    if isinstance(value, bool | torch.SymBool):
+        return TensorSpec(name, (), "bool")
+    if _is_number(value):
+        return TensorSpec(name, (), "float64" if isinstance(value, float | torch.SymFloat) else "int64")
+    return TensorSpec(name, _shape(value, where), dtype_name(value.dtype, where))
+
+
 def _shape(value: torch.Tensor, where: str) -> tuple[int, ...]:
-    for i, d in enumerate(value.shape):
-        if not isinstance(d, int):
-            cause = "depends on tensor data" if "u" in str(d) else "is dynamic"
-            raise CaptureError(f"{where}: dimension {i} of its result {cause} ({d}); {STATIC_ADVICE}")
     if value.layout != torch.strided:
         raise CaptureError(f"{where}: {value.layout} tensors are not supported; call to_dense()")
-    return tuple(value.shape)
+    return tuple(_dim(d, i, where) for i, d in enumerate(value.shape))
 
 
-def _result_tensors(node: torch.fx.Node) -> dict[int, torch.Tensor]:
-    """Position in the op's result -> tensor."""
+def _dim(d: int | torch.SymInt, i: int, where: str) -> int:
+    if isinstance(d, int):
+        return d
+    if all(str(symbol).startswith("u") for symbol in d.node.expr.free_symbols):
+        return DataSize(str(d)) if d.node.expr.free_symbols else int(d)
+    raise CaptureError(f"{where}: dimension {i} of its result is dynamic ({d}); {STATIC_ADVICE}")
+
+
+def _results(node: torch.fx.Node) -> dict[int, Any]:
+    """Position in the op's result -> tensor or Python number."""
     value = node.meta.get("val")
     results = list(value) if isinstance(value, list | tuple) else [value]
-    if any(r is not None and not isinstance(r, torch.Tensor) for r in results):
-        raise CaptureError(f"{describe_node(node)}: makes a Python number from tensor data; keep it a tensor")
     return {i: r for i, r in enumerate(results) if r is not None}
 
 
