@@ -6,16 +6,18 @@ Only tensors that are asked for are read.
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import mmap
 import os
+import stat
 import zipfile
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -28,6 +30,7 @@ _SAFETENSORS = {
     "BOOL": "bool", "U8": "uint8", "I8": "int8", "I16": "int16", "I32": "int32", "I64": "int64",
     "F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64", "C64": "complex64",
 }  # fmt: skip
+_MAX_ELEMENTS = 2**56  # empty dims counted as 1: numpy refuses a shape whose other dims overflow
 _AGAIN = "download or copy it again"
 _OTHER_SIZES = {"U16": 2, "U32": 4, "U64": 8, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1}
 
@@ -99,12 +102,21 @@ class _DictSource(WeightSource):
 
 
 # -- safetensors ----------------------------------------------------------------------------------------------------
+def open_regular(path: Path) -> BinaryIO:
+    """A file, open for reading. Raises ``OSError`` also for a FIFO, which would wait for a writer."""
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0))
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, "it is not a file", str(path))
+    return os.fdopen(handle, "rb")
+
+
 class SafetensorsFile(WeightSource):
     """A safetensors file, mapped into memory. The whole header is checked before anything is used."""
 
     def __init__(self, path: Path):
         self.origin = str(path)
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
             if size < 8:
                 raise WeightError(f"{path}: offset {size}: the file ends within its header; {_AGAIN}")
@@ -184,6 +196,8 @@ def _parse_entry(entry: Any, data_size: int) -> tuple[str, tuple[int, ...], int,
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(type(n) is int for n in offsets):
         raise ValueError("data_offsets is no pair of numbers")
     begin, end = offsets
+    if math.prod(max(n, 1) for n in shape) >= _MAX_ELEMENTS:
+        raise ValueError(f"shape {shape} is too large")
     if not 0 <= begin <= end:
         raise ValueError(f"data_offsets {begin} to {end}")
     if end > data_size:

@@ -43,9 +43,15 @@ def save_kv(path: str | os.PathLike[str], state: State, tokens: Sequence[int], m
     for key, array in state.snapshot().items():
         arrays[key] = np.asarray(array[_valid(array.shape, max_len, len(tokens))], order="C")
     try:
-        write_atomic(path, safetensors.numpy.save(arrays))
-    except OSError as error:
-        raise InputError(f"{path}: cannot be written: {error.strerror or error}") from None
+        write_atomic(_path(path), safetensors.numpy.save(arrays))
+    except (OSError, ValueError) as error:  # ValueError: no file can have such a name
+        raise InputError(f"{path}: cannot be written: {getattr(error, 'strerror', None) or error}") from None
+
+
+def _path(path: str | os.PathLike[str]) -> Path:
+    if not isinstance(path, str | os.PathLike):
+        raise InputError(f"a state is saved in a file, its path is not a {type(path).__name__}")
+    return Path(path)
 
 
 def load_kv(path: str | os.PathLike[str], state: State, max_len: int, identity: bytes) -> list[int]:
@@ -54,34 +60,48 @@ def load_kv(path: str | os.PathLike[str], state: State, max_len: int, identity: 
     Raises ``InputError`` for a file of another kind, of other weights or of a longer context than ``max_len``.
     """
     try:
-        file = SafetensorsFile(Path(path))
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
+        file = SafetensorsFile(_path(path))
+        tokens = _tokens(path, file, max_len, identity)
+        full = _caches(path, file, state, max_len, len(tokens))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
     except WeightError as error:
         raise InputError(f"not a saved state: {error}") from None
-    names = set(file.names())
-    if not {_TOKENS, _IDENTITY} <= names:
+    for key, array in full.items():
+        state.write(key, array)
+    return tokens
+
+
+def _tokens(path: str | os.PathLike[str], file: SafetensorsFile, max_len: int, identity: bytes) -> list[int]:
+    if not {_TOKENS, _IDENTITY} <= set(file.names()):
         raise InputError(f"{path}: not a saved state: it holds no tokens")
     if file.read(_IDENTITY).tobytes() != identity:
         raise InputError(f"{path}: this state was saved with another model, other weights or another dtype")
-    tokens: list[int] = file.read(_TOKENS).tolist()
+    (shape, dtype), array = file.spec(_TOKENS), file.read(_TOKENS)
+    if len(shape) != 1 or dtype != "int64":
+        raise InputError(f"{path}: not a saved state: its tokens are {dtype}{list(shape)}, not a list of int64")
+    tokens: list[int] = array.tolist()
     if len(tokens) > max_len:
         raise InputError(f"{path}: the state has {len(tokens)} tokens, but the context holds {max_len}; load the model "
                          f"with max_len={len(tokens)} or more")  # fmt: skip
-    if names - {_TOKENS, _IDENTITY} != set(state):
+    return tokens
+
+
+def _caches(
+    path: str | os.PathLike[str], file: SafetensorsFile, state: State, max_len: int, count: int
+) -> dict[str, np.ndarray]:
+    if set(file.names()) - {_TOKENS, _IDENTITY} != set(state):
         raise InputError(f"{path}: the state has other caches than the model; it was saved by another version")
     full = {}
     for key, buffer in state.items():
         array = np.zeros(buffer.shape, buffer.dtype)
-        part, saved = array[_valid(buffer.shape, max_len, len(tokens))], file.read(key)
+        part, saved = array[_valid(buffer.shape, max_len, count)], file.read(key)
         if (saved.shape, saved.dtype) != (part.shape, part.dtype):
             got, expected = f"{saved.dtype}{list(saved.shape)}", f"{part.dtype}{list(part.shape)}"
             raise InputError(f"{path}: cache {key!r} is {got}, expected {expected}")
         part[...] = saved
         full[key] = array
-    for key, array in full.items():
-        state.write(key, array)
-    return tokens
+    return full
 
 
 def _valid(shape: Sequence[int], max_len: int, count: int) -> tuple[slice, ...]:

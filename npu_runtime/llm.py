@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.errors import ArtifactError, InputError
 from npu_compiler.target_config import target_config
 
-from . import candidates, run_ahead
+from . import candidates, requests, run_ahead
 from .backend import Backend, DeviceBuffer, get_backend
 from .candidates import CandidateSteps
 from .chat_template import Message, render_chat
@@ -128,13 +128,11 @@ class LLM:
             ids = self.tokenizer.encode(prompt)
             if not ids and self.card.bos_id is not None:
                 ids = [self.card.bos_id]
-        elif not isinstance(prompt, Sequence | np.ndarray):
-            raise InputError(f"a prompt is text, token ids or messages, not a {type(prompt).__name__}")
-        elif len(prompt) and isinstance(prompt[0], Mapping):
+        elif isinstance(prompt, Sequence) and len(prompt) and isinstance(prompt[0], Mapping):
             text = render_chat(self.card.chat_template, prompt, self.card.special_tokens)  # type: ignore[arg-type]
             ids = self.tokenizer.encode(text, special=False)
         else:
-            ids = _checked_ids(list(prompt))
+            ids = requests.token_ids(prompt)
         if not ids:
             raise InputError("the prompt is empty")
         worst = max(ids, key=lambda i: i if i >= 0 else self.vocab - i)
@@ -158,7 +156,7 @@ class LLM:
         min_p: float = 0.0,
         repetition_penalty: float = 1.0,
         seed: int | None = None,
-        stop: Sequence[str | int] | str = (),
+        stop: Iterable[str | int] | str | int | None = (),
         logprobs: bool = False,
         ignore_eos: bool = False,
         stream: bool = True,
@@ -181,9 +179,8 @@ class LLM:
         options = SamplingOptions(repetition_penalty, temperature, top_k, top_p, min_p, seed)
         tokens = self.encode(prompt)
         limit = self._checked_limit(len(tokens), max_tokens)
-        stops = [stop] if isinstance(stop, str) else list(stop)
-        texts = [s for s in stops if isinstance(s, str) and s]
-        ends = {s for s in stops if isinstance(s, int)} | (set() if ignore_eos else set(self.card.eos_ids))
+        texts, ends = requests.stops(stop)
+        ends |= set() if ignore_eos else set(self.card.eos_ids)
         output = TextOutput(self.tokenizer if texts or self.card.tokenizer is not None else None, texts)
         timings = Timings(prompt_tokens=len(tokens))
         steps = self._generate(tokens, limit, Sampler(options, self.vocab), ends, output, logprobs, timings, started)
@@ -194,7 +191,7 @@ class LLM:
         """The assistant's answer to a conversation; ``options`` as :meth:`generate` takes them."""
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
-        if not messages:
+        if not isinstance(messages, Sequence) or not messages:
             raise InputError("the conversation has no messages")
         return self.generate(messages, **options)
 
@@ -206,8 +203,7 @@ class LLM:
             )
         if max_tokens is None:
             return self.max_len + 1
-        if max_tokens < 1:
-            raise InputError(f"max_tokens={max_tokens}: it takes a whole number from 1")
+        max_tokens = requests.whole_number("max_tokens", max_tokens, 1)
         if prompt + max_tokens - 1 > self.max_len:  # the last token is never fed back
             raise InputError(
                 f"a prompt of {prompt} tokens and max_tokens={max_tokens} do not fit the context, which holds "
@@ -313,10 +309,9 @@ class LLM:
         """Teacher forcing: float32[len(tokens) - prompt + 1, vocab]; row i has the scores of the token after
         ``tokens[: prompt + i]``. The first ``prompt`` tokens are computed as a prompt, the others one by one, all from
         an empty context."""
-        ids = self.encode(list(tokens))
+        ids = self.encode(tokens)
         self._checked_limit(len(ids), None)
-        if not 1 <= prompt <= len(ids):
-            raise InputError(f"prompt={prompt}: it takes a number from 1 to {len(ids)}, the number of tokens")
+        prompt = requests.whole_number("prompt", prompt, 1, len(ids))
         self.forget()
         result = np.empty((len(ids) - prompt + 1, self.vocab), np.float32)
         result[0] = self._feed(ids[:prompt], 0)
@@ -420,11 +415,3 @@ def _entry_runs(program: CompiledProgram, store: WeightStore, backend: Backend, 
     if 1 not in names:
         raise ArtifactError(f"program {program.name!r} has no entry point for a single token, only for {sorted(names)}")
     return {n: _EntryRun(Executor(program, store, backend, names[n], state)) for n in sorted(names)}
-
-
-def _checked_ids(prompt: Sequence[Any]) -> list[int]:
-    ids = [i.item() if hasattr(i, "item") else i for i in prompt]
-    wrong = next((i for i in ids if not isinstance(i, int) or isinstance(i, bool)), None)
-    if wrong is not None:
-        raise InputError(f"a prompt is text, token ids or messages; {wrong!r} among the token ids is none")
-    return ids

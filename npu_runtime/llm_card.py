@@ -9,8 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from npu_compiler.errors import ArtifactError
+from npu_compiler.support.records import Field, parse_json
 
 _VERSION = 1
+_MAX_COUNT, _MAX_TEXT = 2**31 - 1, 2**31
 
 
 @dataclass(frozen=True)
@@ -40,21 +42,24 @@ class ModelCard:
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> str:
-        return json.dumps({"version": _VERSION, **dataclasses.asdict(self)}, ensure_ascii=False)
+        return json.dumps({"version": _VERSION, **dataclasses.asdict(self)})
 
     @classmethod
-    def from_json(cls, text: str, origin: str) -> ModelCard:
+    def from_json(cls, text: str | bytes, origin: str) -> ModelCard:
         """Inverse of :meth:`to_json`; raises ``ArtifactError`` that names ``origin``."""
-        try:
-            fields = json.loads(text)
-            version = fields.pop("version")
-            card = cls(**{**fields, "eos_ids": tuple(fields.get("eos_ids", ()))})
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            raise ArtifactError(f"{origin}: not the description of a language model: {error}") from None
-        texts = (card.name, card.identity, card.tokenizer or "", card.chat_template or "")
-        numbers = (card.max_len, card.limit, card.bos_id or 0, *card.eos_ids)
-        maps = (card.special_tokens, card.defaults)
-        kinds = [(texts, str), (numbers, int), (maps, Mapping)]
-        if version != _VERSION or any(not isinstance(v, kind) for values, kind in kinds for v in values):
+        f = Field(parse_json(text, origin, ArtifactError), origin)
+        if not isinstance(f.value, dict) or f.value.get("version") != _VERSION:
             raise ArtifactError(f"{origin}: not a description of a language model that this version reads")
-        return card
+        r = f.record(["version", *(x.name for x in dataclasses.fields(cls))])
+        return cls(
+            name=r["name"].text(),
+            max_len=r["max_len"].integer(0, _MAX_COUNT),
+            limit=r["limit"].integer(0, _MAX_COUNT),
+            identity=r["identity"].text(_MAX_TEXT),
+            tokenizer=r["tokenizer"].optional(lambda x: x.text(_MAX_TEXT)),
+            chat_template=r["chat_template"].optional(lambda x: x.text(_MAX_TEXT)),
+            special_tokens={k: v.text() for k, v in r["special_tokens"].mapping().items()},
+            bos_id=r["bos_id"].optional(lambda x: x.integer(0, _MAX_COUNT)),
+            eos_ids=r["eos_ids"].integers(0, _MAX_COUNT),
+            defaults={k: v.value for k, v in r["defaults"].mapping().items()},
+        )

@@ -32,6 +32,7 @@ from npu_compiler.target_config import target_config
 from .backend import Backend, get_backend
 from .llm_card import ModelCard
 from .packed_weights import PackedFile, read_packed, write_packed
+from .requests import whole_number
 from .weight_loader import WeightStore, load_weights
 
 if TYPE_CHECKING:
@@ -61,8 +62,8 @@ class Loader:
         progress: Progress | None = None,
         status: Callable[[str], None] | None = None,
     ):
-        if max_len is not None and max_len < 1:
-            raise InputError(f"max_len={max_len}: it takes a whole number from 1")
+        if max_len is not None:
+            max_len = whole_number("max_len", max_len, 1)
         self.target, self.max_len, self._backend = target, max_len, backend
         self.dtype = None if dtype is None else dtypes.storage_dtype(dtype)
         self._progress, self._status = progress, status or (lambda text: None)
@@ -227,7 +228,11 @@ class _CompiledFile:
 
     def checked(self, target: str, dtype: str | None, max_len: int | None) -> tuple[CompiledProgram, ModelCard]:
         program = CompiledProgram.load(self.path)
-        card = ModelCard.from_json(self._card.read_text(encoding="utf-8"), str(self._card))
+        try:
+            text = self._card.read_bytes()
+        except OSError as error:
+            raise ArtifactError(f"{self._card}: cannot be read: {error.strerror or error}") from None
+        card = ModelCard.from_json(text, str(self._card))
         asked = {"target": target, "dtype": dtype or program.dtype, "max_len": max_len or card.max_len}
         fixed = {"target": program.target, "dtype": program.dtype, "max_len": card.max_len}
         for name, value in asked.items():
@@ -281,9 +286,14 @@ def is_hub_id(name: str) -> bool:
 
 def find_model(model: str | os.PathLike[str], progress: Progress | None = None) -> Path:
     """The local path of a directory, a file, a built-in model or a model on the Hugging Face hub."""
+    if not isinstance(model, str | os.PathLike):
+        raise InputError(f"a model is the path or the name of one, not a {type(model).__name__}")
     path = Path(model)
-    if path.exists():
-        return path.resolve()
+    try:
+        if path.exists():
+            return path.resolve()
+    except (OSError, ValueError) as error:  # a name that no file can have
+        raise InputError(f"{str(path)[:100]!r}: {error}") from None
     from npusim.models.llm_weights import LLMS
 
     name = os.fspath(model)
@@ -310,8 +320,11 @@ def find_model(model: str | os.PathLike[str], progress: Progress | None = None) 
 def file_identity(path: Path) -> str:
     """Path, sizes, times and inodes of a model's files: changes when they do. Copying tools set back a file's size and
     time of modification (``cp -p``, ``rsync -t``, ``tar -x``); they cannot set back the time of its inode's change."""
-    files = sorted(p for p in path.iterdir() if p.suffix in _MODEL_FILES) if path.is_dir() else [path]
-    stats = [(p.name, p.stat()) for p in files]
+    try:
+        files = sorted(p for p in path.iterdir() if p.suffix in _MODEL_FILES) if path.is_dir() else [path]
+        stats = [(p.name, p.stat()) for p in files]
+    except OSError as error:  # no permission, or a link to nowhere
+        raise InputError(f"{error.filename or path}: cannot be read: {error.strerror or error}") from None
     return repr((str(path), [(n, s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino) for n, s in stats]))
 
 

@@ -15,7 +15,9 @@ from typing import Protocol
 
 import numpy as np
 
-from npu_compiler.errors import BackendError, InputError
+from npu_compiler.errors import BackendError
+
+from .requests import number, whole_number
 
 _FEW = 512  # candidates, about
 _DOUBT = 2.0**-17  # relative error of a sum of exponentials in float32, whose exponents were rounded
@@ -39,17 +41,13 @@ class SamplingOptions:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        _require("temperature", self.temperature, 0 <= self.temperature < math.inf, "a number from 0")
-        _require("top_k", self.top_k, self.top_k >= 0 and int(self.top_k) == self.top_k, "a whole number from 0")
-        _require("top_p", self.top_p, 0 < self.top_p <= 1, "a number above 0, at most 1")
-        _require("min_p", self.min_p, 0 <= self.min_p <= 1, "a number from 0 to 1")
-        _require("repetition_penalty", self.repetition_penalty, 0 < self.repetition_penalty < math.inf, "above 0")
-        _require("seed", self.seed, self.seed is None or self.seed >= 0, "a whole number from 0")
-
-
-def _require(name: str, value: object, holds: bool, wanted: str) -> None:
-    if not holds:
-        raise InputError(f"{name}={value}: it takes {wanted}")
+        number("temperature", self.temperature, lambda x: x >= 0, "a number from 0")
+        whole_number("top_k", self.top_k, 0)
+        number("top_p", self.top_p, lambda x: 0 < x <= 1, "a number above 0, at most 1")
+        number("min_p", self.min_p, lambda x: 0 <= x <= 1, "a number from 0 to 1")
+        number("repetition_penalty", self.repetition_penalty, lambda x: x > 0, "a number above 0")
+        if self.seed is not None:
+            whole_number("seed", self.seed, 0)
 
 
 @dataclass(frozen=True)

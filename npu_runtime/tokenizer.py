@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from npu_compiler.errors import InputError
+from npu_compiler.support.panics import is_panic
 
 _UNFINISHED = "\ufffd"  # what decoders put where bytes are no character (yet)
 _LONGEST_TAIL = 3  # bytes of a UTF-8 character that still lacks one
@@ -22,29 +23,33 @@ class Tokenizer:
             raise InputError("text needs the package tokenizers: pip install 'npusim[llm]'") from None
         try:
             self._inner = tokenizers.Tokenizer.from_str(text)
-        except Exception as error:  # the package raises bare Exception
-            raise InputError(f"tokenizer.json: {error}") from None
-        self._inner.no_truncation()
-        self._inner.no_padding()
-
-    @property
-    def size(self) -> int:
-        """The number of tokens, special ones included."""
-        count: int = self._inner.get_vocab_size(with_added_tokens=True)
-        return count
+            self._inner.no_truncation()
+            self._inner.no_padding()
+            self.size: int = self._inner.get_vocab_size(with_added_tokens=True)  # special ones included
+        except BaseException as error:
+            raise _refused("tokenizer.json", error) from None
 
     def encode(self, text: str, special: bool = True) -> list[int]:
         """Token ids; ``special``: with the tokens that the tokenizer puts around a text, such as a begin token."""
         try:
             ids: list[int] = self._inner.encode(text, add_special_tokens=special).ids
-        except (TypeError, UnicodeError) as error:
-            raise InputError(f"the text cannot be encoded: {error}") from None
+        except BaseException as error:
+            raise _refused("the text cannot be encoded", error) from None
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text without special tokens; bytes that are no UTF-8 become U+FFFD."""
-        text: str = self._inner.decode(list(ids), skip_special_tokens=True)
+        try:
+            text: str = self._inner.decode(list(ids), skip_special_tokens=True)
+        except BaseException as error:
+            raise _refused("the tokens cannot be decoded", error) from None
         return text
+
+
+def _refused(what: str, error: BaseException) -> BaseException:
+    """The package raises bare ``Exception``, and what its Rust code panics with, which is not even that."""
+    known = isinstance(error, Exception) or is_panic(error)
+    return InputError(f"{what}: {error}") if known else error
 
 
 class Detokenizer:

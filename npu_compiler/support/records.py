@@ -90,7 +90,7 @@ class Field:
 
     # -- lists and maps -----------------------------------------------------------------------------------------------
     def items(self) -> list[Field]:
-        if not isinstance(self.value, list):
+        if not isinstance(self.value, list | tuple):
             self.fail("a list")
         return [self._child(v, f"[{i}]") for i, v in enumerate(self.value)]
 
@@ -98,7 +98,7 @@ class Field:
         """A list of this length."""
         items = self.items()
         if len(items) != length:
-            self.fail(f"a list of {length}")
+            raise self.error(f"{self.path or 'body'}: expected a list of {length}, got one of {len(items)}")
         return items
 
     def mapping(self) -> dict[str, Field]:

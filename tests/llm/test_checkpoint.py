@@ -69,7 +69,7 @@ def test_config_is_a_value() -> None:
         ({"hidden_act": "relu"}, r"hidden_act = 'relu' is not supported"),
         ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, r"rope_scaling\.rope_type = 'dynamic'"),
         ({"rope_scaling": {"type": "linear"}}, r"rope_scaling\.factor is missing"),
-        ({"rope_scaling": {"type": "linear", "factor": "2"}}, r"rope_scaling\.factor is '2', expected a positive"),
+        ({"rope_scaling": {"type": "linear", "factor": "2"}}, r"rope_scaling\.factor: expected a number, got '2'"),
         ({"rope_parameters": {"rope_type": "default", "mrope_section": [1, 2]}}, r"rope_parameters\.mrope_section"),
         ({"partial_rotary_factor": 0.5}, r"partial_rotary_factor = 0\.5 is not supported"),
         ({"quantization_config": {"bits": 4}}, r"quantization_config = .* is not supported"),
@@ -78,16 +78,27 @@ def test_config_is_a_value() -> None:
         ({"torch_dtype": "float8_e4m3fn"}, r"torch_dtype = 'float8_e4m3fn' is not supported; known: float32, float16"),
         ({"num_key_value_heads": 4}, r"num_key_value_heads = 4 does not divide the 6 attention heads"),
         ({"hidden_size": None}, r"hidden_size is missing"),
-        ({"vocab_size": True}, r"vocab_size is True, expected a whole number"),
-        ({"tie_word_embeddings": "yes"}, r"tie_word_embeddings is 'yes', expected true or false"),
+        ({"vocab_size": True}, r"vocab_size: expected a whole number from 1 to 2147483647, got True"),
+        ({"tie_word_embeddings": "yes"}, r"tie_word_embeddings: expected true or false, got 'yes'"),
         ({"head_dim": 7}, r"turn 7 of a head's 7 elements; that must be even"),
         ({"model_type": "qwen3", "layer_types": ["chunked_attention"] * 2}, r"layer_types = 'chunked_attention'"),
         ({"model_type": "qwen3", "layer_types": ["sliding_attention"] * 2}, r"no sliding_window is in use"),
         ({"model_type": "qwen3", "layer_types": ["full_attention"]}, r"layer_types is no list of 2 layer types"),
         ({"model_type": "gemma3_text", "use_bidirectional_attention": True}, r"use_bidirectional_attention = True"),
-        ({"model_type": "gemma3", "text_config": [1]}, r"text_config is a list, expected an object"),
+        ({"model_type": "gemma3", "text_config": [1]}, r"text_config: expected an object, got a list"),
         ({"model_type": "phi3", "rope_scaling": {"type": "su", "short_factor": [1.0], "long_factor": [1.0]}},
-         r"rope_scaling\.short_factor is no list of 4 numbers"),
+         r"rope_scaling\.short_factor: expected a list of 4, got one of 1"),
+        ({"num_hidden_layers": 2**31}, r"num_hidden_layers: expected a whole number from 1 to 4096, got 2147483648"),
+        ({"num_hidden_layers": 10**30}, r"num_hidden_layers: expected a whole number from 1 to 4096"),
+        ({"num_hidden_layers": 10**400}, r"num_hidden_layers: .* got a 1329-bit integer"),
+        ({"rms_norm_eps": 10**400}, r"rms_norm_eps: expected a number that a float can hold"),
+        ({"rms_norm_eps": float("nan")}, r"rms_norm_eps: expected a finite number from 0 on, got nan"),
+        ({"model_type": "qwen3", "layer_types": [[]] * 2}, r"layer_types\[0\]: expected a text"),
+        ({"layer_types": 3}, r"layer_types: expected a list, got 3"),
+        ({"model_type": ["llama"]}, r"model_type: expected a text"),
+        ({"model_type": "phi3", "partial_rotary_factor": 1e308}, r"partial_rotary_factor = 1e\+308 is not supported"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1}},
+         r"original_max_position_embeddings = 1: it takes 2 or more"),
     ],
 )  # fmt: skip
 def test_what_a_config_must_not_say(changes: dict[str, Any], message: str) -> None:
@@ -245,7 +256,7 @@ def test_tokenizer_of_another_model(tmp_path: Path) -> None:
     with pytest.raises(WeightError, match="token ids up to 96, the model's embedding only 96 rows"):
         _ = open_checkpoint(tmp_path).tokenizer_json
     (tmp_path / "tokenizer.json").write_text("[]")
-    with pytest.raises(WeightError, match=r"tokenizer\.json is damaged"):
+    with pytest.raises(WeightError, match=r"tokenizer\.json: expected an object, got a list"):
         _ = open_checkpoint(tmp_path).tokenizer_json
 
 
@@ -363,7 +374,7 @@ def test_gguf_fields(tmp_path: Path) -> None:
     tokenizer = tokenizers.Tokenizer.from_str(checkpoint.tokenizer_json)
     assert tokenizer.encode("cab ab<|end|>").tokens == ["c", "ab", "Ġ", "ab", "<|end|>"]
     data = path.read_bytes()
-    for size, message in [(3, "offset 0: the file ends"), (200, "ends within its header"), (-200, "truncated: tensor")]:
+    for size, message in [(3, "offset 0: the file ends"), (200, "ends within its header"), (-200, "truncated: ")]:
         path.write_bytes(data[:size])
         with pytest.raises(WeightError, match=message):
             open_checkpoint(path)

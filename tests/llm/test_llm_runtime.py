@@ -197,8 +197,32 @@ def test_timings(llm: LLM) -> None:
         ([], {}, "empty"),
         ([1, 320], {}, "token id 320 is outside of the vocabulary, which has 320"),
         ([1, -1], {}, "token id -1"),
-        ([1, "x"], {}, "'x' among the token ids"),
+        ([1, "x"], {}, r"prompt\[1\] is 'x'"),
         ([1.5], {}, "1.5"),
+        ([None], {}, r"prompt\[0\] is None"),
+        ([True], {}, r"prompt\[0\] is True"),
+        (b"text", {}, "not a bytes"),
+        (bytearray(b"text"), {}, "not a bytearray"),
+        (np.array(5), {}, r"one dim, not the shape \[\]"),
+        (np.ones((2, 2), np.int64), {}, r"one dim, not the shape \[2, 2\]"),
+        (np.ones(2), {}, r"prompt\[0\] is"),
+        (TEXT[:4], {"max_tokens": 1.5}, "max_tokens=1.5: it takes a whole number from 1"),
+        (TEXT[:4], {"max_tokens": float("nan")}, "max_tokens=nan"),
+        (TEXT[:4], {"max_tokens": True}, "max_tokens=True"),
+        (TEXT[:4], {"max_tokens": "5"}, "max_tokens='5'"),
+        (TEXT[:4], {"temperature": "1"}, "temperature='1'"),
+        (TEXT[:4], {"temperature": None}, "temperature=None"),
+        (TEXT[:4], {"temperature": 10**400}, "temperature=a 1329-bit integer"),
+        (TEXT[:4], {"top_k": 1.5}, "top_k=1.5"),
+        (TEXT[:4], {"top_k": "x"}, "top_k='x'"),
+        (TEXT[:4], {"top_p": []}, "top_p=a list"),
+        (TEXT[:4], {"min_p": True}, "min_p=True"),
+        (TEXT[:4], {"repetition_penalty": "x"}, "repetition_penalty='x'"),
+        (TEXT[:4], {"seed": 1.5}, "seed=1.5"),
+        (TEXT[:4], {"seed": "x"}, "seed='x'"),
+        (TEXT[:4], {"stop": 1.5}, "stop=1.5: it takes texts and token ids"),
+        (TEXT[:4], {"stop": [None]}, "stop holds None"),
+        (TEXT[:4], {"stop": b"x"}, "stop=a bytes"),
         (5, {}, "not a int"),
         (None, {}, "not a NoneType"),
         (TEXT[:4], {"max_tokens": 0}, "max_tokens=0"),
@@ -209,6 +233,36 @@ def test_timings(llm: LLM) -> None:
 def test_wrong_requests(llm: LLM, prompt: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         llm.generate(prompt, **options)
+
+
+def test_arguments_of_numpy_and_none(llm: LLM) -> None:
+    expected = llm.generate(TEXT[:4], max_tokens=3, ignore_eos=True, stream=False).tokens
+    torch = pytest.importorskip("torch")
+    for prompt in (np.array(TEXT[:4], np.uint16), tuple(np.array(TEXT[:4])), [torch.tensor(i) for i in TEXT[:4]]):
+        options = {"max_tokens": np.int32(3), "temperature": np.float32(0), "top_k": np.int64(0), "stop": None}
+        assert llm.generate(prompt, ignore_eos=True, stream=False, **options).tokens == expected
+
+
+def test_other_arguments(llm: LLM, tmp_path: Path) -> None:
+    for prompt in (0, 5, 1.0, None, "1", True):
+        with pytest.raises(InputError, match="prompt="):
+            llm.logits([1, 2], prompt)  # type: ignore[arg-type]
+    for tokens in (None, 5, [None], np.ones((1, 2), np.int64), b"ab"):
+        with pytest.raises(InputError, match="prompt"):
+            llm.logits(tokens)  # type: ignore[arg-type]
+    for messages in (None, [], 5, np.array([1, 2])):
+        with pytest.raises(InputError):
+            llm.chat(messages)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="decoded"):
+        llm.decode([-1])
+    for path in ("a\0b", None, 5):
+        with pytest.raises(InputError):
+            llm.save_state(path)  # type: ignore[arg-type]
+        with pytest.raises(InputError):
+            llm.load_state(path)  # type: ignore[arg-type]
+    for model in ("a\0b", "x" * 5000, None, 5):
+        with pytest.raises(InputError):
+            LLM.load(model)  # type: ignore[arg-type]
 
 
 def test_the_longest_prompt_gets_one_token(llm: LLM) -> None:
@@ -253,6 +307,10 @@ def test_states_that_do_not_fit(llm: LLM, tmp_path: Path, monkeypatch: pytest.Mo
     safetensors.numpy.save_file({k: np.ascontiguousarray(v) for k, v in cut.items()}, tmp_path / "cut")
     with pytest.raises(InputError, match="expected"):
         llm.load_state(tmp_path / "cut")
+    for tokens in (np.array(5), np.ones((1, 40), np.int64), np.ones(40, np.int32)):
+        safetensors.numpy.save_file({**arrays, "npusim.tokens": tokens}, tmp_path / "scalar")
+        with pytest.raises(InputError, match="not a list of int64"):
+            llm.load_state(tmp_path / "scalar")
     with pytest.raises(InputError, match="cannot be written"):
         llm.save_state(tmp_path / "no" / "where")
     monkeypatch.setattr(llm, "_identity", b"x" * 32)
@@ -372,6 +430,8 @@ def test_no_warnings_otherwise(model: Path, cache: Path, llm: LLM) -> None:
     ("options", "error", "message"),
     [
         ({"max_len": 0}, InputError, "max_len=0"),
+        ({"max_len": "8"}, InputError, "max_len='8'"),
+        ({"max_len": 8.0}, InputError, "max_len=8.0"),
         ({"max_len": 300}, InputError, "made for at most 256 positions"),
         ({"target": "abacus"}, Exception, "abacus"),
         ({"dtype": "int8"}, Exception, "int8"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -16,12 +15,13 @@ from typing import Any
 import numpy as np
 
 from npu_compiler import dtypes
-from npu_compiler.errors import ConfigError, WeightError
+from npu_compiler.errors import ConfigError, NPUError, WeightError
 from npu_compiler.frontend.llm.config import LLMConfig, parameter_shapes
 from npu_compiler.frontend.llm.gguf_file import GGUFFile, hf_config
-from npu_compiler.frontend.llm.keys import unsupported
+from npu_compiler.frontend.llm.keys import MAX_SIZE, Keys, unsupported
 from npu_compiler.frontend.llm.vocabulary import byte_level_bpe, sentencepiece_bpe
-from npu_compiler.weight_files import Spec, WeightSource, open_weights
+from npu_compiler.support.records import Field, parse_json
+from npu_compiler.weight_files import Spec, WeightSource, open_regular, open_weights
 
 __all__ = ["Checkpoint", "CheckpointWeights", "open_checkpoint", "rotary_halves"]
 
@@ -122,13 +122,16 @@ class Checkpoint:
         return text
 
     def _check_vocabulary(self, text: str) -> None:
-        try:
-            document = json.loads(text)
-            vocabulary = document["model"].get("vocab", {})
-            ids = list(vocabulary.values()) if isinstance(vocabulary, dict) else [len(vocabulary) - 1]
-            top = max([*ids, *(t["id"] for t in document.get("added_tokens") or ())], default=-1)
-        except (ValueError, KeyError, TypeError, AttributeError) as e:
-            raise WeightError(f"{self.path}: tokenizer.json is damaged: {e}") from None
+        where = f"{self.path}: tokenizer.json"
+        document = Field(parse_json(text, where, WeightError), where, WeightError)
+        vocabulary, added = document.get("model").get("vocab"), document.get("added_tokens")
+        if isinstance(vocabulary.value, list):  # pieces with scores, by position
+            top = len(vocabulary.value) - 1
+        else:
+            ids = {} if vocabulary.value is None else vocabulary.mapping()
+            top = max((i.integer(0, MAX_SIZE) for i in ids.values()), default=-1)
+        for token in [] if added.value is None else added.items():
+            top = max(top, token.get("id").integer(0, MAX_SIZE))
         if top >= self.config.vocab_size:
             raise WeightError(
                 f"{self.path}: the tokenizer has token ids up to {top}, the model's embedding only "
@@ -152,7 +155,7 @@ def open_checkpoint(path: str | os.PathLike[str], dtype: Any = None) -> Checkpoi
     dtype = None if dtype is None else dtypes.storage_dtype(dtype)
     if path.is_dir():
         return _open_directory(path, dtype)
-    if not path.exists():
+    if not path.is_file():
         raise WeightError(f"{path}: there is no such file or directory")
     if path.suffix == ".gguf":
         return _open_gguf(path, dtype)
@@ -218,13 +221,13 @@ def _open_directory(path: Path, dtype: str | None) -> Checkpoint:
     places = {name: _hf_place(name, config, prefix, names) for name in parameter_shapes(config)}
     unused = _UNUSED_MULTIMODAL if raw.get("model_type") == "gemma3" else _UNUSED_HF
     _check(path, config, files, places, unused)
-    text = raw.get("text_config") or {}
+    text = Keys(raw).child("text_config").values
     if dtype is None and not any(k.get(d) for k in (raw, text) for d in ("dtype", "torch_dtype")):
         stored = files.spec(places["model.embed_tokens.weight"].name)[1]
         dtype = stored if stored in dtypes.STORAGE_DTYPES else None
     config = dataclasses.replace(config, dtype=dtype or config.dtype)
     settings = _json(path / "tokenizer_config.json") or {}
-    generation = _json(path / "generation_config.json") or {}
+    generation = _plain_settings(_json(path / "generation_config.json") or {})
     ids = {**text, **raw, **generation}
     sources = (*path.glob("*.json"), *path.glob("*.safetensors"), *path.glob("chat_template.jinja"))
     return Checkpoint(
@@ -237,20 +240,44 @@ def _open_directory(path: Path, dtype: str | None) -> Checkpoint:
         special_tokens=_special_tokens(settings),
         generation=generation,
         files=tuple(sorted(sources)),
-        _read_tokenizer=lambda: _tokenizer_file(path),
+        _read_tokenizer=lambda: _text(path / "tokenizer.json"),
     )
 
 
 def _json(path: Path) -> dict[str, Any] | None:
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    data = _bytes(path, ConfigError)
+    if data is None:
         return None
-    except (OSError, ValueError, RecursionError) as e:
-        raise ConfigError(f"{path} cannot be read as JSON: {e}") from None
+    document = parse_json(data, str(path), ConfigError)
     if not isinstance(document, dict):
         raise ConfigError(f"{path} holds no JSON object")
     return document
+
+
+def _bytes(path: Path, error: type[NPUError]) -> bytes | None:
+    """A file's contents; None if there is no such file."""
+    try:
+        with open_regular(path) as file:
+            return file.read()
+    except FileNotFoundError:
+        return None
+    except OSError as e:
+        raise error(f"{path} cannot be read: {e.strerror or e}") from None
+
+
+def _text(path: Path) -> str | None:
+    data = _bytes(path, WeightError)
+    try:
+        return None if data is None else data.decode("utf-8")
+    except UnicodeDecodeError as e:
+        raise WeightError(f"{path} is not UTF-8: {e}") from None
+
+
+def _plain_settings(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Without the settings that are objects: no option of generation is one."""
+    scalar = str | int | float | None
+    listed = {k: v if isinstance(v, list) else [v] for k, v in values.items()}
+    return {k: values[k] for k, v in listed.items() if all(isinstance(x, scalar) for x in v)}
 
 
 def _hf_place(name: str, config: LLMConfig, prefix: str, names: set[str]) -> Stored:
@@ -272,32 +299,26 @@ def _fused_rows(projection: str, c: LLMConfig) -> tuple[int, int]:
 
 
 def _ids(values: Mapping[str, Any], key: str) -> tuple[int, ...]:
-    value = values.get(key)
-    listed = value if isinstance(value, list) else [] if value is None else [value]
-    if not all(isinstance(i, int) for i in listed):
-        raise ConfigError(f"{key} is {value!r}, expected a token id or a list of them")
-    return tuple(listed)
+    """A token id, a list of them, or nothing; -1 is what some write for none."""
+    f = Field(values.get(key), key, ConfigError)
+    listed = f.items() if isinstance(f.value, list) else [] if f.value is None else [f]
+    return tuple(i for i in (x.integer(-1, MAX_SIZE) for x in listed) if i >= 0)
 
 
 def _chat_template(path: Path, settings: Mapping[str, Any]) -> str | None:
-    file = path / "chat_template.jinja"
-    if file.exists():
-        return file.read_text(encoding="utf-8")
+    own = _text(path / "chat_template.jinja")
+    if own is not None:
+        return own
     template = settings.get("chat_template")
     if isinstance(template, list):  # several, by name
-        by_name = {t.get("name"): t.get("template") for t in template if isinstance(t, dict)}
-        template = by_name.get("default")
+        named = (t for t in template if isinstance(t, dict) and t.get("name") == "default")
+        template = next((t.get("template") for t in named), None)
     return template if isinstance(template, str) else None
 
 
 def _special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
     tokens = {k: v.get("content") if isinstance(v, dict) else v for k, v in settings.items() if k.endswith("_token")}
     return {k: v for k, v in tokens.items() if isinstance(v, str)}
-
-
-def _tokenizer_file(path: Path) -> str | None:
-    file = path / "tokenizer.json"
-    return file.read_text(encoding="utf-8") if file.exists() else None
 
 
 # ---------------------------------------------------------------------------------------------------------------- GGUF
@@ -324,25 +345,27 @@ def _open_gguf(path: Path, dtype: str | None) -> Checkpoint:
     config = dataclasses.replace(config, dtype=dtype or config.dtype)
     places = {name: _gguf_place(name, config) for name in parameter_shapes(config)}
     _check(path, config, file, places, _UNUSED_GGUF)
-    tokens = metadata.get("tokenizer.ggml.tokens") or []
+    meta = Keys(metadata)
+    tokens = meta.texts("tokenizer.ggml.tokens") if meta.has("tokenizer.ggml.tokens") else ()
     if len(tokens) > config.vocab_size:
         raise WeightError(
             f"{path}: tokenizer.ggml.tokens has {len(tokens)} tokens, "
             f"the model's embedding only {config.vocab_size} rows: the tokenizer belongs to another model"
         )
-    at = {k: metadata.get(f"tokenizer.ggml.{k}_token_id") for k in ("bos", "eos", "eot", "padding", "unknown")}
+    keys = {k: f"tokenizer.ggml.{k}_token_id" for k in ("bos", "eos", "eot", "padding", "unknown")}
+    at = {k: meta.integer(key, low=0) if meta.has(key) else None for k, key in keys.items()}
     texts = {"bos_token": at["bos"], "eos_token": at["eos"], "pad_token": at["padding"], "unk_token": at["unknown"]}
     return Checkpoint(
         path=path,
         config=config,
         weights=CheckpointWeights(config, file, places),
-        chat_template=metadata.get("tokenizer.chat_template"),
+        chat_template=meta.text("tokenizer.chat_template") if meta.has("tokenizer.chat_template") else None,
         bos_id=at["bos"],
         eos_ids=tuple(dict.fromkeys(i for i in (at["eos"], at["eot"]) if i is not None)),
-        special_tokens={k: tokens[i] for k, i in texts.items() if i is not None and 0 <= i < len(tokens)},
+        special_tokens={k: tokens[i] for k, i in texts.items() if i is not None and i < len(tokens)},
         generation={},
         files=(path,),
-        _read_tokenizer=lambda: _gguf_tokenizer(metadata),
+        _read_tokenizer=lambda: _gguf_tokenizer(meta),
     )
 
 
@@ -362,19 +385,23 @@ def _gguf_place(name: str, config: LLMConfig) -> Stored:
     return Stored(f"blk.{layer}.{names[part]}.{field}", pairs=heads if config.model_type == "llama" else 0, shift=shift)
 
 
-def _gguf_tokenizer(metadata: Mapping[str, Any]) -> str | None:
-    def field(key: str, default: Any = None) -> Any:
-        return metadata.get(f"tokenizer.ggml.{key}", default)
+def _gguf_tokenizer(meta: Keys) -> str | None:
+    def at(key: str) -> str:
+        return f"tokenizer.ggml.{key}"
 
-    tokens, kind = field("tokens"), field("model")
-    if tokens is None:
+    if not meta.has(at("tokens")):
         return None
-    types = field("token_type", [1] * len(tokens))
+    tokens, kind = meta.texts(at("tokens")), meta.text(at("model"))
+    types = meta.field(at("token_type"), [1] * len(tokens)).integers()
     byte_level = kind == "gpt2"
-    bos = field("bos_token_id") if field("add_bos_token", not byte_level) else None
+    bos = None
+    if meta.flag(at("add_bos_token"), not byte_level) and meta.has(at("bos_token_id")):
+        bos = meta.integer(at("bos_token_id"), low=0, high=len(tokens) - 1)
     if byte_level:
-        return byte_level_bpe(tokens, field("merges", []), types, field("pre", "default"), bos)
+        merges = meta.field(at("merges"), []).texts()
+        return byte_level_bpe(tokens, merges, types, meta.text(at("pre"), "default"), bos)
     if kind == "llama":
-        scores = field("scores", [0.0] * len(tokens))
-        return sentencepiece_bpe(tokens, scores, types, bos, field("add_space_prefix", True))
-    raise unsupported("tokenizer.ggml.model", kind, "known: gpt2, llama")
+        scores = meta.field(at("scores"), [0.0] * len(tokens))
+        ranks = [f.number() for f in scores.row(len(tokens))]
+        return sentencepiece_bpe(tokens, ranks, types, bos, meta.flag(at("add_space_prefix"), True))
+    raise unsupported(at("model"), kind, "known: gpt2, llama")

@@ -15,7 +15,9 @@ from npu_compiler.errors import ConfigError
 from npu_compiler.frontend.llm.keys import Keys, unsupported
 from npu_compiler.frontend.llm.rope import Rope, read_rope
 
-__all__ = ["MODEL_TYPES", "LLMConfig", "parameter_shapes"]
+__all__ = ["MAX_LAYERS", "MODEL_TYPES", "LLMConfig", "parameter_shapes"]
+
+MAX_LAYERS = 4096  # far above any real decoder; below it, listing all weights takes no time
 
 
 @dataclass(frozen=True)
@@ -131,7 +133,7 @@ def _read(keys: Keys) -> LLMConfig:
     outer = keys
     if model_type == "gemma3":
         keys, model_type = keys.child("text_config"), "gemma3_text"
-        keys = Keys({"tie_word_embeddings": outer.raw("tie_word_embeddings", True), **keys.values}, keys.path)
+        keys = Keys({"tie_word_embeddings": outer.flag("tie_word_embeddings", True), **keys.values}, keys.path)
     if model_type not in _TYPES:
         raise unsupported("model_type", model_type, f"known: {', '.join(MODEL_TYPES)}")
     kind = _TYPES[model_type]
@@ -141,7 +143,7 @@ def _read(keys: Keys) -> LLMConfig:
             raise unsupported(keys.at(key), keys.values[key], f"a {model_type} model has no such setting here")
     keys = Keys({**kind.defaults, **keys.values}, keys.path)  # a null switches a default off
     hidden, heads = keys.integer("hidden_size"), keys.integer("num_attention_heads")
-    layers = keys.integer("num_hidden_layers")
+    layers = keys.integer("num_hidden_layers", high=MAX_LAYERS)
     head_dim = keys.integer("head_dim", hidden // heads)
     kv_heads = keys.integer("num_key_value_heads", heads)
     if heads % kv_heads:
@@ -202,17 +204,18 @@ def _windows(keys: Keys, kind: _Type, layers: int) -> tuple[int | None, ...]:
     used = used and (not kind.window_switch or keys.flag("use_sliding_window", False))
     window = keys.integer("sliding_window") if used else None
     if not kind.layer_types:
-        if keys.has("layer_types") and len(set(keys.raw("layer_types"))) > 1:
-            raise unsupported(keys.at("layer_types"), keys.raw("layer_types"), "all layers of this type are alike")
+        if keys.has("layer_types") and len(set(keys.texts("layer_types"))) > 1:
+            different = ", ".join(sorted(set(keys.texts("layer_types"))))
+            raise unsupported(keys.at("layer_types"), different, "all layers of this type are alike")
         return (window,) * layers
-    types = keys.raw("layer_types", None)
+    types = keys.texts("layer_types") if keys.has("layer_types") else None
     if types is None and kind is _GEMMA3:
         period = keys.integer("_sliding_window_pattern", keys.integer("sliding_window_pattern"))
         return tuple(window if (i + 1) % period else None for i in range(layers))
     if types is None:
         first = keys.integer("max_window_layers", 28, low=0)
         return tuple(window if i >= first else None for i in range(layers))
-    if not isinstance(types, list | tuple) or len(types) != layers:
+    if len(types) != layers:
         raise ConfigError(f"{keys.at('layer_types')} is no list of {layers} layer types")
     for t in types:
         if t not in ("full_attention", "sliding_attention"):
@@ -234,6 +237,8 @@ def _ropes(keys: Keys, kind: _Type, head_dim: int) -> tuple[Rope, Rope]:
 
     def rope(of: Keys, theta: float) -> Rope:
         share = of.number("partial_rotary_factor", keys.number("partial_rotary_factor", 1.0))
+        if share > 1:
+            raise unsupported("partial_rotary_factor", share, "it is a share of a head")
         if share != 1 and not kind.partial_rotary:
             raise unsupported("partial_rotary_factor", share, "heads of this type turn as a whole")
         dim = int(head_dim * share)

@@ -18,14 +18,17 @@ import numpy as np
 
 from npu_compiler import dtypes
 from npu_compiler.errors import ConfigError, WeightError
-from npu_compiler.weight_files import Spec, WeightSource
+from npu_compiler.frontend.llm.keys import Keys, unsupported
+from npu_compiler.support.records import show
+from npu_compiler.weight_files import Spec, WeightSource, open_regular
 
 __all__ = ["GGUFFile", "hf_config"]
 
 _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 _FLOAT32, _STRING, _ARRAY = 6, 8, 9
 _PLAIN = {0: "float32", 1: "float16", 28: "float64", 30: "bfloat16"}  # tensor types that are no quantised blocks
-_MAX_DIMS = 4
+_MAX_DIMS, _MAX_DIM = 4, 2**48
+_MAX_ALIGNMENT = 2**20
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,7 @@ class _Cursor:
         return struct.unpack(form, self.take(struct.calcsize(form)))[0]
 
     def text(self) -> str:
-        size = self.number("<Q")
+        size: int = self.number("<Q")
         return self.take(size).decode("utf-8", errors="replace")
 
     def value(self, kind: int) -> Any:
@@ -88,11 +91,13 @@ class GGUFFile(WeightSource):
 
     def __init__(self, path: Path):
         self.origin = str(path)
-        with open(path, "rb") as file:
-            try:
+        try:
+            with open_regular(path) as file:
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            except ValueError:
-                raise WeightError(f"{path}: the file is empty") from None
+        except ValueError:
+            raise WeightError(f"{path}: the file is empty") from None
+        except OSError as error:
+            raise WeightError(f"{path}: cannot be read: {error.strerror or error}") from None
         cursor = _Cursor(self._map, self.origin)
         if cursor.take(4) != b"GGUF":
             raise WeightError(f"{path}: offset 0: not a GGUF file")
@@ -103,25 +108,29 @@ class GGUFFile(WeightSource):
         self.metadata: dict[str, Any] = {}
         for _ in range(pairs):
             key = cursor.text()
+            if key in self.metadata:
+                raise cursor.fail(f"{show(key)} is listed twice")
             self.metadata[key] = cursor.value(cursor.number("<I"))
         self._entries = self._read_entries(cursor, tensors)
 
     def _read_entries(self, cursor: _Cursor, count: int) -> dict[str, _Entry]:
-        found = {}
+        found: dict[str, _Entry] = {}
         for _ in range(count):
             name, rank = cursor.text(), cursor.number("<I")
+            if name in found:
+                raise cursor.fail(f"tensor {show(name)} is listed twice")
             if not 0 < rank <= _MAX_DIMS:
-                raise cursor.fail(f"tensor {name!r} has {rank} dims")
+                raise cursor.fail(f"tensor {show(name)} has {rank} dims")
             shape = tuple(cursor.number("<Q") for _ in range(rank))[::-1]
+            if not all(0 < n < _MAX_DIM for n in shape):
+                raise cursor.fail(f"tensor {show(name)} has the shape {list(shape)}")
             found[name] = _Entry(shape, cursor.number("<I"), cursor.number("<Q"))
-        unit = self.metadata.get("general.alignment", 32)
-        if not isinstance(unit, int) or unit < 1:
-            raise WeightError(f"{self.origin}: general.alignment is {unit!r}")
+        unit = Keys(self.metadata, self.origin).integer("general.alignment", 32, high=_MAX_ALIGNMENT)
         start = -(-cursor.at // unit) * unit
         for name, e in found.items():
             end = start + e.begin + _at_least(e)
             if end > len(self._map):
-                raise WeightError(f"{self.origin}: truncated: tensor {name!r} ends at byte {end} of {len(self._map)}")
+                raise WeightError(f"{self.origin}: truncated: {show(name)} ends at byte {end} of {len(self._map)}")
             found[name] = _Entry(e.shape, e.kind, start + e.begin)
         return found
 
@@ -154,8 +163,8 @@ class GGUFFile(WeightSource):
                 raise ValueError(f"rows of {columns} are no whole blocks of {block}")
             raw = np.frombuffer(self._map, np.uint8, rows * (columns // block) * size, e.begin)
             return np.asarray(dequantize(raw.reshape(rows, -1), kind), np.float32).reshape(e.shape)
-        except (NotImplementedError, ValueError, KeyError) as error:
-            raise WeightError(f"{self.origin}: tensor {name!r} of GGUF type {e.kind}: {error}") from None
+        except (NotImplementedError, ArithmeticError, LookupError, TypeError, ValueError) as error:
+            raise WeightError(f"{self.origin}: tensor {show(name)} of GGUF type {e.kind}: {error}") from None
 
 
 def _at_least(e: _Entry) -> int:
@@ -166,7 +175,8 @@ def _at_least(e: _Entry) -> int:
 
 # ------------------------------------------------------------------------------------------------------------- config
 
-_KEYS = {  # of config.json, by key of the metadata without the architecture
+# Keys of config.json, by key of the metadata without the architecture.
+_SIZES = {
     "block_count": "num_hidden_layers",
     "context_length": "max_position_embeddings",
     "embedding_length": "hidden_size",
@@ -174,12 +184,14 @@ _KEYS = {  # of config.json, by key of the metadata without the architecture
     "attention.head_count": "num_attention_heads",
     "attention.head_count_kv": "num_key_value_heads",
     "attention.key_length": "head_dim",
-    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
     "attention.sliding_window": "sliding_window",
+    "rope.scaling.original_context_length": "original_max_position_embeddings",
+}
+_NUMBERS = {
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
     "attn_logit_softcapping": "attn_logit_softcapping",
     "final_logit_softcapping": "final_logit_softcapping",
     "rope.freq_base": "rope_theta",
-    "rope.scaling.original_context_length": "original_max_position_embeddings",
 }
 _TYPES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3": "gemma3_text", "phi3": "phi3"}
 
@@ -191,19 +203,19 @@ def hf_config(file: GGUFFile) -> dict[str, Any]:
         ConfigError: the architecture or a setting is not supported.
     """
     metadata = file.metadata
-    architecture = metadata.get("general.architecture")
+    architecture = Keys(metadata).text("general.architecture")
     if architecture not in _TYPES:
-        known = ", ".join(_TYPES)
-        raise ConfigError(f"general.architecture = {architecture!r} is not supported; known: {known}")
-    names = set(file.names())
-    own = {k.removeprefix(f"{architecture}."): v for k, v in metadata.items() if k.startswith(f"{architecture}.")}
-    config: dict[str, Any] = {_KEYS[k]: v for k, v in own.items() if k in _KEYS}
-    if own.get("attention.value_length", config.get("head_dim")) != config.get("head_dim"):
-        raise ConfigError(f"{architecture}.attention.value_length differs from key_length, which is not supported")
-    if own.get("expert_count"):
-        raise ConfigError(f"{architecture}.expert_count = {own['expert_count']} is not supported")
+        raise unsupported("general.architecture", architecture, f"known: {', '.join(_TYPES)}")
+    names, begin = set(file.names()), f"{architecture}."
+    own = Keys({k.removeprefix(begin): v for k, v in metadata.items() if k.startswith(begin)}, architecture)
+    config: dict[str, Any] = {name: own.integer(k, low=0) for k, name in _SIZES.items() if own.has(k)}
+    config |= {name: own.number(k, zero=True) for k, name in _NUMBERS.items() if own.has(k)}
+    if own.has("attention.value_length") and own.integer("attention.value_length") != config.get("head_dim"):
+        raise ConfigError(f"{own.at('attention.value_length')} differs from key_length, which is not supported")
+    if own.integer("expert_count", 0, low=0):
+        raise unsupported(own.at("expert_count"), own.integer("expert_count"), "layers have one MLP here")
     config["model_type"] = _TYPES[architecture]
-    config["vocab_size"] = own.get("vocab_size")
+    config["vocab_size"] = own.integer("vocab_size") if own.has("vocab_size") else None
     if "token_embd.weight" in names:
         config["vocab_size"] = file.spec("token_embd.weight")[0][0]
     config["tie_word_embeddings"] = "output.weight" not in names
@@ -227,24 +239,26 @@ def _dtype(file: GGUFFile, name: str) -> str:
     return file.spec(name)[1]
 
 
-def _rope(file: GGUFFile, own: Mapping[str, Any], config: dict[str, Any]) -> dict[str, Any]:
-    scaling = own.get("rope.scaling.type", "none")
+def _rope(file: GGUFFile, own: Keys, config: Mapping[str, Any]) -> dict[str, Any]:
+    scaling = own.text("rope.scaling.type", "none")
     names = set(file.names())
     rope: dict[str, Any] = {}
     if "rope_factors_long.weight" in names:
+        if "rope_factors_short.weight" not in names:
+            raise WeightError(f"{file.origin} lacks 1 tensor(s): 'rope_factors_short.weight'")
         factors = {f"{x}_factor": file.read(f"rope_factors_{x}.weight").tolist() for x in ("short", "long")}
         rope = {"rope_type": "longrope", **factors}
-        if own.get("rope.scaling.attn_factor"):
-            rope["attention_factor"] = own["rope.scaling.attn_factor"]
+        if own.has("rope.scaling.attn_factor"):
+            rope["attention_factor"] = own.number("rope.scaling.attn_factor")
     elif "rope_freqs.weight" in names:  # the divisors that llama3's formula gives
         divisors = file.read("rope_freqs.weight").tolist()
         rope = {"rope_type": "longrope", "short_factor": divisors, "long_factor": divisors, "attention_factor": 1.0}
     elif scaling != "none":
-        rope = {"rope_type": scaling, "factor": own.get("rope.scaling.factor")}
-    if "rope.scaling.original_context_length" in own:
-        rope["original_max_position_embeddings"] = own["rope.scaling.original_context_length"]
+        rope = {"rope_type": scaling, "factor": own.number("rope.scaling.factor")}
+    if "original_max_position_embeddings" in config:
+        rope["original_max_position_embeddings"] = config["original_max_position_embeddings"]
     head_dim = config.get("head_dim") or config.get("hidden_size", 0) // max(config.get("num_attention_heads", 1), 1)
-    turning = own.get("rope.dimension_count", head_dim)
+    turning = own.integer("rope.dimension_count", head_dim, low=0)
     if turning != head_dim:
-        rope["partial_rotary_factor"] = turning / head_dim
+        rope["partial_rotary_factor"] = turning / max(head_dim, 1)
     return rope

@@ -1,4 +1,4 @@
-"""Typed reading of config.json: every value is checked, and an error names its key."""
+"""Typed reading of config.json and of GGUF metadata: every value is checked, and an error names its key."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from npu_compiler.errors import ConfigError
+from npu_compiler.support.records import Field, show
 
-__all__ = ["REQUIRED", "Keys", "unsupported"]
+__all__ = ["MAX_SIZE", "REQUIRED", "Keys", "unsupported"]
 
 REQUIRED: Any = object()
+MAX_SIZE = 2**31 - 1  # of anything that a config counts
 
 
 def unsupported(path: str, value: Any, known: str) -> ConfigError:
     """The error for a setting that is understood but not supported."""
-    return ConfigError(f"{path} = {value!r} is not supported; {known}")
+    return ConfigError(f"{path} = {show(value)} is not supported; {known}")
 
 
 class Keys:
@@ -25,7 +27,7 @@ class Keys:
 
     def __init__(self, values: Mapping[str, Any], path: str = ""):
         if not isinstance(values, Mapping):
-            raise ConfigError(f"{path or 'the config'} is a {type(values).__name__}, expected an object")
+            Field(values, path or "the config", ConfigError).fail("an object")
         self.values, self.path = values, path
 
     def at(self, key: str) -> str:
@@ -34,47 +36,40 @@ class Keys:
     def has(self, key: str) -> bool:
         return self.values.get(key) is not None
 
-    def raw(self, key: str, default: Any = REQUIRED) -> Any:
+    def field(self, key: str, default: Any = REQUIRED) -> Field:
         value = self.values.get(key)
-        if value is not None:
-            return value
-        if default is REQUIRED:
+        if value is None and default is REQUIRED:
             raise ConfigError(f"{self.at(key)} is missing from the model's config")
-        return default
+        return Field(default if value is None else value, self.at(key), ConfigError)
 
-    def integer(self, key: str, default: Any = REQUIRED, low: int = 1) -> int:
-        value = self.raw(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < low:
-            raise ConfigError(f"{self.at(key)} is {value!r}, expected a whole number from {low} on")
-        return value
+    def integer(self, key: str, default: Any = REQUIRED, low: int = 1, high: int = MAX_SIZE) -> int:
+        return self.field(key, default).integer(low, high)
 
     def number(self, key: str, default: Any = REQUIRED, *, zero: bool = False) -> float:
-        value = self.raw(key, default)
-        good = isinstance(value, int | float) and not isinstance(value, bool)
-        if not good or not (0 <= value < float("inf")) or (value == 0 and not zero):
-            raise ConfigError(f"{self.at(key)} is {value!r}, expected a positive number")
-        return float(value)
+        """A finite number above zero, or from zero on."""
+        return _positive(self.field(key, default), zero)
 
     def numbers(self, key: str, count: int) -> tuple[float, ...]:
-        value = self.raw(key)
-        if not isinstance(value, list | tuple) or len(value) != count:
-            raise ConfigError(f"{self.at(key)} is no list of {count} numbers")
-        return tuple(Keys({key: v}, self.path).number(key) for v in value)
+        return tuple(map(_positive, self.field(key).row(count)))
 
     def optional_number(self, key: str) -> float | None:
         return self.number(key) if self.has(key) else None
 
     def flag(self, key: str, default: Any = REQUIRED) -> bool:
-        value = self.raw(key, default)
-        if not isinstance(value, bool):
-            raise ConfigError(f"{self.at(key)} is {value!r}, expected true or false")
-        return value
+        return self.field(key, default).boolean()
 
     def text(self, key: str, default: Any = REQUIRED) -> str:
-        value = self.raw(key, default)
-        if not isinstance(value, str):
-            raise ConfigError(f"{self.at(key)} is {value!r}, expected a text")
-        return value
+        return self.field(key, default).text()
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        return self.field(key).texts()
 
     def child(self, key: str) -> Keys:
-        return Keys(self.raw(key, {}), self.at(key))
+        return Keys(self.field(key, {}).value, self.at(key))
+
+
+def _positive(f: Field, zero: bool = False) -> float:
+    value = f.number(0.0)
+    if value == 0 and not zero:
+        f.fail("a number above 0")
+    return value

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from npu_compiler.errors import ConfigError
 from npu_compiler.frontend.llm.keys import Keys, unsupported
 
 __all__ = ["Rope", "read_rope"]
@@ -64,6 +65,8 @@ def read_rope(
             dim, theta, kind, keys.number("factor"), before,
             low_freq_factor=keys.number("low_freq_factor"), high_freq_factor=keys.number("high_freq_factor"),
         )  # fmt: skip
+    if before < 2:
+        raise ConfigError(f"{keys.at('original_max_position_embeddings')} = {before}: it takes 2 or more")
     factor = keys.number("factor", positions / before)
     if kind == "yarn":
         return Rope(

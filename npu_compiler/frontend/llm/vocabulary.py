@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from npu_compiler.errors import ConfigError, WeightError
+from npu_compiler.support.panics import is_panic
 
 __all__ = ["PRETOKENIZERS", "byte_level_bpe", "sentencepiece_bpe"]
 
+_LONGEST_TOKEN = 1024  # characters
 CONTROL, USER_DEFINED = 3, 4  # token types of SentencePiece and GGUF
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -33,6 +36,17 @@ def _library() -> Any:
     return tokenizers
 
 
+@contextmanager
+def _refusing(what: str) -> Iterator[None]:
+    """The package raises bare ``Exception``, and what its Rust code panics with, which is not even that."""
+    try:
+        yield
+    except BaseException as e:
+        if not (isinstance(e, Exception) or is_panic(e)):
+            raise
+        raise WeightError(f"{what}: {e}") from None
+
+
 def byte_level_bpe(
     tokens: Sequence[str], merges: Sequence[str], types: Sequence[int], pretokenizer: str, bos: int | None
 ) -> str:
@@ -44,10 +58,8 @@ def byte_level_bpe(
     t = _library()
     pairs = [tuple(merge.split(" ", 1)) for merge in merges]
     vocabulary = {token: i for i, token in enumerate(tokens)}
-    try:
+    with _refusing("tokenizer.ggml.merges do not fit tokenizer.ggml.tokens"):
         model = t.models.BPE(vocabulary, pairs, ignore_merges=pretokenizer == "llama-bpe")
-    except Exception as e:  # the package raises bare Exception
-        raise WeightError(f"tokenizer.ggml.merges do not fit tokenizer.ggml.tokens: {e}") from None
     tokenizer = t.Tokenizer(model)
     pre, rule = t.pre_tokenizers, PRETOKENIZERS[pretokenizer]
     if rule == "gpt-2":
@@ -68,6 +80,9 @@ def sentencepiece_bpe(
     """SentencePiece's byte pair encoding: the pair whose union has the best score merges first; what is in no token
     becomes byte tokens '<0x00>' to '<0xFF>'. ``prefix_space``: texts begin with a space."""
     t = _library()
+    longest = max(map(len, tokens), default=0)
+    if not 0 < longest <= _LONGEST_TOKEN:  # the number of ways to split all tokens grows with its square
+        raise WeightError(f"tokenizer.ggml.tokens: the longest has {longest} characters, from 1 to {_LONGEST_TOKEN} do")
     vocabulary = {token: i for i, token in enumerate(tokens)}
     ranked = sorted(range(len(tokens)), key=lambda i: -scores[i])
     merges = []
@@ -75,7 +90,8 @@ def sentencepiece_bpe(
         splits = ((token[:n], token[n:]) for n in range(1, len(token)))
         found = [(a, b) for a, b in splits if a in vocabulary and b in vocabulary]
         merges += sorted(found, key=lambda pair: (vocabulary[pair[0]], vocabulary[pair[1]]))
-    model = t.models.BPE(vocabulary, merges, unk_token=tokens[0], fuse_unk=True, byte_fallback=True)
+    with _refusing("tokenizer.ggml.tokens"):
+        model = t.models.BPE(vocabulary, merges, unk_token=tokens[0], fuse_unk=True, byte_fallback=True)
     tokenizer = t.Tokenizer(model)
     spaces = t.normalizers.Replace(" ", "▁")
     tokenizer.normalizer = t.normalizers.Sequence([t.normalizers.Prepend("▁"), spaces]) if prefix_space else spaces
@@ -87,6 +103,11 @@ def sentencepiece_bpe(
 
 def _finished(tokenizer: Any, tokens: Sequence[str], types: Sequence[int], bos: int | None) -> str:
     t = _library()
+    with _refusing("tokenizer.ggml"):
+        return _text(t, tokenizer, tokens, types, bos)
+
+
+def _text(t: Any, tokenizer: Any, tokens: Sequence[str], types: Sequence[int], bos: int | None) -> str:
     for kind, add in ((CONTROL, tokenizer.add_special_tokens), (USER_DEFINED, tokenizer.add_tokens)):
         special = kind == CONTROL
         chosen = [token for token, of in zip(tokens, types, strict=False) if of == kind]
@@ -96,4 +117,5 @@ def _finished(tokenizer: Any, tokens: Sequence[str], types: Sequence[int], bos: 
         tokenizer.post_processor = t.processors.TemplateProcessing(
             single=f"{begin} $A", pair=f"{begin} $A {begin} $B", special_tokens=[(begin, bos)]
         )
-    return tokenizer.to_str()
+    text: str = tokenizer.to_str()
+    return text
