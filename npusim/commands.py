@@ -58,7 +58,8 @@ def compile_model(args: argparse.Namespace, status: Status) -> Result:
     from npu_compiler.partitioner import partition
     from npu_compiler.pipeline import PHASES, compile_ir, dump, run_phases
 
-    from .model import emit_source, require_npu, save_program
+    from .model import emit_source, save_program
+    from .shapes import require_npu
 
     target = args.target or env.target()
     if args.dump:
@@ -274,7 +275,7 @@ def explain_model(args: argparse.Namespace, status: Status) -> Result:
     from npu_compiler.explanation import explain
     from npu_compiler.partitioner import partition
 
-    from .model import require_npu
+    from .shapes import require_npu
 
     target = args.target or env.target()
     placement = {"force_cpu": args.force_cpu, "minimise_transfers": not args.no_minimise_transfers}

@@ -4,27 +4,32 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-import npu_compiler
 from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.describe import si, totals
 from npu_compiler.dtypes import storage_dtype
-from npu_compiler.errors import ArtifactError, CompileError
+from npu_compiler.errors import ArtifactError, ConfigError
 from npu_compiler.explanation import explain
 from npu_compiler.files import write_atomic
-from npu_compiler.host_arrays import is_torch, to_array, to_torch
+from npu_compiler.host_arrays import is_torch, to_torch
 from npu_compiler.partitioner import CPU, PartitionPlan
+from npu_compiler.weight_files import open_weights
 from npu_runtime.backend import get_backend
 from npu_runtime.dag_executor import DAGExecutor
-from npusim.signature import Signature
+from npusim.shapes import MAX_SHAPES, Recipe, Specializations
 
 if TYPE_CHECKING:
     import torch
+
+_FIXED = "the model was built with fixed_shapes=True"
+_EXPORTED = (
+    "an ExportedProgram cannot be captured for other shapes: build from the module, or from a program exported with "
+    "these shapes"
+)
 
 
 def build(
@@ -37,6 +42,8 @@ def build(
     example_kwargs: Mapping[str, Any] | None = None,
     disable: Collection[str] = (),
     threads: int | None = None,
+    fixed_shapes: bool = False,
+    max_shapes: int = MAX_SHAPES,
 ) -> Model:
     """Capture, partition and compile ``model`` for the shapes of the example arguments, with the weights it has now.
 
@@ -46,60 +53,76 @@ def build(
     without a native kernel may run in PyTorch on the host. ``disable`` names passes to leave out; ``threads``: see
     :class:`CPUBackend`.
 
+    A call with inputs of other shapes (another batch, another length) captures and compiles ``model`` for them, which
+    takes seconds, once; weights are shared. For this the module is kept. At most ``max_shapes`` programs are kept at a
+    time: the first one and those used last. ``fixed_shapes``: refuse other shapes, and do not keep the module.
+
     Raises ``ConfigError`` (dtype), ``CaptureError``, ``CompileError`` (without fallback: every reason),
     ``ToolchainError``, ``WeightError``.
     """
-    from npu_compiler.frontend.export import capture_call
+    import torch
+
     from npu_compiler.frontend.tensors import state_dict_numpy
 
     dtype = None if dtype is None else storage_dtype(dtype)
-    call = capture_call(model, example_inputs, example_kwargs=example_kwargs)
-    plan = npu_compiler.partition(call.ir, target=target)
-    if not fallback:
-        require_npu(plan)
+    if max_shapes < 1:
+        raise ConfigError(f"max_shapes={max_shapes}: it takes a whole number from 1")
     backend = get_backend(target, **({} if threads is None else {"threads": threads}))
-    compile_fn = partial(npu_compiler.compile, target=target, dtype=dtype, disable=disable)
-    weights = state_dict_numpy(model)
-    executor = DAGExecutor(plan, backend, compile_fn, weights)
-    return Model(executor, weights, Signature(call))
-
-
-def require_npu(plan: PartitionPlan) -> None:
-    """Raises ``CompileError`` with all reasons if some node of ``plan`` runs on the CPU."""
-    ops = {n.name: n.op_type for n in plan.ir.nodes}
-    causes = [(n, ops[n], r) for n, r in plan.reasons.items() if r.rule not in ("transfer", "follows")]
-    if causes:
-        lines = "\n".join(f"  {name} ({op}): {reason}" for name, op, reason in causes)
-        raise CompileError(f"{len(causes)} node(s) of {plan.ir.model_name!r} cannot run on the NPU:\n{lines}", causes)
+    recipe = Recipe(model, backend, dtype, fallback, tuple(disable))
+    call = recipe.capture(example_inputs, example_kwargs)
+    weights = open_weights(state_dict_numpy(model))
+    first = recipe.specialize(call, weights)
+    reason = _FIXED if fixed_shapes else _EXPORTED if not isinstance(model, torch.nn.Module) else ""
+    return Model(Specializations(first, weights, None if reason else recipe, reason, max_shapes))
 
 
 class Model:
     """A built model. Call it as the PyTorch model: numpy in, numpy out; torch in, torch out; same structure.
 
-    ``plan`` says what runs where. Buffers that the model writes keep their contents from call to call.
+    Inputs of other shapes than the example's are compiled for at their first call, unless ``build`` was told to refuse
+    them. ``executor``, ``plan``, ``programs``, ``report()`` and ``save()`` are about the program for the example's
+    shapes. ``plan`` says what runs where. Buffers that the model writes keep their contents from call to call, whatever
+    the shapes.
     """
 
-    def __init__(self, executor: DAGExecutor, weights: Mapping[str, np.ndarray], signature: Signature):
-        self.executor, self.plan = executor, executor.plan
-        self._weights, self._signature = dict(weights), signature
+    def __init__(self, specializations: Specializations):
+        self._by_shape, self._first = specializations, specializations.first
+        self._shapes = self._first.shapes
+
+    @property
+    def executor(self) -> DAGExecutor:
+        """What runs the program for the example's shapes."""
+        return self._first.executor
+
+    @property
+    def plan(self) -> PartitionPlan:
+        """What runs where, for the example's shapes."""
+        return self._first.executor.plan
 
     @property
     def programs(self) -> list[CompiledProgram]:
-        """The compiled NPU partitions, in order."""
+        """The compiled NPU partitions, in order, for the example's shapes."""
         return list(self.executor.programs.values())
 
+    @property
+    def shapes(self) -> list[list[tuple[int, ...]]]:
+        """The shapes of the inputs for which there is a program, the example's first."""
+        return [self._shapes, *map(list, self._by_shape.others)]
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        leaves = self._signature.leaves(args, kwargs)
-        outputs = list(self.executor.execute(leaves).values())
+        chosen = self._first
+        leaves = chosen.signature.leaves(args, kwargs)
+        shapes = [v.shape for v in leaves]
+        if shapes != self._shapes:
+            chosen = self._by_shape.select(shapes, args, kwargs, leaves)
+        outputs = list(chosen.executor.execute(leaves).values())
         if any(is_torch(v) for v in leaves):
             outputs = [to_torch(v) for v in outputs]
-        return self._signature.result(outputs)
+        return chosen.signature.result(outputs)
 
     def load_weights(self, weights: Any) -> None:
-        """Replace the weights and reset all buffers; see :meth:`DAGExecutor.load_weights`."""
-        self.executor.load_weights(weights)
-        if isinstance(weights, Mapping):
-            self._weights = {k: to_array(v) for k, v in weights.items()}
+        """Replace the weights, for all shapes, and reset all buffers; see :meth:`DAGExecutor.load_weights`."""
+        self._by_shape.load_weights(open_weights(weights))
 
     def report(self) -> str:
         """What runs where and why, and what each program costs."""
@@ -111,28 +134,31 @@ class Model:
         return "\n".join(lines)
 
     def save(self, path: str | os.PathLike[str]) -> tuple[Path, Path]:
-        """Write ``x.npubin`` and, next to it, ``x.safetensors`` with the weights it needs; returns both paths.
+        """Write ``x.npubin``, the program for the example's shapes, and, next to it, ``x.safetensors`` with the weights
+        it needs; returns both paths.
 
-        Raises ``ArtifactError`` if parts of the model run on the CPU, or if a file cannot be written.
+        Raises ``ArtifactError`` if parts of the model run on the CPU, or if a file cannot be written, and
+        ``InputError`` if the module's weights were written after ``build`` took them.
         """
         if len(self.plan.partitions) != 1 or self.plan.partitions[0].device == CPU:
             count = len(self.plan.partitions)
             raise ArtifactError(f"only a model of one NPU partition fits a .npubin, this one has {count}:\n{self.plan}")
-        return save_program(self.programs[0], self._weights, path)
+        self._by_shape.check_weights()
+        return save_program(self.programs[0], self._by_shape.source, path)
 
 
-def save_program(
-    program: CompiledProgram, weights: Mapping[str, np.ndarray], path: str | os.PathLike[str]
-) -> tuple[Path, Path]:
-    """Write a program and those ``weights`` that it reads, as safetensors, beside it."""
+def save_program(program: CompiledProgram, weights: Any, path: str | os.PathLike[str]) -> tuple[Path, Path]:
+    """Write a program and those of ``weights`` (whatever ``open_weights`` takes) that it reads, as safetensors, beside
+    it."""
     import safetensors.numpy
 
     target = Path(path)
     target = target if target.suffix == ".npubin" else target.with_name(f"{target.name}.npubin")
     beside = target.with_suffix(".safetensors")
-    initial = {b.name for b in program.buffers if b.kind == "state" and b.name in weights}
+    source = open_weights(weights)
+    initial = {b.name for b in program.buffers if b.kind == "state"} & set(source.names())
     keys = {w.key for w in program.weights} | initial
-    data = safetensors.numpy.save({k: np.asarray(weights[k], order="C") for k in sorted(keys)})
+    data = safetensors.numpy.save({k: np.asarray(source.read(k), order="C") for k in sorted(keys)})
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(beside, data)

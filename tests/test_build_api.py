@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,11 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 import npu_compiler  # noqa: E402
+import npu_compiler.frontend.export  # noqa: E402
 import npu_runtime  # noqa: E402
 import npusim  # noqa: E402
 from npu_compiler import dtypes  # noqa: E402
-from npu_compiler.errors import ConfigError  # noqa: E402
+from npu_compiler.errors import ConfigError, InputError  # noqa: E402
 from npu_compiler.frontend import capture, state_dict_numpy  # noqa: E402
 from npu_compiler.pipeline import run_phases  # noqa: E402
 from npu_runtime import DAGExecutor  # noqa: E402
@@ -140,3 +142,167 @@ def test_executors_for_other_shapes_share_weights_and_state() -> None:
     for executor, batch in ((first, 8), (second, 16), (first, 8)):
         (got,) = executor.execute([x[:batch]]).values()
         np.testing.assert_allclose(got, model(x[:batch]).detach().numpy(), rtol=1e-5, atol=1e-5)
+
+
+class Counter(nn.Module):
+    """As :class:`Counting`, with an op that the NPU lacks in the middle."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return torch.special.i1(x.relu() + self.calls) * 2
+
+
+@pytest.fixture
+def captures(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The arguments of every capture."""
+    seen: list[Any] = []
+    real = npu_compiler.frontend.export.capture_call
+
+    def counted(model: Any, args: Any, **kwargs: Any) -> Any:
+        seen.append(args)
+        return real(model, args, **kwargs)
+
+    monkeypatch.setattr(npu_compiler.frontend.export, "capture_call", counted)
+    return seen
+
+
+def mlp() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4))
+
+
+def test_another_batch_is_compiled_for_once(captures: list[Any]) -> None:
+    model = mlp()
+    built = npusim.build(model, (torch.zeros(1, 8),))
+    for batch in (4, 1, 4, 2, 4):
+        x = torch.randn(batch, 8)
+        torch.testing.assert_close(built(x), model(x), rtol=1e-5, atol=1e-6)
+        assert isinstance(built(x.numpy()), np.ndarray)
+    assert len(captures) == 3
+    assert built.shapes == [[(1, 8)], [(4, 8)], [(2, 8)]]
+    assert built.plan.inputs[0].shape == (1, 8)
+
+
+class Nested(nn.Module):
+    """Arguments by keyword and nested; the length of the result depends on a shape."""
+
+    def forward(self, x: torch.Tensor, more: dict[str, torch.Tensor], scale: float = 1.0) -> list[torch.Tensor]:
+        return list((x + more["y"]).mul(scale).unbind(0))
+
+
+def test_another_shape_may_change_the_structure_of_the_result() -> None:
+    model = Nested()
+    x, y = torch.randn(3, 4), torch.randn(3, 4)
+    built = npusim.build(model, (x,), example_kwargs={"more": {"y": y}, "scale": 2.0})
+    for n in (3, 2):
+        got = built(x[:n], more={"y": y[:n]}, scale=2.0)
+        assert isinstance(got, list) and len(got) == n
+        torch.testing.assert_close(got, model(x[:n], {"y": y[:n]}, 2.0))
+
+
+def test_fixed_shapes_refuse() -> None:
+    built = npusim.build(mlp(), (torch.zeros(1, 8),), fixed_shapes=True)
+    with pytest.raises(InputError, match=r"input 'input': shape \[4, 8\], expected \[1, 8\]; .*fixed_shapes=True"):
+        built(np.zeros((4, 8), np.float32))
+
+
+def test_an_exported_program_says_why_its_shapes_are_fixed() -> None:
+    built = npusim.build(torch.export.export(mlp(), (torch.zeros(1, 8),)))
+    with pytest.raises(InputError, match=r"expected \[1, 8\]; an ExportedProgram cannot be captured"):
+        built(np.zeros((4, 8), np.float32))
+
+
+def test_shapes_that_the_model_cannot_take_are_refused() -> None:
+    built = npusim.build(mlp(), (torch.zeros(1, 8),))
+    with pytest.raises(InputError, match=r"shape \[1, 9\], expected \[1, 8\]; the model cannot be compiled for these"):
+        built(torch.zeros(1, 9))
+    with pytest.raises(InputError, match="dtype float64, expected float32"):
+        built(torch.zeros(4, 8, dtype=torch.float64))
+    assert built.shapes == [[(1, 8)]]
+    half = torch.randn(4, 8).half()
+    torch.testing.assert_close(built(half), built(half.float()))  # widened, as for the first shape
+
+
+@pytest.mark.parametrize("model", [Counting, Counter])
+def test_buffers_have_one_content_for_all_shapes(model: type[nn.Module]) -> None:
+    eager = model()
+    built = npusim.build(eager, (torch.zeros(2, 64),))
+    for batch in (2, 3, 2, 5, 3):
+        x = torch.rand(batch, 64)
+        torch.testing.assert_close(built(x), eager(x), rtol=1e-4, atol=1e-4)
+
+
+def test_loaded_weights_are_those_of_all_shapes() -> None:
+    model, other = mlp(), nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4))
+    built = npusim.build(model, (torch.zeros(1, 8),))
+    built(torch.zeros(2, 8))
+    built.load_weights(other.state_dict())
+    for batch in (1, 2, 3):
+        x = torch.randn(batch, 8)
+        torch.testing.assert_close(built(x), other(x), rtol=1e-5, atol=1e-6)
+
+
+def test_loaded_weights_reset_buffers_of_all_shapes() -> None:
+    eager = Counting()
+    start = {k: v.clone() for k, v in eager.state_dict().items()}
+    built = npusim.build(eager, (torch.zeros(1, 64),))
+    x = torch.rand(2, 64)
+    first = built(x)
+    built(x[:1])
+    built.load_weights(start)
+    torch.testing.assert_close(built(x), first)
+
+
+def test_weights_that_changed_after_build_are_not_mixed_with_those_before(tmp_path: Path) -> None:
+    model = mlp()
+    built = npusim.build(model, (torch.zeros(1, 8),))
+    x = torch.randn(1, 8)
+    before = built(x)
+    with torch.no_grad():
+        model[0].weight.mul_(2)
+    assert torch.equal(built(x), before)
+    with pytest.raises(InputError, match=r"'0\.weight' of the module changed after build"):
+        built(torch.zeros(2, 8))
+    with pytest.raises(InputError, match=r"load_weights\(module\.state_dict\(\)\)"):
+        built.save(tmp_path / "m")
+    built.load_weights(model.state_dict())
+    for n in (1, 2):
+        torch.testing.assert_close(built(x.expand(n, 8)), model(x.expand(n, 8)), rtol=1e-5, atol=1e-6)
+
+
+def test_the_programs_used_last_are_kept(captures: list[Any]) -> None:
+    built = npusim.build(mlp(), (torch.zeros(1, 8),), max_shapes=3)
+    built(torch.zeros(2, 8))
+    built(torch.zeros(3, 8))
+    built(torch.zeros(2, 8))
+    with pytest.warns(RuntimeWarning, match="more than 3 tuples of input shapes"):
+        built(torch.zeros(4, 8))
+    assert built.shapes == [[(1, 8)], [(2, 8)], [(4, 8)]]
+    built(torch.zeros(3, 8))  # no second warning
+    assert built.shapes == [[(1, 8)], [(4, 8)], [(3, 8)]] and len(captures) == 5
+    with pytest.raises(ConfigError, match="max_shapes=0"):
+        npusim.build(mlp(), (torch.zeros(1, 8),), max_shapes=0)
+
+
+def test_threads_compile_each_shape_once(captures: list[Any]) -> None:
+    model = mlp()
+    built = npusim.build(model, (torch.zeros(1, 8),))
+    xs = [torch.randn(1 + i % 4, 8) for i in range(32)]
+    with ThreadPoolExecutor(8) as pool:
+        results = list(pool.map(built, xs))
+    for x, got in zip(xs, results, strict=True):
+        torch.testing.assert_close(got, model(x), rtol=1e-5, atol=1e-6)
+    assert len(captures) == 4
+
+
+def test_save_writes_the_program_of_the_example(tmp_path: Path) -> None:
+    model = mlp()
+    built = npusim.build(model, (torch.zeros(1, 8),))
+    x = torch.randn(1, 8)
+    built(x.expand(5, 8))
+    loaded = npu_runtime.load(*built.save(tmp_path / "m"))
+    torch.testing.assert_close(loaded(x), model(x), rtol=1e-5, atol=1e-6)

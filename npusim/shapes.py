@@ -1,0 +1,199 @@
+"""Programs of one model by the shapes of its inputs: a call with new ones compiles another program, once."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import logging
+import warnings
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import npu_compiler
+from npu_compiler.dtypes import name_of, numpy_dtype
+from npu_compiler.errors import CaptureError, CompileError, InputError
+from npu_compiler.host_arrays import to_torch
+from npu_compiler.ir import TensorSpec
+from npu_compiler.partitioner import PartitionPlan
+from npu_compiler.weight_files import WeightSource
+from npu_runtime.backend import Backend, DeviceBuffer
+from npu_runtime.dag_executor import DAGExecutor
+from npu_runtime.executor import host_input
+from npu_runtime.locks import RunLock
+from npusim.signature import Signature
+
+if TYPE_CHECKING:
+    import torch
+
+    from npu_compiler.frontend.export import Capture
+
+__all__ = ["MAX_SHAPES", "Recipe", "Specialized", "Specializations", "require_npu"]
+
+MAX_SHAPES = 8
+"""Programs that a model keeps unless ``build`` is told otherwise, that for the example's shapes included."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class Specialized:
+    """A model compiled for inputs of certain shapes. ``used`` grows with every use, to tell which was used last."""
+
+    executor: DAGExecutor
+    signature: Signature
+    used: int = 0
+
+    @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        """The shapes of the inputs, in order."""
+        return [t.shape for t in self.executor.plan.inputs]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a call of ``module`` becomes a program; the fields are arguments of ``build``."""
+
+    module: torch.nn.Module | torch.export.ExportedProgram
+    backend: Backend
+    dtype: str | None
+    fallback: bool
+    disable: Collection[str]
+
+    def capture(self, args: Any, kwargs: Mapping[str, Any] | None) -> Capture:
+        """The graph of a call with these arguments."""
+        from npu_compiler.frontend.export import capture_call
+
+        return capture_call(self.module, args, example_kwargs=kwargs)
+
+    def specialize(self, call: Capture, weights: WeightSource, beside: DAGExecutor | None = None) -> Specialized:
+        """The program of a call; ``beside`` is that of another one, to share memory with."""
+        target = self.backend.name
+        plan = npu_compiler.partition(call.ir, target=target)
+        if not self.fallback:
+            require_npu(plan)
+        compile_fn = partial(npu_compiler.compile, target=target, dtype=self.dtype, disable=self.disable)
+        return Specialized(DAGExecutor(plan, self.backend, compile_fn, weights, beside), Signature(call))
+
+
+def require_npu(plan: PartitionPlan) -> None:
+    """Raises ``CompileError`` with all reasons if some node of ``plan`` runs on the CPU."""
+    ops = {n.name: n.op_type for n in plan.ir.nodes}
+    causes = [(n, ops[n], r) for n, r in plan.reasons.items() if r.rule not in ("transfer", "follows")]
+    if causes:
+        lines = "\n".join(f"  {name} ({op}): {reason}" for name, op, reason in causes)
+        raise CompileError(f"{len(causes)} node(s) of {plan.ir.model_name!r} cannot run on the NPU:\n{lines}", causes)
+
+
+class Specializations:
+    """The programs of one model, at most ``limit`` of them: ``first``, which stays, and those used last.
+
+    ``recipe`` makes others; where there is none, ``fixed`` says why. ``source`` has the weights. Safe to use from
+    several threads: each program is made once, and calls for which there is one do not wait.
+    """
+
+    def __init__(
+        self, first: Specialized, source: WeightSource, recipe: Recipe | None, fixed: str = "", limit: int = MAX_SHAPES
+    ):
+        self.first, self.source, self.recipe, self.fixed, self.limit = first, source, recipe, fixed, limit
+        self.others: dict[tuple[tuple[int, ...], ...], Specialized] = {}
+        self._clock = itertools.count(1)
+        self._making = RunLock()
+        self._versions = _versions(recipe.module, first.executor.plan) if recipe is not None else {}
+        self._warned = False
+
+    def select(
+        self, shapes: Sequence[Sequence[int]], args: tuple[Any, ...], kwargs: dict[str, Any], leaves: Sequence[Any]
+    ) -> Specialized:
+        """The program for inputs of these ``shapes``, which is made from the call if there is none yet.
+
+        Raises ``InputError`` if it cannot be made, or may not.
+        """
+        key = tuple(tuple(s) for s in shapes)
+        found = self.others.get(key)
+        if found is None:
+            with self._making.held():
+                found = self.others.get(key) or self._make(key, args, kwargs, leaves)
+        found.used = next(self._clock)
+        return found
+
+    def load_weights(self, source: WeightSource) -> None:
+        """Give other weights to all programs, and reset all buffers."""
+        with self._making.held():
+            self.first.executor.load_weights(source)
+            others, self.others = self.others, {}  # one that fails to load is made anew at its next call
+            self.source, self._versions = source, {}
+            for key, other in others.items():
+                other.executor.load_weights(source, self.first.executor)
+                self.others[key] = other
+
+    def check_weights(self) -> None:
+        """Raises ``InputError`` if the module's weights have been written since ``build`` took them: what is read of
+        them now would not fit what the first program holds."""
+        changed = [key for key, (tensor, version) in self._versions.items() if tensor._version != version]
+        if changed:
+            more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
+            raise InputError(
+                f"weight {changed[0]!r}{more} of the module changed after build(); call "
+                "load_weights(module.state_dict()) to use the weights as they are now for all shapes"
+            )
+
+    def _make(
+        self, key: tuple[tuple[int, ...], ...], args: tuple[Any, ...], kwargs: dict[str, Any], leaves: Sequence[Any]
+    ) -> Specialized:
+        specs = self.first.executor.plan.inputs
+        differs = [(t, shape) for t, shape in zip(specs, key, strict=True) if t.shape != shape]
+        listed = ", ".join(f"input {t.name!r}: shape {list(shape)}, expected {list(t.shape)}" for t, shape in differs)
+        if self.recipe is None:
+            raise InputError(f"{listed}; {self.fixed}")
+        self.check_weights()
+        examples = {
+            id(value): _example(dataclasses.replace(t, shape=shape), value)
+            for t, shape, value in zip(specs, key, leaves, strict=True)
+        }
+        from torch.utils import _pytree as pytree
+
+        args, kwargs = pytree.tree_map(lambda v: examples.get(id(v), v), (args, kwargs))
+        _log.info("compiling %s for inputs of shapes %s", self.first.executor.plan.ir.model_name, list(key))
+        try:
+            made = self.recipe.specialize(self.recipe.capture(args, kwargs), self.source, self.first.executor)
+        except (CaptureError, CompileError) as error:
+            raise InputError(f"{listed}; the model cannot be compiled for these shapes: {error}") from error
+        self._make_room()
+        self.others[key] = made
+        return made
+
+    def _make_room(self) -> None:
+        while self.others and len(self.others) + 2 > self.limit:
+            del self.others[min(self.others, key=lambda k: self.others[k].used)]
+            if not self._warned:
+                self._warned = True
+                warnings.warn(
+                    f"the model was called with more than {self.limit} tuples of input shapes: those not used for the "
+                    "longest time are compiled again when they come back; pad inputs to fewer shapes, or pass a "
+                    "larger max_shapes to build()",
+                    RuntimeWarning,
+                    stacklevel=5,
+                )
+
+
+def _example(spec: TensorSpec, value: Any) -> Any:
+    """A tensor like ``value`` in the dtype of ``spec``, for the capture, which looks at no elements. Raises
+    ``InputError``, as a run would, if ``value`` has a dtype that does not fit."""
+    if isinstance(value, DeviceBuffer):
+        if name_of(value.dtype) != spec.dtype:
+            raise InputError(f"input {spec.name!r}: dtype {value.dtype}, expected {spec.dtype}")
+    else:
+        host_input(spec, value)
+    return to_torch(np.zeros(spec.shape, numpy_dtype(spec.dtype)))
+
+
+def _versions(module: Any, plan: PartitionPlan) -> dict[str, tuple[Any, int]]:
+    """By key, the tensors of ``module`` whose memory the weights share, and PyTorch's count of the writes into them.
+    Buffers that the model writes are left out: what is read of them is their first contents only."""
+    written = {u.key for u in plan.ir.state}
+    tensors = {k: t for k, t in module.state_dict().items() if k not in written}
+    return {k: (t, t._version) for k, t in tensors.items() if t.device.type == "cpu" and not t.is_inference()}
