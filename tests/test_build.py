@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import sys
 from typing import Any
 
 import pytest
@@ -102,3 +104,88 @@ def test_an_exported_program() -> None:
         npusim.build(program, X)
     layer = torch.export.export(nn.Linear(3, 4), (X,))
     torch.testing.assert_close(npusim.build(layer)(X), layer.module()(X))
+
+
+class Stateful(nn.Module):
+    """Keeps ``kept`` as a plain attribute; ``step`` says what a call does with it."""
+
+    def __init__(self, kept: Any, step: Any):
+        super().__init__()
+        self.kept, self.step = kept, step
+
+    def forward(self, x: Any) -> Any:
+        return self.step(self, x)
+
+
+def counts(m: Any, x: Any) -> Any:
+    m.kept += 1
+    return x * m.kept
+
+
+def collects(m: Any, x: Any) -> Any:
+    m.kept.append(x)
+    return sum(m.kept)
+
+
+def caches(m: Any, x: Any) -> Any:
+    if "table" not in m.kept:
+        m.kept["table"] = torch.arange(3.0)
+    return x * m.kept["table"]
+
+
+def logs(m: Any, x: Any) -> Any:
+    m.kept["calls"] = m.kept.get("calls", 0) + 1
+    return x + 1
+
+
+def writes(m: Any, x: Any) -> Any:
+    m.kept[1:].add_(x[0, 1:])
+    return x * m.kept
+
+
+@pytest.mark.parametrize(("kept", "step"), [(0, counts), ([], collects), (torch.zeros(3), counts), (X[0], writes)])
+def test_state_in_a_plain_attribute_is_refused(kept: Any, step: Any) -> None:
+    before = copy.deepcopy(kept)
+    model = Stateful(kept, step)
+    with pytest.raises(CaptureError, match=r"forward changes 'kept'.*make it a buffer"):
+        npusim.build(model, X)
+    torch.testing.assert_close(model.kept, before)
+
+
+@pytest.mark.parametrize("step", [caches, logs])
+def test_an_attribute_that_changes_no_result_is_fine(step: Any) -> None:
+    model = Stateful({}, step)
+    built = npusim.build(model, X)
+    assert model.kept == {}
+    assert torch.equal(built(X), model(X)) and torch.equal(built(X), model(X))
+
+
+def test_an_attribute_that_is_a_buffer_is_that_buffer() -> None:
+    class Aliased(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("total", torch.zeros(2, 3), persistent=False)
+            self.held = {"also": [self.total]}
+            self.linear = nn.Linear(3, 3)
+
+        def forward(self, x: Any) -> Any:
+            self.held["also"][0][:, 1:].add_(self.linear(x)[:, 1:])
+            return self.total * 2
+
+    model = Aliased().eval()
+    built = npusim.build(model, X)
+    assert model.held["also"][0] is model.total and not model.total.any() and not model.total.requires_grad
+    with torch.no_grad():
+        for _ in range(3):
+            torch.testing.assert_close(built(X), model(X))
+
+
+def test_a_failed_export_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    def forward(x: Any) -> Any:
+        print("the model's own words", file=sys.stderr)
+        return x if x.sum() > 0 else -x
+
+    with pytest.raises(CaptureError, match="depends on tensor data"):
+        npusim.build(Fn(forward), X)
+    out, err = capfd.readouterr()
+    assert (out, set(err.splitlines())) == ("", {"the model's own words"})

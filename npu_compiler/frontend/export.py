@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import copy
 import inspect
+import io
+import logging
+import sys
 import traceback
+import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +22,7 @@ from torch.export.graph_signature import ConstantArgument, OutputKind
 from torch.utils import _pytree as pytree
 
 from npu_compiler.errors import CaptureError
+from npu_compiler.frontend.attributes import Attributes
 from npu_compiler.frontend.pytrees import register_caches
 from npu_compiler.frontend.translate import NeedsFunctionalForm, translate
 from npu_compiler.host_arrays import to_torch
@@ -171,11 +176,48 @@ def _export(
 ) -> ExportedProgram:
     register_caches(model)
     args, kwargs = pytree.tree_map_only(np.ndarray, to_torch, (args, kwargs))
-    with _eval_mode(model), torch.inference_mode(False):
+    with _eval_mode(model), torch.inference_mode(False), Attributes(model, watch=not strict) as attributes:
         try:
-            return torch.export.export(model, args, kwargs, strict=strict)
+            with _quiet():
+                program = torch.export.export(model, args, kwargs, strict=strict)
         except Exception as e:  # torch.export documents no exception types
             raise CaptureError(f"{label}: torch.export failed{_user_frame(e)}: {_first_line(e)}{_advice(e)}") from e
+        tensors = [*model.parameters(), *model.buffers(), *pytree.tree_leaves((args, kwargs))]
+        unknown = any(isinstance(t, torch.Tensor) and t.is_meta for t in tensors)
+        changes = sorted(attributes.changes)
+        if changes and (unknown or attributes.matter(args, kwargs)):
+            names = ", ".join(map(repr, changes[:3])) + (" ..." if len(changes) > 3 else "")
+            raise CaptureError(
+                f"{label}: forward changes {names}, on which later calls depend; make it a buffer (register_buffer), "
+                "whose contents are kept from call to call"
+            )
+        return program
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what torch.export prints and warns about beside its error: ``CaptureError`` says it in one line.
+
+    The partial graph goes to stderr; all else that is written there meanwhile is passed on.
+    """
+    held, graph = io.StringIO(), ""
+    symbols = logging.getLogger("torch.fx.experimental.symbolic_shapes")
+    symbols.addFilter(_no_record)
+    try:
+        with warnings.catch_warnings(), redirect_stderr(held):
+            warnings.filterwarnings("ignore", r"The tensor attributes? .*assigned during export")  # see Attributes
+            yield
+    except Exception as e:
+        graph = f"{e.partial_fx_graph}\n" if hasattr(e, "partial_fx_graph") else ""
+        raise
+    finally:
+        symbols.removeFilter(_no_record)
+        text = held.getvalue()
+        sys.stderr.write(text.replace(graph, "") if graph else text)
+
+
+def _no_record(record: logging.LogRecord) -> bool:
+    return False
 
 
 @contextmanager
@@ -215,7 +257,8 @@ def _without_eval_dropout(program: ExportedProgram, in_place: bool) -> ExportedP
 
 def _functional(program: ExportedProgram, label: str) -> ExportedProgram:
     try:
-        functional: ExportedProgram = program.run_decompositions({})
+        with torch.no_grad():
+            functional: ExportedProgram = program.run_decompositions({})
         return functional
     except Exception as e:  # as for torch.export
         raise CaptureError(f"{label}: removing in-place operations failed: {_first_line(e)}") from e

@@ -8,6 +8,7 @@ import pytest
 import torch
 import transformers as hf
 from torch.utils import _pytree as pytree
+from transformers.integrations.executorch import TorchExportableModuleWithStaticCache
 
 import npusim
 
@@ -104,3 +105,20 @@ def test_a_built_prompt_feeds_a_built_step() -> None:
         cache = first(ids).past_key_values
         logits = second(ids[:, :1], past_key_values=cache).logits
         torch.testing.assert_close(as_tensor(logits), wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_the_export_recipe_of_transformers_keeps_its_cache() -> None:
+    """TorchExportableModuleWithStaticCache writes its buffers through the attributes of a cache object."""
+    torch.manual_seed(0)
+    model = CAUSAL["llama"]().eval()
+    model.generation_config = hf.GenerationConfig(
+        use_cache=True, cache_implementation="static", cache_config={"batch_size": 1, "max_cache_len": 8}
+    )
+    recipe = TorchExportableModuleWithStaticCache(model)
+    call = {"input_ids": IDS[:, :1], "cache_position": torch.tensor([0])}
+    built = npusim.build(recipe, example_kwargs=call, fallback=False)
+    assert recipe.static_cache.layers[0].keys is recipe.key_cache_0 and not recipe.key_cache_0.any()
+    with torch.no_grad():
+        for i in range(4):
+            call = {"input_ids": IDS[:, i : i + 1], "cache_position": torch.tensor([i])}
+            torch.testing.assert_close(built(**call), recipe(**call), rtol=1e-4, atol=1e-4)
