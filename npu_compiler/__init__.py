@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .compiled_program import CompiledProgram
+    from .targets import CodegenTarget
 
 __version__ = "0.1.0"
 
@@ -21,6 +22,7 @@ _LAZY = {
     "Reason": "errors",
     "as_state": "stateful",
     "capture": "frontend",
+    "check": "constraint_checker",
     "explain": "explanation",
     "get_supported_ops": "ops",
     "is_op_supported": "ops",
@@ -32,18 +34,22 @@ _LAZY = {
 __all__ = ["compile", *_LAZY]
 
 
-def compile(ir: Any, target: str = "cpu", dtype: Any = None, disable: Collection[str] = ()) -> CompiledProgram:
+def compile(
+    ir: Any, target: str | CodegenTarget = "cpu", dtype: Any = None, disable: Collection[str] = ()
+) -> CompiledProgram:
     """Compile IR (a path, a dict, an :class:`IRGraph` or a pytorch-ir object) into a :class:`CompiledProgram`.
 
+    ``target``: a name, or a code generator, which is known by its name from then on (``register_target``).
     ``dtype`` stores float32 activations and matrices as 'float16' or 'bfloat16' (None: as the IR says); a
     ``torch.dtype`` or a numpy dtype will do. ``disable`` names passes to leave out. Raises :class:`ConfigError` for any
-    other dtype, :class:`IRError` for malformed IR, :class:`CompileError` with every reason if some
-    node cannot run on the target, :class:`ToolchainError` without a usable compiler.
+    other dtype or target, :class:`IRError` for malformed IR, :class:`CompileError` with every reason if some node
+    cannot run on the target, :class:`ToolchainError` without a usable compiler.
     """
     from .ir_reader import load_ir
     from .pipeline import compile_ir
+    from .targets import target_name
 
-    return compile_ir(load_ir(ir), target, dtype, disable)
+    return compile_ir(load_ir(ir), target_name(target), dtype, disable)
 
 
 def __getattr__(name: str) -> Any:

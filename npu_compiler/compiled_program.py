@@ -22,6 +22,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
+from .errors import InputError
 from .graph import Graph
 
 ABI_VERSION = 1
@@ -120,6 +121,25 @@ class CompiledProgram:
     binary: bytes
     requires: tuple[str, ...]
     build: dict[str, Any] = field(default_factory=dict)  # compiler, flags, versions
+
+    @property
+    def inputs(self) -> tuple[IOSpec, ...]:
+        """Inputs of the only entry point. Raises ``InputError`` if there are several."""
+        return self.entry().inputs
+
+    @property
+    def outputs(self) -> tuple[IOSpec, ...]:
+        """Outputs of the only entry point. Raises ``InputError`` if there are several."""
+        return self.entry().outputs
+
+    def entry(self, name: str | None = None) -> EntryPoint:
+        """An entry point by name; the only one needs none. Raises ``InputError`` that lists them."""
+        if name is None and len(self.entries) == 1:
+            return next(iter(self.entries.values()))
+        if name not in self.entries:
+            problem = "several entry points, name one" if name is None else f"no entry point {name!r}"
+            raise InputError(f"program {self.name!r} has {problem}; it has {', '.join(self.entries)}")
+        return self.entries[name]
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a ``.npubin``; a file already at ``path`` is replaced whole or not at all. Raises ``ArtifactError``."""

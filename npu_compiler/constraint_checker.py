@@ -8,11 +8,13 @@ the kernels is decided by scheduling the node on its own and asking the code gen
 from __future__ import annotations
 
 from collections.abc import Hashable
+from typing import Any
 
 from .dtypes import DTYPES
 from .errors import CompileError, Reason, Unsupported
 from .graph import Graph, Value
 from .ir import IRGraph, OpNode, TensorSpec
+from .ir_reader import load_ir
 from .lower import Refusal, lower_ir, lower_node
 from .ops.registry import STRUCTURAL
 from .phases import SWITCHES, State, run_fuse, run_schedule
@@ -114,10 +116,11 @@ def lower_checked(ir: IRGraph, config: TargetConfig, dtype: str | None = None) -
     return lower_ir(ir, dtype, refused + passed_through(ir, config))
 
 
-def check(ir: IRGraph, target: str | TargetConfig = "cpu") -> list[Refusal]:
-    """(node name, op type, reason) of everything in a graph that ``target`` refuses; empty if it compiles."""
+def check(ir: Any, target: str | TargetConfig = "cpu") -> list[Refusal]:
+    """(node name, op type, reason) of everything in an IR (whatever ``load_ir`` takes) that ``target`` refuses; empty
+    if it compiles."""
     try:
-        lower_checked(ir, target_config(target))
+        lower_checked(load_ir(ir), target_config(target))
     except CompileError as error:
         return error.reasons
     return []

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from npu_compiler.compiled_program import CompiledProgram, EntryPoint
+from npu_compiler import dtypes
+from npu_compiler.compiled_program import CompiledProgram, EntryPoint, IOSpec
 from npu_compiler.errors import BackendError
+from npu_compiler.ir import TensorSpec
 
 from .arrays import SlabCheck, aligned_zeros, read_file, zeros
 
@@ -88,10 +90,11 @@ class LoadedEntry(ABC):
 
 
 class Backend(ABC):
-    """A device that runs the programs of one target; ``name`` is that target's. ``shares_host``: whether it computes in
-    the host's own memory."""
+    """A device that runs the programs of one target; ``name`` is that target's. ``device`` is its number among the
+    devices of its kind. ``shares_host``: whether it computes in the host's own memory."""
 
     name: str
+    device: int = 0
     shares_host: bool = True
 
     @abstractmethod
@@ -166,8 +169,15 @@ class Backend(ABC):
         """:meth:`allocate_empty` for a run's output, which its caller will not keep for long."""
         return self.allocate_empty(shape, dtype)
 
-    def allocate_buffer(self, data: np.ndarray, alloc_shape: Sequence[int] | None = None) -> DeviceBuffer:
-        """A copy of ``data`` in device memory."""
+    def allocate_buffer(
+        self, data: np.ndarray, alloc_shape: Sequence[int] | None = None, spec: IOSpec | TensorSpec | None = None
+    ) -> DeviceBuffer:
+        """A copy of ``data`` in device memory. ``spec``: the input it is for, such as ``executor.inputs[0]``; its shape
+        is checked and its dtype widened as :meth:`Executor.run` does, with the same ``InputError``."""
+        if spec is not None:
+            from .executor import host_input
+
+            data = host_input(spec, data).astype(dtypes.numpy_dtype(spec.dtype), copy=False)
         buffer = self.allocate_empty(data.shape, data.dtype, alloc_shape)
         self.copy(buffer, data)
         return buffer

@@ -20,7 +20,7 @@ from npu_compiler.weight_files import WeightSource, open_weights
 from .backend import Backend, DeviceBuffer, get_backend
 from .cpu_fallback import CPUPartition
 from .executor import Executor, Inputs, State, host_input, ordered
-from .weight_loader import load_weights
+from .weight_loader import load_weights, mismatch, read_as
 
 CompileFn = Callable[[IRGraph], CompiledProgram]
 
@@ -63,6 +63,7 @@ class DAGExecutor:
         self._on_host = self._host_weights()
         self.executors: dict[int, Executor] = {}
         self._loaded = False
+        self._taken: Any = None  # the weights that a run came with
         self._weights: dict[str, np.ndarray] = {}
         self._feeds: dict[str, np.ndarray | DeviceBuffer] = {}
         if weights is not None or not graph_weights_used(plan.ir):
@@ -102,7 +103,7 @@ class DAGExecutor:
                 raise _kept_elsewhere(missing)
             host |= {key: value for key, value in beside._weights.items() if key in host and key in written}
             written = set()
-        self.executors, self._feeds, self._loaded = executors, feeds, True
+        self.executors, self._feeds, self._loaded, self._taken = executors, feeds, True, None
         self._weights = {k: v.copy() if k in written or not v.flags.writeable else v for k, v in host.items()}
 
     def _state_of(self, program: CompiledProgram) -> State | None:
@@ -115,15 +116,20 @@ class DAGExecutor:
                 return state
         raise _kept_elsewhere(sorted(wanted))
 
-    def execute(self, inputs: Inputs, *, device_outputs: bool = False) -> dict[str, Any]:
+    def execute(self, inputs: Inputs, *, weights: Any = None, device_outputs: bool = False) -> dict[str, Any]:
         """Run once. ``inputs``: numpy arrays, torch tensors or device buffers, by name or in the order of
         ``plan.inputs``. The outputs, by name and in the order of ``plan.outputs``, are fresh arrays - or, with
         ``device_outputs``, device buffers, which can be inputs of the next run without passing through the host.
 
-        Raises ``InputError`` naming the tensor and what was expected.
+        ``weights``: taken first, by :meth:`load_weights`, unless the run before came with the same object.
+
+        Raises ``InputError`` naming the tensor and what was expected, ``WeightError``.
         """
+        if weights is not None and weights is not self._taken:
+            self.load_weights(weights)
+            self._taken = weights
         if not self._loaded:
-            raise WeightError("the model has weights; call load_weights() before the first run")
+            raise WeightError("the model has weights; call load_weights(), or execute(inputs, weights=...)")
         run = _Run(self, self._bind(inputs))
         for number, step in enumerate(self.plan.steps):
             if isinstance(step, TransferOp):
@@ -262,8 +268,6 @@ def _input(value: Any, spec: TensorSpec, copy: bool) -> np.ndarray | DeviceBuffe
 def _read(source: WeightSource, key: str, spec: TensorSpec) -> np.ndarray:
     if key not in set(source.names()):
         raise WeightError(f"{source.origin} lacks weight {key!r}; expected {spec.dtype}{list(spec.shape)}")
-    if source.spec(key) != (spec.shape, spec.dtype):
-        shape, dtype = source.spec(key)
-        found, expected = f"{dtype}{list(shape)}", f"{spec.dtype}{list(spec.shape)}"
-        raise WeightError(f"{source.origin}: weight {key!r} is {found}, expected {expected}. Convert it")
-    return source.read(key)
+    if (problem := mismatch(source, key, spec.shape, spec.dtype)) is not None:
+        raise WeightError(f"{source.origin}: weight {problem}; convert it")
+    return read_as(source, key, spec.dtype)

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from npu_compiler import dtypes
-from npu_compiler.compiled_program import CompiledProgram, EntryPoint, IOSpec
+from npu_compiler.compiled_program import CompiledProgram, IOSpec
 from npu_compiler.errors import BackendError, InputError, WeightError
 from npu_compiler.host_arrays import is_memory_of, to_array
 from npu_compiler.ir import TensorSpec
 
 from .arrays import widens, zeros
-from .backend import Backend, DeviceBuffer, Launch, get_backend
+from .backend import Backend, DeviceBuffer, Launch, LoadedEntry, get_backend
 from .locks import RunLock, reentered
 from .profiler import Profiler, measure
 from .weight_loader import WeightStore, load_weights
@@ -117,8 +117,9 @@ class _Own:
 class Executor:
     """One entry point, ready to run. Safe to call from several threads; runs that share state take turns.
 
-    ``weights``: a :class:`WeightStore` (shared, no copy) or what :func:`load_weights` takes. ``entry`` may be left out
-    when the program has one entry point. ``state``: another executor's, to share it.
+    ``weights``: a :class:`WeightStore` (shared, no copy) or what :func:`load_weights` takes; they may also come later,
+    by :meth:`load_weights` or with :meth:`run`. ``entry`` may be left out when the program has one entry point.
+    ``state``: another executor's, to share it.
     """
 
     def __init__(
@@ -133,12 +134,30 @@ class Executor:
         self.backend = backend or get_backend(program.target)
         if self.backend.name != program.target:
             raise BackendError(f"program {program.name!r} is for {program.target!r}, not for {self.backend.name!r}")
-        self.entry = _find_entry(program, entry)
-        self.weights = weights if isinstance(weights, WeightStore) else load_weights(program, weights, self.backend)
-        self.state = State(program, self.backend, self.weights.state) if state is None else state
+        self.entry = program.entry(entry)
         self._specs = {b.id: b for b in program.buffers}
-        self._fixed = self._fixed_buffers()
-        self._loaded = self.backend.load_entry(program, self.entry, self._fixed)
+        self._shared_state = state
+        if weights is None and program.weights:
+            self._prepare(WeightStore({}, {}), complete=False)
+        else:
+            self.load_weights(weights)
+
+    def load_weights(self, weights: Any) -> None:
+        """Take weights, as the constructor does, and start from the initial state. Runs bound before keep the old
+        ones. Raises ``WeightError`` before anything is changed."""
+        store = weights if isinstance(weights, WeightStore) else load_weights(self.program, weights, self.backend)
+        self._prepare(store)
+
+    def _prepare(self, store: WeightStore, complete: bool = True) -> None:
+        """``complete``: whether ``store`` has the weights, or they are still to come."""
+        state = State(self.program, self.backend, store.state) if self._shared_state is None else self._shared_state
+        if complete:
+            fixed = self._fixed_buffers(store, state)
+            loaded = self.backend.load_entry(self.program, self.entry, fixed)
+        else:
+            fixed, loaded = {}, _WithoutWeights(self.program)
+        self.weights, self.state, self._fixed, self._loaded = store, state, fixed, loaded
+        self._taken: Any = None  # the weights that a run came with
         self._own = self._own_run()
 
     @property
@@ -149,7 +168,7 @@ class Executor:
     def outputs(self) -> tuple[IOSpec, ...]:
         return self.entry.outputs
 
-    def _fixed_buffers(self) -> dict[int, DeviceBuffer]:
+    def _fixed_buffers(self, weights: WeightStore, state: State) -> dict[int, DeviceBuffer]:
         """The buffers of this entry that no run replaces: weights, state, and outputs that nobody asked for."""
         used = {id for call in self.entry.calls for id in (*call.inputs, *call.outputs)}
         used |= {o.buffer for o in self.outputs} | {id for _, id in self.entry.updates}
@@ -158,18 +177,12 @@ class Executor:
         for id in sorted(used):
             b = self._specs[id]
             if b.kind in ("weight", "const"):
-                fixed[id] = self._weight(b.name, b.shape, b.dtype)
+                fixed[id] = _weight(weights, b.name, b.shape, b.dtype)
             elif b.kind == "state":
-                fixed[id] = self.state[b.name]
+                fixed[id] = state[b.name]
             elif b.kind == "output" and id not in asked:
                 fixed[id] = self.backend.allocate_empty(b.shape, dtypes.numpy_dtype(b.dtype))
         return fixed
-
-    def _weight(self, name: str, shape: Sequence[int], dtype: str) -> DeviceBuffer:
-        found = self.weights.get(name)
-        if found is None or (found.shape, found.dtype) != (tuple(shape), dtypes.numpy_dtype(dtype)):
-            raise WeightError(f"weight buffer {name!r} is not in the given store; load the weights with this program")
-        return found
 
     def _own_run(self) -> _Own | None:
         """A run bound once, where the device prefers that."""
@@ -186,13 +199,18 @@ class Executor:
         return _Own(inputs, outputs, self._bind(inputs, outputs))
 
     # -- running ----------------------------------------------------------------------------------------------------
-    def run(self, inputs: Inputs) -> dict[str, np.ndarray]:
+    def run(self, inputs: Inputs, weights: Any = None) -> dict[str, np.ndarray]:
         """Outputs by name, in arrays of their own.
+
+        ``weights``: taken first, by :meth:`load_weights`, unless the run before came with the same object.
 
         ``inputs``: by name or in order; numpy arrays, torch tensors or DeviceBuffers. Shapes must be exact. Dtypes too,
         except that a float or integer type is widened to the declared one where that keeps every value (float16 to
         float32, int32 to int64). Raises ``InputError`` naming the tensor, what it is and what was expected.
         """
+        if weights is not None and weights is not self._taken:
+            self.load_weights(weights)
+            self._taken = weights
         return {name: buffer.to_numpy(copy=False) for name, buffer in self.run_device(inputs).items()}
 
     def run_device(self, inputs: Inputs) -> dict[str, DeviceBuffer]:
@@ -336,13 +354,28 @@ class Executor:
                 self.state.write(key, value)
 
 
-def _find_entry(program: CompiledProgram, name: str | None) -> EntryPoint:
-    if name is None and len(program.entries) == 1:
-        return next(iter(program.entries.values()))
-    if name not in program.entries:
-        problem = "several entry points, name one" if name is None else f"no entry point {name!r}"
-        raise InputError(f"program {program.name!r} has {problem}; it has {', '.join(program.entries)}")
-    return program.entries[name]
+class _WithoutWeights(LoadedEntry):
+    """Stands for an entry point whose weights are still to come."""
+
+    def __init__(self, program: CompiledProgram):
+        self._program = program
+
+    def bind(self, buffers: Mapping[int, DeviceBuffer]) -> Launch:
+        raise self._missing()
+
+    def arena_buffer(self, id: int) -> DeviceBuffer:
+        raise self._missing()
+
+    def _missing(self) -> WeightError:
+        needs = f"program {self._program.name!r} needs {len(self._program.weights)} weights"
+        return WeightError(f"{needs}: call load_weights(weights), or run(inputs, weights)")
+
+
+def _weight(store: WeightStore, name: str, shape: Sequence[int], dtype: str) -> DeviceBuffer:
+    found = store.get(name)
+    if found is None or (found.shape, found.dtype) != (tuple(shape), dtypes.numpy_dtype(dtype)):
+        raise WeightError(f"weight buffer {name!r} is not in the given store; load the weights with this program")
+    return found
 
 
 def ordered(specs: Sequence[IOSpec] | Sequence[TensorSpec], values: Any, what: str) -> list[Any]:

@@ -6,7 +6,7 @@ import difflib
 import logging
 import warnings
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from npu_compiler.graph import Graph, Node, Value, main_weight, structural_key
 from npu_compiler.interp import evaluate_node
 from npu_compiler.weight_files import WeightSource, open_weights
 
-from .arrays import ALIGNMENT, check_memory
+from .arrays import ALIGNMENT, check_memory, widens
 from .backend import Backend, DeviceBuffer, get_backend
 
 _log = logging.getLogger(__name__)
@@ -64,11 +64,15 @@ def load_weights(
     ``source``: a dict of numpy arrays or torch tensors, a ``.safetensors`` or ``.npz`` file, or a directory of
     safetensors shards; ``None`` if the program needs no tensors. Tensors that the program does not read are ignored.
     ``shared``: stores of the same source on the same backend; what they hold in the form that this program wants is
-    not made again.
+    not made again. Floats and integers of a narrower type are widened: a float16 or bfloat16 checkpoint fits a float32
+    model.
 
     Raises ``WeightError`` naming every tensor that is missing or of another shape or dtype than the model was compiled
     with; warns (``RuntimeWarning``) about tensors that contain NaN.
     """
+    if not isinstance(program, CompiledProgram) or isinstance(source, CompiledProgram | Backend):
+        given = ", ".join(type(a).__name__ for a in (program, source, backend) if a is not None)
+        raise WeightError(f"arguments are (program, weights, backend), got ({given})")
     backend = backend or get_backend(program.target)
     weights = open_weights({} if source is None else source)
     _check(program, weights)
@@ -112,15 +116,27 @@ def _check(program: CompiledProgram, source: WeightSource) -> None:
         )
     problems = []
     for w in program.weights:
-        shape, dtype = source.spec(w.key)
-        if (shape, dtype) != (tuple(w.shape), w.dtype):
-            problems.append(f"{w.key!r} is {dtype}{list(shape)}, expected {w.dtype}{list(w.shape)}")
+        if (problem := mismatch(source, w.key, w.shape, w.dtype)) is not None:
+            problems.append(problem)
     if problems:
         listed = _listed(problems, "; ")
         raise WeightError(f"{source.origin} does not fit program {program.name!r}: weight {listed}; convert them")
     extra = names - {w.key for w in program.weights} - {b.name for b in program.buffers if b.kind == "state"}
     if extra:
         _log.debug("%s: %d tensors are not used: %s", source.origin, len(extra), ", ".join(sorted(extra)))
+
+
+def mismatch(source: WeightSource, key: str, shape: Sequence[int], dtype: str) -> str | None:
+    """How a tensor of ``source`` differs from what is wanted, or None if it fits, widened if need be."""
+    found, held = source.spec(key)
+    if found == tuple(shape) and (held == dtype or widens(dtypes.numpy_dtype(held), dtypes.numpy_dtype(dtype))):
+        return None
+    return f"{key!r} is {held}{list(found)}, expected {dtype}{list(shape)}"
+
+
+def read_as(source: WeightSource, key: str, dtype: str) -> np.ndarray:
+    """A tensor that fits (see :func:`mismatch`) in the wanted dtype; it may share memory with the source."""
+    return source.read(key).astype(dtypes.numpy_dtype(dtype), copy=False)
 
 
 def _listed(items: list[str], separator: str) -> str:
@@ -133,13 +149,9 @@ def _initial_state(program: CompiledProgram, source: WeightSource) -> dict[str, 
     state = {}
     for b in program.buffers:
         if b.kind == "state" and b.name in names:
-            array = source.read(b.name)
-            if (array.shape, dtypes.name_of(array.dtype)) != (tuple(b.shape), b.dtype):
-                raise WeightError(
-                    f"state {b.name!r} is {dtypes.name_of(array.dtype)}{list(array.shape)} in {source.origin}, "
-                    f"expected {b.dtype}{list(b.shape)}"
-                )
-            state[b.name] = array.copy()
+            if (problem := mismatch(source, b.name, b.shape, b.dtype)) is not None:
+                raise WeightError(f"{source.origin} does not fit program {program.name!r}: state {problem}; convert it")
+            state[b.name] = read_as(source, b.name, b.dtype).copy()
     return state
 
 
@@ -180,7 +192,7 @@ class _Evaluation:
 
     def _evaluate(self, node: Node) -> None:
         if node.op == "weight":
-            array = self._source.read(node.attrs["key"])
+            array = read_as(self._source, node.attrs["key"], node.out.dtype)
             self._warn_nan(node.attrs["key"], array)
             self._held[node.out] = array
             return

@@ -263,9 +263,9 @@ def is_op_supported(op_type: str, attrs: dict[str, Any] | None = None) -> bool:
     return op is not None and all(name in known for name in attrs or {})
 
 
-def get_supported_ops() -> list[str]:
-    """Every ATen overload with an NPU lowering, sorted."""
-    return sorted(REGISTRY)
+def get_supported_ops() -> frozenset[str]:
+    """Every ATen overload with an NPU lowering; in-place ones are known by their functional twins."""
+    return frozenset(REGISTRY)
 
 
 STRUCTURAL = frozenset((GETITEM,))

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ..errors import Reason
+from ..errors import ConfigError, Reason
 from ..graph import Node
 from ..kernel import Kernel, Schedule
 from ..target_config import TARGETS, TargetConfig, target_config
@@ -53,6 +53,18 @@ def register_target(target: CodegenTarget) -> None:
     """Make a target known that is not part of this package: ``compile(target=target.name)`` finds it from then on."""
     TARGETS[target.name] = target.config
     _registered[target.name] = target
+
+
+def target_name(target: str | CodegenTarget) -> str:
+    """The name of a target that is given by name or as a code generator, which is registered then."""
+    if isinstance(target, str):
+        return target
+    if isinstance(target, type) or not isinstance(getattr(target, "config", None), TargetConfig):
+        what = f"the class {target.__name__}" if isinstance(target, type) else f"a {type(target).__name__}"
+        known = ", ".join(TARGETS)
+        raise ConfigError(f"target is {what}: pass a name ({known}) or an object with name, config, supports and emit")
+    register_target(target)
+    return target.name
 
 
 def get_target(name: str) -> CodegenTarget:
