@@ -437,5 +437,8 @@ template <class V> NPU_INLINE lane_t<V> hprod(V v) { return reduce_tree<lane_t<V
 template <class V> NPU_INLINE lane_t<V> hmax(V v) { return reduce_tree<lane_t<V>, VL>(v, MaxOp{}); }
 template <class V> NPU_INLINE lane_t<V> hmin(V v) { return reduce_tree<lane_t<V>, VL>(v, MinOp{}); }
 template <class V> NPU_INLINE bool any(V mask) { return reduce_tree<lane_t<V>, VL>(mask, OrOp{}) != 0; }
+#if NPU_AVX512
+NPU_INLINE bool any(vi32 mask) { return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask) != 0; }
+#endif
 
 }  // namespace npu

@@ -6,12 +6,16 @@
 //
 // A chunk transforms the inputs of a block of tiles to [(M+2)^2][tiles][C], multiplies them with the weight panels
 // (one matrix product for each of the (M+2)^2 points), and transforms the products back, 14 tiles x 32 channels at once.
+//
+// In a transform a value meets outputs that do not see it and cancels again, which leaves its rounding error there, or NaN
+// if it is infinite. A tile in which that would show (winograd_uneven) takes the direct sum.
 #pragma once
 #include "conv.h"
 
 namespace npu {
 
-// One-dimensional transforms, in place: input() is B^T, output() is A^T.
+// One-dimensional transforms: input() is B^T, in place, output() is A^T. filter() is the left inverse of G with sign -1, and
+// with sign 1 adds up the magnitudes of its terms.
 template <int M> struct WinogradTile;
 
 template <> struct WinogradTile<2> {
@@ -24,6 +28,7 @@ template <> struct WinogradTile<2> {
     y[0] = m[0] + m[1] + m[2];
     y[1] = m[1] - m[2] - m[3];
   }
+  NPU_INLINE void filter(const vf (&u)[4], vf (&g)[3], float sign) { g[0] = u[0], g[1] = u[1] + sign * u[2], g[2] = u[3]; }
 };
 
 template <> struct WinogradTile<4> {  // points 0, +-A, +-B, infinity
@@ -45,6 +50,9 @@ template <> struct WinogradTile<4> {  // points 0, +-A, +-B, infinity
     y[1] = A * odd_a + B * odd_b;
     y[2] = AA * even_a + BB * even_b;
     y[3] = A * AA * odd_a + (B * BB * odd_b + m[5]);
+  }
+  NPU_INLINE void filter(const vf (&u)[6], vf (&g)[3], float sign) {
+    g[0] = AA * BB * u[0], g[1] = A * (AA - BB) * (u[1] + sign * u[2]), g[2] = u[5];
   }
 };
 
@@ -76,15 +84,16 @@ template <class D, int M> struct WinogradPlan {
   // An odd number of cache lines: the transform of one tile writes to all points, which must not share cache sets.
   static constexpr long POINT_BYTES = (ceil_div(T * ROW_BYTES, 64) | 1) * 64;
   static constexpr long TRANSFORMED = POINTS * POINT_BYTES, PRODUCT = POINTS * TILE_ROWS * PANEL * 4;
-  static constexpr long ZEROS = align64(D::C * 4) + 64, OFFSETS = align64(T * 4);
-  static constexpr long BYTES = TRANSFORMED + PRODUCT + ZEROS + OFFSETS;
+  static constexpr long ZEROS = align64(D::C * 4) + 64, OFFSETS = align64(T * 4), UNEVEN = align64(T);
+  static constexpr long BYTES = TRANSFORMED + PRODUCT + ZEROS + OFFSETS + UNEVEN;
 };
 
 template <class D, int M> constexpr long winograd_scratch_bytes() { return WinogradPlan<D, M>::BYTES; }
 
-// VL channels of one input tile: pixels are pointers to its SIDE x SIDE pixels, outputs lie point_bytes apart.
+// VL channels of one input tile: pixels are pointers to its SIDE x SIDE pixels, outputs lie point_bytes apart. The squares
+// of the inputs are added to `energy`.
 template <int M, class TX, class L>
-NPU_INLINE void winograd_input(const TX* const* pixels, long c, char* out, long point_bytes, L lanes) {
+NPU_INLINE void winograd_input(const TX* const* pixels, long c, char* out, long point_bytes, vf& energy, L lanes) {
   constexpr int SIDE = M + 2;
   vf d[SIDE][SIDE];
 #pragma GCC unroll 6
@@ -92,6 +101,10 @@ NPU_INLINE void winograd_input(const TX* const* pixels, long c, char* out, long 
     vf column[SIDE];
 #pragma GCC unroll 6
     for (int i = 0; i < SIDE; i++) column[i] = ld(pixels[i * SIDE + j] + c, lanes);
+    vf squares = column[0] * column[0];
+#pragma GCC unroll 6
+    for (int i = 1; i < SIDE; i++) squares = fma(column[i], column[i], squares);
+    energy += squares;
     WinogradTile<M>::input(column);
 #pragma GCC unroll 6
     for (int i = 0; i < SIDE; i++) d[i][j] = column[i];
@@ -104,30 +117,112 @@ NPU_INLINE void winograd_input(const TX* const* pixels, long c, char* out, long 
   }
 }
 
-// Transforms `count` tiles from number `tile` on; every image has TH x TW of them.
-struct WinogradInput { long H, W, C, pad_t, pad_l, TH, TW, row_bytes, point_bytes; };
+// The largest magnitude of a tile over the largest that one of its outputs sees, up to which the transforms' rounding
+// errors are below that of the output. F(2x2) needs no bound: its outputs are sums of what they see alone.
+template <class TX> constexpr float WINOGRAD_RANGE = is_same<TX, bf16>::value ? 32768 : 4096;
+
+// Magnitudes as integers, which are in the order of the numbers.
+NPU_INLINE vi32 magnitude(vf x) { return (vi32)x & 0x7fffffff; }
+
+template <class TX> NPU_INLINE float largest_of(const TX* x, long n) {
+  vi32 found = {};
+  long c = 0;
+  for (; c + VL <= n; c += VL) found = MaxOp{}(found, magnitude(ld(x + c, Full{})));
+  if (c < n) found = MaxOp{}(found, magnitude(ld(x + c, (int)(n - c))));
+  return bitcast<float>(hmax(found));
+}
+NPU_INLINE vf square(vf x) { return x * x; }
+
+// Whether a tile of rows x cols outputs must not be transformed, given the sum of its squares.
 template <int M, class TX>
-NPU_NOINLINE void winograd_inputs(const TX* x, long tile, long count, char* out, const TX* zeros,
-                                  const WinogradInput& d) {
+NPU_NOINLINE bool winograd_uneven(const TX* const* pixels, long channels, long rows, long cols, float energy) {
   constexpr int SIDE = M + 2;
-  for (long t = tile; t < tile + count; t++, out += d.row_bytes) {
-    const long ih = t / d.TW % d.TH * M - d.pad_t, iw = t % d.TW * M - d.pad_l;
-    const TX* image = x + t / (d.TH * d.TW) * d.H * d.W * d.C;
-    const TX* pixels[SIDE * SIDE];
-    for (int i = 0; i < SIDE; i++)
-      for (int j = 0; j < SIDE; j++) {
-        const bool inside = ih + i >= 0 && ih + i < d.H && iw + j >= 0 && iw + j < d.W;
-        pixels[i * SIDE + j] = inside ? image + ((ih + i) * d.W + iw + j) * d.C : zeros;
+  constexpr float RANGE = WINOGRAD_RANGE<TX>;
+  if (!(energy < __builtin_inff())) return true;  // NaN, infinite, or above the root of the largest float
+  if (M == 2 || energy == 0) return false;
+  // Every output sees one of the four pixels in the middle. Mostly some channel is large enough in all of them.
+  const int top = rows <= 2 ? 1 : 2, bottom = rows <= 3 ? top : 3, left = cols <= 2 ? 1 : 2, right = cols <= 3 ? left : 3;
+  const TX *a = pixels[top * SIDE + left], *b = pixels[top * SIDE + right];
+  const TX *c = pixels[bottom * SIDE + left], *d = pixels[bottom * SIDE + right];
+  const float enough = energy / (RANGE * RANGE);
+  vf found = {};
+  for (long k = 0; k + VL <= min_of(channels, 4 * VL); k += VL) {
+    const vf ab = MinOp{}(square(ld(a + k, Full{})), square(ld(b + k, Full{})));
+    const vf cd = MinOp{}(square(ld(c + k, Full{})), square(ld(d + k, Full{})));
+    found = MaxOp{}(found, MinOp{}(ab, cd));
+  }
+  if (enough > __FLT_MIN__ && any(found >= enough)) return false;
+  float largest[SIDE * SIDE], all = 0;
+  for (int p = 0; p < SIDE * SIDE; p++) {
+    largest[p] = largest_of(pixels[p], channels);
+    all = all > largest[p] ? all : largest[p];
+  }
+  for (long i = 0; i < min_of(M, rows); i++)
+    for (long j = 0; j < min_of(M, cols); j++) {
+      float seen = 0;
+      for (int p = 0; p < 9; p++) {
+        const float x = largest[(i + p / 3) * SIDE + j + p % 3];
+        seen = seen > x ? seen : x;
       }
+      if (all > RANGE * seen) return true;
+    }
+  return false;
+}
+
+struct WinogradTiles {
+  long H, W, C, OH, OW, pad_t, pad_l, TH, TW, row_bytes, point_bytes;
+  struct At { long n, oh, ow; };  // image, first output
+  template <int M> NPU_INLINE At at(const WinogradTiles& d, long t) {
+    return {t / (d.TH * d.TW), t / d.TW % d.TH * M, t % d.TW * M};
+  }
+};
+
+// The pixels of a tile, with `zeros` outside of the image.
+template <int M, class TX>
+NPU_INLINE void winograd_pixels(const TX* x, WinogradTiles::At tile, const TX* zeros, const WinogradTiles& d,
+                                const TX** pixels) {
+  constexpr int SIDE = M + 2;
+  const long ih = tile.oh - d.pad_t, iw = tile.ow - d.pad_l;
+  const TX* image = x + tile.n * d.H * d.W * d.C;
+  for (int i = 0; i < SIDE; i++)
+    for (int j = 0; j < SIDE; j++) {
+      const bool inside = ih + i >= 0 && ih + i < d.H && iw + j >= 0 && iw + j < d.W;
+      pixels[i * SIDE + j] = inside ? image + ((ih + i) * d.W + iw + j) * d.C : zeros;
+    }
+}
+
+// Transforms `count` tiles from number `first` on; every image has TH x TW of them. Sets uneven[t] for the t-th of them.
+template <int M, class TX>
+NPU_NOINLINE void winograd_inputs(const TX* x, long first, long count, char* out, bool* uneven, const TX* zeros,
+                                  const WinogradTiles& d) {
+  for (long t = 0; t < count; t++, out += d.row_bytes) {
+    const TX* pixels[(M + 2) * (M + 2)];
+    const WinogradTiles::At tile = WinogradTiles::at<M>(d, first + t);
+    winograd_pixels<M>(x, tile, zeros, d, pixels);
+    vf energy = {};
     long c = 0;
-    for (; c + VL <= d.C; c += VL) winograd_input<M>(pixels, c, out, d.point_bytes, Full{});
-    if (c < d.C) winograd_input<M>(pixels, c, out, d.point_bytes, (int)(d.C - c));
+    for (; c + VL <= d.C; c += VL) winograd_input<M>(pixels, c, out, d.point_bytes, energy, Full{});
+    if (c < d.C) winograd_input<M>(pixels, c, out, d.point_bytes, energy, (int)(d.C - c));
+    uneven[t] = winograd_uneven<M>(pixels, d.C, d.OH - tile.oh, d.OW - tile.ow, hsum(energy));
   }
 }
 
-// VL output channels of one tile, from products [SIDE * SIDE][TILE_ROWS][PANEL].
+// A tile, and the VL channels of its outputs that are wanted.
+template <class L> struct WinogradOutput : WinogradTiles::At { long col; L lanes; };
+
+// Row i of a tile's outputs to the epilogue.
 template <class D, int M, class Epi, class L>
-NPU_INLINE void winograd_output(const float* product, long n, long oh, long ow, long col, L lanes, Epi& epi) {
+NPU_INLINE void winograd_row(const vf (&y)[M], int i, const WinogradOutput<L>& at, Epi& epi) {
+  if (D::OH % M && at.oh + i >= D::OH) return;
+  const long row = (at.n * D::OH + at.oh + i) * D::OW + at.ow;
+#pragma GCC unroll 4
+  for (int j = 0; j < M; j++)
+    if (D::OW % M == 0 || at.ow + j < D::OW) epi(y[j], row + j, at.col, at.lanes);
+}
+
+// A tile from its products [SIDE * SIDE][TILE_ROWS][PANEL].
+template <class D, int M, class Epi, class L>
+NPU_INLINE void winograd_output(const float* product, const WinogradOutput<L>& at, Epi& epi) {
   constexpr int SIDE = M + 2;
   vf half[M][SIDE];
 #pragma GCC unroll 6
@@ -139,16 +234,58 @@ NPU_INLINE void winograd_output(const float* product, long n, long oh, long ow, 
 #pragma GCC unroll 4
     for (int i = 0; i < M; i++) half[i][j] = y[i];
   }
-  const long row = (n * D::OH + oh) * D::OW + ow;
 #pragma GCC unroll 4
   for (int i = 0; i < M; i++) {
     vf y[M];
     WinogradTile<M>::output(half[i], y);
-    if (D::OH % M && oh + i >= D::OH) break;
-#pragma GCC unroll 4
-    for (int j = 0; j < M; j++)
-      if (D::OW % M == 0 || ow + j < D::OW) epi(y[j], row + i * D::OW + j, col, lanes);
+    winograd_row<D, M>(y, i, at, epi);
   }
+}
+
+// VL filters of one channel, found again from their transforms u, which lie point_floats apart. What is left of a weight
+// of 0 is rounding error; it becomes 0 again, for 0 * inf is NaN.
+template <int M> NPU_INLINE void winograd_filter(const float* u, long point_floats, vf (&g)[3][3]) {
+  constexpr int SIDE = M + 2;
+  constexpr float ROUNDING = 1.0f / (1 << 20);
+  vf value[3][SIDE], size[3][SIDE];
+  for (int j = 0; j < SIDE; j++) {
+    vf column[SIDE], sizes[SIDE], v[3], s[3];
+    for (int i = 0; i < SIDE; i++) column[i] = load_bytes<vf>(u + (i * SIDE + j) * point_floats);
+    for (int i = 0; i < SIDE; i++) sizes[i] = (vf)magnitude(column[i]);
+    WinogradTile<M>::filter(column, v, -1);
+    WinogradTile<M>::filter(sizes, s, 1);
+    for (int i = 0; i < 3; i++) value[i][j] = v[i], size[i][j] = s[i];
+  }
+  for (int i = 0; i < 3; i++) {
+    vf s[3];
+    WinogradTile<M>::filter(value[i], g[i], -1);
+    WinogradTile<M>::filter(size[i], s, 1);
+    for (int j = 0; j < 3; j++) g[i][j] = select((vf)magnitude(g[i][j]) <= ROUNDING * (vf)magnitude(s[j]), vf{}, g[i][j]);
+  }
+}
+
+// An uneven tile: the direct sum over its pixels, u being the transforms of the wanted filters.
+template <class D, int M, class TX, class Epi, class L>
+NPU_NOINLINE void winograd_direct(const TX* const* pixels, const float* u, const WinogradOutput<L>& at, Epi& epi) {
+  constexpr int SIDE = M + 2;
+  vf y[M][M] = {};
+  for (long first = 0; first < D::C; first += WINOGRAD_SEGMENT) {
+    vf sum[M][M] = {};
+    for (long c = first; c < min_of(D::C, first + WINOGRAD_SEGMENT); c++) {
+      vf g[3][3];
+      winograd_filter<M>(u + c * PANEL, D::C * PANEL, g);
+      for (int p = 0; p < SIDE * SIDE; p++) {
+        const vf x = ld_splat(pixels[p] + c);
+        for (int r = 0; r < 3; r++)
+          for (int s = 0; s < 3; s++) {
+            const int i = p / SIDE - r, j = p % SIDE - s;
+            if (i >= 0 && i < M && j >= 0 && j < M) sum[i][j] = fma(g[r][s], x, sum[i][j]);
+          }
+      }
+    }
+    for (int i = 0; i < M * M; i++) y[i / M][i % M] += sum[i / M][i % M];
+  }
+  for (int i = 0; i < M; i++) winograd_row<D, M>(y[i], i, at, epi);
 }
 
 template <class D, int M, class TX, class Epi>
@@ -159,6 +296,9 @@ NPU_NOINLINE void conv2d_winograd(const TX* x, const float* u, Epi& epi, Thread&
   float* product = (float*)(transformed + Plan::TRANSFORMED);
   TX* zeros = (TX*)((char*)product + Plan::PRODUCT);
   int32_t* off = (int32_t*)((char*)zeros + Plan::ZEROS);
+  bool* uneven = (bool*)off + Plan::OFFSETS;
+  constexpr WinogradTiles IN = {D::H,     D::W,     D::C,     D::OH,    D::OW,           D::pad_t,
+                                D::pad_l, Plan::TH, Plan::TW, Plan::ROW_BYTES, Plan::POINT_BYTES};
   static const long no_tap = 0;
   long i = next_chunk(th, counter), prepared = -1;
   if (i >= Plan::COUNT) return;
@@ -171,8 +311,7 @@ NPU_NOINLINE void conv2d_winograd(const TX* x, const float* u, Epi& epi, Thread&
     const bool is_last = block == Plan::BLOCKS - 1;
     constexpr long POINT_BYTES = Plan::POINT_BYTES;
     if (prepared != block) {
-      winograd_inputs<M>(x, block * Plan::T, is_last ? Plan::T_LAST : Plan::T, transformed, (const TX*)zeros,
-                         {D::H, D::W, D::C, D::pad_t, D::pad_l, Plan::TH, Plan::TW, Plan::ROW_BYTES, POINT_BYTES});
+      winograd_inputs<M>(x, block * Plan::T, is_last ? Plan::T_LAST : Plan::T, transformed, uneven, (const TX*)zeros, IN);
       prepared = block;
     }
     const Tiling& tiles = is_last ? last : full;
@@ -193,11 +332,17 @@ NPU_NOINLINE void conv2d_winograd(const TX* x, const float* u, Epi& epi, Thread&
         }
         for (int r = 0; r < rows; r++) {
           const long tile = block * Plan::T + first + r;
-          const long n = tile / (Plan::TH * Plan::TW), oh = tile / Plan::TW % Plan::TH * M, ow = tile % Plan::TW * M;
+          const WinogradTiles::At at = WinogradTiles::at<M>(IN, tile);
+          const TX* pixels[Plan::POINTS];
+          if (uneven[first + r]) winograd_pixels<M>(x, at, (const TX*)zeros, IN, pixels);
+          auto finish = [&](int v, auto lanes) __attribute__((always_inline)) {
+            const WinogradOutput<decltype(lanes)> out = {at, col + v, lanes};
+            if (!uneven[first + r]) return winograd_output<D, M>(product + r * PANEL + v, out, epi);
+            winograd_direct<D, M>(pixels, (const float*)((const char*)u + pn * Plan::PANEL_BYTES) + v, out, epi);
+          };
           for (int v = 0; v < PANEL && col + v < D::K; v += VL) {
-            const float* from = product + r * PANEL + v;
-            if (D::K % VL == 0 || col + v + VL <= D::K) winograd_output<D, M>(from, n, oh, ow, col + v, Full{}, epi);
-            else winograd_output<D, M>(from, n, oh, ow, col + v, (int)(D::K - col - v), epi);
+            if (D::K % VL == 0 || col + v + VL <= D::K) finish(v, Full{});
+            else finish(v, (int)(D::K - col - v));
           }
         }
         first += rows;

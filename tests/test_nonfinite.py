@@ -1,0 +1,110 @@
+"""A non-finite or huge input element changes only outputs that see it, and those as in PyTorch."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from npu_compiler import capture, compile
+from npu_compiler.frontend import state_dict_numpy
+from npu_compiler.frontend.tensors import tensor_to_numpy
+from npu_runtime import Executor
+
+SIZE, CHANNELS, AT = 32, 64, (13, 18)  # the pixel that is not like the others
+HUGE = {"float16": (1e2, 1e4, 6e4), "bfloat16": (1e2, 1e4, 1e6, 1e30), "float32": (1e2, 1e4, 1e6, 1e30)}
+TILE = {"float16": 4, "bfloat16": 4, "float32": 2}
+
+
+@cache
+def convolution(dtype: str) -> tuple[nn.Conv2d, Executor]:
+    torch.manual_seed(0)
+    conv = nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1, bias=False).to(getattr(torch, dtype)).eval()
+    program = compile(capture(conv, (noise(dtype),)))
+    assert any(c.kind == "winograd" for c in program.entries["main"].calls)
+    return conv, Executor(program, state_dict_numpy(conv))
+
+
+def noise(dtype: str) -> torch.Tensor:
+    x = 0.01 * torch.randn(1, CHANNELS, SIZE, SIZE, generator=torch.Generator().manual_seed(1))
+    return x.to(getattr(torch, dtype))
+
+
+def run(executor: Executor, x: torch.Tensor) -> np.ndarray:
+    return next(iter(executor.run([tensor_to_numpy(x)]).values())).astype(np.float64)
+
+
+def bright(dtype: str, value: float) -> torch.Tensor:
+    x = noise(dtype)
+    x[0, 5, AT[0], AT[1]] = value
+    return x
+
+
+def seen() -> np.ndarray:
+    """Outputs that see the pixel."""
+    mask = np.zeros((SIZE, SIZE), bool)
+    mask[AT[0] - 1 : AT[0] + 2, AT[1] - 1 : AT[1] + 2] = True
+    return mask
+
+
+@pytest.mark.parametrize(("dtype", "value"), [(d, v) for d in HUGE for v in HUGE[d]])
+def test_a_bright_pixel_leaves_its_neighbours_alone(dtype: str, value: float) -> None:
+    conv, executor = convolution(dtype)
+    x = bright(dtype, value)
+    with torch.no_grad():
+        exact = nn.functional.conv2d(x.double(), conv.weight.double(), padding=1).numpy()
+        eager = conv(x).double().numpy()
+    ours = run(executor, x)
+    error, allowed = (np.abs(y - exact)[..., ~seen()] for y in (ours, eager))
+    assert np.sqrt(np.mean(error**2)) <= 1.1 * np.sqrt(np.mean(allowed**2))
+    assert error.max() <= 2 * allowed.max(), f"errors {error.max()}, PyTorch's {allowed.max()}"
+    error = np.abs(ours - exact)[..., seen()]
+    assert error.max() <= 8 * torch.finfo(conv.weight.dtype).eps * np.abs(exact).max()
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf], ids=str)
+@pytest.mark.parametrize("dtype", list(HUGE))
+def test_convolution_of_what_is_not_finite(dtype: str, value: float) -> None:
+    conv, executor = convolution(dtype)
+    x = bright(dtype, value)
+    with torch.no_grad():
+        eager = conv(x).double().numpy()
+    ours, clean = run(executor, x), run(executor, noise(dtype))
+    np.testing.assert_array_equal(ours[..., seen()], eager[..., seen()])
+    assert not np.isfinite(ours[..., seen()]).any()
+    error = np.abs(ours - clean)[..., ~seen()].max()
+    assert error <= 2 * torch.finfo(getattr(torch, dtype)).eps * np.abs(clean).max()
+
+
+def test_a_weight_of_zero_times_infinity() -> None:
+    """The transforms hold no zeros, the filters do: 0 * inf is NaN."""
+    for dtype in HUGE:
+        conv, _ = convolution(dtype)
+        sparse = nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1, bias=False).to(conv.weight.dtype)
+        with torch.no_grad():
+            sparse.weight.copy_(conv.weight)
+            sparse.weight[:, :, 1, 1] = 0
+            sparse.weight[::2, :, 0, :] = 0
+            x = bright(dtype, np.inf)
+            eager = sparse(x).double().numpy()
+        executor = Executor(compile(capture(sparse, (x,))), state_dict_numpy(sparse))
+        ours = run(executor, x)
+        assert np.isnan(eager[..., AT[0], AT[1]]).all()
+        np.testing.assert_array_equal(ours[..., seen()], eager[..., seen()])
+
+
+@pytest.mark.parametrize("dtype", list(HUGE))
+def test_a_dark_half(dtype: str) -> None:
+    """Many tiles that are partly dark: values of 1e-6 beside values of 1."""
+    conv, executor = convolution(dtype)
+    x = noise(dtype) * 100
+    x[..., SIZE // 2 + 1 :] *= 1e-6
+    with torch.no_grad():
+        exact = nn.functional.conv2d(x.double(), conv.weight.double(), padding=1).numpy()
+        eager = conv(x).double().numpy()
+    dark = np.s_[..., SIZE // 2 + 2 : -1]
+    error, allowed = (np.sqrt(np.mean((y - exact)[dark] ** 2)) for y in (run(executor, x), eager))
+    assert error <= 1.1 * allowed
