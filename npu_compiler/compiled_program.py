@@ -157,6 +157,12 @@ class CompiledProgram:
 
         return load(path)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled and copied as it is saved: recipes are graphs too deep for pickle's recursion."""
+        from .serialize import dumps, loads
+
+        return loads, (dumps(self),)
+
     def describe(self) -> str:
         """The program as readable text: kernels, I/O, buffers, memory plan, weight map, totals."""
         from .describe import describe

@@ -143,6 +143,12 @@ class Expr:
             _interned[key] = found
         return found
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Expr, (self.op, self.dtype, self.args, self.value)
+
+    def __deepcopy__(self, memo: Any) -> Expr:
+        return self
+
     # -- building -------------------------------------------------------------------------------------------------
     def cast(self, dtype: str) -> Expr:
         if dtype == self.dtype:

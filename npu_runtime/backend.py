@@ -97,6 +97,17 @@ class Backend(ABC):
     device: int = 0
     shares_host: bool = True
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """What :func:`get_backend` was given to make this backend."""
+        return {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _again, (self.name, self.options)
+
+    def __deepcopy__(self, memo: Any) -> Backend:
+        return self
+
     @abstractmethod
     def allocate_empty(
         self, shape: Sequence[int], dtype: np.dtype[Any], alloc_shape: Sequence[int] | None = None
@@ -206,6 +217,10 @@ _registered: dict[str, Callable[..., Backend]] = {}
 def register_backend(name: str, backend: Callable[..., Backend]) -> None:
     """Make a backend known that is not part of this package; it runs the programs of the target ``name``."""
     _registered[name] = backend
+
+
+def _again(name: str, options: Mapping[str, Any]) -> Backend:
+    return get_backend(name, **options)
 
 
 def get_backend(name: str, **options: Any) -> Backend:

@@ -69,6 +69,16 @@ class DAGExecutor:
         if weights is not None or not graph_weights_used(plan.ir):
             self.load_weights({} if weights is None else weights, beside)
 
+    def __getstate__(self) -> dict[str, Any]:
+        made = {"plan": self.plan, "backend": self.backend, "programs": self.programs}
+        return {**made, "loaded": (self.executors, self._feeds, self._weights) if self._loaded else None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        programs = iter(state["programs"].values())
+        DAGExecutor.__init__(self, state["plan"], state["backend"], lambda ir: next(programs))
+        if state["loaded"] is not None:
+            (self.executors, self._feeds, self._weights), self._loaded = state["loaded"], True
+
     def _host_weights(self) -> dict[str, TensorSpec]:
         """Weights that CPU partitions read, that are outputs themselves, or that are passed between partitions."""
         used = graph_weights_used(self.plan.ir)

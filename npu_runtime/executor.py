@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -37,6 +38,11 @@ class State(Mapping[str, DeviceBuffer]):
         for key, value in self._initial.items():
             if key in self._buffers:
                 backend.copy(self._buffers[key], value)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The contents between two runs."""
+        with self.lock.held():
+            return {**self.__dict__, "_buffers": copy.deepcopy(self._buffers)}
 
     def __getitem__(self, key: str) -> DeviceBuffer:
         return self._buffers[key]
@@ -159,6 +165,9 @@ class Executor:
         self.weights, self.state, self._fixed, self._loaded = store, state, fixed, loaded
         self._taken: Any = None  # the weights that a run came with
         self._own = self._own_run()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Executor, (self.program, self.weights, self.backend, self.entry.name, self.state)
 
     @property
     def inputs(self) -> tuple[IOSpec, ...]:

@@ -29,6 +29,9 @@ class RunLock:
         self.busy = False
         _locks.add(self)
 
+    def __reduce__(self) -> tuple[type[RunLock], tuple[()]]:
+        return RunLock, ()  # a copy is not held by anybody
+
     @contextmanager
     def held(self) -> Iterator[None]:
         """The lock, for a ``with`` statement. Raises ``BackendError`` if this thread holds it already."""

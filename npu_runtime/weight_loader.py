@@ -41,6 +41,12 @@ class WeightStore(Mapping[str, DeviceBuffer]):
         self.state = dict(state)
         self.recipes = dict(recipes or {})
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "recipes": {}}  # which serve to share memory, and are as deep as graphs are
+
+    def __deepcopy__(self, memo: Any) -> WeightStore:
+        return self  # no run writes weights
+
     def __getitem__(self, name: str) -> DeviceBuffer:
         return self._buffers[name]
 

@@ -83,6 +83,9 @@ class Model:
     them. ``executor``, ``plan``, ``programs``, ``report()`` and ``save()`` are about the program for the example's
     shapes. ``plan`` says what runs where. Buffers that the model writes keep their contents from call to call, whatever
     the shapes.
+
+    A model can be pickled: with its programs, weights and buffers, without the PyTorch module, so that it takes the
+    shapes it was called with and no others. ``copy.deepcopy`` shares all but the buffers.
     """
 
     def __init__(self, specializations: Specializations):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import itertools
 import logging
@@ -18,8 +19,9 @@ from npu_compiler.dtypes import name_of, numpy_dtype
 from npu_compiler.errors import CaptureError, CompileError, InputError
 from npu_compiler.host_arrays import to_torch
 from npu_compiler.ir import TensorSpec
+from npu_compiler.ir_reader import graph_weights_used
 from npu_compiler.partitioner import PartitionPlan
-from npu_compiler.weight_files import WeightSource
+from npu_compiler.weight_files import WeightSource, open_weights
 from npu_runtime.backend import Backend, DeviceBuffer
 from npu_runtime.dag_executor import DAGExecutor
 from npu_runtime.executor import host_input
@@ -35,6 +37,8 @@ __all__ = ["MAX_SHAPES", "Recipe", "Specialized", "Specializations", "require_np
 
 MAX_SHAPES = 8
 """Programs that a model keeps unless ``build`` is told otherwise, that for the example's shapes included."""
+
+_PICKLED = "a pickled model has its programs, not the module that others are made of"
 
 _log = logging.getLogger(__name__)
 
@@ -104,6 +108,26 @@ class Specializations:
         self._making = RunLock()
         self._versions = _versions(recipe.module, first.executor.plan) if recipe is not None else {}
         self._warned = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the module, whose class another process may not have, and with the weights themselves."""
+        plan = self.first.executor.plan
+        names = set(self.source.names()) & graph_weights_used(plan.ir).keys()
+        source = open_weights({name: self.source.read(name) for name in names})
+        fixed = self.fixed or _PICKLED
+        return {**self.__dict__, "source": source, "recipe": None, "fixed": fixed, "_clock": None, "_versions": {}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._clock = itertools.count(1 + max([o.used for o in self.others.values()], default=0))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Specializations:
+        """Programs and weights are shared; the module, too, so that the copy can make other programs. Buffers that the
+        model writes are its own."""
+        first, others = copy.deepcopy((self.first, self.others), memo)
+        made = Specializations(first, self.source, self.recipe, self.fixed, self.limit)
+        made.others, made._versions = others, self._versions
+        return made
 
     def select(
         self, shapes: Sequence[Sequence[int]], args: tuple[Any, ...], kwargs: dict[str, Any], leaves: Sequence[Any]

@@ -45,6 +45,22 @@ class Signature:
         self._outputs, self._structure = call.leaves, call.structure
         self._single = self._structure.is_leaf() and self._outputs == [TENSOR]
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Annotations are left out: they may be classes that another process does not know."""
+        parameters = self._parameters
+        if parameters is not None:
+            plain = [p.replace(annotation=p.empty) for p in parameters.parameters.values()]
+            parameters = parameters.replace(parameters=plain, return_annotation=parameters.empty)
+        return {**self.__dict__, "_parameters": parameters}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        import torch
+
+        from npu_compiler.frontend.pytrees import register_caches
+
+        register_caches(torch.nn.Module())  # the structures may hold caches
+        self.__dict__.update(state)
+
     def leaves(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Any]:
         """The tensors among the arguments, in the order of the graph's inputs.
 

@@ -88,6 +88,9 @@ class _Tensor:
     def __repr__(self) -> str:
         return "TENSOR"
 
+    def __reduce__(self) -> str:
+        return "TENSOR"  # the one of this module
+
 
 TENSOR = _Tensor()
 

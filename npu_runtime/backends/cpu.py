@@ -49,8 +49,17 @@ class CPUBuffer(DeviceBuffer):
     def writeable(self) -> bool:
         return self.array.flags.writeable
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _copied, (self._base, self.shape)
+
     def __repr__(self) -> str:
         return f"CPUBuffer({self.dtype}{list(self.shape)})"
+
+
+def _copied(array: np.ndarray, shape: Sequence[int]) -> CPUBuffer:
+    memory = aligned_empty(array.shape, array.dtype)
+    memory[...] = array
+    return CPUBuffer(memory, shape)
 
 
 class CPUEntry(LoadedEntry):
@@ -98,9 +107,13 @@ class CPUBackend(Backend):
     def __init__(self, threads: int | None = None):
         if threads is not None and not 1 <= threads <= 4096:
             raise BackendError(f"threads={threads}: it takes a whole number from 1 to 4096")
-        self.threads = threads or env.num_threads()
+        self._asked, self.threads = threads, threads or env.num_threads()
         self._block: Block | None = None
         self._libraries: weakref.WeakValueDictionary[int, NativeLibrary] = weakref.WeakValueDictionary()
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {} if self._asked is None else {"threads": self._asked}
 
     def allocate_empty(
         self, shape: Sequence[int], dtype: np.dtype[Any], alloc_shape: Sequence[int] | None = None

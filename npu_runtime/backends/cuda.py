@@ -39,6 +39,9 @@ class CUDABuffer(DeviceBuffer):
         self.shape, self.alloc_shape, self.dtype = tuple(shape), tuple(alloc_shape), np.dtype(dtype)
         self._address = int(memory.ptr)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self._backend.allocate_buffer, (self.to_numpy(), self.alloc_shape)
+
     @property
     def size_bytes(self) -> int:
         return math.prod(self.alloc_shape) * self.dtype.itemsize
@@ -281,6 +284,10 @@ class CUDABackend(Backend):
     """Runs ``cuda`` programs on GPU number ``device``. Needs CuPy and NVIDIA's driver; no compiler."""
 
     name, shares_host = "cuda", False
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {"device": self.device}
 
     def __init__(self, device: int = 0):
         missing = missing_parts()
