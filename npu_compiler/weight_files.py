@@ -8,20 +8,22 @@ from __future__ import annotations
 
 import errno
 import json
+import lzma
 import math
 import mmap
 import os
 import stat
+import struct
 import zipfile
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO
 
 import numpy as np
 
-from npu_compiler import dtypes
+from npu_compiler import dtypes, npy
 from npu_compiler.errors import WeightError
 from npu_compiler.host_arrays import is_torch, to_array
 
@@ -257,37 +259,55 @@ def _indexed_files(index: Path) -> list[Path]:
 
 
 # -- npz --------------------------------------------------------------------------------------------------------------
-_BROKEN_ZIP = (zipfile.BadZipFile, zlib.error, ValueError, LookupError, EOFError, OSError, RuntimeError, MemoryError)
+_BROKEN_ZIP = (
+    zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, ValueError, LookupError, EOFError, OSError,
+    RuntimeError, MemoryError,
+)  # fmt: skip
+_BFLOAT16 = np.dtype("V2")  # numpy's format cannot name it
 
 
 class _Npz(WeightSource):
-    """A numpy archive. bfloat16 arrays, which the format cannot name, are known by their two-byte void dtype."""
+    """A numpy archive. Headers are read when a tensor's type is asked for, data when it is read."""
 
     def __init__(self, path: Path):
         self.origin = str(path)
+        self._headers: dict[str, npy.Header] = {}
         try:
-            self._file = np.load(path, allow_pickle=False)
-            self._names = list(self._file.files)
+            self._file = zipfile.ZipFile(path)
+            members = [info for info in self._file.infolist() if not info.is_dir()]
+            self._members = {info.filename.removesuffix(".npy"): info for info in members}
         except FileNotFoundError:
             raise
-        except (*_BROKEN_ZIP, AttributeError) as error:
+        except _BROKEN_ZIP as error:
             raise WeightError(f"{path}: not a readable .npz: {error}") from None
+        if len(self._members) < len(members):
+            raise WeightError(f"{path}: an array is listed twice")
 
     def names(self) -> Iterable[str]:
-        return self._names
+        return self._members.keys()
 
     def spec(self, name: str) -> Spec:
-        array = self.read(name)
+        if name not in self._headers:
+            self._headers[name] = self._open(name, lambda stream, size: npy.read_header(stream))
+        shape, _, dtype = self._headers[name]
         try:
-            return array.shape, dtypes.name_of(array.dtype)
+            return shape, "bfloat16" if dtype == _BFLOAT16 else dtypes.name_of(dtype.newbyteorder("="))
         except TypeError as error:
             raise WeightError(f"{self.origin}: weight {name!r}: {error}") from None
 
     def read(self, name: str) -> np.ndarray:
+        def load(stream: IO[bytes], size: int) -> np.ndarray:
+            header = npy.read_header(stream)
+            return npy.read_data(stream, header, size - stream.tell())
+
+        array: np.ndarray = self._open(name, load)
+        return array.view(dtypes.numpy_dtype("bfloat16")) if array.dtype == _BFLOAT16 else to_array(array)
+
+    def _open(self, name: str, f: Callable[[IO[bytes], int], Any]) -> Any:
+        """``f`` of a member's stream and its size."""
+        member = self._members[name]
         try:
-            array: np.ndarray = self._file[name]
-            if array.dtype == np.dtype("V2"):
-                return array.view(dtypes.numpy_dtype("bfloat16"))
-            return to_array(array)
-        except (*_BROKEN_ZIP, TypeError) as error:
+            with self._file.open(member) as stream:
+                return f(stream, member.file_size)
+        except _BROKEN_ZIP as error:
             raise WeightError(f"{self.origin}: weight {name!r} is damaged: {error}") from None

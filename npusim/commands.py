@@ -10,22 +10,20 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import ml_dtypes
 import numpy as np
 
 from npu_compiler import env
-from npu_compiler.compiled_program import CompiledProgram, IOSpec
+from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.errors import ArtifactError, InputError, NPUError
 from npu_compiler.files import write_atomic
 from npu_compiler.ir import IRGraph
 
-from .builtin import BUILTINS, PREPROCESSING, RANDOM, captured, trained
+from .arrays import read_inputs, save_npz
+from .builtin import BUILTINS, RANDOM, captured, trained
 from .console import Result, Status, Table
 
 if TYPE_CHECKING:
     from npu_compiler.explanation import Explanation
-
-_IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
 
 
 def read_model(name: str, batch: int, status: Status) -> tuple[IRGraph, Mapping[str, np.ndarray] | None, Any]:
@@ -133,7 +131,7 @@ def run_program(args: argparse.Namespace, status: Status) -> Result:
     """Outputs of one run: a summary, class names for a classifier, and all values with --output."""
     model = load_program(args.program, args.weights, args.threads, status)
     executor = model.executor()
-    inputs = _read_inputs(args.input, executor.inputs, model.program.name)
+    inputs = read_inputs(args.input, executor.inputs, model.program.name)
     outputs: dict[str, np.ndarray] = executor.run(inputs)
     header = ("output", "dtype", "shape", "min", "max", "mean")
     blocks: list[str | Table] = [Table(header, list(map(_row, outputs.items())))]
@@ -146,7 +144,7 @@ def run_program(args: argparse.Namespace, status: Status) -> Result:
         if "weights" in model.program.build:
             blocks.append(f"the weights are {model.program.build['weights']}")
     if args.output:
-        _save_npz(args.output, outputs)
+        save_npz(args.output, outputs)
         blocks.append(f"wrote {args.output}")
         data["file"] = args.output
     return Result(data, blocks)
@@ -166,63 +164,6 @@ def _top_table(rows: list[dict[str, Any]]) -> Table:
     return Table(("probability", "class", "name"), shown)
 
 
-def _read_inputs(given: list[str], specs: tuple[IOSpec, ...], program: str) -> dict[str, np.ndarray]:
-    expected = ", ".join(f"{s.name} {s.dtype}{list(s.shape)}" for s in specs)
-    values: dict[str, np.ndarray] = {}
-    for i, item in enumerate(given):
-        name, found, file = item.partition("=")
-        if not found:
-            file = item
-            name = specs[i].name if i < len(specs) else ""
-        if not found and Path(file).suffix == ".npz":
-            values.update(_load_npz(file))
-        elif not name:
-            raise InputError(f"{len(given)} inputs given; expected {expected}")
-        elif Path(file).suffix.lower() in _IMAGES:
-            values[name] = _image(file, program)
-        else:
-            values[name] = _load_npy(file)
-    if not values and specs:
-        raise InputError(f"the program needs input: {expected}; pass --input FILE for each, in order, or NAME=FILE")
-    return values
-
-
-def _load_npy(file: str) -> np.ndarray:
-    try:
-        value = np.load(file, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise InputError(f"{file}: cannot be read as an .npy array: {error}") from None
-    if not isinstance(value, np.ndarray):
-        raise InputError(f"{file}: expected one array; name an .npz file .npz")
-    return value
-
-
-def _load_npz(file: str) -> dict[str, np.ndarray]:
-    from npu_compiler.weight_files import open_weights
-
-    source = open_weights(Path(file))
-    return {name: source.read(name) for name in source.names()}
-
-
-def _image(file: str, program: str) -> np.ndarray:
-    how = PREPROCESSING.get(program)
-    if how is None:
-        known = ", ".join(PREPROCESSING)
-        raise InputError(f"{file}: how {program} wants images is not known (only: {known}); pass an .npy array")
-    try:
-        from PIL import Image, UnidentifiedImageError
-
-        from .models import images
-    except ImportError:
-        raise InputError(f"{file}: images need pillow; install it, or pass an .npy array") from None
-    try:
-        picture = np.asarray(Image.open(file).convert("RGB"))
-    except (OSError, UnidentifiedImageError) as error:
-        raise InputError(f"{file}: cannot be read as an image: {error}") from None
-    result: np.ndarray = getattr(images, how)(picture)
-    return result
-
-
 def _labels(given: str | None, program: Path) -> list[str] | None:
     path = Path(given) if given else program.with_suffix(".labels.txt")
     if not given and not path.exists():
@@ -234,15 +175,6 @@ def _labels(given: str | None, program: Path) -> list[str] | None:
     if len(names) != 1000:
         raise InputError(f"{path}: {len(names)} class names, expected 1000")
     return names
-
-
-def _save_npz(path: str, outputs: Mapping[str, np.ndarray]) -> None:
-    try:
-        # numpy's format has no bfloat16; float32 holds all its values
-        known = {k: v.astype(np.float32) if v.dtype == ml_dtypes.bfloat16 else v for k, v in outputs.items()}
-        np.savez(path, allow_pickle=False, **known)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be written: {error.strerror or error}") from None
 
 
 def _facts(v: np.ndarray) -> dict[str, Any]:

@@ -5,15 +5,21 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from PIL import Image
 
+from npu_compiler.errors import InputError
 from npusim.models.download import DownloadError, Package, Progress, cache_path, fetch, write_atomic
 
-__all__ = ["efficientnet_lite0_input", "imagenet_input", "photos", "resize_and_crop", "resnet50_input"]
+__all__ = ["efficientnet_lite0_input", "imagenet_input", "photos", "read_image", "resize_and_crop", "resnet50_input"]
+
+MOST_PIXELS = 1 << 26
+MOST_STRETCHED = 32  # longer side over shorter side
+_FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP")
 
 _SCIKIT_IMAGE = Package(
     "pypi",
@@ -91,9 +97,42 @@ def photos(
     return result
 
 
+def read_image(path: str | os.PathLike[str]) -> np.ndarray:
+    """uint8[H, W, 3], RGB, of an image file (of an animation: the first picture). Raises ``InputError``.
+
+    Size and proportions are bounded before anything is decoded: a file of a hundred bytes can announce gigabytes.
+    """
+    try:
+        with warnings.catch_warnings(), Image.open(path, formats=_FORMATS) as image:
+            warnings.simplefilter("ignore")
+            width, height = image.size
+            if width * height > MOST_PIXELS:
+                raise InputError(f"an image of {width} x {height} pixels; at most {MOST_PIXELS} are read")
+            _check_proportions(height, width)
+            return np.asarray(image.convert("RGB"))
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+    except OSError as error:  # no such file, and most of what decoders find
+        raise InputError(f"{path}: cannot be read as an image: {error.strerror or error}") from None
+    except Exception as error:  # decoders of damaged files raise whatever Python can
+        raise InputError(f"{path}: cannot be read as an image: {type(error).__name__}: {error}") from None
+
+
+def _check_proportions(height: int, width: int) -> None:
+    if not 0 < max(height, width) <= MOST_STRETCHED * min(height, width):
+        raise InputError(
+            f"an image of {width} x {height} pixels; its longer side may have at most {MOST_STRETCHED} times the "
+            "pixels of the shorter one"
+        )
+
+
 def resize_and_crop(image: np.ndarray, resize: int = 256, crop: int = 224) -> np.ndarray:
-    """uint8[H, W, 3] to uint8[crop, crop, 3]: shorter side to ``resize`` (bilinear, antialiased), then the centre."""
+    """uint8[H, W, 3] to uint8[crop, crop, 3]: shorter side to ``resize`` (bilinear, antialiased), then the centre.
+
+    Raises ``InputError`` for an image that is empty or too long for its width.
+    """
     height, width = image.shape[:2]
+    _check_proportions(height, width)
     scale = resize / min(height, width)
     new_height, new_width = round(height * scale), round(width * scale)
     resized = np.asarray(Image.fromarray(image).resize((new_width, new_height), Image.Resampling.BILINEAR))
