@@ -27,6 +27,7 @@ from .graph import Graph
 
 ABI_VERSION = 1
 LAYOUT_MARKER = "npu-layout-".ljust(64, ".")
+SOURCE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")  # of a source: it becomes a file's name
 SYMBOL = re.compile(r"npu_(?!(?:abi|start|stop|layout)$)[A-Za-z0-9_]{1,200}")
 
 
@@ -151,7 +152,8 @@ class CompiledProgram:
     def load(cls, path: str | os.PathLike[str]) -> CompiledProgram:
         """Read and validate a ``.npubin``; raises ``ArtifactError`` with the field or file offset that is wrong.
 
-        The file holds native code: load only files whose origin you trust, as with any library.
+        Loading runs nothing, but the file holds native code, which running it will: run only programs whose origin you
+        trust, as with any library.
         """
         from .serialize import load
 

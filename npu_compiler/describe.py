@@ -40,6 +40,20 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]], indent: str =
     return lines
 
 
+def printable(text: str) -> str:
+    """``text`` in one line without control characters, which could move a terminal's cursor or hide what follows."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def json_safe(value: Any) -> Any:
+    """``value`` with NaN and infinities, which JSON does not have, as text."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {k: json_safe(v) for k, v in value.items()}
+    return [json_safe(v) for v in value] if isinstance(value, list | tuple) else value
+
+
 def _tensor(shape: Sequence[int], dtype: str) -> str:
     return f"{dtype}[{', '.join(map(str, shape))}]"
 
@@ -200,7 +214,7 @@ def describe(program: CompiledProgram) -> str:
         f"writes {si(t['bytes_written'], 'B')}; arena {si(t['arena_bytes'], 'B')}, "
         f"weights {si(t['weight_bytes'], 'B')}, state {si(t['state_bytes'], 'B')}",
     ]
-    return "\n".join(lines) + "\n"
+    return "\n".join(map(printable, lines)) + "\n"
 
 
 def _describe_entry(program: CompiledProgram, entry: EntryPoint) -> list[str]:
@@ -251,4 +265,4 @@ def to_json(program: CompiledProgram) -> dict[str, Any]:
     plain["binary"] = len(program.binary)
     plain["totals"] = totals(program)
     plain["abi"] = ABI_VERSION
-    return plain
+    return json_safe(plain)

@@ -29,7 +29,16 @@ import msgpack
 import numpy as np
 
 from . import dtypes, expr, verify
-from .compiled_program import LAYOUT_MARKER, BufferSpec, CompiledProgram, EntryPoint, IOSpec, KernelCall, WeightSpec
+from .compiled_program import (
+    LAYOUT_MARKER,
+    SOURCE_NAME,
+    BufferSpec,
+    CompiledProgram,
+    EntryPoint,
+    IOSpec,
+    KernelCall,
+    WeightSpec,
+)
 from .errors import ArtifactError
 from .files import write_atomic
 from .graph import Graph, Value
@@ -204,11 +213,19 @@ def program_from_plain(plain: Any) -> CompiledProgram:
         buffers=[_buffer(b) for b in f["buffers"].items()],
         weights=[_weight(w) for w in f["weights"].items()],
         recipes=graph_from_plain(f["recipes"]),
-        sources={k: v.text(2**31) for k, v in f["sources"].mapping().items()},
+        sources=_sources(f["sources"]),
         binary=f["binary"].blob(),
         requires=f["requires"].texts(),
         build={k: _free(v, _MAX_BUILD_DEPTH) for k, v in f["build"].mapping().items()},
     )
+
+
+def _sources(f: Field) -> dict[str, str]:
+    found = f.mapping()
+    for name in found:
+        if not SOURCE_NAME.fullmatch(name):
+            Field(name, f.path).fail(f"names of sources like {SOURCE_NAME.pattern}")
+    return {name: text.text(2**31) for name, text in found.items()}
 
 
 def _free(f: Field, depth: int) -> Any:

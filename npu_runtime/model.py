@@ -80,12 +80,23 @@ class Model:
         self.close()
 
 
-def load(path: str | os.PathLike[str] | CompiledProgram, weights: Any = None, threads: int | None = None) -> Model:
+def load(
+    path: str | os.PathLike[str] | CompiledProgram,
+    weights: Any = None,
+    threads: int | None = None,
+    from_source: bool = False,
+) -> Model:
     """Load a ``.npubin`` (or take a program in memory) with its weights.
 
     ``weights``: as :func:`load_weights` takes them. ``threads``: default ``NPU_NUM_THREADS``, else the CPUs this
-    process may use. Raises ``ArtifactError``, ``WeightError`` or ``BackendError``.
+    process may use. ``from_source``: compile the sources in the file and ignore its binary (CPU target only), so that
+    the code that runs is the code that can be read there. The sources are code all the same: a program of unknown
+    origin is safe only if they have been read. Raises ``ArtifactError``, ``WeightError`` or ``BackendError``.
     """
     program = path if isinstance(path, CompiledProgram) else CompiledProgram.load(path)
+    if from_source:
+        from . import native
+
+        program = native.from_source(program)
     options = {} if threads is None else {"threads": threads}
     return Model(program, weights, get_backend(program.target, **options))

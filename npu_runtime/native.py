@@ -13,6 +13,7 @@ import sys
 import tempfile
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from npu_compiler.compiled_program import ABI_VERSION, LAYOUT_MARKER, CompiledProgram
@@ -90,8 +91,25 @@ class NativeLibrary:
         return function
 
 
+def from_source(program: CompiledProgram) -> CompiledProgram:
+    """``program`` with native code that is compiled from its sources here and now, in place of the code it brought
+    along. Raises ``BackendError`` if it is for another target than the CPU, has no sources or they do not compile."""
+    if program.target != "cpu":
+        raise BackendError(
+            f"program {program.name!r} is for target {program.target!r}; only programs for the CPU are rebuilt from "
+            "source, so compile the model again"
+        )
+    return replace(program, binary=_build(program, "its binary is not to be used"), requires=())
+
+
 def _rebuild(program: CompiledProgram, reason: str) -> bytes:
-    """A binary for this CPU from the stored sources."""
+    """A binary for this CPU, because the program's own cannot be used."""
+    binary = _build(program, reason)
+    _log.warning("program %r was rebuilt from source: %s", program.name, reason)
+    return binary
+
+
+def _build(program: CompiledProgram, reason: str) -> bytes:
     if not program.sources:
         raise BackendError(
             f"program {program.name!r} cannot run here: {reason}; it holds no source to rebuild it from, "
@@ -99,7 +117,6 @@ def _rebuild(program: CompiledProgram, reason: str) -> bytes:
         )
     from npu_compiler.targets.cpu import toolchain
 
-    _log.warning("program %r is rebuilt from source: %s", program.name, reason)
     try:
         return toolchain.build_shared(program.sources, Path(toolchain.__file__).parent / "kernels")
     except (ToolchainError, ValueError) as error:

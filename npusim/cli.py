@@ -68,12 +68,17 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--no-fallback", action="store_true", help="exit with status 3 if a node cannot run on the NPU")
 
     p = verb("run", "commands:run_program", "run a .npubin file")
+    p.epilog = (
+        "A .npubin is native code: run only what you trust. --from-source runs what the sources in the file say, which "
+        "can be read (see compile --emit-source), but is code all the same. Weights, arrays and images are data."
+    )
     p.add_argument(
         "program", help="a .npubin file from a source you trust: it is native code; weights and inputs are data"
     )
     p.add_argument("--weights", help="safetensors or npz (default: PROGRAM.safetensors, if it exists)")
     p.add_argument("--input", action="append", default=[], metavar="[NAME=]FILE", help=".npy, .npz or an image; repeat")
     p.add_argument("--output", metavar="FILE", help="write all outputs to an .npz file")
+    p.add_argument("--from-source", action="store_true", help="rebuild from the sources in the file, ignore its binary")
     p.add_argument("--labels", metavar="FILE", help="class names, one a line (default: PROGRAM.labels.txt)")
     p.add_argument("--threads", type=_positive, help="default: NPU_NUM_THREADS, else all CPUs")
 
@@ -200,7 +205,10 @@ def _finish(result: Any, args: argparse.Namespace) -> int:
     from .console import show
 
     if args.json:
-        print(json.dumps({"schema_version": SCHEMA_VERSION, "command": args.verb, **result.data}))
+        from npu_compiler.describe import json_safe
+
+        data = {"schema_version": SCHEMA_VERSION, "command": args.verb, **result.data}
+        print(json.dumps(json_safe(data), allow_nan=False))
     else:
         show(result.blocks, sys.stderr if "error" in result.data else sys.stdout)
     sys.stdout.flush()

@@ -114,7 +114,9 @@ def _write_labels(program: Path, status: Status) -> list[Path]:
 # ---------------------------------------------------------------------------------------------------------------- run
 
 
-def load_program(path: str, weights: str | None, threads: int | None, status: Status) -> Any:
+def load_program(
+    path: str, weights: str | None, threads: int | None, status: Status, from_source: bool = False
+) -> Any:
     """A runnable model; the weights default to the file of the same name beside the program."""
     import npu_runtime
 
@@ -124,12 +126,12 @@ def load_program(path: str, weights: str | None, threads: int | None, status: St
         raise InputError(f"{path} needs {len(program.weights)} weights: pass --weights, or put them into {beside}")
     source = weights or (beside if beside.exists() else None)
     with status(f"loading {path}"):
-        return npu_runtime.load(program, source, threads)
+        return npu_runtime.load(program, source, threads, from_source)
 
 
 def run_program(args: argparse.Namespace, status: Status) -> Result:
     """Outputs of one run: a summary, class names for a classifier, and all values with --output."""
-    model = load_program(args.program, args.weights, args.threads, status)
+    model = load_program(args.program, args.weights, args.threads, status, args.from_source)
     executor = model.executor()
     inputs = read_inputs(args.input, executor.inputs, model.program.name)
     outputs: dict[str, np.ndarray] = executor.run(inputs)

@@ -32,18 +32,20 @@ class Result:
 
 
 def show(blocks: Sequence[str | Table], stream: TextIO | None = None) -> None:
-    """Print blocks one after the other."""
+    """Print blocks one after the other. Names in them come from files: control characters are shown, not sent."""
+    from npu_compiler.describe import printable, table
+
     stream = stream or sys.stdout
     printer = _rich_printer(stream) if stream.isatty() and "NO_COLOR" not in os.environ else None
     for block in blocks:
         if isinstance(block, str):
-            print(block, file=stream)
-        elif printer is not None:
-            printer(block)
+            print("\n".join(map(printable, block.split("\n"))), file=stream)
+            continue
+        rows = [[printable(str(cell)) for cell in row] for row in block.rows]
+        if printer is not None:
+            printer(Table(block.header, rows))
         else:
-            from npu_compiler.describe import table
-
-            print("\n".join(table(block.header, block.rows, indent="")), file=stream)
+            print("\n".join(table(block.header, rows, indent="")), file=stream)
 
 
 def _rich_printer(stream: TextIO) -> Any:

@@ -12,7 +12,7 @@ import numpy as np
 from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.describe import si, totals
 from npu_compiler.dtypes import storage_dtype
-from npu_compiler.errors import ArtifactError, ConfigError
+from npu_compiler.errors import ArtifactError, ConfigError, InputError
 from npu_compiler.explanation import explain
 from npu_compiler.files import write_atomic
 from npu_compiler.host_arrays import is_torch, to_torch
@@ -175,7 +175,10 @@ def emit_source(program: CompiledProgram, folder: str | None) -> list[str]:
     """Write the program's sources into ``folder``, which is made, if one is given; what to tell the user."""
     if folder is None:
         return []
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    for name, text in program.sources.items():
-        (Path(folder) / name).write_text(text)
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        for name, text in program.sources.items():
+            (Path(folder) / name).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{error.filename or folder}: cannot be written: {error.strerror or error}") from None
     return [f"wrote {len(program.sources)} source files into {folder}"]

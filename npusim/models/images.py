@@ -103,8 +103,7 @@ def read_image(path: str | os.PathLike[str]) -> np.ndarray:
     Size and proportions are bounded before anything is decoded: a file of a hundred bytes can announce gigabytes.
     """
     try:
-        with warnings.catch_warnings(), Image.open(path, formats=_FORMATS) as image:
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"), Image.open(path, formats=_FORMATS) as image:
             width, height = image.size
             if width * height > MOST_PIXELS:
                 raise InputError(f"an image of {width} x {height} pixels; at most {MOST_PIXELS} are read")

@@ -25,6 +25,7 @@ from pathlib import Path
 
 from ... import env
 from ...cache import Cache, open_cache
+from ...compiled_program import SOURCE_NAME
 from ...errors import NPUError, ToolchainError
 from .host import MACRO_FEATURES, HostCPU, host_cpu, isa_level, object_kind
 from .processes import Finished, Workplace, workplace
@@ -273,7 +274,6 @@ def required_features(march: str = "native", compiler: Compiler | None = None) -
 
 # ------------------------------------------------------------------------------------------------ building
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"\n]+)"', re.MULTILINE)
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
 class _Headers:
@@ -385,8 +385,8 @@ def build_shared(
     path of the kept source; a timeout) and ``ValueError`` for a unit name that cannot be a file name.
     """
     for name in sources:
-        if not _NAME.fullmatch(name):
-            raise ValueError(f"{name!r} cannot name a translation unit: use letters, digits, '_', '-' and '.'")
+        if not SOURCE_NAME.fullmatch(name):
+            raise ValueError(f"{name!r} cannot name a translation unit: up to 200 letters, digits, '_', '-' and '.'")
     compiler, cache = find_compiler(), open_cache("kernels")
     flags = tuple(compile_flags(march, compiler))
     include = Path(include_dir).resolve()
