@@ -13,3 +13,4 @@ def test_only_typed_errors(kind: str, fuzz_cases: int) -> None:
     assert not report.failures, f"{report}\n\n{report.failures[0].detail}"
     assert report.accepted + report.refused == fuzz_cases
     assert report.refused, "no case was refused: the inputs are not damaged"
+    assert report.accepted, "every case was refused: the inputs are worse than damaged"
