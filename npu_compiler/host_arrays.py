@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
+_BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+
 
 def is_torch(value: Any) -> bool:
     """Whether ``value`` is a torch tensor, without importing torch."""
-    return type(value).__module__.partition(".")[0] == "torch" and hasattr(value, "detach")
+    return _is_tensor_type(type(value))  # type: ignore[arg-type]  # types are hashable
+
+
+@cache
+def _is_tensor_type(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] == "torch" and hasattr(kind, "detach")
 
 
 def to_array(value: Any) -> np.ndarray:
@@ -19,12 +27,17 @@ def to_array(value: Any) -> np.ndarray:
     Raises ``TypeError`` for anything but numpy arrays, numpy scalars and dense torch tensors.
     """
     if is_torch(value):
-        tensor = value.detach().cpu().resolve_conj().resolve_neg()
-        if str(tensor.dtype) == "torch.bfloat16":
-            import torch
+        try:
+            return value.numpy(force=True)
+        except TypeError:
+            if str(value.dtype) != "torch.bfloat16":
+                raise
+        except RuntimeError as error:
+            raise TypeError(f"a torch tensor without readable values ({error})") from None
+        import torch
 
-            return np.asarray(tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16))
-        return np.asarray(tensor.numpy())
+        bits = value.detach().resolve_neg().view(torch.int16).numpy(force=True)
+        return bits.view(_BFLOAT16)
     if isinstance(value, np.ndarray | np.generic):
         array = np.asarray(value)
         return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
@@ -45,6 +58,6 @@ def to_torch(array: np.ndarray) -> Any:
     """A torch tensor that shares the array's memory."""
     import torch
 
-    if array.dtype == ml_dtypes.bfloat16:
+    if array.dtype == _BFLOAT16:
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(array)

@@ -9,7 +9,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -25,6 +25,15 @@ if TYPE_CHECKING:
 
 Launch = Callable[[np.ndarray | None], int]
 FileBlock = Callable[[int, Sequence[int], np.dtype[Any]], "DeviceBuffer"]  # byte offset, shape, dtype -> a part of it
+
+
+class HostLaunch(Protocol):
+    """A launch on a device that computes in the host's memory."""
+
+    table: Any
+    """``table[id]`` is the address of a buffer; that of an input or output may be replaced between launches."""
+
+    def __call__(self, times: np.ndarray | None, /) -> int: ...
 
 
 class DeviceBuffer(ABC):
@@ -74,6 +83,10 @@ class LoadedEntry(ABC):
         own returns 0 at once, and :meth:`failed` tells later. Launches of one entry must not overlap: they share its
         arena.
         """
+
+    def bind_host(self, buffers: Mapping[int, DeviceBuffer]) -> HostLaunch | None:
+        """:meth:`bind` for a device that reads and writes the host's memory at any address; None for others."""
+        return None
 
     def failed(self) -> int:
         """After ``Backend.synchronize()``: what the launches since the last call have to report, as a launch would."""

@@ -60,6 +60,8 @@ class DAGExecutor:
         # What is left of in-place ops after functionalize() may write the caller's arrays.
         self._copy_inputs = bool(self._hosts) and any(is_in_place(n.op_type) for n in plan.ir.nodes)
         self._last = _last_steps(plan)
+        self._only = _only_partition(plan, self.programs)
+        self._output_names = plan.ir.output_names()
         self._on_host = self._host_weights()
         self.executors: dict[int, Executor] = {}
         self._loaded = False
@@ -140,6 +142,23 @@ class DAGExecutor:
             self._taken = weights
         if not self._loaded:
             raise WeightError("the model has weights; call load_weights(), or execute(inputs, weights=...)")
+        values = ordered(self.plan.inputs, inputs, "input")
+        if self._only is not None and not device_outputs:
+            outputs: Sequence[Any] = self.executors[self._only].run_ordered(values)
+        else:
+            outputs = self._execute(values, device_outputs)
+        return dict(zip(self._output_names, outputs, strict=True))
+
+    def execute_ordered(self, inputs: Sequence[Any]) -> list[np.ndarray]:
+        """:meth:`execute` with as many inputs as there are, in order; the outputs in order."""
+        if self._only is not None and self._loaded:
+            return self.executors[self._only].run_ordered(inputs)
+        return list(self.execute(inputs).values())
+
+    __call__ = execute
+
+    def _execute(self, inputs: Sequence[Any], device_outputs: bool) -> list[Any]:
+        """Step by step."""
         run = _Run(self, self._bind(inputs))
         for number, step in enumerate(self.plan.steps):
             if isinstance(step, TransferOp):
@@ -149,10 +168,8 @@ class DAGExecutor:
             run.forget(self._last.get(number, ()))
         return run.finish(device_outputs)
 
-    __call__ = execute
-
-    def _bind(self, inputs: Inputs) -> dict[Key, Any]:
-        values = zip(self.plan.inputs, ordered(self.plan.inputs, inputs, "input"), strict=True)
+    def _bind(self, inputs: Sequence[Any]) -> dict[Key, Any]:
+        values = zip(self.plan.inputs, inputs, strict=True)
         adopt, copy = self.backend.adopt, self._copy_inputs
         return {(t.name, 0): _input(adopt(value) or value, t, copy) for t, value in values}
 
@@ -215,8 +232,7 @@ class _Run:
             self.host.pop(key, None)
             self.device.pop(key, None)
 
-    def finish(self, device_outputs: bool) -> dict[str, Any]:
-        names = self.plan.ir.output_names()
+    def finish(self, device_outputs: bool) -> list[Any]:
         results: dict[Key, Any] = {}
         for t in self.plan.outputs:
             key = self.plan.ir.key(t)
@@ -225,7 +241,7 @@ class _Run:
         for name, key in self.plan.feeds.items():
             kept = key in self.made and key not in results
             self.owner._feeds[name] = self.device[key] if kept else np.array(self._leaf_or_host(key))
-        return {name: results[self.plan.ir.key(t)] for name, t in zip(names, self.plan.outputs, strict=True)}
+        return [results[self.plan.ir.key(t)] for t in self.plan.outputs]
 
     def _leaf_or_host(self, key: Key) -> np.ndarray:
         if key in self.host or key in self.device or key[1] >= 0:
@@ -249,6 +265,22 @@ def _kept_elsewhere(keys: Sequence[str]) -> BackendError:
         f"the model writes {', '.join(keys)}, and these input shapes divide it among devices in another way than the "
         "first ones did, so that the contents cannot be shared; build a model for these shapes alone"
     )
+
+
+def _only_partition(plan: PartitionPlan, programs: Mapping[int, CompiledProgram]) -> int | None:
+    """The NPU partition that computes all of ``plan`` from the model's inputs to its outputs, if there is one."""
+    if len(plan.partitions) != 1 or plan.feeds or plan.partitions[0].device != NPU:
+        return None
+    part = plan.partitions[0]
+    entry, *others = programs[part.id].entries.values()
+    same = (
+        not others
+        and [(t.name, 0) for t in plan.inputs] == [*part.inputs]
+        and [(t.name, t.shape, t.dtype) for t in plan.inputs] == [(s.name, s.shape, s.dtype) for s in entry.inputs]
+        and [plan.ir.key(t) for t in plan.outputs] == [*part.outputs]
+        and part.ir.output_names() == [s.name for s in entry.outputs]
+    )
+    return part.id if same else None
 
 
 def _last_steps(plan: PartitionPlan) -> dict[int, tuple[Key, ...]]:

@@ -16,7 +16,8 @@ from npu_compiler.host_arrays import is_memory_of, to_array
 from npu_compiler.ir import TensorSpec
 
 from .arrays import widens, zeros
-from .backend import Backend, DeviceBuffer, Launch, LoadedEntry, get_backend
+from .backend import Backend, DeviceBuffer, HostLaunch, Launch, LoadedEntry, get_backend
+from .host_run import host_run
 from .locks import RunLock, reentered
 from .profiler import Profiler, measure
 from .weight_loader import WeightStore, load_weights
@@ -95,7 +96,7 @@ class BoundRun:
                 lock.busy = True
                 status = self._launch(times)
                 if status:
-                    raise executor._failure(status)
+                    raise executor.failure(status)
                 for target, source in self._copies:
                     executor.backend.copy(target, source)
             finally:
@@ -107,7 +108,7 @@ class BoundRun:
         executor.backend.synchronize()
         status = executor._loaded.failed()
         if status:
-            raise executor._failure(status)
+            raise executor.failure(status)
 
 
 @dataclass
@@ -141,6 +142,7 @@ class Executor:
         if self.backend.name != program.target:
             raise BackendError(f"program {program.name!r} is for {program.target!r}, not for {self.backend.name!r}")
         self.entry = program.entry(entry)
+        self._names, self._output_names = [s.name for s in self.inputs], [s.name for s in self.outputs]
         self._specs = {b.id: b for b in program.buffers}
         self._shared_state = state
         if weights is None and program.weights:
@@ -165,6 +167,7 @@ class Executor:
         self.weights, self.state, self._fixed, self._loaded = store, state, fixed, loaded
         self._taken: Any = None  # the weights that a run came with
         self._own = self._own_run()
+        self._host_run = host_run(self) if self._own is None else None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Executor, (self.program, self.weights, self.backend, self.entry.name, self.state)
@@ -220,11 +223,20 @@ class Executor:
         if weights is not None and weights is not self._taken:
             self.load_weights(weights)
             self._taken = weights
-        return {name: buffer.to_numpy(copy=False) for name, buffer in self.run_device(inputs).items()}
+        return dict(zip(self._output_names, self.run_ordered(self._ordered(inputs)), strict=True))
+
+    def run_ordered(self, inputs: Sequence[Any]) -> list[np.ndarray]:
+        """:meth:`run` with as many inputs as there are, in order; the outputs in order."""
+        if self._host_run is not None:
+            return self._host_run(inputs)
+        return [buffer.to_numpy(copy=False) for buffer in self._run_device(inputs)]
 
     def run_device(self, inputs: Inputs) -> dict[str, DeviceBuffer]:
         """:meth:`run`, with the outputs left in device memory."""
-        given = [self._input(spec, value) for spec, value in zip(self.inputs, self._ordered(inputs), strict=True)]
+        return dict(zip(self._output_names, self._run_device(self._ordered(inputs)), strict=True))
+
+    def _run_device(self, inputs: Sequence[Any]) -> list[DeviceBuffer]:
+        given = [self._input(spec, value) for spec, value in zip(self.inputs, inputs, strict=True)]
         outputs = [self.backend.allocate_result(o.shape, dtypes.numpy_dtype(o.dtype)) for o in self.outputs]
         if self._own is None:
             run = self._bind(given, outputs)
@@ -232,7 +244,7 @@ class Executor:
             run.finish()
         else:
             self._run_own(self._own, given, outputs)
-        return {spec.name: buffer for spec, buffer in zip(self.outputs, outputs, strict=True)}
+        return outputs
 
     def _run_own(self, own: _Own, inputs: Sequence[DeviceBuffer], outputs: Sequence[DeviceBuffer]) -> None:
         """In the entry point's own inputs and outputs; callers take turns."""
@@ -276,24 +288,49 @@ class Executor:
                 buffers[spec.buffer] = buffer
             else:
                 aside.append((buffer, spec.buffer))
-        known = {**self._fixed, **buffers}
-        copies = [(target, self._source(known, id)) for target, id in aside]
-        moves = [(self.state[key], self._source(known, id)) for key, id in self.entry.updates]
+        copies = [(target, self.source(buffers, id)) for target, id in aside]
+        return BoundRun(self, self._loaded.bind(buffers), copies + self.moves(buffers))
+
+    def host_launch(self, arrays: Mapping[int, np.ndarray]) -> HostLaunch | None:
+        """A launch with these inputs and outputs, by buffer id, on a device that computes in the host's memory."""
+        if not self.backend.shares_host:
+            return None
+        return self._loaded.bind_host({id: self.backend.wrap(array) for id, array in arrays.items()})
+
+    def moves(self, buffers: Mapping[int, DeviceBuffer]) -> list[tuple[DeviceBuffer, DeviceBuffer]]:
+        """(target, source) of the copies after a run that change states, in order. ``buffers``: see :meth:`source`."""
+        moves = [(self.state[key], self.source(buffers, id)) for key, id in self.entry.updates]
         moves = [(target, source) for target, source in moves if target is not source]
         targets = [target for target, _ in moves]
+        first: list[tuple[DeviceBuffer, DeviceBuffer]] = []
         for at, (target, source) in enumerate(moves):
             if any(source is t for t in targets):  # states that change places: read all before writing any
                 spare = self.backend.allocate_empty(target.shape, target.dtype)
-                copies.append((spare, source))
+                first.append((spare, source))
                 moves[at] = (target, spare)
-        return BoundRun(self, self._loaded.bind(buffers), copies + moves)
+        return first + moves
 
-    def _source(self, known: Mapping[int, DeviceBuffer], id: int) -> DeviceBuffer:
-        return known[id] if id in known else self._loaded.arena_buffer(id)
+    def source(self, buffers: Mapping[int, DeviceBuffer], id: int) -> DeviceBuffer:
+        """Where buffer ``id`` is after a run whose inputs and outputs are ``buffers``, by id."""
+        found = buffers.get(id) or self._fixed.get(id)
+        return self._loaded.arena_buffer(id) if found is None else found
+
+    def kind(self, id: int) -> str:
+        """What buffer ``id`` is; see :class:`BufferSpec`."""
+        return self._specs[id].kind
 
     # -- checking inputs --------------------------------------------------------------------------------------------
-    def _ordered(self, inputs: Inputs) -> list[Any]:
+    def _ordered(self, inputs: Inputs) -> Sequence[Any]:
+        if isinstance(inputs, list | tuple) and len(inputs) == len(self._names):
+            return inputs
         return ordered(self.inputs, inputs, "input")
+
+    def host_value(self, at: int, value: Any) -> np.ndarray:
+        """Input number ``at`` as an array of its shape, and of a dtype that can be widened to its own."""
+        spec, adopted = self.inputs[at], self.backend.adopt(value)
+        if adopted is not None:
+            return self._exact(spec, adopted, "input").to_numpy(copy=False)
+        return host_input(spec, value)
 
     def _input(self, spec: IOSpec, value: Any) -> DeviceBuffer:
         adopted = self.backend.adopt(value)
@@ -335,7 +372,8 @@ class Executor:
             )
         return self.backend.wrap(array)
 
-    def _failure(self, status: int) -> Exception:
+    def failure(self, status: int) -> Exception:
+        """The error for what a launch returned."""
         if not 1 <= status <= len(self.entry.calls):
             return BackendError(f"program {self.program.name!r} failed with status {status}")
         call = self.entry.calls[status - 1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -45,18 +46,25 @@ class Model:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Inputs in order and/or by name; the output, or a tuple of them. Torch tensors in, torch tensors out."""
-        executor = self.executor()
-        names = [i.name for i in executor.inputs]
+        executor = self._executors.get(self._default) or self.executor()
+        if not kwargs and len(args) == len(executor.inputs):
+            outputs: list[Any] = executor.run_ordered(args)
+        else:
+            outputs = list(executor.run(self._named(args, kwargs)).values())
+        if any(map(is_torch, args)) or any(map(is_torch, kwargs.values())):
+            outputs = [to_torch(o) for o in outputs]
+        return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+    def _named(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """The inputs by name."""
+        names = [i.name for i in self.executor().inputs]
         if len(args) > len(names):
             raise InputError(f"got {len(args)} inputs, expected {len(names)} ({', '.join(names) or 'none'})")
         inputs = dict(zip(names, args, strict=False))
         twice = sorted(inputs.keys() & kwargs.keys())
         if twice:
             raise InputError(f"input {twice[0]!r} is given twice")
-        outputs: list[Any] = list(executor.run({**inputs, **kwargs}).values())
-        if any(is_torch(v) for v in (*args, *kwargs.values())):
-            outputs = [to_torch(o) for o in outputs]
-        return outputs[0] if len(outputs) == 1 else tuple(outputs)
+        return {**inputs, **kwargs}
 
     def reset(self) -> None:
         """Back to the initial state."""

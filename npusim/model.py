@@ -118,8 +118,8 @@ class Model:
         shapes = [v.shape for v in leaves]
         if shapes != self._shapes:
             chosen = self._by_shape.select(shapes, args, kwargs, leaves)
-        outputs = list(chosen.executor.execute(leaves).values())
-        if any(is_torch(v) for v in leaves):
+        outputs = chosen.executor.execute_ordered(leaves)
+        if any(map(is_torch, leaves)):
             outputs = [to_torch(v) for v in outputs]
         return chosen.signature.result(outputs)
 

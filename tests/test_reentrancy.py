@@ -46,14 +46,14 @@ def test_a_child_forked_during_a_run_can_run() -> None:
         """
         # Another thread is inside of a run at the very moment of the fork: it holds the lock until `leave` is set.
         inside, leave = threading.Event(), threading.Event()
-        launch = executor._failure
+        launch = executor.failure
 
         def hold(status):
             inside.set()
             leave.wait()
             return launch(status)
 
-        executor._failure = hold
+        executor.failure = hold
         bad = {**given, "idx": given["idx"] + 100}
 
         def work():
@@ -110,8 +110,8 @@ def test_children_forked_while_threads_run_the_model() -> None:
 def test_a_signal_handler_that_runs_the_model_gets_an_error() -> None:
     printed = run_script(
         """
-        # Python runs the handler in the main thread, which is inside of a run when _failure() is called.
-        answers, failure = [], executor._failure
+        # Python runs the handler in the main thread, which is inside of a run when failure() is called.
+        answers, failure = [], executor.failure
 
         def handler(number, frame):
             for call in (lambda: executor.run(given), executor.bind(given, [np.empty((3, 4), "f4"), np.empty(3, "f4")]),
@@ -127,7 +127,7 @@ def test_a_signal_handler_that_runs_the_model_gets_an_error() -> None:
             return failure(status)
 
         signal.signal(signal.SIGUSR1, handler)
-        executor._failure = interrupted
+        executor.failure = interrupted
         try:
             executor.run({**given, "idx": given["idx"] + 100})
         except Exception as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from npu_compiler.compiled_program import CompiledProgram, EntryPoint
 from npu_compiler.errors import BackendError
 
 from ..arrays import Block, aligned_empty, aligned_zeros, passing_empty
-from ..backend import Backend, DeviceBuffer, Launch, LoadedEntry
+from ..backend import Backend, DeviceBuffer, LoadedEntry
 from ..native import NativeLibrary
 
 
@@ -62,6 +62,19 @@ def _copied(array: np.ndarray, shape: Sequence[int]) -> CPUBuffer:
     return CPUBuffer(memory, shape)
 
 
+class CPULaunch:
+    """A native function with its buffers; what it reads stays alive as long as it does."""
+
+    __slots__ = ("_arena", "_function", "_held", "_table_address", "table")
+
+    def __init__(self, function: Callable[..., int], table: Any, arena: np.ndarray, held: Any):
+        self.table, self._function, self._held = table, function, (arena, held)
+        self._table_address, self._arena = ctypes.addressof(table), arena.ctypes.data
+
+    def __call__(self, times: np.ndarray | None) -> int:
+        return self._function(self._table_address, self._arena, None if times is None else times.ctypes.data)
+
+
 class CPUEntry(LoadedEntry):
     """A function of a native library with its arena and the addresses that never change."""
 
@@ -79,17 +92,13 @@ class CPUEntry(LoadedEntry):
         for id, buffer in fixed.items():
             self._table[id] = buffer.native_handle
 
-    def bind(self, buffers: Mapping[int, DeviceBuffer]) -> Launch:
+    def bind(self, buffers: Mapping[int, DeviceBuffer]) -> CPULaunch:
         table = type(self._table).from_buffer_copy(self._table)
         for id, buffer in buffers.items():
             table[id] = buffer.native_handle
-        function, held = self._function, (self, table, tuple(buffers.values()))
-        addresses = ctypes.addressof(table), self._arena.ctypes.data
+        return CPULaunch(self._function, table, self._arena, (self, tuple(buffers.values())))
 
-        def launch(times: np.ndarray | None, _keep_alive: Any = held) -> int:
-            return function(*addresses, None if times is None else times.ctypes.data)
-
-        return launch
+    bind_host = bind
 
     def arena_buffer(self, id: int) -> CPUBuffer:
         spec = self._specs[id]
