@@ -56,7 +56,8 @@ VARIABLES: dict[str, Variable] = {
                  "rewrites to leave out"),
         Variable("NPU_VERIFY", "0, 1 or 2", "0",
                  "check the program after every phase: 1 its invariants, 2 also its results on random inputs"),
-        Variable("NPU_CUDA_ARCH", "a chip as NVIDIA names it, like 'sm_80' or 'sm_90a'", "sm_90a",
+        Variable("NPU_CUDA_ARCH", "a chip as NVIDIA names it, like 'sm_80' or 'sm_90a'",
+                 "the GPU of this machine, else sm_90a",
                  "the chip that CUDA kernels are compiled for"),
         Variable("NPU_TARGET", "the name of a target, such as 'cuda'", "cpu", "the target when the caller names none"),
     )
@@ -180,15 +181,15 @@ def target() -> str:
     return name
 
 
-def cuda_arch() -> str:
-    """``NPU_CUDA_ARCH``."""
+def cuda_arch() -> str | None:
+    """``NPU_CUDA_ARCH``; None if the machine decides (:mod:`npu_compiler.targets.cuda.chips`)."""
 
     def parse(text: str) -> str:
         if not re.fullmatch(r"sm_\d{2,3}[af]?", text):
             raise ValueError(text)
         return text
 
-    return _read("NPU_CUDA_ARCH", parse, "sm_90a")
+    return _read("NPU_CUDA_ARCH", parse, None)
 
 
 _ACCESSORS: dict[str, Callable[[], Any]] = {

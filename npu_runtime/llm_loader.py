@@ -333,8 +333,9 @@ def compiler_identity(target: str) -> str:
     for."""
     import npu_compiler
     from npu_compiler.targets.cpu.host import host_cpu
+    from npu_compiler.targets.cuda import chips
 
-    machine = env.cuda_arch() if target == "cuda" else sorted(host_cpu().features)
+    machine = chips.arch() if target == "cuda" else sorted(host_cpu().features)
     digest = hashlib.sha256(repr((target, machine)).encode())
     root = Path(npu_compiler.__file__).parent
     for file in sorted(f for f in root.rglob("*") if f.suffix in (".py", ".h", ".cpp")):

@@ -121,6 +121,7 @@ def _cpu_parts(report: dict[str, Any]) -> _Parts:
 
 
 def _cuda_parts(report: dict[str, Any]) -> _Parts:
+    from npu_compiler.targets.cuda import chips
     from npu_compiler.targets.cuda.nvrtc import find_nvrtc
     from npu_runtime.backends.cuda import missing_parts
     from npu_runtime.cuda_driver import driver
@@ -133,7 +134,7 @@ def _cuda_parts(report: dict[str, Any]) -> _Parts:
     except NPUError as error:
         missing = missing or [str(error)]
     try:
-        compiler = f"NVRTC {'.'.join(map(str, find_nvrtc().version))} for {env.cuda_arch()}"
+        compiler = f"NVRTC {'.'.join(map(str, find_nvrtc().version))} for {chips.arch()}"
     except NPUError as error:
         missing.append(str(error))
     return devices, compiler, missing

@@ -40,6 +40,14 @@ class Small(nn.Module):
         return self.out(self.norm(x))
 
 
+@pytest.fixture(scope="module", autouse=True)
+def hopper() -> Iterator[None]:
+    """What these tests compile for, whatever GPU is here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NPU_CUDA_ARCH", "sm_90a")
+        yield
+
+
 @pytest.fixture(scope="module")
 def program() -> CompiledProgram:
     return npu_compiler.compile(capture(Small(), (torch.ones(2, 8),)), target="cuda")
@@ -126,7 +134,8 @@ def test_code_for_another_chip(program: CompiledProgram, fake: FakeDriver, monke
     cuda._Code(program, (9, 0))
     assert all(image.startswith(ELF) for image in fake.images)
     with pytest.raises(
-        BackendError, match=r"was compiled for sm_90a, this GPU is sm_86; compile it with NPU_CUDA_ARCH"
+        BackendError,
+        match=r"compiled for sm_90a, this GPU is sm_86; .*: NPU_CUDA_ARCH=sm_86 npusim compile MODEL --target cuda",
     ):
         cuda._Code(program, (8, 6))
     monkeypatch.setenv("NPU_CUDA_ARCH", "sm_80")

@@ -18,6 +18,7 @@ import numpy as np
 from npu_compiler import dtypes, env
 from npu_compiler.compiled_program import CompiledProgram, EntryPoint
 from npu_compiler.errors import ArtifactError, BackendError
+from npu_compiler.targets.cuda import chips
 from npu_compiler.targets.simt import program as simt
 
 from ..arrays import SLAB, SlabCheck, read_into
@@ -115,10 +116,11 @@ class _Code:
             native = _runs(code["arch"], capability)
             for name, (cubin, ptx) in code["modules"].items():
                 if not native and not ptx:
-                    here = f"sm_{capability[0]}{capability[1]}"
+                    here = chips.arch_of(capability)
                     raise BackendError(
                         f"program {program.name!r} was compiled for {code['arch']}, this GPU is {here}; compile it "
-                        f"with NPU_CUDA_ARCH={here}"
+                        f"again: NPU_CUDA_ARCH={here} npusim compile MODEL --target cuda (on a machine with such a "
+                        "GPU the variable is not needed)"
                     )
                 image = cubin if native else zlib.decompress(ptx)
                 module, self.functions[name] = driver().load(image, name, shared.get(name, 0))
@@ -147,8 +149,7 @@ def _unload(modules: list[int]) -> None:
 
 def _runs(arch: str, capability: tuple[int, int]) -> bool:
     """Whether a cubin for ``arch`` runs: of the same major version, no newer; 'a' means exactly that chip."""
-    number = arch.removeprefix("sm_").rstrip("af")
-    major, minor = int(number[:-1]), int(number[-1])
+    major, minor = chips.capability_of(arch)
     return (major, minor) == capability if arch[-1] == "a" else major == capability[0] and minor <= capability[1]
 
 
@@ -301,6 +302,8 @@ class CUDABackend(Backend):
             raise BackendError(f"there is no GPU number {device}, only {len(found)}")
         self.cupy, self.device = cupy, device
         self.capability, self.device_name = found[device].capability, found[device].name
+        if (problem := chips.too_old(self.capability)) is not None:
+            raise BackendError(f"GPU {device} ({self.device_name}) {problem}")
         self.running = "a run on the GPU"  # what an error that comes late is about
         with self._errors(f"starting to use GPU {device} ({self.device_name})"):
             self.enter()
@@ -467,8 +470,10 @@ def missing_parts() -> list[str]:
     missing, runtime, version = [], 0, (0, 0)
     try:
         version = driver().version
-        if not driver().devices():
-            missing.append("there is no NVIDIA GPU")
+        devices = driver().devices()
+        problems = [f"{d.name} {problem}" for d in devices if (problem := chips.too_old(d.capability)) is not None]
+        if len(problems) == len(devices):
+            missing += problems or ["there is no NVIDIA GPU"]
     except BackendError as error:
         missing.append(str(error))
     try:

@@ -16,7 +16,8 @@ from .streamed import column_tiles, emit_streamed, takes
 from .wide import COLUMNS, wide_words
 
 STATIC_BYTES = 48 << 10  # group memory that can be declared; more must be asked for at launch
-GROUP_BYTES = 224 << 10
+GROUP_BYTES = 99 << 10  # what a kernel may ask for on every chip from sm_80 on
+HOPPER_GROUP_BYTES = 224 << 10
 
 _ENTRY = (
     "const int gid = (int)blockIdx.x, tid = (int)threadIdx.x, lane = tid & 31, sid = tid >> 5; "
@@ -77,6 +78,7 @@ DIALECT = Dialect(
 # Hopper's own instructions: a program that uses them runs on no other chip.
 HOPPER = replace(
     DIALECT,
+    group_bytes=HOPPER_GROUP_BYTES,
     wide=COLUMNS,
     words=wide_words() + (Path(__file__).parent / "kernels" / "stream.h").read_text(),
     special=(

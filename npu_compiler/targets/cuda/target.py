@@ -12,13 +12,14 @@ from ...cache import open_cache
 from ...target_config import TARGETS
 from ..simt.dialect import Dialect
 from ..simt.target import SimtTarget
+from . import chips
 from .dialect import dialect_for
 from .nvrtc import FLAGS, Compiled, Nvrtc, find_nvrtc
 
 
 class CUDATarget(SimtTarget):
-    """``NPU_CUDA_ARCH`` names the chip: 'sm_90a', Hopper with all it has, by default. Without the 'a', a cubin runs on
-    chips of the same major version, and its PTX on later ones."""
+    """Compiles for one chip (``chips.arch``). With an 'a' at the end of its name, code uses what that chip alone has;
+    without, a cubin runs on chips of the same major version, and its PTX on later ones."""
 
     name = "cuda"
     config = TARGETS["cuda"]
@@ -26,10 +27,10 @@ class CUDATarget(SimtTarget):
 
     @property
     def dialect(self) -> Dialect:
-        return dialect_for(env.cuda_arch())
+        return dialect_for(chips.arch())
 
     def build(self, functions: Mapping[str, str]) -> tuple[dict[str, Any], tuple[str, ...], dict[str, Any]]:
-        arch, nvrtc = env.cuda_arch(), find_nvrtc()
+        arch, nvrtc = chips.arch(), find_nvrtc()
         names = list(functions)
         with ThreadPoolExecutor(env.usable_cpus()) as pool:
             made = list(pool.map(lambda n: compile_function(nvrtc, self.dialect.head, functions[n], n, arch), names))
