@@ -101,7 +101,7 @@ class WeightSpec:
     dtype: str
 
 
-@dataclass
+@dataclass(repr=False)
 class CompiledProgram:
     """A compiled model. Entry points share ``buffers`` (weights, constants, state).
 
@@ -141,6 +141,10 @@ class CompiledProgram:
             problem = "several entry points, name one" if name is None else f"no entry point {name!r}"
             raise InputError(f"program {self.name!r} has {problem}; it has {', '.join(self.entries)}")
         return self.entries[name]
+
+    def __repr__(self) -> str:
+        entries = ", ".join(f"{e.name!r}: {len(e.calls)} kernels" for e in self.entries.values())
+        return f"<CompiledProgram {self.name!r} for {self.target}, {self.dtype}; {entries}>"
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a ``.npubin``; a file already at ``path`` is replaced whole or not at all. Raises ``ArtifactError``."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -54,7 +55,23 @@ def json_safe(value: Any) -> Any:
     return [json_safe(v) for v in value] if isinstance(value, list | tuple) else value
 
 
-def _tensor(shape: Sequence[int], dtype: str) -> str:
+def html_table(header: Sequence[str], rows: Iterable[Sequence[object]], most: int = 100) -> str:
+    """A table for a notebook, of at most ``most`` rows."""
+    shown = list(rows)
+    lines = ["".join(f"<td>{html.escape(str(cell))}</td>" for cell in row) for row in shown[:most]]
+    if len(shown) > most:
+        lines.append(f'<td colspan="{len(header)}">… and {len(shown) - most} more</td>')
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in header)
+    return f"<table><tr>{head}</tr>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
+
+
+def html_text(text: str) -> str:
+    """A paragraph for a notebook."""
+    return f"<p>{html.escape(text)}</p>"
+
+
+def tensor_text(shape: Sequence[int], dtype: str) -> str:
+    """'float32[2, 3]'."""
     return f"{dtype}[{', '.join(map(str, shape))}]"
 
 
@@ -87,7 +104,7 @@ def _node_words(v: Value, args: list[Words]) -> Words:
     if op == "weight":
         return str(attrs["key"]), _ATOM
     if op == "const":
-        return (repr(attrs["data"].item()) if v.numel == 1 else f"const {_tensor(v.shape, v.dtype)}"), _ATOM
+        return (repr(attrs["data"].item()) if v.numel == 1 else f"const {tensor_text(v.shape, v.dtype)}"), _ATOM
     if op in ("reshape", "expand"):
         return args[0]
     if op == "pointwise":
@@ -219,8 +236,8 @@ def describe(program: CompiledProgram) -> str:
 
 def _describe_entry(program: CompiledProgram, entry: EntryPoint) -> list[str]:
     lines = [f"entry {entry.name} (symbol {entry.symbol})"]
-    io = [("input", i.name, _tensor(i.shape, i.dtype), i.buffer) for i in entry.inputs]
-    io += [("output", o.name, _tensor(o.shape, o.dtype), o.buffer) for o in entry.outputs]
+    io = [("input", i.name, tensor_text(i.shape, i.dtype), i.buffer) for i in entry.inputs]
+    io += [("output", o.name, tensor_text(o.shape, o.dtype), o.buffer) for o in entry.outputs]
     io += [("state", key, "after the run", id) for key, id in entry.updates]
     lines += [" I/O", *table(("kind", "name", "tensor", "buffer"), io)]
     calls = [
@@ -242,7 +259,7 @@ def _describe_entry(program: CompiledProgram, entry: EntryPoint) -> list[str]:
 
 def _buffer_table(program: CompiledProgram, kinds: tuple[str, ...]) -> list[str]:
     rows = [
-        (b.id, b.kind, _tensor(b.shape, b.dtype), nbytes(b.shape, b.dtype), _clip(b.name, 80))
+        (b.id, b.kind, tensor_text(b.shape, b.dtype), nbytes(b.shape, b.dtype), _clip(b.name, 80))
         for b in program.buffers
         if b.kind in kinds
     ]

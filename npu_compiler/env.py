@@ -64,6 +64,14 @@ VARIABLES: dict[str, Variable] = {
 }  # fmt: skip
 
 
+def markdown() -> str:
+    """The variables as a page for the documentation."""
+    rows = [f"| `{v.name}` | {v.meaning} | {v.accepts} | {v.default} |" for v in VARIABLES.values()]
+    head = "# Environment variables\n\nRead when they are needed: a change takes effect without a restart. "
+    head += "`npusim doctor` shows the values in effect and names those that are misspelt.\n\n"
+    return head + "\n".join(["| variable | meaning | takes | default |", "|---|---|---|---|", *rows, ""])
+
+
 def _read(name: str, parse: Callable[[str], _T], default: _D) -> _T | _D:
     """The parsed value, or ``default`` if the variable is unset or blank."""
     text = os.environ.get(name, "").strip()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .constraint_checker import NodeChecker
-from .describe import table
+from .describe import html_table, html_text, table
 from .errors import Reason
 from .ir_reader import load_ir
 from .partitioner import partition
@@ -26,7 +26,7 @@ class NodeReport:
     advice: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Explanation:
     """What runs where and why. ``partitions`` and ``transferred_bytes`` are those of the plan that would run."""
 
@@ -66,6 +66,18 @@ class Explanation:
         if hints := self.hints():
             parts.append("\n".join(table(("op", "count", "advice"), hints, indent="")))
         return "\n\n".join(parts)
+
+    def __repr__(self) -> str:
+        return f"<Explanation {self.summary()}>"
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        parts = [html_text(self.summary())]
+        if rows := self.rows():
+            parts.append(html_table(("op", "count", "reason", "fix"), rows))
+        if hints := self.hints():
+            parts.append(html_table(("op", "count", "advice"), hints))
+        return "".join(parts)
 
     def to_dict(self) -> dict[str, Any]:
         return {

@@ -108,7 +108,7 @@ class StateUpdate:
     value: TensorSpec
 
 
-@dataclass
+@dataclass(repr=False)
 class IRGraph:
     """A whole model. ``weights`` are named by state_dict key; nodes refer to placeholders (``weight_name_mapping``).
 
@@ -126,6 +126,10 @@ class IRGraph:
     state: list[StateUpdate] = field(default_factory=list)
     pytorch_version: str = ""
     allowed_ops: frozenset[str] = field(default=frozenset(), compare=False)
+
+    def __repr__(self) -> str:
+        io = f"{len(self.graph_inputs)} input(s), {len(self.graph_outputs)} output(s), {len(self.weights)} weights"
+        return f"<IRGraph {self.model_name or 'model'}: {len(self.nodes)} nodes, {io}>"
 
     def key(self, t: TensorSpec) -> tuple[str, int]:
         """Identity of the value a node input or graph output refers to; leaves are ``(name, -1)``."""

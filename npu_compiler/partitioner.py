@@ -21,7 +21,7 @@ from . import dtypes
 from .alias import Key, SharedStorage, functionalize
 from .constraint_checker import NodeChecker, passed_through
 from .data_dependent import ASSERTION
-from .describe import table
+from .describe import html_table, html_text, table
 from .errors import CompileError, ConfigError, Reason, Unsupported
 from .exclusions import Exclusions, IsSupported
 from .graph import LEAVES, VIEWS, Graph
@@ -46,7 +46,7 @@ class TransferOp:
     nbytes: int
 
 
-@dataclass
+@dataclass(repr=False)
 class Partition:
     """Nodes that run together on ``device``. ``ir`` is the same as a graph of its own: its graph inputs and outputs
     are ``inputs`` and ``outputs``, in order, under the unique names that ``name_of`` gives values."""
@@ -58,8 +58,11 @@ class Partition:
     outputs: tuple[Key, ...]
     ir: IRGraph
 
+    def __repr__(self) -> str:
+        return f"<Partition {self.id} on {self.device}: {len(self.nodes)} node(s)>"
 
-@dataclass
+
+@dataclass(repr=False)
 class PartitionPlan:
     """What runs where, in order. ``reasons`` has one entry for each node that is not on the NPU.
 
@@ -86,22 +89,44 @@ class PartitionPlan:
     def transferred_bytes(self) -> int:
         return sum(t.nbytes for t in self.transfers)
 
-    def describe(self) -> str:
-        """The plan as text: a line per step, then every CPU node with its reason."""
+    def summary(self) -> str:
+        """The plan in one line."""
         count = {device: sum(p.device == device for p in self.partitions) for device in (NPU, CPU)}
         head = f"{self.ir.model_name or 'model'}: {count[NPU]} NPU and {count[CPU]} CPU partition(s)"
-        lines = [f"{head}, {len(self.transfers)} transfer(s), {self.transferred_bytes} bytes"]
+        return f"{head}, {len(self.transfers)} transfer(s), {self.transferred_bytes} bytes"
+
+    def __repr__(self) -> str:
+        return f"<PartitionPlan {self.summary()}>"
+
+    def describe(self) -> str:
+        """The plan as text: a line per step, then every CPU node with its reason."""
+        lines = [self.summary()]
         for step in self.steps:
             if isinstance(step, TransferOp):
                 lines.append(f"  transfer {name_of(step.value)} {step.src} -> {step.dst}, {step.nbytes} bytes")
             else:
                 reads, writes = (", ".join(map(name_of, keys)) or "nothing" for keys in (step.inputs, step.outputs))
                 lines.append(f"  partition {step.id} on {step.device}: {len(step.nodes)} node(s), {reads} -> {writes}")
-        ops = {n.name: n.op_type for n in self.ir.nodes}
-        rows = [(n, ops[n], str(r)) for n, r in self.reasons.items() if n in ops]
+        rows = self._reasons()
         return "\n".join([*lines, "", *table(("CPU node", "op", "reason"), rows)] if rows else lines)
 
     __str__ = describe
+
+    def _reasons(self) -> list[tuple[str, str, str]]:
+        ops = {n.name: n.op_type for n in self.ir.nodes}
+        return [(n, ops[n], str(r)) for n, r in self.reasons.items() if n in ops]
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        steps = [
+            (f"transfer {name_of(s.value)}", f"{s.src} → {s.dst}", f"{s.nbytes} bytes")
+            if isinstance(s, TransferOp)
+            else (f"partition {s.id}", s.device, f"{len(s.nodes)} node(s)")
+            for s in self.steps
+        ]
+        text = html_text(self.summary()) + html_table(("step", "device", "size"), steps)
+        rows = self._reasons()
+        return text + html_table(("CPU node", "op", "reason"), rows) if rows else text
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready summary (without the graphs)."""

@@ -31,6 +31,10 @@ class Model:
         self._default = next(iter(program.entries))
         self.executor(self._default)
 
+    def __repr__(self) -> str:
+        state = "" if self._weights is not None else ", closed"
+        return f"<npu_runtime.Model of {self.program!r}{state}>"
+
     def executor(self, entry: str | None = None) -> Executor:
         """The executor of an entry point (default: the first)."""
         if self._weights is None:

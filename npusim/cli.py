@@ -126,7 +126,8 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--markdown", action="store_true", help="as a page for the documentation")
     p.add_argument("pattern", nargs="?", default="", help="show those that contain this text")
 
-    verb("doctor", "doctor:run", "check compiler, CPU, packages and settings")
+    p = verb("doctor", "doctor:run", "check compiler, CPU, packages and settings")
+    p.add_argument("--markdown", action="store_true", help="the environment variables as a page for the documentation")
     return top
 
 

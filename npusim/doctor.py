@@ -6,6 +6,7 @@ import argparse
 import platform
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from importlib import metadata
 from typing import Any
 
@@ -33,6 +34,8 @@ _REQUIRED = ("numpy", "ml_dtypes", "msgpack", "safetensors")
 
 def run(args: argparse.Namespace, status: Status) -> Result:
     """All checks; the exit status is 1 if something that every use needs is broken."""
+    if args.markdown:
+        return Result({"markdown": env.markdown()}, [env.markdown().rstrip()])
     from npu_compiler.targets.cpu.toolchain import compiler_report
 
     with status("looking for a compiler"):
@@ -64,13 +67,17 @@ def run(args: argparse.Namespace, status: Status) -> Result:
         "",
         Table(("package", "version", "needed for"), [(n, packages[n] or "-", why) for n, why in _PACKAGES.items()]),
         "",
-        Table(("setting", "value"), list(settings.items())),
+        Table(
+            ("variable", "value", "meaning"),
+            [(n, _shown(settings[n]) if settings else "?", v.meaning) for n, v in env.VARIABLES.items()],
+        ),
         "",
         *([f"problem: {p}" for p in problems] or ["no problems found"]),
     ]
     data = {
         **system, "cpu": cpu, "isa_level": report["isa_level"], "usable_cpus": env.usable_cpus(), "compiler": compiler,
         "cache": report.get("cache"), "packages": packages, "settings": settings, "problems": problems,
+        "variables": {name: asdict(v) for name, v in env.VARIABLES.items()},
         "targets": targets,
     }  # fmt: skip
     return Result(data, blocks, 1 if problems else 0)
@@ -81,6 +88,12 @@ def _version(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
+
+
+def _shown(value: Any) -> Any:
+    if isinstance(value, list):
+        value = ", ".join(value)
+    return "-" if value in (None, "") else value
 
 
 def _plain(value: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from npu_compiler.compiled_program import CompiledProgram
-from npu_compiler.describe import si, totals
+from npu_compiler.describe import html_table, si, tensor_text, totals
 from npu_compiler.dtypes import storage_dtype
 from npu_compiler.errors import ArtifactError, ConfigError, InputError
 from npu_compiler.explanation import explain
@@ -127,14 +127,32 @@ class Model:
         """Replace the weights, for all shapes, and reset all buffers; see :meth:`DAGExecutor.load_weights`."""
         self._by_shape.load_weights(open_weights(weights))
 
+    def __repr__(self) -> str:
+        inputs = ", ".join(f"{t.name} {tensor_text(t.shape, t.dtype)}" for t in self.plan.inputs)
+        more = f"; {len(self.shapes)} programs by shape" if len(self.shapes) > 1 else ""
+        return f"<npusim.Model {self.plan.summary()}, on {self.executor.backend.name}; inputs {inputs or 'none'}{more}>"
+
     def report(self) -> str:
         """What runs where and why, and what each program costs."""
         lines = [str(explain(self.plan.ir, self.executor.backend.name)), "", self.plan.describe()]
-        for program in self.programs:
-            t = totals(program)
-            sizes = f"arena {si(t['arena_bytes'], 'B')}, weights {si(t['weight_bytes'], 'B')}"
-            lines.append(f"program {program.name}: {t['kernels']} kernels, {si(t['flops'], 'FLOP')}, {sizes}")
+        for name, kernels, flops, arena, weights in self._costs():
+            lines.append(f"program {name}: {kernels} kernels, {flops}, arena {arena}, weights {weights}")
         return "\n".join(lines)
+
+    def _costs(self) -> list[tuple[str, int, str, str, str]]:
+        """(program, kernels, work, arena, weights) of every program."""
+        totalled = [(p.name, totals(p)) for p in self.programs]
+        return [
+            (name, t["kernels"], si(t["flops"], "FLOP"), si(t["arena_bytes"], "B"), si(t["weight_bytes"], "B"))
+            for name, t in totalled
+        ]
+
+    def _repr_html_(self) -> str:
+        """For notebooks: :meth:`report`."""
+        costs = html_table(("program", "kernels", "work", "arena", "weights"), self._costs())
+        inputs = html_table(("input", "tensor"), [(t.name, tensor_text(t.shape, t.dtype)) for t in self.plan.inputs])
+        explanation = explain(self.plan.ir, self.executor.backend.name)
+        return inputs + explanation._repr_html_() + self.plan._repr_html_() + costs
 
     def save(self, path: str | os.PathLike[str]) -> tuple[Path, Path]:
         """Write ``x.npubin``, the program for the example's shapes, and, next to it, ``x.safetensors`` with the weights

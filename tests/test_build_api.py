@@ -23,6 +23,7 @@ import npu_compiler.frontend.export  # noqa: E402
 import npu_runtime  # noqa: E402
 import npusim  # noqa: E402
 from npu_compiler import dtypes, expr  # noqa: E402
+from npu_compiler.describe import html_table  # noqa: E402
 from npu_compiler.errors import ConfigError, InputError  # noqa: E402
 from npu_compiler.frontend import capture, state_dict_numpy  # noqa: E402
 from npu_compiler.pipeline import run_phases  # noqa: E402
@@ -404,3 +405,35 @@ def test_programs_and_loaded_models_are_pickled_and_copied(tmp_path: Path) -> No
 def test_copied_expressions_stay_interned() -> None:
     e = expr.load(0, "float32", [expr.index(0)]) * 2.0 + 1.0
     assert copy.deepcopy(e) is e and pickle.loads(pickle.dumps(e)) is e
+
+
+# ------------------------------------------------------------------------------------------------- in a notebook
+
+
+def test_representations_are_short() -> None:
+    model = npusim.build(nn.Sequential(*(nn.Linear(8, 8) for _ in range(40))), (torch.zeros(1, 8),))
+    model(torch.zeros(2, 8))
+    assert repr(model) == (
+        "<npusim.Model Sequential: 1 NPU and 0 CPU partition(s), 0 transfer(s), 0 bytes, on cpu; "
+        "inputs input float32[1, 8]; 2 programs by shape>"
+    )
+    (program,) = model.programs
+    explanation = npu_compiler.explain(model.plan.ir)
+    for thing in (model.plan, model.plan.partitions, model.plan.ir, program, explanation):
+        assert (10 < len(repr(thing)) < 200 and "Sequential" in repr(thing)) or "Partition 0 on npu" in repr(thing)
+
+
+def test_notebooks_get_tables() -> None:
+    model = npusim.build(Counter(), (torch.zeros(1, 4),))
+    plan, explanation = model.plan._repr_html_(), npu_compiler.explain(model.plan.ir)._repr_html_()
+    for text in (plan, explanation):
+        assert "special_i1" in text and text.count("<table>") == text.count("</table>") >= 1
+    assert plan in model._repr_html_() and explanation in model._repr_html_() and "kernels" in model._repr_html_()
+    table = html_table(("a", "b"), [("<x>", i) for i in range(7)], most=5)
+    assert "<x>" not in table and "&lt;x&gt;" in table and "and 2 more" in table and table.count("<tr>") == 7
+
+
+def test_lazy_names_are_listed() -> None:
+    code = "import npusim, npu_compiler; print(*dir(npusim), *dir(npu_compiler))"
+    names = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
+    assert {"build", "Model", "capture", "partition", "load_ir", "compile"} <= set(names)

@@ -15,6 +15,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from npu_compiler import env
 from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.errors import ArtifactError, CompileError, InputError
 from npu_compiler.ir_reader import save_ir
@@ -245,6 +246,10 @@ def test_doctor(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[s
         assert other["available"] == (other["reason"] is None) == (not other["missing"])
         assert other["available"] or other["missing"][0] in other["reason"]
     assert data["packages"]["numpy"] == np.__version__
+    assert data["variables"]["NPU_CXX"]["meaning"] == env.VARIABLES["NPU_CXX"].meaning
+    assert cli.main(["doctor"]) == 0
+    shown = capsys.readouterr().out
+    assert all(v.name in shown and v.meaning in shown for v in env.VARIABLES.values())
     monkeypatch.setenv("NPU_NUM_THREADS", "many")
     monkeypatch.setenv("NPU_THREADS", "2")
     problems = as_json(capsys, "doctor", status=1)["problems"]

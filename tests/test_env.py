@@ -75,3 +75,10 @@ def test_bad_value_names_the_variable_and_what_it_takes(monkeypatch: pytest.Monk
 def test_misspelt_names_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NPU_NUM_TREADS", "2")
     assert "NPU_NUM_TREADS" in env.unknown()
+
+
+def test_the_documentation_lists_every_variable() -> None:
+    page = Path(__file__).parents[1] / "docs" / "environment.md"
+    assert page.read_text(encoding="utf-8") == env.markdown(), "npusim doctor --markdown > docs/environment.md"
+    for v in env.VARIABLES.values():
+        assert f"| `{v.name}` | {v.meaning} | {v.accepts} | {v.default} |" in env.markdown()
