@@ -22,10 +22,12 @@ from __future__ import annotations
 
 import hashlib
 import math
-import mmap
 import os
 import zlib
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import BinaryIO
 
 import msgpack
@@ -141,24 +143,45 @@ def read_packed(file: BinaryIO, key: str, backend: Backend) -> PackedFile:
         size = os.fstat(file.fileno()).st_size
         entries, sums, begin = _read_header(file, size, key)
 
+        follows = _Followed([e for e in entries if e.layout and e.nbytes])
+
         def check(number: int, slab: np.ndarray) -> None:
             if zlib.crc32(slab.data) != sums[number]:
                 raise ArtifactError(f"offset {begin + number * SLAB}: the checksum does not fit the contents")
+            follows.check(number * SLAB, slab)
 
         cut = backend.read_file(file.fileno(), begin, size - begin, check)
-        checked = [e for e in entries if e.layout and e.nbytes]
-        if not checked:
-            return PackedFile(entries, cut)
-        if backend.shares_host:
-            for e in checked:
-                check_layout(e.layout, e.name, cut(e.offset, e.shape, np.dtype(np.uint8)).to_numpy(copy=False))
-        else:
-            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-                for e in checked:
-                    array = np.frombuffer(mapped, np.uint8, e.nbytes, begin + e.offset).reshape(e.shape)
-                    check_layout(e.layout, e.name, array)
-                    del array  # a map in use cannot be closed
+        for at, nbytes in follows.between_slabs():
+            follows.check(at, np.frombuffer(os.pread(file.fileno(), nbytes, begin + at), np.uint8))
         return PackedFile(entries, cut)
+
+
+class _Followed:
+    """Buffers whose rows (panels, quads) say where kernels read and write."""
+
+    def __init__(self, entries: list[_Entry]):
+        self._entries = sorted(entries, key=lambda e: e.offset)
+        self._offsets = [e.offset for e in self._entries]
+
+    def check(self, at: int, data: np.ndarray) -> None:
+        """Check all rows that are whole in these bytes of the body. Raises ``ArtifactError``."""
+        first = max(bisect_right(self._offsets, at) - 1, 0)
+        for e in self._entries[first : bisect_left(self._offsets, at + data.size)]:
+            row = e.shape[-1]
+            begin = max(-((e.offset - at) // row), 0)
+            end = min((at + data.size - e.offset) // row, e.nbytes // row)
+            if begin < end:
+                start = e.offset + begin * row - at
+                rows = data[start : start + (end - begin) * row].reshape(-1, row)
+                check_layout(e.layout, e.name, rows)
+
+    def between_slabs(self) -> Iterator[tuple[int, int]]:
+        """(place in the body, bytes) of the rows that no slab holds whole."""
+        for e in self._entries:
+            row = e.shape[-1]
+            borders = range(-(-e.offset // SLAB) * SLAB, e.offset + e.nbytes, SLAB)
+            for n in sorted({(b - e.offset) // row for b in borders if (b - e.offset) % row}):
+                yield e.offset + n * row, row
 
 
 def _read_header(file: BinaryIO, size: int, key: str) -> tuple[list[_Entry], np.ndarray, int]:
@@ -184,6 +207,9 @@ def _read_header(file: BinaryIO, size: int, key: str) -> tuple[list[_Entry], np.
     entries = [_entry(f, body) for f in r["buffers"].items()]
     if len({e.name for e in entries}) != len(entries):
         raise ArtifactError("header.buffers: two buffers have one name")
+    ordered = sorted(entries, key=lambda e: e.offset)
+    if any(a.offset + a.nbytes > b.offset for a, b in pairwise(ordered)):
+        raise ArtifactError("header.buffers: two buffers overlap")
     sums = r["sums"].blob()
     if body < 0 or len(sums) != -(-body // SLAB) * _SUM.itemsize:
         raise ArtifactError(f"header.sums: {len(sums)} bytes for a body of {body}; the file is truncated")

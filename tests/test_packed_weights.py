@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from npu_compiler import packing, row_quads, serialize, twelve_bits
-from npu_compiler.compiled_program import CompiledProgram
+from npu_compiler.compiled_program import BufferSpec, CompiledProgram
 from npu_compiler.errors import ArtifactError
 from npu_compiler.frontend.export import capture
 from npu_compiler.pipeline import compile_entries
@@ -91,6 +91,33 @@ def test_bodies_of_several_slabs(program: CompiledProgram, tmp_path: Path) -> No
             read(path, large)
         damage(path, begin + at)
     assert np.array_equal(read(path, large)["weight"].to_numpy(), array)
+
+
+def test_rows_between_slabs_are_checked_too(program: CompiledProgram, tmp_path: Path) -> None:
+    """A bad panel is found wherever it lies: first, last, in a slab, across the border of two."""
+    row = twelve_bits.panel_bytes(K)
+    panels = 2 * SLAB // row + 3
+    large = copy.copy(program)
+    large.buffers = [BufferSpec(90, "weight", "uint8", (1000,), "plain")]
+    large.buffers += [replace(b, shape=(1, panels, row)) for b in program.buffers if b.kind == "weight"]
+    array = np.zeros((1, panels, row), np.uint8)
+    path = tmp_path / "large"
+    head = np.zeros(1000, np.uint8)
+    offset = 1024  # of the panels in the body
+    across = [(n * SLAB - offset) // row for n in (1, 2)]
+    assert all((n * SLAB - offset) % row for n in (1, 2))
+    for panel in (None, 0, across[0] - 1, across[0], across[0] + 1, across[1], panels - 1):
+        array[...] = 0
+        if panel is not None:
+            array[0, panel, 18] = 1
+        store = WeightStore({"plain": CPUBackend(1).wrap(head), "weight": CPUBackend(1).wrap(array)}, {})
+        with open(path, "w+b") as file:
+            write_packed(file, "key", store, large)
+        if panel is None:
+            assert np.array_equal(read(path, large)["weight"].to_numpy(), array)
+        else:
+            with pytest.raises(ArtifactError, match="weight 'weight' is damaged: a panel claims 65536 escapes"):
+                read(path, large)
 
 
 def damage(path: Path, at: int, bit: int = 1) -> None:

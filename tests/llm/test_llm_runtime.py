@@ -349,12 +349,18 @@ def only_file(folder: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("damage", ["cut", "magic", "header", "removed"])
+@pytest.mark.parametrize("damage", ["cut", "magic", "header", "length", "flip", "zeros", "removed"])
 def test_damaged_packed_weights_are_made_anew(llm: LLM, model: Path, cache: Path, damage: str) -> None:
     expected = llm.generate("hello", max_tokens=5, stream=False).tokens
     path = only_file(cache / "weights")
     data = path.read_bytes()
-    broken = {"cut": data[: len(data) // 2], "magic": b"x" + data[1:], "header": data[:16] + b"\xc1" * 40 + data[56:]}
+    middle = len(data) // 2
+    broken = {
+        "cut": data[:middle], "magic": b"x" + data[1:], "header": data[:20] + b"\xc1" * 40 + data[60:],
+        "length": data[:8] + b"\xff" * 8 + data[16:],
+        "flip": data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :],
+        "zeros": data[:middle] + bytes(len(data) - middle),
+    }  # fmt: skip
     path.write_bytes(broken[damage]) if damage in broken else path.unlink()
     steps: list[str] = []
     again = LLM.load(model, max_len=MAX_LEN, status=steps.append)
