@@ -70,7 +70,7 @@ def build(
     backend = get_backend(target, **({} if threads is None else {"threads": threads}))
     recipe = Recipe(model, backend, dtype, fallback, tuple(disable))
     call = recipe.capture(example_inputs, example_kwargs)
-    weights = open_weights(state_dict_numpy(model))
+    weights = open_weights(state_dict_numpy(call.program))
     first = recipe.specialize(call, weights)
     reason = _FIXED if fixed_shapes else _EXPORTED if not isinstance(model, torch.nn.Module) else ""
     return Model(Specializations(first, weights, None if reason else recipe, reason, max_shapes))

@@ -9,10 +9,15 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from torch.utils import _pytree as pytree
 
+import npu_runtime
 import npusim
-from npu_compiler.errors import CaptureError, InputError
+from npu_compiler.errors import CaptureError, InputError, WeightError
+from npu_compiler.frontend import state_dict_numpy
 
+aten = torch.ops.aten
 X = torch.arange(6.0).reshape(2, 3)
 
 
@@ -189,3 +194,87 @@ def test_a_failed_export_prints_nothing(capfd: pytest.CaptureFixture[str]) -> No
         npusim.build(Fn(forward), X)
     out, err = capfd.readouterr()
     assert (out, set(err.splitlines())) == ("", {"the model's own words"})
+
+
+def check_whole(model: nn.Module, *args: Any) -> Any:
+    """Builds one partition and compares a call."""
+    built = npusim.build(model, args, fallback=False)
+    with torch.no_grad():
+        torch.testing.assert_close(built(*args), model(*args))
+    return built
+
+
+def test_vmap() -> None:
+    layer = nn.Linear(3, 3)
+    check_whole(Fn(lambda x: torch.vmap(lambda row: layer(row).sum() * row)(x)), X)
+
+
+def test_a_gradient_inside_the_model_is_refused() -> None:
+    with pytest.raises(CaptureError, match="inside a function transform"):
+        npusim.build(Fn(lambda x: torch.func.grad(lambda v: (v**2).sum())(x)), X)
+
+
+def test_flex_attention() -> None:
+    torch.manual_seed(0)
+    q, k = torch.randn(1, 4, 16, 8), torch.randn(1, 2, 16, 8)
+    mask = create_block_mask(lambda b, h, i, j: i >= j, None, None, 16, 16, device="cpu")
+    slopes = torch.rand(4)
+    bias = lambda score, b, h, i, j: score + slopes[h] * (j - i)  # noqa: E731
+    check_whole(Fn(lambda q: flex_attention(q, q, q, score_mod=lambda s, b, h, i, j: s - (i - j).abs())), q)
+    check_whole(Fn(lambda q, k: flex_attention(q, k, k, score_mod=bias, block_mask=mask, enable_gqa=True)), q, k)
+
+
+def test_an_exported_module() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout()).eval()
+    exported = torch.export.export(model, (X,)).module()
+    check_whole(exported, X)
+    check_whole(nn.Sequential(exported, nn.ReLU()), X)
+
+
+def test_wrapped_modules() -> None:
+    model = nn.Linear(3, 4)
+    check_whole(nn.DataParallel(model), X)
+    check_whole(torch.compile(model), X)
+    with pytest.raises(CaptureError, match="ScriptModule"):
+        npusim.build(torch.jit.trace(model, X), X)
+
+
+class Scaled(torch.Tensor):
+    """A matrix as integers and a scale for each row, in the way of quantisation libraries."""
+
+    @staticmethod
+    def __new__(cls, values: Any, scale: Any) -> Any:
+        return torch.Tensor._make_wrapper_subclass(cls, values.shape, dtype=scale.dtype)
+
+    def __init__(self, values: Any, scale: Any):
+        self.values_, self.scale = values, scale
+
+    def __tensor_flatten__(self) -> Any:
+        return ["values_", "scale"], None
+
+    @staticmethod
+    def __tensor_unflatten__(inner: Any, meta: Any, size: Any, stride: Any) -> Any:
+        return Scaled(inner["values_"], inner["scale"])
+
+    def dequantize(self) -> Any:
+        return self.values_.to(self.scale.dtype) * self.scale
+
+    @classmethod
+    def __torch_dispatch__(cls, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if op in (aten.detach.default, aten.alias.default):
+            return cls(args[0].values_, args[0].scale)
+        return op(*pytree.tree_map_only(cls, cls.dequantize, args), **(kwargs or {}))
+
+
+def test_weights_that_consist_of_several_tensors(tmp_path: Any) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(8, 4)
+    values = torch.randint(-127, 128, (4, 8), dtype=torch.int8)
+    model.weight = nn.Parameter(Scaled(values, torch.rand(4, 1)), requires_grad=False)
+    x = torch.randn(2, 8)
+    built = check_whole(model, x)
+    path, weights = built.save(tmp_path / "scaled")
+    assert torch.equal(npu_runtime.load(path, weights)(x), built(x))
+    torch.testing.assert_close(built(x[:1]), model(x[:1]))
+    with pytest.raises(WeightError, match="weight: a Scaled has no numpy form"):
+        state_dict_numpy(model)

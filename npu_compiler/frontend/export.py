@@ -72,6 +72,8 @@ class Capture:
     """A captured model and how it is called."""
 
     ir: IRGraph
+    program: ExportedProgram
+    """What ``ir`` was made from; its ``state_dict`` holds the weights under the names that ``ir`` has for them."""
     args: tuple[Any, ...]
     """The positional arguments of the call that was captured, as they were given; ``ir.graph_inputs`` are the tensors
     among the leaves of ``(args, kwargs)``, in order."""
@@ -105,6 +107,8 @@ def capture_call(
 ) -> Capture:
     """As ``capture``, with the structure of arguments and result."""
     fresh = isinstance(model, torch.nn.Module)
+    if isinstance(model, torch.jit.ScriptModule):
+        raise CaptureError("a ScriptModule cannot be exported; pass the module that it was made from")
     if isinstance(model, torch.nn.Module):
         label = name or type(model).__name__
         args, kwargs = _positional(example_inputs), dict(example_kwargs or {})
@@ -122,7 +126,7 @@ def capture_call(
     program = _without_eval_dropout(program, in_place=fresh)
     program, ir = _translated(program, label, fresh)
     parameters = _parameters(model, args, kwargs)
-    return Capture(ir, args, kwargs, parameters, program.call_spec.out_spec, _result_leaves(program))
+    return Capture(ir, program, args, kwargs, parameters, program.call_spec.out_spec, _result_leaves(program))
 
 
 def _translated(program: ExportedProgram, label: str, fresh: bool) -> tuple[ExportedProgram, IRGraph]:
@@ -135,8 +139,9 @@ def _translated(program: ExportedProgram, label: str, fresh: bool) -> tuple[Expo
         program = _functional(program, label)
     try:
         return program, translate(program, label, trust_storages=fresh)
-    except NeedsFunctionalForm:
-        raise CaptureError(f"{label}: an in-place operation writes through a view; use its out-of-place form") from None
+    except NeedsFunctionalForm as e:
+        cause = str(e) or "an in-place operation writes through a view; use its out-of-place form"
+        raise CaptureError(f"{label}: {cause}") from None
 
 
 def _parameters(
@@ -226,7 +231,11 @@ def _no_record(record: logging.LogRecord) -> bool:
 @contextmanager
 def _eval_mode(model: torch.nn.Module) -> Iterator[None]:
     modes = [(m, m.training) for m in model.modules()]
-    model.eval()
+    try:
+        model.eval()
+    except NotImplementedError:  # a module that torch.export made keeps the mode in which it was exported
+        for module, _ in modes:
+            module.training = False
     try:
         yield
     finally:

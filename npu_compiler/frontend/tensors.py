@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from npu_compiler import dtypes
 from npu_compiler.errors import CaptureError, WeightError
@@ -22,7 +23,7 @@ def dtype_name(dtype: torch.dtype, where: str) -> str:
 
 def tensor_to_numpy(t: torch.Tensor) -> np.ndarray:
     """The values of ``t``, sharing its memory if it lives on the CPU; bfloat16 becomes ``ml_dtypes.bfloat16``."""
-    return to_array(t)
+    return to_array(t if type(t) in (torch.Tensor, torch.nn.Parameter) else t.as_subclass(torch.Tensor))
 
 
 def numpy_to_tensor(array: np.ndarray) -> torch.Tensor:
@@ -47,6 +48,8 @@ def state_dict_numpy(model: torch.nn.Module | torch.export.ExportedProgram) -> d
             raise WeightError(f"{key}: the state_dict holds a {type(t).__name__}, expected a tensor")
         if t.is_meta:
             raise WeightError(f"{key}: is on the meta device and has no values; load or initialise the model first")
+        if is_traceable_wrapper_subclass(t):
+            raise WeightError(f"{key}: a {type(t).__name__} has no numpy form; replace it by {key}.dequantize()")
         if t.layout != torch.strided or t.is_quantized:
             raise WeightError(
                 f"{key}: {t.layout} {t.dtype} tensors have no numpy form; convert it to a dense float tensor"

@@ -17,11 +17,13 @@ import numpy as np
 import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, TensorArgument
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from npu_compiler.data_dependent import ASSERTION, CONTROL_FLOW, NUMBER_OPS
 from npu_compiler.errors import CaptureError
 from npu_compiler.frontend.aliases import Aliases, Key, storage_id
 from npu_compiler.frontend.arguments import STATIC_ADVICE, Arguments, Number, describe_node, read_arguments
+from npu_compiler.frontend.flex_attention import flex_attention_graph
 from npu_compiler.frontend.tensors import dtype_name, tensor_to_numpy
 from npu_compiler.ir import DataSize, IRGraph, OpNode, StateUpdate, TensorSpec
 
@@ -35,7 +37,9 @@ _WRITES_NO_DATA = ("aten.detach_.default", "aten.requires_grad_.default")
 
 
 class NeedsFunctionalForm(Exception):
-    """The program writes through views or runs under autocast; only its functional form spells out what that does."""
+    """The program writes through views, runs under autocast, calls function transforms such as vmap or has weights that
+    consist of several tensors; only its functional form spells out what that does. The argument says what is wrong with
+    a program that has such parts even so."""
 
 
 def translate(program: ExportedProgram, name: str, *, trust_storages: bool) -> IRGraph:
@@ -144,6 +148,8 @@ class _Translator:
         if not isinstance(spec.arg, TensorArgument):
             raise CaptureError(f"{where}: a {type(spec.arg).__name__} cannot be a graph input; pass tensors")
         value = node.meta["val"]
+        if is_traceable_wrapper_subclass(value):
+            raise NeedsFunctionalForm(f"{where}: {type(value).__name__} tensors are not supported; pass dense ones")
         shape, dtype = _shape(value, where), dtype_name(value.dtype, where)
         if spec.kind is InputKind.USER_INPUT:
             t = TensorSpec(name, shape, dtype, (name, 0))
@@ -174,6 +180,9 @@ class _Translator:
         if isinstance(value, torch.Tensor):
             if value.numel() == 0:  # nothing to lose, even on the meta device
                 value = torch.empty(value.shape, dtype=value.dtype)
+            if torch._C._functorch.is_functorch_wrapped_tensor(value):
+                cause = f"{key!r} was made inside a function transform such as torch.func.grad, which is not supported"
+                raise CaptureError(cause)
             if not value.is_meta:
                 self.out.constants[key] = tensor_to_numpy(value).copy()
 
@@ -216,6 +225,8 @@ class _Translator:
         target: Any = node.target
         if target is operator.getitem:
             return self._getitem(node, env)
+        if _needs_unwrapping(target):
+            raise NeedsFunctionalForm(f"{describe_node(node)}: this function transform is not supported")
         if isinstance(target, torch._ops.HigherOrderOperator):
             return self._inline(node, env)
         if isinstance(target, torch._ops.OpOverload):
@@ -241,6 +252,10 @@ class _Translator:
         kind = str(node.target)
         if f"higher_order.{kind}" in CONTROL_FLOW:
             return self._control_flow(node, f"higher_order.{kind}", env)
+        if kind == "flex_attention":
+            graph, sources = flex_attention_graph(node)
+            places = [n for n in graph.graph.nodes if n.op == "placeholder"]
+            return self._region(graph, {p: env[n] for p, n in zip(places, sources, strict=True)})
         if kind not in _REGIONS:
             advice = "use torch.cond or while_loop, or compute both sides and use torch.where"
             raise CaptureError(f"{describe_node(node)}: this form of control flow is not supported; {advice}")
@@ -383,6 +398,12 @@ def _spec(name: str, value: Any, where: str) -> TensorSpec:
     if _is_number(value):
         return TensorSpec(name, (), "float64" if isinstance(value, float | torch.SymFloat) else "int64")
     return TensorSpec(name, _shape(value, where), dtype_name(value.dtype, where))
+
+
+def _needs_unwrapping(target: Any) -> bool:
+    """Calls that only torch can turn into operations: of function transforms (vmap), to parts of tensor subclasses."""
+    transform = getattr(target, "__module__", "").startswith("torch._functorch")
+    return transform or str(target) == "export.access_subclass_inner_tensor.default"
 
 
 def _shape(value: torch.Tensor, where: str) -> tuple[int, ...]:

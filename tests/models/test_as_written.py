@@ -35,12 +35,12 @@ def copied(value: Any) -> Any:
     return pytree.tree_map_only(torch.Tensor, torch.clone, value)
 
 
-def agrees(model: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-    """Builds ``model`` into one partition and compares a call; returns the result of PyTorch."""
+def agrees(model: torch.nn.Module, *args: Any, fallback: bool = False, **kwargs: Any) -> Any:
+    """Builds ``model``, into one partition without ``fallback``, and compares a call; returns PyTorch's result."""
     model.eval()
     with torch.no_grad():
         wanted = model(*copied(args), **copied(kwargs))
-    built = npusim.build(model, copied(args), example_kwargs=copied(kwargs), fallback=False)
+    built = npusim.build(model, copied(args), example_kwargs=copied(kwargs), fallback=fallback)
     found = built(*copied(args), **copied(kwargs))
     assert type(found) is type(wanted)
     if isinstance(wanted, dict):
@@ -122,3 +122,15 @@ def test_the_export_recipe_of_transformers_keeps_its_cache() -> None:
         for i in range(4):
             call = {"input_ids": IDS[:, i : i + 1], "cache_position": torch.tensor([i])}
             torch.testing.assert_close(built(**call), recipe(**call), rtol=1e-4, atol=1e-4)
+
+
+def test_image_and_text() -> None:
+    """LLaVA counts the image's tokens in an assertion; what is left to PyTorch is ``masked_scatter``."""
+    torch.manual_seed(0)
+    vision = hf.CLIPVisionConfig(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48, image_size=32, patch_size=8
+    )
+    config = hf.LlavaConfig(vision_config=vision, text_config=hf.LlamaConfig(**DECODER), image_token_id=6)
+    model = hf.LlavaForConditionalGeneration(config)
+    ids = torch.cat([torch.full((1, 16), 6), IDS], 1)
+    agrees(model, fallback=True, input_ids=ids, pixel_values=torch.randn(1, 3, 32, 32))
