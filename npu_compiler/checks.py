@@ -15,7 +15,7 @@ from .kernel import Buffer, Operand, Schedule
 from .passes.fuse import Group
 from .passes.static import static_values
 
-MOST_WORK = 1 << 26  # multiplications and elements that the numpy check may take
+MOST_WORK = 1 << 26  # operations (interp.cost) that the numpy check may take
 TOLERANCE = {"float64": 1e-6, "float32": 1e-3, "float16": 0.05, "bfloat16": 0.3}  # by the narrowest type in the graph
 
 
@@ -123,7 +123,7 @@ class Reference:
             self._fill(graph)
             types = {v.dtype for n in graph.nodes for v in n.outputs}
             self.tolerance = max((t for name, t in TOLERANCE.items() if name in types), default=0.0)
-            if _work(graph) <= MOST_WORK:
+            if sum(interp.cost(n).operations for n in graph.nodes) <= MOST_WORK:
                 self.results = self._run(graph)
         elif self.results is not None:
             results = self._run(graph)
@@ -149,19 +149,6 @@ class Reference:
             return interp.run(graph, self.inputs, self.weights)
         except IndexError:  # 0 and 1 are no legal indices of this model
             return None
-
-
-def _work(graph: Graph) -> int:
-    total = 0
-    for node in graph.nodes:
-        total += sum(v.numel for v in node.outputs)
-        if node.op in ("matmul", "conv2d"):
-            total += node.out.numel * node.inputs[1].numel // max(1, node.out.shape[-1])
-        elif node.op == "attention":
-            total += node.inputs[0].numel * node.inputs[1].shape[2]
-        elif node.op == "reduce":
-            total += int(np.prod(node.domain, dtype=np.int64))
-    return total
 
 
 def _close(a: np.ndarray, b: np.ndarray, tolerance: float) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from . import dtypes, expr
@@ -159,9 +159,11 @@ def _scalar_words(x: Expr, operands: list[Words], args: list[Words]) -> Words:
 
 
 # -- memory ---------------------------------------------------------------------------------------------------------
-def lifetimes(program: CompiledProgram, entry: EntryPoint) -> list[tuple[BufferSpec, int, int]]:
+Buffers = Mapping[int, BufferSpec]  # by id
+
+
+def lifetimes(buffers: Buffers, entry: EntryPoint) -> list[tuple[BufferSpec, int, int]]:
     """(arena buffer, first call, last call) of an entry, by offset; one that outlives the calls ends after them."""
-    buffers = {b.id: b for b in program.buffers}
     span: dict[int, list[int]] = {}
     for at, call in enumerate(entry.calls):
         for id in (*call.inputs, *call.outputs):
@@ -173,8 +175,8 @@ def lifetimes(program: CompiledProgram, entry: EntryPoint) -> list[tuple[BufferS
     return sorted(((buffers[id], a, b) for id, (a, b) in span.items()), key=lambda row: (row[0].offset, row[1]))
 
 
-def _memory_chart(program: CompiledProgram, entry: EntryPoint) -> list[str]:
-    rows = lifetimes(program, entry)
+def _memory_chart(buffers: Buffers, entry: EntryPoint) -> list[str]:
+    rows = lifetimes(buffers, entry)
     if not rows:
         return ["  no buffer needs the arena"]
     shown = sorted(rows, key=lambda r: -nbytes(r[0].shape, r[0].dtype))[:_CHART_ROWS]
@@ -219,8 +221,9 @@ def describe(program: CompiledProgram) -> str:
         f"  binary: {si(t['binary_bytes'], 'B')}; sources: "
         + (", ".join(f"{name} ({len(text)} characters)" for name, text in program.sources.items()) or "none"),
     ]
+    buffers = {b.id: b for b in program.buffers}
     for entry in program.entries.values():
-        lines += ["", *_describe_entry(program, entry)]
+        lines += ["", *_describe_entry(buffers, entry)]
     lines += ["", "buffers shared by all entry points", *_buffer_table(program, ("weight", "const", "state"))]
     words = recipe_words(program.recipes)
     lines += ["", f"weight map ({len(program.weights)} tensors of the state_dict -> {len(words)} buffers)"]
@@ -234,7 +237,7 @@ def describe(program: CompiledProgram) -> str:
     return "\n".join(map(printable, lines)) + "\n"
 
 
-def _describe_entry(program: CompiledProgram, entry: EntryPoint) -> list[str]:
+def _describe_entry(buffers: Buffers, entry: EntryPoint) -> list[str]:
     lines = [f"entry {entry.name} (symbol {entry.symbol})"]
     io = [("input", i.name, tensor_text(i.shape, i.dtype), i.buffer) for i in entry.inputs]
     io += [("output", o.name, tensor_text(o.shape, o.dtype), o.buffer) for o in entry.outputs]
@@ -248,13 +251,13 @@ def _describe_entry(program: CompiledProgram, entry: EntryPoint) -> list[str]:
     ]  # fmt: skip
     header = ("#", "kernel", "kind", "in", "out", "FLOP", "reads", "writes", "stands for", "computes")
     lines += [f" {len(calls)} kernels", *table(header, calls)]
-    arena = [b for b, _, _ in lifetimes(program, entry)]
+    arena = [b for b, _, _ in lifetimes(buffers, entry)]
     sizes = sum(nbytes(b.shape, b.dtype) for b in arena)
     lines.append(
         f" memory plan: {len(arena)} buffers of {si(sizes, 'B')} in an arena of {si(entry.arena_bytes, 'B')}; "
         f"scratch {si(entry.scratch_bytes, 'B')} a thread"
     )
-    return [*lines, *_memory_chart(program, entry)]
+    return [*lines, *_memory_chart(buffers, entry)]
 
 
 def _buffer_table(program: CompiledProgram, kinds: tuple[str, ...]) -> list[str]:
@@ -271,9 +274,9 @@ def to_json(program: CompiledProgram) -> dict[str, Any]:
     from .serialize import program_to_plain
 
     plain = program_to_plain(program)
-    words = recipe_words(program.recipes)
+    words, buffers = recipe_words(program.recipes), {b.id: b for b in program.buffers}
     for plain_entry, entry in zip(plain["entries"], program.entries.values(), strict=True):
-        rows = lifetimes(program, entry)
+        rows = lifetimes(buffers, entry)
         plain_entry["lifetimes"] = [{"buffer": b.id, "first": first, "last": last} for b, first, last in rows]
     for b in plain["buffers"]:
         b["bytes"] = math.prod(b["shape"]) * dtypes.DTYPES[b["dtype"]].size

@@ -365,6 +365,25 @@ def operands(e: Expr) -> list[int]:
     return sorted({x.value for x in walk(e) if x.op == "load"})
 
 
+def last_uses(e: Expr) -> dict[Expr, list[Expr]]:
+    """For each expression, in the order of :func:`walk`, the arguments that nothing after it reads."""
+    last = {a: x for x in walk(e) for a in x.args}
+    found: dict[Expr, list[Expr]] = {}
+    for a, x in last.items():
+        found.setdefault(x, []).append(a)
+    return found
+
+
+def most_held(e: Expr) -> int:
+    """The most intermediate results that :func:`evaluate` holds at the same time; leaves cost nothing."""
+    done, held, most = last_uses(e), 0, 0
+    for x in walk(e):
+        held += x.op not in ("const", "index")
+        most = max(most, held)
+        held -= sum(a.op not in ("const", "index") for a in done.get(x, ()))
+    return most
+
+
 def cost(e: Expr) -> int:
     """Rough scalar cost: 1 an operation, 16 a transcendental or integer division; loads and constants are free."""
     total = 0
@@ -407,7 +426,7 @@ def evaluate(
     """Value of ``e`` over the whole iteration domain, in the dtypes the expression states.
 
     Loads are clipped; those out of range mark their results, and a ``where`` drops the marks of the branch not taken.
-    ``IndexError`` if a marked element reaches the result.
+    ``IndexError`` if a marked element reaches the result. Intermediate results are dropped after their last use.
     """
     rank = len(domain)
     grid = [
@@ -415,6 +434,7 @@ def evaluate(
     ]
     val: dict[Expr, Any] = dict(extra or {})
     outside: dict[Expr, Any] = {}  # bool arrays: elements made from an out-of-range load; absent where there are none
+    done = last_uses(e)
     with np.errstate(all="ignore"):
         for x in walk(e):
             if x in val:
@@ -438,8 +458,11 @@ def evaluate(
                 marks = [marks[0], np.where(val[x.args[0]], marks[1], marks[2])]
             if any(np.any(m) for m in marks):
                 outside[x] = functools.reduce(np.logical_or, marks)
+            for a in done.get(x, ()):
+                val.pop(a, None)
+                outside.pop(a, None)
     if e in outside and 0 not in domain:
-        raise IndexError(f"index out of range in {render(e)}")
+        raise IndexError(f"index out of range in {render(e, 400)}")
     return np.broadcast_to(val[e], tuple(domain)).astype(dtypes.numpy_dtype(e.dtype))
 
 
@@ -469,22 +492,29 @@ def _clipped_load(arr: np.ndarray, idx: list[Any]) -> tuple[Any, Any]:
 
 
 # -- text and serialisation -----------------------------------------------------------------------------------------
-def render(e: Expr) -> str:
-    """Readable one-line form, for dumps and ``describe()``."""
+def render(e: Expr, limit: int = 1 << 16) -> str:
+    """Readable one-line form, for dumps and ``describe()``. A shared part is written out wherever it is used, so a few
+    nodes can stand for a text of any length: parts of more than ``limit`` characters lose their middle."""
+    text: dict[Expr, str] = {}
+    for x in walk(e):
+        whole = _render(x, [text[a] for a in x.args])
+        text[x] = whole if len(whole) <= limit else f"{whole[: limit // 2]} … {whole[-limit // 2 :]}"
+    return text[e]
+
+
+def _render(e: Expr, args: list[str]) -> str:
     if e.op == "const":
         return repr(e.value)
     if e.op == "index":
         return f"i{e.value}"
     if e.op == "load":
-        return f"in{e.value}[{', '.join(map(render, e.args))}]"
+        return f"in{e.value}[{', '.join(args)}]"
     if e.op in ("stage", "acc"):
         return f"acc{e.value or ''}" if e.op == "acc" else f"r{e.value}"
     if e.op == "cast":
-        return f"{e.dtype}({render(e.args[0])})"
-    spec = SCALAR_OPS[e.op]
-    if spec.infix:
-        return f"({render(e.args[0])} {spec.infix} {render(e.args[1])})"
-    return f"{e.op}({', '.join(map(render, e.args))})"
+        return f"{e.dtype}({args[0]})"
+    infix = SCALAR_OPS[e.op].infix
+    return f"({args[0]} {infix} {args[1]})" if infix else f"{e.op}({', '.join(args)})"
 
 
 def to_list(e: Expr) -> list[list[Any]]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from . import dtypes, expr, packing
-from .graph import Graph, Node, Value
+from .graph import LEAVES, Graph, Node, Value
 
 Arrays = list[np.ndarray]
 
@@ -41,6 +41,47 @@ def evaluate_node(node: Node, args: Arrays) -> Arrays:
     outs = _EVAL[node.op](node, args)
     outs = outs if isinstance(outs, list) else [outs]
     return [np.asarray(a, dtype=dtypes.numpy_dtype(v.dtype)) for a, v in zip(outs, node.outputs, strict=True)]
+
+
+class Cost(NamedTuple):
+    """What evaluating a node takes: bytes of memory beside its inputs, and operations, each about a nanosecond."""
+
+    bytes: int
+    operations: int
+
+
+_PRODUCTS = 16  # multiplications of a matrix product that take as long as one operation
+
+
+def cost(node: Node) -> Cost:
+    """An upper estimate, from shapes alone."""
+    made = sum(v.numel * dtypes.DTYPES[v.dtype].size for v in node.outputs)
+    size = sum(v.numel for v in node.outputs)
+    if node.op in LEAVES:
+        return Cost(made, 0)
+    if node.op in ("pointwise", "reduce"):
+        e, points = node.attrs["expr"], math.prod(node.domain)
+        steps = sum(16 if x.op in expr.EXPENSIVE else 1 for x in expr.walk(e))
+        return Cost(made + 8 * points * expr.most_held(e), steps * points)
+    read = sum(v.numel for v in node.inputs)
+    if node.op == "matmul":
+        products = size * node.inputs[0].shape[-1]
+        return Cost(made + 4 * read, size + read + products // (_PRODUCTS if dtypes.is_float(node.out.dtype) else 1))
+    if node.op == "conv2d":
+        (n, h, w, c), (t, le, b, ri) = node.inputs[0].shape, node.attrs["padding"]
+        padded, taps = n * (h + t + b) * (w + le + ri) * c, math.prod(node.inputs[1].shape[1:])
+        return Cost(2 * made + 4 * (read + padded), padded + read + size * taps // _PRODUCTS)
+    if node.op == "attention":
+        (n, heads, q, d), keys = node.inputs[0].shape, node.inputs[1].shape[2]
+        scores = n * heads * q * keys
+        return Cost(made + 16 * scores + 4 * read * heads, scores * (16 + 2 * d // _PRODUCTS) + read)
+    if node.op == "scatter":
+        points = node.inputs[1].numel
+        steps = sum(len(expr.walk(e)) for e in node.attrs["idx"])
+        return Cost(made + 8 * points * (len(node.attrs["idx"]) + 2), read + steps * points)
+    if node.op == "sort":
+        return Cost(2 * made + 24 * read, read * 16)
+    return Cost(made, size + read if node.op != "pack" else 32 * read)
 
 
 def _pointwise(node: Node, args: Arrays) -> np.ndarray:

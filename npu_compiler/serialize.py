@@ -201,15 +201,16 @@ def _tensor(dtype: Field, shape: Field) -> tuple[tuple[int, ...], str]:
 def program_from_plain(plain: Any) -> CompiledProgram:
     """Inverse of :func:`program_to_plain`: every field has its type and range, but may not fit the others yet."""
     f = Field(plain).record([f.name for f in fields(CompiledProgram)])
-    entries = [_entry(e) for e in f["entries"].items()]
-    for at, entry in enumerate(entries):
-        if entry.name in {e.name for e in entries[:at]}:
+    entries: dict[str, EntryPoint] = {}
+    for at, row in enumerate(f["entries"].items()):
+        entry = _entry(row)
+        if entries.setdefault(entry.name, entry) is not entry:
             raise ArtifactError(f"entries[{at}].name: there are two entry points {entry.name!r}")
     return CompiledProgram(
         name=f["name"].text(),
         target=f["target"].text(32, "[a-z][a-z0-9_]*"),
         dtype=f["dtype"].dtype(),
-        entries={e.name: e for e in entries},
+        entries=entries,
         buffers=[_buffer(b) for b in f["buffers"].items()],
         weights=[_weight(w) for w in f["weights"].items()],
         recipes=graph_from_plain(f["recipes"]),

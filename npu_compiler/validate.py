@@ -7,11 +7,13 @@ meet recipes. Run before a program is written and after one is read.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 
-from . import dtypes, verify
+from . import dtypes, interp, verify
 from .compiled_program import SYMBOL, BufferSpec, CompiledProgram, EntryPoint, IOSpec
 from .errors import ArtifactError
+from .graph import LEAVES
 from .packing import CHECKED
 
 KINDS = ("input", "output", "weight", "const", "state", "arena")
@@ -19,6 +21,10 @@ _READ_ONLY = ("input", "weight", "const")
 _MAX_ID = 1_000_000
 # A recipe may make far more than it is given (an expanded constant), but not without bound.
 _RECIPE_GROWTH, _RECIPE_FLOOR = 64, 2**24
+# All recipes together: bytes, if nothing were freed, and operations (:func:`npu_compiler.interp.cost`): so many for a
+# byte of weights and constants, and so many in any case. Convolutional nets take up to 15 bytes and 13 operations.
+_TOTAL_GROWTH, _TOTAL_FLOOR = 64, 2**28
+_OPERATIONS, _OPERATIONS_FLOOR = 256, 2**31
 
 
 def nbytes(shape: Sequence[int], dtype: str) -> int:
@@ -31,9 +37,10 @@ def validate(program: CompiledProgram) -> None:
     _check_recipes(program)
     _require(program.entries, "entries", "there is no entry point")
     _require(program.binary or program.sources, "binary", "there is neither a binary nor a source to build it from")
+    states = {b.name: b for b in buffers.values() if b.kind == "state"}
     for at, (name, entry) in enumerate(program.entries.items()):
         _require(name == entry.name, f"entries[{at}].name", f"{entry.name!r} is listed as {name!r}")
-        _check_entry(entry, buffers, f"entries[{at}]")
+        _check_entry(entry, buffers, states, f"entries[{at}]")
 
 
 def _require(condition: object, path: str, message: str) -> None:
@@ -82,10 +89,12 @@ def _check_recipes(program: CompiledProgram) -> None:
         _require(w.key not in weights, f"weights[{at}].key", f"{w.key!r} is listed twice")
         _check_type(w.shape, w.dtype, f"weights[{at}].shape")
         weights[w.key] = (tuple(w.shape), w.dtype)
-    limit = _RECIPE_FLOOR + _RECIPE_GROWTH * sum(
+    given = sum(
         [nbytes(w.shape, w.dtype) for w in program.weights]
         + [nbytes(n.out.shape, n.out.dtype) for n in program.recipes.nodes if n.op == "const"]
     )
+    limit = _RECIPE_FLOOR + _RECIPE_GROWTH * given
+    held, operations = _TOTAL_FLOOR + _TOTAL_GROWTH * given, _OPERATIONS_FLOOR + _OPERATIONS * given
     for at, node in enumerate(program.recipes.nodes):
         path = f"recipes.nodes[{at}]"
         _require(node.op not in ("input", "state"), path, f"a recipe cannot read an {node.op}")
@@ -96,6 +105,11 @@ def _check_recipes(program: CompiledProgram) -> None:
         if node.op == "reduce":
             sizes.append(nbytes(node.attrs["domain"], node.attrs["expr"].dtype))
         _require(max(sizes) <= limit, path, f"it makes {max(sizes)} bytes out of weights that allow {limit}")
+        if node.op not in LEAVES:
+            cost = interp.cost(node)
+            held, operations = held - cost.bytes, operations - cost.operations
+        _require(held >= 0, path, f"the recipes up to here take {-held} bytes more than their weights allow")
+        _require(operations >= 0, path, f"the recipes up to here take {-operations} operations more than weights allow")
     _require(not program.recipes.updates, "recipes.updates", "recipes update no state")
     made = {name: v for name, v in program.recipes.outputs}
     _require(len(made) == len(program.recipes.outputs), "recipes.outputs", "two outputs have one name")
@@ -108,16 +122,18 @@ def _check_recipes(program: CompiledProgram) -> None:
 
 
 # -- entry points -----------------------------------------------------------------------------------------------------
-def _check_entry(entry: EntryPoint, buffers: dict[int, BufferSpec], path: str) -> None:
+def _check_entry(
+    entry: EntryPoint, buffers: dict[int, BufferSpec], states: dict[str, BufferSpec], path: str
+) -> None:
     _require(SYMBOL.fullmatch(entry.symbol), f"{path}.symbol", f"{entry.symbol!r} is not like {SYMBOL.pattern}")
     for field in ("arena_bytes", "scratch_bytes"):
         size = getattr(entry, field)
         _require(0 <= size <= verify.MAX_BYTES, f"{path}.{field}", f"{size} is out of range")
     _check_io(entry.inputs, buffers, f"{path}.inputs")
     _check_io(entry.outputs, buffers, f"{path}.outputs")
-    ids = [i.buffer for i in entry.inputs]
+    ids = Counter(i.buffer for i in entry.inputs)
     for at, i in enumerate(entry.inputs):
-        own = buffers[i.buffer].kind == "input" and ids.count(i.buffer) == 1
+        own = buffers[i.buffer].kind == "input" and ids[i.buffer] == 1
         _require(own, f"{path}.inputs[{at}].buffer", f"{i.buffer} is no input of its own")
     written = _check_calls(entry, buffers, path)
     for at, o in enumerate(entry.outputs):
@@ -125,13 +141,13 @@ def _check_entry(entry: EntryPoint, buffers: dict[int, BufferSpec], path: str) -
         ready = o.buffer in written or o.buffer in ids or spec.kind in ("weight", "const", "state")
         ready = ready or not nbytes(o.shape, o.dtype)
         _require(ready, f"{path}.outputs[{at}].buffer", f"nothing writes buffer {o.buffer}")
-    _check_updates(entry, buffers, written | set(ids), path)
+    _check_updates(entry, buffers, states, written | set(ids), path)
 
 
 def _check_io(specs: Sequence[IOSpec], buffers: dict[int, BufferSpec], path: str) -> None:
-    names = [s.name for s in specs]
+    names = Counter(s.name for s in specs)
     for at, s in enumerate(specs):
-        _require(names.count(s.name) == 1, f"{path}[{at}].name", f"{s.name!r} is listed twice")
+        _require(names[s.name] == 1, f"{path}[{at}].name", f"{s.name!r} is listed twice")
         _require(s.buffer in buffers, f"{path}[{at}].buffer", f"there is no buffer {s.buffer}")
         b = buffers[s.buffer]
         same = s.dtype == b.dtype and math.prod(s.shape) == math.prod(b.shape)
@@ -164,8 +180,9 @@ def _check_calls(entry: EntryPoint, buffers: dict[int, BufferSpec], path: str) -
     return written
 
 
-def _check_updates(entry: EntryPoint, buffers: dict[int, BufferSpec], ready: set[int], path: str) -> None:
-    states = {b.name: b for b in buffers.values() if b.kind == "state"}
+def _check_updates(
+    entry: EntryPoint, buffers: dict[int, BufferSpec], states: dict[str, BufferSpec], ready: set[int], path: str
+) -> None:
     seen: set[str] = set()
     for at, (key, id) in enumerate(entry.updates):
         where = f"{path}.updates[{at}]"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,8 +14,10 @@ import numpy as np
 import pytest
 
 import npu_runtime
-from npu_compiler import serialize
+from npu_compiler import expr, serialize
+from npu_compiler.compiled_program import BufferSpec
 from npu_compiler.errors import ArtifactError, BackendError
+from npu_compiler.graph import Graph, Value
 from npu_compiler.targets.simt import program as launch_list
 from npusim.cli import main
 from tests import handmade
@@ -116,3 +120,86 @@ def test_from_source_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureF
     with pytest.raises(SystemExit):
         main(["run", "--help"])
     assert "A .npubin is native code" in " ".join(capsys.readouterr().out.split())
+
+
+# -- recipes that cost too much ---------------------------------------------------------------------------------------
+def with_recipes(build: Callable[[Graph], dict[str, Value]]) -> Any:
+    """The handmade program with further recipes, whose results are constants of their own; as plain data, unchecked."""
+    program = handmade.program()
+    made = build(program.recipes)
+    program.recipes.outputs += list(made.items())
+    program.buffers += [BufferSpec(100 + i, "const", v.dtype, v.shape, n) for i, (n, v) in enumerate(made.items())]
+    return serialize.program_to_plain(program)
+
+
+def refused(plain: Any, message: str) -> None:
+    data = repack(plain)
+    start = time.process_time()
+    with pytest.raises(ArtifactError, match=message):
+        serialize.loads(data)
+    assert time.process_time() - start < 30, "it took too long to refuse"
+
+
+def test_many_recipes_that_expand_a_number() -> None:
+    """Each makes 16 MB of four bytes, which is allowed; 600 are 9.5 GB."""
+    refused(
+        with_recipes(lambda g: {f"e{i}": g.const(np.float32(i)).reshape(1).expand(2**22) for i in range(600)}),
+        r"recipes\.nodes\[\d+\]: the recipes up to here take \d+ bytes more than their weights allow",
+    )
+
+
+def test_many_recipes_that_multiply() -> None:
+    def build(g: Graph) -> dict[str, Value]:
+        square = g.const(np.float32(1)).reshape(1, 1).expand(2048, 2048)
+        x = square
+        for _ in range(500):
+            x = x.matmul(square).slice(0, 0, 2048)
+        return {"x": x.slice(0, 0, 1)}
+
+    refused(with_recipes(build), "take [0-9]+ (bytes|operations) more than")
+
+
+def test_a_long_formula_over_many_elements() -> None:
+    def build(g: Graph) -> dict[str, Value]:
+        e = expr.index(0).cast("float32")
+        for _ in range(3000):
+            e = expr.fn("exp")(e)
+        return {"x": g.elementwise((2**20,), [], e)}
+
+    refused(with_recipes(build), "operations more than")
+
+
+def test_attention_whose_scores_would_fill_the_memory() -> None:
+    def build(g: Graph) -> dict[str, Value]:
+        q = g.const(np.zeros((1, 1, 2**18, 1), np.float32))
+        return {"x": g.attention(q, q, q, None, 1.0, False)}
+
+    refused(with_recipes(build), "bytes more than their weights allow")
+
+
+@pytest.mark.parametrize("doublings", [60, 2000])
+def test_a_formula_that_doubles(doublings: int) -> None:
+    """As a tree it has 2 ** n parts; it is loaded, shown, evaluated and named in an error as the n + 1 parts it is."""
+
+    def build(g: Graph) -> dict[str, Value]:
+        bias = g.const(np.zeros(4, np.float32))
+        e = expr.load(0, "float32", [expr.index(0) + 9])
+        for _ in range(doublings):
+            e = e + e
+        return {"x": g.elementwise((4,), [bias], e)}
+
+    program = serialize.loads(repack(with_recipes(build)))
+    assert program.describe() and program.to_json()
+    with pytest.raises(ArtifactError, match="index out of range in ") as caught:
+        npu_runtime.load_weights(program, handmade.weights())
+    assert len(str(caught.value)) < 100_000
+
+
+def test_many_entry_points() -> None:
+    plain = serialize.program_to_plain(handmade.program())
+    empty = {**plain["entries"][1], "inputs": [], "outputs": [], "calls": [], "updates": []}
+    plain["entries"] = [{**empty, "name": f"step {i}"} for i in range(20_000)]
+    data = repack(plain)
+    start = time.process_time()
+    assert len(serialize.loads(data).entries) == 20_000
+    assert time.process_time() - start < 15  # a quadratic search for equal names takes longer
