@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from readme import hardware, write_section
+from readme import hardware, real_time, write_section
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "cpu_resnet.json"
@@ -81,7 +81,7 @@ def peaks() -> dict[str, float]:
         file.flush()
         library = ctypes.CDLL(file.name)
     best: dict[str, float] = {}
-    _real_time(True)  # the threads of the pool inherit it
+    real_time(True)  # the threads of the pool inherit it
     with ThreadPoolExecutor(THREADS) as pool:
         for name, symbol in (("float32", "fma_flops"), ("bfloat16", "bf16_flops")):
             function = getattr(library, symbol)
@@ -90,7 +90,7 @@ def peaks() -> dict[str, float]:
                 start = time.perf_counter()
                 flops = sum(pool.map(function, [1_000_000] * THREADS))
                 best[name] = max(best.get(name, 0.0), flops / (time.perf_counter() - start))
-    _real_time(False)
+    real_time(False)
     return best | {"float16": best["float32"]}
 
 
@@ -178,16 +178,6 @@ def _openvino(model: Any, x: Any, precision: str) -> Callable[[], np.ndarray]:
 
 
 # -- measuring
-def _real_time(on: bool) -> None:
-    if os.geteuid():
-        return
-    for thread in os.listdir("/proc/self/task"):
-        try:
-            os.sched_setscheduler(int(thread), os.SCHED_RR if on else os.SCHED_OTHER, os.sched_param(4 if on else 0))
-        except ProcessLookupError:
-            continue  # a thread that has just ended
-
-
 def _busy() -> float:
     """CPU seconds used by everybody."""
     fields = list(map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]))
@@ -217,7 +207,7 @@ def measure(runs: dict[str, Callable[[], Any]], seconds: float) -> dict[str, lis
 
 def _burst(run: Callable[[], Any]) -> Burst:
     time.sleep(0.1)  # the threads of the one before stop spinning
-    _real_time(True)
+    real_time(True)
     run()
     busy, mine, start = _busy(), time.process_time(), time.perf_counter()
     taken: list[float] = []
@@ -227,7 +217,7 @@ def _burst(run: Callable[[], Any]) -> Burst:
         taken.append(time.perf_counter() - at)
     wall = time.perf_counter() - start
     foreign = _busy() - busy - (time.process_time() - mine)
-    _real_time(False)
+    real_time(False)
     return Burst(taken, foreign < 0.04 * wall * THREADS + 0.02)
 
 

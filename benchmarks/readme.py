@@ -1,4 +1,4 @@
-"""What the benchmarks share: the name of the machine, and the generated sections of the README."""
+"""What the benchmarks share: the machine's name, priority over its other processes, the README's generated sections."""
 
 from __future__ import annotations
 
@@ -14,6 +14,17 @@ def hardware() -> str:
         if line.startswith("model name"):
             return f"{line.split(':')[1].strip()}, {os.cpu_count()} CPUs"
     return platform.processor()
+
+
+def real_time(on: bool) -> None:
+    """Real-time priority for all threads of this process, or none; does nothing unless the user is root."""
+    if os.geteuid():
+        return
+    for thread in os.listdir("/proc/self/task"):
+        try:
+            os.sched_setscheduler(int(thread), os.SCHED_RR if on else os.SCHED_OTHER, os.sched_param(4 if on else 0))
+        except ProcessLookupError:
+            continue  # a thread that has just ended
 
 
 def write_section(name: str, text: str) -> None:

@@ -32,6 +32,8 @@ class HostLaunch(Protocol):
 
     table: Any
     """``table[id]`` is the address of a buffer; that of an input or output may be replaced between launches."""
+    untimed: Callable[[], int]
+    """The launch without times, called as directly as possible."""
 
     def __call__(self, times: np.ndarray | None, /) -> int: ...
 

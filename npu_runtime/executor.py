@@ -84,11 +84,11 @@ class BoundRun:
 
     def __init__(self, executor: Executor, launch: Launch, copies: Sequence[tuple[DeviceBuffer, DeviceBuffer]]):
         self._executor, self._launch, self._copies = executor, launch, copies
+        self._loaded, self._lock = executor._loaded, executor.state.lock  # load_weights() brings other ones
 
     def __call__(self, times: np.ndarray | None = None) -> None:
         """``times``: None, or float64 [len(calls) + 1] for the start and each kernel's end, in seconds."""
-        executor = self._executor
-        lock = executor.state.lock
+        executor, lock = self._executor, self._lock
         with lock.mutex:
             if lock.busy:
                 raise reentered()
@@ -104,11 +104,10 @@ class BoundRun:
 
     def finish(self) -> None:
         """Wait until the run has ended, and raise what it has to report."""
-        executor = self._executor
-        executor.backend.synchronize()
-        status = executor._loaded.failed()
+        self._executor.backend.synchronize()
+        status = self._loaded.failed()
         if status:
-            raise executor.failure(status)
+            raise self._executor.failure(status)
 
 
 @dataclass

@@ -48,7 +48,8 @@ class HostRun:
 
     def __init__(self, executor: Executor, launch: HostLaunch, staged: Mapping[int, np.ndarray]):
         entry = executor.entry
-        self._executor, self._lock, self._launch = executor, executor.state.lock, launch
+        self._executor, self._lock = executor, executor.state.lock
+        self._launch, self._table = launch.untimed, launch.table
         self._checks = [(numpy_dtype(s.dtype), s.shape, at) for at, s in enumerate(entry.inputs)]
         self._staged = [(at, staged[s.buffer]) for at, s in enumerate(entry.inputs) if s.buffer in staged]
         self._passed = [(at, s) for at, s in enumerate(entry.inputs) if s.buffer not in staged]
@@ -67,11 +68,10 @@ class HostRun:
 
     def __call__(self, values: Sequence[Any]) -> list[np.ndarray]:
         """One run. ``values``: one for each input, in order; see :meth:`Executor.run`."""
-        executor, lock = self._executor, self._lock
-        given = [
-            v if type(v) is np.ndarray and v.dtype is dtype and v.shape == shape else executor.host_value(at, v)
-            for v, (dtype, shape, at) in zip(values, self._checks, strict=True)
-        ]
+        given, executor, lock = [], self._executor, self._lock
+        for value, (dtype, shape, at) in zip(values, self._checks, strict=True):
+            known = type(value) is np.ndarray and value.dtype is dtype and value.shape == shape
+            given.append(value if known else executor.host_value(at, value))
         fresh = [passing_empty(s.shape, numpy_dtype(s.dtype)) for _, s in self._fresh] if self._fresh else ()
         places = self._addresses(given, fresh) if self._passed or fresh else ()
         with lock.mutex:
@@ -82,8 +82,8 @@ class HostRun:
                 for at, memory in self._staged:
                     memory[...] = given[at]
                 for id, address in places:
-                    self._launch.table[id] = address
-                status = self._launch(None)
+                    self._table[id] = address
+                status = self._launch()
                 if status:
                     raise executor.failure(status)
                 results = [None if source is None else source.copy() for source in self._sources]
