@@ -143,7 +143,7 @@ class Cache:
         if size > self.limit:
             return None
         try:
-            _make_folders(path.parent)
+            make_folders(path.parent)
             if size > shutil.disk_usage(path.parent).free // 2:
                 return None
         except OSError as error:
@@ -160,7 +160,7 @@ class Cache:
     def _write(self, path: Path, write: Callable[[BinaryIO], object]) -> bool:
         """Create ``path`` whole or not at all."""
         try:
-            _make_folders(path.parent)
+            make_folders(path.parent)
             handle, temporary = tempfile.mkstemp(prefix="tmp-", dir=path.parent)
             try:
                 with os.fdopen(handle, "wb") as file:
@@ -221,7 +221,7 @@ def _seal(key: str, data: bytes | memoryview) -> bytes:
     return _MAGIC + digest.digest()
 
 
-def _make_folders(path: Path) -> None:
+def make_folders(path: Path) -> None:
     """Make ``path`` and what is missing above it, for this user alone."""
     missing = []
     while not path.exists():
@@ -229,6 +229,17 @@ def _make_folders(path: Path) -> None:
         path = path.parent
     for folder in reversed(missing):
         folder.mkdir(mode=0o700, exist_ok=True)
+
+
+def private_folder(name: str) -> Path | None:
+    """The folder ``name`` of ``NPU_CACHE_DIR`` for what another program keeps there, made if it is absent; None if it
+    cannot be made, or if others can write to it."""
+    folder = env.cache_dir() / name
+    try:
+        make_folders(folder)
+    except OSError:
+        return None
+    return None if obstacle(folder) else folder
 
 
 def open_cache(section: str, limit: int | None = None) -> Cache:

@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import logging
 import os
+import shutil
 import stat
 import time
 from pathlib import Path
@@ -14,9 +15,10 @@ import pytest
 
 from npu_compiler import cache as cache_module
 from npu_compiler import env, files
-from npu_compiler.cache import Cache, open_cache
+from npu_compiler.cache import Cache, open_cache, private_folder
 from npu_compiler.errors import ConfigError
 from npusim import doctor
+from npusim.models.download import cache_path
 
 needs_users = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="this system has no user ids")
 
@@ -98,6 +100,23 @@ def test_doctor_says_that_it_is_not_used(base: Path) -> None:
     result = doctor.run(argparse.Namespace(markdown=False), lambda text: contextlib.nullcontext())
     assert any("chmod -R go-w" in problem for problem in result.data["problems"])
     assert any(isinstance(b, str) and b.startswith("cache") and "not used" in b for b in result.blocks)
+
+
+@needs_users
+def test_other_programs_folders_are_private_too(base: Path) -> None:
+    """Under a umask that lets groups write, whoever makes the cache directory first makes it private."""
+    before = os.umask(0o002)
+    try:
+        for name in ("zig", "models"):
+            assert (private_folder(name) if name == "zig" else cache_path(None)) == base / name
+            assert mode(base) == mode(base / name) == 0o700
+            assert not open_cache("kernels").obstacle
+            shutil.rmtree(base)
+        private_folder("zig")
+        (base / "zig").chmod(0o777)
+        assert private_folder("zig") is None
+    finally:
+        os.umask(before)
 
 
 def entries(root: Path) -> list[Path]:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO
 
 from npu_compiler import env
+from npu_compiler.cache import make_folders
 from npu_compiler.errors import NPUError
 
 __all__ = ["DownloadError", "Package", "Progress", "RegistryUnavailable", "cache_path", "fetch", "write_atomic"]
@@ -77,7 +78,7 @@ def cache_path(cache_dir: str | os.PathLike[str] | None) -> Path:
     """``cache_dir``, or the folder for models in the user's cache (see ``NPU_CACHE_DIR``); created if absent."""
     path = Path(cache_dir) if cache_dir is not None else env.cache_dir() / "models"
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        make_folders(path)
     except OSError as e:
         raise DownloadError(f"cannot create the cache folder {path}: {e}; set NPU_CACHE_DIR to a writable one") from e
     return path

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ... import env
+from ...cache import private_folder
 from ...errors import ToolchainError
 
 # The first process of the group. Its standard input ends when this process does, even if that is killed; compilers get
@@ -57,7 +57,7 @@ class Workplace:
         )  # fmt: skip
 
     def _start(self, argv: Sequence[str]) -> subprocess.Popen[str]:
-        zig_cache = str(env.cache_dir() / "zig")
+        zig_cache = str(private_folder("zig") or self.folder / "zig")
         own = {"ZIG_GLOBAL_CACHE_DIR": zig_cache, "ZIG_LOCAL_CACHE_DIR": zig_cache}
         environ = {**own, **os.environ, "LC_ALL": "C", "TMPDIR": str(self.folder)}
         try:

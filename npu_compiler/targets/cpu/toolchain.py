@@ -24,7 +24,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from ... import env
-from ...cache import Cache, open_cache
+from ...cache import Cache, make_folders, open_cache
 from ...compiled_program import SOURCE_NAME
 from ...errors import NPUError, ToolchainError
 from .host import MACRO_FEATURES, HostCPU, host_cpu, isa_level, object_kind
@@ -336,7 +336,7 @@ class _Build:
         digest = hashlib.sha256(source.encode()).hexdigest()[:12]
         kept = env.cache_dir() / "failed" / f"{name}-{digest}.cpp"
         try:
-            kept.parent.mkdir(parents=True, exist_ok=True)
+            make_folders(kept.parent)
             kept.write_text(source, encoding="utf-8")
             command = [str(kept) if word == file else word for word in command[:-1]] + [os.devnull]
             where = f"source kept in {kept}"
