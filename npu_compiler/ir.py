@@ -68,7 +68,8 @@ class TensorSpec:
 class OpNode:
     """One ATen call. ``inputs`` are tensors only; every other argument is in ``attrs`` under its schema name.
 
-    ``graphs`` are the branches and bodies of control flow, by name; they have graph inputs and no weights.
+    ``graphs`` are the branches and bodies of control flow, by name; they have graph inputs and no weights. ``note``
+    says why an op without a lowering was not decomposed.
     """
 
     name: str
@@ -77,6 +78,7 @@ class OpNode:
     outputs: list[TensorSpec]
     attrs: dict[str, Any] = field(default_factory=dict)
     graphs: dict[str, IRGraph] = field(default_factory=dict)
+    note: str = ""
 
 
 def selected(getitem: OpNode) -> TensorSpec:

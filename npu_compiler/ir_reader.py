@@ -291,6 +291,7 @@ class _Reader:
             self._define((name, i), t)
         self.arities[name] = len(outputs)
         node = OpNode(name, op_type, inputs, outputs, attrs, self._graphs(raw.get("graphs", {}), f"{path}.graphs"))
+        node.note = as_string(raw.get("note", ""), f"{path}.note", empty=True)
         if op_type == GETITEM:
             self._getitem(node, path)
         return node
@@ -425,6 +426,7 @@ def ir_to_dict(graph: IRGraph) -> dict[str, Any]:
                 "inputs": [_tensor_dict(t) for t in n.inputs],
                 "outputs": [_tensor_dict(t) for t in n.outputs],
                 "attrs": read_attrs(n.attrs, f"nodes[{i}].attrs"),
+                **({"note": n.note} if n.note else {}),
                 **({"graphs": {name: ir_to_dict(g) for name, g in n.graphs.items()}} if n.graphs else {}),
             }
             for i, n in enumerate(graph.nodes)

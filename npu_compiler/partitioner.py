@@ -185,7 +185,7 @@ def partition(
         if node.op_type in STRUCTURAL:
             continue
         if (reason := excluded(node) or check(node)) is not None:
-            reasons[node.name] = reason
+            reasons[node.name] = replace(reason, detail=f"{reason.detail} ({node.note})") if node.note else reason
     if shared and not reasons:
         reasons = _refused_together(graph)
     units = _Units(graph, shared)

@@ -122,9 +122,7 @@ def _check_recipes(program: CompiledProgram) -> None:
 
 
 # -- entry points -----------------------------------------------------------------------------------------------------
-def _check_entry(
-    entry: EntryPoint, buffers: dict[int, BufferSpec], states: dict[str, BufferSpec], path: str
-) -> None:
+def _check_entry(entry: EntryPoint, buffers: dict[int, BufferSpec], states: dict[str, BufferSpec], path: str) -> None:
     _require(SYMBOL.fullmatch(entry.symbol), f"{path}.symbol", f"{entry.symbol!r} is not like {SYMBOL.pattern}")
     for field in ("arena_bytes", "scratch_bytes"):
         size = getattr(entry, field)

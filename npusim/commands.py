@@ -114,9 +114,7 @@ def _write_labels(program: Path, status: Status) -> list[Path]:
 # ---------------------------------------------------------------------------------------------------------------- run
 
 
-def load_program(
-    path: str, weights: str | None, threads: int | None, status: Status, from_source: bool = False
-) -> Any:
+def load_program(path: str, weights: str | None, threads: int | None, status: Status, from_source: bool = False) -> Any:
     """A runnable model; the weights default to the file of the same name beside the program."""
     import npu_runtime
 

@@ -102,16 +102,11 @@ class Attention(nn.Module):
 
 
 class Misc(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.lstm = nn.LSTM(4, 3, batch_first=True)
-
     def forward(self, x: torch.Tensor, index: torch.Tensor) -> dict[str, torch.Tensor]:
         values, _ = x.topk(2, dim=-1)
         return {
             "scalar": 2 - x + x * 3 + x**2 + torch.add(x, x, alpha=2),
             "index": x[:, index],
-            "lstm": self.lstm(x)[0],
             "topk": values,
             "stack": torch.stack([x, x.neg()], 1).mean((0, -1), keepdim=True),
             "einsum": torch.einsum("bij,bkj->bik", x, x),

@@ -54,6 +54,12 @@ class Arguments:
             raise CaptureError(f"{describe_node(node)}: argument {name!r} is known only at run time; {STATIC_ADVICE}")
         return {"complex": [value.real, value.imag]} if isinstance(value, complex) else value
 
+    def refuse_training(self, where: str) -> None:
+        """Raises ``CaptureError`` for an op that was exported in training mode."""
+        statistics = bool(self.attrs.get("training")) and "running_mean" in self.named
+        if statistics or (self.attrs.get("train") and self.attrs.get("p")):
+            raise CaptureError(f"{where}: was exported in training mode; call model.eval() before torch.export")
+
     def close(self) -> None:
         """Put the numbers behind the other inputs."""
         for _, reference in self.numbers:

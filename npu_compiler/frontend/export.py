@@ -23,6 +23,7 @@ from torch.utils import _pytree as pytree
 
 from npu_compiler.errors import CaptureError
 from npu_compiler.frontend.attributes import Attributes
+from npu_compiler.frontend.decompose import decompose
 from npu_compiler.frontend.pytrees import register_caches
 from npu_compiler.frontend.translate import NeedsFunctionalForm, translate
 from npu_compiler.host_arrays import to_torch
@@ -45,7 +46,8 @@ def capture(
     """The IR of ``model``'s forward in eval mode, for the shapes, dtypes and Python values of the example inputs.
 
     Composite ATen ops (linear, conv2d, batch_norm, layer_norm, scaled_dot_product_attention ...) are kept, dropout is
-    removed, ``no_grad`` and ``autocast`` regions are inlined. Buffers that forward mutates become ``state``; values of
+    removed, ``no_grad`` and ``autocast`` regions are inlined, ops without a lowering are decomposed where that makes
+    them native (:mod:`npu_compiler.frontend.decompose`). Buffers that forward mutates become ``state``; values of
     constants and of non-persistent buffers are stored unless they are on the meta device. All keys of tied weights are
     listed, and all their placeholders map to the first of them, so a checkpoint needs to hold that one only.
     A model that writes through views, or runs under an enabled autocast, is recorded in functional form, in which
@@ -131,14 +133,15 @@ def capture_call(
 
 def _translated(program: ExportedProgram, label: str, fresh: bool) -> tuple[ExportedProgram, IRGraph]:
     """The IR, and the program that it is the IR of."""
+    program, notes = decompose(program, in_place=fresh)
     try:
-        return program, translate(program, label, trust_storages=fresh)
+        return program, translate(program, label, trust_storages=fresh, notes=notes)
     except NeedsFunctionalForm:
         # Only torch's own functionalisation knows how to write through views; it rewrites reshapes and casts on the
         # way, which is why it is not the first choice.
-        program = _functional(program, label)
+        program, notes = decompose(_functional(program, label), in_place=True)
     try:
-        return program, translate(program, label, trust_storages=fresh)
+        return program, translate(program, label, trust_storages=fresh, notes=notes)
     except NeedsFunctionalForm as e:
         cause = str(e) or "an in-place operation writes through a view; use its out-of-place form"
         raise CaptureError(f"{label}: {cause}") from None

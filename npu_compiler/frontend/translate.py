@@ -9,7 +9,7 @@ functional form.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,14 +42,16 @@ class NeedsFunctionalForm(Exception):
     a program that has such parts even so."""
 
 
-def translate(program: ExportedProgram, name: str, *, trust_storages: bool) -> IRGraph:
-    """The IR of ``program``; for ``trust_storages`` see ``Aliases``.
+def translate(
+    program: ExportedProgram, name: str, *, trust_storages: bool, notes: Mapping[str, str] | None = None
+) -> IRGraph:
+    """The IR of ``program``; for ``trust_storages`` see ``Aliases``. ``notes`` go to the nodes of these names.
 
     Raises:
         NeedsFunctionalForm: never for a functional program.
         CaptureError: the program has no static, functional meaning.
     """
-    return _Translator(program, name, trust_storages).graph()
+    return _Translator(program, name, trust_storages, notes or {}).graph()
 
 
 @dataclass
@@ -62,8 +64,9 @@ class _Multi:
 
 
 class _Translator:
-    def __init__(self, program: ExportedProgram, name: str, trust_storages: bool):
+    def __init__(self, program: ExportedProgram, name: str, trust_storages: bool, notes: Mapping[str, str]):
         self.program = program
+        self.notes = notes
         self.out = IRGraph(name, [], [], [], {}, [], pytorch_version=torch.__version__)
         self.names: set[str] = set()
         self.aliases = Aliases(trust_storages)
@@ -272,10 +275,10 @@ class _Translator:
         args: Any = torch.fx.node.map_arg(node.args, lambda n: env[n])
         flat = [v for a in args for v in (a if isinstance(a, list | tuple) else [a])]
         modules = [a for a in flat if isinstance(a, torch.fx.GraphModule)]
-        graphs = {
-            name: _Translator(self.program, f"{self.out.model_name}.{name}", self.aliases.trust_storages).branch(module)
-            for name, module in zip(CONTROL_FLOW[op_type], modules, strict=True)
-        }
+        graphs = {}
+        for graph, module in zip(CONTROL_FLOW[op_type], modules, strict=True):
+            label = f"{self.out.model_name}.{graph}"
+            graphs[graph] = _Translator(self.program, label, self.aliases.trust_storages, {}).branch(module)
         inputs = self._operands([a for a in flat if not isinstance(a, torch.fx.GraphModule)])
         name, values = self._unique(node.name), _results(node)
         outputs = [_spec(f"{name}_{i}", v, where) for i, v in values.items()]
@@ -318,13 +321,14 @@ class _Translator:
     def _operation(self, node: torch.fx.Node, op: torch._ops.OpOverload, env: dict[torch.fx.Node, Any]) -> Any:
         where = describe_node(node)
         arguments = read_arguments(node, op, lambda n: self._resolve(env[n]))
-        _refuse_training(arguments, where)
+        arguments.refuse_training(where)
         values = _results(node)
         name = self._unique(node.name)
         multi = isinstance(node.meta.get("val"), list | tuple)
         outputs = [_spec(f"{name}_{i}" if multi else name, v, where) for i, v in values.items()]
         specs = [TensorSpec(t.name, t.shape, t.dtype, (name, i)) for i, t in enumerate(outputs)]
-        self.out.nodes.append(OpNode(name, str(op), arguments.inputs, outputs, arguments.attrs))
+        note = self.notes.get(node.name, "")
+        self.out.nodes.append(OpNode(name, str(op), arguments.inputs, outputs, arguments.attrs, note=note))
         if arguments.written and str(op) not in _WRITES_NO_DATA:
             self._overwrite(arguments.written, specs)
         result = self._define(specs, values, arguments.aliased)
@@ -425,10 +429,3 @@ def _results(node: torch.fx.Node) -> dict[int, Any]:
     value = node.meta.get("val")
     results = list(value) if isinstance(value, list | tuple) else [value]
     return {i: r for i, r in enumerate(results) if r is not None}
-
-
-def _refuse_training(arguments: Arguments, where: str) -> None:
-    attrs = arguments.attrs
-    statistics = bool(attrs.get("training")) and "running_mean" in arguments.named
-    if statistics or (attrs.get("train") and attrs.get("p")):
-        raise CaptureError(f"{where}: was exported in training mode; call model.eval() before torch.export")
