@@ -114,15 +114,21 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 class SafetensorsFile(WeightSource):
-    """A safetensors file, mapped into memory. The whole header is checked before anything is used."""
+    """A safetensors file, mapped into memory. The whole header is checked before anything is used.
+
+    Mapped, because reading takes twice the time of loading. The price: a file must not be shortened while its tensors
+    are in use, or the system ends the process (SIGBUS). Programs that replace files by renaming, as downloads do, leave
+    the old one intact. Each tensor that is asked for checks that the file is still what was opened.
+    """
 
     def __init__(self, path: Path):
         self.origin = str(path)
-        with open_regular(path) as file:
-            size = os.fstat(file.fileno()).st_size
-            if size < 8:
-                raise WeightError(f"{path}: offset {size}: the file ends within its header; {_AGAIN}")
-            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self._file = open_regular(path)
+        self._opened = os.fstat(self._file.fileno())
+        size = self._opened.st_size
+        if size < 8:
+            raise WeightError(f"{path}: offset {size}: the file ends within its header; {_AGAIN}")
+        self._map = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
         length = int.from_bytes(self._map[:8], "little")
         if length > min(_MAX_HEADER, size - 8):
             detail = f"a header of {length} bytes does not fit a file of {size}"
@@ -141,6 +147,9 @@ class SafetensorsFile(WeightSource):
 
     def read(self, name: str) -> np.ndarray:
         (shape, dtype), begin = self.spec(name), self._entries[name][2]
+        now = os.fstat(self._file.fileno())
+        if (now.st_size, now.st_mtime_ns) != (self._opened.st_size, self._opened.st_mtime_ns):
+            raise WeightError(f"{self.origin}: the file was written to after it was opened; load the weights again")
         if 0 in shape:
             return np.empty(shape, dtypes.numpy_dtype(dtype))
         at = self._start + begin

@@ -69,6 +69,7 @@ def load_weights(
 
     ``source``: a dict of numpy arrays or torch tensors, a ``.safetensors`` or ``.npz`` file, or a directory of
     safetensors shards; ``None`` if the program needs no tensors. Tensors that the program does not read are ignored.
+    Safetensors files are mapped, not copied: they must not be shortened meanwhile (replace them by renaming).
     ``shared``: stores of the same source on the same backend; what they hold in the form that this program wants is
     not made again. Floats and integers of a narrower type are widened: a float16 or bfloat16 checkpoint fits a float32
     model.
