@@ -377,8 +377,8 @@ class Executor:
             return BackendError(f"program {self.program.name!r} failed with status {status}")
         call = self.entry.calls[status - 1]
         return InputError(
-            f"an index is out of range in kernel {call.name!r}, which computes {', '.join(call.sources) or call.kind}; "
-            "check the integer inputs (token ids, positions)"
+            f"an index is out of range in kernel {call.name!r}, which computes {', '.join(call.sources) or call.kind}, "
+            "or an integer is divided by zero there; check the integer inputs (token ids, positions, divisors)"
         )
 
     # -- the rest -----------------------------------------------------------------------------------------------------

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import ml_dtypes
+import numpy as np
 
 from .. import dtypes as dt
 from ..errors import Reason, Unsupported
-from ..expr import Expr, call, const, fn, maximum, minimum, where
-from ..graph import Value
+from ..expr import Expr, call, const, fn, load, maximum, minimum, where
+from ..graph import Value, result_type
+from .access import identity
 from .common import binary, names, scaled, unary
 from .registry import ALL, FLOATS, INTS, REGISTRY, Scalar, lowers, pointwise
 from .samples import BINARY, POSITIVE, UNARY, UNIT, S, Sample, t
@@ -235,20 +237,47 @@ binary(
     floating=True,
 )
 binary(names("div", "Scalar", aliases=["divide", "true_divide"]), "div", numbers(NONZERO), EVERY, floating=True)
-for _overload, _pick in (("Tensor", tensors), ("Scalar", numbers)):
-    binary(names("remainder", _overload), "remainder", _pick(NONZERO), NUMBERS)
-    binary(names("fmod", _overload), "fmod", _pick(NONZERO), NUMBERS)
-    binary(
-        names("floor_divide", "default" if _overload == "Tensor" else _overload),
-        "floordiv",
-        _pick(NONZERO),
-        NUMBERS,
-    )
-binary(
-    names("remainder", "Scalar_Tensor"),
+
+
+def divided(f: Callable[[Expr, Expr], Expr], a: Value | Scalar, b: Value | Scalar) -> Value:
+    """A division that integers have too, and of them none by zero."""
+    graph = next(v.graph for v in (a, b) if isinstance(v, Value))
+    dtype = result_type([a, b])
+    if not dt.is_float(dtype):
+        if not isinstance(b, Value):
+            if b == 0:
+                raise Unsupported(Reason("arguments", "integers divided by zero"))
+        else:
+            b = _nonzero(b.cast(dtype) if b.dtype == "bool" else b)
+    return graph.pointwise(f, a, b)
+
+
+def _nonzero(b: Value) -> Value:
+    """``b``, where a zero looks up what lies behind a table: an index out of range, which every target reports."""
+    divisor = load(0, b.dtype, identity(b.rank))
+    behind = where(call("eq", divisor, 0), const(1, "int64"), const(0, "int64"))
+    table = b.graph.const(np.zeros(1, dt.numpy_dtype(b.dtype)))
+    return b.graph.elementwise(b.shape, [b, table], divisor + load(1, b.dtype, [behind]))
+
+
+def declare_division(name: str, overload: str, f: str, samples: Sequence[Sample]) -> None:
+    def op(self: Value | Scalar, other: Value | Scalar) -> Value:
+        return divided(fn(f), self, other)
+
+    op.__doc__ = f"Elementwise {name} of two tensors, or of a tensor and a number; integers by zero are an error."
+    lowers(*names(name, overload), samples=samples, dtypes=NUMBERS)(op)
+
+
+for _name in ("remainder", "fmod"):
+    declare_division(_name, "Tensor", _name, tensors(NONZERO))
+    declare_division(_name, "Scalar", _name, numbers(NONZERO))
+declare_division("floor_divide", "default", "floordiv", tensors(NONZERO))
+declare_division("floor_divide", "Scalar", "floordiv", numbers(NONZERO))
+declare_division(
+    "remainder",
+    "Scalar_Tensor",
     "remainder",
     (S(7, t(3, 5, low=1, high=4)), S(-7, t(2, 3, low=1, high=4, layout="transposed")), S(2.5, t(4, low=-3, high=-1))),
-    NUMBERS,
 )
 
 
@@ -269,7 +298,7 @@ def div_mode(self: Value, other: Value | Scalar, *, rounding_mode: str | None) -
     if rounding_mode is None:
         true_division: Value = REGISTRY["aten.div.Tensor"].lower(self=self, other=other)
         return true_division
-    return self.graph.pointwise({"floor": fn("floordiv"), "trunc": _truncdiv}[rounding_mode], self, other)
+    return divided({"floor": fn("floordiv"), "trunc": _truncdiv}[rounding_mode], self, other)
 
 
 POW_TENSOR = (

@@ -50,8 +50,12 @@ def source_points(n: int, out: int, align_corners: bool, scale: float | None) ->
 
 
 def linear_taps(n: int, out: int, align_corners: bool, scale: float | None) -> tuple[np.ndarray, np.ndarray]:
-    """Positions and weights [out, 2] of linear interpolation; as in PyTorch, a kept size ignores the scale."""
-    point = np.maximum(source_points(n, out, align_corners, None if n == out else scale), 0.0)
+    """Positions and weights [out, 2] of linear interpolation; as in PyTorch, a kept size ignores the scale, and its
+    points see themselves alone."""
+    if n == out:
+        at = np.arange(n)
+        return np.stack([at, at], 1), np.stack([np.ones(n), np.zeros(n)], 1)
+    point = np.maximum(source_points(n, out, align_corners, scale), 0.0)
     low = np.minimum(np.floor(point).astype(np.int64), n - 1)
     share = np.minimum(point - low, 1.0)
     return np.stack([low, np.minimum(low + 1, n - 1)], 1), np.stack([1 - share, share], 1)

@@ -8,7 +8,7 @@ from .. import dtypes as dt
 from ..errors import Reason, Unsupported
 from ..expr import Expr, const, index, where
 from ..graph import Value, broadcast_shapes
-from .access import fresh, identity, integer_load, resized, wrap_dim
+from .access import fresh, identity, integer_load, position, resized, wrap_dim
 from .common import scaled
 from .indexing import ADVANCED, DTYPES, Selection, places, selection
 from .registry import ALL, Scalar, lowers
@@ -79,6 +79,7 @@ def index_add(self: Value, dim: int, index: Value, source: Value, *, alpha: Scal
 
 _FILLS = (
     (t(4, 5), 0, places(2, high=4)),
+    (t(4, 5), 1, t(3, dtype="int64", values=[-1, 2, -5])),
     (t(4, 5), -1, places(7, high=5)),
     (t(2, 3, 4, layout="transposed"), 1, places()),
 )
@@ -87,13 +88,19 @@ _FILLS = (
 @lowers("aten.index_fill.int_Scalar", samples=tuple(S(*a, 2) for a in _FILLS), dtypes=DTYPES)
 def index_fill(self: Value, dim: int, index: Value, value: Scalar) -> Value:
     """Slices of a dim filled with a number."""
-    return slices_at(self, dim, index, filled(self, (1,) * self.rank, value))
+    return filled_at(self, dim, index, filled(self, (1,) * self.rank, value))
 
 
 @lowers("aten.index_fill.int_Tensor", samples=tuple(S(*a, t()) for a in _FILLS), dtypes=DTYPES)
 def index_fill_tensor(self: Value, dim: int, index: Value, value: Value) -> Value:
     """Slices of a dim filled with the number a 0-d tensor holds."""
-    return slices_at(self, dim, index, value.reshape(*(1,) * self.rank))
+    return filled_at(self, dim, index, value.reshape(*(1,) * self.rank))
+
+
+def filled_at(base: Value, dim: int, at: Value, value: Value) -> Value:
+    """As slices_at, but positions may count from the end."""
+    n = base.shape[wrap_dim(dim, base.rank)] if base.rank else 1
+    return slices_at(base, dim, at.graph.pointwise(lambda i: position(i, n), at), value)
 
 
 # -- single elements ---------------------------------------------------------------------------------------------------

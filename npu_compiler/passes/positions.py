@@ -89,6 +89,8 @@ def _resolved(e: Expr, inputs: list[Value], domain: tuple[int, ...]) -> Expr:
 
 
 def _number_or_position(data: np.ndarray, load: Expr) -> Expr | None:
+    if any(x.op == "load" for i in load.args for x in expr.walk(i)):
+        return None  # an index from data: the load is what checks it
     if data.size == 0 or dtypes.DTYPES[load.dtype].kind == "complex":
         return None
     if data.tobytes() == data.flat[0].tobytes() * data.size:

@@ -435,7 +435,8 @@ template <class V> NPU_INLINE V floordiv_float(V x, V y) {
 NPU_INLINE vf floordiv(vf x, vf y) { return floordiv_float(x, y); }
 NPU_INLINE vd floordiv(vd x, vd y) { return floordiv_float(x, y); }
 
-// Integers wrap around and never trap: a zero divisor gives 0 (PyTorch raises), the lowest value / -1 gives itself.
+// Integers wrap around and never trap: a zero divisor gives 0 (for a user's numbers ops/arithmetic.py reports it),
+// the lowest value / -1 gives itself.
 template <class S> struct Integer {
   static S idiv(S a, S b) { return b == 0 ? 0 : b == -1 ? 0 - a : a / b; }
   static S fmod(S a, S b) { return b == 0 || b == -1 ? 0 : a % b; }
