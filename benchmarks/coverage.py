@@ -1,0 +1,282 @@
+"""Which models of transformers build as written, as one NPU partition, with PyTorch's results.
+
+    python benchmarks/coverage.py                    every family, writes results/coverage.json and docs/models.md
+    python benchmarks/coverage.py llama t5           these only, prints and writes nothing
+    python benchmarks/coverage.py --table            docs/models.md from the stored results
+
+As written means: ``npusim.build(model, example_kwargs=...)`` with the arguments of the model's documentation, nothing
+adapted. A decoder counts as one partition only if the step that takes the returned cache is one, too. Models are small
+and have random weights; every architectural default is kept. A result is right if its RMS error against the same model
+in float64 is at most 1.1 times that of PyTorch eager in float32.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import multiprocessing
+import os
+import time
+import warnings
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from families import FAMILIES, Family
+from readme import ROOT, hardware
+
+import npusim
+from npu_compiler.errors import NPUError
+
+RESULTS = ROOT / "benchmarks" / "results" / "coverage.json"
+PAGE = ROOT / "docs" / "models.md"
+SECONDS = 300  # for one family
+ULPS = 4  # errors below this many roundings of the result's RMS count as none
+STATES = ("one", "mixed", "host", "refused", "crash", "wrong")
+
+
+@dataclass
+class Outcome:
+    """``state``: one of STATES. ``error``: RMS error over eager's, the largest of all results. ``seconds``: CPU time of
+    building, compilers included."""
+
+    group: str
+    name: str
+    model: str
+    state: str
+    npu: int = 0
+    host: int = 0
+    error: float = 0.0
+    seconds: float = 0.0
+    why: str = ""
+
+
+def try_family(family: Family) -> Outcome:
+    """Build the family's model, and for decoders the step behind it, and compare both with PyTorch."""
+    outcome = Outcome(family.group, family.name, family.model, "one")
+    start = os.times()
+    try:
+        model, config = make(family)
+        inputs = family.inputs(config)
+        exact = wide(model)
+        eager = results(model, inputs)
+        _compare(outcome, model, inputs, eager, results(exact, widen(inputs)))
+        if family.step and outcome.state not in ("refused", "crash"):
+            following = step(inputs, eager)
+            _compare(outcome, model, following, results(model, following), results(exact, widen(following)))
+    except NPUError as error:
+        outcome.state, outcome.why = "refused", f"{type(error).__name__}: {error}".splitlines()[0][:300]
+    except Exception as error:  # every other kind is a defect that the table shows
+        outcome.state, outcome.why = "crash", f"{type(error).__name__}: {error}".splitlines()[0][:300]
+    end = os.times()
+    outcome.seconds = round(sum(end[:4]) - sum(start[:4]), 1)
+    return outcome
+
+
+def make(family: Family) -> tuple[torch.nn.Module, Any]:
+    """The model in eval mode, and its configuration; parameters that start as ones or zeros get random values."""
+    kind = getattr(transformers, family.model)
+    config = kind.config_class(**family.config)
+    torch.manual_seed(0)
+    model = kind(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 1:
+                parameter += 0.1 * torch.randn_like(parameter)
+    return model, config
+
+
+def wide(model: torch.nn.Module) -> torch.nn.Module:
+    """A copy in float64; its experts, if any, run one by one, because PyTorch has no grouped float64 matmul."""
+    exact = copy.deepcopy(model).double()
+    if getattr(exact.config, "_experts_implementation", None) is not None:
+        exact.set_experts_implementation("eager")
+    return exact
+
+
+def widen(inputs: Any) -> Any:
+    """Floating tensors in float64; a cache, too."""
+
+    def double(value: Any) -> Any:
+        return value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+
+    return {k: _map(v, double) for k, v in inputs.items()}
+
+
+def _map(value: Any, change: Any) -> Any:
+    """``value`` with every tensor changed, in tensors, containers and the attributes of caches."""
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if isinstance(value, list | tuple):
+        return type(value)(_map(v, change) for v in value)
+    if isinstance(value, dict):
+        return {k: _map(v, change) for k, v in value.items()}
+    if hasattr(value, "__dict__") and type(value).__module__.startswith("transformers"):
+        made = copy.copy(value)
+        made.__dict__.update({k: _map(v, change) for k, v in value.__dict__.items()})
+        return made
+    return value
+
+
+def results(model: torch.nn.Module, inputs: dict[str, Any]) -> Any:
+    with torch.no_grad():
+        return model(**copy.deepcopy(inputs))
+
+
+def step(inputs: dict[str, Any], result: Any) -> dict[str, Any]:
+    """The arguments of the call for one more token: the cache of ``result``, a longer mask."""
+    ids, mask = inputs["input_ids"], inputs["attention_mask"]
+    cache = next(k for k in ("past_key_values", "cache_params") if result.get(k) is not None)
+    longer = torch.cat([mask, torch.ones_like(mask[:, :1])], dim=1)
+    return {"input_ids": ids[:, -1:] + 1, "attention_mask": longer, cache: result[cache]}
+
+
+def _compare(outcome: Outcome, model: torch.nn.Module, inputs: dict[str, Any], eager: Any, reference: Any) -> None:
+    built = npusim.build(model, example_kwargs=copy.deepcopy(inputs))
+    partitions = [p.device for p in built.plan.partitions]
+    npu = sum(device == "npu" for device in partitions)
+    outcome.npu, outcome.host = max(outcome.npu, npu), max(outcome.host, len(partitions) - npu)
+    outcome.state = "one" if (outcome.npu, outcome.host) == (1, 0) else "mixed" if outcome.npu else "host"
+    if built.plan.reasons:
+        ops = {n.name: n.op_type for n in built.plan.ir.nodes}
+        causes = Counter(ops[n] for n, r in built.plan.reasons.items() if r.rule not in ("transfer", "follows"))
+        outcome.why = ", ".join(f"{op} ×{count}" for op, count in causes.most_common(3))
+    ours = built(**copy.deepcopy(inputs))
+    triples = list(zip(tensors(ours), tensors(eager), tensors(reference), strict=True))
+    ratio = max(_error(*triple) for triple in triples)
+    outcome.error = round(max(outcome.error, ratio), 3)
+    if not outcome.error <= 1.1:
+        outcome.state, outcome.why = "wrong", f"RMS error {outcome.error} × PyTorch's"
+
+
+def tensors(result: Any) -> list[torch.Tensor]:
+    """The tensors of a result in a fixed order, those of caches too."""
+    found: list[torch.Tensor] = []
+    _map(dict(result) if isinstance(result, dict) else result, lambda t: found.append(t) or t)
+    return found
+
+
+def _error(ours: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor) -> float:
+    assert ours.shape == eager.shape == exact.shape, (ours.shape, eager.shape, exact.shape)
+    if not ours.is_floating_point():
+        return 0.0 if torch.equal(ours, eager) else float("inf")
+    wanted = exact.double()
+    if not torch.isfinite(wanted).all():
+        same = torch.equal(torch.isfinite(ours), torch.isfinite(wanted))
+        wanted, ours, eager = (torch.nan_to_num(t.double(), 0, 0, 0) for t in (wanted, ours, eager))
+        if not same:
+            return float("inf")
+    floor = ULPS * torch.finfo(eager.dtype if eager.dtype != torch.float64 else torch.float32).eps * _rms(wanted)
+    return max(_rms(ours.double() - wanted) - floor, 0.0) / max(_rms(eager.double() - wanted), 1e-300)
+
+
+def _rms(t: torch.Tensor) -> float:
+    return float(t.square().mean().sqrt()) if t.numel() else 0.0
+
+
+def isolated(family: Family) -> Outcome:
+    """:func:`try_family` in a process of its own, for at most SECONDS."""
+    context = multiprocessing.get_context("fork")
+    receive, send = context.Pipe(duplex=False)
+    process = context.Process(target=_child, args=(family, send))
+    start = time.monotonic()
+    process.start()
+    send.close()
+    try:
+        outcome: Outcome = receive.recv() if receive.poll(SECONDS) else _lost(family, f"no result in {SECONDS} s")
+    except EOFError:
+        process.join()
+        outcome = _lost(family, f"the process ended with {process.exitcode}")
+    process.kill()
+    process.join()
+    print(f"{family.group:9s} {family.name:18s} {outcome.state:8s} {time.monotonic() - start:5.1f} s  {outcome.why}")
+    return outcome
+
+
+def _lost(family: Family, why: str) -> Outcome:
+    return Outcome(family.group, family.name, family.model, "crash", why=why)
+
+
+def _child(family: Family, send: Any) -> None:
+    torch.set_num_threads(1)
+    transformers.logging.set_verbosity_error()
+    warnings.simplefilter("ignore")
+    send.send(try_family(family))
+
+
+def run(families: list[Family], jobs: int) -> list[Outcome]:
+    with ThreadPoolExecutor(jobs) as pool:
+        return list(pool.map(isolated, families))
+
+
+def page(stored: dict[str, Any]) -> str:
+    """docs/models.md."""
+    outcomes = [Outcome(**o) for o in stored["families"]]
+    groups = list(dict.fromkeys(o.group for o in outcomes))
+    lines = [
+        "# Models",
+        "",
+        "Families of transformers, built as their documentation calls them: `npusim.build(model, example_kwargs=...)`, "
+        "nothing adapted. Decoders are built twice, for a prompt and for the step that takes the returned cache. "
+        "Architectures are exact, sizes small, weights random.",
+        "",
+        "| group | families | " + " | ".join(STATES) + " |",
+        "|---|---:|" + "---:|" * len(STATES),
+    ]
+    for group in [*groups, "all"]:
+        members = [o for o in outcomes if group in (o.group, "all")]
+        counts = Counter(o.state for o in members)
+        lines.append(f"| {group} | {len(members)} | " + " | ".join(str(counts[s] or "–") for s in STATES) + " |")
+    lines += [
+        "",
+        "one: one NPU partition. mixed: some ops run in PyTorch on the host. host: all of them do. "
+        "Error: RMS error against float64 over PyTorch eager's in float32, the largest of all results; "
+        "the gate is 1.1.",
+        "",
+    ]
+    for group in groups:
+        lines += [f"## {group.capitalize()}", "", "| family | class | state | partitions | error | why |"]
+        lines += ["|---|---|---|---|---:|---|"]
+        for o in sorted((o for o in outcomes if o.group == group), key=lambda o: o.name):
+            partitions = f"{o.npu} NPU" + (f", {o.host} host" if o.host else "") if o.npu or o.host else "–"
+            error = f"{o.error:.2f}" if o.npu or o.host else "–"
+            lines.append(f"| {o.name} | `{o.model}` | {o.state} | {partitions} | {error} | {o.why.replace('|', '/')} |")
+        lines.append("")
+    return "\n".join([*lines, f"{stored['hardware']}, {stored['date']}. {stored['versions']}. `{stored['command']}`."])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", help="families; default: all")
+    parser.add_argument("--jobs", type=int, default=2, help="families at a time")
+    parser.add_argument("--table", action="store_true", help="only write docs/models.md from the stored results")
+    options = parser.parse_args()
+    known = {f.name for f in FAMILIES}
+    if unknown := sorted(set(options.names) - known):
+        parser.error(f"unknown: {', '.join(unknown)}; families are: {', '.join(sorted(known))}")
+    if not options.table:
+        outcomes = run([f for f in FAMILIES if not options.names or f.name in options.names], options.jobs)
+        if options.names:
+            return
+        stored = {
+            "command": "python benchmarks/coverage.py",
+            "date": str(date.today()),
+            "hardware": hardware(),
+            "versions": ", ".join(f"{p} {version(p)}" for p in ("torch", "transformers", "numpy")),
+            "families": [asdict(o) for o in outcomes],
+        }
+        RESULTS.write_text(json.dumps(stored, indent=1) + "\n")
+    PAGE.write_text(page(json.loads(RESULTS.read_text())) + "\n")
+    print(f"wrote {Path(PAGE).relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    main()
