@@ -146,7 +146,7 @@ def test_a_weight_with_nan_is_named(model: str, tmp_path: Path, capsys: pytest.C
     [
         ("model.safetensors", -100, "truncated; download or copy it again"),
         ("model.safetensors", 50, "no safetensors file, or truncated"),
-        ("tokenizer.json", -100, "tokenizer.json is damaged"),
+        ("tokenizer.json", -100, "tokenizer.json cannot be read as JSON"),
         ("config.json", -10, "config.json cannot be read as JSON"),
     ],
 )
@@ -169,7 +169,7 @@ def test_incomplete_programs(program: Path, tmp_path: Path, capsys: pytest.Captu
         assert "beside it" in capsys.readouterr().err
     (tmp_path / "small.llm.json").write_text("[]")
     assert cli.main(["generate", str(tmp_path / "small.npubin"), "-p", "x"]) == 1
-    assert "small.llm.json: not the description" in capsys.readouterr().err
+    assert "small.llm.json: not a description" in capsys.readouterr().err
 
 
 def test_unknown_models(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
