@@ -121,7 +121,7 @@ def read_file(descriptor: int, begin: int, nbytes: int, check: SlabCheck) -> np.
         read_into(descriptor, begin + number * SLAB, slab)
         check(number, slab)
 
-    with ThreadPoolExecutor(min(4, env.usable_cpus())) as pool:
+    with ThreadPoolExecutor(min(8, env.usable_cpus())) as pool:
         list(pool.map(read, range(-(-nbytes // SLAB))))
     return block
 

@@ -26,7 +26,7 @@ from ..backend import Backend, DeviceBuffer, FileBlock, Launch, LoadedEntry
 from ..cuda_driver import DriverError, driver, failure
 
 _GRAPHS = 16  # kept per entry point, one for each set of addresses
-_READERS = 8  # threads that read a file, each with ``SLAB`` pinned bytes
+_READERS = 16  # threads that read a file, each with ``SLAB`` pinned bytes
 _DLPACK_CUDA = 2  # kDLCUDA
 _STEPWISE = 2  # NPU_DEBUG from which kernels run one by one, so that an error names the one that failed
 

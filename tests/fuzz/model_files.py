@@ -22,7 +22,7 @@ from npu_runtime.tokenizer import Tokenizer as Ours
 
 FAMILIES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3": "gemma3_text", "phi3": "phi3"}
 LETTERS = [*"abcdefghijklmnopqrstuvwxyz", "Ġ", "ab", "<|end|>", "▁", "<unk>", "<0x41>"]
-TEXT = "cab ab<|end|> Ab é\U0001f600"
+TEXT = f"cab ab<|end|> Ab é\U0001f600 {'a' * 40}c"
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, MLP = 32, 4, 2, 8, 64
 
 

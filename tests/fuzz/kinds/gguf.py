@@ -30,7 +30,7 @@ def _files() -> list[bytes]:
 
 
 @cache
-def _trees() -> list[Any]:
+def trees() -> list[Any]:
     """[metadata, tensors]; a tensor is [name, shape, type, bytes as text that JSON could hold]."""
     trees = []
     with tempfile.TemporaryDirectory() as folder:
@@ -53,14 +53,14 @@ def case(rng: random.Random, folder: Path) -> None:
         if rng.random() < 0.5:  # where the structure is
             data = _splice_header(rng, data)
     else:
-        tree = copy.deepcopy(rng.choice(_trees()))
+        tree = copy.deepcopy(rng.choice(trees()))
         for _ in range(rng.choice((1, 1, 1, 2, 4))):
             if rng.random() < 0.5 and isinstance(tree[0], dict):  # most places in the tree are elements of token lists
                 tree[0][rng.choice(list(tree[0]))] = rng.choice((odd_value(rng), rng.choice(_VALUES)))
             else:
                 mutate_tree(rng, tree, _VALUES)
         try:
-            data = _encode(tree)
+            data = encode(tree)
         except (TypeError, ValueError, AttributeError, KeyError, struct.error):  # no file can say this
             return
     path = folder / "a.gguf"
@@ -73,7 +73,7 @@ def _splice_header(rng: random.Random, data: bytes) -> bytes:
     return mutate_bytes(rng, data[:head], rng.choice(_files())[:3000]) + data[head:]
 
 
-def _encode(tree: Any) -> bytes:
+def encode(tree: Any) -> bytes:
     """The file of a tree, whatever types its values have."""
     metadata, tensors = tree
     out = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(metadata))

@@ -18,7 +18,8 @@ _NESTED = 100_000
 def _parts() -> list[Any]:
     """Parts of all tokenizers, to be put into others."""
     documents = [json.loads(model_files.tokenizer(kind)) for kind in model_files.TOKENIZERS]
-    return [part for document in documents for part in document.values()]
+    regexes = [{"Regex": text} for text in ("(a+)+$", "(a|aa)+$", "((a{1,100}){1,100}){1,100}", "(", "\\p{Foo}", "")]
+    return [part for document in documents for part in document.values()] + regexes
 
 
 def case(rng: random.Random, folder: Path) -> None:
