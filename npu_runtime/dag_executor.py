@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -20,6 +21,7 @@ from npu_compiler.weight_files import WeightSource, open_weights
 from .backend import Backend, DeviceBuffer, get_backend
 from .cpu_fallback import CPUPartition
 from .executor import Executor, Inputs, State, host_input, ordered
+from .locks import RunLock
 from .weight_loader import load_weights, mismatch, read_as
 
 CompileFn = Callable[[IRGraph], CompiledProgram]
@@ -31,7 +33,7 @@ class DAGExecutor:
     ``compile_fn`` turns the IR of an NPU partition into a program for ``backend``; the default is
     ``npu_compiler.compile`` for the backend's target (``functools.partial`` sets a dtype). ``weights`` may also come
     later, by :meth:`load_weights`, which also explains ``beside``. Buffers that the model writes keep their contents
-    from run to run; only one run may be under way at a time.
+    from run to run. Several threads may call it; runs of a model that writes buffers take turns.
 
     Raises ``CompileError`` (a partition cannot be compiled or bound), ``BackendError``, ``WeightError``.
     """
@@ -68,18 +70,20 @@ class DAGExecutor:
         self._taken: Any = None  # the weights that a run came with
         self._weights: dict[str, np.ndarray] = {}
         self._feeds: dict[str, np.ndarray | DeviceBuffer] = {}
+        self._turns = RunLock()  # between reading and writing the buffers that the model writes
         if weights is not None or not graph_weights_used(plan.ir):
             self.load_weights({} if weights is None else weights, beside)
 
     def __getstate__(self) -> dict[str, Any]:
         made = {"plan": self.plan, "backend": self.backend, "programs": self.programs}
-        return {**made, "loaded": (self.executors, self._feeds, self._weights) if self._loaded else None}
+        loaded = (self.executors, self._feeds, self._weights, self._turns)
+        return {**made, "loaded": loaded if self._loaded else None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         programs = iter(state["programs"].values())
         DAGExecutor.__init__(self, state["plan"], state["backend"], lambda ir: next(programs))
         if state["loaded"] is not None:
-            (self.executors, self._feeds, self._weights), self._loaded = state["loaded"], True
+            (self.executors, self._feeds, self._weights, self._turns), self._loaded = state["loaded"], True
 
     def _host_weights(self) -> dict[str, TensorSpec]:
         """Weights that CPU partitions read, that are outputs themselves, or that are passed between partitions."""
@@ -115,6 +119,7 @@ class DAGExecutor:
                 raise _kept_elsewhere(missing)
             host |= {key: value for key, value in beside._weights.items() if key in host and key in written}
             written = set()
+            self._turns = beside._turns
         self.executors, self._feeds, self._loaded, self._taken = executors, feeds, True, None
         self._weights = {k: v.copy() if k in written or not v.flags.writeable else v for k, v in host.items()}
 
@@ -146,7 +151,8 @@ class DAGExecutor:
         if self._only is not None and not device_outputs:
             outputs: Sequence[Any] = self.executors[self._only].run_ordered(values)
         else:
-            outputs = self._execute(values, device_outputs)
+            with self._turns.held() if self.plan.ir.state else nullcontext():
+                outputs = self._execute(values, device_outputs)
         return dict(zip(self._output_names, outputs, strict=True))
 
     def execute_ordered(self, inputs: Sequence[Any]) -> list[np.ndarray]:

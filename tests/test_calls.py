@@ -184,6 +184,36 @@ def test_every_call_of_a_stateful_model_counts_once() -> None:
     assert sorted(seen) == [(n, 2 * n, 3 * n, 3 * n) for n in range(1, 401)]
 
 
+class Divided(torch.nn.Module):
+    """A counter that an op between two native partitions reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls.add_(x)
+        self.calls.mul_(torch.special.i1e(self.calls * 0) + 1)
+        return self.calls * 1
+
+
+def test_runs_of_a_divided_stateful_model_take_turns() -> None:
+    model = npusim.build(Divided().eval(), (torch.zeros(4),), threads=1)
+    assert len(model.plan.partitions) > 1 and model.plan.feeds
+    seen: list[float] = []
+
+    def work() -> None:
+        for _ in range(50):
+            seen.append(float(model(np.ones(4, np.float32))[0]))
+
+    threads = [threading.Thread(target=work) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(seen) == list(range(1, 301))
+
+
 def test_state_that_is_an_output_has_the_value_of_its_run() -> None:
     """The entry point `step`: outputs from a state, an input and the arena; one state becomes an output."""
     program = handmade.program()

@@ -162,3 +162,25 @@ def test_alarms_that_run_the_model() -> None:
         check(executor.run(given))
         """
     )
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork()")
+def test_a_child_forked_after_a_build_can_build() -> None:
+    """PyTorch's OpenMP threads do not exist in the child, so a build must not have run the model eagerly."""
+    run_script(
+        """
+        import torch, npusim
+
+        def build(channels):
+            layers = torch.nn.Sequential(torch.nn.Conv2d(3, channels, 3), torch.nn.ReLU()).eval()
+            return npusim.build(layers, (torch.zeros(1, 3, 64, 64),), threads=2)
+
+        model, x = build(32), np.zeros((1, 3, 64, 64), np.float32)
+        child = os.fork()
+        if child == 0:
+            signal.alarm(50)
+            assert build(48)(x).shape == (1, 48, 62, 62) and model(x).shape == (1, 32, 62, 62)
+            os._exit(7)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        """
+    )

@@ -51,10 +51,13 @@ class Workplace:
         self.folder = folder
         self._lock = threading.Lock()
         self._stopped = ""  # why nothing may run any more
-        self._watchdog = subprocess.Popen(
-            ["/bin/sh", "-c", _WATCHDOG, "sh", str(folder)], process_group=0,
-            stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
+        try:
+            self._watchdog = subprocess.Popen(
+                ["/bin/sh", "-c", _WATCHDOG, "sh", str(folder)], process_group=0,
+                stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            )  # fmt: skip
+        except OSError as error:
+            raise ToolchainError(f"cannot run /bin/sh: {error.strerror or error}") from None
 
     def _start(self, argv: Sequence[str]) -> subprocess.Popen[str]:
         zig_cache = str(private_folder("zig") or self.folder / "zig")
