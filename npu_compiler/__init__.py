@@ -29,6 +29,7 @@ _LAZY = {
     "load_ir": "ir_reader",
     "load_ir_from_dict": "ir_reader",
     "partition": "partitioner",
+    "save_ir": "ir_reader",
 }
 
 __all__ = ["compile", *_LAZY]

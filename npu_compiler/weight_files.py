@@ -113,6 +113,13 @@ def open_regular(path: Path) -> BinaryIO:
     return os.fdopen(handle, "rb")
 
 
+def _is_pickle(data: mmap.mmap) -> bool:
+    """Whether a file starts as torch.save's do: a zip whose first member is a pickle, or, in old ones, a pickle."""
+    if data[:4] == b"PK\x03\x04":
+        return b"data.pkl" in data[:512]
+    return data[:1] == b"\x80" and data[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05") and any(data[4:8])
+
+
 class SafetensorsFile(WeightSource):
     """A safetensors file, mapped into memory. The whole header is checked before anything is used.
 
@@ -129,6 +136,12 @@ class SafetensorsFile(WeightSource):
         if size < 8:
             raise WeightError(f"{path}: offset {size}: the file ends within its header; {_AGAIN}")
         self._map = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
+        if _is_pickle(self._map):
+            raise WeightError(
+                f"{path} is a pickle as torch.save writes it, which can run code when it is read; convert it once: "
+                "safetensors.torch.save_file({k: v.clone() for k, v in torch.load("
+                f"{str(path)!r}, weights_only=True).items()}}, {str(path.with_suffix('.safetensors'))!r})"
+            )
         length = int.from_bytes(self._map[:8], "little")
         if length > min(_MAX_HEADER, size - 8):
             detail = f"a header of {length} bytes does not fit a file of {size}"

@@ -196,23 +196,26 @@ class LLM:
         return self.generate(messages, **options)
 
     def _checked_limit(self, prompt: int, max_tokens: int | None) -> int:
-        more = f"load the model with a larger max_len{self._model_limit()}"
+        more = self._longer_context()
         if prompt > self.max_len:
-            raise InputError(
-                f"the prompt has {prompt} tokens, but the context holds {self.max_len}; shorten it, or {more}"
-            )
+            raise InputError(f"the prompt has {prompt} tokens, but the context holds {self.max_len}; shorten it{more}")
         if max_tokens is None:
             return self.max_len + 1
         max_tokens = requests.whole_number("max_tokens", max_tokens, 1)
         if prompt + max_tokens - 1 > self.max_len:  # the last token is never fed back
             raise InputError(
                 f"a prompt of {prompt} tokens and max_tokens={max_tokens} do not fit the context, which holds "
-                f"{self.max_len}; ask for at most {self.max_len - prompt + 1} tokens, or {more}"
+                f"{self.max_len}; ask for at most {self.max_len - prompt + 1} tokens{more}"
             )
         return max_tokens
 
-    def _model_limit(self) -> str:
-        return f" (this model was made for {self.card.limit})" if self.card.limit else ""
+    def _longer_context(self) -> str:
+        """The advice to load the model with a longer context, or why there is none."""
+        if not self.card.limit:
+            return ", or load the model with a larger max_len"
+        if self.max_len < self.card.limit:
+            return f", or load the model with a larger max_len (this model was made for {self.card.limit})"
+        return f" (this model was made for {self.card.limit} tokens, so its context cannot be longer)"
 
     def _generate(
         self, tokens: list[int], limit: int, sampler: Sampler, ends: set[int], output: TextOutput,

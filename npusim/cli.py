@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import json
 import os
 import sys
@@ -19,12 +20,19 @@ _EPILOG = "exit status: 0 done, 1 wrong input, 2 a defect of npusim itself, 3 re
 
 
 class _Parser(argparse.ArgumentParser):
+    def unknown(self, arguments: Sequence[str]) -> NoReturn:
+        """Refuse arguments that no option of this verb takes, and name one that is spelt like the first."""
+        name = arguments[0].partition("=")[0]
+        near = difflib.get_close_matches(name, self._option_string_actions, 1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        self.error(f"unrecognized arguments: {' '.join(arguments)}{hint}")
+
     def error(self, message: str) -> NoReturn:
         self.print_usage(sys.stderr)
         self.exit(USER_ERROR, f"{self.prog}: {message}\n")
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> _Parser:
     """The whole command line. A verb's ``handler`` is 'module:function' in this package."""
     top = _Parser(prog="npusim", description="Compile PyTorch models to native programs and run them.", epilog=_EPILOG)
     top.add_argument("--version", action="store_true", help="print the version")
@@ -32,7 +40,7 @@ def parser() -> argparse.ArgumentParser:
 
     def verb(name: str, handler: str, text: str) -> argparse.ArgumentParser:
         p = verbs.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
-        p.set_defaults(handler=handler)
+        p.set_defaults(handler=handler, parser=p)
         p.add_argument("--json", action="store_true", help="print one JSON object instead of text")
         p.add_argument("-q", "--quiet", action="store_true", help="no status line")
         return p
@@ -58,7 +66,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--threads", type=_positive, help="default: NPU_NUM_THREADS, else all CPUs")
 
     p = verb("compile", "commands:compile_model", "compile a model to a .npubin file")
-    model(p, f"an IR JSON file, {names}; {language_names}")
+    model(p, f"a .pt2 file (torch.export.save), an IR JSON file, {names}; {language_names}")
     compiling(p)
     p.add_argument("--max-len", type=_positive, help="tokens of a language model's context (default: at most 4096)")
     p.add_argument("-o", "--output", help="the file to write (default: the model's name.npubin)")
@@ -115,11 +123,10 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("program", help="a .npubin file")
 
     p = verb("explain", "commands:explain_model", "say which nodes run on the NPU, which do not, and why")
-    model(p, f"an IR JSON file, or {names}")
+    model(p, f"a .pt2 file (torch.export.save), an IR JSON file, or {names}")
     p.add_argument("--plan", action="store_true", help="show the partitions and transfers, too")
     p.add_argument("--force-cpu", action="append", default=[], metavar="NAME", help="keep this op or node off; repeat")
     p.add_argument("--no-minimise-transfers", action="store_true", help="move no node only to save transfers")
-    p.add_argument("--emit-source", metavar="DIR", help="write the generated source of every kernel into DIR")
     p.add_argument("--no-fallback", action="store_true", help="exit with status 3 if a node cannot run on the NPU")
 
     p = verb("ops", "commands:operators", "list the native operators")
@@ -151,7 +158,9 @@ def _positive(text: str) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return the exit status."""
     top = parser()
-    args = top.parse_args(argv)
+    args, unknown = top.parse_known_args(argv)
+    if unknown:
+        (args.parser if args.verb else top).unknown(unknown)
     if args.version:
         from npu_compiler import __version__
 

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 
 def read_model(name: str, batch: int, status: Status) -> tuple[IRGraph, Mapping[str, np.ndarray] | None, Any]:
-    """(IR, weights, PyTorch module) of a built-in model, or (IR, None, None) of an IR JSON file."""
+    """(IR, weights, PyTorch module) of a built-in model, (IR, weights, None) of a .pt2 file, or (IR, None, None) of an
+    IR JSON file."""
     if name in BUILTINS:
         with status(f"capturing {name}"):
             module, ir, weights = captured(name, batch, status.downloading)
@@ -36,7 +37,20 @@ def read_model(name: str, batch: int, status: Status) -> tuple[IRGraph, Mapping[
 
     if not Path(name).exists():
         raise InputError(f"{name}: there is no such file, and no built-in model of that name: {', '.join(BUILTINS)}")
+    if Path(name).suffix == ".pt2":
+        with status(f"capturing {name}"):
+            return (*_read_exported(name), None)
     return load_ir(name), None, None
+
+
+def _read_exported(path: str) -> tuple[IRGraph, Mapping[str, np.ndarray]]:
+    try:
+        from npu_compiler.frontend import capture, state_dict_numpy
+        from npu_compiler.frontend.exported_file import load_exported
+    except ImportError:
+        raise InputError(f"{path}: reading it needs PyTorch; install npusim[torch]") from None
+    program = load_exported(path)
+    return capture(program, name=Path(path).stem), state_dict_numpy(program)
 
 
 def disabled(args: argparse.Namespace) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from npu_compiler.describe import tensor_text
 from npu_compiler.errors import InputError
 from npu_compiler.host_arrays import is_torch
 from npu_runtime.backend import DeviceBuffer
@@ -119,6 +120,9 @@ class _Missing:
 _MISSING = _Missing()
 
 
+_WORDS = 160  # characters of an outline
+
+
 class _Outline(reprlib.Repr):
     """A short description of nested arguments."""
 
@@ -126,11 +130,19 @@ class _Outline(reprlib.Repr):
         super().__init__()
         self.maxlevel, self.maxother = 3, 80
 
+    def repr(self, x: Any) -> str:
+        text = super().repr(x)
+        return text if len(text) <= _WORDS else f"{text[:_WORDS]} …"
+
     def repr1(self, x: Any, level: int) -> str:
-        return "tensor" if _is_tensor(x) else super().repr1(x, level)
+        return _tensor_text(x) if _is_tensor(x) else super().repr1(x, level)
 
 
 _OUTLINE = _Outline()
+
+
+def _tensor_text(value: Any) -> str:
+    return tensor_text(value.shape, str(value.dtype).removeprefix("torch."))
 
 
 def _is_tensor(value: Any) -> bool:

@@ -24,10 +24,11 @@ import npu_runtime  # noqa: E402
 import npusim  # noqa: E402
 from npu_compiler import dtypes, expr  # noqa: E402
 from npu_compiler.describe import html_table  # noqa: E402
-from npu_compiler.errors import ConfigError, InputError  # noqa: E402
+from npu_compiler.errors import ConfigError, InputError, WeightError  # noqa: E402
 from npu_compiler.frontend import capture, state_dict_numpy  # noqa: E402
 from npu_compiler.pipeline import run_phases  # noqa: E402
 from npu_compiler.serialize import dumps  # noqa: E402
+from npu_compiler.weight_files import open_weights  # noqa: E402
 from npu_runtime import DAGExecutor  # noqa: E402
 from npusim import cli  # noqa: E402
 
@@ -437,3 +438,42 @@ def test_lazy_names_are_listed() -> None:
     code = "import npusim, npu_compiler; print(*dir(npusim), *dir(npu_compiler))"
     names = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
     assert {"build", "Model", "capture", "partition", "load_ir", "compile"} <= set(names)
+
+
+# ------------------------------------------------------------------------------------------------------------ messages
+
+
+def test_wrong_arguments_are_shown_briefly(tmp_path: Path) -> None:
+    built = npusim.build(mlp(), (torch.zeros(1, 8),))
+    deep: Any = [[[[0.123456789] * 50] * 50] * 50] * 50
+    for wrong in (deep, {str(i): deep for i in range(50)}, [torch.zeros(2, 3)] * 9):
+        with pytest.raises(InputError, match=r"'input'.*float32\[1, 8\]") as raised:
+            built(wrong)
+        assert len(str(raised.value)) < 500
+    with pytest.raises(InputError, match=r"\[float32\[2, 3\], "):
+        built([torch.zeros(2, 3)] * 2)
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_a_pickle_of_weights_is_named_as_one(tmp_path: Path, old: bool) -> None:
+    model, path = mlp(), tmp_path / "weights.pt"
+    built = npusim.build(model, (torch.zeros(1, 8),))
+    torch.save(model.state_dict(), path, _use_new_zipfile_serialization=not old)
+    with pytest.raises(WeightError, match=r"is a pickle as torch\.save writes it") as raised:
+        built.load_weights(path)
+    command = str(raised.value).split("convert it once: ")[1]
+    exec(f"import torch, safetensors.torch; {command}")
+    built.load_weights(path.with_suffix(".safetensors"))
+    x = torch.randn(1, 8)
+    torch.testing.assert_close(built(x), model(x), rtol=1e-5, atol=1e-6)
+
+
+def test_a_header_as_long_as_a_pickles_first_bytes_is_read(tmp_path: Path) -> None:
+    import safetensors.numpy
+
+    path = tmp_path / "w.safetensors"
+    data = safetensors.numpy.save({"w": np.ones(4, np.float32)})
+    size = int.from_bytes(data[:8], "little")
+    header = data[8 : 8 + size].ljust(0x280)  # 80 02 00 …: protocol 2 of pickle begins with the same two bytes
+    path.write_bytes(len(header).to_bytes(8, "little") + header + data[8 + size :])
+    assert open_weights(path).read("w").tolist() == [1, 1, 1, 1]

@@ -13,6 +13,7 @@ pytest.importorskip("torch")
 import torch
 from PIL import Image
 
+import npu_compiler
 from npu_compiler.compiled_program import CompiledProgram
 from npusim import builtin, cli
 from npusim.models import images, weights
@@ -71,3 +72,76 @@ def test_trained_weights_name_the_cat(tmp_path: Path, capsys: pytest.CaptureFixt
     first = run_json(capsys, "run", str(path), "--input", str(tmp_path / "cat.png"))["top5"][0][0]
     assert (first["class"], first["name"]) == (label, "Egyptian cat")
     assert first["probability"] == pytest.approx(0.753898, abs=1e-4)
+
+
+# ------------------------------------------------------------------------------------------------- models of one's own
+
+
+@pytest.fixture
+def exported(tmp_path: Path) -> tuple[Path, Any]:
+    """A saved ExportedProgram, and its module."""
+    torch.manual_seed(0)
+    module = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Linear(16, 4))
+    path = tmp_path / "mine.pt2"
+    torch.export.save(torch.export.export(module, (torch.zeros(2, 8),)), path)
+    return path, module
+
+
+def test_an_exported_program_compiles_and_runs(exported: tuple[Path, Any], tmp_path: Path) -> None:
+    path, module = exported
+    program = tmp_path / "mine.npubin"
+    assert cli.main(["compile", str(path), "-o", str(program)]) == 0
+    x = torch.randn(2, 8)
+    np.save(tmp_path / "x.npy", x.numpy())
+    given = ["--input", str(tmp_path / "x.npy"), "--output", str(tmp_path / "y.npz")]
+    assert cli.main(["run", str(program), *given]) == 0
+    (y,) = np.load(tmp_path / "y.npz").values()
+    np.testing.assert_allclose(y, module(x).detach().numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_an_exported_program_is_explained(exported: tuple[Path, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    data = run_json(capsys, "explain", str(exported[0]))
+    assert data["model"] == "mine" and data["npu_percent"] == 100
+
+
+def test_files_that_are_no_exported_programs(
+    exported: tuple[Path, Any], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    whole = exported[0].read_bytes()
+    other = tmp_path / "other.pt2"
+    torch.save({"w": torch.zeros(2)}, other)
+    text, cut = tmp_path / "text.pt2", tmp_path / "cut.pt2"
+    text.write_text("not a zip")
+    cut.write_bytes(whole[: len(whole) // 2])
+    for path in (other, text, cut, tmp_path):
+        assert cli.main(["explain", str(path) if path.is_file() else str(tmp_path / "none.pt2")]) == 1
+        out, err = capfd.readouterr()
+        assert not out and err.startswith("npusim: ") and err.count("\n") == 1, err
+
+
+def test_save_ir_writes_what_the_command_line_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "model.json"
+    npu_compiler.save_ir(npu_compiler.capture(torch.nn.Linear(4, 2), (torch.zeros(1, 4),)), path)
+    assert run_json(capsys, "explain", str(path))["npu_percent"] == 100
+
+
+# ------------------------------------------------------------------------------------------------------- wrong options
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["compile", "m.json", "--dtipe", "float16"], "unrecognized arguments: --dtipe float16; did you mean --dtype?"),
+        (["run", "p.npubin", "--inputs=x.npy"], "unrecognized arguments: --inputs=x.npy; did you mean --input?"),
+        (["describe", "p.npubin", "another"], "unrecognized arguments: another"),
+        (["explain", "m.json", "--emit-source", "d"], "unrecognized arguments: --emit-source d"),
+    ],
+)
+def test_a_wrong_option_shows_the_usage_of_its_verb(
+    argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        cli.main(argv)
+    err = capsys.readouterr().err
+    assert stop.value.code == 1 and err.startswith(f"usage: npusim {argv[0]} ")
+    assert f"npusim {argv[0]}: {message}" in err

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -531,3 +532,33 @@ def test_report_is_complete_and_serialisable(cache_dir: Path) -> None:
     assert report["isa_level"] in ("avx512", "avx2", "neon", "portable")
     size = report["cache"]["bytes"]
     assert report["cache"] == {"path": str(cache_dir / "kernels"), "bytes": size, "limit": 2**31, "obstacle": ""}
+
+
+# ------------------------------------------------------------------------------------------------- temporary files
+
+
+@needs_cxx
+def test_a_full_folder_for_temporary_files_is_the_cause_that_is_named() -> None:
+    script = (
+        "import resource\n"
+        "from npu_compiler.targets.cpu import toolchain\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (64, 64))\n"  # what is longer fails to be written, as on a full disk
+        "try: toolchain.find_compiler()\n"
+        "except toolchain.ToolchainError as error: print(error)"
+    )
+    found = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert found.stdout.startswith("no C++ compiler can work here: temporary files cannot be written"), found
+    assert "set TMPDIR to another folder" in found.stdout and "install" not in found.stdout
+
+
+@needs_cxx
+def test_a_noexec_folder_for_temporary_files_is_the_cause_that_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = _script(tmp_path / "bin" / "broken-c++", "exit 1")
+    monkeypatch.setenv("NPU_CXX", str(broken))
+    with pytest.raises(ToolchainError, match="cannot be used"):
+        toolchain.find_compiler()
+    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_flag=os.ST_NOEXEC))
+    with pytest.raises(ToolchainError, match=r"compiler can work here: .* is mounted noexec, .*; set TMPDIR"):
+        toolchain.find_compiler()

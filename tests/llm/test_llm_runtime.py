@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -474,6 +475,16 @@ def llm_backend(llm: LLM) -> Any:
     from npu_runtime.backend import get_backend
 
     return get_backend(llm.program.target)
+
+
+def test_no_longer_context_is_advised_than_the_model_was_made_for(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llm, "card", dataclasses.replace(llm.card, limit=MAX_LEN))
+    for prompt, options in (([*TEXT, 1], {}), (TEXT[:90], {"max_tokens": 8})):
+        with pytest.raises(
+            InputError, match=f"was made for {MAX_LEN} tokens, so its context cannot be longer"
+        ) as raised:
+            llm.generate(prompt, **options)
+        assert "larger max_len" not in str(raised.value)
 
 
 def test_without_tokenizer(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,6 +44,7 @@ __all__ = [
 
 TIMEOUT_S = 300.0
 _PROBE_TIMEOUT_S = 120.0  # ziglang's first run builds parts of its runtime
+_PROBE_BYTES = 1 << 20  # about what a probe writes
 _INSTALL = "install g++ (12 or newer) or clang++ (16 or newer), or run: pip install ziglang"
 
 # No -ffast-math: it would break infinities in masks, NaN checks and signed zeros. Integer tensors wrap around as in
@@ -212,6 +213,24 @@ def _implicit_candidates() -> Iterator[tuple[str, tuple[str, ...]]]:
         yield "ziglang", (str(binary), "c++") if binary.exists() else (sys.executable, "-m", "ziglang", "c++")
 
 
+def _check_folder(failures: str) -> None:
+    """Raises ``ToolchainError`` if the folder for temporary files is why no compiler worked."""
+    problem = None
+    try:
+        with workplace() as place:
+            with open(place.folder / "space", "wb") as file:
+                file.write(bytes(_PROBE_BYTES))
+                file.flush()
+                os.fsync(file.fileno())
+            if hasattr(os, "statvfs") and os.statvfs(place.folder).f_flag & getattr(os, "ST_NOEXEC", 0):
+                problem = f"{place.folder.parent} is mounted noexec, so that nothing compiled there can be loaded"
+    except OSError as error:
+        where = Path(error.filename).parent.parent if error.filename else "TMPDIR"
+        problem = f"temporary files cannot be written ({where}: {error.strerror or error})"
+    if problem is not None:
+        raise ToolchainError(f"no C++ compiler can work here: {problem}; set TMPDIR to another folder ({failures})")
+
+
 @lru_cache(maxsize=16)
 def _find(named: tuple[tuple[str, str], ...], path: str, cache_dir: Path, cache_size: int) -> Compiler:
     del path, cache_dir, cache_size  # parts of the key: another value may find another compiler
@@ -219,7 +238,8 @@ def _find(named: tuple[tuple[str, str], ...], path: str, cache_dir: Path, cache_
     for variable, command in named:
         try:
             return _probe(tuple(shlex.split(command)), variable, cache)
-        except (ToolchainError, ValueError) as error:
+        except (ToolchainError, ValueError, OSError) as error:
+            _check_folder(f"{variable}={command!r}: {error}")
             raise ToolchainError(
                 f"{variable}={command!r} cannot be used: {error}; name a working C++17 compiler or unset {variable}"
             ) from None
@@ -227,8 +247,10 @@ def _find(named: tuple[tuple[str, str], ...], path: str, cache_dir: Path, cache_
     for origin, argv in _implicit_candidates():
         try:
             return _probe(argv, origin, cache)
-        except ToolchainError as error:
+        except (ToolchainError, OSError) as error:
             failures.append(f"{shlex.join(argv)}: {error}")
+    if failures:
+        _check_folder("; ".join(failures))
     tried = f" (tried {'; '.join(failures)})" if failures else ""
     raise ToolchainError(f"no working C++ compiler: {_INSTALL}{tried}")
 

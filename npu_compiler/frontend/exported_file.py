@@ -1,0 +1,48 @@
+"""A ``.pt2`` file, as ``torch.export.save`` writes it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from npu_compiler.errors import InputError
+
+__all__ = ["load_exported"]
+
+
+def load_exported(path: str | os.PathLike[str]) -> torch.export.ExportedProgram:
+    """The program in a ``.pt2`` file, for ``capture``. PyTorch unpickles parts of it: load only files whose origin you
+    trust.
+
+    Raises ``InputError`` for a file that cannot be read, or that another version of PyTorch wrote in another format.
+    """
+    try:
+        if not zipfile.is_zipfile(path):
+            with open(path, "rb"):
+                raise InputError(f"{path}: not a program that torch.export.save wrote")
+        with _quiet():
+            return torch.export.load(path)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except InputError:
+        raise
+    except Exception as error:  # torch.export.load documents no exception types
+        line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise InputError(f"{path}: torch {torch.__version__} cannot load it: {line}") from None
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the traceback that torch logs before it raises."""
+    logger = logging.getLogger("torch.export")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
