@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from npu_compiler.errors import ConfigError
 from npu_compiler.explanation import explain
 from npu_compiler.ir import IRGraph
 from npu_compiler.partitioner import CPU, PartitionPlan, partition
+from npusim.cli import main
 
 from .toy_ir import ADD, RELU, RELU_, SIGMOID, Builder
 
@@ -113,3 +115,17 @@ def test_only_what_is_excluded_moves_if_the_caller_wants_that() -> None:
     assert [p.nodes for p in plan.partitions if p.device == CPU] == [("g",)]
     report = explain(ir, force_cpu=[GELU], minimise_transfers=False)
     assert [n.device for n in report.nodes] == ["npu", "npu", "cpu", "npu"]
+
+
+def test_the_command_line_excludes_ops(capsys: pytest.CaptureFixture[str]) -> None:
+    def explained(*options: str) -> tuple[int, dict[str, Any]]:
+        code = main(["explain", str(RESNET18), "--json", *options])
+        return code, json.loads(capsys.readouterr().out)
+
+    _, moved = explained("--force-cpu", "aten.relu_.default")
+    code, kept = explained("--force-cpu", "aten.relu_.default", "--no-minimise-transfers")
+    on_cpu = {n["op"] for n in kept["nodes"] if n["device"] == "cpu"}
+    assert code == 0 and on_cpu == {"aten.relu_.default"} and kept["partitions"] == 35
+    assert kept["npu_percent"] >= moved["npu_percent"]
+    code, wrong = explained("--force-cpu", "aten.rely.default")
+    assert code == 1 and "did you mean" in wrong["error"]["message"]

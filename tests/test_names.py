@@ -47,6 +47,13 @@ def test_every_name_is_there(documented: str, here: str) -> None:
         assert [a for a in wanted if a not in taken] == []
 
 
+@pytest.mark.parametrize("name", ["compile_graph", "NPUBuffer", "Device", "DispatchStrategy"])
+def test_unknown_names_lead_to_the_page(name: str) -> None:
+    for package in ("npu_compiler", "npu_runtime"):
+        with pytest.raises(AttributeError, match=r"docs/names\.md"):
+            getattr(importlib.import_module(package), name)
+
+
 def test_the_page_is_a_table_of_many_names() -> None:
     rows = cells()
     assert len(rows) > 40 and len({documented for documented, _ in rows}) == len(rows)
