@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +30,7 @@ from npu_compiler.errors import IRError
 from npu_compiler.files import write_atomic
 from npu_compiler.ir import GETITEM, DataSize, IRGraph, OpNode, StateUpdate, TensorSpec, selected
 from npu_compiler.ir_values import (
+    MAX_REPEATED_BYTES,
     as_dtype,
     as_list,
     as_mapping,
@@ -123,8 +125,8 @@ def _parse_file(path: Path) -> Mapping[str, Any]:
     def build(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         result = dict(pairs)
         if len(result) != len(pairs):
-            keys = [k for k, _ in pairs]
-            duplicates.append((result, next(k for i, k in enumerate(keys) if k in keys[:i])))
+            counts = Counter(k for k, _ in pairs)
+            duplicates.append((result, next(k for k, n in counts.items() if n > 1)))
         return result
 
     try:
@@ -244,11 +246,15 @@ class _Reader:
 
     def _constants(self) -> dict[str, np.ndarray]:
         constants: dict[str, np.ndarray] = {}
+        repeated = 0
         for key, raw in as_mapping(self.doc.get("constants", {}), "constants").items():
             path = f"constants[{key!r}]"
             declared = self.leaves.get(key)
             value = read_constant(as_mapping(raw, path), path, declared[0] if declared else None)
             found = (value.shape, dtypes.name_of(value.dtype))
+            repeated += value.nbytes if "fill" in raw else 0
+            if repeated > MAX_REPEATED_BYTES:
+                fail(path, f"repeated values take {repeated} bytes so far, at most {MAX_REPEATED_BYTES} are read")
             if declared and declared != found:
                 fail(path, f"is {describe(*found)}, but weights declares {describe(*declared)}")
             self.leaves[key] = found
@@ -392,19 +398,19 @@ class _Reader:
         return self._use(t, path)
 
     def _state(self) -> list[StateUpdate]:
-        updates: list[StateUpdate] = []
+        updates: dict[str, StateUpdate] = {}
         for i, raw in enumerate(as_list(self.doc.get("state", []), "state")):
             path = f"state[{i}]"
             obj = as_mapping(raw, path)
             key = as_string(get(obj, "key", path), f"{path}.key")
             if key not in self.leaves:
                 fail(f"{path}.key", f"{key!r} is neither in weights nor in constants")
-            if any(u.key == key for u in updates):
+            if key in updates:
                 fail(f"{path}.key", f"duplicate state {key!r}")
             value = self._result(get(obj, "value", path), f"{path}.value")
             self._match(value, *self.leaves[key], f"{path}.value", f"weights declares for {key!r}")
-            updates.append(StateUpdate(key, value))
-        return updates
+            updates[key] = StateUpdate(key, value)
+        return list(updates.values())
 
 
 # ---------------------------------------------------------------------------------------------------------------- write

@@ -21,6 +21,7 @@ from npu_compiler.ir import DataSize
 from npu_compiler.support.records import show
 
 MAX_NUMEL = 1 << 40  # far above any real tensor; below it, byte counts and offsets fit 64 bits
+MAX_REPEATED_BYTES = 1 << 28  # of constants that are written as one repeated value: a few characters each
 MAX_RANK = 64
 MAX_ATTR_DEPTH = 16
 INLINE_CONSTANT_NUMEL = 64  # larger constants are written as base64

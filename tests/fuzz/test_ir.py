@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -64,6 +66,25 @@ def test_arguments_of_the_wrong_type(node: OpNode, reason: str) -> None:
 def test_arguments_that_are_too_large(node: OpNode) -> None:
     found = check_node(node)
     assert found is not None and found.rule == "size", found
+
+
+def test_constants_of_one_repeated_value() -> None:
+    """A few characters may stand for a terabyte."""
+    document = ir_to_dict(getitem(0))
+    document["constants"] = {f"c{i}": {"fill": 1.0, "shape": [2**24], "dtype": "float32"} for i in range(4)}
+    load_ir(document)
+    document["constants"]["c4"] = {"fill": 1.0, "shape": [1], "dtype": "float32"}
+    with pytest.raises(IRError, match=r"constants\['c4'\]: repeated values take 268435460 bytes so far"):
+        load_ir(document)
+
+
+def test_many_keys_and_a_duplicate(tmp_path: Path) -> None:
+    """The search for the duplicate was quadratic: minutes for a megabyte."""
+    (tmp_path / "a.json").write_text("{" + ",".join(f'"{i}":1' for i in range(200_000)) + ',"199999":2}')
+    start = time.process_time()
+    with pytest.raises(IRError, match="duplicate key '199999'"):
+        load_ir(tmp_path / "a.json")
+    assert time.process_time() - start < 30
 
 
 @pytest.mark.parametrize("index", [None, "0", 1.0, True, [0], 2, -3, 2**70])
