@@ -121,7 +121,7 @@ class Model:
         outputs = chosen.executor.execute_ordered(leaves)
         if any(map(is_torch, leaves)):
             outputs = [to_torch(v) for v in outputs]
-        return chosen.signature.result(outputs)
+        return chosen.signature.result(outputs, args, kwargs)
 
     def load_weights(self, weights: Any) -> None:
         """Replace the weights, for all shapes, and reset all buffers; see :meth:`DAGExecutor.load_weights`."""

@@ -44,6 +44,8 @@ class Signature:
         self._tensor = TENSOR
         self._plain = all(leaves == [TENSOR] and structure.is_leaf() for leaves, structure in self._inputs.values())
         self._outputs, self._structure = call.leaves, call.structure
+        keys = self._by_name(tuple(range(len(call.args))), {k: k for k in call.kwargs})
+        self._returned = [(name, call.returned[k]) for name, k in keys.items() if k in call.returned]
         self._single = self._structure.is_leaf() and self._outputs == [TENSOR]
 
     def __getstate__(self) -> dict[str, Any]:
@@ -78,22 +80,31 @@ class Signature:
                 _is_tensor(v) if e is self._tensor else _same(v, e) for v, e in zip(leaves, examples, strict=True)
             )
             if not matches:
-                raise InputError(
-                    f"argument {name!r} has the structure {_OUTLINE.repr(value)}, "
-                    f"the model was built for {self._outlines[name]}"
-                )
+                outline, expected = _OUTLINE.repr(value), self._outlines[name]
+                but = f"the model was built for {expected}"
+                if outline == expected:
+                    but = "the one that the model was built for has other contents: other values or missing tensors"
+                raise InputError(f"argument {name!r} has the structure {outline}, {but}")
             tensors += [v for v, e in zip(leaves, examples, strict=True) if e is self._tensor]
         for name, value in given.items():
             if not _same(value, self._default(name)):
                 raise InputError(f"argument {name!r} was not among the example arguments the model was built for")
         return tensors
 
-    def result(self, outputs: list[Any]) -> Any:
-        """``outputs`` in the structure of the PyTorch model's; anything but tensors is as it was in the capture."""
+    def result(self, outputs: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """``outputs`` in the structure of the PyTorch model's; anything but tensors is as it was in the capture.
+
+        Arguments that the PyTorch model changes and returns, such as caches, are changed and returned.
+        """
         if self._single:
             return outputs[0]
         values = iter(outputs)
-        return self._unflatten([next(values) if v is self._tensor else v for v in self._outputs], self._structure)
+        result = self._unflatten([next(values) if v is self._tensor else v for v in self._outputs], self._structure)
+        if self._returned:
+            given = self._by_name(args, kwargs)
+            for name, place in self._returned:
+                result = _with_argument(result, place, given[name])
+        return result
 
     def _by_name(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """The arguments in the order of the call, by the names of forward's parameters; keywords by their own."""
@@ -110,6 +121,20 @@ class Signature:
         """What forward means by an argument that is left out; ``_MISSING`` if it has no default."""
         parameter = self._parameters.parameters.get(name) if self._parameters else None
         return _MISSING if parameter is None or parameter.default is parameter.empty else parameter.default
+
+
+def _with_argument(result: Any, place: Any, given: Any) -> Any:
+    """``result`` with ``given`` in ``place``, after it has taken over what was there."""
+    made = result if place is None else result[place]
+    vars(given).clear()
+    vars(given).update(vars(made))
+    if place is None:
+        return given
+    if isinstance(result, tuple):
+        parts = [given if i == place else v for i, v in enumerate(result)]
+        return type(result)(*parts) if hasattr(result, "_fields") else type(result)(parts)
+    result[place] = given
+    return result
 
 
 class _Missing:

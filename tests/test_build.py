@@ -278,3 +278,14 @@ def test_weights_that_consist_of_several_tensors(tmp_path: Any) -> None:
     torch.testing.assert_close(built(x[:1]), model(x[:1]))
     with pytest.raises(WeightError, match="weight: a Scaled has no numpy form"):
         state_dict_numpy(model)
+
+
+def test_an_argument_that_is_changed_but_not_returned_is_refused() -> None:
+    def forward(x: Any, states: Any) -> Any:
+        states[0] = states[0] + x
+        return states[0] * 2
+
+    with pytest.raises(CaptureError, match="other tensors into its argument 1, which is not part of the result"):
+        npusim.build(Fn(forward), (X, [X]))
+    taken = npusim.build(Fn(lambda batch: batch.pop("x") + 1), ({"x": X},))
+    assert torch.equal(taken({"x": X}), X + 1)

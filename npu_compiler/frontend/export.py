@@ -18,12 +18,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch.export import ExportedProgram
-from torch.export.graph_signature import ConstantArgument, OutputKind
+from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 from torch.utils import _pytree as pytree
 
 from npu_compiler.errors import CaptureError
 from npu_compiler.frontend.attributes import Attributes
 from npu_compiler.frontend.decompose import decompose
+from npu_compiler.frontend.mutations import ArgumentChanges, by_key
 from npu_compiler.frontend.pytrees import register_caches
 from npu_compiler.frontend.translate import NeedsFunctionalForm, translate
 from npu_compiler.host_arrays import to_torch
@@ -86,6 +87,8 @@ class Capture:
     """The structure of the result."""
     leaves: list[Any]
     """The leaves of the result: ``TENSOR`` for each of ``ir.graph_outputs``, in order, and the values of all others."""
+    returned: dict[int | str, Any]
+    """Arguments that the model changes and returns; see ``ArgumentChanges``."""
 
 
 class _Tensor:
@@ -114,34 +117,46 @@ def capture_call(
     if isinstance(model, torch.nn.Module):
         label = name or type(model).__name__
         args, kwargs = _positional(example_inputs), dict(example_kwargs or {})
-        program = _export(model, args, kwargs, label, strict)
+        program, returned = _export(model, args, kwargs, label, strict)
     elif isinstance(model, ExportedProgram):
         label, program = name or "exported_program", model
         if example_inputs is not None or example_kwargs:
             raise CaptureError(f"{label}: an ExportedProgram has its example inputs; pass none")
         args, kwargs = program.example_inputs or ((), {})
+        returned = {}
     else:
         raise CaptureError(
             f"expected a torch.nn.Module or a torch.export.ExportedProgram, got {type(model).__name__}; "
             "wrap a function in a module whose forward calls it"
         )
     program = _without_eval_dropout(program, in_place=fresh)
-    program, ir = _translated(program, label, fresh)
-    parameters = _parameters(model, args, kwargs)
-    return Capture(ir, program, args, kwargs, parameters, program.call_spec.out_spec, _result_leaves(program))
+    program, ir = _translated(program, label, fresh, _written(program, args, kwargs, returned))
+    parameters, leaves = _parameters(model, args, kwargs), _result_leaves(program)
+    return Capture(ir, program, args, kwargs, parameters, program.call_spec.out_spec, leaves, returned)
 
 
-def _translated(program: ExportedProgram, label: str, fresh: bool) -> tuple[ExportedProgram, IRGraph]:
+def _written(
+    program: ExportedProgram, args: tuple[Any, ...], kwargs: dict[str, Any], returned: Mapping[int | str, Any]
+) -> frozenset[str]:
+    """The names of the graph inputs that may be written to: the result has their new contents."""
+    keys = [key for key, value in by_key(args, kwargs).items() for _ in pytree.tree_leaves(value)]
+    inputs = [s.arg for s in program.graph_signature.input_specs if s.kind is InputKind.USER_INPUT]
+    return frozenset(str(i.name) for key, i in zip(keys, inputs, strict=False) if key in returned)
+
+
+def _translated(
+    program: ExportedProgram, label: str, fresh: bool, written: frozenset[str]
+) -> tuple[ExportedProgram, IRGraph]:
     """The IR, and the program that it is the IR of."""
     program, notes = decompose(program, in_place=fresh)
     try:
-        return program, translate(program, label, trust_storages=fresh, notes=notes)
+        return program, translate(program, label, trust_storages=fresh, notes=notes, written=written)
     except NeedsFunctionalForm:
         # Only torch's own functionalisation knows how to write through views; it rewrites reshapes and casts on the
         # way, which is why it is not the first choice.
         program, notes = decompose(_functional(program, label), in_place=True)
     try:
-        return program, translate(program, label, trust_storages=fresh, notes=notes)
+        return program, translate(program, label, trust_storages=fresh, notes=notes, written=written)
     except NeedsFunctionalForm as e:
         cause = str(e) or "an in-place operation writes through a view; use its out-of-place form"
         raise CaptureError(f"{label}: {cause}") from None
@@ -184,15 +199,19 @@ def _positional(example_inputs: Any) -> tuple[Any, ...]:
 
 def _export(
     model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], label: str, strict: bool
-) -> ExportedProgram:
+) -> tuple[ExportedProgram, dict[int | str, Any]]:
+    """The program, and which arguments the model changes and returns."""
     register_caches(model)
     args, kwargs = pytree.tree_map_only(np.ndarray, to_torch, (args, kwargs))
-    with _eval_mode(model), torch.inference_mode(False), Attributes(model, watch=not strict) as attributes:
+    arguments = ArgumentChanges(model, watch=not strict)
+    with _eval_mode(model), torch.inference_mode(False), arguments, Attributes(model, watch=not strict) as attributes:
         try:
             with _quiet():
                 program = torch.export.export(model, args, kwargs, strict=strict)
         except Exception as e:  # torch.export documents no exception types
             raise CaptureError(f"{label}: torch.export failed{_user_frame(e)}: {_first_line(e)}{_advice(e)}") from e
+        arguments.check(label)
+        returned = dict(arguments.returned)
         tensors = [*model.parameters(), *model.buffers(), *pytree.tree_leaves((args, kwargs))]
         unknown = any(isinstance(t, torch.Tensor) and t.is_meta for t in tensors)
         changes = sorted(attributes.changes)
@@ -202,7 +221,7 @@ def _export(
                 f"{label}: forward changes {names}, on which later calls depend; make it a buffer (register_buffer), "
                 "whose contents are kept from call to call"
             )
-        return program
+        return program, returned
 
 
 @contextmanager

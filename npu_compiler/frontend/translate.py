@@ -43,15 +43,21 @@ class NeedsFunctionalForm(Exception):
 
 
 def translate(
-    program: ExportedProgram, name: str, *, trust_storages: bool, notes: Mapping[str, str] | None = None
+    program: ExportedProgram,
+    name: str,
+    *,
+    trust_storages: bool,
+    notes: Mapping[str, str] | None = None,
+    written: frozenset[str] = frozenset(),
 ) -> IRGraph:
-    """The IR of ``program``; for ``trust_storages`` see ``Aliases``. ``notes`` go to the nodes of these names.
+    """The IR of ``program``; for ``trust_storages`` see ``Aliases``. ``notes`` go to the nodes of these names. The
+    program may write to the inputs in ``written``.
 
     Raises:
         NeedsFunctionalForm: never for a functional program.
         CaptureError: the program has no static, functional meaning.
     """
-    return _Translator(program, name, trust_storages, notes or {}).graph()
+    return _Translator(program, name, trust_storages, notes or {}, written).graph()
 
 
 @dataclass
@@ -64,14 +70,22 @@ class _Multi:
 
 
 class _Translator:
-    def __init__(self, program: ExportedProgram, name: str, trust_storages: bool, notes: Mapping[str, str]):
-        self.program = program
+    def __init__(
+        self,
+        program: ExportedProgram,
+        name: str,
+        trust_storages: bool,
+        notes: Mapping[str, str],
+        written: frozenset[str] = frozenset(),
+    ):
+        self.program, self.written = program, written
         self.notes = notes
         self.out = IRGraph(name, [], [], [], {}, [], pytorch_version=torch.__version__)
         self.names: set[str] = set()
         self.aliases = Aliases(trust_storages)
         self.renamed: dict[Key, TensorSpec] = {}  # overwritten value -> the value that replaced it
         self.buffer_of: dict[Key, str] = {}  # current and former values of a whole buffer or parameter -> its key
+        self.writable: set[Key] = set()  # the same for the inputs that may be written to
         self.state: dict[str, TensorSpec] = {}  # key -> its current value, once an in-place node has written it
         self.numbers: set[str] = set()  # nodes that make a Python number from tensor data
 
@@ -157,6 +171,8 @@ class _Translator:
         if spec.kind is InputKind.USER_INPUT:
             t = TensorSpec(name, shape, dtype, (name, 0))
             self.out.graph_inputs.append(t)
+            if name in self.written:
+                self.writable.add(self.out.key(t))
         elif spec.kind in (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR):
             t = TensorSpec(name, shape, dtype)
             self.out.weights.append(TensorSpec(spec.target, shape, dtype))
@@ -356,6 +372,8 @@ class _Translator:
         if buffer is not None:
             self.buffer_of[self.out.key(new)] = buffer
             self.state[buffer] = new
+        elif old in self.writable:
+            self.writable.add(self.out.key(new))
         elif self.aliases.touches_leaf(old):
             raise NeedsFunctionalForm
         self.aliases.write(old)
@@ -383,6 +401,8 @@ class _Translator:
                 self.out.graph_outputs.append(value)
             elif kind in ("BUFFER_MUTATION", "PARAMETER_MUTATION"):
                 self.state[str(spec.target)] = value
+            elif kind == "USER_INPUT_MUTATION" and spec.target in self.written:
+                continue  # it is part of the result
             elif kind == "USER_INPUT_MUTATION":
                 advice = f"work on a copy ({spec.target} = {spec.target}.clone()) or make it a buffer of the model"
                 raise CaptureError(f"forward writes to its input {spec.target!r}; {advice}")

@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 from transformers.integrations.executorch import TorchExportableModuleWithStaticCache
 
 import npusim
+from npu_compiler.errors import InputError
 
 IDS = torch.tensor([[5, 9, 3, 17, 40, 8, 21]])
 DECODER: dict[str, Any] = dict(
@@ -134,3 +135,31 @@ def test_image_and_text() -> None:
     model = hf.LlavaForConditionalGeneration(config)
     ids = torch.cat([torch.full((1, 16), 6), IDS], 1)
     agrees(model, fallback=True, input_ids=ids, pixel_values=torch.randn(1, 3, 32, 32))
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "static"])
+def test_a_cache_that_is_passed_in_is_the_one_that_comes_back(kind: str) -> None:
+    """Generation loops go on with the object that they passed in, as well as with the one that they got."""
+    torch.manual_seed(0)
+    model = CAUSAL["llama"]().eval()
+
+    def new_cache() -> Any:
+        if kind == "dynamic":
+            return hf.DynamicCache(config=model.config)
+        return hf.StaticCache(config=model.config, max_cache_len=12)
+
+    ours, theirs = new_cache(), new_cache()
+    with torch.no_grad():
+        model(IDS, past_key_values=ours)
+        model(IDS, past_key_values=theirs)
+    built = npusim.build(model, IDS[:, :1], example_kwargs={"past_key_values": copied(ours)}, fallback=False)
+    for ids in (IDS[:, :1], IDS[:, 1:2]):
+        with torch.no_grad():
+            wanted = model(ids, past_key_values=theirs)
+        found = built(ids, past_key_values=ours)
+        assert found.past_key_values is ours
+        torch.testing.assert_close(found.logits, wanted.logits, rtol=1e-4, atol=1e-4)
+        for our, their in zip(ours.layers, theirs.layers, strict=True):
+            torch.testing.assert_close(our.keys, their.keys, rtol=1e-4, atol=1e-4)
+    with pytest.raises(InputError, match="'past_key_values' has the structure DynamicCache"):
+        built(IDS[:, :1], past_key_values=hf.DynamicCache())
