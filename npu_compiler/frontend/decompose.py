@@ -80,7 +80,8 @@ def _native_graphs(program: ExportedProgram) -> list[torch.fx.GraphModule]:
                 inner = [operator.attrgetter(str(name))(module) for name in names]
                 if f"higher_order.{node.target}" not in CONTROL_FLOW:
                     for graph in inner:
-                        visit(graph)
+                        if isinstance(graph, torch.fx.GraphModule):
+                            visit(graph)
 
     visit(program.graph_module)
     return found
