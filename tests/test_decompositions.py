@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402 - imports torch
 from torch.nn import functional as F  # noqa: E402
 
-from npu_compiler.frontend import capture, decompose, state_dict_numpy  # noqa: E402
+from npu_compiler.frontend import capture, decompose, own_decompositions, state_dict_numpy  # noqa: E402
 
 
 class Fn(nn.Module):
@@ -172,3 +172,35 @@ def test_half_precision_is_as_exact_as_eager() -> None:
     executor = DAGExecutor(partition(capture(model, (x.bfloat16(),))), weights=state_dict_numpy(model))
     found = next(iter(executor.execute([x.bfloat16()]).values())).astype(np.float64)
     assert np.sqrt(np.mean((found - exact) ** 2)) <= 1.1 * np.sqrt(np.mean((eager - exact) ** 2))
+
+
+def test_mixture_of_experts_is_one_native_partition() -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "vocab_size": 32}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "num_local_experts": 4, "num_experts_per_tok": 2}
+    config = transformers.MixtralConfig(**sizes, **heads, use_cache=False)
+    model = seeded(lambda: transformers.MixtralForCausalLM(config))
+    plan = check(Fn(lambda m, ids: m.model(input_ids=ids).logits, model=model).eval(), torch.arange(7)[None])
+    assert [p.device for p in plan.partitions] == [NPU], plan.describe()
+
+
+def test_large_groups_of_rows_stay_one_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    offs = torch.tensor([2, 2, 5], dtype=torch.int32)
+    model = Fn(lambda m, x, w: torch.ops.aten._grouped_mm(x, w, offs=m.offs), offs=offs).eval()
+    x, w = normal(6, 16).bfloat16(), normal(3, 16, 16).bfloat16()
+    ops = [n.op_type for n in capture(model, (x, w)).nodes]
+    assert "aten._grouped_mm.default" not in ops and "aten.bmm.default" in ops
+    monkeypatch.setattr(own_decompositions, "MAX_GATHERED", 6 * 16 * 16 - 1)
+    plan = partition(capture(model, (x, w)))
+    assert "runs best as it is" in next(iter(plan.reasons.values())).detail
+
+
+def test_grouped_products_and_histograms_are_those_of_pytorch() -> None:
+    x, w, offs = normal(6, 3), normal(4, 3, 5), torch.tensor([2, 2, 5, 5])
+    expected = torch.cat([x[:2] @ w[0], x[2:5] @ w[2], torch.zeros(1, 5)])
+    torch.testing.assert_close(own_decompositions.grouped_mm(x, w, offs), expected)
+    for values in (normal(99) * 3, torch.arange(-2.0, 9.0), torch.tensor([float("nan"), 0.0, 3.0, 3.1])):
+        for bins, low, high in ((4, 0, 3), (7, -1, 5), (1, 0, 1)):
+            found = own_decompositions.histc(values, bins, low, high)
+            assert torch.equal(found, torch.histc(values, bins, low, high))
+    assert own_decompositions.histc(values, 4) is NotImplemented  # the bounds are those of the data

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import operator
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from npu_compiler.data_dependent import CONTROL_FLOW
 from npu_compiler.errors import CaptureError
 from npu_compiler.frontend.arguments import describe_node, read_arguments
+from npu_compiler.frontend.own_decompositions import OWN_DECOMPOSITIONS
 from npu_compiler.frontend.tensors import dtype_name
 from npu_compiler.ir import OpNode, TensorSpec
 from npu_compiler.lower import check_node
@@ -156,7 +158,9 @@ class _Decomposer:
         arguments = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
         values, structure = pytree.tree_flatten(arguments)
         tensors = [v for v in values if isinstance(v, torch.Tensor)]
-        function = decomposition_table.get(op) or (op.decompose if op._can_decompose() else None)
+        function = OWN_DECOMPOSITIONS.get(str(op)) or decomposition_table.get(op)
+        if function is None and op._can_decompose():
+            function = op.decompose
         mode = detect_fake_mode(tensors)
         if function is None or mode is None or len(tensors) != len(list(_operands(node))):
             raise _Stays(f"{op} has no lowering and no decomposition")
@@ -168,11 +172,12 @@ class _Decomposer:
             )
             with _Limit(2 * self.left):  # views of views are counted, and then gone
                 result = function(*args, **kwargs)
+                if result is NotImplemented:
+                    raise _Stays(f"{op} runs best as it is, for these shapes and arguments")
                 return tuple(result) if isinstance(result, tuple) else result  # not a named one
 
         try:
-            # Without oneDNN: its recurrent layers are ops of their own.
-            with mode, torch.no_grad(), torch.backends.mkldnn.flags(enabled=False):
+            with mode, torch.no_grad(), _recurrent_cells(op):
                 traced: torch.fx.GraphModule = make_fx(functionalize(call, remove="mutations"))(*tensors)
         except _Stays:
             raise
@@ -180,6 +185,19 @@ class _Decomposer:
             why = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise _Stays(f"PyTorch's decomposition of {op} failed: {why}") from error
         return traced
+
+
+@contextmanager
+def _recurrent_cells(op: Any) -> Iterator[None]:
+    """Let LSTMs decompose into cells: with oneDNN they become ops of its own."""
+    enabled = str(op).startswith("aten.lstm") and torch._C._get_mkldnn_enabled()
+    if enabled:
+        torch._C._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        if enabled:
+            torch._C._set_mkldnn_enabled(True)
 
 
 def _is_static(value: Any) -> bool:

@@ -1,0 +1,50 @@
+"""Decompositions that PyTorch lacks: what mixture-of-experts layers use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+__all__ = ["MAX_GATHERED", "OWN_DECOMPOSITIONS"]
+
+# Elements of weights that a grouped product may gather, row by row. PyTorch reads a group's weights once for all of its
+# rows and pays for leaving the native partition: measured, both take the same time at some 2 million elements.
+MAX_GATHERED = 1 << 21
+_MAX_COMPARISONS = 1 << 20
+
+
+def grouped_mm(
+    input: torch.Tensor, weight: torch.Tensor, offs: torch.Tensor | None = None, bias: Any = None, out_dtype: Any = None
+) -> torch.Tensor:
+    """Rows of ``input`` [S, K] times the matrix of their group in ``weight`` [G, K, N]; group g ends before row
+    ``offs[g]``. Rows after the last group are zero."""
+    if offs is None or input.dim() != 2 or weight.dim() != 3 or bias is not None or out_dtype is not None:
+        return NotImplemented
+    rows, groups = input.shape[0], weight.shape[0]
+    if rows * weight[0].numel() > MAX_GATHERED:
+        return NotImplemented
+    group = (offs[None, :] <= torch.arange(rows)[:, None]).sum(1)
+    chosen = weight.index_select(0, group.clamp(max=groups - 1))
+    # Experts are kept transposed: two transpositions cancel, and rows are gathered as they lie in memory.
+    product = torch.bmm(chosen.transpose(1, 2), input[:, :, None])[:, :, 0]
+    return torch.where((group < groups)[:, None], product, 0.0)
+
+
+def histc(self: torch.Tensor, bins: int = 100, min: float = 0, max: float = 0) -> torch.Tensor:
+    """How many elements fall into each of ``bins`` equal intervals; the last one includes ``max``."""
+    if min >= max or self.dtype != torch.float32 or self.numel() * bins > _MAX_COMPARISONS:
+        return NotImplemented
+    x = self.flatten()
+    place = ((x - min) * bins / (max - min)).to(torch.int64).clamp(max=bins - 1)
+    inside = (x >= min) & (x <= max)
+    return ((place[:, None] == torch.arange(bins)) & inside[:, None]).sum(0).to(self.dtype)
+
+
+OWN_DECOMPOSITIONS: dict[str, Callable[..., Any]] = {
+    "aten._grouped_mm.default": grouped_mm,
+    "aten.histc.default": histc,
+    "transformers.grouped_mm_fallback.default": grouped_mm,
+}
+"""By op. They return ``NotImplemented`` for arguments for which the op should stay whole."""
