@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import reduce
 from math import prod
 
+from ..dtypes import opmath
 from ..expr import Expr, const, fn, index, load, where
 from ..graph import Value
 from .common import MOST_NODES, bounded, ints
@@ -144,29 +145,42 @@ def _mirrored(
 
 
 def _by_phases(x: Value, w: Value, step: Sizes, pad: Sizes, out: Sizes) -> Value:
-    """Results ``step`` apart are a convolution of the input with every ``step``-th tap: all of these phases as one
-    convolution, whose channels then become pixels. Nothing is multiplied by the zeros of a spread input."""
-    n, outputs, channels = len(step), w.shape[1], x.shape[-1]
-    taps = [-(-k // s) for k, s in zip(w.shape[2:], step, strict=True)]
-    inside: list[Expr] = []
-    source, phase = [index(n + 1), index(0) % outputs], index(0) // outputs
-    for d in reversed(range(n)):
-        tap = phase % step[d] + (taps[d] - 1 - index(d + 1)) * step[d]
-        phase = phase // step[d]
-        source.insert(2, tap)
-        inside.append(tap < w.shape[d + 2])
-    value = where(reduce(lambda a, b: a & b, inside), load(0, w.dtype, source), const(0, w.dtype))
-    w = w.graph.elementwise((prod(step) * outputs, *taps, channels), [w], value)
+    """Results ``step`` apart are a convolution of the input with every ``step``-th tap. All of these phases that have
+    equally many taps are one convolution, whose channels then become pixels: nothing is multiplied by a zero that
+    stands for no tap, or for no pixel between two."""
+    n = len(step)
     lengths = [max((o - 1 + p) // s + 1, i) for o, p, s, i in zip(out, pad, step, x.shape[1:-1], strict=True)]
-    sides = [(u - 1, m - i) for u, m, i in zip(taps, lengths, x.shape[1:-1], strict=True)]
-    z = core(x, w, (1,) * n, sides, (1,) * n, 1).reshape(x.shape[0], *lengths, *step, outputs)
+
+    def joined(d: int, phases: list[range]) -> Value:
+        """[N, lengths ..., phases ..., K] for some phases of the first d dims and all of the others."""
+        if d == n:
+            return _phases(x, w, step, phases, lengths)
+        longer = w.shape[d + 2] % step[d] or step[d]  # phases that have one more tap than the rest
+        runs = [r for r in (range(longer), range(longer, step[d])) if r]
+        return x.graph.concat([joined(d + 1, [*phases, run]) for run in runs], 1 + n + d)
+
     pairs = [d for m in range(1, n + 1) for d in (m, m + n)]
-    y = z.permute(0, *pairs, 2 * n + 1).reshape(
-        x.shape[0], *(m * s for m, s in zip(lengths, step, strict=True)), outputs
-    )
+    y = joined(0, []).permute(0, *pairs, 2 * n + 1)
+    y = y.reshape(x.shape[0], *(m * s for m, s in zip(lengths, step, strict=True)), w.shape[1])
     for d, (p, o) in enumerate(zip(pad, out, strict=True), 1):
         y = y.slice(d, p, p + o)
     return y
+
+
+def _phases(x: Value, w: Value, step: Sizes, phases: Sequence[range], lengths: Sizes) -> Value:
+    """The results of some phases of each dim, all of which have equally many taps: [N, lengths ..., phases ..., K]."""
+    n, outputs, counts = len(step), w.shape[1], [len(r) for r in phases]
+    taps = [len(range(r.start, k, s)) for r, k, s in zip(phases, w.shape[2:], step, strict=True)]
+    shape = (x.shape[0], *lengths, *counts, outputs)
+    if 0 in taps:
+        return x.graph.elementwise((), [], const(0, opmath(x.dtype))).expand(*shape)
+    source, phase = [index(n + 1), index(0) % outputs], index(0) // outputs
+    for d in reversed(range(n)):
+        source.insert(2, phases[d].start + phase % counts[d] + (taps[d] - 1 - index(d + 1)) * step[d])
+        phase = phase // counts[d]
+    w = w.graph.elementwise((prod(counts) * outputs, *taps, x.shape[-1]), [w], load(0, w.dtype, source))
+    sides = [(u - 1, m - i) for u, m, i in zip(taps, lengths, x.shape[1:-1], strict=True)]
+    return core(x, w, (1,) * n, sides, (1,) * n, 1).reshape(*shape)
 
 
 CONV1D = (
