@@ -33,6 +33,7 @@ _SAFETENSORS = {
     "F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64", "C64": "complex64",
 }  # fmt: skip
 _MAX_ELEMENTS = 2**56  # empty dims counted as 1: numpy refuses a shape whose other dims overflow
+MAX_DOCUMENT = 2**28  # bytes; the largest tokenizers have 2**25
 _AGAIN = "download or copy it again"
 _OTHER_SIZES = {"U16": 2, "U32": 4, "U64": 8, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1}
 
@@ -118,6 +119,16 @@ def _is_pickle(data: mmap.mmap) -> bool:
     if data[:4] == b"PK\x03\x04":
         return b"data.pkl" in data[:512]
     return data[:1] == b"\x80" and data[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05") and any(data[4:8])
+
+
+def read_document(path: Path) -> bytes:
+    """A text or JSON file that comes with a model. Raises ``OSError``, also for one of more than ``MAX_DOCUMENT``
+    bytes."""
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > MAX_DOCUMENT:
+            raise OSError(errno.EFBIG, f"it has {size} bytes; at most {MAX_DOCUMENT} are read", str(path))
+        return file.read()
 
 
 class SafetensorsFile(WeightSource):
@@ -268,7 +279,7 @@ def _shard_files(folder: Path) -> list[Path]:
 def _indexed_files(index: Path) -> list[Path]:
     """The shards that an index file lists."""
     try:
-        table = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        table = json.loads(read_document(index).decode("utf-8"))["weight_map"]
         names = sorted({str(name) for name in table.values()})
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise WeightError(f"{index}: not an index of shards (no 'weight_map'): {error}") from None

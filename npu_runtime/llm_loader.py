@@ -28,6 +28,7 @@ from npu_compiler.errors import ArtifactError, IncompressibleError, InputError
 from npu_compiler.files import write_atomic
 from npu_compiler.serialize import graph_to_plain, program_from_plain, program_to_plain
 from npu_compiler.target_config import target_config
+from npu_compiler.weight_files import read_document
 
 from .backend import Backend, get_backend
 from .llm_card import ModelCard
@@ -229,7 +230,7 @@ class _CompiledFile:
     def checked(self, target: str, dtype: str | None, max_len: int | None) -> tuple[CompiledProgram, ModelCard]:
         program = CompiledProgram.load(self.path)
         try:
-            text = self._card.read_bytes()
+            text = read_document(self._card)
         except OSError as error:
             raise ArtifactError(f"{self._card}: cannot be read: {error.strerror or error}") from None
         card = ModelCard.from_json(text, str(self._card))

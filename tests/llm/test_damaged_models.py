@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,12 @@ def use_gguf(path: Path, family: str, change: Callable[[Any], object]) -> None:
     change(tree)
     path.write_bytes(gguf_kind.encode(tree))
     model_files.use_checkpoint(open_checkpoint(path))
+
+
+def write_model(folder: Path) -> None:
+    for name, content in model_files.directory("llama").items():
+        data = content if isinstance(content, bytes) else json.dumps(content).encode()
+        (folder / name).write_bytes(data)
 
 
 def setting(key: str, value: Any) -> Callable[[Any], object]:
@@ -72,6 +79,33 @@ def test_gguf(family: str, change: Callable[[Any], object], message: str, tmp_pa
     use_gguf(tmp_path / "whole.gguf", family, lambda tree: None)
     with pytest.raises((ConfigError, WeightError), match=message):
         use_gguf(tmp_path / "a.gguf", family, change)
+
+
+@pytest.mark.parametrize("what", ["text", "texts", "numbers"])
+def test_a_header_as_large_as_a_disk(what: str, tmp_path: Path) -> None:
+    """A sparse file: a terabyte of zeros that takes no room."""
+    path = tmp_path / "a.gguf"
+    kind = {"text": (8, 2**39), "texts": (9, 8, 2**36), "numbers": (9, 4, 2**37)}[what]
+    head = struct.pack("<IQQQ", 3, 0, 1, 1) + b"k" + struct.pack("<" + "I" * (len(kind) - 1) + "Q", *kind)
+    with open(path, "wb") as file:
+        file.write(b"GGUF" + head)
+        try:
+            file.truncate(2**40)
+        except OSError:
+            pytest.skip("the file system has no sparse files of this size")
+    with pytest.raises(WeightError, match="the file is damaged"):
+        open_checkpoint(path)
+
+
+@pytest.mark.parametrize(
+    "name", ["config.json", "tokenizer.json", "chat_template.jinja", "model.safetensors.index.json"]
+)
+def test_documents_as_large_as_a_disk(name: str, tmp_path: Path) -> None:
+    write_model(tmp_path)
+    with open(tmp_path / name, "wb") as file:
+        file.truncate(2**33)
+    with pytest.raises((ConfigError, WeightError), match="it has 8589934592 bytes"):
+        model_files.use_checkpoint(open_checkpoint(tmp_path))
 
 
 def replaced_by(make: Callable[[Path], object], name: str) -> Callable[[Path], None]:
@@ -120,9 +154,7 @@ NESTED = "[" * 100_000
     ],
 )
 def test_directories(change: Callable[[Path], None], message: str, tmp_path: Path) -> None:
-    for name, content in model_files.directory("llama").items():
-        data = content if isinstance(content, bytes) else json.dumps(content).encode()
-        (tmp_path / name).write_bytes(data)
+    write_model(tmp_path)
     model_files.use_checkpoint(open_checkpoint(tmp_path))
     change(tmp_path)
     with pytest.raises((ConfigError, WeightError), match=message):
@@ -130,9 +162,7 @@ def test_directories(change: Callable[[Path], None], message: str, tmp_path: Pat
 
 
 def test_templates_by_odd_names(tmp_path: Path) -> None:
-    for name, content in model_files.directory("llama").items():
-        data = content if isinstance(content, bytes) else json.dumps(content).encode()
-        (tmp_path / name).write_bytes(data)
+    write_model(tmp_path)
     templates = [{"name": ["default"], "template": "no"}, {"name": "default", "template": "yes"}]
     document("tokenizer_config.json", chat_template=templates)(tmp_path)
     assert open_checkpoint(tmp_path).chat_template == "yes"

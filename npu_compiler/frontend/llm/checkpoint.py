@@ -21,7 +21,7 @@ from npu_compiler.frontend.llm.gguf_file import GGUFFile, hf_config
 from npu_compiler.frontend.llm.keys import MAX_SIZE, Keys, unsupported
 from npu_compiler.frontend.llm.vocabulary import byte_level_bpe, sentencepiece_bpe
 from npu_compiler.support.records import Field, parse_json
-from npu_compiler.weight_files import Spec, WeightSource, open_regular, open_weights
+from npu_compiler.weight_files import Spec, WeightSource, open_weights, read_document
 
 __all__ = ["Checkpoint", "CheckpointWeights", "open_checkpoint", "rotary_halves"]
 
@@ -257,8 +257,7 @@ def _json(path: Path) -> dict[str, Any] | None:
 def _bytes(path: Path, error: type[NPUError]) -> bytes | None:
     """A file's contents; None if there is no such file."""
     try:
-        with open_regular(path) as file:
-            return file.read()
+        return read_document(path)
     except FileNotFoundError:
         return None
     except OSError as e:

@@ -29,6 +29,7 @@ _FLOAT32, _STRING, _ARRAY = 6, 8, 9
 _PLAIN = {0: "float32", 1: "float16", 28: "float64", 30: "bfloat16"}  # tensor types that are no quantised blocks
 _MAX_DIMS, _MAX_DIM = 4, 2**48
 _MAX_ALIGNMENT = 2**20
+_MAX_BYTES, _MAX_ITEMS = 2**28, 2**24  # of a text, of an array: far above any vocabulary
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,8 @@ class _Cursor:
 
     def text(self) -> str:
         size: int = self.number("<Q")
+        if size > _MAX_BYTES:
+            raise self.fail(f"a text of {size} bytes; the file is damaged")
         return self.take(size).decode("utf-8", errors="replace")
 
     def value(self, kind: int) -> Any:
@@ -69,14 +72,14 @@ class _Cursor:
         if kind != _ARRAY:
             raise self.fail(f"metadata type {kind} is unknown")
         inner, count = self.number("<I"), self.number("<Q")
+        if count > _MAX_ITEMS:
+            raise self.fail(f"an array of {count} elements; the file is damaged")
         if inner in _SCALARS:
             dtype = np.dtype(_SCALARS[inner])
-            if count > len(self.data):
-                raise self.fail("the file ends within its header; it is truncated")
             return np.frombuffer(self.take(count * dtype.itemsize), dtype).tolist()
         if inner != _STRING:
             raise self.fail(f"arrays of metadata type {inner} are not supported")
-        return [self.text() for _ in range(min(count, len(self.data)))]
+        return [self.text() for _ in range(count)]
 
 
 class GGUFFile(WeightSource):
