@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Any
 
+from .alias import Key, is_in_place
 from .dtypes import DTYPES
 from .errors import CompileError, Reason, Unsupported
 from .graph import Graph, Value
@@ -22,10 +23,16 @@ from .target_config import TARGETS, TargetConfig, target_config
 
 
 class NodeChecker:
-    """Why nodes cannot run on a target. Calls of one op on the same shapes and attributes are tried once."""
+    """Why nodes cannot run on a target. Calls of one op on the same shapes and attributes are tried once.
 
-    def __init__(self, target: str | TargetConfig = "cpu"):
+    ``ir``: the graph that the nodes are of. It tells which inputs depend on weights alone, and are computed when
+    weights are loaded. Without it these are the weights themselves.
+    """
+
+    def __init__(self, target: str | TargetConfig = "cpu", ir: IRGraph | None = None):
         self.config = target_config(target)
+        self._load_time = frozenset[Key]() if ir is None else load_time_values(ir)
+        self._variable = frozenset[str]() if ir is None else variable_leaves(ir)
         self._known: dict[Hashable, tuple[Reason | None, str]] = {}
 
     def __call__(self, node: OpNode) -> Reason | None:
@@ -43,14 +50,19 @@ class NodeChecker:
         return "" if node.op_type in STRUCTURAL else self._tried(node)[1]
 
     def _tried(self, node: OpNode) -> tuple[Reason | None, str]:
-        key = _signature(node)
+        weights = tuple(i for i, t in enumerate(node.inputs) if self._is_weight(t))
+        inputs, outputs = (tuple((t.shape, t.dtype) for t in tensors) for tensors in (node.inputs, node.outputs))
+        key = node.op_type, inputs, outputs, weights, repr(node.attrs)
         if key not in self._known:
-            self._known[key] = self._dry_run(node)
+            self._known[key] = self._dry_run(node, weights)
         return self._known[key]
 
-    def _dry_run(self, node: OpNode) -> tuple[Reason | None, str]:
+    def _is_weight(self, t: TensorSpec) -> bool:
+        return t.name not in self._variable if t.producer is None else t.producer in self._load_time
+
+    def _dry_run(self, node: OpNode, weights: tuple[int, ...]) -> tuple[Reason | None, str]:
         try:
-            graph = lower_node(node)
+            graph = lower_node(node, weights)
         except Unsupported as error:
             return error.reason, ""
         if self.config.name not in TARGETS:  # numbers without a code generator
@@ -73,11 +85,21 @@ def _padding(weight: Value) -> str:
     return f"{columns} output channels cost as much as {padded}: its weights are kept in panels of {panel}"
 
 
-def _signature(node: OpNode) -> Hashable:
-    """All that the answer for a node depends on."""
-    inputs = tuple((t.shape, t.dtype, t.producer is None) for t in node.inputs)
-    outputs = tuple((t.shape, t.dtype) for t in node.outputs)
-    return node.op_type, inputs, outputs, repr(node.attrs)
+def variable_leaves(ir: IRGraph) -> frozenset[str]:
+    """Names of the weights that the model writes."""
+    states = {update.key for update in ir.state}
+    written = {n.inputs[0].name for n in ir.nodes if is_in_place(n.op_type) and n.inputs and not n.inputs[0].producer}
+    return frozenset(written | {p for p, key in ir.weight_name_mapping.items() if key in states})
+
+
+def load_time_values(ir: IRGraph) -> frozenset[Key]:
+    """Outputs of nodes that read nothing but weights that stay as they are, and values that depend on these alone."""
+    variable, found = variable_leaves(ir), set[Key]()
+    for node in ir.nodes:
+        known = (t.producer in found if t.producer is not None else t.name not in variable for t in node.inputs)
+        if node.inputs and all(known):
+            found.update((node.name, i) for i in range(len(node.outputs)))
+    return frozenset(found)
 
 
 def tensor_reason(t: TensorSpec, config: TargetConfig) -> Reason | None:
@@ -111,7 +133,7 @@ def passed_through(ir: IRGraph, config: TargetConfig) -> list[Refusal]:
 
 def lower_checked(ir: IRGraph, config: TargetConfig, dtype: str | None = None) -> Graph:
     """:func:`lower_ir` for a target. Raises :class:`CompileError` with everything that the target refuses."""
-    reason = NodeChecker(config)
+    reason = NodeChecker(config, ir)
     refused = [(node.name, node.op_type, r) for node in ir.nodes if (r := reason(node)) is not None]
     return lower_ir(ir, dtype, refused + passed_through(ir, config))
 

@@ -114,7 +114,7 @@ def explain(
     graph = load_ir(ir)
     plan = partition(graph, target=config, force_cpu=force_cpu, minimise_transfers=minimise_transfers)
     reports = []
-    live, checker = {node.name for node in plan.ir.nodes}, NodeChecker(config)
+    live, checker = {node.name for node in plan.ir.nodes}, NodeChecker(config, plan.ir)
     for node in graph.nodes:
         reason = plan.reasons.get(node.name)
         device = "cpu" if reason else "npu" if node.name in live else "dropped"

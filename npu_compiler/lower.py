@@ -7,7 +7,7 @@ Tensors that are no views are taken to be laid out in row-major order. A weight 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -37,13 +37,14 @@ def lower_ir(ir: IRGraph, dtype: str | None = None, refused: Sequence[Refusal] =
     return _Lowering(ir, dtype, refused).run()
 
 
-def lower_node(node: OpNode) -> Graph:
-    """One node, other than a getitem, as a graph of its own. Raises :class:`Unsupported`."""
+def lower_node(node: OpNode, weights: Collection[int] = ()) -> Graph:
+    """One node, other than a getitem, as a graph of its own. ``weights``: which of its inputs are known when weights
+    are loaded. Raises :class:`Unsupported`."""
     if (dependence := data_dependence(node)) is not None:
         raise Unsupported(dependence)
     graph = Graph()
     inputs = [
-        graph.input(str(i), t.shape, t.dtype) if t.producer is not None else graph.weight(t.name, t.shape, t.dtype)
+        graph.weight(str(i), t.shape, t.dtype) if i in weights else graph.input(str(i), t.shape, t.dtype)
         for i, t in enumerate(node.inputs)
     ]
     results = _conform(node, lower_call(graph, node.op_type, inputs, node.attrs), None)

@@ -177,9 +177,9 @@ def partition(
     config = target_config(target)
     loaded = load_ir(ir)
     excluded = Exclusions(loaded, force_cpu, is_supported_fn or is_supported)
-    check = check or NodeChecker(config)
     graph, shared = functionalize(loaded)
     graph = _without_dead_nodes(graph, shared)
+    check = check or NodeChecker(config, graph)
     reasons: dict[str, Reason] = {}
     for node in graph.nodes:
         if node.op_type in STRUCTURAL:

@@ -166,6 +166,28 @@ def test_a_target_can_start_with_loops_alone() -> None:
     np.testing.assert_allclose(mixed, whole, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("written", [False, True])
+def test_a_weight_that_is_computed_when_weights_are_loaded(written: bool) -> None:
+    """Its convolution is a kernel of its own; one of a weight that changes from run to run is loops."""
+    targets.register_target(FewKernels("loops"))
+    ir = small_network()
+    w = tensor("p_w", (8, 3, 3, 3), "float32", made=False)
+    double = OpNode("w2", "aten.mul_.Tensor" if written else "aten.mul.Tensor", [w], [replace(w, name="w2")])
+    double.attrs["other"] = 2.0
+    conv = ir.nodes[0]
+    conv.inputs[1] = tensor("w2", w.shape, "float32")
+    ir.nodes.insert(0, double)
+    refused = {name for name, _, _ in check(ir, "few")}
+    assert refused == ({"product"} if written else {"conv", "product"})
+    assert refused == {name for name, _, _ in refusals(ir, "few")}
+    plan = partition(ir, target="few", minimise_transfers=False)
+    assert set(plan.reasons) == refused
+    weights = {s.name: np.full(s.shape, 0.25, np.float32) for s in ir.weights}
+    x = np.linspace(-1, 1, 108, dtype=np.float32).reshape(1, 3, 6, 6)
+    mixed = DAGExecutor(plan, "few", weights=weights).execute([x])["softmax"]
+    np.testing.assert_allclose(mixed, DAGExecutor(partition(ir), weights=weights).execute([x])["softmax"], rtol=1e-5)
+
+
 def test_a_fusion_that_the_target_has_no_kernel_for_is_left_out() -> None:
     """Products and loops, but no attention: the decomposed spelling stays as it is."""
     targets.register_target(FewKernels("loops", "gemm", "pack"))
