@@ -428,10 +428,8 @@ def evaluate(
     Loads are clipped; those out of range mark their results, and a ``where`` drops the marks of the branch not taken.
     ``IndexError`` if a marked element reaches the result. Intermediate results are dropped after their last use.
     """
-    rank = len(domain)
-    grid = [
-        np.arange(n, dtype=np.int64).reshape([n if i == d else 1 for i in range(rank)]) for d, n in enumerate(domain)
-    ]
+    if 0 in domain:
+        return np.empty(tuple(domain), dtypes.numpy_dtype(e.dtype))
     val: dict[Expr, Any] = dict(extra or {})
     outside: dict[Expr, Any] = {}  # bool arrays: elements made from an out-of-range load; absent where there are none
     done = last_uses(e)
@@ -444,7 +442,8 @@ def evaluate(
             if x.op == "const":
                 val[x] = np.array(x.value).astype(dt)
             elif x.op == "index":
-                val[x] = grid[x.value]
+                along = [n if d == x.value else 1 for d, n in enumerate(domain)]
+                val[x] = np.arange(domain[x.value], dtype=np.int64).reshape(along)
             elif x.op == "load":
                 val[x] = _plain_load(arrays[x.value], x.args, domain)
                 if val[x] is None:
@@ -461,7 +460,7 @@ def evaluate(
             for a in done.get(x, ()):
                 val.pop(a, None)
                 outside.pop(a, None)
-    if e in outside and 0 not in domain:
+    if e in outside:
         raise IndexError(f"index out of range in {render(e, 400)}")
     return np.broadcast_to(val[e], tuple(domain)).astype(dtypes.numpy_dtype(e.dtype))
 

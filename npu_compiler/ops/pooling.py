@@ -205,15 +205,16 @@ def declare_max(n: int) -> None:
 def average(x: Value, windows: Sequence[Window], divisor: int | None = None) -> Value:
     n = len(windows)
     last = channels_last(x, n)
-    counts = reduce(np.multiply.outer, [np.array(w.counts, np.float32) for w in windows])
-    if divisor is not None:
-        counts = np.full_like(counts, divisor)
     if all(w.out == 1 and w.kernel == w.size and not w.inside for w in windows):  # a global pool is a plain reduction
         total = last.sum(range(1, n + 1))
     else:
         total = pool("sum", last, windows, 0.0)
-    uniform = counts.size and (counts == counts.flat[0]).all()
-    y = total / (float(counts.flat[0]) if uniform else x.graph.const(counts[..., None]))
+    if divisor is None and any(len(set(w.counts)) > 1 for w in windows):
+        bounded(math.prod(w.out for w in windows), MOST_POSITIONS, "windows of different sizes")
+        counts = reduce(np.multiply.outer, [np.array(w.counts, np.float32) for w in windows])
+        y = total / x.graph.const(counts[..., None])
+    else:
+        y = total / float(math.prod(max(w.counts, default=1) for w in windows) if divisor is None else divisor)
     return channels_first(y, x.rank == n + 2)
 
 

@@ -37,6 +37,8 @@ def slices_at(base: Value, dim: int, at: Value, src: Value, add: bool = False) -
     """``src[..., i, ...]`` written at position ``at[i]`` of a dim."""
     x, src, at = (v if v.rank else v.reshape(1) for v in (base, src, at))
     dim = wrap_dim(dim, x.rank)
+    if at.rank != 1:
+        raise ValueError(f"an index of shape {list(at.shape)}, which is not one-dimensional")
     src = src.expand(*resized(x.shape, dim, at.numel))
     idx = identity(x.rank)
     idx[dim] = integer_load(0, at, [index(dim)])
@@ -108,6 +110,8 @@ def elements_at(base: Value, dim: int, at: Value, src: Value, add: bool = False)
     """``src[i][j]`` written at ``[at[i][j]][j]`` for dim 0, and so on; ``src`` may be larger than ``at``."""
     x, at, src = (v if v.rank else v.reshape(1) for v in (base, at, src))
     dim = wrap_dim(dim, x.rank)
+    if not x.rank == at.rank == src.rank:
+        raise ValueError(f"an index of shape {list(at.shape)} for {list(base.shape)}")
     for d, n in enumerate(at.shape):
         src = src.slice(d, 0, n)
     if src.shape != at.shape:

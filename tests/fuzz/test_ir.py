@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from npu_compiler.errors import IRError
+from npu_compiler.errors import CompileError, IRError
 from npu_compiler.ir import GETITEM, IRGraph, OpNode, TensorSpec
 from npu_compiler.ir_reader import ir_to_dict, load_ir
 from npu_compiler.lower import check_node
+from npu_compiler.pipeline import run_phases
 
 
 def call(op: str, shape: tuple[int, ...], result: tuple[int, ...], outputs: int = 1, **attrs: Any) -> OpNode:
@@ -66,6 +67,37 @@ def test_arguments_of_the_wrong_type(node: OpNode, reason: str) -> None:
 def test_arguments_that_are_too_large(node: OpNode) -> None:
     found = check_node(node)
     assert found is not None and found.rule == "size", found
+
+
+@pytest.mark.parametrize("target", ["cpu", "metal", "cuda"])
+@pytest.mark.parametrize(
+    ("op", "shapes", "result", "attrs"),
+    [
+        ("scaled_dot_product_attention.default", [(0, 4, 3, 16), (0, 2, 700, 16), (0, 2, 700, 16)], (0, 4, 3, 16),
+         {"enable_gqa": True}),
+        ("sum.dim_IntList", [(0, 2**31)], (0,), {"dim": [1]}),
+        ("avg_pool2d.default", [(1, 1, 2**16, 2**15)], (1, 1, 2**16, 2**15),
+         {"kernel_size": [3], "padding": [1], "stride": [1]}),
+        ("avg_pool2d.default", [(1, 1, 2**16, 2**15)], (1, 1, 2**15, 2**14), {"kernel_size": [2]}),
+        ("scatter_reduce.two", [(2, 3), (), ()], (2, 3), {"dim": 1, "reduce": "mean"}),
+        ("scatter.src", [(2, 3), (2,), (2,)], (2, 3), {"dim": 1}),
+        ("index_add.default", [(4, 3), (2, 2), (4, 3)], (4, 3), {"dim": 0}),
+    ],
+)  # fmt: skip
+def test_empty_huge_and_misshapen_tensors(
+    op: str, shapes: list[tuple[int, ...]], result: tuple[int, ...], attrs: dict[str, Any], target: str
+) -> None:
+    """Compiled at once, or refused with a reason."""
+    scatters = op.startswith(("scatter", "index_add"))
+    types = ["int64" if scatters and i == 1 else "float32" for i in range(len(shapes))]
+    inputs = [TensorSpec(f"x{i}", s, t, (f"x{i}", 0)) for i, (s, t) in enumerate(zip(shapes, types, strict=True))]
+    node = OpNode("n", f"aten.{op}", inputs, [TensorSpec("n", result, "float32")], attrs)
+    ir = IRGraph("m", inputs, [TensorSpec("n", result, "float32", ("n", 0))], [], {}, [node])
+    try:
+        run_phases(load_ir(ir_to_dict(ir)), target, until="memory")
+        assert not scatters, "these are wrong"
+    except CompileError as error:
+        assert error.reasons
 
 
 def test_constants_of_one_repeated_value() -> None:

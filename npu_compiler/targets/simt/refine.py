@@ -134,10 +134,12 @@ def _apart(schedule: Schedule, k: Kernel) -> tuple[Kernel, Kernel]:
 def _split_attention(schedule: Schedule, k: Kernel, dialect: Dialect) -> list[Kernel]:
     """Few queries of many keys: groups share the keys, and a second kernel brings their parts together."""
     q, keys, out = k.inputs[0], k.inputs[1], k.outputs[0]
+    if math.prod(out.shape) == 0:
+        return [k]
     b, h, sq, _ = q.shape
     groups = b * keys.shape[1] * -(-(h // keys.shape[1] * sq) // MOST_ROWS)
     splits = min(MOST_SPLITS, keys.shape[2] // KEYS_OF_A_SPLIT, dialect.cores * 2 // groups)
-    if splits < 2 or math.prod(out.shape) == 0 or is_flash(k, dialect):
+    if splits < 2 or is_flash(k, dialect):
         return [k]
     parts = schedule.memory("float32", (splits, b, h, sq, out.shape[3] + 2), "parts")
     first = replace(k, outputs=[parts], attrs={**k.attrs, "splits": splits})
