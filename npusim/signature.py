@@ -35,7 +35,7 @@ class Signature:
         self._flatten, self._unflatten = pytree.tree_flatten, pytree.tree_unflatten
         self._parameters = call.parameters
         self._examples = self._by_name(call.args, call.kwargs)
-        self._count = len(self._examples)
+        self._positional, self._keywords = len(call.args), tuple(call.kwargs)
         self._outlines = {name: _OUTLINE.repr(value) for name, value in self._examples.items()}
         self._inputs = {name: pytree.tree_flatten(value) for name, value in self._examples.items()}
         for leaves, _ in self._inputs.values():
@@ -69,8 +69,10 @@ class Signature:
 
         Raises ``InputError`` naming the argument that is missing, unknown or unlike the one of the capture.
         """
-        if not kwargs and len(args) == self._count and self._plain and all(map(_is_tensor, args)):
-            return args
+        if self._plain and len(args) == self._positional and len(kwargs) == len(self._keywords):
+            values = (*args, *map(kwargs.get, self._keywords)) if kwargs else args
+            if all(map(_is_tensor, values)):
+                return values
         given = self._by_name(args, kwargs)
         tensors: list[Any] = []
         for name, (examples, structure) in self._inputs.items():

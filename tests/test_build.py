@@ -39,6 +39,8 @@ def test_keywords_in_any_order_and_by_position() -> None:
     assert torch.equal(built(X, mask=mask, scale=2.0, bias=bias), wanted)
     assert torch.equal(built(bias=bias, scale=2.0, mask=mask, x=X), wanted)
     assert torch.equal(built(X, mask, bias=bias, scale=2.0), wanted)
+    swapped = npusim.build(Fn(lambda x, y: x - 2 * y), example_kwargs={"y": X + 1, "x": X})
+    assert torch.equal(swapped(X, X + 1), swapped(y=X + 1, x=X)) and torch.equal(swapped(X, X + 1), X - 2 * (X + 1))
     assert torch.equal(npusim.build(Fn(masked), (X, mask))(mask=mask, x=X, scale=1.0), masked(X, mask))
 
 
@@ -51,13 +53,13 @@ def test_arguments_left_out_have_their_defaults() -> None:
 @pytest.mark.parametrize(
     ("args", "kwargs", "message"),
     [
-        ((X,), {}, "argument 'mask' .*None.*built for tensor"),
+        ((X,), {}, "argument 'mask' .*None.*built for float32"),
         ((), {"mask": X[0]}, "missing a required argument: 'x'"),
         ((X, X[0]), {"attention": X}, "argument 'attention' was not among"),
         ((X, X[0]), {"scale": 3.0}, "argument 'scale' was not among"),
         ((X, X[0], X), {}, "too many positional arguments"),
         ((X, X[0]), {"mask": X[0]}, "multiple values for argument 'mask'"),
-        ((X.tolist(), X[0]), {}, r"argument 'x' .*\[\[0.0, 1.0, 2.0\].*built for tensor"),
+        ((X.tolist(), X[0]), {}, r"argument 'x' .*\[\[0.0, 1.0, 2.0\].*built for float32"),
     ],
 )
 def test_a_wrong_argument_is_named(args: Any, kwargs: Any, message: str) -> None:
