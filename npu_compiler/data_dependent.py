@@ -81,6 +81,8 @@ def data_dependence(node: OpNode) -> Reason | None:
         detail = "which graph runs, and how often, depends on data"
     elif node.op_type in NUMBER_OPS:
         detail = "computes with a Python number that depends on data"
+    elif node.op_type in ("aten.item.default", "aten._local_scalar_dense.default"):
+        detail = "makes a Python number from tensor data"
     elif any(not t.is_static for t in node.outputs):
         detail = "its shape depends on data"
     elif any(not t.is_static for t in node.inputs):

@@ -249,12 +249,13 @@ def _while_loop(cond: CPUPartition, body: CPUPartition, carried: int, *operands:
 
 def _with_numbers(value: Any) -> Any:
     """An attribute with slots where it refers to numbers that inputs hold, and with its complex numbers."""
-    if isinstance(value, dict):
-        if set(value) == {"complex"} and [type(p) for p in value["complex"]] == [float, float]:
-            return complex(*value["complex"])
-        if set(value) != {"number"}:
+    match value:
+        case {"number": int(index)}:
+            return _Number(index)
+        case {"complex": [int() | float() as real, int() | float() as imaginary]}:
+            return complex(real, imaginary)
+        case dict():
             raise _Unbound(f"{value!r} is not an argument that an op takes")
-        return _Number(value["number"])
     return type(value)(_with_numbers(v) for v in value) if isinstance(value, tuple | list) else value
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,12 @@ import numpy as np
 import pytest
 
 import npu_compiler
-from npu_compiler.errors import BackendError, CompileError, IRError
+from npu_compiler.errors import BackendError, CompileError, IRError, NPUError
 from npu_compiler.ir import DataSize, IRGraph
 from npu_compiler.ir_reader import ir_to_dict, load_ir, load_ir_from_dict, save_ir
 from npu_compiler.partitioner import CPU, NPU, partition
 from npu_runtime import DAGExecutor
+from npu_runtime.cpu_fallback import CPUPartition
 
 torch = pytest.importorskip("torch")
 from torch._higher_order_ops.while_loop import while_loop  # noqa: E402 - imports torch
@@ -221,3 +223,30 @@ def test_complex_numbers_run_in_pytorch(function: Callable[[Any], Any], tmp_path
     save_ir(capture(model, (X,)), tmp_path / "ir.json")
     for x in (X, OTHER):
         check(load_ir(tmp_path / "ir.json"), model, x)
+
+
+def test_damaged_documents_end_in_typed_errors() -> None:
+    """Whatever attributes, graphs and ops say: it runs, or the error is one of ours."""
+    names = ("item as size", "numbers", "cond", "int item")
+    documents = [ir_to_dict(capture(Function(CASES[name]), (X,))) for name in names]
+    odd: list[Any] = [None, -1, 1 << 62, 1.5, "u0", "number.sum", "higher_order.cond", "aten.item.default"]
+    odd += [[], {}, {"number": 0}, {"number": True}, {"number": 99}, {"complex": 3}, {"complex": [1, 2.0]}, [[1]]]
+    rng, typed = random.Random(5), 0
+    for _ in range(400):
+        document = copy.deepcopy(rng.choice(documents))
+        places = list(_places(document))
+        for owner, key in rng.sample(places, rng.choice((1, 1, 2))):
+            owner[key] = copy.deepcopy(rng.choice(odd))
+        try:
+            CPUPartition(load_ir_from_dict(document)).run({"args_0": X.numpy()}, {})
+        except NPUError:
+            typed += 1
+    assert typed > 100
+
+
+def _places(value: Any, inside: bool = False) -> Iterator[tuple[Any, Any]]:
+    """What nodes say about themselves: (owner, key)."""
+    for key, item in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        if inside or key in ("op_type", "attrs", "graphs"):
+            yield value, key
+        yield from _places(item, inside or key == "attrs")
