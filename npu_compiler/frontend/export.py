@@ -316,8 +316,8 @@ def _advice(e: BaseException) -> str:
     kind = type(e).__name__
     if "DataDependent" in kind or "data-dependent" in str(e):
         return (
-            "; Python's own control flow depends on tensor data here: use torch.where, torch.cond or fixed sizes, or say "
-            "what holds with torch._check"
+            "; Python's own control flow depends on tensor data here: use torch.where, torch.cond or fixed sizes, or "
+            "say what holds with torch._check"
         )
     if "NotImplementedError" in kind and "meta" in str(e):
         return "; run the example on a real device, this operation needs values"
