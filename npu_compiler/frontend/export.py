@@ -64,6 +64,9 @@ def capture(
         name: ``model_name`` of the result; the class name by default.
         strict: passed to ``torch.export``; True traces with TorchDynamo.
 
+    State in plain Python attributes is refused: torch.export would freeze it. If forward changes such an attribute, the
+    model runs twice in PyTorch, and only a change that leaves the second result the same is accepted.
+
     Raises:
         CaptureError: the model cannot be a static graph; the message says where and what to change.
     """
