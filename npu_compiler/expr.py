@@ -232,6 +232,8 @@ def const(value: Any, dtype: str) -> Expr:
         value = bool(value)
     else:
         value = int(value)
+        if not -(2**63) <= value < 2**64:
+            raise ValueError(f"{value} does not fit {dtype}")
     return Expr("const", dtype, (), value)
 
 

@@ -32,6 +32,7 @@ def call(op: str, shape: tuple[int, ...], result: tuple[int, ...], outputs: int 
         (call("sum.dim_IntList", (3, 4), (3, 1), dim=[1], keepdim=3), "keepdim=3, expected bool"),
         (call("clamp.default", (3,), (3,), min={"a": 1}), "min={'a': 1}, expected a tensor or int or float or bool"),
         (call("gelu.default", (3,), (3,), approximate=1), "approximate=1, expected text"),
+        (call("full_like.default", (3,), (3,), fill_value=1e30, dtype="int64"), "does not fit int64"),
         (call("add.Tensor", (3,), (3,), other=[1]), "other=.1., expected a number or a tensor"),
     ],
 )  # fmt: skip
