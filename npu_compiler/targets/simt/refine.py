@@ -159,6 +159,8 @@ def _split_product(schedule: Schedule, k: Kernel, dialect: Dialect) -> list[Kern
     p = product_of(k)
     if k.inputs[k.fixed].dtype not in dialect.matrix_types or p.m <= WIDE_ROWS or k.epilogue is None or p.batch > 1:
         return [k]
+    if p.n == 0:
+        return [k]
     tiles = -(-p.m // 64) * -(-p.n // 128)
     splits = min(dialect.cores // tiles, p.k // LEAST_TERMS, MOST_PARTS)
     if splits < 2:
