@@ -55,7 +55,7 @@ SCALAR_OPS: dict[str, ScalarOp] = {
     "add": ScalarOp(2, np.add, infix="+"),
     "sub": ScalarOp(2, np.subtract, infix="-"),
     "mul": ScalarOp(2, np.multiply, infix="*"),
-    "div": ScalarOp(2, np.true_divide, infix="/"),  # floating arguments only
+    "div": ScalarOp(2, np.true_divide, infix="/"),
     "idiv": ScalarOp(2, _idiv),  # integers, towards zero
     "floordiv": ScalarOp(2, np.floor_divide),
     "remainder": ScalarOp(2, np.remainder),  # sign of the divisor
@@ -102,7 +102,7 @@ SCALAR_OPS: dict[str, ScalarOp] = {
     "ne": ScalarOp(2, np.not_equal, "bool", "!="),
     "isnan": ScalarOp(1, np.isnan, "bool"),
     "isinf": ScalarOp(1, np.isinf, "bool"),
-    "and": ScalarOp(2, np.bitwise_and, infix="&"),  # bool or integer arguments
+    "and": ScalarOp(2, np.bitwise_and, infix="&"),
     "or": ScalarOp(2, np.bitwise_or, infix="|"),
     "xor": ScalarOp(2, np.bitwise_xor, infix="^"),
     "not": ScalarOp(1, np.invert),
@@ -111,6 +111,21 @@ SCALAR_OPS: dict[str, ScalarOp] = {
     "where": ScalarOp(3, np.where, "arg1"),
     "cast": ScalarOp(1, lambda x: x, "cast"),
 }
+
+_FLOAT_ONLY = frozenset(
+    "div sqrt rsqrt exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh "
+    "erf sigmoid atan2".split()
+)
+_NO_FLOAT = frozenset("idiv and or xor not shl shr".split())
+_NO_BOOL = frozenset("sub neg idiv floordiv remainder fmod pow sign shl shr".split())
+
+
+def takes(op: str, dtype: str) -> bool:
+    """Whether the scalar op has a meaning for arguments of ``dtype``."""
+    kind = dtypes.DTYPES[dtype].kind
+    excluded = {"float": _NO_FLOAT, "bool": _FLOAT_ONLY | _NO_BOOL}.get(kind, _FLOAT_ONLY)
+    return op not in excluded
+
 
 EXPENSIVE = frozenset(
     "exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf sigmoid pow "
@@ -255,13 +270,18 @@ def acc(dtype: str = "float32", number: int = 0) -> Expr:
 
 
 def call(op: str, *args: Any) -> Expr:
-    """Apply a scalar op. Python scalars take the dtype of the Expr beside them; all Expr arguments must agree."""
+    """Apply a scalar op. Python scalars take the dtype of the Expr beside them; all Expr arguments must agree.
+
+    Raises ``TypeError`` if the op has no meaning for their dtype.
+    """
     spec = SCALAR_OPS[op]
     assert len(args) == spec.arity, f"{op} takes {spec.arity} arguments"
     operands = args[1:] if op == "where" else args
     dtype = next((a.dtype for a in operands if isinstance(a, Expr)), None)
     if dtype is None:
         dtype = "float32" if any(isinstance(a, float) for a in operands) else "int64"
+    if not takes(op, dtype):
+        raise TypeError(f"{op!r} of {dtype} numbers has no meaning")
     fixed = [a if isinstance(a, Expr) else const(a, dtype) for a in args]
     for a in fixed[1 if op == "where" else 0 :]:
         assert a.dtype == dtype, f"{op}: mixed dtypes {[x.dtype for x in fixed]}"

@@ -126,12 +126,6 @@ def _axis(axis: int, x: Value) -> None:
 
 # -- expressions ------------------------------------------------------------------------------------------------------
 _COMPUTED = frozenset(("bool", "int", "uint", "float"))
-_FLOAT_ONLY = frozenset(
-    "div sqrt rsqrt exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh "
-    "erf sigmoid atan2".split()
-)
-_NO_FLOAT = frozenset("idiv and or xor not shl shr".split())
-_NO_BOOL = frozenset("sub neg idiv floordiv remainder fmod pow sign shl shr".split())
 
 
 def check_expr(e: Expr, inputs: Sequence[Value], rank: int) -> None:
@@ -171,10 +165,7 @@ def _check_call(x: Expr) -> None:
         _require(types.pop(0) == "bool", "the condition of a where is no bool")
     _require(len(set(types)) == 1, f"{x.op} of mixed dtypes {types}")
     _require(x.dtype == ("bool" if spec.result == "bool" else types[0]), f"{x.op} of {types[0]} gives no {x.dtype}")
-    kind = dtypes.DTYPES[types[0]].kind
-    _require(kind == "float" or x.op not in _FLOAT_ONLY, f"{x.op} of {types[0]}")
-    _require(kind != "float" or x.op not in _NO_FLOAT, f"{x.op} of {types[0]}")
-    _require(kind != "bool" or x.op not in _NO_BOOL, f"{x.op} of bool")
+    _require(expr.takes(x.op, types[0]), f"{x.op} of {types[0]}")
 
 
 # -- one function per op: the outputs' types --------------------------------------------------------------------------

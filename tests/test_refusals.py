@@ -57,6 +57,9 @@ def test_refused(op_type: str, shapes: tuple[list[int], ...], attrs: dict[str, A
     ("op_type", "dtype", "attrs", "says"),
     [
         ("aten.relu.default", "complex64", {}, "complex64"),
+        ("aten.bitwise_or.Scalar", "float32", {"other": 3}, "'or' of float32"),
+        ("aten.bitwise_right_shift.Tensor_Scalar", "float16", {"other": 3}, "'shr' of float"),
+        ("aten.bitwise_not.default", "float64", {}, "'not' of float64"),
         ("aten.pow.Tensor_Scalar", "int64", {"exponent": -1}, "negative integer power"),
         ("aten.add.Scalar", "int64", {"other": 1, "alpha": 0.5}, "factor of 0.5"),
     ],
