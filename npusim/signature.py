@@ -30,7 +30,7 @@ class Signature:
     def __init__(self, call: Capture):
         from torch.utils import _pytree as pytree
 
-        from npu_compiler.frontend.export import TENSOR
+        from npu_compiler.frontend.export import NUMBER, TENSOR
 
         self._flatten, self._unflatten = pytree.tree_flatten, pytree.tree_unflatten
         self._parameters = call.parameters
@@ -41,7 +41,7 @@ class Signature:
         for leaves, _ in self._inputs.values():
             leaves[:] = [TENSOR if _is_tensor(v) else v for v in leaves]
         self._examples.clear()  # they may hold large tensors
-        self._tensor = TENSOR
+        self._tensor, self._number = TENSOR, NUMBER
         self._plain = all(leaves == [TENSOR] and structure.is_leaf() for leaves, structure in self._inputs.values())
         self._outputs, self._structure = call.leaves, call.structure
         keys = self._by_name(tuple(range(len(call.args))), {k: k for k in call.kwargs})
@@ -101,7 +101,11 @@ class Signature:
         if self._single:
             return outputs[0]
         values = iter(outputs)
-        result = self._unflatten([next(values) if v is self._tensor else v for v in self._outputs], self._structure)
+        leaves = [
+            next(values) if v is self._tensor else next(values).item() if v is self._number else v
+            for v in self._outputs
+        ]
+        result = self._unflatten(leaves, self._structure)
         if self._returned:
             given = self._by_name(args, kwargs)
             for name, place in self._returned:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import npu_compiler
+import npusim
 from npu_compiler.errors import BackendError, CompileError, IRError, NPUError
 from npu_compiler.ir import DataSize, IRGraph
 from npu_compiler.ir_reader import ir_to_dict, load_ir, load_ir_from_dict, save_ir
@@ -126,6 +127,17 @@ def test_what_is_static_again_runs_natively() -> None:
     check(ir, model, torch.zeros(3, 4) - 100)
     with pytest.raises(CompileError, match=r"its shape depends on data .*torch.where"):
         npu_compiler.compile(ir)
+
+
+def test_a_number_of_the_result_is_a_number() -> None:
+    model = Function(lambda x: {"sum": x.sum().item(), "positive": (x > 0).sum().item(), "twice": x * 2})
+    built = npusim.build(model, X)
+    for x in (X, OTHER):
+        result, wanted = built(x), model(x)
+        assert (type(result["sum"]), type(result["positive"])) == (float, int)
+        assert result["positive"] == wanted["positive"] and abs(result["sum"] - wanted["sum"]) < 1e-5
+        assert torch.equal(result["twice"], wanted["twice"])
+    assert type(built(X.numpy())["positive"]) is int
 
 
 def test_checks_of_the_model_hold_at_run_time() -> None:

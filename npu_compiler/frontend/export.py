@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch.export import ExportedProgram
-from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
+from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, TensorArgument
 from torch.utils import _pytree as pytree
 
 from npu_compiler.errors import CaptureError
@@ -30,7 +30,7 @@ from npu_compiler.frontend.translate import NeedsFunctionalForm, translate
 from npu_compiler.host_arrays import to_torch
 from npu_compiler.ir import IRGraph
 
-__all__ = ["TENSOR", "Capture", "capture", "capture_call"]
+__all__ = ["NUMBER", "TENSOR", "Capture", "capture", "capture_call"]
 
 _DROPOUTS = ("aten.dropout.default", "aten.feature_dropout.default", "aten.alpha_dropout.default")
 _TORCH_DIR = str(Path(torch.__file__).parent)
@@ -89,20 +89,24 @@ class Capture:
     structure: pytree.TreeSpec
     """The structure of the result."""
     leaves: list[Any]
-    """The leaves of the result: ``TENSOR`` for each of ``ir.graph_outputs``, in order, and the values of all others."""
+    """The leaves of the result: ``TENSOR`` or, for a Python number that depends on data, ``NUMBER`` for each of
+    ``ir.graph_outputs``, in order, and the values of all others."""
     returned: dict[int | str, Any]
     """Arguments that the model changes and returns; see ``ArgumentChanges``."""
 
 
-class _Tensor:
+@dataclass(frozen=True, eq=False)
+class _Marker:
+    name: str
+
     def __repr__(self) -> str:
-        return "TENSOR"
+        return self.name
 
     def __reduce__(self) -> str:
-        return "TENSOR"  # the one of this module
+        return self.name  # the one of this module
 
 
-TENSOR = _Tensor()
+TENSOR, NUMBER = _Marker("TENSOR"), _Marker("NUMBER")
 
 
 def capture_call(
@@ -185,7 +189,13 @@ def _parameters(
 
 def _result_leaves(program: ExportedProgram) -> list[Any]:
     results = [s for s in program.graph_signature.output_specs if s.kind is OutputKind.USER_OUTPUT]
-    return [s.arg.value if isinstance(s.arg, ConstantArgument) else TENSOR for s in results]
+    return [_result_leaf(s.arg) for s in results]
+
+
+def _result_leaf(argument: Any) -> Any:
+    if isinstance(argument, ConstantArgument):
+        return argument.value
+    return TENSOR if isinstance(argument, TensorArgument) else NUMBER
 
 
 def _positional(example_inputs: Any) -> tuple[Any, ...]:
