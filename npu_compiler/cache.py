@@ -36,8 +36,8 @@ _warned: set[Path] = set()  # roots that this process has complained about
 
 
 def obstacle(root: Path) -> str:
-    """Why somebody else could have written what is in ``root``, a section of a cache directory, and what to type about
-    it; empty if nobody could.
+    """Why another user could have written what is in ``root``, a section of a cache directory, and what to type about
+    it; empty if no other user could.
 
     The section and the cache directory must belong to this user or to root, and neither group nor others may write to
     them. A directory above them may be writable by everybody only if it is sticky, as /tmp is: else it could be

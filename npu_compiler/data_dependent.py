@@ -5,7 +5,7 @@ A dimension that depends on data is a :class:`~npu_compiler.ir.DataSize`. A Pyth
 number that input ``i`` of the node holds. These inputs come after the tensors that the op takes. (A complex number is
 ``{"complex": [real, imaginary]}`` in JSON's types.)
 
-Two kinds of nodes are no ATen calls:
+Two kinds of nodes are not ATen calls:
 
 * arithmetic on such numbers, ``number.add``: the attribute ``args`` lists the operands, numbers and references to them;
 * control flow, whose graphs are in ``OpNode.graphs`` and take inputs of the node:

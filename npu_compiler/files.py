@@ -38,7 +38,7 @@ def write_atomic(path: str | os.PathLike[str], data: bytes) -> None:
 
 def _remove_leftovers(folder: Path, prefix: str) -> None:
     """Remove temporary files whose writer is gone. Its process id says nothing if it ran on another machine, or in
-    another container: only files that nobody has written to for a while are leftovers."""
+    another container: only files that have not been written to for a while are leftovers."""
     with contextlib.suppress(OSError):  # somebody else removed it, or it belongs to another user
         for entry in os.scandir(folder):
             found = re.fullmatch(re.escape(prefix) + r"(\d+)\.[0-9a-f]{12}\.tmp", entry.name)

@@ -16,8 +16,8 @@ Shape = tuple[int, ...]
 class Layout:
     """``spec`` gives shape and dtype of a packed weight [G, K, T, C] (groups, output channels, taps, input channels) of
     a dtype in panels of so many output channels, or None if that weight cannot be kept so; ``pack`` makes it.
-    ``check``, for layouts whose bytes say where kernels read and write: raises ``ValueError`` if these are no places in
-    the weight. What ``pack`` made passes; what comes from elsewhere has to be checked before a kernel sees it."""
+    ``check``, for layouts whose bytes say where kernels read and write: raises ``ValueError`` if such a place lies
+    outside the weight. What ``pack`` made passes; bytes from elsewhere must be checked before a kernel reads them."""
 
     spec: Callable[[Shape, str, int], tuple[Shape, str] | None]
     pack: Callable[[np.ndarray, int], np.ndarray]

@@ -99,7 +99,7 @@ def pack_quads(w: np.ndarray) -> np.ndarray:
 
 @cache
 def _columns(nbytes: int) -> int:
-    """Of quads of so many bytes; 0 if there are no such quads."""
+    """The columns of quads of ``nbytes`` bytes; 0 if no number of columns gives that size."""
     return next((k for k in range(64, 1 << 14, 64) if QuadLayout(k).nbytes == nbytes), 0)
 
 

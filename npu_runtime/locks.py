@@ -45,7 +45,7 @@ class RunLock:
                 self.busy = False
 
     def renew(self) -> None:
-        """In a forked child: a new lock, unless the thread that forked holds this one or nobody does."""
+        """In a forked child: replace the lock if a thread holds it that the child does not have."""
         if self.mutex.acquire(blocking=False):
             self.mutex.release()
         else:

@@ -104,7 +104,7 @@ def test_doctor_says_that_it_is_not_used(base: Path) -> None:
 
 @needs_users
 def test_other_programs_folders_are_private_too(base: Path) -> None:
-    """Under a umask that lets groups write, whoever makes the cache directory first makes it private."""
+    """Under a umask that lets groups write, the cache directory is private, no matter which component makes it."""
     before = os.umask(0o002)
     try:
         for name in ("zig", "models"):

@@ -169,7 +169,7 @@ def test_templates_by_odd_names(tmp_path: Path) -> None:
 
 
 def test_what_the_package_panics_at(capfd: pytest.CaptureFixture[str]) -> None:
-    """Its PanicException is no Exception; its message goes to stderr, which is not ours to close."""
+    """Its PanicException is not an Exception; its message goes to stderr, which is not ours to close."""
     text = json.loads(model_files.tokenizer("byte-level"))
     text["pre_tokenizer"]["pretokenizers"][0]["pattern"] = {"Regex": "(a+)+$"}
     tokenizer = Tokenizer(json.dumps(text))

@@ -82,7 +82,7 @@ def neighbour(x: np.ndarray, axis: int) -> np.ndarray:
 
 
 def one_element(exact: np.ndarray) -> np.ndarray:
-    """The element beside it in place of one. The pair is one of usual distance: equal neighbours are no defect."""
+    """The element beside it in place of one. The pair is one of usual distance: equal neighbours are not a defect."""
     flat, wrong = exact.reshape(-1), exact.reshape(-1).copy()
     distance = np.abs(flat[1:] - flat[:-1])
     at = int(np.argsort(distance)[len(distance) // 2])
