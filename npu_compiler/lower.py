@@ -22,6 +22,7 @@ from .kernel import Buffer, Operand, contiguous_strides
 from .ops import lower_call
 from .ops.access import fresh
 from .strides import strided_view
+from .verify import check_graph
 
 Key = tuple[str, int]
 Refusal = tuple[str, str, Reason]  # node, op type, why
@@ -49,6 +50,10 @@ def lower_node(node: OpNode, weights: Collection[int] = ()) -> Graph:
     ]
     results = _conform(node, lower_call(graph, node.op_type, inputs, node.attrs), None)
     graph.outputs = [(str(i), value) for i, value in enumerate(results) if value is not None]
+    try:
+        check_graph(graph)  # arguments that the lowering let through, such as a dim that is named twice
+    except ValueError as error:
+        raise Unsupported(Reason("arguments", f"{node.op_type}: {error}")) from error
     return graph
 
 
