@@ -265,15 +265,21 @@ def _no_record(record: logging.LogRecord) -> bool:
 
 @contextmanager
 def _eval_mode(model: torch.nn.Module) -> Iterator[None]:
+    """Eval mode, in which ``DataParallel`` calls its module directly instead of copies of it on every GPU."""
     modes = [(m, m.training) for m in model.modules()]
+    spread = [(m, m.device_ids) for m in model.modules() if isinstance(m, torch.nn.DataParallel)]
     try:
         model.eval()
     except NotImplementedError:  # a module that torch.export made keeps the mode in which it was exported
         for module, _ in modes:
             module.training = False
+    for wrapper, _ in spread:
+        wrapper.device_ids = []
     try:
         yield
     finally:
+        for wrapper, devices in spread:
+            wrapper.device_ids = devices
         for module, training in modes:
             module.training = training
 
