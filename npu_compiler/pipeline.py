@@ -10,13 +10,14 @@ import sys
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from . import checks, env
 from .compiled_program import CompiledProgram
 from .constraint_checker import lower_checked
 from .dtypes import DTYPES, storage_dtype
-from .errors import CompileError
+from .errors import CompileError, ConfigError
 from .graph import Graph
 from .ir import IRGraph
 from .kernel import Operand
@@ -120,9 +121,8 @@ def _trace(state: State, number: int, name: str, seconds: float) -> None:
     if level >= 3 or (level >= 2 and name == "memory"):
         print(_kernels(state) if name == "memory" else dump(state), file=sys.stderr)
     if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
         stem = "_".join(re.sub(r"\W", "_", part) for part in (state.entry, str(number), name) if part != "main")
-        (folder / f"{stem}.txt").write_text(dump(state) + "\n")
+        _write_dump(folder / f"{stem}.txt", dump(state) + "\n")
 
 
 def _trace_sources(program: CompiledProgram) -> None:
@@ -130,7 +130,17 @@ def _trace_sources(program: CompiledProgram) -> None:
         if env.debug() >= 4:
             print(f"// {file}\n{text}", file=sys.stderr)
         if (folder := env.dump_dir()) is not None:
-            (folder / file).write_text(text)
+            _write_dump(folder / file, text)
+
+
+def _write_dump(path: Path, text: str) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(
+            f"NPU_DUMP (--dump): {error.filename or path} cannot be written: {error.strerror or error}"
+        ) from None
 
 
 def dump(state: State) -> str:

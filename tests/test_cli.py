@@ -161,6 +161,9 @@ def test_until_shows_the_graph_and_writes_nothing(
     assert "matmul(" in capsys.readouterr().out
     assert [p.name for p in (tmp_path / "dump").iterdir()] == ["0_lower.txt"]
     assert not list(tmp_path.glob("*.npubin"))
+    (tmp_path / "file").touch()
+    assert cli.main(["compile", str(model), "--until", "lower", "--dump", str(tmp_path / "file")]) == 1
+    assert "cannot be written" in capsys.readouterr().err
 
 
 def test_mixed_model_is_refused(mixed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
