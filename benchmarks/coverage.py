@@ -77,12 +77,18 @@ def try_family(family: Family) -> Outcome:
             following = step(inputs, eager)
             _compare(outcome, model, following, results(model, following), results(exact, widen(following)))
     except NPUError as error:
-        outcome.state, outcome.why = "refused", f"{type(error).__name__}: {error}".splitlines()[0][:300]
+        outcome.state, outcome.why = "refused", _said(error)
     except Exception as error:  # every other kind is a defect that the table shows
-        outcome.state, outcome.why = "crash", f"{type(error).__name__}: {error}".splitlines()[0][:300]
+        outcome.state, outcome.why = "crash", _said(error)
     end = os.times()
     outcome.seconds = round(sum(end[:4]) - sum(start[:4]), 1)
     return outcome
+
+
+def _said(error: Exception) -> str:
+    """An error's first line, without the folder in which packages are installed here."""
+    packages = f"{Path(transformers.__file__).parents[1]}{os.sep}"
+    return f"{type(error).__name__}: {error}".replace(packages, "").splitlines()[0][:300]
 
 
 def make(family: Family) -> tuple[torch.nn.Module, Any]:
