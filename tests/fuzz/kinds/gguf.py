@@ -55,8 +55,9 @@ def case(rng: random.Random, folder: Path) -> None:
     else:
         tree = copy.deepcopy(rng.choice(trees()))
         for _ in range(rng.choice((1, 1, 1, 2, 4))):
-            if rng.random() < 0.5 and isinstance(tree[0], dict):  # most places in the tree are elements of token lists
-                tree[0][rng.choice(list(tree[0]))] = rng.choice((odd_value(rng), rng.choice(_VALUES)))
+            fields = tree[0] if isinstance(tree[0], dict) else {}
+            if fields and rng.random() < 0.5:  # most places in the tree are elements of token lists
+                fields[rng.choice(list(fields))] = rng.choice((odd_value(rng), rng.choice(_VALUES)))
             else:
                 mutate_tree(rng, tree, _VALUES)
         try:
