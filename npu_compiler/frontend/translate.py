@@ -132,8 +132,8 @@ class _Translator:
         live = {n.name for n in nodes} - self.numbers - {n.name for n in assertions}
         live |= {t.producer[0] for t in self.out.graph_outputs if t.producer}
         self._mark_operands(live)
-        maker = {n.name: n for n in nodes}
-        live |= {n.name for n in assertions if self._sources(n, maker) <= live}
+        producers = {n.name: n for n in nodes}
+        live |= {n.name for n in assertions if self._sources(n, producers) <= live}
         self._mark_operands(live)
         self.out.nodes = [n for n in nodes if n.name in live]
 
@@ -142,13 +142,13 @@ class _Translator:
             if node.name in live:
                 live.update(t.producer[0] for t in node.inputs if t.producer)
 
-    def _sources(self, node: OpNode, maker: dict[str, OpNode]) -> set[str]:
+    def _sources(self, node: OpNode, producers: dict[str, OpNode]) -> set[str]:
         """The nodes that make numbers from tensors, from which ``node`` computes."""
         found: set[str] = set()
         pending = [node]
         while pending:
             for t in pending.pop().inputs:
-                if t.producer and (made_by := maker.get(t.producer[0])) is not None:
+                if t.producer and (made_by := producers.get(t.producer[0])) is not None:
                     if made_by.op_type in NUMBER_OPS:
                         pending.append(made_by)
                     else:

@@ -255,7 +255,7 @@ def _json(path: Path) -> dict[str, Any] | None:
 
 
 def _bytes(path: Path, error: type[NPUError]) -> bytes | None:
-    """A file's contents; None if there is no such file."""
+    """A file's contents; None if it does not exist."""
     try:
         return read_document(path)
     except FileNotFoundError:
