@@ -83,7 +83,8 @@ _SMALL = {
 }
 _GQA = {**_SMALL, "num_key_value_heads": 2}
 _SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-_MOE = {**_GQA, **_SPECIAL, "moe_intermediate_size": 32, "num_experts": 4, "num_experts_per_tok": 2}
+_EXPERTS = {"moe_intermediate_size": 32, "num_experts": 4, "num_experts_per_tok": 2}
+_GPT2 = {"vocab_size": 256, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 128}
 _SEQ = {
     **_SPECIAL,
     "vocab_size": 256,
@@ -117,11 +118,6 @@ def _decoder(name: str, model: str, **config: Any) -> Family:
     return Family("decoders", name, f"{model}ForCausalLM", {**_GQA, **_SPECIAL, **config}, step=True)
 
 
-def _gpt(name: str, model: str, **config: Any) -> Family:
-    sizes = {"vocab_size": 256, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 128, **_SPECIAL}
-    return Family("decoders", name, model, {**sizes, **config}, step=True)
-
-
 DECODERS = (
     _decoder("llama", "Llama"),
     _decoder("mistral", "Mistral"),
@@ -152,48 +148,38 @@ DECODERS = (
     _decoder("mamba", "Mamba", state_size=8),
     _decoder("opt", "OPT", ffn_dim=128, word_embed_proj_dim=64),
     _decoder("bloom", "Bloom", n_layer=2, n_head=4),
-    _gpt("gpt2", "GPT2LMHeadModel"),
+    Family("decoders", "gpt2", "GPT2LMHeadModel", {**_SPECIAL, **_GPT2}, step=True),
     _decoder("mixtral", "Mixtral", num_local_experts=4),
-    Family("decoders", "qwen2_moe", "Qwen2MoeForCausalLM", {**_MOE, "shared_expert_intermediate_size": 32}, step=True),
-    Family("decoders", "qwen3_moe", "Qwen3MoeForCausalLM", {**_MOE, "head_dim": 16}, step=True),
+    _decoder("qwen2_moe", "Qwen2Moe", **_EXPERTS, shared_expert_intermediate_size=32),
+    _decoder("qwen3_moe", "Qwen3Moe", **_EXPERTS, head_dim=16),
     _decoder("gpt_oss", "GptOss", head_dim=16, num_local_experts=4, num_experts_per_tok=2),
-    Family(
-        "decoders",
+    _decoder(
         "deepseek_v3",
-        "DeepseekV3ForCausalLM",
-        {
-            **_GQA,
-            **_SPECIAL,
-            "num_key_value_heads": 4,
-            "moe_intermediate_size": 32,
-            "n_routed_experts": 4,
-            "n_group": 2,
-            "topk_group": 1,
-            "num_experts_per_tok": 2,
-            "q_lora_rank": 16,
-            "kv_lora_rank": 16,
-            "qk_rope_head_dim": 8,
-            "qk_nope_head_dim": 8,
-            "v_head_dim": 16,
-            "first_k_dense_replace": 1,
-        },
-        step=True,
+        "DeepseekV3",
+        num_key_value_heads=4,
+        moe_intermediate_size=32,
+        n_routed_experts=4,
+        n_group=2,
+        topk_group=1,
+        num_experts_per_tok=2,
+        q_lora_rank=16,
+        kv_lora_rank=16,
+        qk_rope_head_dim=8,
+        qk_nope_head_dim=8,
+        v_head_dim=16,
+        first_k_dense_replace=1,
     ),
-    Family(
-        "decoders",
+    _decoder(
         "qwen3_next",
-        "Qwen3NextForCausalLM",
-        {
-            **_MOE,
-            "head_dim": 16,
-            "shared_expert_intermediate_size": 32,
-            "linear_num_value_heads": 4,
-            "linear_num_key_heads": 2,
-            "linear_key_head_dim": 16,
-            "linear_value_head_dim": 16,
-            "layer_types": ["linear_attention", "full_attention"],
-        },
-        step=True,
+        "Qwen3Next",
+        **_EXPERTS,
+        head_dim=16,
+        shared_expert_intermediate_size=32,
+        linear_num_value_heads=4,
+        linear_num_key_heads=2,
+        linear_key_head_dim=16,
+        linear_value_head_dim=16,
+        layer_types=["linear_attention", "full_attention"],
     ),
 )
 
