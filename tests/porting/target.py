@@ -75,7 +75,7 @@ class HostTarget(SimtTarget):
             for n in functions
         ]
         exports.append('extern "C" void set_order(int b) { backwards = b; }')
-        source = "\n".join([self.dialect.head, *functions.values(), *exports])
+        source = self.dialect.source([*functions.values(), *exports])
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "kernels.cpp"
             path.write_text(source)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ...kernel import PAIR
+from ..simt.dialect import KERNELS as COMMON_KERNELS
 from ..simt.dialect import Array, Dialect, Param, Special
 from ..simt.flash import is_flash
 from .flash import emit_wide_flash, takes_attention
@@ -15,6 +16,7 @@ from .pixels import emit_pixels, takes_pixels
 from .streamed import column_tiles, emit_streamed, takes
 from .wide import COLUMNS, wide_words
 
+KERNELS = Path(__file__).parent / "kernels"
 STATIC_BYTES = 48 << 10  # group memory that can be declared; more must be asked for at launch
 GROUP_BYTES = 99 << 10  # what a kernel may ask for on every chip from sm_80 on
 HOPPER_GROUP_BYTES = 224 << 10
@@ -60,7 +62,8 @@ def _alignment(a: Array) -> int:
 
 DIALECT = Dialect(
     name="cuda",
-    prelude=(Path(__file__).parent / "kernels" / "prelude.h").read_text(),
+    prelude=(KERNELS / "prelude.h").read_text(),
+    headers=(COMMON_KERNELS, KERNELS),
     entry=entry,
     shared=shared,
     group_bytes=GROUP_BYTES,
@@ -80,7 +83,7 @@ HOPPER = replace(
     DIALECT,
     group_bytes=HOPPER_GROUP_BYTES,
     wide=COLUMNS,
-    words=wide_words() + (Path(__file__).parent / "kernels" / "stream.h").read_text(),
+    words=wide_words() + (KERNELS / "stream.h").read_text(),
     special=(
         Special("gemm", takes, emit_streamed, column_tiles),
         Special("conv2d", takes_pixels, emit_pixels),

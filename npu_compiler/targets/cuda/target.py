@@ -30,19 +30,18 @@ class CUDATarget(SimtTarget):
         return dialect_for(chips.arch())
 
     def build(self, functions: Mapping[str, str]) -> tuple[dict[str, Any], tuple[str, ...], dict[str, Any]]:
-        arch, nvrtc = chips.arch(), find_nvrtc()
+        arch, nvrtc, dialect = chips.arch(), find_nvrtc(), self.dialect
         names = list(functions)
         with ThreadPoolExecutor(env.usable_cpus()) as pool:
-            made = list(pool.map(lambda n: compile_function(nvrtc, self.dialect.head, functions[n], n, arch), names))
+            made = list(pool.map(lambda n: compile_function(nvrtc, dialect.source([functions[n]]), n, arch), names))
         modules = {n: [c.cubin, zlib.compress(c.ptx) if c.ptx else b""] for n, c in zip(names, made, strict=True)}
         build = {"compiler": f"nvrtc {'.'.join(map(str, nvrtc.version))}", "flags": " ".join((f"-arch={arch}", *FLAGS))}
         return {"arch": arch, "modules": modules}, (arch,), build
 
 
-def compile_function(nvrtc: Nvrtc, head: str, text: str, name: str, arch: str) -> Compiled:
+def compile_function(nvrtc: Nvrtc, source: str, name: str, arch: str) -> Compiled:
     """One kernel, from the cache if the same text was compiled before."""
     cache = open_cache("cuda")
-    source = f"{head}\n{text}"
     # the name is part of the symbol: kernels that differ in nothing else are still different
     key = f"cubin {nvrtc.version} {arch} {FLAGS} {source}"
     known = cache.get(key)

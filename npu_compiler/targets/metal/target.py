@@ -17,7 +17,8 @@ LANGUAGE = "metal3.1"  # the first with bfloat
 
 
 class MetalTarget(SimtTarget):
-    """``sources`` holds ``words.h`` and a ``.metal`` file for each kernel that ``xcrun metal -c`` takes as it is."""
+    """``sources`` holds ``words.h``, the headers that kernels include and a ``.metal`` file for each kernel, which
+    ``xcrun metal -c`` takes as it is."""
 
     name = "metal"
     config = TARGETS["metal"]
@@ -31,10 +32,10 @@ class MetalTarget(SimtTarget):
 
     def sources(self, functions: Functions) -> dict[str, str]:
         kernels = {f"{name}.metal": f'#include "words.h"\n\n{text}' for name, text in functions.text.items()}
-        return {"words.h": self.dialect.head, **kernels}
+        return {"words.h": self.dialect.head, **self.dialect.included(functions.text.values()), **kernels}
 
     def build(self, functions: Mapping[str, str]) -> tuple[dict[str, Any], tuple[str, ...], dict[str, Any]]:
-        text = "\n".join([self.dialect.head, *functions.values()])
+        text = self.dialect.source(functions.values())
         return {"language": LANGUAGE, "text": text}, (LANGUAGE,), {"compiler": "none: the Mac that loads it"}
 
 

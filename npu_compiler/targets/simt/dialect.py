@@ -50,13 +50,14 @@ in the group.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ...kernel import Kernel
+from .headers import included, pasted
 
 if TYPE_CHECKING:
     from .function import Emission
@@ -113,8 +114,9 @@ class Dialect:
     ``registers``: of a core, if groups of a product of one row should stay and take rows in turns; 0: they should not;
     ``ordered``: whether groups of a kernel can wait for what others wrote; ``asks``: whether ``ask_for`` is there;
     ``doubles``: whether running sums have ``double`` to add up in; ``fast``: functions with a ``_fast`` spelling;
-    ``words``: text behind the common definitions; ``special``: own functions, tried before the common ones, and
-    ``clustered(head, count)``: the opening of a kernel whose groups run together by ``count``.
+    ``words``: text behind the common definitions; ``headers``: folders of what functions include; ``special``: own
+    functions, tried before the common ones, and ``clustered(head, count)``: the opening of a kernel whose groups run
+    together by ``count``.
     """
 
     name: str
@@ -129,6 +131,7 @@ class Dialect:
     most_params: int = 500
     wide: tuple[int, ...] = ()
     words: str = ""
+    headers: tuple[Path, ...] = (KERNELS,)
     flash: bool = False
     ordered: bool = False
     asks: bool = False
@@ -146,3 +149,11 @@ class Dialect:
     def head(self) -> str:
         """The text before every kernel."""
         return f"{self.prelude}\n{(KERNELS / 'common.h').read_text()}{self.words}"
+
+    def source(self, functions: Iterable[str]) -> str:
+        """``functions`` as a text that the target's compiler takes without any other file."""
+        return f"{self.head}\n{pasted(functions, self.headers)}"
+
+    def included(self, functions: Iterable[str]) -> dict[str, str]:
+        """The headers that ``functions`` include, by name."""
+        return included("\n".join(functions), self.headers)

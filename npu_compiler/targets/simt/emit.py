@@ -97,6 +97,7 @@ def _key(kernel: Kernel) -> Hashable:
 
 
 def sources(functions: Functions, suffix: str) -> dict[str, str]:
-    """Readable text: the words in one file, every kernel in another."""
+    """Readable text: the words in one file, the headers that kernels include in theirs, every kernel in another."""
+    headers = functions.dialect.included(functions.text.values())
     kernels = "\n".join(functions.text.values())
-    return {f"prelude.{suffix}": functions.dialect.head, f"kernels.{suffix}": kernels}
+    return {f"prelude.{suffix}": functions.dialect.head, **headers, f"kernels.{suffix}": kernels}
