@@ -55,6 +55,7 @@ def _conv(image: int, channels: int, out: int, batch: int = 1, taps: int = 3, st
 KERNELS = {
     "a few rows": _gemm(17, 64, 64), "many": _gemm(2048, 8960, 1536), "one column of tiles": _gemm(100_000, 64, 576),
     "long sums": _gemm(128, 1536, 8960), "odd": _gemm(129, 136, 72), "image": _conv(56, 128, 128, 256),
+    "narrow and long": _gemm(50_176, 16, 32), "narrow image": _conv(112, 32, 32, 4, 1),
     "small image": _conv(7, 512, 512), "half a stage": _conv(9, 32, 40), "moves by two": _conv(56, 128, 128, 8, 3, 2),
 }  # fmt: skip
 

@@ -84,12 +84,8 @@ def candidates(
     p: Product, step: int, residual: bool, tiles: bool, cores: int, outputs: int = 1
 ) -> Iterator[Plan]:  # fmt: skip
     """Plans that fit the chip; ``tiles``: results can leave as tiles; ``outputs``: how many of them there are."""
-    least = 32 * p.lanes
-    widths = [n for n in (*WIDTHS, *ONE_TILE) if n % (8 * p.lanes) == 0 and n < p.n + 32] or [least]
     for m in (64, 128):
-        for n in widths:
-            if n in ONE_TILE and blocks(p.m, m) * blocks(p.n, n) * p.batch > cores:
-                continue
+        for n in _widths(p, m, cores):
             for parts in (1, *CLUSTERED):
                 for per_core in (1, 2, 3, 4) if parts == 1 else (1,):
                     room = CORE_BYTES // per_core - GROUP_EXTRA - (part_floats(m, n) * 4 if parts > 1 else 0)
@@ -104,6 +100,14 @@ def candidates(
                     fits = fits and (per_core < 4 or not early)  # measured: two with more rows are faster
                     if stages > 2 and fits and registers(m, n, per_core, early) <= CORE_REGISTERS:
                         yield Plan(m, n, stages, parts, per_core, early, tiled)
+
+
+def _widths(p: Product, m: int, cores: int) -> list[int]:
+    """Columns that a tile of ``m`` rows may have. A narrow product with more tiles than cores gets the least of
+    ``WIDTHS``."""
+    fit = [n for n in (*WIDTHS, *ONE_TILE) if n % (8 * p.lanes) == 0 and n < p.n + 32] or [32 * p.lanes]
+    few = [n for n in fit if n not in ONE_TILE or blocks(p.m, m) * blocks(p.n, n) * p.batch <= cores]
+    return few or [WIDTHS[0]]
 
 
 def registers(m: int, n: int, per_core: int, early: bool) -> int:
