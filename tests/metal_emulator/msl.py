@@ -133,6 +133,7 @@ class Translator:
         for i in words:
             if self.peek(i + 1) == "(" and self.is_definition(i):
                 body = self.skip(self.closing(self.skip(i + 1), "()") + 1)
+                body = body if self.tokens[body].text == "{" else self.skip(body + 1)
                 found.setdefault(self.tokens[i].text, []).append((body, self.closing(body, "{}")))
         return found
 
@@ -143,7 +144,8 @@ class Translator:
         named = before >= 0 and (self.tokens[before].kind == "word" or self.tokens[before].text in ">*&")
         if not named or self.tokens[before].text in ("return", "else"):
             return False
-        return self.peek(self.closing(self.skip(i + 1), "()") + 1) == "{"
+        after = self.closing(self.skip(i + 1), "()") + 1
+        return self.peek(after) == "{" or (self.peek(after) == "const" and self.peek(self.skip(after) + 1) == "{")
 
     def is_library_meeting(self, i: int) -> bool:
         """Whether token ``i`` names one of Metal's functions that threads meet in."""
@@ -274,8 +276,8 @@ class Translator:
     # ------------------------------------------------------------------------------------------------- address spaces
     def type_name(self) -> str:
         """The type at the cursor, with qualifiers' template arguments; the cursor moves behind it."""
+        parts = ["typename "] if self.take("typename") else []
         self.at = self.skip(self.at)
-        parts = []
         while True:
             token = self.tokens[self.at]
             if token.kind != "word":
@@ -305,6 +307,7 @@ class Translator:
         start = self.at
         space = self.tokens[self.at].text
         self.at += 1
+        compile_time = self.peek(self.at) == "constexpr" and self.take("constexpr")
         const = self.take("const", "volatile") or const or space == "constant"
         element = self.type_name()
         const = self.take("const") or const
@@ -323,7 +326,9 @@ class Translator:
         elif space == "threadgroup":
             self.threadgroup_variables(element)
         elif space == "constant":
-            self.out.append(f"static const {element}{blanks}")
+            member = "".join(self.out[-2:]).rstrip().endswith("static")
+            qualifier = "constexpr" if compile_time else "const"
+            self.out.append(f"{'' if member else 'static '}{qualifier} {element}{blanks}")
         elif space == "thread":
             self.out.append(f"{'const ' if const else ''}{element}{blanks}")
         else:

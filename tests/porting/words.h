@@ -16,7 +16,8 @@ struct bf16 { uint16_t bits; };
 #define GROUP
 #define THREAD
 #define CONSTANT static const
-#define INLINE static inline
+#define CONSTANTS static constexpr
+#define INLINE inline
 
 INLINE float f32_of_bits(uint u) { float x; memcpy(&x, &u, 4); return x; }
 INLINE uint bits_of_f32(float x) { uint u; memcpy(&u, &x, 4); return u; }

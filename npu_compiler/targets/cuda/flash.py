@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from ...kernel import Kernel, Operand
 from ..simt.dialect import SIMD, Dialect
+from ..simt.emission import Emission
 from ..simt.flash import Flash
-from ..simt.function import Emission, blocks
+from ..simt.function import blocks
 from ..simt.program import TileMap
 
 SLOTS = 4  # tiles of keys or of values in group memory

@@ -7,8 +7,9 @@ from dataclasses import replace
 
 from ...kernel import Kernel
 from ..simt.dialect import Dialect
+from ..simt.emission import Emission
 from ..simt.epilogue import Epilogue
-from ..simt.function import Emission, Function, blocks
+from ..simt.function import Function, blocks
 from ..simt.gemm import Product, conv_product
 from .plans import CORE_REGISTERS, Plan, candidates, registers
 from .results import leaves_as_tiles, residual_of

@@ -15,8 +15,9 @@ import math
 
 from ...kernel import Kernel
 from ..simt.dialect import Dialect
+from ..simt.emission import Emission
 from ..simt.epilogue import Epilogue
-from ..simt.function import Emission, blocks
+from ..simt.function import blocks
 from ..simt.program import TileMap
 from .plans import CORE_BYTES, CORE_REGISTERS, GROUP_EXTRA, ONE_TILE, PIECE, WIDTHS, Plan, registers
 from .results import Pairs, leaves_as_tiles, residual_of, row_pitch

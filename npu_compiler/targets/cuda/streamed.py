@@ -15,8 +15,9 @@ from typing import NamedTuple
 from ... import dtypes
 from ...kernel import Kernel, Operand
 from ..simt.dialect import SIMD, Dialect
+from ..simt.emission import Emission
 from ..simt.epilogue import Epilogue
-from ..simt.function import Emission, Function, blocks
+from ..simt.function import Function, blocks
 from ..simt.gemm import WIDE_ROWS, Product, conv_product, output_column, output_place, product_of, spread
 from ..simt.program import TileMap
 from .norms import NormShare

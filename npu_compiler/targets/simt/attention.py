@@ -11,8 +11,9 @@ from __future__ import annotations
 from ... import dtypes
 from ...kernel import Kernel, Operand
 from .dialect import SIMD, Dialect
+from .emission import Emission
 from .flash import emit_flash, is_flash
-from .function import Emission, Function, blocks
+from .function import Function, blocks
 from .scalar import literal, read, storage
 
 THREADS = 256

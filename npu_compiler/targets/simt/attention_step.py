@@ -17,7 +17,8 @@ from ... import dtypes, expr
 from ...kernel import Kernel, Operand
 from ..nest import build_nest
 from .dialect import SIMD, Dialect
-from .function import Emission, Function, blocks
+from .emission import Emission
+from .function import Function, blocks
 from .points import Points, decode, scalars_for
 from .scalar import Scalars, Value, literal, storage, stored
 

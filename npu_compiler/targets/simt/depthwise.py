@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from ...kernel import Kernel
 from .dialect import Dialect
+from .emission import Emission
 from .epilogue import Epilogue
-from .function import Emission, Function, blocks
+from .function import Function, blocks
 from .scalar import read
 
 THREADS = 128

@@ -54,13 +54,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from ...kernel import Kernel
+from .emission import Emission
 from .headers import included, pasted
-
-if TYPE_CHECKING:
-    from .function import Emission
 
 KERNELS = Path(__file__).with_name("kernels")
 SIMD = 32

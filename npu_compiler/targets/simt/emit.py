@@ -12,7 +12,7 @@ from .attention import emit_attention, emit_merge
 from .attention_step import emit_attention_step
 from .depthwise import emit_depthwise
 from .dialect import Dialect
-from .function import Emission
+from .emission import Emission
 from .gemm import emit_conv, emit_gemm
 from .loops import emit_bundle, emit_loops
 from .program import ARENA, Launch

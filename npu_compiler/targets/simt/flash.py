@@ -14,7 +14,8 @@ import math
 from ... import dtypes
 from ...kernel import Kernel, Operand
 from .dialect import Dialect
-from .function import Emission, Function, blocks
+from .emission import Emission
+from .function import Function, blocks
 from .scalar import literal, read
 
 LEAST_QUERIES = 16

@@ -3,40 +3,41 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 from ... import dtypes
 from ...kernel import Kernel, Operand
 from .dialect import SIMD, Array, Dialect, Param
+from .emission import Emission
 from .program import TileMap
-from .scalar import Lines
+from .scalar import Lines, literal
 
 MOST_ASKED = 32 << 10  # bytes of an operand
 
 
-@dataclass(frozen=True)
-class Emission:
-    """A kernel as text under the name ``@NAME@``, and how to launch it. ``operands``: what to pass, in order: input n
-    as n, output n as ``~n``. ``shared``: bytes of group memory to ask for at launch. ``checks``: a last parameter,
-    ``int* bad``, is set to 1 when an index is out of range. ``groups`` 0: nothing to do. ``maps``: further
-    parameters, by the operand each is of."""
+Constants = Mapping[str, bool | int | float]
 
-    text: str
-    operands: tuple[int, ...]
-    groups: int
-    threads: int
-    shared: int = 0
-    checks: bool = False
-    maps: tuple[tuple[int, TileMap], ...] = ()
+
+def constants(name: str, types: Mapping[str, str], values: Constants) -> str:
+    """A C++ struct of types and compile-time constants, the sizes that a kernel template is instantiated with."""
+    typedefs = [f"typedef {ctype} {alias}" for alias, ctype in types.items()]
+    numbers: dict[str, list[str]] = {}
+    for key, value in values.items():
+        kind = "bool" if isinstance(value, bool) else "float" if isinstance(value, float) else "int"
+        numbers.setdefault(kind, []).append(f"{key} = {literal(value, kind)}")
+    fields = [f"CONSTANTS {kind} {', '.join(members)}" for kind, members in numbers.items()]
+    return "\n  ".join([f"struct {name} {{", *(f"{field};" for field in (*typedefs, *fields))]) + "\n};\n"
 
 
 class Function:
-    """``lines`` is the body; :meth:`pointer` adds a parameter; ``arrays`` are in group memory. ``early``: the body says
-    itself when it waits for its inputs; ``release``: the next kernel may start at once."""
+    """``lines`` is the body; :meth:`pointer` adds a parameter; ``arrays`` are in group memory. ``before``: headers and
+    structs in front of it. ``early``: the body says itself when it waits for its inputs; ``release``: the next kernel
+    may start at once."""
 
     def __init__(self, kernel: Kernel, dialect: Dialect, early: bool = False, release: bool = True):
         self.kernel, self.dialect = kernel, dialect
         self.lines = Lines()
+        self.before: list[str] = []
         self.arrays: list[Array] = []
         self.checks = False
         self.per_core = 0  # groups that should fit on a core at once; 0: no matter
@@ -82,6 +83,12 @@ class Function:
         self.arrays.append(Array(ctype, name, count, size))
         return name
 
+    def template(self, name: str, header: str, types: Mapping[str, str], values: Constants, *arguments: str) -> None:
+        """The body calls function template ``name`` of kernel file ``header``, instantiated with a struct of ``types``
+        and constant ``values``; ``arguments`` go before the thread's place."""
+        self.before += [f'#include "{header}"\n', constants("@NAME@_sizes", types, values)]
+        self.lines.add(f"{name}<@NAME@_sizes>({', '.join(arguments)}, Thread{{gid, tid, lane, sid}});")
+
     def finish(self, groups: int, threads: int) -> Emission:
         if not groups:
             return Emission("", (), 0, threads)
@@ -94,7 +101,7 @@ class Function:
         head = self.dialect.entry("@NAME@", params, threads, self.per_core)
         if self.cluster > 1:
             head = self.dialect.clustered(head, self.cluster)
-        body = "\n".join([head, *("  " + d for d in declared), *self.lines.text, "}\n"])
+        body = "".join(self.before) + "\n".join([head, *("  " + d for d in declared), *self.lines.text, "}\n"])
         return Emission(body, tuple(order), groups, threads, dynamic, self.checks, tuple(self.maps))
 
 

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from ... import dtypes
 from ...kernel import Kernel
 from .dialect import SIMD, Dialect
+from .emission import Emission
 from .epilogue import Epilogue
-from .function import Emission, Function, blocks
+from .function import Function, blocks
 from .gemv import emit_gemv, is_gemv
 from .quads import emit_quads
 from .scalar import convert, read, storage

@@ -11,9 +11,10 @@ from ...row_quads import PIECE
 from ..nest import build_nest
 from ..row_passes import make_row
 from .dialect import SIMD, Dialect
+from .emission import Emission
 from .epilogue import Epilogue
 from .folds import RowFold
-from .function import Emission, Function, blocks, simds
+from .function import Function, blocks, simds
 from .points import Points, scalars_for, vector_width
 from .scalar import storage, stored
 

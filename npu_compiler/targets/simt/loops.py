@@ -10,8 +10,9 @@ from ...kernel import Kernel
 from ..nest import Nest, Step, accesses, build_nest, fold_single_points
 from ..row_passes import Row, make_row
 from .dialect import SIMD, Dialect
+from .emission import Emission
 from .folds import RowFold
-from .function import Emission, Function, blocks
+from .function import Function, blocks
 from .points import Points, decode, is_along, memory_order, point_order, scalars_for, vector_width
 from .scalar import Scalars, Value, accumulator, kind_of
 

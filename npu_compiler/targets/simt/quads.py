@@ -5,7 +5,8 @@ from __future__ import annotations
 from ...kernel import Kernel
 from ...row_quads import ROWS, QuadLayout
 from .dialect import SIMD, Dialect
-from .function import Emission, blocks, simds
+from .emission import Emission
+from .function import blocks, simds
 from .gemv import Gemv, Shape
 
 MOST_PIECES = 10  # of a thread

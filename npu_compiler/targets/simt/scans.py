@@ -7,7 +7,8 @@ import math
 from ... import dtypes
 from ...kernel import Kernel, Operand
 from .dialect import Dialect
-from .function import Emission, Function, blocks
+from .emission import Emission
+from .function import Function, blocks
 from .scalar import accumulator, combine, kind_of, read, storage, wrap
 
 THREADS = 128

@@ -8,7 +8,8 @@ from dataclasses import replace
 
 from ...kernel import Kernel, Operand, Schedule
 from .dialect import SIMD, Dialect
-from .function import Emission, Function, blocks
+from .emission import Emission
+from .function import Function, blocks
 from .scalar import kind_of, read, storage
 from .scans import row_offset
 

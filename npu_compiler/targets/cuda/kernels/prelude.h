@@ -16,6 +16,7 @@ struct bf16 { uint16_t bits; };
 #define GROUP
 #define THREAD
 #define CONSTANT __device__ const
+#define CONSTANTS static constexpr
 #define INLINE __device__ __forceinline__
 
 INLINE float to_f32(f16 x) { float y; asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits)); return y; }

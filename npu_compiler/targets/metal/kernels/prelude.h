@@ -11,6 +11,7 @@ typedef bfloat bf16;
 #define GROUP threadgroup
 #define THREAD thread
 #define CONSTANT constant
+#define CONSTANTS static constant constexpr const
 #define INLINE inline
 
 INLINE float f32_of_bits(uint u) { return as_type<float>(u); }

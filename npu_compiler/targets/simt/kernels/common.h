@@ -2,7 +2,13 @@
 
 template <class T, int N> struct alignas(sizeof(T) * N) Vec { T v[N]; };
 
+// Where a thread stands: workgroup, thread in the workgroup, lane in the subgroup, subgroup in the workgroup.
+struct Thread { int gid, tid, lane, sid; };
+
 INLINE float to_f32(float x) { return x; }
+template <class T> INLINE T from_f32(float x) { return (T)x; }
+template <> INLINE f16 from_f32<f16>(float x) { return to_f16(x); }
+template <> INLINE bf16 from_f32<bf16>(float x) { return to_bf16(x); }
 INLINE float round_f16(float x) { return to_f32(to_f16(x)); }
 INLINE float round_bf16(float x) { return to_f32(to_bf16(x)); }
 
