@@ -12,7 +12,7 @@ from ... import dtypes
 from ...kernel import Kernel, Operand
 from .dialect import SIMD, Dialect
 from .emission import Emission
-from .flash import emit_flash, is_flash
+from .flash import ctype, emit_flash, is_flash, mask_and_positions, strides
 from .function import Function, blocks
 
 THREADS = 256
@@ -51,8 +51,8 @@ class _Attention:
     def emit(self) -> Emission:
         f, a, kernel, per = self.f, self.kernel.attrs, self.kernel, THREADS // SIMD
         q, k, v, out = *kernel.inputs[:3], kernel.outputs[0]
-        mask = kernel.inputs[3] if len(kernel.inputs) > 3 and not self.by_position else None
-        positions = (3 if self.by_position else 4) if a["limited"] or self.by_position else None
+        number, positions = mask_and_positions(kernel)
+        mask = kernel.inputs[number] if number is not None else None
         chunk = min(CHUNK, blocks(self.sk, SIMD) * SIMD)
         merged = max(1, min(self.rows, MEET_BYTES // (per * self.team * self.item * 4)))
         types = {"Q": ctype(q), "K": ctype(k), "V": ctype(v), "Out": ctype(out)}
@@ -66,12 +66,11 @@ class _Attention:
             MASKED=mask is not None, BY_POSITION=self.by_position, CAUSAL=bool(a["causal"]), LIMITED=bool(a["limited"]),
             K_VECTORS=self._vectors(k, self.d), V_VECTORS=self._vectors(v, self.dv), scale=float(a["scale"]),
         )  # fmt: skip
-        operands = [f.pointer(n) for n in range(3)]
-        operands += [f.pointer(3) if mask else "nullptr", f.pointer(positions) if positions else "nullptr"]
+        operands = [f.pointer(n) if n is not None else "nullptr" for n in (0, 1, 2, number, positions, ~0)]
         lengths = dict(score=self.rows * chunk, top=self.rows, total=self.rows, scale=self.rows)
         lengths["meet"] = merged * per * self.team * self.item
         arrays = [f.array("float", name, n) for name, n in lengths.items()]
-        f.template("attention", "attention.h", types, sizes, *operands, f.pointer(~0), *arrays)
+        f.template("attention", "attention.h", types, sizes, *operands, *arrays)
         return f.finish(blocks(self.queries, self.rows) * self.splits * self.hk * self.b, THREADS)
 
     def _vectors(self, op: Operand, dim: int) -> bool:
@@ -79,15 +78,6 @@ class _Attention:
         size = dtypes.DTYPES[op.dtype].size
         aligned = op.strides[-1] == 1 and not any(n * size % 16 for n in (dim, op.offset, *op.strides[:-1]))
         return aligned and self.item % (16 // size) == 0
-
-
-def ctype(op: Operand) -> str:
-    return dtypes.DTYPES[op.dtype].ctype
-
-
-def strides(letter: str, op: Operand | None) -> dict[str, int]:
-    """Constants for the strides of an operand [B, H, S, D], zero without one."""
-    return {f"{letter}_{dim}": step for dim, step in zip("BHSD", op.strides if op else (0,) * 4, strict=True)}
 
 
 def emit_merge(kernel: Kernel, dialect: Dialect) -> Emission:

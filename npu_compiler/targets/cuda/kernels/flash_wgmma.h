@@ -1,0 +1,153 @@
+// Attention of many queries on Hopper: TMA loads keys and values into a ring buffer, warpgroups multiply 64 rows each.
+//
+// Scores never leave the registers; the softmax of one warpgroup runs beside the products of the other. The last warp
+// issues the copies. Constants beside those of flash.h: WARPGROUPS that multiply; SLOTS tiles of keys or of values in
+// the ring; VECTORS: rows of the output begin at multiples of 16 bytes.
+#pragma once
+#include "flash.h"
+
+template <class C> struct FlashWgmma {
+  typedef typename C::T T;
+  CONSTANTS int HALVES = C::D / 64, SIZE = C::KEYS * C::D;  // 128-byte columns of a tile; its elements
+  FlashRows<C> rows;
+  T* ring;  // [SLOTS, HALVES, KEYS, 64]
+  T* qs;    // [HALVES, ROWS, 64]
+  int64_t* full;
+  int64_t* empty;
+  int64_t* queries;
+  int slot, turn;
+
+  INLINE void advance() {
+    if (++slot == C::SLOTS) {
+      slot = 0;
+      turn ^= 1;
+    }
+  }
+
+  INLINE void load_tile(const TileMap& map, int step) {
+    ring_wait(empty + slot, turn);
+    ring_expect(full + slot, SIZE * 2);
+#pragma unroll
+    for (int half = 0; half < HALVES; half++)
+      tile_copy_4d(ring + slot * SIZE + half * C::KEYS * 64, map, full + slot, half * 64, step * C::KEYS, rows.hk, rows.b);
+    advance();
+  }
+
+  INLINE void load(const TileMap& q, const TileMap& k, const TileMap& v, int steps) {
+    copies_follow();
+    ring_expect(queries, C::ROWS * C::D * 2);
+#pragma unroll
+    for (int half = 0; half < HALVES; half++)
+      tile_copy_4d(qs + half * C::ROWS * 64, q, queries, half * 64, rows.q0, rows.h, rows.b);
+    slot = 0;
+    turn = 1;
+    for (int step = 0; step < steps; step++) {
+      load_tile(k, step);
+      load_tile(v, step);
+    }
+  }
+
+  INLINE void release() {
+    if (rows.at.tid % 128 == 0) ring_arrive(empty + slot);
+    advance();
+  }
+
+  INLINE void attend(int steps, T* out) {
+    WideC<C::D> results;
+    wide_zero(results);
+    FragC* const o = (FragC*)results.v;
+    rows.start();
+    slot = turn = 0;
+    ring_wait(queries, 0);
+#pragma unroll 1
+    for (int step = 0; step < steps; step++) {
+      WideC<C::KEYS> scores;
+      wide_zero(scores);
+      FragC* const s = (FragC*)scores.v;
+      ring_wait(full + slot, turn);
+      wide_begin();
+#pragma unroll
+      for (int half = 0; half < HALVES; half++)
+        wide_mma<64>(scores, qs + half * C::ROWS * 64 + rows.at.sid / 4 * (64 * 64), ring + slot * SIZE + half * C::KEYS * 64);
+      wide_commit();
+      wide_settle(scores);
+      release();
+      rows.softmax(s, o, step);
+      FragA<T> w[C::KEYS / 16];
+#pragma unroll
+      for (int n = 0; n < C::KEYS / 16; n++) frag_from_results(w[n], s[2 * n], s[2 * n + 1]);
+      ring_wait(full + slot, turn);
+      wide_begin();
+      const uint64_t values = wide_turned_tile<C::KEYS>(ring + slot * SIZE);
+#pragma unroll
+      for (int n = 0; n < C::KEYS / 16; n++) wide_turned(results, w[n], values + n * (16 * 128 / 16));
+      wide_commit();
+      wide_settle(results);
+      release();
+    }
+    if (C::VECTORS) store(o, out);
+    else rows.store(o, out);
+  }
+
+  // Lanes of a row exchange results until each has 16 bytes.
+  INLINE void store(const FragC* o, T* out) {
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      const int i = rows.row(r);
+      const float total = frag_row_sum(rows.sum[r]), scale = total > 0.0f ? 1.0f / total : 0.0f;
+      T* const to = out + ((int64_t)rows.b * C::O_B + (int64_t)rows.h * C::O_H + (int64_t)i * C::O_S);
+#pragma unroll
+      for (int g = 0; g < C::D / 32; g++) {
+        float x[8];
+        Vec<T, 8> row;
+#pragma unroll
+        for (int j = 0; j < 8; j++) x[j] = o[4 * g + j / 2].v[2 * r + j % 2] * scale;
+        quad_turn<1>(x, rows.at.lane);
+#pragma unroll
+        for (int j = 0; j < 8; j++) row.v[j] = from_f32<T>(x[j]);
+        if (i < C::SQ) *(Vec<T, 8>*)(to + g * 32 + (rows.at.lane & 3) * 8) = row;
+      }
+    }
+  }
+};
+
+// barriers: [2 * SLOTS + 1], full and empty slots and the queries.
+template <class C>
+INLINE void flash_wgmma(
+    const TileMap& q, const TileMap& k, const TileMap& v, const int64_t* positions, typename C::T* out,
+    typename C::T* ring, typename C::T* qs, int64_t* barriers, int* limit, Thread at) {
+  FlashWgmma<C> f;
+  const int tiles = (C::SQ + C::ROWS - 1) / C::ROWS, heads = C::H * C::B;
+  f.rows.tile = tiles - 1 - at.gid / heads;  // those with the most keys first
+  f.rows.h = at.gid % C::H;
+  f.rows.b = at.gid % heads / C::H;
+  f.rows.hk = f.rows.h / C::SHARE;
+  f.rows.q0 = f.rows.tile * C::ROWS;
+  f.rows.positions = positions;
+  f.rows.limit = limit;
+  f.rows.at = at;
+  f.ring = ring;
+  f.qs = qs;
+  f.full = barriers;
+  f.empty = barriers + C::SLOTS;
+  f.queries = barriers + 2 * C::SLOTS;
+  if (at.tid == 0) {
+    for (int i = 0; i < C::SLOTS; i++) {
+      ring_init(f.full + i, 1);
+      ring_init(f.empty + i, C::WARPGROUPS);
+    }
+    ring_init(f.queries, 1);
+    ring_ready();
+    tile_map_ready(q);
+    tile_map_ready(k);
+    tile_map_ready(v);
+  }
+  barrier();
+  f.rows.range();
+  const int steps = (f.rows.valid + C::KEYS - 1) / C::KEYS;
+  if (at.sid == C::WARPGROUPS * 4) {
+    if (at.lane == 0) f.load(q, k, v, steps);
+  } else {
+    f.attend(steps, out);
+  }
+}
