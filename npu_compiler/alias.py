@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from .ir import IRGraph, OpNode, StateUpdate, TensorSpec, selected
-from .ops.registry import STRUCTURAL, functional_name
+from .op_names import STRUCTURAL, functional_name
 
 Key = tuple[str, int]
 

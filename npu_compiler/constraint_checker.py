@@ -17,7 +17,7 @@ from .graph import Graph, Value
 from .ir import IRGraph, OpNode, TensorSpec
 from .ir_reader import load_ir
 from .lower import Refusal, lower_ir, lower_node
-from .ops.registry import STRUCTURAL
+from .op_names import STRUCTURAL
 from .phases import SWITCHES, State, run_fuse, run_schedule
 from .target_config import TARGETS, TargetConfig, target_config
 

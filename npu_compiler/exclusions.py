@@ -13,7 +13,8 @@ from typing import Any
 
 from .errors import ConfigError, Reason
 from .ir import IRGraph, OpNode
-from .ops.registry import REGISTRY, find, functional_name
+from .op_names import functional_name
+from .ops.registry import REGISTRY, find
 
 IsSupported = Callable[..., bool]
 

@@ -29,7 +29,8 @@ from .grouping import fewest_runs, min_cut
 from .ir import IRGraph, OpNode, StateUpdate, TensorSpec
 from .ir_reader import leaf_key, load_ir
 from .lower import lower_ir
-from .ops.registry import STRUCTURAL, lower_call
+from .op_names import STRUCTURAL
+from .ops.registry import lower_call
 from .target_config import TargetConfig, target_config
 
 NPU, CPU = "npu", "cpu"

@@ -22,7 +22,7 @@ from npu_compiler.errors import BackendError, CompileError, InputError, Reason, 
 from npu_compiler.host_arrays import to_array, to_torch
 from npu_compiler.ir import IRGraph, OpNode, TensorSpec, dtype_contradiction
 from npu_compiler.ir_reader import graph_weights_used, leaf_key
-from npu_compiler.ops.registry import STRUCTURAL
+from npu_compiler.op_names import STRUCTURAL
 
 from .allowed_ops import ForbiddenOp, check_allowed
 

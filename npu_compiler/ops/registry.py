@@ -19,7 +19,7 @@ from .. import dtypes
 from ..errors import Reason, Unsupported
 from ..expr import Expr
 from ..graph import Graph, Value, result_type
-from ..ir import GETITEM
+from ..op_names import STRUCTURAL, functional_name
 from .samples import Sample
 
 Scalar = int | float | bool
@@ -153,23 +153,6 @@ def _is_float(dtype: str) -> bool:
     return dtypes.is_float(dtype)
 
 
-_IN_PLACE_OPERATORS = frozenset(("__iand__", "__ior__", "__ixor__", "__ilshift__", "__irshift__"))
-
-
-def functional_name(op_type: str) -> str:
-    """``aten.relu_.default`` -> ``aten.relu.default``, ``aten.__iand__.Tensor`` -> ``aten.__and__.Tensor``: in-place
-    ops are lowered as their out-of-place twins."""
-    parts = op_type.split(".")
-    if len(parts) != 3:
-        return op_type
-    namespace, name, overload = parts
-    if name in _IN_PLACE_OPERATORS:
-        name = f"__{name[3:]}"
-    elif name.endswith("_") and not name.endswith("__"):
-        name = name[:-1]
-    return f"{namespace}.{name}.{overload}"
-
-
 def find(op_type: str) -> OpDef | None:
     return REGISTRY.get(op_type) or REGISTRY.get(functional_name(op_type))
 
@@ -267,5 +250,3 @@ def get_supported_ops() -> frozenset[str]:
     """Every ATen overload with an NPU lowering; in-place ones are known by their functional twins."""
     return frozenset(REGISTRY)
 
-
-STRUCTURAL = frozenset((GETITEM,))
