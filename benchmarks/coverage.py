@@ -35,7 +35,7 @@ from families import FAMILIES, Family
 from readme import ROOT, hardware
 
 import npusim
-from npu_compiler.errors import NPUError
+from npu_compiler.support.errors import NPUError
 
 sys.path.insert(0, str(ROOT))
 from tests.models import gate

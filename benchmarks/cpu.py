@@ -307,7 +307,7 @@ import json, sys, time
 cpu = time.process_time()
 import npu_compiler, npu_runtime
 cpu = time.process_time() - cpu
-from npu_compiler.ir_reader import load_ir
+from npu_compiler.aten.json_reader import load_ir
 ir = load_ir(sys.argv[1])
 t = time.perf_counter()
 program = npu_compiler.compile(ir, dtype="float16")

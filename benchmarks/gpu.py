@@ -157,7 +157,7 @@ class Ours:
         import torch
         from gpu_models import programs
 
-        from npu_compiler.compiled_program import CompiledProgram
+        from npu_compiler.artifact.program import CompiledProgram
         from npu_runtime import load_weights
         from npu_runtime.backends.cuda import CUDABackend
 
@@ -167,7 +167,7 @@ class Ours:
         self.stream = torch.cuda.ExternalStream(self.backend.stream.ptr)
 
     def bind(self, entry: str, inputs: list[np.ndarray], state: Any = None) -> None:
-        from npu_compiler import dtypes
+        from npu_compiler.support import dtypes
         from npu_runtime import Executor
 
         self.executor = Executor(self.program, self.weights, self.backend, entry, state)
@@ -343,7 +343,7 @@ def _start(program: Path) -> dict[str, Any]:
 def cold_child(args: argparse.Namespace) -> None:
     """Prints seconds since the process was started, and what the tokens after the first take."""
     marks = {"python": time.time() - args.since}
-    from npu_runtime.llm import LLM
+    from npu_runtime.llm.model import LLM
 
     marks["import"] = time.time() - args.since
     llm = LLM.load(args.work, target="cuda")

@@ -25,7 +25,7 @@ def programs(work: Path) -> dict[str, Path]:
 
 def compile_all(work: Path) -> None:
     """Write the programs that are not in ``work`` yet. It needs no GPU."""
-    from npu_runtime.llm_loader import save_card
+    from npu_runtime.llm.loader import save_card
 
     work.mkdir(parents=True, exist_ok=True)
     for name, path in programs(work).items():
@@ -66,7 +66,7 @@ def qwen_config() -> Any:
 
 
 def qwen_card(length: int) -> Any:
-    from npu_runtime.llm_card import ModelCard
+    from npu_runtime.llm.manifest import ModelCard
 
     return ModelCard("qwen2.5-1.5b", length, QWEN["max_position_embeddings"], identity=repr(qwen_config()))
 

@@ -78,7 +78,7 @@ class Engine:
 
 class Npusim(Engine):
     def __init__(self, folder: Path, dtype: str | None = None):
-        from npu_runtime.llm import LLM
+        from npu_runtime.llm.model import LLM
 
         begin = time.perf_counter()
         self.llm = LLM.load(folder, dtype=dtype, max_len=MAX_LEN, threads=THREADS)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from qwen import capture_graphs, checkpoint_of
 
-from npu_compiler.ir_reader import save_ir
+from npu_compiler.aten.json_reader import save_ir
 
 
 def main() -> None:

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from npu_compiler import capture
+from npu_compiler.aten.ir import IRGraph
 from npu_compiler.frontend.llm import Checkpoint, LLMConfig, load_decoder, open_checkpoint, parameter_shapes
 from npu_compiler.frontend.llm.modules import Decoder
-from npu_compiler.ir import IRGraph
 
 TINY = {
     "model_type": "qwen2", "vocab_size": 256, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,

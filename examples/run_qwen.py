@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from qwen import checkpoint_of, torch_logits
 
-from npu_runtime.llm import LLM
+from npu_runtime.llm.model import LLM
 
 
 def main() -> None:

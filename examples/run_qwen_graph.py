@@ -15,7 +15,7 @@ import numpy as np
 from qwen import capture_graphs, checkpoint_of, torch_logits
 
 from npu_compiler import partition
-from npu_compiler.ir import IRGraph
+from npu_compiler.aten.ir import IRGraph
 from npu_runtime import DAGExecutor
 
 

@@ -8,28 +8,28 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .compiled_program import CompiledProgram
+    from .artifact.program import CompiledProgram
     from .targets import CodegenTarget
 
 __version__ = "0.1.0"
 
 _LAZY = {
-    "CompileError": "errors",
-    "CompiledProgram": "compiled_program",
-    "IRGraph": "ir",
-    "NPUError": "errors",
-    "PartitionPlan": "partitioner",
-    "Reason": "errors",
-    "as_state": "stateful",
+    "CompileError": "support.errors",
+    "CompiledProgram": "artifact.program",
+    "IRGraph": "aten.ir",
+    "NPUError": "support.errors",
+    "PartitionPlan": "partitioning.partitioner",
+    "Reason": "support.errors",
+    "as_state": "aten.kv_state",
     "capture": "frontend",
-    "check": "constraint_checker",
-    "explain": "explanation",
+    "check": "partitioning.constraint_checker",
+    "explain": "partitioning.explain",
     "get_supported_ops": "ops",
     "is_op_supported": "ops",
-    "load_ir": "ir_reader",
-    "load_ir_from_dict": "ir_reader",
-    "partition": "partitioner",
-    "save_ir": "ir_reader",
+    "load_ir": "aten.json_reader",
+    "load_ir_from_dict": "aten.json_reader",
+    "partition": "partitioning.partitioner",
+    "save_ir": "aten.json_reader",
 }
 
 __all__ = ["compile", *_LAZY]
@@ -46,7 +46,7 @@ def compile(
     other dtype or target, :class:`IRError` for malformed IR, :class:`CompileError` with every reason if some node
     cannot run on the target, :class:`ToolchainError` without a usable compiler.
     """
-    from .ir_reader import load_ir
+    from .aten.json_reader import load_ir
     from .pipeline import compile_ir
     from .targets import target_name
 

@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from .compiled_program import BufferSpec, CompiledProgram, EntryPoint, IOSpec, KernelCall, WeightSpec
-from .errors import CompileError
-from .graph import Graph, Value, structural_key
-from .kernel import Buffer, Kernel, Schedule
-from .packing import CHECKED
-from .serialize import stamp_layout
+from .artifact.program import BufferSpec, CompiledProgram, EntryPoint, IOSpec, KernelCall, WeightSpec
+from .artifact.serialize import stamp_layout
+from .graph.graph import Graph, Value, structural_key
+from .schedule.kernel import Buffer, Kernel, Schedule
+from .support.errors import CompileError
 from .targets import CodegenTarget
+from .weights.packing import CHECKED
 
 # A scheduled entry point and the load-time values that fill its weight buffers, by buffer name.
 Entry = tuple[Schedule, list[tuple[str, Value]]]

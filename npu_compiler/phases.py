@@ -9,14 +9,26 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
-from . import compose
-from .compiled_program import CompiledProgram
-from .errors import Reason
-from .graph import Graph, Value
-from .ir import IRGraph
-from .kernel import Kernel, Schedule
-from .passes import attention, decompose, fold, fuse, gate, layout, merge, normalise, padding, positions, select
-from .schedule import Scheduler
+from .artifact.program import CompiledProgram
+from .aten.ir import IRGraph
+from .graph.graph import Graph, Value
+from .passes import (
+    attention,
+    combine_parallel_matmul,
+    concat_to_select,
+    decompose,
+    dual_gemm,
+    fold,
+    fold_iota,
+    fuse,
+    layout,
+    normalise,
+    padding,
+)
+from .schedule import horizontal_fusion
+from .schedule.kernel import Kernel, Schedule
+from .schedule.scheduler import Scheduler
+from .support.errors import Reason
 from .target_config import TargetConfig
 from .targets import get_target
 
@@ -71,10 +83,10 @@ def run_normalise(s: State) -> None:
     """No-ops, common subexpressions, constants; attention from its decomposed spelling."""
     s.run_pass("normalise", normalise.normalise)
     s.run_pass("fold_constants", normalise.fold_constants)
-    s.run_pass("fold_positions", positions.fold_positions)
+    s.run_pass("fold_positions", fold_iota.fold_positions)
     s.run_pass("fold_constants", normalise.fold_constants)
     s.run_pass("fuse_attention", attention.fuse_attention)
-    s.run_pass("merge_matmuls", merge.merge_matmuls)
+    s.run_pass("merge_matmuls", combine_parallel_matmul.merge_matmuls)
 
 
 def run_layout(s: State) -> None:
@@ -91,7 +103,7 @@ def run_fold(s: State) -> None:
 def run_fuse(s: State) -> None:
     """Epilogues, pointwise chains, row kernels."""
     decompose.decompose(s.graph, s.config)
-    s.run_pass("select_concats", select.select_concats)
+    s.run_pass("select_concats", concat_to_select.select_concats)
     fuse.absorb_views(s.graph)
     claimed = fuse.claim_epilogues(s.graph) if "fuse_epilogue" not in s.disable else {}
     if "fuse_pointwise" not in s.disable:
@@ -103,7 +115,7 @@ def run_fuse(s: State) -> None:
             n: c for n, c in fuse.claim_sources(s.graph).items() if not any(c[0] in chain for chain in claimed.values())
         }
     if "pair_matmuls" not in s.disable and s.config.paired_matmuls:
-        claimed = gate.pair_matmuls(s.graph, claimed, s.config.pair_width)
+        claimed = dual_gemm.pair_matmuls(s.graph, claimed, s.config.pair_width)
     s.groups = fuse.merge_loops(s.graph, claimed, enabled="fuse_loops" not in s.disable)
 
 
@@ -114,7 +126,7 @@ def run_schedule(s: State) -> None:
     s.schedule = scheduler.run()
     s.recipes = scheduler.recipes
     if "fuse_prologue" not in s.disable:
-        compose.fuse_prologues(s.schedule, s.config.prologue_rows)
+        horizontal_fusion.fuse_prologues(s.schedule, s.config.prologue_rows)
     if "bundle" not in s.disable and s.config.bundles:
-        compose.bundle(s.schedule, s.config.bundle_points)
+        horizontal_fusion.bundle(s.schedule, s.config.bundle_points)
     get_target(s.config.name).refine(s.schedule)

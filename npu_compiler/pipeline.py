@@ -13,17 +13,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from . import checks, env
-from .compiled_program import CompiledProgram
-from .constraint_checker import lower_checked
-from .dtypes import DTYPES, storage_dtype
-from .errors import CompileError, ConfigError
-from .graph import Graph
-from .ir import IRGraph
-from .kernel import Operand
+from .artifact.program import CompiledProgram
+from .aten.ir import IRGraph
+from .graph.graph import Graph
 from .link import link
-from .memory_planner import plan_memory
+from .partitioning.constraint_checker import lower_checked
 from .phases import SWITCHES, State, run_fold, run_fuse, run_layout, run_normalise, run_schedule
+from .schedule import checks
+from .schedule.kernel import Operand
+from .schedule.memory_planner import plan_memory
+from .support import env
+from .support.dtypes import DTYPES, storage_dtype
+from .support.errors import CompileError, ConfigError
 from .target_config import target_config
 from .targets import get_target
 

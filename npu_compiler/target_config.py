@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from . import dtypes
-from .errors import ConfigError
+from .support import dtypes
+from .support.errors import ConfigError
 
 _REAL = frozenset(name for name, d in dtypes.DTYPES.items() if d.kind != "complex")
 
@@ -25,9 +25,9 @@ class TargetConfig:
     ``bundles``: whether kernels that touch different data can be one launch, if they have up to ``bundle_points``:
     a longer kernel does not mind a launch, and shows in a profile.
     ``image_row``: convolutions of up to four channels in half precision are computed on rows of so many elements
-    (``images.py``); 0: like any other.
+    (``image_rows.py``); 0: like any other.
     ``compress``: bfloat16 matrices that products read are kept in twelve bits an element, without loss
-    (``twelve_bits.py``); a compilation asks for it if products of few rows matter most.
+    (``bf16c12.py``); a compilation asks for it if products of few rows matter most.
     ``chunks``: tokens of a prompt that a language model's entry points take at once, besides 1; ``chunk_floor``: a run
     takes at least as long as the arithmetic of this many tokens, because it reads all weights. ``run_ahead``: whether
     runs go on while the host does something else, so that a language model had better choose likely tokens by itself.

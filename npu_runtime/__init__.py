@@ -6,7 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .backend import Backend, DeviceBuffer, available_backends, get_backend
+    from .backends.base import Backend, DeviceBuffer, available_backends, get_backend
     from .backends.cpu import CPUBackend, CPUBuffer
     from .executor import BoundRun, Executor, State
     from .model import Model, load
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from .weight_loader import WeightStore, load_weights
 
 _HOMES = {
-    "backend": ("Backend", "DeviceBuffer", "available_backends", "get_backend"),
+    "backends.base": ("Backend", "DeviceBuffer", "available_backends", "get_backend"),
     "backends.cpu": ("CPUBackend", "CPUBuffer"),
     "backends.cuda": ("CUDABackend",),
     "backends.metal": ("MetalBackend",),
-    "cpu_fallback": ("execute_cpu_partition",),
-    "dag_executor": ("DAGExecutor",),
+    "partitioned.fallback": ("execute_cpu_partition",),
+    "partitioned.dag_executor": ("DAGExecutor",),
     "executor": ("BoundRun", "Executor", "State"),
     "model": ("Model", "load"),
     "profiler": ("Profiler",),

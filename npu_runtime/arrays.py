@@ -14,8 +14,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from npu_compiler import env
-from npu_compiler.errors import BackendError
+from npu_compiler.support import env
+from npu_compiler.support.errors import BackendError
 
 ALIGNMENT = 64  # bytes: a cache line, and the widest vector
 HUGE_PAGE = 2 << 20

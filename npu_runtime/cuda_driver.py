@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TypeAlias
 
-from npu_compiler.errors import BackendError
-from npu_compiler.targets.simt.program import TileMap
+from npu_compiler.support.errors import BackendError
+from npu_compiler.targets.simt.lang.program import TileMap
 
 _SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 _MAX_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES

@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from npu_compiler import dtypes
-from npu_compiler.compiled_program import CompiledProgram, IOSpec
-from npu_compiler.errors import BackendError, InputError, WeightError
-from npu_compiler.host_arrays import is_memory_of, to_array
-from npu_compiler.ir import TensorSpec
+from npu_compiler.artifact.program import CompiledProgram, IOSpec
+from npu_compiler.aten.ir import TensorSpec
+from npu_compiler.support import dtypes
+from npu_compiler.support.errors import BackendError, InputError, WeightError
+from npu_compiler.support.host_arrays import is_memory_of, to_array
 
 from .arrays import widens, zeros
-from .backend import Backend, DeviceBuffer, HostLaunch, Launch, LoadedEntry, get_backend
+from .backends.base import Backend, DeviceBuffer, HostLaunch, Launch, LoadedEntry, get_backend
 from .host_run import host_run
 from .locks import RunLock, reentered
 from .profiler import Profiler, measure

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from npu_compiler.dtypes import numpy_dtype
+from npu_compiler.support.dtypes import numpy_dtype
 
 from .arrays import aligned_zeros, passing_empty
-from .backend import HostLaunch
+from .backends.base import HostLaunch
 from .locks import reentered
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from npu_compiler.errors import BackendError
+from npu_compiler.support.errors import BackendError
 
 
 class RunLock:

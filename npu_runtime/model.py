@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from npu_compiler.compiled_program import CompiledProgram
-from npu_compiler.errors import BackendError, InputError
-from npu_compiler.host_arrays import is_torch, to_torch
+from npu_compiler.artifact.program import CompiledProgram
+from npu_compiler.support.errors import BackendError, InputError
+from npu_compiler.support.host_arrays import is_torch, to_torch
 
-from .backend import Backend, get_backend
+from .backends.base import Backend, get_backend
 from .executor import Executor, Inputs, State
 from .profiler import Profiler
 from .weight_loader import WeightStore, load_weights

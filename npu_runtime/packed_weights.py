@@ -33,13 +33,14 @@ from typing import BinaryIO
 import msgpack
 import numpy as np
 
-from npu_compiler import dtypes, packing
-from npu_compiler.compiled_program import CompiledProgram
-from npu_compiler.errors import ArtifactError
+from npu_compiler.artifact.program import CompiledProgram
+from npu_compiler.support import dtypes
+from npu_compiler.support.errors import ArtifactError
 from npu_compiler.support.records import Field
+from npu_compiler.weights import packing
 
 from .arrays import ALIGNMENT, SLAB
-from .backend import Backend, FileBlock
+from .backends.base import Backend, FileBlock
 from .weight_loader import WeightStore, check_layout
 
 _MAGIC = b"NPUWGHT2"

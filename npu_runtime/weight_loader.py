@@ -11,15 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from npu_compiler import dtypes, packing
-from npu_compiler.compiled_program import CompiledProgram
-from npu_compiler.errors import ArtifactError, BackendError, IncompressibleError, WeightError
-from npu_compiler.graph import Graph, Node, Value, main_weight, structural_key
-from npu_compiler.interp import evaluate_node
-from npu_compiler.weight_files import WeightSource, open_weights
+from npu_compiler.artifact.program import CompiledProgram
+from npu_compiler.graph.graph import Graph, Node, Value, main_weight, structural_key
+from npu_compiler.graph.interp import evaluate_node
+from npu_compiler.support import dtypes
+from npu_compiler.support.errors import ArtifactError, BackendError, IncompressibleError, WeightError
+from npu_compiler.weights import packing
+from npu_compiler.weights.files import WeightSource, open_weights
 
 from .arrays import ALIGNMENT, check_memory, widens
-from .backend import Backend, DeviceBuffer, get_backend
+from .backends.base import Backend, DeviceBuffer, get_backend
 
 _log = logging.getLogger(__name__)
 

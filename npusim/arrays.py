@@ -12,10 +12,10 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 
-from npu_compiler import npy
-from npu_compiler.compiled_program import IOSpec
-from npu_compiler.errors import InputError
-from npu_compiler.files import write_atomic
+from npu_compiler.artifact.program import IOSpec
+from npu_compiler.support import npy
+from npu_compiler.support.errors import InputError
+from npu_compiler.support.files import write_atomic
 
 from .builtin import PREPROCESSING
 
@@ -62,7 +62,7 @@ def _load_npy(file: str) -> np.ndarray:
 
 def _load_npz(file: str, specs: Sequence[IOSpec]) -> dict[str, np.ndarray]:
     """All arrays of an archive; their names and shapes are looked at before any of them is read."""
-    from npu_compiler.weight_files import open_weights
+    from npu_compiler.weights.files import open_weights
 
     source, known = open_weights(Path(file)), {s.name: s for s in specs}
     for name in source.names():

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from npu_compiler import dtypes, env
-from npu_compiler.compiled_program import CompiledProgram
-from npu_compiler.errors import InputError
+from npu_compiler.artifact.program import CompiledProgram
+from npu_compiler.support import dtypes, env
+from npu_compiler.support.errors import InputError
 
 from .builtin import BUILTINS
 from .commands import disabled, read_model
@@ -70,7 +70,7 @@ def interleaved(calls: Mapping[str, Callable[[], Any]], seconds: float, least: i
 def run(args: argparse.Namespace, status: Status) -> Result:
     """Time single runs, inputs and outputs bound beforehand."""
     import npu_runtime
-    from npu_compiler.describe import si, totals
+    from npu_compiler.artifact.describe import si, totals
 
     from .generate import is_language_model
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from npu_compiler.ir import IRGraph
+from npu_compiler.aten.ir import IRGraph
 
 Progress = Callable[[str, int, int], None]
 
@@ -57,13 +57,13 @@ def module(name: str, progress: Progress | None = None) -> Any:
     """The PyTorch module in eval mode; where there are no trained weights, reproducible random ones and statistics."""
     import torch
 
-    from npusim import models
+    from . import models
 
     builtin = BUILTINS[name]
     torch.manual_seed(0)
     model = getattr(models, builtin.function)(**builtin.options).eval()
     if builtin.weights is not None:
-        from npusim.models import weights
+        from .models import weights
 
         state = getattr(weights, builtin.weights)(progress=progress)
         model.load_state_dict({k: torch.from_numpy(v) for k, v in state.items()})

@@ -139,8 +139,8 @@ def parser() -> _Parser:
 
 
 def _storage_dtype(text: str) -> str:
-    from npu_compiler.dtypes import storage_dtype
-    from npu_compiler.errors import ConfigError
+    from npu_compiler.support.dtypes import storage_dtype
+    from npu_compiler.support.errors import ConfigError
 
     try:
         return storage_dtype(text)
@@ -179,7 +179,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace) -> Any:
-    from npu_compiler.errors import CompileError, NPUError
+    from npu_compiler.support.errors import CompileError, NPUError
 
     from .console import Result, Status
 
@@ -215,7 +215,7 @@ def _finish(result: Any, args: argparse.Namespace) -> int:
     from .console import show
 
     if args.json:
-        from npu_compiler.describe import json_safe
+        from npu_compiler.artifact.describe import json_safe
 
         data = {"schema_version": SCHEMA_VERSION, "command": args.verb, **result.data}
         print(json.dumps(json_safe(data), allow_nan=False))

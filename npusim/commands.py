@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from npu_compiler import env
-from npu_compiler.compiled_program import CompiledProgram
-from npu_compiler.errors import ArtifactError, InputError, NPUError
-from npu_compiler.files import write_atomic
-from npu_compiler.ir import IRGraph
+from npu_compiler.artifact.program import CompiledProgram
+from npu_compiler.aten.ir import IRGraph
+from npu_compiler.support import env
+from npu_compiler.support.errors import ArtifactError, InputError, NPUError
+from npu_compiler.support.files import write_atomic
 
 from .arrays import read_inputs, save_npz
 from .builtin import BUILTINS, RANDOM, captured, trained
 from .console import Result, Status, Table
 
 if TYPE_CHECKING:
-    from npu_compiler.explanation import Explanation
+    from npu_compiler.partitioning.explain import Explanation
 
 
 def read_model(name: str, batch: int, status: Status) -> tuple[IRGraph, Mapping[str, np.ndarray] | None, Any]:
@@ -33,7 +33,7 @@ def read_model(name: str, batch: int, status: Status) -> tuple[IRGraph, Mapping[
         with status(f"capturing {name}"):
             module, ir, weights = captured(name, batch, status.downloading)
         return ir, weights, module
-    from npu_compiler.ir_reader import load_ir
+    from npu_compiler.aten.json_reader import load_ir
 
     if not Path(name).exists():
         raise InputError(f"{name}: there is no such file, and no built-in model of that name: {', '.join(BUILTINS)}")
@@ -66,8 +66,8 @@ def compile_model(args: argparse.Namespace, status: Status) -> Result:
 
     if generate.is_language_model(args.model):
         return generate.compile_model(args, status)
-    from npu_compiler.describe import si, totals
-    from npu_compiler.partitioner import partition
+    from npu_compiler.artifact.describe import si, totals
+    from npu_compiler.partitioning.partitioner import partition
     from npu_compiler.pipeline import PHASES, compile_ir, dump, run_phases
 
     from .model import emit_source, save_program
@@ -218,8 +218,8 @@ def describe(args: argparse.Namespace, status: Status) -> Result:
 
 def explain_model(args: argparse.Namespace, status: Status) -> Result:
     """The answer to "why is this op not on the NPU?"."""
-    from npu_compiler.explanation import explain
-    from npu_compiler.partitioner import partition
+    from npu_compiler.partitioning.explain import explain
+    from npu_compiler.partitioning.partitioner import partition
 
     from .shapes import require_npu
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from npu_compiler.describe import si, totals
-from npu_compiler.errors import ArtifactError, InputError
+from npu_compiler.artifact.describe import si, totals
+from npu_compiler.support.errors import ArtifactError, InputError
 
 from .bench import HEADER, interleaved, torch_call
 from .commands import top_classes
@@ -37,8 +37,8 @@ def run(args: argparse.Namespace, status: Status) -> Result:
 
 def complete(args: argparse.Namespace, status: Status) -> Result:
     """A language model with real weights ends a sentence, and measures itself against PyTorch."""
-    from npu_compiler import env
-    from npu_runtime.llm import LLM
+    from npu_compiler.support import env
+    from npu_runtime.llm.model import LLM
 
     from .generate import stream
     from .llm_bench import measure, native_round, report, torch_round
@@ -65,7 +65,7 @@ def classify(args: argparse.Namespace, status: Status) -> Result:
         import torch
     except ImportError:
         raise InputError("the demo compares with PyTorch; install npusim[torch]") from None
-    from npu_compiler import env
+    from npu_compiler.support import env
 
     from .builtin import module
     from .model import build

@@ -10,8 +10,8 @@ from dataclasses import asdict
 from importlib import metadata
 from typing import Any
 
-from npu_compiler import env
-from npu_compiler.errors import ConfigError, NPUError
+from npu_compiler.support import env
+from npu_compiler.support.errors import ConfigError, NPUError
 from npu_compiler.target_config import TARGETS
 
 from .console import Result, Status, Table
@@ -105,7 +105,7 @@ def _plain(value: Any) -> Any:
 def _targets(report: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """By name: whether a program for it can run here (``available``; else the ``reason``), on which ``devices``, which
     ``compiler`` makes programs for it, and what is ``missing`` for either."""
-    from npu_runtime.backend import available_backends, get_backend
+    from npu_runtime.backends.base import available_backends, get_backend
 
     found: dict[str, dict[str, Any]] = {}
     for name in sorted({*TARGETS, *available_backends()}):

@@ -8,14 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from npu_compiler import env
-from npu_compiler.errors import InputError, NPUError
+from npu_compiler.support import env
+from npu_compiler.support.errors import InputError, NPUError
 
 from .console import Result, Status
 
 if TYPE_CHECKING:
-    from npu_runtime.generation import Generation
-    from npu_runtime.llm import LLM
+    from npu_runtime.llm.generation import Generation
+    from npu_runtime.llm.model import LLM
 
 _DEFAULT_TOKENS = 256
 _HELP = "type a message; /reset forgets the conversation, /quit or Ctrl-D ends it, Ctrl-C ends an answer"
@@ -23,7 +23,7 @@ _HELP = "type a message; /reset forgets the conversation, /quit or Ctrl-D ends i
 
 def is_language_model(model: str) -> bool:
     """Whether ``model`` names a language model rather than an IR file, another program or a built-in image model."""
-    from npu_runtime.llm_loader import companions, is_hub_id
+    from npu_runtime.llm.loader import companions, is_hub_id
 
     path = Path(model)
     if path.suffix == ".npubin":
@@ -37,7 +37,7 @@ def is_language_model(model: str) -> bool:
 
 def load_model(args: argparse.Namespace, status: Status) -> LLM:
     """The model that the options of a verb ask for."""
-    from npu_runtime.llm import LLM
+    from npu_runtime.llm.model import LLM
 
     with status(f"loading {args.model}"):
         return LLM.load(
@@ -146,8 +146,8 @@ def _answer(llm: LLM, args: argparse.Namespace, messages: list[dict[str, str]], 
 
 def compile_model(args: argparse.Namespace, status: Status) -> Result:
     """``npusim compile`` for a language model: program, weights and card."""
-    from npu_compiler.describe import si, totals
-    from npu_runtime.llm_loader import Loader, save_card
+    from npu_compiler.artifact.describe import si, totals
+    from npu_runtime.llm.loader import Loader, save_card
 
     from .model import emit_source, save_program
 

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from npu_compiler import env
-from npu_compiler.errors import InputError
+from npu_compiler.support import env
+from npu_compiler.support.errors import InputError
 
 from .console import Result, Status, Table
 from .generate import load_model
 
 if TYPE_CHECKING:
-    from npu_runtime.llm import LLM
+    from npu_runtime.llm.model import LLM
 
 HEADER = ("", "prefill ms", "tokens/s", "decode ms/token", "tokens/s", "rounds")
 _LEAST_ROUNDS = 3
@@ -126,7 +126,7 @@ def run(args: argparse.Namespace, status: Status) -> Result:
 
 
 def report(llm: LLM, speeds: dict[str, Speed], threads: int, generated: int) -> Result:
-    from npu_compiler.describe import si
+    from npu_compiler.artifact.describe import si
 
     results = {name: speed.to_dict() for name, speed in speeds.items()}
     ours = results["npusim"]

@@ -9,18 +9,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from npu_compiler.compiled_program import CompiledProgram
-from npu_compiler.describe import html_table, si, tensor_text, totals
-from npu_compiler.dtypes import storage_dtype
-from npu_compiler.errors import ArtifactError, ConfigError, InputError
-from npu_compiler.explanation import explain
-from npu_compiler.files import write_atomic
-from npu_compiler.host_arrays import is_torch, to_torch
-from npu_compiler.partitioner import CPU, PartitionPlan
-from npu_compiler.weight_files import open_weights
-from npu_runtime.backend import get_backend
-from npu_runtime.dag_executor import DAGExecutor
-from npusim.shapes import MAX_SHAPES, Recipe, Specializations
+from npu_compiler.artifact.describe import html_table, si, tensor_text, totals
+from npu_compiler.artifact.program import CompiledProgram
+from npu_compiler.partitioning.explain import explain
+from npu_compiler.partitioning.partitioner import CPU, PartitionPlan
+from npu_compiler.support.dtypes import storage_dtype
+from npu_compiler.support.errors import ArtifactError, ConfigError, InputError
+from npu_compiler.support.files import write_atomic
+from npu_compiler.support.host_arrays import is_torch, to_torch
+from npu_compiler.weights.files import open_weights
+from npu_runtime.backends.base import get_backend
+from npu_runtime.partitioned.dag_executor import DAGExecutor
+
+from .shapes import MAX_SHAPES, Recipe, Specializations
 
 if TYPE_CHECKING:
     import torch

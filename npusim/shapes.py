@@ -15,18 +15,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import npu_compiler
-from npu_compiler.dtypes import name_of, numpy_dtype
-from npu_compiler.errors import CaptureError, CompileError, InputError
-from npu_compiler.host_arrays import to_torch
-from npu_compiler.ir import TensorSpec
-from npu_compiler.ir_reader import graph_weights_used
-from npu_compiler.partitioner import PartitionPlan
-from npu_compiler.weight_files import WeightSource, open_weights
-from npu_runtime.backend import Backend, DeviceBuffer
-from npu_runtime.dag_executor import DAGExecutor
+from npu_compiler.aten.ir import TensorSpec
+from npu_compiler.aten.json_reader import graph_weights_used
+from npu_compiler.partitioning.partitioner import PartitionPlan
+from npu_compiler.support.dtypes import name_of, numpy_dtype
+from npu_compiler.support.errors import CaptureError, CompileError, InputError
+from npu_compiler.support.host_arrays import to_torch
+from npu_compiler.weights.files import WeightSource, open_weights
+from npu_runtime.backends.base import Backend, DeviceBuffer
 from npu_runtime.executor import host_input
 from npu_runtime.locks import RunLock
-from npusim.signature import Signature
+from npu_runtime.partitioned.dag_executor import DAGExecutor
+
+from .signature import Signature
 
 if TYPE_CHECKING:
     import torch

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from npu_compiler.describe import tensor_text
-from npu_compiler.errors import InputError
-from npu_compiler.host_arrays import is_torch
-from npu_runtime.backend import DeviceBuffer
+from npu_compiler.artifact.describe import tensor_text
+from npu_compiler.support.errors import InputError
+from npu_compiler.support.host_arrays import is_torch
+from npu_runtime.backends.base import DeviceBuffer
 
 if TYPE_CHECKING:
     from npu_compiler.frontend.export import Capture

@@ -13,9 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
-from npu_compiler import dtypes, expr, interp
-from npu_compiler.graph import Graph
-from npu_compiler.kernel import Buffer, Kernel, Operand, contiguous_strides
+from npu_compiler.graph import expr, interp
+from npu_compiler.graph.graph import Graph
+from npu_compiler.schedule.kernel import Buffer, Kernel, Operand, contiguous_strides
+from npu_compiler.support import dtypes
 from npu_compiler.targets.cpu import toolchain
 from npu_compiler.targets.cpu.loops import emit_loops, scratch_bytes
 

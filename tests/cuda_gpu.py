@@ -6,7 +6,7 @@ from functools import cache
 
 import pytest
 
-from npu_compiler.errors import NPUError
+from npu_compiler.support.errors import NPUError
 from npu_runtime.backends.cuda import CUDABackend, missing_parts
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 import npu_compiler
-from npu_compiler.errors import BackendError
 from npu_compiler.frontend import capture, state_dict_numpy
+from npu_compiler.support.errors import BackendError
 from npu_runtime import Executor
 
 from .models.random_models import images

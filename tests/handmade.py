@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from npu_compiler import expr
-from npu_compiler.compiled_program import (
+from npu_compiler.artifact.program import (
     ABI_VERSION,
     LAYOUT_MARKER,
     BufferSpec,
@@ -24,8 +23,9 @@ from npu_compiler.compiled_program import (
     KernelCall,
     WeightSpec,
 )
-from npu_compiler.graph import Graph
-from npu_compiler.serialize import stamp_layout
+from npu_compiler.artifact.serialize import stamp_layout
+from npu_compiler.graph import expr
+from npu_compiler.graph.graph import Graph
 from npu_compiler.targets.cpu import toolchain
 
 _TEMPLATE = r"""

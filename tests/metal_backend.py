@@ -7,13 +7,13 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from npu_compiler.compiled_program import CompiledProgram, EntryPoint, KernelCall
-from npu_compiler.dtypes import numpy_dtype
-from npu_compiler.errors import BackendError
-from npu_compiler.targets.simt.program import ARENA, unpack
-from npu_compiler.targets.simt.program import Launch as KernelLaunch
+from npu_compiler.artifact.program import CompiledProgram, EntryPoint, KernelCall
+from npu_compiler.support.dtypes import numpy_dtype
+from npu_compiler.support.errors import BackendError
+from npu_compiler.targets.simt.lang.program import ARENA, unpack
+from npu_compiler.targets.simt.lang.program import Launch as KernelLaunch
 from npu_runtime.arrays import aligned_empty
-from npu_runtime.backend import DeviceBuffer, Launch, LoadedEntry
+from npu_runtime.backends.base import DeviceBuffer, Launch, LoadedEntry
 from npu_runtime.backends.cpu import CPUBackend, CPUBuffer
 
 from .metal_emulator import EmulatorError, Library, Window

@@ -6,9 +6,10 @@ import math
 
 import numpy as np
 
-from npu_compiler import dtypes, expr
-from npu_compiler.expr import Expr, const, index, load
-from npu_compiler.kernel import Kernel, LoopBody, Operand, Stage
+from npu_compiler.graph import expr
+from npu_compiler.graph.expr import Expr, const, index, load
+from npu_compiler.schedule.kernel import Kernel, LoopBody, Operand, Stage
+from npu_compiler.support import dtypes
 
 from .cpu_harness import operand
 

@@ -44,7 +44,7 @@ def operators(tool: str) -> None:
 
 def models(tool: str) -> None:
     """The matrix unit, split sums, attention of prompts and of single tokens."""
-    from npu_runtime.llm import LLM
+    from npu_runtime.llm.model import LLM
     from tests.cuda_gpu import backend
     from tests.llm import small_model
     from tests.models.gate import compile_and_run, expect

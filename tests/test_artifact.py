@@ -18,11 +18,12 @@ import msgpack
 import numpy as np
 import pytest
 
-from npu_compiler import expr, interp, serialize, verify
-from npu_compiler.compiled_program import CompiledProgram
-from npu_compiler.describe import recipe_words, si
-from npu_compiler.errors import ArtifactError
-from npu_compiler.graph import Graph
+from npu_compiler.artifact import serialize
+from npu_compiler.artifact.describe import recipe_words, si
+from npu_compiler.artifact.program import CompiledProgram
+from npu_compiler.graph import expr, interp, verify
+from npu_compiler.graph.graph import Graph
+from npu_compiler.support.errors import ArtifactError
 from npu_compiler.support.records import Field
 from tests import handmade
 
@@ -291,7 +292,7 @@ def test_kill_during_save_keeps_a_whole_file(tmp_path: Path) -> None:
     handmade.program(name="old").save(path)
     script = """
 import sys
-from npu_compiler.compiled_program import CompiledProgram
+from npu_compiler.artifact.program import CompiledProgram
 program = CompiledProgram.load(sys.argv[1])
 program.build["padding"] = "x" * 60000
 program.sources["padding"] = "y" * 30_000_000

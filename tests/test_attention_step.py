@@ -6,13 +6,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from npu_compiler.compiled_program import CompiledProgram
+from npu_compiler.artifact.program import CompiledProgram
 from npu_compiler.frontend.llm import llm_graphs
 from npu_compiler.frontend.llm.config import LLMConfig, parameter_shapes
 from npu_compiler.pipeline import compile_entries
 from npu_compiler.targets import register_target
 from npu_runtime import CPUBackend, Executor, load_weights
-from npu_runtime.backend import Backend
+from npu_runtime.backends.base import Backend
 from npu_runtime.executor import State
 from tests.porting.backend import HostBackend
 from tests.porting.target import TARGET

@@ -14,8 +14,8 @@ from torch.utils import _pytree as pytree
 
 import npu_runtime
 import npusim
-from npu_compiler.errors import CaptureError, InputError, WeightError
 from npu_compiler.frontend import state_dict_numpy
+from npu_compiler.support.errors import CaptureError, InputError, WeightError
 
 aten = torch.ops.aten
 X = torch.arange(6.0).reshape(2, 3)

@@ -22,13 +22,14 @@ import npu_compiler  # noqa: E402
 import npu_compiler.frontend.export  # noqa: E402
 import npu_runtime  # noqa: E402
 import npusim  # noqa: E402
-from npu_compiler import dtypes, expr  # noqa: E402
-from npu_compiler.describe import html_table  # noqa: E402
-from npu_compiler.errors import ConfigError, InputError, WeightError  # noqa: E402
+from npu_compiler.artifact.describe import html_table  # noqa: E402
+from npu_compiler.artifact.serialize import dumps  # noqa: E402
 from npu_compiler.frontend import capture, state_dict_numpy  # noqa: E402
+from npu_compiler.graph import expr  # noqa: E402
 from npu_compiler.pipeline import run_phases  # noqa: E402
-from npu_compiler.serialize import dumps  # noqa: E402
-from npu_compiler.weight_files import open_weights  # noqa: E402
+from npu_compiler.support import dtypes  # noqa: E402
+from npu_compiler.support.errors import ConfigError, InputError, WeightError  # noqa: E402
+from npu_compiler.weights.files import open_weights  # noqa: E402
 from npu_runtime import DAGExecutor  # noqa: E402
 from npusim import cli  # noqa: E402
 
@@ -70,7 +71,7 @@ def test_no_other_dtype_is_taken(given: Any) -> None:
 
 def test_the_command_line_takes_the_same_dtypes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, out = tmp_path / "toy.json", tmp_path / "toy.npubin"
-    from npu_compiler.ir_reader import save_ir
+    from npu_compiler.aten.json_reader import save_ir
 
     save_ir(toy(), path)
     assert cli.main(["compile", str(path), "-o", str(out), "--dtype", "bf16"]) == 0

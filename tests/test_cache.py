@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from npu_compiler import cache as cache_module
-from npu_compiler import env, files
-from npu_compiler.cache import Cache, open_cache, private_folder
-from npu_compiler.errors import ConfigError
+from npu_compiler.support import cache as cache_module
+from npu_compiler.support import env, files
+from npu_compiler.support.cache import Cache, open_cache, private_folder
+from npu_compiler.support.errors import ConfigError
 from npusim import doctor
 from npusim.models.download import cache_path
 

@@ -15,10 +15,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from npu_compiler import env
-from npu_compiler.compiled_program import CompiledProgram
-from npu_compiler.errors import ArtifactError, CompileError, InputError
-from npu_compiler.ir_reader import save_ir
+from npu_compiler.artifact.program import CompiledProgram
+from npu_compiler.aten.json_reader import save_ir
+from npu_compiler.support import env
+from npu_compiler.support.errors import ArtifactError, CompileError, InputError
 from npusim import cli, console
 from npusim.console import Status, Table, show
 

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 import npu_compiler
-from npu_compiler.compiled_program import CompiledProgram
+from npu_compiler.artifact.program import CompiledProgram
 from npusim import builtin, cli
 from npusim.models import images, weights
 

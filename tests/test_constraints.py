@@ -12,18 +12,18 @@ import pytest
 
 import npu_compiler
 from npu_compiler import target_config, targets
-from npu_compiler.constraint_checker import advice, check
-from npu_compiler.dtypes import DTYPES
-from npu_compiler.errors import CompileError, Reason
-from npu_compiler.explanation import explain
-from npu_compiler.ir import IRGraph, OpNode, TensorSpec
-from npu_compiler.kernel import Kernel
-from npu_compiler.partitioner import CPU, NPU, partition
+from npu_compiler.aten.ir import IRGraph, OpNode, TensorSpec
+from npu_compiler.partitioning.constraint_checker import advice, check
+from npu_compiler.partitioning.explain import explain
+from npu_compiler.partitioning.partitioner import CPU, NPU, partition
 from npu_compiler.pipeline import run_phases
+from npu_compiler.schedule.kernel import Kernel
+from npu_compiler.support.dtypes import DTYPES
+from npu_compiler.support.errors import CompileError, Reason
 from npu_compiler.targets.cpu.target import CPUTarget
 from npu_compiler.targets.metal.dialect import MOST_BUFFERS
 from npu_runtime import DAGExecutor
-from npu_runtime.backend import register_backend
+from npu_runtime.backends.base import register_backend
 from npu_runtime.backends.cpu import CPUBackend
 
 from .toy_ir import ADD, HEAVY, ODD, RELU, SIGMOID, Builder
@@ -112,10 +112,10 @@ class FewBackend(CPUBackend):
 
 @pytest.fixture(autouse=True)
 def tables() -> Iterator[None]:
-    from npu_runtime import backend
+    from npu_runtime.backends import base
 
     with pytest.MonkeyPatch.context() as patch:
-        for table in (target_config.TARGETS, targets._registered, backend._registered):
+        for table in (target_config.TARGETS, targets._registered, base._registered):
             patch.setitem(table, "few", None)  # what was there before is put back
             del table["few"]
         register_backend("few", FewBackend)

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from npu_compiler import affine, dtypes, expr
-from npu_compiler.expr import Expr, const, fn, index, load, maximum, stage, where
-from npu_compiler.kernel import Kernel, LoopBody, Operand, Stage
+from npu_compiler.graph import affine, expr
+from npu_compiler.graph.expr import Expr, const, fn, index, load, maximum, stage, where
+from npu_compiler.schedule.kernel import Kernel, LoopBody, Operand, Stage
+from npu_compiler.support import dtypes
 from npu_compiler.targets.cpu import toolchain
 from npu_compiler.targets.cpu.loops import emit_loops, scratch_bytes
 

@@ -15,10 +15,10 @@ import torch
 from torch import nn
 
 import npu_compiler
-from npu_compiler.compiled_program import CompiledProgram
-from npu_compiler.errors import ArtifactError, BackendError
+from npu_compiler.artifact.program import CompiledProgram
 from npu_compiler.frontend import capture
-from npu_compiler.targets.simt.program import unpack
+from npu_compiler.support.errors import ArtifactError, BackendError
+from npu_compiler.targets.simt.lang.program import unpack
 from npu_runtime import cuda_driver, get_backend
 from npu_runtime.backends import cuda
 from npusim.cli import main

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from npu_compiler.errors import BackendError, ConfigError
+from npu_compiler.support.errors import BackendError, ConfigError
 from npu_compiler.targets.cuda import chips
 from npu_compiler.targets.cuda.dialect import DIALECT, HOPPER
 from npu_compiler.targets.cuda.target import TARGET

@@ -12,16 +12,16 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from npu_compiler import expr
-from npu_compiler.kernel import Buffer, Kernel, Operand, contiguous_strides
+from npu_compiler.graph import expr
+from npu_compiler.schedule.kernel import Buffer, Kernel, Operand, contiguous_strides
 from npu_compiler.targets.cuda.dialect import DIALECT, HOPPER
-from npu_compiler.targets.cuda.pixels import takes_pixels
-from npu_compiler.targets.cuda.plans import CORE_BYTES, CORE_REGISTERS, choose
-from npu_compiler.targets.cuda.results import leaves_as_tiles, residual_of, row_pitch
-from npu_compiler.targets.cuda.streamed import step_of, takes
+from npu_compiler.targets.cuda.tile_selection import CORE_BYTES, CORE_REGISTERS, choose
+from npu_compiler.targets.cuda.tma_conv import takes_pixels
+from npu_compiler.targets.cuda.tma_epilogue import leaves_as_tiles, residual_of, row_pitch
+from npu_compiler.targets.cuda.tma_gemm import step_of, takes
 from npu_compiler.targets.simt.emit import Functions
-from npu_compiler.targets.simt.gemm import product_of
-from npu_compiler.targets.simt.program import ARENA, Launch, TileMap, pack, unpack
+from npu_compiler.targets.simt.kernels.gemm import product_of
+from npu_compiler.targets.simt.lang.program import ARENA, Launch, TileMap, pack, unpack
 from npu_runtime.backends import cuda
 
 from . import cuda_gpu

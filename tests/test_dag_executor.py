@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 
 import npu_compiler
-from npu_compiler.errors import BackendError, CompileError, InputError, WeightError
-from npu_compiler.ir import IRGraph, OpNode, TensorSpec
-from npu_compiler.partitioner import CPU, NPU, PartitionPlan, partition
+from npu_compiler.aten.ir import IRGraph, OpNode, TensorSpec
+from npu_compiler.partitioning.partitioner import CPU, NPU, PartitionPlan, partition
+from npu_compiler.support import dtypes
+from npu_compiler.support.errors import BackendError, CompileError, InputError, WeightError
 from npu_runtime import DAGExecutor, execute_cpu_partition, get_backend
-from npu_runtime.backend import DeviceBuffer
+from npu_runtime.backends.base import DeviceBuffer
 
 from .toy_ir import ADD, HEAVY, ODD, RELU, RELU_, SHAPE, SIGMOID, VIEW, Builder
 
@@ -217,7 +218,7 @@ def test_state_persists_and_resets(force: Sequence[str] | None) -> None:
 def test_state_passed_between_partitions() -> None:
     b = Builder(weights=("kv",)).node("new", HEAVY, "p_kv", "x").node("o", ODD, "new").node("y", HEAVY, "o", "p_kv")
     ir = b.out("y", "new")
-    ir.state.append(npu_compiler.ir.StateUpdate("kv", b.specs["new"]))
+    ir.state.append(npu_compiler.aten.ir.StateUpdate("kv", b.specs["new"]))
     plan = partition(ir)
     assert plan.feeds
     kv, x = np.abs(array()) + 1, np.abs(array()) + 1
@@ -237,7 +238,7 @@ def one_op(
     op: str, inputs: Sequence[np.ndarray], outputs: Sequence[tuple[tuple[int, ...], str]], **attrs: Any
 ) -> list[np.ndarray]:
     specs = [
-        TensorSpec(f"i{n}", a.shape, npu_compiler.dtypes.name_of(a.dtype), (f"i{n}", 0)) for n, a in enumerate(inputs)
+        TensorSpec(f"i{n}", a.shape, dtypes.name_of(a.dtype), (f"i{n}", 0)) for n, a in enumerate(inputs)
     ]
     outs = [TensorSpec(f"o_{n}", s, d) for n, (s, d) in enumerate(outputs)]
     results = [TensorSpec(f"o_{n}", s, d, ("o", n)) for n, (s, d) in enumerate(outputs)]

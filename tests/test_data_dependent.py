@@ -14,12 +14,12 @@ import pytest
 
 import npu_compiler
 import npusim
-from npu_compiler.errors import BackendError, CompileError, IRError, NPUError
-from npu_compiler.ir import DataSize, IRGraph
-from npu_compiler.ir_reader import ir_to_dict, load_ir, load_ir_from_dict, save_ir
-from npu_compiler.partitioner import CPU, NPU, partition
+from npu_compiler.aten.ir import DataSize, IRGraph
+from npu_compiler.aten.json_reader import ir_to_dict, load_ir, load_ir_from_dict, save_ir
+from npu_compiler.partitioning.partitioner import CPU, NPU, partition
+from npu_compiler.support.errors import BackendError, CompileError, IRError, NPUError
 from npu_runtime import DAGExecutor
-from npu_runtime.cpu_fallback import CPUPartition
+from npu_runtime.partitioned.fallback import CPUPartition
 
 torch = pytest.importorskip("torch")
 from torch._higher_order_ops.while_loop import while_loop  # noqa: E402 - imports torch

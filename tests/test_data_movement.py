@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from npu_compiler import expr, interp
-from npu_compiler.errors import Unsupported
-from npu_compiler.expr import const, index, load, where
-from npu_compiler.graph import VIEWS, Graph, Value
+from npu_compiler.graph import expr, interp
+from npu_compiler.graph.expr import const, index, load, where
+from npu_compiler.graph.graph import VIEWS, Graph, Value
 from npu_compiler.ops import lower_call
 from npu_compiler.ops.table import operators, operators_markdown
+from npu_compiler.support.errors import Unsupported
 
 Spec = tuple[list[int], str]
 X: Spec = ([3, 4], "float32")

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import npu_compiler
-from npu_compiler.ir_reader import ir_to_dict, load_ir_from_dict
-from npu_compiler.partitioner import CPU, NPU, PartitionPlan, partition
+from npu_compiler.aten.json_reader import ir_to_dict, load_ir_from_dict
+from npu_compiler.partitioning.partitioner import CPU, NPU, PartitionPlan, partition
 from npu_runtime import DAGExecutor
 
 torch = pytest.importorskip("torch")

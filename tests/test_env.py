@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from npu_compiler import env
-from npu_compiler.errors import ConfigError
+from npu_compiler.support import env
+from npu_compiler.support.errors import ConfigError
 
 
 @pytest.fixture(autouse=True)

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 import npu_compiler
-from npu_compiler.errors import ConfigError
-from npu_compiler.explanation import explain
-from npu_compiler.ir import IRGraph
-from npu_compiler.partitioner import CPU, PartitionPlan, partition
+from npu_compiler.aten.ir import IRGraph
+from npu_compiler.partitioning.explain import explain
+from npu_compiler.partitioning.partitioner import CPU, PartitionPlan, partition
+from npu_compiler.support.errors import ConfigError
 from npusim.cli import main
 
 from .toy_ir import ADD, RELU, RELU_, SIGMOID, Builder

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from npu_compiler.errors import CompileError
-from npu_compiler.ir_reader import load_ir, load_ir_from_dict, save_ir
-from npu_compiler.partitioner import partition
+from npu_compiler.aten.json_reader import load_ir, load_ir_from_dict, save_ir
+from npu_compiler.partitioning.partitioner import partition
+from npu_compiler.support.errors import CompileError
 from npu_runtime import DAGExecutor, execute_cpu_partition
 
 torch = pytest.importorskip("torch")
 from npu_compiler.frontend import capture  # noqa: E402 - imports torch
-from npu_runtime.allowed_ops import _objection  # noqa: E402
+from npu_runtime.partitioned.allowed_ops import _objection  # noqa: E402
 
 X = {"name": "x", "shape": [4], "dtype": "uint8"}
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from npu_compiler.files import write_atomic
+from npu_compiler.support.files import write_atomic
 
 
 @pytest.mark.parametrize("mask", [0o022, 0o077, 0o002])

@@ -16,10 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from npu_compiler.errors import CaptureError, WeightError
+from npu_compiler.aten.ir import IRGraph
+from npu_compiler.aten.json_reader import graph_weights_used, ir_to_dict, load_ir
 from npu_compiler.frontend import capture, state_dict_numpy
-from npu_compiler.ir import IRGraph
-from npu_compiler.ir_reader import graph_weights_used, ir_to_dict, load_ir
+from npu_compiler.support.errors import CaptureError, WeightError
 from tests.torch_oracle import run_ir, to_torch
 
 
@@ -476,5 +476,5 @@ def test_state_dict_numpy_refuses_what_has_no_values() -> None:
 
 
 def test_compiler_data_types_do_not_import_torch() -> None:
-    code = "import sys, npu_compiler.ir_reader; sys.exit('torch' in sys.modules)"
+    code = "import sys, npu_compiler.aten.json_reader; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -16,7 +16,7 @@ import safetensors.numpy
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from npu_compiler.errors import BackendError, WeightError
+from npu_compiler.support.errors import BackendError, WeightError
 from npu_runtime import CPUBackend, load_weights
 from tests import handmade
 

@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 import npu_compiler
-from npu_compiler import interp
-from npu_compiler.errors import InputError
 from npu_compiler.frontend import state_dict_numpy
-from npu_compiler.graph import Graph
+from npu_compiler.graph import interp
+from npu_compiler.graph.graph import Graph
 from npu_compiler.ops import lower_call
+from npu_compiler.support.errors import InputError
 from npu_runtime import Executor
 
 from .metal_backend import EmulatedMetal
@@ -97,7 +97,7 @@ def test_a_constant_divisor_of_zero_is_refused() -> None:
     plan = npu_compiler.partition(npu_compiler.capture(Apply(lambda a: a + 1), (torch.arange(4),)))
     assert [p.device for p in plan.partitions] == ["npu"]
     graph = Graph()
-    with pytest.raises(npu_compiler.errors.Unsupported, match="integers divided by zero"):
+    with pytest.raises(npu_compiler.support.errors.Unsupported, match="integers divided by zero"):
         lower_call(graph, "aten.remainder.Scalar", [graph.input("a", (4,), "int64")], {"other": 0})
 
 

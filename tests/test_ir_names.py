@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from npu_compiler.constraint_checker import check
-from npu_compiler.errors import IRError
-from npu_compiler.ir_reader import ir_to_dict, load_ir
-from npu_compiler.partitioner import partition
+from npu_compiler.aten.json_reader import ir_to_dict, load_ir
+from npu_compiler.partitioning.constraint_checker import check
+from npu_compiler.partitioning.partitioner import partition
+from npu_compiler.support.errors import IRError
 from npu_runtime import DAGExecutor
 
 from .test_ir_reader import document, same, tensor

@@ -15,11 +15,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from npu_compiler import dtypes
-from npu_compiler.errors import IRError
-from npu_compiler.ir import IRGraph, OpNode, StateUpdate, TensorSpec
-from npu_compiler.ir_reader import graph_weights_used, ir_to_dict, load_ir, load_ir_from_dict, save_ir
-from npu_compiler.regions import LOST
+from npu_compiler.aten.ir import IRGraph, OpNode, StateUpdate, TensorSpec
+from npu_compiler.aten.json_reader import graph_weights_used, ir_to_dict, load_ir, load_ir_from_dict, save_ir
+from npu_compiler.aten.rotary_regions import LOST
+from npu_compiler.support import dtypes
+from npu_compiler.support.errors import IRError
 
 DATA = Path(__file__).parent / "data" / "ir"
 FILES = sorted(p for p in DATA.glob("*.json") if "mapping" not in p.name)

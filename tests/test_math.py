@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from npu_compiler.errors import ToolchainError
+from npu_compiler.support.errors import ToolchainError
 from npu_compiler.targets.cpu import host, toolchain
 
 Array = np.ndarray

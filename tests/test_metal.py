@@ -11,14 +11,14 @@ import torch
 from torch import nn
 
 import npu_compiler
-from npu_compiler.compiled_program import CompiledProgram
-from npu_compiler.errors import BackendError, InputError
+from npu_compiler.artifact.program import CompiledProgram
 from npu_compiler.frontend import capture, state_dict_numpy
-from npu_compiler.partitioner import CPU
-from npu_compiler.targets.simt.program import unpack
+from npu_compiler.partitioning.partitioner import CPU
+from npu_compiler.support.errors import BackendError, InputError
+from npu_compiler.targets.simt.lang.program import unpack
 from npu_runtime import CPUBackend, Executor, MetalBackend, get_backend
-from npu_runtime.llm import LLM
-from npu_runtime.llm_loader import Loader
+from npu_runtime.llm.loader import Loader
+from npu_runtime.llm.model import LLM
 from npusim.cli import main
 
 from .llm import small_model

@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from npu_compiler.errors import ToolchainError
+from npu_compiler.support.errors import ToolchainError
 
 from .metal_emulator import ORDERS, EmulatorError, Library, MSLError, Window, translate
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from npu_compiler.target_config import TARGETS
-from npu_compiler.targets.simt import loops
+from npu_compiler.targets.simt.kernels import loops
 
 from .metal_backend import EmulatedMetal
 from .models.gate import Args, compile_and_run, expect

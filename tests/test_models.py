@@ -16,8 +16,8 @@ import pytest
 import torch
 from torch import nn
 
+from npu_compiler.aten.json_reader import graph_weights_used
 from npu_compiler.frontend import capture
-from npu_compiler.ir_reader import graph_weights_used
 from npusim import models
 from npusim.models import download, images, weights
 from npusim.models.download import DownloadError, RegistryUnavailable

@@ -16,15 +16,17 @@ import numpy as np
 import pytest
 import torch
 
-from npu_compiler import packing, row_quads, serialize, twelve_bits
-from npu_compiler.compiled_program import BufferSpec, CompiledProgram
-from npu_compiler.errors import ArtifactError
+from npu_compiler.artifact import serialize
+from npu_compiler.artifact.program import BufferSpec, CompiledProgram
 from npu_compiler.frontend.export import capture
 from npu_compiler.pipeline import compile_entries
+from npu_compiler.support.errors import ArtifactError
+from npu_compiler.weights import packing
+from npu_compiler.weights.formats import bf16c12, bf16c12_rows4
 from npu_runtime import CPUBackend
 from npu_runtime.arrays import SLAB
 from npu_runtime.executor import Executor
-from npu_runtime.llm_loader import file_identity
+from npu_runtime.llm.loader import file_identity
 from npu_runtime.packed_weights import read_packed, write_packed
 from npu_runtime.weight_loader import WeightStore, load_weights
 from tests.test_artifact import repack
@@ -95,7 +97,7 @@ def test_bodies_of_several_slabs(program: CompiledProgram, tmp_path: Path) -> No
 
 def test_rows_between_slabs_are_checked_too(program: CompiledProgram, tmp_path: Path) -> None:
     """A bad panel is found wherever it lies: first, last, in a slab, across the border of two."""
-    row = twelve_bits.panel_bytes(K)
+    row = bf16c12.panel_bytes(K)
     panels = 2 * SLAB // row + 3
     large = copy.copy(program)
     large.buffers = [BufferSpec(90, "weight", "uint8", (1000,), "plain")]
@@ -211,7 +213,7 @@ def test_forged_headers(
         read(path, program)
 
 
-PANEL_BYTES = twelve_bits.panel_bytes(K)
+PANEL_BYTES = bf16c12.panel_bytes(K)
 LIST = 64 + 48 * K
 
 
@@ -276,9 +278,9 @@ def test_constants_in_place_of_packing(program: CompiledProgram, store: WeightSt
 # -- the checks ------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("k", [8, 16, 24, 32, 40, 64, 104, 1536, 8960, 18944])
 def test_coded_panels_of_all_widths_pass(k: int) -> None:
-    twelve_bits.check_coded(twelve_bits.pack_coded(weights(40, k)))
+    bf16c12.check_coded(bf16c12.pack_coded(weights(40, k)))
     with pytest.raises(ValueError, match="no matrix has panels of"):
-        twelve_bits.check_coded(np.zeros((1, twelve_bits.panel_bytes(k) + 1), np.uint8))
+        bf16c12.check_coded(np.zeros((1, bf16c12.panel_bytes(k) + 1), np.uint8))
 
 
 @pytest.mark.parametrize("k", [64, 128, 1536, 8960])
@@ -286,13 +288,13 @@ def test_quads_of_all_widths_pass(k: int) -> None:
     w = weights(9, k)
     w[np.abs(w.astype(np.float32)) > 100] = 0.5
     w[np.abs(w.astype(np.float32)) < 1e-20] = 0.5
-    packed = row_quads.pack_quads(w)
-    row_quads.check_quads(packed)
-    packed[1, row_quads.QuadLayout(k).escapes :].view("<u4")[0] = k << 16
+    packed = bf16c12_rows4.pack_quads(w)
+    bf16c12_rows4.check_quads(packed)
+    packed[1, bf16c12_rows4.QuadLayout(k).escapes :].view("<u4")[0] = k << 16
     with pytest.raises(ValueError, match=f"an escape is in column {k} of {k}"):
-        row_quads.check_quads(packed)
+        bf16c12_rows4.check_quads(packed)
     with pytest.raises(ValueError, match="no matrix has quads of"):
-        row_quads.check_quads(packed[:, 128:])
+        bf16c12_rows4.check_quads(packed[:, 128:])
 
 
 def test_layouts_whose_bytes_steer_kernels_have_a_check() -> None:

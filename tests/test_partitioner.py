@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from npu_compiler.alias import VIEW_OPS, functionalize
-from npu_compiler.constraint_checker import check, reason_against
-from npu_compiler.errors import CompileError, IRError, Reason
-from npu_compiler.explanation import explain
-from npu_compiler.grouping import fewest_runs, min_cut
-from npu_compiler.ir import IRGraph, OpNode, StateUpdate, TensorSpec
-from npu_compiler.ir_reader import ir_to_dict, load_ir
-from npu_compiler.partitioner import CPU, NPU, PartitionPlan, TransferOp, partition
+from npu_compiler.aten.alias import VIEW_OPS, functionalize
+from npu_compiler.aten.ir import IRGraph, OpNode, StateUpdate, TensorSpec
+from npu_compiler.aten.json_reader import ir_to_dict, load_ir
+from npu_compiler.partitioning.algorithms import fewest_runs, min_cut
+from npu_compiler.partitioning.constraint_checker import check, reason_against
+from npu_compiler.partitioning.explain import explain
+from npu_compiler.partitioning.partitioner import CPU, NPU, PartitionPlan, TransferOp, partition
+from npu_compiler.support.errors import CompileError, IRError, Reason
 from npu_compiler.target_config import target_config
 
 from .toy_ir import ADD, GETITEM, HEAVY, ODD, RELU, RELU_, SHAPE, SIGMOID, VIEW, Builder

@@ -10,13 +10,16 @@ import pytest
 import torch
 from torch import nn
 
-from npu_compiler import capture, constraint_checker, env, partition, target_config, targets
-from npu_compiler.compiled_program import CompiledProgram
-from npu_compiler.errors import ConfigError
+from npu_compiler import capture, partition, target_config, targets
+from npu_compiler.artifact.program import CompiledProgram
+from npu_compiler.partitioning import constraint_checker
 from npu_compiler.pipeline import compile_graph
-from npu_runtime import DAGExecutor, Executor, backend, get_backend, load_weights
-from npu_runtime.llm import LLM
-from npu_runtime.llm_loader import Loader
+from npu_compiler.support import env
+from npu_compiler.support.errors import ConfigError
+from npu_runtime import DAGExecutor, Executor, get_backend, load_weights
+from npu_runtime.backends.base import _registered, register_backend
+from npu_runtime.llm.loader import Loader
+from npu_runtime.llm.model import LLM
 
 from .conformance.cases import cases_for, check, compile_cases
 from .llm import small_model
@@ -33,10 +36,10 @@ PAGE = Path(__file__).parents[1] / "docs" / "porting.md"
 def registered() -> Iterator[None]:
     """The two calls that make it known; undone for other tests."""
     with pytest.MonkeyPatch.context() as patch:
-        for table in (target_config.TARGETS, targets._registered, backend._registered):
+        for table in (target_config.TARGETS, targets._registered, _registered):
             patch.setitem(table, "host", None)  # what was there before is put back
         targets.register_target(TARGET)
-        backend.register_backend("host", HostBackend)
+        register_backend("host", HostBackend)
         yield
 
 

@@ -16,7 +16,7 @@ TIMEOUT_S = 60
 _SETUP = """
 import os, signal, sys, threading, time
 import numpy as np
-from npu_compiler.errors import BackendError
+from npu_compiler.support.errors import BackendError
 from npu_runtime import CPUBackend, Executor
 from tests import handmade
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from npu_compiler.errors import CompileError, Unsupported
-from npu_compiler.graph import Graph
-from npu_compiler.ir import IRGraph, OpNode, TensorSpec
-from npu_compiler.lower import check_node
+from npu_compiler.aten.ir import IRGraph, OpNode, TensorSpec
+from npu_compiler.graph.graph import Graph
 from npu_compiler.ops import lower_call
-from npu_runtime.cpu_fallback import CPUPartition
+from npu_compiler.ops.lower import check_node
+from npu_compiler.support.errors import CompileError, Unsupported
+from npu_runtime.partitioned.fallback import CPUPartition
 
 BN = ([2, 3, 4, 4], [3], [3], [3], [3])
 CASES: list[tuple[str, tuple[list[int], ...], dict[str, Any], str, str]] = [

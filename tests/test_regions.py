@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from npu_compiler import compile, explain, load_ir, partition
-from npu_compiler.errors import CompileError, IRError
-from npu_compiler.ir import IRGraph
-from npu_compiler.regions import LOST
-from npu_compiler.stateful import as_state, carried
+from npu_compiler.aten.ir import IRGraph
+from npu_compiler.aten.kv_state import as_state, carried
+from npu_compiler.aten.rotary_regions import LOST
+from npu_compiler.support.errors import CompileError, IRError
 from npu_runtime import CPUBackend, Executor
 
 from .torch_oracle import run_ir

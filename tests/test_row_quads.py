@@ -11,17 +11,17 @@ import pytest
 import torch
 
 from npu_compiler import target_config, targets
-from npu_compiler.compiled_program import CompiledProgram
-from npu_compiler.errors import IncompressibleError
+from npu_compiler.artifact.program import CompiledProgram
+from npu_compiler.aten.ir import IRGraph
 from npu_compiler.frontend.export import capture
 from npu_compiler.frontend.llm import llm_graphs
 from npu_compiler.frontend.llm.config import LLMConfig, parameter_shapes
-from npu_compiler.ir import IRGraph
 from npu_compiler.pipeline import compile_entries
-from npu_compiler.row_quads import QuadLayout, pack_quads, unpack_quads
-from npu_compiler.targets.simt.dialect import Dialect
+from npu_compiler.support.errors import IncompressibleError
+from npu_compiler.targets.simt.lang.dialect import Dialect
+from npu_compiler.weights.formats.bf16c12_rows4 import QuadLayout, pack_quads, unpack_quads
 from npu_runtime import Executor, load_weights
-from npu_runtime.backend import Backend
+from npu_runtime.backends.base import Backend
 
 from . import cuda_gpu
 from .metal_backend import EmulatedMetal

@@ -23,10 +23,10 @@ import safetensors.numpy
 import torch
 
 import npu_runtime
-from npu_compiler import expr
-from npu_compiler.compiled_program import CompiledProgram
-from npu_compiler.errors import ArtifactError, BackendError, ConfigError, InputError, WeightError
-from npu_compiler.graph import Graph
+from npu_compiler.artifact.program import CompiledProgram
+from npu_compiler.graph import expr
+from npu_compiler.graph.graph import Graph
+from npu_compiler.support.errors import ArtifactError, BackendError, ConfigError, InputError, WeightError
 from npu_compiler.targets.cpu import host
 from npu_runtime import CPUBackend, Executor, load_weights
 from npu_runtime.arrays import aligned_empty

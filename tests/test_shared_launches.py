@@ -11,10 +11,10 @@ from torch import nn
 import npu_compiler
 from npu_compiler.frontend import capture, state_dict_numpy
 from npu_compiler.pipeline import run_phases
+from npu_compiler.targets.codegen.nest import build_nest
 from npu_compiler.targets.cuda.dialect import DIALECT
-from npu_compiler.targets.nest import build_nest
 from npu_compiler.targets.simt.emit import EMITTERS
-from npu_compiler.targets.simt.points import point_order
+from npu_compiler.targets.simt.lang.vectorize import point_order
 
 from .metal_backend import EmulatedMetal
 from .models.gate import Args, run

@@ -14,7 +14,7 @@ import npu_compiler
 from npu_compiler.frontend import capture
 from npu_compiler.frontend.tensors import tensor_to_numpy
 from npu_runtime import CPUBackend, Executor
-from npu_runtime.backend import Backend
+from npu_runtime.backends.base import Backend
 
 from . import cuda_gpu
 from .metal_backend import EmulatedMetal

@@ -21,8 +21,8 @@ import pytest
 import torch
 
 import npu_compiler
-from npu_compiler.cache import Cache
-from npu_compiler.errors import ToolchainError
+from npu_compiler.support.cache import Cache
+from npu_compiler.support.errors import ToolchainError
 from npu_compiler.targets.cpu import host, toolchain
 from npu_runtime import Executor
 

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from npu_compiler import twelve_bits
-from npu_compiler.errors import IncompressibleError
 from npu_compiler.frontend.export import capture
 from npu_compiler.pipeline import compile_entries
+from npu_compiler.support.errors import IncompressibleError
 from npu_compiler.targets.cpu.host import host_cpu
 from npu_compiler.targets.cpu.target import CPUTarget
+from npu_compiler.weights.formats import bf16c12
 from npu_runtime.executor import Executor
 from npu_runtime.weight_loader import load_weights
 
@@ -23,10 +23,10 @@ MARCHES = ("native", "haswell", "x86-64") if "avx2" in host_cpu().features else 
 
 def decoded(packed: np.ndarray, n: int, k: int) -> np.ndarray:
     """The bfloat16 [N, K] that :func:`twelve_bits.pack_coded` packed: element by element, from the description."""
-    out = np.zeros((packed.shape[0], twelve_bits.PANEL, k), np.uint16)
+    out = np.zeros((packed.shape[0], bf16c12.PANEL, k), np.uint16)
     for panel, columns in zip(packed, out, strict=True):
         body = panel[64 : 64 + 48 * k].reshape(k // 4, 3, 64)
-        for column in range(twelve_bits.PANEL):
+        for column in range(bf16c12.PANEL):
             half, lane, place = column // 16, column % 16 // 4, column % 4
             for depth in range(k):
                 byte = lane * 16 + half * 8 + place * 2 + depth % 2
@@ -55,20 +55,20 @@ def weights(n: int, k: int, seed: int = 0) -> np.ndarray:
 @pytest.mark.parametrize(("n", "k"), [(1, 8), (32, 64), (70, 136)])
 def test_every_bit_comes_back(n: int, k: int) -> None:
     w = weights(n, k)
-    back = decoded(twelve_bits.pack_coded(w), n, k)
+    back = decoded(bf16c12.pack_coded(w), n, k)
     assert np.array_equal(back.view(np.uint16), w.view(np.uint16))
 
 
 def test_infinities_subnormals_and_nan_come_back() -> None:
     w = weights(32, 256)
     w.view(np.uint16)[3, [5, 60, 61, 200, 255]] = 0x7F80, 0xFF81, 0x7FC1, 0x0001, 0x8003
-    back = decoded(twelve_bits.pack_coded(w), 32, 256)
+    back = decoded(bf16c12.pack_coded(w), 32, 256)
     assert np.array_equal(back.view(np.uint16), w.view(np.uint16))
 
 
 def test_the_table_holds_what_is_frequent() -> None:
     symbols = np.array([7] * 5 + [9] * 4 + [0] * 50 + [3] * 2 + [200], np.uint8)
-    table, code = twelve_bits.tabulate(symbols, 4)
+    table, code = bf16c12.tabulate(symbols, 4)
     assert table.tolist() == [0, 7, 9, 3]
     assert [int(code[s]) for s in (0, 7, 9, 3, 200, 11)] == [0, 1, 2, 3, 0, 0]
 
@@ -76,7 +76,7 @@ def test_the_table_holds_what_is_frequent() -> None:
 def test_weights_of_all_sizes_do_not_fit() -> None:
     w = np.arange(32 * 64, dtype=np.uint16).reshape(32, 64) * 31
     with pytest.raises(IncompressibleError, match=r"\d+ of 2048 neighbouring weights have an unusual exponent"):
-        twelve_bits.pack_coded(w.view(ml_dtypes.bfloat16))
+        bf16c12.pack_coded(w.view(ml_dtypes.bfloat16))
 
 
 class Product(torch.nn.Module):

@@ -10,8 +10,8 @@ from npu_compiler.frontend.llm import llm_graphs
 from npu_compiler.frontend.llm.config import LLMConfig
 from npu_compiler.pipeline import run_phases
 from npu_compiler.targets.cuda.dialect import DIALECT, HOPPER
-from npu_compiler.targets.simt.dialect import Dialect
 from npu_compiler.targets.simt.emit import EMITTERS
+from npu_compiler.targets.simt.lang.dialect import Dialect
 
 CARD = {
     "vocab_size": 4096, "hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 2, "hidden_act": "silu",

@@ -11,12 +11,12 @@ import pytest
 
 import npu_compiler
 from npu_compiler import targets
-from npu_compiler.compiled_program import CompiledProgram
-from npu_compiler.constraint_checker import check
-from npu_compiler.errors import ConfigError, InputError, WeightError
-from npu_compiler.ir import IRGraph
-from npu_compiler.ir_reader import ir_to_dict, save_ir
-from npu_compiler.partitioner import partition
+from npu_compiler.artifact.program import CompiledProgram
+from npu_compiler.aten.ir import IRGraph
+from npu_compiler.aten.json_reader import ir_to_dict, save_ir
+from npu_compiler.partitioning.constraint_checker import check
+from npu_compiler.partitioning.partitioner import partition
+from npu_compiler.support.errors import ConfigError, InputError, WeightError
 from npu_compiler.targets.cpu.target import CPUTarget
 from npu_runtime import DAGExecutor, Executor, WeightStore, get_backend, load_weights
 

@@ -10,8 +10,8 @@ import ml_dtypes
 import numpy as np
 import torch
 
-from npu_compiler.ir import IRGraph, OpNode
-from npu_compiler.ir_reader import leaf_key
+from npu_compiler.aten.ir import IRGraph, OpNode
+from npu_compiler.aten.json_reader import leaf_key
 
 # Ops that refuse mixed float types; IR that older versions made on the meta device has them.
 STRICT = ("aten.matmul.default", "aten.linear.default", "aten.index_copy.default")

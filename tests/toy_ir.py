@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from npu_compiler.ir import IRGraph, OpNode, TensorSpec
+from npu_compiler.aten.ir import IRGraph, OpNode, TensorSpec
 
 RELU, SIGMOID, ADD, RELU_, VIEW = (
     f"aten.{op}" for op in ("relu.default", "sigmoid.default", "add.Tensor", "relu_.default", "view.default")

@@ -6,8 +6,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from npu_compiler.frontend.export import capture
-    from npu_compiler.frontend.tensors import state_dict_numpy
+    from .export import capture
+    from .tensors import state_dict_numpy
 
 __all__ = ["capture", "state_dict_numpy"]
 

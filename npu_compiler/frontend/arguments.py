@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from npu_compiler.errors import CaptureError, IRError
-from npu_compiler.ir import TensorSpec
-from npu_compiler.ir_values import read_attrs
+from ..aten.ir import TensorSpec
+from ..aten.json_values import read_attrs
+from ..support.errors import CaptureError, IRError
 
 __all__ = ["STATIC_ADVICE", "Arguments", "Number", "describe_node", "read_arguments"]
 

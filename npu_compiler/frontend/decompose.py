@@ -22,14 +22,14 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from npu_compiler.data_dependent import CONTROL_FLOW
-from npu_compiler.errors import CaptureError
-from npu_compiler.frontend.arguments import describe_node, read_arguments
-from npu_compiler.frontend.own_decompositions import OWN_DECOMPOSITIONS
-from npu_compiler.frontend.tensors import dtype_name
-from npu_compiler.ir import OpNode, TensorSpec
-from npu_compiler.lower import check_node
-from npu_compiler.ops.registry import find
+from ..aten.data_dependent import CONTROL_FLOW
+from ..aten.ir import OpNode, TensorSpec
+from ..ops.lower import check_node
+from ..ops.registry import find
+from ..support.errors import CaptureError
+from .arguments import describe_node, read_arguments
+from .own_decompositions import OWN_DECOMPOSITIONS
+from .tensors import dtype_name
 
 __all__ = ["MAX_OPS", "decompose"]
 

@@ -21,14 +21,14 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, TensorArgument
 from torch.utils import _pytree as pytree
 
-from npu_compiler.errors import CaptureError
-from npu_compiler.frontend.attributes import Attributes
-from npu_compiler.frontend.decompose import decompose
-from npu_compiler.frontend.mutations import ArgumentChanges, by_key
-from npu_compiler.frontend.pytrees import register_caches
-from npu_compiler.frontend.translate import NeedsFunctionalForm, translate
-from npu_compiler.host_arrays import to_torch
-from npu_compiler.ir import IRGraph
+from ..aten.ir import IRGraph
+from ..support.errors import CaptureError
+from ..support.host_arrays import to_torch
+from .attributes import Attributes
+from .decompose import decompose
+from .mutations import ArgumentChanges, by_key
+from .pytrees import register_caches
+from .translate import NeedsFunctionalForm, translate
 
 __all__ = ["NUMBER", "TENSOR", "Capture", "capture", "capture_call"]
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import torch
 
-from npu_compiler.errors import InputError
+from ..support.errors import InputError
 
 __all__ = ["load_exported"]
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from npu_compiler.errors import CaptureError
+from ..support.errors import CaptureError
 
 __all__ = ["ArgumentChanges", "by_key"]
 

@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from npu_compiler import dtypes
-from npu_compiler.errors import CaptureError, WeightError
-from npu_compiler.host_arrays import to_array, to_torch
+from ..support import dtypes
+from ..support.errors import CaptureError, WeightError
+from ..support.host_arrays import to_array, to_torch
 
 __all__ = ["dtype_name", "numpy_to_tensor", "state_dict_numpy", "tensor_to_numpy"]
 

@@ -19,13 +19,13 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, TensorArgument
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from npu_compiler.data_dependent import ASSERTION, CONTROL_FLOW, NUMBER_OPS
-from npu_compiler.errors import CaptureError
-from npu_compiler.frontend.aliases import Aliases, Key, storage_id
-from npu_compiler.frontend.arguments import STATIC_ADVICE, Arguments, Number, describe_node, read_arguments
-from npu_compiler.frontend.flex_attention import flex_attention_graph
-from npu_compiler.frontend.tensors import dtype_name, tensor_to_numpy
-from npu_compiler.ir import DataSize, IRGraph, OpNode, StateUpdate, TensorSpec
+from ..aten.data_dependent import ASSERTION, CONTROL_FLOW, NUMBER_OPS
+from ..aten.ir import DataSize, IRGraph, OpNode, StateUpdate, TensorSpec
+from ..support.errors import CaptureError
+from .aliases import Aliases, Key, storage_id
+from .arguments import STATIC_ADVICE, Arguments, Number, describe_node, read_arguments
+from .flex_attention import flex_attention_graph
+from .tensors import dtype_name, tensor_to_numpy
 
 __all__ = ["NeedsFunctionalForm", "translate"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..expr import Expr, index, load, where
-from ..graph import Value
+from ..graph.expr import Expr, index, load, where
+from ..graph.graph import Value
 
 
 def wrap_dim(dim: int, rank: int) -> int:

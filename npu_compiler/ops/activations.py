@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ..errors import Reason, Unsupported
-from ..expr import Expr, const, fn, maximum, minimum, where
-from ..graph import Value
+from ..graph.expr import Expr, const, fn, maximum, minimum, where
+from ..graph.graph import Value
+from ..support.errors import Reason, Unsupported
 from .common import axes_of, names, unary
 from .registry import ALL, Scalar, lowers, pointwise
 from .samples import UNARY, S, t

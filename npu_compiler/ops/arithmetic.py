@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 import ml_dtypes
 import numpy as np
 
-from .. import dtypes as dt
-from ..errors import Reason, Unsupported
-from ..expr import Expr, call, const, fn, load, maximum, minimum, where
-from ..graph import Value, result_type
+from ..graph.expr import Expr, call, const, fn, load, maximum, minimum, where
+from ..graph.graph import Value, result_type
+from ..support import dtypes as dt
+from ..support.errors import Reason, Unsupported
 from .access import identity
 from .common import binary, names, scaled, unary
 from .registry import ALL, FLOATS, INTS, REGISTRY, Scalar, lowers, pointwise

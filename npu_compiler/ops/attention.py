@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from .. import dtypes as dt
-from ..errors import Reason, Unsupported
-from ..expr import fn, index, where
-from ..graph import Value, broadcast_shapes
+from ..graph.expr import fn, index, where
+from ..graph.graph import Value, broadcast_shapes
+from ..support import dtypes as dt
+from ..support.errors import Reason, Unsupported
 from .registry import lowers
 from .samples import S, t
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from .. import dtypes as dt
-from ..errors import Reason, Unsupported
-from ..expr import const
-from ..graph import Value
+from ..graph.expr import const
+from ..graph.graph import Value
+from ..support import dtypes as dt
+from ..support.errors import Reason, Unsupported
 from .registry import FLOATS, INTS, lowers
 from .samples import UNARY, S, t
 

@@ -6,10 +6,10 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from .. import dtypes as dt
-from ..errors import Reason, Unsupported
-from ..expr import Expr, call
-from ..graph import Value
+from ..graph.expr import Expr, call
+from ..graph.graph import Value
+from ..support import dtypes as dt
+from ..support.errors import Reason, Unsupported
 from .registry import FLOATS, Scalar, pointwise
 from .samples import BINARY, UNARY, Sample
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from .. import dtypes as dt
-from ..expr import Expr, call, const, fn, maximum, minimum, where
-from ..graph import Value, result_type
+from ..graph.expr import Expr, call, const, fn, maximum, minimum, where
+from ..graph.graph import Value, result_type
+from ..support import dtypes as dt
 from .arithmetic import EVERY, MIXED, NUMBERS, SPECIAL, TENSORS, is_float, numbers, tensors, truth
 from .common import binary, names, unary
 from .registry import FLOATS, INTS, Scalar, lowers

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from functools import reduce
 from math import prod
 
-from ..dtypes import opmath
-from ..expr import Expr, const, fn, index, load, where
-from ..graph import Value
+from ..graph.expr import Expr, const, fn, index, load, where
+from ..graph.graph import Value
+from ..support.dtypes import opmath
 from .common import MOST_NODES, bounded, ints
 from .registry import lowers
 from .samples import S, Sample, t

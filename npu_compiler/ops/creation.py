@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from .. import dtypes as dt
-from ..expr import Expr, const, fn, index, where
-from ..graph import Graph, Value
+from ..graph.expr import Expr, const, fn, index, where
+from ..graph.graph import Graph, Value
+from ..support import dtypes as dt
 from .registry import FLOATS, INTS, Scalar, lowers
 from .samples import UNARY, S, t
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..errors import Reason, Unsupported
-from ..expr import Expr, const, index
-from ..graph import Value, broadcast_shapes
+from ..graph.expr import Expr, const, index
+from ..graph.graph import Value, broadcast_shapes
+from ..support.errors import Reason, Unsupported
 from .access import identity, integer_load, pick, position, resized, wrap_dim
 from .registry import ALL, lowers
 from .samples import S, T, t

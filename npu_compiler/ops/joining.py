@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..graph import Value, result_type
+from ..graph.graph import Value, result_type
 from .access import fresh, wrap_dim
 from .common import names
 from .registry import lowers

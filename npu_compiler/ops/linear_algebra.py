@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from functools import reduce
 
-from .. import dtypes as dt
-from ..expr import index, load, maximum
-from ..graph import Value
+from ..graph.expr import index, load, maximum
+from ..graph.graph import Value
+from ..support import dtypes as dt
 from .activations import gelu
 from .common import scaled
 from .registry import ALL, Scalar, lowers

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .. import dtypes as dt
-from ..errors import Reason, Unsupported
-from ..expr import Expr, fn
-from ..graph import Value
+from ..graph.expr import Expr, fn
+from ..graph.graph import Value
+from ..support import dtypes as dt
+from ..support.errors import Reason, Unsupported
 from .reductions import moments
 from .registry import lowers
 from .samples import S, t

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ..errors import Reason, Unsupported
-from ..expr import Expr, call, const, index, load, maximum, minimum, where
-from ..graph import Value
+from ..graph.expr import Expr, call, const, index, load, maximum, minimum, where
+from ..graph.graph import Value
+from ..support.errors import Reason, Unsupported
 from .access import pick
 from .registry import ALL, Scalar, lowers
 from .samples import S, t

@@ -13,9 +13,9 @@ from functools import reduce
 
 import numpy as np
 
-from .. import dtypes as dt
-from ..expr import Expr, const, index, load, maximum, where
-from ..graph import Value
+from ..graph.expr import Expr, const, index, load, maximum, where
+from ..graph.graph import Value
+from ..support import dtypes as dt
 from .common import MOST_POSITIONS, bounded, ints
 from .convolution import Ints, channels_first, channels_last
 from .registry import ALL, FLOATS, lowers

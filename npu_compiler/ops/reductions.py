@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .. import dtypes as dt
-from ..expr import const, fn, index, where
-from ..graph import Value
+from ..graph.expr import const, fn, index, where
+from ..graph.graph import Value
+from ..support import dtypes as dt
 from .access import fresh, wrap_dim
 from .arithmetic import truth
 from .common import MOST_NODES, axes_of, bounded, drop_axes, real

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from types import UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from .. import dtypes
-from ..errors import Reason, Unsupported
-from ..expr import Expr
-from ..graph import Graph, Value, result_type
-from ..op_names import STRUCTURAL, functional_name
+from ..aten.op_names import STRUCTURAL, functional_name
+from ..graph.expr import Expr
+from ..graph.graph import Graph, Value, result_type
+from ..support import dtypes
+from ..support.errors import Reason, Unsupported
 from .samples import Sample
 
 Scalar = int | float | bool

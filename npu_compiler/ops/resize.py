@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from .. import dtypes as dt
-from ..errors import Reason, Unsupported
-from ..expr import Expr, const, index, load
-from ..graph import Value
+from ..graph.expr import Expr, const, index, load
+from ..graph.graph import Value
+from ..support import dtypes as dt
+from ..support.errors import Reason, Unsupported
 from .access import fresh, pick
 from .common import MOST_POSITIONS, bounded, ints
 from .registry import lowers

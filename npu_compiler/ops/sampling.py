@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from functools import reduce
 
-from .. import dtypes as dt
-from ..errors import Reason, Unsupported
-from ..expr import Expr, const, fn, index, load, where
-from ..graph import Value
+from ..graph.expr import Expr, const, fn, index, load, where
+from ..graph.graph import Value
+from ..support import dtypes as dt
+from ..support.errors import Reason, Unsupported
 from .common import ints
 from .registry import lowers
 from .samples import S, t

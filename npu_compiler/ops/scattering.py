@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .. import dtypes as dt
-from ..errors import Reason, Unsupported
-from ..expr import Expr, const, index, where
-from ..graph import Value, broadcast_shapes
+from ..graph.expr import Expr, const, index, where
+from ..graph.graph import Value, broadcast_shapes
+from ..support import dtypes as dt
+from ..support.errors import Reason, Unsupported
 from .access import fresh, identity, integer_load, position, resized, wrap_dim
 from .common import scaled
 from .indexing import ADVANCED, DTYPES, Selection, places, selection

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
-from ..expr import index
-from ..graph import Value
+from ..graph.expr import index
+from ..graph.graph import Value
 from .access import fresh, pick, resized, wrap_dim
 from .common import MOST_NODES, bounded
 from .registry import lowers

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from ..graph import Value
+from ..graph.graph import Value
 from .access import fresh, wrap_dim
 from .registry import ALL, lowers
 from .samples import S, T, t

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from ..graph import Value, broadcast_shapes
+from ..graph.graph import Value, broadcast_shapes
 from .access import fresh, resized, wrap_dim
 from .common import names
 from .registry import ALL, lowers

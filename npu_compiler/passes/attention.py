@@ -13,11 +13,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .. import dtypes, expr, patterns
-from ..expr import Expr
-from ..graph import VIEWS, Graph, Node, Value
-from ..patterns import Match, Rewrite, loaded, see_through, sides, strip
+from ..graph import expr
+from ..graph.expr import Expr
+from ..graph.graph import VIEWS, Graph, Node, Value
+from ..support import dtypes
+from . import patterns
 from .normalise import normalise
+from .patterns import Match, Rewrite, loaded, see_through, sides, strip
 
 
 def fuse_attention(graph: Graph) -> None:

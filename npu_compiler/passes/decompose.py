@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 
-from .. import expr
-from ..expr import Expr
-from ..graph import Graph, Node, Value
+from ..graph import expr
+from ..graph.expr import Expr
+from ..graph.graph import Graph, Node, Value
 from ..target_config import TargetConfig
-from .static import static_values
+from .load_time import static_values
 
 
 def decompose(graph: Graph, config: TargetConfig) -> None:

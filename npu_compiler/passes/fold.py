@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from .. import expr
-from ..expr import Expr
-from ..graph import Graph, Node, Value
-from .static import static_values
+from ..graph import expr
+from ..graph.expr import Expr
+from ..graph.graph import Graph, Node, Value
+from .load_time import static_values
 
 Affine = tuple[Expr | None, Expr | None]  # scale (None: 1) and shift (None: 0)
 

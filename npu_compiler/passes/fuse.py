@@ -11,10 +11,10 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from .. import expr
-from ..expr import Expr
-from ..graph import LEAVES, LOOPS, VIEWS, Graph, Node, Value
-from .static import static_values
+from ..graph import expr
+from ..graph.expr import Expr
+from ..graph.graph import LEAVES, LOOPS, VIEWS, Graph, Node, Value
+from .load_time import static_values
 
 MAX_OPERANDS = 12
 MAX_COST = 400

@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from .. import expr
-from ..expr import Expr
-from ..graph import Graph, Node, Value
+from ..graph import expr
+from ..graph.expr import Expr
+from ..graph.graph import Graph, Node, Value
+from .load_time import static_values
 from .normalise import normalise
-from .static import static_values
 
 
 def sink_permutes(graph: Graph) -> None:

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from .. import dtypes, expr, interp
-from ..graph import LEAVES, VIEWS, Graph, Node, Value
-from ..patterns import is_float_cast
+from ..graph import expr, interp
+from ..graph.graph import LEAVES, VIEWS, Graph, Node, Value
+from ..support import dtypes
+from .patterns import is_float_cast
 
 FOLD_LIMIT = 1 << 16  # elements; larger constants are cheaper to compute where they are used
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .. import affine, expr
-from ..expr import Expr
-from ..graph import Graph, Value
+from ..graph import affine, expr
+from ..graph.expr import Expr
+from ..graph.graph import Graph, Value
 
 
 def fold_padding(graph: Graph) -> None:

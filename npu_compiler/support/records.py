@@ -8,8 +8,8 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, TypeVar
 
-from .. import dtypes
-from ..errors import ArtifactError, NPUError
+from . import dtypes
+from .errors import ArtifactError, NPUError
 
 MAX_INT = 2**62
 MAX_TEXT = 2**16

@@ -8,9 +8,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ..errors import ConfigError, Reason
-from ..graph import Node
-from ..kernel import Kernel, Schedule
+from ..graph.graph import Node
+from ..schedule.kernel import Kernel, Schedule
+from ..support.errors import ConfigError, Reason
 from ..target_config import TARGETS, TargetConfig, target_config
 
 

@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from npu_compiler import dtypes, env
-from npu_compiler.compiled_program import CompiledProgram, EntryPoint
-from npu_compiler.errors import BackendError
+from npu_compiler.artifact.program import CompiledProgram, EntryPoint
+from npu_compiler.support import dtypes, env
+from npu_compiler.support.errors import BackendError
 
 from ..arrays import Block, aligned_empty, aligned_zeros, passing_empty
-from ..backend import Backend, DeviceBuffer, LoadedEntry
 from ..native import NativeLibrary
+from .base import Backend, DeviceBuffer, LoadedEntry
 
 
 class CPUBuffer(DeviceBuffer):

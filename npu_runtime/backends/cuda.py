@@ -15,15 +15,15 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from npu_compiler import dtypes, env
-from npu_compiler.compiled_program import CompiledProgram, EntryPoint
-from npu_compiler.errors import ArtifactError, BackendError
+from npu_compiler.artifact.program import CompiledProgram, EntryPoint
+from npu_compiler.support import dtypes, env
+from npu_compiler.support.errors import ArtifactError, BackendError
 from npu_compiler.targets.cuda import chips
-from npu_compiler.targets.simt import program as simt
+from npu_compiler.targets.simt.lang import program as simt
 
 from ..arrays import SLAB, SlabCheck, read_into
-from ..backend import Backend, DeviceBuffer, FileBlock, Launch, LoadedEntry
 from ..cuda_driver import DriverError, driver, failure
+from .base import Backend, DeviceBuffer, FileBlock, Launch, LoadedEntry
 
 _GRAPHS = 16  # kept per entry point, one for each set of addresses
 _READERS = 16  # threads that read a file, each with ``SLAB`` pinned bytes

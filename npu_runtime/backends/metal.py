@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from npu_compiler.errors import BackendError
+from npu_compiler.support.errors import BackendError
 
-from ..backend import Backend
+from .base import Backend
 
 
 class MetalBackend(Backend):

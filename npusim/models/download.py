@@ -17,10 +17,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from npu_compiler import env
-from npu_compiler.cache import make_folders
-from npu_compiler.errors import NPUError
-from npu_compiler.files import write_atomic
+from npu_compiler.support import env
+from npu_compiler.support.cache import make_folders
+from npu_compiler.support.errors import NPUError
+from npu_compiler.support.files import write_atomic
 
 __all__ = ["DownloadError", "Package", "Progress", "RegistryUnavailable", "cache_path", "fetch", "store"]
 

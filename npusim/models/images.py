@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image
 
-from npu_compiler.errors import InputError
-from npusim.models.download import DownloadError, Package, Progress, cache_path, fetch, store
+from npu_compiler.support.errors import InputError
+
+from .download import DownloadError, Package, Progress, cache_path, fetch, store
 
 __all__ = ["efficientnet_lite0_input", "imagenet_input", "photos", "read_image", "resize_and_crop", "resnet50_input"]
 

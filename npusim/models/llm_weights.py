@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from npusim.models.download import DownloadError, Package, Progress, cache_path, fetch, store
+from .download import DownloadError, Package, Progress, cache_path, fetch, store
 
 __all__ = ["LLMS", "smollm2_135m", "tinystories_15m"]
 

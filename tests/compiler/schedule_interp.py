@@ -12,12 +12,14 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from npu_compiler import dtypes, expr, interp, packing
-from npu_compiler.expr import Expr
-from npu_compiler.graph import Graph
-from npu_compiler.kernel import PAIR, Buffer, Kernel, Operand
+from npu_compiler.graph import expr, interp
+from npu_compiler.graph.expr import Expr
+from npu_compiler.graph.graph import Graph
 from npu_compiler.pipeline import State
+from npu_compiler.schedule.kernel import PAIR, Buffer, Kernel, Operand
+from npu_compiler.support import dtypes
 from npu_compiler.targets.cpu.winograd import filter_transform
+from npu_compiler.weights import packing
 
 from ..cpu_harness import expected, view
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from npu_compiler import expr, interp
-from npu_compiler.dtypes import numpy_dtype
-from npu_compiler.errors import InputError
-from npu_compiler.graph import Graph, Value
-from npu_compiler.passes.gate import pair_matmuls
+from npu_compiler.graph import expr, interp
+from npu_compiler.graph.graph import Graph, Value
+from npu_compiler.passes.dual_gemm import pair_matmuls
 from npu_compiler.pipeline import compile_graph, run_graph
+from npu_compiler.support.dtypes import numpy_dtype
+from npu_compiler.support.errors import InputError
 from npu_runtime import CPUBackend, Executor, load_weights
 
 from . import schedule_interp

@@ -8,10 +8,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from npu_compiler import checks, expr, patterns
-from npu_compiler.expr import fn, index, load
-from npu_compiler.graph import Graph, Value
-from npu_compiler.passes import attention, decompose, normalise, select
+from npu_compiler.graph import expr
+from npu_compiler.graph.expr import fn, index, load
+from npu_compiler.graph.graph import Graph, Value
+from npu_compiler.passes import attention, concat_to_select, decompose, normalise, patterns
+from npu_compiler.schedule import checks
 from npu_compiler.target_config import target_config
 
 from .graph_tools import (
@@ -236,4 +237,4 @@ def test_concatenations_that_others_read_or_kernels_write_stay() -> None:
     read = g.concat([x, y], 1)
     written = g.concat([g.pointwise(exp, x), g.pointwise(tanh, y)], 1)
     g.outputs = [("a", linear(read, 5)), ("b", g.pointwise(tanh, written)), ("c", g.pointwise(exp, written).sum([1]))]
-    assert ops(kept(g, select.select_concats))["concat"] == 2
+    assert ops(kept(g, concat_to_select.select_concats))["concat"] == 2

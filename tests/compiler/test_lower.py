@@ -7,13 +7,14 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from npu_compiler import dtypes, interp
-from npu_compiler.errors import CompileError, IRError
-from npu_compiler.graph import Graph
-from npu_compiler.ir import IRGraph, OpNode, StateUpdate, TensorSpec
-from npu_compiler.ir_reader import load_ir
-from npu_compiler.lower import lower_ir
+from npu_compiler.aten.ir import IRGraph, OpNode, StateUpdate, TensorSpec
+from npu_compiler.aten.json_reader import load_ir
+from npu_compiler.graph import interp
+from npu_compiler.graph.graph import Graph
+from npu_compiler.ops.lower import lower_ir
 from npu_compiler.pipeline import run_phases
+from npu_compiler.support import dtypes
+from npu_compiler.support.errors import CompileError, IRError
 
 from ..toy_ir import ADD, RELU, VIEW, Builder
 from . import schedule_interp

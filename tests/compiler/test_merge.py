@@ -7,12 +7,12 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from npu_compiler import expr, interp
-from npu_compiler.graph import Graph, Value
-from npu_compiler.memory_planner import assign_steps
-from npu_compiler.passes.merge import merge_matmuls
-from npu_compiler.passes.select import select_concats
+from npu_compiler.graph import expr, interp
+from npu_compiler.graph.graph import Graph, Value
+from npu_compiler.passes.combine_parallel_matmul import merge_matmuls
+from npu_compiler.passes.concat_to_select import select_concats
 from npu_compiler.pipeline import State, _run
+from npu_compiler.schedule.memory_planner import assign_steps
 from npu_compiler.target_config import target_config
 
 

@@ -7,11 +7,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from npu_compiler import expr, interp
-from npu_compiler.describe import describe
-from npu_compiler.graph import Graph, Value
-from npu_compiler.kernel import Kernel
+from npu_compiler.artifact.describe import describe
+from npu_compiler.graph import expr, interp
+from npu_compiler.graph.graph import Graph, Value
 from npu_compiler.pipeline import compile_graph, run_graph
+from npu_compiler.schedule.kernel import Kernel
 from npu_compiler.targets.cuda.dialect import HOPPER
 from npu_compiler.targets.simt.emit import Functions
 

@@ -8,10 +8,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from npu_compiler import expr
-from npu_compiler.expr import const, index, load, where
-from npu_compiler.graph import Graph, Value
-from npu_compiler.passes import fold, layout, normalise, padding, positions
+from npu_compiler.graph import expr
+from npu_compiler.graph.expr import const, index, load, where
+from npu_compiler.graph.graph import Graph, Value
+from npu_compiler.passes import fold, fold_iota, layout, normalise, padding
 
 from .graph_tools import (
     batch_norm,
@@ -80,7 +80,7 @@ def test_tables_of_positions_become_index_arithmetic() -> None:
     wrapped = load(1, "int64", [index(0)])
     wrapped = where(wrapped < 0, wrapped + 9, wrapped)
     g.outputs = [("y", g.elementwise((4, 4), [table, at], load(0, "float32", [wrapped, index(1)])))]
-    graph = kept(g, positions.fold_positions)
+    graph = kept(g, fold_iota.fold_positions)
     assert ops(graph) == {"input": 1, "pointwise": 1}
     assert expr.render(graph.outputs[0][1].node.attrs["expr"]) == "in0[((i0 * 2) + 1), i1]"
 
@@ -91,7 +91,7 @@ def test_uniform_constants_become_numbers_and_what_repeats_is_computed_once() ->
     rows = g.const(np.ones((1, 1, 6, 1), bool))
     both = g.pointwise(lambda a, b: a & b, x.expand(2, 1, 6, 5), rows.expand(2, 1, 6, 5), promote=False)
     g.outputs = [("mask", g.pointwise(lambda m: where(m, const(0.0, "float32"), -1e9), both, promote=False))]
-    graph = kept(g, positions.fold_positions)
+    graph = kept(g, fold_iota.fold_positions)
     (node,) = (n for n in graph.nodes if n.op == "pointwise" and "-1000000000.0" in expr.render(n.attrs["expr"]))
     assert node.out.shape == (2, 1, 1, 5)
 
@@ -103,7 +103,7 @@ def test_other_tables_stay_tables() -> None:
         at = g.const(data)
         picked = g.elementwise(data.shape, [at], load(0, at.dtype, [index(0)]))
         g.outputs.append((f"y{len(g.outputs)}", picked.cast("float32") + x.slice(0, 0, len(data))))
-    assert ops(kept(g, positions.fold_positions))["const"] == 3
+    assert ops(kept(g, fold_iota.fold_positions))["const"] == 3
 
 
 def test_a_scatter_to_constant_positions_needs_no_index() -> None:
@@ -122,7 +122,7 @@ def moves(graph: Graph) -> int:
 
 
 def normalise_static(graph: Graph) -> set[Value]:
-    from npu_compiler.passes.static import static_values
+    from npu_compiler.passes.load_time import static_values
 
     return static_values(graph)
 

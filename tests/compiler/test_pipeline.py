@@ -5,12 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from npu_compiler import checks, expr, interp, pipeline
-from npu_compiler.errors import CompileError
-from npu_compiler.expr import const, index, load, where
-from npu_compiler.graph import Graph
+from npu_compiler import pipeline
+from npu_compiler.graph import expr, interp
+from npu_compiler.graph.expr import const, index, load, where
+from npu_compiler.graph.graph import Graph
 from npu_compiler.passes import fuse, padding
 from npu_compiler.pipeline import SWITCHES, State, run_graph
+from npu_compiler.schedule import checks
+from npu_compiler.support.errors import CompileError
 
 from . import schedule_interp
 from .graph_tools import (

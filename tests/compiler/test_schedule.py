@@ -11,12 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from npu_compiler import checks, interp
-from npu_compiler.expr import const, fn, index, load
-from npu_compiler.graph import Graph, Value
-from npu_compiler.kernel import Buffer, Kernel, Operand, Schedule, contiguous_strides
-from npu_compiler.memory_planner import plan_memory
+from npu_compiler.graph import interp
+from npu_compiler.graph.expr import const, fn, index, load
+from npu_compiler.graph.graph import Graph, Value
 from npu_compiler.pipeline import SWITCHES, State, compile_graph, run_graph
+from npu_compiler.schedule import checks
+from npu_compiler.schedule.kernel import Buffer, Kernel, Operand, Schedule, contiguous_strides
+from npu_compiler.schedule.memory_planner import plan_memory
 from npu_runtime import Executor
 
 from . import schedule_interp
@@ -122,7 +123,7 @@ def test_a_state_may_become_its_own_transpose() -> None:
 
 
 def write_row(base: Value, row: Value, at: Value) -> Value:
-    from npu_compiler.expr import load
+    from npu_compiler.graph.expr import load
 
     return base.graph.scatter(base, row, [at], [load(0, "int64", [index(0)]), index(1)])
 

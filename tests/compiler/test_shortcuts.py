@@ -7,15 +7,15 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from npu_compiler import expr, interp
-from npu_compiler.describe import describe
-from npu_compiler.graph import Graph, Value
-from npu_compiler.kernel import PAIR, Kernel
+from npu_compiler.artifact.describe import describe
+from npu_compiler.graph import expr, interp
+from npu_compiler.graph.graph import Graph, Value
 from npu_compiler.pipeline import compile_graph, run_graph
-from npu_compiler.targets.cuda import pair
+from npu_compiler.schedule.kernel import PAIR, Kernel
+from npu_compiler.targets.cuda import dual_conv
 from npu_compiler.targets.cuda.dialect import DIALECT, HOPPER
 from npu_compiler.targets.simt.emit import Functions
-from npu_compiler.targets.simt.shortcut import join_shortcuts
+from npu_compiler.targets.simt.rewrites.dual_conv import join_shortcuts
 
 from .. import cuda_gpu
 from . import schedule_interp
@@ -27,7 +27,7 @@ Blocks = Callable[[], Graph]
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Few results are enough."""
-    monkeypatch.setattr(pair, "LEAST_RESULTS", 1)
+    monkeypatch.setattr(dual_conv, "LEAST_RESULTS", 1)
     return
 
 
@@ -136,7 +136,7 @@ def with_other_residual() -> Graph:
 
 
 def test_few_results_stay_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pair, "LEAST_RESULTS", 3 * 81 * 128 + 1)
+    monkeypatch.setattr(dual_conv, "LEAST_RESULTS", 3 * 81 * 128 + 1)
     assert [k.kind for k in kernels(block())] == ["conv2d", "conv2d"]
 
 

@@ -18,11 +18,12 @@ import ml_dtypes
 import numpy as np
 import torch
 
-from npu_compiler import dtypes, interp
-from npu_compiler.graph import Graph, Value
+from npu_compiler.graph import interp
+from npu_compiler.graph.graph import Graph, Value
 from npu_compiler.ops import REGISTRY, OpDef, lower_call
 from npu_compiler.ops.samples import Sample, T
 from npu_compiler.pipeline import compile_graph
+from npu_compiler.support import dtypes
 from npu_compiler.target_config import target_config
 from npu_runtime import CPUBackend, Executor, load_weights
 

@@ -8,7 +8,7 @@ import signal
 import time
 from pathlib import Path
 
-from npu_compiler.errors import InputError
+from npu_compiler.support.errors import InputError
 
 
 class _Panic(BaseException):

@@ -29,7 +29,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from npu_compiler.errors import NPUError
+from npu_compiler.support.errors import NPUError
 from tests.fuzz import kinds as kinds_package
 
 SECONDS = 10.0

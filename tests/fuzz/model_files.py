@@ -15,10 +15,10 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from npu_compiler.frontend.llm import checkpoint as places
 from npu_compiler.frontend.llm.checkpoint import Checkpoint, Stored
 from npu_compiler.frontend.llm.config import LLMConfig, parameter_shapes
-from npu_runtime.llm_card import ModelCard
-from npu_runtime.llm_loader import make_card
-from npu_runtime.tokenizer import Detokenizer
-from npu_runtime.tokenizer import Tokenizer as Ours
+from npu_runtime.llm.loader import make_card
+from npu_runtime.llm.manifest import ModelCard
+from npu_runtime.llm.tokenizer import Detokenizer
+from npu_runtime.llm.tokenizer import Tokenizer as Ours
 
 FAMILIES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3": "gemma3_text", "phi3": "phi3"}
 LETTERS = [*"abcdefghijklmnopqrstuvwxyz", "Ġ", "ab", "<|end|>", "▁", "<unk>", "<0x41>"]

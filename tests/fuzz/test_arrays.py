@@ -12,10 +12,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from npu_compiler import npy
-from npu_compiler.compiled_program import IOSpec
-from npu_compiler.errors import InputError, WeightError
-from npu_compiler.weight_files import open_weights
+from npu_compiler.artifact.program import IOSpec
+from npu_compiler.support import npy
+from npu_compiler.support.errors import InputError, WeightError
+from npu_compiler.weights.files import open_weights
 from npusim.arrays import read_inputs, save_npz
 from npusim.models.images import read_image, resize_and_crop
 

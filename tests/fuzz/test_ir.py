@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from npu_compiler.errors import CompileError, IRError
-from npu_compiler.ir import GETITEM, IRGraph, OpNode, TensorSpec
-from npu_compiler.ir_reader import ir_to_dict, load_ir
-from npu_compiler.lower import check_node
+from npu_compiler.aten.ir import GETITEM, IRGraph, OpNode, TensorSpec
+from npu_compiler.aten.json_reader import ir_to_dict, load_ir
+from npu_compiler.ops.lower import check_node
 from npu_compiler.pipeline import run_phases
+from npu_compiler.support.errors import CompileError, IRError
 
 
 def call(op: str, shape: tuple[int, ...], result: tuple[int, ...], outputs: int = 1, **attrs: Any) -> OpNode:

@@ -14,11 +14,12 @@ import numpy as np
 import pytest
 
 import npu_runtime
-from npu_compiler import expr, serialize
-from npu_compiler.compiled_program import BufferSpec
-from npu_compiler.errors import ArtifactError, BackendError
-from npu_compiler.graph import Graph, Value
-from npu_compiler.targets.simt import program as launch_list
+from npu_compiler.artifact import serialize
+from npu_compiler.artifact.program import BufferSpec
+from npu_compiler.graph import expr
+from npu_compiler.graph.graph import Graph, Value
+from npu_compiler.support.errors import ArtifactError, BackendError
+from npu_compiler.targets.simt.lang import program as launch_list
 from npusim.cli import main
 from tests import handmade
 from tests.test_artifact import repack

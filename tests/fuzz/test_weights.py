@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from npu_compiler.errors import WeightError
-from npu_compiler.weight_files import open_weights
+from npu_compiler.support.errors import WeightError
+from npu_compiler.weights.files import open_weights
 
 
 @pytest.mark.parametrize("change", ["truncate", "overwrite"])

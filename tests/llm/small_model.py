@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from npu_compiler import env, target_config
+from npu_compiler import target_config
 from npu_compiler.frontend.llm.config import LLMConfig, parameter_shapes
-from npu_runtime.llm import LLM
+from npu_compiler.support import env
+from npu_runtime.llm.model import LLM
 
 TEMPLATE = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{{ eos_token }}{% endfor %}"

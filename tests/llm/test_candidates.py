@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from npu_compiler.errors import BackendError
 from npu_compiler.frontend.llm import llm_graphs
 from npu_compiler.frontend.llm.config import LLMConfig
 from npu_compiler.pipeline import compile_entries
+from npu_compiler.support.errors import BackendError
 from npu_runtime import CPUBackend, Executor
-from npu_runtime.candidates import DeviceScores
-from npu_runtime.llm import LLM
-from npu_runtime.sampling import Candidates, HostScores, Sampler, SamplingOptions, Scores, log_probability
+from npu_runtime.llm.candidates import DeviceScores
+from npu_runtime.llm.model import LLM
+from npu_runtime.llm.sampling import Candidates, HostScores, Sampler, SamplingOptions, Scores, log_probability
 
 from ..metal_backend import EmulatedMetal
 from . import small_model

@@ -16,9 +16,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from npu_compiler.errors import ConfigError, WeightError
 from npu_compiler.frontend.llm import Checkpoint, LLMConfig, load_decoder, open_checkpoint, parameter_shapes
 from npu_compiler.frontend.llm.modules import inverse_frequencies
+from npu_compiler.support.errors import ConfigError, WeightError
 from npusim.models import llm_weights
 from npusim.models.download import RegistryUnavailable
 from tests.llm import tiny

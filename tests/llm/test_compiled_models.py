@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from npu_runtime.llm import LLM
+from npu_runtime.llm.model import LLM
 from tests.models.gate import largest
 
 from . import tiny

@@ -19,9 +19,9 @@ import pytest
 pytest.importorskip("gguf")
 pytest.importorskip("tokenizers")
 
-from npu_compiler.errors import ConfigError, InputError, WeightError
 from npu_compiler.frontend.llm import open_checkpoint
-from npu_runtime.tokenizer import Tokenizer
+from npu_compiler.support.errors import ConfigError, InputError, WeightError
+from npu_runtime.llm.tokenizer import Tokenizer
 from tests.fuzz import model_files
 from tests.fuzz.kinds import gguf as gguf_kind
 

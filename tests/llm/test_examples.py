@@ -50,8 +50,8 @@ def test_run_qwen_graph() -> None:
 
 
 def test_extracted_ir_fits_together(tmp_path: Path) -> None:
-    from npu_compiler.ir_reader import load_ir
-    from npu_compiler.stateful import carried
+    from npu_compiler.aten.json_reader import load_ir
+    from npu_compiler.aten.kv_state import carried
 
     run("extract_qwen_ir.py", "--output", str(tmp_path), "--prompt-len", "6", "--max-len", "20")
     prefill, decode = load_ir(tmp_path / "qwen_prefill.json"), load_ir(tmp_path / "qwen_decode.json")

@@ -20,9 +20,9 @@ import safetensors.numpy
 torch = pytest.importorskip("torch")
 pytest.importorskip("tokenizers")
 
-from npu_compiler.errors import ArtifactError, IncompressibleError, InputError, WeightError  # noqa: E402
 from npu_compiler.frontend.llm import load_decoder, open_checkpoint  # noqa: E402
-from npu_runtime.llm import LLM  # noqa: E402
+from npu_compiler.support.errors import ArtifactError, IncompressibleError, InputError, WeightError  # noqa: E402
+from npu_runtime.llm.model import LLM  # noqa: E402
 from npusim.cli import main  # noqa: E402
 
 from . import small_model  # noqa: E402
@@ -328,7 +328,7 @@ def test_states_that_do_not_fit(llm: LLM, tmp_path: Path, monkeypatch: pytest.Mo
 
 SECOND_START = """
 import sys, json
-from npu_runtime.llm import LLM
+from npu_runtime.llm.model import LLM
 llm = LLM.load(sys.argv[1], max_len=int(sys.argv[2]), status=lambda s: print(s, file=sys.stderr))
 tokens = llm.generate("hello", max_tokens=5, ignore_eos=True, stream=False).tokens
 heavy = [m for m in ("torch", "transformers", "gguf", "jinja2", "npu_compiler.pipeline") if m in sys.modules]
@@ -472,7 +472,7 @@ def test_programs_of_another_kind(llm: LLM) -> None:
 
 
 def llm_backend(llm: LLM) -> Any:
-    from npu_runtime.backend import get_backend
+    from npu_runtime.backends.base import get_backend
 
     return get_backend(llm.program.target)
 

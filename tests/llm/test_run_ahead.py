@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from npu_compiler.errors import BackendError
+from npu_compiler.support.errors import BackendError
 from npu_runtime import CPUBackend
-from npu_runtime.llm import LLM
+from npu_runtime.llm.model import LLM
 
 from . import small_model
 

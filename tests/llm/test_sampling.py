@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from npu_compiler.errors import BackendError, InputError
-from npu_runtime.sampling import Sampler, SamplingOptions, log_probability
+from npu_compiler.support.errors import BackendError, InputError
+from npu_runtime.llm.sampling import Sampler, SamplingOptions, log_probability
 
 VOCAB = 50
 

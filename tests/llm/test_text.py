@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from npu_compiler.errors import InputError
-from npu_runtime.chat_template import render_chat
-from npu_runtime.chunks import plan_chunks
-from npu_runtime.generation import TextOutput
-from npu_runtime.tokenizer import Detokenizer, StopStrings, Tokenizer
+from npu_compiler.support.errors import InputError
+from npu_runtime.llm.chat_template import render_chat
+from npu_runtime.llm.chunks import plan_chunks
+from npu_runtime.llm.generation import TextOutput
+from npu_runtime.llm.tokenizer import Detokenizer, StopStrings, Tokenizer
 
 from . import small_model
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from npu_compiler.cache import open_cache
-from npu_compiler.errors import ToolchainError
+from npu_compiler.support.cache import open_cache
+from npu_compiler.support.errors import ToolchainError
 from npu_compiler.targets.cpu.host import host_cpu
 from npu_compiler.targets.cpu.toolchain import _link_flags, find_compiler
 

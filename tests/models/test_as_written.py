@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 from transformers.integrations.executorch import TorchExportableModuleWithStaticCache
 
 import npusim
-from npu_compiler.errors import InputError
+from npu_compiler.support.errors import InputError
 
 IDS = torch.tensor([[5, 9, 3, 17, 40, 8, 21]])
 DECODER: dict[str, Any] = dict(

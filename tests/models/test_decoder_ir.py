@@ -16,13 +16,13 @@ from torch import nn
 
 import npu_compiler
 from npu_compiler import load_ir
-from npu_compiler.compiled_program import CompiledProgram
-from npu_compiler.dtypes import numpy_dtype, promote
+from npu_compiler.artifact.program import CompiledProgram
+from npu_compiler.aten.ir import IRGraph, OpNode, TensorSpec
+from npu_compiler.aten.kv_state import as_state, carried
 from npu_compiler.frontend import capture
 from npu_compiler.frontend.tensors import tensor_to_numpy
-from npu_compiler.ir import IRGraph, OpNode, TensorSpec
-from npu_compiler.partitioner import CPU
-from npu_compiler.stateful import as_state, carried
+from npu_compiler.partitioning.partitioner import CPU
+from npu_compiler.support.dtypes import numpy_dtype, promote
 from npu_runtime import CPUBackend, DAGExecutor, Executor
 
 from ..torch_oracle import run_ir

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from npu_compiler import load_ir
-from npu_compiler.dtypes import numpy_dtype
+from npu_compiler.aten.ir import IRGraph
+from npu_compiler.aten.json_reader import graph_weights_used
 from npu_compiler.frontend import state_dict_numpy
-from npu_compiler.ir import IRGraph
-from npu_compiler.ir_reader import graph_weights_used
+from npu_compiler.support.dtypes import numpy_dtype
 from npusim import models
 
 from ..torch_oracle import run_ir

@@ -10,10 +10,10 @@ from torch import nn
 
 import npu_compiler
 import npusim
-from npu_compiler.errors import CompileError
+from npu_compiler.aten.ir import IRGraph
 from npu_compiler.frontend import capture, state_dict_numpy
-from npu_compiler.ir import IRGraph
-from npu_compiler.partitioner import CPU, NPU, PartitionPlan
+from npu_compiler.partitioning.partitioner import CPU, NPU, PartitionPlan
+from npu_compiler.support.errors import CompileError
 from npu_runtime import DAGExecutor
 
 from .random_models import images, randomise

@@ -16,9 +16,9 @@ import pytest
 import torch
 
 import npu_compiler
-from npu_compiler import dtypes
-from npu_compiler.compiled_program import CompiledProgram
+from npu_compiler.artifact.program import CompiledProgram
 from npu_compiler.frontend import state_dict_numpy
+from npu_compiler.support import dtypes
 from npu_runtime import CPUBackend, Executor
 
 from .random_models import image_model, images

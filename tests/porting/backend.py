@@ -9,12 +9,12 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from npu_compiler.compiled_program import CompiledProgram, EntryPoint
-from npu_compiler.dtypes import numpy_dtype
-from npu_compiler.targets.simt.join import MEETINGS
-from npu_compiler.targets.simt.program import ARENA, unpack
+from npu_compiler.artifact.program import CompiledProgram, EntryPoint
+from npu_compiler.support.dtypes import numpy_dtype
+from npu_compiler.targets.simt.lang.program import ARENA, unpack
+from npu_compiler.targets.simt.rewrites.fuse_decode_attention import MEETINGS
 from npu_runtime.arrays import aligned_empty
-from npu_runtime.backend import DeviceBuffer, Launch, LoadedEntry
+from npu_runtime.backends.base import DeviceBuffer, Launch, LoadedEntry
 from npu_runtime.backends.cpu import CPUBackend, CPUBuffer
 
 

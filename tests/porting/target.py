@@ -10,10 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from npu_compiler.errors import Reason
-from npu_compiler.kernel import Kernel
+from npu_compiler.schedule.kernel import Kernel
+from npu_compiler.support.errors import Reason
 from npu_compiler.target_config import TargetConfig
-from npu_compiler.targets.simt.dialect import Array, Dialect, Param
+from npu_compiler.targets.simt.lang.dialect import Array, Dialect, Param
 from npu_compiler.targets.simt.target import SimtTarget
 
 CXX = shutil.which("g++")

@@ -5,13 +5,13 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from npu_compiler.frontend.llm.checkpoint import Checkpoint, open_checkpoint
-from npu_compiler.frontend.llm.config import LLMConfig, parameter_shapes
-from npu_compiler.frontend.llm.rope import Rope
+from .checkpoint import Checkpoint, open_checkpoint
+from .config import LLMConfig, parameter_shapes
+from .rope import Rope
 
 if TYPE_CHECKING:
-    from npu_compiler.frontend.llm.graphs import llm_graphs
-    from npu_compiler.frontend.llm.modules import Decoder, load_decoder
+    from .graphs import llm_graphs
+    from .modules import Decoder, load_decoder
 
 __all__ = [
     "Checkpoint",

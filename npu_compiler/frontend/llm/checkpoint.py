@@ -14,14 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from npu_compiler import dtypes
-from npu_compiler.errors import ConfigError, NPUError, WeightError
-from npu_compiler.frontend.llm.config import LLMConfig, parameter_shapes
-from npu_compiler.frontend.llm.gguf_file import GGUFFile, hf_config
-from npu_compiler.frontend.llm.keys import MAX_SIZE, Keys, unsupported
-from npu_compiler.frontend.llm.vocabulary import byte_level_bpe, sentencepiece_bpe
-from npu_compiler.support.records import Field, parse_json
-from npu_compiler.weight_files import Spec, WeightSource, open_weights, read_document
+from ...support import dtypes
+from ...support.errors import ConfigError, NPUError, WeightError
+from ...support.records import Field, parse_json
+from ...weights.files import Spec, WeightSource, open_weights, read_document
+from .config import LLMConfig, parameter_shapes
+from .gguf_file import GGUFFile, hf_config
+from .keys import MAX_SIZE, Keys, unsupported
+from .vocabulary import byte_level_bpe, sentencepiece_bpe
 
 __all__ = ["Checkpoint", "CheckpointWeights", "open_checkpoint", "rotary_halves"]
 

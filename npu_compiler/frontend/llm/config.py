@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from npu_compiler import dtypes
-from npu_compiler.errors import ConfigError
-from npu_compiler.frontend.llm.keys import Keys, unsupported
-from npu_compiler.frontend.llm.rope import Rope, read_rope
+from ...support import dtypes
+from ...support.errors import ConfigError
+from .keys import Keys, unsupported
+from .rope import Rope, read_rope
 
 __all__ = ["MAX_LAYERS", "MODEL_TYPES", "LLMConfig", "parameter_shapes"]
 

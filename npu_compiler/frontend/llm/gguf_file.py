@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from npu_compiler import dtypes
-from npu_compiler.errors import ConfigError, WeightError
-from npu_compiler.frontend.llm.keys import Keys, unsupported
-from npu_compiler.support.records import show
-from npu_compiler.weight_files import Spec, WeightSource, open_regular
+from ...support import dtypes
+from ...support.errors import ConfigError, WeightError
+from ...support.records import show
+from ...weights.files import Spec, WeightSource, open_regular
+from .keys import Keys, unsupported
 
 __all__ = ["GGUFFile", "hf_config"]
 

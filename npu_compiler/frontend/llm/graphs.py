@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 import torch
 
-from npu_compiler.errors import ConfigError
-from npu_compiler.frontend.export import capture
-from npu_compiler.frontend.llm.config import LLMConfig
-from npu_compiler.frontend.llm.modules import Decoder, GreedyDecoder, SamplingDecoder
-from npu_compiler.frontend.tensors import tensor_to_numpy
-from npu_compiler.ir import IRGraph
+from ...aten.ir import IRGraph
+from ...support.errors import ConfigError
+from ..export import capture
+from ..tensors import tensor_to_numpy
+from .config import LLMConfig
+from .modules import Decoder, GreedyDecoder, SamplingDecoder
 
 __all__ = ["llm_graphs"]
 

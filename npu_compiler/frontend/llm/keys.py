@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from npu_compiler.errors import ConfigError
-from npu_compiler.support.records import Field, show
+from ...support.errors import ConfigError
+from ...support.records import Field, show
 
 __all__ = ["MAX_SIZE", "REQUIRED", "Keys", "unsupported"]
 

@@ -16,11 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from npu_compiler.errors import ConfigError
-from npu_compiler.frontend.llm.checkpoint import Checkpoint
-from npu_compiler.frontend.llm.config import LLMConfig
-from npu_compiler.frontend.llm.rope import Rope
-from npu_compiler.frontend.tensors import numpy_to_tensor
+from ...support.errors import ConfigError
+from ..tensors import numpy_to_tensor
+from .checkpoint import Checkpoint
+from .config import LLMConfig
+from .rope import Rope
 
 __all__ = ["Decoder", "inverse_frequencies", "load_decoder"]
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from npu_compiler.errors import ConfigError
-from npu_compiler.frontend.llm.keys import Keys, unsupported
+from ...support.errors import ConfigError
+from .keys import Keys, unsupported
 
 __all__ = ["Rope", "read_rope"]
 

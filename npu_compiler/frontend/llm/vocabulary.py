@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from npu_compiler.errors import ConfigError, WeightError
-from npu_compiler.support.panics import is_panic
+from ...support.errors import ConfigError, WeightError
+from ...support.panics import is_panic
 
 __all__ = ["PRETOKENIZERS", "byte_level_bpe", "sentencepiece_bpe"]
 

@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from ... import dtypes
-from ...kernel import Kernel, Operand
+from ...schedule.kernel import Kernel, Operand
+from ...support import dtypes
 from .epilogue import emit_epilogue
 from .loops import emit_loops, scratch_bytes
 
@@ -87,7 +87,7 @@ def _gemm(k: Kernel, name: str, place: Place) -> str:
         prologue, before, left, scratch = _prologue(k, name, place, scratch)
     body = f"{before}{name}_epi epi{pointers};\n  gemm<{name}_dims>({left}, {weights}, epi, th, counter);"
     ahead = f"gemm_ahead<{name}_dims, {ctype(a)}, {kept}>(weights, th)"
-    if at["coded"]:  # one format, described in twelve_bits.py
+    if at["coded"]:  # one format, described in bf16c12.py
         struct += f'static_assert(Coded::panel_bytes({at["k"] // 2}) == {w.shape[-1]}, "bytes of a panel");\n'
     text = struct + epilogue + prologue + _function(name, body, scratch)
     return text + f"void {name}_ahead(const void* weights, const Thread& th) {{ {ahead}; }}\n"

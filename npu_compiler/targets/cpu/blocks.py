@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ... import dtypes
-from ...expr import Expr
+from ...graph.expr import Expr
+from ...support import dtypes
 
 SCALAR_OF = {"vf": "float", "vd": "double", "vi32": "int", "vi64": "long", "mask": "bool"}
 CTYPE = {"mask": "vi32"}

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ... import dtypes, expr
-from ...expr import Expr
-from ...kernel import Kernel, Operand
-from ..epilogue_nest import epilogue_nest, row_digits
-from ..nest import Nest, use_counts
+from ...graph import expr
+from ...graph.expr import Expr
+from ...schedule.kernel import Kernel, Operand
+from ...support import dtypes
+from ..codegen.epilogue_nest import epilogue_nest, row_digits
+from ..codegen.nest import Nest, use_counts
 from .render import Block, Renderer, Value, vector_kind
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from ... import affine, dtypes, expr
-from ...affine import Affine
-from ...expr import Expr, const
-from ..nest import Step, identity_element
-from ..row_passes import Pass
+from ...graph import affine, expr
+from ...graph.affine import Affine
+from ...graph.expr import Expr, const
+from ...support import dtypes
+from ..codegen.nest import Step, identity_element
+from ..codegen.row_passes import Pass
 from .blocks import Block, vector_kind
 from .plan import Plan
 from .render import Renderer

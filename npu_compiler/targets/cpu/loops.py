@@ -7,11 +7,11 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import lru_cache
 
-from ... import affine, expr
-from ...expr import Expr, const
-from ...kernel import Buffer, Kernel, LoopBody, Operand
-from ..nest import Access, Nest, Step, build_nest, use_counts
-from ..row_passes import Pass
+from ...graph import affine, expr
+from ...graph.expr import Expr, const
+from ...schedule.kernel import Buffer, Kernel, LoopBody, Operand
+from ..codegen.nest import Access, Nest, Step, build_nest, use_counts
+from ..codegen.row_passes import Pass
 from .blocks import CTYPE, Block, Value, uniform_kind, vector_kind
 from .fold_loops import accumulator, clip, fold_loops, is_long
 from .plan import TILE_BLOCK, Plan, make_plan

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from ... import affine, dtypes, expr
-from ...expr import EXPENSIVE, Expr
-from ..nest import Access, Nest, Step, accesses, fold_single_points
-from ..row_passes import SCRATCH_LIMIT, Row, make_row, scratch_item
+from ...graph import affine, expr
+from ...graph.expr import EXPENSIVE, Expr
+from ...support import dtypes
+from ..codegen.nest import Access, Nest, Step, accesses, fold_single_points
+from ..codegen.row_passes import SCRATCH_LIMIT, Row, make_row, scratch_item
 
 LANES = 16  # of the widest instruction set; costs and scratch sizes assume it
 CHUNK_NS = 6000.0  # work worth a trip to the chunk counter

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...cache import private_folder
-from ...errors import ToolchainError
+from ...support.cache import private_folder
+from ...support.errors import ToolchainError
 
 # The first process of the group. Its standard input ends when this process does, even if that is killed; compilers get
 # SIGTERM first, because they then remove what they wrote.

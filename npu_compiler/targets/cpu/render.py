@@ -8,22 +8,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ... import affine, dtypes, expr
-from ...affine import Affine
-from ...expr import EXPENSIVE, Expr
-from ..nest import Access, Nest
-from .blocks import (
-    CTYPE,
-    SCALAR_OF,
-    Block,
-    Value,
-    convert,
-    literal,
-    strip_parentheses,
-    uniform_kind,
-    vector_kind,
-    wrap,
-)
+from ...graph import affine, expr
+from ...graph.affine import Affine
+from ...graph.expr import EXPENSIVE, Expr
+from ...support import dtypes
+from ..codegen.nest import Access, Nest
+from .blocks import CTYPE, SCALAR_OF, Block, Value, convert, literal, strip_parentheses, uniform_kind, vector_kind, wrap
 
 INLINE_LENGTH = 72  # longer texts get a name
 INT32 = (-(2**31), 2**31 - 1)

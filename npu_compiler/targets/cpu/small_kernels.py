@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from ... import dtypes
-from ...kernel import Kernel, Operand
+from ...schedule.kernel import Kernel, Operand
+from ...support import dtypes
 
 SCANS = {"sum": "Sum", "prod": "Prod", "max": "Max", "min": "Min"}
 CHUNK_NS = 6000.0

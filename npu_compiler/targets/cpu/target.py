@@ -12,11 +12,11 @@ from pathlib import Path
 
 import numpy as np
 
-from ... import dtypes, env
-from ...compiled_program import ABI_VERSION, LAYOUT_MARKER
-from ...errors import Reason
-from ...graph import Node
-from ...kernel import Kernel, Operand, Schedule
+from ...artifact.program import ABI_VERSION, LAYOUT_MARKER
+from ...graph.graph import Node
+from ...schedule.kernel import Kernel, Operand, Schedule
+from ...support import dtypes, env
+from ...support.errors import Reason
 from ...target_config import TARGETS
 from .. import Emitted
 from .anchors import ANCHORS, emit_anchor

@@ -23,10 +23,10 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from ... import env
-from ...cache import Cache, make_folders, open_cache
-from ...compiled_program import SOURCE_NAME
-from ...errors import NPUError, ToolchainError
+from ...artifact.program import SOURCE_NAME
+from ...support import env
+from ...support.cache import Cache, make_folders, open_cache
+from ...support.errors import NPUError, ToolchainError
 from .host import MACRO_FEATURES, HostCPU, host_cpu, isa_level, object_kind
 from .processes import Finished, Workplace, workplace
 

@@ -6,8 +6,8 @@ import ctypes
 from functools import cache
 from typing import Any
 
-from ... import env
-from ...errors import ConfigError
+from ...support import env
+from ...support.errors import ConfigError
 
 OLDEST = (8, 0)  # the first with asynchronous copies and a matrix unit for bfloat16
 WITHOUT_A_GPU = "sm_90a"

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ...kernel import PAIR
-from ..simt.dialect import KERNELS as COMMON_KERNELS
-from ..simt.dialect import Array, Dialect, Param, Special
-from ..simt.flash import is_flash
+from ...schedule.kernel import PAIR
+from ..simt.kernels.flash import is_flash
+from ..simt.lang.dialect import KERNELS as COMMON_KERNELS
+from ..simt.lang.dialect import Array, Dialect, Param, Special
+from .dual_conv import emit_pair, takes_pair
 from .flash import emit_wide_flash, takes_attention
-from .pair import emit_pair, takes_pair
-from .pixels import emit_pixels, takes_pixels
-from .streamed import column_tiles, emit_streamed, takes
-from .wide import COLUMNS, wide_words
+from .tma_conv import emit_pixels, takes_pixels
+from .tma_gemm import column_tiles, emit_streamed, takes
+from .wgmma import COLUMNS, wide_words
 
 KERNELS = Path(__file__).parent / "kernels"
 STATIC_BYTES = 48 << 10  # group memory that can be declared; more must be asked for at launch

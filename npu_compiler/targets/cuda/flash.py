@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from ...kernel import Kernel, Operand
-from ..simt.dialect import SIMD, Dialect
-from ..simt.emission import Emission
-from ..simt.flash import flash_sizes, mask_and_positions
-from ..simt.function import Function, blocks
-from ..simt.program import TileMap
+from ...schedule.kernel import Kernel, Operand
+from ..simt.kernels.flash import flash_sizes, mask_and_positions
+from ..simt.lang.dialect import SIMD, Dialect
+from ..simt.lang.emission import Emission
+from ..simt.lang.function import Function, blocks
+from ..simt.lang.program import TileMap
 
 SLOTS, KEYS = 4, 128  # tiles of keys or of values in shared memory; keys of each
 

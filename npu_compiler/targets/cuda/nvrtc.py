@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from ...errors import ToolchainError
+from ...support.errors import ToolchainError
 
 WHEEL = "nvidia-cuda-nvrtc"
 FLAGS = ("--std=c++17", "--device-int128", "--extra-device-vectorization")

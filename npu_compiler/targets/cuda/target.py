@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from ... import env
-from ...cache import open_cache
+from ...support import env
+from ...support.cache import open_cache
 from ...target_config import TARGETS
-from ..simt.dialect import Dialect
+from ..simt.lang.dialect import Dialect
 from ..simt.target import SimtTarget
 from . import chips
 from .dialect import dialect_for

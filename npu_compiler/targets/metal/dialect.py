@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..simt.dialect import Array, Dialect, Param
+from ..simt.lang.dialect import Array, Dialect, Param
 
 GROUP_BYTES = 32 << 10  # threadgroup memory of every Apple GPU
 MOST_BUFFERS = 31

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ...errors import Reason
-from ...kernel import Kernel
+from ...schedule.kernel import Kernel
+from ...support.errors import Reason
 from ...target_config import TARGETS
 from ..simt.emit import Functions
 from ..simt.target import SimtTarget

@@ -5,19 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Hashable
 
-from ... import dtypes
-from ...errors import Reason
-from ...kernel import PAIR, Kernel, Schedule
-from .attention import emit_attention, emit_merge
-from .attention_step import emit_attention_step
-from .depthwise import emit_depthwise
-from .dialect import Dialect
-from .emission import Emission
-from .gemm import emit_conv, emit_gemm
-from .loops import emit_bundle, emit_loops
-from .program import ARENA, Launch
-from .scans import emit_scan
-from .sorts import emit_sort, emit_sort_merge
+from ...schedule.kernel import PAIR, Kernel, Schedule
+from ...support import dtypes
+from ...support.errors import Reason
+from .kernels.attention import emit_attention, emit_merge
+from .kernels.attention_decode import emit_attention_step
+from .kernels.depthwise import emit_depthwise
+from .kernels.gemm import emit_conv, emit_gemm
+from .kernels.loops import emit_bundle, emit_loops
+from .kernels.scans import emit_scan
+from .kernels.sorts import emit_sort, emit_sort_merge
+from .lang.dialect import Dialect
+from .lang.emission import Emission
+from .lang.program import ARENA, Launch
 
 EMITTERS: dict[str, Callable[[Kernel, Dialect], Emission]] = {
     "loops": emit_loops,

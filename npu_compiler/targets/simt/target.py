@@ -9,15 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import Reason
-from ...graph import Node
-from ...kernel import Kernel, Schedule
+from ...graph.graph import Node
+from ...schedule.kernel import Kernel, Schedule
+from ...support.errors import Reason
 from ...target_config import TargetConfig
 from .. import Emitted
-from .dialect import Dialect
 from .emit import Functions, sources, unsupported
-from .program import pack
-from .refine import refine
+from .lang.dialect import Dialect
+from .lang.program import pack
+from .rewrites.legalize import refine
 
 
 class SimtTarget(ABC):

@@ -11,8 +11,8 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 
-from npu_compiler.compiled_program import IOSpec
-from npu_compiler.weight_files import open_weights
+from npu_compiler.artifact.program import IOSpec
+from npu_compiler.weights.files import open_weights
 from npusim.arrays import read_inputs
 from tests.fuzz.mutations import INTEGERS, mutate_bytes
 

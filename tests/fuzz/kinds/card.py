@@ -6,7 +6,7 @@ import json
 import random
 from pathlib import Path
 
-from npu_runtime.llm_card import ModelCard
+from npu_runtime.llm.manifest import ModelCard
 from tests.fuzz.mutations import mutate_bytes, mutate_tree
 
 _CARD = ModelCard(

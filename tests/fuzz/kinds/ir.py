@@ -11,13 +11,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from npu_compiler import dtypes
-from npu_compiler.constraint_checker import check
-from npu_compiler.explanation import explain
-from npu_compiler.ir_reader import ir_to_dict, load_ir
+from npu_compiler.aten.json_reader import ir_to_dict, load_ir
 from npu_compiler.ops import REGISTRY
-from npu_compiler.partitioner import NPU, partition
+from npu_compiler.partitioning.constraint_checker import check
+from npu_compiler.partitioning.explain import explain
+from npu_compiler.partitioning.partitioner import NPU, partition
 from npu_compiler.pipeline import run_phases
+from npu_compiler.support import dtypes
 from tests.conformance.cases import Case
 from tests.fuzz.mutations import mutate_tree, odd_value, places
 

@@ -13,10 +13,10 @@ import msgpack
 import numpy as np
 
 import npu_compiler
-from npu_compiler import serialize
-from npu_compiler.compiled_program import CompiledProgram
-from npu_compiler.errors import NPUError
-from npu_compiler.targets.simt import program as launch_list
+from npu_compiler.artifact import serialize
+from npu_compiler.artifact.program import CompiledProgram
+from npu_compiler.support.errors import NPUError
+from npu_compiler.targets.simt.lang import program as launch_list
 from npu_runtime import CPUBackend, Executor, load_weights
 from tests import handmade
 from tests.fuzz.mutations import mutate_bytes, mutate_tree

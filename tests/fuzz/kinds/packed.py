@@ -14,10 +14,12 @@ from typing import Any
 import msgpack
 import numpy as np
 
-from npu_compiler import dtypes, load_ir, twelve_bits
-from npu_compiler.compiled_program import CompiledProgram
+from npu_compiler import load_ir
+from npu_compiler.artifact.program import CompiledProgram
 from npu_compiler.pipeline import compile_entries
-from npu_compiler.weight_files import open_regular
+from npu_compiler.support import dtypes
+from npu_compiler.weights.files import open_regular
+from npu_compiler.weights.formats import bf16c12
 from npu_runtime import CPUBackend, Executor
 from npu_runtime.arrays import SLAB
 from npu_runtime.packed_weights import read_packed, write_packed
@@ -77,8 +79,8 @@ def _damage_weights(rng: random.Random, header: Any, body: bytearray) -> None:
     _, _, shape, offset, layout = rng.choice(header["buffers"])
     if layout and rng.random() < 0.8:
         panel = offset + rng.randrange(shape[-2]) * shape[-1]
-        k = next(k for k in range(8, 1000, 8) if twelve_bits.panel_bytes(k) == shape[-1])
-        place = 64 + 48 * k + 8 * rng.randrange(twelve_bits.slots(k))
+        k = next(k for k in range(8, 1000, 8) if bf16c12.panel_bytes(k) == shape[-1])
+        place = 64 + 48 * k + 8 * rng.randrange(bf16c12.slots(k))
         at = panel + rng.choice((16, place))
         number = rng.choice((rng.choice(INTEGERS), rng.randrange(40), rng.randrange(32 * k), 32 * k))
         body[at : at + 4] = (number % 2**32).to_bytes(4, "little")

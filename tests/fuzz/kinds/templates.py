@@ -6,7 +6,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from npu_runtime.chat_template import render_chat
+from npu_runtime.llm.chat_template import render_chat
 from tests.fuzz.mutations import mutate_bytes, mutate_tree
 
 _USUAL = (

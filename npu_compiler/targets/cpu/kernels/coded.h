@@ -1,5 +1,5 @@
 // Weights as a program keeps them: panels that a tile reads as they are, or bf16 panels in twelve bits, which are decoded
-// in registers (Reader) or written out before they are used (open). npu_compiler/twelve_bits.py describes the format.
+// in registers (Reader) or written out before they are used (open). npu_compiler/weights/formats/bf16c12.py describes the format.
 //
 // A storage gives W_BYTES of one unit, panel_bytes(units), at(panel, unit): where to fetch from ahead of use, and
 //   open(panel, units, first, n, room)   the panel's units first .. first + n as the tile wants them; room: n * 128 bytes

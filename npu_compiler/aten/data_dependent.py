@@ -1,0 +1,92 @@
+"""What depends on tensor data: sizes, Python numbers, and which graph runs. The host runs all of it, in PyTorch.
+
+A dimension that depends on data is a :class:`~.ir.DataSize`. A Python number made from data (``item``) is a
+0-dim tensor in the IR. Where an op takes such a number, its attribute has ``{"number": i}`` in the number's place: the
+number that input ``i`` of the node holds. These inputs come after the tensors that the op takes. (A complex number is
+``{"complex": [real, imaginary]}`` in JSON's types.)
+
+Two kinds of nodes are not ATen calls:
+
+* arithmetic on such numbers, ``number.add``: the attribute ``args`` lists the operands, numbers and references to them;
+* control flow, whose graphs are in ``OpNode.graphs`` and take inputs of the node:
+  ``higher_order.cond`` (a predicate and the operands of the graphs ``true`` and ``false``) and
+  ``higher_order.while_loop`` (operands of the graphs ``cond`` and ``body``; the first ``carried`` of them are replaced
+  by the results of ``body`` as long as ``cond`` gives a true value, and are the outputs).
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from ..support.errors import Reason
+from .ir import OpNode
+
+
+def _power(base: float, exponent: float) -> float:
+    """``base ** exponent``, unless that is an integer that no tensor holds: Python would compute all its digits."""
+    if isinstance(exponent, int) and isinstance(base, int) and exponent * base.bit_length() > 2 * 64:
+        raise OverflowError(f"{base} ** {exponent} does not fit 64 bits")
+    result: float = base**exponent
+    return result
+
+
+NUMBER_OPS: dict[str, Callable[..., Any]] = {
+    f"number.{name}": function
+    for name, function in {
+        **{
+            f.__name__: f
+            for f in (
+                *(operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv, operator.mod),
+                *(operator.neg, operator.eq, operator.ne, operator.lt, operator.le, operator.gt),
+                *(operator.ge, operator.and_, operator.or_, math.ceil, math.floor, math.trunc, round, max, min, sum),
+                *(float, int, math.sqrt),
+            )
+        },
+        "pow": _power,
+        "not": operator.not_,
+        "ite": lambda condition, yes, no: yes if condition else no,
+    }.items()
+}
+"""Arithmetic on Python numbers; the names are those of ``operator`` and ``math``, or ``torch.sym_*`` without prefix."""
+
+CONTROL_FLOW = {"higher_order.cond": ("true", "false"), "higher_order.while_loop": ("cond", "body")}
+"""Control flow -> the names of its graphs."""
+
+ASSERTION = "aten._assert_scalar.default"
+"""Checks a number and has no result: it runs although nothing reads it."""
+
+_FIX = "use torch.where and fixed sizes where it should run on the NPU"
+
+
+def number_inputs(value: Any) -> Iterator[Any]:
+    """The inputs that attributes, or one of their values, refer to as numbers."""
+    if isinstance(value, dict):
+        if set(value) == {"number"}:
+            yield value["number"]
+        else:
+            for item in value.values():
+                yield from number_inputs(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from number_inputs(item)
+
+
+def data_dependence(node: OpNode) -> Reason | None:
+    """Why ``node`` runs on the host whatever the target: it makes or takes what only a run can tell."""
+    detail = ""
+    if node.op_type in CONTROL_FLOW:
+        detail = "which graph runs, and how often, depends on data"
+    elif node.op_type in NUMBER_OPS:
+        detail = "computes with a Python number that depends on data"
+    elif node.op_type in ("aten.item.default", "aten._local_scalar_dense.default"):
+        detail = "makes a Python number from tensor data"
+    elif any(not t.is_static for t in node.outputs):
+        detail = "its shape depends on data"
+    elif any(not t.is_static for t in node.inputs):
+        detail = "the shape of its input depends on data"
+    elif taken := [name for name, value in node.attrs.items() if any(True for _ in number_inputs(value))]:
+        detail = f"its argument {taken[0]} depends on data"
+    return Reason("data_dependent", detail, _FIX) if detail else None

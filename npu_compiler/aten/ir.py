@@ -1,0 +1,147 @@
+"""The ATen-level IR: what the frontend writes and the compiler reads. Values are immutable; shapes are static, except
+for dimensions that depend on tensor data, which only the host fallback can run (``data_dependent.py``).
+
+A value is identified by ``(producer node, output index)``, never by name alone: names may collide.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ..support import dtypes
+from ..support.errors import IRError
+
+GETITEM = "<built-in function getitem>"
+
+
+class DataSize(int):
+    """A dimension that depends on tensor data: -1, which no real one is, and an expression ('u0', '2*u0') to readers.
+
+    Equal expressions in one graph are equal sizes.
+    """
+
+    expression: str
+
+    def __new__(cls, expression: str) -> DataSize:
+        self = super().__new__(cls, -1)
+        self.expression = expression
+        return self
+
+    def __getnewargs__(self) -> tuple[str]:  # type: ignore[override]
+        return (self.expression,)
+
+    def __repr__(self) -> str:
+        return self.expression
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """A tensor of the IR. ``producer`` is None for weights and constants (looked up by ``name``) and for node
+    outputs."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    producer: tuple[str, int] | None = None
+
+    @property
+    def is_static(self) -> bool:
+        """Whether no dimension is a :class:`DataSize`."""
+        return all(d >= 0 for d in self.shape)
+
+    def fits(self, shape: tuple[int, ...]) -> bool:
+        """Whether a value of this shape is such a tensor; a :class:`DataSize` takes every size."""
+        return len(shape) == len(self.shape) and all(d < 0 or d == n for d, n in zip(self.shape, shape, strict=True))
+
+    @property
+    def numel(self) -> int:
+        n = 1
+        for d in self.shape:
+            n *= d
+        return n
+
+
+@dataclass
+class OpNode:
+    """One ATen call. ``inputs`` are tensors only; every other argument is in ``attrs`` under its schema name.
+
+    ``graphs`` are the branches and bodies of control flow, by name; they have graph inputs and no weights. ``note``
+    says why an op without a lowering was not decomposed.
+    """
+
+    name: str
+    op_type: str
+    inputs: list[TensorSpec]
+    outputs: list[TensorSpec]
+    attrs: dict[str, Any] = field(default_factory=dict)
+    graphs: dict[str, IRGraph] = field(default_factory=dict)
+    note: str = ""
+
+
+def selected(getitem: OpNode) -> TensorSpec:
+    """The one input that a getitem node passes on; the IR lists all outputs of its producer. Raises ``IRError``."""
+    index = getitem.attrs.get("index")
+    if type(index) is not int or not -len(getitem.inputs) <= index < len(getitem.inputs):
+        count = len(getitem.inputs)
+        raise IRError(f"node {getitem.name!r}: getitem index {index!r} does not select one of its {count} inputs")
+    return getitem.inputs[index]
+
+
+def dtype_contradiction(node: OpNode) -> str | None:
+    """How the ``dtype`` argument of a node contradicts the dtype its output declares, or None."""
+    if node.attrs.get("dtype") is None or not node.outputs:
+        return None
+    declared = node.outputs[0].dtype
+    try:
+        wanted = dtypes.parse(node.attrs["dtype"])
+    except ValueError as error:
+        return str(error)
+    return None if wanted == declared else f"dtype={wanted} contradicts the output, which the IR declares as {declared}"
+
+
+@dataclass(frozen=True)
+class StateUpdate:
+    """A buffer that the graph mutates: ``key`` is its state_dict name, ``value`` what it holds after a run."""
+
+    key: str
+    value: TensorSpec
+
+
+@dataclass(repr=False)
+class IRGraph:
+    """A whole model. ``weights`` are named by state_dict key; nodes refer to placeholders (``weight_name_mapping``).
+
+    ``allowed_ops`` are op types outside of PyTorch's own namespaces that the host fallback may call: those of a
+    captured model, or those the caller of ``load_ir`` trusts. They are never read from or written to a file.
+    """
+
+    model_name: str
+    graph_inputs: list[TensorSpec]
+    graph_outputs: list[TensorSpec]
+    weights: list[TensorSpec]
+    weight_name_mapping: dict[str, str]
+    nodes: list[OpNode]
+    constants: dict[str, np.ndarray] = field(default_factory=dict)
+    state: list[StateUpdate] = field(default_factory=list)
+    pytorch_version: str = ""
+    allowed_ops: frozenset[str] = field(default=frozenset(), compare=False)
+
+    def __repr__(self) -> str:
+        io = f"{len(self.graph_inputs)} input(s), {len(self.graph_outputs)} output(s), {len(self.weights)} weights"
+        return f"<IRGraph {self.model_name or 'model'}: {len(self.nodes)} nodes, {io}>"
+
+    def key(self, t: TensorSpec) -> tuple[str, int]:
+        """Identity of the value a node input or graph output refers to; leaves are ``(name, -1)``."""
+        return t.producer if t.producer is not None else (t.name, -1)
+
+    def output_names(self) -> list[str]:
+        """Unique names of the graph outputs, in order: a repeated tensor is numbered, ``y``, ``y#1``."""
+        counts: dict[str, int] = {}
+        names = []
+        for t in self.graph_outputs:
+            count = counts[t.name] = counts.get(t.name, -1) + 1
+            names.append(f"{t.name}#{count}" if count else t.name)
+        return names

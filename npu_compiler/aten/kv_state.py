@@ -1,0 +1,73 @@
+"""Caches that come in and go out of a graph, as state that the runtime keeps.
+
+A decode step that other tools extract takes each cache as an input, writes a row into it and returns the whole, to be
+passed in again. As state the cache is allocated once and written in place: nothing of it is copied or passed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from ..support.errors import IRError
+from .ir import IRGraph, StateUpdate, TensorSpec
+
+# Ops whose result is their first input with parts replaced.
+_WRITES = frozenset(
+    f"aten.{name}"
+    for name in (
+        "index_copy.default", "index_put.default", "index_fill.int_Scalar", "masked_scatter.default", "scatter.src",
+        "select_scatter.default", "slice_scatter.default",
+    )
+)  # fmt: skip
+
+
+def carried(ir: IRGraph) -> dict[str, str]:
+    """Graph inputs that come back with parts replaced: input name -> output name, as :meth:`IRGraph.output_names` has
+    it. An output that is returned twice, or that other inputs also end in, is left out."""
+    source = {(t.name, 0): t.name for t in ir.graph_inputs}
+    for node in ir.nodes:
+        if node.op_type in _WRITES and (key := ir.key(node.inputs[0])) in source:
+            source[node.name, 0] = source[key]
+    keys = [ir.key(t) for t in ir.graph_outputs]
+    pairs: dict[str, list[str]] = {}
+    for name, key in zip(ir.output_names(), keys, strict=True):
+        if key in source and key != (source[key], 0) and keys.count(key) == 1:
+            pairs.setdefault(source[key], []).append(name)
+    return {taken: given[0] for taken, given in pairs.items() if len(given) == 1}
+
+
+def as_state(ir: IRGraph, pairs: Mapping[str, str] | None = None) -> IRGraph:
+    """``ir`` with the inputs of ``pairs`` (input name -> output name; default: :func:`carried`) as state of the same
+    name, zero unless the weights have a tensor of that name. A run keeps in it what the output was; neither is passed
+    any more.
+
+    Raises ``IRError`` for a pair that does not exist, or whose shapes or dtypes differ.
+    """
+    pairs = carried(ir) if pairs is None else dict(pairs)
+    inputs = {t.name: t for t in ir.graph_inputs}
+    outputs = dict(zip(ir.output_names(), ir.graph_outputs, strict=True))
+    for taken, given in pairs.items():
+        for name, known, what in ((taken, inputs, "input"), (given, outputs, "output")):
+            if name not in known:
+                raise IRError(f"{ir.model_name!r} has no {what} {name!r}; it has {', '.join(known) or 'none'}")
+        a, b = inputs[taken], outputs[given]
+        if (a.shape, a.dtype) != (b.shape, b.dtype):
+            found = f"{a.dtype}{list(a.shape)} and {b.dtype}{list(b.shape)}"
+            raise IRError(f"input {taken!r} and output {given!r} cannot be one state: they are {found}")
+        if any(w.name == taken for w in ir.weights) or taken in ir.constants:
+            raise IRError(f"input {taken!r} cannot become state: a weight has its name")
+
+    def reads(t: TensorSpec) -> TensorSpec:
+        return replace(t, producer=None) if t.producer is not None and t.producer[0] in pairs else t
+
+    kept = set(pairs.values())
+    return replace(
+        ir,
+        graph_inputs=[t for t in ir.graph_inputs if t.name not in pairs],
+        graph_outputs=[reads(t) for name, t in outputs.items() if name not in kept],
+        weights=[*ir.weights, *(TensorSpec(n, inputs[n].shape, inputs[n].dtype) for n in pairs)],
+        weight_name_mapping={**ir.weight_name_mapping, **{n: n for n in pairs}},
+        nodes=[replace(n, inputs=[reads(t) for t in n.inputs]) for n in ir.nodes],
+        state=[*ir.state, *(StateUpdate(taken, reads(outputs[given])) for taken, given in pairs.items())],
+    )

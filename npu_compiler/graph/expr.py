@@ -1,0 +1,568 @@
+"""Scalar expressions: what pointwise ops, reductions and kernel epilogues are made of.
+
+An :class:`Expr` is a node of an interned DAG: two structurally equal expressions are the same object, so common
+subexpressions cost nothing and expressions are hashable. Targets render them; :func:`evaluate` runs them in numpy.
+
+Leaves:
+  ``const``      value                         a literal
+  ``index``      value = dim                   the position along one dim of the iteration domain (int64)
+  ``load``       value = operand, args = idx   one element of an operand, one int64 index expression per operand dim
+  ``stage``      value = stage number          the result of an earlier reduction or temporary of the same kernel
+  ``acc``                                      an accumulator a matmul or convolution hands to its epilogue
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..support import dtypes
+
+
+@dataclass(frozen=True)
+class ScalarOp:
+    """``result``: 'same' (dtype of the arguments), 'bool', or 'arg1' (of the second argument, as in where)."""
+
+    arity: int
+    numpy: Callable[..., Any]
+    result: str = "same"
+    infix: str = ""
+
+
+def _erf(x: Any) -> Any:
+    return np.fromiter(map(math.erf, x.ravel().tolist()), np.float64, x.size).reshape(x.shape)
+
+
+def _sigmoid(x: Any) -> Any:
+    """Without overflow: the exponential is never of a positive number."""
+    return np.exp(np.minimum(x, 0)) / (1 + np.exp(-np.abs(x)))
+
+
+def _idiv(a: Any, b: Any) -> Any:
+    """Division towards zero, exact for 64-bit integers: the floor, one up where a negative quotient was rounded
+    down."""
+    q = np.floor_divide(a, b)
+    return q + ((q < 0) & (q * b != a))
+
+
+SCALAR_OPS: dict[str, ScalarOp] = {
+    "add": ScalarOp(2, np.add, infix="+"),
+    "sub": ScalarOp(2, np.subtract, infix="-"),
+    "mul": ScalarOp(2, np.multiply, infix="*"),
+    "div": ScalarOp(2, np.true_divide, infix="/"),
+    "idiv": ScalarOp(2, _idiv),  # integers, towards zero
+    "floordiv": ScalarOp(2, np.floor_divide),
+    "remainder": ScalarOp(2, np.remainder),  # sign of the divisor
+    "fmod": ScalarOp(2, np.fmod),  # sign of the dividend
+    "pow": ScalarOp(2, np.power),
+    "atan2": ScalarOp(2, np.arctan2),
+    "maximum": ScalarOp(2, np.maximum),  # NaN propagates
+    "minimum": ScalarOp(2, np.minimum),
+    "neg": ScalarOp(1, np.negative),
+    "abs": ScalarOp(1, np.abs),
+    "sign": ScalarOp(1, np.sign),
+    "sqrt": ScalarOp(1, np.sqrt),
+    "rsqrt": ScalarOp(1, lambda x: 1 / np.sqrt(x)),
+    "exp": ScalarOp(1, np.exp),
+    "exp2": ScalarOp(1, np.exp2),
+    "expm1": ScalarOp(1, np.expm1),
+    "log": ScalarOp(1, np.log),
+    "log2": ScalarOp(1, np.log2),
+    "log10": ScalarOp(1, np.log10),
+    "log1p": ScalarOp(1, np.log1p),
+    "sin": ScalarOp(1, np.sin),
+    "cos": ScalarOp(1, np.cos),
+    "tan": ScalarOp(1, np.tan),
+    "asin": ScalarOp(1, np.arcsin),
+    "acos": ScalarOp(1, np.arccos),
+    "atan": ScalarOp(1, np.arctan),
+    "sinh": ScalarOp(1, np.sinh),
+    "cosh": ScalarOp(1, np.cosh),
+    "tanh": ScalarOp(1, np.tanh),
+    "asinh": ScalarOp(1, np.arcsinh),
+    "acosh": ScalarOp(1, np.arccosh),
+    "atanh": ScalarOp(1, np.arctanh),
+    "erf": ScalarOp(1, _erf),
+    "sigmoid": ScalarOp(1, _sigmoid),
+    "floor": ScalarOp(1, np.floor),
+    "ceil": ScalarOp(1, np.ceil),
+    "round": ScalarOp(1, np.rint),  # half to even
+    "trunc": ScalarOp(1, np.trunc),
+    "lt": ScalarOp(2, np.less, "bool", "<"),
+    "le": ScalarOp(2, np.less_equal, "bool", "<="),
+    "gt": ScalarOp(2, np.greater, "bool", ">"),
+    "ge": ScalarOp(2, np.greater_equal, "bool", ">="),
+    "eq": ScalarOp(2, np.equal, "bool", "=="),
+    "ne": ScalarOp(2, np.not_equal, "bool", "!="),
+    "isnan": ScalarOp(1, np.isnan, "bool"),
+    "isinf": ScalarOp(1, np.isinf, "bool"),
+    "and": ScalarOp(2, np.bitwise_and, infix="&"),
+    "or": ScalarOp(2, np.bitwise_or, infix="|"),
+    "xor": ScalarOp(2, np.bitwise_xor, infix="^"),
+    "not": ScalarOp(1, np.invert),
+    "shl": ScalarOp(2, np.left_shift, infix="<<"),
+    "shr": ScalarOp(2, np.right_shift, infix=">>"),
+    "where": ScalarOp(3, np.where, "arg1"),
+    "cast": ScalarOp(1, lambda x: x, "cast"),
+}
+
+_FLOAT_ONLY = frozenset(
+    "div sqrt rsqrt exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh "
+    "erf sigmoid atan2".split()
+)
+_NO_FLOAT = frozenset("idiv and or xor not shl shr".split())
+_NO_BOOL = frozenset("sub neg idiv floordiv remainder fmod pow sign shl shr".split())
+
+
+def takes(op: str, dtype: str) -> bool:
+    """Whether the scalar op has a meaning for arguments of ``dtype``."""
+    kind = dtypes.DTYPES[dtype].kind
+    excluded = {"float": _NO_FLOAT, "bool": _FLOAT_ONLY | _NO_BOOL}.get(kind, _FLOAT_ONLY)
+    return op not in excluded
+
+
+EXPENSIVE = frozenset(
+    "exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf sigmoid pow "
+    "atan2 fmod remainder floordiv idiv".split()
+)
+
+_interned: weakref.WeakValueDictionary[tuple[Any, ...], Expr] = weakref.WeakValueDictionary()
+
+
+class Expr:
+    """An immutable scalar expression of a known dtype; supports Python operators (scalars become constants)."""
+
+    __slots__ = ("__weakref__", "_order", "args", "dtype", "op", "value")
+    op: str
+    dtype: str
+    args: tuple[Expr, ...]
+    value: Any
+    _order: tuple[Expr, ...] | None  # what walk() found
+
+    def __new__(cls, op: str, dtype: str, args: Sequence[Expr] = (), value: Any = None) -> Expr:
+        args = tuple(args)
+        if op == "const":  # repr keeps -0.0, nan and 1 vs True vs 1.0 apart
+            key: tuple[Any, ...] = (op, dtype, repr(value))
+        else:
+            key = (op, dtype, tuple(id(a) for a in args), value)
+        found = _interned.get(key)
+        if found is None:
+            found = object.__new__(cls)
+            found.op, found.dtype, found.args, found.value, found._order = op, dtype, args, value, None
+            _interned[key] = found
+        return found
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Expr, (self.op, self.dtype, self.args, self.value)
+
+    def __deepcopy__(self, memo: Any) -> Expr:
+        return self
+
+    # -- building -------------------------------------------------------------------------------------------------
+    def cast(self, dtype: str) -> Expr:
+        if dtype == self.dtype:
+            return self
+        if self.op == "const":
+            return const(self.value, dtype)
+        return Expr("cast", dtype, (self,))
+
+    def __add__(self, o: Any) -> Expr:
+        return call("add", self, o)
+
+    def __radd__(self, o: Any) -> Expr:
+        return call("add", o, self)
+
+    def __sub__(self, o: Any) -> Expr:
+        return call("sub", self, o)
+
+    def __rsub__(self, o: Any) -> Expr:
+        return call("sub", o, self)
+
+    def __mul__(self, o: Any) -> Expr:
+        return call("mul", self, o)
+
+    def __rmul__(self, o: Any) -> Expr:
+        return call("mul", o, self)
+
+    def __truediv__(self, o: Any) -> Expr:
+        return call("div", self, o)
+
+    def __rtruediv__(self, o: Any) -> Expr:
+        return call("div", o, self)
+
+    def __floordiv__(self, o: Any) -> Expr:
+        return call("floordiv", self, o)
+
+    def __mod__(self, o: Any) -> Expr:
+        return call("remainder", self, o)
+
+    def __neg__(self) -> Expr:
+        return call("neg", self)
+
+    def __lt__(self, o: Any) -> Expr:
+        return call("lt", self, o)
+
+    def __le__(self, o: Any) -> Expr:
+        return call("le", self, o)
+
+    def __gt__(self, o: Any) -> Expr:
+        return call("gt", self, o)
+
+    def __ge__(self, o: Any) -> Expr:
+        return call("ge", self, o)
+
+    def __and__(self, o: Any) -> Expr:
+        return call("and", self, o)
+
+    def __or__(self, o: Any) -> Expr:
+        return call("or", self, o)
+
+    def __xor__(self, o: Any) -> Expr:
+        return call("xor", self, o)
+
+    def __invert__(self) -> Expr:
+        return call("not", self)
+
+    def __lshift__(self, o: Any) -> Expr:
+        return call("shl", self, o)
+
+    def __rshift__(self, o: Any) -> Expr:
+        return call("shr", self, o)
+
+    def __repr__(self) -> str:
+        return render(self)
+
+
+def const(value: Any, dtype: str) -> Expr:
+    kind = dtypes.DTYPES[dtype].kind
+    if kind == "float":
+        value = float(value)
+    elif kind == "bool":
+        value = bool(value)
+    else:
+        value = int(value)
+        if not -(2**63) <= value < 2**64:
+            raise ValueError(f"{value} does not fit {dtype}")
+    return Expr("const", dtype, (), value)
+
+
+def index(dim: int) -> Expr:
+    return Expr("index", "int64", (), dim)
+
+
+def load(operand: int, dtype: str, idx: Sequence[Expr]) -> Expr:
+    return Expr("load", dtype, idx, operand)
+
+
+def stage(number: int, dtype: str) -> Expr:
+    return Expr("stage", dtype, (), number)
+
+
+def acc(dtype: str = "float32", number: int = 0) -> Expr:
+    """The accumulator of an anchor; a paired matmul has a second one, number 1."""
+    return Expr("acc", dtype, (), number)
+
+
+def call(op: str, *args: Any) -> Expr:
+    """Apply a scalar op. Python scalars take the dtype of the Expr beside them; all Expr arguments must agree.
+
+    Raises ``TypeError`` if the op has no meaning for their dtype.
+    """
+    spec = SCALAR_OPS[op]
+    assert len(args) == spec.arity, f"{op} takes {spec.arity} arguments"
+    operands = args[1:] if op == "where" else args
+    dtype = next((a.dtype for a in operands if isinstance(a, Expr)), None)
+    if dtype is None:
+        dtype = "float32" if any(isinstance(a, float) for a in operands) else "int64"
+    if not takes(op, dtype):
+        raise TypeError(f"{op!r} of {dtype} numbers has no meaning")
+    fixed = [a if isinstance(a, Expr) else const(a, dtype) for a in args]
+    for a in fixed[1 if op == "where" else 0 :]:
+        assert a.dtype == dtype, f"{op}: mixed dtypes {[x.dtype for x in fixed]}"
+    result = {"same": dtype, "bool": "bool", "arg1": dtype}[spec.result]
+    return _simplify(Expr(op, result, fixed))
+
+
+def where(cond: Expr, a: Any, b: Any) -> Expr:
+    return call("where", cond, a, b)
+
+
+def maximum(a: Any, b: Any) -> Expr:
+    return call("maximum", a, b)
+
+
+def minimum(a: Any, b: Any) -> Expr:
+    return call("minimum", a, b)
+
+
+def fn(name: str) -> Callable[..., Expr]:
+    """The scalar op as a Python function: ``exp = fn('exp')``."""
+    return lambda *args: call(name, *args)
+
+
+def _simplify(e: Expr) -> Expr:
+    """Exact identities only: integer arithmetic on constants and neutral elements that keep every bit."""
+    a = e.args
+    if all(x.op == "const" for x in a) and e.dtype in ("int64", "bool") and a[0].dtype in ("int64", "bool"):
+        partial = e.op in ("floordiv", "remainder", "idiv", "fmod", "pow", "shl", "shr")
+        with np.errstate(all="ignore"):
+            if not partial or a[1].value > 0:
+                return const(SCALAR_OPS[e.op].numpy(*(np.array(x.value) for x in a)).item(), e.dtype)
+    if e.dtype == "int64" and len(a) == 2:
+        x, y = a
+        if x.op == "const" and e.op in ("add", "mul"):
+            x, y = y, x
+        if y.op == "const":
+            if (e.op in ("add", "sub") and y.value == 0) or (e.op in ("mul", "floordiv") and y.value == 1):
+                return x
+            if (e.op == "mul" and y.value == 0) or (e.op == "remainder" and y.value == 1):
+                return const(0, "int64")
+    if e.op == "mul" and dtypes.is_float(e.dtype):
+        for x, y in (a, a[::-1]):
+            if y.op == "const" and y.value == 1.0:
+                return x
+    if e.op == "where" and a[0].op == "const":
+        return a[1] if a[0].value else a[2]
+    if e.op in ("and", "or") and e.dtype == "bool":
+        for x, y in (a, a[::-1]):
+            if y.op == "const":
+                return x if y.value == (e.op == "and") else y
+    return e
+
+
+# -- traversal ----------------------------------------------------------------------------------------------------
+def walk(e: Expr) -> tuple[Expr, ...]:
+    """Every distinct subexpression, arguments before users; the root is the last."""
+    if e._order is None:
+        seen: dict[Expr, None] = {}
+        stack = [e]
+        while stack:
+            x = stack[-1]
+            todo = [y for y in x.args if y not in seen] if x not in seen else []
+            if todo:
+                stack.extend(reversed(todo))
+            else:
+                seen[x] = None
+                stack.pop()
+        e._order = (*list(seen)[:-1],)  # without the root: an expression that holds itself would never be freed
+    return (*e._order, e)
+
+
+def rewrite(e: Expr, f: Callable[[Expr], Expr | None]) -> Expr:
+    """Rebuild bottom-up; ``f`` sees each node with already rewritten arguments and may return a replacement."""
+    new: dict[Expr, Expr] = {}
+    for x in walk(e):
+        y = x
+        if any(new[a] is not a for a in x.args):
+            args = [new[a] for a in x.args]
+            y = Expr(x.op, x.dtype, args, x.value)
+            y = y if x.op in ("load", "cast") else _simplify(y)
+        new[x] = f(y) or y
+    return new[e]
+
+
+def substitute(
+    e: Expr, dims: dict[int, Expr] | None = None, loads: Callable[[Expr], Expr | None] | None = None
+) -> Expr:
+    """Replace iteration indices by expressions, and/or whole loads (indices already substituted)."""
+
+    def f(x: Expr) -> Expr | None:
+        if x.op == "index" and dims is not None:
+            return dims.get(x.value)
+        if x.op == "load" and loads is not None:
+            return loads(x)
+        return None
+
+    return rewrite(e, f)
+
+
+def operands(e: Expr) -> list[int]:
+    """Operand numbers that the expression loads, ascending."""
+    return sorted({x.value for x in walk(e) if x.op == "load"})
+
+
+def last_uses(e: Expr) -> dict[Expr, list[Expr]]:
+    """For each expression, in the order of :func:`walk`, the arguments that nothing after it reads."""
+    last = {a: x for x in walk(e) for a in x.args}
+    found: dict[Expr, list[Expr]] = {}
+    for a, x in last.items():
+        found.setdefault(x, []).append(a)
+    return found
+
+
+def most_held(e: Expr) -> int:
+    """The most intermediate results that :func:`evaluate` holds at the same time; leaves cost nothing."""
+    done, held, most = last_uses(e), 0, 0
+    for x in walk(e):
+        held += x.op not in ("const", "index")
+        most = max(most, held)
+        held -= sum(a.op not in ("const", "index") for a in done.get(x, ()))
+    return most
+
+
+def cost(e: Expr) -> int:
+    """Rough scalar cost: 1 an operation, 16 a transcendental or integer division; loads and constants are free."""
+    total = 0
+    for x in walk(e):
+        if x.op in EXPENSIVE:
+            total += 16
+        elif x.op not in ("const", "index", "load", "stage", "acc") and x.dtype != "int64":
+            total += 1
+    return total
+
+
+def identity_index(shape: Sequence[int]) -> tuple[Expr, ...]:
+    """Indices that visit an operand of the same rank as the domain; size-1 dims are read at 0 (broadcast)."""
+    return tuple(index(d) if n != 1 else const(0, "int64") for d, n in enumerate(shape))
+
+
+def broadcast_index(shape: Sequence[int], rank: int) -> tuple[Expr, ...]:
+    """Indices that read an operand of ``shape`` broadcast to a domain of ``rank`` dims (numpy alignment)."""
+    off = rank - len(shape)
+    return tuple(index(d + off) if n != 1 else const(0, "int64") for d, n in enumerate(shape))
+
+
+def drop_roundings(e: Expr) -> Expr:
+    """Remove narrowing casts that are widened again: values that never leave a kernel stay in float32."""
+
+    def f(x: Expr) -> Expr | None:
+        if x.op == "cast" and x.args[0].op == "cast" and x.dtype in ("float32", "float64"):
+            inner = x.args[0].args[0]
+            if dtypes.is_float(x.args[0].dtype) and inner.dtype == x.dtype:
+                return inner
+        return None
+
+    return rewrite(e, f)
+
+
+# -- numpy evaluation -----------------------------------------------------------------------------------------------
+def evaluate(
+    e: Expr, domain: Sequence[int], arrays: Sequence[np.ndarray], extra: dict[Expr, np.ndarray] | None = None
+) -> np.ndarray:
+    """Value of ``e`` over the whole iteration domain, in the dtypes the expression states.
+
+    Loads are clipped; those out of range mark their results, and a ``where`` drops the marks of the branch not taken.
+    ``IndexError`` if a marked element reaches the result. Intermediate results are dropped after their last use.
+    """
+    if 0 in domain:
+        return np.empty(tuple(domain), dtypes.numpy_dtype(e.dtype))
+    val: dict[Expr, Any] = dict(extra or {})
+    outside: dict[Expr, Any] = {}  # bool arrays: elements made from an out-of-range load; absent where there are none
+    done = last_uses(e)
+    with np.errstate(all="ignore"):
+        for x in walk(e):
+            if x in val:
+                continue
+            dt = dtypes.numpy_dtype(x.dtype)
+            marks = [outside.get(a, False) for a in x.args]
+            if x.op == "const":
+                val[x] = np.array(x.value).astype(dt)
+            elif x.op == "index":
+                along = [n if d == x.value else 1 for d, n in enumerate(domain)]
+                val[x] = np.arange(domain[x.value], dtype=np.int64).reshape(along)
+            elif x.op == "load":
+                val[x] = _plain_load(arrays[x.value], x.args, domain)
+                if val[x] is None:
+                    val[x], mark = _clipped_load(arrays[x.value], [val[a] for a in x.args])
+                    marks.append(mark)
+            elif x.op == "cast":
+                val[x] = np.asarray(val[x.args[0]]).astype(dt, copy=False)
+            else:
+                val[x] = np.asarray(SCALAR_OPS[x.op].numpy(*(val[a] for a in x.args))).astype(dt, copy=False)
+            if x.op == "where":
+                marks = [marks[0], np.where(val[x.args[0]], marks[1], marks[2])]
+            if any(np.any(m) for m in marks):
+                outside[x] = functools.reduce(np.logical_or, marks)
+            for a in done.get(x, ()):
+                val.pop(a, None)
+                outside.pop(a, None)
+    if e in outside:
+        raise IndexError(f"index out of range in {render(e, 400)}")
+    return np.broadcast_to(val[e], tuple(domain)).astype(dtypes.numpy_dtype(e.dtype))
+
+
+def _plain_load(arr: np.ndarray, idx: Sequence[Expr], domain: Sequence[int]) -> np.ndarray | None:
+    """The load as a view, where each index is a constant or a whole dim of the domain, none twice: no gather needed."""
+    dims = [i.value for i in idx if i.op == "index"]
+    if len(set(dims)) < len(dims):
+        return None
+    for i, n in zip(idx, arr.shape, strict=True):
+        if not (domain[i.value] == n if i.op == "index" else i.op == "const" and 0 <= i.value < n):
+            return None
+    view = arr[(*(i.value if i.op == "const" else slice(None) for i in idx), ...)]
+    view = view.transpose(sorted(range(len(dims)), key=lambda d: dims[d]))
+    return view[tuple(slice(None) if d in dims else None for d in range(len(domain)))]
+
+
+def _clipped_load(arr: np.ndarray, idx: list[Any]) -> tuple[Any, Any]:
+    """The elements at ``idx`` and where they are out of range (those hold some other element, or 0)."""
+    if not idx:
+        return arr[()], False
+    outside = functools.reduce(np.logical_or, [(i < 0) | (i >= n) for i, n in zip(idx, arr.shape, strict=True)])
+    if not np.any(outside):
+        return arr[tuple(idx)], False
+    if not arr.size:
+        return np.zeros(np.broadcast_shapes(*(np.shape(i) for i in idx)), arr.dtype), outside
+    return arr[tuple(np.clip(i, 0, n - 1) for i, n in zip(idx, arr.shape, strict=True))], outside
+
+
+# -- text and serialisation -----------------------------------------------------------------------------------------
+def render(e: Expr, limit: int = 1 << 16) -> str:
+    """Readable one-line form, for dumps and ``describe()``. A shared part is written out wherever it is used, so a few
+    nodes can stand for a text of any length: parts of more than ``limit`` characters lose their middle."""
+    text: dict[Expr, str] = {}
+    for x in walk(e):
+        whole = _render(x, [text[a] for a in x.args])
+        text[x] = whole if len(whole) <= limit else f"{whole[: limit // 2]} … {whole[-limit // 2 :]}"
+    return text[e]
+
+
+def _render(e: Expr, args: list[str]) -> str:
+    if e.op == "const":
+        return repr(e.value)
+    if e.op == "index":
+        return f"i{e.value}"
+    if e.op == "load":
+        return f"in{e.value}[{', '.join(args)}]"
+    if e.op in ("stage", "acc"):
+        return f"acc{e.value or ''}" if e.op == "acc" else f"r{e.value}"
+    if e.op == "cast":
+        return f"{e.dtype}({args[0]})"
+    infix = SCALAR_OPS[e.op].infix
+    return f"({args[0]} {infix} {args[1]})" if infix else f"{e.op}({', '.join(args)})"
+
+
+def to_list(e: Expr) -> list[list[Any]]:
+    """Plain nested lists for msgpack: a table of nodes in evaluation order, arguments by number."""
+    order = walk(e)
+    number = {x: i for i, x in enumerate(order)}
+    return [[x.op, x.dtype, [number[a] for a in x.args], x.value] for x in order]
+
+
+def from_list(rows: Any) -> Expr:
+    """Inverse of :func:`to_list`; raises ``ValueError`` on anything malformed."""
+    made: list[Expr] = []
+    if not isinstance(rows, list) or not rows:
+        raise ValueError("an expression is a non-empty list")
+    for i, row in enumerate(rows):
+        if not (isinstance(row, list) and len(row) == 4):
+            raise ValueError(f"row {i}: expected [op, dtype, args, value]")
+        op, dtype, args, value = row
+        if dtype not in dtypes.DTYPES or op not in {*SCALAR_OPS, "const", "index", "load", "stage", "acc"}:
+            raise ValueError(f"row {i}: unknown op {op!r} or dtype {dtype!r}")
+        if not isinstance(args, list) or not all(isinstance(a, int) and 0 <= a < i for a in args):
+            raise ValueError(f"row {i}: arguments must be earlier rows")
+        if op in SCALAR_OPS and len(args) != SCALAR_OPS[op].arity:
+            raise ValueError(f"row {i}: {op} takes {SCALAR_OPS[op].arity} arguments")
+        if op in ("index", "load", "stage") and not (isinstance(value, int) and value >= 0):
+            raise ValueError(f"row {i}: {op} needs a number")
+        if op == "const" and not isinstance(value, int | float | bool):
+            raise ValueError(f"row {i}: const needs a number")
+        made.append(Expr(op, dtype, [made[a] for a in args], value))
+    return made[-1]

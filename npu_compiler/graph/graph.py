@@ -1,0 +1,458 @@
+"""The core graph: what every ATen op is lowered to, and what passes rewrite.
+
+About a dozen primitive ops carry everything. All shapes are static and every value is conceptually contiguous;
+``reshape``/``permute``/``expand``/``slice`` are views that the scheduler resolves to strides.
+
+====================  ==============================================================================================
+``input``             a graph input; attrs name, spec dtype
+``weight``            a state_dict entry; attrs key
+``state``             a mutable buffer, allocated once by the runtime; attrs key
+``const``             attrs data (numpy array)
+``pointwise``         attrs expr: an Expr whose loads read the inputs; domain = output shape
+``reduce``            attrs kind (sum prod max min argmax argmin), axes, expr, domain; output keeps reduced dims as 1
+``reshape``           attrs shape
+``permute``           attrs perm
+``expand``            attrs shape (same rank; size-1 dims are repeated)
+``slice``             attrs starts, steps (one per dim; steps > 0), shape
+``matmul``            [..., M, K] x [..., K, N]; batch dims broadcast; returns float32 (or float64, int64)
+``conv2d``            x [N,H,W,C], w [K,R,S,C/groups]; attrs stride, padding (t,l,b,r), dilation, groups; float32
+``attention``         q [B,H,SQ,D], k/v [B,HK,SK,D], optional mask broadcastable to [B,H,SQ,SK] (bool or float);
+                      attrs scale, causal,
+                      limited: one more operand, int64 [SQ], promises that the mask hides every key beyond it
+``concat``            attrs axis
+``scatter``           base, src, *index operands; attrs idx (one Expr per base dim over the src domain; loads number the
+                      index operands from 0), mode ('set' or 'add'); a copy of base with src written into it
+``scan``              attrs kind (sum prod max min), axis: running reduction, same shape
+``sort``              attrs axis, descending, k: outputs (values, int64 indices) of the first k in order; stable
+``pack``              weights only: attrs panel, layout; reorders a matmul/conv weight for a target's micro-kernel
+====================  ==============================================================================================
+
+Values know their graph, so a lowering reads like maths: ``x * scale + shift``, ``x.sum(axes)``, ``x.permute(0, 2, 1)``.
+Arithmetic on half types is done, and returned, in float32 (``dtypes.opmath``); the registry casts an op's results to
+the dtype the IR declares, and fusion removes roundings between ops of one kernel.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..support import dtypes
+from . import expr
+from .expr import Expr
+
+LEAVES = frozenset(("input", "weight", "state", "const"))
+VIEWS = frozenset(("reshape", "permute", "expand", "slice"))
+LOOPS = frozenset(("pointwise", "reduce"))
+
+
+class Value:
+    """One tensor of the core graph: static ``shape``, ``dtype``, produced by ``node`` as its output ``index``."""
+
+    __slots__ = ("dtype", "graph", "index", "node", "shape")
+
+    def __init__(self, graph: Graph, node: Node, index: int, shape: tuple[int, ...], dtype: str):
+        self.graph, self.node, self.index, self.shape, self.dtype = graph, node, index, shape, dtype
+
+    @property
+    def rank(self) -> int:
+        return len(self.shape)
+
+    @property
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def op(self) -> str:
+        return self.node.op
+
+    def __repr__(self) -> str:
+        return f"%{self.node.id}{f'.{self.index}' if self.index else ''}:{self.dtype}{list(self.shape)}"
+
+    # -- views ------------------------------------------------------------------------------------------------------
+    def reshape(self, *shape: int) -> Value:
+        """View with another shape of the same number of elements; one dim may be -1."""
+        return self.graph.reshape(self, shape)
+
+    def permute(self, *perm: int) -> Value:
+        return self.graph.permute(self, perm)
+
+    def transpose(self, a: int, b: int) -> Value:
+        perm = list(range(self.rank))
+        perm[a], perm[b] = perm[b], perm[a]
+        return self.permute(*perm)
+
+    def expand(self, *shape: int) -> Value:
+        """Broadcast to ``shape``; new leading dims are added, -1 keeps a dim."""
+        return self.graph.expand(self, shape)
+
+    def slice(self, axis: int, start: int, stop: int, step: int = 1) -> Value:
+        return self.graph.slice(self, axis, start, stop, step)
+
+    # -- arithmetic ---------------------------------------------------------------------------------------------------
+    def cast(self, dtype: str) -> Value:
+        return self if dtype == self.dtype else self.graph.pointwise(lambda x: x.cast(dtype), self, opmath=False)
+
+    def sum(self, axes: Sequence[int]) -> Value:
+        return self.graph.reduce("sum", self, axes)
+
+    def mean(self, axes: Sequence[int]) -> Value:
+        n = math.prod(self.shape[a] for a in axes)
+        return self.graph.reduce("sum", self, axes) / float(n)  # the mean of nothing is 0 / 0
+
+    def amax(self, axes: Sequence[int]) -> Value:
+        return self.graph.reduce("max", self, axes)
+
+    def amin(self, axes: Sequence[int]) -> Value:
+        return self.graph.reduce("min", self, axes)
+
+    def matmul(self, other: Value) -> Value:
+        return self.graph.matmul(self, other)
+
+    def __add__(self, o: Any) -> Value:
+        return self.graph.pointwise(lambda a, b: a + b, self, o)
+
+    def __radd__(self, o: Any) -> Value:
+        return self.graph.pointwise(lambda a, b: a + b, o, self)
+
+    def __sub__(self, o: Any) -> Value:
+        return self.graph.pointwise(lambda a, b: a - b, self, o)
+
+    def __rsub__(self, o: Any) -> Value:
+        return self.graph.pointwise(lambda a, b: a - b, o, self)
+
+    def __mul__(self, o: Any) -> Value:
+        return self.graph.pointwise(lambda a, b: a * b, self, o)
+
+    def __rmul__(self, o: Any) -> Value:
+        return self.graph.pointwise(lambda a, b: a * b, o, self)
+
+    def __truediv__(self, o: Any) -> Value:
+        return self.graph.pointwise(lambda a, b: a / b, self, o)
+
+    def __rtruediv__(self, o: Any) -> Value:
+        return self.graph.pointwise(lambda a, b: a / b, o, self)
+
+    def __neg__(self) -> Value:
+        return self.graph.pointwise(lambda a: -a, self)
+
+
+class Node:
+    """One primitive op. ``sources`` names the IR nodes it stands for; it survives every rewrite."""
+
+    __slots__ = ("attrs", "id", "inputs", "op", "outputs", "sources")
+
+    def __init__(self, id: int, op: str, inputs: list[Value], attrs: dict[str, Any], sources: tuple[str, ...]):
+        self.id, self.op, self.inputs, self.attrs, self.sources = id, op, inputs, attrs, sources
+        self.outputs: list[Value] = []
+
+    @property
+    def out(self) -> Value:
+        return self.outputs[0]
+
+    @property
+    def domain(self) -> tuple[int, ...]:
+        """Iteration domain of a pointwise or reduce node."""
+        return self.attrs["domain"] if self.op == "reduce" else self.out.shape
+
+    def __repr__(self) -> str:
+        shown = {k: (expr.render(v) if isinstance(v, Expr) else v) for k, v in self.attrs.items() if k != "data"}
+        return f"{', '.join(map(repr, self.outputs))} = {self.op}({', '.join(map(repr, self.inputs))}) {shown}"
+
+
+class Graph:
+    """A program under compilation. ``nodes`` is topologically ordered; ``outputs`` pairs names with values."""
+
+    def __init__(self, name: str = "") -> None:
+        self.name = name
+        self.nodes: list[Node] = []
+        self.outputs: list[tuple[str, Value]] = []
+        self.updates: list[tuple[str, Value]] = []  # (state key, value after the run)
+        self.sources: tuple[str, ...] = ()  # given to every node built from now on
+        self._next = 0
+
+    # -- construction -------------------------------------------------------------------------------------------------
+    def add(
+        self, op: str, inputs: Iterable[Value], outputs: Sequence[tuple[tuple[int, ...], str]], **attrs: Any
+    ) -> Node:
+        node = Node(self._next, op, list(inputs), attrs, self.sources)
+        self._next += 1
+        node.outputs = [Value(self, node, i, tuple(s), d) for i, (s, d) in enumerate(outputs)]
+        self.nodes.append(node)
+        return node
+
+    def input(self, name: str, shape: Sequence[int], dtype: str) -> Value:
+        return self.add("input", (), [(tuple(shape), dtype)], name=name).out
+
+    def weight(self, key: str, shape: Sequence[int], dtype: str) -> Value:
+        return self.add("weight", (), [(tuple(shape), dtype)], key=key).out
+
+    def state(self, key: str, shape: Sequence[int], dtype: str) -> Value:
+        return self.add("state", (), [(tuple(shape), dtype)], key=key).out
+
+    def const(self, data: Any, dtype: str | None = None) -> Value:
+        arr = np.asarray(data)
+        if dtype is not None:
+            arr = arr.astype(dtypes.numpy_dtype(dtype))
+        return self.add("const", (), [(arr.shape, dtypes.name_of(arr.dtype))], data=arr).out
+
+    def pointwise(self, f: Callable[..., Expr], *args: Any, opmath: bool = True, promote: bool = True) -> Value:
+        """Apply scalar function ``f`` with numpy broadcasting over Values and Python scalars.
+
+        ``promote`` casts the arguments to their common dtype by PyTorch's rules (dimensioned tensors outrank 0-d ones,
+        which outrank Python numbers); ``opmath`` then widens half types to float32. Python scalars reach ``f`` as they
+        are.
+        """
+        values = [a for a in args if isinstance(a, Value)]
+        shape = broadcast_shapes(*(v.shape for v in values))
+        common = result_type(args) if promote else None
+        inputs: list[Value] = []
+        exprs: list[Any] = []
+        for a in args:
+            if not isinstance(a, Value):
+                exprs.append(expr.const(a, dtypes.opmath(common) if opmath else common) if common else a)
+                continue
+            e = expr.load(len(inputs), a.dtype, expr.broadcast_index(a.shape, len(shape)))
+            inputs.append(a)
+            target = common or a.dtype
+            exprs.append(e.cast(dtypes.opmath(target) if opmath else target))
+        return self.elementwise(shape, inputs, f(*exprs))
+
+    def elementwise(self, shape: Sequence[int], inputs: Sequence[Value], e: Expr) -> Value:
+        """A pointwise node from an explicit expression over ``shape``; loads state their own index per operand dim.
+
+        A load whose index may leave its operand must sit in a branch of a ``where`` that is not taken there.
+        """
+        return self.add("pointwise", inputs, [(tuple(shape), e.dtype)], expr=e).out
+
+    def reduce(self, kind: str, x: Value, axes: Sequence[int], e: Expr | None = None) -> Value:
+        """Reduce over ``axes`` (kept as size 1). sum/prod of integers and bools are int64, of halves float32."""
+        e = expr.load(0, x.dtype, expr.identity_index(x.shape)) if e is None else e
+        return self.reduce_expr(kind, [x], e, x.shape, axes)
+
+    def reduce_expr(
+        self, kind: str, inputs: Sequence[Value], e: Expr, domain: Sequence[int], axes: Sequence[int]
+    ) -> Value:
+        axes = tuple(sorted(a % len(domain) for a in axes)) if domain else ()
+        if kind in ("sum", "prod"):
+            e = e.cast("int64" if dtypes.category(e.dtype) < 2 else dtypes.opmath(e.dtype))
+        shape = tuple(1 if d in axes else n for d, n in enumerate(domain))
+        dtype = "int64" if kind in ("argmax", "argmin") else e.dtype
+        return self.add("reduce", inputs, [(shape, dtype)], kind=kind, axes=axes, expr=e, domain=tuple(domain)).out
+
+    def reshape(self, x: Value, shape: Sequence[int]) -> Value:
+        shape = list(shape)
+        if -1 in shape:
+            rest = math.prod(n for n in shape if n != -1)
+            shape[shape.index(-1)] = x.numel // rest if rest else 0
+        assert math.prod(shape) == x.numel, f"cannot reshape {list(x.shape)} to {shape}"
+        return (
+            x
+            if tuple(shape) == x.shape
+            else self.add("reshape", [x], [(tuple(shape), x.dtype)], shape=tuple(shape)).out
+        )
+
+    def permute(self, x: Value, perm: Sequence[int]) -> Value:
+        perm = tuple(p % x.rank for p in perm)
+        if perm == tuple(range(x.rank)):
+            return x
+        return self.add("permute", [x], [(tuple(x.shape[p] for p in perm), x.dtype)], perm=perm).out
+
+    def expand(self, x: Value, shape: Sequence[int]) -> Value:
+        x = self.reshape(x, (1,) * (len(shape) - x.rank) + x.shape)
+        shape = tuple(o if n == -1 else n for n, o in zip(shape, x.shape, strict=True))
+        assert all(n == o or o == 1 for n, o in zip(shape, x.shape, strict=True)), f"cannot expand {x.shape} to {shape}"
+        return x if shape == x.shape else self.add("expand", [x], [(shape, x.dtype)], shape=shape).out
+
+    def slice(self, x: Value, axis: int, start: int, stop: int, step: int = 1) -> Value:
+        """Elements ``start:stop:step`` of one axis; Python's rules for negative and out-of-range bounds, step > 0."""
+        axis %= x.rank
+        start, stop, step = slice(start, stop, step).indices(x.shape[axis])
+        shape = list(x.shape)
+        shape[axis] = len(range(start, stop, step))
+        if tuple(shape) == x.shape:
+            return x
+        starts, steps = [0] * x.rank, [1] * x.rank
+        starts[axis], steps[axis] = start, step
+        return self.add(
+            "slice", [x], [(tuple(shape), x.dtype)], starts=tuple(starts), steps=tuple(steps), shape=tuple(shape)
+        ).out
+
+    def matmul(self, a: Value, b: Value) -> Value:
+        """[..., M, K] @ [..., K, N]; both at least 2-d, of one dtype; result in ``opmath`` dtype."""
+        assert a.dtype == b.dtype and a.rank >= 2 and b.rank >= 2 and a.shape[-1] == b.shape[-2], (a, b)
+        batch = broadcast_shapes(a.shape[:-2], b.shape[:-2])
+        return self.add("matmul", [a, b], [((*batch, a.shape[-2], b.shape[-1]), dtypes.opmath(a.dtype))]).out
+
+    def conv2d(
+        self, x: Value, w: Value, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int
+    ) -> Value:
+        """Channels-last convolution: x [N,H,W,C], w [K,R,S,C/groups], padding (top, left, bottom, right)."""
+        n, h, wd, _ = x.shape
+        k, r, s, _ = w.shape
+        t, le, b, ri = padding
+        oh = (h + t + b - dilation[0] * (r - 1) - 1) // stride[0] + 1
+        ow = (wd + le + ri - dilation[1] * (s - 1) - 1) // stride[1] + 1
+        return self.add(
+            "conv2d", [x, w], [((n, oh, ow, k), dtypes.opmath(x.dtype))],
+            stride=tuple(stride), padding=tuple(padding), dilation=tuple(dilation), groups=groups,
+        ).out  # fmt: skip
+
+    def attention(self, q: Value, k: Value, v: Value, mask: Value | None, scale: float, causal: bool) -> Value:
+        out = ((*q.shape[:3], v.shape[3]), q.dtype)
+        inputs = [q, k, v] + ([mask] if mask is not None else [])
+        return self.add("attention", inputs, [out], scale=scale, causal=causal, limited=False).out
+
+    def concat(self, xs: Sequence[Value], axis: int) -> Value:
+        axis %= xs[0].rank
+        if len(xs) == 1:
+            return xs[0]
+        shape = list(xs[0].shape)
+        shape[axis] = sum(x.shape[axis] for x in xs)
+        return self.add("concat", xs, [(tuple(shape), xs[0].dtype)], axis=axis).out
+
+    def scatter(self, base: Value, src: Value, index: Sequence[Value], idx: Sequence[Expr], mode: str = "set") -> Value:
+        return self.add("scatter", [base, src, *index], [(base.shape, base.dtype)], idx=tuple(idx), mode=mode).out
+
+    def scan(self, kind: str, x: Value, axis: int) -> Value:
+        return self.add("scan", [x], [(x.shape, x.dtype)], kind=kind, axis=axis % x.rank).out
+
+    def sort(self, x: Value, axis: int, descending: bool, k: int | None = None) -> tuple[Value, Value]:
+        axis %= x.rank
+        shape = list(x.shape)
+        shape[axis] = shape[axis] if k is None else k
+        outs = [(tuple(shape), x.dtype), (tuple(shape), "int64")]
+        node = self.add("sort", [x], outs, axis=axis, descending=descending, k=shape[axis])
+        return node.outputs[0], node.outputs[1]
+
+    # -- analysis and rewriting
+    def results(self) -> list[Value]:
+        """Everything that must be computed: outputs and state updates."""
+        return [v for _, v in self.outputs] + [v for _, v in self.updates]
+
+    def users(self) -> dict[Value, list[Node]]:
+        """Nodes that read each value, in order; a node appears once per use. Outputs are not listed."""
+        table: dict[Value, list[Node]] = {}
+        for node in self.nodes:
+            for v in node.inputs:
+                table.setdefault(v, []).append(node)
+        return table
+
+    def replace(self, new: dict[Value, Value]) -> None:
+        """Redirect every use of the keys to their values (chains are followed), then clean up."""
+
+        def final(v: Value) -> Value:
+            while v in new:
+                v = new[v]
+            return v
+
+        for node in self.nodes:
+            node.inputs = [final(v) for v in node.inputs]
+        self.outputs = [(n, final(v)) for n, v in self.outputs]
+        self.updates = [(k, final(v)) for k, v in self.updates]
+        self.clean()
+
+    def clean(self) -> None:
+        """Dead code elimination and a topological order; graph inputs and state always stay."""
+        keep: dict[Node, None] = {}
+        stack: list[tuple[Node, bool]] = [(v.node, False) for v in reversed(self.results())]
+        stack += [(n, False) for n in reversed(self.nodes) if n.op in ("input", "state")]
+        while stack:
+            node, done = stack.pop()
+            if node in keep:
+                continue
+            if done:
+                keep[node] = None
+            else:
+                stack.append((node, True))
+                stack.extend((v.node, False) for v in reversed(node.inputs) if v.node not in keep)
+        self.nodes = list(keep)
+
+    def dump(self) -> str:
+        """One line a node: what it makes, from what, and (behind ``#``) the IR nodes it stands for."""
+        lines = [_line(n) for n in self.nodes]
+        lines += [f"output {name} = {_name(v)}" for name, v in self.outputs]
+        return "\n".join([*lines, *(f"state {key} = {_name(v)}" for key, v in self.updates)])
+
+
+def _name(v: Value) -> str:
+    return f"%{v.node.id}{f'.{v.index}' if v.index else ''}"
+
+
+def _line(node: Node) -> str:
+    results = ", ".join(f"{_name(v)}: {v.dtype}{list(v.shape)}" for v in node.outputs)
+    attrs = [
+        f"{k}={list(v) if isinstance(v, tuple) else v}"
+        for k, v in node.attrs.items()
+        if k not in ("expr", "data", "shape")
+    ]
+    call = f"{node.op}({', '.join([*map(_name, node.inputs), *attrs])})"
+    body = f"  {expr.render(node.attrs['expr'])}" if "expr" in node.attrs else ""
+    return f"{results} = {call}{body}" + (f"  # {', '.join(node.sources)}" if node.sources else "")
+
+
+def structural_key(node: Node, inputs: Iterable[Hashable]) -> Hashable:
+    """Equal for two nodes of any graphs that compute the same if ``inputs``, which stand for their operands, are
+    equal."""
+    return node.op, tuple(inputs), _frozen(node.attrs), tuple((o.shape, o.dtype) for o in node.outputs)
+
+
+def _frozen(attrs: Any) -> Hashable:
+    """A hashable form of node attributes; arrays by content."""
+    if isinstance(attrs, dict):
+        return tuple((k, _frozen(v)) for k, v in sorted(attrs.items()))
+    if isinstance(attrs, list | tuple):
+        return tuple(_frozen(v) for v in attrs)
+    if isinstance(attrs, np.ndarray):
+        return attrs.shape, attrs.dtype.str, attrs.tobytes()
+    return attrs
+
+
+def main_weight(v: Value) -> str:
+    """The largest state_dict entry a load-time value is made of: what to call its buffer."""
+    best, name, seen, stack = -1, "const", set(), [v]
+    while stack:
+        x = stack.pop()
+        if x in seen:
+            continue
+        seen.add(x)
+        if x.op == "weight" and x.numel > best:
+            best, name = x.numel, x.node.attrs["key"]
+        stack.extend(x.node.inputs)
+    return name
+
+
+def broadcast_shapes(*shapes: Sequence[int]) -> tuple[int, ...]:
+    """numpy broadcasting of static shapes; raises ``ValueError`` where they do not fit."""
+    rank = max((len(s) for s in shapes), default=0)
+    out = [1] * rank
+    for s in shapes:
+        for d, n in enumerate(s, rank - len(s)):
+            if n != 1:
+                if out[d] not in (1, n):
+                    raise ValueError(f"shapes {[list(x) for x in shapes]} do not broadcast")
+                out[d] = n
+    return tuple(out)
+
+
+def result_type(args: Iterable[Any]) -> str:
+    """PyTorch's type promotion over Values and Python scalars: tensors with dims, then 0-d tensors, then numbers."""
+    levels: list[str | None] = [None, None, None]
+    for a in args:
+        if isinstance(a, Value):
+            level, dtype = (0 if a.rank else 1), a.dtype
+        else:
+            level, dtype = 2, "bool" if isinstance(a, bool) else "int64" if isinstance(a, int) else "float32"
+        held = levels[level]
+        levels[level] = dtype if held is None else dtypes.promote(held, dtype)
+    result: str | None = None
+    for level_type in levels:
+        if level_type is None:
+            continue
+        if result is None or dtypes.category(level_type) > dtypes.category(result):
+            result = level_type
+    assert result is not None
+    return result

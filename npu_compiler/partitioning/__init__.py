@@ -1,0 +1,1 @@
+"""What runs on the NPU and what does not: constraints, partitions, explanations."""

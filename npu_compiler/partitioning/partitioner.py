@@ -1,0 +1,482 @@
+"""Split an IR between the NPU and the CPU: as few partitions as a topological order allows, and little traffic.
+
+1. In-place writes become explicit and dead nodes go (:mod:`npu_compiler.aten.alias`).
+2. Every node gets a device: the NPU if the constraint checker has no reason against it. Cheap nodes (views and scalar
+   functions) then move to the CPU where that saves more traffic than it costs: a minimum cut.
+3. Nodes are ordered in the fewest alternating runs (``algorithms.py``); independent branches share a run.
+4. Each run becomes a :class:`Partition` with an IR of its own; a :class:`TransferOp` stands before the first partition
+   that reads a value made on the other device. What has been moved once stays on both.
+
+The caller's inputs and outputs are no transfers: they may be host arrays or device buffers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ..artifact.describe import html_table, html_text, table
+from ..aten.alias import Key, SharedStorage, functionalize
+from ..aten.data_dependent import ASSERTION
+from ..aten.ir import IRGraph, OpNode, StateUpdate, TensorSpec
+from ..aten.json_reader import leaf_key, load_ir
+from ..aten.op_names import STRUCTURAL
+from ..graph.graph import LEAVES, VIEWS, Graph
+from ..ops.lower import lower_ir
+from ..ops.registry import lower_call
+from ..support import dtypes
+from ..support.errors import CompileError, ConfigError, Reason, Unsupported
+from ..target_config import TargetConfig, target_config
+from .algorithms import fewest_runs, min_cut
+from .constraint_checker import NodeChecker, passed_through
+from .exclusions import Exclusions, IsSupported
+
+NPU, CPU = "npu", "cpu"
+_CHEAPER = Reason("transfer", "cheap, and fewer bytes move if it runs on the CPU")
+
+
+@dataclass(frozen=True)
+class TransferOp:
+    """Copy one value, (producer node, output index), between the devices; ``nbytes`` as the IR types it."""
+
+    value: Key
+    src: str
+    dst: str
+    nbytes: int
+
+
+@dataclass(repr=False)
+class Partition:
+    """Nodes that run together on ``device``. ``ir`` is the same as a graph of its own: its graph inputs and outputs
+    are ``inputs`` and ``outputs``, in order, under the unique names that ``name_of`` gives values."""
+
+    id: int
+    device: str
+    nodes: tuple[str, ...]
+    inputs: tuple[Key, ...]
+    outputs: tuple[Key, ...]
+    ir: IRGraph
+
+    def __repr__(self) -> str:
+        return f"<Partition {self.id} on {self.device}: {len(self.nodes)} node(s)>"
+
+
+@dataclass(repr=False)
+class PartitionPlan:
+    """What runs where, in order. ``reasons`` has one entry for each node that is not on the NPU.
+
+    ``ir`` is the partitioned graph. ``feeds`` are the buffers (state_dict keys) that partitions read as inputs and
+    whose new values they return, because no single partition could own them.
+    """
+
+    steps: list[Partition | TransferOp]
+    reasons: dict[str, Reason]
+    inputs: list[TensorSpec]
+    outputs: list[TensorSpec]
+    ir: IRGraph
+    feeds: dict[str, Key] = field(default_factory=dict)
+
+    @property
+    def partitions(self) -> list[Partition]:
+        return [s for s in self.steps if isinstance(s, Partition)]
+
+    @property
+    def transfers(self) -> list[TransferOp]:
+        return [s for s in self.steps if isinstance(s, TransferOp)]
+
+    @property
+    def transferred_bytes(self) -> int:
+        return sum(t.nbytes for t in self.transfers)
+
+    def summary(self) -> str:
+        """The plan in one line."""
+        count = {device: sum(p.device == device for p in self.partitions) for device in (NPU, CPU)}
+        head = f"{self.ir.model_name or 'model'}: {count[NPU]} NPU and {count[CPU]} CPU partition(s)"
+        return f"{head}, {len(self.transfers)} transfer(s), {self.transferred_bytes} bytes"
+
+    def __repr__(self) -> str:
+        return f"<PartitionPlan {self.summary()}>"
+
+    def describe(self) -> str:
+        """The plan as text: a line per step, then every CPU node with its reason."""
+        lines = [self.summary()]
+        for step in self.steps:
+            if isinstance(step, TransferOp):
+                lines.append(f"  transfer {name_of(step.value)} {step.src} -> {step.dst}, {step.nbytes} bytes")
+            else:
+                reads, writes = (", ".join(map(name_of, keys)) or "nothing" for keys in (step.inputs, step.outputs))
+                lines.append(f"  partition {step.id} on {step.device}: {len(step.nodes)} node(s), {reads} -> {writes}")
+        rows = self._reasons()
+        return "\n".join([*lines, "", *table(("CPU node", "op", "reason"), rows)] if rows else lines)
+
+    __str__ = describe
+
+    def _reasons(self) -> list[tuple[str, str, str]]:
+        ops = {n.name: n.op_type for n in self.ir.nodes}
+        return [(n, ops[n], str(r)) for n, r in self.reasons.items() if n in ops]
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        steps = [
+            (f"transfer {name_of(s.value)}", f"{s.src} → {s.dst}", f"{s.nbytes} bytes")
+            if isinstance(s, TransferOp)
+            else (f"partition {s.id}", s.device, f"{len(s.nodes)} node(s)")
+            for s in self.steps
+        ]
+        text = html_text(self.summary()) + html_table(("step", "device", "size"), steps)
+        rows = self._reasons()
+        return text + html_table(("CPU node", "op", "reason"), rows) if rows else text
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready summary (without the graphs)."""
+        steps: list[dict[str, Any]] = []
+        for step in self.steps:
+            if isinstance(step, TransferOp):
+                route = {"src": step.src, "dst": step.dst, "bytes": step.nbytes}
+                steps.append({"step": "transfer", "node": step.value[0], "index": step.value[1], **route})
+            else:
+                io = {"inputs": [name_of(k) for k in step.inputs], "outputs": [name_of(k) for k in step.outputs]}
+                place = {"id": step.id, "device": step.device, "nodes": list(step.nodes)}
+                steps.append({"step": "partition", **place, **io})
+        reasons = {n: {"rule": r.rule, "detail": r.detail, "fix": r.fix} for n, r in self.reasons.items()}
+        return {
+            "model": self.ir.model_name,
+            "partitions": len(self.partitions),
+            "transfers": len(self.transfers),
+            "transferred_bytes": self.transferred_bytes,
+            "steps": steps,
+            "reasons": reasons,
+        }
+
+
+def partition(
+    ir: Any,
+    is_supported_fn: IsSupported | None = None,
+    *,
+    target: str | TargetConfig = "cpu",
+    force_cpu: Collection[str] = (),
+    check: Callable[[OpNode], Reason | None] | None = None,
+    minimise_transfers: bool = True,
+    is_supported: IsSupported | None = None,
+) -> PartitionPlan:
+    """Plan the execution of an IR (whatever ``load_ir`` takes).
+
+    ``check(node)`` says why a node cannot run on the NPU, None if it can; the default is the constraint checker of
+    ``target``. Two arguments exclude further nodes. ``force_cpu`` has names of nodes and ops. ``is_supported_fn`` is
+    called with an op's name, or with the name and the attributes if it takes two parameters, and returns whether the
+    op may run on the NPU; ``is_supported`` is another name for it. Both know an in-place op by the IR's spelling
+    (``aten.relu_.default``) and by that of its functional twin: it is excluded if either is.
+
+    ``minimise_transfers=False`` moves nothing to the CPU but what is excluded, refused, or inseparable from that.
+
+    Raises ``ConfigError`` if ``force_cpu`` has a name that nothing has, ``IRError`` for malformed IR.
+    """
+    if is_supported_fn is not None and is_supported is not None:
+        raise ConfigError("is_supported and is_supported_fn are two names of one argument: give one of them")
+    config = target_config(target)
+    loaded = load_ir(ir)
+    excluded = Exclusions(loaded, force_cpu, is_supported_fn or is_supported)
+    graph, shared = functionalize(loaded)
+    graph = _without_dead_nodes(graph, shared)
+    check = check or NodeChecker(config, graph)
+    reasons: dict[str, Reason] = {}
+    for node in graph.nodes:
+        if node.op_type in STRUCTURAL:
+            continue
+        if (reason := excluded(node) or check(node)) is not None:
+            reasons[node.name] = replace(reason, detail=f"{reason.detail} ({node.note})") if node.note else reason
+    if shared and not reasons:
+        reasons = _refused_together(graph)
+    units = _Units(graph, shared)
+    if reasons:
+        _follow(units, shared, reasons)
+        if minimise_transfers:
+            _balance(units, reasons)
+    return _plan(units, reasons, whole=not passed_through(graph, config))
+
+
+def name_of(key: Key) -> str:
+    """The name of a value at partition boundaries: its node's, with the index if that is not 0."""
+    node, index = key
+    return node if index <= 0 else f"{node}.{index}"
+
+
+# ------------------------------------------------------------------------------------------------------ preparation
+
+
+def _without_dead_nodes(ir: IRGraph, shared: list[SharedStorage]) -> IRGraph:
+    """Drop nodes that no output or buffer depends on (unused branches), assertions about numbers excepted."""
+    producer = {n.name: n for n in ir.nodes}
+    live: set[str] = set()
+    stack = [ir.key(t)[0] for t in (*ir.graph_outputs, *(u.value for u in ir.state))]
+    stack += [name for storage in shared for name in storage.writers]
+    stack += [n.name for n in ir.nodes if n.op_type == ASSERTION]
+    while stack:
+        node = producer.get(stack.pop())
+        if node is not None and node.name not in live:
+            live.add(node.name)
+            stack.extend(ir.key(t)[0] for t in node.inputs)
+    return ir if len(live) == len(ir.nodes) else replace(ir, nodes=[n for n in ir.nodes if n.name in live])
+
+
+def _refused_together(ir: IRGraph) -> dict[str, Reason]:
+    """Reasons that only the lowering of the whole graph finds: writes through views that it cannot express."""
+    try:
+        lower_ir(ir)
+    except CompileError as error:
+        return {name: reason for name, _, reason in error.reasons}
+    return {}
+
+
+def _follow(units: _Units, shared: list[SharedStorage], reasons: dict[str, Reason]) -> None:
+    """Give nodes that cannot be separated the same device: a shared memory, and all that touch one buffer."""
+    ir = units.ir
+    for storage in shared:
+        if storage.root[1] < 0 and leaf_key(ir, storage.root[0]) in ir.constants:
+            where = ", ".join(sorted(storage.writers))
+            raise CompileError(f"{where}: a constant is written in place through a view; call .clone() on it first")
+        detail = f"shares memory with {name_of(storage.root)}, which is written in place while views of it are in use"
+        for name in storage.accesses:
+            if name in units.of:
+                reasons.setdefault(units.head(name), Reason("alias", detail, "call .clone() before the in-place op"))
+    for update in ir.state:
+        touching = [units.members[u][0].name for u in units.touching(update)]
+        on_cpu = next((name for name in touching if name in reasons), None)
+        for name in touching if on_cpu else ():
+            reasons.setdefault(name, Reason("state", f"uses buffer {update.key!r}, which {on_cpu} keeps on the CPU"))
+
+
+# ------------------------------------------------------------------------------------------------------- assignment
+
+
+class _Units:
+    """Nodes in inseparable units, one per node with its getitems; ``deps`` also holds the order of in-place writes."""
+
+    def __init__(self, ir: IRGraph, shared: list[SharedStorage]):
+        self.ir = ir
+        self.members: list[list[OpNode]] = []
+        self.of: dict[str, int] = {}
+        self.deps: list[set[int]] = []
+        self.readers: dict[Key, set[int]] = {}
+        self.specs: dict[Key, TensorSpec] = {}
+        for node in ir.nodes:
+            source = self.of.get(ir.key(node.inputs[0])[0]) if node.op_type in STRUCTURAL else None
+            unit = len(self.members) if source is None else source
+            if source is None:
+                self.members.append([])
+                self.deps.append(set())
+            self.members[unit].append(node)
+            self.of[node.name] = unit
+            self.specs.update({(node.name, i): t for i, t in enumerate(node.outputs)})
+            for t in node.inputs:
+                made_by = self.of.get(ir.key(t)[0])
+                if made_by is not None and made_by != unit:
+                    self.deps[unit].add(made_by)
+                    self.readers.setdefault(ir.key(t), set()).add(unit)
+        for storage in shared:
+            self._keep_order(storage)
+
+    def head(self, node: str) -> str:
+        """The node that decides where ``node`` runs: itself, or the producer of the tuple it picks from."""
+        return self.members[self.of[node]][0].name
+
+    def touching(self, update: StateUpdate) -> list[int]:
+        """Units that read the buffer of ``update`` or make its next value."""
+        ir, made_by = self.ir, self.ir.key(update.value)[0]
+        leaves = ((n.name, t.name) for n in ir.nodes for t in n.inputs if t.producer is None)
+        reads = [node for node, leaf in leaves if leaf_key(ir, leaf) == update.key]
+        return sorted({self.of[n] for n in (made_by, *reads) if n in self.of})
+
+    def _keep_order(self, storage: SharedStorage) -> None:
+        """A write comes after all earlier accesses, every access after the last write."""
+        since: list[int] = []  # the last write, if any, and the accesses after it
+        for name in storage.accesses:
+            if name in self.of:
+                unit = self.of[name]
+                self.deps[unit].update(u for u in (since if name in storage.writers else since[:1]) if u != unit)
+                since = [unit] if name in storage.writers else [*since, unit]
+
+    def runs(self, reasons: Mapping[str, Reason]) -> list[list[int]]:
+        return fewest_runs([self.device(u, reasons) for u in range(len(self.members))], self.deps)
+
+    def device(self, unit: int, reasons: Mapping[str, Reason]) -> str:
+        return CPU if self.members[unit][0].name in reasons else NPU
+
+    def crossing(self, reasons: Mapping[str, Reason]) -> int:
+        """Bytes that change device."""
+        total = 0
+        for key, readers in self.readers.items():
+            home = self.device(self.of[key[0]], reasons)
+            total += _nbytes(self.specs[key]) * any(self.device(u, reasons) != home for u in readers)
+        return total
+
+
+def _nbytes(t: TensorSpec) -> int:
+    """Bytes to move; nothing of a data-dependent size moves, its readers are on the host as well."""
+    if not t.is_static:
+        return 0
+    return math.prod(t.shape) * dtypes.DTYPES[t.dtype].size
+
+
+def _cpu_cost(node: OpNode) -> float:
+    """What running a node on the CPU costs, in bytes of transfer it must save: infinite unless it is views and scalar
+    functions, by its lowering. An element computed there is taken to cost an eighth of an element moved."""
+    graph = Graph()
+    try:
+        inputs = [graph.input(str(i), t.shape, t.dtype) for i, t in enumerate(node.inputs)]
+        lower_call(graph, node.op_type, inputs, node.attrs)
+    except Unsupported:  # placed on the NPU by rules other than this registry's
+        return math.inf
+    ops = {n.op for n in graph.nodes} - LEAVES
+    if not ops <= VIEWS | {"pointwise"}:
+        return math.inf
+    return 1 + ("pointwise" in ops) * sum(map(_nbytes, node.outputs)) / 8
+
+
+def _balance(units: _Units, reasons: dict[str, Reason]) -> None:
+    """Move cheap nodes to the CPU where that transfers fewer bytes and needs no more partitions.
+
+    The best set is the CPU side of a minimum cut: a value that is read on the other device costs its bytes once,
+    a moved node its ``_cpu_cost``; nodes that cannot or should not move are tied to their side.
+    """
+    network: dict[tuple[Any, Any], float] = {}
+    pinned = {unit for update in units.ir.state for unit in units.touching(update)}
+    for unit, nodes in enumerate(units.members):
+        if units.device(unit, reasons) == CPU:
+            network[unit, CPU] = math.inf
+        else:
+            network[NPU, unit] = math.inf if unit in pinned else _cpu_cost(nodes[0])
+    if all(math.isinf(c) for c in network.values()):
+        return
+    for key, readers in units.readers.items():
+        home, size = units.of[key[0]], _nbytes(units.specs[key])
+        network[home, ("to cpu", key)] = network[("to npu", key), home] = size
+        for reader in readers:
+            network[("to cpu", key), reader] = network[reader, ("to npu", key)] = math.inf
+    moved = sorted(u for u in min_cut(network, NPU, CPU) if isinstance(u, int) and units.device(u, reasons) == NPU)
+
+    runs, traffic = len(units.runs(reasons)), units.crossing(reasons)
+    for group in _connected(moved, units.deps):
+        names = [units.members[u][0].name for u in group]
+        trial = {**reasons, **dict.fromkeys(names, _CHEAPER)}
+        saved, more = traffic - units.crossing(trial), len(units.runs(trial)) - runs
+        if saved > 0 and more <= 0:
+            reasons.update(dict.fromkeys(names, _CHEAPER))
+            runs, traffic = runs + more, traffic - saved
+
+
+def _connected(units: list[int], deps: list[set[int]]) -> Iterator[list[int]]:
+    """Weakly connected groups among ``units``."""
+    group = {u: [u] for u in units}
+    for u in units:
+        for d in deps[u]:
+            if d in group and group[d] is not group[u]:
+                merged = group[d] + group[u]
+                group.update(dict.fromkeys(merged, merged))
+    yield from {id(g): g for g in group.values()}.values()
+
+
+# -------------------------------------------------------------------------------------------------------------- plan
+
+
+def _plan(units: _Units, reasons: dict[str, Reason], whole: bool) -> PartitionPlan:
+    """``whole``: whether a partition of all nodes may also pass on what the model returns as it is."""
+    ir = units.ir
+    for nodes in units.members:
+        head = nodes[0]
+        for node in nodes[1:] if head.name in reasons else ():
+            reasons[node.name] = Reason("follows", f"takes an output of {head.name}, which runs on the CPU")
+    position = {n.name: i for i, n in enumerate(ir.nodes)}
+    runs = []
+    for run in units.runs(reasons):
+        nodes = sorted((n for u in run for n in units.members[u]), key=lambda n: position[n.name])
+        runs.append((units.device(run[0], reasons), nodes))
+    ordered = {n.name: reasons[n.name] for n in ir.nodes if n.name in reasons}
+    plan = PartitionPlan([], ordered, list(ir.graph_inputs), list(ir.graph_outputs), ir)
+    if len(runs) == 1 and (whole or runs[0][0] == CPU):
+        device, nodes = runs[0]
+        inputs = tuple(ir.key(t) for t in ir.graph_inputs)
+        outputs = tuple(ir.key(t) for t in ir.graph_outputs)
+        plan.steps.append(Partition(0, device, tuple(n.name for n in nodes), inputs, outputs, ir))
+    else:
+        _Cutter(plan, units, runs).cut()
+    return plan
+
+
+class _Cutter:
+    """Builds the steps of a plan from its runs (device, nodes)."""
+
+    def __init__(self, plan: PartitionPlan, units: _Units, runs: list[tuple[str, list[OpNode]]]):
+        self.plan, self.units, self.runs, self.ir = plan, units, runs, plan.ir
+        self.home = {n.name: i for i, (_, nodes) in enumerate(runs) for n in nodes}
+
+    def cut(self) -> None:
+        ir, specs = self.ir, self.units.specs
+        owner = self._own_state()
+        reads = [dict.fromkeys(self._reads(i)) for i in range(len(self.runs))]
+        present: set[tuple[Key, str]] = set()
+        for i, (device, nodes) in enumerate(self.runs):
+            for key in reads[i]:
+                src = self.runs[self.home[key[0]]][0] if key[0] in self.home else device
+                if src != device and (key, device) not in present:
+                    present.add((key, device))
+                    self.plan.steps.append(TransferOp(key, src, device, _nbytes(specs[key])))
+            needed = {ir.key(t) for t in ir.graph_outputs}.union(self.plan.feeds.values(), *reads[i + 1 :])
+            outputs = tuple(k for n in nodes for j in range(len(n.outputs)) if (k := (n.name, j)) in needed)
+            state = [u for u in ir.state if owner.get(u.key) == i]
+            names = tuple(n.name for n in nodes)
+            graph = self._graph(i, reads[i], outputs, state)
+            self.plan.steps.append(Partition(i, device, names, tuple(reads[i]), outputs, graph))
+
+    def _own_state(self) -> dict[str, int]:
+        """Buffer -> the partition that can keep it; the others are fed from outside and listed in the plan."""
+        owner: dict[str, int] = {}
+        for update in self.ir.state:
+            homes = {self.home[self.units.members[u][0].name] for u in self.units.touching(update)}
+            made_here = self.ir.key(update.value)[0] in self.home or update.value.producer is None
+            if len(homes) == 1 and made_here:
+                owner[update.key] = homes.pop()
+            else:
+                self.plan.feeds[update.key] = self.ir.key(update.value)
+        return owner
+
+    def _reads(self, i: int) -> Iterator[Key]:
+        """Values partition ``i`` takes from outside, weights and constants excepted."""
+        for node in self.runs[i][1]:
+            for t in node.inputs:
+                if t.producer is None:
+                    if leaf_key(self.ir, t.name) in self.plan.feeds:
+                        yield (t.name, -1)
+                elif self.home.get(t.producer[0]) != i:
+                    yield t.producer
+
+    def _graph(self, i: int, reads: Mapping[Key, None], outputs: tuple[Key, ...], state: list[StateUpdate]) -> IRGraph:
+        ir = self.ir
+
+        def local(t: TensorSpec) -> TensorSpec:
+            key = ir.key(t)
+            name = name_of(key)
+            return TensorSpec(name, t.shape, t.dtype, (name, 0)) if key in reads else t
+
+        nodes = [replace(n, inputs=[local(t) for t in n.inputs]) for n in self.runs[i][1]]
+        seen = {ir.key(t): local(t) for n in self.runs[i][1] for t in n.inputs}
+        specs = self.units.specs
+        results = [TensorSpec(name_of(k), specs[k].shape, specs[k].dtype, k) for k in outputs]
+        leaves = {t.name for n in nodes for t in n.inputs if t.producer is None}
+        mapping = {p: k for p, k in ir.weight_name_mapping.items() if p in leaves}
+        mapping |= {p: k for p, k in ir.weight_name_mapping.items() if k in {u.key for u in state}}
+        keys = set(mapping.values()) | leaves
+        return IRGraph(
+            model_name=f"{ir.model_name}.p{i}",
+            graph_inputs=[seen[k] for k in reads],
+            graph_outputs=results,
+            weights=[w for w in ir.weights if w.name in keys],
+            weight_name_mapping=mapping,
+            nodes=nodes,
+            constants={k: v for k, v in ir.constants.items() if k in keys},
+            state=[StateUpdate(u.key, local(u.value)) for u in state],
+            pytorch_version=ir.pytorch_version,
+            allowed_ops=ir.allowed_ops,
+        )

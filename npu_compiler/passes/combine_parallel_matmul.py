@@ -1,0 +1,107 @@
+"""Matmuls that read the same rows become one: Q, K and V projections are a single product with a wider weight.
+
+The merged weight is a load-time recipe (a concatenation), and what follows each product - a bias, a rounding - merges
+with it as long as it is the same expression on every branch. The results are slices, which later ops read through
+strides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..graph import expr
+from ..graph.graph import VIEWS, Graph, Node, Value
+from .load_time import static_values
+
+
+def merge_matmuls(graph: Graph) -> None:
+    """``x @ a, x @ b, ...`` -> slices of ``x @ [a | b | ...]`` for weights known at load time.
+
+    Left alone where a branch goes on with pointwise work of its own (a gated MLP): that runs in its product's epilogue,
+    which a merged product could not offer to one half of its columns.
+    """
+    static = static_values(graph)
+    users = graph.users()
+    outputs = set(graph.results())
+    new: dict[Value, Value] = {}
+    for source, readers in list(users.items()):
+        family = [n for n in dict.fromkeys(readers) if _is_projection(n, source, static, outputs)]
+        if len(family) < 2 or len({n.inputs[1].dtype for n in family}) > 1:
+            continue
+        levels = [family]
+        while (after := _common_step(levels[-1], users, static, outputs)) is not None:
+            levels.append(after)
+        if any(
+            u.op not in VIEWS and u.op not in ("attention", "scatter", "matmul")
+            for n in levels[-1]
+            for u in users.get(n.out, ())
+        ):
+            continue
+        new.update(_build(graph, source, levels))
+    graph.sources = ()
+    graph.replace(new)
+
+
+def _is_projection(node: Node, source: Value, static: set[Value], outputs: set[Value]) -> bool:
+    if node.op != "matmul" or node.inputs[0] is not source or node.out in outputs or node.out in static:
+        return False
+    weight = node.inputs[1]
+    return weight in static and weight.rank == 2
+
+
+def _common_step(
+    nodes: Sequence[Node], users: dict[Value, list[Node]], static: set[Value], outputs: set[Value]
+) -> list[Node] | None:
+    """The pointwise node behind each of ``nodes``, if every branch has the same one but for per-column operands."""
+    after: list[Node] = []
+    for node in nodes:
+        readers = users.get(node.out, [])
+        if len(readers) != 1 or node.out in outputs:
+            return None
+        step = readers[0]
+        if step.op != "pointwise" or step.out.shape != node.out.shape or step.inputs[0] is not node.out:
+            return None
+        first = after[0] if after else step
+        if step.attrs["expr"] is not first.attrs["expr"] or len(step.inputs) != len(first.inputs):
+            return None
+        last = expr.index(node.out.rank - 1)
+        for x in expr.walk(step.attrs["expr"]):
+            if x.op == "index" and x is not last and not _only_in_loads(step, x):
+                return None
+            if x.op == "load" and x.value == 0 and x.args != expr.identity_index(node.out.shape):
+                return None
+            if x.op == "load" and x.value > 0 and (x.args != (last,) or step.inputs[x.value] not in static):
+                return None
+        after.append(step)
+    return after
+
+
+def _only_in_loads(node: Node, leaf: expr.Expr) -> bool:
+    """Whether an index occurs only as an index of a load, never as a number of its own."""
+    return all(x.op == "load" for x in expr.walk(node.attrs["expr"]) if leaf in x.args)
+
+
+def _build(graph: Graph, source: Value, levels: list[list[Node]]) -> dict[Value, Value]:
+    first = levels[0]
+    graph.sources = tuple(dict.fromkeys(s for level in levels for n in level for s in n.sources))
+    order = {n: i for i, n in enumerate(first)}
+    y = graph.matmul(source, graph.concat([n.inputs[1] for n in first], 1))
+    for level in levels[1:]:
+        level.sort(key=lambda n: order[_root(n, order)])
+        operands = [graph.concat([n.inputs[i] for n in level], 0) for i in range(1, len(level[0].inputs))]
+        y = graph.elementwise(y.shape, [y, *operands], level[0].attrs["expr"])
+    out: dict[Value, Value] = {}
+    at = 0
+    ends = {_root(n, order): n for n in levels[-1]}
+    for node in first:
+        width = node.out.shape[-1]
+        out[ends[node].out] = y.slice(-1, at, at + width)
+        at += width
+    return out
+
+
+def _root(node: Node, order: dict[Node, int]) -> Node:
+    """The projection at the start of a branch."""
+    while node not in order:
+        node = node.inputs[0].node
+    return node

@@ -1,0 +1,54 @@
+"""Gated activations: two products of the same rows whose results meet in one epilogue become one kernel.
+
+``silu(x @ gate) * (x @ up)``: the weights alternate panel by panel, so the thread that computes a panel of one product
+has the same columns of the other at hand, and neither is written to memory.
+"""
+
+from __future__ import annotations
+
+from ..graph import expr
+from ..graph.graph import Graph, Node, Value
+from .load_time import static_values
+
+
+def pair_matmuls(graph: Graph, claimed: dict[Node, list[Node]], panel: int) -> dict[Node, list[Node]]:
+    """``claimed`` (anchor -> epilogue nodes) with partners: the second matmul leads the nodes that follow the first."""
+    static = static_values(graph)
+    users = graph.users()
+    outputs = set(graph.results())
+    ends = {(chain[-1] if chain else a).out: a for a, chain in claimed.items() if a.op == "matmul"}
+    paired: dict[Node, list[Node]] = dict(claimed)
+    partners: set[Node] = set()
+    for anchor, chain in claimed.items():
+        if anchor.op != "matmul" or anchor in partners or not _is_projection(anchor, static, panel):
+            continue
+        for node in chain:
+            for v in node.inputs:
+                other = ends.get(v)
+                if other is None or other is anchor or other in partners or claimed[other] != paired[other]:
+                    continue
+                alike = _is_projection(other, static, panel) and _same_form(anchor, other)
+                if alike and users[v] == [node] and v not in outputs and _point_by_point(node, v):
+                    partners.add(other)
+                    paired[anchor] = [other, *claimed[other], *chain]
+                    del paired[other]
+                    break
+            if paired[anchor] is not chain:
+                break
+    return paired
+
+
+def _is_projection(node: Node, static: set[Value], panel: int) -> bool:
+    weight = node.inputs[1]
+    return weight in static and weight.rank == 2 and weight.shape[1] % panel == 0
+
+
+def _same_form(a: Node, b: Node) -> bool:
+    (x, v), (y, w) = a.inputs, b.inputs
+    return x is y and (v.shape, v.dtype) == (w.shape, w.dtype)
+
+
+def _point_by_point(node: Node, v: Value) -> bool:
+    which, identity = node.inputs.index(v), expr.identity_index(v.shape)
+    loads = [x for x in expr.walk(node.attrs["expr"]) if x.op == "load" and x.value == which]
+    return node.out.shape == v.shape and all(x.args == identity for x in loads)

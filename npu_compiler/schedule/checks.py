@@ -1,0 +1,179 @@
+"""What ``NPU_VERIFY`` checks after every phase: the invariants of graph, groups, kernels and memory plan (1), and that
+the graph still computes what it computed at first, on random inputs (2)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ..graph import affine, expr, interp, verify
+from ..graph.graph import LEAVES, LOOPS, VIEWS, Graph, Node
+from ..passes.fuse import Group
+from ..passes.load_time import static_values
+from ..support import dtypes
+from ..support.errors import CompileError
+from .kernel import Buffer, Operand, Schedule
+
+MOST_WORK = 1 << 26  # operations (interp.cost) that the numpy check may take
+TOLERANCE = {"float64": 1e-6, "float32": 1e-3, "float16": 0.05, "bfloat16": 0.3}  # by the narrowest type in the graph
+
+
+def check_graph(graph: Graph) -> None:
+    """Types, order, and every load that no ``where`` guards: raises ``ValueError``."""
+    verify.check_graph(graph)
+    for node in graph.nodes:
+        if node.op in LOOPS and 0 not in node.domain:
+            check_loads(node)
+
+
+def check_loads(node: Node) -> None:
+    """Indices that do not depend on data, outside of ``where`` branches, stay inside their operands."""
+    ranges = {d: (0, n - 1) for d, n in enumerate(node.domain)}
+    stack, seen = [node.attrs["expr"]], set()
+    while stack:
+        e = stack.pop()
+        if e in seen:
+            continue
+        seen.add(e)
+        if e.op == "load":
+            for i, n in zip(e.args, node.inputs[e.value].shape, strict=True):
+                bound = affine.interval(i, ranges)
+                if bound is not None and not 0 <= bound[0] <= bound[1] < n:
+                    raise ValueError(f"{node!r}: {expr.render(e)} reads {bound[0]} to {bound[1]} of {n}")
+        stack.extend(e.args[:1] if e.op == "where" else e.args)
+
+
+def check_groups(graph: Graph, groups: Sequence[Group]) -> None:
+    """Every node that computes something is in one group, and groups are in an order that can run."""
+    static = static_values(graph)
+    made: set[Node] = set()
+    for group in groups:
+        for node in group.nodes:
+            if node in made:
+                raise ValueError(f"{node!r} is in two kernels")
+            made.add(node)
+        for node in group.nodes:
+            for v in node.inputs:
+                while v.op in VIEWS and v not in static:
+                    v = v.node.inputs[0]
+                if v not in static and v.op not in LEAVES and v.node not in made:
+                    raise ValueError(f"{node!r} reads {v!r} before a kernel computes it")
+    for node in graph.nodes:
+        if node.op not in LEAVES | VIEWS and node.outputs[0] not in static and node not in made:
+            raise ValueError(f"{node!r} is in no kernel")
+
+
+def check_schedule(schedule: Schedule, align: int = 1, planned: bool = False) -> None:
+    """Operands stay inside their buffers, what is read was written, and (once ``planned``) buffers that live at the
+    same time lie apart, at multiples of ``align`` bytes."""
+    written: set[int] = set()
+    for k in schedule.kernels:
+        for op in k.inputs:
+            if op.buffer.kind in ("arena", "output") and op.buffer.id not in written:
+                raise ValueError(f"kernel {k.name} reads {op.buffer.name} before it is written")
+        for op in (*k.inputs, *k.outputs):
+            _check_operand(k.name, op)
+        written |= {op.buffer.id for op in k.outputs}
+    if planned:
+        _check_plan(schedule, align)
+
+
+def _check_operand(name: str, op: Operand) -> None:
+    last = op.offset + sum((n - 1) * s for n, s in zip(op.shape, op.strides, strict=True))
+    size = int(np.prod(op.buffer.shape, dtype=np.int64))
+    if 0 not in op.shape and not (op.offset >= 0 and min(op.strides, default=0) >= 0 and last < size):
+        raise ValueError(f"kernel {name}: {op} leaves its buffer")
+
+
+def _check_plan(schedule: Schedule, align: int) -> None:
+    life: dict[int, tuple[int, int]] = {}
+    for k in schedule.kernels:
+        for op in (*k.inputs, *k.outputs):
+            first, _ = life.get(op.buffer.id, (k.step, k.step))
+            life[op.buffer.id] = (first, k.step)
+    arena = [b for b in schedule.buffers if b.kind == "arena"]
+    for i, a in enumerate(arena):
+        if a.offset % align or a.offset + a.nbytes > schedule.arena_bytes:
+            raise ValueError(f"{a} is misaligned or outside of the arena of {schedule.arena_bytes} bytes")
+        for b in arena[:i]:
+            (f, la), (g, lb) = life[a.id], life[b.id]
+            if f <= lb and g <= la and _overlap(a, b):
+                raise ValueError(f"{a} and {b} live at the same time and overlap")
+
+
+def _overlap(a: Buffer, b: Buffer) -> bool:
+    return a.offset < b.offset + b.nbytes and b.offset < a.offset + a.nbytes
+
+
+@dataclass
+class Reference:
+    """Random inputs and the results of the first graph that was seen; graphs that are large are left alone."""
+
+    inputs: dict[str, np.ndarray] = field(default_factory=dict)
+    weights: dict[str, np.ndarray] = field(default_factory=dict)
+    results: dict[str, np.ndarray] | None = None
+    tolerance: float = 0.0
+    seen: bool = False
+
+    def check(self, graph: Graph) -> None:
+        """Raises ``ValueError`` if the graph's results differ from the first one's by more than rounding."""
+        if not self.seen:
+            self.seen = True
+            self._fill(graph)
+            types = {v.dtype for n in graph.nodes for v in n.outputs}
+            self.tolerance = max((t for name, t in TOLERANCE.items() if name in types), default=0.0)
+            if sum(interp.cost(n).operations for n in graph.nodes) <= MOST_WORK:
+                self.results = self._run(graph)
+        elif self.results is not None:
+            results = self._run(graph)
+            for name, want in self.results.items():
+                if results is not None and not _close(results[name], want, self.tolerance):
+                    raise ValueError(f"output {name!r} is no longer what it was")
+
+    def _fill(self, graph: Graph) -> None:
+        rng = np.random.default_rng(0)
+        for node in graph.nodes:
+            if node.op in LEAVES and node.op != "const":
+                dtype, shape = dtypes.numpy_dtype(node.out.dtype), node.out.shape
+                if dtypes.is_float(node.out.dtype):
+                    low = 0.1 if len(shape) < 2 else -1.0  # vectors may be variances
+                    array = rng.uniform(low, 1.0, shape).astype(dtype)
+                else:
+                    array = rng.integers(0, 2, shape).astype(dtype)
+                held = self.inputs if node.op == "input" else self.weights
+                held[node.attrs.get("name") or node.attrs["key"]] = array
+
+    def _run(self, graph: Graph) -> dict[str, np.ndarray] | None:
+        try:
+            return interp.run(graph, self.inputs, self.weights)
+        except IndexError:  # 0 and 1 are no legal indices of this model
+            return None
+
+
+def _close(a: np.ndarray, b: np.ndarray, tolerance: float) -> bool:
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    if not dtypes.is_float(dtypes.name_of(a.dtype)):  # integers may hang on a rounding: a few may differ
+        return a.size == 0 or float(np.mean(a != b)) < 0.05
+    wide_a, wide_b = a.astype(np.float64), b.astype(np.float64)
+    scale = float(np.max(np.abs(wide_b[np.isfinite(wide_b)]), initial=1.0))
+    return bool(np.allclose(wide_a, wide_b, rtol=tolerance, atol=tolerance * scale, equal_nan=True))
+
+
+def check_phase(
+    name: str, graph: Graph, groups: Sequence[Group], schedule: Schedule | None, align: int, reference: Reference | None
+) -> None:
+    """All checks that apply after phase ``name``; raises :class:`CompileError` naming the phase."""
+    try:
+        if schedule is None:
+            check_graph(graph)
+            if reference is not None:
+                reference.check(graph)
+            if groups:
+                check_groups(graph, groups)
+        else:
+            check_schedule(schedule, align, planned=name != "schedule")
+    except ValueError as error:
+        raise CompileError(f"internal error after phase {name!r}: {error}; please report it") from error

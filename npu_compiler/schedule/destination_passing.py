@@ -1,0 +1,125 @@
+"""Where kernels should leave their results, so that nobody has to copy them: in a graph output, in a part of a
+concatenation, or in the dim order that the reader wants."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ..graph.graph import LEAVES, LOOPS, VIEWS, Graph, Node, Value
+from ..passes.fuse import Group
+from .kernel import Operand
+from .strides import reshape_strides
+
+
+@dataclass(frozen=True)
+class Destination:
+    """``path``: the views (reshape, permute) that lead from a value to the output named ``output``, or to part number
+    ``part`` of ``concat``."""
+
+    path: tuple[Node, ...]
+    output: str = ""
+    concat: Node | None = None
+    part: int = 0
+
+
+def destinations(graph: Graph, static: set[Value]) -> dict[Value, Destination]:
+    """For values that a kernel makes: the first graph output, else the first concatenation, that they are all of.
+
+    The other readers of a part of a concatenation must be able to read it through strides.
+    """
+    users = graph.users()
+    results = set(graph.results())
+    found: dict[Value, Destination] = {}
+    for name, v in graph.outputs:
+        base, path = _base(v)
+        if base.op not in LEAVES and base.op not in VIEWS and base not in static:
+            found.setdefault(base, Destination(path, output=name))
+    for node in graph.nodes:
+        if node.op != "concat" or node.out in static:
+            continue
+        for i, v in enumerate(node.inputs):
+            base, path = _base(v)
+            if base.op in LEAVES or base.op in VIEWS or base in static or base in found or node.inputs.count(v) > 1:
+                continue
+            along = {base, *(n.out for n in path)}
+            if not along & results and all(u in path or u is node or u.op in LOOPS for x in along for u in users[x]):
+                found[base] = Destination(path, concat=node, part=i)
+    return found
+
+
+def _base(v: Value) -> tuple[Value, tuple[Node, ...]]:
+    path: list[Node] = []
+    while v.op in ("reshape", "permute"):
+        path.append(v.node)
+        v = v.node.inputs[0]
+    return v, tuple(path[::-1])
+
+
+def part_of(whole: Operand, concat: Node, part: int) -> Operand:
+    """The window of a concatenation's memory that one of its inputs takes."""
+    axis = concat.attrs["axis"]
+    at = sum(v.shape[axis] for v in concat.inputs[:part])
+    shape = concat.inputs[part].shape
+    strides = tuple(0 if n == 1 else s for n, s in zip(shape, whole.strides, strict=True))
+    return Operand(whole.buffer, shape, strides, whole.offset + at * whole.strides[axis])
+
+
+def behind(window: Operand, path: tuple[Node, ...]) -> Operand | None:
+    """Where a value must lie so that the views of ``path`` turn it into ``window``; None if no strides say so."""
+    for node in reversed(path):
+        shape = node.inputs[0].shape
+        if node.op == "permute":
+            strides = [0] * len(shape)
+            for p, s in zip(node.attrs["perm"], window.strides, strict=True):
+                strides[p] = s
+        else:
+            found = reshape_strides(window.shape, window.strides, shape)
+            if found is None:
+                return None
+            strides = list(found)
+        steps = tuple(0 if n == 1 else s for n, s in zip(shape, strides, strict=True))
+        window = replace(window, shape=shape, strides=steps)
+    return window
+
+
+def writable(value: Value, window: Operand) -> bool:
+    """Whether the kernel of ``value`` can write there: micro-kernels store whole vectors along the last dim. (Those
+    that make the parts of a concatenation are asked one by one.)"""
+    flexible = value.op in LOOPS or value.op == "concat"
+    return flexible or not value.rank or value.shape[-1] == 1 or window.strides[-1] == 1
+
+
+def wanted_order(value: Value, users: list[Node]) -> tuple[int, ...]:
+    """Dim order in memory: that of the one permute through which everybody reads the value, so that it costs
+    nothing."""
+    perms = {u.attrs["perm"] for u in users if u.op == "permute"}
+    if len(perms) == 1 and all(u.op == "permute" for u in users):
+        perm: tuple[int, ...] = perms.pop()
+        if value.op in LOOPS or perm[-1] == value.rank - 1:
+            return perm
+    return tuple(range(value.rank))
+
+
+def shared_tables(graph: Graph, groups: Sequence[Group], static: set[Value], panel: int) -> dict[Value, Value]:
+    """Tables whose rows are looked up and which, transposed, are also the right operand of a product (a tied
+    embedding), with that operand. Only the packed operand need be kept: a few rows can be read from it, too."""
+    found: dict[Value, Value] = {}
+    if not panel:  # the target packs no panels
+        return found
+    users = graph.users()
+    for group in groups:
+        matrix = group.anchor.inputs[1] if group.anchor.op == "matmul" and len(group.anchors) == 1 else None
+        if matrix is None or matrix not in static or matrix.op != "permute" or matrix.rank != 2:
+            continue
+        table = matrix.node.inputs[0]
+        readers = [n for n in users[table] if n is not matrix.node]
+        whole_panels = table.shape[0] % panel == 0 and table.shape[1] % 2 == 0
+        if readers and whole_panels and all(_looks_up(n, table, static) for n in readers):
+            found[table] = matrix
+    return found
+
+
+def _looks_up(node: Node, table: Value, static: set[Value]) -> bool:
+    return node.op in LOOPS and node.out not in static and math.prod(node.domain) * 4 <= table.numel

@@ -1,0 +1,70 @@
+"""Convolutions of few channels (an image's red, green, blue) as convolutions of whole rows of pixels.
+
+With a pixel padded to four channels, the pixels that one row of a filter visits are ``row`` neighbouring elements:
+rows of them, as far apart as the filter moves, are the channels of a convolution by filters one column wide. The copy
+that pads is the one that brings the image into [N, H, W, C].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ..graph import expr
+from ..graph.graph import Node, Value
+from ..support import dtypes
+from .kernel import Buffer, LoopBody, Operand, Stage, contiguous_strides
+
+CELL = 4  # elements of a padded pixel
+
+
+def is_image(node: Node, row: int) -> bool:
+    """Whether ``conv2d`` node ``node`` can be computed on rows of ``row`` elements, at multiples of 16 bytes."""
+    x, w = node.inputs
+    _, _, s, c = w.shape
+    step = node.attrs["stride"][1] * CELL * dtypes.DTYPES[x.dtype].size
+    fits = row and dtypes.DTYPES[x.dtype].size == 2 and c <= CELL and s * CELL <= row and not step % 16
+    return bool(fits and node.attrs["groups"] == 1 and node.attrs["dilation"][1] == 1 and s > 1 and node.out.numel)
+
+
+def padded_image(
+    node: Node, source: Operand, row: int, buffer: Callable[[tuple[int, ...]], Buffer]
+) -> tuple[LoopBody, Operand, Operand, dict[str, Any]]:
+    """(the copy, the padded image, the same as rows [N, H, OW, row], attributes of the convolution of those).
+    ``buffer`` makes a block of memory of a shape."""
+    (n, h, width, c), (k, r, _, _) = node.inputs[0].shape, node.inputs[1].shape
+    _, oh, ow, _ = node.out.shape
+    (sh, sw), (top, left), dh = node.attrs["stride"], node.attrs["padding"][:2], node.attrs["dilation"][0]
+    high, wide = (oh - 1) * sh + (r - 1) * dh + 1, -(-((ow - 1) * sw + row // CELL) // 2) * 2
+    shape = (n, high, wide, CELL)
+    whole = Operand(buffer(shape), shape, contiguous_strides(shape))
+    image, y, x, channel = (expr.index(d) for d in range(4))
+    y, x = y - top, x - left
+    inside = expr.call("ge", y, 0)
+    for condition in (
+        expr.call("lt", y, h),
+        expr.call("ge", x, 0),
+        expr.call("lt", x, width),
+        expr.call("lt", channel, c),
+    ):
+        inside = expr.call("and", inside, condition)
+    value = expr.where(inside, expr.load(0, source.dtype, (image, y, x, channel)), 0)
+    body = LoopBody(shape, (), (Stage("store", value, output=0, index=expr.identity_index(shape)),))
+    rows = Operand(whole.buffer, (n, high, ow, row), (high * wide * CELL, wide * CELL, sw * CELL, 1))
+    attrs = dict(node.attrs) | {
+        "stride": (sh, 1), "padding": (0, 0, 0, 0), "dilation": (dh, 1), "kernel": (r, 1), "channels": (row, k)
+    }  # fmt: skip
+    return body, whole, rows, attrs
+
+
+def filter_rows(w: Value, row: int) -> Value:
+    """Filters [K, R, S, C] as [1, K, R, row], zero where nothing is visited."""
+    k, r, s, c = w.shape
+    graph, kind = w.graph, dtypes.numpy_dtype(w.dtype)
+    if c < CELL:
+        w = graph.concat([w, graph.const(np.zeros((k, r, s, CELL - c), kind))], 3)
+    if s * CELL < row:
+        w = graph.concat([w, graph.const(np.zeros((k, r, row // CELL - s, CELL), kind))], 2)
+    return w.reshape(1, k, r, row)

@@ -1,0 +1,222 @@
+"""Where values lie: each becomes a window of a buffer, computed, loaded, viewed or copied."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import replace
+
+from ..graph import expr
+from ..graph.expr import Expr
+from ..graph.graph import VIEWS, Graph, Value, main_weight
+from ..passes.load_time import static_values
+from ..support.errors import CompileError
+from ..target_config import TargetConfig
+from ..weights.formats.bf16c12_rows4 import ROWS
+from ..weights.packing import LAYOUTS, packed_spec
+from .destination_passing import Destination, behind, part_of, wanted_order, writable
+from .kernel import Buffer, Kernel, LoopBody, Operand, Stage, contiguous_strides
+from .strides import strided_view
+
+
+class Operands:
+    """The buffers of a graph and what is known to lie in them. ``recipes`` collects the load-time values that fill
+    weight buffers, by buffer name; ``kernels`` those so far, copies among them."""
+
+    def __init__(self, graph: Graph, config: TargetConfig):
+        self.graph, self.config = graph, config
+        self.static = static_values(graph)
+        self.users = graph.users()
+        self.results = graph.results()
+        self.updates = set(graph.updates)
+        self.kernels: list[Kernel] = []
+        self.buffers: list[Buffer] = []
+        self.recipes: list[tuple[str, Value]] = []
+        self.place: dict[Value, Operand] = {}  # values that have memory
+        self.packed: dict[Hashable, Operand] = {}
+        self.wanted: dict[Value, Destination] = {}
+        self.copies: dict[Value, Operand] = {}
+        self.tables: dict[Value, Value] = {}  # read from the packed form of a matrix
+        self.names: set[str] = set()
+
+    def _buffer(self, kind: str, dtype: str, shape: Sequence[int], name: str) -> Buffer:
+        buffer = Buffer(len(self.buffers), kind, dtype, tuple(shape), name)
+        self.buffers.append(buffer)
+        return buffer
+
+    def _put(self, value: Value, buffer: Buffer) -> Operand:
+        self.place[value] = Operand(buffer, value.shape, contiguous_strides(value.shape))
+        return self.place[value]
+
+    def _allocate(self, value: Value, made: dict[str, Buffer], label: str) -> Operand:
+        """Memory for a kernel's result: an output, a part of a concatenation, or a block of the arena."""
+        self.place[value] = self._destination(value, made, label) or self._block(value, label)
+        return self.place[value]
+
+    def _destination(self, value: Value, made: dict[str, Buffer], label: str) -> Operand | None:
+        want = self.wanted.get(value)
+        if want is None:
+            return None
+        if want.concat is not None:
+            whole = self.place.get(want.concat.out) or self._allocate(want.concat.out, made, label)
+            window = behind(part_of(whole, want.concat, want.part), want.path)
+            return window if window is not None and writable(value, window) else None
+        shape = want.path[-1].out.shape if want.path else value.shape
+        buffer = self._buffer("output", value.dtype, shape, want.output)
+        window = behind(Operand(buffer, shape, contiguous_strides(shape)), want.path)
+        if window is None or not writable(value, window):
+            self.buffers.pop()
+            return None
+        made[want.output] = buffer
+        return window
+
+    def _block(self, value: Value, label: str) -> Operand:
+        perm = wanted_order(value, self.users.get(value, []))
+        shape = tuple(value.shape[p] for p in perm)
+        buffer = self._buffer("arena", value.dtype, shape, label)
+        strides = [0] * value.rank
+        for p, s in zip(perm, contiguous_strides(shape), strict=True):
+            strides[p] = s
+        return Operand(buffer, value.shape, tuple(strides))
+
+    def operand(self, v: Value) -> Operand:
+        """Where a value can be read: its own memory, or its source's through a view; a copy where strides cannot say
+        it."""
+        if v in self.place:
+            return self.place[v]
+        if v in self.static:
+            return self._weight(v)
+        if v.op in VIEWS:
+            found = strided_view(self.operand(v.node.inputs[0]), v)
+            if found is None:
+                found = strided_view(self._copy(v.node.inputs[0]), v)
+                assert found is not None
+            return found
+        raise CompileError(f"internal error: {v!r} is read before it is computed")
+
+    def _weight(self, v: Value) -> Operand:
+        if not self.config.panel and (same := self._same_bytes(v)) is not None:
+            self.place[v] = same
+            return same
+        name = self._unique(main_weight(v))
+        self.recipes.append((name, v))
+        return self._put(v, self._buffer("weight", v.dtype, v.shape, name))
+
+    def _same_bytes(self, v: Value) -> Operand | None:
+        """A weight whose memory holds ``v`` as it is: what ``v`` is a view of, if the views leave the order alone."""
+        path = []
+        while v.op in VIEWS:
+            path.append(v)
+            v = v.node.inputs[0]
+        if not path or v.numel != path[0].numel:
+            return None
+        found: Operand | None = Operand(
+            Buffer(-1, "weight", v.dtype, v.shape, ""), v.shape, contiguous_strides(v.shape)
+        )
+        for view in reversed(path):
+            found = strided_view(found, view) if found is not None else None
+        return replace(found, buffer=self.operand(v).buffer) if found is not None and found.contiguous else None
+
+    def _unique(self, name: str) -> str:
+        n, candidate = 1, name
+        while candidate in self.names:
+            n += 1
+            candidate = f"{name}#{n}"
+        self.names.add(candidate)
+        return candidate
+
+    def packed_weight(self, key: Hashable, w: Value, layout: str) -> Operand:
+        """``w`` [G, K, T, C] in the order the target's micro-kernel streams it; made once per weight."""
+        panel = self._panel(layout)
+        if not panel:
+            return self.operand(w)
+        if key not in self.packed:
+            spec = packed_spec(layout, w.shape, w.dtype, panel)
+            node = self.graph.add("pack", [w], [spec], panel=panel, layout=layout)
+            node.sources = w.node.sources
+            self.static.add(node.out)
+            self.packed[key] = self._weight(node.out)
+        return self.packed[key]
+
+    def _panel(self, layout: str) -> int:
+        return ROWS if layout == "quads" else self.config.panel
+
+    def _from_panels(self, table: Value, index: tuple[Expr, ...]) -> tuple[Operand, list[Expr]]:
+        """Where to read an element of a table that is kept only as the packed matrix of the product it also serves."""
+        matrix = self.tables[table]
+        packed = self.packed_weight((matrix,), self._columns([matrix]), self._layout(table.dtype))
+        panels, (row, column), width = packed.shape[1], index, self.config.panel
+        pair = packed.shape[-1] if len(packed.shape) == 6 else 1
+        depth = table.shape[1]
+        window = Operand(packed.buffer, (panels, width, depth // pair, pair), (depth * width, pair, pair * width, 1))
+        return window, [row // width, row % width, column // pair, column % pair]
+
+    def _copy(self, v: Value) -> Operand:
+        """A contiguous copy of a value, made where it is first needed."""
+        if v not in self.copies:
+            source = self.operand(v)
+            if source.contiguous:
+                return source
+            out = Operand(self._buffer("arena", v.dtype, v.shape, "copy"), v.shape, contiguous_strides(v.shape))
+            self._emit_copy(source, out, v.node.sources)
+            self.copies[v] = out
+        return self.copies[v]
+
+    def _emit_copy(self, source: Operand, out: Operand, sources: tuple[str, ...]) -> None:
+        idx = expr.identity_index(source.shape)
+        e = expr.load(0, source.dtype, idx).cast(out.dtype)
+        body = LoopBody(source.shape, (), (Stage("store", e, output=0, index=idx),))
+        self._kernel(Kernel("copy", "loops", [source], [out], body=body, sources=sources))
+
+    def _copy_out(self, name: str, v: Value) -> Buffer:
+        buffer = self._buffer("output", v.dtype, v.shape, name)
+        source = self.operand(v)
+        self._emit_copy(source, Operand(buffer, v.shape, contiguous_strides(v.shape)), v.node.sources)
+        return buffer
+
+    def _update_states(self) -> None:
+        """After every other read of the old contents. What an update overwrites is copied first if another one, or the
+        same, reads it."""
+        states = {n.attrs["key"]: self.place[n.out] for n in self.graph.nodes if n.op == "state"}
+        moves = [(self.operand(v), states[key], v) for key, v in self.graph.updates]
+        moves = [move for move in moves if move[0] != move[1]]
+        overwritten = {target.buffer.id for _, target, _ in moves}
+        for i, (source, target, v) in enumerate(moves):
+            if source.buffer.id in overwritten:
+                spare = Operand(self._buffer("arena", v.dtype, v.shape, "old"), v.shape, contiguous_strides(v.shape))
+                self._emit_copy(source, spare, v.node.sources)
+                moves[i] = (spare, target, v)
+        for source, target, v in moves:
+            self._emit_copy(source, target, v.node.sources)
+
+    def _kernel(self, kernel: Kernel) -> None:
+        number = len(self.kernels)
+        kernel.name = f"k{number}_{kernel.name}"
+        self.kernels.append(kernel)
+
+    def _static_chain(self, v: Value) -> None:
+        """Mark nodes that were built on static values as static."""
+        if v not in self.static:
+            self.static.add(v)
+            for x in v.node.inputs:
+                self._static_chain(x)
+
+    def _columns(self, matrices: list[Value]) -> Value:
+        """The columns [1, N, 1, K] of a [K, N] matrix as a load-time value; panels of two alternate."""
+        k, n = matrices[0].shape
+        rows = [w.permute(1, 0) for w in matrices]
+        if len(rows) > 1:
+            width = self.config.pair_width
+            panels = [w.reshape(n // width, 1, width, k) for w in rows]
+            rows = [self.graph.concat(panels, 1)]
+        view = rows[0].reshape(1, n * len(matrices), 1, k)
+        self._static_chain(view)
+        return view
+
+    def _layout(self, dtype: str) -> str:
+        return "pairs" if dtype in self.config.pair_dtypes else "rows"
+
+    def _compressed(self, k: int, n: int, dtype: str) -> str | None:
+        """The layout in which the [K, N] right operand of products is kept in twelve bits an element, if it is."""
+        layout = "coded" if self.config.panel else "quads"
+        spec = LAYOUTS[layout].spec((1, n, 1, k), dtype, self._panel(layout)) if self.config.compress else None
+        return layout if spec is not None else None

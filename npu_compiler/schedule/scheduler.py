@@ -1,0 +1,398 @@
+"""Groups -> kernels over buffers: resolve views to strides, decide where each value lives, write the loop bodies."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from ..graph import expr
+from ..graph.expr import Expr
+from ..graph.graph import Graph, Node, Value
+from ..passes.fold import unrounded
+from ..passes.fuse import CHEAP, Group
+from ..support.errors import CompileError
+from ..target_config import TargetConfig
+from .destination_passing import destinations, part_of, shared_tables
+from .image_rows import filter_rows, is_image, padded_image
+from .kernel import Buffer, Kernel, LoopBody, Operand, Schedule, Stage, contiguous_strides
+from .operands import Operands
+from .strides import reshape_strides
+
+# The filter transform G [tile + 2, 3] with which the target computes a convolution, or None for direct convolution.
+Winograd = Callable[[Node], np.ndarray | None]
+
+
+class Scheduler(Operands):
+    """Schedules one graph. ``recipes`` collects the load-time values that fill weight buffers, by buffer name."""
+
+    def __init__(self, graph: Graph, groups: list[Group], config: TargetConfig, winograd: Winograd = lambda node: None):
+        super().__init__(graph, config)
+        self.groups, self.winograd = groups, winograd
+
+    def run(self) -> Schedule:
+        graph = self.graph
+        inputs = []
+        for node in graph.nodes:
+            if node.op == "input":
+                buffer = self._buffer("input", node.out.dtype, node.out.shape, node.attrs["name"])
+                inputs.append((node.attrs["name"], buffer))
+                self._put(node.out, buffer)
+            elif node.op == "state":
+                self._put(node.out, self._buffer("state", node.out.dtype, node.out.shape, node.attrs["key"]))
+        self.wanted = destinations(graph, self.static)
+        tables = shared_tables(graph, self.groups, self.static, self.config.panel)
+        self.tables = {t: m for t, m in tables.items() if not self._compressed(m.shape[0], m.shape[1], m.dtype)}
+        made: dict[str, Buffer] = {}
+        for group in self.groups:
+            self._schedule_group(group, made)
+        outputs = [(name, made[name] if name in made else self._copy_out(name, v)) for name, v in graph.outputs]
+        self._update_states()
+        return Schedule(graph.name, self.kernels, self.buffers, inputs, outputs)
+
+    # -- kernels
+    def _schedule_group(self, group: Group, made: dict[str, Buffer]) -> None:
+        if group.loops:
+            self._loops(group, made)
+        else:
+            getattr(self, f"_{group.anchor.op}")(group, made)
+
+    def _loops(self, group: Group, made: dict[str, Buffer]) -> None:
+        domain, axes = group.domain, group.axes
+        members = set(group.nodes)
+        outside = set(self.graph.results())
+        inputs: list[Operand] = []
+        outputs: list[Operand] = []
+        stages: list[Stage] = []
+        known: dict[Value, Expr] = {}
+
+        def number(op: Operand) -> int:
+            if op not in inputs:
+                inputs.append(op)
+            return inputs.index(op)
+
+        for node in group.nodes:
+
+            def through(load: Expr, node: Node = node) -> Expr:
+                v = node.inputs[load.value]
+                if v in known:
+                    return known[v]
+                if v in self.tables:
+                    packed, index = self._from_panels(v, load.args)
+                    return expr.load(number(packed), v.dtype, index)
+                return expr.load(number(self.operand(v)), v.dtype, load.args)
+
+            e = expr.drop_roundings(expr.substitute(node.attrs["expr"], loads=through))
+            users = self.users.get(node.out, [])
+            inside = [u for u in users if u in members]
+            stored = len(inside) < len(users) or node.out in outside
+            per_row = bool(axes) and node.op == "pointwise" and node.out.shape != domain
+            if node.op == "reduce":
+                stages.append(Stage("reduce", e, reduce=node.attrs["kind"]))
+                e = expr.stage(len(stages) - 1, node.out.dtype)
+                per_row = True
+            elif not per_row and (inside or stored) and len(inside) + stored > 1 and expr.cost(e) > CHEAP:
+                stages.append(Stage("temp", e))
+                e = expr.stage(len(stages) - 1, node.out.dtype)
+            known[node.out] = e
+            if stored:
+                out = self._allocate(node.out, made, _label(node))
+                outputs.append(out)
+                idx = expr.identity_index(node.out.shape)
+                stages.append(Stage("store", e, output=len(outputs) - 1, index=idx, per_row=per_row and bool(axes)))
+        flops = math.prod(domain) * sum(expr.cost(s.expr) + (s.kind == "reduce") for s in stages if not s.per_row)
+        kind = "_".join(dict.fromkeys(n.attrs.get("kind", "map") for n in group.nodes if n.op == "reduce")) or "map"
+        self._kernel(
+            Kernel(
+                kind,
+                "loops",
+                inputs,
+                outputs,
+                body=LoopBody(domain, axes, tuple(stages)),
+                sources=_sources(group),
+                flops=flops,
+            )
+        )
+
+    def _epilogue(self, group: Group, fixed: list[Operand]) -> tuple[Expr, list[Operand], Value]:
+        """The expression behind an anchor, its operands (after ``fixed``), and the value that is stored."""
+        inputs = list(fixed)
+        known = {n.out: expr.acc(n.out.dtype, number) for number, n in enumerate(group.anchors)}
+        for node in group.nodes[len(known) :]:
+
+            def through(load: Expr, node: Node = node) -> Expr:
+                v = node.inputs[load.value]
+                if v in known:
+                    return known[v]
+                op = self.operand(v)
+                if op not in inputs[len(fixed) :]:
+                    inputs.append(op)
+                return expr.load(len(fixed) + inputs[len(fixed) :].index(op), v.dtype, load.args)
+
+            known[node.out] = expr.drop_roundings(expr.substitute(node.attrs["expr"], loads=through))
+        value = group.nodes[-1].out
+        return known[value], inputs, value
+
+    def _anchor(
+        self, group: Group, made: dict[str, Buffer], kind: str, fixed: list[Operand], flops: int, **attrs: object
+    ) -> None:
+        e, inputs, value = self._epilogue(group, fixed)
+        out = self._allocate(value, made, _label(group.anchor))
+        self._kernel(Kernel(kind, kind, inputs, [out], dict(attrs), epilogue=e, sources=_sources(group), flops=flops))
+
+    def _conv2d(self, group: Group, made: dict[str, Buffer]) -> None:
+        node = group.anchor
+        x, w = node.inputs
+        k, r, s, cg = w.shape
+        groups = node.attrs["groups"]
+        attrs = dict(node.attrs) | {"kernel": (r, s), "channels": (x.shape[3], k)}
+        flops = 2 * node.out.numel * r * s * cg
+        if w in self.static and is_image(node, self.config.image_row):
+            self._image(group, made, flops)
+            return
+        source = self._dense(x)
+        if groups == k == x.shape[3]:
+            weight = (
+                self.operand(w.permute(1, 2, 3, 0).reshape(r, s, k)) if w not in self.static else self._static_view(w)
+            )
+            self._anchor(group, made, "depthwise", [source, weight], flops, **attrs)
+            return
+        if w not in self.static:
+            raise CompileError("internal error: a convolution with computed weights reached the scheduler")
+        transform = self.winograd(node)
+        if transform is not None:
+            tile = transform.shape[0] - 2
+            weight = self.packed_weight((w, tile), self._winograd_weight(w, transform), "rows")
+            self._anchor(group, made, "winograd", [source, weight], flops, tile=tile, **attrs)
+            return
+        view = w.reshape(groups, k // groups, r * s, cg)
+        self._static_chain(view)
+        weight = self.packed_weight(w, view, self._layout(x.dtype))
+        self._anchor(group, made, "conv2d", [source, weight], flops, **attrs)
+
+    def _image(self, group: Group, made: dict[str, Buffer], flops: int) -> None:
+        """A convolution of few channels, on rows of padded pixels."""
+        node, row = group.anchor, self.config.image_row
+        x, w = node.inputs
+        source = self.operand(x)
+        body, whole, rows, attrs = padded_image(
+            node, source, row, lambda n: self._buffer("arena", x.dtype, n, "padded")
+        )
+        self._kernel(Kernel("copy", "loops", [source], [whole], body=body, sources=node.sources))
+        view = filter_rows(w, row)
+        self._static_chain(view)
+        weight = self.packed_weight((w, row), view, self._layout(x.dtype))
+        self._anchor(group, made, "conv2d", [rows, weight], flops, **attrs)
+
+    def _winograd_weight(self, w: Value, g: np.ndarray) -> Value:
+        """G w G^T for every filter, as load-time nodes: [1, K, (tile + 2)^2, C] in float32, computed in float64."""
+        source = unrounded(w)
+        k, _, _, c = source.shape
+        both = self.graph.const(np.kron(g, g))
+        points = both.matmul(source.permute(1, 2, 0, 3).reshape(9, k * c).cast("float64")).cast("float32")
+        view = points.reshape(-1, k, c).permute(1, 0, 2).reshape(1, k, -1, c)
+        self._static_chain(view)
+        return view
+
+    def _static_view(self, w: Value) -> Operand:
+        k, r, s, _ = w.shape
+        view = w.reshape(k, r * s).permute(1, 0).reshape(r, s, k)
+        self._static_chain(view)
+        return self.operand(view)
+
+    def _dense(self, v: Value) -> Operand:
+        op = self.operand(v)
+        return op if op.contiguous else self._copy(v)
+
+    def _matmul(self, group: Group, made: dict[str, Buffer]) -> None:
+        node = group.anchor
+        a, b = node.inputs
+        m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
+        flops = 2 * node.out.numel * k * len(group.anchors)
+        batch = math.prod(node.out.shape[:-2])
+        layout, compressed = self._layout(a.dtype), None
+        if not self.config.panel:
+            self._strided_matmul(group, made, flops, batch)
+            return
+        if b in self.static and math.prod(b.shape[:-2]) == 1:
+            view = self._columns([x.inputs[1].reshape(k, n) for x in group.anchors])
+            key = tuple(x.inputs[1] for x in group.anchors)
+            compressed = self._compressed(k, n, b.dtype)
+            weight, shared = self.packed_weight(key, view, compressed or layout), True
+            left = self._rows(a, math.prod(a.shape[:-2]))
+        else:
+            shared = math.prod(b.shape[:-2]) == 1
+            weight = self._pack(b if shared else b.expand(*node.out.shape[:-2], k, n), layout)
+            left = self._rows(
+                a if math.prod(a.shape[:-2]) in (1, batch) and shared else a.expand(*node.out.shape[:-2], m, k), batch
+            )
+        if shared and (rows := _collapse(left, (1, batch * m, k))) is not None:
+            left, m, batch = Operand(left.buffer, (1, batch * m, k), rows, left.offset), batch * m, 1
+        strides = _collapse(left, (batch, m, k))
+        assert strides is not None
+        self._anchor(
+            group, made, "gemm", [left, weight], flops,
+            batch=batch, m=m, n=n, k=k, lda=strides[1] if m > 1 else k, batch_stride=strides[0], shared=shared,
+            paired=len(group.anchors) > 1, coded=compressed is not None,
+        )  # fmt: skip
+
+    def _strided_matmul(self, group: Group, made: dict[str, Buffer], flops: int, batch: int) -> None:
+        """For targets that pack nothing: the right operand is [batch or 1, N, K] with the strides it has. A weight of
+        two dims is laid out so that K comes last, or, for one row, in quads of 12-bit rows (attribute ``quads``)."""
+        node = group.anchor
+        a, b = node.inputs
+        m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
+        shared, compressed = math.prod(b.shape[:-2]) == 1, None
+        if b in self.static and shared:
+            view = self._columns([x.inputs[1].reshape(k, n) for x in group.anchors])
+            compressed = self._compressed(k, n, b.dtype) if m * batch == 1 else None
+            if compressed:
+                right = self.packed_weight(tuple(x.inputs[1] for x in group.anchors), view, compressed)
+            else:
+                view = view.reshape(1, n * len(group.anchors), k)
+                self._static_chain(view)
+                right = self.operand(view)
+        else:
+            full = b if shared else b.expand(*node.out.shape[:-2], k, n)
+            op = self.operand(full)
+            strides = _collapse(op, (1 if shared else batch, k, n))
+            if strides is None:
+                op = self._copy(full)
+                strides = contiguous_strides((1 if shared else batch, k, n))
+            right = Operand(op.buffer, (1 if shared else batch, n, k), (strides[0], strides[2], strides[1]), op.offset)
+        whole = a if shared and math.prod(a.shape[:-2]) == batch else a.expand(*node.out.shape[:-2], m, k)
+        left = self._rows(whole, batch)
+        if shared and (rows := _collapse(left, (1, batch * m, k))) is not None:
+            left, m, batch = Operand(left.buffer, (1, batch * m, k), rows, left.offset), batch * m, 1
+        strides = _collapse(left, (batch, m, k))
+        assert strides is not None
+        self._anchor(
+            group, made, "gemm", [left, right], flops,
+            batch=batch, m=m, n=n, k=k, lda=strides[1] if m > 1 else k, batch_stride=strides[0], shared=shared,
+            paired=len(group.anchors) > 1, quads=compressed is not None,
+        )  # fmt: skip
+
+    def _rows(self, a: Value, batch: int) -> Operand:
+        """The left operand as [batch, M, K] with unit stride along K and one stride per batch; copied if need be."""
+        op = self.operand(a)
+        m, k = a.shape[-2:]
+        strides = _collapse(op, (batch, m, k))
+        if strides is None or (k > 1 and strides[2] != 1) or (m > 1 and strides[1] == 0):
+            op = self._copy(a)
+            strides = contiguous_strides((batch, m, k))
+        return Operand(op.buffer, (batch, m, k), strides, op.offset)
+
+    def _pack(self, b: Value, layout: str) -> Operand:
+        """A right operand computed at run time, packed into panels by a kernel of its own."""
+        k, n = b.shape[-2:]
+        batch, panel = math.prod(b.shape[:-2]), self.config.panel
+        op = self.operand(b)
+        strides = _collapse(op, (batch, k, n))
+        if strides is None:
+            op = self._copy(b)
+            strides = contiguous_strides((batch, k, n))
+        tail = ((k + 1) // 2, panel, 2) if layout == "pairs" else (k, panel)
+        shape = (batch, -(-n // panel), *tail)
+        out = Operand(self._buffer("arena", b.dtype, shape, "packed"), shape, contiguous_strides(shape))
+        source = Operand(op.buffer, (batch, k, n), strides, op.offset)
+        self._kernel(Kernel("pack", "pack", [source], [out], {"batch": batch, "k": k, "n": n}, sources=b.node.sources))
+        return out
+
+    def _attention(self, group: Group, made: dict[str, Buffer]) -> None:
+        node = group.anchor
+        fixed = []
+        for i, v in enumerate(node.inputs):
+            op = self.operand(v)
+            fixed.append(op if i == 3 or op.strides[-1] == 1 or v.shape[-1] == 1 else self._copy(v))
+        q, k = node.inputs[:2]
+        flops = 4 * q.numel * k.shape[2]
+        self._anchor(group, made, "attention", fixed, flops, **node.attrs)
+
+    def _concat(self, group: Group, made: dict[str, Buffer]) -> None:
+        node = group.anchor
+        if node.out not in self.place:
+            self._allocate(node.out, made, _label(node))
+        whole = self.place[node.out]
+        for i, v in enumerate(node.inputs):
+            target = part_of(whole, node, i)
+            if v.numel and self.operand(v) != target:
+                self._emit_copy(self.operand(v), target, node.sources)
+
+    def _scatter(self, group: Group, made: dict[str, Buffer]) -> None:
+        node = group.anchor
+        base, src, *index = node.inputs
+        out = self._scatter_target(node, made)
+        if out != self.operand(base):
+            self._emit_copy(self.operand(base), out, node.sources)
+        inputs = [self.operand(v) for v in index]
+        e = expr.load(0, src.dtype, expr.identity_index(src.shape))
+        read = [src]
+        if len(group.nodes) > 1:  # computed where it is written
+            e, read = group.nodes[1].attrs["expr"], group.nodes[1].inputs
+        first = len(inputs)
+        inputs += [self.operand(v) for v in read]
+        e = expr.substitute(e, loads=lambda x: expr.load(first + x.value, x.dtype, x.args)).cast(base.dtype)
+        idx = node.attrs["idx"]
+        if node.attrs["mode"] == "add":
+            inputs.append(out)
+            e = expr.call("add", expr.load(len(inputs) - 1, base.dtype, idx), e)
+        serial = bool(index)  # duplicate indices must be applied in order
+        body = LoopBody(src.shape, (), (Stage("store", e, output=0, index=idx),), serial)
+        self._kernel(Kernel("scatter", "loops", inputs, [out], body=body, sources=_sources(group), flops=src.numel))
+
+    def _scatter_target(self, node: Node, made: dict[str, Buffer]) -> Operand:
+        """In place when nobody else reads the base: a value of the arena, or a state that this scatter updates."""
+        base = node.inputs[0]
+        memory = self.place.get(base)
+        if memory is None or node.out in self.wanted or base in self.results or len(self.users[base]) > 1:
+            return self._allocate(node.out, made, _label(node))
+        if memory.buffer.kind == "arena" or (
+            memory.buffer.kind == "state" and self._becomes(node.out, memory.buffer.name)
+        ):
+            self.place[node.out] = memory
+            return memory
+        return self._allocate(node.out, made, _label(node))
+
+    def _becomes(self, v: Value, key: str) -> bool:
+        """Whether ``v``, perhaps after further scatters into it, is what a state holds after the run."""
+        while (key, v) not in self.updates:
+            users = self.users.get(v, [])
+            if v in self.results or len(users) != 1 or users[0].op != "scatter" or users[0].inputs[0] is not v:
+                return False
+            v = users[0].out
+        return self.results.count(v) == 1 and v not in self.wanted
+
+    def _scan(self, group: Group, made: dict[str, Buffer]) -> None:
+        self._small(group, made, "scan", kind=group.anchor.attrs["kind"], axis=group.anchor.attrs["axis"])
+
+    def _sort(self, group: Group, made: dict[str, Buffer]) -> None:
+        self._small(group, made, "sort", **group.anchor.attrs)
+
+    def _small(self, group: Group, made: dict[str, Buffer], name: str, **attrs: object) -> None:
+        node = group.anchor
+        outs = [self._allocate(v, made, _label(node)) for v in node.outputs]
+        self._kernel(
+            Kernel(
+                name,
+                name,
+                [self._dense(node.inputs[0])],
+                outs,
+                dict(attrs),
+                sources=node.sources,
+                flops=node.inputs[0].numel,
+            )
+        )
+
+
+def _collapse(op: Operand, shape: tuple[int, int, int]) -> tuple[int, ...] | None:
+    """Strides of the operand seen as [batch, rows, columns], or None if its batch dims have no common stride."""
+    return reshape_strides(op.shape, op.strides, shape)
+
+
+def _label(node: Node) -> str:
+    return node.sources[-1] if node.sources else node.op
+
+
+def _sources(group: Group) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(s for n in group.nodes for s in n.sources))

@@ -1,0 +1,225 @@
+"""Every environment variable the project reads, in one place: name, meaning, default, parser.
+
+All accessors read the environment at the time of the call, so a change takes effect without a restart. A value that
+cannot be understood raises :class:`~.errors.ConfigError`, which names the variable and what it accepts.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from .errors import ConfigError
+
+_T = TypeVar("_T")
+_D = TypeVar("_D")
+
+
+@dataclass(frozen=True)
+class Variable:
+    """One variable: ``accepts`` and ``default`` are prose, for help texts and error messages."""
+
+    name: str
+    accepts: str
+    default: str
+    meaning: str
+
+
+_TRUE = ("1", "true", "yes", "on")
+_FALSE = ("0", "false", "no", "off")
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", re.IGNORECASE)
+
+VARIABLES: dict[str, Variable] = {
+    v.name: v
+    for v in (
+        Variable("NPU_CXX", "a C++ compiler command, e.g. 'g++-13' or 'ccache clang++'", "CXX, then PATH, then ziglang",
+                 "the C++ compiler; when set, no other one is tried"),
+        Variable("NPU_CACHE_DIR", "a directory", "the user's cache directory / npusim",
+                 "where compiled kernels are kept between runs"),
+        Variable("NPU_CACHE_SIZE", "a size in bytes, or with a unit like '512M' or '2GiB'; 0 turns the cache off",
+                 "2GiB", "upper bound of the compile cache; the oldest entries go first"),
+        Variable("NPU_WEIGHT_CACHE_SIZE", "a size like '8GiB'; 0 turns the cache off", "16GiB",
+                 "upper bound of the packed weights of language models kept on disk; the oldest go first"),
+        Variable("NPU_NUM_THREADS", "a whole number from 1 to 4096", "the CPUs this process may use",
+                 "threads that run() and the compiler use"),
+        Variable("NPU_DEBUG", "a whole number from 0 to 9", "0",
+                 "verbosity: 1 phases, 2 kernels, 3 graphs, 4 generated source"),
+        Variable("NPU_DUMP", "a directory", "nothing is written",
+                 "where each compiler phase writes its graph and source"),
+        Variable("NPU_DISABLE", "names of passes or fusions, separated by commas", "nothing is disabled",
+                 "rewrites to leave out"),
+        Variable("NPU_VERIFY", "0, 1 or 2", "0",
+                 "check the program after every phase: 1 its invariants, 2 also its results on random inputs"),
+        Variable("NPU_CUDA_ARCH", "a chip as NVIDIA names it, like 'sm_80' or 'sm_90a'",
+                 "the GPU of this machine, else sm_90a",
+                 "the chip that CUDA kernels are compiled for"),
+        Variable("NPU_TARGET", "the name of a target, such as 'cuda'", "cpu", "the target when the caller names none"),
+    )
+}  # fmt: skip
+
+
+def markdown() -> str:
+    """The variables as a page for the documentation."""
+    rows = [f"| `{v.name}` | {v.meaning} | {v.accepts} | {v.default} |" for v in VARIABLES.values()]
+    head = "# Environment variables\n\nRead when they are needed: a change takes effect without a restart. "
+    head += "`npusim doctor` shows the values in effect and names those that are misspelt.\n\n"
+    return head + "\n".join(["| variable | meaning | takes | default |", "|---|---|---|---|", *rows, ""])
+
+
+def _read(name: str, parse: Callable[[str], _T], default: _D) -> _T | _D:
+    """The parsed value, or ``default`` if the variable is unset or blank."""
+    text = os.environ.get(name, "").strip()
+    if not text:
+        return default
+    try:
+        return parse(text)
+    except (ValueError, OverflowError, RuntimeError):  # RuntimeError: '~nobody' has no home directory
+        raise ConfigError(f"{name}={text!r} is not understood: it takes {VARIABLES[name].accepts}") from None
+
+
+def _integer(low: int, high: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        value = int(text)
+        if not low <= value <= high:
+            raise ValueError(text)
+        return value
+
+    return parse
+
+
+def _flag(text: str) -> bool:
+    if text.lower() not in _TRUE + _FALSE:
+        raise ValueError(text)
+    return text.lower() in _TRUE
+
+
+def _size(text: str) -> int:
+    match = _SIZE.fullmatch(text)
+    if match is None:
+        raise ValueError(text)
+    number, prefix = match.groups()
+    # 'M', 'MB' and 'MiB' all mean 1024**2 bytes: nobody bounds a cache in decimal megabytes.
+    return int(float(number) * 1024 ** " kmgt".index(prefix.lower() or " "))
+
+
+def _path(text: str) -> Path:
+    return Path(text).expanduser()
+
+
+def _default_cache_dir() -> Path:
+    try:
+        home = Path.home()
+    except RuntimeError:  # a container's user without an entry in the system's list
+        return Path(tempfile.gettempdir()) / f"npusim-{os.getuid()}"
+    if sys.platform == "darwin":
+        return home / "Library" / "Caches" / "npusim"
+    return Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache") / "npusim"
+
+
+def usable_cpus() -> int:
+    """CPUs this process may run on (affinity counts, where the system tells it)."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def cxx() -> str | None:
+    """``NPU_CXX``: the compiler command line prefix, unsplit."""
+    return _read("NPU_CXX", str, None)
+
+
+def cache_dir() -> Path:
+    """``NPU_CACHE_DIR``; it need not exist."""
+    return _read("NPU_CACHE_DIR", _path, _default_cache_dir())
+
+
+def cache_size() -> int:
+    """``NPU_CACHE_SIZE`` in bytes; 0 means no cache."""
+    return _read("NPU_CACHE_SIZE", _size, 2 * 1024**3)
+
+
+def weight_cache_size() -> int:
+    """``NPU_WEIGHT_CACHE_SIZE`` in bytes; 0 means no cache."""
+    return _read("NPU_WEIGHT_CACHE_SIZE", _size, 16 * 1024**3)
+
+
+def num_threads() -> int:
+    """``NPU_NUM_THREADS``."""
+    return _read("NPU_NUM_THREADS", _integer(1, 4096), usable_cpus())
+
+
+def debug() -> int:
+    """``NPU_DEBUG``, 0 (quiet) to 9."""
+    return _read("NPU_DEBUG", _integer(0, 9), 0)
+
+
+def dump_dir() -> Path | None:
+    """``NPU_DUMP``; ``None`` when nothing is to be dumped."""
+    return _read("NPU_DUMP", _path, None)
+
+
+def disabled() -> frozenset[str]:
+    """``NPU_DISABLE`` as a set of names; whether they exist is checked by whoever owns the names."""
+    return _read("NPU_DISABLE", lambda text: frozenset(n for n in re.split(r"[,\s]+", text) if n), frozenset[str]())
+
+
+def verify() -> int:
+    """``NPU_VERIFY``: 0, 1 (invariants) or 2 (results, too)."""
+
+    def parse(text: str) -> int:
+        return int(_flag(text)) if text.lower() in _TRUE + _FALSE else _integer(0, 2)(text)
+
+    return _read("NPU_VERIFY", parse, 0)
+
+
+def target() -> str:
+    """``NPU_TARGET``: one of ``TARGETS``, which ``register_target`` extends."""
+    from ..target_config import TARGETS
+
+    name = _read("NPU_TARGET", str.lower, "cpu")
+    if name not in TARGETS:
+        accepts = VARIABLES["NPU_TARGET"].accepts
+        raise ConfigError(f"NPU_TARGET={name!r} is not understood: it takes {accepts}; known: {', '.join(TARGETS)}")
+    return name
+
+
+def cuda_arch() -> str | None:
+    """``NPU_CUDA_ARCH``; None if the machine decides (:mod:`npu_compiler.targets.cuda.chips`)."""
+
+    def parse(text: str) -> str:
+        if not re.fullmatch(r"sm_\d{2,3}[af]?", text):
+            raise ValueError(text)
+        return text
+
+    return _read("NPU_CUDA_ARCH", parse, None)
+
+
+_ACCESSORS: dict[str, Callable[[], Any]] = {
+    "NPU_CXX": cxx,
+    "NPU_CACHE_DIR": cache_dir,
+    "NPU_CACHE_SIZE": cache_size,
+    "NPU_WEIGHT_CACHE_SIZE": weight_cache_size,
+    "NPU_NUM_THREADS": num_threads,
+    "NPU_DEBUG": debug,
+    "NPU_DUMP": dump_dir,
+    "NPU_DISABLE": disabled,
+    "NPU_VERIFY": verify,
+    "NPU_CUDA_ARCH": cuda_arch,
+    "NPU_TARGET": target,
+}
+
+
+def settings() -> dict[str, Any]:
+    """Every variable's effective value (for ``npusim doctor``); raises ``ConfigError`` on the first bad one."""
+    return {name: read() for name, read in _ACCESSORS.items()}
+
+
+def unknown() -> list[str]:
+    """``NPU_*`` names that are set but mean nothing here: most likely misspelt."""
+    return sorted(name for name in os.environ if name.startswith("NPU_") and name not in VARIABLES)

@@ -1,0 +1,1 @@
+"""Loop nests that several targets generate in the same way."""

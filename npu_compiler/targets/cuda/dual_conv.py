@@ -1,0 +1,60 @@
+"""Two convolutions in one function: the results of the first stay in registers, as the residual of the second."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from ...schedule.kernel import Kernel
+from ..simt.kernels.epilogue import Epilogue
+from ..simt.kernels.gemm import Product, conv_product
+from ..simt.lang.dialect import Dialect
+from ..simt.lang.emission import Emission
+from ..simt.lang.function import Function, blocks
+from .tile_selection import CORE_REGISTERS, Plan, candidates, registers
+from .tma_epilogue import leaves_as_tiles, residual_of
+from .tma_gemm import Streamed, Sum, step_of, takes, thinned
+
+LEAST_RESULTS = 264 << 14  # two tiles for each core: fewer come sooner from groups that share sums
+TERMS = 64  # of a stage
+
+
+def halves(kernel: Kernel) -> tuple[Kernel, Kernel]:
+    """The convolution whose results are kept, and the one that they are added to, without knowing of each other."""
+    (first,) = kernel.parts
+    return first, replace(kernel, kind="conv2d", inputs=kernel.inputs[: -len(first.inputs)], parts=())
+
+
+def takes_pair(kernel: Kernel) -> bool:
+    """Whether both convolutions of a ``conv2d_pair`` have results that could leave as tiles, and many of them."""
+    first, last = halves(kernel)
+    if not all(takes(k) and step_of(k) == TERMS and leaves_as_tiles(k) and residual_of(k) == -1 for k in (first, last)):
+        return False
+    p, q = conv_product(first), conv_product(last)
+    return (p.m, p.n) == (q.m, q.n) and p.m * p.n >= LEAST_RESULTS and any(_plans(q))
+
+
+def emit_pair(kernel: Kernel, dialect: Dialect) -> Emission:
+    """The function of a kernel that :func:`takes_pair`. Measured: the largest tile is best, or nearly."""
+    p = conv_product(halves(kernel)[1])
+    return Pair(kernel, dialect, max(_plans(p), key=lambda plan: (plan.m * plan.n, plan.m, plan.per_core))).emit()
+
+
+def _plans(p: Product) -> Iterator[Plan]:
+    """Plans that leave registers for a tile's results of the first convolution."""
+    for plan in candidates(p, TERMS, False, True, 1):
+        if plan.tiled and registers(plan.m, plan.n, plan.per_core, True) <= CORE_REGISTERS:
+            yield plan
+
+
+class Pair(Streamed):
+    def __init__(self, kernel: Kernel, dialect: Dialect, plan: Plan):
+        first, last = halves(kernel)
+        super().__init__(last, dialect, plan)
+        self.f = Function(kernel, dialect, early=True)
+        self.at = len(last.inputs)
+        self.sums.insert(0, Sum(thinned(first), self.at, self.at + 1, blocks(conv_product(first).k, TERMS)))
+
+    def _keep(self, s: Sum) -> None:
+        assert self.results is not None
+        self.results.keep(Epilogue(s.kernel, self.f, most=8, first=self.at), self.row())

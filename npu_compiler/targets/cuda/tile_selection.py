@@ -1,0 +1,139 @@
+"""How a streamed product is cut into tiles: by a cost model that was fitted to 1100 measured variants on an H200."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ...schedule.kernel import Kernel
+from ..simt.kernels.gemm import Product, product_of
+from ..simt.lang.dialect import SIMD, Dialect
+from ..simt.lang.function import blocks
+
+WIDTHS = 64, 128, 192, 256  # columns of a tile
+ONE_TILE = 32, 48, 56, 96, 144  # and where every group has one tile
+CORE_BYTES = 228 << 10  # group memory of a core
+GROUP_EXTRA = 1280  # bytes of it that a group takes beside its ring
+PIECE = 64  # rows and columns of results that the copy engine stores at once
+PAD = 16  # floats behind a row of sums: rows begin in different banks
+CORE_REGISTERS = 1 << 16
+MOST_STAGES = 8
+# Groups that run at once where those of a cluster must be neighbours.
+CLUSTERED = {2: 132, 4: 112, 8: 96}
+
+# Microseconds. A core multiplies 48,300 pairs of elements, and takes in 91 KB, in one; results leave at 28,000,
+# residuals come at 20,000, a part of a sum costs another 6,200 results.
+MULTIPLY = 2.07e-5
+NARROW = 1.5  # times that for 64 columns, of which the unit reads more than it multiplies
+LOAD = 1.4e-3  # for a row or column of a stage of 64 terms
+RESULT, RESIDUAL, PART = 3.6e-5, 4.9e-5, 1.6e-4
+TILE, LAUNCH = 1.55, 0.75
+TILED_RESULT, TILED_RESIDUAL, TILED = 4e-5, 2e-6, 0.19  # of results that leave as tiles
+MEET = {2: 0.0, 4: 0.3, 8: 2.0}  # until so many neighbouring cores are free
+BYTES, LATENCY = 4.6e6, 1.2  # of device memory: how many arrive, and how long after they were asked for
+START = 2.5  # when nothing arrives: before the first, and behind the last
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Tiles of ``m`` x ``n`` results through a ring of ``stages``; ``parts``: groups of a cluster that share a sum;
+    ``per_core``: groups that fit a core at once; ``early``: residuals are read before the products; ``tiled``: results
+    leave as tiles, and residuals come so."""
+
+    m: int
+    n: int
+    stages: int
+    parts: int = 1
+    per_core: int = 1
+    early: bool = True
+    tiled: bool = False
+
+
+def result_stages(m: int, n: int, outputs: int = 1) -> int:
+    """Stages, with 64 terms of ``m`` rows and ``n`` columns each, that a tile's results take; 0 if they do not fit."""
+    per_stage = (m + n) // m // outputs
+    return blocks(n // PIECE, per_stage) if per_stage else 0
+
+
+def part_floats(m: int, n: int) -> int:
+    """Group memory for the sums that the groups of a cluster send."""
+    return m * (n + PAD)
+
+
+def choose(kernel: Kernel, step: int, tiles: bool, dialect: Dialect) -> Plan:
+    """The cheapest plan of a product whose stages have ``step`` terms; of equals, that with most rows if residuals are
+    read before the products. ``tiles``: its results can leave as tiles."""
+    p, residual = product_of(kernel), len(kernel.inputs) > kernel.fixed + 1 and _has_residual(kernel)
+    elements = sum(math.prod(o.shape) for o in (kernel.inputs[0], kernel.inputs[kernel.fixed]))
+    elements += math.prod(kernel.outputs[0].shape) * (2 if residual else 1)
+    return min(
+        candidates(p, step, residual, tiles, dialect.cores, min(len(kernel.outputs), 2)),
+        key=lambda plan: (cost(p, plan, step, residual, elements, dialect), plan.early and plan.n > 64),
+    )
+
+
+def _has_residual(kernel: Kernel) -> bool:
+    """Whether the epilogue reads an element for every result."""
+    return any(
+        len(o.shape) > 1 and o.shape[:2] == kernel.outputs[0].shape[:2] for o in kernel.inputs[kernel.fixed + 1 :]
+    )
+
+
+def candidates(
+    p: Product, step: int, residual: bool, tiles: bool, cores: int, outputs: int = 1
+) -> Iterator[Plan]:  # fmt: skip
+    """Plans that fit the chip; ``tiles``: results can leave as tiles; ``outputs``: how many of them there are."""
+    for m in (64, 128):
+        for n in _widths(p, m, cores):
+            for parts in (1, *CLUSTERED):
+                for per_core in (1, 2, 3, 4) if parts == 1 else (1,):
+                    room = CORE_BYTES // per_core - GROUP_EXTRA - (part_floats(m, n) * 4 if parts > 1 else 0)
+                    stage = (m + n) * step * 2
+                    stages = min(room // stage, MOST_STAGES)
+                    fits = parts == 1 or blocks(p.k, step) >= 2 * parts
+                    tiled = tiles and step == 64 and parts == 1 and n % PIECE == 0 and p.n % n == 0
+                    if outputs > 1:
+                        tiled = tiled and 0 < result_stages(m, n, outputs) < stages - 1
+                    fits = fits and (not tiled or stages > result_stages(m, n, outputs) + 1)
+                    early = residual and n <= 128 and parts == 1 and not tiled
+                    fits = fits and (per_core < 4 or not early)  # measured: two with more rows are faster
+                    if stages > 2 and fits and registers(m, n, per_core, early) <= CORE_REGISTERS:
+                        yield Plan(m, n, stages, parts, per_core, early, tiled)
+
+
+def _widths(p: Product, m: int, cores: int) -> list[int]:
+    """Columns that a tile of ``m`` rows may have. A narrow product with more tiles than cores gets the least of
+    ``WIDTHS``."""
+    fit = [n for n in (*WIDTHS, *ONE_TILE) if n % (8 * p.lanes) == 0 and n < p.n + 32] or [32 * p.lanes]
+    few = [n for n in fit if n not in ONE_TILE or blocks(p.m, m) * blocks(p.n, n) * p.batch <= cores]
+    return few or [WIDTHS[0]]
+
+
+def registers(m: int, n: int, per_core: int, early: bool) -> int:
+    """That the groups of a core need; a quarter of a core holds whole simds."""
+    simds = (m // 64 * 128 // SIMD + 1) * per_core
+    return (n // 2 + (n // 4 if early else 0) + 40) * blocks(simds, 4) * 4 * SIMD
+
+
+def cost(p: Product, plan: Plan, step: int, residual: bool, elements: int, dialect: Dialect) -> float:
+    """Estimated microseconds of a product that reads and writes so many ``elements`` of two bytes at least."""
+    steps = blocks(blocks(p.k, step), plan.parts)
+    groups = blocks(p.m, plan.m) * blocks(p.n, plan.n) * p.batch * plan.parts
+    at_once = CLUSTERED[plan.parts] if plan.parts > 1 else dialect.cores * plan.per_core
+    results = plan.m * plan.n
+    # a few rows: as much arrives as fits in the rings
+    streamed = min(groups, at_once) * plan.stages * plan.n * step * 2 / blocks(p.m, plan.m) / LATENCY
+    rate = min(BYTES, streamed) if p.m <= 2 * plan.m else BYTES
+    narrow = NARROW if plan.n <= 64 else 1 + 0.4 * (NARROW - 1) if plan.n < 128 else 1.0
+    multiply = steps * step / 64 * plan.m * max(plan.n, 64) * MULTIPLY * narrow
+    load = steps * step / 64 * (plan.m + plan.n) * LOAD
+    late = 1 if plan.early else 3
+    one, other, tile = (TILED_RESULT, TILED_RESIDUAL, TILED) if plan.tiled else (RESULT, RESIDUAL * late, TILE)
+    store = results / plan.parts * (one + (other if residual else 0)) / p.lanes
+    together = min(plan.per_core, blocks(groups, dialect.cores))
+    alone = max(multiply, load) + store + tile
+    work = blocks(groups, at_once) * max(alone, together * max(multiply, load, store))
+    if plan.parts > 1:
+        work += results * PART + MEET[plan.parts]
+    return max(work, 2 * elements / rate + START) + 0.05 * work + LAUNCH

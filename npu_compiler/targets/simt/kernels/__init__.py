@@ -1,0 +1,1 @@
+"""Kernels of SIMT targets: each file chooses sizes and instantiates its template."""

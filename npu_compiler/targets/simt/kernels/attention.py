@@ -1,0 +1,92 @@
+"""Attention on float arithmetic, for any mask and any strides: query rows that share keys are taken together.
+
+A group takes up to 8 query rows of one key/value head (the heads of a GQA group side by side) and a range of the keys,
+in steps of :data:`CHUNK`: scores, running maximum, weighted values. Keys beyond the valid length are never read. When
+the range is only a part of the keys (attrs ``splits``), (maximum, sum, values) go to memory and ``attention_merge``
+combines them in order. Source: Dao, "FlashAttention-2" (2023), https://arxiv.org/abs/2307.08691.
+"""
+
+from __future__ import annotations
+
+from ....schedule.kernel import Kernel, Operand
+from ....support import dtypes
+from ..lang.dialect import SIMD, Dialect
+from ..lang.emission import Emission
+from ..lang.function import Function, blocks
+from .flash import ctype, emit_flash, is_flash, mask_and_positions, strides
+
+THREADS = 256
+CHUNK = 256  # keys a step
+MOST_ROWS = 8
+MERGE_TEAMS = 4  # that share the parts of one result
+MEET_BYTES = 24 << 10
+
+
+def emit_attention(kernel: Kernel, dialect: Dialect) -> Emission:
+    """The function of an ``attention`` kernel; outputs: the result, or with ``splits`` S the float32 parts
+    [S, B, H, SQ, D + 2] (values, maximum, sum)."""
+    if is_flash(kernel, dialect):
+        return emit_flash(kernel, dialect)
+    return _Attention(kernel, dialect).emit()
+
+
+class _Attention:
+    def __init__(self, kernel: Kernel, dialect: Dialect):
+        self.kernel, self.f = kernel, Function(kernel, dialect)
+        q, k, v = kernel.inputs[:3]
+        self.b, self.h, self.sq, self.d = q.shape
+        self.hk, self.sk, self.dv = k.shape[1], k.shape[2], v.shape[3]
+        self.splits = kernel.attrs.get("splits", 1)
+        self.queries = self.h // self.hk * self.sq
+        self.by_position = bool(kernel.attrs.get("by_position"))  # keys up to a query's own position
+        self.rows = min(MOST_ROWS, self.queries)
+        # a row of keys or values is shared by a team of lanes, `item` elements each
+        self.item = 8
+        self.team = 1
+        while self.team * self.item < max(self.d, self.dv):
+            self.team *= 2
+        if self.team > SIMD:
+            self.team, self.item = SIMD, blocks(max(self.d, self.dv), SIMD * 4) * 4
+
+    def emit(self) -> Emission:
+        f, a, kernel, per = self.f, self.kernel.attrs, self.kernel, THREADS // SIMD
+        q, k, v, out = *kernel.inputs[:3], kernel.outputs[0]
+        number, positions = mask_and_positions(kernel)
+        mask = kernel.inputs[number] if number is not None else None
+        chunk = min(CHUNK, blocks(self.sk, SIMD) * SIMD)
+        merged = max(1, min(self.rows, MEET_BYTES // (per * self.team * self.item * 4)))
+        types = {"Q": ctype(q), "K": ctype(k), "V": ctype(v), "Out": ctype(out)}
+        types["Mask"] = ctype(mask) if mask else "bool8"
+        sizes = dict(
+            B=self.b, H=self.h, HK=self.hk, SQ=self.sq, SK=self.sk, D=self.d, DV=self.dv, THREADS=THREADS,
+            ROWS=self.rows, CHUNK=chunk, TEAM=self.team, ITEM=self.item, SPLITS=self.splits, MERGED=merged,
+            **strides("Q", q), **strides("K", k), **strides("V", v),
+            **strides("O", out if self.splits == 1 else None), **strides("M", mask),
+            LIMIT=kernel.inputs[positions].strides[0] if positions else 0,
+            MASKED=mask is not None, BY_POSITION=self.by_position, CAUSAL=bool(a["causal"]), LIMITED=bool(a["limited"]),
+            K_VECTORS=self._vectors(k, self.d), V_VECTORS=self._vectors(v, self.dv), scale=float(a["scale"]),
+        )  # fmt: skip
+        operands = [f.pointer(n) if n is not None else "nullptr" for n in (0, 1, 2, number, positions, ~0)]
+        lengths = dict(score=self.rows * chunk, top=self.rows, total=self.rows, scale=self.rows)
+        lengths["meet"] = merged * per * self.team * self.item
+        arrays = [f.array("float", name, n) for name, n in lengths.items()]
+        f.template("attention", "attention.h", types, sizes, *operands, *arrays)
+        return f.finish(blocks(self.queries, self.rows) * self.splits * self.hk * self.b, THREADS)
+
+    def _vectors(self, op: Operand, dim: int) -> bool:
+        """Whether rows of ``op`` can be read 16 bytes at a time."""
+        size = dtypes.DTYPES[op.dtype].size
+        aligned = op.strides[-1] == 1 and not any(n * size % 16 for n in (dim, op.offset, *op.strides[:-1]))
+        return aligned and self.item % (16 // size) == 0
+
+
+def emit_merge(kernel: Kernel, dialect: Dialect) -> Emission:
+    """The function of ``attention_merge``: parts [S, B, H, SQ, D + 2] to [B, H, SQ, D]."""
+    f, parts, out = Function(kernel, dialect), kernel.inputs[0], kernel.outputs[0]
+    splits, b, h, sq, width = parts.shape
+    d = width - 2
+    threads = MERGE_TEAMS * blocks(d, SIMD) * SIMD
+    sizes = dict(SPLITS=splits, B=b, H=h, SQ=sq, D=d, TEAMS=MERGE_TEAMS, THREADS=threads, **strides("O", out))
+    arrays = [f.array("float", name, n) for name, n in (("weight", splits), ("total", 1), ("meet", MERGE_TEAMS * d))]
+    f.template("attention_merge", "attention.h", {"Out": ctype(out)}, sizes, f.pointer(0), f.pointer(~0), *arrays)
+    return f.finish(b * h * sq, threads)

@@ -1,0 +1,168 @@
+"""What happens to an anchor's accumulators before they are stored: bias, activation, residual, rounding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from ....graph import affine, expr
+from ....graph.expr import Expr
+from ....schedule.kernel import Kernel
+from ....support import dtypes
+from ...codegen.epilogue_nest import epilogue_nest, row_digits
+from ...codegen.nest import Step, use_counts
+from ..lang.function import Function, Pointers
+from ..lang.scalar import Scalars, Value, before_storage, kind_of, literal, storage, stored
+from ..lang.vectorize import Points, vector_width
+
+
+class Epilogue:
+    """Writes results at (row, column) of the output; ``row`` counts its leading dims in order. ``width``: neighbouring
+    columns that :meth:`store` can take at once, in up to 16 bytes each, or ``most``. ``ahead``: loads that can be made
+    before the sums: residuals, with ``columns`` also what all rows share, else that is ``shared``. ``first``: the
+    function's operand that the kernel's first input is, if it is a part of the function's kernel. ``folded``: the float
+    variable that every :meth:`store` adds to, if the kernel has sums among ``more``. ``alone``: nothing is read."""
+
+    def __init__(self, kernel: Kernel, function: Function, most: int = 0, columns: bool = False, first: int = 0):
+        self.numbers = {n: first + n for n in range(len(kernel.inputs))} if first else None
+        self.nest, self.acc, self.pitch = epilogue_nest(kernel)
+        self.step, *more = self.nest.steps
+        self.function = function
+        out = kernel.outputs[0]
+        self.step.value = self.step.value.cast(out.dtype)
+        self.steps = [self.step, *more]
+        self.folded = next((f"f{s.number}" for s in more if s.kind == "reduce"), "")
+        lane = len(out.shape) - 1
+        self.lane = lane if lane in self.nest.size else -1
+        self.width = 1
+        if self.lane >= 0:
+            self.width = vector_width(self.nest, kernel, self.steps, self.lane, self.acc, most)
+        self._fetched: dict[Expr, Value] = {}
+        values = [x for step in self.steps for x in expr.walk(step.value)]
+        loads = [x for x in dict.fromkeys(values) if self._is_ahead(x, True)]
+        self.alone = all(x.value.operand >= self.acc for x in values if x.op == "load")
+        self.ahead = [x for x in loads if columns or self._is_ahead(x, False)]
+        self.shared = [x for x in loads if x not in self.ahead]
+
+    def fetch(self, row: str, column: str, guard: str, constant: bool | None = None) -> None:
+        """Load early what the next :meth:`store` will need at (row, column), if ``guard`` holds: weights
+        (``constant``), what other kernels made, or all."""
+        if constant is None:
+            self._fetched = {}
+        loads = {x: None for x in expr.walk(self.step.value) if x.op == "load" and x.value.operand < self.acc}
+        kinds = {x: self.nest.inputs[x.value.operand].buffer.kind in ("weight", "const") for x in loads}
+        simple = [
+            x for x in loads
+            if constant in (kinds[x], None) and not x.value.checks and not x.value.guarded
+            and not any(y.op == "load" for a in x.args for y in expr.walk(a))
+        ]  # fmt: skip
+        out = self.function.lines
+        for x in simple:
+            self._fetched[x] = stored(f"early{len(self._fetched)}", x.dtype)
+        for x in simple:
+            name = f"early{list(self._fetched).index(x)}"
+            out.add(
+                f"{dtypes.DTYPES[x.dtype].ctype} {name}; {name} = {storage(literal(0, kind_of(x.dtype)), x.dtype)};"
+            )
+        if simple:
+            with out.block(f"if ({guard}) {{"):
+                s = Scalars(self.nest, Pointers(self.function, self.numbers), out, use_counts([self.step.value]))
+                self._indices(row, column)
+                for x in simple:
+                    name = f"early{list(self._fetched).index(x)}"
+                    out.add(f"{name} = {s.pointers[x.value.operand]}[{s.address(x)}];")
+
+    def _is_ahead(self, x: Expr, columns: bool) -> bool:
+        """Whether ``x`` reads its own element for every result (a residual) or column, without conditions."""
+        if x.op != "load" or x.value.operand >= self.acc or x.value.guarded or x.value.checks:
+            return False
+        form = affine.affine(x.args[0])
+        by_row = any(form.coefficient(d) for d in self.nest.order if d != self.lane)
+        return form.coefficient(self.lane) == 1 and (by_row or columns)
+
+    def declare_ahead(self, count: int, width: int) -> None:
+        """Registers for what :meth:`read_ahead` reads at ``count`` places."""
+        for n, x in enumerate(self.ahead):
+            self.function.lines.add(f"Vec<{dtypes.DTYPES[x.dtype].ctype}, {width}> ahead{n}[{count}];")
+
+    def declare_shared(self, count: int, width: int) -> None:
+        """Registers for what :meth:`read_shared` reads at ``count`` places."""
+        for n, x in enumerate(self.shared):
+            self.function.lines.add(f"Vec<{dtypes.DTYPES[x.dtype].ctype}, {width}> shared{n}[{count}];")
+
+    def read_shared(self, column: str, width: int, slot: str) -> None:
+        """Statements that read ``width`` neighbours of every load that all rows share into place ``slot``."""
+        self._read(self.shared, "0", column, width, lambda n: f"shared{n}[{slot}]")
+
+    def read_ahead(self, row: str, column: str, width: int, slot: str) -> None:
+        """Statements that read ``width`` neighbours of every load of ``ahead`` into place ``slot``."""
+        self._read(self.ahead, row, column, width, lambda n: f"ahead{n}[{slot}]")
+
+    def _read(self, loads: list[Expr], row: str, column: str, width: int, name: Callable[[int], str]) -> None:
+        out = self.function.lines
+        s = Scalars(self.nest, Pointers(self.function, self.numbers), out, use_counts([self.step.value]))
+        with out.block("{"):
+            self._indices(row, column)
+            for n, x in enumerate(loads):
+                vector = f"Vec<{dtypes.DTYPES[x.dtype].ctype}, {width}>"
+                at = f"{s.pointers[x.value.operand]} + {s.address(x)}"
+                out.add(f"{name(n)} = *(DEVICE const {vector}*)({at});")
+
+    def _indices(self, row: str, column: str) -> None:
+        out = self.function.lines
+        if self.lane >= 0:
+            out.add(f"const int i{self.lane} = {column};")
+        out.add(f"const uint row = (uint)({row}); (void)row;")
+        for d, unit, wrap in row_digits(self.nest, self.step.value, self.acc, self.pitch, self.lane):
+            text = f"row / {unit}u" if unit > 1 else "row"
+            out.add(f"const int i{d} = (int)({f'{text} % {wrap}u' if wrap else text});")
+
+    def store(
+        self, row: str, column: str, width: int, accumulators: Callable[[int, str], str], slot: str = "",
+        shared: str = "",
+    ) -> None:  # fmt: skip
+        """Statements that store ``width`` neighbours; ``accumulators(which, position)`` is the text of one float.
+        ``slot``, ``shared``: where the loads of ``ahead`` and of ``shared`` were put, if they were made."""
+        self._run(self.steps, row, column, width, accumulators, slot, shared)
+
+    def compute(
+        self, to: str, row: str, column: str, width: int, accumulators: Callable[[int, str], str], slot: str,
+        shared: str,
+    ) -> None:  # fmt: skip
+        """Like :meth:`store`, but the results go to the float array ``to``, those of output n to the one named
+        ``{to}n``, and are not rounded."""
+        unrounded = [replace(step, value=before_storage(step.value)) for step in self.steps]
+        self._run(unrounded, row, column, width, accumulators, slot, shared, to)
+
+    def put(self, row: str, column: str, width: int, values: Callable[[str], str]) -> None:
+        """Statements that store ``width`` neighbours that have been computed: floats named ``values(position)``."""
+        sums = next(x for x in expr.walk(self.step.value) if x.op == "load" and x.value.operand >= self.acc)
+        stored = replace(self.step, value=sums.cast(self.step.value.dtype))
+        self._run([stored], row, column, width, lambda which, i: values(i), "", "")
+
+    def _run(
+        self, steps: list[Step], row: str, column: str, width: int, accumulators: Callable[[int, str], str], slot: str,
+        shared: str, to: str = "",
+    ) -> None:  # fmt: skip
+        out = self.function.lines
+        s = Scalars(self.nest, Pointers(self.function, self.numbers), out, use_counts([x.value for x in steps]))
+        if dtypes.DTYPES[self.step.value.dtype].size == 2:
+            s.fast = self.function.dialect.fast
+        points = Points(s, self.nest, self.lane, width)
+        s.bound.update(self._fetched)
+        early = [(f"ahead{n}[{slot}]", x) for n, x in enumerate(self.ahead if slot else ())]
+        early += [(f"shared{n}[{shared}]", x) for n, x in enumerate(self.shared if shared else ())]
+        for name, x in early:
+            s.bound[x] = stored(f"{name}.v[0]", x.dtype)
+            if width > 1:
+                s.bound[expr.substitute(x, points.shift)] = stored(f"{name}.v[i{points.inner}]", x.dtype)
+        for x in (x for step in steps for x in expr.walk(step.value)):
+            if x.op == "load" and x.value.operand >= self.acc:
+                which = x.value.operand - self.acc
+                s.bound[x] = Value(accumulators(which, "0"), "float")
+                if width > 1:
+                    s.bound[expr.substitute(x, points.shift)] = Value(accumulators(which, f"i{points.inner}"), "float")
+        with out.block("{"):
+            self._indices(row, column)
+            points.run(steps, sink=to)
+        self.function.checks |= s.checks

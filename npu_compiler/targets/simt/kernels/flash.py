@@ -1,0 +1,83 @@
+"""Attention of many queries on the matrix unit: scores never leave the registers.
+
+A group takes 64 query rows of one head, a simd 16 of them; keys and values come in tiles of 64 through group memory,
+the next while this one is used. Tiles beyond the last key that some row sees are skipped.
+
+Sources: Dao, "FlashAttention-2" (2023), https://arxiv.org/abs/2307.08691; Milakov and Gimelshein, "Online normalizer
+calculation for softmax" (2018).
+"""
+
+from __future__ import annotations
+
+import math
+
+from ....schedule.kernel import Kernel, Operand
+from ....support import dtypes
+from ..lang.dialect import Dialect
+from ..lang.emission import Emission
+from ..lang.function import Constants, Function, blocks
+
+LEAST_QUERIES = 16
+
+
+def is_flash(kernel: Kernel, dialect: Dialect) -> bool:
+    """Whether the matrix unit takes it: half types, dense rows at multiples of 16 bytes, head sizes up to 128."""
+    q, k, v = kernel.inputs[:3]
+    d, dv = q.shape[3], v.shape[3]
+    dense = all(o.strides[3] == 1 and not any(s % 8 for s in (*o.strides[:3], o.offset)) for o in (q, k, v))
+    out = kernel.outputs[0]
+    fits = d == dv and d % 16 == 0 and d <= 128 and out.strides[3] == 1 and not any(s % 2 for s in out.strides[:3])
+    return dialect.flash and q.dtype in dialect.matrix_types and q.shape[2] >= LEAST_QUERIES and dense and fits
+
+
+def emit_flash(kernel: Kernel, dialect: Dialect) -> Emission:
+    """The function of an ``attention`` kernel for which :func:`is_flash`."""
+    f, rows, keys, threads = Function(kernel, dialect, early=True), 64, 64, 128
+    q, d = kernel.inputs[0], kernel.inputs[0].shape[3]
+    mask, positions = mask_and_positions(kernel)
+    types, sizes = flash_sizes(kernel, rows, keys, threads)
+    size = keys * (d + 8)
+    arrays = [f.array(types["T"], name, 2 * size) for name in ("ks", "vs")]
+    arrays.append(f.array("int", "ms", rows * keys // 2) if sizes["TILED"] else "nullptr")
+    arrays.append(f.array("int", "limit", threads // 16) if sizes["LIMITED"] else "nullptr")
+    operands = [f.pointer(n) if n is not None else "nullptr" for n in (0, 1, 2, mask, positions, ~0)]
+    f.template("flash", "flash.h", types, sizes, *operands, *arrays)
+    return f.finish(blocks(q.shape[2], rows) * q.shape[1] * q.shape[0], threads)
+
+
+def mask_and_positions(kernel: Kernel) -> tuple[int | None, int | None]:
+    """The numbers of the inputs that are the mask and the positions of the queries, if the kernel reads them."""
+    by_position = kernel.attrs.get("by_position")
+    mask = 3 if len(kernel.inputs) > 3 and not by_position else None
+    return mask, 3 if by_position else 4 if kernel.attrs["limited"] else None
+
+
+def flash_sizes(kernel: Kernel, rows: int, keys: int, threads: int) -> tuple[dict[str, str], Constants]:
+    """What ``FlashRows`` is instantiated with: types and constants. ``threads`` know the range of keys."""
+    (q, k, v), out, a = kernel.inputs[:3], kernel.outputs[0], kernel.attrs
+    number, position = mask_and_positions(kernel)
+    mask = kernel.inputs[number] if number is not None else None
+    limits = kernel.inputs[position] if position is not None else None
+    boolean = mask is not None and mask.dtype == "bool"
+    # a mask of bytes travels with the keys
+    tiled = mask is not None and boolean and mask.strides[3] == 1
+    tiled = tiled and mask is not None and not any(s % 16 for s in (*mask.strides[:3], mask.offset))
+    scale = a["scale"] * math.log2(math.e)
+    sizes: dict[str, bool | int | float] = dict(
+        B=q.shape[0], H=q.shape[1], SQ=q.shape[2], SK=k.shape[2], D=q.shape[3], SHARE=q.shape[1] // k.shape[1],
+        ROWS=rows, KEYS=keys, THREADS=threads, LIMIT=limits.strides[0] if limits else 0, MASKED=mask is not None,
+        BOOLEAN=boolean, TILED=tiled, BY_POSITION=bool(a.get("by_position")), CAUSAL=bool(a["causal"]),
+        LIMITED=bool(a["limited"]), GIVEN=bool(a["limited"] and limits and limits.buffer.given), scale=float(scale),
+        LATE=scale >= 0 and (mask is None or boolean),
+        **strides("Q", q), **strides("K", k), **strides("V", v), **strides("O", out), **strides("M", mask),
+    )  # fmt: skip
+    return {"T": ctype(q), "Mask": ctype(mask) if mask else "bool8"}, sizes
+
+
+def ctype(op: Operand) -> str:
+    return dtypes.DTYPES[op.dtype].ctype
+
+
+def strides(letter: str, op: Operand | None) -> dict[str, int]:
+    """Constants for the strides of an operand [B, H, S, D], zero without one."""
+    return {f"{letter}_{dim}": step for dim, step in zip("BHSD", op.strides if op else (0,) * 4, strict=True)}

@@ -1,0 +1,457 @@
+"""``loops`` kernels: one thread an element or a vector, reductions along a simd, a group, or across the lanes."""
+
+from __future__ import annotations
+
+import math
+
+from ....graph import affine, expr
+from ....graph.expr import Expr
+from ....schedule.kernel import Kernel
+from ....support import dtypes
+from ...codegen.nest import Nest, Step, accesses, build_nest, fold_single_points
+from ...codegen.row_passes import Row, make_row
+from ..lang.dialect import SIMD, Dialect
+from ..lang.emission import Emission
+from ..lang.function import Function, blocks
+from ..lang.scalar import Scalars, Value, accumulator, kind_of
+from ..lang.vectorize import Points, decode, is_along, memory_order, point_order, scalars_for, vector_width
+from .reductions import RowFold
+
+THREADS = 256
+TURNS, TURNS_FROM = 4, 1 << 21  # points that a thread gathers, if there are so many vectors
+SMALL_FOLD = 16  # a thread folds so few points alone
+SIMD_FOLD = 2048  # a simd folds so many; beyond, a whole group
+
+
+def emit_loops(kernel: Kernel, dialect: Dialect) -> Emission:
+    """The function of a ``loops`` kernel."""
+    nest = build_nest(kernel)
+    if not nest.reduced and not nest.empty:
+        fold_single_points(nest)
+    turns = nest.serial and not nest.empty and not nest.reduced and not _all_private(nest) and _takes_turns(nest)
+    function = Function(kernel, dialect, early=turns)
+    if nest.empty:
+        return function.finish(0, THREADS)
+    if turns:
+        s = scalars_for(nest, function, nest.steps)
+        return function.finish(_turns_of(nest, function, kernel, s, "gid"), THREADS)
+    if not nest.reduced:
+        return _accumulate(nest, function) if nest.serial and not _all_private(nest) else _pointwise(nest, function)
+    return _Reduction(nest, function).emit()
+
+
+# -- pointwise ------------------------------------------------------------------------------------------------------
+def _pointwise(nest: Nest, function: Function) -> Emission:
+    groups = _points_of(nest, function, function.kernel, scalars_for(nest, function, nest.steps), "gid")
+    return function.finish(groups, THREADS)
+
+
+def _points_of(nest: Nest, function: Function, kernel: Kernel, s: Scalars, group: str) -> int:
+    """Every point of ``kernel``'s nest, by as many groups as are returned; ``group`` counts them."""
+    order = point_order(nest)
+    width = _store_width(nest, kernel, order[-1]) if order else 1
+    count = nest.points(order) // width
+    if _gathers(nest, order, width) and TURNS_FROM <= count < 2**31:
+        return _points_in_turns(nest, function, s, order, width, group)
+    out = function.lines
+    flat = "uint64_t" if count >= 2**31 else "uint"
+    out.add(f"const {flat} f = ({flat}){group} * {THREADS}u + (uint)tid;")
+    if count % THREADS:
+        out.add(f"if (f >= {count}u) return;")
+    decode(s, nest, order, "f", width)
+    Points(s, nest, order[-1] if order else -1, width).run(nest.steps)
+    function.checks |= s.checks
+    return blocks(count, THREADS)
+
+
+def _gathers(nest: Nest, order: list[int], width: int) -> bool:
+    """Whether a thread collects single elements for one store that is shorter than it could be, and could take turns
+    along the outermost dim."""
+    (step, *others) = nest.steps
+    if others or step.target is None or width == 1 or width * dtypes.DTYPES[step.target.dtype].size not in (4, 8):
+        return False
+    loads = [x for x in expr.walk(step.value) if x.op == "load"]
+    if any(0 in o.shape for o in nest.inputs) or any(x.value.checks for x in loads):
+        return False  # there is nothing that could be read instead, or it would be reported
+    gathered = any(affine.affine(x.args[0]).coefficient(order[-1]) > 1 for x in loads)
+    return gathered and len(order) > 1 and nest.size[order[0]] % TURNS == 0
+
+
+def _points_in_turns(nest: Nest, function: Function, s: Scalars, order: list[int], width: int, group: str) -> int:
+    """Threads take several points each, apart along the outermost dim, so that more loads are under way. They store
+    behind the last."""
+    (step,), out, outer = nest.steps, function.lines, order[0]
+    assert step.target is not None
+    apart, count = nest.size[outer] // TURNS, nest.points(order) // width // TURNS
+    vector = f"Vec<{dtypes.DTYPES[step.target.dtype].ctype}, {width}>"
+    out.add(f"const uint f = (uint){group} * {THREADS}u + (uint)tid;")
+    if count % THREADS:
+        out.add(f"if (f >= {count}u) return;")
+    decode(s, nest, order, "f", width)
+    out.add(f"const int first = i{outer};", f"{vector} made0[{TURNS}];", f"int64_t place0[{TURNS}];", "#pragma unroll")
+    s.straight = True
+    with s.scope(f"for (int turn = 0; turn < {TURNS}; turn++) {{"):
+        out.add(f"const int i{outer} = first + turn * {apart};")
+        Points(s, nest, order[-1], width).run(nest.steps, turn="turn")
+    out.add("#pragma unroll")
+    pointer = s.pointers[~step.output]
+    out.add(f"for (int turn = 0; turn < {TURNS}; turn++) *(DEVICE {vector}*)({pointer} + place0[turn]) = made0[turn];")
+    function.checks |= s.checks
+    return blocks(count, THREADS)
+
+
+def _store_width(nest: Nest, kernel: Kernel, lane: int) -> int:
+    """Neighbours that a thread takes: what it stores is up to 16 bytes. It may load more at once, of wider types, from
+    memory that is ours: other arrays may begin at any multiple of 16 bytes."""
+    sizes = [dtypes.DTYPES[kernel.outputs[s.output].dtype].size for s in nest.steps if s.target is not None]
+    most = min(8, 16 // max(sizes, default=2))
+    read = [nest.inputs[x.value.operand] for x, _ in accesses(nest) if x.value.operand >= 0 and is_along(x, lane)]
+    theirs = any(o.buffer.kind == "input" and dtypes.DTYPES[o.dtype].size * most > 16 for o in read)
+    return vector_width(nest, kernel, nest.steps, lane, most=0 if theirs else most)
+
+
+def is_pointwise(kernel: Kernel) -> bool:
+    """Whether every point of a ``loops`` kernel is a matter of its own."""
+    if kernel.body is None or kernel.body.axes:
+        return False
+    nest = build_nest(kernel)
+    return not nest.serial or nest.empty or _all_private(nest)
+
+
+def shares_launch(kernel: Kernel) -> bool:
+    """Whether :func:`emit_bundle` takes it: it is pointwise, or a scatter with a simd for each turn."""
+    if is_pointwise(kernel):
+        return True
+    if kernel.body is None or kernel.body.axes:
+        return False
+    nest = build_nest(kernel)
+    fold_single_points(nest)
+    return _takes_turns(nest) and _turn_team(nest, kernel) == SIMD
+
+
+def emit_bundle(kernel: Kernel, dialect: Dialect) -> Emission:
+    """The function of a ``bundle`` of kernels that :func:`shares_launch`: each has groups of its own."""
+    function, first, inputs, outputs = Function(kernel, dialect, early=True), 0, 0, 0
+    for part in kernel.parts:
+        numbers = {n: inputs + n for n in range(len(part.inputs))}
+        numbers |= {~n: ~(outputs + n) for n in range(len(part.outputs))}
+        inputs, outputs = inputs + len(part.inputs), outputs + len(part.outputs)
+        nest = build_nest(part)
+        if nest.empty:
+            continue
+        fold_single_points(nest)
+        s = scalars_for(nest, function, nest.steps, numbers)
+        mark = len(function.lines.text)
+        function.lines.depth += 1
+        if nest.serial and not _all_private(nest):
+            groups = _turns_of(nest, function, part, s, f"(gid - {first})")
+        else:
+            function.lines.add("wait_inputs();")
+            groups = _points_of(nest, function, part, s, f"(gid - {first})")
+        function.lines.depth -= 1
+        function.lines.text.insert(mark, f"  if (gid >= {first} && gid < {first + groups}) {{")
+        function.lines.add("}")
+        first += groups
+    return function.finish(first, THREADS)
+
+
+# -- scatters whose places come from data ---------------------------------------------------------------------------
+MOST_COMPARED = 4096  # turns, of which each looks for those behind it
+GOLDEN = 2654435761  # spreads places over the shares (D. Knuth, The Art of Computer Programming, 6.4)
+TURNS_AT_ONCE = 1 << 20  # that all threads look at while one of them takes a turn
+LEAST_TURNS = 16  # for a share
+SOUGHT = 16  # turns whose places are read together
+MOST_SIMDS = 8  # of a turn, a vector for each lane; longer turns take a group each
+
+
+def _all_private(nest: Nest) -> bool:
+    return all(d in nest.private for d in nest.order)
+
+
+def _takes_turns(nest: Nest) -> bool:
+    """Whether a turn stores whole rows, and of those for one place the last one is all that counts."""
+    written = {op.buffer.id for op in nest.outputs}
+    reads = any(nest.inputs[x.value.operand].buffer.id in written for x, _ in accesses(nest) if x.value.operand >= 0)
+    few = nest.points(_own_and_turns(nest)[1]) <= MOST_COMPARED
+    return few and not reads and len(nest.steps) == 1 and nest.aside == nest.private
+
+
+def _accumulate(nest: Nest, function: Function) -> Emission:
+    """One thread takes all turns of a place, in order; several share a column if its turns are many, each with places
+    of its own."""
+    s = scalars_for(nest, function, nest.steps)
+    own, turns = _own_and_turns(nest)
+    count, total, out = nest.points(own), nest.points(turns), function.lines
+    # looking through all turns takes time in proportion to the shares, a share's own turns the other way round
+    shares = min(math.isqrt(TURNS_AT_ONCE // count), total // LEAST_TURNS)
+    if shares < 2 or not _one_place(nest):
+        shares = 1
+    out.add(f"const uint all = (uint)gid * {THREADS}u + (uint)tid, f = all % {count}u, share = all / {count}u;")
+    out.add(f"if (share >= {shares}u) return;")
+    decode(s, nest, own, "f")
+
+    def run() -> None:
+        decode(s, nest, turns, "turn")
+        Points(s, nest, -1, 1).run(nest.steps)
+
+    if shares == 1:
+        with s.scope(f"for (uint turn = 0; turn < {total}u; turn++) {{"):
+            run()
+    else:
+        with s.scope(f"for (uint first = 0; first < {total}u; first += {SOUGHT}u) {{"):
+            _seek(nest, s, turns, shares)
+            with s.scope("for (uint turn = first; mine; turn++, mine >>= 1) {"):
+                out.add(
+                    "for (; !(mine & 1u); mine >>= 1) turn++;  // so that neighbours take their next turns together"
+                )
+                run()
+    function.checks = s.checks
+    return function.finish(blocks(count * shares, THREADS), THREADS)
+
+
+def _one_place(nest: Nest) -> bool:
+    """Whether a turn touches a single place of what it writes."""
+    written = {op.buffer.id for op in nest.outputs}
+    target = nest.steps[0].target
+    assert target is not None
+    places = [x for x, _ in accesses(nest) if x.value.operand < 0 or nest.inputs[x.value.operand].buffer.id in written]
+    return len(nest.steps) == 1 and all((x.args, x.value.checks) == (target.args, target.value.checks) for x in places)
+
+
+def _seek(nest: Nest, s: Scalars, turns: list[int], shares: int) -> None:
+    """``mine``: a bit for each of the next turns, set if its place is this share's. Their places are read together,
+    and not checked, which would put them in order."""
+    assert nest.steps[0].target is not None
+    target = expr.substitute(nest.steps[0].target, {d: expr.const(0, "int64") for d in nest.aside})
+    place = target.args[0]
+    for index, (_, step) in zip(target.args[1:], target.value.checks, strict=True):
+        place = place + index * step
+    s.out.add("uint mine = 0;", "#pragma unroll")
+    with s.scope(f"for (uint j = 0; j < {SOUGHT}u; j++) {{"), s.scope(f"if (first + j < {nest.points(turns)}u) {{"):
+        s.out.add("const uint turn = first + j;")
+        decode(s, nest, turns, "turn")
+        key = f"(uint)({s.text(place, 'int64_t')}) * {GOLDEN}u >> 16"
+        s.out.add(f"mine |= (uint)(({key}) % {shares}u == share) << j;")
+
+
+def _own_and_turns(nest: Nest) -> tuple[list[int], list[int]]:
+    return [d for d in nest.order if d in nest.private], [d for d in nest.order if d not in nest.private]
+
+
+def _turn_width(nest: Nest, kernel: Kernel) -> int:
+    own, _ = _own_and_turns(nest)
+    return _store_width(nest, kernel, own[-1]) if own else 1
+
+
+def _turn_team(nest: Nest, kernel: Kernel) -> int:
+    """Threads that store a turn."""
+    vectors = nest.points(_own_and_turns(nest)[0]) // _turn_width(nest, kernel)
+    return SIMD if vectors <= MOST_SIMDS * SIMD else THREADS
+
+
+def _turns_of(nest: Nest, function: Function, kernel: Kernel, s: Scalars, group: str) -> int:
+    """Every turn of a scatter, by as many groups as are returned; ``group`` counts them. Of several turns with the same
+    place the last one counts: a team looks for a later one, and if there is none stores its own. Places that the
+    caller gives do not wait for the kernel before."""
+    (step,) = nest.steps
+    assert step.target is not None
+    own, turns = _own_and_turns(nest)
+    width, total, team, out = _turn_width(nest, kernel), nest.points(turns), _turn_team(nest, kernel), function.lines
+    vectors = nest.points(own) // width
+    place = expr.substitute(step.target, {d: expr.const(0, "int64") for d in own})
+    loads = (x.value.operand for x in expr.walk(place) if x.op == "load")
+    given = all(nest.inputs[n].buffer.given for n in loads if n >= 0)
+    if not given:
+        out.add("wait_inputs();")
+    parts = blocks(vectors, SIMD) if team == SIMD else 1
+    if team == SIMD:
+        out.add(f"const uint worker = (uint){group} * {THREADS // SIMD}u + (uint)sid, turn = worker / {parts}u;")
+        out.add("const int me = lane;")
+        if total * parts % (THREADS // SIMD):
+            out.add(f"if (turn >= {total}u) return;")
+    else:
+        out.add(f"const uint turn = (uint){group};", "const int me = tid;")
+    _look_for_later(nest, function, s, place, team)
+    if given:
+        out.add("wait_inputs();")
+    out.add("if (again) return;  // a later one stores there")
+    first = f"(uint)me + worker % {parts}u * {SIMD}u" if parts > 1 else "(uint)me"
+    with s.scope(f"for (uint f = {first}; f < {vectors}u; f += {team * parts}u) {{"):
+        decode(s, nest, own, "f", width)
+        Points(s, nest, own[-1] if own else -1, width).run([step])
+    function.checks |= s.checks
+    return total if team > SIMD else blocks(total * parts, THREADS // SIMD)
+
+
+def _look_for_later(nest: Nest, function: Function, s: Scalars, place: Expr, team: int) -> None:
+    """``again``: whether a turn after this one stores to the same ``place``: if an index from memory alone says where,
+    whether it is the same."""
+    out, (_, turns) = function.lines, _own_and_turns(nest)
+    out.add("int again = 0;")
+    decode(s, nest, turns, "turn")
+    offset, *indices = place.args
+    by_value = offset.op == "const" and len(indices) == 1 and indices[0].op == "load"
+
+    def where(place: Expr) -> str:
+        return s.text(place.args[1], "int64_t") if by_value else s.address(place)
+
+    out.add(f"const int64_t mine = {where(place)};", "#pragma unroll 4")
+    with s.scope(f"for (uint later = turn + 1u + (uint)me; later < {nest.points(turns)}u; later += {team}u) {{"):
+        other = {d: max(nest.size) + 1 + d for d in turns}
+        s.ranges = {**s.ranges, **{n: s.ranges[d] for d, n in other.items()}}
+        unit = 1
+        for d in reversed(turns):
+            out.add(f"const int i{other[d]} = (int)(later / {unit}u % {nest.size[d]}u);")
+            unit *= nest.size[d]
+        elsewhere = expr.substitute(place, {d: expr.index(n) for d, n in other.items()})
+        out.add(f"if ({where(elsewhere)} == mine) again = 1;")
+    out.add(f"for (int m = {SIMD // 2}; m > 0; m >>= 1) again |= simd_xor(again, m);")
+    if team > SIMD:
+        function.array("int", "hit", THREADS // SIMD)
+        out.add("if (lane == 0) hit[sid] = again;", "barrier();")
+        out.add(f"for (int i = 0; i < {THREADS // SIMD}; i++) again |= hit[i];")
+
+
+# -- reductions -----------------------------------------------------------------------------------------------------
+MOST_TURNS = 8  # of a thread in one row, for which its loop is unrolled
+VECTOR_ROWS = 1 << 15  # vectors of rows, from which threads that take a vector each fill the machine
+VECTOR_FOLD = 64  # the longest fold of which one thread takes all
+
+
+class _Reduction:
+    def __init__(self, nest: Nest, function: Function):
+        self.nest, self.function, self.out = nest, function, function.lines
+        self.row: Row = make_row(nest, 1, scratch=0)
+        self.s = scalars_for(nest, function, self.row.steps)
+        self.rows, self.count = nest.points(nest.rows), nest.points(nest.folds)
+
+    def emit(self) -> Emission:
+        across = self._across_dim()
+        if across is not None and (width := self._width(across)) > 1:
+            return self._vectors(across, width)
+        return self._across(across) if across is not None or self.count <= SMALL_FOLD else self._along()
+
+    def _across_dim(self) -> int | None:
+        """A row dim along which the loads are contiguous, unless one of the reduced dims is."""
+        inner = [affine.affine(x.args[0]) for x, per_row in accesses(self.nest) if not per_row and x.value.operand >= 0]
+        scores = {d: sum(abs(f.coefficient(d)) == 1 for f in inner) for d in self.nest.order}
+        best_fold = max((scores[d] * (self.nest.size[d] > 1) for d in self.nest.folds), default=0)
+        rows = [d for d in self.nest.rows if scores[d] > best_fold and self.nest.size[d] >= 8]
+        return max(rows, key=lambda d: scores[d]) if rows else None
+
+    def _width(self, lane: int) -> int:
+        """How many neighbours along ``lane`` a thread can take, where rows are enough to fill the machine so."""
+        passes, kernel = self.row.passes, self.function.kernel
+        if len(passes) != 1 or passes[0].stores or any(st.reduce.startswith("arg") for st in passes[0].folds):
+            return 1
+        width = vector_width(self.nest, kernel, [*passes[0].folds, *self.row.stores], lane)
+        return width if self.rows // width >= VECTOR_ROWS and self.count <= VECTOR_FOLD else 1
+
+    def _vectors(self, lane: int, width: int) -> Emission:
+        """A thread folds ``width`` neighbouring rows, each into a variable of its own."""
+        nest, out, s = self.nest, self.out, self.s
+        order = [d for d in memory_order(nest, nest.rows) if d != lane] + [lane]
+        count = self.rows // width
+        out.add(f"const uint r = (uint)gid * {THREADS}u + (uint)tid;")
+        if count % THREADS:
+            out.add(f"if (r >= {count}u) return;")
+        decode(s, nest, order, "r", width)
+        (p,) = self.row.passes
+        points = Points(s, nest, lane, width, apart=True)
+        for st in p.folds:
+            kind = kind_of(st.value.dtype)
+            out.add(f"{kind} f{st.number}[{width}];", "#pragma unroll")
+            out.add(f"for (int i = 0; i < {width}; i++) f{st.number}[i] = {accumulator(st.reduce, st.value.dtype)};")
+        if self.count <= SMALL_FOLD:
+            out.add("#pragma unroll")
+        with s.scope(f"for (uint p = 0; p < {self.count}u; p++) {{"):
+            decode(s, nest, nest.folds, "p")
+            points.run(p.folds)
+        for st in p.folds:
+            name = f"f{st.number}[i{points.inner}]"
+            s.bound[expr.stage(st.number, st.value.dtype)] = Value(name, kind_of(st.value.dtype))
+        points.run(self.row.stores)
+        self.function.checks = s.checks
+        return self.function.finish(blocks(count, THREADS), THREADS)
+
+    def _across(self, lane: int | None) -> Emission:
+        """Neighbouring lanes take neighbouring rows; the simds of a group share the fold if rows are few."""
+        nest, out, s = self.nest, self.out, self.s
+        order = memory_order(nest, nest.rows)
+        if lane is not None:
+            order = [d for d in order if d != lane] + [lane]
+        parts = 1
+        while parts < 16 and self.rows * parts < 32 * THREADS * 4 and self.count // (2 * parts) >= 8:
+            parts *= 2
+        threads = 128 if parts == 1 else SIMD * parts
+        per_group = threads // parts
+        out.add(f"const uint r = (uint)gid * {per_group}u + (uint){'tid' if parts == 1 else 'lane'};")
+        if parts == 1:
+            if self.rows % per_group:
+                out.add(f"if (r >= {self.rows}u) return;")
+            row, active = "r", ""
+        else:
+            out.add(f"const uint row = r < {self.rows}u ? r : {self.rows - 1}u;")
+            row, active = "row", f"r < {self.rows}u" if self.rows % per_group else ""
+        decode(s, nest, order, row)
+        points, fold = Points(s, nest, -1, 1), RowFold(s, self.function)
+        for p in self.row.passes:
+            fold.begin(p)
+            with s.scope(f"for (uint p = {'0' if parts == 1 else '(uint)sid'}; p < {self.count}u; p += {parts}u) {{"):
+                decode(s, nest, nest.folds, "p")
+                points.run(p.folds, position=nest.position)
+                self._guarded(points, p.stores, active)
+            fold.meet_across(p, parts)
+        conditions = ([f"sid == {0}"] if parts > 1 else []) + ([active] if active else [])
+        self._guarded(points, self.row.stores, " && ".join(conditions))
+        self.function.checks = s.checks
+        return self.function.finish(blocks(self.rows, per_group), threads)
+
+    def _along(self) -> Emission:
+        """The lanes of a simd, or all threads of a group, share a row."""
+        nest, out, s = self.nest, self.out, self.s
+        folds = memory_order(nest, nest.folds, loads=True)
+        steps = [st for p in self.row.passes for st in p.steps]
+        width = vector_width(nest, self.function.kernel, steps, folds[-1])
+        turns = self.count // width  # for all threads of a row together
+        few = self.rows <= 64 if turns < 2 * SIMD else self.rows <= 1024
+        team = SIMD if self.count <= SIMD_FOLD and (not few or self.count <= 256) else 256
+        if turns >= 16384:
+            team = 1024
+        elif team > SIMD and turns % team and not turns % SIMD:
+            team = next(n for n in range(team, 0, -SIMD) if not turns % n)
+        per_group = 4 if team == SIMD else 1
+        threads = team * per_group
+        if team == SIMD:
+            out.add(f"const uint r = (uint)gid * {per_group}u + (uint)sid;", "const int me = lane;")
+            if self.rows % per_group:
+                out.add(f"if (r >= {self.rows}u) return;")
+        else:
+            out.add("const uint r = (uint)gid;", "const int me = tid;")
+        decode(s, nest, nest.rows, "r")
+        points, fold = Points(s, nest, folds[-1], width), RowFold(s, self.function)
+        for p in self.row.passes:
+            fold.begin(p)
+            loop = f"for (uint p = (uint)me; p < {turns}u; p += {team}u) {{"
+            if turns % team == 0 and turns // team <= MOST_TURNS:  # so that loads of all turns are under way at once
+                out.add("#pragma unroll")
+                loop = f"for (uint turn = 0; turn < {turns // team}u; turn++) {{"
+            with s.scope(loop):
+                if "turn" in loop:
+                    out.add(f"const uint p = (uint)me + turn * {team}u;")
+                decode(s, nest, folds, "p", width)
+                points.run(p.steps, position=nest.position)
+            fold.meet_along(p, team)
+        self._guarded(points, self.row.stores, "me == 0")
+        self.function.checks = s.checks
+        return self.function.finish(blocks(self.rows, per_group), threads)
+
+    def _guarded(self, points: Points, stores: list[Step], condition: str) -> None:
+        if not stores:
+            return
+        plain = Points(self.s, self.nest, -1, 1)
+        if condition:
+            with self.s.scope(f"if ({condition}) {{"):
+                plain.run(stores)
+        else:
+            plain.run(stores)

@@ -1,0 +1,157 @@
+"""The vocabulary of the SIMT kernels, and how a target spells it.
+
+A kernel is plain C++ text over these words; ``kernels/common.h`` builds the rest on them. A dialect's ``prelude``
+defines:
+
+types       ``f16 bf16 bool8 int8_t uint8_t int16_t int32_t int64_t float`` (storage), ``double`` if the target has it;
+            ``uint``, ``uint4`` (16 bytes, members x y z w)
+words       ``DEVICE`` before pointers to device memory, ``GROUP`` before pointers to group memory, ``THREAD`` before
+            references to a thread's own variables, ``INLINE`` before helper functions, ``CONSTANT`` before tables
+conversion  ``float to_f32(f16)``, ``to_f32(bf16)``, ``f16 to_f16(float)``, ``bf16 to_bf16(float)``
+simd        32 lanes: ``T simd_xor(T, int)`` (the value of lane ^ mask; float, int), ``void simd_barrier()``
+group       ``void barrier()``: all threads of a group, group memory ordered
+order       ``int meet_groups(DEVICE int* state, int number, int count, bool waits)``: by one thread of each of
+            ``count`` groups, behind a barrier. Who gets 1 or 2 sees what all of them wrote before and does its share
+            of what is next; who gets 2 also that of the groups whose bits are set in ``state[1]`` and on (bit
+            number % 32 of word number / 32), and clears these bits; who gets 0 leaves. A group that does not wait
+            has no share. ``state`` is zero at first and belongs to these meetings; only with
+            :attr:`Dialect.ordered`
+report      ``set_flag(DEVICE int*)``: makes it 1; any number of threads may
+bytes       ``uint take_bytes(uint low, uint high, uint which)``: byte n of the result is the one of the eight in (low,
+            high) that the low three bits of nibble n of ``which`` say; bit 3 of each of the four nibbles is 0
+loads       ``uint4 load16(DEVICE const void*)`` and ``stream16``: of data that is read once and written by nobody
+order       ``release_next()``: the next kernel may start; ``wait_inputs()``: what earlier kernels wrote is visible from
+            here on (weights may be read before). Both may be nothing.
+            ``ask_for(DEVICE const void* p, int bytes, int tid)``, of all threads of a group: data that is far away
+            comes nearer; only with :attr:`Dialect.asks`
+copies      ``copy16(GROUP void*, DEVICE const void*, bool valid)`` (zeros if not valid), ``copy_commit()``,
+            ``copy_wait<N>()``: all but the last N commits have arrived. A plain copy and nothing, where copies block.
+matrix      ``FragA<T>``, ``FragB<T>``, ``FragC``, ``frag_load_a/b(frag, GROUP const T* p, int ld, int lane)`` of
+            [M, K] and [N, K] windows, ``frag_zero``, ``frag_mma(c, a, b)``, ``frag_store(GROUP float* p, int ld, c,
+            lane)``; sizes in :attr:`Dialect.matrix`
+flash       what a simd must know of its fragments to go from one product to the next: ``frag_row(lane, i)`` and
+            ``frag_column(lane, i)`` of result i of four (0 1, 2 3 in one row each), ``frag_row_max``, ``frag_row_sum``
+            over the lanes of a row, ``frag_from_results(a, left, right)``, ``frag_load_b2`` (two neighbours along N),
+            ``frag_load_turned`` (two, from memory that is [K, N]), ``m_exp2_fast``; ``frag_a_of(a, x0, x1, x2, x3,
+            lane)`` and ``frag_b_of(b, x0, x1, lane)``: lane 4 r + c brings pairs 2 c (x0, x1) and 2 c + 8 of rows r
+            (x0, x2) and r + 8 of A, pairs 2 c and 2 c + 8 of row r of B; ``frag_b_turned(b, c, lane)``: B from the
+            transposed results; ``pack_pair(low, high, T*)``: two floats as a pair; only with :attr:`Dialect.flash`
+wide        four simds together, on tiles of 64 elements a row, 16-byte chunks at ``wide_at(row, chunk)``:
+            ``WideC<N>``, ``wide_zero``, ``wide_ready()`` (copies are visible to the unit), ``wide_begin()``,
+            ``wide_mma(c, GROUP const T* a, GROUP const T* b)``, ``wide_commit()``, ``wide_wait<N>()``,
+            ``wide_settle(c)`` (all has been added), ``wide_store(GROUP float* p, int ld, c, lane)``; only with
+            :attr:`Dialect.wide`
+fast        ``m_sigmoid_fast(float)``: with errors far below half precision; those named in :attr:`Dialect.fast`
+maths       ``m_exp`` and so on for each scalar op that is no operator, on float (and double)
+
+The entry line of a kernel brings ``const int gid, tid, lane, sid``: group, thread in the group, lane in the simd, simd
+in the group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+from ....schedule.kernel import Kernel
+from .emission import Emission
+from .headers import included, pasted
+
+KERNELS = Path(__file__).parents[1] / "kernels"
+SIMD = 32
+
+
+class Param(NamedTuple):
+    """A pointer parameter of a kernel. ``writable``: stored through; ``constant``: no kernel writes it."""
+
+    ctype: str
+    name: str
+    writable: bool
+    constant: bool
+
+
+class Array(NamedTuple):
+    """An array in group memory; 16-byte aligned."""
+
+    ctype: str
+    name: str
+    length: int
+    itemsize: int
+
+    @property
+    def nbytes(self) -> int:
+        return -(-self.length * self.itemsize // 16) * 16
+
+
+class Special(NamedTuple):
+    """A target's own function for kernels of one kind, used for those it ``takes``. ``column_tiles``: into how many
+    tiles it cuts the columns of a product, if it can do its share of a row norm."""
+
+    kind: str
+    takes: Callable[[Kernel], bool]
+    emit: Callable[[Kernel, Dialect], Emission]
+    column_tiles: Callable[[Kernel, Dialect], int] | None = None
+
+
+def _no_clusters(head: str, cluster: int) -> str:
+    raise NotImplementedError(f"this target has no clusters of {cluster} groups")
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """How a target spells the vocabulary.
+
+    ``entry(name, params, threads, groups_per_core)``: the opening of a kernel up to ``{`` with its first lines.
+    ``shared(arrays)``: declarations of group memory, and the bytes to ask for at launch (0: none). ``matrix``: (M, N,
+    K) of the matrix unit, () without one; ``matrix_types``: its element types. ``group_bytes``: group memory a kernel
+    may use; ``stages``: of a ring of copies in it; ``cores``: that should have work; ``most_params``: pointers that a
+    kernel may take; ``wide``: column counts of the wide matrix unit; ``flash``: whether fragments can be looked into;
+    ``registers``: of a core, if groups of a product of one row should stay and take rows in turns; 0: they should not;
+    ``ordered``: whether groups of a kernel can wait for what others wrote; ``asks``: whether ``ask_for`` is there;
+    ``doubles``: whether running sums have ``double`` to add up in; ``fast``: functions with a ``_fast`` spelling;
+    ``words``: text behind the common definitions; ``headers``: folders of what functions include; ``special``: own
+    functions, tried before the common ones, and ``clustered(head, count)``: the opening of a kernel whose groups run
+    together by ``count``.
+    """
+
+    name: str
+    prelude: str
+    entry: Callable[[str, Sequence[Param], int, int], str]
+    shared: Callable[[Sequence[Array]], tuple[list[str], int]]
+    group_bytes: int
+    matrix: tuple[int, ...] = ()
+    matrix_types: tuple[str, ...] = ()
+    stages: int = 2
+    cores: int = 132
+    most_params: int = 500
+    wide: tuple[int, ...] = ()
+    words: str = ""
+    headers: tuple[Path, ...] = (KERNELS,)
+    flash: bool = False
+    ordered: bool = False
+    asks: bool = False
+    registers: int = 0
+    doubles: bool = False
+    fast: tuple[str, ...] = ()
+    special: tuple[Special, ...] = ()
+    clustered: Callable[[str, int], str] = _no_clusters
+
+    def special_for(self, kernel: Kernel) -> Special | None:
+        """The target's own function for ``kernel``, if it has one."""
+        return next((s for s in self.special if s.kind == kernel.kind and s.takes(kernel)), None)
+
+    @cached_property
+    def head(self) -> str:
+        """The text before every kernel."""
+        return f"{self.prelude}\n{(KERNELS / 'common.h').read_text()}{self.words}"
+
+    def source(self, functions: Iterable[str]) -> str:
+        """``functions`` as a text that the target's compiler takes without any other file."""
+        return f"{self.head}\n{pasted(functions, self.headers)}"
+
+    def included(self, functions: Iterable[str]) -> dict[str, str]:
+        """The headers that ``functions`` include, by name."""
+        return included("\n".join(functions), self.headers)

@@ -1,0 +1,125 @@
+"""One kernel function under construction: its pointer parameters, group memory and body."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from ....schedule.kernel import Kernel, Operand
+from ....support import dtypes
+from .dialect import SIMD, Array, Dialect, Param
+from .emission import Emission
+from .program import TileMap
+from .scalar import Lines, literal
+
+MOST_ASKED = 32 << 10  # bytes of an operand
+
+
+Constants = Mapping[str, bool | int | float]
+
+
+def constants(name: str, types: Mapping[str, str], values: Constants) -> str:
+    """A C++ struct of types and compile-time constants, the sizes that a kernel template is instantiated with."""
+    typedefs = [f"typedef {ctype} {alias}" for alias, ctype in types.items()]
+    numbers: dict[str, list[str]] = {}
+    for key, value in values.items():
+        kind = "bool" if isinstance(value, bool) else "float" if isinstance(value, float) else "int"
+        numbers.setdefault(kind, []).append(f"{key} = {literal(value, kind)}")
+    fields = [f"CONSTANTS {kind} {', '.join(members)}" for kind, members in numbers.items()]
+    return "\n  ".join([f"struct {name} {{", *(f"{field};" for field in (*typedefs, *fields))]) + "\n};\n"
+
+
+class Function:
+    """``lines`` is the body; :meth:`pointer` adds a parameter; ``arrays`` are in group memory. ``before``: headers and
+    structs in front of it. ``early``: the body says itself when it waits for its inputs; ``release``: the next kernel
+    may start at once."""
+
+    def __init__(self, kernel: Kernel, dialect: Dialect, early: bool = False, release: bool = True):
+        self.kernel, self.dialect = kernel, dialect
+        self.lines = Lines()
+        self.before: list[str] = []
+        self.arrays: list[Array] = []
+        self.checks = False
+        self.per_core = 0  # groups that should fit on a core at once; 0: no matter
+        self.cluster = 1  # neighbouring groups that run together and see each other's memory
+        self.maps: list[tuple[int, TileMap]] = []
+        self._params: dict[int, Param] = {}
+        self._written = {o.buffer.id for o in kernel.outputs}
+        if release:
+            self.lines.add("release_next();")
+        if not early:
+            self.ask_for_given()
+            self.lines.add("wait_inputs();")
+
+    def ask_for_given(self, first: int = 0) -> None:
+        """Small weights among the inputs from ``first`` on are on their way while the kernel waits."""
+        if self.dialect.asks:
+            for n, o in enumerate(self.kernel.inputs[first:], first):
+                nbytes = math.prod(o.shape) * dtypes.DTYPES[o.dtype].size
+                constant = o.buffer.kind in ("weight", "const") and o.buffer.id not in self._written
+                if constant and o.contiguous and 0 < nbytes <= MOST_ASKED:
+                    self.lines.add(f"ask_for({self.pointer(n)}, {nbytes}, tid);")
+
+    def operand(self, number: int) -> Operand:
+        return self.kernel.inputs[number] if number >= 0 else self.kernel.outputs[~number]
+
+    def pointer(self, number: int) -> str:
+        """The name of the pointer to input ``number`` or output ``~number``."""
+        if number not in self._params:
+            op = self.operand(number)
+            name = f"a{number}" if number >= 0 else f"b{~number}"
+            constant = op.buffer.kind in ("weight", "const") and op.buffer.id not in self._written
+            self._params[number] = Param(dtypes.DTYPES[op.dtype].ctype, name, number < 0, constant)
+        return self._params[number].name
+
+    def tile_map(self, number: int, tiles: TileMap) -> str:
+        """The name of a parameter through which the copy engine reads tiles of operand ``number``."""
+        self.maps.append((number, tiles))
+        return f"m{len(self.maps) - 1}"
+
+    def array(self, ctype: str, name: str, count: int) -> str:
+        """An array in group memory; returns its name."""
+        size = {"float": 4, "int": 4, "double": 8, "int64_t": 8, "bool": 1, "f16": 2, "bf16": 2}[ctype]
+        self.arrays.append(Array(ctype, name, count, size))
+        return name
+
+    def template(self, name: str, header: str, types: Mapping[str, str], values: Constants, *arguments: str) -> None:
+        """The body calls function template ``name`` of kernel file ``header``, instantiated with a struct of ``types``
+        and constant ``values``; ``arguments`` go before the thread's place."""
+        self.before += [f'#include "{header}"\n', constants("@NAME@_sizes", types, values)]
+        self.lines.add(f"{name}<@NAME@_sizes>({', '.join(arguments)}, Thread{{gid, tid, lane, sid}});")
+
+    def finish(self, groups: int, threads: int) -> Emission:
+        if not groups:
+            return Emission("", (), 0, threads)
+        order = sorted(self._params, key=lambda n: (n < 0, abs(n)))
+        params = [self._params[n] for n in order]
+        if self.checks:
+            params.append(Param("int", "bad", True, False))
+        params += [Param("TileMap", f"m{i}", False, True) for i in range(len(self.maps))]
+        declared, dynamic = self.dialect.shared(self.arrays)
+        head = self.dialect.entry("@NAME@", params, threads, self.per_core)
+        if self.cluster > 1:
+            head = self.dialect.clustered(head, self.cluster)
+        body = "".join(self.before) + "\n".join([head, *("  " + d for d in declared), *self.lines.text, "}\n"])
+        return Emission(body, tuple(order), groups, threads, dynamic, self.checks, tuple(self.maps))
+
+
+def blocks(count: int, size: int) -> int:
+    return -(-count // size)
+
+
+def simds(threads: int) -> int:
+    return blocks(threads, SIMD)
+
+
+class Pointers(dict[int, str]):
+    """Pointer names by operand number, made parameters of a function when they are first asked for. ``numbers``: the
+    function's operand for each of those asked for, if they differ."""
+
+    def __init__(self, function: Function, numbers: dict[int, int] | None = None):
+        super().__init__()
+        self._function, self._numbers = function, numbers
+
+    def __missing__(self, number: int) -> str:
+        return self._function.pointer(number if self._numbers is None else self._numbers[number])

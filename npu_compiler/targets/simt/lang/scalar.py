@@ -1,0 +1,346 @@
+"""Scalar expressions as statements of a SIMT kernel: one thread, one element."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ....graph import affine, expr
+from ....graph.affine import Affine
+from ....graph.expr import EXPENSIVE, Expr
+from ....support import dtypes
+from ...codegen.nest import Nest
+
+INT32 = (-(2**31), 2**31 - 1)
+LONGEST = 100  # longer texts get a name
+_BOOL = {
+    "add": "({0} || {1})", "or": "({0} || {1})", "maximum": "({0} || {1})", "and": "({0} && {1})",
+    "mul": "({0} && {1})", "minimum": "({0} && {1})", "xor": "({0} != {1})", "ne": "({0} != {1})",
+    "sub": "({0} != {1})", "eq": "({0} == {1})", "lt": "(!{0} && {1})", "gt": "({0} && !{1})",
+    "le": "(!{0} || {1})", "ge": "({0} || !{1})", "not": "(!{0})",
+}  # fmt: skip
+
+
+class Value(NamedTuple):
+    """C++ text and the kind of register it is in: 'float', 'double', 'int', 'int64_t' or 'bool'."""
+
+    text: str
+    kind: str
+
+
+def kind_of(dtype: str) -> str:
+    """The register that holds a value of ``dtype``: half types are floats, small integers ints."""
+    if dtype == "bool":
+        return "bool"
+    if dtypes.is_float(dtype):
+        return "double" if dtype == "float64" else "float"
+    return "int64_t" if dtype == "int64" else "int"
+
+
+def literal(value: Any, kind: str) -> str:
+    if kind in ("float", "double"):
+        number = np.float32(value) if kind == "float" else np.float64(value)
+        if np.isnan(number):
+            return f"m_nan_{kind}()"
+        text = f"m_inf_{kind}()" if np.isinf(number) else str(abs(number)) + ("f" if kind == "float" else "")
+        return f"(-{text})" if np.signbit(number) else text
+    if kind == "bool":
+        return "true" if value else "false"
+    value = int(value)
+    if kind == "int64_t":
+        if value == -(2**63):
+            return "((int64_t)(-9223372036854775807L - 1))"
+        return f"((int64_t){value}L)"
+    if value == -(2**31):
+        return "(-2147483647 - 1)"
+    return f"({value})" if value < 0 else str(value)
+
+
+def convert(v: Value, kind: str) -> str:
+    if v.kind == kind:
+        return v.text
+    return f"({v.text} != 0)" if kind == "bool" else f"({kind}){v.text}"
+
+
+def wrap(text: str, dtype: str) -> str:
+    """Back into the range of a small integer, or rounded to a half type."""
+    if dtype in ("float16", "bfloat16"):
+        return f"round_{dtypes.DTYPES[dtype].ctype}({text})"
+    return f"(int)({dtypes.DTYPES[dtype].ctype})({text})" if dtype in ("int8", "uint8", "int16") else text
+
+
+def read(pointer: str, offset: str, dtype: str) -> Value:
+    """One element of device or group memory in a register."""
+    return stored(f"{pointer}[{offset}]", dtype)
+
+
+def stored(text: str, dtype: str) -> Value:
+    """A value in its storage type as a register."""
+    kind = kind_of(dtype)
+    if dtype in ("float16", "bfloat16"):
+        return Value(f"to_f32({text})", kind)
+    if dtype == "bool":
+        return Value(f"({text} != 0)", kind)
+    return Value(f"(int){text}" if kind == "int" and dtype != "int32" else text, kind)
+
+
+def storage(text: str, dtype: str) -> str:
+    """A register of the right kind as its storage type."""
+    ctype = dtypes.DTYPES[dtype].ctype
+    if dtype in ("float16", "bfloat16"):
+        return f"to_{ctype}({text})"
+    return f"({ctype})({text})" if dtype in ("bool", "int8", "uint8", "int16") else text
+
+
+def before_storage(e: Expr) -> Expr:
+    """``e`` without a rounding that storing it would repeat."""
+    rounds = e.op == "cast" and e.dtype in ("float16", "bfloat16") and e.args[0].dtype == "float32"
+    return e.args[0] if rounds else e
+
+
+class Lines:
+    """Text under construction, with indentation."""
+
+    def __init__(self, depth: int = 1):
+        self.text: list[str] = []
+        self.depth = depth
+
+    def add(self, *lines: str) -> None:
+        self.text += ["  " * self.depth + line for line in lines]
+
+    @contextmanager
+    def block(self, header: str, footer: str = "}") -> Iterator[None]:
+        self.add(header)
+        self.depth += 1
+        yield
+        self.depth -= 1
+        self.add(footer)
+
+
+class Scalars:
+    """Writes expressions of a nest into ``out``. ``pointers``: by operand number, ``~n`` for outputs; dims are
+    variables ``i{dim}``. ``bound``: expressions whose value is known by name; ``fast``: functions of floats whose
+    ``_fast`` spelling will do. ``straight``: no branches; where a branch would not read, the first element is read."""
+
+    def __init__(self, nest: Nest, pointers: Mapping[int, str], out: Lines, uses: Mapping[Expr, int] | None = None):
+        self.nest, self.pointers, self.out = nest, pointers, out
+        self.uses: Mapping[Expr, int] = uses if uses is not None else Counter()
+        self.ranges = nest.ranges
+        self.bound: dict[Expr, Value] = {}
+        self.fast: Collection[str] = ()
+        self.straight = False
+        self._when = ""  # the condition under which what is written counts
+        self.checks = False  # whether anything written reports indices out of range
+        self._scopes: list[dict[Expr, Value]] = [{}]
+        self._count = 0
+        self._pinned: dict[Expr, bool] = {}
+
+    @contextmanager
+    def scope(self, header: str = "", footer: str = "}") -> Iterator[None]:
+        """What is named inside is forgotten at the end; with ``header``, a block."""
+        self._scopes.append({})
+        if header:
+            with self.out.block(header, footer):
+                yield
+        else:
+            yield
+        self._scopes.pop()
+
+    def name(self) -> str:
+        self._count += 1
+        return f"t{self._count}"
+
+    def value(self, e: Expr) -> Value:
+        if e in self.bound:
+            return self.bound[e]
+        for scope in reversed(self._scopes):
+            if e in scope:
+                return scope[e]
+        if e.op == "const":
+            kind = kind_of(e.dtype)
+            if kind == "int64_t" and INT32[0] <= e.value <= INT32[1]:
+                kind = "int"
+            return Value(literal(np.array(e.value).astype(dtypes.numpy_dtype(e.dtype)).item(), kind), kind)
+        if e.op == "index":
+            return Value(f"i{e.value}", "int")
+        made = self._make(e)
+        if not made.text.isidentifier() and (self.uses.get(e, 2) > 1 or e.op == "load" or len(made.text) > LONGEST):
+            made = self.define(made)
+        self._scopes[-1][e] = made
+        return made
+
+    def define(self, v: Value) -> Value:
+        name = self.name()
+        self.out.add(f"const {v.kind} {name} = {v.text};")
+        return Value(name, v.kind)
+
+    def text(self, e: Expr, kind: str) -> str:
+        if e.op == "const" and e not in self.bound:
+            return literal(np.array(e.value).astype(dtypes.numpy_dtype(e.dtype)).item(), kind)
+        return convert(self.value(e), kind)
+
+    def store(self, target: Expr, value: Expr, dtype: str) -> None:
+        """``value`` in the memory that ``target``, a load of an output, stands for."""
+        text = self.text(before_storage(value) if value.dtype == dtype else value, kind_of(dtype))
+        self.out.add(f"{self.pointers[target.value.operand]}[{self.address(target)}] = {storage(text, dtype)};")
+
+    # -- one expression -----------------------------------------------------------------------------------------------
+    def narrow(self, e: Expr) -> bool:
+        """An int64 index expression whose every part fits 32 bits."""
+        if e.op in ("load", "stage", "cast"):
+            return False
+        bound = affine.interval(e, self.ranges)
+        if bound is None or bound[0] < INT32[0] or bound[1] > INT32[1]:
+            return False
+        return all(self.narrow(a) for a in e.args if a.dtype == "int64")
+
+    def kind(self, e: Expr) -> str:
+        if e in self.bound:
+            return self.bound[e].kind
+        return "int" if e.dtype == "int64" and self.narrow(e) else kind_of(e.dtype)
+
+    def pinned(self, e: Expr) -> bool:
+        """Whether computing it outside its branch could read out of bounds."""
+        found = self._pinned.get(e)
+        if found is None:
+            found = any(self.pinned(a) for a in e.args)
+            if e.op == "load" and e not in self.bound:
+                found = found or e.value.guarded or bool(e.value.checks)
+            self._pinned[e] = found
+        return found
+
+    def _make(self, e: Expr) -> Value:
+        if e.op == "load":
+            at = self.address(e)
+            at = f"{self._when} ? {at} : 0" if self._when and e.value.guarded else at
+            return read(self.pointers[e.value.operand], at, e.dtype)
+        if e.op == "cast":
+            return self._cast(e)
+        if e.op == "where":
+            return self._where(e)
+        if e.args[0].dtype == "bool":
+            return Value(_BOOL[e.op].format(*(self.text(a, "bool") for a in e.args)), "bool")
+        if e.dtype == "bool":
+            return self._compare(e)
+        kind = self.kind(e)
+        args = [self.text(a, kind) for a in e.args]
+        return Value(wrap(self._arithmetic(e, kind, args), e.dtype), kind)
+
+    def _compare(self, e: Expr) -> Value:
+        kinds = {self.kind(a) for a in e.args if a.op != "const"} or {kind_of(e.args[0].dtype)}
+        kind = next(k for k in ("float", "double", "int64_t", "int", "bool") if k in kinds)
+        wide = [a for a in e.args if a.op == "const" and kind == "int" and not INT32[0] <= a.value <= INT32[1]]
+        kind = "int64_t" if wide else kind
+        args = [self.text(a, kind) for a in e.args]
+        if e.op in ("isnan", "isinf"):
+            return Value(f"m_{e.op}({args[0]})", "bool")
+        return Value(f"({args[0]} {expr.SCALAR_OPS[e.op].infix} {args[1]})", "bool")
+
+    def _arithmetic(self, e: Expr, kind: str, args: list[str]) -> str:
+        op, floating = e.op, kind in ("float", "double")
+        if floating and op in ("add", "sub", "mul", "div"):
+            return f"({args[0]} {expr.SCALAR_OPS[op].infix} {args[1]})"
+        if op in ("add", "sub", "mul"):
+            if any(x.op in ("load", "stage", "cast") for x in expr.walk(e)):
+                return f"{op}_wrapping({args[0]}, {args[1]})"
+            return f"({args[0]} {expr.SCALAR_OPS[op].infix} {args[1]})"
+        if op in ("and", "or", "xor"):
+            return f"({args[0]} {expr.SCALAR_OPS[op].infix} {args[1]})"
+        if op in ("neg", "not"):
+            return f"({'-' if op == 'neg' else '~'}{args[0]})"
+        if not floating and op in ("idiv", "fmod", "floordiv", "remainder"):
+            b = e.args[1]
+            bound = affine.interval(e.args[0], self.ranges) if e.dtype == "int64" else None
+            if b.op == "const" and b.value > 0 and (op in ("idiv", "fmod") or (bound is not None and bound[0] >= 0)):
+                return f"({args[0]} {'/' if op in ('idiv', 'floordiv') else '%'} {args[1]})"
+        return f"m_{op}{'_fast' if kind == 'float' and op in self.fast else ''}({', '.join(args)})"
+
+    def _cast(self, e: Expr) -> Value:
+        source, kind = e.args[0], self.kind(e)
+        value = self.value(source)
+        text = convert(value, kind)
+        if e.dtype in ("float16", "bfloat16") and source.dtype == e.dtype:
+            return value
+        shrinks = e.dtype != source.dtype and source.dtype != "bool"
+        return Value(wrap(text, e.dtype) if shrinks else text, kind)
+
+    def _where(self, e: Expr) -> Value:
+        cond, *arms = e.args
+        kind = self.kind(e)
+        test = self.text(cond, "bool")
+        if not any(self.pinned(a) or any(x.op in EXPENSIVE for x in expr.walk(a)) for a in arms):
+            return Value(f"({test} ? {self.text(arms[0], kind)} : {self.text(arms[1], kind)})", kind)
+        if self.straight:
+            around, texts = self._when, []
+            for arm, when in zip(arms, (test, f"!{test}"), strict=True):
+                self._when = f"{around} && {when}" if around else when
+                with self.scope():
+                    texts.append(self.text(arm, kind))
+            self._when = around
+            return Value(f"({test} ? {texts[0]} : {texts[1]})", kind)
+        name = self.name()
+        self.out.add(f"{kind} {name};")
+        for arm, header in zip(arms, (f"if ({test}) {{", "else {"), strict=True):
+            with self.scope(header):
+                self.out.add(f"{name} = {self.text(arm, kind)};")
+        return Value(name, kind)
+
+    # -- addresses ------------------------------------------------------------------------------------------------
+    def address(self, e: Expr) -> str:
+        """The offset of a load or store target in elements; indices that come from data are checked."""
+        form = affine.affine(e.args[0])
+        text = self.offset(form)
+        for idx, (n, step) in zip(e.args[1:], e.value.checks, strict=True):
+            self.checks = True
+            if n == 0:
+                self.out.add("set_flag(bad);")
+                continue
+            at = self.define(Value(f"checked({self.text(idx, 'int64_t')}, {n}, bad)", "int64_t")).text
+            part = at if step == 1 else f"{at} * {step}"
+            text = part if text == "0" else f"{text} + {part}"
+        return text
+
+    def offset(self, form: Affine) -> str:
+        bound = affine.interval(form.build(), self.ranges)
+        wide = bound is None or not (INT32[0] <= bound[0] and bound[1] <= INT32[1])
+        kind = "int64_t" if wide else "int"
+        words = []
+        for t, c in sorted(form.terms.items(), key=lambda tc: (tc[0].op != "index", str(tc[0].value))):
+            text = self.text(t, kind)
+            words.append(text if c == 1 else f"{text} * {c}" if c > 0 else f"{text} * ({c})")
+        total = " + ".join(words)
+        if form.const:
+            total = f"{total} {'+' if form.const > 0 else '-'} {abs(form.const)}" if total else str(form.const)
+        return total or "0"
+
+
+def accumulator(kind: str, dtype: str) -> str:
+    """What a reduction starts with."""
+    register = kind_of(dtype)
+    if kind in ("sum", "prod"):
+        return literal(int(kind == "prod"), register)
+    if dtypes.is_float(dtype):
+        return literal(-math.inf if kind in ("max", "argmax") else math.inf, register)
+    if dtype == "bool":
+        return literal(kind in ("min", "argmin"), register)
+    info = np.iinfo(dtypes.numpy_dtype(dtype))
+    return literal(info.min if kind in ("max", "argmax") else info.max, register)
+
+
+def combine(kind: str, register: str, a: str, b: str) -> str:
+    """One step of a reduction: ``a`` with ``b``."""
+    if register == "bool":
+        return f"({a} {'|' if kind in ('sum', 'max') else '&'} {b})"  # no short cut: lanes stay together
+    if kind in ("max", "min"):
+        return f"m_{kind}imum({a}, {b})"
+    floating = register in ("float", "double")
+    return (
+        f"({a} {'+' if kind == 'sum' else '*'} {b})"
+        if floating
+        else f"{'add' if kind == 'sum' else 'mul'}_wrapping({a}, {b})"
+    )

@@ -1,0 +1,1 @@
+"""Rewrites of a schedule that SIMT targets run before memory is planned."""

@@ -1,0 +1,72 @@
+"""Few results of very many elements: groups fold parts of each, and a second kernel folds those."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from ....graph import expr
+from ....graph.expr import Expr
+from ....schedule.kernel import Kernel, LoopBody, Schedule, Stage
+from ...codegen.nest import identity_element
+
+LEAST_POINTS = 1 << 12  # of a part
+
+
+def split_fold(schedule: Schedule, k: Kernel, cores: int) -> list[Kernel]:
+    """``k`` itself, or two kernels: the first reduced dim of a single sum, product, maximum or minimum is cut into
+    parts if the rows are too few to keep the cores busy."""
+    body = k.body
+    if body is None or body.serial or not body.axes or not _is_plain(body) or 0 in body.domain:
+        return [k]
+    fold, axis = body.stages[0], body.axes[0]
+    points = math.prod(body.domain[d] for d in body.axes)
+    rows, n = math.prod(body.domain) // points, body.domain[axis]
+    parts = min(n, points // LEAST_POINTS, 2 * cores // rows)
+    if parts < 2 or 2 * rows > cores:
+        return [k]
+    length = -(-n // parts)
+    parts = -(-n // length)
+    kept = [d for d in range(len(body.domain)) if d not in body.axes]
+    shape = (parts, *(body.domain[d] for d in kept))
+    made = schedule.memory(fold.expr.dtype, shape, "parts")
+    at = expr.index(0) * length + expr.index(axis + 1)
+    e = expr.substitute(fold.expr, {d: at if d == axis else expr.index(d + 1) for d in range(len(body.domain))})
+    if parts * length > n:
+        e = expr.where(at < n, e, expr.const(identity_element(fold.reduce, e.dtype), e.dtype))
+    place = (expr.index(0), *(expr.index(d + 1) for d in kept))
+    stages = (replace(fold, expr=e), Stage("store", expr.stage(0, e.dtype), index=place, output=0, per_row=True))
+    domain = (parts, *(length if d == axis else m for d, m in enumerate(body.domain)))
+    inner = LoopBody(domain, tuple(d + 1 for d in body.axes), stages)
+    first = replace(k, name=f"{k.name}_parts", outputs=[made], body=inner)
+    outer = tuple(parts if d == axis else 1 if d in body.axes else m for d, m in enumerate(body.domain))
+    together = expr.load(len(k.inputs), e.dtype, (expr.index(axis), *(expr.index(d) for d in kept)))
+    last = replace(
+        k, inputs=[*k.inputs, made], flops=0,
+        body=LoopBody(outer, body.axes, (replace(fold, expr=together), *body.stages[1:])),
+    )  # fmt: skip
+    return [first, _without_unused(last)]
+
+
+def _is_plain(body: LoopBody) -> bool:
+    """One reduction, and stores of what comes of it."""
+    fold, *rest = body.stages
+    return (
+        fold.kind == "reduce"
+        and fold.reduce in ("sum", "prod", "max", "min")
+        and all(s.kind == "store" and s.per_row for s in rest)
+    )
+
+
+def _without_unused(k: Kernel) -> Kernel:
+    """The same kernel without inputs that nothing loads."""
+    assert k.body is not None
+    exprs: list[Expr] = [e for s in k.body.stages for e in (s.expr, *s.index)]
+    used = sorted({x.value for e in exprs for x in expr.walk(e) if x.op == "load"})
+    number = {old: new for new, old in enumerate(used)}
+
+    def moved(e: Expr) -> Expr:
+        return expr.substitute(e, loads=lambda x: expr.load(number[x.value], x.dtype, x.args))
+
+    stages = tuple(replace(s, expr=moved(s.expr), index=tuple(map(moved, s.index))) for s in k.body.stages)
+    return replace(k, inputs=[k.inputs[n] for n in used], body=replace(k.body, stages=stages))

@@ -1,0 +1,137 @@
+"""A row norm between two products is divided among them: ``(x * w * r) @ b`` is ``r * ((x * w) @ b)`` if the factor
+``r`` is the same for a whole row. The product that makes x also stores x * w, and the sums of each row that r depends
+on; the one behind the norm multiplies its sums by r."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+from ....graph import expr
+from ....graph.expr import Expr
+from ....schedule.kernel import Kernel, Operand, Schedule, Stage
+from ..kernels.gemm import product_of
+from ..lang.dialect import Dialect
+
+TYPES = ("bfloat16",)  # whose range takes x * w as it is; float16's might not
+
+
+class _Norm(NamedTuple):
+    """``out = x * columns * rows`` with ``rows`` a function of ``stage 0``, the sum of ``folded`` over a row."""
+
+    x: int
+    folded: Expr
+    columns: list[Expr]
+    rows: list[Expr]
+
+
+def divide_norms(schedule: Schedule, dialect: Dialect) -> None:
+    """Rewrite every norm for which both products can do their share."""
+    for norm in [k for k in schedule.kernels if k.kind == "loops"]:
+        found = _row_norm(norm)
+        if found is None or any(norm.outputs[0].buffer.id == b.id for _, b in schedule.outputs):
+            continue
+        x = norm.inputs[found.x]
+        maker = next((k for k in schedule.kernels if any(o.buffer.id == x.buffer.id for o in k.outputs)), None)
+        readers = [k for k in schedule.kernels if any(o.buffer.id == norm.outputs[0].buffer.id for o in k.inputs)]
+        if maker is None or not readers or not all(_multiplies(k, norm.outputs[0], dialect) for k in readers):
+            continue
+        tiles = _column_tiles(maker, dialect) if _makes(maker, x, schedule) else 0
+        if tiles:
+            _divide(schedule, norm, found, maker, readers, tiles)
+
+
+def _row_norm(k: Kernel) -> _Norm | None:
+    """What ``k`` computes, if it is the norm of rows of a value that another kernel made."""
+    body = k.body
+    if body is None or len(k.outputs) != 1 or len(body.stages) != 2 or k.outputs[0].dtype not in TYPES:
+        return None
+    fold, store = body.stages
+    rank, out = len(body.domain), k.outputs[0]
+    whole = out.shape == body.domain and store.index == expr.identity_index(out.shape) and out.buffer.kind == "arena"
+    if (fold.kind, fold.reduce, store.kind, body.axes) != ("reduce", "sum", "store", (rank - 1,)) or not whole:
+        return None
+    factors = _factors(store.expr)
+    rows = [f for f in factors if any(y.op == "stage" for y in expr.walk(f))]
+    columns = [f for f in factors if f not in rows]
+    here = [f for f in columns if f.op == "load" and f.args == expr.identity_index(out.shape)]
+    if len(here) != 1 or not rows or fold.expr.dtype != "float32":
+        return None
+    columns.remove(here[0])
+    x = here[0].value
+    lane = [y for f in columns for y in expr.walk(f) if y.op == "load"]
+    last = expr.index(rank - 1)
+    fixed = all(_is_row(k.inputs[y.value]) and [i for i in y.args if i.op != "const"] == [last] for y in lane)
+    plain = not any(y.op in ("load", "index") for f in rows for y in expr.walk(f))
+    own = all(y is here[0] for y in expr.walk(fold.expr) if y.op == "load")
+    indexed = all(y is last for f in columns for y in expr.walk(f) if y.op == "index")
+    return _Norm(x, fold.expr, columns, rows) if fixed and plain and own and indexed else None
+
+
+def _is_row(o: Operand) -> bool:
+    """Whether ``o`` is a weight of dense columns."""
+    return o.buffer.kind in ("weight", "const") and o.strides[-1] == 1
+
+
+def _factors(e: Expr) -> list[Expr]:
+    """What is multiplied, without the roundings between."""
+    if e.op == "cast" and e.dtype in (*TYPES, "float32"):
+        return _factors(e.args[0])
+    return [f for a in e.args for f in _factors(a)] if e.op == "mul" else [e]
+
+
+def _multiplies(k: Kernel, left: Operand, dialect: Dialect) -> bool:
+    """Whether ``k`` is a product whose left operand, and nothing else, is ``left``, and can scale its rows."""
+    if k.kind != "gemm" or k.row_scale is not None or k.prologue is not None or not _column_tiles(k, dialect):
+        return False
+    alone = all(o.buffer.id != left.buffer.id for o in k.inputs[1:])
+    dense = k.attrs["batch"] == 1 and k.attrs["lda"] == k.attrs["k"] == left.shape[-1] and k.inputs[0].offset == 0
+    return alone and dense and left.contiguous
+
+
+def _makes(k: Kernel, x: Operand, schedule: Schedule) -> bool:
+    """Whether ``x`` is the whole result of the product ``k`` alone, and the epilogue says what it is."""
+    makers = [o for other in schedule.kernels for o in other.outputs if o.buffer.id == x.buffer.id]
+    single = k.kind == "gemm" and len(makers) == 1 and k.outputs == [x] and x.contiguous
+    able = k.epilogue is not None and k.row_scale is None  # whose sums are the last input
+    return single and able and k.attrs["batch"] == 1 and product_of(k).lanes == 1
+
+
+def _column_tiles(k: Kernel, dialect: Dialect) -> int:
+    special = dialect.special_for(k)
+    return special.column_tiles(k, dialect) if special is not None and special.column_tiles is not None else 0
+
+
+def _divide(
+    schedule: Schedule, norm: Kernel, found: _Norm, maker: Kernel, readers: list[Kernel], tiles: int
+) -> None:  # fmt: skip
+    out, rows = norm.outputs[0], product_of(maker).m
+    assert maker.epilogue is not None
+    value = expr.drop_roundings(maker.epilogue.cast("float32"))
+    inputs = list(maker.inputs)
+
+    def moved(e: Expr) -> Expr:
+        """In place of x what the epilogue computes; other operands are the maker's now."""
+
+        def at(load: Expr) -> Expr:
+            if load.value == found.x:
+                return value.cast(load.dtype)
+            if norm.inputs[load.value] not in inputs[maker.fixed + 1 :]:
+                inputs.append(norm.inputs[load.value])
+            number = inputs.index(norm.inputs[load.value], maker.fixed + 1)
+            return expr.load(number, load.dtype, load.args)
+
+        return expr.drop_roundings(expr.substitute(e, loads=at))
+
+    scaled = value
+    for f in found.columns:
+        scaled = scaled * moved(f).cast("float32")
+    store = Stage("store", scaled.cast(out.dtype), output=1, index=expr.identity_index(out.shape))
+    more = (Stage("reduce", moved(found.folded), reduce="sum"), store)
+    sums = schedule.memory("float32", (tiles, rows), "sums")
+    new = {id(maker): replace(maker, inputs=inputs, outputs=[*maker.outputs, out, sums], more=more)}
+    scale = found.rows[0]
+    for f in found.rows[1:]:
+        scale = scale * f
+    new |= {id(k): replace(k, inputs=[*k.inputs, sums], row_scale=scale) for k in readers}
+    schedule.kernels = [new.get(id(k), k) for k in schedule.kernels if k is not norm]

@@ -1,0 +1,346 @@
+"""Where weights come from: a dict, a ``.safetensors`` file, a directory of shards, an ``.npz``.
+
+Every source answers the same two questions: what does a tensor look like (without reading it), and what is in it.
+Only tensors that are asked for are read.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import lzma
+import math
+import mmap
+import os
+import stat
+import struct
+import zipfile
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import IO, Any, BinaryIO
+
+import numpy as np
+
+from ..support import dtypes, npy
+from ..support.errors import WeightError
+from ..support.host_arrays import is_torch, to_array
+
+_MAX_HEADER = 100_000_000  # as the format's own readers have it
+_SAFETENSORS = {
+    "BOOL": "bool", "U8": "uint8", "I8": "int8", "I16": "int16", "I32": "int32", "I64": "int64",
+    "F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64", "C64": "complex64",
+}  # fmt: skip
+_MAX_ELEMENTS = 2**56  # empty dims counted as 1: numpy refuses a shape whose other dims overflow
+MAX_DOCUMENT = 2**28  # bytes; the largest tokenizers have 2**25
+_AGAIN = "download or copy it again"
+_OTHER_SIZES = {"U16": 2, "U32": 4, "U64": 8, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1}
+
+Spec = tuple[tuple[int, ...], str]
+
+
+class WeightSource(ABC):
+    """Tensors by name. ``origin`` is for messages."""
+
+    origin: str
+
+    @abstractmethod
+    def names(self) -> Iterable[str]:
+        """Every tensor's name."""
+
+    @abstractmethod
+    def spec(self, name: str) -> Spec:
+        """(shape, dtype name) of a tensor; raises ``WeightError`` if it has a dtype that is not supported."""
+
+    @abstractmethod
+    def read(self, name: str) -> np.ndarray:
+        """A tensor; it may share memory with the source."""
+
+
+def open_weights(source: Any) -> WeightSource:
+    """The source behind a mapping of arrays (numpy or torch) or a path. Raises ``WeightError``."""
+    if isinstance(source, WeightSource):
+        return source
+    if isinstance(source, Mapping):
+        return _DictSource(source)
+    if not isinstance(source, str | os.PathLike):
+        raise WeightError(f"weights from a {type(source).__name__}: pass a dict of tensors or a path")
+    path = Path(source)
+    try:
+        if path.is_dir():
+            return _Shards(path, _shard_files(path))
+        if path.name.endswith(".index.json"):
+            return _Shards(path, _indexed_files(path))
+        if path.suffix == ".npz":
+            return _Npz(path)
+        return SafetensorsFile(path)
+    except OSError as error:
+        raise WeightError(f"{error.filename or path}: cannot be read: {error.strerror or error}") from None
+
+
+class _DictSource(WeightSource):
+    def __init__(self, tensors: Mapping[str, Any]):
+        self.origin = "the dict"
+        self._tensors = tensors
+
+    def names(self) -> Iterable[str]:
+        return self._tensors.keys()
+
+    def spec(self, name: str) -> Spec:
+        value = self._tensors[name]
+        try:
+            if is_torch(value):
+                return tuple(value.shape), dtypes.parse(value.dtype)
+            array = to_array(value)
+            return array.shape, dtypes.name_of(array.dtype)
+        except (TypeError, ValueError) as error:
+            raise WeightError(f"weight {name!r}: {error}") from None
+
+    def read(self, name: str) -> np.ndarray:
+        try:
+            return to_array(self._tensors[name])
+        except (TypeError, ValueError, RuntimeError) as error:  # torch: sparse, quantised, on a lost device
+            raise WeightError(f"weight {name!r} cannot be read as a dense array: {error}") from None
+
+
+# -- safetensors ----------------------------------------------------------------------------------------------------
+def open_regular(path: Path) -> BinaryIO:
+    """A file, open for reading. Raises ``OSError`` also for a FIFO, which would wait for a writer."""
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0))
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, "it is not a file", str(path))
+    return os.fdopen(handle, "rb")
+
+
+def _is_pickle(data: mmap.mmap) -> bool:
+    """Whether a file starts as torch.save's do: a zip whose first member is a pickle, or, in old ones, a pickle."""
+    if data[:4] == b"PK\x03\x04":
+        return b"data.pkl" in data[:512]
+    return data[:1] == b"\x80" and data[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05") and any(data[4:8])
+
+
+def read_document(path: Path) -> bytes:
+    """A text or JSON file that comes with a model. Raises ``OSError``, also for one of more than ``MAX_DOCUMENT``
+    bytes."""
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > MAX_DOCUMENT:
+            raise OSError(errno.EFBIG, f"it has {size} bytes; at most {MAX_DOCUMENT} are read", str(path))
+        return file.read()
+
+
+class SafetensorsFile(WeightSource):
+    """A safetensors file, mapped into memory. The whole header is checked before anything is used.
+
+    Mapped, because reading takes twice the time of loading. The price: a file must not be shortened while its tensors
+    are in use, or the system ends the process (SIGBUS). Programs that replace files by renaming, as downloads do, leave
+    the old one intact. Each tensor that is asked for checks that the file is still what was opened.
+    """
+
+    def __init__(self, path: Path):
+        self.origin = str(path)
+        self._file = open_regular(path)
+        self._opened = os.fstat(self._file.fileno())
+        size = self._opened.st_size
+        if size < 8:
+            raise WeightError(f"{path}: offset {size}: the file ends within its header; {_AGAIN}")
+        self._map = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
+        if _is_pickle(self._map):
+            raise WeightError(
+                f"{path} is a pickle as torch.save writes it, which can run code when it is read; convert it once: "
+                "safetensors.torch.save_file({k: v.clone() for k, v in torch.load("
+                f"{str(path)!r}, weights_only=True).items()}}, {str(path.with_suffix('.safetensors'))!r})"
+            )
+        length = int.from_bytes(self._map[:8], "little")
+        if length > min(_MAX_HEADER, size - 8):
+            detail = f"a header of {length} bytes does not fit a file of {size}"
+            raise WeightError(f"{path}: offset 0: {detail}; it is no safetensors file, or truncated: {_AGAIN}")
+        self._start = 8 + length
+        self._entries = _parse_header(self._map[8 : self._start], size - self._start, self.origin)
+
+    def names(self) -> Iterable[str]:
+        return self._entries.keys()
+
+    def spec(self, name: str) -> Spec:
+        dtype, shape, _ = self._entries[name]
+        if dtype not in _SAFETENSORS:
+            raise WeightError(f"{self.origin}: weight {name!r} has dtype {dtype}; convert it to one of {_listed()}")
+        return shape, _SAFETENSORS[dtype]
+
+    def read(self, name: str) -> np.ndarray:
+        (shape, dtype), begin = self.spec(name), self._entries[name][2]
+        now = os.fstat(self._file.fileno())
+        if (now.st_size, now.st_mtime_ns) != (self._opened.st_size, self._opened.st_mtime_ns):
+            raise WeightError(f"{self.origin}: the file was written to after it was opened; load the weights again")
+        if 0 in shape:
+            return np.empty(shape, dtypes.numpy_dtype(dtype))
+        at = self._start + begin
+        if dtype == "bool":  # a byte other than 0 and 1 is true, but no valid bool
+            return np.asarray(np.frombuffer(self._map, np.uint8, math.prod(shape), at).reshape(shape) != 0)
+        return np.frombuffer(self._map, dtypes.numpy_dtype(dtype), math.prod(shape), at).reshape(shape)
+
+
+def _listed() -> str:
+    return ", ".join(_SAFETENSORS)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a name is listed twice")
+    return found
+
+
+def _parse_header(text: bytes, data_size: int, origin: str) -> dict[str, tuple[str, tuple[int, ...], int]]:
+    """Name -> (dtype as the file spells it, shape, first byte of its data)."""
+    try:
+        header = json.loads(text.decode("utf-8"), object_pairs_hook=_unique)
+    except (ValueError, RecursionError) as error:
+        raise WeightError(f"{origin}: offset 8: the header is no JSON: {error}") from None
+    if not isinstance(header, dict):
+        raise WeightError(f"{origin}: offset 8: the header is no JSON object")
+    header.pop("__metadata__", None)
+    entries, ranges = {}, []
+    for name, entry in header.items():
+        try:
+            dtype, shape, begin, end = _parse_entry(entry, data_size)
+        except ValueError as error:
+            raise WeightError(f"{origin}: header of weight {name!r}: {error}") from None
+        entries[name] = (dtype, shape, begin)
+        ranges.append((begin, end, name))
+    reached = 0
+    for begin, end, name in sorted(ranges):
+        if begin != reached:
+            raise WeightError(f"{origin}: weight {name!r} starts at data byte {begin}, not {reached}: gap or overlap")
+        reached = end
+    if reached != data_size:
+        raise WeightError(f"{origin}: {data_size} bytes of data, but the header accounts for {reached}")
+    return entries
+
+
+def _parse_entry(entry: Any, data_size: int) -> tuple[str, tuple[int, ...], int, int]:
+    if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
+        raise ValueError("expected an object of dtype, shape and data_offsets")
+    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if not isinstance(dtype, str):
+        raise ValueError("dtype is no text")
+    if not isinstance(shape, list) or not all(type(n) is int and 0 <= n < 2**48 for n in shape) or len(shape) > 32:
+        raise ValueError("shape is no list of sizes")
+    if not isinstance(offsets, list) or len(offsets) != 2 or not all(type(n) is int for n in offsets):
+        raise ValueError("data_offsets is no pair of numbers")
+    begin, end = offsets
+    if math.prod(max(n, 1) for n in shape) >= _MAX_ELEMENTS:
+        raise ValueError(f"shape {shape} is too large")
+    if not 0 <= begin <= end:
+        raise ValueError(f"data_offsets {begin} to {end}")
+    if end > data_size:
+        raise ValueError(f"data_offsets {begin} to {end} of {data_size} bytes: the file is truncated; {_AGAIN}")
+    known = dtypes.DTYPES[_SAFETENSORS[dtype]].size if dtype in _SAFETENSORS else _OTHER_SIZES.get(dtype)
+    if known is not None and end - begin != math.prod(shape) * known:
+        raise ValueError(f"{end - begin} bytes for {dtype}{shape}")
+    return dtype, tuple(shape), begin, end
+
+
+class _Shards(WeightSource):
+    """Several safetensors files as one."""
+
+    def __init__(self, origin: Path, files: list[Path]):
+        self.origin = str(origin)
+        self._home: dict[str, SafetensorsFile] = {}
+        for path in files:
+            shard = SafetensorsFile(path)
+            for name in shard.names():
+                if name in self._home:
+                    raise WeightError(f"weight {name!r} is both in {self._home[name].origin} and in {shard.origin}")
+                self._home[name] = shard
+
+    def names(self) -> Iterable[str]:
+        return self._home.keys()
+
+    def spec(self, name: str) -> Spec:
+        return self._home[name].spec(name)
+
+    def read(self, name: str) -> np.ndarray:
+        return self._home[name].read(name)
+
+
+def _shard_files(folder: Path) -> list[Path]:
+    indices = sorted(folder.glob("*.safetensors.index.json"))
+    if len(indices) == 1:
+        return _indexed_files(indices[0])
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise WeightError(f"{folder}: there is no .safetensors file in this directory")
+    return files
+
+
+def _indexed_files(index: Path) -> list[Path]:
+    """The shards that an index file lists."""
+    try:
+        table = json.loads(read_document(index).decode("utf-8"))["weight_map"]
+        names = sorted({str(name) for name in table.values()})
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise WeightError(f"{index}: not an index of shards (no 'weight_map'): {error}") from None
+    if any(Path(name).name != name for name in names):
+        raise WeightError(f"{index}: a shard lies outside of the index's directory")
+    missing = [name for name in names if not (index.parent / name).is_file()]
+    if missing:
+        raise WeightError(f"{index} lists {', '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not there")
+    return [index.parent / name for name in names]
+
+
+# -- npz --------------------------------------------------------------------------------------------------------------
+_BROKEN_ZIP = (
+    zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, ValueError, LookupError, EOFError, OSError,
+    RuntimeError, MemoryError,
+)  # fmt: skip
+_BFLOAT16 = np.dtype("V2")  # numpy's format cannot name it
+
+
+class _Npz(WeightSource):
+    """A numpy archive. Headers are read when a tensor's type is asked for, data when it is read."""
+
+    def __init__(self, path: Path):
+        self.origin = str(path)
+        self._headers: dict[str, npy.Header] = {}
+        try:
+            self._file = zipfile.ZipFile(path)
+            members = [info for info in self._file.infolist() if not info.is_dir()]
+            self._members = {info.filename.removesuffix(".npy"): info for info in members}
+        except FileNotFoundError:
+            raise
+        except _BROKEN_ZIP as error:
+            raise WeightError(f"{path}: not a readable .npz: {error}") from None
+        if len(self._members) < len(members):
+            raise WeightError(f"{path}: an array is listed twice")
+
+    def names(self) -> Iterable[str]:
+        return self._members.keys()
+
+    def spec(self, name: str) -> Spec:
+        if name not in self._headers:
+            self._headers[name] = self._open(name, lambda stream, size: npy.read_header(stream))
+        shape, _, dtype = self._headers[name]
+        try:
+            return shape, "bfloat16" if dtype == _BFLOAT16 else dtypes.name_of(dtype.newbyteorder("="))
+        except TypeError as error:
+            raise WeightError(f"{self.origin}: weight {name!r}: {error}") from None
+
+    def read(self, name: str) -> np.ndarray:
+        def load(stream: IO[bytes], size: int) -> np.ndarray:
+            header = npy.read_header(stream)
+            return npy.read_data(stream, header, size - stream.tell())
+
+        array: np.ndarray = self._open(name, load)
+        return array.view(dtypes.numpy_dtype("bfloat16")) if array.dtype == _BFLOAT16 else to_array(array)
+
+    def _open(self, name: str, f: Callable[[IO[bytes], int], Any]) -> Any:
+        """``f`` of a member's stream and its size."""
+        member = self._members[name]
+        try:
+            with self._file.open(member) as stream:
+                return f(stream, member.file_size)
+        except _BROKEN_ZIP as error:
+            raise WeightError(f"{self.origin}: weight {name!r} is damaged: {error}") from None

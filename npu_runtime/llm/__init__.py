@@ -1,0 +1,1 @@
+"""Language models: a compiled program with its caches, a tokenizer, sampling, and text."""

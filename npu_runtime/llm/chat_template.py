@@ -1,0 +1,135 @@
+"""A conversation as a prompt, by the model's own Jinja template, which runs in a bounded process."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import IO, Any
+
+from npu_compiler.support.errors import InputError
+
+from .chat_worker import CPU_SECONDS
+
+Message = Mapping[str, Any]
+
+_WALL_SECONDS = 4 * CPU_SECONDS  # for a worker that waits instead of computing, or a busy machine
+
+
+def render_chat(template: str | None, messages: Sequence[Message], special: Mapping[str, str]) -> str:
+    """The prompt for a conversation, ready for the assistant's answer.
+
+    ``template``: the model's Jinja template; ``messages``: {'role': …, 'content': …}, of what JSON can hold;
+    ``special``: ``bos_token`` and the like. The template runs in a sandbox, in another process with limits of time and
+    memory. Raises ``InputError``.
+    """
+    if template is None:
+        raise InputError("this model has no chat template; pass a prompt as text or token ids")
+    for i, message in enumerate(messages):
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str) or "content" not in message:
+            raise InputError(f"messages[{i}]: expected a dict with 'role' and 'content', got {message!r}")
+    if not messages:
+        raise InputError("the conversation has no messages")
+    if find_spec("jinja2") is None:
+        raise InputError("chat templates need the package jinja2: pip install 'npusim[llm]'")
+    variables = {"messages": [dict(m) for m in messages], "add_generation_prompt": True, **special}
+    try:
+        request = json.dumps({"template": template, "variables": variables})
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InputError(f"the messages hold something else than text, numbers, lists and dicts: {error}") from None
+    answer = _worker.ask(request)
+    if "error" in answer:
+        raise InputError(f"the model's chat template refused the messages: {answer['error']}")
+    return answer["text"]
+
+
+class _Worker:
+    """A process that renders one template after the other. It is started when it is needed: at first, in a child of a
+    fork, and after a template was too much for it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        os.register_at_fork(after_in_child=self._forget)
+
+    def ask(self, request: str) -> dict[str, str]:
+        """The worker's answer; an error in place of one that does not come in time."""
+        with self._lock:
+            try:
+                stdin, stdout = self._running()
+                stdin.write(request.encode() + b"\n")
+                stdin.flush()
+                line = _read_line(stdout, time.monotonic() + _WALL_SECONDS)
+            except BaseException as error:  # a half-read answer must not become the next request's
+                self.close()
+                if isinstance(error, OSError):
+                    raise InputError(f"chat templates cannot be rendered: {error}") from None
+                raise
+            if not line.endswith(b"\n"):
+                return {"error": self._why_silent()}
+            answer: dict[str, str] = json.loads(line)
+            return answer
+
+    def _running(self) -> tuple[IO[bytes], IO[bytes]]:
+        if self._process is None or self._process.poll() is not None:
+            script = Path(__file__).with_name("chat_worker.py")
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(script)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                process_group=0,  # Ctrl-C is the parent's business
+            )
+            assert self._process.stdin is not None
+            self._process.stdin.write(json.dumps([p for p in sys.path if p]).encode() + b"\n")
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin is not None and stdout is not None
+        return stdin, stdout
+
+    def _why_silent(self) -> str:
+        assert self._process is not None
+        process = self._process
+        try:
+            status = process.wait(0.1)
+        except subprocess.TimeoutExpired:
+            status = -signal.SIGPROF
+        self.close()
+        if status == -signal.SIGPROF:
+            return f"it takes more than {CPU_SECONDS:g} seconds"
+        return f"its process ended with status {status}"
+
+    def close(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.communicate()
+
+    def _forget(self) -> None:
+        """In the child of a fork: the worker belongs to the parent."""
+        self._lock, self._process = threading.Lock(), None
+
+
+def _read_line(stream: IO[bytes], deadline: float) -> bytes:
+    """What comes up to a newline, the stream's end or the deadline."""
+    pieces: list[bytes] = []
+    with selectors.DefaultSelector() as selector:
+        selector.register(stream, selectors.EVENT_READ)
+        while selector.select(max(deadline - time.monotonic(), 0)):
+            piece = os.read(stream.fileno(), 1 << 16)
+            pieces.append(piece)
+            if not piece or piece.endswith(b"\n"):
+                break
+    return b"".join(pieces)
+
+
+_worker = _Worker()
+atexit.register(_worker.close)

@@ -1,0 +1,355 @@
+"""From a model's name to a program, its weights and its card: finding, compiling, packing, and not doing so twice.
+
+Three caches make the second start quick: the card of a checkpoint, found by its files' names, sizes and times; the
+program, found by the architecture, the options and the compiler's own text; the packed weights, found by the checkpoint
+and the recipes that made them. With all of them neither torch nor the compiler is loaded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import re
+import warnings
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgpack
+
+from npu_compiler.artifact.program import CompiledProgram
+from npu_compiler.artifact.serialize import graph_to_plain, program_from_plain, program_to_plain
+from npu_compiler.support import dtypes, env
+from npu_compiler.support.cache import Cache, open_cache
+from npu_compiler.support.errors import ArtifactError, IncompressibleError, InputError
+from npu_compiler.support.files import write_atomic
+from npu_compiler.target_config import target_config
+from npu_compiler.weights.files import read_document
+
+from ..backends.base import Backend, get_backend
+from ..packed_weights import PackedFile, read_packed, write_packed
+from ..weight_loader import WeightStore, load_weights
+from .manifest import ModelCard
+from .requests import whole_number
+
+if TYPE_CHECKING:
+    from npu_compiler.frontend.llm import Checkpoint
+
+_log = logging.getLogger(__name__)
+
+_DEFAULT_MAX_LEN = 4096  # what a context takes in memory grows with it, whether used or not
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+_MODEL_FILES = (".json", ".safetensors", ".gguf", ".jinja", ".model")
+_DIGEST = 64
+
+Progress = Callable[[str, int, int], None]
+
+
+class Loader:
+    """The options of :meth:`LLM.load`; :meth:`load` does the work. Without a ``backend``, :meth:`load` makes the
+    target's; :meth:`compile` needs none."""
+
+    def __init__(
+        self,
+        target: str,
+        dtype: Any,
+        max_len: int | None,
+        backend: Backend | None = None,
+        cache: bool = True,
+        progress: Progress | None = None,
+        status: Callable[[str], None] | None = None,
+    ):
+        if max_len is not None:
+            max_len = whole_number("max_len", max_len, 1)
+        self.target, self.max_len, self._backend = target, max_len, backend
+        self.dtype = None if dtype is None else dtypes.storage_dtype(dtype)
+        self._progress, self._status = progress, status or (lambda text: None)
+        self._programs = open_cache("programs", None if cache else 0)
+        self._weights = open_cache("weights", env.weight_cache_size() if cache else 0)
+        self.path = Path()  # of what was loaded last
+        self._compiler = compiler_identity(target)
+        self._reading: dict[str, Future[PackedFile]] = {}
+
+    def load(self, model: str | os.PathLike[str]) -> tuple[CompiledProgram, WeightStore, ModelCard]:
+        self.path = find_model(model, self._progress)
+        source = _CompiledFile(self.path) if self.path.suffix == ".npubin" else self._checkpoint()
+        try:
+            return self._loaded(source)
+        except IncompressibleError:
+            if isinstance(source, _CompiledFile):
+                raise
+        source.keep_plain()
+        return self._loaded(source)
+
+    def _loaded(self, source: _CheckpointFiles | _CompiledFile) -> tuple[CompiledProgram, WeightStore, ModelCard]:
+        program, recipes, card = self._compiled(source)
+        return program, self._packed(source, program, recipes), card
+
+    @property
+    def backend(self) -> Backend:
+        if self._backend is None:
+            self._backend = get_backend(self.target)
+        return self._backend
+
+    def compile(self, model: str | os.PathLike[str]) -> tuple[CompiledProgram, Mapping[str, Any], ModelCard]:
+        """The program of a checkpoint, the tensors it reads, and its card."""
+        self.path = find_model(model, self._progress)
+        source = self._checkpoint()
+        program, _, card = self._compiled(source)
+        return program, source.tensors(program), card
+
+    def _checkpoint(self) -> _CheckpointFiles:
+        return _CheckpointFiles(self.path, self.dtype, self._programs, self._compiler)
+
+    def _compiled(self, source: _CheckpointFiles | _CompiledFile) -> tuple[CompiledProgram, str, ModelCard]:
+        """The program, the digest of its recipes, and the card."""
+        if isinstance(source, _CompiledFile):
+            program, card = source.checked(self.target, self.dtype, self.max_len)
+            return program, _recipe_digest(program), card
+        card = source.card
+        if self.max_len is not None and card.limit and self.max_len > card.limit:
+            raise InputError(f"max_len={self.max_len}: {card.name} was made for at most {card.limit} positions")
+        card = replace(card, max_len=self.max_len or min(card.limit or _DEFAULT_MAX_LEN, _DEFAULT_MAX_LEN))
+        key = f"program {card.identity} {card.max_len} {source.compress} {self._compiler}"
+        known = self._programs.get(key)
+        if known is not None:
+            recipes = known[:_DIGEST].decode()
+            self._begin_reading(_weight_key(source, recipes))
+            # The cache has checked that these are the bytes that were stored: the file format's checks can be left out.
+            return program_from_plain(msgpack.unpackb(known[_DIGEST:])), recipes, card
+        self._status(f"compiling {card.name}")
+        program = source.compile(self.target, card.max_len)
+        recipes = _recipe_digest(program)
+        self._programs.put(key, recipes.encode() + msgpack.packb(program_to_plain(program)))
+        self._programs.trim()
+        return program, recipes, card
+
+    def _begin_reading(self, key: str) -> None:
+        """Read packed weights, if there are some, in another thread: the program can be unpacked meanwhile."""
+        if key in self._reading:
+            return
+        file = self._weights.open(key)
+        if file is not None:
+            pool = ThreadPoolExecutor(1)
+            self._reading[key] = pool.submit(read_packed, file, key, self.backend)
+            pool.shutdown(wait=False)
+
+    def _packed(self, source: _CheckpointFiles | _CompiledFile, program: CompiledProgram, recipes: str) -> WeightStore:
+        key = _weight_key(source, recipes)
+        self._begin_reading(key)
+        if key in self._reading:
+            try:
+                return self._reading.pop(key).result().store(program)
+            except OSError as error:  # the disk cannot read it now
+                _log.warning("cannot read packed weights, they are made anew: %s", error)
+            except ArtifactError as error:
+                _log.warning("packed weights are made anew: %s", error)
+                self._weights.drop(key)
+        self._status("loading weights")
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            store = load_weights(program, source.tensors(program), self.backend)
+        for w in found:
+            warnings.warn_explicit(w.message, w.category, w.filename, w.lineno)
+        source.close()
+        if not found and not store.state:  # weights with NaN are to be complained about each time
+            self._status("keeping packed weights for the next start")
+            self._weights.put_file(key, store.nbytes, lambda file: write_packed(file, key, store, program))
+            self._weights.trim()
+        return store
+
+
+class _CheckpointFiles:
+    """A directory or GGUF file. It is opened only for what the caches do not have."""
+
+    def __init__(self, path: Path, dtype: str | None, cache: Cache, compiler: str):
+        self.path, self._dtype, self._cache, self._compiler = path, dtype, cache, compiler
+        self.identity = f"{dtype} {file_identity(path)}"
+        self._incompressible = f"incompressible {self.identity} {compiler}"
+        self.compress = cache.get(self._incompressible) is None
+
+    @cached_property
+    def card(self) -> ModelCard:
+        """With ``max_len`` still to be set."""
+        key = f"card {self.identity} {self._compiler}"
+        known = self._cache.get(key)
+        if known is not None:
+            return ModelCard.from_json(known.decode(), str(self.path))
+        card = make_card(self._checkpoint)
+        self._cache.put(key, card.to_json().encode())
+        return card
+
+    @cached_property
+    def _checkpoint(self) -> Checkpoint:
+        from npu_compiler.frontend.llm import open_checkpoint
+
+        return open_checkpoint(self.path, self._dtype)
+
+    def compile(self, target: str, max_len: int) -> CompiledProgram:
+        try:
+            from npu_compiler.frontend.llm import llm_graphs
+        except ImportError:
+            raise InputError(
+                f"{self.path} must be compiled once, which needs PyTorch: pip install 'npusim[torch]', or compile it "
+                "elsewhere with npusim compile and load the .npubin"
+            ) from None
+        from npu_compiler.pipeline import compile_entries
+
+        wanted = target_config(target)
+        config = self._checkpoint.config
+        graphs = llm_graphs(config, max_len=max_len, chunks=wanted.chunks, run_ahead=wanted.run_ahead)
+        return compile_entries(graphs, target, compress=self.compress)
+
+    def keep_plain(self) -> None:
+        """Compile for weights as they are, now and at later starts."""
+        self.compress = False
+        self._cache.put(self._incompressible, b"")
+
+    def tensors(self, program: CompiledProgram) -> Mapping[str, Any]:
+        return self._checkpoint.weights
+
+    def close(self) -> None:
+        """Forget the checkpoint: its mapped files count as this process's memory."""
+        self.__dict__.pop("_checkpoint", None)
+
+
+class _CompiledFile:
+    """A ``.npubin`` with the weights and the card beside it."""
+
+    def __init__(self, path: Path):
+        self.path, self._weights, self._card = path, *companions(path)
+        for file in (path, self._weights, self._card):
+            if not file.is_file():
+                raise InputError(f"{path}: there is no {file.name} beside it; write all three with npusim compile")
+        self.identity = file_identity(self._weights)
+
+    def checked(self, target: str, dtype: str | None, max_len: int | None) -> tuple[CompiledProgram, ModelCard]:
+        program = CompiledProgram.load(self.path)
+        try:
+            text = read_document(self._card)
+        except OSError as error:
+            raise ArtifactError(f"{self._card}: cannot be read: {error.strerror or error}") from None
+        card = ModelCard.from_json(text, str(self._card))
+        asked = {"target": target, "dtype": dtype or program.dtype, "max_len": max_len or card.max_len}
+        fixed = {"target": program.target, "dtype": program.dtype, "max_len": card.max_len}
+        for name, value in asked.items():
+            if value != fixed[name]:
+                raise InputError(f"{self.path} was compiled with {name}={fixed[name]}, not {value}; compile it again")
+        return program, card
+
+    def tensors(self, program: CompiledProgram) -> Path:
+        return self._weights
+
+    def close(self) -> None:
+        return None
+
+
+def companions(program: Path) -> tuple[Path, Path]:
+    """The files beside a ``.npubin``: its weights and its card."""
+    return program.with_suffix(".safetensors"), program.with_suffix(".llm.json")
+
+
+def save_card(card: ModelCard, program: Path) -> Path:
+    """Write the card beside a program."""
+    path = companions(program)[1]
+    try:
+        write_atomic(path, card.to_json().encode())
+    except OSError as error:
+        raise ArtifactError(f"{path}: cannot be written: {error.strerror or error}") from None
+    return path
+
+
+def make_card(checkpoint: Checkpoint) -> ModelCard:
+    """The card of a checkpoint, with no ``max_len`` yet."""
+    return ModelCard(
+        name=checkpoint.path.stem if checkpoint.path.is_file() else checkpoint.path.name,
+        max_len=0,
+        limit=checkpoint.config.max_position_embeddings,
+        identity=repr(checkpoint.config),
+        tokenizer=checkpoint.tokenizer_json,
+        chat_template=checkpoint.chat_template,
+        special_tokens=checkpoint.special_tokens,
+        bos_id=checkpoint.bos_id,
+        eos_ids=checkpoint.eos_ids,
+        defaults=checkpoint.generation,
+    )
+
+
+# -- finding -------------------------------------------------------------------------------------------------------
+def is_hub_id(name: str) -> bool:
+    """Whether ``name`` could be that of a model on the Hugging Face hub: 'owner/model'."""
+    return bool(_HUB_ID.fullmatch(name)) and not name.endswith((".gguf", ".npubin", ".json"))
+
+
+def find_model(model: str | os.PathLike[str], progress: Progress | None = None) -> Path:
+    """The local path of a directory, a file, a built-in model or a model on the Hugging Face hub."""
+    if not isinstance(model, str | os.PathLike):
+        raise InputError(f"a model is the path or the name of one, not a {type(model).__name__}")
+    path = Path(model)
+    try:
+        if path.exists():
+            return path.resolve()
+    except (OSError, ValueError) as error:  # a name that no file can have
+        raise InputError(f"{str(path)[:100]!r}: {error}") from None
+    from npusim.models.llm_weights import LLMS
+
+    name = os.fspath(model)
+    if name in LLMS:
+        return LLMS[name](progress=progress)
+    known = f"the built-in models are {', '.join(LLMS)}"
+    if not is_hub_id(name):
+        raise InputError(f"{name}: there is no such file or directory; {known}")
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError:
+        raise InputError(
+            f"{name}: there is no such directory; if it is a model on the Hugging Face hub, pip install "
+            f"huggingface_hub or download it yourself. {known[0].upper()}{known[1:]}"
+        ) from None
+    try:
+        return Path(snapshot_download(name, allow_patterns=[f"*{suffix}" for suffix in _MODEL_FILES]))
+    except (OSError, ValueError, RuntimeError) as error:
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise InputError(f"{name}: not a local directory, and the Hugging Face hub did not give it: {reason}") from None
+
+
+# -- keys -------------------------------------------------------------------------------------------------------
+def file_identity(path: Path) -> str:
+    """Path, sizes, times and inodes of a model's files: changes when they do. Copying tools set back a file's size and
+    time of modification (``cp -p``, ``rsync -t``, ``tar -x``); they cannot set back the time of its inode's change."""
+    try:
+        files = sorted(p for p in path.iterdir() if p.suffix in _MODEL_FILES) if path.is_dir() else [path]
+        stats = [(p.name, p.stat()) for p in files]
+    except OSError as error:  # no permission, or a link to nowhere
+        raise InputError(f"{error.filename or path}: cannot be read: {error.strerror or error}") from None
+    return repr((str(path), [(n, s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino) for n, s in stats]))
+
+
+def compiler_identity(target: str) -> str:
+    """A digest of everything that decides about a program for ``target``: the compiler's files, and what it compiles
+    for."""
+    import npu_compiler
+    from npu_compiler.targets.cpu.host import host_cpu
+    from npu_compiler.targets.cuda import chips
+
+    machine = chips.arch() if target == "cuda" else sorted(host_cpu().features)
+    digest = hashlib.sha256(repr((target, machine)).encode())
+    root = Path(npu_compiler.__file__).parent
+    for file in sorted(f for f in root.rglob("*") if f.suffix in (".py", ".h", ".cpp")):
+        digest.update(f"{file.relative_to(root)}\n".encode())
+        digest.update(file.read_bytes())
+    return f"{digest.hexdigest()} {sorted(env.disabled())}"
+
+
+def _weight_key(source: _CheckpointFiles | _CompiledFile, recipes: str) -> str:
+    return f"{source.identity} {recipes}"
+
+
+def _recipe_digest(program: CompiledProgram) -> str:
+    """What makes packed weights from tensors: ``_DIGEST`` hex digits."""
+    buffers = [(b.name, b.dtype, b.shape) for b in program.buffers if b.kind in ("weight", "const")]
+    return hashlib.sha256(msgpack.packb([buffers, graph_to_plain(program.recipes)])).hexdigest()

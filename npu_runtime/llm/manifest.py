@@ -1,0 +1,65 @@
+"""What a language model is besides its tensors, as plain data that can be kept beside a compiled program."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from npu_compiler.support.errors import ArtifactError
+from npu_compiler.support.records import Field, parse_json
+
+_VERSION = 1
+_MAX_COUNT, _MAX_TEXT = 2**31 - 1, 2**31
+
+
+@dataclass(frozen=True)
+class ModelCard:
+    """Attributes:
+    name: for messages and reports.
+    max_len: positions of the program's caches.
+    limit: positions the model was made for; 0: unknown.
+    identity: a text that differs between architectures; together with the weights it tells models apart.
+    tokenizer: the text of a tokenizer.json, or None.
+    chat_template: a Jinja template, or None.
+    special_tokens: what the template may ask for: 'bos_token' and the like.
+    bos_id: the token an empty prompt stands for.
+    eos_ids: tokens that end an answer.
+    defaults: sampling options that the model's makers recommend.
+    """
+
+    name: str
+    max_len: int
+    limit: int = 0
+    identity: str = ""
+    tokenizer: str | None = None
+    chat_template: str | None = None
+    special_tokens: Mapping[str, str] = field(default_factory=dict)
+    bos_id: int | None = None
+    eos_ids: tuple[int, ...] = ()
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> str:
+        return json.dumps({"version": _VERSION, **dataclasses.asdict(self)})
+
+    @classmethod
+    def from_json(cls, text: str | bytes, origin: str) -> ModelCard:
+        """Inverse of :meth:`to_json`; raises ``ArtifactError`` that names ``origin``."""
+        f = Field(parse_json(text, origin, ArtifactError), origin)
+        if not isinstance(f.value, dict) or f.value.get("version") != _VERSION:
+            raise ArtifactError(f"{origin}: not a description of a language model that this version reads")
+        r = f.record(["version", *(x.name for x in dataclasses.fields(cls))])
+        return cls(
+            name=r["name"].text(),
+            max_len=r["max_len"].integer(0, _MAX_COUNT),
+            limit=r["limit"].integer(0, _MAX_COUNT),
+            identity=r["identity"].text(_MAX_TEXT),
+            tokenizer=r["tokenizer"].optional(lambda x: x.text(_MAX_TEXT)),
+            chat_template=r["chat_template"].optional(lambda x: x.text(_MAX_TEXT)),
+            special_tokens={k: v.text() for k, v in r["special_tokens"].mapping().items()},
+            bos_id=r["bos_id"].optional(lambda x: x.integer(0, _MAX_COUNT)),
+            eos_ids=r["eos_ids"].integers(0, _MAX_COUNT),
+            defaults={k: v.value for k, v in r["defaults"].mapping().items()},
+        )

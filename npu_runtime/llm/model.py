@@ -1,0 +1,420 @@
+"""Language models: a compiled program with entry points for 1, 32, 128 … tokens, its caches, a tokenizer -> text."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from npu_compiler.artifact.program import CompiledProgram
+from npu_compiler.support import dtypes
+from npu_compiler.support.errors import ArtifactError, InputError
+from npu_compiler.target_config import target_config
+
+from ..backends.base import Backend, DeviceBuffer, get_backend
+from ..executor import Executor, State
+from ..weight_loader import WeightStore, load_weights
+from . import async_greedy, candidates, requests
+from .async_greedy import RunAhead
+from .candidates import CandidateSteps
+from .chat_template import Message, render_chat
+from .chunks import plan_chunks
+from .generation import Generation, TextOutput, Timings, Token
+from .kv_snapshot import fingerprint, load_kv, save_kv
+from .manifest import ModelCard
+from .sampling import HostScores, Sampler, SamplingOptions, Scores
+from .tokenizer import Tokenizer
+
+Prompt = str | Sequence[int] | Sequence[Message] | np.ndarray
+
+_INPUTS = ("token_ids", "positions", "last")
+
+
+class LLM:
+    """A decoder with its weights and one conversation's caches in memory. Not for use from several threads at once.
+
+    Every entry point of ``program`` takes token_ids int64[1, N], positions int64[N] and last int64[1] (the index of the
+    token whose logits are wanted) and returns logits float32[1, vocab]: it serves runs of N tokens, one of them N = 1.
+    The caches are program state. ``weights``: as :class:`Executor` takes them; ``card``: everything but tensors.
+    """
+
+    def __init__(self, program: CompiledProgram, weights: Any, card: ModelCard, backend: Backend | None = None):
+        self.program, self.card = program, card
+        self.max_len = card.max_len
+        self.path = Path()  # where it was loaded from
+        self.load_seconds = 0.0
+        backend = self._backend = backend or get_backend(program.target)
+        self.weights = weights if isinstance(weights, WeightStore) else load_weights(program, weights, backend)
+        self.state = State(program, backend, self.weights.state)
+        self._runs = _entry_runs(program, self.weights, backend, self.state)
+        self._ahead = None
+        if async_greedy.ENTRY in program.entries:
+            self._ahead = RunAhead(Executor(program, self.weights, backend, async_greedy.ENTRY, self.state))
+        self.vocab = self._runs[1].vocab
+        self._floor = target_config(program.target).chunk_floor
+        self._tokenizer: Tokenizer | None = None
+        self._tokens: list[int] = []  # those whose keys and values are in the caches
+        self._aligned = 0  # how many leading ones were computed in whole largest chunks from position 0
+        self._turn = 0  # counts generations: only the latest may go on
+        self._identity: bytes | None = None
+
+    @classmethod
+    def load(
+        cls,
+        model: str | os.PathLike[str],
+        *,
+        target: str = "cpu",
+        dtype: Any = None,
+        max_len: int | None = None,
+        threads: int | None = None,
+        cache: bool = True,
+        progress: Callable[[str, int, int], None] | None = None,
+        status: Callable[[str], None] | None = None,
+    ) -> LLM:
+        """Open, compile and load a model.
+
+        Args:
+            model: a directory with config.json, safetensors and tokenizer.json; a GGUF file; a ``.npubin`` written by
+                ``npusim compile``; the name of a built-in model; or an id on the Hugging Face hub, if
+                ``huggingface_hub`` is installed.
+            dtype: how weights, activations and caches are stored ('float32', 'bfloat16', 'float16'); the model's own by
+                default.
+            max_len: tokens that prompt and answer may have together; default: what the model was made for, but at
+                most 4096.
+            threads: default ``NPU_NUM_THREADS``, else the CPUs this process may use.
+            cache: keep the compiled program and the packed weights on disk (in ``NPU_CACHE_DIR``, bounded by
+                ``NPU_CACHE_SIZE`` and ``NPU_WEIGHT_CACHE_SIZE``), so that the next start neither compiles nor packs.
+            progress: called while a built-in model is downloaded: (what, bytes so far, bytes in total).
+            status: called with a sentence when a step begins that may take long.
+
+        Raises ``InputError``, ``ConfigError``, ``WeightError``, ``CompileError``, ``ToolchainError`` or
+        ``ArtifactError``.
+        """
+        from .loader import Loader
+
+        start = time.perf_counter()
+        options = {} if threads is None else {"threads": threads}
+        loader = Loader(target, dtype, max_len, get_backend(target, **options), cache, progress, status)
+        llm = cls(*loader.load(model), loader.backend)
+        llm.path = loader.path
+        llm.load_seconds = time.perf_counter() - start
+        return llm
+
+    # -- text -------------------------------------------------------------------------------------------------------
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Raises ``InputError`` if the model came without one."""
+        if self._tokenizer is None:
+            if self.card.tokenizer is None:
+                raise InputError(f"{self.card.name} has no tokenizer.json; pass token ids instead of text")
+            tokenizer = Tokenizer(self.card.tokenizer)
+            if tokenizer.size > self.vocab:
+                raise InputError(
+                    f"the tokenizer of {self.card.name} has {tokenizer.size} tokens, but the model only {self.vocab}: "
+                    "it belongs to another model"
+                )
+            self._tokenizer = tokenizer
+        return self._tokenizer
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Token ids of a text (with the begin token, if the model has one), of messages (through the chat template), or
+        the ids themselves, checked. Raises ``InputError``."""
+        if isinstance(prompt, str):
+            ids = self.tokenizer.encode(prompt)
+            if not ids and self.card.bos_id is not None:
+                ids = [self.card.bos_id]
+        elif isinstance(prompt, Sequence) and len(prompt) and isinstance(prompt[0], Mapping):
+            text = render_chat(self.card.chat_template, prompt, self.card.special_tokens)  # type: ignore[arg-type]
+            ids = self.tokenizer.encode(text, special=False)
+        else:
+            ids = requests.token_ids(prompt)
+        if not ids:
+            raise InputError("the prompt is empty")
+        worst = max(ids, key=lambda i: i if i >= 0 else self.vocab - i)
+        if not 0 <= worst < self.vocab:
+            raise InputError(f"token id {worst} is outside of the vocabulary, which has {self.vocab} tokens")
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of token ids, without special tokens."""
+        return self.tokenizer.decode(ids)
+
+    # -- generating -------------------------------------------------------------------------------------------------
+    def generate(
+        self,
+        prompt: Prompt,
+        *,
+        max_tokens: int | None = None,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        repetition_penalty: float = 1.0,
+        seed: int | None = None,
+        stop: Iterable[str | int] | str | int | None = (),
+        logprobs: bool = False,
+        ignore_eos: bool = False,
+        stream: bool = True,
+    ) -> Generation:
+        """Continue a text, a list of token ids or a conversation ([{'role': …, 'content': …}, …]).
+
+        Args:
+            max_tokens: default: until the context is full.
+            temperature, top_k, top_p, min_p, repetition_penalty, seed: see :class:`SamplingOptions`. The default is
+                greedy. With a seed, equal calls give equal answers, whatever was generated before, unless the prompt
+                continues the conversation in the cache: then rounding may differ from a fresh start.
+            stop: texts and token ids that end the answer, besides the model's own end tokens.
+            logprobs: whether tokens carry their log-probability.
+            ignore_eos: go on after the model's end tokens.
+            stream: tokens are made as the result is iterated; otherwise they are all there when this returns.
+
+        Raises ``InputError`` at once if the prompt or ``max_tokens`` does not fit the context.
+        """
+        started = time.perf_counter()
+        options = SamplingOptions(repetition_penalty, temperature, top_k, top_p, min_p, seed)
+        tokens = self.encode(prompt)
+        limit = self._checked_limit(len(tokens), max_tokens)
+        texts, ends = requests.stops(stop)
+        ends |= set() if ignore_eos else set(self.card.eos_ids)
+        output = TextOutput(self.tokenizer if texts or self.card.tokenizer is not None else None, texts)
+        timings = Timings(prompt_tokens=len(tokens))
+        steps = self._generate(tokens, limit, Sampler(options, self.vocab), ends, output, logprobs, timings, started)
+        generation = Generation(steps, timings)
+        return generation if stream else generation.run()
+
+    def chat(self, messages: Sequence[Message], **options: Any) -> Generation:
+        """The assistant's answer to a conversation; ``options`` as :meth:`generate` takes them."""
+        if isinstance(messages, str):
+            messages = [{"role": "user", "content": messages}]
+        if not isinstance(messages, Sequence) or not messages:
+            raise InputError("the conversation has no messages")
+        return self.generate(messages, **options)
+
+    def _checked_limit(self, prompt: int, max_tokens: int | None) -> int:
+        more = self._longer_context()
+        if prompt > self.max_len:
+            raise InputError(f"the prompt has {prompt} tokens, but the context holds {self.max_len}; shorten it{more}")
+        if max_tokens is None:
+            return self.max_len + 1
+        max_tokens = requests.whole_number("max_tokens", max_tokens, 1)
+        if prompt + max_tokens - 1 > self.max_len:  # the last token is never fed back
+            raise InputError(
+                f"a prompt of {prompt} tokens and max_tokens={max_tokens} do not fit the context, which holds "
+                f"{self.max_len}; ask for at most {self.max_len - prompt + 1} tokens{more}"
+            )
+        return max_tokens
+
+    def _longer_context(self) -> str:
+        """The advice to load the model with a longer context, or why there is none."""
+        if not self.card.limit:
+            return ", or load the model with a larger max_len"
+        if self.max_len < self.card.limit:
+            return f", or load the model with a larger max_len (this model was made for {self.card.limit})"
+        return f" (this model was made for {self.card.limit} tokens, so its context cannot be longer)"
+
+    def _generate(
+        self, tokens: list[int], limit: int, sampler: Sampler, ends: set[int], output: TextOutput,
+        logprobs: bool, timings: Timings, started: float,
+    ) -> Generator[Token, None, str]:  # fmt: skip
+        self._turn += 1
+        turn = self._turn
+        sampler.see(tokens)
+        clock = time.perf_counter()
+        timings.reused_tokens = self._reusable(tokens)
+        scores: Scores = HostScores(self._feed(tokens, timings.reused_tokens))
+        timings.prefill_seconds = time.perf_counter() - clock
+        ahead = self._ahead if sampler.greedy and not logprobs else None
+        token = sampler(scores)
+        while True:
+            sampler.see((token,))
+            logprob = scores.log_probability(token) if logprobs else None
+            timings.generated_tokens += 1
+            text = "" if token in ends else output.push(token)
+            reason = self._finished(token in ends or output.stopped, timings.generated_tokens, limit)
+            text += output.finish() if reason else ""
+            now = time.perf_counter()
+            if timings.generated_tokens == 1:
+                timings.first_token_seconds = now - started
+            else:
+                timings.decode_seconds += now - clock
+            yield Token(token, text, logprob)
+            if reason:
+                return reason
+            if turn != self._turn:
+                raise InputError("this generation was interrupted: another one, or a reset, used the caches since")
+            clock = time.perf_counter()
+            tokens.append(token)
+            if ahead is None:
+                scores = self._step(tokens, sampler)
+                token = sampler(scores)
+            else:
+                if timings.generated_tokens == 1:
+                    ahead.begin(token, len(tokens) - 1)
+                more = min(limit - timings.generated_tokens - 1, self.max_len - len(tokens))
+                self._tokens.append(token)
+                token = ahead.next(more)
+
+    def _step(self, tokens: list[int], sampler: Sampler) -> Scores:
+        """What follows ``tokens``, of which the last is new."""
+        last = len(tokens) - 1
+        if self._candidate_steps is None or not sampler.narrow:
+            return HostScores(self._feed(tokens, last))
+        scores = self._candidate_steps(tokens[last], last, sampler.temperature)
+        self._tokens.append(tokens[last])
+        return scores
+
+    @cached_property
+    def _candidate_steps(self) -> CandidateSteps | None:
+        if candidates.ENTRY not in self.program.entries:
+            return None
+        return CandidateSteps(Executor(self.program, self.weights, self._backend, candidates.ENTRY, self.state))
+
+    def _finished(self, stopped: bool, generated: int, limit: int) -> str:
+        if stopped:
+            return "stop"
+        if generated >= limit:
+            return "length"
+        return "context" if len(self._tokens) >= self.max_len else ""
+
+    # -- the caches -------------------------------------------------------------------------------------------------
+    def _reusable(self, tokens: Sequence[int]) -> int:
+        """How many leading tokens need not be computed.
+
+        A prompt that continues what is in the caches reuses all of it. Any other reuses what it shares as far as a
+        fresh start would compute it in the very same runs, so that its results do not depend on what came before.
+        """
+        held, largest = self._tokens, max(self._runs)
+        pairs = enumerate(zip(held, tokens, strict=False))
+        shared = next((i for i, (a, b) in pairs if a != b), min(len(held), len(tokens)))
+        if shared == len(held) < len(tokens):
+            return shared
+        return min(shared, len(tokens) - 1, self._aligned) // largest * largest
+
+    def _feed(self, tokens: Sequence[int], begin: int) -> np.ndarray:
+        """Compute ``tokens`` from position ``begin`` on; logits float32[vocab] of the last, valid until the next."""
+        del self._tokens[begin:]
+        self._aligned = min(self._aligned, begin)
+        largest = max(self._runs)
+        logits = np.empty(0, np.float32)
+        for chunk in plan_chunks(begin, len(tokens), tuple(self._runs), self.max_len, self._floor):
+            logits = self._runs[chunk.size](tokens[chunk.start : chunk.stop], chunk.start)
+            self._tokens[chunk.start :] = tokens[chunk.start : chunk.stop]
+            if chunk.start == self._aligned and chunk.stop - chunk.start == largest:
+                self._aligned = chunk.stop
+        return logits
+
+    def logits(self, tokens: Sequence[int], prompt: int = 1) -> np.ndarray:
+        """Teacher forcing: float32[len(tokens) - prompt + 1, vocab]; row i has the scores of the token after
+        ``tokens[: prompt + i]``. The first ``prompt`` tokens are computed as a prompt, the others one by one, all from
+        an empty context."""
+        ids = self.encode(tokens)
+        self._checked_limit(len(ids), None)
+        prompt = requests.whole_number("prompt", prompt, 1, len(ids))
+        self.forget()
+        result = np.empty((len(ids) - prompt + 1, self.vocab), np.float32)
+        result[0] = self._feed(ids[:prompt], 0)
+        for i in range(prompt, len(ids)):
+            result[i - prompt + 1] = self._feed(ids[: i + 1], i)
+        return result
+
+    def reset(self) -> None:
+        """Forget the conversation, and clear the caches."""
+        self.forget()
+        self.state.reset()
+
+    def forget(self) -> None:
+        """Compute the next prompt from its beginning. The caches keep their memory's contents, which nothing reads."""
+        self._turn += 1
+        self._tokens, self._aligned = [], 0
+
+    @property
+    def tokens(self) -> list[int]:
+        """The tokens in the caches."""
+        return list(self._tokens)
+
+    def save_state(self, path: str | os.PathLike[str]) -> None:
+        """Write the tokens in the caches, with their keys and values, to a safetensors file. Raises ``InputError``."""
+        save_kv(path, self.state, self._tokens, self.max_len, self._fingerprint())
+
+    def load_state(self, path: str | os.PathLike[str]) -> None:
+        """Go on where :meth:`save_state` was called; a prompt that begins with those tokens reuses them. Raises
+        ``InputError`` if the file is of another model, or too long for this context; the caches then stay as they were.
+        """
+        tokens = load_kv(path, self.state, self.max_len, self._fingerprint())
+        self.forget()
+        self._tokens = tokens
+
+    def _fingerprint(self) -> bytes:
+        if self._identity is None:
+            self._identity = fingerprint(f"{self.card.identity} {self.program.dtype}", self.weights)
+        return self._identity
+
+    def facts(self) -> dict[str, Any]:
+        """What was loaded: name, target, dtype, sizes in bytes, entry points, seconds."""
+        return {
+            "model": self.card.name, "target": self.program.target, "dtype": self.program.dtype,
+            "max_len": self.max_len, "vocab": self.vocab, "chunks": sorted(self._runs),
+            "weight_bytes": self.weights.nbytes, "cache_bytes": sum(b.size_bytes for b in self.state.values()),
+            "load_seconds": self.load_seconds,
+        }  # fmt: skip
+
+
+class _EntryRun:
+    """An entry point with its inputs and outputs in fixed memory."""
+
+    def __init__(self, executor: Executor):
+        backend = executor.backend
+        self._backend = backend
+        specs = {s.name: s for s in executor.inputs}
+        (output,) = executor.outputs
+        self.size, self.vocab = specs["token_ids"].shape[1], output.shape[1]
+        self._host = {n: backend.host_array(specs[n].shape, np.dtype(np.int64)) for n in _INPUTS}
+        self._inputs = {n: backend.wrap(self._host[n]) for n in _INPUTS}
+        self._copied = [n for n, b in self._inputs.items() if not _shared(b, self._host[n])]
+        self._result = backend.host_array(output.shape, dtypes.numpy_dtype(output.dtype))
+        self._logits = backend.wrap(self._result)
+        self._separate = not _shared(self._logits, self._result)
+        self._steps = np.arange(self.size)
+        self._run = executor.bind(self._inputs, [self._logits])
+
+    def __call__(self, tokens: Sequence[int], start: int) -> np.ndarray:
+        """Logits after the last of up to ``size`` ``tokens``, the first of which is at position ``start``."""
+        host = self._host
+        host["token_ids"][0, : len(tokens)] = tokens
+        host["token_ids"][0, len(tokens) :] = 0
+        np.add(self._steps, start, out=host["positions"])
+        host["last"][0] = len(tokens) - 1
+        for name in self._copied:
+            self._backend.start_copy(self._inputs[name], host[name])
+        self._run()
+        if self._separate:
+            self._backend.start_read(self._result, self._logits)
+        self._run.finish()
+        return self._result[0]
+
+
+def _shared(buffer: DeviceBuffer, array: np.ndarray) -> bool:
+    return np.shares_memory(buffer.to_numpy(copy=False), array)
+
+
+def _entry_runs(program: CompiledProgram, store: WeightStore, backend: Backend, state: State) -> dict[int, _EntryRun]:
+    """The entry points by how many tokens they take."""
+    names = {}
+    for name, entry in program.entries.items():
+        if name in (async_greedy.ENTRY, candidates.ENTRY):
+            continue
+        shapes = {i.name: i.shape for i in entry.inputs}
+        if set(shapes) != set(_INPUTS) or [len(o.shape) for o in entry.outputs] != [2]:
+            raise ArtifactError(
+                f"entry point {name!r} of program {program.name!r} takes {', '.join(shapes)}; "
+                f"a language model takes {', '.join(_INPUTS)} and returns logits"
+            )
+        names[shapes["token_ids"][-1]] = name
+    if 1 not in names:
+        raise ArtifactError(f"program {program.name!r} has no entry point for a single token, only for {sorted(names)}")
+    return {n: _EntryRun(Executor(program, store, backend, names[n], state)) for n in sorted(names)}

@@ -1,0 +1,79 @@
+"""What callers of a language model may ask for: every argument has its type and its range, or is an ``InputError``."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from npu_compiler.support.errors import InputError
+from npu_compiler.support.records import show
+
+_BYTES = bytes | bytearray | memoryview
+
+
+def whole_number(name: str, value: Any, low: int, high: int | None = None) -> int:
+    """``value`` as an int, from ``low`` to ``high``: what Python takes for an index, but no truth value."""
+    found = _index(value)
+    if found is None or found < low or (high is not None and found > high):
+        upto = "" if high is None else f" to {high}"
+        raise InputError(f"{name}={show(value)}: it takes a whole number from {low}{upto}")
+    return found
+
+
+def number(name: str, value: Any, holds: Callable[[float], bool], wanted: str) -> float:
+    """``value`` as a finite float that ``holds`` accepts."""
+    good = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+    try:
+        found = float(value) if good else math.nan
+    except OverflowError:
+        found = math.inf
+    if not (math.isfinite(found) and holds(found)):
+        raise InputError(f"{name}={show(value)}: it takes {wanted}")
+    return found
+
+
+def _index(value: Any) -> int | None:
+    if isinstance(value, bool | np.bool_):
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None
+
+
+def token_ids(prompt: Any) -> list[int]:
+    """The ids of a list or of an array of one dim."""
+    if isinstance(prompt, _BYTES) or not isinstance(prompt, Sequence | np.ndarray):
+        raise InputError(f"a prompt is text, token ids or messages, not a {type(prompt).__name__}")
+    if isinstance(prompt, np.ndarray) and prompt.ndim != 1:
+        raise InputError(f"a prompt has one dim, not the shape {list(prompt.shape)}")
+    ids = []
+    for at, value in enumerate(prompt):
+        found = _index(value)
+        if found is None:
+            raise InputError(f"a prompt is text, token ids or messages; prompt[{at}] is {show(value)}")
+        ids.append(found)
+    return ids
+
+
+def stops(stop: Any) -> tuple[list[str], set[int]]:
+    """The texts and the token ids of ``stop``: one of either, several, or None."""
+    if stop is None:
+        return [], set()
+    listed = [stop] if isinstance(stop, str) or _index(stop) is not None else stop
+    if isinstance(listed, _BYTES) or not isinstance(listed, Iterable):
+        raise InputError(f"stop={show(stop)}: it takes texts and token ids")
+    texts, ids = [], set()
+    for value in listed:
+        found = _index(value)
+        if isinstance(value, str):
+            texts += [value] if value else []
+        elif found is not None:
+            ids.add(found)
+        else:
+            raise InputError(f"stop holds {show(value)}; it takes texts and token ids")
+    return texts, ids

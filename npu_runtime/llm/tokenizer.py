@@ -1,0 +1,112 @@
+"""Text to token ids and back: encoding, text that grows token by token, stop strings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from npu_compiler.support.errors import InputError
+from npu_compiler.support.panics import is_panic
+
+_UNFINISHED = "\ufffd"  # what decoders put where bytes are no character (yet)
+_LONGEST_TAIL = 3  # bytes of a UTF-8 character that still lacks one
+_WINDOW = 16  # tokens after which the detokeniser forgets what it can; after four times as many, the rest, too
+_CONTEXT = 4  # tokens it keeps: a decoder may treat a text's first token differently
+
+
+class Tokenizer:
+    """A tokenizer of the ``tokenizers`` package, from the text of its ``tokenizer.json``."""
+
+    def __init__(self, text: str):
+        try:
+            import tokenizers
+        except ImportError:
+            raise InputError("text needs the package tokenizers: pip install 'npusim[llm]'") from None
+        try:
+            self._inner = tokenizers.Tokenizer.from_str(text)
+            self._inner.no_truncation()
+            self._inner.no_padding()
+            self.size: int = self._inner.get_vocab_size(with_added_tokens=True)  # special ones included
+        except BaseException as error:
+            raise _refused("tokenizer.json", error) from None
+
+    def encode(self, text: str, special: bool = True) -> list[int]:
+        """Token ids; ``special``: with the tokens that the tokenizer puts around a text, such as a begin token."""
+        try:
+            ids: list[int] = self._inner.encode(text, add_special_tokens=special).ids
+        except BaseException as error:
+            raise _refused("the text cannot be encoded", error) from None
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text without special tokens; bytes that are no UTF-8 become U+FFFD."""
+        try:
+            text: str = self._inner.decode(list(ids), skip_special_tokens=True)
+        except BaseException as error:
+            raise _refused("the tokens cannot be decoded", error) from None
+        return text
+
+
+def _refused(what: str, error: BaseException) -> BaseException:
+    """The package raises bare ``Exception``, and what its Rust code panics with, which is not even that."""
+    known = isinstance(error, Exception) or is_panic(error)
+    return InputError(f"{what}: {error}") if known else error
+
+
+class Detokenizer:
+    """Text that grows with every token. Characters appear when they are complete; nothing is ever taken back."""
+
+    def __init__(self, tokenizer: Tokenizer | None):
+        self._tokenizer = tokenizer
+        self._ids: list[int] = []  # a window of the latest tokens
+        self._shown = 0  # characters of the window's text that were returned
+
+    def push(self, token: int) -> str:
+        """The text that ``token`` completes: maybe none, maybe more than its own."""
+        if self._tokenizer is None:
+            return ""
+        self._ids.append(token)
+        text = self._tokenizer.decode(self._ids)
+        ready = max(len(text.rstrip(_UNFINISHED)), len(text) - _LONGEST_TAIL)
+        if len(self._ids) >= 4 * _WINDOW:
+            ready = len(text)
+        piece, self._shown = text[self._shown : ready], max(self._shown, ready)
+        if len(self._ids) >= _WINDOW and self._shown == len(text):
+            self._ids = self._ids[-_CONTEXT:]
+            self._shown = len(self._tokenizer.decode(self._ids))
+        return piece
+
+    def flush(self) -> str:
+        """What is left at the end: U+FFFD for bytes that never became a character."""
+        if self._tokenizer is None or not self._ids:
+            return ""
+        rest = self._tokenizer.decode(self._ids)[self._shown :]
+        self._shown += len(rest)
+        return rest
+
+
+class StopStrings:
+    """Finds the first of some strings in a text that arrives in pieces; text that may begin one is held back."""
+
+    def __init__(self, stops: Sequence[str]):
+        self._stops = tuple(stops)
+        self._held = ""
+        self.found: str | None = None
+
+    def push(self, piece: str) -> str:
+        """The text that can be shown now. Once ``found`` is set, that is the text up to the stop string."""
+        text = self._held + piece
+        at, stop = min(((text.find(s), s) for s in self._stops if s in text), default=(-1, None))
+        if stop is not None:
+            self.found, self._held = stop, ""
+            return text[:at]
+        longest = max(map(len, self._stops), default=1) - 1
+        held = next((n for n in range(min(longest, len(text)), 0, -1) if self._begins_stop(text[-n:])), 0)
+        self._held = text[len(text) - held :]
+        return text[: len(text) - held]
+
+    def _begins_stop(self, tail: str) -> bool:
+        return any(s.startswith(tail) for s in self._stops)
+
+    def flush(self) -> str:
+        held, self._held = self._held, ""
+        return held

@@ -1,0 +1,1 @@
+"""Running a partitioned model: NPU programs, and PyTorch for the rest."""

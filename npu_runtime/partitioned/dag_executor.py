@@ -1,0 +1,321 @@
+"""Runs a PartitionPlan: native programs for NPU partitions, PyTorch for the others, values moved where they must be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from npu_compiler.artifact.program import CompiledProgram
+from npu_compiler.aten.alias import Key, is_in_place
+from npu_compiler.aten.ir import IRGraph, TensorSpec
+from npu_compiler.aten.json_reader import graph_weights_used, leaf_key
+from npu_compiler.partitioning.partitioner import NPU, Partition, PartitionPlan, TransferOp, name_of
+from npu_compiler.support.dtypes import numpy_dtype
+from npu_compiler.support.errors import BackendError, InputError, WeightError
+from npu_compiler.weights.files import WeightSource, open_weights
+
+from ..backends.base import Backend, DeviceBuffer, get_backend
+from ..executor import Executor, Inputs, State, host_input, ordered
+from ..locks import RunLock
+from ..weight_loader import load_weights, mismatch, read_as
+from .fallback import CPUPartition
+
+CompileFn = Callable[[IRGraph], CompiledProgram]
+
+
+class DAGExecutor:
+    """A partitioned model, ready to run. All compilation is done here, once.
+
+    ``compile_fn`` turns the IR of an NPU partition into a program for ``backend``; the default is
+    ``npu_compiler.compile`` for the backend's target (``functools.partial`` sets a dtype). ``weights`` may also come
+    later, by :meth:`load_weights`, which also explains ``beside``. Buffers that the model writes keep their contents
+    from run to run. Several threads may call it; runs of a model that writes buffers take turns.
+
+    Raises ``CompileError`` (a partition cannot be compiled or bound), ``BackendError``, ``WeightError``.
+    """
+
+    def __init__(
+        self,
+        plan: PartitionPlan,
+        backend: str | Backend = "cpu",
+        compile_fn: CompileFn | None = None,
+        weights: Any = None,
+        beside: DAGExecutor | None = None,
+    ):
+        self.plan = plan
+        self.backend = get_backend(backend) if isinstance(backend, str) else backend
+        if compile_fn is None:
+            import npu_compiler
+
+            compile_fn = partial(npu_compiler.compile, target=self.backend.name)
+        self.programs: dict[int, CompiledProgram] = {}
+        self._hosts: dict[int, CPUPartition] = {}
+        for part in plan.partitions:
+            if part.device == NPU:
+                self.programs[part.id] = compile_fn(part.ir)
+            else:
+                self._hosts[part.id] = CPUPartition(part.ir)
+        # What is left of in-place ops after functionalize() may write the caller's arrays.
+        self._copy_inputs = bool(self._hosts) and any(is_in_place(n.op_type) for n in plan.ir.nodes)
+        self._last = _last_steps(plan)
+        self._only = _only_partition(plan, self.programs)
+        self._output_names = plan.ir.output_names()
+        self._on_host = self._host_weights()
+        self.executors: dict[int, Executor] = {}
+        self._loaded = False
+        self._taken: Any = None  # the weights that a run came with
+        self._weights: dict[str, np.ndarray] = {}
+        self._feeds: dict[str, np.ndarray | DeviceBuffer] = {}
+        self._turns = RunLock()  # between reading and writing the buffers that the model writes
+        if weights is not None or not graph_weights_used(plan.ir):
+            self.load_weights({} if weights is None else weights, beside)
+
+    def __getstate__(self) -> dict[str, Any]:
+        made = {"plan": self.plan, "backend": self.backend, "programs": self.programs}
+        loaded = (self.executors, self._feeds, self._weights, self._turns)
+        return {**made, "loaded": loaded if self._loaded else None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        programs = iter(state["programs"].values())
+        DAGExecutor.__init__(self, state["plan"], state["backend"], lambda ir: next(programs))
+        if state["loaded"] is not None:
+            (self.executors, self._feeds, self._weights, self._turns), self._loaded = state["loaded"], True
+
+    def _host_weights(self) -> dict[str, TensorSpec]:
+        """Weights that CPU partitions read, that are outputs themselves, or that are passed between partitions."""
+        used = graph_weights_used(self.plan.ir)
+        keys = {key for host in self._hosts.values() for key in graph_weights_used(host.ir)} | set(self.plan.feeds)
+        keys |= {leaf_key(self.plan.ir, t.name) for t in self.plan.outputs if t.producer is None}
+        return {key: spec for key, spec in used.items() if key in keys}
+
+    def load_weights(self, weights: Any, beside: DAGExecutor | None = None) -> None:
+        """Take weights (as :func:`npu_runtime.load_weights` does) and reset all buffers to the contents given there.
+
+        ``beside``: an executor of the same model for other input shapes, on the same backend and with these weights.
+        Memory is shared with it: weights that both keep in the same form, and the buffers that the model writes, which
+        are not reset then.
+
+        May be called again to replace them. Raises ``WeightError`` for a missing or mis-shaped tensor and
+        ``BackendError`` if the two do not keep their buffers alike, before anything is changed.
+        """
+        source = open_weights(weights)
+        host = {key: _read(source, key, spec) for key, spec in self._on_host.items()}
+        stores = [] if beside is None else [e.weights for e in beside.executors.values()]
+        executors = {}
+        for part, program in self.programs.items():
+            store = load_weights(program, source, self.backend, stores)
+            state = None if beside is None else beside._state_of(program)
+            executors[part] = self.backend.create_executor(program, store, state=state)
+        written = {u.key for u in self.plan.ir.state}
+        if beside is None:
+            feeds: dict[str, np.ndarray | DeviceBuffer] = {key: host[key].copy() for key in self.plan.feeds}
+        else:
+            feeds = beside._feeds
+            if missing := sorted(set(self.plan.feeds) - feeds.keys()):
+                raise _kept_elsewhere(missing)
+            host |= {key: value for key, value in beside._weights.items() if key in host and key in written}
+            written = set()
+            self._turns = beside._turns
+        self.executors, self._feeds, self._loaded, self._taken = executors, feeds, True, None
+        self._weights = {k: v.copy() if k in written or not v.flags.writeable else v for k, v in host.items()}
+
+    def _state_of(self, program: CompiledProgram) -> State | None:
+        """What holds the states of ``program``, which computes the same model; None if it has none."""
+        wanted = {b.name: (b.shape, numpy_dtype(b.dtype)) for b in program.buffers if b.kind == "state"}
+        if not wanted:
+            return None
+        for state in (e.state for e in self.executors.values()):
+            if all(k in state and (state[k].shape, state[k].dtype) == spec for k, spec in wanted.items()):
+                return state
+        raise _kept_elsewhere(sorted(wanted))
+
+    def execute(self, inputs: Inputs, *, weights: Any = None, device_outputs: bool = False) -> dict[str, Any]:
+        """Run once. ``inputs``: numpy arrays, torch tensors or device buffers, by name or in the order of
+        ``plan.inputs``. The outputs, by name and in the order of ``plan.outputs``, are fresh arrays - or, with
+        ``device_outputs``, device buffers, which can be inputs of the next run without passing through the host.
+
+        ``weights``: taken first, by :meth:`load_weights`, unless the run before came with the same object.
+
+        Raises ``InputError`` naming the tensor and what was expected, ``WeightError``.
+        """
+        if weights is not None and weights is not self._taken:
+            self.load_weights(weights)
+            self._taken = weights
+        if not self._loaded:
+            raise WeightError("the model has weights; call load_weights(), or execute(inputs, weights=...)")
+        values = ordered(self.plan.inputs, inputs, "input")
+        if self._only is not None and not device_outputs:
+            outputs: Sequence[Any] = self.executors[self._only].run_ordered(values)
+        else:
+            with self._turns.held() if self.plan.ir.state else nullcontext():
+                outputs = self._execute(values, device_outputs)
+        return dict(zip(self._output_names, outputs, strict=True))
+
+    def execute_ordered(self, inputs: Sequence[Any]) -> list[np.ndarray]:
+        """:meth:`execute` with as many inputs as there are, in order; the outputs in order."""
+        if self._only is not None and self._loaded:
+            return self.executors[self._only].run_ordered(inputs)
+        return list(self.execute(inputs).values())
+
+    __call__ = execute
+
+    def _execute(self, inputs: Sequence[Any], device_outputs: bool) -> list[Any]:
+        """Step by step."""
+        run = _Run(self, self._bind(inputs))
+        for number, step in enumerate(self.plan.steps):
+            if isinstance(step, TransferOp):
+                run.move(step)
+            else:
+                run.partition(step)
+            run.forget(self._last.get(number, ()))
+        return run.finish(device_outputs)
+
+    def _bind(self, inputs: Sequence[Any]) -> dict[Key, Any]:
+        values = zip(self.plan.inputs, inputs, strict=True)
+        adopt, copy = self.backend.adopt, self._copy_inputs
+        return {(t.name, 0): _input(adopt(value) or value, t, copy) for t, value in values}
+
+
+class _Run:
+    """The values of one run: where each is held, on the host, on the device or on both."""
+
+    def __init__(self, owner: DAGExecutor, inputs: dict[Key, Any]):
+        self.owner, self.plan = owner, owner.plan
+        self.host: dict[Key, np.ndarray] = {}
+        self.device: dict[Key, DeviceBuffer] = {}
+        self.made: set[Key] = set()  # by an NPU partition of this run: nobody else holds that memory
+        for key, value in inputs.items():
+            self._put(key, value)
+        placeholders = {(p, -1): k for p, k in self.plan.ir.weight_name_mapping.items() if k in self.plan.feeds}
+        for key, name in placeholders.items():
+            self._put(key, owner._feeds[name])
+
+    def _put(self, key: Key, value: np.ndarray | DeviceBuffer) -> None:
+        if isinstance(value, DeviceBuffer):
+            self.device[key] = value
+        else:
+            self.host[key] = value
+
+    def on_host(self, key: Key) -> np.ndarray:
+        if key not in self.host:
+            self.host[key] = self.device[key].to_numpy()
+        return self.host[key]
+
+    def on_device(self, key: Key) -> DeviceBuffer:
+        if key not in self.device:
+            self.device[key] = self.owner.backend.wrap(np.asarray(self.host[key], order="C"))
+        return self.device[key]
+
+    def move(self, step: TransferOp) -> None:
+        if step.dst == NPU:
+            self.on_device(step.value)
+        else:
+            self.on_host(step.value)
+
+    def partition(self, part: Partition) -> None:
+        owner = self.owner
+        if part.device == NPU:
+            operands = {name_of(k): self._operand(k) for k in part.inputs}
+            results: Mapping[str, np.ndarray | DeviceBuffer] = owner.executors[part.id].run_device(operands)
+            self.made.update(part.outputs)
+        else:
+            results = owner._hosts[part.id].run({name_of(k): self.on_host(k) for k in part.inputs}, owner._weights)
+        for name, key in zip(part.ir.output_names(), part.outputs, strict=True):
+            self.host.pop(key, None)  # an output that is also an input: the new contents count
+            self.device.pop(key, None)
+            self._put(key, results[name])
+
+    def _operand(self, key: Key) -> np.ndarray | DeviceBuffer:
+        """An NPU partition's input: the executor itself brings a host array that only it reads to the device."""
+        return self.device[key] if key in self.device else self.host[key]
+
+    def forget(self, keys: Sequence[Key]) -> None:
+        for key in keys:
+            self.host.pop(key, None)
+            self.device.pop(key, None)
+
+    def finish(self, device_outputs: bool) -> list[Any]:
+        results: dict[Key, Any] = {}
+        for t in self.plan.outputs:
+            key = self.plan.ir.key(t)
+            if key not in results:
+                results[key] = self._device_output(key, t) if device_outputs else self._host_output(key)
+        for name, key in self.plan.feeds.items():
+            kept = key in self.made and key not in results
+            self.owner._feeds[name] = self.device[key] if kept else np.array(self._leaf_or_host(key))
+        return [results[self.plan.ir.key(t)] for t in self.plan.outputs]
+
+    def _leaf_or_host(self, key: Key) -> np.ndarray:
+        if key in self.host or key in self.device or key[1] >= 0:
+            return self.on_host(key)
+        name = leaf_key(self.plan.ir, key[0])
+        return self.plan.ir.constants[name] if name in self.plan.ir.constants else self.owner._weights[name]
+
+    def _host_output(self, key: Key) -> np.ndarray:
+        if key in self.device and key not in self.host:
+            return self.device[key].to_numpy(copy=key not in self.made or key in self.plan.feeds.values())
+        return np.array(self._leaf_or_host(key))  # a copy: it may be an input, a weight or a view of one
+
+    def _device_output(self, key: Key, spec: TensorSpec) -> DeviceBuffer:
+        if key in self.device:
+            return self.device[key]
+        return self.owner.backend.allocate_buffer(np.asarray(self._leaf_or_host(key), order="C"))
+
+
+def _kept_elsewhere(keys: Sequence[str]) -> BackendError:
+    return BackendError(
+        f"the model writes {', '.join(keys)}, and these input shapes divide it among devices in another way than the "
+        "first ones did, so that the contents cannot be shared; build a model for these shapes alone"
+    )
+
+
+def _only_partition(plan: PartitionPlan, programs: Mapping[int, CompiledProgram]) -> int | None:
+    """The NPU partition that computes all of ``plan`` from the model's inputs to its outputs, if there is one."""
+    if len(plan.partitions) != 1 or plan.feeds or plan.partitions[0].device != NPU:
+        return None
+    part = plan.partitions[0]
+    entry, *others = programs[part.id].entries.values()
+    same = (
+        not others
+        and [(t.name, 0) for t in plan.inputs] == [*part.inputs]
+        and [(t.name, t.shape, t.dtype) for t in plan.inputs] == [(s.name, s.shape, s.dtype) for s in entry.inputs]
+        and [plan.ir.key(t) for t in plan.outputs] == [*part.outputs]
+        and part.ir.output_names() == [s.name for s in entry.outputs]
+    )
+    return part.id if same else None
+
+
+def _last_steps(plan: PartitionPlan) -> dict[int, tuple[Key, ...]]:
+    """Step number -> values that nothing reads after it."""
+    last: dict[Key, int] = {}
+    for number, step in enumerate(plan.steps):
+        for key in (step.value,) if isinstance(step, TransferOp) else (*step.inputs, *step.outputs):
+            last[key] = number
+    kept = {plan.ir.key(t) for t in plan.outputs} | set(plan.feeds.values())
+    by_step: dict[int, tuple[Key, ...]] = {}
+    for key, number in last.items():
+        if key not in kept:
+            by_step[number] = (*by_step.get(number, ()), key)
+    return by_step
+
+
+def _input(value: Any, spec: TensorSpec, copy: bool) -> np.ndarray | DeviceBuffer:
+    dtype = numpy_dtype(spec.dtype)
+    if isinstance(value, DeviceBuffer):
+        if (value.shape, value.dtype) != (spec.shape, dtype):
+            got = f"a device buffer of {value.dtype}{list(value.shape)}"
+            raise InputError(f"input {spec.name!r}: got {got}, expected {spec.dtype}{list(spec.shape)}")
+        return value
+    return host_input(spec, value).astype(dtype, copy=copy)
+
+
+def _read(source: WeightSource, key: str, spec: TensorSpec) -> np.ndarray:
+    if key not in set(source.names()):
+        raise WeightError(f"{source.origin} lacks weight {key!r}; expected {spec.dtype}{list(spec.shape)}")
+    if (problem := mismatch(source, key, spec.shape, spec.dtype)) is not None:
+        raise WeightError(f"{source.origin}: weight {problem}; convert it")
+    return read_as(source, key, spec.dtype)

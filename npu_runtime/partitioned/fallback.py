@@ -1,0 +1,430 @@
+"""Any ATen op on the host through PyTorch, by its schema: what the NPU does not run.
+
+An IR node holds its tensors in ``inputs`` and every other argument in ``attrs`` under its schema name. Binding is done
+once, when the partition is loaded; a run then only looks values up and calls ops. In-place ops and views share memory
+as they do in PyTorch, across the partitions of one run as well: arrays come and go without copies. Only ops that
+compute with tensors are called (:mod:`npu_runtime.partitioned.allowed_ops`), so IR from elsewhere need not be trusted.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from npu_compiler.aten.alias import Key
+from npu_compiler.aten.data_dependent import CONTROL_FLOW, NUMBER_OPS, number_inputs
+from npu_compiler.aten.ir import IRGraph, OpNode, TensorSpec, dtype_contradiction
+from npu_compiler.aten.json_reader import graph_weights_used, leaf_key
+from npu_compiler.aten.op_names import STRUCTURAL
+from npu_compiler.support.errors import BackendError, CompileError, InputError, Reason, WeightError
+from npu_compiler.support.host_arrays import to_array, to_torch
+
+from .allowed_ops import ForbiddenOp, check_allowed
+
+if TYPE_CHECKING:
+    import torch
+
+# What PyTorch's ops and arithmetic on numbers raise.
+_FAILURES = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError, ArithmeticError, AssertionError)
+_ENCODING = ("_tensor_list_sizes", "_tensor_list_none_masks")  # how the IR writes lists of tensors
+
+
+def execute_cpu_partition(
+    ir_subgraph: IRGraph, inputs: Mapping[str, np.ndarray], weights: MutableMapping[str, np.ndarray] | None = None
+) -> dict[str, np.ndarray]:
+    """Run a graph once on the host. ``inputs`` by graph input name, ``weights`` by state_dict key; outputs by name.
+
+    Arrays are shared, not copied: outputs may be views of inputs, and in-place ops write them, as in PyTorch. New
+    contents of state buffers are put into ``weights``.
+
+    Raises:
+        CompileError: a node has no PyTorch op, or arguments that its schema does not take.
+        InputError, WeightError: an input or weight is missing.
+        BackendError: an op failed; the message names the node.
+    """
+    return CPUPartition(ir_subgraph).run(inputs, {} if weights is None else weights)
+
+
+@dataclass(frozen=True)
+class _Slot:
+    """Stands for a tensor among bound arguments: position in the list of the node's inputs."""
+
+    index: int
+
+
+@dataclass(frozen=True)
+class _Number(_Slot):
+    """Stands for the Python number that such a tensor holds."""
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A node ready to run: ``op`` takes ``args`` and ``kwargs``, whose slots are filled from ``inputs``."""
+
+    node: OpNode
+    op: Callable[..., Any]
+    inputs: tuple[Key, ...]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+class CPUPartition:
+    """A graph bound to PyTorch's ops. Raises ``CompileError`` with a reason for every node that cannot be."""
+
+    def __init__(self, ir: IRGraph):
+        """``ir.allowed_ops`` are those of nested graphs too."""
+        _torch()
+        self.ir = ir
+        self.calls: list[_Call] = []
+        reasons: list[tuple[str, str, Reason]] = []
+        for node in ir.nodes:
+            try:
+                self.calls.append(_bind(ir, node))
+            except _Unbound as error:
+                reasons.append((node.name, node.op_type, Reason("cpu_fallback", str(error))))
+        if reasons:
+            lines = "\n".join(f"  {name} ({op}): {reason.detail}" for name, op, reason in reasons)
+            raise CompileError(f"{len(reasons)} node(s) of {ir.model_name!r} can run nowhere:\n{lines}", reasons)
+        used = {ir.key(t) for n in ir.nodes for t in n.inputs} | {ir.key(t) for t in _results(ir)}
+        self._leaves = [(key, leaf_key(ir, key[0])) for key in used if key[1] < 0]
+        self._needed = graph_weights_used(ir)
+        self._dead = _last_uses(ir)
+
+    def run(self, inputs: Mapping[str, np.ndarray], weights: MutableMapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """See :func:`execute_cpu_partition`."""
+        env = self._bind_leaves(inputs, weights)
+        with _torch().no_grad():
+            self._evaluate(env)
+        for update in self.ir.state:
+            weights[update.key] = np.array(to_array(env[self.ir.key(update.value)]))  # a copy: it may be an input
+        named = zip(self.ir.output_names(), self.ir.graph_outputs, strict=True)
+        return {name: to_array(env[self.ir.key(t)]) for name, t in named}
+
+    def call(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
+        """The outputs of a graph without weights for ``tensors``, its inputs in order."""
+        env = {(t.name, 0): value for t, value in zip(self.ir.graph_inputs, tensors, strict=True)}
+        env.update({key: to_torch(np.array(self.ir.constants[name])) for key, name in self._leaves})
+        self._evaluate(env)
+        return [env[self.ir.key(t)] for t in self.ir.graph_outputs]
+
+    def _evaluate(self, env: dict[Key, torch.Tensor]) -> None:
+        for call, dead in zip(self.calls, self._dead, strict=True):
+            for i, value in enumerate(_execute(call, [env[k] for k in call.inputs])):
+                env[(call.node.name, i)] = value
+            for key in dead:
+                env.pop(key, None)
+
+    def _bind_leaves(
+        self, inputs: Mapping[str, np.ndarray], weights: Mapping[str, np.ndarray]
+    ) -> dict[Key, torch.Tensor]:
+        env: dict[Key, torch.Tensor] = {}
+        for t in self.ir.graph_inputs:
+            if t.name not in inputs:
+                raise InputError(f"input {t.name!r} is missing; expected {t.dtype}{list(t.shape)}")
+            env[(t.name, 0)] = _checked(inputs[t.name], t, InputError, "input")
+        for key, name in self._leaves:
+            if name in self.ir.constants:
+                env[key] = to_torch(np.array(self.ir.constants[name]))  # a copy: nodes may write it
+            elif name not in weights:
+                raise WeightError(f"weight {name!r} is missing")
+            else:
+                env[key] = _checked(weights[name], self._needed[name], WeightError, "weight")
+        return env
+
+
+def _results(ir: IRGraph) -> list[TensorSpec]:
+    return [*ir.graph_outputs, *(u.value for u in ir.state)]
+
+
+def _last_uses(ir: IRGraph) -> list[tuple[Key, ...]]:
+    """For each node the values that nothing needs after it, so that their memory can go."""
+    kept = {ir.key(t) for t in _results(ir)}
+    dead: list[tuple[Key, ...]] = []
+    for node in reversed(ir.nodes):
+        keys = dict.fromkeys([ir.key(t) for t in node.inputs] + [(node.name, i) for i in range(len(node.outputs))])
+        dead.append(tuple(k for k in keys if k not in kept and k[1] >= 0))
+        kept.update(keys)
+    return dead[::-1]
+
+
+def _checked(array: np.ndarray, spec: TensorSpec, error: type[Exception], what: str) -> torch.Tensor:
+    if not spec.fits(array.shape):
+        raise error(f"{what} {spec.name!r} has shape {list(array.shape)}, expected {list(spec.shape)}")
+    if not array.flags.writeable or any(s < 0 for s in array.strides):
+        array = array.copy()  # torch takes neither
+    tensor = to_torch(array)
+    dtype = getattr(_torch(), spec.dtype)
+    return tensor if tensor.dtype == dtype else tensor.to(dtype)
+
+
+# ------------------------------------------------------------------------------------------------------------ binding
+
+
+class _Unbound(Exception):
+    """A node that no PyTorch op can run; the text says why."""
+
+
+def _torch() -> Any:
+    try:
+        import torch
+    except ImportError:
+        fix = "install npusim[torch], or compile with fallback=False"
+        raise BackendError(f"nodes that the NPU does not run need PyTorch, which is not installed; {fix}") from None
+    return torch
+
+
+def _bind(ir: IRGraph, node: OpNode) -> _Call:
+    keys = tuple(ir.key(t) for t in node.inputs)
+    if node.op_type in STRUCTURAL:
+        index = node.attrs.get("index")
+        if not isinstance(index, int) or not -len(keys) <= index < len(keys):
+            raise _Unbound(f"getitem index {index!r} does not select one of its {len(keys)} inputs")
+        return _Call(node, lambda x: x, (keys[index],), (_Slot(0),), {})
+    if node.op_type in NUMBER_OPS:
+        return _number_op(node, keys)
+    if node.op_type in CONTROL_FLOW:
+        return _control_flow(ir, node, keys)
+    if (problem := dtype_contradiction(node)) is not None:
+        raise _Unbound(problem)
+    op, functional = _resolve(node.op_type)
+    try:
+        check_allowed(op, node.op_type, ir.allowed_ops)
+    except ForbiddenOp as error:
+        raise _Unbound(str(error)) from None
+    args, kwargs = _arguments(op, node)
+    if functional:  # only the in-place spelling exists: run it on a copy
+        in_place = op
+
+        def op(first: torch.Tensor, *rest: Any, **named: Any) -> Any:
+            return in_place(first.clone(), *rest, **named)
+
+    return _Call(node, op, keys, args, kwargs)
+
+
+def _number_op(node: OpNode, keys: tuple[Key, ...]) -> _Call:
+    args = node.attrs.get("args")
+    operands = _with_numbers(args) if isinstance(args, list) else [None]
+    flat = [v for a in operands for v in (a if isinstance(a, list) else [a])]
+    if len(node.attrs) != 1 or not all(isinstance(v, _Number | int | float) for v in flat):
+        raise _Unbound(f"{node.op_type} takes one attribute: args, a list of numbers")
+    return _Call(node, NUMBER_OPS[node.op_type], keys, tuple(operands), {})
+
+
+def _control_flow(ir: IRGraph, node: OpNode, keys: tuple[Key, ...]) -> _Call:
+    names = CONTROL_FLOW[node.op_type]
+    if set(node.graphs) != set(names):
+        raise _Unbound(f"{node.op_type} needs the graphs {' and '.join(names)}")
+    first, second = (CPUPartition(replace(node.graphs[name], allowed_ops=ir.allowed_ops)) for name in names)
+    if node.op_type == "higher_order.cond":
+        operands = len(keys) - 1
+        function: Callable[..., Any] = partial(_cond, first, second)
+    else:
+        operands, carried = len(keys), node.attrs.get("carried")
+        if not isinstance(carried, int) or len(node.outputs) != carried:
+            raise _Unbound(f"{node.op_type} gives as many results as its attribute carried says")
+        if len(second.ir.graph_outputs) != carried or len(first.ir.graph_outputs) != 1:
+            raise _Unbound(f"{node.op_type}: cond gives one result, body gives {carried}")
+        function = partial(_while_loop, first, second, carried)
+    for name, graph in zip(names, (first, second), strict=True):
+        if len(graph.ir.graph_inputs) != operands:
+            raise _Unbound(f"{node.op_type}: graph {name} takes {len(graph.ir.graph_inputs)} inputs, not {operands}")
+    return _Call(node, function, keys, tuple(_Slot(i) for i in range(len(keys))), {})
+
+
+def _cond(yes: CPUPartition, no: CPUPartition, condition: torch.Tensor, *operands: torch.Tensor) -> Any:
+    return (yes if bool(condition) else no).call(*operands)
+
+
+def _while_loop(cond: CPUPartition, body: CPUPartition, carried: int, *operands: torch.Tensor) -> Any:
+    values, extra = operands[:carried], operands[carried:]
+    while bool(cond.call(*values, *extra)[0]):
+        values = tuple(body.call(*values, *extra))
+    return values
+
+
+def _with_numbers(value: Any) -> Any:
+    """An attribute with slots where it refers to numbers that inputs hold, and with its complex numbers."""
+    match value:
+        case {"number": int(index)}:
+            return _Number(index)
+        case {"complex": [int() | float() as real, int() | float() as imaginary]}:
+            return complex(real, imaginary)
+        case dict():
+            raise _Unbound(f"{value!r} is not an argument that an op takes")
+    return type(value)(_with_numbers(v) for v in value) if isinstance(value, tuple | list) else value
+
+
+def _resolve(op_type: str) -> tuple[Any, bool]:
+    """The overload, and whether it is the in-place twin of a functional op that does not exist."""
+    torch = _torch()
+    parts = op_type.split(".")
+    if len(parts) != 3:
+        if op_type.startswith("wrap_with"):
+            raise _Unbound(f"the extractor lost the body of {op_type}; capture the model with npu_compiler.capture")
+        raise _Unbound(f"{op_type} is not an ATen op (namespace.name.overload)")
+    namespace, name, overload = parts
+    for spelling, twin in ((name, False), (f"{name}_", True)):
+        packet = getattr(getattr(torch.ops, namespace, None), spelling, None)
+        if isinstance(packet, torch._ops.OpOverloadPacket) and overload in packet.overloads():
+            return getattr(packet, overload), twin
+    raise _Unbound(f"PyTorch {torch.__version__} has no op {op_type}")
+
+
+def _arguments(op: Any, node: OpNode) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and keyword arguments in schema order; tensors are slots."""
+    schema = op._schema
+    attrs = {k: v for k, v in node.attrs.items() if k not in _ENCODING}
+    unknown = [k for k in attrs if k not in {a.name for a in schema.arguments}]
+    if unknown:
+        raise _Unbound(f"{node.op_type} takes no argument {', '.join(unknown)}")
+    slots = _Slots(node, [a for a in schema.arguments if a.name not in attrs])
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    for argument in schema.arguments:
+        if argument.name in attrs:
+            value = _value(argument, attrs[argument.name])
+        elif "Tensor" in str(argument.type):
+            value = slots.take(argument)
+        elif argument.has_default_value():
+            value = argument.default_value
+        else:
+            raise _Unbound(f"{node.op_type}: argument {argument.name} is missing")
+        if argument.kwarg_only:
+            kwargs[argument.name] = value
+        else:
+            args.append(value)
+    if slots.left():
+        raise _Unbound(f"{node.op_type} takes {slots.left()} tensor(s) fewer than the node has")
+    return tuple(args), kwargs
+
+
+class _Slots:
+    """Hands the node's inputs to the tensor arguments, in order."""
+
+    def __init__(self, node: OpNode, arguments: list[Any]):
+        self.node = node
+        self.count, self.next = len(node.inputs) - len(set(number_inputs(node.attrs))), 0
+        self.sizes = list(node.attrs.get("_tensor_list_sizes") or ())
+        self.masks = list(node.attrs.get("_tensor_list_none_masks") or ())
+        # Tensors that later required arguments still need: an optional one must not take them.
+        self.required = sum(str(a.type) == "Tensor" and not a.has_default_value() for a in arguments)
+
+    def left(self) -> int:
+        return self.count - self.next
+
+    def _pop(self, argument: Any) -> _Slot:
+        if not self.left():
+            raise _Unbound(f"{self.node.op_type}: tensor argument {argument.name} is missing")
+        self.next += 1
+        return _Slot(self.next - 1)
+
+    def take(self, argument: Any) -> Any:
+        kind = str(argument.type)
+        if "List" in kind:
+            if kind.startswith("Optional") and not self.sizes:
+                return None
+            size = self.sizes.pop(0) if self.sizes else self.left() - self.required
+            mask = self.masks.pop(0) if self.masks else []
+            if not any(mask):
+                mask = [False] * size
+            return [None if none else self._pop(argument) for none in mask]
+        if kind.startswith("Optional"):
+            return self._pop(argument) if self.left() > self.required else None
+        if argument.has_default_value() and self.left() <= self.required:
+            return argument.default_value
+        self.required -= not argument.has_default_value()
+        return self._pop(argument)
+
+
+def _value(argument: Any, value: Any) -> Any:
+    """An attribute as the schema wants it: dtypes and memory formats by name, devices always the host."""
+    torch = _torch()
+    kind = str(argument.real_type)
+    if value is None:
+        return None
+    if "Device" in kind:
+        return torch.device("cpu")
+    if isinstance(value, str) and any(k in kind for k in ("ScalarType", "Layout", "MemoryFormat")):
+        resolved = getattr(torch, value.removeprefix("torch."), None)
+        if resolved is None:
+            raise _Unbound(f"argument {argument.name}: PyTorch has no {value}")
+        return resolved
+    return _with_numbers(value)
+
+
+# ---------------------------------------------------------------------------------------------------------- execution
+
+
+def _execute(call: _Call, tensors: list[torch.Tensor]) -> list[Any]:
+    node = call.node
+    try:
+        result = call.op(*_fill(call.args, tensors), **{k: _fill(v, tensors) for k, v in call.kwargs.items()})
+        values = [_as_tensor(v) for v in _flatten(result)]
+    except BackendError:  # of a nested graph
+        raise
+    except _FAILURES as error:
+        same = _promoted(tensors)
+        if same is None:
+            why = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise BackendError(f"node {node.name!r} ({node.op_type}) failed on the CPU: {why}") from error
+        return _execute(call, same)
+    if len(values) < len(node.outputs):
+        detail = f"gave {len(values)} result(s), the IR states {len(node.outputs)}"
+        raise BackendError(f"node {node.name!r} ({node.op_type}) {detail}")
+    return [_conform(node, v, t) for v, t in itertools.zip_longest(values, node.outputs)]
+
+
+def _flatten(result: Any) -> Iterator[Any]:
+    """The results of an op in the order the IR counts them: lists inside tuples are spread out."""
+    if isinstance(result, tuple | list):
+        for value in result:
+            yield from _flatten(value)
+    else:
+        yield result
+
+
+def _as_tensor(value: Any) -> Any:
+    """A result; the Python numbers that ``item`` and sizes are become 0-dim tensors."""
+    torch = _torch()
+    if not isinstance(value, int | float | complex):
+        return value
+    return torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else None)
+
+
+def _fill(value: Any, tensors: list[torch.Tensor]) -> Any:
+    if isinstance(value, _Number):
+        return tensors[value.index].item()
+    if isinstance(value, _Slot):
+        return tensors[value.index]
+    if isinstance(value, tuple | list):
+        return type(value)(_fill(v, tensors) for v in value)
+    return value
+
+
+def _promoted(tensors: list[torch.Tensor]) -> list[torch.Tensor] | None:
+    """Mixed floating inputs in their common dtype: IR made on the meta device by older PyTorch may be ill-typed."""
+    torch = _torch()
+    found = {t.dtype for t in tensors if t.is_floating_point()}
+    if len(found) < 2:
+        return None
+    common = torch.empty((), dtype=found.pop())
+    for dtype in found:
+        common = common.to(torch.promote_types(common.dtype, dtype))
+    return [t.to(common.dtype) if t.is_floating_point() else t for t in tensors]
+
+
+def _conform(node: OpNode, value: Any, spec: TensorSpec | None) -> Any:
+    """The value in the dtype the IR states; a shape other than the IR's is an error."""
+    torch = _torch()
+    if spec is None or value is None:
+        return value
+    if not spec.fits(tuple(value.shape)):
+        detail = f"gives shape {list(value.shape)}, the IR states {list(spec.shape)}"
+        raise BackendError(f"node {node.name!r} ({node.op_type}) {detail}; re-export the model")
+    dtype = getattr(torch, spec.dtype)
+    return value if value.dtype == dtype else value.to(dtype)
