@@ -21,9 +21,6 @@
 #include <linux/futex.h>
 #include <sys/syscall.h>
 #endif
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
 
 namespace npu {
 
@@ -66,7 +63,7 @@ inline Pool g_pool;
 
 inline __attribute__((always_inline)) void cpu_relax() {
 #if defined(__x86_64__)
-  _mm_pause();
+  __builtin_ia32_pause();  // of both compilers; <immintrin.h> would take most of the time to compile this header
 #elif defined(__aarch64__)
   __asm__ __volatile__("yield");
 #endif
