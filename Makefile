@@ -1,10 +1,11 @@
-# `make demo` and `make test` need Python 3.11 or newer and, to compile models, a C++ compiler.
+# `make demo`, `make test` and `make bench` need Python 3.11 or newer and, to compile models, a C++ compiler.
 PYTHON ?= python3
 VENV := .venv
+BENCH := .venv-bench
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
+PIP := -m pip --disable-pip-version-check -qq
 
-.PHONY: demo test lint clean
+.PHONY: demo test lint clean bench bench-calls bench-cpu bench-llm bench-coverage
 
 demo: $(VENV)/demo.stamp
 	$(BIN)/npusim demo
@@ -17,19 +18,43 @@ lint: $(VENV)/lint.stamp
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-clean:
-	rm -rf $(VENV) .demo
+# Each benchmark alone: make bench-calls, bench-cpu, bench-llm, bench-coverage; a short form of it: ARGS=--quick.
+bench: bench-calls bench-cpu bench-llm bench-coverage
 
-$(BIN)/python:
+.NOTPARALLEL:
+
+bench-calls bench-cpu bench-coverage: bench-%: $(BENCH)/bench.stamp
+	$(BENCH)/bin/python benchmarks/$*.py $(ARGS)
+
+bench-llm: $(BENCH)/llm.stamp .venv-export/stamp
+	$(BENCH)/bin/python benchmarks/llm_cpu.py $(ARGS)
+
+clean:
+	rm -rf $(VENV) $(BENCH) .venv-export .demo .bench
+
+$(BIN)/python $(BENCH)/bin/python .venv-export/bin/python: %/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "npusim needs Python 3.11 or newer: make PYTHON=/path/to/python3.11"; exit 1; }
-	$(PYTHON) -m venv $(VENV)
+	$(PYTHON) -m venv $*
 
 $(VENV)/demo.stamp: EXTRAS := torch,cli,llm
 $(VENV)/test.stamp: EXTRAS := torch,llm,test
 $(VENV)/lint.stamp: EXTRAS := torch,llm,test,dev
 
+$(BENCH)/bench.stamp: EXTRAS := torch,llm,bench
+$(BENCH)/llm.stamp: EXTRAS := torch,llm,bench,bench-llm
+
+INSTALL = @echo "installing npusim[$(EXTRAS)] into $(@D)" && \
+  $(@D)/bin/python $(PIP) install -c constraints.txt -e '.[$(EXTRAS)]' && touch $@
+
 $(VENV)/%.stamp: pyproject.toml constraints.txt | $(BIN)/python
-	@echo "installing npusim[$(EXTRAS)] into $(VENV)"
-	$(PIP) install -c constraints.txt -e '.[$(EXTRAS)]'
+	$(INSTALL)
+
+$(BENCH)/%.stamp: pyproject.toml constraints.txt | $(BENCH)/bin/python
+	$(INSTALL)
+
+# What exports OpenVINO's language models needs an older transformers than the one that the project is tested with.
+.venv-export/stamp: benchmarks/export.txt | .venv-export/bin/python
+	@echo "installing $< into $(@D)"
+	$(@D)/bin/python $(PIP) install -r $<
 	@touch $@

@@ -1,9 +1,10 @@
 """What a call costs where the model costs next to nothing: beside ONNX Runtime and PyTorch eager, all in one process.
 
-    python benchmarks/calls.py                    measure (about a minute), write results/calls_MACHINE.json
-    python benchmarks/calls.py --table            put the table of the stored results into README.md
+    make bench-calls                              measure (about a minute), write results/calls_MACHINE.json
+    make bench-calls ARGS=--quick                 a few seconds: prints the table, writes nothing
+    make bench-calls ARGS=--table                 put the table of the stored results into README.md
 
-Needs `onnx` and `onnxruntime`. Every contender has one thread. They take turns: a round is a short
+Every contender has one thread. They take turns: a round is a short
 burst of calls of each, in alternating order, and a figure is the median of what a call took in the rounds. As root the
 bursts run at real-time priority. Every figure carries a correctness verdict: its error against float64 is at most 1.1
 times that of PyTorch eager.
@@ -26,11 +27,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from readme import ROOT, hardware, real_time, write_section
+from readme import ROOT, hardware, publish, real_time, write_section
 
 sys.path.insert(0, str(ROOT))
 
-COMMAND = "python benchmarks/calls.py"
+COMMAND = "make bench-calls"
 MODELS = {"Linear 8 × 8": [8, 8], "MLP 64 × 128 × 10": [64, 128, 10]}
 OURS = ("npusim.Model", "npusim.Model, torch", "npu_runtime.Model", "npu_runtime, bound")
 PEERS = ("onnxruntime", "onnxruntime, bound", "torch eager")
@@ -199,15 +200,16 @@ def table(results: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=1000)
-    parser.add_argument("--out", type=Path, default=results_path())
+    parser.add_argument("--quick", action="store_true", help="fewer rounds, and nothing is written")
+    parser.add_argument("--out", type=Path, help=f"default: {results_path()}")
     parser.add_argument("--table", action="store_true", help="write the table of the results at --out")
     args = parser.parse_args()
     if args.table:
-        write_section("calls", table(json.loads(args.out.read_text())))
+        write_section("calls", table(json.loads((args.out or results_path()).read_text())))
         return
-    results = run_all(args.rounds)
-    args.out.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
+    results = run_all(20 if args.quick else args.rounds)
     print(table(results))
+    publish(results, args.out or (None if args.quick else results_path()))
 
 
 if __name__ == "__main__":

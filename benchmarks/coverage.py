@@ -1,8 +1,9 @@
 """Which models of transformers build as written, as one NPU partition, with PyTorch's results.
 
-    python benchmarks/coverage.py                    every family, writes results/coverage.json and docs/models.md
-    python benchmarks/coverage.py llama t5           these only, prints and writes nothing
-    python benchmarks/coverage.py --table            docs/models.md from the stored results
+    make bench-coverage                              every family, writes results/coverage.json and docs/models.md
+    make bench-coverage ARGS="llama t5"              these only, prints and writes nothing
+    make bench-coverage ARGS=--quick                 one family of each group, prints and writes nothing
+    make bench-coverage ARGS=--table                 docs/models.md from the stored results
 
 As written means: ``npusim.build(model, example_kwargs=...)`` with the arguments of the model's documentation, nothing
 adapted. A decoder counts as one partition only if the step that takes the returned cache is one, too. Models are small
@@ -267,17 +268,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help="families; default: all")
     parser.add_argument("--jobs", type=int, default=2, help="families at a time")
+    parser.add_argument("--quick", action="store_true", help="one family of each group")
     parser.add_argument("--table", action="store_true", help="only write docs/models.md from the stored results")
     options = parser.parse_args()
     known = {f.name for f in FAMILIES}
     if unknown := sorted(set(options.names) - known):
         parser.error(f"unknown: {', '.join(unknown)}; families are: {', '.join(sorted(known))}")
+    if options.quick:
+        options.names = list({f.group: f.name for f in reversed(FAMILIES)}.values())
     if not options.table:
         outcomes = run([f for f in FAMILIES if not options.names or f.name in options.names], options.jobs)
         if options.names:
             return
         stored = {
-            "command": "python benchmarks/coverage.py",
+            "command": "make bench-coverage",
             "date": str(date.today()),
             "hardware": hardware(),
             "versions": ", ".join(f"{p} {version(p)}" for p in ("torch", "transformers", "numpy")),

@@ -1,10 +1,12 @@
 """ResNet-18 and ResNet-50 on the CPU beside ONNX Runtime, OpenVINO and PyTorch, all interleaved in one process.
 
-    python benchmarks/cpu.py                      measure everything (about 10 minutes), write results/cpu_resnet.json
-    python benchmarks/cpu.py --table              put the table of the stored results into README.md
-    python benchmarks/cpu.py --models resnet18 --batches 1 --seconds 5
+    make bench-cpu                                measure everything (about 10 minutes), write results/cpu_resnet.json
+    make bench-cpu ARGS=--table                   put the table of the stored results into README.md
+    make bench-cpu ARGS=--quick                   ResNet-18, one image, a second for each contender
+    make bench-cpu ARGS="--models resnet18 --batches 1 --seconds 5"
 
-Needs the `bench` extra. Contenders take turns in short bursts; as root the bursts run at real-time priority. A burst in
+A run with other models, batches or seconds than the default prints its figures and writes nothing, unless `--out` names
+a file. Contenders take turns in short bursts; as root the bursts run at real-time priority. A burst in
 which other processes took more than 4 % of the CPUs is dropped. Every figure carries a correctness verdict: its error
 against float64 is at most 1.1 times that of PyTorch eager in the same dtype (float32 eager for the float32 peers).
 """
@@ -28,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from readme import hardware, real_time, write_section
+from readme import hardware, publish, real_time, write_section
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "cpu_resnet.json"
@@ -391,10 +393,13 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=["resnet18", "resnet50"])
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 8])
     parser.add_argument("--seconds", type=float, default=6.0, help="measuring time per contender")
-    parser.add_argument("--out", type=Path, default=RESULTS)
-    parser.add_argument("--table", action="store_true")
-    parser.add_argument("--one", nargs=2)
+    parser.add_argument("--quick", action="store_true", help="--models resnet18 --batches 1 --seconds 1")
+    parser.add_argument("--out", type=Path, help=f"default for a whole run: {RESULTS}")
+    parser.add_argument("--table", action="store_true", help="write the table of the stored results")
+    parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.quick:
+        args.models, args.batches, args.seconds = ["resnet18"], [1], 1.0
     if args.table:
         write_section("cpu", table(json.loads(RESULTS.read_text())))
         return
@@ -402,7 +407,7 @@ def main() -> None:
         print(json.dumps(one(args.one[0], int(args.one[1]), args.seconds)))
         return
     results: dict[str, Any] = {
-        "command": "python benchmarks/cpu.py", "date": date.today().isoformat(), "hardware": hardware(),
+        "command": "make bench-cpu", "date": date.today().isoformat(), "hardware": hardware(),
         "threads": THREADS,
         "versions": {p: version(p) for p in ("torch", "onnxruntime", "openvino", "numpy")},
         "compile": start_times(), "rows": [], "peak_gflops": {},
@@ -427,8 +432,9 @@ def main() -> None:
                     flush=True,
                 )
     add_rooflines(results)
-    args.out.parent.mkdir(exist_ok=True)
-    args.out.write_text(json.dumps(results, indent=1) + "\n")
+    print(table(results))
+    whole = all(getattr(args, name) == parser.get_default(name) for name in ("models", "batches", "seconds"))
+    publish(results, args.out or (RESULTS if whole else None))
 
 
 if __name__ == "__main__":

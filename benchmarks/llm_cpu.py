@@ -1,8 +1,11 @@
 """Decoding and prefill beside llama.cpp, OpenVINO and PyTorch, in turns within one run, and beside what memory gives.
 
-    pip install llama-cpp-python "optimum-intel[openvino]" transformers gguf
-    python benchmarks/llm_cpu.py                 writes benchmarks/results/cpu_llm.json
-    python benchmarks/llm_cpu.py --table         writes the table of the README from it
+    make bench-llm                               writes benchmarks/results/cpu_llm.json
+    make bench-llm ARGS=--table                  puts its table into README.md
+    make bench-llm ARGS=--quick                  SmolLM2-135M and few rounds: prints the table, writes nothing
+
+OpenVINO's models are exported by ``optimum-cli`` of ``.venv-export``, an environment that `make` fills with the older
+transformers that it needs.
 
 Exact architectures with random bfloat16 weights, written once to ``--work``. Every engine runs in a process of its own
 on two threads (``llm_engines.py``); only one works at a time.
@@ -21,11 +24,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from readme import hardware, write_section
+from readme import ROOT, hardware, publish, write_section
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(ROOT))
 
-RESULTS = Path(__file__).resolve().parent / "results" / "cpu_llm.json"
+RESULTS = ROOT / "benchmarks" / "results" / "cpu_llm.json"
+EXPORT = ROOT / ".venv-export" / "bin" / "optimum-cli"
 ENGINES = ("npusim", "llama.cpp", "openvino", "torch")
 PROMPT, FAR = 128, 4096
 STEPS = 6  # tokens a turn: short, because what memory gives changes by the minute
@@ -61,7 +65,7 @@ def checkpoint(work: Path, name: str) -> Path:
     if not (folder / "model.gguf").exists():
         write_gguf(folder, MODELS[name])
     if not (folder / "openvino" / "openvino_model.xml").exists():
-        command = [str(Path(sys.executable).with_name("optimum-cli")), "export", "openvino", "--model", str(folder)]
+        command = [str(EXPORT), "export", "openvino", "--model", str(folder)]
         command += ["--task", "text-generation-with-past", "--weight-format", "fp16", str(folder / "openvino")]
         subprocess.run(command, check=True)
     return folder
@@ -288,13 +292,16 @@ def main() -> None:
     parser.add_argument("--engines", nargs="+", default=list(ENGINES), choices=ENGINES)
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--far", type=int, default=8, help=f"rounds at position {FAR}")
-    parser.add_argument("--work", type=Path, default=Path("llm_checkpoints"))
-    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--work", type=Path, default=ROOT / ".bench", help="where the models are kept (up to 12 GB)")
+    parser.add_argument("--quick", action="store_true", help="--models smollm2-135m --rounds 3 --far 0")
+    parser.add_argument("--out", type=Path, help=f"default for a whole run: {RESULTS}")
     parser.add_argument("--prepare", action="store_true", help="write the checkpoints only")
     parser.add_argument("--table", action="store_true")
     args = parser.parse_args()
+    if args.quick:
+        args.models, args.rounds, args.far = ["smollm2-135m"], 3, 0
     if args.table:
-        write_section("llm", table(json.loads(args.out.read_text())))
+        write_section("llm", table(json.loads((args.out or RESULTS).read_text())))
         return
     if args.prepare:
         for name in args.models:
@@ -302,11 +309,13 @@ def main() -> None:
         return
     packages = {"llama.cpp": "llama-cpp-python", "openvino": "openvino", "torch": "torch"}
     results = {
-        "command": "python benchmarks/llm_cpu.py", "date": date.today().isoformat(), "hardware": hardware(),
+        "command": "make bench-llm", "date": date.today().isoformat(), "hardware": hardware(),
         "threads": 2, "versions": {p: version(p) for e, p in packages.items() if e in args.engines},
         "models": [run(args.work, name, args.engines, args.rounds, args.far) for name in args.models],
     }  # fmt: skip
-    args.out.write_text(json.dumps(results, indent=1) + "\n")
+    print(table(results))
+    whole = all(getattr(args, name) == parser.get_default(name) for name in ("models", "engines", "rounds", "far"))
+    publish(results, args.out or (RESULTS if whole else None))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,13 @@
-"""What the benchmarks share: the machine's name, priority over its other processes, the README's generated sections."""
+"""What the benchmarks share: their results, the machine's name, priority over its other processes, the README's generated
+sections."""
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -25,6 +28,16 @@ def real_time(on: bool) -> None:
             os.sched_setscheduler(int(thread), os.SCHED_RR if on else os.SCHED_OTHER, os.sched_param(4 if on else 0))
         except ProcessLookupError:
             continue  # a thread that has just ended
+
+
+def publish(results: dict[str, Any], path: Path | None) -> None:
+    """Write ``results`` to ``path``; None, as for a shortened run, writes nothing."""
+    if path is None:
+        print("a shortened run: nothing was written")
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
+    print(f"wrote {path}")
 
 
 def write_section(name: str, text: str) -> None:
