@@ -1,5 +1,5 @@
-"""What the benchmarks share: their results, the machine's name, priority over its other processes, the README's generated
-sections."""
+"""What the benchmarks share: files of results, the machine's name, priority over its other processes, and the README's
+generated sections."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import reprlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,8 @@ from npu_compiler.support.host_arrays import is_torch
 from npu_runtime.backends.base import DeviceBuffer
 
 if TYPE_CHECKING:
+    from torch.utils._pytree import TreeSpec
+
     from npu_compiler.frontend.export import Capture
 
 __all__ = ["Signature"]
@@ -77,11 +80,10 @@ class Signature:
         tensors: list[Any] = []
         for name, (examples, structure) in self._inputs.items():
             value = given.pop(name) if name in given else self._default(name)
-            leaves, found = self._flatten(value)
-            matches = found == structure and all(
+            leaves = self._leaves_like(structure, value)
+            if leaves is None or not all(
                 _is_tensor(v) if e is self._tensor else _same(v, e) for v, e in zip(leaves, examples, strict=True)
-            )
-            if not matches:
+            ):
                 outline, expected = _OUTLINE.repr(value), self._outlines[name]
                 but = f"the model was built for {expected}"
                 if outline == expected:
@@ -92,6 +94,21 @@ class Signature:
             if not _same(value, self._default(name)):
                 raise InputError(f"argument {name!r} was not among the example arguments the model was built for")
         return tensors
+
+    def _leaves_like(self, structure: TreeSpec, value: Any) -> list[Any] | None:
+        """The leaves of ``value``, or None if its structure is another one; a larger one is not looked at in full."""
+        nodes = itertools.count(1)
+
+        def check_size(node: Any) -> bool:
+            if next(nodes) > structure.num_nodes:
+                raise _TooLarge
+            return False
+
+        try:
+            leaves, found = self._flatten(value, is_leaf=check_size)
+        except _TooLarge:
+            return None
+        return leaves if found == structure else None
 
     def result(self, outputs: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """``outputs`` in the structure of the PyTorch model's; anything but tensors is as it was in the capture.
@@ -141,6 +158,10 @@ def _with_argument(result: Any, place: Any, given: Any) -> Any:
         return type(result)(*parts) if hasattr(result, "_fields") else type(result)(parts)
     result[place] = given
     return result
+
+
+class _TooLarge(Exception):
+    """A value with more nodes than the structure it should have."""
 
 
 class _Missing:

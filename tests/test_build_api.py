@@ -456,7 +456,9 @@ def test_lazy_names_are_listed() -> None:
 def test_wrong_arguments_are_shown_briefly(tmp_path: Path) -> None:
     built = npusim.build(mlp(), (torch.zeros(1, 8),))
     deep: Any = [[[[0.123456789] * 50] * 50] * 50] * 50
-    for wrong in (deep, {str(i): deep for i in range(50)}, [torch.zeros(2, 3)] * 9):
+    endless: Any = []
+    endless.append(endless)
+    for wrong in (deep, {str(i): deep for i in range(50)}, [torch.zeros(2, 3)] * 9, endless):
         with pytest.raises(InputError, match=r"'input'.*float32\[1, 8\]") as raised:
             built(wrong)
         assert len(str(raised.value)) < 500
