@@ -10,7 +10,7 @@ import torch
 
 from npu_compiler import compile, explain, load_ir, partition
 from npu_compiler.aten.ir import IRGraph
-from npu_compiler.aten.kv_state import as_state, carried
+from npu_compiler.aten.kv_state import as_state, loop_carried
 from npu_compiler.aten.rotary_regions import LOST
 from npu_compiler.support.errors import CompileError, IRError
 from npu_runtime import CPUBackend, Executor
@@ -119,7 +119,7 @@ def cache_step() -> IRGraph:
 
 def test_a_cache_stays_and_is_written_in_place() -> None:
     ir = cache_step()
-    assert carried(ir) == {"cache": "out"}
+    assert loop_carried(ir) == {"cache": "out"}
     program = compile(as_state(ir))
     assert [i.name for i in program.entries["main"].inputs] == ["other", "row", "at"]
     assert [o.name for o in program.entries["main"].outputs] == ["total", "other"]

@@ -1,9 +1,9 @@
-"""Shared memory in the IR: which values are views of which, and in-place writes made explicit.
+"""Aliasing in the IR: which values are views of which, and in-place writes made explicit.
 
-PyTorch's in-place ops change a tensor under everybody who holds it. Where the only later readers hold the very tensor
-that was written, an in-place op equals its functional twin with those readers redirected: :func:`functionalize` does
-that. What remains - a view written and its base read later, or the reverse - needs real shared memory; those nodes are
-reported as :class:`SharedStorage`, for the partitioner to keep together.
+An in-place op of PyTorch changes every tensor that shares the memory. If all later readers refer to the very tensor
+that was written, the op equals its functional variant with those readers redirected: :func:`functionalize` does that.
+A view that is written before its base is read, or the reverse, needs real shared memory. Such nodes are reported as
+:class:`SharedStorage`, which the partitioner keeps together.
 """
 
 from __future__ import annotations
@@ -29,8 +29,11 @@ VIEW_OPS = frozenset(
 
 @dataclass
 class SharedStorage:
-    """A tensor that is written while views of it are alive. ``accesses`` are the names of all nodes that read or
-    produce one of its values, in program order; ``writers`` those that write it in place."""
+    """A tensor that is written in place while views of it are alive.
+
+    ``accesses`` names all nodes that read or produce one of its values, in program order; ``writers`` names those that
+    write it in place.
+    """
 
     root: Key
     members: set[Key] = field(default_factory=set)
@@ -39,20 +42,21 @@ class SharedStorage:
 
 
 def is_in_place(op_type: str) -> bool:
+    """Whether ``op_type`` is an in-place op (``aten.add_.Tensor``)."""
     return functional_name(op_type) != op_type
 
 
 def base_name(op_type: str) -> str:
-    """``aten.view.default`` -> ``view``; in-place ops by the name of their functional twin."""
+    """``aten.view.default`` -> ``view``; an in-place op has the name of its functional variant."""
     parts = functional_name(op_type).split(".")
     return parts[1] if len(parts) == 3 and parts[0] == "aten" else ""
 
 
 def functionalize(ir: IRGraph) -> tuple[IRGraph, list[SharedStorage]]:
-    """The same program with in-place ops replaced by their functional twins wherever that means the same.
+    """Replace in-place ops by their functional variants wherever the results are the same.
 
-    Buffers that nodes write become ``state`` if they are not already. The second result lists what cannot be
-    rewritten; its nodes keep their in-place ops and need one memory and program order.
+    Buffers that nodes write become ``state`` if they are not already. Returns the new graph and the storages that
+    cannot be rewritten: their nodes keep their in-place ops and must run in program order on one memory.
     """
     if not any(is_in_place(n.op_type) for n in ir.nodes):
         return ir, []
@@ -67,7 +71,7 @@ def _written(node: OpNode) -> bool:
 
 
 class _Memory:
-    """``root`` maps a value to the tensor whose memory it may use, ``same`` to the first name of the same tensor."""
+    """``root`` maps a value to the tensor whose memory it may share, ``same`` to the first name of the same tensor."""
 
     def __init__(self, ir: IRGraph):
         self.ir = ir
@@ -88,13 +92,15 @@ class _Memory:
             self.same[out] = self.same.get(source, source)
 
     def root_of(self, key: Key) -> Key:
+        """Return the tensor whose memory the value may share."""
         return self.root.get(key, key)
 
     def same_as(self, key: Key) -> Key:
+        """Return the first name of the tensor."""
         return self.same.get(key, key)
 
     def shared(self) -> list[SharedStorage]:
-        """Storages with a write after which some other view, made before the write, is read."""
+        """Return storages with a write after which another view, made before the write, is read."""
         ir = self.ir
         end = len(ir.nodes)
         last_use: dict[Key, int] = {}
@@ -133,7 +139,7 @@ class _Memory:
 
 
 def _buffers(ir: IRGraph) -> dict[Key, str]:
-    """Leaf value -> state_dict key of every weight (constants are made anew by each run)."""
+    """Map the leaf value of every weight to its state_dict key. Constants are excluded: each run makes them anew."""
     weights = {w.name for w in ir.weights} - set(ir.constants)
     return {(name, -1): key for name, key in ir.weight_name_mapping.items() if key in weights}
 

@@ -1,4 +1,4 @@
-"""What depends on tensor data: sizes, Python numbers, and which graph runs. The host runs all of it, in PyTorch.
+"""Data-dependent parts of a model: sizes, Python numbers, and control flow. The host runs all of them, in PyTorch.
 
 A dimension that depends on data is a :class:`~.ir.DataSize`. A Python number made from data (``item``) is a
 0-dim tensor in the IR. Where an op takes such a number, its attribute has ``{"number": i}`` in the number's place: the
@@ -26,7 +26,7 @@ from .ir import OpNode
 
 
 def _power(base: float, exponent: float) -> float:
-    """``base ** exponent``, unless that is an integer that no tensor holds: Python would compute all its digits."""
+    """Return ``base ** exponent``; an integer too large for any tensor raises before Python computes its digits."""
     if isinstance(exponent, int) and isinstance(base, int) and exponent * base.bit_length() > 2 * 64:
         raise OverflowError(f"{base} ** {exponent} does not fit 64 bits")
     result: float = base**exponent
@@ -62,7 +62,7 @@ _FIX = "use torch.where and fixed sizes where it should run on the NPU"
 
 
 def number_inputs(value: Any) -> Iterator[Any]:
-    """The inputs that attributes, or one of their values, refer to as numbers."""
+    """Return the inputs that attributes refer to as numbers."""
     if isinstance(value, dict):
         if set(value) == {"number"}:
             yield value["number"]
@@ -75,7 +75,7 @@ def number_inputs(value: Any) -> Iterator[Any]:
 
 
 def data_dependence(node: OpNode) -> Reason | None:
-    """Why ``node`` runs on the host whatever the target: it makes or takes what only a run can tell."""
+    """Return why ``node`` must run on the host on every target, or None: it has data-dependent values."""
     detail = ""
     if node.op_type in CONTROL_FLOW:
         detail = "which graph runs, and how often, depends on data"

@@ -1,5 +1,7 @@
-"""The ATen-level IR: what the frontend writes and the compiler reads. Values are immutable; shapes are static, except
-for dimensions that depend on tensor data, which only the host fallback can run (``data_dependent.py``).
+"""The ATen-level IR, which the frontend writes and the compiler reads.
+
+Values are immutable. Shapes are static, except for dimensions that depend on tensor data; only the host fallback can
+run nodes with such dimensions (``data_dependent.py``).
 
 A value is identified by ``(producer node, output index)``, never by name alone: names may collide.
 """
@@ -18,7 +20,7 @@ GETITEM = "<built-in function getitem>"
 
 
 class DataSize(int):
-    """A dimension that depends on tensor data: -1, which no real one is, and an expression ('u0', '2*u0') to readers.
+    """A dimension that depends on tensor data: the integer -1 with an expression ('u0', '2*u0').
 
     Equal expressions in one graph are equal sizes.
     """
@@ -53,7 +55,7 @@ class TensorSpec:
         return all(d >= 0 for d in self.shape)
 
     def fits(self, shape: tuple[int, ...]) -> bool:
-        """Whether a value of this shape is such a tensor; a :class:`DataSize` takes every size."""
+        """Whether a value of this shape matches ``spec``'s; a :class:`DataSize` matches every size."""
         return len(shape) == len(self.shape) and all(d < 0 or d == n for d, n in zip(self.shape, shape, strict=True))
 
     @property
@@ -82,7 +84,7 @@ class OpNode:
 
 
 def selected(getitem: OpNode) -> TensorSpec:
-    """The one input that a getitem node passes on; the IR lists all outputs of its producer. Raises ``IRError``."""
+    """Return the input that a getitem node selects; the IR lists all outputs of its producer. Raises ``IRError``."""
     index = getitem.attrs.get("index")
     if type(index) is not int or not -len(getitem.inputs) <= index < len(getitem.inputs):
         count = len(getitem.inputs)
@@ -91,7 +93,7 @@ def selected(getitem: OpNode) -> TensorSpec:
 
 
 def dtype_contradiction(node: OpNode) -> str | None:
-    """How the ``dtype`` argument of a node contradicts the dtype its output declares, or None."""
+    """Return how the ``dtype`` argument of a node contradicts the dtype of its output, or None."""
     if node.attrs.get("dtype") is None or not node.outputs:
         return None
     declared = node.outputs[0].dtype
@@ -104,7 +106,7 @@ def dtype_contradiction(node: OpNode) -> str | None:
 
 @dataclass(frozen=True)
 class StateUpdate:
-    """A buffer that the graph mutates: ``key`` is its state_dict name, ``value`` what it holds after a run."""
+    """A buffer that the graph mutates: ``key`` is its state_dict name, ``value`` its contents after a run."""
 
     key: str
     value: TensorSpec
@@ -134,11 +136,11 @@ class IRGraph:
         return f"<IRGraph {self.model_name or 'model'}: {len(self.nodes)} nodes, {io}>"
 
     def key(self, t: TensorSpec) -> tuple[str, int]:
-        """Identity of the value a node input or graph output refers to; leaves are ``(name, -1)``."""
+        """Return the identity of the value that a node input or graph output refers to; leaves are ``(name, -1)``."""
         return t.producer if t.producer is not None else (t.name, -1)
 
     def output_names(self) -> list[str]:
-        """Unique names of the graph outputs, in order: a repeated tensor is numbered, ``y``, ``y#1``."""
+        """Return unique names of the graph outputs, in order: a repeated tensor is numbered, ``y``, ``y#1``."""
         counts: dict[str, int] = {}
         names = []
         for t in self.graph_outputs:

@@ -1,4 +1,4 @@
-"""IR JSON to and from ``IRGraph``, checked completely before anything uses it.
+"""IR JSON to and from ``IRGraph``. A document is checked completely before anything uses it.
 
 The format is the one pytorch-ir (``torch_ir``) writes, plus a few fields of our own writer that older files lack:
 ``state`` (mutated buffers), ``constants`` as base64 or as one repeated value, ``producer_node`` on graph outputs,
@@ -60,16 +60,16 @@ MAX_GRAPH_DEPTH = 8  # of control flow inside control flow
 def load_ir(
     source: str | os.PathLike[str] | Mapping[str, Any] | IRGraph | Any, *, allowed_ops: Collection[str] = ()
 ) -> IRGraph:
-    """The ``IRGraph`` of a JSON file, a dict in its form, a ``torch_ir.IR`` object or an ``IRGraph`` (returned as is).
+    """Return the ``IRGraph`` of a JSON file, a dict of that form, a ``torch_ir.IR`` object or an ``IRGraph`` (as is).
 
     In the result graph inputs, graph outputs, state values and node inputs carry ``producer`` (a graph input is its own
     producer, index 0); weights and constants have none. Attributes hold plain Python values: dtypes are names such as
     'float32', devices, layouts and memory formats are strings without the ``torch.`` prefix. Rotary tables that the
     extractor left without a body are spelled out (:mod:`npu_compiler.aten.rotary_regions`).
 
-    A file need not be trusted: what the NPU does not run goes to PyTorch only if it computes with tensors and touches
-    nothing else (``allowed_ops.py``). Ops that another library registers ('torchvision.nms.default') run
-    only if ``allowed_ops`` names them; that trusts the library's code with whatever arguments the file has.
+    A file need not be trusted: a node that the NPU does not run goes to PyTorch only if its op computes with tensors
+    and has no other effect (``allowed_ops.py``). Ops that another library registers ('torchvision.nms.default') run
+    only if ``allowed_ops`` names them; the caller then trusts the library's code with the arguments in the file.
 
     Raises:
         IRError: the source cannot be read or violates the format; the message starts with the JSON path.
@@ -90,19 +90,19 @@ def _document(source: Any) -> Mapping[str, Any]:
 
 
 def load_ir_from_dict(d: Mapping[str, Any]) -> IRGraph:
-    """The ``IRGraph`` of a document in the JSON's form (see ``load_ir``); ``d`` is not modified."""
+    """Return the ``IRGraph`` of a parsed JSON document (see ``load_ir``); ``d`` is not modified. Raises ``IRError``."""
     return restore_regions(_Reader(as_mapping(d, "$")).graph())
 
 
 def leaf_key(graph: IRGraph, name: str) -> str:
-    """The key in ``graph.constants`` or the state_dict of a leaf that nodes refer to as ``name``."""
+    """Return the key, in ``graph.constants`` or the state_dict, of the leaf that nodes refer to as ``name``."""
     return graph.weight_name_mapping.get(name, name)
 
 
 def graph_weights_used(graph: IRGraph) -> dict[str, TensorSpec]:
-    """state_dict key -> spec, in the order of ``graph.weights``, of what a weight file must supply.
+    """Return state_dict key -> spec of the weights that a weight file must supply, in the order of ``graph.weights``.
 
-    These are the weights that a node, a graph output or a state buffer refers to, less those in ``constants``.
+    These are the weights that a node, a graph output or a state buffer refers to, except those in ``constants``.
     """
     used = {update.key for update in graph.state}
     for t in _uses(graph):
@@ -386,7 +386,7 @@ class _Reader:
     # ---------------------------------------------------------------------------------------------------------- results
 
     def _result(self, raw: Any, path: str) -> TensorSpec:
-        """A graph output or state value; without producer fields it is found by its name."""
+        """Read a graph output or state value; without producer fields it is found by its name."""
         t = self._tensor(raw, path)
         if t.producer is None and t.name in self.by_name:
             candidates = self.by_name[t.name]
@@ -417,7 +417,7 @@ class _Reader:
 
 
 def ir_to_dict(graph: IRGraph) -> dict[str, Any]:
-    """The document ``load_ir_from_dict`` reads back to an equal graph: JSON types, floats may be infinite or NaN."""
+    """Return a document of JSON types that ``load_ir_from_dict`` reads back to an equal graph; floats may be NaN."""
     doc: dict[str, Any] = {
         "model_name": graph.model_name,
         "pytorch_version": graph.pytorch_version,
@@ -454,7 +454,7 @@ def _tensor_dict(t: TensorSpec, *, producer: bool = True) -> dict[str, Any]:
 
 
 def save_ir(graph: IRGraph, path: str | os.PathLike[str]) -> None:
-    """Write the IR JSON; the file appears complete or, if anything fails, stays as it was."""
+    """Write the IR JSON atomically: if anything fails, the file stays as it was. Raises ``OSError``."""
     data = json.dumps(ir_to_dict(graph), indent=2).encode()
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, data)

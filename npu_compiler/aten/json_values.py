@@ -31,10 +31,12 @@ _TORCH_SETTINGS = ("device", "layout", "memory_format")
 
 
 def fail(path: str, message: str) -> NoReturn:
+    """Raise ``IRError`` with the JSON path of the value."""
     raise IRError(f"{path}: {message}")
 
 
 def as_mapping(value: Any, path: str) -> Mapping[str, Any]:
+    """Return an object whose keys are strings."""
     if not isinstance(value, Mapping):
         fail(path, f"expected an object, got {show(value)}")
     for key in value:
@@ -44,24 +46,28 @@ def as_mapping(value: Any, path: str) -> Mapping[str, Any]:
 
 
 def get(obj: Mapping[str, Any], key: str, path: str) -> Any:
+    """Return the value under ``key``, which must be there."""
     if key not in obj:
         fail(path, f"missing key {key!r}")
     return obj[key]
 
 
 def as_list(value: Any, path: str) -> list[Any] | tuple[Any, ...]:
+    """Return a list or tuple."""
     if not isinstance(value, list | tuple):
         fail(path, f"expected a list, got {show(value)}")
     return value
 
 
 def as_string(value: Any, path: str, *, empty: bool = False) -> str:
+    """Return a string, which is not empty unless ``empty``."""
     if not isinstance(value, str) or not (value or empty):
         fail(path, f"expected a {'' if empty else 'non-empty '}string, got {show(value)}")
     return value
 
 
 def as_natural(value: Any, path: str, hint: str = "") -> int:
+    """Return an integer from 0 on; ``hint`` is appended to the message."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 0:
         fail(path, f"expected a non-negative integer, got {show(value)}{hint}")
     if value not in _INT64:
@@ -70,7 +76,7 @@ def as_natural(value: Any, path: str, hint: str = "") -> int:
 
 
 def as_shape(value: Any, path: str, *, static: bool = True) -> tuple[int, ...]:
-    """The dimensions; unless ``static``, a string such as 'u0' is one that depends on data."""
+    """Return the dimensions; unless ``static``, a string such as 'u0' is a data-dependent one."""
     hint = "; shapes must be static, export the model without dynamic dimensions"
 
     def dim(d: Any, where: str) -> int:
@@ -90,6 +96,7 @@ def as_shape(value: Any, path: str, *, static: bool = True) -> tuple[int, ...]:
 
 
 def as_dtype(value: Any, path: str) -> str:
+    """Return the IR name of a dtype, with or without the ``torch.`` prefix."""
     if not isinstance(value, str) and type(value).__module__ != "torch":
         fail(path, f"expected a dtype name such as 'float32', got {show(value)}")
     try:
@@ -99,6 +106,7 @@ def as_dtype(value: Any, path: str) -> str:
 
 
 def describe(shape: tuple[int, ...], dtype: str) -> str:
+    """Spell a type for a message: ``float32[2, 3]``."""
     return f"{dtype}{list(shape)}"
 
 
@@ -106,7 +114,7 @@ def describe(shape: tuple[int, ...], dtype: str) -> str:
 
 
 def read_attrs(raw: Any, path: str) -> dict[str, Any]:
-    """Node attributes as plain Python values: None, bool, int, float, str, lists and dicts of them."""
+    """Return node attributes as plain Python values: None, bool, int, float, str, and lists and dicts of them."""
     return {k: _attr(v, k, f"{path}.{k}") for k, v in as_mapping(raw, path).items()}
 
 
@@ -140,13 +148,14 @@ def _attr(value: Any, key: str, path: str, depth: int = 0) -> Any:
 
 
 def check_numbers(attrs: dict[str, Any], inputs: int, path: str) -> None:
-    """Every ``{"number": i}`` in the attributes refers to an input of the node."""
+    """Check that every ``{"number": i}`` in the attributes refers to one of the node's ``inputs``."""
     for index in number_inputs(attrs):
         if as_natural(index, path) >= inputs:
             fail(path, f"refers to input {index} as a number, but the node has {inputs} input(s)")
 
 
 def check_tensor_lists(attrs: dict[str, Any], inputs: int, path: str) -> None:
+    """Check that the recorded sizes of list arguments fit the number of tensor ``inputs``."""
     sizes = as_list(attrs.get("_tensor_list_sizes", []), f"{path}._tensor_list_sizes")
     total = sum(as_natural(n, f"{path}._tensor_list_sizes[{i}]") for i, n in enumerate(sizes))
     if total > inputs:
@@ -164,7 +173,7 @@ def check_tensor_lists(attrs: dict[str, Any], inputs: int, path: str) -> None:
 
 
 def read_constant(obj: Mapping[str, Any], path: str, declared: tuple[int, ...] | None) -> np.ndarray:
-    """The array of ``{data, dtype}``, ``{data_b64, shape, dtype}`` or ``{fill, shape, dtype}``."""
+    """Return the array of ``{data, dtype}``, ``{data_b64, shape, dtype}`` or ``{fill, shape, dtype}``."""
     dtype = as_dtype(get(obj, "dtype", path), f"{path}.dtype")
     if "data" in obj:
         value = _from_nested(obj["data"], dtype, f"{path}.data")
@@ -190,7 +199,7 @@ def read_constant(obj: Mapping[str, Any], path: str, declared: tuple[int, ...] |
 
 
 def _from_nested(data: Any, dtype: str, path: str) -> np.ndarray:
-    """A number or nested list of numbers in its real dtype, refusing any value that the dtype cannot hold."""
+    """Convert a number or nested list to ``dtype``; a value that the dtype cannot hold is an error."""
     try:
         wide = np.array(data)
     except (ValueError, TypeError, OverflowError, RecursionError) as e:
@@ -213,7 +222,10 @@ def _from_nested(data: Any, dtype: str, path: str) -> np.ndarray:
 
 
 def constant_to_dict(value: np.ndarray) -> dict[str, Any]:
-    """What ``read_constant`` reads back bit for bit: a list if small, else the repeated value or base64."""
+    """Return the JSON form of an array, which ``read_constant`` reads back bit for bit.
+
+    Small arrays are lists, uniform ones a repeated value, others base64.
+    """
     dtype = dtypes.name_of(value.dtype)
     real = not np.iscomplexobj(value)
     if value.size <= INLINE_CONSTANT_NUMEL and real and (value.size or value.ndim == 1):

@@ -1,7 +1,7 @@
-"""Caches that come in and go out of a graph, as state that the runtime keeps.
+"""Caches that a graph takes and returns become state that the runtime keeps.
 
-A decode step that other tools extract takes each cache as an input, writes a row into it and returns the whole, to be
-passed in again. As state the cache is allocated once and written in place: nothing of it is copied or passed.
+A decode step that other tools extract takes each cache as an input, writes a row into it and returns it whole. As state
+the cache is allocated once and written in place, so nothing is copied or passed.
 """
 
 from __future__ import annotations
@@ -22,9 +22,12 @@ _WRITES = frozenset(
 )  # fmt: skip
 
 
-def carried(ir: IRGraph) -> dict[str, str]:
-    """Graph inputs that come back with parts replaced: input name -> output name, as :meth:`IRGraph.output_names` has
-    it. An output that is returned twice, or that other inputs also end in, is left out."""
+def loop_carried(ir: IRGraph) -> dict[str, str]:
+    """Return the graph inputs that come back with parts replaced: input name -> output name.
+
+    Output names are those of :meth:`IRGraph.output_names`. An output that is returned twice, or that depends on several
+    such inputs, is left out.
+    """
     source = {(t.name, 0): t.name for t in ir.graph_inputs}
     for node in ir.nodes:
         if node.op_type in _WRITES and (key := ir.key(node.inputs[0])) in source:
@@ -38,13 +41,14 @@ def carried(ir: IRGraph) -> dict[str, str]:
 
 
 def as_state(ir: IRGraph, pairs: Mapping[str, str] | None = None) -> IRGraph:
-    """``ir`` with the inputs of ``pairs`` (input name -> output name; default: :func:`carried`) as state of the same
-    name, zero unless the weights have a tensor of that name. A run keeps in it what the output was; neither is passed
-    any more.
+    """Return ``ir`` with the inputs of ``pairs`` (input name -> output name) as state of the same name.
+
+    ``pairs`` defaults to :func:`loop_carried`. State starts at zero unless the weights have a tensor of that name. A
+    run stores the output in the state; the inputs and outputs of the pairs are no longer passed.
 
     Raises ``IRError`` for a pair that does not exist, or whose shapes or dtypes differ.
     """
-    pairs = carried(ir) if pairs is None else dict(pairs)
+    pairs = loop_carried(ir) if pairs is None else dict(pairs)
     inputs = {t.name: t for t in ir.graph_inputs}
     outputs = dict(zip(ir.output_names(), ir.graph_outputs, strict=True))
     for taken, given in pairs.items():

@@ -1,4 +1,4 @@
-"""How ATen ops are spelled: in-place ops and their functional twins, and the nodes that compute nothing."""
+"""Names of ATen ops: in-place ops and their functional variants, and nodes that compute nothing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _IN_PLACE_OPERATORS = frozenset(("__iand__", "__ior__", "__ixor__", "__ilshift__
 
 def functional_name(op_type: str) -> str:
     """``aten.relu_.default`` -> ``aten.relu.default``, ``aten.__iand__.Tensor`` -> ``aten.__and__.Tensor``: in-place
-    ops are lowered as their out-of-place twins."""
+    ops are lowered as their functional variants."""
     parts = op_type.split(".")
     if len(parts) != 3:
         return op_type

@@ -1,4 +1,4 @@
-"""Regions whose body an extractor lost, spelled out again where shapes and dtypes leave one meaning only.
+"""Regions whose body an extractor lost are restored where shapes and dtypes allow one meaning only.
 
 ``torch_ir`` writes a ``torch.no_grad`` region as one ``wrap_with_set_grad_enabled`` node without its subgraph. In
 decoder LLMs that is the table of the rotary embedding: from ``inv_freq`` [D/2] and ``position_ids`` [..., S], in either
@@ -17,7 +17,7 @@ LOST = "wrap_with_set_grad_enabled"
 
 
 def restore_regions(ir: IRGraph) -> IRGraph:
-    """``ir`` with every rotary table as ATen nodes; regions that may be anything else stay as they are."""
+    """Return ``ir`` with every rotary table as ATen nodes; a region that may be anything else stays as it is."""
     found = {n.name: pair for n in ir.nodes if n.op_type == LOST and (pair := rotary_inputs(n)) is not None}
     if not found:
         return ir
@@ -44,7 +44,7 @@ def restore_regions(ir: IRGraph) -> IRGraph:
 
 
 def rotary_inputs(node: OpNode) -> tuple[TensorSpec, TensorSpec] | None:
-    """(positions, inverse frequencies) if the region can only be a rotary table."""
+    """Return (positions, inverse frequencies) if the region can only be a rotary table, else None."""
     if len(node.inputs) != 2 or len(node.outputs) != 2:
         return None
     cos, sin = node.outputs
@@ -62,7 +62,7 @@ def rotary_inputs(node: OpNode) -> tuple[TensorSpec, TensorSpec] | None:
 
 
 def _rotary_table(node: OpNode, positions: TensorSpec, frequencies: TensorSpec, taken: set[str]) -> list[OpNode]:
-    """The nodes; the last two give the cosines and the sines."""
+    """Return the nodes; the last two compute the cosines and the sines."""
     nodes: list[OpNode] = []
 
     def add(label: str, op_type: str, *inputs: TensorSpec, shape: tuple[int, ...], **attrs: object) -> TensorSpec:

@@ -10,7 +10,7 @@ from .expr import Expr, const
 
 Ranges = Mapping[int, tuple[int, int]]  # inclusive bounds of each iteration index
 
-MOST_QUOTIENTS = 4  # of a division, that are worth a case each
+MAX_QUOTIENTS = 4  # of a division that is split into one case each
 COMPARISONS = frozenset(("lt", "le", "gt", "ge", "eq", "ne"))
 
 
@@ -22,12 +22,14 @@ class Affine:
     const: int
 
     def plus(self, other: Affine, factor: int = 1) -> Affine:
+        """Return ``self + factor * other``."""
         terms = dict(self.terms)
         for t, c in other.terms.items():
             terms[t] = terms.get(t, 0) + factor * c
         return Affine({t: c for t, c in terms.items() if c}, self.const + factor * other.const)
 
     def coefficient(self, dim: int) -> int:
+        """Return the coefficient of iteration index ``dim``; 0 if it does not occur."""
         return self.terms.get(expr.index(dim), 0)
 
     def opaque(self) -> list[Expr]:
@@ -35,7 +37,7 @@ class Affine:
         return [t for t in self.terms if t.op != "index"]
 
     def build(self) -> Expr:
-        """The expression again, in one canonical order."""
+        """Rebuild the expression, in canonical order."""
         plain = sorted((t for t in self.terms if t.op == "index"), key=lambda t: t.value)
         total: Expr = const(0, "int64")
         for t in (*plain, *self.opaque()):
@@ -44,7 +46,7 @@ class Affine:
 
 
 def affine(e: Expr) -> Affine:
-    """The affine form of an int64 expression; an expression that is not affine is its own single term."""
+    """Return the affine form of an int64 expression; a non-affine expression is its own single term."""
     if e.op == "const":
         return Affine({}, e.value)
     if e.op == "neg":
@@ -60,7 +62,7 @@ def affine(e: Expr) -> Affine:
 
 
 def interval(e: Expr, ranges: Ranges) -> tuple[int, int] | None:
-    """Inclusive bounds of an int64 expression over ``ranges``, or None if it depends on data."""
+    """Return inclusive bounds of an int64 expression over ``ranges``, or None if it depends on data."""
     if e.op in ("const", "index"):
         return (e.value, e.value) if e.op == "const" else ranges[e.value]
     if e.op in ("add", "sub", "mul", "neg"):
@@ -108,12 +110,12 @@ def _combine(op: str, a: tuple[int, int], b: tuple[int, int]) -> tuple[int, int]
 
 
 def difference(e: Expr) -> Affine:
-    """Left minus right side of an int64 comparison."""
+    """Return left side minus right side of an int64 comparison."""
     return affine(e.args[0]).plus(affine(e.args[1]), -1)
 
 
 def _decide(op: str, low: int, high: int) -> bool | None:
-    """The value of ``d op 0`` for every d in [low, high], if it is the same for all."""
+    """Return ``d op 0`` if it has the same value for every d in [low, high], else None."""
     if low > high:
         return None
     apart, zero = low > 0 or high < 0, low == high == 0
@@ -123,7 +125,8 @@ def _decide(op: str, low: int, high: int) -> bool | None:
 
 
 def simplify(e: Expr, ranges: Ranges) -> Expr:
-    """An equal expression over ``ranges``: without decided guards, clamps and divisions; indices are canonical."""
+    """Return an equal expression over ``ranges`` without guards, clamps and divisions that the ranges decide. Indices
+    become canonical."""
 
     def step(x: Expr) -> Expr | None:
         if x.op in ("and", "or") and x.dtype == "bool":
@@ -200,8 +203,8 @@ def as_bounds(c: Expr) -> list[Affine]:
 
 
 def breakpoints(exprs: Iterable[Expr], dim: int, low: int, high: int) -> list[int]:
-    """Positions of index ``dim`` inside (low, high) where a comparison, an absolute value, a clamp or a quotient of it
-    changes what it is."""
+    """Return the positions of index ``dim`` inside (low, high) where the form of the expression changes: at a
+    comparison, an absolute value, a clamp or a quotient of it."""
     points: set[int] = set()
     for e in exprs:
         for x in expr.walk(e):
@@ -214,7 +217,7 @@ def breakpoints(exprs: Iterable[Expr], dim: int, low: int, high: int) -> list[in
 
 
 def _turns(x: Expr, low: int, high: int, dim: int) -> list[tuple[Affine, tuple[int, ...]]]:
-    """Forms and constants: where one minus the other changes its sign, ``x`` changes what it is."""
+    """Return (affine form, constants) pairs: ``x`` changes where the form minus a constant changes its sign."""
     if x.op in COMPARISONS and x.args[0].dtype == "int64":
         return [(difference(x), (0,) if x.op in ("lt", "ge") else (1,) if x.op in ("le", "gt") else (0, 1))]
     if x.dtype != "int64":
@@ -227,6 +230,6 @@ def _turns(x: Expr, low: int, high: int, dim: int) -> list[tuple[Affine, tuple[i
         d, k = affine(x.args[0]), x.args[1].value
         ends = sorted((d.coefficient(dim) * i + d.const) // k for i in (low, high - 1))
         return (
-            [(d, tuple(k * q for q in range(ends[0] + 1, ends[1] + 1)))] if ends[1] - ends[0] <= MOST_QUOTIENTS else []
+            [(d, tuple(k * q for q in range(ends[0] + 1, ends[1] + 1)))] if ends[1] - ends[0] <= MAX_QUOTIENTS else []
         )
     return []

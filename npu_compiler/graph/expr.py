@@ -8,7 +8,7 @@ Leaves:
   ``index``      value = dim                   the position along one dim of the iteration domain (int64)
   ``load``       value = operand, args = idx   one element of an operand, one int64 index expression per operand dim
   ``stage``      value = stage number          the result of an earlier reduction or temporary of the same kernel
-  ``acc``                                      an accumulator a matmul or convolution hands to its epilogue
+  ``acc``                                      the accumulator that a matmul or convolution passes to its epilogue
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ def _erf(x: Any) -> Any:
 
 
 def _sigmoid(x: Any) -> Any:
-    """Without overflow: the exponential is never of a positive number."""
+    """The logistic function. The argument of ``exp`` is never positive, so it cannot overflow."""
     return np.exp(np.minimum(x, 0)) / (1 + np.exp(-np.abs(x)))
 
 
 def _idiv(a: Any, b: Any) -> Any:
-    """Division towards zero, exact for 64-bit integers: the floor, one up where a negative quotient was rounded
-    down."""
+    """Division that rounds towards zero, exact for 64-bit integers: the floor, plus one where a negative quotient was
+    rounded down."""
     q = np.floor_divide(a, b)
     return q + ((q < 0) & (q * b != a))
 
@@ -166,6 +166,7 @@ class Expr:
 
     # -- building -------------------------------------------------------------------------------------------------
     def cast(self, dtype: str) -> Expr:
+        """Convert to ``dtype``; returns itself if it has that dtype. Floats become integers by truncation."""
         if dtype == self.dtype:
             return self
         if self.op == "const":
@@ -240,6 +241,7 @@ class Expr:
 
 
 def const(value: Any, dtype: str) -> Expr:
+    """Return a literal of ``dtype``; the value is rounded to what the dtype holds."""
     kind = dtypes.DTYPES[dtype].kind
     if kind == "float":
         value = float(value)
@@ -253,19 +255,22 @@ def const(value: Any, dtype: str) -> Expr:
 
 
 def index(dim: int) -> Expr:
+    """Return the int64 position along dim ``dim`` of the iteration domain."""
     return Expr("index", "int64", (), dim)
 
 
 def load(operand: int, dtype: str, idx: Sequence[Expr]) -> Expr:
+    """Return one element of operand ``operand`` of ``dtype``; ``idx`` has one int64 expression per operand dim."""
     return Expr("load", dtype, idx, operand)
 
 
 def stage(number: int, dtype: str) -> Expr:
+    """Return the result of stage ``number`` of the same kernel: an earlier reduction or temporary."""
     return Expr("stage", dtype, (), number)
 
 
 def acc(dtype: str = "float32", number: int = 0) -> Expr:
-    """The accumulator of an anchor; a paired matmul has a second one, number 1."""
+    """The accumulator of an anchor; a dual GEMM has a second one, number 1."""
     return Expr("acc", dtype, (), number)
 
 
@@ -290,14 +295,17 @@ def call(op: str, *args: Any) -> Expr:
 
 
 def where(cond: Expr, a: Any, b: Any) -> Expr:
+    """Return ``a`` where the bool ``cond`` holds, else ``b``; both have one dtype after scalars are converted."""
     return call("where", cond, a, b)
 
 
 def maximum(a: Any, b: Any) -> Expr:
+    """Return the larger of two values of one dtype; NaN propagates."""
     return call("maximum", a, b)
 
 
 def minimum(a: Any, b: Any) -> Expr:
+    """Return the smaller of two values of one dtype; NaN propagates."""
     return call("minimum", a, b)
 
 
@@ -307,7 +315,7 @@ def fn(name: str) -> Callable[..., Expr]:
 
 
 def _simplify(e: Expr) -> Expr:
-    """Exact identities only: integer arithmetic on constants and neutral elements that keep every bit."""
+    """Apply exact identities only: integer arithmetic on constants, and neutral elements that keep every bit."""
     a = e.args
     if all(x.op == "const" for x in a) and e.dtype in ("int64", "bool") and a[0].dtype in ("int64", "bool"):
         partial = e.op in ("floordiv", "remainder", "idiv", "fmod", "pow", "shl", "shr")
@@ -338,7 +346,7 @@ def _simplify(e: Expr) -> Expr:
 
 # -- traversal ----------------------------------------------------------------------------------------------------
 def walk(e: Expr) -> tuple[Expr, ...]:
-    """Every distinct subexpression, arguments before users; the root is the last."""
+    """Return every distinct subexpression, arguments before users; the root comes last."""
     if e._order is None:
         seen: dict[Expr, None] = {}
         stack = [e]
@@ -397,7 +405,7 @@ def last_uses(e: Expr) -> dict[Expr, list[Expr]]:
 
 
 def most_held(e: Expr) -> int:
-    """The most intermediate results that :func:`evaluate` holds at the same time; leaves cost nothing."""
+    """Return how many intermediate results :func:`evaluate` holds at most at one time; leaves cost nothing."""
     done, held, most = last_uses(e), 0, 0
     for x in walk(e):
         held += x.op not in ("const", "index")
@@ -407,7 +415,7 @@ def most_held(e: Expr) -> int:
 
 
 def cost(e: Expr) -> int:
-    """Rough scalar cost: 1 an operation, 16 a transcendental or integer division; loads and constants are free."""
+    """Estimate the scalar cost: 1 per operation, 16 per transcendental or integer division, 0 per load or constant."""
     total = 0
     for x in walk(e):
         if x.op in EXPENSIVE:
@@ -418,18 +426,18 @@ def cost(e: Expr) -> int:
 
 
 def identity_index(shape: Sequence[int]) -> tuple[Expr, ...]:
-    """Indices that visit an operand of the same rank as the domain; size-1 dims are read at 0 (broadcast)."""
+    """Return the indices that read an operand of equal rank element by element; size-1 dims are read at 0."""
     return tuple(index(d) if n != 1 else const(0, "int64") for d, n in enumerate(shape))
 
 
 def broadcast_index(shape: Sequence[int], rank: int) -> tuple[Expr, ...]:
-    """Indices that read an operand of ``shape`` broadcast to a domain of ``rank`` dims (numpy alignment)."""
+    """Return the indices that read an operand of ``shape`` broadcast to a domain of ``rank`` dims, as numpy aligns."""
     off = rank - len(shape)
     return tuple(index(d + off) if n != 1 else const(0, "int64") for d, n in enumerate(shape))
 
 
 def drop_roundings(e: Expr) -> Expr:
-    """Remove narrowing casts that are widened again: values that never leave a kernel stay in float32."""
+    """Remove a narrowing cast whose result is widened again: values that stay inside a kernel stay in float32."""
 
     def f(x: Expr) -> Expr | None:
         if x.op == "cast" and x.args[0].op == "cast" and x.dtype in ("float32", "float64"):
@@ -445,7 +453,7 @@ def drop_roundings(e: Expr) -> Expr:
 def evaluate(
     e: Expr, domain: Sequence[int], arrays: Sequence[np.ndarray], extra: dict[Expr, np.ndarray] | None = None
 ) -> np.ndarray:
-    """Value of ``e`` over the whole iteration domain, in the dtypes the expression states.
+    """Compute ``e`` over the whole iteration domain, in the dtypes the expression states.
 
     Loads are clipped; those out of range mark their results, and a ``where`` drops the marks of the branch not taken.
     ``IndexError`` if a marked element reaches the result. Intermediate results are dropped after their last use.
@@ -453,7 +461,7 @@ def evaluate(
     if 0 in domain:
         return np.empty(tuple(domain), dtypes.numpy_dtype(e.dtype))
     val: dict[Expr, Any] = dict(extra or {})
-    outside: dict[Expr, Any] = {}  # bool arrays: elements made from an out-of-range load; absent where there are none
+    outside: dict[Expr, Any] = {}  # bool arrays that mark elements made from an out-of-range load
     done = last_uses(e)
     with np.errstate(all="ignore"):
         for x in walk(e):
@@ -488,7 +496,7 @@ def evaluate(
 
 
 def _plain_load(arr: np.ndarray, idx: Sequence[Expr], domain: Sequence[int]) -> np.ndarray | None:
-    """The load as a view, where each index is a constant or a whole dim of the domain, none twice: no gather needed."""
+    """Return the load as a view if each index is a constant or a whole dim of the domain, none used twice."""
     dims = [i.value for i in idx if i.op == "index"]
     if len(set(dims)) < len(dims):
         return None
@@ -501,7 +509,7 @@ def _plain_load(arr: np.ndarray, idx: Sequence[Expr], domain: Sequence[int]) -> 
 
 
 def _clipped_load(arr: np.ndarray, idx: list[Any]) -> tuple[Any, Any]:
-    """The elements at ``idx`` and where they are out of range (those hold some other element, or 0)."""
+    """Return the elements at ``idx`` and a mask of those out of range, which hold some other element or 0."""
     if not idx:
         return arr[()], False
     outside = functools.reduce(np.logical_or, [(i < 0) | (i >= n) for i, n in zip(idx, arr.shape, strict=True)])
@@ -514,8 +522,11 @@ def _clipped_load(arr: np.ndarray, idx: list[Any]) -> tuple[Any, Any]:
 
 # -- text and serialisation -----------------------------------------------------------------------------------------
 def render(e: Expr, limit: int = 1 << 16) -> str:
-    """Readable one-line form, for dumps and ``describe()``. A shared part is written out wherever it is used, so a few
-    nodes can stand for a text of any length: parts of more than ``limit`` characters lose their middle."""
+    """Return a one-line form for dumps and ``describe()``.
+
+    A shared subexpression is repeated wherever it is used, so a few nodes can expand to a text of any length: parts
+    longer than ``limit`` characters lose their middle.
+    """
     text: dict[Expr, str] = {}
     for x in walk(e):
         whole = _render(x, [text[a] for a in x.args])
@@ -539,7 +550,7 @@ def _render(e: Expr, args: list[str]) -> str:
 
 
 def to_list(e: Expr) -> list[list[Any]]:
-    """Plain nested lists for msgpack: a table of nodes in evaluation order, arguments by number."""
+    """Convert to plain nested lists for msgpack: a table of nodes in evaluation order, arguments by number."""
     order = walk(e)
     number = {x: i for i, x in enumerate(order)}
     return [[x.op, x.dtype, [number[a] for a in x.args], x.value] for x in order]

@@ -59,14 +59,17 @@ class Value:
 
     @property
     def rank(self) -> int:
+        """Number of dims."""
         return len(self.shape)
 
     @property
     def numel(self) -> int:
+        """Number of elements."""
         return math.prod(self.shape)
 
     @property
     def op(self) -> str:
+        """The primitive that produces this value."""
         return self.node.op
 
     def __repr__(self) -> str:
@@ -78,9 +81,11 @@ class Value:
         return self.graph.reshape(self, shape)
 
     def permute(self, *perm: int) -> Value:
+        """View with dims in the order ``perm``: dim i of the result is dim ``perm[i]`` of this value."""
         return self.graph.permute(self, perm)
 
     def transpose(self, a: int, b: int) -> Value:
+        """View with dims ``a`` and ``b`` exchanged."""
         perm = list(range(self.rank))
         perm[a], perm[b] = perm[b], perm[a]
         return self.permute(*perm)
@@ -90,26 +95,33 @@ class Value:
         return self.graph.expand(self, shape)
 
     def slice(self, axis: int, start: int, stop: int, step: int = 1) -> Value:
+        """View of ``start:stop:step`` along ``axis``; see :meth:`Graph.slice`."""
         return self.graph.slice(self, axis, start, stop, step)
 
     # -- arithmetic ---------------------------------------------------------------------------------------------------
     def cast(self, dtype: str) -> Value:
+        """Convert to ``dtype``; returns itself if it has that dtype."""
         return self if dtype == self.dtype else self.graph.pointwise(lambda x: x.cast(dtype), self, opmath=False)
 
     def sum(self, axes: Sequence[int]) -> Value:
+        """Sum over ``axes``, which stay as size 1; integers and bools give int64, half types float32."""
         return self.graph.reduce("sum", self, axes)
 
     def mean(self, axes: Sequence[int]) -> Value:
+        """Mean over ``axes``, which stay as size 1; NaN over no elements."""
         n = math.prod(self.shape[a] for a in axes)
-        return self.graph.reduce("sum", self, axes) / float(n)  # the mean of nothing is 0 / 0
+        return self.graph.reduce("sum", self, axes) / float(n)  # the mean of no elements is 0 / 0
 
     def amax(self, axes: Sequence[int]) -> Value:
+        """Maximum over ``axes``, which stay as size 1; NaN propagates."""
         return self.graph.reduce("max", self, axes)
 
     def amin(self, axes: Sequence[int]) -> Value:
+        """Minimum over ``axes``, which stay as size 1; NaN propagates."""
         return self.graph.reduce("min", self, axes)
 
     def matmul(self, other: Value) -> Value:
+        """Matrix product [..., M, K] @ [..., K, N]; see :meth:`Graph.matmul`."""
         return self.graph.matmul(self, other)
 
     def __add__(self, o: Any) -> Value:
@@ -151,6 +163,7 @@ class Node:
 
     @property
     def out(self) -> Value:
+        """The only output of a node that has one."""
         return self.outputs[0]
 
     @property
@@ -178,6 +191,7 @@ class Graph:
     def add(
         self, op: str, inputs: Iterable[Value], outputs: Sequence[tuple[tuple[int, ...], str]], **attrs: Any
     ) -> Node:
+        """Append a node of primitive ``op``; ``outputs`` has (shape, dtype) of each result. Nothing is checked."""
         node = Node(self._next, op, list(inputs), attrs, self.sources)
         self._next += 1
         node.outputs = [Value(self, node, i, tuple(s), d) for i, (s, d) in enumerate(outputs)]
@@ -185,15 +199,19 @@ class Graph:
         return node
 
     def input(self, name: str, shape: Sequence[int], dtype: str) -> Value:
+        """Append a graph input."""
         return self.add("input", (), [(tuple(shape), dtype)], name=name).out
 
     def weight(self, key: str, shape: Sequence[int], dtype: str) -> Value:
+        """Append a state_dict entry, read only."""
         return self.add("weight", (), [(tuple(shape), dtype)], key=key).out
 
     def state(self, key: str, shape: Sequence[int], dtype: str) -> Value:
+        """Append a mutable buffer that keeps its contents from run to run."""
         return self.add("state", (), [(tuple(shape), dtype)], key=key).out
 
     def const(self, data: Any, dtype: str | None = None) -> Value:
+        """Append a constant: ``data`` is anything that numpy makes an array of, ``dtype`` an IR name or None."""
         arr = np.asarray(data)
         if dtype is not None:
             arr = arr.astype(dtypes.numpy_dtype(dtype))
@@ -236,6 +254,7 @@ class Graph:
     def reduce_expr(
         self, kind: str, inputs: Sequence[Value], e: Expr, domain: Sequence[int], axes: Sequence[int]
     ) -> Value:
+        """Reduce expression ``e`` of ``inputs`` over ``axes`` of ``domain``; they stay as size 1 in the result."""
         axes = tuple(sorted(a % len(domain) for a in axes)) if domain else ()
         if kind in ("sum", "prod"):
             e = e.cast("int64" if dtypes.category(e.dtype) < 2 else dtypes.opmath(e.dtype))
@@ -244,6 +263,7 @@ class Graph:
         return self.add("reduce", inputs, [(shape, dtype)], kind=kind, axes=axes, expr=e, domain=tuple(domain)).out
 
     def reshape(self, x: Value, shape: Sequence[int]) -> Value:
+        """View with ``shape``, which has the same number of elements; one dim may be -1. Raises ``ValueError``."""
         shape = list(shape)
         if -1 in shape:
             rest = math.prod(n for n in shape if n != -1)
@@ -256,12 +276,14 @@ class Graph:
         )
 
     def permute(self, x: Value, perm: Sequence[int]) -> Value:
+        """View with dims in the order ``perm``; negative dims count from the end."""
         perm = tuple(p % x.rank for p in perm)
         if perm == tuple(range(x.rank)):
             return x
         return self.add("permute", [x], [(tuple(x.shape[p] for p in perm), x.dtype)], perm=perm).out
 
     def expand(self, x: Value, shape: Sequence[int]) -> Value:
+        """View with size-1 dims of ``x`` repeated to ``shape``; leading dims are added, -1 keeps a dim."""
         x = self.reshape(x, (1,) * (len(shape) - x.rank) + x.shape)
         shape = tuple(o if n == -1 else n for n, o in zip(shape, x.shape, strict=True))
         assert all(n == o or o == 1 for n, o in zip(shape, x.shape, strict=True)), f"cannot expand {x.shape} to {shape}"
@@ -302,11 +324,14 @@ class Graph:
         ).out  # fmt: skip
 
     def attention(self, q: Value, k: Value, v: Value, mask: Value | None, scale: float, causal: bool) -> Value:
+        """softmax(q @ k^T * scale + mask) @ v: q [B,H,SQ,D], k [B,HK,SK,D], v [B,HK,SK,DV], mask broadcastable to
+        [B,H,SQ,SK] (bool: true keeps; float: added). HK divides H. Returns [B,H,SQ,DV]."""
         out = ((*q.shape[:3], v.shape[3]), q.dtype)
         inputs = [q, k, v] + ([mask] if mask is not None else [])
         return self.add("attention", inputs, [out], scale=scale, causal=causal, limited=False).out
 
     def concat(self, xs: Sequence[Value], axis: int) -> Value:
+        """Join values of one dtype along ``axis``; their other dims agree."""
         axis %= xs[0].rank
         if len(xs) == 1:
             return xs[0]
@@ -315,12 +340,15 @@ class Graph:
         return self.add("concat", xs, [(tuple(shape), xs[0].dtype)], axis=axis).out
 
     def scatter(self, base: Value, src: Value, index: Sequence[Value], idx: Sequence[Expr], mode: str = "set") -> Value:
+        """Copy ``base`` and store ``src`` at, or add it to, the places that ``idx`` gives over the domain of src."""
         return self.add("scatter", [base, src, *index], [(base.shape, base.dtype)], idx=tuple(idx), mode=mode).out
 
     def scan(self, kind: str, x: Value, axis: int) -> Value:
+        """Running 'sum', 'prod', 'max' or 'min' along ``axis``; same shape as ``x``."""
         return self.add("scan", [x], [(x.shape, x.dtype)], kind=kind, axis=axis % x.rank).out
 
     def sort(self, x: Value, axis: int, descending: bool, k: int | None = None) -> tuple[Value, Value]:
+        """Return the first ``k`` values along ``axis`` in order (None: all) and their int64 positions. Stable."""
         axis %= x.rank
         shape = list(x.shape)
         shape[axis] = shape[axis] if k is None else k
@@ -395,13 +423,12 @@ def _line(node: Node) -> str:
 
 
 def structural_key(node: Node, inputs: Iterable[Hashable]) -> Hashable:
-    """Equal for two nodes of any graphs that compute the same if ``inputs``, which stand for their operands, are
-    equal."""
+    """Return a key that two nodes of any graphs share if they compute the same from equal ``inputs``."""
     return node.op, tuple(inputs), _frozen(node.attrs), tuple((o.shape, o.dtype) for o in node.outputs)
 
 
 def _frozen(attrs: Any) -> Hashable:
-    """A hashable form of node attributes; arrays by content."""
+    """Return a hashable form of node attributes; arrays compare by content."""
     if isinstance(attrs, dict):
         return tuple((k, _frozen(v)) for k, v in sorted(attrs.items()))
     if isinstance(attrs, list | tuple):
@@ -412,7 +439,7 @@ def _frozen(attrs: Any) -> Hashable:
 
 
 def main_weight(v: Value) -> str:
-    """The largest state_dict entry a load-time value is made of: what to call its buffer."""
+    """Return the largest state_dict entry that a load-time value is computed from; it names the buffer."""
     best, name, seen, stack = -1, "const", set(), [v]
     while stack:
         x = stack.pop()
@@ -439,7 +466,8 @@ def broadcast_shapes(*shapes: Sequence[int]) -> tuple[int, ...]:
 
 
 def result_type(args: Iterable[Any]) -> str:
-    """PyTorch's type promotion over Values and Python scalars: tensors with dims, then 0-d tensors, then numbers."""
+    """Return PyTorch's result dtype of Values and Python scalars: tensors with dims outrank 0-d tensors, which outrank
+    numbers."""
     levels: list[str | None] = [None, None, None]
     for a in args:
         if isinstance(a, Value):

@@ -1,5 +1,7 @@
-"""The core graph in numpy: the meaning of every primitive, used for constant folding, weight recipes and rewrite
-tests."""
+"""The core graph in numpy: the reference semantics of every primitive.
+
+Constant folding, weight recipes and the tests of rewrites all evaluate graphs here.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,7 @@ def evaluate_node(node: Node, args: Arrays) -> Arrays:
 
 
 class Cost(NamedTuple):
-    """What evaluating a node takes: bytes of memory beside its inputs, and operations, each about a nanosecond."""
+    """The cost of evaluating a node: bytes of memory beside its inputs, and operations of about a nanosecond each."""
 
     bytes: int
     operations: int
@@ -56,7 +58,7 @@ _PRODUCTS = 16  # multiplications of a matrix product that take as long as one o
 
 
 def cost(node: Node) -> Cost:
-    """An upper estimate, from shapes alone."""
+    """Return an upper estimate of the cost, from shapes alone."""
     made = sum(v.numel * dtypes.DTYPES[v.dtype].size for v in node.outputs)
     size = sum(v.numel for v in node.outputs)
     if node.op in LEAVES:
@@ -179,7 +181,7 @@ def _scan(node: Node, args: Arrays) -> np.ndarray:
 
 def _sort(node: Node, args: Arrays) -> Arrays:
     x, axis = args[0], node.attrs["axis"]
-    if x.dtype == dtypes.numpy_dtype("bfloat16"):  # whose argsort does not know NaN
+    if x.dtype == dtypes.numpy_dtype("bfloat16"):  # ml_dtypes' argsort does not order NaN
         x = x.astype(np.float32)
     if node.attrs["descending"]:  # stable: reverse, sort ascending, reverse back; NaN counts as largest
         order = x.shape[axis] - 1 - np.flip(np.argsort(np.flip(x, axis), axis=axis, kind="stable"), axis)

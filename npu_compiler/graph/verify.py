@@ -20,9 +20,9 @@ from .graph import Graph, Node, Value
 
 MAX_RANK = 32
 MAX_BYTES = 2**44
-_MAX_PARAMETER = 2**31  # of a stride, a padding, a panel width: beyond it, products stop meaning anything
+_MAX_PARAMETER = 2**31  # bound of a stride, a padding or a panel width: beyond it, products of sizes overflow
 
-# What a kind means is said once, in _ATTR_CHECKS; "serialize" writes and reads the same kinds.
+# _ATTR_CHECKS defines each kind; serialize.py writes and reads the same kinds.
 ATTRS: dict[str, dict[str, str]] = {
     "input": {"name": "text"},
     "weight": {"key": "text"},
@@ -59,7 +59,7 @@ Signature = list[tuple[tuple[int, ...], str]]
 
 
 def check_graph(g: Graph) -> None:
-    """Raises ``ValueError`` naming the first node that is out of order, malformed or of a type it does not declare."""
+    """Raise ``ValueError`` for the first node that is out of order, malformed or differs from its declared type."""
     made: set[Value] = set()
     for position, node in enumerate(g.nodes):
         where = f"node {position} ({node.op})"
@@ -76,7 +76,7 @@ def check_graph(g: Graph) -> None:
 
 
 def check_node(node: Node) -> None:
-    """Raises ``ValueError`` unless the node's attributes and its outputs' shapes and dtypes are what its op says."""
+    """Raise ``ValueError`` unless the attributes and the output types of ``node`` are those that its op defines."""
     schema = ATTRS.get(node.op)
     if schema is None:
         raise ValueError(f"unknown op {node.op!r}")
@@ -96,7 +96,7 @@ def check_node(node: Node) -> None:
 
 
 def check_type(shape: Sequence[int], dtype: str) -> None:
-    """Raises ``ValueError`` unless a tensor of this type can exist."""
+    """Raise ``ValueError`` unless a tensor of this type can exist."""
     _require(isinstance(dtype, str) and dtype in dtypes.DTYPES, f"unknown dtype {dtype!r}")
     _require(len(shape) <= MAX_RANK and all(_is_int(n) and n >= 0 for n in shape), f"bad shape {list(shape)}")
     # Empty dims are counted as 1: numpy refuses a shape whose other dims overflow, even if it holds nothing.
@@ -130,7 +130,7 @@ _COMPUTED = frozenset(("bool", "int", "uint", "float"))
 
 
 def check_expr(e: Expr, inputs: Sequence[Value], rank: int) -> None:
-    """Raises ``ValueError`` unless ``e`` can be evaluated over a domain of ``rank`` dims, with operands ``inputs``."""
+    """Raise ``ValueError`` unless ``e`` can be evaluated over a domain of ``rank`` dims with operands ``inputs``."""
     for x in expr.walk(e):
         _require(dtypes.DTYPES[x.dtype].kind in _COMPUTED or x.op == "load", f"{x.op} of dtype {x.dtype}")
         if x.op == "const":

@@ -1,8 +1,8 @@
-"""Attention from its decomposed spelling: ``softmax(q @ k^T * scale + mask) @ v`` becomes one kernel.
+"""Attention from its decomposed form: ``softmax(q @ k^T * scale + mask) @ v`` becomes one node.
 
-The scores may be scaled by a multiplication or division (of q or k, too), masked by additive tensors or a ``where``
-with minus infinity or nearly so, computed in another float type, and the heads of k and v may have been repeated
-(expand + reshape) for grouped queries.
+The scores (or q, or k) may be multiplied or divided by a number. Masks may be additive tensors or a ``where`` with a
+large negative number. The softmax may run in another float type. Grouped queries may have repeated the heads of k and
+v by expand + reshape.
 """
 
 from __future__ import annotations
@@ -23,8 +23,11 @@ from .patterns import Match, Rewrite, loaded, see_through, sides, strip
 
 
 def fuse_attention(graph: Graph) -> None:
-    """Apply :data:`ATTENTION`, drop masks that hide nothing or just the future, then tell each kernel how far its keys
-    are valid where the mask says so."""
+    """Apply :data:`REWRITES`, then simplify masks.
+
+    A mask that hides nothing is dropped, a causal one becomes the attribute ``causal``. If a mask hides every key
+    beyond a position per query, that position becomes an operand, so a kernel can stop there.
+    """
     if not patterns.apply(graph, REWRITES) and not any(n.op == "attention" for n in graph.nodes):
         return
     for node in graph.nodes:
@@ -43,8 +46,11 @@ def fuse_attention(graph: Graph) -> None:
 
 
 def last_visible_key(mask: Value, queries: int) -> Value | None:
-    """The int64 vector ``p`` [queries] if ``mask`` hides every key beyond ``p[query]``: ``key <= p[query]``, alone or
-    with further conditions. It lets a kernel read the valid part of a cache only; the mask itself stays."""
+    """Return the int64 vector ``p`` [queries] if ``mask`` hides every key beyond ``p[query]``, else None.
+
+    The mask is then ``key <= p[query]``, alone or joined with further conditions, and stays. ``p`` lets a kernel read
+    only the valid part of a cache.
+    """
     while mask.op in ("reshape", "expand"):
         source = mask.node.inputs[0]
         if [n for n in source.shape if n != 1] != [n for n in mask.shape if n != 1]:
@@ -141,7 +147,7 @@ def _score_steps(scores: Value, inner: set[Node]) -> tuple[Node, float, list[_Ma
         source, factor, mask = step
         if mask is not None:
             if scale != 1.0 and not (math.isinf(mask.fill) and scale > 0):
-                return None  # a mask inside a scaling would be scaled too
+                return None  # the scaling would apply to the mask, too
             masks.append(mask)
         scale *= factor
         value = see_through(source, inner)
@@ -176,7 +182,7 @@ def _softmax_input(p: Value, inner: set[Node]) -> Value | None:
 
 
 def _operands(v: Value, op: str, e: Expr | None = None) -> tuple[Value | None, Value | None]:
-    """What a pointwise value computes ``op`` of, if it reads both sides element by element."""
+    """Return both operands of ``op`` if ``v`` is that op of two values read element by element."""
     if v.op != "pointwise":
         return None, None
     e = strip(v.node.attrs["expr"] if e is None else e)
@@ -207,7 +213,7 @@ def _score_step(value: Value) -> tuple[Value, float, _Mask | None] | None:
         cond = loaded(node, e.args[0])
         for keeps, (a, b) in ((True, e.args[1:]), (False, e.args[:0:-1])):
             x, fill = loaded(node, a), _number(node, b)
-            # beyond 1e12 a finite fill swallows the scores, so that it may be added to them
+            # A finite fill beyond 1e12 absorbs any score, so adding it is the same as replacing the score.
             if cond is not None and x is not None and fill is not None and x.shape == value.shape and fill < -1e12:
                 return x, 1.0, _Mask(cond, fill, hides=not keeps)
     return None
@@ -274,15 +280,14 @@ def _build(graph: Graph, node: Node, match: Match) -> Value:
 
 
 def _unscaled(x: Value) -> tuple[Value, float]:
-    """(y, factor) with ``x = y * factor``: a number that q or k is multiplied by may as well scale the scores."""
+    """Return (y, factor) with ``x = y * factor``: scaling q or k is the same as scaling the scores."""
     below = see_through(x, set()) if x.op == "pointwise" else x
     found = _scaling(below) if below.shape == x.shape else None
     return found if found is not None else (x, 1.0)
 
 
 def _ungroup(x: Value) -> Value:
-    """[.., HK, S, D] before every head was repeated by unsqueeze + expand + reshape to [.., H, S, D], or ``x``
-    itself."""
+    """Return the [.., HK, S, D] whose heads unsqueeze + expand + reshape repeated to ``x`` [.., H, S, D], or ``x``."""
     e = x.node.inputs[0] if x.op == "reshape" else x
     if e.op != "expand" or e.rank != x.rank + 1:
         return x
@@ -295,7 +300,7 @@ def _ungroup(x: Value) -> Value:
 
 
 def _combined(graph: Graph, match: Match) -> tuple[Value | None, bool]:
-    """One mask that does what all masks of the match do, and whether the causal one is among them."""
+    """Combine all masks of the match into one; also return whether a causal mask is among them."""
     total: Value | None = None
     causal = False
     for i in range(sum(name.startswith("mask") for name in match.values)):

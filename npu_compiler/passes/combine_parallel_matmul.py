@@ -1,8 +1,7 @@
-"""Matmuls that read the same rows become one: Q, K and V projections are a single product with a wider weight.
+"""Matmuls with the same left operand become one: Q, K and V projections are one product with a wider weight.
 
-The merged weight is a load-time recipe (a concatenation), and what follows each product - a bias, a rounding - merges
-with it as long as it is the same expression on every branch. The results are slices, which later ops read through
-strides.
+The concatenated weight is a load-time recipe. Pointwise nodes behind the products (a bias, a rounding) are combined as
+long as every branch has the same expression. The results are slices, which later ops read through strides.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ from .load_time import static_values
 def merge_matmuls(graph: Graph) -> None:
     """``x @ a, x @ b, ...`` -> slices of ``x @ [a | b | ...]`` for weights known at load time.
 
-    Left alone where a branch goes on with pointwise work of its own (a gated MLP): that runs in its product's epilogue,
-    which a merged product could not offer to one half of its columns.
+    Products whose branches go on with different pointwise work (a gated MLP) stay separate: that work runs in the
+    epilogue of each product, and an epilogue cannot treat one half of the columns differently.
     """
     static = static_values(graph)
     users = graph.users()
@@ -52,7 +51,7 @@ def _is_projection(node: Node, source: Value, static: set[Value], outputs: set[V
 def _common_step(
     nodes: Sequence[Node], users: dict[Value, list[Node]], static: set[Value], outputs: set[Value]
 ) -> list[Node] | None:
-    """The pointwise node behind each of ``nodes``, if every branch has the same one but for per-column operands."""
+    """Return the pointwise node behind each of ``nodes`` if they differ in per-column operands only, else None."""
     after: list[Node] = []
     for node in nodes:
         readers = users.get(node.out, [])
@@ -77,7 +76,7 @@ def _common_step(
 
 
 def _only_in_loads(node: Node, leaf: expr.Expr) -> bool:
-    """Whether an index occurs only as an index of a load, never as a number of its own."""
+    """Whether an index occurs only as the index of a load, never as an operand of arithmetic."""
     return all(x.op == "load" for x in expr.walk(node.attrs["expr"]) if leaf in x.args)
 
 

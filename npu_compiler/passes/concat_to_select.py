@@ -1,5 +1,4 @@
-"""A concatenation that is only computed with becomes a selection: ``cat(-x2, x1) * sin`` needs no copies of the
-halves."""
+"""A concatenation that only loop nodes read becomes a ``where``: ``cat(-x2, x1) * sin`` copies no half."""
 
 from __future__ import annotations
 
@@ -13,8 +12,10 @@ MAX_PARTS = 4
 
 
 def select_concats(graph: Graph) -> None:
-    """``concat(a, b)`` read by loop nodes alone -> a pointwise node that picks the part by its index along the axis: by
-    one node, or by several if all parts would have to be copied."""
+    """``concat(a, b)`` read by loop nodes alone -> a pointwise node that selects the part by its index along the axis.
+
+    With several readers this happens only if every part would otherwise be copied.
+    """
     static = static_values(graph)
     users = graph.users()
     outputs = set(graph.results())
@@ -33,8 +34,11 @@ def select_concats(graph: Graph) -> None:
 def _pays(
     node: Node, readers: list[Node], users: dict[Value, list[Node]], static: set[Value], outputs: set[Value]
 ) -> bool:
-    """Whether choosing costs less than the memory it saves: yes if nothing is written in place, or if one reader
-    takes over what is copied or computed for the concatenation alone."""
+    """Whether selecting costs less than the memory traffic it saves.
+
+    It does if no part can be written in place, or if the only reader takes over work that was done for the
+    concatenation alone.
+    """
     written = [v for v in node.inputs if _left_in_place(v, users, static, outputs)]
     if not written:
         return True
@@ -43,7 +47,7 @@ def _pays(
 
 
 def _left_in_place(v: Value, users: dict[Value, list[Node]], static: set[Value], outputs: set[Value]) -> bool:
-    """Whether the kernel that makes a part can write it where the concatenation has it."""
+    """Whether the kernel that produces a part can write it directly into the concatenation."""
     return v.op not in LEAVES | VIEWS and v not in static and v not in outputs and len(users[v]) == 1
 
 

@@ -1,4 +1,4 @@
-"""What a target has no micro-kernel for becomes plain loops: integer and double matmuls, convolutions and attention."""
+"""Matmuls, convolutions and attention that a target has no micro-kernel for (integers, float64) become plain loops."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ from .load_time import static_values
 
 
 def decompose(graph: Graph, config: TargetConfig) -> None:
-    """Rewrite attention, matmul and conv2d over dtypes without a matrix kernel, and convolutions whose weight is
-    computed at run time, as multiply-and-sum reductions. A reduction over one element is none."""
+    """Rewrite nodes that ``config`` has no kernel for as multiply-and-sum reductions.
+
+    These are attention, matmul and conv2d over dtypes outside ``matrix_dtypes``, and convolutions whose weight is
+    computed at run time. A reduction over one element becomes pointwise.
+    """
     for steps in ({"attention": _attention}, {"matmul": _matmul, "conv2d": _conv2d, "reduce": _reduce}):
         if not any(node.op in steps for node in graph.nodes):
             continue
@@ -46,7 +49,7 @@ def _reduce(graph: Graph, node: Node) -> Value:
 
 def _attention(graph: Graph, node: Node) -> Value:
     q, k, v = node.inputs[:3]
-    masks = node.inputs[3:4]  # what may follow is implied by the mask
+    masks = node.inputs[3:4]  # the mask implies the operand that may follow it
     (b, h, sq, d), (_, hk, sk, dv) = q.shape, v.shape
     grouped = q.reshape(b, hk, h // hk * sq, d)
     s = (grouped.matmul(k.transpose(2, 3)) * node.attrs["scale"]).reshape(b, h, sq, sk)

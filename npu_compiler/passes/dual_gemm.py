@@ -1,7 +1,7 @@
-"""Gated activations: two products of the same rows whose results meet in one epilogue become one kernel.
+"""Dual GEMM: two products with the same left operand that one epilogue combines become one kernel.
 
-``silu(x @ gate) * (x @ up)``: the weights alternate panel by panel, so the thread that computes a panel of one product
-has the same columns of the other at hand, and neither is written to memory.
+In ``silu(x @ gate) * (x @ up)`` the panels of both weights alternate in memory. The thread that computes a panel of one
+product also has the same columns of the other in registers, so neither result is written to memory.
 """
 
 from __future__ import annotations
@@ -12,7 +12,10 @@ from .load_time import static_values
 
 
 def pair_matmuls(graph: Graph, claimed: dict[Node, list[Node]], panel: int) -> dict[Node, list[Node]]:
-    """``claimed`` (anchor -> epilogue nodes) with partners: the second matmul leads the nodes that follow the first."""
+    """Return ``claimed`` (anchor -> epilogue nodes) with pairs joined: the second matmul precedes the epilogue nodes.
+
+    ``panel``: columns of a weight panel; both weights must consist of whole panels.
+    """
     static = static_values(graph)
     users = graph.users()
     outputs = set(graph.results())

@@ -1,4 +1,4 @@
-"""Per-channel scales and shifts behind a convolution, such as batch norm, become load-time recipes."""
+"""Per-channel scales and shifts behind a convolution or matmul (batch norm) become load-time recipes."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ def fold_batch_norm(graph: Graph) -> None:
     """``conv(x, w) * scale + shift`` -> ``conv(x, w * scale) + shift``, where scale and shift depend on weights only
     and vary along the output channel only. Creates the bias where the convolution has none. Also for ``matmul``.
 
-    The scaled weight is rounded to the storage dtype once more, an error of the size of the result's own rounding that
-    PyTorch does not make. In long float32 sums it drowns in that of the summation. For half types and short sums
-    (depthwise convolutions) the weight stays as it is and the sum is scaled before it is rounded: ``conv(x, w) * scale
-    + shift`` with one scale and one shift per channel.
+    Scaling a weight rounds it to the storage dtype once more. PyTorch does not make this error, which is about as large
+    as the rounding of the result. In long float32 sums the summation error hides it. For half types and short sums
+    (depthwise convolutions) the weight stays unscaled, and the sum is scaled before it is rounded: ``conv(x, w) *
+    scale + shift`` with one scale and one shift per channel.
     """
     static = static_values(graph)
     users = graph.users()
@@ -40,8 +40,10 @@ def fold_batch_norm(graph: Graph) -> None:
 def _affine_chain(
     anchor: Node, users: dict[Value, list[Node]], outputs: set[Value], static: set[Value]
 ) -> tuple[Node, list[Value], Expr, Expr | None] | None:
-    """The longest run of affine ops behind ``anchor`` that ends in a scaling: (last node, static inputs, scale,
-    shift)."""
+    """Find the longest run of affine ops behind ``anchor`` that ends in a scaling.
+
+    Returns (last node, load-time inputs, scale, shift).
+    """
     inputs: list[Value] = []
     scale: Expr | None = None
     shift: Expr | None = None
@@ -70,7 +72,7 @@ def _affine_chain(
 
 
 def _affine(e: Expr, which: int, numbers: dict[int, int], identity: tuple[Expr, ...]) -> Affine | None:
-    """``e`` as scale * load(which) + shift with per-channel scale and shift; None if it is anything else."""
+    """Return (scale, shift) if ``e`` is scale * load(which) + shift with per-channel scale and shift, else None."""
     channel = len(identity) - 1
 
     def static_part(x: Expr) -> Expr | None:
@@ -129,7 +131,7 @@ def _rebuild(graph: Graph, anchor: Node, last: Node, inputs: list[Value], scale:
 
 
 def unrounded(w: Value) -> Value:
-    """The float32 weight behind a narrowing cast: scaling the original rounds once instead of twice."""
+    """Return the float32 weight behind a narrowing cast: scaling the original rounds once instead of twice."""
     if w.op == "permute":
         source = unrounded(w.node.inputs[0])
         return w if source is w.node.inputs[0] else source.permute(*w.node.attrs["perm"])

@@ -1,7 +1,7 @@
-"""Constants that say no more than where they are: numbers and tables of positions become part of the expression.
+"""Constant tables that are a function of the index (uniform, iota, affine) become index arithmetic.
 
-An ``arange`` that a mask compares or a gather reads through is an index; what it decides at compile time (wrapping of
-negative positions, clamps) then disappears, and a gather at such positions is a strided read.
+An ``arange`` that a mask compares or a gather reads through is an index. What it decides at compile time (wrapping of
+negative positions, clamps) disappears, and the gather becomes a strided read.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from .normalise import normalise
 
 
 def fold_positions(graph: Graph) -> None:
-    """Replace loads of uniform constants by numbers, and loads of integer constants that are affine in their indices by
-    index arithmetic. What then is the same all along a dim is computed once and expanded."""
+    """Replace loads of constants: uniform ones by numbers, integer ones that are affine in their indices by arithmetic.
+
+    A value that no longer depends on a dim is computed once along it and expanded.
+    """
     changed = False
     new: dict[Value, Value] = {}
     for node in list(graph.nodes):
@@ -54,7 +56,7 @@ def _behind_expands(node: Node) -> tuple[list[Value], Expr]:
 
 
 def _computed_once(graph: Graph, node: Node) -> Value | None:
-    """``pointwise(expand(x))`` -> ``expand(pointwise(x))`` along every dim that decides nothing."""
+    """``pointwise(expand(x))`` -> ``expand(pointwise(x))`` along every dim that the expression does not use."""
     used = {x.value for x in expr.walk(node.attrs["expr"]) if x.op == "index"}
     shape = tuple(n if d in used or n == 0 else 1 for d, n in enumerate(node.out.shape))
     if shape == node.out.shape:
@@ -91,7 +93,7 @@ def _resolved(e: Expr, inputs: list[Value], domain: tuple[int, ...]) -> Expr:
 
 def _number_or_position(data: np.ndarray, load: Expr) -> Expr | None:
     if any(x.op == "load" for i in load.args for x in expr.walk(i)):
-        return None  # an index from data: the load is what checks it
+        return None  # the index comes from data, and the load checks its range
     if data.size == 0 or dtypes.DTYPES[load.dtype].kind == "complex":
         return None
     if data.tobytes() == data.flat[0].tobytes() * data.size:

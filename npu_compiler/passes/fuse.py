@@ -1,8 +1,7 @@
-"""Form kernels: epilogues join their matmul or convolution, pointwise chains collapse, reductions share a row.
+"""Fusion: epilogues join their matmul or convolution, pointwise chains collapse, reductions over one row merge.
 
-Nothing here knows an op by name. Softmax, layer norm, RMS norm and their masked, scaled or residual variants all come
-out of three rules: inline what is cheap or used once, give an anchor its epilogue, and merge loop nodes over one
-domain.
+No rule names an op. Softmax, layer norm, RMS norm and their masked, scaled or residual variants all follow from three
+rules: inline a producer that is cheap or used once, give each anchor its epilogue, merge loop nodes over one domain.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ ANCHORS_WITH_EPILOGUE = frozenset(("matmul", "conv2d"))
 
 @dataclass(eq=False)
 class Group:
-    """Nodes that become one kernel. An anchor (or a pair of matmuls) comes first, its epilogue nodes follow in
-    order."""
+    """Nodes that become one kernel. The anchor (or both matmuls of a dual GEMM) comes first, its epilogue nodes follow
+    in order."""
 
     nodes: list[Node] = field(default_factory=list)
     domain: tuple[int, ...] = ()
@@ -36,20 +35,22 @@ class Group:
 
     @property
     def anchor(self) -> Node:
+        """The first node: the matmul or convolution that the epilogue belongs to."""
         return self.nodes[0]
 
     @property
     def anchors(self) -> list[Node]:
-        """The anchor, and its partner in a paired matmul."""
+        """The anchor; both matmuls of a dual GEMM."""
         return [n for n in self.nodes if n.op == self.anchor.op] if self.anchor.op == "matmul" else self.nodes[:1]
 
     @property
     def loops(self) -> bool:
+        """Whether the kernel is a generated loop nest."""
         return self.anchor.op in LOOPS
 
 
 def absorb_views(graph: Graph) -> None:
-    """Loads of permuted, expanded, sliced or unit-reshaped values read their source through changed indices instead."""
+    """Make loads of permuted, expanded, sliced or unit-reshaped values read the source through changed indices."""
     for node in graph.nodes:
         if node.op not in LOOPS:
             continue
@@ -72,7 +73,7 @@ def absorb_views(graph: Graph) -> None:
 
 
 def _index_through(v: Value, idx: tuple[Expr, ...] | None) -> list[Expr]:
-    """Indices into a view's source for indices into the view; empty if the view cannot be seen through."""
+    """Translate indices into a view to indices into its source; empty if there is no such translation."""
     zero = expr.const(0, "int64")
     idx = expr.identity_index(v.shape) if idx is None else idx
     if v.op == "permute":
@@ -94,7 +95,7 @@ def _index_through(v: Value, idx: tuple[Expr, ...] | None) -> list[Expr]:
 
 
 def dedupe(node: Node) -> None:
-    """Number the inputs that the expression really loads, each once."""
+    """Keep one copy of each input that the expression loads, and renumber the loads."""
     order: list[Value] = []
     number: dict[int, int] = {}
     for i in expr.operands(node.attrs["expr"]):
@@ -109,7 +110,10 @@ def dedupe(node: Node) -> None:
 
 
 def inline_pointwise(graph: Graph, keep: Collection[Node]) -> None:
-    """Substitute pointwise producers into pointwise and reduce consumers: used once, or cheap enough to repeat."""
+    """Substitute pointwise producers into their pointwise and reduce consumers if they are used once or cheap.
+
+    Producers in ``keep`` stay nodes of their own.
+    """
     static = static_values(graph)
     outputs = set(graph.results())
     users = graph.users()
@@ -128,7 +132,7 @@ def inline_pointwise(graph: Graph, keep: Collection[Node]) -> None:
 
 
 def _forget(node: Node, inputs: Collection[Value], users: dict[Value, list[Node]], outputs: set[Value]) -> None:
-    """``node`` reads ``inputs`` no longer; nor does a producer that nobody reads any more."""
+    """Remove ``node`` as a user of ``inputs``, and then every producer that has no user left."""
     for v in inputs:
         users[v].remove(node)
         if not any(users.get(x) or x in outputs for x in v.node.outputs):
@@ -155,7 +159,7 @@ def _can_inline(
     if (repeats or many) and (cost > CHEAP or len(p.inputs) > 2):
         return False
     if many and any(u.op not in LOOPS for u in users[v]):
-        return False  # it has to be stored anyway
+        return False  # another kernel reads it from memory anyway
     merged = {*node.inputs, *p.inputs} - {v}
     return len(merged) <= MAX_OPERANDS and expr.cost(node.attrs["expr"]) + cost <= MAX_COST
 
@@ -176,7 +180,7 @@ def _inline(node: Node, v: Value) -> None:
 
 
 def claim_epilogues(graph: Graph) -> dict[Node, list[Node]]:
-    """For every anchor, the pointwise nodes that can run on its results before they are stored."""
+    """Map every anchor to the pointwise nodes that can run on its accumulator before it is stored."""
     users = graph.users()
     outputs = set(graph.results())
     static = static_values(graph)
@@ -215,7 +219,7 @@ def _is_epilogue(node: Node, value: Value) -> bool:
 
 
 def claim_sources(graph: Graph) -> dict[Node, list[Node]]:
-    """For every scatter, the pointwise node that computes what it writes, if nobody else reads that."""
+    """Map every scatter to the pointwise node that computes its source, if the scatter is the only reader."""
     users = graph.users()
     outputs = set(graph.results())
     static = static_values(graph)
@@ -230,8 +234,11 @@ def claim_sources(graph: Graph) -> dict[Node, list[Node]]:
 
 
 def merge_loops(graph: Graph, claimed: dict[Node, list[Node]], enabled: bool = True) -> list[Group]:
-    """Groups in launch order. Loop nodes over one domain merge when the consumer reads the producer point by point (or
-    row by row) and no path leads out of the group and back into it."""
+    """Return groups in launch order.
+
+    Loop nodes over one domain merge if the consumer reads the producer point by point (or row by row) and no path
+    leads out of the group and back into it.
+    """
     static = static_values(graph)
     group_of: dict[Node, Group] = {}
     groups: dict[Group, None] = {}
@@ -264,7 +271,7 @@ def _row_shape(domain: tuple[int, ...], axes: tuple[int, ...]) -> tuple[int, ...
 
 
 def _compatible(a: Group, b: Group) -> bool:
-    """Whether the kernel of ``a`` may go on with ``b``, which reads its values."""
+    """Whether one kernel can compute ``a`` and then ``b``, which reads values of ``a``."""
     axes = a.axes or b.axes
     if a.axes and b.axes and a.axes != b.axes:
         return False
@@ -284,7 +291,7 @@ def _compatible(a: Group, b: Group) -> bool:
 
 
 def _path_loads(a: Group, b: Group) -> bool:
-    """A row-level group may not be widened by a full-domain one that does not reduce: that would repeat rows."""
+    """Whether merging would recompute rows: a row-level group beside a full-domain group, neither of which reduces."""
     return not (a.axes or b.axes) and a.domain != b.domain
 
 
@@ -298,7 +305,7 @@ def _path_around(a: Group, b: Group, group_of: dict[Node, Group], position: dict
         if group is a:
             return True
         if node in seen or (group.last if group is not None else position[node]) < a.first:
-            continue  # all of it comes before a
+            continue  # everything it depends on precedes a
         members = group.nodes if group is not None else [node]
         seen.update(members)
         stack.extend(v.node for m in members for v in m.inputs)
@@ -316,7 +323,7 @@ def _merge(a: Group, b: Group, group_of: dict[Node, Group]) -> None:
 def _launch_order(
     graph: Graph, groups: list[Group], group_of: dict[Node, Group], position: dict[Node, int]
 ) -> list[Group]:
-    """Depth-first from the results, in the order the graph lists its nodes: keeps lifetimes short."""
+    """Order groups depth-first from the results, in graph order, which keeps lifetimes short."""
     for g in groups:
         anchors = len(g.anchors)
         g.nodes[anchors:] = sorted(g.nodes[anchors:], key=position.__getitem__) if not g.loops else g.nodes[anchors:]

@@ -1,7 +1,7 @@
-"""Channels-last where it pays: permutes sink through the ops that do not care, until they cancel or reach the end.
+"""Channels-last layout: permutes sink through ops that work in any order, until they cancel or reach the outputs.
 
-Convolutions and pools are lowered as ``permute -> op on [N,H,W,C] -> permute back``; between two of them the permutes
-meet and vanish, so that a whole convolutional network runs in [N,H,W,C] and only its input is transposed.
+Convolutions and pools are lowered as ``permute -> op on [N,H,W,C] -> permute back``. Between two of them the permutes
+meet and cancel, so a whole convolutional network runs in [N,H,W,C] and only its input is transposed.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from .normalise import normalise
 
 
 def sink_permutes(graph: Graph) -> None:
-    """``op(permute(x), ...)`` -> ``permute(op'(x, ...))`` for pointwise, reduce, concat, slice, expand and reshapes
-    that join or split neighbours, repeated in order. Stops in front of matrix products and scatters, which want rows,
-    except behind convolutions.
+    """``op(permute(x), ...)`` -> ``permute(op'(x, ...))`` for pointwise, reduce, concat, slice, expand, and reshapes
+    that join or split neighbouring dims. Values that feed matrix products or scatters keep their row order, unless they
+    come from convolutions.
 
-    A unit reshape (one that adds or drops size-1 dims) in front of a pointwise op sinks the same way when the reshaped
-    value was computed by a reduction, so that what follows a pool can be part of its kernel.
+    A unit reshape (one that adds or drops size-1 dims) of a reduction's result also sinks through a pointwise op, so
+    the ops behind a pool can join its kernel.
     """
     static = static_values(graph)
     settled = _settled(graph)
-    convolved: set[Value] = set()  # made by convolutions, or in their order from what they made
+    convolved: set[Value] = set()  # results of convolutions, and values computed from them in the same order
     new: dict[Value, Value] = {}
     for node in list(graph.nodes):
         node.inputs = [new.get(v, v) for v in node.inputs]
@@ -59,7 +59,7 @@ def sink_permutes(graph: Graph) -> None:
 
 def _permute_weights(graph: Graph, static: set[Value]) -> None:
     """``flatten(permute(x)) @ w`` -> ``flatten(x) @ w'`` with the rows of w in the order of x, for a w known at load
-    time: the features of a convolutional network go to its classifier as they lie."""
+    time: the classifier of a convolutional network reads [N,H,W,C] features without a transposition."""
     for node in list(graph.nodes):
         if node.op != "matmul" or node.inputs[1] not in static or node.inputs[1].rank != 2:
             continue
@@ -80,9 +80,9 @@ def _permute_weights(graph: Graph, static: set[Value]) -> None:
 
 
 def _settled(graph: Graph) -> set[Value]:
-    """Values that end in matrix products or scatters and meet no permute on the way, and so should lie as they are.
+    """Return the values that reach matrix products or scatters without a permute on the way: they keep their order.
 
-    A reduction has no say: it makes little of much, in whatever order the other readers ask for.
+    Reductions do not count: they read any order, and their results are small.
     """
     turned: set[Value] = set()
     rows: set[Value] = set()
@@ -119,7 +119,7 @@ def _sink_loops(graph: Graph, node: Node, static: set[Value], settled: set[Value
 
 
 def _sink_reshape(graph: Graph, node: Node) -> Value | None:
-    """``reshape(permute(x))`` -> ``permute(reshape(x))`` where the dims that are joined lie side by side in x, too."""
+    """``reshape(permute(x))`` -> ``permute(reshape(x))`` if the joined dims are also neighbours in x."""
     inner = node.inputs[0].node
     x, perm, shape = inner.inputs[0], inner.attrs["perm"], node.attrs["shape"]
     live = [p for p in perm if x.shape[p] != 1]
@@ -149,7 +149,7 @@ def _sink_reshape(graph: Graph, node: Node) -> Value | None:
 
 
 def _reorders_positions(node: Node, perm: Sequence[int]) -> bool:
-    """argmax and argmin count positions in the order of the reduced dims, which must stay."""
+    """Whether ``perm`` reorders the reduced dims of an argmax or argmin, which number positions in that order."""
     axes = [perm[a] for a in node.attrs.get("axes", ())]
     return node.attrs.get("kind", "").startswith("arg") and axes != sorted(axes)
 
@@ -173,7 +173,7 @@ def _permuted(graph: Graph, node: Node, perm: Sequence[int]) -> Value:
 
 
 def absorb_permutes(node: Node) -> tuple[list[Value], Expr]:
-    """Inputs and expression of a loop node with its permuted inputs read through reordered indices instead."""
+    """Return inputs and expression of a loop node that reads permuted inputs through reordered indices."""
     inputs = list(node.inputs)
 
     def through(load: Expr) -> Expr | None:

@@ -1,4 +1,4 @@
-"""What depends on weights and constants alone: computed once when weights are loaded, never at run time."""
+"""Load-time values: those that depend on weights and constants alone are computed once, when weights are loaded."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LOAD_TIME = frozenset(
 
 
 def static_values(graph: Graph) -> set[Value]:
-    """Values of load-time subgraphs. ``expand`` is excluded: repeating data costs memory and saves nothing."""
+    """Return the values of load-time subgraphs, ``expand`` excluded: repeated data costs memory and saves nothing."""
     static: set[Value] = set()
     for node in graph.nodes:
         if node.op in ("weight", "const") or (

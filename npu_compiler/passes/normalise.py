@@ -1,4 +1,4 @@
-"""Remove what computes nothing and compute nothing twice: no-ops, view chains, common subexpressions, constants."""
+"""Canonical form: no no-ops, no view chains, no common subexpressions, no computable constants."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ FOLD_LIMIT = 1 << 16  # elements; larger constants are cheaper to compute where 
 
 
 def normalise(graph: Graph) -> None:
-    """No-op elimination, view composition and common subexpression elimination in one ordered walk.
+    """Eliminate no-ops and common subexpressions and compose views, in one ordered walk.
 
-    ``permute(permute(x))`` -> one permute; ``reshape`` likewise; identity views, casts and copies vanish, and so does
-    a cast to a wider float type and back; a permute that only moves size-1 dims becomes a reshape.
+    ``permute(permute(x))`` becomes one permute, ``reshape`` likewise. Identity views, casts and copies are removed, as
+    is a cast to a wider float type and back. A permute that only moves size-1 dims becomes a reshape.
     """
     new: dict[Value, Value] = {}
     seen: dict[Any, Node] = {}
@@ -46,7 +46,7 @@ def normalise(graph: Graph) -> None:
 
 
 def _key(node: Node) -> Any:
-    """Equal for nodes that compute the same."""
+    """Return a key that is equal for nodes that compute the same."""
     attrs = tuple((k, _frozen(v)) for k, v in sorted(node.attrs.items()))
     return node.op, tuple(node.inputs), attrs, tuple((v.dtype, v.shape) for v in node.outputs)
 
@@ -58,7 +58,7 @@ def _frozen(x: Any) -> Any:
 
 
 def _simplify(node: Node) -> Value | Node | None:
-    """A Value the node is equal to, a simpler Node, or None."""
+    """Return a Value that the node equals, a simpler Node, or None."""
     if node.op == "pointwise":
         e = node.attrs["expr"]
         if e.op == "load" and e.dtype == node.out.dtype:
@@ -85,7 +85,7 @@ def _simplify(node: Node) -> Value | Node | None:
 
 
 def _never_widened(node: Node) -> Value | None:
-    """What was cast to a type that holds all its values, if the node casts it back."""
+    """Return the source if ``node`` undoes a cast to a type that holds all its values, else None."""
     if not is_float_cast(node):
         return None
     wide = node.inputs[0].node
@@ -97,8 +97,7 @@ def _never_widened(node: Node) -> Value | None:
 
 
 def _made(value: Value, old: Node) -> Value | Node:
-    """A freshly built node is still to be placed (so take it off the graph's end); anything else is an existing
-    value."""
+    """Take a node that was just built off the end of the graph, for the caller to place; return any other value."""
     graph = value.graph
     if graph.nodes and graph.nodes[-1] is value.node and value.node.id > old.id:
         graph.nodes.pop()
@@ -108,7 +107,7 @@ def _made(value: Value, old: Node) -> Value | Node:
 
 
 def fold_constants(graph: Graph) -> None:
-    """Evaluate what depends on constants alone, if the result is small. Views that only repeat data stay views."""
+    """Evaluate nodes that depend on constants alone if the result is small. Views that only repeat data stay views."""
     new: dict[Value, Value] = {}
     for node in list(graph.nodes):
         if node.op in LEAVES or node.op == "expand":

@@ -1,4 +1,4 @@
-"""Zero padding in front of a convolution becomes the convolution's own padding: nothing is copied to make room."""
+"""Zero padding in front of a convolution becomes the convolution's own padding, which saves a copy."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from ..graph.graph import Graph, Value
 
 
 def fold_padding(graph: Graph) -> None:
-    """``conv2d(pad(x))`` -> ``conv2d(x)`` with a larger ``padding``, where the pad puts zeros around the spatial dims;
-    a permute may stand between."""
+    """``conv2d(pad(x))`` -> ``conv2d(x)`` with a larger ``padding`` if the pad adds zeros around spatial dims only. A
+    permute may be between them."""
     for node in list(graph.nodes):
         while node.op == "conv2d" and (found := _padded_input(graph, node.inputs[0])) is not None:
             source, extra = found
@@ -23,7 +23,7 @@ def fold_padding(graph: Graph) -> None:
 
 
 def _padded_input(graph: Graph, v: Value) -> tuple[Value, tuple[int, int, int, int]] | None:
-    """(x, (top, left, bottom, right)) if ``v`` [N,H,W,C] is x with that many zeros around."""
+    """Return (x, (top, left, bottom, right)) if ``v`` [N,H,W,C] is x with so many zeros around it, else None."""
     perm = v.node.attrs["perm"] if v.op == "permute" else tuple(range(v.rank))
     found = zero_padding(v.node.inputs[0] if v.op == "permute" else v)
     if found is None:
@@ -36,8 +36,8 @@ def _padded_input(graph: Graph, v: Value) -> tuple[Value, tuple[int, int, int, i
 
 
 def zero_padding(v: Value) -> tuple[Value, list[int], list[int]] | None:
-    """(x, zeros before, zeros after, per dim) if ``v`` is x with zeros around. Crops are no padding: what they
-    cut off is not zero."""
+    """Return (x, zeros before, zeros after, per dim) if ``v`` is x with zeros around it, else None. A crop is not
+    padding: the elements it cuts off are not zero."""
     node = v.node
     if node.op != "pointwise" or len(node.inputs) != 1 or not v.numel:
         return None
@@ -59,7 +59,7 @@ def zero_padding(v: Value) -> tuple[Value, list[int], list[int]] | None:
 
 
 def _guards_nothing_else(guard: Expr, x: Value, before: Sequence[int]) -> bool:
-    """Whether the guard holds wherever x is read inside its bounds (outside, it must not hold anyway)."""
+    """Whether the guard holds at every position that reads x inside its bounds."""
     ranges = {d: (p, p + n - 1) for d, (p, n) in enumerate(zip(before, x.shape, strict=True))}
     decided = affine.simplify(guard, ranges) if x.numel else guard
     return decided.op == "const" and bool(decided.value)

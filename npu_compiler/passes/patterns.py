@@ -1,9 +1,9 @@
-"""A small matcher over the core graph, and rewrites as data.
+"""Pattern matching over the core graph, and rewrites as data.
 
-A pattern is a function from a node to captured values or None, built from the helpers below; a :class:`Rewrite` pairs
-it with the replacement, example graphs that must match, and counter-examples that must not. The legality rules live
-here once: inner values have no other user, casts between float types and broadcasts that only add size-1 dims are seen
-through, commutative operands are tried in both orders.
+A pattern is a function from a node to captured values or None, built from the helpers below. A :class:`Rewrite` pairs
+it with a replacement, with example graphs that must match and counter-examples that must not. The legality rules are
+here, once: inner values have no other user; casts between float types and views that only add size-1 dims are ignored;
+commutative operands are tried in both orders.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from ..support import dtypes
 
 @dataclass(frozen=True)
 class Match:
-    """What a pattern found: captured ``values``, scalar ``numbers``, and the ``inner`` nodes that the rewrite
-    removes."""
+    """A match: captured ``values``, scalar ``numbers``, and the ``inner`` nodes that the rewrite removes."""
 
     values: dict[str, Value | None]
     numbers: dict[str, float]
@@ -42,7 +41,7 @@ class Rewrite:
 
 
 def apply(graph: Graph, rewrites: Sequence[Rewrite]) -> int:
-    """Apply each rewrite wherever it matches and is legal; returns how many fired."""
+    """Apply each rewrite wherever it matches and is legal; returns the number of replacements."""
     fired = 0
     for rewrite in rewrites:
         outputs = set(graph.results())
@@ -67,12 +66,12 @@ def apply(graph: Graph, rewrites: Sequence[Rewrite]) -> int:
 
 
 def _legal(match: Match, root: Node, users: dict[Value, list[Node]], outputs: set[Value]) -> bool:
-    """No inner value is read outside the match or returned."""
+    """Whether every inner value is read inside the match only and is not a result of the graph."""
     members = match.inner | {root}
     return all(v not in outputs and all(u in members for u in users.get(v, ())) for n in match.inner for v in n.outputs)
 
 
-# -- helpers that patterns are made of --------------------------------------------------------------------------------
+# -- building blocks of patterns --------------------------------------------------------------------------------------
 def see_through(v: Value, inner: set[Node]) -> Value:
     """Skip float casts and views that only add or drop size-1 dims; the skipped nodes become inner."""
     while True:
@@ -90,6 +89,7 @@ def _dims(v: Value) -> list[int]:
 
 
 def is_float_cast(node: Node) -> bool:
+    """Whether ``node`` only casts its input from one float dtype to another."""
     e = node.attrs["expr"]
     return (
         e.op == "cast" and dtypes.is_float(e.dtype) and e.args[0].op == "load" and dtypes.is_float(e.args[0].dtype)

@@ -1,11 +1,11 @@
-"""An on-disk store of compiled things: bytes by key, safe under concurrent processes, bounded in size.
+"""An on-disk cache: bytes by key, safe under concurrent processes, bounded in size.
 
-Entries are written to a temporary file and renamed, so a reader sees all of an entry or none. Each carries a checksum
-of its key and its contents: one that was cut short, altered or moved reads as absent and is removed.
+Entries are written to a temporary file and renamed, so a reader sees a complete entry or none. Each has a checksum of
+its key and its contents: an entry that was truncated, altered or moved reads as absent and is removed.
 
-Entries are code that will run in this process. The directory is therefore made for its owner alone, and one that
-somebody else could have written to is not used, by the rules of ssh (:func:`obstacle`). Nothing here is ever an error
-for the caller: a cache directory that cannot be used costs a recompilation and one warning.
+Entries are code that will run in this process. The directory is therefore created for its owner alone, and a directory
+that another user could have written to is not used, by the rules of ssh (:func:`obstacle`). The cache never raises: a
+directory that cannot be used costs a recompilation and one warning.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ _warned: set[Path] = set()  # roots that this process has complained about
 
 
 def obstacle(root: Path) -> str:
-    """Why another user could have written what is in ``root``, a section of a cache directory, and what to type about
-    it; empty if no other user could.
+    """Return why another user could have written to ``root``, a section of a cache directory, and how to mend it; empty
+    if no other user could.
 
     The section and the cache directory must belong to this user or to root, and neither group nor others may write to
-    them. A directory above them may be writable by everybody only if it is sticky, as /tmp is: else it could be
-    replaced as a whole.
+    them. A directory above them may be writable by everybody only if it is sticky, as /tmp is: otherwise another user
+    could replace it.
     """
     if not hasattr(os, "geteuid"):
         return ""
@@ -88,7 +88,7 @@ class Cache:
         return self.root / digest[:2] / digest[2:]
 
     def get(self, key: str) -> bytes | None:
-        """The bytes stored under ``key``, or ``None``; a hit counts as a use."""
+        """Return the bytes stored under ``key``, or ``None``; a hit counts as a use."""
         file = self.open(key)
         if file is None:
             return None
@@ -104,14 +104,16 @@ class Cache:
         return bytes(data)
 
     def put(self, key: str, data: bytes) -> None:
-        """Store ``data``; replaces atomically what was there."""
+        """Store ``data`` atomically in place of an earlier entry."""
         if not self.limit or len(data) + _HEADER > self.limit:
             return
         self._write(self._path(key), lambda file: file.write(_seal(key, data) + data))
 
     def open(self, key: str) -> BinaryIO | None:
-        """The entry stored under ``key``, open for reading, or ``None``; a hit counts as a use. What :meth:`put_file`
-        stored has no checksum here: its reader has to look for one."""
+        """Return the entry stored under ``key``, open for reading, or ``None``; a hit counts as a use.
+
+        An entry of :meth:`put_file` has no checksum here; its reader must check it.
+        """
         if not self.limit:
             return None
         path = self._path(key)
@@ -179,7 +181,7 @@ class Cache:
         self._warn(f"the cache in {self.root} cannot be written ({error}); set NPU_CACHE_DIR")
 
     def _warn(self, message: str) -> None:
-        """Once for each root in a process."""
+        """Warn once per root and process."""
         if self.root not in _warned:
             _warned.add(self.root)
             _log.warning("%s", message)
@@ -215,7 +217,7 @@ class Cache:
 
 
 def _seal(key: str, data: bytes | memoryview) -> bytes:
-    """What an entry begins with."""
+    """Return the header of an entry: a checksum of its key and its contents."""
     digest = hashlib.sha256(hashlib.sha256(key.encode()).digest())
     digest.update(data)
     return _MAGIC + digest.digest()
@@ -232,8 +234,8 @@ def make_folders(path: Path) -> None:
 
 
 def private_folder(name: str) -> Path | None:
-    """The folder ``name`` of ``NPU_CACHE_DIR`` for what another program keeps there, made if it is absent; None if it
-    cannot be made, or if others can write to it."""
+    """Return the folder ``name`` of ``NPU_CACHE_DIR`` for another program's files, created if absent; None if it cannot
+    be created or others can write to it."""
     folder = env.cache_dir() / name
     try:
         make_folders(folder)
@@ -243,6 +245,6 @@ def private_folder(name: str) -> Path | None:
 
 
 def open_cache(section: str, limit: int | None = None) -> Cache:
-    """The cache in subdirectory ``section`` of ``NPU_CACHE_DIR``; each section is bounded by itself, by ``limit`` bytes
-    or ``NPU_CACHE_SIZE``."""
+    """Return the cache in subdirectory ``section`` of ``NPU_CACHE_DIR``. Each section has a bound of its own: ``limit``
+    bytes, or ``NPU_CACHE_SIZE``."""
     return Cache(env.cache_dir() / section, env.cache_size() if limit is None else limit)

@@ -1,4 +1,4 @@
-"""The dtypes every room shares: names (as in the IR), numpy types, sizes and PyTorch's promotion rules."""
+"""Dtypes: names (as in the IR), numpy types, sizes and PyTorch's promotion rules."""
 
 from __future__ import annotations
 
@@ -50,11 +50,12 @@ _NUMPY_NAMES = {d.numpy: d.name for d in DTYPES.values()}
 
 @cache
 def numpy_dtype(name: str) -> np.dtype:
+    """Return the numpy dtype of an IR name (bfloat16 is ml_dtypes')."""
     return DTYPES[name].numpy
 
 
 def name_of(dtype: np.dtype) -> str:
-    """IR name of a numpy dtype; raises ``TypeError`` for one the IR cannot hold."""
+    """Return the IR name of a numpy dtype; raises ``TypeError`` for a dtype that the IR does not have."""
     try:
         return _NUMPY_NAMES[np.dtype(dtype)]
     except KeyError:
@@ -62,7 +63,7 @@ def name_of(dtype: np.dtype) -> str:
 
 
 def parse(value: object) -> str:
-    """IR name from 'float32', 'torch.float32', a ``torch.dtype`` or a numpy dtype; ``ValueError`` if unknown."""
+    """Return the IR name of 'float32', 'torch.float32', a torch or a numpy dtype; ``ValueError`` if unknown."""
     text = str(value).removeprefix("torch.")
     text = {"half": "float16", "float": "float32", "double": "float64", "long": "int64", "int": "int32"}.get(text, text)
     if text in DTYPES:
@@ -91,15 +92,17 @@ def storage_dtype(value: Any) -> str:
 
 
 def is_float(name: str) -> bool:
+    """Whether an IR dtype is a real floating type."""
     return DTYPES[name].kind == "float"
 
 
 def is_int(name: str) -> bool:
+    """Whether an IR dtype is a signed or unsigned integer type."""
     return DTYPES[name].kind in ("int", "uint")
 
 
 def opmath(name: str) -> str:
-    """The dtype arithmetic is done in: half types accumulate and compute in float32."""
+    """Return the dtype of arithmetic on ``name``: half types compute and accumulate in float32."""
     return "float32" if name in ("float16", "bfloat16") else name
 
 
@@ -124,5 +127,5 @@ def promote(a: str, b: str) -> str:
 
 
 def category(name: str) -> int:
-    """0 bool, 1 integer, 2 floating, 3 complex: scalars change a tensor's dtype only when theirs is higher."""
+    """Return 0 for bool, 1 integer, 2 floating, 3 complex: a scalar changes a tensor's dtype only if its is higher."""
     return _CATEGORY[DTYPES[name].kind]

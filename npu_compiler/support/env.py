@@ -65,7 +65,7 @@ VARIABLES: dict[str, Variable] = {
 
 
 def markdown() -> str:
-    """The variables as a page for the documentation."""
+    """Return the variables as a page for the documentation."""
     rows = [f"| `{v.name}` | {v.meaning} | {v.accepts} | {v.default} |" for v in VARIABLES.values()]
     head = "# Environment variables\n\nRead when they are needed: a change takes effect without a restart. "
     head += "`npusim doctor` shows the values in effect and names those that are misspelt.\n\n"
@@ -123,7 +123,7 @@ def _default_cache_dir() -> Path:
 
 
 def usable_cpus() -> int:
-    """CPUs this process may run on (affinity counts, where the system tells it)."""
+    """Return the number of CPUs that this process may run on, by its affinity if the system has it."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -216,10 +216,10 @@ _ACCESSORS: dict[str, Callable[[], Any]] = {
 
 
 def settings() -> dict[str, Any]:
-    """Every variable's effective value (for ``npusim doctor``); raises ``ConfigError`` on the first bad one."""
+    """Return the effective value of every variable (for ``npusim doctor``); raises ``ConfigError`` for a bad one."""
     return {name: read() for name, read in _ACCESSORS.items()}
 
 
 def unknown() -> list[str]:
-    """``NPU_*`` names that are set but mean nothing here: most likely misspelt."""
+    """Return ``NPU_*`` names that are set but unknown: most likely misspelt."""
     return sorted(name for name in os.environ if name.startswith("NPU_") and name not in VARIABLES)

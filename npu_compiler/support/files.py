@@ -1,4 +1,4 @@
-"""Files that appear complete or not at all."""
+"""Atomic writes: a file appears complete or not at all."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _DEAD_S, _STALE_S = 600.0, 3600.0  # after which a temporary file is a leftover:
 
 
 def write_atomic(path: str | os.PathLike[str], data: bytes) -> None:
-    """Write ``data``; whatever happens, ``path`` holds the old file or all of the new one. Raises ``OSError``.
+    """Write ``data`` so that ``path`` always holds the old file or all of the new one. Raises ``OSError``.
 
-    What earlier writers of ``path`` left behind when they were killed is removed.
+    Temporary files of earlier writers of ``path`` that were killed are removed.
     """
     target = Path(path)
     prefix = f".{target.name[:_SHOWN]}."
@@ -37,8 +37,8 @@ def write_atomic(path: str | os.PathLike[str], data: bytes) -> None:
 
 
 def _remove_leftovers(folder: Path, prefix: str) -> None:
-    """Remove temporary files whose writer is gone. Its process id says nothing if it ran on another machine, or in
-    another container: only files that have not been written to for a while are leftovers."""
+    """Remove temporary files whose writer is gone. A process id of another machine or container proves nothing, so only
+    files that were not written to for a while are removed."""
     with contextlib.suppress(OSError):  # somebody else removed it, or it belongs to another user
         for entry in os.scandir(folder):
             found = re.fullmatch(re.escape(prefix) + r"(\d+)\.[0-9a-f]{12}\.tmp", entry.name)

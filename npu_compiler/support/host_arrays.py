@@ -1,4 +1,4 @@
-"""Numpy arrays and torch tensors, one as the other, without importing torch where there is none."""
+"""Conversion between numpy arrays and torch tensors, without importing torch unless a tensor is passed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _is_tensor_type(kind: type) -> bool:
 
 
 def to_array(value: Any) -> np.ndarray:
-    """A numpy array of the same elements (torch's bfloat16 becomes ml_dtypes'); it may share memory.
+    """Return a numpy array of the same elements (torch's bfloat16 becomes ml_dtypes'), which may share memory.
 
     Raises ``TypeError`` for anything but numpy arrays, numpy scalars and dense torch tensors.
     """
@@ -45,8 +45,7 @@ def to_array(value: Any) -> np.ndarray:
 
 
 def is_memory_of(array: np.ndarray, value: Any) -> bool:
-    """Whether ``array``, made by :func:`to_array`, is the memory of ``value`` and not a copy: what is written to one
-    appears in the other."""
+    """Whether ``array``, which :func:`to_array` made of ``value``, shares its memory."""
     if array.size == 0:
         return True
     if is_torch(value):
@@ -55,7 +54,7 @@ def is_memory_of(array: np.ndarray, value: Any) -> bool:
 
 
 def to_torch(array: np.ndarray) -> Any:
-    """A torch tensor that shares the array's memory."""
+    """Return a torch tensor that shares the array's memory."""
     import torch
 
     if array.dtype == _BFLOAT16:

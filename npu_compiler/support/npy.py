@@ -1,4 +1,4 @@
-"""Arrays in numpy's ``.npy`` format. The header is checked before memory is taken for the data it announces.
+"""Arrays in numpy's ``.npy`` format. The header is checked before memory is allocated for the data it announces.
 
 Format: https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html
 """
@@ -24,7 +24,7 @@ class Header(NamedTuple):
 
 
 def read_header(stream: IO[bytes]) -> Header:
-    """The header; the stream then stands at the data. Raises ``ValueError`` if it is malformed or announces objects."""
+    """Read the header up to the data. Raises ``ValueError`` if it is malformed or announces objects."""
     try:
         version = np.lib.format.read_magic(stream)
         if version not in ((1, 0), (2, 0)):
@@ -43,7 +43,7 @@ def read_header(stream: IO[bytes]) -> Header:
 
 
 def read_data(stream: IO[bytes], header: Header, available: int) -> np.ndarray:
-    """The array whose header was just read; ``available`` bytes are left, as far as is known. Raises ``ValueError``."""
+    """Read the array behind ``header``; ``available`` bytes are left, None if unknown. Raises ``ValueError``."""
     if header.nbytes > available:
         raise ValueError(f"its header announces {header.nbytes} bytes of data, but {available} follow")
     try:

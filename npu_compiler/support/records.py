@@ -1,4 +1,4 @@
-"""One checked decoder of records: plain data (JSON, msgpack, GGUF metadata) becomes typed values or an error with a
+"""Checked decoding of records: plain data (JSON, msgpack, GGUF metadata) becomes typed values, or an error with a
 path."""
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _T = TypeVar("_T")
 
 
 def show(value: object) -> str:
-    """A short, safe spelling of any value for a message."""
+    """Spell any value for a message, shortened."""
     if isinstance(value, int) and value.bit_length() > 128:
         return f"a {value.bit_length()}-bit integer"  # Python refuses to print very long ones
     if isinstance(value, str):
@@ -40,6 +40,7 @@ class Field:
         self.value, self.path, self.error = value, path, error
 
     def fail(self, expected: str) -> NoReturn:
+        """Raise ``error``: the path, what was expected, and the value."""
         raise self.error(f"{self.path or 'body'}: expected {expected}, got {show(self.value)}")
 
     def _child(self, value: Any, step: str) -> Field:
@@ -47,12 +48,13 @@ class Field:
 
     # -- scalars ------------------------------------------------------------------------------------------------------
     def integer(self, low: int = 0, high: int = MAX_INT) -> int:
+        """Return an integer in [low, high]."""
         if type(self.value) is not int or not low <= self.value <= high:
             self.fail(f"a whole number from {low} to {high}")
         return self.value
 
     def number(self, low: float | None = None) -> float:
-        """A float, infinities and NaN included; with ``low`` a finite one that is at least as large."""
+        """Return a float, infinities and NaN included; with ``low``, a finite one that is at least ``low``."""
         if type(self.value) not in (int, float):
             self.fail("a number")
         try:
@@ -64,32 +66,37 @@ class Field:
         return value
 
     def boolean(self) -> bool:
+        """Return a bool."""
         if type(self.value) is not bool:
             self.fail("true or false")
         return self.value
 
     def text(self, limit: int = MAX_TEXT, pattern: str = "") -> str:
+        """Return a string of at most ``limit`` characters that matches ``pattern`` as a whole, if given."""
         fits = isinstance(self.value, str) and len(self.value) <= limit
         if not fits or (pattern and not re.fullmatch(pattern, self.value)):
             self.fail(f"a text{f' like {pattern}' if pattern else ''} of at most {limit} characters")
         return str(self.value)
 
     def blob(self) -> bytes:
+        """Return bytes."""
         if not isinstance(self.value, bytes):
             self.fail("bytes")
         return self.value
 
     def dtype(self) -> str:
+        """Return the IR name of a dtype."""
         if not isinstance(self.value, str) or self.value not in dtypes.DTYPES:
             self.fail(f"one of {', '.join(dtypes.DTYPES)}")
         return str(self.value)
 
     def optional(self, read: Callable[[Field], _T]) -> _T | None:
-        """What ``read`` makes of this field; None for a null."""
+        """Return ``read`` of this field; None for a null."""
         return None if self.value is None else read(self)
 
     # -- lists and maps -----------------------------------------------------------------------------------------------
     def items(self) -> list[Field]:
+        """Return the fields of a list."""
         if not isinstance(self.value, list | tuple):
             self.fail("a list")
         return [self._child(v, f"[{i}]") for i, v in enumerate(self.value)]
@@ -102,6 +109,7 @@ class Field:
         return items
 
     def mapping(self) -> dict[str, Field]:
+        """Return the fields of a map with string keys."""
         if not isinstance(self.value, dict) or not all(isinstance(k, str) for k in self.value):
             self.fail("a map with text keys")
         return {k: self._child(v, f".{k}") for k, v in self.value.items()}
@@ -121,15 +129,17 @@ class Field:
         return self._child(self.value.get(key), f".{key}")
 
     def texts(self, limit: int = MAX_TEXT) -> tuple[str, ...]:
+        """Return a list of strings."""
         return tuple(f.text(limit) for f in self.items())
 
     def integers(self, low: int = -MAX_INT, high: int = MAX_INT) -> tuple[int, ...]:
+        """Return a list of integers in [low, high]."""
         return tuple(f.integer(low, high) for f in self.items())
 
 
 def parse_json(text: str | bytes, origin: str, error: type[NPUError], **options: Any) -> Any:
-    """The document; raises ``error`` that names ``origin`` for text that is not JSON, or not UTF-8, or nested too
-    deep. ``options`` as ``json.loads`` takes them."""
+    """Return the document; raises ``error``, which names ``origin``, for text that is not UTF-8, not JSON or nested too
+    deeply. ``options`` are those of ``json.loads``."""
     try:
         return json.loads(text.decode("utf-8") if isinstance(text, bytes) else text, **options)
     except RecursionError:

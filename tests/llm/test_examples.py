@@ -51,7 +51,7 @@ def test_run_qwen_graph() -> None:
 
 def test_extracted_ir_fits_together(tmp_path: Path) -> None:
     from npu_compiler.aten.json_reader import load_ir
-    from npu_compiler.aten.kv_state import carried
+    from npu_compiler.aten.kv_state import loop_carried
 
     run("extract_qwen_ir.py", "--output", str(tmp_path), "--prompt-len", "6", "--max-len", "20")
     prefill, decode = load_ir(tmp_path / "qwen_prefill.json"), load_ir(tmp_path / "qwen_decode.json")
@@ -61,7 +61,7 @@ def test_extracted_ir_fits_together(tmp_path: Path) -> None:
     given = dict(zip(decode.output_names(), (t.shape for t in decode.graph_outputs), strict=True))
     assert len(mapping["layers"]) == 2
     pairs = {x[f"decode_{k}_input"]: x[f"decode_{k}_output"] for x in mapping["layers"] for k in ("key", "value")}
-    assert carried(decode) == pairs
+    assert loop_carried(decode) == pairs
     for layer in mapping["layers"]:
         for kind in ("key", "value"):
             assert made[layer[f"prefill_{kind}_output"]] == (1, 2, 6, 16)

@@ -18,7 +18,7 @@ import npu_compiler
 from npu_compiler import load_ir
 from npu_compiler.artifact.program import CompiledProgram
 from npu_compiler.aten.ir import IRGraph, OpNode, TensorSpec
-from npu_compiler.aten.kv_state import as_state, carried
+from npu_compiler.aten.kv_state import as_state, loop_carried
 from npu_compiler.frontend import capture
 from npu_compiler.frontend.tensors import tensor_to_numpy
 from npu_compiler.partitioning.partitioner import CPU
@@ -149,7 +149,7 @@ def test_with_an_op_on_the_cpu(name: str) -> None:
 def test_caches_become_state(name: str) -> None:
     """Eight steps with caches that are passed in and out, and with caches that stay: the same logits and contents."""
     ir = graph(name)
-    pairs = carried(ir)
+    pairs = loop_carried(ir)
     assert pairs == {f"past_kv_flat_{i}": f"index_copy{f'_{i}' if i else ''}" for i in range(4)}
     kept = npu_compiler.compile(as_state(ir))
     entry = kept.entries["main"]
