@@ -47,7 +47,7 @@ def compile_qwen(length: int) -> Any:
 
     chunks = PREFILLS if length == LENGTHS[NEAR] else ()
     return compile_entries(
-        llm_graphs(qwen_config(), max_len=length, chunks=chunks, run_ahead=bool(chunks)), "cuda", compress=True
+        llm_graphs(qwen_config(), max_len=length, chunks=chunks, run_ahead=bool(chunks)), "cuda", weights="bf16c12"
     )
 
 

@@ -36,21 +36,27 @@ __all__ = ["compile", *_LAZY]
 
 
 def compile(
-    ir: Any, target: str | CodegenTarget = "cpu", dtype: Any = None, disable: Collection[str] = ()
+    ir: Any,
+    target: str | CodegenTarget = "cpu",
+    dtype: Any = None,
+    disable: Collection[str] = (),
+    weights: str | None = None,
 ) -> CompiledProgram:
     """Compile IR (a path, a dict, an :class:`IRGraph` or a pytorch-ir object) into a :class:`CompiledProgram`.
 
     ``target``: a name, or a code generator, which is known by its name from then on (``register_target``).
     ``dtype`` stores float32 activations and matrices as 'float16' or 'bfloat16' (None: as the IR says); a
-    ``torch.dtype`` or a numpy dtype will do. ``disable`` names passes to leave out. Raises :class:`ConfigError` for any
-    other dtype or target, :class:`IRError` for malformed IR, :class:`CompileError` with every reason if some node
-    cannot run on the target, :class:`ToolchainError` without a usable compiler.
+    ``torch.dtype`` or a numpy dtype will do. ``disable`` names passes to leave out. ``weights`` names the format in
+    which the matrices of products are stored: 'bf16c12', or one that was given to ``register_format`` (None: their
+    elements). Raises :class:`ConfigError` for any other dtype, target or format, :class:`IRError` for malformed IR,
+    :class:`CompileError` with every reason if some node cannot run on the target, :class:`ToolchainError` without a
+    usable compiler.
     """
     from .aten.json_reader import load_ir
     from .pipeline import compile_ir
     from .targets import target_name
 
-    return compile_ir(load_ir(ir), target_name(target), dtype, disable)
+    return compile_ir(load_ir(ir), target_name(target), dtype, disable, weights)
 
 
 def __getattr__(name: str) -> Any:

@@ -16,7 +16,6 @@ from .graph.graph import Graph, Value, structural_key
 from .schedule.kernel import Buffer, Kernel, Schedule
 from .support.errors import CompileError
 from .targets import CodegenTarget
-from .weights.packing import CHECKED
 
 # A scheduled entry point and the load-time values that fill its weight buffers, by buffer name.
 Entry = tuple[Schedule, list[tuple[str, Value]]]
@@ -28,7 +27,6 @@ def link(name: str, dtype: str, entries: Mapping[str, Entry], target: CodegenTar
     schedules = {entry: merged.add(entry, *scheduled) for entry, scheduled in entries.items()}
     emitted = target.emit(list(schedules.values()))
     recipes = merged.recipes
-    made = dict(recipes.outputs)
     program = CompiledProgram(
         name=name,
         target=target.name,
@@ -37,7 +35,7 @@ def link(name: str, dtype: str, entries: Mapping[str, Entry], target: CodegenTar
             entry: _entry_point(entry, s, emitted.symbols[entry], emitted.scratch_bytes)
             for entry, s in schedules.items()
         },
-        buffers=[_buffer_spec(b, made) for b in merged.buffers],
+        buffers=[BufferSpec(b.id, b.kind, b.dtype, b.shape, b.name, b.offset, b.format) for b in merged.buffers],
         weights=[WeightSpec(n.attrs["key"], n.out.shape, n.out.dtype) for n in recipes.nodes if n.op == "weight"],
         recipes=recipes,
         sources=emitted.sources,
@@ -47,14 +45,6 @@ def link(name: str, dtype: str, entries: Mapping[str, Entry], target: CodegenTar
     )
     stamp_layout(program)
     return program
-
-
-def _buffer_spec(b: Buffer, made: Mapping[str, Value]) -> BufferSpec:
-    """``made``: what fills weight buffers, by name."""
-    layout = ""
-    if b.kind == "weight" and made[b.name].op == "pack":
-        layout = made[b.name].node.attrs["layout"]
-    return BufferSpec(b.id, b.kind, b.dtype, b.shape, b.name, b.offset, layout if layout in CHECKED else "")
 
 
 def _entry_point(name: str, s: Schedule, symbol: str, scratch: int) -> EntryPoint:

@@ -24,6 +24,7 @@ from .passes import (
     layout,
     normalise,
     padding,
+    quantize,
 )
 from .schedule import horizontal_fusion
 from .schedule.kernel import Kernel, Schedule
@@ -31,6 +32,7 @@ from .schedule.scheduler import Scheduler
 from .support.errors import Reason
 from .target_config import TargetConfig
 from .targets import get_target
+from .weights.format import BlockFormat, WeightFormat
 
 SWITCHES = (
     "normalise",
@@ -67,6 +69,7 @@ class State:
     recipes: list[tuple[str, Value]] = field(default_factory=list)  # load-time values, by weight buffer
     program: CompiledProgram | None = None
     entry: str = "main"
+    weights: WeightFormat | None = None
 
     def run_pass(self, name: str, f: Callable[[Graph], Any]) -> None:
         if name not in self.disable:
@@ -96,8 +99,10 @@ def run_layout(s: State) -> None:
 
 
 def run_fold(s: State) -> None:
-    """Batch norms and per-channel scales move into weights, as load-time recipes."""
+    """Batch norms and per-channel scales move into weights, as load-time recipes; block formats round weights."""
     s.run_pass("fold_batch_norm", fold.fold_batch_norm)
+    if isinstance(format := s.weights, BlockFormat):
+        s.run_pass("compress_weights", lambda graph: quantize.quantize_weights(graph, format, s.config.panel))
 
 
 def run_fuse(s: State) -> None:
@@ -122,7 +127,8 @@ def run_fuse(s: State) -> None:
 def run_schedule(s: State) -> None:
     """Kernels over strided buffers, in the forms that the target runs fastest."""
     winograd = get_target(s.config.name).winograd if "winograd" not in s.disable else lambda node: None
-    scheduler = Scheduler(s.graph, s.groups, s.config, winograd)
+    lossless = s.weights if "compress_weights" not in s.disable else None
+    scheduler = Scheduler(s.graph, s.groups, s.config, winograd, lossless)
     s.schedule = scheduler.run()
     s.recipes = scheduler.recipes
     if "fuse_prologue" not in s.disable:

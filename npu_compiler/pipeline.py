@@ -9,7 +9,6 @@ import re
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +24,9 @@ from .schedule.memory_planner import plan_memory
 from .support import env
 from .support.dtypes import DTYPES, storage_dtype
 from .support.errors import CompileError, ConfigError
-from .target_config import target_config
+from .target_config import TargetConfig, target_config
 from .targets import get_target
+from .weights.format import WeightFormat, known_formats, weight_format
 
 __all__ = [
     "PHASES", "SWITCHES", "State", "compile_entries", "compile_graph", "compile_ir", "dump", "run_graph", "run_phases",
@@ -76,17 +76,33 @@ PHASES: tuple[tuple[str, Callable[[State], None], str], ...] = (
 
 
 def run_phases(
-    ir: IRGraph, target: str, dtype: Any = None, disable: Collection[str] = (), until: str | None = None
+    ir: IRGraph,
+    target: str,
+    dtype: Any = None,
+    disable: Collection[str] = (),
+    until: str | None = None,
+    weights: str | None = None,
 ) -> State:
     """Run the compiler up to and including phase ``until`` (default: all)."""
     names = [name for name, _, _ in PHASES]
     if until is not None and until not in names:
         raise CompileError(f"unknown phase {until!r}; phases are: {', '.join(names)}")
-    return _run(State(ir, target_config(target), _storage(dtype), _switches(disable)), 0, until)
+    config = target_config(target)
+    return _run(State(ir, config, _storage(dtype), _switches(disable), weights=_format(weights, config)), 0, until)
 
 
 def _storage(dtype: Any) -> str | None:
     return None if dtype is None else storage_dtype(dtype)
+
+
+def _format(weights: str | None, config: TargetConfig) -> WeightFormat | None:
+    """The weight format of that name, if the target has a reader for it."""
+    format = weight_format(weights)
+    if format is not None and format.layout(config.panel) is None:
+        readable = [n for n in known_formats() if (f := weight_format(n)) and f.layout(config.panel) is not None]
+        known = ", ".join([*readable, "none"])
+        raise ConfigError(f"the {config.name} target has no reader for weights in {format.name}; it takes {known}")
+    return format
 
 
 def _switches(disable: Collection[str]) -> frozenset[str]:
@@ -176,9 +192,11 @@ def _kernels(state: State) -> str:
     return "\n".join(lines)
 
 
-def compile_ir(ir: IRGraph, target: str = "cpu", dtype: Any = None, disable: Collection[str] = ()) -> CompiledProgram:
+def compile_ir(
+    ir: IRGraph, target: str = "cpu", dtype: Any = None, disable: Collection[str] = (), weights: str | None = None
+) -> CompiledProgram:
     """All phases, and the artifact they leave."""
-    return compile_entries({"main": ir}, target, dtype, disable)
+    return compile_entries({"main": ir}, target, dtype, disable, weights)
 
 
 def compile_entries(
@@ -186,17 +204,19 @@ def compile_entries(
     target: str = "cpu",
     dtype: Any = None,
     disable: Collection[str] = (),
-    compress: bool = False,
+    weights: str | None = None,
 ) -> CompiledProgram:
     """Compile several graphs of one model (a prefill and a decode step, say) into entry points of one program, which
     share weights and state.
 
-    ``compress``: keep bfloat16 weights of products in fewer bits, without loss; loading weights that cannot be kept so
-    raises ``IncompressibleError``.
+    ``weights``: the weight format (:mod:`npu_compiler.weights.format`) of the matrices of products. Raises
+    ``ConfigError`` if it is unknown or the target has no reader for it. Loading weights whose values do not fit the
+    format raises ``IncompressibleError``.
     """
-    off, kind = _switches(disable), _storage(dtype)
-    config = replace(target_config(target), compress=compress and "compress_weights" not in off)
-    return _link({name: _run(State(ir, config, kind, off, entry=name), 0, "memory") for name, ir in irs.items()})
+    off, kind, config = _switches(disable), _storage(dtype), target_config(target)
+    format = _format(weights, config)
+    states = {n: State(ir, config, kind, off, entry=n, weights=format) for n, ir in irs.items()}
+    return _link({n: _run(s, 0, "memory") for n, s in states.items()})
 
 
 def compile_graph(graph: Graph, target: str = "cpu", disable: Collection[str] = ()) -> CompiledProgram:

@@ -26,8 +26,6 @@ class TargetConfig:
     a longer kernel does not mind a launch, and shows in a profile.
     ``image_row``: convolutions of up to four channels in half precision are computed on rows of so many elements
     (``image_rows.py``); 0: like any other.
-    ``compress``: bfloat16 matrices that products read are kept in twelve bits an element, without loss
-    (``bf16c12.py``); a compilation asks for it if products of few rows matter most.
     ``chunks``: tokens of a prompt that a language model's entry points take at once, besides 1; ``chunk_floor``: a run
     takes at least as long as the arithmetic of this many tokens, because it reads all weights. ``run_ahead``: whether
     runs go on while the host does something else, so that a language model had better choose likely tokens by itself.
@@ -45,7 +43,6 @@ class TargetConfig:
     bundles: bool = False
     bundle_points: int = 1 << 16
     image_row: int = 0
-    compress: bool = False
     chunks: tuple[int, ...] = (32, 128)
     chunk_floor: int = 16
     run_ahead: bool = False

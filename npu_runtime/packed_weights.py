@@ -8,7 +8,7 @@ offset   content (little endian)
 16       CRC-32 of the header
 20       header: a msgpack map
          ``key``      digest of the key that the file is kept under
-         ``buffers``  list of [name, dtype, shape, offset in the body, layout]
+         ``buffers``  list of [name, dtype, shape, offset in the body, format]
          ``sums``     CRC-32 of each ``SLAB`` bytes of the body
 ...      the body, from a multiple of 64 bytes on: buffers at multiples of 64
 ======== =====================================================================
@@ -37,11 +37,11 @@ from npu_compiler.artifact.program import CompiledProgram
 from npu_compiler.support import dtypes
 from npu_compiler.support.errors import ArtifactError
 from npu_compiler.support.records import Field
-from npu_compiler.weights import packing
+from npu_compiler.weights.format import find_layout
 
 from .arrays import ALIGNMENT, SLAB
 from .backends.base import Backend, FileBlock
-from .weight_loader import WeightStore, check_layout
+from .weight_loader import WeightStore, check_packed
 
 _MAGIC = b"NPUWGHT2"
 _PREFIX = len(_MAGIC) + 8 + 4
@@ -54,7 +54,7 @@ class _Entry:
     dtype: str
     shape: tuple[int, ...]
     offset: int
-    layout: str
+    format: str
 
     @property
     def nbytes(self) -> int:
@@ -63,11 +63,11 @@ class _Entry:
 
 def write_packed(file: BinaryIO, key: str, store: WeightStore, program: CompiledProgram) -> None:
     """Write all buffers of ``store`` (which has no initial state), the weights of ``program``."""
-    layouts = _layouts(program)
+    formats = {b.name: b.format for b in program.buffers if b.format}
     entries, size = [], 0
     for name, b in store.items():
         size += -size % ALIGNMENT
-        entries.append(_Entry(name, dtypes.name_of(b.dtype), tuple(b.shape), size, layouts.get(name, "")))
+        entries.append(_Entry(name, dtypes.name_of(b.dtype), tuple(b.shape), size, formats.get(name, "")))
         size += entries[-1].nbytes
     blank = _header(key, entries, bytes(-(-size // SLAB) * _SUM.itemsize))
     file.write(blank)
@@ -82,7 +82,7 @@ def write_packed(file: BinaryIO, key: str, store: WeightStore, program: Compiled
 
 def _header(key: str, entries: list[_Entry], sums: bytes) -> bytes:
     """The file up to the body."""
-    table = [[e.name, e.dtype, e.shape, e.offset, e.layout] for e in entries]
+    table = [[e.name, e.dtype, e.shape, e.offset, e.format] for e in entries]
     header = msgpack.packb({"key": _digest(key), "buffers": table, "sums": sums})
     prefix = _MAGIC + len(header).to_bytes(8, "little") + zlib.crc32(header).to_bytes(4, "little")
     return (prefix + header).ljust(_body_offset(len(header)), b"\0")
@@ -94,10 +94,6 @@ def _digest(key: str) -> str:
 
 def _body_offset(header: int) -> int:
     return -(-(_PREFIX + header) // ALIGNMENT) * ALIGNMENT
-
-
-def _layouts(program: CompiledProgram) -> dict[str, str]:
-    return {b.name: b.layout for b in program.buffers if b.layout}
 
 
 class _Body:
@@ -127,8 +123,8 @@ class PackedFile:
 
     def store(self, program: CompiledProgram) -> WeightStore:
         """The weights of ``program``. Raises ``ArtifactError`` if these are not exactly the buffers that it wants."""
-        wanted = {b.name: (b.dtype, tuple(b.shape), b.layout) for b in program.buffers if b.kind in ("weight", "const")}
-        if {e.name: (e.dtype, e.shape, e.layout) for e in self._entries} != wanted:
+        wanted = {b.name: (b.dtype, tuple(b.shape), b.format) for b in program.buffers if b.kind in ("weight", "const")}
+        if {e.name: (e.dtype, e.shape, e.format) for e in self._entries} != wanted:
             raise ArtifactError(f"these are not the weights of program {program.name!r}")
         buffers = {e.name: self._cut(e.offset, e.shape, dtypes.numpy_dtype(e.dtype)) for e in self._entries}
         return WeightStore(buffers, {})
@@ -144,7 +140,7 @@ def read_packed(file: BinaryIO, key: str, backend: Backend) -> PackedFile:
         size = os.fstat(file.fileno()).st_size
         entries, sums, begin = _read_header(file, size, key)
 
-        follows = _Followed([e for e in entries if e.layout and e.nbytes])
+        follows = _Followed([e for e in entries if e.format and e.nbytes])
 
         def check(number: int, slab: np.ndarray) -> None:
             if zlib.crc32(slab.data) != sums[number]:
@@ -158,7 +154,7 @@ def read_packed(file: BinaryIO, key: str, backend: Backend) -> PackedFile:
 
 
 class _Followed:
-    """Buffers whose rows (panels, quads) say where kernels read and write."""
+    """Buffers in a weight format, whose bytes may say where kernels read and write."""
 
     def __init__(self, entries: list[_Entry]):
         self._entries = sorted(entries, key=lambda e: e.offset)
@@ -174,7 +170,7 @@ class _Followed:
             if begin < end:
                 start = e.offset + begin * row - at
                 rows = data[start : start + (end - begin) * row].reshape(-1, row)
-                check_layout(e.layout, e.name, rows)
+                check_packed(e.format, e.name, rows)
 
     def between_slabs(self) -> Iterator[tuple[int, int]]:
         """(place in the body, bytes) of the rows that no slab holds whole."""
@@ -218,10 +214,15 @@ def _read_header(file: BinaryIO, size: int, key: str) -> tuple[list[_Entry], np.
 
 
 def _entry(f: Field, body: int) -> _Entry:
-    name, dtype, shape, offset, layout = f.row(5)
-    e = _Entry(name.text(), dtype.dtype(), shape.integers(0), offset.integer(0, body), layout.text())
+    name, dtype, shape, offset, format = f.row(5)
+    e = _Entry(name.text(), dtype.dtype(), shape.integers(0), offset.integer(0, body), format.text())
     if e.offset % ALIGNMENT or e.offset + e.nbytes > body:
         offset.fail(f"a multiple of {ALIGNMENT} with {e.nbytes} of {body} bytes behind it")
-    if e.layout and (e.layout not in packing.CHECKED or e.dtype != "uint8" or not e.shape):
-        layout.fail(f"one of {', '.join(packing.CHECKED)} for a buffer of bytes")
+    if e.format:
+        try:
+            find_layout(e.format)
+        except ValueError as error:
+            raise ArtifactError(f"{format.path}: {error}") from None
+        if e.dtype != "uint8" or not e.shape:
+            format.fail("no weight format, for a buffer of elements")
     return e

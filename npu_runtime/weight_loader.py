@@ -16,8 +16,8 @@ from npu_compiler.graph.graph import Graph, Node, Value, main_weight, structural
 from npu_compiler.graph.interp import evaluate_node
 from npu_compiler.support import dtypes
 from npu_compiler.support.errors import ArtifactError, BackendError, IncompressibleError, WeightError
-from npu_compiler.weights import packing
 from npu_compiler.weights.files import WeightSource, open_weights
+from npu_compiler.weights.format import find_layout
 
 from .arrays import ALIGNMENT, check_memory, widens
 from .backends.base import Backend, DeviceBuffer, get_backend
@@ -90,9 +90,9 @@ def load_weights(
     held = _held(outputs, shared)
     outputs = {n: v for n, v in outputs.items() if n not in held}
     room = sum(v.numel * dtypes.DTYPES[v.dtype].size + ALIGNMENT for v in set(outputs.values()))
-    layouts = {b.name: b.layout for b in program.buffers if b.layout}
+    formats = {b.name: b.format for b in program.buffers if b.format}
     with backend.block(room):
-        buffers = _Evaluation(recipes, weights, backend, layouts).run(outputs)
+        buffers = _Evaluation(recipes, weights, backend, formats).run(outputs)
     return WeightStore({**held, **buffers}, _initial_state(program, weights), dict(recipes.outputs))
 
 
@@ -166,8 +166,8 @@ def _initial_state(program: CompiledProgram, source: WeightSource) -> dict[str, 
 class _Evaluation:
     """One pass over a recipe graph: values are made when an output needs them and dropped after their last use."""
 
-    def __init__(self, recipes: Graph, source: WeightSource, backend: Backend, layouts: Mapping[str, str]):
-        self._recipes, self._source, self._backend, self._layouts = recipes, source, backend, layouts
+    def __init__(self, recipes: Graph, source: WeightSource, backend: Backend, formats: Mapping[str, str]):
+        self._recipes, self._source, self._backend, self._formats = recipes, source, backend, formats
         self._held: dict[Value, np.ndarray] = {}
         self._warned: set[str] = set()
 
@@ -182,7 +182,7 @@ class _Evaluation:
             self._evaluate(node)
             for v in node.outputs:
                 if v in names:
-                    self._check_layouts(names[v], v)
+                    self._check_formats(names[v], v)
                     made.update(dict.fromkeys(names[v], self._backend.allocate_buffer(self._held[v])))
                     uses[v] -= 1
             uses.subtract(node.inputs)
@@ -191,12 +191,12 @@ class _Evaluation:
                     self._held.pop(v, None)
         return made
 
-    def _check_layouts(self, names: list[str], v: Value) -> None:
-        """Bytes that steer a kernel are those that ``pack`` makes, or they are looked at."""
+    def _check_formats(self, names: list[str], v: Value) -> None:
+        """Weights in a format that no ``pack`` node of that format made are checked before a kernel reads them."""
         for name in names:
-            layout = self._layouts.get(name)
-            if layout and not (v.op == "pack" and v.node.attrs["layout"] == layout):
-                check_layout(layout, name, self._held[v])
+            format = self._formats.get(name)
+            if format and not (v.op == "pack" and v.node.attrs["layout"] == format):
+                check_packed(format, name, self._held[v])
 
     def _evaluate(self, node: Node) -> None:
         if node.op == "weight":
@@ -211,7 +211,7 @@ class _Evaluation:
                 arrays = evaluate_node(node, [self._held[v] for v in node.inputs])
         except IncompressibleError as error:
             raise IncompressibleError(
-                f"weight {main_weight(node.out)!r}: {error}; compile without compress_weights (NPU_DISABLE)"
+                f"weight {main_weight(node.out)!r}: {error}; compile with weights=None (--weights none)"
             ) from None
         except MemoryError:
             raise BackendError(f"there is no memory to compute the weight recipe {node!r}") from None
@@ -228,14 +228,12 @@ class _Evaluation:
             warnings.warn(f"weight {key!r} contains NaN", RuntimeWarning, stacklevel=5)
 
 
-def check_layout(layout: str, name: str, array: np.ndarray) -> None:
-    """Raises ``ArtifactError`` if kernels must not see these bytes of weight ``name``."""
-    check = packing.LAYOUTS[layout].check
-    if check is not None:
-        try:
-            check(array)
-        except ValueError as error:
-            raise ArtifactError(f"weight {name!r} is damaged: {error}") from None
+def check_packed(format: str, name: str, array: np.ndarray) -> None:
+    """Raises ``ArtifactError`` if the packed bytes of weight ``name`` would lead a kernel out of its memory."""
+    try:
+        find_layout(format)[1].check(array)
+    except ValueError as error:
+        raise ArtifactError(f"weight {name!r} is damaged: {error}") from None
 
 
 def _needed(outputs: list[Value]) -> list[Node]:

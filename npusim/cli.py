@@ -54,6 +54,10 @@ def parser() -> _Parser:
         p.add_argument("--disable", default="", metavar="NAMES", help="passes to leave out, separated by commas")
         p.add_argument("--batch", type=_positive, default=1, help="images at once, for a built-in model")
 
+    def weights(p: argparse.ArgumentParser, default: str) -> None:
+        text = f"the format in which matrices of products are stored: bf16c12, or none (default: {default})"
+        p.add_argument("--weights", dest="weight_format", metavar="FORMAT", help=text)
+
     def language(p: argparse.ArgumentParser) -> None:
         p.add_argument("--max-len", type=_positive, help="tokens of a language model's context (default: at most 4096)")
         p.add_argument("--no-cache", action="store_true", help="keep nothing of a language model for the next start")
@@ -69,6 +73,7 @@ def parser() -> _Parser:
     model(p, f"a .pt2 file (torch.export.save), an IR JSON file, {names}; {language_names}")
     compiling(p)
     p.add_argument("--max-len", type=_positive, help="tokens of a language model's context (default: at most 4096)")
+    weights(p, "none; of a language model bf16c12, which is lossless")
     p.add_argument("-o", "--output", help="the file to write (default: the model's name.npubin)")
     p.add_argument("--until", metavar="PHASE", help="stop after this phase and show the graph; writes no program")
     p.add_argument("--dump", metavar="DIR", help="write the graph after every phase, and the sources, into DIR")
@@ -105,6 +110,7 @@ def parser() -> _Parser:
     p.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before this text; repeat")
     p.add_argument("--stats", action="store_true", help="show times on standard error")
     p.add_argument("--dtype", type=_storage_dtype, metavar=_DTYPE, help="of weights and caches (default: its own)")
+    weights(p, "bf16c12, which is lossless")
     p.add_argument("--threads", type=_positive, help="default: NPU_NUM_THREADS, else all CPUs")
     language(p)
 
@@ -115,6 +121,7 @@ def parser() -> _Parser:
     p.add_argument("--prompt-len", type=_positive, default=128, help="language models: tokens of the prompt (128)")
     p.add_argument("--gen-len", type=_positive, default=32, help="language models: tokens to generate (32)")
     p.add_argument("--weights", help="weights of a .npubin (default: as for run, else random)")
+    p.set_defaults(weight_format=None)
     p.add_argument("--threads", type=_positive, help="default: NPU_NUM_THREADS, else all CPUs")
     p.add_argument("--seconds", type=float, default=3.0, help="how long to measure (default: 3)")
     p.add_argument("--vs", choices=["torch"], help="alternate with PyTorch eager (not for a .npubin)")

@@ -81,10 +81,10 @@ def compile_model(args: argparse.Namespace, status: Status) -> Result:
     require_npu(plan)
     with status(f"compiling {ir.model_name}"):
         if args.until is not None and args.until != PHASES[-1][0]:
-            state = run_phases(plan.ir, target, args.dtype, disabled(args), args.until)
+            state = run_phases(plan.ir, target, args.dtype, disabled(args), args.until, args.weight_format)
             text = dump(state)
             return Result({"phase": args.until, "graph": text.splitlines()}, [text])
-        program = compile_ir(plan.ir, target, args.dtype, disabled(args))
+        program = compile_ir(plan.ir, target, args.dtype, disabled(args), args.weight_format)
     builtin = BUILTINS.get(args.model)
     if builtin is not None and builtin.weights is None:
         program.build["weights"] = RANDOM

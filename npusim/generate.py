@@ -37,6 +37,7 @@ def is_language_model(model: str) -> bool:
 
 def load_model(args: argparse.Namespace, status: Status) -> LLM:
     """The model that the options of a verb ask for."""
+    from npu_compiler.weights.format import LOSSLESS
     from npu_runtime.llm.model import LLM
 
     with status(f"loading {args.model}"):
@@ -47,6 +48,7 @@ def load_model(args: argparse.Namespace, status: Status) -> LLM:
             max_len=args.max_len,
             threads=args.threads,
             cache=not args.no_cache,
+            weights=args.weight_format or LOSSLESS,
             progress=status.downloading,
             status=status.update,
         )
@@ -147,6 +149,7 @@ def _answer(llm: LLM, args: argparse.Namespace, messages: list[dict[str, str]], 
 def compile_model(args: argparse.Namespace, status: Status) -> Result:
     """``npusim compile`` for a language model: program, weights and card."""
     from npu_compiler.artifact.describe import si, totals
+    from npu_compiler.weights.format import LOSSLESS
     from npu_runtime.llm.loader import Loader, save_card
 
     from .model import emit_source, save_program
@@ -154,7 +157,8 @@ def compile_model(args: argparse.Namespace, status: Status) -> Result:
     if args.until or args.dump or args.disable:
         raise InputError("--until, --dump and --disable show one graph; a language model is compiled from several")
     target = args.target or env.target()
-    loader = Loader(target, args.dtype, args.max_len, None, True, status.downloading, status.update)
+    weights = args.weight_format or LOSSLESS
+    loader = Loader(target, args.dtype, args.max_len, None, True, status.downloading, status.update, weights)
     with status(f"compiling {args.model}"):
         program, weights, card = loader.compile(args.model)
     output = Path(args.output or f"{Path(args.model).name.removesuffix('.gguf')}.npubin")

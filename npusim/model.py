@@ -42,6 +42,7 @@ def build(
     *,
     example_kwargs: Mapping[str, Any] | None = None,
     disable: Collection[str] = (),
+    weights: str | None = None,
     threads: int | None = None,
     fixed_shapes: bool = False,
     max_shapes: int = MAX_SHAPES,
@@ -51,14 +52,15 @@ def build(
     ``example_inputs``: the positional arguments of forward (a tuple, a list or one tensor; they may nest).
     ``example_kwargs``: its keyword arguments. A ``torch.export.ExportedProgram`` has its own and takes none. ``dtype``
     ('float16', 'bfloat16', or torch's) stores float32 activations and matrices in that type. ``fallback``: whether ops
-    without a native kernel may run in PyTorch on the host. ``disable`` names passes to leave out; ``threads``: see
-    :class:`CPUBackend`.
+    without a native kernel may run in PyTorch on the host. ``disable`` names passes to leave out;
+    ``weights``: the format in which matrices of products are stored (see :func:`npu_compiler.compile`);
+    ``threads``: see :class:`CPUBackend`.
 
     A call with inputs of other shapes (another batch, another length) captures and compiles ``model`` for them, which
     takes seconds, once; weights are shared. For this the module is kept. At most ``max_shapes`` programs are kept at a
     time: the first one and those used last. ``fixed_shapes``: refuse other shapes, and do not keep the module.
 
-    Raises ``ConfigError`` (dtype), ``CaptureError``, ``CompileError`` (without fallback: every reason),
+    Raises ``ConfigError`` (dtype, weights), ``CaptureError``, ``CompileError`` (without fallback: every reason),
     ``ToolchainError``, ``WeightError``.
     """
     import torch
@@ -69,12 +71,12 @@ def build(
     if max_shapes < 1:
         raise ConfigError(f"max_shapes={max_shapes}: it takes a whole number from 1")
     backend = get_backend(target, **({} if threads is None else {"threads": threads}))
-    recipe = Recipe(model, backend, dtype, fallback, tuple(disable))
+    recipe = Recipe(model, backend, dtype, fallback, tuple(disable), weights)
     call = recipe.capture(example_inputs, example_kwargs)
-    weights = open_weights(state_dict_numpy(call.program))
-    first = recipe.specialize(call, weights)
+    source = open_weights(state_dict_numpy(call.program))
+    first = recipe.specialize(call, source)
     reason = _FIXED if fixed_shapes else _EXPORTED if not isinstance(model, torch.nn.Module) else ""
-    return Model(Specializations(first, weights, None if reason else recipe, reason, max_shapes))
+    return Model(Specializations(first, source, None if reason else recipe, reason, max_shapes))
 
 
 class Model:

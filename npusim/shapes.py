@@ -67,6 +67,7 @@ class Recipe:
     dtype: str | None
     fallback: bool
     disable: Collection[str]
+    weights: str | None
 
     def capture(self, args: Any, kwargs: Mapping[str, Any] | None) -> Capture:
         """The graph of a call with these arguments."""
@@ -80,7 +81,9 @@ class Recipe:
         plan = npu_compiler.partition(call.ir, target=target)
         if not self.fallback:
             require_npu(plan)
-        compile_fn = partial(npu_compiler.compile, target=target, dtype=self.dtype, disable=self.disable)
+        compile_fn = partial(
+            npu_compiler.compile, target=target, dtype=self.dtype, disable=self.disable, weights=self.weights
+        )
         return Specialized(DAGExecutor(plan, self.backend, compile_fn, weights, beside), Signature(call))
 
 

@@ -211,7 +211,7 @@ def every_op() -> Graph:
         "sort": values,
         "sort.places": places,
         "pack": g.add(
-            "pack", [kernel.reshape(1, 6, 9, 2)], [((1, 2, 9, 1, 4, 2), "float32")], panel=4, layout="pairs"
+            "pack", [kernel.reshape(1, 6, 9, 2)], [((1, 2, 9, 1, 4, 2), "float32")], panel=4, layout="vnni2"
         ).out,
         "halves": a.cast("bfloat16"),
         "infinite": g.const(np.array(-np.inf), "float32").expand(2, 2),

@@ -53,7 +53,8 @@ def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
 
 def test_recipes_of_every_op_keep_their_meaning() -> None:
     graph = handmade.every_op()
-    assert {n.op for n in graph.nodes} == set(verify.ATTRS) - {"input", "state"}
+    in_block_formats = {"quantize", "dequantize"}  # see test_formats.py
+    assert {n.op for n in graph.nodes} == set(verify.ATTRS) - {"input", "state"} - in_block_formats
     again = serialize.graph_from_plain(Field(msgpack.unpackb(msgpack.packb(serialize.graph_to_plain(graph)))))
     before, after = (interp.run(g, {}, handmade.every_weight()) for g in (graph, again))
     assert before.keys() == after.keys()
@@ -182,7 +183,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 def test_a_newer_version_is_named() -> None:
     data = bytearray(serialize.dumps(handmade.program()))
     data[8] = 9
-    with pytest.raises(ArtifactError, match="format version 9, this build reads 2; compile the model again"):
+    with pytest.raises(ArtifactError, match="format version 9, this build reads 3; compile the model again"):
         serialize.loads(bytes(data))
 
 
@@ -212,7 +213,7 @@ def test_what_would_not_load_is_not_saved(tmp_path: Path) -> None:
         ("concat", ["a", "a"], ((2, 3, 8), "float32"), {"axis": 7}, "axis 7"),
         ("sort", ["a"], ((2, 3, 9), "float32"), {"axis": 2, "descending": True, "k": 9}, "the first 9 of 4"),
         ("scan", ["a"], ((2, 3, 4), "float32"), {"kind": "mean", "axis": 0}, "unknown scan"),
-        ("pack", ["a"], ((1,), "float32"), {"panel": 8, "layout": "rows"}, "pack of"),
+        ("pack", ["a"], ((1,), "float32"), {"panel": 8, "layout": "panels"}, "pack of"),
         ("pack", ["a"], ((1,), "float32"), {"panel": 8}, "attributes"),
         ("reduce", ["a"], ((1,), "float32"),
          {"kind": "max", "axes": (0,), "domain": (0,), "expr": expr.const(1.0, "float32")}, "over no elements"),

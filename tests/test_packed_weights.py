@@ -21,8 +21,8 @@ from npu_compiler.artifact.program import BufferSpec, CompiledProgram
 from npu_compiler.frontend.export import capture
 from npu_compiler.pipeline import compile_entries
 from npu_compiler.support.errors import ArtifactError
-from npu_compiler.weights import packing
-from npu_compiler.weights.formats import bf16c12, bf16c12_rows4
+from npu_compiler.weights.formats.bf16c12.panels import Panels, panel_bytes
+from npu_compiler.weights.formats.bf16c12.rows4 import FourRows, Rows4
 from npu_runtime import CPUBackend
 from npu_runtime.arrays import SLAB
 from npu_runtime.executor import Executor
@@ -38,7 +38,7 @@ K, N = 64, 70
 @pytest.fixture(scope="module")
 def program() -> CompiledProgram:
     example = torch.zeros(1, K, dtype=torch.bfloat16)
-    return compile_entries({"main": capture(Product(K, N), (example,))}, compress=True)
+    return compile_entries({"main": capture(Product(K, N), (example,))}, weights="bf16c12")
 
 
 def matrix() -> np.ndarray:
@@ -71,7 +71,7 @@ def run(program: CompiledProgram, store: WeightStore) -> np.ndarray:
 
 def test_what_is_written_is_read(path: Path, program: CompiledProgram, store: WeightStore) -> None:
     again = read(path, program)
-    assert [b.layout for b in program.buffers if b.kind == "weight"] == ["coded"]
+    assert [b.format for b in program.buffers if b.kind == "weight"] == ["bf16c12.panels"]
     assert np.array_equal(again["weight"].to_numpy(), store["weight"].to_numpy())
     assert np.array_equal(run(program, again), run(program, store))
 
@@ -80,7 +80,7 @@ def test_bodies_of_several_slabs(program: CompiledProgram, tmp_path: Path) -> No
     """Every byte has a checksum, also where slabs meet."""
     size = 2 * SLAB + 12345
     large = copy.copy(program)
-    large.buffers = [replace(b, shape=(size,), layout="") for b in program.buffers if b.kind == "weight"]
+    large.buffers = [replace(b, shape=(size,), format="") for b in program.buffers if b.kind == "weight"]
     array = np.random.default_rng(0).integers(0, 256, size, np.uint8)
     path = tmp_path / "large"
     with open(path, "w+b") as file:
@@ -97,7 +97,7 @@ def test_bodies_of_several_slabs(program: CompiledProgram, tmp_path: Path) -> No
 
 def test_rows_between_slabs_are_checked_too(program: CompiledProgram, tmp_path: Path) -> None:
     """A bad panel is found wherever it lies: first, last, in a slab, across the border of two."""
-    row = bf16c12.panel_bytes(K)
+    row = panel_bytes(K)
     panels = 2 * SLAB // row + 3
     large = copy.copy(program)
     large.buffers = [BufferSpec(90, "weight", "uint8", (1000,), "plain")]
@@ -118,7 +118,7 @@ def test_rows_between_slabs_are_checked_too(program: CompiledProgram, tmp_path: 
         if panel is None:
             assert np.array_equal(read(path, large)["weight"].to_numpy(), array)
         else:
-            with pytest.raises(ArtifactError, match="weight 'weight' is damaged: a panel claims 65536 escapes"):
+            with pytest.raises(ArtifactError, match="weight 'weight' is damaged: a panel claims 65536 outliers"):
                 read(path, large)
 
 
@@ -198,7 +198,7 @@ def buffer(field: int, value: Any) -> Callable[[dict[str, Any], bytearray], None
         (buffer(2, [2**60, 2**60]), r"header.buffers\[0\]\[3\]: expected a multiple of 64"),
         (buffer(2, [-1]), r"header.buffers\[0\]\[2\]\[0\]: expected a whole number"),
         (buffer(1, "float99"), r"header.buffers\[0\]\[1\]: expected one of"),
-        (buffer(4, "rows"), r"header.buffers\[0\]\[4\]: expected one of coded, quads"),
+        (buffer(4, "rows"), r"header.buffers\[0\]\[4\]: unknown weight layout 'rows'; weight formats: bf16c12"),
         (buffer(4, ""), "not the weights of program"),
         (buffer(0, "other"), "not the weights of program"),
         (lambda h, b: h["buffers"].append(h["buffers"][0]), "two buffers have one name"),
@@ -213,22 +213,22 @@ def test_forged_headers(
         read(path, program)
 
 
-PANEL_BYTES = bf16c12.panel_bytes(K)
+PANEL_BYTES = panel_bytes(K)
 LIST = 64 + 48 * K
 
 
 @pytest.mark.parametrize(
     ("at", "value", "message"),
     [
-        (16, 2**31 - 1, "claims 2147483647 escapes, it has room for 16"),
-        (16, 2**32 - 1, "claims 4294967295 escapes"),
-        (PANEL_BYTES + 16, 1 << 16, "claims 65536 escapes"),
-        (LIST, 2**32 - 1, f"an escape is element 4294967295 of a panel of {32 * K}"),
-        (2 * PANEL_BYTES + LIST + 8, 32 * K, f"an escape is element {32 * K} of a panel of {32 * K}"),
+        (16, 2**31 - 1, "claims 2147483647 outliers, it has room for 16"),
+        (16, 2**32 - 1, "claims 4294967295 outliers"),
+        (PANEL_BYTES + 16, 1 << 16, "claims 65536 outliers"),
+        (LIST, 2**32 - 1, f"an outlier is element 4294967295 of a panel of {32 * K}"),
+        (2 * PANEL_BYTES + LIST + 8, 32 * K, f"an outlier is element {32 * K} of a panel of {32 * K}"),
     ],
 )
 @pytest.mark.parametrize("way", ["file", "program"])
-def test_escapes_outside_of_their_panel(
+def test_outliers_outside_of_their_panel(
     path: Path, program: CompiledProgram, store: WeightStore, at: int, value: int, message: str, way: str
 ) -> None:
     """Neither a cached file nor a recipe that makes the bytes by itself gets them to a kernel."""
@@ -264,41 +264,39 @@ def with_constant(program: CompiledProgram, array: np.ndarray, **changes: Any) -
 
 
 def test_constants_in_place_of_packing(program: CompiledProgram, store: WeightStore) -> None:
-    """What passes the check runs; the native code knows that its weight is coded, whatever the file says."""
+    """What passes the check runs; the native code knows the format of its weight, whatever the file says."""
     good = np.ascontiguousarray(store["weight"].to_numpy())
     same = with_constant(program, good)
     assert np.array_equal(run(same, load_weights(same, {}, CPUBackend(1))), run(program, store))
-    other = with_constant(program, good, layout="")
+    other = with_constant(program, good, format="")
     with pytest.raises(ArtifactError, match="built for other buffers"):
         run(other, load_weights(other, {}, CPUBackend(1)))
-    with pytest.raises(ArtifactError, match=r"buffers\[\d\].layout: 'rows' is none of coded, quads"):
-        with_constant(program, good, layout="rows")
+    with pytest.raises(
+        ArtifactError, match=r"buffers\[\d\].format: unknown weight layout 'rows'; .*: bf16c12"
+    ):
+        with_constant(program, good, format="rows")
 
 
 # -- the checks ------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("k", [8, 16, 24, 32, 40, 64, 104, 1536, 8960, 18944])
-def test_coded_panels_of_all_widths_pass(k: int) -> None:
-    bf16c12.check_coded(bf16c12.pack_coded(weights(40, k)))
+def test_panels_of_all_widths_pass(k: int) -> None:
+    Panels().check(Panels().pack(weights(40, k)))
     with pytest.raises(ValueError, match="no matrix has panels of"):
-        bf16c12.check_coded(np.zeros((1, bf16c12.panel_bytes(k) + 1), np.uint8))
+        Panels().check(np.zeros((1, panel_bytes(k) + 1), np.uint8))
 
 
 @pytest.mark.parametrize("k", [64, 128, 1536, 8960])
-def test_quads_of_all_widths_pass(k: int) -> None:
+def test_rows4_of_all_widths_pass(k: int) -> None:
     w = weights(9, k)
     w[np.abs(w.astype(np.float32)) > 100] = 0.5
     w[np.abs(w.astype(np.float32)) < 1e-20] = 0.5
-    packed = bf16c12_rows4.pack_quads(w)
-    bf16c12_rows4.check_quads(packed)
-    packed[1, bf16c12_rows4.QuadLayout(k).escapes :].view("<u4")[0] = k << 16
-    with pytest.raises(ValueError, match=f"an escape is in column {k} of {k}"):
-        bf16c12_rows4.check_quads(packed)
-    with pytest.raises(ValueError, match="no matrix has quads of"):
-        bf16c12_rows4.check_quads(packed[:, 128:])
-
-
-def test_layouts_whose_bytes_steer_kernels_have_a_check() -> None:
-    assert set(packing.CHECKED) == {"coded", "quads"} < set(packing.LAYOUTS)
+    packed = Rows4().pack(w)
+    Rows4().check(packed)
+    packed[1, FourRows(k).outliers :].view("<u4")[0] = k << 16
+    with pytest.raises(ValueError, match=f"an outlier is in column {k} of {k}"):
+        Rows4().check(packed)
+    with pytest.raises(ValueError, match="no matrix has four rows of"):
+        Rows4().check(packed[:, 128:])
 
 
 # -- staleness -------------------------------------------------------------------------------------------------------

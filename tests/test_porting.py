@@ -1,4 +1,5 @@
-"""The worked example of ``docs/porting.md``: a target and its backend from outside of this package, in use."""
+"""The worked examples of ``docs/porting.md`` in use: a target with its backend, and a weight format, from outside of
+this package."""
 
 from __future__ import annotations
 
@@ -7,15 +8,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import safetensors.numpy
 import torch
 from torch import nn
 
 from npu_compiler import capture, partition, target_config, targets
 from npu_compiler.artifact.program import CompiledProgram
+from npu_compiler.frontend.tensors import state_dict_numpy
 from npu_compiler.partitioning import constraint_checker
-from npu_compiler.pipeline import compile_graph
+from npu_compiler.pipeline import compile_graph, compile_ir
 from npu_compiler.support import env
 from npu_compiler.support.errors import ConfigError
+from npu_compiler.weights import format as registry
+from npu_compiler.weights.format import register_format
 from npu_runtime import DAGExecutor, Executor, get_backend, load_weights
 from npu_runtime.backends.base import _registered, register_backend
 from npu_runtime.llm.loader import Loader
@@ -23,9 +28,10 @@ from npu_runtime.llm.model import LLM
 
 from .conformance.cases import cases_for, check, compile_cases
 from .llm import small_model
-from .models.gate import compile_and_run, expect
+from .models.gate import compile_and_run, expect, run
 from .models.random_models import images, randomise
 from .porting.backend import HostBackend
+from .porting.rows8 import FORMAT
 from .porting.target import CXX, TARGET, FirstStage
 
 pytestmark = pytest.mark.skipif(CXX is None, reason="g++ is not installed")
@@ -106,6 +112,42 @@ def test_a_language_model_says_what_it_says_on_the_cpu(tmp_path: Path) -> None:
     assert answers[0] == answers[1] and there.program.target == "host"
 
 
+# -- the weight format ------------------------------------------------------------------------------------------------
+def test_a_weight_format_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gated MLP on the CPU, within the error gate of what ``decode`` says."""
+    monkeypatch.setitem(registry._registered, "rows8", FORMAT)
+    register_format(FORMAT)
+    torch.manual_seed(0)
+    model, runs = nn.Sequential(nn.Linear(96, 256), nn.SiLU(), nn.Linear(256, 40)).eval(), [(torch.randn(64, 96),)]
+    ir = capture(model, runs[0])
+    program = compile_ir(ir, "cpu", weights="rows8")
+    weights = state_dict_numpy(model)
+    for layer in (model[0], model[2]):
+        w = layer.weight.detach().numpy()
+        layer.weight.data = torch.from_numpy(FORMAT.decode(FORMAT.encode(w), w.shape[1]))
+    assert [b.format for b in program.buffers if b.format] == ["rows8.panels"] * 2
+    assert "struct rows8" in program.sources["kernels_0.cpp"]  # the sources can be compiled anywhere
+    expect(model, runs, "float32").check(run(program, weights, runs))
+
+
+def test_a_language_model_in_a_weight_format_from_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is the model whose matrices are the decoded ones."""
+    monkeypatch.setitem(registry._registered, "rows8", FORMAT)
+    settings = {"tie_word_embeddings": False}
+    given = small_model.write_model(tmp_path / "given", **settings)
+    exact = small_model.write_model(tmp_path / "decoded", **settings)
+    arrays = safetensors.numpy.load_file(exact / "model.safetensors")
+    for name, w in arrays.items():
+        if w.ndim == 2 and "embed" not in name:
+            arrays[name] = FORMAT.decode(FORMAT.encode(w), w.shape[1])
+    safetensors.numpy.save_file(arrays, exact / "model.safetensors")
+    ours = LLM.load(given, max_len=64, cache=False, weights="rows8")
+    assert any(b.format == "rows8.panels" for b in ours.program.buffers)
+    theirs = LLM.load(exact, max_len=64, cache=False, weights=None)
+    text = [7 * i * i % 256 for i in range(48)]
+    np.testing.assert_allclose(ours.logits(text, 40), theirs.logits(text, 40), rtol=1e-3, atol=1e-3)
+
+
 def test_the_page_names_what_there_is() -> None:
     """Every file that the page walks through exists, and it quotes the example as it is."""
     text = PAGE.read_text()
@@ -115,7 +157,14 @@ def test_the_page_names_what_there_is() -> None:
     assert len(named) >= 8
     for name in named:
         assert (root / name).exists(), name
-    files = ("porting/target.py", "porting/backend.py", "porting/words.h", "test_porting.py")
+    files = (
+        "porting/target.py",
+        "porting/backend.py",
+        "porting/words.h",
+        "porting/rows8.py",
+        "porting/rows8.h",
+        "test_porting.py",
+    )
     source = "".join((root / "tests" / f).read_text() for f in files)
     blocks = text.split("```")[1::2]
     quoted = [block.partition("\n")[2] for block in blocks if block.startswith(("python", "cpp"))]

@@ -1,4 +1,4 @@
-"""Weights in quads of 12-bit rows: every weight comes back as it was, and the SIMT kernels multiply by nothing else."""
+"""The rows4 layout of bf16c12: every weight comes back as it was, and the SIMT kernels multiply by nothing else."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from npu_compiler.aten.ir import IRGraph
 from npu_compiler.frontend.export import capture
 from npu_compiler.frontend.llm import llm_graphs
 from npu_compiler.frontend.llm.config import LLMConfig, parameter_shapes
-from npu_compiler.pipeline import compile_entries
+from npu_compiler.pipeline import compile_entries, compile_ir
 from npu_compiler.support.errors import IncompressibleError
 from npu_compiler.targets.simt.lang.dialect import Dialect
-from npu_compiler.weights.formats.bf16c12_rows4 import QuadLayout, pack_quads, unpack_quads
+from npu_compiler.weights.formats.bf16c12.rows4 import FourRows, Rows4
 from npu_runtime import Executor, load_weights
 from npu_runtime.backends.base import Backend
 
@@ -58,9 +58,9 @@ def dialect(request: pytest.FixtureRequest) -> Iterator[str]:
 
 # -- the form -------------------------------------------------------------------------------------------------------
 def _come_back(w: np.ndarray) -> None:
-    packed = pack_quads(w)
-    assert packed.shape == (-(-len(w) // 4), QuadLayout(w.shape[1]).nbytes)
-    np.testing.assert_array_equal(unpack_quads(packed, *w.shape).view(np.uint16), w.view(np.uint16))
+    packed = Rows4().pack(w)
+    assert packed.shape == Rows4().packed_shape(*w.shape)
+    np.testing.assert_array_equal(Rows4().unpack(packed, *w.shape).view(np.uint16), w.view(np.uint16))
 
 
 @pytest.mark.parametrize(("n", "k"), [(1, 64), (64, 64), (70, 192), (4, 16320), (1030, 1536)])
@@ -71,7 +71,7 @@ def test_every_bit_comes_back(n: int, k: int) -> None:
 
 
 def _all_patterns() -> np.ndarray:
-    """All bfloat16 in rows of 64: in quads of one exponent without its last bit, the lowest and highest as escapes."""
+    """All bfloat16 in rows of 64: in fours of one exponent without its last bit, the lowest and highest as outliers."""
     n = np.arange(1 << 16)
     bits = (n & 0xFF | (n >> 8 & 1) << 15 | n >> 9 << 8).astype(np.uint16)
     rows = np.full((65536 - 1024 + 1024 * 16) // 64 * 64, 0x3F80, np.uint16).reshape(-1, 64)
@@ -86,14 +86,14 @@ def test_every_pattern_comes_back() -> None:
     _come_back(patterns)
 
 
-def test_as_many_escapes_as_there_are_places() -> None:
-    places = QuadLayout(1536).places
+def test_as_many_outliers_as_there_is_room_for() -> None:
+    places = FourRows(1536).max_outliers
     w = np.full((8, 1536), 0.5, ml_dtypes.bfloat16)
     w[5, : places - 9], w[6, :9] = 2.0**40, -1e-20
     _come_back(w)
     w[7, 5] = 1e20
     with pytest.raises(IncompressibleError, match=rf"have room for {places}"):
-        pack_quads(w)
+        Rows4().pack(w)
 
 
 # -- the kernels ----------------------------------------------------------------------------------------------------
@@ -101,8 +101,8 @@ def _product(n: int, k: int) -> IRGraph:
     return capture(Product(k, n), (torch.zeros(1, k, dtype=torch.bfloat16),))
 
 
-def _has_quads(program: CompiledProgram) -> bool:
-    return "uint8" in {b.dtype for b in program.buffers if b.kind == "weight"}
+def _compressed(program: CompiledProgram) -> bool:
+    return "bf16c12.rows4" in {b.format for b in program.buffers}
 
 
 @host
@@ -124,14 +124,14 @@ def _check_product(target: str, backend: Backend, n: int, k: int) -> None:
     w[np.abs(w.astype(np.float32)) > 100] = 0.5
     x = np.random.default_rng(n).standard_normal((1, k)).astype(ml_dtypes.bfloat16)
     results = []
-    for compress in (True, False):
-        program = compile_entries({"main": _product(n, k)}, target, compress=compress)
-        assert _has_quads(program) == compress
+    for weights_in in ("bf16c12", None):
+        program = compile_ir(_product(n, k), target, weights=weights_in)
+        assert _compressed(program) == (weights_in is not None)
         (result,) = Executor(program, load_weights(program, {"weight": w}, backend), backend).run([x]).values()
         results.append(result.astype(np.float64))
     exact = x.astype(np.float64) @ w.astype(np.float64).T
-    quads, plain = (np.abs(r - exact) for r in results)
-    assert quads.max() <= 1.1 * plain.max()
+    compressed, plain = (np.abs(r - exact) for r in results)
+    assert compressed.max() <= 1.1 * plain.max()
     assert np.abs(results[0] - results[1]).max() <= plain.max()
 
 
@@ -141,7 +141,7 @@ def test_the_kernels_know_every_pattern(dialect: str) -> None:
     """A product with a unit vector is a column of the weights; rows with infinities and NaN are left out."""
     w = _all_patterns()
     w = w[np.isfinite(w.astype(np.float32)).all(-1)]
-    program = compile_entries({"main": _product(*w.shape)}, "host", compress=True)
+    program = compile_ir(_product(*w.shape), "host", weights="bf16c12")
     backend = HostBackend()
     run = Executor(program, load_weights(program, {"weight": w}, backend), backend)
     for column in (*range(8), 13, 38, 63):
@@ -151,7 +151,7 @@ def test_the_kernels_know_every_pattern(dialect: str) -> None:
 
 def test_a_product_of_several_rows_reads_plain_weights() -> None:
     ir = capture(Product(64, 32), (torch.zeros(2, 64, dtype=torch.bfloat16),))
-    assert not _has_quads(compile_entries({"main": ir}, "metal", compress=True))
+    assert not _compressed(compile_ir(ir, "metal", weights="bf16c12"))
 
 
 # -- a language model -----------------------------------------------------------------------------------------------
@@ -163,10 +163,10 @@ CARD = {
 }  # fmt: skip
 
 
-def _logits(target: str, backend: Backend, compress: bool, numbers: dict[str, np.ndarray]) -> np.ndarray:
+def _logits(target: str, backend: Backend, format: str | None, numbers: dict[str, np.ndarray]) -> np.ndarray:
     graphs = llm_graphs(LLMConfig.from_hf(CARD), max_len=64, chunks=())
-    program = compile_entries(graphs, target, compress=compress)
-    assert _has_quads(program) == compress
+    program = compile_entries(graphs, target, weights=format)
+    assert _compressed(program) == (format is not None)
     executor = Executor(program, load_weights(program, numbers, backend), backend, "decode")
     steps = []
     for position, token in enumerate((7, 100, 3, 129)):
@@ -201,12 +201,12 @@ def _same_logits(target: str, backend: Backend) -> None:
         w[np.abs(w.astype(np.float32)) > 100] = 0.5
         if "norm" in key:
             w[:] = 1 + w.astype(np.float32)
-    quads, plain = (_logits(target, backend, compress, numbers) for compress in (True, False))
-    assert np.abs(quads - plain).max() <= 0.01 * np.abs(plain).max()
+    compressed, plain = (_logits(target, backend, format, numbers) for format in ("bf16c12", None))
+    assert np.abs(compressed - plain).max() <= 0.01 * np.abs(plain).max()
 
 
 def test_machine_code_for_cuda() -> None:
     if missing := cuda_gpu.compiler_missing():
         pytest.skip(missing)
-    program = compile_entries(llm_graphs(LLMConfig.from_hf(CARD), max_len=64, chunks=()), "cuda", compress=True)
-    assert _has_quads(program) and program.binary
+    program = compile_entries(llm_graphs(LLMConfig.from_hf(CARD), max_len=64, chunks=()), "cuda", weights="bf16c12")
+    assert _compressed(program) and program.binary

@@ -1,4 +1,4 @@
-"""bfloat16 weights in twelve bits: every weight comes back as it was, and products are those of the plain weights."""
+"""The panels of bf16c12: every weight comes back as it was, and products are those of the plain weights."""
 
 from __future__ import annotations
 
@@ -10,23 +10,26 @@ import pytest
 import torch
 
 from npu_compiler.frontend.export import capture
-from npu_compiler.pipeline import compile_entries
+from npu_compiler.pipeline import compile_ir
 from npu_compiler.support.errors import IncompressibleError
 from npu_compiler.targets.cpu.host import host_cpu
 from npu_compiler.targets.cpu.target import CPUTarget
-from npu_compiler.weights.formats import bf16c12
+from npu_compiler.weights.formats.bf16c12.panels import Panels, tabulate
 from npu_runtime.executor import Executor
 from npu_runtime.weight_loader import load_weights
 
 MARCHES = ("native", "haswell", "x86-64") if "avx2" in host_cpu().features else ("native",)
 
 
-def decoded(packed: np.ndarray, n: int, k: int) -> np.ndarray:
-    """The bfloat16 [N, K] that :func:`twelve_bits.pack_coded` packed: element by element, from the description."""
-    out = np.zeros((packed.shape[0], bf16c12.PANEL, k), np.uint16)
+PANELS = Panels()
+
+
+def _element_by_element(packed: np.ndarray, n: int, k: int) -> np.ndarray:
+    """The bfloat16 [N, K] in panels, element by element, from the description."""
+    out = np.zeros((packed.shape[0], 32, k), np.uint16)
     for panel, columns in zip(packed, out, strict=True):
         body = panel[64 : 64 + 48 * k].reshape(k // 4, 3, 64)
-        for column in range(bf16c12.PANEL):
+        for column in range(32):
             half, lane, place = column // 16, column % 16 // 4, column % 4
             for depth in range(k):
                 byte = lane * 16 + half * 8 + place * 2 + depth % 2
@@ -37,6 +40,12 @@ def decoded(packed: np.ndarray, n: int, k: int) -> np.ndarray:
         for at, value in panel[64 + 48 * k :].view([("at", "<u4"), ("value", "<u4")])[:count]:
             columns[at % 32, at // 32] = value >> 16
     return out.reshape(-1, k)[:n].view(ml_dtypes.bfloat16)
+
+
+def _comes_back(w: np.ndarray) -> None:
+    packed = PANELS.pack(w)
+    for back in (PANELS.unpack(packed, *w.shape), _element_by_element(packed, *w.shape)):
+        assert np.array_equal(back.view(np.uint16), w.view(np.uint16))
 
 
 def weights(n: int, k: int, seed: int = 0) -> np.ndarray:
@@ -54,21 +63,18 @@ def weights(n: int, k: int, seed: int = 0) -> np.ndarray:
 
 @pytest.mark.parametrize(("n", "k"), [(1, 8), (32, 64), (70, 136)])
 def test_every_bit_comes_back(n: int, k: int) -> None:
-    w = weights(n, k)
-    back = decoded(bf16c12.pack_coded(w), n, k)
-    assert np.array_equal(back.view(np.uint16), w.view(np.uint16))
+    _comes_back(weights(n, k))
 
 
 def test_infinities_subnormals_and_nan_come_back() -> None:
     w = weights(32, 256)
     w.view(np.uint16)[3, [5, 60, 61, 200, 255]] = 0x7F80, 0xFF81, 0x7FC1, 0x0001, 0x8003
-    back = decoded(bf16c12.pack_coded(w), 32, 256)
-    assert np.array_equal(back.view(np.uint16), w.view(np.uint16))
+    _comes_back(w)
 
 
 def test_the_table_holds_what_is_frequent() -> None:
     symbols = np.array([7] * 5 + [9] * 4 + [0] * 50 + [3] * 2 + [200], np.uint8)
-    table, code = bf16c12.tabulate(symbols, 4)
+    table, code = tabulate(symbols, 4)
     assert table.tolist() == [0, 7, 9, 3]
     assert [int(code[s]) for s in (0, 7, 9, 3, 200, 11)] == [0, 1, 2, 3, 0, 0]
 
@@ -76,7 +82,7 @@ def test_the_table_holds_what_is_frequent() -> None:
 def test_weights_of_all_sizes_do_not_fit() -> None:
     w = np.arange(32 * 64, dtype=np.uint16).reshape(32, 64) * 31
     with pytest.raises(IncompressibleError, match=r"\d+ of 2048 neighbouring weights have an unusual exponent"):
-        bf16c12.pack_coded(w.view(ml_dtypes.bfloat16))
+        PANELS.pack(w.view(ml_dtypes.bfloat16))
 
 
 class Product(torch.nn.Module):
@@ -92,28 +98,26 @@ class Product(torch.nn.Module):
     ("m", "n", "k"), [(1, 70, 64), (3, 32, 5000), (4, 160, 576), (5, 70, 64), (33, 160, 576), (300, 32, 5000)]
 )
 @pytest.mark.parametrize("march", MARCHES)
-def test_products_of_coded_weights(m: int, n: int, k: int, march: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_products(m: int, n: int, k: int, march: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CPUTarget, "emit", partialmethod(CPUTarget.emit, march=march))
     ir = capture(Product(k, n), (torch.zeros(m, k, dtype=torch.bfloat16),))
     w = weights(n, k, seed=k)
     w[np.abs(w.astype(np.float32)) > 100] = 0.5
     x = np.random.default_rng(m).standard_normal((m, k)).astype(ml_dtypes.bfloat16)
     results = []
-    for compress in (True, False):
-        program = compile_entries({"main": ir}, compress=True, disable=() if compress else ("compress_weights",))
-        assert ("uint8" in {b.dtype for b in program.buffers if b.kind == "weight"}) == compress
+    for disable in ((), ("compress_weights",)):
+        program = compile_ir(ir, weights="bf16c12", disable=disable)
+        assert {b.format for b in program.buffers if b.kind == "weight"} == {"" if disable else "bf16c12.panels"}
         (result,) = Executor(program, {"weight": w}).run([x]).values()
         results.append(result.astype(np.float64))
     exact = x.astype(np.float64) @ w.astype(np.float64).T
-    coded, plain = (np.abs(r - exact) for r in results)
-    assert coded.max() <= 1.1 * plain.max()
+    compressed, plain = (np.abs(r - exact) for r in results)
+    assert compressed.max() <= 1.1 * plain.max()
     assert np.abs(results[0] - results[1]).max() <= plain.max()
 
 
 def test_loading_names_the_weight_that_does_not_fit() -> None:
-    program = compile_entries(
-        {"main": capture(Product(64, 32), (torch.zeros(1, 64, dtype=torch.bfloat16),))}, compress=True
-    )
+    program = compile_ir(capture(Product(64, 32), (torch.zeros(1, 64, dtype=torch.bfloat16),)), weights="bf16c12")
     w = (np.arange(32 * 64, dtype=np.uint16).reshape(32, 64) * 31 % 0x7F00).view(ml_dtypes.bfloat16)
-    with pytest.raises(IncompressibleError, match=r"weight 'weight'.*NPU_DISABLE"):
+    with pytest.raises(IncompressibleError, match=r"weight 'weight'.*weights=None"):
         load_weights(program, {"weight": w})

@@ -120,6 +120,8 @@ def _node_words(v: Value, args: list[Words]) -> Words:
         details = [f"[{', '.join(_range(*b) for b in bounds)}]"]
     elif op == "concat":
         details = [f"axis={attrs['axis']}"]
+    elif op in ("quantize", "dequantize"):
+        details = [str(attrs["format"])]
     elif op == "pack":
         details = [f"{attrs['layout']} of {attrs['panel']}"]
     return f"{op}{f'.{v.index}' if v.index else ''}({', '.join([*(text for text, _ in args), *details])})", _ATOM
@@ -263,11 +265,11 @@ def _describe_entry(buffers: Buffers, entry: EntryPoint) -> list[str]:
 
 def _buffer_table(program: CompiledProgram, kinds: tuple[str, ...]) -> list[str]:
     rows = [
-        (b.id, b.kind, tensor_text(b.shape, b.dtype), nbytes(b.shape, b.dtype), _clip(b.name, 80))
+        (b.id, b.kind, tensor_text(b.shape, b.dtype), nbytes(b.shape, b.dtype), b.format or "-", _clip(b.name, 80))
         for b in program.buffers
         if b.kind in kinds
     ]
-    return table(("buffer", "kind", "tensor", "bytes", "name"), rows) if rows else ["  none"]
+    return table(("buffer", "kind", "tensor", "bytes", "format", "name"), rows) if rows else ["  none"]
 
 
 def to_json(program: CompiledProgram) -> dict[str, Any]:

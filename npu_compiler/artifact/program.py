@@ -45,8 +45,7 @@ class IOSpec:
 class BufferSpec:
     """A buffer by ``id``. ``kind`` as in ``schedule.kernel.Buffer``; ``offset`` is its byte offset in the
     arena; ``name`` is the I/O name, the state key, or the name of the recipe output that fills a weight or const.
-    ``layout``: of a weight whose bytes say where kernels read and write, its name in
-    :data:`npu_compiler.weights.packing.CHECKED`; else empty."""
+    ``format``: of a weight in a weight format, the name of its layout (``weights.format``); else empty."""
 
     id: int
     kind: str
@@ -54,7 +53,7 @@ class BufferSpec:
     shape: tuple[int, ...]
     name: str
     offset: int = 0
-    layout: str = ""
+    format: str = ""
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ from ..support.records import MAX_INT, Field
 from .program import LAYOUT_MARKER, SOURCE_NAME, BufferSpec, CompiledProgram, EntryPoint, IOSpec, KernelCall, WeightSpec
 
 MAGIC = b"\x89NPU\r\n\x1a\n"
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 _HEADER = struct.Struct("<8sIIQ32s")
 
 _MAX_BUILD_DEPTH = 8
@@ -116,7 +116,7 @@ def _unpack(body: memoryview) -> Any:
 
 def layout_digest(program: CompiledProgram) -> str:
     """A digest, 64 hex digits, of what the native code takes for granted: symbols, operands, buffers, memory sizes."""
-    buffers = [(b.id, b.kind, b.dtype, tuple(b.shape), b.offset, b.layout) for b in program.buffers]
+    buffers = [(b.id, b.kind, b.dtype, tuple(b.shape), b.offset, b.format) for b in program.buffers]
     entries = [
         (e.symbol, [i.buffer for i in e.inputs], [o.buffer for o in e.outputs], [b for _, b in e.updates],
          [(tuple(c.inputs), tuple(c.outputs)) for c in e.calls], e.arena_bytes, e.scratch_bytes)
@@ -258,8 +258,8 @@ def _buffer(f: Field) -> BufferSpec:
     r = f.record([x.name for x in fields(BufferSpec)])
     shape, dtype = _tensor(r["dtype"], r["shape"])
     offset = r["offset"].integer(high=verify.MAX_BYTES)
-    layout = r["layout"].text()
-    return BufferSpec(r["id"].integer(), r["kind"].text(), dtype, shape, r["name"].text(), offset, layout)
+    format = r["format"].text()
+    return BufferSpec(r["id"].integer(), r["kind"].text(), dtype, shape, r["name"].text(), offset, format)
 
 
 def _weight(f: Field) -> WeightSpec:

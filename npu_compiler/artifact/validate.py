@@ -14,7 +14,7 @@ from ..graph import interp, verify
 from ..graph.graph import LEAVES
 from ..support import dtypes
 from ..support.errors import ArtifactError
-from ..weights.packing import CHECKED
+from ..weights.format import find_layout
 from .program import SYMBOL, BufferSpec, CompiledProgram, EntryPoint, IOSpec
 
 KINDS = ("input", "output", "weight", "const", "state", "arena")
@@ -61,15 +61,22 @@ def _check_buffers(program: CompiledProgram) -> dict[int, BufferSpec]:
         aligned = b.offset >= 0 and b.offset % dtypes.DTYPES[b.dtype].size == 0
         placed = aligned and (b.kind == "arena" or b.offset == 0)
         _require(placed, f"{path}.offset", f"{b.offset} is no place for {b.dtype} in {b.kind}")
-        if b.layout:
-            _require(b.layout in CHECKED, f"{path}.layout", f"{b.layout!r} is none of {', '.join(CHECKED)}")
-            packed = b.kind == "weight" and b.dtype == "uint8" and b.shape
-            _require(packed, f"{path}.layout", f"{b.dtype}{list(b.shape)} of kind {b.kind} has no layout")
+        if b.format:
+            _check_format(b, path)
         if b.kind == "state":
             _require(b.name not in states, f"{path}.name", f"there are two states {b.name!r}")
             states.add(b.name)
         found[b.id] = b
     return found
+
+
+def _check_format(b: BufferSpec, path: str) -> None:
+    try:
+        find_layout(b.format)
+    except ValueError as error:
+        raise ArtifactError(f"{path}.format: {error}") from None
+    packed = b.kind == "weight" and b.dtype == "uint8" and b.shape
+    _require(packed, f"{path}.format", f"{b.dtype}{list(b.shape)} of kind {b.kind} is not in a weight format")
 
 
 def _check_type(shape: Sequence[int], dtype: str, path: str) -> None:

@@ -24,6 +24,8 @@ About a dozen primitive ops carry everything. All shapes are static and every va
                       index operands from 0), mode ('set' or 'add'); a copy of base with src written into it
 ``scan``              attrs kind (sum prod max min), axis: running reduction, same shape
 ``sort``              attrs axis, descending, k: outputs (values, int64 indices) of the first k in order; stable
+``quantize``          weights only: attrs format; a matrix [N, K] as the blocks of a weight format, uint8 [N, bytes]
+``dequantize``        weights only: attrs format, k, dtype; the elements [N, k] of blocks
 ``pack``              weights only: attrs panel, layout; reorders a matmul/conv weight for a target's micro-kernel
 ====================  ==============================================================================================
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from ..support import dtypes
 from ..weights import packing
+from ..weights.format import block_format
 from . import expr
 from .graph import LEAVES, Graph, Node, Value
 
@@ -85,7 +86,7 @@ def cost(node: Node) -> Cost:
         return Cost(made + 8 * points * (len(node.attrs["idx"]) + 2), read + steps * points)
     if node.op == "sort":
         return Cost(2 * made + 24 * read, read * 16)
-    return Cost(made, size + read if node.op != "pack" else 32 * read)
+    return Cost(made, 32 * read if node.op in ("pack", "quantize", "dequantize") else size + read)
 
 
 def _pointwise(node: Node, args: Arrays) -> np.ndarray:
@@ -206,5 +207,7 @@ _EVAL: dict[str, Callable[[Node, Arrays], Any]] = {
     "scatter": _scatter,
     "scan": _scan,
     "sort": _sort,
+    "quantize": lambda n, a: block_format(n.attrs["format"]).encode(a[0]),
+    "dequantize": lambda n, a: block_format(n.attrs["format"]).decode(a[0], n.attrs["k"]),
     "pack": lambda n, a: packing.pack(a[0], n.attrs["panel"], n.attrs["layout"]),
 }

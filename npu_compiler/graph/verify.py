@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..support import dtypes
+from ..weights.format import block_format
 from ..weights.packing import packed_spec
 from . import expr, graph
 from .expr import Expr
@@ -41,6 +42,8 @@ ATTRS: dict[str, dict[str, str]] = {
     "scatter": {"idx": "exprs", "mode": "text"},
     "scan": {"kind": "text", "axis": "int"},
     "sort": {"axis": "int", "descending": "bool", "k": "int"},
+    "quantize": {"format": "text"},
+    "dequantize": {"format": "text", "k": "int", "dtype": "text"},
     "pack": {"panel": "int", "layout": "text"},
 }
 
@@ -324,6 +327,22 @@ def _sort(node: Node, inputs: Sequence[Value]) -> Signature:
     return [(tuple(shape), inputs[0].dtype), (tuple(shape), "int64")]
 
 
+def _quantize(node: Node, inputs: Sequence[Value]) -> Signature:
+    _inputs(inputs, 1)
+    w, format = inputs[0], block_format(node.attrs["format"])
+    row_bytes = format.row_bytes(w.shape[1]) if w.rank == 2 and dtypes.is_float(w.dtype) else None
+    _require(row_bytes is not None, f"{_types(inputs)} cannot be stored as {format.name}")
+    return [((w.shape[0], row_bytes or 0), "uint8")]
+
+
+def _dequantize(node: Node, inputs: Sequence[Value]) -> Signature:
+    _inputs(inputs, 1)
+    blocks, format, k, dtype = inputs[0], block_format(node.attrs["format"]), node.attrs["k"], node.attrs["dtype"]
+    fits = blocks.rank == 2 and blocks.dtype == "uint8" and 0 < k < _MAX_PARAMETER and dtype in format.dtypes
+    _require(fits and format.row_bytes(k) == blocks.shape[1], f"{_types(inputs)} are not rows of {k} in {format.name}")
+    return [((blocks.shape[0], k), dtype)]
+
+
 def _pack(node: Node, inputs: Sequence[Value]) -> Signature:
     _inputs(inputs, 1)
     panel, layout, w = node.attrs["panel"], node.attrs["layout"], inputs[0]
@@ -346,5 +365,7 @@ _SIGNATURES: dict[str, Callable[[Node, Sequence[Value]], Signature]] = {
     "scatter": _scatter,
     "scan": _scan,
     "sort": _sort,
+    "quantize": _quantize,
+    "dequantize": _dequantize,
     "pack": _pack,
 }

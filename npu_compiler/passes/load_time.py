@@ -14,6 +14,8 @@ _LOAD_TIME = frozenset(
         "concat",
         "matmul",
         "conv2d",
+        "quantize",
+        "dequantize",
         "pack",
         "scan",
         "sort",

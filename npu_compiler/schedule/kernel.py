@@ -24,7 +24,9 @@ class Buffer:
     """A block of memory. ``kind``: 'input', 'output', 'weight', 'const', 'state' (pointers the runtime supplies, by
     ``id``), 'arena' (at byte ``offset`` of the one arena) or 'scratch' (a prologue's result, each thread its own).
     ``name`` is the I/O name, state key or a label. ``lasting``: its place in the arena is its own from run to run, and
-    zero before the first."""
+    zero before the first. ``format``: of a weight in a weight format, the name of its layout
+    (:mod:`npu_compiler.weights.format`); its bytes are then no elements, and a kernel reads them with the format's
+    reader."""
 
     id: int
     kind: str
@@ -33,6 +35,7 @@ class Buffer:
     name: str
     offset: int = 0
     lasting: bool = False
+    format: str = ""
 
     @property
     def nbytes(self) -> int:
@@ -57,6 +60,11 @@ class Operand:
     @property
     def dtype(self) -> str:
         return self.buffer.dtype
+
+    @property
+    def format(self) -> str:
+        """The layout of a weight in a weight format, or ''."""
+        return self.buffer.format
 
     @property
     def contiguous(self) -> bool:
@@ -139,6 +147,11 @@ class Kernel:
         """As the kernel's function takes them: inputs, then outputs; those of a bundle's parts one part after
         another."""
         return [o for p in self.parts for o in p.operands] or [*self.inputs, *self.outputs]
+
+    @property
+    def weight(self) -> Operand:
+        """The operand after the left one: the right operand of a product, the filters of a convolution."""
+        return self.inputs[self.fixed]
 
     @property
     def fixed(self) -> int:

@@ -9,21 +9,24 @@ from ..graph import expr
 from ..graph.expr import Expr
 from ..graph.graph import VIEWS, Graph, Value, main_weight
 from ..passes.load_time import static_values
+from ..passes.quantize import blocks_of
 from ..support.errors import CompileError
 from ..target_config import TargetConfig
-from ..weights.formats.bf16c12_rows4 import ROWS
-from ..weights.packing import LAYOUTS, packed_spec
+from ..weights.format import BlockFormat, Layout, WeightFormat, block_format, layout_for
+from ..weights.packing import ELEMENTS, packed_spec
 from .destination_passing import Destination, behind, part_of, wanted_order, writable
 from .kernel import Buffer, Kernel, LoopBody, Operand, Stage, contiguous_strides
 from .strides import strided_view
 
 
 class Operands:
-    """The buffers of a graph and what is known to lie in them. ``recipes`` collects the load-time values that fill
+    """The buffers of a graph and what is known to lie in them.
+
+    ``format``: the weight format that the caller chose, or None. ``recipes`` collects the load-time values that fill
     weight buffers, by buffer name; ``kernels`` those so far, copies among them."""
 
-    def __init__(self, graph: Graph, config: TargetConfig):
-        self.graph, self.config = graph, config
+    def __init__(self, graph: Graph, config: TargetConfig, format: WeightFormat | None = None):
+        self.graph, self.config, self.format = graph, config, format
         self.static = static_values(graph)
         self.users = graph.users()
         self.results = graph.results()
@@ -38,8 +41,8 @@ class Operands:
         self.tables: dict[Value, Value] = {}  # read from the packed form of a matrix
         self.names: set[str] = set()
 
-    def _buffer(self, kind: str, dtype: str, shape: Sequence[int], name: str) -> Buffer:
-        buffer = Buffer(len(self.buffers), kind, dtype, tuple(shape), name)
+    def _buffer(self, kind: str, dtype: str, shape: Sequence[int], name: str, format: str = "") -> Buffer:
+        buffer = Buffer(len(self.buffers), kind, dtype, tuple(shape), name, format=format)
         self.buffers.append(buffer)
         return buffer
 
@@ -99,7 +102,8 @@ class Operands:
             return same
         name = self._unique(main_weight(v))
         self.recipes.append((name, v))
-        return self._put(v, self._buffer("weight", v.dtype, v.shape, name))
+        layout = v.node.attrs["layout"] if v.op == "pack" else ""
+        return self._put(v, self._buffer("weight", v.dtype, v.shape, name, "" if layout in ELEMENTS else layout))
 
     def _same_bytes(self, v: Value) -> Operand | None:
         """A weight whose memory holds ``v`` as it is: what ``v`` is a view of, if the views leave the order alone."""
@@ -124,26 +128,23 @@ class Operands:
         self.names.add(candidate)
         return candidate
 
-    def packed_weight(self, key: Hashable, w: Value, layout: str) -> Operand:
+    def packed_weight(self, key: Hashable, w: Value, layout: Layout | str) -> Operand:
         """``w`` [G, K, T, C] in the order the target's micro-kernel streams it; made once per weight."""
-        panel = self._panel(layout)
+        name, panel = (layout, self.config.panel) if isinstance(layout, str) else (layout.name, layout.panel)
         if not panel:
             return self.operand(w)
         if key not in self.packed:
-            spec = packed_spec(layout, w.shape, w.dtype, panel)
-            node = self.graph.add("pack", [w], [spec], panel=panel, layout=layout)
+            spec = packed_spec(name, w.shape, w.dtype, panel)
+            node = self.graph.add("pack", [w], [spec], panel=panel, layout=name)
             node.sources = w.node.sources
             self.static.add(node.out)
             self.packed[key] = self._weight(node.out)
         return self.packed[key]
 
-    def _panel(self, layout: str) -> int:
-        return ROWS if layout == "quads" else self.config.panel
-
     def _from_panels(self, table: Value, index: tuple[Expr, ...]) -> tuple[Operand, list[Expr]]:
         """Where to read an element of a table that is kept only as the packed matrix of the product it also serves."""
         matrix = self.tables[table]
-        packed = self.packed_weight((matrix,), self._columns([matrix]), self._layout(table.dtype))
+        packed = self.packed_weight((matrix,), self._columns([matrix]), self._element_order(table.dtype))
         panels, (row, column), width = packed.shape[1], index, self.config.panel
         pair = packed.shape[-1] if len(packed.shape) == 6 else 1
         depth = table.shape[1]
@@ -200,10 +201,12 @@ class Operands:
             for x in v.node.inputs:
                 self._static_chain(x)
 
-    def _columns(self, matrices: list[Value]) -> Value:
-        """The columns [1, N, 1, K] of a [K, N] matrix as a load-time value; panels of two alternate."""
-        k, n = matrices[0].shape
-        rows = [w.permute(1, 0) for w in matrices]
+    def _columns(self, matrices: list[Value], stored: bool = False) -> Value:
+        """The columns [1, N, 1, K] of a [K, N] matrix as a load-time value; panels of two alternate. ``stored``: as a
+        weight format packs them, so of a matrix in blocks the blocks."""
+        n = matrices[0].shape[1]
+        rows = [(blocks_of(w) if stored else None) or w.permute(1, 0) for w in matrices]
+        k = rows[0].shape[1]
         if len(rows) > 1:
             width = self.config.pair_width
             panels = [w.reshape(n // width, 1, width, k) for w in rows]
@@ -212,11 +215,17 @@ class Operands:
         self._static_chain(view)
         return view
 
-    def _layout(self, dtype: str) -> str:
-        return "pairs" if dtype in self.config.pair_dtypes else "rows"
+    def _element_order(self, dtype: str) -> str:
+        """How the elements of a packed weight are ordered."""
+        return "vnni2" if dtype in self.config.pair_dtypes else "panels"
 
-    def _compressed(self, k: int, n: int, dtype: str) -> str | None:
-        """The layout in which the [K, N] right operand of products is kept in twelve bits an element, if it is."""
-        layout = "coded" if self.config.panel else "quads"
-        spec = LAYOUTS[layout].spec((1, n, 1, k), dtype, self._panel(layout)) if self.config.compress else None
-        return layout if spec is not None else None
+    def _format_layout(self, matrix: Value, rows: int = 1) -> Layout | None:
+        """The layout in which the program stores the [K, N] right operand of products of ``rows`` rows; None if it
+        stores the elements."""
+        k, n = matrix.shape
+        blocks = blocks_of(matrix)
+        format = self.format if blocks is None else block_format(blocks.node.attrs["format"])
+        if format is None or isinstance(format, BlockFormat) != (blocks is not None):
+            return None
+        layout = layout_for(format, self.config.panel, n, k, matrix.dtype)
+        return layout if layout is not None and rows <= (layout.max_rows or rows) else None

@@ -14,6 +14,7 @@ from ..passes.fold import unrounded
 from ..passes.fuse import CHEAP, Group
 from ..support.errors import CompileError
 from ..target_config import TargetConfig
+from ..weights.format import WeightFormat
 from .destination_passing import destinations, part_of, shared_tables
 from .image_rows import filter_rows, is_image, padded_image
 from .kernel import Buffer, Kernel, LoopBody, Operand, Schedule, Stage, contiguous_strides
@@ -27,8 +28,15 @@ Winograd = Callable[[Node], np.ndarray | None]
 class Scheduler(Operands):
     """Schedules one graph. ``recipes`` collects the load-time values that fill weight buffers, by buffer name."""
 
-    def __init__(self, graph: Graph, groups: list[Group], config: TargetConfig, winograd: Winograd = lambda node: None):
-        super().__init__(graph, config)
+    def __init__(
+        self,
+        graph: Graph,
+        groups: list[Group],
+        config: TargetConfig,
+        winograd: Winograd = lambda node: None,
+        format: WeightFormat | None = None,
+    ):
+        super().__init__(graph, config, format)
         self.groups, self.winograd = groups, winograd
 
     def run(self) -> Schedule:
@@ -43,7 +51,7 @@ class Scheduler(Operands):
                 self._put(node.out, self._buffer("state", node.out.dtype, node.out.shape, node.attrs["key"]))
         self.wanted = destinations(graph, self.static)
         tables = shared_tables(graph, self.groups, self.static, self.config.panel)
-        self.tables = {t: m for t, m in tables.items() if not self._compressed(m.shape[0], m.shape[1], m.dtype)}
+        self.tables = {t: m for t, m in tables.items() if self._format_layout(m) is None}
         made: dict[str, Buffer] = {}
         for group in self.groups:
             self._schedule_group(group, made)
@@ -163,12 +171,12 @@ class Scheduler(Operands):
         transform = self.winograd(node)
         if transform is not None:
             tile = transform.shape[0] - 2
-            weight = self.packed_weight((w, tile), self._winograd_weight(w, transform), "rows")
+            weight = self.packed_weight((w, tile), self._winograd_weight(w, transform), "panels")
             self._anchor(group, made, "winograd", [source, weight], flops, tile=tile, **attrs)
             return
         view = w.reshape(groups, k // groups, r * s, cg)
         self._static_chain(view)
-        weight = self.packed_weight(w, view, self._layout(x.dtype))
+        weight = self.packed_weight(w, view, self._element_order(x.dtype))
         self._anchor(group, made, "conv2d", [source, weight], flops, **attrs)
 
     def _image(self, group: Group, made: dict[str, Buffer], flops: int) -> None:
@@ -182,7 +190,7 @@ class Scheduler(Operands):
         self._kernel(Kernel("copy", "loops", [source], [whole], body=body, sources=node.sources))
         view = filter_rows(w, row)
         self._static_chain(view)
-        weight = self.packed_weight((w, row), view, self._layout(x.dtype))
+        weight = self.packed_weight((w, row), view, self._element_order(x.dtype))
         self._anchor(group, made, "conv2d", [rows, weight], flops, **attrs)
 
     def _winograd_weight(self, w: Value, g: np.ndarray) -> Value:
@@ -211,19 +219,20 @@ class Scheduler(Operands):
         m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
         flops = 2 * node.out.numel * k * len(group.anchors)
         batch = math.prod(node.out.shape[:-2])
-        layout, compressed = self._layout(a.dtype), None
+        order = self._element_order(a.dtype)
         if not self.config.panel:
             self._strided_matmul(group, made, flops, batch)
             return
         if b in self.static and math.prod(b.shape[:-2]) == 1:
-            view = self._columns([x.inputs[1].reshape(k, n) for x in group.anchors])
+            matrices = [x.inputs[1].reshape(k, n) for x in group.anchors]
+            layout = self._format_layout(matrices[0])
+            view = self._columns(matrices, stored=layout is not None)
             key = tuple(x.inputs[1] for x in group.anchors)
-            compressed = self._compressed(k, n, b.dtype)
-            weight, shared = self.packed_weight(key, view, compressed or layout), True
+            weight, shared = self.packed_weight(key, view, layout or order), True
             left = self._rows(a, math.prod(a.shape[:-2]))
         else:
             shared = math.prod(b.shape[:-2]) == 1
-            weight = self._pack(b if shared else b.expand(*node.out.shape[:-2], k, n), layout)
+            weight = self._pack(b if shared else b.expand(*node.out.shape[:-2], k, n), order)
             left = self._rows(
                 a if math.prod(a.shape[:-2]) in (1, batch) and shared else a.expand(*node.out.shape[:-2], m, k), batch
             )
@@ -234,21 +243,22 @@ class Scheduler(Operands):
         self._anchor(
             group, made, "gemm", [left, weight], flops,
             batch=batch, m=m, n=n, k=k, lda=strides[1] if m > 1 else k, batch_stride=strides[0], shared=shared,
-            paired=len(group.anchors) > 1, coded=compressed is not None,
+            paired=len(group.anchors) > 1,
         )  # fmt: skip
 
     def _strided_matmul(self, group: Group, made: dict[str, Buffer], flops: int, batch: int) -> None:
         """For targets that pack nothing: the right operand is [batch or 1, N, K] with the strides it has. A weight of
-        two dims is laid out so that K comes last, or, for one row, in quads of 12-bit rows (attribute ``quads``)."""
+        two dims is laid out so that K comes last, or as its weight format says."""
         node = group.anchor
         a, b = node.inputs
         m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
-        shared, compressed = math.prod(b.shape[:-2]) == 1, None
+        shared = math.prod(b.shape[:-2]) == 1
         if b in self.static and shared:
-            view = self._columns([x.inputs[1].reshape(k, n) for x in group.anchors])
-            compressed = self._compressed(k, n, b.dtype) if m * batch == 1 else None
-            if compressed:
-                right = self.packed_weight(tuple(x.inputs[1] for x in group.anchors), view, compressed)
+            matrices = [x.inputs[1].reshape(k, n) for x in group.anchors]
+            layout = self._format_layout(matrices[0], m * batch)
+            view = self._columns(matrices, stored=layout is not None)
+            if layout is not None:
+                right = self.packed_weight(tuple(x.inputs[1] for x in group.anchors), view, layout)
             else:
                 view = view.reshape(1, n * len(group.anchors), k)
                 self._static_chain(view)
@@ -270,7 +280,7 @@ class Scheduler(Operands):
         self._anchor(
             group, made, "gemm", [left, right], flops,
             batch=batch, m=m, n=n, k=k, lda=strides[1] if m > 1 else k, batch_stride=strides[0], shared=shared,
-            paired=len(group.anchors) > 1, quads=compressed is not None,
+            paired=len(group.anchors) > 1,
         )  # fmt: skip
 
     def _rows(self, a: Value, batch: int) -> Operand:
@@ -283,7 +293,7 @@ class Scheduler(Operands):
             strides = contiguous_strides((batch, m, k))
         return Operand(op.buffer, (batch, m, k), strides, op.offset)
 
-    def _pack(self, b: Value, layout: str) -> Operand:
+    def _pack(self, b: Value, order: str) -> Operand:
         """A right operand computed at run time, packed into panels by a kernel of its own."""
         k, n = b.shape[-2:]
         batch, panel = math.prod(b.shape[:-2]), self.config.panel
@@ -292,7 +302,7 @@ class Scheduler(Operands):
         if strides is None:
             op = self._copy(b)
             strides = contiguous_strides((batch, k, n))
-        tail = ((k + 1) // 2, panel, 2) if layout == "pairs" else (k, panel)
+        tail = ((k + 1) // 2, panel, 2) if order == "vnni2" else (k, panel)
         shape = (batch, -(-n // panel), *tail)
         out = Operand(self._buffer("arena", b.dtype, shape, "packed"), shape, contiguous_strides(shape))
         source = Operand(op.buffer, (batch, k, n), strides, op.offset)

@@ -31,7 +31,7 @@ class WeightError(NPUError):
 
 
 class IncompressibleError(WeightError):
-    """Weights that do not fit the compressed form that a program wants."""
+    """Weights whose values do not fit the weight format of a program."""
 
 
 class InputError(NPUError):

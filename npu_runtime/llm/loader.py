@@ -29,6 +29,7 @@ from npu_compiler.support.errors import ArtifactError, IncompressibleError, Inpu
 from npu_compiler.support.files import write_atomic
 from npu_compiler.target_config import target_config
 from npu_compiler.weights.files import read_document
+from npu_compiler.weights.format import LOSSLESS, identity, weight_format
 
 from ..backends.base import Backend, get_backend
 from ..packed_weights import PackedFile, read_packed, write_packed
@@ -62,11 +63,14 @@ class Loader:
         cache: bool = True,
         progress: Progress | None = None,
         status: Callable[[str], None] | None = None,
+        weights: str | None = LOSSLESS,
     ):
         if max_len is not None:
             max_len = whole_number("max_len", max_len, 1)
         self.target, self.max_len, self._backend = target, max_len, backend
         self.dtype = None if dtype is None else dtypes.storage_dtype(dtype)
+        weight_format(weights)  # refuses unknown names
+        self.weights = weights
         self._progress, self._status = progress, status or (lambda text: None)
         self._programs = open_cache("programs", None if cache else 0)
         self._weights = open_cache("weights", env.weight_cache_size() if cache else 0)
@@ -80,7 +84,8 @@ class Loader:
         try:
             return self._loaded(source)
         except IncompressibleError:
-            if isinstance(source, _CompiledFile):
+            format = weight_format(self.weights)
+            if isinstance(source, _CompiledFile) or (format is not None and format.required):
                 raise
         source.keep_plain()
         return self._loaded(source)
@@ -103,7 +108,7 @@ class Loader:
         return program, source.tensors(program), card
 
     def _checkpoint(self) -> _CheckpointFiles:
-        return _CheckpointFiles(self.path, self.dtype, self._programs, self._compiler)
+        return _CheckpointFiles(self.path, self.dtype, self._programs, self._compiler, self.weights)
 
     def _compiled(self, source: _CheckpointFiles | _CompiledFile) -> tuple[CompiledProgram, str, ModelCard]:
         """The program, the digest of its recipes, and the card."""
@@ -114,7 +119,7 @@ class Loader:
         if self.max_len is not None and card.limit and self.max_len > card.limit:
             raise InputError(f"max_len={self.max_len}: {card.name} was made for at most {card.limit} positions")
         card = replace(card, max_len=self.max_len or min(card.limit or _DEFAULT_MAX_LEN, _DEFAULT_MAX_LEN))
-        key = f"program {card.identity} {card.max_len} {source.compress} {self._compiler}"
+        key = f"program {card.identity} {card.max_len} {identity(weight_format(source.weights))} {self._compiler}"
         known = self._programs.get(key)
         if known is not None:
             recipes = known[:_DIGEST].decode()
@@ -166,11 +171,11 @@ class Loader:
 class _CheckpointFiles:
     """A directory or GGUF file. It is opened only for what the caches do not have."""
 
-    def __init__(self, path: Path, dtype: str | None, cache: Cache, compiler: str):
+    def __init__(self, path: Path, dtype: str | None, cache: Cache, compiler: str, weights: str | None):
         self.path, self._dtype, self._cache, self._compiler = path, dtype, cache, compiler
         self.identity = f"{dtype} {file_identity(path)}"
-        self._incompressible = f"incompressible {self.identity} {compiler}"
-        self.compress = cache.get(self._incompressible) is None
+        self._incompressible = f"incompressible {weights} {self.identity} {compiler}"
+        self.weights = weights if cache.get(self._incompressible) is None else None
 
     @cached_property
     def card(self) -> ModelCard:
@@ -202,11 +207,11 @@ class _CheckpointFiles:
         wanted = target_config(target)
         config = self._checkpoint.config
         graphs = llm_graphs(config, max_len=max_len, chunks=wanted.chunks, run_ahead=wanted.run_ahead)
-        return compile_entries(graphs, target, compress=self.compress)
+        return compile_entries(graphs, target, weights=self.weights)
 
     def keep_plain(self) -> None:
         """Compile for weights as they are, now and at later starts."""
-        self.compress = False
+        self.weights = None
         self._cache.put(self._incompressible, b"")
 
     def tensors(self, program: CompiledProgram) -> Mapping[str, Any]:

@@ -15,6 +15,7 @@ from npu_compiler.artifact.program import CompiledProgram
 from npu_compiler.support import dtypes
 from npu_compiler.support.errors import ArtifactError, InputError
 from npu_compiler.target_config import target_config
+from npu_compiler.weights.format import LOSSLESS
 
 from ..backends.base import Backend, DeviceBuffer, get_backend
 from ..executor import Executor, State
@@ -73,6 +74,7 @@ class LLM:
         max_len: int | None = None,
         threads: int | None = None,
         cache: bool = True,
+        weights: str | None = LOSSLESS,
         progress: Callable[[str, int, int], None] | None = None,
         status: Callable[[str], None] | None = None,
     ) -> LLM:
@@ -89,6 +91,8 @@ class LLM:
             threads: default ``NPU_NUM_THREADS``, else the CPUs this process may use.
             cache: keep the compiled program and the packed weights on disk (in ``NPU_CACHE_DIR``, bounded by
                 ``NPU_CACHE_SIZE`` and ``NPU_WEIGHT_CACHE_SIZE``), so that the next start neither compiles nor packs.
+            weights: the format in which the matrices of a checkpoint are stored (see :func:`npu_compiler.compile`). The
+                default is lossless. Weights whose values do not fit it are stored as they are.
             progress: called while a built-in model is downloaded: (what, bytes so far, bytes in total).
             status: called with a sentence when a step begins that may take long.
 
@@ -99,7 +103,7 @@ class LLM:
 
         start = time.perf_counter()
         options = {} if threads is None else {"threads": threads}
-        loader = Loader(target, dtype, max_len, get_backend(target, **options), cache, progress, status)
+        loader = Loader(target, dtype, max_len, get_backend(target, **options), cache, progress, status, weights)
         llm = cls(*loader.load(model), loader.backend)
         llm.path = loader.path
         llm.load_seconds = time.perf_counter() - start

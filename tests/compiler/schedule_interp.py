@@ -225,8 +225,8 @@ def _attention(k: Kernel, inputs: list[np.ndarray]) -> np.ndarray:
 
 def _pack(k: Kernel, inputs: list[np.ndarray]) -> np.ndarray:
     b, out = inputs[0], k.outputs[0]
-    layout = "pairs" if len(out.shape) == 5 else "rows"
-    return packing.pack(b.transpose(0, 2, 1)[:, :, None, :], out.shape[3 if layout == "pairs" else -1], layout)
+    layout = "vnni2" if len(out.shape) == 5 else "panels"
+    return packing.pack(b.transpose(0, 2, 1)[:, :, None, :], out.shape[3 if layout == "vnni2" else -1], layout)
 
 
 _ANCHORS = {

@@ -79,7 +79,7 @@ def usual() -> tuple[Arrays, list[tuple[str, str, int]]]:
     return want, fingerprint(state)
 
 
-# Other passes call "normalise"; "compress_weights" wants a program that asks for it: see test_twelve_bits.py.
+# Other passes call "normalise"; "compress_weights" wants a program that asks for it: see test_formats.py.
 @pytest.mark.parametrize("switch", [s for s in SWITCHES if s not in ("normalise", "compress_weights")])
 @pytest.mark.parametrize("by", ["argument", "environment"])
 def test_every_switch_changes_the_program_and_not_its_result(

@@ -10,6 +10,7 @@ from ...schedule.kernel import Kernel, Operand
 from ...support import dtypes
 from .epilogue import emit_epilogue
 from .loops import emit_loops, scratch_bytes
+from .readers import reader_of
 
 Place = Callable[[Operand], str]
 
@@ -72,7 +73,10 @@ def _conv2d(k: Kernel, name: str, place: Place) -> str:
 def _gemm(k: Kernel, name: str, place: Place) -> str:
     a = k.prologue.outputs[0] if k.prologue is not None else k.inputs[0]
     w, at = k.inputs[k.fixed], k.attrs
-    weights, kept = (f"((const coded*){place(w)})", "coded") if at["coded"] else (place(w), ctype(w))
+    weights, kept = place(w), ctype(w)
+    if w.format:
+        format = reader_of(w.format).format
+        weights, kept = f"((const stored<{format}>*){weights})", f"stored<{format}>"
     shared = "true" if at["shared"] else "false"
     dims = dict(M=at["m"], N=at["n"], K=at["k"], lda=at["lda"] or at["k"], B=at["batch"], batch_a=at["batch_stride"])
     struct = _struct(f"{name}_dims", "GemmDims", **dims)
@@ -87,8 +91,8 @@ def _gemm(k: Kernel, name: str, place: Place) -> str:
         prologue, before, left, scratch = _prologue(k, name, place, scratch)
     body = f"{before}{name}_epi epi{pointers};\n  gemm<{name}_dims>({left}, {weights}, epi, th, counter);"
     ahead = f"gemm_ahead<{name}_dims, {ctype(a)}, {kept}>(weights, th)"
-    if at["coded"]:  # one format, described in bf16c12.py
-        struct += f'static_assert(Coded::panel_bytes({at["k"] // 2}) == {w.shape[-1]}, "bytes of a panel");\n'
+    if w.format:  # the reader and the module of the format agree on the bytes
+        struct += f"static_assert(panel_bytes<{ctype(a)}, {kept}>({at['k']}) == {w.shape[-1]});\n"
     text = struct + epilogue + prologue + _function(name, body, scratch)
     return text + f"void {name}_ahead(const void* weights, const Thread& th) {{ {ahead}; }}\n"
 

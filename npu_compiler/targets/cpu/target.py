@@ -22,6 +22,7 @@ from .. import Emitted
 from .anchors import ANCHORS, emit_anchor
 from .host import host_cpu
 from .loops import ARGUMENTS, emit_loops, scratch_bytes
+from .readers import reader_of
 from .small_kernels import emit_small, small_scratch_bytes
 from .toolchain import build_shared, compile_flags, find_compiler, required_features
 from .winograd import filter_transform, winograd_tile
@@ -77,6 +78,7 @@ class _Units:
         self.names: dict[str, str] = {}  # text with a placeholder name -> name
         self.weight: dict[str, int] = {}
         self.emitted: dict[Hashable, tuple[str, int]] = {}
+        self.formats: dict[str, str] = {}  # text -> the weight format that it reads, or ''
 
     def add(self, kernel: Kernel) -> str:
         shape = _shape(kernel)
@@ -87,6 +89,7 @@ class _Units:
             kind = re.sub(r"\W", "_", kernel.name.split("_", 1)[1])
             self.names[text] = f"{kind}_{len(self.names)}"
             self.weight[text] = weight
+            self.formats[text] = kernel.weight.format if kernel.kind == "gemm" else ""
         return self.names[text]
 
     def sources(self, count: int) -> dict[str, str]:
@@ -101,6 +104,7 @@ class _Units:
         for i, texts in enumerate(b for b in bins if b):
             anchors = sorted({ANCHORS[kind] for t in texts for kind in ANCHORS if f"// kind {kind}\n" in t})
             head = _HEADER + "".join(f'#include "{h}"\n' for h in anchors)
+            head += "".join(reader_of(f).text for f in sorted({self.formats[t] for t in texts} - {""}))
             body = "\n".join(t.replace("@NAME@", self.names[t]) for t in sorted(texts, key=lambda t: self.names[t]))
             out[f"kernels_{i}.cpp"] = f"{head}using namespace npu;\n\n{body}"
         return out
@@ -117,7 +121,9 @@ def _shape(kernel: Kernel) -> Hashable:
     """All that a kernel's text depends on: what it computes, its operands' layouts, and which operands are the same."""
     operands = kernel.operands
     inner = tuple(_shape(k) for k in (kernel.prologue, *kernel.parts) if k is not None)
-    layouts = tuple((o.dtype, o.shape, o.strides, o.offset if kernel.kind == "loops" else 0) for o in operands)
+    layouts = tuple(
+        (o.dtype, o.format, o.shape, o.strides, o.offset if kernel.kind == "loops" else 0) for o in operands
+    )
     same = tuple(operands.index(o) for o in operands)
     attrs = tuple(sorted(kernel.attrs.items()))
     return kernel.kind, kernel.name.split("_", 1)[1], attrs, layouts, same, kernel.body, kernel.epilogue, inner

@@ -11,7 +11,7 @@ from ...support.errors import Reason
 from .kernels.attention import emit_attention, emit_merge
 from .kernels.attention_decode import emit_attention_step
 from .kernels.depthwise import emit_depthwise
-from .kernels.gemm import emit_conv, emit_gemm
+from .kernels.gemm import READERS, emit_conv, emit_gemm
 from .kernels.loops import emit_bundle, emit_loops
 from .kernels.scans import emit_scan
 from .kernels.sorts import emit_sort, emit_sort_merge
@@ -35,8 +35,11 @@ EMITTERS: dict[str, Callable[[Kernel, Dialect], Emission]] = {
 
 
 def unsupported(kernel: Kernel) -> Reason | None:
-    known = kernel.kind in (*EMITTERS, PAIR)  # a pair is only made where the target has its function
-    return None if known else Reason("no_kernel", f"the GPU targets have no {kernel.kind} kernel")
+    if kernel.kind not in (*EMITTERS, PAIR):  # a pair is only made where the target has its function
+        return Reason("no_kernel", f"the GPU targets have no {kernel.kind} kernel")
+    if kernel.kind == "gemm" and kernel.weight.format not in ("", *READERS):
+        return Reason("no_reader", f"the GPU targets have no reader for weights in {kernel.weight.format}")
+    return None
 
 
 class Functions:
@@ -89,7 +92,9 @@ def _key(kernel: Kernel) -> Hashable:
             ids.append(o.buffer.id)
         constant = o.buffer.kind in ("weight", "const")
         alignment = o.offset * dtypes.DTYPES[o.dtype].size % 16
-        layouts.append((o.dtype, o.shape, o.strides, alignment, constant, o.buffer.given, ids.index(o.buffer.id)))
+        layouts.append(
+            (o.dtype, o.format, o.shape, o.strides, alignment, constant, o.buffer.given, ids.index(o.buffer.id))
+        )
     attrs = tuple(sorted((k, v) for k, v in kernel.attrs.items()))
     inner = tuple(_key(k) for k in (kernel.prologue, *kernel.parts) if k is not None)
     computed = kernel.body, kernel.epilogue, kernel.more, kernel.row_scale

@@ -19,7 +19,7 @@ from npu_compiler.artifact.program import CompiledProgram
 from npu_compiler.pipeline import compile_entries
 from npu_compiler.support import dtypes
 from npu_compiler.weights.files import open_regular
-from npu_compiler.weights.formats import bf16c12
+from npu_compiler.weights.formats.bf16c12.panels import max_outliers, panel_bytes
 from npu_runtime import CPUBackend, Executor
 from npu_runtime.arrays import SLAB
 from npu_runtime.packed_weights import read_packed, write_packed
@@ -32,7 +32,7 @@ _PREFIX = 20
 
 @cache
 def _program() -> CompiledProgram:
-    return compile_entries({"main": load_ir(_IR)}, dtype="bfloat16", compress=True)
+    return compile_entries({"main": load_ir(_IR)}, dtype="bfloat16", weights="bf16c12")
 
 
 @cache
@@ -43,7 +43,7 @@ def _backend() -> CPUBackend:
 @cache
 def _file() -> bytes:
     rng, program = np.random.default_rng(0), _program()
-    assert any(b.layout == "coded" for b in program.buffers)
+    assert any(b.format == "bf16c12.panels" for b in program.buffers)
     tensors = {w.key: rng.standard_normal(w.shape).astype(w.dtype) for w in program.weights}
     file = io.BytesIO()
     write_packed(file, "key", load_weights(program, tensors, _backend()), program)
@@ -62,7 +62,7 @@ def _forged(rng: random.Random) -> bytes:
     header, body = copy.deepcopy(_parts())
     if rng.random() < 0.4:
         for _ in range(rng.choice((1, 1, 2))):
-            mutate_tree(rng, header, ("uint8", "coded", "quads", "", 0, 64))
+            mutate_tree(rng, header, ("uint8", "bf16c12.panels", "bf16c12.rows4", "", 0, 64))
     else:
         for _ in range(rng.choice((1, 2, 8))):
             _damage_weights(rng, header, body)
@@ -75,12 +75,12 @@ def _forged(rng: random.Random) -> bytes:
 
 
 def _damage_weights(rng: random.Random, header: Any, body: bytearray) -> None:
-    """A number of escapes, a place of one, or any bit."""
-    _, _, shape, offset, layout = rng.choice(header["buffers"])
-    if layout and rng.random() < 0.8:
+    """A number of outliers, a place of one, or any bit."""
+    _, _, shape, offset, format = rng.choice(header["buffers"])
+    if format and rng.random() < 0.8:
         panel = offset + rng.randrange(shape[-2]) * shape[-1]
-        k = next(k for k in range(8, 1000, 8) if bf16c12.panel_bytes(k) == shape[-1])
-        place = 64 + 48 * k + 8 * rng.randrange(bf16c12.slots(k))
+        k = next(k for k in range(8, 1000, 8) if panel_bytes(k) == shape[-1])
+        place = 64 + 48 * k + 8 * rng.randrange(max_outliers(k))
         at = panel + rng.choice((16, place))
         number = rng.choice((rng.choice(INTEGERS), rng.randrange(40), rng.randrange(32 * k), 32 * k))
         body[at : at + 4] = (number % 2**32).to_bytes(4, "little")

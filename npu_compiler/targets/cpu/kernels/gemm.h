@@ -3,9 +3,9 @@
 //   struct D : GemmDims { static constexpr long M, N, K, lda; };       rows of A have unit inner stride
 //   gemm<D>(a, w, epi, th, counter)
 //
-// Weights: [ceil(N/32)][K][32] float or f16, [ceil(N/32)][ceil(K/2)][32][2] bf16, zero padded, or coded bf16 panels
-// (coded.h, K a multiple of 8); pack_b() packs a matrix computed at run time. epi(acc, row, col, lanes) gets VL
-// neighbouring columns of one row (row = b * M + m).
+// Weights: [ceil(N/32)][K][32] float or f16, [ceil(N/32)][ceil(K/2)][32][2] bf16, zero padded, or the panels of a weight
+// format (storage.h); pack_b() packs a matrix computed at run time. epi(acc, row, col, lanes) gets VL neighbouring
+// columns of one row (row = b * M + m).
 #pragma once
 #include "gemv.h"
 #include "tile.h"

@@ -24,18 +24,6 @@ struct GemvArgs {
   float* acc;         // [panels][M][PANEL]
 };
 
-// What the codes of a panel leave out.
-template <int M> NPU_INLINE void add_escapes(const GemvArgs& a, const char* panel, float* acc) {
-  const Escape* e = Coded::list(panel, a.len);
-  for (int i = 0, n = Coded::escapes(panel); i < n; i++) {
-    const long k = e[i].at / PANEL;
-    for (int m = 0; m < M; m++) {
-      float& sum = acc[m * PANEL + e[i].at % PANEL];
-      sum = __builtin_fmaf(e[i].value, ld1((const bf16*)(a.x + m * a.row_bytes) + k), sum);
-    }
-  }
-}
-
 template <class Kind, class Stored, int M, int PANELS> NPU_NOINLINE void gemv_tile(const GemvArgs& a) {
   Reader<Stored> w[PANELS];
 #pragma GCC unroll 4
@@ -65,7 +53,7 @@ template <class Kind, class Stored, int M, int PANELS> NPU_NOINLINE void gemv_ti
 #pragma GCC unroll 4
       for (int s = 0; s < PANELS; s++)
 #pragma GCC unroll 8
-        for (int line = 0; line < 4 * Stored::W_BYTES; line += 64)
+        for (int line = 0; line < 4 * Stored::UNIT_BYTES; line += 64)
           __builtin_prefetch(w[s].from + GEMV_AHEAD / PANELS + line, 0, 3);
 #pragma GCC unroll 2
       for (int u = 0; u < 4; u += 2) {
@@ -83,7 +71,7 @@ template <class Kind, class Stored, int M, int PANELS> NPU_NOINLINE void gemv_ti
 #pragma GCC unroll 4
       for (int s = 0; s < PANELS; s++) w[s].skip(4);
     }
-    if constexpr (!Stored::CODED) {  // coded panels have no odd units
+    if constexpr (Stored::ODD_UNITS) {
       for (; k < end; k++, x += 4) {
         vf xv[M];
         splat_x(0, xv);
@@ -106,8 +94,9 @@ template <class Kind, class Stored, int M, int PANELS> NPU_NOINLINE void gemv_ti
           store_bytes(to, first ? acc[s][v][m] : acc[s][v][m] + load_bytes<vf>(to));
         }
   }
-  if constexpr (Stored::CODED)
-    for (int s = 0; s < PANELS; s++) add_escapes<M>(a, a.w + s * a.panel_bytes, a.acc + s * M * PANEL);
+  if constexpr (!Stored::PLAIN)
+    for (int s = 0; s < PANELS; s++)
+      Stored::template finish<M>(a, a.w + s * a.panel_bytes, a.acc + s * M * PANEL);
 }
 
 // Chunks are groups of panels, fewer together where there would be too few groups to balance. Plan: a GemmPlan.

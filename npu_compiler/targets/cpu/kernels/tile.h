@@ -6,9 +6,9 @@
 //   F32   [K][32] float      F16W  [K][32] f16, widened in registers      BF16P  [K/2][32][2] bf16
 // One instantiation per (kind, P) serves every shape of a program; sizes are run-time arguments.
 #pragma once
-#include "coded.h"
 #include "pool.h"
 #include "simd.h"
+#include "storage.h"
 
 namespace npu {
 
@@ -230,7 +230,7 @@ template <class Plan> struct Chunk {
 // Tile t of a block: a.off is that of its first position, w the panel, `after` the weights needed next or null.
 template <class Kind, class Stored>
 NPU_INLINE void run_tile(const Tiling& tiles, int t, TileArgs a, const char* w, const char* after, int parts, float* acc) {
-  const bool fetch = after && t < Stored::W_BYTES / 32;  // a tile fetches 32 bytes a unit
+  const bool fetch = after && t < Stored::UNIT_BYTES / 32;  // a tile fetches 32 bytes a unit
   a.prefetch = fetch ? after + (long)t * a.ntaps * a.len * 32 : w;
   a.prefetch_step = fetch ? 64 : 0;
   for (int part = 0; part < parts; part++) {
@@ -242,7 +242,7 @@ NPU_INLINE void run_tile(const Tiling& tiles, int t, TileArgs a, const char* w, 
 
 template <class Plan> constexpr long copy_end() { return blocked_tables_bytes<Plan>() + align64(Plan::COPY_BYTES); }
 template <class Plan> constexpr long open_bytes(long units) {  // of a panel that is written out
-  return Plan::Stored::CODED ? units * Plan::Kind::W_BYTES : 0;
+  return Plan::Stored::PLAIN ? 0 : units * Plan::Kind::W_BYTES;
 }
 template <class Plan> constexpr long blocked_scratch_bytes() {
   return copy_end<Plan>() + (1 + Plan::PAIRED) * open_bytes<Plan>((long)Plan::NTAPS * Plan::LEN);
@@ -346,7 +346,8 @@ NPU_INLINE void blocked(const TX* x, const TW* weights, Epi& epi, Thread& th, in
 }
 
 // ---------------------------------------------------------------------------------------------- operand kinds
-// How x stored as TX meets weights stored as TW: bf16 pairs directly (coded or not), everything else as float.
+// How x stored as TX meets weights stored as TW: bf16 pairs directly, everything else as float; weights in a format as
+// the format gives them to that kind of operand.
 template <class TX, class TW> struct Operands {
   static_assert(!is_same<TW, bf16>::value, "bf16 weights need bf16 activations");
   using Kind = F32;
@@ -366,7 +367,17 @@ template <> struct Operands<bf16, bf16> {
   static constexpr bool WIDEN = false;
   static constexpr int SEGMENT = SEGMENT_16;
 };
-template <> struct Operands<bf16, coded> : Operands<bf16, bf16> { using Stored = Coded; };
+template <class TX, class Format> struct Operands<TX, stored<Format>> : Operands<TX, float> {
+  using Stored = typename Format::template Storage<F32>;
+};
+template <class Format> struct Operands<bf16, stored<Format>> : Operands<bf16, bf16> {
+  using Stored = typename Format::template Storage<BF16P>;
+};
+
+// Bytes of a panel of k elements of the reduced dim, as weights stored as TW meet TX.
+template <class TX, class TW> constexpr long panel_bytes(long k) {
+  return Operands<TX, TW>::Stored::panel_bytes(ceil_div(k, Operands<TX, TW>::Kind::X_PER_UNIT));
+}
 
 // Copies n elements as units: widened to float, or bf16 as it is with a zero behind an odd end.
 template <class Kind, class TX> NPU_INLINE void copy_units(char* out, const TX* x, long n) {

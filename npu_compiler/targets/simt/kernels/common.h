@@ -122,7 +122,7 @@ INLINE float simd_sum4(float a, float b, float c, float d, int lane) {
   return x;
 }
 
-// Eight columns of a row in 12 bits (bf16c12_rows4.py) as bfloat16, without the row's scale: their low bytes and codes.
+// Eight columns of a row in 12 bits (formats/bf16c12/rows4.py) as bfloat16, without the row's scale: their low bytes and codes.
 INLINE uint4 quad_row(uint low0, uint low1, uint codes) {
   const uint which = codes & 0x77777777u, few = 0x3b3a3900u, many = 0x3f3e3d3cu;
   const uint high0 = take_bytes(few, many, which) | (codes & 0x80808080u);

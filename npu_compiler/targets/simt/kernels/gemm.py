@@ -17,6 +17,9 @@ from .epilogue import Epilogue
 from .gemv import emit_gemv, is_gemv
 from .gemv_bf16c12 import emit_quads
 
+# layout of a weight format -> products that read it
+READERS = {"bf16c12.rows4": emit_quads}
+
 
 @dataclass(frozen=True)
 class Product:
@@ -33,8 +36,8 @@ class Product:
 
 def emit_gemm(kernel: Kernel, dialect: Dialect) -> Emission:
     """The function of a ``gemm`` kernel."""
-    if kernel.attrs.get("quads"):
-        return emit_quads(kernel, dialect)
+    if kernel.weight.format:
+        return READERS[kernel.weight.format](kernel, dialect)
     if is_gemv(kernel):
         return emit_gemv(kernel, dialect)
     p = product_of(kernel)

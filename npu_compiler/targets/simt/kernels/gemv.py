@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ....graph import affine, expr
 from ....schedule.kernel import Kernel
 from ....support import dtypes
-from ....weights.formats.bf16c12_rows4 import PIECE
+from ....weights.formats.bf16c12.rows4 import PIECE
 from ...codegen.nest import build_nest
 from ...codegen.row_passes import make_row
 from ..lang.dialect import SIMD, Dialect
@@ -28,8 +28,8 @@ OTHER_REGISTERS = 28  # of a thread, beside weights and left operand
 
 def is_gemv(kernel: Kernel) -> bool:
     """Few rows against weights that lie row by row."""
-    a, w = kernel.attrs, kernel.inputs[kernel.fixed]
-    if a.get("quads"):
+    a, w = kernel.attrs, kernel.weight
+    if w.format:
         return True
     size = dtypes.DTYPES[w.dtype].size
     dense = (w.strides[2] == 1 or a["k"] == 1) and not any(s * size % 16 for s in (a["k"], w.strides[1], w.offset))
@@ -66,7 +66,7 @@ def choose_shape(pieces: int, columns: int, cores: int, registers: int) -> Shape
 
 def item_of(kernel: Kernel) -> int:
     """Columns of a piece: what a thread multiplies at once."""
-    if kernel.attrs.get("quads"):
+    if kernel.weight.format:
         return PIECE
     return 16 // dtypes.DTYPES[kernel.inputs[kernel.fixed].dtype].size
 
@@ -104,7 +104,7 @@ def takes_prologue(kernel: Kernel, dialect: Dialect) -> bool:
     if not is_gemv(kernel) or a["m"] != 1:
         return False
     item = item_of(kernel)
-    if not a.get("quads") and not shape_of(kernel, dialect).vectors:
+    if not kernel.weight.format and not shape_of(kernel, dialect).vectors:
         return False
     nest = build_nest(inner)
     if nest.empty or nest.rows or len(nest.folds) != 1 or nest.points(nest.folds) != a["k"]:

@@ -1,9 +1,9 @@
-"""Products of one row with weights in 12 bits: four rows at a time, decoded in registers (``bf16c12_rows4.py``)."""
+"""Products of one row with weights in bf16c12: four rows at a time, decoded in registers (``bf16c12/rows4.py``)."""
 
 from __future__ import annotations
 
 from ....schedule.kernel import Kernel
-from ....weights.formats.bf16c12_rows4 import ROWS, QuadLayout
+from ....weights.formats.bf16c12.rows4 import ROWS, FourRows
 from ..lang.dialect import SIMD, Dialect
 from ..lang.emission import Emission
 from ..lang.function import blocks, simds
@@ -17,10 +17,10 @@ AHEAD = 66 << 10  # of these before the inputs are there: more would delay what 
 def emit_quads(kernel: Kernel, dialect: Dialect) -> Emission:
     a = kernel.attrs
     quads = blocks(a["n"] * (1 + a["paired"]), ROWS)
-    return _Quads(kernel, dialect, choose_shape(QuadLayout(a["k"]), quads, dialect)).emit()
+    return _Quads(kernel, dialect, choose_shape(FourRows(a["k"]), quads, dialect)).emit()
 
 
-def choose_shape(layout: QuadLayout, quads: int, dialect: Dialect) -> Shape:
+def choose_shape(layout: FourRows, quads: int, dialect: Dialect) -> Shape:
     """Few threads without a piece, two pieces or more for each, and many threads. Groups take quads in turns if not
     all quads can be on the cores at once."""
     shapes = [(threads, blocks(layout.pieces, threads)) for threads in range(256, 0, -SIMD)]
@@ -45,8 +45,8 @@ class _Quads(Gemv):
 
     def __init__(self, kernel: Kernel, dialect: Dialect, shape: Shape):
         super().__init__(kernel, dialect, shape)
-        self.layout = QuadLayout(self.k)
-        self.places = blocks(self.layout.places, self.threads)  # escapes of a thread
+        self.layout = FourRows(self.k)
+        self.places = blocks(self.layout.max_outliers, self.threads)  # outliers of a thread
         self.unit = dialect.flash
         if not self.turns and dialect.registers:
             fit = _fit(self.threads, 12 * self.vectors + 20, dialect)
@@ -69,8 +69,8 @@ class _Quads(Gemv):
         with out.block(f"for (int n = 0; n < {self.places}; n++) {{"):
             out.add(f"const int place = n * {self.threads} + tid;")
             out.add(f"{name}_escapes[n] = 0;")
-            out.add(f"if (place < {layout.places})")
-            out.add(f"  {name}_escapes[n] = *(DEVICE const uint*)(quad + {layout.escapes} + place * 4);")
+            out.add(f"if (place < {layout.max_outliers})")
+            out.add(f"  {name}_escapes[n] = *(DEVICE const uint*)(quad + {layout.outliers} + place * 4);")
 
     def _load_rest(self, name: str) -> None:
         self._load_pieces(name, self.ahead, self.vectors)
@@ -91,7 +91,7 @@ class _Quads(Gemv):
                     out.add(f"{name}_low[v][{half}] = stream16(quad + {(1 + half) * 16 * pieces} + piece * 16);")
 
     def _share(self) -> None:
-        """What a prologue made, where escapes find it; the operand as the matrix unit takes it."""
+        """What a prologue made, where outliers find it; the operand as the matrix unit takes it."""
         out, prologue = self.f.lines, self.kernel.prologue is not None
         if prologue:
             self.f.array("bf16", "whole", self.k)

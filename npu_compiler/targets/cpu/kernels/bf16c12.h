@@ -1,24 +1,10 @@
-// Weights as a program keeps them: panels that a tile reads as they are, or bf16 panels in twelve bits, which are decoded
-// in registers (Reader) or written out before they are used (open). npu_compiler/weights/formats/bf16c12.py describes the format.
-//
-// A storage gives W_BYTES of one unit, panel_bytes(units), at(panel, unit): where to fetch from ahead of use, and
-//   open(panel, units, first, n, room)   the panel's units first .. first + n as the tile wants them; room: n * 128 bytes
+// The reader of bf16c12: bf16 weights in 12 bits without loss (npu_compiler/weights/formats/bf16c12/panels.py describes the
+// bytes). Outliers are stored as zero in the main stream and listed behind it, so an infinite activation produces NaN
+// (inf * 0).
 #pragma once
-#include "simd.h"
+#include "storage.h"
 
 namespace npu {
-
-struct coded { uint8_t byte; };  // storage type of an operand: says what a pointer to bytes points to
-
-constexpr int PANEL = 32;
-
-template <class Kind> struct Plain {
-  static constexpr bool CODED = false;
-  static constexpr int W_BYTES = Kind::W_BYTES;
-  static constexpr long panel_bytes(long units) { return units * W_BYTES; }
-  NPU_INLINE const char* at(const char* panel, long unit) { return panel + unit * W_BYTES; }
-  NPU_INLINE const char* open(const char* panel, long, long first, long, char*) { return at(panel, first); }
-};
 
 #if NPU_AVX512
 typedef __m512i vbytes;
@@ -67,44 +53,37 @@ NPU_INLINE vf zip_low(vbytes low, vbytes high) { return zip_half(low, high, 0); 
 NPU_INLINE vf zip_high(vbytes low, vbytes high) { return zip_half(low, high, 8); }
 #endif
 
-// Units one after the other, two at a time.
-template <class Storage> struct Reader;
+struct Outlier { uint32_t at; float value; };  // element at / PANEL of the reduced dim, column at % PANEL
 
-template <class Kind> struct Reader<Plain<Kind>> {
-  static constexpr int VECS = PANEL / VL;
-  const char* from;
-  NPU_INLINE Reader of(const char* panel) { return {panel}; }
-  __attribute__((always_inline)) void unit(int u, vf (&w)[VECS]) const {
-#pragma GCC unroll 8
-    for (int v = 0; v < VECS; v++) w[v] = Kind::weights(from + u * Kind::W_BYTES, v);
-  }
-  __attribute__((always_inline)) void two(int u, vf (&w)[2][VECS]) const {
-    unit(u, w[0]);
-    unit(u + 1, w[1]);
-  }
-  __attribute__((always_inline)) void skip(int units) { from += units * Kind::W_BYTES; }
-};
-
-struct Escape { uint32_t at; float value; };  // element at / PANEL of the reduced dim, column at % PANEL
-
-struct Coded {
-  static constexpr bool CODED = true;
-  static constexpr int HEAD_BYTES = 64, W_BYTES = 96;
+struct bf16c12 {
+  static constexpr bool PLAIN = false, ODD_UNITS = false;
+  static constexpr int HEAD_BYTES = 64, UNIT_BYTES = 96;
+  template <class Kind> using Storage = bf16c12;  // of bf16 pairs alone
   static constexpr long slots(long units) { return (2 * units * PANEL / 128 + 7) / 8 * 8; }
-  static constexpr long panel_bytes(long units) { return HEAD_BYTES + units * W_BYTES + slots(units) * 8; }
-  NPU_INLINE const char* at(const char* panel, long unit) { return panel + HEAD_BYTES + unit * W_BYTES; }
-  NPU_INLINE int escapes(const char* panel) { return *(const int*)(panel + 16); }
-  NPU_INLINE const Escape* list(const char* panel, long units) { return (const Escape*)at(panel, units); }
+  static constexpr long panel_bytes(long units) { return HEAD_BYTES + units * UNIT_BYTES + slots(units) * 8; }
+  NPU_INLINE const char* at(const char* panel, long unit) { return panel + HEAD_BYTES + unit * UNIT_BYTES; }
+  NPU_INLINE int outliers(const char* panel) { return *(const int*)(panel + 16); }
+  NPU_INLINE const Outlier* list(const char* panel, long units) { return (const Outlier*)at(panel, units); }
   static const char* open(const char* panel, long units, long first, long n, char* room);
+  template <int M, class Args> NPU_INLINE void finish(const Args& a, const char* panel, float* acc) {
+    const Outlier* e = list(panel, a.len);
+    for (int i = 0, n = outliers(panel); i < n; i++) {
+      const long k = e[i].at / PANEL;
+      for (int m = 0; m < M; m++) {
+        float& sum = acc[m * PANEL + e[i].at % PANEL];
+        sum = __builtin_fmaf(e[i].value, ld1((const bf16*)(a.x + m * a.row_bytes) + k), sum);
+      }
+    }
+  }
 };
 
-template <> struct Reader<Coded> {
+template <> struct Reader<bf16c12> {
   static constexpr int VECS = PANEL / VL, REGISTERS = 16 / VL;
   const char* from;
   vbytes table;
-  NPU_INLINE Reader of(const char* panel, long first = 0) { return {Coded::at(panel, first), load_table(panel)}; }
+  NPU_INLINE Reader of(const char* panel, long first = 0) { return {bf16c12::at(panel, first), load_table(panel)}; }
   __attribute__((always_inline)) void two(int u, vf (&w)[2][VECS]) const {
-    const char* codes = from + u * Coded::W_BYTES;
+    const char* codes = from + u * bf16c12::UNIT_BYTES;
 #pragma GCC unroll 4
     for (int r = 0; r < REGISTERS; r++) {
       const vbytes c = load_vbytes(codes + r * VL * 4);
@@ -117,22 +96,22 @@ template <> struct Reader<Coded> {
       }
     }
   }
-  __attribute__((always_inline)) void skip(int units) { from += units * Coded::W_BYTES; }
+  __attribute__((always_inline)) void skip(int units) { from += units * bf16c12::UNIT_BYTES; }
 };
 
-NPU_NOINLINE inline const char* Coded::open(const char* panel, long units, long first, long n, char* room) {
-  auto reader = Reader<Coded>::of(panel, first);
+NPU_NOINLINE inline const char* bf16c12::open(const char* panel, long units, long first, long n, char* room) {
+  auto reader = Reader<bf16c12>::of(panel, first);
   char* to = room;
   for (long u = 0; u < n; u += 2, to += 4 * PANEL * 2) {
-    vf w[2][Reader<Coded>::VECS];
+    vf w[2][Reader<bf16c12>::VECS];
 #pragma GCC unroll 6
     for (int line = 0; line < 192; line += 64) __builtin_prefetch(reader.from + 1024 + line, 0, 3);
     reader.two(0, w);
     reader.skip(2);
     memcpy(to, w, sizeof w);
   }
-  const Escape* e = list(panel, units);
-  const int count = escapes(panel);
+  const Outlier* e = list(panel, units);
+  const int count = outliers(panel);
   for (int i = 0; i < count; i++) {
     const long k = e[i].at / PANEL, column = e[i].at % PANEL, unit = k / 2 - first;
     const uint16_t bits = (uint16_t)(bitcast<uint32_t>(e[i].value) >> 16);

@@ -1,0 +1,56 @@
+"""Weights of products in a block format: the graph says which numbers the program computes with.
+
+``x @ w`` becomes ``x @ dequantize(quantize(w))``; both are load-time values. Where the target has a reader for the
+blocks (:mod:`npu_compiler.weights.format`) the program stores them, elsewhere the decoded elements.
+"""
+
+from __future__ import annotations
+
+from ..graph.graph import Graph, Value
+from ..support.errors import CompileError
+from ..weights.format import BlockFormat, layout_for
+from .fold import unrounded
+from .load_time import static_values
+
+
+def quantize_weights(graph: Graph, format: BlockFormat, panel: int) -> None:
+    """Right operands [K, N] of products that are known at load time and that ``format`` stores on a target with this
+    ``panel``. Raises ``CompileError`` for one that it does not store if the format is ``required``."""
+    static = static_values(graph)
+    quantized: dict[Value, Value] = {}
+    new: dict[Value, Value] = {}
+    for node in list(graph.nodes):
+        if node.op != "matmul" or node.inputs[1] not in static or node.inputs[1].rank != 2 or node.out in static:
+            continue
+        w = node.inputs[1]
+        if w not in quantized:
+            k, n = w.shape
+            if layout_for(format, panel, n, k, w.dtype) is not None:
+                graph.sources = w.node.sources
+                quantized[w] = _rounded(graph, w, format)
+            elif format.required:
+                what = f"a {w.dtype} matrix of {n} columns and {k} rows, the weight of {', '.join(node.sources)},"
+                raise CompileError(f"{what} cannot be stored as {format.name}; compile with weights=None")
+        if w in quantized:
+            graph.sources = node.sources
+            new[node.out] = graph.matmul(node.inputs[0], quantized[w])
+    graph.sources = ()
+    graph.replace(new)
+
+
+def blocks_of(w: Value) -> Value | None:
+    """The blocks [N, bytes of a row] behind a matrix [K, N], or None if it is not stored in blocks."""
+    if w.op == "permute" and w.rank == 2 and w.node.inputs[0].op == "dequantize":
+        return w.node.inputs[0].node.inputs[0]
+    return None
+
+
+def _rounded(graph: Graph, w: Value, format: BlockFormat) -> Value:
+    """[K, N] -> what the format makes of it, [K, N] of the same dtype."""
+    rows = unrounded(w).permute(1, 0)
+    n, k = rows.shape
+    row_bytes = format.row_bytes(k)
+    assert row_bytes is not None
+    blocks = graph.add("quantize", [rows], [((n, row_bytes), "uint8")], format=format.name).out
+    elements = graph.add("dequantize", [blocks], [((n, k), w.dtype)], format=format.name, k=k, dtype=w.dtype).out
+    return elements.permute(1, 0)

@@ -1,0 +1,94 @@
+// How panels of 32 weight columns are stored, and how kernels read them: as a tile wants them (Plain), or in a weight
+// format, decoded in registers by a product of few rows and written out once by a product of many.
+//
+// A unit is what meets 4 bytes of the left operand: one element of the reduced dim, or a pair of bf16. A storage has
+//   PLAIN                                whether a tile reads a panel as it is
+//   ODD_UNITS                            whether a panel may have an odd number of units
+//   UNIT_BYTES, panel_bytes(units)       sizes
+//   at(panel, unit)                      the address from which a unit is prefetched
+//   open(panel, units, first, n, room)   units first .. first + n as the tile wants them; room: n * 128 bytes
+//   finish<M>(rows, panel, acc)          unless PLAIN: adds what the units leave out to acc[M][PANEL], for a product of
+//                                        M rows (GemvArgs)
+// and a Reader<Storage>: of(panel), two(u, w) and, if ODD_UNITS, unit(u, w) give the registers of units u (and u + 1)
+// from the current one on, skip(units) moves on; `from` is the address of the current unit.
+//
+// A weight format F is a struct of that name; F::Storage<Kind> is how it meets the operands of a Kind (tile.h). A format
+// that can give an element as a float needs no storage of its own: see Values.
+#pragma once
+#include "simd.h"
+
+namespace npu {
+
+constexpr int PANEL = 32;
+
+template <class Format> struct stored { uint8_t byte; };  // what a pointer to weights in a format points to
+
+template <class Storage> struct Reader;
+
+template <class Kind> struct Plain {
+  static constexpr bool PLAIN = true, ODD_UNITS = true;
+  static constexpr int UNIT_BYTES = Kind::W_BYTES;
+  static constexpr long panel_bytes(long units) { return units * UNIT_BYTES; }
+  NPU_INLINE const char* at(const char* panel, long unit) { return panel + unit * UNIT_BYTES; }
+  NPU_INLINE const char* open(const char* panel, long, long first, long, char*) { return at(panel, first); }
+};
+
+template <class Kind> struct Reader<Plain<Kind>> {
+  static constexpr int VECS = PANEL / VL;
+  const char* from;
+  NPU_INLINE Reader of(const char* panel) { return {panel}; }
+  __attribute__((always_inline)) void unit(int u, vf (&w)[VECS]) const {
+#pragma GCC unroll 8
+    for (int v = 0; v < VECS; v++) w[v] = Kind::weights(from + u * Kind::W_BYTES, v);
+  }
+  __attribute__((always_inline)) void two(int u, vf (&w)[2][VECS]) const {
+    unit(u, w[0]);
+    unit(u + 1, w[1]);
+  }
+  __attribute__((always_inline)) void skip(int units) { from += units * Kind::W_BYTES; }
+};
+
+// The storage of a format whose elements are read one by one. Format gives HEAD_BYTES in front of a panel's elements,
+// K_BYTES for each element of the reduced dim (of all 32 columns), panel_bytes(k), and
+//   value(panel, k, v)   element k of the VL columns from v * VL on, as floats
+// bf16 operands get them rounded to nearest even, as they get weights that were never in a format.
+template <class Format, class Kind> struct Values {
+  static constexpr bool PLAIN = false, ODD_UNITS = true;
+  static constexpr int DEPTH = Kind::X_PER_UNIT, UNIT_BYTES = Format::K_BYTES * DEPTH, VECS = PANEL / VL;
+  static constexpr long panel_bytes(long units) { return Format::panel_bytes(units * DEPTH); }
+  NPU_INLINE const char* at(const char* panel, long unit) { return panel + Format::HEAD_BYTES + unit * UNIT_BYTES; }
+  NPU_INLINE vf weights(const char* panel, long unit, int v) {
+    if constexpr (DEPTH == 1) return Format::value(panel, unit, v);
+    else {
+      const vi32 even = bf16_lanes(Format::value(panel, 2 * unit, v));
+      return (vf)(even | bf16_lanes(Format::value(panel, 2 * unit + 1, v)) << 16);
+    }
+  }
+  static NPU_NOINLINE const char* open(const char* panel, long, long first, long n, char* room) {
+    for (long u = 0; u < n; u++)
+#pragma GCC unroll 8
+      for (int v = 0; v < VECS; v++) store_bytes(room + (u * PANEL + v * VL) * 4, weights(panel, first + u, v));
+    return room;
+  }
+  template <int M, class Args> NPU_INLINE void finish(const Args&, const char*, float*) {}
+};
+
+template <class Format, class Kind> struct Reader<Values<Format, Kind>> {
+  using Storage = Values<Format, Kind>;
+  static constexpr int VECS = PANEL / VL;
+  const char* from;
+  const char* panel;
+  long first;
+  NPU_INLINE Reader of(const char* panel) { return {Storage::at(panel, 0), panel, 0}; }
+  __attribute__((always_inline)) void unit(int u, vf (&w)[VECS]) const {
+#pragma GCC unroll 8
+    for (int v = 0; v < VECS; v++) w[v] = Storage::weights(panel, first + u, v);
+  }
+  __attribute__((always_inline)) void two(int u, vf (&w)[2][VECS]) const {
+    unit(u, w[0]);
+    unit(u + 1, w[1]);
+  }
+  __attribute__((always_inline)) void skip(int units) { from += units * Storage::UNIT_BYTES, first += units; }
+};
+
+}  // namespace npu

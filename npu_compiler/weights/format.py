@@ -1,0 +1,223 @@
+"""Weight formats: how the matrix of a product is stored, in how many bytes, and what that loses.
+
+A caller chooses a :class:`WeightFormat` by name: ``compile(weights="bf16c12")``. A *lossless* format gives back every
+bit; the graph does not mention it. A :class:`BlockFormat` replaces the elements of a row of the matrix by blocks of
+bytes, with an error that it states; in the graph that is a ``quantize`` node (elements to blocks) and a ``dequantize``
+node (blocks to elements), so the graph says which numbers the program computes with.
+
+A *layout* is the order of a format's bytes for one kind of micro-kernel:
+
+========== ===========================================================================================
+``panels`` the targets whose micro-kernels compute a panel of output columns at once (``TargetConfig.panel``)
+``rows``   the targets that read a weight row by row (``panel`` 0): the SIMT kernels
+========== ===========================================================================================
+
+Every layout has one reader, the kernel code that takes its bytes into registers and decodes them there. The reader of a
+format of this package is a file of the target named after the format (``targets/cpu/kernels/bf16c12.h``); one from
+outside is the layout's ``reader``. A matrix is a weight [N, K]: N output columns, K the reduced dim.
+
+Formats of this package are the modules of :mod:`npu_compiler.weights.formats`: each has a ``FORMAT``. Others are made
+known with :func:`register_format`. docs/porting.md walks through one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+
+import numpy as np
+
+from ..support.errors import ConfigError
+
+Shape = tuple[int, ...]
+
+PANELS, ROWS = "panels", "rows"
+LOSSLESS = "bf16c12"  # what a language model gets by default: it changes no number
+_NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
+_BUILT_IN = Path(__file__).with_name("formats")
+
+
+class Layout(ABC):
+    """The bytes of a matrix in the order in which the micro-kernels of some targets read them.
+
+    ``name`` is 'FORMAT.LAYOUT': kernels, recipes and artifacts carry it. ``order``: 'panels' or 'rows'. ``panel``: the
+    output columns in one row of the packed array. ``alignment``: the bytes of such a row are a multiple of it.
+    ``max_rows``: the most rows of the left operand that the reader serves (None: any number); a product of more rows
+    reads the elements of the matrix, which the program then stores as well. ``reader``: the header with the reader, if
+    it is not a file of the target.
+    """
+
+    name: str
+    order: str
+    panel: int
+    alignment: int = 64
+    max_rows: int | None = None
+    reader: Path | None = None
+
+    @abstractmethod
+    def packed_shape(self, n: int, c: int) -> Shape | None:
+        """The shape of the packed uint8 array for [n, c], what :meth:`pack` takes; None if the layout has none for it.
+
+        Sizes depend on shapes alone, so that memory is planned without the weights.
+        """
+
+    @abstractmethod
+    def pack(self, stored: np.ndarray) -> np.ndarray:
+        """The packed array, uint8 [..., bytes], of a matrix [N, K] (lossless formats: its elements; block formats: its
+        blocks, uint8 [N, bytes of a row]). Raises ``IncompressibleError`` if these values do not fit."""
+
+    @abstractmethod
+    def unpack(self, packed: np.ndarray, n: int, c: int) -> np.ndarray:
+        """Inverse of :meth:`pack`: the array [n, c] that it was given."""
+
+    def check(self, packed: np.ndarray) -> None:
+        """Raises ``ValueError`` if some bytes of uint8 [..., bytes] would make a kernel read or write outside of its
+        operands. Applied to packed weights that this process did not pack. By default, none would."""
+        return None
+
+
+class WeightFormat(ABC):
+    """One way to store the matrix of a product. This class is a lossless format; see :class:`BlockFormat`.
+
+    ``name``: what a caller writes ('-' counts as '_'), and the name of its readers in C++. ``dtypes``: the element
+    types of matrices that it stores. ``layouts``: one for each order that it has a reader for. ``required``: whether a
+    matrix that cannot be stored is an error; otherwise the program stores its elements as they are.
+    """
+
+    name: str
+    dtypes: tuple[str, ...]
+    layouts: tuple[Layout, ...]
+    required: bool = False
+
+    @property
+    def lossless(self) -> bool:
+        return True
+
+    def layout(self, panel: int) -> Layout | None:
+        """The layout for a target with this ``TargetConfig.panel``; None if no reader serves such a target."""
+        order = PANELS if panel else ROWS
+        return next((x for x in self.layouts if x.order == order and x.panel == (panel or x.panel)), None)
+
+    def stores(self, n: int, k: int, dtype: str) -> bool:
+        """Whether a matrix [n, k] of this element type has this form on every target that the format has a reader for
+        (a layout may still refuse a shape)."""
+        return dtype in self.dtypes and n > 0 and k > 0
+
+
+class BlockFormat(WeightFormat):
+    """A format that rounds: each row of a matrix becomes blocks of bytes.
+
+    ``block``: the elements along K that share a scale, 0 for a whole row. ``error``: the largest difference between an
+    element and its decoded value, in units of the largest magnitude of its block.
+    """
+
+    block: int = 0
+    error: float
+
+    @property
+    def lossless(self) -> bool:
+        return False
+
+    @abstractmethod
+    def row_bytes(self, k: int) -> int | None:
+        """Bytes of the blocks of a row of ``k`` elements; None if rows of that length cannot be stored."""
+
+    @abstractmethod
+    def encode(self, w: np.ndarray) -> np.ndarray:
+        """The blocks, uint8 [N, row_bytes(K)], of a matrix [N, K] of one of ``dtypes``."""
+
+    @abstractmethod
+    def decode(self, blocks: np.ndarray, k: int) -> np.ndarray:
+        """The matrix, float32 [N, k], that blocks, uint8 [N, row_bytes(k)], stand for."""
+
+    def stores(self, n: int, k: int, dtype: str) -> bool:
+        return super().stores(n, k, dtype) and self.row_bytes(k) is not None
+
+
+def layout_for(format: WeightFormat, panel: int, n: int, k: int, dtype: str) -> Layout | None:
+    """The layout in which a target with this ``TargetConfig.panel`` stores a matrix [n, k]; None if it cannot."""
+    layout = format.layout(panel) if format.stores(n, k, dtype) else None
+    columns = format.row_bytes(k) if isinstance(format, BlockFormat) else k
+    return layout if layout is not None and columns and layout.packed_shape(n, columns) is not None else None
+
+
+# -- the registry -----------------------------------------------------------------------------------------------------
+_registered: dict[str, WeightFormat] = {}
+
+
+def register_format(format: WeightFormat) -> None:
+    """Make a format known that is not part of this package: ``compile(weights=format.name)`` finds it from then on, and
+    programs that use it can be loaded. Raises ``ConfigError`` if its names do not fit."""
+    if not _NAME.fullmatch(format.name) or format.name in _built_in() or format.name == "none":
+        raise ConfigError(f"{format.name!r} cannot name a weight format: it is taken or not like {_NAME.pattern}")
+    for layout in format.layouts:
+        if layout.name.partition(".")[0] != format.name or layout.order not in (PANELS, ROWS):
+            raise ConfigError(f"layout {layout.name!r} of weight format {format.name!r}: name it '{format.name}.…'")
+    _registered[format.name] = format
+
+
+def _built_in() -> list[str]:
+    """The modules of :mod:`npu_compiler.weights.formats`."""
+    entries = (p for p in _BUILT_IN.iterdir() if p.suffix == ".py" or (p / "__init__.py").is_file())
+    return sorted(p.stem for p in entries if _NAME.fullmatch(p.stem))
+
+
+def known_formats() -> list[str]:
+    """Their names."""
+    return [*_built_in(), *_registered]
+
+
+def weight_format(name: str | None) -> WeightFormat | None:
+    """A format by name; None and 'none' are no format. Raises ``ConfigError`` with the known names."""
+    if name is None or name == "none":
+        return None
+    key = name.replace("-", "_") if isinstance(name, str) else name
+    if key in _registered:
+        return _registered[key]
+    if key not in _built_in():
+        raise ConfigError(f"unknown weight format {name!r}; known: {', '.join(known_formats())}, none")
+    found: WeightFormat = import_module(f"{__package__}.formats.{key}").FORMAT
+    return found
+
+
+def find_layout(name: str) -> tuple[WeightFormat, Layout]:
+    """A layout by its full name, and its format. Raises ``ValueError`` if there is none of that name."""
+    owner = name.partition(".")[0]
+    if "." in name and owner in known_formats():
+        format = weight_format(owner)
+        assert format is not None
+        for layout in format.layouts:
+            if layout.name == name:
+                return format, layout
+    raise ValueError(f"unknown weight layout {name!r}; weight formats: {', '.join(known_formats())} (register_format)")
+
+
+def block_format(name: str) -> BlockFormat:
+    """A block format by name. Raises ``ValueError`` if there is none of that name."""
+    format = weight_format(name) if name in known_formats() else None
+    if not isinstance(format, BlockFormat):
+        raise ValueError(f"unknown block format {name!r}; weight formats: {', '.join(known_formats())}")
+    return format
+
+
+def identity(format: WeightFormat | None) -> str:
+    """The name of a format and, if it is not part of this package, a digest of its files: changes when they do."""
+    if format is None or format.name not in _registered:
+        return format.name if format is not None else "none"
+    digest = hashlib.sha256()
+    for file in sorted(set(_files(format))):
+        digest.update(file.read_bytes())
+    return f"{format.name} {digest.hexdigest()}"
+
+
+def _files(format: WeightFormat) -> Iterator[Path]:
+    for part in (format, *format.layouts):
+        file = getattr(sys.modules.get(type(part).__module__), "__file__", None)
+        if file is not None:
+            yield Path(file)
+    yield from (layout.reader for layout in format.layouts if layout.reader is not None)
