@@ -118,7 +118,7 @@ def _convert_llama2c(data: bytes, model_bytes: int, out: Path) -> None:
 
 def _read_model(data: bytes) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """The ``config.json`` and the weights; a negative vocabulary size says that the head is not the embedding."""
-    from npu_compiler.frontend.llm.checkpoint import rotary_halves
+    from npu_compiler.frontend.llm.tensor_map import rotary_halves
 
     hidden, inner, layers, heads, kv_heads, vocab, length = struct.unpack_from("<7i", data)
     values = np.frombuffer(data, "<f4", offset=28)

@@ -22,6 +22,7 @@ from npu_compiler.support.errors import ConfigError, WeightError
 from npusim.models import llm_weights
 from npusim.models.download import RegistryUnavailable
 from tests.llm import tiny
+from tests.llm.gguf_writer import write_gguf
 
 # ------------------------------------------------------------------------------------------------------------- configs
 
@@ -65,8 +66,8 @@ def test_config_is_a_value() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "mamba"}, r"model_type = 'mamba' is not supported; known: llama, mistral"),
-        ({"hidden_act": "relu"}, r"hidden_act = 'relu' is not supported"),
+        ({"model_type": "mamba"}, r"model_type = 'mamba' is not supported; known: cohere, "),
+        ({"hidden_act": "elu"}, r"hidden_act = 'elu' is not supported"),
         ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, r"rope_scaling\.rope_type = 'dynamic'"),
         ({"rope_scaling": {"type": "linear"}}, r"rope_scaling\.factor is missing"),
         ({"rope_scaling": {"type": "linear", "factor": "2"}}, r"rope_scaling\.factor: expected a number, got '2'"),
@@ -118,7 +119,7 @@ def test_frequencies_are_those_of_transformers_to_the_bit(name: str) -> None:
 # --------------------------------------------------------------------------------------------------------- directories
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen2", "phi3", "gemma3_text"])
+@pytest.mark.parametrize("name", ["llama", "qwen2", "phi3", "gemma3_text", "cohere", "gpt_neox", "gpt2", "starcoder2"])
 def test_directories_of_transformers(name: str, tmp_path: Path) -> None:
     ours, theirs = tiny.decoder(name, 8)
     checkpoint = open_checkpoint(tiny.save(theirs, tmp_path, "40KB"))
@@ -277,86 +278,21 @@ def test_checkpoints_need_no_torch() -> None:
 # ---------------------------------------------------------------------------------------------------------------- GGUF
 
 
-def write_gguf(path: Path, model: Any, arch: str, half: bool = False) -> Path:
-    """A tiny model as llama.cpp's converter lays it out."""
-    gguf = pytest.importorskip("gguf", reason="gguf is not installed")
-    c = LLMConfig.from_hf(model.config.to_dict())
-    writer = gguf.GGUFWriter(path, arch)
-    writer.add_context_length(c.max_position_embeddings)
-    writer.add_embedding_length(c.hidden_size)
-    writer.add_block_count(c.num_layers)
-    writer.add_feed_forward_length(c.intermediate_size)
-    writer.add_head_count(c.num_heads)
-    writer.add_head_count_kv(c.num_kv_heads)
-    writer.add_key_length(c.head_dim)
-    writer.add_value_length(c.head_dim)
-    writer.add_layer_norm_rms_eps(c.norm_eps)
-    writer.add_rope_freq_base(c.rope.theta)
-    writer.add_rope_dimension_count(c.rope.dim)
-    if any(c.windows):
-        writer.add_sliding_window(max(filter(None, c.windows)))
-    if c.rope.kind in ("linear", "yarn"):
-        writer.add_rope_scaling_type(gguf.RopeScalingType(c.rope.kind))
-        writer.add_rope_scaling_factor(c.rope.factor)
-    if c.rope.kind == "yarn":
-        writer.add_rope_scaling_orig_ctx_len(c.rope.original_positions)
-    if c.rope.kind == "llama3":  # the converter stores what plain frequencies are divided by
-        plain = inverse_frequencies(dataclasses.replace(c.rope, kind="default"), 1)
-        writer.add_tensor("rope_freqs.weight", (plain / inverse_frequencies(c.rope, 1)).numpy())
-    if c.logit_softcap:
-        writer.add_final_logit_softcapping(c.logit_softcap)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("qwen2")
-    letters = [*"abcdefghijklmnopqrstuvwxyz", "Ġ", "ab", "<|end|>"]
-    writer.add_token_list(letters)
-    writer.add_token_types([1] * 28 + [3])
-    writer.add_token_merges(["a b"])
-    writer.add_eos_token_id(28)
-    for name, tensor in model.state_dict().items():
-        if name == "lm_head.weight" and c.tied_embedding:
-            continue
-        array = tensor.numpy()
-        if arch == "llama" and ("q_proj" in name or "k_proj" in name):
-            heads = c.num_heads if "q_proj" in name else c.num_kv_heads
-            array = array.reshape(heads, 2, -1, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
-        array = array + 1 if c.unit_offset_norm and array.ndim == 1 else array
-        writer.add_tensor(gguf_name(name, c), array.astype(np.float16) if half and array.ndim > 1 else array)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
-
-
-def gguf_name(name: str, config: LLMConfig) -> str:
-    sandwich = {"pre_feedforward_layernorm": "ffn_norm", "post_feedforward_layernorm": "post_ffw_norm"}
-    parts = {
-        "model.layers": "blk", "self_attn.": "", "mlp.": "", "model.embed_tokens": "token_embd",
-        "model.norm": "output_norm", "lm_head": "output", "q_proj": "attn_q", "k_proj": "attn_k", "v_proj": "attn_v",
-        "o_proj": "attn_output", "qkv_proj": "attn_qkv", "gate_up_proj": "ffn_up", "gate_proj": "ffn_gate",
-        "up_proj": "ffn_up", "down_proj": "ffn_down", "q_norm": "attn_q_norm", "k_norm": "attn_k_norm",
-        "input_layernorm": "attn_norm",
-        "post_attention_layernorm": "post_attention_norm" if config.sandwich_norms else "ffn_norm", **sandwich,
-    }  # fmt: skip
-    pattern = "|".join(sorted(map(re.escape, parts), key=len, reverse=True))
-    return re.sub(pattern, lambda m: parts[m.group()], name)
-
-
-@pytest.mark.parametrize(
-    ("name", "arch"),
-    [
-        ("llama-bias", "llama"), ("linear", "llama"), ("qwen2", "qwen2"), ("qwen2-yarn", "qwen2"), ("qwen3", "qwen3"),
-        ("gemma3_text", "gemma3"), ("phi3-partial", "phi3"),
-    ],
-)  # fmt: skip
-def test_gguf_is_the_model(name: str, arch: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", [*tiny.ARCHITECTURES, "llama-bias", "linear", "qwen2-yarn", "phi3-partial"])
+def test_gguf_is_the_model(name: str, tmp_path: Path) -> None:
     ours, theirs = tiny.decoder(name, 8)
-    checkpoint = open_checkpoint(write_gguf(tmp_path / "tiny.gguf", theirs, arch))
+    checkpoint = open_checkpoint(write_gguf(tmp_path / "tiny.gguf", theirs, tiny.ARCHITECTURES[ours.config.model_type]))
     config = checkpoint.config
     expected = tiny.our_names(theirs.state_dict(), config)
     assert config.dtype == "float32"
     # what the format has no field for, or llama.cpp derives from the size of the model
-    unsaid = {"qwen3": ("rope", "window_rope"), "gemma3_text": ("windows", "attention_scale")}.get(name, ())
+    unsaid = {
+        "qwen3": ("rope", "window_rope"),
+        "gemma2": ("attention_scale",),
+        "gemma3_text": ("windows", "attention_scale"),
+        "cohere2": ("windows",),
+        "smollm3": ("nope_layers",),
+    }.get(name, ())
     assert dataclasses.replace(config, **{f: getattr(ours.config, f) for f in unsaid}) == ours.config
     assert set(checkpoint.weights) == set(expected)
     for key, array in checkpoint.weights.items():

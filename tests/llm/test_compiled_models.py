@@ -13,8 +13,8 @@ from npu_runtime.llm.model import LLM
 from tests.models.gate import largest
 
 from . import tiny
+from .gguf_writer import write_gguf
 from .teacher import FULL, Teacher, teacher
-from .test_checkpoint import write_gguf
 
 LENGTH = 300
 PROMPTS = (1, 7, 33, 200)

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from npu_compiler.frontend.llm import LLMConfig
+from npu_compiler.frontend.llm import LLMConfig, parameter_shapes
+from npu_compiler.frontend.llm.family import by_model_type
 from npu_compiler.frontend.llm.modules import Decoder
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
@@ -56,6 +57,34 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3-long": (
         "Phi3", {"rope_parameters": {**_LONG, "partial_rotary_factor": 0.75}, "original_max_position_embeddings": 16},
     ),
+    "gemma": ("Gemma", {"head_dim": 16, "num_key_value_heads": 1}),
+    "gemma2": (
+        "Gemma2", {"head_dim": 16, "sliding_window": 9, "query_pre_attn_scalar": 24, "final_logit_softcapping": 3.0,
+                   "num_hidden_layers": 3, "attn_logit_softcapping": 0.7, "attn_implementation": "eager"},
+    ),
+    "granite": (
+        "Granite", {"attention_multiplier": 0.3, "embedding_multiplier": 1.7, "residual_multiplier": 0.6,
+                    "logits_scaling": 0.4, "tie_word_embeddings": True},
+    ),
+    "smollm3": ("SmolLM3", {"no_rope_layer_interval": 2, "num_hidden_layers": 3}),
+    "olmo2": ("Olmo2", {}),
+    "cohere": ("Cohere", {"logit_scale": 0.4}),
+    "cohere2": (
+        "Cohere2", {"logit_scale": 0.4, "sliding_window": 9, "num_hidden_layers": 2,
+                    "layer_types": ["sliding_attention", "full_attention"]},
+    ),
+    "starcoder2": ("Starcoder2", {"sliding_window": 11}),
+    "stablelm": ("StableLm", {"use_qkv_bias": True, "partial_rotary_factor": 0.5}),
+    "stablelm-parallel": ("StableLm", {"use_parallel_residual": True, "partial_rotary_factor": 0.5}),
+    "gpt_neox": ("GPTNeoX", {"num_key_value_heads": None, "rotary_pct": 0.5}),
+    "gpt_neox-serial": ("GPTNeoX", {"num_key_value_heads": None, "rotary_pct": 1.0, "use_parallel_residual": False}),
+    "gpt2": ("GPT2", {"num_key_value_heads": None, "intermediate_size": None}),
+}  # fmt: skip
+# GGUF's architecture of each family that has one
+ARCHITECTURES = {
+    "llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma": "gemma", "gemma2": "gemma2", "gemma3_text": "gemma3",
+    "phi3": "phi3", "granite": "granite", "smollm3": "smollm3", "olmo2": "olmo2", "cohere": "command-r",
+    "cohere2": "cohere2", "starcoder2": "starcoder2", "stablelm": "stablelm", "gpt_neox": "gptneox", "gpt2": "gpt2",
 }  # fmt: skip
 
 
@@ -71,13 +100,15 @@ def hf_model(name: str, dtype: torch.dtype = torch.float32, **changes: Any) -> A
     ``changes`` are settings of the config."""
     family, settings = CASES[name]
     suffix = "TextConfig" if family == "Gemma3" else "Config"
-    config = getattr(transformers, family + suffix)(**{**_SMALL, **settings, **changes})
+    said = {**_SMALL, **settings, **changes}
+    config = getattr(transformers, family + suffix)(**{k: v for k, v in said.items() if v is not None})
     if "softcap" in name:
         transformers.AttentionInterface.register("softcapped", softcapped)
         transformers.AttentionMaskInterface.register("softcapped", transformers.masking_utils.eager_mask)
         config._attn_implementation = "softcapped"
     torch.manual_seed(0)
-    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    head = "LMHeadModel" if family == "GPT2" else "ForCausalLM"
+    model = getattr(transformers, family + head)(config).eval()
     with torch.no_grad():
         for key, p in model.named_parameters():
             p.normal_(0.0, 0.3) if p.ndim > 1 else p.add_(torch.randn_like(p) * 0.3)
@@ -86,18 +117,12 @@ def hf_model(name: str, dtype: torch.dtype = torch.float32, **changes: Any) -> A
 
 
 def our_names(state: dict[str, torch.Tensor], config: LLMConfig) -> dict[str, torch.Tensor]:
-    """A state_dict of transformers under our names: phi3's fused projections apart, tied heads gone."""
-    c, out = config, {}
-    sizes = [c.num_heads * c.head_dim, *[c.num_kv_heads * c.head_dim] * 2]
-    for key, value in state.items():
-        if "qkv_proj" in key:
-            parts = value.split(sizes)
-            out.update({key.replace("qkv", x): p for x, p in zip("qkv", parts, strict=True)})
-        elif "gate_up_proj" in key:
-            out.update({key.replace("gate_up", x): p for x, p in zip(("gate", "up"), value.chunk(2), strict=True)})
-        elif key != "lm_head.weight" or not c.tied_embedding:
-            out[key] = value
-    return out
+    """A state_dict of transformers under our names, as the loader reads it."""
+    tensors = by_model_type(config.model_type).tensors
+    places = tensors.places(parameter_shapes(config), config.num_heads, config.num_kv_heads)
+    if "lm_head.weight" in state:  # files of gpt_neox have it under another name; transformers 5 has not
+        state = {**state, "embed_out.weight": state["lm_head.weight"]}
+    return {name: torch.from_numpy(place.take(state[place.name].numpy()).copy()) for name, place in places.items()}
 
 
 def decoder(name: str, max_len: int, dtype: torch.dtype = torch.float32) -> tuple[Decoder, Any]:

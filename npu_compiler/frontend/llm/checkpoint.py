@@ -19,30 +19,15 @@ from ...support.errors import ConfigError, NPUError, WeightError
 from ...support.records import Field, parse_json
 from ...weights.files import Spec, WeightSource, open_weights, read_document
 from .config import LLMConfig, parameter_shapes
+from .family import by_architecture, by_model_type
 from .gguf_file import GGUFFile, hf_config
 from .keys import MAX_SIZE, Keys, unsupported
+from .tensor_map import Stored, TensorMap
 from .vocabulary import byte_level_bpe, sentencepiece_bpe
 
-__all__ = ["Checkpoint", "CheckpointWeights", "open_checkpoint", "rotary_halves"]
+__all__ = ["Checkpoint", "CheckpointWeights", "open_checkpoint"]
 
 _LISTED = 4  # tensors named in one message
-
-
-def rotary_halves(array: np.ndarray, heads: int) -> np.ndarray:
-    """A query or key projection [heads * head_dim, …] whose rows alternate between the two elements of rotary pairs
-    (Meta's order), with the first elements of all pairs of a head before the second ones (Hugging Face's)."""
-    return array.reshape(heads, -1, 2, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
-
-
-@dataclass(frozen=True)
-class Stored:
-    """Where a weight is: ``rows`` of tensor ``name`` (None: all). ``pairs``: the number of heads if the rows need
-    ``rotary_halves``, else 0. ``shift`` is added."""
-
-    name: str
-    rows: tuple[int, int] | None = None
-    pairs: int = 0
-    shift: float = 0.0
 
 
 class CheckpointWeights(WeightSource, Mapping[str, np.ndarray]):
@@ -62,13 +47,7 @@ class CheckpointWeights(WeightSource, Mapping[str, np.ndarray]):
 
     def read(self, name: str) -> np.ndarray:
         place = self._places[name]
-        array = self._files.read(place.name)
-        if place.rows is not None:
-            array = array[slice(*place.rows)]
-        if place.pairs:
-            array = rotary_halves(array, place.pairs)
-        if place.shift:
-            array = array.astype(np.float32) + np.float32(place.shift)
+        array = place.take(self._files.read(place.name))
         return array.astype(dtypes.numpy_dtype(self._dtype), copy=False)
 
     def __getitem__(self, name: str) -> np.ndarray:
@@ -175,10 +154,11 @@ def _check(
         raise WeightError(f"{path} lacks {what}: {_listed(missing)}{hint}")
     heights: dict[str, int] = {}  # of tensors that several weights are part of
     for place in places.values():
-        heights[place.name] = max(heights.get(place.name, 0), place.rows[1] if place.rows else 0)
+        heights[place.name] = max(heights.get(place.name, 0), place.rows[1] * place.runs if place.rows else 0)
     for name, place in places.items():
         shape, stored = files.spec(place.name)
         expected = (heights[place.name] or shapes[name][0], *shapes[name][1:])
+        expected = expected[::-1] if place.transposed else expected
         if shape != expected:
             fits = f"is {list(shape)}, the config expects {list(expected)}"
             raise WeightError(f"{path}: weight {place.name!r} {fits}; one of the two belongs to another model")
@@ -196,14 +176,6 @@ def _listed(names: list[str]) -> str:
 
 # -------------------------------------------------------------------------------------------- Hugging Face's directory
 
-_UNUSED_HF = re.compile(r"rotary_emb\.inv_freq$|(^|\.)lm_head\.weight$")
-_UNUSED_MULTIMODAL = re.compile(rf"{_UNUSED_HF.pattern}|vision_tower\.|multi_modal_projector\.")
-_PREFIXES = ("model.", "language_model.model.", "model.language_model.", "")
-_FUSED = {  # phi3's
-    "q_proj": "qkv_proj", "k_proj": "qkv_proj", "v_proj": "qkv_proj",
-    "gate_proj": "gate_up_proj", "up_proj": "gate_up_proj",
-}  # fmt: skip
-
 
 def _open_directory(path: Path, dtype: str | None) -> Checkpoint:
     raw = _json(path / "config.json")
@@ -216,12 +188,14 @@ def _open_directory(path: Path, dtype: str | None) -> Checkpoint:
         other = sorted(p.name for p in path.iterdir() if p.suffix in (".bin", ".pth", ".pt"))
         hint = f"; {other[0]} is a pickle: convert it to safetensors" if other and "no .safetensors" in str(e) else ""
         raise WeightError(f"{e}{hint}") from None
-    names = set(files.names())
-    prefix = next((p for p in _PREFIXES if f"{p}embed_tokens.weight" in names), "model.")
-    places = {name: _hf_place(name, config, prefix, names) for name in parameter_shapes(config)}
-    unused = _UNUSED_MULTIMODAL if raw.get("model_type") == "gemma3" else _UNUSED_HF
-    _check(path, config, files, places, unused)
-    text = Keys(raw).child("text_config").values
+    family = by_model_type(config.model_type)
+    tensors = _prefixed(family.tensors, set(files.names()))
+    places = tensors.places(parameter_shapes(config), config.num_heads, config.num_kv_heads)
+    head = re.escape(tensors.name("lm_head"))  # a tied one may be stored, too
+    unused = [r"rotary_emb\.inv_freq$", rf"(^|\.){head}\.weight$", family.unused]
+    _check(path, config, files, places, re.compile("|".join(filter(None, unused))))
+    wrapped = family.wrappers.get(raw["model_type"])
+    text = Keys(raw).child(wrapped).values if wrapped else {}
     if dtype is None and not any(k.get(d) for k in (raw, text) for d in ("dtype", "torch_dtype")):
         stored = files.spec(places["model.embed_tokens.weight"].name)[1]
         dtype = stored if stored in dtypes.STORAGE_DTYPES else None
@@ -279,22 +253,14 @@ def _plain_settings(values: Mapping[str, Any]) -> dict[str, Any]:
     return {k: values[k] for k, v in listed.items() if all(isinstance(x, scalar) for x in v)}
 
 
-def _hf_place(name: str, config: LLMConfig, prefix: str, names: set[str]) -> Stored:
-    if name.startswith("lm_head."):
-        return Stored(name if name in names or not prefix.startswith("language_model.") else f"language_model.{name}")
-    stored = prefix + name.removeprefix("model.")
-    *parents, leaf, field = stored.split(".")
-    if config.model_type != "phi3" or leaf not in _FUSED:
-        return Stored(stored)
-    return Stored(".".join([*parents, _FUSED[leaf], field]), _fused_rows(leaf, config))
-
-
-def _fused_rows(projection: str, c: LLMConfig) -> tuple[int, int]:
-    """The rows of a projection in phi3's fused q, k, v or gate, up."""
-    queries, keys = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
-    begins = {"q_proj": 0, "k_proj": queries, "v_proj": queries + keys, "gate_proj": 0, "up_proj": c.intermediate_size}
-    sizes = {"q_proj": queries, "k_proj": keys, "v_proj": keys}
-    return begins[projection], begins[projection] + sizes.get(projection, c.intermediate_size)
+def _prefixed(tensors: TensorMap, names: set[str]) -> TensorMap:
+    """With the prefixes that this file has: some lack the family's, multimodal models have one more."""
+    base, embedding = tensors.prefix, f"{tensors.name('embed_tokens')}.weight"
+    for prefix in (base, f"language_model.{base}", f"{base}language_model.", ""):
+        if f"{prefix}{embedding}" in names:
+            nested = prefix.startswith("language_model.") and f"{tensors.name('lm_head')}.weight" not in names
+            return dataclasses.replace(tensors, prefix=prefix, head_prefix="language_model." if nested else "")
+    return tensors
 
 
 def _ids(values: Mapping[str, Any], key: str) -> tuple[int, ...]:
@@ -323,18 +289,6 @@ def _special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
 # ---------------------------------------------------------------------------------------------------------------- GGUF
 
 _UNUSED_GGUF = re.compile(r"^rope_(freqs|factors_(short|long))\.weight$")
-_GGUF_NAMES = {
-    "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
-    "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
-    "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
-}  # fmt: skip
-_GGUF_SANDWICH = {
-    "post_attention_layernorm": "post_attention_norm",
-    "pre_feedforward_layernorm": "ffn_norm",
-    "post_feedforward_layernorm": "post_ffw_norm",
-}
-_GGUF_FUSED = {"qkv_proj": "attn_qkv", "gate_up_proj": "ffn_up"}
 
 
 def _open_gguf(path: Path, dtype: str | None) -> Checkpoint:
@@ -342,7 +296,8 @@ def _open_gguf(path: Path, dtype: str | None) -> Checkpoint:
     metadata = file.metadata
     config = LLMConfig.from_hf(hf_config(file))
     config = dataclasses.replace(config, dtype=dtype or config.dtype)
-    places = {name: _gguf_place(name, config) for name in parameter_shapes(config)}
+    _, gguf = by_architecture(Keys(metadata).text("general.architecture"))
+    places = gguf.tensors.places(parameter_shapes(config), config.num_heads, config.num_kv_heads)
     _check(path, config, file, places, _UNUSED_GGUF)
     meta = Keys(metadata)
     tokens = meta.texts("tokenizer.ggml.tokens") if meta.has("tokenizer.ggml.tokens") else ()
@@ -366,22 +321,6 @@ def _open_gguf(path: Path, dtype: str | None) -> Checkpoint:
         files=(path,),
         _read_tokenizer=lambda: _gguf_tokenizer(meta),
     )
-
-
-def _gguf_place(name: str, config: LLMConfig) -> Stored:
-    shift = -1.0 if config.unit_offset_norm and "norm" in name else 0.0  # GGUF holds 1 + weight
-    top = {"model.embed_tokens.weight": "token_embd.weight", "lm_head.weight": "output.weight"}
-    if name in top:
-        return Stored(top[name])
-    if name == "model.norm.weight":
-        return Stored("output_norm.weight", shift=shift)
-    layer, part, field = re.fullmatch(r"model\.layers\.(\d+)\.(.+)\.(\w+)", name).groups()  # type: ignore[union-attr]
-    leaf = part.rpartition(".")[2]
-    if config.model_type == "phi3" and leaf in _FUSED:
-        return Stored(f"blk.{layer}.{_GGUF_FUSED[_FUSED[leaf]]}.{field}", _fused_rows(leaf, config))
-    heads = {"q_proj": config.num_heads, "k_proj": config.num_kv_heads}.get(leaf, 0)
-    names = {**_GGUF_NAMES, **(_GGUF_SANDWICH if config.sandwich_norms else {})}
-    return Stored(f"blk.{layer}.{names[part]}.{field}", pairs=heads if config.model_type == "llama" else 0, shift=shift)
 
 
 def _gguf_tokenizer(meta: Keys) -> str | None:

@@ -20,6 +20,7 @@ from ...support import dtypes
 from ...support.errors import ConfigError, WeightError
 from ...support.records import show
 from ...weights.files import Spec, WeightSource, open_regular
+from .family import by_architecture
 from .keys import Keys, unsupported
 
 __all__ = ["GGUFFile", "hf_config"]
@@ -178,7 +179,7 @@ def _at_least(e: _Entry) -> int:
 
 # ------------------------------------------------------------------------------------------------------------- config
 
-# Keys of config.json, by key of the metadata without the architecture.
+# Our keys of settings, by key of the metadata without the architecture.
 _SIZES = {
     "block_count": "num_hidden_layers",
     "context_length": "max_position_embeddings",
@@ -192,11 +193,16 @@ _SIZES = {
 }
 _NUMBERS = {
     "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "attention.layer_norm_epsilon": "rms_norm_eps",
+    "attention.scale": "attention_scale",
     "attn_logit_softcapping": "attn_logit_softcapping",
     "final_logit_softcapping": "final_logit_softcapping",
+    "embedding_scale": "embedding_scale",
+    "residual_scale": "residual_scale",
+    "logit_scale": "logit_scale",
     "rope.freq_base": "rope_theta",
 }
-_TYPES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3": "gemma3_text", "phi3": "phi3"}
+_FLAGS = {"use_parallel_residual": "use_parallel_residual"}
 
 
 def hf_config(file: GGUFFile) -> dict[str, Any]:
@@ -207,33 +213,26 @@ def hf_config(file: GGUFFile) -> dict[str, Any]:
     """
     metadata = file.metadata
     architecture = Keys(metadata).text("general.architecture")
-    if architecture not in _TYPES:
-        raise unsupported("general.architecture", architecture, f"known: {', '.join(_TYPES)}")
+    family, gguf = by_architecture(architecture)
     names, begin = set(file.names()), f"{architecture}."
     own = Keys({k.removeprefix(begin): v for k, v in metadata.items() if k.startswith(begin)}, architecture)
     config: dict[str, Any] = {name: own.integer(k, low=0) for k, name in _SIZES.items() if own.has(k)}
     config |= {name: own.number(k, zero=True) for k, name in _NUMBERS.items() if own.has(k)}
+    config |= {name: own.flag(k) for k, name in _FLAGS.items() if own.has(k)}
     if own.has("attention.value_length") and own.integer("attention.value_length") != config.get("head_dim"):
         raise ConfigError(f"{own.at('attention.value_length')} differs from key_length, which is not supported")
     if own.integer("expert_count", 0, low=0):
         raise unsupported(own.at("expert_count"), own.integer("expert_count"), "layers have one MLP here")
-    config["model_type"] = _TYPES[architecture]
+    config["model_type"] = family.model_type
     config["vocab_size"] = own.integer("vocab_size") if own.has("vocab_size") else None
     if "token_embd.weight" in names:
         config["vocab_size"] = file.spec("token_embd.weight")[0][0]
     config["tie_word_embeddings"] = "output.weight" not in names
-    config["attention_bias"] = architecture in ("llama", "qwen3") and "blk.0.attn_q.bias" in names
-    config["mlp_bias"] = "blk.0.ffn_up.bias" in names
+    config |= {setting: tensor in names for setting, tensor in gguf.present.items()}
     config["dtype"] = _dtype(file, "blk.0.ffn_down.weight")
-    rope = _rope(file, own, config)
-    if architecture == "gemma3":
-        heads, hidden = config.get("num_attention_heads", 0), config.get("hidden_size", 0)
-        wide = config.get("num_hidden_layers") == 62  # the 27B model scales by the width of an equal share of heads
-        config["query_pre_attn_scalar"] = hidden // heads if wide and heads else config.get("head_dim", 256)
-        config["rope_parameters"] = {"full_attention": rope, "sliding_attention": {}}
-    else:
-        config["rope_parameters"] = rope
-    return config
+    config["rope_parameters"] = _rope(file, own, config)
+    config |= gguf.complete(config)
+    return {family.aliases.get(key, key): value for key, value in config.items()}
 
 
 def _dtype(file: GGUFFile, name: str) -> str:

@@ -20,24 +20,30 @@ def unsupported(path: str, value: Any, known: str) -> ConfigError:
 
 
 class Keys:
-    """A JSON object of a config; ``path`` is where it lies in the file. A null is as good as an absent key.
+    """A JSON object of a config; ``path`` is where it is in the file. A null means the same as an absent key.
+
+    ``aliases`` are the keys that the file uses in place of ours: methods take our key and errors name the file's.
 
     All methods raise ``ConfigError`` for a value of another type, and for an absent key without ``default``.
     """
 
-    def __init__(self, values: Mapping[str, Any], path: str = ""):
+    def __init__(self, values: Mapping[str, Any], path: str = "", aliases: Mapping[str, str] | None = None):
         if not isinstance(values, Mapping):
             Field(values, path or "the config", ConfigError).fail("an object")
-        self.values, self.path = values, path
+        self.values, self.path, self._aliases = values, path, aliases or {}
+
+    def name(self, key: str) -> str:
+        """The file's key for ours."""
+        return self._aliases.get(key, key)
 
     def at(self, key: str) -> str:
-        return f"{self.path}.{key}" if self.path else key
+        return f"{self.path}.{self.name(key)}" if self.path else self.name(key)
 
     def has(self, key: str) -> bool:
-        return self.values.get(key) is not None
+        return self.values.get(self.name(key)) is not None
 
     def field(self, key: str, default: Any = REQUIRED) -> Field:
-        value = self.values.get(key)
+        value = self.values.get(self.name(key))
         if value is None and default is REQUIRED:
             raise ConfigError(f"{self.at(key)} is missing from the model's config")
         return Field(default if value is None else value, self.at(key), ConfigError)

@@ -1,4 +1,4 @@
-"""The decoder in PyTorch: one definition for all model types, made to be exported.
+"""The decoder in PyTorch: one definition for all families, made to be exported.
 
 Its KV caches are buffers of a fixed length that ``forward`` writes in place. A query at position p reads keys 0 to p,
 or the last ones of them, so what lies beyond the positions written so far does not matter.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import ml_dtypes
 import numpy as np
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from ...support.errors import ConfigError
 from ..tensors import numpy_to_tensor
+from .blocks import BLOCKS
 from .checkpoint import Checkpoint
 from .config import LLMConfig
 from .rope import Rope
@@ -29,9 +30,10 @@ _Turn = tuple[Tensor, Tensor]  # cos and sin
 
 @dataclass(frozen=True)
 class _Sight:
-    """What attention needs of rows at N positions: how they turn, and whether they see each key, bool [N, max_len]."""
+    """What attention needs of rows at N positions: how they rotate (None: not at all), and whether they see each key,
+    bool [N, max_len]."""
 
-    turn: _Turn
+    turn: _Turn | None
     mask: Tensor
 
 
@@ -43,6 +45,7 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "gelu": F.gelu,
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "relu": F.relu,
 }
 
 
@@ -87,19 +90,30 @@ def _yarn_ramp(rope: Rope) -> Tensor:
 
 
 class RMSNorm(nn.Module):
-    """Zhang and Sennrich 2019 (https://arxiv.org/abs/1910.07467) over the last dim, in float32."""
+    """Zhang and Sennrich 2019 (https://arxiv.org/abs/1910.07467) over the last dim, in float32.
 
-    def __init__(self, size: int, eps: float, unit_offset: bool, dtype: torch.dtype):
+    ``kind`` is one of the 'rms' kinds of ``LLMConfig.norm``.
+    """
+
+    def __init__(self, size: int, eps: float, kind: str, dtype: torch.dtype):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(size, dtype=dtype))
-        self.eps, self.unit_offset = eps, unit_offset
+        self.eps, self.kind = eps, kind
 
     def forward(self, x: Tensor) -> Tensor:
         y = x.float()
         y = y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + self.eps)
-        if self.unit_offset:
-            return (y * (1.0 + self.weight.float())).to(x.dtype)
-        return self.weight * y.to(x.dtype)
+        if self.kind == "rms":
+            return self.weight * y.to(x.dtype)
+        weight = self.weight.float()
+        return (y * (1.0 + weight if self.kind == "rms_unit_offset" else weight)).to(x.dtype)
+
+
+def make_norm(config: LLMConfig, size: int, dtype: torch.dtype) -> nn.Module:
+    """A norm of the config's kind over the last dim, of ``size`` elements."""
+    if config.norm.startswith("layer"):
+        return nn.LayerNorm(size, config.norm_eps, bias=config.norm == "layer", dtype=dtype)
+    return RMSNorm(size, config.norm_eps, config.norm, dtype)
 
 
 class Cache(nn.Module):
@@ -135,20 +149,26 @@ class Attention(nn.Module):
         self.k_proj = nn.Linear(c.hidden_size, keys, c.qkv_bias, dtype=dtype)
         self.v_proj = nn.Linear(c.hidden_size, keys, c.qkv_bias, dtype=dtype)
         self.o_proj = nn.Linear(queries, c.hidden_size, c.output_bias, dtype=dtype)
-        if c.qk_norm:
-            self.q_norm = RMSNorm(c.head_dim, c.norm_eps, c.unit_offset_norm, dtype)
-            self.k_norm = RMSNorm(c.head_dim, c.norm_eps, c.unit_offset_norm, dtype)
+        if c.qk_norm is not None:
+            whole = c.qk_norm == "projection"
+            self.q_norm = make_norm(c, queries if whole else c.head_dim, dtype)
+            self.k_norm = make_norm(c, keys if whole else c.head_dim, dtype)
 
     def heads(self, x: Tensor) -> Tensor:
         return x.view(*x.shape[:2], -1, self.config.head_dim).transpose(1, 2)
 
     def forward(self, x: Tensor, sight: _Sight, store: _Store, asking: Tensor, own: _Sight) -> Tensor:
-        """Stores keys and values of the rows ``x``; the rows ``asking``, which have the sight ``own``, attend."""
-        q, k, v = self.heads(self.q_proj(asking)), self.heads(self.k_proj(x)), self.heads(self.v_proj(x))
-        if self.config.qk_norm:
+        """Write keys and values of all rows ``x`` [1, N, hidden] into the cache, then compute attention for the rows
+        ``asking`` [1, K, hidden] only, with their own rotary table and mask ``own``; gives [1, K, hidden]."""
+        if self.config.qk_norm == "projection":
+            q, k = self.heads(self.q_norm(self.q_proj(asking))), self.heads(self.k_norm(self.k_proj(x)))
+        else:
+            q, k = self.heads(self.q_proj(asking)), self.heads(self.k_proj(x))
+        v = self.heads(self.v_proj(x))
+        if self.config.qk_norm == "head":
             q, k = self.q_norm(q), self.k_norm(k)
-        keys, values = store(rotate(k, *sight.turn), v)
-        y = self.attend(rotate(q, *own.turn), keys, values, own.mask)
+        keys, values = store(k if sight.turn is None else rotate(k, *sight.turn), v)
+        y = self.attend(q if own.turn is None else rotate(q, *own.turn), keys, values, own.mask)
         return self.o_proj(y.transpose(1, 2).flatten(2))
 
     def attend(self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
@@ -165,45 +185,53 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """The gated MLP of Shazeer 2020 (https://arxiv.org/abs/2002.05202)."""
+    """The MLP of a layer, gated (Shazeer 2020, https://arxiv.org/abs/2002.05202) or plain."""
 
     def __init__(self, config: LLMConfig, dtype: torch.dtype):
         super().__init__()
         c = config
-        self.gate_proj = nn.Linear(c.hidden_size, c.intermediate_size, c.mlp_bias, dtype=dtype)
+        if c.gated_mlp:
+            self.gate_proj = nn.Linear(c.hidden_size, c.intermediate_size, c.mlp_bias, dtype=dtype)
         self.up_proj = nn.Linear(c.hidden_size, c.intermediate_size, c.mlp_bias, dtype=dtype)
         self.down_proj = nn.Linear(c.intermediate_size, c.hidden_size, c.mlp_bias, dtype=dtype)
-        self.activation = _ACTIVATIONS[c.activation]
+        self.activation, self.gated = _ACTIVATIONS[c.activation], c.gated_mlp
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(self.activation(self.gate_proj(x)) * self.up_proj(x))
+        if self.gated:
+            return self.down_proj(self.activation(self.gate_proj(x)) * self.up_proj(x))
+        return self.down_proj(self.activation(self.up_proj(x)))
 
 
 class Layer(nn.Module):
+    """Attention and MLP, joined as ``BLOCKS[config.block]`` says."""
+
     def __init__(self, config: LLMConfig, dtype: torch.dtype):
         super().__init__()
-
-        def norm() -> RMSNorm:
-            return RMSNorm(config.hidden_size, config.norm_eps, config.unit_offset_norm, dtype)
-
-        self.sandwich = config.sandwich_norms
+        self.config, self.block = config, BLOCKS[config.block]
         self.self_attn, self.mlp = Attention(config, dtype), MLP(config, dtype)
-        self.input_layernorm, self.post_attention_layernorm = norm(), norm()
-        if self.sandwich:
-            self.pre_feedforward_layernorm, self.post_feedforward_layernorm = norm(), norm()
+        for name in self.block.norms():
+            self.add_module(name, make_norm(config, config.hidden_size, dtype))
 
     def forward(self, x: Tensor, sight: _Sight, store: _Store, only: tuple[Tensor, _Sight] | None = None) -> Tensor:
         """``only``: the rows int64[K] that matter behind this layer, and their sight; the result has no others."""
-        asking = normed = self.input_layernorm(x)
+        block = self.block
+        asking = normed = self._normed(block.before_attention, x)
         if only is not None:
             x = x.index_select(1, only[0])
-            asking = self.input_layernorm(x)
+            asking = self._normed(block.before_attention, x)
         attended = self.self_attn(normed, sight, store, asking, sight if only is None else only[1])
-        if self.sandwich:
-            x = x + self.post_attention_layernorm(attended)
-            return x + self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x)))
+        attended = self._scaled(self._normed(block.after_attention, attended))
+        if block.parallel:
+            read = asking if block.before_mlp is None else self._normed(block.before_mlp, x)
+            return x + attended + self._scaled(self.mlp(read))
         x = x + attended
-        return x + self.mlp(self.post_attention_layernorm(x))
+        return x + self._scaled(self._normed(block.after_mlp, self.mlp(self._normed(block.before_mlp, x))))
+
+    def _normed(self, norm: str | None, x: Tensor) -> Tensor:
+        return x if norm is None else self.get_submodule(norm)(x)
+
+    def _scaled(self, x: Tensor) -> Tensor:
+        return x if self.config.residual_scale is None else x * self.config.residual_scale
 
 
 class Backbone(nn.Module):
@@ -212,8 +240,10 @@ class Backbone(nn.Module):
     def __init__(self, config: LLMConfig, dtype: torch.dtype):
         super().__init__()
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, dtype=dtype)
+        if config.learned_positions:
+            self.embed_positions = nn.Embedding(config.max_position_embeddings, config.hidden_size, dtype=dtype)
         self.layers = nn.ModuleList(Layer(config, dtype) for _ in range(config.num_layers))
-        self.norm = RMSNorm(config.hidden_size, config.norm_eps, config.unit_offset_norm, dtype)
+        self.norm = make_norm(config, config.hidden_size, dtype)
 
 
 class Decoder(nn.Module):
@@ -229,23 +259,31 @@ class Decoder(nn.Module):
         super().__init__()
         if max_len < 1:
             raise ConfigError(f"max_len = {max_len}: a KV cache holds at least one position")
+        if config.learned_positions and max_len > config.max_position_embeddings:
+            raise ConfigError(
+                f"max_len = {max_len}: the model has embeddings for {config.max_position_embeddings} positions only"
+            )
         self.config, self.max_len = config, max_len
         dtype = dtype or getattr(torch, config.dtype)
         self.model = Backbone(config, dtype)
         if not config.tied_embedding:
             self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, False, dtype=dtype)
         self.k_cache, self.v_cache = Cache(config, max_len, dtype), Cache(config, max_len, dtype)
-        self.register_buffer("frequencies", inverse_frequencies(config.rope, max_len), persistent=False)
-        window_rope = inverse_frequencies(config.window_rope, max_len) if self._has_window_rope() else None
-        self.register_buffer("window_frequencies", window_rope, persistent=False)
+        ropes = {"frequencies": config.rope, "window_frequencies": config.window_rope if self._two_ropes() else None}
+        for name, rope in ropes.items():
+            table = None if rope is None else inverse_frequencies(rope, max_len)
+            self.register_buffer(name, table, persistent=False)
 
-    def _has_window_rope(self) -> bool:
+    def _two_ropes(self) -> bool:
         return self.config.window_rope != self.config.rope and any(self.config.windows)
 
     def forward(self, token_ids: Tensor, positions: Tensor, last: Tensor) -> Tensor:
         x = self.model.embed_tokens(token_ids)
         if self.config.embedding_scale is not None:
-            x = x * _rounded(self.config.embedding_scale, x.dtype)
+            scale, rounds = self.config.embedding_scale, self.config.round_embedding_scale
+            x = x * (_rounded(scale, x.dtype) if rounds else scale)
+        if self.config.learned_positions:
+            x = x + self.model.embed_positions(positions)
         sights = self._sights(positions)
         several = x.shape[1] > 1  # one of which matters behind the last layer's keys and values
         for i, layer in enumerate(self.model.layers):
@@ -255,29 +293,37 @@ class Decoder(nn.Module):
 
             window, only = self.config.windows[i], None
             if several and i == self.config.num_layers - 1:
-                only = last, self._sights(positions.index_select(0, last), {window})[window]
-            x = layer(x, sights[window], store, only)
+                only = last, self._seen(i, self._sights(positions.index_select(0, last), {window}))
+            x = layer(x, self._seen(i, sights), store, only)
         head = self.model.embed_tokens.weight if self.config.tied_embedding else self.lm_head.weight
         logits = F.linear(self.model.norm(x[:, 0]), head).float()
+        if self.config.logit_scale is not None:
+            logits = logits * self.config.logit_scale
         cap = self.config.logit_softcap
         return logits if cap is None else torch.tanh(logits / cap) * cap
+
+    def _seen(self, layer: int, sights: dict[int | None, _Sight]) -> _Sight:
+        """The sight of a layer's rows."""
+        sight = sights[self.config.windows[layer]]
+        return replace(sight, turn=None) if layer in self.config.nope_layers else sight
 
     def _sights(self, positions: Tensor, windows: Collection[int | None] | None = None) -> dict[int | None, _Sight]:
         """For each window of a layer, or of ``windows``."""
         keys = torch.arange(self.max_len, device=positions.device)[None, :]
         causal = keys <= positions[:, None]
-        whole = _Sight(_turn(positions, self.get_buffer("frequencies"), self.config.rope), causal)
+        whole = _Sight(self._turn("frequencies", positions, self.config.rope), causal)
         sights: dict[int | None, _Sight] = {None: whole}
         for window in self.config.windows if windows is None else windows:
             if window is not None and window not in sights:
                 mask = causal & (keys > (positions - window)[:, None])
-                sights[window] = _Sight(self._window_turn(positions, whole.turn), mask)
+                turn = whole.turn
+                if self._two_ropes():
+                    turn = self._turn("window_frequencies", positions, self.config.window_rope)
+                sights[window] = _Sight(turn, mask)
         return sights
 
-    def _window_turn(self, positions: Tensor, other: _Turn) -> _Turn:
-        if not self._has_window_rope():
-            return other
-        return _turn(positions, self.get_buffer("window_frequencies"), self.config.window_rope)
+    def _turn(self, table: str, positions: Tensor, rope: Rope | None) -> _Turn | None:
+        return None if rope is None else _turn(positions, self.get_buffer(table), rope)
 
 
 class GreedyDecoder(Decoder):

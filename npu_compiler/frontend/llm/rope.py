@@ -10,7 +10,7 @@ from typing import Any
 from ...support.errors import ConfigError
 from .keys import Keys, unsupported
 
-__all__ = ["Rope", "read_rope"]
+__all__ = ["Rope", "head_dim", "layer_ropes", "one_rope", "read_rope", "rope_settings", "scaled_rope"]
 
 KINDS = ("default", "linear", "llama3", "yarn", "longrope")
 
@@ -37,6 +37,62 @@ class Rope:
     truncate: bool = True
     short_factor: tuple[float, ...] = ()
     long_factor: tuple[float, ...] = ()
+
+
+def head_dim(keys: Keys) -> int:
+    """Elements of an attention head: 'head_dim', else an equal share of 'hidden_size'."""
+    return keys.integer("head_dim", keys.integer("hidden_size") // keys.integer("num_attention_heads"))
+
+
+def layer_ropes(keys: Keys) -> list[str]:
+    """The types of layers for which 'rope_parameters' has an object of its own."""
+    parameters = keys.child("rope_parameters").values
+    return [t for t in ("full_attention", "sliding_attention") if isinstance(parameters.get(t), Mapping)]
+
+
+def rope_settings(keys: Keys) -> Keys:
+    """'rope_scaling' (transformers 4) or else 'rope_parameters' (5), for models whose layers all rotate alike.
+
+    Raises:
+        ConfigError: 'rope_parameters' differ by layer.
+    """
+    scaling, by_layer = keys.child("rope_scaling"), layer_ropes(keys)
+    if by_layer:
+        raise unsupported("rope_parameters", by_layer, "all layers of this type turn alike")
+    return scaling if scaling.values else keys.child("rope_parameters")
+
+
+def scaled_rope(
+    keys: Keys, settings: Keys, theta: float | None = None, *, partial: bool = False, original: int | None = None
+) -> Rope:
+    """The rope that ``settings``, an object of the config ``keys``, describes.
+
+    Args:
+        theta: used if ``settings`` has none; None: 'rope_theta' of ``keys``, else 10,000.
+        partial: the family rotates a part of each head ('partial_rotary_factor').
+        original: see ``read_rope``.
+
+    Raises:
+        ConfigError: a setting is malformed or not supported.
+    """
+    if theta is None:
+        theta = keys.number("rope_theta", 10_000.0)
+    size = head_dim(keys)
+    share = settings.number("partial_rotary_factor", keys.number("partial_rotary_factor", 1.0))
+    if share > 1:
+        raise unsupported(keys.at("partial_rotary_factor"), share, "it is a share of a head")
+    if share != 1 and not partial:
+        raise unsupported(keys.at("partial_rotary_factor"), share, "heads of this type turn as a whole")
+    dim = int(size * share)
+    if dim % 2 or not 0 < dim <= size:
+        raise ConfigError(f"rotary embeddings turn {dim} of a head's {size} elements; that must be even")
+    positions = keys.integer("max_position_embeddings", 2048)
+    return read_rope(settings.values, settings.path, dim, theta, positions, original)
+
+
+def one_rope(keys: Keys, *, partial: bool = False) -> Rope:
+    """The rope of all layers; see ``scaled_rope``."""
+    return scaled_rope(keys, rope_settings(keys), partial=partial)
 
 
 def read_rope(

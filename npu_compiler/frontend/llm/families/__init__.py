@@ -1,0 +1,1 @@
+"""Families of decoders, one file each; ``family.py`` finds and explains them."""
