@@ -12,15 +12,21 @@ import numpy as np
 import safetensors.numpy
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from npu_compiler.frontend.llm import checkpoint as places
-from npu_compiler.frontend.llm.checkpoint import Checkpoint, Stored
+from npu_compiler.frontend.llm.checkpoint import Checkpoint
 from npu_compiler.frontend.llm.config import LLMConfig, parameter_shapes
+from npu_compiler.frontend.llm.family import by_architecture, by_model_type
+from npu_compiler.frontend.llm.tensor_map import TensorMap
 from npu_runtime.llm.loader import make_card
 from npu_runtime.llm.manifest import ModelCard
 from npu_runtime.llm.tokenizer import Detokenizer
 from npu_runtime.llm.tokenizer import Tokenizer as Ours
 
-FAMILIES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3": "gemma3_text", "phi3": "phi3"}
+# GGUF's architecture -> model type; each reads its files in a way that the others do not
+FAMILIES = {
+    "llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3": "gemma3_text", "phi3": "phi3", "gpt2": "gpt2",
+    "gptneox": "gpt_neox", "stablelm": "stablelm", "smollm3": "smollm3", "cohere2": "cohere2", "granite": "granite",
+}  # fmt: skip
+_LAYER_NORMS = ("gpt2", "gptneox", "stablelm", "cohere2")
 LETTERS = [*"abcdefghijklmnopqrstuvwxyz", "Ġ", "ab", "<|end|>", "▁", "<unk>", "<0x41>"]
 TEXT = f"cab ab<|end|> Ab é\U0001f600 {'a' * 40}c"
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, MLP = 32, 4, 2, 8, 64
@@ -40,31 +46,39 @@ def config(family: str) -> dict[str, Any]:
                    "final_logit_softcapping": 30.0, "hidden_activation": "gelu_pytorch_tanh"},
         "phi3": {"partial_rotary_factor": 0.5, "original_max_position_embeddings": 64, "rope_scaling": {
             "type": "longrope", "short_factor": [1.0, 1.1], "long_factor": [2.0, 2.5]}},
+        "gpt2": {"num_key_value_heads": HEADS, "scale_attn_weights": True, "hidden_act": "gelu_new"},
+        "gptneox": {"num_key_value_heads": HEADS, "partial_rotary_factor": 0.5, "use_parallel_residual": True},
+        "stablelm": {"partial_rotary_factor": 0.5, "use_qkv_bias": True, "use_parallel_residual": False},
+        "smollm3": {"no_rope_layers": [1], "no_rope_layer_interval": 4, "use_sliding_window": False},
+        "cohere2": {"sliding_window": 8, "sliding_window_pattern": 4, "logit_scale": 0.5},
+        "granite": {"embedding_scale": 2.0, "residual_scale": 0.5, "attention_scale": 0.25, "logit_scale": 4.0},
     }  # fmt: skip
-    return {
+    said = {
         "model_type": FAMILIES[family], "vocab_size": len(LETTERS), "hidden_size": HIDDEN, "intermediate_size": MLP,
         "num_hidden_layers": 1, "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS, "head_dim": HEAD_DIM,
         "max_position_embeddings": 128, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": True,
         "dtype": "float32", "eos_token_id": [28], "bos_token_id": 28, **own[family],
     }  # fmt: skip
+    aliases = by_model_type(FAMILIES[family]).aliases
+    return {aliases.get(key, key): value for key, value in said.items()}
 
 
-def _tensors(settings: dict[str, Any], stored: list[Stored], names: list[str]) -> dict[str, np.ndarray]:
-    shapes, found = parameter_shapes(LLMConfig.from_hf(settings)), {}
+def _tensors(settings: dict[str, Any], tensors: TensorMap) -> dict[str, np.ndarray]:
+    parsed = LLMConfig.from_hf(settings)
+    shapes, found = parameter_shapes(parsed), dict[str, tuple[int, ...]]()
+    for name, place in tensors.places(shapes, parsed.num_heads, parsed.num_kv_heads).items():
+        rows = place.rows[1] * place.runs if place.rows else shapes[name][0]
+        shape = (rows, *shapes[name][1:])
+        found[place.name] = max(shape[::-1] if place.transposed else shape, found.get(place.name, ()))
     rng = np.random.default_rng(0)
-    for name, place in zip(names, stored, strict=True):
-        rows = max(place.rows[1] if place.rows else shapes[name][0], *(len(found.get(place.name, ())),) * 2)
-        found[place.name] = rng.standard_normal((rows, *shapes[name][1:])).astype(np.float32)
-    return found
+    return {name: rng.standard_normal(shape).astype(np.float32) for name, shape in found.items()}
 
 
 @cache
 def directory(family: str) -> dict[str, Any]:
     """The documents of a model directory by file name, and its tensors as 'model.safetensors' (bytes)."""
     settings = config(family)
-    parsed = LLMConfig.from_hf(settings)
-    names = list(parameter_shapes(parsed))
-    stored = [places._hf_place(name, parsed, "model.", set(names)) for name in names]
+    tensors = _tensors(settings, by_model_type(FAMILIES[family]).tensors)
     return {
         "config.json": settings,
         "generation_config.json": {"eos_token_id": [28], "temperature": 0.7, "top_k": 20, "do_sample": True},
@@ -73,7 +87,7 @@ def directory(family: str) -> dict[str, Any]:
             "bos_token": {"content": "<s>"}, "eos_token": "</s>",
         },
         "tokenizer.json": json.loads(tokenizer("byte-level")),
-        "model.safetensors": safetensors.numpy.save(_tensors(settings, stored, names)),
+        "model.safetensors": safetensors.numpy.save(tensors),
     }  # fmt: skip
 
 
@@ -119,9 +133,8 @@ def tokenizer(kind: str) -> str:
 def gguf_bytes(family: str, folder: Path, quantised: bool) -> bytes:
     """A GGUF file as its own package writes it."""
     settings = {**config(family), "attention_bias": family == "llama"}
-    parsed = LLMConfig.from_hf(settings)
-    names = list(parameter_shapes(parsed))
-    tensors = _tensors(settings, [places._gguf_place(name, parsed) for name in names], names)
+    kv_heads = settings.get("num_key_value_heads", HEADS)
+    tensors = _tensors(settings, by_architecture(family)[1].tensors)
     if family == "phi3":
         tensors |= {f"rope_factors_{x}.weight": np.array([1.0, 1.5], np.float32) for x in ("short", "long")}
     if family == "llama":
@@ -133,18 +146,25 @@ def gguf_bytes(family: str, folder: Path, quantised: bool) -> bytes:
     writer.add_embedding_length(HIDDEN)
     writer.add_feed_forward_length(MLP)
     writer.add_head_count(HEADS)
-    writer.add_head_count_kv(KV_HEADS)
+    writer.add_head_count_kv(kv_heads)
     writer.add_key_length(HEAD_DIM)
     writer.add_value_length(HEAD_DIM)
-    writer.add_layer_norm_rms_eps(1e-5)
+    if family in _LAYER_NORMS:
+        writer.add_layer_norm_eps(1e-5)
+    else:
+        writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_freq_base(10000.0)
-    writer.add_rope_dimension_count(4 if family == "phi3" else HEAD_DIM)
+    writer.add_rope_dimension_count(4 if family in ("phi3", "gptneox", "stablelm") else HEAD_DIM)
     if family == "qwen2":
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
         writer.add_rope_scaling_factor(2.0)
         writer.add_rope_scaling_orig_ctx_len(64)
-    if family in ("gemma3", "phi3"):
+    if family in ("gemma3", "phi3", "cohere2"):
         writer.add_sliding_window(8)
+    if family in ("cohere2", "granite"):
+        writer.add_logit_scale(0.5)
+    if family in ("gptneox", "stablelm"):
+        writer.add_parallel_residual(family == "gptneox")
     sentencepiece = family in ("gemma3", "phi3")
     writer.add_tokenizer_model("llama" if sentencepiece else "gpt2")
     writer.add_tokenizer_pre("qwen2" if family == "qwen2" else "llama-bpe" if family == "llama" else "default")

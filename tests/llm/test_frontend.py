@@ -18,6 +18,7 @@ from tests.torch_oracle import run_ir
 # Cases whose graphs differ by more than constants.
 STRUCTURES = (
     "llama", "llama-bias", "qwen2-yarn", "qwen2-window", "qwen3", "gemma3_text", "gemma3-softcap", "phi3-partial",
+    "granite", "smollm3", "olmo2", "cohere2", "gpt_neox", "gpt2",
 )  # fmt: skip
 
 

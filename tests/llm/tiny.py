@@ -96,13 +96,20 @@ def softcapped(module: Any, query: Any, key: Any, value: Any, mask: Any, **optio
 
 
 def hf_model(name: str, dtype: torch.dtype = torch.float32, **changes: Any) -> Any:
-    """The model of transformers with weights large enough for peaked, diverse logits, and norms that are not 1.
-    ``changes`` are settings of the config."""
+    """The model of a case. ``changes`` are settings of the config."""
     family, settings = CASES[name]
+    return random_model(family, {**settings, **changes}, "softcap" in name).to(dtype)
+
+
+def random_model(family: str, settings: dict[str, Any], softcap: bool = False) -> Any:
+    """The model of transformers with weights large enough for peaked, diverse logits, and norms that are not 1.
+
+    ``family`` begins the names of its classes. A setting of None takes a common one back.
+    """
     suffix = "TextConfig" if family == "Gemma3" else "Config"
-    said = {**_SMALL, **settings, **changes}
+    said = {**_SMALL, **settings}
     config = getattr(transformers, family + suffix)(**{k: v for k, v in said.items() if v is not None})
-    if "softcap" in name:
+    if softcap:
         transformers.AttentionInterface.register("softcapped", softcapped)
         transformers.AttentionMaskInterface.register("softcapped", transformers.masking_utils.eager_mask)
         config._attn_implementation = "softcapped"
@@ -113,7 +120,7 @@ def hf_model(name: str, dtype: torch.dtype = torch.float32, **changes: Any) -> A
         for key, p in model.named_parameters():
             p.normal_(0.0, 0.3) if p.ndim > 1 else p.add_(torch.randn_like(p) * 0.3)
             assert p.numel(), key
-    return model.to(dtype)
+    return model
 
 
 def our_names(state: dict[str, torch.Tensor], config: LLMConfig) -> dict[str, torch.Tensor]:

@@ -194,8 +194,7 @@ def _open_directory(path: Path, dtype: str | None) -> Checkpoint:
     head = re.escape(tensors.name("lm_head"))  # a tied one may be stored, too
     unused = [r"rotary_emb\.inv_freq$", rf"(^|\.){head}\.weight$", family.unused]
     _check(path, config, files, places, re.compile("|".join(filter(None, unused))))
-    wrapped = family.wrappers.get(raw["model_type"])
-    text = Keys(raw).child(wrapped).values if wrapped else {}
+    text = Keys(raw).child(family.wrappers.get(raw["model_type"], "text_config")).values
     if dtype is None and not any(k.get(d) for k in (raw, text) for d in ("dtype", "torch_dtype")):
         stored = files.spec(places["model.embed_tokens.weight"].name)[1]
         dtype = stored if stored in dtypes.STORAGE_DTYPES else None

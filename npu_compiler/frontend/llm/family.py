@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
-from pathlib import Path
 from pkgutil import iter_modules
 from typing import Any
 
@@ -115,9 +114,9 @@ def register(family: Family) -> Family:
 
 @cache
 def _discover() -> None:
-    folder = Path(__file__).with_name("families")
-    for module in iter_modules([str(folder)]):
-        import_module(f"{__package__}.families.{module.name}")
+    families = import_module(f"{__package__}.families")
+    for module in iter_modules(families.__path__):
+        import_module(f"{families.__name__}.{module.name}")
 
 
 def by_model_type(name: str) -> Family:

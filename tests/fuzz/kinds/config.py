@@ -14,7 +14,8 @@ from tests.fuzz import model_files
 from tests.fuzz.mutations import mutate_bytes, mutate_tree
 
 _VALUES = (
-    *("llama", "qwen2", "gemma3", "phi3", "yarn", "llama3", "longrope", "linear", "silu", "bfloat16", "auto"),
+    *("llama", "qwen2", "gemma3", "phi3", "gpt2", "cohere", "yarn", "llama3", "longrope", "linear", "silu"),
+    *("bfloat16", "auto"),
     *("full_attention", "sliding_attention", ["full_attention"], {"rope_type": "yarn", "factor": 4.0}, [1.0, 2.0]),
     *(True, False, 2**31, 10**30, 1e308, 4096),
 )  # fmt: skip
