@@ -8,6 +8,7 @@ A value is identified by ``(producer node, output index)``, never by name alone:
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -118,6 +119,9 @@ class IRGraph:
 
     ``allowed_ops`` are op types outside of PyTorch's own namespaces that the host fallback may call: those of a
     captured model, or those the caller of ``load_ir`` trusts. They are never read from or written to a file.
+
+    ``dry_runs`` is where the constraint checker keeps what it found, by target and call. Graphs that are derived from
+    this one with ``dataclasses.replace`` share it, so checking, explaining, partitioning and compiling try a call once.
     """
 
     model_name: str
@@ -130,6 +134,11 @@ class IRGraph:
     state: list[StateUpdate] = field(default_factory=list)
     pytorch_version: str = ""
     allowed_ops: frozenset[str] = field(default=frozenset(), compare=False)
+    dry_runs: dict[Hashable, Any] = field(default_factory=dict, compare=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies and pickles do without ``dry_runs``: another version of the compiler may answer differently."""
+        return {**self.__dict__, "dry_runs": {}}
 
     def __repr__(self) -> str:
         io = f"{len(self.graph_inputs)} input(s), {len(self.graph_outputs)} output(s), {len(self.weights)} weights"

@@ -283,7 +283,7 @@ def _conform(node: OpNode, results: list[Value | None], narrow: str | None) -> l
             Reason("outputs", f"{node.op_type}: {len(node.outputs)} outputs expected, lowering gives {len(results)}")
         )
     if (problem := dtype_contradiction(node)) is not None:
-        raise Unsupported(Reason("dtype", f"node {node.name!r} ({node.op_type}): {problem}", "re-export the model"))
+        raise Unsupported(Reason("dtype", f"{node.op_type}: {problem}", "re-export the model"))
     out: list[Value | None] = []
     for value, spec in zip(results, node.outputs, strict=False):
         if value is None:

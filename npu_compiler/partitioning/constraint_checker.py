@@ -23,7 +23,8 @@ from ..target_config import TARGETS, TargetConfig, target_config
 
 
 class NodeChecker:
-    """Why nodes cannot run on a target. Calls of one op on the same shapes and attributes are tried once.
+    """Why nodes cannot run on a target. Calls of one op on the same shapes and attributes are tried once for a graph
+    and all that is derived from it: the results are kept in ``ir.dry_runs``.
 
     ``ir``: the graph that the nodes are of. It tells which inputs depend on weights alone, and are computed when
     weights are loaded. Without it these are the weights themselves.
@@ -33,7 +34,7 @@ class NodeChecker:
         self.config = target_config(target)
         self._load_time = frozenset[Key]() if ir is None else load_time_values(ir)
         self._variable = frozenset[str]() if ir is None else variable_leaves(ir)
-        self._known: dict[Hashable, tuple[Reason | None, str]] = {}
+        self._known: dict[Hashable, tuple[Reason | None, str]] = {} if ir is None else ir.dry_runs
 
     def __call__(self, node: OpNode) -> Reason | None:
         """Why ``node`` cannot run on the target, or None if it can."""
@@ -52,7 +53,7 @@ class NodeChecker:
     def _tried(self, node: OpNode) -> tuple[Reason | None, str]:
         weights = tuple(i for i, t in enumerate(node.inputs) if self._is_weight(t))
         inputs, outputs = (tuple((t.shape, t.dtype) for t in tensors) for tensors in (node.inputs, node.outputs))
-        key = node.op_type, inputs, outputs, weights, repr(node.attrs)
+        key = self.config, node.op_type, inputs, outputs, weights, repr(node.attrs)
         if key not in self._known:
             self._known[key] = self._dry_run(node, weights)
         return self._known[key]

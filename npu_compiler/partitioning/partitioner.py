@@ -468,7 +468,8 @@ class _Cutter:
         mapping = {p: k for p, k in ir.weight_name_mapping.items() if p in leaves}
         mapping |= {p: k for p, k in ir.weight_name_mapping.items() if k in {u.key for u in state}}
         keys = set(mapping.values()) | leaves
-        return IRGraph(
+        return replace(
+            ir,
             model_name=f"{ir.model_name}.p{i}",
             graph_inputs=[seen[k] for k in reads],
             graph_outputs=results,
@@ -477,6 +478,4 @@ class _Cutter:
             nodes=nodes,
             constants={k: v for k, v in ir.constants.items() if k in keys},
             state=[StateUpdate(u.key, local(u.value)) for u in state],
-            pytorch_version=ir.pytorch_version,
-            allowed_ops=ir.allowed_ops,
         )

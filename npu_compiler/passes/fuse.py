@@ -55,20 +55,19 @@ def absorb_views(graph: Graph) -> None:
         if node.op not in LOOPS:
             continue
         dedupe(node)
-        while any(_index_through(v, None) for v in node.inputs):
-            inputs = list(node.inputs)
+        inputs = list(node.inputs)
 
-            def through(load: Expr, node: Node = node, inputs: list[Value] = inputs) -> Expr | None:
-                v = node.inputs[load.value]
-                idx = _index_through(v, load.args)
-                if not idx:
-                    return None
-                inputs[load.value] = v.node.inputs[0]
-                return expr.load(load.value, load.dtype, idx)
+        def through(load: Expr, node: Node = node, inputs: list[Value] = inputs) -> Expr:
+            v, idx = node.inputs[load.value], load.args
+            while source := _index_through(v, idx):
+                v, idx = v.node.inputs[0], tuple(source)
+            inputs[load.value] = v
+            return expr.load(load.value, load.dtype, idx)
 
+        if any(v.op in VIEWS for v in inputs):
             node.attrs["expr"] = expr.substitute(node.attrs["expr"], loads=through)
             node.inputs = inputs
-        dedupe(node)
+            dedupe(node)
     graph.clean()
 
 
