@@ -3,6 +3,7 @@ whose code generator has few kernels."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -13,6 +14,11 @@ import pytest
 import npu_compiler
 from npu_compiler import target_config, targets
 from npu_compiler.aten.ir import IRGraph, OpNode, TensorSpec
+from npu_compiler.graph.graph import Graph
+from npu_compiler.graph.verify import check_graph
+from npu_compiler.ops.common import MAX_STEPS
+from npu_compiler.ops.lower import lower_node
+from npu_compiler.partitioning import constraint_checker
 from npu_compiler.partitioning.constraint_checker import advice, check
 from npu_compiler.partitioning.explain import explain
 from npu_compiler.partitioning.partitioner import CPU, NPU, partition
@@ -252,3 +258,55 @@ def test_advice_says_what_the_weight_packing_does(channels: int, padded: int | N
     (packed,) = [v.shape for _, v in state.recipes if v.op == "pack"]
     assert packed[1] * packed[-1] == (padded or -(-channels // 32) * 32), "the very buffer"
     assert advice(conv, "cuda") == "", "no panels there"
+
+
+# ------------------------------------------------------------------------------------------------ what an answer costs
+
+
+def test_each_call_is_tried_once_for_a_graph_and_its_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
+
+    def counted(node: OpNode, weights: tuple[int, ...]) -> Any:
+        tried.append(node.op_type)
+        return lower_node(node, weights)
+
+    monkeypatch.setattr(constraint_checker, "lower_node", counted)
+    ir = Builder().node("a", RELU, "x").node("b", SIGMOID, "a").node("c", RELU, "b").node("d", ODD, "c").out("d", "b")
+    check(ir)
+    plan = partition(ir)
+    explain(ir)
+    for part in plan.partitions:
+        if part.device == NPU:
+            run_phases(part.ir, "cpu", until="memory")
+    assert sorted(tried) == sorted((RELU, SIGMOID, ODD))
+    assert copy.deepcopy(ir) == ir and not copy.deepcopy(ir).dry_runs
+    explain(ir, target="metal")
+    assert sorted(tried) == sorted((RELU, SIGMOID, ODD) * 2)
+
+
+def call_of(op: str, inputs: list[tuple[int, ...]], output: tuple[int, ...], **attrs: Any) -> IRGraph:
+    given = [tensor(f"x{i}", shape, "float32") for i, shape in enumerate(inputs)]
+    y = tensor("y", output, "float32")
+    return IRGraph("one", given, [y], [], {}, [OpNode("y", op, given, [y], attrs)])
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_calls_of_very_many_kernels_go_to_the_fallback(more: int) -> None:
+    depth = MAX_STEPS + more
+    for ir in (
+        call_of("aten.conv3d.default", [(1, 1, depth, 2, 2), (1, 1, depth, 2, 2)], (1, 1, 1, 1, 1)),
+        call_of("aten.diff.default", [(depth + 1,)], (1,), n=depth),
+    ):
+        reasons = [reason for _, _, reason in check(ir)]
+        assert [r.rule for r in reasons] == ["size"] * more
+        assert all(f"at most {MAX_STEPS} are compiled" in r.detail for r in reasons)
+
+
+def test_a_wrong_part_of_many_is_shown_alone() -> None:
+    graph = Graph()
+    shapes = [(2, 3)] * 1000 + [(3, 2)]
+    parts = [graph.input(str(i), shape, "float32") for i, shape in enumerate(shapes)]
+    with pytest.raises(ValueError, match="concat of float32") as raised:
+        graph.concat(parts, 0)
+        check_graph(graph)
+    assert len(str(raised.value)) < 200

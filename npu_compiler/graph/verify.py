@@ -296,7 +296,7 @@ def _concat(node: Node, inputs: Sequence[Value]) -> Signature:
     for x in inputs:
         fits = x.rank == first.rank and x.dtype == first.dtype
         fits = fits and all(n == m for d, (n, m) in enumerate(zip(x.shape, first.shape, strict=True)) if d != axis)
-        _require(fits, f"concat of {_types(inputs)} along {axis}")
+        _require(fits, f"concat of {_types([first, x])} along {axis}")
     return [(tuple(shape), first.dtype)]
 
 

@@ -79,8 +79,9 @@ def drop_axes(x: Value, axes: Sequence[int], keepdim: bool = False) -> Value:
     return x if keepdim else x.reshape(*(n for i, n in enumerate(x.shape) if i not in axes))
 
 
-MOST_NODES = 1 << 14  # that one call is taken apart into
-MOST_POSITIONS = 1 << 22  # of a table that is computed while a call is lowered
+MAX_PARTS = 1 << 14  # views that one call is taken apart into
+MAX_STEPS = 512  # kernels that one call is taken apart into; each takes the compiler some 3 ms
+MAX_POSITIONS = 1 << 22  # of a table that is computed while a call is lowered
 
 
 def bounded(count: int, limit: int, what: str) -> int:

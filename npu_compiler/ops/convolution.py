@@ -9,7 +9,7 @@ from math import prod
 from ..graph.expr import Expr, const, fn, index, load, where
 from ..graph.graph import Value
 from ..support.dtypes import opmath
-from .common import MOST_NODES, bounded, ints
+from .common import MAX_STEPS, bounded, ints
 from .registry import lowers
 from .samples import S, Sample, t
 
@@ -59,7 +59,7 @@ def core(x: Value, w: Value, stride: Sequence[int], padding: Pairs, dilation: Se
     n, depth = x.shape[0], x.shape[1] + sum(padding[0])
     if any(padding[0]):
         x = spread(x, (1, 1, 1), (padding[0][0], 0, 0), (depth, *x.shape[2:4]))
-    taps, reach = bounded(w.shape[1], MOST_NODES, "taps along the depth"), dilation[0] * (w.shape[1] - 1)
+    taps, reach = bounded(w.shape[1], MAX_STEPS, "taps along the depth"), dilation[0] * (w.shape[1] - 1)
     planes = (depth - reach - 1) // stride[0] + 1
     parts = []
     for tap in range(taps):

@@ -16,7 +16,7 @@ import numpy as np
 from ..graph.expr import Expr, const, index, load, maximum, where
 from ..graph.graph import Value
 from ..support import dtypes as dt
-from .common import MOST_POSITIONS, bounded, ints
+from .common import MAX_POSITIONS, bounded, ints
 from .convolution import Ints, channels_first, channels_last
 from .registry import ALL, FLOATS, lowers
 from .samples import S, Sample, t
@@ -48,7 +48,7 @@ def fixed_window(size: int, k: int, stride: int, pad: int, dilation: int, ceil_m
         ceil_mode and (out - 1) * stride >= size + pad
     ):  # the last window must start inside the input or its left padding
         out -= 1
-    bounded(out, MOST_POSITIONS, "windows along a dim")
+    bounded(out, MAX_POSITIONS, "windows along a dim")
     starts = [o * stride - pad for o in range(out)]
     ends = [min(s + k, size + pad) for s in starts]
     counts = tuple(e - s if include_pad else min(e, size) - max(s, 0) for s, e in zip(starts, ends, strict=True))
@@ -65,7 +65,7 @@ def adaptive_window(size: int, out: int) -> Window:
     """Window o covers floor(o * size / out) up to ceil((o + 1) * size / out)."""
     if out and size % out == 0:
         return fixed_window(size, size // out, size // out, 0, 1, False, True)
-    bounded(out, MOST_POSITIONS, "windows along a dim")
+    bounded(out, MAX_POSITIONS, "windows along a dim")
     starts = [o * size // out for o in range(out)]
     ends = [-(-(o + 1) * size // out) for o in range(out)]
     counts = tuple(e - s for s, e in zip(starts, ends, strict=True))
@@ -210,7 +210,7 @@ def average(x: Value, windows: Sequence[Window], divisor: int | None = None) -> 
     else:
         total = pool("sum", last, windows, 0.0)
     if divisor is None and any(len(set(w.counts)) > 1 for w in windows):
-        bounded(math.prod(w.out for w in windows), MOST_POSITIONS, "windows of different sizes")
+        bounded(math.prod(w.out for w in windows), MAX_POSITIONS, "windows of different sizes")
         counts = reduce(np.multiply.outer, [np.array(w.counts, np.float32) for w in windows])
         y = total / x.graph.const(counts[..., None])
     else:

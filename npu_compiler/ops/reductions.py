@@ -11,7 +11,7 @@ from ..graph.graph import Value
 from ..support import dtypes as dt
 from .access import fresh, wrap_dim
 from .arithmetic import truth
-from .common import MOST_NODES, axes_of, bounded, drop_axes, real
+from .common import MAX_STEPS, axes_of, bounded, drop_axes, real
 from .joining import joined
 from .registry import ALL, FLOATS, INTS, Scalar, lowers
 from .samples import S, Sample, t
@@ -396,7 +396,7 @@ def diff(self: Value, n: int = 1, dim: int = -1, prepend: Value | None = None, a
     dim = wrap_dim(dim, x.rank)
     if not n:
         return fresh(x)
-    for _ in range(bounded(min(n, x.shape[dim]), MOST_NODES, "differences of differences")):
+    for _ in range(bounded(min(n, x.shape[dim]), MAX_STEPS, "differences of differences")):
         later, earlier = x.slice(dim, 1, x.shape[dim]), x.slice(dim, 0, x.shape[dim] - 1)
         x = x.graph.pointwise(fn("ne") if x.dtype == "bool" else fn("sub"), later, earlier)
     return x

@@ -12,7 +12,7 @@ from ..graph.graph import Value
 from ..support import dtypes as dt
 from ..support.errors import Reason, Unsupported
 from .access import fresh, pick
-from .common import MOST_POSITIONS, bounded, ints
+from .common import MAX_POSITIONS, bounded, ints
 from .registry import lowers
 from .samples import S, Sample, t
 
@@ -108,7 +108,7 @@ def target(x: Value, sizes: Sizes, scales: Scales) -> tuple[tuple[int, ...], tup
         assert scales is not None, "neither output_size nor scale_factors is given"
         sizes = [int(n * s) for n, s in zip(spatial, scales, strict=True) if s is not None]
     given = ints(sizes, len(spatial))
-    bounded(max(given, default=0), MOST_POSITIONS, "positions along a dim")
+    bounded(max(given, default=0), MAX_POSITIONS, "positions along a dim")
     if min((*given, *spatial), default=0) < 1:
         raise ValueError(f"cannot resize {list(x.shape)} to {list(given)}")
     return given, tuple(scales) if scales else (None,) * len(spatial)

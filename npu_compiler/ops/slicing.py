@@ -8,7 +8,7 @@ from itertools import accumulate, pairwise
 from ..graph.expr import index
 from ..graph.graph import Value
 from .access import fresh, pick, resized, wrap_dim
-from .common import MOST_NODES, bounded
+from .common import MAX_PARTS, bounded
 from .registry import lowers
 from .samples import S, t
 from .views import ANY, DTYPES, calls, exchanged
@@ -104,7 +104,7 @@ def parts(x: Value, sizes: Sequence[int], dim: int) -> list[Value]:
     dim = wrap_dim(dim, x.rank)
     if sum(sizes) != x.shape[dim] or any(n < 0 for n in sizes):
         raise ValueError(f"sizes {list(sizes)} do not partition a dim of size {x.shape[dim]}")
-    bounded(len(sizes), MOST_NODES, "parts of a tensor")
+    bounded(len(sizes), MAX_PARTS, "parts of a tensor")
     starts = accumulate(sizes, initial=0)
     return [window(x, dim, s, n) for s, n in zip(starts, sizes, strict=False)]
 
@@ -113,7 +113,7 @@ def pieces(x: Value, size: int, dim: int) -> list[Value]:
     """Parts of ``size``; the last one may be smaller."""
     n = x.shape[wrap_dim(dim, x.rank)]
     starts = range(0, n, size) if n else ()
-    bounded(len(starts), MOST_NODES, "parts of a tensor")
+    bounded(len(starts), MAX_PARTS, "parts of a tensor")
     return parts(x, [min(size, n - s) for s in starts] or [0], dim)
 
 
@@ -150,7 +150,7 @@ def split_with_sizes(self: Value, split_sizes: Sequence[int], dim: int = 0) -> l
 def chunk(self: Value, chunks: int, dim: int = 0) -> list[Value]:
     """At most ``chunks`` parts of equal size along a dim; the last one may be smaller."""
     n = self.shape[wrap_dim(dim, self.rank)]
-    bounded(chunks, MOST_NODES, "parts of a tensor")
+    bounded(chunks, MAX_PARTS, "parts of a tensor")
     return pieces(self, -(-n // chunks), dim) if n else parts(self, [0] * chunks, dim)
 
 
@@ -162,7 +162,7 @@ def chunk(self: Value, chunks: int, dim: int = 0) -> list[Value]:
 def tensor_split(self: Value, sections: int, dim: int = 0) -> list[Value]:
     """``sections`` parts along a dim whose sizes differ by one at most."""
     n = self.shape[wrap_dim(dim, self.rank)]
-    bounded(sections, MOST_NODES, "parts of a tensor")
+    bounded(sections, MAX_PARTS, "parts of a tensor")
     return parts(self, [n // sections + (i < n % sections) for i in range(sections)], dim)
 
 
@@ -181,7 +181,7 @@ def tensor_split_indices(self: Value, indices: Sequence[int], dim: int = 0) -> l
 @lowers("aten.unbind.int", samples=(*calls((), (1,), (-1,), of=ANY[:3]), S(t(3)), S(t(0, 3))), dtypes=DTYPES)
 def unbind(self: Value, dim: int = 0) -> list[Value]:
     """Every position of a dim, which disappears."""
-    count = bounded(self.shape[wrap_dim(dim, self.rank)], MOST_NODES, "parts of a tensor")
+    count = bounded(self.shape[wrap_dim(dim, self.rank)], MAX_PARTS, "parts of a tensor")
     return [select(self, dim, i) for i in range(count)]
 
 

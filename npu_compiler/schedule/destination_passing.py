@@ -4,7 +4,7 @@ concatenation, or in the dim order that the reader wants."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ..graph.graph import LEAVES, LOOPS, VIEWS, Graph, Node, Value
@@ -15,13 +15,14 @@ from .strides import reshape_strides
 
 @dataclass(frozen=True)
 class Destination:
-    """``path``: the views (reshape, permute) that lead from a value to the output named ``output``, or to part number
-    ``part`` of ``concat``."""
+    """``path``: the views (reshape, permute) that lead from a value to the output named ``output``, or to the part of
+    ``concat`` that has ``shape`` and begins at ``start`` along its axis."""
 
     path: tuple[Node, ...]
     output: str = ""
     concat: Node | None = None
-    part: int = 0
+    shape: tuple[int, ...] = ()
+    start: int = 0
 
 
 def destinations(graph: Graph, static: set[Value]) -> dict[Value, Destination]:
@@ -39,13 +40,13 @@ def destinations(graph: Graph, static: set[Value]) -> dict[Value, Destination]:
     for node in graph.nodes:
         if node.op != "concat" or node.out in static:
             continue
-        for i, v in enumerate(node.inputs):
+        for v, start in parts(node):
             base, path = _base(v)
             if base.op in LEAVES or base.op in VIEWS or base in static or base in found or node.inputs.count(v) > 1:
                 continue
             along = {base, *(n.out for n in path)}
             if not along & results and all(u in path or u is node or u.op in LOOPS for x in along for u in users[x]):
-                found[base] = Destination(path, concat=node, part=i)
+                found[base] = Destination(path, concat=node, shape=v.shape, start=start)
     return found
 
 
@@ -57,13 +58,18 @@ def _base(v: Value) -> tuple[Value, tuple[Node, ...]]:
     return v, tuple(path[::-1])
 
 
-def part_of(whole: Operand, concat: Node, part: int) -> Operand:
-    """The window of a concatenation's memory that one of its inputs takes."""
-    axis = concat.attrs["axis"]
-    at = sum(v.shape[axis] for v in concat.inputs[:part])
-    shape = concat.inputs[part].shape
+def parts(concat: Node) -> Iterator[tuple[Value, int]]:
+    """The inputs of a concatenation, and where each begins along the axis."""
+    start = 0
+    for v in concat.inputs:
+        yield v, start
+        start += v.shape[concat.attrs["axis"]]
+
+
+def part_of(whole: Operand, concat: Node, shape: tuple[int, ...], start: int) -> Operand:
+    """The window of a concatenation's memory that the input of ``shape`` takes, from ``start`` along the axis."""
     strides = tuple(0 if n == 1 else s for n, s in zip(shape, whole.strides, strict=True))
-    return Operand(whole.buffer, shape, strides, whole.offset + at * whole.strides[axis])
+    return Operand(whole.buffer, shape, strides, whole.offset + start * whole.strides[concat.attrs["axis"]])
 
 
 def behind(window: Operand, path: tuple[Node, ...]) -> Operand | None:

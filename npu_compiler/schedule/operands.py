@@ -61,7 +61,7 @@ class Operands:
             return None
         if want.concat is not None:
             whole = self.place.get(want.concat.out) or self._allocate(want.concat.out, made, label)
-            window = behind(part_of(whole, want.concat, want.part), want.path)
+            window = behind(part_of(whole, want.concat, want.shape, want.start), want.path)
             return window if window is not None and writable(value, window) else None
         shape = want.path[-1].out.shape if want.path else value.shape
         buffer = self._buffer("output", value.dtype, shape, want.output)

@@ -15,7 +15,7 @@ from ..passes.fuse import CHEAP, Group
 from ..support.errors import CompileError
 from ..target_config import TargetConfig
 from ..weights.format import WeightFormat
-from .destination_passing import destinations, part_of, shared_tables
+from .destination_passing import destinations, part_of, parts, shared_tables
 from .image_rows import filter_rows, is_image, padded_image
 from .kernel import Buffer, Kernel, LoopBody, Operand, Schedule, Stage, contiguous_strides
 from .operands import Operands
@@ -324,8 +324,8 @@ class Scheduler(Operands):
         if node.out not in self.place:
             self._allocate(node.out, made, _label(node))
         whole = self.place[node.out]
-        for i, v in enumerate(node.inputs):
-            target = part_of(whole, node, i)
+        for v, start in parts(node):
+            target = part_of(whole, node, v.shape, start)
             if v.numel and self.operand(v) != target:
                 self._emit_copy(self.operand(v), target, node.sources)
 
