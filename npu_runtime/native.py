@@ -1,6 +1,6 @@
 """Native code of a CPU program: is it for this machine, load it, call it, unload it.
 
-The interface it exports is described in :mod:`npu_compiler.artifact.program`.
+The interface it exports is described in :mod:`npu_compiler.artifact.spec`.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from npu_compiler.artifact.describe import si
 from npu_compiler.artifact.program import ABI_VERSION, LAYOUT_MARKER, CompiledProgram
 from npu_compiler.artifact.serialize import layout_digest
 from npu_compiler.support.errors import ArtifactError, BackendError, ToolchainError
+from npu_compiler.support.text import si
 from npu_compiler.targets.cpu.host import host_cpu, object_kind
 
 _log = logging.getLogger(__name__)

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from npu_compiler.artifact.describe import si, table
 from npu_compiler.artifact.program import CompiledProgram, EntryPoint
 from npu_compiler.support.errors import ConfigError
+from npu_compiler.support.text import si, table
 
 
 @dataclass(frozen=True)

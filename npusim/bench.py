@@ -70,7 +70,8 @@ def interleaved(calls: Mapping[str, Callable[[], Any]], seconds: float, least: i
 def run(args: argparse.Namespace, status: Status) -> Result:
     """Time single runs, inputs and outputs bound beforehand."""
     import npu_runtime
-    from npu_compiler.artifact.describe import si, totals
+    from npu_compiler.artifact.describe import totals
+    from npu_compiler.support.text import si
 
     from .generate import is_language_model
 

@@ -222,7 +222,7 @@ def _finish(result: Any, args: argparse.Namespace) -> int:
     from .console import show
 
     if args.json:
-        from npu_compiler.artifact.describe import json_safe
+        from npu_compiler.support.text import json_safe
 
         data = {"schema_version": SCHEMA_VERSION, "command": args.verb, **result.data}
         print(json.dumps(json_safe(data), allow_nan=False))

@@ -66,9 +66,10 @@ def compile_model(args: argparse.Namespace, status: Status) -> Result:
 
     if generate.is_language_model(args.model):
         return generate.compile_model(args, status)
-    from npu_compiler.artifact.describe import si, totals
+    from npu_compiler.artifact.describe import totals
     from npu_compiler.partitioning.partitioner import partition
     from npu_compiler.pipeline import PHASES, compile_ir, dump, run_phases
+    from npu_compiler.support.text import si
 
     from .model import emit_source, save_program
     from .shapes import require_npu

@@ -33,7 +33,7 @@ class Result:
 
 def show(blocks: Sequence[str | Table], stream: TextIO | None = None) -> None:
     """Print blocks one after the other. Names in them come from files: control characters are shown, not sent."""
-    from npu_compiler.artifact.describe import printable, table
+    from npu_compiler.support.text import printable, table
 
     stream = stream or sys.stdout
     printer = _rich_printer(stream) if stream.isatty() and "NO_COLOR" not in os.environ else None

@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from npu_compiler.artifact.describe import si, totals
+from npu_compiler.artifact.describe import totals
 from npu_compiler.support.errors import ArtifactError, InputError
+from npu_compiler.support.text import si
 
 from .bench import HEADER, interleaved, torch_call
 from .commands import top_classes

@@ -148,7 +148,8 @@ def _answer(llm: LLM, args: argparse.Namespace, messages: list[dict[str, str]], 
 
 def compile_model(args: argparse.Namespace, status: Status) -> Result:
     """``npusim compile`` for a language model: program, weights and card."""
-    from npu_compiler.artifact.describe import si, totals
+    from npu_compiler.artifact.describe import totals
+    from npu_compiler.support.text import si
     from npu_compiler.weights.format import LOSSLESS
     from npu_runtime.llm.loader import Loader, save_card
 

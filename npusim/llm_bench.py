@@ -126,7 +126,7 @@ def run(args: argparse.Namespace, status: Status) -> Result:
 
 
 def report(llm: LLM, speeds: dict[str, Speed], threads: int, generated: int) -> Result:
-    from npu_compiler.artifact.describe import si
+    from npu_compiler.support.text import si
 
     results = {name: speed.to_dict() for name, speed in speeds.items()}
     ours = results["npusim"]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from npu_compiler.artifact.describe import html_table, si, tensor_text, totals
+from npu_compiler.artifact.describe import totals
 from npu_compiler.artifact.program import CompiledProgram
 from npu_compiler.partitioning.explain import explain
 from npu_compiler.partitioning.partitioner import CPU, PartitionPlan
@@ -17,6 +17,7 @@ from npu_compiler.support.dtypes import storage_dtype
 from npu_compiler.support.errors import ArtifactError, ConfigError, InputError
 from npu_compiler.support.files import write_atomic
 from npu_compiler.support.host_arrays import is_torch, to_torch
+from npu_compiler.support.text import html_table, si, tensor_text
 from npu_compiler.weights.files import open_weights
 from npu_runtime.backends.base import get_backend
 from npu_runtime.partitioned.dag_executor import DAGExecutor

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from npu_compiler.artifact.describe import tensor_text
 from npu_compiler.support.errors import InputError
 from npu_compiler.support.host_arrays import is_torch
+from npu_compiler.support.text import tensor_text
 from npu_runtime.backends.base import DeviceBuffer
 
 if TYPE_CHECKING:

@@ -19,12 +19,13 @@ import numpy as np
 import pytest
 
 from npu_compiler.artifact import serialize
-from npu_compiler.artifact.describe import recipe_words, si
+from npu_compiler.artifact.describe import recipe_words
 from npu_compiler.artifact.program import CompiledProgram
 from npu_compiler.graph import expr, interp, verify
 from npu_compiler.graph.graph import Graph
 from npu_compiler.support.errors import ArtifactError
 from npu_compiler.support.records import Field
+from npu_compiler.support.text import si
 from tests import handmade
 
 ROOT = Path(__file__).parents[1]
@@ -89,9 +90,9 @@ def test_every_truncation_and_extension_is_found() -> None:
     data = serialize.dumps(handmade.program())
     for length in [*range(0, 80), *range(80, len(data), 997), len(data) - 1]:
         with pytest.raises(ArtifactError, match="offset"):
-            serialize.loads(data[:length])
+            CompiledProgram.loads(data[:length])
     with pytest.raises(ArtifactError, match="offset 16"):
-        serialize.loads(data + b"\0")
+        CompiledProgram.loads(data + b"\0")
 
 
 def test_every_flipped_bit_of_the_header_and_many_of_the_body_are_found() -> None:
@@ -101,7 +102,7 @@ def test_every_flipped_bit_of_the_header_and_many_of_the_body_are_found() -> Non
         damaged = bytearray(data)
         damaged[bit // 8] ^= 1 << bit % 8
         with pytest.raises(ArtifactError, match="offset"):
-            serialize.loads(bytes(damaged))
+            CompiledProgram.loads(bytes(damaged))
 
 
 @pytest.mark.parametrize(
@@ -157,7 +158,7 @@ def test_a_wrong_field_is_named(at: tuple[Any, ...], value: Any, message: str) -
         inner = inner[key]
     inner[at[-1]] = value
     with pytest.raises(ArtifactError, match=message):
-        serialize.loads(repack(plain))
+        CompiledProgram.loads(repack(plain))
 
 
 @pytest.mark.parametrize(
@@ -167,7 +168,7 @@ def test_a_wrong_field_is_named(at: tuple[Any, ...], value: Any, message: str) -
 )  # fmt: skip
 def test_a_body_that_is_no_program(body: bytes) -> None:
     with pytest.raises(ArtifactError, match=r"offset 56|body: expected"):
-        serialize.loads(with_header(body))
+        CompiledProgram.loads(with_header(body))
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
@@ -184,7 +185,7 @@ def test_a_newer_version_is_named() -> None:
     data = bytearray(serialize.dumps(handmade.program()))
     data[8] = 9
     with pytest.raises(ArtifactError, match="format version 9, this build reads 3; compile the model again"):
-        serialize.loads(bytes(data))
+        CompiledProgram.loads(bytes(data))
 
 
 def test_what_would_not_load_is_not_saved(tmp_path: Path) -> None:

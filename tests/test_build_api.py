@@ -22,13 +22,13 @@ import npu_compiler  # noqa: E402
 import npu_compiler.frontend.export  # noqa: E402
 import npu_runtime  # noqa: E402
 import npusim  # noqa: E402
-from npu_compiler.artifact.describe import html_table  # noqa: E402
 from npu_compiler.artifact.serialize import dumps  # noqa: E402
 from npu_compiler.frontend import capture, state_dict_numpy  # noqa: E402
 from npu_compiler.graph import expr  # noqa: E402
 from npu_compiler.pipeline import run_phases  # noqa: E402
 from npu_compiler.support import dtypes  # noqa: E402
 from npu_compiler.support.errors import ConfigError, InputError, WeightError  # noqa: E402
+from npu_compiler.support.text import html_table  # noqa: E402
 from npu_compiler.weights.files import open_weights  # noqa: E402
 from npu_runtime import DAGExecutor  # noqa: E402
 from npusim import cli  # noqa: E402

@@ -6,7 +6,7 @@ import importlib
 import inspect
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 
@@ -30,7 +30,7 @@ def resolve(path: str) -> Any:
             assert (error.name or "").startswith("npu_"), f"{path} needs {error.name}"
             continue
         for part in parts[cut:]:
-            fields = getattr(found, "__annotations__", {})
+            fields = get_type_hints(found) if inspect.isclass(found) else {}
             found = fields[part] if part in fields and not hasattr(found, part) else getattr(found, part)
         return found
     raise AssertionError(f"there is no {path}")

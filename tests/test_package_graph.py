@@ -15,9 +15,6 @@ Graph = dict[str, set[str]]
 
 # What is left of the time before these tests; a pair disappears from here when it disappears from the code.
 REMAINING = {
-    ("npu_compiler.artifact.program", "npu_compiler.artifact.serialize"),
-    ("npu_compiler.artifact.program", "npu_compiler.artifact.describe"),
-    ("npu_compiler.artifact.serialize", "npu_compiler.artifact.validate"),
     ("npu_compiler.support.env", "npu_compiler.target_config"),
     ("npu_runtime.backends.base", "npu_runtime.executor"),
     ("npu_runtime.llm.loader", "npusim.models.llm_weights"),

@@ -260,7 +260,7 @@ def with_constant(program: CompiledProgram, array: np.ndarray, **changes: Any) -
     for b in plain["buffers"]:
         if b["kind"] == "weight":
             b.update(changes)
-    return serialize.loads(repack(plain))
+    return CompiledProgram.loads(repack(plain))
 
 
 def test_constants_in_place_of_packing(program: CompiledProgram, store: WeightStore) -> None:

@@ -2,78 +2,22 @@
 
 from __future__ import annotations
 
-import html
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from ..graph import expr
 from ..graph.expr import Expr
 from ..graph.graph import Graph, Value
 from ..support import dtypes
-from .program import ABI_VERSION, BufferSpec, CompiledProgram, EntryPoint
+from ..support.text import json_safe, printable, si, table, tensor_text
+from .serialize import program_to_plain
+from .spec import ABI_VERSION, BufferSpec, EntryPoint, ProgramSpec
 from .validate import nbytes
 
 _CHART_COLUMNS = 64
 _CHART_ROWS = 48
 _WORDS = 240  # of one recipe; what lies deeper is cut
-
-
-# -- numbers and tables ---------------------------------------------------------------------------------------------
-def si(value: float, unit: str = "") -> str:
-    """1234567 -> '1.23 M': three digits and a decimal prefix."""
-    for prefix in ("", "k", "M", "G", "T"):
-        if abs(value) < 999.5 or prefix == "T":
-            break
-        value /= 1000
-    text = f"{value:.0f}" if not prefix and value == int(value) else f"{value:.3g}"
-    return f"{text} {prefix}{unit}".rstrip()
-
-
-def table(header: Sequence[str], rows: Iterable[Sequence[object]], indent: str = "  ") -> list[str]:
-    """Lines of a table; columns whose cells all start with a digit are aligned to the right."""
-    text = [[str(cell) for cell in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(header, *text, strict=True)]
-    right = [bool(text) and all(row[i][:1].isdigit() for row in text) for i in range(len(header))]
-    lines = []
-    for row in [list(header), *text]:
-        cells = (c.rjust(w) if r else c.ljust(w) for c, w, r in zip(row, widths, right, strict=True))
-        lines.append((indent + "  ".join(cells)).rstrip())
-    return lines
-
-
-def printable(text: str) -> str:
-    """``text`` in one line without control characters, which could move a terminal's cursor or hide what follows."""
-    return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
-
-
-def json_safe(value: Any) -> Any:
-    """``value`` with NaN and infinities, which JSON does not have, as text."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, dict):
-        return {k: json_safe(v) for k, v in value.items()}
-    return [json_safe(v) for v in value] if isinstance(value, list | tuple) else value
-
-
-def html_table(header: Sequence[str], rows: Iterable[Sequence[object]], most: int = 100) -> str:
-    """A table for a notebook, of at most ``most`` rows."""
-    shown = list(rows)
-    lines = ["".join(f"<td>{html.escape(str(cell))}</td>" for cell in row) for row in shown[:most]]
-    if len(shown) > most:
-        lines.append(f'<td colspan="{len(header)}">… and {len(shown) - most} more</td>')
-    head = "".join(f"<th>{html.escape(name)}</th>" for name in header)
-    return f"<table><tr>{head}</tr>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
-
-
-def html_text(text: str) -> str:
-    """A paragraph for a notebook."""
-    return f"<p>{html.escape(text)}</p>"
-
-
-def tensor_text(shape: Sequence[int], dtype: str) -> str:
-    """'float32[2, 3]'."""
-    return f"{dtype}[{', '.join(map(str, shape))}]"
 
 
 def _clip(text: str, width: int) -> str:
@@ -195,7 +139,7 @@ def _memory_chart(buffers: Buffers, entry: EntryPoint) -> list[str]:
 
 
 # -- the text -------------------------------------------------------------------------------------------------------
-def totals(program: CompiledProgram) -> dict[str, int]:
+def totals(program: ProgramSpec) -> dict[str, int]:
     """Sums over the program: FLOPs and bytes of the kernels of all entries, the largest arena, weight bytes."""
     calls = [c for e in program.entries.values() for c in e.calls]
     return {
@@ -210,11 +154,11 @@ def totals(program: CompiledProgram) -> dict[str, int]:
     }
 
 
-def _bytes_of(program: CompiledProgram, kinds: tuple[str, ...]) -> int:
+def _bytes_of(program: ProgramSpec, kinds: tuple[str, ...]) -> int:
     return sum(nbytes(b.shape, b.dtype) for b in program.buffers if b.kind in kinds)
 
 
-def describe(program: CompiledProgram) -> str:
+def describe(program: ProgramSpec) -> str:
     """The whole program as text."""
     t = totals(program)
     lines = [
@@ -263,7 +207,7 @@ def _describe_entry(buffers: Buffers, entry: EntryPoint) -> list[str]:
     return [*lines, *_memory_chart(buffers, entry)]
 
 
-def _buffer_table(program: CompiledProgram, kinds: tuple[str, ...]) -> list[str]:
+def _buffer_table(program: ProgramSpec, kinds: tuple[str, ...]) -> list[str]:
     rows = [
         (b.id, b.kind, tensor_text(b.shape, b.dtype), nbytes(b.shape, b.dtype), b.format or "-", _clip(b.name, 80))
         for b in program.buffers
@@ -272,10 +216,8 @@ def _buffer_table(program: CompiledProgram, kinds: tuple[str, ...]) -> list[str]
     return table(("buffer", "kind", "tensor", "bytes", "format", "name"), rows) if rows else ["  none"]
 
 
-def to_json(program: CompiledProgram) -> dict[str, Any]:
+def to_json(program: ProgramSpec) -> dict[str, Any]:
     """JSON-safe: what :func:`describe` shows, without sources and binary."""
-    from .serialize import program_to_plain
-
     plain = program_to_plain(program)
     words, buffers = recipe_words(program.recipes), {b.id: b for b in program.buffers}
     for plain_entry, entry in zip(plain["entries"], program.entries.values(), strict=True):

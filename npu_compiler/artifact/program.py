@@ -1,145 +1,32 @@
-"""The artifact: what an ahead-of-time compilation leaves behind, and all that running it needs.
-
-The binary of the ``cpu`` target is a shared object that exports, with C linkage:
-
-``int npu_abi(void)``            :data:`ABI_VERSION`
-``int npu_start(int threads)``   starts the thread pool; the number of threads it has, or 0 if it cannot start
-``long npu_scratch_bytes(void)`` what each thread of the pool allocates; need not be there, explains why it cannot start
-``void npu_stop(void)``          ends the pool
-``const char npu_layout[64]``    :data:`LAYOUT_MARKER`, which ``serialize.stamp_layout`` replaces
-``int SYMBOL(void* const* buffers, char* arena, double* times)``   one per entry point, named as in :data:`SYMBOL`
-
-``buffers`` is indexed by buffer id (arena buffers are null); each pointer is aligned to its element size at least.
-``arena`` is 64-byte aligned memory of ``arena_bytes + threads * scratch_bytes``. ``times`` is null, or takes
-``len(calls) + 1`` CLOCK_MONOTONIC seconds: the start and the end of each kernel. The result is 0, or 1 + k when
-kernel k met an index out of range in its data.
-"""
+"""A compiled program as callers see it: what it consists of (``spec.py``), with its file and its description."""
 
 from __future__ import annotations
 
 import os
-import re
-from dataclasses import dataclass, field
 from typing import Any
 
-from ..graph.graph import Graph
-from ..support.errors import InputError
+from . import describe, serialize
+from .spec import (
+    ABI_VERSION,
+    LAYOUT_MARKER,
+    SOURCE_NAME,
+    SYMBOL,
+    BufferSpec,
+    EntryPoint,
+    IOSpec,
+    KernelCall,
+    ProgramSpec,
+    WeightSpec,
+)
 
-ABI_VERSION = 1
-LAYOUT_MARKER = "npu-layout-".ljust(64, ".")
-SOURCE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")  # of a source: it becomes a file's name
-SYMBOL = re.compile(r"npu_(?!(?:abi|start|stop|layout)$)[A-Za-z0-9_]{1,200}")
-
-
-@dataclass(frozen=True)
-class IOSpec:
-    """An input or output tensor as the caller sees it, and the buffer the program reads or writes."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    buffer: int
-
-
-@dataclass(frozen=True)
-class BufferSpec:
-    """A buffer by ``id``. ``kind`` as in ``schedule.kernel.Buffer``; ``offset`` is its byte offset in the
-    arena; ``name`` is the I/O name, the state key, or the name of the recipe output that fills a weight or const.
-    ``format``: of a weight in a weight format, the name of its layout (``weights.format``); else empty."""
-
-    id: int
-    kind: str
-    dtype: str
-    shape: tuple[int, ...]
-    name: str
-    offset: int = 0
-    format: str = ""
+__all__ = [
+    "ABI_VERSION", "LAYOUT_MARKER", "SOURCE_NAME", "SYMBOL", "BufferSpec", "CompiledProgram", "EntryPoint", "IOSpec",
+    "KernelCall", "WeightSpec",
+]  # fmt: skip
 
 
-@dataclass(frozen=True)
-class KernelCall:
-    """One kernel launch: operands by buffer id, what it computes in words, which IR nodes it stands for, its cost."""
-
-    name: str
-    kind: str
-    inputs: tuple[int, ...]
-    outputs: tuple[int, ...]
-    text: str
-    sources: tuple[str, ...]
-    flops: int
-    bytes_read: int
-    bytes_written: int
-
-
-@dataclass(frozen=True)
-class EntryPoint:
-    """One callable of a program: ``symbol`` in the binary, kernels in launch order, I/O, and planned memory in bytes.
-    ``scratch_bytes`` is needed once per thread, behind the arena."""
-
-    name: str
-    symbol: str
-    inputs: tuple[IOSpec, ...]
-    outputs: tuple[IOSpec, ...]
-    calls: tuple[KernelCall, ...]
-    arena_bytes: int
-    scratch_bytes: int
-    updates: tuple[tuple[str, int], ...] = ()  # (state key, buffer that holds it after a run)
-
-    @property
-    def product_bytes(self) -> int:
-        """What matrix products read in a run: weights, as they are kept, and in a decode step little else."""
-        return sum(c.bytes_read for c in self.calls if c.kind == "gemm")
-
-
-@dataclass(frozen=True)
-class WeightSpec:
-    """A tensor of the model's state_dict that the recipes read."""
-
-    key: str
-    shape: tuple[int, ...]
-    dtype: str
-
-
-@dataclass(repr=False)
-class CompiledProgram:
-    """A compiled model. Entry points share ``buffers`` (weights, constants, state).
-
-    ``recipes`` is a core graph whose leaves are state_dict entries and constants and whose outputs, named by
-    ``BufferSpec.name``, fill the weight buffers: batch-norm folding, casts, concatenations and packing are ordinary
-    nodes.
-    ``requires`` lists the CPU features (or device architecture) the ``binary`` needs; ``sources`` can rebuild it.
-    """
-
-    name: str
-    target: str
-    dtype: str
-    entries: dict[str, EntryPoint]
-    buffers: list[BufferSpec]
-    weights: list[WeightSpec]
-    recipes: Graph
-    sources: dict[str, str]
-    binary: bytes
-    requires: tuple[str, ...]
-    build: dict[str, Any] = field(default_factory=dict)  # compiler, flags, versions
-
-    @property
-    def inputs(self) -> tuple[IOSpec, ...]:
-        """Inputs of the only entry point. Raises ``InputError`` if there are several."""
-        return self.entry().inputs
-
-    @property
-    def outputs(self) -> tuple[IOSpec, ...]:
-        """Outputs of the only entry point. Raises ``InputError`` if there are several."""
-        return self.entry().outputs
-
-    def entry(self, name: str | None = None) -> EntryPoint:
-        """An entry point by name; the only one needs none. Raises ``InputError`` that lists them."""
-        if name is None and len(self.entries) == 1:
-            return next(iter(self.entries.values()))
-        if name not in self.entries:
-            problem = "several entry points, name one" if name is None else f"no entry point {name!r}"
-            raise InputError(f"program {self.name!r} has {problem}; it has {', '.join(self.entries)}")
-        return self.entries[name]
+class CompiledProgram(ProgramSpec):
+    """A compiled model: save it, load it, describe it, or run it with ``npu_runtime``."""
 
     def __repr__(self) -> str:
         entries = ", ".join(f"{e.name!r}: {len(e.calls)} kernels" for e in self.entries.values())
@@ -147,9 +34,7 @@ class CompiledProgram:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a ``.npubin``; a file already at ``path`` is replaced whole or not at all. Raises ``ArtifactError``."""
-        from .serialize import save
-
-        save(self, path)
+        serialize.save(self, path)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> CompiledProgram:
@@ -158,24 +43,21 @@ class CompiledProgram:
         Loading runs nothing, but the file holds native code, which running it will: run only programs whose origin you
         trust, as with any library.
         """
-        from .serialize import load
+        return serialize.load(path, cls)
 
-        return load(path)
+    @classmethod
+    def loads(cls, data: bytes) -> CompiledProgram:
+        """:meth:`load` from the bytes of a file."""
+        return serialize.loads(data, cls)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickled and copied as it is saved: recipes are graphs too deep for pickle's recursion."""
-        from .serialize import dumps, loads
-
-        return loads, (dumps(self),)
+        return type(self).loads, (serialize.dumps(self),)
 
     def describe(self) -> str:
         """The program as readable text: kernels, I/O, buffers, memory plan, weight map, totals."""
-        from .describe import describe
-
-        return describe(self)
+        return describe.describe(self)
 
     def to_json(self) -> dict[str, Any]:
         """The same facts as JSON-safe data."""
-        from .describe import to_json
-
-        return to_json(self)
+        return describe.to_json(self)

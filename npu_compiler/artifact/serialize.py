@@ -23,7 +23,7 @@ import struct
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgpack
 import numpy as np
@@ -34,7 +34,8 @@ from ..support import dtypes
 from ..support.errors import ArtifactError
 from ..support.files import write_atomic
 from ..support.records import MAX_INT, Field
-from .program import LAYOUT_MARKER, SOURCE_NAME, BufferSpec, CompiledProgram, EntryPoint, IOSpec, KernelCall, WeightSpec
+from .spec import LAYOUT_MARKER, SOURCE_NAME, BufferSpec, EntryPoint, IOSpec, KernelCall, ProgramSpec, WeightSpec
+from .validate import validate
 
 MAGIC = b"\x89NPU\r\n\x1a\n"
 FORMAT_VERSION = 3
@@ -42,9 +43,11 @@ _HEADER = struct.Struct("<8sIIQ32s")
 
 _MAX_BUILD_DEPTH = 8
 
+P = TypeVar("P", bound=ProgramSpec)
+
 
 # -- files ------------------------------------------------------------------------------------------------------------
-def save(program: CompiledProgram, path: str | os.PathLike[str]) -> None:
+def save(program: ProgramSpec, path: str | os.PathLike[str]) -> None:
     """Write ``program``; whatever happens on the way, ``path`` holds the old file or all of the new one."""
     data = dumps(program)
     try:
@@ -53,22 +56,21 @@ def save(program: CompiledProgram, path: str | os.PathLike[str]) -> None:
         raise ArtifactError(f"{path}: cannot be written: {error.strerror or error}") from None
 
 
-def load(path: str | os.PathLike[str]) -> CompiledProgram:
-    """Read and validate a program; raises ``ArtifactError`` with the file's name and the offset or field at fault."""
+def load(path: str | os.PathLike[str], kind: type[P]) -> P:
+    """Read and validate a program, made as a ``kind``; raises ``ArtifactError`` with the file's name and the offset or
+    field at fault."""
     try:
         data = Path(path).read_bytes()
     except OSError as error:
         raise ArtifactError(f"{path}: cannot be read: {error.strerror or error}") from None
     try:
-        return loads(data)
+        return loads(data, kind)
     except ArtifactError as error:
         raise ArtifactError(f"{path}: {error}") from None
 
 
-def dumps(program: CompiledProgram) -> bytes:
+def dumps(program: ProgramSpec) -> bytes:
     """The file's bytes; raises ``ArtifactError`` for a program that would not load again."""
-    from .validate import validate
-
     validate(program)
     try:
         body: bytes = msgpack.packb(program_to_plain(program))
@@ -77,11 +79,9 @@ def dumps(program: CompiledProgram) -> bytes:
     return _HEADER.pack(MAGIC, FORMAT_VERSION, 0, len(body), hashlib.sha256(body).digest()) + body
 
 
-def loads(data: bytes) -> CompiledProgram:
+def loads(data: bytes, kind: type[P]) -> P:
     """Inverse of :func:`dumps`."""
-    from .validate import validate
-
-    program = program_from_plain(_unpack(_body(data)))
+    program = program_from_plain(_unpack(_body(data)), kind)
     validate(program)
     return program
 
@@ -114,7 +114,7 @@ def _unpack(body: memoryview) -> Any:
         raise ArtifactError(f"offset {_HEADER.size}: the body is no msgpack: {error or type(error).__name__}") from None
 
 
-def layout_digest(program: CompiledProgram) -> str:
+def layout_digest(program: ProgramSpec) -> str:
     """A digest, 64 hex digits, of what the native code takes for granted: symbols, operands, buffers, memory sizes."""
     buffers = [(b.id, b.kind, b.dtype, tuple(b.shape), b.offset, b.format) for b in program.buffers]
     entries = [
@@ -125,7 +125,7 @@ def layout_digest(program: CompiledProgram) -> str:
     return hashlib.sha256(repr((buffers, entries)).encode()).hexdigest()
 
 
-def stamp_layout(program: CompiledProgram) -> None:
+def stamp_layout(program: ProgramSpec) -> None:
     """Write :func:`layout_digest` into the binary, in place of the marker, if it has one.
 
     The runtime refuses a stamped binary with descriptions that are not its own. Not on a Mac, where any change to a
@@ -136,7 +136,7 @@ def stamp_layout(program: CompiledProgram) -> None:
 
 
 # -- writing ----------------------------------------------------------------------------------------------------------
-def program_to_plain(program: CompiledProgram) -> dict[str, Any]:
+def program_to_plain(program: ProgramSpec) -> dict[str, Any]:
     """The program as dicts, lists, text, numbers and bytes."""
     plain: dict[str, Any] = _plain(program)
     plain["entries"] = [_plain(e) for e in program.entries.values()]
@@ -145,7 +145,7 @@ def program_to_plain(program: CompiledProgram) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, IOSpec | BufferSpec | KernelCall | EntryPoint | WeightSpec | CompiledProgram):
+    if isinstance(value, IOSpec | BufferSpec | KernelCall | EntryPoint | WeightSpec | ProgramSpec):
         return {f.name: _plain(getattr(value, f.name)) for f in fields(value) if f.name not in ("entries", "recipes")}
     if isinstance(value, tuple | list):
         return [_plain(v) for v in value]
@@ -190,15 +190,15 @@ def _tensor(dtype: Field, shape: Field) -> tuple[tuple[int, ...], str]:
     return dims, name
 
 
-def program_from_plain(plain: Any) -> CompiledProgram:
+def program_from_plain(plain: Any, kind: type[P]) -> P:
     """Inverse of :func:`program_to_plain`: every field has its type and range, but may not fit the others yet."""
-    f = Field(plain).record([f.name for f in fields(CompiledProgram)])
+    f = Field(plain).record([f.name for f in fields(ProgramSpec)])
     entries: dict[str, EntryPoint] = {}
     for at, row in enumerate(f["entries"].items()):
         entry = _entry(row)
         if entries.setdefault(entry.name, entry) is not entry:
             raise ArtifactError(f"entries[{at}].name: there are two entry points {entry.name!r}")
-    return CompiledProgram(
+    return kind(
         name=f["name"].text(),
         target=f["target"].text(32, "[a-z][a-z0-9_]*"),
         dtype=f["dtype"].dtype(),

@@ -15,7 +15,7 @@ from ..graph.graph import LEAVES
 from ..support import dtypes
 from ..support.errors import ArtifactError
 from ..weights.format import find_layout
-from .program import SYMBOL, BufferSpec, CompiledProgram, EntryPoint, IOSpec
+from .spec import SYMBOL, BufferSpec, EntryPoint, IOSpec, ProgramSpec
 
 KINDS = ("input", "output", "weight", "const", "state", "arena")
 _READ_ONLY = ("input", "weight", "const")
@@ -32,7 +32,7 @@ def nbytes(shape: Sequence[int], dtype: str) -> int:
     return math.prod(shape) * dtypes.DTYPES[dtype].size
 
 
-def validate(program: CompiledProgram) -> None:
+def validate(program: ProgramSpec) -> None:
     """Raises ``ArtifactError`` with the path of the first field that does not fit."""
     buffers = _check_buffers(program)
     _check_recipes(program)
@@ -49,7 +49,7 @@ def _require(condition: object, path: str, message: str) -> None:
         raise ArtifactError(f"{path}: {message}")
 
 
-def _check_buffers(program: CompiledProgram) -> dict[int, BufferSpec]:
+def _check_buffers(program: ProgramSpec) -> dict[int, BufferSpec]:
     found: dict[int, BufferSpec] = {}
     states: set[str] = set()
     for at, b in enumerate(program.buffers):
@@ -87,7 +87,7 @@ def _check_type(shape: Sequence[int], dtype: str, path: str) -> None:
 
 
 # -- recipes ----------------------------------------------------------------------------------------------------------
-def _check_recipes(program: CompiledProgram) -> None:
+def _check_recipes(program: ProgramSpec) -> None:
     try:
         verify.check_graph(program.recipes)
     except ValueError as error:

@@ -7,9 +7,9 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from ..artifact.describe import html_table, html_text, table
 from ..aten.json_reader import load_ir
 from ..support.errors import Reason
+from ..support.text import html_table, html_text, table
 from ..target_config import TargetConfig, target_config
 from .constraint_checker import NodeChecker
 from .partitioner import partition

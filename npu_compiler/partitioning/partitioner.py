@@ -17,7 +17,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..artifact.describe import html_table, html_text, table
 from ..aten.alias import Key, SharedStorage, functionalize
 from ..aten.data_dependent import ASSERTION
 from ..aten.ir import IRGraph, OpNode, StateUpdate, TensorSpec
@@ -28,6 +27,7 @@ from ..ops.lower import lower_ir
 from ..ops.registry import lower_call
 from ..support import dtypes
 from ..support.errors import CompileError, ConfigError, Reason, Unsupported
+from ..support.text import html_table, html_text, table
 from ..target_config import TargetConfig, target_config
 from .algorithms import fewest_runs, min_cut
 from .constraint_checker import NodeChecker, passed_through

@@ -125,7 +125,7 @@ class Loader:
             recipes = known[:_DIGEST].decode()
             self._begin_reading(_weight_key(source, recipes))
             # The cache has checked that these are the bytes that were stored: the file format's checks can be left out.
-            return program_from_plain(msgpack.unpackb(known[_DIGEST:])), recipes, card
+            return program_from_plain(msgpack.unpackb(known[_DIGEST:]), CompiledProgram), recipes, card
         self._status(f"compiling {card.name}")
         program = source.compile(self.target, card.max_len)
         recipes = _recipe_digest(program)

@@ -15,7 +15,7 @@ import pytest
 
 import npu_runtime
 from npu_compiler.artifact import serialize
-from npu_compiler.artifact.program import BufferSpec
+from npu_compiler.artifact.program import BufferSpec, CompiledProgram
 from npu_compiler.graph import expr
 from npu_compiler.graph.graph import Graph, Value
 from npu_compiler.support.errors import ArtifactError, BackendError
@@ -54,7 +54,7 @@ def test_json_has_no_nan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
 @pytest.mark.parametrize("name", ["x" * 300, "../x", "", "a/b", "a\0", ".x"])
 def test_names_of_sources_are_names_of_files(name: str, tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match=r"sources: expected names of sources like"):
-        serialize.load(forged(tmp_path, sources={name: ""}))
+        CompiledProgram.load(forged(tmp_path, sources={name: ""}))
 
 
 # -- launch lists -----------------------------------------------------------------------------------------------------
@@ -137,7 +137,7 @@ def refused(plain: Any, message: str) -> None:
     data = repack(plain)
     start = time.process_time()
     with pytest.raises(ArtifactError, match=message):
-        serialize.loads(data)
+        CompiledProgram.loads(data)
     assert time.process_time() - start < 30, "it took too long to refuse"
 
 
@@ -189,7 +189,7 @@ def test_a_formula_that_doubles(doublings: int) -> None:
             e = e + e
         return {"x": g.elementwise((4,), [bias], e)}
 
-    program = serialize.loads(repack(with_recipes(build)))
+    program = CompiledProgram.loads(repack(with_recipes(build)))
     assert program.describe() and program.to_json()
     with pytest.raises(ArtifactError, match="index out of range in ") as caught:
         npu_runtime.load_weights(program, handmade.weights())
@@ -202,5 +202,5 @@ def test_many_entry_points() -> None:
     plain["entries"] = [{**empty, "name": f"step {i}"} for i in range(20_000)]
     data = repack(plain)
     start = time.process_time()
-    assert len(serialize.loads(data).entries) == 20_000
+    assert len(CompiledProgram.loads(data).entries) == 20_000
     assert time.process_time() - start < 15  # a quadratic search for equal names takes longer

@@ -43,7 +43,7 @@ def programs() -> list[bytes]:
 
 @cache
 def _trees() -> list[Any]:
-    return [serialize.program_to_plain(serialize.loads(data)) for data in programs()]
+    return [serialize.program_to_plain(CompiledProgram.loads(data)) for data in programs()]
 
 
 @cache
@@ -67,7 +67,7 @@ def case(rng: random.Random, folder: Path) -> None:
     except (OverflowError, ValueError, TypeError):  # what msgpack cannot hold is in no file
         return
     program = CompiledProgram.load(path)
-    assert serialize.dumps(serialize.loads(serialize.dumps(program))) == serialize.dumps(program)
+    assert serialize.dumps(CompiledProgram.loads(serialize.dumps(program))) == serialize.dumps(program)
     assert program.describe() and json.dumps(program.to_json(), allow_nan=False)
     if program.target != "cpu":
         launch_list.unpack(program.binary)

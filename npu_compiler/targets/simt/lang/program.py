@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import msgpack
 
-from ....artifact.serialize import Field
 from ....support.errors import ArtifactError
+from ....support.records import Field
 
 VERSION = 2
 ARENA = -1
