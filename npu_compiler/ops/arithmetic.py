@@ -44,12 +44,12 @@ NONZERO = (
 
 
 def tensors(samples: tuple[Sample, ...]) -> tuple[Sample, ...]:
-    """Those whose second argument is a tensor; most .Tensor overloads take nothing else."""
+    """Return the samples whose second argument is a tensor, as .Tensor overloads want it."""
     return tuple(s for s in samples if not isinstance(s.args[1], int | float))
 
 
 def numbers(samples: tuple[Sample, ...]) -> tuple[Sample, ...]:
-    """Those whose second argument is a number, as .Scalar overloads want, and one with a negative number."""
+    """Return the samples whose second argument is a number, for .Scalar overloads, and one with a negative number."""
     return (
         *(s for s in samples if isinstance(s.args[1], int | float)),
         S(t(2, 3, layout="transposed"), 3),
@@ -59,10 +59,12 @@ def numbers(samples: tuple[Sample, ...]) -> tuple[Sample, ...]:
 
 
 def is_float(x: Expr) -> bool:
+    """Whether ``x`` has a floating dtype."""
     return dt.is_float(x.dtype)
 
 
 def truth(x: Expr) -> Expr:
+    """Return ``x != 0`` as a bool."""
     return x if x.dtype == "bool" else call("ne", x, 0)
 
 
@@ -240,7 +242,7 @@ binary(names("div", "Scalar", aliases=["divide", "true_divide"]), "div", numbers
 
 
 def divided(f: Callable[[Expr, Expr], Expr], a: Value | Scalar, b: Value | Scalar) -> Value:
-    """A division that integers have too, and of them none by zero."""
+    """Divide; an integer division by zero is reported as an error at run time."""
     graph = next(v.graph for v in (a, b) if isinstance(v, Value))
     dtype = result_type([a, b])
     if not dt.is_float(dtype):
@@ -253,7 +255,7 @@ def divided(f: Callable[[Expr, Expr], Expr], a: Value | Scalar, b: Value | Scala
 
 
 def _nonzero(b: Value) -> Value:
-    """``b``, where a zero looks up what lies behind a table: an index out of range, which every target reports."""
+    """Return ``b``; a zero reads behind the end of a table, an index error that every target reports."""
     divisor = load(0, b.dtype, identity(b.rank))
     behind = where(call("eq", divisor, 0), const(1, "int64"), const(0, "int64"))
     table = b.graph.const(np.zeros(1, dt.numpy_dtype(b.dtype)))
@@ -261,6 +263,7 @@ def _nonzero(b: Value) -> Value:
 
 
 def declare_division(name: str, overload: str, f: str, samples: Sequence[Sample]) -> None:
+    """Declare ``name.overload`` as the scalar op ``f`` with integer divisors checked."""
     def op(self: Value | Scalar, other: Value | Scalar) -> Value:
         return divided(fn(f), self, other)
 

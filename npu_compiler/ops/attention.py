@@ -1,4 +1,4 @@
-"""Scaled dot-product attention in all its spellings: one primitive over [batch, heads, length, dim]."""
+"""Every overload of scaled dot-product attention: one primitive over [batch, heads, length, dim]."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ exp, log = fn("exp"), fn("log")
 
 @dataclass
 class Attention:
-    """A call whose operands have four dims: q [B, H, L, E], k [B, HK, S, E], v [B, HK, S, Ev], HK a divisor of H; mask
-    broadcasts to [B, H, L, S]. ``shape`` is what the call makes of the dims before L."""
+    """A call whose operands have four dims: q [B, H, L, E], k [B, HK, S, E], v [B, HK, S, Ev], where HK divides H; the
+    mask broadcasts to [B, H, L, S]. ``shape`` has the result's dims before L."""
 
     q: Value
     k: Value
@@ -29,6 +29,7 @@ class Attention:
     shape: tuple[int, ...]
 
     def output(self) -> Value:
+        """The result [*shape, L, Ev] in the dtype of q."""
         out = self.q.graph.attention(self.q, self.k, self.v, self.mask, self.scale, self.causal)
         return out.reshape(*self.shape, *out.shape[2:])
 
@@ -46,11 +47,12 @@ class Attention:
 
 
 def refuse(rule: str, detail: str, fix: str = "") -> Unsupported:
+    """Return the error for a call that the primitive cannot express."""
     return Unsupported(Reason(rule, detail, fix))
 
 
 def grouped(x: Value, heads: int) -> Value:
-    """[..., HK, S, E] -> [..., heads, S, E]: every head serves a group of neighbours."""
+    """[..., HK, S, E] -> [..., heads, S, E]: each head is repeated for a group of neighbouring query heads."""
     *batch, have, length, dim = x.shape
     if have == heads:
         return x
@@ -65,7 +67,7 @@ def attention(
     query: Value, key: Value, value: Value, mask: Value | None, dropout_p: float, causal: bool, scale: float | None,
     gqa: bool = False,
 ) -> Attention:  # fmt: skip
-    """Check a call and bring its operands to four dims. Batch dims broadcast; heads too unless ``gqa`` groups them."""
+    """Check a call and reshape its operands to four dims. Batch dims broadcast; so do heads unless ``gqa`` groups them."""
     if dropout_p:
         raise refuse("attribute", f"attention with dropout_p={dropout_p}", "export the model in eval mode")
     if causal and mask is not None:
@@ -93,7 +95,7 @@ def attention(
 
 
 def flat_mask(mask: Value, scores: tuple[int, ...]) -> Value:
-    """A mask that broadcasts to ``scores`` [..., H, L, S] as [B or 1, H or 1, L or 1, S or 1]."""
+    """Reshape a mask that broadcasts to ``scores`` [..., H, L, S] to [B or 1, H or 1, L or 1, S or 1]."""
     if mask.dtype != "bool" and not dt.is_float(mask.dtype):
         raise refuse("dtype", f"an attention mask of {mask.dtype}", "use bool or a floating dtype")
     if broadcast_shapes(mask.shape, scores) != scores:

@@ -1,4 +1,4 @@
-"""Casts, copies and other ops that leave the numbers as they are."""
+"""Casts, copies and other ops that do not change values."""
 
 from __future__ import annotations
 

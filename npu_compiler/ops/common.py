@@ -1,4 +1,4 @@
-"""Shorthands the op families share: table-driven declarations and dim arguments."""
+"""Helpers of all op families: table-driven declarations and dim arguments."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Factor = TypeVar("Factor", Value, Expr)
 
 
 def names(base: str, *overloads: str, aliases: Sequence[str] = ()) -> list[str]:
-    """``names('mul', 'Tensor', 'Scalar', aliases=['multiply'])`` -> all four op types."""
+    """Return op types: ``names('mul', 'Tensor', 'Scalar', aliases=['multiply'])`` gives four."""
     return [f"aten.{n}.{o}" for n in (base, *aliases) for o in overloads or ("default",)]
 
 
@@ -56,14 +56,14 @@ def binary(
 
 
 def scaled(x: Factor, factor: Scalar) -> Factor:
-    """``x * factor`` for a Value or Expr; like PyTorch it refuses to scale integers by a fraction."""
+    """Return ``x * factor``; as in PyTorch, integers cannot be scaled by a fraction (``ValueError``)."""
     if isinstance(factor, float) and not dt.is_float(x.dtype):
         raise Unsupported(Reason("dtype", f"a factor of {factor} for {x.dtype} numbers"))
     return x if factor == 1 else x * factor
 
 
 def axes_of(dim: int | Sequence[int] | None, rank: int) -> tuple[int, ...]:
-    """The axes a ``dim`` argument names, ascending; None and [] name all. A 0-d tensor accepts 0 and -1."""
+    """Return the axes of a ``dim`` argument, ascending; None and [] mean all. A 0-d tensor accepts 0 and -1."""
     given = [dim] if isinstance(dim, int) else list(dim or range(rank))
     for d in given:
         if not -max(rank, 1) <= d < max(rank, 1):
@@ -79,20 +79,20 @@ def drop_axes(x: Value, axes: Sequence[int], keepdim: bool = False) -> Value:
     return x if keepdim else x.reshape(*(n for i, n in enumerate(x.shape) if i not in axes))
 
 
-MAX_PARTS = 1 << 14  # views that one call is taken apart into
-MAX_STEPS = 512  # kernels that one call is taken apart into; each takes the compiler some 3 ms
+MAX_PARTS = 1 << 14  # views that one call is lowered to
+MAX_STEPS = 512  # kernels that one call is lowered to; each takes the compiler some 3 ms
 MAX_POSITIONS = 1 << 22  # of a table that is computed while a call is lowered
 
 
 def bounded(count: int, limit: int, what: str) -> int:
-    """``count``, unless lowering so many would take the compiler too long."""
+    """Return ``count`` if it is at most ``limit``; raises ``Unsupported``: lowering more would take too long."""
     if count > limit:
         raise Unsupported(Reason("size", f"{count} {what}; at most {limit} are compiled"))
     return count
 
 
 def ints(value: int | Sequence[int], n: int) -> tuple[int, ...]:
-    """An ATen int[n] argument: one number stands for all of them."""
+    """Return an ATen int[n] argument as ``n`` numbers; a single number is repeated."""
     given = (value,) if isinstance(value, int) else tuple(value)
     if len(given) not in (1, n):
         raise ValueError(f"{list(given)} given for {n} spatial dims")
@@ -100,5 +100,5 @@ def ints(value: int | Sequence[int], n: int) -> tuple[int, ...]:
 
 
 def real(x: Value) -> Value:
-    """Integers and bools as float32; half types widen by themselves wherever they are computed with."""
+    """Cast integers and bools to float32. Half types stay: arithmetic widens them."""
     return x if dt.is_float(x.dtype) else x.cast("float32")

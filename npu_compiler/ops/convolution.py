@@ -1,4 +1,4 @@
-"""Convolutions of one to three spatial dims, also transposed. Channels-last inside, channels-first outside."""
+"""Convolutions of one to three spatial dims, also transposed: channels-first ops on channels-last primitives."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def channels_first(y: Value, batched: bool) -> Value:
 
 
 def spread(x: Value, steps: Sequence[int], before: Sequence[int], sizes: Sequence[int]) -> Value:
-    """Elements of [N, ..., C] ``steps`` apart after ``before`` zeros, in a tensor of spatial ``sizes``; zeros between.
+    """Place the elements of [N, ..., C] ``steps`` apart, after ``before`` zeros, in zeros of spatial ``sizes``.
 
     A negative ``before`` crops.
     """
@@ -48,7 +48,8 @@ def spread(x: Value, steps: Sequence[int], before: Sequence[int], sizes: Sequenc
 
 
 def core(x: Value, w: Value, stride: Sequence[int], padding: Pairs, dilation: Sequence[int], groups: int) -> Value:
-    """x [N, ..., C] with w [K, ..., C/groups]: one dim is a row of height 1, three are a sum over the depth taps."""
+    """Convolve x [N, ..., C] with w [K, ..., C/groups]. One spatial dim is a row of height 1; three are a sum over the
+    taps of the depth."""
     if len(stride) == 1:
         x, w = x.reshape(x.shape[0], 1, *x.shape[1:]), w.reshape(w.shape[0], 1, *w.shape[1:])
         y = core(x, w, (1, *stride), ((0, 0), *padding), (1, *dilation), groups)
@@ -76,7 +77,7 @@ def biased(y: Value, bias: Value | None, spatial: int) -> Value:
 
 
 def check_groups(groups: int, *channels: int) -> None:
-    """``channels``: the counts that are divided among the groups. Raises ``ValueError``."""
+    """Check that ``groups`` divides every count in ``channels``; raises ``ValueError``."""
     if type(groups) is not int or groups < 1:
         raise ValueError(f"groups is {groups!r}, expected a positive whole number")
     for count in channels:
@@ -87,7 +88,10 @@ def check_groups(groups: int, *channels: int) -> None:
 def convolve(
     x: Value, w: Value, bias: Value | None, stride: Ints, padding: Ints | str, dilation: Ints, groups: int
 ) -> Value:
-    """x [N, C, ...] or [C, ...], w [K, C/groups, ...]; ``padding`` may be 'valid' or 'same' (odd zero at the end)."""
+    """Convolve x [N, C, ...] or [C, ...] with w [K, C/groups, ...].
+
+    ``padding`` may be 'valid' or 'same', which puts an odd zero at the end.
+    """
     n = w.rank - 2
     check_groups(groups, x.shape[-n - 1], w.shape[0])
     if w.shape[1] * groups != x.shape[-n - 1]:
@@ -112,7 +116,7 @@ def convolve_transposed(
     groups: int,
     dilation: Ints,
 ) -> Value:
-    """The adjoint of convolution, w [C, K/groups, ...]."""
+    """Apply the adjoint of convolution to x [N, C, ...] or [C, ...] with w [C, K/groups, ...]."""
     n, batched = w.rank - 2, x.rank == w.rank
     check_groups(groups, x.shape[-n - 1])
     if w.shape[0] != x.shape[-n - 1]:
@@ -132,7 +136,7 @@ def convolve_transposed(
 def _mirrored(
     x: Value, w: Value, step: Sizes, pad: Sizes, out: Sizes, reach: Sizes, spacing: Sizes, groups: int
 ) -> Value:
-    """A convolution of the spread input with the mirrored kernel."""
+    """Compute it as a convolution of the dilated input with the mirrored kernel."""
     n, kernel = len(step), w.shape[2:]
     x = spread(
         x, step, [r - p for r, p in zip(reach, pad, strict=True)], [o + r for o, r in zip(out, reach, strict=True)]
@@ -145,14 +149,16 @@ def _mirrored(
 
 
 def _by_phases(x: Value, w: Value, step: Sizes, pad: Sizes, out: Sizes) -> Value:
-    """Results ``step`` apart are a convolution of the input with every ``step``-th tap. All of these phases that have
-    equally many taps are one convolution, whose channels then become pixels: nothing is multiplied by a zero that
-    stands for no tap, or for no pixel between two."""
+    """Compute it phase by phase: results ``step`` apart are a convolution of the input with every ``step``-th tap.
+
+    Phases with equally many taps share one convolution, whose channels then become pixels. No product has a factor that
+    is an inserted zero.
+    """
     n = len(step)
     lengths = [max((o - 1 + p) // s + 1, i) for o, p, s, i in zip(out, pad, step, x.shape[1:-1], strict=True)]
 
     def joined(d: int, phases: list[range]) -> Value:
-        """[N, lengths ..., phases ..., K] for some phases of the first d dims and all of the others."""
+        """Return [N, lengths ..., phases ..., K] for some phases of the first d dims and all phases of the others."""
         if d == n:
             return _phases(x, w, step, phases, lengths)
         longer = w.shape[d + 2] % step[d] or step[d]  # phases that have one more tap than the rest
@@ -168,7 +174,7 @@ def _by_phases(x: Value, w: Value, step: Sizes, pad: Sizes, out: Sizes) -> Value
 
 
 def _phases(x: Value, w: Value, step: Sizes, phases: Sequence[range], lengths: Sizes) -> Value:
-    """The results of some phases of each dim, all of which have equally many taps: [N, lengths ..., phases ..., K]."""
+    """Return [N, lengths ..., phases ..., K], the results of phases that have equally many taps in each dim."""
     n, outputs, counts = len(step), w.shape[1], [len(r) for r in phases]
     taps = [len(range(r.start, k, s)) for r, k, s in zip(phases, w.shape[2:], step, strict=True)]
     shape = (x.shape[0], *lengths, *counts, outputs)

@@ -1,4 +1,4 @@
-"""Tensors from nothing: constants, ranges, and triangles. They are expressions of the index, so they cost no memory."""
+"""Constants, ranges and triangles. They are expressions of the index, so they take no memory."""
 
 from __future__ import annotations
 
@@ -53,7 +53,8 @@ SIZES = (S([2, 3]), S([]), S([0, 3]), S([4], dtype="int64"), S([4], dtype="float
 
 
 def declare_constant(name: str, value: int, empty: bool = False) -> None:
-    """``name``, ``name``_like, new_``name``. What an empty tensor holds is undefined: only its shape is tested."""
+    """Declare ``name``, ``name``_like and new_``name``. The contents of an empty tensor are undefined: tests check its
+    shape only."""
     nothing = (S([0, 3]), S([0], dtype="int64"), S([2, 0], dtype="float16"))
 
     def make(graph: Graph, size: Size, *, dtype: str | None = None) -> Value:
@@ -146,7 +147,7 @@ def scalar_tensor(graph: Graph, s: Scalar, *, dtype: str | None = None) -> Value
 
 # -- ranges -----------------------------------------------------------------------------------------------------------
 def ramp(graph: Graph, start: Scalar, step: Scalar, n: int, dtype: str) -> Value:
-    """start + i * step: integers exactly, floats rounded once."""
+    """Return start + i * step: exact for integers, rounded once for floats."""
     wide = "float64" if dt.is_float(dtype) else "int64"
     return graph.elementwise((n,), [], (index(0).cast(wide) * const(step, wide) + const(start, wide)).cast(dtype))
 

@@ -1,4 +1,4 @@
-"""Reads at computed positions. Which positions exist is data: kernels check every such load at run time."""
+"""Reads at positions that are data. Kernels check the range of every such load at run time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DTYPES = (*ALL, "bool")
 
 
 def places(*shape: int, low: int = 0, high: int = 3, dtype: str = "int64", layout: str = "contiguous") -> T:
-    """A random tensor of positions in [low, high)."""
+    """Return a random tensor of positions in [low, high), for samples."""
     return t(*shape, dtype=dtype, low=low, high=high, layout=layout)
 
 
@@ -31,7 +31,7 @@ def places(*shape: int, low: int = 0, high: int = 3, dtype: str = "int64", layou
 def embedding(
     weight: Value, indices: Value, padding_idx: int = -1, scale_grad_by_freq: bool = False, sparse: bool = False
 ) -> Value:
-    """Rows of ``weight``; the other arguments only matter to gradients."""
+    """Rows of ``weight``; the other arguments affect gradients only."""
     at = integer_load(1, indices, identity(indices.rank))
     return pick(weight, (*indices.shape, weight.shape[1]), [at, index(indices.rank)], indices)
 
@@ -53,7 +53,7 @@ def index_select(self: Value, dim: int, index: Value) -> Value:
 
 
 def along(rank: int, dim: int, where: Value, one_d: bool = False) -> list[Expr]:
-    """Indices that follow the domain but for one dim, whose position is looked up in ``where`` (by that dim only)."""
+    """Return the indices of the domain, with the position of one dim looked up in ``where`` (by that dim only)."""
     at = identity(rank)
     return [*at[:dim], integer_load(1, where, [at[dim]] if one_d else at), *at[dim + 1 :]]
 
@@ -113,8 +113,8 @@ def take(self: Value, index: Value) -> Value:
 
 @dataclass(frozen=True)
 class Selection:
-    """What ``x[i, :, j]`` selects: the ``shape`` of the result and, over it, the position of each element in x. Loads
-    in ``idx`` read ``tensors``, which they number from the ``operand`` given to :func:`selection`."""
+    """The meaning of ``x[i, :, j]``: the ``shape`` of the result and, over it, the position ``idx`` of each element in
+    x. Loads in ``idx`` read ``tensors``, numbered from the ``operand`` passed to :func:`selection`."""
 
     shape: tuple[int, ...]
     idx: list[Expr]
@@ -122,8 +122,8 @@ class Selection:
 
 
 def selection(x: Value, indices: Sequence[Value | None], operand: int) -> Selection:
-    """Advanced indexing: index tensors are broadcast together; their dims stand where the indexed dims stood if those
-    are neighbours, else in front. Negative positions count from the end."""
+    """Resolve advanced indexing by numpy's rules: index tensors are broadcast together, and their dims replace the
+    indexed dims if those are neighbours, else come first. Negative positions count from the end."""
     if any(i is not None and i.dtype in ("bool", "uint8") for i in indices):
         raise Unsupported(
             Reason("data_dependent", "indexing with a mask has a shape that depends on data", "use torch.where")

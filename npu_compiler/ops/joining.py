@@ -13,7 +13,7 @@ from .views import DTYPES, at_least
 
 
 def joined(tensors: Sequence[Value], dim: int) -> Value:
-    """The tensors along one dim, in their common dtype. Tensors of shape [0] fit anything, as in old PyTorch."""
+    """Concatenate tensors along one dim in their common dtype. A tensor of shape [0] fits any other, as in PyTorch."""
     dtype = result_type(tensors)
     parts = [x for x in tensors if x.shape != (0,)] or list(tensors[:1])
     if not parts[0].rank:

@@ -1,4 +1,4 @@
-"""Matrix products in all their spellings. Products of half types are accumulated, and biased, in float32."""
+"""Matrix products. Products of half types accumulate, and add their bias, in float32."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .samples import S, t
 
 
 def product(a: Value, b: Value) -> Value:
-    """torch.matmul of any ranks: a vector gains a dim and loses it again, leading dims broadcast."""
+    """Compute torch.matmul of any ranks: a vector is a matrix of one row or column, leading dims broadcast."""
     common = dt.promote(a.dtype, b.dtype)
     a, b = a.cast(common), b.cast(common)
     rows = a if a.rank > 1 else a.reshape(1, -1)
@@ -27,7 +27,7 @@ def product(a: Value, b: Value) -> Value:
 
 
 def blend(base: Value, y: Value, beta: Scalar, alpha: Scalar) -> Value:
-    """beta * base + alpha * y; a beta of 0 drops the base, NaN and all."""
+    """Return beta * base + alpha * y; with beta 0 the base is not read, so its NaN do not count."""
     if beta == 0:
         return scaled(y, alpha)
     return y.graph.pointwise(lambda b, p: scaled(b, beta) + scaled(p, alpha), base, y)
@@ -205,7 +205,7 @@ Labels = tuple[str, ...]
 
 
 def parse(equation: str, ranks: Sequence[int]) -> tuple[list[Labels], Labels]:
-    """Labels of every operand and of the result; the dims of an ellipsis are labelled '.1', '.2' ... from the right."""
+    """Return the labels of every operand and of the result; dims of an ellipsis are '.1', '.2' ... from the right."""
     left, arrow, right = equation.replace(" ", "").partition("->")
     terms = left.split(",")
     if len(terms) != len(ranks):
@@ -227,7 +227,7 @@ def parse(equation: str, ranks: Sequence[int]) -> tuple[list[Labels], Labels]:
 
 
 def diagonal(x: Value, labels: Labels) -> tuple[Value, Labels]:
-    """Repeated labels of one operand walk its diagonal."""
+    """Read the diagonal of an operand that repeats a label."""
     unique = tuple(dict.fromkeys(labels))
     if unique == labels:
         return x, labels
@@ -243,7 +243,7 @@ def sum_out(x: Value, labels: Labels, keep: set[str]) -> tuple[Value, Labels]:
 
 
 def contract(a: tuple[Value, Labels], b: tuple[Value, Labels], keep: set[str]) -> tuple[Value, Labels]:
-    """The product of two operands, summed over the labels that nobody else needs."""
+    """Multiply two operands and sum over the labels that neither the result nor a later operand has."""
     (x, lx), (y, ly) = sum_out(*a, keep | set(b[1])), sum_out(*b, keep | set(a[1]))
     batch = [name for name in lx if name in ly and name in keep]
     inside = [name for name in lx if name in ly and name not in keep]

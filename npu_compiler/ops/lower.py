@@ -1,8 +1,8 @@
-"""ATen IR -> core graph. One walk over the nodes; every refusal is collected, so one error lists them all.
+"""ATen IR -> core graph. One walk over the nodes collects every refusal, so one error lists them all.
 
-In-place ops are lowered as their out-of-place twins and every later reader of the mutated storage - the tensor itself,
-its views, the tensor it is a view of - is redirected to the new contents, which is what aliasing means in PyTorch.
-Tensors that are no views are taken to be laid out in row-major order. A weight that is written is state.
+In-place ops are lowered as their functional variants. Every later reader of the mutated memory (the tensor, its views,
+the tensor it is a view of) is redirected to the new contents, which is PyTorch's meaning of aliasing. Tensors that are
+not views are row-major. A weight that is written is state.
 """
 
 from __future__ import annotations
@@ -27,19 +27,22 @@ from .access import fresh
 Key = tuple[str, int]
 Refusal = tuple[str, str, Reason]  # node, op type, why
 
-# View ops that copy where strides (or a dtype) ask for it.
+# View ops that copy if strides (or a dtype) require it.
 MAY_COPY = frozenset("contiguous flatten ravel reshape reshape_as to type_as".split())
 
 
 def lower_ir(ir: IRGraph, dtype: str | None = None, refused: Sequence[Refusal] = ()) -> Graph:
-    """Lower a whole model. ``dtype`` ('float16', 'bfloat16') stores float32 activations and matrices in that type;
-    inputs and outputs keep the IR's dtypes. ``refused``: what is known not to run, and not tried again. Raises
-    :class:`CompileError` with one Reason per refused node."""
+    """Lower a whole model.
+
+    ``dtype`` ('float16', 'bfloat16') stores float32 activations and matrices in that type; inputs and outputs keep the
+    IR's dtypes. ``refused`` are nodes known to be unsupported, which are not tried again. Raises :class:`CompileError`
+    with one Reason per refused node.
+    """
     return _Lowering(ir, dtype, refused).run()
 
 
 def lower_node(node: OpNode, weights: Collection[int] = ()) -> Graph:
-    """One node, other than a getitem, as a graph of its own. ``weights``: which of its inputs are known when weights
+    """Lower one node, other than a getitem, to a graph of its own. ``weights``: the inputs that are known when weights
     are loaded. Raises :class:`Unsupported`."""
     if (dependence := data_dependence(node)) is not None:
         raise Unsupported(dependence)
@@ -58,7 +61,7 @@ def lower_node(node: OpNode, weights: Collection[int] = ()) -> Graph:
 
 
 def check_node(node: OpNode) -> Reason | None:
-    """Why this node cannot run on the NPU, or None: a dry run of the very lowering that compiles it."""
+    """Return why this node cannot run on the NPU, or None, by a dry run of the lowering that compiles it."""
     try:
         if node.op_type != GETITEM:
             lower_node(node)
@@ -91,7 +94,7 @@ class _Lowering:
                     continue
             except Unsupported as error:
                 self.reasons.append((node.name, node.op_type, error.reason))
-            for i, t in enumerate(node.outputs):  # keep going, to report every refusal at once
+            for i, t in enumerate(node.outputs):  # go on, to report every refusal at once
                 shape = tuple(max(d, 1) for d in t.shape)
                 self.env[(node.name, i)] = graph.input(f"?{node.name}.{i}", shape, t.dtype)
         graph.sources = ()
@@ -107,7 +110,7 @@ class _Lowering:
         return graph
 
     def _updates(self) -> None:
-        """What states hold after a run: as the IR says, and what in-place ops made of weights."""
+        """Return the contents of states after a run: updates of the IR, and weights that in-place ops wrote."""
         for update in self.ir.state:
             if update.key not in self.states:
                 raise IRError(
@@ -144,7 +147,7 @@ class _Lowering:
                 value = self.weights[key][1]
             else:
                 value = graph.weight(key, spec.shape, spec.dtype)
-                # matrices follow the compute dtype; vectors (biases, norm statistics) stay exact, they cost nothing
+                # matrices follow the storage dtype; vectors (biases, norm statistics) stay exact, since they are small
                 value = self._narrow(value) if value.rank >= 2 else value
                 self.weights[key] = placeholder, value
             self.env[(placeholder, -1)] = value
@@ -201,7 +204,7 @@ class _Lowering:
         return out
 
     def _mutate(self, node: OpNode, old: Value, new: Value) -> None:
-        """Everything that shares memory with ``old`` now reads ``new``."""
+        """Redirect all readers of memory shared with ``old`` to ``new``."""
         chain, base = _view_chain(old)
         if base in self.opaque:
             raise Unsupported(
@@ -227,7 +230,7 @@ def _is_float32(value: Any) -> bool:
 
 
 def _view_chain(value: Value) -> tuple[list[Node], Value]:
-    """View nodes from the base outwards, and the base."""
+    """Return the view nodes between the base and ``v``, base first, and the base."""
     chain: list[Node] = []
     while value.op in VIEWS:
         chain.append(value.node)
@@ -236,7 +239,7 @@ def _view_chain(value: Value) -> tuple[list[Node], Value]:
 
 
 def _shares_memory(name: str, source: Value, result: Value) -> bool:
-    """Whether an op that copies only where it has to returns a view of ``source``."""
+    """Whether an op that copies only if strides require it returns a view of ``source``."""
     memory = _window(source)
     if name == "contiguous":
         return memory.contiguous
@@ -262,7 +265,7 @@ def _replay(views: list[Node], base: Value) -> Value:
 
 
 def _write_back(view: Node, new: Value) -> Value:
-    """The contents of a view's source after the view was overwritten with ``new``."""
+    """Return the contents of a view's source after the view was overwritten with ``new``."""
     source = view.inputs[0]
     if view.op == "reshape":
         return new.reshape(*source.shape)

@@ -1,4 +1,4 @@
-"""Normalisations: batch, layer, group, instance and RMS. Statistics are float32; half types are rounded at the end."""
+"""Batch, layer, group, instance and RMS norm. Statistics are float32; half types are rounded at the end."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ Parameter = Value | None
 
 
 def per_channel(v: Value, rank: int) -> Value:
-    """[C] shaped to broadcast along dim 1 of a tensor of ``rank`` dims."""
+    """Reshape [C] to broadcast along dim 1 of a tensor of ``rank`` dims."""
     return v.reshape(-1, *[1] * (rank - 2))
 
 
 def affine(y: Value, weight: Parameter, bias: Parameter) -> Value:
-    """y * weight + bias, either absent, in one pointwise op."""
+    """Return y * weight + bias in one pointwise op; either may be None."""
     given = [v for v in (weight, bias) if v is not None]
 
     def f(x: Expr, *rest: Expr) -> Expr:
@@ -40,7 +40,7 @@ def inverse_deviation(variance: Value, eps: float) -> Value:
 
 
 def normalise(x: Value, axes: Sequence[int], eps: float) -> tuple[Value, Value, Value]:
-    """(x - mean) / deviation over ``axes``, the mean and 1 / deviation (axes kept as 1)."""
+    """Return (x - mean) / deviation over ``axes``, the mean, and 1 / deviation (axes stay as size 1)."""
     variance, mean = moments(x, axes)
     scale = inverse_deviation(variance, eps)
     return x.graph.pointwise(lambda a, m, s: (a - m) * s, x, mean, scale), mean, scale
@@ -48,7 +48,7 @@ def normalise(x: Value, axes: Sequence[int], eps: float) -> tuple[Value, Value, 
 
 # -- batch norm -------------------------------------------------------------------------------------------------------
 def with_statistics(x: Value, weight: Parameter, bias: Parameter, mean: Value, var: Value, eps: float) -> Value:
-    """x * scale + shift along dim 1; both depend on weights alone, so they are computed once, at load time."""
+    """Return x * scale + shift along dim 1; both depend on weights alone and are computed at load time."""
     g = x.graph
     scale = inverse_deviation(var, eps)
     scale = scale * weight if weight is not None else scale
@@ -66,7 +66,7 @@ def refuse_training(training: bool) -> None:
 
 
 def no_statistics(x: Value, count: int = 2) -> list[Value]:
-    """The empty tensors that stand for saved statistics in inference."""
+    """Return the empty tensors that replace saved statistics in inference."""
     return [x.graph.const(np.zeros(0, np.float32)) for _ in range(count)]
 
 

@@ -22,7 +22,7 @@ MODES: dict[str, Callable[[Expr, int], Expr]] = {
 
 
 def per_dim(x: Value, pad: Sequence[int]) -> list[tuple[int, int]]:
-    """(before, after) of every dim from a list that starts at the last dim."""
+    """Return (before, after) per dim from a list that starts at the last dim."""
     if len(pad) % 2 or len(pad) > 2 * x.rank:
         raise ValueError(f"{len(pad)} pad sizes for a {x.rank}-d tensor")
     pairs = [(pad[i], pad[i + 1]) for i in range(0, len(pad), 2)]
@@ -49,7 +49,7 @@ def pad_constant(x: Value, pad: Sequence[int], value: Scalar) -> Value:
 
 def pad_mapped(x: Value, pad: Sequence[int], mode: str) -> Value:
     pads = per_dim(x, pad)
-    if mode == "circular":  # what is cropped does not come back from the other end
+    if mode == "circular":  # cropped elements do not wrap around
         for d, (before, after) in enumerate(pads):
             x = x.slice(d, max(-before, 0), x.shape[d] - max(-after, 0))
         pads = [(max(before, 0), max(after, 0)) for before, after in pads]

@@ -1,7 +1,7 @@
 """Max and average pooling of one to three spatial dims, fixed and adaptive.
 
-A pool is one reduction over windows that are read where they lie: its domain is [N, out ..., C, window ...], channels
-last. Positions outside the input are guarded, so nothing is padded.
+A pool is one reduction over windows read in place: its domain is [N, out ..., C, window ...], channels last. Positions
+outside the input are guarded, so no padded copy is made.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def fixed_window(size: int, k: int, stride: int, pad: int, dilation: int, ceil_m
 
 
 def adaptive_window(size: int, out: int) -> Window:
-    """Window o covers floor(o * size / out) up to ceil((o + 1) * size / out)."""
+    """Return windows of which number o covers floor(o * size / out) up to ceil((o + 1) * size / out)."""
     if out and size % out == 0:
         return fixed_window(size, size // out, size // out, 0, 1, False, True)
     bounded(out, MAX_POSITIONS, "windows along a dim")
@@ -131,7 +131,7 @@ def max_positions(x: Value, windows: Sequence[Window]) -> Value:
     for d, w in enumerate(windows):
         r = tap // math.prod(v.kernel for v in windows[d + 1 :]) % w.kernel
         at = w.position(index(d + 1), r)
-        # a window of -inf alone finds a tap in the padding: ATen then names the first tap inside
+        # In a window of -inf alone the padding wins; ATen then returns the first tap inside.
         flat = flat * w.size + (maximum(at, at % w.dilation) if w.inside else at)
     positions = x.graph.elementwise(taps.shape, [taps], flat)
     return channels_first(positions, x.rank == n + 2)

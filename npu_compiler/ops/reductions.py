@@ -44,7 +44,7 @@ NO_DIM = (S(t(2, 3), None), S(t(2, 3), None, True))
 
 
 def typed(samples: Sequence[Sample], dtype: str) -> tuple[Sample, ...]:
-    """The first sample once more, with ``dtype=``."""
+    """Return the samples and the first one again with ``dtype=``."""
     return (*samples, S(*samples[0].args, dtype=dtype))
 
 
@@ -88,7 +88,7 @@ def count_nonzero(self: Value, dim: Dim = None) -> Value:
 
 # -- extremes ---------------------------------------------------------------------------------------------------------
 def extreme(kind: str, x: Value, axes: Sequence[int], keepdim: bool = False) -> Value:
-    """'max', 'min', 'argmax' or 'argmin' (the flat position) over ``axes``; NaN wins."""
+    """Reduce by 'max', 'min', 'argmax' or 'argmin' (the flat position) over ``axes``; NaN wins."""
     if any(x.shape[a] == 0 for a in axes):
         raise ValueError(f"{kind} over an empty dim of {list(x.shape)}")
     return drop_axes(x.graph.reduce(kind, x, axes), axes, keepdim)
@@ -136,7 +136,7 @@ LOGICAL = (*ONE_DIM, S(t(3, 0), 1), S(t(3, 0), 0, True))
 
 
 def declare_quantifier(name: str, kind: str) -> None:
-    """any and all: extremes of truth values; of nothing, the neutral one."""
+    """Declare any or all: an extreme of truth values; over no elements, the neutral one."""
 
     def quantify(self: Value, axes: Sequence[int], keepdim: bool) -> Value:
         holds = self.graph.pointwise(truth, self)
@@ -163,7 +163,7 @@ declare_quantifier("all", "min")
 
 # -- statistics and norms ---------------------------------------------------------------------------------------------
 def moments(x: Value, axes: Sequence[int], correction: Scalar = 0) -> tuple[Value, Value]:
-    """Variance and mean over ``axes`` (kept as 1), in two passes: the mean of squared deviations loses no digits."""
+    """Return variance and mean over ``axes`` (they stay as size 1) in two passes, which avoids cancellation."""
     x = real(x)
     m = x.mean(axes)
     d = x - m
@@ -278,14 +278,14 @@ SOFTMAX_DTYPE = (*SOFTMAX, S(t(3, 5), -1, "float32"), S(t(3, 5, dtype="int64"), 
 
 
 def softmax_parts(x: Value, dim: int, dtype: str | None) -> tuple[Value, Value, tuple[int, ...]]:
-    """x as floats, its maximum along dim, and the axes."""
+    """Return x as floats, its maximum along dim, and the axes."""
     x, axes = real(x.cast(dtype) if dtype else x), axes_of(dim, x.rank)
     return x, x.amax(axes) if x.numel else x.sum(axes), axes
 
 
 @lowers("aten.softmax.int", "aten.special_softmax.default", samples=SOFTMAX_DTYPE)
 def softmax(self: Value, dim: int, dtype: str | None = None) -> Value:
-    """exp(x - max) over its sum; a row of -inf gives NaN."""
+    """exp(x - max) divided by its sum; a row of -inf gives NaN."""
     x, top, axes = softmax_parts(self, dim, dtype)
     e = x.graph.pointwise(lambda a, b: exp(a - b), x, top)
     return e / e.sum(axes)
@@ -325,7 +325,7 @@ INFINITE_ROWS = t(3, 2, values=(-math.inf, -math.inf, math.inf, 1, 2, 3))
     samples=(S(t(3, 5), [1]), S(t(2, 3, 4), [-1, 0], True), S(t(0, 3), [1]), S(t(3, 0), [1]), S(INFINITE_ROWS, [1])),
 )
 def logsumexp(self: Value, dim: Dim, keepdim: bool = False) -> Value:
-    """log(sum(exp(x))) around the maximum; infinite maxima are left out of it."""
+    """log(sum(exp(x - m))) + m, where m is the maximum, or 0 if that is infinite."""
     x, axes, g = real(self), axes_of(dim, self.rank), self.graph
     if not x.numel:
         return drop_axes(g.pointwise(log, x.sum(axes)), axes, keepdim)

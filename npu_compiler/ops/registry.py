@@ -1,9 +1,9 @@
-"""The op registry: everything the project knows about an ATen op is one declaration.
+"""The op registry: one declaration has everything the project knows about an ATen op.
 
-``@lowers`` declares how an op becomes primitives; ``@pointwise`` declares a scalar function. The parameter names are
-the ATen schema's, their annotations say which are tensors. Support checks, the op table, documentation and the
-conformance tests all derive from these declarations; what a lowering cannot honour exactly it refuses with
-``Unsupported``.
+``@lowers`` declares how an op becomes primitives, ``@pointwise`` a scalar function. Parameters have the names of the
+ATen schema, and their annotations say which are tensors. Support checks, the op table, the documentation and the
+conformance tests all derive from these declarations. A lowering raises ``Unsupported`` for arguments that it cannot
+implement exactly.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .samples import Sample
 Scalar = int | float | bool
 Lowering = TypeVar("Lowering", bound=Callable[..., Any])
 
-# Arguments that never change a value on this machine model.
+# Arguments that never change a result here.
 IGNORED_ATTRS = frozenset(
     (
         "device", "layout", "pin_memory", "memory_format", "non_blocking", "requires_grad", "copy",
@@ -46,6 +46,7 @@ class Param:
 
     @property
     def required(self) -> bool:
+        """Whether a call must pass it."""
         return self.default is inspect.Parameter.empty
 
 
@@ -154,11 +155,13 @@ def _is_float(dtype: str) -> bool:
 
 
 def find(op_type: str) -> OpDef | None:
+    """Return the declaration of an op, of its functional variant if it is in-place, or None."""
     return REGISTRY.get(op_type) or REGISTRY.get(functional_name(op_type))
 
 
 def bind(op: OpDef, op_type: str, inputs: Sequence[Value], attrs: dict[str, Any]) -> dict[str, Any]:
-    """Arguments of a lowering from an IR node: attrs by name, tensors in schema order. Raises ``Unsupported``."""
+    """Return the arguments of a lowering from an IR node: attrs by name, tensors in schema order. Raises
+    ``Unsupported``."""
     known = {p.name for p in op.params}
     for name in attrs:
         if name not in known and name not in IGNORED_ATTRS:
@@ -191,7 +194,7 @@ def bind(op: OpDef, op_type: str, inputs: Sequence[Value], attrs: dict[str, Any]
 
 
 def _checked(op_type: str, p: Param, value: Any) -> Any:
-    """The value of an attribute, if it has the type that the lowering's parameter is annotated with."""
+    """Return the value of an attribute if it has the annotated type of the parameter; raises ``Unsupported``."""
     if not _fits(value, p.accepts):
         given = f"{value!r:.60}"
         raise Unsupported(Reason("arguments", f"{op_type}: {p.name}={given}, expected {_words(p.accepts)}"))
@@ -247,6 +250,6 @@ def is_op_supported(op_type: str, attrs: dict[str, Any] | None = None) -> bool:
 
 
 def get_supported_ops() -> frozenset[str]:
-    """Every ATen overload with an NPU lowering; in-place ones are known by their functional twins."""
+    """Return every ATen overload with an NPU lowering; in-place ops by their functional variants."""
     return frozenset(REGISTRY)
 

@@ -1,4 +1,4 @@
-"""Image resizing. Shapes are static, so positions and weights are tables made here; a few loads and products remain."""
+"""Image resizing. Shapes are static, so positions and weights are constant tables; loads and products remain."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Scales = Sequence[float | None] | None
 
 # -- nearest ----------------------------------------------------------------------------------------------------------
 def nearest_positions(n: int, out: int, scale: float | None, exact: bool) -> np.ndarray:
-    """Source positions, in float32 arithmetic as PyTorch does it; ``exact`` looks from pixel centres."""
+    """Return source positions, in float32 arithmetic as PyTorch does it; ``exact`` measures from pixel centres."""
     ratio = np.float32(1.0 / scale) if scale and scale > 0 else np.float32(n) / np.float32(out)
     i = np.arange(out, dtype=np.float32) + np.float32(0.5 if exact else 0)
     return np.minimum(np.floor(i * ratio).astype(np.int64), n - 1)
@@ -50,8 +50,8 @@ def source_points(n: int, out: int, align_corners: bool, scale: float | None) ->
 
 
 def linear_taps(n: int, out: int, align_corners: bool, scale: float | None) -> tuple[np.ndarray, np.ndarray]:
-    """Positions and weights [out, 2] of linear interpolation; as in PyTorch, a kept size ignores the scale, and its
-    points see themselves alone."""
+    """Return positions and weights [out, 2] of linear interpolation; as in PyTorch, an unchanged size ignores the
+    scale and copies each element."""
     if n == out:
         at = np.arange(n)
         return np.stack([at, at], 1), np.stack([np.ones(n), np.zeros(n)], 1)
@@ -62,7 +62,7 @@ def linear_taps(n: int, out: int, align_corners: bool, scale: float | None) -> t
 
 
 def cubic_taps(n: int, out: int, align_corners: bool, scale: float | None) -> tuple[np.ndarray, np.ndarray]:
-    """Positions and weights [out, 4] of cubic convolution with a = -0.75 (R. Keys, 1981)."""
+    """Return positions and weights [out, 4] of cubic convolution with a = -0.75 (R. Keys, 1981)."""
     point = source_points(n, out, align_corners, scale)
     low = np.floor(point)
     x = np.abs((point - low)[:, None] - np.arange(-1, 3))
@@ -75,7 +75,7 @@ Taps = Callable[[int, int, bool, float | None], tuple[np.ndarray, np.ndarray]]
 
 
 def interpolated(x: Value, sizes: Sequence[int], align: bool, scales: Sequence[float | None], taps: Taps) -> Value:
-    """The separable sum over the taps of every spatial dim, innermost last."""
+    """Sum over the taps of every spatial dim, one dim at a time, innermost last."""
     wide = dt.opmath(x.dtype)
     inputs = [x]
     tables: list[tuple[int, Value, Value]] = []
@@ -102,7 +102,7 @@ def interpolated(x: Value, sizes: Sequence[int], align: bool, scales: Sequence[f
 
 # -- declarations -----------------------------------------------------------------------------------------------------
 def target(x: Value, sizes: Sizes, scales: Scales) -> tuple[tuple[int, ...], tuple[float | None, ...]]:
-    """Output sizes and scales from either argument. ``ValueError`` if the sizes do not fit the tensor."""
+    """Return output sizes and scales from either argument. ``ValueError`` if the sizes do not fit the tensor."""
     spatial = x.shape[2:]
     if sizes is None:
         assert scales is not None, "neither output_size nor scale_factors is given"
@@ -124,14 +124,14 @@ def tries(flags: Sequence[bool]) -> list[tuple[bool, ...]]:
 
 
 def by_size(n: int, *flags: bool, options: Sequence[tuple[float | None, ...]] = ((),)) -> list[Sample]:
-    """Calls with an output size, for images of ``n`` spatial dims; ``flags`` are values of align_corners to try."""
+    """Return samples with an output size for ``n`` spatial dims; ``flags`` are values of align_corners to try."""
     calls = [S(_IMAGES[n], list(size[:n]), *f) for size in _SIZES for f in tries(flags)]
     layouts = [S(t(1, 2, *(4, 3, 2)[:n], layout="transposed"), [6] * n, *flags[:1], *o) for o in options]
     return calls + layouts
 
 
 def by_factor(n: int, *flags: bool) -> list[Sample]:
-    """The same with scale factors, or sizes, as ``interpolate`` exports them."""
+    """Return samples with scale factors, or sizes, as ``interpolate`` exports them."""
     cases = [*((None, list(f[:n])) for f in _FACTORS), (list(_SIZES[1][:n]), None)]
     return [S(_IMAGES[n], size, *f, scale) for size, scale in cases for f in tries(flags)]
 

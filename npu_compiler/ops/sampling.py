@@ -1,4 +1,4 @@
-"""Images read at positions that are data, and windows laid out as columns."""
+"""Images sampled at positions that are data, and windows as columns."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ZEROS, BORDER, REFLECTION = 0, 1, 2
 
 
 def _reflected(p: Expr, n: int, align: bool) -> Expr:
-    """Mirrored at the centres of the outer pixels (``align``) or at their edges, as often as it takes."""
+    """Reflect a position at the centres of the outer pixels (``align``) or at their edges until it is inside."""
     low, span = (0.0, float(n - 1)) if align else (-0.5, float(n))
     if span == 0:
         return p * 0.0
@@ -28,8 +28,8 @@ def _reflected(p: Expr, n: int, align: bool) -> Expr:
 
 
 class _Position:
-    """Where in ``n`` pixels g in [-1, 1] points to: ``whole`` and the ``share`` of the pixel behind that. Not a number:
-    the first pixel, unless zeros lie outside."""
+    """The position of g in [-1, 1] among ``n`` pixels: pixel ``whole`` and the ``share`` of the next one. NaN is the
+    first pixel, unless zeros are outside."""
 
     def __init__(self, g: Expr, n: int, padding: int, align: bool):
         scaled, middle = g * ((n - 1 if align else n) / 2), (n - 1) / 2
@@ -44,7 +44,7 @@ class _Position:
 
 
 def _pixel(x: Value, at: tuple[Expr, Expr], wide: str) -> Expr:
-    """x [N, C, H, W] at whole positions (y, x) of a float dtype, zero outside."""
+    """Read x [N, C, H, W] at integer positions (y, x) of a float dtype; zero outside."""
     inside = reduce(
         lambda a, b: a & b, [c for p, n in zip(at, x.shape[2:], strict=True) for c in (p >= 0.0, p <= float(n - 1))]
     )

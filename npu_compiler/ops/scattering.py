@@ -1,4 +1,4 @@
-"""Writes at computed positions. Where two meet, the last in row-major order wins, or all of them are added up."""
+"""Writes at positions that are data. Of several writes to one place the last in row-major order wins, or all add up."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .samples import S, T, t
 
 
 def written(base: Value, src: Value, idx: Sequence[Expr], tensors: Sequence[Value] = (), add: bool = False) -> Value:
-    """A copy of ``base`` with ``src`` stored at, or added to, ``base[idx]``; half types are summed in float32."""
+    """Copy ``base`` and store ``src`` at, or add it to, ``base[idx]``; half types are summed in float32."""
     if not src.numel:
         return fresh(base)
     if not add:
@@ -28,7 +28,7 @@ def written(base: Value, src: Value, idx: Sequence[Expr], tensors: Sequence[Valu
 
 
 def filled(x: Value, shape: Sequence[int], value: Scalar) -> Value:
-    """A tensor of one value in the dtype of ``x``."""
+    """Return a tensor of one value in the dtype of ``x``."""
     return x.graph.elementwise(shape, [], const(value, x.dtype))
 
 
@@ -46,7 +46,7 @@ def slices_at(base: Value, dim: int, at: Value, src: Value, add: bool = False) -
 
 
 def unique(n: int, *chosen: int) -> T:
-    """Different positions, since PyTorch leaves the winner of a double write open."""
+    """Return distinct positions: PyTorch does not define which of two writes to one place wins."""
     return t(len(chosen), dtype="int64", values=[c % n for c in chosen])
 
 
@@ -100,7 +100,7 @@ def index_fill_tensor(self: Value, dim: int, index: Value, value: Value) -> Valu
 
 
 def filled_at(base: Value, dim: int, at: Value, value: Value) -> Value:
-    """As slices_at, but positions may count from the end."""
+    """Like slices_at, with positions that may count from the end."""
     n = base.shape[wrap_dim(dim, base.rank)] if base.rank else 1
     return slices_at(base, dim, at.graph.pointwise(lambda i: position(i, n), at), value)
 
@@ -182,7 +182,7 @@ def scatter_value_with(self: Value, dim: int, index: Value, value: Scalar, *, re
     ),
 )
 def scatter_reduce(self: Value, dim: int, index: Value, src: Value, reduce: str, *, include_self: bool = True) -> Value:
-    """Elements that meet are added up or averaged, with or without what stood there."""
+    """Elements for one place are summed or averaged, with or without its old value."""
     if reduce not in ("sum", "mean"):
         raise Unsupported(Reason("attribute", f"scatter_reduce with {reduce!r}", "only 'sum' and 'mean' have a kernel"))
     wide = dt.opmath(self.dtype)
@@ -200,7 +200,7 @@ def scatter_reduce(self: Value, dim: int, index: Value, src: Value, reduce: str,
 
 # -- advanced indexing -------------------------------------------------------------------------------------------------
 def masked(self: Value, mask: Value, values: Value, accumulate: bool) -> Value:
-    """``self[mask] = values`` where every masked element gets the same values: a plain ``where``."""
+    """``self[mask] = values`` if every masked element gets the same value: a ``where``."""
     if mask.shape != self.shape[: mask.rank]:
         raise IndexError(f"a mask of shape {list(mask.shape)} for {list(self.shape)}")
     rest = self.rank - mask.rank
@@ -237,7 +237,7 @@ _MASKS = (
     dtypes=ALL,
 )  # fmt: skip
 def index_put(self: Value, indices: list[Value | None], values: Value, accumulate: bool = False) -> Value:
-    """x[i, :, j] = values, or += in order; a mask if all masked elements get the same values."""
+    """x[i, :, j] = values, or += in order; a mask only if all masked elements get the same value."""
     if len(indices) == 1 and indices[0] is not None and indices[0].dtype in ("bool", "uint8"):
         return masked(self, indices[0], values, accumulate)
     chosen: Selection = selection(self, indices, 0)

@@ -1,4 +1,4 @@
-"""Parts of a tensor: slices, windows, splits; and dims read backwards or rolled. Views where they are in PyTorch."""
+"""Slices, windows and splits, and dims reversed or rolled. An op that is a view in PyTorch is a view here."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def diagonal(self: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Valu
     x = self.permute(*(d for d in range(self.rank) if d not in (a, b)), a, b)
     length = max(0, min(m, n - offset) if offset >= 0 else min(m + offset, n))
     start = offset if offset >= 0 else -offset * n
-    flat = x.reshape(*x.shape[:-2], m * n)  # neighbours on a diagonal are n + 1 elements apart
+    flat = x.reshape(*x.shape[:-2], m * n)  # elements of a diagonal are n + 1 apart in memory
     return flat.slice(-1, start, start + length * (n + 1), n + 1) if length else window(flat, -1, 0, 0)
 
 

@@ -11,7 +11,7 @@ from .samples import S, T, t
 
 
 def ordered(x: Value, dim: int, descending: bool, k: int | None = None) -> tuple[Value, Value]:
-    """The first ``k`` values in order and their positions, along a dim."""
+    """Return the first ``k`` values in order along a dim, and their positions."""
     dim = wrap_dim(dim, x.rank)
     if k is not None and not 0 <= k <= (x.shape[dim] if x.rank else 1):
         raise ValueError(f"{k} of {list(x.shape)} elements along dim {dim}")
@@ -20,7 +20,7 @@ def ordered(x: Value, dim: int, descending: bool, k: int | None = None) -> tuple
 
 
 def distinct(*shape: int) -> T:
-    """Up to 101 different numbers, so that an op which is not stable in PyTorch has one right result."""
+    """Return up to 101 distinct numbers: an op that is not stable in PyTorch then has one right result."""
     return t(*shape, values=[(i * 37 + 11) % 101 - 50 for i in range(math.prod(shape))])
 
 

@@ -1,4 +1,4 @@
-"""The table of operators, derived from the registry: for the documentation and the command line."""
+"""The table of operators for the documentation and the command line, derived from the registry."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class Row:
 
 
 def operators() -> Iterator[Row]:
-    """Every native overload, by family and name."""
+    """Return every native overload, by family and name."""
     for op_type, op in sorted(REGISTRY.items(), key=lambda item: (item[1].family, item[0])):
         yield Row(op_type, op.family, op.dtypes, len(op.samples), op.doc)
 
 
 def operators_markdown() -> str:
-    """The page of native operators: a section a family, a row an overload."""
+    """Return the page of native operators: one section per family, one row per overload."""
     rows = list(operators())
     lines = [
         "# Operators",
@@ -43,5 +43,5 @@ def operators_markdown() -> str:
 
 
 def _cell(text: str) -> str:
-    """Text that cannot break a table: bars and brackets of index notation escaped."""
+    """Escape bars and brackets, which would break a table."""
     return text.replace("|", "\\|").replace("[", "\\[").replace("*", "\\*")

@@ -1,4 +1,4 @@
-"""Reshapes, permutations, broadcasting and repetition. What is a view in PyTorch is a view here."""
+"""Reshapes, permutations, broadcasting and repetition. An op that is a view in PyTorch is a view here."""
 
 from __future__ import annotations
 
@@ -296,7 +296,8 @@ def broadcast_tensors(tensors: list[Value]) -> list[Value]:
 
 
 def repeated(x: Value, repeats: Sequence[int]) -> Value:
-    """``x`` laid out ``repeats`` times along every dim: each dim n becomes [r, n], and is joined again."""
+    """Repeat ``x`` ``repeats`` times along every dim: each dim n becomes [r, n], then r * n."""
+
     shape = (1,) * (len(repeats) - x.rank) + x.shape
     if len(repeats) != len(shape):
         raise ValueError(f"{len(repeats)} repeats for a {x.rank}-d tensor")
