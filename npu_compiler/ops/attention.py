@@ -67,7 +67,7 @@ def attention(
     query: Value, key: Value, value: Value, mask: Value | None, dropout_p: float, causal: bool, scale: float | None,
     gqa: bool = False,
 ) -> Attention:  # fmt: skip
-    """Check a call and reshape its operands to four dims. Batch dims broadcast; so do heads, unless grouped by ``gqa``."""
+    """Check a call and reshape its operands to four dims. Batch dims broadcast; heads do unless ``gqa`` groups them."""
     if dropout_p:
         raise refuse("attribute", f"attention with dropout_p={dropout_p}", "export the model in eval mode")
     if causal and mask is not None:
