@@ -19,7 +19,7 @@ from .link import link
 from .partitioning.constraint_checker import lower_checked
 from .phases import SWITCHES, State, run_fold, run_fuse, run_layout, run_normalise, run_schedule
 from .schedule import checks
-from .schedule.kernel import Operand
+from .schedule.kernel import Loops, Operand
 from .schedule.memory_planner import plan_memory
 from .support import env
 from .support.dtypes import DTYPES, storage_dtype
@@ -181,14 +181,13 @@ def _kernels(state: State) -> str:
 
     lines = [f"{len(state.schedule.kernels)} kernels, arena of {state.schedule.arena_bytes} bytes"]
     for k in state.schedule.kernels:
-        loops = (
-            f" over {list(k.body.domain)}" + (f", reduced {list(k.body.axes)}" if k.body.axes else "") if k.body else ""
-        )
-        attrs = "".join(f" {key}={value}" for key, value in k.attrs.items())
-        lines.append(f"{k.name}: {k.kind}{loops}{attrs}" + (f"  # {', '.join(k.sources)}" if k.sources else ""))
+        body = k.body if isinstance(k, Loops) else None
+        loops = f" over {list(body.domain)}" + (f", reduced {list(body.axes)}" if body.axes else "") if body else ""
+        parameters = "".join(f" {key}={value}" for key, value in k.parameters().items())
+        lines.append(f"{k.name}: {k.kind}{loops}{parameters}" + (f"  # {', '.join(k.sources)}" if k.sources else ""))
         lines += [f"    in{i}  = {show(op)}" for i, op in enumerate(k.inputs)]
         lines += [f"    out{i} = {show(op)}" for i, op in enumerate(k.outputs)]
-        lines += [f"    {step}" for step in k.text().split("; ") if step]
+        lines += [f"    {stage}" for stage in k.text().split("; ") if stage]
     return "\n".join(lines)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from npu_compiler.graph import expr, interp
 from npu_compiler.graph.graph import Graph
-from npu_compiler.schedule.kernel import Buffer, Kernel, Operand, contiguous_strides
+from npu_compiler.schedule.kernel import Buffer, Kernel, Loops, Operand, Scan, Sort, contiguous_strides
 from npu_compiler.support import dtypes
 from npu_compiler.targets.cpu import toolchain
 from npu_compiler.targets.cpu.loops import emit_loops, scratch_bytes
@@ -87,11 +87,10 @@ def view(op: Operand, buffers: dict[int, np.ndarray]) -> np.ndarray:
 
 def expected(kernel: Kernel, buffers: dict[int, np.ndarray]) -> None:
     """Runs a kernel in numpy: the results are written into ``buffers``."""
-    if kernel.kind != "loops":
-        _expected_small(kernel, buffers)
+    if not isinstance(kernel, Loops):
+        _expected_row(kernel, buffers)
         return
     body = kernel.body
-    assert body is not None
     inputs = [view(o, buffers) for o in kernel.inputs]
     rows = tuple(1 if d in body.axes else n for d, n in enumerate(body.domain))
     extra: dict[expr.Expr, np.ndarray] = {}
@@ -122,13 +121,15 @@ def expected(kernel: Kernel, buffers: dict[int, np.ndarray]) -> None:
             out[idx if idx else ...] = value
 
 
-def _expected_small(kernel: Kernel, buffers: dict[int, np.ndarray]) -> None:
-    g, attrs, op = Graph("reference"), kernel.attrs, kernel.inputs[0]
+def _expected_row(kernel: Kernel, buffers: dict[int, np.ndarray]) -> None:
+    """A scan or a sort."""
+    g, op = Graph("reference"), kernel.inputs[0]
     x = g.add("input", [], [(op.shape, op.dtype)], name="x", dtype=op.dtype).out
-    if kernel.kind == "scan":
-        value = g.scan(attrs["kind"], x, attrs["axis"])
+    if isinstance(kernel, Scan):
+        value = g.scan(kernel.op, x, kernel.axis)
     else:
-        value = g.sort(x, attrs["axis"], attrs["descending"], attrs["k"])[0]
+        assert isinstance(kernel, Sort)
+        value = g.sort(x, kernel.axis, kernel.descending, kernel.k)[0]
     for o, result in zip(kernel.outputs, interp.evaluate_node(value.node, [view(op, buffers)]), strict=True):
         view(o, buffers)[...] = result
 

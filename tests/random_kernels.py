@@ -8,7 +8,7 @@ import numpy as np
 
 from npu_compiler.graph import expr
 from npu_compiler.graph.expr import Expr, const, index, load
-from npu_compiler.schedule.kernel import Kernel, LoopBody, Operand, Stage
+from npu_compiler.schedule.kernel import LoopBody, Loops, Operand, Stage
 from npu_compiler.support import dtypes
 
 from .cpu_harness import operand
@@ -30,7 +30,7 @@ class Maker:
     def chance(self, p: float) -> bool:
         return bool(self.rng.random() < p)
 
-    def kernel(self) -> Kernel:
+    def kernel(self) -> Loops:
         rank = int(self.rng.integers(1, 5))
         self.domain = tuple(
             self.pick(SIZES) if self.chance(0.9) or rank > 2 else self.pick((100, 257, 1500)) for _ in range(rank)
@@ -49,7 +49,8 @@ class Maker:
             outputs.append(self.strided(shape, e.dtype, output=True))
             idx = expr.identity_index(shape)
             stages.append(Stage("store", e, output=len(outputs) - 1, index=idx, per_row=per_row))
-        return Kernel("random", "loops", self.inputs, outputs, body=LoopBody(self.domain, axes, tuple(stages)))
+        body = LoopBody(self.domain, axes, tuple(stages))
+        return Loops(label="random", inputs=tuple(self.inputs), outputs=tuple(outputs), body=body)
 
     def reduction(self) -> list[Stage]:
         stages: list[Stage] = []

@@ -68,7 +68,8 @@ def test_one_kernel_attends(dtype: str, model_type: str, heads: int, size: int) 
     cache = {b.name: b.shape for b in host.buffers if b.kind == "state"}
     state = {k: rng.standard_normal(s).astype(kind) for k, s in cache.items()}
     kinds = [c.kind for c in host.entries["decode"].calls]
-    assert ("attention_step" in kinds, "attention" in kinds) == ((False, True) if dtype == "float32" else (True, False))
+    fused = dtype != "float32"
+    assert ("decode_attention" in kinds, "attention" in kinds) == (fused, not fused)
     got = _run(host, HostBackend(), weights, state)
     expected = _run(compile_entries(graphs, "cpu"), CPUBackend(), weights, state)
     for x, y in zip(got, expected, strict=True):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from npu_compiler.graph import affine, expr
 from npu_compiler.graph.expr import Expr, const, fn, index, load, maximum, stage, where
-from npu_compiler.schedule.kernel import Kernel, LoopBody, Operand, Stage
+from npu_compiler.schedule.kernel import Kernel, LoopBody, Loops, Operand, Scan, Sort, Stage
 from npu_compiler.support import dtypes
 from npu_compiler.targets.cpu import toolchain
 from npu_compiler.targets.cpu.loops import emit_loops, scratch_bytes
@@ -25,8 +25,9 @@ ZERO = const(0, "int64")
 i, j, k = index(0), index(1), index(2)
 
 
-def loops(inputs: list[Operand], outputs: list[Operand], domain, axes, *stages: Stage, serial: bool = False) -> Kernel:
-    return Kernel("test", "loops", inputs, outputs, body=LoopBody(tuple(domain), tuple(axes), stages, serial))
+def loops(inputs: list[Operand], outputs: list[Operand], domain, axes, *stages: Stage, serial: bool = False) -> Loops:
+    body = LoopBody(tuple(domain), tuple(axes), stages, serial)
+    return Loops(label="test", inputs=tuple(inputs), outputs=tuple(outputs), body=body)
 
 
 def store(e: Expr, *idx: Expr, output: int = 0, per_row: bool = False) -> Stage:
@@ -84,25 +85,21 @@ def test_scan_and_sort_match_numpy() -> None:
             axis = len(shape) // 2
             kinds = ("max", "min") if dtype == "bool" else ("sum", "prod", "max", "min")
             kernels += [
-                Kernel("t", "scan", [operand(shape, dtype)], [operand(shape, dtype)], {"kind": s, "axis": axis})
+                Scan(label="t", inputs=(operand(shape, dtype),), outputs=(operand(shape, dtype),), op=s, axis=axis)
                 for s in kinds
             ]
             for take in {shape[axis], min(3, shape[axis])}:
                 out = (*shape[:axis], take, *shape[axis + 1 :])
                 for down in (False, True):
-                    attrs = {"axis": axis, "descending": down, "k": take}
-                    kernels.append(
-                        Kernel(
-                            "t", "sort", [operand(shape, dtype)], [operand(out, dtype), operand(out, "int64")], attrs
-                        )
-                    )
+                    inputs, outputs = (operand(shape, dtype),), (operand(out, dtype), operand(out, "int64"))
+                    kernels.append(Sort(label="t", inputs=inputs, outputs=outputs, axis=axis, descending=down, k=take))
     compiled = compile_kernels(kernels, 100)
     for n, kernel in enumerate(kernels):
         got = arrays(kernel, n)
         x = view(kernel.inputs[0], got)
         if dtypes.is_float(kernel.inputs[0].dtype):  # halves make sums exact and ties frequent
             x[...] = np.round(x.astype(np.float32) * 2) / 2
-            if kernel.kind == "sort":
+            if isinstance(kernel, Sort):
                 x.reshape(-1)[::7], x.reshape(-1)[1::9] = np.nan, -0.0
         want = {b: a.copy() for b, a in got.items()}
         expected(kernel, want)
@@ -111,7 +108,7 @@ def test_scan_and_sort_match_numpy() -> None:
             np.testing.assert_array_equal(
                 view(o, got).astype(np.float64),
                 view(o, want).astype(np.float64),
-                f"{kernel.kind} {kernel.attrs} {kernel.inputs[0].dtype}",
+                f"{kernel.kind} {kernel.parameters()} {kernel.inputs[0].dtype}",
             )
 
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from npu_compiler.graph import expr
-from npu_compiler.schedule.kernel import Buffer, Kernel, Operand, contiguous_strides
+from npu_compiler.schedule.kernel import Buffer, Conv2d, Gemm, Kernel, Operand, contiguous_strides
 from npu_compiler.targets.cuda.dialect import DIALECT, HOPPER
 from npu_compiler.targets.cuda.tile_selection import CORE_BYTES, CORE_REGISTERS, choose
 from npu_compiler.targets.cuda.tma_conv import takes_pixels
@@ -33,23 +33,23 @@ def _operand(number: int, kind: str, *shape: int, dtype: str = "float16") -> Ope
     return Operand(Buffer(number, kind, dtype, shape, ""), shape, contiguous_strides(shape))
 
 
-def _gemm(m: int, n: int, k: int, dtype: str = "float16") -> Kernel:
-    sides = [_operand(0, "arena", 1, m, k, dtype=dtype), _operand(1, "weight", 1, n, k, dtype=dtype)]
-    attrs = {"batch": 1, "m": m, "n": n, "k": k, "lda": k, "batch_stride": 0, "shared": True, "paired": False}
-    out = _operand(2, "arena", m, n, dtype=dtype)
-    return Kernel("k0_gemm", "gemm", sides, [out], attrs, epilogue=expr.acc().cast(dtype))
+def _gemm(m: int, n: int, k: int, dtype: str = "float16") -> Gemm:
+    sides = _operand(0, "arena", 1, m, k, dtype=dtype), _operand(1, "weight", 1, n, k, dtype=dtype)
+    return Gemm(
+        label="gemm", inputs=sides, outputs=(_operand(2, "arena", m, n, dtype=dtype),), epilogue=expr.acc().cast(dtype),
+        batch=1, m=m, n=n, k=k, lda=k, batch_stride=0, shared=True,
+    )  # fmt: skip
 
 
-def _conv(image: int, channels: int, out: int, batch: int = 1, taps: int = 3, stride: int = 1) -> Kernel:
+def _conv(image: int, channels: int, out: int, batch: int = 1, taps: int = 3, stride: int = 1) -> Conv2d:
     pad = taps // 2
     size = (image + 2 * pad - taps) // stride + 1
-    sides = [_operand(0, "arena", batch, image, image, channels), _operand(1, "weight", 1, out, taps * taps, channels)]
-    attrs: dict[str, Any] = {
-        "stride": (stride, stride), "padding": (pad,) * 4, "dilation": (1, 1), "groups": 1, "kernel": (taps, taps),
-        "channels": (channels, out),
-    }  # fmt: skip
-    result = _operand(2, "arena", batch, size, size, out)
-    return Kernel("k0_conv2d", "conv2d", sides, [result], attrs, epilogue=expr.acc().cast("float16"))
+    sides = _operand(0, "arena", batch, image, image, channels), _operand(1, "weight", 1, out, taps * taps, channels)
+    return Conv2d(
+        label="conv2d", inputs=sides, outputs=(_operand(2, "arena", batch, size, size, out),),
+        epilogue=expr.acc().cast("float16"), stride=(stride, stride), padding=(pad, pad, pad, pad), dilation=(1, 1),
+        groups=1, kernel_size=(taps, taps), channels=(channels, out),
+    )  # fmt: skip
 
 
 KERNELS = {
@@ -82,19 +82,18 @@ def test_a_plan_fits_the_chip(name: str) -> None:
 def test_rows_that_overlap_are_left_to_threads() -> None:
     kernel = _conv(16, 32, 64, taps=1)
     rows = kernel.inputs[0]
-    kernel.inputs[0] = Operand(rows.buffer, rows.shape, (rows.strides[0], rows.strides[1], 8, 1))
-    assert not takes(kernel)
+    overlapping = Operand(rows.buffer, rows.shape, (rows.strides[0], rows.strides[1], 8, 1))
+    assert takes(kernel) and not takes(replace(kernel, inputs=(overlapping, *kernel.inputs[1:])))
 
 
-def _rows(image: int, batch: int, out: int = 64, taps: int = 7) -> Kernel:
+def _rows(image: int, batch: int, out: int = 64, taps: int = 7) -> Conv2d:
     """A convolution of an image whose pixels are padded to four channels, moved by two."""
     size, kernel = image // 2, _conv(image // 2, 32, out, batch, 1)
     high, wide = (size - 1) * 2 + taps, (size - 1) * 2 + 8
     whole = _operand(0, "arena", batch, high, wide, 4)
-    kernel.inputs[0] = Operand(whole.buffer, (batch, high, size, 32), (high * wide * 4, wide * 4, 8, 1))
-    kernel.inputs[1] = _operand(1, "weight", 1, out, taps, 32)
-    kernel.attrs |= {"kernel": (taps, 1), "stride": (2, 1)}
-    return kernel
+    rows = Operand(whole.buffer, (batch, high, size, 32), (high * wide * 4, wide * 4, 8, 1))
+    sides = rows, _operand(1, "weight", 1, out, taps, 32)
+    return replace(kernel, inputs=sides, kernel_size=(taps, 1), stride=(2, 1))
 
 
 LINES = {
@@ -137,7 +136,7 @@ def _added(kernel: Kernel, operand: Operand, *index: expr.Expr) -> Kernel:
     """``kernel`` with an element of ``operand`` added to every result."""
     out = kernel.outputs[0]
     x = expr.load(len(kernel.inputs), operand.dtype, index or expr.identity_index(out.shape)).cast("float32")
-    return replace(kernel, inputs=[*kernel.inputs, operand], epilogue=(expr.acc() + x).cast(out.dtype))
+    return replace(kernel, inputs=(*kernel.inputs, operand), epilogue=(expr.acc() + x).cast(out.dtype))
 
 
 def test_results_leave_as_tiles_if_rows_are_evenly_spaced() -> None:
@@ -145,10 +144,10 @@ def test_results_leave_as_tiles_if_rows_are_evenly_spaced() -> None:
     (out,) = kernel.outputs
     assert leaves_as_tiles(kernel) and residual_of(kernel) == -1
     wide = replace(out, strides=(264, 1), buffer=replace(out.buffer, shape=(300, 264)))
-    assert row_pitch(wide) == 264 and leaves_as_tiles(replace(kernel, outputs=[wide]))
+    assert row_pitch(wide) == 264 and leaves_as_tiles(replace(kernel, outputs=(wide,)))
     for strides, offset in (((257, 1), 0), ((1, 300), 0), ((264, 1), 4)):
-        assert not leaves_as_tiles(replace(kernel, outputs=[replace(wide, strides=strides, offset=offset)]))
-    assert not leaves_as_tiles(replace(kernel, outputs=[_operand(2, "arena", 300, 256, dtype="float32")]))
+        assert not leaves_as_tiles(replace(kernel, outputs=(replace(wide, strides=strides, offset=offset),)))
+    assert not leaves_as_tiles(replace(kernel, outputs=(_operand(2, "arena", 300, 256, dtype="float32"),)))
     assert row_pitch(replace(out, shape=(3, 100, 256), strides=(25600, 256, 1))) == 256
     assert row_pitch(replace(out, shape=(3, 100, 256), strides=(25608, 256, 1))) == 0
 
@@ -165,7 +164,6 @@ def test_residuals_come_as_tiles_and_vectors_as_they_are() -> None:
     ):
         assert residual_of(_added(kernel, other, *index)) is None
     two = _added(_added(kernel, _operand(3, "arena", 300, 256)), _operand(4, "arena", 300, 256))
-    assert two.epilogue is not None
     both = expr.load(2, "float16", expr.identity_index((300, 256))).cast("float32") + two.epilogue.cast("float32")
     assert residual_of(replace(two, epilogue=both.cast("float16"))) is None
 

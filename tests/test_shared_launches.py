@@ -11,9 +11,10 @@ from torch import nn
 import npu_compiler
 from npu_compiler.frontend import capture, state_dict_numpy
 from npu_compiler.pipeline import run_phases
+from npu_compiler.schedule.kernel import FusedLoops
 from npu_compiler.targets.codegen.nest import build_nest
 from npu_compiler.targets.cuda.dialect import DIALECT
-from npu_compiler.targets.simt.emit import EMITTERS
+from npu_compiler.targets.simt.kernels.loops import emit_fused
 from npu_compiler.targets.simt.lang.vectorize import point_order
 
 from .metal_backend import EmulatedMetal
@@ -46,14 +47,14 @@ def test_the_last_row_for_a_place_stays(rows: int, width: int) -> None:
         for ours, wanted in zip(found, Caches()(*args), strict=True):
             assert (ours == wanted.double().numpy()).all(), order
     scatters = {c.kind for c in program.entries["main"].calls if "scatter" in c.name}
-    assert scatters == ({"bundle"} if width <= 200 else {"loops"})
+    assert scatters == ({"fused_loops"} if width <= 200 else {"loops"})
 
 
 def test_later_rows_for_a_place_are_found_by_their_index() -> None:
     """One comparison each: where an index leads to is not computed."""
     schedule = run_phases(capture(Caches(), caches(37, 24)), "cuda", None, until="memory").schedule
     assert schedule is not None
-    text = "".join(EMITTERS["bundle"](k, DIALECT).text for k in schedule.kernels if k.kind == "bundle")
+    text = "".join(emit_fused(k, DIALECT).text for k in schedule.kernels if isinstance(k, FusedLoops))
     loops = re.findall(r"for \(uint later = .*?\n    \}", text, re.DOTALL)
     assert len(loops) == 2 and all("checked" not in loop and "*" not in loop.split("= a", 1)[1] for loop in loops)
 
@@ -80,5 +81,5 @@ def test_lines_that_load_the_same_follow_each_other() -> None:
 def test_places_that_the_caller_gives_are_read_before_the_wait() -> None:
     schedule = run_phases(capture(Caches(), caches(37, 24)), "cuda", None, until="memory").schedule
     assert schedule is not None
-    texts = [EMITTERS["bundle"](k, DIALECT).text for k in schedule.kernels if k.kind == "bundle"]
+    texts = [emit_fused(k, DIALECT).text for k in schedule.kernels if isinstance(k, FusedLoops)]
     assert sum(len(re.findall(r"again \|= .*\n *wait_inputs\(\);\n *if \(again\) return;", t)) for t in texts) == 2

@@ -10,7 +10,7 @@ from npu_compiler.frontend.llm import llm_graphs
 from npu_compiler.frontend.llm.config import LLMConfig
 from npu_compiler.pipeline import run_phases
 from npu_compiler.targets.cuda.dialect import DIALECT, HOPPER
-from npu_compiler.targets.simt.emit import EMITTERS
+from npu_compiler.targets.simt.emit import emit
 from npu_compiler.targets.simt.lang.dialect import Dialect
 
 CARD = {
@@ -31,8 +31,7 @@ def test_every_kernel_waits_before_it_reads_what_others_wrote(dialect: Dialect, 
         written: set[int] = set()
         early = 0
         for kernel in schedule.kernels:
-            special = dialect.special_for(kernel)
-            e = (special.emit if special is not None else EMITTERS[kernel.kind])(kernel, dialect)
+            e = emit(kernel, dialect)
             before, wait, _ = e.text.partition("wait_inputs();")
             assert wait, f"{entry}: {kernel.name} does not wait, so nobody behind it does"
             body = re.sub(r"tile_map_ready\(m\d+\);", "", before.partition("{")[2])  # fetches a map, no tile

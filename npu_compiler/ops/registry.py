@@ -252,4 +252,3 @@ def is_op_supported(op_type: str, attrs: dict[str, Any] | None = None) -> bool:
 def get_supported_ops() -> frozenset[str]:
     """Return every ATen overload with an NPU lowering; in-place ops by their functional variants."""
     return frozenset(REGISTRY)
-

@@ -15,6 +15,7 @@ from ..passes.load_time import static_values
 from ..support import dtypes
 from ..support.errors import CompileError
 from .kernel import Buffer, Operand, Schedule
+from .memory_planner import lifetimes
 
 MOST_WORK = 1 << 26  # operations (interp.cost) that the numpy check may take
 TOLERANCE = {"float64": 1e-6, "float32": 1e-3, "float16": 0.05, "bfloat16": 0.3}  # by the narrowest type in the graph
@@ -88,11 +89,7 @@ def _check_operand(name: str, op: Operand) -> None:
 
 
 def _check_plan(schedule: Schedule, align: int) -> None:
-    life: dict[int, tuple[int, int]] = {}
-    for k in schedule.kernels:
-        for op in (*k.inputs, *k.outputs):
-            first, _ = life.get(op.buffer.id, (k.step, k.step))
-            life[op.buffer.id] = (first, k.step)
+    life = lifetimes(schedule.kernels)
     arena = [b for b in schedule.buffers if b.kind == "arena"]
     for i, a in enumerate(arena):
         if a.offset % align or a.offset + a.nbytes > schedule.arena_bytes:

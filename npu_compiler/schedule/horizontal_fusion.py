@@ -6,12 +6,12 @@ import math
 from dataclasses import replace
 
 from ..graph import expr
-from .kernel import Buffer, Kernel, Operand, Schedule
-from .memory_planner import assign_steps
+from .kernel import Buffer, FusedLoops, Gemm, Kernel, Loops, Schedule
+from .memory_planner import assign_phases
 
-MOST_FLOPS = 1 << 18  # of a prologue: what every thread repeats must cost less than meeting the others
-MOST_READERS = 2
-MOST_PARTS = 16  # of a bundle
+MAX_FLOPS = 1 << 18  # of a prologue: what every thread repeats must cost less than meeting the others
+MAX_READERS = 2
+MAX_PARTS = 16  # of a bundle
 
 
 def fuse_prologues(schedule: Schedule, most_rows: int) -> None:
@@ -20,24 +20,24 @@ def fuse_prologues(schedule: Schedule, most_rows: int) -> None:
     A row norm before a projection, when decoding: each thread repeats the few operations on the row instead of waiting
     for the one thread that would do them.
     """
-    kernels = schedule.kernels
-    for at, producer in enumerate(kernels):
+    for producer in list(schedule.kernels):
         made = _result(producer)
-        if made is None or producer.flops > MOST_FLOPS:
+        if made is None or producer.flops > MAX_FLOPS:
             continue
-        readers = [n for n, k in enumerate(kernels) if any(o.buffer.id == made.id for o in k.inputs)]
-        if not 0 < len(readers) <= MOST_READERS:
+        kernels = schedule.kernels
+        readers = [k for k in kernels if any(o.buffer.id == made.id for o in k.inputs)]
+        products = [k for k in readers if isinstance(k, Gemm) and _takes(k, made, most_rows)]
+        if not 0 < len(readers) <= MAX_READERS or len(products) < len(readers):
             continue
-        if all(_takes(kernels[n], made, most_rows) and _unchanged(kernels[at:n], producer) for n in readers):
-            for n in readers:
-                kernels[n] = _with_prologue(kernels[n], producer)
-            kernels[at] = replace(producer, inputs=[], outputs=[])
-    schedule.kernels = [k for k in kernels if k.outputs]
+        assert isinstance(producer, Loops)
+        at = kernels.index(producer)
+        if all(_unchanged(kernels[at : kernels.index(k)], producer) for k in products):
+            schedule.rewrite({k: (_with_prologue(k, producer),) for k in products} | {producer: ()})
 
 
 def _result(k: Kernel) -> Buffer | None:
     """The buffer of intermediate data that a loops kernel fills completely, if it writes nothing else."""
-    if k.kind != "loops" or len(k.outputs) != 1 or k.body is None or k.body.serial:
+    if not isinstance(k, Loops) or len(k.outputs) != 1 or k.body.serial:
         return None
     out = k.outputs[0]
     whole = out.contiguous and math.prod(out.shape) == math.prod(out.buffer.shape)
@@ -45,12 +45,12 @@ def _result(k: Kernel) -> Buffer | None:
     return out.buffer if out.buffer.kind == "arena" and whole and fresh else None
 
 
-def _takes(k: Kernel, left: Buffer, most_rows: int) -> bool:
+def _takes(k: Gemm, left: Buffer, most_rows: int) -> bool:
     """Whether ``left`` is just the left operand of a product of few rows, as dense rows."""
-    if k.kind != "gemm" or k.prologue is not None or k.attrs["batch"] * k.attrs["m"] > most_rows:
+    if k.prologue is not None or k.batch * k.m > most_rows:
         return False
     alone = all(o.buffer.id != left.id for o in k.inputs[1:])
-    return alone and k.inputs[0].offset == 0 and k.attrs["batch"] == 1 and k.attrs["lda"] == k.attrs["k"]
+    return alone and k.inputs[0].offset == 0 and k.batch == 1 and k.lda == k.k
 
 
 def _unchanged(between: list[Kernel], producer: Kernel) -> bool:
@@ -58,42 +58,28 @@ def _unchanged(between: list[Kernel], producer: Kernel) -> bool:
     return not any(o.buffer.id in read for k in between for o in k.outputs)
 
 
-def _with_prologue(gemm: Kernel, producer: Kernel) -> Kernel:
+def _with_prologue(gemm: Gemm, producer: Loops) -> Gemm:
     out = producer.outputs[0]
     scratch = Buffer(-1, "scratch", out.dtype, out.buffer.shape, out.buffer.name)
-    prologue = replace(producer, outputs=[replace(out, buffer=scratch)])
+    prologue = replace(producer, outputs=(replace(out, buffer=scratch),))
     shift = len(producer.inputs) - 1
-    assert gemm.epilogue is not None
     epilogue = expr.substitute(gemm.epilogue, loads=lambda x: expr.load(x.value + shift, x.dtype, x.args))
     sources = tuple(dict.fromkeys((*producer.sources, *gemm.sources)))
-    inputs = [*producer.inputs, *gemm.inputs[1:]]
+    inputs = (*producer.inputs, *gemm.inputs[1:])
     flops = gemm.flops + producer.flops
     return replace(gemm, inputs=inputs, epilogue=epilogue, prologue=prologue, sources=sources, flops=flops)
 
 
 def bundle(schedule: Schedule, most_points: int) -> None:
-    """Make one kernel of the loops kernels of each step that have up to ``most_points``: rotary embeddings and cache
+    """Make one kernel of the loops kernels of each phase that have up to ``most_points``: rotary embeddings and cache
     updates."""
-    assign_steps(schedule.kernels)
-    steps: dict[int, list[Kernel]] = {}
-    for k in schedule.kernels:
-        steps.setdefault(k.step, []).append(k)
+    phases: dict[int, list[Kernel]] = {}
+    for k in assign_phases(schedule.kernels):
+        phases.setdefault(k.phase, []).append(k)
     kernels: list[Kernel] = []
-    for members in steps.values():
-        small = [k for k in members if k.body is not None and math.prod(k.body.domain) <= most_points][:MOST_PARTS]
+    for members in phases.values():
+        small = [k for k in members if isinstance(k, Loops) and math.prod(k.body.domain) <= most_points][:MAX_PARTS]
         if len(small) > 1:
-            members = [bundled(small), *(k for k in members if k not in small)]
+            members = [FusedLoops.of(small), *(k for k in members if k not in small)]
         kernels += members
     schedule.kernels = kernels
-
-
-def bundled(parts: list[Kernel]) -> Kernel:
-    """One kernel of several that touch different data."""
-    kinds = dict.fromkeys(p.name.split("_", 1)[1] for p in parts)
-    inputs: list[Operand] = [o for p in parts for o in p.inputs]
-    outputs: list[Operand] = [o for p in parts for o in p.outputs]
-    sources = tuple(dict.fromkeys(s for p in parts for s in p.sources))
-    number = parts[0].name.split("_", 1)[0]
-    flops = sum(p.flops for p in parts)
-    name = f"{number}_{'_'.join(kinds)}"
-    return Kernel(name, "bundle", inputs, outputs, sources=sources, flops=flops, parts=tuple(parts))

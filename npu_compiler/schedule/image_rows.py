@@ -54,7 +54,7 @@ def padded_image(
     body = LoopBody(shape, (), (Stage("store", value, output=0, index=expr.identity_index(shape)),))
     rows = Operand(whole.buffer, (n, high, ow, row), (high * wide * CELL, wide * CELL, sw * CELL, 1))
     attrs = dict(node.attrs) | {
-        "stride": (sh, 1), "padding": (0, 0, 0, 0), "dilation": (dh, 1), "kernel": (r, 1), "channels": (row, k)
+        "stride": (sh, 1), "padding": (0, 0, 0, 0), "dilation": (dh, 1), "kernel_size": (r, 1), "channels": (row, k)
     }  # fmt: skip
     return body, whole, rows, attrs
 

@@ -1,83 +1,22 @@
 """What the scheduler hands to a target: kernels over strided operands, with every size a literal.
 
-A ``loops`` kernel is generated from its :class:`LoopBody`; the others (``gemm``, ``conv2d``, ``depthwise``,
-``attention``,
-``scan``, ``sort``) name a hand-written micro-kernel of the target and may carry an ``epilogue`` expression.
+A kernel is one launch, and its class says what it computes. :class:`Loops` are generated from a :class:`LoopBody`; the
+others name a hand-written kernel of the target: :class:`Gemm`, :class:`Conv2d` and :class:`Attention` with their
+variants apply an ``epilogue`` expression to their results, :class:`Scan`, :class:`Sort` and :class:`Pack` do not.
+Kernels are immutable and compared by identity; :meth:`Kernel.structural_key` compares what they compute.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, TypeVar
 
 from ..graph import expr
 from ..graph.expr import Expr
 from ..support import dtypes
-
-PAIR = "conv2d_pair"  # the kind of a kernel of two convolutions
-
-
-@dataclass(frozen=True)
-class Buffer:
-    """A block of memory. ``kind``: 'input', 'output', 'weight', 'const', 'state' (pointers the runtime supplies, by
-    ``id``), 'arena' (at byte ``offset`` of the one arena) or 'scratch' (a prologue's result, each thread its own).
-    ``name`` is the I/O name, state key or a label. ``lasting``: its place in the arena is its own from run to run, and
-    zero before the first. ``format``: of a weight in a weight format, the name of its layout
-    (:mod:`npu_compiler.weights.format`); its bytes are then no elements, and a kernel reads them with the format's
-    reader."""
-
-    id: int
-    kind: str
-    dtype: str
-    shape: tuple[int, ...]
-    name: str
-    offset: int = 0
-    lasting: bool = False
-    format: str = ""
-
-    @property
-    def nbytes(self) -> int:
-        return math.prod(self.shape) * dtypes.DTYPES[self.dtype].size
-
-    @property
-    def given(self) -> bool:
-        """Whether it is filled before the first kernel runs, and written by none."""
-        return self.kind in ("input", "weight", "const")
-
-
-@dataclass(frozen=True)
-class Operand:
-    """A strided window of a buffer; ``strides`` and ``offset`` count elements. Distinct operands of one kernel may
-    share a buffer only if neither is written, or if they are read and written at the same index of the domain."""
-
-    buffer: Buffer
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    offset: int = 0
-
-    @property
-    def dtype(self) -> str:
-        return self.buffer.dtype
-
-    @property
-    def format(self) -> str:
-        """The layout of a weight in a weight format, or ''."""
-        return self.buffer.format
-
-    @property
-    def contiguous(self) -> bool:
-        return self.strides == contiguous_strides(self.shape)
-
-
-def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """Row-major element strides; dims of size 1 get stride 0, so that equal layouts compare equal."""
-    strides, step = [], 1
-    for n in reversed(shape):
-        strides.append(0 if n == 1 else step)
-        step *= n
-    return tuple(reversed(strides))
+from .buffers import Buffer, Operand, bytes_touched, contiguous_strides
 
 
 @dataclass(frozen=True)
@@ -99,6 +38,12 @@ class Stage:
     index: tuple[Expr, ...] = ()
     per_row: bool = False
 
+    def text(self, number: int) -> str:
+        """The stage as a readable assignment; ``number`` is its place in the loop nest."""
+        if self.kind == "store":
+            return f"out{self.output} = {expr.render(self.expr)}"
+        return f"r{number} = {self.reduce + ' ' if self.reduce else ''}{expr.render(self.expr)}"
+
 
 @dataclass(frozen=True)
 class LoopBody:
@@ -110,115 +55,385 @@ class LoopBody:
     serial: bool = False
 
 
-@dataclass
+# -- kernels --------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Kernel:
-    """One launch. ``inputs`` are numbered as the loads of ``body``/``epilogue`` number them; the fixed operands of a
-    micro-kernel come first. ``epilogue`` maps ``acc`` (float32) to the stored value; its loads and indices range over
-    the dims of ``outputs[0]``. ``sources`` are IR node names. Kernels of one ``step`` touch different data: they may
-    run in any order, and threads meet only between steps.
+    """One launch. ``inputs`` are numbered as the loads of its expressions number them; the operands that a
+    hand-written kernel reads itself come first. ``sources`` are IR node names; ``label`` says in a word what the kernel
+    is for, and together with ``number`` names it. Kernels of one ``phase`` touch different data: they may run in any
+    order, and threads synchronise only between phases."""
 
-    A gemm may have a ``prologue``: a loops kernel that computes its left operand where it is needed, into scratch
-    memory (its one output). The prologue's inputs then stand in ``inputs`` in place of the left operand. A kernel of
-    kind ``bundle`` runs ``parts`` that touch different data; its operands are theirs, part after part. A kernel of kind
-    ``conv2d_pair`` is a conv2d with one part, another conv2d whose results, as that would store them, are ``acc1`` of
-    the epilogue and nowhere in memory; the part's inputs are the last of ``inputs``.
+    kind: ClassVar[str]  # for people: in dumps, profiles and artifacts
 
-    A row norm between two products may be divided among them. The first has ``more`` than its epilogue: a 'reduce'
-    stage, whose sums over each tile of columns go to its last output, float32 [tiles, M], and a 'store' stage. The
-    second has these sums as its last input; ``row_scale``, of their total ``stage 0``, multiplies its ``acc``."""
-
-    name: str
-    kind: str
-    inputs: list[Operand]
-    outputs: list[Operand]
-    attrs: dict[str, Any] = field(default_factory=dict)
-    body: LoopBody | None = None
-    epilogue: Expr | None = None
+    label: str
+    inputs: tuple[Operand, ...]
+    outputs: tuple[Operand, ...]
     sources: tuple[str, ...] = ()
     flops: int = 0
-    step: int = 0
-    prologue: Kernel | None = None
-    parts: tuple[Kernel, ...] = ()
-    more: tuple[Stage, ...] = ()
-    row_scale: Expr | None = None
+    number: int = 0
+    phase: int = 0
 
     @property
-    def operands(self) -> list[Operand]:
-        """As the kernel's function takes them: inputs, then outputs; those of a bundle's parts one part after
-        another."""
-        return [o for p in self.parts for o in p.operands] or [*self.inputs, *self.outputs]
+    def name(self) -> str:
+        return f"k{self.number}_{self.label}"
 
     @property
-    def weight(self) -> Operand:
-        """The operand after the left one: the right operand of a product, the filters of a convolution."""
-        return self.inputs[self.fixed]
+    def operands(self) -> tuple[Operand, ...]:
+        """In the order in which the kernel's function takes them."""
+        return (*self.inputs, *self.outputs)
 
     @property
-    def fixed(self) -> int:
-        """Where the operand after the left one stands in ``inputs``."""
-        return len(self.prologue.inputs) if self.prologue is not None else 1
+    def members(self) -> tuple[Kernel, ...]:
+        """The independent kernels that share this launch: itself, unless it is :class:`FusedLoops`."""
+        return (self,)
+
+    def own_fields(self) -> list[tuple[str, Any]]:
+        """Names and values of what the kernel's class adds to :class:`Kernel`: what it computes."""
+        common = {f.name for f in fields(Kernel)}
+        return [(f.name, getattr(self, f.name)) for f in fields(self) if f.name not in common]
+
+    def structural_key(self, layout: Callable[[Operand], Hashable]) -> Hashable:
+        """Equal for kernels that one function can serve: what they compute, the layouts of their operands, and which
+        operands are the same or share a buffer. ``layout``: what a function of the target depends on besides dtype,
+        format, shape and strides of an operand."""
+        operands = (*self.inputs, *self.outputs)
+        ids = [o.buffer.id for o in operands]
+        windows = [
+            (o.dtype, o.format, o.shape, o.strides, layout(o), operands.index(o), ids.index(o.buffer.id))
+            for o in operands
+        ]
+
+        def key(value: Any) -> Hashable:
+            if isinstance(value, Kernel):
+                return value.structural_key(layout)
+            return tuple(map(key, value)) if isinstance(value, tuple) else value
+
+        own = tuple(key(value) for _, value in self.own_fields())
+        return type(self), len(self.inputs), tuple(windows), own
 
     def on_buffers(self, new: Callable[[Buffer], Buffer]) -> Kernel:
         """The same kernel on other buffers; scratch memory stays."""
 
-        def moved(ops: list[Operand]) -> list[Operand]:
-            return [o if o.buffer.kind == "scratch" else replace(o, buffer=new(o.buffer)) for o in ops]
+        def moved(value: Any) -> Any:
+            if isinstance(value, Kernel):
+                return value.on_buffers(new)
+            if isinstance(value, Operand):
+                return value if value.buffer.kind == "scratch" else replace(value, buffer=new(value.buffer))
+            return tuple(map(moved, value)) if isinstance(value, tuple) else value
 
-        prologue = self.prologue.on_buffers(new) if self.prologue is not None else None
-        parts = tuple(p.on_buffers(new) for p in self.parts)
-        return replace(self, inputs=moved(self.inputs), outputs=moved(self.outputs), prologue=prologue, parts=parts)
+        nested = {name: moved(value) for name, value in self.own_fields()}
+        return replace(self, inputs=moved(self.inputs), outputs=moved(self.outputs), **nested)
 
     @property
     def bytes_read(self) -> int:
         """Of distinct elements; of tables, the rows looked up."""
-        if self.kind == "bundle":
-            return sum(p.bytes_read for p in self.parts)
-        if self.prologue is not None:
-            return self.prologue.bytes_read + sum(_touched(o) for o in self.inputs[len(self.prologue.inputs) :])
-        return sum(self._read(n) for n in range(len(self.inputs)))
-
-    def _read(self, number: int) -> int:
-        """Bytes that a loop nest reads of an input: at places that are data, no more than there are points."""
-        operand = self.inputs[number]
-        loads = [x for s in (self.body.stages if self.body else ()) for x in expr.walk(s.expr)]
-        loads = [x for x in loads if x.op == "load" and x.value == number]
-        if not loads or not all(any(y.op == "load" for i in x.args for y in expr.walk(i)) for x in loads):
-            return _touched(operand)
-        assert self.body is not None
-        points = len(loads) * math.prod(self.body.domain)
-        return min(_touched(operand), points * dtypes.DTYPES[operand.dtype].size)
+        return sum(map(bytes_touched, self.inputs))
 
     @property
     def bytes_written(self) -> int:
-        return sum(_touched(o) for o in self.outputs)
+        return sum(map(bytes_touched, self.outputs))
 
     def text(self) -> str:
         """What the kernel computes, readable: its stages or its epilogue."""
-        if self.kind == PAIR:
-            return f"acc1: {self.parts[0].text()}; {expr.render(self.epilogue)}" if self.epilogue is not None else ""
-        if self.parts:
-            return " | ".join(p.text() for p in self.parts)
-        if self.body is None:
-            before = [f"left: {self.prologue.text()}"] if self.prologue is not None else []
-            if self.row_scale is not None:
-                before.append(f"acc of a row times {expr.render(self.row_scale)}, r0 = sum in{len(self.inputs) - 1}")
-            after = [expr.render(self.epilogue)] if self.epilogue is not None else []
-            return "; ".join([*before, *after, *(_stage_text(n, s) for n, s in enumerate(self.more))])
-        return "; ".join(_stage_text(n, s) for n, s in enumerate(self.body.stages))
+        return ""
+
+    def parameters(self) -> dict[str, Any]:
+        """The numbers, flags and names among its fields that are not as usual, for dumps."""
+        usual = {f.name: f.default for f in fields(self)}
+        plain = [(n, v) for n, v in self.own_fields() if not isinstance(v, Kernel | LoopBody | Expr)]
+        return {n: v for n, v in plain if v != usual[n] and not (isinstance(v, tuple) and isinstance(v[0], Stage))}
 
 
-def _stage_text(number: int, s: Stage) -> str:
-    if s.kind == "store":
-        return f"out{s.output} = {expr.render(s.expr)}"
-    return f"r{number} = {s.reduce + ' ' if s.reduce else ''}{expr.render(s.expr)}"
+K = TypeVar("K", bound=Kernel)
 
 
-def _touched(o: Operand) -> int:
-    """Bytes of the distinct elements a window covers."""
-    elements = math.prod(n for n, s in zip(o.shape, o.strides, strict=True) if s != 0)
-    return min(elements * dtypes.DTYPES[o.dtype].size, o.buffer.nbytes)
+def recast(kernel: Kernel, to: type[K], **changes: Any) -> K:
+    """A kernel of class ``to`` with ``changes`` and every other field that both classes have."""
+    kept = {f.name: getattr(kernel, f.name) for f in fields(to) if hasattr(kernel, f.name)}
+    return to(**{**kept, **changes})
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Loops(Kernel):
+    """A loop nest, from which every target generates code."""
+
+    kind = "loops"
+    body: LoopBody
+
+    @property
+    def bytes_read(self) -> int:
+        return sum(map(self._read, range(len(self.inputs))))
+
+    def _read(self, number: int) -> int:
+        """Bytes that are read of an input: at places that are data, no more than there are points."""
+        operand = self.inputs[number]
+        loads = [x for s in self.body.stages for x in expr.walk(s.expr) if x.op == "load" and x.value == number]
+        if not loads or not all(any(y.op == "load" for i in x.args for y in expr.walk(i)) for x in loads):
+            return bytes_touched(operand)
+        points = len(loads) * math.prod(self.body.domain)
+        return min(bytes_touched(operand), points * dtypes.DTYPES[operand.dtype].size)
+
+    def text(self) -> str:
+        return "; ".join(s.text(n) for n, s in enumerate(self.body.stages))
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class FusedLoops(Kernel):
+    """Horizontal fusion: loop nests that touch different data share one launch. The operands are those of the
+    ``parts``, part after part."""
+
+    kind = "fused_loops"
+    parts: tuple[Loops, ...]
+
+    @staticmethod
+    def of(parts: Sequence[Kernel]) -> FusedLoops:
+        """One kernel of several that touch different data."""
+        loops = tuple(p for p in parts if isinstance(p, Loops))
+        assert len(loops) == len(parts) > 0
+        return FusedLoops(
+            label="_".join(dict.fromkeys(p.label for p in loops)),
+            inputs=tuple(o for p in loops for o in p.inputs),
+            outputs=tuple(o for p in loops for o in p.outputs),
+            sources=tuple(dict.fromkeys(s for p in loops for s in p.sources)),
+            flops=sum(p.flops for p in loops),
+            number=loops[0].number,
+            parts=loops,
+        )
+
+    @property
+    def operands(self) -> tuple[Operand, ...]:
+        return tuple(o for p in self.parts for o in p.operands)
+
+    @property
+    def members(self) -> tuple[Loops, ...]:
+        return self.parts
+
+    @property
+    def bytes_read(self) -> int:
+        return sum(p.bytes_read for p in self.parts)
+
+    def text(self) -> str:
+        return " | ".join(p.text() for p in self.parts)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Anchor(Kernel):
+    """A hand-written kernel whose ``epilogue`` maps each result, ``acc`` (float32), to the value that it stores; the
+    epilogue's loads and indices range over the dims of ``outputs[0]``."""
+
+    epilogue: Expr
+
+    def text(self) -> str:
+        return expr.render(self.epilogue)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Contraction(Anchor):
+    """A :class:`Gemm` or convolution. With ``splits`` > 1 (split-K) the output is float32 [splits, M, N] and holds
+    partial sums, which another kernel adds up.
+
+    A row norm between two products can be divided among them. The first then has ``extra_stages`` besides its
+    epilogue: a 'reduce' stage, whose sums over each tile of columns go to its last output, float32 [tiles, M], and a
+    'store' stage. The second has these sums as its last input; ``row_scale``, a function of their total ``stage 0``,
+    multiplies its ``acc``."""
+
+    splits: int = 1
+    extra_stages: tuple[Stage, ...] = ()
+    row_scale: Expr | None = None
+
+    @property
+    def rhs(self) -> int:
+        """Where the right operand, the weight, stands in ``inputs``."""
+        return 1
+
+    @property
+    def weight(self) -> Operand:
+        """The right operand of a product, the filters of a convolution."""
+        return self.inputs[self.rhs]
+
+    def text(self) -> str:
+        before = []
+        if self.row_scale is not None:
+            before.append(f"acc of a row times {expr.render(self.row_scale)}, r0 = sum in{len(self.inputs) - 1}")
+        after = [s.text(n) for n, s in enumerate(self.extra_stages)]
+        return "; ".join([*before, expr.render(self.epilogue), *after])
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Gemm(Contraction):
+    """``batch`` products [m, k] @ [k, n]. Rows of the left operand are ``lda`` elements apart, its matrices
+    ``batch_stride``; ``shared``: all of them multiply one right operand. ``dual``: two products of the same rows,
+    ``acc`` and ``acc1`` of the epilogue, whose columns alternate in the right operand.
+
+    ``prologue`` computes the left operand where it is needed, into scratch memory (its one output); its inputs stand
+    in ``inputs`` in place of the left operand."""
+
+    kind = "gemm"
+    batch: int
+    m: int
+    n: int
+    k: int
+    lda: int
+    batch_stride: int
+    shared: bool
+    dual: bool = False
+    prologue: Loops | None = None
+
+    @property
+    def rhs(self) -> int:
+        return len(self.prologue.inputs) if self.prologue is not None else 1
+
+    @property
+    def bytes_read(self) -> int:
+        left = self.prologue.bytes_read if self.prologue is not None else bytes_touched(self.inputs[0])
+        return left + sum(map(bytes_touched, self.inputs[self.rhs :]))
+
+    def text(self) -> str:
+        before = f"left: {self.prologue.text()}; " if self.prologue is not None else ""
+        return before + Contraction.text(self)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Convolution(Contraction):
+    """A channels-last convolution [N, H, W, C] -> [N, OH, OW, K] with filters of ``kernel_size`` (R, S) and
+    ``channels`` (C, K); ``padding`` is (top, left, bottom, right). ``image``: the shape of the result where the outputs
+    hold partial sums of it."""
+
+    kernel_size: tuple[int, int]
+    channels: tuple[int, int]
+    stride: tuple[int, int]
+    padding: tuple[int, int, int, int]
+    dilation: tuple[int, int]
+    groups: int
+    image: tuple[int, ...] = ()
+
+    @property
+    def result_shape(self) -> tuple[int, ...]:
+        """[N, OH, OW, K]."""
+        return self.image or self.outputs[0].shape
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Conv2d(Convolution):
+    """An implicit matrix product."""
+
+    kind = "conv2d"
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class WinogradConv2d(Convolution):
+    """3x3 filters with stride 1 by Winograd's algorithm, ``tile`` x ``tile`` results at a time."""
+
+    kind = "winograd"
+    tile: int
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class DepthwiseConv2d(Convolution):
+    """One filter for each channel."""
+
+    kind = "depthwise"
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class DualConv2d(Convolution):
+    """Two convolutions of one shape of results: those of ``residual``, as it would store them, are ``acc1`` of the
+    epilogue and never in memory. The inputs of ``residual`` are the last of ``inputs``."""
+
+    kind = "dual_conv2d"
+    residual: Conv2d
+
+    def text(self) -> str:
+        return f"acc1: {self.residual.text()}; {expr.render(self.epilogue)}"
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Attention(Anchor):
+    """Inputs: q [B, H, SQ, D], k and v [B, HK, SK, ..], then, optionally, a mask that broadcasts to [B, H, SQ, SK].
+    ``causal``: a query sees no key behind its own position. ``limited``: input 4 holds the position int64 [SQ] of each
+    query in the cache, behind which nothing is valid. ``by_position``: these positions are the mask, in its place.
+    ``splits`` > 1 (split-K over the keys): the output holds parts for :class:`CombineAttention`."""
+
+    kind = "attention"
+    scale: float
+    causal: bool
+    limited: bool
+    by_position: bool = False
+    splits: int = 1
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class CombineAttention(Anchor):
+    """Softmax-weighted sum of the parts [splits, B, H, SQ, D + 2] of an :class:`Attention`."""
+
+    kind = "combine_attention"
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class DecodeAttention(Anchor):
+    """Attention of a single query position against a cache, with what surrounds it: ``queries`` are computed where
+    they are needed, ``new_rows`` (key and value) are stored in the cache, and groups combine their parts. Inputs:
+    keys, values, position, then those of ``queries`` and ``new_rows``; outputs: result, keys, values, parts, and the
+    counters of the barrier between groups."""
+
+    kind = "decode_attention"
+    scale: float
+    queries: Loops
+    new_rows: tuple[Loops, Loops]
+
+    @property
+    def producers(self) -> tuple[Loops, ...]:
+        return (self.queries, *self.new_rows)
+
+    def text(self) -> str:
+        return " | ".join(p.text() for p in self.producers)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Pack(Kernel):
+    """The right operands [batch, k, n] of a product, computed at run time, into panels."""
+
+    kind = "pack"
+    batch: int
+    k: int
+    n: int
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Scan(Kernel):
+    """Running results of ``op`` (sum prod max min) along ``axis``."""
+
+    kind = "scan"
+    op: str
+    axis: int
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Sort(Kernel):
+    """The first ``k`` of each row along ``axis`` in order, and their positions; equal elements keep their order.
+    ``section``: sort sections of so many elements instead, and keep the first ``run`` of each."""
+
+    kind = "sort"
+    axis: int
+    descending: bool
+    k: int
+    section: int = 0
+    run: int = 0
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class MergeRuns(Kernel):
+    """Sorted runs of ``run`` elements, merged in pairs of which the first ``kept`` stay: values and positions
+    [rows, total] along ``axis`` of the outputs."""
+
+    kind = "merge_runs"
+    axis: int
+    descending: bool
+    run: int
+    kept: int
+
+
+# -- schedules ------------------------------------------------------------------------------------------------------
 @dataclass
 class Schedule:
     """An entry point ready for a target: kernels in launch order and every buffer they touch."""
@@ -230,8 +445,20 @@ class Schedule:
     outputs: list[tuple[str, Buffer]]
     arena_bytes: int = 0
 
-    def memory(self, dtype: str, shape: tuple[int, ...], name: str, lasting: bool = False) -> Operand:
+    def memory(self, dtype: str, shape: tuple[int, ...], name: str, persistent: bool = False) -> Operand:
         """A new block of the arena, which is not planned yet, as an operand."""
-        buffer = Buffer(max((b.id for b in self.buffers), default=-1) + 1, "arena", dtype, shape, name, lasting=lasting)
+        id = max((b.id for b in self.buffers), default=-1) + 1
+        buffer = Buffer(id, "arena", dtype, shape, name, persistent=persistent)
         self.buffers.append(buffer)
         return Operand(buffer, shape, contiguous_strides(shape))
+
+    def rewrite(self, new: Mapping[Kernel, Sequence[Kernel]]) -> None:
+        """Put other kernels, or none, in the places of some. What is left of fused loops stays fused."""
+        kernels: list[Kernel] = []
+        for k in self.kernels:
+            parts = [r for p in k.members for r in new.get(p, (p,))]
+            if k in new or not any(p in new for p in k.members):
+                kernels += new.get(k, (k,))
+            else:
+                kernels += [FusedLoops.of(parts)] if len(parts) > 1 else parts
+        self.kernels = kernels

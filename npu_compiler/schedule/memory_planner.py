@@ -3,35 +3,38 @@ share."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from .kernel import Kernel, Schedule
 
 
-def assign_steps(kernels: list[Kernel]) -> None:
-    """Number the steps: a kernel joins the one before it unless it reads or writes what that step writes, or writes
-    what that step reads."""
-    step = 0
+def assign_phases(kernels: Sequence[Kernel]) -> list[Kernel]:
+    """The kernels with their phases numbered: a kernel joins the phase of the one before it unless it reads or writes
+    what that phase writes, or writes what that phase reads."""
+    phase = 0
     read: set[int] = set()
     written: set[int] = set()
+    numbered: list[Kernel] = []
     for k in kernels:
         inputs, outputs = {o.buffer.id for o in k.inputs}, {o.buffer.id for o in k.outputs}
         if inputs & written or outputs & (written | read):
-            step += 1
+            phase += 1
             read, written = set(), set()
         read |= inputs
         written |= outputs
-        k.step = step
+        numbered.append(replace(k, phase=phase))
+    return numbered
 
 
-def lifetimes(kernels: list[Kernel]) -> dict[int, tuple[int, int]]:
-    """First and last step that touches each arena buffer, by buffer id."""
+def lifetimes(kernels: Sequence[Kernel]) -> dict[int, tuple[int, int]]:
+    """First and last phase that touches each arena buffer, by buffer id."""
     life: dict[int, tuple[int, int]] = {}
     for k in kernels:
         for op in (*k.inputs, *k.outputs):
             if op.buffer.kind == "arena":
-                first, _ = life.get(op.buffer.id, (k.step, k.step))
-                life[op.buffer.id] = (0, kernels[-1].step) if op.buffer.lasting else (first, k.step)
+                first, _ = life.get(op.buffer.id, (k.phase, k.phase))
+                life[op.buffer.id] = (0, kernels[-1].phase) if op.buffer.persistent else (first, k.phase)
     return life
 
 
@@ -41,7 +44,7 @@ def plan_memory(schedule: Schedule, align: int) -> None:
 
     Greedy by size, after Pisarchyk and Lee, "Efficient Memory Management for Deep Neural Net Inference" (2020).
     """
-    assign_steps(schedule.kernels)
+    schedule.kernels = assign_phases(schedule.kernels)
     life = lifetimes(schedule.kernels)
     size = {b.id: -(-max(b.nbytes, 1) // align) * align for b in schedule.buffers}
     placed: list[tuple[int, int, int, int]] = []  # offset, end, first, last

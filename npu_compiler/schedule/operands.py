@@ -15,7 +15,7 @@ from ..target_config import TargetConfig
 from ..weights.format import BlockFormat, Layout, WeightFormat, block_format, layout_for
 from ..weights.packing import ELEMENTS, packed_spec
 from .destination_passing import Destination, behind, part_of, wanted_order, writable
-from .kernel import Buffer, Kernel, LoopBody, Operand, Stage, contiguous_strides
+from .kernel import Buffer, Kernel, LoopBody, Loops, Operand, Stage, contiguous_strides
 from .strides import strided_view
 
 
@@ -166,7 +166,7 @@ class Operands:
         idx = expr.identity_index(source.shape)
         e = expr.load(0, source.dtype, idx).cast(out.dtype)
         body = LoopBody(source.shape, (), (Stage("store", e, output=0, index=idx),))
-        self._kernel(Kernel("copy", "loops", [source], [out], body=body, sources=sources))
+        self._kernel(Loops(label="copy", inputs=(source,), outputs=(out,), body=body, sources=sources))
 
     def _copy_out(self, name: str, v: Value) -> Buffer:
         buffer = self._buffer("output", v.dtype, v.shape, name)
@@ -190,9 +190,7 @@ class Operands:
             self._emit_copy(source, target, v.node.sources)
 
     def _kernel(self, kernel: Kernel) -> None:
-        number = len(self.kernels)
-        kernel.name = f"k{number}_{kernel.name}"
-        self.kernels.append(kernel)
+        self.kernels.append(replace(kernel, number=len(self.kernels)))
 
     def _static_chain(self, v: Value) -> None:
         """Mark nodes that were built on static values as static."""

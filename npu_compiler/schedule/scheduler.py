@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +18,24 @@ from ..target_config import TargetConfig
 from ..weights.format import WeightFormat
 from .destination_passing import destinations, part_of, parts, shared_tables
 from .image_rows import filter_rows, is_image, padded_image
-from .kernel import Buffer, Kernel, LoopBody, Operand, Schedule, Stage, contiguous_strides
+from .kernel import (
+    Anchor,
+    Attention,
+    Buffer,
+    Conv2d,
+    DepthwiseConv2d,
+    Gemm,
+    LoopBody,
+    Loops,
+    Operand,
+    Pack,
+    Scan,
+    Schedule,
+    Sort,
+    Stage,
+    WinogradConv2d,
+    contiguous_strides,
+)
 from .operands import Operands
 from .strides import reshape_strides
 
@@ -110,13 +128,12 @@ class Scheduler(Operands):
                 idx = expr.identity_index(node.out.shape)
                 stages.append(Stage("store", e, output=len(outputs) - 1, index=idx, per_row=per_row and bool(axes)))
         flops = math.prod(domain) * sum(expr.cost(s.expr) + (s.kind == "reduce") for s in stages if not s.per_row)
-        kind = "_".join(dict.fromkeys(n.attrs.get("kind", "map") for n in group.nodes if n.op == "reduce")) or "map"
+        reductions = dict.fromkeys(n.attrs["kind"] for n in group.nodes if n.op == "reduce")
         self._kernel(
-            Kernel(
-                kind,
-                "loops",
-                inputs,
-                outputs,
+            Loops(
+                label="_".join(reductions) or "map",
+                inputs=tuple(inputs),
+                outputs=tuple(outputs),
                 body=LoopBody(domain, axes, tuple(stages)),
                 sources=_sources(group),
                 flops=flops,
@@ -143,18 +160,20 @@ class Scheduler(Operands):
         return known[value], inputs, value
 
     def _anchor(
-        self, group: Group, made: dict[str, Buffer], kind: str, fixed: list[Operand], flops: int, **attrs: object
+        self, group: Group, made: dict[str, Buffer], kind: type[Anchor], fixed: list[Operand], flops: int, **own: Any
     ) -> None:
+        """A kernel of class ``kind``, with its ``own`` fields, and the epilogue of the group."""
         e, inputs, value = self._epilogue(group, fixed)
         out = self._allocate(value, made, _label(group.anchor))
-        self._kernel(Kernel(kind, kind, inputs, [out], dict(attrs), epilogue=e, sources=_sources(group), flops=flops))
+        own |= {"epilogue": e, "sources": _sources(group), "flops": flops}
+        self._kernel(kind(label=kind.kind, inputs=tuple(inputs), outputs=(out,), **own))
 
     def _conv2d(self, group: Group, made: dict[str, Buffer]) -> None:
         node = group.anchor
         x, w = node.inputs
         k, r, s, cg = w.shape
         groups = node.attrs["groups"]
-        attrs = dict(node.attrs) | {"kernel": (r, s), "channels": (x.shape[3], k)}
+        own = dict(node.attrs) | {"kernel_size": (r, s), "channels": (x.shape[3], k)}
         flops = 2 * node.out.numel * r * s * cg
         if w in self.static and is_image(node, self.config.image_row):
             self._image(group, made, flops)
@@ -164,7 +183,7 @@ class Scheduler(Operands):
             weight = (
                 self.operand(w.permute(1, 2, 3, 0).reshape(r, s, k)) if w not in self.static else self._static_view(w)
             )
-            self._anchor(group, made, "depthwise", [source, weight], flops, **attrs)
+            self._anchor(group, made, DepthwiseConv2d, [source, weight], flops, **own)
             return
         if w not in self.static:
             raise CompileError("internal error: a convolution with computed weights reached the scheduler")
@@ -172,26 +191,24 @@ class Scheduler(Operands):
         if transform is not None:
             tile = transform.shape[0] - 2
             weight = self.packed_weight((w, tile), self._winograd_weight(w, transform), "panels")
-            self._anchor(group, made, "winograd", [source, weight], flops, tile=tile, **attrs)
+            self._anchor(group, made, WinogradConv2d, [source, weight], flops, tile=tile, **own)
             return
         view = w.reshape(groups, k // groups, r * s, cg)
         self._static_chain(view)
         weight = self.packed_weight(w, view, self._element_order(x.dtype))
-        self._anchor(group, made, "conv2d", [source, weight], flops, **attrs)
+        self._anchor(group, made, Conv2d, [source, weight], flops, **own)
 
     def _image(self, group: Group, made: dict[str, Buffer], flops: int) -> None:
         """A convolution of few channels, on rows of padded pixels."""
         node, row = group.anchor, self.config.image_row
         x, w = node.inputs
         source = self.operand(x)
-        body, whole, rows, attrs = padded_image(
-            node, source, row, lambda n: self._buffer("arena", x.dtype, n, "padded")
-        )
-        self._kernel(Kernel("copy", "loops", [source], [whole], body=body, sources=node.sources))
+        body, whole, rows, own = padded_image(node, source, row, lambda n: self._buffer("arena", x.dtype, n, "padded"))
+        self._kernel(Loops(label="copy", inputs=(source,), outputs=(whole,), body=body, sources=node.sources))
         view = filter_rows(w, row)
         self._static_chain(view)
         weight = self.packed_weight((w, row), view, self._element_order(x.dtype))
-        self._anchor(group, made, "conv2d", [rows, weight], flops, **attrs)
+        self._anchor(group, made, Conv2d, [rows, weight], flops, **own)
 
     def _winograd_weight(self, w: Value, g: np.ndarray) -> Value:
         """G w G^T for every filter, as load-time nodes: [1, K, (tile + 2)^2, C] in float32, computed in float64."""
@@ -241,9 +258,9 @@ class Scheduler(Operands):
         strides = _collapse(left, (batch, m, k))
         assert strides is not None
         self._anchor(
-            group, made, "gemm", [left, weight], flops,
+            group, made, Gemm, [left, weight], flops,
             batch=batch, m=m, n=n, k=k, lda=strides[1] if m > 1 else k, batch_stride=strides[0], shared=shared,
-            paired=len(group.anchors) > 1,
+            dual=len(group.anchors) > 1,
         )  # fmt: skip
 
     def _strided_matmul(self, group: Group, made: dict[str, Buffer], flops: int, batch: int) -> None:
@@ -278,9 +295,9 @@ class Scheduler(Operands):
         strides = _collapse(left, (batch, m, k))
         assert strides is not None
         self._anchor(
-            group, made, "gemm", [left, right], flops,
+            group, made, Gemm, [left, right], flops,
             batch=batch, m=m, n=n, k=k, lda=strides[1] if m > 1 else k, batch_stride=strides[0], shared=shared,
-            paired=len(group.anchors) > 1,
+            dual=len(group.anchors) > 1,
         )  # fmt: skip
 
     def _rows(self, a: Value, batch: int) -> Operand:
@@ -306,7 +323,9 @@ class Scheduler(Operands):
         shape = (batch, -(-n // panel), *tail)
         out = Operand(self._buffer("arena", b.dtype, shape, "packed"), shape, contiguous_strides(shape))
         source = Operand(op.buffer, (batch, k, n), strides, op.offset)
-        self._kernel(Kernel("pack", "pack", [source], [out], {"batch": batch, "k": k, "n": n}, sources=b.node.sources))
+        self._kernel(
+            Pack(label="pack", inputs=(source,), outputs=(out,), batch=batch, k=k, n=n, sources=b.node.sources)
+        )
         return out
 
     def _attention(self, group: Group, made: dict[str, Buffer]) -> None:
@@ -317,7 +336,7 @@ class Scheduler(Operands):
             fixed.append(op if i == 3 or op.strides[-1] == 1 or v.shape[-1] == 1 else self._copy(v))
         q, k = node.inputs[:2]
         flops = 4 * q.numel * k.shape[2]
-        self._anchor(group, made, "attention", fixed, flops, **node.attrs)
+        self._anchor(group, made, Attention, fixed, flops, **node.attrs)
 
     def _concat(self, group: Group, made: dict[str, Buffer]) -> None:
         node = group.anchor
@@ -349,7 +368,16 @@ class Scheduler(Operands):
             e = expr.call("add", expr.load(len(inputs) - 1, base.dtype, idx), e)
         serial = bool(index)  # duplicate indices must be applied in order
         body = LoopBody(src.shape, (), (Stage("store", e, output=0, index=idx),), serial)
-        self._kernel(Kernel("scatter", "loops", inputs, [out], body=body, sources=_sources(group), flops=src.numel))
+        self._kernel(
+            Loops(
+                label="scatter",
+                inputs=tuple(inputs),
+                outputs=(out,),
+                body=body,
+                sources=_sources(group),
+                flops=src.numel,
+            )
+        )
 
     def _scatter_target(self, node: Node, made: dict[str, Buffer]) -> Operand:
         """In place when nobody else reads the base: a value of the arena, or a state that this scatter updates."""
@@ -374,25 +402,18 @@ class Scheduler(Operands):
         return self.results.count(v) == 1 and v not in self.wanted
 
     def _scan(self, group: Group, made: dict[str, Buffer]) -> None:
-        self._small(group, made, "scan", kind=group.anchor.attrs["kind"], axis=group.anchor.attrs["axis"])
+        a = group.anchor.attrs
+        self._row_kernel(group, made, Scan, op=a["kind"], axis=a["axis"])
 
     def _sort(self, group: Group, made: dict[str, Buffer]) -> None:
-        self._small(group, made, "sort", **group.anchor.attrs)
+        self._row_kernel(group, made, Sort, **group.anchor.attrs)
 
-    def _small(self, group: Group, made: dict[str, Buffer], name: str, **attrs: object) -> None:
+    def _row_kernel(self, group: Group, made: dict[str, Buffer], kind: type[Scan | Sort], **own: Any) -> None:
+        """A scan or a sort, which have no epilogue."""
         node = group.anchor
-        outs = [self._allocate(v, made, _label(node)) for v in node.outputs]
-        self._kernel(
-            Kernel(
-                name,
-                name,
-                [self._dense(node.inputs[0])],
-                outs,
-                dict(attrs),
-                sources=node.sources,
-                flops=node.inputs[0].numel,
-            )
-        )
+        outputs = tuple(self._allocate(v, made, _label(node)) for v in node.outputs)
+        inputs, flops = (self._dense(node.inputs[0]),), node.inputs[0].numel
+        self._kernel(kind(label=kind.kind, inputs=inputs, outputs=outputs, sources=node.sources, flops=flops, **own))
 
 
 def _collapse(op: Operand, shape: tuple[int, int, int]) -> tuple[int, ...] | None:

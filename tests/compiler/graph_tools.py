@@ -12,7 +12,7 @@ from npu_compiler.graph.expr import Expr, fn, index, load, where
 from npu_compiler.graph.graph import Graph, Value
 from npu_compiler.pipeline import State, run_graph
 from npu_compiler.schedule import checks
-from npu_compiler.schedule.kernel import Kernel
+from npu_compiler.schedule.kernel import Gemm, Kernel
 from npu_compiler.support import dtypes
 
 from . import schedule_interp
@@ -78,8 +78,7 @@ def compiled(graph: Graph, disable: tuple[str, ...] = (), dtype: str = "float32"
 
 def kinds(kernels: list[Kernel]) -> list[str]:
     """Of all kernels, those inside others included."""
-    every = [p for k in kernels for p in (k.prologue, *(k.parts or (k,))) if p is not None]
-    return [k.name.split("_", 1)[1] for k in every]
+    return [p.label for k in kernels for p in ((k.prologue,) if isinstance(k, Gemm) and k.prologue else ()) + k.members]
 
 
 def relu(x: Value) -> Value:

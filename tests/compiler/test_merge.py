@@ -12,7 +12,7 @@ from npu_compiler.graph.graph import Graph, Value
 from npu_compiler.passes.combine_parallel_matmul import merge_matmuls
 from npu_compiler.passes.concat_to_select import select_concats
 from npu_compiler.pipeline import State, _run
-from npu_compiler.schedule.memory_planner import assign_steps
+from npu_compiler.schedule.memory_planner import assign_phases
 from npu_compiler.target_config import target_config
 
 
@@ -112,7 +112,7 @@ def test_a_scatter_computes_what_it_writes() -> None:
     assert "3.0" in kernels[1].text()
 
 
-def test_kernels_share_a_step_only_without_hazards() -> None:
+def test_kernels_share_a_phase_only_without_hazards() -> None:
     g = Graph("steps")
     x = g.input("x", (64, 64), "float32")
     w = [g.weight(str(i), (64, 64), "float32") for i in range(3)]
@@ -120,10 +120,9 @@ def test_kernels_share_a_step_only_without_hazards() -> None:
     b = g.pointwise(expr.fn("exp"), x).sum([0])
     c = a.matmul(w[1])
     g.outputs = [("c", c), ("b", b)]
-    kernels = scheduled(g).schedule.kernels
-    assign_steps(kernels)
-    for step in {k.step for k in kernels}:
-        members = [k for k in kernels if k.step == step]
+    kernels = assign_phases(scheduled(g).schedule.kernels)
+    for phase in {k.phase for k in kernels}:
+        members = [k for k in kernels if k.phase == phase]
         for i, k in enumerate(members):
             written = {o.buffer.id for o in k.outputs}
             for other in members[i + 1 :]:
@@ -131,4 +130,4 @@ def test_kernels_share_a_step_only_without_hazards() -> None:
                 assert not written & touched and not {o.buffer.id for o in k.inputs} & {
                     o.buffer.id for o in other.outputs
                 }
-    assert len({k.step for k in kernels}) < len(kernels)
+    assert len({k.phase for k in kernels}) < len(kernels)

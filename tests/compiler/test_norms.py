@@ -11,7 +11,7 @@ from npu_compiler.artifact.describe import describe
 from npu_compiler.graph import expr, interp
 from npu_compiler.graph.graph import Graph, Value
 from npu_compiler.pipeline import compile_graph, run_graph
-from npu_compiler.schedule.kernel import Kernel
+from npu_compiler.schedule.kernel import Gemm, Kernel
 from npu_compiler.targets.cuda.dialect import HOPPER
 from npu_compiler.targets.simt.emit import Functions
 
@@ -58,7 +58,8 @@ def test_no_kernel_is_left_of_the_norm(name: str) -> None:
     state = run_graph(SHAPES[name](), "cuda")
     assert state.schedule is not None
     first, second = state.schedule.kernels
-    assert (first.kind, second.kind) == ("gemm", "gemm") and len(first.outputs) == 3 and len(first.more) == 2
+    assert isinstance(first, Gemm) and isinstance(second, Gemm)
+    assert len(first.outputs) == 3 and len(first.extra_stages) == 2
     assert (second.inputs[0].buffer, second.inputs[-1]) == (first.outputs[1].buffer, first.outputs[2])
     graph = SHAPES[name]()
     inputs, weights = data(graph)
@@ -69,7 +70,7 @@ def test_no_kernel_is_left_of_the_norm(name: str) -> None:
     launch = (functions := Functions(HOPPER)).launch(first)
     tiles, rows = first.outputs[2].shape
     width = launch.maps[1][2].box[1]  # of the tiles of weights
-    assert tiles == -(-first.attrs["n"] // width) and rows == first.attrs["m"]
+    assert tiles == -(-first.n // width) and rows == first.m
     assert "folded" in functions.text[launch.function] or "team_barrier" in functions.text[launch.function]
     assert "factor[" in functions.text[functions.launch(second).function]
 
@@ -123,8 +124,9 @@ def with_mean() -> Graph:
 )  # fmt: skip
 def test_others_stay_kernels_of_their_own(make: Make) -> None:
     made = kernels(make())
-    assert any(k.kind == "loops" or k.prologue is not None for k in made)
-    assert not any(k.more or k.row_scale is not None for k in made)
+    products = [k for k in made if isinstance(k, Gemm)]
+    assert len(products) < len(made) or any(k.prologue is not None for k in products)
+    assert not any(k.extra_stages or k.row_scale is not None for k in products)
 
 
 def test_of_norms_in_a_row_every_other_is_divided() -> None:
@@ -142,7 +144,7 @@ def test_of_norms_in_a_row_every_other_is_divided() -> None:
     assert state.schedule is not None
     made = state.schedule.kernels
     assert [k.kind for k in made] == ["gemm", "gemm", "loops", "gemm", "gemm"]
-    assert [bool(k.more) for k in made] == [True, False, False, True, False]
+    assert [isinstance(k, Gemm) and bool(k.extra_stages) for k in made] == [True, False, False, True, False]
     inputs, weights = data(graph := make())
     want = interp.run(graph, inputs, weights)["out"].astype(np.float32)
     got = schedule_interp.run(state, inputs, weights)["out"].astype(np.float32)
@@ -165,5 +167,5 @@ def test_the_scale_comes_before_the_bias() -> None:
     out = product(norm(g, x), "up", 320) + g.weight("bias", (320,), "bfloat16")
     g.outputs = [("out", out.cast("bfloat16"))]
     second = kernels(g)[-1]
-    assert second.row_scale is not None and second.epilogue is not None
+    assert second.row_scale is not None
     assert expr.render(second.row_scale) == "rsqrt(((r0 / 192.0) + 1e-05))" and "in2[" in expr.render(second.epilogue)

@@ -12,6 +12,7 @@ from npu_compiler.graph import expr
 from npu_compiler.graph.expr import const, index, load, where
 from npu_compiler.graph.graph import Graph, Value
 from npu_compiler.passes import fold, fold_iota, layout, normalise, padding
+from npu_compiler.schedule.kernel import Anchor, Loops
 
 from .graph_tools import (
     batch_norm,
@@ -111,7 +112,7 @@ def test_a_scatter_to_constant_positions_needs_no_index() -> None:
     base, row = g.input("base", (8, 4), "float32"), g.input("row", (3, 4), "float32")
     g.outputs = [("y", g.scatter(base, row, [g.const(np.arange(2, 5))], [load(0, "int64", [index(0)]), index(1)]))]
     _, kernels = compiled(g)
-    assert kernels[-1].body is not None and not kernels[-1].body.serial
+    assert isinstance(kernels[-1], Loops) and not kernels[-1].body.serial
 
 
 # -- layout -----------------------------------------------------------------------------------------------------------
@@ -291,7 +292,7 @@ def test_batch_norm_behind_depthwise_grouped_and_linear_layers() -> None:
         ("linear", batch_norm(y, "bn2")),
     ]
     _, kernels = compiled(g)
-    epilogues = [expr.render(k.epilogue) for k in kernels if k.epilogue is not None]
+    epilogues = [expr.render(k.epilogue) for k in kernels if isinstance(k, Anchor)]
     assert sorted(epilogues) == ["((acc * in2[i3]) + in3[i3])"] * 2 + ["(acc + in2[i1])"]
 
 

@@ -16,7 +16,7 @@ from npu_compiler.graph.expr import const, fn, index, load
 from npu_compiler.graph.graph import Graph, Value
 from npu_compiler.pipeline import SWITCHES, State, compile_graph, run_graph
 from npu_compiler.schedule import checks
-from npu_compiler.schedule.kernel import Buffer, Kernel, Operand, Schedule, contiguous_strides
+from npu_compiler.schedule.kernel import Buffer, Gemm, Kernel, LoopBody, Loops, Operand, Schedule, contiguous_strides
 from npu_compiler.schedule.memory_planner import plan_memory
 from npu_runtime import Executor
 
@@ -87,8 +87,7 @@ def scheduled(build: Callable[[Graph], None], disable: tuple[str, ...] = ()) -> 
 
 def kinds(kernels: list[Kernel]) -> list[str]:
     """Of all kernels, those inside others included."""
-    every = [p for k in kernels for p in (k.prologue, *(k.parts or (k,))) if p is not None]
-    return [k.name.split("_", 1)[1] for k in every]
+    return [p.label for k in kernels for p in ((k.prologue,) if isinstance(k, Gemm) and k.prologue else ()) + k.members]
 
 
 def tanh(x: Value) -> Value:
@@ -240,7 +239,7 @@ def test_batches_of_single_rows_become_one_product() -> None:
         g.outputs = [("y", a.matmul(w))]
 
     _, (kernel,) = scheduled(build)
-    assert (kernel.attrs["batch"], kernel.attrs["m"]) == (1, 5)
+    assert (kernel.batch, kernel.m) == (1, 5)
 
 
 def test_values_without_elements_and_without_dims() -> None:
@@ -286,9 +285,9 @@ def test_buffers_that_live_together_never_overlap(data: st.DataObject, align: in
         reads = data.draw(st.lists(st.integers(0, known - 1), max_size=3)) if known else []
         target = min(known, len(sizes) - 1)
         known = min(known + 1, len(sizes))
-        kernels.append(
-            Kernel(f"k{number}", "loops", [whole(buffers[i]) for i in reads if i != target], [whole(buffers[target])])
-        )
+        inputs = tuple(whole(buffers[i]) for i in reads if i != target)
+        body, outputs = LoopBody((), (), ()), (whole(buffers[target]),)
+        kernels.append(Loops(label="map", number=number, inputs=inputs, outputs=outputs, body=body))
     schedule = Schedule("plan", kernels, buffers, [], [])
     plan_memory(schedule, align)
     checks.check_schedule(schedule, align, planned=True)
@@ -302,7 +301,7 @@ def whole(b: Buffer) -> Operand:
     return Operand(b, b.shape, contiguous_strides(b.shape))
 
 
-def test_kernels_of_one_step_touch_different_data() -> None:
+def test_kernels_of_one_phase_touch_different_data() -> None:
     def build(g: Graph) -> None:
         xs = [tanh(g.input(f"x{i}", (4 + i, 3), "float32")) for i in range(3)]
         g.outputs = [(f"o{i}", x.matmul(g.weight(f"w{i}", (3, 4), "float32"))) for i, x in enumerate(xs)]
@@ -310,9 +309,9 @@ def test_kernels_of_one_step_touch_different_data() -> None:
     _, kernels = scheduled(build)
     for a in kernels:
         for b in kernels:
-            if a is not b and a.step == b.step:
+            if a is not b and a.phase == b.phase:
                 assert not {o.buffer.id for o in a.outputs} & {o.buffer.id for o in (*b.inputs, *b.outputs)}
-    assert kernels[-1].step < len(kernels) - 1
+    assert kernels[-1].phase < len(kernels) - 1
 
 
 # -- the checks themselves --------------------------------------------------------------------------------------------
@@ -329,9 +328,7 @@ def broken(schedule: Schedule, **changes: object) -> None:
     old = [b for b in schedule.buffers if b.kind == "arena"][1]
     new = replace(old, **changes)  # type: ignore[arg-type]
     schedule.buffers = [new if b is old else b for b in schedule.buffers]
-    for k in schedule.kernels:
-        k.inputs = [replace(o, buffer=new) if o.buffer.id == old.id else o for o in k.inputs]
-        k.outputs = [replace(o, buffer=new) if o.buffer.id == old.id else o for o in k.outputs]
+    schedule.kernels = [k.on_buffers(lambda b: new if b.id == old.id else b) for k in schedule.kernels]
 
 
 def test_the_check_sees_buffers_that_overlap_or_are_too_small() -> None:

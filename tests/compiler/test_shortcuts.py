@@ -11,7 +11,7 @@ from npu_compiler.artifact.describe import describe
 from npu_compiler.graph import expr, interp
 from npu_compiler.graph.graph import Graph, Value
 from npu_compiler.pipeline import compile_graph, run_graph
-from npu_compiler.schedule.kernel import PAIR, Kernel
+from npu_compiler.schedule.kernel import DualConv2d, Kernel
 from npu_compiler.targets.cuda import dual_conv
 from npu_compiler.targets.cuda.dialect import DIALECT, HOPPER
 from npu_compiler.targets.simt.emit import Functions
@@ -83,8 +83,9 @@ def test_a_shortcut_joins_the_convolution_that_adds_it(options: dict) -> None:
     state = run_graph(block(**options), "cuda")
     assert state.schedule is not None
     (kernel,) = state.schedule.kernels
-    (part,) = kernel.parts
-    assert kernel.kind == PAIR and part.kind == "conv2d" and part.outputs[0].buffer.kind == "scratch"
+    assert isinstance(kernel, DualConv2d)
+    part = kernel.residual
+    assert part.outputs[0].buffer.kind == "scratch"
     assert state.schedule.arena_bytes == 0 and kernel.inputs[-len(part.inputs) :] == part.inputs
     graph = block(**options)
     inputs, weights = data(graph)
@@ -101,8 +102,8 @@ def test_a_shortcut_joins_the_convolution_that_adds_it(options: dict) -> None:
 def test_it_is_described() -> None:
     program = compile_graph(block(), "cuda")
     (call_,) = program.entries["main"].calls
-    assert call_.kind == PAIR and call_.text.startswith("acc1: ") and len(call_.inputs) == 6
-    assert call_.flops == 2 * 3 * 81 * 128 * (64 + 64) and "conv2d_pair" in describe(program)
+    assert call_.kind == "dual_conv2d" and call_.text.startswith("acc1: ") and len(call_.inputs) == 6
+    assert call_.flops == 2 * 3 * 81 * 128 * (64 + 64) and "dual_conv2d" in describe(program)
 
 
 @pytest.mark.parametrize(
@@ -114,7 +115,7 @@ def test_it_is_described() -> None:
     ids=["read by others", "another type", "float32", "channels", "columns", "added twice", "another residual"],
 )  # fmt: skip
 def test_others_stay_apart(make: Blocks) -> None:
-    assert PAIR not in {k.kind for k in kernels(make())}
+    assert not any(isinstance(k, DualConv2d) for k in kernels(make()))
 
 
 def twice() -> Graph:
@@ -147,4 +148,4 @@ def test_chips_without_the_function_keep_them_apart() -> None:
     join_shortcuts(schedule, DIALECT)
     assert schedule.kernels == made
     join_shortcuts(schedule, HOPPER)
-    assert [k.kind for k in schedule.kernels] == [PAIR]
+    assert [type(k) for k in schedule.kernels] == [DualConv2d]

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from npu_compiler.schedule.kernel import Kernel
+from npu_compiler.schedule.kernel import Kernel, Loops
 from npu_compiler.support.errors import Reason
 from npu_compiler.target_config import TargetConfig
 from npu_compiler.targets.simt.lang.dialect import Array, Dialect, Param
@@ -90,7 +90,7 @@ class FirstStage(HostTarget):
     config = replace(HostTarget.config, bundles=False)
 
     def supports(self, kernel: Kernel) -> Reason | None:
-        return None if kernel.kind == "loops" else Reason("no_kernel", f"no {kernel.kind} kernel yet")
+        return None if isinstance(kernel, Loops) else Reason("no_kernel", f"no {kernel.kind} kernel yet")
 
 
 TARGET = HostTarget()

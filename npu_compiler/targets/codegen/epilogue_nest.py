@@ -8,18 +8,17 @@ from dataclasses import replace
 
 from ...graph import affine, expr
 from ...graph.expr import Expr
-from ...schedule.kernel import Buffer, Kernel, LoopBody, Operand, Stage
+from ...schedule.kernel import Anchor, Buffer, Contraction, LoopBody, Loops, Operand, Stage
 from .nest import Nest, build_nest
 
 
-def epilogue_nest(kernel: Kernel) -> tuple[Nest, int, int]:
+def epilogue_nest(kernel: Anchor) -> tuple[Nest, int, int]:
     """The epilogue as a loop nest whose extra input, number ``acc``, is the accumulator with rows ``pitch`` apart. (A
     second accumulator, ``acc`` with value 1, is the input after it.) Its steps are the epilogue and the kernel's
-    ``more`` stages, which reduce over columns.
+    ``extra_stages``, which reduce over columns.
 
     The pitch is longer than a row, so columns never merge with rows, while rows that every operand visits evenly do.
     """
-    assert kernel.epilogue is not None
     out = kernel.outputs[0]
     acc, pitch = len(kernel.inputs), out.shape[-1] + 1
     strides = [1] * len(out.shape)
@@ -32,11 +31,11 @@ def epilogue_nest(kernel: Kernel) -> tuple[Nest, int, int]:
         return expr.load(acc + x.value, "float32", index) if x.op == "acc" else None
 
     first = Stage("store", kernel.epilogue, output=0, index=index)
-    stages = tuple(replace(s, expr=expr.rewrite(s.expr, bind)) for s in (first, *kernel.more))
-    folded = (len(out.shape) - 1,) if kernel.more else ()
-    body, inputs = LoopBody(out.shape, folded, stages), [*kernel.inputs, register, register]
-    loops = Kernel(kernel.name, "loops", inputs, kernel.outputs, body=body)
-    return build_nest(loops), acc, pitch
+    extra = kernel.extra_stages if isinstance(kernel, Contraction) else ()
+    stages = tuple(replace(s, expr=expr.rewrite(s.expr, bind)) for s in (first, *extra))
+    body = LoopBody(out.shape, (len(out.shape) - 1,) if extra else (), stages)
+    inputs = (*kernel.inputs, register, register)
+    return build_nest(Loops(label=kernel.label, inputs=inputs, outputs=kernel.outputs, body=body)), acc, pitch
 
 
 def row_digits(nest: Nest, value: Expr, acc: int, pitch: int, lane: int | None) -> list[tuple[int, int, int]]:

@@ -13,7 +13,7 @@ import numpy as np
 from ...graph import affine, expr
 from ...graph.affine import Affine
 from ...graph.expr import Expr, const
-from ...schedule.kernel import Kernel, Operand, Stage
+from ...schedule.kernel import Loops, Operand, Stage
 from ...support import dtypes
 
 ZERO = const(0, "int64")
@@ -95,10 +95,9 @@ class Nest:
         self.position = f(self.position)
 
 
-def build_nest(kernel: Kernel) -> Nest:
+def build_nest(kernel: Loops) -> Nest:
     """Normal form of a ``loops`` kernel."""
     body = kernel.body
-    assert body is not None
     size = dict(enumerate(body.domain))
     stages, axes = list(enumerate(body.stages)), set(body.axes)
     if any(size[d] == 0 for d in axes):

@@ -12,14 +12,14 @@ from collections.abc import Callable
 
 from ...graph import expr
 from ...graph.expr import Expr
-from ...schedule.kernel import Kernel, Operand
+from ...schedule.kernel import Anchor, Gemm, Operand
 from ...support import dtypes
 from ..codegen.epilogue_nest import epilogue_nest, row_digits
 from ..codegen.nest import Nest, use_counts
 from .render import Block, Renderer, Value, vector_kind
 
 
-def emit_epilogue(kernel: Kernel, fixed: int, name: str, place: Callable[[Operand], str]) -> tuple[str, str]:
+def emit_epilogue(kernel: Anchor, fixed: int, name: str, place: Callable[[Operand], str]) -> tuple[str, str]:
     """(the functor's definition, the braced initialiser of its pointers); operands after the first ``fixed`` are its
     own."""
     nest, acc, pitch = epilogue_nest(kernel)
@@ -30,7 +30,7 @@ def emit_epilogue(kernel: Kernel, fixed: int, name: str, place: Callable[[Operan
     assert step.target is not None
     names = [f"a{i}" for i in range(len(nest.inputs))]
     render = Renderer(nest, names, lane_dim, False, use_counts([value, step.target]))
-    registers = ["acc", "acc1"][: 1 + bool(kernel.attrs.get("paired"))]
+    registers = ["acc", "acc1"][: 1 + (isinstance(kernel, Gemm) and kernel.dual)]
     for x in expr.walk(value):
         if x.op == "load" and x.value.operand >= acc:
             render.stages[x] = (frozenset(nest.size), Value(registers[x.value.operand - acc], "vf"))

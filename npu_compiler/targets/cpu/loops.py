@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from ...graph import affine, expr
 from ...graph.expr import Expr, const
-from ...schedule.kernel import Buffer, Kernel, LoopBody, Operand
+from ...schedule.kernel import Buffer, LoopBody, Loops, Operand, Scan, Sort
 from ..codegen.nest import Access, Nest, Step, build_nest, use_counts
 from ..codegen.row_passes import Pass
 from .blocks import CTYPE, Block, Value, uniform_kind, vector_kind
@@ -24,14 +24,14 @@ ARGUMENTS = "void* const* bufs, char* arena, npu::Thread& th, int* counter"
 LANE_TYPE = {"vf": "float", "vd": "double", "vi64": "int64_t", "vi32": "int32_t", "mask": "int32_t"}
 
 
-def emit_loops(kernel: Kernel, name: str, pointer: Callable[[Operand], str]) -> str:
+def emit_loops(kernel: Loops | Scan | Sort, name: str, pointer: Callable[[Operand], str]) -> str:
     """The C++ function of a ``loops``, ``scan`` or ``sort`` kernel (needs ``small.h``).
 
     Every thread calls ``static int name(void* const* bufs, char* arena, npu::Thread& th, int* counter)``; it returns 1
     if this thread met a data-dependent index out of range (which it replaced by 0), else 0. ``pointer`` gives the C++
     expression of an operand's first element, of type ``const T*`` for inputs and ``T*`` for outputs.
     """
-    if kernel.kind in ("scan", "sort"):
+    if not isinstance(kernel, Loops):
         return emit_small(kernel, name, pointer)
     lines, inputs, outputs, _ = _emit(*_key(kernel))
     head = [f"static NPU_NOINLINE int {name}({ARGUMENTS}) {{", "  using namespace npu;"]
@@ -41,14 +41,14 @@ def emit_loops(kernel: Kernel, name: str, pointer: Callable[[Operand], str]) -> 
     return "\n".join([*head, *lines, "}\n"])
 
 
-def scratch_bytes(kernel: Kernel) -> int:
+def scratch_bytes(kernel: Loops | Scan | Sort) -> int:
     """Bytes of ``th.scratch`` that the kernel uses on each thread."""
-    if kernel.kind in ("scan", "sort"):
+    if not isinstance(kernel, Loops):
         return small_scratch_bytes(kernel)
     return _emit(*_key(kernel))[3]
 
 
-def _key(kernel: Kernel) -> tuple[LoopBody, tuple[Operand, ...], tuple[Operand, ...]]:
+def _key(kernel: Loops) -> tuple[LoopBody, tuple[Operand, ...], tuple[Operand, ...]]:
     """What the text of a kernel depends on: its loops and the layout of its operands, but not where they lie."""
     numbers: dict[int, Buffer] = {}
 
@@ -57,7 +57,6 @@ def _key(kernel: Kernel) -> tuple[LoopBody, tuple[Operand, ...], tuple[Operand, 
         buffer = numbers.setdefault(b.id, Buffer(len(numbers), "arena", b.dtype, (), ""))
         return replace(op, buffer=buffer, offset=0)
 
-    assert kernel.body is not None
     return kernel.body, tuple(map(anonymous, kernel.inputs)), tuple(map(anonymous, kernel.outputs))
 
 
@@ -66,7 +65,7 @@ def _emit(
     body: LoopBody, inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]
 ) -> tuple[list[str], list[int], list[int], int]:
     """(lines of the function after its pointers, inputs used, outputs used, scratch bytes)."""
-    nest = build_nest(Kernel("", "loops", list(inputs), list(outputs), body=body))
+    nest = build_nest(Loops(label="", inputs=inputs, outputs=outputs, body=body))
     if nest.empty:
         return ["  return 0;"], [], [], 0
     return _Emitter(nest, make_plan(nest)).emit()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from ...schedule.kernel import Kernel, Operand
+from ...schedule.kernel import Operand, Scan, Sort
 from ...support import dtypes
 
 SCANS = {"sum": "Sum", "prod": "Prod", "max": "Max", "min": "Min"}
@@ -13,10 +13,10 @@ CHUNK_NS = 6000.0
 MAX_CHUNKS = 128
 
 
-def emit_small(kernel: Kernel, name: str, pointer: Callable[[Operand], str]) -> str:
+def emit_small(kernel: Scan | Sort, name: str, pointer: Callable[[Operand], str]) -> str:
     """The C++ function of a ``scan`` or ``sort`` kernel (needs ``small.h``); its signature is ``emit_loops``'s."""
     operands = [kernel.inputs[0], *kernel.outputs]
-    axis = kernel.attrs["axis"]
+    axis = kernel.axis
     shape = kernel.inputs[0].shape
     names = ["a0", "b0", "b1"][: len(operands)]
     lines = [
@@ -25,7 +25,7 @@ def emit_small(kernel: Kernel, name: str, pointer: Callable[[Operand], str]) -> 
     ]
     rows = [d for d in range(len(shape)) if d != axis]
     last = len(shape) - 1
-    lanes = kernel.kind == "scan" and axis != last and all(op.strides[last] == 1 for op in operands)
+    lanes = isinstance(kernel, Scan) and axis != last and all(op.strides[last] == 1 for op in operands)
     if lanes:
         rows.remove(last)
     head = f"static NPU_NOINLINE int {name}(void* const* bufs, char* arena, npu::Thread& th, int* counter) {{"
@@ -34,9 +34,10 @@ def emit_small(kernel: Kernel, name: str, pointer: Callable[[Operand], str]) -> 
         return "\n".join([*intro, "  return 0;", "}\n"])
     count = math.prod(shape[d] for d in rows)
     n = shape[axis] if shape else 1
-    row_ns = (
-        n * 2.0 * (shape[last] / 8 if lanes else 1) if kernel.kind == "scan" else n * (2.0 + 2.0 * math.log2(n + 1))
-    )
+    if isinstance(kernel, Scan):
+        row_ns = n * 2.0 * (shape[last] / 8 if lanes else 1)
+    else:
+        row_ns = n * (2.0 + 2.0 * math.log2(n + 1))
     per_chunk = max(1, -(-count // MAX_CHUNKS), min(count, int(CHUNK_NS / row_ns)))
     lines += [
         f"  for (long c; (c = next_chunk(th, counter)) < {-(-count // per_chunk)};)",
@@ -44,22 +45,18 @@ def emit_small(kernel: Kernel, name: str, pointer: Callable[[Operand], str]) -> 
     ]
     places = [f"{n} + {_offset(op, rows, shape)}" for n, op in zip(names, operands, strict=True)]
     steps = [op.strides[axis] if shape else 0 for op in operands]
-    lines += [
-        "      " + line
-        for line in (
-            _scan(kernel, places, steps, n, lanes) if kernel.kind == "scan" else _sort(kernel, places, steps, n)
-        )
-    ]
+    row = _scan(kernel, places, steps, n, lanes) if isinstance(kernel, Scan) else _sort(kernel, places, steps, n)
+    lines += ["      " + line for line in row]
     return "\n".join([*intro, *lines, "    }", "  return 0;", "}\n"])
 
 
-def small_scratch_bytes(kernel: Kernel) -> int:
+def small_scratch_bytes(kernel: Scan | Sort) -> int:
     """Bytes of ``th.scratch`` that a ``scan`` or ``sort`` kernel uses on each thread."""
-    if kernel.kind == "scan":
+    if isinstance(kernel, Scan):
         return 0
     shape = kernel.inputs[0].shape
     entry = 16 if dtypes.DTYPES[kernel.inputs[0].dtype].size == 8 else 8
-    return 2 * entry * (shape[kernel.attrs["axis"]] if shape else 1)
+    return 2 * entry * (shape[kernel.axis] if shape else 1)
 
 
 def _offset(op: Operand, rows: Sequence[int], shape: Sequence[int]) -> str:
@@ -73,8 +70,8 @@ def _offset(op: Operand, rows: Sequence[int], shape: Sequence[int]) -> str:
     return " + ".join(reversed(parts)) or "0"
 
 
-def _scan(kernel: Kernel, places: list[str], steps: list[int], n: int, lanes: bool) -> list[str]:
-    op = SCANS[kernel.attrs["kind"]]
+def _scan(kernel: Scan, places: list[str], steps: list[int], n: int, lanes: bool) -> list[str]:
+    op = SCANS[kernel.op]
     if not lanes:
         return [f"scan_row<{op}>({places[0]}, {steps[0]}, {places[1]}, {steps[1]}, {n});"]
     return [
@@ -84,7 +81,7 @@ def _scan(kernel: Kernel, places: list[str], steps: list[int], n: int, lanes: bo
     ]
 
 
-def _sort(kernel: Kernel, places: list[str], steps: list[int], n: int) -> list[str]:
-    descending = "true" if kernel.attrs["descending"] else "false"
+def _sort(kernel: Sort, places: list[str], steps: list[int], n: int) -> list[str]:
+    descending = "true" if kernel.descending else "false"
     pairs = ", ".join(f"{p}, {s}" for p, s in zip(places, steps, strict=True))
-    return [f"sort_row<{descending}>({pairs}, {n}, {kernel.attrs['k']}, th.scratch);"]
+    return [f"sort_row<{descending}>({pairs}, {n}, {kernel.k}, th.scratch);"]

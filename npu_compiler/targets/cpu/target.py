@@ -14,12 +14,12 @@ import numpy as np
 
 from ...artifact.program import ABI_VERSION, LAYOUT_MARKER
 from ...graph.graph import Node
-from ...schedule.kernel import Kernel, Operand, Schedule
+from ...schedule.kernel import FusedLoops, Gemm, Kernel, Loops, Operand, Scan, Schedule, Sort
 from ...support import dtypes, env
 from ...support.errors import Reason
 from ...target_config import TARGETS
 from .. import Emitted
-from .anchors import ANCHORS, emit_anchor
+from .anchors import HEADERS, emit_anchor
 from .host import host_cpu
 from .loops import ARGUMENTS, emit_loops, scratch_bytes
 from .readers import reader_of
@@ -28,8 +28,6 @@ from .toolchain import build_shared, compile_flags, find_compiler, required_feat
 from .winograd import filter_transform, winograd_tile
 
 KERNELS = Path(__file__).with_name("kernels")
-
-SMALL = frozenset(("scan", "sort"))
 
 _HEADER = '#include "loops.h"\n#include "small.h"\n'
 
@@ -41,7 +39,7 @@ class CPUTarget:
     config = TARGETS["cpu"]
 
     def supports(self, kernel: Kernel) -> Reason | None:
-        if kernel.kind in ("loops", "bundle") or kernel.kind in SMALL or kernel.kind in ANCHORS:
+        if isinstance(kernel, Loops | FusedLoops | Scan | Sort) or type(kernel) in HEADERS:
             return None
         return Reason("no_kernel", f"the CPU target has no {kernel.kind} kernel")
 
@@ -81,15 +79,15 @@ class _Units:
         self.formats: dict[str, str] = {}  # text -> the weight format that it reads, or ''
 
     def add(self, kernel: Kernel) -> str:
-        shape = _shape(kernel)
-        if shape not in self.emitted:
-            self.emitted[shape] = _emit(kernel)
-        text, weight = self.emitted[shape]
+        key = kernel.structural_key(lambda o: o.offset)
+        if key not in self.emitted:
+            self.emitted[key] = _emit(kernel)
+        text, weight = self.emitted[key]
         if text not in self.names:
-            kind = re.sub(r"\W", "_", kernel.name.split("_", 1)[1])
-            self.names[text] = f"{kind}_{len(self.names)}"
+            label = re.sub(r"\W", "_", kernel.label)
+            self.names[text] = f"{label}_{len(self.names)}"
             self.weight[text] = weight
-            self.formats[text] = kernel.weight.format if kernel.kind == "gemm" else ""
+            self.formats[text] = kernel.weight.format if isinstance(kernel, Gemm) else ""
         return self.names[text]
 
     def sources(self, count: int) -> dict[str, str]:
@@ -102,7 +100,7 @@ class _Units:
             load[at] += self.weight[text]
         out = {}
         for i, texts in enumerate(b for b in bins if b):
-            anchors = sorted({ANCHORS[kind] for t in texts for kind in ANCHORS if f"// kind {kind}\n" in t})
+            anchors = sorted({h for t in texts for kind, h in HEADERS.items() if f"// kind {kind.kind}\n" in t})
             head = _HEADER + "".join(f'#include "{h}"\n' for h in anchors)
             head += "".join(reader_of(f).text for f in sorted({self.formats[t] for t in texts} - {""}))
             body = "\n".join(t.replace("@NAME@", self.names[t]) for t in sorted(texts, key=lambda t: self.names[t]))
@@ -117,36 +115,24 @@ def pointer(kernel: Kernel, op: Operand, output: bool = False) -> str:
     return f"(({'' if output else 'const '}{ctype}*)bufs[{at}])"
 
 
-def _shape(kernel: Kernel) -> Hashable:
-    """All that a kernel's text depends on: what it computes, its operands' layouts, and which operands are the same."""
-    operands = kernel.operands
-    inner = tuple(_shape(k) for k in (kernel.prologue, *kernel.parts) if k is not None)
-    layouts = tuple(
-        (o.dtype, o.format, o.shape, o.strides, o.offset if kernel.kind == "loops" else 0) for o in operands
-    )
-    same = tuple(operands.index(o) for o in operands)
-    attrs = tuple(sorted(kernel.attrs.items()))
-    return kernel.kind, kernel.name.split("_", 1)[1], attrs, layouts, same, kernel.body, kernel.epilogue, inner
-
-
 def _emit(kernel: Kernel) -> tuple[str, int]:
     """The text of a kernel's function under the name @NAME@, and its share of compile time."""
 
     def place(op: Operand) -> str:
         return pointer(kernel, op, output=any(op is o for o in kernel.outputs))
 
-    if kernel.kind == "bundle":
-        return _emit_bundle(kernel), len(kernel.parts)
-    if kernel.kind == "loops":
+    if isinstance(kernel, FusedLoops):
+        return _emit_fused(kernel), len(kernel.parts)
+    if isinstance(kernel, Loops):
         text = emit_loops(kernel, "@NAME@", place).replace("static NPU_NOINLINE int", "int", 1)
         return f"{text}extern const long @NAME@_scratch = {scratch_bytes(kernel)};\n", 1
-    if kernel.kind in SMALL:
+    if isinstance(kernel, Scan | Sort):
         text = emit_small(kernel, "@NAME@", place).replace("static NPU_NOINLINE int", "int", 1)
         return f"{text}extern const long @NAME@_scratch = {small_scratch_bytes(kernel)};\n", 2
     return f"// kind {kernel.kind}\n" + emit_anchor(kernel, "@NAME@", place), 4
 
 
-def _emit_bundle(kernel: Kernel) -> str:
+def _emit_fused(kernel: FusedLoops) -> str:
     """A function that calls those of the parts, each with its own operands and its own counter."""
     text, calls, first = "", [], 0
     for n, part in enumerate(kernel.parts):
@@ -176,7 +162,7 @@ def _main_unit(schedules: list[Schedule], calls: dict[str, list[str]], symbols: 
         "struct Ref { int buffer; long offset; };  // buffer < 0: the arena",
     ]
     parts += [f"int {f}(void* const*, char*, Thread&, int*); extern const long {f}_scratch;" for f in functions]
-    gemms = {f for s in schedules for k, f in zip(s.kernels, calls[s.name], strict=True) if k.kind == "gemm"}
+    gemms = {f for s in schedules for k, f in zip(s.kernels, calls[s.name], strict=True) if isinstance(k, Gemm)}
     parts += [f"void {f}_ahead(const void*, const Thread&);" for f in sorted(gemms)]
     for s in schedules:
         parts.append(_entry(s, calls[s.name], symbols[s.name]))
@@ -199,12 +185,13 @@ def _is_short(s: Schedule) -> bool:
 def _entry(s: Schedule, names: list[str], symbol: str) -> str:
     refs: list[str] = []
     rows: list[str] = []
-    steps = [k.step for k in s.kernels] + [-1]
+    phases = [k.phase for k in s.kernels] + [-1]
     for i, (kernel, name) in enumerate(zip(s.kernels, names, strict=True)):
         operands = kernel.operands
-        last = "true" if steps[i + 1] != kernel.step else "false"
-        ahead = f"{name}_ahead" if kernel.kind == "gemm" else "nullptr"
-        rows.append(f"{{{name}, {len(refs)}, {len(operands)}, {last}, {ahead}, {kernel.fixed}}}")
+        last = "true" if phases[i + 1] != kernel.phase else "false"
+        rhs = kernel.rhs if isinstance(kernel, Gemm) else 1
+        ahead = f"{name}_ahead" if isinstance(kernel, Gemm) else "nullptr"
+        rows.append(f"{{{name}, {len(refs)}, {len(operands)}, {last}, {ahead}, {rhs}}}")
         for op in operands:
             byte = op.offset * dtypes.DTYPES[op.dtype].size
             arena = op.buffer.kind == "arena"

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ...schedule.kernel import PAIR
+from ...schedule.kernel import Attention, Conv2d, DualConv2d, Gemm
 from ..simt.kernels.flash import is_flash
 from ..simt.lang.dialect import KERNELS as COMMON_KERNELS
-from ..simt.lang.dialect import Array, Dialect, Param, Special
+from ..simt.lang.dialect import Array, Dialect, Param, special
 from .dual_conv import emit_pair, takes_pair
 from .flash import emit_wide_flash, takes_attention
 from .tma_conv import emit_pixels, takes_pixels
@@ -85,11 +85,11 @@ HOPPER = replace(
     wide=COLUMNS,
     words=wide_words() + (KERNELS / "stream.h").read_text(),
     special=(
-        Special("gemm", takes, emit_streamed, column_tiles),
-        Special("conv2d", takes_pixels, emit_pixels),
-        Special("conv2d", takes, emit_streamed),
-        Special(PAIR, takes_pair, emit_pair),
-        Special("attention", lambda k: is_flash(k, DIALECT) and takes_attention(k), emit_wide_flash),
+        special(Gemm, takes, emit_streamed, column_tiles),
+        special(Conv2d, takes_pixels, emit_pixels),
+        special(Conv2d, takes, emit_streamed),
+        special(DualConv2d, takes_pair, emit_pair),
+        special(Attention, lambda k: is_flash(k, DIALECT) and takes_attention(k), emit_wide_flash),
     ),
     clustered=clustered,
 )

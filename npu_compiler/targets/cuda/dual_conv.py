@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
-from ...schedule.kernel import Kernel
+from ...schedule.kernel import Conv2d, DualConv2d, recast
 from ..simt.kernels.epilogue import Epilogue
 from ..simt.kernels.gemm import Product, conv_product
 from ..simt.lang.dialect import Dialect
@@ -19,14 +18,14 @@ LEAST_RESULTS = 264 << 14  # two tiles for each core: fewer come sooner from gro
 TERMS = 64  # of a stage
 
 
-def halves(kernel: Kernel) -> tuple[Kernel, Kernel]:
+def halves(kernel: DualConv2d) -> tuple[Conv2d, Conv2d]:
     """The convolution whose results are kept, and the one that they are added to, without knowing of each other."""
-    (first,) = kernel.parts
-    return first, replace(kernel, kind="conv2d", inputs=kernel.inputs[: -len(first.inputs)], parts=())
+    first = kernel.residual
+    return first, recast(kernel, Conv2d, inputs=kernel.inputs[: -len(first.inputs)])
 
 
-def takes_pair(kernel: Kernel) -> bool:
-    """Whether both convolutions of a ``conv2d_pair`` have results that could leave as tiles, and many of them."""
+def takes_pair(kernel: DualConv2d) -> bool:
+    """Whether both convolutions of a :class:`DualConv2d` have results that could leave as tiles, and many of them."""
     first, last = halves(kernel)
     if not all(takes(k) and step_of(k) == TERMS and leaves_as_tiles(k) and residual_of(k) == -1 for k in (first, last)):
         return False
@@ -34,7 +33,7 @@ def takes_pair(kernel: Kernel) -> bool:
     return (p.m, p.n) == (q.m, q.n) and p.m * p.n >= LEAST_RESULTS and any(_plans(q))
 
 
-def emit_pair(kernel: Kernel, dialect: Dialect) -> Emission:
+def emit_pair(kernel: DualConv2d, dialect: Dialect) -> Emission:
     """The function of a kernel that :func:`takes_pair`. Measured: the largest tile is best, or nearly."""
     p = conv_product(halves(kernel)[1])
     return Pair(kernel, dialect, max(_plans(p), key=lambda plan: (plan.m * plan.n, plan.m, plan.per_core))).emit()
@@ -48,7 +47,7 @@ def _plans(p: Product) -> Iterator[Plan]:
 
 
 class Pair(Streamed):
-    def __init__(self, kernel: Kernel, dialect: Dialect, plan: Plan):
+    def __init__(self, kernel: DualConv2d, dialect: Dialect, plan: Plan):
         first, last = halves(kernel)
         super().__init__(last, dialect, plan)
         self.f = Function(kernel, dialect, early=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...schedule.kernel import Kernel, Operand
+from ...schedule.kernel import Attention, Operand
 from ..simt.kernels.flash import flash_sizes, mask_and_positions
 from ..simt.lang.dialect import SIMD, Dialect
 from ..simt.lang.emission import Emission
@@ -12,17 +12,17 @@ from ..simt.lang.program import TileMap
 SLOTS, KEYS = 4, 128  # tiles of keys or of values in shared memory; keys of each
 
 
-def takes_attention(kernel: Kernel) -> bool:
+def takes_attention(kernel: Attention) -> bool:
     """Whether the wide unit takes it: no mask but causality and positions, head sizes of whole tiles."""
     if not kernel.inputs[0].shape[2]:
         return False
-    masked = len(kernel.inputs) > 3 and not kernel.attrs.get("by_position")
-    wide = kernel.inputs[0].shape[3] in (64, 128) and "splits" not in kernel.attrs
+    masked = len(kernel.inputs) > 3 and not kernel.by_position
+    wide = kernel.inputs[0].shape[3] in (64, 128) and kernel.splits == 1
     rows = all(s > 0 for o in kernel.inputs[:3] for s, n in zip(o.strides, o.shape, strict=True) if n > 1)
     return wide and rows and not masked
 
 
-def emit_wide_flash(kernel: Kernel, dialect: Dialect) -> Emission:
+def emit_wide_flash(kernel: Attention, dialect: Dialect) -> Emission:
     """The function of an ``attention`` kernel for which :func:`takes_attention`."""
     f, (q, k, v), out = Function(kernel, dialect, early=True), kernel.inputs[:3], kernel.outputs[0]
     (b, h, sq, d), positions = q.shape, mask_and_positions(kernel)[1]

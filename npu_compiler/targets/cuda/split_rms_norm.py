@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ...graph import expr
-from ...schedule.kernel import Kernel
+from ...schedule.kernel import Conv2d, Gemm
 from ..codegen.nest import Nest
 from ..simt.lang.function import Function, blocks
 from ..simt.lang.scalar import Scalars, Value
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 class NormShare:
-    """Text for a kernel with ``row_scale`` or ``more``; nothing for others. ``times``: what follows a sum of half ``h``
-    of a lane's rows."""
+    """Text for a kernel with ``row_scale`` or ``extra_stages``; nothing for others. ``times``: what follows a sum of
+    half ``h`` of a lane's rows."""
 
-    def __init__(self, kernel: Kernel, f: Function):
+    def __init__(self, kernel: Gemm | Conv2d, f: Function):
         self.kernel, self.f = kernel, f
         self.times = " * factor[h]" if kernel.row_scale is not None else ""
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ...schedule.kernel import Kernel
+from ...schedule.kernel import Conv2d, Gemm
 from ..simt.kernels.gemm import Product, product_of
 from ..simt.lang.dialect import SIMD, Dialect
 from ..simt.lang.function import blocks
@@ -61,11 +61,11 @@ def part_floats(m: int, n: int) -> int:
     return m * (n + PAD)
 
 
-def choose(kernel: Kernel, step: int, tiles: bool, dialect: Dialect) -> Plan:
+def choose(kernel: Gemm | Conv2d, step: int, tiles: bool, dialect: Dialect) -> Plan:
     """The cheapest plan of a product whose stages have ``step`` terms; of equals, that with most rows if residuals are
     read before the products. ``tiles``: its results can leave as tiles."""
-    p, residual = product_of(kernel), len(kernel.inputs) > kernel.fixed + 1 and _has_residual(kernel)
-    elements = sum(math.prod(o.shape) for o in (kernel.inputs[0], kernel.inputs[kernel.fixed]))
+    p, residual = product_of(kernel), len(kernel.inputs) > kernel.rhs + 1 and _has_residual(kernel)
+    elements = sum(math.prod(o.shape) for o in (kernel.inputs[0], kernel.inputs[kernel.rhs]))
     elements += math.prod(kernel.outputs[0].shape) * (2 if residual else 1)
     return min(
         candidates(p, step, residual, tiles, dialect.cores, min(len(kernel.outputs), 2)),
@@ -73,11 +73,9 @@ def choose(kernel: Kernel, step: int, tiles: bool, dialect: Dialect) -> Plan:
     )
 
 
-def _has_residual(kernel: Kernel) -> bool:
+def _has_residual(kernel: Gemm | Conv2d) -> bool:
     """Whether the epilogue reads an element for every result."""
-    return any(
-        len(o.shape) > 1 and o.shape[:2] == kernel.outputs[0].shape[:2] for o in kernel.inputs[kernel.fixed + 1 :]
-    )
+    return any(len(o.shape) > 1 and o.shape[:2] == kernel.outputs[0].shape[:2] for o in kernel.inputs[kernel.rhs + 1 :])
 
 
 def candidates(

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 
-from ...schedule.kernel import Kernel
+from ...schedule.kernel import Conv2d
 from ..simt.kernels.epilogue import Epilogue
 from ..simt.lang.dialect import Dialect
 from ..simt.lang.emission import Emission
@@ -38,85 +38,84 @@ TILED = ((128, 2, 2, True), (256, 2, 1, True), (128, 2, 1, True))
 LEAST_RING = 1 << 13  # elements, so that the array begins where the swizzle does
 
 
-def takes_pixels(kernel: Kernel) -> bool:
+def takes_pixels(kernel: Conv2d) -> bool:
     """Whether ``conv2d`` kernel ``kernel`` has lines that fit the group memory, and enough of them."""
-    a, w, attrs = kernel.inputs[0], kernel.inputs[kernel.fixed], kernel.attrs
-    if a.dtype not in ("float16", "bfloat16") or w.dtype != a.dtype or kernel.epilogue is None:
+    a, w = kernel.inputs[0], kernel.inputs[kernel.rhs]
+    if a.dtype not in ("float16", "bfloat16") or w.dtype != a.dtype:
         return False
-    if attrs["groups"] > 1 or attrs.get("splits", 1) > 1 or a.offset % 8 or w.offset % 8 or attrs["stride"][1] > 1:
+    if kernel.groups > 1 or kernel.splits > 1 or a.offset % 8 or w.offset % 8 or kernel.stride[1] > 1:
         return False
     if any(s <= 0 or s % 8 for s in distances(a)) or a.strides[3] != 1:
         return False
     if _is_rows(kernel):
-        fits = a.shape[3] == ROW and attrs["kernel"][1] == 1 and tuple(attrs["padding"]) == (0, 0, 0, 0)
+        fits = a.shape[3] == ROW and kernel.kernel_size[1] == 1 and tuple(kernel.padding) == (0, 0, 0, 0)
     else:
         _, oh, ow, _ = kernel.outputs[0].shape
         dense = oh * ow >= LEAST_RESULTS * _bands(kernel) * _tiles(kernel) * BLOCK * BLOCK
-        fits = a.shape[3] == CHANNELS <= a.strides[2] and math.prod(attrs["kernel"]) > 1 and dense
+        fits = a.shape[3] == CHANNELS <= a.strides[2] and math.prod(kernel.kernel_size) > 1 and dense
     return fits and _plan(kernel) is not None and _bands(kernel) * kernel.outputs[0].shape[0] >= _least(kernel)
 
 
-def emit_pixels(kernel: Kernel, dialect: Dialect) -> Emission:
+def emit_pixels(kernel: Conv2d, dialect: Dialect) -> Emission:
     """The function of a kernel for which :func:`takes_pixels`."""
     plan = _plan(kernel)
     assert plan is not None
     return _Pixels(kernel, dialect, plan).emit()
 
 
-def _is_rows(kernel: Kernel) -> bool:
+def _is_rows(kernel: Conv2d) -> bool:
     return kernel.inputs[0].strides[2] == APART
 
 
-def _bands(kernel: Kernel) -> int:
+def _bands(kernel: Conv2d) -> int:
     return blocks(kernel.outputs[0].shape[1], BLOCK)
 
 
-def _tiles(kernel: Kernel) -> int:
+def _tiles(kernel: Conv2d) -> int:
     return blocks(kernel.outputs[0].shape[2], BLOCK)
 
 
-def _least(kernel: Kernel) -> int:
+def _least(kernel: Conv2d) -> int:
     """Bands; an image's are cheap to bring, so that several groups may share one."""
     return blocks(LEAST_UNITS, max(1, _tiles(kernel) // 2) if _is_rows(kernel) else 1)
 
 
-def _lines(kernel: Kernel) -> int:
+def _lines(kernel: Conv2d) -> int:
     """Lines of the image that a band of ``BLOCK`` lines of results visits."""
-    attrs = kernel.attrs
-    return int((BLOCK - 1) * attrs["stride"][0] + (attrs["kernel"][0] - 1) * attrs["dilation"][0] + 1)
+    return (BLOCK - 1) * kernel.stride[0] + (kernel.kernel_size[0] - 1) * kernel.dilation[0] + 1
 
 
-def _pitch(kernel: Kernel) -> int:
+def _pitch(kernel: Conv2d) -> int:
     """Elements between two lines in group memory."""
     if _is_rows(kernel):
         return kernel.inputs[0].strides[1]
-    over = (kernel.attrs["kernel"][1] - 1) * kernel.attrs["dilation"][1]
+    over = (kernel.kernel_size[1] - 1) * kernel.dilation[1]
     return (_tiles(kernel) * BLOCK + over) * CHANNELS
 
 
-def _stage(kernel: Kernel) -> int:
+def _stage(kernel: Conv2d) -> int:
     return blocks(_lines(kernel) * _pitch(kernel), ALIGNED) * ALIGNED
 
 
-def _filters(kernel: Kernel, n: int) -> int:
+def _filters(kernel: Conv2d, n: int) -> int:
     """Elements of ``n`` filters, all taps."""
-    return blocks(math.prod(kernel.attrs["kernel"]) * n * kernel.attrs["channels"][0], ALIGNED) * ALIGNED
+    return blocks(math.prod(kernel.kernel_size) * n * kernel.channels[0], ALIGNED) * ALIGNED
 
 
-def _ring(kernel: Kernel, n: int, stages: int) -> int:
+def _ring(kernel: Conv2d, n: int, stages: int) -> int:
     """Elements of the filters and the ring; the last block of a line may reach out of it."""
     return max(_filters(kernel, n) + stages * _stage(kernel) + ALIGNED, LEAST_RING)
 
 
-def _plan(kernel: Kernel) -> Plan | None:
+def _plan(kernel: Conv2d) -> Plan | None:
     """The first plan that fits the core. ``m``: 64 for each team; a stage is a band."""
-    k, pitch = kernel.attrs["channels"][1], _pitch(kernel)
+    k, pitch = kernel.channels[1], _pitch(kernel)
     n = min((n for n in (*WIDTHS, *ONE_TILE) if n >= k), default=0)
-    if not n or kernel.attrs["stride"][0] * pitch // 8 > MOST_APART:
+    if not n or kernel.stride[0] * pitch // 8 > MOST_APART:
         return None
     if not _is_rows(kernel) and max(pitch // CHANNELS, _lines(kernel)) > MOST_BOX:
         return None
-    early = len(kernel.inputs) > kernel.fixed + 1 and n <= 128
+    early = len(kernel.inputs) > kernel.rhs + 1 and n <= 128
     tiles = n == k and n % PIECE == 0 and leaves_as_tiles(kernel) and residual_of(kernel) == -1
     many = _bands(kernel) * kernel.outputs[0].shape[0] >= LEAST_UNITS
     for m, stages, per_core, tiled in (*TILED * tiles, *PLANS):
@@ -129,7 +128,9 @@ def _plan(kernel: Kernel) -> Plan | None:
 
 
 class _Pixels(Streamed):
-    def __init__(self, kernel: Kernel, dialect: Dialect, plan: Plan):
+    kernel: Conv2d
+
+    def __init__(self, kernel: Conv2d, dialect: Dialect, plan: Plan):
         super().__init__(kernel, dialect, plan)
         (images, self.oh, self.ow, _), self.rows = kernel.outputs[0].shape, _is_rows(kernel)
         self.tiles, self.bands, self.pitch = _tiles(kernel), _bands(kernel), _pitch(kernel)
@@ -137,12 +138,12 @@ class _Pixels(Streamed):
         self.shares = max(1, min(self.tiles // self.teams, at_once // (images * self.bands)))  # groups of a band
         self.units = images * self.bands * self.shares
         self.clusters = min(self.units, at_once)
-        self.step, self.stage = kernel.attrs["channels"][0], _stage(kernel)
-        self.taps = math.prod(kernel.attrs["kernel"])
+        self.step, self.stage = kernel.channels[0], _stage(kernel)
+        self.taps = math.prod(kernel.kernel_size)
         self.tap = plan.n * self.step  # elements of a tap of all filters
 
     def emit(self) -> Emission:
-        f, out, plan, fixed = self.f, self.f.lines, self.plan, self.kernel.fixed
+        f, out, plan, fixed = self.f, self.f.lines, self.plan, self.kernel.rhs
         f.per_core, row, box = plan.per_core, self.p.k * 2, (self.step, plan.n, 1)
         self.right = f.tile_map(fixed, TileMap((self.p.k, self.p.n, 1), (row, row * self.p.n), box, self.step * 2))
         if not self.rows:
@@ -173,14 +174,14 @@ class _Pixels(Streamed):
         return f.finish(self.clusters, self.threads)
 
     def _ask(self) -> None:
-        out, (top, left) = self.f.lines, self.kernel.attrs["padding"][:2]
+        out, (top, left) = self.f.lines, self.kernel.padding[:2]
         out.add(f"tile_map_ready({self.right});", f"ring_expect(filters, {self.taps * self.tap * 2});")
         out.add(f"for (int tap = 0; tap < {self.taps}; tap++)")
         out.add(f"  tile_copy(ring + tap * {self.tap}, {self.right}, filters, tap * {self.step}, 0, 0);")
         out.add("wait_inputs();", "copies_follow();", "int slot = 0, turn = 1;")
         with out.block(f"for (int t = gid; t < {self.units}; t += {self.clusters}) {{"):
             self._indices()
-            out.add(f"const int y0 = band * {BLOCK * self.kernel.attrs['stride'][0]};")
+            out.add(f"const int y0 = band * {BLOCK * self.kernel.stride[0]};")
             out.add("ring_wait(empty + slot, turn);")
             lines, to = _lines(self.kernel), f"lines + slot * {self.stage}"
             if self.rows:
@@ -249,9 +250,9 @@ class _Pixels(Streamed):
 
     def _multiply(self) -> None:
         """The sums ``acc`` of 8 lines from ``tile`` on."""
-        out, (_, s), (dh, dw) = self.f.lines, self.kernel.attrs["kernel"], self.kernel.attrs["dilation"]
+        out, (_, s), (dh, dw) = self.f.lines, self.kernel.kernel_size, self.kernel.dilation
         out.add(f"WideC<{self.plan.n}> acc;", "wide_zero(acc);", "wide_begin();")
-        apart, pitch = APART if self.rows else CHANNELS, self.kernel.attrs["stride"][0] * self.pitch * 2
+        apart, pitch = APART if self.rows else CHANNELS, self.kernel.stride[0] * self.pitch * 2
         left = f"wide_pixels<{pitch}, {'false' if self.rows else 'true'}>"
         out.add(f"const uint64_t left = {left}(lines + slot * {self.stage} + tile * {BLOCK * apart});")
         out.add(f"const uint64_t right = wide_tile<{self.step}>(ring);")

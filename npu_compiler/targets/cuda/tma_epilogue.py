@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from ...graph import expr
-from ...schedule.kernel import Kernel, Operand
+from ...schedule.kernel import Conv2d, Gemm, Operand
 from ...support import dtypes
 from ..simt.kernels.epilogue import Epilogue
 from ..simt.kernels.gemm import Product, product_of
@@ -33,11 +33,11 @@ def row_pitch(o: Operand) -> int:
     return pitch if dense and pitch % 8 == 0 and o.offset % 8 == 0 else 0
 
 
-def residual_of(kernel: Kernel) -> int | None:
+def residual_of(kernel: Gemm | Conv2d) -> int | None:
     """The number of the input of which the epilogue reads an element for every result; -1 if there is none. None if it
     reads what the copy engine cannot bring as tiles, other than vectors along the columns."""
     assert kernel.epilogue is not None
-    out, found, values = kernel.outputs[0], -1, [kernel.epilogue, *(s.expr for s in kernel.more)]
+    out, found, values = kernel.outputs[0], -1, [kernel.epilogue, *(s.expr for s in kernel.extra_stages)]
     last, identity = expr.index(len(out.shape) - 1), expr.identity_index(out.shape)
     for x in (x for value in values for x in expr.walk(value) if x.op == "load"):
         o = kernel.inputs[x.value]
@@ -51,7 +51,7 @@ def residual_of(kernel: Kernel) -> int | None:
     return found
 
 
-def leaves_as_tiles(kernel: Kernel) -> bool:
+def leaves_as_tiles(kernel: Gemm | Conv2d) -> bool:
     """Whether the copy engine can store the results: rows of the operands' type, evenly spaced."""
     p, out = product_of(kernel), kernel.outputs[0]
     fits = p.batch == p.splits == p.lanes == 1 and (math.prod(out.shape[:-1]), out.shape[-1]) == (p.m, p.n)
@@ -61,11 +61,11 @@ def leaves_as_tiles(kernel: Kernel) -> bool:
 class Pairs:
     """The text that makes results of the sums ``acc`` as the matrix unit leaves them: two neighbours of a row each."""
 
-    def __init__(self, kernel: Kernel, f: Function, plan: Plan):
+    def __init__(self, kernel: Gemm | Conv2d, f: Function, plan: Plan):
         self.f, self.plan, self.pieces = f, plan, plan.n // PIECE
         self.ctype = dtypes.DTYPES[kernel.outputs[0].dtype].ctype
         self.kept = False  # whether sums before these are ``acc1``
-        self.outputs = 2 if kernel.more else 1
+        self.outputs = 2 if kernel.extra_stages else 1
         self.times = ""
         self.shared = False  # whether what all rows share has been read
 
@@ -135,7 +135,7 @@ class Pairs:
 class Results(Pairs):
     """The stages of a tile's results, ``slots`` of them with some columns each, and the text of who handles them."""
 
-    def __init__(self, kernel: Kernel, f: Function, plan: Plan, p: Product, stage: int):
+    def __init__(self, kernel: Gemm | Conv2d, f: Function, plan: Plan, p: Product, stage: int):
         super().__init__(kernel, f, plan)
         self.p, self.stage, self.teams = p, stage, plan.m // PIECE
         self.slots = result_stages(plan.m, plan.n, self.outputs)

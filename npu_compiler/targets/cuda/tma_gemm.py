@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import NamedTuple
 
-from ...schedule.kernel import Kernel, Operand
+from ...schedule.kernel import Conv2d, Gemm, Operand
 from ...support import dtypes
 from ..simt.kernels.epilogue import Epilogue
-from ..simt.kernels.gemm import WIDE_ROWS, Product, conv_product, output_column, output_place, product_of, spread
+from ..simt.kernels.gemm import WIDE_ROWS, output_column, output_place, product_of, spread
 from ..simt.lang.dialect import SIMD, Dialect
 from ..simt.lang.emission import Emission
 from ..simt.lang.function import Function, blocks
@@ -28,46 +28,48 @@ MOST_AHEAD = 2  # vectors of a share that a thread keeps from before the product
 BAND = 16  # tiles of rows that take turns before the next tile of columns
 
 
-def takes(kernel: Kernel) -> bool:
+def takes(kernel: Gemm | Conv2d) -> bool:
     """Whether the copy engine can bring the operands: rows of half types at multiples of 16 bytes, and whole groups of
     channels."""
-    a, w = kernel.inputs[0], kernel.inputs[kernel.fixed]
-    if a.dtype not in ("float16", "bfloat16") or w.dtype != a.dtype or kernel.epilogue is None or kernel.prologue:
+    a, w = kernel.inputs[0], kernel.inputs[kernel.rhs]
+    if isinstance(kernel, Gemm) and kernel.prologue is not None:
+        return False
+    if a.dtype not in ("float16", "bfloat16") or w.dtype != a.dtype:
         return False
     p = product_of(kernel)
     if p.splits > 1 or p.m <= WIDE_ROWS or p.n < 16 or a.offset % 8 or w.offset % 8 or p.k % 8:
         return False
-    if kernel.kind == "conv2d":
+    if isinstance(kernel, Conv2d):
         pixels = a.strides[3] == 1 and all(s > 0 and s % 8 == 0 for s in distances(a))
         apart = a.strides[2] >= a.shape[3]  # rows that overlap come faster by threads, which find them in the cache
-        return pixels and apart and kernel.attrs["groups"] == 1 and step_of(kernel) > 0 and _window_fits(kernel)
-    rows = kernel.attrs["lda"], kernel.attrs["batch_stride"] if p.batch > 1 else 8
+        return pixels and apart and kernel.groups == 1 and step_of(kernel) > 0 and _window_fits(kernel)
+    rows = kernel.lda, kernel.batch_stride if p.batch > 1 else 8
     columns = w.strides[1], w.strides[0] if w.shape[0] > 1 else 8
     return w.strides[2] == 1 and all(n > 0 and n % 8 == 0 for n in (*rows, *columns))
 
 
-def step_of(kernel: Kernel) -> int:
+def step_of(kernel: Gemm | Conv2d) -> int:
     """Terms of a stage, 64 or 32; 0 if the channels of a convolution are not a multiple."""
-    if kernel.kind == "gemm" or _is_plain(kernel):
+    if isinstance(kernel, Gemm) or _is_plain(kernel):
         return 64
-    channels = kernel.attrs["channels"][0]
+    channels = kernel.channels[0]
     return 64 if channels % 64 == 0 else 32 if channels % 32 == 0 else 0
 
 
-def _is_plain(kernel: Kernel) -> bool:
+def _is_plain(kernel: Conv2d) -> bool:
     """A 1x1 convolution that takes every pixel is a product."""
-    a, dense = kernel.attrs, kernel.inputs[0].contiguous
-    return dense and a["kernel"] == (1, 1) and a["stride"] == (1, 1) and tuple(a["padding"]) == (0, 0, 0, 0)
+    whole = kernel.stride == (1, 1) and tuple(kernel.padding) == (0, 0, 0, 0)
+    return kernel.inputs[0].contiguous and kernel.kernel_size == (1, 1) and whole
 
 
-def thinned(kernel: Kernel) -> Kernel:
+def thinned(kernel: Gemm | Conv2d) -> Gemm | Conv2d:
     """A 1x1 convolution that skips pixels as one of an image that lacks them: the copy engine would take its time."""
-    if kernel.kind != "conv2d" or kernel.attrs["kernel"] != (1, 1) or any(kernel.attrs["padding"]):
+    if isinstance(kernel, Gemm) or kernel.kernel_size != (1, 1) or any(kernel.padding):
         return kernel
-    a, (sh, sw), (n, oh, ow, _) = kernel.inputs[0], kernel.attrs["stride"], kernel.outputs[0].shape
+    a, (sh, sw), (n, oh, ow, _) = kernel.inputs[0], kernel.stride, kernel.outputs[0].shape
     strides = (a.strides[0], a.strides[1] * sh, a.strides[2] * sw, a.strides[3])
     image = replace(a, shape=(n, oh, ow, a.shape[3]), strides=strides) if max(sh, sw) > 1 else a
-    return replace(kernel, inputs=[image, *kernel.inputs[1:]], attrs=kernel.attrs | {"stride": (1, 1)})
+    return replace(kernel, inputs=(image, *kernel.inputs[1:]), stride=(1, 1))
 
 
 def distances(a: Operand) -> list[int]:
@@ -75,28 +77,28 @@ def distances(a: Operand) -> list[int]:
     return [s if n > 1 else 8 for s, n in zip(a.strides[:3], a.shape[:3], strict=True)]
 
 
-def _window_fits(kernel: Kernel) -> bool:
+def _window_fits(kernel: Conv2d) -> bool:
     """Limits of the copy engine: steps up to 8, corners in a signed byte."""
     low, high = _corners(kernel)
-    return max(kernel.attrs["stride"]) <= 8 and all(-128 <= x <= 127 for x in (*low, *high))
+    return max(kernel.stride) <= 8 and all(-128 <= x <= 127 for x in (*low, *high))
 
 
-def _corners(kernel: Kernel) -> tuple[tuple[int, int], tuple[int, int]]:
+def _corners(kernel: Conv2d) -> tuple[tuple[int, int], tuple[int, int]]:
     """The window that a filter's first tap visits, (W, H): from its first pixel, and beyond the last of the image."""
     _, h, w, _ = kernel.inputs[0].shape
     _, oh, ow, _ = kernel.outputs[0].shape
-    (sh, sw), (top, left) = kernel.attrs["stride"], kernel.attrs["padding"][:2]
+    (sh, sw), (top, left) = kernel.stride, kernel.padding[:2]
     return (-left, -top), ((ow - 1) * sw + 1 - left - w, (oh - 1) * sh + 1 - top - h)
 
 
-def emit_streamed(kernel: Kernel, dialect: Dialect) -> Emission:
+def emit_streamed(kernel: Gemm | Conv2d, dialect: Dialect) -> Emission:
     """The function of a ``gemm`` or ``conv2d`` kernel that :func:`takes`."""
     return Streamed(kernel, dialect, choose(kernel, step_of(kernel), leaves_as_tiles(kernel), dialect)).emit()
 
 
-def column_tiles(kernel: Kernel, dialect: Dialect) -> int:
+def column_tiles(kernel: Gemm | Conv2d, dialect: Dialect) -> int:
     """Into how many tiles the columns of a product that :func:`takes` are cut if it stores two results."""
-    both = replace(kernel, outputs=[*kernel.outputs[:1], *kernel.outputs[:1]])
+    both = replace(kernel, outputs=(*kernel.outputs[:1], *kernel.outputs[:1]))
     return blocks(product_of(kernel).n, choose(both, step_of(kernel), leaves_as_tiles(kernel), dialect).n)
 
 
@@ -104,7 +106,7 @@ class Sum(NamedTuple):
     """A product of the function's kernel: ``kernel`` says what is multiplied, ``left`` and ``right`` are the function's
     operands, ``maps`` the names of their tile maps."""
 
-    kernel: Kernel
+    kernel: Gemm | Conv2d
     left: int
     right: int
     steps: int
@@ -116,16 +118,16 @@ class Streamed:
 
     kept = False  # whether what all rows share was read before the first tile
 
-    def __init__(self, kernel: Kernel, dialect: Dialect, plan: Plan):
+    def __init__(self, kernel: Gemm | Conv2d, dialect: Dialect, plan: Plan):
         self.kernel, self.dialect, self.plan = kernel, dialect, plan
-        self.p: Product = conv_product(kernel) if kernel.kind == "conv2d" else product_of(kernel)
+        self.p = product_of(kernel)
         self.f = Function(kernel, dialect, early=True)
         self.norm = NormShare(kernel, self.f)
         self.ctype = dtypes.DTYPES[kernel.inputs[0].dtype].ctype
         self.step = step_of(kernel)
         self.teams = plan.m // 64
         self.threads = self.teams * 128 + SIMD
-        self.sums = [Sum(thinned(kernel), 0, kernel.fixed, blocks(self.p.k, self.step))]
+        self.sums = [Sum(thinned(kernel), 0, kernel.rhs, blocks(self.p.k, self.step))]
         self.stage = (plan.m + plan.n) * self.step
         self.tiles_m, self.tiles_n = blocks(self.p.m, plan.m), blocks(self.p.n, plan.n)
         self.units = self.tiles_m * self.tiles_n * self.p.batch  # tiles, each made by ``parts`` groups
@@ -136,7 +138,7 @@ class Streamed:
         f.cluster, f.per_core = plan.parts, plan.per_core
         self.sums = [s._replace(maps=self._maps(s)) for s in self.sums]
         self.results = Results(self.kernel, f, plan, self.p, self.stage) if plan.tiled else None
-        f.ask_for_given(self.kernel.fixed + 1)
+        f.ask_for_given(self.kernel.rhs + 1)
         f.array(self.ctype, "ring", self.plan.stages * self.stage)
         if plan.parts > 1:
             f.array("float", "results", part_floats(plan.m, plan.n))
@@ -160,20 +162,20 @@ class Streamed:
     # -- operands
     def _maps(self, s: Sum) -> tuple[str, str]:
         k, p, f = s.kernel, product_of(s.kernel), self.f
-        a, w = k.inputs[0], k.inputs[k.fixed]
+        a, w = k.inputs[0], k.inputs[k.rhs]
         swizzle = self.step * 2
-        if k.kind == "gemm":
-            lda, batch = k.attrs["lda"], k.attrs["batch_stride"] if p.batch > 1 else p.m * k.attrs["lda"]
+        if isinstance(k, Gemm):
+            lda, batch = k.lda, k.batch_stride if p.batch > 1 else p.m * k.lda
             left = TileMap((p.k, p.m, p.batch), (lda * 2, batch * 2), (self.step, self.plan.m, 1), swizzle)
         elif _is_plain(k):
             left = TileMap((p.k, p.m, 1), (p.k * 2, p.m * p.k * 2), (self.step, self.plan.m, 1), swizzle)
         else:
             n, h, width, c = a.shape
             low, high = _corners(k)
-            sh, sw = k.attrs["stride"]
+            sh, sw = k.stride
             strides, box = tuple(x * 2 for x in reversed(distances(a))), (self.step, self.plan.m)
             left = TileMap((c, width, h, n), strides, box, swizzle, (*low, *high), (sw, sh))
-        if k.kind == "gemm":
+        if isinstance(k, Gemm):
             batches = w.shape[0] if p.batch > 1 else 1
             row, batch = w.strides[1] * 2, (w.strides[0] if batches > 1 else w.strides[1] * p.n) * 2
         else:
@@ -207,7 +209,7 @@ class Streamed:
     # -- the simd that asks for tiles
     def _ask(self) -> None:
         out, plan, s = self.f.lines, self.plan, self.sums[0]
-        constant = s.kernel.inputs[s.kernel.fixed].buffer.kind in ("weight", "const")
+        constant = s.kernel.inputs[s.kernel.rhs].buffer.kind in ("weight", "const")
         primed = min(plan.stages, s.steps // plan.parts) if constant else 0
         out.add(*(f"tile_map_ready({name});" for s in self.sums for name in s.maps))
         if primed:
@@ -248,20 +250,20 @@ class Streamed:
     def _pixel(self, s: Sum) -> None:
         """Where the first row of the tile lies in the image."""
         out, k = self.f.lines, s.kernel
-        if k.kind == "conv2d" and not _is_plain(k):
+        if isinstance(k, Conv2d) and not _is_plain(k):
             _, oh, ow, _ = k.outputs[0].shape
-            (sh, sw), (top, left) = k.attrs["stride"], k.attrs["padding"][:2]
+            (sh, sw), (top, left) = k.stride, k.padding[:2]
             out.add(f"const int image = row0 / {oh * ow}, y0 = row0 / {ow} % {oh} * {sh} - {top};")
             out.add(f"const int x0 = row0 % {ow} * {sw} - {left};")
 
     def _ask_left(self, s: Sum) -> None:
         out, k, place = self.f.lines, s.kernel, f"ring + slot * {self.stage}"
-        if k.kind == "gemm" or _is_plain(k):
+        if isinstance(k, Gemm) or _is_plain(k):
             batch = "tb" if self.p.batch > 1 else "0"
             out.add(f"tile_copy({place}, {s.maps[0]}, full + slot, step * {self.step}, row0, {batch});")
             return
-        (_, width), (dh, dw) = k.attrs["kernel"], k.attrs["dilation"]
-        pieces = k.attrs["channels"][0] // self.step
+        (_, width), (dh, dw) = k.kernel_size, k.dilation
+        pieces = k.channels[0] // self.step
         out.add(f"const int tap = step / {pieces}, c = step % {pieces} * {self.step};")
         moved = f"tap % {width} * {dw}, tap / {width} * {dh}"
         out.add(f"pixel_copy({place}, {s.maps[0]}, full + slot, c, x0, y0, image, {moved});")

@@ -4,40 +4,74 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Hashable
+from typing import Any
 
-from ...schedule.kernel import PAIR, Kernel, Schedule
+from ...schedule.kernel import (
+    Attention,
+    CombineAttention,
+    Conv2d,
+    DecodeAttention,
+    DepthwiseConv2d,
+    DualConv2d,
+    FusedLoops,
+    Gemm,
+    K,
+    Kernel,
+    Loops,
+    MergeRuns,
+    Operand,
+    Scan,
+    Schedule,
+    Sort,
+)
 from ...support import dtypes
 from ...support.errors import Reason
 from .kernels.attention import emit_attention, emit_merge
 from .kernels.attention_decode import emit_attention_step
 from .kernels.depthwise import emit_depthwise
 from .kernels.gemm import READERS, emit_conv, emit_gemm
-from .kernels.loops import emit_bundle, emit_loops
+from .kernels.loops import emit_fused, emit_loops
 from .kernels.scans import emit_scan
 from .kernels.sorts import emit_sort, emit_sort_merge
 from .lang.dialect import Dialect
 from .lang.emission import Emission
 from .lang.program import ARENA, Launch
 
-EMITTERS: dict[str, Callable[[Kernel, Dialect], Emission]] = {
-    "loops": emit_loops,
-    "bundle": emit_bundle,
-    "gemm": emit_gemm,
-    "conv2d": emit_conv,
-    "depthwise": emit_depthwise,
-    "attention": emit_attention,
-    "attention_merge": emit_merge,
-    "attention_step": emit_attention_step,
-    "scan": emit_scan,
-    "sort": emit_sort,
-    "sort_merge": emit_sort_merge,
-}
+
+def _entry(
+    kernel: type[K], emit: Callable[[K, Dialect], Emission]
+) -> tuple[type[Kernel], Callable[[Any, Dialect], Emission]]:
+    return kernel, emit
+
+
+EMITTERS: dict[type[Kernel], Callable[[Any, Dialect], Emission]] = dict(
+    (
+        _entry(Loops, emit_loops),
+        _entry(FusedLoops, emit_fused),
+        _entry(Gemm, emit_gemm),
+        _entry(Conv2d, emit_conv),
+        _entry(DepthwiseConv2d, emit_depthwise),
+        _entry(Attention, emit_attention),
+        _entry(CombineAttention, emit_merge),
+        _entry(DecodeAttention, emit_attention_step),
+        _entry(Scan, emit_scan),
+        _entry(Sort, emit_sort),
+        _entry(MergeRuns, emit_sort_merge),
+    )
+)
+
+
+def emit(kernel: Kernel, dialect: Dialect) -> Emission:
+    """The function of a kernel: the target's own, else the common one."""
+    special = dialect.special_for(kernel)
+    return (special.emit if special is not None else EMITTERS[type(kernel)])(kernel, dialect)
 
 
 def unsupported(kernel: Kernel) -> Reason | None:
-    if kernel.kind not in (*EMITTERS, PAIR):  # a pair is only made where the target has its function
+    """Why the GPU targets cannot emit ``kernel``. A dual convolution is only made where the target has its function."""
+    if type(kernel) not in EMITTERS and not isinstance(kernel, DualConv2d):
         return Reason("no_kernel", f"the GPU targets have no {kernel.kind} kernel")
-    if kernel.kind == "gemm" and kernel.weight.format not in ("", *READERS):
+    if isinstance(kernel, Gemm) and kernel.weight.format not in ("", *READERS):
         return Reason("no_reader", f"the GPU targets have no reader for weights in {kernel.weight.format}")
     return None
 
@@ -53,11 +87,9 @@ class Functions:
 
     def launch(self, kernel: Kernel) -> Launch:
         """How to run ``kernel``; ``groups`` 0: there is nothing to do."""
-        key = _key(kernel)
+        key = kernel.structural_key(_layout)
         if key not in self._emitted:
-            special = self.dialect.special_for(kernel)
-            emitter = special.emit if special is not None else EMITTERS[kernel.kind]
-            self._emitted[key] = emitter(kernel, self.dialect)
+            self._emitted[key] = emit(kernel, self.dialect)
         e = self._emitted[key]
         arguments = tuple(_place(kernel, n) for n in e.operands)
         maps = tuple((*_place(kernel, n), tiles) for n, tiles in e.maps)
@@ -69,8 +101,8 @@ class Functions:
 
     def _name(self, kernel: Kernel, e: Emission) -> str:
         if e.text not in self._names:
-            kind = re.sub(r"\W", "_", kernel.name.split("_", 1)[1])
-            name = self._names[e.text] = f"{kind}_{len(self._names)}"
+            label = re.sub(r"\W", "_", kernel.label)
+            name = self._names[e.text] = f"{label}_{len(self._names)}"
             self.text[name] = e.text.replace("@NAME@", name)
         return self._names[e.text]
 
@@ -82,23 +114,11 @@ def _place(kernel: Kernel, number: int) -> tuple[int, int]:
     return (ARENA, op.buffer.offset + byte) if op.buffer.kind == "arena" else (op.buffer.id, byte)
 
 
-def _key(kernel: Kernel) -> Hashable:
-    """All that a kernel's text depends on: what it computes, its operands' layouts, and which of them are the same."""
-    operands = [*kernel.inputs, *kernel.outputs]
-    ids: list[int] = []
-    layouts = []
-    for o in operands:
-        if o.buffer.id not in ids:
-            ids.append(o.buffer.id)
-        constant = o.buffer.kind in ("weight", "const")
-        alignment = o.offset * dtypes.DTYPES[o.dtype].size % 16
-        layouts.append(
-            (o.dtype, o.format, o.shape, o.strides, alignment, constant, o.buffer.given, ids.index(o.buffer.id))
-        )
-    attrs = tuple(sorted((k, v) for k, v in kernel.attrs.items()))
-    inner = tuple(_key(k) for k in (kernel.prologue, *kernel.parts) if k is not None)
-    computed = kernel.body, kernel.epilogue, kernel.more, kernel.row_scale
-    return kernel.kind, attrs, tuple(layouts), len(kernel.inputs), computed, inner
+def _layout(o: Operand) -> Hashable:
+    """What a kernel's text depends on besides dtype, format, shape and strides of an operand: its alignment, and when
+    it may be read."""
+    constant = o.buffer.kind in ("weight", "const")
+    return o.offset * dtypes.DTYPES[o.dtype].size % 16, constant, o.buffer.is_input
 
 
 def sources(functions: Functions, suffix: str) -> dict[str, str]:

@@ -2,13 +2,13 @@
 
 A group takes up to 8 query rows of one key/value head (the heads of a GQA group side by side) and a range of the keys,
 in steps of :data:`CHUNK`: scores, running maximum, weighted values. Keys beyond the valid length are never read. When
-the range is only a part of the keys (attrs ``splits``), (maximum, sum, values) go to memory and ``attention_merge``
+the range is only a part of the keys (``splits``), (maximum, sum, values) go to memory and ``attention_merge``
 combines them in order. Source: Dao, "FlashAttention-2" (2023), https://arxiv.org/abs/2307.08691.
 """
 
 from __future__ import annotations
 
-from ....schedule.kernel import Kernel, Operand
+from ....schedule.kernel import Attention, CombineAttention, Operand
 from ....support import dtypes
 from ..lang.dialect import SIMD, Dialect
 from ..lang.emission import Emission
@@ -22,7 +22,7 @@ MERGE_TEAMS = 4  # that share the parts of one result
 MEET_BYTES = 24 << 10
 
 
-def emit_attention(kernel: Kernel, dialect: Dialect) -> Emission:
+def emit_attention(kernel: Attention, dialect: Dialect) -> Emission:
     """The function of an ``attention`` kernel; outputs: the result, or with ``splits`` S the float32 parts
     [S, B, H, SQ, D + 2] (values, maximum, sum)."""
     if is_flash(kernel, dialect):
@@ -31,14 +31,14 @@ def emit_attention(kernel: Kernel, dialect: Dialect) -> Emission:
 
 
 class _Attention:
-    def __init__(self, kernel: Kernel, dialect: Dialect):
+    def __init__(self, kernel: Attention, dialect: Dialect):
         self.kernel, self.f = kernel, Function(kernel, dialect)
         q, k, v = kernel.inputs[:3]
         self.b, self.h, self.sq, self.d = q.shape
         self.hk, self.sk, self.dv = k.shape[1], k.shape[2], v.shape[3]
-        self.splits = kernel.attrs.get("splits", 1)
+        self.splits = kernel.splits
         self.queries = self.h // self.hk * self.sq
-        self.by_position = bool(kernel.attrs.get("by_position"))  # keys up to a query's own position
+        self.by_position = kernel.by_position  # keys up to a query's own position
         self.rows = min(MOST_ROWS, self.queries)
         # a row of keys or values is shared by a team of lanes, `item` elements each
         self.item = 8
@@ -49,7 +49,7 @@ class _Attention:
             self.team, self.item = SIMD, blocks(max(self.d, self.dv), SIMD * 4) * 4
 
     def emit(self) -> Emission:
-        f, a, kernel, per = self.f, self.kernel.attrs, self.kernel, THREADS // SIMD
+        f, kernel, per = self.f, self.kernel, THREADS // SIMD
         q, k, v, out = *kernel.inputs[:3], kernel.outputs[0]
         number, positions = mask_and_positions(kernel)
         mask = kernel.inputs[number] if number is not None else None
@@ -63,8 +63,8 @@ class _Attention:
             **strides("Q", q), **strides("K", k), **strides("V", v),
             **strides("O", out if self.splits == 1 else None), **strides("M", mask),
             LIMIT=kernel.inputs[positions].strides[0] if positions else 0,
-            MASKED=mask is not None, BY_POSITION=self.by_position, CAUSAL=bool(a["causal"]), LIMITED=bool(a["limited"]),
-            K_VECTORS=self._vectors(k, self.d), V_VECTORS=self._vectors(v, self.dv), scale=float(a["scale"]),
+            MASKED=mask is not None, BY_POSITION=self.by_position, CAUSAL=kernel.causal, LIMITED=kernel.limited,
+            K_VECTORS=self._vectors(k, self.d), V_VECTORS=self._vectors(v, self.dv), scale=float(kernel.scale),
         )  # fmt: skip
         operands = [f.pointer(n) if n is not None else "nullptr" for n in (0, 1, 2, number, positions, ~0)]
         lengths = dict(score=self.rows * chunk, top=self.rows, total=self.rows, scale=self.rows)
@@ -80,7 +80,7 @@ class _Attention:
         return aligned and self.item % (16 // size) == 0
 
 
-def emit_merge(kernel: Kernel, dialect: Dialect) -> Emission:
+def emit_merge(kernel: CombineAttention, dialect: Dialect) -> Emission:
     """The function of ``attention_merge``: parts [S, B, H, SQ, D + 2] to [B, H, SQ, D]."""
     f, parts, out = Function(kernel, dialect), kernel.inputs[0], kernel.outputs[0]
     splits, b, h, sq, width = parts.shape

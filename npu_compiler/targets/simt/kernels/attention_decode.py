@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 
 from ....graph import expr
-from ....schedule.kernel import Kernel, Operand
+from ....schedule.kernel import Attention, DecodeAttention, Loops, Operand
 from ....support import dtypes
 from ...codegen.nest import build_nest
 from ..lang.dialect import SIMD, Dialect
@@ -35,7 +35,7 @@ PAD = 4  # elements behind the values of a part: their maximum and sum, and noth
 SIZES = (64, 128)  # of a head
 
 
-def emit_attention_step(kernel: Kernel, dialect: Dialect) -> Emission:
+def emit_attention_step(kernel: DecodeAttention, dialect: Dialect) -> Emission:
     """``attention_step``: inputs keys and values [1, HK, SK, D], position int64[1], then those of the parts; outputs
     the result, keys, values, float32 parts [S, H, D + 4] (values, maximum, sum), and int32 states of meetings
     [HK, STATE], zero at first.
@@ -46,7 +46,7 @@ def emit_attention_step(kernel: Kernel, dialect: Dialect) -> Emission:
 
 
 class _Step:
-    def __init__(self, kernel: Kernel, dialect: Dialect):
+    def __init__(self, kernel: DecodeAttention, dialect: Dialect):
         self.kernel, self.f = kernel, Function(kernel, dialect, early=True, release=False)
         keys, out = kernel.inputs[0], kernel.outputs[0]
         self.hk, self.sk, self.d = keys.shape[1:]
@@ -58,7 +58,7 @@ class _Step:
         self.kp, self.vp = self.d // 32, self.d // 64  # 16-byte pieces of a lane: of each key, of each value
         self.numbers: list[dict[int, int]] = []
         first = 3
-        for part in kernel.parts:
+        for part in kernel.producers:
             self.numbers.append({n: first + n for n in range(len(part.inputs))})
             first += len(part.inputs)
 
@@ -132,7 +132,9 @@ class _Step:
         """``qs``: the queries of this group, zeros below; ``fresh``: the rows of this position, which go to memory
         too. First all loads, then all values: so the loads do not wait for each other."""
         f, out, kernel, d = self.f, self.f.lines, self.kernel, self.d
-        points = [_Points(f, p, n, f"p{i}_") for i, (p, n) in enumerate(zip(kernel.parts, self.numbers, strict=True))]
+        points = [
+            _Points(f, p, n, f"p{i}_") for i, (p, n) in enumerate(zip(kernel.producers, self.numbers, strict=True))
+        ]
         turns, count = blocks(HEADS * d, THREADS), self.share * d
         queries, *rows = points
         out.add(f"float made[{turns}], fresh_made[2];")
@@ -180,7 +182,7 @@ class _Step:
 
     def _weights(self) -> None:
         """Scores to weights; exponents are of two. A lane has two heads, of keys ``row`` and ``row + 8``."""
-        out, scale = self.f.lines, literal(self.kernel.attrs["scale"] * math.log2(math.e), "float")
+        out, scale = self.f.lines, literal(self.kernel.scale * math.log2(math.e), "float")
         out.add("#pragma unroll")
         with out.block("for (int c = 0; c < 2; c++) {"):
             out.add("#pragma unroll")
@@ -324,7 +326,7 @@ class _Step:
 class _Points:
     """Points of a part, one for each thread and turn ``i``: what is needed from memory, then the values."""
 
-    def __init__(self, function: Function, part: Kernel, numbers: dict[int, int], tag: str):
+    def __init__(self, function: Function, part: Loops, numbers: dict[int, int], tag: str):
         self.f, self.numbers, self.tag = function, numbers, tag
         self.nest = build_nest(part)
         (self.step,) = self.nest.steps
@@ -378,17 +380,17 @@ class _Points:
         return place
 
 
-def takes_step(k: Kernel, dialect: Dialect) -> bool:
+def takes_step(k: Attention, dialect: Dialect) -> bool:
     """Whether attention kernel ``k`` is one query position against a cache in a layout that the step's kernel reads."""
     q, keys, values = k.inputs[:3]
     out = k.outputs[0]
     (b, h, sq, d), hk = q.shape, keys.shape[1]
     dense = q.contiguous and q.offset == 0 and all(_dense_rows(o) for o in (keys, values))
-    position = k.inputs[3].buffer if k.attrs.get("by_position") else None
+    position = k.inputs[3].buffer if k.by_position else None
     return (
         dialect.flash and dialect.ordered and q.dtype in dialect.matrix_types and (b, sq) == (1, 1) and dense
         and all(o.dtype == q.dtype for o in (keys, values, out)) and keys.shape == values.shape and d in SIZES
-        and not k.attrs["causal"] and position is not None and position.kind in ("input", "state") and h // hk <= HEADS
+        and not k.causal and position is not None and position.kind in ("input", "state") and h // hk <= HEADS
     )  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ....schedule.kernel import Kernel
+from ....schedule.kernel import DepthwiseConv2d
 from ..lang.dialect import Dialect
 from ..lang.emission import Emission
 from ..lang.function import Function, blocks
@@ -12,13 +12,13 @@ from .epilogue import Epilogue
 THREADS = 128
 
 
-def emit_depthwise(kernel: Kernel, dialect: Dialect) -> Emission:
+def emit_depthwise(kernel: DepthwiseConv2d, dialect: Dialect) -> Emission:
     """A thread makes one result: neighbouring threads take neighbouring channels."""
     f = Function(kernel, dialect)
-    out, a = f.lines, kernel.attrs
+    out, a = f.lines, kernel
     x, w = kernel.inputs[:2]
     n, oh, ow, c = kernel.outputs[0].shape
-    (r, s), (sh, sw), (dh, dw), (top, left) = a["kernel"], a["stride"], a["dilation"], a["padding"][:2]
+    (r, s), (sh, sw), (dh, dw), (top, left) = a.kernel_size, a.stride, a.dilation, a.padding[:2]
     h, wide = x.shape[1:3]
     count = n * oh * ow * c
     out.add(f"const uint at = (uint)gid * {THREADS}u + (uint)tid;", f"if (at >= {count}u) return;")

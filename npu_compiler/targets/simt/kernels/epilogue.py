@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ....graph import affine, expr
 from ....graph.expr import Expr
-from ....schedule.kernel import Kernel
+from ....schedule.kernel import Anchor
 from ....support import dtypes
 from ...codegen.epilogue_nest import epilogue_nest, row_digits
 from ...codegen.nest import Step, use_counts
@@ -21,9 +21,10 @@ class Epilogue:
     columns that :meth:`store` can take at once, in up to 16 bytes each, or ``most``. ``ahead``: loads that can be made
     before the sums: residuals, with ``columns`` also what all rows share, else that is ``shared``. ``first``: the
     function's operand that the kernel's first input is, if it is a part of the function's kernel. ``folded``: the float
-    variable that every :meth:`store` adds to, if the kernel has sums among ``more``. ``alone``: nothing is read."""
+    variable that every :meth:`store` adds to, if the kernel has sums among its ``extra_stages``. ``alone``: nothing is
+    read."""
 
-    def __init__(self, kernel: Kernel, function: Function, most: int = 0, columns: bool = False, first: int = 0):
+    def __init__(self, kernel: Anchor, function: Function, most: int = 0, columns: bool = False, first: int = 0):
         self.numbers = {n: first + n for n in range(len(kernel.inputs))} if first else None
         self.nest, self.acc, self.pitch = epilogue_nest(kernel)
         self.step, *more = self.nest.steps

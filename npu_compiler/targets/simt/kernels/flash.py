@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 
-from ....schedule.kernel import Kernel, Operand
+from ....schedule.kernel import Attention, Operand
 from ....support import dtypes
 from ..lang.dialect import Dialect
 from ..lang.emission import Emission
@@ -20,7 +20,7 @@ from ..lang.function import Constants, Function, blocks
 LEAST_QUERIES = 16
 
 
-def is_flash(kernel: Kernel, dialect: Dialect) -> bool:
+def is_flash(kernel: Attention, dialect: Dialect) -> bool:
     """Whether the matrix unit takes it: half types, dense rows at multiples of 16 bytes, head sizes up to 128."""
     q, k, v = kernel.inputs[:3]
     d, dv = q.shape[3], v.shape[3]
@@ -30,7 +30,7 @@ def is_flash(kernel: Kernel, dialect: Dialect) -> bool:
     return dialect.flash and q.dtype in dialect.matrix_types and q.shape[2] >= LEAST_QUERIES and dense and fits
 
 
-def emit_flash(kernel: Kernel, dialect: Dialect) -> Emission:
+def emit_flash(kernel: Attention, dialect: Dialect) -> Emission:
     """The function of an ``attention`` kernel for which :func:`is_flash`."""
     f, rows, keys, threads = Function(kernel, dialect, early=True), 64, 64, 128
     q, d = kernel.inputs[0], kernel.inputs[0].shape[3]
@@ -45,16 +45,16 @@ def emit_flash(kernel: Kernel, dialect: Dialect) -> Emission:
     return f.finish(blocks(q.shape[2], rows) * q.shape[1] * q.shape[0], threads)
 
 
-def mask_and_positions(kernel: Kernel) -> tuple[int | None, int | None]:
+def mask_and_positions(kernel: Attention) -> tuple[int | None, int | None]:
     """The numbers of the inputs that are the mask and the positions of the queries, if the kernel reads them."""
-    by_position = kernel.attrs.get("by_position")
+    by_position = kernel.by_position
     mask = 3 if len(kernel.inputs) > 3 and not by_position else None
-    return mask, 3 if by_position else 4 if kernel.attrs["limited"] else None
+    return mask, 3 if by_position else 4 if kernel.limited else None
 
 
-def flash_sizes(kernel: Kernel, rows: int, keys: int, threads: int) -> tuple[dict[str, str], Constants]:
+def flash_sizes(kernel: Attention, rows: int, keys: int, threads: int) -> tuple[dict[str, str], Constants]:
     """What ``FlashRows`` is instantiated with: types and constants. ``threads`` know the range of keys."""
-    (q, k, v), out, a = kernel.inputs[:3], kernel.outputs[0], kernel.attrs
+    (q, k, v), out = kernel.inputs[:3], kernel.outputs[0]
     number, position = mask_and_positions(kernel)
     mask = kernel.inputs[number] if number is not None else None
     limits = kernel.inputs[position] if position is not None else None
@@ -62,12 +62,12 @@ def flash_sizes(kernel: Kernel, rows: int, keys: int, threads: int) -> tuple[dic
     # a mask of bytes travels with the keys
     tiled = mask is not None and boolean and mask.strides[3] == 1
     tiled = tiled and mask is not None and not any(s % 16 for s in (*mask.strides[:3], mask.offset))
-    scale = a["scale"] * math.log2(math.e)
+    scale = kernel.scale * math.log2(math.e)
     sizes: dict[str, bool | int | float] = dict(
         B=q.shape[0], H=q.shape[1], SQ=q.shape[2], SK=k.shape[2], D=q.shape[3], SHARE=q.shape[1] // k.shape[1],
         ROWS=rows, KEYS=keys, THREADS=threads, LIMIT=limits.strides[0] if limits else 0, MASKED=mask is not None,
-        BOOLEAN=boolean, TILED=tiled, BY_POSITION=bool(a.get("by_position")), CAUSAL=bool(a["causal"]),
-        LIMITED=bool(a["limited"]), GIVEN=bool(a["limited"] and limits and limits.buffer.given), scale=float(scale),
+        BOOLEAN=boolean, TILED=tiled, BY_POSITION=kernel.by_position, CAUSAL=kernel.causal,
+        LIMITED=kernel.limited, GIVEN=bool(kernel.limited and limits and limits.buffer.is_input), scale=float(scale),
         LATE=scale >= 0 and (mask is None or boolean),
         **strides("Q", q), **strides("K", k), **strides("V", v), **strides("O", out), **strides("M", mask),
     )  # fmt: skip

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ....schedule.kernel import Kernel
+from ....schedule.kernel import Conv2d, Gemm
 from ....support import dtypes
 from ..lang.dialect import SIMD, Dialect
 from ..lang.emission import Emission
@@ -34,7 +34,7 @@ class Product:
     lanes: int = 1
 
 
-def emit_gemm(kernel: Kernel, dialect: Dialect) -> Emission:
+def emit_gemm(kernel: Gemm, dialect: Dialect) -> Emission:
     """The function of a ``gemm`` kernel."""
     if kernel.weight.format:
         return READERS[kernel.weight.format](kernel, dialect)
@@ -44,23 +44,23 @@ def emit_gemm(kernel: Kernel, dialect: Dialect) -> Emission:
     return _tiles(kernel, dialect, p, _Rows(kernel, p))
 
 
-def emit_conv(kernel: Kernel, dialect: Dialect) -> Emission:
+def emit_conv(kernel: Conv2d, dialect: Dialect) -> Emission:
     """The function of a ``conv2d`` kernel: an implicit matrix product over (taps, channels)."""
     return _tiles(kernel, dialect, conv_product(kernel), _Image(kernel))
 
 
-def product_of(kernel: Kernel) -> Product:
+def product_of(kernel: Gemm | Conv2d) -> Product:
     """The sizes of a ``gemm`` or ``conv2d`` kernel."""
-    if kernel.kind == "conv2d":
+    if isinstance(kernel, Conv2d):
         return conv_product(kernel)
-    a, lanes = kernel.attrs, 1 + kernel.attrs["paired"]
-    return Product(a["batch"], a["m"], a["n"] * lanes, a["k"], a.get("splits", 1), lanes)
+    lanes = 1 + kernel.dual
+    return Product(kernel.batch, kernel.m, kernel.n * lanes, kernel.k, kernel.splits, lanes)
 
 
-def conv_product(kernel: Kernel) -> Product:
-    n, oh, ow, _ = kernel.attrs.get("image", kernel.outputs[0].shape)
-    (r, s), (c, k), groups = kernel.attrs["kernel"], kernel.attrs["channels"], kernel.attrs["groups"]
-    return Product(groups, n * oh * ow, k // groups, r * s * c // groups, kernel.attrs.get("splits", 1))
+def conv_product(kernel: Conv2d) -> Product:
+    n, oh, ow, _ = kernel.result_shape
+    (r, s), (c, k), groups = kernel.kernel_size, kernel.channels, kernel.groups
+    return Product(groups, n * oh * ow, k // groups, r * s * c // groups, kernel.splits)
 
 
 class _Side:
@@ -84,11 +84,11 @@ class _Side:
 class _Rows(_Side):
     """The left operand of a matmul."""
 
-    def __init__(self, kernel: Kernel, p: Product):
+    def __init__(self, kernel: Gemm, p: Product):
         super().__init__(0)
         op = kernel.inputs[0]
-        self.p, a = p, kernel.attrs
-        self.row, self.batch = a["lda"], a["batch_stride"]
+        self.p = p
+        self.row, self.batch = kernel.lda, kernel.batch_stride
         size = dtypes.DTYPES[op.dtype].size
         per = 16 // size
         self.vectors = size == 2 and not any(n % per for n in (p.k, self.row, self.batch, op.offset))
@@ -105,14 +105,14 @@ class _Rows(_Side):
 class _Image(_Side):
     """The left operand of a convolution: a row is an output pixel, K runs over taps and channels."""
 
-    def __init__(self, kernel: Kernel):
+    def __init__(self, kernel: Conv2d):
         super().__init__(0)
-        op, self.a = kernel.inputs[0], kernel.attrs
+        op, self.a = kernel.inputs[0], kernel
         self.p = conv_product(kernel)
         _, self.h, self.w, self.c = op.shape
         self.image, self.line, self.pixel, _ = op.strides  # rows of pixels may overlap
-        _, self.oh, self.ow, _ = kernel.attrs.get("image", kernel.outputs[0].shape)
-        self.cg = self.c // self.a["groups"]
+        _, self.oh, self.ow, _ = kernel.result_shape
+        self.cg = self.c // self.a.groups
         self.vectors = dtypes.DTYPES[op.dtype].size == 2 and not any(
             n % 8 for n in (self.cg, *op.strides[:3], op.offset)
         )
@@ -122,10 +122,10 @@ class _Image(_Side):
         """A 1x1 convolution that takes every pixel: its rows are the pixels."""
         a = self.a
         dense = (self.image, self.line) == (self.h * self.w * self.pixel, self.w * self.pixel)
-        return dense and a["kernel"] == (1, 1) and a["stride"] == (1, 1) and tuple(a["padding"]) == (0, 0, 0, 0)
+        return dense and a.kernel_size == (1, 1) and a.stride == (1, 1) and tuple(a.padding) == (0, 0, 0, 0)
 
     def setup(self, f: Function, name: str, row: str) -> None:
-        out, (sh, sw), (top, left) = f.lines, self.a["stride"], self.a["padding"][:2]
+        out, (sh, sw), (top, left) = f.lines, self.a.stride, self.a.padding[:2]
         out.add(f"const bool v{name} = {row} < {self.p.m};", f"const uint m{name} = v{name} ? (uint)({row}) : 0u;")
         group = f" + tb * {self.cg}" if self.p.batch > 1 else ""
         if self.plain:
@@ -140,7 +140,7 @@ class _Image(_Side):
     def place(self, f: Function, name: str, k: str, tag: str) -> tuple[str, str]:
         if self.plain:
             return f"v{name} && {k} < {self.p.k}", f"o{name} + {k}"
-        (_, s), (dh, dw) = self.a["kernel"], self.a["dilation"]
+        (_, s), (dh, dw) = self.a.kernel_size, self.a.dilation
         f.lines.add(
             f"const int tap{tag} = (int)((uint)({k}) / {self.cg}u), c{tag} = {k} - tap{tag} * {self.cg};",
             f"const int y{tag} = y{name} + tap{tag} / {s} * {dh}, x{tag} = x{name} + tap{tag} % {s} * {dw};",
@@ -155,9 +155,9 @@ class _Image(_Side):
 class _Weights(_Side):
     """The right operand: a row is an output column."""
 
-    def __init__(self, kernel: Kernel, p: Product):
-        super().__init__(kernel.fixed)
-        op = kernel.inputs[kernel.fixed]
+    def __init__(self, kernel: Gemm | Conv2d, p: Product):
+        super().__init__(kernel.rhs)
+        op = kernel.inputs[kernel.rhs]
         self.p = p
         if len(op.shape) == 4:  # convolution: [groups, columns, taps, channels], dense
             self.batch, self.row, self.step = p.n * p.k, p.k, 1
@@ -208,7 +208,7 @@ def choose_tile(p: Product, dialect: Dialect) -> Tile:
     return Tile(32, 64, 64, 1, 4) if p.m <= 32 else Tile(64, 64, 64, 2, 2)
 
 
-def _tiles(kernel: Kernel, dialect: Dialect, p: Product, left: _Side) -> Emission:
+def _tiles(kernel: Gemm | Conv2d, dialect: Dialect, p: Product, left: _Side) -> Emission:
     if kernel.inputs[0].dtype in dialect.matrix_types and p.m > WIDE_ROWS and dialect.wide:
         return _WideTiles(kernel, dialect, p, left).emit()
     if kernel.inputs[0].dtype in dialect.matrix_types:
@@ -223,10 +223,10 @@ def _group_indices(f: Function, p: Product, tiles_m: int, tiles_n: int) -> None:
         f.lines.add(f"const int part = gid / {tiles_m * tiles_n * p.batch};")
 
 
-def output_place(kernel: Kernel, p: Product, n: str) -> tuple[str, str]:
+def output_place(kernel: Gemm | Conv2d, p: Product, n: str) -> tuple[str, str]:
     """(the start of the row number, the column) in the output: groups of a convolution lie along its columns."""
-    part = f"part * {p.m * (p.batch if kernel.kind == 'gemm' else 1)} + " if p.splits > 1 else ""
-    if kernel.kind == "gemm":
+    part = f"part * {p.m * (p.batch if isinstance(kernel, Gemm) else 1)} + " if p.splits > 1 else ""
+    if isinstance(kernel, Gemm):
         return part + (f"tb * {p.m} + " if p.batch > 1 else ""), n
     return part, f"tb * {p.n} + {n}" if p.batch > 1 else n
 
@@ -241,7 +241,7 @@ def spread(which: int, at: str, p: Product) -> str:
     return at if p.lanes == 1 else f"({at}) * {p.lanes} + {which}"
 
 
-def _plain_tiles(kernel: Kernel, dialect: Dialect, p: Product, left: _Side) -> Emission:
+def _plain_tiles(kernel: Gemm | Conv2d, dialect: Dialect, p: Product, left: _Side) -> Emission:
     """64 x 64 results a group in float32, 4 x 4 a thread."""
     f = Function(kernel, dialect)
     out, right = f.lines, _Weights(kernel, p)
@@ -296,7 +296,7 @@ WIDE_ROWS = 16  # of the left operand, from which the wide unit pays
 class _MatrixTiles:
     """Tiles for the matrix unit: operands go through a ring of stages in group memory, results through it once."""
 
-    def __init__(self, kernel: Kernel, dialect: Dialect, p: Product, left: _Side):
+    def __init__(self, kernel: Gemm | Conv2d, dialect: Dialect, p: Product, left: _Side):
         self.kernel, self.dialect, self.p = kernel, dialect, p
         self.tile = t = self._choose()
         self.f = Function(kernel, dialect)
@@ -468,7 +468,7 @@ def wide_cost(p: Product, t: Tile, dialect: Dialect) -> float:
 class _WideTiles(_MatrixTiles):
     """Tiles for the wide matrix unit: it reads both operands from group memory while copies fill later stages."""
 
-    def __init__(self, kernel: Kernel, dialect: Dialect, p: Product, left: _Side):
+    def __init__(self, kernel: Gemm | Conv2d, dialect: Dialect, p: Product, left: _Side):
         super().__init__(kernel, dialect, p, left)
         t = self.tile
         self.ld = t.k  # swizzled instead

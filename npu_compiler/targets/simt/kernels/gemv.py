@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from ....graph import affine, expr
-from ....schedule.kernel import Kernel
+from ....schedule.kernel import Gemm
 from ....support import dtypes
 from ....weights.formats.bf16c12.rows4 import PIECE
 from ...codegen.nest import build_nest
@@ -26,14 +26,14 @@ IN_FLIGHT = 120 << 10  # bytes on their way to a core
 OTHER_REGISTERS = 28  # of a thread, beside weights and left operand
 
 
-def is_gemv(kernel: Kernel) -> bool:
+def is_gemv(kernel: Gemm) -> bool:
     """Few rows against weights that lie row by row."""
-    a, w = kernel.attrs, kernel.weight
+    a, w = kernel, kernel.weight
     if w.format:
         return True
     size = dtypes.DTYPES[w.dtype].size
-    dense = (w.strides[2] == 1 or a["k"] == 1) and not any(s * size % 16 for s in (a["k"], w.strides[1], w.offset))
-    return a["m"] <= MOST_ROWS and a["batch"] == 1 and dense and "splits" not in a
+    dense = (w.strides[2] == 1 or a.k == 1) and not any(s * size % 16 for s in (a.k, w.strides[1], w.offset))
+    return a.m <= MOST_ROWS and a.batch == 1 and dense and a.splits == 1
 
 
 @dataclass(frozen=True)
@@ -64,16 +64,16 @@ def choose_shape(pieces: int, columns: int, cores: int, registers: int) -> Shape
     return Shape(threads, vectors, rows, _per_core(threads, vectors, rows, pieces, registers))
 
 
-def item_of(kernel: Kernel) -> int:
+def item_of(kernel: Gemm) -> int:
     """Columns of a piece: what a thread multiplies at once."""
     if kernel.weight.format:
         return PIECE
-    return 16 // dtypes.DTYPES[kernel.inputs[kernel.fixed].dtype].size
+    return 16 // dtypes.DTYPES[kernel.inputs[kernel.rhs].dtype].size
 
 
-def shape_of(kernel: Kernel, dialect: Dialect) -> Shape:
-    a = kernel.attrs
-    return choose_shape(a["k"] // item_of(kernel), a["n"] * (1 + a["paired"]), dialect.cores, dialect.registers)
+def shape_of(kernel: Gemm, dialect: Dialect) -> Shape:
+    a = kernel
+    return choose_shape(a.k // item_of(kernel), a.n * (1 + a.dual), dialect.cores, dialect.registers)
 
 
 def _per_core(threads: int, vectors: int, rows: int, pieces: int, registers: int) -> int:
@@ -92,22 +92,22 @@ def _turns(shape: Shape, units: int, dialect: Dialect) -> int:
     return resident if shape.vectors and 0 < resident < units else 0
 
 
-def emit_gemv(kernel: Kernel, dialect: Dialect) -> Emission:
+def emit_gemv(kernel: Gemm, dialect: Dialect) -> Emission:
     return Gemv(kernel, dialect, shape_of(kernel, dialect)).emit()
 
 
-def takes_prologue(kernel: Kernel, dialect: Dialect) -> bool:
+def takes_prologue(kernel: Gemm, dialect: Dialect) -> bool:
     """Whether the row that the prologue makes can be computed where it is needed: in pieces of 16 bytes of the weight,
     along one dim."""
-    inner, a = kernel.prologue, kernel.attrs
+    inner, a = kernel.prologue, kernel
     assert inner is not None
-    if not is_gemv(kernel) or a["m"] != 1:
+    if not is_gemv(kernel) or a.m != 1:
         return False
     item = item_of(kernel)
     if not kernel.weight.format and not shape_of(kernel, dialect).vectors:
         return False
     nest = build_nest(inner)
-    if nest.empty or nest.rows or len(nest.folds) != 1 or nest.points(nest.folds) != a["k"]:
+    if nest.empty or nest.rows or len(nest.folds) != 1 or nest.points(nest.folds) != a.k:
         return False
     row = make_row(nest, 1, scratch=0)
     steps = [s for p in row.passes for s in p.steps]
@@ -123,11 +123,11 @@ class Gemv:
     the rows of the weight take turns: two accumulators for each result.
     """
 
-    def __init__(self, kernel: Kernel, dialect: Dialect, shape: Shape):
-        self.kernel, a = kernel, kernel.attrs
-        self.m, self.k, self.lanes = a["m"], a["k"], 1 + a["paired"]
-        self.n = a["n"] * self.lanes  # rows of the weight
-        self.dtype, self.item = dtypes.DTYPES[kernel.inputs[kernel.fixed].dtype].ctype, item_of(kernel)
+    def __init__(self, kernel: Gemm, dialect: Dialect, shape: Shape):
+        self.kernel, a = kernel, kernel
+        self.m, self.k, self.lanes = a.m, a.k, 1 + a.dual
+        self.n = a.n * self.lanes  # rows of the weight
+        self.dtype, self.item = dtypes.DTYPES[kernel.inputs[kernel.rhs].dtype].ctype, item_of(kernel)
         self.pieces = self.k // self.item
         self.threads, self.vectors, self.rows = shape.threads, shape.vectors, max(shape.rows, self.lanes)
         self.f = Function(kernel, dialect, early=True)
@@ -246,7 +246,7 @@ class Gemv:
         return f"Vec<{dtypes.DTYPES[self.kernel.inputs[0].dtype].ctype if kept else 'float'}, {self.item}>"
 
     def _piece(self, row: str, piece: str) -> str:
-        number = self.kernel.fixed
+        number = self.kernel.rhs
         w = self.kernel.inputs[number]
         at = f"first + {row}"
         if self.n % self.rows:
@@ -260,7 +260,7 @@ class Gemv:
     def _load(self, name: str) -> None:
         out = self.f.lines
         whole = self.vectors * self.threads == self.pieces
-        if self.kernel.inputs[self.kernel.fixed].buffer.kind not in ("weight", "const"):
+        if self.kernel.inputs[self.kernel.rhs].buffer.kind not in ("weight", "const"):
             out.add("wait_inputs();")
         out.add("#pragma unroll", f"for (int r = 0; r < {self.rows}; r++)", "#pragma unroll")
         with out.block(f"  for (int v = 0; v < {self.vectors}; v++) {{"):
@@ -283,11 +283,11 @@ class Gemv:
             self._read("piece", "v", self.vectors * self.threads != self.pieces)
 
     def _read(self, piece: str, v: str, guarded: bool = False) -> None:
-        out, op, a = self.f.lines, self.kernel.inputs[0], self.kernel.attrs
+        out, op, a = self.f.lines, self.kernel.inputs[0], self.kernel
         size = dtypes.DTYPES[op.dtype].size
-        whole = size * self.item <= 16 and op.offset * size % 16 == 0 and (self.m == 1 or a["lda"] * size % 16 == 0)
+        whole = size * self.item <= 16 and op.offset * size % 16 == 0 and (self.m == 1 or a.lda * size % 16 == 0)
         for m in range(self.m):
-            at = f"{self.f.pointer(0)} + {m * a['lda']} + {piece} * {self.item}"
+            at = f"{self.f.pointer(0)} + {m * a.lda} + {piece} * {self.item}"
             if guarded:
                 zero = storage("0.0f", op.dtype)
                 out.add(

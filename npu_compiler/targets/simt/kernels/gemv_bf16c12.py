@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ....schedule.kernel import Kernel
+from ....schedule.kernel import Gemm
 from ....weights.formats.bf16c12.rows4 import ROWS, FourRows
 from ..lang.dialect import SIMD, Dialect
 from ..lang.emission import Emission
@@ -14,10 +14,10 @@ IN_FLIGHT = 114 << 10  # bytes on their way to a core
 AHEAD = 66 << 10  # of these before the inputs are there: more would delay what the kernel before still has to write
 
 
-def emit_quads(kernel: Kernel, dialect: Dialect) -> Emission:
-    a = kernel.attrs
-    quads = blocks(a["n"] * (1 + a["paired"]), ROWS)
-    return _Quads(kernel, dialect, choose_shape(FourRows(a["k"]), quads, dialect)).emit()
+def emit_quads(kernel: Gemm, dialect: Dialect) -> Emission:
+    a = kernel
+    quads = blocks(a.n * (1 + a.dual), ROWS)
+    return _Quads(kernel, dialect, choose_shape(FourRows(a.k), quads, dialect)).emit()
 
 
 def choose_shape(layout: FourRows, quads: int, dialect: Dialect) -> Shape:
@@ -43,7 +43,7 @@ class _Quads(Gemv):
     multiplies: each four lanes bring their columns as a row of the left fragment and the operand's elements at the
     same columns as a column of the right one, so their sums are on the diagonal of what it makes."""
 
-    def __init__(self, kernel: Kernel, dialect: Dialect, shape: Shape):
+    def __init__(self, kernel: Gemm, dialect: Dialect, shape: Shape):
         super().__init__(kernel, dialect, shape)
         self.layout = FourRows(self.k)
         self.places = blocks(self.layout.max_outliers, self.threads)  # outliers of a thread
@@ -62,7 +62,7 @@ class _Quads(Gemv):
 
     def _load(self, name: str) -> None:
         out, layout = self.f.lines, self.layout
-        out.add(f"DEVICE const uint8_t* quad = {self.f.pointer(self.kernel.fixed)};")
+        out.add(f"DEVICE const uint8_t* quad = {self.f.pointer(self.kernel.rhs)};")
         out.add(f"quad += (int64_t)(first / {ROWS}) * {layout.nbytes};")
         self._load_pieces(name, 0, self.vectors if self.turns else self.ahead)
         out.add(f"{name}_scales = *(DEVICE const Vec<uint, 2>*)(quad + {layout.scales});", "#pragma unroll")

@@ -6,7 +6,7 @@ import math
 
 from ....graph import affine, expr
 from ....graph.expr import Expr
-from ....schedule.kernel import Kernel
+from ....schedule.kernel import FusedLoops, Kernel, Loops
 from ....support import dtypes
 from ...codegen.nest import Nest, Step, accesses, build_nest, fold_single_points
 from ...codegen.row_passes import Row, make_row
@@ -23,7 +23,7 @@ SMALL_FOLD = 16  # a thread folds so few points alone
 SIMD_FOLD = 2048  # a simd folds so many; beyond, a whole group
 
 
-def emit_loops(kernel: Kernel, dialect: Dialect) -> Emission:
+def emit_loops(kernel: Loops, dialect: Dialect) -> Emission:
     """The function of a ``loops`` kernel."""
     nest = build_nest(kernel)
     if not nest.reduced and not nest.empty:
@@ -110,27 +110,27 @@ def _store_width(nest: Nest, kernel: Kernel, lane: int) -> int:
     return vector_width(nest, kernel, nest.steps, lane, most=0 if theirs else most)
 
 
-def is_pointwise(kernel: Kernel) -> bool:
+def is_pointwise(kernel: Loops) -> bool:
     """Whether every point of a ``loops`` kernel is a matter of its own."""
-    if kernel.body is None or kernel.body.axes:
+    if kernel.body.axes:
         return False
     nest = build_nest(kernel)
     return not nest.serial or nest.empty or _all_private(nest)
 
 
-def shares_launch(kernel: Kernel) -> bool:
-    """Whether :func:`emit_bundle` takes it: it is pointwise, or a scatter with a simd for each turn."""
+def shares_launch(kernel: Loops) -> bool:
+    """Whether :func:`emit_fused` takes it: it is pointwise, or a scatter with a simd for each turn."""
     if is_pointwise(kernel):
         return True
-    if kernel.body is None or kernel.body.axes:
+    if kernel.body.axes:
         return False
     nest = build_nest(kernel)
     fold_single_points(nest)
     return _takes_turns(nest) and _turn_team(nest, kernel) == SIMD
 
 
-def emit_bundle(kernel: Kernel, dialect: Dialect) -> Emission:
-    """The function of a ``bundle`` of kernels that :func:`shares_launch`: each has groups of its own."""
+def emit_fused(kernel: FusedLoops, dialect: Dialect) -> Emission:
+    """The function of kernels that :func:`shares_launch`: each has groups of its own."""
     function, first, inputs, outputs = Function(kernel, dialect, early=True), 0, 0, 0
     for part in kernel.parts:
         numbers = {n: inputs + n for n in range(len(part.inputs))}
@@ -260,7 +260,7 @@ def _turns_of(nest: Nest, function: Function, kernel: Kernel, s: Scalars, group:
     vectors = nest.points(own) // width
     place = expr.substitute(step.target, {d: expr.const(0, "int64") for d in own})
     loads = (x.value.operand for x in expr.walk(place) if x.op == "load")
-    given = all(nest.inputs[n].buffer.given for n in loads if n >= 0)
+    given = all(nest.inputs[n].buffer.is_input for n in loads if n >= 0)
     if not given:
         out.add("wait_inputs();")
     parts = blocks(vectors, SIMD) if team == SIMD else 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from ....schedule.kernel import Kernel, Operand
+from ....schedule.kernel import Operand, Scan
 from ....support import dtypes
 from ..lang.dialect import Dialect
 from ..lang.emission import Emission
@@ -27,9 +27,9 @@ def row_offset(op: Operand, axis: int, row: str) -> str:
     return " + ".join(terms) or "0"
 
 
-def emit_scan(kernel: Kernel, dialect: Dialect) -> Emission:
+def emit_scan(kernel: Scan, dialect: Dialect) -> Emission:
     """A thread runs along a row; a group shares a long one."""
-    x, axis = kernel.inputs[0], kernel.attrs["axis"]
+    x, axis = kernel.inputs[0], kernel.axis
     n = x.shape[axis] if x.shape else 1
     if not math.prod(x.shape):
         return Function(kernel, dialect).finish(0, THREADS)
@@ -38,8 +38,8 @@ def emit_scan(kernel: Kernel, dialect: Dialect) -> Emission:
 
 
 class _Scan:
-    def __init__(self, kernel: Kernel, dialect: Dialect, axis: int, n: int):
-        self.f, self.n, self.axis, self.kind = Function(kernel, dialect), n, axis, kernel.attrs["kind"]
+    def __init__(self, kernel: Scan, dialect: Dialect, axis: int, n: int):
+        self.f, self.n, self.axis, self.kind = Function(kernel, dialect), n, axis, kernel.op
         self.x, self.y = kernel.inputs[0], kernel.outputs[0]
         self.rows = math.prod(self.x.shape) // n
         double = self.x.dtype == "float32" and self.kind in ("sum", "prod") and dialect.doubles

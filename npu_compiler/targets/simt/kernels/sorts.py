@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from ....schedule.kernel import Kernel, Operand, Schedule
+from ....schedule.kernel import Kernel, MergeRuns, Operand, Schedule, Sort, recast
 from ..lang.dialect import SIMD, Dialect
 from ..lang.emission import Emission
 from ..lang.function import Function, blocks
@@ -19,53 +19,54 @@ SECTION = 256  # of a longer one, at first
 FEW, MANY_ROWS = 4, 64  # looking for them one after another keeps all cores busy, or is soon over
 
 
-def split_sort(schedule: Schedule, k: Kernel) -> list[Kernel]:
+def split_sort(schedule: Schedule, k: Sort) -> list[Kernel]:
     """A long row as sections, then merges of neighbouring runs until one is left; no run keeps more than it must."""
-    (x,), first, n = k.inputs, k.attrs["k"], _length(k)
+    (x,), first, n = k.inputs, k.k, _length(k)
     if n <= MOST_COUNTED or not math.prod(x.shape) or not first or _are_few(k):
         return [k]
     rows, runs, run = math.prod(x.shape) // n, blocks(n, SECTION), min(SECTION, first)
     total = (runs - 1) * run + min(n - (runs - 1) * SECTION, run)
-    attrs = {**k.attrs, "section": SECTION, "run": run}
-    kernels = [replace(k, name=f"{k.name}_sections", outputs=_parts(schedule, k, rows, total), attrs=attrs)]
+    label, outputs = f"{k.label}_sections", _parts(schedule, k, rows, total)
+    kernels: list[Kernel] = [replace(k, label=label, outputs=outputs, section=SECTION, run=run)]
     while runs > 1:
-        attrs = {**k.attrs, "run": run, "kept": min(2 * run, first)}
+        before, kept, inputs = run, min(2 * run, first), outputs
         last = total - (runs - 1 - (runs - 1) % 2) * run  # elements of the last pair, or of a run alone
-        runs, run = blocks(runs, 2), attrs["kept"]
+        runs, run = blocks(runs, 2), kept
         total = (runs - 1) * run + min(last, run)
         outputs = _parts(schedule, k, rows, total) if runs > 1 else k.outputs
-        attrs["axis"] = 1 if runs > 1 else k.attrs["axis"]
-        kernels.append(replace(k, kind="sort_merge", inputs=kernels[-1].outputs, outputs=outputs, attrs=attrs, flops=0))
+        axis = 1 if runs > 1 else k.axis
+        merge = recast(k, MergeRuns, inputs=inputs, outputs=outputs, axis=axis, run=before, kept=kept, flops=0)
+        kernels.append(merge)
     return kernels
 
 
-def _parts(schedule: Schedule, k: Kernel, rows: int, total: int) -> list[Operand]:
+def _parts(schedule: Schedule, k: Sort, rows: int, total: int) -> tuple[Operand, ...]:
     """Values and positions in memory between two kernels."""
     shape = (rows, total)
-    return [schedule.memory(k.inputs[0].dtype, shape, "values"), schedule.memory("int32", shape, "places")]
+    return schedule.memory(k.inputs[0].dtype, shape, "values"), schedule.memory("int32", shape, "places")
 
 
-def _length(k: Kernel) -> int:
-    return k.inputs[0].shape[k.attrs["axis"]] if k.inputs[0].shape else 1
+def _length(k: Sort) -> int:
+    return k.inputs[0].shape[k.axis] if k.inputs[0].shape else 1
 
 
-def _are_few(k: Kernel) -> bool:
+def _are_few(k: Sort) -> bool:
     """Whether the first of a row are best looked for one after another."""
-    n, first, x = _length(k), k.attrs["k"], k.inputs[0]
+    n, first, x = _length(k), k.k, k.inputs[0]
     soon = n <= GROUP_ROW or first <= FEW or math.prod(x.shape) >= MANY_ROWS * n
     return first * SIMD <= n and x.dtype != "float64" and soon
 
 
-def emit_sort(kernel: Kernel, dialect: Dialect) -> Emission:
+def emit_sort(kernel: Sort, dialect: Dialect) -> Emission:
     """The function of ``sort``: a thread counts how many elements of its row, or of its ``section``, come before its
     own: that is its place."""
     f = Function(kernel, dialect)
-    out, x, axis, n = f.lines, kernel.inputs[0], kernel.attrs["axis"], _length(kernel)
-    count, section = math.prod(x.shape), kernel.attrs.get("section", n)
-    if not count or not kernel.attrs["k"]:
+    out, x, axis, n = f.lines, kernel.inputs[0], kernel.axis, _length(kernel)
+    count, section = math.prod(x.shape), kernel.section or n
+    if not count or not kernel.k:
         return f.finish(0, THREADS)
     if section == n and _are_few(kernel):
-        return _emit_few(f)
+        return _emit_few(f, kernel)
     out.add(
         f"const int at = gid * {THREADS} + tid;  if (at >= {count}) return;", f"const int i = at % {n}, row = at / {n};"
     )
@@ -78,18 +79,18 @@ def emit_sort(kernel: Kernel, dialect: Dialect) -> Emission:
     with out.block("for (int j = begin; j < end; j++) {"):
         out.add(f"const {register} other = {other};")
         out.add(f"place += (int)({_before(kernel)}(other, mine) || (!{_before(kernel)}(mine, other) && j < i));")
-    run = kernel.attrs.get("run", kernel.attrs["k"])
+    run = kernel.run or kernel.k
     with out.block(f"if (place < {run}) {{"):
-        _put(f, f"begin / {section} * {run} + place", "mine", "i", 1 if "run" in kernel.attrs else axis)
+        _put(f, f"begin / {section} * {run} + place", "mine", "i", 1 if kernel.run else axis)
     return f.finish(blocks(count, THREADS), THREADS)
 
 
-def emit_sort_merge(kernel: Kernel, dialect: Dialect) -> Emission:
-    """The function of ``sort_merge``: rows of sorted runs [rows, total] to rows of half as many; a thread finds by
+def emit_sort_merge(kernel: MergeRuns, dialect: Dialect) -> Emission:
+    """The function of ``merge_runs``: rows of sorted runs [rows, total] to rows of half as many; a thread finds by
     bisection how many elements of the other run come before its own. Of equals, those of the left run are first."""
     f = Function(kernel, dialect)
-    out, values, attrs, before = f.lines, kernel.inputs[0], kernel.attrs, _before(kernel)
-    (rows, total), run, register = values.shape, attrs["run"], kind_of(values.dtype)
+    out, values, before = f.lines, kernel.inputs[0], _before(kernel)
+    (rows, total), run, register = values.shape, kernel.run, kind_of(values.dtype)
     out.add(f"const int at = gid * {THREADS} + tid;  if (at >= {rows * total}) return;")
     out.add(f"const int i = at % {total}, row = at / {total}, mine_run = i / {run}, begin = (mine_run ^ 1) * {run};")
     mine, other = (
@@ -102,14 +103,14 @@ def emit_sort_merge(kernel: Kernel, dialect: Dialect) -> Emission:
         out.add(f"const bool first = mine_run & 1 ? !{before}(mine, other) : {before}(other, mine);")
         out.add("low = first ? middle + 1 : low;", "high = first ? high : middle;")
     out.add(f"const int place = i % {run} + low;")
-    with out.block(f"if (place < {attrs['kept']}) {{"):
+    with out.block(f"if (place < {kernel.kept}) {{"):
         source = read(f.pointer(1), f"(int64_t)row * {total} + i", "int32").text
-        _put(f, f"mine_run / 2 * {attrs['kept']} + place", "mine", source, attrs["axis"])
+        _put(f, f"mine_run / 2 * {kernel.kept} + place", "mine", source, kernel.axis)
     return f.finish(blocks(rows * total, THREADS), THREADS)
 
 
-def _before(kernel: Kernel) -> str:
-    return "sorts_after" if kernel.attrs["descending"] else "sorts_before"
+def _before(kernel: Sort | MergeRuns) -> str:
+    return "sorts_after" if kernel.descending else "sorts_before"
 
 
 def _put(f: Function, place: str, value: str, position: str, axis: int) -> None:
@@ -124,16 +125,16 @@ GROUP_ROW = 4096  # elements of a row that a whole group works on
 _IN_REGISTERS = 16  # elements a lane
 
 
-def _emit_few(f: Function) -> Emission:
+def _emit_few(f: Function, kernel: Sort) -> Emission:
     """The first few of many: round by round, the first of those behind the last one. Every thread remembers the first
     of its own elements, every ``step``-th of the row; when that was taken, the thread, or its simd if the elements are
     many, looks for the next. A simd or a group works on a row."""
-    out, kernel = f.lines, f.kernel
-    x, axis, k = kernel.inputs[0], kernel.attrs["axis"], kernel.attrs["k"]
+    out = f.lines
+    x, axis, k = kernel.inputs[0], kernel.axis, kernel.k
     n, rows = x.shape[axis], math.prod(x.shape) // x.shape[axis]
     whole = n > GROUP_ROW
     threads, step, me = (1024, 1024, "tid") if whole else (256, SIMD, "lane")
-    T, order = kind_of(x.dtype), f"comes_first<{str(kernel.attrs['descending']).lower()}>"
+    T, order = kind_of(x.dtype), f"comes_first<{str(kernel.descending).lower()}>"
     first = order.replace("comes", "simd")
     if whole:
         f.array(T, "firsts", 2 * SIMD)

@@ -54,9 +54,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from ....schedule.kernel import Kernel
+from ....schedule.kernel import K, Kernel
 from .emission import Emission
 from .headers import included, pasted
 
@@ -87,13 +87,22 @@ class Array(NamedTuple):
 
 
 class Special(NamedTuple):
-    """A target's own function for kernels of one kind, used for those it ``takes``. ``column_tiles``: into how many
-    tiles it cuts the columns of a product, if it can do its share of a row norm."""
+    """A target's own function for kernels of one class, used for those it ``takes``. ``column_tiles``: into how many
+    tiles it cuts the columns of a product, if it can do its share of a row norm. Made by :func:`special`."""
 
-    kind: str
-    takes: Callable[[Kernel], bool]
-    emit: Callable[[Kernel, Dialect], Emission]
-    column_tiles: Callable[[Kernel, Dialect], int] | None = None
+    kernel: type[Kernel]
+    takes: Callable[[Any], bool]
+    emit: Callable[[Any, Dialect], Emission]
+    column_tiles: Callable[[Any, Dialect], int] | None
+
+
+def special(
+    kernel: type[K],
+    takes: Callable[[K], bool],
+    emit: Callable[[K, Dialect], Emission],
+    column_tiles: Callable[[K, Dialect], int] | None = None,
+) -> Special:
+    return Special(kernel, takes, emit, column_tiles)
 
 
 def _no_clusters(head: str, cluster: int) -> str:
@@ -141,7 +150,7 @@ class Dialect:
 
     def special_for(self, kernel: Kernel) -> Special | None:
         """The target's own function for ``kernel``, if it has one."""
-        return next((s for s in self.special if s.kind == kernel.kind and s.takes(kernel)), None)
+        return next((s for s in self.special if s.kernel is type(kernel) and s.takes(kernel)), None)
 
     @cached_property
     def head(self) -> str:

@@ -9,14 +9,14 @@ from dataclasses import replace
 
 from ....graph import expr
 from ....graph.expr import Expr
-from ....schedule.kernel import PAIR, Kernel, Operand, Schedule
+from ....schedule.kernel import Conv2d, DualConv2d, Operand, Schedule, recast
 from ..lang.dialect import Dialect
 from .producers import only_maker
 
 
 def join_shortcuts(schedule: Schedule, dialect: Dialect) -> None:
-    """Make ``conv2d_pair`` kernels of two convolutions, where the target has a function for that."""
-    for k in [k for k in schedule.kernels if k.kind == "conv2d"]:
+    """Make a :class:`DualConv2d` of two convolutions, where the target has a function for that."""
+    for k in [k for k in schedule.kernels if isinstance(k, Conv2d)]:
         for number in _residuals(k):
             maker = _convolution_of(schedule, k, k.inputs[number])
             pair = _paired(k, number, maker) if maker is not None else None
@@ -25,26 +25,24 @@ def join_shortcuts(schedule: Schedule, dialect: Dialect) -> None:
                 break
 
 
-def _residuals(k: Kernel) -> list[int]:
+def _residuals(k: Conv2d) -> list[int]:
     """Inputs of which the epilogue reads an element for every result, and nothing else."""
-    if k.epilogue is None:
-        return []
     identity = expr.identity_index(k.outputs[0].shape)
     loads = [x for x in expr.walk(k.epilogue) if x.op == "load"]
     numbers = sorted({x.value for x in loads})
     return [n for n in numbers if all(x.args == identity for x in loads if x.value == n)]
 
 
-def _convolution_of(schedule: Schedule, k: Kernel, op: Operand) -> Kernel | None:
+def _convolution_of(schedule: Schedule, k: Conv2d, op: Operand) -> Conv2d | None:
     """The convolution that makes ``op`` for ``k`` alone, which reads it once."""
     found = only_maker(schedule, k, op)
     once = op.buffer.kind == "arena" and sum(o.buffer.id == op.buffer.id for o in k.inputs) == 1
-    return found[0] if once and found is not None and found[0].kind == "conv2d" and found[0].outputs == [op] else None
+    maker = found[0] if once and found is not None else None
+    return maker if isinstance(maker, Conv2d) and maker.outputs == (op,) else None
 
 
-def _paired(k: Kernel, number: int, maker: Kernel) -> Kernel | None:
+def _paired(k: Conv2d, number: int, maker: Conv2d) -> DualConv2d | None:
     """``k`` with the result of ``maker`` as ``acc1`` instead of input ``number``."""
-    assert k.epilogue is not None
 
     def through(x: Expr) -> Expr | None:
         if x.op == "cast" and x.dtype == "float32" and x.args[0].op == "load" and x.args[0].value == number:
@@ -56,8 +54,8 @@ def _paired(k: Kernel, number: int, maker: Kernel) -> Kernel | None:
         return None
     epilogue = expr.substitute(epilogue, loads=lambda x: expr.load(x.value - (x.value > number), x.dtype, x.args))
     (out,) = maker.outputs
-    part = replace(maker, outputs=[replace(out, buffer=replace(out.buffer, id=-1, kind="scratch"))])
-    return replace(
-        k, kind=PAIR, inputs=[*k.inputs[:number], *k.inputs[number + 1 :], *maker.inputs], epilogue=epilogue,
-        parts=(part,), sources=tuple(dict.fromkeys((*maker.sources, *k.sources))), flops=k.flops + maker.flops,
+    residual = replace(maker, outputs=(replace(out, buffer=replace(out.buffer, id=-1, kind="scratch")),))
+    return recast(
+        k, DualConv2d, inputs=(*k.inputs[:number], *k.inputs[number + 1 :], *maker.inputs), epilogue=epilogue,
+        residual=residual, sources=tuple(dict.fromkeys((*maker.sources, *k.sources))), flops=k.flops + maker.flops,
     )  # fmt: skip

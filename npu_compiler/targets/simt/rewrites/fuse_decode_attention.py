@@ -6,8 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ....graph import expr
-from ....schedule.horizontal_fusion import bundled
-from ....schedule.kernel import Kernel, Operand, Schedule
+from ....schedule.kernel import Attention, DecodeAttention, Loops, Operand, Schedule, recast
 from ..kernels.attention_decode import LEAST_KEYS, PAD, PER_CORE, STATE, takes_step
 from ..kernels.loops import is_pointwise
 from ..lang.dialect import Dialect
@@ -17,73 +16,65 @@ MEETINGS = "meetings"  # of groups: zero before a program's first run
 
 
 def join_attention(schedule: Schedule, dialect: Dialect) -> None:
-    """Make ``attention_step`` kernels of the attention kernels of decode steps."""
+    """Make :class:`DecodeAttention` of the attention kernels of decode steps."""
     meetings: Operand | None = None
-    for k in [k for k in schedule.kernels if k.kind == "attention" and takes_step(k, dialect)]:
+    for k in [k for k in schedule.kernels if isinstance(k, Attention) and takes_step(k, dialect)]:
         before = schedule.kernels[: schedule.kernels.index(k)]
         if any(o.buffer.id == k.inputs[3].buffer.id for other in before for o in other.outputs):
             continue  # its kernel looks at the position before it waits
         heads = k.inputs[1].shape[1]
         if meetings is None or meetings.shape[0] < heads:
-            meetings = schedule.memory("int32", (heads, STATE), MEETINGS, lasting=True)
+            meetings = schedule.memory("int32", (heads, STATE), MEETINGS, persistent=True)
         _join(schedule, k, meetings, dialect)
 
 
-def _join(schedule: Schedule, k: Kernel, meetings: Operand, dialect: Dialect) -> None:
+def _join(schedule: Schedule, k: Attention, meetings: Operand, dialect: Dialect) -> None:
     q, keys, values, position = k.inputs[:4]
     out = k.outputs[0]
-    queries, *rows = (_pointwise_maker(schedule, k, o) for o in (q, keys, values))
-    if queries is None or not _makes_queries(queries, q):
+    joined = [p for o in (q, keys, values) if (p := _pointwise_maker(schedule, k, o)) is not None]
+    if len(joined) < 3:
         return
-    if not all(r is not None and _makes_row(r, o, position) for r, o in zip(rows, (keys, values), strict=True)):
+    queries, new_key, new_value = joined
+    if not _makes_queries(queries, q):
         return
-    joined = [p for p in (queries, *rows) if p is not None]
+    if not (_makes_row(new_key, keys, position) and _makes_row(new_value, values, position)):
+        return
     most = min(PER_CORE * dialect.cores // keys.shape[1], 32 * (STATE - 1))
     splits = max(1, min(most, -(-keys.shape[2] // LEAST_KEYS)))
     parts = schedule.memory("float32", (splits, out.shape[1], out.shape[3] + PAD), "parts")
     scratch = replace(queries.outputs[0].buffer, id=-1, kind="scratch")
-    step = replace(
-        k, kind="attention_step", inputs=[keys, values, position, *(o for p in joined for o in p.inputs)],
-        outputs=[out, keys, values, parts, meetings], attrs={"scale": k.attrs["scale"]},
-        parts=(replace(queries, outputs=[replace(queries.outputs[0], buffer=scratch)]), *joined[1:]),
+    step = recast(
+        k, DecodeAttention, inputs=(keys, values, position, *(o for p in joined for o in p.inputs)),
+        outputs=(out, keys, values, parts, meetings),
+        queries=replace(queries, outputs=(replace(queries.outputs[0], buffer=scratch),)),
+        new_rows=(new_key, new_value),
         sources=tuple(dict.fromkeys(s for p in (*joined, k) for s in p.sources)),
     )  # fmt: skip
-    kernels: list[Kernel] = []
-    for other in schedule.kernels:
-        if other is k:
-            kernels.append(step)
-        elif any(other is p for p in joined):
-            continue
-        elif any(part is p for part in other.parts for p in joined):
-            rest = [part for part in other.parts if not any(part is p for p in joined)]
-            kernels += [bundled(rest)] if len(rest) > 1 else rest
-        else:
-            kernels.append(other)
-    schedule.kernels = kernels
+    schedule.rewrite({k: (step,), **{p: () for p in joined}})
 
 
-def _pointwise_maker(schedule: Schedule, k: Kernel, op: Operand) -> Kernel | None:
+def _pointwise_maker(schedule: Schedule, k: Attention, op: Operand) -> Loops | None:
     """The pointwise kernel that makes ``op`` for ``k`` alone."""
     found = only_maker(schedule, k, op)
     if found is None:
         return None
-    kernel, made = found
-    return made if kernel.kind in ("loops", "bundle") and is_pointwise(made) and len(made.outputs) == 1 else None
+    _, made = found
+    return made if isinstance(made, Loops) and is_pointwise(made) and len(made.outputs) == 1 else None
 
 
-def _makes_queries(made: Kernel, q: Operand) -> bool:
+def _makes_queries(made: Loops, q: Operand) -> bool:
     """Whether point n of ``made`` is element n of the queries."""
     body, out = made.body, made.outputs[0]
     return (
-        body is not None and len(body.stages) == 1 and out.contiguous and out.offset == 0
+        len(body.stages) == 1 and out.contiguous and out.offset == 0
         and out.shape == q.shape == body.domain and body.stages[0].index == expr.identity_index(out.shape)
     )  # fmt: skip
 
 
-def _makes_row(made: Kernel, cache: Operand, position: Operand) -> bool:
+def _makes_row(made: Loops, cache: Operand, position: Operand) -> bool:
     """Whether ``made`` fills row ``position`` of all heads of ``cache`` [1, HK, SK, D], and nothing else."""
     body, out = made.body, made.outputs[0]
-    if body is None or len(body.stages) != 1 or (out.shape, out.strides) != (cache.shape, cache.strides):
+    if len(body.stages) != 1 or (out.shape, out.strides) != (cache.shape, cache.strides):
         return False
     row = body.stages[0].index[2]
     at = made.inputs[row.value] if row.op == "load" else None

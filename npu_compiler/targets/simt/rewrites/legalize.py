@@ -8,8 +8,20 @@ from dataclasses import replace
 
 from ....graph import expr
 from ....graph.expr import Expr
-from ....schedule.horizontal_fusion import bundled
-from ....schedule.kernel import Kernel, LoopBody, Operand, Schedule, Stage
+from ....schedule.kernel import (
+    Attention,
+    CombineAttention,
+    Conv2d,
+    FusedLoops,
+    Gemm,
+    Kernel,
+    LoopBody,
+    Loops,
+    Operand,
+    Schedule,
+    Sort,
+    Stage,
+)
 from ..kernels.attention import MOST_ROWS
 from ..kernels.flash import is_flash
 from ..kernels.gemm import WIDE_ROWS, product_of
@@ -33,20 +45,20 @@ def refine(schedule: Schedule, dialect: Dialect) -> None:
     join_shortcuts(schedule, dialect)
     kernels: list[Kernel] = []
     for k in schedule.kernels:
-        if k.kind == "attention":
+        if isinstance(k, Attention):
             kernels += _split_attention(schedule, k, dialect)
-        elif k.kind in ("gemm", "conv2d"):
-            if k.prologue is not None and not takes_prologue(k, dialect):
+        elif isinstance(k, Gemm | Conv2d):
+            if isinstance(k, Gemm) and k.prologue is not None and not takes_prologue(k, dialect):
                 before, k = _apart(schedule, k)
                 kernels.append(before)
             kernels += _split_product(schedule, k, dialect)
-        elif k.kind == "loops":
+        elif isinstance(k, Loops):
             kernels += split_fold(schedule, k, dialect.cores)
-        elif k.kind == "sort":
+        elif isinstance(k, Sort):
             kernels += split_sort(schedule, k)
-        elif k.kind == "bundle":
-            for part in _unbundle(k, dialect):
-                kernels += split_fold(schedule, part, dialect.cores)
+        elif isinstance(k, FusedLoops):
+            for part in _unfused(k, dialect):
+                kernels += split_fold(schedule, part, dialect.cores) if isinstance(part, Loops) else [part]
         else:
             kernels.append(k)
     schedule.kernels = kernels
@@ -55,34 +67,25 @@ def refine(schedule: Schedule, dialect: Dialect) -> None:
 
 def _drop_position_masks(schedule: Schedule) -> None:
     """A mask that only says "keys up to the query's own position" is cheaper to decide than to read."""
-    made = {o.buffer.id: k for k in schedule.kernels for p in (k.parts or (k,)) for o in p.outputs}
-    for at, k in enumerate(schedule.kernels):
-        if k.kind == "attention" and k.attrs["limited"] and "by_position" not in k.attrs:
+    made = {o.buffer.id: p for k in schedule.kernels for p in k.members for o in p.outputs}
+    for k in schedule.kernels:
+        if isinstance(k, Attention) and k.limited and not k.by_position:
             mask, positions = k.inputs[3], k.inputs[4]
-            maker = made.get(mask.buffer.id)
-            parts = (maker.parts or (maker,)) if maker is not None else ()
-            if any(_compares_positions(p, mask, positions) for p in parts):
-                inputs = [*k.inputs[:3], positions]
-                schedule.kernels[at] = replace(k, inputs=inputs, attrs={**k.attrs, "by_position": True})
+            producer = made.get(mask.buffer.id)
+            if isinstance(producer, Loops) and _compares_positions(producer, mask, positions):
+                schedule.rewrite({k: (replace(k, inputs=(*k.inputs[:3], positions), by_position=True),)})
     read = {o.buffer.id for k in schedule.kernels for o in k.inputs}
     read |= {b.id for _, b in schedule.outputs}
-    kept: list[Kernel] = []
-    for k in schedule.kernels:
-        used = [p for p in (k.parts or (k,)) if _is_used(p, read)]
-        if len(used) > 1:
-            kept.append(k if len(used) == len(k.parts) else bundled(used))
-        else:
-            kept += used
-    schedule.kernels = kept
+    schedule.rewrite({p: () for k in schedule.kernels for p in k.members if not _is_used(p, read)})
 
 
 def _is_used(k: Kernel, read: set[int]) -> bool:
     return any(o.buffer.kind != "arena" or o.buffer.id in read for o in k.outputs)
 
 
-def _compares_positions(k: Kernel, mask: Operand, positions: Operand) -> bool:
+def _compares_positions(k: Loops, mask: Operand, positions: Operand) -> bool:
     """Whether ``k`` fills ``mask`` [.., SQ, SK] with ``key <= positions[query]``."""
-    if k.kind != "loops" or k.body is None or k.body.axes or len(k.body.stages) != 1 or positions not in k.inputs:
+    if k.body.axes or len(k.body.stages) != 1 or positions not in k.inputs:
         return False
     (out,), (stage,) = k.outputs, k.body.stages
     rank = len(out.shape)
@@ -104,10 +107,10 @@ def _compares_positions(k: Kernel, mask: Operand, positions: Operand) -> bool:
     )
 
 
-def _unbundle(k: Kernel, dialect: Dialect) -> list[Kernel]:
+def _unfused(k: FusedLoops, dialect: Dialect) -> list[Kernel]:
     """Kernels share a launch whose threads need not meet: those of a group must go the same way. And only as many as a
     kernel has parameters for."""
-    packs: list[list[Kernel]] = [[]]
+    packs: list[list[Loops]] = [[]]
     room = most = dialect.most_params - 1  # the last is for the report of an index out of range
     for part in filter(shares_launch, k.parts):
         operands = len(part.inputs) + len(part.outputs)
@@ -117,21 +120,21 @@ def _unbundle(k: Kernel, dialect: Dialect) -> list[Kernel]:
         packs[-1].append(part)
         room -= operands
     apart = [p for p in k.parts if not shares_launch(p)]
-    return [*apart, *(bundled(p) if len(p) > 1 else p[0] for p in packs if p)]
+    return [*apart, *(FusedLoops.of(p) if len(p) > 1 else p[0] for p in packs if p)]
 
 
-def _apart(schedule: Schedule, k: Kernel) -> tuple[Kernel, Kernel]:
+def _apart(schedule: Schedule, k: Gemm) -> tuple[Loops, Gemm]:
     """The prologue as a kernel before its product."""
-    assert k.prologue is not None and k.epilogue is not None
+    assert k.prologue is not None
     out = k.prologue.outputs[0]
     row = replace(out, buffer=schedule.memory(out.dtype, out.buffer.shape, out.buffer.name).buffer)
-    first = replace(k.prologue, outputs=[row])
-    shift = k.fixed - 1
+    first = replace(k.prologue, outputs=(row,))
+    shift = k.rhs - 1
     epilogue = expr.substitute(k.epilogue, loads=lambda x: expr.load(x.value - shift, x.dtype, x.args))
-    return first, replace(k, inputs=[row, *k.inputs[k.fixed :]], prologue=None, epilogue=epilogue)
+    return first, replace(k, inputs=(row, *k.inputs[k.rhs :]), prologue=None, epilogue=epilogue)
 
 
-def _split_attention(schedule: Schedule, k: Kernel, dialect: Dialect) -> list[Kernel]:
+def _split_attention(schedule: Schedule, k: Attention, dialect: Dialect) -> list[Kernel]:
     """Few queries of many keys: groups share the keys, and a second kernel brings their parts together."""
     q, keys, out = k.inputs[0], k.inputs[1], k.outputs[0]
     if math.prod(out.shape) == 0:
@@ -142,9 +145,16 @@ def _split_attention(schedule: Schedule, k: Kernel, dialect: Dialect) -> list[Ke
     if splits < 2 or is_flash(k, dialect):
         return [k]
     parts = schedule.memory("float32", (splits, b, h, sq, out.shape[3] + 2), "parts")
-    first = replace(k, outputs=[parts], attrs={**k.attrs, "splits": splits})
-    merge = Kernel(f"{k.name}_merge", "attention_merge", [parts], [out], epilogue=k.epilogue, sources=k.sources)
-    return [first, merge]
+    first = replace(k, outputs=(parts,), splits=splits)
+    second = CombineAttention(
+        label=f"{k.label}_merge",
+        number=k.number,
+        inputs=(parts,),
+        outputs=(out,),
+        epilogue=k.epilogue,
+        sources=k.sources,
+    )
+    return [first, second]
 
 
 # -- few results of long sums -------------------------------------------------------------------------------------
@@ -152,12 +162,12 @@ LEAST_TERMS = 256  # of a part of a sum
 MOST_PARTS = 16
 
 
-def _split_product(schedule: Schedule, k: Kernel, dialect: Dialect) -> list[Kernel]:
+def _split_product(schedule: Schedule, k: Gemm | Conv2d, dialect: Dialect) -> list[Kernel]:
     """Groups share the sums of a result; a second kernel adds their parts, in order, and goes on with the epilogue."""
-    if (k.kind == "gemm" and is_gemv(k)) or dialect.special_for(k) is not None:
+    if (isinstance(k, Gemm) and is_gemv(k)) or dialect.special_for(k) is not None:
         return [k]
     p = product_of(k)
-    if k.inputs[k.fixed].dtype not in dialect.matrix_types or p.m <= WIDE_ROWS or k.epilogue is None or p.batch > 1:
+    if k.inputs[k.rhs].dtype not in dialect.matrix_types or p.m <= WIDE_ROWS or p.batch > 1:
         return [k]
     if p.n == 0:
         return [k]
@@ -167,13 +177,12 @@ def _split_product(schedule: Schedule, k: Kernel, dialect: Dialect) -> list[Kern
         return [k]
     out = k.outputs[0]
     parts = schedule.memory("float32", (splits, p.m, p.n), "parts")
-    attrs = {**k.attrs, "splits": splits}
-    attrs |= {"paired": False, "n": p.n} if k.kind == "gemm" else {"image": out.shape}
-    first = replace(k, inputs=k.inputs[: k.fixed + 1], outputs=[parts], attrs=attrs, epilogue=expr.acc())
+    first = replace(k, inputs=k.inputs[: k.rhs + 1], outputs=(parts,), splits=splits, epilogue=expr.acc())
+    first = replace(first, dual=False, n=p.n) if isinstance(first, Gemm) else replace(first, image=out.shape)
     return [first, _sum_of_parts(k, parts, p.lanes)]
 
 
-def _sum_of_parts(k: Kernel, parts: Operand, lanes: int) -> Kernel:
+def _sum_of_parts(k: Gemm | Conv2d, parts: Operand, lanes: int) -> Loops:
     out, rank = k.outputs[0], len(k.outputs[0].shape)
     row: Expr = expr.const(0, "int64")
     for d, n in enumerate(out.shape[:-1]):
@@ -183,12 +192,11 @@ def _sum_of_parts(k: Kernel, parts: Operand, lanes: int) -> Kernel:
         column = expr.index(rank - 1) * lanes + lane
         sums[lane] = expr.stage(lane, "float32")
         stages.append(Stage("reduce", expr.load(0, "float32", (expr.index(rank), row, column)), reduce="sum"))
-    shift = k.fixed
-    assert k.epilogue is not None
+    shift = k.rhs
     value = expr.rewrite(k.epilogue, lambda x: sums[x.value].cast(x.dtype) if x.op == "acc" else None)
     value = expr.substitute(value, loads=lambda x: expr.load(x.value - shift, x.dtype, x.args))
     index = expr.identity_index(out.shape)
     stages.append(Stage("store", value.cast(out.dtype), output=0, index=index, per_row=True))
     body = LoopBody((*out.shape, parts.shape[0]), (rank,), tuple(stages))
-    inputs = [parts, *k.inputs[k.fixed + 1 :]]
-    return Kernel(f"{k.name}_sum", "loops", inputs, [out], body=body, sources=k.sources)
+    inputs = (parts, *k.inputs[k.rhs + 1 :])
+    return Loops(label=f"{k.label}_sum", number=k.number, inputs=inputs, outputs=(out,), body=body, sources=k.sources)

@@ -9,7 +9,7 @@ def only_maker(schedule: Schedule, reader: Kernel, op: Operand) -> tuple[Kernel,
     """The kernel, and of a bundle the part of it, that writes ``op``'s buffer for ``reader`` alone; None if there are
     several, others read it, or what it reads has changed when ``reader`` runs."""
     at, id = schedule.kernels.index(reader), op.buffer.id
-    flat = [(n, p) for n, k in enumerate(schedule.kernels) for p in k.parts or (k,)]
+    flat = [(n, p) for n, k in enumerate(schedule.kernels) for p in k.members]
     writers = [(n, p) for n, p in flat if any(o.buffer.id == id for o in p.outputs)]
     read_by_others = any(o.buffer.id == id for _, p in flat if p is not reader for o in p.inputs)
     if len(writers) != 1 or read_by_others or id in {b.id for _, b in schedule.outputs}:

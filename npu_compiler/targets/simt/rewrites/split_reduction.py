@@ -7,17 +7,17 @@ from dataclasses import replace
 
 from ....graph import expr
 from ....graph.expr import Expr
-from ....schedule.kernel import Kernel, LoopBody, Schedule, Stage
+from ....schedule.kernel import LoopBody, Loops, Schedule, Stage
 from ...codegen.nest import identity_element
 
 LEAST_POINTS = 1 << 12  # of a part
 
 
-def split_fold(schedule: Schedule, k: Kernel, cores: int) -> list[Kernel]:
+def split_fold(schedule: Schedule, k: Loops, cores: int) -> list[Loops]:
     """``k`` itself, or two kernels: the first reduced dim of a single sum, product, maximum or minimum is cut into
     parts if the rows are too few to keep the cores busy."""
     body = k.body
-    if body is None or body.serial or not body.axes or not _is_plain(body) or 0 in body.domain:
+    if body.serial or not body.axes or not _is_plain(body) or 0 in body.domain:
         return [k]
     fold, axis = body.stages[0], body.axes[0]
     points = math.prod(body.domain[d] for d in body.axes)
@@ -38,11 +38,11 @@ def split_fold(schedule: Schedule, k: Kernel, cores: int) -> list[Kernel]:
     stages = (replace(fold, expr=e), Stage("store", expr.stage(0, e.dtype), index=place, output=0, per_row=True))
     domain = (parts, *(length if d == axis else m for d, m in enumerate(body.domain)))
     inner = LoopBody(domain, tuple(d + 1 for d in body.axes), stages)
-    first = replace(k, name=f"{k.name}_parts", outputs=[made], body=inner)
+    first = replace(k, label=f"{k.label}_parts", outputs=(made,), body=inner)
     outer = tuple(parts if d == axis else 1 if d in body.axes else m for d, m in enumerate(body.domain))
     together = expr.load(len(k.inputs), e.dtype, (expr.index(axis), *(expr.index(d) for d in kept)))
     last = replace(
-        k, inputs=[*k.inputs, made], flops=0,
+        k, inputs=(*k.inputs, made), flops=0,
         body=LoopBody(outer, body.axes, (replace(fold, expr=together), *body.stages[1:])),
     )  # fmt: skip
     return [first, _without_unused(last)]
@@ -58,9 +58,8 @@ def _is_plain(body: LoopBody) -> bool:
     )
 
 
-def _without_unused(k: Kernel) -> Kernel:
+def _without_unused(k: Loops) -> Loops:
     """The same kernel without inputs that nothing loads."""
-    assert k.body is not None
     exprs: list[Expr] = [e for s in k.body.stages for e in (s.expr, *s.index)]
     used = sorted({x.value for e in exprs for x in expr.walk(e) if x.op == "load"})
     number = {old: new for new, old in enumerate(used)}
@@ -69,4 +68,4 @@ def _without_unused(k: Kernel) -> Kernel:
         return expr.substitute(e, loads=lambda x: expr.load(number[x.value], x.dtype, x.args))
 
     stages = tuple(replace(s, expr=moved(s.expr), index=tuple(map(moved, s.index))) for s in k.body.stages)
-    return replace(k, inputs=[k.inputs[n] for n in used], body=replace(k.body, stages=stages))
+    return replace(k, inputs=tuple(k.inputs[n] for n in used), body=replace(k.body, stages=stages))

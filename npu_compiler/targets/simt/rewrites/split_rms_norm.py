@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from ....graph import expr
 from ....graph.expr import Expr
-from ....schedule.kernel import Kernel, Operand, Schedule, Stage
+from ....schedule.kernel import Gemm, Kernel, Loops, Operand, Schedule, Stage
 from ..kernels.gemm import product_of
 from ..lang.dialect import Dialect
 
@@ -27,24 +27,25 @@ class _Norm(NamedTuple):
 
 def divide_norms(schedule: Schedule, dialect: Dialect) -> None:
     """Rewrite every norm for which both products can do their share."""
-    for norm in [k for k in schedule.kernels if k.kind == "loops"]:
+    for norm in [k for k in schedule.kernels if isinstance(k, Loops)]:
         found = _row_norm(norm)
         if found is None or any(norm.outputs[0].buffer.id == b.id for _, b in schedule.outputs):
             continue
         x = norm.inputs[found.x]
         maker = next((k for k in schedule.kernels if any(o.buffer.id == x.buffer.id for o in k.outputs)), None)
         readers = [k for k in schedule.kernels if any(o.buffer.id == norm.outputs[0].buffer.id for o in k.inputs)]
-        if maker is None or not readers or not all(_multiplies(k, norm.outputs[0], dialect) for k in readers):
+        products = [k for k in readers if isinstance(k, Gemm) and _multiplies(k, norm.outputs[0], dialect)]
+        if not isinstance(maker, Gemm) or not readers or len(products) < len(readers):
             continue
         tiles = _column_tiles(maker, dialect) if _makes(maker, x, schedule) else 0
         if tiles:
-            _divide(schedule, norm, found, maker, readers, tiles)
+            _divide(schedule, norm, found, maker, products, tiles)
 
 
-def _row_norm(k: Kernel) -> _Norm | None:
+def _row_norm(k: Loops) -> _Norm | None:
     """What ``k`` computes, if it is the norm of rows of a value that another kernel made."""
     body = k.body
-    if body is None or len(k.outputs) != 1 or len(body.stages) != 2 or k.outputs[0].dtype not in TYPES:
+    if len(k.outputs) != 1 or len(body.stages) != 2 or k.outputs[0].dtype not in TYPES:
         return None
     fold, store = body.stages
     rank, out = len(body.domain), k.outputs[0]
@@ -80,21 +81,21 @@ def _factors(e: Expr) -> list[Expr]:
     return [f for a in e.args for f in _factors(a)] if e.op == "mul" else [e]
 
 
-def _multiplies(k: Kernel, left: Operand, dialect: Dialect) -> bool:
+def _multiplies(k: Gemm, left: Operand, dialect: Dialect) -> bool:
     """Whether ``k`` is a product whose left operand, and nothing else, is ``left``, and can scale its rows."""
-    if k.kind != "gemm" or k.row_scale is not None or k.prologue is not None or not _column_tiles(k, dialect):
+    if k.row_scale is not None or k.prologue is not None or not _column_tiles(k, dialect):
         return False
     alone = all(o.buffer.id != left.buffer.id for o in k.inputs[1:])
-    dense = k.attrs["batch"] == 1 and k.attrs["lda"] == k.attrs["k"] == left.shape[-1] and k.inputs[0].offset == 0
+    dense = k.batch == 1 and k.lda == k.k == left.shape[-1] and k.inputs[0].offset == 0
     return alone and dense and left.contiguous
 
 
-def _makes(k: Kernel, x: Operand, schedule: Schedule) -> bool:
+def _makes(k: Gemm, x: Operand, schedule: Schedule) -> bool:
     """Whether ``x`` is the whole result of the product ``k`` alone, and the epilogue says what it is."""
     makers = [o for other in schedule.kernels for o in other.outputs if o.buffer.id == x.buffer.id]
-    single = k.kind == "gemm" and len(makers) == 1 and k.outputs == [x] and x.contiguous
-    able = k.epilogue is not None and k.row_scale is None  # whose sums are the last input
-    return single and able and k.attrs["batch"] == 1 and product_of(k).lanes == 1
+    single = len(makers) == 1 and k.outputs == (x,) and x.contiguous
+    able = k.row_scale is None  # whose sums are the last input
+    return single and able and k.batch == 1 and product_of(k).lanes == 1
 
 
 def _column_tiles(k: Kernel, dialect: Dialect) -> int:
@@ -103,10 +104,9 @@ def _column_tiles(k: Kernel, dialect: Dialect) -> int:
 
 
 def _divide(
-    schedule: Schedule, norm: Kernel, found: _Norm, maker: Kernel, readers: list[Kernel], tiles: int
+    schedule: Schedule, norm: Loops, found: _Norm, maker: Gemm, readers: list[Gemm], tiles: int
 ) -> None:  # fmt: skip
     out, rows = norm.outputs[0], product_of(maker).m
-    assert maker.epilogue is not None
     value = expr.drop_roundings(maker.epilogue.cast("float32"))
     inputs = list(maker.inputs)
 
@@ -116,9 +116,9 @@ def _divide(
         def at(load: Expr) -> Expr:
             if load.value == found.x:
                 return value.cast(load.dtype)
-            if norm.inputs[load.value] not in inputs[maker.fixed + 1 :]:
+            if norm.inputs[load.value] not in inputs[maker.rhs + 1 :]:
                 inputs.append(norm.inputs[load.value])
-            number = inputs.index(norm.inputs[load.value], maker.fixed + 1)
+            number = inputs.index(norm.inputs[load.value], maker.rhs + 1)
             return expr.load(number, load.dtype, load.args)
 
         return expr.drop_roundings(expr.substitute(e, loads=at))
@@ -127,11 +127,12 @@ def _divide(
     for f in found.columns:
         scaled = scaled * moved(f).cast("float32")
     store = Stage("store", scaled.cast(out.dtype), output=1, index=expr.identity_index(out.shape))
-    more = (Stage("reduce", moved(found.folded), reduce="sum"), store)
+    extra = (Stage("reduce", moved(found.folded), reduce="sum"), store)
     sums = schedule.memory("float32", (tiles, rows), "sums")
-    new = {id(maker): replace(maker, inputs=inputs, outputs=[*maker.outputs, out, sums], more=more)}
+    outputs = (*maker.outputs, out, sums)
+    new: dict[Kernel, Kernel] = {maker: replace(maker, inputs=tuple(inputs), outputs=outputs, extra_stages=extra)}
     scale = found.rows[0]
     for f in found.rows[1:]:
         scale = scale * f
-    new |= {id(k): replace(k, inputs=[*k.inputs, sums], row_scale=scale) for k in readers}
-    schedule.kernels = [new.get(id(k), k) for k in schedule.kernels if k is not norm]
+    new |= {k: replace(k, inputs=(*k.inputs, sums), row_scale=scale) for k in readers}
+    schedule.kernels = [new.get(k, k) for k in schedule.kernels if k is not norm]
