@@ -1,4 +1,7 @@
-"""Build a PyTorch model into native code and call it: ``npusim.build(model, example_inputs)(inputs)``."""
+"""Build a PyTorch model into native code and call it: ``npusim.build(model, example_inputs)(inputs)``.
+
+``npusim.LLM`` is ``npu_runtime.llm.model.LLM``, which then also loads the built-in language models by name.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 from npu_compiler import __version__
 
 if TYPE_CHECKING:
+    from npu_runtime.llm.model import LLM
+
     from .model import Model, build
 
-__all__ = ["Model", "__version__", "build"]
+__all__ = ["LLM", "Model", "__version__", "build"]
 
 
 def __getattr__(name: str) -> Any:
@@ -17,6 +22,13 @@ def __getattr__(name: str) -> Any:
         from . import model
 
         return getattr(model, name)
+    if name == "LLM":
+        from npu_runtime.llm.model import LLM
+
+        from .models import llm_weights
+
+        llm_weights.register()
+        return LLM
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

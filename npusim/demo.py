@@ -39,8 +39,8 @@ def run(args: argparse.Namespace, status: Status) -> Result:
 def complete(args: argparse.Namespace, status: Status) -> Result:
     """A language model with real weights ends a sentence, and measures itself against PyTorch."""
     from npu_compiler.support import env
-    from npu_runtime.llm.model import LLM
 
+    from . import LLM
     from .generate import stream
     from .llm_bench import measure, native_round, report, torch_round
 

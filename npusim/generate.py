@@ -23,22 +23,24 @@ _HELP = "type a message; /reset forgets the conversation, /quit or Ctrl-D ends i
 
 def is_language_model(model: str) -> bool:
     """Whether ``model`` names a language model rather than an IR file, another program or a built-in image model."""
-    from npu_runtime.llm.loader import companions, is_hub_id
+    from npu_runtime.llm.loader import companions, is_hub_id, is_registered
+
+    from .models import llm_weights
 
     path = Path(model)
     if path.suffix == ".npubin":
         return companions(path)[1].exists()
     if path.exists() or path.suffix == ".gguf":
         return path.suffix == ".gguf" or path.is_dir()
-    from .models.llm_weights import LLMS
-
-    return model in LLMS or is_hub_id(model)
+    llm_weights.register()
+    return is_registered(model) or is_hub_id(model)
 
 
 def load_model(args: argparse.Namespace, status: Status) -> LLM:
     """The model that the options of a verb ask for."""
     from npu_compiler.weights.format import LOSSLESS
-    from npu_runtime.llm.model import LLM
+
+    from . import LLM
 
     with status(f"loading {args.model}"):
         return LLM.load(

@@ -29,7 +29,7 @@ from npu_compiler.partitioning.partitioner import CPU
 from npu_compiler.support.errors import BackendError, InputError
 from npu_runtime import DAGExecutor, Executor, load_weights
 from npu_runtime.backends.cuda import CUDABackend, CUDABuffer
-from npu_runtime.llm.model import LLM
+from npusim import LLM
 from npusim.cli import main
 from npusim.models.download import RegistryUnavailable
 
@@ -113,7 +113,7 @@ def test_loading_a_program_calls_no_compiler(tmp_path: Path) -> None:
     assert main(["compile", str(model), "--target", "cuda", "--max-len", "160", "-o", str(program), "-q"]) == 0
     code = f"""
         import sys
-        from npu_runtime.llm.model import LLM
+        from npusim import LLM
         llm = LLM.load({str(program)!r}, target="cuda")
         assert len(llm.generate("hello", max_tokens=4, ignore_eos=True, stream=False).tokens) == 4
         assert "torch" not in sys.modules and "npu_compiler.targets.cuda.nvrtc" not in sys.modules

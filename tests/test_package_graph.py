@@ -17,7 +17,6 @@ Graph = dict[str, set[str]]
 REMAINING = {
     ("npu_compiler.support.env", "npu_compiler.target_config"),
     ("npu_runtime.backends.base", "npu_runtime.executor"),
-    ("npu_runtime.llm.loader", "npusim.models.llm_weights"),
 }
 
 

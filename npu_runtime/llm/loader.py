@@ -285,6 +285,19 @@ def make_card(checkpoint: Checkpoint) -> ModelCard:
 
 
 # -- finding -------------------------------------------------------------------------------------------------------
+_fetchers: dict[str, Callable[[Progress | None], Path]] = {}
+
+
+def register_model(name: str, fetch: Callable[[Progress | None], Path]) -> None:
+    """Make ``LLM.load(name)`` load the checkpoint whose path ``fetch`` returns, after a download if need be."""
+    _fetchers[name] = fetch
+
+
+def is_registered(name: str) -> bool:
+    """Whether ``name`` is that of a built-in model."""
+    return name in _fetchers
+
+
 def is_hub_id(name: str) -> bool:
     """Whether ``name`` could be that of a model on the Hugging Face hub: 'owner/model'."""
     return bool(_HUB_ID.fullmatch(name)) and not name.endswith((".gguf", ".npubin", ".json"))
@@ -300,12 +313,10 @@ def find_model(model: str | os.PathLike[str], progress: Progress | None = None) 
             return path.resolve()
     except (OSError, ValueError) as error:  # a name that no file can have
         raise InputError(f"{str(path)[:100]!r}: {error}") from None
-    from npusim.models.llm_weights import LLMS
-
     name = os.fspath(model)
-    if name in LLMS:
-        return LLMS[name](progress=progress)
-    known = f"the built-in models are {', '.join(LLMS)}"
+    if name in _fetchers:
+        return _fetchers[name](progress)
+    known = f"the built-in models are {', '.join(_fetchers)}" if _fetchers else "no built-in models are registered"
     if not is_hub_id(name):
         raise InputError(f"{name}: there is no such file or directory; {known}")
     try:

