@@ -1,7 +1,7 @@
-"""Schedules of one or more entry points -> one program that shares weights, constants and state.
+"""Linking: schedules of one or more entry points become one program that shares weights, constants and state.
 
-Weight buffers are merged by what they hold: two entry points that need the same tensor in the same form (the packed
-matrix of a prefill and of a decode step, say) get one buffer, filled once. State is merged by its key.
+Entry points that need the same tensor in the same layout (the packed matrix of a prefill and of a decode step) share
+one weight buffer. State is shared by its key.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .schedule.kernel import Buffer, Kernel, Schedule
 from .support.errors import CompileError
 from .targets import CodegenTarget
 
-# A scheduled entry point and the load-time values that fill its weight buffers, by buffer name.
+# A scheduled entry point, and the load-time value of each weight buffer by name.
 Entry = tuple[Schedule, list[tuple[str, Value]]]
 
 
@@ -76,7 +76,7 @@ class _Merged:
         self.names: set[str] = set()
 
     def add(self, entry: str, schedule: Schedule, recipes: list[tuple[str, Value]]) -> Schedule:
-        """The schedule with buffers numbered in the whole program."""
+        """Return the schedule with its buffers numbered program-wide."""
         fill = dict(recipes)
         memo: dict[Value, Value] = {}
         new = {b.id: self._buffer(b, fill, memo) for b in schedule.buffers}
@@ -123,7 +123,8 @@ class _Merged:
         return name
 
     def _value(self, v: Value, memo: dict[Value, Value]) -> Value:
-        """The value's twin in the merged recipes."""
+        """Return the equal value in the merged recipes."""
+
         stack = [v]
         while stack:
             x = stack[-1]

@@ -1,6 +1,6 @@
-"""From the core graph to kernels: the phases that :mod:`npu_compiler.pipeline` runs in order, and what may be left out.
+"""The phases from core graph to kernels, which :mod:`npu_compiler.pipeline` runs in order.
 
-The constraint checker schedules single nodes through the same functions, so it cannot answer differently.
+The constraint checker schedules single nodes through the same functions, so its answers agree with a compilation.
 """
 
 from __future__ import annotations

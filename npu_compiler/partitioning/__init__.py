@@ -1,1 +1,1 @@
-"""What runs on the NPU and what does not: constraints, partitions, explanations."""
+"""Placement of nodes on the NPU or the host: constraints, partitions, explanations."""

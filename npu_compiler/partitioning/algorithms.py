@@ -1,4 +1,4 @@
-"""The two graph problems behind partitioning: the fewest alternating runs, and the cheapest cut."""
+"""The two graph problems of partitioning: fewest alternating runs, and minimum cut."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 
 
 def fewest_runs(labels: Sequence[str], deps: Sequence[Iterable[int]]) -> list[list[int]]:
-    """A topological order of items ``0..n-1`` in as few runs of equal label as any order has.
+    """Return a topological order of items ``0..n-1`` with the fewest runs of equal label.
 
-    ``deps[i]`` are the items that come before ``i`` (a DAG). Each run takes everything of its label that has become
-    ready, and what that makes ready, before the label changes; both first labels are tried. This is optimal: by
-    induction over runs, what the greedy order has finished after ``k`` runs contains what any order with the same first
-    label has finished after ``k`` runs, since an item whose predecessors are contained is ready for the greedy, too.
+    ``deps[i]`` are the items that precede ``i`` (a DAG). Each run takes every ready item of its label, and those that
+    thereby become ready, before the label changes; both first labels are tried. This is optimal, by induction over
+    runs: after ``k`` runs the greedy order has finished every item that any order with the same first label has
+    finished, because an item whose predecessors are finished is ready for the greedy order, too.
     """
     names = sorted(set(labels))
     orders = [_greedy(labels, deps, names[i:] + names[:i]) for i in range(len(names))]
@@ -45,7 +45,7 @@ def _greedy(labels: Sequence[str], deps: Sequence[Iterable[int]], names: list[st
 
 
 def min_cut(capacity: Mapping[tuple[Hashable, Hashable], float], source: Hashable, sink: Hashable) -> set[Hashable]:
-    """The sink side of a minimum cut of a directed network: all nodes from which the sink can still be reached.
+    """Return the sink side of a minimum cut of a directed network: the nodes that still reach the sink.
 
     Of all minimum cuts this has the smallest sink side. Dinic's algorithm ("Algorithm for solution of a problem of
     maximum flow in networks with power estimation", 1970).

@@ -1,7 +1,7 @@
-"""What the caller of ``partition`` keeps off the NPU: names of nodes and ops, and a callback.
+"""Nodes that the caller of ``partition`` excludes from the NPU: by names of nodes and ops, and by a callback.
 
-Ops are known by the name the IR has for them (``aten.relu_.default``) and by that of their functional twin
-(``aten.relu.default``), which is what in-place ops become.
+An in-place op has two names: that of the IR (``aten.relu_.default``) and that of its functional variant
+(``aten.relu.default``).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ IsSupported = Callable[..., bool]
 
 
 class Exclusions:
-    """Why the caller excludes a node, or None. Raises ``ConfigError`` if ``force_cpu`` names nothing known."""
+    """Tells why the caller excludes a node. Raises ``ConfigError`` if a name in ``force_cpu`` does not exist."""
 
     def __init__(self, ir: IRGraph, force_cpu: Collection[str], is_supported: IsSupported | None):
         self._spelling = {n.name: n.op_type for n in ir.nodes}
@@ -52,7 +52,7 @@ class Exclusions:
 
 
 def _takes_attrs(f: Callable[..., Any]) -> bool:
-    """Whether a callback wants the attributes: a second parameter without a default, or one called ``attrs``."""
+    """Whether a callback takes the attributes: it has a second parameter without a default, or one named ``attrs``."""
     try:
         parameters = list(inspect.signature(f).parameters.values())
     except (TypeError, ValueError):  # some functions written in C

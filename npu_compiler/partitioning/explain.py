@@ -1,4 +1,4 @@
-"""Which node runs where, and why: the answer to "why is this op not on the NPU?"."""
+"""Explains which node runs where, and why."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .partitioner import partition
 
 @dataclass(frozen=True)
 class NodeReport:
-    """Where one node runs. ``device``: 'npu', 'cpu' (then there is a ``reason``) or 'dropped' (no output needs it)."""
+    """Where one node runs. ``device``: 'npu', 'cpu' (with a ``reason``) or 'dropped' (no output needs it)."""
 
     name: str
     op_type: str
@@ -28,7 +28,7 @@ class NodeReport:
 
 @dataclass(frozen=True, repr=False)
 class Explanation:
-    """What runs where and why. ``partitions`` and ``transferred_bytes`` are those of the plan that would run."""
+    """Where every node runs and why. ``partitions`` and ``transferred_bytes`` are those of the plan that would run."""
 
     model_name: str
     target: str
@@ -38,21 +38,22 @@ class Explanation:
 
     @property
     def npu_percent(self) -> float:
-        """Share of the nodes that run which do so on the NPU, 0 to 100."""
+        """Percentage of the nodes that run on the NPU, of all nodes that run."""
         placed = [n.device for n in self.nodes if n.device != "dropped"]
         return 100.0 * placed.count("npu") / len(placed) if placed else 100.0
 
     def rows(self) -> list[tuple[str, int, str, str]]:
-        """(op, count, reason, fix) of what stays on the CPU, most frequent first."""
+        """Return (op, count, reason, fix) of ops on the CPU, most frequent first."""
         counts = Counter((n.op_type, n.reason.detail, n.reason.fix) for n in self.nodes if n.reason is not None)
         return [(op, count, why, fix) for (op, why, fix), count in counts.most_common()]
 
     def hints(self) -> list[tuple[str, int, str]]:
-        """(op, count, advice) for nodes that run on the NPU but could run better."""
+        """Return (op, count, advice) of nodes that run on the NPU but could run faster."""
         counts = Counter((n.op_type, n.advice) for n in self.nodes if n.advice)
         return [(op, count, text) for (op, text), count in counts.most_common()]
 
     def summary(self) -> str:
+        """Return the counts in one line."""
         devices = [n.device for n in self.nodes]
         placed = len(devices) - devices.count("dropped")
         share = f"{devices.count('npu')} of {placed} nodes on the NPU ({self.npu_percent:.0f} %)"
@@ -80,6 +81,7 @@ class Explanation:
         return "".join(parts)
 
     def to_dict(self) -> dict[str, Any]:
+        """Return JSON-ready data."""
         return {
             "model": self.model_name,
             "target": self.target,

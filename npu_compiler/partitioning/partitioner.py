@@ -1,13 +1,13 @@
-"""Split an IR between the NPU and the CPU: as few partitions as a topological order allows, and little traffic.
+"""Partitioning of an IR between the NPU and the CPU: the fewest partitions, then the least transferred bytes.
 
-1. In-place writes become explicit and dead nodes go (:mod:`npu_compiler.aten.alias`).
+1. In-place writes become explicit and dead nodes are removed (:mod:`npu_compiler.aten.alias`).
 2. Every node gets a device: the NPU if the constraint checker has no reason against it. Cheap nodes (views and scalar
-   functions) then move to the CPU where that saves more traffic than it costs: a minimum cut.
+   functions) then move to the CPU if that saves more traffic than it costs: a minimum cut.
 3. Nodes are ordered in the fewest alternating runs (``algorithms.py``); independent branches share a run.
-4. Each run becomes a :class:`Partition` with an IR of its own; a :class:`TransferOp` stands before the first partition
-   that reads a value made on the other device. What has been moved once stays on both.
+4. Each run becomes a :class:`Partition` with an IR of its own. A :class:`TransferOp` precedes the first partition that
+   reads a value of the other device. A value that was moved once stays on both.
 
-The caller's inputs and outputs are no transfers: they may be host arrays or device buffers.
+The caller's inputs and outputs are not transfers: they may be host arrays or device buffers.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _CHEAPER = Reason("transfer", "cheap, and fewer bytes move if it runs on the CPU
 
 @dataclass(frozen=True)
 class TransferOp:
-    """Copy one value, (producer node, output index), between the devices; ``nbytes`` as the IR types it."""
+    """A copy of one value, (producer node, output index), between the devices; ``nbytes`` follows from its IR type."""
 
     value: Key
     src: str
@@ -49,8 +49,8 @@ class TransferOp:
 
 @dataclass(repr=False)
 class Partition:
-    """Nodes that run together on ``device``. ``ir`` is the same as a graph of its own: its graph inputs and outputs
-    are ``inputs`` and ``outputs``, in order, under the unique names that ``name_of`` gives values."""
+    """Nodes that run together on ``device``. ``ir`` has them as a graph of its own, whose graph inputs and outputs are
+    ``inputs`` and ``outputs``, in order, with the unique names of ``name_of``."""
 
     id: int
     device: str
@@ -65,10 +65,10 @@ class Partition:
 
 @dataclass(repr=False)
 class PartitionPlan:
-    """What runs where, in order. ``reasons`` has one entry for each node that is not on the NPU.
+    """Partitions and transfers in the order they run. ``reasons`` has one entry for each node that is not on the NPU.
 
-    ``ir`` is the partitioned graph. ``feeds`` are the buffers (state_dict keys) that partitions read as inputs and
-    whose new values they return, because no single partition could own them.
+    ``ir`` is the partitioned graph. ``feeds`` are buffers (state_dict keys) that no single partition can own:
+    partitions read them as inputs and return their new values.
     """
 
     steps: list[Partition | TransferOp]
@@ -80,18 +80,21 @@ class PartitionPlan:
 
     @property
     def partitions(self) -> list[Partition]:
+        """The partitions, in the order they run."""
         return [s for s in self.steps if isinstance(s, Partition)]
 
     @property
     def transfers(self) -> list[TransferOp]:
+        """The transfers, in the order they run."""
         return [s for s in self.steps if isinstance(s, TransferOp)]
 
     @property
     def transferred_bytes(self) -> int:
+        """Bytes that a run transfers."""
         return sum(t.nbytes for t in self.transfers)
 
     def summary(self) -> str:
-        """The plan in one line."""
+        """Return the plan in one line."""
         count = {device: sum(p.device == device for p in self.partitions) for device in (NPU, CPU)}
         head = f"{self.ir.model_name or 'model'}: {count[NPU]} NPU and {count[CPU]} CPU partition(s)"
         return f"{head}, {len(self.transfers)} transfer(s), {self.transferred_bytes} bytes"
@@ -100,7 +103,7 @@ class PartitionPlan:
         return f"<PartitionPlan {self.summary()}>"
 
     def describe(self) -> str:
-        """The plan as text: a line per step, then every CPU node with its reason."""
+        """Return the plan as text: one line per step, then every CPU node with its reason."""
         lines = [self.summary()]
         for step in self.steps:
             if isinstance(step, TransferOp):
@@ -130,7 +133,7 @@ class PartitionPlan:
         return text + html_table(("CPU node", "op", "reason"), rows) if rows else text
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready summary (without the graphs)."""
+        """Return a JSON-ready summary, without the graphs."""
         steps: list[dict[str, Any]] = []
         for step in self.steps:
             if isinstance(step, TransferOp):
@@ -161,17 +164,17 @@ def partition(
     minimise_transfers: bool = True,
     is_supported: IsSupported | None = None,
 ) -> PartitionPlan:
-    """Plan the execution of an IR (whatever ``load_ir`` takes).
+    """Plan the execution of an IR (anything that ``load_ir`` takes).
 
-    ``check(node)`` says why a node cannot run on the NPU, None if it can; the default is the constraint checker of
+    ``check(node)`` returns why a node cannot run on the NPU, or None; the default is the constraint checker of
     ``target``. Two arguments exclude further nodes. ``force_cpu`` has names of nodes and ops. ``is_supported_fn`` is
     called with an op's name, or with the name and the attributes if it takes two parameters, and returns whether the
-    op may run on the NPU; ``is_supported`` is another name for it. Both know an in-place op by the IR's spelling
-    (``aten.relu_.default``) and by that of its functional twin: it is excluded if either is.
+    op may run on the NPU; ``is_supported`` is another name for it. An in-place op is excluded if either its IR name
+    (``aten.relu_.default``) or that of its functional variant is.
 
-    ``minimise_transfers=False`` moves nothing to the CPU but what is excluded, refused, or inseparable from that.
+    With ``minimise_transfers=False`` only nodes that are excluded, refused, or inseparable from those run on the CPU.
 
-    Raises ``ConfigError`` if ``force_cpu`` has a name that nothing has, ``IRError`` for malformed IR.
+    Raises ``ConfigError`` for a name in ``force_cpu`` that does not exist, ``IRError`` for malformed IR.
     """
     if is_supported_fn is not None and is_supported is not None:
         raise ConfigError("is_supported and is_supported_fn are two names of one argument: give one of them")
@@ -198,7 +201,7 @@ def partition(
 
 
 def name_of(key: Key) -> str:
-    """The name of a value at partition boundaries: its node's, with the index if that is not 0."""
+    """Return the name of a value at partition boundaries: its node's, with the output index if that is not 0."""
     node, index = key
     return node if index <= 0 else f"{node}.{index}"
 
@@ -222,7 +225,7 @@ def _without_dead_nodes(ir: IRGraph, shared: list[SharedStorage]) -> IRGraph:
 
 
 def _refused_together(ir: IRGraph) -> dict[str, Reason]:
-    """Reasons that only the lowering of the whole graph finds: writes through views that it cannot express."""
+    """Return reasons that only lowering the whole graph finds: writes through views that cannot be expressed."""
     try:
         lower_ir(ir)
     except CompileError as error:
@@ -231,7 +234,7 @@ def _refused_together(ir: IRGraph) -> dict[str, Reason]:
 
 
 def _follow(units: _Units, shared: list[SharedStorage], reasons: dict[str, Reason]) -> None:
-    """Give nodes that cannot be separated the same device: a shared memory, and all that touch one buffer."""
+    """Put inseparable nodes on one device: those that share memory, and all that access one buffer."""
     ir = units.ir
     for storage in shared:
         if storage.root[1] < 0 and leaf_key(ir, storage.root[0]) in ir.constants:
@@ -252,7 +255,7 @@ def _follow(units: _Units, shared: list[SharedStorage], reasons: dict[str, Reaso
 
 
 class _Units:
-    """Nodes in inseparable units, one per node with its getitems; ``deps`` also holds the order of in-place writes."""
+    """Inseparable units of nodes, one per node with its getitems; ``deps`` includes the order of in-place writes."""
 
     def __init__(self, ir: IRGraph, shared: list[SharedStorage]):
         self.ir = ir
@@ -279,18 +282,18 @@ class _Units:
             self._keep_order(storage)
 
     def head(self, node: str) -> str:
-        """The node that decides where ``node`` runs: itself, or the producer of the tuple it picks from."""
+        """Return the node that decides where ``node`` runs: itself, or for a getitem the producer of the tuple."""
         return self.members[self.of[node]][0].name
 
     def touching(self, update: StateUpdate) -> list[int]:
-        """Units that read the buffer of ``update`` or make its next value."""
+        """Return the units that read the buffer of ``update`` or compute its next value."""
         ir, made_by = self.ir, self.ir.key(update.value)[0]
         leaves = ((n.name, t.name) for n in ir.nodes for t in n.inputs if t.producer is None)
         reads = [node for node, leaf in leaves if leaf_key(ir, leaf) == update.key]
         return sorted({self.of[n] for n in (made_by, *reads) if n in self.of})
 
     def _keep_order(self, storage: SharedStorage) -> None:
-        """A write comes after all earlier accesses, every access after the last write."""
+        """Order a write after all earlier accesses, and every access after the last write."""
         since: list[int] = []  # the last write, if any, and the accesses after it
         for name in storage.accesses:
             if name in self.of:
@@ -305,7 +308,7 @@ class _Units:
         return CPU if self.members[unit][0].name in reasons else NPU
 
     def crossing(self, reasons: Mapping[str, Reason]) -> int:
-        """Bytes that change device."""
+        """Return the bytes that are transferred."""
         total = 0
         for key, readers in self.readers.items():
             home = self.device(self.of[key[0]], reasons)
@@ -314,15 +317,17 @@ class _Units:
 
 
 def _nbytes(t: TensorSpec) -> int:
-    """Bytes to move; nothing of a data-dependent size moves, its readers are on the host as well."""
+    """Return the bytes of a value; 0 for a data-dependent size, whose readers are on the host, too."""
     if not t.is_static:
         return 0
     return math.prod(t.shape) * dtypes.DTYPES[t.dtype].size
 
 
 def _cpu_cost(node: OpNode) -> float:
-    """What running a node on the CPU costs, in bytes of transfer it must save: infinite unless it is views and scalar
-    functions, by its lowering. An element computed there is taken to cost an eighth of an element moved."""
+    """Return the cost of a node on the CPU in bytes of transfer: an eighth of the bytes of each element it computes.
+
+    It is infinite unless the node lowers to views and scalar functions.
+    """
     graph = Graph()
     try:
         inputs = [graph.input(str(i), t.shape, t.dtype) for i, t in enumerate(node.inputs)]
@@ -338,8 +343,8 @@ def _cpu_cost(node: OpNode) -> float:
 def _balance(units: _Units, reasons: dict[str, Reason]) -> None:
     """Move cheap nodes to the CPU where that transfers fewer bytes and needs no more partitions.
 
-    The best set is the CPU side of a minimum cut: a value that is read on the other device costs its bytes once,
-    a moved node its ``_cpu_cost``; nodes that cannot or should not move are tied to their side.
+    The best set is the CPU side of a minimum cut. A value that is read on the other device costs its bytes once, a
+    moved node its ``_cpu_cost``; nodes that must not move are tied to their side.
     """
     network: dict[tuple[Any, Any], float] = {}
     pinned = {unit for update in units.ir.state for unit in units.touching(update)}
@@ -368,7 +373,7 @@ def _balance(units: _Units, reasons: dict[str, Reason]) -> None:
 
 
 def _connected(units: list[int], deps: list[set[int]]) -> Iterator[list[int]]:
-    """Weakly connected groups among ``units``."""
+    """Return the weakly connected components of ``units``."""
     group = {u: [u] for u in units}
     for u in units:
         for d in deps[u]:
@@ -382,7 +387,7 @@ def _connected(units: list[int], deps: list[set[int]]) -> Iterator[list[int]]:
 
 
 def _plan(units: _Units, reasons: dict[str, Reason], whole: bool) -> PartitionPlan:
-    """``whole``: whether a partition of all nodes may also pass on what the model returns as it is."""
+    """Build the plan. ``whole``: a partition of all nodes may also return inputs of the model unchanged."""
     ir = units.ir
     for nodes in units.members:
         head = nodes[0]
@@ -431,7 +436,7 @@ class _Cutter:
             self.plan.steps.append(Partition(i, device, names, tuple(reads[i]), outputs, graph))
 
     def _own_state(self) -> dict[str, int]:
-        """Buffer -> the partition that can keep it; the others are fed from outside and listed in the plan."""
+        """Map each buffer to the partition that can own it; the others are listed in ``feeds``."""
         owner: dict[str, int] = {}
         for update in self.ir.state:
             homes = {self.home[self.units.members[u][0].name] for u in self.units.touching(update)}
@@ -443,7 +448,7 @@ class _Cutter:
         return owner
 
     def _reads(self, i: int) -> Iterator[Key]:
-        """Values partition ``i`` takes from outside, weights and constants excepted."""
+        """Return the values that partition ``i`` takes from outside, except weights and constants."""
         for node in self.runs[i][1]:
             for t in node.inputs:
                 if t.producer is None:

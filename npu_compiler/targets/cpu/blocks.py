@@ -1,4 +1,4 @@
-"""C++ text under construction: nested blocks, and values with the kind of register that holds them.
+"""A builder of C++ text: nested blocks, and values with the kind of register that holds them.
 
 Values come in these kinds. Varying along the lane dim: ``vf``, ``vd``, ``vi32``, ``vi64`` and ``mask`` (a bool as vi32
 0/-1). The same for all lanes: ``vf`` and ``vd`` again (splat), and the scalars ``long``, ``int`` and ``bool``.
@@ -25,7 +25,7 @@ class Value(NamedTuple):
 
 
 class Block:
-    """A block of C++ under construction. ``binds``: what becomes known in it: dims, or 'row' for reduction results."""
+    """A block of C++ under construction. ``binds``: the dims whose index it defines, or 'row' for reduction results."""
 
     def __init__(
         self,
@@ -43,15 +43,18 @@ class Block:
 
     @property
     def branch(self) -> bool:
+        """Whether the block is the arm of a branch."""
         return self.kind != "loop"
 
     def chain(self) -> Iterator[Block]:
+        """Yield this block and those around it, innermost first."""
         block: Block | None = self
         while block is not None:
             yield block
             block = block.parent
 
     def lines(self, indent: int = 0) -> Iterator[str]:
+        """Yield the lines of the block, indented by ``indent`` levels."""
         inner = indent
         if self.header:
             yield from ("  " * indent + line for line in self.header.splitlines())
@@ -68,14 +71,14 @@ class Block:
     def child(
         self, header: str, footer: str = "}", binds: frozenset[Any] = frozenset(), kind: str = "loop"
     ) -> Iterator[Block]:
-        """A nested block. What is hoisted out of it while it is open lands before it."""
+        """Open a nested block. Code hoisted out of it is placed before it."""
         block = Block(self, header, footer, binds, kind)
         yield block
         self.items.append(block)
 
 
 def literal(value: Any, kind: str) -> str:
-    """A C++ constant of a scalar type or of the lanes of a vector kind."""
+    """Return a C++ constant of a scalar type or of the lanes of a vector kind."""
     kind = SCALAR_OF.get(kind, kind)
     if kind in ("float", "double"):
         suffix = "f" if kind == "float" else ""
@@ -96,6 +99,7 @@ def literal(value: Any, kind: str) -> str:
 
 
 def vector_kind(dtype: str) -> str:
+    """Return the vector kind whose lanes hold ``dtype`` for arithmetic."""
     if dtype == "bool":
         return "mask"
     if dtypes.is_float(dtype):
@@ -104,17 +108,18 @@ def vector_kind(dtype: str) -> str:
 
 
 def uniform_kind(dtype: str) -> str:
+    """Return the kind that holds a ``dtype`` value shared by all lanes."""
     kind = vector_kind(dtype)
     return kind if kind in ("vf", "vd") else SCALAR_OF[kind]
 
 
 def wrap(text: str, dtype: str) -> str:
-    """Brings an int32 lane or scalar back into the range of a smaller type."""
+    """Wrap an int32 lane or scalar to the range of a smaller integer type."""
     return f"wrap<{dtypes.DTYPES[dtype].ctype}>({text})" if dtype in ("int8", "uint8", "int16") else text
 
 
 def convert(value: Value, kind: str) -> str:
-    """A value as another kind: splat, widened, or between masks and numbers."""
+    """Convert a value to another kind: splat, widen, or mask to number and back."""
     text, have = value
     if have == kind:
         return text
@@ -130,7 +135,7 @@ def convert(value: Value, kind: str) -> str:
 
 
 def strip_parentheses(text: str) -> str:
-    """Without redundant outer parentheses."""
+    """Remove redundant outer parentheses."""
     if not (text.startswith("(") and text.endswith(")")):
         return text
     depth = 0

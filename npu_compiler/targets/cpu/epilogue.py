@@ -1,9 +1,7 @@
-"""The epilogue of a micro-kernel as a C++ functor: bias, activation, residual and rounding on the accumulator in
-registers.
+"""The epilogue of a micro-kernel as a C++ functor: bias, activation, residual and rounding on accumulator registers.
 
-The micro-kernels call ``epi(acc, row, col, L)`` with VL neighbouring columns of one output row; ``row`` counts the
-leading dims of the output in order. Rendering is that of the loop kernels: the epilogue is their store stage with one
-extra input.
+A micro-kernel calls ``epi(acc, row, col, L)`` with VL neighbouring columns of one output row; ``row`` is the flat index
+of the leading output dims. The loop generator renders it: an epilogue is a store stage with one extra input.
 """
 
 from __future__ import annotations
@@ -20,8 +18,8 @@ from .render import Block, Renderer, Value, vector_kind
 
 
 def emit_epilogue(kernel: Anchor, fixed: int, name: str, place: Callable[[Operand], str]) -> tuple[str, str]:
-    """(the functor's definition, the braced initialiser of its pointers); operands after the first ``fixed`` are its
-    own."""
+    """Return (the functor's definition, the braced initialiser of its pointers). The kernel reads the first ``fixed``
+    operands, the functor the others."""
     nest, acc, pitch = epilogue_nest(kernel)
     lane = len(kernel.outputs[0].shape) - 1
     lane_dim = lane if lane in nest.size else None
@@ -59,7 +57,7 @@ def _ctype(op: Operand) -> str:
 
 
 def _decode(nest: Nest, target: Expr, value: Expr, acc: int, pitch: int, lane: int | None) -> list[str]:
-    """Row dims from the flat row number, in units that the accumulator's own address states."""
+    """Decode the row dims from the flat row number, in the units of the accumulator's address."""
     lines = [f"const long i{lane} = col;"] if lane is not None else []
     for d, unit, wrap in row_digits(nest, value, acc, pitch, lane):
         text = f"row / {unit}" if unit > 1 else "row"

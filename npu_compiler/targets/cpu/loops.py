@@ -1,4 +1,4 @@
-"""Generates the C++ of ``loops`` kernels: one function per kernel, every size a literal, vector code along one dim."""
+"""C++ of generated loop nests: one function per kernel, every size a literal, vector lanes along one dim."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from ...schedule.kernel import Buffer, LoopBody, Loops, Operand, Scan, Sort
 from ..codegen.nest import Access, Nest, Step, build_nest, use_counts
 from ..codegen.row_passes import Pass
 from .blocks import CTYPE, Block, Value, uniform_kind, vector_kind
-from .fold_loops import accumulator, clip, fold_loops, is_long
 from .plan import TILE_BLOCK, Plan, make_plan
+from .reductions import accumulator, clip, is_long, reduction_loops
 from .render import Renderer
 from .small_kernels import emit_small, small_scratch_bytes
 
@@ -42,14 +42,14 @@ def emit_loops(kernel: Loops | Scan | Sort, name: str, pointer: Callable[[Operan
 
 
 def scratch_bytes(kernel: Loops | Scan | Sort) -> int:
-    """Bytes of ``th.scratch`` that the kernel uses on each thread."""
+    """Return the bytes of ``th.scratch`` that the kernel uses on each thread."""
     if not isinstance(kernel, Loops):
         return small_scratch_bytes(kernel)
     return _emit(*_key(kernel))[3]
 
 
 def _key(kernel: Loops) -> tuple[LoopBody, tuple[Operand, ...], tuple[Operand, ...]]:
-    """What the text of a kernel depends on: its loops and the layout of its operands, but not where they lie."""
+    """Return what the text of a kernel depends on: its loops and the layout of its operands, not their addresses."""
     numbers: dict[int, Buffer] = {}
 
     def anonymous(op: Operand) -> Operand:
@@ -64,7 +64,7 @@ def _key(kernel: Loops) -> tuple[LoopBody, tuple[Operand, ...], tuple[Operand, .
 def _emit(
     body: LoopBody, inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]
 ) -> tuple[list[str], list[int], list[int], int]:
-    """(lines of the function after its pointers, inputs used, outputs used, scratch bytes)."""
+    """Return (lines of the function after its pointers, inputs used, outputs used, scratch bytes)."""
     nest = build_nest(Loops(label="", inputs=inputs, outputs=outputs, body=body))
     if nest.empty:
         return ["  return 0;"], [], [], 0
@@ -72,7 +72,7 @@ def _emit(
 
 
 class _Emitter:
-    """Writes one nest. The row block holds the passes; bodies are lambdas over (position, lanes, vector number)."""
+    """Emits one nest. The row block contains the passes; bodies are lambdas over (position, lanes, vector number)."""
 
     def __init__(self, nest: Nest, plan: Plan):
         self.nest, self.plan, self.row = nest, plan, plan.row
@@ -96,17 +96,17 @@ class _Emitter:
         return list(root.lines(1)), used, written, self.plan.scratch_bytes
 
     def _saved_place(self, n: int, at: int) -> Expr:
-        """Later passes read a saved value like an operand that is indexed by the reduced position."""
+        """Return the place where later passes read a saved value: an operand indexed by the reduced position."""
         offset: Expr = const(0, "int64")
         lane = self.plan.lane
-        for d in self.plan.inner_folds + ([] if self.plan.wide or lane is None else [lane]):
+        for d in self.plan.inner_reductions + ([] if self.plan.wide or lane is None else [lane]):
             offset = offset * self.nest.size[d] + expr.index(d)
         return Expr("load", self.row.saved[n], (offset,), Access(len(self.nest.inputs) + at, False, ()))
 
     # -- rows -----------------------------------------------------------------------------------------------------
     @contextmanager
     def _rows(self, root: Block) -> Iterator[Block]:
-        """The loops over chunks and rows; yields the innermost row block."""
+        """Emit the loops over chunks and rows, and yield the innermost row block."""
         plan, size = self.plan, self.nest.size
         rest = [d for d in self.nest.rows if d not in (plan.lane, plan.tile, plan.woven, *plan.prefix)]
         chunks = f"for (long c; (c = next_chunk(th, counter)) < {plan.chunks};) {{"
@@ -127,7 +127,7 @@ class _Emitter:
             yield block
 
     def _decode(self, block: Block) -> None:
-        """Row indices, and the range of the lane and tile dims, from the flat unit number."""
+        """Decode row indices, and the range of the lane and tile dims, from the flat unit number."""
         plan, size = self.plan, self.nest.size
         step = 1
 
@@ -165,13 +165,13 @@ class _Emitter:
 
     # -- lanes ----------------------------------------------------------------------------------------------------
     def _segments(self, lane: int) -> list[tuple[int, int]]:
-        """Ranges of the lane dim in which its guards and the pieces of its addresses do not change."""
+        """Return ranges of the lane dim in which no guard changes and every address is affine."""
         size = self.nest.size[lane]
         found = self._pieces([e for e in self.exprs if any(x.op in PIECEWISE for x in expr.walk(e))], lane, 0, size)
         return found if len(found) <= MAX_SEGMENTS else [(0, size)]
 
     def _pieces(self, exprs: list[Expr], lane: int, low: int, high: int) -> list[tuple[int, int]]:
-        """What is decided in a part of the range may leave other guards to decide."""
+        """Split a range further: deciding one guard may expose breakpoints of others."""
         points = affine.breakpoints(exprs, lane, low, high)
         if not points or len(points) >= MAX_SEGMENTS:
             return [(low, high)]
@@ -183,7 +183,7 @@ class _Emitter:
 
     @contextmanager
     def _lanes(self, block: Block, helper: str, count: int, low: int, high: int, arguments: str) -> Iterator[Block]:
-        """A loop over [low, high) of the lane dim; narrowed to the thread's block if the lanes are split."""
+        """Emit a loop over [low, high) of the lane dim, limited to the thread's block if the lanes are split."""
         plan, lane = self.plan, self.plan.lane
         assert lane is not None
         ranges = self.render.ranges
@@ -198,7 +198,7 @@ class _Emitter:
         self.render.ranges = ranges
 
     def _known(self, e: Expr) -> Expr:
-        """With the guards decided by the current lane range, and saved values as loads."""
+        """Simplify an expression: guards are decided by the current lane range, saved values become loads."""
 
         def step(x: Expr) -> Expr | None:
             return self.saved_places.get(x.value) if x.op == "stage" else None
@@ -208,12 +208,13 @@ class _Emitter:
     # -- lanes across rows ----------------------------------------------------------------------------------------
     def _passes_across(self, block: Block, low: int, high: int, lane: int) -> None:
         with self._lanes(block, "tiles", self.plan.unroll[0], low, high, "long b, auto L, auto W") as tile:
-            tile.binds = frozenset()  # the vectors of the tile bind the lane dim
+            tile.binds = frozenset()  # the vectors of the tile define the lane dim
             for p in self.row.passes:
                 for s in p.folds:
                     tile.items.append(f"{accumulator(self.plan, s, 'W')} f{s.number};")
                 values, clips = clip(self.plan, p, {s.number: self._known(s.value) for s in p.folds})
-                with fold_loops(self.plan, self.render, tile, p, clips, 1) as inner, self._vectors(inner, lane) as body:
+                loops = reduction_loops(self.plan, self.render, tile, p, clips, 1)
+                with loops as inner, self._vectors(inner, lane) as body:
                     self._pass_body(body, p, values)
                 for s in p.folds:
                     e, kind = _result(s)
@@ -225,14 +226,14 @@ class _Emitter:
 
     @contextmanager
     def _vectors(self, block: Block, lane: int) -> Iterator[Block]:
-        """The vectors of a tile."""
+        """Emit the loop over the vectors of a tile."""
         header = "#pragma GCC unroll 8\nfor (int u = 0; u < W; u++) {"
         with block.child(header, binds=frozenset((lane,))) as inner:
             inner.items.append(f"const long i{lane} = b + u * VL;")
             yield inner
 
     def _tiled(self, block: Block, low: int, high: int, lane: int, tile: int) -> None:
-        """Square tiles: loads along the tile dim are transposed in registers, so that stores follow the lanes."""
+        """Emit square tiles: loads along the tile dim are transposed in registers, so stores are contiguous."""
         plan, render = self.plan, self.render
         corner = max(self.nest.size) + 1  # a dim of its own: the first position of a tile
         first, last = ("first", "last") if plan.tile_blocks > 1 else ("0", str(self.nest.size[tile]))
@@ -267,8 +268,8 @@ class _Emitter:
         steps = plan.lane_steps(count)
         values, clips = clip(plan, p, {s.number: self._known(s.value) for s in p.folds})
         arguments = f"long i{lane}, auto L, int u"
-        with fold_loops(plan, self.render, block, p, clips, steps) as outer:
-            if carries and steps > plan.sequential:  # a sum so long that the lane loop itself stops to carry
+        with reduction_loops(plan, self.render, block, p, clips, steps) as outer:
+            if carries and steps > plan.sequential:  # the sum is so long that the lane loop flushes it
                 length = f"{plan.sequential * count} * VL"
                 with outer.child(f"for (long lo = 0; lo < {size}; lo += {length}) {{") as part:
                     part.items.append(f"const long hi = scalar_min<long>(lo + {length}, {size});")
@@ -289,7 +290,7 @@ class _Emitter:
 
     # -- bodies ---------------------------------------------------------------------------------------------------
     def _pass_body(self, body: Block, p: Pass, values: dict[int, Expr]) -> None:
-        """Everything one vector of points does in a pass: all values first, then the writes."""
+        """Emit what one vector of points does in a pass: first all values, then the stores."""
         render, wide = self.render, self.plan.wide
         lines = []
         for s in p.folds:
@@ -321,7 +322,7 @@ class _Emitter:
         out, dtype = f"b{s.output}", self.nest.outputs[s.output].dtype
         e, target = self._known(s.value.cast(dtype)), self._known(s.target)
         if plan.woven is not None:
-            return self._woven(body, e, target, out, plan.woven)
+            return self._interleaved(body, e, target, out, plan.woven)
         if plan.lane is None or (not plan.wide and s.per_row):
             text = render.text(e, uniform_kind(dtype), body)
             place = render.place(target, body)
@@ -337,8 +338,8 @@ class _Emitter:
             return [f"st({out} + {place.offset}, {text}, L);"]
         return [f"st_strided({out} + {place.offset}, {place.stride}, {text}, L);"]
 
-    def _woven(self, body: Block, e: Expr, target: Expr, out: str, dim: int) -> list[str]:
-        """The vectors of every position of a short innermost dim, interleaved."""
+    def _interleaved(self, body: Block, e: Expr, target: Expr, out: str, dim: int) -> list[str]:
+        """Emit the interleaved vectors of all positions of a short innermost dim."""
         parts = [expr.substitute(e, {dim: const(m, "int64")}) for m in range(self.nest.size[dim])]
         vectors = [self._named(self._known(part), body) for part in parts]
         place = self.render.place(expr.substitute(target, {dim: const(0, "int64")}), body)
@@ -354,6 +355,7 @@ class _Emitter:
 
 
 def _result(s: Step) -> tuple[Expr, str]:
-    """The stage expression of a reduction and the vector kind of its result."""
+    """Return the stage expression of a reduction and the vector kind of its result."""
+
     dtype = "int64" if s.reduce in ("argmax", "argmin") else s.value.dtype
     return expr.stage(s.number, dtype), vector_kind(dtype)

@@ -1,4 +1,4 @@
-"""Decisions about a loop nest: which dim the vector lanes run along, passes over the row, chunks for the threads."""
+"""The loop plan of a nest: the dim of the vector lanes, passes over the row, chunks for the threads."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from ..codegen.nest import Access, Nest, Step, accesses, fold_single_points
 from ..codegen.row_passes import SCRATCH_LIMIT, Row, make_row, scratch_item
 
 LANES = 16  # of the widest instruction set; costs and scratch sizes assume it
-CHUNK_NS = 6000.0  # work worth a trip to the chunk counter
+CHUNK_NS = 6000.0  # work that amortises one atomic increment of the chunk counter
 MAX_CHUNKS = 128
 LIGHT = 24  # scalar operations of a body that gains from several vectors side by side
-# Float additions into one partial sum before it is carried: along a row they all end in one number.
+# Float additions into one partial sum before it is flushed: along a row they all end in one number.
 SEQUENTIAL_ALONG, SEQUENTIAL_ACROSS = 8, 16
-TILE_MIN = 8  # shorter dims are not worth a tile
+TILE_MIN = 8  # shorter dims are not tiled
 PAGE = 4096  # bytes
-TILE_BLOCK = 64  # positions of the tile dim that stay on one thread: a multiple of every vector length
+TILE_BLOCK = 64  # positions of the tile dim per thread: a multiple of every vector length
 BY_LANE = frozenset("tan asin acos atan sinh cosh asinh acosh atanh pow atan2 fmod remainder floordiv idiv".split())
 
 
 @dataclass
 class Plan:
-    """How a nest is walked.
+    """The loop structure of a nest.
 
-    ``lane`` None: the nest is a single point, or must be walked point by point, in order. ``wide``: the lanes are
-    neighbouring rows; else they run along the row.
+    ``lane`` None: the nest is a single point, or its points must be computed one by one, in order. ``wide``: the lanes
+    are neighbouring rows; otherwise they run along the row.
     """
 
     nest: Nest
@@ -38,7 +38,7 @@ class Plan:
     unroll: list[int] = field(default_factory=list)  # vectors side by side, per pass
     scratch: dict[int, int] = field(default_factory=dict)  # byte offset of each saved stage
     scratch_bytes: int = 0
-    # A dim walked beside the lane dim in square tiles: the ``tiled`` loads are contiguous along it.
+    # A dim that forms square tiles with the lane dim: the ``tiled`` loads are contiguous along it.
     tile: int | None = None
     tiled: list[Expr] = field(default_factory=list)
     woven: int | None = None  # a short dim, innermost in memory, whose stores are interleaved in registers
@@ -50,7 +50,7 @@ class Plan:
 
     @property
     def units(self) -> int:
-        """What is split among the threads: rows, or blocks of the lane or tile dim."""
+        """Units that are divided among the threads: rows, or blocks of the lane or tile dim."""
         return self.nest.points(self.prefix) * self.lane_blocks * self.tile_blocks
 
     @property
@@ -59,25 +59,26 @@ class Plan:
 
     @property
     def position_kind(self) -> str:
-        """The vector kind that counts the points of a row."""
+        """The vector kind of positions in a row."""
         return "vi32" if self.nest.points(self.nest.folds) < 2**31 else "vi64"
 
     def lane_steps(self, count: int) -> int:
-        """Rounds of a lane loop along the row with ``count`` vectors side by side."""
+        """Return the iterations of a lane loop along the row that is unrolled ``count`` times."""
         return 1 if self.lane is None else -(-self.nest.size[self.lane] // (LANES * count))
 
     @property
     def sequential(self) -> int:
-        """Float additions into one partial sum before it is carried."""
+        """Return the float additions into one partial sum before it is flushed."""
         return SEQUENTIAL_ACROSS if self.wide else SEQUENTIAL_ALONG
 
     @property
-    def inner_folds(self) -> list[int]:
+    def inner_reductions(self) -> list[int]:
         """Reduced dims that become scalar loops, outermost first."""
         return [d for d in self.nest.folds if d != self.lane]
 
 
 def make_plan(nest: Nest) -> Plan:
+    """Choose the loop structure of ``nest`` by estimated cost."""
     if not nest.reduced:
         fold_single_points(nest)
     lane = _choose_lane(nest)
@@ -90,7 +91,7 @@ def make_plan(nest: Nest) -> Plan:
     if transposed is not None:
         _, plan.tile, plan.tiled = transposed
     else:
-        plan.woven = _choose_weave(plan)
+        plan.woven = _choose_interleave(plan)
     plan.unroll = [_vectors_for(plan, p.steps) for p in row.passes]
     if wide:
         plan.unroll = [min(plan.unroll, default=1)] * len(row.passes)
@@ -104,7 +105,7 @@ def make_plan(nest: Nest) -> Plan:
 
 # -- lanes --------------------------------------------------------------------------------------------------------
 def _choose_lane(nest: Nest) -> int | None:
-    """The dim for the lanes with the lowest estimated cost per element; None if no points may be done together."""
+    """Return the dim with the lowest estimated cost per element; None if points must be computed one by one."""
     if not nest.order:
         return None
     candidates = list(nest.order)
@@ -139,12 +140,12 @@ def _lane_cost(nest: Nest, dim: int) -> float:
 
 
 def _strided_cost(nbytes: int) -> float:
-    """Of a vector of elements so far apart: within a few cache lines, in a line each, or in a page each."""
+    """Return the cost of a strided vector: within few cache lines, in one line each, or in one page each."""
     return LANES * (0.5 if nbytes < 16 else 1 if nbytes < PAGE else 3)
 
 
 def _choose_tile(nest: Nest) -> tuple[int, int, list[Expr]] | None:
-    """(lane dim, tile dim, loads) where stores are contiguous along one dim and some loads along another."""
+    """Return (lane dim, tile dim, loads) if stores are contiguous along one dim and some loads along another."""
     if nest.reduced or nest.serial:
         return None
     found = accesses(nest)
@@ -171,7 +172,7 @@ def _choose_tile(nest: Nest) -> tuple[int, int, list[Expr]] | None:
 
 # -- vectors and scratch ------------------------------------------------------------------------------------------
 def _vectors_for(plan: Plan, steps: list[Step]) -> int:
-    """Vectors side by side: enough to hide latency in light bodies, one in heavy ones."""
+    """Return the unroll factor: enough vectors to hide latency in light bodies, one in heavy bodies."""
     if plan.lane is None or sum(expr.cost(s.value) for s in steps) > LIGHT:
         return 1
     most = 2 if any(scratch_item(s.value.dtype) == 8 for s in steps if s.kind == "reduce") else 4
@@ -190,7 +191,7 @@ def _place_scratch(plan: Plan) -> None:
 
 # -- threads ------------------------------------------------------------------------------------------------------
 def estimate_ns(plan: Plan) -> float:
-    """Rough time of the whole nest on one thread."""
+    """Estimate the time of the whole nest on one thread, in nanoseconds."""
     nest = plan.nest
     point = row = 0.0
     for s in nest.steps:
@@ -230,8 +231,8 @@ def _split_work(plan: Plan) -> None:
     plan.chunks = -(-plan.units // plan.per_chunk)
 
 
-def _choose_weave(plan: Plan) -> int | None:
-    """A dim of 2 to 4 positions that stores visit innermost, with the lane dim just outside it."""
+def _choose_interleave(plan: Plan) -> int | None:
+    """Return a dim of 2 to 4 positions that is innermost in stores, with the lane dim just outside it, or None."""
     nest, lane = plan.nest, plan.lane
     if nest.reduced or nest.serial or lane is None:
         return None

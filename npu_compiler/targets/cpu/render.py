@@ -1,4 +1,4 @@
-"""Scalar expressions to C++ on lane vectors, each part in the outermost block of the loop nest where it is known."""
+"""Scalar expressions as C++ on lane vectors; each part is placed in the outermost loop where its operands are known."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .blocks import CTYPE, SCALAR_OF, Block, Value, convert, literal, strip_pare
 INLINE_LENGTH = 72  # longer texts get a name
 INT32 = (-(2**31), 2**31 - 1)
 FUNCTIONS = {"maximum": "max", "minimum": "min"}
-# Results in the range of the arguments' type that need no rounding to it.
+# Ops whose results are exact in the type of the arguments and need no rounding.
 EXACT = frozenset("maximum minimum and or xor shr sign".split())
 _BOOL = {
     "add": "({0} | {1})", "or": "({0} | {1})", "maximum": "({0} | {1})", "and": "({0} & {1})", "mul": "({0} & {1})",
@@ -29,7 +29,7 @@ _BOOL = {
 
 
 class Place(NamedTuple):
-    """Where a load or store goes: ``offset`` + lane * ``stride``, or the per-lane offsets ``gather`` if not empty."""
+    """The address of a load or store: ``offset`` + lane * ``stride``, or per-lane offsets ``gather`` if not empty."""
 
     offset: str
     stride: int
@@ -54,7 +54,7 @@ class Renderer:
 
     # -- where an expression is known ---------------------------------------------------------------------------------
     def deps(self, e: Expr) -> frozenset[Any]:
-        """The dims (and 'row') that a value depends on."""
+        """Return the dims (and 'row') that a value depends on."""
         if e in self.stages:
             return self.stages[e][0]
         found = self._deps.get(e)
@@ -73,7 +73,7 @@ class Renderer:
         return found
 
     def _changes(self, operand: int) -> bool:
-        """Whether what an operand holds changes from row to row: saved temporaries, and what a serial nest updates."""
+        """Whether an operand changes from row to row: saved temporaries, and what a serial nest updates."""
         if operand >= len(self.nest.inputs):
             return True
         return operand >= 0 and self.nest.serial and self.nest.inputs[operand].buffer.id in self.written
@@ -85,7 +85,7 @@ class Renderer:
         return self.lane is not None and self.lane in self.deps(e)
 
     def pinned(self, e: Expr) -> bool:
-        """Whether computing it outside its branch could fail or read out of bounds."""
+        """Whether ``e`` must stay in its branch: outside it could fail or read out of bounds."""
         found = self._pinned.get(e)
         if found is None:
             found = any(self.pinned(a) for a in e.args)
@@ -95,7 +95,7 @@ class Renderer:
         return found
 
     def home(self, e: Expr, block: Block) -> Block:
-        """The outermost block, from ``block`` outwards, where ``e`` can be computed."""
+        """Return the outermost block, from ``block`` outwards, where ``e`` can be computed."""
         deps, pinned = self.deps(e), self.pinned(e)
         crossed, inside, nearest = False, None, None
         for b in block.chain():
@@ -114,7 +114,7 @@ class Renderer:
 
     # -- values -----------------------------------------------------------------------------------------------------
     def value(self, e: Expr, block: Block) -> Value:
-        """A name, literal or short text for ``e``, valid in ``block``."""
+        """Return a name, literal or short text for ``e`` that is valid in ``block``."""
         if e in self.stages:
             return self.stages[e][1]
         for b in block.chain():
@@ -132,7 +132,7 @@ class Renderer:
         return self.define(e, made, home)
 
     def define(self, e: Expr, made: Value, home: Block) -> Value:
-        """``e`` as a constant of ``home``."""
+        """Define ``e`` as a constant in ``home`` and return its name."""
         home.values[e] = Value(self.define_text(made.text, made.kind, home), made.kind)
         return home.values[e]
 
@@ -142,7 +142,7 @@ class Renderer:
         return name
 
     def text(self, e: Expr, kind: str, block: Block) -> str:
-        """``e`` converted to ``kind``: a vector kind, or a scalar type for a uniform value."""
+        """Return ``e`` converted to ``kind``: a vector kind, or a scalar type for a uniform value."""
         if e.op == "const":
             return self.constant(e, kind)
         return convert(self.value(e, block), kind)
@@ -154,7 +154,7 @@ class Renderer:
         return f"splat<{kind}>({text})" if kind.startswith("v") else text
 
     def kind(self, e: Expr) -> str:
-        """The kind ``e`` has when it is computed."""
+        """Return the kind in which ``e`` is computed."""
         if e in self.stages:
             return self.stages[e][1].kind
         if not self.varying(e):
@@ -162,7 +162,7 @@ class Renderer:
         return "vi32" if e.dtype == "int64" and self.narrow(e) else vector_kind(e.dtype)
 
     def narrow(self, e: Expr) -> bool:
-        """An int64 index expression whose every part fits 32 bits: half as many registers."""
+        """Whether every part of an int64 index expression fits 32 bits, which halves the registers."""
         if e.op in ("load", "stage", "cast"):
             return False
         bound = affine.interval(e, self.ranges)
@@ -194,7 +194,7 @@ class Renderer:
         return Value(text if e.op in EXACT else self._round(text, e.dtype), kind)
 
     def _operand_kind(self, e: Expr) -> str:
-        """The kind in which a comparison works."""
+        """Return the kind of a comparison's operands."""
         kinds = {self.kind(a) for a in e.args if a.op != "const"}
         for kind in ("vf", "vd", "vi64", "vi32", "long", "int"):
             if kind in kinds:
@@ -320,7 +320,7 @@ class Renderer:
         return Value(name, kind)
 
     def _worth_branching(self, e: Expr, block: Block) -> bool:
-        """Whether an arm does work at this very place that a branch can save."""
+        """Whether an arm computes something in this block that a branch can skip."""
         loop = next(b for b in block.chain() if not b.branch)
         for x in expr.walk(e):
             heavy = (x.op == "load" or x.op in EXPENSIVE) and not any(x in b.values for b in block.chain())
@@ -369,7 +369,7 @@ class Renderer:
         return Value(f"({test}{text} : 0)" if masked else text, scalar)
 
     def place(self, e: Expr, block: Block) -> Place | None:
-        """The address of a load or store target; None if its operand is empty (``bad`` is set instead)."""
+        """Return the address of a load or store; None if its operand is empty (``bad`` is set instead)."""
         form = affine.affine(e.args[0])
         vectors = [f"{self.text(t, 'vi64', block)} * {form.terms[t]}" for t in form.opaque() if self.varying(t)]
         scalars: list[str] = []
@@ -392,7 +392,7 @@ class Renderer:
         return Place(offset, stride, " + ".join([*vectors, f"({offset})"] if scalars else vectors))
 
     def _checked(self, e: Expr, idx: Expr, n: int, block: Block) -> str:
-        """The name of a data-dependent index after it was compared with its dim's size."""
+        """Emit the range check of a data-dependent index and return the checked name."""
         if self.varying(idx):
             name, kind, home = self.name(), "vi64", block
             extra = f", {block.mask}, L" if block.mask else ", L"
@@ -404,7 +404,7 @@ class Renderer:
         return name
 
     def offset(self, form: Affine, block: Block) -> str:
-        """The text of a uniform affine form; partial sums are named in the outermost block where they are known."""
+        """Return the text of a uniform affine form; partial sums are defined in the outermost block where possible."""
         groups: dict[int, tuple[Block, list[tuple[Expr, int]]]] = {}
         for t, c in form.terms.items():
             home = self.home(t, block)

@@ -51,7 +51,7 @@ def emit_small(kernel: Scan | Sort, name: str, pointer: Callable[[Operand], str]
 
 
 def small_scratch_bytes(kernel: Scan | Sort) -> int:
-    """Bytes of ``th.scratch`` that a ``scan`` or ``sort`` kernel uses on each thread."""
+    """Return the bytes of ``th.scratch`` that a ``scan`` or ``sort`` kernel uses on each thread."""
     if isinstance(kernel, Scan):
         return 0
     shape = kernel.inputs[0].shape
@@ -60,7 +60,7 @@ def small_scratch_bytes(kernel: Scan | Sort) -> int:
 
 
 def _offset(op: Operand, rows: Sequence[int], shape: Sequence[int]) -> str:
-    """Element offset of row ``r`` (the flat position over ``rows``)."""
+    """Return the element offset of row ``r``, the flat position over ``rows``."""
     parts, step = [], 1
     for d in reversed(rows):
         if op.strides[d] and shape[d] > 1:

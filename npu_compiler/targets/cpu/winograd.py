@@ -19,7 +19,7 @@ _NEAR, _FAR = 0.75, 1.5  # the interpolation points of F(4x4)
 
 
 def filter_transform(tile: int) -> NDArray[np.float64]:
-    """G of F(tile x tile, 3 x 3): (tile + 2) x 3. ``tile`` is 2 or 4; anything else raises ValueError."""
+    """Return G of F(tile x tile, 3 x 3) as float64 [tile + 2, 3]. ``tile`` is 2 or 4, else ``ValueError``."""
     if tile == 2:
         return np.array([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]], np.float64)
     if tile != 4:
@@ -59,13 +59,13 @@ def winograd_weights(w: NDArray[np.generic], tile: int = 4) -> NDArray[np.float3
 # as 10 flops; transforming a tile costs so many flops for each input and output channel.
 _FLOPS_PER_BYTE = 10
 _TRANSFORM = {2: (240, 150), 4: (536, 344)}
-_DIRECT = 0.9  # direct convolution runs closer to the peak than the many small products of a Winograd kernel
-_GAIN = 0.9  # worth the larger weights only if clearly faster
+_DIRECT = 0.9  # direct convolution runs closer to peak than the many small products of a Winograd kernel
+_GAIN = 0.9  # required speed-up: Winograd weights are larger
 _MAX_CHANNELS_F32 = 256  # beyond, the fp32 error of F(2x2) exceeds that of direct convolution
 
 
 def winograd_tile(n: int, oh: int, ow: int, c: int, k: int, dtype: str, bf16_dot: bool = True) -> int:
-    """The tile (4 or 2) with which a 3x3, stride 1 convolution of C to K channels runs fastest, or 0 for direct.
+    """Return the tile (4 or 2) with which a 3x3, stride 1 convolution of C to K channels runs fastest, or 0 for direct.
 
     ``n, oh, ow`` is the output, ``dtype`` the IR name of the activations' dtype, ``bf16_dot`` whether the CPU has a
     bf16 dot product (direct bf16 convolution is then twice as fast).

@@ -211,7 +211,7 @@ template <int M, int Q, int K> constexpr int woven_lane(int l) {
 template <int M, int Q, int K, class V, int... I> NPU_INLINE V weave_in(V a, V b, Seq<I...>) {
   return __builtin_shufflevector(a, b, woven_lane<M, Q, K>(I)...);
 }
-template <int M, int Q, class V> NPU_INLINE V weave(const V (&v)[M]) {
+template <int M, int Q, class V> NPU_INLINE V interleave(const V (&v)[M]) {
   using Lanes = typename MakeSeq<VL>::type;
   V w = weave_in<M, Q, 1>(v[0], v[1], Lanes{});
   if constexpr (M > 2) w = weave_in<M, Q, 2>(w, v[2], Lanes{});
@@ -222,10 +222,10 @@ template <class T, class L, class... V> NPU_INLINE void st_woven(T* p, L l, V...
   constexpr int M = sizeof...(V);
   const vec<T> v[M] = {each...};
   if constexpr (is_same<L, Full>::value) {
-    st(p, weave<M, 0>(v), l);
-    st(p + VL, weave<M, 1>(v), l);
-    if constexpr (M > 2) st(p + 2 * VL, weave<M, 2>(v), l);
-    if constexpr (M > 3) st(p + 3 * VL, weave<M, 3>(v), l);
+    st(p, interleave<M, 0>(v), l);
+    st(p + VL, interleave<M, 1>(v), l);
+    if constexpr (M > 2) st(p + 2 * VL, interleave<M, 2>(v), l);
+    if constexpr (M > 3) st(p + 3 * VL, interleave<M, 3>(v), l);
   } else {
     for (int m = 0; m < M; m++) st_strided(p + m, M, v[m], l);
   }

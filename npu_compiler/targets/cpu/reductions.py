@@ -1,4 +1,4 @@
-"""Reductions: their accumulators, the scalar loops around them, and guards turned into bounds of these loops."""
+"""Reductions: accumulators, the scalar loops around them, and guards that become bounds of these loops."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ Clips = dict[int, list[tuple[int, Affine]]]  # dim -> (coefficient, rest): coeff
 
 
 def is_long(plan: Plan, s: Step, count: int) -> bool:
-    """Whether a sum is so long that its partial sums are carried into wider totals; ``count``: vectors side by side."""
-    terms = plan.nest.points(plan.inner_folds) * (1 if plan.wide else plan.lane_steps(count))
+    """Whether a sum is so long that partial sums are flushed into wider totals; ``count``: independent accumulators."""
+    terms = plan.nest.points(plan.inner_reductions) * (1 if plan.wide else plan.lane_steps(count))
     return s.reduce == "sum" and dtypes.is_float(s.value.dtype) and terms > plan.sequential
 
 
 def accumulator(plan: Plan, s: Step, count: str, along: bool = False) -> str:
-    """The C++ type that folds a reduction; ``along``: its lanes are joined at the end."""
+    """Return the C++ type that accumulates a reduction; ``along``: its lanes are combined at the end."""
     kind = vector_kind(s.value.dtype)
     kind = "vi32" if kind == "mask" else kind
     if s.reduce in ("argmax", "argmin"):
@@ -37,17 +37,18 @@ def accumulator(plan: Plan, s: Step, count: str, along: bool = False) -> str:
 
 
 @contextmanager
-def fold_loops(plan: Plan, render: Renderer, block: Block, p: Pass, clips: Clips, steps: int) -> Iterator[Block]:
-    """Scalar loops over the reduced dims but the lane dim; ``steps``: additions to a partial sum inside all of them.
+def reduction_loops(plan: Plan, render: Renderer, block: Block, p: Pass, clips: Clips, steps: int) -> Iterator[Block]:
+    """Emit scalar loops over the reduced dims except the lane dim, and yield the innermost block.
 
-    Yields the innermost block. Where partial sums would grow too long, a loop is cut into blocks that end in a carry.
+    ``steps``: additions to a partial sum inside all of these loops. If partial sums would grow too long, a loop is cut
+    into blocks, each of which ends by flushing them into the totals.
     """
     size = plan.nest.size
     count = 1 if plan.wide else plan.unroll[plan.row.passes.index(p)]
     carry = [f"f{s.number}.carry();" for s in p.folds if is_long(plan, s, count)]
     cut, length = _cut(plan, steps) if carry else (None, 0)
     with ExitStack() as stack:
-        for d in plan.inner_folds:
+        for d in plan.inner_reductions:
             low, high = _bounds(size[d], clips.get(d, []), render, block)
             if d == cut:
                 header = f"for (long p{d} = {low}; p{d} < {high}; p{d} += {length}) {{"
@@ -60,10 +61,10 @@ def fold_loops(plan: Plan, render: Renderer, block: Block, p: Pass, clips: Clips
 
 
 def _cut(plan: Plan, steps: int) -> tuple[int | None, int]:
-    """The loop that carries partial sums, and after how many iterations."""
+    """Return the loop that flushes partial sums, and after how many iterations it does."""
     if steps > plan.sequential:
         return None, 0  # the lane loop carries
-    for d in reversed(plan.inner_folds):
+    for d in reversed(plan.inner_reductions):
         if steps * plan.nest.size[d] > plan.sequential:
             return d, plan.sequential // steps
         steps *= plan.nest.size[d]
@@ -86,7 +87,7 @@ def _bounds(size: int, clips: list[tuple[int, Affine]], render: Renderer, block:
 
 
 def clip(plan: Plan, p: Pass, values: dict[int, Expr]) -> tuple[dict[int, Expr], Clips]:
-    """Conditions outside which every reduction of a pass sees its identity become bounds of the loops.
+    """Turn conditions into loop bounds if every reduction of the pass sees its identity element where they fail.
 
     ``values``: the argument of each reduction by stage number; returned without those conditions.
     """
@@ -118,10 +119,10 @@ def clip(plan: Plan, p: Pass, values: dict[int, Expr]) -> tuple[dict[int, Expr],
 
 
 def _loop_bound(plan: Plan, c: Expr) -> tuple[int, Affine] | None:
-    """The loop that a condition bounds and the form that must be >= 0 in it; None if it is no bound of a loop."""
+    """Return the loop that a condition bounds and the affine form that must be >= 0 in it; None if it bounds none."""
     for form in affine.as_bounds(c):
         dims = {t.value for t in form.terms if t.op == "index"}
-        own = [d for d in plan.inner_folds if d in dims]
+        own = [d for d in plan.inner_reductions if d in dims]
         if own and not form.opaque() and plan.lane not in dims:
             return own[-1], form
     return None
