@@ -29,6 +29,7 @@ _LAZY = {
     "load_ir": "aten.json_reader",
     "load_ir_from_dict": "aten.json_reader",
     "partition": "partitioning.partitioner",
+    "register_format": "weights.format",
     "save_ir": "aten.json_reader",
 }
 
@@ -47,10 +48,10 @@ def compile(
     ``target``: a name, or a code generator, which is known by its name from then on (``register_target``).
     ``dtype`` stores float32 activations and matrices as 'float16' or 'bfloat16' (None: as the IR says); a
     ``torch.dtype`` or a numpy dtype will do. ``disable`` names passes to leave out. ``weights`` names the format in
-    which the matrices of products are stored: 'bf16c12', or one that was given to ``register_format`` (None: their
-    elements). Raises :class:`ConfigError` for any other dtype, target or format, :class:`IRError` for malformed IR,
-    :class:`CompileError` with every reason if some node cannot run on the target, :class:`ToolchainError` without a
-    usable compiler.
+    which the matrices of products are stored: 'bf16c12' (lossless), 'q8_0' (8 bits), or one that was given to
+    ``register_format`` (None: their elements). Raises :class:`ConfigError` for any other dtype, target or format,
+    :class:`IRError` for malformed IR, :class:`CompileError` with every reason if some node cannot run on the target,
+    :class:`ToolchainError` without a usable compiler.
     """
     from .aten.json_reader import load_ir
     from .pipeline import compile_ir

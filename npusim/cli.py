@@ -55,7 +55,8 @@ def parser() -> _Parser:
         p.add_argument("--batch", type=_positive, default=1, help="images at once, for a built-in model")
 
     def weights(p: argparse.ArgumentParser, default: str) -> None:
-        text = f"the format in which matrices of products are stored: bf16c12, or none (default: {default})"
+        text = "weight format of the matrices of products: bf16c12 is lossless, q8_0 rounds to 8 bits; or none"
+        text = f"{text} (default: {default})"
         p.add_argument("--weights", dest="weight_format", metavar="FORMAT", help=text)
 
     def language(p: argparse.ArgumentParser) -> None:
@@ -73,7 +74,7 @@ def parser() -> _Parser:
     model(p, f"a .pt2 file (torch.export.save), an IR JSON file, {names}; {language_names}")
     compiling(p)
     p.add_argument("--max-len", type=_positive, help="tokens of a language model's context (default: at most 4096)")
-    weights(p, "none; of a language model bf16c12, which is lossless")
+    weights(p, "none; for a language model bf16c12")
     p.add_argument("-o", "--output", help="the file to write (default: the model's name.npubin)")
     p.add_argument("--until", metavar="PHASE", help="stop after this phase and show the graph; writes no program")
     p.add_argument("--dump", metavar="DIR", help="write the graph after every phase, and the sources, into DIR")
@@ -110,7 +111,7 @@ def parser() -> _Parser:
     p.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before this text; repeat")
     p.add_argument("--stats", action="store_true", help="show times on standard error")
     p.add_argument("--dtype", type=_storage_dtype, metavar=_DTYPE, help="of weights and caches (default: its own)")
-    weights(p, "bf16c12, which is lossless")
+    weights(p, "bf16c12")
     p.add_argument("--threads", type=_positive, help="default: NPU_NUM_THREADS, else all CPUs")
     language(p)
 

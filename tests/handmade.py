@@ -189,6 +189,7 @@ def every_op() -> Graph:
     )
     mask = g.const(np.array([[True, True, False, True, True]]), "bool")
     values, places = g.sort(a, 2, True, 3)
+    blocks = g.add("quantize", [g.weight("rows", (2, 64), "float32")], [((2, 68), "uint8")], format="q8_0").out
     made = {
         "pointwise": g.pointwise(
             lambda x, y: expr.where(x > y, expr.fn("exp")(x), x * y), a, m.slice(1, 0, 1).reshape(4)
@@ -212,6 +213,10 @@ def every_op() -> Graph:
         "sort.places": places,
         "pack": g.add(
             "pack", [kernel.reshape(1, 6, 9, 2)], [((1, 2, 9, 1, 4, 2), "float32")], panel=4, layout="vnni2"
+        ).out,
+        "quantize": blocks,
+        "dequantize": g.add(
+            "dequantize", [blocks], [((2, 64), "float16")], format="q8_0", k=64, dtype="float16"
         ).out,
         "halves": a.cast("bfloat16"),
         "infinite": g.const(np.array(-np.inf), "float32").expand(2, 2),

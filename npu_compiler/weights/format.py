@@ -112,12 +112,13 @@ class WeightFormat(ABC):
 class BlockFormat(WeightFormat):
     """A format that rounds: each row of a matrix becomes blocks of bytes.
 
-    ``block``: the elements along K that share a scale, 0 for a whole row. ``error``: the largest difference between an
-    element and its decoded value, in units of the largest magnitude of its block.
+    ``block``: the elements along K that share a scale, 0 for a whole row. The difference between an element and its
+    decoded value is at most ``error`` times the largest magnitude of its block, plus ``floor``.
     """
 
     block: int = 0
     error: float
+    floor: float = 0.0
 
     @property
     def lossless(self) -> bool:

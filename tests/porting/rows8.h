@@ -6,7 +6,7 @@
 namespace npu {
 
 struct rows8 {
-  static constexpr int HEAD_BYTES = 4 * PANEL, K_BYTES = PANEL;
+  static constexpr int BLOCK = 0, HEAD_BYTES = 4 * PANEL, K_BYTES = PANEL;
   static constexpr long panel_bytes(long k) { return HEAD_BYTES + k * K_BYTES; }
   template <class Kind> using Storage = Values<rows8, Kind>;
 

@@ -57,7 +57,7 @@ struct Outlier { uint32_t at; float value; };  // element at / PANEL of the redu
 
 struct bf16c12 {
   static constexpr bool PLAIN = false, ODD_UNITS = false;
-  static constexpr int HEAD_BYTES = 64, UNIT_BYTES = 96;
+  static constexpr int HEAD_BYTES = 64, UNIT_BYTES = 96, BLOCK_UNITS = 0;
   template <class Kind> using Storage = bf16c12;  // of bf16 pairs alone
   static constexpr long slots(long units) { return (2 * units * PANEL / 128 + 7) / 8 * 8; }
   static constexpr long panel_bytes(long units) { return HEAD_BYTES + units * UNIT_BYTES + slots(units) * 8; }

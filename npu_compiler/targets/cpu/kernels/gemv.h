@@ -25,6 +25,7 @@ struct GemvArgs {
 };
 
 template <class Kind, class Stored, int M, int PANELS> NPU_NOINLINE void gemv_tile(const GemvArgs& a) {
+  constexpr long SEGMENT = Stored::BLOCK_UNITS > 0 ? Stored::BLOCK_UNITS : gemv_segment<Kind>;
   Reader<Stored> w[PANELS];
 #pragma GCC unroll 4
   for (int s = 0; s < PANELS; s++) w[s] = Reader<Stored>::of(a.w + s * a.panel_bytes);
@@ -42,7 +43,7 @@ template <class Kind, class Stored, int M, int PANELS> NPU_NOINLINE void gemv_ti
   };
   for (long k = 0; k < a.len;) {
     const bool first = k == 0;
-    const long end = min_of(a.len, k + gemv_segment<Kind>);
+    const long end = min_of(a.len, k + SEGMENT);
 #pragma GCC unroll 4
     for (int s = 0; s < PANELS; s++)
 #pragma GCC unroll 8
@@ -91,6 +92,8 @@ template <class Kind, class Stored, int M, int PANELS> NPU_NOINLINE void gemv_ti
 #pragma GCC unroll 4
         for (int m = 0; m < M; m++) {
           float* to = a.acc + (s * M + m) * PANEL + v * VL;
+          if constexpr (Stored::BLOCK_UNITS > 0)
+            acc[s][v][m] *= Stored::scale(a.w + s * a.panel_bytes, a.len, (k - 1) / SEGMENT, v);
           store_bytes(to, first ? acc[s][v][m] : acc[s][v][m] + load_bytes<vf>(to));
         }
   }

@@ -5,6 +5,7 @@
 //   PLAIN                                whether a tile reads a panel as it is
 //   ODD_UNITS                            whether a panel may have an odd number of units
 //   UNIT_BYTES, panel_bytes(units)       sizes
+//   BLOCK_UNITS                          0, or the units whose sum is to be multiplied by scale(panel, units, block, v)
 //   at(panel, unit)                      the address from which a unit is prefetched
 //   open(panel, units, first, n, room)   units first .. first + n as the tile wants them; room: n * 128 bytes
 //   finish<M>(rows, panel, acc)          unless PLAIN: adds what the units leave out to acc[M][PANEL], for a product of
@@ -27,7 +28,7 @@ template <class Storage> struct Reader;
 
 template <class Kind> struct Plain {
   static constexpr bool PLAIN = true, ODD_UNITS = true;
-  static constexpr int UNIT_BYTES = Kind::W_BYTES;
+  static constexpr int UNIT_BYTES = Kind::W_BYTES, BLOCK_UNITS = 0;
   static constexpr long panel_bytes(long units) { return units * UNIT_BYTES; }
   NPU_INLINE const char* at(const char* panel, long unit) { return panel + unit * UNIT_BYTES; }
   NPU_INLINE const char* open(const char* panel, long, long first, long, char*) { return at(panel, first); }
@@ -50,26 +51,42 @@ template <class Kind> struct Reader<Plain<Kind>> {
 
 // The storage of a format whose elements are read one by one. Format gives HEAD_BYTES in front of a panel's elements,
 // K_BYTES for each element of the reduced dim (of all 32 columns), panel_bytes(k), and
-//   value(panel, k, v)   element k of the VL columns from v * VL on, as floats
-// bf16 operands get them rounded to nearest even, as they get weights that were never in a format.
+//   value(panel, k, v)              element k of the VL columns from v * VL on, as floats
+// bf16 operands get them rounded to nearest even, as they get weights that were never in a format. If BLOCK is not 0,
+// value() gives whole numbers up to 256, which bf16 holds, and elements are these times
+//   scale(panel, length, block, v)  of the columns, for BLOCK elements of the reduced dim, which has `length`
 template <class Format, class Kind> struct Values {
   static constexpr bool PLAIN = false, ODD_UNITS = true;
   static constexpr int DEPTH = Kind::X_PER_UNIT, UNIT_BYTES = Format::K_BYTES * DEPTH, VECS = PANEL / VL;
+  static constexpr int BLOCK_UNITS = Format::BLOCK / DEPTH;
   static constexpr long panel_bytes(long units) { return Format::panel_bytes(units * DEPTH); }
   NPU_INLINE const char* at(const char* panel, long unit) { return panel + Format::HEAD_BYTES + unit * UNIT_BYTES; }
   NPU_INLINE vf weights(const char* panel, long unit, int v) {
     if constexpr (DEPTH == 1) return Format::value(panel, unit, v);
     else {
-      const vi32 even = bf16_lanes(Format::value(panel, 2 * unit, v));
-      return (vf)(even | bf16_lanes(Format::value(panel, 2 * unit + 1, v)) << 16);
+      const vf even = Format::value(panel, 2 * unit, v), odd = Format::value(panel, 2 * unit + 1, v);
+      if constexpr (BLOCK_UNITS > 0) return (vf)((vi32)even >> 16 & 0xffff | (vi32)odd);
+      else return rounded(even, odd);
     }
   }
-  static NPU_NOINLINE const char* open(const char* panel, long, long first, long n, char* room) {
+  NPU_INLINE vf scale(const char* panel, long units, long block, int v) {
+    return Format::scale(panel, units * DEPTH, block, v);
+  }
+  static NPU_NOINLINE const char* open(const char* panel, long units, long first, long n, char* room) {
     for (long u = 0; u < n; u++)
 #pragma GCC unroll 8
-      for (int v = 0; v < VECS; v++) store_bytes(room + (u * PANEL + v * VL) * 4, weights(panel, first + u, v));
+      for (int v = 0; v < VECS; v++) {
+        vf w = Format::value(panel, (first + u) * DEPTH, v), odd = w;
+        if constexpr (DEPTH == 2) odd = Format::value(panel, (first + u) * DEPTH + 1, v);
+        if constexpr (BLOCK_UNITS > 0) {
+          const vf s = scale(panel, units, (first + u) / BLOCK_UNITS, v);
+          w *= s, odd *= s;
+        }
+        store_bytes(room + (u * PANEL + v * VL) * 4, DEPTH == 2 ? rounded(w, odd) : w);
+      }
     return room;
   }
+  NPU_INLINE vf rounded(vf even, vf odd) { return (vf)(bf16_lanes(even) | bf16_lanes(odd) << 16); }
   template <int M, class Args> NPU_INLINE void finish(const Args&, const char*, float*) {}
 };
 
