@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .backends.base import Backend, DeviceBuffer, available_backends, get_backend
     from .backends.cpu import CPUBackend, CPUBuffer
-    from .executor import BoundRun, Executor, State
+    from .executor import BoundRun, Executor
     from .model import Model, load
     from .profiler import Profiler
+    from .state import State
     from .weight_loader import WeightStore, load_weights
 
 _HOMES = {
@@ -20,9 +21,10 @@ _HOMES = {
     "backends.metal": ("MetalBackend",),
     "partitioned.fallback": ("execute_cpu_partition",),
     "partitioned.dag_executor": ("DAGExecutor",),
-    "executor": ("BoundRun", "Executor", "State"),
+    "executor": ("BoundRun", "Executor"),
     "model": ("Model", "load"),
     "profiler": ("Profiler",),
+    "state": ("State",),
     "weight_loader": ("WeightStore", "load_weights"),
 }
 _MODULE_OF = {name: module for module, names in _HOMES.items() for name in names}

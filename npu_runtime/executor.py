@@ -2,81 +2,28 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from npu_compiler.artifact.program import CompiledProgram, IOSpec
-from npu_compiler.aten.ir import TensorSpec
 from npu_compiler.support import dtypes
 from npu_compiler.support.errors import BackendError, InputError, WeightError
-from npu_compiler.support.host_arrays import is_memory_of, to_array
+from npu_compiler.support.host_arrays import is_memory_of
 
-from .arrays import widens, zeros
-from .backends.base import Backend, DeviceBuffer, HostLaunch, Launch, LoadedEntry, get_backend
+from .arguments import Inputs, host_array, host_input, ordered
+from .device import DeviceBuffer, HostLaunch, Launch, LoadedEntry
 from .host_run import host_run
 from .locks import RunLock, reentered
 from .profiler import Profiler, measure
-from .weight_loader import WeightStore, load_weights
+from .registry import get_backend
+from .state import State
+from .weight_loader import TakesWeights, WeightStore, load_weights
 
-Inputs = Mapping[str, Any] | Sequence[Any] | np.ndarray | DeviceBuffer
-
-
-class State(Mapping[str, DeviceBuffer]):
-    """A program's mutable buffers by state key, zero or as the state_dict has them; executors may share it."""
-
-    def __init__(self, program: CompiledProgram, backend: Backend, initial: Mapping[str, np.ndarray]):
-        self.lock = RunLock()
-        self._backend, self._initial = backend, dict(initial)
-        self._buffers = {
-            b.name: backend.allocate_zeros(b.shape, dtypes.numpy_dtype(b.dtype))
-            for b in program.buffers
-            if b.kind == "state"
-        }
-        for key, value in self._initial.items():
-            if key in self._buffers:
-                backend.copy(self._buffers[key], value)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """The contents between two runs."""
-        with self.lock.held():
-            return {**self.__dict__, "_buffers": copy.deepcopy(self._buffers)}
-
-    def __getitem__(self, key: str) -> DeviceBuffer:
-        return self._buffers[key]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._buffers)
-
-    def __len__(self) -> int:
-        return len(self._buffers)
-
-    def reset(self) -> None:
-        """Back to the values before the first run."""
-        with self.lock.held():
-            for key, buffer in self._buffers.items():
-                initial = self._initial.get(key)
-                self._backend.copy(buffer, zeros(buffer.shape, buffer.dtype) if initial is None else initial)
-
-    def write(self, key: str, value: Any) -> None:
-        """Set one state; ``value`` has its shape and dtype. Raises ``InputError``."""
-        if key not in self._buffers:
-            raise InputError(f"there is no state {key!r}; known: {', '.join(self._buffers) or 'none'}")
-        buffer, array = self._buffers[key], to_array(value)
-        if (array.shape, array.dtype) != (buffer.shape, buffer.dtype):
-            raise InputError(
-                f"state {key!r}: got {array.dtype}{list(array.shape)}, expected {buffer.dtype}{list(buffer.shape)}"
-            )
-        with self.lock.held():
-            self._backend.copy(buffer, array)
-
-    def snapshot(self) -> dict[str, np.ndarray]:
-        """Copies of all states."""
-        with self.lock.held():
-            return {key: buffer.to_numpy() for key, buffer in self._buffers.items()}
+if TYPE_CHECKING:
+    from .backends.base import Backend
 
 
 class BoundRun:
@@ -120,7 +67,7 @@ class _Own:
     lock: RunLock = field(default_factory=RunLock)
 
 
-class Executor:
+class Executor(TakesWeights):
     """One entry point, ready to run. Safe to call from several threads; runs that share state take turns.
 
     ``weights``: a :class:`WeightStore` (shared, no copy) or what :func:`load_weights` takes; they may also come later,
@@ -164,7 +111,7 @@ class Executor:
         else:
             fixed, loaded = {}, _WithoutWeights(self.program)
         self.weights, self.state, self._fixed, self._loaded = store, state, fixed, loaded
-        self._taken: Any = None  # the weights that a run came with
+        self._taken = None
         self._own = self._own_run()
         self._host_run = host_run(self) if self._own is None else None
 
@@ -219,9 +166,8 @@ class Executor:
         except that a float or integer type is widened to the declared one where that keeps every value (float16 to
         float32, int32 to int64). Raises ``InputError`` naming the tensor, what it is and what was expected.
         """
-        if weights is not None and weights is not self._taken:
-            self.load_weights(weights)
-            self._taken = weights
+        if weights is not None:
+            self.take_weights(weights)
         return dict(zip(self._output_names, self.run_ordered(self._ordered(inputs)), strict=True))
 
     def run_ordered(self, inputs: Sequence[Any]) -> list[np.ndarray]:
@@ -422,38 +368,3 @@ def _weight(store: WeightStore, name: str, shape: Sequence[int], dtype: str) -> 
     if found is None or (found.shape, found.dtype) != (tuple(shape), dtypes.numpy_dtype(dtype)):
         raise WeightError(f"weight buffer {name!r} is not in the given store; load the weights with this program")
     return found
-
-
-def ordered(specs: Sequence[IOSpec] | Sequence[TensorSpec], values: Any, what: str) -> list[Any]:
-    """The values in the order of ``specs``."""
-    names = [s.name for s in specs]
-    if isinstance(values, Mapping):
-        missing, unknown = [n for n in names if n not in values], [str(n) for n in values if n not in names]
-        if missing or unknown:
-            lists = {"missing": missing, "unknown": unknown}
-            problem = " and ".join(f"{label} {', '.join(found)}" for label, found in lists.items() if found)
-            raise InputError(f"{what}s: {problem}; expected {', '.join(names) or 'none'}")
-        return [values[n] for n in names]
-    if not isinstance(values, list | tuple):  # a single tensor
-        values = [values]
-    if len(values) != len(names):
-        raise InputError(f"got {len(values)} {what}s, expected {len(names)} ({', '.join(names) or 'none'})")
-    return list(values)
-
-
-def host_input(spec: IOSpec | TensorSpec, value: Any) -> np.ndarray:
-    """An input on the host, of the right shape and of a dtype that can be widened to the right one, or InputError."""
-    array, wanted = host_array(spec, value, "input"), dtypes.numpy_dtype(spec.dtype)
-    if array.dtype != wanted and not widens(array.dtype, wanted):
-        raise InputError(f"input {spec.name!r}: dtype {array.dtype}, expected {spec.dtype}; convert it explicitly")
-    return array
-
-
-def host_array(spec: IOSpec | TensorSpec, value: Any, what: str) -> np.ndarray:
-    try:
-        array = to_array(value)
-    except TypeError as error:
-        raise InputError(f"{what} {spec.name!r}: {error}; expected {spec.dtype}{list(spec.shape)}") from None
-    if array.shape != spec.shape:
-        raise InputError(f"{what} {spec.name!r}: shape {list(array.shape)}, expected {list(spec.shape)}")
-    return array

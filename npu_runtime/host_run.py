@@ -12,7 +12,7 @@ import numpy as np
 from npu_compiler.support.dtypes import numpy_dtype
 
 from .arrays import aligned_zeros, passing_empty
-from .backends.base import HostLaunch
+from .device import HostLaunch
 from .locks import reentered
 
 if TYPE_CHECKING:

@@ -12,9 +12,11 @@ from npu_compiler.artifact.program import CompiledProgram
 from npu_compiler.support.errors import BackendError, InputError
 from npu_compiler.support.host_arrays import is_torch, to_torch
 
+from .arguments import Inputs
 from .backends.base import Backend, get_backend
-from .executor import Executor, Inputs, State
+from .executor import Executor
 from .profiler import Profiler
+from .state import State
 from .weight_loader import WeightStore, load_weights
 
 

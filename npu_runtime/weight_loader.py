@@ -5,9 +5,10 @@ from __future__ import annotations
 import difflib
 import logging
 import warnings
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,7 +21,11 @@ from npu_compiler.weights.files import WeightSource, open_weights
 from npu_compiler.weights.format import find_layout
 
 from .arrays import ALIGNMENT, check_memory, widens
-from .backends.base import Backend, DeviceBuffer, get_backend
+from .device import DeviceBuffer
+from .registry import get_backend
+
+if TYPE_CHECKING:
+    from .backends.base import Backend
 
 _log = logging.getLogger(__name__)
 
@@ -63,6 +68,22 @@ class WeightStore(Mapping[str, DeviceBuffer]):
         return sum(b.size_bytes for b in {id(b): b for b in self._buffers.values()}.values())
 
 
+class TakesWeights(ABC):
+    """What gets weights by :meth:`load_weights`, or together with a run."""
+
+    _taken: Any = None  # what the last run came with
+
+    @abstractmethod
+    def load_weights(self, weights: Any) -> None:
+        """Replace the weights, and forget what the last run came with."""
+
+    def take_weights(self, weights: Any) -> None:
+        """:meth:`load_weights`, unless ``weights`` is the object that the last run came with."""
+        if weights is not self._taken:
+            self.load_weights(weights)
+            self._taken = weights
+
+
 def load_weights(
     program: CompiledProgram, source: Any = None, backend: Backend | None = None, shared: Iterable[WeightStore] = ()
 ) -> WeightStore:
@@ -78,7 +99,7 @@ def load_weights(
     Raises ``WeightError`` naming every tensor that is missing or of another shape or dtype than the model was compiled
     with; warns (``RuntimeWarning``) about tensors that contain NaN.
     """
-    if not isinstance(program, CompiledProgram) or isinstance(source, CompiledProgram | Backend):
+    if not isinstance(program, CompiledProgram) or isinstance(source, CompiledProgram) or hasattr(source, "load_entry"):
         given = ", ".join(type(a).__name__ for a in (program, source, backend) if a is not None)
         raise WeightError(f"arguments are (program, weights, backend), got ({given})")
     backend = backend or get_backend(program.target)

@@ -22,8 +22,8 @@ from npu_compiler.support.dtypes import name_of, numpy_dtype
 from npu_compiler.support.errors import CaptureError, CompileError, InputError
 from npu_compiler.support.host_arrays import to_torch
 from npu_compiler.weights.files import WeightSource, open_weights
+from npu_runtime.arguments import host_input
 from npu_runtime.backends.base import Backend, DeviceBuffer
-from npu_runtime.executor import host_input
 from npu_runtime.locks import RunLock
 from npu_runtime.partitioned.dag_executor import DAGExecutor
 

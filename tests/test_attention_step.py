@@ -13,7 +13,7 @@ from npu_compiler.pipeline import compile_entries
 from npu_compiler.targets import register_target
 from npu_runtime import CPUBackend, Executor, load_weights
 from npu_runtime.backends.base import Backend
-from npu_runtime.executor import State
+from npu_runtime.state import State
 from tests.porting.backend import HostBackend
 from tests.porting.target import TARGET
 

@@ -14,7 +14,7 @@ import torch
 
 import npu_runtime
 import npusim
-from npu_compiler.support.errors import InputError
+from npu_compiler.support.errors import BackendError, InputError
 from npu_runtime import CPUBackend, Executor
 from npu_runtime.host_run import STAGED_BYTES, HostRun
 from tests import handmade
@@ -243,7 +243,7 @@ def test_an_index_out_of_range_leaves_the_model_usable() -> None:
 def test_a_closed_model_does_not_run() -> None:
     with npu_runtime.Model(handmade.program(), handmade.weights(), CPUBackend(1)) as model:
         model(*handmade.inputs().values())
-    with pytest.raises(npu_runtime.backends.base.BackendError, match="was closed"):
+    with pytest.raises(BackendError, match="was closed"):
         model(*handmade.inputs().values())
 
 

@@ -118,10 +118,10 @@ class FewBackend(CPUBackend):
 
 @pytest.fixture(autouse=True)
 def tables() -> Iterator[None]:
-    from npu_runtime.backends import base
+    from npu_runtime import registry
 
     with pytest.MonkeyPatch.context() as patch:
-        for table in (target_config.TARGETS, targets._registered, base._registered):
+        for table in (target_config.TARGETS, targets._registered, registry._registered):
             patch.setitem(table, "few", None)  # what was there before is put back
             del table["few"]
         register_backend("few", FewBackend)

@@ -22,9 +22,9 @@ from npu_compiler.support.errors import ConfigError
 from npu_compiler.weights import format as registry
 from npu_compiler.weights.format import register_format
 from npu_runtime import DAGExecutor, Executor, get_backend, load_weights
-from npu_runtime.backends.base import _registered, register_backend
 from npu_runtime.llm.loader import Loader
 from npu_runtime.llm.model import LLM
+from npu_runtime.registry import _registered, register_backend
 
 from .conformance.cases import cases_for, check, compile_cases
 from .llm import small_model

@@ -1,107 +1,30 @@
-"""The contract between the runtime and a device: memory (:class:`DeviceBuffer`), programs (:class:`LoadedEntry`)."""
+"""The contract between the runtime and a device."""
 
 from __future__ import annotations
 
 import contextlib
-import importlib
-import inspect
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from npu_compiler.artifact.program import CompiledProgram, EntryPoint, IOSpec
 from npu_compiler.aten.ir import TensorSpec
 from npu_compiler.support import dtypes
-from npu_compiler.support.errors import BackendError
 
+from ..arguments import host_input
 from ..arrays import SlabCheck, aligned_zeros, read_file, zeros
+from ..device import DeviceBuffer, FileBlock, HostLaunch, Launch, LoadedEntry
+from ..executor import Executor
+from ..registry import available_backends, get_backend, register_backend
+from ..state import State
 
-if TYPE_CHECKING:
-    from ..executor import Executor, State
-
-Launch = Callable[[np.ndarray | None], int]
-FileBlock = Callable[[int, Sequence[int], np.dtype[Any]], "DeviceBuffer"]  # byte offset, shape, dtype -> a part of it
-
-
-class HostLaunch(Protocol):
-    """A launch on a device that computes in the host's memory."""
-
-    table: Any
-    """``table[id]`` is the address of a buffer; that of an input or output may be replaced between launches."""
-    untimed: Callable[[], int]
-    """The launch without times, called as directly as possible."""
-
-    def __call__(self, times: np.ndarray | None, /) -> int: ...
-
-
-class DeviceBuffer(ABC):
-    """A dense tensor in a device's memory.
-
-    ``shape`` is the tensor's; ``alloc_shape`` is what is allocated, at least as large in every dim (padding follows the
-    data and is zero).
-    """
-
-    shape: tuple[int, ...]
-    alloc_shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-
-    @property
-    @abstractmethod
-    def size_bytes(self) -> int:
-        """Bytes allocated."""
-
-    @property
-    @abstractmethod
-    def native_handle(self) -> Any:
-        """What the device's own interface calls this memory: an address on the CPU."""
-
-    @abstractmethod
-    def to_numpy(self, copy: bool = True) -> np.ndarray:
-        """The contents, without padding. ``copy=False`` may return the memory itself where the host can see it."""
-
-    @abstractmethod
-    def shares_memory(self, other: DeviceBuffer) -> bool:
-        """Whether the two overlap."""
-
-    @property
-    def writeable(self) -> bool:
-        """Whether a program may store its results here."""
-        return True
-
-
-class LoadedEntry(ABC):
-    """One entry point of a program on a device, with its memory planned and everything compiled."""
-
-    @abstractmethod
-    def bind(self, buffers: Mapping[int, DeviceBuffer]) -> Launch:
-        """A call that runs the kernels with these inputs and outputs, by buffer id.
-
-        It takes None, or a float64 array of ``len(calls) + 1`` that receives the start and the end of each kernel in
-        seconds. It returns 0, or 1 + k when kernel k met an index out of range in its data; a device that works on its
-        own returns 0 at once, and :meth:`failed` tells later. Launches of one entry must not overlap: they share its
-        arena.
-        """
-
-    def bind_host(self, buffers: Mapping[int, DeviceBuffer]) -> HostLaunch | None:
-        """:meth:`bind` for a device that reads and writes the host's memory at any address; None for others."""
-        return None
-
-    def failed(self) -> int:
-        """After ``Backend.synchronize()``: what the launches since the last call have to report, as a launch would."""
-        return 0
-
-    def io(self) -> dict[int, DeviceBuffer] | None:
-        """Inputs and outputs of its own, by buffer id, for devices where binding memory is expensive. None: it is
-        not."""
-        return None
-
-    @abstractmethod
-    def arena_buffer(self, id: int) -> DeviceBuffer:
-        """An arena buffer, as a view: valid until the next launch."""
+__all__ = [
+    "Backend", "DeviceBuffer", "FileBlock", "HostLaunch", "Launch", "LoadedEntry", "available_backends", "get_backend",
+    "register_backend",
+]  # fmt: skip
 
 
 class Backend(ABC):
@@ -201,8 +124,6 @@ class Backend(ABC):
         """A copy of ``data`` in device memory. ``spec``: the input it is for, such as ``executor.inputs[0]``; its shape
         is checked and its dtype widened as :meth:`Executor.run` does, with the same ``InputError``."""
         if spec is not None:
-            from ..executor import host_input
-
             data = host_input(spec, data).astype(dtypes.numpy_dtype(spec.dtype), copy=False)
         buffer = self.allocate_empty(data.shape, data.dtype, alloc_shape)
         self.copy(buffer, data)
@@ -212,8 +133,6 @@ class Backend(ABC):
         self, program: CompiledProgram, weights: Any = None, entry: str | None = None, state: State | None = None
     ) -> Executor:
         """See :class:`npu_runtime.executor.Executor`."""
-        from ..executor import Executor
-
         return Executor(program, weights, self, entry, state)
 
     def execute(self, program: CompiledProgram, inputs: Any, weights: Any = None) -> dict[str, DeviceBuffer]:
@@ -221,34 +140,5 @@ class Backend(ABC):
         return self.create_executor(program, weights).run_device(inputs)
 
 
-def available_backends() -> list[str]:
-    """Names of the backends this installation has."""
-    return sorted(p.stem for p in Path(__file__).parent.glob("*.py") if p.stem not in ("__init__", "base"))
-
-
-_registered: dict[str, Callable[..., Backend]] = {}
-
-
-def register_backend(name: str, backend: Callable[..., Backend]) -> None:
-    """Make a backend known that is not part of this package; it runs the programs of the target ``name``."""
-    _registered[name] = backend
-
-
 def _again(name: str, options: Mapping[str, Any]) -> Backend:
     return get_backend(name, **options)
-
-
-def get_backend(name: str, **options: Any) -> Backend:
-    """A new backend by target name, e.g. ``get_backend('cpu', threads=2)``; ``BackendError`` if there is none."""
-    if name in _registered:
-        return _registered[name](**options)
-    if name not in available_backends():
-        known = available_backends()
-        raise BackendError(
-            f"this build has no {name!r} target; it has: {', '.join(known)}. Compile the model for one of these"
-        )
-    make: Callable[..., Backend] = importlib.import_module(f".{name}", __package__).BACKEND
-    foreign = sorted(options.keys() - inspect.signature(make).parameters.keys())
-    if foreign:
-        raise BackendError(f"the {name} target has no option {foreign[0]!r}")
-    return make(**options)

@@ -13,7 +13,7 @@ from npu_compiler.support.errors import InputError, WeightError
 from npu_compiler.support.files import write_atomic
 from npu_compiler.weights.files import SafetensorsFile
 
-from ..executor import State
+from ..state import State
 from ..weight_loader import WeightStore
 
 _TOKENS, _IDENTITY = "npusim.tokens", "npusim.identity"

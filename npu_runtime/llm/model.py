@@ -18,7 +18,8 @@ from npu_compiler.target_config import target_config
 from npu_compiler.weights.format import LOSSLESS
 
 from ..backends.base import Backend, DeviceBuffer, get_backend
-from ..executor import Executor, State
+from ..executor import Executor
+from ..state import State
 from ..weight_loader import WeightStore, load_weights
 from . import async_greedy, candidates, requests
 from .async_greedy import RunAhead

@@ -18,16 +18,18 @@ from npu_compiler.support.dtypes import numpy_dtype
 from npu_compiler.support.errors import BackendError, InputError, WeightError
 from npu_compiler.weights.files import WeightSource, open_weights
 
+from ..arguments import Inputs, host_input, ordered
 from ..backends.base import Backend, DeviceBuffer, get_backend
-from ..executor import Executor, Inputs, State, host_input, ordered
+from ..executor import Executor
 from ..locks import RunLock
-from ..weight_loader import load_weights, mismatch, read_as
+from ..state import State
+from ..weight_loader import TakesWeights, load_weights, mismatch, read_as
 from .fallback import CPUPartition
 
 CompileFn = Callable[[IRGraph], CompiledProgram]
 
 
-class DAGExecutor:
+class DAGExecutor(TakesWeights):
     """A partitioned model, ready to run. All compilation is done here, once.
 
     ``compile_fn`` turns the IR of an NPU partition into a program for ``backend``; the default is
@@ -67,7 +69,6 @@ class DAGExecutor:
         self._on_host = self._host_weights()
         self.executors: dict[int, Executor] = {}
         self._loaded = False
-        self._taken: Any = None  # the weights that a run came with
         self._weights: dict[str, np.ndarray] = {}
         self._feeds: dict[str, np.ndarray | DeviceBuffer] = {}
         self._turns = RunLock()  # between reading and writing the buffers that the model writes
@@ -142,9 +143,8 @@ class DAGExecutor:
 
         Raises ``InputError`` naming the tensor and what was expected, ``WeightError``.
         """
-        if weights is not None and weights is not self._taken:
-            self.load_weights(weights)
-            self._taken = weights
+        if weights is not None:
+            self.take_weights(weights)
         if not self._loaded:
             raise WeightError("the model has weights; call load_weights(), or execute(inputs, weights=...)")
         values = ordered(self.plan.inputs, inputs, "input")

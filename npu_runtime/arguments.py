@@ -1,0 +1,54 @@
+"""The inputs and outputs that a caller gives: their order, shapes and dtypes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from npu_compiler.artifact.program import IOSpec
+from npu_compiler.aten.ir import TensorSpec
+from npu_compiler.support import dtypes
+from npu_compiler.support.errors import InputError
+from npu_compiler.support.host_arrays import to_array
+
+from .arrays import widens
+from .device import DeviceBuffer
+
+Inputs = Mapping[str, Any] | Sequence[Any] | np.ndarray | DeviceBuffer
+
+
+def ordered(specs: Sequence[IOSpec] | Sequence[TensorSpec], values: Any, what: str) -> list[Any]:
+    """The values in the order of ``specs``."""
+    names = [s.name for s in specs]
+    if isinstance(values, Mapping):
+        missing, unknown = [n for n in names if n not in values], [str(n) for n in values if n not in names]
+        if missing or unknown:
+            lists = {"missing": missing, "unknown": unknown}
+            problem = " and ".join(f"{label} {', '.join(found)}" for label, found in lists.items() if found)
+            raise InputError(f"{what}s: {problem}; expected {', '.join(names) or 'none'}")
+        return [values[n] for n in names]
+    if not isinstance(values, list | tuple):  # a single tensor
+        values = [values]
+    if len(values) != len(names):
+        raise InputError(f"got {len(values)} {what}s, expected {len(names)} ({', '.join(names) or 'none'})")
+    return list(values)
+
+
+def host_input(spec: IOSpec | TensorSpec, value: Any) -> np.ndarray:
+    """An input on the host, of the right shape and of a dtype that can be widened to the right one, or InputError."""
+    array, wanted = host_array(spec, value, "input"), dtypes.numpy_dtype(spec.dtype)
+    if array.dtype != wanted and not widens(array.dtype, wanted):
+        raise InputError(f"input {spec.name!r}: dtype {array.dtype}, expected {spec.dtype}; convert it explicitly")
+    return array
+
+
+def host_array(spec: IOSpec | TensorSpec, value: Any, what: str) -> np.ndarray:
+    try:
+        array = to_array(value)
+    except TypeError as error:
+        raise InputError(f"{what} {spec.name!r}: {error}; expected {spec.dtype}{list(spec.shape)}") from None
+    if array.shape != spec.shape:
+        raise InputError(f"{what} {spec.name!r}: shape {list(array.shape)}, expected {list(spec.shape)}")
+    return array

@@ -1,0 +1,47 @@
+"""Backends by the name of their target: those in ``npu_runtime/backends``, one file each, and registered ones."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from npu_compiler.support.errors import BackendError
+
+if TYPE_CHECKING:
+    from .backends.base import Backend
+
+_PACKAGE = f"{__package__}.backends"
+
+
+def available_backends() -> list[str]:
+    """Names of the backends this installation has."""
+    return sorted(
+        p.stem for p in (Path(__file__).parent / "backends").glob("*.py") if p.stem not in ("__init__", "base")
+    )
+
+
+_registered: dict[str, Callable[..., Backend]] = {}
+
+
+def register_backend(name: str, backend: Callable[..., Backend]) -> None:
+    """Make a backend known that is not part of this package; it runs the programs of the target ``name``."""
+    _registered[name] = backend
+
+
+def get_backend(name: str, **options: Any) -> Backend:
+    """A new backend by target name, e.g. ``get_backend('cpu', threads=2)``; ``BackendError`` if there is none."""
+    if name in _registered:
+        return _registered[name](**options)
+    if name not in available_backends():
+        known = available_backends()
+        raise BackendError(
+            f"this build has no {name!r} target; it has: {', '.join(known)}. Compile the model for one of these"
+        )
+    make: Callable[..., Backend] = importlib.import_module(f"{_PACKAGE}.{name}").BACKEND
+    foreign = sorted(options.keys() - inspect.signature(make).parameters.keys())
+    if foreign:
+        raise BackendError(f"the {name} target has no option {foreign[0]!r}")
+    return make(**options)
