@@ -104,7 +104,7 @@ template <class C> struct FlashWgmma {
         for (int j = 0; j < 8; j++) x[j] = o[4 * g + j / 2].v[2 * r + j % 2] * scale;
         quad_turn<1>(x, rows.at.lane);
 #pragma unroll
-        for (int j = 0; j < 8; j++) row.v[j] = from_f32<T>(x[j]);
+        for (int j = 0; j < 8; j++) row.v[j] = narrow<T>(x[j]);
         if (i < C::SQ) *(Vec<T, 8>*)(to + g * 32 + (rows.at.lane & 3) * 8) = row;
       }
     }

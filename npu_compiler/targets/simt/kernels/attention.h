@@ -192,12 +192,12 @@ template <class C> struct Attention {
     const int h = head(r), i = query(r);
     if (C::SPLITS > 1) {
       DEVICE typename C::Out* part = out + (((split * C::B + b) * C::H + h) * C::SQ + i) * (C::DV + 2);
-      if (exists(r)) part[d] = from_f32<typename C::Out>(x);
-      if (d < 2 && exists(r)) part[C::DV + d] = from_f32<typename C::Out>(d ? total[r] : top[r]);
+      if (exists(r)) part[d] = narrow<typename C::Out>(x);
+      if (d < 2 && exists(r)) part[C::DV + d] = narrow<typename C::Out>(d ? total[r] : top[r]);
       return;
     }
     const int64_t place = (int64_t)b * C::O_B + (int64_t)h * C::O_H + (int64_t)i * C::O_S + (int64_t)d * C::O_D;
-    if (exists(r)) out[place] = from_f32<typename C::Out>(total[r] > 0.0f ? x / total[r] : 0.0f);
+    if (exists(r)) out[place] = narrow<typename C::Out>(total[r] > 0.0f ? x / total[r] : 0.0f);
   }
 
   INLINE void run() {
@@ -280,6 +280,6 @@ INLINE void attention_merge(
 #pragma unroll
     for (int t = 0; t < C::TEAMS; t++) x += meet[t * C::D + at.tid];
     const int place = row / (C::H * C::SQ) * C::O_B + row / C::SQ % C::H * C::O_H + row % C::SQ * C::O_S;
-    out[place + at.tid * C::O_D] = from_f32<typename C::Out>(x * total[0]);
+    out[place + at.tid * C::O_D] = narrow<typename C::Out>(x * total[0]);
   }
 }

@@ -13,7 +13,8 @@ from ....support import dtypes
 from ..lang.dialect import SIMD, Dialect
 from ..lang.emission import Emission
 from ..lang.function import Function, blocks
-from .flash import ctype, emit_flash, is_flash, mask_and_positions, strides
+from ..lang.scalar import ctype
+from .flash import emit_flash, is_flash, mask_and_positions, strides
 
 THREADS = 256
 CHUNK = 256  # keys a step
@@ -55,8 +56,8 @@ class _Attention:
         mask = kernel.inputs[number] if number is not None else None
         chunk = min(CHUNK, blocks(self.sk, SIMD) * SIMD)
         merged = max(1, min(self.rows, MEET_BYTES // (per * self.team * self.item * 4)))
-        types = {"Q": ctype(q), "K": ctype(k), "V": ctype(v), "Out": ctype(out)}
-        types["Mask"] = ctype(mask) if mask else "bool8"
+        types = {"Q": ctype(q.dtype), "K": ctype(k.dtype), "V": ctype(v.dtype), "Out": ctype(out.dtype)}
+        types["Mask"] = ctype(mask.dtype) if mask else "bool8"
         sizes = dict(
             B=self.b, H=self.h, HK=self.hk, SQ=self.sq, SK=self.sk, D=self.d, DV=self.dv, THREADS=THREADS,
             ROWS=self.rows, CHUNK=chunk, TEAM=self.team, ITEM=self.item, SPLITS=self.splits, MERGED=merged,
@@ -88,5 +89,5 @@ def emit_merge(kernel: CombineAttention, dialect: Dialect) -> Emission:
     threads = MERGE_TEAMS * blocks(d, SIMD) * SIMD
     sizes = dict(SPLITS=splits, B=b, H=h, SQ=sq, D=d, TEAMS=MERGE_TEAMS, THREADS=threads, **strides("O", out))
     arrays = [f.array("float", name, n) for name, n in (("weight", splits), ("total", 1), ("meet", MERGE_TEAMS * d))]
-    f.template("attention_merge", "attention.h", {"Out": ctype(out)}, sizes, f.pointer(0), f.pointer(~0), *arrays)
+    f.template("attention_merge", "attention.h", {"Out": ctype(out.dtype)}, sizes, f.pointer(0), f.pointer(~0), *arrays)
     return f.finish(b * h * sq, threads)

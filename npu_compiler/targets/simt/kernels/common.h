@@ -6,9 +6,22 @@ template <class T, int N> struct alignas(sizeof(T) * N) Vec { T v[N]; };
 struct Thread { int gid, tid, lane, sid; };
 
 INLINE float to_f32(float x) { return x; }
-template <class T> INLINE T from_f32(float x) { return (T)x; }
-template <> INLINE f16 from_f32<f16>(float x) { return to_f16(x); }
-template <> INLINE bf16 from_f32<bf16>(float x) { return to_bf16(x); }
+
+// From storage to registers and back: half types are floats there, other types what a cast makes of them.
+template <class T> INLINE T widen(T x) { return x; }
+INLINE float widen(f16 x) { return to_f32(x); }
+INLINE float widen(bf16 x) { return to_f32(x); }
+template <class T> struct Storage {
+  template <class R> static INLINE T of(R x) { return (T)x; }
+};
+template <> struct Storage<f16> {
+  static INLINE f16 of(float x) { return to_f16(x); }
+};
+template <> struct Storage<bf16> {
+  static INLINE bf16 of(float x) { return to_bf16(x); }
+};
+template <class T, class R> INLINE T narrow(R x) { return Storage<T>::of(x); }
+
 INLINE float round_f16(float x) { return to_f32(to_f16(x)); }
 INLINE float round_bf16(float x) { return to_f32(to_bf16(x)); }
 
@@ -161,23 +174,4 @@ INLINE void unpack(uint4 v, THREAD float* y, THREAD float*) {
   y[1] = f32_of_bits(v.y);
   y[2] = f32_of_bits(v.z);
   y[3] = f32_of_bits(v.w);
-}
-
-// The order of a sort: NaN comes last, in a descending one first.
-template <class T> INLINE bool sorts_before(T a, T b) { return a < b || (b != b && a == a); }
-template <class T> INLINE bool sorts_after(T a, T b) { return a > b || (a != a && b == b); }
-
-// Whether a at place i comes before b at place j; of equals, the first. A place below 0 is none.
-template <bool DESCENDING, class T> INLINE bool comes_first(T a, int i, T b, int j) {
-  if (i < 0 || j < 0) return j < 0 && i >= 0;
-  if (DESCENDING ? sorts_after(a, b) : sorts_before(a, b)) return true;
-  return i < j && !(DESCENDING ? sorts_after(b, a) : sorts_before(b, a));
-}
-template <bool DESCENDING, class T> INLINE void simd_first(THREAD T& value, THREAD int& at) {
-#pragma unroll
-  for (int m = 16; m > 0; m >>= 1) {
-    const T other = simd_xor(value, m);
-    const int place = simd_xor(at, m);
-    if (comes_first<DESCENDING>(other, place, value, at)) { value = other; at = place; }
-  }
 }

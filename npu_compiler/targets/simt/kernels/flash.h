@@ -166,7 +166,7 @@ template <class C> struct FlashRows {
       DEVICE T* const to = out + ((int64_t)b * C::O_B + (int64_t)h * C::O_H + (int64_t)i * C::O_S);
 #pragma unroll
       for (int n = 0; n < C::D / 8; n++) {
-        const Vec<T, 2> pair = {{from_f32<T>(o[n].v[2 * r] * scale), from_f32<T>(o[n].v[2 * r + 1] * scale)}};
+        const Vec<T, 2> pair = {{narrow<T>(o[n].v[2 * r] * scale), narrow<T>(o[n].v[2 * r + 1] * scale)}};
         *(DEVICE Vec<T, 2>*)(to + n * 8 + frag_column(at.lane, 2 * r)) = pair;
       }
     }

@@ -12,10 +12,10 @@ from __future__ import annotations
 import math
 
 from ....schedule.kernel import Attention, Operand
-from ....support import dtypes
 from ..lang.dialect import Dialect
 from ..lang.emission import Emission
 from ..lang.function import Constants, Function, blocks
+from ..lang.scalar import ctype
 
 LEAST_QUERIES = 16
 
@@ -71,11 +71,7 @@ def flash_sizes(kernel: Attention, rows: int, keys: int, threads: int) -> tuple[
         LATE=scale >= 0 and (mask is None or boolean),
         **strides("Q", q), **strides("K", k), **strides("V", v), **strides("O", out), **strides("M", mask),
     )  # fmt: skip
-    return {"T": ctype(q), "Mask": ctype(mask) if mask else "bool8"}, sizes
-
-
-def ctype(op: Operand) -> str:
-    return dtypes.DTYPES[op.dtype].ctype
+    return {"T": ctype(q.dtype), "Mask": ctype(mask.dtype) if mask else "bool8"}, sizes
 
 
 def strides(letter: str, op: Operand | None) -> dict[str, int]:

@@ -6,7 +6,8 @@ defines:
 types       ``f16 bf16 bool8 int8_t uint8_t int16_t int32_t int64_t float`` (storage), ``double`` if the target has it;
             ``uint``, ``uint4`` (16 bytes, members x y z w)
 words       ``DEVICE`` before pointers to device memory, ``GROUP`` before pointers to group memory, ``THREAD`` before
-            references to a thread's own variables, ``INLINE`` before helper functions, ``CONSTANT`` before tables
+            references to a thread's own variables, ``INLINE`` before helper functions, ``CONSTANT`` before tables,
+            ``CONSTANTS`` before members that are known at compile time
 conversion  ``float to_f32(f16)``, ``to_f32(bf16)``, ``f16 to_f16(float)``, ``bf16 to_bf16(float)``
 simd        32 lanes: ``T simd_xor(T, int)`` (the value of lane ^ mask; float, int), ``void simd_barrier()``
 group       ``void barrier()``: all threads of a group, group memory ordered

@@ -18,15 +18,26 @@ MOST_ASKED = 32 << 10  # bytes of an operand
 Constants = Mapping[str, bool | int | float]
 
 
-def constants(name: str, types: Mapping[str, str], values: Constants) -> str:
-    """A C++ struct of types and compile-time constants, the sizes that a kernel template is instantiated with."""
-    typedefs = [f"typedef {ctype} {alias}" for alias, ctype in types.items()]
+def struct(
+    name: str, types: Mapping[str, str], values: Constants, functions: Mapping[str, tuple[str, str, str]] | None = None
+) -> str:
+    """A C++ struct that a kernel template is instantiated with: ``types``, compile-time constants ``values``, and
+    static ``functions`` by name: result type, parameters, and the expression that is returned."""
+    fields = [f"typedef {ctype} {alias}" for alias, ctype in types.items()]
     numbers: dict[str, list[str]] = {}
     for key, value in values.items():
-        kind = "bool" if isinstance(value, bool) else "float" if isinstance(value, float) else "int"
-        numbers.setdefault(kind, []).append(f"{key} = {literal(value, kind)}")
-    fields = [f"CONSTANTS {kind} {', '.join(members)}" for kind, members in numbers.items()]
-    return "\n  ".join([f"struct {name} {{", *(f"{field};" for field in (*typedefs, *fields))]) + "\n};\n"
+        numbers.setdefault(_kind(value), []).append(f"{key} = {literal(value, _kind(value))}")
+    fields += [f"CONSTANTS {kind} {', '.join(members)}" for kind, members in numbers.items()]
+    lines = [f"struct {name} {{", *(f"{field};" for field in fields)]
+    for key, (result, parameters, text) in (functions or {}).items():
+        lines.append(f"static INLINE {result} {key}({parameters}) {{ return {text}; }}")
+    return "\n  ".join(lines) + "\n};\n"
+
+
+def _kind(value: bool | int | float) -> str:
+    if isinstance(value, (bool, float)):
+        return type(value).__name__
+    return "int" if -(2**31) <= value < 2**31 else "int64_t"
 
 
 class Function:
@@ -86,8 +97,25 @@ class Function:
     def template(self, name: str, header: str, types: Mapping[str, str], values: Constants, *arguments: str) -> None:
         """The body calls function template ``name`` of kernel file ``header``, instantiated with a struct of ``types``
         and constant ``values``; ``arguments`` go before the thread's place."""
-        self.before += [f'#include "{header}"\n', constants("@NAME@_sizes", types, values)]
+        self.before += [f'#include "{header}"\n', struct("@NAME@_sizes", types, values)]
         self.lines.add(f"{name}<@NAME@_sizes>({', '.join(arguments)}, Thread{{gid, tid, lane, sid}});")
+
+    def functor(self, name: str, values: Constants, **functions: tuple[str, str, str]) -> str:
+        """The name of a struct for the kernel template alone: see :func:`struct`."""
+        self.before.append(struct(f"@NAME@_{name}", {}, values, functions))
+        return f"@NAME@_{name}"
+
+    def rows(self, name: str, op: Operand, axis: int) -> str:
+        """A struct that says where the rows of ``op`` along ``axis`` lie: ``row(n)``, the offset of row n, counted in
+        order over all other dims, and ``STEP``, the stride along a row. Offsets are in elements."""
+        unit, terms = 1, []
+        for d in reversed(range(len(op.shape))):
+            if d != axis:
+                if op.strides[d]:
+                    terms.append(f"(int64_t)(n / {unit} % {op.shape[d]}) * {op.strides[d]}")
+                unit *= op.shape[d]
+        step = op.strides[axis] if op.strides else 0
+        return self.functor(name, {"STEP": step}, row=("int64_t", "int n", " + ".join(terms) or "0"))
 
     def finish(self, groups: int, threads: int) -> Emission:
         if not groups:

@@ -42,6 +42,11 @@ def kind_of(dtype: str) -> str:
     return "int64_t" if dtype == "int64" else "int"
 
 
+def ctype(dtype: str) -> str:
+    """The type of an element in memory."""
+    return dtypes.DTYPES[dtype].ctype
+
+
 def literal(value: Any, kind: str) -> str:
     if kind in ("float", "double"):
         number = np.float32(value) if kind == "float" else np.float64(value)
