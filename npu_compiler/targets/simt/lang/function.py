@@ -18,7 +18,7 @@ MOST_ASKED = 32 << 10  # bytes of an operand
 Constants = Mapping[str, bool | int | float]
 
 
-def struct(
+def constants(
     name: str, types: Mapping[str, str], values: Constants, functions: Mapping[str, tuple[str, str, str]] | None = None
 ) -> str:
     """A C++ struct that a kernel template is instantiated with: ``types``, compile-time constants ``values``, and
@@ -97,12 +97,12 @@ class Function:
     def template(self, name: str, header: str, types: Mapping[str, str], values: Constants, *arguments: str) -> None:
         """The body calls function template ``name`` of kernel file ``header``, instantiated with a struct of ``types``
         and constant ``values``; ``arguments`` go before the thread's place."""
-        self.before += [f'#include "{header}"\n', struct("@NAME@_sizes", types, values)]
+        self.before += [f'#include "{header}"\n', constants("@NAME@_sizes", types, values)]
         self.lines.add(f"{name}<@NAME@_sizes>({', '.join(arguments)}, Thread{{gid, tid, lane, sid}});")
 
     def functor(self, name: str, values: Constants, **functions: tuple[str, str, str]) -> str:
-        """The name of a struct for the kernel template alone: see :func:`struct`."""
-        self.before.append(struct(f"@NAME@_{name}", {}, values, functions))
+        """The name of a struct for the kernel template alone: see :func:`constants`."""
+        self.before.append(constants(f"@NAME@_{name}", {}, values, functions))
         return f"@NAME@_{name}"
 
     def rows(self, name: str, op: Operand, axis: int) -> str:
