@@ -56,27 +56,26 @@ template <class C> struct DecodeAttention {
     column = at.lane & 3;
   }
 
-  // Row i of a lane's keys and values, and the element that its piece j begins with.
-  INLINE int key_row(int i) const { return row + 8 * i; }
-  INLINE int key_element(int j) const { return j * 32 + column * 8; }
-  INLINE int value_row(int i) const { return 2 * column + (i & 1) + 8 * (i >> 1); }
-  INLINE int value_element(int j) const { return j * 64 + row * 8; }
+  // The position of row i of a lane's keys and values. A lane's pieces of a key are 32 elements apart, from column * 8 on; those of a value
+  // 64, from row * 8 on.
+  INLINE int key_at(int first, int i) const { return first + row + 8 * i; }
+  INLINE int value_at(int first, int i) const { return first + 2 * column + (i & 1) + 8 * (i >> 1); }
 
   // 16 keys and values from first on; those from this position on are put right by insert_fresh.
   INLINE void load_keys(int first) {
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-      const int t = first + key_row(i) < valid ? first + key_row(i) : now;
+      const int t = key_at(first, i) < valid ? key_at(first, i) : now;
 #pragma unroll
-      for (int j = 0; j < KP; j++) k[i][j] = stream16(keys + (int64_t)t * C::K_S + key_element(j));
+      for (int j = 0; j < KP; j++) k[i][j] = stream16(keys + (int64_t)t * C::K_S + j * 32 + column * 8);
     }
   }
   INLINE void load_values(int first) {
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-      const int t = first + value_row(i) < valid ? first + value_row(i) : now;
+      const int t = value_at(first, i) < valid ? value_at(first, i) : now;
 #pragma unroll
-      for (int j = 0; j < VP; j++) v[i][j] = stream16(values + (int64_t)t * C::V_S + value_element(j));
+      for (int j = 0; j < VP; j++) v[i][j] = stream16(values + (int64_t)t * C::V_S + j * 64 + row * 8);
     }
   }
 
@@ -120,13 +119,13 @@ template <class C> struct DecodeAttention {
     for (int i = 0; i < 2; i++)
 #pragma unroll
       for (int j = 0; j < KP; j++)
-        if (first + key_row(i) == now) k[i][j] = *(GROUP const uint4*)(fresh + key_element(j));
+        if (key_at(first, i) == now) k[i][j] = *(GROUP const uint4*)(fresh + j * 32 + column * 8);
 #pragma unroll
     for (int i = 0; i < 4; i++)
 #pragma unroll
       for (int j = 0; j < VP; j++) {
-        if (first + value_row(i) == now) v[i][j] = *(GROUP const uint4*)(fresh + C::D + value_element(j));
-        if (first + value_row(i) > now) v[i][j] = zero16();
+        if (value_at(first, i) == now) v[i][j] = *(GROUP const uint4*)(fresh + C::D + j * 64 + row * 8);
+        if (value_at(first, i) > now) v[i][j] = zero16();
       }
   }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Protocol
 
 from ....schedule.kernel import Kernel, Operand
 from ....support import dtypes
@@ -76,12 +77,16 @@ class Function:
 
     def pointer(self, number: int) -> str:
         """The name of the pointer to input ``number`` or output ``~number``."""
+        return self.param(number).name
+
+    def param(self, number: int) -> Param:
+        """The parameter that is the pointer to input ``number`` or output ``~number``."""
         if number not in self._params:
             op = self.operand(number)
             name = f"a{number}" if number >= 0 else f"b{~number}"
             constant = op.buffer.kind in ("weight", "const") and op.buffer.id not in self._written
             self._params[number] = Param(dtypes.DTYPES[op.dtype].ctype, name, number < 0, constant)
-        return self._params[number].name
+        return self._params[number]
 
     def tile_map(self, number: int, tiles: TileMap) -> str:
         """The name of a parameter through which the copy engine reads tiles of operand ``number``."""
@@ -141,11 +146,48 @@ def simds(threads: int) -> int:
     return blocks(threads, SIMD)
 
 
+class Scope(Protocol):
+    """Where expressions are rendered: the body of a function or of a struct's method. ``checks``: whether one of them
+    reports an index out of range."""
+
+    dialect: Dialect
+    lines: Lines
+    checks: bool
+
+    def pointer(self, number: int) -> str:
+        """The name of the pointer to input ``number`` or output ``~number``."""
+
+
+class Members:
+    """The members and methods of a struct that a function calls. A method's pointers are members, set to those of the
+    function; :meth:`finish` puts the struct in front of it."""
+
+    def __init__(self, function: Function, name: str):
+        self.function, self.name, self.dialect = function, name, function.dialect
+        self.lines, self.checks = Lines(), False
+        self._numbers: list[int] = []
+
+    def pointer(self, number: int) -> str:
+        if number not in self._numbers:
+            self._numbers.append(number)
+        return self.function.pointer(number)
+
+    def finish(self) -> str:
+        """Define the struct; an expression that makes one."""
+        params = [self.function.param(n) for n in self._numbers]
+        fields = [f"DEVICE {'' if p.writable else 'const '}{p.ctype}* {p.name};" for p in params]
+        fields += ["DEVICE int* bad;"] * self.checks
+        body = "\n".join((*(f"  {field}" for field in fields), *self.lines.text))
+        self.function.before.append(f"struct {self.name} {{\n{body}\n}};\n")
+        self.function.checks |= self.checks
+        return f"{self.name}{{{', '.join([*(p.name for p in params), *['bad'] * self.checks])}}}"
+
+
 class Pointers(dict[int, str]):
     """Pointer names by operand number, made parameters of a function when they are first asked for. ``numbers``: the
     function's operand for each of those asked for, if they differ."""
 
-    def __init__(self, function: Function, numbers: dict[int, int] | None = None):
+    def __init__(self, function: Scope, numbers: dict[int, int] | None = None):
         super().__init__()
         self._function, self._numbers = function, numbers
 

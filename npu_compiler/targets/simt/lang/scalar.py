@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -109,7 +109,7 @@ def before_storage(e: Expr) -> Expr:
 
 
 class Lines:
-    """Text under construction, with indentation."""
+    """Statements under construction, with indentation."""
 
     def __init__(self, depth: int = 1):
         self.text: list[str] = []
@@ -117,6 +117,38 @@ class Lines:
 
     def add(self, *lines: str) -> None:
         self.text += ["  " * self.depth + line for line in lines]
+
+    def declare(self, kind: str, name: str, value: str = "") -> None:
+        """A variable of type ``kind``."""
+        self.add(f"{kind} {name}{' = ' if value else ''}{value};")
+
+    def let(self, kind: str, name: str, value: str) -> None:
+        """A variable that does not change."""
+        self.declare(f"const {kind}", name, value)
+
+    def assign(self, place: str, value: str) -> None:
+        self.add(f"{place} = {value};")
+
+    def call(self, function: str, *arguments: str) -> None:
+        self.add(f"{function}({', '.join(arguments)});")
+
+    def result(self, value: str) -> None:
+        self.add(f"return {value};")
+
+    def leave(self, condition: str) -> None:
+        """Return nothing if ``condition`` holds."""
+        self.add(f"if ({condition}) return;")
+
+    def when(self, condition: str) -> AbstractContextManager[None]:
+        return self.block(f"if ({condition}) {{")
+
+    def method(self, head: str) -> AbstractContextManager[None]:
+        """A function of a struct."""
+        return self.block(f"INLINE {head} {{")
+
+    def unrolled(self, times: int = 0) -> None:
+        """The loop that follows is unrolled, ``times`` or whole."""
+        self.add(f"#pragma unroll {times}" if times else "#pragma unroll")
 
     @contextmanager
     def block(self, header: str, footer: str = "}") -> Iterator[None]:

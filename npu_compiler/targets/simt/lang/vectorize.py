@@ -10,7 +10,7 @@ from ....graph.expr import Expr
 from ....schedule.kernel import Kernel
 from ....support import dtypes
 from ...codegen.nest import Nest, Step, accesses, use_counts
-from .function import Function, Pointers
+from .function import Pointers, Scope
 from .scalar import Scalars, before_storage, combine, kind_of, storage, stored
 
 LINE = 128  # bytes that are read or written at once
@@ -18,7 +18,7 @@ GATHERED = 8  # so many neighbours a thread collects for one store
 
 
 def scalars_for(
-    nest: Nest, function: Function, steps: Sequence[Step], numbers: dict[int, int] | None = None
+    nest: Nest, function: Scope, steps: Sequence[Step], numbers: dict[int, int] | None = None
 ) -> Scalars:
     """``numbers``: the function's operand for each of the nest's, if they differ."""
     uses = use_counts([e for s in steps for e in s.exprs()])

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ....graph import expr
 from ....schedule.kernel import Attention, DecodeAttention, Loops, Operand, Schedule, recast
-from ..kernels.attention_decode import LEAST_KEYS, PAD, PER_CORE, STATE, takes_step
+from ..kernels.attention_decode import MIN_KEYS, PAD, PER_CORE, STATE, takes_step
 from ..kernels.loops import is_pointwise
 from ..lang.dialect import Dialect
 from .producers import only_maker
@@ -40,7 +40,7 @@ def _join(schedule: Schedule, k: Attention, meetings: Operand, dialect: Dialect)
     if not (_makes_row(new_key, keys, position) and _makes_row(new_value, values, position)):
         return
     most = min(PER_CORE * dialect.cores // keys.shape[1], 32 * (STATE - 1))
-    splits = max(1, min(most, -(-keys.shape[2] // LEAST_KEYS)))
+    splits = max(1, min(most, -(-keys.shape[2] // MIN_KEYS)))
     parts = schedule.memory("float32", (splits, out.shape[1], out.shape[3] + PAD), "parts")
     scratch = replace(queries.outputs[0].buffer, id=-1, kind="scratch")
     step = recast(
