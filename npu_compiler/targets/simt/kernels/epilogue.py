@@ -11,8 +11,8 @@ from ....schedule.kernel import Anchor
 from ....support import dtypes
 from ...codegen.epilogue_nest import epilogue_nest, row_digits
 from ...codegen.nest import Step, use_counts
-from ..lang.function import Function, Pointers
-from ..lang.scalar import Scalars, Value, before_storage, kind_of, literal, storage, stored
+from ..lang.function import Pointers, Scope
+from ..lang.scalar import Scalars, Value, before_storage, ctype, kind_of, literal, storage, stored
 from ..lang.vectorize import Points, vector_width
 
 
@@ -24,7 +24,7 @@ class Epilogue:
     variable that every :meth:`store` adds to, if the kernel has sums among its ``extra_stages``. ``alone``: nothing is
     read."""
 
-    def __init__(self, kernel: Anchor, function: Function, most: int = 0, columns: bool = False, first: int = 0):
+    def __init__(self, kernel: Anchor, function: Scope, most: int = 0, columns: bool = False, first: int = 0):
         self.numbers = {n: first + n for n in range(len(kernel.inputs))} if first else None
         self.nest, self.acc, self.pitch = epilogue_nest(kernel)
         self.step, *more = self.nest.steps
@@ -39,6 +39,7 @@ class Epilogue:
         if self.lane >= 0:
             self.width = vector_width(self.nest, kernel, self.steps, self.lane, self.acc, most)
         self._fetched: dict[Expr, Value] = {}
+        self.registers: dict[str, str] = {}  # variables and their types
         values = [x for step in self.steps for x in expr.walk(step.value)]
         loads = [x for x in dict.fromkeys(values) if self._is_ahead(x, True)]
         self.alone = all(x.value.operand >= self.acc for x in values if x.op == "load")
@@ -46,7 +47,7 @@ class Epilogue:
         self.shared = [x for x in loads if x not in self.ahead]
 
     def fetch(self, row: str, column: str, guard: str, constant: bool | None = None) -> None:
-        """Load early what the next :meth:`store` will need at (row, column), if ``guard`` holds: weights
+        """Load into ``registers`` what the next :meth:`store` will need at (row, column), if ``guard`` holds: weights
         (``constant``), what other kernels made, or all."""
         if constant is None:
             self._fetched = {}
@@ -59,12 +60,10 @@ class Epilogue:
         ]  # fmt: skip
         out = self.function.lines
         for x in simple:
-            self._fetched[x] = stored(f"early{len(self._fetched)}", x.dtype)
-        for x in simple:
-            name = f"early{list(self._fetched).index(x)}"
-            out.add(
-                f"{dtypes.DTYPES[x.dtype].ctype} {name}; {name} = {storage(literal(0, kind_of(x.dtype)), x.dtype)};"
-            )
+            name = f"early{len(self._fetched)}"
+            self._fetched[x] = stored(name, x.dtype)
+            self.registers[name] = ctype(x.dtype)
+            out.assign(name, storage(literal(0, kind_of(x.dtype)), x.dtype))
         if simple:
             with out.block(f"if ({guard}) {{"):
                 s = Scalars(self.nest, Pointers(self.function, self.numbers), out, use_counts([self.step.value]))

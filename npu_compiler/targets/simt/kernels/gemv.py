@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ....graph import affine, expr
 from ....schedule.kernel import Gemm
@@ -13,8 +15,8 @@ from ...codegen.nest import build_nest
 from ...codegen.row_passes import make_row
 from ..lang.dialect import SIMD, Dialect
 from ..lang.emission import Emission
-from ..lang.function import Function, blocks, simds
-from ..lang.scalar import storage, stored
+from ..lang.function import Constants, Function, Members, blocks, simds
+from ..lang.scalar import ctype, stored
 from ..lang.vectorize import Points, scalars_for, vector_width
 from .epilogue import Epilogue
 from .reductions import RowFold
@@ -92,10 +94,6 @@ def _turns(shape: Shape, units: int, dialect: Dialect) -> int:
     return resident if shape.vectors and 0 < resident < units else 0
 
 
-def emit_gemv(kernel: Gemm, dialect: Dialect) -> Emission:
-    return Gemv(kernel, dialect, shape_of(kernel, dialect)).emit()
-
-
 def takes_prologue(kernel: Gemm, dialect: Dialect) -> bool:
     """Whether the row that the prologue makes can be computed where it is needed: in pieces of 16 bytes of the weight,
     along one dim."""
@@ -116,257 +114,153 @@ def takes_prologue(kernel: Gemm, dialect: Dialect) -> bool:
     return vector_width(nest, inner, steps, nest.folds[0], most=item) == item
 
 
-class Gemv:
-    """Each group makes ``rows`` results: partial sums of its threads meet in group memory, in a fixed order.
+class Reader(NamedTuple):
+    """A reader of weights that ``gemv.h`` is instantiated with: its class template, how it is made of the pointer to
+    them ({0}), its header, the constants it wants beside those of ``gemv.h``, and the workgroups that should fit on a
+    core (0: no matter)."""
 
-    A prologue (a norm, say) makes the left operand in every group, each thread its own part of it. In a paired product
-    the rows of the weight take turns: two accumulators for each result.
-    """
+    template: str
+    made: str
+    header: str
+    sizes: Constants
+    per_core: int = 0
 
-    def __init__(self, kernel: Gemm, dialect: Dialect, shape: Shape):
-        self.kernel, a = kernel, kernel
-        self.m, self.k, self.lanes = a.m, a.k, 1 + a.dual
-        self.n = a.n * self.lanes  # rows of the weight
-        self.dtype, self.item = dtypes.DTYPES[kernel.inputs[kernel.rhs].dtype].ctype, item_of(kernel)
-        self.pieces = self.k // self.item
-        self.threads, self.vectors, self.rows = shape.threads, shape.vectors, max(shape.rows, self.lanes)
-        self.f = Function(kernel, dialect, early=True)
-        self.epilogue = Epilogue(kernel, self.f)
-        self.turns = _turns(shape, blocks(self.n, self.rows), dialect)
-        self.f.per_core = shape.per_core if self.turns else 0
 
-    def emit(self) -> Emission:
-        f, out = self.f, self.f.lines
-        units = blocks(self.n, self.rows)
-        f.array("float", "part", (2 if self.turns else 1) * simds(self.threads) * self.rows * self.m)
-        if self.turns:
-            self._in_turns(units)
-            return f.finish(self.turns, self.threads)
-        self._place("gid")
-        if self.vectors:
-            self._weights("w")
-            self._load("w")
-            prologue = _Prologue(self) if self.kernel.prologue is not None else None
-            if prologue:
-                prologue.fetch(constant=True)
-            self.epilogue.fetch("row_of", "column", self._guard, constant=True)
-            out.add("wait_inputs();")
-            if prologue:
-                prologue.fetch(constant=False)
-            else:
-                self._left()
-            self.epilogue.fetch("row_of", "column", self._guard, constant=False)
-            self._load_rest("w")
-            if prologue:
-                prologue.emit()
-            self._share()
-            self._multiply_all("w")
-        else:
-            out.add("wait_inputs();", f"float sum[{self.m}][{self.rows}] = {{}};", "#pragma unroll 4")
-            with out.block(f"for (int piece = tid; piece < {self.pieces}; piece += {self.threads}) {{"):
-                out.add(f"uint4 w[{self.rows}][1];", "#pragma unroll")
-                out.add(f"for (int r = 0; r < {self.rows}; r++) w[r][0] = {self._piece('r', 'piece')};")
-                out.add(f"{self._operand} x[{self.m}][1];")
-                self._read("piece", "0")
-                self._multiply("w", "0")
-        self._finish("0")
-        return f.finish(units, self.threads)
+def emit_gemv(kernel: Gemm, dialect: Dialect) -> Emission:
+    """The function of a product of a few rows with a dense weight."""
+    w, shape = kernel.weight, shape_of(kernel, dialect)
+    sizes = {"PITCH": w.strides[1], "STREAMED": w.buffer.kind in ("weight", "const")}
 
-    def _in_turns(self, units: int) -> None:
-        """Groups that stay take units of rows in turns: the left operand is made once, and while one unit is worked on
-        the weights of the next are on their way."""
-        out, step = self.f.lines, self.turns
-        prologue = _Prologue(self) if self.kernel.prologue is not None else None
-        for turn in range(2):
-            self._weights(f"w{turn}")
-            with out.block(f"if (gid + {turn * step} < {units}) {{"):
-                out.add(f"const int first = (gid + {turn * step}) * {self.rows};")
-                self._load(f"w{turn}")
-        if prologue:
-            prologue.fetch(constant=True)
-        out.add("wait_inputs();")
-        if prologue:
-            prologue.fetch(constant=False)
-            prologue.emit()
-        else:
-            self._left()
-        self._share()
-        with out.block(f"for (int unit = gid; unit < {units}; unit += {2 * step}) {{"):
-            for turn in range(2):
-                with out.block(f"if (unit + {turn * step} < {units}) {{"):
-                    self._place(f"(unit + {turn * step})")
-                    self.epilogue.fetch("row_of", "column", self._guard)
-                    self._multiply_all(f"w{turn}")
-                    with out.block(f"if (unit + {(turn + 2) * step} < {units}) {{"):
-                        out.add(f"const int first = (unit + {(turn + 2) * step}) * {self.rows};")
-                        self._load(f"w{turn}")
-                    self._finish(str(turn))
+    def reader(turns: int) -> Reader:
+        return Reader("DenseWeights", "{0}", "gemv.h", sizes, shape.per_core if turns else 0)
 
-    def _place(self, unit: str) -> None:
-        columns = self.rows // self.lanes
-        self.f.lines.add(f"const int first = {unit} * {self.rows};")
-        self.f.lines.add(
-            f"const int row_of = tid / {columns}, column = first / {self.lanes} + tid % {columns}; (void)row_of;"
-        )
+    return instantiate(kernel, dialect, shape, reader)
 
-    @property
-    def _guard(self) -> str:
-        """Whether a thread has a result to store."""
-        inside = f" && column < {self.n // self.lanes}" if self.n % self.rows else ""
-        return f"tid < {self.rows // self.lanes * self.m}{inside}"
 
-    def _finish(self, turn: str) -> None:
-        """The simds' sums meet, and results are stored. Turns use different memory: one barrier for each is enough."""
-        out, total = self.f.lines, self.rows * self.m
-        base = simds(self.threads) * total
-        self._meet(f"part[{turn} * {base} + sid * {total} + ")
-        out.add("barrier();")
-        with out.block(f"if ({self._guard}) {{"):
-            for n in range(self.lanes):
-                at = f"{turn} * {base} + s * {total} + tid * {self.lanes} + {n}"
-                out.add(f"float total{n} = 0.0f;", "#pragma unroll")
-                out.add(f"for (int s = 0; s < {simds(self.threads)}; s++) total{n} += part[{at}];")
-            self.epilogue.store("row_of", "column", 1, lambda which, at: f"total{which}")
+def instantiate(kernel: Gemm, dialect: Dialect, shape: Shape, reader_of: Callable[[int], Reader]) -> Emission:
+    """A product of a few rows on the weights that a reader reads. ``reader_of(turns)``: for as many workgroups that
+    take units in turns, or for one workgroup a unit, 0."""
+    f, a, x = Function(kernel, dialect, early=True), kernel, kernel.inputs[0]
+    lanes, item, prologue = 1 + a.dual, item_of(kernel), kernel.prologue is not None
+    rows, n, threads = max(shape.rows, lanes), a.n * lanes, shape.threads
+    units, pieces, size = blocks(n, rows), a.k // item, dtypes.DTYPES[x.dtype].size
+    turns = _turns(shape, units, dialect)
+    reader = reader_of(turns)
+    f.per_core = reader.per_core
+    weights = f.pointer(kernel.rhs)
+    sizes = dict(
+        M=a.m, N=n, K=a.k, LDA=a.lda, ROWS=rows, LANES=lanes, THREADS=threads, ITEM=item, PIECES=pieces,
+        VECTORS=shape.vectors or 1, UNITS=units, STEP=turns,
+        ALIGNED=size * item <= 16 and x.offset * size % 16 == 0 and (a.m == 1 or a.lda * size % 16 == 0),
+    )  # fmt: skip
+    types = {"X": "float" if prologue else ctype(x.dtype), "W": ctype(kernel.weight.dtype)}
+    if prologue:
+        left = _Prologue(f, kernel, threads, shape.vectors, item).emit()
+    else:
+        left = f"LoadedLeft<@NAME@_sizes>{{{f.pointer(0)}}}"
+    epilogue = _epilogue(kernel, f, lanes, bool(turns))
+    part = f.array("float", "part", (2 if turns else 1) * simds(threads) * rows * a.m)
+    name = "gemv_resident" if turns else "gemv" if shape.vectors else "gemv_long_rows"
+    f.template(
+        name, reader.header, types, {**sizes, **reader.sizes}, f"{reader.template}<@NAME@_sizes>{{{reader.made.format(weights)}}}", left, epilogue, part
+    )
+    return f.finish(turns or units, threads)
 
-    def _meet(self, at: str) -> None:
-        """Store the sums of a simd at ``at`` + number."""
-        out, total = self.f.lines, self.rows * self.m
-        out.add("#pragma unroll")
-        with out.block(f"for (int n = 0; n < {total}; n++) {{"):
-            out.add(f"const float t = simd_sum(sum[n / {self.rows}][n % {self.rows}]);")
-            out.add(f"if (lane == 0) {at}n] = t;")
 
-    def _share(self) -> None:
-        """What else is made of the left operand, once."""
-
-    @property
-    def _operand(self) -> str:
-        """The type of a piece of the left operand: as it is stored, or what a prologue makes."""
-        kept = self.kernel.prologue is None
-        return f"Vec<{dtypes.DTYPES[self.kernel.inputs[0].dtype].ctype if kept else 'float'}, {self.item}>"
-
-    def _piece(self, row: str, piece: str) -> str:
-        number = self.kernel.rhs
-        w = self.kernel.inputs[number]
-        at = f"first + {row}"
-        if self.n % self.rows:
-            at = f"({at} < {self.n} ? {at} : {self.n - 1})"
-        load = "stream16" if w.buffer.kind in ("weight", "const") else "load16"
-        return f"{load}({self.f.pointer(number)} + (int64_t)({at}) * {w.strides[1]} + {piece} * {self.item})"
-
-    def _weights(self, name: str) -> None:
-        self.f.lines.add(f"uint4 {name}[{self.rows}][{self.vectors}];")
-
-    def _load(self, name: str) -> None:
-        out = self.f.lines
-        whole = self.vectors * self.threads == self.pieces
-        if self.kernel.inputs[self.kernel.rhs].buffer.kind not in ("weight", "const"):
-            out.add("wait_inputs();")
-        out.add("#pragma unroll", f"for (int r = 0; r < {self.rows}; r++)", "#pragma unroll")
-        with out.block(f"  for (int v = 0; v < {self.vectors}; v++) {{"):
-            out.add(f"const int piece = v * {self.threads} + tid;")
-            load = self._piece("r", "piece")
-            if whole:
-                out.add(f"{name}[r][v] = {load};")
-            else:
-                out.add(f"if (piece < {self.pieces}) {name}[r][v] = {load}; else {name}[r][v] = zero16();")
-
-    def _load_rest(self, name: str) -> None:
-        """Weights that are not asked for before the inputs are there."""
-
-    def _left(self) -> None:
-        """``x[m][v]``: this thread's pieces of the left operand."""
-        out = self.f.lines
-        out.add(f"{self._operand} x[{self.m}][{self.vectors}];", "#pragma unroll")
-        with out.block(f"for (int v = 0; v < {self.vectors}; v++) {{"):
-            out.add(f"const int piece = v * {self.threads} + tid;")
-            self._read("piece", "v", self.vectors * self.threads != self.pieces)
-
-    def _read(self, piece: str, v: str, guarded: bool = False) -> None:
-        out, op, a = self.f.lines, self.kernel.inputs[0], self.kernel
-        size = dtypes.DTYPES[op.dtype].size
-        whole = size * self.item <= 16 and op.offset * size % 16 == 0 and (self.m == 1 or a.lda * size % 16 == 0)
-        for m in range(self.m):
-            at = f"{self.f.pointer(0)} + {m * a.lda} + {piece} * {self.item}"
-            if guarded:
-                zero = storage("0.0f", op.dtype)
-                out.add(
-                    f"if ({piece} >= {self.pieces}) for (int e = 0; e < {self.item}; e++) x[{m}][{v}].v[e] = {zero};"
-                )
-            with out.block("else {" if guarded else "{"):
-                if whole:
-                    out.add(f"x[{m}][{v}] = *(DEVICE const {self._operand}*)({at});")
-                else:
-                    out.add(f"for (int e = 0; e < {self.item}; e++) x[{m}][{v}].v[e] = ({at})[e];")
-
-    def _multiply_all(self, name: str) -> None:
-        out = self.f.lines
-        out.add(f"float sum[{self.m}][{self.rows}] = {{}};", "#pragma unroll")
-        with out.block(f"for (int v = 0; v < {self.vectors}; v++) {{"):
-            self._multiply(name, "v")
-
-    def _multiply(self, name: str, v: str) -> None:
-        out = self.f.lines
-        out.add("#pragma unroll")
-        with out.block(f"for (int r = 0; r < {self.rows}; r++) {{"):
-            out.add(f"float y[{self.item}];", f"unpack({name}[r][{v}], y, (THREAD {self.dtype}*)nullptr);")
-            out.add("#pragma unroll", f"for (int e = 0; e < {self.item}; e++) {{")
-            for m in range(self.m):
-                out.add(f"  sum[{m}][r] += to_f32(x[{m}][{v}].v[e]) * y[e];")
-            out.add("}")
+def _epilogue(kernel: Gemm, f: Function, lanes: int, resident: bool) -> str:
+    """The functor of the epilogue: ``fetch_weights``, ``fetch`` and ``store`` (see ``gemv.h``)."""
+    members = Members(f, "@NAME@_epilogue")
+    epilogue, out = Epilogue(kernel, members), members.lines
+    for name, constant in (("fetch_weights", True), ("fetch", False)):
+        with out.method(f"void {name}(int row_of, int column, bool guard)"):
+            if not resident or not constant:
+                epilogue.fetch("row_of", "column", "guard", None if resident else constant)
+    with out.method("void store(int row_of, int column, THREAD const float* total)"):
+        epilogue.store("row_of", "column", 1, lambda which, at: f"total[{which}]")
+    for name, kind in epilogue.registers.items():
+        out.declare(kind, name)
+    return members.finish()
 
 
 class _Prologue:
-    """The left operand of one row, made by every group: a thread makes the pieces that it multiplies."""
+    """The left operand of one row, made by every workgroup: a thread makes the pieces that it multiplies."""
 
-    def __init__(self, gemv: Gemv):
-        self.gemv, self.f = gemv, gemv.f
-        assert gemv.kernel.prologue is not None
-        self.nest = build_nest(gemv.kernel.prologue)
+    def __init__(self, f: Function, kernel: Gemm, threads: int, vectors: int, item: int):
+        prologue, k = kernel.prologue, kernel.k
+        assert prologue is not None
+        self.threads, self.vectors, self.item, self.k = threads, vectors, item, k
+        self.members = Members(f, "@NAME@_left")
+        self.nest = build_nest(prologue)
         self.row = make_row(self.nest, 1, scratch=0)
         (self.lane,) = self.nest.folds
-        self.s = scalars_for(self.nest, self.f, self.row.steps)
-        self.points = Points(self.s, self.nest, self.lane, gemv.item)
-        self.whole = gemv.vectors * gemv.threads == gemv.pieces
-        self._loads = 0
+        self.s = scalars_for(self.nest, self.members, self.row.steps)
+        self.points = Points(self.s, self.nest, self.lane, item)
+        self.whole = vectors * threads * item == k
+        self.compressed = bool(kernel.weight.format)
+
+    def emit(self) -> str:
+        """The functor: ``prefetch``, ``fetch`` and ``make``; for compressed weights ``put`` and ``element``."""
+        out, x = self.members.lines, "THREAD GemvLeft<@NAME@_sizes>& left"
+        with self._method("void prefetch(Thread at)"):
+            self._fetch(constant=True)
+        with self._method(f"void fetch({x}, Thread at)"):
+            self._fetch(constant=False)
+        with self._method(f"void make({x}, Thread at)"):
+            self._make()
+        out.add(f"CONSTANTS bool PUTS = {'true' if self.compressed else 'false'};")
+        if self.compressed:
+            whole = self.members.array("bf16", "whole", self.k)
+            out.add(f"INLINE float element(int k) const {{ return to_f32({whole}[k]); }}")
+            out.add(f"INLINE void put(int k, float x) {{ {whole}[k] = to_bf16(x); }}")
+            out.add(f"INLINE void put(int k, uint4 x) {{ *(GROUP uint4*)({whole} + k) = x; }}")
+        self.members.checks |= self.s.checks
+        return self.members.finish()
+
+    @contextmanager
+    def _method(self, head: str) -> Iterator[None]:
+        out = self.members.lines
+        with self.s.scope(f"INLINE {head} {{"):
+            for word in ("tid", "lane", "sid"):
+                out.let("int", word, f"at.{word}")
+            out.add("(void)lane, (void)sid;")
+            yield
 
     def _pieces(self) -> ExitStack:
-        g, out = self.gemv, self.f.lines
-        out.add("#pragma unroll")
+        out = self.members.lines
+        out.unrolled()
         stack = ExitStack()
-        stack.enter_context(self.s.scope(f"for (int v = 0; v < {g.vectors}; v++) {{"))
-        out.add(f"const int i{self.lane} = (v * {g.threads} + tid) * {g.item};")
-        stack.enter_context(self.s.scope("{" if self.whole else f"if (i{self.lane} < {g.k}) {{"))
+        stack.enter_context(self.s.scope(f"for (int v = 0; v < {self.vectors}; v++) {{"))
+        out.let("int", f"i{self.lane}", f"(v * {self.threads} + tid) * {self.item}")
+        if not self.whole:
+            stack.enter_context(self.s.scope(f"if (i{self.lane} < {self.k}) {{"))
         return stack
 
-    def fetch(self, constant: bool) -> None:
+    def _fetch(self, constant: bool) -> None:
         """Load what the passes read along the row, once; weights (``constant``) before the inputs are awaited."""
-        s, out = self.s, self.f.lines
+        s, out, count = self.s, self.members.lines, 0
         for x in {x: None for st in self.row.steps for x in expr.walk(st.value) if x.op == "load"}:
             kind = self.nest.inputs[x.value.operand].buffer.kind
             along = affine.affine(x.args[0]).coefficient(self.lane) and not x.value.checks
             if not along or (kind in ("weight", "const")) != constant:
                 continue
-            name, vec = f"c{int(constant)}{self._loads}", f"Vec<{dtypes.DTYPES[x.dtype].ctype}, {self.gemv.item}>"
-            self._loads += 1
-            out.add(f"{vec} {name}[{self.gemv.vectors}];")
+            name, vec = f"c{int(constant)}{count}", f"Vec<{ctype(x.dtype)}, {self.item}>"
+            count += 1
+            self.members.field(vec, f"{name}[{self.vectors}]")
             with self._pieces():
-                out.add(f"{name}[v] = *(DEVICE const {vec}*)({s.pointers[x.value.operand]} + {s.address(x)});")
+                out.assign(f"{name}[v]", f"*(DEVICE const {vec}*)({s.pointers[x.value.operand]} + {s.address(x)})")
             s.bound[expr.substitute(x, self.points.shift)] = stored(f"{name}[v].v[i{self.points.inner}]", x.dtype)
 
-    def emit(self) -> None:
-        """``x[0][v]``: the pieces as floats."""
-        g, out, fold = self.gemv, self.f.lines, RowFold(self.s, self.f)
-        out.add(f"Vec<float, {g.item}> x[1][{g.vectors}];")
+    def _make(self) -> None:
+        out, fold = self.members.lines, RowFold(self.s, self.members)
         for p in self.row.passes:
             fold.begin(p)
             with self._pieces():
                 if p.folds:
                     self.points.run(p.folds, position=self.nest.position)
                 if p.stores:
-                    self.points.run(p.stores, sink="x[0][v].v")
+                    self.points.run(p.stores, sink="left.x[0][v].v")
             if p.stores and not self.whole:
-                out.add(f"for (int v = 0; v < {g.vectors}; v++) if ((v * {g.threads} + tid) * {g.item} >= {g.k})")
-                out.add(f"  for (int e = 0; e < {g.item}; e++) x[0][v].v[e] = 0.0f;")
-            fold.meet_along(p, g.threads)
-        self.f.checks |= self.s.checks
+                begin = f"(v * {self.threads} + tid) * {self.item}"
+                with out.block(f"for (int v = 0; v < {self.vectors}; v++) {{"), out.when(f"{begin} >= {self.k}"):
+                    out.add(f"for (int e = 0; e < {self.item}; e++) left.x[0][v].v[e] = 0.0f;")
+            fold.meet_along(p, self.threads)

@@ -6,7 +6,7 @@ from ....graph import expr
 from ...codegen.nest import Step
 from ...codegen.row_passes import Pass
 from ..lang.dialect import SIMD
-from ..lang.function import Function
+from ..lang.function import Scope
 from ..lang.scalar import Scalars, Value, accumulator, combine, kind_of
 
 
@@ -14,7 +14,7 @@ class RowFold:
     """The reductions of a pass: variables ``f{number}`` (and positions ``q{number}``) and how threads bring them
     together, so that each has the whole result, combined in one fixed order."""
 
-    def __init__(self, s: Scalars, function: Function):
+    def __init__(self, s: Scalars, function: Scope):
         self.s, self.out, self.function = s, function.lines, function
 
     def begin(self, p: Pass) -> None:

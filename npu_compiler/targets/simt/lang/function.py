@@ -157,6 +157,9 @@ class Scope(Protocol):
     def pointer(self, number: int) -> str:
         """The name of the pointer to input ``number`` or output ``~number``."""
 
+    def array(self, ctype: str, name: str, count: int) -> str:
+        """The name of an array in shared memory."""
+
 
 class Members:
     """The members and methods of a struct that a function calls. A method's pointers are members, set to those of the
@@ -166,21 +169,34 @@ class Members:
         self.function, self.name, self.dialect = function, name, function.dialect
         self.lines, self.checks = Lines(), False
         self._numbers: list[int] = []
+        self._arrays: list[tuple[str, str]] = []
+        self._fields: list[str] = []
 
     def pointer(self, number: int) -> str:
         if number not in self._numbers:
             self._numbers.append(number)
         return self.function.pointer(number)
 
+    def array(self, ctype: str, name: str, count: int) -> str:
+        self._arrays.append((ctype, name))
+        return self.function.array(ctype, name, count)
+
+    def field(self, kind: str, name: str) -> None:
+        """A member that methods write and read."""
+        self._fields.append(f"{kind} {name};")
+
     def finish(self) -> str:
         """Define the struct; an expression that makes one."""
         params = [self.function.param(n) for n in self._numbers]
         fields = [f"DEVICE {'' if p.writable else 'const '}{p.ctype}* {p.name};" for p in params]
         fields += ["DEVICE int* bad;"] * self.checks
+        fields += [f"GROUP {kind}* {name};" for kind, name in self._arrays]
+        fields += self._fields
         body = "\n".join((*(f"  {field}" for field in fields), *self.lines.text))
         self.function.before.append(f"struct {self.name} {{\n{body}\n}};\n")
         self.function.checks |= self.checks
-        return f"{self.name}{{{', '.join([*(p.name for p in params), *['bad'] * self.checks])}}}"
+        arrays = [name for _, name in self._arrays]
+        return f"{self.name}{{{', '.join([*(p.name for p in params), *['bad'] * self.checks, *arrays])}}}"
 
 
 class Pointers(dict[int, str]):

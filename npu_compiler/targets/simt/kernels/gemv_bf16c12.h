@@ -1,0 +1,105 @@
+// Weights in bf16c12 for gemv.h, four rows together (weights/formats/bf16c12/rows4.py), decoded in registers.
+//
+// Constants of C beside those of gemv.h: NBYTES of four rows; SCALES, OUTLIERS: where these lie in them; MAX_OUTLIERS;
+// PLACES: outliers of a thread; AHEAD: pieces that are loaded before the inputs are awaited. ROWS is 4, M 1, ITEM 8.
+#pragma once
+#include "gemv.h"
+
+template <class C> struct Rows4 {
+  DEVICE const uint8_t* weights;
+  DEVICE const uint8_t* quad;  // those of the unit
+  uint4 codes[C::VECTORS], low[C::VECTORS][2];
+  uint outliers[C::PLACES];
+  Vec<uint, 2> scales;
+
+  INLINE void load_pieces(int begin, int end, Thread at) {
+#pragma unroll
+    for (int v = begin; v < end; v++) {
+      const int piece = v * C::THREADS + at.tid;
+      if (C::VECTORS * C::THREADS != C::PIECES) codes[v] = low[v][0] = low[v][1] = zero16();
+      if (C::VECTORS * C::THREADS == C::PIECES || piece < C::PIECES) {
+        codes[v] = stream16(quad + piece * 16);
+        low[v][0] = stream16(quad + 16 * C::PIECES + piece * 16);
+        low[v][1] = stream16(quad + 32 * C::PIECES + piece * 16);
+      }
+    }
+  }
+  INLINE void load(int unit, Thread at) {
+    quad = weights + (int64_t)unit * C::NBYTES;
+    load_pieces(0, C::AHEAD, at);
+    scales = *(DEVICE const Vec<uint, 2>*)(quad + C::SCALES);
+#pragma unroll
+    for (int n = 0; n < C::PLACES; n++) {
+      const int place = n * C::THREADS + at.tid;
+      outliers[n] = 0;
+      if (place < C::MAX_OUTLIERS) outliers[n] = *(DEVICE const uint*)(quad + C::OUTLIERS + place * 4);
+    }
+  }
+  INLINE void load_rest(Thread at) { load_pieces(C::AHEAD, C::VECTORS, at); }
+
+  // Row r of piece v as bfloat16, without its scale.
+  INLINE uint4 row(int v, int r) const {
+    const uint4 l = low[v][r / 2], c = codes[v];
+    return quad_row(r % 2 ? l.z : l.x, r % 2 ? l.w : l.y, r == 0 ? c.x : r == 1 ? c.y : r == 2 ? c.z : c.w);
+  }
+
+  // What outliers are multiplied with; read before the sums, so that nothing waits for it.
+  template <class Left> INLINE void load_far(THREAD float (&far)[C::PLACES], THREAD Left& left) const {
+#pragma unroll
+    for (int n = 0; n < C::PLACES; n++) far[n] = left.element(outliers[n] >> 16 & 0x3fffu);
+  }
+  // Each row's scale; then the outliers, which are not scaled.
+  INLINE void finish(THREAD float (&sum)[1][4], THREAD const float (&far)[C::PLACES]) const {
+#pragma unroll
+    for (int r = 0; r < 4; r++)
+      sum[0][r] *= f32_of_bits(r % 2 ? scales.v[r / 2] & 0xffff0000u : scales.v[r / 2] << 16);
+#pragma unroll
+    for (int n = 0; n < C::PLACES; n++) {
+      const uint outlier = outliers[n];
+      const float y = (outlier << 17) != 0 ? far[n] * f32_of_bits(outlier << 16) : 0.0f;
+#pragma unroll
+      for (int r = 0; r < 4; r++) sum[0][r] += outlier >> 30 == (uint)r ? y : 0.0f;
+    }
+  }
+};
+
+template <class C> INLINE void reduce_rows4(THREAD float (&sum)[1][4], GROUP float* part, Thread at) {
+  const float total = simd_sum4(sum[0][0], sum[0][1], sum[0][2], sum[0][3], at.lane);
+  if (at.lane < 4) part[at.lane] = total;
+}
+
+// By float arithmetic.
+template <class C> struct Rows4Weights {
+  struct Operand {
+    template <class Left> INLINE void make(THREAD Left& left, THREAD const GemvLeft<C>& x, Thread at) {
+      if (!Left::PUTS) return;
+#pragma unroll
+      for (int v = 0; v < C::VECTORS; v++) {
+        const int piece = v * C::THREADS + at.tid;
+        if (C::VECTORS * C::THREADS == C::PIECES || piece < C::PIECES)
+          for (int e = 0; e < C::ITEM; e++) left.put(piece * C::ITEM + e, to_f32(x.x[0][v].v[e]));
+      }
+      barrier();
+    }
+  };
+  Rows4<C> w;
+  INLINE void load(int unit, Thread at) { w.load(unit, at); }
+  INLINE void load_rest(Thread at) { w.load_rest(at); }
+  template <class Left>
+  INLINE void multiply(THREAD float (&sum)[1][4], THREAD Left& left, THREAD const GemvLeft<C>& x, THREAD const Operand&,
+                       Thread) {
+    float far[C::PLACES];
+    w.load_far(far, left);
+#pragma unroll
+    for (int v = 0; v < C::VECTORS; v++)
+#pragma unroll
+      for (int r = 0; r < 4; r++) {
+        float y[C::ITEM];
+        unpack(w.row(v, r), y, (THREAD bf16*)nullptr);
+#pragma unroll
+        for (int e = 0; e < C::ITEM; e++) sum[0][r] += to_f32(x.x[0][v].v[e]) * y[e];
+      }
+    w.finish(sum, far);
+  }
+  INLINE void reduce(THREAD float (&sum)[1][4], GROUP float* part, Thread at) { reduce_rows4<C>(sum, part, at); }
+};
