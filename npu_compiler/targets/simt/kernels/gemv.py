@@ -161,9 +161,8 @@ def instantiate(kernel: Gemm, dialect: Dialect, shape: Shape, reader_of: Callabl
     epilogue = _epilogue(kernel, f, lanes, bool(turns))
     part = f.array("float", "part", (2 if turns else 1) * simds(threads) * rows * a.m)
     name = "gemv_resident" if turns else "gemv" if shape.vectors else "gemv_long_rows"
-    f.template(
-        name, reader.header, types, {**sizes, **reader.sizes}, f"{reader.template}<@NAME@_sizes>{{{reader.made.format(weights)}}}", left, epilogue, part
-    )
+    made = f"{reader.template}<@NAME@_sizes>{{{reader.made.format(weights)}}}"
+    f.template(name, reader.header, types, {**sizes, **reader.sizes}, made, left, epilogue, part)
     return f.finish(turns or units, threads)
 
 
@@ -200,7 +199,7 @@ class _Prologue:
 
     def emit(self) -> str:
         """The functor: ``prefetch``, ``fetch`` and ``make``; for compressed weights ``put`` and ``element``."""
-        out, x = self.members.lines, "THREAD GemvLeft<@NAME@_sizes>& left"
+        out, x = self.members.lines, "THREAD Left& left"
         with self._method("void prefetch(Thread at)"):
             self._fetch(constant=True)
         with self._method(f"void fetch({x}, Thread at)"):
@@ -219,7 +218,7 @@ class _Prologue:
     @contextmanager
     def _method(self, head: str) -> Iterator[None]:
         out = self.members.lines
-        with self.s.scope(f"INLINE {head} {{"):
+        with self.s.scope(f"template <class Left> INLINE {head} {{" if "Left" in head else f"INLINE {head} {{"):
             for word in ("tid", "lane", "sid"):
                 out.let("int", word, f"at.{word}")
             out.add("(void)lane, (void)sid;")
