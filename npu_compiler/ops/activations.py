@@ -25,6 +25,7 @@ SELU_ALPHA, SELU_SCALE = 1.6732632423543772848170429916717, 1.050700987355480493
 
 
 def clip(x: Expr, low: Any, high: Any) -> Expr:
+    """Clamp to [low, high]; NaN stays."""
     return minimum(maximum(x, low), high)
 
 
@@ -63,26 +64,31 @@ def gelu(self: Expr, *, approximate: str = "none") -> Expr:
     "aten.hardtanh.default", samples=(*UNARY, S(t(3, 5), -0.5, 0.25), S(t(4, 4, low=-9, high=9), 0.0, 6.0), *NAN)
 )
 def hardtanh(self: Expr, min_val: Scalar = -1, max_val: Scalar = 1) -> Expr:
+    """x clamped to [min_val, max_val]."""
     return clip(self, min_val, max_val)
 
 
 @pointwise("aten.leaky_relu.default", samples=(*UNARY, S(t(3, 5), 0.2), S(t(2, 2), 0), *NAN))
 def leaky_relu(self: Expr, negative_slope: Scalar = 0.01) -> Expr:
+    """x, or negative_slope * x below 0."""
     return where(self > 0, self, self * negative_slope)
 
 
 @pointwise("aten.elu.default", samples=(*UNARY, S(t(3, 5), 0.5), S(t(3, 5), 1.5, 1.25, 0.5), *NAN))
 def elu(self: Expr, alpha: Scalar = 1, scale: Scalar = 1, input_scale: Scalar = 1) -> Expr:
+    """scale * x above 0, scale * alpha * (exp(input_scale * x) - 1) below."""
     return _elu(self, alpha, scale, input_scale)
 
 
 @pointwise("aten.celu.default", samples=(*UNARY, S(t(3, 5), 0.5), S(t(3, 5), 2.0)))
 def celu(self: Expr, alpha: Scalar = 1.0) -> Expr:
+    """x above 0, alpha * (exp(x / alpha) - 1) below."""
     return _elu(self, alpha, 1.0, 1.0 / alpha)
 
 
 @pointwise("aten.softplus.default", samples=(*UNARY, *WIDE, S(t(3, 5), 2.0), S(t(3, 5, low=-9, high=9), 0.5, 3.0)))
 def softplus(self: Expr, beta: Scalar = 1, threshold: Scalar = 20) -> Expr:
+    """log(1 + exp(beta * x)) / beta; x where beta * x exceeds threshold."""
     scaled = self * beta
     return where(scaled > threshold, self, log1p(exp(scaled)) / beta)
 
@@ -92,16 +98,19 @@ def softplus(self: Expr, beta: Scalar = 1, threshold: Scalar = 20) -> Expr:
     samples=(S(t(3, 5), 0.5, -1.0), S(t(2, 3, layout="transposed"), 0, 0), S(t(0), 1.0, 2.0), S(t(), 0.1, 20.0)),
 )
 def threshold(self: Expr, threshold: Scalar, value: Scalar) -> Expr:
+    """x where it exceeds threshold, else value."""
     return where(self <= threshold, const(value, self.dtype), self)
 
 
 @pointwise("aten.hardshrink.default", samples=(*UNARY, S(t(3, 5), 1.0), *NAN))
 def hardshrink(self: Expr, lambd: Scalar = 0.5) -> Expr:
+    """x where its magnitude exceeds lambd, else 0."""
     return where(absolute(self) <= lambd, const(0, self.dtype), self)
 
 
 @pointwise("aten.softshrink.default", samples=(*UNARY, S(t(3, 5), 1.0), *NAN))
 def softshrink(self: Expr, lambd: Scalar = 0.5) -> Expr:
+    """x moved towards 0 by lambd."""
     return where(self > lambd, self - lambd, where(self < -lambd, self + lambd, self * 0))
 
 
@@ -115,6 +124,7 @@ def rrelu(self: Expr, lower: Scalar = 0.125, upper: Scalar = 1 / 3, training: bo
 
 @pointwise("aten._prelu_kernel.default", samples=(S(t(2, 3, 4), t(1, 3, 1)), S(t(2, 3), t(1, 3)), S(t(4), t(1))))
 def prelu_kernel(self: Expr, weight: Expr) -> Expr:
+    """x, or weight * x below 0; weight broadcasts."""
     return where(self > 0, self, self * weight)
 
 

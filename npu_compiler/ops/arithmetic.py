@@ -174,6 +174,7 @@ def nan_to_num(
     samples=(S(t(3, 5), decimals=1), S(t(4, low=-99, high=99), decimals=-1), S(t(2, 3), decimals=0)),
 )
 def round_decimals(self: Expr, *, decimals: int) -> Expr:
+    """Round to that many decimals, half to even."""
     power = 10.0 ** abs(decimals)
     return fn("round")(self * power) / power if decimals >= 0 else fn("round")(self / power) * power
 
@@ -189,6 +190,7 @@ def round_decimals(self: Expr, *, decimals: int) -> Expr:
     floating=True,
 )
 def logit(self: Expr, eps: float | None = None) -> Expr:
+    """log(x / (1 - x)), with x clamped to [eps, 1 - eps] if eps is given."""
     x = self if eps is None else minimum(maximum(self, eps), 1 - eps)
     return log(x / (1 - x))
 
@@ -212,12 +214,14 @@ def add(self: Expr, other: Expr, *, alpha: Scalar = 1) -> Expr:
 @pointwise("aten.sub.Scalar", "aten.subtract.Scalar", samples=SCALAR_ALPHA, dtypes=NUMBERS)
 @pointwise("aten.sub.Tensor", "aten.subtract.Tensor", samples=SIGNED + ALPHA, dtypes=NUMBERS)
 def sub(self: Expr, other: Expr, *, alpha: Scalar = 1) -> Expr:
+    """self - alpha * other."""
     return self - scaled(other, alpha)
 
 
 @pointwise("aten.rsub.Scalar", samples=SCALAR_ALPHA, dtypes=NUMBERS)
 @pointwise("aten.rsub.Tensor", samples=tensors(SIGNED) + ALPHA[:2], dtypes=NUMBERS)
 def rsub(self: Expr, other: Expr, *, alpha: Scalar = 1) -> Expr:
+    """other - alpha * self."""
     return other - scaled(self, alpha)
 
 
@@ -376,6 +380,7 @@ def _integer_power(base: Expr, exponent: Expr) -> Expr:
     ),
 )
 def lerp(self: Expr, end: Expr, weight: Expr) -> Expr:
+    """self + weight * (end - self)."""
     step = end - self
     return where(absolute(weight) < 0.5, self + weight * step, end - step * (1 - weight))
 
@@ -389,11 +394,13 @@ THREE = (
 
 @pointwise("aten.addcmul.default", samples=(*THREE, S(t(2, dtype="float32"), t(2), t(2), value=0.5)), dtypes=ALL)
 def addcmul(self: Expr, tensor1: Expr, tensor2: Expr, *, value: Scalar = 1) -> Expr:
+    """self + value * tensor1 * tensor2."""
     return self + scaled(tensor1 * tensor2, value)
 
 
 @pointwise("aten.addcdiv.default", samples=(*THREE, S(t(2), t(2), t(2, low=1), value=0.5)))
 def addcdiv(self: Expr, tensor1: Expr, tensor2: Expr, *, value: Scalar = 1) -> Expr:
+    """self + value * tensor1 / tensor2."""
     return self + scaled(tensor1 / tensor2, value)
 
 

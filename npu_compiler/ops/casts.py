@@ -33,6 +33,7 @@ def to(self: Value, dtype: str | None = None) -> Value:
     "aten.to.other", "aten.type_as.default", samples=[S(VALUES, t(2, dtype=s.args[1])) for s in TARGETS], dtypes=EVERY
 )
 def type_as(self: Value, other: Value) -> Value:
+    """The values in the dtype of ``other``."""
     return self.cast(other.dtype)
 
 
@@ -59,6 +60,7 @@ def same(self: Value) -> Value:
 
 
 def refuse_training(name: str, train: bool | None, p: float) -> None:
+    """Raise ``Unsupported`` for dropout that would drop something."""
     if train is not False and p != 0:
         raise Unsupported(
             Reason("training", f"{name} with train={train} and p={p} is random", "call model.eval() before capture")

@@ -145,6 +145,7 @@ def clamp(self: Value, min: Value | Scalar | None = None, max: Value | Scalar | 
     "aten.clamp_min.default", samples=(S(t(3, 5), 0), S(t(2, 3, layout="transposed"), 0.5), S(t(), -1)), dtypes=NUMBERS
 )
 def clamp_min(self: Value, min: Value | Scalar) -> Value:
+    """The larger of self and min; NaN propagates."""
     return self.graph.pointwise(maximum, self, min)
 
 
@@ -153,6 +154,7 @@ def clamp_min(self: Value, min: Value | Scalar) -> Value:
     "aten.clamp_max.default", samples=(S(t(3, 5), 0), S(t(2, 3, layout="transposed"), 0.5), S(t(), -1)), dtypes=NUMBERS
 )
 def clamp_max(self: Value, max: Value | Scalar) -> Value:
+    """The smaller of self and max; NaN propagates."""
     return self.graph.pointwise(minimum, self, max)
 
 

@@ -73,6 +73,7 @@ def core(x: Value, w: Value, stride: Sequence[int], padding: Pairs, dilation: Se
 
 
 def biased(y: Value, bias: Value | None, spatial: int) -> Value:
+    """Add a bias [K] to channels-last y; convert back to channels-first."""
     return y if bias is None else y + bias.reshape(-1, *[1] * spatial)
 
 
@@ -229,6 +230,7 @@ def conv(
 
 
 def named_padding(x: tuple[int, ...], w: tuple[int, ...], n: int) -> list[Sample]:
+    """Return samples for 'valid' and 'same' padding."""
     return [
         S(t(*x), t(*w), t(w[0]), [1] * n, "same"),
         S(t(*x), t(*w), None, [1] * n, "same", [2] * n),

@@ -27,6 +27,7 @@ def number_dtype(*numbers: Scalar) -> str:
 def filled(
     graph: Graph, size: Size | tuple[int, ...], value: Scalar, dtype: str | None, default: str = "float32"
 ) -> Value:
+    """Return a tensor of one value; ``dtype`` None: ``default``."""
     return graph.elementwise(tuple(size), [], const(value, dt.parse(dtype or default)))
 
 
@@ -44,6 +45,7 @@ def filled(
     dtypes=ONCE,
 )
 def full(graph: Graph, size: Size, fill_value: Scalar, *, dtype: str | None = None) -> Value:
+    """A tensor of one value."""
     return filled(graph, size, fill_value, dtype, number_dtype(fill_value))
 
 
@@ -100,6 +102,7 @@ def empty_strided(graph: Graph, size: Size, stride: Size, *, dtype: str | None =
     dtypes=ONCE,
 )
 def empty_permuted(graph: Graph, size: Size, physical_layout: Size, *, dtype: str | None = None) -> Value:
+    """Zeros: contents are undefined, and the physical layout is not part of a value."""
     return filled(graph, size, 0, dtype)
 
 
@@ -109,6 +112,7 @@ def empty_permuted(graph: Graph, size: Size, physical_layout: Size, *, dtype: st
     dtypes=EVERY,
 )
 def full_like(self: Value, fill_value: Scalar, *, dtype: str | None = None) -> Value:
+    """A tensor of one value in the shape of self."""
     return filled(self.graph, self.shape, fill_value, dtype, self.dtype)
 
 
@@ -118,21 +122,25 @@ def full_like(self: Value, fill_value: Scalar, *, dtype: str | None = None) -> V
     dtypes=EVERY,
 )
 def new_full(self: Value, size: Size, fill_value: Scalar, *, dtype: str | None = None) -> Value:
+    """A tensor of one value in the dtype of self."""
     return filled(self.graph, size, fill_value, dtype, self.dtype)
 
 
 @lowers("aten.fill.Scalar", samples=(S(t(2, 3), 1), S(t(), 2), S(t(0, 2), 3)), dtypes=EVERY)
 def fill(self: Value, value: Scalar) -> Value:
+    """Every element replaced by a number."""
     return filled(self.graph, self.shape, value, self.dtype)
 
 
 @lowers("aten.fill.Tensor", samples=(S(t(2, 3), t()), S(t(), t()), S(t(0, 2), t(dtype="float32"))), dtypes=EVERY)
 def fill_tensor(self: Value, value: Value) -> Value:
+    """Every element replaced by the number a 0-d tensor holds."""
     return value.cast(self.dtype).expand(*self.shape)
 
 
 @lowers("aten.zero.default", samples=UNARY, dtypes=EVERY)
 def zero(self: Value) -> Value:
+    """Every element replaced by 0."""
     return filled(self.graph, self.shape, 0, self.dtype)
 
 
@@ -142,6 +150,7 @@ def zero(self: Value) -> Value:
     dtypes=ONCE,
 )
 def scalar_tensor(graph: Graph, s: Scalar, *, dtype: str | None = None) -> Value:
+    """A 0-d tensor."""
     return filled(graph, (), s, dtype)
 
 
@@ -163,6 +172,7 @@ def _arange(graph: Graph, start: Scalar, end: Scalar, step: Scalar, dtype: str |
     dtypes=ONCE,
 )
 def arange(graph: Graph, end: Scalar, *, dtype: str | None = None) -> Value:
+    """0, 1, ... below end."""
     return _arange(graph, 0, end, 1, dtype)
 
 
@@ -181,6 +191,7 @@ def arange(graph: Graph, end: Scalar, *, dtype: str | None = None) -> Value:
     dtypes=ONCE,
 )
 def arange_from(graph: Graph, start: Scalar, end: Scalar, step: Scalar = 1, *, dtype: str | None = None) -> Value:
+    """start, start + step, ... before end."""
     return _arange(graph, start, end, step, dtype)
 
 
@@ -208,6 +219,7 @@ def linspace(graph: Graph, start: Scalar, end: Scalar, steps: int, *, dtype: str
 @lowers("aten.eye.default", samples=(S(3), S(1, dtype="int64"), S(0), S(4, dtype="bool")), dtypes=ONCE)
 @lowers("aten.eye.m", samples=(S(3, 5), S(4, 2, dtype="float16"), S(2, 0)), dtypes=ONCE)
 def eye(graph: Graph, n: int, m: int | None = None, *, dtype: str | None = None) -> Value:
+    """The identity matrix, or n x m with ones on the diagonal."""
     diagonal = fn("eq")(index(0), index(1))
     name = dt.parse(dtype or "float32")
     return graph.elementwise((n, n if m is None else m), [], where(diagonal, const(1, name), const(0, name)))
@@ -224,6 +236,7 @@ TRIANGLES = (
 
 
 def declare_triangle(name: str, keep: Callable[[Expr], Expr]) -> None:
+    """Declare triu or tril; ``keep`` says which elements stay, by column minus row."""
     def triangle(self: Value, diagonal: int = 0) -> Value:
         """One triangle of the last two dims, zeros in the other."""
         offset = index(self.rank - 1) - index(self.rank - 2) - diagonal

@@ -66,6 +66,7 @@ _GATHERS = (
 
 
 def gathered(base: Value, dim: int, at: Value) -> Value:
+    """Return ``gather`` of ``base`` along ``dim`` at the positions ``at``."""
     x, where = (v if v.rank else v.reshape(1) for v in (base, at))
     if x.rank != where.rank:
         raise ValueError(f"an index of shape {list(at.shape)} for {list(base.shape)}")

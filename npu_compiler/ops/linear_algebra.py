@@ -72,6 +72,7 @@ def matmul(self: Value, other: Value) -> Value:
 @lowers("aten.mm.default", samples=SQUARE, dtypes=ALL)
 @lowers("aten.bmm.default", samples=BATCHED, dtypes=ALL)
 def mm(self: Value, mat2: Value) -> Value:
+    """Matrix product [M, K] @ [K, N]."""
     return product(self, mat2)
 
 
@@ -79,16 +80,19 @@ def mm(self: Value, mat2: Value) -> Value:
     "aten.mv.default", samples=(S(t(3, 4), t(4)), S(t(3, 4, layout="transposed"), t(4)), S(t(0, 4), t(4))), dtypes=ALL
 )
 def mv(self: Value, vec: Value) -> Value:
+    """Matrix times vector, [M, K] @ [K]."""
     return product(self, vec)
 
 
 @lowers("aten.dot.default", samples=VECTORS, dtypes=ALL)
 def dot(self: Value, tensor: Value) -> Value:
+    """Sum of products of two vectors."""
     return product(self, tensor)
 
 
 @lowers("aten.vdot.default", samples=VECTORS, dtypes=ALL)
 def vdot(self: Value, other: Value) -> Value:
+    """Sum of products of two real vectors."""
     return product(self, other)
 
 
@@ -99,6 +103,7 @@ def vdot(self: Value, other: Value) -> Value:
     dtypes=ALL,
 )
 def outer(self: Value, vec2: Value) -> Value:
+    """All products of two vectors, [N] and [M] -> [N, M]."""
     return self.reshape(-1, 1) * vec2
 
 
@@ -169,6 +174,7 @@ def addmm_activation(
     dtypes=ALL,
 )
 def addmv(self: Value, mat: Value, vec: Value, *, beta: Scalar = 1, alpha: Scalar = 1) -> Value:
+    """beta * self + alpha * mat @ vec."""
     return blend(self, product(mat, vec), beta, alpha)
 
 
@@ -178,6 +184,7 @@ def addmv(self: Value, mat: Value, vec: Value, *, beta: Scalar = 1, alpha: Scala
     dtypes=ALL,
 )
 def addr(self: Value, vec1: Value, vec2: Value, *, beta: Scalar = 1, alpha: Scalar = 1) -> Value:
+    """beta * self + alpha * the outer product of two vectors."""
     return blend(self, vec1.reshape(-1, 1) * vec2, beta, alpha)
 
 
@@ -190,6 +197,7 @@ ADD_BATCHED = [
 
 @lowers("aten.baddbmm.default", samples=ADD_BATCHED, dtypes=ALL)
 def baddbmm(self: Value, batch1: Value, batch2: Value, *, beta: Scalar = 1, alpha: Scalar = 1) -> Value:
+    """beta * self + alpha * batch1 @ batch2, [B, M, K] @ [B, K, N]."""
     return blend(self, product(batch1, batch2), beta, alpha)
 
 
@@ -237,6 +245,7 @@ def diagonal(x: Value, labels: Labels) -> tuple[Value, Labels]:
 
 
 def sum_out(x: Value, labels: Labels, keep: set[str]) -> tuple[Value, Labels]:
+    """Sum over the labels that ``keep`` does not have."""
     axes = [i for i, name in enumerate(labels) if name not in keep]
     left = tuple(name for name in labels if name in keep)
     return (x.sum(axes).reshape(*(n for i, n in enumerate(x.shape) if i not in axes)) if axes else x), left
@@ -311,4 +320,5 @@ def tensordot(self: Value, other: Value, dims_self: list[int], dims_other: list[
     samples=[S([t(2, 3), t(3, 4)]), S([t(2, 3), t(3, 4), t(4, 5)]), S([t(2, 3), t(3, 2), t(2, 4), t(4, 1)])],
 )
 def multi_dot(tensors: list[Value]) -> Value:
+    """The product of several matrices, from left to right."""
     return reduce(product, tensors)

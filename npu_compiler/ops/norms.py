@@ -36,6 +36,7 @@ def affine(y: Value, weight: Parameter, bias: Parameter) -> Value:
 
 
 def inverse_deviation(variance: Value, eps: float) -> Value:
+    """Return 1 / sqrt(variance + eps)."""
     return variance.graph.pointwise(lambda v: rsqrt(v + eps), variance)
 
 
@@ -60,6 +61,7 @@ def with_statistics(x: Value, weight: Parameter, bias: Parameter, mean: Value, v
 
 
 def refuse_training(training: bool) -> None:
+    """Raise ``Unsupported`` for training mode, which updates statistics."""
     if training:
         detail = "batch statistics in training mode change the running statistics"
         raise Unsupported(Reason("training", detail, "call model.eval() before capture"))
@@ -109,6 +111,7 @@ def native_batch_norm(
     momentum: float,
     eps: float,
 ) -> tuple[Value, ...]:
+    """Batch normalisation by running statistics, and two empty tensors for statistics."""
     refuse_training(training)
     return with_statistics(input, weight, bias, running_mean, running_var, eps), *no_statistics(input)
 
@@ -126,6 +129,7 @@ def batch_norm_no_training(
     momentum: float,
     eps: float,
 ) -> tuple[Value, ...]:
+    """Batch normalisation by running statistics, and two empty tensors for statistics."""
     return with_statistics(input, weight, bias, running_mean, running_var, eps), *no_statistics(input)
 
 
@@ -139,6 +143,7 @@ def batch_norm_no_update(
     momentum: float,
     eps: float,
 ) -> tuple[Value, ...]:
+    """Batch normalisation by running statistics, and three empty tensors."""
     out = with_statistics(input, weight, bias, running_mean, running_var, eps)
     return out, *no_statistics(input), input.graph.const(np.zeros(0, np.uint8))
 
@@ -171,6 +176,7 @@ LAYERS = (
 
 
 def trailing(x: Value, normalized_shape: Sequence[int]) -> range:
+    """Return the axes that ``normalized_shape`` names; raises ``ValueError`` if it does not fit."""
     return range(x.rank - len(normalized_shape), x.rank)
 
 
@@ -191,6 +197,7 @@ def layer_norm(
     bias: Value | None = None,
     eps: float = 1e-05,
 ) -> Value:
+    """Normalisation over the trailing dims."""
     return native_layer_norm(input, normalized_shape, weight, bias, eps)[0]
 
 
@@ -209,6 +216,7 @@ def fused_rms_norm(
 
 @lowers("aten.rms_norm.default", samples=RMS)
 def rms_norm(input: Value, normalized_shape: list[int], weight: Value | None = None, eps: float | None = None) -> Value:
+    """x / sqrt(mean(x * x) + eps) over the trailing dims."""
     return fused_rms_norm(input, normalized_shape, weight, eps)[0]
 
 
@@ -238,6 +246,7 @@ def grouped(x: Value, groups: int, weight: Parameter, bias: Parameter, eps: floa
 def group_norm(
     input: Value, num_groups: int, weight: Value | None = None, bias: Value | None = None, eps: float = 1e-05
 ) -> Value:
+    """Normalisation of [N, C, ...] over each group of channels."""
     return grouped(input, num_groups, weight, bias, eps)[0]
 
 
@@ -248,6 +257,7 @@ def group_norm(
 def native_group_norm(
     input: Value, weight: Value | None, bias: Value | None, N: int, C: int, HxW: int, group: int, eps: float
 ) -> tuple[Value, Value, Value]:
+    """Normalisation of [N, C, HxW] over each group of channels; mean and 1 / deviation are [N, group]."""
     return grouped(input, group, weight, bias, eps)
 
 

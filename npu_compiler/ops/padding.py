@@ -30,6 +30,7 @@ def per_dim(x: Value, pad: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def padded_shape(x: Value, pads: Sequence[tuple[int, int]]) -> tuple[int, ...]:
+    """Return the shape after padding; raises ``ValueError`` if a dim would be negative."""
     shape = tuple(n + a + b for n, (a, b) in zip(x.shape, pads, strict=True))
     if min(shape, default=0) < 0:
         raise ValueError(f"padding {list(pads)} leaves shape {list(shape)}")
@@ -37,6 +38,7 @@ def padded_shape(x: Value, pads: Sequence[tuple[int, int]]) -> tuple[int, ...]:
 
 
 def pad_constant(x: Value, pad: Sequence[int], value: Scalar) -> Value:
+    """Pad with ``value``; ``pad`` lists (before, after) from the last dim on, negative sizes crop."""
     pads = per_dim(x, pad)
     idx = [index(d) - before for d, (before, _) in enumerate(pads)]
     inside = const(True, "bool")
@@ -48,6 +50,7 @@ def pad_constant(x: Value, pad: Sequence[int], value: Scalar) -> Value:
 
 
 def pad_mapped(x: Value, pad: Sequence[int], mode: str) -> Value:
+    """Pad with the tensor's own elements by ``mode``."""
     pads = per_dim(x, pad)
     if mode == "circular":  # cropped elements do not wrap around
         for d, (before, after) in enumerate(pads):

@@ -40,6 +40,7 @@ class Window:
 
 
 def fixed_window(size: int, k: int, stride: int, pad: int, dilation: int, ceil_mode: bool, include_pad: bool) -> Window:
+    """Return the windows of one dim by ATen's rules for strides, padding, dilation and ceil_mode."""
     if pad > k // 2 or min(k, stride, dilation) < 1:
         raise ValueError(f"pooling with kernel {k}, stride {stride}, dilation {dilation}, padding {pad}")
     reach = dilation * (k - 1)
@@ -105,6 +106,7 @@ def fixed_windows(
     ceil_mode: bool,
     include_pad: bool,
 ) -> list[Window]:
+    """Return the windows of all spatial dims; a list of one size applies to every dim."""
     kernel = ints(kernel_size, n)
     steps = ints(stride or kernel, n)
     parameters = zip(x.shape[-n:], kernel, steps, ints(padding, n), ints(dilation, n), strict=True)
@@ -113,10 +115,12 @@ def fixed_windows(
 
 # -- maximum ----------------------------------------------------------------------------------------------------------
 def lowest(dtype: str) -> float:
+    """Return the smallest value of a dtype, -inf for floats."""
     return -math.inf if dt.is_float(dtype) else int(np.iinfo(dt.numpy_dtype(dtype)).min)
 
 
 def max_windows(x: Value, windows: Sequence[Window]) -> Value:
+    """Reduce windows by their maximum."""
     last = channels_last(x, len(windows))
     y = pool("max", last, windows, lowest(x.dtype))
     return channels_first(y, x.rank == len(windows) + 2)
@@ -166,6 +170,7 @@ INFINITE = S(t(1, 1, 3, 3, values=(-math.inf,) * 4 + (1, math.nan) + (-math.inf,
 
 
 def declare_max(n: int) -> None:
+    """Declare max pooling of ``n`` spatial dims, fixed and adaptive."""
     def max_pool(
         self: Value,
         kernel_size: Ints,
@@ -203,6 +208,7 @@ def declare_max(n: int) -> None:
 
 # -- average ----------------------------------------------------------------------------------------------------------
 def average(x: Value, windows: Sequence[Window], divisor: int | None = None) -> Value:
+    """Average windows over their number of elements, or over ``divisor``."""
     n = len(windows)
     last = channels_last(x, n)
     if all(w.out == 1 and w.kernel == w.size and not w.inside for w in windows):  # a global pool is a plain reduction
@@ -241,6 +247,7 @@ ADAPTIVE = (
 
 
 def declare_average(n: int) -> None:
+    """Declare average pooling of ``n`` spatial dims, fixed and adaptive."""
     def avg_pool(
         self: Value,
         kernel_size: Ints,

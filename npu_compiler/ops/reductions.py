@@ -60,6 +60,7 @@ def total(self: Value, dim: Dim = None, keepdim: bool = False, *, dtype: str | N
 @lowers("aten.mean.default", samples=typed(WHOLE, "float32"))
 @lowers("aten.mean.dim", samples=typed(DIMS + NO_DIM, "float32"))
 def mean(self: Value, dim: Dim = None, keepdim: bool = False, *, dtype: str | None = None) -> Value:
+    """Mean over the dims; floats only."""
     axes = axes_of(dim, self.rank)
     return drop_axes((self.cast(dtype) if dtype else self).mean(axes), axes, keepdim)
 
@@ -67,6 +68,7 @@ def mean(self: Value, dim: Dim = None, keepdim: bool = False, *, dtype: str | No
 @lowers("aten.prod.default", samples=typed(WHOLE[:4], "float32"), dtypes=ALL)
 @lowers("aten.prod.dim_int", samples=typed(ONE_DIM, "float32"), dtypes=ALL)
 def prod(self: Value, dim: int | None = None, keepdim: bool = False, *, dtype: str | None = None) -> Value:
+    """Product; integers and bools give int64."""
     axes = axes_of(dim, self.rank)
     return drop_axes(self.graph.reduce("prod", self.cast(dtype) if dtype else self, axes), axes, keepdim)
 
@@ -83,6 +85,7 @@ def nansum(self: Value, dim: Dim = None, keepdim: bool = False, *, dtype: str | 
     "aten.count_nonzero.dim_IntList", samples=(S(t(3, 5), [1]), S(t(2, 3, 4), [0, -1]), S(t(2, 3), [])), dtypes=EVERY
 )
 def count_nonzero(self: Value, dim: Dim = None) -> Value:
+    """Number of elements that are not 0, int64."""
     return total(self.graph.pointwise(truth, self), dim)
 
 
@@ -128,6 +131,7 @@ declare_extremes("min")
     dtypes=EVERY,
 )
 def aminmax(self: Value, *, dim: int | None = None, keepdim: bool = False) -> tuple[Value, Value]:
+    """Minimum and maximum, over a dim or over all elements."""
     axes = axes_of(dim, self.rank)
     return extreme("min", self, axes, keepdim), extreme("max", self, axes, keepdim)
 
@@ -184,6 +188,7 @@ SPREAD_CORRECTION = (
 
 
 def declare_spread(name: str, results: Callable[[Value, Value], tuple[Value, ...]]) -> None:
+    """Declare ``name`` and its overloads; ``results`` makes them of variance and mean."""
     def spread(
         self: Value, dim: Dim = None, unbiased: bool = True, *, correction: Scalar | None = None, keepdim: bool = False
     ) -> Value | tuple[Value, ...]:
@@ -198,6 +203,7 @@ def declare_spread(name: str, results: Callable[[Value, Value], tuple[Value, ...
 
 
 def root(x: Value) -> Value:
+    """Square root; exact zeros stay."""
     return x.graph.pointwise(sqrt, x)
 
 
@@ -241,6 +247,7 @@ ORDERS = (2, 1, 0, math.inf, -math.inf, 3, 0.5, -1.0)
 def vector_norm(
     self: Value, ord: Scalar = 2, dim: Dim = None, keepdim: bool = False, *, dtype: str | None = None
 ) -> Value:
+    """The norm of order ``ord`` over the dims."""
     return norm(self, ord, dim, keepdim, dtype)
 
 
@@ -251,6 +258,7 @@ def vector_norm(
 def norm_of(
     self: Value, p: Scalar | None = 2, dim: Dim = None, keepdim: bool = False, *, dtype: str | None = None
 ) -> Value:
+    """The norm of order ``p``; None means 2."""
     return norm(self, 2 if p is None else p, dim, keepdim, dtype)
 
 
@@ -259,6 +267,7 @@ def norm_of(
     samples=(S(t(3, 5), [1]), S(t(2, 3, 4), [0, -1], True), S(t(2, 3, 4, layout="transposed"), [1, 2])),
 )
 def frobenius_norm(self: Value, dim: Dim, keepdim: bool = False) -> Value:
+    """The square root of the sum of squares over the dims."""
     return norm(self, 2, dim, keepdim, None)
 
 
@@ -293,6 +302,7 @@ def softmax(self: Value, dim: int, dtype: str | None = None) -> Value:
 
 @lowers("aten.log_softmax.int", samples=SOFTMAX_DTYPE)
 def log_softmax(self: Value, dim: int, dtype: str | None = None) -> Value:
+    """x - max - log(sum(exp(x - max))) along a dim."""
     x, top, axes = softmax_parts(self, dim, dtype)
     d = x - top
     return x.graph.pointwise(lambda a, s: a - log(s), d, x.graph.pointwise(exp, d).sum(axes))
@@ -300,11 +310,13 @@ def log_softmax(self: Value, dim: int, dtype: str | None = None) -> Value:
 
 @lowers("aten._softmax.default", samples=[S(*s.args, False) for s in SOFTMAX])
 def softmax_core(self: Value, dim: int, half_to_float: bool) -> Value:
+    """Softmax along a dim; ``half_to_float`` returns float32."""
     return softmax(self, dim)
 
 
 @lowers("aten._log_softmax.default", samples=[S(*s.args, False) for s in SOFTMAX])
 def log_softmax_core(self: Value, dim: int, half_to_float: bool) -> Value:
+    """Log-softmax along a dim; ``half_to_float`` returns float32."""
     return log_softmax(self, dim)
 
 
@@ -346,6 +358,7 @@ RUNNING = (
 
 
 def scan(kind: str, x: Value, dim: int) -> Value:
+    """Running reduction along a dim; a 0-d tensor is its own."""
     axes = axes_of(dim, x.rank)
     return x.graph.scan(kind, x, axes[0]) if axes else x
 

@@ -29,6 +29,7 @@ def nearest_positions(n: int, out: int, scale: float | None, exact: bool) -> np.
 
 
 def nearest(x: Value, sizes: Sequence[int], scales: Sequence[float | None], exact: bool) -> Value:
+    """Resize the spatial dims of [N, C, ...] to ``sizes`` by the nearest element."""
     spatial = x.shape[2:]
     if len(sizes) == 2 and not exact:  # PyTorch's 2-d kernel ignores the scale of a kept or doubled size
         scales = [None if m in (n, 2 * n) else s for n, m, s in zip(spatial, sizes, scales, strict=True)]
@@ -44,6 +45,7 @@ def nearest(x: Value, sizes: Sequence[int], scales: Sequence[float | None], exac
 
 # -- interpolation ----------------------------------------------------------------------------------------------------
 def source_points(n: int, out: int, align_corners: bool, scale: float | None) -> np.ndarray:
+    """Return the real-valued source position of every output position along one dim."""
     if align_corners:
         return np.arange(out) * ((n - 1) / (out - 1) if out > 1 else 0.0)
     return (np.arange(out) + 0.5) * (1.0 / scale if scale and scale > 0 else n / out) - 0.5
@@ -120,6 +122,7 @@ _FACTORS = ((2.0, 2.0, 3.0), (1.5, 0.6, 2.0), (2.5, 1.1, 1.3))
 
 
 def tries(flags: Sequence[bool]) -> list[tuple[bool, ...]]:
+    """Return all combinations of flags for samples."""
     return [(flag,) for flag in flags] or [()]
 
 

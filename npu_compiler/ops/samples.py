@@ -36,11 +36,13 @@ def t(
     layout: str = "contiguous",
     values: Any = None,
 ) -> T:
+    """Return a random tensor argument; see :class:`T`."""
     return T(shape, dtype, low, high, layout, tuple(values) if values is not None else None)
 
 
 @dataclass(frozen=True)
 class Sample:
+    """One call of an op: positional and keyword arguments."""
     args: tuple[Any, ...]
     kwargs: tuple[tuple[str, Any], ...] = ()
 
@@ -49,6 +51,7 @@ class Sample:
 
 
 def S(*args: Any, **kwargs: Any) -> Sample:
+    """Return a sample: a call with these arguments."""
     return Sample(args, tuple(kwargs.items()))
 
 

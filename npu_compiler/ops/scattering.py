@@ -150,6 +150,7 @@ def scatter_add(self: Value, dim: int, index: Value, src: Value) -> Value:
 
 
 def only_add(reduce: str) -> None:
+    """Raise ``Unsupported`` for a reduction other than 'add'."""
     if reduce != "add":
         raise Unsupported(Reason("attribute", f"scatter with reduce={reduce!r}", "only 'add' has a kernel"))
 
@@ -259,6 +260,7 @@ def select_scatter(self: Value, src: Value, dim: int, index: int) -> Value:
 
 
 def window_set(base: Value, src: Value, dim: int, start: int, step: int) -> Value:
+    """Copy ``base`` with ``src`` stored at start, start + step, ... of a dim."""
     idx = identity(base.rank)
     idx[dim] = index(dim) * step + start
     return written(base, src, idx)

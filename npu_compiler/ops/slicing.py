@@ -16,6 +16,7 @@ from .views import ANY, DTYPES, calls, exchanged
 
 # -- windows ----------------------------------------------------------------------------------------------------------
 def window(x: Value, dim: int, start: int, length: int) -> Value:
+    """Return ``length`` positions of a dim from ``start`` on; raises ``IndexError`` outside."""
     return x.slice(dim, start, start + length)
 
 
@@ -101,6 +102,7 @@ def unfold(self: Value, dimension: int, size: int, step: int) -> Value:
 
 # -- partitions of a dim -----------------------------------------------------------------------------------------------
 def parts(x: Value, sizes: Sequence[int], dim: int) -> list[Value]:
+    """Split a dim into parts of the given sizes; raises ``ValueError`` if they do not add up."""
     dim = wrap_dim(dim, x.rank)
     if sum(sizes) != x.shape[dim] or any(n < 0 for n in sizes):
         raise ValueError(f"sizes {list(sizes)} do not partition a dim of size {x.shape[dim]}")
@@ -187,6 +189,7 @@ def unbind(self: Value, dim: int = 0) -> list[Value]:
 
 # -- reordering --------------------------------------------------------------------------------------------------------
 def flipped(x: Value, dims: Sequence[int]) -> Value:
+    """Reverse dims."""
     turned = {wrap_dim(d, x.rank) for d in dims}
     return pick(x, x.shape, [n - 1 - index(d) if d in turned else index(d) for d, n in enumerate(x.shape)])
 

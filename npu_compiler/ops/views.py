@@ -91,6 +91,7 @@ def unflatten(self: Value, dim: int, sizes: Sequence[int]) -> Value:
 
 
 def squeezed(x: Value, dims: Sequence[int]) -> Value:
+    """Drop those of ``dims`` that have size 1."""
     gone = {wrap_dim(d, x.rank) for d in dims}
     return x.reshape(*(n for i, n in enumerate(x.shape) if n != 1 or i not in gone))
 
@@ -153,6 +154,7 @@ for _rank in (1, 2, 3):
 
 # -- permutations -----------------------------------------------------------------------------------------------------
 def exchanged(x: Value, a: int, b: int) -> Value:
+    """Exchange two dims."""
     return x.transpose(wrap_dim(a, x.rank), wrap_dim(b, x.rank)) if x.rank else x
 
 
@@ -351,6 +353,7 @@ def meshgrid(tensors: list[Value]) -> list[Value]:
 
 
 def grid(vectors: Sequence[Value]) -> list[Value]:
+    """Expand each vector along its own dim of a common grid."""
     shape = [x.numel for x in vectors]
     return [x.reshape(*(n if i == d else 1 for i, n in enumerate(shape))).expand(*shape) for d, x in enumerate(vectors)]
 
