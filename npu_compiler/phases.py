@@ -72,6 +72,7 @@ class State:
     weights: WeightFormat | None = None
 
     def run_pass(self, name: str, f: Callable[[Graph], Any]) -> None:
+        """Run a pass unless it is switched off."""
         if name not in self.disable:
             f(self.graph)
 

@@ -61,6 +61,7 @@ class Aliases:
         self._stale.update(k for k, g in self._group.items() if g == group)
 
     def is_stale(self, key: Key) -> bool:
+        """Whether a write may have changed the memory of the value since it was defined."""
         return key in self._stale
 
     def touches_leaf(self, key: Key) -> bool:

@@ -142,6 +142,7 @@ class Attributes:
         self.changes += [path for path in paths if path not in self.changes]
 
     def restore(self) -> None:
+        """Put the attributes back to what they were."""
         for kept in self._kept():
             kept.restore()
 

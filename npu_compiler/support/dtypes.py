@@ -24,6 +24,7 @@ class DType:
 
     @property
     def numpy(self) -> np.dtype:
+        """The numpy dtype (ml_dtypes' for bfloat16)."""
         return np.dtype(ml_dtypes.bfloat16) if self.name == "bfloat16" else np.dtype(self.name)
 
 

@@ -14,12 +14,14 @@ _PIECE = 1 << 20
 
 
 class Header(NamedTuple):
+    """Shape, dtype and element order of the array."""
     shape: tuple[int, ...]
     fortran_order: bool
     dtype: np.dtype[Any]
 
     @property
     def nbytes(self) -> int:
+        """Bytes of data behind the header."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 

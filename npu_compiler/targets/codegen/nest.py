@@ -44,6 +44,7 @@ class Step:
     per_row: bool = False
 
     def exprs(self) -> list[Expr]:
+        """The value, and the place of a store."""
         return [self.value] if self.target is None else [self.value, self.target]
 
     def map(self, f: Callable[[Expr], Expr]) -> None:
@@ -70,20 +71,25 @@ class Nest:
 
     @property
     def ranges(self) -> dict[int, tuple[int, int]]:
+        """Inclusive range of every index."""
         return {d: (0, n - 1) for d, n in self.size.items()}
 
     @property
     def rows(self) -> list[int]:
+        """Dims that are not reduced, outermost first."""
         return [d for d in self.order if d not in self.reduced]
 
     @property
     def folds(self) -> list[int]:
+        """Reduced dims, outermost first."""
         return [d for d in self.order if d in self.reduced]
 
     def points(self, dims: Sequence[int]) -> int:
+        """Number of points over ``dims``."""
         return math.prod(self.size[d] for d in dims)
 
     def exprs(self) -> Iterator[Expr]:
+        """Every expression of the nest."""
         for s in self.steps:
             yield from s.exprs()
         yield self.position

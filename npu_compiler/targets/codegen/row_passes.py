@@ -23,6 +23,7 @@ class Pass:
 
     @property
     def steps(self) -> list[Step]:
+        """Everything a pass computes: reductions, saved values and stores."""
         return [*self.folds, *self.saves, *self.stores]
 
 
@@ -36,9 +37,11 @@ class Row:
 
     @property
     def steps(self) -> list[Step]:
+        """The steps of all passes and of the row."""
         return [s for p in self.passes for s in p.steps] + self.stores
 
     def number(self, n: int) -> Pass:
+        """Return pass ``n``; passes up to it are created."""
         while len(self.passes) <= n:
             self.passes.append(Pass())
         return self.passes[n]

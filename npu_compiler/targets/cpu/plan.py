@@ -55,6 +55,7 @@ class Plan:
 
     @property
     def tile_blocks(self) -> int:
+        """Blocks that the tile dim is divided into among threads."""
         return 1 if self.tile is None else -(-self.nest.size[self.tile] // TILE_BLOCK)
 
     @property

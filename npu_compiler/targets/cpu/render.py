@@ -49,6 +49,7 @@ class Renderer:
         self._pinned: dict[Expr, bool] = {}
 
     def name(self, prefix: str = "t") -> str:
+        """Return an unused C++ name."""
         self.count += 1
         return f"{prefix}{self.count}"
 
@@ -82,6 +83,7 @@ class Renderer:
         return frozenset[Any]().union(*(self.deps(p) for p in parts))
 
     def varying(self, e: Expr) -> bool:
+        """Whether ``e`` differs between lanes."""
         return self.lane is not None and self.lane in self.deps(e)
 
     def pinned(self, e: Expr) -> bool:
@@ -137,6 +139,7 @@ class Renderer:
         return home.values[e]
 
     def define_text(self, text: str, kind: str, home: Block) -> str:
+        """Define a constant in ``home`` from C++ text and return its name."""
         name = self.name()
         home.items.append(f"const {CTYPE.get(kind, kind)} {name} = {strip_parentheses(text)};")
         return name
@@ -148,6 +151,7 @@ class Renderer:
         return convert(self.value(e, block), kind)
 
     def constant(self, e: Expr, kind: str) -> str:
+        """Return the literal of a constant expression in ``kind``."""
         if kind == "mask":
             return "(vi32{} - 1)" if e.value else "vi32{}"
         text = literal(np.array(e.value).astype(dtypes.numpy_dtype(e.dtype)).item(), kind)
