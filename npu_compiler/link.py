@@ -31,10 +31,7 @@ def link(name: str, dtype: str, entries: Mapping[str, Entry], target: CodegenTar
         name=name,
         target=target.name,
         dtype=dtype,
-        entries={
-            entry: _entry_point(entry, s, emitted.symbols[entry], emitted.scratch_bytes)
-            for entry, s in schedules.items()
-        },
+        entries={entry: _entry_point(entry, s, emitted.symbols[entry]) for entry, s in schedules.items()},
         buffers=[BufferSpec(b.id, b.kind, b.dtype, b.shape, b.name, b.offset, b.format) for b in merged.buffers],
         weights=[WeightSpec(n.attrs["key"], n.out.shape, n.out.dtype) for n in recipes.nodes if n.op == "weight"],
         recipes=recipes,
@@ -47,7 +44,7 @@ def link(name: str, dtype: str, entries: Mapping[str, Entry], target: CodegenTar
     return program
 
 
-def _entry_point(name: str, s: Schedule, symbol: str, scratch: int) -> EntryPoint:
+def _entry_point(name: str, s: Schedule, symbol: str) -> EntryPoint:
     return EntryPoint(
         name=name,
         symbol=symbol,
@@ -55,7 +52,6 @@ def _entry_point(name: str, s: Schedule, symbol: str, scratch: int) -> EntryPoin
         outputs=tuple(IOSpec(n, b.shape, b.dtype, b.id) for n, b in s.outputs),
         calls=tuple(_call(k) for k in s.kernels),
         arena_bytes=s.arena_bytes,
-        scratch_bytes=scratch,
         updates=tuple((b.name, b.id) for b in s.buffers if b.kind == "state"),
     )
 

@@ -114,7 +114,7 @@ def _entries() -> dict[str, EntryPoint]:
             _call("bias_relu", "loops", (6, 5), (2,), "out0 = maximum(in0[i0, i1] + in1[i1], 0.0)"),
             _call("gather", "loops", (2, 1), (3,), "out0 = in0[i0, in1[i0]]"),
         ),
-        arena_bytes=112, scratch_bytes=32,
+        arena_bytes=112,
     )  # fmt: skip
     step = EntryPoint(
         "step", "npu_step",
@@ -128,7 +128,7 @@ def _entries() -> dict[str, EntryPoint]:
             _call("double", "loops", (7,), (8, 11), "two stores"),
             _call("add", "loops", (7, 9), (9,), "out0 = in0 + in1"),
         ),
-        arena_bytes=16, scratch_bytes=0, updates=(("total", 9), ("last", 8)),
+        arena_bytes=16, updates=(("total", 9), ("last", 8)),
     )  # fmt: skip
     return {"main": main, "step": step}
 

@@ -116,7 +116,7 @@ def test_every_flipped_bit_of_the_header_and_many_of_the_body_are_found() -> Non
         (("entries", 0, "symbol"), "system", r"entries\[0\].symbol: 'system' is not like"),
         (("entries", 0, "symbol"), "npu_stop", r"entries\[0\].symbol: 'npu_stop' is not like"),
         (("entries", 0, "arena_bytes"), 100, r"calls\[0\].outputs\[0\]: buffer 6 ends at byte 112 of an arena of 100"),
-        (("entries", 0, "scratch_bytes"), 2**60, r"entries\[0\].scratch_bytes: expected a whole number"),
+        (("entries", 0, "arena_bytes"), 2**60, r"entries\[0\].arena_bytes: expected a whole number"),
         (("entries", 0, "inputs", 0, "shape"), [3, 5], r"entries\[0\].inputs\[0\].shape: .*not what buffer 0 holds"),
         (
             ("entries", 0, "inputs", 0, "shape"),

@@ -207,6 +207,17 @@ def test_leftovers_of_killed_savers_are_removed(tmp_path: Path) -> None:
 
 
 @needs_users
+def test_entries_are_for_their_owner_whatever_the_umask_is(tmp_path: Path) -> None:
+    cache, before = Cache(tmp_path / "kernels", 1 << 20), os.umask(0)
+    try:
+        cache.put("key", b"contents")
+    finally:
+        os.umask(before)
+    (entry,) = cache.root.glob("??/*")
+    assert stat.S_IMODE(entry.stat().st_mode) == 0o600 and cache.get("key") == b"contents"
+
+
+@needs_users
 def test_files_have_the_mode_that_the_umask_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And the umask is not touched: it is the whole process's."""
     before = os.umask(0o027)

@@ -566,7 +566,6 @@ def test_a_binary_that_breaks_the_rules(program: CompiledProgram, old: str, new:
     "change",
     [
         lambda e: replace(e, arena_bytes=4096),
-        lambda e: replace(e, scratch_bytes=64),
         lambda e: replace(e, calls=(replace(e.calls[0], inputs=(0,)), *e.calls[1:])),  # the weight would not be passed
         lambda e: replace(e, calls=(e.calls[0], e.calls[0], *e.calls[1:])),
         lambda e: replace(e, symbol="npu_step"),
@@ -578,7 +577,7 @@ def test_a_binary_knows_the_buffers_it_was_built_for(program: CompiledProgram, c
         Executor(replace(program, entries=entries), handmade.weights(), entry="main")
 
 
-def test_threads_and_their_scratch(program: CompiledProgram, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads(program: CompiledProgram, monkeypatch: pytest.MonkeyPatch) -> None:
     for asked, started in ((1, 1), (2, 2), (8, 3)):  # the program has 3 at most
         assert NativeLibrary(program, asked).threads == started
     monkeypatch.setenv("NPU_NUM_THREADS", "2")

@@ -23,6 +23,7 @@ import torch
 import npu_compiler
 from npu_compiler.support.cache import Cache
 from npu_compiler.support.errors import ToolchainError
+from npu_compiler.support.files import is_temporary
 from npu_compiler.targets.cpu import host, toolchain
 from npu_runtime import Executor
 
@@ -218,10 +219,11 @@ def test_leftovers_of_killed_writers_are_removed(tmp_path: Path) -> None:
     cache = Cache(tmp_path / "c", 10_000)
     cache.put("key", b"data")
     (entry,) = cache._entries()
-    old, new = entry[2].parent / "tmp-old", entry[2].parent / "tmp-new"
+    old, new = (entry[2].parent / f".{name * 60}.1.0123456789ab.tmp" for name in "ab")
     for path in (old, new):
         path.write_bytes(b"half")
     os.utime(old, (1000, 1000))
+    assert cache.size() == entry[1]
     cache.trim()
     assert not old.exists() and new.exists() and cache.get("key") == b"data"
 
@@ -249,7 +251,7 @@ def test_concurrent_processes_share_a_cache(cache_dir: Path) -> None:
     outputs = [process.communicate(timeout=100) for process in processes]
     assert [stdout.strip() for stdout, _ in outputs] == ["6"] * 4, outputs
     assert [stderr for _, stderr in outputs] == [""] * 4
-    assert not [path for path in _entries(cache_dir) if path.name.startswith("tmp-")]
+    assert not [path for path in _entries(cache_dir) if is_temporary(path.name)]
 
 
 def test_concurrent_writers_and_readers_see_whole_entries(tmp_path: Path) -> None:

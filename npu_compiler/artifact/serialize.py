@@ -119,7 +119,7 @@ def layout_digest(program: ProgramSpec) -> str:
     buffers = [(b.id, b.kind, b.dtype, tuple(b.shape), b.offset, b.format) for b in program.buffers]
     entries = [
         (e.symbol, [i.buffer for i in e.inputs], [o.buffer for o in e.outputs], [b for _, b in e.updates],
-         [(tuple(c.inputs), tuple(c.outputs)) for c in e.calls], e.arena_bytes, e.scratch_bytes)
+         [(tuple(c.inputs), tuple(c.outputs)) for c in e.calls], e.arena_bytes)
         for e in program.entries.values()
     ]  # fmt: skip
     return hashlib.sha256(repr((buffers, entries)).encode()).hexdigest()
@@ -243,7 +243,6 @@ def _entry(f: Field) -> EntryPoint:
         outputs=tuple(_io(o) for o in r["outputs"].items()),
         calls=tuple(_call(c) for c in r["calls"].items()),
         arena_bytes=r["arena_bytes"].integer(high=verify.MAX_BYTES),
-        scratch_bytes=r["scratch_bytes"].integer(high=verify.MAX_BYTES),
         updates=tuple((key.text(), buffer.integer()) for key, buffer in (u.row(2) for u in r["updates"].items())),
     )
 

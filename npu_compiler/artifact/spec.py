@@ -10,7 +10,7 @@ The binary of the ``cpu`` target is a shared object that exports, with C linkage
 ``int SYMBOL(void* const* buffers, char* arena, double* times)``   one per entry point, named as in :data:`SYMBOL`
 
 ``buffers`` is indexed by buffer id (arena buffers are null); each pointer is aligned to its element size at least.
-``arena`` is 64-byte aligned memory of ``arena_bytes + threads * scratch_bytes``. ``times`` is null, or takes
+``arena`` is 64-byte aligned memory of ``arena_bytes``. ``times`` is null, or takes
 ``len(calls) + 1`` CLOCK_MONOTONIC seconds: the start and the end of each kernel. The result is 0, or 1 + k when
 kernel k met an index out of range in its data.
 """
@@ -72,8 +72,8 @@ class KernelCall:
 
 @dataclass(frozen=True)
 class EntryPoint:
-    """One callable of a program: ``symbol`` in the binary, kernels in launch order, I/O, and planned memory in bytes.
-    ``scratch_bytes`` is needed once per thread, behind the arena."""
+    """One callable of a program: ``symbol`` in the binary, kernels in launch order, I/O, and planned memory in
+    bytes."""
 
     name: str
     symbol: str
@@ -81,7 +81,6 @@ class EntryPoint:
     outputs: tuple[IOSpec, ...]
     calls: tuple[KernelCall, ...]
     arena_bytes: int
-    scratch_bytes: int
     updates: tuple[tuple[str, int], ...] = ()  # (state key, buffer that holds it after a run)
 
     @property

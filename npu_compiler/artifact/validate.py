@@ -132,9 +132,8 @@ def _check_recipes(program: ProgramSpec) -> None:
 # -- entry points -----------------------------------------------------------------------------------------------------
 def _check_entry(entry: EntryPoint, buffers: dict[int, BufferSpec], states: dict[str, BufferSpec], path: str) -> None:
     _require(SYMBOL.fullmatch(entry.symbol), f"{path}.symbol", f"{entry.symbol!r} is not like {SYMBOL.pattern}")
-    for field in ("arena_bytes", "scratch_bytes"):
-        size = getattr(entry, field)
-        _require(0 <= size <= verify.MAX_BYTES, f"{path}.{field}", f"{size} is out of range")
+    size = entry.arena_bytes
+    _require(0 <= size <= verify.MAX_BYTES, f"{path}.arena_bytes", f"{size} is out of range")
     _check_io(entry.inputs, buffers, f"{path}.inputs")
     _check_io(entry.outputs, buffers, f"{path}.outputs")
     ids = Counter(i.buffer for i in entry.inputs)

@@ -16,19 +16,17 @@ import logging
 import os
 import shutil
 import stat
-import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
 from . import env
+from .files import atomic_file, is_temporary, remove_leftovers
 
 _log = logging.getLogger(__name__)
 
 _MAGIC = b"NPUCACH2"
 _HEADER = len(_MAGIC) + hashlib.sha256().digest_size
-_STALE_TEMPORARY_S = 3600.0
 _TRIM_TO = 0.9
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
@@ -152,26 +150,14 @@ class Cache:
             self._warn_unwritable(error)
             return None
 
-        def write_through(file: BinaryIO) -> None:  # to the disk before it gets its name
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
+        return path if self._write(path, write, sync=True) else None
 
-        return path if self._write(path, write_through) else None
-
-    def _write(self, path: Path, write: Callable[[BinaryIO], object]) -> bool:
-        """Create ``path`` whole or not at all."""
+    def _write(self, path: Path, write: Callable[[BinaryIO], object], sync: bool = False) -> bool:
+        """Create ``path``, for this user alone: an entry that others can write to is not used."""
         try:
             make_folders(path.parent)
-            handle, temporary = tempfile.mkstemp(prefix="tmp-", dir=path.parent)
-            try:
-                with os.fdopen(handle, "wb") as file:
-                    write(file)
-                os.replace(temporary, path)
-            except BaseException:
-                with contextlib.suppress(OSError):
-                    os.unlink(temporary)
-                raise
+            with atomic_file(path, 0o600, sync) as file:
+                write(file)
         except OSError as error:
             self._warn_unwritable(error)
             return False
@@ -189,13 +175,13 @@ class Cache:
     def _entries(self) -> list[tuple[float, int, Path]]:
         """(last use, bytes, path) of all entries; temporary files that a killed process left behind are removed."""
         found = []
+        for folder in self.root.glob("??"):
+            remove_leftovers(folder)
         for path in self.root.glob("??/*"):
             with contextlib.suppress(OSError):  # another process may have removed it
                 entry = path.stat()
-                if not path.name.startswith("tmp-"):
+                if not is_temporary(path.name):
                     found.append((entry.st_mtime, entry.st_size, path))
-                elif entry.st_mtime < time.time() - _STALE_TEMPORARY_S:
-                    path.unlink()
         return found
 
     def size(self) -> int:

@@ -7,42 +7,60 @@ import os
 import re
 import secrets
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 _SHOWN = 60  # characters of a file's name in that of its temporary file: names have at most 255 bytes
+_TEMPORARY = re.compile(r"\..*\.(\d+)\.[0-9a-f]{12}\.tmp", re.DOTALL)
 _DEAD_S, _STALE_S = 600.0, 3600.0  # after which a temporary file is a leftover: of a dead process, of any
 
 
 def write_atomic(path: str | os.PathLike[str], data: bytes) -> None:
-    """Write ``data`` so that ``path`` always holds the old file or all of the new one. Raises ``OSError``.
+    """Write ``data`` so that ``path`` always holds the old file or all of the new one. Raises ``OSError``."""
+    with atomic_file(path) as file:
+        file.write(data)
 
-    Temporary files of earlier writers of ``path`` that were killed are removed.
+
+@contextlib.contextmanager
+def atomic_file(path: str | os.PathLike[str], mode: int = 0o666, sync: bool = True) -> Iterator[BinaryIO]:
+    """A file to write that takes the place of ``path`` at the end of the block. If the block raises, ``path`` stays as
+    it was. Raises ``OSError``.
+
+    ``mode``: permissions, before the umask. ``sync``: wait for the disk before the file gets its name. Temporary files
+    of earlier writers of ``path`` that were killed are removed.
     """
     target = Path(path)
     prefix = f".{target.name[:_SHOWN]}."
     temporary = target.parent / f"{prefix}{os.getpid()}.{secrets.token_hex(6)}.tmp"
     # Not tempfile: its files are 0600, and the umask cannot be read without a moment at 0 for the whole process.
-    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(data)
+            yield file
             file.flush()
-            os.fsync(file.fileno())
+            if sync:
+                os.fsync(file.fileno())
         os.replace(temporary, target)
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
-    _remove_leftovers(target.parent, prefix)
+    remove_leftovers(target.parent, prefix)
 
 
-def _remove_leftovers(folder: Path, prefix: str) -> None:
+def is_temporary(name: str) -> bool:
+    """Whether a file's name is that of a temporary file of :func:`atomic_file`."""
+    return _TEMPORARY.fullmatch(name) is not None
+
+
+def remove_leftovers(folder: Path, prefix: str = ".") -> None:
     """Remove temporary files whose writer is gone. A process id of another machine or container proves nothing, so only
     files that were not written to for a while are removed."""
     with contextlib.suppress(OSError):  # somebody else removed it, or it belongs to another user
         for entry in os.scandir(folder):
-            found = re.fullmatch(re.escape(prefix) + r"(\d+)\.[0-9a-f]{12}\.tmp", entry.name)
-            if found is None:
+            found = _TEMPORARY.fullmatch(entry.name)
+            if found is None or not entry.name.startswith(prefix):
                 continue
             age = time.time() - entry.stat(follow_symlinks=False).st_mtime
             if age > _STALE_S or (age > _DEAD_S and not _alive(int(found[1]))):

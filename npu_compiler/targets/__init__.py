@@ -17,13 +17,12 @@ from ..target_config import TARGETS, TargetConfig, target_config
 @dataclass
 class Emitted:
     """What a target makes of schedules: readable ``sources``, the ``binary`` the runtime loads, what it ``requires`` of
-    the machine, the entry symbols by schedule name, and scratch bytes per thread."""
+    the machine, and the entry symbols by schedule name."""
 
     sources: dict[str, str]
     binary: bytes
     requires: tuple[str, ...]
     symbols: dict[str, str]
-    scratch_bytes: int
     build: dict[str, Any] = field(default_factory=dict)
 
 

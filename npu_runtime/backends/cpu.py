@@ -84,8 +84,7 @@ class CPUEntry(LoadedEntry):
         self._library = library
         self._function = library.function(entry.symbol)
         self._specs = {b.id: b for b in program.buffers}
-        size = entry.arena_bytes + library.threads * entry.scratch_bytes
-        self._arena = aligned_empty((size,), np.dtype(np.uint8))
+        self._arena = aligned_empty((entry.arena_bytes,), np.dtype(np.uint8))
         self._arena.fill(0)  # touches every page now, not in the first run
         self._fixed = dict(fixed)
         self._table = (ctypes.c_void_p * (max(self._specs, default=0) + 1))()

@@ -60,7 +60,7 @@ class CPUTarget:
         symbols = {s.name: f"npu_run_{i}_{re.sub(r'[^A-Za-z0-9_]', '_', s.name)[:40]}" for i, s in enumerate(schedules)}
         sources = units.sources(max(2, env.usable_cpus()))
         sources["main.cpp"] = _main_unit(schedules, calls, symbols, units)
-        result = Emitted(sources, b"", (), symbols, 0)
+        result = Emitted(sources, b"", (), symbols)
         if build:
             result.binary = build_shared(sources, KERNELS, march=march)
             result.requires = tuple(sorted(required_features(march)))

@@ -45,7 +45,7 @@ class SimtTarget(ABC):
         functions = Functions(self.dialect)
         symbols = {s.name: f"npu_run_{i}_{re.sub(r'[^A-Za-z0-9_]', '_', s.name)[:40]}" for i, s in enumerate(schedules)}
         launches = {symbols[s.name]: functions.launches(s) for s in schedules}
-        result = Emitted(self.sources(functions), b"", (), symbols, 0)
+        result = Emitted(self.sources(functions), b"", (), symbols)
         if build:
             code, result.requires, result.build = self.build(functions.text)
             result.binary = pack(launches, code)
