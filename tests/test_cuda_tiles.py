@@ -72,11 +72,11 @@ def test_a_plan_fits_the_chip(name: str) -> None:
     assert plan.stages >= 3 and plan.n // 2 * launch.threads * plan.per_core <= CORE_REGISTERS
     assert launch.groups % plan.parts == 0 and [m[0] for m in launch.maps][:2] == [-1, 1]
     left, right, *results = (m[2] for m in launch.maps)
-    assert len(results) == plan.tiled == ("tile_store" in functions.text[launch.function])
+    assert len(results) == plan.tiled == ("RESULT_STAGES = 0" not in functions.text[launch.function])
     assert all(r.box == (64, 64, 1) and r.sizes[:2] == (right.sizes[1], product_of(kernel).m) for r in results)
     assert left.box[:2] == (step, plan.m) and right.box[:2] == (step, plan.n) and left.swizzle == 2 * step
     assert all(s % 16 == 0 for s in (*left.strides, *right.strides))
-    assert ("cluster_rank" in functions.text[launch.function]) == (plan.parts > 1)
+    assert ("__cluster_dims__" in functions.text[launch.function]) == (plan.parts > 1)
 
 
 def test_rows_that_overlap_are_left_to_threads() -> None:
@@ -108,7 +108,7 @@ def test_lines_of_pixels_fit_the_chip(name: str) -> None:
     assert takes_pixels(kernel) and DIALECT.special_for(kernel) is None
     functions = Functions(HOPPER)
     launch = functions.launch(kernel)
-    assert "wide_pixels" in functions.text[launch.function] and launch.groups == groups
+    assert '#include "tma_conv.h"' in functions.text[launch.function] and launch.groups == groups
     per_core = -(-groups // HOPPER.cores)
     assert (launch.shared or 48 << 10) * per_core <= CORE_BYTES - 1024 * per_core
     assert all(max(m[2].box) <= 256 and all(s % 16 == 0 for s in m[2].strides) for m in launch.maps)

@@ -71,8 +71,8 @@ def test_no_kernel_is_left_of_the_norm(name: str) -> None:
     tiles, rows = first.outputs[2].shape
     width = launch.maps[1][2].box[1]  # of the tiles of weights
     assert tiles == -(-first.n // width) and rows == first.m
-    assert "folded" in functions.text[launch.function] or "team_barrier" in functions.text[launch.function]
-    assert "factor[" in functions.text[functions.launch(second).function]
+    assert "SUM_ROWS = 0" not in functions.text[launch.function] and "NoRowScale" in functions.text[launch.function]
+    assert "NoRowScale" not in functions.text[functions.launch(second).function]
 
 
 @cuda_gpu.compiles()

@@ -17,6 +17,7 @@ struct bf16 { uint16_t bits; };
 #define THREAD
 #define CONSTANT static const
 #define CONSTANTS static constexpr
+#define ASSUME(condition)
 #define INLINE inline
 
 INLINE float f32_of_bits(uint u) { float x; memcpy(&x, &u, 4); return x; }

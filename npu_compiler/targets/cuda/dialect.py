@@ -14,7 +14,6 @@ from .dual_conv import emit_pair, takes_pair
 from .flash import emit_wide_flash, takes_attention
 from .tma_conv import emit_pixels, takes_pixels
 from .tma_gemm import column_tiles, emit_streamed, takes
-from .wgmma import COLUMNS, wide_words
 
 KERNELS = Path(__file__).parent / "kernels"
 STATIC_BYTES = 48 << 10  # group memory that can be declared; more must be asked for at launch
@@ -29,8 +28,8 @@ _ENTRY = (
 
 def entry(name: str, params: Sequence[Param], threads: int, per_core: int) -> str:
     def declare(p: Param) -> str:
-        if p.ctype == "TileMap":
-            return f"const __grid_constant__ TileMap {p.name}"
+        if p.ctype == "TensorMap":
+            return f"const __grid_constant__ TensorMap {p.name}"
         if p.constant:
             return f"const {p.ctype}* __restrict__ {p.name}"
         return f"{'' if p.writable else 'const '}{p.ctype}* {p.name}"
@@ -82,8 +81,7 @@ DIALECT = Dialect(
 HOPPER = replace(
     DIALECT,
     group_bytes=HOPPER_GROUP_BYTES,
-    wide=COLUMNS,
-    words=wide_words() + (KERNELS / "stream.h").read_text(),
+    wide=(64, 128, 256),
     special=(
         special(Gemm, takes, emit_streamed, column_tiles),
         special(Conv2d, takes_pixels, emit_pixels),

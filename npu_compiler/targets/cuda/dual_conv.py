@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...schedule.kernel import Conv2d, DualConv2d, recast
-from ..simt.kernels.epilogue import Epilogue
+from ..simt.kernels.epilogue import Epilogue, Functor
 from ..simt.kernels.gemm import Product, conv_product
 from ..simt.lang.dialect import Dialect
 from ..simt.lang.emission import Emission
-from ..simt.lang.function import Function, blocks
+from ..simt.lang.function import Function, Members
 from .tile_selection import CORE_REGISTERS, Plan, candidates, registers
 from .tma_epilogue import leaves_as_tiles, residual_of
 from .tma_gemm import Streamed, Sum, step_of, takes, thinned
@@ -47,13 +47,25 @@ def _plans(p: Product) -> Iterator[Plan]:
 
 
 class Pair(Streamed):
+    """``first`` is the convolution whose results are kept; its operands are the function's last."""
+
+    sums = 2
+
     def __init__(self, kernel: DualConv2d, dialect: Dialect, plan: Plan):
         first, last = halves(kernel)
         super().__init__(last, dialect, plan)
         self.f = Function(kernel, dialect, early=True)
         self.at = len(last.inputs)
-        self.sums.insert(0, Sum(thinned(first), self.at, self.at + 1, blocks(conv_product(first).k, TERMS)))
+        self.first = Sum(thinned(first), self.at, self.at + 1)
 
-    def _keep(self, s: Sum) -> None:
-        assert self.results is not None
-        self.results.keep(Epilogue(s.kernel, self.f, most=8, first=self.at), self.row())
+    def _first(self) -> Sum:
+        return self.first
+
+    def _kept(self) -> str:
+        operands = self._operands(self.first, "@NAME@_first")
+        members = Members(self.f, "@NAME@_first_epilogue")
+        made = Functor(Epilogue(self.first.kernel, members, most=8, first=self.at), members, 2)
+        made.types()
+        made.read_shared()
+        made.compute(ahead=True, shared=True)
+        return f"keep({operands}, {made.finish()})"

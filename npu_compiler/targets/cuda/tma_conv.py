@@ -5,7 +5,7 @@ tap is another address. A group brings the lines that 8 lines of results visit, 
 It takes
 
 * 64 channels: a pixel is a row of a swizzled tile, and what lies outside of the image arrives as zeros;
-* images that ``image_rows.py`` laid out, where the pixels that a filter's row visits are neighbouring elements, if
+* images that ``images.py`` laid out, where the pixels that a filter's row visits are neighbouring elements, if
   neighbouring results begin 16 bytes apart: such rows overlap.
 """
 
@@ -14,13 +14,13 @@ from __future__ import annotations
 import math
 
 from ...schedule.kernel import Conv2d
-from ..simt.kernels.epilogue import Epilogue
+from ..simt.kernels.epilogue import Epilogue, Functor
 from ..simt.lang.dialect import Dialect
 from ..simt.lang.emission import Emission
-from ..simt.lang.function import blocks
+from ..simt.lang.function import Members, blocks
 from ..simt.lang.program import TileMap
 from .tile_selection import CORE_BYTES, CORE_REGISTERS, GROUP_EXTRA, ONE_TILE, PIECE, WIDTHS, Plan, registers
-from .tma_epilogue import Pairs, leaves_as_tiles, residual_of, row_pitch
+from .tma_epilogue import leaves_as_tiles, residual_of, row_pitch
 from .tma_gemm import Streamed, distances
 
 BLOCK = 8  # results of a line, and lines, that the unit multiplies together
@@ -130,142 +130,68 @@ def _plan(kernel: Conv2d) -> Plan | None:
 class _Pixels(Streamed):
     kernel: Conv2d
 
-    def __init__(self, kernel: Conv2d, dialect: Dialect, plan: Plan):
-        super().__init__(kernel, dialect, plan)
-        (images, self.oh, self.ow, _), self.rows = kernel.outputs[0].shape, _is_rows(kernel)
-        self.tiles, self.bands, self.pitch = _tiles(kernel), _bands(kernel), _pitch(kernel)
-        at_once = dialect.cores * plan.per_core
-        self.shares = max(1, min(self.tiles // self.teams, at_once // (images * self.bands)))  # groups of a band
-        self.units = images * self.bands * self.shares
-        self.clusters = min(self.units, at_once)
-        self.step, self.stage = kernel.channels[0], _stage(kernel)
-        self.taps = math.prod(kernel.kernel_size)
-        self.tap = plan.n * self.step  # elements of a tap of all filters
-
     def emit(self) -> Emission:
-        f, out, plan, fixed = self.f, self.f.lines, self.plan, self.kernel.rhs
-        f.per_core, row, box = plan.per_core, self.p.k * 2, (self.step, plan.n, 1)
-        self.right = f.tile_map(fixed, TileMap((self.p.k, self.p.n, 1), (row, row * self.p.n), box, self.step * 2))
-        if not self.rows:
-            n, h, w, c = self.kernel.inputs[0].shape
-            strides = tuple(s * 2 for s in reversed(distances(self.kernel.inputs[0])))
-            window = (c, self.pitch // c, _lines(self.kernel), 1)
-            self.left = f.tile_map(0, TileMap((c, w, h, n), strides, window, c * 2))
-        if plan.tiled:
-            n, h, w, c = self.kernel.outputs[0].shape
-            pitch = row_pitch(self.kernel.outputs[0]) * 2
-            strides, self.pairs = (pitch, pitch * w, pitch * w * h), Pairs(self.kernel, f, plan)
-            self.out = f.tile_map(~0, TileMap((c, w, h, n), strides, (PIECE, BLOCK, BLOCK, 1), PIECE * 2))
-        f.ask_for_given(fixed + 1)
-        f.array(self.ctype, "ring", _ring(self.kernel, plan.n, plan.stages))
-        if plan.tiled:
-            f.array(self.ctype, "leaving", plan.m * plan.n)
-        f.array("int64_t", "full", 2 * plan.stages + 1)
-        out.add(f"{self.ctype}* const lines = ring + {_filters(self.kernel, plan.n)};")
-        out.add(f"int64_t *const empty = full + {plan.stages}, *const filters = full + {2 * plan.stages};")
-        with out.block("if (tid == 0) {"):
-            out.add(f"for (int i = 0; i < {plan.stages}; i++) {{ ring_init(full + i, 1); "
-                    f"ring_init(empty + i, {self.teams}); }}", "ring_init(filters, 1);", "ring_ready();")  # fmt: skip
-        out.add("barrier();")
-        with out.block(f"if (sid == {self.teams * 4}) {{"), out.block("if (lane == 0) {"):
-            self._ask()
-        with out.block("else {"):
-            self._work()
-        return f.finish(self.clusters, self.threads)
-
-    def _ask(self) -> None:
-        out, (top, left) = self.f.lines, self.kernel.padding[:2]
-        out.add(f"tile_map_ready({self.right});", f"ring_expect(filters, {self.taps * self.tap * 2});")
-        out.add(f"for (int tap = 0; tap < {self.taps}; tap++)")
-        out.add(f"  tile_copy(ring + tap * {self.tap}, {self.right}, filters, tap * {self.step}, 0, 0);")
-        out.add("wait_inputs();", "copies_follow();", "int slot = 0, turn = 1;")
-        with out.block(f"for (int t = gid; t < {self.units}; t += {self.clusters}) {{"):
-            self._indices()
-            out.add(f"const int y0 = band * {BLOCK * self.kernel.stride[0]};")
-            out.add("ring_wait(empty + slot, turn);")
-            lines, to = _lines(self.kernel), f"lines + slot * {self.stage}"
-            if self.rows:
-                image, high = self.kernel.inputs[0].strides[0], self.kernel.inputs[0].shape[1]
-                out.add(f"const int bytes = ({high} - y0 < {lines} ? {high} - y0 : {lines}) * {self.pitch * 2};")
-                out.add("ring_expect(full + slot, bytes);")
-                at = f"{self.f.pointer(0)} + (int64_t)image * {image} + y0 * {self.pitch}"
-                out.add(f"bytes_copy({to}, {at}, full + slot, bytes);")
-            else:
-                out.add(f"ring_expect(full + slot, {lines * self.pitch * 2});")
-                out.add(f"tile_copy_4d({to}, {self.left}, full + slot, 0, -{left}, y0 - {top}, image);")
-            self._next()
-
-    def _next(self) -> None:
-        self.f.lines.add(f"if (++slot == {self.plan.stages}) {{ slot = 0; turn ^= 1; }}")
-
-    def _indices(self) -> None:
-        """``image`` and ``band`` of unit ``t``."""
-        self.f.lines.add(f"const int image = t / {self.shares * self.bands}, band = t / {self.shares} % {self.bands};")
-
-    def _work(self) -> None:
-        out, share, teams = self.f.lines, f"t % {self.shares}", self.teams
-        epilogue = self._epilogue()
-        self.ahead = bool(epilogue.ahead) and self.plan.early and self.width == 8
-        out.add("wait_inputs();", "ring_wait(filters, 0);", "const int tn = 0;")
-        few = self.plan.n <= MOST_KEPT
-        self.kept = self._can_share(epilogue) and not self.ahead and few and not self.plan.tiled
-        if self.plan.tiled and few:
-            self.pairs.read_shared(epilogue)
-        if self.kept:
-            epilogue.declare_shared(self._pieces(), 8)
-            out.add("#pragma unroll")
-            with out.block(f"for (int g = 0; g < {self._pieces()}; g++) {{"):
-                epilogue.read_shared(self._where(self._column())[1], 8, "g")
-        out.add("int slot = 0, turn = 0, mine = sid / 4;  // teams take turns to have a tile more")
-        with out.block(f"for (int t = gid; t < {self.units}; t += {self.clusters}) {{"):
-            self._indices()
-            out.add("ring_wait(full + slot, turn);")
-            out.add(f"const int last = ({share} + 1) * {self.tiles} / {self.shares};", "#pragma unroll 1")
-            first = f"{share} * {self.tiles} / {self.shares} + mine"
-            with out.block(f"for (int tile = {first}; tile < last; tile += {teams}) {{"):
-                if self.ahead:
-                    self._read_ahead(epilogue)
-                self._multiply()
-                if self.plan.tiled:
-                    self._leave(epilogue)
-                else:
-                    self._store(epilogue)
-            self._release("slot")
-            self._next()
-            out.add(f"mine = (mine + {teams - self.tiles % teams}) % {teams};")
-        if self.plan.tiled:
-            out.add("if (tid % 128 == 0) stores_read();")
-
-    def _leave(self, epilogue: Epilogue) -> None:
-        """A team's results go through group memory of its own, when the copy engine has read those before."""
-        out, pieces, piece = self.f.lines, self.plan.n // PIECE, PIECE * PIECE
-        out.add("if (tid % 128 == 0) stores_read();", "team_barrier(1 + sid / 4, 128);")
-        with out.block("{"):
-            self.pairs.fill(f"leaving + sid / 4 * {pieces * piece}", piece, range(pieces), epilogue, self.row())
-        with out.block("if (tid % 128 == 0) {"):
-            for n in range(pieces):
-                at = f"leaving + sid / 4 * {pieces * piece} + {n * piece}"
-                out.add(f"tile_store_4d({self.out}, {at}, {n * PIECE}, tile * {BLOCK}, band * {BLOCK}, image);")
-            out.add("stores_commit();")
-
-    def _multiply(self) -> None:
-        """The sums ``acc`` of 8 lines from ``tile`` on."""
-        out, (_, s), (dh, dw) = self.f.lines, self.kernel.kernel_size, self.kernel.dilation
-        out.add(f"WideC<{self.plan.n}> acc;", "wide_zero(acc);", "wide_begin();")
-        apart, pitch = APART if self.rows else CHANNELS, self.kernel.stride[0] * self.pitch * 2
-        left = f"wide_pixels<{pitch}, {'false' if self.rows else 'true'}>"
-        out.add(f"const uint64_t left = {left}(lines + slot * {self.stage} + tile * {BLOCK * apart});")
-        out.add(f"const uint64_t right = wide_tile<{self.step}>(ring);")
-        out.add("#pragma unroll", f"for (int tap = 0; tap < {self.taps}; tap++)", "#pragma unroll")
-        out.add(f"for (int k = 0; k < {self.step // 16}; k++)")
-        tap = f"tap / {s} * {dh * self.pitch // 8} + tap % {s} * {dw * apart // 8}"
-        out.add(f"  wide_step(acc, left + ({tap}) + 2 * k, right + tap * {self.tap // 8} + 2 * k, ring);")
-        out.add("wide_commit();", "wide_settle(acc);")
-
-    def row(self) -> str:
-        y, x = f"band * {BLOCK} + sid % 4 * 2 + h", f"tile * {BLOCK} + (lane >> 2)"
-        inside = f"down < {self.oh} && over < {self.ow}"
-        return (
-            f"const int down = {y}, over = {x};\n"
-            f"const int m = {inside} ? (image * {self.oh} + down) * {self.ow} + over : {self.p.m};"
+        f, plan, kernel = self.f, self.plan, self.kernel
+        f.per_core, rows, attrs = plan.per_core, _is_rows(kernel), kernel
+        (images, oh, ow, k), step = kernel.outputs[0].shape, attrs.channels[0]
+        weights = TileMap((self.p.k, self.p.n, 1), (self.p.k * 2, self.p.k * 2 * k), (step, plan.n, 1), step * 2)
+        right = f.tile_map(kernel.rhs, weights)
+        left = "nullptr" if rows else f"&{f.tile_map(0, self._lines())}"
+        out = f"&{f.tile_map(~0, self._tiles())}" if plan.tiled else "nullptr"
+        f.ask_for_given(kernel.rhs + 1)
+        ring = f.array(self.ctype, "ring", _ring(kernel, plan.n, plan.stages))
+        leaving = f.array(self.ctype, "leaving", plan.m * plan.n) if plan.tiled else "nullptr"
+        full = f.array("int64_t", "full", 2 * plan.stages + 1)
+        bands, tiles, at_once = _bands(kernel), _tiles(kernel), self.dialect.cores * plan.per_core
+        shares = max(1, min(tiles // (plan.m // 64), at_once // (images * bands)))  # thread blocks of a band
+        groups = min(images * bands * shares, at_once)
+        flags, epilogue = self._epilogue()
+        sizes = dict(
+            M=self.p.m, N=self.p.n, TILE_M=plan.m, TILE_N=plan.n, STAGES=plan.stages, STEP=groups, IMAGES=images, OH=oh,
+            OW=ow, BANDS=bands, SHARES=shares, LINES=_lines(kernel), PITCH=_pitch(kernel), LINES_SIZE=_stage(kernel),
+            TAPS=math.prod(attrs.kernel_size), KERNEL_W=attrs.kernel_size[1], CHANNELS=step, STRIDE_H=attrs.stride[0],
+            PAD_TOP=attrs.padding[0], PAD_LEFT=attrs.padding[1], DILATION_H=attrs.dilation[0],
+            DILATION_W=attrs.dilation[1], FILTER_SIZE=_filters(kernel, plan.n), OVERLAPPING=rows,
+            IMAGE_SIZE=kernel.inputs[0].strides[0], IMAGE_H=kernel.inputs[0].shape[1],
+            OUTPUTS=1, LANES=1, SUM_ROWS=0, **flags,
+        )  # fmt: skip
+        pixels = f.pointer(0) if rows else "nullptr"
+        f.template(
+            "tma_conv", "tma_conv.h", {"T": self.ctype}, sizes, left, pixels, right, ring, leaving, full, epilogue, out
         )
+        return f.finish(groups, self.threads)
+
+    def _lines(self) -> TileMap:
+        """The lines that a band visits."""
+        x = self.kernel.inputs[0]
+        n, h, w, c = x.shape
+        window = (c, _pitch(self.kernel) // c, _lines(self.kernel), 1)
+        return TileMap((c, w, h, n), tuple(s * 2 for s in reversed(distances(x))), window, c * 2)
+
+    def _tiles(self) -> TileMap:
+        """8 x 8 pixels of the result."""
+        n, h, w, c = self.kernel.outputs[0].shape
+        pitch = row_pitch(self.kernel.outputs[0]) * 2
+        return TileMap((c, w, h, n), (pitch, pitch * w, pitch * w * h), (PIECE, BLOCK, BLOCK, 1), PIECE * 2)
+
+    def _epilogue(self) -> tuple[dict[str, bool | int], str]:
+        plan, members = self.plan, Members(self.f, "@NAME@_epilogue")
+        epilogue, few = Epilogue(self.kernel, members, most=8), plan.n <= MOST_KEPT
+        flags = dict(READ_AHEAD=False, SHARED=False, MERGED=False, RESULT_STAGES=int(plan.tiled), KEEPS_SHARED=False)
+        if plan.tiled:
+            flags["KEEPS_SHARED"] = few
+            made = Functor(epilogue, members, 2)
+            made.types()
+            made.read_shared()
+            made.compute(ahead=True, shared=True)
+            return flags, made.finish()
+        width = self._width(epilogue)
+        made = Functor(epilogue, members, width)
+        made.types()
+        flags["READ_AHEAD"] = bool(epilogue.ahead) and plan.early and width == 8
+        flags["SHARED"] = self._can_share(epilogue, width)
+        flags["KEEPS_SHARED"] = flags["SHARED"] and not flags["READ_AHEAD"] and few
+        self._vector_methods(made, flags)
+        if plan.n % 32:
+            made.store_rest(min(width, 2))
+        return flags, made.finish()

@@ -5,6 +5,8 @@
 // the ring; VECTORS: rows of the output begin at multiples of 16 bytes.
 #pragma once
 #include "flash.h"
+#include "tma.h"
+#include "wgmma.h"
 
 template <class C> struct FlashWgmma {
   typedef typename C::T T;
@@ -24,21 +26,21 @@ template <class C> struct FlashWgmma {
     }
   }
 
-  INLINE void load_tile(const TileMap& map, int step) {
-    ring_wait(empty + slot, turn);
-    ring_expect(full + slot, SIZE * 2);
+  INLINE void load_tile(const TensorMap& map, int step) {
+    mbarrier_wait(empty + slot, turn);
+    mbarrier_expect_bytes(full + slot, SIZE * 2);
 #pragma unroll
     for (int half = 0; half < HALVES; half++)
-      tile_copy_4d(ring + slot * SIZE + half * C::KEYS * 64, map, full + slot, half * 64, step * C::KEYS, rows.hk, rows.b);
+      tma_load(ring + slot * SIZE + half * C::KEYS * 64, map, full + slot, half * 64, step * C::KEYS, rows.hk, rows.b);
     advance();
   }
 
-  INLINE void load(const TileMap& q, const TileMap& k, const TileMap& v, int steps) {
-    copies_follow();
-    ring_expect(queries, C::ROWS * C::D * 2);
+  INLINE void load(const TensorMap& q, const TensorMap& k, const TensorMap& v, int steps) {
+    fence_async_proxy();
+    mbarrier_expect_bytes(queries, C::ROWS * C::D * 2);
 #pragma unroll
     for (int half = 0; half < HALVES; half++)
-      tile_copy_4d(qs + half * C::ROWS * 64, q, queries, half * 64, rows.q0, rows.h, rows.b);
+      tma_load(qs + half * C::ROWS * 64, q, queries, half * 64, rows.q0, rows.h, rows.b);
     slot = 0;
     turn = 1;
     for (int step = 0; step < steps; step++) {
@@ -48,41 +50,41 @@ template <class C> struct FlashWgmma {
   }
 
   INLINE void release() {
-    if (rows.at.tid % 128 == 0) ring_arrive(empty + slot);
+    if (rows.at.tid % 128 == 0) mbarrier_arrive(empty + slot);
     advance();
   }
 
   INLINE void attend(int steps, T* out) {
-    WideC<C::D> results;
-    wide_zero(results);
+    WgmmaC<C::D> results;
+    wgmma_zero(results);
     FragC* const o = (FragC*)results.v;
     rows.start();
     slot = turn = 0;
-    ring_wait(queries, 0);
+    mbarrier_wait(queries, 0);
 #pragma unroll 1
     for (int step = 0; step < steps; step++) {
-      WideC<C::KEYS> scores;
-      wide_zero(scores);
+      WgmmaC<C::KEYS> scores;
+      wgmma_zero(scores);
       FragC* const s = (FragC*)scores.v;
-      ring_wait(full + slot, turn);
-      wide_begin();
+      mbarrier_wait(full + slot, turn);
+      wgmma_fence();
 #pragma unroll
       for (int half = 0; half < HALVES; half++)
-        wide_mma<64>(scores, qs + half * C::ROWS * 64 + rows.at.sid / 4 * (64 * 64), ring + slot * SIZE + half * C::KEYS * 64);
-      wide_commit();
-      wide_settle(scores);
+        wgmma<64>(scores, qs + half * C::ROWS * 64 + rows.at.sid / 4 * (64 * 64), ring + slot * SIZE + half * C::KEYS * 64);
+      wgmma_commit();
+      wgmma_finish(scores);
       release();
       rows.softmax(s, o, step);
       FragA<T> w[C::KEYS / 16];
 #pragma unroll
       for (int n = 0; n < C::KEYS / 16; n++) frag_from_results(w[n], s[2 * n], s[2 * n + 1]);
-      ring_wait(full + slot, turn);
-      wide_begin();
-      const uint64_t values = wide_turned_tile<C::KEYS>(ring + slot * SIZE);
+      mbarrier_wait(full + slot, turn);
+      wgmma_fence();
+      const uint64_t values = wgmma_transposed_descriptor<C::KEYS>(ring + slot * SIZE);
 #pragma unroll
-      for (int n = 0; n < C::KEYS / 16; n++) wide_turned(results, w[n], values + n * (16 * 128 / 16));
-      wide_commit();
-      wide_settle(results);
+      for (int n = 0; n < C::KEYS / 16; n++) wgmma_k16(results, w[n], values + n * (16 * 128 / 16));
+      wgmma_commit();
+      wgmma_finish(results);
       release();
     }
     if (C::VECTORS) store(o, out);
@@ -102,7 +104,7 @@ template <class C> struct FlashWgmma {
         Vec<T, 8> row;
 #pragma unroll
         for (int j = 0; j < 8; j++) x[j] = o[4 * g + j / 2].v[2 * r + j % 2] * scale;
-        quad_turn<1>(x, rows.at.lane);
+        quad_transpose<1>(x, rows.at.lane);
 #pragma unroll
         for (int j = 0; j < 8; j++) row.v[j] = narrow<T>(x[j]);
         if (i < C::SQ) *(Vec<T, 8>*)(to + g * 32 + (rows.at.lane & 3) * 8) = row;
@@ -114,7 +116,7 @@ template <class C> struct FlashWgmma {
 // barriers: [2 * SLOTS + 1], full and empty slots and the queries.
 template <class C>
 INLINE void flash_wgmma(
-    const TileMap& q, const TileMap& k, const TileMap& v, const int64_t* positions, typename C::T* out,
+    const TensorMap& q, const TensorMap& k, const TensorMap& v, const int64_t* positions, typename C::T* out,
     typename C::T* ring, typename C::T* qs, int64_t* barriers, int* limit, Thread at) {
   FlashWgmma<C> f;
   const int tiles = (C::SQ + C::ROWS - 1) / C::ROWS, heads = C::H * C::B;
@@ -133,14 +135,14 @@ INLINE void flash_wgmma(
   f.queries = barriers + 2 * C::SLOTS;
   if (at.tid == 0) {
     for (int i = 0; i < C::SLOTS; i++) {
-      ring_init(f.full + i, 1);
-      ring_init(f.empty + i, C::WARPGROUPS);
+      mbarrier_init(f.full + i, 1);
+      mbarrier_init(f.empty + i, C::WARPGROUPS);
     }
-    ring_init(f.queries, 1);
-    ring_ready();
-    tile_map_ready(q);
-    tile_map_ready(k);
-    tile_map_ready(v);
+    mbarrier_init(f.queries, 1);
+    mbarrier_init_fence();
+    tma_prefetch(q);
+    tma_prefetch(k);
+    tma_prefetch(v);
   }
   barrier();
   f.rows.range();

@@ -17,6 +17,7 @@ struct bf16 { uint16_t bits; };
 #define THREAD
 #define CONSTANT __device__ const
 #define CONSTANTS static constexpr
+#define ASSUME(condition) __builtin_assume(condition)
 #define INLINE __device__ __forceinline__
 
 INLINE float to_f32(f16 x) { float y; asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits)); return y; }

@@ -12,6 +12,7 @@ typedef bfloat bf16;
 #define THREAD thread
 #define CONSTANT constant
 #define CONSTANTS static constant constexpr const
+#define ASSUME(condition)
 #define INLINE inline
 
 INLINE float f32_of_bits(uint u) { return as_type<float>(u); }

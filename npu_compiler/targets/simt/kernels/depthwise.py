@@ -3,35 +3,28 @@
 from __future__ import annotations
 
 from ....schedule.kernel import DepthwiseConv2d
+from ....support import dtypes
 from ..lang.dialect import Dialect
 from ..lang.emission import Emission
-from ..lang.function import Function, blocks
-from ..lang.scalar import read
-from .epilogue import Epilogue
+from ..lang.function import Function, Members, blocks
+from .epilogue import Epilogue, Functor
 
 THREADS = 128
 
 
 def emit_depthwise(kernel: DepthwiseConv2d, dialect: Dialect) -> Emission:
-    """A thread makes one result: neighbouring threads take neighbouring channels."""
-    f = Function(kernel, dialect)
-    out, a = f.lines, kernel
+    """The function of a ``depthwise`` kernel."""
+    f, a = Function(kernel, dialect), kernel
     x, w = kernel.inputs[:2]
     n, oh, ow, c = kernel.outputs[0].shape
-    (r, s), (sh, sw), (dh, dw), (top, left) = a.kernel_size, a.stride, a.dilation, a.padding[:2]
-    h, wide = x.shape[1:3]
-    count = n * oh * ow * c
-    out.add(f"const uint at = (uint)gid * {THREADS}u + (uint)tid;", f"if (at >= {count}u) return;")
-    out.add(f"const int c = (int)(at % {c}u), pixel = (int)(at / {c}u);")
-    out.add(f"const int y0 = pixel / {ow} % {oh} * {sh} - {top}, x0 = pixel % {ow} * {sw} - {left};")
-    out.add(f"const int64_t image = (int64_t)(pixel / {oh * ow}) * {h * wide * c};", "float acc = 0.0f;")
-    out.add("#pragma unroll")
-    with out.block(f"for (int r = 0; r < {r}; r++) {{"):
-        out.add(f"const int y = y0 + r * {dh};", f"if (y < 0 || y >= {h}) continue;", "#pragma unroll")
-        with out.block(f"for (int s = 0; s < {s}; s++) {{"):
-            out.add(f"const int x = x0 + s * {dw};", f"if (x < 0 || x >= {wide}) continue;")
-            value = read(f.pointer(0), f"image + (y * {wide} + x) * {c} + c", x.dtype).text
-            weight = read(f.pointer(1), f"r * {w.strides[0]} + s * {w.strides[1]} + c * {w.strides[2]}", w.dtype).text
-            out.add(f"acc += {value} * {weight};")
-    Epilogue(kernel, f).store("pixel", "c", 1, lambda _, at: "acc")
-    return f.finish(blocks(count, THREADS), THREADS)
+    sizes = dict(
+        N=n, H=x.shape[1], W_IN=x.shape[2], C=c, OH=oh, OW=ow, R=a.kernel_size[0], S=a.kernel_size[1], W_R=w.strides[0],
+        W_S=w.strides[1], W_C=w.strides[2], STRIDE_H=a.stride[0], STRIDE_W=a.stride[1], PAD_TOP=a.padding[0],
+        PAD_LEFT=a.padding[1], DILATION_H=a.dilation[0], DILATION_W=a.dilation[1], THREADS=THREADS,
+    )  # fmt: skip
+    members = Members(f, "@NAME@_epilogue")
+    made = Functor(Epilogue(kernel, members), members, 1)
+    made.store()
+    types = {"X": dtypes.DTYPES[x.dtype].ctype, "W": dtypes.DTYPES[w.dtype].ctype}
+    f.template("depthwise", "depthwise.h", types, sizes, f.pointer(0), f.pointer(1), made.finish())
+    return f.finish(blocks(n * oh * ow * c, THREADS), THREADS)

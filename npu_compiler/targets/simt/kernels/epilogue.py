@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 from ....graph import affine, expr
@@ -11,7 +12,7 @@ from ....schedule.kernel import Anchor
 from ....support import dtypes
 from ...codegen.epilogue_nest import epilogue_nest, row_digits
 from ...codegen.nest import Step, use_counts
-from ..lang.function import Pointers, Scope
+from ..lang.function import Members, Pointers, Scope
 from ..lang.scalar import Scalars, Value, before_storage, ctype, kind_of, literal, storage, stored
 from ..lang.vectorize import Points, vector_width
 
@@ -21,8 +22,8 @@ class Epilogue:
     columns that :meth:`store` can take at once, in up to 16 bytes each, or ``most``. ``ahead``: loads that can be made
     before the sums: residuals, with ``columns`` also what all rows share, else that is ``shared``. ``first``: the
     function's operand that the kernel's first input is, if it is a part of the function's kernel. ``folded``: the float
-    variable that every :meth:`store` adds to, if the kernel has sums among its ``extra_stages``. ``alone``: nothing is
-    read."""
+    variable that every :meth:`store` adds to, if the kernel has sums among its ``extra_stages``. ``alone``: nothing
+    is read."""
 
     def __init__(self, kernel: Anchor, function: Scope, most: int = 0, columns: bool = False, first: int = 0):
         self.numbers = {n: first + n for n in range(len(kernel.inputs))} if first else None
@@ -80,25 +81,15 @@ class Epilogue:
         by_row = any(form.coefficient(d) for d in self.nest.order if d != self.lane)
         return form.coefficient(self.lane) == 1 and (by_row or columns)
 
-    def declare_ahead(self, count: int, width: int) -> None:
-        """Registers for what :meth:`read_ahead` reads at ``count`` places."""
-        for n, x in enumerate(self.ahead):
-            self.function.lines.add(f"Vec<{dtypes.DTYPES[x.dtype].ctype}, {width}> ahead{n}[{count}];")
+    def read_shared(self, column: str, width: int) -> None:
+        """Statements that read ``width`` neighbours of every load that all rows share into ``shared``."""
+        self._read(self.shared, "shared", "0", column, width)
 
-    def declare_shared(self, count: int, width: int) -> None:
-        """Registers for what :meth:`read_shared` reads at ``count`` places."""
-        for n, x in enumerate(self.shared):
-            self.function.lines.add(f"Vec<{dtypes.DTYPES[x.dtype].ctype}, {width}> shared{n}[{count}];")
+    def read_ahead(self, row: str, column: str, width: int) -> None:
+        """Statements that read ``width`` neighbours of every load of ``ahead`` into ``ahead``."""
+        self._read(self.ahead, "ahead", row, column, width)
 
-    def read_shared(self, column: str, width: int, slot: str) -> None:
-        """Statements that read ``width`` neighbours of every load that all rows share into place ``slot``."""
-        self._read(self.shared, "0", column, width, lambda n: f"shared{n}[{slot}]")
-
-    def read_ahead(self, row: str, column: str, width: int, slot: str) -> None:
-        """Statements that read ``width`` neighbours of every load of ``ahead`` into place ``slot``."""
-        self._read(self.ahead, row, column, width, lambda n: f"ahead{n}[{slot}]")
-
-    def _read(self, loads: list[Expr], row: str, column: str, width: int, name: Callable[[int], str]) -> None:
+    def _read(self, loads: list[Expr], to: str, row: str, column: str, width: int) -> None:
         out = self.function.lines
         s = Scalars(self.nest, Pointers(self.function, self.numbers), out, use_counts([self.step.value]))
         with out.block("{"):
@@ -106,7 +97,7 @@ class Epilogue:
             for n, x in enumerate(loads):
                 vector = f"Vec<{dtypes.DTYPES[x.dtype].ctype}, {width}>"
                 at = f"{s.pointers[x.value.operand]} + {s.address(x)}"
-                out.add(f"{name(n)} = *(DEVICE const {vector}*)({at});")
+                out.add(f"{to}.v{n} = *(DEVICE const {vector}*)({at});")
 
     def _indices(self, row: str, column: str) -> None:
         out = self.function.lines
@@ -118,31 +109,31 @@ class Epilogue:
             out.add(f"const int i{d} = (int)({f'{text} % {wrap}u' if wrap else text});")
 
     def store(
-        self, row: str, column: str, width: int, accumulators: Callable[[int, str], str], slot: str = "",
-        shared: str = "",
+        self, row: str, column: str, width: int, accumulators: Callable[[int, str], str], ahead: bool = False,
+        shared: bool = False,
     ) -> None:  # fmt: skip
         """Statements that store ``width`` neighbours; ``accumulators(which, position)`` is the text of one float.
-        ``slot``, ``shared``: where the loads of ``ahead`` and of ``shared`` were put, if they were made."""
-        self._run(self.steps, row, column, width, accumulators, slot, shared)
+        ``ahead``, ``shared``: whether the variables of that name hold these loads."""
+        self._run(self.steps, row, column, width, accumulators, ahead, shared)
 
     def compute(
-        self, to: str, row: str, column: str, width: int, accumulators: Callable[[int, str], str], slot: str,
-        shared: str,
+        self, to: str, row: str, column: str, width: int, accumulators: Callable[[int, str], str], ahead: bool,
+        shared: bool,
     ) -> None:  # fmt: skip
         """Like :meth:`store`, but the results go to the float array ``to``, those of output n to the one named
         ``{to}n``, and are not rounded."""
         unrounded = [replace(step, value=before_storage(step.value)) for step in self.steps]
-        self._run(unrounded, row, column, width, accumulators, slot, shared, to)
+        self._run(unrounded, row, column, width, accumulators, ahead, shared, to)
 
     def put(self, row: str, column: str, width: int, values: Callable[[str], str]) -> None:
         """Statements that store ``width`` neighbours that have been computed: floats named ``values(position)``."""
         sums = next(x for x in expr.walk(self.step.value) if x.op == "load" and x.value.operand >= self.acc)
         stored = replace(self.step, value=sums.cast(self.step.value.dtype))
-        self._run([stored], row, column, width, lambda which, i: values(i), "", "")
+        self._run([stored], row, column, width, lambda which, i: values(i), False, False)
 
     def _run(
-        self, steps: list[Step], row: str, column: str, width: int, accumulators: Callable[[int, str], str], slot: str,
-        shared: str, to: str = "",
+        self, steps: list[Step], row: str, column: str, width: int, accumulators: Callable[[int, str], str],
+        ahead: bool, shared: bool, to: str = "",
     ) -> None:  # fmt: skip
         out = self.function.lines
         s = Scalars(self.nest, Pointers(self.function, self.numbers), out, use_counts([x.value for x in steps]))
@@ -150,8 +141,8 @@ class Epilogue:
             s.fast = self.function.dialect.fast
         points = Points(s, self.nest, self.lane, width)
         s.bound.update(self._fetched)
-        early = [(f"ahead{n}[{slot}]", x) for n, x in enumerate(self.ahead if slot else ())]
-        early += [(f"shared{n}[{shared}]", x) for n, x in enumerate(self.shared if shared else ())]
+        early = [(f"ahead.v{n}", x) for n, x in enumerate(self.ahead if ahead else ())]
+        early += [(f"shared.v{n}", x) for n, x in enumerate(self.shared if shared else ())]
         for name, x in early:
             s.bound[x] = stored(f"{name}.v[0]", x.dtype)
             if width > 1:
@@ -166,3 +157,72 @@ class Epilogue:
             self._indices(row, column)
             points.run(steps, sink=to)
         self.function.checks |= s.checks
+
+
+class Functor:
+    """An epilogue as a struct that kernel templates call (``gemm.h`` and ``tma_epilogue.h`` say how). ``width``:
+    neighbouring columns of a vector; ``sums``: accumulators of a result, which alternate in the array ``acc``."""
+
+    def __init__(self, epilogue: Epilogue, members: Members, width: int, sums: int = 1):
+        self.epilogue, self.members, self.width, self.sums = epilogue, members, width, sums
+        members.lines.add(f"CONSTANTS int WIDTH = {width};")
+
+    def types(self) -> None:
+        """What the methods that are told what was read take: structs ``Ahead`` and ``Shared``."""
+        for name, loads in (("Ahead", self.epilogue.ahead), ("Shared", self.epilogue.shared)):
+            vectors = (f"Vec<{dtypes.DTYPES[x.dtype].ctype}, {self.width}> v{n};" for n, x in enumerate(loads))
+            self.members.lines.add(f"struct {name} {{ {' '.join(vectors)} }};")
+
+    def read_ahead(self) -> None:
+        with self.members.lines.block("INLINE void read_ahead(int m, int n, THREAD Ahead& ahead) const {"):
+            self.epilogue.read_ahead("m", "n", self.width)
+
+    def read_shared(self) -> None:
+        with self.members.lines.block("INLINE void read_shared(int n, THREAD Shared& shared) const {"):
+            self.epilogue.read_shared("n", self.width)
+
+    def store(self, width: int = 0, name: str = "store") -> None:
+        """Method ``name``, which stores ``width`` neighbours (default: a vector)."""
+        with self._method(f"float {name}(int m, int n, THREAD const float* acc)"):
+            self.epilogue.store("m", "n", width or self.width, self._sum)
+
+    def store_rest(self, width: int) -> None:
+        """Method ``store_rest`` for ``width`` neighbours at the end of a row."""
+        self.members.lines.add(f"CONSTANTS int REST = {width};")
+        self.store(width, "store_rest")
+
+    def store_read(self, ahead: bool, shared: bool) -> None:
+        """Method ``store`` that is told what was read ``ahead`` and what is ``shared``, if they were read."""
+        read = "THREAD const Ahead& ahead, THREAD const Shared& shared"
+        with self._method(f"float store(int m, int n, THREAD const float* acc, {read})"):
+            self.epilogue.store("m", "n", self.width, self._sum, ahead, shared)
+
+    def compute(self, ahead: bool = False, shared: bool = False) -> None:
+        """Method ``compute``: results as floats, of the second output in ``y1``."""
+        read = "THREAD const Ahead& ahead, THREAD const Shared& shared"
+        to = "THREAD float* y, THREAD float* y1"
+        with self._method(f"float compute(int m, int n, THREAD const float* acc, {to}, {read})"):
+            self.epilogue.compute("y", "m", "n", self.width, self._sum, ahead, shared)
+
+    def put(self) -> None:
+        """Method ``put``: stores what ``compute`` made."""
+        with self.members.lines.block("INLINE void put(int m, int n, THREAD const float* y) const {"):
+            self.epilogue.put("m", "n", self.width, lambda i: f"y[{i}]")
+
+    def _sum(self, which: int, at: str) -> str:
+        return f"acc[{at}]" if self.sums == 1 else f"acc[({at}) * {self.sums} + {which}]"
+
+    @contextmanager
+    def _method(self, head: str) -> Iterator[None]:
+        """A method that returns its vector's share of the row's sum."""
+        out, total = self.members.lines, self.epilogue.folded
+        with out.block(f"INLINE {head} const {{"):
+            if total:
+                out.add(f"float {total} = 0.0f;")
+            yield
+            out.add(f"return {total or '0.0f'};")
+
+    def finish(self) -> str:
+        """Define the struct; an expression that makes one."""
+        return self.members.finish()
+

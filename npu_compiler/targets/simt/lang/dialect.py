@@ -37,11 +37,6 @@ flash       what a simd must know of its fragments to go from one product to the
             lane)`` and ``frag_b_of(b, x0, x1, lane)``: lane 4 r + c brings pairs 2 c (x0, x1) and 2 c + 8 of rows r
             (x0, x2) and r + 8 of A, pairs 2 c and 2 c + 8 of row r of B; ``frag_b_turned(b, c, lane)``: B from the
             transposed results; ``pack_pair(low, high, T*)``: two floats as a pair; only with :attr:`Dialect.flash`
-wide        four simds together, on tiles of 64 elements a row, 16-byte chunks at ``wide_at(row, chunk)``:
-            ``WideC<N>``, ``wide_zero``, ``wide_ready()`` (copies are visible to the unit), ``wide_begin()``,
-            ``wide_mma(c, GROUP const T* a, GROUP const T* b)``, ``wide_commit()``, ``wide_wait<N>()``,
-            ``wide_settle(c)`` (all has been added), ``wide_store(GROUP float* p, int ld, c, lane)``; only with
-            :attr:`Dialect.wide`
 fast        ``m_sigmoid_fast(float)``: with errors far below half precision; those named in :attr:`Dialect.fast`
 maths       ``m_exp`` and so on for each scalar op that is no operator, on float (and double)
 
@@ -118,13 +113,12 @@ class Dialect:
     ``shared(arrays)``: declarations of group memory, and the bytes to ask for at launch (0: none). ``matrix``: (M, N,
     K) of the matrix unit, () without one; ``matrix_types``: its element types. ``group_bytes``: group memory a kernel
     may use; ``stages``: of a ring of copies in it; ``cores``: that should have work; ``most_params``: pointers that a
-    kernel may take; ``wide``: column counts of the wide matrix unit; ``flash``: whether fragments can be looked into;
+    kernel may take; ``wide``: tile widths of its ``wgmma_gemm``; ``flash``: whether fragments can be looked into;
     ``registers``: of a core, if groups of a product of one row should stay and take rows in turns; 0: they should not;
     ``ordered``: whether groups of a kernel can wait for what others wrote; ``asks``: whether ``ask_for`` is there;
     ``doubles``: whether running sums have ``double`` to add up in; ``fast``: functions with a ``_fast`` spelling;
-    ``words``: text behind the common definitions; ``headers``: folders of what functions include; ``special``: own
-    functions, tried before the common ones, and ``clustered(head, count)``: the opening of a kernel whose groups run
-    together by ``count``.
+    ``headers``: folders of what functions include; ``special``: own functions, tried before the common ones, and
+    ``clustered(head, count)``: the opening of a kernel whose groups run together by ``count``.
     """
 
     name: str
@@ -138,7 +132,6 @@ class Dialect:
     cores: int = 132
     most_params: int = 500
     wide: tuple[int, ...] = ()
-    words: str = ""
     headers: tuple[Path, ...] = (KERNELS,)
     flash: bool = False
     ordered: bool = False
@@ -156,7 +149,7 @@ class Dialect:
     @cached_property
     def head(self) -> str:
         """The text before every kernel."""
-        return f"{self.prelude}\n{(KERNELS / 'common.h').read_text()}{self.words}"
+        return f"{self.prelude}\n{(KERNELS / 'common.h').read_text()}"
 
     def source(self, functions: Iterable[str]) -> str:
         """``functions`` as a text that the target's compiler takes without any other file."""

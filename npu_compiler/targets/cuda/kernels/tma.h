@@ -1,0 +1,104 @@
+// Hopper's asynchronous copies: mbarriers, TMA loads and stores of tiles, thread block clusters.
+// Source: PTX ISA, "Data Movement and Conversion Instructions" and "mbarrier".
+#pragma once
+
+struct alignas(64) TensorMap { unsigned char bytes[128]; };
+
+// -- mbarriers: 64-bit words in shared memory
+INLINE void mbarrier_init(int64_t* b, int count) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(group_address(b)), "r"(count) : "memory");
+}
+INLINE void mbarrier_init_fence() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+INLINE void mbarrier_expect_bytes(int64_t* b, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(group_address(b)), "r"(bytes) : "memory");
+}
+INLINE void mbarrier_arrive(int64_t* b) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(group_address(b)) : "memory");
+}
+INLINE void mbarrier_wait(int64_t* b, int parity) {
+  asm volatile("{\n.reg .pred p;\nAGAIN:\nmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n@p bra DONE;\n"
+               "bra AGAIN;\nDONE:\n}" :: "r"(group_address(b)), "r"(parity) : "memory");
+}
+INLINE void named_barrier(int number, int threads) {
+  asm volatile("bar.sync %0, %1;" :: "r"(number), "r"(threads) : "memory");
+}
+
+// -- clusters
+INLINE int cluster_rank() {
+  int r;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
+  return r;
+}
+INLINE void cluster_barrier() {
+  asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+}
+INLINE uint cluster_address(const void* p, int rank) {  // the same place in the shared memory of block `rank`
+  uint at;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"(group_address(p)), "r"(rank));
+  return at;
+}
+INLINE void cluster_store(uint at, float x, float y) {
+  asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" :: "r"(at), "f"(x), "f"(y) : "memory");
+}
+INLINE void cluster_store(uint at, float x, float y, float z, float w) {
+  asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};"
+               :: "r"(at), "f"(x), "f"(y), "f"(z), "f"(w) : "memory");
+}
+
+// -- TMA: one thread copies a tile between global and shared memory; loads count bytes at an mbarrier
+INLINE void tma_prefetch(const TensorMap& m) { asm volatile("prefetch.tensormap [%0];" :: "l"(&m) : "memory"); }
+INLINE void fence_async_proxy() { asm volatile("fence.proxy.async;" ::: "memory"); }
+INLINE void fence_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+INLINE void tma_load_bytes(void* to, const void* from, int64_t* full, int bytes) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+               :: "r"(group_address(to)), "l"(from), "r"(bytes), "r"(group_address(full)) : "memory");
+}
+INLINE void tma_load(void* to, const TensorMap& m, int64_t* full, int x, int y, int z) {
+  asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];"
+               :: "r"(group_address(to)), "l"(&m), "r"(group_address(full)), "r"(x), "r"(y), "r"(z) : "memory");
+}
+INLINE void tma_load(void* to, const TensorMap& m, int64_t* full, int x, int y, int z, int w) {
+  asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];"
+               :: "r"(group_address(to)), "l"(&m), "r"(group_address(full)), "r"(x), "r"(y), "r"(z), "r"(w) : "memory");
+}
+// Pixels of image n in row-major order from (x, y) on, shifted by the tap (right, down).
+INLINE void tma_load_im2col(void* to, const TensorMap& m, int64_t* full, int c, int x, int y, int n, int right, int down) {
+  asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes "
+               "[%0], [%1, {%3, %4, %5, %6}], [%2], {%7, %8};"
+               :: "r"(group_address(to)), "l"(&m), "r"(group_address(full)), "r"(c), "r"(x), "r"(y), "r"(n),
+                  "h"((short)right), "h"((short)down) : "memory");
+}
+INLINE void tma_store(const TensorMap& m, const void* from, int x, int y, int z) {
+  asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];"
+               :: "l"(&m), "r"(group_address(from)), "r"(x), "r"(y), "r"(z) : "memory");
+}
+INLINE void tma_store(const TensorMap& m, const void* from, int x, int y, int z, int w) {
+  asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];"
+               :: "l"(&m), "r"(group_address(from)), "r"(x), "r"(y), "r"(z), "r"(w) : "memory");
+}
+INLINE void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+// Waits until the stores of this thread have read shared memory, which may then be overwritten.
+INLINE void tma_store_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+
+// -- 16x16 fragments of 16-bit elements and shared memory: each lane names 16 bytes, half a row
+template <class T> INLINE Vec<T, 2> unpack_pair(uint v) {
+  Vec<T, 2> x;
+  asm("mov.b32 {%0, %1}, %2;" : "=h"(x.v[0].bits), "=h"(x.v[1].bits) : "r"(v));
+  return x;
+}
+template <class T> INLINE void ldmatrix_x4(uint* v, const T* row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3]) : "r"(group_address(row)) : "memory");
+}
+INLINE void stmatrix_x4(void* row, const uint* v) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
+               :: "r"(group_address(row)), "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3]) : "memory");
+}
+
+// A position in a ring buffer of STAGES stages. `phase`: the parity of the mbarriers' phase to wait for.
+template <int STAGES> struct RingPosition {
+  int slot, phase;
+  INLINE void next() {
+    if (++slot == STAGES) { slot = 0; phase ^= 1; }
+  }
+};

@@ -1,0 +1,352 @@
+// What becomes of the sums of a tile in Hopper's products. Constants of D: READ_AHEAD: residuals are read before the main
+// loop; SHARED: what columns share is read once for both rows of a thread; MERGED, of LANES 2: results are made before
+// lanes exchange them; RESULT_STAGES: stages of the ring through which TMA stores the results of a tile (0: threads
+// store), RESIDUAL: and loads a residual; OUTPUTS that TMA stores; SUM_ROWS: rows of the matrix of row sums, 0: none.
+//
+// An epilogue is a rendered functor (epilogue.py):
+//
+//   struct Epilogue {
+//     WIDTH, REST                                    neighbouring columns of a vector; those at the end of a row
+//     struct Ahead, Shared                           what is read before the sums: by row and column, by column
+//     void read_ahead(row, column, Ahead&); void read_shared(column, Shared&);
+//     float store(row, column, const float* acc, Ahead, Shared), store_rest(row, column, acc);
+//     float compute(row, column, acc, float* y, float* y1, Ahead, Shared); void put(row, column, const float* y);
+//   };
+//
+// `acc` holds the sums of WIDTH results; those of two products alternate. compute() makes results as floats, of the
+// first output in y and of the second in y1. The returned float is the vector's share of the row's sum (SUM_ROWS).
+#pragma once
+#include "tma_mainloop.h"
+
+// -- a row norm's factors (split_rms_norm): the kernel before left sums of each row, one for each of its tiles
+struct NoRowScale {
+  static constexpr bool ENABLED = false;
+  static constexpr int TILES = 0, ROWS = 0;
+};
+
+// `factor` of a thread's two rows.
+template <class Scale> struct RowFactors {
+  float sums[2][(Scale::TILES + 3) / 4 + 1], factor[2];
+
+  template <class Rows> INLINE void read(const Scale& scale, const Rows& row, int lane) {
+    if constexpr (Scale::ENABLED) {
+#pragma unroll
+      for (int h = 0; h < 2; h++) {
+        const int m = row(h);
+#pragma unroll
+        for (int i = 0; i < (Scale::TILES + 3) / 4; i++) {  // the lanes of a row have a quarter of it each
+          const int part = i * 4 + (lane & 3);
+          sums[h][i] = part < Scale::TILES && m < Scale::ROWS ? scale.sums[part * Scale::ROWS + m] : 0.0f;
+        }
+      }
+    }
+  }
+  INLINE void find(const Scale& scale) {
+    if constexpr (Scale::ENABLED) {
+#pragma unroll
+      for (int h = 0; h < 2; h++) {
+        float total = 0.0f;
+#pragma unroll
+        for (int i = 0; i < (Scale::TILES + 3) / 4; i++) total += sums[h][i];
+        total += simd_xor(total, 1);
+        total += simd_xor(total, 2);
+        factor[h] = scale.factor(total);
+      }
+    }
+  }
+  INLINE float times(float x, int h) const {
+    if constexpr (Scale::ENABLED) return x * factor[h];
+    return x;
+  }
+};
+
+// Row `h` (0, 1) of the product that a lane has sums of.
+struct TileRows {
+  int first;
+  INLINE int operator()(int h) const { return first + 8 * h; }
+};
+
+// -- threads store: lanes exchange results until each has neighbours
+template <class D, class E>
+INLINE void store_vectors(const E& epilogue, const float* x, int row0, int m, int n, const typename E::Ahead& ahead,
+                          const typename E::Shared& shared, float& sum) {
+#pragma unroll
+  for (int first = 0; first < 8 * D::LANES; first += E::WIDTH * D::LANES) {
+    if (m < D::M && n + first < D::N) {
+      const float part = epilogue.store(row0 + m, (n + first) / D::LANES, x + first, ahead, shared);
+      if (D::SUM_ROWS) sum += part;
+    }
+  }
+}
+
+// `row0`: the first row of the batch. `kept`: what columns share, of each piece, or null.
+template <class D, class E, class Rows, class Factors>
+INLINE void store_tile(const E& epilogue, const WgmmaC<D::TILE_N>& acc, const Factors& factors, const Rows& row, int row0,
+                       int column0, int lane, const typename E::Ahead* ahead, const typename E::Shared* kept, float* sums) {
+  constexpr int L = D::LANES, PIECES = D::TILE_N / (32 * L);
+#pragma unroll
+  for (int g = 0; g < PIECES; g++) {
+    const int n = column0 + g * (32 * L) + (lane & 3) * (8 * L);
+    typename E::Shared shared;
+    if constexpr (D::SHARED) {
+      if (kept != nullptr) shared = kept[g];
+      else epilogue.read_shared(n, shared);
+    }
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+      const int m = row(h);
+      if constexpr (D::MERGED) {
+        float x[16], y[8], z[8];
+#pragma unroll
+        for (int i = 0; i < 16; i++) x[i] = factors.times(acc.v[32 * g + 4 * (i / 2) + 2 * h + i % 2], h);
+        epilogue.compute(m, n / 2, x, y, nullptr, typename E::Ahead(), shared);
+        quad_transpose<1>(y, lane);
+#pragma unroll
+        for (int i = 0; i < 8; i++) z[i] = y[i % 4 * 2 + i / 4];
+        if (m < D::M && n < D::N) epilogue.put(row0 + m, n / 2, z);
+      } else {
+        float x[8 * L];
+#pragma unroll
+        for (int i = 0; i < 8 * L; i++) x[i] = factors.times(acc.v[16 * L * g + i / 2 * 4 + 2 * h + i % 2], h);
+        quad_transpose<L>(x, lane);
+        store_vectors<D>(epilogue, x, row0, m, n, ahead[D::READ_AHEAD ? 2 * g + h : 0], shared, sums[h]);
+      }
+    }
+  }
+  if constexpr (D::TILE_N % (32 * L) != 0) {  // what is left of a row
+#pragma unroll
+    for (int g = PIECES * 4 * L; g < D::TILE_N / 8; g++) {
+#pragma unroll
+      for (int h = 0; h < 2; h++) {
+        const float x[2] = {factors.times(acc.v[4 * g + 2 * h], h), factors.times(acc.v[4 * g + 2 * h + 1], h)};
+        const int m = row(h), n = column0 + g * 8 + (lane & 3) * 2;
+#pragma unroll
+        for (int first = 0; first < 2; first += E::REST * L) {
+          if (m < D::M && n + first < D::N) {
+            const float sum = epilogue.store_rest(row0 + m, (n + first) / L, x + first);
+            if (D::SUM_ROWS) sums[h] += sum;
+          }
+        }
+      }
+    }
+  }
+}
+
+// The row sums of this tile: the lanes of a row have added up a quarter of it each.
+template <class D, class Rows> INLINE void store_row_sums(float* out, float* sums, const Rows& row, int tile_n, int lane) {
+#pragma unroll
+  for (int h = 0; h < 2; h++) {
+    sums[h] += simd_xor(sums[h], 1);
+    sums[h] += simd_xor(sums[h], 2);
+    const int m = row(h);
+    if ((lane & 3) == 0 && m < D::SUM_ROWS) out[tile_n * D::SUM_ROWS + m] = sums[h];
+  }
+}
+
+// -- the blocks of a cluster share a tile: each adds up the parts of its share of the rows
+template <class D, class E> struct Share {
+  static constexpr int ROWS = D::TILE_M / D::SPLITS, LD = D::TILE_N + 16;  // rows begin in different banks
+  static constexpr int VALUES = E::WIDTH * D::LANES, PER_ROW = D::TILE_N / VALUES, THREADS = D::TILE_M * 2;
+  static constexpr int VECTORS = (ROWS * PER_ROW + THREADS - 1) / THREADS;  // of a thread
+  int r, n0, m, n;
+
+  INLINE Share(int i, int tid, int rank, TileIndex tile) {
+    const int c = tid + i * THREADS;
+    r = c / PER_ROW;
+    n0 = c % PER_ROW * VALUES;
+    m = tile.m * D::TILE_M + rank * ROWS + r;
+    n = tile.n * D::TILE_N + n0;
+  }
+  INLINE bool inside() const { return r < ROWS && m < D::M && n < D::N; }
+};
+
+// A warp's 16 rows from `row` on, to the blocks of the cluster whose share they are: their `sums` hold [rank, SHARE, LD].
+// Of two blocks of 8 columns, neighbouring lanes bring their pairs together: the even one stores the first, the odd one
+// the second.
+template <int SHARE, int LD, int N> INLINE void cluster_send(float* sums, int rank, const WgmmaC<N>& c, int row, int lane) {
+  const bool odd = lane & 1;
+#pragma unroll
+  for (int h = 0; h < 2; h++) {
+    const int r = row + (lane >> 2) + 8 * h;
+    const uint to = cluster_address(sums + (rank * SHARE + r % SHARE) * LD, r / SHARE);
+#pragma unroll
+    for (int j = 0; j + 1 < N / 8; j += 2) {
+      const float* left = c.v + 4 * j + 2 * h;
+      const float* right = left + 4;
+      const float x = simd_xor(odd ? left[0] : right[0], 1), y = simd_xor(odd ? left[1] : right[1], 1);
+      const uint at = to + (j + (odd ? 1 : 0)) * 32 + (lane & 2) * 8;
+      if (odd) cluster_store(at, x, y, right[0], right[1]);
+      else cluster_store(at, left[0], left[1], x, y);
+    }
+    if (N / 8 % 2) cluster_store(to + (N / 8 - 1) * 32 + (lane & 3) * 8, c.v[N / 2 - 4 + 2 * h], c.v[N / 2 - 3 + 2 * h]);
+  }
+}
+
+// `parts`: shared memory for the sums of all blocks; `factor` of each vector.
+template <class D, class E, class Scale>
+INLINE void store_share(const E& epilogue, const WgmmaC<D::TILE_N>& acc, float* parts, const float* factor,
+                        const typename E::Ahead* ahead, TileIndex tile, int rank, const Thread& th, float* row_sums) {
+  typedef Share<D, E> S;
+  cluster_send<S::ROWS, S::LD>(parts, rank, acc, th.sid * 16, th.lane);
+  cluster_barrier();
+#pragma unroll
+  for (int i = 0; i < S::VECTORS; i++) {
+    const S s(i, th.tid, rank, tile);
+    if (s.inside()) {
+      float x[S::VALUES] = {};
+#pragma unroll
+      for (int part = 0; part < D::SPLITS; part++)
+#pragma unroll
+        for (int e = 0; e < S::VALUES; e++) x[e] += parts[(part * S::ROWS + s.r) * S::LD + s.n0 + e];
+      if constexpr (Scale::ENABLED) {
+#pragma unroll
+        for (int e = 0; e < S::VALUES; e++) x[e] *= factor[i];
+      }
+      const int row0 = D::BATCH > 1 ? tile.batch * D::M : 0;
+      const float sum = epilogue.store(row0 + s.m, s.n / D::LANES, x, ahead[D::READ_AHEAD ? i : 0], typename E::Shared());
+      if (D::SUM_ROWS) parts[s.r * S::LD + s.n0] = sum;  // where no other thread reads
+    }
+  }
+  if constexpr (D::SUM_ROWS > 0) {
+    named_barrier(1, S::THREADS);
+    for (int r = th.tid; r < S::ROWS; r += S::THREADS) {
+      const int m = tile.m * D::TILE_M + rank * S::ROWS + r;
+      float total = 0.0f;
+      for (int n0 = 0; n0 < D::TILE_N; n0 += E::WIDTH)
+        if (tile.n * D::TILE_N + n0 < D::N) total += parts[r * S::LD + n0];
+      if (m < D::M) row_sums[tile.n * D::SUM_ROWS + m] = total;
+    }
+  }
+}
+
+// -- TMA stores: warpgroups put 64x64 pieces of results into shared memory, in the order in which wgmma leaves the sums
+constexpr int PIECE = 64;
+
+// Results of 16 columns `q` of the tile as pairs: of half `j` of the columns, half `h` of the rows. `other`: results of
+// an earlier product as pairs, which alternate with the sums; or null.
+template <class D, class E, class Rows, class Factors>
+INLINE void compute_pairs(const E& epilogue, const WgmmaC<D::TILE_N>& acc, const Factors& factors, const Rows& row,
+                          int column0, int lane, int q, const uint* other, const typename E::Ahead* ahead,
+                          const typename E::Shared* kept, uint (*pairs)[4], float* sums) {
+  typedef typename D::T T;
+#pragma unroll
+  for (int j = 0; j < 2; j++) {
+    const int n = column0 + q * 16 + j * 8 + (lane & 3) * 2;
+    typename E::Shared shared;
+    if (kept != nullptr) shared = kept[2 * q + j];
+    else epilogue.read_shared(n, shared);
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+      float x[4], y[2], y1[2];
+      const float left = factors.times(acc.v[8 * q + 4 * j + 2 * h], h);
+      const float right = factors.times(acc.v[8 * q + 4 * j + 2 * h + 1], h);
+      x[0] = left;
+      if (other == nullptr) x[1] = right;
+      else {
+        const Vec<T, 2> before = unpack_pair<T>(other[4 * q + 2 * j + h]);
+        x[1] = to_f32(before.v[0]);
+        x[2] = right;
+        x[3] = to_f32(before.v[1]);
+      }
+      const float sum = epilogue.compute(row(h), n, x, y, y1, ahead[2 * j + h], shared);
+      pairs[0][2 * j + h] = pack_pair(y[0], y[1], (T*)nullptr);
+      if (D::OUTPUTS > 1) pairs[D::OUTPUTS - 1][2 * j + h] = pack_pair(y1[0], y1[1], (T*)nullptr);
+      if (D::SUM_ROWS) sums[h] += sum;
+    }
+  }
+}
+
+// Pieces FIRST to LAST of 64 rows, the first at `to` and the others APART elements from each other; those of a second
+// output follow those of the first. A residual is there already if RESIDUAL.
+template <class D, int FIRST, int LAST, int APART, bool RESIDUAL, class E, class Rows, class Factors>
+INLINE void fill_pieces(const E& epilogue, const WgmmaC<D::TILE_N>& acc, const Factors& factors, const Rows& row,
+                        int column0, const Thread& th, typename D::T* to, const uint* other,
+                        const typename E::Shared* kept, float* sums) {
+  typedef typename D::T T;
+  T* const rows = to + (th.sid % 4 * 16 + (th.lane & 15)) * PIECE;
+#pragma unroll
+  for (int q = FIRST * 4; q < LAST * 4; q++) {
+    T* const place = rows + (q / 4 - FIRST) * (D::OUTPUTS * APART) + ((q % 4 * 2 + (th.lane >> 4)) ^ (th.lane & 7)) * 8;
+    typename E::Ahead ahead[4];
+    if constexpr (RESIDUAL) {
+      uint v[4];
+      ldmatrix_x4(v, place);
+#pragma unroll
+      for (int i = 0; i < 4; i++) ahead[i].v0 = unpack_pair<T>(v[i]);
+    }
+    uint pairs[D::OUTPUTS][4];
+    compute_pairs<D>(epilogue, acc, factors, row, column0, th.lane, q, other, ahead, kept, pairs, sums);
+#pragma unroll
+    for (int n = 0; n < D::OUTPUTS; n++) stmatrix_x4(place + n * APART, pairs[n]);
+  }
+  fence_async_shared();
+  named_barrier(1 + th.sid / 4, 128);
+}
+
+struct TileOutputs {
+  const TensorMap *first, *second, *residual;
+};
+
+// The last RESULT_STAGES stages of a tile: the producer hands them over with the tile's residual, warpgroups put the
+// results in its place, and TMA stores them. They are free again when TMA has read them.
+template <class D> struct ResultStages {
+  static constexpr int TEAMS = D::TILE_M / 64, PIECES = D::TILE_N / PIECE, SLOTS = D::RESULT_STAGES;
+  static constexpr int PER_SLOT = SLOTS ? (PIECES + SLOTS - 1) / SLOTS : 0, SIZE = PIECE * PIECE;
+  static INLINE constexpr int last(int slot) { return (slot + 1) * PER_SLOT < PIECES ? (slot + 1) * PER_SLOT : PIECES; }
+
+  // Where piece `at` of the slot's, of one warpgroup, lies.
+  static INLINE typename D::T* place(const Ring<D>& ring, int slot, int at, int team, int output = 0) {
+    return ring.stage(slot) + (at * D::OUTPUTS + output) * TEAMS * SIZE + team * SIZE;
+  }
+
+  template <int S> static INLINE void hand_over(const Ring<D>& ring, RingPosition<D::STAGES>& at, TileIndex tile,
+                                                const TileOutputs& to) {
+    mbarrier_wait(ring.empty + at.slot, at.phase);
+    if (!D::RESIDUAL) mbarrier_arrive(ring.full + at.slot);
+    else {
+      mbarrier_expect_bytes(ring.full + at.slot, (last(S) - S * PER_SLOT) * TEAMS * SIZE * 2);
+#pragma unroll
+      for (int n = S * PER_SLOT; n < last(S); n++)
+#pragma unroll
+        for (int team = 0; team < TEAMS; team++)
+          tma_load(place(ring, at.slot, n - S * PER_SLOT, team), *to.residual, ring.full + at.slot,
+                   tile.n * D::TILE_N + n * PIECE, tile.m * D::TILE_M + team * PIECE, 0);
+    }
+    at.next();
+    if constexpr (S + 1 < SLOTS) hand_over<S + 1>(ring, at, tile, to);
+  }
+
+  template <int S, class E, class Rows, class Factors>
+  static INLINE void store(const E& epilogue, const WgmmaC<D::TILE_N>& acc, const Factors& factors, const Rows& row,
+                           const Ring<D>& ring, RingPosition<D::STAGES>& at, TileIndex tile, const TileOutputs& to,
+                           const Thread& th, const uint* other, float* sums) {
+    mbarrier_wait(ring.full + at.slot, at.phase);
+    fill_pieces<D, S * PER_SLOT, last(S), TEAMS * SIZE, D::RESIDUAL>(
+        epilogue, acc, factors, row, tile.n * D::TILE_N, th, place(ring, at.slot, 0, th.sid / 4), other, nullptr, sums);
+    if (th.tid % 128 == 0) {
+#pragma unroll
+      for (int n = S * PER_SLOT; n < last(S); n++) {
+        const int x = tile.n * D::TILE_N + n * PIECE, y = tile.m * D::TILE_M + th.sid / 4 * PIECE;
+        tma_store(*to.first, place(ring, at.slot, n - S * PER_SLOT, th.sid / 4), x, y, 0);
+        if (D::OUTPUTS > 1) tma_store(*to.second, place(ring, at.slot, n - S * PER_SLOT, th.sid / 4, 1), x, y, 0);
+      }
+      tma_store_commit();
+    }
+    at.next();
+    if constexpr (S + 1 < SLOTS) store<S + 1>(epilogue, acc, factors, row, ring, at, tile, to, th, other, sums);
+  }
+};
+
+// Frees the stages of the tile before, while the first products of a tile run.
+template <class D> struct ReleaseResults {
+  const Ring<D>& ring;
+  int tid, held;  // the first of these stages, -1: none
+  INLINE void operator()(bool first) const {
+    if (D::RESULT_STAGES && first && held >= 0 && tid % 128 == 0) {
+      tma_store_wait_read();
+      mbarrier_arrive(ring.empty + held);
+#pragma unroll
+      for (int n = 1; n < D::RESULT_STAGES; n++) mbarrier_arrive(ring.empty + (held + n) % D::STAGES);
+    }
+  }
+};

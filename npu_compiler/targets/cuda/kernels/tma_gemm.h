@@ -1,0 +1,138 @@
+// Matrix products and convolutions on Hopper: persistent thread blocks process tiles of the result, tile after tile, so
+// that the next tile's operands arrive while results are stored. A block has one producer warp and TILE_M / 64
+// warpgroups (tma_mainloop.h). Where tiles are few, the blocks of a cluster share the terms of a sum: they send each
+// other their parts, and each adds up its share of the rows, in order (tma_epilogue.h).
+//
+//   tma_gemm<D>(Operands<S>{left, right}, ring, full, parts, epilogue, scale, {out, out1, residual}, row_sums, NoSum(), th)
+#pragma once
+#include "tma_epilogue.h"
+
+// An earlier product whose results stay in registers, as a second operand of the epilogue (dual_conv.py).
+struct NoSum {
+  static constexpr bool ENABLED = false;
+};
+template <class S, class E> struct KeptSum {
+  static constexpr bool ENABLED = true;
+  Operands<S> operands;
+  E epilogue;
+};
+template <class S, class E> INLINE KeptSum<S, E> keep(const Operands<S>& operands, const E& epilogue) {
+  return {operands, epilogue};
+}
+
+template <class D> struct OneOutput : D {
+  static constexpr int OUTPUTS = 1, SUM_ROWS = 0;
+};
+
+template <class D, class S, class E, class Scale, class Before>
+INLINE void tma_gemm(const Operands<S>& operands, typename D::T* slots, int64_t* full, float* parts, const E& epilogue,
+                     const Scale& scale, const TileOutputs& to, float* row_sums, const Before& before,
+                     const Thread& th) {
+  ASSUME(th.tid >= 0 && th.tid < D::TILE_M * 2 + 32);
+  const Ring<D> ring = {slots, full, full + D::STAGES};
+  const int rank = D::SPLITS > 1 ? cluster_rank() : 0;
+  if (th.tid == 0) init_ring(ring);
+  if (D::SPLITS > 1) cluster_barrier();
+  else barrier();
+  if (th.sid == D::TILE_M / 64 * 4) {
+    if (th.lane == 0) {
+      if constexpr (Before::ENABLED) {
+        tma_prefetch(before.operands.left);
+        tma_prefetch(before.operands.right);
+      }
+      tma_prefetch(operands.left);
+      tma_prefetch(operands.right);
+      if constexpr (D::PRIMED > 0) {
+        const TileIndex tile = tile_index<D>(th.gid / D::SPLITS);
+        if constexpr (Before::ENABLED) prime(ring, before.operands, tile, rank);
+        else prime(ring, operands, tile, rank);
+      }
+      wait_inputs();
+      fence_async_proxy();
+      RingPosition<D::STAGES> at = {0, 1};
+      int count = 0;
+      for (int t = th.gid / D::SPLITS; t < D::TILES; t += D::STEP) {
+        const TileIndex tile = tile_index<D>(t);
+        if constexpr (Before::ENABLED)
+          load_stages<D::PRIMED>(ring, before.operands, at, count, tile, rank);
+        load_stages<Before::ENABLED ? 0 : D::PRIMED>(ring, operands, at, count, tile, rank);
+        if constexpr (D::RESULT_STAGES > 0) ResultStages<D>::template hand_over<0>(ring, at, tile, to);
+      }
+    }
+    if (D::SPLITS > 1) cluster_barrier();
+    return;
+  }
+  wait_inputs();
+  RingPosition<D::STAGES> at = {0, 0};
+  ReleaseResults<D> release = {ring, th.tid, -1};
+  for (int t = th.gid / D::SPLITS; t < D::TILES; t += D::STEP) {
+    const TileIndex tile = tile_index<D>(t);
+    const TileRows row = {tile.m * D::TILE_M + th.sid * 16 + (th.lane >> 2)};
+    const int row0 = D::BATCH > 1 ? tile.batch * D::M : 0, column0 = tile.n * D::TILE_N;
+    WgmmaC<D::TILE_N> acc;
+    if constexpr (D::SPLITS > 1) {
+      typedef Share<D, E> Vector;
+      typename E::Ahead ahead[Vector::VECTORS];
+      float factor[Vector::VECTORS];
+      if constexpr (D::READ_AHEAD) {
+#pragma unroll
+        for (int i = 0; i < Vector::VECTORS; i++) {
+          const Vector v(i, th.tid, rank, tile);
+          if (v.inside()) epilogue.read_ahead(row0 + v.m, v.n / D::LANES, ahead[i]);
+        }
+      }
+      if constexpr (Scale::ENABLED) {
+#pragma unroll
+        for (int i = 0; i < Vector::VECTORS; i++) {
+          const Vector v(i, th.tid, rank, tile);
+          if (v.inside()) {
+            float total = 0.0f;
+#pragma unroll
+            for (int part = 0; part < Scale::TILES; part++) total += scale.sums[part * Scale::ROWS + v.m];
+            factor[i] = scale.factor(total);
+          }
+        }
+      }
+      multiply_stages<S>(acc, ring, at, rank, th, release);
+      store_share<D, E, Scale>(epilogue, acc, parts, factor, ahead, tile, rank, th, row_sums);
+    } else {
+      constexpr int PIECES = D::TILE_N / (32 * D::LANES);
+      typename E::Ahead ahead[D::READ_AHEAD ? 2 * PIECES : 1];
+      if constexpr (D::READ_AHEAD) {
+#pragma unroll
+        for (int g = 0; g < PIECES; g++)
+#pragma unroll
+          for (int h = 0; h < 2; h++) {
+            const int m = row(h), n = column0 + g * (32 * D::LANES) + (th.lane & 3) * (8 * D::LANES);
+            if (m < D::M && n < D::N) epilogue.read_ahead(row0 + m, n / D::LANES, ahead[2 * g + h]);
+          }
+      }
+      RowFactors<Scale> factors;
+      factors.read(scale, row, th.lane);
+      uint kept[Before::ENABLED ? D::TILE_N / 4 : 1];
+      if constexpr (Before::ENABLED) {
+        multiply_stages<typename decltype(before.operands)::S>(acc, ring, at, rank, th, release);
+        typedef decltype(before.epilogue) First;
+#pragma unroll
+        for (int q = 0; q < D::TILE_N / 16; q++) {
+          typename First::Ahead none[4];
+          compute_pairs<OneOutput<D>>(before.epilogue, acc, RowFactors<NoRowScale>(), row, column0, th.lane, q,
+                                             nullptr, none, nullptr, (uint(*)[4])(kept + 4 * q), nullptr);
+        }
+        release.held = -1;
+      }
+      multiply_stages<S>(acc, ring, at, rank, th, release);
+      factors.find(scale);
+      float sums[2] = {};
+      if constexpr (D::RESULT_STAGES > 0) {
+        release.held = at.slot;
+        ResultStages<D>::template store<0>(epilogue, acc, factors, row, ring, at, tile, to, th,
+                                           Before::ENABLED ? kept : nullptr, sums);
+      } else {
+        store_tile<D>(epilogue, acc, factors, row, row0, column0, th.lane, ahead, nullptr, sums);
+      }
+      if constexpr (D::SUM_ROWS > 0) store_row_sums<D>(row_sums, sums, row, tile.n, th.lane);
+    }
+  }
+  if (D::RESULT_STAGES && th.tid % 128 == 0) tma_store_wait_read();
+}

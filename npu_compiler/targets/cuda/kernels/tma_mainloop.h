@@ -1,0 +1,135 @@
+// The main loop of Hopper's products: one warp asks TMA for tiles of both operands, which arrive in a ring buffer in
+// shared memory; each warpgroup multiplies 64 rows of a tile.
+//
+// Types and constants of D: T, of the operands; M, N; BATCH of products, each with a right operand of its own if
+// BATCHED_RIGHT; TILE_M, TILE_N, TILE_K; STAGES of the ring; TILES of all results, of which a block processes every
+// STEP-th; SPLITS: blocks of a cluster that share a tile, each with a part of K; PRIMED: stages whose right operand,
+// weights, is loaded before earlier kernels end; LANES 2: columns alternate between two products, which make one result.
+// What happens to the sums is in tma_epilogue.h.
+//
+// Constants of S, a product of the kernel: K_TILES; IM2COL: rows of the left operand are pixels of the result, K runs over
+// taps and channels; then OH, OW, KERNEL_W, STRIDE_H, STRIDE_W, PAD_TOP, PAD_LEFT, DILATION_H, DILATION_W, and
+// CHANNEL_TILES of K that a tap has.
+#pragma once
+#include "tma.h"
+#include "wgmma.h"
+
+// -- tiles of the result, in bands of rows, so that what neighbouring thread blocks read stays in the L2 cache
+constexpr int BAND = 16;
+
+struct TileIndex {
+  int m, n, batch;
+};
+
+template <class D> INLINE TileIndex tile_index(int t) {
+  constexpr int TILES_M = (D::M + D::TILE_M - 1) / D::TILE_M, TILES_N = (D::N + D::TILE_N - 1) / D::TILE_N;
+  const int batch = D::BATCH > 1 ? t / (TILES_M * TILES_N) : 0;
+  const int inner = D::BATCH > 1 ? t % (TILES_M * TILES_N) : t;
+  if (TILES_M <= BAND) return {inner % TILES_M, inner / TILES_M, batch};
+  const int band = inner / (BAND * TILES_N) * BAND, inside = inner % (BAND * TILES_N);
+  const int high = TILES_M - band < BAND ? TILES_M - band : BAND;
+  return {band + inside % high, inside / high, batch};
+}
+
+// -- the ring buffer
+template <class D> struct Ring {
+  static constexpr int STAGE = (D::TILE_M + D::TILE_N) * D::TILE_K;  // elements: rows of the left operand, of the right
+  typename D::T* slots;
+  int64_t *full, *empty;
+  INLINE typename D::T* stage(int slot) const { return slots + slot * STAGE; }
+};
+
+template <class D> INLINE void init_ring(const Ring<D>& ring) {
+  for (int i = 0; i < D::STAGES; i++) {
+    mbarrier_init(ring.full + i, 1);
+    mbarrier_init(ring.empty + i, D::TILE_M / 64);
+  }
+  mbarrier_init_fence();
+}
+
+// -- operands
+template <class S_> struct Operands {
+  typedef S_ S;
+  const TensorMap &left, &right;
+};
+
+struct Range {
+  int first, last;
+};
+template <class D, class S> INLINE Range k_tiles(int rank) {
+  if (D::SPLITS == 1) return {0, S::K_TILES};
+  return {rank * S::K_TILES / D::SPLITS, (rank + 1) * S::K_TILES / D::SPLITS};
+}
+
+template <class D, class S>
+INLINE void load_right(const Ring<D>& ring, const Operands<S>& from, int slot, int step, TileIndex tile) {
+  tma_load(ring.stage(slot) + D::TILE_M * D::TILE_K, from.right, ring.full + slot, step * D::TILE_K, tile.n * D::TILE_N,
+           D::BATCHED_RIGHT ? tile.batch : 0);
+}
+
+// The first PRIMED stages of weights: they do not wait for earlier kernels.
+template <class D, class S> INLINE void prime(const Ring<D>& ring, const Operands<S>& from, TileIndex tile, int rank) {
+  for (int i = 0; i < D::PRIMED; i++) {
+    mbarrier_expect_bytes(ring.full + i, Ring<D>::STAGE * 2);
+    load_right(ring, from, i, k_tiles<D, S>(rank).first + i, tile);
+  }
+}
+
+// Loads the stages of a product. `count`: those loaded so far, of which the first PRIMED have their right operand.
+template <int PRIMED, class D, class S>
+INLINE void load_stages(const Ring<D>& ring, const Operands<S>& from, RingPosition<D::STAGES>& at, int& count,
+                        TileIndex tile, int rank) {
+  const Range range = k_tiles<D, S>(rank);
+  const int row = tile.m * D::TILE_M;
+  int image = 0, y0 = 0, x0 = 0;
+  if constexpr (S::IM2COL) {
+    image = row / (S::OH * S::OW);
+    y0 = row / S::OW % S::OH * S::STRIDE_H - S::PAD_TOP;
+    x0 = row % S::OW * S::STRIDE_W - S::PAD_LEFT;
+  }
+  for (int step = range.first; step < range.last; step++) {
+    if (PRIMED == 0 || count >= PRIMED) {
+      mbarrier_wait(ring.empty + at.slot, at.phase);
+      mbarrier_expect_bytes(ring.full + at.slot, Ring<D>::STAGE * 2);
+      load_right(ring, from, at.slot, step, tile);
+    }
+    if constexpr (S::IM2COL) {
+      const int tap = step / S::CHANNEL_TILES, c = step % S::CHANNEL_TILES * D::TILE_K;
+      tma_load_im2col(ring.stage(at.slot), from.left, ring.full + at.slot, c, x0, y0, image,
+                      tap % S::KERNEL_W * S::DILATION_W, tap / S::KERNEL_W * S::DILATION_H);
+    } else {
+      tma_load(ring.stage(at.slot), from.left, ring.full + at.slot, step * D::TILE_K, row,
+               D::BATCH > 1 ? tile.batch : 0);
+    }
+    count++;
+    at.next();
+  }
+}
+
+// -- products
+// The sums of a tile. `meanwhile(first)` runs while the unit multiplies; afterwards all of the tile's stages are free,
+// but for the last one of a tile that is shared.
+template <class S, class D, class F>
+INLINE void multiply_stages(WgmmaC<D::TILE_N>& acc, const Ring<D>& ring, RingPosition<D::STAGES>& at, int rank,
+                            const Thread& th, const F& meanwhile) {
+  const Range range = k_tiles<D, S>(rank);
+  wgmma_zero(acc);
+  int used = 0;
+#pragma unroll 1
+  for (int step = range.first; step < range.last; step++) {
+    mbarrier_wait(ring.full + at.slot, at.phase);
+    typename D::T* const left = ring.stage(at.slot);
+    wgmma_fence();
+    wgmma<D::TILE_K>(acc, left + th.sid / 4 * (64 * D::TILE_K), left + D::TILE_M * D::TILE_K);
+    wgmma_commit();
+    meanwhile(step == range.first);
+    wgmma_wait<1>();
+    if (step > range.first) {
+      if (th.tid % 128 == 0) mbarrier_arrive(ring.empty + used);
+    }
+    used = at.slot;
+    at.next();
+  }
+  wgmma_finish(acc);
+  if (D::SPLITS == 1 && th.tid % 128 == 0) mbarrier_arrive(ring.empty + used);
+}

@@ -1,0 +1,160 @@
+// Warpgroup matrix products (Hopper's wgmma): four warps multiply 64 rows by up to 256 columns straight from shared
+// memory.
+// Source: PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions".
+#pragma once
+
+// Accumulators of a thread: C [64, N] of a warpgroup. Element i is in row lane / 4 (+ 8 if i % 4 >= 2) of the warp's 16
+// rows, in column i / 4 * 8 + lane % 4 * 2 + i % 2.
+template <int N> struct WgmmaC { float v[N / 2]; };
+
+// wgmma_k16(c, a, b, T*): C [64, N] += A [64, 16] B [N, 16]^T; a and b are descriptors of operands in shared memory.
+// wgmma_k16(c, a, b): A from registers, and B is [16, N].
+#define R16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+#define R24 R16 ", %16, %17, %18, %19, %20, %21, %22, %23"
+#define R28 R24 ", %24, %25, %26, %27"
+#define R32 R28 ", %28, %29, %30, %31"
+#define R48 R32 ", " \
+  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
+#define R64 R48 ", " \
+  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define R72 R64 ", %64, %65, %66, %67, %68, %69, %70, %71"
+#define R96 R72 ", " \
+  "%72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, " \
+  "%92, %93, %94, %95"
+#define R128 R96 ", " \
+  "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, %112, " \
+  "%113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+#define C8(i) "+f"(c.v[i]), "+f"(c.v[i + 1]), "+f"(c.v[i + 2]), "+f"(c.v[i + 3]), "+f"(c.v[i + 4]), "+f"(c.v[i + 5]), \
+  "+f"(c.v[i + 6]), "+f"(c.v[i + 7])
+#define C16() C8(0), C8(8)
+#define C24() C16(), C8(16)
+#define C28() C24(), "+f"(c.v[24]), "+f"(c.v[25]), "+f"(c.v[26]), "+f"(c.v[27])
+#define C32() C24(), C8(24)
+#define C48() C32(), C8(32), C8(40)
+#define C64() C48(), C8(48), C8(56)
+#define C72() C64(), C8(64)
+#define C96() C72(), C8(72), C8(80), C8(88)
+#define C128() C96(), C8(96), C8(104), C8(112), C8(120)
+#define WGMMA_TYPE(T, N, R, C, A, B)                                                                                 \
+  INLINE void wgmma_k16(WgmmaC<N>& c, uint64_t a, uint64_t b, const T*) {                                            \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." #T "." #T " {" R "}, " A ", " B ", 1, 1, 1, 0, 0;" \
+                 : C() : "l"(a), "l"(b));                                                                            \
+  }
+#define WGMMA(N, R, C, A, B) WGMMA_TYPE(f16, N, R, C, A, B) WGMMA_TYPE(bf16, N, R, C, A, B)
+WGMMA(32, R16, C16, "%16", "%17")
+WGMMA(48, R24, C24, "%24", "%25")
+WGMMA(56, R28, C28, "%28", "%29")
+WGMMA(64, R32, C32, "%32", "%33")
+WGMMA(96, R48, C48, "%48", "%49")
+WGMMA(128, R64, C64, "%64", "%65")
+WGMMA(144, R72, C72, "%72", "%73")
+WGMMA(192, R96, C96, "%96", "%97")
+WGMMA(256, R128, C128, "%128", "%129")
+#define WGMMA_REGISTERS(T, N, R, C, A, B)                                                                            \
+  INLINE void wgmma_k16(WgmmaC<N>& c, const FragA<T>& a, uint64_t b) {                                               \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." #T "." #T " {" R "}, {" A "}, " B ", 1, 1, 1, 1;" \
+                 : C() : "r"(a.v[0]), "r"(a.v[1]), "r"(a.v[2]), "r"(a.v[3]), "l"(b));                                  \
+  }
+WGMMA_REGISTERS(f16, 64, R32, C32, "%32, %33, %34, %35", "%36")
+WGMMA_REGISTERS(bf16, 64, R32, C32, "%32, %33, %34, %35", "%36")
+WGMMA_REGISTERS(f16, 128, R64, C64, "%64, %65, %66, %67", "%68")
+WGMMA_REGISTERS(bf16, 128, R64, C64, "%64, %65, %66, %67", "%68")
+#undef WGMMA
+#undef WGMMA_TYPE
+#undef WGMMA_REGISTERS
+#undef C8
+#undef R16
+#undef C16
+#undef R24
+#undef C24
+#undef R28
+#undef C28
+#undef R32
+#undef C32
+#undef R48
+#undef C48
+#undef R64
+#undef C64
+#undef R72
+#undef C72
+#undef R96
+#undef C96
+#undef R128
+#undef C128
+
+INLINE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+INLINE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int N> INLINE void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(N) : "memory"); }
+template <int N> INLINE void wgmma_finish(WgmmaC<N>& c) {  // all products are in c; no read of c moves before this
+  wgmma_wait<0>();
+#pragma unroll
+  for (int i = 0; i < N / 2; i++) asm volatile("" : "+f"(c.v[i])::"memory");
+}
+template <int N> INLINE void wgmma_zero(WgmmaC<N>& c) {
+#pragma unroll
+  for (int i = 0; i < N / 2; i++) c.v[i] = 0.0f;
+}
+
+// Where 16-byte chunk `chunk` of a row of 64 16-bit elements lies in a tile with the 128-byte swizzle.
+INLINE int swizzle_128(int row, int chunk) { return row * 64 + ((chunk ^ (row & 7)) * 8); }
+
+// Descriptor of an operand [rows, K], K-major and swizzled: K = 64 (128 bytes a row) or 32 (64 bytes).
+template <int K> INLINE uint64_t wgmma_descriptor(const void* p) {
+  const uint64_t swizzle = K == 64 ? 1 : 2;
+  return (uint64_t)((group_address(p) & 0x3ffff) >> 4) | (1ull << 16) | ((uint64_t)K << 32) | (swizzle << 62);
+}
+// Descriptor whose blocks of 8 rows are PITCH bytes apart: rows of 64 swizzled elements, or overlapping rows that begin
+// 16 bytes after one another.
+template <int PITCH, bool SWIZZLED> INLINE uint64_t wgmma_pitched_descriptor(const void* p) {
+  return (uint64_t)((group_address(p) & 0x3ffff) >> 4) | (1ull << 16) | ((uint64_t)(PITCH / 16) << 32) |
+         ((uint64_t)SWIZZLED << 62);
+}
+// Descriptor of an operand [K, N], N-major: tiles of K rows of 64 elements beside each other.
+template <int K> INLINE uint64_t wgmma_transposed_descriptor(const void* p) {
+  return (uint64_t)((group_address(p) & 0x3ffff) >> 4) | ((uint64_t)(K * 8) << 16) | (64ull << 32) | (1ull << 62);
+}
+
+// C [64, N] += A [64, K] B [N, K]^T
+template <int K = 64, int N, class T> INLINE void wgmma(WgmmaC<N>& c, const T* x, const T* y) {
+  const uint64_t a = wgmma_descriptor<K>(x), b = wgmma_descriptor<K>(y);
+#pragma unroll
+  for (int k = 0; k < K / 16; k++) wgmma_k16(c, a + 2 * k, b + 2 * k, x);
+}
+
+template <int N> INLINE void wgmma_store(float* p, int ld, const WgmmaC<N>& c, int lane) {  // a warp has 16 of the rows
+#pragma unroll
+  for (int j = 0; j < N / 8; j++) {
+    float* at = p + (lane >> 2) * ld + j * 8 + (lane & 3) * 2;
+    *(Vec<float, 2>*)at = Vec<float, 2>{{c.v[4 * j], c.v[4 * j + 1]}};
+    *(Vec<float, 2>*)(at + 8 * ld) = Vec<float, 2>{{c.v[4 * j + 2], c.v[4 * j + 3]}};
+  }
+}
+
+// Four lanes of a row hold two neighbours of each of 4 B blocks of 8; afterwards each holds B whole blocks.
+template <int B> INLINE void quad_transpose(float* x, int lane) {
+#pragma unroll
+  for (int m = 1; m < 4; m *= 2) {
+    const bool upper = (lane & m) != 0;
+#pragma unroll
+    for (int s = 0; s < 4; s++) {
+      if (s & m) continue;
+#pragma unroll
+      for (int j = 0; j < 2 * B; j++) {
+        float& low = x[s * 2 * B + j];
+        float& high = x[(s + m) * 2 * B + j];
+        const float other = simd_xor(upper ? low : high, m);
+        low = upper ? other : low;
+        high = upper ? high : other;
+      }
+    }
+  }
+  if (B > 1) {
+    float y[8 * B];
+#pragma unroll
+    for (int s = 0; s < 4; s++)
+#pragma unroll
+      for (int j = 0; j < 2 * B; j++) y[j / 2 * 8 + 2 * s + j % 2] = x[s * 2 * B + j];
+#pragma unroll
+    for (int i = 0; i < 8 * B; i++) x[i] = y[i];
+  }
+}
