@@ -32,7 +32,7 @@ FAMILIES = tuple(
 
 def operators(tool: str) -> None:
     """One program of the chosen samples, run once, with the results checked."""
-    from tests.conformance.cases import cases_for, check, compile_cases, run_on_cuda
+    from .conformance.cases import cases_for, check, compile_cases, run_on_cuda
 
     first = {case.op_type: case for case in reversed(cases_for("cuda"))}
     batch = compile_cases([case for name, case in first.items() if tool == "memcheck" or name in FAMILIES])
@@ -45,10 +45,11 @@ def operators(tool: str) -> None:
 def models(tool: str) -> None:
     """The matrix unit, split sums, attention of prompts and of single tokens."""
     from npu_runtime.llm.model import LLM
-    from tests.cuda_gpu import backend
-    from tests.llm import small_model
-    from tests.models.gate import compile_and_run, expect
-    from tests.models.random_models import image_model, images
+
+    from .llm import small_model
+    from .models.gate import compile_and_run, expect
+    from .models.random_models import image_model, images
+    from .support.cuda_gpu import backend
 
     model, runs = image_model("resnet18", 64), [(images(2, 64),)]
     expect(model, runs, "float16").check(compile_and_run(model, runs, "float16", backend()))

@@ -27,9 +27,9 @@ from npu_compiler.support import dtypes
 from npu_compiler.target_config import target_config
 from npu_runtime import CPUBackend, Executor, load_weights
 
-from .. import cuda_gpu
-from ..metal_backend import EmulatedMetal
 from ..metal_emulator import ORDERS
+from ..support import cuda_gpu
+from ..support.metal_backend import EmulatedMetal
 
 Arrays = Mapping[str, np.ndarray]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from tests.fuzz import harness
+from . import harness
 
 
 def main() -> int:

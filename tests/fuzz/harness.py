@@ -30,7 +30,8 @@ from pathlib import Path
 from typing import Any
 
 from npu_compiler.support.errors import NPUError
-from tests.fuzz import kinds as kinds_package
+
+from . import kinds as kinds_package
 
 SECONDS = 10.0
 MEMORY = 2 << 30

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from tests.fuzz import harness
+from . import harness
 
 FAULTY = "tests.fuzz.faulty"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.fuzz import harness
+from . import harness
 
 
 @pytest.mark.parametrize("kind", harness.kinds())

@@ -21,8 +21,9 @@ from npu_compiler.graph.graph import Graph, Value
 from npu_compiler.support.errors import ArtifactError, BackendError
 from npu_compiler.targets.simt.lang import program as launch_list
 from npusim.cli import main
-from tests import handmade
-from tests.test_artifact import repack
+
+from ..support import handmade
+from ..unit.artifact.test_artifact import repack
 
 
 def forged(tmp_path: Path, **changes: Any) -> str:

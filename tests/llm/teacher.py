@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tests.models.gate import Expected, largest, rms, scale_room
+from ..models.gate import Expected, largest, rms, scale_room
 
 FULL = os.environ.get("NPU_CONFORMANCE") == "full"  # the wide matrix, as in tests/conformance
 

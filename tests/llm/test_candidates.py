@@ -18,7 +18,7 @@ from npu_runtime.llm.candidates import DeviceScores
 from npu_runtime.llm.model import LLM
 from npu_runtime.llm.sampling import Candidates, HostScores, Sampler, SamplingOptions, Scores, log_probability
 
-from ..metal_backend import EmulatedMetal
+from ..support.metal_backend import EmulatedMetal
 from . import small_model
 
 VOCAB, MAX_LEN = 20_000, 64

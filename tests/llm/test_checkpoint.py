@@ -21,8 +21,9 @@ from npu_compiler.frontend.llm.modules import inverse_frequencies
 from npu_compiler.support.errors import ConfigError, WeightError
 from npusim.models import llm_weights
 from npusim.models.download import RegistryUnavailable
-from tests.llm import tiny
-from tests.llm.gguf_writer import write_gguf
+
+from . import tiny
+from .gguf_writer import write_gguf
 
 # ------------------------------------------------------------------------------------------------------------- configs
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from npu_runtime.llm.model import LLM
-from tests.models.gate import largest
 
+from ..models.gate import largest
 from . import tiny
 from .gguf_writer import write_gguf
 from .teacher import FULL, Teacher, teacher

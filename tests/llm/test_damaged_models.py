@@ -22,8 +22,9 @@ pytest.importorskip("tokenizers")
 from npu_compiler.frontend.llm import open_checkpoint
 from npu_compiler.support.errors import ConfigError, InputError, WeightError
 from npu_runtime.llm.tokenizer import Tokenizer
-from tests.fuzz import model_files
-from tests.fuzz.kinds import gguf as gguf_kind
+
+from ..fuzz import model_files
+from ..fuzz.kinds import gguf as gguf_kind
 
 
 def use_gguf(path: Path, family: str, change: Callable[[Any], object]) -> None:

@@ -13,8 +13,9 @@ import torch
 from npu_compiler.frontend.llm import families, family, load_decoder, open_checkpoint
 from npu_compiler.frontend.llm.family import FAMILIES, GGUF, Family, by_architecture, by_model_type, register
 from npu_compiler.support.errors import ConfigError
-from tests.llm import tiny
-from tests.llm.gguf_writer import write_gguf
+
+from . import tiny
+from .gguf_writer import write_gguf
 
 DOCS = Path(__file__).parents[2] / "docs" / "families.md"
 

@@ -12,8 +12,9 @@ import torch
 from npu_compiler.frontend.llm import LLMConfig, llm_graphs, parameter_shapes
 from npu_compiler.frontend.llm.modules import Decoder
 from npu_compiler.frontend.tensors import state_dict_numpy, tensor_to_numpy
-from tests.llm import tiny
-from tests.torch_oracle import run_ir
+
+from ..support.torch_oracle import run_ir
+from . import tiny
 
 # Cases whose graphs differ by more than constants.
 STRUCTURES = (

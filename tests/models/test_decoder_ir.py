@@ -25,7 +25,7 @@ from npu_compiler.partitioning.partitioner import CPU
 from npu_compiler.support.dtypes import numpy_dtype, promote
 from npu_runtime import CPUBackend, DAGExecutor, Executor
 
-from ..torch_oracle import run_ir
+from ..support.torch_oracle import run_ir
 from .gate import Expected, compile_and_run, compile_whole, expect, join
 from .random_models import randomise
 from .test_ir_files import FILES, random_weights

@@ -16,7 +16,7 @@ from npu_compiler.frontend import state_dict_numpy
 from npu_compiler.support.dtypes import numpy_dtype
 from npusim import models
 
-from ..torch_oracle import run_ir
+from ..support.torch_oracle import run_ir
 from .gate import Expected, compile_whole, join, run
 from .random_models import image_model, images, randomise
 

@@ -17,8 +17,8 @@ from npu_runtime import Backend
 from npusim import models
 from npusim.models import images, weights
 
-from ..test_models import fetched
 from .gate import compile_and_run, compile_whole, expect, run
+from .test_definitions import fetched
 
 TOLERANCE = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 2e-2}  # of a probability
 GOLDEN = {  # of a correct class, ResNet-50: digits known, so the last is uncertain by half

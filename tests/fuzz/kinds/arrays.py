@@ -14,7 +14,8 @@ import numpy as np
 from npu_compiler.artifact.program import IOSpec
 from npu_compiler.weights.files import open_weights
 from npusim.arrays import read_inputs
-from tests.fuzz.mutations import INTEGERS, mutate_bytes
+
+from ..mutations import INTEGERS, mutate_bytes
 
 _SPECS = (IOSpec("x", (3, 4), "float32", 0), IOSpec("file", (2,), "int64", 1), IOSpec("b", (5,), "bool", 2))
 _DESCRIPTIONS = (

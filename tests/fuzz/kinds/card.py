@@ -7,7 +7,8 @@ import random
 from pathlib import Path
 
 from npu_runtime.llm.manifest import ModelCard
-from tests.fuzz.mutations import mutate_bytes, mutate_tree
+
+from ..mutations import mutate_bytes, mutate_tree
 
 _CARD = ModelCard(
     "name", 128, 4096, "identity", '{"model": {}}', "{{ messages }}", {"bos_token": "<s>"}, 1, (2, 3), {"top_k": 20}

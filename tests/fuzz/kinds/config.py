@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from npu_compiler.frontend.llm import open_checkpoint
-from tests.fuzz import model_files
-from tests.fuzz.mutations import mutate_bytes, mutate_tree
+
+from .. import model_files
+from ..mutations import mutate_bytes, mutate_tree
 
 _VALUES = (
     *("llama", "qwen2", "gemma3", "phi3", "gpt2", "cohere", "yarn", "llama3", "longrope", "linear", "silu"),

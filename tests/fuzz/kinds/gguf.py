@@ -12,8 +12,9 @@ from typing import Any
 
 from npu_compiler.frontend.llm import open_checkpoint
 from npu_compiler.frontend.llm.gguf_file import GGUFFile
-from tests.fuzz import model_files
-from tests.fuzz.mutations import mutate_bytes, mutate_tree, odd_value
+
+from .. import model_files
+from ..mutations import mutate_bytes, mutate_tree, odd_value
 
 _VALUES = ("llama", "gpt2", "yarn", "longrope", 0, 2**32 - 1, [1.0, 2.0], ["a", "b"], [True], "", [8, 8])
 _ALIGNMENT = 32

@@ -13,7 +13,8 @@ import numpy as np
 from PIL import Image, features
 
 from npusim.models.images import read_image, resize_and_crop
-from tests.fuzz.mutations import INTEGERS, mutate_bytes
+
+from ..mutations import INTEGERS, mutate_bytes
 
 
 def case(rng: random.Random, folder: Path) -> None:

@@ -18,8 +18,9 @@ from npu_compiler.partitioning.explain import explain
 from npu_compiler.partitioning.partitioner import NPU, partition
 from npu_compiler.pipeline import run_phases
 from npu_compiler.support import dtypes
-from tests.conformance.cases import Case
-from tests.fuzz.mutations import mutate_tree, odd_value, places
+
+from ...conformance.cases import Case
+from ..mutations import mutate_tree, odd_value, places
 
 _DATA = Path(__file__).parents[2] / "data" / "ir"
 _MODELS = ("mlp", "simple_convnet_ir", "convnet", "qwen2_decode", "qwen2_prefill_tf5.23", "resnet18")

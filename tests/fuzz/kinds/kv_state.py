@@ -19,7 +19,8 @@ from npu_compiler.weights.files import SafetensorsFile
 from npu_runtime import CPUBackend
 from npu_runtime.llm.kv_snapshot import load_kv, save_kv
 from npu_runtime.state import State
-from tests.fuzz.mutations import mutate_bytes, mutate_tree
+
+from ..mutations import mutate_bytes, mutate_tree
 
 _MAX_LEN, _TOKENS, _IDENTITY = 16, (3, 1, 4, 1, 5), b"i" * 32
 _SHAPE = (1, 2, _MAX_LEN, 4)

@@ -18,9 +18,10 @@ from npu_compiler.artifact.program import CompiledProgram
 from npu_compiler.support.errors import NPUError
 from npu_compiler.targets.simt.lang import program as launch_list
 from npu_runtime import CPUBackend, Executor, load_weights
-from tests import handmade
-from tests.fuzz.mutations import mutate_bytes, mutate_tree
-from tests.test_artifact import repack
+
+from ...support import handmade
+from ...unit.artifact.test_artifact import repack
+from ..mutations import mutate_bytes, mutate_tree
 
 _DATA = Path(__file__).parents[2] / "data" / "ir"
 _EXPRESSION = [["const", "float32", [], 1.0], ["index", "int64", [], 0], ["add", "float32", [0, 0], None]]

@@ -24,7 +24,8 @@ from npu_runtime import CPUBackend, Executor
 from npu_runtime.arrays import SLAB
 from npu_runtime.packed_weights import read_packed, write_packed
 from npu_runtime.weight_loader import load_weights
-from tests.fuzz.mutations import INTEGERS, mutate_bytes, mutate_tree
+
+from ..mutations import INTEGERS, mutate_bytes, mutate_tree
 
 _IR = Path(__file__).parents[2] / "data" / "ir" / "mlp.json"
 _PREFIX = 20

@@ -15,7 +15,8 @@ import numpy as np
 import safetensors.numpy
 
 from npu_compiler.weights.files import open_weights
-from tests.fuzz.mutations import mutate_bytes, mutate_tree
+
+from ..mutations import mutate_bytes, mutate_tree
 
 _VALUES = ("F32", "BF16", "F16", "F64", "I64", "BOOL", "C64", "F8_E4M3", "F4", [0, 0], [1], [2**48], [0, 2**47, 2**47])
 

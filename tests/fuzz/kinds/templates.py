@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from npu_runtime.llm.chat_template import render_chat
-from tests.fuzz.mutations import mutate_bytes, mutate_tree
+
+from ..mutations import mutate_bytes, mutate_tree
 
 _USUAL = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' "

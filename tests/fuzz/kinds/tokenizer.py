@@ -8,8 +8,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tests.fuzz import model_files
-from tests.fuzz.mutations import mutate_bytes, mutate_tree
+from .. import model_files
+from ..mutations import mutate_bytes, mutate_tree
 
 _NESTED = 100_000
 

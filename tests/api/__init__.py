@@ -1,0 +1,1 @@
+"""npusim.build and what it returns."""

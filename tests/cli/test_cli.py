@@ -1,0 +1,370 @@
+"""The command line: results, exit statuses, JSON, silence when piped."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from npu_compiler.artifact.program import CompiledProgram
+from npu_compiler.aten.json_reader import save_ir
+from npu_compiler.support import env
+from npu_compiler.support.errors import ArtifactError, CompileError, InputError
+from npusim import cli, console
+from npusim.console import Status, Table, show
+
+from ..support.toy_ir import HEAVY, ODD, RELU, Builder
+
+torch = pytest.importorskip("torch")
+import npusim  # noqa: E402
+from npu_runtime import load  # noqa: E402
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """relu(x) @ w as IR JSON."""
+    path = tmp_path / "toy.json"
+    save_ir(Builder(weights=("w",)).node("r", RELU, "x").node("y", HEAVY, "r", "p_w").out("y"), path)
+    return path
+
+
+@pytest.fixture
+def mixed(tmp_path: Path) -> Path:
+    path = tmp_path / "mixed.json"
+    save_ir(Builder().node("o", ODD, "x").node("y", HEAVY, "o", "x").out("y"), path)
+    return path
+
+
+@pytest.fixture
+def program(model: Path, tmp_path: Path) -> Path:
+    """The compiled model with its weights (twice the unit matrix) beside it and an input."""
+    import safetensors.numpy
+
+    path = tmp_path / "toy.npubin"
+    assert cli.main(["compile", str(model), "-o", str(path), "-q"]) == 0
+    safetensors.numpy.save_file({"w": 2 * np.eye(4, dtype=np.float32)}, tmp_path / "toy.safetensors")
+    np.save(tmp_path / "x.npy", np.arange(-8, 8, dtype=np.float32).reshape(4, 4))
+    return path
+
+
+def as_json(capsys: pytest.CaptureFixture[str], *argv: str, status: int = 0) -> dict[str, Any]:
+    capsys.readouterr()
+    assert cli.main([*argv, "--json"]) == status
+    out, err = capsys.readouterr()
+    assert not err
+    data: dict[str, Any] = json.loads(out)
+    assert data["schema_version"] == cli.SCHEMA_VERSION and data["command"] == argv[0]
+    return data
+
+
+# ---------------------------------------------------------------------------------------------------------- programs
+
+
+def test_emitted_source_is_the_program(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, path = tmp_path / "new" / "source", tmp_path / "small.npubin"
+    assert cli.main(["compile", str(model), "-o", str(path), "--emit-source", str(folder)]) == 0
+    assert f"source files into {folder}" in capsys.readouterr().out
+    assert {f.name: f.read_text() for f in folder.iterdir()} == CompiledProgram.load(path).sources
+
+
+def test_compile_and_run(program: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out.npz"
+    assert cli.main(["run", str(program), "--input", str(tmp_path / "x.npy"), "--output", str(out)]) == 0
+    text, err = capsys.readouterr()
+    assert "float32  [4, 4]" in text and f"wrote {out}" in text and not err
+    x = np.load(tmp_path / "x.npy")
+    np.testing.assert_array_equal(np.load(out)["y"], 2 * np.maximum(x, 0))
+
+
+def test_run_inputs_by_name_and_from_npz(program: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    np.savez(tmp_path / "x.npz", x=np.load(tmp_path / "x.npy"))
+    for given in (f"x={tmp_path / 'x.npy'}", str(tmp_path / "x.npz")):
+        data = as_json(capsys, "run", str(program), "--input", given)
+        assert data["outputs"]["y"] == {"dtype": "float32", "shape": [4, 4], "min": 0.0, "max": 14.0, "mean": 3.5}
+
+
+def test_run_names_classes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    class Classifier(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            return x * 2
+
+    path, _ = npusim.build(Classifier(), (torch.zeros(1, 1000),)).save(tmp_path / "c.npubin")
+    path.with_suffix(".labels.txt").write_text("".join(f"name {i}\n" for i in range(1000)))
+    x = np.zeros((1, 1000), np.float32)
+    x[0, 7], x[0, 3] = 5, 4
+    np.save(tmp_path / "x.npy", x)
+    top = as_json(capsys, "run", str(path), "--input", str(tmp_path / "x.npy"))["top5"][0]
+    assert [t["name"] for t in top[:2]] == ["name 7", "name 3"]
+    assert top[0]["probability"] == pytest.approx(np.exp(10) / (np.exp(10) + np.exp(8) + 998), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        ([], "needs input: x float32[4, 4]"),
+        (["--input", "missing.npy"], "missing.npy: cannot be read"),
+        (["--input", "x.npy", "--input", "x.npy"], "2 inputs given; expected x float32[4, 4]"),
+        (["--input", "cat.png"], "cat.png: how toy wants images is not known"),
+        (["--input", "x.npy", "--weights", "none.safetensors"], "none.safetensors"),
+        (["--input", "z=x.npy"], "missing x and unknown z"),
+        (["--input", "x.npy", "--output", "no/such/dir/out.npz"], "cannot be written"),
+    ],
+)
+def test_run_errors(
+    program: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], extra: list[str], message: str
+) -> None:
+    monkeypatch.chdir(program.parent)
+    assert cli.main(["run", str(program), *extra]) == 1
+    out, err = capsys.readouterr()
+    assert not out and err.startswith("npusim: ") and message in err and "Traceback" not in err
+
+
+def test_run_without_weights_says_which(program: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    program.with_suffix(".safetensors").unlink()
+    assert cli.main(["run", str(program)]) == 1
+    assert "needs 1 weights: pass --weights" in capsys.readouterr().err
+
+
+def test_describe(program: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["describe", str(program)]) == 0
+    assert "program toy: target cpu" in capsys.readouterr().out
+    assert as_json(capsys, "describe", str(program))["program"]["name"] == "toy"
+
+
+def test_bench(program: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = as_json(capsys, "bench", str(program), "--seconds", "0.05", "--threads", "1")
+    times = data["results"]["npusim"]
+    assert times["runs"] >= 10 and 0 < times["p10_ms"] <= times["p50_ms"] <= times["p90_ms"] <= times["p99_ms"]
+    assert times["per_second"] == pytest.approx(4 / times["p50_ms"] * 1e3) and data["threads"] == 1
+    assert cli.main(["bench", str(program), "--vs", "torch"]) == 1
+    assert "built-in model" in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------------------------------------------------- compiling
+
+
+def test_until_shows_the_graph_and_writes_nothing(
+    model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NPU_DUMP", "")  # restored afterwards
+    assert cli.main(["compile", str(model), "--until", "lower", "--dump", str(tmp_path / "dump")]) == 0
+    assert "matmul(" in capsys.readouterr().out
+    assert [p.name for p in (tmp_path / "dump").iterdir()] == ["0_lower.txt"]
+    assert not list(tmp_path.glob("*.npubin"))
+    (tmp_path / "file").touch()
+    assert cli.main(["compile", str(model), "--until", "lower", "--dump", str(tmp_path / "file")]) == 1
+    assert "cannot be written" in capsys.readouterr().err
+
+
+def test_mixed_model_is_refused(mixed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = ["-o", str(tmp_path / "m.npubin")]
+    assert cli.main(["compile", str(mixed), *output]) == 1
+    assert cli.main(["compile", str(mixed), *output, "--no-fallback"]) == 3
+    assert ODD in capsys.readouterr().err
+    data = as_json(capsys, "compile", str(mixed), *output, "--no-fallback", status=3)
+    (reason,) = data["error"]["reasons"]
+    assert (reason["node"], reason["op"], reason["rule"]) == ("o", ODD, "no_kernel")
+    assert not (tmp_path / "m.npubin").exists()
+
+
+def test_explain(mixed: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["explain", str(mixed), "--plan"]) == 0
+    text = capsys.readouterr().out
+    assert "1 of 2 nodes on the NPU (50 %)" in text and "transfer o cpu -> npu" in text
+    data = as_json(capsys, "explain", str(mixed))
+    assert data["npu_percent"] == 50 and data["cpu_ops"][0]["op"] == ODD
+    assert cli.main(["explain", str(mixed), "--no-fallback"]) == 3
+    assert cli.main(["explain", str(model), "--no-fallback"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["compile", "nothing.json"], "no built-in model of that name: resnet18, resnet50, resnet50-imagenet"),
+        (["compile", "MODEL", "--until", "no-such-phase"], "unknown phase 'no-such-phase'; phases are: lower"),
+        (["compile", "MODEL", "--disable", "no-such-pass"], "cannot disable no-such-pass"),
+        (["compile", "MODEL", "--target", "abacus"], "unknown target 'abacus'"),
+        (["describe", "MODEL"], "MODEL"),
+        (["ops", "--markdown", "relu"], "leave out the pattern"),
+    ],
+)
+def test_user_errors(model: Path, capsys: pytest.CaptureFixture[str], argv: list[str], message: str) -> None:
+    argv = [str(model) if a == "MODEL" else a for a in argv]
+    assert cli.main(argv) == 1
+    out, err = capsys.readouterr()
+    assert not out and err.startswith("npusim: ") and message.replace("MODEL", str(model)) in err
+    assert "error" in as_json(capsys, *argv, status=1)
+
+
+def test_usage_errors_exit_with_1(capsys: pytest.CaptureFixture[str]) -> None:
+    for argv in (["fly"], ["run"], ["compile", "x", "--dtype", "float3"], ["bench", "x", "--threads", "0"]):
+        with pytest.raises(SystemExit) as stop:
+            cli.main(argv)
+        assert stop.value.code == 1
+    assert "'0' is not a positive whole number" in capsys.readouterr().err
+    assert cli.main([]) == 1
+
+
+def test_defects_exit_with_2(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def broken(args: Any, status: Any) -> Any:
+        raise ZeroDivisionError("oops")
+
+    monkeypatch.setattr("npusim.commands.operators", broken)
+    monkeypatch.delenv("NPU_DEBUG", raising=False)
+    assert cli.main(["ops"]) == 2
+    assert "internal error: ZeroDivisionError: oops" in capsys.readouterr().err
+    monkeypatch.setenv("NPU_DEBUG", "1")
+    with pytest.raises(ZeroDivisionError):
+        cli.main(["ops"])
+
+
+# ----------------------------------------------------------------------------------------------------- ops and doctor
+
+
+def test_ops(capsys: pytest.CaptureFixture[str]) -> None:
+    data = as_json(capsys, "ops")
+    assert data["count"] == len(data["ops"]) >= 90
+    assert all(op["samples"] >= 3 for op in data["ops"] if op["family"] == "activations")
+    assert cli.main(["ops", "softmax"]) == 0
+    assert "aten.softmax.int" in capsys.readouterr().out
+    assert cli.main(["ops", "--markdown"]) == 0
+    assert capsys.readouterr().out.startswith("# Operators")
+
+
+def test_doctor(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    data = as_json(capsys, "doctor")
+    cpu, cuda, metal = (data["targets"][name] for name in ("cpu", "cuda", "metal"))
+    assert data["problems"] == [] and cpu["available"] and cpu["devices"] and cpu["compiler"] and not cpu["missing"]
+    for other in (cuda, metal):
+        assert other["available"] == (other["reason"] is None) == (not other["missing"])
+        assert other["available"] or other["missing"][0] in other["reason"]
+    assert data["packages"]["numpy"] == np.__version__
+    assert data["variables"]["NPU_CXX"]["meaning"] == env.VARIABLES["NPU_CXX"].meaning
+    assert cli.main(["doctor"]) == 0
+    shown = capsys.readouterr().out
+    assert all(v.name in shown and v.meaning in shown for v in env.VARIABLES.values())
+    monkeypatch.setenv("NPU_NUM_THREADS", "many")
+    monkeypatch.setenv("NPU_THREADS", "2")
+    problems = as_json(capsys, "doctor", status=1)["problems"]
+    assert any("NPU_NUM_THREADS='many'" in p for p in problems) and any("NPU_THREADS is set" in p for p in problems)
+
+
+# ----------------------------------------------------------------------------------------------------------- terminal
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_status_appears_late_and_only_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(console, "_PATIENCE", 0.05)
+    terminal, pipe, quiet = Terminal(), io.StringIO(), Terminal()
+    for stream, silent in ((terminal, False), (pipe, False), (quiet, True)):
+        with Status(stream, quiet=silent)("working") as status:
+            time.sleep(0.3)
+            status.downloading("weights", 1_500_000, 3_000_000)
+            time.sleep(0.2)
+    assert "working … 0 s" in terminal.getvalue() and "downloading weights: 1.5 of 3.0 MB" in terminal.getvalue()
+    assert terminal.getvalue().endswith("\r\x1b[K") and not pipe.getvalue() and not quiet.getvalue()
+    fast = Terminal()
+    with Status(fast)("working"):
+        pass
+    assert not fast.getvalue()
+
+
+def test_tables_are_plain_when_piped_and_with_no_color(monkeypatch: pytest.MonkeyPatch) -> None:
+    table: Sequence[str | Table] = [Table(("op", "count"), [("[relu]", 12), ("add", 3)])]
+    pipe, terminal = io.StringIO(), Terminal()
+    show(table, pipe)
+    assert pipe.getvalue() == "op      count\n[relu]     12\nadd         3\n"
+    monkeypatch.setenv("NO_COLOR", "1")
+    show(table, terminal)
+    assert terminal.getvalue() == pipe.getvalue()
+    pytest.importorskip("rich")
+    monkeypatch.delenv("NO_COLOR")
+    show(table, coloured := Terminal())
+    assert "[relu]" in coloured.getvalue() and "12" in coloured.getvalue()
+
+
+def test_broken_pipe_is_no_error() -> None:
+    child = subprocess.Popen([sys.executable, "-m", "npusim", "ops"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert child.stdout is not None and child.stderr is not None
+    child.stdout.close()
+    assert child.stderr.read() == b"" and child.wait() == 0
+
+
+# -------------------------------------------------------------------------------------------------------------- build
+
+
+class Structured(torch.nn.Module):
+    """Nested arguments and results, a baked number, and a buffer that counts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 3)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, pair: Any, scale: float) -> Any:
+        self.calls += 1
+        y = self.linear(pair["a"]) * scale
+        return {"y": y, "parts": (y + pair["b"], None, self.calls * 1)}
+
+
+def test_build_keeps_structure_kind_and_state() -> None:
+    torch.manual_seed(0)
+    net = Structured()
+    pair = {"a": torch.randn(2, 4), "b": torch.randn(2, 3)}
+    built = npusim.build(net, (pair, 2.0))
+    assert net.training and net.calls == 0
+    net.eval()
+    with torch.no_grad():
+        for _ in range(2):
+            want, found = net(pair, 2.0), built(pair, 2.0)
+            torch.testing.assert_close(found, want)
+    as_numpy = built({k: v.numpy() for k, v in pair.items()}, 2.0)
+    assert isinstance(as_numpy["y"], np.ndarray) and as_numpy["parts"][1] is None and as_numpy["parts"][2] == 3
+    with pytest.raises(InputError, match=r"built for 2\.0"):
+        built(pair, 3.0)
+    with pytest.raises(InputError, match="structure"):
+        built(pair["a"], 2.0)
+    assert [p.device for p in built.plan.partitions] == ["npu"]
+    assert "(100 %)" in built.report() and "program Structured: " in built.report()
+
+
+def test_build_saves_what_load_runs(tmp_path: Path) -> None:
+    net = torch.nn.Linear(4, 3).to(torch.bfloat16)
+    x = torch.randn(2, 4, dtype=torch.bfloat16)
+    built = npusim.build(net, x)
+    path, weights = built.save(tmp_path / "new" / "linear")
+    assert (path.name, weights.name) == ("linear.npubin", "linear.safetensors")
+    again = load(path, weights)(x)
+    assert again.dtype == torch.bfloat16 and torch.equal(again, built(x))
+    numpy_in = x.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+    assert built(numpy_in).dtype == ml_dtypes.bfloat16
+
+
+def test_build_without_fallback(tmp_path: Path) -> None:
+    class Mixed(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            return torch.special.i1(x) @ x
+
+    x = torch.rand(4, 4)
+    with pytest.raises(CompileError) as caught:
+        npusim.build(Mixed(), x, fallback=False)
+    assert [op for _, op, _ in caught.value.reasons] == [ODD]
+    built = npusim.build(Mixed(), x)
+    torch.testing.assert_close(built(x), Mixed()(x))
+    assert "CPU node" in built.report()
+    with pytest.raises(ArtifactError, match="one NPU partition"):
+        built.save(tmp_path / "m.npubin")

@@ -1,1 +1,0 @@
-"""Tests of the compiler itself: lowering, passes, scheduling, memory."""

@@ -1,0 +1,144 @@
+"""Compiles small C++ drivers around the CPU kernels and calls them through ctypes, as a compiled program does."""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+
+KERNELS = Path(__file__).parents[2] / "npu_compiler" / "targets" / "cpu" / "kernels"
+FLAGS = (
+    "-std=c++17 -O1 -fno-math-errno -fno-trapping-math -ffp-contract=fast -fvisibility=hidden -fno-exceptions -fno-rtti"
+    " -fPIC -shared -w"
+).split()
+# Every code path this machine can run: its own, AVX2, and the portable one (baseline x86-64: 4 lanes, no F16C).
+ARCHS = ["native", "haswell", "x86-64"] if platform.machine() == "x86_64" else ["native"]
+NUMPY = {"float": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16, "bool8": np.bool_}
+CXX = shutil.which("g++")
+
+PRELUDE = """
+#include "attention.h"
+#include "conv.h"
+#include "depthwise.h"
+#include "transpose.h"
+#include "winograd.h"
+using namespace npu;
+#define EXPORT extern "C" __attribute__((visibility("default")))
+struct Args {
+  const void *x, *w, *extra; float* out; const float *bias, *residual;
+  int counters[64]; long keys, first;
+};
+// bias, then a residual of the same layout: exercises row, column and lane arguments.
+struct Store {
+  const Args& a; long ld_out;
+  template <class L> inline __attribute__((always_inline)) void operator()(vf acc, long row, long col, L lanes) {
+    acc += ld(a.bias + col, lanes) + ld(a.residual + row * ld_out + col, lanes);
+    st(a.out + row * ld_out + col, acc, lanes);
+  }
+};
+EXPORT int start(int threads, long scratch) { return pool_start(threads, scratch); }
+EXPORT void stop() { pool_stop(); }
+"""
+
+
+@dataclass(frozen=True)
+class Library:
+    """A compiled driver: calls ``name(args)`` on the pool."""
+
+    handle: ctypes.CDLL
+
+    def start(self, threads: int) -> None:
+        assert self.handle.start(threads, ctypes.c_long(self.handle.scratch())) == threads
+
+    def run(
+        self,
+        name: str,
+        *arrays: np.ndarray | None,
+        out: np.ndarray,
+        bias: np.ndarray | None = None,
+        residual: np.ndarray | None = None,
+        keys: int = 0,
+        first: int = 0,
+    ) -> np.ndarray:
+        pointers = [None if a is None else a.ctypes.data for a in (*arrays, *[None] * (3 - len(arrays)))]
+        extra = [None if a is None else a.ctypes.data for a in (out, bias, residual)]
+        args = (ctypes.c_void_p * 40)(*pointers, *extra)
+        args[38], args[39] = keys or None, first or None
+        getattr(self.handle, name)(args)
+        return out
+
+
+def build(directory: Path, arch: str, bodies: list[str], scratch: list[str]) -> Library:
+    """Compiles the cases into one shared object."""
+    text = [PRELUDE, *bodies, "EXPORT long scratch() { long most = 0;"]
+    text += [f"  most = max_of(most, {s});" for s in scratch] + ["  return most; }"]
+    source = directory / "driver.cpp"
+    source.write_text("\n".join(text))
+    library = directory / "driver.so"
+    command = [
+        CXX or "g++",
+        *FLAGS,
+        f"-march={arch}",
+        "-iquote",
+        str(KERNELS),
+        str(source),
+        "-o",
+        str(library),
+        "-lpthread",
+    ]
+    subprocess.run(command, check=True)
+    return Library(ctypes.CDLL(str(library)))
+
+
+def struct(name: str, base: str = "", **values: int | float | bool) -> str:
+    def text(v: int | float | bool) -> str:
+        return str(v).lower() if isinstance(v, bool) else f"{v!r}f" if isinstance(v, float) else str(v)
+
+    def kind(v: int | float | bool) -> str:
+        return "bool" if isinstance(v, bool) else "float" if isinstance(v, float) else "long"
+
+    fields = " ".join(f"static constexpr {kind(v)} {k} = {text(v)};" for k, v in values.items())
+    return f"struct {name}{f' : {base}' if base else ''} {{ {fields} }};"
+
+
+def entry(name: str, call: str, alone: bool = False) -> str:
+    run = f"pool_run(body_{name}, p, {str(alone).lower()});"
+    return (
+        f"static void body_{name}(void* p, Thread& th) {{ Args& a = *(Args*)p; {call} }}\n"
+        f"EXPORT void {name}(void* p) {{ memset(((Args*)p)->counters, 0, 256); {run} }}"
+    )
+
+
+def pack(w: np.ndarray, dtype: str) -> np.ndarray:
+    """[..., K, N] -> panels [..., ceil(N/32), K, 32], or [..., ceil(N/32), ceil(K/2), 32, 2] for bf16."""
+    *lead, k, n = w.shape
+    pair = 2 if dtype == "bf16" else 1
+    full = np.zeros((*lead, -(-k // pair) * pair, -(-n // 32) * 32), w.dtype)
+    full[..., :k, :n] = w
+    panels = full.reshape(*lead, full.shape[-2] // pair, pair, full.shape[-1] // 32, 32)
+    d = len(lead)
+    return np.ascontiguousarray(panels.transpose(*range(d), d + 2, d, d + 3, d + 1))
+
+
+def pack_conv(w: np.ndarray, groups: int, dtype: str) -> np.ndarray:
+    """[K, R, S, C/G] -> for each group [ceil(K/G/32)][R][S][C/G][32], or [..][ceil(C/G/2)][32][2] for bf16."""
+    k, r, s, c = w.shape
+    per_tap = pack(w.reshape(groups, k // groups, r, s, c).transpose(0, 2, 3, 4, 1), dtype)  # [G, R, S, panels, ...]
+    return np.ascontiguousarray(np.moveaxis(per_tap, 3, 1))
+
+
+def random(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    return rng.standard_normal(shape).astype(np.float32).astype(NUMPY[dtype])
+
+
+def check(got: np.ndarray, want: np.ndarray, magnitude: np.ndarray) -> None:
+    """fp32 accumulation: the error stays within a few units in the last place of the sum of magnitudes."""
+    error = np.abs(got.astype(np.float64) - want)
+    assert np.isfinite(got).all()
+    assert (error <= 2e-6 * magnitude + 1e-6).all(), f"worst {np.max(error / (magnitude + 1e-30)):.2e}"

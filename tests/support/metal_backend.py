@@ -1,0 +1,102 @@
+"""A ``Backend`` that runs Metal programs in the emulator. For tests: it is slow, and it stops at every mistake."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+import numpy as np
+
+from npu_compiler.artifact.program import CompiledProgram, EntryPoint, KernelCall
+from npu_compiler.support.dtypes import numpy_dtype
+from npu_compiler.support.errors import BackendError
+from npu_compiler.targets.simt.lang.program import ARENA, unpack
+from npu_compiler.targets.simt.lang.program import Launch as KernelLaunch
+from npu_runtime.arrays import aligned_empty
+from npu_runtime.backends.base import DeviceBuffer, Launch, LoadedEntry
+from npu_runtime.backends.cpu import CPUBackend, CPUBuffer
+
+from ..metal_emulator import EmulatorError, Library, Window
+
+
+class EmulatedEntry(LoadedEntry):
+    """Launches run one after the other, each with the windows of memory that its operands' buffers are."""
+
+    def __init__(
+        self, backend: EmulatedMetal, program: CompiledProgram, entry: EntryPoint, fixed: Mapping[int, DeviceBuffer]
+    ):
+        entries, code = unpack(program.binary)
+        self._backend, self._entry, self._fixed = backend, entry, dict(fixed)
+        self._launches: list[KernelLaunch] = entries[entry.symbol]
+        self._library = backend.library(code["text"])
+        self._specs = {b.id: b for b in program.buffers}
+        self._arena = aligned_empty((max(entry.arena_bytes, 1),), np.dtype(np.uint8))
+        self._arena.fill(0xFF)
+
+    def bind(self, buffers: Mapping[int, DeviceBuffer]) -> Launch:
+        memory = {**self._fixed, **buffers}
+
+        def run(times: np.ndarray | None) -> int:
+            status = 0
+            for number, (launch, call) in enumerate(zip(self._launches, self._entry.calls, strict=True)):
+                if times is not None:
+                    times[number] = time.monotonic()
+                if launch.groups and self._run(launch, call, memory) and not status:
+                    status = 1 + number
+            if times is not None:
+                times[len(self._launches)] = time.monotonic()
+            return status
+
+        return run
+
+    def _run(self, launch: KernelLaunch, call: KernelCall, memory: Mapping[int, DeviceBuffer]) -> bool:
+        """One kernel; whether it met an index out of range."""
+        bad = np.zeros(1, np.int32)
+        windows = [self._window(id, at, call, memory) for id, at in launch.arguments]
+        arguments: dict[int, Window | np.ndarray] = dict(enumerate(windows))
+        if launch.checks:
+            arguments[len(windows)] = bad
+        backend = self._backend
+        try:
+            self._library[launch.function](
+                arguments, (launch.groups,), (launch.threads,), order=backend.order, seed=backend.seed
+            )
+        except EmulatorError as error:
+            raise BackendError(f"kernel {call.name} (from {', '.join(call.sources)}): {error}") from None
+        return bool(bad[0])
+
+    def _window(self, id: int, at: int, call: KernelCall, memory: Mapping[int, DeviceBuffer]) -> Window:
+        if id != ARENA:
+            buffer = memory[id]
+            return Window(buffer.native_handle + at, buffer.size_bytes - at, at)
+        for other in (*call.inputs, *call.outputs):
+            spec = self._specs[other]
+            size = int(np.prod(spec.shape)) * numpy_dtype(spec.dtype).itemsize
+            if spec.kind == "arena" and spec.offset <= at < spec.offset + size:
+                return Window(self._arena.ctypes.data + at, spec.offset + size - at, at - spec.offset)
+        raise BackendError(f"kernel {call.name}: byte {at} of the arena belongs to none of its buffers")
+
+    def arena_buffer(self, id: int) -> CPUBuffer:
+        spec = self._specs[id]
+        return CPUBuffer(np.ndarray(spec.shape, numpy_dtype(spec.dtype), self._arena, spec.offset))
+
+
+class EmulatedMetal(CPUBackend):
+    """``order`` and ``seed``: of threads and groups, as :class:`Library` takes them; ``checks``: watch every access."""
+
+    name = "metal"
+
+    def __init__(self, order: str = "ascending", seed: int = 0, checks: bool = True):
+        super().__init__()
+        self.order, self.seed, self.checks = order, seed, checks
+        self._libraries: dict[str, Library] = {}
+
+    def library(self, text: str) -> Library:
+        if text not in self._libraries:
+            self._libraries[text] = Library({"program.metal": text}, self.checks)
+        return self._libraries[text]
+
+    def load_entry(
+        self, program: CompiledProgram, entry: EntryPoint, fixed: Mapping[int, DeviceBuffer]
+    ) -> EmulatedEntry:
+        return EmulatedEntry(self, program, entry, fixed)

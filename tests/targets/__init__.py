@@ -1,0 +1,1 @@
+"""Code generators: kernels against references."""

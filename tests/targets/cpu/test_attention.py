@@ -1,0 +1,129 @@
+"""The CPU attention kernels against float64 numpy: grouped heads, masks, causal, padded key caches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ...support.kernel_driver import ARCHS, CXX, NUMPY, build, entry, random, struct
+
+pytestmark = pytest.mark.skipif(CXX is None, reason="no g++ on this machine")
+
+
+# ------------------------------------------------------------------------------------------------ attention
+@dataclass(frozen=True)
+class Attention:
+    B: int = 1
+    H: int = 2
+    HK: int = 2
+    SQ: int = 37
+    SK: int = 37
+    DH: int = 16
+    DV: int = 16
+    causal: bool = False
+    mask: str = ""
+    keys: int = 0
+    first: int = 0
+
+
+ATTENTIONS = [
+    Attention(),
+    Attention(B=2, H=4, HK=2, SQ=20, SK=150, DH=33, DV=65),
+    Attention(H=6, HK=2, SQ=1, SK=300, DH=64, DV=64, keys=211),
+    Attention(H=4, HK=1, SQ=3, SK=130, DH=40, DV=24, causal=True, keys=120, first=100),
+    Attention(SQ=130, SK=130, causal=True, DH=64, DV=64),
+    Attention(SQ=70, SK=40, causal=True),
+    Attention(B=2, SQ=40, SK=120, mask="float"),
+    Attention(SQ=40, SK=61, mask="bool8"),
+    Attention(B=2, H=3, HK=3, SQ=5, SK=90, mask="f16", causal=True),
+    Attention(B=2, H=8, HK=1, SQ=1, SK=37, DH=40, DV=21, mask="bool8"),
+    Attention(H=8, HK=2, SQ=2, SK=50, DH=7, DV=129, causal=True, keys=45, first=43),
+]
+
+
+def attention_reference(
+    c: Attention, q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray | None
+) -> np.ndarray:
+    keys = c.keys or c.SK
+    q, k, v = (t.astype(np.float64) for t in (q, k[:, :, :keys], v[:, :, :keys]))
+    k, v = (np.repeat(t, c.H // c.HK, axis=1) for t in (k, v))
+    s = 0.3 * np.einsum("bhid,bhjd->bhij", q, k)
+    if mask is not None:
+        s = s + (np.where(mask, 0, -np.inf) if mask.dtype == np.bool_ else mask.astype(np.float64))
+    if c.causal:
+        s = np.where(np.arange(keys) <= np.arange(c.SQ)[:, None] + c.first, s, -np.inf)
+    top = s.max(axis=-1, keepdims=True)
+    e = np.exp(s - np.where(np.isinf(top), 0, top))
+    total = e.sum(axis=-1, keepdims=True)
+    return np.einsum("bhij,bhjd->bhid", np.divide(e, total, out=np.zeros_like(e), where=total > 0), v)
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("dtype", ["float", "f16", "bf16"])
+def test_attention(tmp_path: Path, arch: str, dtype: str) -> None:
+    cases = ATTENTIONS if arch == "native" else ATTENTIONS[1:8:2]
+    bodies, scratch = [], []
+    for i, c in enumerate(cases):
+        strides: dict[str, int] = {}
+        for name, heads, rows, width in (
+            ("q", c.H, c.SQ, c.DH),
+            ("k", c.HK, c.SK, c.DH),
+            ("v", c.HK, c.SK, c.DV),
+            ("o", c.H, c.SQ, c.DV),
+        ):
+            if i % 2:  # [B, S, H, D] in memory
+                strides |= {f"{name}_b": heads * rows * width, f"{name}_h": width, f"{name}_s": heads * width}
+            else:
+                strides |= {f"{name}_b": heads * rows * width, f"{name}_h": rows * width, f"{name}_s": width}
+        if c.mask:  # shared by the heads
+            strides |= {"m_b": c.SQ * c.SK, "m_q": c.SK, "m_k": 1}
+        names = "B H HK SQ SK DH DV causal".split()
+        bodies.append(struct(f"D{i}", "AttentionDims", **{n: getattr(c, n) for n in names}, scale=0.3, **strides))
+        mask = f"(const {c.mask}*)a.extra" if c.mask else "(const NoMask*)nullptr"
+        bodies.append(
+            entry(
+                f"attention{i}",
+                f"attention<D{i}>((const {dtype}*)a.x, (const {dtype}*)a.w, (const {dtype}*)a.bias, {mask},"
+                f" ({dtype}*)a.out, th, a.counters, a.keys, a.first);",
+            )
+        )
+        scratch.append(f"attention_scratch_bytes<D{i}, {dtype}>()")
+    library = build(tmp_path, arch, bodies, scratch)
+    rng = np.random.default_rng(5)
+    for threads in (1, 2):
+        library.start(threads)
+        for i, c in enumerate(cases):
+
+            def stored(t: np.ndarray, swap: bool = bool(i % 2)) -> np.ndarray:
+                return np.ascontiguousarray(t.transpose(0, 2, 1, 3)) if swap else t
+
+            q, k, v = (
+                random(rng, (c.B, c.H, c.SQ, c.DH), dtype),
+                random(rng, (c.B, c.HK, c.SK, c.DH), dtype),
+                random(rng, (c.B, c.HK, c.SK, c.DV), dtype),
+            )
+            mask = None
+            if c.mask:
+                keep = rng.random((c.B, 1, c.SQ, c.SK)) > 0.3
+                keep[:, :, 3:4] = False  # a row that sees nothing
+                mask = (
+                    keep
+                    if c.mask == "bool8"
+                    else np.where(keep, random(rng, keep.shape, "float"), -np.inf).astype(NUMPY[c.mask])
+                )
+            out = np.full(stored(np.empty((c.B, c.H, c.SQ, c.DV))).shape, np.nan, NUMPY[dtype])
+            library.run(
+                f"attention{i}", stored(q), stored(k), mask, out=out, bias=stored(v), keys=c.keys or c.SK, first=c.first
+            )
+            want = attention_reference(c, q, k, v, mask)
+            got = stored(out).astype(np.float64)
+            half_ulp = {"float": 0.0, "f16": 2.0**-11, "bf16": 2.0**-8}[dtype]
+            assert np.isfinite(got).all()
+            error = np.abs(got - want)
+            assert (error <= half_ulp * np.abs(want) + 4e-6).all(), f"case {i}: worst {error.max():.2e}"
+            if c.mask:
+                assert (got[:, :, 3:4] == 0).all()
+    library.handle.stop()

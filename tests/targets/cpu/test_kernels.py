@@ -1,0 +1,279 @@
+"""The CPU convolution and matrix kernels against float64 numpy: every storage type, thread count, instruction set."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from npu_compiler.targets.cpu.winograd import winograd_tile, winograd_weights
+
+from ...support.kernel_driver import ARCHS, CXX, NUMPY, build, check, entry, pack, pack_conv, random, struct
+
+pytestmark = pytest.mark.skipif(CXX is None, reason="no g++ on this machine")
+
+
+# ------------------------------------------------------------------------------------------------ convolution
+@dataclass(frozen=True)
+class Conv:
+    N: int = 1
+    H: int = 9
+    W: int = 11
+    C: int = 16
+    K: int = 32
+    R: int = 3
+    S: int = 3
+    stride_h: int = 1
+    stride_w: int = 1
+    pad_t: int = 1
+    pad_l: int = 1
+    dil_h: int = 1
+    dil_w: int = 1
+    pad_b: int = 1
+    pad_r: int = 1
+    G: int = 1
+
+    @property
+    def out(self) -> tuple[int, int]:
+        high = self.H + self.pad_t + self.pad_b - (self.R - 1) * self.dil_h - 1
+        wide = self.W + self.pad_l + self.pad_r - (self.S - 1) * self.dil_w - 1
+        return high // self.stride_h + 1, wide // self.stride_w + 1
+
+    def reference(self, x: np.ndarray, w: np.ndarray) -> np.ndarray:
+        oh, ow = self.out
+        span_h, span_w = (oh - 1) * self.stride_h + 1, (ow - 1) * self.stride_w + 1
+        pads = ((0, 0), (self.pad_t, self.pad_b), (self.pad_l, self.pad_r), (0, 0))
+        x = np.pad(x.astype(np.float64), pads).reshape(
+            self.N, self.H + self.pad_t + self.pad_b, -1, self.G, self.C // self.G
+        )
+        w = w.astype(np.float64).reshape(self.G, self.K // self.G, self.R, self.S, -1)
+        y = np.zeros((self.N, oh, ow, self.G, self.K // self.G))
+        for r in range(self.R):
+            for s in range(self.S):
+                top, left = r * self.dil_h, s * self.dil_w
+                part = x[:, top : top + span_h : self.stride_h, left : left + span_w : self.stride_w]
+                y += np.einsum("nhwgc,gkc->nhwgk", part, w[:, :, r, s])
+        return y.reshape(self.N, oh, ow, self.K)
+
+
+POINTWISE = Conv(R=1, S=1, pad_t=0, pad_l=0, pad_b=0, pad_r=0)
+CONVS = [
+    Conv(),
+    Conv(N=2, H=14, W=14, C=32, K=64),
+    Conv(H=7, W=7, C=24, K=40),
+    Conv(H=17, W=23, C=3, K=33, R=7, S=7, stride_h=2, stride_w=2, pad_t=3, pad_l=3, pad_b=3, pad_r=3),
+    Conv(H=20, W=6, C=5, K=7, stride_h=3, stride_w=2, pad_t=0, pad_l=2, pad_b=2, pad_r=0),
+    Conv(H=13, W=12, C=8, K=48, dil_h=2, dil_w=3, pad_t=2, pad_l=3, pad_b=2, pad_r=3),
+    Conv(C=12, K=20, G=4),
+    Conv(C=6, K=66, G=2, stride_h=2),
+    Conv(H=5, W=5, C=10, K=10, G=10, R=2, S=4, pad_b=0),
+    Conv(H=3, W=40, C=7, K=32, R=1, S=5, pad_t=0, pad_b=0, pad_l=2, pad_r=2),
+    Conv(H=6, W=6, C=4, K=16, R=5, S=5, pad_t=4, pad_l=4, pad_b=4, pad_r=4),  # more padding than image
+    Conv(H=2, W=2, C=8, K=32, pad_t=3, pad_l=3, pad_b=3, pad_r=3, dil_h=3, dil_w=3),
+    Conv(N=2, H=9, W=9, C=512, K=32, stride_h=2, stride_w=2),  # pixels of the copy 4096 bytes apart
+    POINTWISE,
+    replace(POINTWISE, N=3, H=7, W=7, C=65, K=70),
+    replace(POINTWISE, H=15, W=14, C=20, K=96, stride_h=2, stride_w=2),
+    replace(POINTWISE, H=6, W=7, C=1024, K=35),  # rows 4096 bytes apart
+    replace(POINTWISE, H=1, W=1, C=30, K=10),
+    replace(POINTWISE, H=29, W=31, C=16, K=40, pad_t=1, pad_r=2),
+]
+SMOKE = [CONVS[i] for i in (0, 3, 5, 7, 14)]  # for the second and third instruction set
+# Mixed operands differ from the others by nothing that depends on the instruction set.
+VARIANTS = [(arch, t, t) for arch in ARCHS for t in ("float", "f16", "bf16")]
+VARIANTS += [("native", "float", "f16"), ("native", "f16", "float"), ("native", "bf16", "float")]
+
+
+def conv_struct(i: int, c: Conv) -> str:
+    oh, ow = c.out
+    names = "N H W C K R S stride_h stride_w pad_t pad_l dil_h dil_w G".split()
+    return struct(f"D{i}", **{n: getattr(c, n) for n in names}, OH=oh, OW=ow)
+
+
+@pytest.mark.parametrize(("arch", "tx", "tw"), VARIANTS)
+def test_conv2d(tmp_path: Path, arch: str, tx: str, tw: str) -> None:
+    convs = CONVS if arch == "native" and tx == tw else SMOKE
+    bodies, scratch = [], []
+    for i, c in enumerate(convs):
+        call = f"Store e{{a, {c.K}}}; conv2d<D{i}>((const {tx}*)a.x, (const {tw}*)a.w, e, th, a.counters);"
+        bodies += [conv_struct(i, c), entry(f"conv{i}", call)]
+        scratch.append(f"conv2d_scratch_bytes<D{i}, {tx}, {tw}>()")
+    library = build(tmp_path, arch, bodies, scratch)
+    rng = np.random.default_rng(1)
+    for threads in (1, 2, 3):
+        library.start(threads)
+        for i, c in enumerate(convs):
+            x, w = random(rng, (c.N, c.H, c.W, c.C), tx), random(rng, (c.K, c.R, c.S, c.C // c.G), tw)
+            bias, residual = random(rng, (c.K,), "float"), random(rng, (c.N, *c.out, c.K), "float")
+            out = library.run(
+                f"conv{i}", x, pack_conv(w, c.G, tw), out=np.full_like(residual, np.nan), bias=bias, residual=residual
+            )
+            magnitude = c.reference(np.abs(x.astype(np.float64)), np.abs(w.astype(np.float64)))
+            check(out, c.reference(x, w) + bias + residual, magnitude + np.abs(bias) + np.abs(residual))
+    library.handle.stop()
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("tile", [2, 4])
+def test_winograd(tmp_path: Path, arch: str, tile: int) -> None:
+    cases = [
+        Conv(N=2, H=14, W=14, C=32, K=64),
+        Conv(H=9, W=11, C=21, K=33),
+        Conv(H=7, W=30, C=128, K=40, pad_t=0, pad_l=2, pad_b=1, pad_r=0),
+        Conv(H=28, W=28, C=16, K=96, pad_t=0, pad_l=0, pad_b=0, pad_r=0),
+        Conv(H=1, W=1, C=3, K=5),
+    ]
+    dtypes = ["float", "f16", "bf16"]
+    bodies, scratch = [], []
+    for i, c in enumerate(cases):
+        bodies.append(conv_struct(i, c))
+        scratch.append(f"winograd_scratch_bytes<D{i}, {tile}>()")
+        for t in dtypes if arch == "native" else dtypes[:1]:
+            call = f"conv2d_winograd<D{i}, {tile}>((const {t}*)a.x, (const float*)a.w, e, th, a.counters);"
+            bodies.append(entry(f"winograd{i}_{t}", f"Store e{{a, {c.K}}}; {call}"))
+    library = build(tmp_path, arch, bodies, scratch)
+    rng = np.random.default_rng(8)
+    for threads in (1, 2, 3):
+        library.start(threads)
+        for i, c in enumerate(cases):
+            for t in dtypes if arch == "native" else dtypes[:1]:
+                x, w = random(rng, (c.N, c.H, c.W, c.C), t), random(rng, (c.K, 3, 3, c.C), "float")
+                if threads == 2:  # a pixel that must not show where it is not seen
+                    x[0, c.H // 2, c.W // 2, c.C // 2] = 6e4 if t == "f16" else 1e7
+                bias, residual = random(rng, (c.K,), "float"), random(rng, (c.N, *c.out, c.K), "float")
+                u = winograd_weights(w.transpose(0, 3, 1, 2), tile)
+                out = library.run(
+                    f"winograd{i}_{t}", x, u, out=np.full_like(residual, np.nan), bias=bias, residual=residual
+                )
+                weights = np.abs(w.astype(np.float64))
+                if threads == 2:  # where it is seen, its error is that of the filter's largest weight
+                    weights = np.broadcast_to(weights.max((1, 2), keepdims=True), w.shape)
+                magnitude = c.reference(np.abs(x.astype(np.float64)), weights)
+                check(out, c.reference(x, w) + bias + residual, magnitude + np.abs(bias) + np.abs(residual))
+    library.handle.stop()
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "tile"),
+    [
+        ((1, 56, 56, 64, 64), "float16", 4),
+        ((1, 14, 14, 256, 256), "float16", 2),  # the transformed weights of F(4x4) come from memory
+        ((8, 14, 14, 256, 256), "float16", 4),
+        ((1, 7, 7, 512, 512), "float16", 0),
+        ((8, 7, 7, 512, 512), "float16", 4),
+        ((1, 56, 56, 64, 64), "float32", 2),
+        ((8, 7, 7, 512, 512), "float32", 0),  # too inaccurate
+        ((1, 28, 28, 128, 128), "bfloat16", 4),
+        ((1, 14, 14, 256, 256), "bfloat16", 0),
+        ((1, 224, 224, 3, 64), "float16", 0),
+    ],
+)
+def test_winograd_is_chosen_where_it_was_measured_faster(shape: tuple[int, ...], dtype: str, tile: int) -> None:
+    assert winograd_tile(*shape, dtype) == tile
+
+
+def test_winograd_rejects_other_filters() -> None:
+    with pytest.raises(ValueError, match="3x3"):
+        winograd_weights(np.zeros((4, 4, 5, 5), np.float32))
+    with pytest.raises(ValueError, match="tile"):
+        winograd_weights(np.zeros((4, 4, 3, 3), np.float32), 3)
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_depthwise(tmp_path: Path, arch: str) -> None:
+    cases = [
+        Conv(C=32, K=32, G=32),
+        Conv(N=2, H=20, W=33, C=21, K=21, G=21, stride_h=2, stride_w=2),
+        Conv(H=12, W=30, C=5, K=5, G=5, R=5, S=5, pad_t=2, pad_l=2, pad_b=2, pad_r=2, dil_w=2),
+        Conv(H=2, W=2, C=16, K=16, G=16, pad_t=3, pad_l=3, pad_b=3, pad_r=3, dil_h=3, dil_w=3),
+    ]
+    dtypes = ["float", "f16", "bf16"]
+    bodies = [conv_struct(i, c) for i, c in enumerate(cases)]
+    for i, c in enumerate(cases):
+        for t in dtypes:
+            call = f"Store e{{a, {c.K}}}; depthwise<D{i}>((const {t}*)a.x, (const {t}*)a.w, e, th, a.counters);"
+            bodies.append(entry(f"depthwise{i}_{t}", call))
+    library = build(tmp_path, arch, bodies, [])
+    rng = np.random.default_rng(2)
+    for threads in (1, 3):
+        library.start(threads)
+        for i, c in enumerate(cases):
+            for t in dtypes:
+                x, w = random(rng, (c.N, c.H, c.W, c.C), t), random(rng, (c.K, c.R, c.S, 1), t)
+                bias, residual = random(rng, (c.K,), "float"), random(rng, (c.N, *c.out, c.K), "float")
+                packed = np.ascontiguousarray(w[..., 0].transpose(1, 2, 0))
+                out = library.run(
+                    f"depthwise{i}_{t}", x, packed, out=np.full_like(residual, np.nan), bias=bias, residual=residual
+                )
+                magnitude = c.reference(np.abs(x.astype(np.float64)), np.abs(w.astype(np.float64)))
+                check(out, c.reference(x, w) + bias + residual, magnitude + np.abs(bias) + np.abs(residual))
+    library.handle.stop()
+
+
+# ------------------------------------------------------------------------------------------------ matrix product
+GEMMS = [
+    (1, 64, 64),
+    (1, 130, 33),
+    (2, 100, 77),
+    (3, 32, 9),
+    (4, 259, 128),
+    (5, 40, 31),
+    (14, 64, 64),
+    (49, 70, 50),
+    (100, 33, 1024),
+    (300, 200, 40),
+    (67, 1, 1),
+    (13, 2000, 16),
+    (45, 70, 5001),  # in slices
+]
+
+
+@pytest.mark.parametrize(("arch", "tx", "tw"), VARIANTS)
+def test_gemm(tmp_path: Path, arch: str, tx: str, tw: str) -> None:
+    shapes = GEMMS if arch == "native" and tx == tw else GEMMS[1:8:2]
+    bodies, scratch = [], []
+    for i, (m, n, k) in enumerate(shapes):
+        bodies.append(
+            struct(f"D{i}", "GemmDims", M=m, N=n, K=k, lda=k + i % 3, B=2, batch_a=m * (k + i % 3), shared_w=i % 2 == 0)
+        )
+        call = f"Store e{{a, {n}}}; gemm<D{i}>((const {tx}*)a.x, (const {tw}*)a.w, e, th, a.counters);"
+        bodies.append(entry(f"gemm{i}", call))
+        scratch.append(f"gemm_scratch_bytes<D{i}, {tx}, {tw}>()")
+    library = build(tmp_path, arch, bodies, scratch)
+    rng = np.random.default_rng(3)
+    for threads in (1, 2, 3):
+        library.start(threads)
+        for i, (m, n, k) in enumerate(shapes):
+            a, w = random(rng, (2, m, k + i % 3), tx), random(rng, (1 if i % 2 == 0 else 2, k, n), tw)
+            bias, residual = random(rng, (n,), "float"), random(rng, (2, m, n), "float")
+            out = library.run(
+                f"gemm{i}", a, pack(w, tw), out=np.full_like(residual, np.nan), bias=bias, residual=residual
+            )
+            a64, w64 = a[..., :k].astype(np.float64), w.astype(np.float64)
+            check(out, a64 @ w64 + bias + residual, np.abs(a64) @ np.abs(w64) + np.abs(bias) + np.abs(residual))
+    library.handle.stop()
+
+
+@pytest.mark.parametrize("dtype", ["float", "f16", "bf16"])
+def test_pack_b(tmp_path: Path, dtype: str) -> None:
+    b, n, k = 3, 70, 45
+    packed_size = b * 3 * (46 if dtype == "bf16" else 45) * 32
+    bodies = [struct("D", "GemmDims", M=20, N=n, K=k, lda=k, B=b, batch_a=20 * k, batch_b=n * k, shared_w=False)]
+    for name, strides in (("rows", f"{n}, 1"), ("columns", f"1, {k}")):
+        bodies.append(entry(name, f"pack_b<D>((const {dtype}*)a.x, {strides}, ({dtype}*)a.out, th);"))
+    call = f"Store e{{a, {n}}}; gemm<D>((const {dtype}*)a.x, (const {dtype}*)a.w, e, th, a.counters);"
+    bodies.append(entry("multiply", call))
+    library = build(tmp_path, "native", bodies, [f"gemm_scratch_bytes<D, {dtype}, {dtype}>()"])
+    rng = np.random.default_rng(4)
+    library.start(2)
+    right, left = random(rng, (b, k, n), dtype), random(rng, (b, 20, k), dtype)
+    for name, source in (("rows", right), ("columns", np.ascontiguousarray(right.transpose(0, 2, 1)))):
+        packed = library.run(name, source, out=np.ones(packed_size, NUMPY[dtype]))
+        assert np.array_equal(packed, pack(right, dtype).ravel())
+    zeros = np.zeros((b, 20, n), np.float32)
+    out = library.run("multiply", left, packed, out=np.empty_like(zeros), bias=zeros, residual=zeros)
+    left64, right64 = left.astype(np.float64), right.astype(np.float64)
+    check(out, left64 @ right64, np.abs(left64) @ np.abs(right64))
+    library.handle.stop()

@@ -1,0 +1,462 @@
+"""Generated loop kernels against numpy: random ones in bulk, and by hand what must hold exactly."""
+
+from __future__ import annotations
+
+import math
+import warnings
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from npu_compiler.graph import affine, expr
+from npu_compiler.graph.expr import Expr, const, fn, index, load, maximum, stage, where
+from npu_compiler.schedule.kernel import Kernel, LoopBody, Loops, Operand, Scan, Sort, Stage
+from npu_compiler.support import dtypes
+from npu_compiler.targets.cpu import toolchain
+from npu_compiler.targets.cpu.loops import emit_loops, scratch_bytes
+
+from ...support.cpu_harness import compile_kernels, expected, fenced, operand, random_array, source, view
+from ...support.random_kernels import Maker
+
+TOLERANCE = {"float16": 2e-3, "bfloat16": 1.6e-2, "float32": 1e-5, "float64": 1e-5}
+ZERO = const(0, "int64")
+i, j, k = index(0), index(1), index(2)
+
+
+def loops(inputs: list[Operand], outputs: list[Operand], domain, axes, *stages: Stage, serial: bool = False) -> Loops:
+    body = LoopBody(tuple(domain), tuple(axes), stages, serial)
+    return Loops(label="test", inputs=tuple(inputs), outputs=tuple(outputs), body=body)
+
+
+def store(e: Expr, *idx: Expr, output: int = 0, per_row: bool = False) -> Stage:
+    return Stage("store", e, output=output, index=idx, per_row=per_row)
+
+
+def fold(kind: str, e: Expr) -> Stage:
+    return Stage("reduce", e, reduce=kind)
+
+
+def arrays(kernel: Kernel, seed: int = 0, **known: np.ndarray) -> dict[int, np.ndarray]:
+    """Random buffers; ``known`` sets whole inputs: ``x0=...``."""
+    rng = np.random.default_rng(seed)
+    made = {o.buffer.id: random_array(rng, o.buffer.shape, o.dtype) for o in (*kernel.inputs, *kernel.outputs)}
+    for name, value in known.items():
+        view(kernel.inputs[int(name[1:])], made)[...] = value
+    return made
+
+
+def run(kernel: Kernel, threads: int = 2, **known: np.ndarray) -> tuple[list[np.ndarray], list[np.ndarray], int]:
+    """(results, numpy's results, status) of one kernel."""
+    got = arrays(kernel, **known)
+    want = {n: a.copy() for n, a in got.items()}
+    expected(kernel, want)
+    status = compile_kernels([kernel]).run(0, got, threads)
+    return [view(o, got) for o in kernel.outputs], [view(o, want) for o in kernel.outputs], status
+
+
+# -- in bulk ------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("march, count", [("native", 80), ("haswell", 20), ("x86-64", 20)])
+def test_random_kernels_match_numpy(march: str, count: int) -> None:
+    if march != "native" and toolchain.required_features(march) - toolchain.host_cpu().features:
+        pytest.skip(f"this machine cannot run {march} code")
+    first = {"native": 0, "haswell": 1000, "x86-64": 2000}[march]
+    kernels = [Maker(first + n).kernel() for n in range(count)]
+    compiled = compile_kernels(kernels, max(10, count // 2), march)
+    for n, kernel in enumerate(kernels):
+        got = arrays(kernel, n)
+        want = {b: a.copy() for b, a in got.items()}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            expected(kernel, want)
+        got = {b: fenced(a, at_end=n % 2 == 0) for b, a in got.items()}
+        assert compiled.run(n, got, threads=1 + n % 2) == 0
+        for o in kernel.outputs:
+            eps = TOLERANCE.get(o.dtype, 0)
+            a, b = (view(o, x).astype(np.float64) for x in (got, want))
+            np.testing.assert_allclose(a, b, rtol=eps, atol=3 * eps, err_msg=f"seed {first + n}: {kernel.text()}")
+
+
+def test_scan_and_sort_match_numpy() -> None:
+    kernels = []
+    for dtype in ("float32", "float64", "bfloat16", "int64", "uint8", "bool"):
+        for shape in ((7,), (3, 70), (2, 33, 17), (4, 0)):
+            axis = len(shape) // 2
+            kinds = ("max", "min") if dtype == "bool" else ("sum", "prod", "max", "min")
+            kernels += [
+                Scan(label="t", inputs=(operand(shape, dtype),), outputs=(operand(shape, dtype),), op=s, axis=axis)
+                for s in kinds
+            ]
+            for take in {shape[axis], min(3, shape[axis])}:
+                out = (*shape[:axis], take, *shape[axis + 1 :])
+                for down in (False, True):
+                    inputs, outputs = (operand(shape, dtype),), (operand(out, dtype), operand(out, "int64"))
+                    kernels.append(Sort(label="t", inputs=inputs, outputs=outputs, axis=axis, descending=down, k=take))
+    compiled = compile_kernels(kernels, 100)
+    for n, kernel in enumerate(kernels):
+        got = arrays(kernel, n)
+        x = view(kernel.inputs[0], got)
+        if dtypes.is_float(kernel.inputs[0].dtype):  # halves make sums exact and ties frequent
+            x[...] = np.round(x.astype(np.float32) * 2) / 2
+            if isinstance(kernel, Sort):
+                x.reshape(-1)[::7], x.reshape(-1)[1::9] = np.nan, -0.0
+        want = {b: a.copy() for b, a in got.items()}
+        expected(kernel, want)
+        assert compiled.run(n, got, 2) == 0
+        for o in kernel.outputs:
+            np.testing.assert_array_equal(
+                view(o, got).astype(np.float64),
+                view(o, want).astype(np.float64),
+                f"{kernel.kind} {kernel.parameters()} {kernel.inputs[0].dtype}",
+            )
+
+
+# -- accuracy -----------------------------------------------------------------------------------------------------
+def no_worse_than_torch(got: np.ndarray, torch_result, exact: np.ndarray) -> None:
+    ours = np.abs(got.astype(np.float64) - exact).max()
+    theirs = np.abs(torch_result.double().numpy() - exact).max()
+    assert ours <= 1.1 * theirs + 1e-7 * np.abs(exact).max(), (ours, theirs)
+
+
+@pytest.mark.parametrize("shape, axis", [((3, 40000), 1), ((1, 1 << 20), 1), ((5000, 33), 0)])
+def test_long_sums_are_as_accurate_as_torch(shape: tuple[int, int], axis: int) -> None:
+    torch = pytest.importorskip("torch")
+    idx = (i, ZERO) if axis == 1 else (ZERO, j)
+    out = tuple(1 if d == axis else n for d, n in enumerate(shape))
+    kernel = loops(
+        [operand(shape)],
+        [operand(out)],
+        shape,
+        (axis,),
+        fold("sum", load(0, "float32", (i, j))),
+        store(stage(0, "float32"), *idx, per_row=True),
+    )
+    x = np.random.default_rng(1).random(shape, np.float32)
+    (got,), _, _ = run(kernel, x0=x)
+    no_worse_than_torch(got, torch.from_numpy(x).sum(axis, keepdim=True), x.astype(np.float64).sum(axis, keepdims=True))
+
+
+@pytest.mark.parametrize("shape, axis", [((6, 1000), 1), ((300, 37), 0)])
+def test_softmax_is_as_accurate_as_torch(shape: tuple[int, int], axis: int) -> None:
+    torch = pytest.importorskip("torch")
+    kernel = softmax(shape, axis)
+    assert scratch_bytes(kernel) > 0  # the exponentials are kept for the last pass
+    (got,), _, _ = run(kernel)
+    x = view(kernel.inputs[0], arrays(kernel))
+    exact = np.exp(x.astype(np.float64))
+    no_worse_than_torch(got, torch.from_numpy(x.copy()).softmax(axis), exact / exact.sum(axis, keepdims=True))
+
+
+def softmax(shape: tuple[int, int], axis: int) -> Kernel:
+    x = load(0, "float32", (i, j))
+    return loops(
+        [operand(shape)], [operand(shape)], shape, (axis,),
+        fold("max", x), Stage("temp", fn("exp")(x - stage(0, "float32"))), fold("sum", stage(1, "float32")),
+        store(stage(1, "float32") / stage(2, "float32"), i, j),
+    )  # fmt: skip
+
+
+# -- reductions ---------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("axis", [0, 1])
+def test_argmax_takes_the_first_and_nan_wins(axis: int) -> None:
+    shape = (40, 50)
+    idx = (i, ZERO) if axis == 1 else (ZERO, j)
+    out = tuple(1 if d == axis else n for d, n in enumerate(shape))
+    x = load(0, "float32", (i, j))
+    kernel = loops(
+        [operand(shape)], [operand(out, "int64"), operand(out, "int64"), operand(out)], shape, (axis,),
+        fold("argmax", x), fold("argmin", x), fold("max", x),
+        *(store(stage(n, t), *idx, output=n, per_row=True) for n, t in enumerate(("int64", "int64", "float32"))),
+    )  # fmt: skip
+    values = np.random.default_rng(2).integers(0, 4, shape).astype(np.float32)
+    values[3, 7] = values[3, 40] = values[30, 7] = np.nan
+    values[5] = -np.inf
+    got, want, _ = run(kernel, x0=values)
+    for a, b in zip(got, want, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_reductions_over_nothing_give_their_identity() -> None:
+    kernel = loops(
+        [operand((3, 0))], [operand((3, 1)), operand((3, 1))], (3, 0), (1,),
+        fold("sum", load(0, "float32", (i, j))), fold("prod", load(0, "float32", (i, j))),
+        store(stage(0, "float32") + 2.0, i, ZERO, per_row=True),
+        store(stage(1, "float32"), i, ZERO, output=1, per_row=True),
+    )  # fmt: skip
+    got, _, _ = run(kernel)
+    assert got[0].tolist() == [[2.0]] * 3 and got[1].tolist() == [[1.0]] * 3
+
+
+def pool(dtype: str, reduce: str, channels_last: bool) -> Kernel:
+    n, h, w, c, r, s = (index(d) for d in range(6))
+    at = (n, h * 2 + r - 1, w * 2 + s - 1, c)
+    inside = (at[1] >= 0) & (at[1] < 9) & (at[2] >= 0) & (at[2] < 11)
+    order = (0, 1, 2, 3) if channels_last else (0, 3, 1, 2)
+    x = load(0, dtype, [at[d] for d in order]).cast("float32")
+    e = where(inside, x, -math.inf if reduce == "max" else 0.0)
+    sizes, out = (2, 9, 11, 70), (2, 5, 6, 70)
+    return loops(
+        [operand([sizes[d] for d in order], dtype)], [operand([out[d] for d in order], dtype)], (*out, 3, 3), (4, 5),
+        fold(reduce, e), store(stage(0, "float32").cast(dtype), *((n, h, w, c)[d] for d in order), per_row=True),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("reduce", ["max", "sum"])
+@pytest.mark.parametrize("channels_last", [True, False])
+def test_padded_pooling_never_reads_outside(reduce: str, channels_last: bool) -> None:
+    kernel = pool("float16", reduce, channels_last)
+    got = arrays(kernel)
+    want = {b: a.copy() for b, a in got.items()}
+    expected(kernel, want)
+    compiled = compile_kernels([kernel])
+    for at_end in (True, False):
+        inside = {b: fenced(a, at_end) for b, a in got.items()}
+        compiled.run(0, inside, 2)
+        np.testing.assert_allclose(
+            view(kernel.outputs[0], inside).astype(np.float32),
+            view(kernel.outputs[0], want).astype(np.float32),
+            rtol=2e-3,
+            atol=2e-3,
+        )
+
+
+def test_pooling_guards_become_loop_bounds() -> None:
+    text = source(pool("float32", "max", True), "pool")
+    assert "?" not in text and "if (next_chunk" not in text.replace("if (next_chunk(th, counter) == 0)", "")
+    assert text.count("scalar_max<long>(0, ") == 2
+
+
+# -- indices ------------------------------------------------------------------------------------------------------
+def gather(positions: int) -> Kernel:
+    row = load(1, "int64", (i,))
+    return loops(
+        [operand((10, 33)), operand((positions,), "int64")],
+        [operand((positions, 33))],
+        (positions, 33),
+        (),
+        store(load(0, "float32", (row, j)), i, j),
+    )
+
+
+@pytest.mark.parametrize("bad", [-1, 10, 1 << 62])
+def test_an_index_out_of_range_is_reported_and_reads_nothing(bad: int) -> None:
+    kernel = gather(50)
+    rows = np.arange(50) % 10
+    (got,), (want,), status = run(kernel, x1=rows)
+    assert status == 0
+    np.testing.assert_array_equal(got, want)
+    buffers = arrays(kernel, x1=rows)
+    view(kernel.inputs[1], buffers)[49] = bad
+    buffers = {n: fenced(a, True) for n, a in buffers.items()}
+    assert compile_kernels([kernel]).run(0, buffers, 2) == 1
+
+
+def test_a_guarded_index_is_checked_only_where_it_is_used() -> None:
+    row = load(1, "int64", (i,))
+    lane = load(1, "int64", (j,))
+    by_row = where((row >= 0) & (row < 10), load(0, "float32", (row, j)), 7.0)
+    by_lane = where((lane >= 0) & (lane < 10), load(0, "float32", (lane, i)), 7.0)
+    for e in (by_row, by_lane):
+        kernel = loops([operand((10, 40)), operand((40,), "int64")], [operand((40, 40))], (40, 40), (), store(e, i, j))
+        rows = np.arange(40) - 15
+        (got,), (want,), status = run(kernel, x1=rows)
+        assert status == 0
+        np.testing.assert_array_equal(got, want)
+
+
+def test_serial_stores_keep_their_order() -> None:
+    where_to = load(0, "int64", (i,))
+    last = loops(
+        [operand((60,), "int64"), operand((60,))],
+        [operand((5,))],
+        (60,),
+        (),
+        store(load(1, "float32", (i,)), where_to),
+        serial=True,
+    )
+    rows = loops(
+        [operand((60,), "int64"), operand((60, 20))],
+        [operand((5, 20))],
+        (60, 20),
+        (),
+        store(load(1, "float32", (i, j)), where_to, j),
+        serial=True,
+    )
+    for kernel in (last, rows):
+        (got,), (want,), status = run(kernel, x0=np.random.default_rng(3).integers(0, 5, 60))
+        assert status == 0
+        np.testing.assert_array_equal(got, want)
+
+
+def test_scatter_add_sees_what_it_wrote() -> None:
+    target = operand((5, 20), "int32")
+    at = (load(0, "int64", (i,)), j)
+    added = load(2, "int32", at) + load(1, "int32", (i, j))
+    kernel = loops(
+        [operand((60,), "int64"), operand((60, 20), "int32"), target],
+        [target],
+        (60, 20),
+        (),
+        store(added, *at),
+        serial=True,
+    )
+    index_values = np.random.default_rng(4).integers(0, 5, 60)
+    got = arrays(kernel, x0=index_values)
+    want = view(target, got).copy()
+    np.add.at(want, index_values, view(kernel.inputs[1], got))
+    assert compile_kernels([kernel]).run(0, got, 2) == 0
+    np.testing.assert_array_equal(view(target, got), want)
+
+
+def test_results_may_replace_an_input() -> None:
+    x = operand((37, 50))
+    e = load(0, "float32", (i, j))
+    kernel = loops(
+        [x],
+        [x, operand((37, 50))],
+        (37, 50),
+        (1,),
+        fold("max", e),
+        store(e - stage(0, "float32"), i, j),
+        store(e * 2.0, i, j, output=1),
+    )
+    got, want, _ = run(kernel)
+    for a, b in zip(got, want, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize(
+    "dtypes_", [("float32", "float16"), ("uint8", "uint8"), ("bool", "float32"), ("float64", "float64")]
+)
+def test_transposing_copies(dtypes_: tuple[str, str]) -> None:
+    source_, target = dtypes_
+    e = load(0, source_, (i, k, j)).cast(target)
+    kernel = loops([operand((3, 70, 45), source_)], [operand((3, 45, 70), target)], (3, 45, 70), (), store(e, i, j, k))
+    (got,), (want,), _ = run(kernel)
+    np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("channels", [2, 3, 4])
+def test_short_channels_are_interleaved(channels: int) -> None:
+    shape = (2, 75, channels)
+    e = (load(0, "float32", (i, k, j)) - load(1, "float32", (k,))).cast("float16")
+    kernel = loops(
+        [operand((2, channels, 75)), operand((channels,))], [operand(shape, "float16")], shape, (), store(e, i, j, k)
+    )
+    (got,), (want,), _ = run(kernel)
+    np.testing.assert_array_equal(got, want)
+    assert "st_woven" in source(kernel, "woven")
+
+
+def test_a_residual_sum_is_made_once_per_row() -> None:
+    x = load(0, "float32", (i, j)) + load(1, "float32", (i, j))
+    d = x - stage(1, "float32") * (1 / 200)
+    normal = d * fn("rsqrt")(stage(2, "float32") * (1 / 200) + 1e-5)
+    kernel = loops(
+        [operand((30, 200)), operand((30, 200))], [operand((30, 200)), operand((30, 200))], (30, 200), (1,),
+        store(x, i, j), fold("sum", x), fold("sum", d * d), store(normal, i, j, output=1),
+    )  # fmt: skip
+    got, want, _ = run(kernel)
+    for a, b in zip(got, want, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+    assert source(kernel, "norm").count("ld(a") == 2
+
+
+def test_concatenation_along_the_lanes_has_no_branch_inside() -> None:
+    e = where(
+        j < 20,
+        load(0, "float32", (i, j)),
+        where(j < 33, load(1, "float32", (i, j - 20)), load(2, "float32", (i, j - 33))),
+    )
+    kernel = loops([operand((30, n)) for n in (20, 13, 31)], [operand((30, 64))], (30, 64), (), store(e, i, j))
+    (got,), (want,), _ = run(kernel)
+    np.testing.assert_array_equal(got, want)
+    assert source(kernel, "concat").count("lanes<") == 3 and "select" not in source(kernel, "concat")
+
+
+def test_reshapes_written_as_divisions_need_none() -> None:
+    e = load(0, "float32", (i // 4, j // 2, i % 4, j % 2))
+    kernel = loops([operand((3, 8, 4, 2))], [operand((12, 16))], (12, 16), (), store(e, i, j))
+    (got,), (want,), _ = run(kernel)
+    np.testing.assert_array_equal(got, want)
+    text = source(kernel, "shuffle")
+    assert "gather" not in text and "%" not in text
+
+
+def test_special_values_pass_through() -> None:
+    x = load(0, "float32", (i,))
+    kernel = loops(
+        [operand((64,)), operand((64,))], [operand((64,), t) for t in ("float32",) * 3 + ("bool",) * 2], (64,), (),
+        store(maximum(x, load(1, "float32", (i,))), i), store(fn("minimum")(x, 0.0), i, output=1),
+        store(-x, i, output=2), store(fn("isnan")(x), i, output=3),
+        store(fn("isinf")(x) | (x.cast("bool")), i, output=4),
+    )  # fmt: skip
+    special = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0, 1e-45, 3.4e38], np.float32)
+    a, b = np.repeat(special, 8), np.tile(special, 8)
+    got, want, _ = run(kernel, x0=a, x1=b)
+    for x_, y_ in zip(got, want, strict=True):
+        np.testing.assert_array_equal(x_, y_)
+
+
+# -- the text -----------------------------------------------------------------------------------------------------
+def test_equal_kernels_have_equal_text_and_it_is_short() -> None:
+    texts = {emit_loops(softmax((8, 1000), 1), "name", lambda o: "p") for _ in range(2)}
+    assert len(texts) == 1
+    assert texts.pop().count("\n") < 45
+
+
+def test_an_empty_domain_does_nothing() -> None:
+    kernel = loops([operand((0, 5))], [operand((0, 5))], (0, 5), (), store(load(0, "float32", (i, j)), i, j))
+    assert run(kernel)[2] == 0
+    assert scratch_bytes(kernel) == 0
+
+
+# -- index arithmetic ---------------------------------------------------------------------------------------------
+SIZES = {0: 6, 1: 4}
+
+
+@st.composite
+def index_expressions(draw: st.DrawFn, depth: int = 3) -> Expr:
+    if depth == 0 or draw(st.booleans()):
+        return draw(st.sampled_from([index(0), index(1), const(draw(st.integers(-7, 7)), "int64")]))
+    a, b = draw(index_expressions(depth - 1)), draw(index_expressions(depth - 1))
+    op = draw(st.sampled_from(["add", "sub", "mul", "floordiv", "remainder", "minimum", "maximum", "where", "abs"]))
+    if op == "abs":
+        return fn(op)(a)
+    if op in ("floordiv", "remainder"):
+        return fn(op)(a, draw(st.integers(1, 6)))
+    if op == "where":
+        test = fn(draw(st.sampled_from(["lt", "le", "gt", "ge", "eq", "ne"])))(a, b)
+        return where(test & (index(0) >= 1) if draw(st.booleans()) else test, a, b)
+    return fn(op)(a, b)
+
+
+@settings(max_examples=300, deadline=None)
+@given(index_expressions())
+def test_simplified_indices_are_equal_and_inside_their_interval(e: Expr) -> None:
+    ranges = {d: (0, n - 1) for d, n in SIZES.items()}
+    values = expr.evaluate(e, tuple(SIZES.values()), [])
+    np.testing.assert_array_equal(expr.evaluate(affine.simplify(e, ranges), tuple(SIZES.values()), []), values)
+    bound = affine.interval(e, ranges)
+    assert bound is not None and bound[0] <= values.min() and values.max() <= bound[1]
+    points = affine.breakpoints([e], 0, 0, SIZES[0])
+    assert all(0 < p < SIZES[0] for p in points)
+    for low, high in zip([0, *points], [*points, SIZES[0]], strict=True):  # what holds in a piece only
+        piece = expr.substitute(affine.simplify(e, {**ranges, 0: (low, high - 1)}), {0: index(0) + low})
+        found = expr.evaluate(piece, (high - low, SIZES[1]), [])
+        np.testing.assert_array_equal(np.broadcast_to(found, values[low:high].shape), values[low:high])
+
+
+def test_padding_is_copied_piece_by_piece() -> None:
+    """Mirrored, then clamped, then wrapped around: every piece has a constant stride, and none is looked up."""
+    n = const(9, "int64")
+    mirrored = 8 - fn("abs")(8 - fn("abs")(j - 3))
+    clamped = fn("minimum")(fn("maximum")(j - 3, const(0, "int64")), const(8, "int64"))
+    for idx in (mirrored, clamped, fn("remainder")(j + 6, n)):
+        x, y = operand((4, 9)), operand((4, 15))
+        kernel = loops([x], [y], (4, 15), (), store(load(0, "float32", (i, idx)), i, j))
+        got, want, _ = run(kernel)
+        np.testing.assert_array_equal(got[0], want[0])
+        text = emit_loops(kernel, "name", lambda o: "p")
+        assert "gather" not in text and text.count("lanes<") == 3

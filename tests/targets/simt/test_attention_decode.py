@@ -1,0 +1,78 @@
+"""A decode step's attention in one kernel: against the CPU target, on the host's spelling of the SIMT kernels."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from npu_compiler.artifact.program import CompiledProgram
+from npu_compiler.frontend.llm import llm_graphs
+from npu_compiler.frontend.llm.config import LLMConfig, parameter_shapes
+from npu_compiler.pipeline import compile_entries
+from npu_compiler.targets import register_target
+from npu_runtime import CPUBackend, Executor, load_weights
+from npu_runtime.backends.base import Backend
+from npu_runtime.state import State
+
+from ...porting.backend import HostBackend
+from ...porting.target import TARGET
+
+MAX_LEN = 8192  # 32 groups share the keys: more than one adds up alone
+POSITIONS = (0, 15, 255, 256, 300, 4095, 5000, 8191)
+
+
+def _config(dtype: str, model_type: str, heads: int, size: int) -> LLMConfig:
+    card = {
+        "model_type": model_type, "vocab_size": 96, "hidden_size": 64, "intermediate_size": 64, "hidden_act": "silu",
+        "num_hidden_layers": 1, "num_attention_heads": heads, "num_key_value_heads": 1, "head_dim": size,
+        "max_position_embeddings": MAX_LEN, "rms_norm_eps": 1e-6, "rope_theta": 1e4, "tie_word_embeddings": True,
+        "torch_dtype": dtype,
+    }  # fmt: skip
+    return LLMConfig.from_hf(card)
+
+
+def _run(
+    program: CompiledProgram, backend: Backend, weights: dict[str, np.ndarray], state: dict[str, np.ndarray]
+) -> list[np.ndarray]:
+    store = load_weights(program, weights, backend)
+    states = State(program, backend, store.state)
+    executor = Executor(program, store, backend, "decode", states)
+    results = []
+    for position in POSITIONS:
+        for key, value in state.items():
+            states.write(key, value)
+        feeds = {"token_ids": np.array([[7]]), "positions": np.array([position]), "last": np.array([0])}
+        results += [np.asarray(v, np.float32) for v in executor.run(feeds).values()]
+        results += [np.asarray(v[:, :, position], np.float32) for v in states.snapshot().values()]
+    return results
+
+
+@pytest.mark.parametrize(
+    ("dtype", "model_type", "heads", "size"),
+    [
+        ("bfloat16", "qwen2", 6, 128),
+        ("float16", "llama", 8, 64),
+        ("bfloat16", "qwen3", 2, 64),
+        ("float32", "llama", 2, 64),
+    ],
+)
+def test_one_kernel_attends(dtype: str, model_type: str, heads: int, size: int) -> None:
+    """Without a matrix unit for the type there is no such kernel."""
+    register_target(TARGET)
+    config = _config(dtype, model_type, heads, size)
+    graphs = llm_graphs(config, max_len=MAX_LEN, chunks=())
+    rng = np.random.default_rng(0)
+    kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else np.dtype(dtype)
+    weights = {k: (0.2 * rng.standard_normal(s)).astype(kind) for k, s in parameter_shapes(config).items()}
+    host = compile_entries(graphs, "host")
+    cache = {b.name: b.shape for b in host.buffers if b.kind == "state"}
+    state = {k: rng.standard_normal(s).astype(kind) for k, s in cache.items()}
+    kinds = [c.kind for c in host.entries["decode"].calls]
+    fused = dtype != "float32"
+    assert ("decode_attention" in kinds, "attention" in kinds) == (fused, not fused)
+    got = _run(host, HostBackend(), weights, state)
+    expected = _run(compile_entries(graphs, "cpu"), CPUBackend(), weights, state)
+    for x, y in zip(got, expected, strict=True):
+        scale = np.abs(y).max()
+        assert np.abs(x - y).max() <= (2e-5 if dtype == "float32" else 0.02) * scale

@@ -1,0 +1,131 @@
+"""Sizes around the edges of tiles, splits and teams, on the SIMT kernels as Metal runs them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from npu_compiler.target_config import TARGETS
+from npu_compiler.targets.simt.kernels import loops
+
+from ...models.gate import Args, compile_and_run, expect
+from ...support.metal_backend import EmulatedMetal
+
+
+class Call(nn.Module):
+    """A function of tensors as a module."""
+
+    def __init__(self, function: Callable[..., torch.Tensor]):
+        super().__init__()
+        self.function = function
+
+    def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
+        return self.function(*tensors)
+
+
+def product(m: int, n: int, k: int, batch: int = 0) -> tuple[nn.Module, Args]:
+    """A product with bias, activation and residual behind it."""
+    lead = (batch,) if batch else ()
+    shapes = ((*lead, m, k), (*lead, k, n), (n,), (*lead, m, n))
+    return Call(lambda x, w, b, r: F.gelu(x @ w + b) + r), tuple(torch.randn(s) for s in shapes)
+
+
+def linear(m: int, n: int, k: int) -> tuple[nn.Module, Args]:
+    return nn.Sequential(nn.LayerNorm(k), nn.Linear(k, n), nn.SiLU()), (torch.randn(m, k),)
+
+
+def conv(size: int, channels: int, out: int, **options: Any) -> tuple[nn.Module, Args]:
+    return nn.Sequential(nn.Conv2d(channels, out, **options), nn.ReLU()), (torch.randn(2, channels, size, size),)
+
+
+def attention(queries: int, keys: int, heads: int, shared: int, width: int, causal: bool) -> tuple[nn.Module, Args]:
+    def f(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=shared != heads)
+
+    shapes = ((2, heads, queries, width), (2, shared, keys, width), (2, shared, keys, width))
+    return Call(f), tuple(torch.randn(s) for s in shapes)
+
+
+CASES: dict[str, Callable[[], tuple[nn.Module, Args]]] = {
+    "product-65x130x72": lambda: product(65, 130, 72),
+    "product-5x33x200": lambda: product(5, 33, 200),
+    "product-64x64x32": lambda: product(64, 64, 32),
+    "product-batch": lambda: product(17, 40, 24, batch=3),
+    "row-1x65x256": lambda: linear(1, 65, 256),
+    "row-1x48x2056": lambda: linear(1, 48, 2056),
+    "rows-4x70x96": lambda: linear(4, 70, 96),
+    "conv-3x3": lambda: conv(11, 16, 40, kernel_size=3, padding=1),
+    "conv-odd-channels": lambda: conv(9, 5, 13, kernel_size=3, stride=2, dilation=2, padding=3),
+    "conv-1x1": lambda: conv(9, 24, 72, kernel_size=1),
+    "conv-groups": lambda: conv(8, 16, 32, kernel_size=(3, 2), groups=2),
+    "conv-depthwise": lambda: conv(10, 24, 24, kernel_size=5, padding=2, groups=24),
+    "attention-decode": lambda: attention(1, 301, 6, 2, 64, False),
+    "attention-prefill": lambda: attention(37, 37, 4, 4, 32, True),
+    "attention-wide": lambda: attention(3, 70, 2, 1, 100, False),
+    "softmax-3000": lambda: (Call(lambda x: torch.softmax(x, -1)), (torch.randn(3, 3000),)),
+    "softmax-columns": lambda: (Call(lambda x: torch.softmax(x, 0)), (torch.randn(300, 70),)),
+    "sums-of-20000": lambda: (Call(lambda x: (x * x + x).sum(-1)), (torch.randn(16, 20000),)),
+    "sum-of-all": lambda: (Call(lambda x: ((x * x).sum().sqrt() * x.amax()).view(1)), (torch.randn(61, 3, 257),)),
+    "sums-of-few-columns": lambda: (Call(lambda x, y: x.mean((0, 2)) + y), (torch.randn(64, 3, 257), torch.randn(3))),
+    "largest-of-all": lambda: (Call(lambda x: (x.amin() - x.amax(0)).view(1)), (torch.randn(30011),)),
+    "group-norm": lambda: (nn.GroupNorm(3, 12), (torch.randn(2, 12, 17, 5),)),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_shape(dtype: str, request: pytest.FixtureRequest) -> None:
+    """One program for all cases, each with float64 as the judge."""
+    for order in ("ascending", "shuffled"):
+        for name, make in CASES.items():
+            torch.manual_seed(1)
+            model, inputs = make()
+            wanted = expect(model, [inputs], dtype)
+            try:
+                wanted.check(compile_and_run(model, [inputs], dtype, EmulatedMetal(order, seed=11)))
+            except Exception as error:
+                raise AssertionError(f"{name} {dtype} {order}: {error}") from error
+
+
+def rotary(rows: int, width: int) -> tuple[nn.Module, Args]:
+    """Each half of a row needs the other."""
+    half = width // 2
+
+    def f(x: torch.Tensor, c: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
+        return x * c + torch.cat((-x[..., half:], x[..., :half]), -1) * s
+
+    return Call(f), (torch.randn(2, rows, width), torch.randn(rows, width), torch.randn(rows, width))
+
+
+VECTORS: dict[str, Callable[[], tuple[nn.Module, Args]]] = {
+    "rotary": lambda: rotary(5, 32),
+    "rotary-odd-half": lambda: rotary(5, 12),
+    "max-pool": lambda: (nn.Sequential(nn.Conv2d(4, 16, 1), nn.MaxPool2d(3, 2, 1)), (torch.randn(1, 4, 9, 9),)),
+    "mean-pool": lambda: (nn.Sequential(nn.Conv2d(4, 16, 1), nn.AvgPool2d(3, 2, 1)), (torch.randn(1, 4, 9, 9),)),
+    "column-sums": lambda: (Call(lambda x: x.sum(1)), (torch.randn(3, 7, 24),)),
+    "norm-of-a-few-rows": lambda: (nn.LayerNorm(1536), (torch.randn(5, 1536),)),
+    "image": lambda: (nn.Sequential(nn.Conv2d(3, 16, 7, 2, 3), nn.ReLU()), (torch.randn(2, 3, 13, 15),)),
+    "image-3x3": lambda: (nn.Conv2d(1, 8, 3, 2), (torch.randn(1, 1, 12, 12),)),
+    "images": lambda: (nn.Conv2d(3, 16, 7, 2, 3), (torch.randn(8, 3, 13, 15),)),
+    "pixels": lambda: (Call(lambda x: F.pad(x, (1, 2, 3, 0)).permute(0, 2, 3, 1) * 2), (torch.randn(4, 4, 9, 21),)),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_threads_that_take_vectors(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where rows and vectors are many, and images as rows of pixels."""
+    monkeypatch.setattr(loops, "VECTOR_ROWS", 1)
+    monkeypatch.setattr(loops, "TURNS_FROM", 1)
+    monkeypatch.setitem(TARGETS, "metal", replace(TARGETS["metal"], image_row=32))
+    for name, make in VECTORS.items():
+        torch.manual_seed(1)
+        model, inputs = make()
+        try:
+            expect(model, [inputs], dtype).check(compile_and_run(model, [inputs], dtype, EmulatedMetal("shuffled", 5)))
+        except Exception as error:
+            raise AssertionError(f"{name} {dtype}: {error}") from error

@@ -1,0 +1,1 @@
+"""The compiler's modules, in folders like those of npu_compiler."""

@@ -1,0 +1,228 @@
+"""Kernels: attention, epilogues, rows and concatenations, each with what must not become one."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from npu_compiler.graph import expr
+from npu_compiler.graph.expr import fn, index, load
+from npu_compiler.graph.graph import Graph, Value
+from npu_compiler.passes import attention, concat_to_select, decompose, normalise, patterns
+from npu_compiler.schedule import checks
+from npu_compiler.schedule.kernel import Loops
+from npu_compiler.target_config import target_config
+
+from ...support.graph_tools import compiled, exp, kept, kinds, layer_norm, linear, log, ops, relu, rsqrt, softmax, tanh
+
+# -- rewrites as data -------------------------------------------------------------------------------------------------
+REWRITES = [r for r in attention.REWRITES]
+
+
+@pytest.mark.parametrize("rewrite", REWRITES, ids=lambda r: r.name)
+def test_rewrites_match_their_examples_and_keep_the_result(rewrite: patterns.Rewrite) -> None:
+    for example in rewrite.examples:
+        graph = example()
+        normalise.normalise(graph)
+        dtype = graph.nodes[0].out.dtype
+        kept(graph, lambda g: patterns.apply(g, [rewrite]), dtype)
+        assert "attention" in ops(graph), inspect.getsource(example)
+
+
+@pytest.mark.parametrize("rewrite", REWRITES, ids=lambda r: r.name)
+def test_rewrites_leave_their_counter_examples_alone(rewrite: patterns.Rewrite) -> None:
+    for example in rewrite.counter_examples:
+        graph = example()
+        normalise.normalise(graph)
+        assert patterns.apply(graph, [rewrite]) == 0, inspect.getsource(example)
+
+
+def attend(mask: Callable[[Graph], Value | None], causal: bool = False) -> Graph:
+    g = Graph("attention")
+    q, k, v = (g.input(n, (2, 4, 6, 8), "float32") for n in "qkv")
+    g.outputs = [("y", g.attention(q, k, v, mask(g), 0.3, causal))]
+    return g
+
+
+@pytest.mark.parametrize(
+    ("mask", "causal", "operands"),
+    [
+        (lambda g: g.const(np.zeros((1, 1, 6, 6), np.float32)), False, 3),
+        (lambda g: g.const(np.ones((6, 1), bool)).expand(6, 6), False, 3),
+        (lambda g: g.const(np.tri(6, dtype=bool)), True, 3),
+        (lambda g: g.elementwise((6, 6), [], index(1) <= index(0)), True, 3),
+        (lambda g: g.elementwise((6, 6), [], ~(index(1) > index(0))).reshape(1, 1, 6, 6), True, 3),
+        (lambda g: g.const(np.tri(6, k=1, dtype=bool)), False, 4),
+        (lambda g: g.elementwise((6, 6), [], index(1) < index(0) + 2), False, 4),
+        (lambda g: g.input("mask", (6, 6), "bool"), False, 4),
+    ],
+)
+def test_masks_that_hide_nothing_or_just_the_future(mask: Callable, causal: bool, operands: int) -> None:
+    graph = kept(attend(mask), attention.fuse_attention)
+    (node,) = (n for n in graph.nodes if n.op == "attention")
+    assert (node.attrs["causal"], len(node.inputs)) == (causal, operands)
+
+
+def test_attention_over_doubles_becomes_loops() -> None:
+    for causal in (False, True):
+        g = Graph("attention")
+        q, k, v = (g.input(n, (2, 4 if n == "q" else 2, 5, 8), "float64") for n in "qkv")
+        g.outputs = [("y", g.attention(q, k, v, None, 0.3, causal))]
+        graph = kept(g, lambda g: decompose.decompose(g, target_config("cpu")), "float64")
+        assert not {"attention", "matmul"} & set(ops(graph))
+
+
+# -- epilogues --------------------------------------------------------------------------------------------------------
+def test_bias_activation_and_residual_run_in_the_epilogue() -> None:
+    g = Graph("epilogue")
+    x, r = g.input("x", (2, 5, 6), "float32"), g.input("r", (2, 5, 8), "float32")
+    y = linear(x, 8) + g.weight("b", (8,), "float32")
+    g.outputs = [("y", y * g.pointwise(fn("sigmoid"), y) + r)]
+    _, kernels = compiled(g)
+    assert kinds(kernels) == ["gemm"] and len(kernels[0].inputs) == 4
+
+
+def test_a_result_with_two_readers_is_stored_once() -> None:
+    g = Graph("two readers")
+    y = linear(g.input("x", (5, 6), "float32"), 8)
+    g.outputs = [("a", g.pointwise(tanh, y)), ("b", g.pointwise(exp, y).sum([1]))]
+    _, kernels = compiled(g)
+    assert kinds(kernels).count("gemm") == 1 and expr.render(kernels[0].epilogue) == "acc"
+
+
+def test_an_addition_of_two_products_joins_one_of_them() -> None:
+    g = Graph("two products")
+    x = g.input("x", (5, 6), "float32")
+    g.outputs = [("y", relu(linear(x, 8, "a") + linear(g.pointwise(tanh, x), 8, "b")))]
+    _, kernels = compiled(g)
+    assert sorted(kinds(kernels)) == ["gemm", "gemm", "map"]
+
+
+def test_no_epilogue_through_a_transposition_or_a_gather() -> None:
+    g = Graph("no epilogue")
+    y = linear(g.input("x", (6, 6), "float32"), 6)
+    rows = g.input("rows", (6,), "int64")
+    g.outputs = [
+        ("y", g.pointwise(lambda a, b: a + b, y, y.permute(1, 0))),
+        (
+            "z",
+            g.elementwise(
+                (6, 6),
+                [linear(g.input("z", (6, 6), "float32"), 6, "v"), rows],
+                load(0, "float32", [load(1, "int64", [index(0)]), index(1)]),
+            ),
+        ),
+    ]
+    _, kernels = compiled(g)
+    assert kinds(kernels).count("gemm") == 2 and kinds(kernels).count("map") == 2
+
+
+# -- loops ------------------------------------------------------------------------------------------------------------
+def group_norm(x: Value, groups: int) -> Value:
+    n, c, *rest = x.shape
+    g = x.graph
+    y = x.reshape(n, groups, -1)
+    y = y - y.mean([2])
+    y = (y * g.pointwise(rsqrt, (y * y).mean([2]) + 1e-5)).reshape(n, c, *rest)
+    return y * g.weight("gain", (c, 1), "float32") + g.weight("shift", (c, 1), "float32")
+
+
+def rms_norm(x: Value) -> Value:
+    g = x.graph
+    return x * g.pointwise(rsqrt, (x * x).mean([x.rank - 1]) + 1e-6) * g.weight("gain", (x.shape[-1],), "float32")
+
+
+def log_softmax(x: Value) -> Value:
+    shifted = x - x.amax([x.rank - 1])
+    return shifted - x.graph.pointwise(log, x.graph.pointwise(exp, shifted).sum([x.rank - 1]))
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        softmax, layer_norm, rms_norm, log_softmax, lambda x: softmax(x, 1),
+        lambda x: softmax(x * 0.3 + x.graph.input("mask", (8, 16), "float32")),
+        lambda x: layer_norm(x + x.graph.input("r", x.shape, "float32")),
+        lambda x: layer_norm(x.cast("float16").cast("float32")).cast("float16"),
+        lambda x: x.graph.pointwise(fn("sigmoid"), rms_norm(x)) * x,
+    ],
+)  # fmt: skip
+def test_norms_and_softmax_are_one_kernel(f: Callable[[Value], Value]) -> None:
+    g = Graph("rows")
+    g.outputs = [("y", f(g.input("x", (3, 8, 16), "float32")))]
+    _, kernels = compiled(g, dtype="float16")
+    assert len(kernels) == 1, kinds(kernels)
+
+
+def test_group_norm_needs_no_copies() -> None:
+    g = Graph("group norm")
+    g.outputs = [("y", group_norm(g.input("x", (2, 6, 10), "float32"), 3))]
+    _, kernels = compiled(g)
+    assert len(kernels) <= 2 and "copy" not in kinds(kernels)
+
+
+def test_pointwise_chains_are_one_kernel_and_shared_work_is_done_once() -> None:
+    g = Graph("chain")
+    x = g.input("x", (40, 50), "float32")
+    e = g.pointwise(exp, x)
+    g.outputs = [("a", g.pointwise(tanh, e * 2.0)), ("b", e + 1.0), ("c", e.permute(1, 0) * 3.0)]
+    _, kernels = compiled(g)
+    assert sum(k.text().count("exp(") for k in kernels) == 1
+
+
+def test_no_group_is_merged_around_another_kernel() -> None:
+    """y depends on a product of x; merging both readers of e would make that product wait for itself."""
+    g = Graph("cycle")
+    e = g.pointwise(exp, g.input("x", (8, 8), "float32"))
+    product = linear(e, 8)
+    g.outputs = [("y", g.pointwise(lambda a, b: tanh(a) * b, e, g.pointwise(tanh, product).permute(1, 0)))]
+    state, kernels = compiled(g)
+    checks.check_groups(state.graph, state.groups)
+    assert kinds(kernels).count("gemm") == 1
+
+
+def test_rows_are_not_repeated_for_wider_kernels_without_a_reduction() -> None:
+    g = Graph("widening")
+    row = g.pointwise(exp, g.input("row", (64, 1), "float32"))
+    g.outputs = [("y", g.pointwise(lambda a, b: a * b, g.input("x", (64, 64), "float32"), row))]
+    state, _ = compiled(g)
+    assert {group.domain for group in state.groups} == {(64, 1), (64, 64)}
+
+
+def test_reductions_over_other_dims_or_nothing_are_other_kernels() -> None:
+    g = Graph("reductions")
+    x = g.input("x", (6, 8), "float32")
+    g.outputs = [
+        ("y", x.sum([0])),
+        ("z", x.sum([1])),
+        ("same", g.reduce("sum", x, [])),
+        ("at", g.reduce("argmax", x.reshape(6, 8, 1), [2])),
+    ]
+    _, kernels = compiled(g)
+    assert all(isinstance(p, Loops) for k in kernels for p in k.members)
+
+
+# -- concatenations ---------------------------------------------------------------------------------------------------
+def test_rotary_embedding_is_one_kernel() -> None:
+    g = Graph("rotary")
+    x, cos, sin = (
+        g.input("x", (2, 4, 6, 8), "float32"),
+        g.input("cos", (6, 8), "float32"),
+        g.input("sin", (6, 8), "float32"),
+    )
+    turned = g.concat([-x.slice(3, 4, 8), x.slice(3, 0, 4)], 3)
+    g.outputs = [("y", x * cos + turned * sin)]
+    _, kernels = compiled(g)
+    assert kinds(kernels) == ["map"]
+
+
+def test_concatenations_that_others_read_or_kernels_write_stay() -> None:
+    g = Graph("concat")
+    x, y = g.input("x", (4, 3), "float32"), g.input("y", (4, 3), "float32")
+    read = g.concat([x, y], 1)
+    written = g.concat([g.pointwise(exp, x), g.pointwise(tanh, y)], 1)
+    g.outputs = [("a", linear(read, 5)), ("b", g.pointwise(tanh, written)), ("c", g.pointwise(exp, written).sum([1]))]
+    assert ops(kept(g, concat_to_select.select_concats))["concat"] == 2

@@ -1,0 +1,183 @@
+"""The compiler as a whole: switches, verification after each phase, dumps."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from npu_compiler import pipeline
+from npu_compiler.graph import expr, interp
+from npu_compiler.graph.expr import const, index, load, where
+from npu_compiler.graph.graph import Graph
+from npu_compiler.passes import fuse, padding
+from npu_compiler.pipeline import SWITCHES, State, run_graph
+from npu_compiler.schedule import checks
+from npu_compiler.support.errors import CompileError
+
+from ..support import schedule_interp
+from ..support.graph_tools import (
+    Arrays,
+    assert_close,
+    batch_norm,
+    conv,
+    data_for,
+    layer_norm,
+    linear,
+    ops,
+    padded,
+    relu,
+    softmax,
+    tanh,
+)
+
+
+# -- switches ---------------------------------------------------------------------------------------------------------
+def everything() -> Graph:
+    """A program on which every switch makes a difference."""
+    g = Graph("everything")
+    x = g.input("x", (2, 3, 8, 8), "float32")
+    y = relu(batch_norm(conv(padded(x, (0, 1, 0, 1)), "c1", 32), "bn"))
+    y = relu(conv(y, "c2", 64, bias=True) + conv(y, "c3", 64))
+    rows = g.concat(
+        [g.weight("token", (1, 1, 64), "float32").expand(2, 1, 64), y.reshape(2, 64, 81).permute(0, 2, 1)], 1
+    )
+    at = g.const(np.arange(82))
+    table = g.input("table", (100, 64), "float32")
+    place = g.elementwise((82, 64), [table, at], load(0, "float32", [load(1, "int64", [index(0)]), index(1)]))
+    h = layer_norm(rows + place)
+    q, k, v = (linear(h, 64, n).reshape(2, 82, 4, 16).permute(0, 2, 1, 3) for n in "qkv")
+    seen = g.pointwise(
+        lambda m: where(m, const(0.0, "float32"), -3e38), g.input("keep", (2, 1, 1, 82), "bool"), promote=False
+    )
+    p = softmax(q.matmul(k.permute(0, 1, 3, 2)) * (0.5 * 0.5) + seen)
+    z = p.matmul(v).permute(0, 2, 1, 3).reshape(2, 82, 64)
+    twice = g.const(np.array([1.0, 2.0], np.float32)) * 2.0
+    same = g.pointwise(lambda e: e, z).permute(0, 1, 2)
+    z = linear(same, 8, "out") * 0.05
+    g.outputs = [("y", g.pointwise(tanh, z) + twice.sum([0])), ("again", g.pointwise(tanh, z))]
+    row = g.input("row", (1, 64), "float32")
+    normed = layer_norm(row)
+    g.outputs += [
+        ("gated", g.pointwise(tanh, linear(normed, 64, "gate")) * linear(normed, 64, "up")),
+        ("beside", g.pointwise(tanh, row)), ("other", g.pointwise(tanh, table)),
+    ]  # fmt: skip
+    return g
+
+
+def fingerprint(state: State) -> list[tuple[str, str, int]]:
+    assert state.schedule is not None
+    return [(k.kind, k.text(), len(k.inputs)) for k in state.schedule.kernels]
+
+
+@pytest.fixture(scope="module")
+def usual() -> tuple[Arrays, list[tuple[str, str, int]]]:
+    graph = everything()
+    data = data_for(graph)
+    want = interp.run(graph, data, data)
+    state = run_graph(graph)
+    assert_close(schedule_interp.run(state, data, data), want)
+    return want, fingerprint(state)
+
+
+# Other passes call "normalise"; "compress_weights" wants a program that asks for it: see test_format.py.
+@pytest.mark.parametrize("switch", [s for s in SWITCHES if s not in ("normalise", "compress_weights")])
+@pytest.mark.parametrize("by", ["argument", "environment"])
+def test_every_switch_changes_the_program_and_not_its_result(
+    switch: str, by: str, usual: tuple[Arrays, list[tuple[str, str, int]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = everything()
+    data = data_for(graph)
+    if by == "environment":
+        monkeypatch.setenv("NPU_DISABLE", switch)
+        state = run_graph(graph)
+    else:
+        state = run_graph(graph, disable=(switch,))
+    want, kernels = usual
+    assert fingerprint(state) != kernels
+    if by == "argument":
+        assert_close(schedule_interp.run(state, data, data), want)
+
+
+def test_normalise_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    def twins() -> Graph:
+        g = Graph("twins")
+        x = g.input("x", (4, 4), "float32")
+        g.outputs = [("a", g.pointwise(tanh, x)), ("b", g.pointwise(tanh, x))]
+        return g
+
+    assert ops(run_graph(twins(), until="normalise").graph)["pointwise"] == 1
+    assert ops(run_graph(twins(), disable=("normalise",), until="normalise").graph)["pointwise"] == 2
+    monkeypatch.setenv("NPU_DISABLE", "normalise")
+    assert ops(run_graph(twins(), until="normalise").graph)["pointwise"] == 2
+
+
+def test_everything_switched_off_still_runs(usual: tuple[Arrays, list[tuple[str, str, int]]]) -> None:
+    graph = everything()
+    data = data_for(graph)
+    assert_close(schedule_interp.run(run_graph(graph, disable=SWITCHES), data, data), usual[0])
+
+
+def test_unknown_switches_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(CompileError, match="cannot disable fold_bn; these can be: normalise"):
+        run_graph(everything(), disable=("fold_bn",))
+    monkeypatch.setenv("NPU_DISABLE", "layout,nothing")
+    with pytest.raises(CompileError, match="cannot disable nothing"):
+        run_graph(everything())
+
+
+# -- what NPU_VERIFY and NPU_DUMP do ----------------------------------------------------------------------------------
+def test_verification_finds_the_phase_that_breaks_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NPU_VERIFY", "2")
+    run_graph(everything())
+
+    def wrong_result(graph: Graph) -> None:
+        for node in graph.nodes:
+            if node.op == "pointwise" and node.attrs["expr"].op == "maximum":
+                node.attrs["expr"] = node.attrs["expr"] + 1.0
+
+    def wrong_shape(graph: Graph) -> None:
+        next(n for n in graph.nodes if n.op == "conv2d").out.shape = (1, 2, 3, 4)
+
+    def wrong_load(graph: Graph) -> None:
+        node = graph.outputs[1][1].node
+        e = node.attrs["expr"]
+        node.attrs["expr"] = expr.substitute(e, loads=lambda x: expr.load(x.value, x.dtype, [i + 100 for i in x.args]))
+
+    for level, damage, message in (
+        ("2", wrong_result, "after phase 'layout': output 'y' is no longer what it was"),
+        ("1", wrong_shape, r"after phase 'layout': node \d+ \(conv2d\): declares float32\[1, 2, 3, 4\]"),
+        ("1", wrong_load, r"after phase 'layout': .* reads 100 to "),
+    ):
+        monkeypatch.setenv("NPU_VERIFY", level)
+        with monkeypatch.context() as patch:
+            patch.setattr(padding, "fold_padding", damage)
+            with pytest.raises(CompileError, match=message):
+                run_graph(everything())
+
+
+def test_dumps_are_numbered_and_readable(
+    tmp_path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("NPU_DUMP", str(tmp_path / "dump"))
+    monkeypatch.setenv("NPU_DEBUG", "2")
+    g = Graph("small")
+    g.sources = ("linear",)
+    g.outputs = [("y", relu(linear(g.input("x", (4, 6), "float32"), 8)))]
+    run_graph(g)
+    names = sorted(p.name for p in (tmp_path / "dump").iterdir())
+    phases = [name for name, _, _ in pipeline.PHASES]
+    assert names == [f"{phases.index(n)}_{n}.txt" for n in phases[1 : phases.index("memory") + 1]]
+    text = (tmp_path / "dump" / names[-1]).read_text()
+    assert "%2: float32[4, 8] = matmul(%0, %1)  # linear" in text
+    assert "k0_gemm: gemm batch=1 m=4 n=8 k=6" in text and "    maximum(acc, 0.0)" in text
+    printed = capsys.readouterr().err
+    assert "npu: memory" in printed and "k0_gemm" in printed
+
+
+def test_the_graph_a_phase_leaves_is_well_formed() -> None:
+    for until in [name for name, _, _ in pipeline.PHASES[1:5]]:
+        state = run_graph(everything(), until=until)
+        checks.check_graph(state.graph)
+        if until == "fuse":
+            checks.check_groups(state.graph, state.groups)
+            assert all(fuse.LEAVES.isdisjoint({n.op for n in group.nodes}) for group in state.groups)
