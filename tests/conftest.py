@@ -12,6 +12,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fuzz-cases", type=int, default=cases, help="cases of each kind in tests/fuzz (default: 2000)")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Where several processes share a long run, they share precompiled headers."""
+    if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
+        from .support.precompiled import use_precompiled_headers
+
+        use_precompiled_headers()
+
+
 @pytest.fixture(scope="session")
 def fuzz_cases(request: pytest.FixtureRequest) -> int:
     return int(request.config.getoption("--fuzz-cases"))
