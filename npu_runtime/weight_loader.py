@@ -7,7 +7,7 @@ import logging
 import warnings
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from npu_compiler.graph.interp import evaluate_node
 from npu_compiler.support import dtypes
 from npu_compiler.support.errors import ArtifactError, BackendError, IncompressibleError, WeightError
 from npu_compiler.weights.files import WeightSource, open_weights
-from npu_compiler.weights.format import find_layout
+from npu_compiler.weights.format import block_format, find_layout
 
 from .arrays import ALIGNMENT, check_memory, widens
 from .device import DeviceBuffer
@@ -193,7 +193,7 @@ class _Evaluation:
         self._warned: set[str] = set()
 
     def run(self, outputs: Mapping[str, Value]) -> dict[str, DeviceBuffer]:
-        order = _needed(list(outputs.values()))
+        order = _needed(list(outputs.values()), self._blocks_held)
         uses = Counter(v for node in order for v in node.inputs) + Counter(set(outputs.values()))
         names: dict[Value, list[str]] = {}
         for name, v in outputs.items():
@@ -219,7 +219,19 @@ class _Evaluation:
             if format and not (v.op == "pack" and v.node.attrs["layout"] == format):
                 check_packed(format, name, self._held[v])
 
+    def _blocks_held(self, node: Node) -> bool:
+        """Whether the source holds what ``node`` makes: a matrix in the blocks of a weight format."""
+        if node.op != "quantize" or node.inputs[0].op != "weight":
+            return False
+        blocks = self._source.blocks(node.inputs[0].node.attrs["key"], block_format(node.attrs["format"]))
+        if blocks is None or blocks.shape != node.out.shape:
+            return False
+        self._held[node.out] = blocks
+        return True
+
     def _evaluate(self, node: Node) -> None:
+        if node.outputs and node.outputs[0] in self._held:
+            return
         if node.op == "weight":
             array = read_as(self._source, node.attrs["key"], node.out.dtype)
             self._warn_nan(node.attrs["key"], array)
@@ -257,15 +269,16 @@ def check_packed(format: str, name: str, array: np.ndarray) -> None:
         raise ArtifactError(f"weight {name!r} is damaged: {error}") from None
 
 
-def _needed(outputs: list[Value]) -> list[Node]:
-    """The nodes behind ``outputs``: depth first, so that few values wait at the same time."""
+def _needed(outputs: list[Value], is_leaf: Callable[[Node], bool] = lambda node: False) -> list[Node]:
+    """The nodes behind ``outputs``: depth first, so that few values wait at the same time. The inputs of a leaf are not
+    needed."""
     order: dict[Node, None] = {}
     stack: list[tuple[Node, bool]] = [(v.node, False) for v in reversed(outputs)]
     while stack:
         node, ready = stack.pop()
         if node in order:
             continue
-        if ready:
+        if ready or is_leaf(node):
             order[node] = None
         else:
             stack.append((node, True))

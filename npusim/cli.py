@@ -74,7 +74,7 @@ def parser() -> _Parser:
     model(p, f"a .pt2 file (torch.export.save), an IR JSON file, {names}; {language_names}")
     compiling(p)
     p.add_argument("--max-len", type=_positive, help="tokens of a language model's context (default: at most 4096)")
-    weights(p, "none; for a language model bf16c12")
+    weights(p, "none; for a language model the blocks that its file holds, else bf16c12")
     p.add_argument("-o", "--output", help="the file to write (default: the model's name.npubin)")
     p.add_argument("--until", metavar="PHASE", help="stop after this phase and show the graph; writes no program")
     p.add_argument("--dump", metavar="DIR", help="write the graph after every phase, and the sources, into DIR")
@@ -111,7 +111,7 @@ def parser() -> _Parser:
     p.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before this text; repeat")
     p.add_argument("--stats", action="store_true", help="show times on standard error")
     p.add_argument("--dtype", type=_storage_dtype, metavar=_DTYPE, help="of weights and caches (default: its own)")
-    weights(p, "bf16c12")
+    weights(p, "the blocks that the file holds, else bf16c12")
     p.add_argument("--threads", type=_positive, help="default: NPU_NUM_THREADS, else all CPUs")
     language(p)
 

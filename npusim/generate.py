@@ -38,7 +38,6 @@ def is_language_model(model: str) -> bool:
 
 def load_model(args: argparse.Namespace, status: Status) -> LLM:
     """The model that the options of a verb ask for."""
-    from npu_compiler.weights.format import LOSSLESS
 
     from . import LLM
 
@@ -50,7 +49,7 @@ def load_model(args: argparse.Namespace, status: Status) -> LLM:
             max_len=args.max_len,
             threads=args.threads,
             cache=not args.no_cache,
-            weights=args.weight_format or LOSSLESS,
+            weights=args.weight_format or "auto",
             progress=status.downloading,
             status=status.update,
         )
@@ -152,7 +151,6 @@ def compile_model(args: argparse.Namespace, status: Status) -> Result:
     """``npusim compile`` for a language model: program, weights and card."""
     from npu_compiler.artifact.describe import totals
     from npu_compiler.support.text import si
-    from npu_compiler.weights.format import LOSSLESS
     from npu_runtime.llm.loader import Loader, save_card
 
     from .model import emit_source, save_program
@@ -160,7 +158,7 @@ def compile_model(args: argparse.Namespace, status: Status) -> Result:
     if args.until or args.dump or args.disable:
         raise InputError("--until, --dump and --disable show one graph; a language model is compiled from several")
     target = args.target or env.target()
-    weights = args.weight_format or LOSSLESS
+    weights = args.weight_format or "auto"
     loader = Loader(target, args.dtype, args.max_len, None, True, status.downloading, status.update, weights)
     with status(f"compiling {args.model}"):
         program, weights, card = loader.compile(args.model)

@@ -6,7 +6,7 @@ blocks (:mod:`npu_compiler.weights.format`) the program stores them, elsewhere t
 
 from __future__ import annotations
 
-from ..graph.graph import Graph, Value
+from ..graph.graph import Graph, Node, Value
 from ..support.errors import CompileError
 from ..weights.format import BlockFormat, layout_for
 from .fold import unrounded
@@ -38,19 +38,28 @@ def quantize_weights(graph: Graph, format: BlockFormat, panel: int) -> None:
     graph.replace(new)
 
 
-def blocks_of(w: Value) -> Value | None:
-    """The blocks [N, bytes of a row] behind a matrix [K, N], or None if it is not stored in blocks."""
+def dequantize_of(w: Value) -> Node | None:
+    """The ``dequantize`` node behind a matrix [K, N], whose input is its blocks; None if it is not in blocks."""
     if w.op == "permute" and w.rank == 2 and w.node.inputs[0].op == "dequantize":
-        return w.node.inputs[0].node.inputs[0]
+        return w.node.inputs[0].node
     return None
 
 
 def _rounded(graph: Graph, w: Value, format: BlockFormat) -> Value:
     """[K, N] -> what the format makes of it, [K, N] of the same dtype."""
+    k, n = w.shape
+    blocks = _blocks(graph, w, format)
+    elements = graph.add("dequantize", [blocks], [((n, k), w.dtype)], format=format.name, k=k, dtype=w.dtype).out
+    return elements.permute(1, 0)
+
+
+def _blocks(graph: Graph, w: Value, format: BlockFormat) -> Value:
+    """[K, N] -> uint8 [N, bytes of a row]. Columns of several matrices are quantized one by one: a file may hold the
+    blocks of each."""
+    if w.op == "concat" and w.node.attrs["axis"] == 1:
+        return graph.concat([_blocks(graph, part, format) for part in w.node.inputs], 0)
     rows = unrounded(w).permute(1, 0)
     n, k = rows.shape
     row_bytes = format.row_bytes(k)
     assert row_bytes is not None
-    blocks = graph.add("quantize", [rows], [((n, row_bytes), "uint8")], format=format.name).out
-    elements = graph.add("dequantize", [blocks], [((n, k), w.dtype)], format=format.name, k=k, dtype=w.dtype).out
-    return elements.permute(1, 0)
+    return graph.add("quantize", [rows], [((n, row_bytes), "uint8")], format=format.name).out

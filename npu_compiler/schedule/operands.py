@@ -9,7 +9,7 @@ from ..graph import expr
 from ..graph.expr import Expr
 from ..graph.graph import VIEWS, Graph, Value, main_weight
 from ..passes.load_time import static_values
-from ..passes.quantize import blocks_of
+from ..passes.quantize import dequantize_of
 from ..support.errors import CompileError
 from ..target_config import TargetConfig
 from ..weights.format import BlockFormat, Layout, WeightFormat, block_format, layout_for
@@ -203,7 +203,8 @@ class Operands:
         """The columns [1, N, 1, K] of a [K, N] matrix as a load-time value; panels of two alternate. ``stored``: as a
         weight format packs them, so of a matrix in blocks the blocks."""
         n = matrices[0].shape[1]
-        rows = [(blocks_of(w) if stored else None) or w.permute(1, 0) for w in matrices]
+        found = [dequantize_of(w) if stored else None for w in matrices]
+        rows = [b.inputs[0] if b else w.permute(1, 0) for b, w in zip(found, matrices, strict=True)]
         k = rows[0].shape[1]
         if len(rows) > 1:
             width = self.config.pair_width
@@ -221,8 +222,8 @@ class Operands:
         """The layout in which the program stores the [K, N] right operand of products of ``rows`` rows; None if it
         stores the elements."""
         k, n = matrix.shape
-        blocks = blocks_of(matrix)
-        format = self.format if blocks is None else block_format(blocks.node.attrs["format"])
+        blocks = dequantize_of(matrix)
+        format = self.format if blocks is None else block_format(blocks.attrs["format"])
         if format is None or isinstance(format, BlockFormat) != (blocks is not None):
             return None
         layout = layout_for(format, self.config.panel, n, k, matrix.dtype)

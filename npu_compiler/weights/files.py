@@ -26,6 +26,7 @@ import numpy as np
 from ..support import dtypes, npy
 from ..support.errors import WeightError
 from ..support.host_arrays import is_torch, to_array
+from .format import BlockFormat
 
 _MAX_HEADER = 100_000_000  # as the format's own readers have it
 _SAFETENSORS = {
@@ -56,6 +57,11 @@ class WeightSource(ABC):
     @abstractmethod
     def read(self, name: str) -> np.ndarray:
         """A tensor; it may share memory with the source."""
+
+    def blocks(self, name: str, format: BlockFormat) -> np.ndarray | None:
+        """A matrix [N, K] that the source holds in the blocks of a weight format, uint8 [N, bytes of a row]; None if it
+        holds its elements. It may share memory with the source."""
+        return None
 
 
 def open_weights(source: Any) -> WeightSource:

@@ -37,7 +37,7 @@ from ..support.errors import ConfigError
 Shape = tuple[int, ...]
 
 PANELS, ROWS = "panels", "rows"
-LOSSLESS = "bf16c12"  # what a language model gets by default: it changes no number
+LOSSLESS = "bf16c12"  # changes no number
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
 _BUILT_IN = Path(__file__).with_name("formats")
 
@@ -113,12 +113,14 @@ class BlockFormat(WeightFormat):
     """A format that rounds: each row of a matrix becomes blocks of bytes.
 
     ``block``: the elements along K that share a scale, 0 for a whole row. The difference between an element and its
-    decoded value is at most ``error`` times the largest magnitude of its block, plus ``floor``.
+    decoded value is at most ``error`` times the largest magnitude of its block, plus ``floor``. ``gguf_type``: the
+    type of GGUF tensors that hold these very blocks: they are packed as they are.
     """
 
     block: int = 0
     error: float
     floor: float = 0.0
+    gguf_type: int | None = None
 
     @property
     def lossless(self) -> bool:

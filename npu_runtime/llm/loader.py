@@ -46,6 +46,7 @@ _DEFAULT_MAX_LEN = 4096  # what a context takes in memory grows with it, whether
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _MODEL_FILES = (".json", ".safetensors", ".gguf", ".jinja", ".model")
 _DIGEST = 64
+AUTO = "auto"  # the weight format that a checkpoint is stored in, if the target reads it, else a lossless one
 
 Progress = Callable[[str, int, int], None]
 
@@ -63,13 +64,13 @@ class Loader:
         cache: bool = True,
         progress: Progress | None = None,
         status: Callable[[str], None] | None = None,
-        weights: str | None = LOSSLESS,
+        weights: str | None = AUTO,
     ):
         if max_len is not None:
             max_len = whole_number("max_len", max_len, 1)
         self.target, self.max_len, self._backend = target, max_len, backend
         self.dtype = None if dtype is None else dtypes.storage_dtype(dtype)
-        weight_format(weights)  # refuses unknown names
+        self._format = identity(weight_format(weights)) if weights != AUTO else AUTO  # refuses unknown names
         self.weights = weights
         self._progress, self._status = progress, status or (lambda text: None)
         self._programs = open_cache("programs", None if cache else 0)
@@ -84,7 +85,7 @@ class Loader:
         try:
             return self._loaded(source)
         except IncompressibleError:
-            format = weight_format(self.weights)
+            format = weight_format(self.weights) if self.weights != AUTO else None
             if isinstance(source, _CompiledFile) or (format is not None and format.required):
                 raise
         source.keep_plain()
@@ -119,7 +120,7 @@ class Loader:
         if self.max_len is not None and card.limit and self.max_len > card.limit:
             raise InputError(f"max_len={self.max_len}: {card.name} was made for at most {card.limit} positions")
         card = replace(card, max_len=self.max_len or min(card.limit or _DEFAULT_MAX_LEN, _DEFAULT_MAX_LEN))
-        key = f"program {card.identity} {card.max_len} {identity(weight_format(source.weights))} {self._compiler}"
+        key = f"program {card.identity} {card.max_len} {self._format if source.weights else None} {self._compiler}"
         known = self._programs.get(key)
         if known is not None:
             recipes = known[:_DIGEST].decode()
@@ -207,7 +208,11 @@ class _CheckpointFiles:
         wanted = target_config(target)
         config = self._checkpoint.config
         graphs = llm_graphs(config, max_len=max_len, chunks=wanted.chunks, run_ahead=wanted.run_ahead)
-        return compile_entries(graphs, target, weights=self.weights)
+        weights = self.weights
+        if weights == AUTO:
+            stored = weight_format(self._checkpoint.weights.block_format)
+            weights = stored.name if stored is not None and stored.layout(wanted.panel) is not None else LOSSLESS
+        return compile_entries(graphs, target, weights=weights)
 
     def keep_plain(self) -> None:
         """Compile for weights as they are, now and at later starts."""

@@ -15,7 +15,6 @@ from npu_compiler.artifact.program import CompiledProgram
 from npu_compiler.support import dtypes
 from npu_compiler.support.errors import ArtifactError, InputError
 from npu_compiler.target_config import target_config
-from npu_compiler.weights.format import LOSSLESS
 
 from ..backends.base import Backend, DeviceBuffer, get_backend
 from ..executor import Executor
@@ -75,7 +74,7 @@ class LLM:
         max_len: int | None = None,
         threads: int | None = None,
         cache: bool = True,
-        weights: str | None = LOSSLESS,
+        weights: str | None = "auto",
         progress: Callable[[str, int, int], None] | None = None,
         status: Callable[[str], None] | None = None,
     ) -> LLM:
@@ -92,8 +91,9 @@ class LLM:
             threads: default ``NPU_NUM_THREADS``, else the CPUs this process may use.
             cache: keep the compiled program and the packed weights on disk (in ``NPU_CACHE_DIR``, bounded by
                 ``NPU_CACHE_SIZE`` and ``NPU_WEIGHT_CACHE_SIZE``), so that the next start neither compiles nor packs.
-            weights: the format in which the matrices of a checkpoint are stored (see :func:`npu_compiler.compile`). The
-                default is lossless. Weights whose values do not fit it are stored as they are.
+            weights: the format in which the matrices of a checkpoint are stored (see :func:`npu_compiler.compile`).
+                'auto' changes no number: the blocks that a GGUF file holds, if the target reads them, else bf16c12.
+                Weights whose values do not fit it are stored as they are.
             progress: called while a built-in model is downloaded: (what, bytes so far, bytes in total).
             status: called with a sentence when a step begins that may take long.
 

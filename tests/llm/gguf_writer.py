@@ -15,8 +15,8 @@ from npu_compiler.frontend.llm.modules import inverse_frequencies
 _LETTERS = [*"abcdefghijklmnopqrstuvwxyz", "Ġ", "ab", "<|end|>"]
 
 
-def write_gguf(path: Path, model: Any, arch: str, half: bool = False) -> Path:
-    """The model as a file of architecture ``arch``; ``half``: matrices in float16."""
+def write_gguf(path: Path, model: Any, arch: str, half: bool = False, blocks: str = "") -> Path:
+    """The model as a file of architecture ``arch``; ``half``: matrices in float16; ``blocks``: in this GGML type."""
     gguf = pytest.importorskip("gguf", reason="gguf is not installed")
     c, said = LLMConfig.from_hf(model.config.to_dict()), model.config.to_dict()
     writer = gguf.GGUFWriter(path, arch)
@@ -65,7 +65,11 @@ def write_gguf(path: Path, model: Any, arch: str, half: bool = False) -> Path:
         generic = ".".join("{bid}" if part.isdigit() else part for part in stored.rsplit(".", 1)[0].split("."))
         assert generic in known, f"{stored} is not a tensor of {arch}"
         array = _converted(name, tensor.numpy(), arch, c)
-        writer.add_tensor(stored, array.astype(np.float16) if half and array.ndim > 1 else array)
+        if blocks and array.ndim > 1:
+            kind = gguf.GGMLQuantizationType[blocks]
+            writer.add_tensor(stored, gguf.quants.quantize(array, kind), raw_dtype=kind)
+        else:
+            writer.add_tensor(stored, array.astype(np.float16) if half and array.ndim > 1 else array)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

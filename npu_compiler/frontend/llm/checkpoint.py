@@ -18,6 +18,7 @@ from ...support import dtypes
 from ...support.errors import ConfigError, NPUError, WeightError
 from ...support.records import Field, parse_json
 from ...weights.files import Spec, WeightSource, open_weights, read_document
+from ...weights.format import BlockFormat, known_formats, weight_format
 from .config import LLMConfig, parameter_shapes
 from .family import by_architecture, by_model_type
 from .gguf_file import GGUFFile, hf_config
@@ -49,6 +50,25 @@ class CheckpointWeights(WeightSource, Mapping[str, np.ndarray]):
         place = self._places[name]
         array = place.take(self._files.read(place.name))
         return array.astype(dtypes.numpy_dtype(self._dtype), copy=False)
+
+    def blocks(self, name: str, format: BlockFormat) -> np.ndarray | None:
+        stored = self._stored_blocks(name, format)
+        return None if stored is None else self._places[name].take(stored)
+
+    def _stored_blocks(self, name: str, format: BlockFormat) -> np.ndarray | None:
+        """The blocks of the file's tensor that holds a matrix, if the matrix consists of rows of it."""
+        place = self._places[name]
+        return None if place.transposed or place.shift else self._files.blocks(place.name, format)
+
+    @property
+    def block_format(self) -> str | None:
+        """The weight format in whose blocks the files hold all matrices, or None."""
+        matrices = [n for n, shape in self._shapes.items() if len(shape) == 2]
+        for name in known_formats():
+            format = weight_format(name)
+            if isinstance(format, BlockFormat) and all(self._stored_blocks(n, format) is not None for n in matrices):
+                return name
+        return None
 
     def __getitem__(self, name: str) -> np.ndarray:
         return self.read(name)

@@ -20,6 +20,7 @@ from ...support import dtypes
 from ...support.errors import ConfigError, WeightError
 from ...support.records import show
 from ...weights.files import Spec, WeightSource, open_regular
+from ...weights.format import BlockFormat
 from .family import by_architecture
 from .keys import Keys, unsupported
 
@@ -144,6 +145,15 @@ class GGUFFile(WeightSource):
     def spec(self, name: str) -> Spec:
         e = self._entries[name]
         return e.shape, _PLAIN.get(e.kind, "float32")
+
+    def blocks(self, name: str, format: BlockFormat) -> np.ndarray | None:
+        e = self._entries[name]
+        row_bytes = format.row_bytes(e.shape[-1]) if e.kind == format.gguf_type and len(e.shape) == 2 else None
+        if row_bytes is None:
+            return None
+        if e.begin + e.shape[0] * row_bytes > len(self._map):
+            raise WeightError(f"{self.origin}: truncated: {show(name)} does not hold {list(e.shape)} elements")
+        return np.frombuffer(self._map, np.uint8, e.shape[0] * row_bytes, e.begin).reshape(-1, row_bytes)
 
     def is_quantised(self, name: str) -> bool:
         return self._entries[name].kind not in _PLAIN

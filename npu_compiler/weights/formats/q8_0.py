@@ -51,6 +51,7 @@ class Q8_0(BlockFormat):
     block = BLOCK
     error = 0.5 / _TOP * (1 + 2**-10)
     floor = 2**-25  # half a step of the smallest scale
+    gguf_type = 8
 
     def row_bytes(self, k: int) -> int | None:
         return k // BLOCK * BLOCK_BYTES if k % BLOCK == 0 else None
