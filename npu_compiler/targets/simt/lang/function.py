@@ -129,7 +129,7 @@ class Function:
         params = [self._params[n] for n in order]
         if self.checks:
             params.append(Param("int", "bad", True, False))
-        params += [Param("TileMap", f"m{i}", False, True) for i in range(len(self.maps))]
+        params += [Param("TensorMap", f"m{i}", False, True) for i in range(len(self.maps))]
         declared, dynamic = self.dialect.shared(self.arrays)
         head = self.dialect.entry("@NAME@", params, threads, self.per_core)
         if self.cluster > 1:
