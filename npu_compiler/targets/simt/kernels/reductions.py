@@ -7,7 +7,10 @@ from ...codegen.nest import Step
 from ...codegen.row_passes import Pass
 from ..lang.dialect import SIMD
 from ..lang.function import Scope
-from ..lang.scalar import Scalars, Value, accumulator, combine, kind_of
+from ..lang.scalar import Scalars, Value, accumulator, kind_of
+
+# the structs of reduce.h
+_OPS = {"sum": "Sum", "prod": "Prod", "max": "Max", "min": "Min", "argmax": "ArgMax", "argmin": "ArgMin"}
 
 
 class RowFold:
@@ -19,69 +22,57 @@ class RowFold:
 
     def begin(self, p: Pass) -> None:
         for st in p.folds:
-            kind = kind_of(st.value.dtype)
-            self.out.add(f"{kind} f{st.number} = {accumulator(st.reduce, st.value.dtype)};")
-            if st.reduce.startswith("arg"):
-                self.out.add(f"int q{st.number} = 2147483647;")
+            self.out.declare(kind_of(st.value.dtype), f"f{st.number}", accumulator(st.reduce, st.value.dtype))
+            if _is_arg(st):
+                self.out.declare("int", f"q{st.number}", "2147483647")
 
     def _bind(self, p: Pass) -> None:
         for st in p.folds:
-            if st.reduce.startswith("arg"):
+            if _is_arg(st):
                 self.s.bound[expr.stage(st.number, "int64")] = Value(f"q{st.number}", "int")
             else:
                 self.s.bound[expr.stage(st.number, st.value.dtype)] = Value(f"f{st.number}", kind_of(st.value.dtype))
 
-    def _step(self, st: Step, other: str, other_position: str) -> str:
-        name, kind = f"f{st.number}", kind_of(st.value.dtype)
-        if st.reduce.startswith("arg"):
-            return f"{st.reduce}_step({name}, q{st.number}, {other}, {other_position});"
-        return f"{name} = {combine(st.reduce, kind, name, other)};"
-
     def meet_along(self, p: Pass, team: int) -> None:
-        """Between the lanes of a simd, or all threads of a group."""
+        """Between the lanes of a subgroup, or all threads of a workgroup."""
         self._bind(p)
         for st in p.folds:
-            self.out.add("#pragma unroll")
-            self.out.add(f"for (int m = 16; m > 0; m >>= 1) {self._xor(st)}")
-        if team == SIMD or not p.folds:
-            return
-        for st in p.folds:
-            n, kind = st.number, kind_of(st.value.dtype)
-            self.function.array(kind, f"s{n}", team // SIMD)
-            self.out.add(f"if (lane == 0) s{n}[sid] = f{n};")
-            if st.reduce.startswith("arg"):
-                self.function.array("int", f"p{n}", team // SIMD)
-                self.out.add(f"if (lane == 0) p{n}[sid] = q{n};")
-        self.out.add("barrier();")
-        self._gather(p, team // SIMD, "")
-
-    def _xor(self, st: Step) -> str:
-        n = st.number
-        position = f"simd_xor(q{n}, m)" if st.reduce.startswith("arg") else ""
-        if position:
-            kind = kind_of(st.value.dtype)
-            return f"{{ const {kind} o = simd_xor(f{n}, m); const int oq = {position}; {self._step(st, 'o', 'oq')} }}"
-        return self._step(st, f"simd_xor(f{n}, m)", "")
+            self.function.include("reduce.h")
+            n = st.number
+            if _is_arg(st):
+                self.out.call(f"subgroup_reduce_arg<{_OPS[st.reduce]}>", f"f{n}", f"q{n}")
+            else:
+                self.out.assign(f"f{n}", f"subgroup_reduce<{_OPS[st.reduce]}>(f{n})")
+        if team > SIMD and p.folds:
+            with self.out.when("lane == 0"):
+                self._leave(p, team // SIMD, "sid")
+            self._join(p, team // SIMD, "0", 1)
 
     def meet_across(self, p: Pass, parts: int) -> None:
-        """Between the same lane of all simds; a single part has nobody to meet."""
+        """Between the same lane of all subgroups; a single part has nobody to meet."""
         self._bind(p)
-        if parts == 1:
-            return
+        if parts > 1 and p.folds:
+            self.function.include("reduce.h")
+            self._leave(p, parts * SIMD, f"sid * {SIMD} + lane")
+            self._join(p, parts, "lane", SIMD)
+
+    def _leave(self, p: Pass, length: int, place: str) -> None:
+        for st in p.folds:
+            n = st.number
+            self.out.assign(f"{self.function.array(kind_of(st.value.dtype), f's{n}', length)}[{place}]", f"f{n}")
+            if _is_arg(st):
+                self.out.assign(f"{self.function.array('int', f'p{n}', length)}[{place}]", f"q{n}")
+
+    def _join(self, p: Pass, parts: int, first: str, step: int) -> None:
+        self.out.call("barrier")
         for st in p.folds:
             n, kind = st.number, kind_of(st.value.dtype)
-            self.function.array(kind, f"s{n}", parts * SIMD)
-            self.out.add(f"s{n}[sid * 32 + lane] = f{n};")
-            if st.reduce.startswith("arg"):
-                self.function.array("int", f"p{n}", parts * SIMD)
-                self.out.add(f"p{n}[sid * 32 + lane] = q{n};")
-        if p.folds:
-            self.out.add("barrier();")
-            self._gather(p, parts, " * 32 + lane")
+            sizes = f"<{_OPS[st.reduce]}, {parts}, {step}, {kind}>"
+            if _is_arg(st):
+                self.out.call(f"join_arg{sizes}", f"s{n} + {first}", f"p{n} + {first}", f"f{n}", f"q{n}")
+            else:
+                self.out.assign(f"f{n}", f"join{sizes}(s{n} + {first})")
 
-    def _gather(self, p: Pass, parts: int, at: str) -> None:
-        for st in p.folds:
-            n, arg = st.number, st.reduce.startswith("arg")
-            first = "lane" if at else "0"
-            self.out.add(f"f{n} = s{n}[{first}];" + (f" q{n} = p{n}[{first}];" if arg else ""))
-            self.out.add(f"for (int k = 1; k < {parts}; k++) {self._step(st, f's{n}[k{at}]', f'p{n}[k{at}]')}")
+
+def _is_arg(st: Step) -> bool:
+    return st.reduce in ("argmax", "argmin")

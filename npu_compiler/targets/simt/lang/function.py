@@ -102,8 +102,15 @@ class Function:
     def template(self, name: str, header: str, types: Mapping[str, str], values: Constants, *arguments: str) -> None:
         """The body calls function template ``name`` of kernel file ``header``, instantiated with a struct of ``types``
         and constant ``values``; ``arguments`` go before the thread's place."""
-        self.before += [f'#include "{header}"\n', constants("@NAME@_sizes", types, values)]
+        self.include(header)
+        self.before.append(constants("@NAME@_sizes", types, values))
         self.lines.add(f"{name}<@NAME@_sizes>({', '.join(arguments)}, Thread{{gid, tid, lane, sid}});")
+
+    def include(self, header: str) -> None:
+        """The function uses what kernel file ``header`` defines."""
+        line = f'#include "{header}"\n'
+        if line not in self.before:
+            self.before.append(line)
 
     def functor(self, name: str, values: Constants, **functions: tuple[str, str, str]) -> str:
         """The name of a struct for the kernel template alone: see :func:`constants`."""
@@ -160,6 +167,9 @@ class Scope(Protocol):
     def array(self, ctype: str, name: str, count: int) -> str:
         """The name of an array in shared memory."""
 
+    def include(self, header: str) -> None:
+        """What is written uses what kernel file ``header`` defines."""
+
 
 class Members:
     """The members and methods of a struct that a function calls. A method's pointers are members, set to those of the
@@ -180,6 +190,9 @@ class Members:
     def array(self, ctype: str, name: str, count: int) -> str:
         self._arrays.append((ctype, name))
         return self.function.array(ctype, name, count)
+
+    def include(self, header: str) -> None:
+        self.function.include(header)
 
     def field(self, kind: str, name: str) -> None:
         """A member that methods write and read."""
