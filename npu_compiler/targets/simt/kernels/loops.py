@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import math
-
 from ....graph import affine, expr
-from ....graph.expr import Expr
 from ....schedule.kernel import FusedLoops, Kernel, Loops
 from ....support import dtypes
 from ...codegen.nest import Nest, Step, accesses, build_nest, fold_single_points
@@ -14,10 +11,10 @@ from ..lang.dialect import SIMD, Dialect
 from ..lang.emission import Emission
 from ..lang.function import Function, blocks
 from ..lang.scalar import Scalars, Value, accumulator, kind_of
-from ..lang.vectorize import Points, decode, is_along, memory_order, point_order, scalars_for, vector_width
+from ..lang.vectorize import Points, decode, memory_order, point_order, scalars_for, store_width, vector_width
 from .reductions import RowFold
+from .scatter import THREADS, accumulate, emit_updates, is_elementwise, stores_rows, update_threads
 
-THREADS = 256
 TURNS, TURNS_FROM = 4, 1 << 21  # points that a thread gathers, if there are so many vectors
 SMALL_FOLD = 16  # a thread folds so few points alone
 SIMD_FOLD = 2048  # a simd folds so many; beyond, a whole group
@@ -28,15 +25,16 @@ def emit_loops(kernel: Loops, dialect: Dialect) -> Emission:
     nest = build_nest(kernel)
     if not nest.reduced and not nest.empty:
         fold_single_points(nest)
-    turns = nest.serial and not nest.empty and not nest.reduced and not _all_private(nest) and _takes_turns(nest)
-    function = Function(kernel, dialect, early=turns)
+    scatters = nest.serial and not nest.empty and not nest.reduced and not is_elementwise(nest)
+    rows = scatters and stores_rows(nest)
+    function = Function(kernel, dialect, early=rows)
     if nest.empty:
         return function.finish(0, THREADS)
-    if turns:
+    if rows:
         s = scalars_for(nest, function, nest.steps)
-        return function.finish(_turns_of(nest, function, kernel, s, "gid"), THREADS)
+        return function.finish(emit_updates(nest, function, kernel, s, "gid"), THREADS)
     if not nest.reduced:
-        return _accumulate(nest, function) if nest.serial and not _all_private(nest) else _pointwise(nest, function)
+        return accumulate(nest, function) if scatters else _pointwise(nest, function)
     return _Reduction(nest, function).emit()
 
 
@@ -49,7 +47,7 @@ def _pointwise(nest: Nest, function: Function) -> Emission:
 def _points_of(nest: Nest, function: Function, kernel: Kernel, s: Scalars, group: str) -> int:
     """Every point of ``kernel``'s nest, by as many groups as are returned; ``group`` counts them."""
     order = point_order(nest)
-    width = _store_width(nest, kernel, order[-1]) if order else 1
+    width = store_width(nest, kernel, order[-1]) if order else 1
     count = nest.points(order) // width
     if _gathers(nest, order, width) and TURNS_FROM <= count < 2**31:
         return _points_in_turns(nest, function, s, order, width, group)
@@ -100,33 +98,23 @@ def _points_in_turns(nest: Nest, function: Function, s: Scalars, order: list[int
     return blocks(count, THREADS)
 
 
-def _store_width(nest: Nest, kernel: Kernel, lane: int) -> int:
-    """Neighbours that a thread takes: what it stores is up to 16 bytes. It may load more at once, of wider types, from
-    memory that is ours: other arrays may begin at any multiple of 16 bytes."""
-    sizes = [dtypes.DTYPES[kernel.outputs[s.output].dtype].size for s in nest.steps if s.target is not None]
-    most = min(8, 16 // max(sizes, default=2))
-    read = [nest.inputs[x.value.operand] for x, _ in accesses(nest) if x.value.operand >= 0 and is_along(x, lane)]
-    theirs = any(o.buffer.kind == "input" and dtypes.DTYPES[o.dtype].size * most > 16 for o in read)
-    return vector_width(nest, kernel, nest.steps, lane, most=0 if theirs else most)
-
-
 def is_pointwise(kernel: Loops) -> bool:
     """Whether every point of a ``loops`` kernel is a matter of its own."""
     if kernel.body.axes:
         return False
     nest = build_nest(kernel)
-    return not nest.serial or nest.empty or _all_private(nest)
+    return not nest.serial or nest.empty or is_elementwise(nest)
 
 
 def shares_launch(kernel: Loops) -> bool:
-    """Whether :func:`emit_fused` takes it: it is pointwise, or a scatter with a simd for each turn."""
+    """Whether :func:`emit_fused` takes it: it is pointwise, or a scatter with a subgroup for each update."""
     if is_pointwise(kernel):
         return True
     if kernel.body.axes:
         return False
     nest = build_nest(kernel)
     fold_single_points(nest)
-    return _takes_turns(nest) and _turn_team(nest, kernel) == SIMD
+    return stores_rows(nest) and update_threads(nest, kernel) == SIMD
 
 
 def emit_fused(kernel: FusedLoops, dialect: Dialect) -> Emission:
@@ -143,8 +131,8 @@ def emit_fused(kernel: FusedLoops, dialect: Dialect) -> Emission:
         s = scalars_for(nest, function, nest.steps, numbers)
         mark = len(function.lines.text)
         function.lines.depth += 1
-        if nest.serial and not _all_private(nest):
-            groups = _turns_of(nest, function, part, s, f"(gid - {first})")
+        if nest.serial and not is_elementwise(nest):
+            groups = emit_updates(nest, function, part, s, f"(gid - {first})", numbers)
         else:
             function.lines.add("wait_inputs();")
             groups = _points_of(nest, function, part, s, f"(gid - {first})")
@@ -153,163 +141,6 @@ def emit_fused(kernel: FusedLoops, dialect: Dialect) -> Emission:
         function.lines.add("}")
         first += groups
     return function.finish(first, THREADS)
-
-
-# -- scatters whose places come from data ---------------------------------------------------------------------------
-MOST_COMPARED = 4096  # turns, of which each looks for those behind it
-GOLDEN = 2654435761  # spreads places over the shares (D. Knuth, The Art of Computer Programming, 6.4)
-TURNS_AT_ONCE = 1 << 20  # that all threads look at while one of them takes a turn
-LEAST_TURNS = 16  # for a share
-SOUGHT = 16  # turns whose places are read together
-MOST_SIMDS = 8  # of a turn, a vector for each lane; longer turns take a group each
-
-
-def _all_private(nest: Nest) -> bool:
-    return all(d in nest.private for d in nest.order)
-
-
-def _takes_turns(nest: Nest) -> bool:
-    """Whether a turn stores whole rows, and of those for one place the last one is all that counts."""
-    written = {op.buffer.id for op in nest.outputs}
-    reads = any(nest.inputs[x.value.operand].buffer.id in written for x, _ in accesses(nest) if x.value.operand >= 0)
-    few = nest.points(_own_and_turns(nest)[1]) <= MOST_COMPARED
-    return few and not reads and len(nest.steps) == 1 and nest.aside == nest.private
-
-
-def _accumulate(nest: Nest, function: Function) -> Emission:
-    """One thread takes all turns of a place, in order; several share a column if its turns are many, each with places
-    of its own."""
-    s = scalars_for(nest, function, nest.steps)
-    own, turns = _own_and_turns(nest)
-    count, total, out = nest.points(own), nest.points(turns), function.lines
-    # looking through all turns takes time in proportion to the shares, a share's own turns the other way round
-    shares = min(math.isqrt(TURNS_AT_ONCE // count), total // LEAST_TURNS)
-    if shares < 2 or not _one_place(nest):
-        shares = 1
-    out.add(f"const uint all = (uint)gid * {THREADS}u + (uint)tid, f = all % {count}u, share = all / {count}u;")
-    out.add(f"if (share >= {shares}u) return;")
-    decode(s, nest, own, "f")
-
-    def run() -> None:
-        decode(s, nest, turns, "turn")
-        Points(s, nest, -1, 1).run(nest.steps)
-
-    if shares == 1:
-        with s.scope(f"for (uint turn = 0; turn < {total}u; turn++) {{"):
-            run()
-    else:
-        with s.scope(f"for (uint first = 0; first < {total}u; first += {SOUGHT}u) {{"):
-            _seek(nest, s, turns, shares)
-            with s.scope("for (uint turn = first; mine; turn++, mine >>= 1) {"):
-                out.add(
-                    "for (; !(mine & 1u); mine >>= 1) turn++;  // so that neighbours take their next turns together"
-                )
-                run()
-    function.checks = s.checks
-    return function.finish(blocks(count * shares, THREADS), THREADS)
-
-
-def _one_place(nest: Nest) -> bool:
-    """Whether a turn touches a single place of what it writes."""
-    written = {op.buffer.id for op in nest.outputs}
-    target = nest.steps[0].target
-    assert target is not None
-    places = [x for x, _ in accesses(nest) if x.value.operand < 0 or nest.inputs[x.value.operand].buffer.id in written]
-    return len(nest.steps) == 1 and all((x.args, x.value.checks) == (target.args, target.value.checks) for x in places)
-
-
-def _seek(nest: Nest, s: Scalars, turns: list[int], shares: int) -> None:
-    """``mine``: a bit for each of the next turns, set if its place is this share's. Their places are read together,
-    and not checked, which would put them in order."""
-    assert nest.steps[0].target is not None
-    target = expr.substitute(nest.steps[0].target, {d: expr.const(0, "int64") for d in nest.aside})
-    place = target.args[0]
-    for index, (_, step) in zip(target.args[1:], target.value.checks, strict=True):
-        place = place + index * step
-    s.out.add("uint mine = 0;", "#pragma unroll")
-    with s.scope(f"for (uint j = 0; j < {SOUGHT}u; j++) {{"), s.scope(f"if (first + j < {nest.points(turns)}u) {{"):
-        s.out.add("const uint turn = first + j;")
-        decode(s, nest, turns, "turn")
-        key = f"(uint)({s.text(place, 'int64_t')}) * {GOLDEN}u >> 16"
-        s.out.add(f"mine |= (uint)(({key}) % {shares}u == share) << j;")
-
-
-def _own_and_turns(nest: Nest) -> tuple[list[int], list[int]]:
-    return [d for d in nest.order if d in nest.private], [d for d in nest.order if d not in nest.private]
-
-
-def _turn_width(nest: Nest, kernel: Kernel) -> int:
-    own, _ = _own_and_turns(nest)
-    return _store_width(nest, kernel, own[-1]) if own else 1
-
-
-def _turn_team(nest: Nest, kernel: Kernel) -> int:
-    """Threads that store a turn."""
-    vectors = nest.points(_own_and_turns(nest)[0]) // _turn_width(nest, kernel)
-    return SIMD if vectors <= MOST_SIMDS * SIMD else THREADS
-
-
-def _turns_of(nest: Nest, function: Function, kernel: Kernel, s: Scalars, group: str) -> int:
-    """Every turn of a scatter, by as many groups as are returned; ``group`` counts them. Of several turns with the same
-    place the last one counts: a team looks for a later one, and if there is none stores its own. Places that the
-    caller gives do not wait for the kernel before."""
-    (step,) = nest.steps
-    assert step.target is not None
-    own, turns = _own_and_turns(nest)
-    width, total, team, out = _turn_width(nest, kernel), nest.points(turns), _turn_team(nest, kernel), function.lines
-    vectors = nest.points(own) // width
-    place = expr.substitute(step.target, {d: expr.const(0, "int64") for d in own})
-    loads = (x.value.operand for x in expr.walk(place) if x.op == "load")
-    given = all(nest.inputs[n].buffer.is_input for n in loads if n >= 0)
-    if not given:
-        out.add("wait_inputs();")
-    parts = blocks(vectors, SIMD) if team == SIMD else 1
-    if team == SIMD:
-        out.add(f"const uint worker = (uint){group} * {THREADS // SIMD}u + (uint)sid, turn = worker / {parts}u;")
-        out.add("const int me = lane;")
-        if total * parts % (THREADS // SIMD):
-            out.add(f"if (turn >= {total}u) return;")
-    else:
-        out.add(f"const uint turn = (uint){group};", "const int me = tid;")
-    _look_for_later(nest, function, s, place, team)
-    if given:
-        out.add("wait_inputs();")
-    out.add("if (again) return;  // a later one stores there")
-    first = f"(uint)me + worker % {parts}u * {SIMD}u" if parts > 1 else "(uint)me"
-    with s.scope(f"for (uint f = {first}; f < {vectors}u; f += {team * parts}u) {{"):
-        decode(s, nest, own, "f", width)
-        Points(s, nest, own[-1] if own else -1, width).run([step])
-    function.checks |= s.checks
-    return total if team > SIMD else blocks(total * parts, THREADS // SIMD)
-
-
-def _look_for_later(nest: Nest, function: Function, s: Scalars, place: Expr, team: int) -> None:
-    """``again``: whether a turn after this one stores to the same ``place``: if an index from memory alone says where,
-    whether it is the same."""
-    out, (_, turns) = function.lines, _own_and_turns(nest)
-    out.add("int again = 0;")
-    decode(s, nest, turns, "turn")
-    offset, *indices = place.args
-    by_value = offset.op == "const" and len(indices) == 1 and indices[0].op == "load"
-
-    def where(place: Expr) -> str:
-        return s.text(place.args[1], "int64_t") if by_value else s.address(place)
-
-    out.add(f"const int64_t mine = {where(place)};", "#pragma unroll 4")
-    with s.scope(f"for (uint later = turn + 1u + (uint)me; later < {nest.points(turns)}u; later += {team}u) {{"):
-        other = {d: max(nest.size) + 1 + d for d in turns}
-        s.ranges = {**s.ranges, **{n: s.ranges[d] for d, n in other.items()}}
-        unit = 1
-        for d in reversed(turns):
-            out.add(f"const int i{other[d]} = (int)(later / {unit}u % {nest.size[d]}u);")
-            unit *= nest.size[d]
-        elsewhere = expr.substitute(place, {d: expr.index(n) for d, n in other.items()})
-        out.add(f"if ({where(elsewhere)} == mine) again = 1;")
-    out.add(f"for (int m = {SIMD // 2}; m > 0; m >>= 1) again |= simd_xor(again, m);")
-    if team > SIMD:
-        function.array("int", "hit", THREADS // SIMD)
-        out.add("if (lane == 0) hit[sid] = again;", "barrier();")
-        out.add(f"for (int i = 0; i < {THREADS // SIMD}; i++) again |= hit[i];")
 
 
 # -- reductions -----------------------------------------------------------------------------------------------------

@@ -179,7 +179,7 @@ class Members:
         self.function, self.name, self.dialect = function, name, function.dialect
         self.lines, self.checks = Lines(), False
         self._numbers: list[int] = []
-        self._arrays: list[tuple[str, str]] = []
+        self._captured: list[tuple[str, str]] = []
         self._fields: list[str] = []
 
     def pointer(self, number: int) -> str:
@@ -188,8 +188,12 @@ class Members:
         return self.function.pointer(number)
 
     def array(self, ctype: str, name: str, count: int) -> str:
-        self._arrays.append((ctype, name))
+        self.capture(f"GROUP {ctype}*", name)
         return self.function.array(ctype, name, count)
+
+    def capture(self, kind: str, name: str) -> None:
+        """A member that has the value of the function's variable of that name."""
+        self._captured.append((kind, name))
 
     def include(self, header: str) -> None:
         self.function.include(header)
@@ -203,13 +207,13 @@ class Members:
         params = [self.function.param(n) for n in self._numbers]
         fields = [f"DEVICE {'' if p.writable else 'const '}{p.ctype}* {p.name};" for p in params]
         fields += ["DEVICE int* bad;"] * self.checks
-        fields += [f"GROUP {kind}* {name};" for kind, name in self._arrays]
+        fields += [f"{kind} {name};" for kind, name in self._captured]
         fields += self._fields
         body = "\n".join((*(f"  {field}" for field in fields), *self.lines.text))
         self.function.before.append(f"struct {self.name} {{\n{body}\n}};\n")
         self.function.checks |= self.checks
-        arrays = [name for _, name in self._arrays]
-        return f"{self.name}{{{', '.join([*(p.name for p in params), *['bad'] * self.checks, *arrays])}}}"
+        captured = [name for _, name in self._captured]
+        return f"{self.name}{{{', '.join([*(p.name for p in params), *['bad'] * self.checks, *captured])}}}"
 
 
 class Pointers(dict[int, str]):

@@ -55,6 +55,16 @@ def vector_width(
     return max(widest, 1) if any(affine.affine(x.args[0]).coefficient(lane) for x in found) else 1
 
 
+def store_width(nest: Nest, kernel: Kernel, lane: int) -> int:
+    """Neighbours that a thread takes: what it stores is up to 16 bytes. It may load more at once, of wider types, from
+    memory that is ours: other arrays may begin at any multiple of 16 bytes."""
+    sizes = [dtypes.DTYPES[kernel.outputs[s.output].dtype].size for s in nest.steps if s.target is not None]
+    most = min(8, 16 // max(sizes, default=2))
+    read = [nest.inputs[x.value.operand] for x, _ in accesses(nest) if x.value.operand >= 0 and is_along(x, lane)]
+    theirs = any(o.buffer.kind == "input" and dtypes.DTYPES[o.dtype].size * most > 16 for o in read)
+    return vector_width(nest, kernel, nest.steps, lane, most=0 if theirs else most)
+
+
 def condition_of(steps: Sequence[Step], x: Expr) -> tuple[Expr, bool] | None:
     """(condition, its value) under which ``x`` is read, if a single ``where`` states it."""
     around = {y for s in steps for e in s.exprs() for y in expr.walk(e) if any(a is x for a in expr.walk(y))}
