@@ -26,33 +26,44 @@ from .passes import (
     padding,
     quantize,
 )
-from .schedule import horizontal_fusion
+from .schedule.horizontal_fusion import common_rewrites
 from .schedule.kernel import Kernel, Schedule
+from .schedule.rewrite import ScheduleRewrite
 from .schedule.scheduler import Scheduler
 from .support.errors import Reason
 from .target_config import TargetConfig
 from .targets import get_target
 from .weights.format import BlockFormat, WeightFormat
 
-SWITCHES = (
-    "normalise",
-    "fold_constants",
-    "fold_positions",
-    "fuse_attention",
-    "merge_matmuls",
-    "select_concats",
-    "layout",
-    "fold_padding",
-    "fold_batch_norm",
-    "fuse_epilogue",
-    "fuse_pointwise",
-    "fuse_loops",
-    "pair_matmuls",
-    "compress_weights",
-    "winograd",
-    "fuse_prologue",
-    "bundle",
-)
+# Passes that can be left out (--disable, NPU_DISABLE), besides the rewrites of the target.
+PASSES: dict[str, str] = {
+    "normalise": "drop no-ops, merge view chains and common subexpressions",
+    "fold_constants": "compute what depends on constants alone",
+    "fold_positions": "read positions from the loop index instead of a table",
+    "fuse_attention": "find attention in its decomposed spelling",
+    "merge_matmuls": "make one product of those that read the same rows",
+    "select_concats": "read concatenations through a selection instead of a copy",
+    "layout": "sink permutes until they cancel (channels-last)",
+    "fold_padding": "let a convolution pad its input itself",
+    "fold_batch_norm": "move batch norm and per-channel scales into weights",
+    "fuse_epilogue": "compute what follows a product in its kernel",
+    "fuse_pointwise": "inline pointwise chains",
+    "fuse_loops": "merge loop nests over one domain",
+    "pair_matmuls": "compute both products of a gated activation in one kernel",
+    "compress_weights": "store weights in the weight format that the caller chose",
+    "winograd": "compute 3x3 convolutions by Winograd's algorithm where it is faster",
+}
+
+
+def switches(target: str) -> dict[str, str]:
+    """What can be left out of a compilation for a target, in order: name -> what it does."""
+    rewrites = get_target(target).rewrites
+    return PASSES | {r.name: r.summary for r in rewrites if not r.required}
+
+
+def fusions(config: TargetConfig) -> frozenset[str]:
+    """What is left out when nodes are compiled as the constraint checker tries them, one by one."""
+    return frozenset(PASSES) | {r.name for r in common_rewrites(config)}
 
 
 @dataclass
@@ -70,6 +81,7 @@ class State:
     program: CompiledProgram | None = None
     entry: str = "main"
     weights: WeightFormat | None = None
+    after_rewrite: Callable[[int, ScheduleRewrite, bool], bool] | None = None  # see run_rewrites
 
     def run_pass(self, name: str, f: Callable[[Graph], Any]) -> None:
         """Run a pass unless it is switched off."""
@@ -126,14 +138,23 @@ def run_fuse(s: State) -> None:
 
 
 def run_schedule(s: State) -> None:
-    """Kernels over strided buffers, in the forms that the target runs fastest."""
+    """Kernels over strided buffers."""
     winograd = get_target(s.config.name).winograd if "winograd" not in s.disable else lambda node: None
     lossless = s.weights if "compress_weights" not in s.disable else None
     scheduler = Scheduler(s.graph, s.groups, s.config, winograd, lossless)
     s.schedule = scheduler.run()
     s.recipes = scheduler.recipes
-    if "fuse_prologue" not in s.disable:
-        horizontal_fusion.fuse_prologues(s.schedule, s.config.prologue_rows)
-    if "bundle" not in s.disable and s.config.bundles:
-        horizontal_fusion.bundle(s.schedule, s.config.bundle_points)
-    get_target(s.config.name).refine(s.schedule)
+
+
+def run_rewrites(s: State) -> bool:
+    """Kernels in the forms that the target runs fastest. ``s.after_rewrite`` is told the number of each rewrite and
+    whether it changed a kernel; if it answers True, the others are left out, and so does this function."""
+    assert s.schedule is not None
+    for number, rewrite in enumerate(get_target(s.config.name).rewrites):
+        before = s.schedule.kernels
+        if rewrite.name not in s.disable:
+            rewrite.apply(s.schedule)
+        changed = before != s.schedule.kernels
+        if s.after_rewrite is not None and s.after_rewrite(number, rewrite, changed):
+            return True
+    return False

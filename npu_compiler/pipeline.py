@@ -1,6 +1,8 @@
-"""The compiler, top to bottom. ``PHASES`` is the order of everything; each name works in ``--until`` and ``NPU_DUMP``.
+"""The compiler, top to bottom. ``PHASES`` is the order of everything; each name works in ``--until`` and ``NPU_DUMP``,
+and so do the names of the target's rewrites, which are steps of phase ``rewrite``.
 
-Passes and fusions can be left out one by one: ``compile(disable=("fold_batch_norm",))`` or ``NPU_DISABLE=…``.
+Passes and rewrites can be left out one by one: ``compile(disable=("fold_batch_norm",))`` or ``NPU_DISABLE=…``;
+:func:`switches` lists them.
 """
 
 from __future__ import annotations
@@ -17,19 +19,32 @@ from .aten.ir import IRGraph
 from .graph.graph import Graph
 from .link import link
 from .partitioning.constraint_checker import lower_checked
-from .phases import SWITCHES, State, run_fold, run_fuse, run_layout, run_normalise, run_schedule
+from .phases import (
+    PASSES,
+    State,
+    fusions,
+    run_fold,
+    run_fuse,
+    run_layout,
+    run_normalise,
+    run_rewrites,
+    run_schedule,
+    switches,
+)
 from .schedule import checks
 from .schedule.kernel import Loops, Operand
 from .schedule.memory_planner import plan_memory
+from .schedule.rewrite import ScheduleRewrite
 from .support import env
 from .support.dtypes import DTYPES, storage_dtype
 from .support.errors import CompileError, ConfigError
-from .target_config import TargetConfig, target_config
+from .target_config import TARGETS, TargetConfig, target_config
 from .targets import get_target
 from .weights.format import WeightFormat, known_formats, weight_format
 
 __all__ = [
-    "PHASES", "SWITCHES", "State", "compile_entries", "compile_graph", "compile_ir", "dump", "run_graph", "run_phases",
+    "PASSES", "PHASES", "State", "compile_entries", "compile_graph", "compile_ir", "dump", "run_graph", "run_phases",
+    "switches",
 ]  # fmt: skip
 
 
@@ -38,13 +53,14 @@ def _lower(s: State) -> None:
     s.graph = lower_checked(s.ir, s.config, s.dtype)
 
 
-def _schedule(s: State) -> None:
+def _rewrite(s: State) -> None:
     """Where a fusion makes a kernel that the target does not support, the nodes are compiled without fusions, as the
     constraint checker tried them."""
-    run_schedule(s)
+    if run_rewrites(s):
+        return
     if s.refused_kernels() and s.ir is not None:
-        plain = State(s.ir, s.config, s.dtype, SWITCHES)
-        for f in (_lower, run_normalise, run_layout, run_fold, run_fuse, run_schedule):
+        plain = State(s.ir, s.config, s.dtype, fusions(s.config))
+        for f in (_lower, run_normalise, run_layout, run_fold, run_fuse, run_schedule, run_rewrites):
             f(plain)
         s.graph, s.groups, s.schedule, s.recipes = plain.graph, plain.groups, plain.schedule, plain.recipes
     if refused := s.refused_kernels():
@@ -69,7 +85,8 @@ PHASES: tuple[tuple[str, Callable[[State], None], str], ...] = (
     ("layout", run_layout, "channels-last: permutes sink and cancel; zero padding joins its convolution"),
     ("fold", run_fold, "batch norm and per-channel scales into weights, as load-time recipes"),
     ("fuse", run_fuse, "epilogues, pointwise chains, row kernels"),
-    ("schedule", _schedule, "kernels over strided buffers"),
+    ("schedule", run_schedule, "kernels over strided buffers"),
+    ("rewrite", _rewrite, "kernels in the forms that the target runs fastest, by its rewrites"),
     ("memory", _memory, "fixed offsets in one arena"),
     ("codegen", _codegen, "sources and the compiled object"),
 )
@@ -83,12 +100,14 @@ def run_phases(
     until: str | None = None,
     weights: str | None = None,
 ) -> State:
-    """Run the compiler up to and including phase ``until`` (default: all)."""
-    names = [name for name, _, _ in PHASES]
-    if until is not None and until not in names:
-        raise CompileError(f"unknown phase {until!r}; phases are: {', '.join(names)}")
-    config = target_config(target)
-    return _run(State(ir, config, _storage(dtype), _switches(disable), weights=_format(weights, config)), 0, until)
+    """Run the compiler up to and including ``until``, a phase or a rewrite of the target (default: all)."""
+    config, phases = target_config(target), [name for name, _, _ in PHASES]
+    rewrites = [r.name for r in get_target(target).rewrites]
+    if until is not None and until not in (*phases, *rewrites):
+        known = f"phases are: {', '.join(phases)}; rewrites of {target}: {', '.join(rewrites)}"
+        raise CompileError(f"unknown phase {until!r}; {known}")
+    off = _switches(disable, target)
+    return _run(State(ir, config, _storage(dtype), off, weights=_format(weights, config)), 0, until)
 
 
 def _storage(dtype: Any) -> str | None:
@@ -105,12 +124,16 @@ def _format(weights: str | None, config: TargetConfig) -> WeightFormat | None:
     return format
 
 
-def _switches(disable: Collection[str]) -> frozenset[str]:
-    """What is switched off, by the caller or by ``NPU_DISABLE``."""
+def _switches(disable: Collection[str], target: str) -> frozenset[str]:
+    """What is switched off, by the caller or by ``NPU_DISABLE``. Names of another target's rewrites change nothing."""
     off = frozenset(disable) | env.disabled()
-    unknown = sorted(off - set(SWITCHES))
+    if not off:
+        return off
+    if required := next((r for r in get_target(target).rewrites if r.name in off and r.required), None):
+        raise CompileError(f"cannot disable {required.name}: {required.required}")
+    unknown = sorted(off - set(PASSES) - {r.name for name in TARGETS for r in get_target(name).rewrites})
     if unknown:
-        raise CompileError(f"cannot disable {', '.join(unknown)}; these can be: {', '.join(SWITCHES)}")
+        raise CompileError(f"cannot disable {', '.join(unknown)}; these can be: {', '.join(switches(target))}")
     return off
 
 
@@ -119,26 +142,41 @@ def _run(state: State, first: int, until: str | None) -> State:
     reference = checks.Reference() if verify > 1 else None
     if reference is not None and first > 0:
         reference.check(state.graph)
+    names = [name for name, _, _ in PHASES]
+
+    def check(step: str) -> None:
+        if verify and state.program is None:
+            s = state
+            checks.check_step(step, s.graph, s.groups, s.schedule, s.recipes, s.config.buffer_align, reference)
+
+    def after_rewrite(number: int, rewrite: ScheduleRewrite, changed: bool) -> bool:
+        if changed:
+            _trace(state, f"{names.index('rewrite')}_{number:02}", rewrite.name)
+            check(f"rewrite {rewrite.name!r}")
+        return rewrite.name == until
+
+    state.after_rewrite = after_rewrite
     for number, (name, f, _) in list(enumerate(PHASES))[first:]:
         start = time.perf_counter()
         f(state)
-        _trace(state, number, name, time.perf_counter() - start)
-        if verify and state.program is None:
-            checks.check_phase(name, state.graph, state.groups, state.schedule, state.config.buffer_align, reference)
-        if name == until:
+        _trace(state, str(number), name, time.perf_counter() - start)
+        check(f"phase {name!r}")
+        if name == until or (name == "rewrite" and until is not None and until not in names):
             break
     return state
 
 
-def _trace(state: State, number: int, name: str, seconds: float) -> None:
-    """What ``NPU_DEBUG`` prints and ``NPU_DUMP`` writes after a phase."""
+def _trace(state: State, number: str, name: str, seconds: float | None = None) -> None:
+    """What ``NPU_DEBUG`` prints and ``NPU_DUMP`` writes after a phase or a rewrite."""
     level, folder = env.debug(), env.dump_dir()
-    if level >= 1:
+    if level >= 1 and seconds is not None:
         print(f"npu: {name:10s} {seconds * 1e3:8.1f} ms  {len(state.graph.nodes)} nodes", file=sys.stderr)
+    elif level >= 1 and state.schedule is not None:
+        print(f"npu:   {name} leaves {len(state.schedule.kernels)} kernels", file=sys.stderr)
     if level >= 3 or (level >= 2 and name == "memory"):
         print(_kernels(state) if name == "memory" else dump(state), file=sys.stderr)
     if folder is not None:
-        stem = "_".join(re.sub(r"\W", "_", part) for part in (state.entry, str(number), name) if part != "main")
+        stem = "_".join(re.sub(r"\W", "_", part) for part in (state.entry, number, name) if part != "main")
         _write_dump(folder / f"{stem}.txt", dump(state) + "\n")
 
 
@@ -212,7 +250,7 @@ def compile_entries(
     ``ConfigError`` if it is unknown or the target has no reader for it. Loading weights whose values do not fit the
     format raises ``IncompressibleError``.
     """
-    off, kind, config = _switches(disable), _storage(dtype), target_config(target)
+    off, kind, config = _switches(disable, target), _storage(dtype), target_config(target)
     format = _format(weights, config)
     states = {n: State(ir, config, kind, off, entry=n, weights=format) for n, ir in irs.items()}
     return _link({n: _run(s, 0, "memory") for n, s in states.items()})
@@ -225,7 +263,7 @@ def compile_graph(graph: Graph, target: str = "cpu", disable: Collection[str] = 
 
 def run_graph(graph: Graph, target: str = "cpu", disable: Collection[str] = (), until: str = "memory") -> State:
     """Take a core graph (which is consumed) from phase ``normalise`` up to and including ``until``."""
-    return _run(State(None, target_config(target), None, _switches(disable), graph), 1, until)
+    return _run(State(None, target_config(target), None, _switches(disable, target), graph), 1, until)
 
 
 def _link(states: Mapping[str, State]) -> CompiledProgram:

@@ -51,7 +51,12 @@ def parser() -> _Parser:
 
     def compiling(p: argparse.ArgumentParser) -> None:
         p.add_argument("--dtype", type=_storage_dtype, metavar=_DTYPE, help="store float32 tensors in this type")
-        p.add_argument("--disable", default="", metavar="NAMES", help="passes to leave out, separated by commas")
+        p.add_argument(
+            "--disable",
+            default="",
+            metavar="NAMES",
+            help="passes and rewrites to leave out, separated by commas; 'help' lists them",
+        )
         p.add_argument("--batch", type=_positive, default=1, help="images at once, for a built-in model")
 
     def weights(p: argparse.ArgumentParser, default: str) -> None:
@@ -76,7 +81,9 @@ def parser() -> _Parser:
     p.add_argument("--max-len", type=_positive, help="tokens of a language model's context (default: at most 4096)")
     weights(p, "none; for a language model the blocks that its file holds, else bf16c12")
     p.add_argument("-o", "--output", help="the file to write (default: the model's name.npubin)")
-    p.add_argument("--until", metavar="PHASE", help="stop after this phase and show the graph; writes no program")
+    p.add_argument(
+        "--until", metavar="PHASE", help="stop after this phase or rewrite and show what is there; 'help' lists them"
+    )
     p.add_argument("--dump", metavar="DIR", help="write the graph after every phase, and the sources, into DIR")
     p.add_argument("--emit-source", metavar="DIR", help="write the generated source of every kernel into DIR")
     p.add_argument("--no-fallback", action="store_true", help="exit with status 3 if a node cannot run on the NPU")

@@ -61,9 +61,11 @@ def disabled(args: argparse.Namespace) -> tuple[str, ...]:
 
 
 def compile_model(args: argparse.Namespace, status: Status) -> Result:
-    """A .npubin - and, for a built-in or language model, its weights - or the graph as it stands after one phase."""
+    """A .npubin - and, for a built-in or language model, its weights - or what there is after a phase or rewrite."""
     from . import generate
 
+    if "help" in (args.disable, args.until):
+        return _steps(args.target or env.target())
     if generate.is_language_model(args.model):
         return generate.compile_model(args, status)
     from npu_compiler.artifact.describe import totals
@@ -105,6 +107,21 @@ def compile_model(args: argparse.Namespace, status: Status) -> Result:
     if "weights" in program.build:
         lines.append(f"the weights are {program.build['weights']}; {trained()} have trained ones")
     return Result(data, [*lines, *emit_source(program, args.emit_source)])
+
+
+def _steps(target: str) -> Result:
+    """What ``--until`` and ``--disable`` can name."""
+    from npu_compiler.artifact.describe import table
+    from npu_compiler.pipeline import PASSES, PHASES
+    from npu_compiler.targets import get_target
+
+    rows = [("phase", name, text, "") for name, _, text in PHASES]
+    rows += [("rewrite", r.name, r.summary, "" if r.required else "yes") for r in get_target(target).rewrites]
+    rows += [("pass", name, text, "yes") for name, text in PASSES.items()]
+    lines = [f"--until takes phases and rewrites, --disable what can be left out; target {target}"]
+    header = ("", "name", "what it does", "can be left out")
+    data = [{"kind": kind, "name": name, "summary": text, "optional": bool(off)} for kind, name, text, off in rows]
+    return Result({"target": target, "steps": data}, [*lines, *table(header, rows)])
 
 
 def _write_labels(program: Path, status: Status) -> list[Path]:

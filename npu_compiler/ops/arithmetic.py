@@ -268,6 +268,7 @@ def _nonzero(b: Value) -> Value:
 
 def declare_division(name: str, overload: str, f: str, samples: Sequence[Sample]) -> None:
     """Declare ``name.overload`` as the scalar op ``f`` with integer divisors checked."""
+
     def op(self: Value | Scalar, other: Value | Scalar) -> Value:
         return divided(fn(f), self, other)
 

@@ -16,7 +16,7 @@ from ..aten.json_reader import load_ir
 from ..aten.op_names import STRUCTURAL
 from ..graph.graph import Graph, Value
 from ..ops.lower import Refusal, lower_ir, lower_node
-from ..phases import SWITCHES, State, run_fuse, run_schedule
+from ..phases import State, fusions, run_fuse, run_rewrites, run_schedule
 from ..support.dtypes import DTYPES
 from ..support.errors import CompileError, Reason, Unsupported
 from ..target_config import TARGETS, TargetConfig, target_config
@@ -68,9 +68,10 @@ class NodeChecker:
             return error.reason, ""
         if self.config.name not in TARGETS:  # numbers without a code generator
             return None, ""
-        state = State(None, self.config, None, SWITCHES, graph)
+        state = State(None, self.config, None, fusions(self.config), graph)
         run_fuse(state)
         run_schedule(state)
+        run_rewrites(state)
         reason = next((reason for _, reason in state.refused_kernels()), None)
         return reason, next((hint for _, value in state.recipes if (hint := _padding(value))), "")
 

@@ -1,23 +1,26 @@
-"""What ``NPU_VERIFY`` checks after every phase: the invariants of graph, groups, kernels and memory plan (1), and that
-the graph still computes what it computed at first, on random inputs (2)."""
+"""What ``NPU_VERIFY`` checks after every phase and every rewrite: the invariants of graph, groups, kernels and memory
+plan (1), and that the graph, and then the kernels, compute what the graph computed at first, on random inputs (2)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from ..graph import affine, expr, interp, verify
-from ..graph.graph import LEAVES, LOOPS, VIEWS, Graph, Node
+from ..graph.graph import LEAVES, LOOPS, VIEWS, Graph, Node, Value
 from ..passes.fuse import Group
 from ..passes.load_time import static_values
 from ..support import dtypes
-from ..support.errors import CompileError
+from ..support.errors import CompileError, IncompressibleError
+from . import interp as kernel_interp
 from .kernel import Buffer, Operand, Schedule
 from .memory_planner import lifetimes
 
 MOST_WORK = 1 << 26  # operations (interp.cost) that the numpy check may take
+# Of results of the same kernels, or kernels rewritten: sums may be in another order, roundings in other places.
+KERNEL_TOLERANCE = {"float64": 1e-6, "float32": 3e-4, "float16": 0.02, "bfloat16": 0.1}
 TOLERANCE = {"float64": 1e-6, "float32": 1e-3, "float16": 0.05, "bfloat16": 0.3}  # by the narrowest type in the graph
 
 
@@ -40,7 +43,8 @@ def check_loads(node: Node) -> None:
         seen.add(e)
         if e.op == "load":
             for i, n in zip(e.args, node.inputs[e.value].shape, strict=True):
-                bound = affine.interval(i, ranges)
+                from_data = any(x.op == "load" for x in expr.walk(i))
+                bound = affine.interval(i, ranges) if not from_data else None
                 if bound is not None and not 0 <= bound[0] <= bound[1] < n:
                     raise ValueError(f"{node!r}: {expr.render(e)} reads {bound[0]} to {bound[1]} of {n}")
         stack.extend(e.args[:1] if e.op == "where" else e.args)
@@ -115,6 +119,7 @@ class Reference:
     tolerance: float = 0.0
     seen: bool = False
     quantized: bool = False
+    load_time: dict[str, np.ndarray] | None = None  # contents of weight buffers; None before there is a schedule
 
     def check(self, graph: Graph) -> None:
         """Raises ``ValueError`` if the graph's results differ from the first one's by more than rounding."""
@@ -122,15 +127,36 @@ class Reference:
         if not self.seen or quantized != self.quantized:
             self.seen, self.quantized, self.results = True, quantized, None
             self._fill(graph)
-            types = {v.dtype for n in graph.nodes for v in n.outputs}
-            self.tolerance = max((t for name, t in TOLERANCE.items() if name in types), default=0.0)
+            self.tolerance = _tolerance(TOLERANCE, graph)
             if sum(interp.cost(n).operations for n in graph.nodes) <= MOST_WORK:
                 self.results = self._run(graph)
         elif self.results is not None:
             results = self._run(graph)
-            for name, want in self.results.items():
-                if results is not None and not _close(results[name], want, self.tolerance):
-                    raise ValueError(f"output {name!r} is no longer what it was")
+            if results is not None:
+                self._compare(results)
+
+    def check_schedule(self, schedule: Schedule, graph: Graph, recipes: list[tuple[str, Value]]) -> None:
+        """Raises ``ValueError`` if the kernels compute something else than the graph, or than the kernels that were
+        seen before them. What numpy cannot run, or what it reads out of range, is not compared."""
+        if self.results is None:
+            return
+        first = self.load_time is None
+        try:
+            if self.load_time is None:
+                self.load_time = kernel_interp.load_time_values(graph.nodes, recipes, self.weights)
+            results = kernel_interp.run(schedule, self.inputs, self.weights, self.load_time)
+        except (IndexError, IncompressibleError, NotImplementedError):
+            self.results = None
+            return
+        self._compare(results)
+        if first:  # from here on kernels are compared with kernels
+            self.results = {name: results[name] for name in self.results}
+            self.tolerance = _tolerance(KERNEL_TOLERANCE, graph)
+
+    def _compare(self, results: Mapping[str, np.ndarray]) -> None:
+        for name, want in (self.results or {}).items():
+            if not _close(results[name], want, self.tolerance):
+                raise ValueError(f"output {name!r} is no longer what it was")
 
     def _fill(self, graph: Graph) -> None:
         rng = np.random.default_rng(0)
@@ -162,10 +188,21 @@ def _close(a: np.ndarray, b: np.ndarray, tolerance: float) -> bool:
     return bool(np.allclose(wide_a, wide_b, rtol=tolerance, atol=tolerance * scale, equal_nan=True))
 
 
-def check_phase(
-    name: str, graph: Graph, groups: Sequence[Group], schedule: Schedule | None, align: int, reference: Reference | None
+def _tolerance(table: Mapping[str, float], graph: Graph) -> float:
+    types = {v.dtype for n in graph.nodes for v in n.outputs}
+    return max((t for name, t in table.items() if name in types), default=0.0)
+
+
+def check_step(
+    step: str,
+    graph: Graph,
+    groups: Sequence[Group],
+    schedule: Schedule | None,
+    recipes: list[tuple[str, Value]],
+    align: int,
+    reference: Reference | None,
 ) -> None:
-    """All checks that apply after phase ``name``; raises :class:`CompileError` naming the phase."""
+    """All checks that apply after a phase or rewrite, which ``step`` names; raises :class:`CompileError` with it."""
     try:
         if schedule is None:
             check_graph(graph)
@@ -174,6 +211,8 @@ def check_phase(
             if groups:
                 check_groups(graph, groups)
         else:
-            check_schedule(schedule, align, planned=name != "schedule")
+            check_schedule(schedule, align, planned=step == "phase 'memory'")
+            if reference is not None:
+                reference.check_schedule(schedule, graph, recipes)
     except ValueError as error:
-        raise CompileError(f"internal error after phase {name!r}: {error}; please report it") from error
+        raise CompileError(f"internal error after {step}: {error}; please report it") from error

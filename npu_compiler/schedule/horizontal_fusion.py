@@ -4,18 +4,37 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 
 from ..graph import expr
+from ..target_config import TargetConfig
 from .kernel import Buffer, FusedLoops, Gemm, Kernel, Loops, Schedule
 from .memory_planner import assign_phases
+from .rewrite import ScheduleRewrite
 
 MAX_FLOPS = 1 << 18  # of a prologue: what every thread repeats must cost less than meeting the others
 MAX_READERS = 2
-MAX_PARTS = 16  # of a bundle
+MAX_PARTS = 16  # of a fused kernel
 
 
-def fuse_prologues(schedule: Schedule, most_rows: int) -> None:
-    """Let matrix products of at most ``most_rows`` rows compute their left operand for themselves.
+def common_rewrites(config: TargetConfig) -> tuple[ScheduleRewrite, ...]:
+    """The fusions that every target may run; a field of ``config`` limits each."""
+    return (
+        ScheduleRewrite(
+            "fuse_prologue",
+            "a row norm is computed inside the products of few rows that read it",
+            partial(fuse_prologues, max_rows=config.prologue_rows),
+        ),
+        ScheduleRewrite(
+            "horizontal_fusion",
+            "small loop nests that touch different data share a launch",
+            partial(fuse_horizontally, max_points=config.bundle_points if config.bundles else -1),
+        ),
+    )
+
+
+def fuse_prologues(schedule: Schedule, max_rows: int) -> None:
+    """Let matrix products of at most ``max_rows`` rows compute their left operand for themselves.
 
     A row norm before a projection, when decoding: each thread repeats the few operations on the row instead of waiting
     for the one thread that would do them.
@@ -26,7 +45,7 @@ def fuse_prologues(schedule: Schedule, most_rows: int) -> None:
             continue
         kernels = schedule.kernels
         readers = [k for k in kernels if any(o.buffer.id == made.id for o in k.inputs)]
-        products = [k for k in readers if isinstance(k, Gemm) and _takes(k, made, most_rows)]
+        products = [k for k in readers if isinstance(k, Gemm) and _takes(k, made, max_rows)]
         if not 0 < len(readers) <= MAX_READERS or len(products) < len(readers):
             continue
         assert isinstance(producer, Loops)
@@ -45,9 +64,9 @@ def _result(k: Kernel) -> Buffer | None:
     return out.buffer if out.buffer.kind == "arena" and whole and fresh else None
 
 
-def _takes(k: Gemm, left: Buffer, most_rows: int) -> bool:
+def _takes(k: Gemm, left: Buffer, max_rows: int) -> bool:
     """Whether ``left`` is just the left operand of a product of few rows, as dense rows."""
-    if k.prologue is not None or k.batch * k.m > most_rows:
+    if k.prologue is not None or k.batch * k.m > max_rows:
         return False
     alone = all(o.buffer.id != left.id for o in k.inputs[1:])
     return alone and k.inputs[0].offset == 0 and k.batch == 1 and k.lda == k.k
@@ -70,15 +89,15 @@ def _with_prologue(gemm: Gemm, producer: Loops) -> Gemm:
     return replace(gemm, inputs=inputs, epilogue=epilogue, prologue=prologue, sources=sources, flops=flops)
 
 
-def bundle(schedule: Schedule, most_points: int) -> None:
-    """Make one kernel of the loops kernels of each phase that have up to ``most_points``: rotary embeddings and cache
+def fuse_horizontally(schedule: Schedule, max_points: int) -> None:
+    """Make one kernel of the loops kernels of each phase that have up to ``max_points``: rotary embeddings and cache
     updates."""
     phases: dict[int, list[Kernel]] = {}
-    for k in assign_phases(schedule.kernels):
-        phases.setdefault(k.phase, []).append(k)
+    for k, numbered in zip(schedule.kernels, assign_phases(schedule.kernels), strict=True):
+        phases.setdefault(numbered.phase, []).append(k)
     kernels: list[Kernel] = []
     for members in phases.values():
-        small = [k for k in members if isinstance(k, Loops) and math.prod(k.body.domain) <= most_points][:MAX_PARTS]
+        small = [k for k in members if isinstance(k, Loops) and math.prod(k.body.domain) <= max_points][:MAX_PARTS]
         if len(small) > 1:
             members = [FusedLoops.of(small), *(k for k in members if k not in small)]
         kernels += members

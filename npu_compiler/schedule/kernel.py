@@ -322,10 +322,15 @@ class Conv2d(Convolution):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class WinogradConv2d(Convolution):
-    """3x3 filters with stride 1 by Winograd's algorithm, ``tile`` x ``tile`` results at a time."""
+    """3x3 filters with stride 1 by Winograd's algorithm. ``transform``: the filter transform G [tile + 2, 3]."""
 
     kind = "winograd"
-    tile: int
+    transform: tuple[tuple[float, ...], ...]
+
+    @property
+    def tile(self) -> int:
+        """Results along each side of a tile."""
+        return len(self.transform) - 2
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -191,7 +191,8 @@ class Scheduler(Operands):
         if transform is not None:
             tile = transform.shape[0] - 2
             weight = self.packed_weight((w, tile), self._winograd_weight(w, transform), "panels")
-            self._anchor(group, made, WinogradConv2d, [source, weight], flops, tile=tile, **own)
+            g = tuple(map(tuple, transform.tolist()))
+            self._anchor(group, made, WinogradConv2d, [source, weight], flops, transform=g, **own)
             return
         view = w.reshape(groups, k // groups, r * s, cg)
         self._static_chain(view)

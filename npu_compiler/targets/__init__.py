@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, Protocol
@@ -10,6 +11,7 @@ import numpy as np
 
 from ..graph.graph import Node
 from ..schedule.kernel import Kernel, Schedule
+from ..schedule.rewrite import ScheduleRewrite
 from ..support.errors import ConfigError, Reason
 from ..target_config import TARGETS, TargetConfig, target_config
 
@@ -38,8 +40,10 @@ class CodegenTarget(Protocol):
     def winograd(self, conv: Node) -> np.ndarray | None:
         """The filter transform G [tile + 2, 3] if this conv2d node runs faster by Winograd's algorithm, else None."""
 
-    def refine(self, schedule: Schedule) -> None:
-        """Rewrite an entry point's kernels into those this target runs fastest, before their memory is planned."""
+    @property
+    def rewrites(self) -> Sequence[ScheduleRewrite]:
+        """What turns an entry point's kernels into those this target runs fastest, in order, before their memory is
+        planned; :func:`npu_compiler.schedule.horizontal_fusion.common_rewrites` are a start."""
 
     def emit(self, schedules: list[Schedule], *, build: bool = True) -> Emitted:
         """Generate and, unless ``build`` is False, compile; raises ToolchainError."""

@@ -166,6 +166,16 @@ def test_until_shows_the_graph_and_writes_nothing(
     assert "cannot be written" in capsys.readouterr().err
 
 
+def test_steps_are_listed_by_name(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for option in ("--until", "--disable"):
+        assert cli.main(["compile", str(model), option, "help", "--target", "cuda", "--json"]) == 0
+        steps = {(s["kind"], s["name"]): s for s in json.loads(capsys.readouterr().out)["steps"]}
+        assert steps["phase", "fuse"]["optional"] is False and steps["pass", "layout"]["optional"] is True
+        assert steps["rewrite", "split_k"]["optional"] is True and steps["rewrite", "legalize"]["optional"] is False
+    assert cli.main(["compile", str(model), "--until", "horizontal_fusion"]) == 0
+    assert "_gemm: gemm" in capsys.readouterr().out
+
+
 def test_mixed_model_is_refused(mixed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = ["-o", str(tmp_path / "m.npubin")]
     assert cli.main(["compile", str(mixed), *output]) == 1

@@ -13,9 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from npu_compiler.graph import expr, interp
-from npu_compiler.graph.graph import Graph
-from npu_compiler.schedule.kernel import Buffer, Kernel, Loops, Operand, Scan, Sort, contiguous_strides
+from npu_compiler.schedule.kernel import Buffer, Kernel, Operand, contiguous_strides
 from npu_compiler.support import dtypes
 from npu_compiler.targets.cpu import toolchain
 from npu_compiler.targets.cpu.loops import emit_loops, scratch_bytes
@@ -77,61 +75,6 @@ def operand(
         )
     number = next(_numbers)
     return Operand(Buffer(number, "arena", dtype, (extent,), f"x{number}"), tuple(shape), strides, offset)
-
-
-def view(op: Operand, buffers: dict[int, np.ndarray]) -> np.ndarray:
-    base = buffers[op.buffer.id][op.offset :]
-    item = base.itemsize
-    return np.lib.stride_tricks.as_strided(base, op.shape, [s * item for s in op.strides])
-
-
-def expected(kernel: Kernel, buffers: dict[int, np.ndarray]) -> None:
-    """Runs a kernel in numpy: the results are written into ``buffers``."""
-    if not isinstance(kernel, Loops):
-        _expected_row(kernel, buffers)
-        return
-    body = kernel.body
-    inputs = [view(o, buffers) for o in kernel.inputs]
-    rows = tuple(1 if d in body.axes else n for d, n in enumerate(body.domain))
-    extra: dict[expr.Expr, np.ndarray] = {}
-    writes = []
-    for n, s in enumerate(body.stages):
-        if s.kind == "store":
-            shape = rows if s.per_row else body.domain
-            value = expr.evaluate(s.expr, shape, inputs, extra)
-            idx = tuple(expr.evaluate(i, shape, inputs, extra) for i in s.index)
-            writes.append((s.output, idx, value))
-            continue
-        x = expr.evaluate(s.expr, body.domain, inputs, extra)
-        if s.kind == "temp":
-            extra[expr.stage(n, x.dtype.name)] = x
-        elif s.reduce in ("argmax", "argmin"):
-            keep = [d for d in range(len(body.domain)) if d not in body.axes]
-            folded = math.prod(body.domain[d] for d in body.axes)
-            flat = x.transpose(*keep, *body.axes).reshape(*(body.domain[d] for d in keep), folded)
-            pick = np.argmax if s.reduce == "argmax" else np.argmin
-            extra[expr.stage(n, "int64")] = pick(flat, axis=-1).reshape(rows)
-        elif math.prod(body.domain[d] for d in body.axes) == 0:
-            extra[expr.stage(n, s.expr.dtype)] = np.full(rows, 1 if s.reduce == "prod" else 0, x.dtype)
-        else:
-            extra[expr.stage(n, s.expr.dtype)] = np.asarray(interp.REDUCERS[s.reduce](x, tuple(body.axes)), x.dtype)
-    for number, idx, value in writes:
-        out = view(kernel.outputs[number], buffers)
-        if out.size:
-            out[idx if idx else ...] = value
-
-
-def _expected_row(kernel: Kernel, buffers: dict[int, np.ndarray]) -> None:
-    """A scan or a sort."""
-    g, op = Graph("reference"), kernel.inputs[0]
-    x = g.add("input", [], [(op.shape, op.dtype)], name="x", dtype=op.dtype).out
-    if isinstance(kernel, Scan):
-        value = g.scan(kernel.op, x, kernel.axis)
-    else:
-        assert isinstance(kernel, Sort)
-        value = g.sort(x, kernel.axis, kernel.descending, kernel.k)[0]
-    for o, result in zip(kernel.outputs, interp.evaluate_node(value.node, [view(op, buffers)]), strict=True):
-        view(o, buffers)[...] = result
 
 
 @dataclass

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -12,10 +12,10 @@ from npu_compiler.graph.expr import Expr, fn, index, load, where
 from npu_compiler.graph.graph import Graph, Value
 from npu_compiler.pipeline import State, run_graph
 from npu_compiler.schedule import checks
+from npu_compiler.schedule import interp as kernel_interp
 from npu_compiler.schedule.kernel import Gemm, Kernel
 from npu_compiler.support import dtypes
 
-from . import schedule_interp
 from .random_graphs import ERROR
 
 Arrays = dict[str, np.ndarray]
@@ -72,8 +72,18 @@ def compiled(graph: Graph, disable: tuple[str, ...] = (), dtype: str = "float32"
     state = run_graph(graph, disable=disable)
     assert state.schedule is not None
     checks.check_schedule(state.schedule, state.config.buffer_align, planned=True)
-    assert_close(schedule_interp.run(state, data, data), want, dtype)
+    assert_close(run_kernels(state, data, data), want, dtype)
     return state, state.schedule.kernels
+
+
+def run_kernels(
+    state: State, inputs: Mapping[str, np.ndarray], weights: Mapping[str, np.ndarray] | None = None
+) -> dict[str, np.ndarray]:
+    """Outputs and ``state:<key>`` updates of scheduled kernels, as ``interp.run`` gives them for the graph."""
+    assert state.schedule is not None
+    weights = weights or {}
+    made = kernel_interp.load_time_values(state.graph.nodes, state.recipes, weights)
+    return kernel_interp.run(state.schedule, inputs, weights, made)
 
 
 def kinds(kernels: list[Kernel]) -> list[str]:

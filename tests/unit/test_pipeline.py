@@ -10,11 +10,10 @@ from npu_compiler.graph import expr, interp
 from npu_compiler.graph.expr import const, index, load, where
 from npu_compiler.graph.graph import Graph
 from npu_compiler.passes import fuse, padding
-from npu_compiler.pipeline import SWITCHES, State, run_graph
+from npu_compiler.pipeline import State, run_graph, switches
 from npu_compiler.schedule import checks
 from npu_compiler.support.errors import CompileError
 
-from ..support import schedule_interp
 from ..support.graph_tools import (
     Arrays,
     assert_close,
@@ -26,6 +25,7 @@ from ..support.graph_tools import (
     ops,
     padded,
     relu,
+    run_kernels,
     softmax,
     tanh,
 )
@@ -75,12 +75,12 @@ def usual() -> tuple[Arrays, list[tuple[str, str, int]]]:
     data = data_for(graph)
     want = interp.run(graph, data, data)
     state = run_graph(graph)
-    assert_close(schedule_interp.run(state, data, data), want)
+    assert_close(run_kernels(state, data, data), want)
     return want, fingerprint(state)
 
 
 # Other passes call "normalise"; "compress_weights" wants a program that asks for it: see test_format.py.
-@pytest.mark.parametrize("switch", [s for s in SWITCHES if s not in ("normalise", "compress_weights")])
+@pytest.mark.parametrize("switch", [s for s in switches("cpu") if s not in ("normalise", "compress_weights")])
 @pytest.mark.parametrize("by", ["argument", "environment"])
 def test_every_switch_changes_the_program_and_not_its_result(
     switch: str, by: str, usual: tuple[Arrays, list[tuple[str, str, int]]], monkeypatch: pytest.MonkeyPatch
@@ -95,7 +95,7 @@ def test_every_switch_changes_the_program_and_not_its_result(
     want, kernels = usual
     assert fingerprint(state) != kernels
     if by == "argument":
-        assert_close(schedule_interp.run(state, data, data), want)
+        assert_close(run_kernels(state, data, data), want)
 
 
 def test_normalise_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,7 +114,7 @@ def test_normalise_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_everything_switched_off_still_runs(usual: tuple[Arrays, list[tuple[str, str, int]]]) -> None:
     graph = everything()
     data = data_for(graph)
-    assert_close(schedule_interp.run(run_graph(graph, disable=SWITCHES), data, data), usual[0])
+    assert_close(run_kernels(run_graph(graph, disable=switches("cpu")), data, data), usual[0])
 
 
 def test_unknown_switches_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ CTYPE = {"mask": "vi32"}
 
 class Value(NamedTuple):
     """A C++ name or literal and the kind of register that holds it."""
+
     text: str
     kind: str
 

@@ -14,7 +14,9 @@ import numpy as np
 
 from ...artifact.program import ABI_VERSION, LAYOUT_MARKER
 from ...graph.graph import Node
+from ...schedule.horizontal_fusion import common_rewrites
 from ...schedule.kernel import FusedLoops, Gemm, Kernel, Loops, Operand, Scan, Schedule, Sort
+from ...schedule.rewrite import ScheduleRewrite
 from ...support import dtypes, env
 from ...support.errors import Reason
 from ...target_config import TARGETS
@@ -51,8 +53,9 @@ class CPUTarget:
         tile = winograd_tile(n, oh, ow, x.shape[3], k, x.dtype, "avx512bf16" in host_cpu().features)
         return filter_transform(tile) if tile else None
 
-    def refine(self, schedule: Schedule) -> None:
-        return None
+    @property
+    def rewrites(self) -> tuple[ScheduleRewrite, ...]:
+        return common_rewrites(self.config)
 
     def emit(self, schedules: list[Schedule], *, build: bool = True, march: str = "native") -> Emitted:
         units = _Units()

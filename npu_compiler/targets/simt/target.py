@@ -11,13 +11,14 @@ import numpy as np
 
 from ...graph.graph import Node
 from ...schedule.kernel import Kernel, Schedule
+from ...schedule.rewrite import ScheduleRewrite
 from ...support.errors import Reason
 from ...target_config import TargetConfig
 from .. import Emitted
 from .emit import Functions, sources, unsupported
 from .lang.dialect import Dialect
 from .lang.program import pack
-from .rewrites.legalize import refine
+from .rewrites import rewrites
 
 
 class SimtTarget(ABC):
@@ -38,8 +39,9 @@ class SimtTarget(ABC):
     def winograd(self, conv: Node) -> np.ndarray | None:
         return None
 
-    def refine(self, schedule: Schedule) -> None:
-        refine(schedule, self.dialect)
+    @property
+    def rewrites(self) -> tuple[ScheduleRewrite, ...]:
+        return rewrites(self.config, self.dialect)
 
     def emit(self, schedules: list[Schedule], *, build: bool = True) -> Emitted:
         functions = Functions(self.dialect)

@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 
 from npu_compiler.graph import affine, expr
 from npu_compiler.graph.expr import Expr, const, fn, index, load, maximum, stage, where
+from npu_compiler.schedule.interp import execute, view
 from npu_compiler.schedule.kernel import Kernel, LoopBody, Loops, Operand, Scan, Sort, Stage
 from npu_compiler.support import dtypes
 from npu_compiler.targets.cpu import toolchain
 from npu_compiler.targets.cpu.loops import emit_loops, scratch_bytes
 
-from ...support.cpu_harness import compile_kernels, expected, fenced, operand, random_array, source, view
+from ...support.cpu_harness import compile_kernels, fenced, operand, random_array, source
 from ...support.random_kernels import Maker
 
 TOLERANCE = {"float16": 2e-3, "bfloat16": 1.6e-2, "float32": 1e-5, "float64": 1e-5}
@@ -51,7 +52,7 @@ def run(kernel: Kernel, threads: int = 2, **known: np.ndarray) -> tuple[list[np.
     """(results, numpy's results, status) of one kernel."""
     got = arrays(kernel, **known)
     want = {n: a.copy() for n, a in got.items()}
-    expected(kernel, want)
+    execute(kernel, want)
     status = compile_kernels([kernel]).run(0, got, threads)
     return [view(o, got) for o in kernel.outputs], [view(o, want) for o in kernel.outputs], status
 
@@ -69,7 +70,7 @@ def test_random_kernels_match_numpy(march: str, count: int) -> None:
         want = {b: a.copy() for b, a in got.items()}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            expected(kernel, want)
+            execute(kernel, want)
         got = {b: fenced(a, at_end=n % 2 == 0) for b, a in got.items()}
         assert compiled.run(n, got, threads=1 + n % 2) == 0
         for o in kernel.outputs:
@@ -102,7 +103,7 @@ def test_scan_and_sort_match_numpy() -> None:
             if isinstance(kernel, Sort):
                 x.reshape(-1)[::7], x.reshape(-1)[1::9] = np.nan, -0.0
         want = {b: a.copy() for b, a in got.items()}
-        expected(kernel, want)
+        execute(kernel, want)
         assert compiled.run(n, got, 2) == 0
         for o in kernel.outputs:
             np.testing.assert_array_equal(
@@ -208,7 +209,7 @@ def test_padded_pooling_never_reads_outside(reduce: str, channels_last: bool) ->
     kernel = pool("float16", reduce, channels_last)
     got = arrays(kernel)
     want = {b: a.copy() for b, a in got.items()}
-    expected(kernel, want)
+    execute(kernel, want)
     compiled = compile_kernels([kernel])
     for at_end in (True, False):
         inside = {b: fenced(a, at_end) for b, a in got.items()}

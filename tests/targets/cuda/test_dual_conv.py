@@ -12,12 +12,13 @@ from npu_compiler.graph import expr, interp
 from npu_compiler.graph.graph import Graph, Value
 from npu_compiler.pipeline import compile_graph, run_graph
 from npu_compiler.schedule.kernel import DualConv2d, Kernel
-from npu_compiler.targets.cuda import dual_conv
+from npu_compiler.targets.cuda import dual_conv as kernel_file
 from npu_compiler.targets.cuda.dialect import DIALECT, HOPPER
 from npu_compiler.targets.simt.emit import Functions
-from npu_compiler.targets.simt.rewrites.dual_conv import join_shortcuts
+from npu_compiler.targets.simt.rewrites.dual_conv import dual_conv
 
-from ...support import cuda_gpu, schedule_interp
+from ...support import cuda_gpu
+from ...support.graph_tools import run_kernels
 from ...unit.schedule.test_horizontal_fusion import data
 
 Blocks = Callable[[], Graph]
@@ -26,7 +27,7 @@ Blocks = Callable[[], Graph]
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Few results are enough."""
-    monkeypatch.setattr(dual_conv, "LEAST_RESULTS", 1)
+    monkeypatch.setattr(kernel_file, "LEAST_RESULTS", 1)
     return
 
 
@@ -89,7 +90,7 @@ def test_a_shortcut_joins_the_convolution_that_adds_it(options: dict) -> None:
     graph = block(**options)
     inputs, weights = data(graph)
     want = interp.run(graph, inputs, weights)["out"].astype(np.float32)
-    got = schedule_interp.run(state, inputs, weights)["out"].astype(np.float32)
+    got = run_kernels(state, inputs, weights)["out"].astype(np.float32)
     assert np.abs(got - want).max() <= (0.02 if options.get("dtype") != "bfloat16" else 0.2) * np.abs(want).max()
     launch = (functions := Functions(HOPPER)).launch(kernel)
     text = functions.text[launch.function]
@@ -136,7 +137,7 @@ def with_other_residual() -> Graph:
 
 
 def test_few_results_stay_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dual_conv, "LEAST_RESULTS", 3 * 81 * 128 + 1)
+    monkeypatch.setattr(kernel_file, "LEAST_RESULTS", 3 * 81 * 128 + 1)
     assert [k.kind for k in kernels(block())] == ["conv2d", "conv2d"]
 
 
@@ -144,7 +145,7 @@ def test_chips_without_the_function_keep_them_apart() -> None:
     schedule = run_graph(block(), "metal").schedule
     assert schedule is not None
     made = schedule.kernels
-    join_shortcuts(schedule, DIALECT)
+    dual_conv(schedule, DIALECT)
     assert schedule.kernels == made
-    join_shortcuts(schedule, HOPPER)
+    dual_conv(schedule, HOPPER)
     assert [type(k) for k in schedule.kernels] == [DualConv2d]

@@ -15,7 +15,8 @@ from npu_compiler.schedule.kernel import Gemm, Kernel
 from npu_compiler.targets.cuda.dialect import HOPPER
 from npu_compiler.targets.simt.emit import Functions
 
-from ...support import cuda_gpu, schedule_interp
+from ...support import cuda_gpu
+from ...support.graph_tools import run_kernels
 from ...unit.schedule.test_horizontal_fusion import call, data, norm
 
 Make = Callable[[], Graph]
@@ -62,7 +63,7 @@ def test_no_kernel_is_left_of_the_norm(name: str) -> None:
     assert (second.inputs[0].buffer, second.inputs[-1]) == (first.outputs[1].buffer, first.outputs[2])
     graph = SHAPES[name]()
     inputs, weights = data(graph)
-    want, got = interp.run(graph, inputs, weights), schedule_interp.run(state, inputs, weights)
+    want, got = interp.run(graph, inputs, weights), run_kernels(state, inputs, weights)
     for key in ("stream", "out"):
         scale = np.abs(want[key].astype(np.float32)).max()
         assert np.abs(got[key].astype(np.float32) - want[key].astype(np.float32)).max() <= 0.03 * scale, key
@@ -146,7 +147,7 @@ def test_of_norms_in_a_row_every_other_is_divided() -> None:
     assert [isinstance(k, Gemm) and bool(k.extra_stages) for k in made] == [True, False, False, True, False]
     inputs, weights = data(graph := make())
     want = interp.run(graph, inputs, weights)["out"].astype(np.float32)
-    got = schedule_interp.run(state, inputs, weights)["out"].astype(np.float32)
+    got = run_kernels(state, inputs, weights)["out"].astype(np.float32)
     assert np.abs(got - want).max() <= 0.03 * np.abs(want).max()
 
 

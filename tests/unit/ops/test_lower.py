@@ -16,7 +16,7 @@ from npu_compiler.pipeline import run_phases
 from npu_compiler.support import dtypes
 from npu_compiler.support.errors import CompileError, IRError
 
-from ...support import schedule_interp
+from ...support.graph_tools import run_kernels
 from ...support.toy_ir import ADD, RELU, VIEW, Builder
 
 torch = pytest.importorskip("torch", reason="the reference is PyTorch")
@@ -194,7 +194,7 @@ def test_in_place_ops_mean_what_they_mean_in_pytorch(program: Callable, schedule
     ir = recorded(Wrapped(program), x)
     inputs = {ir.graph_inputs[0].name: x.numpy()}
     if scheduled:
-        got = schedule_interp.run(run_phases(ir, "cpu", None, until="memory"), inputs)
+        got = run_kernels(run_phases(ir, "cpu", None, until="memory"), inputs)
     else:
         got = interp.run(lower_ir(ir), inputs)
     for a, b in zip(got.values(), want if isinstance(want, tuple) else [want], strict=True):

@@ -13,7 +13,7 @@ from npu_compiler.support.dtypes import numpy_dtype
 from npu_compiler.support.errors import InputError
 from npu_runtime import CPUBackend, Executor, load_weights
 
-from ...support import schedule_interp
+from ...support.graph_tools import run_kernels
 
 RNG = np.random.default_rng(0)
 
@@ -56,7 +56,7 @@ def check(make: object, *args: object, tolerance: float = 2e-5) -> list[str]:
     inputs, weights = data(graph)
     want = interp.run(graph, inputs, weights)
     state = run_graph(make(*args))  # type: ignore[operator]
-    planned = schedule_interp.run(state, inputs, weights)
+    planned = run_kernels(state, inputs, weights)
     program = compile_graph(make(*args))  # type: ignore[operator]
     native = Executor(program, load_weights(program, weights), CPUBackend(threads=2)).run(inputs)
     for name, value in want.items():
@@ -145,7 +145,7 @@ def independent() -> Graph:
 
 def test_independent_loops_are_one_launch() -> None:
     assert check(independent) == ["fused_loops"]
-    state = run_graph(independent(), disable=("bundle",))
+    state = run_graph(independent(), disable=("horizontal_fusion",))
     assert state.schedule is not None and [k.kind for k in state.schedule.kernels] == ["loops"] * 3
 
 
@@ -165,7 +165,7 @@ def test_a_tied_embedding_is_kept_once(dtype: str) -> None:
     inputs = {"ids": np.array([0, 255, 77])}
     weights = {"table": rng.standard_normal((256, 48)).astype(numpy_dtype(dtype))}
     want = interp.run(tied(), inputs, weights)
-    planned = schedule_interp.run(run_graph(tied()), inputs, weights)
+    planned = run_kernels(run_graph(tied()), inputs, weights)
     program = compile_graph(tied())
     executor = Executor(program, load_weights(program, weights), CPUBackend(threads=2))
     native = executor.run(inputs)

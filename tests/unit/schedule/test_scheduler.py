@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from npu_compiler.graph import interp
 from npu_compiler.graph.expr import const, fn, index, load
 from npu_compiler.graph.graph import Graph, Value
-from npu_compiler.pipeline import SWITCHES, State, compile_graph, run_graph
+from npu_compiler.pipeline import State, compile_graph, run_graph, switches
 from npu_compiler.schedule import checks
 from npu_compiler.schedule.kernel import Buffer, Gemm, Kernel, LoopBody, Loops, Operand, Schedule, contiguous_strides
 from npu_compiler.schedule.memory_planner import plan_memory
 from npu_runtime import Executor
 
-from ...support import schedule_interp
+from ...support.graph_tools import run_kernels
 from ...support.random_graphs import Maker, compare
 
 relu = fn("maximum")
@@ -34,7 +34,9 @@ def tolerances(makers: list[Maker], graph: Graph) -> dict[str, float]:
 # -- random programs --------------------------------------------------------------------------------------------------
 @settings(max_examples=500, deadline=None, derandomize=True)
 @given(
-    seed=st.integers(0, 2**32), steps=st.integers(1, 14), off=st.sampled_from([(), (), (), *((s,) for s in SWITCHES)])
+    seed=st.integers(0, 2**32),
+    steps=st.integers(1, 14),
+    off=st.sampled_from([(), (), (), *((s,) for s in switches("cpu"))]),
 )
 def test_random_programs_compute_what_their_graph_says(seed: int, steps: int, off: tuple[str, ...]) -> None:
     maker = Maker(random.Random(seed), Graph("random")).build(steps)
@@ -45,7 +47,7 @@ def test_random_programs_compute_what_their_graph_says(seed: int, steps: int, of
     state = run_graph(graph, disable=off, until="memory")
     assert state.schedule is not None
     checks.check_schedule(state.schedule, state.config.buffer_align, planned=True)
-    compare(error, schedule_interp.run(state, maker.inputs, maker.weights), want)
+    compare(error, run_kernels(state, maker.inputs, maker.weights), want)
 
 
 @pytest.mark.parametrize("first", [0, 1000])
@@ -79,7 +81,7 @@ def scheduled(build: Callable[[Graph], None], disable: tuple[str, ...] = ()) -> 
     state = run_graph(graph, disable=disable, until="memory")
     assert state.schedule is not None
     checks.check_schedule(state.schedule, state.config.buffer_align, planned=True)
-    got = schedule_interp.run(state, data, data)
+    got = run_kernels(state, data, data)
     for name, array in want.items():
         np.testing.assert_allclose(got[name], array, rtol=1e-4, atol=1e-5, err_msg=name)
     return state, state.schedule.kernels

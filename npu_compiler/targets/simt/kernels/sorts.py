@@ -4,54 +4,24 @@ round. The first few of a row can be looked for one after another instead."""
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
-from ....schedule.kernel import Kernel, MergeRuns, Operand, Schedule, Sort, recast
+from ....schedule.kernel import MergeRuns, Sort
 from ..lang.dialect import SIMD, Dialect
 from ..lang.emission import Emission
 from ..lang.function import Function, blocks
 from ..lang.scalar import ctype, kind_of
 
 THREADS = 128
-MOST_COUNTED = 2048  # elements of a row that are all compared with each other
-SECTION = 256  # of a longer one, at first
 FEW, MANY_ROWS = 4, 64  # looking for them one after another keeps all cores busy, or is soon over
 
 
-def split_sort(schedule: Schedule, k: Sort) -> list[Kernel]:
-    """A long row as sections, then merges of neighbouring runs until one is left; no run keeps more than it must."""
-    (x,), first, n = k.inputs, k.k, _length(k)
-    if n <= MOST_COUNTED or not math.prod(x.shape) or not first or _are_few(k):
-        return [k]
-    rows, runs, run = math.prod(x.shape) // n, blocks(n, SECTION), min(SECTION, first)
-    total = (runs - 1) * run + min(n - (runs - 1) * SECTION, run)
-    label, outputs = f"{k.label}_sections", _parts(schedule, k, rows, total)
-    kernels: list[Kernel] = [replace(k, label=label, outputs=outputs, section=SECTION, run=run)]
-    while runs > 1:
-        before, kept, inputs = run, min(2 * run, first), outputs
-        last = total - (runs - 1 - (runs - 1) % 2) * run  # elements of the last pair, or of a run alone
-        runs, run = blocks(runs, 2), kept
-        total = (runs - 1) * run + min(last, run)
-        outputs = _parts(schedule, k, rows, total) if runs > 1 else k.outputs
-        axis = 1 if runs > 1 else k.axis
-        merge = recast(k, MergeRuns, inputs=inputs, outputs=outputs, axis=axis, run=before, kept=kept, flops=0)
-        kernels.append(merge)
-    return kernels
-
-
-def _parts(schedule: Schedule, k: Sort, rows: int, total: int) -> tuple[Operand, ...]:
-    """Values and positions in memory between two kernels."""
-    shape = (rows, total)
-    return schedule.memory(k.inputs[0].dtype, shape, "values"), schedule.memory("int32", shape, "places")
-
-
-def _length(k: Sort) -> int:
+def row_length(k: Sort) -> int:
     return k.inputs[0].shape[k.axis] if k.inputs[0].shape else 1
 
 
-def _are_few(k: Sort) -> bool:
+def selects_few(k: Sort) -> bool:
     """Whether the first of a row are best looked for one after another."""
-    n, first, x = _length(k), k.k, k.inputs[0]
+    n, first, x = row_length(k), k.k, k.inputs[0]
     soon = n <= GROUP_ROW or first <= FEW or math.prod(x.shape) >= MANY_ROWS * n
     return first * SIMD <= n and x.dtype != "float64" and soon
 
@@ -59,12 +29,12 @@ def _are_few(k: Sort) -> bool:
 def emit_sort(kernel: Sort, dialect: Dialect) -> Emission:
     """The function of ``sort``: rows whole or cut into sections of ``section`` elements, of which the first ``run``
     are kept; the first few of a row are looked for one after another."""
-    x, n, section = kernel.inputs[0], _length(kernel), kernel.section
+    x, n, section = kernel.inputs[0], row_length(kernel), kernel.section
     count, kept = math.prod(x.shape), kernel.run or kernel.k
     f = Function(kernel, dialect)
     if not count or not kernel.k:
         return f.finish(0, THREADS)
-    if not section and _are_few(kernel):
+    if not section and selects_few(kernel):
         return _emit_few(f, kernel)
     sizes = dict(ROWS=count // n, N=n, SECTION=section or n, KEPT=kept, THREADS=THREADS)
     _sort(f, kernel, "sort_sections", 1 if section else kernel.axis, sizes)
@@ -83,7 +53,7 @@ _IN_REGISTERS = 16  # elements a lane
 
 
 def _emit_few(f: Function, kernel: Sort) -> Emission:
-    x, n = kernel.inputs[0], _length(kernel)
+    x, n = kernel.inputs[0], row_length(kernel)
     rows, whole = math.prod(x.shape) // n, n > GROUP_ROW
     threads, step = (1024, 1024) if whole else (256, SIMD)
     each = blocks(n, step)
@@ -98,9 +68,7 @@ def _emit_few(f: Function, kernel: Sort) -> Emission:
     return f.finish(rows if whole else blocks(rows, threads // SIMD), threads)
 
 
-def _sort(
-    f: Function, kernel: Sort | MergeRuns, template: str, axis: int, sizes: dict[str, int], *arrays: str
-) -> None:
+def _sort(f: Function, kernel: Sort | MergeRuns, template: str, axis: int, sizes: dict[str, int], *arrays: str) -> None:
     """Instantiates a kernel of ``sort.h``; results go along ``axis`` of the outputs."""
     x, (y, places) = kernel.inputs[0], kernel.outputs
     along = kernel.axis if isinstance(kernel, Sort) else 1

@@ -17,9 +17,7 @@ LINE = 128  # bytes that are read or written at once
 GATHERED = 8  # so many neighbours a thread collects for one store
 
 
-def scalars_for(
-    nest: Nest, function: Scope, steps: Sequence[Step], numbers: dict[int, int] | None = None
-) -> Scalars:
+def scalars_for(nest: Nest, function: Scope, steps: Sequence[Step], numbers: dict[int, int] | None = None) -> Scalars:
     """``numbers``: the function's operand for each of the nest's, if they differ."""
     uses = use_counts([e for s in steps for e in s.exprs()])
     return Scalars(nest, Pointers(function, numbers), function.lines, uses)

@@ -1,1 +1,66 @@
-"""Rewrites of a schedule that SIMT targets run before memory is planned."""
+"""Rewrites of a schedule that SIMT targets run, in order, before memory is planned."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from ....schedule.horizontal_fusion import common_rewrites
+from ....schedule.rewrite import ScheduleRewrite
+from ....target_config import TargetConfig
+from ..lang.dialect import Dialect
+from .dual_conv import dual_conv
+from .fold_position_masks import fold_position_masks
+from .fuse_decode_attention import fuse_decode_attention
+from .legalize import legalize
+from .split_attention import split_attention
+from .split_k import split_k
+from .split_reduction import split_reduction
+from .split_rms_norm import split_rms_norm
+from .split_sort import split_sort
+
+
+def rewrites(config: TargetConfig, dialect: Dialect) -> tuple[ScheduleRewrite, ...]:
+    """The table of a SIMT target's rewrites."""
+    return (
+        *common_rewrites(config),
+        ScheduleRewrite(
+            "fold_position_masks",
+            "attention compares positions itself where that is all its mask says",
+            fold_position_masks,
+        ),
+        ScheduleRewrite(
+            "fuse_decode_attention",
+            "rotary embeddings, cache updates and the combination of parts join a decode step's attention",
+            partial(fuse_decode_attention, dialect=dialect),
+        ),
+        ScheduleRewrite(
+            "dual_conv",
+            "a convolution whose result is only the residual of another one is computed in its kernel",
+            partial(dual_conv, dialect=dialect),
+        ),
+        ScheduleRewrite(
+            "legalize",
+            "fused loops and prologues that a GPU kernel cannot run become kernels of their own",
+            partial(legalize, dialect=dialect),
+            required="the GPU targets have no kernels for what it takes apart",
+        ),
+        ScheduleRewrite(
+            "split_attention",
+            "workgroups share the keys where queries are few (flash decoding)",
+            partial(split_attention, dialect=dialect),
+        ),
+        ScheduleRewrite(
+            "split_k", "workgroups share long sums of few results (split-K)", partial(split_k, dialect=dialect)
+        ),
+        ScheduleRewrite(
+            "split_reduction",
+            "workgroups share the reduction of few long rows",
+            partial(split_reduction, dialect=dialect),
+        ),
+        ScheduleRewrite("split_sort", "long rows are sorted in sections, which are merged", split_sort),
+        ScheduleRewrite(
+            "split_rms_norm",
+            "a row norm between two products is computed in their epilogues",
+            partial(split_rms_norm, dialect=dialect),
+        ),
+    )

@@ -14,7 +14,7 @@ from ..lang.dialect import Dialect
 from .producers import only_maker
 
 
-def join_shortcuts(schedule: Schedule, dialect: Dialect) -> None:
+def dual_conv(schedule: Schedule, dialect: Dialect) -> None:
     """Make a :class:`DualConv2d` of two convolutions, where the target has a function for that."""
     for k in [k for k in schedule.kernels if isinstance(k, Conv2d)]:
         for number in _residuals(k):

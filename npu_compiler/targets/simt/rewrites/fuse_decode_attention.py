@@ -15,7 +15,7 @@ from .producers import only_maker
 MEETINGS = "meetings"  # of groups: zero before a program's first run
 
 
-def join_attention(schedule: Schedule, dialect: Dialect) -> None:
+def fuse_decode_attention(schedule: Schedule, dialect: Dialect) -> None:
     """Make :class:`DecodeAttention` of the attention kernels of decode steps."""
     meetings: Operand | None = None
     for k in [k for k in schedule.kernels if isinstance(k, Attention) and takes_step(k, dialect)]:
@@ -25,10 +25,10 @@ def join_attention(schedule: Schedule, dialect: Dialect) -> None:
         heads = k.inputs[1].shape[1]
         if meetings is None or meetings.shape[0] < heads:
             meetings = schedule.memory("int32", (heads, STATE), MEETINGS, persistent=True)
-        _join(schedule, k, meetings, dialect)
+        _fuse(schedule, k, meetings, dialect)
 
 
-def _join(schedule: Schedule, k: Attention, meetings: Operand, dialect: Dialect) -> None:
+def _fuse(schedule: Schedule, k: Attention, meetings: Operand, dialect: Dialect) -> None:
     q, keys, values, position = k.inputs[:4]
     out = k.outputs[0]
     joined = [p for o in (q, keys, values) if (p := _pointwise_maker(schedule, k, o)) is not None]

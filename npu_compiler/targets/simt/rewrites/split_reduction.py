@@ -9,20 +9,27 @@ from ....graph import expr
 from ....graph.expr import Expr
 from ....schedule.kernel import LoopBody, Loops, Schedule, Stage
 from ...codegen.nest import identity_element
+from ..lang.dialect import Dialect
 
-LEAST_POINTS = 1 << 12  # of a part
+MIN_POINTS = 1 << 12  # of a part
 
 
-def split_fold(schedule: Schedule, k: Loops, cores: int) -> list[Loops]:
-    """``k`` itself, or two kernels: the first reduced dim of a single sum, product, maximum or minimum is cut into
-    parts if the rows are too few to keep the cores busy."""
+def split_reduction(schedule: Schedule, dialect: Dialect) -> None:
+    """Cut the first reduced dim of a single sum, product, maximum or minimum into parts if the rows are too few to keep
+    the cores busy; a second kernel folds the parts."""
+    loops = [k for k in schedule.kernels if isinstance(k, Loops)]
+    schedule.rewrite({k: _split(schedule, k, dialect.cores) for k in loops})
+
+
+def _split(schedule: Schedule, k: Loops, cores: int) -> list[Loops]:
+    """``k`` itself, or the two kernels."""
     body = k.body
     if body.serial or not body.axes or not _is_plain(body) or 0 in body.domain:
         return [k]
     fold, axis = body.stages[0], body.axes[0]
     points = math.prod(body.domain[d] for d in body.axes)
     rows, n = math.prod(body.domain) // points, body.domain[axis]
-    parts = min(n, points // LEAST_POINTS, 2 * cores // rows)
+    parts = min(n, points // MIN_POINTS, 2 * cores // rows)
     if parts < 2 or 2 * rows > cores:
         return [k]
     length = -(-n // parts)

@@ -25,7 +25,7 @@ class _Norm(NamedTuple):
     rows: list[Expr]
 
 
-def divide_norms(schedule: Schedule, dialect: Dialect) -> None:
+def split_rms_norm(schedule: Schedule, dialect: Dialect) -> None:
     """Rewrite every norm for which both products can do their share."""
     for norm in [k for k in schedule.kernels if isinstance(k, Loops)]:
         found = _row_norm(norm)

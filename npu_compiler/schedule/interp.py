@@ -1,0 +1,501 @@
+"""Runs a :class:`Schedule` in numpy, kernel by kernel: what the kernels of every target have to compute.
+
+Memory that nothing has written yet holds 0xFF (NaN as a float), every window is checked against its buffer, and a
+kernel that reads what it writes must do so at the same place. ``NPU_VERIFY=2`` compares schedules before and after
+each rewrite with it, and tests compare planned schedules, whose buffers share one arena, with the graph.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..graph import expr, interp
+from ..graph.expr import Expr
+from ..graph.graph import Graph, Node, Value
+from ..support import dtypes
+from ..weights import packing
+from ..weights.format import PANELS, BlockFormat, find_layout
+from .kernel import (
+    Anchor,
+    Attention,
+    Buffer,
+    CombineAttention,
+    Contraction,
+    Conv2d,
+    Convolution,
+    DecodeAttention,
+    DepthwiseConv2d,
+    DualConv2d,
+    FusedLoops,
+    Gemm,
+    Kernel,
+    Loops,
+    MergeRuns,
+    Operand,
+    Pack,
+    Scan,
+    Schedule,
+    Sort,
+    WinogradConv2d,
+)
+
+Array = np.ndarray[Any, Any]
+Arrays = dict[int, Array]  # flat, by buffer id
+
+
+def load_time_values(
+    nodes: Sequence[Node], recipes: Sequence[tuple[str, Value]], weights: Mapping[str, Array]
+) -> dict[str, Array]:
+    """The contents of weight buffers by name: ``recipes``, whose nodes are among ``nodes``, for ``weights`` by key."""
+    graph = Graph("recipes")
+    graph.nodes, graph.outputs = list(nodes), list(recipes)
+    graph.clean()
+    graph.nodes = [n for n in graph.nodes if n.op not in ("input", "state")]
+    return interp.run(graph, {}, weights)
+
+
+def run(
+    schedule: Schedule, inputs: Mapping[str, Array], states: Mapping[str, Array], weights: Mapping[str, Array]
+) -> dict[str, Array]:
+    """Outputs and ``state:<key>`` updates, as ``interp.run`` gives them for the graph.
+
+    Args:
+        schedule: its memory may be planned, or not yet: buffers of the arena are then arrays of their own.
+        inputs, states: contents of input and state buffers by name.
+        weights: contents of weight buffers by name, see :func:`load_time_values`.
+
+    Raises:
+        IndexError: an index that comes from data is out of range.
+        NotImplementedError: there is a kernel that this module does not know.
+    """
+    arena = np.full(schedule.arena_bytes, 0xFF, np.uint8)
+    contents = {"input": inputs, "state": states, "weight": weights, "const": weights}
+    arrays: Arrays = {}
+    for b in schedule.buffers:
+        if b.kind in contents:
+            arrays[b.id] = _copied(b, contents[b.kind][b.name])
+        elif b.kind == "arena" and schedule.arena_bytes and not b.persistent:
+            arrays[b.id] = arena[b.offset : b.offset + b.nbytes].view(dtypes.numpy_dtype(b.dtype))
+        else:
+            arrays[b.id] = _unwritten(b)
+    for _, phase in itertools.groupby(schedule.kernels, lambda k: k.phase if schedule.arena_bytes else k):
+        for kernel in reversed(list(phase)):  # any order must do
+            execute(kernel, arrays)
+    results = {name: arrays[b.id].reshape(b.shape) for name, b in schedule.outputs}
+    results.update({f"state:{b.name}": arrays[b.id].reshape(b.shape) for b in schedule.buffers if b.kind == "state"})
+    return results
+
+
+def _copied(b: Buffer, source: Array) -> Array:
+    if source.shape != b.shape or source.dtype != dtypes.numpy_dtype(b.dtype):
+        raise ValueError(f"{b} is given {source.dtype}{list(source.shape)}")
+    return np.array(source, order="C").reshape(-1)
+
+
+def _unwritten(b: Buffer) -> Array:
+    return np.full(b.nbytes, 0 if b.persistent else 0xFF, np.uint8).view(dtypes.numpy_dtype(b.dtype))
+
+
+def view(op: Operand, arrays: Arrays) -> Array:
+    """The window ``op`` of its buffer's array; writing to it writes to the buffer."""
+    base = arrays[op.buffer.id][op.offset :]
+    return np.lib.stride_tricks.as_strided(base, op.shape, [s * base.itemsize for s in op.strides])
+
+
+def execute(kernel: Kernel, arrays: Arrays) -> None:
+    """One kernel on flat arrays by buffer id."""
+    _check_windows(kernel, arrays)
+    match kernel:
+        case FusedLoops():
+            for part in reversed(kernel.parts):  # any order must do
+                execute(part, arrays)
+        case Loops():
+            _loops(kernel, arrays)
+        case DecodeAttention():
+            _decode_attention(kernel, arrays)
+        case Anchor():
+            _anchor(kernel, arrays)
+        case Pack():
+            _store(kernel, arrays, [_pack(kernel, view(kernel.inputs[0], arrays))])
+        case Scan():
+            _store(kernel, arrays, _row_node(kernel, view(kernel.inputs[0], arrays)))
+        case Sort():
+            _store(kernel, arrays, _sort(kernel, view(kernel.inputs[0], arrays)))
+        case MergeRuns():
+            _store(kernel, arrays, _merge_runs(kernel, [view(o, arrays) for o in kernel.inputs]))
+        case _:
+            raise NotImplementedError(f"{kernel.kind} kernels")
+
+
+def _store(kernel: Kernel, arrays: Arrays, results: Sequence[Array]) -> None:
+    for op, result in zip(kernel.outputs, results, strict=True):
+        view(op, arrays)[...] = result.reshape(op.shape)
+
+
+def _check_windows(kernel: Kernel, arrays: Arrays) -> None:
+    for op in (*kernel.inputs, *kernel.outputs):
+        last = op.offset + sum((n - 1) * s for n, s in zip(op.shape, op.strides, strict=True))
+        if 0 not in op.shape and not (op.offset >= 0 and 0 <= last < math.prod(op.buffer.shape)):
+            raise ValueError(f"kernel {kernel.name}: {op} leaves its buffer")
+    if isinstance(kernel, Loops | FusedLoops | DecodeAttention):
+        return
+    for out in kernel.outputs:
+        for x in kernel.inputs:
+            if x.buffer.id == out.buffer.id and np.shares_memory(view(x, arrays), view(out, arrays)):
+                raise ValueError(f"kernel {kernel.name} overwrites its input")
+
+
+# -- loop nests -----------------------------------------------------------------------------------------------------
+def _loops(kernel: Loops, arrays: Arrays) -> None:
+    body = kernel.body
+    written = {o.buffer.id for o in kernel.outputs}
+    if body.serial and any(o.buffer.id in written for o in kernel.inputs):
+        _one_by_one(kernel, arrays)
+        return
+    inputs = [view(o, arrays) for o in kernel.inputs]
+    rows = tuple(1 if d in body.axes else n for d, n in enumerate(body.domain))
+    known: dict[Expr, Array] = {}
+    writes = []
+    for n, s in enumerate(body.stages):
+        if s.kind == "store":
+            shape = rows if s.per_row else body.domain
+            value = expr.evaluate(s.expr, shape, inputs, known)
+            index = tuple(expr.evaluate(i, shape, inputs, known) for i in s.index)
+            writes.append((s.output, index, value))
+            continue
+        x = expr.evaluate(s.expr, body.domain, inputs, known)
+        if s.kind == "temp":
+            known[expr.stage(n, x.dtype.name)] = x
+        else:
+            made = _fold(s.reduce, x, body.domain, body.axes)
+            known[expr.stage(n, "int64" if s.reduce.startswith("arg") else s.expr.dtype)] = made
+    for number, index, value in writes:
+        out = view(kernel.outputs[number], arrays)
+        if out.size:
+            _assign(out, index, value)
+
+
+def _assign(out: Array, index: tuple[Array, ...], value: Array) -> None:
+    """Of several values for one place the last one stays; in one dim numpy keeps the order."""
+    if not index:
+        out[...] = value
+        return
+    *places, values = (a.reshape(-1) for a in np.broadcast_arrays(*index, value))
+    out[tuple(places)] = values
+
+
+def _fold(reduce: str, x: Array, domain: tuple[int, ...], axes: tuple[int, ...]) -> Array:
+    rows = tuple(1 if d in axes else n for d, n in enumerate(domain))
+    folded = math.prod(domain[d] for d in axes)
+    if reduce in ("argmax", "argmin"):
+        keep = [d for d in range(len(domain)) if d not in axes]
+        flat = x.transpose(*keep, *axes).reshape(*(domain[d] for d in keep), folded)
+        return np.asarray((np.argmax if reduce == "argmax" else np.argmin)(flat, axis=-1).reshape(rows))
+    if folded == 0:
+        return np.full(rows, 1 if reduce == "prod" else 0, x.dtype)
+    return np.asarray(interp.REDUCERS[reduce](x, tuple(axes)), x.dtype)
+
+
+def _one_by_one(kernel: Loops, arrays: Arrays) -> None:
+    """In order, because a point reads what earlier ones have written."""
+    body = kernel.body
+    (store,), out = body.stages, view(kernel.outputs[0], arrays)
+    inputs = [view(o, arrays) for o in kernel.inputs]
+    for point in np.ndindex(*body.domain):
+        at = {d: expr.const(i, "int64") for d, i in enumerate(point)}
+        where = tuple(int(expr.evaluate(expr.substitute(i, at), (), inputs)) for i in store.index)
+        out[where] = expr.evaluate(expr.substitute(store.expr, at), (), inputs)
+
+
+# -- kernels with an epilogue ---------------------------------------------------------------------------------------
+def _anchor(kernel: Anchor, arrays: Arrays) -> None:
+    inputs = [view(o, arrays) for o in kernel.inputs]
+    target = view(kernel.outputs[0], arrays)
+    products = _products(kernel, inputs, arrays)
+    split = isinstance(kernel, Contraction | Attention) and kernel.splits > 1
+    if split:
+        target[...] = products[0].reshape(target.shape)
+        return
+    if isinstance(kernel, Contraction) and kernel.row_scale is not None:
+        products = tuple(x * _row_factors(kernel.row_scale, inputs)[:, None] for x in products)
+    accs = [x for x in expr.walk(kernel.epilogue) if x.op == "acc"]
+    known = {x: products[x.value].reshape(target.shape).astype(dtypes.numpy_dtype(x.dtype)) for x in accs}
+    if isinstance(kernel, Contraction):
+        _extra_results(kernel, inputs, known, arrays)
+    target[...] = expr.evaluate(kernel.epilogue, target.shape, inputs, known).reshape(target.shape)
+
+
+def _products(kernel: Anchor, inputs: list[Array], arrays: Arrays) -> tuple[Array, ...]:
+    """What ``acc``, ``acc1`` .. of the epilogue are; with ``splits``, the parts."""
+    match kernel:
+        case Gemm(prologue=Loops() as prologue):
+            left = _result_of(prologue, arrays).reshape(1, kernel.m, kernel.k)
+            return _gemm(kernel, left, inputs[kernel.rhs])
+        case Gemm():
+            _check_rows(kernel)
+            return _gemm(kernel, inputs[0], inputs[1])
+        case DualConv2d():
+            return _conv2d(kernel, inputs), _result_of(kernel.residual, arrays)
+        case WinogradConv2d():
+            return (_winograd(kernel, inputs),)
+        case Conv2d() if kernel.splits > 1:
+            return (_conv2d_parts(kernel, inputs),)
+        case Convolution():
+            return (_conv2d(kernel, inputs),)
+        case Attention():
+            return (_attention_parts(kernel, inputs) if kernel.splits > 1 else _attention(kernel, inputs),)
+        case CombineAttention():
+            return (_combine(inputs[0]),)
+    raise NotImplementedError(f"{kernel.kind} kernels")
+
+
+def _row_factors(scale: Expr, inputs: list[Array]) -> Array:
+    """Of the sums that the product before left, float32 [M]."""
+    total = inputs[-1].sum(0)
+    return expr.evaluate(scale, total.shape, inputs, {expr.stage(0, "float32"): total})
+
+
+def _extra_results(kernel: Contraction, inputs: list[Array], known: dict[Expr, Array], arrays: Arrays) -> None:
+    """A second result, and the sums of each row over tiles of columns."""
+    shape = kernel.outputs[0].shape
+    for stage in kernel.extra_stages:
+        value = np.broadcast_to(expr.evaluate(stage.expr, shape, inputs, known), shape)
+        if stage.kind == "store":
+            view(kernel.outputs[stage.output], arrays)[...] = value
+        else:
+            sums = view(kernel.outputs[-1], arrays)
+            tiles = np.array_split(value.reshape(-1, shape[-1]), len(sums), axis=1)
+            sums[...] = [tile.sum(1) for tile in tiles]
+
+
+def _result_of(kernel: Kernel, arrays: Arrays) -> Array:
+    """What a nested kernel stores in memory of its own."""
+    scratch = kernel.outputs[0].buffer
+    made = _unwritten(scratch)
+    execute(kernel, {**arrays, scratch.id: made})
+    return made
+
+
+# -- products -------------------------------------------------------------------------------------------------------
+def _check_rows(k: Gemm) -> None:
+    op = k.inputs[0]
+    dense = op.shape == (k.batch, k.m, k.k) and (k.k == 1 or op.strides[2] == 1)
+    if not dense or not (k.m == 1 or op.strides[1] == k.lda > 0):
+        raise ValueError(f"kernel {k.name}: its left operand is not [batch, m, k] with rows lda apart")
+
+
+def _gemm(k: Gemm, left: Array, stored: Array) -> tuple[Array, ...]:
+    """The product, or both of a dual one; with ``splits``, [splits, M, N] parts of the sums."""
+    x, columns = left.astype(np.float32), _right_operands(k, stored)
+    if k.splits > 1:
+        (w,) = columns
+        parts = zip(np.array_split(x, k.splits, axis=2), np.array_split(w, k.splits, axis=1), strict=True)
+        return (np.concatenate([a @ b for a, b in parts]),)
+    return tuple(x @ w for w in columns)
+
+
+def _right_operands(k: Gemm, w: Array) -> list[Array]:
+    """The matrix [batch or 1, K, N] float32, or both of a dual product, from the form in which it is kept."""
+    op = k.weight
+    if op.format:
+        return _stored_operands(k, op.format, w)
+    if w.ndim == 3:  # rows are columns of the matrix; those of a dual product alternate
+        w = w.astype(np.float32).swapaxes(1, 2)
+        return [w[..., 0::2], w[..., 1::2]] if k.dual else [w]
+    paired = op.dtype == "bfloat16"
+    w = w[:, :, 0] if w.ndim - paired == 5 else w  # one tap
+    w = _unpacked(w, 1).astype(np.float32)[:, : k.k]
+    if w.shape[0] != (1 if k.shared else k.batch):
+        raise ValueError(f"kernel {k.name} has {w.shape[0]} right operands")
+    if not k.dual:
+        return [w[..., : k.n]]
+    panels = w.reshape(w.shape[0], k.k, -1, 2, op.shape[-1 - paired])
+    return [panels[:, :, :, i].reshape(w.shape[0], k.k, k.n) for i in (0, 1)]
+
+
+def _stored_operands(k: Gemm, layout_name: str, packed: Array) -> list[Array]:
+    """The same from a weight format."""
+    format, layout = find_layout(layout_name)
+    columns = k.n * (1 + k.dual)
+    if isinstance(format, BlockFormat):
+        w = format.decode(layout.unpack(packed, columns, format.row_bytes(k.k) or 0), k.k)
+    else:
+        w = layout.unpack(packed, columns, k.k)
+    w = w.astype(np.float32)
+    if not k.dual:
+        return [w.T[None]]
+    turns = w.reshape(-1, 2, layout.panel if layout.order == PANELS else 1, k.k)
+    return [turns[:, i].reshape(k.n, k.k).T[None] for i in (0, 1)]
+
+
+def _unpacked(w: Array, lead: int) -> Array:
+    """Packed panels [..., panels, C, panel] (or [.., C/2, panel, 2]) as [..., C, K], with ``lead`` leading dims."""
+    if w.ndim == lead + 4:
+        w = w.swapaxes(-1, -2)
+        w = w.reshape(*w.shape[:-3], w.shape[-3] * 2, w.shape[-1])
+    w = np.moveaxis(w, lead, -2)
+    return w.reshape(*w.shape[:-2], w.shape[-2] * w.shape[-1])
+
+
+def _pack(k: Pack, b: Array) -> Array:
+    shape = k.outputs[0].shape
+    layout = "vnni2" if len(shape) == 5 else "panels"
+    return packing.pack(b.transpose(0, 2, 1)[:, :, None, :], shape[3 if layout == "vnni2" else -1], layout)
+
+
+# -- convolutions ---------------------------------------------------------------------------------------------------
+def _conv2d(k: Convolution, inputs: list[Array]) -> Array:
+    if k.inputs[0].shape[3] != k.channels[0]:
+        raise ValueError(f"kernel {k.name} has {k.inputs[0].shape[3]} input channels, not {k.channels[0]}")
+    return _convolved(k, inputs[0], _filters(k, inputs[1]), k.groups)
+
+
+def _filters(k: Convolution, w: Array) -> Array:
+    """[K, R, S, C / groups]."""
+    (r, s), (c, ko), g = k.kernel_size, k.channels, k.groups
+    if isinstance(k, DepthwiseConv2d):
+        return w.transpose(2, 0, 1)[..., None]
+    if w.ndim == 4:  # not packed
+        return w.reshape(ko, r, s, -1)
+    w = np.moveaxis(w, 1, 2)  # [G, T, panels, C, panel]
+    if w.ndim == 6:
+        w = w.swapaxes(-1, -2)
+        w = w.reshape(*w.shape[:3], -1, w.shape[-1])
+    w = w.transpose(0, 2, 4, 1, 3).reshape(g, -1, r, s, w.shape[3])[:, : ko // g, ..., : c // g]
+    return w.reshape(ko, r, s, c // g)
+
+
+def _convolved(k: Convolution, x: Array, w: Array, groups: int) -> Array:
+    graph = Graph("conv2d")
+    value = graph.input("x", x.shape, k.inputs[0].dtype)
+    y = graph.conv2d(value, graph.input("w", w.shape, value.dtype), k.stride, k.padding, k.dilation, groups)
+    return interp.evaluate_node(y.node, [x, w])[0]
+
+
+def _conv2d_parts(k: Conv2d, inputs: list[Array]) -> Array:
+    """Every part sums over some of the input channels."""
+    x, w = (np.array_split(a, k.splits, axis=3) for a in (inputs[0], _filters(k, inputs[1])))
+    return np.stack([_convolved(k, a, b, 1) for a, b in zip(x, w, strict=True)])
+
+
+def _winograd(k: WinogradConv2d, inputs: list[Array]) -> Array:
+    """The filters are found again from their transforms U = G w G^T, G being of full rank."""
+    (c, ko), g = k.channels, np.array(k.transform)
+    u = _unpacked(np.moveaxis(inputs[1][0], 1, 0), 1)[:, :c, :ko]  # [points, C, K]
+    w = np.linalg.pinv(np.kron(g, g)) @ u.reshape(len(g) ** 2, -1).astype(np.float64)
+    return _convolved(k, inputs[0], w.reshape(3, 3, c, ko).transpose(3, 0, 1, 2), 1)
+
+
+# -- attention ------------------------------------------------------------------------------------------------------
+def _attention(k: Attention, inputs: list[Array]) -> Array:
+    for op in k.inputs[:3]:
+        if op.shape[-1] != 1 and op.strides[-1] != 1:
+            raise ValueError(f"kernel {k.name}: rows of q, k and v are not dense")
+    return _attend(inputs[:3], _mask(k, inputs), k.scale, k.causal)
+
+
+def _mask(k: Attention, inputs: list[Array]) -> Array | None:
+    if k.by_position:
+        return _up_to(inputs[3], inputs[1].shape[2])
+    return inputs[3] if len(inputs) > 3 else None
+
+
+def _up_to(positions: Array, keys: int) -> Array:
+    """bool [1, 1, SQ, SK]: keys up to the query's own position."""
+    return (np.arange(keys) <= positions[:, None])[None, None]
+
+
+def _attend(qkv: list[Array], mask: Array | None, scale: float, causal: bool) -> Array:
+    graph = Graph("attention")
+    arrays = [*qkv, *([mask] if mask is not None else [])]
+    q, keys, values, *rest = (graph.input(str(i), a.shape, dtypes.name_of(a.dtype)) for i, a in enumerate(arrays))
+    y = graph.attention(q, keys, values, rest[0] if rest else None, scale, causal)
+    return interp.evaluate_node(y.node, arrays)[0]
+
+
+def _attention_parts(k: Attention, inputs: list[Array]) -> Array:
+    """float32 [splits, B, H, SQ, D + 2]: values, maximum and sum of the exponentials for some of the keys."""
+    q, keys, values = (x.astype(np.float32) for x in inputs[:3])
+    share = q.shape[1] // keys.shape[1]
+    keys, values = np.repeat(keys, share, axis=1), np.repeat(values, share, axis=1)
+    scores = q @ keys.swapaxes(-1, -2) * np.float32(k.scale)
+    if k.causal:
+        scores = np.where(np.tri(scores.shape[-2], scores.shape[-1], dtype=np.bool_), scores, -np.inf)
+    mask = _mask(k, inputs)
+    if mask is not None:
+        scores = np.where(mask, scores, -np.inf) if mask.dtype == bool else scores + mask.astype(np.float32)
+    parts = []
+    for some in np.array_split(np.arange(keys.shape[2]), k.splits):
+        s = scores[..., some]
+        top = s.max(-1, keepdims=True, initial=-np.inf)
+        e = np.exp(s - np.where(np.isfinite(top), top, 0))
+        parts.append(np.concatenate([e @ values[:, :, some], top, e.sum(-1, keepdims=True)], -1))
+    return np.stack(parts).astype(np.float32)
+
+
+def _combine(parts: Array) -> Array:
+    values, top, total = parts[..., :-2], parts[..., -2:-1], parts[..., -1:]
+    most = top.max(0)
+    weight = np.exp(top - np.where(np.isfinite(most), most, 0))
+    whole = (weight * total).sum(0)
+    return np.where(whole > 0, (weight * values).sum(0) / np.where(whole == 0, 1, whole), 0)
+
+
+def _decode_attention(k: DecodeAttention, arrays: Arrays) -> None:
+    keys, values, positions = k.inputs[:3]
+    q = _result_of(k.queries, arrays).reshape(k.queries.outputs[0].shape)
+    for row in k.new_rows:
+        execute(row, arrays)
+    mask = _up_to(view(positions, arrays).reshape(-1)[:1], keys.shape[2])
+    got = _attend([q, view(keys, arrays), view(values, arrays)], mask, k.scale, False)
+    out = view(k.outputs[0], arrays)
+    known = {x: got.astype(dtypes.numpy_dtype(x.dtype)) for x in expr.walk(k.epilogue) if x.op == "acc"}
+    out[...] = expr.evaluate(k.epilogue, out.shape, [], known).reshape(out.shape)
+
+
+# -- scans and sorts ------------------------------------------------------------------------------------------------
+def _row_node(k: Scan | Sort, x: Array) -> list[Array]:
+    graph = Graph("rows")
+    value = graph.input("x", x.shape, k.inputs[0].dtype)
+    if isinstance(k, Scan):
+        return interp.evaluate_node(graph.scan(k.op, value, k.axis).node, [x])
+    return interp.evaluate_node(graph.sort(value, k.axis, k.descending, k.k)[0].node, [x])
+
+
+def _sort(k: Sort, x: Array) -> list[Array]:
+    """The first of each row, or with ``section`` the first ``run`` of each section: [rows, total]."""
+    if not k.section:
+        return _row_node(k, x)
+    rows = np.moveaxis(x, k.axis, -1).reshape(-1, x.shape[k.axis])
+    values, places = [], []
+    for at in range(0, rows.shape[1], k.section):
+        some = rows[:, at : at + k.section]
+        found, place = _sorted(some, k.descending)
+        values.append(found[:, : k.run])
+        places.append(place[:, : k.run] + at)
+    return [np.concatenate(values, 1), np.concatenate(places, 1)]
+
+
+def _sorted(rows: Array, descending: bool) -> tuple[Array, Array]:
+    graph = Graph("sort")
+    value = graph.input("x", rows.shape, dtypes.name_of(rows.dtype))
+    values, places = interp.evaluate_node(graph.sort(value, 1, descending)[0].node, [rows])
+    return values, places
+
+
+def _merge_runs(k: MergeRuns, inputs: list[Array]) -> list[Array]:
+    values, places = inputs
+    found = []
+    for at in range(0, values.shape[1], 2 * k.run):
+        some = slice(at, at + 2 * k.run)
+        merged, order = _sorted(values[:, some], k.descending)
+        found.append((merged[:, : k.kept], np.take_along_axis(places[:, some], order, 1)[:, : k.kept]))
+    results = [np.concatenate(arrays, 1) for arrays in zip(*found, strict=True)]
+    out = k.outputs[0]
+    moved = (*out.shape[: k.axis], *out.shape[k.axis + 1 :], out.shape[k.axis]) if out.shape else ()
+    return [np.moveaxis(r.reshape(moved), -1, k.axis) if out.shape else r.reshape(()) for r in results]

@@ -1,0 +1,43 @@
+"""Few queries of many keys: workgroups share the keys, and a second kernel combines their parts (flash decoding)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from ....schedule.kernel import Attention, CombineAttention, Kernel, Schedule
+from ..kernels.attention import MOST_ROWS
+from ..kernels.flash import is_flash
+from ..lang.dialect import Dialect
+
+KEYS_OF_A_SPLIT = 32
+MAX_SPLITS = 128
+
+
+def split_attention(schedule: Schedule, dialect: Dialect) -> None:
+    """Cut the keys into parts where the queries alone would leave most cores idle."""
+    kernels = [k for k in schedule.kernels if isinstance(k, Attention)]
+    schedule.rewrite({k: _split(schedule, k, splits) for k in kernels if (splits := _splits(k, dialect)) > 1})
+
+
+def _splits(k: Attention, dialect: Dialect) -> int:
+    q, keys = k.inputs[:2]
+    if math.prod(k.outputs[0].shape) == 0 or is_flash(k, dialect):
+        return 1
+    b, h, sq, _ = q.shape
+    groups = b * keys.shape[1] * -(-(h // keys.shape[1] * sq) // MOST_ROWS)
+    return min(MAX_SPLITS, keys.shape[2] // KEYS_OF_A_SPLIT, dialect.cores * 2 // groups)
+
+
+def _split(schedule: Schedule, k: Attention, splits: int) -> tuple[Kernel, Kernel]:
+    (b, h, sq, _), out = k.inputs[0].shape, k.outputs[0]
+    parts = schedule.memory("float32", (splits, b, h, sq, out.shape[3] + 2), "parts")
+    second = CombineAttention(
+        label=f"{k.label}_merge",
+        number=k.number,
+        inputs=(parts,),
+        outputs=(out,),
+        epilogue=k.epilogue,
+        sources=k.sources,
+    )
+    return replace(k, outputs=(parts,), splits=splits), second

@@ -1,0 +1,61 @@
+"""Products and convolutions with few results of long sums: workgroups share the sums of a tile (split-K)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ....graph import expr
+from ....graph.expr import Expr
+from ....schedule.kernel import Conv2d, Gemm, Kernel, LoopBody, Loops, Operand, Schedule, Stage
+from ..kernels.gemm import WIDE_ROWS, product_of
+from ..kernels.gemv import is_gemv
+from ..lang.dialect import Dialect
+
+MIN_TERMS = 256  # of a part of a sum
+MAX_SPLITS = 16
+TILE = 64, 128
+
+
+def split_k(schedule: Schedule, dialect: Dialect) -> None:
+    """Cut sums along K where their tiles would leave most cores idle; a second kernel adds the parts of each result, in
+    order, and applies the epilogue."""
+    products = [k for k in schedule.kernels if isinstance(k, Gemm | Conv2d)]
+    schedule.rewrite({k: _split(schedule, k, splits) for k in products if (splits := _splits(k, dialect)) > 1})
+
+
+def _splits(k: Gemm | Conv2d, dialect: Dialect) -> int:
+    if (isinstance(k, Gemm) and is_gemv(k)) or dialect.special_for(k) is not None:
+        return 1
+    p = product_of(k)
+    if k.inputs[k.rhs].dtype not in dialect.matrix_types or p.m <= WIDE_ROWS or p.batch > 1 or p.n == 0:
+        return 1
+    tiles = -(-p.m // TILE[0]) * -(-p.n // TILE[1])
+    return min(dialect.cores // tiles, p.k // MIN_TERMS, MAX_SPLITS)
+
+
+def _split(schedule: Schedule, k: Gemm | Conv2d, splits: int) -> tuple[Kernel, Kernel]:
+    p, (out,) = product_of(k), k.outputs
+    parts = schedule.memory("float32", (splits, p.m, p.n), "parts")
+    first = replace(k, inputs=k.inputs[: k.rhs + 1], outputs=(parts,), splits=splits, epilogue=expr.acc())
+    first = replace(first, dual=False, n=p.n) if isinstance(first, Gemm) else replace(first, image=out.shape)
+    return first, _sum_of_parts(k, parts, p.lanes)
+
+
+def _sum_of_parts(k: Gemm | Conv2d, parts: Operand, lanes: int) -> Loops:
+    out, rank = k.outputs[0], len(k.outputs[0].shape)
+    row: Expr = expr.const(0, "int64")
+    for d, n in enumerate(out.shape[:-1]):
+        row = row * n + expr.index(d)
+    stages, sums = [], {}
+    for lane in range(lanes):
+        column = expr.index(rank - 1) * lanes + lane
+        sums[lane] = expr.stage(lane, "float32")
+        stages.append(Stage("reduce", expr.load(0, "float32", (expr.index(rank), row, column)), reduce="sum"))
+    shift = k.rhs
+    value = expr.rewrite(k.epilogue, lambda x: sums[x.value].cast(x.dtype) if x.op == "acc" else None)
+    value = expr.substitute(value, loads=lambda x: expr.load(x.value - shift, x.dtype, x.args))
+    index = expr.identity_index(out.shape)
+    stages.append(Stage("store", value.cast(out.dtype), output=0, index=index, per_row=True))
+    body = LoopBody((*out.shape, parts.shape[0]), (rank,), tuple(stages))
+    inputs = (parts, *k.inputs[k.rhs + 1 :])
+    return Loops(label=f"{k.label}_sum", number=k.number, inputs=inputs, outputs=(out,), body=body, sources=k.sources)

@@ -1,0 +1,44 @@
+"""A long row is sorted in sections, which are then merged, a kernel for each round."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from ....schedule.kernel import Kernel, MergeRuns, Operand, Schedule, Sort, recast
+from ..kernels.sorts import row_length, selects_few
+from ..lang.function import blocks
+
+MAX_COUNTED = 2048  # elements of a row that are all compared with each other
+SECTION = 256  # of a longer one, at first
+
+
+def split_sort(schedule: Schedule) -> None:
+    """Sections of a long row, then merges of neighbouring runs until one is left; no run keeps more than it must."""
+    schedule.rewrite({k: _split(schedule, k) for k in schedule.kernels if isinstance(k, Sort)})
+
+
+def _split(schedule: Schedule, k: Sort) -> list[Kernel]:
+    (x,), first, n = k.inputs, k.k, row_length(k)
+    if n <= MAX_COUNTED or not math.prod(x.shape) or not first or selects_few(k):
+        return [k]
+    rows, runs, run = math.prod(x.shape) // n, blocks(n, SECTION), min(SECTION, first)
+    total = (runs - 1) * run + min(n - (runs - 1) * SECTION, run)
+    label, outputs = f"{k.label}_sections", _parts(schedule, k, rows, total)
+    kernels: list[Kernel] = [replace(k, label=label, outputs=outputs, section=SECTION, run=run)]
+    while runs > 1:
+        before, kept, inputs = run, min(2 * run, first), outputs
+        last = total - (runs - 1 - (runs - 1) % 2) * run  # elements of the last pair, or of a run alone
+        runs, run = blocks(runs, 2), kept
+        total = (runs - 1) * run + min(last, run)
+        outputs = _parts(schedule, k, rows, total) if runs > 1 else k.outputs
+        axis = 1 if runs > 1 else k.axis
+        merge = recast(k, MergeRuns, inputs=inputs, outputs=outputs, axis=axis, run=before, kept=kept, flops=0)
+        kernels.append(merge)
+    return kernels
+
+
+def _parts(schedule: Schedule, k: Sort, rows: int, total: int) -> tuple[Operand, ...]:
+    """Values and positions in memory between two kernels."""
+    shape = (rows, total)
+    return schedule.memory(k.inputs[0].dtype, shape, "values"), schedule.memory("int32", shape, "places")

@@ -1,0 +1,281 @@
+"""The rewrites of every target by name: each is checked on graphs that it changes and on the operators' samples, can be
+left out, and is named if it breaks a program."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from npu_compiler.frontend.llm import llm_graphs
+from npu_compiler.frontend.llm.config import LLMConfig
+from npu_compiler.graph import expr
+from npu_compiler.graph.graph import Graph
+from npu_compiler.pipeline import State, run_graph, run_phases, switches
+from npu_compiler.schedule import checks
+from npu_compiler.schedule import interp as kernel_interp
+from npu_compiler.schedule.kernel import Kernel, Loops, Schedule
+from npu_compiler.schedule.rewrite import ScheduleRewrite
+from npu_compiler.support.errors import CompileError
+from npu_compiler.target_config import TARGETS, target_config
+from npu_compiler.targets import get_target
+from npu_compiler.targets.cuda import dual_conv as dual_conv_kernel
+
+from ...conformance.cases import all_cases, compile_cases
+from ...targets.cuda.test_dual_conv import block
+from ...targets.cuda.test_split_rms_norm import layer
+from .test_horizontal_fusion import gated_mlp, independent
+
+ROOT = Path(__file__).parents[3]
+BUILT_IN = ("cpu", "cuda", "metal")
+SAMPLED = 250  # cases of a target, unless NPU_CONFORMANCE=full
+
+
+@pytest.fixture(autouse=True)
+def chip(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hopper, on any machine; few results are enough for two convolutions to become one kernel."""
+    monkeypatch.setenv("NPU_CUDA_ARCH", "sm_90a")
+    monkeypatch.setenv("NPU_VERIFY", "2")
+    monkeypatch.setattr(dual_conv_kernel, "LEAST_RESULTS", 1)
+
+
+# -- graphs that rewrites change --------------------------------------------------------------------------------------
+def decode_step(dtype: str) -> Callable[[str, dict[str, Any]], State]:
+    """A decoder's step with a cache of 512 positions."""
+    card = {
+        "model_type": "llama", "vocab_size": 64, "hidden_size": 128, "intermediate_size": 64, "hidden_act": "silu",
+        "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 64,
+        "max_position_embeddings": 512, "rms_norm_eps": 1e-6, "rope_theta": 1e4, "torch_dtype": dtype,
+    }  # fmt: skip
+    ir = llm_graphs(LLMConfig.from_hf(card), max_len=512, chunks=())["decode"]
+    return lambda target, options: run_phases(ir, target, **{"until": "memory", **options})
+
+
+def on_graph(make: Callable[[], Graph]) -> Callable[[str, dict[str, Any]], State]:
+    return lambda target, options: run_graph(make(), target, **options)
+
+
+def long_product() -> Graph:
+    g = Graph("long_product")
+    y = g.input("x", (70, 2048), "float16").matmul(g.weight("w", (2048, 72), "float16"))
+    g.outputs = [("y", g.pointwise(lambda a: expr.maximum(a, 0.0), y))]
+    return g
+
+
+def long_convolution() -> Graph:
+    g = Graph("long_convolution")
+    x, w = g.input("x", (1, 9, 9, 512), "float16"), g.weight("w", (72, 3, 3, 512), "float16")
+    g.outputs = [("y", g.conv2d(x, w, (1, 1), (1, 1, 1, 1), (1, 1), 1).cast("float16"))]
+    return g
+
+
+def long_sum() -> Graph:
+    g = Graph("long_sum")
+    g.outputs = [("y", g.input("x", (2, 40_000), "float32").sum([1]))]
+    return g
+
+
+def long_row(k: int) -> Callable[[], Graph]:
+    def make() -> Graph:
+        g = Graph("long_row")
+        values, places = g.sort(g.input("x", (2, 2500, 3), "float32"), 1, True, k)
+        g.outputs = [("values", values), ("places", places)]
+        return g
+
+    return make
+
+
+@dataclass(frozen=True)
+class Example:
+    """A program that rewrite ``name`` of ``target`` (a chip: ``arch``) changes."""
+
+    name: str
+    target: str
+    compiled: Callable[[str, dict[str, Any]], State] | str
+    arch: str = "sm_90a"
+
+    def __str__(self) -> str:
+        return f"{self.name}-{self.target}" + (f"-{self.arch}" if self.arch != "sm_90a" else "")
+
+
+EXAMPLES = [
+    Example("fuse_prologue", "cpu", on_graph(lambda: gated_mlp(2))),
+    Example("horizontal_fusion", "cpu", on_graph(independent)),
+    Example("fuse_prologue", "cuda", on_graph(lambda: gated_mlp(1, "bfloat16"))),
+    Example("fuse_prologue", "metal", on_graph(lambda: gated_mlp(1, "float16"))),
+    Example("horizontal_fusion", "metal", on_graph(independent)),
+    Example("fold_position_masks", "cuda", "float32"),
+    Example("fold_position_masks", "metal", "bfloat16"),
+    Example("fuse_decode_attention", "cuda", "bfloat16"),
+    Example("dual_conv", "cuda", on_graph(block)),
+    Example("dual_conv", "cuda", on_graph(lambda: block(taps=3, stride=2, inner=128))),
+    Example("legalize", "cuda", on_graph(lambda: gated_mlp(1, hidden=18))),
+    Example("legalize", "metal", on_graph(independent)),
+    Example("split_attention", "cuda", "float32"),
+    Example("split_attention", "metal", "bfloat16"),
+    Example("split_k", "cuda", on_graph(long_product), "sm_80"),
+    Example("split_k", "cuda", on_graph(long_convolution), "sm_80"),
+    Example("split_k", "metal", on_graph(long_product)),
+    Example("split_reduction", "cuda", on_graph(long_sum)),
+    Example("split_reduction", "metal", on_graph(long_sum)),
+    Example("split_sort", "cuda", on_graph(long_row(2500))),
+    Example("split_sort", "metal", on_graph(long_row(300))),
+    Example("split_rms_norm", "cuda", on_graph(layer)),
+    Example("split_rms_norm", "cuda", on_graph(lambda: layer(64, 256, 320, gate=True))),
+]
+
+
+@pytest.fixture(scope="module")
+def steps() -> dict[str, Callable[[str, dict[str, Any]], State]]:
+    return {dtype: decode_step(dtype) for dtype in ("float32", "bfloat16")}
+
+
+class Watch:
+    """Which rewrites changed a kernel, and how often kernels were compared."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch):
+        self.changed: list[str] = []
+        self.compared = 0
+        check, compare = checks.check_step, checks.Reference._compare
+
+        def check_step(step: str, *rest: Any) -> None:
+            if step.startswith("rewrite "):
+                self.changed.append(step.split("'")[1])
+            check(step, *rest)
+
+        def _compare(reference: checks.Reference, results: Any) -> None:
+            self.compared += reference.load_time is not None
+            compare(reference, results)
+
+        monkeypatch.setattr(checks, "check_step", check_step)
+        monkeypatch.setattr(checks.Reference, "_compare", _compare)
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=str)
+def test_a_rewrite_changes_kernels_and_not_what_they_compute(
+    example: Example, steps: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NPU_VERIFY=2 compares the kernels in numpy after the scheduler, each rewrite and the memory plan."""
+    monkeypatch.setenv("NPU_CUDA_ARCH", example.arch)
+    compiled = steps[example.compiled] if isinstance(example.compiled, str) else example.compiled
+    watch = Watch(monkeypatch)
+    compiled(example.target, {})
+    assert example.name in watch.changed
+    assert watch.compared >= len(watch.changed) + 2, "the kernels were not compared"
+    watch.changed.clear()
+    compiled(example.target, {"until": example.name})
+    assert watch.changed[-1] == example.name
+    if example.name in switches(example.target):
+        watch.changed.clear()
+        compiled(example.target, {"disable": (example.name,)})
+        assert example.name not in watch.changed
+
+
+def test_every_rewrite_has_an_example() -> None:
+    named = {name: {r.name for r in get_target(name).rewrites} for name in BUILT_IN}
+    assert set.union(*named.values()) == {e.name for e in EXAMPLES}
+    assert all(e.name in named[e.target] for e in EXAMPLES)
+
+
+# -- the operators' samples -------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("target", BUILT_IN)
+def test_kernels_of_the_operators_samples_compute_what_the_graph_says(
+    target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cases = [c for c in all_cases() if c.dtype in target_config(target).dtypes]
+    if os.environ.get("NPU_CONFORMANCE") != "full":
+        cases = random.Random(f"{target} rewrites").sample(cases, SAMPLED)
+    watch, done = Watch(monkeypatch), 0
+    for case in cases:
+        batch, before = compile_cases([case]), watch.compared
+        assert not batch.failed
+        run_graph(batch.graph, target)
+        done += watch.compared > before
+    assert done > 0.95 * len(cases)  # some read places that random integers do not name
+
+
+# -- what is said about rewrites --------------------------------------------------------------------------------------
+def wrong(schedule: Schedule) -> None:
+    """Adds one to what the first kernel stores first."""
+    kernel = next(k for k in schedule.kernels if isinstance(k, Loops))
+    first, *rest = kernel.body.stages
+    body = replace(kernel.body, stages=(replace(first, expr=first.expr + 1.0), *rest))
+    schedule.rewrite({kernel: (replace(kernel, body=body),)})
+
+
+def reads_beyond(schedule: Schedule) -> None:
+    def shifted(k: Kernel) -> Kernel:
+        return replace(k, inputs=tuple(replace(o, offset=o.offset + 1) for o in k.inputs))
+
+    schedule.rewrite({k: (shifted(k),) for k in schedule.kernels})
+
+
+@pytest.fixture
+def broken(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Callable[[Schedule], None]], None]]:
+    def add(apply: Callable[[Schedule], None]) -> None:
+        table = (*get_target("cpu").rewrites, ScheduleRewrite("broken", "breaks programs", apply))
+        monkeypatch.setattr(type(get_target("cpu")), "rewrites", table)
+
+    yield add
+
+
+@pytest.mark.parametrize(
+    ("level", "apply", "message"),
+    [
+        ("2", wrong, "after rewrite 'broken': output 'y' is no longer what it was"),
+        ("1", reads_beyond, "after rewrite 'broken': kernel k0_sum: .* leaves its buffer"),
+    ],
+)
+def test_a_rewrite_that_breaks_a_program_is_named(
+    level: str, apply: Callable[[Schedule], None], message: str, broken: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NPU_VERIFY", level)
+    broken(apply)
+    with pytest.raises(CompileError, match=message):
+        run_graph(long_sum())
+    run_graph(long_sum(), disable=("broken",))
+
+
+def test_dumps_show_what_a_rewrite_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NPU_DUMP", str(tmp_path))
+    run_graph(long_sum(), "cuda")
+    names = [p.name for p in sorted(tmp_path.iterdir())]
+    (dumped,) = [n for n in names if "split_reduction" in n]
+    assert dumped == "6_08_split_reduction.txt" and "6_rewrite.txt" in names and "5_schedule.txt" in names
+    assert "k0_sum_parts" in (tmp_path / dumped).read_text()
+    assert "k0_sum_parts" not in (tmp_path / "5_schedule.txt").read_text()
+    assert not any("split_k" in n for n in names)
+
+
+def test_what_a_target_cannot_do_without_says_so() -> None:
+    assert "legalize" not in switches("cuda") and {"split_k", "layout"} < switches("cuda").keys()
+    with pytest.raises(CompileError, match="cannot disable legalize: the GPU targets have no kernels for what it"):
+        run_graph(long_sum(), "cuda", disable=("legalize",))
+    run_graph(long_sum(), "cpu", disable=("split_k",))  # another target's
+    with pytest.raises(CompileError, match=r"cannot disable split_q; these can be: normalise, .*split_k"):
+        run_graph(long_sum(), "cuda", disable=("split_q",))
+
+
+def test_every_target_says_what_its_rewrites_do() -> None:
+    for name in TARGETS:
+        table = get_target(name).rewrites
+        assert len({r.name for r in table}) == len(table)
+        assert all(r.summary and r.summary[0].islower() and not r.summary.endswith(".") for r in table)
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    assert not [r.name for n in BUILT_IN for r in get_target(n).rewrites if f"`{r.name}`" not in text]
+
+
+# -- kernels in numpy -------------------------------------------------------------------------------------------------
+def test_persistent_memory_is_zero_and_other_memory_is_not() -> None:
+    schedule = Schedule("memory", [], [], [], [])
+    kept, other = (schedule.memory("float32", (3,), name, persistent=name == "kept") for name in ("kept", "other"))
+    for op, fill in ((kept, 0.0), (other, np.nan)):
+        out = schedule.buffers[op.buffer.id]
+        schedule.outputs = [("y", out)]
+        np.testing.assert_array_equal(kernel_interp.run(schedule, {}, {}, {})["y"], np.full(3, fill, np.float32))
