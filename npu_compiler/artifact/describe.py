@@ -1,4 +1,4 @@
-"""A compiled program for people: :func:`describe` as text, :func:`to_json` as data."""
+"""Descriptions of a compiled program: :func:`describe` returns text, :func:`to_json` data."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _ATOM = 3
 
 
 def recipe_words(recipes: Graph) -> dict[str, str]:
-    """What fills each weight buffer, as a formula over state_dict keys.
+    """For each weight buffer, by name, the formula over state_dict keys that fills it.
 
     Reshapes and expands are not shown: they move no element relative to the others.
     """
@@ -110,7 +110,8 @@ Buffers = Mapping[int, BufferSpec]  # by id
 
 
 def lifetimes(buffers: Buffers, entry: EntryPoint) -> list[tuple[BufferSpec, int, int]]:
-    """(arena buffer, first call, last call) of an entry, by offset; one that outlives the calls ends after them."""
+    """(arena buffer, first call, last call) of an entry, by offset; outputs and updates live until after the last
+    call."""
     span: dict[int, list[int]] = {}
     for at, call in enumerate(entry.calls):
         for id in (*call.inputs, *call.outputs):
@@ -140,7 +141,8 @@ def _memory_chart(buffers: Buffers, entry: EntryPoint) -> list[str]:
 
 # -- the text -------------------------------------------------------------------------------------------------------
 def totals(program: ProgramSpec) -> dict[str, int]:
-    """Sums over the program: FLOPs and bytes of the kernels of all entries, the largest arena, weight bytes."""
+    """Totals by name: FLOPs and bytes of the kernels of all entries, bytes of the largest arena, weights, state and
+    binary."""
     calls = [c for e in program.entries.values() for c in e.calls]
     return {
         "kernels": len(calls),
@@ -216,7 +218,7 @@ def _buffer_table(program: ProgramSpec, kinds: tuple[str, ...]) -> list[str]:
 
 
 def to_json(program: ProgramSpec) -> dict[str, Any]:
-    """JSON-safe: what :func:`describe` shows, without sources and binary."""
+    """What :func:`describe` shows as JSON-safe data, without the text of sources and the binary."""
     plain = program_to_plain(program)
     words, buffers = recipe_words(program.recipes), {b.id: b for b in program.buffers}
     for plain_entry, entry in zip(plain["entries"], program.entries.values(), strict=True):

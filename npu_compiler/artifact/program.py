@@ -51,7 +51,7 @@ class CompiledProgram(ProgramSpec):
         return serialize.loads(data, cls)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickled and copied as it is saved: recipes are graphs too deep for pickle's recursion."""
+        """Pickles hold the bytes of the file: recipes are graphs that are too deep for pickle's recursion."""
         return type(self).loads, (serialize.dumps(self),)
 
     def describe(self) -> str:

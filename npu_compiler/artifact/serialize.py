@@ -48,7 +48,7 @@ P = TypeVar("P", bound=ProgramSpec)
 
 # -- files ------------------------------------------------------------------------------------------------------------
 def save(program: ProgramSpec, path: str | os.PathLike[str]) -> None:
-    """Write ``program``; whatever happens on the way, ``path`` holds the old file or all of the new one."""
+    """Write ``program`` to ``path``, atomically: a failure leaves the old file. Raises ``ArtifactError``."""
     data = dumps(program)
     try:
         write_atomic(path, data)
@@ -57,8 +57,8 @@ def save(program: ProgramSpec, path: str | os.PathLike[str]) -> None:
 
 
 def load(path: str | os.PathLike[str], kind: type[P]) -> P:
-    """Read and validate a program, made as a ``kind``; raises ``ArtifactError`` with the file's name and the offset or
-    field at fault."""
+    """Read and validate a program of class ``kind``. Raises ``ArtifactError`` with the file's name and the offset or
+    field that is wrong."""
     try:
         data = Path(path).read_bytes()
     except OSError as error:
@@ -70,7 +70,7 @@ def load(path: str | os.PathLike[str], kind: type[P]) -> P:
 
 
 def dumps(program: ProgramSpec) -> bytes:
-    """The file's bytes; raises ``ArtifactError`` for a program that would not load again."""
+    """The bytes of the file. Raises ``ArtifactError`` for a program that would not load again."""
     validate(program)
     try:
         body: bytes = msgpack.packb(program_to_plain(program))
@@ -80,7 +80,7 @@ def dumps(program: ProgramSpec) -> bytes:
 
 
 def loads(data: bytes, kind: type[P]) -> P:
-    """Inverse of :func:`dumps`."""
+    """Inverse of :func:`dumps`; the program is of class ``kind``. Raises ``ArtifactError``."""
     program = program_from_plain(_unpack(_body(data)), kind)
     validate(program)
     return program
@@ -111,11 +111,12 @@ def _unpack(body: memoryview) -> Any:
     try:
         return msgpack.unpackb(body, strict_map_key=True)
     except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
-        raise ArtifactError(f"offset {_HEADER.size}: the body is no msgpack: {error or type(error).__name__}") from None
+        detail = error or type(error).__name__
+        raise ArtifactError(f"offset {_HEADER.size}: the body is not msgpack: {detail}") from None
 
 
 def layout_digest(program: ProgramSpec) -> str:
-    """A digest, 64 hex digits, of what the native code takes for granted: symbols, operands, buffers, memory sizes."""
+    """A digest (64 hex digits) of everything that the native code assumes: symbols, operands, buffers, memory sizes."""
     buffers = [(b.id, b.kind, b.dtype, tuple(b.shape), b.offset, b.format) for b in program.buffers]
     entries = [
         (e.symbol, [i.buffer for i in e.inputs], [o.buffer for o in e.outputs], [b for _, b in e.updates],
@@ -191,7 +192,8 @@ def _tensor(dtype: Field, shape: Field) -> tuple[tuple[int, ...], str]:
 
 
 def program_from_plain(plain: Any, kind: type[P]) -> P:
-    """Inverse of :func:`program_to_plain`: every field has its type and range, but may not fit the others yet."""
+    """Inverse of :func:`program_to_plain`; the program is of class ``kind``. Checks the type and range of every field,
+    but not how fields fit together. Raises ``ArtifactError`` with the path of the field."""
     f = Field(plain).record([f.name for f in fields(ProgramSpec)])
     entries: dict[str, EntryPoint] = {}
     for at, row in enumerate(f["entries"].items()):
@@ -222,7 +224,7 @@ def _sources(f: Field) -> dict[str, str]:
 
 
 def _free(f: Field, depth: int) -> Any:
-    """A value of any plain type: what ``build`` holds is for people, not for the runtime."""
+    """A value of any plain type: the runtime does not read ``build``."""
     if isinstance(f.value, dict | list) and depth == 0:
         f.fail("less nesting")
     if isinstance(f.value, dict):

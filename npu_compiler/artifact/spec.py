@@ -1,10 +1,10 @@
-"""The artifact: what an ahead-of-time compilation leaves behind, and all that running it needs.
+"""The parts of a compiled program: all that running it needs.
 
 The binary of the ``cpu`` target is a shared object that exports, with C linkage:
 
 ``int npu_abi(void)``            :data:`ABI_VERSION`
 ``int npu_start(int threads)``   starts the thread pool; the number of threads it has, or 0 if it cannot start
-``long npu_scratch_bytes(void)`` what each thread of the pool allocates; need not be there, explains why it cannot start
+``long npu_scratch_bytes(void)`` what each thread of the pool allocates; optional, explains why the pool cannot start
 ``void npu_stop(void)``          ends the pool
 ``const char npu_layout[64]``    :data:`LAYOUT_MARKER`, which ``serialize.stamp_layout`` replaces
 ``int SYMBOL(void* const* buffers, char* arena, double* times)``   one per entry point, named as in :data:`SYMBOL`
@@ -72,8 +72,8 @@ class KernelCall:
 
 @dataclass(frozen=True)
 class EntryPoint:
-    """One callable of a program: ``symbol`` in the binary, kernels in launch order, I/O, and planned memory in
-    bytes."""
+    """One callable of a program: its ``symbol`` in the binary, its kernels in launch order, its I/O, and the planned
+    memory in bytes."""
 
     name: str
     symbol: str
@@ -85,7 +85,7 @@ class EntryPoint:
 
     @property
     def product_bytes(self) -> int:
-        """What matrix products read in a run: weights, as they are kept, and in a decode step little else."""
+        """Bytes that matrix products read in a run: mostly weights, as they are stored."""
         return sum(c.bytes_read for c in self.calls if c.kind == "gemm")
 
 
@@ -100,7 +100,7 @@ class WeightSpec:
 
 @dataclass(repr=False)
 class ProgramSpec:
-    """All that a compiled model consists of. Entry points share ``buffers`` (weights, constants, state).
+    """The parts of a compiled model. Entry points share ``buffers`` (weights, constants, state).
 
     ``recipes`` is a core graph whose leaves are state_dict entries and constants and whose outputs, named by
     ``BufferSpec.name``, fill the weight buffers: batch-norm folding, casts, concatenations and packing are ordinary
@@ -131,7 +131,7 @@ class ProgramSpec:
         return self.entry().outputs
 
     def entry(self, name: str | None = None) -> EntryPoint:
-        """An entry point by name; the only one needs none. Raises ``InputError`` that lists them."""
+        """An entry point by name; None stands for the only one. Raises ``InputError`` with the names of all."""
         if name is None and len(self.entries) == 1:
             return next(iter(self.entries.values()))
         if name not in self.entries:

@@ -1,7 +1,7 @@
-"""Whether the parts of a program fit together: what the runtime and the native code rely on, checked once.
+"""Checks that the parts of a program fit together: everything that the runtime and the native code rely on.
 
-Fields have their types already (``serialize.py``); here ids meet buffers, buffers meet the arena, weights
-meet recipes. Run before a program is written and after one is read.
+``serialize.py`` has checked the type of every field. Here ids are matched with buffers, buffers with the arena, and
+weights with recipes. The checks run before a program is written and after one is read.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ from .spec import SYMBOL, BufferSpec, EntryPoint, IOSpec, ProgramSpec
 KINDS = ("input", "output", "weight", "const", "state", "arena")
 _READ_ONLY = ("input", "weight", "const")
 _MAX_ID = 1_000_000
-# A recipe may make far more than it is given (an expanded constant), but not without bound.
+# A recipe may make far more bytes than it reads (an expanded constant), within a bound: this factor, and this floor.
 _RECIPE_GROWTH, _RECIPE_FLOOR = 64, 2**24
-# All recipes together: bytes, if nothing were freed, and operations (``interp.cost``): so many for a
-# byte of weights and constants, and so many in any case. Convolutional nets take up to 15 bytes and 13 operations.
+# Bounds of all recipes together, per byte of weights and constants and as a floor: the bytes they make if nothing is
+# freed, and their operations (``interp.cost``). Convolutional nets take up to 15 bytes and 13 operations.
 _TOTAL_GROWTH, _TOTAL_FLOOR = 64, 2**28
 _OPERATIONS, _OPERATIONS_FLOOR = 256, 2**31
 
 
 def nbytes(shape: Sequence[int], dtype: str) -> int:
+    """Bytes of a dense tensor."""
     return math.prod(shape) * dtypes.DTYPES[dtype].size
 
 
@@ -55,12 +56,12 @@ def _check_buffers(program: ProgramSpec) -> dict[int, BufferSpec]:
     for at, b in enumerate(program.buffers):
         path = f"buffers[{at}]"
         _require(0 <= b.id < _MAX_ID and b.id not in found, f"{path}.id", f"{b.id} is used twice or out of range")
-        _require(b.kind in KINDS, f"{path}.kind", f"{b.kind!r} is none of {', '.join(KINDS)}")
+        _require(b.kind in KINDS, f"{path}.kind", f"{b.kind!r} is not one of {', '.join(KINDS)}")
         _check_type(b.shape, b.dtype, f"{path}.shape")
         _require(dtypes.DTYPES[b.dtype].kind != "complex", f"{path}.dtype", f"{b.dtype} cannot be computed with")
         aligned = b.offset >= 0 and b.offset % dtypes.DTYPES[b.dtype].size == 0
         placed = aligned and (b.kind == "arena" or b.offset == 0)
-        _require(placed, f"{path}.offset", f"{b.offset} is no place for {b.dtype} in {b.kind}")
+        _require(placed, f"{path}.offset", f"{b.offset} is not a place for {b.dtype} in {b.kind}")
         if b.format:
             _check_format(b, path)
         if b.kind == "state":
@@ -118,7 +119,7 @@ def _check_recipes(program: ProgramSpec) -> None:
             held, operations = held - cost.bytes, operations - cost.operations
         _require(held >= 0, path, f"the recipes up to here take {-held} bytes more than their weights allow")
         _require(operations >= 0, path, f"the recipes up to here take {-operations} operations more than weights allow")
-    _require(not program.recipes.updates, "recipes.updates", "recipes update no state")
+    _require(not program.recipes.updates, "recipes.updates", "recipes must not update state")
     made = {name: v for name, v in program.recipes.outputs}
     _require(len(made) == len(program.recipes.outputs), "recipes.outputs", "two outputs have one name")
     for at, b in enumerate(program.buffers):
@@ -139,7 +140,7 @@ def _check_entry(entry: EntryPoint, buffers: dict[int, BufferSpec], states: dict
     ids = Counter(i.buffer for i in entry.inputs)
     for at, i in enumerate(entry.inputs):
         own = buffers[i.buffer].kind == "input" and ids[i.buffer] == 1
-        _require(own, f"{path}.inputs[{at}].buffer", f"{i.buffer} is no input of its own")
+        _require(own, f"{path}.inputs[{at}].buffer", f"{i.buffer} is not an input of its own")
     written = _check_calls(entry, buffers, path)
     for at, o in enumerate(entry.outputs):
         spec = buffers[o.buffer]
@@ -191,7 +192,7 @@ def _check_updates(
     seen: set[str] = set()
     for at, (key, id) in enumerate(entry.updates):
         where = f"{path}.updates[{at}]"
-        _require(key in states and key not in seen, where, f"{key!r} is no state, or is updated twice")
+        _require(key in states and key not in seen, where, f"{key!r} is not a state, or is updated twice")
         _require(id in buffers, where, f"there is no buffer {id}")
         seen.add(key)
         a, b = states[key], buffers[id]

@@ -1,7 +1,6 @@
-"""Where weights come from: a dict, a ``.safetensors`` file, a directory of shards, an ``.npz``.
+"""Sources of weights: a dict, a ``.safetensors`` file, a directory of shards, an ``.npz``.
 
-Every source answers the same two questions: what does a tensor look like (without reading it), and what is in it.
-Only tensors that are asked for are read.
+A source gives the type of a tensor without reading it, and its elements. Tensors are read one by one, on request.
 """
 
 from __future__ import annotations
@@ -112,7 +111,7 @@ class _DictSource(WeightSource):
 
 # -- safetensors ----------------------------------------------------------------------------------------------------
 def open_regular(path: Path) -> BinaryIO:
-    """A file, open for reading. Raises ``OSError`` also for a FIFO, which would wait for a writer."""
+    """Open a file for reading. Raises ``OSError`` also for a FIFO, which would wait for a writer."""
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0))
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
@@ -121,7 +120,7 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def _is_pickle(data: mmap.mmap) -> bool:
-    """Whether a file starts as torch.save's do: a zip whose first member is a pickle, or, in old ones, a pickle."""
+    """Whether a file starts like those of torch.save: with a zip whose first member is a pickle, or with a pickle."""
     if data[:4] == b"PK\x03\x04":
         return b"data.pkl" in data[:512]
     return data[:1] == b"\x80" and data[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05") and any(data[4:8])
@@ -140,9 +139,9 @@ def read_document(path: Path) -> bytes:
 class SafetensorsFile(WeightSource):
     """A safetensors file, mapped into memory. The whole header is checked before anything is used.
 
-    Mapped, because reading takes twice the time of loading. The price: a file must not be shortened while its tensors
-    are in use, or the system ends the process (SIGBUS). Programs that replace files by renaming, as downloads do, leave
-    the old one intact. Each tensor that is asked for checks that the file is still what was opened.
+    Reading instead of mapping would double the time of loading. A mapped file must not be shortened while its tensors
+    are in use, or the system ends the process (SIGBUS); programs that replace files by renaming, as downloads do, leave
+    the old one intact. :meth:`read` checks that the file is still the one that was opened.
     """
 
     def __init__(self, path: Path):
@@ -162,7 +161,7 @@ class SafetensorsFile(WeightSource):
         length = int.from_bytes(self._map[:8], "little")
         if length > min(_MAX_HEADER, size - 8):
             detail = f"a header of {length} bytes does not fit a file of {size}"
-            raise WeightError(f"{path}: offset 0: {detail}; it is no safetensors file, or truncated: {_AGAIN}")
+            raise WeightError(f"{path}: offset 0: {detail}; it is not a safetensors file, or is truncated: {_AGAIN}")
         self._start = 8 + length
         self._entries = _parse_header(self._map[8 : self._start], size - self._start, self.origin)
 
@@ -200,13 +199,13 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _parse_header(text: bytes, data_size: int, origin: str) -> dict[str, tuple[str, tuple[int, ...], int]]:
-    """Name -> (dtype as the file spells it, shape, first byte of its data)."""
+    """The tensors of a header: name -> (dtype as the file spells it, shape, first byte of its data)."""
     try:
         header = json.loads(text.decode("utf-8"), object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
-        raise WeightError(f"{origin}: offset 8: the header is no JSON: {error}") from None
+        raise WeightError(f"{origin}: offset 8: the header is not JSON: {error}") from None
     if not isinstance(header, dict):
-        raise WeightError(f"{origin}: offset 8: the header is no JSON object")
+        raise WeightError(f"{origin}: offset 8: the header is not a JSON object")
     header.pop("__metadata__", None)
     entries, ranges = {}, []
     for name, entry in header.items():
@@ -231,11 +230,11 @@ def _parse_entry(entry: Any, data_size: int) -> tuple[str, tuple[int, ...], int,
         raise ValueError("expected an object of dtype, shape and data_offsets")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str):
-        raise ValueError("dtype is no text")
+        raise ValueError("dtype is not text")
     if not isinstance(shape, list) or not all(type(n) is int and 0 <= n < 2**48 for n in shape) or len(shape) > 32:
-        raise ValueError("shape is no list of sizes")
+        raise ValueError("shape is not a list of sizes")
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(type(n) is int for n in offsets):
-        raise ValueError("data_offsets is no pair of numbers")
+        raise ValueError("data_offsets is not a pair of numbers")
     begin, end = offsets
     if math.prod(max(n, 1) for n in shape) >= _MAX_ELEMENTS:
         raise ValueError(f"shape {shape} is too large")
@@ -278,7 +277,7 @@ def _shard_files(folder: Path) -> list[Path]:
         return _indexed_files(indices[0])
     files = sorted(folder.glob("*.safetensors"))
     if not files:
-        raise WeightError(f"{folder}: there is no .safetensors file in this directory")
+        raise WeightError(f"{folder}: this directory holds no .safetensors file")
     return files
 
 
@@ -306,7 +305,7 @@ _BFLOAT16 = np.dtype("V2")  # numpy's format cannot name it
 
 
 class _Npz(WeightSource):
-    """A numpy archive. Headers are read when a tensor's type is asked for, data when it is read."""
+    """A numpy archive. :meth:`spec` reads the header of an array, :meth:`read` its data."""
 
     def __init__(self, path: Path):
         self.origin = str(path)

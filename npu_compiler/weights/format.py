@@ -171,12 +171,12 @@ def _built_in() -> list[str]:
 
 
 def known_formats() -> list[str]:
-    """Their names."""
+    """The names of all formats: those of this package, then registered ones."""
     return [*_built_in(), *_registered]
 
 
 def weight_format(name: str | None) -> WeightFormat | None:
-    """A format by name; None and 'none' are no format. Raises ``ConfigError`` with the known names."""
+    """A format by name, or None for None and 'none'. Raises ``ConfigError`` with the known names."""
     if name is None or name == "none":
         return None
     key = name.replace("-", "_") if isinstance(name, str) else name
@@ -189,7 +189,7 @@ def weight_format(name: str | None) -> WeightFormat | None:
 
 
 def find_layout(name: str) -> tuple[WeightFormat, Layout]:
-    """A layout by its full name, and its format. Raises ``ValueError`` if there is none of that name."""
+    """A layout by its full name, and its format. Raises ``ValueError`` if the name is unknown."""
     owner = name.partition(".")[0]
     if "." in name and owner in known_formats():
         format = weight_format(owner)
@@ -201,7 +201,7 @@ def find_layout(name: str) -> tuple[WeightFormat, Layout]:
 
 
 def block_format(name: str) -> BlockFormat:
-    """A block format by name. Raises ``ValueError`` if there is none of that name."""
+    """A block format by name. Raises ``ValueError`` if the name is unknown."""
     format = weight_format(name) if name in known_formats() else None
     if not isinstance(format, BlockFormat):
         raise ValueError(f"unknown block format {name!r}; weight formats: {', '.join(known_formats())}")

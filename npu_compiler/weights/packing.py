@@ -1,4 +1,4 @@
-"""What ``pack`` nodes make when weights are loaded: weights in the order in which a target's micro-kernels read them.
+"""Packing of weights when they are loaded (``pack`` nodes): into the order in which a target's micro-kernels read them.
 
 A weight [G, K, T, C] has G groups, K output channels a group, T taps and C input channels. Its elements are packed into
 panels of output channels, zero padded:
@@ -21,7 +21,7 @@ ELEMENTS = ("panels", "vnni2")
 
 
 def packed_spec(layout: str, shape: Shape, dtype: str, panel: int) -> tuple[Shape, str]:
-    """Shape and dtype of a packed weight; raises ``ValueError`` if there is no such thing."""
+    """Shape and dtype of a packed weight. Raises ``ValueError`` if the layout cannot hold a weight of this type."""
     g, k, t, c = shape
     if layout == "panels":
         return (g, -(-k // panel), t, c, panel), dtype

@@ -217,7 +217,7 @@ NORM, DOWN = "model.norm.weight", "model.layers.1.mlp.down_proj.weight"
          rf"weight '{NORM}' is int8; quantised models are read from GGUF only"),
         (truncate, r"model\.safetensors: header of weight .*data_offsets .*the file is truncated; download or copy it"),
         (lambda f: (f / "model.safetensors").write_bytes(b"version https://git-lfs.github.com/spec/v1"),
-         r"model\.safetensors: offset 0: .*it is no safetensors file, or truncated"),
+         r"model\.safetensors: offset 0: .*it is not a safetensors file, or is truncated"),
         (replace_by_pickle, r"pytorch_model\.bin is a pickle: convert it to safetensors"),
         (lambda f: (f / "config.json").unlink(), r"there is no config\.json"),
         (lambda f: tiny.edit(f, num_hidden_layers=3), r"lacks 9 tensor\(s\) .*layers\.2\.input_layernorm"),

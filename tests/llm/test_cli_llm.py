@@ -145,7 +145,7 @@ def test_a_weight_with_nan_is_named(model: str, tmp_path: Path, capsys: pytest.C
     ("file", "size", "message"),
     [
         ("model.safetensors", -100, "truncated; download or copy it again"),
-        ("model.safetensors", 50, "no safetensors file, or truncated"),
+        ("model.safetensors", 50, "not a safetensors file, or is truncated"),
         ("tokenizer.json", -100, "tokenizer.json cannot be read as JSON"),
         ("config.json", -10, "config.json cannot be read as JSON"),
     ],

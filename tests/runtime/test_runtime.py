@@ -404,7 +404,7 @@ def test_wrong_weights(program: CompiledProgram, weights: Any, message: str) -> 
 
 def test_wrong_weight_files(program: CompiledProgram, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    with pytest.raises(WeightError, match=r"there is no \.safetensors file in this directory"):
+    with pytest.raises(WeightError, match=r"this directory holds no \.safetensors file"):
         load_weights(program, tmp_path / "empty")
     both = save_shards(tmp_path, index=False)
     safetensors.numpy.save_file({"norm.var": np.ones(4, np.float32)}, tmp_path / "model-3.safetensors")

@@ -1,1 +1,1 @@
-"""Storage formats of weights."""
+"""The weight formats of this package: each module has a ``FORMAT`` (see ``weights/format.py``)."""

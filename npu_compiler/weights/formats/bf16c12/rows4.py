@@ -31,7 +31,7 @@ from ...format import Layout, Shape
 ROWS = 4
 PIECE = 8  # columns
 _ALIGN = 128  # bytes: four rows begin where memory is read as a whole
-_SHARE = 128  # one element in so many may be an outlier
+_SHARE = 128  # one of this many elements may be an outlier
 _CODES = 7  # besides zero
 _TOP = 0x3F  # the high byte of the last code, as kernels count
 _HIGHEST = 0x7E  # that a code stands for: the next has infinities, and needs a scale beyond the largest number
