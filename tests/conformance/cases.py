@@ -7,7 +7,6 @@ compiling for a real target costs seconds.
 
 from __future__ import annotations
 
-import os
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,6 +29,7 @@ from npu_runtime import CPUBackend, Executor, load_weights
 from ..metal_emulator import ORDERS
 from ..support import cuda_gpu
 from ..support.metal_backend import EmulatedMetal
+from ..support.sweeps import FULL
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -45,9 +45,8 @@ def run_on_cpu(graph: Graph, inputs: Arrays) -> Arrays:
 def run_on_metal(graph: Graph, inputs: Arrays) -> Arrays:
     """Compile for Metal and run in the emulator, in several orders of threads: not a bit may depend on the order."""
     program = compile_graph(graph, "metal")
-    everything = os.environ.get("NPU_CONFORMANCE") == "full"
     found: Arrays | None = None
-    for order in ORDERS if everything else ("ascending", "shuffled"):
+    for order in ORDERS if FULL else ("ascending", "shuffled"):
         backend = EmulatedMetal(order, seed=7)
         executor = Executor(program, load_weights(program, {}, backend), backend)
         results = executor.run({k: np.array(v, order="C") for k, v in inputs.items()})
@@ -74,6 +73,8 @@ TARGETS: dict[str, Callable[[Graph, Arrays], Arrays]] = {
     "cuda": run_on_cuda,
 }
 MARKS = {"cuda": cuda_gpu.marks()}
+
+PROGRAM = 200  # cases that are compiled together, of one family
 
 SUMMING = frozenset(("reduce", "matmul", "conv2d", "attention", "scan", "scatter"))
 
@@ -244,7 +245,7 @@ def cases_for(target: str) -> list[Case]:
     if target == "interp":
         return cases
     cases = [c for c in cases if c.dtype in target_config(target).dtypes]
-    if os.environ.get("NPU_CONFORMANCE") == "full":
+    if FULL:
         return cases
     turns: dict[tuple[str, int], list[Case]] = {}
     for case in cases:

@@ -13,7 +13,7 @@ import torch
 
 from npu_compiler.ops import REGISTRY
 
-from .cases import MARKS, TARGETS, Batch, Case, all_cases, cases_for, check, compile_cases
+from .cases import MARKS, PROGRAM, TARGETS, Batch, Case, all_cases, cases_for, check, compile_cases
 
 # Results and Batch.summing of a case, or the error that it ended in.
 _outcomes: dict[tuple[str, Case], tuple[list[np.ndarray], bool] | Exception] = {}
@@ -29,11 +29,11 @@ def one_thread() -> Iterator[None]:
 
 
 def run(target: str, cases: list[Case]) -> None:
-    """Run the cases in programs of up to 200; if one fails as a whole, one by one, so that each reports its own
+    """Run the cases in programs of up to PROGRAM; if one fails as a whole, one by one, so that each reports its own
     error."""
-    if len(cases) > 200:
-        for at in range(0, len(cases), 200):
-            run(target, cases[at : at + 200])
+    if len(cases) > PROGRAM:
+        for at in range(0, len(cases), PROGRAM):
+            run(target, cases[at : at + PROGRAM])
         return
     batch = compile_cases(cases)
     _outcomes.update({(target, case): error for case, error in batch.failed.items()})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,8 +9,6 @@ import numpy as np
 import torch
 
 from ..models.gate import Expected, largest, rms, scale_room
-
-FULL = os.environ.get("NPU_CONFORMANCE") == "full"  # the wide matrix, as in tests/conformance
 
 
 def divergence(reference: np.ndarray, logits: np.ndarray) -> np.ndarray:

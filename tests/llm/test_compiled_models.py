@@ -12,9 +12,10 @@ import pytest
 from npu_runtime.llm.model import LLM
 
 from ..models.gate import largest
+from ..support.sweeps import FULL
 from . import tiny
 from .gguf_writer import write_gguf
-from .teacher import FULL, Teacher, teacher
+from .teacher import Teacher, teacher
 
 LENGTH = 300
 PROMPTS = (1, 7, 33, 200)

@@ -16,7 +16,8 @@ from npu_compiler.frontend.llm import open_checkpoint  # noqa: E402
 from npusim import LLM  # noqa: E402
 from npusim.models.download import RegistryUnavailable  # noqa: E402
 
-from .teacher import FULL, divergence, teacher  # noqa: E402
+from ..support.sweeps import IN_FULL  # noqa: E402
+from .teacher import divergence, teacher  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.network]
 
@@ -39,9 +40,6 @@ def load(name: str, max_len: int = 256, **options: object) -> LLM:
 def test_tinystories() -> None:
     answer = load("tinystories-15m").generate([1], max_tokens=40, stream=False)
     assert len(answer.tokens) == 40 and answer.text == STORY
-
-
-IN_FULL = pytest.mark.skipif(not FULL, reason="takes long")
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float32", marks=IN_FULL)])
