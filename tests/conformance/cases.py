@@ -81,7 +81,7 @@ SUMMING = frozenset(("reduce", "matmul", "conv2d", "attention", "scan", "scatter
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """One call of one overload. ``str(case)`` is its test id, such as ``aten.add.Tensor-2-float16``."""
+    """One call of one overload. ``str(case)`` names it in messages, such as ``aten.add.Tensor-2-float16``."""
 
     op_type: str
     op: OpDef

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from npu_compiler.ops import REGISTRY
 from npu_compiler.targets.cpu import target
-
-from .cases import Case
 
 
 @pytest.fixture(scope="package", autouse=True)
@@ -21,6 +20,6 @@ def all_threads() -> Iterator[None]:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        case = getattr(item, "callspec", None) and item.callspec.params.get("case")  # type: ignore[attr-defined]
-        if isinstance(case, Case):
-            item.extra_keyword_matches.add(case.family)
+        op_type = getattr(item, "callspec", None) and item.callspec.params.get("op_type")  # type: ignore[attr-defined]
+        if op_type in REGISTRY:
+            item.extra_keyword_matches.add(REGISTRY[op_type].family)
