@@ -41,8 +41,10 @@ def test_resnet(name: str, dtype: str, batch: int) -> None:
     check(name, 64, batch, dtype)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", ["mobilenet_v2", "efficientnet_lite0"])
+DEPTHWISE = [(name, dtype) for name in ("mobilenet_v2", "efficientnet_lite0") for dtype in DTYPES]
+
+
+@pytest.mark.parametrize(("name", "dtype"), DEPTHWISE if FULL else DEPTHWISE[::2])  # as above
 def test_depthwise(name: str, dtype: str) -> None:
     check(name, 64, 2, dtype)
 

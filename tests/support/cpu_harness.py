@@ -130,7 +130,7 @@ def compile_kernels(kernels: list[Kernel], per_unit: int = 40, march: str = "nat
         texts = [source(k, f"k{i}") for i, k in enumerate(part)]
         scratch = max(scratch_bytes(k) for k in part)
         driver = DRIVER % {"names": ", ".join(f"k{i}" for i in range(len(part))), "unit": f"u{u}", "scratch": scratch}
-        prelude = '#include "small.h"\n'
+        prelude = '#include "loops.h"\n#include "small.h"\n'  # in the order of real programs
         units[f"u{u}"] = prelude + "\n".join(texts) + driver
     with tempfile.NamedTemporaryFile(suffix=".so") as f:
         f.write(toolchain.build_shared(units, KERNELS, march=march))

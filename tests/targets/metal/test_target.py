@@ -26,6 +26,7 @@ from ...metal_emulator import Library, translate
 from ...models.gate import compile_and_run, expect
 from ...models.random_models import image_model, images, randomise
 from ...support.metal_backend import EmulatedMetal
+from ...support.sweeps import IN_FULL
 
 
 class Small(nn.Module):
@@ -144,7 +145,7 @@ def test_the_command_line_compiles_a_language_model(tmp_path: Path) -> None:
 
 
 # --------------------------------------------------------------------------------------------------------------- models
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=IN_FULL), "float16"])
 def test_resnet18(dtype: str) -> None:
     model, runs = image_model("resnet18", 32), [(images(8, 32),)]
     wanted = expect(model, runs, dtype)
