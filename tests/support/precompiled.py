@@ -9,7 +9,9 @@ from __future__ import annotations
 import hashlib
 import os
 import shlex
+import shutil
 import subprocess
+import time
 
 from npu_compiler.support import env
 from npu_compiler.support.cache import make_folders
@@ -42,4 +44,7 @@ def use_precompiled_headers() -> None:
         if subprocess.run([*command, "-o", str(part)], capture_output=True).returncode:
             return
         part.rename(header)
+        for old in folder.parent.iterdir():  # of earlier versions: 30 MB each
+            if old.stat().st_mtime < time.time() - 24 * 3600:
+                shutil.rmtree(old, ignore_errors=True)
     os.environ["NPU_CXX"] = shlex.join([*compiler.argv, "-iquote", str(folder)])
