@@ -19,6 +19,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from npu_compiler.targets.cpu.devices import device_at_hand
 from npu_compiler.targets.cpu.winograd import PANEL, winograd_tile
 
 ROOT = Path(__file__).parent.parent
@@ -188,7 +189,7 @@ def main() -> None:
     for i, (size, c, k, r, stride, count) in enumerate(SHAPES):
         out = (size - 1) // stride + 1
         eligible = args.winograd and r == 3 and stride == 1
-        tile = winograd_tile(args.batch, out, out, c, k, IR_DTYPE[args.dtype]) if eligible else 0
+        tile = winograd_tile(args.batch, out, out, c, k, IR_DTYPE[args.dtype], device_at_hand()) if eligible else 0
         case = Case(i, args.batch, size, c, k, r, stride, count, args.dtype, tile)
         if args.only in case.name:
             cases.append(case)

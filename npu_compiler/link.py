@@ -21,8 +21,10 @@ from .targets import CodegenTarget
 Entry = tuple[Schedule, list[tuple[str, Value]]]
 
 
-def link(name: str, dtype: str, entries: Mapping[str, Entry], target: CodegenTarget) -> CompiledProgram:
-    """Number the buffers of all entries together, generate code, and assemble the artifact."""
+def link(
+    name: str, dtype: str, entries: Mapping[str, Entry], target: CodegenTarget, device: str = ""
+) -> CompiledProgram:
+    """Number the buffers of all entries together, generate code for ``device``, and assemble the artifact."""
     merged = _Merged(name)
     schedules = {entry: merged.add(entry, *scheduled) for entry, scheduled in entries.items()}
     emitted = target.emit(list(schedules.values()))
@@ -39,6 +41,7 @@ def link(name: str, dtype: str, entries: Mapping[str, Entry], target: CodegenTar
         binary=emitted.binary,
         requires=emitted.requires,
         build=emitted.build,
+        device=device or target.name,
     )
     stamp_layout(program)
     return program

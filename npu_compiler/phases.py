@@ -90,7 +90,7 @@ class State:
 
     def refused_kernels(self) -> list[tuple[Kernel, Reason]]:
         """The scheduled kernels that the target's code generator does not support."""
-        target = get_target(self.config.name)
+        target = get_target(self.config)
         kernels = self.schedule.kernels if self.schedule is not None else []
         return [(k, reason) for k in kernels if (reason := target.supports(k)) is not None]
 
@@ -139,7 +139,7 @@ def run_fuse(s: State) -> None:
 
 def run_schedule(s: State) -> None:
     """Kernels over strided buffers."""
-    winograd = get_target(s.config.name).winograd if "winograd" not in s.disable else lambda node: None
+    winograd = get_target(s.config).winograd if "winograd" not in s.disable else lambda node: None
     lossless = s.weights if "compress_weights" not in s.disable else None
     scheduler = Scheduler(s.graph, s.groups, s.config, winograd, lossless)
     s.schedule = scheduler.run()
@@ -150,7 +150,7 @@ def run_rewrites(s: State) -> bool:
     """Kernels in the forms that the target runs fastest. ``s.after_rewrite`` is told the number of each rewrite and
     whether it changed a kernel; if it answers True, the others are left out, and so does this function."""
     assert s.schedule is not None
-    for number, rewrite in enumerate(get_target(s.config.name).rewrites):
+    for number, rewrite in enumerate(get_target(s.config).rewrites):
         before = s.schedule.kernels
         if rewrite.name not in s.disable:
             rewrite.apply(s.schedule)

@@ -38,7 +38,7 @@ from .schedule.rewrite import ScheduleRewrite
 from .support import env
 from .support.dtypes import DTYPES, storage_dtype
 from .support.errors import CompileError, ConfigError
-from .target_config import TARGETS, TargetConfig, target_config
+from .target_config import TargetConfig, devices, target_config, target_names
 from .targets import get_target
 from .weights.format import WeightFormat, known_formats, weight_format
 
@@ -131,7 +131,8 @@ def _switches(disable: Collection[str], target: str) -> frozenset[str]:
         return off
     if required := next((r for r in get_target(target).rewrites if r.name in off and r.required), None):
         raise CompileError(f"cannot disable {required.name}: {required.required}")
-    unknown = sorted(off - set(PASSES) - {r.name for name in TARGETS for r in get_target(name).rewrites})
+    specs = [spec for name in target_names() for spec in ([d.spec for d in devices(name)] or [name])]
+    unknown = sorted(off - set(PASSES) - {r.name for spec in specs for r in get_target(spec).rewrites})
     if unknown:
         raise CompileError(f"cannot disable {', '.join(unknown)}; these can be: {', '.join(switches(target))}")
     return off
@@ -274,7 +275,8 @@ def _link(states: Mapping[str, State]) -> CompiledProgram:
     for entry, s in states.items():
         assert s.schedule is not None
         entries[entry] = (s.schedule, s.recipes)
-    program = link(name, dtype, entries, get_target(first.config.name))
+    device = first.config.device
+    program = link(name, dtype, entries, get_target(first.config), device.spec if device is not None else "")
     _trace_sources(program)
     return program
 

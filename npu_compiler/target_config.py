@@ -1,13 +1,47 @@
-"""The numbers of a target that the rules and the passes ask for: data, so that a new target is a new entry here."""
+"""What a program is compiled for: the limits of a target and one of its devices, chosen by a name.
+
+``"cuda:sm_80"`` names a target and one of its devices; ``"cuda"`` alone stands for the device of this machine. A target
+is a folder in ``npu_compiler/targets`` whose module ``devices`` holds
+
+``CONFIG``            the target's :class:`TargetConfig`
+``DEVICES``           its :class:`Device` rows: a tuple, one row for each chip or family of chips
+``device_at_hand()``  the device of this machine; without one, the row that programs are compiled for by default
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any, ClassVar
 
-from .support import dtypes
+from .support import dtypes, env
 from .support.errors import ConfigError
 
 _REAL = frozenset(name for name, d in dtypes.DTYPES.items() if d.kind != "complex")
+
+
+@dataclass(frozen=True)
+class Device:
+    """A chip, or a family of chips that run the same code: what code generators and cost models ask about it.
+
+    ``name``: what follows the colon in ``target="cuda:sm_80"``. ``chips``: products, in words. The rows of a target are
+    of a subclass with the fields that this target needs.
+    """
+
+    target: ClassVar[str] = ""
+    name: str
+    chips: str = ""
+
+    @property
+    def spec(self) -> str:
+        """The ``target=`` that chooses this device, such as 'cuda:sm_80'."""
+        return f"{self.target}:{self.name}"
+
+    def __str__(self) -> str:
+        return f"{self.spec} ({self.chips})" if self.chips else self.spec
 
 
 @dataclass(frozen=True)
@@ -29,6 +63,7 @@ class TargetConfig:
     ``chunks``: tokens of a prompt that a language model's entry points take at once, besides 1; ``chunk_floor``: a run
     takes at least as long as the arithmetic of this many tokens, because it reads all weights. ``run_ahead``: whether
     runs go on while the host does something else, so that a language model had better choose likely tokens by itself.
+    ``device``: the device that programs are compiled for; None: the target has only one.
     """
 
     name: str
@@ -46,6 +81,7 @@ class TargetConfig:
     chunks: tuple[int, ...] = (32, 128)
     chunk_floor: int = 16
     run_ahead: bool = False
+    device: Device | None = None
 
     @property
     def pair_width(self) -> int:
@@ -53,42 +89,81 @@ class TargetConfig:
         return self.panel or 1
 
 
-TARGETS: dict[str, TargetConfig] = {
-    t.name: t
-    for t in (
-        TargetConfig("cpu", prologue_rows=4, paired_matmuls=True, bundles=True),
-        TargetConfig(
-            "cuda",
-            panel=0,
-            buffer_align=256,
-            pair_dtypes=(),
-            prologue_rows=1,
-            paired_matmuls=True,
-            bundles=True,
-            bundle_points=1 << 22,
-            image_row=32,
-            chunks=(128, 512, 2048),
-            chunk_floor=256,
-            run_ahead=True,
-        ),
-        TargetConfig(
-            "metal",
-            panel=0,
-            buffer_align=256,
-            pair_dtypes=(),
-            prologue_rows=1,
-            paired_matmuls=True,
-            bundles=True,
-            dtypes=_REAL - {"float64"},
-        ),
-    )
-}
+_registered: dict[str, TargetConfig] = {}  # by name; these come before the folders
+_rows: dict[str, list[Device]] = {}  # devices that were registered, by target
+
+
+@cache
+def _folders() -> tuple[str, ...]:
+    return tuple(sorted(p.parent.name for p in (Path(__file__).parent / "targets").glob("*/devices.py")))
+
+
+def _module(target: str) -> Any:
+    """The ``devices`` module of a target that is a folder of this package."""
+    return import_module(f".targets.{target}.devices", __package__)
+
+
+def target_names() -> list[str]:
+    """Every known target: the folders of ``npu_compiler/targets``, and those that were registered."""
+    return [*_folders(), *(name for name in _registered if name not in _folders())]
+
+
+def devices(target: str) -> list[Device]:
+    """The devices of a target by name, those of its table first."""
+    table = _module(target).DEVICES if target in _folders() else ()
+    return [*table, *_rows.get(target, ())]
+
+
+def register_device(device: Device) -> None:
+    """Add a row to the table of ``device.target``: ``compile(target=device.spec)`` finds it from then on."""
+    require_target(device.target)
+    rows = _rows.setdefault(device.target, [])
+    rows[:] = [*(d for d in rows if d.name != device.name), device]
+
+
+def register_config(config: TargetConfig) -> None:
+    """Make the target of ``config`` known; :func:`npu_compiler.targets.register_target` calls this."""
+    _registered[config.name] = config
+
+
+def require_target(name: str) -> None:
+    """Raises ``ConfigError``, which lists the known targets, unless ``name`` is one."""
+    if name not in target_names():
+        raise ConfigError(f"unknown target {name!r}; known: {', '.join(target_names())}")
+
+
+def find_device(target: str, name: str) -> Device:
+    """The device ``name`` of a target. Raises ``ConfigError``, which lists those it has."""
+    rows = {d.name: d for d in devices(target)}
+    if name not in rows:
+        known = ", ".join(d.spec for d in rows.values()) or "none"
+        raise ConfigError(f"target {target!r} has no device {name!r}; known: {known}")
+    return rows[name]
 
 
 def target_config(target: str | TargetConfig) -> TargetConfig:
-    """The configuration of a target by name; a ``TargetConfig`` is returned as it is. ``ConfigError`` if unknown."""
+    """The configuration for 'cuda' (the device of this machine) or 'cuda:sm_80' (that one).
+
+    A ``TargetConfig`` is returned as it is. Raises ``ConfigError``, which lists the known names, for any other name.
+    """
     if isinstance(target, TargetConfig):
         return target
-    if target not in TARGETS:
-        raise ConfigError(f"unknown target {target!r}; known: {', '.join(TARGETS)}")
-    return TARGETS[target]
+    name, colon, device = target.partition(":")
+    require_target(name)
+    config: TargetConfig = _registered[name] if name in _registered else _module(name).CONFIG
+    if colon:
+        return replace(config, device=find_device(name, device))
+    if name in _registered:
+        return config
+    at_hand: Callable[[], Device] = _module(name).device_at_hand
+    return replace(config, device=at_hand())
+
+
+def default_target() -> str:
+    """``NPU_TARGET``, else 'cpu'. Raises ``ConfigError`` if there is no such target or device."""
+    name = env.target()
+    try:
+        target_config(name)
+    except ConfigError as error:
+        raise ConfigError(f"NPU_TARGET={name!r} is not understood: {error}") from None
+    return name

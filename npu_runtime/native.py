@@ -20,6 +20,7 @@ from npu_compiler.artifact.program import ABI_VERSION, LAYOUT_MARKER, CompiledPr
 from npu_compiler.artifact.serialize import layout_digest
 from npu_compiler.support.errors import ArtifactError, BackendError, ToolchainError
 from npu_compiler.support.text import si
+from npu_compiler.targets.cpu.devices import device_at_hand
 from npu_compiler.targets.cpu.host import host_cpu, object_kind
 
 _log = logging.getLogger(__name__)
@@ -31,11 +32,14 @@ def obstacle(program: CompiledProgram) -> str:
         return "it holds no binary"
     host = host_cpu()
     system, arch = object_kind(program.binary)
+    made_for = f"it was compiled for {program.device}" if program.device else "it was compiled for another machine"
     if (system, arch) != (sys.platform, host.arch):
-        return f"it was built for {system or 'an unknown system'}/{arch or '?'}, this is {sys.platform}/{host.arch}"
+        return f"{made_for} on {system or 'an unknown system'}/{arch or '?'}, this is {sys.platform}/{host.arch}"
     missing = host.missing(program.requires)
     if missing:
-        return f"it needs the CPU features {', '.join(missing)}, which this CPU ({host.name or host.arch}) lacks"
+        return (
+            f"{made_for} and needs the CPU features {', '.join(missing)}, which this CPU, {device_at_hand()}, lacks"
+        )
     return ""
 
 
@@ -113,7 +117,7 @@ def _build(program: CompiledProgram, reason: str) -> bytes:
     if not program.sources:
         raise BackendError(
             f"program {program.name!r} cannot run here: {reason}; it holds no source to rebuild it from, "
-            "so compile the model on this machine or for a CPU with fewer features"
+            f"so compile the model on this machine, or with --target {device_at_hand().spec}"
         )
     from npu_compiler.targets.cpu import toolchain
 

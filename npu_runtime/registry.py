@@ -31,17 +31,27 @@ def register_backend(name: str, backend: Callable[..., Backend]) -> None:
     _registered[name] = backend
 
 
-def get_backend(name: str, **options: Any) -> Backend:
-    """A new backend by target name, e.g. ``get_backend('cpu', threads=2)``; ``BackendError`` if there is none."""
+def backend_class(name: str) -> Callable[..., Backend]:
+    """What makes backends of a target: a class, or what was registered. Raises ``BackendError`` if there is none."""
     if name in _registered:
-        return _registered[name](**options)
-    if name not in available_backends():
-        known = available_backends()
+        return _registered[name]
+    known = available_backends()
+    if name not in known:
         raise BackendError(
             f"this build has no {name!r} target; it has: {', '.join(known)}. Compile the model for one of these"
         )
-    make: Callable[..., Backend] = importlib.import_module(f"{_PACKAGE}.{name}").BACKEND
-    foreign = sorted(options.keys() - inspect.signature(make).parameters.keys())
+    made: Callable[..., Backend] = importlib.import_module(f"{_PACKAGE}.{name}").BACKEND
+    return made
+
+
+def get_backend(name: str, **options: Any) -> Backend:
+    """A new backend by target name, e.g. ``get_backend('cpu', threads=2)``; ``BackendError`` if there is none.
+
+    What follows a colon, as in 'cuda:sm_80', says what to compile for; it makes no difference here.
+    """
+    name = name.partition(":")[0]
+    make = backend_class(name)
+    foreign = sorted(options.keys() - inspect.signature(make).parameters.keys()) if name not in _registered else []
     if foreign:
         raise BackendError(f"the {name} target has no option {foreign[0]!r}")
     return make(**options)

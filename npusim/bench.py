@@ -14,6 +14,7 @@ import numpy as np
 from npu_compiler.artifact.program import CompiledProgram
 from npu_compiler.support import dtypes, env
 from npu_compiler.support.errors import InputError
+from npu_compiler.target_config import default_target
 
 from .builtin import BUILTINS
 from .commands import disabled, read_model
@@ -85,7 +86,7 @@ def run(args: argparse.Namespace, status: Status) -> Result:
 
         ir, weights, module = read_model(args.model, args.batch, status)
         with status(f"compiling {args.model}"):
-            program = compile_ir(ir, args.target or env.target(), args.dtype, disabled(args))
+            program = compile_ir(ir, args.target or default_target(), args.dtype, disabled(args))
         source: Any = weights
     else:
         if args.vs:

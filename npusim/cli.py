@@ -47,7 +47,9 @@ def parser() -> _Parser:
 
     def model(p: argparse.ArgumentParser, what: str) -> None:
         p.add_argument("model", help=what)
-        p.add_argument("--target", default=None, help="cpu, cuda or metal (default: NPU_TARGET, else cpu)")
+        p.add_argument(
+            "--target", help="cpu, cuda or metal, or a device of one like cuda:sm_80 (default: NPU_TARGET, else cpu)"
+        )
 
     def compiling(p: argparse.ArgumentParser) -> None:
         p.add_argument("--dtype", type=_storage_dtype, metavar=_DTYPE, help="store float32 tensors in this type")

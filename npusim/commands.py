@@ -14,9 +14,9 @@ import numpy as np
 
 from npu_compiler.artifact.program import CompiledProgram
 from npu_compiler.aten.ir import IRGraph
-from npu_compiler.support import env
 from npu_compiler.support.errors import ArtifactError, InputError, NPUError
 from npu_compiler.support.files import write_atomic
+from npu_compiler.target_config import default_target
 
 from .arrays import read_inputs, save_npz
 from .builtin import BUILTINS, RANDOM, captured, trained
@@ -65,7 +65,7 @@ def compile_model(args: argparse.Namespace, status: Status) -> Result:
     from . import generate
 
     if "help" in (args.disable, args.until):
-        return _steps(args.target or env.target())
+        return _steps(args.target or default_target())
     if generate.is_language_model(args.model):
         return generate.compile_model(args, status)
     from npu_compiler.artifact.describe import totals
@@ -76,7 +76,7 @@ def compile_model(args: argparse.Namespace, status: Status) -> Result:
     from .model import emit_source, save_program
     from .shapes import require_npu
 
-    target = args.target or env.target()
+    target = args.target or default_target()
     if args.dump:
         os.environ["NPU_DUMP"] = args.dump
     ir, weights, _ = read_model(args.model, args.batch, status)
@@ -241,7 +241,7 @@ def explain_model(args: argparse.Namespace, status: Status) -> Result:
 
     from .shapes import require_npu
 
-    target = args.target or env.target()
+    target = args.target or default_target()
     placement = {"force_cpu": args.force_cpu, "minimise_transfers": not args.no_minimise_transfers}
     ir, _, _ = read_model(args.model, 1, status)
     with status(f"checking {ir.model_name}"):

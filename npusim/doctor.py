@@ -12,7 +12,8 @@ from typing import Any
 
 from npu_compiler.support import env
 from npu_compiler.support.errors import ConfigError, NPUError
-from npu_compiler.target_config import TARGETS
+from npu_compiler.target_config import default_target, target_config, target_names
+from npu_compiler.targets import get_target
 
 from .console import Result, Status, Table
 
@@ -49,21 +50,22 @@ def run(args: argparse.Namespace, status: Status) -> Result:
     settings: dict[str, Any] = {}
     try:
         settings = {k: _plain(v) for k, v in env.settings().items()}
+        default_target()
     except ConfigError as error:
         problems.append(str(error))
     problems += [f"{name} is set, but npusim knows no such variable" for name in env.unknown()]
     if report.get("cache") and report["cache"]["obstacle"]:
         problems.append(f"the cache is not used: {report['cache']['obstacle']}")
     cpu = report["cpu"]
-    targets = _targets(report)
+    targets = _targets()
     system = {"python": sys.version.split()[0], "system": f"{platform.system()} {platform.machine()}"}
     blocks: list[str | Table] = [
         f"system     Python {system['python']}, {system['system']}",
-        f"CPU        {cpu['name'] or cpu['arch']}: {env.usable_cpus()} usable, kernels for {report['isa_level']}",
+        f"CPU        {cpu['name'] or cpu['arch']}: {env.usable_cpus()} usable, {report['device']}",
         f"compiler   {_compiler_text(compiler)}",
         f"cache      {_cache_text(report.get('cache'))}",
         "",
-        Table(("target", "runs on", "compiles with", "missing"), [_target_row(n, t) for n, t in targets.items()]),
+        Table(_TARGET_COLUMNS, [_target_row(n, t) for n, t in targets.items()]),
         "",
         Table(("package", "version", "needed for"), [(n, packages[n] or "-", why) for n, why in _PACKAGES.items()]),
         "",
@@ -75,7 +77,7 @@ def run(args: argparse.Namespace, status: Status) -> Result:
         *([f"problem: {p}" for p in problems] or ["no problems found"]),
     ]
     data = {
-        **system, "cpu": cpu, "isa_level": report["isa_level"], "usable_cpus": env.usable_cpus(), "compiler": compiler,
+        **system, "cpu": cpu, "device": report["device"], "usable_cpus": env.usable_cpus(), "compiler": compiler,
         "cache": report.get("cache"), "packages": packages, "settings": settings, "problems": problems,
         "variables": {name: asdict(v) for name, v in env.VARIABLES.items()},
         "targets": targets,
@@ -102,67 +104,50 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, int | str | None) else str(value)
 
 
-def _targets(report: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """By name: whether a program for it can run here (``available``; else the ``reason``), on which ``devices``, which
-    ``compiler`` makes programs for it, and what is ``missing`` for either."""
-    from npu_runtime.backends.base import available_backends, get_backend
+def _targets() -> dict[str, dict[str, Any]]:
+    """By name: whether a program for it can run here (``available``; else the ``reason``), on which ``devices``; for
+    which ``device`` and with which ``compiler`` programs are compiled, and what is ``missing`` for either."""
+    from npu_runtime.backends.base import Backend
+    from npu_runtime.registry import available_backends, backend_class, get_backend
 
     found: dict[str, dict[str, Any]] = {}
-    for name in sorted({*TARGETS, *available_backends()}):
-        devices, compiler, missing = _PARTS[name](report) if name in _PARTS else ([], None, [])
+    for name in sorted({*target_names(), *available_backends()}):
+        device, compiler, missing = _compiled_for(name)
+        machines: list[str] = []
         reason = None
         try:
+            make = backend_class(name)
+            if isinstance(make, type) and issubclass(make, Backend):
+                machines, missing = make.machines(), [*make.missing(), *missing]
             get_backend(name)
         except NPUError as error:
             reason = str(error)
             missing = missing or [reason]
-        available = reason is None
         found[name] = {
-            "available": available, "reason": reason, "devices": devices, "compiler": compiler, "missing": missing,
+            "available": reason is None, "reason": reason, "devices": machines, "device": device, "compiler": compiler,
+            "missing": missing,
         }  # fmt: skip
     return found
 
 
-_Parts = tuple[list[str], str | None, list[str]]  # devices, compiler, what is missing
-
-
-def _cpu_parts(report: dict[str, Any]) -> _Parts:
-    compiler, cpu = report["compiler"], report["cpu"]
-    missing = [f"no C++ compiler: {report['error']}"] if compiler is None else []
-    device = f"{cpu['name'] or cpu['arch']}, {env.usable_cpus()} CPUs"
-    return [device], None if compiler is None else f"{compiler['kind']} {compiler['version']}", missing
-
-
-def _cuda_parts(report: dict[str, Any]) -> _Parts:
-    from npu_compiler.targets.cuda import chips
-    from npu_compiler.targets.cuda.nvrtc import find_nvrtc
-    from npu_runtime.backends.cuda import missing_parts
-    from npu_runtime.cuda_driver import driver
-
-    missing, devices, compiler = missing_parts(), [], None
+def _compiled_for(target: str) -> tuple[str | None, str | None, list[str]]:
+    """(the device that programs are compiled for, the compiler, what is missing) of a target by name."""
     try:
-        for d in driver().devices():
-            chip = f"compute capability {d.capability[0]}.{d.capability[1]}"
-            devices.append(f"{d.name}, {chip}, {d.memory / 2**30:.0f} GiB")
+        config = target_config(target)
+        compiler: Callable[[], str] | None = getattr(get_target(config), "compiler", None)
+        device = str(config.device) if config.device is not None else target
+        return device, compiler() if compiler is not None else None, []
     except NPUError as error:
-        missing = missing or [str(error)]
-    try:
-        compiler = f"NVRTC {'.'.join(map(str, find_nvrtc().version))} for {chips.arch()}"
-    except NPUError as error:
-        missing.append(str(error))
-    return devices, compiler, missing
+        return None, None, [str(error)]
 
 
-def _metal_parts(report: dict[str, Any]) -> _Parts:
-    return [], "no compiler: the Mac that loads a program compiles its text", []
-
-
-_PARTS: dict[str, Callable[[dict[str, Any]], _Parts]] = {"cpu": _cpu_parts, "cuda": _cuda_parts, "metal": _metal_parts}
+_TARGET_COLUMNS = ("target", "runs on", "compiles for", "compiles with", "missing")
 
 
 def _target_row(name: str, target: dict[str, Any]) -> tuple[str, ...]:
     devices = ", ".join(target["devices"]) if target["available"] else "not here"
-    return name, devices, target["compiler"] or "nothing yet", "; ".join(target["missing"]) or "-"
+    made = target["device"] or "-", target["compiler"] or "nothing yet"
+    return name, devices, *made, "; ".join(target["missing"]) or "-"
 
 
 def _compiler_text(compiler: dict[str, Any] | None) -> str:

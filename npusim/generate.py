@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from npu_compiler.support import env
 from npu_compiler.support.errors import InputError, NPUError
+from npu_compiler.target_config import default_target
 
 from .console import Result, Status
 
@@ -44,7 +44,7 @@ def load_model(args: argparse.Namespace, status: Status) -> LLM:
     with status(f"loading {args.model}"):
         return LLM.load(
             args.model,
-            target=args.target or env.target(),
+            target=args.target or default_target(),
             dtype=args.dtype,
             max_len=args.max_len,
             threads=args.threads,
@@ -157,7 +157,7 @@ def compile_model(args: argparse.Namespace, status: Status) -> Result:
 
     if args.until or args.dump or args.disable:
         raise InputError("--until, --dump and --disable show one graph; a language model is compiled from several")
-    target = args.target or env.target()
+    target = args.target or default_target()
     weights = args.weight_format or "auto"
     loader = Loader(target, args.dtype, args.max_len, None, True, status.downloading, status.update, weights)
     with status(f"compiling {args.model}"):

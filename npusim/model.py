@@ -51,6 +51,7 @@ def build(
     """Capture, partition and compile ``model`` for the shapes of the example arguments, with the weights it has now.
 
     ``example_inputs``: the positional arguments of forward (a tuple, a list or one tensor; they may nest).
+    ``target``: 'cpu' or 'cuda', for the machine at hand, or a device like 'cpu:avx2' whose code this machine runs.
     ``example_kwargs``: its keyword arguments. A ``torch.export.ExportedProgram`` has its own and takes none. ``dtype``
     ('float16', 'bfloat16', or torch's) stores float32 activations and matrices in that type. ``fallback``: whether ops
     without a native kernel may run in PyTorch on the host. ``disable`` names passes to leave out;
@@ -72,7 +73,7 @@ def build(
     if max_shapes < 1:
         raise ConfigError(f"max_shapes={max_shapes}: it takes a whole number from 1")
     backend = get_backend(target, **({} if threads is None else {"threads": threads}))
-    recipe = Recipe(model, backend, dtype, fallback, tuple(disable), weights)
+    recipe = Recipe(model, target, backend, dtype, fallback, tuple(disable), weights)
     call = recipe.capture(example_inputs, example_kwargs)
     source = open_weights(state_dict_numpy(call.program))
     first = recipe.specialize(call, source)

@@ -63,6 +63,7 @@ class Recipe:
     """How a call of ``module`` becomes a program; the fields are arguments of ``build``."""
 
     module: torch.nn.Module | torch.export.ExportedProgram
+    target: str
     backend: Backend
     dtype: str | None
     fallback: bool
@@ -77,12 +78,11 @@ class Recipe:
 
     def specialize(self, call: Capture, weights: WeightSource, beside: DAGExecutor | None = None) -> Specialized:
         """The program of a call; ``beside`` is that of another one, to share memory with."""
-        target = self.backend.name
-        plan = npu_compiler.partition(call.ir, target=target)
+        plan = npu_compiler.partition(call.ir, target=self.target)
         if not self.fallback:
             require_npu(plan)
         compile_fn = partial(
-            npu_compiler.compile, target=target, dtype=self.dtype, disable=self.disable, weights=self.weights
+            npu_compiler.compile, target=self.target, dtype=self.dtype, disable=self.disable, weights=self.weights
         )
         return Specialized(DAGExecutor(plan, self.backend, compile_fn, weights, beside), Signature(call))
 

@@ -164,7 +164,8 @@ def describe(program: ProgramSpec) -> str:
     """The whole program as text."""
     t = totals(program)
     lines = [
-        f"program {program.name}: target {program.target}, compute dtype {program.dtype}, ABI {ABI_VERSION}",
+        f"program {program.name}: compiled for {program.device or program.target}, compute dtype {program.dtype}, "
+        f"ABI {ABI_VERSION}",
         f"  requires: {' '.join(program.requires) or 'nothing special'}",
         *(f"  {key}: {_clip(str(value), 160)}" for key, value in program.build.items()),
         f"  binary: {si(t['binary_bytes'], 'B')}; sources: "

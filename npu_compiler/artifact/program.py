@@ -30,7 +30,7 @@ class CompiledProgram(ProgramSpec):
 
     def __repr__(self) -> str:
         entries = ", ".join(f"{e.name!r}: {len(e.calls)} kernels" for e in self.entries.values())
-        return f"<CompiledProgram {self.name!r} for {self.target}, {self.dtype}; {entries}>"
+        return f"<CompiledProgram {self.name!r} for {self.device or self.target}, {self.dtype}; {entries}>"
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a ``.npubin``; a file already at ``path`` is replaced whole or not at all. Raises ``ArtifactError``."""

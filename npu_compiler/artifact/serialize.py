@@ -212,6 +212,7 @@ def program_from_plain(plain: Any, kind: type[P]) -> P:
         binary=f["binary"].blob(),
         requires=f["requires"].texts(),
         build={k: _free(v, _MAX_BUILD_DEPTH) for k, v in f["build"].mapping().items()},
+        device=f["device"].text(96, "(?:[a-z][a-z0-9_]*(?::[A-Za-z0-9_.-]+)?)?"),
     )
 
 

@@ -106,6 +106,7 @@ class ProgramSpec:
     ``BufferSpec.name``, fill the weight buffers: batch-norm folding, casts, concatenations and packing are ordinary
     nodes.
     ``requires`` lists the CPU features (or device architecture) the ``binary`` needs; ``sources`` can rebuild it.
+    ``device``: what it was compiled for, as ``target`` names it: 'cuda:sm_90'; the target's name if it has one device.
     """
 
     name: str
@@ -119,6 +120,7 @@ class ProgramSpec:
     binary: bytes
     requires: tuple[str, ...]
     build: dict[str, Any] = field(default_factory=dict)  # compiler, flags, versions
+    device: str = ""
 
     @property
     def inputs(self) -> tuple[IOSpec, ...]:

@@ -19,7 +19,7 @@ from ..ops.lower import Refusal, lower_ir, lower_node
 from ..phases import State, fusions, run_fuse, run_rewrites, run_schedule
 from ..support.dtypes import DTYPES
 from ..support.errors import CompileError, Reason, Unsupported
-from ..target_config import TARGETS, TargetConfig, target_config
+from ..target_config import TargetConfig, target_config, target_names
 
 
 class NodeChecker:
@@ -66,7 +66,7 @@ class NodeChecker:
             graph = lower_node(node, weights)
         except Unsupported as error:
             return error.reason, ""
-        if self.config.name not in TARGETS:  # numbers without a code generator
+        if self.config.name not in target_names():  # numbers without a code generator
             return None, ""
         state = State(None, self.config, None, fusions(self.config), graph)
         run_fuse(state)

@@ -56,10 +56,8 @@ VARIABLES: dict[str, Variable] = {
                  "rewrites to leave out"),
         Variable("NPU_VERIFY", "0, 1 or 2", "0",
                  "check the program after every phase and rewrite: 1 its invariants, 2 also results on random inputs"),
-        Variable("NPU_CUDA_ARCH", "a chip as NVIDIA names it, like 'sm_80' or 'sm_90a'",
-                 "the GPU of this machine, else sm_90a",
-                 "the chip that CUDA kernels are compiled for"),
-        Variable("NPU_TARGET", "the name of a target, such as 'cuda'", "cpu", "the target when the caller names none"),
+        Variable("NPU_TARGET", "a target such as 'cuda', or one with a device such as 'cuda:sm_80'", "cpu",
+                 "what programs are compiled for when the caller does not say"),
     )
 }  # fmt: skip
 
@@ -179,25 +177,8 @@ def verify() -> int:
 
 
 def target() -> str:
-    """``NPU_TARGET``: one of ``TARGETS``, which ``register_target`` extends."""
-    from ..target_config import TARGETS
-
-    name = _read("NPU_TARGET", str.lower, "cpu")
-    if name not in TARGETS:
-        accepts = VARIABLES["NPU_TARGET"].accepts
-        raise ConfigError(f"NPU_TARGET={name!r} is not understood: it takes {accepts}; known: {', '.join(TARGETS)}")
-    return name
-
-
-def cuda_arch() -> str | None:
-    """``NPU_CUDA_ARCH``; None if the machine decides (:mod:`npu_compiler.targets.cuda.chips`)."""
-
-    def parse(text: str) -> str:
-        if not re.fullmatch(r"sm_\d{2,3}[af]?", text):
-            raise ValueError(text)
-        return text
-
-    return _read("NPU_CUDA_ARCH", parse, None)
+    """``NPU_TARGET``; :func:`npu_compiler.target_config.default_target` also says whether there is such a target."""
+    return _read("NPU_TARGET", str.lower, "cpu")
 
 
 _ACCESSORS: dict[str, Callable[[], Any]] = {
@@ -210,7 +191,6 @@ _ACCESSORS: dict[str, Callable[[], Any]] = {
     "NPU_DUMP": dump_dir,
     "NPU_DISABLE": disabled,
     "NPU_VERIFY": verify,
-    "NPU_CUDA_ARCH": cuda_arch,
     "NPU_TARGET": target,
 }
 

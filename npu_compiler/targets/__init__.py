@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, Self, TypeVar, cast
 
 import numpy as np
 
@@ -13,7 +15,9 @@ from ..graph.graph import Node
 from ..schedule.kernel import Kernel, Schedule
 from ..schedule.rewrite import ScheduleRewrite
 from ..support.errors import ConfigError, Reason
-from ..target_config import TARGETS, TargetConfig, target_config
+from ..target_config import Device, TargetConfig, register_config, target_config, target_names
+
+AnyDevice = TypeVar("AnyDevice", bound=Device)
 
 
 @dataclass
@@ -29,7 +33,12 @@ class Emitted:
 
 
 class CodegenTarget(Protocol):
-    """The contract of ``targets/<name>/target.py``: its module-level ``TARGET``."""
+    """The contract of ``targets/<name>/target.py``: its module-level ``TARGET``.
+
+    A target with several devices also has ``on(device) -> CodegenTarget``: the generator of code for one of them
+    (:class:`Selectable` is one). ``compiler() -> str`` is what ``npusim doctor`` shows, if a target has it; it raises
+    ``ToolchainError`` if there is no compiler.
+    """
 
     name: str
     config: TargetConfig
@@ -49,12 +58,34 @@ class CodegenTarget(Protocol):
         """Generate and, unless ``build`` is False, compile; raises ToolchainError."""
 
 
+class Selectable(ABC, Generic[AnyDevice]):
+    """A generator of code for one of a target's devices: that of this machine, unless :meth:`on` selected another."""
+
+    _selected: AnyDevice | None = None
+
+    @staticmethod
+    @abstractmethod
+    def device_at_hand() -> AnyDevice:
+        """The device of this machine."""
+
+    @property
+    def device(self) -> AnyDevice:
+        """What code is generated for."""
+        return self.device_at_hand() if self._selected is None else self._selected
+
+    def on(self, device: AnyDevice) -> Self:
+        """The same generator for another device."""
+        made = copy(self)
+        made._selected = device
+        return made
+
+
 _registered: dict[str, CodegenTarget] = {}
 
 
 def register_target(target: CodegenTarget) -> None:
     """Make a target known that is not part of this package: ``compile(target=target.name)`` finds it from then on."""
-    TARGETS[target.name] = target.config
+    register_config(target.config)
     _registered[target.name] = target
 
 
@@ -64,16 +95,21 @@ def target_name(target: str | CodegenTarget) -> str:
         return target
     if isinstance(target, type) or not isinstance(getattr(target, "config", None), TargetConfig):
         what = f"the class {target.__name__}" if isinstance(target, type) else f"a {type(target).__name__}"
-        known = ", ".join(TARGETS)
+        known = ", ".join(target_names())
         raise ConfigError(f"target is {what}: pass a name ({known}) or an object with name, config, supports and emit")
     register_target(target)
     return target.name
 
 
-def get_target(name: str) -> CodegenTarget:
-    """The code generator called ``name``; :class:`ConfigError` lists the known ones."""
-    target_config(name)
-    if name in _registered:
-        return _registered[name]
-    target: CodegenTarget = import_module(f".{name}.target", __package__).TARGET
-    return target
+def get_target(target: str | TargetConfig) -> CodegenTarget:
+    """The code generator of 'cuda', 'cuda:sm_80' or a configuration; :class:`ConfigError` lists the known names."""
+    config = target_config(target)
+    generator = _registered.get(config.name)
+    if generator is None:
+        generator = cast(CodegenTarget, import_module(f".{config.name}.target", __package__).TARGET)
+    if config.device is None:
+        return generator
+    on: Callable[[Device], CodegenTarget] | None = getattr(generator, "on", None)
+    if on is None:
+        raise ConfigError(f"target {config.name!r} generates code for one device, not for {config.device.spec!r}")
+    return on(config.device)

@@ -40,6 +40,16 @@ class Backend(ABC):
         """What :func:`get_backend` was given to make this backend."""
         return {}
 
+    @classmethod
+    def machines(cls) -> list[str]:
+        """What this machine has for the backend to run on, in words. Empty: there is nothing, or nobody can tell."""
+        return []
+
+    @classmethod
+    def missing(cls) -> list[str]:
+        """What running here lacks, each with what to do about it. Empty: nothing is known to be missing."""
+        return []
+
     def __reduce__(self) -> tuple[Any, ...]:
         return _again, (self.name, self.options)
 

@@ -14,6 +14,7 @@ import numpy as np
 from npu_compiler.artifact.program import CompiledProgram, EntryPoint
 from npu_compiler.support import dtypes, env
 from npu_compiler.support.errors import BackendError
+from npu_compiler.targets.cpu.host import host_cpu
 
 from ..arrays import Block, aligned_empty, aligned_zeros, passing_empty
 from ..native import NativeLibrary
@@ -118,6 +119,11 @@ class CPUBackend(Backend):
         self._asked, self.threads = threads, threads or env.num_threads()
         self._block: Block | None = None
         self._libraries: weakref.WeakValueDictionary[int, NativeLibrary] = weakref.WeakValueDictionary()
+
+    @classmethod
+    def machines(cls) -> list[str]:
+        cpu = host_cpu()
+        return [f"{cpu.name or cpu.arch}, {env.usable_cpus()} CPUs"]
 
     @property
     def options(self) -> dict[str, Any]:

@@ -18,7 +18,7 @@ import numpy as np
 from npu_compiler.artifact.program import CompiledProgram, EntryPoint
 from npu_compiler.support import dtypes, env
 from npu_compiler.support.errors import ArtifactError, BackendError
-from npu_compiler.targets.cuda import chips
+from npu_compiler.targets.cuda.devices import arch_of, capability_of, row_for, too_old
 from npu_compiler.targets.simt.lang import program as simt
 
 from ..arrays import SLAB, SlabCheck, read_into
@@ -116,11 +116,11 @@ class _Code:
             native = _runs(code["arch"], capability)
             for name, (cubin, ptx) in code["modules"].items():
                 if not native and not ptx:
-                    here = chips.arch_of(capability)
+                    here = row_for(capability).spec
                     raise BackendError(
-                        f"program {program.name!r} was compiled for {code['arch']}, this GPU is {here}; compile it "
-                        f"again: NPU_CUDA_ARCH={here} npusim compile MODEL --target cuda (on a machine with such a "
-                        "GPU the variable is not needed)"
+                        f"program {program.name!r} was compiled for {program.device or code['arch']}, this GPU is "
+                        f"{arch_of(capability)}; compile it again: npusim compile MODEL --target {here} (on a machine "
+                        "with such a GPU, --target cuda will do)"
                     )
                 image = cubin if native else zlib.decompress(ptx)
                 module, self.functions[name] = driver().load(image, name, shared.get(name, 0))
@@ -149,7 +149,7 @@ def _unload(modules: list[int]) -> None:
 
 def _runs(arch: str, capability: tuple[int, int]) -> bool:
     """Whether a cubin for ``arch`` runs: of the same major version, no newer; 'a' means exactly that chip."""
-    major, minor = chips.capability_of(arch)
+    major, minor = capability_of(arch)
     return (major, minor) == capability if arch[-1] == "a" else major == capability[0] and minor <= capability[1]
 
 
@@ -286,6 +286,18 @@ class CUDABackend(Backend):
 
     name, shares_host = "cuda", False
 
+    @classmethod
+    def machines(cls) -> list[str]:
+        try:
+            found = driver().devices()
+        except BackendError:
+            return []
+        return [f"{d.name}, {arch_of(d.capability)}, {d.memory / 2**30:.0f} GiB" for d in found]
+
+    @classmethod
+    def missing(cls) -> list[str]:
+        return missing_parts()
+
     @property
     def options(self) -> dict[str, Any]:
         return {"device": self.device}
@@ -302,7 +314,7 @@ class CUDABackend(Backend):
             raise BackendError(f"there is no GPU number {device}, only {len(found)}")
         self.cupy, self.device = cupy, device
         self.capability, self.device_name = found[device].capability, found[device].name
-        if (problem := chips.too_old(self.capability)) is not None:
+        if (problem := too_old(self.capability)) is not None:
             raise BackendError(f"GPU {device} ({self.device_name}) {problem}")
         self.running = "a run on the GPU"  # what an error that comes late is about
         with self._errors(f"starting to use GPU {device} ({self.device_name})"):
@@ -471,7 +483,7 @@ def missing_parts() -> list[str]:
     try:
         version = driver().version
         devices = driver().devices()
-        problems = [f"{d.name} {problem}" for d in devices if (problem := chips.too_old(d.capability)) is not None]
+        problems = [f"{d.name} {problem}" for d in devices if (problem := too_old(d.capability)) is not None]
         if len(problems) == len(devices):
             missing += problems or ["there is no NVIDIA GPU"]
     except BackendError as error:

@@ -245,7 +245,8 @@ class _CompiledFile:
             raise ArtifactError(f"{self._card}: cannot be read: {error.strerror or error}") from None
         card = ModelCard.from_json(text, str(self._card))
         asked = {"target": target, "dtype": dtype or program.dtype, "max_len": max_len or card.max_len}
-        fixed = {"target": program.target, "dtype": program.dtype, "max_len": card.max_len}
+        made_for = program.device if ":" in target else program.target
+        fixed = {"target": made_for, "dtype": program.dtype, "max_len": card.max_len}
         for name, value in asked.items():
             if value != fixed[name]:
                 raise InputError(f"{self.path} was compiled with {name}={fixed[name]}, not {value}; compile it again")
@@ -354,11 +355,8 @@ def compiler_identity(target: str) -> str:
     """A digest of everything that decides about a program for ``target``: the compiler's files, and what it compiles
     for."""
     import npu_compiler
-    from npu_compiler.targets.cpu.host import host_cpu
-    from npu_compiler.targets.cuda import chips
 
-    machine = chips.arch() if target == "cuda" else sorted(host_cpu().features)
-    digest = hashlib.sha256(repr((target, machine)).encode())
+    digest = hashlib.sha256(repr((target, target_config(target).device)).encode())
     root = Path(npu_compiler.__file__).parent
     for file in sorted(f for f in root.rglob("*") if f.suffix in (".py", ".h", ".cpp")):
         digest.update(f"{file.relative_to(root)}\n".encode())

@@ -19,6 +19,7 @@ from npu_compiler.artifact.program import CompiledProgram
 from npu_compiler.aten.json_reader import save_ir
 from npu_compiler.support import env
 from npu_compiler.support.errors import ArtifactError, CompileError, InputError
+from npu_compiler.target_config import target_config
 from npusim import cli, console
 from npusim.console import Status, Table, show
 
@@ -136,7 +137,7 @@ def test_run_without_weights_says_which(program: Path, capsys: pytest.CaptureFix
 
 def test_describe(program: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["describe", str(program)]) == 0
-    assert "program toy: target cpu" in capsys.readouterr().out
+    assert "program toy: compiled for cpu:" in capsys.readouterr().out
     assert as_json(capsys, "describe", str(program))["program"]["name"] == "toy"
 
 
@@ -254,6 +255,8 @@ def test_ops(capsys: pytest.CaptureFixture[str]) -> None:
 def test_doctor(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     data = as_json(capsys, "doctor")
     cpu, cuda, metal = (data["targets"][name] for name in ("cpu", "cuda", "metal"))
+    assert all(data["targets"][name]["device"].startswith(f"{name}:") for name in ("cpu", "cuda", "metal"))
+    assert data["device"] == target_config("cpu").device.spec
     assert data["problems"] == [] and cpu["available"] and cpu["devices"] and cpu["compiler"] and not cpu["missing"]
     for other in (cuda, metal):
         assert other["available"] == (other["reason"] is None) == (not other["missing"])

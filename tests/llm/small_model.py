@@ -71,7 +71,8 @@ def write_model(folder: Path, seed: int = 0, **changes: Any) -> Path:
 def running_ahead(path: Path, max_len: int) -> LLM:
     """The model on a CPU target that is asked for the entry points of one that works while the host does not."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(target_config.TARGETS, "cpu", replace(target_config.TARGETS["cpu"], run_ahead=True))
+        cpu = replace(target_config.target_config("cpu"), run_ahead=True)
+        patch.setitem(target_config._registered, "cpu", cpu)
         return LLM.load(path, max_len=max_len, cache=False)
 
 

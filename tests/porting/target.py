@@ -13,6 +13,7 @@ from typing import Any
 from npu_compiler.schedule.kernel import Kernel, Loops
 from npu_compiler.support.errors import Reason
 from npu_compiler.target_config import TargetConfig
+from npu_compiler.targets.simt.lang.device import GPU
 from npu_compiler.targets.simt.lang.dialect import Array, Dialect, Param
 from npu_compiler.targets.simt.target import SimtTarget
 
@@ -42,14 +43,12 @@ DIALECT = Dialect(
     prelude=(Path(__file__).parent / "words.h").read_text(),
     entry=entry,
     shared=shared,
-    group_bytes=160 << 10,
+    device=GPU("host", units=4, shared_bytes=160 << 10, registers=65536),
     matrix=(16, 8, 16),
     matrix_types=("float16", "bfloat16"),
     stages=3,
-    cores=4,
     flash=True,
     ordered=True,
-    registers=65536,
 )
 
 

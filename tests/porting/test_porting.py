@@ -17,7 +17,6 @@ from npu_compiler.artifact.program import CompiledProgram
 from npu_compiler.frontend.tensors import state_dict_numpy
 from npu_compiler.partitioning import constraint_checker
 from npu_compiler.pipeline import compile_graph, compile_ir
-from npu_compiler.support import env
 from npu_compiler.support.errors import ConfigError
 from npu_compiler.weights import format as registry
 from npu_compiler.weights.format import register_format
@@ -42,7 +41,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "porting.md"
 def registered() -> Iterator[None]:
     """The two calls that make it known; undone for other tests."""
     with pytest.MonkeyPatch.context() as patch:
-        for table in (target_config.TARGETS, targets._registered, _registered):
+        for table in (target_config._registered, targets._registered, _registered):
             patch.setitem(table, "host", None)  # what was there before is put back
         targets.register_target(TARGET)
         register_backend("host", HostBackend)
@@ -67,15 +66,15 @@ def test_operators_of_every_family_conform() -> None:
 
 def test_settings_take_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NPU_TARGET", "host")
-    assert env.target() == "host"
+    assert target_config.default_target() == "host"
     monkeypatch.setenv("NPU_TARGET", "ghost")
     with pytest.raises(ConfigError, match=r"'ghost'.*cpu, cuda, metal, host"):
-        env.target()
+        target_config.default_target()
 
 
 def test_a_port_starts_with_loops_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """What has no kernel yet runs on the host, and the plan says so; the rest runs on the new target."""
-    for table in (target_config.TARGETS, targets._registered):
+    for table in (target_config._registered, targets._registered):
         monkeypatch.setitem(table, "host", None)  # what was there before is put back
     targets.register_target(FirstStage())
     layers = nn.Conv2d(3, 8, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(8 * 7 * 7, 10), nn.Softmax(-1)

@@ -15,7 +15,6 @@ Graph = dict[str, set[str]]
 
 # What is left of the time before these tests; a pair disappears from here when it disappears from the code.
 REMAINING = {
-    ("npu_compiler.support.env", "npu_compiler.target_config"),
 }
 
 

@@ -18,6 +18,7 @@ from ...schedule.kernel import (
     WinogradConv2d,
 )
 from ...support import dtypes
+from .devices import CPUCosts
 from .epilogue import emit_epilogue
 from .loops import emit_loops, scratch_bytes
 from .readers import reader_of
@@ -35,11 +36,11 @@ HEADERS: dict[type[Kernel], str] = {
 }
 
 
-def emit_anchor(kernel: Kernel, name: str, place: Place) -> str:
+def emit_anchor(kernel: Kernel, name: str, place: Place, costs: CPUCosts) -> str:
     """The C++ of a kernel whose class is in :data:`HEADERS`, and the constant ``<name>_scratch`` (bytes per thread)."""
     match kernel:
         case Gemm():
-            return _gemm(kernel, name, place)
+            return _gemm(kernel, name, place, costs)
         case Convolution():
             return _conv2d(kernel, name, place)
         case Attention():
@@ -87,7 +88,7 @@ def _conv2d(k: Convolution, name: str, place: Place) -> str:
     return _struct(f"{name}_dims", **dims) + epilogue + _function(name, body, scratch)
 
 
-def _gemm(k: Gemm, name: str, place: Place) -> str:
+def _gemm(k: Gemm, name: str, place: Place, costs: CPUCosts) -> str:
     a = k.prologue.outputs[0] if k.prologue is not None else k.inputs[0]
     w = k.weight
     weights, kept = place(w), ctype(w)
@@ -105,7 +106,7 @@ def _gemm(k: Gemm, name: str, place: Place) -> str:
     if k.prologue is None:
         left = place(a)
     else:
-        prologue, before, left, scratch = _prologue(k, name, place, scratch)
+        prologue, before, left, scratch = _prologue(k, name, place, scratch, costs)
     body = f"{before}{name}_epi epi{pointers};\n  gemm<{name}_dims>({left}, {weights}, epi, th, counter);"
     ahead = f"gemm_ahead<{name}_dims, {ctype(a)}, {kept}>(weights, th)"
     if w.format:  # the reader and the module of the format agree on the bytes
@@ -114,7 +115,9 @@ def _gemm(k: Gemm, name: str, place: Place) -> str:
     return text + f"void {name}_ahead(const void* weights, const Thread& th) {{ {ahead}; }}\n"
 
 
-def _prologue(k: Gemm, name: str, place: Place, scratch: str) -> tuple[str, str, str, str]:
+def _prologue(
+    k: Gemm, name: str, place: Place, scratch: str, costs: CPUCosts
+) -> tuple[str, str, str, str]:
     """(function, call, left operand, scratch bytes): each thread computes all of the left operand, behind the scratch
     memory of the product and of the prologue itself."""
     assert k.prologue is not None
@@ -125,8 +128,8 @@ def _prologue(k: Gemm, name: str, place: Place, scratch: str) -> tuple[str, str,
         at = len(inner.inputs) if op is out else inner.inputs.index(op)
         return f"(({'' if op is out else 'const '}{ctype(op)}*)bufs[{at}])"
 
-    function = emit_loops(inner, f"{name}_pro", inside)
-    offset = f"align64(max_of({scratch}, {scratch_bytes(inner)}))"
+    function = emit_loops(inner, f"{name}_pro", inside, costs)
+    offset = f"align64(max_of({scratch}, {scratch_bytes(inner, costs)}))"
     size = math.prod(out.shape) * dtypes.DTYPES[out.dtype].size
     left = f"(const {ctype(out)}*)(th.scratch + {offset})"
     operands = ", ".join(f"(void*){place(o)}" for o in inner.inputs)

@@ -72,14 +72,6 @@ MACRO_FEATURES = {
     "__ARM_FEATURE_SVE2": "sve2",
 }
 
-# Best first. The kernels choose the same levels from the macros of the same features.
-ISA_LEVELS: tuple[tuple[str, frozenset[str]], ...] = (
-    ("avx512", frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx2", "fma", "f16c"})),
-    ("avx2", frozenset({"avx2", "fma", "f16c"})),
-    ("neon", frozenset({"neon"})),
-    ("portable", frozenset()),
-)
-
 
 @dataclass(frozen=True)
 class HostCPU:
@@ -92,12 +84,6 @@ class HostCPU:
     def missing(self, required: Iterable[str]) -> list[str]:
         """Features in ``required`` that this CPU lacks, sorted: empty if the object runs here."""
         return sorted(set(required) - self.features)
-
-
-def isa_level(features: Iterable[str]) -> str:
-    """The best kernel family for a set of features: 'avx512', 'avx2', 'neon' or 'portable'."""
-    have = frozenset(features)
-    return next(level for level, needs in ISA_LEVELS if needs <= have)
 
 
 def normalise(name: str) -> str:

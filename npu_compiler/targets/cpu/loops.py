@@ -13,6 +13,7 @@ from ...schedule.kernel import Buffer, LoopBody, Loops, Operand, Scan, Sort
 from ..codegen.nest import Access, Nest, Step, build_nest, use_counts
 from ..codegen.row_passes import Pass
 from .blocks import CTYPE, Block, Value, uniform_kind, vector_kind
+from .devices import MEASURED, CPUCosts
 from .plan import TILE_BLOCK, Plan, make_plan
 from .reductions import accumulator, clip, is_long, reduction_loops
 from .render import Renderer
@@ -24,7 +25,9 @@ ARGUMENTS = "void* const* bufs, char* arena, npu::Thread& th, int* counter"
 LANE_TYPE = {"vf": "float", "vd": "double", "vi64": "int64_t", "vi32": "int32_t", "mask": "int32_t"}
 
 
-def emit_loops(kernel: Loops | Scan | Sort, name: str, pointer: Callable[[Operand], str]) -> str:
+def emit_loops(
+    kernel: Loops | Scan | Sort, name: str, pointer: Callable[[Operand], str], costs: CPUCosts = MEASURED
+) -> str:
     """The C++ function of a ``loops``, ``scan`` or ``sort`` kernel (needs ``small.h``).
 
     Every thread calls ``static int name(void* const* bufs, char* arena, npu::Thread& th, int* counter)``; it returns 1
@@ -32,8 +35,8 @@ def emit_loops(kernel: Loops | Scan | Sort, name: str, pointer: Callable[[Operan
     expression of an operand's first element, of type ``const T*`` for inputs and ``T*`` for outputs.
     """
     if not isinstance(kernel, Loops):
-        return emit_small(kernel, name, pointer)
-    lines, inputs, outputs, _ = _emit(*_key(kernel))
+        return emit_small(kernel, name, pointer, costs)
+    lines, inputs, outputs, _ = _emit(*_key(kernel), costs)
     head = [f"static NPU_NOINLINE int {name}({ARGUMENTS}) {{", "  using namespace npu;"]
     head.append("  (void)bufs, (void)arena, (void)th, (void)counter;")
     head += [f"  const auto* const a{i} = {pointer(kernel.inputs[i])};" for i in inputs]
@@ -41,11 +44,11 @@ def emit_loops(kernel: Loops | Scan | Sort, name: str, pointer: Callable[[Operan
     return "\n".join([*head, *lines, "}\n"])
 
 
-def scratch_bytes(kernel: Loops | Scan | Sort) -> int:
+def scratch_bytes(kernel: Loops | Scan | Sort, costs: CPUCosts = MEASURED) -> int:
     """Return the bytes of ``th.scratch`` that the kernel uses on each thread."""
     if not isinstance(kernel, Loops):
         return small_scratch_bytes(kernel)
-    return _emit(*_key(kernel))[3]
+    return _emit(*_key(kernel), costs)[3]
 
 
 def _key(kernel: Loops) -> tuple[LoopBody, tuple[Operand, ...], tuple[Operand, ...]]:
@@ -62,13 +65,13 @@ def _key(kernel: Loops) -> tuple[LoopBody, tuple[Operand, ...], tuple[Operand, .
 
 @lru_cache(maxsize=512)
 def _emit(
-    body: LoopBody, inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]
+    body: LoopBody, inputs: tuple[Operand, ...], outputs: tuple[Operand, ...], costs: CPUCosts
 ) -> tuple[list[str], list[int], list[int], int]:
     """Return (lines of the function after its pointers, inputs used, outputs used, scratch bytes)."""
     nest = build_nest(Loops(label="", inputs=inputs, outputs=outputs, body=body))
     if nest.empty:
         return ["  return 0;"], [], [], 0
-    return _Emitter(nest, make_plan(nest)).emit()
+    return _Emitter(nest, make_plan(nest, costs)).emit()
 
 
 class _Emitter:

@@ -10,9 +10,9 @@ from ...graph.expr import EXPENSIVE, Expr
 from ...support import dtypes
 from ..codegen.nest import Access, Nest, Step, accesses, fold_single_points
 from ..codegen.row_passes import SCRATCH_LIMIT, Row, make_row, scratch_item
+from .devices import CPUCosts
 
 LANES = 16  # of the widest instruction set; costs and scratch sizes assume it
-CHUNK_NS = 6000.0  # work that amortises one atomic increment of the chunk counter
 MAX_CHUNKS = 128
 LIGHT = 24  # scalar operations of a body that gains from several vectors side by side
 # Float additions into one partial sum before it is flushed: along a row they all end in one number.
@@ -78,7 +78,7 @@ class Plan:
         return [d for d in self.nest.folds if d != self.lane]
 
 
-def make_plan(nest: Nest) -> Plan:
+def make_plan(nest: Nest, costs: CPUCosts) -> Plan:
     """Choose the loop structure of ``nest`` by estimated cost."""
     if not nest.reduced:
         fold_single_points(nest)
@@ -100,7 +100,7 @@ def make_plan(nest: Nest) -> Plan:
     if wide and plan.scratch_bytes > SCRATCH_LIMIT:
         plan.unroll = [1] * len(row.passes)
         _place_scratch(plan)
-    _split_work(plan)
+    _split_work(plan, costs)
     return plan
 
 
@@ -191,34 +191,35 @@ def _place_scratch(plan: Plan) -> None:
 
 
 # -- threads ------------------------------------------------------------------------------------------------------
-def estimate_ns(plan: Plan) -> float:
+def estimate_ns(plan: Plan, costs: CPUCosts) -> float:
     """Estimate the time of the whole nest on one thread, in nanoseconds."""
     nest = plan.nest
     point = row = 0.0
     for s in nest.steps:
         ops = [x for x in expr.walk(s.value) if x.op in EXPENSIVE]
-        work = 0.016 * expr.cost(s.value) + sum(6.0 for x in ops if x.op in BY_LANE or x.dtype == "float64")
+        slow = sum(costs.slow_op for x in ops if x.op in BY_LANE or x.dtype == "float64")
+        work = costs.op * expr.cost(s.value) + slow
         row, point = (row + work, point) if s.per_row else (row, point + work)
     for x, per_row in accesses(nest):
         access: Access = x.value
         operand = nest.inputs[access.operand] if access.operand >= 0 else nest.outputs[~access.operand]
         unit = plan.lane is None or affine.affine(x.args[0]).coefficient(plan.lane) in (0, 1) or x in plan.tiled
-        work = dtypes.DTYPES[operand.dtype].size / 40 if unit and not access.checks else 0.7
+        work = dtypes.DTYPES[operand.dtype].size / costs.bytes_per_ns if unit and not access.checks else costs.gather
         row, point = (row + work, point) if per_row else (row, point + work)
     if not plan.wide:
-        row += 8.0
+        row += costs.row
     rows = nest.points(nest.rows)
     return rows * (row + point * nest.points(nest.folds) if nest.reduced else row + point)
 
 
-def _split_work(plan: Plan) -> None:
+def _split_work(plan: Plan, costs: CPUCosts) -> None:
     nest = plan.nest
     rows = [d for d in nest.rows if d not in (plan.lane, plan.tile, plan.woven)]
     if nest.serial:  # the others in order, inside
         rows = [d for d in rows if d in nest.private]
         if not rows and plan.lane is None:
             return
-    wanted = max(1, min(MAX_CHUNKS, int(estimate_ns(plan) / CHUNK_NS)))
+    wanted = max(1, min(MAX_CHUNKS, int(estimate_ns(plan, costs) / costs.chunk)))
     count = nest.points(rows) * plan.tile_blocks
     if wanted > 1 and plan.wide and plan.lane is not None and count < 2 * wanted:
         size = nest.size[plan.lane]

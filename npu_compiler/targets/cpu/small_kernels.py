@@ -7,13 +7,15 @@ from collections.abc import Callable, Sequence
 
 from ...schedule.kernel import Operand, Scan, Sort
 from ...support import dtypes
+from .devices import MEASURED, CPUCosts
+from .plan import MAX_CHUNKS
 
 SCANS = {"sum": "Sum", "prod": "Prod", "max": "Max", "min": "Min"}
-CHUNK_NS = 6000.0
-MAX_CHUNKS = 128
 
 
-def emit_small(kernel: Scan | Sort, name: str, pointer: Callable[[Operand], str]) -> str:
+def emit_small(
+    kernel: Scan | Sort, name: str, pointer: Callable[[Operand], str], costs: CPUCosts = MEASURED
+) -> str:
     """The C++ function of a ``scan`` or ``sort`` kernel (needs ``small.h``); its signature is ``emit_loops``'s."""
     operands = [kernel.inputs[0], *kernel.outputs]
     axis = kernel.axis
@@ -38,7 +40,7 @@ def emit_small(kernel: Scan | Sort, name: str, pointer: Callable[[Operand], str]
         row_ns = n * 2.0 * (shape[last] / 8 if lanes else 1)
     else:
         row_ns = n * (2.0 + 2.0 * math.log2(n + 1))
-    per_chunk = max(1, -(-count // MAX_CHUNKS), min(count, int(CHUNK_NS / row_ns)))
+    per_chunk = max(1, -(-count // MAX_CHUNKS), min(count, int(costs.chunk / row_ns)))
     lines += [
         f"  for (long c; (c = next_chunk(th, counter)) < {-(-count // per_chunk)};)",
         f"    for (long r = c * {per_chunk}; r < scalar_min((c + 1) * {per_chunk}, {count}L); r++) {{",

@@ -19,10 +19,9 @@ from ...schedule.kernel import FusedLoops, Gemm, Kernel, Loops, Operand, Scan, S
 from ...schedule.rewrite import ScheduleRewrite
 from ...support import dtypes, env
 from ...support.errors import Reason
-from ...target_config import TARGETS
-from .. import Emitted
+from .. import Emitted, Selectable
 from .anchors import HEADERS, emit_anchor
-from .host import host_cpu
+from .devices import CONFIG, CPUCosts, CPUDevice, device_at_hand
 from .loops import ARGUMENTS, emit_loops, scratch_bytes
 from .readers import reader_of
 from .small_kernels import emit_small, small_scratch_bytes
@@ -34,11 +33,16 @@ KERNELS = Path(__file__).with_name("kernels")
 _HEADER = '#include "loops.h"\n#include "small.h"\n'
 
 
-class CPUTarget:
-    """The CPU code generator; ``march`` is a compiler's CPU name."""
+class CPUTarget(Selectable[CPUDevice]):
+    """The CPU code generator."""
 
     name = "cpu"
-    config = TARGETS["cpu"]
+    config = CONFIG
+    device_at_hand = staticmethod(device_at_hand)
+
+    def compiler(self) -> str:
+        compiler = find_compiler()
+        return f"{compiler.kind} {compiler.version}"
 
     def supports(self, kernel: Kernel) -> Reason | None:
         if isinstance(kernel, Loops | FusedLoops | Scan | Sort) or type(kernel) in HEADERS:
@@ -50,32 +54,33 @@ class CPUTarget:
         if w.shape[1:3] != (3, 3) or a["stride"] != (1, 1) or a["dilation"] != (1, 1) or a["groups"] != 1:
             return None
         n, oh, ow, k = conv.out.shape
-        tile = winograd_tile(n, oh, ow, x.shape[3], k, x.dtype, "avx512bf16" in host_cpu().features)
+        tile = winograd_tile(n, oh, ow, x.shape[3], k, x.dtype, self.device)
         return filter_transform(tile) if tile else None
 
     @property
     def rewrites(self) -> tuple[ScheduleRewrite, ...]:
         return common_rewrites(self.config)
 
-    def emit(self, schedules: list[Schedule], *, build: bool = True, march: str = "native") -> Emitted:
-        units = _Units()
+    def emit(self, schedules: list[Schedule], *, build: bool = True) -> Emitted:
+        device, units = self.device, _Units(self.device.costs)
         calls = {s.name: [units.add(k) for k in s.kernels] for s in schedules}
         symbols = {s.name: f"npu_run_{i}_{re.sub(r'[^A-Za-z0-9_]', '_', s.name)[:40]}" for i, s in enumerate(schedules)}
         sources = units.sources(max(2, env.usable_cpus()))
         sources["main.cpp"] = _main_unit(schedules, calls, symbols, units)
         result = Emitted(sources, b"", (), symbols)
         if build:
-            result.binary = build_shared(sources, KERNELS, march=march)
-            result.requires = tuple(sorted(required_features(march)))
-            compiler = find_compiler()
-            result.build = {"compiler": f"{compiler.kind} {compiler.version}", "flags": " ".join(compile_flags(march))}
+            result.binary = build_shared(sources, KERNELS, march=device.march, machine=device.machine)
+            result.requires = tuple(sorted(required_features(device.march, machine=device.machine)))
+            flags = compile_flags(device.march, machine=device.machine)
+            result.build = {"compiler": self.compiler(), "flags": " ".join(flags)}
         return result
 
 
 class _Units:
     """Kernel functions by text; ``add`` returns the name of the function that serves a kernel."""
 
-    def __init__(self) -> None:
+    def __init__(self, costs: CPUCosts) -> None:
+        self.costs = costs
         self.names: dict[str, str] = {}  # text with a placeholder name -> name
         self.weight: dict[str, int] = {}
         self.emitted: dict[Hashable, tuple[str, int]] = {}
@@ -84,7 +89,7 @@ class _Units:
     def add(self, kernel: Kernel) -> str:
         key = kernel.structural_key(lambda o: o.offset)
         if key not in self.emitted:
-            self.emitted[key] = _emit(kernel)
+            self.emitted[key] = _emit(kernel, self.costs)
         text, weight = self.emitted[key]
         if text not in self.names:
             label = re.sub(r"\W", "_", kernel.label)
@@ -118,24 +123,24 @@ def pointer(kernel: Kernel, op: Operand, output: bool = False) -> str:
     return f"(({'' if output else 'const '}{ctype}*)bufs[{at}])"
 
 
-def _emit(kernel: Kernel) -> tuple[str, int]:
+def _emit(kernel: Kernel, costs: CPUCosts) -> tuple[str, int]:
     """The text of a kernel's function under the name @NAME@, and its share of compile time."""
 
     def place(op: Operand) -> str:
         return pointer(kernel, op, output=any(op is o for o in kernel.outputs))
 
     if isinstance(kernel, FusedLoops):
-        return _emit_fused(kernel), len(kernel.parts)
+        return _emit_fused(kernel, costs), len(kernel.parts)
     if isinstance(kernel, Loops):
-        text = emit_loops(kernel, "@NAME@", place).replace("static NPU_NOINLINE int", "int", 1)
-        return f"{text}extern const long @NAME@_scratch = {scratch_bytes(kernel)};\n", 1
+        text = emit_loops(kernel, "@NAME@", place, costs).replace("static NPU_NOINLINE int", "int", 1)
+        return f"{text}extern const long @NAME@_scratch = {scratch_bytes(kernel, costs)};\n", 1
     if isinstance(kernel, Scan | Sort):
-        text = emit_small(kernel, "@NAME@", place).replace("static NPU_NOINLINE int", "int", 1)
+        text = emit_small(kernel, "@NAME@", place, costs).replace("static NPU_NOINLINE int", "int", 1)
         return f"{text}extern const long @NAME@_scratch = {small_scratch_bytes(kernel)};\n", 2
-    return f"// kind {kernel.kind}\n" + emit_anchor(kernel, "@NAME@", place), 4
+    return f"// kind {kernel.kind}\n" + emit_anchor(kernel, "@NAME@", place, costs), 4
 
 
-def _emit_fused(kernel: FusedLoops) -> str:
+def _emit_fused(kernel: FusedLoops, costs: CPUCosts) -> str:
     """A function that calls those of the parts, each with its own operands and its own counter."""
     text, calls, first = "", [], 0
     for n, part in enumerate(kernel.parts):
@@ -143,10 +148,10 @@ def _emit_fused(kernel: FusedLoops) -> str:
         def place(op: Operand, part: Kernel = part) -> str:
             return pointer(part, op, output=any(op is o for o in part.outputs))
 
-        text += emit_loops(part, f"@NAME@_{n}", place)
+        text += emit_loops(part, f"@NAME@_{n}", place, costs)
         calls.append(f"@NAME@_{n}(bufs + {first}, arena, th, counter + {n})")
         first += len(part.operands)
-    scratch = max(scratch_bytes(part) for part in kernel.parts)
+    scratch = max(scratch_bytes(part, costs) for part in kernel.parts)
     return (
         f"{text}int @NAME@({ARGUMENTS}) {{\n  return {' | '.join(calls)};\n}}\n"
         f"extern const long @NAME@_scratch = {scratch};\n"
@@ -168,7 +173,7 @@ def _main_unit(schedules: list[Schedule], calls: dict[str, list[str]], symbols: 
     gemms = {f for s in schedules for k, f in zip(s.kernels, calls[s.name], strict=True) if isinstance(k, Gemm)}
     parts += [f"void {f}_ahead(const void*, const Thread&);" for f in sorted(gemms)]
     for s in schedules:
-        parts.append(_entry(s, calls[s.name], symbols[s.name]))
+        parts.append(_entry(s, calls[s.name], symbols[s.name], units.costs))
     scratch = "\n".join(f"  if ({f}_scratch > most) most = {f}_scratch;" for f in functions)
     parts.append(
         _EXPORTS.replace("@SCRATCH@", scratch).replace("@ABI@", str(ABI_VERSION)).replace("@MARKER@", LAYOUT_MARKER)
@@ -176,16 +181,15 @@ def _main_unit(schedules: list[Schedule], calls: dict[str, list[str]], symbols: 
     return "\n".join(parts)
 
 
-SHORT_US = 20  # of one thread's work, in which a worker that sleeps would not even have woken
+def _is_short(s: Schedule, costs: CPUCosts) -> bool:
+    """Whether one thread should run all of it: before a sleeping one has woken up, it is done."""
+    us = sum(
+        k.flops / costs.flops_per_us + (k.bytes_read + k.bytes_written) / costs.bytes_per_us for k in s.kernels
+    )
+    return us <= costs.wake_us
 
 
-def _is_short(s: Schedule) -> bool:
-    """Whether one thread should run all of it, at some 20 GFLOP/s and 10 GB/s."""
-    us = sum(k.flops / 20e3 + (k.bytes_read + k.bytes_written) / 10e3 for k in s.kernels)
-    return us <= SHORT_US
-
-
-def _entry(s: Schedule, names: list[str], symbol: str) -> str:
+def _entry(s: Schedule, names: list[str], symbol: str, costs: CPUCosts) -> str:
     refs: list[str] = []
     rows: list[str] = []
     phases = [k.phase for k in s.kernels] + [-1]
@@ -236,7 +240,7 @@ static void {symbol}_thread(void* arg, Thread& th) {{
 extern "C" __attribute__((visibility("default"))) int {symbol}(void* const* buffers, char* arena, double* times) {{
   {symbol}_args a = {{buffers, arena, times, 0}};
   if (times) times[0] = (double)npu::now_ns() * 1e-9;
-  npu::pool_run({symbol}_thread, &a, {"true" if _is_short(s) else "false"});
+  npu::pool_run({symbol}_thread, &a, {"true" if _is_short(s, costs) else "false"});
   return a.failed;
 }}
 """

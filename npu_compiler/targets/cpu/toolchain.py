@@ -27,7 +27,8 @@ from ...artifact.program import SOURCE_NAME
 from ...support import env
 from ...support.cache import Cache, make_folders, open_cache
 from ...support.errors import NPUError, ToolchainError
-from .host import MACRO_FEATURES, HostCPU, host_cpu, isa_level, object_kind
+from .devices import device_at_hand
+from .host import MACRO_FEATURES, HostCPU, host_cpu, object_kind
 from .processes import Finished, Workplace, workplace
 
 __all__ = [
@@ -38,7 +39,6 @@ __all__ = [
     "compiler_report",
     "find_compiler",
     "host_cpu",
-    "isa_level",
     "required_features",
 ]
 
@@ -108,31 +108,48 @@ def _is_zig(argv: Sequence[str]) -> bool:
     return any(Path(word).name in ("zig", "ziglang", "zig.exe") for word in argv[:-1])
 
 
-def _march_flags(kind: str, march: str) -> list[str]:
-    if kind == "zig":
+_LEAST = {"x86_64": "x86-64", "aarch64": "generic"}
+
+
+def _march_flags(kind: str, march: str, machine: str = "") -> list[str]:
+    machine = machine or host_cpu().arch
+    march = march or _LEAST.get(machine, "")
+    flags = []
+    if kind == "zig" and sys.platform.startswith("linux"):
         # A target with a version makes zig use its own libc headers and stubs, whatever the machine has installed.
         libc = "musl" if platform.libc_ver()[0] == "musl" else "gnu.2.17"
-        target = ["-target", f"{host_cpu().arch}-linux-{libc}"] if sys.platform.startswith("linux") else []
-        return [*target, "-mcpu=" + march.replace("-", "_")]
-    return [("-mcpu=" if host_cpu().arch == "aarch64" else "-march=") + march]
+        flags = ["-target", f"{machine}-linux-{libc}"]
+    if not march:
+        return flags
+    if kind == "zig":
+        return [*flags, "-mcpu=" + march.replace("-", "_")]
+    if machine == "aarch64":
+        return ["-mcpu=" + march]
+    name, *extensions = march.split("+")
+    return ["-march=" + name, *("-m" + extension for extension in extensions)]
 
 
-def _flags(kind: str, march: str) -> list[str]:
-    return [*_FLAGS, "-Wno-psabi" if kind == "gcc" else "-fno-sanitize=undefined", *_march_flags(kind, march)]
+def _flags(kind: str, march: str, machine: str = "") -> list[str]:
+    march_flags = _march_flags(kind, march, machine)
+    return [*_FLAGS, "-Wno-psabi" if kind == "gcc" else "-fno-sanitize=undefined", *march_flags]
 
 
-def _link_flags(kind: str, march: str) -> list[str]:
+def _link_flags(kind: str, march: str, machine: str = "") -> list[str]:
     if kind == "zig":
         # Without its libraries nothing has to be built; libc and libm come from the process that loads the object.
-        return ["-shared", "-O3", "-nostdlib", *_march_flags(kind, march)]
+        return ["-shared", "-O3", "-nostdlib", *_march_flags(kind, march, machine)]
     if sys.platform.startswith("linux"):
         return ["-shared", "-Wl,--as-needed", "-Wl,-z,defs", "-lm", "-lpthread"]
     return ["-shared"]
 
 
-def compile_flags(march: str = "native", compiler: Compiler | None = None) -> list[str]:
-    """The flags sources are compiled with; ``march`` is 'native' or a CPU name of the compiler, e.g. 'haswell'."""
-    return _flags((compiler or find_compiler()).kind, march)
+def compile_flags(march: str = "native", compiler: Compiler | None = None, machine: str = "") -> list[str]:
+    """The flags sources are compiled with.
+
+    ``march``: 'native', a CPU name of the compiler like 'haswell', one with extensions like 'x86-64-v4+avx512bf16', or
+    nothing: the least that ``machine`` has. ``machine``: 'x86_64' or 'aarch64'; nothing: that of this process.
+    """
+    return _flags((compiler or find_compiler(machine)).kind, march, machine)
 
 
 # ------------------------------------------------------------------------------------------------ finding a compiler
@@ -255,12 +272,25 @@ def _find(named: tuple[tuple[str, str], ...], path: str, cache_dir: Path, cache_
     raise ToolchainError(f"no working C++ compiler: {_INSTALL}{tried}")
 
 
-def find_compiler() -> Compiler:
-    """The C++ compiler in effect (see the module's text for the order).
+def find_compiler(machine: str = "") -> Compiler:
+    """The C++ compiler in effect (see the module's text for the order); for another ``machine`` than this one, zig.
 
     The probe runs once per compiler binary and machine; later processes read its result from the cache.
     Raises ``ToolchainError``: one line that says what to install, or what is wrong with the compiler that was named.
     """
+    compiler, host = _native_compiler(), host_cpu().arch
+    if machine in ("", host) or (compiler.kind == "zig" and sys.platform.startswith("linux")):
+        return compiler
+    for origin, argv in _implicit_candidates():
+        if origin == "ziglang" and sys.platform.startswith("linux"):
+            return _probe(argv, origin, open_cache("kernels"))
+    raise ToolchainError(
+        f"{compiler} compiles for {host}, not for {machine}; on Linux zig can: pip install ziglang. "
+        f"Or compile on a machine with such a CPU"
+    )
+
+
+def _native_compiler() -> Compiler:
     named = [("NPU_CXX", env.cxx() or ""), ("CXX", os.environ.get("CXX", "").strip())]
     return _find(
         tuple((variable, command) for variable, command in named if command)[:1],
@@ -276,13 +306,15 @@ def _machine(march: str) -> str:
     return f"{cpu.arch} {cpu.name} {' '.join(sorted(cpu.features))}" if march == "native" else cpu.arch
 
 
-def required_features(march: str = "native", compiler: Compiler | None = None) -> frozenset[str]:
+def required_features(
+    march: str = "native", compiler: Compiler | None = None, machine: str = ""
+) -> frozenset[str]:
     """CPU features that objects built for ``march`` may use, as the compiler's own macros tell.
 
     Compare with :meth:`HostCPU.missing`. Raises ``ToolchainError`` if the compiler does not know ``march``.
     """
-    compiler = compiler or find_compiler()
-    flags = compile_flags(march, compiler)
+    compiler = compiler or find_compiler(machine)
+    flags = compile_flags(march, compiler, machine)
     cache = open_cache("kernels")
     key = f"features {compiler.identity} {flags} {_machine(march)} {sorted(MACRO_FEATURES.items())}"
     known = cache.get(key)
@@ -366,10 +398,10 @@ class _Build:
             where = f"the source could not be kept: {error}"
         return f"the compiler rejected {name}: {run.first_error()}\n  command: {shlex.join(command)}\n  {where}"
 
-    def link(self, objects: Sequence[Path], march: str, place: Workplace) -> bytes:
+    def link(self, objects: Sequence[Path], flags: Sequence[str], place: Workplace) -> bytes:
         """Object files to the bytes of one shared object."""
         names = [path.name for path in objects]
-        command = [*self.compiler.argv, *names, *_link_flags(self.compiler.kind, march), "-o", "program.so"]
+        command = [*self.compiler.argv, *names, *flags, "-o", "program.so"]
         run = place.run(command, self.timeout)
         if run.status:
             raise ToolchainError(f"linking failed: {run.first_error()}\n  command: {shlex.join(command)}")
@@ -393,14 +425,15 @@ def build_shared(
     include_dir: str | os.PathLike[str],
     *,
     march: str = "native",
+    machine: str = "",
     jobs: int | None = None,
     timeout: float = TIMEOUT_S,
 ) -> bytes:
     """Compile ``sources`` (unit name -> C++17 text) in parallel and link them; returns the shared object's bytes.
 
-    Headers are found in ``include_dir``; ``march`` is 'native' or a CPU name of the compiler; ``jobs`` is the number of
-    compiler processes (default ``NPU_NUM_THREADS``); ``timeout`` bounds each of them, in seconds. Units with equal text
-    are compiled and linked once.
+    Headers are found in ``include_dir``; ``march`` and ``machine`` are those of :func:`compile_flags`; ``jobs`` is the
+    number of compiler processes (default ``NPU_NUM_THREADS``); ``timeout`` bounds each of them, in seconds. Units with
+    equal text are compiled and linked once.
 
     Objects and the result are cached under everything they depend on: text, headers, flags, compiler and, for
     'native', the CPU. Raises ``ToolchainError`` (no compiler; the compiler's first error line with the command and the
@@ -409,8 +442,8 @@ def build_shared(
     for name in sources:
         if not SOURCE_NAME.fullmatch(name):
             raise ValueError(f"{name!r} cannot name a translation unit: up to 200 letters, digits, '_', '-' and '.'")
-    compiler, cache = find_compiler(), open_cache("kernels")
-    flags = tuple(compile_flags(march, compiler))
+    compiler, cache = find_compiler(machine), open_cache("kernels")
+    flags = tuple(compile_flags(march, compiler, machine))
     include = Path(include_dir).resolve()
     headers = _Headers(include)
     common = repr((compiler.identity, flags, _machine(march)))
@@ -418,7 +451,8 @@ def build_shared(
     for name, source in sources.items():
         text = hashlib.sha256(source.encode()).hexdigest()
         units.setdefault(f"object {common} {text} {headers.digest(source)}", (name, source))
-    whole = f"shared {common} {_link_flags(compiler.kind, march)} {[*units]}"
+    link = _link_flags(compiler.kind, march, machine)
+    whole = f"shared {common} {link} {[*units]}"
     known = cache.get(whole)
     if known is not None:
         return known
@@ -431,26 +465,25 @@ def build_shared(
             except BaseException:
                 place.stop("another unit failed, or the build was interrupted")
                 raise
-        result = build.link(objects, march, place)
+        result = build.link(objects, link, place)
     cache.put(whole, result)
     cache.trim()
     return result
 
 
 def compiler_report() -> dict[str, object]:
-    """What ``doctor`` shows: the compiler or why there is none, the CPU, the kernel family, the cache and why it is not
-    used. Never raises."""
+    """What ``doctor`` shows: the compiler or why there is none, the CPU and its row of the device table, the cache and
+    why it is not used. Never raises."""
     cpu = host_cpu()
     report: dict[str, object] = {
         "compiler": None,
         "error": None,
         "cpu": {"arch": cpu.arch, "name": cpu.name, "features": sorted(cpu.features)},
-        "isa_level": isa_level(cpu.features),
+        "device": device_at_hand().spec,
     }
     try:
         compiler = find_compiler()
         report["compiler"] = {**asdict(compiler), "flags": compile_flags("native", compiler)}
-        report["isa_level"] = isa_level(required_features("native", compiler))
         cache = open_cache("kernels")
         report["cache"] = {
             "path": str(cache.root), "bytes": cache.size(), "limit": cache.limit, "obstacle": cache.obstacle,

@@ -14,6 +14,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from .devices import CPUDevice
+
 PANEL = 32  # output columns of one weight panel, as in kernels/tile.h
 _NEAR, _FAR = 0.75, 1.5  # the interpolation points of F(4x4)
 
@@ -55,28 +57,28 @@ def winograd_weights(w: NDArray[np.generic], tile: int = 4) -> NDArray[np.float3
     return np.ascontiguousarray(packed.reshape(u.shape[0], c, panels, PANEL).transpose(2, 0, 1, 3))
 
 
-# Cost model, in flops of the fp32 tile. Measured on two AVX-512 cores: a byte of weights read from memory costs as much
-# as 10 flops; transforming a tile costs so many flops for each input and output channel.
-_FLOPS_PER_BYTE = 10
+# Cost model, in flops of the fp32 tile, measured on two AVX-512 cores: transforming a tile costs so many for each input
+# and output channel.
 _TRANSFORM = {2: (240, 150), 4: (536, 344)}
 _DIRECT = 0.9  # direct convolution runs closer to peak than the many small products of a Winograd kernel
 _GAIN = 0.9  # required speed-up: Winograd weights are larger
 _MAX_CHANNELS_F32 = 256  # beyond, the fp32 error of F(2x2) exceeds that of direct convolution
 
 
-def winograd_tile(n: int, oh: int, ow: int, c: int, k: int, dtype: str, bf16_dot: bool = True) -> int:
+def winograd_tile(n: int, oh: int, ow: int, c: int, k: int, dtype: str, device: CPUDevice) -> int:
     """Return the tile (4 or 2) with which a 3x3, stride 1 convolution of C to K channels runs fastest, or 0 for direct.
 
-    ``n, oh, ow`` is the output, ``dtype`` the IR name of the activations' dtype, ``bf16_dot`` whether the CPU has a
-    bf16 dot product (direct bf16 convolution is then twice as fast).
+    ``n, oh, ow`` is the output, ``dtype`` the IR name of the activations' dtype. With a bf16 dot product, direct bf16
+    convolution is twice as fast.
     """
     if min(c, k) < 16 or (dtype == "float32" and c > _MAX_CHANNELS_F32):
         return 0
     k = -(-k // PANEL) * PANEL
-    size, rate = {"float32": (4, 1), "float16": (2, 1), "bfloat16": (2, 2 if bf16_dot else 1)}[dtype]
+    bf16_rate = 2 if "avx512bf16" in device.features else 1
+    size, rate = {"float32": (4, 1), "float16": (2, 1), "bfloat16": (2, bf16_rate)}[dtype]
 
     def cost(flops: float, weight_bytes: float) -> float:
-        memory = weight_bytes * _FLOPS_PER_BYTE
+        memory = weight_bytes * device.costs.winograd_flops_per_byte
         return max(flops, memory) + min(flops, memory) / 2  # they overlap in part
 
     best, best_cost = 0, _GAIN * cost(_DIRECT * 2 * 9 * c * k * n * oh * ow / rate, 9 * c * k * size)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 from ...schedule.kernel import Attention, Conv2d, DualConv2d, Gemm
 from ..simt.kernels.flash import is_flash
 from ..simt.lang.dialect import KERNELS as COMMON_KERNELS
 from ..simt.lang.dialect import Array, Dialect, Param, special
+from .devices import DEFAULT, DEVICES, CUDADevice
 from .dual_conv import emit_pair, takes_pair
 from .flash import emit_wide_flash, takes_attention
 from .tma_conv import emit_pixels, takes_pixels
@@ -17,8 +19,6 @@ from .tma_gemm import column_tiles, emit_streamed, takes
 
 KERNELS = Path(__file__).parent / "kernels"
 STATIC_BYTES = 48 << 10  # group memory that can be declared; more must be asked for at launch
-GROUP_BYTES = 99 << 10  # what a kernel may ask for on every chip from sm_80 on
-HOPPER_GROUP_BYTES = 224 << 10
 
 _ENTRY = (
     "const int gid = (int)blockIdx.x, tid = (int)threadIdx.x, lane = tid & 31, sid = tid >> 5; "
@@ -65,34 +65,34 @@ DIALECT = Dialect(
     headers=(COMMON_KERNELS, KERNELS),
     entry=entry,
     shared=shared,
-    group_bytes=GROUP_BYTES,
+    device=DEVICES[0],
     matrix=(16, 8, 16),
     matrix_types=("float16", "bfloat16"),
     stages=4,
     flash=True,
     ordered=True,
     asks=True,
-    registers=65536,
     doubles=True,
     fast=("sigmoid",),
 )
 
-# Hopper's own instructions: a program that uses them runs on no other chip.
+# Hopper's own instructions: a program that uses them does not run on any other chip.
 HOPPER = replace(
     DIALECT,
-    group_bytes=HOPPER_GROUP_BYTES,
+    device=DEFAULT,
     wide=(64, 128, 256),
     special=(
-        special(Gemm, takes, emit_streamed, column_tiles),
+        special(Gemm, lambda k, _: takes(k), emit_streamed, column_tiles),
         special(Conv2d, takes_pixels, emit_pixels),
-        special(Conv2d, takes, emit_streamed),
+        special(Conv2d, lambda k, _: takes(k), emit_streamed),
         special(DualConv2d, takes_pair, emit_pair),
-        special(Attention, lambda k: is_flash(k, DIALECT) and takes_attention(k), emit_wide_flash),
+        special(Attention, lambda k, dialect: is_flash(k, dialect) and takes_attention(k), emit_wide_flash),
     ),
     clustered=clustered,
 )
 
 
-def dialect_for(arch: str) -> Dialect:
-    """The vocabulary of a chip: 'sm_90a' has a wide matrix unit."""
-    return HOPPER if arch == "sm_90a" else DIALECT
+@cache
+def dialect_for(device: CUDADevice) -> Dialect:
+    """The vocabulary of a device: Hopper has TMA and wgmma."""
+    return replace(DIALECT if device.tma is None else HOPPER, device=device)

@@ -10,11 +10,12 @@ from ..simt.kernels.gemm import Product, conv_product
 from ..simt.lang.dialect import Dialect
 from ..simt.lang.emission import Emission
 from ..simt.lang.function import Function, Members
-from .tile_selection import CORE_REGISTERS, Plan, candidates, registers
+from .devices import CUDADevice
+from .tile_selection import Plan, candidates, device_of, registers
 from .tma_epilogue import leaves_as_tiles, residual_of
 from .tma_gemm import Streamed, Sum, step_of, takes, thinned
 
-LEAST_RESULTS = 264 << 14  # two tiles for each core: fewer come sooner from groups that share sums
+LEAST_RESULTS = 2 << 14  # for each SM, two tiles: fewer come sooner from groups that share sums
 TERMS = 64  # of a stage
 
 
@@ -24,25 +25,26 @@ def halves(kernel: DualConv2d) -> tuple[Conv2d, Conv2d]:
     return first, recast(kernel, Conv2d, inputs=kernel.inputs[: -len(first.inputs)])
 
 
-def takes_pair(kernel: DualConv2d) -> bool:
+def takes_pair(kernel: DualConv2d, dialect: Dialect) -> bool:
     """Whether both convolutions of a :class:`DualConv2d` have results that could leave as tiles, and many of them."""
     first, last = halves(kernel)
     if not all(takes(k) and step_of(k) == TERMS and leaves_as_tiles(k) and residual_of(k) == -1 for k in (first, last)):
         return False
     p, q = conv_product(first), conv_product(last)
-    return (p.m, p.n) == (q.m, q.n) and p.m * p.n >= LEAST_RESULTS and any(_plans(q))
+    device = device_of(dialect)
+    return (p.m, p.n) == (q.m, q.n) and p.m * p.n >= LEAST_RESULTS * device.units and any(_plans(q, device))
 
 
 def emit_pair(kernel: DualConv2d, dialect: Dialect) -> Emission:
     """The function of a kernel that :func:`takes_pair`. Measured: the largest tile is best, or nearly."""
-    p = conv_product(halves(kernel)[1])
-    return Pair(kernel, dialect, max(_plans(p), key=lambda plan: (plan.m * plan.n, plan.m, plan.per_core))).emit()
+    plans = _plans(conv_product(halves(kernel)[1]), device_of(dialect))
+    return Pair(kernel, dialect, max(plans, key=lambda plan: (plan.m * plan.n, plan.m, plan.per_core))).emit()
 
 
-def _plans(p: Product) -> Iterator[Plan]:
+def _plans(p: Product, device: CUDADevice) -> Iterator[Plan]:
     """Plans that leave registers for a tile's results of the first convolution."""
-    for plan in candidates(p, TERMS, False, True, 1):
-        if plan.tiled and registers(plan.m, plan.n, plan.per_core, True) <= CORE_REGISTERS:
+    for plan in candidates(p, TERMS, False, True, device.with_units(1)):  # more tiles than units: no narrow ones
+        if plan.tiled and registers(plan.m, plan.n, plan.per_core, True) <= device.registers:
             yield plan
 
 

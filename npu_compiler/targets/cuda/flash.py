@@ -26,7 +26,7 @@ def emit_wide_flash(kernel: Attention, dialect: Dialect) -> Emission:
     """The function of an ``attention`` kernel for which :func:`takes_attention`."""
     f, (q, k, v), out = Function(kernel, dialect, early=True), kernel.inputs[:3], kernel.outputs[0]
     (b, h, sq, d), positions = q.shape, mask_and_positions(kernel)[1]
-    warpgroups = 2 if blocks(sq, 128) * h * b >= dialect.cores else 1
+    warpgroups = 2 if blocks(sq, 128) * h * b >= dialect.device.units else 1
     rows, threads = 64 * warpgroups, 128 * warpgroups + SIMD
     types, sizes = flash_sizes(kernel, rows, KEYS, threads)
     vectors = not any(s % 8 for s in (*out.strides[:3], out.offset))

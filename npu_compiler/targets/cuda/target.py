@@ -9,28 +9,32 @@ from typing import Any
 
 from ...support import env
 from ...support.cache import open_cache
-from ...target_config import TARGETS
+from .. import Selectable
 from ..simt.lang.dialect import Dialect
 from ..simt.target import SimtTarget
-from . import chips
+from .devices import CONFIG, CUDADevice, device_at_hand
 from .dialect import dialect_for
 from .nvrtc import FLAGS, Compiled, Nvrtc, find_nvrtc
 
 
-class CUDATarget(SimtTarget):
-    """Compiles for one chip (``chips.arch``). With an 'a' at the end of its name, code uses what that chip alone has;
-    without, a cubin runs on chips of the same major version, and its PTX on later ones."""
+class CUDATarget(Selectable[CUDADevice], SimtTarget):
+    """Compiles for one device. Code for an architecture whose name ends in 'a' runs on that one alone; other cubins run
+    on later architectures of the same major version, and their PTX on all that are newer."""
 
     name = "cuda"
-    config = TARGETS["cuda"]
+    config = CONFIG
     suffix = "cu"
+    device_at_hand = staticmethod(device_at_hand)
 
     @property
     def dialect(self) -> Dialect:
-        return dialect_for(chips.arch())
+        return dialect_for(self.device)
+
+    def compiler(self) -> str:
+        return f"NVRTC {'.'.join(map(str, find_nvrtc().version))}"
 
     def build(self, functions: Mapping[str, str]) -> tuple[dict[str, Any], tuple[str, ...], dict[str, Any]]:
-        arch, nvrtc, dialect = chips.arch(), find_nvrtc(), self.dialect
+        arch, nvrtc, dialect = self.device.arch, find_nvrtc(), self.dialect
         names = list(functions)
         with ThreadPoolExecutor(env.usable_cpus()) as pool:
             made = list(pool.map(lambda n: compile_function(nvrtc, dialect.source([functions[n]]), n, arch), names))

@@ -1,4 +1,5 @@
-"""How a streamed product is cut into tiles: by a cost model that was fitted to 1100 measured variants on an H200."""
+"""How a streamed product is cut into tiles: by a cost model whose constants are those of the device
+(``devices.py``)."""
 
 from __future__ import annotations
 
@@ -10,29 +11,14 @@ from ...schedule.kernel import Conv2d, Gemm
 from ..simt.kernels.gemm import Product, product_of
 from ..simt.lang.dialect import SIMD, Dialect
 from ..simt.lang.function import blocks
+from .devices import CUDADevice
 
 WIDTHS = 64, 128, 192, 256  # columns of a tile
 ONE_TILE = 32, 48, 56, 96, 144  # and where every group has one tile
-CORE_BYTES = 228 << 10  # group memory of a core
-GROUP_EXTRA = 1280  # bytes of it that a group takes beside its ring
+GROUP_EXTRA = 1280  # bytes of group memory that a group takes beside its ring
 PIECE = 64  # rows and columns of results that the copy engine stores at once
 PAD = 16  # floats behind a row of sums: rows begin in different banks
-CORE_REGISTERS = 1 << 16
 MOST_STAGES = 8
-# Groups that run at once where those of a cluster must be neighbours.
-CLUSTERED = {2: 132, 4: 112, 8: 96}
-
-# Microseconds. A core multiplies 48,300 pairs of elements, and takes in 91 KB, in one; results leave at 28,000,
-# residuals come at 20,000, a part of a sum costs another 6,200 results.
-MULTIPLY = 2.07e-5
-NARROW = 1.5  # times that for 64 columns, of which the unit reads more than it multiplies
-LOAD = 1.4e-3  # for a row or column of a stage of 64 terms
-RESULT, RESIDUAL, PART = 3.6e-5, 4.9e-5, 1.6e-4
-TILE, LAUNCH = 1.55, 0.75
-TILED_RESULT, TILED_RESIDUAL, TILED = 4e-5, 2e-6, 0.19  # of results that leave as tiles
-MEET = {2: 0.0, 4: 0.3, 8: 2.0}  # until so many neighbouring cores are free
-BYTES, LATENCY = 4.6e6, 1.2  # of device memory: how many arrive, and how long after they were asked for
-START = 2.5  # when nothing arrives: before the first, and behind the last
 
 
 @dataclass(frozen=True)
@@ -61,15 +47,22 @@ def part_floats(m: int, n: int) -> int:
     return m * (n + PAD)
 
 
+def device_of(dialect: Dialect) -> CUDADevice:
+    """The device that ``dialect`` is for: one with TMA."""
+    assert isinstance(dialect.device, CUDADevice) and dialect.device.tma is not None
+    return dialect.device
+
+
 def choose(kernel: Gemm | Conv2d, step: int, tiles: bool, dialect: Dialect) -> Plan:
     """The cheapest plan of a product whose stages have ``step`` terms; of equals, that with most rows if residuals are
     read before the products. ``tiles``: its results can leave as tiles."""
-    p, residual = product_of(kernel), len(kernel.inputs) > kernel.rhs + 1 and _has_residual(kernel)
+    p, device = product_of(kernel), device_of(dialect)
+    residual = len(kernel.inputs) > kernel.rhs + 1 and _has_residual(kernel)
     elements = sum(math.prod(o.shape) for o in (kernel.inputs[0], kernel.inputs[kernel.rhs]))
     elements += math.prod(kernel.outputs[0].shape) * (2 if residual else 1)
     return min(
-        candidates(p, step, residual, tiles, dialect.cores, min(len(kernel.outputs), 2)),
-        key=lambda plan: (cost(p, plan, step, residual, elements, dialect), plan.early and plan.n > 64),
+        candidates(p, step, residual, tiles, device, min(len(kernel.outputs), 2)),
+        key=lambda plan: (cost(p, plan, step, residual, elements, device), plan.early and plan.n > 64),
     )
 
 
@@ -79,14 +72,15 @@ def _has_residual(kernel: Gemm | Conv2d) -> bool:
 
 
 def candidates(
-    p: Product, step: int, residual: bool, tiles: bool, cores: int, outputs: int = 1
+    p: Product, step: int, residual: bool, tiles: bool, device: CUDADevice, outputs: int = 1
 ) -> Iterator[Plan]:  # fmt: skip
-    """Plans that fit the chip; ``tiles``: results can leave as tiles; ``outputs``: how many of them there are."""
+    """Plans that fit the device; ``tiles``: results can leave as tiles; ``outputs``: how many of them there are."""
     for m in (64, 128):
-        for n in _widths(p, m, cores):
-            for parts in (1, *CLUSTERED):
+        for n in _widths(p, m, device.units):
+            for parts in (1, *(size for size, blocks_at_once in device.clusters if blocks_at_once)):
                 for per_core in (1, 2, 3, 4) if parts == 1 else (1,):
-                    room = CORE_BYTES // per_core - GROUP_EXTRA - (part_floats(m, n) * 4 if parts > 1 else 0)
+                    room = device.shared_per_unit // per_core - GROUP_EXTRA
+                    room -= part_floats(m, n) * 4 if parts > 1 else 0
                     stage = (m + n) * step * 2
                     stages = min(room // stage, MOST_STAGES)
                     fits = parts == 1 or blocks(p.k, step) >= 2 * parts
@@ -96,7 +90,7 @@ def candidates(
                     fits = fits and (not tiled or stages > result_stages(m, n, outputs) + 1)
                     early = residual and n <= 128 and parts == 1 and not tiled
                     fits = fits and (per_core < 4 or not early)  # measured: two with more rows are faster
-                    if stages > 2 and fits and registers(m, n, per_core, early) <= CORE_REGISTERS:
+                    if stages > 2 and fits and registers(m, n, per_core, early) <= device.registers:
                         yield Plan(m, n, stages, parts, per_core, early, tiled)
 
 
@@ -114,24 +108,28 @@ def registers(m: int, n: int, per_core: int, early: bool) -> int:
     return (n // 2 + (n // 4 if early else 0) + 40) * blocks(simds, 4) * 4 * SIMD
 
 
-def cost(p: Product, plan: Plan, step: int, residual: bool, elements: int, dialect: Dialect) -> float:
+def cost(p: Product, plan: Plan, step: int, residual: bool, elements: int, device: CUDADevice) -> float:
     """Estimated microseconds of a product that reads and writes so many ``elements`` of two bytes at least."""
     steps = blocks(blocks(p.k, step), plan.parts)
     groups = blocks(p.m, plan.m) * blocks(p.n, plan.n) * p.batch * plan.parts
-    at_once = CLUSTERED[plan.parts] if plan.parts > 1 else dialect.cores * plan.per_core
+    c = device.tma
+    assert c is not None
+    at_once = dict(device.clusters)[plan.parts] if plan.parts > 1 else device.units * plan.per_core
     results = plan.m * plan.n
     # a few rows: as much arrives as fits in the rings
-    streamed = min(groups, at_once) * plan.stages * plan.n * step * 2 / blocks(p.m, plan.m) / LATENCY
-    rate = min(BYTES, streamed) if p.m <= 2 * plan.m else BYTES
-    narrow = NARROW if plan.n <= 64 else 1 + 0.4 * (NARROW - 1) if plan.n < 128 else 1.0
-    multiply = steps * step / 64 * plan.m * max(plan.n, 64) * MULTIPLY * narrow
-    load = steps * step / 64 * (plan.m + plan.n) * LOAD
+    streamed = min(groups, at_once) * plan.stages * plan.n * step * 2 / blocks(p.m, plan.m) / c.latency
+    rate = min(c.bandwidth, streamed) if p.m <= 2 * plan.m else c.bandwidth
+    narrow = c.narrow if plan.n <= 64 else 1 + 0.4 * (c.narrow - 1) if plan.n < 128 else 1.0
+    multiply = steps * step / 64 * plan.m * max(plan.n, 64) * c.multiply * narrow
+    load = steps * step / 64 * (plan.m + plan.n) * c.load
     late = 1 if plan.early else 3
-    one, other, tile = (TILED_RESULT, TILED_RESIDUAL, TILED) if plan.tiled else (RESULT, RESIDUAL * late, TILE)
+    one, other, tile = c.result, c.residual * late, c.tile
+    if plan.tiled:
+        one, other, tile = c.tma_result, c.tma_residual, c.tma_tile
     store = results / plan.parts * (one + (other if residual else 0)) / p.lanes
-    together = min(plan.per_core, blocks(groups, dialect.cores))
+    together = min(plan.per_core, blocks(groups, device.units))
     alone = max(multiply, load) + store + tile
     work = blocks(groups, at_once) * max(alone, together * max(multiply, load, store))
     if plan.parts > 1:
-        work += results * PART + MEET[plan.parts]
-    return max(work, 2 * elements / rate + START) + 0.05 * work + LAUNCH
+        work += results * c.part + dict(c.cluster)[plan.parts]
+    return max(work, 2 * elements / rate + c.start) + 0.05 * work + c.launch

@@ -19,7 +19,8 @@ from ..simt.lang.dialect import Dialect
 from ..simt.lang.emission import Emission
 from ..simt.lang.function import Members, blocks
 from ..simt.lang.program import TileMap
-from .tile_selection import CORE_BYTES, CORE_REGISTERS, GROUP_EXTRA, ONE_TILE, PIECE, WIDTHS, Plan, registers
+from .devices import CUDADevice
+from .tile_selection import GROUP_EXTRA, ONE_TILE, PIECE, WIDTHS, Plan, device_of, registers
 from .tma_epilogue import leaves_as_tiles, residual_of, row_pitch
 from .tma_gemm import Streamed, distances
 
@@ -28,7 +29,6 @@ ROW, APART = 32, 8  # elements of an image's row of pixels, and between the begi
 CHANNELS = 64
 MOST_BOX = 256  # pixels and lines that the copy engine brings at once
 MOST_APART = (1 << 14) - 1  # distance in the unit's description of an operand, in 16 bytes
-LEAST_UNITS = 96  # that give the cores enough to do
 LEAST_RESULTS = 0.75  # of what is computed: blocks reach beyond lines that are no multiple of 8
 ALIGNED = 512  # elements after which the swizzle repeats
 MOST_KEPT = 64  # columns whose scales and shifts stay in registers
@@ -38,9 +38,9 @@ TILED = ((128, 2, 2, True), (256, 2, 1, True), (128, 2, 1, True))
 LEAST_RING = 1 << 13  # elements, so that the array begins where the swizzle does
 
 
-def takes_pixels(kernel: Conv2d) -> bool:
+def takes_pixels(kernel: Conv2d, dialect: Dialect) -> bool:
     """Whether ``conv2d`` kernel ``kernel`` has lines that fit the group memory, and enough of them."""
-    a, w = kernel.inputs[0], kernel.inputs[kernel.rhs]
+    a, w, device = kernel.inputs[0], kernel.inputs[kernel.rhs], device_of(dialect)
     if a.dtype not in ("float16", "bfloat16") or w.dtype != a.dtype:
         return False
     if kernel.groups > 1 or kernel.splits > 1 or a.offset % 8 or w.offset % 8 or kernel.stride[1] > 1:
@@ -53,12 +53,14 @@ def takes_pixels(kernel: Conv2d) -> bool:
         _, oh, ow, _ = kernel.outputs[0].shape
         dense = oh * ow >= LEAST_RESULTS * _bands(kernel) * _tiles(kernel) * BLOCK * BLOCK
         fits = a.shape[3] == CHANNELS <= a.strides[2] and math.prod(kernel.kernel_size) > 1 and dense
-    return fits and _plan(kernel) is not None and _bands(kernel) * kernel.outputs[0].shape[0] >= _least(kernel)
+    if not fits or _plan(kernel, device) is None:
+        return False
+    return _bands(kernel) * kernel.outputs[0].shape[0] >= _least(kernel, device)
 
 
 def emit_pixels(kernel: Conv2d, dialect: Dialect) -> Emission:
     """The function of a kernel for which :func:`takes_pixels`."""
-    plan = _plan(kernel)
+    plan = _plan(kernel, device_of(dialect))
     assert plan is not None
     return _Pixels(kernel, dialect, plan).emit()
 
@@ -75,9 +77,14 @@ def _tiles(kernel: Conv2d) -> int:
     return blocks(kernel.outputs[0].shape[2], BLOCK)
 
 
-def _least(kernel: Conv2d) -> int:
+def _enough(device: CUDADevice) -> int:
+    """Bands that give the SMs enough to do: some may be idle."""
+    return device.units * 8 // 11
+
+
+def _least(kernel: Conv2d, device: CUDADevice) -> int:
     """Bands; an image's are cheap to bring, so that several groups may share one."""
-    return blocks(LEAST_UNITS, max(1, _tiles(kernel) // 2) if _is_rows(kernel) else 1)
+    return blocks(_enough(device), max(1, _tiles(kernel) // 2) if _is_rows(kernel) else 1)
 
 
 def _lines(kernel: Conv2d) -> int:
@@ -107,7 +114,7 @@ def _ring(kernel: Conv2d, n: int, stages: int) -> int:
     return max(_filters(kernel, n) + stages * _stage(kernel) + ALIGNED, LEAST_RING)
 
 
-def _plan(kernel: Conv2d) -> Plan | None:
+def _plan(kernel: Conv2d, device: CUDADevice) -> Plan | None:
     """The first plan that fits the core. ``m``: 64 for each team; a stage is a band."""
     k, pitch = kernel.channels[1], _pitch(kernel)
     n = min((n for n in (*WIDTHS, *ONE_TILE) if n >= k), default=0)
@@ -117,12 +124,12 @@ def _plan(kernel: Conv2d) -> Plan | None:
         return None
     early = len(kernel.inputs) > kernel.rhs + 1 and n <= 128
     tiles = n == k and n % PIECE == 0 and leaves_as_tiles(kernel) and residual_of(kernel) == -1
-    many = _bands(kernel) * kernel.outputs[0].shape[0] >= LEAST_UNITS
+    many = _bands(kernel) * kernel.outputs[0].shape[0] >= _enough(device)
     for m, stages, per_core, tiled in (*TILED * tiles, *PLANS):
         if tiled and m > 128 and not many:
             continue  # teams of several groups share a band
         nbytes = _ring(kernel, n, stages) * 2 + GROUP_EXTRA + m * n * 2 * tiled
-        if nbytes * per_core <= CORE_BYTES and registers(m, n, per_core, early) <= CORE_REGISTERS:
+        if nbytes * per_core <= device.shared_per_unit and registers(m, n, per_core, early) <= device.registers:
             return Plan(m, n, stages, 1, per_core, early, tiled)
     return None
 
@@ -142,7 +149,7 @@ class _Pixels(Streamed):
         ring = f.array(self.ctype, "ring", _ring(kernel, plan.n, plan.stages))
         leaving = f.array(self.ctype, "leaving", plan.m * plan.n) if plan.tiled else "nullptr"
         full = f.array("int64_t", "full", 2 * plan.stages + 1)
-        bands, tiles, at_once = _bands(kernel), _tiles(kernel), self.dialect.cores * plan.per_core
+        bands, tiles, at_once = _bands(kernel), _tiles(kernel), self.dialect.device.units * plan.per_core
         shares = max(1, min(tiles // (plan.m // 64), at_once // (images * bands)))  # thread blocks of a band
         groups = min(images * bands * shares, at_once)
         flags, epilogue = self._epilogue()

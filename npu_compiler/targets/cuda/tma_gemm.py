@@ -134,7 +134,7 @@ class Streamed:
         flags, epilogue = self._epilogue()
         scale = row_scale(self.kernel, f) if self.kernel.row_scale is not None else "NoRowScale{}"
         tiles = blocks(p.m, plan.m) * blocks(p.n, plan.n) * p.batch  # each is made by ``parts`` thread blocks
-        clusters = tiles if plan.parts > 1 else min(tiles, self.dialect.cores * plan.per_core)
+        clusters = tiles if plan.parts > 1 else min(tiles, self.dialect.device.units * plan.per_core)
         sums = self.kernel.outputs[-1].shape[1] if self.folds else 0
         sizes = dict(
             M=p.m, N=p.n, BATCH=p.batch, LANES=p.lanes, BATCHED_RIGHT=self._batches(self.sum.kernel) > 1,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 from ..simt.lang.dialect import Array, Dialect, Param
+from .devices import DEVICES, AppleGPU
 
-GROUP_BYTES = 32 << 10  # threadgroup memory of every Apple GPU
 MOST_BUFFERS = 31
-MOST_THREADS = 1024
 
 _BUILTINS = (
     "uint gid_ [[threadgroup_position_in_grid]]",
@@ -45,10 +46,15 @@ DIALECT = Dialect(
     prelude=(Path(__file__).parent / "kernels" / "prelude.h").read_text(),
     entry=entry,
     shared=shared,
-    group_bytes=GROUP_BYTES,
+    device=DEVICES[0],
     matrix=(8, 8, 8),
     matrix_types=("float16", "bfloat16"),
     stages=2,
-    cores=16,
     most_params=MOST_BUFFERS,
 )
+
+
+@cache
+def dialect_for(device: AppleGPU) -> Dialect:
+    """The vocabulary, for kernels of the sizes that ``device`` has."""
+    return replace(DIALECT, device=device)

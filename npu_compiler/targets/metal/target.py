@@ -8,22 +8,31 @@ from typing import Any
 
 from ...schedule.kernel import Kernel
 from ...support.errors import Reason
-from ...target_config import TARGETS
+from .. import Selectable
 from ..simt.emit import Functions
+from ..simt.lang.dialect import Dialect
 from ..simt.target import SimtTarget
-from .dialect import DIALECT, MOST_BUFFERS
+from .devices import CONFIG, AppleGPU, device_at_hand
+from .dialect import MOST_BUFFERS, dialect_for
 
 LANGUAGE = "metal3.1"  # the first with bfloat
 
 
-class MetalTarget(SimtTarget):
+class MetalTarget(Selectable[AppleGPU], SimtTarget):
     """``sources`` holds ``words.h``, the headers that kernels include and a ``.metal`` file for each kernel, which
     ``xcrun metal -c`` takes as it is."""
 
     name = "metal"
-    config = TARGETS["metal"]
-    dialect = DIALECT
+    config = CONFIG
     suffix = "metal"
+    device_at_hand = staticmethod(device_at_hand)
+
+    @property
+    def dialect(self) -> Dialect:
+        return dialect_for(self.device)
+
+    def compiler(self) -> str:
+        return "no compiler: the Mac that loads a program compiles its text"
 
     def supports(self, kernel: Kernel) -> Reason | None:
         if len(kernel.inputs) + len(kernel.outputs) >= MOST_BUFFERS:

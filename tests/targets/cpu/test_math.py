@@ -110,7 +110,7 @@ def _levels() -> list[str]:
     """CPU names to compile for: this one, and every lesser instruction set it can also run."""
     if host.host_cpu().arch != "x86_64":
         return ["native"]
-    return ["native", *(["haswell"] if host.isa_level(host.host_cpu().features) == "avx512" else []), "x86-64"]
+    return ["native", *(["haswell"] if "avx512f" in host.host_cpu().features else []), "x86-64"]
 
 
 @pytest.fixture(scope="module", params=_levels())

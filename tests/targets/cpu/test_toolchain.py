@@ -24,7 +24,7 @@ import npu_compiler
 from npu_compiler.support.cache import Cache
 from npu_compiler.support.errors import ToolchainError
 from npu_compiler.support.files import is_temporary
-from npu_compiler.targets.cpu import host, toolchain
+from npu_compiler.targets.cpu import devices, host, toolchain
 from npu_runtime import Executor
 
 ROOT = Path(toolchain.__file__).parents[3]
@@ -486,14 +486,15 @@ def test_required_features_come_from_the_flags(counting: Path) -> None:
     cpu = host.host_cpu()
     native = toolchain.required_features("native")
     assert cpu.missing(native) == []
-    assert host.isa_level(native) == host.isa_level(cpu.features)
+    assert devices.device_of(native, cpu.arch).runs_on(cpu)
     if cpu.arch == "x86_64":
         haswell = toolchain.required_features("haswell")
         assert {"avx2", "fma", "f16c", "bmi2"} <= haswell and not any(name.startswith("avx512") for name in haswell)
-        assert host.isa_level(haswell) == "avx2"
+        assert devices.device_of(haswell, cpu.arch).name == "avx2"
         server = toolchain.required_features("cooperlake")
-        assert {"avx512f", "avx512bf16", "avx512vnni"} <= server and host.isa_level(server) == "avx512"
-        assert host.isa_level(toolchain.required_features("x86-64")) == "portable"
+        assert {"avx512f", "avx512bf16", "avx512vnni"} <= server
+        assert devices.device_of(server, cpu.arch).name == "avx512"
+        assert devices.device_of(toolchain.required_features("x86-64"), cpu.arch).name == "portable"
     counting.write_text("")
     assert toolchain.required_features("native") == native
     assert counting.read_text() == ""
@@ -512,17 +513,19 @@ def test_cpuinfo_is_read_in_one_vocabulary() -> None:
 
 
 @pytest.mark.parametrize(
-    ("features", "level"),
+    ("features", "machine", "name"),
     [
-        ("avx512f avx512bw avx512dq avx512vl avx2 fma f16c", "avx512"),
-        ("avx512f avx2 fma f16c", "avx2"),
-        ("avx2 fma", "portable"),
-        ("neon", "neon"),
-        ("", "portable"),
+        ("amx_tile amx_bf16 amx_int8 avx512bf16 avx512f avx512bw avx512dq avx512vl avx2 fma f16c", "x86_64", "amx"),
+        ("avx512bf16 avx512f avx512bw avx512dq avx512vl avx2 fma f16c", "x86_64", "avx512"),
+        ("avx512f avx512bw avx512dq avx512vl avx2 fma f16c", "x86_64", "x86-64-v4"),
+        ("avx512f avx2 fma f16c", "x86_64", "avx2"),
+        ("avx2 fma", "x86_64", "portable"),
+        ("neon", "aarch64", "neon"),
+        ("", "riscv64", "portable"),
     ],
 )
-def test_isa_levels(features: str, level: str) -> None:
-    assert host.isa_level(features.split()) == level
+def test_the_row_of_a_cpu(features: str, machine: str, name: str) -> None:
+    assert devices.device_of(features.split(), machine).name == name
 
 
 @needs_cxx
@@ -531,7 +534,7 @@ def test_report_is_complete_and_serialisable(cache_dir: Path) -> None:
     compiler = report["compiler"]
     assert isinstance(compiler, dict) and compiler["version"] and "-O3" in compiler["flags"]
     assert report["error"] is None
-    assert report["isa_level"] in ("avx512", "avx2", "neon", "portable")
+    assert report["device"] in [d.spec for d in devices.DEVICES]
     size = report["cache"]["bytes"]
     assert report["cache"] == {"path": str(cache_dir / "kernels"), "bytes": size, "limit": 2**31, "obstacle": ""}
 

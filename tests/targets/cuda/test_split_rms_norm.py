@@ -156,9 +156,8 @@ def test_other_targets_keep_the_norm(target: str) -> None:
     assert [k.kind for k in kernels(layer(64, 256, 320), target)][1:2] == ["loops"]
 
 
-def test_chips_without_the_function_keep_the_norm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NPU_CUDA_ARCH", "sm_80")
-    assert [k.kind for k in kernels(layer())] == ["gemm", "loops", "gemm"]
+def test_chips_without_the_function_keep_the_norm() -> None:
+    assert [k.kind for k in kernels(layer(), "cuda:sm_80")] == ["gemm", "loops", "gemm"]
 
 
 def test_the_scale_comes_before_the_bias() -> None:

@@ -40,17 +40,9 @@ class Small(nn.Module):
         return self.out(self.norm(x))
 
 
-@pytest.fixture(scope="module", autouse=True)
-def hopper() -> Iterator[None]:
-    """What these tests compile for, whatever GPU is here."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("NPU_CUDA_ARCH", "sm_90a")
-        yield
-
-
 @pytest.fixture(scope="module")
 def program() -> CompiledProgram:
-    return npu_compiler.compile(capture(Small(), (torch.ones(2, 8),)), target="cuda")
+    return npu_compiler.compile(capture(Small(), (torch.ones(2, 8),)), target="cuda:sm_90")
 
 
 def code_of(program: CompiledProgram) -> dict[str, Any]:
@@ -70,7 +62,7 @@ def test_every_op_compiles_to_machine_code() -> None:
     first = {case.op_type: case for case in reversed(cases_for("cuda"))}
     batch = compile_cases(list(first.values()))
     assert not batch.failed and len(batch.outputs) > 450
-    made = npu_compiler.pipeline.compile_graph(batch.graph, "cuda")
+    made = npu_compiler.pipeline.compile_graph(batch.graph, "cuda:sm_90")
     entries, code = unpack(made.binary)
     launches = [x for x in entries[made.entries["main"].symbol] if x.groups]
     assert {x.function for x in launches} == set(code["modules"]) and len(launches) > 300
@@ -80,12 +72,12 @@ def test_every_op_compiles_to_machine_code() -> None:
 
 
 @compiles
-@pytest.mark.parametrize(("arch", "has_ptx"), [("sm_80", True), ("sm_90a", False)])
-def test_the_chip_can_be_chosen(monkeypatch: pytest.MonkeyPatch, arch: str, has_ptx: bool) -> None:
-    """Code for one chip alone has no PTX; other code has, for chips to come."""
-    monkeypatch.setenv("NPU_CUDA_ARCH", arch)
-    code = code_of(npu_compiler.compile(capture(Small(), (torch.ones(2, 8),)), target="cuda"))
-    assert code["arch"] == arch
+@pytest.mark.parametrize(("device", "arch", "has_ptx"), [("sm_80", "sm_80", True), ("sm_90", "sm_90a", False)])
+def test_the_device_can_be_chosen(device: str, arch: str, has_ptx: bool) -> None:
+    """Code for one architecture alone has no PTX; other code has, for architectures to come."""
+    made = npu_compiler.compile(capture(Small(), (torch.ones(2, 8),)), target=f"cuda:{device}")
+    code = code_of(made)
+    assert code["arch"] == arch and (made.target, made.device) == ("cuda", f"cuda:{device}")
     for cubin, ptx in code["modules"].values():
         assert cubin.startswith(ELF) and bool(ptx) == has_ptx
         assert not ptx or f".target {arch}".encode() in zlib.decompress(ptx)
@@ -94,11 +86,12 @@ def test_the_chip_can_be_chosen(monkeypatch: pytest.MonkeyPatch, arch: str, has_
 @compiles
 def test_the_command_line_compiles_without_a_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model, folder = small_model.write_model(tmp_path / "small"), tmp_path / "source"
-    to = ["--target", "cuda", "--max-len", "160", "--emit-source", str(folder), "-o", str(tmp_path / "small.npubin")]
+    to = ["--target", "cuda:sm_90", "--max-len", "160", "--emit-source", str(folder)]
+    to += ["-o", str(tmp_path / "small.npubin")]
     assert main(["compile", str(model), *to, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["target"] == "cuda"
+    assert json.loads(capsys.readouterr().out)["target"] == "cuda:sm_90"
     loaded = CompiledProgram.load(tmp_path / "small.npubin")
-    assert loaded.target == "cuda" and set(loaded.entries) == {"decode", "greedy", "prefill_128", "sample"}
+    assert loaded.device == "cuda:sm_90" and set(loaded.entries) == {"decode", "greedy", "prefill_128", "sample"}
     text = (folder / "kernels.cu").read_text()
     assert all(f"\n{name}(" in text for name in code_of(loaded)["modules"])
 
@@ -129,17 +122,16 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDriver]:
 
 
 @compiles
-def test_code_for_another_chip(program: CompiledProgram, fake: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_for_another_device(program: CompiledProgram, fake: FakeDriver) -> None:
     """sm_90a runs on compute capability 9.0 alone; sm_80 on 8.x by its cubin, and on later chips by its PTX."""
     cuda._Code(program, (9, 0))
     assert all(image.startswith(ELF) for image in fake.images)
     with pytest.raises(
         BackendError,
-        match=r"compiled for sm_90a, this GPU is sm_86; .*: NPU_CUDA_ARCH=sm_86 npusim compile MODEL --target cuda",
+        match=r"compiled for cuda:sm_90, this GPU is sm_86; .*: npusim compile MODEL --target cuda:sm_86 ",
     ):
         cuda._Code(program, (8, 6))
-    monkeypatch.setenv("NPU_CUDA_ARCH", "sm_80")
-    older = npu_compiler.compile(capture(Small(), (torch.ones(2, 8),)), target="cuda")
+    older = npu_compiler.compile(capture(Small(), (torch.ones(2, 8),)), target="cuda:sm_80")
     for capability, start in (((8, 6), ELF), ((9, 0), b"//")):
         code = cuda._Code(older, capability)
         assert fake.images and all(image.startswith(start) for image in fake.images)

@@ -15,7 +15,7 @@ from torch import nn
 from npu_compiler.graph import expr
 from npu_compiler.schedule.kernel import Buffer, Conv2d, Gemm, Kernel, Operand, contiguous_strides
 from npu_compiler.targets.cuda.dialect import DIALECT, HOPPER
-from npu_compiler.targets.cuda.tile_selection import CORE_BYTES, CORE_REGISTERS, choose
+from npu_compiler.targets.cuda.tile_selection import choose, device_of
 from npu_compiler.targets.cuda.tma_conv import takes_pixels
 from npu_compiler.targets.cuda.tma_epilogue import leaves_as_tiles, residual_of, row_pitch
 from npu_compiler.targets.cuda.tma_gemm import step_of, takes
@@ -68,8 +68,8 @@ def test_a_plan_fits_the_chip(name: str) -> None:
     plan = choose(kernel, step, leaves_as_tiles(kernel), HOPPER)
     functions = Functions(HOPPER)
     launch = functions.launch(kernel)
-    assert (launch.shared or 48 << 10) * plan.per_core <= CORE_BYTES - 1024 * plan.per_core
-    assert plan.stages >= 3 and plan.n // 2 * launch.threads * plan.per_core <= CORE_REGISTERS
+    assert (launch.shared or 48 << 10) * plan.per_core <= device_of(HOPPER).shared_per_unit - 1024 * plan.per_core
+    assert plan.stages >= 3 and plan.n // 2 * launch.threads * plan.per_core <= HOPPER.device.registers
     assert launch.groups % plan.parts == 0 and [m[0] for m in launch.maps][:2] == [-1, 1]
     left, right, *results = (m[2] for m in launch.maps)
     assert len(results) == plan.tiled == ("RESULT_STAGES = 0" not in functions.text[launch.function])
@@ -105,12 +105,12 @@ LINES = {
 @pytest.mark.parametrize("name", LINES)
 def test_lines_of_pixels_fit_the_chip(name: str) -> None:
     kernel, groups = LINES[name]
-    assert takes_pixels(kernel) and DIALECT.special_for(kernel) is None
+    assert takes_pixels(kernel, HOPPER) and DIALECT.special_for(kernel) is None
     functions = Functions(HOPPER)
     launch = functions.launch(kernel)
     assert '#include "tma_conv.h"' in functions.text[launch.function] and launch.groups == groups
-    per_core = -(-groups // HOPPER.cores)
-    assert (launch.shared or 48 << 10) * per_core <= CORE_BYTES - 1024 * per_core
+    per_core = -(-groups // HOPPER.device.units)
+    assert (launch.shared or 48 << 10) * per_core <= device_of(HOPPER).shared_per_unit - 1024 * per_core
     assert all(max(m[2].box) <= 256 and all(s % 16 == 0 for s in m[2].strides) for m in launch.maps)
 
 
@@ -120,7 +120,7 @@ def test_lines_of_pixels_fit_the_chip(name: str) -> None:
     ids=["few lines", "short lines", "large filters", "moves by two", "small image"],
 )
 def test_other_lines_are_left_to_the_other_kernels(kernel: Kernel) -> None:
-    assert not takes_pixels(kernel)
+    assert not takes_pixels(kernel, HOPPER)
 
 
 @pytest.mark.parametrize(

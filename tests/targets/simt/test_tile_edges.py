@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from npu_compiler.target_config import TARGETS
+from npu_compiler import target_config
 from npu_compiler.targets.simt.kernels import loops
 
 from ...models.gate import Args, compile_and_run, expect
@@ -121,7 +121,8 @@ def test_threads_that_take_vectors(dtype: str, monkeypatch: pytest.MonkeyPatch) 
     """As where rows and vectors are many, and images as rows of pixels."""
     monkeypatch.setattr(loops, "VECTOR_ROWS", 1)
     monkeypatch.setattr(loops, "TURNS_FROM", 1)
-    monkeypatch.setitem(TARGETS, "metal", replace(TARGETS["metal"], image_row=32))
+    rows = replace(target_config.target_config("metal"), image_row=32)
+    monkeypatch.setitem(target_config._registered, "metal", rows)
     for name, make in VECTORS.items():
         torch.manual_seed(1)
         model, inputs = make()

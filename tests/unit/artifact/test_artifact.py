@@ -323,7 +323,7 @@ while True:
 def test_describe_tells_everything() -> None:
     text = handmade.program().describe()
     for fact in (
-        "program handmade: target cpu, compute dtype float32",
+        "program handmade: compiled for cpu, compute dtype float32",
         "compiler: by hand",
         "entry main (symbol npu_main)",
         "out0 = maximum(in0[i0, i1] + in1[i1], 0.0)",

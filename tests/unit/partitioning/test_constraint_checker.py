@@ -59,7 +59,7 @@ def refusals(ir: IRGraph, target: str) -> list[tuple[str, str, Reason]]:
 @pytest.mark.parametrize("target", ["cpu", "cuda", "metal"])
 @pytest.mark.parametrize("rank", [0, 1, 4, 8, 9, 12])
 def test_check_partition_and_compile_agree(target: str, rank: int) -> None:
-    held = target_config.TARGETS[target].dtypes
+    held = target_config.target_config(target).dtypes
     for dtype in ALL_DTYPES:
         ir = abs_of(dtype, rank)
         found = check(ir, target)
@@ -121,7 +121,7 @@ def tables() -> Iterator[None]:
     from npu_runtime import registry
 
     with pytest.MonkeyPatch.context() as patch:
-        for table in (target_config.TARGETS, targets._registered, registry._registered):
+        for table in (target_config._registered, targets._registered, registry._registered):
             patch.setitem(table, "few", None)  # what was there before is put back
             del table["few"]
         register_backend("few", FewBackend)

@@ -61,7 +61,6 @@ def test_values(monkeypatch: pytest.MonkeyPatch) -> None:
         ("NPU_NUM_THREADS", "two"),
         ("NPU_DEBUG", "-1"),
         ("NPU_VERIFY", "maybe"),
-        ("NPU_TARGET", "tpu"),
     ],
 )
 def test_bad_value_names_the_variable_and_what_it_takes(monkeypatch: pytest.MonkeyPatch, name: str, text: str) -> None:

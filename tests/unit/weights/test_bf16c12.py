@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partialmethod
-
 import ml_dtypes
 import numpy as np
 import pytest
@@ -13,12 +11,11 @@ from npu_compiler.frontend.export import capture
 from npu_compiler.pipeline import compile_ir
 from npu_compiler.support.errors import IncompressibleError
 from npu_compiler.targets.cpu.host import host_cpu
-from npu_compiler.targets.cpu.target import CPUTarget
 from npu_compiler.weights.formats.bf16c12.panels import Panels, tabulate
 from npu_runtime.executor import Executor
 from npu_runtime.weight_loader import load_weights
 
-MARCHES = ("native", "haswell", "x86-64") if "avx2" in host_cpu().features else ("native",)
+TARGETS = ("cpu", "cpu:avx2", "cpu:portable") if "avx2" in host_cpu().features else ("cpu",)
 
 
 PANELS = Panels()
@@ -97,16 +94,15 @@ class Product(torch.nn.Module):
 @pytest.mark.parametrize(
     ("m", "n", "k"), [(1, 70, 64), (3, 32, 5000), (4, 160, 576), (5, 70, 64), (33, 160, 576), (300, 32, 5000)]
 )
-@pytest.mark.parametrize("march", MARCHES)
-def test_products(m: int, n: int, k: int, march: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(CPUTarget, "emit", partialmethod(CPUTarget.emit, march=march))
+@pytest.mark.parametrize("target", TARGETS)
+def test_products(m: int, n: int, k: int, target: str) -> None:
     ir = capture(Product(k, n), (torch.zeros(m, k, dtype=torch.bfloat16),))
     w = weights(n, k, seed=k)
     w[np.abs(w.astype(np.float32)) > 100] = 0.5
     x = np.random.default_rng(m).standard_normal((m, k)).astype(ml_dtypes.bfloat16)
     results = []
     for disable in ((), ("compress_weights",)):
-        program = compile_ir(ir, weights="bf16c12", disable=disable)
+        program = compile_ir(ir, target, weights="bf16c12", disable=disable)
         assert {b.format for b in program.buffers if b.kind == "weight"} == {"" if disable else "bf16c12.panels"}
         (result,) = Executor(program, {"weight": w}).run([x]).values()
         results.append(result.astype(np.float64))

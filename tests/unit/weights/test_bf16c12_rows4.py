@@ -32,7 +32,7 @@ from .test_bf16c12 import Product, weights
 DIALECTS = {
     "fragments": DIALECT,
     "lanes": replace(DIALECT, flash=False, ordered=False),
-    "no turns": replace(DIALECT, flash=False, ordered=False, registers=0),
+    "no turns": replace(DIALECT, flash=False, ordered=False, device=replace(DIALECT.device, registers=0)),
 }
 host = pytest.mark.skipif(CXX is None, reason="g++ is not installed")
 
@@ -50,7 +50,7 @@ class _Host(HostTarget):
 def dialect(request: pytest.FixtureRequest) -> Iterator[str]:
     """The host target in a dialect."""
     with pytest.MonkeyPatch.context() as patch:
-        for table in (target_config.TARGETS, targets._registered):
+        for table in (target_config._registered, targets._registered):
             patch.setitem(table, "host", None)  # what was there before is put back
         targets.register_target(_Host(DIALECTS[request.param]))
         yield request.param

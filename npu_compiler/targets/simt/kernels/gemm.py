@@ -134,11 +134,11 @@ class Tile:
 def choose_tile(p: Product, dialect: Dialect) -> Tile:
     """The largest tile for the matrix unit that still fills the cores."""
     small = Tile(64, 64, 32, 2, 2)
-    if dialect.group_bytes < 64 << 10:
+    if dialect.device.shared_bytes < 64 << 10:
         return small
     for tile in (Tile(128, 128, 32, 2, 4), Tile(128, 64, 32, 4, 2), Tile(64, 128, 32, 2, 4)):
         count = blocks(p.m, tile.m) * blocks(p.n, tile.n) * p.batch * p.splits
-        if count >= dialect.cores and p.m > tile.m // 2 and p.n > tile.n // 2:
+        if count >= dialect.device.units and p.m > tile.m // 2 and p.n > tile.n // 2:
             return tile
     return Tile(32, 64, 64, 1, 4) if p.m <= 32 else Tile(64, 64, 64, 2, 2)
 
@@ -151,7 +151,7 @@ def _tiles(kernel: Gemm | Conv2d, dialect: Dialect, p: Product, left: _Side) -> 
         return _matrix_gemm(kernel, dialect, p, left, tile, "wgmma_gemm", tile.k, wide_stages(tile))
     tile = choose_tile(p, dialect)
     ld = tile.k + 8  # keeps rows that are read together in different banks
-    room = dialect.group_bytes // ((tile.m + tile.n) * ld * 2)
+    room = dialect.device.shared_bytes // ((tile.m + tile.n) * ld * 2)
     stages = max(2, min(dialect.stages, room, blocks(blocks(p.k, tile.k), p.splits) + 1))
     return _matrix_gemm(kernel, dialect, p, left, tile, "mma_gemm", ld, stages)
 
@@ -232,12 +232,13 @@ def wide_stages(t: Tile) -> int:
 
 
 def wide_cost(p: Product, t: Tile, dialect: Dialect) -> float:
-    """Estimated microseconds of a product. Measured on an H200: a step of the largest tile takes 1.05, smaller tiles
-    multiply more slowly, a group takes 2 to start and its results leave a core at 32 KB."""
+    """Estimated microseconds of a product, by the costs of the device."""
+    c = dialect.device.wgmma
+    assert c is not None
     steps = blocks(blocks(p.k, t.k), p.splits)
-    together = max(1, dialect.group_bytes // (wide_stages(t) * (t.m + t.n) * t.k * 2))
-    rate = {128 * 256: 1.0, 128 * 128: 0.8, 128 * 64: 0.75}.get(t.m * t.n, 0.7)
-    multiply, store = 1.05 * steps * t.m * t.n / (128 * 256) / rate, t.m * t.n * 3 / 32768
+    together = max(1, dialect.device.shared_bytes // (wide_stages(t) * (t.m + t.n) * t.k * 2))
+    rate = dict(c.rates).get(t.m * t.n, c.rate)
+    multiply, store = c.step * steps * t.m * t.n / (128 * 256) / rate, t.m * t.n * c.result
     count = blocks(p.m, t.m) * blocks(p.n, t.n) * p.batch * p.splits
-    alone = multiply + store + 2.0
-    return blocks(count, dialect.cores * together) * max(together * multiply, together * store, alone)
+    alone = multiply + store + c.start
+    return blocks(count, dialect.device.units * together) * max(together * multiply, together * store, alone)

@@ -13,6 +13,7 @@ from ....support import dtypes
 from ....weights.formats.bf16c12.rows4 import PIECE
 from ...codegen.nest import build_nest
 from ...codegen.row_passes import make_row
+from ..lang.device import GPU
 from ..lang.dialect import SIMD, Dialect
 from ..lang.emission import Emission
 from ..lang.function import Constants, Function, Members, blocks, simds
@@ -24,7 +25,6 @@ from .reductions import RowFold
 MOST_ROWS = 4  # of the left operand; more is a tile's work
 REGISTERS = 16  # 16-byte loads a thread holds at most
 AT_ONCE = 5  # those it should hold
-IN_FLIGHT = 120 << 10  # bytes on their way to a core
 OTHER_REGISTERS = 28  # of a thread, beside weights and left operand
 
 
@@ -49,8 +49,8 @@ class Shape:
     per_core: int = 0
 
 
-def choose_shape(pieces: int, columns: int, cores: int, registers: int) -> Shape:
-    """``pieces``: 16-byte pieces in a weight row; ``registers``: of a core, 0 if groups that stay are not worth it."""
+def choose_shape(pieces: int, columns: int, device: GPU) -> Shape:
+    """``pieces``: 16-byte pieces in a weight row."""
     best: tuple[tuple[int, int], int, int] | None = None
     for threads in (256, 224, 192, 160, 128, 96, 64, 32):
         vectors = blocks(pieces, threads)
@@ -61,9 +61,9 @@ def choose_shape(pieces: int, columns: int, cores: int, registers: int) -> Shape
         return Shape(256, 0, 2)
     _, threads, vectors = best
     rows = max(1, min(4, AT_ONCE // vectors))
-    while rows > 1 and (columns % rows or blocks(columns, rows) < cores):
+    while rows > 1 and (columns % rows or blocks(columns, rows) < device.units):
         rows //= 2
-    return Shape(threads, vectors, rows, _per_core(threads, vectors, rows, pieces, registers))
+    return Shape(threads, vectors, rows, _per_core(threads, vectors, rows, pieces, device))
 
 
 def item_of(kernel: Gemm) -> int:
@@ -75,22 +75,22 @@ def item_of(kernel: Gemm) -> int:
 
 def shape_of(kernel: Gemm, dialect: Dialect) -> Shape:
     a = kernel
-    return choose_shape(a.k // item_of(kernel), a.n * (1 + a.dual), dialect.cores, dialect.registers)
+    return choose_shape(a.k // item_of(kernel), a.n * (1 + a.dual), dialect.device)
 
 
-def _per_core(threads: int, vectors: int, rows: int, pieces: int, registers: int) -> int:
+def _per_core(threads: int, vectors: int, rows: int, pieces: int, device: GPU) -> int:
     """Groups whose weights of two turns are enough to keep memory busy, as far as they fit into the registers: those of
     a quarter of a core serve every fourth simd."""
     needed = 2 * 4 * rows * vectors + 4 * vectors + OTHER_REGISTERS
-    count = IN_FLIGHT // (2 * 16 * rows * pieces)
-    while count > 0 and blocks(count * simds(threads), 4) * SIMD * needed > registers // 4:
+    count = device.gemv_bytes // (2 * 16 * rows * pieces)
+    while count > 0 and blocks(count * simds(threads), 4) * SIMD * needed > device.registers // 4:
         count -= 1
     return count
 
 
 def _turns(shape: Shape, units: int, dialect: Dialect) -> int:
     """Groups that take units in turns, or 0 if each unit has a group."""
-    resident = shape.per_core * dialect.cores
+    resident = shape.per_core * dialect.device.units
     return resident if shape.vectors and 0 < resident < units else 0
 
 

@@ -53,6 +53,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ....schedule.kernel import K, Kernel
+from .device import GPU
 from .emission import Emission
 from .headers import included, pasted
 
@@ -87,14 +88,14 @@ class Special(NamedTuple):
     tiles it cuts the columns of a product, if it can do its share of a row norm. Made by :func:`special`."""
 
     kernel: type[Kernel]
-    takes: Callable[[Any], bool]
+    takes: Callable[[Any, Dialect], bool]
     emit: Callable[[Any, Dialect], Emission]
     column_tiles: Callable[[Any, Dialect], int] | None
 
 
 def special(
     kernel: type[K],
-    takes: Callable[[K], bool],
+    takes: Callable[[K, Dialect], bool],
     emit: Callable[[K, Dialect], Emission],
     column_tiles: Callable[[K, Dialect], int] | None = None,
 ) -> Special:
@@ -110,14 +111,13 @@ class Dialect:
     """How a target spells the vocabulary.
 
     ``entry(name, params, threads, groups_per_core)``: the opening of a kernel up to ``{`` with its first lines.
-    ``shared(arrays)``: declarations of group memory, and the bytes to ask for at launch (0: none). ``matrix``: (M, N,
-    K) of the matrix unit, () without one; ``matrix_types``: its element types. ``group_bytes``: group memory a kernel
-    may use; ``stages``: of a ring of copies in it; ``cores``: that should have work; ``most_params``: pointers that a
-    kernel may take; ``wide``: tile widths of its ``wgmma_gemm``; ``flash``: whether fragments can be looked into;
-    ``registers``: of a core, if groups of a product of one row should stay and take rows in turns; 0: they should not;
-    ``ordered``: whether groups of a kernel can wait for what others wrote; ``asks``: whether ``ask_for`` is there;
-    ``doubles``: whether running sums have ``double`` to add up in; ``fast``: functions with a ``_fast`` spelling;
-    ``headers``: folders of what functions include; ``special``: own functions, tried before the common ones, and
+    ``shared(arrays)``: declarations of group memory, and the bytes to ask for at launch (0: none). ``device``: the GPU
+    whose sizes kernels are made for. ``matrix``: (M, N, K) of the matrix unit, () without one; ``matrix_types``: its
+    element types. ``stages``: of a ring of copies in group memory; ``most_params``: pointers that a kernel may take;
+    ``wide``: tile widths of its ``wgmma_gemm``; ``flash``: whether fragments can be looked into; ``ordered``:
+    whether groups of a kernel can wait for what others wrote; ``asks``: whether ``ask_for`` is there; ``doubles``:
+    whether running sums have ``double`` to add up in; ``fast``: functions with a ``_fast`` spelling; ``headers``:
+    folders of what functions include; ``special``: own functions, tried before the common ones, and
     ``clustered(head, count)``: the opening of a kernel whose groups run together by ``count``.
     """
 
@@ -125,18 +125,16 @@ class Dialect:
     prelude: str
     entry: Callable[[str, Sequence[Param], int, int], str]
     shared: Callable[[Sequence[Array]], tuple[list[str], int]]
-    group_bytes: int
+    device: GPU
     matrix: tuple[int, ...] = ()
     matrix_types: tuple[str, ...] = ()
     stages: int = 2
-    cores: int = 132
     most_params: int = 500
     wide: tuple[int, ...] = ()
     headers: tuple[Path, ...] = (KERNELS,)
     flash: bool = False
     ordered: bool = False
     asks: bool = False
-    registers: int = 0
     doubles: bool = False
     fast: tuple[str, ...] = ()
     special: tuple[Special, ...] = ()
@@ -144,7 +142,7 @@ class Dialect:
 
     def special_for(self, kernel: Kernel) -> Special | None:
         """The target's own function for ``kernel``, if it has one."""
-        return next((s for s in self.special if s.kernel is type(kernel) and s.takes(kernel)), None)
+        return next((s for s in self.special if s.kernel is type(kernel) and s.takes(kernel, self)), None)
 
     @cached_property
     def head(self) -> str:

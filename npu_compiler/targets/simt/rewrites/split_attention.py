@@ -26,7 +26,7 @@ def _splits(k: Attention, dialect: Dialect) -> int:
         return 1
     b, h, sq, _ = q.shape
     groups = b * keys.shape[1] * -(-(h // keys.shape[1] * sq) // MOST_ROWS)
-    return min(MAX_SPLITS, keys.shape[2] // KEYS_OF_A_SPLIT, dialect.cores * 2 // groups)
+    return min(MAX_SPLITS, keys.shape[2] // KEYS_OF_A_SPLIT, dialect.device.units * 2 // groups)
 
 
 def _split(schedule: Schedule, k: Attention, splits: int) -> tuple[Kernel, Kernel]:

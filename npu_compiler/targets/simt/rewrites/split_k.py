@@ -30,7 +30,7 @@ def _splits(k: Gemm | Conv2d, dialect: Dialect) -> int:
     if k.inputs[k.rhs].dtype not in dialect.matrix_types or p.m <= WIDE_ROWS or p.batch > 1 or p.n == 0:
         return 1
     tiles = -(-p.m // TILE[0]) * -(-p.n // TILE[1])
-    return min(dialect.cores // tiles, p.k // MIN_TERMS, MAX_SPLITS)
+    return min(dialect.device.units // tiles, p.k // MIN_TERMS, MAX_SPLITS)
 
 
 def _split(schedule: Schedule, k: Gemm | Conv2d, splits: int) -> tuple[Kernel, Kernel]:

@@ -18,7 +18,7 @@ def split_reduction(schedule: Schedule, dialect: Dialect) -> None:
     """Cut the first reduced dim of a single sum, product, maximum or minimum into parts if the rows are too few to keep
     the cores busy; a second kernel folds the parts."""
     loops = [k for k in schedule.kernels if isinstance(k, Loops)]
-    schedule.rewrite({k: _split(schedule, k, dialect.cores) for k in loops})
+    schedule.rewrite({k: _split(schedule, k, dialect.device.units) for k in loops})
 
 
 def _split(schedule: Schedule, k: Loops, cores: int) -> list[Loops]:

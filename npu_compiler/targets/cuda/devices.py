@@ -1,0 +1,198 @@
+"""NVIDIA's GPUs: a row for each architecture that programs are compiled for, and the GPU that this machine has.
+
+Shared memory, registers and resident threads are those of the CUDA C++ Programming Guide ("Technical Specifications per
+Compute Capability"), SMs and bandwidths those of NVIDIA's architecture white papers and data sheets. Costs are
+measured.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any, ClassVar
+
+from ...support.errors import ConfigError
+from ...target_config import TargetConfig
+from ..simt.lang.device import GPU, WgmmaCosts
+
+Capability = tuple[int, int]
+
+CONFIG = TargetConfig(
+    "cuda",
+    panel=0,
+    buffer_align=256,
+    pair_dtypes=(),
+    prologue_rows=1,
+    paired_matmuls=True,
+    bundles=True,
+    bundle_points=1 << 22,
+    image_row=32,
+    chunks=(128, 512, 2048),
+    chunk_floor=256,
+    run_ahead=True,
+)
+
+
+@dataclass(frozen=True)
+class TMACosts:
+    """Microseconds of an SM for a tile of a product whose operands TMA loads; elements have two bytes.
+
+    ``multiply``: a pair of elements; ``narrow``: how much longer with 64 columns, of which wgmma reads more than it
+    multiplies. ``load``: a row or column of a stage of 64 terms. ``result``, ``residual``: an element that threads
+    store or read. ``part``: an element that the blocks of a cluster exchange. ``tile``, ``launch``: once for each.
+    ``tma_result``, ``tma_residual``, ``tma_tile``: as above, of results that TMA stores.
+    ``cluster``: for clusters of so many blocks, until so many neighbouring SMs are free.
+    ``bandwidth``: bytes that device memory delivers in a microsecond; ``latency``: until requested data arrives.
+    ``start``: nothing arrives before the first request and after the last.
+    """
+
+    multiply: float
+    narrow: float
+    load: float
+    result: float
+    residual: float
+    part: float
+    tile: float
+    launch: float
+    tma_result: float
+    tma_residual: float
+    tma_tile: float
+    cluster: tuple[tuple[int, float], ...]
+    bandwidth: float
+    latency: float
+    start: float
+
+
+@dataclass(frozen=True)
+class CUDADevice(GPU):
+    """A row of the table. ``arch``: the compiler's name; code for one that ends in 'a' runs on that architecture alone,
+    other code on newer ones, too. ``shared_per_unit``: bytes of shared memory of an SM. ``clusters``: how many blocks
+    run at once in clusters of so many. ``tma``: costs of kernels that use TMA and wgmma; None: there is neither."""
+
+    target: ClassVar[str] = "cuda"
+    arch: str = ""
+    shared_per_unit: int = 0
+    clusters: tuple[tuple[int, int], ...] = ()
+    tma: TMACosts | None = None
+
+    @property
+    def capability(self) -> Capability:
+        return capability_of(self.arch)
+
+    def with_units(self, units: int) -> CUDADevice:
+        """The same architecture with another number of SMs, and as many fewer clusters that run at once."""
+        clusters = tuple((size, blocks * units // self.units // size * size) for size, blocks in self.clusters)
+        return replace(self, units=units, clusters=clusters)
+
+
+# Fitted to 1100 measured variants on an H200. An SM multiplies 48,300 pairs of elements, and takes in 91 KB, in a
+# microsecond; results leave at 28,000, residuals come at 20,000, a part of a sum costs another 6,200 results.
+_HOPPER_TMA = TMACosts(
+    multiply=2.07e-5, narrow=1.5, load=1.4e-3, result=3.6e-5, residual=4.9e-5, part=1.6e-4, tile=1.55, launch=0.75,
+    tma_result=4e-5, tma_residual=2e-6, tma_tile=0.19, cluster=((2, 0.0), (4, 0.3), (8, 2.0)),
+    bandwidth=4.6e6, latency=1.2, start=2.5,
+)  # fmt: skip
+_HOPPER_WGMMA = WgmmaCosts(
+    step=1.05, rates=((128 * 256, 1.0), (128 * 128, 0.8), (128 * 64, 0.75)), rate=0.7, result=3 / 32768, start=2.0
+)
+_SM_80 = CUDADevice(
+    # An A100 offers a block 163 KB. 99 KB is what later chips that run the same code offer.
+    "sm_80", "A100", arch="sm_80", units=108, shared_bytes=99 << 10, shared_per_unit=164 << 10, registers=1 << 16,
+)  # fmt: skip
+_SM_86 = CUDADevice(
+    "sm_86", "RTX 30, A10, A40", arch="sm_86", units=84, shared_bytes=99 << 10, shared_per_unit=100 << 10,
+    registers=1 << 16, threads=1536, workgroups=16,
+)  # fmt: skip
+_SM_90 = CUDADevice(
+    # An H100 (SXM) differs in its bandwidth, 3.35 TB/s. It is given the tiles of the H200 that the costs are fitted to.
+    "sm_90", "H100, H200", arch="sm_90a", units=132, shared_bytes=227 << 10, shared_per_unit=228 << 10,
+    registers=1 << 16, clusters=((2, 132), (4, 112), (8, 96)), wgmma=_HOPPER_WGMMA, tma=_HOPPER_TMA,
+)  # fmt: skip
+
+# The first row of an architecture stands for its chips that have no row of their own.
+DEVICES: tuple[CUDADevice, ...] = (
+    _SM_80,
+    _SM_86,
+    replace(_SM_86, name="sm_89", chips="RTX 40, L4, L40", arch="sm_89", units=128, workgroups=24),
+    _SM_90,
+    replace(_SM_90.with_units(114), name="h100-pcie", chips="H100 PCIe", tma=replace(_HOPPER_TMA, bandwidth=1.9e6)),
+    # Later architectures have other matrix units and are given the kernels of sm_80.
+    replace(_SM_80, name="sm_100", chips="B200", arch="sm_100", units=148, shared_per_unit=228 << 10),
+    replace(_SM_86, name="sm_120", chips="RTX 50", arch="sm_120", units=170, workgroups=24),
+)
+DEFAULT = _SM_90  # without a GPU
+
+
+def arch_of(capability: Capability) -> str:
+    """What the compiler calls the GPUs of a compute capability. Hopper has instructions of its own ('sm_90a')."""
+    return "sm_90a" if capability == (9, 0) else f"sm_{capability[0]}{capability[1]}"
+
+
+def capability_of(arch: str) -> Capability:
+    """(8, 6) of 'sm_86'."""
+    number = arch.removeprefix("sm_").rstrip("af")
+    return int(number[:-1]), int(number[-1])
+
+
+def too_old(capability: Capability) -> str | None:
+    """Why kernels cannot run on a GPU of this compute capability, or None if they can."""
+    oldest = DEVICES[0]
+    if capability >= oldest.capability:
+        return None
+    has, least = (f"{major}.{minor}" for major, minor in (capability, oldest.capability))
+    return f"has compute capability {has}; the oldest that is supported is {least} ({oldest.name}: A100, RTX 30)"
+
+
+def row_for(capability: Capability, units: int = 0) -> CUDADevice:
+    """The row of a GPU of this compute capability: the one with so many SMs, if there are several. An architecture
+    without a row has that of the newest before it."""
+    rows = [d for d in DEVICES if d.capability <= capability] or [DEVICES[0]]
+    rows = [d for d in rows if d.capability == max(d.capability for d in rows)]
+    return next((d for d in rows if d.units == units), rows[0])
+
+
+def device_for(capability: Capability, units: int) -> CUDADevice:
+    """A GPU as its driver describes it. Raises ``ConfigError`` if it is too old."""
+    problem = too_old(capability)
+    if problem is not None:
+        raise ConfigError(f"the GPU of this machine {problem}; --target {DEVICES[0].spec} compiles for another one")
+    row, arch = row_for(capability, units), arch_of(capability)
+    if row.arch != arch:
+        row = replace(row, name=arch, chips="", arch=arch)
+    return row if row.units == units else row.with_units(units)
+
+
+def device_at_hand() -> CUDADevice:
+    """The first GPU of this machine, else :data:`DEFAULT`. Raises ``ConfigError`` if it is too old."""
+    found = present()
+    return DEFAULT if found is None else device_for(*found)
+
+
+_COMPUTE_MAJOR, _COMPUTE_MINOR, _MULTIPROCESSORS = 75, 76, 16  # CU_DEVICE_ATTRIBUTE_*
+
+
+@cache
+def present() -> tuple[Capability, int] | None:
+    """(compute capability, SMs) of the first GPU that this process may use, as its driver says; None without either."""
+    library = _library()
+    count, device = ctypes.c_int(), ctypes.c_int()
+    if library is None or library.cuInit(ctypes.c_uint(0)):
+        return None
+    if library.cuDeviceGetCount(ctypes.byref(count)) or not count.value:
+        return None
+    failed = library.cuDeviceGet(ctypes.byref(device), 0)
+    values = []
+    for attribute in (_COMPUTE_MAJOR, _COMPUTE_MINOR, _MULTIPROCESSORS):
+        value = ctypes.c_int()
+        failed = failed or library.cuDeviceGetAttribute(ctypes.byref(value), attribute, device)
+        values.append(value.value)
+    return None if failed else ((values[0], values[1]), values[2])
+
+
+def _library() -> Any:
+    """NVIDIA's driver library, or None."""
+    try:
+        return ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
