@@ -1,4 +1,4 @@
-"""Run a Qwen2.5 checkpoint through the partitioner: IR graphs, some ops on the CPU, the caches passed by hand.
+"""Run a Qwen2.5 checkpoint through the partitioner: IR graphs, some ops on the host, the caches passed by hand.
 
 python examples/run_qwen_graph.py PATH/TO/Qwen2.5-0.5B-Instruct --force-cpu-ops aten.silu.default
 python examples/run_qwen_graph.py --tiny --force-cpu-ops aten.silu.default aten.rsqrt.default

@@ -12,7 +12,7 @@ import numpy as np
 from npu_compiler.artifact.describe import totals
 from npu_compiler.artifact.program import CompiledProgram
 from npu_compiler.partitioning.explain import explain
-from npu_compiler.partitioning.partitioner import CPU, PartitionPlan
+from npu_compiler.partitioning.partitioner import HOST, PartitionPlan
 from npu_compiler.support.dtypes import storage_dtype
 from npu_compiler.support.errors import ArtifactError, ConfigError, InputError
 from npu_compiler.support.files import write_atomic
@@ -163,10 +163,10 @@ class Model:
         """Write ``x.npubin``, the program for the example's shapes, and, next to it, ``x.safetensors`` with the weights
         it needs; returns both paths.
 
-        Raises ``ArtifactError`` if parts of the model run on the CPU, or if a file cannot be written, and
+        Raises ``ArtifactError`` if parts of the model run on the host, or if a file cannot be written, and
         ``InputError`` if the module's weights were written after ``build`` took them.
         """
-        if len(self.plan.partitions) != 1 or self.plan.partitions[0].device == CPU:
+        if len(self.plan.partitions) != 1 or self.plan.partitions[0].device == HOST:
             count = len(self.plan.partitions)
             raise ArtifactError(f"only a model of one NPU partition fits a .npubin, this one has {count}:\n{self.plan}")
         self._by_shape.check_weights()

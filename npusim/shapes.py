@@ -88,7 +88,7 @@ class Recipe:
 
 
 def require_npu(plan: PartitionPlan) -> None:
-    """Raises ``CompileError`` with all reasons if some node of ``plan`` runs on the CPU."""
+    """Raises ``CompileError`` with all reasons if some node of ``plan`` runs on the host."""
     ops = {n.name: n.op_type for n in plan.ir.nodes}
     causes = [(n, ops[n], r) for n, r in plan.reasons.items() if r.rule not in ("transfer", "follows")]
     if causes:

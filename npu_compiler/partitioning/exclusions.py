@@ -40,7 +40,7 @@ class Exclusions:
         names = dict.fromkeys((self._spelling.get(node.name, node.op_type), node.op_type))
         names |= dict.fromkeys(map(functional_name, list(names)))
         if self._forced.intersection((node.name, *names)):
-            return Reason("forced", "the caller put it on the CPU")
+            return Reason("forced", "the caller put it on the host")
         for name in names if self._is_supported is not None else ():
             if not self._asked(name, node.attrs):
                 return Reason("no_kernel", f"the caller's is_supported_fn refuses {name}")

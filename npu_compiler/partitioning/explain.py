@@ -17,7 +17,7 @@ from .partitioner import partition
 
 @dataclass(frozen=True)
 class NodeReport:
-    """Where one node runs. ``device``: 'npu', 'cpu' (with a ``reason``) or 'dropped' (no output needs it)."""
+    """Where one node runs. ``device``: 'npu', 'host' (with a ``reason``) or 'dropped' (no output needs it)."""
 
     name: str
     op_type: str
@@ -43,7 +43,7 @@ class Explanation:
         return 100.0 * placed.count("npu") / len(placed) if placed else 100.0
 
     def rows(self) -> list[tuple[str, int, str, str]]:
-        """Return (op, count, reason, fix) of ops on the CPU, most frequent first."""
+        """Return (op, count, reason, fix) of ops on the host, most frequent first."""
         counts = Counter((n.op_type, n.reason.detail, n.reason.fix) for n in self.nodes if n.reason is not None)
         return [(op, count, why, fix) for (op, why, fix), count in counts.most_common()]
 
@@ -88,7 +88,7 @@ class Explanation:
             "npu_percent": self.npu_percent,
             "partitions": self.partitions,
             "transferred_bytes": self.transferred_bytes,
-            "cpu_ops": [dict(zip(("op", "count", "reason", "fix"), row, strict=True)) for row in self.rows()],
+            "host_ops": [dict(zip(("op", "count", "reason", "fix"), row, strict=True)) for row in self.rows()],
             "nodes": [
                 {
                     "name": n.name,
@@ -119,7 +119,7 @@ def explain(
     live, checker = {node.name for node in plan.ir.nodes}, NodeChecker(config, plan.ir)
     for node in graph.nodes:
         reason = plan.reasons.get(node.name)
-        device = "cpu" if reason else "npu" if node.name in live else "dropped"
+        device = "host" if reason else "npu" if node.name in live else "dropped"
         hint = checker.advice(node) if device == "npu" else ""
         reports.append(NodeReport(node.name, node.op_type, device, reason, hint))
     return Explanation(graph.model_name, config.name, tuple(reports), len(plan.partitions), plan.transferred_bytes)

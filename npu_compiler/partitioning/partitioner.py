@@ -1,8 +1,8 @@
-"""Partitioning of an IR between the NPU and the CPU: the fewest partitions, then the least transferred bytes.
+"""Partitioning of an IR between the NPU and the host: the fewest partitions, then the least transferred bytes.
 
 1. In-place writes become explicit and dead nodes are removed (:mod:`npu_compiler.aten.alias`).
 2. Every node gets a device: the NPU if the constraint checker has no reason against it. Cheap nodes (views and scalar
-   functions) then move to the CPU if that saves more traffic than it costs: a minimum cut.
+   functions) then move to the host if that saves more traffic than it costs: a minimum cut.
 3. Nodes are ordered in the fewest alternating runs (``algorithms.py``); independent branches share a run.
 4. Each run becomes a :class:`Partition` with an IR of its own. A :class:`TransferOp` precedes the first partition that
    reads a value of the other device. A value that was moved once stays on both.
@@ -33,8 +33,8 @@ from .algorithms import fewest_runs, min_cut
 from .constraint_checker import NodeChecker, passed_through
 from .exclusions import Exclusions, IsSupported
 
-NPU, CPU = "npu", "cpu"
-_CHEAPER = Reason("transfer", "cheap, and fewer bytes move if it runs on the CPU")
+NPU, HOST = "npu", "host"
+_CHEAPER = Reason("transfer", "cheap, and fewer bytes move if it runs on the host")
 
 
 @dataclass(frozen=True)
@@ -95,15 +95,15 @@ class PartitionPlan:
 
     def summary(self) -> str:
         """Return the plan in one line."""
-        count = {device: sum(p.device == device for p in self.partitions) for device in (NPU, CPU)}
-        head = f"{self.ir.model_name or 'model'}: {count[NPU]} NPU and {count[CPU]} CPU partition(s)"
+        count = {device: sum(p.device == device for p in self.partitions) for device in (NPU, HOST)}
+        head = f"{self.ir.model_name or 'model'}: {count[NPU]} NPU and {count[HOST]} host partition(s)"
         return f"{head}, {len(self.transfers)} transfer(s), {self.transferred_bytes} bytes"
 
     def __repr__(self) -> str:
         return f"<PartitionPlan {self.summary()}>"
 
     def describe(self) -> str:
-        """Return the plan as text: one line per step, then every CPU node with its reason."""
+        """Return the plan as text: one line per step, then every host node with its reason."""
         lines = [self.summary()]
         for step in self.steps:
             if isinstance(step, TransferOp):
@@ -112,7 +112,7 @@ class PartitionPlan:
                 reads, writes = (", ".join(map(name_of, keys)) or "nothing" for keys in (step.inputs, step.outputs))
                 lines.append(f"  partition {step.id} on {step.device}: {len(step.nodes)} node(s), {reads} -> {writes}")
         rows = self._reasons()
-        return "\n".join([*lines, "", *table(("CPU node", "op", "reason"), rows)] if rows else lines)
+        return "\n".join([*lines, "", *table(("host node", "op", "reason"), rows)] if rows else lines)
 
     __str__ = describe
 
@@ -130,7 +130,7 @@ class PartitionPlan:
         ]
         text = html_text(self.summary()) + html_table(("step", "device", "size"), steps)
         rows = self._reasons()
-        return text + html_table(("CPU node", "op", "reason"), rows) if rows else text
+        return text + html_table(("host node", "op", "reason"), rows) if rows else text
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-ready summary, without the graphs."""
@@ -172,7 +172,7 @@ def partition(
     op may run on the NPU; ``is_supported`` is another name for it. An in-place op is excluded if either its IR name
     (``aten.relu_.default``) or that of its functional variant is.
 
-    With ``minimise_transfers=False`` only nodes that are excluded, refused, or inseparable from those run on the CPU.
+    With ``minimise_transfers=False`` only nodes that are excluded, refused, or inseparable from those run on the host.
 
     Raises ``ConfigError`` for a name in ``force_cpu`` that does not exist, ``IRError`` for malformed IR.
     """
@@ -246,9 +246,9 @@ def _follow(units: _Units, shared: list[SharedStorage], reasons: dict[str, Reaso
                 reasons.setdefault(units.head(name), Reason("alias", detail, "call .clone() before the in-place op"))
     for update in ir.state:
         touching = [units.members[u][0].name for u in units.touching(update)]
-        on_cpu = next((name for name in touching if name in reasons), None)
-        for name in touching if on_cpu else ():
-            reasons.setdefault(name, Reason("state", f"uses buffer {update.key!r}, which {on_cpu} keeps on the CPU"))
+        on_host = next((name for name in touching if name in reasons), None)
+        for name in touching if on_host else ():
+            reasons.setdefault(name, Reason("state", f"uses buffer {update.key!r}, which {on_host} keeps on the host"))
 
 
 # ------------------------------------------------------------------------------------------------------- assignment
@@ -305,7 +305,7 @@ class _Units:
         return fewest_runs([self.device(u, reasons) for u in range(len(self.members))], self.deps)
 
     def device(self, unit: int, reasons: Mapping[str, Reason]) -> str:
-        return CPU if self.members[unit][0].name in reasons else NPU
+        return HOST if self.members[unit][0].name in reasons else NPU
 
     def crossing(self, reasons: Mapping[str, Reason]) -> int:
         """Return the bytes that are transferred."""
@@ -324,7 +324,7 @@ def _nbytes(t: TensorSpec) -> int:
 
 
 def _cpu_cost(node: OpNode) -> float:
-    """Return the cost of a node on the CPU in bytes of transfer: an eighth of the bytes of each element it computes.
+    """Return the cost of a node on the host in bytes of transfer: an eighth of the bytes of each element it computes.
 
     It is infinite unless the node lowers to views and scalar functions.
     """
@@ -341,16 +341,16 @@ def _cpu_cost(node: OpNode) -> float:
 
 
 def _balance(units: _Units, reasons: dict[str, Reason]) -> None:
-    """Move cheap nodes to the CPU where that transfers fewer bytes and needs no more partitions.
+    """Move cheap nodes to the host where that transfers fewer bytes and needs no more partitions.
 
-    The best set is the CPU side of a minimum cut. A value that is read on the other device costs its bytes once, a
+    The best set is the host's side of a minimum cut. A value that is read on the other device costs its bytes once, a
     moved node its ``_cpu_cost``; nodes that must not move are tied to their side.
     """
     network: dict[tuple[Any, Any], float] = {}
     pinned = {unit for update in units.ir.state for unit in units.touching(update)}
     for unit, nodes in enumerate(units.members):
-        if units.device(unit, reasons) == CPU:
-            network[unit, CPU] = math.inf
+        if units.device(unit, reasons) == HOST:
+            network[unit, HOST] = math.inf
         else:
             network[NPU, unit] = math.inf if unit in pinned else _cpu_cost(nodes[0])
     if all(math.isinf(c) for c in network.values()):
@@ -360,7 +360,7 @@ def _balance(units: _Units, reasons: dict[str, Reason]) -> None:
         network[home, ("to cpu", key)] = network[("to npu", key), home] = size
         for reader in readers:
             network[("to cpu", key), reader] = network[reader, ("to npu", key)] = math.inf
-    moved = sorted(u for u in min_cut(network, NPU, CPU) if isinstance(u, int) and units.device(u, reasons) == NPU)
+    moved = sorted(u for u in min_cut(network, NPU, HOST) if isinstance(u, int) and units.device(u, reasons) == NPU)
 
     runs, traffic = len(units.runs(reasons)), units.crossing(reasons)
     for group in _connected(moved, units.deps):
@@ -392,7 +392,7 @@ def _plan(units: _Units, reasons: dict[str, Reason], whole: bool) -> PartitionPl
     for nodes in units.members:
         head = nodes[0]
         for node in nodes[1:] if head.name in reasons else ():
-            reasons[node.name] = Reason("follows", f"takes an output of {head.name}, which runs on the CPU")
+            reasons[node.name] = Reason("follows", f"takes an output of {head.name}, which runs on the host")
     position = {n.name: i for i, n in enumerate(ir.nodes)}
     runs = []
     for run in units.runs(reasons):
@@ -400,7 +400,7 @@ def _plan(units: _Units, reasons: dict[str, Reason], whole: bool) -> PartitionPl
         runs.append((units.device(run[0], reasons), nodes))
     ordered = {n.name: reasons[n.name] for n in ir.nodes if n.name in reasons}
     plan = PartitionPlan([], ordered, list(ir.graph_inputs), list(ir.graph_outputs), ir)
-    if len(runs) == 1 and (whole or runs[0][0] == CPU):
+    if len(runs) == 1 and (whole or runs[0][0] == HOST):
         device, nodes = runs[0]
         inputs = tuple(ir.key(t) for t in ir.graph_inputs)
         outputs = tuple(ir.key(t) for t in ir.graph_outputs)

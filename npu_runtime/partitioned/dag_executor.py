@@ -24,7 +24,7 @@ from ..executor import Executor
 from ..locks import RunLock
 from ..state import State
 from ..weight_loader import TakesWeights, load_weights, mismatch, read_as
-from .fallback import CPUPartition
+from .fallback import HostPartition
 
 CompileFn = Callable[[IRGraph], CompiledProgram]
 
@@ -55,12 +55,12 @@ class DAGExecutor(TakesWeights):
 
             compile_fn = partial(npu_compiler.compile, target=self.backend.name)
         self.programs: dict[int, CompiledProgram] = {}
-        self._hosts: dict[int, CPUPartition] = {}
+        self._hosts: dict[int, HostPartition] = {}
         for part in plan.partitions:
             if part.device == NPU:
                 self.programs[part.id] = compile_fn(part.ir)
             else:
-                self._hosts[part.id] = CPUPartition(part.ir)
+                self._hosts[part.id] = HostPartition(part.ir)
         # What is left of in-place ops after functionalize() may write the caller's arrays.
         self._copy_inputs = bool(self._hosts) and any(is_in_place(n.op_type) for n in plan.ir.nodes)
         self._last = _last_steps(plan)
@@ -87,7 +87,7 @@ class DAGExecutor(TakesWeights):
             (self.executors, self._feeds, self._weights, self._turns), self._loaded = state["loaded"], True
 
     def _host_weights(self) -> dict[str, TensorSpec]:
-        """Weights that CPU partitions read, that are outputs themselves, or that are passed between partitions."""
+        """Weights that host partitions read, that are outputs themselves, or that are passed between partitions."""
         used = graph_weights_used(self.plan.ir)
         keys = {key for host in self._hosts.values() for key in graph_weights_used(host.ir)} | set(self.plan.feeds)
         keys |= {leaf_key(self.plan.ir, t.name) for t in self.plan.outputs if t.producer is None}

@@ -47,7 +47,7 @@ def execute_cpu_partition(
         InputError, WeightError: an input or weight is missing.
         BackendError: an op failed; the message names the node.
     """
-    return CPUPartition(ir_subgraph).run(inputs, {} if weights is None else weights)
+    return HostPartition(ir_subgraph).run(inputs, {} if weights is None else weights)
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class _Call:
     kwargs: dict[str, Any]
 
 
-class CPUPartition:
+class HostPartition:
     """A graph bound to PyTorch's ops. Raises ``CompileError`` with a reason for every node that cannot be."""
 
     def __init__(self, ir: IRGraph):
@@ -219,7 +219,7 @@ def _control_flow(ir: IRGraph, node: OpNode, keys: tuple[Key, ...]) -> _Call:
     names = CONTROL_FLOW[node.op_type]
     if set(node.graphs) != set(names):
         raise _Unbound(f"{node.op_type} needs the graphs {' and '.join(names)}")
-    first, second = (CPUPartition(replace(node.graphs[name], allowed_ops=ir.allowed_ops)) for name in names)
+    first, second = (HostPartition(replace(node.graphs[name], allowed_ops=ir.allowed_ops)) for name in names)
     if node.op_type == "higher_order.cond":
         operands = len(keys) - 1
         function: Callable[..., Any] = partial(_cond, first, second)
@@ -236,11 +236,11 @@ def _control_flow(ir: IRGraph, node: OpNode, keys: tuple[Key, ...]) -> _Call:
     return _Call(node, function, keys, tuple(_Slot(i) for i in range(len(keys))), {})
 
 
-def _cond(yes: CPUPartition, no: CPUPartition, condition: torch.Tensor, *operands: torch.Tensor) -> Any:
+def _cond(yes: HostPartition, no: HostPartition, condition: torch.Tensor, *operands: torch.Tensor) -> Any:
     return (yes if bool(condition) else no).call(*operands)
 
 
-def _while_loop(cond: CPUPartition, body: CPUPartition, carried: int, *operands: torch.Tensor) -> Any:
+def _while_loop(cond: HostPartition, body: HostPartition, carried: int, *operands: torch.Tensor) -> Any:
     values, extra = operands[:carried], operands[carried:]
     while bool(cond.call(*values, *extra)[0]):
         values = tuple(body.call(*values, *extra))
@@ -371,7 +371,7 @@ def _execute(call: _Call, tensors: list[torch.Tensor]) -> list[Any]:
         same = _promoted(tensors)
         if same is None:
             why = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise BackendError(f"node {node.name!r} ({node.op_type}) failed on the CPU: {why}") from error
+            raise BackendError(f"node {node.name!r} ({node.op_type}) failed on the host: {why}") from error
         return _execute(call, same)
     if len(values) < len(node.outputs):
         detail = f"gave {len(values)} result(s), the IR states {len(node.outputs)}"

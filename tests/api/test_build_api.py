@@ -117,7 +117,7 @@ class ScalarBetween(nn.Module):
 def test_scalars_pass_between_partitions() -> None:
     x = torch.randn(4, 4).abs() / 8
     built = npusim.build(ScalarBetween(), (x,))
-    assert {p.device for p in built.plan.partitions} == {"cpu", "npu"}
+    assert {p.device for p in built.plan.partitions} == {"host", "npu"}
     torch.testing.assert_close(built(x), ScalarBetween()(x))
 
 
@@ -425,7 +425,7 @@ def test_representations_are_short() -> None:
     model = npusim.build(nn.Sequential(*(nn.Linear(8, 8) for _ in range(12))), (torch.zeros(1, 8),))
     model(torch.zeros(2, 8))
     assert repr(model) == (
-        "<npusim.Model Sequential: 1 NPU and 0 CPU partition(s), 0 transfer(s), 0 bytes, on cpu; "
+        "<npusim.Model Sequential: 1 NPU and 0 host partition(s), 0 transfer(s), 0 bytes, on cpu; "
         "inputs input float32[1, 8]; 2 programs by shape>"
     )
     (program,) = model.programs

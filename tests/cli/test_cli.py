@@ -191,9 +191,9 @@ def test_mixed_model_is_refused(mixed: Path, tmp_path: Path, capsys: pytest.Capt
 def test_explain(mixed: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["explain", str(mixed), "--plan"]) == 0
     text = capsys.readouterr().out
-    assert "1 of 2 nodes on the NPU (50 %)" in text and "transfer o cpu -> npu" in text
+    assert "1 of 2 nodes on the NPU (50 %)" in text and "transfer o host -> npu" in text
     data = as_json(capsys, "explain", str(mixed))
-    assert data["npu_percent"] == 50 and data["cpu_ops"][0]["op"] == ODD
+    assert data["npu_percent"] == 50 and data["host_ops"][0]["op"] == ODD
     assert cli.main(["explain", str(mixed), "--no-fallback"]) == 3
     assert cli.main(["explain", str(model), "--no-fallback"]) == 0
 
@@ -378,6 +378,6 @@ def test_build_without_fallback(tmp_path: Path) -> None:
     assert [op for _, op, _ in caught.value.reasons] == [ODD]
     built = npusim.build(Mixed(), x)
     torch.testing.assert_close(built(x), Mixed()(x))
-    assert "CPU node" in built.report()
+    assert "host node" in built.report()
     with pytest.raises(ArtifactError, match="one NPU partition"):
         built.save(tmp_path / "m.npubin")

@@ -21,7 +21,7 @@ from npu_compiler.aten.ir import IRGraph, OpNode, TensorSpec
 from npu_compiler.aten.kv_state import as_state, loop_carried
 from npu_compiler.frontend import capture
 from npu_compiler.frontend.tensors import tensor_to_numpy
-from npu_compiler.partitioning.partitioner import CPU
+from npu_compiler.partitioning.partitioner import HOST
 from npu_compiler.support.dtypes import numpy_dtype, promote
 from npu_runtime import CPUBackend, DAGExecutor, Executor
 
@@ -139,7 +139,7 @@ def test_file_runs_as_in_pytorch(name: str) -> None:
 @pytest.mark.parametrize("name", [*NAMES, MIXED])
 def test_with_an_op_on_the_cpu(name: str) -> None:
     plan = npu_compiler.partition(graph(name), force_cpu=["aten.silu.default"])
-    forced = [n.op_type for p in plan.partitions if p.device == CPU for n in p.ir.nodes]
+    forced = [n.op_type for p in plan.partitions if p.device == HOST for n in p.ir.nodes]
     assert forced.count("aten.silu.default") == 2
     executor = DAGExecutor(plan, "cpu", weights=weights(name))
     expected(name).check(join([list(executor(arrays(graph(name), p)).values()) for p in runs(name)]))

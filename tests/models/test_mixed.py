@@ -12,7 +12,7 @@ import npu_compiler
 import npusim
 from npu_compiler.aten.ir import IRGraph
 from npu_compiler.frontend import capture, state_dict_numpy
-from npu_compiler.partitioning.partitioner import CPU, NPU, PartitionPlan
+from npu_compiler.partitioning.partitioner import HOST, NPU, PartitionPlan
 from npu_compiler.support.errors import CompileError
 from npu_runtime import DAGExecutor
 
@@ -57,7 +57,7 @@ def fewest(ir: IRGraph, plan: PartitionPlan) -> int:
     changes of device along a path, over both devices that may come first."""
     device = {name: p.device for p in plan.partitions for name in p.nodes}
     best = len(device)
-    for first in (NPU, CPU):
+    for first in (NPU, HOST):
         run: dict[str, int] = {}
         for node in ir.nodes:
             if node.name not in device:
@@ -73,9 +73,9 @@ def test_partitions_are_minimal() -> None:
     ir = capture(model(), images(2, 16))
     plan = npu_compiler.partition(ir)
     devices = [p.device for p in plan.partitions]
-    assert devices == [NPU, CPU, NPU]  # both branches leave together and come back together
+    assert devices == [NPU, HOST, NPU]  # both branches leave together and come back together
     assert len(devices) == fewest(plan.ir, plan)
-    on_cpu = {n.op_type for p in plan.partitions if p.device == CPU for n in p.ir.nodes}
+    on_cpu = {n.op_type for p in plan.partitions if p.device == HOST for n in p.ir.nodes}
     assert on_cpu == UNSUPPORTED  # nothing that the NPU could have done went along
     assert len(plan.transfers) == 4  # one value a branch, there and back
 
@@ -102,6 +102,6 @@ def test_build_gives_the_models_own_structure() -> None:
     assert isinstance(found, tuple) and len(found) == 2
     for ours, theirs in zip(found, wanted, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
-    assert [p.device for p in built.plan.partitions] == [NPU, CPU, NPU]
+    assert [p.device for p in built.plan.partitions] == [NPU, HOST, NPU]
     with pytest.raises(CompileError, match=r"special_i1\.default.*[\s\S]*special_i1e\.default"):
         npusim.build(net, x, fallback=False)

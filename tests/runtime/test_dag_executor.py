@@ -1,4 +1,4 @@
-"""Mixed NPU and CPU execution against PyTorch: values, aliasing, state, freshness, errors."""
+"""Mixed NPU and host execution against PyTorch: values, aliasing, state, freshness, errors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 import npu_compiler
 from npu_compiler.aten.ir import IRGraph, OpNode, TensorSpec
-from npu_compiler.partitioning.partitioner import CPU, NPU, PartitionPlan, partition
+from npu_compiler.partitioning.partitioner import HOST, NPU, PartitionPlan, partition
 from npu_compiler.support import dtypes
 from npu_compiler.support.errors import BackendError, CompileError, InputError, WeightError
 from npu_runtime import DAGExecutor, execute_cpu_partition, get_backend
@@ -62,7 +62,7 @@ def test_mixed_model_equals_pytorch() -> None:
     torch.manual_seed(0)
     model, x = Mixed().eval(), torch.randn(3, 16)
     plan = partition(capture(model, (x,)))
-    assert [p.device for p in plan.partitions] == [NPU, CPU, NPU]
+    assert [p.device for p in plan.partitions] == [NPU, HOST, NPU]
     assert len(plan.transfers) == 4  # one value each way per branch
     executor = DAGExecutor(plan, weights=state_dict_numpy(model))
     with torch.no_grad():
@@ -165,7 +165,7 @@ IN_PLACE: dict[str, list[tuple[Any, ...]]] = {  # nodes as (name, op, *inputs[, 
         ("m", HEAVY, "x", "x"), ("v", VIEW, "m", SAME), ("r", RELU_, "v"), ("o", ODD, "m"), ("y", HEAVY, "o", "m"),
     ],
     "view of a written input": [("v", VIEW, "x", SAME), ("r", RELU_, "x"), ("o", ODD, "v"), ("y", HEAVY, "o", "v")],
-    "storage made on the CPU": [
+    "storage made on the host": [
         ("o", ODD, "x"), ("v", VIEW, "o", SAME), ("r", RELU_, "v"), ("k", HEAVY, "x", "x"), ("p", ODD, "k"),
         ("y", ADD, "o", "p"),
     ],
@@ -173,7 +173,7 @@ IN_PLACE: dict[str, list[tuple[Any, ...]]] = {  # nodes as (name, op, *inputs[, 
         ("t", "aten.transpose.int", "x", {"dim0": 0, "dim1": 1}), ("k", HEAVY, "x", "x"), ("r", RELU_, "t"),
         ("o", ODD, "k"), ("l", HEAVY, "o", "x"), ("y", ADD, "l", "x"),
     ],
-    "in-place op of the CPU": [("m", HEAVY, "x", "x"), ("r", "aten.digamma_.default", "m"), ("y", HEAVY, "m", "r")],
+    "in-place op of the host": [("m", HEAVY, "x", "x"), ("r", "aten.digamma_.default", "m"), ("y", HEAVY, "m", "r")],
 }  # fmt: skip
 
 
@@ -186,7 +186,7 @@ def test_in_place_ops_across_partitions(nodes: list[tuple[Any, ...]]) -> None:
     x = array()
     kept = x.copy()
     plan = run_both(b.out("y"), {"x": x}, {})
-    assert any(p.device == CPU for p in plan.partitions)
+    assert any(p.device == HOST for p in plan.partitions)
     np.testing.assert_array_equal(x, kept)  # the caller's input is not written
 
 
@@ -231,7 +231,7 @@ def test_state_passed_between_partitions() -> None:
         kv = new
 
 
-# ------------------------------------------------------------------------------------------------------ CPU fallback
+# ----------------------------------------------------------------------------------------------------- host fallback
 
 
 def one_op(

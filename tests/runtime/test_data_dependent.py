@@ -16,10 +16,10 @@ import npu_compiler
 import npusim
 from npu_compiler.aten.ir import DataSize, IRGraph
 from npu_compiler.aten.json_reader import ir_to_dict, load_ir, load_ir_from_dict, save_ir
-from npu_compiler.partitioning.partitioner import CPU, NPU, partition
+from npu_compiler.partitioning.partitioner import HOST, NPU, partition
 from npu_compiler.support.errors import BackendError, CompileError, IRError, NPUError
 from npu_runtime import DAGExecutor
-from npu_runtime.partitioned.fallback import CPUPartition
+from npu_runtime.partitioned.fallback import HostPartition
 
 torch = pytest.importorskip("torch")
 from torch._higher_order_ops.while_loop import while_loop  # noqa: E402 - imports torch
@@ -120,7 +120,7 @@ def test_what_is_static_again_runs_natively() -> None:
     model = Net()
     ir = capture(model, (X,))
     plan = partition(ir)
-    assert [p.device for p in plan.partitions] == [NPU, CPU, NPU]
+    assert [p.device for p in plan.partitions] == [NPU, HOST, NPU]
     reason = next(r for n, r in plan.reasons.items() if n.startswith("index"))
     assert (reason.rule, reason.detail) == ("data_dependent", "its shape depends on data")
     check(ir, model, X)
@@ -250,7 +250,7 @@ def test_damaged_documents_end_in_typed_errors() -> None:
         for owner, key in rng.sample(places, rng.choice((1, 1, 2))):
             owner[key] = copy.deepcopy(rng.choice(odd))
         try:
-            CPUPartition(load_ir_from_dict(document)).run({"args_0": X.numpy()}, {})
+            HostPartition(load_ir_from_dict(document)).run({"args_0": X.numpy()}, {})
         except NPUError:
             typed += 1
     assert typed > 100

@@ -25,7 +25,7 @@ from torch import nn
 import npu_compiler
 from npu_compiler.artifact.program import CompiledProgram
 from npu_compiler.frontend import capture, state_dict_numpy
-from npu_compiler.partitioning.partitioner import CPU
+from npu_compiler.partitioning.partitioner import HOST
 from npu_compiler.support.errors import BackendError, InputError
 from npu_runtime import DAGExecutor, Executor, load_weights
 from npu_runtime.backends.cuda import CUDABackend, CUDABuffer
@@ -224,7 +224,7 @@ def test_dlpack_in(gpu: CUDABackend) -> None:
 def test_a_model_that_runs_in_part_on_the_cpu(gpu: CUDABackend) -> None:
     model, x = randomise(Small()), images(2, 16)
     plan = npu_compiler.partition(capture(model, (x,)), target="cuda", force_cpu=["aten.relu.default"])
-    assert [p.device for p in plan.partitions].count(CPU) == 1 and len(plan.partitions) == 3
+    assert [p.device for p in plan.partitions].count(HOST) == 1 and len(plan.partitions) == 3
     run = DAGExecutor(plan, gpu, weights=state_dict_numpy(model))
     with torch.no_grad():
         wanted = model(x).numpy()

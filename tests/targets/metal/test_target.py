@@ -13,7 +13,7 @@ from torch import nn
 import npu_compiler
 from npu_compiler.artifact.program import CompiledProgram
 from npu_compiler.frontend import capture, state_dict_numpy
-from npu_compiler.partitioning.partitioner import CPU
+from npu_compiler.partitioning.partitioner import HOST
 from npu_compiler.support.errors import BackendError, InputError
 from npu_compiler.targets.simt.lang.program import unpack
 from npu_runtime import CPUBackend, Executor, MetalBackend, get_backend
@@ -125,7 +125,7 @@ def test_float64_stays_on_the_cpu() -> None:
             return x.double().sin().float() + x
 
     plan = npu_compiler.partition(capture(Wide(), (torch.ones(3),)), target="metal")
-    assert any(p.device == CPU for p in plan.partitions)
+    assert any(p.device == HOST for p in plan.partitions)
     assert any("float64" in str(reason) for reason in plan.reasons.values())
 
 

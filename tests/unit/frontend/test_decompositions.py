@@ -10,7 +10,7 @@ import pytest
 
 import npu_compiler
 from npu_compiler.aten.json_reader import ir_to_dict, load_ir_from_dict
-from npu_compiler.partitioning.partitioner import CPU, NPU, PartitionPlan, partition
+from npu_compiler.partitioning.partitioner import HOST, NPU, PartitionPlan, partition
 from npu_runtime import DAGExecutor
 
 torch = pytest.importorskip("torch")
@@ -120,7 +120,7 @@ def test_long_loops_are_not_unrolled(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [p.device for p in check(model, normal(9, 1, 3)).partitions] == [NPU]
     monkeypatch.setattr(decompose, "MAX_OPS", 100)
     plan = check(model, normal(9, 1, 3))
-    assert [p.device for p in plan.partitions] == [CPU]
+    assert [p.device for p in plan.partitions] == [HOST]
     assert "more than 100 ops" in plan.reasons["gru"].detail
     assert [p.device for p in check(model, normal(2, 1, 3)).partitions] == [NPU]
 

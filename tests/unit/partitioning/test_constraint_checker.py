@@ -21,7 +21,7 @@ from npu_compiler.ops.lower import lower_node
 from npu_compiler.partitioning import constraint_checker
 from npu_compiler.partitioning.constraint_checker import advice, check
 from npu_compiler.partitioning.explain import explain
-from npu_compiler.partitioning.partitioner import CPU, NPU, partition
+from npu_compiler.partitioning.partitioner import HOST, NPU, partition
 from npu_compiler.pipeline import run_phases
 from npu_compiler.schedule.kernel import Kernel
 from npu_compiler.support.dtypes import DTYPES
@@ -158,8 +158,8 @@ def test_a_target_can_start_with_loops_alone() -> None:
     assert reasons == {"conv": "no conv2d kernel yet", "product": "no gemm kernel yet"}
     plan = partition(ir, target="few", minimise_transfers=False)
     assert {n: r.detail for n, r in plan.reasons.items()} == reasons
-    assert {n.name for n in explain(ir, "few", minimise_transfers=False).nodes if n.device == "cpu"} == set(reasons)
-    assert [p.device for p in plan.partitions] == [CPU, NPU, CPU, NPU]
+    assert {n.name for n in explain(ir, "few", minimise_transfers=False).nodes if n.device == "host"} == set(reasons)
+    assert [p.device for p in plan.partitions] == [HOST, NPU, HOST, NPU]
     with pytest.raises(CompileError) as caught:
         npu_compiler.compile(ir, "few")
     assert [(name, reason.detail) for name, _, reason in caught.value.reasons] == list(reasons.items())

@@ -12,7 +12,7 @@ import pytest
 import npu_compiler
 from npu_compiler.aten.ir import IRGraph
 from npu_compiler.partitioning.explain import explain
-from npu_compiler.partitioning.partitioner import CPU, PartitionPlan, partition
+from npu_compiler.partitioning.partitioner import HOST, PartitionPlan, partition
 from npu_compiler.support.errors import ConfigError
 from npusim.cli import main
 
@@ -112,9 +112,9 @@ def test_only_what_is_excluded_moves_if_the_caller_wants_that() -> None:
     assert partition(ir, force_cpu=[GELU]).reasons.keys() > {"g"}, "cheap neighbours move with it"
     plan = partition(ir, force_cpu=[GELU], minimise_transfers=False)
     assert plan.reasons.keys() == {"g"}
-    assert [p.nodes for p in plan.partitions if p.device == CPU] == [("g",)]
+    assert [p.nodes for p in plan.partitions if p.device == HOST] == [("g",)]
     report = explain(ir, force_cpu=[GELU], minimise_transfers=False)
-    assert [n.device for n in report.nodes] == ["npu", "npu", "cpu", "npu"]
+    assert [n.device for n in report.nodes] == ["npu", "npu", "host", "npu"]
 
 
 def test_the_command_line_excludes_ops(capsys: pytest.CaptureFixture[str]) -> None:
@@ -124,8 +124,8 @@ def test_the_command_line_excludes_ops(capsys: pytest.CaptureFixture[str]) -> No
 
     _, moved = explained("--force-cpu", "aten.relu_.default")
     code, kept = explained("--force-cpu", "aten.relu_.default", "--no-minimise-transfers")
-    on_cpu = {n["op"] for n in kept["nodes"] if n["device"] == "cpu"}
-    assert code == 0 and on_cpu == {"aten.relu_.default"} and kept["partitions"] == 35
+    on_host = {n["op"] for n in kept["nodes"] if n["device"] == "host"}
+    assert code == 0 and on_host == {"aten.relu_.default"} and kept["partitions"] == 35
     assert kept["npu_percent"] >= moved["npu_percent"]
     code, wrong = explained("--force-cpu", "aten.rely.default")
     assert code == 1 and "did you mean" in wrong["error"]["message"]

@@ -17,7 +17,7 @@ from npu_compiler.aten.json_reader import ir_to_dict, load_ir
 from npu_compiler.partitioning.algorithms import fewest_runs, min_cut
 from npu_compiler.partitioning.constraint_checker import check, reason_against
 from npu_compiler.partitioning.explain import explain
-from npu_compiler.partitioning.partitioner import CPU, NPU, PartitionPlan, TransferOp, partition
+from npu_compiler.partitioning.partitioner import HOST, NPU, PartitionPlan, TransferOp, partition
 from npu_compiler.support.errors import CompileError, IRError, Reason
 from npu_compiler.target_config import target_config
 
@@ -38,7 +38,7 @@ def devices(plan: PartitionPlan) -> str:
 
 def check_plan(plan: PartitionPlan) -> None:
     """Every value is made before it is read, on the reading device; nothing is moved twice or in vain."""
-    held = {((t.name, 0), d) for t in plan.inputs for d in (NPU, CPU)}
+    held = {((t.name, 0), d) for t in plan.inputs for d in (NPU, HOST)}
     held |= {((p, -1), NPU) for p in plan.ir.weight_name_mapping}
     made: set[str] = set()
     moved: set[tuple[object, str]] = set()
@@ -57,7 +57,7 @@ def check_plan(plan: PartitionPlan) -> None:
             held |= {(k, step.device) for k in step.outputs}
             made.update(step.nodes)
     assert made == {n.name for n in plan.ir.nodes}
-    assert {n for p in plan.partitions if p.device == CPU for n in p.nodes} == set(plan.reasons)
+    assert {n for p in plan.partitions if p.device == HOST for n in p.nodes} == set(plan.reasons)
 
 
 # ----------------------------------------------------------------------------------------------------------- grouping
@@ -71,17 +71,17 @@ def test_one_device_is_one_partition_without_transfers() -> None:
 
 def test_independent_branches_share_partitions() -> None:
     b = Builder()
-    for i in range(3):  # interleaved in program order: npu cpu npu, three times
+    for i in range(3):  # interleaved in program order: npu host npu, three times
         b.node(f"a{i}", HEAVY, "x", "x").node(f"o{i}", ODD, f"a{i}").node(f"b{i}", HEAVY, f"o{i}", f"o{i}")
     plan = plan_of(b.node("s", ADD, "b0", "b1").node("t", ADD, "s", "b2").out("t"))
-    assert devices(plan) == "npu cpu npu"
+    assert devices(plan) == "npu host npu"
     assert len(plan.transfers) == 6 and plan.transferred_bytes == 6 * 64
     check_plan(plan)
 
 
 def test_start_device_is_chosen() -> None:
     ir = Builder().node("o", ODD, "x").node("a", HEAVY, "x", "x").node("b", HEAVY, "a", "o").out("b")
-    assert devices(plan_of(ir)) == "cpu npu"
+    assert devices(plan_of(ir)) == "host npu"
 
 
 def test_value_moves_once_per_direction() -> None:
@@ -101,7 +101,7 @@ def test_getitem_follows_its_producer() -> None:
     b = Builder().node("s", ODD, "x", outputs=2).node("m", HEAVY, "x", "x")
     b.node("g0", GETITEM, "s_0", "s_1", index=0).node("g1", GETITEM, "s_0", "s_1", index=1)
     plan = plan_of(b.node("y", HEAVY, "g1", "m").out("y", "g0"))
-    assert devices(plan) == "cpu npu" and plan.reasons["g1"].rule == "follows"
+    assert devices(plan) == "host npu" and plan.reasons["g1"].rule == "follows"
     assert [t.value for t in plan.transfers] == [("g1", 0)]
     check_plan(plan)
 
@@ -136,7 +136,7 @@ def brute_force_runs(labels: Sequence[str], deps: Sequence[set[int]]) -> int:
 @st.composite
 def dags(draw: st.DrawFn, limit: int) -> tuple[list[str], list[set[int]]]:
     n = draw(st.integers(1, limit))
-    labels = draw(st.lists(st.sampled_from((NPU, CPU)), min_size=n, max_size=n))
+    labels = draw(st.lists(st.sampled_from((NPU, HOST)), min_size=n, max_size=n))
     deps = [draw(st.sets(st.integers(0, i - 1), max_size=3)) if i else set() for i in range(n)]
     return labels, deps
 
@@ -159,7 +159,7 @@ def test_plans_of_random_graphs_are_consistent(dag: tuple[list[str], list[set[in
     labels, deps = dag
     b = Builder()
     for i, (label, before) in enumerate(zip(labels, deps, strict=True)):
-        b.node(f"n{i}", ODD if label == CPU else HEAVY, *([f"n{d}" for d in sorted(before)] or ["x"]))
+        b.node(f"n{i}", ODD if label == HOST else HEAVY, *([f"n{d}" for d in sorted(before)] or ["x"]))
     plan = plan_of(b.out(*(f"n{i}" for i in range(len(labels)))))
     check_plan(plan)
     assert len(plan.partitions) == len(fewest_runs(labels, deps))
@@ -167,7 +167,7 @@ def test_plans_of_random_graphs_are_consistent(dag: tuple[list[str], list[set[in
 
 def test_empty_graph_has_no_partitions() -> None:
     plan = plan_of(Builder().out("x"))
-    assert plan.steps == [] and "0 NPU and 0 CPU" in str(plan)
+    assert plan.steps == [] and "0 NPU and 0 host" in str(plan)
 
 
 # ---------------------------------------------------------------------------------------------------------- transfers
@@ -193,7 +193,7 @@ def test_min_cut_equals_brute_force(n: int, data: st.DataObject) -> None:
 def test_cheap_nodes_stay_beside_cpu_neighbours() -> None:
     b = Builder().node("o1", ODD, "x").node("v", VIEW, "o1", size=[4, 4]).node("r", RELU, "v").node("o2", ODD, "r")
     plan = plan_of(b.out("o2"))
-    assert devices(plan) == "cpu" and not plan.transfers
+    assert devices(plan) == "host" and not plan.transfers
     assert {n: r.rule for n, r in plan.reasons.items()} == {
         "o1": "no_kernel", "v": "transfer", "r": "transfer", "o2": "no_kernel",
     }  # fmt: skip
@@ -201,7 +201,7 @@ def test_cheap_nodes_stay_beside_cpu_neighbours() -> None:
 
 def test_costly_nodes_do_not_move() -> None:
     plan = plan_of(Builder().node("o1", ODD, "x").node("m", HEAVY, "o1", "o1").node("o2", ODD, "m").out("o2"))
-    assert devices(plan) == "cpu npu cpu" and plan.transferred_bytes == 128
+    assert devices(plan) == "host npu host" and plan.transferred_bytes == 128
 
 
 def test_cheap_node_between_devices_does_not_move_in_vain() -> None:
@@ -210,14 +210,14 @@ def test_cheap_node_between_devices_does_not_move_in_vain() -> None:
 
 
 def test_moving_never_adds_partitions() -> None:
-    # On the CPU, c would need one small value instead of two large ones, but the NPU's run would be split.
+    # On the host, c would need one small value instead of two large ones, but the NPU's run would be split.
     b = Builder().node("small", HEAVY, "x", "x", shape=(1, 1)).node("o1", ODD, "x").node("o2", ODD, "x")
     b.node("c", "aten.clamp.Tensor", "o1", "small", "o2").node("m", HEAVY, "c", "c")
     plan = plan_of(b.out("m"))
-    assert devices(plan) == "cpu npu" and plan.transferred_bytes == 128
+    assert devices(plan) == "host npu" and plan.transferred_bytes == 128
     b.node("o3", ODD, "small").node("k", HEAVY, "o3", "m")  # now the run is split in any case
     plan = plan_of(b.out("k"))
-    assert devices(plan) == "npu cpu npu" and plan.reasons["c"].rule == "transfer"
+    assert devices(plan) == "npu host npu" and plan.reasons["c"].rule == "transfer"
     check_plan(plan)
 
 
@@ -261,7 +261,7 @@ def test_writing_two_parts_of_a_split_is_seen_as_shared() -> None:
     b.node("g0", GETITEM, "s_0", "s_1", index=0).node("r", RELU_, "g0").node("g1", GETITEM, "s_0", "s_1", index=1)
     _, shared = functionalize(b.node("y", ADD, "g1", "r").node("o", ODD, "y").out("o"))
     assert [s.root for s in shared] == [("x", 0)] and shared[0].writers == {"r"}
-    assert devices(plan_of(b.ir)) == "cpu"
+    assert devices(plan_of(b.ir)) == "host"
 
 
 def test_written_buffer_becomes_state() -> None:
@@ -281,13 +281,13 @@ def stateful(odd_reader: bool) -> IRGraph:
 
 def test_state_stays_on_one_device() -> None:
     plan = plan_of(stateful(odd_reader=True))
-    assert devices(plan) == "cpu"
+    assert devices(plan) == "host"
     assert plan.reasons["new"].rule == "state" and not plan.feeds
 
 
 def test_state_of_several_partitions_is_fed() -> None:
     plan = plan_of(stateful(odd_reader=False))
-    assert devices(plan) == "npu cpu npu" and plan.feeds == {"kv": ("new", 0)}
+    assert devices(plan) == "npu host npu" and plan.feeds == {"kv": ("new", 0)}
     assert all("kv" not in {w.name for w in p.ir.weights} for p in plan.partitions)
     check_plan(plan)
 
@@ -369,8 +369,8 @@ def test_rank_and_dtype_limits() -> None:
 def test_plan_reads_well_and_serialises() -> None:
     plan = plan_of(Builder().node("o", ODD, "x").node("m", HEAVY, "o", "o").out("m"))
     text = str(plan)
-    assert "toy: 1 NPU and 1 CPU partition(s), 1 transfer(s), 64 bytes" in text
-    assert "transfer o cpu -> npu, 64 bytes" in text and "odd [no_kernel]" in text
+    assert "toy: 1 NPU and 1 host partition(s), 1 transfer(s), 64 bytes" in text
+    assert "transfer o host -> npu, 64 bytes" in text and "odd [no_kernel]" in text
     data = json.loads(json.dumps(plan.to_dict()))
     assert [s["step"] for s in data["steps"]] == ["partition", "transfer", "partition"]
     assert data["reasons"]["o"] == {"rule": "no_kernel", "detail": "odd", "fix": ""}
@@ -379,7 +379,7 @@ def test_plan_reads_well_and_serialises() -> None:
 def test_explain_says_what_runs_where() -> None:
     b = Builder().node("a", RELU, "x").node("o", ODD, "x").node("dead", ODD, "a")
     report = explain(b.out("a", "o"))
-    assert [n.device for n in report.nodes] == ["npu", "cpu", "dropped"]
+    assert [n.device for n in report.nodes] == ["npu", "host", "dropped"]
     assert report.npu_percent == 50.0 and report.rows()[0][:2] == (ODD, 1)
     assert "1 of 2 nodes on the NPU (50 %)" in str(report) and ODD in str(report)
     assert json.loads(json.dumps(report.to_dict()))["partitions"] == 2
