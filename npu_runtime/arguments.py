@@ -20,7 +20,7 @@ Inputs = Mapping[str, Any] | Sequence[Any] | np.ndarray | DeviceBuffer
 
 
 def ordered(specs: Sequence[IOSpec] | Sequence[TensorSpec], values: Any, what: str) -> list[Any]:
-    """The values in the order of ``specs``."""
+    """Return the values in the order of ``specs``. Raises ``InputError`` for missing and unknown names."""
     names = [s.name for s in specs]
     if isinstance(values, Mapping):
         missing, unknown = [n for n in names if n not in values], [str(n) for n in values if n not in names]
@@ -37,7 +37,8 @@ def ordered(specs: Sequence[IOSpec] | Sequence[TensorSpec], values: Any, what: s
 
 
 def host_input(spec: IOSpec | TensorSpec, value: Any) -> np.ndarray:
-    """An input on the host, of the right shape and of a dtype that can be widened to the right one, or InputError."""
+    """Return an input as an array of the right shape, in a dtype that can be widened to the right one. Raises
+    ``InputError``."""
     array, wanted = host_array(spec, value, "input"), dtypes.numpy_dtype(spec.dtype)
     if array.dtype != wanted and not widens(array.dtype, wanted):
         raise InputError(f"input {spec.name!r}: dtype {array.dtype}, expected {spec.dtype}; convert it explicitly")

@@ -1,4 +1,4 @@
-"""Host memory that fits vectors, and what fits into it."""
+"""Aligned host memory, reads of files into it, and the limits of this machine."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ SLAB = 8 << 20  # bytes of a file that are read, checked and copied together
 
 
 def widens(source: np.dtype[Any], target: np.dtype[Any]) -> bool:
-    """Whether every ``source`` value is a ``target`` value of the same kind: float to wider float, int to wider int."""
+    """Return whether every value of ``source`` is one of ``target``, of the same kind: float to wider float, int to
+    wider int."""
     if source == ml_dtypes.bfloat16:
         return target in (np.dtype(np.float32), np.dtype(np.float64))
     kinds = source.kind + target.kind
@@ -33,7 +34,7 @@ def widens(source: np.dtype[Any], target: np.dtype[Any]) -> bool:
 
 @cache
 def physical_memory() -> int:
-    """Bytes of RAM; a very large number where the system does not tell."""
+    """Return the bytes of RAM, or a very large number if the system does not tell."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError, AttributeError):
@@ -41,24 +42,26 @@ def physical_memory() -> int:
 
 
 def check_memory(nbytes: int, purpose: str) -> None:
-    """Raises ``BackendError`` for what this machine can never hold: better than to be killed while filling it."""
+    """Raise ``BackendError`` if ``nbytes`` can never fit this machine: otherwise the process is killed while filling
+    it."""
     if nbytes > physical_memory():
         raise BackendError(f"{purpose} needs {nbytes} bytes of memory, but this machine has {physical_memory()}")
 
 
 def aligned_empty(shape: Sequence[int], dtype: np.dtype[Any]) -> np.ndarray:
-    """An uninitialised C-contiguous array at a multiple of 64 bytes. Raises ``BackendError`` if memory is short."""
+    """Return an uninitialised C-contiguous array at a multiple of 64 bytes. Raises ``BackendError`` if memory is
+    short."""
     return _aligned(shape, dtype, np.empty)
 
 
 def passing_empty(shape: Sequence[int], dtype: np.dtype[Any]) -> np.ndarray:
-    """:func:`aligned_empty` for what is soon freed and asked for again, as results of runs are: not from the system,
-    which would clear its pages anew."""
+    """Return an :func:`aligned_empty` array that will soon be freed and allocated again, such as the result of a run.
+    Its memory comes from the C library, because the system would clear the pages each time."""
     return _aligned(shape, dtype, np.empty, pages_from=KEPT)
 
 
 def aligned_zeros(shape: Sequence[int], dtype: np.dtype[Any]) -> np.ndarray:
-    """:func:`aligned_empty`, but zeros; what is never written takes no memory."""
+    """Return :func:`aligned_empty` filled with zeros; pages that are never written take no memory."""
     return _aligned(shape, dtype, np.zeros)
 
 
@@ -77,29 +80,29 @@ def _aligned(
 
 
 def zeros(shape: Sequence[int], dtype: np.dtype[Any]) -> np.ndarray:
-    """A read-only array of zeros that takes no memory."""
+    """Return a read-only array of zeros that takes no memory."""
     return np.broadcast_to(np.zeros((), dtype), tuple(shape))
 
 
 def _pages(size: int) -> np.ndarray:
-    """Zeroed memory in huge pages where the system has them: streaming weights through 4 KB pages costs up to a
+    """Return zeroed memory, in huge pages if the system has them: streaming weights through 4 KB pages costs up to a
     third."""
-    # Private: shared memory, the default, has huge pages only where the administrator allowed them for shmem, too.
+    # Private, because shared memory (the default) has huge pages only if the administrator allowed them for shmem too.
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # a kernel built without them: ordinary pages do
+        with contextlib.suppress(OSError):  # a kernel without huge pages: ordinary ones
             memory.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(memory, np.uint8)
 
 
 class Block:
-    """One allocation that hands out 64-byte aligned arrays: many small tensors share huge pages."""
+    """One allocation for many 64-byte aligned arrays, so that small tensors share huge pages."""
 
     def __init__(self, size: int):
         self._memory, self._used = aligned_empty((size,), np.dtype(np.uint8)), 0
 
     def take(self, shape: Sequence[int], dtype: np.dtype[Any]) -> np.ndarray | None:
-        """An uninitialised array, or None if the block has no room for it."""
+        """Return an uninitialised array, or None if the block has no room for it."""
         size = math.prod(shape) * dtype.itemsize
         start, end = self._used, self._used + size
         if end > self._memory.size:
@@ -108,12 +111,12 @@ class Block:
         return self._memory[start:end].view(dtype).reshape(tuple(shape))
 
 
-SlabCheck = Callable[[int, np.ndarray], None]  # number of a slab, its bytes
+SlabCheck = Callable[[int, np.ndarray], None]  # takes the number of a slab and its bytes
 
 
 def read_file(descriptor: int, begin: int, nbytes: int, check: SlabCheck) -> np.ndarray:
-    """uint8 [nbytes] from file offset ``begin``, read in slabs several at a time: one thread does not keep up with
-    memory. ``check`` is called with each slab, in the thread that read it; what it raises is raised here."""
+    """Return uint8 [nbytes] from file offset ``begin``. Several threads read slabs of it, because one thread is slower
+    than memory. ``check`` is called with each slab in the thread that read it; what it raises is raised here."""
     block = aligned_empty((nbytes,), np.dtype(np.uint8))
 
     def read(number: int) -> None:

@@ -1,5 +1,5 @@
-"""What a device gives to the runtime: memory (:class:`DeviceBuffer`) and programs ready to run
-(:class:`LoadedEntry`). Devices themselves are :class:`npu_runtime.backends.base.Backend`."""
+"""What a backend makes: memory on its device (:class:`DeviceBuffer`) and programs ready to run
+(:class:`LoadedEntry`)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any, Protocol
 import numpy as np
 
 Launch = Callable[[np.ndarray | None], int]
-FileBlock = Callable[[int, Sequence[int], np.dtype[Any]], "DeviceBuffer"]  # byte offset, shape, dtype -> a part of it
+# (byte offset, shape, dtype) -> a buffer in the block
+FileBlock = Callable[[int, Sequence[int], np.dtype[Any]], "DeviceBuffer"]
 
 
 class HostLaunch(Protocol):
@@ -27,8 +28,8 @@ class HostLaunch(Protocol):
 class DeviceBuffer(ABC):
     """A dense tensor in a device's memory.
 
-    ``shape`` is the tensor's; ``alloc_shape`` is what is allocated, at least as large in every dim (padding follows the
-    data and is zero).
+    ``shape`` is the tensor's shape. ``alloc_shape``, the shape of the allocation, is at least as large in every dim;
+    the padding behind the data is zero.
     """
 
     shape: tuple[int, ...]
@@ -38,20 +39,21 @@ class DeviceBuffer(ABC):
     @property
     @abstractmethod
     def size_bytes(self) -> int:
-        """Bytes allocated."""
+        """Allocated bytes, padding included."""
 
     @property
     @abstractmethod
     def native_handle(self) -> Any:
-        """What the device's own interface calls this memory: an address on the CPU."""
+        """The memory as the device's own interface names it; on the CPU, its address."""
 
     @abstractmethod
     def to_numpy(self, copy: bool = True) -> np.ndarray:
-        """The contents, without padding. ``copy=False`` may return the memory itself where the host can see it."""
+        """Return the contents without padding. ``copy=False`` may return the memory itself if the host can access
+        it."""
 
     @abstractmethod
     def shares_memory(self, other: DeviceBuffer) -> bool:
-        """Whether the two overlap."""
+        """Return whether the two buffers overlap."""
 
     @property
     def writeable(self) -> bool:
@@ -64,27 +66,27 @@ class LoadedEntry(ABC):
 
     @abstractmethod
     def bind(self, buffers: Mapping[int, DeviceBuffer]) -> Launch:
-        """A call that runs the kernels with these inputs and outputs, by buffer id.
+        """Return a function that runs the kernels with these inputs and outputs, by buffer id.
 
-        It takes None, or a float64 array of ``len(calls) + 1`` that receives the start and the end of each kernel in
-        seconds. It returns 0, or 1 + k when kernel k met an index out of range in its data; a device that works on its
-        own returns 0 at once, and :meth:`failed` tells later. Launches of one entry must not overlap: they share its
-        arena.
+        Its argument is None, or float64 [len(calls) + 1] that receives the start of the run and the end of each kernel
+        in seconds. It returns 0, or 1 + k if kernel k found an index out of range in its data. On a device that is
+        asynchronous to the host it returns 0 at once, and :meth:`failed` reports later. Launches of one entry must not
+        overlap, because they share its arena.
         """
 
     def bind_host(self, buffers: Mapping[int, DeviceBuffer]) -> HostLaunch | None:
-        """:meth:`bind` for a device that reads and writes the host's memory at any address; None for others."""
+        """Return :meth:`bind` for a device that accesses the host's memory at any address; None for other devices."""
         return None
 
     def failed(self) -> int:
-        """After ``Backend.synchronize()``: what the launches since the last call have to report, as a launch would."""
+        """Return the status of the launches since the last call; call it after ``Backend.synchronize()``."""
         return 0
 
     def io(self) -> dict[int, DeviceBuffer] | None:
-        """Inputs and outputs of its own, by buffer id, for devices where binding memory is expensive. None: it is
-        not."""
+        """Return the entry's own inputs and outputs by buffer id, or None. Devices where binding memory is expensive
+        have them."""
         return None
 
     @abstractmethod
     def arena_buffer(self, id: int) -> DeviceBuffer:
-        """An arena buffer, as a view: valid until the next launch."""
+        """Return a view of an arena buffer, valid until the next launch."""

@@ -1,4 +1,4 @@
-"""Runs one entry point of a program: everything is prepared in ``__init__``, a run is one native call."""
+"""Execution of one entry point of a program. ``__init__`` prepares everything; a run is one native call."""
 
 from __future__ import annotations
 
@@ -27,14 +27,15 @@ if TYPE_CHECKING:
 
 
 class BoundRun:
-    """A run with fixed inputs and outputs: calling it reads the ones and overwrites the others, allocating nothing."""
+    """A run with fixed inputs and outputs. A call reads the inputs and overwrites the outputs; it allocates nothing."""
 
     def __init__(self, executor: Executor, launch: Launch, copies: Sequence[tuple[DeviceBuffer, DeviceBuffer]]):
         self._executor, self._launch, self._copies = executor, launch, copies
-        self._loaded, self._lock = executor._loaded, executor.state.lock  # load_weights() brings other ones
+        self._loaded, self._lock = executor._loaded, executor.state.lock  # load_weights() replaces them
 
     def __call__(self, times: np.ndarray | None = None) -> None:
-        """``times``: None, or float64 [len(calls) + 1] for the start and each kernel's end, in seconds."""
+        """Run once. ``times``: None, or float64 [len(calls) + 1] that receives the start and each kernel's end in
+        seconds."""
         executor, lock = self._executor, self._lock
         with lock.mutex:
             if lock.busy:
@@ -50,7 +51,7 @@ class BoundRun:
                 lock.busy = False
 
     def finish(self) -> None:
-        """Wait until the run has ended, and raise what it has to report."""
+        """Wait for the end of the run. Raises the error that it reports."""
         self._executor.backend.synchronize()
         status = self._loaded.failed()
         if status:
@@ -59,7 +60,7 @@ class BoundRun:
 
 @dataclass
 class _Own:
-    """The inputs and outputs that an entry point keeps for single runs, and the run bound to them."""
+    """The inputs and outputs that an entry point has for single runs, and the run bound to them."""
 
     inputs: Sequence[DeviceBuffer]
     outputs: Sequence[DeviceBuffer]
@@ -68,11 +69,11 @@ class _Own:
 
 
 class Executor(TakesWeights):
-    """One entry point, ready to run. Safe to call from several threads; runs that share state take turns.
+    """One entry point, ready to run. Several threads may call it; runs that share state take turns.
 
-    ``weights``: a :class:`WeightStore` (shared, no copy) or what :func:`load_weights` takes; they may also come later,
-    by :meth:`load_weights` or with :meth:`run`. ``entry`` may be left out when the program has one entry point.
-    ``state``: another executor's, to share it.
+    ``weights``: a :class:`WeightStore`, which is shared and not copied, or what :func:`load_weights` takes. Weights may
+    also come later, by :meth:`load_weights` or with :meth:`run`. ``entry``: may be omitted if the program has one entry
+    point. ``state``: that of another executor, to share it.
     """
 
     def __init__(
@@ -97,13 +98,13 @@ class Executor(TakesWeights):
             self.load_weights(weights)
 
     def load_weights(self, weights: Any) -> None:
-        """Take weights, as the constructor does, and start from the initial state. Runs bound before keep the old
-        ones. Raises ``WeightError`` before anything is changed."""
+        """Replace the weights and return to the initial state. Runs that are already bound keep the old weights. Raises
+        ``WeightError`` before it changes anything."""
         store = weights if isinstance(weights, WeightStore) else load_weights(self.program, weights, self.backend)
         self._prepare(store)
 
     def _prepare(self, store: WeightStore, complete: bool = True) -> None:
-        """``complete``: whether ``store`` has the weights, or they are still to come."""
+        """Load the entry point. ``complete``: whether ``store`` has the weights; otherwise they come later."""
         state = State(self.program, self.backend, store.state) if self._shared_state is None else self._shared_state
         if complete:
             fixed = self._fixed_buffers(store, state)
@@ -127,7 +128,8 @@ class Executor(TakesWeights):
         return self.entry.outputs
 
     def _fixed_buffers(self, weights: WeightStore, state: State) -> dict[int, DeviceBuffer]:
-        """The buffers of this entry that no run replaces: weights, state, and outputs that nobody asked for."""
+        """Return the buffers that are the same in every run: weights, state, and outputs that are not among
+        ``outputs``."""
         used = {id for call in self.entry.calls for id in (*call.inputs, *call.outputs)}
         used |= {o.buffer for o in self.outputs} | {id for _, id in self.entry.updates}
         asked = {o.buffer for o in self.outputs}
@@ -143,7 +145,7 @@ class Executor(TakesWeights):
         return fixed
 
     def _own_run(self) -> _Own | None:
-        """A run bound once, where the device prefers that."""
+        """Return a run that is bound once, if the device has inputs and outputs of its own."""
         io = self._loaded.io()
         if io is None:
             return None
@@ -158,26 +160,26 @@ class Executor(TakesWeights):
 
     # -- running ----------------------------------------------------------------------------------------------------
     def run(self, inputs: Inputs, weights: Any = None) -> dict[str, np.ndarray]:
-        """Outputs by name, in arrays of their own.
+        """Run once and return the outputs by name, in new arrays.
 
-        ``weights``: taken first, by :meth:`load_weights`, unless the run before came with the same object.
+        ``inputs``: numpy arrays, torch tensors or DeviceBuffers, by name or in order. Shapes must be exact. Dtypes must
+        be exact too, except that a float or integer type is widened if that keeps every value (float16 to float32,
+        int32 to int64). ``weights``: passed to :meth:`load_weights` first, unless the previous run had the same object.
 
-        ``inputs``: by name or in order; numpy arrays, torch tensors or DeviceBuffers. Shapes must be exact. Dtypes too,
-        except that a float or integer type is widened to the declared one where that keeps every value (float16 to
-        float32, int32 to int64). Raises ``InputError`` naming the tensor, what it is and what was expected.
+        Raises ``InputError`` with the tensor's name, what it is and what was expected.
         """
         if weights is not None:
             self.take_weights(weights)
         return dict(zip(self._output_names, self.run_ordered(self._ordered(inputs)), strict=True))
 
     def run_ordered(self, inputs: Sequence[Any]) -> list[np.ndarray]:
-        """:meth:`run` with as many inputs as there are, in order; the outputs in order."""
+        """Run once with all inputs in order; return the outputs in order. See :meth:`run`."""
         if self._host_run is not None:
             return self._host_run(inputs)
         return [buffer.to_numpy(copy=False) for buffer in self._run_device(inputs)]
 
     def run_device(self, inputs: Inputs) -> dict[str, DeviceBuffer]:
-        """:meth:`run`, with the outputs left in device memory."""
+        """Run once and leave the outputs in device memory. See :meth:`run`."""
         return dict(zip(self._output_names, self._run_device(self._ordered(inputs)), strict=True))
 
     def _run_device(self, inputs: Sequence[Any]) -> list[DeviceBuffer]:
@@ -192,7 +194,7 @@ class Executor(TakesWeights):
         return outputs
 
     def _run_own(self, own: _Own, inputs: Sequence[DeviceBuffer], outputs: Sequence[DeviceBuffer]) -> None:
-        """In the entry point's own inputs and outputs; callers take turns."""
+        """Run in the entry point's own inputs and outputs; callers take turns."""
         with own.lock.held():
             for target, source in zip(own.inputs, inputs, strict=True):
                 self.backend.copy(target, source)
@@ -202,7 +204,7 @@ class Executor(TakesWeights):
             own.run.finish()
 
     def run_into(self, inputs: Inputs, outputs: Inputs) -> None:
-        """Run once and write the results into ``outputs``, as :meth:`bind` wants them."""
+        """Run once and write the results into ``outputs``, which must be as for :meth:`bind`."""
         run = self.bind(inputs, outputs)
         run()
         run.finish()
@@ -210,8 +212,8 @@ class Executor(TakesWeights):
     def bind(self, inputs: Inputs, outputs: Inputs) -> BoundRun:
         """Fix the memory of inputs and outputs for many runs.
 
-        All must be DeviceBuffers or C-contiguous arrays in the memory that the device computes in, of the exact shape
-        and dtype (else ``InputError``); outputs must be writable and must not overlap with anything else.
+        All must be DeviceBuffers, or C-contiguous arrays in memory that the device computes in, of the exact shape and
+        dtype. Outputs must be writable and must not overlap anything else. Raises ``InputError``.
         """
         given = [self._exact(s, v, "input") for s, v in zip(self.inputs, self._ordered(inputs), strict=True)]
         targets = ordered(self.outputs, outputs, "output")
@@ -225,7 +227,8 @@ class Executor(TakesWeights):
         return self._bind(given, results)
 
     def _bind(self, inputs: Sequence[DeviceBuffer], outputs: Sequence[DeviceBuffer]) -> BoundRun:
-        """The launch, then the copies: outputs that are no buffer of their own, then state that is not in place."""
+        """Bind the launch, then the copies: first outputs without an output buffer, then state that is not updated in
+        place."""
         buffers = {spec.buffer: buffer for spec, buffer in zip(self.inputs, inputs, strict=True)}
         aside: list[tuple[DeviceBuffer, int]] = []
         for spec, buffer in zip(self.outputs, outputs, strict=True):
@@ -237,31 +240,33 @@ class Executor(TakesWeights):
         return BoundRun(self, self._loaded.bind(buffers), copies + self.moves(buffers))
 
     def host_launch(self, arrays: Mapping[int, np.ndarray]) -> HostLaunch | None:
-        """A launch with these inputs and outputs, by buffer id, on a device that computes in the host's memory."""
+        """Return a launch with these inputs and outputs, by buffer id, or None if the device does not compute in the
+        host's memory."""
         if not self.backend.shares_host:
             return None
         return self._loaded.bind_host({id: self.backend.wrap(array) for id, array in arrays.items()})
 
     def moves(self, buffers: Mapping[int, DeviceBuffer]) -> list[tuple[DeviceBuffer, DeviceBuffer]]:
-        """(target, source) of the copies after a run that change states, in order. ``buffers``: see :meth:`source`."""
+        """Return (target, source) of the copies that update states after a run, in order. ``buffers``: see
+        :meth:`source`."""
         moves = [(self.state[key], self.source(buffers, id)) for key, id in self.entry.updates]
         moves = [(target, source) for target, source in moves if target is not source]
         targets = [target for target, _ in moves]
         first: list[tuple[DeviceBuffer, DeviceBuffer]] = []
         for at, (target, source) in enumerate(moves):
-            if any(source is t for t in targets):  # states that change places: read all before writing any
+            if any(source is t for t in targets):  # states that are swapped: read all before writing any
                 spare = self.backend.allocate_empty(target.shape, target.dtype)
                 first.append((spare, source))
                 moves[at] = (target, spare)
         return first + moves
 
     def source(self, buffers: Mapping[int, DeviceBuffer], id: int) -> DeviceBuffer:
-        """Where buffer ``id`` is after a run whose inputs and outputs are ``buffers``, by id."""
+        """Return the memory of buffer ``id`` after a run whose inputs and outputs are ``buffers``, by id."""
         found = buffers.get(id) or self._fixed.get(id)
         return self._loaded.arena_buffer(id) if found is None else found
 
     def kind(self, id: int) -> str:
-        """What buffer ``id`` is; see :class:`BufferSpec`."""
+        """Return the kind of buffer ``id``; see :class:`BufferSpec`."""
         return self._specs[id].kind
 
     # -- checking inputs --------------------------------------------------------------------------------------------
@@ -271,7 +276,7 @@ class Executor(TakesWeights):
         return ordered(self.inputs, inputs, "input")
 
     def host_value(self, at: int, value: Any) -> np.ndarray:
-        """Input number ``at`` as an array of its shape, and of a dtype that can be widened to its own."""
+        """Return input number ``at`` as an array of its shape, in a dtype that can be widened to its own."""
         spec, adopted = self.inputs[at], self.backend.adopt(value)
         if adopted is not None:
             return self._exact(spec, adopted, "input").to_numpy(copy=False)
@@ -287,7 +292,7 @@ class Executor(TakesWeights):
         return self.backend.wrap(array)
 
     def _exact(self, spec: IOSpec, value: Any, what: str) -> DeviceBuffer:
-        """``value`` as it is, without a copy."""
+        """Return ``value`` without a copy. Raises ``InputError`` if a copy would be needed."""
         value = self.backend.adopt(value) or value
         if isinstance(value, np.ndarray) and not value.dtype.isnative:
             raise InputError(
@@ -318,7 +323,7 @@ class Executor(TakesWeights):
         return self.backend.wrap(array)
 
     def failure(self, status: int) -> Exception:
-        """The error for what a launch returned."""
+        """Return the error for the status of a launch."""
         if not 1 <= status <= len(self.entry.calls):
             return BackendError(f"program {self.program.name!r} failed with status {status}")
         call = self.entry.calls[status - 1]
@@ -329,11 +334,12 @@ class Executor(TakesWeights):
 
     # -- the rest -----------------------------------------------------------------------------------------------------
     def reset(self) -> None:
-        """Back to the initial state."""
+        """Return to the initial state."""
         self.state.reset()
 
     def profile(self, inputs: Inputs | None = None, runs: int = 20, warmup: int = 3) -> Profiler:
-        """Times per kernel over ``runs`` runs. Without ``inputs``: zeros. The state is as before afterwards."""
+        """Measure each kernel over ``runs`` runs. Without ``inputs``, inputs are zeros. The state is restored
+        afterwards."""
         if inputs is None:
             inputs = [np.zeros(i.shape, dtypes.numpy_dtype(i.dtype)) for i in self.inputs]
         given = [self._input(spec, value) for spec, value in zip(self.inputs, self._ordered(inputs), strict=True)]
@@ -347,7 +353,7 @@ class Executor(TakesWeights):
 
 
 class _WithoutWeights(LoadedEntry):
-    """Stands for an entry point whose weights are still to come."""
+    """An entry point without weights: it raises ``WeightError``."""
 
     def __init__(self, program: CompiledProgram):
         self._program = program

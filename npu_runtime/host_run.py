@@ -1,4 +1,4 @@
-"""Runs on numpy arrays, for devices that compute in the host's memory. What a call can know in advance is prepared."""
+"""Runs on numpy arrays, for devices that compute in the host's memory; as much as possible is prepared beforehand."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from .locks import reentered
 if TYPE_CHECKING:
     from .executor import Executor
 
-STAGED_BYTES = 16 << 10  # copying more takes longer than finding an array's address and aligning a result
+STAGED_BYTES = 16 << 10  # above this, a copy takes longer than passing the address of an array and aligning a result
 
 
 def host_run(executor: Executor) -> HostRun | None:
-    """The run that ``executor`` makes on arrays, or None if its device does not compute in the host's memory."""
+    """Return the run of ``executor`` on arrays, or None if its device does not compute in the host's memory."""
     entry = executor.entry
     uses = Counter([s.buffer for s in (*entry.inputs, *entry.outputs)] + [id for _, id in entry.updates])
     staged: dict[int, np.ndarray] = {}
@@ -40,10 +40,10 @@ def host_run(executor: Executor) -> HostRun | None:
 
 
 class HostRun:
-    """Arrays in, new arrays out, by one launch that is bound once.
+    """A run on arrays that returns new arrays, by one launch that is bound once.
 
-    Small tensors are *staged*: copied into and out of memory that the launch is bound to. Large ones are passed by
-    address, unless something is copied from their memory after the run: then it must not change.
+    Small tensors are *staged*: copied into and out of memory that the launch is bound to. Large tensors are passed by
+    address, except those whose memory is a source of copies after the run; that address must not change.
     """
 
     def __init__(self, executor: Executor, launch: HostLaunch, staged: Mapping[int, np.ndarray]):
@@ -67,7 +67,7 @@ class HostRun:
         self._moves = executor.moves(known)
 
     def __call__(self, values: Sequence[Any]) -> list[np.ndarray]:
-        """One run. ``values``: one for each input, in order; see :meth:`Executor.run`."""
+        """Run once. ``values``: one for each input, in order; see :meth:`Executor.run`."""
         given, executor, lock = [], self._executor, self._lock
         for value, (dtype, shape, at) in zip(values, self._checks, strict=True):
             known = type(value) is np.ndarray and value.dtype is dtype and value.shape == shape
@@ -96,7 +96,8 @@ class HostRun:
         return results  # type: ignore[return-value]
 
     def _addresses(self, given: list[np.ndarray], fresh: Sequence[np.ndarray]) -> list[tuple[int, int]]:
-        """(buffer id, address) of what is passed. Inputs that cannot be are replaced by copies, in ``given``."""
+        """Return (buffer id, address) of the passed tensors. Inputs of another layout are replaced by copies in
+        ``given``."""
         for at, spec in self._passed:
             array, wanted = given[at], numpy_dtype(spec.dtype)
             if array.dtype != wanted or not (array.flags.c_contiguous and array.flags.aligned):

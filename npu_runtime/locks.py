@@ -14,27 +14,27 @@ from npu_compiler.support.errors import BackendError
 class RunLock:
     """Held while a run uses a program's arena and state: runs from several threads take turns.
 
-    A plain lock deadlocks in two cases. A signal handler or a destructor that runs the model interrupts a run of the
-    same thread, which cannot go on: this raises ``BackendError``. A child of ``fork()`` inherits the lock of a thread
-    that it does not have: the child gets a new one.
+    A plain lock deadlocks in two cases. First, a signal handler or a destructor runs the model while it interrupts a
+    run of the same thread; this lock then raises ``BackendError``. Second, a child of ``fork()`` inherits the lock of a
+    thread that it does not have; the child gets a new lock.
 
-    ``mutex`` and ``busy`` are for code where a context manager in Python would cost too much; it must do what
+    Code for which a Python context manager is too slow uses ``mutex`` and ``busy`` directly, and must do what
     :meth:`held` does.
     """
 
     __slots__ = ("__weakref__", "busy", "mutex")
 
     def __init__(self) -> None:
-        self.mutex = threading.RLock()  # re-entrant, so that `busy` can be looked at, never to share the memory
+        self.mutex = threading.RLock()  # re-entrant only so that `busy` can be read
         self.busy = False
         _locks.add(self)
 
     def __reduce__(self) -> tuple[type[RunLock], tuple[()]]:
-        return RunLock, ()  # a copy is not held by anybody
+        return RunLock, ()  # nobody holds a copy
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """The lock, for a ``with`` statement. Raises ``BackendError`` if this thread holds it already."""
+        """Hold the lock in a ``with`` statement. Raises ``BackendError`` if this thread already holds it."""
         with self.mutex:
             if self.busy:
                 raise reentered()
@@ -45,7 +45,7 @@ class RunLock:
                 self.busy = False
 
     def renew(self) -> None:
-        """In a forked child: replace the lock if a thread holds it that the child does not have."""
+        """Replace the lock, in a forked child, if it is held by a thread that the child does not have."""
         if self.mutex.acquire(blocking=False):
             self.mutex.release()
         else:
@@ -53,7 +53,7 @@ class RunLock:
 
 
 def reentered() -> BackendError:
-    """The error of a run inside of another one."""
+    """Return the error for a run inside another run."""
     return BackendError(
         "the model is already running in this thread, which was interrupted by a signal handler or a destructor that "
         "runs it too; let the handler set a flag and run the model after it has returned"

@@ -1,4 +1,4 @@
-"""A ``.npubin`` as a Python callable."""
+"""A compiled program as a Python callable."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Model:
         return f"<npu_runtime.Model of {self.program!r}{state}>"
 
     def executor(self, entry: str | None = None) -> Executor:
-        """The executor of an entry point (default: the first)."""
+        """Return the executor of an entry point (default: the first)."""
         if self._weights is None:
             raise BackendError(f"program {self.program.name!r} was closed")
         name = self._default if entry is None else entry
@@ -47,11 +47,12 @@ class Model:
         return self._executors[name]
 
     def run(self, inputs: Inputs, entry: str | None = None) -> dict[str, np.ndarray]:
-        """Outputs by name; see :meth:`Executor.run`."""
+        """Run once and return the outputs by name; see :meth:`Executor.run`."""
         return self.executor(entry).run(inputs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Inputs in order and/or by name; the output, or a tuple of them. Torch tensors in, torch tensors out."""
+        """Run once with inputs in order or by name. Returns the output, or a tuple of outputs: torch tensors if an
+        input is one, else numpy arrays."""
         executor = self._executors.get(self._default) or self.executor()
         if not kwargs and len(args) == len(executor.inputs):
             outputs: list[Any] = executor.run_ordered(args)
@@ -62,7 +63,7 @@ class Model:
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
     def _named(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """The inputs by name."""
+        """Return the inputs by name."""
         names = [i.name for i in self.executor().inputs]
         if len(args) > len(names):
             raise InputError(f"got {len(args)} inputs, expected {len(names)} ({', '.join(names) or 'none'})")
@@ -73,7 +74,7 @@ class Model:
         return {**inputs, **kwargs}
 
     def reset(self) -> None:
-        """Back to the initial state."""
+        """Return to the initial state."""
         self.state.reset()
 
     def profile(
@@ -83,7 +84,7 @@ class Model:
         return self.executor(entry).profile(inputs, runs, warmup)
 
     def close(self) -> None:
-        """Free weights, arenas and threads. Outputs already returned stay valid."""
+        """Free weights, arenas and threads. Outputs that were returned stay valid."""
         self._executors.clear()
         self._weights = None
 
@@ -104,8 +105,8 @@ def load(
 
     ``weights``: as :func:`load_weights` takes them. ``threads``: default ``NPU_NUM_THREADS``, else the CPUs this
     process may use. ``from_source``: compile the sources in the file and ignore its binary (CPU target only), so that
-    the code that runs is the code that can be read there. The sources are code all the same: a program of unknown
-    origin is safe only if they have been read. Raises ``ArtifactError``, ``WeightError`` or ``BackendError``.
+    the code that runs is the code that a person can read. A program of unknown origin is safe only if somebody has
+    read its sources. Raises ``ArtifactError``, ``WeightError`` or ``BackendError``.
     """
     program = path if isinstance(path, CompiledProgram) else CompiledProgram.load(path)
     if from_source:

@@ -1,4 +1,4 @@
-"""Native code of a CPU program: is it for this machine, load it, call it, unload it.
+"""Native code of CPU programs: check that it fits this machine, load it, call it, unload it.
 
 The interface it exports is described in :mod:`npu_compiler.artifact.spec`.
 """
@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 
 def obstacle(program: CompiledProgram) -> str:
-    """Why the binary cannot run here, in words; empty if nothing is known to stand in the way."""
+    """Return in words why the binary cannot run here; empty if no reason is known."""
     if not program.binary:
         return "it holds no binary"
     host = host_cpu()
@@ -57,7 +57,7 @@ class NativeLibrary:
                 raise BackendError(f"program {program.name!r} was rebuilt, but does not load: {error}") from None
             self._library, descriptor = _open(_rebuild(program, f"it does not load: {error}"))
         self._unload = weakref.finalize(self, _close, self._library, descriptor)
-        self._unload.atexit = False  # at exit a run may still be under way; the object's own destructor knows
+        self._unload.atexit = False  # at exit a run may still be in progress; the object's own destructor handles that
         self._check()
         self.threads = int(self._library.npu_start(threads))
         if self.threads < 1:
@@ -88,7 +88,7 @@ class NativeLibrary:
             raise ArtifactError(f"{where} was built for other buffers than the file lists; compile the model again")
 
     def function(self, symbol: str) -> Callable[..., int]:
-        """An entry point: ``(buffer table address, arena address, times address or None) -> status``."""
+        """Return an entry point: ``(buffer table address, arena address, times address or None) -> status``."""
         function: Callable[..., int] = self._library[symbol]  # a new object each time, so its types are its own
         function.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)  # type: ignore[attr-defined]
         function.restype = ctypes.c_int  # type: ignore[attr-defined]
@@ -96,8 +96,9 @@ class NativeLibrary:
 
 
 def from_source(program: CompiledProgram) -> CompiledProgram:
-    """``program`` with native code that is compiled from its sources here and now, in place of the code it brought
-    along. Raises ``BackendError`` if it is for another target than the CPU, has no sources or they do not compile."""
+    """Return ``program`` with native code compiled from its sources now, instead of the code in the file.
+
+    Raises ``BackendError`` if the program is not for the CPU, has no sources, or the sources do not compile."""
     if program.target != "cpu":
         raise BackendError(
             f"program {program.name!r} is for target {program.target!r}; only programs for the CPU are rebuilt from "
@@ -107,7 +108,7 @@ def from_source(program: CompiledProgram) -> CompiledProgram:
 
 
 def _rebuild(program: CompiledProgram, reason: str) -> bytes:
-    """A binary for this CPU, because the program's own cannot be used."""
+    """Return a binary for this CPU; the program's own cannot be used."""
     binary = _build(program, reason)
     _log.warning("program %r was rebuilt from source: %s", program.name, reason)
     return binary
@@ -131,10 +132,10 @@ def _build(program: CompiledProgram, reason: str) -> bytes:
 
 
 def _open(binary: bytes) -> tuple[ctypes.CDLL, int]:
-    """The loaded object and the descriptor of the memory file behind it (-1 if it was a temporary file).
+    """Return the loaded object and the descriptor of the memory file behind it (-1 for a temporary file).
 
-    The descriptor stays open: the dynamic loader takes two objects with one path for the same, and a closed
-    descriptor's number would come back.
+    The descriptor stays open. The dynamic loader identifies objects by path, which contains the descriptor's number,
+    and a closed descriptor's number is used again.
     """
     if hasattr(os, "memfd_create"):
         descriptor = -1

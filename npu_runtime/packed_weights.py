@@ -1,4 +1,4 @@
-"""Weights as a program wants them, on disk: read at the next start instead of being made again.
+"""Weights in the layouts of a program, on disk, so that the next start need not pack them again.
 
 ======== =====================================================================
 offset   content (little endian)
@@ -13,9 +13,9 @@ offset   content (little endian)
 ...      the body, from a multiple of 64 bytes on: buffers at multiples of 64
 ======== =====================================================================
 
-These files are a cache of this machine's own making. Disks and other programs damage files, and kernels trust some of
-their bytes: every byte is covered by a checksum, and every place that a kernel would follow is checked, in the threads
-that read the file. What fails raises ``ArtifactError``; the weights are then packed anew.
+These files are a cache that this machine makes for itself. Disks and other programs can damage them, and kernels trust
+some of their bytes. Therefore checksums cover every byte, and the threads that read the file check every index and
+offset that a kernel follows. A failed check raises ``ArtifactError``; the weights are then packed again.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class _Entry:
 
 
 def write_packed(file: BinaryIO, key: str, store: WeightStore, program: CompiledProgram) -> None:
-    """Write all buffers of ``store`` (which has no initial state), the weights of ``program``."""
+    """Write all buffers of ``store``, the weights of ``program``. The store has no initial state."""
     formats = {b.name: b.format for b in program.buffers if b.format}
     entries, size = [], 0
     for name, b in store.items():
@@ -81,7 +81,7 @@ def write_packed(file: BinaryIO, key: str, store: WeightStore, program: Compiled
 
 
 def _header(key: str, entries: list[_Entry], sums: bytes) -> bytes:
-    """The file up to the body."""
+    """Return the file up to the body."""
     table = [[e.name, e.dtype, e.shape, e.offset, e.format] for e in entries]
     header = msgpack.packb({"key": _digest(key), "buffers": table, "sums": sums})
     prefix = _MAGIC + len(header).to_bytes(8, "little") + zlib.crc32(header).to_bytes(4, "little")
@@ -97,7 +97,7 @@ def _body_offset(header: int) -> int:
 
 
 class _Body:
-    """Writes to a file, and adds up what is written."""
+    """Writes the body and computes its checksums."""
 
     def __init__(self, file: BinaryIO):
         self._file = file
@@ -116,13 +116,13 @@ class _Body:
 
 
 class PackedFile:
-    """What a file holds, in one block of the memory that a backend computes in."""
+    """The contents of a file in one block of device memory."""
 
     def __init__(self, entries: list[_Entry], cut: FileBlock):
         self._entries, self._cut = entries, cut
 
     def store(self, program: CompiledProgram) -> WeightStore:
-        """The weights of ``program``. Raises ``ArtifactError`` if these are not exactly the buffers that it wants."""
+        """Return the weights of ``program``. Raises ``ArtifactError`` if the file has other buffers."""
         wanted = {b.name: (b.dtype, tuple(b.shape), b.format) for b in program.buffers if b.kind in ("weight", "const")}
         if {e.name: (e.dtype, e.shape, e.format) for e in self._entries} != wanted:
             raise ArtifactError(f"these are not the weights of program {program.name!r}")
@@ -133,8 +133,8 @@ class PackedFile:
 def read_packed(file: BinaryIO, key: str, backend: Backend) -> PackedFile:
     """Read what :func:`write_packed` wrote under ``key``, and close the file.
 
-    It is read, not mapped: pages of a file are small, and streaming weights through small pages is slower. Raises
-    ``ArtifactError`` for a damaged file, ``OSError`` or ``BackendError`` if it cannot be read or held.
+    The file is read and not mapped, because a file has small pages and streaming weights through small pages is slower.
+    Raises ``ArtifactError`` for a damaged file, ``OSError`` if it cannot be read, ``BackendError`` if memory is short.
     """
     with file:
         size = os.fstat(file.fileno()).st_size
@@ -154,14 +154,15 @@ def read_packed(file: BinaryIO, key: str, backend: Backend) -> PackedFile:
 
 
 class _Followed:
-    """Buffers in a weight format, whose bytes may say where kernels read and write."""
+    """Checks buffers in weight formats: kernels use some of their bytes as indices and offsets."""
 
     def __init__(self, entries: list[_Entry]):
         self._entries = sorted(entries, key=lambda e: e.offset)
         self._offsets = [e.offset for e in self._entries]
 
     def check(self, at: int, data: np.ndarray) -> None:
-        """Check all rows that are whole in these bytes of the body. Raises ``ArtifactError``."""
+        """Check all rows that lie completely in ``data``, the bytes from ``at`` on of the body. Raises
+        ``ArtifactError``."""
         first = max(bisect_right(self._offsets, at) - 1, 0)
         for e in self._entries[first : bisect_left(self._offsets, at + data.size)]:
             row = e.shape[-1]
@@ -173,7 +174,7 @@ class _Followed:
                 check_packed(e.format, e.name, rows)
 
     def between_slabs(self) -> Iterator[tuple[int, int]]:
-        """(place in the body, bytes) of the rows that no slab holds whole."""
+        """Yield (offset in the body, bytes) of the rows that cross a slab border."""
         for e in self._entries:
             row = e.shape[-1]
             borders = range(-(-e.offset // SLAB) * SLAB, e.offset + e.nbytes, SLAB)
@@ -182,7 +183,7 @@ class _Followed:
 
 
 def _read_header(file: BinaryIO, size: int, key: str) -> tuple[list[_Entry], np.ndarray, int]:
-    """The buffers, the checksums of the body's slabs, where the body begins."""
+    """Return the buffers, the checksums of the body's slabs and the offset of the body."""
     prefix = file.read(_PREFIX)
     if prefix[: len(_MAGIC)] != _MAGIC or len(prefix) < _PREFIX:
         raise ArtifactError("offset 0: not a file of packed weights of this version")

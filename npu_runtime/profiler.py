@@ -1,4 +1,4 @@
-"""Where a program's time goes, kernel by kernel."""
+"""Execution times of a program, kernel by kernel."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from npu_compiler.support.text import si, table
 
 @dataclass(frozen=True)
 class KernelProfile:
-    """One kernel: ``seconds`` is the median over the runs, ``share`` its part of the sum of all medians."""
+    """One kernel. ``seconds`` is the median over the runs; ``share`` is its part of the sum of all medians, 0 to 1."""
 
     index: int
     name: str
@@ -66,7 +66,7 @@ class Profiler:
         return float(np.median(self.times[:, -1] - self.times[:, 0])) if self.runs else 0.0
 
     def table(self, limit: int | None = None) -> str:
-        """The kernels by time, the slowest first; ``limit`` cuts the list."""
+        """Return the kernels as text, the slowest first; at most ``limit`` of them."""
         rows = sorted(self.rows, key=lambda r: -r.seconds)
         shown = rows if limit is None else rows[:limit]
         cells = [
@@ -83,7 +83,7 @@ class Profiler:
         return "\n".join([head, *table(header, cells), *left]) + "\n"
 
     def to_json(self) -> dict[str, Any]:
-        """JSON-safe: the totals and one object per kernel."""
+        """Return the totals and one object per kernel, ready for JSON."""
         return {
             "program": self.name,
             "entry": self.entry.name,
@@ -93,7 +93,7 @@ class Profiler:
         }
 
     def chrome_trace(self) -> dict[str, Any]:
-        """The last run as complete events (``ph`` X, microseconds), for chrome://tracing and Perfetto."""
+        """Return the last run as complete events (``ph`` X, microseconds) for chrome://tracing and Perfetto."""
         events = []
         if self.runs:
             last = (self.times[-1] - self.times[-1][0]) * 1e6
@@ -113,7 +113,7 @@ class Profiler:
 def measure(
     program: CompiledProgram, entry: EntryPoint, run: Callable[[np.ndarray | None], None], runs: int, warmup: int
 ) -> Profiler:
-    """Call ``run`` ``warmup`` times without, then ``runs`` times with an array for its kernel times."""
+    """Call ``run`` ``warmup`` times with None, then ``runs`` times with an array that receives its kernel times."""
     if runs < 1 or warmup < 0:
         raise ConfigError(f"a profile needs runs >= 1 and warmup >= 0, not {runs} and {warmup}")
     for _ in range(warmup):

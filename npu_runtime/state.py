@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 
 class State(Mapping[str, DeviceBuffer]):
-    """A program's mutable buffers by state key, zero or as the state_dict has them; executors may share it."""
+    """The mutable buffers of a program by state key; executors may share them. They start as in the state_dict, or as
+    zeros."""
 
     def __init__(self, program: CompiledProgram, backend: Backend, initial: Mapping[str, np.ndarray]):
         self.lock = RunLock()
@@ -37,7 +38,7 @@ class State(Mapping[str, DeviceBuffer]):
                 backend.copy(self._buffers[key], value)
 
     def __getstate__(self) -> dict[str, Any]:
-        """The contents between two runs."""
+        """Return a copy of the contents, taken between two runs."""
         with self.lock.held():
             return {**self.__dict__, "_buffers": copy.deepcopy(self._buffers)}
 
@@ -51,14 +52,14 @@ class State(Mapping[str, DeviceBuffer]):
         return len(self._buffers)
 
     def reset(self) -> None:
-        """Back to the values before the first run."""
+        """Return to the values before the first run."""
         with self.lock.held():
             for key, buffer in self._buffers.items():
                 initial = self._initial.get(key)
                 self._backend.copy(buffer, zeros(buffer.shape, buffer.dtype) if initial is None else initial)
 
     def write(self, key: str, value: Any) -> None:
-        """Set one state; ``value`` has its shape and dtype. Raises ``InputError``."""
+        """Set one state to ``value``, which has its shape and dtype. Raises ``InputError``."""
         if key not in self._buffers:
             raise InputError(f"there is no state {key!r}; known: {', '.join(self._buffers) or 'none'}")
         buffer, array = self._buffers[key], to_array(value)
@@ -70,6 +71,6 @@ class State(Mapping[str, DeviceBuffer]):
             self._backend.copy(buffer, array)
 
     def snapshot(self) -> dict[str, np.ndarray]:
-        """Copies of all states."""
+        """Return copies of all states."""
         with self.lock.held():
             return {key: buffer.to_numpy() for key, buffer in self._buffers.items()}

@@ -1,4 +1,4 @@
-"""Weights as a program wants them: its recipes, evaluated over a state_dict, in device memory."""
+"""Weights in device memory in the layouts of a program: its recipes, evaluated over a state_dict."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ _NAN_BLOCK = 1 << 20
 
 
 class WeightStore(Mapping[str, DeviceBuffer]):
-    """Device buffers by recipe output, for any number of executors; ``state`` has initial values by state key.
-    ``recipes``, where known, has the values that they were evaluated from."""
+    """Device buffers by recipe output, for any number of executors. ``state`` has initial values by state key;
+    ``recipes``, if known, the recipe of each buffer."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class WeightStore(Mapping[str, DeviceBuffer]):
         self.recipes = dict(recipes or {})
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "recipes": {}}  # which serve to share memory, and are as deep as graphs are
+        return {**self.__dict__, "recipes": {}}  # they are only for sharing memory, and too deep to pickle
 
     def __deepcopy__(self, memo: Any) -> WeightStore:
         return self  # no run writes weights
@@ -64,21 +64,21 @@ class WeightStore(Mapping[str, DeviceBuffer]):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of device memory held; a buffer with several names counts once."""
+        """Bytes of device memory; a buffer with several names counts once."""
         return sum(b.size_bytes for b in {id(b): b for b in self._buffers.values()}.values())
 
 
 class TakesWeights(ABC):
-    """What gets weights by :meth:`load_weights`, or together with a run."""
+    """An executor whose weights come by :meth:`load_weights` or together with a run."""
 
-    _taken: Any = None  # what the last run came with
+    _taken: Any = None  # the weights that came with the last run
 
     @abstractmethod
     def load_weights(self, weights: Any) -> None:
-        """Replace the weights, and forget what the last run came with."""
+        """Replace the weights, and forget which ones came with the last run."""
 
     def take_weights(self, weights: Any) -> None:
-        """:meth:`load_weights`, unless ``weights`` is the object that the last run came with."""
+        """Load ``weights``, unless the same object came with the last run."""
         if weights is not self._taken:
             self.load_weights(weights)
             self._taken = weights
@@ -91,13 +91,13 @@ def load_weights(
 
     ``source``: a dict of numpy arrays or torch tensors, a ``.safetensors`` or ``.npz`` file, or a directory of
     safetensors shards; ``None`` if the program needs no tensors. Tensors that the program does not read are ignored.
-    Safetensors files are mapped, not copied: they must not be shortened meanwhile (replace them by renaming).
-    ``shared``: stores of the same source on the same backend; what they hold in the form that this program wants is
-    not made again. Floats and integers of a narrower type are widened: a float16 or bfloat16 checkpoint fits a float32
-    model.
+    Safetensors files are mapped, not copied, and must not be shortened meanwhile (replace them by renaming). Floats and
+    integers of a narrower type are widened, so a float16 or bfloat16 checkpoint fits a float32 model.
+    ``shared``: stores of the same source on the same backend; buffers that they hold in the layout of this program are
+    shared.
 
-    Raises ``WeightError`` naming every tensor that is missing or of another shape or dtype than the model was compiled
-    with; warns (``RuntimeWarning``) about tensors that contain NaN.
+    Raises ``WeightError`` with the name of every tensor that is missing or differs in shape or dtype from the compiled
+    model. Warns (``RuntimeWarning``) about tensors that contain NaN.
     """
     if not isinstance(program, CompiledProgram) or isinstance(source, CompiledProgram) or hasattr(source, "load_entry"):
         given = ", ".join(type(a).__name__ for a in (program, source, backend) if a is not None)
@@ -118,11 +118,11 @@ def load_weights(
 
 
 def _held(outputs: Mapping[str, Value], shared: Iterable[WeightStore]) -> dict[str, DeviceBuffer]:
-    """Buffers by the names of those ``outputs`` that some store holds: their recipes are the same."""
+    """Return the buffers of those ``outputs`` for which a store has the same recipe, by name."""
     numbers: dict[Hashable, int] = {}
 
     def number(values: Mapping[str, Value]) -> dict[str, tuple[int, int]]:
-        """Name -> (number of its node, index); nodes that compute the same get the same number."""
+        """Return (number of its node, index) by name; nodes that compute the same have the same number."""
         known: dict[Node, int] = {}
         for node in _needed(list(values.values())):
             key = structural_key(node, [(known[v.node], v.index) for v in node.inputs])
@@ -156,7 +156,8 @@ def _check(program: CompiledProgram, source: WeightSource) -> None:
 
 
 def mismatch(source: WeightSource, key: str, shape: Sequence[int], dtype: str) -> str | None:
-    """How a tensor of ``source`` differs from what is wanted, or None if it fits, widened if need be."""
+    """Return how a tensor of ``source`` differs from the given shape and dtype, or None if it fits or can be
+    widened."""
     found, held = source.spec(key)
     if found == tuple(shape) and (held == dtype or widens(dtypes.numpy_dtype(held), dtypes.numpy_dtype(dtype))):
         return None
@@ -164,7 +165,7 @@ def mismatch(source: WeightSource, key: str, shape: Sequence[int], dtype: str) -
 
 
 def read_as(source: WeightSource, key: str, dtype: str) -> np.ndarray:
-    """A tensor that fits (see :func:`mismatch`) in the wanted dtype; it may share memory with the source."""
+    """Return a tensor that fits (see :func:`mismatch`) in ``dtype``; it may share memory with the source."""
     return source.read(key).astype(dtypes.numpy_dtype(dtype), copy=False)
 
 
@@ -185,7 +186,7 @@ def _initial_state(program: CompiledProgram, source: WeightSource) -> dict[str, 
 
 
 class _Evaluation:
-    """One pass over a recipe graph: values are made when an output needs them and dropped after their last use."""
+    """One pass over a recipe graph. Values are computed when an output needs them and freed after their last use."""
 
     def __init__(self, recipes: Graph, source: WeightSource, backend: Backend, formats: Mapping[str, str]):
         self._recipes, self._source, self._backend, self._formats = recipes, source, backend, formats
@@ -213,7 +214,7 @@ class _Evaluation:
         return made
 
     def _check_formats(self, names: list[str], v: Value) -> None:
-        """Weights in a format that no ``pack`` node of that format made are checked before a kernel reads them."""
+        """Check weights in a format that were not made by a ``pack`` node of it, before a kernel reads them."""
         for name in names:
             format = self._formats.get(name)
             if format and not (v.op == "pack" and v.node.attrs["layout"] == format):
@@ -262,7 +263,7 @@ class _Evaluation:
 
 
 def check_packed(format: str, name: str, array: np.ndarray) -> None:
-    """Raises ``ArtifactError`` if the packed bytes of weight ``name`` would lead a kernel out of its memory."""
+    """Raise ``ArtifactError`` if the packed bytes of weight ``name`` could make a kernel access foreign memory."""
     try:
         find_layout(format)[1].check(array)
     except ValueError as error:
@@ -287,7 +288,8 @@ def _needed(outputs: list[Value], is_leaf: Callable[[Node], bool] = lambda node:
 
 
 def _has_nan(array: np.ndarray) -> bool:
-    """Exact, in blocks: a test of the bits is much faster than ``isnan`` for half types, which have no vector code."""
+    """Return whether an array has a NaN. Half types are tested by their bits, in blocks: ``isnan`` has no vector code
+    for them."""
     if array.dtype.itemsize == 2 and dtypes.is_float(dtypes.name_of(array.dtype)):
         infinity = 0x7C00 if array.dtype == np.float16 else 0x7F80
         bits = np.ascontiguousarray(array).reshape(-1).view(np.uint16)

@@ -1,4 +1,4 @@
-"""The CPU: programs are shared objects, device memory is host memory."""
+"""The CPU backend: programs are shared objects, and device memory is host memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .base import Backend, DeviceBuffer, LoadedEntry
 
 
 class CPUBuffer(DeviceBuffer):
-    """Host memory: ``array`` has ``alloc_shape`` and is C-contiguous; its leading corner of ``shape`` is the tensor."""
+    """Host memory. ``array`` is C-contiguous and has ``alloc_shape``; the tensor is its leading corner of ``shape``."""
 
     def __init__(self, array: np.ndarray, shape: Sequence[int] | None = None):
         self._base = array
@@ -65,7 +65,7 @@ def _copied(array: np.ndarray, shape: Sequence[int]) -> CPUBuffer:
 
 
 class CPULaunch:
-    """A native function with its buffers; what it reads stays alive as long as it does."""
+    """A native function with its buffers, which it keeps alive."""
 
     def __init__(self, function: Callable[..., int], table: Any, arena: np.ndarray, held: Any):
         self.table, self._held = table, (arena, held)
@@ -77,7 +77,7 @@ class CPULaunch:
 
 
 class CPUEntry(LoadedEntry):
-    """A function of a native library with its arena and the addresses that never change."""
+    """A function of a native library with its arena and its constant addresses."""
 
     def __init__(
         self, library: NativeLibrary, program: CompiledProgram, entry: EntryPoint, fixed: Mapping[int, DeviceBuffer]
@@ -86,7 +86,7 @@ class CPUEntry(LoadedEntry):
         self._function = library.function(entry.symbol)
         self._specs = {b.id: b for b in program.buffers}
         self._arena = aligned_empty((entry.arena_bytes,), np.dtype(np.uint8))
-        self._arena.fill(0)  # touches every page now, not in the first run
+        self._arena.fill(0)  # touch every page now instead of in the first run
         self._fixed = dict(fixed)
         self._table = (ctypes.c_void_p * (max(self._specs, default=0) + 1))()
         for id, buffer in fixed.items():
@@ -164,7 +164,7 @@ class CPUBackend(Backend):
         np.copyto(target.to_numpy(copy=False), array.reshape(target.shape), casting="no")
 
     def load_entry(self, program: CompiledProgram, entry: EntryPoint, fixed: Mapping[int, DeviceBuffer]) -> CPUEntry:
-        library = self._libraries.get(id(program))  # it holds the program, so the id is not another's
+        library = self._libraries.get(id(program))  # the library holds the program, so the id is not reused
         if library is None:
             library = self._libraries[id(program)] = NativeLibrary(program, self.threads)
         return CPUEntry(library, program, entry, fixed)

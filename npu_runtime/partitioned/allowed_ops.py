@@ -64,11 +64,11 @@ _UNCHECKED = frozenset("record_stream segment_reduce set set_ to_mkldnn".split()
 
 
 class ForbiddenOp(NPUError):
-    """An op that the fallback does not call; the text says why."""
+    """Raised for an op that the fallback does not call; the text says why."""
 
 
 def check_allowed(op: Any, op_type: str, allowed_ops: Collection[str]) -> None:
-    """Raises ``ForbiddenOp`` unless the overload ``op`` may run; ``allowed_ops`` are the IR's own."""
+    """Raise ``ForbiddenOp`` unless the overload ``op`` may run; ``allowed_ops`` are those of the IR."""
     namespace = op_type.partition(".")[0]
     if namespace not in OWN_NAMESPACES:
         if op_type not in allowed_ops:
@@ -80,7 +80,7 @@ def check_allowed(op: Any, op_type: str, allowed_ops: Collection[str]) -> None:
 
 @cache
 def _objection(op: Any) -> str:
-    """What the rules have against an op of PyTorch's own, or ''."""
+    """Return why the rules forbid an op of PyTorch's own, or ''."""
     import torch
 
     schema = op._schema

@@ -1,4 +1,4 @@
-"""Runs a PartitionPlan: native programs for NPU partitions, PyTorch for the others, values moved where they must be."""
+"""Execution of a PartitionPlan: native programs for NPU partitions, PyTorch for the others, transfers between them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CompileFn = Callable[[IRGraph], CompiledProgram]
 
 
 class DAGExecutor(TakesWeights):
-    """A partitioned model, ready to run. All compilation is done here, once.
+    """A partitioned model, ready to run. ``__init__`` does all compilation.
 
     ``compile_fn`` turns the IR of an NPU partition into a program for ``backend``; the default is
     ``npu_compiler.compile`` for the backend's target (``functools.partial`` sets a dtype). ``weights`` may also come
@@ -61,7 +61,7 @@ class DAGExecutor(TakesWeights):
                 self.programs[part.id] = compile_fn(part.ir)
             else:
                 self._hosts[part.id] = HostPartition(part.ir)
-        # What is left of in-place ops after functionalize() may write the caller's arrays.
+        # In-place ops that functionalize() left may write the caller's arrays.
         self._copy_inputs = bool(self._hosts) and any(is_in_place(n.op_type) for n in plan.ir.nodes)
         self._last = _last_steps(plan)
         self._only = _only_partition(plan, self.programs)
@@ -87,21 +87,21 @@ class DAGExecutor(TakesWeights):
             (self.executors, self._feeds, self._weights, self._turns), self._loaded = state["loaded"], True
 
     def _host_weights(self) -> dict[str, TensorSpec]:
-        """Weights that host partitions read, that are outputs themselves, or that are passed between partitions."""
+        """Return the weights that host partitions read, that are outputs, or that are passed between partitions."""
         used = graph_weights_used(self.plan.ir)
         keys = {key for host in self._hosts.values() for key in graph_weights_used(host.ir)} | set(self.plan.feeds)
         keys |= {leaf_key(self.plan.ir, t.name) for t in self.plan.outputs if t.producer is None}
         return {key: spec for key, spec in used.items() if key in keys}
 
     def load_weights(self, weights: Any, beside: DAGExecutor | None = None) -> None:
-        """Take weights (as :func:`npu_runtime.load_weights` does) and reset all buffers to the contents given there.
+        """Replace the weights (see :func:`npu_runtime.load_weights`) and reset all buffers to their contents there.
 
         ``beside``: an executor of the same model for other input shapes, on the same backend and with these weights.
-        Memory is shared with it: weights that both keep in the same form, and the buffers that the model writes, which
-        are not reset then.
+        The two share the weights that both have in the same layout, and the buffers that the model writes, which are
+        then not reset.
 
-        May be called again to replace them. Raises ``WeightError`` for a missing or mis-shaped tensor and
-        ``BackendError`` if the two do not keep their buffers alike, before anything is changed.
+        Raises ``WeightError`` for a missing tensor or one of another shape, and ``BackendError`` if the two executors
+        have their buffers on different devices, before anything is changed.
         """
         source = open_weights(weights)
         host = {key: _read(source, key, spec) for key, spec in self._on_host.items()}
@@ -125,7 +125,7 @@ class DAGExecutor(TakesWeights):
         self._weights = {k: v.copy() if k in written or not v.flags.writeable else v for k, v in host.items()}
 
     def _state_of(self, program: CompiledProgram) -> State | None:
-        """What holds the states of ``program``, which computes the same model; None if it has none."""
+        """Return the states of ``program``, which computes the same model, or None if it has no states."""
         wanted = {b.name: (b.shape, numpy_dtype(b.dtype)) for b in program.buffers if b.kind == "state"}
         if not wanted:
             return None
@@ -136,12 +136,12 @@ class DAGExecutor(TakesWeights):
 
     def execute(self, inputs: Inputs, *, weights: Any = None, device_outputs: bool = False) -> dict[str, Any]:
         """Run once. ``inputs``: numpy arrays, torch tensors or device buffers, by name or in the order of
-        ``plan.inputs``. The outputs, by name and in the order of ``plan.outputs``, are fresh arrays - or, with
-        ``device_outputs``, device buffers, which can be inputs of the next run without passing through the host.
+        ``plan.inputs``. Returns the outputs by name, in the order of ``plan.outputs``: new arrays, or with
+        ``device_outputs`` device buffers, which can be inputs of the next run without a copy through the host.
 
-        ``weights``: taken first, by :meth:`load_weights`, unless the run before came with the same object.
+        ``weights``: passed to :meth:`load_weights` first, unless the previous run had the same object.
 
-        Raises ``InputError`` naming the tensor and what was expected, ``WeightError``.
+        Raises ``InputError`` with the tensor's name and what was expected, ``WeightError``.
         """
         if weights is not None:
             self.take_weights(weights)
@@ -156,7 +156,7 @@ class DAGExecutor(TakesWeights):
         return dict(zip(self._output_names, outputs, strict=True))
 
     def execute_ordered(self, inputs: Sequence[Any]) -> list[np.ndarray]:
-        """:meth:`execute` with as many inputs as there are, in order; the outputs in order."""
+        """Run once with all inputs in order; return the outputs in order. See :meth:`execute`."""
         if self._only is not None and self._loaded:
             return self.executors[self._only].run_ordered(inputs)
         return list(self.execute(inputs).values())
@@ -164,7 +164,7 @@ class DAGExecutor(TakesWeights):
     __call__ = execute
 
     def _execute(self, inputs: Sequence[Any], device_outputs: bool) -> list[Any]:
-        """Step by step."""
+        """Run the plan step by step."""
         run = _Run(self, self._bind(inputs))
         for number, step in enumerate(self.plan.steps):
             if isinstance(step, TransferOp):
@@ -181,13 +181,13 @@ class DAGExecutor(TakesWeights):
 
 
 class _Run:
-    """The values of one run: where each is held, on the host, on the device or on both."""
+    """The values of one run, each on the host, on the device or on both."""
 
     def __init__(self, owner: DAGExecutor, inputs: dict[Key, Any]):
         self.owner, self.plan = owner, owner.plan
         self.host: dict[Key, np.ndarray] = {}
         self.device: dict[Key, DeviceBuffer] = {}
-        self.made: set[Key] = set()  # by an NPU partition of this run: nobody else holds that memory
+        self.made: set[Key] = set()  # by an NPU partition of this run, so nobody else has that memory
         for key, value in inputs.items():
             self._put(key, value)
         placeholders = {(p, -1): k for p, k in self.plan.ir.weight_name_mapping.items() if k in self.plan.feeds}
@@ -225,12 +225,13 @@ class _Run:
         else:
             results = owner._hosts[part.id].run({name_of(k): self.on_host(k) for k in part.inputs}, owner._weights)
         for name, key in zip(part.ir.output_names(), part.outputs, strict=True):
-            self.host.pop(key, None)  # an output that is also an input: the new contents count
+            self.host.pop(key, None)  # the output may also be an input; its new contents replace the old
             self.device.pop(key, None)
             self._put(key, results[name])
 
     def _operand(self, key: Key) -> np.ndarray | DeviceBuffer:
-        """An NPU partition's input: the executor itself brings a host array that only it reads to the device."""
+        """Return the input of an NPU partition. If only its executor reads a host array, the executor copies it to the
+        device."""
         return self.device[key] if key in self.device else self.host[key]
 
     def forget(self, keys: Sequence[Key]) -> None:
@@ -274,7 +275,7 @@ def _kept_elsewhere(keys: Sequence[str]) -> BackendError:
 
 
 def _only_partition(plan: PartitionPlan, programs: Mapping[int, CompiledProgram]) -> int | None:
-    """The NPU partition that computes all of ``plan`` from the model's inputs to its outputs, if there is one."""
+    """Return the id of the NPU partition that computes all of ``plan``, or None."""
     if len(plan.partitions) != 1 or plan.feeds or plan.partitions[0].device != NPU:
         return None
     part = plan.partitions[0]
@@ -290,7 +291,7 @@ def _only_partition(plan: PartitionPlan, programs: Mapping[int, CompiledProgram]
 
 
 def _last_steps(plan: PartitionPlan) -> dict[int, tuple[Key, ...]]:
-    """Step number -> values that nothing reads after it."""
+    """Return by step number the values that nothing reads after the step."""
     last: dict[Key, int] = {}
     for number, step in enumerate(plan.steps):
         for key in (step.value,) if isinstance(step, TransferOp) else (*step.inputs, *step.outputs):

@@ -1,8 +1,8 @@
-"""Any ATen op on the host through PyTorch, by its schema: what the NPU does not run.
+"""The host fallback: PyTorch runs the ATen ops that the NPU does not.
 
 An IR node holds its tensors in ``inputs`` and every other argument in ``attrs`` under its schema name. Binding is done
 once, when the partition is loaded; a run then only looks values up and calls ops. In-place ops and views share memory
-as they do in PyTorch, across the partitions of one run as well: arrays come and go without copies. Only ops that
+as they do in PyTorch, also across the partitions of one run: arrays are passed without copies. Only ops that
 compute with tensors are called (:mod:`npu_runtime.partitioned.allowed_ops`), so IR from elsewhere need not be trusted.
 """
 
@@ -29,7 +29,7 @@ from .allowed_ops import ForbiddenOp, check_allowed
 if TYPE_CHECKING:
     import torch
 
-# What PyTorch's ops and arithmetic on numbers raise.
+# The exceptions of PyTorch's ops and of arithmetic on numbers.
 _FAILURES = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError, ArithmeticError, AssertionError)
 _ENCODING = ("_tensor_list_sizes", "_tensor_list_none_masks")  # how the IR writes lists of tensors
 
@@ -52,14 +52,14 @@ def execute_cpu_partition(
 
 @dataclass(frozen=True)
 class _Slot:
-    """Stands for a tensor among bound arguments: position in the list of the node's inputs."""
+    """A placeholder for a tensor among bound arguments; ``index`` is its position in the node's inputs."""
 
     index: int
 
 
 @dataclass(frozen=True)
 class _Number(_Slot):
-    """Stands for the Python number that such a tensor holds."""
+    """A placeholder for the Python number in such a tensor."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class _Call:
 
 
 class HostPartition:
-    """A graph bound to PyTorch's ops. Raises ``CompileError`` with a reason for every node that cannot be."""
+    """A graph bound to PyTorch's ops. Raises ``CompileError`` with a reason for every node that cannot be bound."""
 
     def __init__(self, ir: IRGraph):
         """``ir.allowed_ops`` are those of nested graphs too."""
@@ -106,7 +106,7 @@ class HostPartition:
         return {name: to_array(env[self.ir.key(t)]) for name, t in named}
 
     def call(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
-        """The outputs of a graph without weights for ``tensors``, its inputs in order."""
+        """Return the outputs of a graph without weights. ``tensors``: its inputs in order."""
         env = {(t.name, 0): value for t, value in zip(self.ir.graph_inputs, tensors, strict=True)}
         env.update({key: to_torch(np.array(self.ir.constants[name])) for key, name in self._leaves})
         self._evaluate(env)
@@ -142,7 +142,7 @@ def _results(ir: IRGraph) -> list[TensorSpec]:
 
 
 def _last_uses(ir: IRGraph) -> list[tuple[Key, ...]]:
-    """For each node the values that nothing needs after it, so that their memory can go."""
+    """Return for each node the values that nothing reads after it, so that their memory can be freed."""
     kept = {ir.key(t) for t in _results(ir)}
     dead: list[tuple[Key, ...]] = []
     for node in reversed(ir.nodes):
@@ -156,7 +156,7 @@ def _checked(array: np.ndarray, spec: TensorSpec, error: type[Exception], what: 
     if not spec.fits(array.shape):
         raise error(f"{what} {spec.name!r} has shape {list(array.shape)}, expected {list(spec.shape)}")
     if not array.flags.writeable or any(s < 0 for s in array.strides):
-        array = array.copy()  # torch takes neither
+        array = array.copy()  # torch accepts neither
     tensor = to_torch(array)
     dtype = getattr(_torch(), spec.dtype)
     return tensor if tensor.dtype == dtype else tensor.to(dtype)
@@ -166,7 +166,7 @@ def _checked(array: np.ndarray, spec: TensorSpec, error: type[Exception], what: 
 
 
 class _Unbound(Exception):
-    """A node that no PyTorch op can run; the text says why."""
+    """Raised for a node that no PyTorch op can run; the text says why."""
 
 
 def _torch() -> Any:
@@ -248,7 +248,7 @@ def _while_loop(cond: HostPartition, body: HostPartition, carried: int, *operand
 
 
 def _with_numbers(value: Any) -> Any:
-    """An attribute with slots where it refers to numbers that inputs hold, and with its complex numbers."""
+    """Return an attribute with slots for numbers that inputs hold, and with complex numbers decoded."""
     match value:
         case {"number": int(index)}:
             return _Number(index)
@@ -260,7 +260,7 @@ def _with_numbers(value: Any) -> Any:
 
 
 def _resolve(op_type: str) -> tuple[Any, bool]:
-    """The overload, and whether it is the in-place twin of a functional op that does not exist."""
+    """Return the overload, and whether it is in-place because no functional overload exists."""
     torch = _torch()
     parts = op_type.split(".")
     if len(parts) != 3:
@@ -276,7 +276,7 @@ def _resolve(op_type: str) -> tuple[Any, bool]:
 
 
 def _arguments(op: Any, node: OpNode) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Positional and keyword arguments in schema order; tensors are slots."""
+    """Return positional and keyword arguments in schema order, with slots for tensors."""
     schema = op._schema
     attrs = {k: v for k, v in node.attrs.items() if k not in _ENCODING}
     unknown = [k for k in attrs if k not in {a.name for a in schema.arguments}]
@@ -342,7 +342,7 @@ class _Slots:
 
 
 def _value(argument: Any, value: Any) -> Any:
-    """An attribute as the schema wants it: dtypes and memory formats by name, devices always the host."""
+    """Return an attribute in the schema's type. Dtypes and memory formats are given by name; the device is the host."""
     torch = _torch()
     kind = str(argument.real_type)
     if value is None:
@@ -380,7 +380,7 @@ def _execute(call: _Call, tensors: list[torch.Tensor]) -> list[Any]:
 
 
 def _flatten(result: Any) -> Iterator[Any]:
-    """The results of an op in the order the IR counts them: lists inside tuples are spread out."""
+    """Yield the results of an op in the IR's order; lists inside tuples are flattened."""
     if isinstance(result, tuple | list):
         for value in result:
             yield from _flatten(value)
@@ -389,7 +389,7 @@ def _flatten(result: Any) -> Iterator[Any]:
 
 
 def _as_tensor(value: Any) -> Any:
-    """A result; the Python numbers that ``item`` and sizes are become 0-dim tensors."""
+    """Return a result as a tensor: the Python numbers of ``item`` and sizes become 0-dim tensors."""
     torch = _torch()
     if not isinstance(value, int | float | complex):
         return value
@@ -407,7 +407,7 @@ def _fill(value: Any, tensors: list[torch.Tensor]) -> Any:
 
 
 def _promoted(tensors: list[torch.Tensor]) -> list[torch.Tensor] | None:
-    """Mixed floating inputs in their common dtype: IR made on the meta device by older PyTorch may be ill-typed."""
+    """Return mixed floating inputs in their common dtype. IR from the meta device of older PyTorch may be ill-typed."""
     torch = _torch()
     found = {t.dtype for t in tensors if t.is_floating_point()}
     if len(found) < 2:
@@ -419,7 +419,7 @@ def _promoted(tensors: list[torch.Tensor]) -> list[torch.Tensor] | None:
 
 
 def _conform(node: OpNode, value: Any, spec: TensorSpec | None) -> Any:
-    """The value in the dtype the IR states; a shape other than the IR's is an error."""
+    """Return the value in the IR's dtype. Raises if its shape is not the IR's."""
     torch = _torch()
     if spec is None or value is None:
         return value
