@@ -55,11 +55,12 @@ def _lower(s: State) -> None:
 
 def _rewrite(s: State) -> None:
     """Where a fusion makes a kernel that the target does not support, the nodes are compiled without fusions, as the
-    constraint checker tried them."""
+    constraint checker tried them; weights stay in the format that the caller chose."""
     if run_rewrites(s):
         return
     if s.refused_kernels() and s.ir is not None:
-        plain = State(s.ir, s.config, s.dtype, fusions(s.config))
+        disable = fusions(s.config) - {"compress_weights"} | set(s.disable)
+        plain = State(s.ir, s.config, s.dtype, disable, weights=s.weights)
         for f in (_lower, run_normalise, run_layout, run_fold, run_fuse, run_schedule, run_rewrites):
             f(plain)
         s.graph, s.groups, s.schedule, s.recipes = plain.graph, plain.groups, plain.schedule, plain.recipes

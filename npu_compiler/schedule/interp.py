@@ -19,7 +19,7 @@ from ..graph.expr import Expr
 from ..graph.graph import Graph, Node, Value
 from ..support import dtypes
 from ..weights import packing
-from ..weights.format import PANELS, BlockFormat, find_layout
+from ..weights.format import PANELS, find_layout
 from .kernel import (
     Anchor,
     Attention,
@@ -320,13 +320,8 @@ def _right_operands(k: Gemm, w: Array) -> list[Array]:
 
 def _stored_operands(k: Gemm, layout_name: str, packed: Array) -> list[Array]:
     """The same from a weight format."""
-    format, layout = find_layout(layout_name)
-    columns = k.n * (1 + k.dual)
-    if isinstance(format, BlockFormat):
-        w = format.decode(layout.unpack(packed, columns, format.row_bytes(k.k) or 0), k.k)
-    else:
-        w = layout.unpack(packed, columns, k.k)
-    w = w.astype(np.float32)
+    _, layout = find_layout(layout_name)
+    w = packing.unpack_matrix(packed, layout_name, k.n * (1 + k.dual), k.k).astype(np.float32)
     if not k.dual:
         return [w.T[None]]
     turns = w.reshape(-1, 2, layout.panel if layout.order == PANELS else 1, k.k)

@@ -15,13 +15,13 @@ from npu_compiler.frontend.tensors import state_dict_numpy, tensor_to_numpy
 from npu_compiler.pipeline import compile_ir, run_phases
 from npu_compiler.support.errors import ArtifactError, CompileError, ConfigError, WeightError
 from npu_compiler.weights import format as registry
-from npu_compiler.weights.format import BlockFormat, WeightFormat, known_formats, layout_for, weight_format
+from npu_compiler.weights.format import ROWS, BlockFormat, WeightFormat, known_formats, layout_for, weight_format
 from npu_compiler.weights.packing import pack, packed_spec, unpack_matrix
 from npu_runtime import load_weights
 
 from ...models.gate import cast, expect, run
 from ...porting.rows8 import FORMAT as ROWS8
-from ...porting.rows8 import Rows8
+from ...porting.rows8 import Panels, Rows8
 
 FORMATS = {name: f for name in known_formats() if (f := weight_format(name)) is not None} | {"rows8": ROWS8}
 LAYOUTS = {layout.name: (format, layout) for format in FORMATS.values() for layout in format.layouts}
@@ -121,6 +121,17 @@ def test_unknown_formats_are_refused_with_the_known_ones() -> None:
 
 def test_a_target_without_a_reader_lists_what_it_reads() -> None:
     with pytest.raises(ConfigError, match="metal target has no reader for weights in rows8; it takes bf16c12, none"):
+        compile_ir(_linear(), "metal", weights="rows8")
+
+
+def test_a_layout_that_a_target_cannot_read_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not replaced by plain weights in silence."""
+
+    class Rows(Panels):
+        name, order = "rows8.rows", ROWS
+
+    monkeypatch.setattr(Rows8, "layouts", (Rows(),))
+    with pytest.raises(CompileError, match=r"no reader for weights in rows8\.rows"):
         compile_ir(_linear(), "metal", weights="rows8")
 
 
