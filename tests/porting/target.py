@@ -33,7 +33,7 @@ def entry(name: str, params: Sequence[Param], threads: int, per_core: int) -> st
 def shared(arrays: Sequence[Array]) -> tuple[list[str], int]:
     lines, at = [], 0
     for a in arrays:
-        lines.append(f"{a.ctype}* const {a.name} = ({a.ctype}*)(group_memory + {at});")
+        lines.append(f"{a.ctype}* const {a.name} = ({a.ctype}*)(shared_memory + {at});")
         at += a.nbytes
     return lines, 0
 

@@ -13,7 +13,7 @@ struct bf16 { uint16_t bits; };
 
 #define HAS_DOUBLE 1
 #define DEVICE
-#define GROUP
+#define SMEM
 #define THREAD
 #define CONSTANT static const
 #define CONSTANTS static constexpr
@@ -41,14 +41,14 @@ static ucontext_t scheduler;
 static int current, gid_now, backwards;
 static uint64_t mailbox[2][1024];
 static unsigned char turn_of[1024];
-alignas(128) static unsigned char group_memory[256 << 10];
+alignas(128) static unsigned char shared_memory[256 << 10];
 
 INLINE void wait_as(State s) {
   fibres[current].state = s;
   swapcontext(&fibres[current].context, &scheduler);
 }
 INLINE void barrier() { wait_as(AT_GROUP); }
-INLINE void simd_barrier() { wait_as(AT_SIMD); }
+INLINE void subgroup_barrier() { wait_as(AT_SIMD); }
 template <class T> INLINE T exchange(T x, int mask) {
   const int me = current, box = turn_of[me] ^= 1;
   uint64_t bits = 0, other;
@@ -59,9 +59,9 @@ template <class T> INLINE T exchange(T x, int mask) {
   memcpy(&x, &other, sizeof(T));
   return x;
 }
-INLINE float simd_xor(float x, int mask) { return exchange(x, mask); }
-INLINE int simd_xor(int x, int mask) { return exchange(x, mask); }
-INLINE double simd_xor(double x, int mask) { return exchange(x, mask); }
+INLINE float subgroup_xor(float x, int mask) { return exchange(x, mask); }
+INLINE int subgroup_xor(int x, int mask) { return exchange(x, mask); }
+INLINE double subgroup_xor(double x, int mask) { return exchange(x, mask); }
 
 static void run_groups(void (*kernel)(void*, int, int), void* arguments, int groups, int threads) {
   struct Start {
@@ -72,7 +72,7 @@ static void run_groups(void (*kernel)(void*, int, int), void* arguments, int gro
     }
   };
   for (gid_now = 0; gid_now < groups; gid_now++) {
-    memset(group_memory, 0xff, sizeof group_memory);
+    memset(shared_memory, 0xff, sizeof shared_memory);
     for (int t = 0; t < threads; t++) {
       Fibre& f = fibres[t];
       if (!f.stack) f.stack = (char*)malloc(64 << 10);
@@ -117,7 +117,7 @@ static void run_groups(void (*kernel)(void*, int, int), void* arguments, int gro
 }
 
 INLINE void set_flag(int* flag) { *flag = 1; }
-INLINE uint take_bytes(uint low, uint high, uint which) {
+INLINE uint byte_permute(uint low, uint high, uint which) {
   uint x = 0;
   for (int n = 0; n < 4; n++) {
     const uint at = which >> (4 * n);
@@ -127,16 +127,16 @@ INLINE uint take_bytes(uint low, uint high, uint which) {
 }
 INLINE uint4 load16(const void* p) { if ((uint64_t)p % 16) abort(); uint4 v; memcpy(&v, p, 16); return v; }
 INLINE uint4 stream16(const void* p) { return load16(p); }
-INLINE void release_next() {}
-INLINE void wait_inputs() {}
-INLINE void copy16(void* to, const void* from, bool valid) {
+INLINE void pdl_launch_dependents() {}
+INLINE void pdl_wait() {}
+INLINE void copy_async16(void* to, const void* from, bool valid) {
   if ((uint64_t)to % 16 || (valid && (uint64_t)from % 16)) abort();
   if (valid) memcpy(to, from, 16); else memset(to, 0, 16);
 }
-INLINE void copy_commit() {}
-template <int N> INLINE void copy_wait() {}
+INLINE void copy_async_commit() {}
+template <int N> INLINE void copy_async_wait() {}
 
-INLINE int meet_groups(int* state, int number, int count, bool waits) {  // one runs after the other: only the last stays
+INLINE int grid_barrier(int* state, int number, int count, bool waits) {  // one runs after the other: only the last stays
   if (++*state < count) {
     if (waits) state[1 + number / 32] |= 1 << number % 32;
     return 0;
@@ -170,17 +170,17 @@ template <class T> INLINE void frag_mma(FragC& c, const FragA<T>& a, const FragB
 static uint lanes[32][32][4];
 INLINE const uint (*share_words(uint x0, uint x1, uint x2, uint x3))[4] {
   uint* mine = lanes[current >> 5][current & 31];
-  simd_barrier();
+  subgroup_barrier();
   mine[0] = x0, mine[1] = x1, mine[2] = x2, mine[3] = x3;
-  simd_barrier();
+  subgroup_barrier();
   return lanes[current >> 5];
 }
-template <class T> INLINE void frag_a_of(FragA<T>& f, uint x0, uint x1, uint x2, uint x3, int) {
+template <class T> INLINE void frag_a_from(FragA<T>& f, uint x0, uint x1, uint x2, uint x3, int) {
   const uint (*all)[4] = share_words(x0, x1, x2, x3);
   for (int l = 0; l < 32; l++)
     for (int i = 0; i < 4; i++) memcpy(&f.v[l / 4 + i % 2 * 8][l % 4 * 2 + i / 2 * 8], &all[l][i], 4);
 }
-template <class T> INLINE void frag_b_of(FragB<T>& f, uint x0, uint x1, int) {
+template <class T> INLINE void frag_b_from(FragB<T>& f, uint x0, uint x1, int) {
   const uint (*all)[4] = share_words(x0, x1, 0, 0);
   for (int l = 0; l < 32; l++)
     for (int i = 0; i < 2; i++) memcpy(&f.v[l / 4][l % 4 * 2 + i * 8], &all[l][i], 4);
@@ -194,12 +194,12 @@ template <class T> INLINE uint pack_pair(float low, float high, T*) {
   memcpy(&pair, x, 4);
   return pair;
 }
-template <class T> INLINE void frag_b_turned(FragB<T>& f, const FragC& c, int) {
+template <class T> INLINE void frag_b_transposed(FragB<T>& f, const FragC& c, int) {
   const uint (*all)[4] = share_words(bits_of_f32(c.v[0]), bits_of_f32(c.v[1]), bits_of_f32(c.v[2]), bits_of_f32(c.v[3]));
   for (int l = 0; l < 32; l++)
     for (int i = 0; i < 4; i++) round_to(f.v[frag_column(l, i)][frag_row(l, i)], f32_of_bits(all[l][i]));
 }
-template <class T> INLINE void frag_from_results(FragA<T>& f, const FragC& left, const FragC& right) {
+template <class T> INLINE void frag_a_from_c(FragA<T>& f, const FragC& left, const FragC& right) {
   for (int half = 0; half < 2; half++) {
     const float* c = half ? right.v : left.v;
     const uint (*all)[4] = share_words(bits_of_f32(c[0]), bits_of_f32(c[1]), bits_of_f32(c[2]), bits_of_f32(c[3]));
@@ -211,16 +211,16 @@ template <class T> INLINE void frag_load_b2(FragB<T>& x, FragB<T>& y, const T* p
   frag_load_b(x, p, ld, lane);
   frag_load_b(y, p + 8 * ld, ld, lane);
 }
-template <class T> INLINE void frag_load_turned(FragB<T>& x, FragB<T>& y, const T* p, int ld, int) {
+template <class T> INLINE void frag_load_transposed(FragB<T>& x, FragB<T>& y, const T* p, int ld, int) {
   for (int n = 0; n < 8; n++)
     for (int k = 0; k < 16; k++) x.v[n][k] = p[k * ld + n], y.v[n][k] = p[k * ld + 8 + n];
 }
 INLINE float frag_row_max(float x) {
-  for (int m = 1; m < 4; m <<= 1) x = fmaxf(x, simd_xor(x, m));
+  for (int m = 1; m < 4; m <<= 1) x = fmaxf(x, subgroup_xor(x, m));
   return x;
 }
 INLINE float frag_row_sum(float x) {
-  for (int m = 1; m < 4; m <<= 1) x += simd_xor(x, m);
+  for (int m = 1; m < 4; m <<= 1) x += subgroup_xor(x, m);
   return x;
 }
 INLINE float m_exp2_fast(float x) { return exp2f(x); }

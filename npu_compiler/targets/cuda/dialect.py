@@ -47,9 +47,9 @@ def shared(arrays: Sequence[Array]) -> tuple[list[str], int]:
     total = sum(a.nbytes for a in arrays)
     if total <= STATIC_BYTES:
         return [f"__shared__ __align__({_alignment(a)}) {a.ctype} {a.name}[{a.length}];" for a in arrays], 0
-    lines, at = ["extern __shared__ __align__(1024) unsigned char group_memory[];"], 0
+    lines, at = ["extern __shared__ __align__(1024) unsigned char shared_memory[];"], 0
     for a in arrays:
-        lines.append(f"{a.ctype}* const {a.name} = ({a.ctype}*)(group_memory + {at});")
+        lines.append(f"{a.ctype}* const {a.name} = ({a.ctype}*)(shared_memory + {at});")
         at += a.nbytes
     return lines, total
 

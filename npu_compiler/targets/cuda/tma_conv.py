@@ -145,7 +145,7 @@ class _Pixels(Streamed):
         right = f.tile_map(kernel.rhs, weights)
         left = "nullptr" if rows else f"&{f.tile_map(0, self._lines())}"
         out = f"&{f.tile_map(~0, self._tiles())}" if plan.tiled else "nullptr"
-        f.ask_for_given(kernel.rhs + 1)
+        f.prefetch_constants(kernel.rhs + 1)
         ring = f.array(self.ctype, "ring", _ring(kernel, plan.n, plan.stages))
         leaving = f.array(self.ctype, "leaving", plan.m * plan.n) if plan.tiled else "nullptr"
         full = f.array("int64_t", "full", 2 * plan.stages + 1)

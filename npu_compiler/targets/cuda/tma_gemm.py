@@ -127,7 +127,7 @@ class Streamed:
         before = self._kept()
         operands = self._operands(self.sum, "@NAME@_product")
         outputs = self._outputs()
-        f.ask_for_given(self.kernel.rhs + 1)
+        f.prefetch_constants(self.kernel.rhs + 1)
         ring = f.array(self.ctype, "ring", plan.stages * (plan.m + plan.n) * self.step)
         parts = f.array("float", "parts", part_floats(plan.m, plan.n)) if plan.parts > 1 else "nullptr"
         full = f.array("int64_t", "full", 2 * plan.stages)

@@ -82,4 +82,5 @@ def test_places_that_the_caller_gives_are_read_before_the_wait() -> None:
     schedule = run_phases(capture(Caches(), caches(37, 24)), "cuda", None, until="memory").schedule
     assert schedule is not None
     texts = [emit_fused(k, DIALECT).text for k in schedule.kernels if isinstance(k, FusedLoops)]
-    assert sum(len(re.findall(r"again \|= .*\n *wait_inputs\(\);\n *if \(again\) return;", t)) for t in texts) == 2
+    looked = r"= is_overwritten<.*\n *pdl_wait\(\);\n *if \(overwritten\) return;"
+    assert sum(len(re.findall(looked, t)) for t in texts) == 2

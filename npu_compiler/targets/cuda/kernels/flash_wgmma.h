@@ -77,7 +77,7 @@ template <class C> struct FlashWgmma {
       rows.softmax(s, o, step);
       FragA<T> w[C::KEYS / 16];
 #pragma unroll
-      for (int n = 0; n < C::KEYS / 16; n++) frag_from_results(w[n], s[2 * n], s[2 * n + 1]);
+      for (int n = 0; n < C::KEYS / 16; n++) frag_a_from_c(w[n], s[2 * n], s[2 * n + 1]);
       mbarrier_wait(full + slot, turn);
       wgmma_fence();
       const uint64_t values = wgmma_transposed_descriptor<C::KEYS>(ring + slot * SIZE);

@@ -13,7 +13,7 @@ struct bf16 { uint16_t bits; };
 
 #define HAS_DOUBLE 1
 #define DEVICE
-#define GROUP
+#define SMEM
 #define THREAD
 #define CONSTANT __device__ const
 #define CONSTANTS static constexpr
@@ -25,10 +25,10 @@ INLINE float to_f32(bf16 x) { return __uint_as_float((uint)x.bits << 16); }
 INLINE f16 to_f16(float x) { f16 y; asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.bits) : "f"(x)); return y; }
 INLINE bf16 to_bf16(float x) { bf16 y; asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bits) : "f"(x)); return y; }
 
-INLINE float simd_xor(float x, int mask) { return __shfl_xor_sync(0xffffffffu, x, mask); }
-INLINE int simd_xor(int x, int mask) { return __shfl_xor_sync(0xffffffffu, x, mask); }
-INLINE double simd_xor(double x, int mask) { return __shfl_xor_sync(0xffffffffu, x, mask); }
-INLINE void simd_barrier() { __syncwarp(); }
+INLINE float subgroup_xor(float x, int mask) { return __shfl_xor_sync(0xffffffffu, x, mask); }
+INLINE int subgroup_xor(int x, int mask) { return __shfl_xor_sync(0xffffffffu, x, mask); }
+INLINE double subgroup_xor(double x, int mask) { return __shfl_xor_sync(0xffffffffu, x, mask); }
+INLINE void subgroup_barrier() { __syncwarp(); }
 INLINE void barrier() { __syncthreads(); }
 
 INLINE void set_flag(int* flag) { *flag = 1; }
@@ -36,16 +36,16 @@ INLINE void set_flag(int* flag) { *flag = 1; }
 // Groups wait for each other, but not for ever: others may keep the cores from those that are to come. state[0] counts
 // those that came (10 bits), those that left (10 bits) and meetings; who leaves is set in state[1] and on before that is
 // counted, so the last to come knows. Who finds when leaving that all have come takes that back, and stays.
-INLINE uint add_in_order(int* p, uint x) {
+INLINE uint atomic_add_acq_rel(int* p, uint x) {
   uint before;
   asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;" : "=r"(before) : "l"(p), "r"(x) : "memory");
   return before;
 }
-INLINE int meet_groups(int* state, int number, int count, bool waits) {
-  const uint before = add_in_order(state, 1);
+INLINE int grid_barrier(int* state, int number, int count, bool waits) {
+  const uint before = atomic_add_acq_rel(state, 1);
   if ((before & 1023) == count - 1) {
     const uint left = before >> 10 & 1023;
-    add_in_order(state, (1u << 20) - count - (left << 10));
+    atomic_add_acq_rel(state, (1u << 20) - count - (left << 10));
     return left ? 2 : 1;
   }
   if (!waits) return 0;
@@ -56,57 +56,57 @@ INLINE int meet_groups(int* state, int number, int count, bool waits) {
   }
   const uint mine = 1u << (number & 31);
   asm volatile("red.relaxed.gpu.global.or.b32 [%0], %1;" :: "l"(state + 1 + (number >> 5)), "r"(mine) : "memory");
-  const uint now = add_in_order(state, 1u << 10);
+  const uint now = atomic_add_acq_rel(state, 1u << 10);
   if (now >> 20 == before >> 20 && (now & 1023) < count) return 0;
   asm volatile("red.relaxed.gpu.global.and.b32 [%0], %1;" :: "l"(state + 1 + (number >> 5)), "r"(~mine) : "memory");
-  add_in_order(state, 0u - (1u << 10));
+  atomic_add_acq_rel(state, 0u - (1u << 10));
   return 1;
 }
 
-INLINE uint take_bytes(uint low, uint high, uint which) {
+INLINE uint byte_permute(uint low, uint high, uint which) {
   uint x;
   asm("prmt.b32 %0, %1, %2, %3;" : "=r"(x) : "r"(low), "r"(high), "r"(which));
   return x;
 }
 INLINE uint4 load16(const void* p) { return *(const uint4*)p; }
-// Not .nc: what counts as read-only is moved behind wait_inputs(), and then weights are asked for too late.
+// Not .nc: what counts as read-only is moved behind pdl_wait(), and then weights are asked for too late.
 INLINE uint4 stream16(const void* p) {
   uint4 v;
   asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
   return v;
 }
-INLINE void ask_for(const void* p, int bytes, int tid) {
+INLINE void prefetch(const void* p, int bytes, int tid) {
   for (int i = tid * 128; i < bytes; i += (int)blockDim.x * 128)
     asm volatile("prefetch.global.L2 [%0];" :: "l"((const char*)p + i));
 }
 #if __CUDA_ARCH__ >= 900
-INLINE void release_next() { asm volatile("griddepcontrol.launch_dependents;"); }
-INLINE void wait_inputs() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+INLINE void pdl_launch_dependents() { asm volatile("griddepcontrol.launch_dependents;"); }
+INLINE void pdl_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 #else
-INLINE void release_next() {}
-INLINE void wait_inputs() {}
+INLINE void pdl_launch_dependents() {}
+INLINE void pdl_wait() {}
 #endif
 
-INLINE uint group_address(const void* p) { return (uint)__cvta_generic_to_shared(p); }
-INLINE void copy16(void* to, const void* from, bool valid) {
+INLINE uint shared_address(const void* p) { return (uint)__cvta_generic_to_shared(p); }
+INLINE void copy_async16(void* to, const void* from, bool valid) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
-               :: "r"(group_address(to)), "l"(from), "r"(valid ? 16 : 0) : "memory");
+               :: "r"(shared_address(to)), "l"(from), "r"(valid ? 16 : 0) : "memory");
 }
-INLINE void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int N> INLINE void copy_wait() { asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory"); }
+INLINE void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int N> INLINE void copy_async_wait() { asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory"); }
 
 // The matrix unit: C [16, 8] += A [16, 16] B [8, 16]^T.
 template <class T> struct FragA { uint v[4]; };
 template <class T> struct FragB { uint v[2]; };
 struct FragC { float v[4]; };
 template <class T> INLINE void frag_load_a(FragA<T>& f, const T* p, int ld, int lane) {
-  const uint at = group_address(p + (lane & 15) * ld + (lane >> 4) * 8);
+  const uint at = shared_address(p + (lane & 15) * ld + (lane >> 4) * 8);
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(f.v[0]), "=r"(f.v[1]), "=r"(f.v[2]), "=r"(f.v[3]) : "r"(at) : "memory");
 }
 template <class T> INLINE void frag_load_b(FragB<T>& f, const T* p, int ld, int lane) {
-  const uint at = group_address(p + (lane & 7) * ld + (lane >> 3 & 1) * 8);
+  const uint at = shared_address(p + (lane & 7) * ld + (lane >> 3 & 1) * 8);
   asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
                : "=r"(f.v[0]), "=r"(f.v[1]) : "r"(at) : "memory");
 }
@@ -161,33 +161,33 @@ INLINE uint pack_pair(float low, float high, bf16*) {
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(x) : "f"(high), "f"(low));
   return x;
 }
-template <class T> INLINE void frag_from_results(FragA<T>& a, const FragC& left, const FragC& right) {
+template <class T> INLINE void frag_a_from_c(FragA<T>& a, const FragC& left, const FragC& right) {
   a.v[0] = pack_pair(left.v[0], left.v[1], (T*)nullptr);
   a.v[1] = pack_pair(left.v[2], left.v[3], (T*)nullptr);
   a.v[2] = pack_pair(right.v[0], right.v[1], (T*)nullptr);
   a.v[3] = pack_pair(right.v[2], right.v[3], (T*)nullptr);
 }
 template <class T> INLINE void frag_load_b2(FragB<T>& x, FragB<T>& y, const T* p, int ld, int lane) {
-  const uint at = group_address(p + ((lane & 7) + (lane >> 4) * 8) * ld + (lane >> 3 & 1) * 8);
+  const uint at = shared_address(p + ((lane & 7) + (lane >> 4) * 8) * ld + (lane >> 3 & 1) * 8);
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(x.v[0]), "=r"(x.v[1]), "=r"(y.v[0]), "=r"(y.v[1]) : "r"(at) : "memory");
 }
-template <class T> INLINE void frag_load_turned(FragB<T>& x, FragB<T>& y, const T* p, int ld, int lane) {
-  const uint at = group_address(p + (lane & 15) * ld + (lane >> 4) * 8);
+template <class T> INLINE void frag_load_transposed(FragB<T>& x, FragB<T>& y, const T* p, int ld, int lane) {
+  const uint at = shared_address(p + (lane & 15) * ld + (lane >> 4) * 8);
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(x.v[0]), "=r"(x.v[1]), "=r"(y.v[0]), "=r"(y.v[1]) : "r"(at) : "memory");
 }
 
-template <class T> INLINE void frag_a_of(FragA<T>& f, uint x0, uint x1, uint x2, uint x3, int) {
+template <class T> INLINE void frag_a_from(FragA<T>& f, uint x0, uint x1, uint x2, uint x3, int) {
   f.v[0] = x0; f.v[1] = x1; f.v[2] = x2; f.v[3] = x3;
 }
-template <class T> INLINE void frag_b_of(FragB<T>& f, uint x0, uint x1, int) { f.v[0] = x0; f.v[1] = x1; }
+template <class T> INLINE void frag_b_from(FragB<T>& f, uint x0, uint x1, int) { f.v[0] = x0; f.v[1] = x1; }
 INLINE uint turned(uint x) {
   uint y;
   asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
   return y;
 }
-template <class T> INLINE void frag_b_turned(FragB<T>& f, const FragC& c, int) {
+template <class T> INLINE void frag_b_transposed(FragB<T>& f, const FragC& c, int) {
   f.v[0] = turned(pack_pair(c.v[0], c.v[1], (T*)nullptr));
   f.v[1] = turned(pack_pair(c.v[2], c.v[3], (T*)nullptr));
 }

@@ -6,18 +6,18 @@ struct alignas(64) TensorMap { unsigned char bytes[128]; };
 
 // -- mbarriers: 64-bit words in shared memory
 INLINE void mbarrier_init(int64_t* b, int count) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(group_address(b)), "r"(count) : "memory");
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(shared_address(b)), "r"(count) : "memory");
 }
 INLINE void mbarrier_init_fence() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 INLINE void mbarrier_expect_bytes(int64_t* b, int bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(group_address(b)), "r"(bytes) : "memory");
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(shared_address(b)), "r"(bytes) : "memory");
 }
 INLINE void mbarrier_arrive(int64_t* b) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(group_address(b)) : "memory");
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(shared_address(b)) : "memory");
 }
 INLINE void mbarrier_wait(int64_t* b, int parity) {
   asm volatile("{\n.reg .pred p;\nAGAIN:\nmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n@p bra DONE;\n"
-               "bra AGAIN;\nDONE:\n}" :: "r"(group_address(b)), "r"(parity) : "memory");
+               "bra AGAIN;\nDONE:\n}" :: "r"(shared_address(b)), "r"(parity) : "memory");
 }
 INLINE void named_barrier(int number, int threads) {
   asm volatile("bar.sync %0, %1;" :: "r"(number), "r"(threads) : "memory");
@@ -34,7 +34,7 @@ INLINE void cluster_barrier() {
 }
 INLINE uint cluster_address(const void* p, int rank) {  // the same place in the shared memory of block `rank`
   uint at;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"(group_address(p)), "r"(rank));
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"(shared_address(p)), "r"(rank));
   return at;
 }
 INLINE void cluster_store(uint at, float x, float y) {
@@ -51,30 +51,30 @@ INLINE void fence_async_proxy() { asm volatile("fence.proxy.async;" ::: "memory"
 INLINE void fence_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 INLINE void tma_load_bytes(void* to, const void* from, int64_t* full, int bytes) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
-               :: "r"(group_address(to)), "l"(from), "r"(bytes), "r"(group_address(full)) : "memory");
+               :: "r"(shared_address(to)), "l"(from), "r"(bytes), "r"(shared_address(full)) : "memory");
 }
 INLINE void tma_load(void* to, const TensorMap& m, int64_t* full, int x, int y, int z) {
   asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];"
-               :: "r"(group_address(to)), "l"(&m), "r"(group_address(full)), "r"(x), "r"(y), "r"(z) : "memory");
+               :: "r"(shared_address(to)), "l"(&m), "r"(shared_address(full)), "r"(x), "r"(y), "r"(z) : "memory");
 }
 INLINE void tma_load(void* to, const TensorMap& m, int64_t* full, int x, int y, int z, int w) {
   asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];"
-               :: "r"(group_address(to)), "l"(&m), "r"(group_address(full)), "r"(x), "r"(y), "r"(z), "r"(w) : "memory");
+               :: "r"(shared_address(to)), "l"(&m), "r"(shared_address(full)), "r"(x), "r"(y), "r"(z), "r"(w) : "memory");
 }
 // Pixels of image n in row-major order from (x, y) on, shifted by the tap (right, down).
 INLINE void tma_load_im2col(void* to, const TensorMap& m, int64_t* full, int c, int x, int y, int n, int right, int down) {
   asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes "
                "[%0], [%1, {%3, %4, %5, %6}], [%2], {%7, %8};"
-               :: "r"(group_address(to)), "l"(&m), "r"(group_address(full)), "r"(c), "r"(x), "r"(y), "r"(n),
+               :: "r"(shared_address(to)), "l"(&m), "r"(shared_address(full)), "r"(c), "r"(x), "r"(y), "r"(n),
                   "h"((short)right), "h"((short)down) : "memory");
 }
 INLINE void tma_store(const TensorMap& m, const void* from, int x, int y, int z) {
   asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];"
-               :: "l"(&m), "r"(group_address(from)), "r"(x), "r"(y), "r"(z) : "memory");
+               :: "l"(&m), "r"(shared_address(from)), "r"(x), "r"(y), "r"(z) : "memory");
 }
 INLINE void tma_store(const TensorMap& m, const void* from, int x, int y, int z, int w) {
   asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];"
-               :: "l"(&m), "r"(group_address(from)), "r"(x), "r"(y), "r"(z), "r"(w) : "memory");
+               :: "l"(&m), "r"(shared_address(from)), "r"(x), "r"(y), "r"(z), "r"(w) : "memory");
 }
 INLINE void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 // Waits until the stores of this thread have read shared memory, which may then be overwritten.
@@ -88,11 +88,11 @@ template <class T> INLINE Vec<T, 2> unpack_pair(uint v) {
 }
 template <class T> INLINE void ldmatrix_x4(uint* v, const T* row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3]) : "r"(group_address(row)) : "memory");
+               : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3]) : "r"(shared_address(row)) : "memory");
 }
 INLINE void stmatrix_x4(void* row, const uint* v) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
-               :: "r"(group_address(row)), "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3]) : "memory");
+               :: "r"(shared_address(row)), "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3]) : "memory");
 }
 
 // A position in a ring buffer of STAGES stages. `phase`: the parity of the mbarriers' phase to wait for.

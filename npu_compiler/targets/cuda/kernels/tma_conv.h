@@ -81,7 +81,7 @@ INLINE void tma_conv(const TensorMap* lines, const typename D::T* pixels, const 
       mbarrier_expect_bytes(filters, D::TAPS * D::TILE_N * D::CHANNELS * 2);
       for (int tap = 0; tap < D::TAPS; tap++)
         tma_load(slots + tap * (D::TILE_N * D::CHANNELS), weights, filters, tap * D::CHANNELS, 0, 0);
-      wait_inputs();
+      pdl_wait();
       fence_async_proxy();
       RingPosition<D::STAGES> at = {0, 1};
       for (int t = th.gid; t < UNITS; t += D::STEP) {
@@ -93,7 +93,7 @@ INLINE void tma_conv(const TensorMap* lines, const typename D::T* pixels, const 
     }
     return;
   }
-  wait_inputs();
+  pdl_wait();
   mbarrier_wait(filters, 0);
   constexpr int SHARED_VECTORS = !D::KEEPS_SHARED ? 1 : D::RESULT_STAGES ? D::TILE_N / 8 : D::TILE_N / 32;
   typename E::Shared kept[SHARED_VECTORS];

@@ -48,8 +48,8 @@ template <class Scale> struct RowFactors {
         float total = 0.0f;
 #pragma unroll
         for (int i = 0; i < (Scale::TILES + 3) / 4; i++) total += sums[h][i];
-        total += simd_xor(total, 1);
-        total += simd_xor(total, 2);
+        total += subgroup_xor(total, 1);
+        total += subgroup_xor(total, 2);
         factor[h] = scale.factor(total);
       }
     }
@@ -136,8 +136,8 @@ INLINE void store_tile(const E& epilogue, const WgmmaC<D::TILE_N>& acc, const Fa
 template <class D, class Rows> INLINE void store_row_sums(float* out, float* sums, const Rows& row, int tile_n, int lane) {
 #pragma unroll
   for (int h = 0; h < 2; h++) {
-    sums[h] += simd_xor(sums[h], 1);
-    sums[h] += simd_xor(sums[h], 2);
+    sums[h] += subgroup_xor(sums[h], 1);
+    sums[h] += subgroup_xor(sums[h], 2);
     const int m = row(h);
     if ((lane & 3) == 0 && m < D::SUM_ROWS) out[tile_n * D::SUM_ROWS + m] = sums[h];
   }
@@ -173,7 +173,7 @@ template <int SHARE, int LD, int N> INLINE void cluster_send(float* sums, int ra
     for (int j = 0; j + 1 < N / 8; j += 2) {
       const float* left = c.v + 4 * j + 2 * h;
       const float* right = left + 4;
-      const float x = simd_xor(odd ? left[0] : right[0], 1), y = simd_xor(odd ? left[1] : right[1], 1);
+      const float x = subgroup_xor(odd ? left[0] : right[0], 1), y = subgroup_xor(odd ? left[1] : right[1], 1);
       const uint at = to + (j + (odd ? 1 : 0)) * 32 + (lane & 2) * 8;
       if (odd) cluster_store(at, x, y, right[0], right[1]);
       else cluster_store(at, left[0], left[1], x, y);

@@ -47,7 +47,7 @@ INLINE void tma_gemm(const Operands<S>& operands, typename D::T* slots, int64_t*
         if constexpr (Before::ENABLED) prime(ring, before.operands, tile, rank);
         else prime(ring, operands, tile, rank);
       }
-      wait_inputs();
+      pdl_wait();
       fence_async_proxy();
       RingPosition<D::STAGES> at = {0, 1};
       int count = 0;
@@ -62,7 +62,7 @@ INLINE void tma_gemm(const Operands<S>& operands, typename D::T* slots, int64_t*
     if (D::SPLITS > 1) cluster_barrier();
     return;
   }
-  wait_inputs();
+  pdl_wait();
   RingPosition<D::STAGES> at = {0, 0};
   ReleaseResults<D> release = {ring, th.tid, -1};
   for (int t = th.gid / D::SPLITS; t < D::TILES; t += D::STEP) {

@@ -101,17 +101,17 @@ INLINE int swizzle_128(int row, int chunk) { return row * 64 + ((chunk ^ (row & 
 // Descriptor of an operand [rows, K], K-major and swizzled: K = 64 (128 bytes a row) or 32 (64 bytes).
 template <int K> INLINE uint64_t wgmma_descriptor(const void* p) {
   const uint64_t swizzle = K == 64 ? 1 : 2;
-  return (uint64_t)((group_address(p) & 0x3ffff) >> 4) | (1ull << 16) | ((uint64_t)K << 32) | (swizzle << 62);
+  return (uint64_t)((shared_address(p) & 0x3ffff) >> 4) | (1ull << 16) | ((uint64_t)K << 32) | (swizzle << 62);
 }
 // Descriptor whose blocks of 8 rows are PITCH bytes apart: rows of 64 swizzled elements, or overlapping rows that begin
 // 16 bytes after one another.
 template <int PITCH, bool SWIZZLED> INLINE uint64_t wgmma_pitched_descriptor(const void* p) {
-  return (uint64_t)((group_address(p) & 0x3ffff) >> 4) | (1ull << 16) | ((uint64_t)(PITCH / 16) << 32) |
+  return (uint64_t)((shared_address(p) & 0x3ffff) >> 4) | (1ull << 16) | ((uint64_t)(PITCH / 16) << 32) |
          ((uint64_t)SWIZZLED << 62);
 }
 // Descriptor of an operand [K, N], N-major: tiles of K rows of 64 elements beside each other.
 template <int K> INLINE uint64_t wgmma_transposed_descriptor(const void* p) {
-  return (uint64_t)((group_address(p) & 0x3ffff) >> 4) | ((uint64_t)(K * 8) << 16) | (64ull << 32) | (1ull << 62);
+  return (uint64_t)((shared_address(p) & 0x3ffff) >> 4) | ((uint64_t)(K * 8) << 16) | (64ull << 32) | (1ull << 62);
 }
 
 // C [64, N] += A [64, K] B [N, K]^T
@@ -142,7 +142,7 @@ template <int B> INLINE void quad_transpose(float* x, int lane) {
       for (int j = 0; j < 2 * B; j++) {
         float& low = x[s * 2 * B + j];
         float& high = x[(s + m) * 2 * B + j];
-        const float other = simd_xor(upper ? low : high, m);
+        const float other = subgroup_xor(upper ? low : high, m);
         low = upper ? other : low;
         high = upper ? high : other;
       }

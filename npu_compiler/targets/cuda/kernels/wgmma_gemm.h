@@ -31,11 +31,11 @@ INLINE void wgmma_gemm(Left, const typename D::T* a, Right, const typename D::T*
       left.load(ring, n * STAGE, a, first + n * D::TILE_K, th.tid);
       right.load(ring, n * STAGE + D::TILE_M * D::TILE_K, b, first + n * D::TILE_K, th.tid);
     }
-    copy_commit();
+    copy_async_commit();
   }
 #pragma unroll 1
   for (int step = 0; step < STEPS; step++) {
-    copy_wait<AHEAD - 1>();
+    copy_async_wait<AHEAD - 1>();
     fence_async_shared();
     barrier();
     const T* const as = ring + step % D::STAGES * STAGE;
@@ -48,10 +48,10 @@ INLINE void wgmma_gemm(Left, const typename D::T* a, Right, const typename D::T*
       left.load(ring, ahead % D::STAGES * STAGE, a, first + ahead * D::TILE_K, th.tid);
       right.load(ring, ahead % D::STAGES * STAGE + D::TILE_M * D::TILE_K, b, first + ahead * D::TILE_K, th.tid);
     }
-    copy_commit();
+    copy_async_commit();
   }
   wgmma_finish(acc);
-  copy_wait<0>();
+  copy_async_wait<0>();
   barrier();
   float* const results = (float*)memory;
   wgmma_store(results + th.sid * (16 * (D::TILE_N + 4)), D::TILE_N + 4, acc, th.lane);

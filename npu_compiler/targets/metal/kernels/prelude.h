@@ -8,7 +8,7 @@ typedef half f16;
 typedef bfloat bf16;
 
 #define DEVICE device
-#define GROUP threadgroup
+#define SMEM threadgroup
 #define THREAD thread
 #define CONSTANT constant
 #define CONSTANTS static constant constexpr const
@@ -22,15 +22,15 @@ INLINE float to_f32(bf16 x) { return (float)x; }
 INLINE f16 to_f16(float x) { return (f16)x; }
 INLINE bf16 to_bf16(float x) { return (bf16)x; }
 
-INLINE float simd_xor(float x, int mask) { return metal::simd_shuffle_xor(x, (ushort)mask); }
-INLINE int simd_xor(int x, int mask) { return metal::simd_shuffle_xor(x, (ushort)mask); }
-INLINE void simd_barrier() { metal::simdgroup_barrier(metal::mem_flags::mem_threadgroup); }
+INLINE float subgroup_xor(float x, int mask) { return metal::simd_shuffle_xor(x, (ushort)mask); }
+INLINE int subgroup_xor(int x, int mask) { return metal::simd_shuffle_xor(x, (ushort)mask); }
+INLINE void subgroup_barrier() { metal::simdgroup_barrier(metal::mem_flags::mem_threadgroup); }
 INLINE void barrier() { metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup); }
 INLINE void set_flag(DEVICE int* flag) {
   metal::atomic_store_explicit((DEVICE metal::atomic_int*)flag, 1, metal::memory_order_relaxed);
 }
 
-INLINE uint take_bytes(uint low, uint high, uint which) {
+INLINE uint byte_permute(uint low, uint high, uint which) {
   uint x = 0;
 #pragma unroll
   for (int n = 0; n < 4; n++) {
@@ -41,31 +41,31 @@ INLINE uint take_bytes(uint low, uint high, uint which) {
 }
 INLINE uint4 load16(DEVICE const void* p) { return *(DEVICE const uint4*)p; }
 INLINE uint4 stream16(DEVICE const void* p) { return *(DEVICE const uint4*)p; }
-INLINE void release_next() {}
-INLINE void wait_inputs() {}
-INLINE void copy16(GROUP void* to, DEVICE const void* from, bool valid) {
+INLINE void pdl_launch_dependents() {}
+INLINE void pdl_wait() {}
+INLINE void copy_async16(SMEM void* to, DEVICE const void* from, bool valid) {
   uint4 v = uint4(0);
   if (valid) v = *(DEVICE const uint4*)from;
-  *(GROUP uint4*)to = v;
+  *(SMEM uint4*)to = v;
 }
-INLINE void copy_commit() {}
-template <int N> INLINE void copy_wait() {}
+INLINE void copy_async_commit() {}
+template <int N> INLINE void copy_async_wait() {}
 
 // The matrix unit: C [8, 8] += A [8, 8] B [8, 8]^T.
 template <class T> struct FragA { metal::simdgroup_matrix<T, 8, 8> m; };
 template <class T> struct FragB { metal::simdgroup_matrix<T, 8, 8> m; };
 struct FragC { metal::simdgroup_matrix<float, 8, 8> m; };
-template <class T> INLINE void frag_load_a(THREAD FragA<T>& f, GROUP const T* p, int ld, int) {
+template <class T> INLINE void frag_load_a(THREAD FragA<T>& f, SMEM const T* p, int ld, int) {
   metal::simdgroup_load(f.m, p, (ulong)ld);
 }
-template <class T> INLINE void frag_load_b(THREAD FragB<T>& f, GROUP const T* p, int ld, int) {
+template <class T> INLINE void frag_load_b(THREAD FragB<T>& f, SMEM const T* p, int ld, int) {
   metal::simdgroup_load(f.m, p, (ulong)ld, ulong2(0, 0), true);
 }
 INLINE void frag_zero(THREAD FragC& c) { c.m = metal::make_filled_simdgroup_matrix<float, 8, 8>(0.0f); }
 template <class T> INLINE void frag_mma(THREAD FragC& c, THREAD const FragA<T>& a, THREAD const FragB<T>& b) {
   metal::simdgroup_multiply_accumulate(c.m, a.m, b.m, c.m);
 }
-INLINE void frag_store(GROUP float* p, int ld, THREAD const FragC& c, int) {
+INLINE void frag_store(SMEM float* p, int ld, THREAD const FragC& c, int) {
   metal::simdgroup_store(c.m, p, (ulong)ld);
 }
 

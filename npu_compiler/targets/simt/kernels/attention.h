@@ -43,11 +43,11 @@ template <class C> struct Attention {
   DEVICE const typename C::Mask* mask;
   DEVICE const int64_t* positions;
   DEVICE typename C::Out* out;
-  GROUP float* score;  // [ROWS, CHUNK]: scores, then weights
-  GROUP float* top;    // [ROWS]: the maximum so far, the sum of weights, and what earlier sums are worth now
-  GROUP float* total;
-  GROUP float* scale;
-  GROUP float* meet;   // [MERGED, SUBGROUPS, DIM]
+  SMEM float* score;  // [ROWS, CHUNK]: scores, then weights
+  SMEM float* top;    // [ROWS]: the maximum so far, the sum of weights, and what earlier sums are worth now
+  SMEM float* total;
+  SMEM float* scale;
+  SMEM float* meet;   // [MERGED, SUBGROUPS, DIM]
   Thread at;
   int tile, split, hk, b, member, d0;
 
@@ -104,7 +104,7 @@ template <class C> struct Attention {
 #pragma unroll
       for (int e = 0; e < C::ITEM; e++) s[r] += x[r][e] * key[e];
 #pragma unroll
-      for (int m = C::TEAM / 2; m > 0; m >>= 1) s[r] += simd_xor(s[r], m);
+      for (int m = C::TEAM / 2; m > 0; m >>= 1) s[r] += subgroup_xor(s[r], m);
     }
     for (int r = member; r < C::ROWS; r += C::TEAM) {
       const int i = query(r);
@@ -126,16 +126,16 @@ template <class C> struct Attention {
       const float before = top[r];
       float most = before, sum = 0.0f;
       for (int j = at.lane; j < count; j += 32) most = m_max(most, score[r * C::CHUNK + j]);
-      most = simd_most(most);
+      most = subgroup_max(most);
       for (int j = at.lane; j < count; j += 32) {
         const float x = score[r * C::CHUNK + j];
         const float w = x == -m_inf_float() ? 0.0f : m_exp(x - most);
         score[r * C::CHUNK + j] = w;
         sum += w;
       }
-      sum = simd_sum(sum);
+      sum = subgroup_sum(sum);
       const float keep = before == -m_inf_float() ? 0.0f : m_exp(before - most);
-      simd_barrier();
+      subgroup_barrier();
       if (at.lane == 0) {
         top[r] = most;
         scale[r] = keep;
@@ -165,7 +165,7 @@ template <class C> struct Attention {
 #pragma unroll
         for (int m = 16; m >= C::TEAM; m >>= 1)
 #pragma unroll
-          for (int e = 0; e < C::ITEM; e++) acc[r][e] += simd_xor(acc[r][e], m);
+          for (int e = 0; e < C::ITEM; e++) acc[r][e] += subgroup_xor(acc[r][e], m);
     }
 #pragma unroll
     for (int first = 0; first < C::ROWS; first += C::MERGED) {
@@ -236,7 +236,7 @@ template <class C>
 INLINE void attention(
     DEVICE const typename C::Q* q, DEVICE const typename C::K* k, DEVICE const typename C::V* v,
     DEVICE const typename C::Mask* mask, DEVICE const int64_t* positions, DEVICE typename C::Out* out,
-    GROUP float* score, GROUP float* top, GROUP float* total, GROUP float* scale, GROUP float* meet, Thread at) {
+    SMEM float* score, SMEM float* top, SMEM float* total, SMEM float* scale, SMEM float* meet, Thread at) {
   Attention<C> a;
   a.q = q; a.k = k; a.v = v; a.mask = mask; a.positions = positions; a.out = out;
   a.score = score; a.top = top; a.total = total; a.scale = scale; a.meet = meet; a.at = at;
@@ -247,7 +247,7 @@ INLINE void attention(
 // teams share its parts. Constants: SPLITS B H SQ D O_B O_H O_S O_D TEAMS THREADS.
 template <class C>
 INLINE void attention_merge(
-    DEVICE const float* parts, DEVICE typename C::Out* out, GROUP float* weight, GROUP float* total, GROUP float* meet,
+    DEVICE const float* parts, DEVICE typename C::Out* out, SMEM float* weight, SMEM float* total, SMEM float* meet,
     Thread at) {
   const int width = C::D + 2, step = C::B * C::H * C::SQ * width, row = at.gid;
   DEVICE const float* const part = parts + row * width;
@@ -255,7 +255,7 @@ INLINE void attention_merge(
     float most = -m_inf_float(), sum = 0.0f;
 #pragma unroll
     for (int s = at.lane; s < C::SPLITS; s += 32) most = m_max(most, part[s * step + C::D]);
-    most = simd_most(most);
+    most = subgroup_max(most);
 #pragma unroll
     for (int s = at.lane; s < C::SPLITS; s += 32) {
       const float m = part[s * step + C::D], n = part[s * step + C::D + 1];
@@ -263,7 +263,7 @@ INLINE void attention_merge(
       weight[s] = w;
       sum += w > 0.0f ? w * n : 0.0f;
     }
-    sum = simd_sum(sum);
+    sum = subgroup_sum(sum);
     if (at.lane == 0) total[0] = sum > 0.0f ? 1.0f / sum : 0.0f;
   }
   barrier();

@@ -30,11 +30,11 @@ template <class C> struct DecodeAttention {
   DEVICE const T* values;
   DEVICE T* out;
   DEVICE float* parts;  // [SPLITS, HK * SHARE, PART]
-  GROUP T* qs;          // [HEADS, D]
-  GROUP T* fresh;       // [2, D]: this position's key and value
-  GROUP float* meet;    // [HALF, SLOT]
-  GROUP float* tops;    // [HALF, HEADS]
-  GROUP float* sums;
+  SMEM T* qs;          // [HEADS, D]
+  SMEM T* fresh;       // [2, D]: this position's key and value
+  SMEM float* meet;    // [HALF, SLOT]
+  SMEM float* tops;    // [HALF, HEADS]
+  SMEM float* sums;
   Thread at;
   int hk, split, now, valid, active, begin, end, row, column;
   uint4 k[2][KP], v[4][VP];
@@ -90,7 +90,7 @@ template <class C> struct DecodeAttention {
     const uint point = (uint)(hk * C::D + at.tid % C::D);
     key.load(0, point);
     value.load(0, point);
-    release_next();  // the next kernel's weights would delay the loads above
+    pdl_launch_dependents();  // the next kernel's weights would delay the loads above
     const float fresh_key = key.make(0, point), fresh_value = value.make(0, point);
 #pragma unroll
     for (int i = 0; i < turns; i++) made[i] = queries.make(i, query_point(i, count));
@@ -119,12 +119,12 @@ template <class C> struct DecodeAttention {
     for (int i = 0; i < 2; i++)
 #pragma unroll
       for (int j = 0; j < KP; j++)
-        if (key_at(first, i) == now) k[i][j] = *(GROUP const uint4*)(fresh + j * 32 + column * 8);
+        if (key_at(first, i) == now) k[i][j] = *(SMEM const uint4*)(fresh + j * 32 + column * 8);
 #pragma unroll
     for (int i = 0; i < 4; i++)
 #pragma unroll
       for (int j = 0; j < VP; j++) {
-        if (value_at(first, i) == now) v[i][j] = *(GROUP const uint4*)(fresh + C::D + j * 64 + row * 8);
+        if (value_at(first, i) == now) v[i][j] = *(SMEM const uint4*)(fresh + C::D + j * 64 + row * 8);
         if (value_at(first, i) > now) v[i][j] = zero16();
       }
   }
@@ -135,13 +135,13 @@ template <class C> struct DecodeAttention {
     frag_zero(s[1]);
 #pragma unroll
     for (int j = 0; j < KP; j++) {
-      const uint4 q = *(GROUP const uint4*)(qs + row * C::D + j * 32 + column * 8);
+      const uint4 q = *(SMEM const uint4*)(qs + row * C::D + j * 32 + column * 8);
       FragA<T> x, y;
       FragB<T> a, b;
-      frag_b_of(a, q.x, q.y, at.lane);
-      frag_b_of(b, q.z, q.w, at.lane);
-      frag_a_of(x, k[0][j].x, k[1][j].x, k[0][j].y, k[1][j].y, at.lane);
-      frag_a_of(y, k[0][j].z, k[1][j].z, k[0][j].w, k[1][j].w, at.lane);
+      frag_b_from(a, q.x, q.y, at.lane);
+      frag_b_from(b, q.z, q.w, at.lane);
+      frag_a_from(x, k[0][j].x, k[1][j].x, k[0][j].y, k[1][j].y, at.lane);
+      frag_a_from(y, k[0][j].z, k[1][j].z, k[0][j].w, k[1][j].w, at.lane);
       frag_mma(s[0], x, a);
       frag_mma(s[1], y, b);
     }
@@ -158,7 +158,7 @@ template <class C> struct DecodeAttention {
       }
       float most = m_max(top[c], m_max(s[0].v[c], s[0].v[c + 2]));
 #pragma unroll
-      for (int m = 4; m < 32; m <<= 1) most = m_max(most, simd_xor(most, m));
+      for (int m = 4; m < 32; m <<= 1) most = m_max(most, subgroup_xor(most, m));
       const float keep = m_exp2(top[c] - most);
       top[c] = most;
       s[0].v[c] = m_exp2(s[0].v[c] - most);
@@ -175,7 +175,7 @@ template <class C> struct DecodeAttention {
   // o: 16 elements by 8 heads; lane `row` has elements e and e + 1 of its pieces, from four values each.
   INLINE void add_values(THREAD const FragC& weights) {
     FragB<T> w;
-    frag_b_turned(w, weights, at.lane);
+    frag_b_transposed(w, weights, at.lane);
 #pragma unroll
     for (int j = 0; j < VP; j++) {
       add_pairs(o[4 * j], w, v[0][j].x, v[1][j].x, v[2][j].x, v[3][j].x);
@@ -186,13 +186,13 @@ template <class C> struct DecodeAttention {
   }
   INLINE void add_pairs(THREAD FragC& sums_of, THREAD const FragB<T>& w, uint a, uint b, uint c, uint d) {
     FragA<T> x;
-    frag_a_of(x, pair_low(a, b), pair_high(a, b), pair_low(c, d), pair_high(c, d), at.lane);
+    frag_a_from(x, pair_low(a, b), pair_high(a, b), pair_low(c, d), pair_high(c, d), at.lane);
     frag_mma(sums_of, x, w);
   }
 
   // Where a lane leaves values 16 n of its column c: lane by lane, and shifted so that a row is read without bank
   // conflicts, too (even n first: a thread reads n and n + 1).
-  INLINE GROUP float* slot(int n, int c) const {
+  INLINE SMEM float* slot(int n, int c) const {
     return meet + at.sid % HALF * SLOT + at.lane + (n % 2 * (C::D / 32) + n / 2) * PITCH + c * 64;
   }
   INLINE void leave() {
@@ -216,11 +216,11 @@ template <class C> struct DecodeAttention {
 #pragma unroll
     for (int c = 0; c < 2; c++)
 #pragma unroll
-      for (int m = 4; m < 32; m <<= 1) sum[c] += simd_xor(sum[c], m);
+      for (int m = 4; m < 32; m <<= 1) sum[c] += subgroup_xor(sum[c], m);
     if (at.sid >= HALF) leave();
     barrier();
     if (at.sid < HALF) {
-      simd_barrier();
+      subgroup_barrier();
 #pragma unroll
       for (int c = 0; c < 2; c++) {
         const int mine = at.sid % HALF * HEADS + 2 * column + c;
@@ -235,7 +235,7 @@ template <class C> struct DecodeAttention {
           o[n].v[c + 2] = o[n].v[c + 2] * a + slot(n, c)[32] * b;
         }
       }
-      simd_barrier();
+      subgroup_barrier();
       leave();
     }
     barrier();
@@ -250,7 +250,7 @@ template <class C> struct DecodeAttention {
   // The workgroup's own part, then its share of the results. A thread has 4 elements of a row. False: nothing is left.
   INLINE bool own_part(THREAD Vec<float, 4>& x, THREAD float& total) {
     const int item = at.tid % ITEMS, r = item / (C::D / 4), e0 = item % (C::D / 4) * 4;
-    GROUP const float* const theirs = meet + (e0 / 64 * 2 + e0 % 8 / 4) * PITCH + r % 2 * 64 + e0 % 64 / 8 * 4 + r / 2;
+    SMEM const float* const theirs = meet + (e0 / 64 * 2 + e0 % 8 / 4) * PITCH + r % 2 * 64 + e0 % 64 / 8 * 4 + r / 2;
     float most = tops[r];
 #pragma unroll
     for (int s = 1; s < HALF; s++) most = m_max(most, tops[s * HEADS + r]);
@@ -289,7 +289,7 @@ template <class C> struct DecodeAttention {
       float most = -m_inf_float(), total = 0.0f;
 #pragma unroll
       for (int n = 0; n < turns; n++) most = m_max(most, extent[n].v[0]);
-      most = simd_most(most);
+      most = subgroup_max(most);
 #pragma unroll
       for (int n = 0; n < turns; n++) {
         const float w = n * 32 + at.lane < active ? m_exp2(extent[n].v[0] - most) : 0.0f;
@@ -297,19 +297,19 @@ template <class C> struct DecodeAttention {
 #pragma unroll
         for (int q = 0; q < 4; q++) x.v[q] += w * a[n].v[q];
       }
-      total = simd_sum(total);
+      total = subgroup_sum(total);
 #pragma unroll
-      for (int q = 0; q < 4; q++) x.v[q] = simd_sum(x.v[q]);
+      for (int q = 0; q < 4; q++) x.v[q] = subgroup_sum(x.v[q]);
       if (at.lane == 0) store(i, x, total);
     }
   }
 
   // Workgroups of a key/value head meet; each adds up its share, and the last one also those of workgroups that left.
-  INLINE void add_up_shares(DEVICE int* states, GROUP int* role) {
+  INLINE void add_up_shares(DEVICE int* states, SMEM int* role) {
     DEVICE int* const state = states + hk * C::STATE;
     const int each = (ITEMS + active - 1) / active;
     barrier();
-    if (at.tid == 0) role[0] = meet_groups(state, split, active, split * each < ITEMS);
+    if (at.tid == 0) role[0] = grid_barrier(state, split, active, split * each < ITEMS);
     barrier();
     if (role[0] == 0) return;
     if (role[0] == 1) {
@@ -331,8 +331,8 @@ template <class C, class Queries, class Key, class Value>
 INLINE void attention_decode(
     DEVICE const typename C::T* keys, DEVICE const typename C::T* values, DEVICE const int64_t* position,
     DEVICE typename C::T* out, DEVICE typename C::T* key_out, DEVICE typename C::T* value_out, DEVICE float* parts,
-    DEVICE int* states, Queries queries, Key key, Value value, GROUP typename C::T* qs, GROUP typename C::T* fresh,
-    GROUP float* meet, GROUP float* tops, GROUP float* sums, GROUP int* role, Thread at) {
+    DEVICE int* states, Queries queries, Key key, Value value, SMEM typename C::T* qs, SMEM typename C::T* fresh,
+    SMEM float* meet, SMEM float* tops, SMEM float* sums, SMEM int* role, Thread at) {
   DecodeAttention<C> a;
   a.at = at;
   const int64_t here = position[0];
@@ -345,7 +345,7 @@ INLINE void attention_decode(
   const int step = DecodeAttention<C>::STEP, first = a.begin + at.sid * 16, known = a.end < a.now ? a.end : a.now;
   a.load_keys(first);
   a.load_values(first);
-  wait_inputs();
+  pdl_wait();
   a.make_rows(queries, key, value, key_out, value_out, here);
   barrier();
 #pragma unroll

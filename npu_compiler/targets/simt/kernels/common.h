@@ -31,19 +31,19 @@ INLINE uint4 zero16() {
   return v;
 }
 
-INLINE int64_t simd_xor(int64_t x, int mask) {
-  const int low = simd_xor((int)x, mask), high = simd_xor((int)(x >> 32), mask);
+INLINE int64_t subgroup_xor(int64_t x, int mask) {
+  const int low = subgroup_xor((int)x, mask), high = subgroup_xor((int)(x >> 32), mask);
   return (int64_t)((uint64_t)(uint)low | ((uint64_t)(uint)high << 32));
 }
-INLINE bool simd_xor(bool x, int mask) { return simd_xor((int)x, mask) != 0; }
-INLINE float simd_sum(float x) {
+INLINE bool subgroup_xor(bool x, int mask) { return subgroup_xor((int)x, mask) != 0; }
+INLINE float subgroup_sum(float x) {
 #pragma unroll
-  for (int m = 16; m > 0; m >>= 1) x += simd_xor(x, m);
+  for (int m = 16; m > 0; m >>= 1) x += subgroup_xor(x, m);
   return x;
 }
-INLINE float simd_most(float x) {
+INLINE float subgroup_max(float x) {
 #pragma unroll
-  for (int m = 16; m > 0; m >>= 1) x = m_max(x, simd_xor(x, m));
+  for (int m = 16; m > 0; m >>= 1) x = m_max(x, subgroup_xor(x, m));
   return x;
 }
 
@@ -126,25 +126,25 @@ INLINE double m_sigmoid(double x) { return 1.0 / (1.0 + m_exp(-x)); }
 #endif
 
 // Four sums over a simd at once: lane l has that of number l % 4.
-INLINE float simd_sum4(float a, float b, float c, float d, int lane) {
+INLINE float subgroup_sum4(float a, float b, float c, float d, int lane) {
   const bool odd = (lane & 1) != 0, second = (lane & 2) != 0;
-  const float ab = (odd ? b : a) + simd_xor(odd ? a : b, 1), cd = (odd ? d : c) + simd_xor(odd ? c : d, 1);
-  float x = (second ? cd : ab) + simd_xor(second ? ab : cd, 2);
+  const float ab = (odd ? b : a) + subgroup_xor(odd ? a : b, 1), cd = (odd ? d : c) + subgroup_xor(odd ? c : d, 1);
+  float x = (second ? cd : ab) + subgroup_xor(second ? ab : cd, 2);
 #pragma unroll
-  for (int m = 4; m < 32; m <<= 1) x += simd_xor(x, m);
+  for (int m = 4; m < 32; m <<= 1) x += subgroup_xor(x, m);
   return x;
 }
 
 // Eight columns of a row in 12 bits (formats/bf16c12/rows4.py) as bfloat16, without the row's scale: their low bytes and codes.
-INLINE uint4 quad_row(uint low0, uint low1, uint codes) {
+INLINE uint4 rows4_decode(uint low0, uint low1, uint codes) {
   const uint which = codes & 0x77777777u, few = 0x3b3a3900u, many = 0x3f3e3d3cu;
-  const uint high0 = take_bytes(few, many, which) | (codes & 0x80808080u);
-  const uint high1 = take_bytes(few, many, which >> 16) | (codes << 4 & 0x80808080u);
+  const uint high0 = byte_permute(few, many, which) | (codes & 0x80808080u);
+  const uint high1 = byte_permute(few, many, which >> 16) | (codes << 4 & 0x80808080u);
   uint4 v;
-  v.x = take_bytes(low0, high0, 0x5140u);
-  v.y = take_bytes(low0, high0, 0x7362u);
-  v.z = take_bytes(low1, high1, 0x5140u);
-  v.w = take_bytes(low1, high1, 0x7362u);
+  v.x = byte_permute(low0, high0, 0x5140u);
+  v.y = byte_permute(low0, high0, 0x7362u);
+  v.z = byte_permute(low1, high1, 0x5140u);
+  v.w = byte_permute(low1, high1, 0x7362u);
   return v;
 }
 

@@ -23,8 +23,8 @@ template <class C> struct FlashRows {
   typedef typename C::T T;
   DEVICE const typename C::Mask* mask;
   DEVICE const int64_t* positions;
-  GROUP int* ms;     // tiles of the mask, two in turns
-  GROUP int* limit;  // [2, subgroups that know the range]
+  SMEM int* ms;     // tiles of the mask, two in turns
+  SMEM int* limit;  // [2, subgroups that know the range]
   Thread at;
   int tile, h, b, hk, q0;
   int valid, least;  // keys that some row sees; the position of the row that sees the fewest
@@ -35,7 +35,7 @@ template <class C> struct FlashRows {
 
   // How many keys the workgroup sees; what the caller gives is read before the kernel waits for others.
   INLINE void range() {
-    if (!C::GIVEN) wait_inputs();
+    if (!C::GIVEN) pdl_wait();
     valid = C::SK;
     if (C::LIMITED) {
       const int subgroups = C::THREADS / 32;
@@ -48,7 +48,7 @@ template <class C> struct FlashRows {
       }
 #pragma unroll
       for (int m = 16; m > 0; m >>= 1) {
-        const int x = simd_xor(last, m), y = simd_xor(least, m);
+        const int x = subgroup_xor(last, m), y = subgroup_xor(least, m);
         last = x > last ? x : last;
         least = y < least ? y : least;
       }
@@ -65,7 +65,7 @@ template <class C> struct FlashRows {
       }
     }
     if (C::CAUSAL) valid = q0 + C::ROWS < valid ? q0 + C::ROWS : valid;
-    if (C::GIVEN) wait_inputs();
+    if (C::GIVEN) pdl_wait();
   }
 
   INLINE void start() {
@@ -103,8 +103,8 @@ template <class C> struct FlashRows {
       const int whole = C::SK - C::SK % 16;  // what is in tiles
       if (C::TILED) {
         const int inside = (step & 1) * (C::ROWS * C::KEYS) + (i - q0) * C::KEYS + c;
-        if (whole == C::SK) seen = seen && ((GROUP const bool8*)ms)[inside] != 0;
-        else seen = seen && (t < whole ? ((GROUP const bool8*)ms)[inside] != 0 : is_set(mask_of(i, t)));
+        if (whole == C::SK) seen = seen && ((SMEM const bool8*)ms)[inside] != 0;
+        else seen = seen && (t < whole ? ((SMEM const bool8*)ms)[inside] != 0 : is_set(mask_of(i, t)));
       } else if (C::BOOLEAN) {
         seen = seen && is_set(mask_of(i, t));
       } else {
@@ -180,17 +180,17 @@ template <class C> struct Flash {
   DEVICE const T* q;
   DEVICE const T* k;
   DEVICE const T* v;
-  GROUP T* ks;  // [2, KEYS, LD]: tiles of keys and of values, two in turns
-  GROUP T* vs;
+  SMEM T* ks;  // [2, KEYS, LD]: tiles of keys and of values, two in turns
+  SMEM T* vs;
 
   // Copies of ROWS rows of D elements, `pitch` apart, from row `first` of `count` on.
-  INLINE void copy_rows(GROUP T* to, DEVICE const T* base, int pitch, int first, int count) {
+  INLINE void copy_rows(SMEM T* to, DEVICE const T* base, int pitch, int first, int count) {
     const int pieces = C::D / 8;
 #pragma unroll
     for (int c = rows.at.tid; c < C::ROWS * pieces; c += C::THREADS) {
       const int r = c / pieces, d = c % pieces * 8, i = first + r;
       const bool ok = i < count;
-      copy16(to + r * LD + d, base + (int64_t)(ok ? i : 0) * pitch + d, ok);
+      copy_async16(to + r * LD + d, base + (int64_t)(ok ? i : 0) * pitch + d, ok);
     }
   }
 
@@ -200,8 +200,8 @@ template <class C> struct Flash {
       const int r = c / pieces, i = rows.q0 + r, t = step * C::KEYS + c % pieces * 16;
       const bool ok = i < C::SQ && t < C::SK - C::SK % 16;
       const int64_t place = (int64_t)rows.b * C::M_B + (int64_t)rows.h * C::M_H + (int64_t)i * C::M_S + t;
-      GROUP bool8* const to = (GROUP bool8*)rows.ms + slot * (C::ROWS * C::KEYS) + r * C::KEYS + c % pieces * 16;
-      copy16(to, rows.mask + (ok ? place : 0), ok);
+      SMEM bool8* const to = (SMEM bool8*)rows.ms + slot * (C::ROWS * C::KEYS) + r * C::KEYS + c % pieces * 16;
+      copy_async16(to, rows.mask + (ok ? place : 0), ok);
     }
   }
 
@@ -212,7 +212,7 @@ template <class C> struct Flash {
     if (C::TILED) copy_mask(step, slot);
   }
 
-  INLINE void scores(THREAD FragC* s, THREAD const FragA<T>* x, GROUP const T* keys) {
+  INLINE void scores(THREAD FragC* s, THREAD const FragA<T>* x, SMEM const T* keys) {
 #pragma unroll
     for (int j = 0; j < C::KEYS / 8; j++) frag_zero(s[j]);
 #pragma unroll
@@ -226,15 +226,15 @@ template <class C> struct Flash {
       }
   }
 
-  INLINE void add_values(THREAD FragC* o, THREAD const FragC* s, GROUP const T* values) {
+  INLINE void add_values(THREAD FragC* o, THREAD const FragC* s, SMEM const T* values) {
 #pragma unroll
     for (int n = 0; n < C::KEYS / 16; n++) {
       FragA<T> w;
-      frag_from_results(w, s[2 * n], s[2 * n + 1]);
+      frag_a_from_c(w, s[2 * n], s[2 * n + 1]);
 #pragma unroll
       for (int e = 0; e < C::D / 8; e += 2) {
         FragB<T> left, right;
-        frag_load_turned(left, right, values + n * (16 * LD) + e * 8, LD, rows.at.lane);
+        frag_load_transposed(left, right, values + n * (16 * LD) + e * 8, LD, rows.at.lane);
         frag_mma(o[e], w, left);
         frag_mma(o[e + 1], w, right);
       }
@@ -251,8 +251,8 @@ template <class C> struct Flash {
     rows.range();
     // the queries pass through the first tile of keys
     copy_rows(ks, q + ((int64_t)rows.b * C::Q_B + (int64_t)rows.h * C::Q_H), C::Q_S, rows.q0, C::SQ);
-    copy_commit();
-    copy_wait<0>();
+    copy_async_commit();
+    copy_async_wait<0>();
     barrier();
     FragA<T> x[C::D / 16];
 #pragma unroll
@@ -264,12 +264,12 @@ template <class C> struct Flash {
     rows.start();
     const int steps = (rows.valid + C::KEYS - 1) / C::KEYS;
     if (steps > 0) copy_tile(0, 0);
-    copy_commit();
+    copy_async_commit();
     for (int step = 0; step < steps; step++) {
-      copy_wait<0>();
+      copy_async_wait<0>();
       barrier();
       if (step + 1 < steps) copy_tile(step + 1, (step + 1) & 1);
-      copy_commit();
+      copy_async_commit();
       FragC s[C::KEYS / 8];
       scores(s, x, ks + (step & 1) * SIZE);
       rows.softmax(s, o, step);
@@ -283,7 +283,7 @@ template <class C>
 INLINE void flash(
     DEVICE const typename C::T* q, DEVICE const typename C::T* k, DEVICE const typename C::T* v,
     DEVICE const typename C::Mask* mask, DEVICE const int64_t* positions, DEVICE typename C::T* out,
-    GROUP typename C::T* ks, GROUP typename C::T* vs, GROUP int* ms, GROUP int* limit, Thread at) {
+    SMEM typename C::T* ks, SMEM typename C::T* vs, SMEM int* ms, SMEM int* limit, Thread at) {
   Flash<C> f;
   f.q = q; f.k = k; f.v = v; f.ks = ks; f.vs = vs;
   f.rows.mask = mask; f.rows.positions = positions; f.rows.ms = ms; f.rows.limit = limit; f.rows.at = at;

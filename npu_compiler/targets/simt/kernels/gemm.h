@@ -109,7 +109,7 @@ template <class S> struct SimpleTile {
 #pragma unroll
     for (int i = 0; i < ROWS; i++) rows[i] = S::row(first + row(tid, i), batch);
   }
-  INLINE void load(GROUP float* to, DEVICE const typename O::T* from, int k0, int tid) const {
+  INLINE void load(SMEM float* to, DEVICE const typename O::T* from, int k0, int tid) const {
 #pragma unroll
     for (int i = 0; i < 4; i++) {
       const int k = k0 + term(tid, i), n = O::ALONG_K ? i : 0;
@@ -121,7 +121,7 @@ template <class S> struct SimpleTile {
 
 template <class D, class Left, class Right, class E>
 INLINE void simple_gemm(Left, DEVICE const typename Left::O::T* a, Right, DEVICE const typename Right::O::T* b,
-                        GROUP float* as, GROUP float* bs, THREAD const E& epilogue, Thread th) {
+                        SMEM float* as, SMEM float* bs, THREAD const E& epilogue, Thread th) {
   ASSUME(th.tid >= 0 && th.tid < D::THREADS);
   const int PITCH = SimpleTile<Left>::PITCH;
   const GemmTile tile = gemm_tile<D>(th.gid);
@@ -189,22 +189,22 @@ template <class D, class Layout, class S, int ROWS> struct StageCopy {
     for (int i = 0; i < CHUNKS; i++) rows[i] = S::row(first + row(tid + i * D::THREADS), batch);
   }
   // The operand's part of the stage, `start` elements behind `ring`, from term k0 on.
-  INLINE void load(GROUP T* ring, int start, DEVICE const T* from, int k0, int tid) const {
+  INLINE void load(SMEM T* ring, int start, DEVICE const T* from, int k0, int tid) const {
 #pragma unroll
     for (int i = 0; i < CHUNKS; i++) {
       const int chunk = tid + i * D::THREADS;
       if (COUNT % D::THREADS == 0 || chunk < COUNT) {
         const int k = k0 + term(chunk);
-        GROUP T* const place = ring + Layout::at(row(chunk), term(chunk)) + start;
+        SMEM T* const place = ring + Layout::at(row(chunk), term(chunk)) + start;
         if (O::VECTORS) {
           const bool valid = S::has(rows[i], k);
-          copy16(place, from + (valid ? S::at(rows[i], k) : 0), valid);
+          copy_async16(place, from + (valid ? S::at(rows[i], k) : 0), valid);
         } else {
           Vec<T, 8> v;
 #pragma unroll
           for (int e = 0; e < 8; e++)
             v.v[e] = S::has(rows[i], k + e) ? from[S::at(rows[i], k + e)] : narrow<T>(0.0f);
-          *(GROUP Vec<T, 8>*)place = v;
+          *(SMEM Vec<T, 8>*)place = v;
         }
       }
     }
@@ -213,7 +213,7 @@ template <class D, class Layout, class S, int ROWS> struct StageCopy {
 
 // Results from shared memory [TILE_M, TILE_N + 4], so that neighbouring threads store neighbouring columns.
 template <class D, class E>
-INLINE void store_results(THREAD const E& epilogue, GROUP const float* results, THREAD const GemmTile& tile, int tid) {
+INLINE void store_results(THREAD const E& epilogue, SMEM const float* results, THREAD const GemmTile& tile, int tid) {
   const int ld = D::TILE_N + 4, values = E::WIDTH * D::LANES, per_row = D::TILE_N / values;
   for (int c = tid; c < D::TILE_M * per_row; c += D::THREADS) {
     const int m = c / per_row, n = c % per_row * values;
@@ -222,7 +222,7 @@ INLINE void store_results(THREAD const E& epilogue, GROUP const float* results, 
       if (E::WIDTH % 4 == 0) {
 #pragma unroll
         for (int e = 0; e < values; e += 4) {
-          const Vec<float, 4> v = *(GROUP const Vec<float, 4>*)(results + m * ld + n + e);
+          const Vec<float, 4> v = *(SMEM const Vec<float, 4>*)(results + m * ld + n + e);
 #pragma unroll
           for (int i = 0; i < 4; i++) acc[e + i] = v.v[i];
         }
@@ -235,7 +235,7 @@ INLINE void store_results(THREAD const E& epilogue, GROUP const float* results, 
 }
 
 template <class D, class Left, class Right, class E>
-INLINE void mma_gemm(Left, DEVICE const typename D::T* a, Right, DEVICE const typename D::T* b, GROUP int* memory,
+INLINE void mma_gemm(Left, DEVICE const typename D::T* a, Right, DEVICE const typename D::T* b, SMEM int* memory,
                      THREAD const E& epilogue, Thread th) {
   typedef typename D::T T;
   ASSUME(th.tid >= 0 && th.tid < D::THREADS);
@@ -243,7 +243,7 @@ INLINE void mma_gemm(Left, DEVICE const typename D::T* a, Right, DEVICE const ty
   const int tiles_m = rows / D::FRAG_M, tiles_n = columns / D::FRAG_N, stage = (D::TILE_M + D::TILE_N) * D::LD;
   const int steps = ((D::K + D::TILE_K - 1) / D::TILE_K + D::SPLITS - 1) / D::SPLITS;
   const GemmTile tile = gemm_tile<D>(th.gid);
-  GROUP T* const ring = (GROUP T*)memory;
+  SMEM T* const ring = (SMEM T*)memory;
   const int first = tile.split * (steps * D::TILE_K), row0 = th.sid / D::SUBGROUPS_N * rows;
   const int column0 = th.sid % D::SUBGROUPS_N * columns;
   StageCopy<D, PaddedRows<D::LD>, Left, D::TILE_M> left;
@@ -259,20 +259,20 @@ INLINE void mma_gemm(Left, DEVICE const typename D::T* a, Right, DEVICE const ty
   for (int n = 0; n < D::STAGES - 1; n++) {
     left.load(ring, n * stage, a, first + n * D::TILE_K, th.tid);
     right.load(ring, n * stage + D::TILE_M * D::LD, b, first + n * D::TILE_K, th.tid);
-    copy_commit();
+    copy_async_commit();
   }
 #pragma unroll 1
   for (int step = 0; step < steps; step++) {
-    copy_wait<D::STAGES - 2>();
+    copy_async_wait<D::STAGES - 2>();
     barrier();
     const int ahead = step + D::STAGES - 1;
     if (ahead < steps) {
       left.load(ring, ahead % D::STAGES * stage, a, first + ahead * D::TILE_K, th.tid);
       right.load(ring, ahead % D::STAGES * stage + D::TILE_M * D::LD, b, first + ahead * D::TILE_K, th.tid);
     }
-    copy_commit();
-    GROUP const T* const as = ring + step % D::STAGES * stage;
-    GROUP const T* const bs = as + D::TILE_M * D::LD;
+    copy_async_commit();
+    SMEM const T* const as = ring + step % D::STAGES * stage;
+    SMEM const T* const bs = as + D::TILE_M * D::LD;
 #pragma unroll
     for (int k = 0; k < D::TILE_K; k += D::FRAG_K) {
       FragA<T> x[tiles_m];
@@ -287,9 +287,9 @@ INLINE void mma_gemm(Left, DEVICE const typename D::T* a, Right, DEVICE const ty
         for (int j = 0; j < tiles_n; j++) frag_mma(acc[i][j], x[i], y[j]);
     }
   }
-  copy_wait<0>();
+  copy_async_wait<0>();
   barrier();
-  GROUP float* const results = (GROUP float*)memory;
+  SMEM float* const results = (SMEM float*)memory;
   const int ld = D::TILE_N + 4;
 #pragma unroll
   for (int i = 0; i < tiles_m; i++)

@@ -63,7 +63,7 @@ template <class C> struct DenseWeights {
     return C::STREAMED ? stream16(from) : load16(from);
   }
   INLINE void load(int unit, Thread at) {
-    if (!C::STREAMED) wait_inputs();
+    if (!C::STREAMED) pdl_wait();
 #pragma unroll
     for (int r = 0; r < C::ROWS; r++)
 #pragma unroll
@@ -91,10 +91,10 @@ template <class C> struct DenseWeights {
         for (int m = 0; m < C::M; m++) sum[m][r] += to_f32(left.x[m][v].v[e]) * y[e];
     }
   }
-  INLINE void reduce(THREAD float (&sum)[C::M][C::ROWS], GROUP float* part, Thread at) {
+  INLINE void reduce(THREAD float (&sum)[C::M][C::ROWS], SMEM float* part, Thread at) {
 #pragma unroll
     for (int n = 0; n < C::ROWS * C::M; n++) {
-      const float total = simd_sum(sum[n / C::ROWS][n % C::ROWS]);
+      const float total = subgroup_sum(sum[n / C::ROWS][n % C::ROWS]);
       if (at.lane == 0) part[n] = total;
     }
   }
@@ -112,7 +112,7 @@ template <class C> struct GemvResults {
   }
   // Turns use different memory: one barrier for each is enough.
   template <class Weights, class Epilogue>
-  INLINE void store(THREAD Weights& weights, THREAD float (&sum)[C::M][C::ROWS], THREAD Epilogue& epilogue, GROUP float* part,
+  INLINE void store(THREAD Weights& weights, THREAD float (&sum)[C::M][C::ROWS], THREAD Epilogue& epilogue, SMEM float* part,
                     Thread at) {
     weights.reduce(sum, part + at.sid * SUMS, at);
     barrier();
@@ -131,14 +131,14 @@ template <class C> struct GemvResults {
 
 // A workgroup for each unit. part: [THREADS / 32, ROWS * M].
 template <class C, class Weights, class Left, class Epilogue>
-INLINE void gemv(Weights weights, Left left, Epilogue epilogue, GROUP float* part, Thread at) {
+INLINE void gemv(Weights weights, Left left, Epilogue epilogue, SMEM float* part, Thread at) {
   GemvResults<C> results(at.gid, at.tid);
   GemvLeft<C> x;
   float sum[C::M][C::ROWS] = {};
   weights.load(at.gid, at);
   left.prefetch(at);
   epilogue.fetch_weights(results.row, results.column, results.mine);
-  wait_inputs();
+  pdl_wait();
   left.fetch(x, at);
   epilogue.fetch(results.row, results.column, results.mine);
   weights.load_rest(at);
@@ -151,11 +151,11 @@ INLINE void gemv(Weights weights, Left left, Epilogue epilogue, GROUP float* par
 
 // Rows so long that a thread reads its pieces of them in a loop. VECTORS is 1.
 template <class C, class Weights, class Left, class Epilogue>
-INLINE void gemv_long_rows(Weights weights, Left left, Epilogue epilogue, GROUP float* part, Thread at) {
+INLINE void gemv_long_rows(Weights weights, Left left, Epilogue epilogue, SMEM float* part, Thread at) {
   GemvResults<C> results(at.gid, at.tid);
   GemvLeft<C> x;
   float sum[C::M][C::ROWS] = {};
-  wait_inputs();
+  pdl_wait();
 #pragma unroll 4
   for (int piece = at.tid; piece < C::PIECES; piece += C::THREADS) {
 #pragma unroll
@@ -169,7 +169,7 @@ INLINE void gemv_long_rows(Weights weights, Left left, Epilogue epilogue, GROUP 
 template <class C, class Weights, class Left, class Epilogue>
 INLINE void gemv_turn(
     THREAD Weights& weights, int unit, THREAD Left& left, THREAD const GemvLeft<C>& x,
-    THREAD const typename Weights::Operand& operand, THREAD Epilogue& epilogue, GROUP float* part, Thread at) {
+    THREAD const typename Weights::Operand& operand, THREAD Epilogue& epilogue, SMEM float* part, Thread at) {
   if (unit >= C::UNITS) return;
   GemvResults<C> results(unit, at.tid);
   float sum[C::M][C::ROWS] = {};
@@ -182,13 +182,13 @@ INLINE void gemv_turn(
 // STEP resident workgroups take units in turns: the left operand is made once, and while one unit is multiplied the
 // weights of the next are loaded. part: [2, THREADS / 32, ROWS * M].
 template <class C, class Weights, class Left, class Epilogue>
-INLINE void gemv_resident(Weights even, Left left, Epilogue epilogue, GROUP float* part, Thread at) {
+INLINE void gemv_resident(Weights even, Left left, Epilogue epilogue, SMEM float* part, Thread at) {
   Weights odd = even;
   GemvLeft<C> x;
   if (at.gid < C::UNITS) even.load(at.gid, at);
   if (at.gid + C::STEP < C::UNITS) odd.load(at.gid + C::STEP, at);
   left.prefetch(at);
-  wait_inputs();
+  pdl_wait();
   left.fetch(x, at);
   left.make(x, at);
   typename Weights::Operand operand;

@@ -211,7 +211,7 @@ class _Prologue:
             whole = self.members.array("bf16", "whole", self.k)
             out.add(f"INLINE float element(int k) const {{ return to_f32({whole}[k]); }}")
             out.add(f"INLINE void put(int k, float x) {{ {whole}[k] = to_bf16(x); }}")
-            out.add(f"INLINE void put(int k, uint4 x) {{ *(GROUP uint4*)({whole} + k) = x; }}")
+            out.add(f"INLINE void put(int k, uint4 x) {{ *(SMEM uint4*)({whole} + k) = x; }}")
         self.members.checks |= self.s.checks
         return self.members.finish()
 

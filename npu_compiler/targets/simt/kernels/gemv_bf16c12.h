@@ -40,7 +40,7 @@ template <class C> struct Rows4 {
   // Row r of piece v as bfloat16, without its scale.
   INLINE uint4 row(int v, int r) const {
     const uint4 l = low[v][r / 2], c = codes[v];
-    return quad_row(r % 2 ? l.z : l.x, r % 2 ? l.w : l.y, r == 0 ? c.x : r == 1 ? c.y : r == 2 ? c.z : c.w);
+    return rows4_decode(r % 2 ? l.z : l.x, r % 2 ? l.w : l.y, r == 0 ? c.x : r == 1 ? c.y : r == 2 ? c.z : c.w);
   }
 
   // What outliers are multiplied with; read before the sums, so that nothing waits for it.
@@ -63,8 +63,8 @@ template <class C> struct Rows4 {
   }
 };
 
-template <class C> INLINE void reduce_rows4(THREAD float (&sum)[1][4], GROUP float* part, Thread at) {
-  const float total = simd_sum4(sum[0][0], sum[0][1], sum[0][2], sum[0][3], at.lane);
+template <class C> INLINE void reduce_rows4(THREAD float (&sum)[1][4], SMEM float* part, Thread at) {
+  const float total = subgroup_sum4(sum[0][0], sum[0][1], sum[0][2], sum[0][3], at.lane);
   if (at.lane < 4) part[at.lane] = total;
 }
 
@@ -101,5 +101,5 @@ template <class C> struct Rows4Weights {
       }
     w.finish(sum, far);
   }
-  INLINE void reduce(THREAD float (&sum)[1][4], GROUP float* part, Thread at) { reduce_rows4<C>(sum, part, at); }
+  INLINE void reduce(THREAD float (&sum)[1][4], SMEM float* part, Thread at) { reduce_rows4<C>(sum, part, at); }
 };

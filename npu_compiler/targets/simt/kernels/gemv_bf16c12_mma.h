@@ -16,8 +16,8 @@ template <class C> struct Rows4Fragments {
         pairs.y = pair(x, v, 2);
         pairs.z = pair(x, v, 4);
         pairs.w = pair(x, v, 6);
-        frag_b_of(b[v][0], pairs.x, pairs.y, at.lane);
-        frag_b_of(b[v][1], pairs.z, pairs.w, at.lane);
+        frag_b_from(b[v][0], pairs.x, pairs.y, at.lane);
+        frag_b_from(b[v][1], pairs.z, pairs.w, at.lane);
         if (Left::PUTS && (C::VECTORS * C::THREADS == C::PIECES || piece < C::PIECES)) left.put(piece * C::ITEM, pairs);
       }
       if (Left::PUTS) barrier();
@@ -43,8 +43,8 @@ template <class C> struct Rows4Fragments {
       for (int q = 0; q < 2; q++) {
         const uint4 x = w.row(v, 2 * q), y = w.row(v, 2 * q + 1);
         FragA<bf16> left_half, right_half;
-        frag_a_of(left_half, x.x, y.x, x.y, y.y, at.lane);
-        frag_a_of(right_half, x.z, y.z, x.w, y.w, at.lane);
+        frag_a_from(left_half, x.x, y.x, x.y, y.y, at.lane);
+        frag_a_from(right_half, x.z, y.z, x.w, y.w, at.lane);
         frag_mma(acc[q], left_half, operand.b[v][0]);
         frag_mma(acc[q], right_half, operand.b[v][1]);
       }
@@ -55,5 +55,5 @@ template <class C> struct Rows4Fragments {
     }
     w.finish(sum, far);
   }
-  INLINE void reduce(THREAD float (&sum)[1][4], GROUP float* part, Thread at) { reduce_rows4<C>(sum, part, at); }
+  INLINE void reduce(THREAD float (&sum)[1][4], SMEM float* part, Thread at) { reduce_rows4<C>(sum, part, at); }
 };

@@ -134,7 +134,7 @@ def emit_fused(kernel: FusedLoops, dialect: Dialect) -> Emission:
         if nest.serial and not is_elementwise(nest):
             groups = emit_updates(nest, function, part, s, f"(gid - {first})", numbers)
         else:
-            function.lines.add("wait_inputs();")
+            function.lines.add("pdl_wait();")
             groups = _points_of(nest, function, part, s, f"(gid - {first})")
         function.lines.depth -= 1
         function.lines.text.insert(mark, f"  if (gid >= {first} && gid < {first + groups}) {{")

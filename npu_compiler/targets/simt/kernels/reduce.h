@@ -38,26 +38,26 @@ struct ArgMin {
 // Among the lanes of a subgroup.
 template <class Op, class T> INLINE T subgroup_reduce(T x) {
 #pragma unroll
-  for (int m = 16; m > 0; m >>= 1) x = Op::of(x, simd_xor(x, m));
+  for (int m = 16; m > 0; m >>= 1) x = Op::of(x, subgroup_xor(x, m));
   return x;
 }
 template <class ArgOp, class T> INLINE void subgroup_reduce_arg(THREAD T& x, THREAD int& at) {
 #pragma unroll
   for (int m = 16; m > 0; m >>= 1) {
-    const T other = simd_xor(x, m);
-    const int place = simd_xor(at, m);
+    const T other = subgroup_xor(x, m);
+    const int place = subgroup_xor(at, m);
     ArgOp::step(x, at, other, place);
   }
 }
 
 // Of N values in shared memory, STEP apart.
-template <class Op, int N, int STEP, class T> INLINE T join(GROUP const T* s) {
+template <class Op, int N, int STEP, class T> INLINE T join(SMEM const T* s) {
   T x = s[0];
   for (int k = 1; k < N; k++) x = Op::of(x, s[k * STEP]);
   return x;
 }
 template <class ArgOp, int N, int STEP, class T>
-INLINE void join_arg(GROUP const T* s, GROUP const int* places, THREAD T& x, THREAD int& at) {
+INLINE void join_arg(SMEM const T* s, SMEM const int* places, THREAD T& x, THREAD int& at) {
   x = s[0];
   at = places[0];
   for (int k = 1; k < N; k++) ArgOp::step(x, at, s[k * STEP], places[k * STEP]);

@@ -23,7 +23,7 @@ INLINE void scan_rows(DEVICE const typename C::T* x, DEVICE typename C::Out* y, 
 // (Hillis and Steele, "Data parallel algorithms", 1986), and adds that. totals: [2, THREADS].
 template <class C>
 INLINE void scan_long_row(
-    DEVICE const typename C::T* x, DEVICE typename C::Out* y, GROUP typename C::R* totals, Thread at) {
+    DEVICE const typename C::T* x, DEVICE typename C::Out* y, SMEM typename C::R* totals, Thread at) {
   typedef typename C::R R;
   typedef typename C::Fold Fold;
   DEVICE const typename C::T* const from = x + C::X::row(at.gid);
@@ -36,14 +36,14 @@ INLINE void scan_long_row(
       v[e] = first + e < C::N ? (R)widen(from[(int64_t)(first + e) * C::X::STEP]) : Fold::start();
 #pragma unroll
     for (int e = 1; e < C::EACH; e++) v[e] = Fold::of(v[e - 1], v[e]);
-    GROUP R* seen = totals;
-    GROUP R* next = totals + C::THREADS;
+    SMEM R* seen = totals;
+    SMEM R* next = totals + C::THREADS;
     barrier();  // all have read what the piece before left
     seen[at.tid] = v[C::EACH - 1];
     for (int apart = 1; apart < C::THREADS; apart *= 2) {
       barrier();
       next[at.tid] = at.tid < apart ? seen[at.tid] : Fold::of(seen[at.tid - apart], seen[at.tid]);
-      GROUP R* const other = seen;
+      SMEM R* const other = seen;
       seen = next;
       next = other;
     }

@@ -6,12 +6,12 @@
 // Whether a later one of UPDATES goes to `mine`, the place of `update`: the last one counts. The threads of a subgroup or of
 // a workgroup, THREADS of them, look together. hit: [THREADS / 32], for a workgroup.
 template <uint UPDATES, int THREADS, class Places>
-INLINE bool is_overwritten(Places places, int64_t mine, uint update, GROUP int* hit, Thread at) {
+INLINE bool is_overwritten(Places places, int64_t mine, uint update, SMEM int* hit, Thread at) {
   int again = 0;
 #pragma unroll 4
   for (uint later = update + 1u + (uint)(THREADS > 32 ? at.tid : at.lane); later < UPDATES; later += (uint)THREADS)
     if (places.of(later) == mine) again = 1;
-  for (int m = 16; m > 0; m >>= 1) again |= simd_xor(again, m);
+  for (int m = 16; m > 0; m >>= 1) again |= subgroup_xor(again, m);
   if (THREADS > 32) {
     if (at.lane == 0) hit[at.sid] = again;
     barrier();

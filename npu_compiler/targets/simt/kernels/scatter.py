@@ -155,7 +155,7 @@ def emit_updates(
     loads = (x.value.operand for x in expr.walk(place) if x.op == "load")
     given = all(nest.inputs[n].buffer.is_input for n in loads if n >= 0)
     if not given:
-        out.call("wait_inputs")
+        out.call("pdl_wait")
     parts, hit = 1, "nullptr"
     if threads == SIMD:
         parts = blocks(vectors, SIMD)
@@ -172,7 +172,7 @@ def emit_updates(
     arguments = f"places, mine, update, {hit}, Thread{{gid, tid, lane, sid}}"
     out.let("bool", "overwritten", f"is_overwritten<{total}u, {threads}>({arguments})")
     if given:
-        out.call("wait_inputs")
+        out.call("pdl_wait")
     out.leave("overwritten")
     me = "(uint)tid" if threads > SIMD else "(uint)lane"
     first = f"{me} + worker % {parts}u * {SIMD}u" if parts > 1 else me

@@ -15,11 +15,11 @@ template <bool DESCENDING, class T> INLINE bool comes_first(T a, int i, T b, int
   if (DESCENDING ? sorts_after(a, b) : sorts_before(a, b)) return true;
   return i < j && !(DESCENDING ? sorts_after(b, a) : sorts_before(b, a));
 }
-template <bool DESCENDING, class T> INLINE void simd_first(THREAD T& value, THREAD int& at) {
+template <bool DESCENDING, class T> INLINE void subgroup_first(THREAD T& value, THREAD int& at) {
 #pragma unroll
   for (int m = 16; m > 0; m >>= 1) {
-    const T other = simd_xor(value, m);
-    const int place = simd_xor(at, m);
+    const T other = subgroup_xor(value, m);
+    const int place = subgroup_xor(at, m);
     if (comes_first<DESCENDING>(other, place, value, at)) { value = other; at = place; }
   }
 }
@@ -114,7 +114,7 @@ template <class C> struct FirstFew {
       const R kept = mine;
       const int kept_at = own;
       look(place % C::STEP, at.lane, 32);
-      simd_first<C::DESCENDING>(mine, own);
+      subgroup_first<C::DESCENDING>(mine, own);
       if (place % 32 != at.lane) {
         mine = kept;
         own = kept_at;
@@ -127,7 +127,7 @@ template <class C> struct FirstFew {
 template <class C>
 INLINE void sort_few(
     DEVICE const typename C::T* x, DEVICE typename C::T* y, DEVICE typename C::Place* origins,
-    GROUP typename C::R* firsts, GROUP int* places, Thread at) {
+    SMEM typename C::R* firsts, SMEM int* places, Thread at) {
   const int row = C::WHOLE ? at.gid : at.gid * (C::THREADS / 32) + at.sid, me = C::WHOLE ? at.tid : at.lane;
   if (!C::WHOLE && row >= C::ROWS) return;
   FirstFew<C> f;
@@ -144,7 +144,7 @@ INLINE void sort_few(
     else if (f.own == f.place) f.look(at.lane, 0, 1);
     f.last = f.mine;
     f.place = f.own;
-    simd_first<C::DESCENDING>(f.last, f.place);
+    subgroup_first<C::DESCENDING>(f.last, f.place);
     if (C::WHOLE) {
       const int side = (r & 1) * 32;
       if (at.lane == 0) {
@@ -154,7 +154,7 @@ INLINE void sort_few(
       barrier();
       f.last = firsts[side + at.lane];
       f.place = places[side + at.lane];
-      simd_first<C::DESCENDING>(f.last, f.place);
+      subgroup_first<C::DESCENDING>(f.last, f.place);
     }
     if (me == 0) put<C>(y, origins, row, r, f.last, f.place);
   }

@@ -1,47 +1,49 @@
 """The vocabulary of the SIMT kernels, and how a target spells it.
 
-A kernel is plain C++ text over these words; ``kernels/common.h`` builds the rest on them. A dialect's ``prelude``
-defines:
+Kernels are C++ templates in ``kernels/*.h`` over these words; ``kernels/common.h`` builds the rest on them. A dialect's
+``prelude`` defines:
 
 types       ``f16 bf16 bool8 int8_t uint8_t int16_t int32_t int64_t float`` (storage), ``double`` if the target has it;
             ``uint``, ``uint4`` (16 bytes, members x y z w)
-words       ``DEVICE`` before pointers to device memory, ``GROUP`` before pointers to group memory, ``THREAD`` before
+qualifiers  ``DEVICE`` before pointers to device memory, ``SMEM`` before pointers to shared memory, ``THREAD`` before
             references to a thread's own variables, ``INLINE`` before helper functions, ``CONSTANT`` before tables,
             ``CONSTANTS`` before members that are known at compile time
 conversion  ``float to_f32(f16)``, ``to_f32(bf16)``, ``f16 to_f16(float)``, ``bf16 to_bf16(float)``
-simd        32 lanes: ``T simd_xor(T, int)`` (the value of lane ^ mask; float, int), ``void simd_barrier()``
-group       ``void barrier()``: all threads of a group, group memory ordered
-order       ``int meet_groups(DEVICE int* state, int number, int count, bool waits)``: by one thread of each of
-            ``count`` groups, behind a barrier. Who gets 1 or 2 sees what all of them wrote before and does its share
-            of what is next; who gets 2 also that of the groups whose bits are set in ``state[1]`` and on (bit
-            number % 32 of word number / 32), and clears these bits; who gets 0 leaves. A group that does not wait
-            has no share. ``state`` is zero at first and belongs to these meetings; only with
-            :attr:`Dialect.ordered`
+subgroup    32 lanes (a warp): ``T subgroup_xor(T, int)``, the value of lane ^ mask (float, int), and
+            ``void subgroup_barrier()``
+workgroup   ``void barrier()``: all threads of a workgroup, shared memory ordered
+grid        ``int grid_barrier(DEVICE int* state, int number, int count, bool waits)``, called by one thread of each of
+            ``count`` workgroups, behind a barrier. Returns 0: exit; 1: process your own share; 2: also process the
+            shares marked in ``state`` (bit number % 32 of word 1 + number / 32), and clear these bits. Writes made by
+            any of the workgroups before the barrier are visible on 1 and 2. A workgroup that does not wait has no
+            share. ``state`` is zero at first and belongs to these barriers; only with :attr:`Dialect.ordered`
 report      ``set_flag(DEVICE int*)``: makes it 1; any number of threads may
-bytes       ``uint take_bytes(uint low, uint high, uint which)``: byte n of the result is the one of the eight in (low,
-            high) that the low three bits of nibble n of ``which`` say; bit 3 of each of the four nibbles is 0
-loads       ``uint4 load16(DEVICE const void*)`` and ``stream16``: of data that is read once and written by nobody
-order       ``release_next()``: the next kernel may start; ``wait_inputs()``: what earlier kernels wrote is visible from
-            here on (weights may be read before). Both may be nothing.
-            ``ask_for(DEVICE const void* p, int bytes, int tid)``, of all threads of a group: data that is far away
-            comes nearer; only with :attr:`Dialect.asks`
-copies      ``copy16(GROUP void*, DEVICE const void*, bool valid)`` (zeros if not valid), ``copy_commit()``,
-            ``copy_wait<N>()``: all but the last N commits have arrived. A plain copy and nothing, where copies block.
-matrix      ``FragA<T>``, ``FragB<T>``, ``FragC``, ``frag_load_a/b(frag, GROUP const T* p, int ld, int lane)`` of
-            [M, K] and [N, K] windows, ``frag_zero``, ``frag_mma(c, a, b)``, ``frag_store(GROUP float* p, int ld, c,
+bytes       ``uint byte_permute(uint low, uint high, uint which)``: byte n of the result is the one of the eight in
+            (low, high) that the low three bits of nibble n of ``which`` select; bit 3 of each of the four nibbles is 0
+loads       ``uint4 load16(DEVICE const void*)``, and ``stream16`` for data that is read once and that no kernel writes
+launch      programmatic dependent launch: ``pdl_launch_dependents()`` lets the next kernel start, ``pdl_wait()`` waits
+            until what earlier kernels wrote is visible (weights may be read before). Both may be empty.
+            ``prefetch(DEVICE const void* p, int bytes, int tid)``, called by all threads of a workgroup, brings data
+            into a cache; only with :attr:`Dialect.asks`
+copies      ``copy_async16(SMEM void*, DEVICE const void*, bool valid)`` (zeros if not valid), ``copy_async_commit()``,
+            ``copy_async_wait<N>()``: all but the last N commits have arrived. Where copies block, these are a plain
+            copy and two empty functions.
+matrix      ``FragA<T>``, ``FragB<T>``, ``FragC``, ``frag_load_a/b(frag, SMEM const T* p, int ld, int lane)`` of
+            [M, K] and [N, K] windows, ``frag_zero``, ``frag_mma(c, a, b)``, ``frag_store(SMEM float* p, int ld, c,
             lane)``; sizes in :attr:`Dialect.matrix`
-flash       what a simd must know of its fragments to go from one product to the next: ``frag_row(lane, i)`` and
+fragments   what a kernel must know of fragments to go from one product to the next: ``frag_row(lane, i)`` and
             ``frag_column(lane, i)`` of result i of four (0 1, 2 3 in one row each), ``frag_row_max``, ``frag_row_sum``
-            over the lanes of a row, ``frag_from_results(a, left, right)``, ``frag_load_b2`` (two neighbours along N),
-            ``frag_load_turned`` (two, from memory that is [K, N]), ``m_exp2_fast``; ``frag_a_of(a, x0, x1, x2, x3,
-            lane)`` and ``frag_b_of(b, x0, x1, lane)``: lane 4 r + c brings pairs 2 c (x0, x1) and 2 c + 8 of rows r
-            (x0, x2) and r + 8 of A, pairs 2 c and 2 c + 8 of row r of B; ``frag_b_turned(b, c, lane)``: B from the
-            transposed results; ``pack_pair(low, high, T*)``: two floats as a pair; only with :attr:`Dialect.flash`
+            over the lanes of a row, ``frag_a_from_c(a, left, right)``, ``frag_load_b2`` (two neighbours along N),
+            ``frag_load_transposed`` (two, from memory that is [K, N]), ``m_exp2_fast``; ``frag_a_from(a, x0, x1, x2,
+            x3, lane)`` and ``frag_b_from(b, x0, x1, lane)``: lane 4 r + c brings pairs 2 c (x0, x1) and 2 c + 8 of
+            rows r (x0, x2) and r + 8 of A, pairs 2 c and 2 c + 8 of row r of B; ``frag_b_transposed(b, c, lane)``: B
+            from the transposed results; ``pack_pair(low, high, T*)``: two floats as a pair; only with
+            :attr:`Dialect.flash`
 fast        ``m_sigmoid_fast(float)``: with errors far below half precision; those named in :attr:`Dialect.fast`
-maths       ``m_exp`` and so on for each scalar op that is no operator, on float (and double)
+maths       ``m_exp`` and so on for each scalar op that is not an operator, on float (and double)
 
-The entry line of a kernel brings ``const int gid, tid, lane, sid``: group, thread in the group, lane in the simd, simd
-in the group.
+The entry line of a kernel declares ``const int gid, tid, lane, sid``: workgroup, thread in the workgroup, lane in the
+subgroup, subgroup in the workgroup.
 """
 
 from __future__ import annotations
@@ -111,14 +113,14 @@ class Dialect:
     """How a target spells the vocabulary.
 
     ``entry(name, params, threads, groups_per_core)``: the opening of a kernel up to ``{`` with its first lines.
-    ``shared(arrays)``: declarations of group memory, and the bytes to ask for at launch (0: none). ``device``: the GPU
+    ``shared(arrays)``: declarations of shared memory, and the bytes to ask for at launch (0: none). ``device``: the GPU
     whose sizes kernels are made for. ``matrix``: (M, N, K) of the matrix unit, () without one; ``matrix_types``: its
-    element types. ``stages``: of a ring of copies in group memory; ``most_params``: pointers that a kernel may take;
+    element types. ``stages``: of a ring of copies in shared memory; ``most_params``: pointers that a kernel may take;
     ``wide``: tile widths of its ``wgmma_gemm``; ``flash``: whether fragments can be looked into; ``ordered``:
-    whether groups of a kernel can wait for what others wrote; ``asks``: whether ``ask_for`` is there; ``doubles``:
+    whether workgroups of a kernel can wait for what others wrote; ``asks``: whether ``prefetch`` is there; ``doubles``:
     whether running sums have ``double`` to add up in; ``fast``: functions with a ``_fast`` spelling; ``headers``:
     folders of what functions include; ``special``: own functions, tried before the common ones, and
-    ``clustered(head, count)``: the opening of a kernel whose groups run together by ``count``.
+    ``clustered(head, count)``: the opening of a kernel whose workgroups form clusters of ``count``.
     """
 
     name: str

@@ -13,7 +13,7 @@ from .emission import Emission
 from .program import TileMap
 from .scalar import Lines, literal
 
-MOST_ASKED = 32 << 10  # bytes of an operand
+MAX_PREFETCH = 32 << 10  # bytes of an operand
 
 
 Constants = Mapping[str, bool | int | float]
@@ -58,19 +58,19 @@ class Function:
         self._params: dict[int, Param] = {}
         self._written = {o.buffer.id for o in kernel.outputs}
         if release:
-            self.lines.add("release_next();")
+            self.lines.add("pdl_launch_dependents();")
         if not early:
-            self.ask_for_given()
-            self.lines.add("wait_inputs();")
+            self.prefetch_constants()
+            self.lines.add("pdl_wait();")
 
-    def ask_for_given(self, first: int = 0) -> None:
+    def prefetch_constants(self, first: int = 0) -> None:
         """Small weights among the inputs from ``first`` on are on their way while the kernel waits."""
         if self.dialect.asks:
             for n, o in enumerate(self.kernel.inputs[first:], first):
                 nbytes = math.prod(o.shape) * dtypes.DTYPES[o.dtype].size
                 constant = o.buffer.kind in ("weight", "const") and o.buffer.id not in self._written
-                if constant and o.contiguous and 0 < nbytes <= MOST_ASKED:
-                    self.lines.add(f"ask_for({self.pointer(n)}, {nbytes}, tid);")
+                if constant and o.contiguous and 0 < nbytes <= MAX_PREFETCH:
+                    self.lines.add(f"prefetch({self.pointer(n)}, {nbytes}, tid);")
 
     def operand(self, number: int) -> Operand:
         return self.kernel.inputs[number] if number >= 0 else self.kernel.outputs[~number]
@@ -188,7 +188,7 @@ class Members:
         return self.function.pointer(number)
 
     def array(self, ctype: str, name: str, count: int) -> str:
-        self.capture(f"GROUP {ctype}*", name)
+        self.capture(f"SMEM {ctype}*", name)
         return self.function.array(ctype, name, count)
 
     def capture(self, kind: str, name: str) -> None:
