@@ -55,8 +55,8 @@ def test_later_rows_for_a_place_are_found_by_their_index() -> None:
     schedule = run_phases(capture(Caches(), caches(37, 24)), "cuda", None, until="memory").schedule
     assert schedule is not None
     text = "".join(emit_fused(k, DIALECT).text for k in schedule.kernels if isinstance(k, FusedLoops))
-    loops = re.findall(r"for \(uint later = .*?\n    \}", text, re.DOTALL)
-    assert len(loops) == 2 and all("checked" not in loop and "*" not in loop.split("= a", 1)[1] for loop in loops)
+    places = re.findall(r"struct \S+_places\d+ \{.*?\n  \}", text, re.DOTALL)
+    assert len(places) == 2 and all("checked" not in p and "*" not in p.split("= a", 1)[1] for p in places)
 
 
 class Turned(nn.Module):
