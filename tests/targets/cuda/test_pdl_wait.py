@@ -15,7 +15,7 @@ from npu_compiler.targets.cuda.dialect import dialect_for
 from npu_compiler.targets.cuda.nvrtc import FLAGS, find_nvrtc
 from npu_compiler.targets.simt.emit import emit
 
-from . import cuda_gpu
+from ...support import cuda_gpu
 
 CARD = {
     "vocab_size": 4096, "hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 2, "hidden_act": "silu",
