@@ -1,10 +1,4 @@
-"""Attention on float arithmetic, for any mask and any strides: query rows that share keys are taken together.
-
-A group takes up to 8 query rows of one key/value head (the heads of a GQA group side by side) and a range of the keys,
-in steps of :data:`CHUNK`: scores, running maximum, weighted values. Keys beyond the valid length are never read. When
-the range is only a part of the keys (``splits``), (maximum, sum, values) go to memory and ``attention_merge``
-combines them in order. Source: Dao, "FlashAttention-2" (2023), https://arxiv.org/abs/2307.08691.
-"""
+"""Attention on float arithmetic, for any mask and any strides: sizes for ``kernels/attention.h``."""
 
 from __future__ import annotations
 

@@ -15,18 +15,18 @@ from ..lang.vectorize import decode, scalars_for
 
 SUBGROUPS = 16
 THREADS = SUBGROUPS * SIMD
-PER_CORE = 1  # groups
+PER_CORE = 1  # workgroups
 HEADS = 8  # columns of the matrix unit
-MIN_KEYS = 256  # of a group: fewer are not worth a meeting
-STATE = 8  # words of a meeting: those of up to 224 groups
+MIN_KEYS = 256  # of a workgroup: fewer are not worth a grid barrier
+STATE = 8  # words of a grid barrier: enough for 224 workgroups
 PAD = 4  # elements behind the values of a part: their maximum and sum, and nothing
 SIZES = (64, 128)  # of a head
 
 
 def emit_attention_step(kernel: DecodeAttention, dialect: Dialect) -> Emission:
     """``attention_step``: inputs keys and values [1, HK, SK, D], position int64[1], then those of the parts; outputs
-    the result, keys, values, float32 parts [S, H, D + 4] (values, maximum, sum), and int32 states of meetings
-    [HK, STATE], zero at first.
+    the result, keys, values, float32 parts [S, H, D + 4] (values, maximum, sum), and int32 states of grid
+    barriers     [HK, STATE], zero at first.
 
     ``producers``: loops kernels that make the queries [1, H, 1, D], and rows of keys and of values at the position.
     """

@@ -1,11 +1,4 @@
-"""Attention of many queries on the matrix unit: scores never leave the registers.
-
-A group takes 64 query rows of one head, a simd 16 of them; keys and values come in tiles of 64 through group memory,
-the next while this one is used. Tiles beyond the last key that some row sees are skipped.
-
-Sources: Dao, "FlashAttention-2" (2023), https://arxiv.org/abs/2307.08691; Milakov and Gimelshein, "Online normalizer
-calculation for softmax" (2018).
-"""
+"""Attention of many queries on the matrix unit: sizes for ``kernels/flash.h``."""
 
 from __future__ import annotations
 

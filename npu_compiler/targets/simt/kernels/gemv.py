@@ -1,4 +1,4 @@
-"""Products of one row (a decode step): weights are streamed once, 16 bytes a load, before the inputs are awaited."""
+"""Products of a few rows (a decode step): sizes and functors for ``kernels/gemv.h``."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def is_gemv(kernel: Gemm) -> bool:
 @dataclass(frozen=True)
 class Shape:
     """``threads`` take ``vectors`` 16-byte pieces each of every one of ``rows`` weight rows; 0 vectors: in a loop.
-    ``per_core``: groups that stay on a core and take rows in turns; 0: a group for each unit of rows."""
+    ``per_core``: persistent workgroups of an SM, which take rows in turns; 0: a workgroup for each unit of rows."""
 
     threads: int
     vectors: int
@@ -79,8 +79,8 @@ def shape_of(kernel: Gemm, dialect: Dialect) -> Shape:
 
 
 def _per_core(threads: int, vectors: int, rows: int, pieces: int, device: GPU) -> int:
-    """Groups whose weights of two turns are enough to keep memory busy, as far as they fit into the registers: those of
-    a quarter of a core serve every fourth simd."""
+    """Workgroups of an SM whose weights of two turns keep memory busy, as far as they fit into its registers: those of
+    a quarter of an SM serve every fourth subgroup."""
     needed = 2 * 4 * rows * vectors + 4 * vectors + OTHER_REGISTERS
     count = device.gemv_bytes // (2 * 16 * rows * pieces)
     while count > 0 and blocks(count * simds(threads), 4) * SIMD * needed > device.registers // 4:
@@ -89,7 +89,7 @@ def _per_core(threads: int, vectors: int, rows: int, pieces: int, device: GPU) -
 
 
 def _turns(shape: Shape, units: int, dialect: Dialect) -> int:
-    """Groups that take units in turns, or 0 if each unit has a group."""
+    """Persistent workgroups that take units in turns, or 0 if each unit has a workgroup."""
     resident = shape.per_core * dialect.device.units
     return resident if shape.vectors and 0 < resident < units else 0
 
@@ -116,8 +116,8 @@ def takes_prologue(kernel: Gemm, dialect: Dialect) -> bool:
 
 class Reader(NamedTuple):
     """A reader of weights that ``gemv.h`` is instantiated with: its class template, how it is made of the pointer to
-    them ({0}), its header, the constants it wants beside those of ``gemv.h``, and the workgroups that should fit on a
-    core (0: no matter)."""
+    them ({0}), its header, the constants it wants beside those of ``gemv.h``, and the workgroups that should fit on an
+    SM (0: any number)."""
 
     template: str
     made: str

@@ -36,8 +36,8 @@ def emit_quads(kernel: Gemm, dialect: Dialect) -> Emission:
 
 
 def choose_shape(layout: FourRows, quads: int, device: GPU) -> Shape:
-    """Few threads without a piece, two pieces or more for each, and many threads. Groups take quads in turns if not
-    all quads can be on the cores at once."""
+    """Few threads without a piece, two pieces or more for each, and many threads. Workgroups take quads in
+    turns if not all quads fit on the SMs at once."""
     shapes = [(threads, blocks(layout.pieces, threads)) for threads in range(256, 0, -SIMD)]
     idle = {s: max(8 * (s[0] * s[1] - layout.pieces) - layout.pieces, 0) for s in shapes}  # beyond an eighth
     threads, vectors = min(shapes, key=lambda s: (s[1] > MOST_PIECES, idle[s], s[1] < 2, -s[0]))
@@ -48,6 +48,7 @@ def choose_shape(layout: FourRows, quads: int, device: GPU) -> Shape:
 
 
 def _fit(threads: int, registers: int, device: GPU) -> int:
-    """Groups of threads with so many registers on a core; those of a quarter of it serve every fourth simd."""
+    """Workgroups of ``threads`` that fit on an SM with so many registers a thread; those of a quarter of it serve every
+    fourth subgroup."""
     simds_of_quarter = device.registers // 4 // (SIMD * registers)
     return min(4 * simds_of_quarter // simds(threads), device.threads // threads, device.workgroups)

@@ -1,4 +1,4 @@
-"""``loops`` kernels: one thread an element or a vector, reductions along a simd, a group, or across the lanes."""
+"""``loops`` kernels: a thread for an element or a vector; reductions by a subgroup or a workgroup, or across lanes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .scatter import THREADS, accumulate, emit_updates, is_elementwise, stores_r
 
 TURNS, TURNS_FROM = 4, 1 << 21  # points that a thread gathers, if there are so many vectors
 SMALL_FOLD = 16  # a thread folds so few points alone
-SIMD_FOLD = 2048  # a simd folds so many; beyond, a whole group
+SIMD_FOLD = 2048  # a subgroup folds so many; beyond, a whole workgroup
 
 
 def emit_loops(kernel: Loops, dialect: Dialect) -> Emission:
@@ -45,7 +45,7 @@ def _pointwise(nest: Nest, function: Function) -> Emission:
 
 
 def _points_of(nest: Nest, function: Function, kernel: Kernel, s: Scalars, group: str) -> int:
-    """Every point of ``kernel``'s nest, by as many groups as are returned; ``group`` counts them."""
+    """Every point of ``kernel``'s nest, by as many workgroups as are returned; ``group`` counts them."""
     order = point_order(nest)
     width = store_width(nest, kernel, order[-1]) if order else 1
     count = nest.points(order) // width
@@ -99,7 +99,7 @@ def _points_in_turns(nest: Nest, function: Function, s: Scalars, order: list[int
 
 
 def is_pointwise(kernel: Loops) -> bool:
-    """Whether every point of a ``loops`` kernel is a matter of its own."""
+    """Whether no point of a ``loops`` kernel depends on another."""
     if kernel.body.axes:
         return False
     nest = build_nest(kernel)
@@ -118,7 +118,7 @@ def shares_launch(kernel: Loops) -> bool:
 
 
 def emit_fused(kernel: FusedLoops, dialect: Dialect) -> Emission:
-    """The function of kernels that :func:`shares_launch`: each has groups of its own."""
+    """The function of kernels that :func:`shares_launch`: each has workgroups of its own."""
     function, first, inputs, outputs = Function(kernel, dialect, early=True), 0, 0, 0
     for part in kernel.parts:
         numbers = {n: inputs + n for n in range(len(part.inputs))}
@@ -206,7 +206,7 @@ class _Reduction:
         return self.function.finish(blocks(count, THREADS), THREADS)
 
     def _across(self, lane: int | None) -> Emission:
-        """Neighbouring lanes take neighbouring rows; the simds of a group share the fold if rows are few."""
+        """Neighbouring lanes take neighbouring rows; the subgroups of a workgroup share the fold if rows are few."""
         nest, out, s = self.nest, self.out, self.s
         order = memory_order(nest, nest.rows)
         if lane is not None:
@@ -239,7 +239,7 @@ class _Reduction:
         return self.function.finish(blocks(self.rows, per_group), threads)
 
     def _along(self) -> Emission:
-        """The lanes of a simd, or all threads of a group, share a row."""
+        """The lanes of a subgroup, or all threads of a workgroup, share a row."""
         nest, out, s = self.nest, self.out, self.s
         folds = memory_order(nest, nest.folds, loads=True)
         steps = [st for p in self.row.passes for st in p.steps]

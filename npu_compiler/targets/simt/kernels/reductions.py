@@ -49,7 +49,7 @@ class RowFold:
             self._join(p, team // SIMD, "0", 1)
 
     def meet_across(self, p: Pass, parts: int) -> None:
-        """Between the same lane of all subgroups; a single part has nobody to meet."""
+        """Between the same lane of all subgroups; a single part has nothing to combine with."""
         self._bind(p)
         if parts > 1 and p.folds:
             self.function.include("reduce.h")

@@ -12,7 +12,7 @@ from ..lang.function import Function, blocks
 from ..lang.scalar import accumulator, combine, ctype, kind_of, wrap
 
 THREADS = 128
-LONG_ROW, FEW_ROWS = 2048, 4096  # elements of a row that a group shares, if rows are too few to keep threads busy
+LONG_ROW, FEW_ROWS = 2048, 4096  # elements of a row that a workgroup shares, if the rows are too few
 SHARING, EACH = 1024, 4  # threads, and neighbours that one of them takes at a time
 
 

@@ -12,7 +12,7 @@ from ..lang.function import Function, blocks
 from ..lang.scalar import ctype, kind_of
 
 THREADS = 128
-FEW, MANY_ROWS = 4, 64  # looking for them one after another keeps all cores busy, or is soon over
+FEW, MANY_ROWS = 4, 64  # looking for them one after another keeps all SMs busy, or is soon over
 
 
 def row_length(k: Sort) -> int:

@@ -31,9 +31,10 @@ class TileMap(NamedTuple):
 
 @dataclass(frozen=True)
 class Launch:
-    """A call of ``function`` on ``groups`` groups of ``threads``, with ``shared`` bytes of group memory beyond what it
-    declares. ``arguments``: (buffer id, byte offset) in order; what lies in the arena has id :data:`ARENA`. ``checks``:
-    a last argument is the address of an int that is set when an index is out of range. ``groups`` 0: nothing to do.
+    """A call of ``function`` on ``groups`` workgroups of ``threads``, with ``shared`` bytes of shared memory beyond
+    what it declares. ``arguments``: (buffer id, byte offset) in order; what lies in the arena has id :data:`ARENA`.
+    ``checks``: a last argument is the address of an int that is set when an index is out of range. ``groups`` 0:
+    nothing to do.
     ``maps``: behind all other arguments, tile maps of memory at (buffer id, byte offset)."""
 
     function: str

@@ -80,7 +80,7 @@ def wrap(text: str, dtype: str) -> str:
 
 
 def read(pointer: str, offset: str, dtype: str) -> Value:
-    """One element of device or group memory in a register."""
+    """One element of device or shared memory in a register."""
     return stored(f"{pointer}[{offset}]", dtype)
 
 
