@@ -25,7 +25,7 @@ def programs(work: Path) -> dict[str, Path]:
 
 def compile_all(work: Path) -> None:
     """Write the programs that are not in ``work`` yet. It needs no GPU."""
-    from npu_runtime.llm.loader import save_card
+    from npu_runtime.llm.loader import save_manifest
 
     work.mkdir(parents=True, exist_ok=True)
     for name, path in programs(work).items():
@@ -34,7 +34,7 @@ def compile_all(work: Path) -> None:
         model, size = name.split("_")
         if model == "qwen":
             compile_qwen(int(size)).save(path)
-            save_card(qwen_card(int(size)), path)
+            save_manifest(qwen_manifest(int(size)), path)
         else:
             compile_resnet(model, int(size)).save(path)
         print(f"{path}: {path.stat().st_size / 1e6:.1f} MB", flush=True)
@@ -47,7 +47,9 @@ def compile_qwen(length: int) -> Any:
 
     chunks = PREFILLS if length == LENGTHS[NEAR] else ()
     return compile_entries(
-        llm_graphs(qwen_config(), max_len=length, chunks=chunks, run_ahead=bool(chunks)), "cuda", weights="bf16c12"
+        llm_graphs(qwen_config(), max_len=length, chunks=chunks, device_sampling=bool(chunks)),
+        "cuda",
+        weights="bf16c12",
     )
 
 
@@ -65,10 +67,10 @@ def qwen_config() -> Any:
     return LLMConfig.from_hf(QWEN)
 
 
-def qwen_card(length: int) -> Any:
-    from npu_runtime.llm.manifest import ModelCard
+def qwen_manifest(length: int) -> Any:
+    from npu_runtime.llm.manifest import ModelManifest
 
-    return ModelCard("qwen2.5-1.5b", length, QWEN["max_position_embeddings"], identity=repr(qwen_config()))
+    return ModelManifest("qwen2.5-1.5b", length, QWEN["max_position_embeddings"], identity=qwen_config().identity())
 
 
 def qwen_weights() -> dict[str, torch.Tensor]:

@@ -61,8 +61,8 @@ class TargetConfig:
     ``image_row``: convolutions of up to four channels in half precision are computed on rows of so many elements
     (``image_rows.py``); 0: like any other.
     ``chunks``: tokens of a prompt that a language model's entry points take at once, besides 1; ``chunk_floor``: a run
-    takes at least as long as the arithmetic of this many tokens, because it reads all weights. ``run_ahead``: whether
-    runs go on while the host does something else, so that a language model had better choose likely tokens by itself.
+    takes at least as long as the arithmetic of this many tokens, because it reads all weights. ``asynchronous``: True
+    if execution is asynchronous to the host; greedy decoding and the digest for sampling should then run on the device.
     ``device``: the device that programs are compiled for; None: the target has only one.
     """
 
@@ -80,7 +80,7 @@ class TargetConfig:
     image_row: int = 0
     chunks: tuple[int, ...] = (32, 128)
     chunk_floor: int = 16
-    run_ahead: bool = False
+    asynchronous: bool = False
     device: Device | None = None
 
     @property

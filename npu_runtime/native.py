@@ -37,9 +37,7 @@ def obstacle(program: CompiledProgram) -> str:
         return f"{made_for} on {system or 'an unknown system'}/{arch or '?'}, this is {sys.platform}/{host.arch}"
     missing = host.missing(program.requires)
     if missing:
-        return (
-            f"{made_for} and needs the CPU features {', '.join(missing)}, which this CPU, {device_at_hand()}, lacks"
-        )
+        return f"{made_for} and needs the CPU features {', '.join(missing)}, which this CPU, {device_at_hand()}, lacks"
     return ""
 
 

@@ -12,14 +12,14 @@ from npu_compiler import __version__
 if TYPE_CHECKING:
     from npu_runtime.llm.model import LLM
 
-    from .model import Model, build
+    from .builder.model import Model, build
 
 __all__ = ["LLM", "Model", "__version__", "build"]
 
 
 def __getattr__(name: str) -> Any:
     if name in ("Model", "build"):
-        from . import model
+        from .builder import model
 
         return getattr(model, name)
     if name == "LLM":

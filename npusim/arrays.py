@@ -1,4 +1,4 @@
-"""Arrays that commands read and write: ``.npy``, ``.npz`` and images as inputs, ``.npz`` as outputs."""
+"""Reads inputs from ``.npy``, ``.npz`` and image files, and writes outputs as ``.npz``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,15 @@ _IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")
 
 
 def read_inputs(given: Sequence[str], specs: Sequence[IOSpec], program: str) -> dict[str, np.ndarray]:
-    """The inputs of ``program`` from arguments FILE (in the order of ``specs``) or NAME=FILE. Raises ``InputError``."""
+    """The inputs of a program by name.
+
+    Args:
+        given: FILE, for the inputs in the order of ``specs``, or NAME=FILE. An .npz has several by name.
+        program: the program's name, which tells how images become its input.
+
+    Raises:
+        InputError: a file cannot be read, or the names do not fit ``specs``.
+    """
     expected = ", ".join(f"{s.name} {s.dtype}{list(s.shape)}" for s in specs)
     values: dict[str, np.ndarray] = {}
     for i, item in enumerate(given):
@@ -42,7 +50,7 @@ def read_inputs(given: Sequence[str], specs: Sequence[IOSpec], program: str) -> 
 
 
 def _named(item: str, specs: Sequence[IOSpec]) -> tuple[str, str]:
-    """(name or '', file). A file whose own name has an equals sign is a file, unless what precedes it is an input."""
+    """(name or '', file). An existing file may have an equals sign in its name, unless an input's name precedes it."""
     name, found, file = item.partition("=")
     is_name = found and (any(s.name == name for s in specs) or not os.path.exists(item))
     return (name, file) if is_name else ("", item)
@@ -61,7 +69,7 @@ def _load_npy(file: str) -> np.ndarray:
 
 
 def _load_npz(file: str, specs: Sequence[IOSpec]) -> dict[str, np.ndarray]:
-    """All arrays of an archive; their names and shapes are looked at before any of them is read."""
+    """All arrays of an archive. Their names and shapes are checked before any of them is read."""
     from npu_compiler.weights.files import open_weights
 
     source, known = open_weights(Path(file)), {s.name: s for s in specs}
@@ -78,7 +86,7 @@ def _image(file: str, program: str) -> np.ndarray:
     how = PREPROCESSING.get(program)
     if how is None:
         known = ", ".join(PREPROCESSING)
-        raise InputError(f"{file}: how {program} wants images is not known (only: {known}); pass an .npy array")
+        raise InputError(f"{file}: the preprocessing for {program} is unknown (known: {known}); pass an .npy array")
     try:
         from .models import images
     except ImportError:
@@ -88,9 +96,12 @@ def _image(file: str, program: str) -> np.ndarray:
 
 
 def save_npz(path: str, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write an uncompressed archive that ``numpy.load`` reads; bfloat16 becomes float32, which holds all its values.
+    """Write an uncompressed archive for ``numpy.load``. bfloat16 arrays are stored as float32, without loss.
 
-    Not by ``numpy.savez``, whose own parameters an array's name may collide with. Raises ``InputError``.
+    ``numpy.savez`` is not used, because an array's name could collide with its parameters.
+
+    Raises:
+        InputError: the file cannot be written.
     """
     try:
         buffer = io.BytesIO()

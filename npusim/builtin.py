@@ -1,4 +1,4 @@
-"""Models that the command line knows by name."""
+"""The image classifiers that the command line knows by name."""
 
 from __future__ import annotations
 
@@ -12,16 +12,19 @@ from npu_compiler.aten.ir import IRGraph
 
 Progress = Callable[[str, int, int], None]
 
-RANDOM = "random: the program computes as fast as with trained ones, but its classes mean nothing"
+RANDOM = "random: the program is as fast as with trained ones, but its classes are meaningless"
 
 
 @dataclass(frozen=True)
 class Builtin:
     """An image classifier: images float32[N, 3, 224, 224] to 1000 logits.
 
-    ``program`` names its programs. ``function`` (with ``options``) makes the module; ``images``, a function of
-    npusim.models.images, makes an image its input. ``weights``: a function of npusim.models.weights, or None where
-    no trained ones are known.
+    Attributes:
+        name: on the command line.
+        program: the name of its programs.
+        function: of npusim.models; called with ``options``, it returns the module.
+        images: a function of npusim.models.images from an image to the input.
+        weights: a function of npusim.models.weights; None: there are no trained weights.
     """
 
     name: str
@@ -44,17 +47,24 @@ BUILTINS = {
     )
 }  # fmt: skip
 
-# Program name -> how an image becomes its input (functions of npusim.models.images).
+# Program name -> the function of npusim.models.images from an image to the input.
 PREPROCESSING = {b.program: b.images for b in BUILTINS.values()}
 
 
 def trained() -> str:
-    """The names of those that have trained weights, for messages."""
+    """The names of the models with trained weights, for messages."""
     return " and ".join(b.name for b in BUILTINS.values() if b.weights)
 
 
 def module(name: str, progress: Progress | None = None) -> Any:
-    """The PyTorch module in eval mode; where there are no trained weights, reproducible random ones and statistics."""
+    """The PyTorch module of a built-in model, in eval mode, with trained weights or else reproducible random ones.
+
+    Args:
+        progress: called with (name, bytes so far, total bytes) while weights are downloaded.
+
+    Raises:
+        DownloadError: the weights cannot be downloaded.
+    """
     import torch
 
     from . import models
@@ -77,7 +87,10 @@ def module(name: str, progress: Progress | None = None) -> Any:
 
 
 def captured(name: str, batch: int, progress: Progress | None = None) -> tuple[Any, IRGraph, Mapping[str, np.ndarray]]:
-    """(module, IR, weights) of a built-in model for images of ``batch``."""
+    """(module, graph, weights by name) of a built-in model for images float32[batch, 3, 224, 224].
+
+    Raises as :func:`module`.
+    """
     import torch
 
     from npu_compiler.frontend import capture, state_dict_numpy

@@ -1,4 +1,4 @@
-"""The ``npusim`` command. Only argparse is imported here; each verb loads what it needs."""
+"""The ``npusim`` command line. Only argparse is imported here; each verb imports what it needs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _EPILOG = "exit status: 0 done, 1 wrong input, 2 a defect of npusim itself, 3 re
 
 class _Parser(argparse.ArgumentParser):
     def unknown(self, arguments: Sequence[str]) -> NoReturn:
-        """Refuse arguments that no option of this verb takes, and name one that is spelt like the first."""
+        """Exit with an error for arguments that this verb does not have; suggest an option of similar spelling."""
         name = arguments[0].partition("=")[0]
         near = difflib.get_close_matches(name, self._option_string_actions, 1)
         hint = f"; did you mean {near[0]}?" if near else ""
@@ -33,14 +33,14 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parser() -> _Parser:
-    """The whole command line. A verb's ``handler`` is 'module:function' in this package."""
+    """The whole command line. ``verbs/NAME.py`` does the work of the verb NAME."""
     top = _Parser(prog="npusim", description="Compile PyTorch models to native programs and run them.", epilog=_EPILOG)
     top.add_argument("--version", action="store_true", help="print the version")
     verbs = top.add_subparsers(dest="verb", metavar="VERB", parser_class=_Parser)
 
-    def verb(name: str, handler: str, text: str) -> argparse.ArgumentParser:
+    def verb(name: str, text: str) -> argparse.ArgumentParser:
         p = verbs.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
-        p.set_defaults(handler=handler, parser=p)
+        p.set_defaults(parser=p)
         p.add_argument("--json", action="store_true", help="print one JSON object instead of text")
         p.add_argument("-q", "--quiet", action="store_true", help="no status line")
         return p
@@ -55,9 +55,10 @@ def parser() -> _Parser:
         p.add_argument("--dtype", type=_storage_dtype, metavar=_DTYPE, help="store float32 tensors in this type")
         p.add_argument(
             "--disable",
-            default="",
+            type=_names,
+            default=(),
             metavar="NAMES",
-            help="passes and rewrites to leave out, separated by commas; 'help' lists them",
+            help="passes and rewrites to skip, separated by commas; 'help' lists them",
         )
         p.add_argument("--batch", type=_positive, default=1, help="images at once, for a built-in model")
 
@@ -68,16 +69,16 @@ def parser() -> _Parser:
 
     def language(p: argparse.ArgumentParser) -> None:
         p.add_argument("--max-len", type=_positive, help="tokens of a language model's context (default: at most 4096)")
-        p.add_argument("--no-cache", action="store_true", help="keep nothing of a language model for the next start")
+        p.add_argument("--no-cache", action="store_true", help="do not cache a language model for the next start")
 
     names = "resnet18, resnet50 (random weights), resnet50-imagenet or efficientnet-lite0 (trained ones)"
     language_names = "a directory with a language model, a .gguf file, smollm2-135m or tinystories-15m"
-    p = verb("demo", "demo:run", "classify two photographs and end a sentence, with real weights")
-    p.add_argument("--dir", default=".demo", help="where the program goes (default: .demo)")
+    p = verb("demo", "classify two photographs and end a sentence, with real weights")
+    p.add_argument("--dir", default=".demo", help="the folder to write the program into (default: .demo)")
     p.add_argument("--dtype", type=_storage_dtype, metavar=_DTYPE, help="store float32 tensors in this type")
     p.add_argument("--threads", type=_positive, help="default: NPU_NUM_THREADS, else all CPUs")
 
-    p = verb("compile", "commands:compile_model", "compile a model to a .npubin file")
+    p = verb("compile", "compile a model to a .npubin file")
     model(p, f"a .pt2 file (torch.export.save), an IR JSON file, {names}; {language_names}")
     compiling(p)
     p.add_argument("--max-len", type=_positive, help="tokens of a language model's context (default: at most 4096)")
@@ -90,7 +91,7 @@ def parser() -> _Parser:
     p.add_argument("--emit-source", metavar="DIR", help="write the generated source of every kernel into DIR")
     p.add_argument("--no-fallback", action="store_true", help="exit with status 3 if a node cannot run on the NPU")
 
-    p = verb("run", "commands:run_program", "run a .npubin file")
+    p = verb("run", "run a .npubin file")
     p.epilog = (
         "A .npubin is native code: run only what you trust. --from-source runs what the sources in the file say, which "
         "can be read (see compile --emit-source), but is code all the same. Weights, arrays and images are data."
@@ -99,32 +100,34 @@ def parser() -> _Parser:
         "program", help="a .npubin file from a source you trust: it is native code; weights and inputs are data"
     )
     p.add_argument("--weights", help="safetensors or npz (default: PROGRAM.safetensors, if it exists)")
-    p.add_argument("--input", action="append", default=[], metavar="[NAME=]FILE", help=".npy, .npz or an image; repeat")
+    p.add_argument(
+        "--input", action="append", default=[], metavar="[NAME=]FILE", help=".npy, .npz or an image; repeatable"
+    )
     p.add_argument("--output", metavar="FILE", help="write all outputs to an .npz file")
-    p.add_argument("--from-source", action="store_true", help="rebuild from the sources in the file, ignore its binary")
+    p.add_argument("--from-source", action="store_true", help="compile the sources in the file and ignore its binary")
     p.add_argument("--labels", metavar="FILE", help="class names, one a line (default: PROGRAM.labels.txt)")
     p.add_argument("--threads", type=_positive, help="default: NPU_NUM_THREADS, else all CPUs")
 
-    p = verb("generate", "generate:run", "generate text with a language model")
+    p = verb("generate", "generate text with a language model")
     model(p, f"{language_names}, a .npubin file, or an id on the Hugging Face hub")
     p.add_argument("-p", "--prompt", help="the text to continue, or with --chat to answer (default: standard input)")
     p.add_argument("--chat", action="store_true", help="use the model's chat template; without --prompt, converse")
     p.add_argument("--system", metavar="TEXT", help="the system message of --chat")
     p.add_argument("--max-tokens", type=_positive, help="tokens to generate (default: 256, or what the context holds)")
     p.add_argument("--temperature", type=float, default=0.0, help="0 (the default) takes the most likely token")
-    p.add_argument("--top-k", type=int, default=0, help="draw among the k most likely tokens")
-    p.add_argument("--top-p", type=float, default=1.0, help="draw among the fewest tokens that hold this probability")
-    p.add_argument("--min-p", type=float, default=0.0, help="draw among tokens at least this likely against the best")
-    p.add_argument("--repetition-penalty", type=float, default=1.0, help="above 1: avoid tokens that were there")
-    p.add_argument("--seed", type=int, help="equal seeds draw equally")
-    p.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before this text; repeat")
-    p.add_argument("--stats", action="store_true", help="show times on standard error")
+    p.add_argument("--top-k", type=int, default=0, help="sample among the k most likely tokens")
+    p.add_argument("--top-p", type=float, default=1.0, help="sample among the fewest tokens with this probability")
+    p.add_argument("--min-p", type=float, default=0.0, help="sample among tokens this likely relative to the best")
+    p.add_argument("--repetition-penalty", type=float, default=1.0, help="above 1: avoid tokens in the context")
+    p.add_argument("--seed", type=int, help="of the random numbers; equal seeds give equal answers")
+    p.add_argument("--stop", action="append", default=[], metavar="TEXT", help="stop before this text; repeatable")
+    p.add_argument("--stats", action="store_true", help="show timings on standard error")
     p.add_argument("--dtype", type=_storage_dtype, metavar=_DTYPE, help="of weights and caches (default: its own)")
     weights(p, "the blocks that the file holds, else bf16c12")
     p.add_argument("--threads", type=_positive, help="default: NPU_NUM_THREADS, else all CPUs")
     language(p)
 
-    p = verb("bench", "bench:run", "measure latency and throughput")
+    p = verb("bench", "measure latency and throughput")
     model(p, f"a .npubin file, {names}; {language_names}")
     compiling(p)
     language(p)
@@ -136,21 +139,27 @@ def parser() -> _Parser:
     p.add_argument("--seconds", type=float, default=3.0, help="how long to measure (default: 3)")
     p.add_argument("--vs", choices=["torch"], help="alternate with PyTorch eager (not for a .npubin)")
 
-    p = verb("describe", "commands:describe", "show what a .npubin file holds")
+    p = verb("describe", "show what a .npubin file holds")
     p.add_argument("program", help="a .npubin file")
 
-    p = verb("explain", "commands:explain_model", "say which nodes run on the NPU, which do not, and why")
+    p = verb("explain", "say which nodes run on the NPU, which do not, and why")
     model(p, f"a .pt2 file (torch.export.save), an IR JSON file, or {names}")
     p.add_argument("--plan", action="store_true", help="show the partitions and transfers, too")
-    p.add_argument("--force-cpu", action="append", default=[], metavar="NAME", help="keep this op or node off; repeat")
-    p.add_argument("--no-minimise-transfers", action="store_true", help="move no node only to save transfers")
+    p.add_argument(
+        "--force-cpu",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="run this op or node on the host; repeatable",
+    )
+    p.add_argument("--no-minimise-transfers", action="store_true", help="move no nodes to the host to save transfers")
     p.add_argument("--no-fallback", action="store_true", help="exit with status 3 if a node cannot run on the NPU")
 
-    p = verb("ops", "commands:operators", "list the native operators")
+    p = verb("ops", "list the native operators")
     p.add_argument("--markdown", action="store_true", help="as a page for the documentation")
-    p.add_argument("pattern", nargs="?", default="", help="show those that contain this text")
+    p.add_argument("pattern", nargs="?", default="", help="show only the ops whose name contains this text")
 
-    p = verb("doctor", "doctor:run", "check compiler, CPU, packages and settings")
+    p = verb("doctor", "check compiler, CPU, packages and settings")
     p.add_argument("--markdown", action="store_true", help="the environment variables as a page for the documentation")
     return top
 
@@ -165,6 +174,10 @@ def _storage_dtype(text: str) -> str:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(text.replace(",", " ").split())
+
+
 def _positive(text: str) -> int:
     value = int(text) if text.isdigit() else 0
     if value < 1:
@@ -173,7 +186,7 @@ def _positive(text: str) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return the exit status."""
+    """Run one command with the arguments ``argv`` (default: ``sys.argv[1:]``) and return the exit status."""
     top = parser()
     args, unknown = top.parse_known_args(argv)
     if unknown:
@@ -200,11 +213,10 @@ def _run(args: argparse.Namespace) -> Any:
 
     from .console import Result, Status
 
-    module, _, function = args.handler.partition(":")
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _warn
-            return getattr(import_module(f"npusim.{module}"), function)(args, Status(quiet=args.quiet or args.json))
+            return import_module(f"npusim.verbs.{args.verb}").run(args, Status(quiet=args.quiet or args.json))
     except NPUError as error:
         refused = isinstance(error, CompileError) and getattr(args, "no_fallback", False) and bool(error.reasons)
         code = POLICY if refused else USER_ERROR
@@ -219,7 +231,7 @@ def _run(args: argparse.Namespace) -> Any:
 
 
 def _warn(message: Warning | str, *where: Any, **more: Any) -> None:
-    """A warning as a line of its own: where in this package it was raised is nobody's concern."""
+    """Print a warning as one line, without the place in this package where it was raised."""
     print(f"npusim: warning: {message}", file=sys.stderr)
 
 

@@ -1,4 +1,4 @@
-"""What a command shows: texts and tables, through rich on a terminal, and one status line while it works."""
+"""Output of the commands: texts and tables (through rich on a terminal), streamed text, and a status line."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TextIO
@@ -16,7 +16,7 @@ _PATIENCE = 2.0  # seconds before a status line appears
 
 @dataclass(frozen=True)
 class Table:
-    """Rows to be shown as columns."""
+    """A header and rows of cells, shown in aligned columns."""
 
     header: Sequence[str]
     rows: Sequence[Sequence[object]]
@@ -24,7 +24,7 @@ class Table:
 
 @dataclass
 class Result:
-    """What a command leaves: ``data`` for --json, ``blocks`` (texts and tables) for people, the exit ``code``."""
+    """The outcome of a command: ``data`` for --json, ``blocks`` (texts and tables) for people, the exit ``code``."""
 
     data: dict[str, Any]
     blocks: list[str | Table] = field(default_factory=list)
@@ -32,7 +32,8 @@ class Result:
 
 
 def show(blocks: Sequence[str | Table], stream: TextIO | None = None) -> None:
-    """Print blocks one after the other. Names in them come from files: control characters are shown, not sent."""
+    """Print blocks to ``stream`` (default: standard output). Control characters, which names from files may have, are
+    shown as escapes."""
     from npu_compiler.support.text import printable, table
 
     stream = stream or sys.stdout
@@ -68,7 +69,7 @@ def _rich_printer(stream: TextIO) -> Any:
 
 
 class Status:
-    """Says what is under way, on a terminal's standard error only, once it has taken two seconds."""
+    """A line on standard error that says what is in progress. It appears on terminals only, after two seconds."""
 
     def __init__(self, stream: TextIO | None = None, quiet: bool = False):
         self._stream = stream or sys.stderr
@@ -77,7 +78,7 @@ class Status:
 
     @contextmanager
     def __call__(self, text: str) -> Iterator[Status]:
-        """Show ``text`` and the seconds passed while the block runs."""
+        """Show ``text`` and the elapsed seconds while the block runs."""
         self._text = text
         if not self._on:
             yield self
@@ -92,6 +93,7 @@ class Status:
             thread.join()
 
     def update(self, text: str) -> None:
+        """Replace the text of the line."""
         self._text = text
 
     def downloading(self, what: str, done: int, total: int) -> None:
@@ -106,3 +108,13 @@ class Status:
             self._stream.flush()
         self._stream.write("\r\x1b[K")
         self._stream.flush()
+
+
+def stream(texts: Iterable[str], quiet: bool = False) -> None:
+    """Write texts to standard output as they arrive, then a line end. ``quiet``: consume them only."""
+    live = sys.stdout.isatty()
+    for text in texts:
+        if not quiet:
+            print(text, end="", flush=live)
+    if not quiet:
+        print(flush=True)

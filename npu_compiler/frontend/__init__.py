@@ -1,4 +1,4 @@
-"""PyTorch models to IR. What captures a model imports torch when first used; reading LLM checkpoints does without."""
+"""PyTorch models to IR. Capturing a model imports torch at first use; reading LLM checkpoints does not need it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which values of a program share storage, and which of them an in-place operation has overwritten."""
+"""Tracks which values of a program share storage, and which of them an in-place operation has overwritten."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Aliases", "Key", "storage_id"]
 
 
 def storage_id(value: torch.Tensor) -> int | None:
-    """Identity of a tensor's storage; tensors of one trace that alias have the same. None for types without storage."""
+    """The identity of a tensor's storage, which aliases in one trace have in common. None for types without storage."""
     try:
         return int(value.untyped_storage()._cdata)
     except (NotImplementedError, RuntimeError):
@@ -20,11 +20,12 @@ def storage_id(value: torch.Tensor) -> int | None:
 
 
 class Aliases:
-    """Values in groups that may share a storage.
+    """Groups of values that may share a storage.
 
     Args:
-        trust_storages: the traced tensors' storages tell exactly what aliases. They do right after an export, but not
-            once a program was saved and loaded; then the operators' schemas decide, which is safe but coarser.
+        trust_storages: derive aliases from the storages of the traced tensors, which is exact right after an export.
+            After a program was saved and loaded the storages are new; False derives aliases from the operators'
+            schemas, which is safe but coarser.
     """
 
     def __init__(self, trust_storages: bool):
@@ -35,7 +36,12 @@ class Aliases:
         self._stale: set[Key] = set()
 
     def define(self, key: Key, value: torch.Tensor, may_alias: Iterable[Key] = (), *, leaf: bool = False) -> None:
-        """A new value; ``leaf`` if it is a weight, a constant or a graph input."""
+        """Add a value.
+
+        Args:
+            may_alias: values that it may share storage with, according to the schema.
+            leaf: it is a weight, a constant or a graph input.
+        """
         storage = storage_id(value)
         groups = [] if self.trust_storages else [self._group[k] for k in may_alias]
         if storage in self._by_storage:
@@ -56,14 +62,14 @@ class Aliases:
             self._leaf_groups.add(new)
 
     def write(self, key: Key) -> None:
-        """An in-place operation writes to ``key``: every value defined so far that may share its storage is stale."""
+        """Record an in-place write to ``key``: every value defined so far that may share its storage becomes stale."""
         group = self._group[key]
         self._stale.update(k for k, g in self._group.items() if g == group)
 
     def is_stale(self, key: Key) -> bool:
-        """Whether a write may have changed the memory of the value since it was defined."""
+        """True if an in-place operation has overwritten the value."""
         return key in self._stale
 
     def touches_leaf(self, key: Key) -> bool:
-        """Whether writing to ``key`` may change a weight, a constant or a graph input."""
+        """True if a write to ``key`` may change a weight, a constant or a graph input."""
         return self._group[key] in self._leaf_groups

@@ -1,4 +1,4 @@
-"""The arguments of one ATen call, sorted by its schema into tensors (IR inputs) and everything else (IR attributes)."""
+"""Splits the arguments of an ATen call by its schema into tensors (IR inputs) and other values (IR attributes)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STATIC_ADVICE = "export with static shapes (no dynamic_shapes) and fixed sizes i
 
 
 def describe_node(node: torch.fx.Node) -> str:
-    """The node, its op and the line of the model it comes from, to start an error message with."""
+    """The beginning of an error message: the node, its op and the line of the model that it comes from."""
     trace = (node.meta.get("stack_trace") or "").strip().splitlines()
     lines = [line.strip() for line in trace if line.strip().startswith("File ")]
     return f"node {node.name!r} ({node.target})" + (f", {lines[-1]}" if lines else "")
@@ -33,18 +33,30 @@ class Number:
 
 @dataclass
 class Arguments:
-    """``inputs`` are in schema order, tensor lists flattened; numbers that depend on data follow. ``written`` and
-    ``aliased`` are those among them that the op writes to, and that its outputs may share storage with."""
+    """The arguments of one call.
+
+    Attributes:
+        inputs: tensors in schema order, lists flattened, then the numbers that depend on data.
+        attrs: all other arguments by name.
+        named: the tensors that are not in lists, by argument name.
+        written: the inputs that the op writes to.
+        aliased: the inputs that outputs may share storage with.
+        numbers: the numbers that depend on data, each with the reference to it in ``attrs``.
+    """
 
     inputs: list[TensorSpec] = field(default_factory=list)
     attrs: dict[str, Any] = field(default_factory=dict)
     named: dict[str, TensorSpec] = field(default_factory=dict)
     written: list[TensorSpec] = field(default_factory=list)
     aliased: list[TensorSpec] = field(default_factory=list)
-    numbers: list[tuple[TensorSpec, dict[str, int]]] = field(default_factory=list)  # with the references to them
+    numbers: list[tuple[TensorSpec, dict[str, int]]] = field(default_factory=list)
 
     def plain(self, value: Any, name: str, node: torch.fx.Node) -> Any:
-        """An argument that is not a tensor as an attribute: numbers that depend on data become references."""
+        """The attribute for an argument that is not a tensor. Numbers that depend on data become references.
+
+        Raises:
+            CaptureError: the value is known only at run time.
+        """
         if isinstance(value, list | tuple):
             return [self.plain(v, name, node) for v in value]
         if isinstance(value, Number):
@@ -55,13 +67,13 @@ class Arguments:
         return {"complex": [value.real, value.imag]} if isinstance(value, complex) else value
 
     def refuse_training(self, where: str) -> None:
-        """Raises ``CaptureError`` for an op that was exported in training mode."""
+        """Raises ``CaptureError`` if the op was exported in training mode."""
         statistics = bool(self.attrs.get("training")) and "running_mean" in self.named
         if statistics or (self.attrs.get("train") and self.attrs.get("p")):
             raise CaptureError(f"{where}: was exported in training mode; call model.eval() before torch.export")
 
     def close(self) -> None:
-        """Put the numbers behind the other inputs."""
+        """Append the numbers to the inputs, after the last tensor."""
         for _, reference in self.numbers:
             reference["number"] += len(self.inputs)
         self.inputs += [spec for spec, _ in self.numbers]
@@ -70,10 +82,13 @@ class Arguments:
 def read_arguments(
     node: torch.fx.Node, op: torch._ops.OpOverload, resolve: Callable[[torch.fx.Node], Any]
 ) -> Arguments:
-    """The arguments of ``node``; ``resolve`` gives the tensor, list of tensors or constant that an FX node stands for.
+    """The arguments of ``node``, a call of ``op``.
+
+    Args:
+        resolve: gives the tensor, list of tensors or constant that an FX node stands for.
 
     Raises:
-        CaptureError: an argument has no place in the IR (a dynamic size).
+        CaptureError: the IR cannot represent an argument (a dynamic size).
     """
     result = Arguments()
     sizes: list[int] = []
@@ -125,7 +140,7 @@ def read_arguments(
 def _tensors(
     value: Any, is_tensor: bool, resolve: Callable[[torch.fx.Node], Any]
 ) -> Sequence[TensorSpec | None] | None:
-    """The tensors of an argument, or None if it is a plain value (a Python scalar in a tensor's place included)."""
+    """The tensors of an argument, or None if it is a plain value, such as a Python scalar in place of a tensor."""
     if isinstance(value, TensorSpec):
         return [value]
     if not is_tensor or not isinstance(value, list | tuple):

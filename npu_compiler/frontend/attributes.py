@@ -1,7 +1,7 @@
-"""What a module keeps in plain Python attributes, outside of its parameters and buffers.
+"""The plain Python attributes of a module, which are neither parameters nor buffers, during an export.
 
-torch.export sees such values as constants. Here they are put back as they were after an export, tensors that are
-registered elsewhere in the model are shown to it as the buffers they are, and changes are found.
+torch.export treats their values as constants. This module detects changes of them, restores them after the export, and
+presents attributes that are registered tensors to torch.export as the buffers they are.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ __all__ = ["Attributes"]
 
 _REGISTERED = frozenset({"_parameters", "_buffers", "_modules", "training"})
 _OPAQUE = (torch.nn.Module, torch.Tensor, type, types.ModuleType, types.FunctionType, types.MethodType)
-_MOST = 20_000  # containers; a model that refers to a data set is not searched to its end
+_MAX_CONTAINERS = 20_000  # bounds the search in a model that refers to a data set
 
 
 @dataclass(frozen=True)
 class _Container:
-    """A list, or a dict of values (the attributes of an object too), and what it held."""
+    """A list or a dict (which may be the attributes of an object), and its contents before the export."""
 
     path: str
     values: Any
@@ -36,7 +36,7 @@ class _Container:
         return ((k, v) for k, v in pairs if k not in self.skip)
 
     def changed(self, registered: Collection[int]) -> Iterator[str]:
-        """The paths of what is not as it was, but for tensors whose ids are ``registered``."""
+        """The paths of the values that changed, except tensors whose ids are ``registered``."""
         if isinstance(self.copy, list):
             if len(self.values) != len(self.copy):
                 yield self.path
@@ -61,7 +61,7 @@ class _Container:
 
 @dataclass(frozen=True)
 class _Tensor:
-    """A tensor that is registered nowhere, and what it held."""
+    """A tensor that is not registered, and its contents before the export."""
 
     path: str
     tensor: torch.Tensor
@@ -82,14 +82,19 @@ class _Tensor:
 
 
 class Attributes:
-    """A context in which calls of ``model`` may change plain attributes, also in lists, dicts and objects.
+    """A context in which calls of ``model`` may change plain attributes, including those in lists, dicts and objects.
+    On exit all of them are restored.
 
-    ``changes`` are the paths of those that calls have changed so far. All of them are restored in the end.
+    An export replaces parameters and buffers by other tensors. During a call, attributes that are a parameter or a
+    buffer therefore refer to the tensor registered at that time, so that reads and writes through them are recorded as
+    those of the buffer.
 
-    In a call, attributes that are a parameter or a buffer are what is registered at that time: an export puts other
-    tensors in the place of parameters and buffers, and what the model reads and writes through such an attribute is
-    then recorded as read from and written to the buffer. Without ``watch``, as for TorchDynamo, which traces what a
-    module's hooks do, this is left out and there are no ``changes``.
+    Args:
+        watch: False: do not rebind attributes and do not detect changes, for TorchDynamo, which would trace the hooks
+            that do this.
+
+    Attributes:
+        changes: the paths of the attributes that calls have changed so far.
     """
 
     def __init__(self, model: torch.nn.Module, watch: bool):
@@ -105,7 +110,7 @@ class Attributes:
         if self.watch:
             pre, post = self.model.register_forward_pre_hook, self.model.register_forward_hook
             self._hooks = [pre(self._bind), post(self._compare)]
-        self._find()  # with the hooks, which are attributes too and no change
+        self._find()  # after adding the hooks, which are attributes, too
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -116,7 +121,7 @@ class Attributes:
     def _find(self) -> None:
         seen: set[int] = set()
         queue = [_Container(name, vars(m), dict(vars(m)), _REGISTERED) for name, m in self.model.named_modules()]
-        while queue and len(self._containers) < _MOST:
+        while queue and len(self._containers) < _MAX_CONTAINERS:
             container = queue.pop()
             self._containers.append(container)
             for key, value in container.items():
@@ -142,7 +147,7 @@ class Attributes:
         self.changes += [path for path in paths if path not in self.changes]
 
     def restore(self) -> None:
-        """Put the attributes back to what they were."""
+        """Give all attributes the values and contents that they had on entry."""
         for kept in self._kept():
             kept.restore()
 
@@ -150,9 +155,9 @@ class Attributes:
         return [*self._containers, *self._tensors]
 
     def matter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether a call leaves attributes behind that give a second one with equal arguments another result.
+        """True if a call changes attributes such that a second call with equal arguments gives another result.
 
-        Runs the model twice, from what the attributes, parameters and buffers are now, and leaves those as they are.
+        The model runs twice, starting from the current attributes, parameters and buffers, which are not changed.
         """
 
         def call() -> list[Any]:
@@ -169,7 +174,7 @@ class Attributes:
 
 
 def _inside(path: str, value: Any) -> list[_Container]:
-    """The containers in ``value`` that can change."""
+    """The mutable containers in ``value``."""
     if isinstance(value, list | dict):
         return [_Container(path, value, value.copy())]
     if isinstance(value, tuple):
@@ -180,7 +185,7 @@ def _inside(path: str, value: Any) -> list[_Container]:
 
 
 def _same(now: Any, before: Any, registered: Collection[int]) -> bool:
-    """Whether two values are the same, or copies with the same tensors: torch.export copies pytrees."""
+    """True if two values are identical, or copies with identical tensors, because torch.export copies pytrees."""
     if now is before:
         return True
     (ours, our_structure), (theirs, their_structure) = pytree.tree_flatten(now), pytree.tree_flatten(before)

@@ -1,8 +1,8 @@
-"""Ops without a lowering, spelled out by PyTorch's own decompositions where that makes all of them native.
+"""Decomposes ops without a lowering by PyTorch's own decompositions, if that makes all of the result native.
 
-A decomposition is traced op by op and taken to a fixed point. It replaces the op only if every op in the result has a
-lowering: a part that stays in PyTorch would cost more than the whole op does there. Ops with a lowering stay whole.
-Loops over a sequence are unrolled, up to ``MAX_OPS``.
+A decomposition is traced op by op until all ops have a lowering. It replaces the op only if it succeeds: leaving a part
+in PyTorch would cost more than leaving the whole op there. Ops with a lowering are kept. Loops over a sequence are
+unrolled, up to ``MAX_OPS``.
 """
 
 from __future__ import annotations
@@ -33,19 +33,22 @@ from .tensors import dtype_name
 
 __all__ = ["MAX_OPS", "decompose"]
 
-MAX_OPS = 8192  # of one program: some 7 s of CPU time to capture, 16 s to compile
+MAX_OPS = 8192  # that one program is decomposed into: some 7 s of CPU time to capture, 16 s to compile
 _MAX_DEPTH = 8
 
 
 class _Stays(Exception):
-    """An op that is not decomposed; the text says why."""
+    """The op is not decomposed; the message says why."""
 
 
 def decompose(program: ExportedProgram, *, in_place: bool) -> tuple[ExportedProgram, dict[str, str]]:
-    """Decompose what has no lowering, and say of each such op that stays, by node name, why.
+    """Decompose the ops that have no lowering.
 
     Args:
         program: not changed unless ``in_place``.
+
+    Returns:
+        The program, and by node name why an op without a lowering was not decomposed.
 
     Raises:
         CaptureError: an op was exported in training mode.
@@ -71,7 +74,7 @@ def decompose(program: ExportedProgram, *, in_place: bool) -> tuple[ExportedProg
 
 
 def _native_graphs(program: ExportedProgram) -> list[torch.fx.GraphModule]:
-    """The program's graph and those inside it, except for the graphs of control flow, which PyTorch runs."""
+    """The program's graph and its subgraphs, except those of control flow, which PyTorch runs."""
     found: list[torch.fx.GraphModule] = []
 
     def visit(module: torch.fx.GraphModule) -> None:
@@ -90,7 +93,7 @@ def _native_graphs(program: ExportedProgram) -> list[torch.fx.GraphModule]:
 
 
 class _Limit(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Stops a trace after so many ops."""
+    """Ends a trace with ``_Stays`` after ``left`` ops."""
 
     def __init__(self, left: int):
         super().__init__()  # type: ignore[no-untyped-call]
@@ -109,15 +112,15 @@ class _Decomposer:
         self._known: dict[str, bool] = {}
 
     def lacks_lowering(self, node: torch.fx.Node) -> bool:
-        """Whether ``node`` is an op that has no lowering for these arguments."""
+        """True if ``node`` is a call of an op that has no lowering for these arguments."""
         op = node.target
         if node.op != "call_function" or not isinstance(op, torch._ops.OpOverload):
             return False
         values = [v for v in pytree.tree_leaves(node.meta.get("val")) if v is not None]
         if not values or not all(_is_static(v) for v in values):
-            return False  # assertions, and what depends on data
+            return False  # assertions, and ops whose shapes depend on data
         if isinstance(node.meta["val"], list | tuple) and any(u.target is not operator.getitem for u in node.users):
-            return False  # its list of results is passed on as a whole
+            return False  # its list of results is used as a whole
         call = _as_ir(node, op)
         if call is None:
             return False
@@ -127,7 +130,7 @@ class _Decomposer:
         return self._known[key]
 
     def spelled_out(self, node: torch.fx.Node) -> torch.fx.GraphModule:
-        """The op as a graph of ops that all have lowerings, and count them. Raises ``_Stays``."""
+        """The op as a graph of ops that all have a lowering; they count towards ``MAX_OPS``. Raises ``_Stays``."""
         spent = self.left
         body = self._expand(node, 0)
         self.left = spent - sum(n.op == "call_function" for n in body.graph.nodes)
@@ -154,7 +157,7 @@ class _Decomposer:
         return body
 
     def _trace(self, node: torch.fx.Node, op: Any) -> torch.fx.GraphModule:
-        """One step of decomposition, on the fake tensors of the export."""
+        """One step of decomposition, traced with the fake tensors of the export."""
         arguments = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
         values, structure = pytree.tree_flatten(arguments)
         tensors = [v for v in values if isinstance(v, torch.Tensor)]
@@ -174,7 +177,7 @@ class _Decomposer:
                 result = function(*args, **kwargs)
                 if result is NotImplemented:
                     raise _Stays(f"{op} runs best as it is, for these shapes and arguments")
-                return tuple(result) if isinstance(result, tuple) else result  # not a named one
+                return tuple(result) if isinstance(result, tuple) else result  # a plain tuple, not a named one
 
         try:
             with mode, torch.no_grad(), _recurrent_cells(op):
@@ -189,7 +192,7 @@ class _Decomposer:
 
 @contextmanager
 def _recurrent_cells(op: Any) -> Iterator[None]:
-    """Let LSTMs decompose into cells: with oneDNN they become ops of its own."""
+    """Disable oneDNN for LSTMs, so that they decompose into cells instead of oneDNN's own ops."""
     enabled = str(op).startswith("aten.lstm") and torch._C._get_mkldnn_enabled()
     if enabled:
         torch._C._set_mkldnn_enabled(False)
@@ -205,7 +208,7 @@ def _is_static(value: Any) -> bool:
 
 
 def _as_ir(node: torch.fx.Node, op: torch._ops.OpOverload) -> OpNode | None:
-    """The node as the IR will have it, or None if that cannot be said by itself."""
+    """The node as the IR will have it, or None if that depends on other nodes."""
 
     def spec(n: torch.fx.Node) -> Any:
         value = n.meta.get("val")
@@ -229,14 +232,14 @@ def _as_ir(node: torch.fx.Node, op: torch._ops.OpOverload) -> OpNode | None:
 
 
 def _operands(node: torch.fx.Node) -> Iterator[torch.fx.Node]:
-    """The FX nodes that give the tensors of a call, in the order in which ``_trace`` passes them."""
+    """The FX nodes of a call's tensors, in the order in which ``_trace`` passes them."""
     for leaf in pytree.tree_leaves((node.args, node.kwargs), is_leaf=lambda v: isinstance(v, torch.fx.Node)):
         if isinstance(leaf, torch.fx.Node):
             yield leaf
 
 
 def _splice(graph: torch.fx.Graph, node: torch.fx.Node, body: torch.fx.GraphModule) -> dict[str, torch.fx.Node]:
-    """Put ``body`` in the place of ``node``; returns what now stands for the values that had a name."""
+    """Replace ``node`` by ``body``. Returns the new nodes of its results, by the names of the old ones."""
     inputs = iter(_operands(node))
     env: dict[torch.fx.Node, torch.fx.Node] = {}
     outputs: Any = None
@@ -258,7 +261,7 @@ def _splice(graph: torch.fx.Graph, node: torch.fx.Node, body: torch.fx.GraphModu
             if result not in made:  # an input, or the same value twice
                 result = graph.call_function(torch.ops.aten.clone.default, (result,))
             made.discard(result)
-            result.meta["val"] = value  # which storages it shares is known of the original
+            result.meta["val"] = value  # the original one has the right storage
             old.replace_all_uses_with(result)
             renamed[old.name] = result
     for user in list(node.users):
@@ -268,7 +271,7 @@ def _splice(graph: torch.fx.Graph, node: torch.fx.Node, body: torch.fx.GraphModu
 
 
 def _results(node: torch.fx.Node, outputs: Any) -> list[tuple[torch.fx.Node, torch.fx.Node]]:
-    """Pairs of a node to be replaced and the node of the decomposition that computes its value."""
+    """Pairs of a replaced node and the node of the decomposition that computes its value."""
     if not isinstance(node.meta["val"], list | tuple):
         return [(node, outputs[0] if isinstance(outputs, list | tuple) else outputs)]
     return [(user, outputs[user.args[1]]) for user in node.users if user.users]

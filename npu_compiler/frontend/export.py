@@ -1,4 +1,4 @@
-"""``capture``: a PyTorch model to IR through ``torch.export``."""
+"""``capture``: from a PyTorch model to the IR, through ``torch.export``."""
 
 from __future__ import annotations
 
@@ -47,45 +47,45 @@ def capture(
     """The IR of ``model``'s forward in eval mode, for the shapes, dtypes and Python values of the example inputs.
 
     Composite ATen ops (linear, conv2d, batch_norm, layer_norm, scaled_dot_product_attention ...) are kept, dropout is
-    removed, ``no_grad`` and ``autocast`` regions are inlined, ops without a lowering are decomposed where that makes
-    them native (:mod:`npu_compiler.frontend.decompose`). Buffers that forward mutates become ``state``; values of
-    constants and of non-persistent buffers are stored unless they are on the meta device. All keys of tied weights are
-    listed, and all their placeholders map to the first of them, so a checkpoint needs to hold that one only.
-    A model that writes through views, or runs under an enabled autocast, is recorded in functional form, in which
-    ``run_decompositions({})`` spells some composite ops differently (``_to_copy``, ``view``, ``slice_scatter`` ...).
+    removed, and ``no_grad`` and ``autocast`` regions are inlined. Ops without a lowering are decomposed if that makes
+    them native (:mod:`npu_compiler.frontend.decompose`). Buffers that forward modifies become ``state``. The values of
+    constants and of non-persistent buffers are stored in the IR unless they are on the meta device. All keys of tied
+    weights are listed, and their placeholders map to the first key, so a checkpoint needs that one only. A model that
+    writes through views, or runs under an enabled autocast, is captured in functional form, in which
+    ``run_decompositions({})`` replaces some composite ops (by ``_to_copy``, ``view``, ``slice_scatter`` ...).
 
     Args:
-        model: a module on any device, the meta device included, or the result of ``torch.export.export``. The module is
-            exported in eval mode and left as it was.
-        example_inputs: the positional arguments of forward: a tuple or list, or a single tensor. Tensors (numpy arrays
-            too), also inside lists, tuples and dicts, become graph inputs named after their argument; Python numbers,
-            strings, booleans and None are baked in. None for an ``ExportedProgram``.
+        model: a module on any device, including meta, or the result of ``torch.export.export``. The module is exported
+            in eval mode and is not changed.
+        example_inputs: the positional arguments of forward: a tuple or list, or a single tensor. Tensors and
+            NumPy arrays, also inside lists, tuples and dicts, become graph inputs named after their argument. Python
+            numbers, strings, booleans and None become constants. None for an ``ExportedProgram``.
         example_kwargs: the keyword arguments of forward.
-        name: ``model_name`` of the result; the class name by default.
+        name: ``model_name`` of the result; None: the class name.
         strict: passed to ``torch.export``; True traces with TorchDynamo.
 
-    State in plain Python attributes is refused: torch.export would freeze it. If forward changes such an attribute, the
-    model runs twice in PyTorch, and only a change that leaves the second result the same is accepted.
+    State in plain Python attributes is refused, because torch.export would make constants of it. If forward changes
+    such an attribute, the model runs twice in PyTorch, and the change is accepted if both results are equal.
 
     Raises:
-        CaptureError: the model cannot be a static graph; the message says where and what to change.
+        CaptureError: the model cannot become a static graph; the message says where and what to change.
     """
     return capture_call(model, example_inputs, example_kwargs=example_kwargs, name=name, strict=strict).ir
 
 
 @dataclass(frozen=True)
 class Capture:
-    """A captured model and how it is called."""
+    """A captured model and the structure of its arguments and results."""
 
     ir: IRGraph
     program: ExportedProgram
-    """What ``ir`` was made from; its ``state_dict`` holds the weights under the names that ``ir`` has for them."""
+    """The source of ``ir``; its ``state_dict`` has the weights under the names that ``ir`` uses."""
     args: tuple[Any, ...]
-    """The positional arguments of the call that was captured, as they were given; ``ir.graph_inputs`` are the tensors
-    among the leaves of ``(args, kwargs)``, in order."""
+    """The positional arguments of the captured call. ``ir.graph_inputs`` are the tensors among the leaves of
+    ``(args, kwargs)``, in order."""
     kwargs: dict[str, Any]
     parameters: inspect.Signature | None
-    """The parameters of forward, if it has the usual ones."""
+    """The parameters of forward; None if a decorator hides them."""
     structure: pytree.TreeSpec
     """The structure of the result."""
     leaves: list[Any]
@@ -117,7 +117,7 @@ def capture_call(
     name: str | None = None,
     strict: bool = False,
 ) -> Capture:
-    """As ``capture``, with the structure of arguments and result."""
+    """``capture`` with the structure of arguments and result. Arguments and errors are those of ``capture``."""
     fresh = isinstance(model, torch.nn.Module)
     if isinstance(model, torch.jit.ScriptModule):
         raise CaptureError("a ScriptModule cannot be exported; pass the module that it was made from")
@@ -145,7 +145,7 @@ def capture_call(
 def _written(
     program: ExportedProgram, args: tuple[Any, ...], kwargs: dict[str, Any], returned: Mapping[int | str, Any]
 ) -> frozenset[str]:
-    """The names of the graph inputs that may be written to: the result has their new contents."""
+    """The names of the graph inputs that may be written to, because the result has their new contents."""
     keys = [key for key, value in by_key(args, kwargs).items() for _ in pytree.tree_leaves(value)]
     inputs = [s.arg for s in program.graph_signature.input_specs if s.kind is InputKind.USER_INPUT]
     return frozenset(str(i.name) for key, i in zip(keys, inputs, strict=False) if key in returned)
@@ -154,13 +154,13 @@ def _written(
 def _translated(
     program: ExportedProgram, label: str, fresh: bool, written: frozenset[str]
 ) -> tuple[ExportedProgram, IRGraph]:
-    """The IR, and the program that it is the IR of."""
+    """The program in the form that the IR was made from, and the IR."""
     program, notes = decompose(program, in_place=fresh)
     try:
         return program, translate(program, label, trust_storages=fresh, notes=notes, written=written)
     except NeedsFunctionalForm:
-        # Only torch's own functionalisation knows how to write through views; it rewrites reshapes and casts on the
-        # way, which is why it is not the first choice.
+        # Only torch's own functionalisation can write through views. It is not the first choice, because it also
+        # rewrites reshapes and casts.
         program, notes = decompose(_functional(program, label), in_place=True)
     try:
         return program, translate(program, label, trust_storages=fresh, notes=notes, written=written)
@@ -172,7 +172,7 @@ def _translated(
 def _parameters(
     model: torch.nn.Module | ExportedProgram, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> inspect.Signature | None:
-    """Forward's parameters; None where a decorator hides them, or a saved program has not kept them."""
+    """The parameters of forward; None if a decorator hides them or a saved program does not have them."""
     if isinstance(model, torch.nn.Module):
         parameters = inspect.signature(model.forward)
     else:
@@ -213,7 +213,7 @@ def _positional(example_inputs: Any) -> tuple[Any, ...]:
 def _export(
     model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], label: str, strict: bool
 ) -> tuple[ExportedProgram, dict[int | str, Any]]:
-    """The program, and which arguments the model changes and returns."""
+    """The program, and the arguments that the model modifies and returns."""
     register_caches(model)
     args, kwargs = pytree.tree_map_only(np.ndarray, to_torch, (args, kwargs))
     arguments = ArgumentChanges(model, watch=not strict)
@@ -232,16 +232,16 @@ def _export(
             names = ", ".join(map(repr, changes[:3])) + (" ..." if len(changes) > 3 else "")
             raise CaptureError(
                 f"{label}: forward changes {names}, on which later calls depend; make it a buffer (register_buffer), "
-                "whose contents are kept from call to call"
+                "which keeps its contents from call to call"
             )
         return program, returned
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what torch.export prints and warns about beside its error: ``CaptureError`` says it in one line.
+    """Suppress what torch.export prints and warns about besides its error, which ``CaptureError`` says in one line.
 
-    The partial graph goes to stderr; all else that is written there meanwhile is passed on.
+    That is the partial graph on standard error; other text written there is passed on.
     """
     held, graph = io.StringIO(), ""
     symbols = logging.getLogger("torch.fx.experimental.symbolic_shapes")
@@ -265,12 +265,12 @@ def _no_record(record: logging.LogRecord) -> bool:
 
 @contextmanager
 def _eval_mode(model: torch.nn.Module) -> Iterator[None]:
-    """Eval mode, in which ``DataParallel`` calls its module directly instead of copies of it on every GPU."""
+    """Eval mode. ``DataParallel`` calls its module directly instead of copies on every GPU."""
     modes = [(m, m.training) for m in model.modules()]
     spread = [(m, m.device_ids) for m in model.modules() if isinstance(m, torch.nn.DataParallel)]
     try:
         model.eval()
-    except NotImplementedError:  # a module that torch.export made keeps the mode in which it was exported
+    except NotImplementedError:  # a module of an ExportedProgram has a fixed mode
         for module, _ in modes:
             module.training = False
     for wrapper, _ in spread:
@@ -285,7 +285,8 @@ def _eval_mode(model: torch.nn.Module) -> Iterator[None]:
 
 
 def _without_eval_dropout(program: ExportedProgram, in_place: bool) -> ExportedProgram:
-    """Dropout in eval mode returns its very argument, an alias that neither schemas nor functionalisation know of."""
+    """The program without dropout in eval mode, which returns its argument: an alias that neither schemas nor
+    functionalisation know."""
 
     def graphs(p: ExportedProgram) -> list[torch.fx.GraphModule]:
         return [m for m in p.graph_module.modules() if isinstance(m, torch.fx.GraphModule)]
@@ -318,7 +319,7 @@ def _functional(program: ExportedProgram, label: str) -> ExportedProgram:
 
 
 def _user_frame(e: BaseException) -> str:
-    """Where the model's own code was when ``e`` was raised: the innermost frame outside torch and this package."""
+    """The line of the model's code at which ``e`` was raised: the innermost frame outside torch and this package."""
     here = str(Path(__file__).parent)
     for frame in reversed(traceback.extract_tb(e.__traceback__)):
         if not frame.filename.startswith((_TORCH_DIR, here, "<")):

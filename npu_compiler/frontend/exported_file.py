@@ -1,4 +1,4 @@
-"""A ``.pt2`` file, as ``torch.export.save`` writes it."""
+"""Reads ``.pt2`` files, which ``torch.export.save`` writes."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ __all__ = ["load_exported"]
 
 
 def load_exported(path: str | os.PathLike[str]) -> torch.export.ExportedProgram:
-    """The program in a ``.pt2`` file, for ``capture``. PyTorch unpickles parts of it: load only files whose origin you
-    trust.
+    """The program in a ``.pt2`` file, for ``capture``. PyTorch unpickles parts of it: load only files that you trust.
 
-    Raises ``InputError`` for a file that cannot be read, or that another version of PyTorch wrote in another format.
+    Raises:
+        InputError: the file cannot be read, or is of a version of PyTorch whose format differs.
     """
     try:
         if not zipfile.is_zipfile(path):
@@ -38,7 +38,7 @@ def load_exported(path: str | os.PathLike[str]) -> torch.export.ExportedProgram:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the traceback that torch logs before it raises."""
+    """Suppress the traceback that torch logs before it raises."""
     logger = logging.getLogger("torch.export")
     level = logger.level
     logger.setLevel(logging.CRITICAL)

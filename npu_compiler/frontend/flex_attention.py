@@ -1,4 +1,4 @@
-"""torch's flex_attention as a graph of ordinary operations."""
+"""torch's flex_attention as a graph of ordinary ops."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ __all__ = ["flex_attention_graph"]
 
 
 def flex_attention_graph(node: torch.fx.Node) -> tuple[torch.fx.GraphModule, list[torch.fx.Node]]:
-    """The operations of an exported ``flex_attention`` node, and the nodes that their placeholders stand for.
+    """The graph of an exported ``flex_attention`` node, and the nodes that its placeholders stand for.
 
-    It is torch's own definition of the result: all scores, modified and masked, and their softmax. The block mask saves
-    work in torch and does not change the result; its ``mask_mod`` is applied.
+    It is torch's own definition of the result: all scores, modified and masked, and their softmax. The block mask only
+    saves work in torch; its ``mask_mod`` is applied.
     """
     operands: list[torch.fx.Node] = []
     graphs: dict[torch.fx.Node, Any] = {}

@@ -1,4 +1,4 @@
-"""Which of its arguments a model changes: caches and other objects that hold tensors."""
+"""Detects which of its arguments a model modifies: caches and other objects that hold tensors."""
 
 from __future__ import annotations
 
@@ -13,16 +13,21 @@ __all__ = ["ArgumentChanges", "by_key"]
 
 
 class ArgumentChanges:
-    """A context that watches the calls of ``model``. Arguments are known by their position or keyword.
+    """A context that observes the calls of ``model``. Arguments are identified by position or keyword.
 
-    ``returned`` are the objects that are part of the result as well, as a cache is, with their place there: None for
-    the result itself, else a key or an index. A caller may go on with such an object or with the one in the result.
+    Args:
+        watch: False: observe nothing.
+
+    Attributes:
+        returned: the modified objects that are part of the result, such as caches -> their place in it: None for the
+            result itself, else a key or an index.
+        lost: the modified objects that are not part of the result.
     """
 
     def __init__(self, model: torch.nn.Module, watch: bool):
         self.model, self.watch = model, watch
         self.returned: dict[int | str, Any] = {}
-        self.lost: list[int | str] = []  # changed, and no part of the result
+        self.lost: list[int | str] = []
         self._before: dict[int | str, list[Any]] = {}
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
 
@@ -39,7 +44,7 @@ class ArgumentChanges:
             hook.remove()
 
     def check(self, label: str) -> None:
-        """Raises ``CaptureError`` if a change would be lost."""
+        """Raises ``CaptureError`` if a modification would be lost."""
         if self.lost:
             raise CaptureError(
                 f"{label}: forward puts other tensors into its argument {self.lost[0]!r}, which is not part of the "

@@ -1,4 +1,4 @@
-"""Decompositions that PyTorch lacks: what mixture-of-experts layers use."""
+"""Decompositions that PyTorch lacks, of ops in mixture-of-experts layers."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _MAX_COMPARISONS = 1 << 20
 def grouped_mm(
     input: torch.Tensor, weight: torch.Tensor, offs: torch.Tensor | None = None, bias: Any = None, out_dtype: Any = None
 ) -> torch.Tensor:
-    """Rows of ``input`` [S, K] times the matrix of their group in ``weight`` [G, K, N]; group g ends before row
-    ``offs[g]``. Rows after the last group are zero."""
+    """Each row of ``input`` [S, K] times the matrix of its group in ``weight`` [G, K, N]: [S, N]. Group g ends before
+    row ``offs[g]``; rows after the last group are zero."""
     if offs is None or input.dim() != 2 or weight.dim() != 3 or bias is not None or out_dtype is not None:
         return NotImplemented
     rows, groups = input.shape[0], weight.shape[0]
@@ -27,13 +27,13 @@ def grouped_mm(
         return NotImplemented
     group = (offs[None, :] <= torch.arange(rows)[:, None]).sum(1)
     chosen = weight.index_select(0, group.clamp(max=groups - 1))
-    # Experts are kept transposed: two transpositions cancel, and rows are gathered as they lie in memory.
+    # Experts are stored transposed: two transpositions cancel, and rows are contiguous when they are gathered.
     product = torch.bmm(chosen.transpose(1, 2), input[:, :, None])[:, :, 0]
     return torch.where((group < groups)[:, None], product, 0.0)
 
 
 def histc(self: torch.Tensor, bins: int = 100, min: float = 0, max: float = 0) -> torch.Tensor:
-    """How many elements fall into each of ``bins`` equal intervals; the last one includes ``max``."""
+    """The number of elements in each of ``bins`` equal intervals, float32[bins]; the last one includes ``max``."""
     if min >= max or self.dtype != torch.float32 or self.numel() * bins > _MAX_COMPARISONS:
         return NotImplemented
     x = self.flatten()
@@ -47,4 +47,4 @@ OWN_DECOMPOSITIONS: dict[str, Callable[..., Any]] = {
     "aten.histc.default": histc,
     "transformers.grouped_mm_fallback.default": grouped_mm,
 }
-"""By op. They return ``NotImplemented`` for arguments for which the op should stay whole."""
+"""By op. A function returns ``NotImplemented`` for arguments for which the op should not be decomposed."""

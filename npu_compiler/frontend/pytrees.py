@@ -1,4 +1,4 @@
-"""Key-value caches of transformers as pytrees, so that models can take and return them."""
+"""Registers the KV caches of transformers as pytrees, so that models can take and return them."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ __all__ = ["register_caches"]
 
 @dataclass(frozen=True)
 class _Leaf:
-    """The place of a tensor."""
+    """Stands for the tensor of this index."""
 
     index: int
 
 
 @dataclass(frozen=True)
 class _Object:
-    """The attributes of an object, tensors replaced by leaves; equal descriptions are caches of one structure."""
+    """The attributes of an object, with leaves in place of tensors. Caches of equal structure compare equal."""
 
     cls: type
     attributes: dict[str, Any]
@@ -31,8 +31,8 @@ class _Object:
 def register_caches(model: torch.nn.Module) -> None:
     """Register the cache classes of transformers, and of the files that ``model``'s modules come from, with pytree.
 
-    A registered cache stays one for the process. Classes that somebody else has registered are left as they are. Does
-    nothing unless transformers has been imported.
+    Classes stay registered for the process. Classes that are registered already are skipped. Without transformers
+    imported, nothing happens.
     """
     caches = sys.modules.get("transformers.cache_utils")
     if caches is None:
@@ -52,7 +52,7 @@ def _subclasses(cls: Any) -> Iterator[type]:
 
 
 def _caches_of(module: Any) -> Iterator[type]:
-    """Caches that a model's file defines for itself, by the naming convention of transformers."""
+    """The cache classes that a model's file defines, by the naming convention of transformers."""
     for value in vars(module).values():
         if isinstance(value, type) and value.__module__ == module.__name__ and value.__name__.endswith("Cache"):
             yield value
@@ -77,7 +77,7 @@ def _unflatten(tensors: Iterable[Any], description: Any) -> Any:
 
 
 def _describe(value: Any, tensors: list[Any]) -> Any:
-    """``value`` with every tensor in it appended to ``tensors`` and replaced by its place there."""
+    """``value`` with every tensor replaced by its index in ``tensors``, to which it is appended."""
     if _is_leaf(value):
         tensors.append(value)
         return _Leaf(len(tensors) - 1)
@@ -91,7 +91,7 @@ def _describe(value: Any, tensors: list[Any]) -> Any:
 
 
 def _is_leaf(value: Any) -> bool:
-    """Tensors, and what stands for one: arrays, symbolic numbers, pytree's own placeholders."""
+    """True for tensors and what can stand for one: arrays, symbolic numbers, pytree's own placeholders."""
     plain = (bool, int, float, str, list, tuple, dict, type, torch.dtype, torch.device, torch.Size)
     if value is None or isinstance(value, plain):
         return False

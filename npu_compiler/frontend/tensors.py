@@ -1,4 +1,4 @@
-"""Torch tensors as numpy arrays, in their real dtype."""
+"""Conversions between torch tensors and NumPy arrays that keep the dtype."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ __all__ = ["dtype_name", "numpy_to_tensor", "state_dict_numpy", "tensor_to_numpy
 
 
 def dtype_name(dtype: torch.dtype, where: str) -> str:
-    """IR name of a torch dtype; ``where`` starts the message of the ``CaptureError`` for one the IR cannot hold."""
+    """The IR's name of a torch dtype.
+
+    Raises:
+        CaptureError: the IR does not have the dtype; the message begins with ``where``.
+    """
     try:
         return dtypes.parse(dtype)
     except ValueError as e:
@@ -22,12 +26,13 @@ def dtype_name(dtype: torch.dtype, where: str) -> str:
 
 
 def tensor_to_numpy(t: torch.Tensor) -> np.ndarray:
-    """The values of ``t``, sharing its memory if it lives on the CPU; bfloat16 becomes ``ml_dtypes.bfloat16``."""
+    """The values of ``t``; they share its memory if it is on the CPU. bfloat16 becomes ``ml_dtypes.bfloat16``."""
     return to_array(t if type(t) in (torch.Tensor, torch.nn.Parameter) else t.as_subclass(torch.Tensor))
 
 
 def numpy_to_tensor(array: np.ndarray) -> torch.Tensor:
-    """A tensor of the array's dtype, ``ml_dtypes.bfloat16`` included; it shares memory that is writable."""
+    """A tensor of the array's dtype (``ml_dtypes.bfloat16`` too), which shares the array's memory if that is
+    writable."""
     tensor: torch.Tensor = to_torch(array if array.flags.writeable else array.copy())
     return tensor
 

@@ -1,9 +1,8 @@
-"""An ``ExportedProgram`` as an ``IRGraph``.
+"""Translates an ``ExportedProgram`` to an ``IRGraph``.
 
-torch.export records in-place operations as they happened. The IR is a graph of values, so an in-place operation here
-*defines* a new value, and every later use of the tensor it wrote to means that new value. This is right as long as no
-other tensor that shares the storage is read afterwards; where one is, ``NeedsFunctionalForm`` asks for the program in
-functional form.
+torch.export records in-place operations as such. The IR is a graph of values, so an in-place operation *defines* a new
+value here, and every later use of the tensor that it wrote to refers to the new value. This is correct unless another
+tensor that shares the storage is read afterwards; then ``NeedsFunctionalForm`` asks for the program in functional form.
 """
 
 from __future__ import annotations
@@ -29,17 +28,17 @@ from .tensors import dtype_name, tensor_to_numpy
 
 __all__ = ["NeedsFunctionalForm", "translate"]
 
-# Facts about tensors that the export has already established.
+# Assertions that the export has already checked.
 _CHECKS = ("aten._assert_tensor_metadata.", "aten._assert_async.", "aten.sym_constrain_range")
-# Regions that are only a mode around a subgraph -> position of the subgraph among the arguments; operands follow it.
+# Regions that set a mode for a subgraph -> position of the subgraph among the arguments; its operands follow.
 _REGIONS = {"wrap_with_set_grad_enabled": 1, "wrap_with_autocast": 4}
 _WRITES_NO_DATA = ("aten.detach_.default", "aten.requires_grad_.default")
 
 
 class NeedsFunctionalForm(Exception):
-    """The program writes through views, runs under autocast, calls function transforms such as vmap or has weights that
-    consist of several tensors; only its functional form spells out what that does. The argument says what is wrong with
-    a program that has such parts even so."""
+    """The program must be translated from its functional form, because it writes through views, runs under autocast,
+    calls function transforms such as vmap, or has weights that consist of several tensors. The message is the error for
+    a program that has such parts even in functional form."""
 
 
 def translate(
@@ -50,8 +49,13 @@ def translate(
     notes: Mapping[str, str] | None = None,
     written: frozenset[str] = frozenset(),
 ) -> IRGraph:
-    """The IR of ``program``; for ``trust_storages`` see ``Aliases``. ``notes`` go to the nodes of these names. The
-    program may write to the inputs in ``written``.
+    """The IR of ``program``.
+
+    Args:
+        name: the IR's ``model_name``.
+        trust_storages: see ``Aliases``.
+        notes: by node name; each becomes the note of its node.
+        written: names of the inputs that the program may write to.
 
     Raises:
         NeedsFunctionalForm: never for a functional program.
@@ -62,7 +66,7 @@ def translate(
 
 @dataclass
 class _Multi:
-    """The outputs of a multi-output node; ``position`` maps the index in torch's tuple to the one in the IR."""
+    """The outputs of a node with several; ``position`` maps an index in torch's tuple to one in the IR."""
 
     specs: list[TensorSpec]
     position: dict[int, int]
@@ -83,8 +87,8 @@ class _Translator:
         self.out = IRGraph(name, [], [], [], {}, [], pytorch_version=torch.__version__)
         self.names: set[str] = set()
         self.aliases = Aliases(trust_storages)
-        self.renamed: dict[Key, TensorSpec] = {}  # overwritten value -> the value that replaced it
-        self.buffer_of: dict[Key, str] = {}  # current and former values of a whole buffer or parameter -> its key
+        self.renamed: dict[Key, TensorSpec] = {}  # overwritten value -> its new value
+        self.buffer_of: dict[Key, str] = {}  # present and past values of a whole buffer or parameter -> its key
         self.writable: set[Key] = set()  # the same for the inputs that may be written to
         self.state: dict[str, TensorSpec] = {}  # key -> its current value, once an in-place node has written it
         self.numbers: set[str] = set()  # nodes that make a Python number from tensor data
@@ -102,7 +106,7 @@ class _Translator:
         return self.out
 
     def branch(self, module: torch.fx.GraphModule) -> IRGraph:
-        """A graph inside this program, which takes all that it reads as inputs."""
+        """The IR of a subgraph, which receives everything it reads as inputs."""
         env: dict[torch.fx.Node, Any] = {}
         for node in module.graph.nodes:
             if node.op == "placeholder":
@@ -121,12 +125,12 @@ class _Translator:
         return self.out
 
     def _allow_ops(self) -> None:
-        """The process that runs a captured model has registered its ops."""
+        """Allow all ops of the graph: the process that runs a captured model has registered them."""
         inner = [g.allowed_ops for n in self.out.nodes for g in n.graphs.values()]
         self.out.allowed_ops = frozenset(n.op_type for n in self.out.nodes).union(*inner)
 
     def _drop_idle_numbers(self) -> None:
-        """Remove numbers that only assertions read, and these assertions."""
+        """Remove the numbers that only assertions read, and these assertions."""
         nodes = self.out.nodes
         assertions = [n for n in nodes if n.op_type == ASSERTION]
         live = {n.name for n in nodes} - self.numbers - {n.name for n in assertions}
@@ -143,7 +147,7 @@ class _Translator:
                 live.update(t.producer[0] for t in node.inputs if t.producer)
 
     def _sources(self, node: OpNode, producers: dict[str, OpNode]) -> set[str]:
-        """The nodes that make numbers from tensors, from which ``node`` computes."""
+        """The nodes that convert tensors to the numbers that ``node`` depends on."""
         found: set[str] = set()
         pending = [node]
         while pending:
@@ -186,7 +190,7 @@ class _Translator:
         return t
 
     def _constant(self, value: torch.Tensor, hint: str) -> TensorSpec:
-        """A tensor that the program holds, or a number where a tensor is wanted."""
+        """Store a tensor of the program, or a number in place of a tensor, as a constant of the IR."""
         key = self._unique(hint)
         self.out.constants[key] = np.array(tensor_to_numpy(value))
         t = TensorSpec(key, tuple(value.shape), dtype_name(value.dtype, f"constant {hint!r}"))
@@ -194,7 +198,7 @@ class _Translator:
         return t
 
     def _store_constant(self, key: str) -> None:
-        """Lifted tensors and non-persistent buffers are in no state_dict, so the IR carries their values."""
+        """Store the values of a lifted tensor or non-persistent buffer in the IR, because no state_dict has them."""
         value = self.program.constants.get(key)
         if isinstance(value, torch.Tensor):
             if value.numel() == 0:  # nothing to lose, even on the meta device

@@ -1,4 +1,4 @@
-"""A conversation as a prompt, by the model's own Jinja template, which runs in a bounded process."""
+"""Renders conversations as prompts with the model's own Jinja template, in a process with bounded time and memory."""
 
 from __future__ import annotations
 
@@ -22,15 +22,19 @@ from .chat_worker import CPU_SECONDS
 
 Message = Mapping[str, Any]
 
-_WALL_SECONDS = 4 * CPU_SECONDS  # for a worker that waits instead of computing, or a busy machine
+_WALL_SECONDS = 4 * CPU_SECONDS  # allows for a busy machine, and bounds a worker that waits instead of computing
 
 
 def render_chat(template: str | None, messages: Sequence[Message], special: Mapping[str, str]) -> str:
-    """The prompt for a conversation, ready for the assistant's answer.
+    """The prompt of a conversation, which ends where the assistant's answer begins.
 
-    ``template``: the model's Jinja template; ``messages``: {'role': …, 'content': …}, of what JSON can hold;
-    ``special``: ``bos_token`` and the like. The template runs in a sandbox, in another process with limits of time and
-    memory. Raises ``InputError``.
+    Args:
+        template: the model's Jinja template. It runs in a sandbox, in a process with limits of time and memory.
+        messages: {'role': …, 'content': …}; values must be what JSON can hold.
+        special: variables of the template: 'bos_token' and the like.
+
+    Raises:
+        InputError: there is no template, a message is malformed, or the template fails or exceeds a limit.
     """
     if template is None:
         raise InputError("this model has no chat template; pass a prompt as text or token ids")
@@ -53,8 +57,8 @@ def render_chat(template: str | None, messages: Sequence[Message], special: Mapp
 
 
 class _Worker:
-    """A process that renders one template after the other. It is started when it is needed: at first, in a child of a
-    fork, and after a template was too much for it."""
+    """A process that renders templates, one at a time. It is started at first use, again in the child of a fork, and
+    again after a template exceeded a limit."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -62,7 +66,7 @@ class _Worker:
         os.register_at_fork(after_in_child=self._forget)
 
     def ask(self, request: str) -> dict[str, str]:
-        """The worker's answer; an error in place of one that does not come in time."""
+        """The worker's answer, or an 'error' if it does not answer in time."""
         with self._lock:
             try:
                 stdin, stdout = self._running()
@@ -87,7 +91,7 @@ class _Worker:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
-                process_group=0,  # Ctrl-C is the parent's business
+                process_group=0,  # Ctrl-C goes to the parent only
             )
             assert self._process.stdin is not None
             self._process.stdin.write(json.dumps([p for p in sys.path if p]).encode() + b"\n")
@@ -114,12 +118,12 @@ class _Worker:
             process.communicate()
 
     def _forget(self) -> None:
-        """In the child of a fork: the worker belongs to the parent."""
+        """In the child of a fork, give up the worker: it belongs to the parent."""
         self._lock, self._process = threading.Lock(), None
 
 
 def _read_line(stream: IO[bytes], deadline: float) -> bytes:
-    """What comes up to a newline, the stream's end or the deadline."""
+    """The bytes up to a newline, the end of the stream or the deadline."""
     pieces: list[bytes] = []
     with selectors.DefaultSelector() as selector:
         selector.register(stream, selectors.EVENT_READ)

@@ -1,4 +1,4 @@
-"""How a prompt is cut into runs of the entry points that take 1, 32, 128 … tokens at once."""
+"""Splits a prompt into chunks, one for each run of an entry point that takes 1, 32, 128 … tokens."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import lru_cache
 
 @dataclass(frozen=True)
 class Chunk:
-    """A run of the entry point for ``size`` tokens over those from ``start`` to ``stop``; the rest of it is padding."""
+    """A run of the entry point for ``size`` tokens. It computes positions ``start`` to ``stop``; others are padding."""
 
     start: int
     stop: int
@@ -17,11 +17,14 @@ class Chunk:
 
 
 def plan_chunks(begin: int, end: int, sizes: Sequence[int], max_len: int, floor: int = 16) -> list[Chunk]:
-    """Runs that compute positions ``begin`` to ``end``, each in a context of ``max_len``, the largest first. ``floor``:
-    as in :class:`TargetConfig`.
+    """The cheapest chunks that compute positions ``begin`` to ``end`` of a context of ``max_len``, largest first.
 
-    The last one may be padded at its end: what the padding writes into the cache is overwritten before it is read.
-    Where padding would pass ``max_len``, the run starts earlier and computes some positions again.
+    The last chunk may be padded at its end: what the padding writes into the cache is overwritten before it is read.
+    Where padding would pass ``max_len``, the chunk starts earlier and computes some positions again.
+
+    Args:
+        sizes: how many tokens the entry points take.
+        floor: see ``TargetConfig.chunk_floor``.
     """
     largest = max(sizes)
     whole, rest = divmod(end - begin, largest)
@@ -35,7 +38,7 @@ def plan_chunks(begin: int, end: int, sizes: Sequence[int], max_len: int, floor:
 
 @lru_cache(maxsize=1024)
 def _cheapest(count: int, sizes: tuple[int, ...], floor: int) -> tuple[int, ...]:
-    """Sizes that cover ``count`` tokens at the least cost, the fewest of them among equals, largest first."""
+    """The sizes that cover ``count`` tokens at the least cost, largest first; of equal costs, the fewest sizes."""
     best: list[tuple[int, int, tuple[int, ...]]] = [(0, 0, ())]
     for n in range(1, count + 1):
         options = ((best[max(n - s, 0)], s) for s in sizes)

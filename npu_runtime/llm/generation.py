@@ -1,4 +1,4 @@
-"""One answer of a language model: an iterator of tokens, the text so far, why it ended, how long it took."""
+"""One answer of a language model: an iterator over its tokens, the text so far, timings, and why it ended."""
 
 from __future__ import annotations
 
@@ -10,9 +10,14 @@ from .tokenizer import Detokenizer, StopStrings, Tokenizer
 
 
 class Token(NamedTuple):
-    """A generated token. ``text`` is what became readable with it: empty while a character or a possible stop string is
-    incomplete. All texts together are the answer. ``logprob`` is the natural logarithm of the model's own probability
-    of the token (before temperature and filters), if it was asked for."""
+    """A generated token.
+
+    Attributes:
+        id: the token id.
+        text: the text that the token completes: empty while a character, or what may become a stop string, is
+            incomplete. The texts of all tokens together are the answer.
+        logprob: the natural logarithm of the token's probability before temperature and filters; None unless requested.
+    """
 
     id: int
     text: str
@@ -21,26 +26,27 @@ class Token(NamedTuple):
 
 @dataclass
 class Timings:
-    """Seconds and tokens of one generation. Time that the caller spends between tokens does not count."""
+    """Tokens and seconds of one generation. Time that the caller spends between tokens is not included."""
 
     prompt_tokens: int = 0
-    reused_tokens: int = 0  # of the prompt: their keys and values were in the cache
+    reused_tokens: int = 0  # of the prompt; their keys and values were in the cache already
     generated_tokens: int = 0
     prefill_seconds: float = 0.0
-    decode_seconds: float = 0.0  # of all tokens but the first, which prefill makes
+    decode_seconds: float = 0.0  # of all tokens but the first, which the prefill gives
     first_token_seconds: float = 0.0  # from the call to the first token, encoding included
 
     @property
     def prefill_per_second(self) -> float:
-        """Prompt tokens computed per second."""
+        """Prompt tokens computed per second of prefill; reused ones do not count."""
         return _rate(self.prompt_tokens - self.reused_tokens, self.prefill_seconds)
 
     @property
     def decode_per_second(self) -> float:
-        """Tokens per second after the first; 0 if there was no other."""
+        """Tokens per second after the first; 0 if there were none."""
         return _rate(self.generated_tokens - 1, self.decode_seconds)
 
     def to_dict(self) -> dict[str, float]:
+        """All fields and both rates, by name."""
         rates = {
             "prefill_tokens_per_second": self.prefill_per_second,
             "decode_tokens_per_second": self.decode_per_second,
@@ -61,11 +67,14 @@ def _rate(count: int, seconds: float) -> float:
 
 
 class Generation(Iterator[Token]):
-    """The tokens of one answer, made as they are asked for.
+    """The tokens of one answer, generated as they are iterated.
 
-    ``text`` and ``tokens`` (ids) hold what came so far. ``finish_reason`` is None until the end, then 'stop' (an end
-    token, a stop token or a stop string; a stop string is not part of the text), 'length' (``max_tokens``) or 'context'
-    (the context is full).
+    Attributes:
+        tokens: the token ids so far.
+        text: the text so far, without a stop string.
+        finish_reason: None until the end; then 'stop' (an end token, a stop token or a stop string), 'length'
+            (``max_tokens``) or 'context' (the context is full).
+        timings: of what was generated so far.
     """
 
     def __init__(self, steps: Generator[Token, None, str], timings: Timings):
@@ -87,13 +96,13 @@ class Generation(Iterator[Token]):
         return token
 
     def run(self) -> Generation:
-        """Make all tokens; returns itself."""
+        """Generate all tokens and return itself. Raises what generating a token may raise (``BackendError``)."""
         for _ in self:
             pass
         return self
 
     def close(self) -> None:
-        """Stop here; there will be no more tokens."""
+        """End the generation; iterating gives no more tokens."""
         self._steps.close()
 
 
@@ -114,7 +123,7 @@ class TextOutput:
         return self._stops.push(self._detokenizer.push(token))
 
     def finish(self) -> str:
-        """What was held back."""
+        """The text that was held back until the end."""
         if self.stopped:
             return ""
         text = self._stops.push(self._detokenizer.flush())

@@ -1,4 +1,4 @@
-"""The state of a conversation in a file: the tokens so far with their keys and values, as safetensors."""
+"""KV snapshots: the tokens of a conversation with their keys and values, in a safetensors file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SAMPLES, _SAMPLE_BYTES = 16, 4096
 
 
 def fingerprint(config: str, store: WeightStore) -> bytes:
-    """Tells models apart: a digest of the config and of samples spread over all packed weights."""
+    """32 bytes that tell models apart: a SHA-256 of ``config`` and of samples spread over all packed weights."""
     digest = hashlib.sha256(config.encode())
     for name in sorted(store):
         array = np.asarray(store[name].to_numpy(copy=False), order="C")
@@ -32,8 +32,18 @@ def fingerprint(config: str, store: WeightStore) -> bytes:
     return digest.digest()
 
 
-def save_kv(path: str | os.PathLike[str], state: State, tokens: Sequence[int], max_len: int, identity: bytes) -> None:
-    """Write the first ``len(tokens)`` positions of all caches. Raises ``InputError`` if the file cannot be written."""
+def save_snapshot(
+    path: str | os.PathLike[str], state: State, tokens: Sequence[int], max_len: int, identity: bytes
+) -> None:
+    """Write ``tokens`` and the first ``len(tokens)`` positions of all caches.
+
+    Args:
+        max_len: positions of a cache.
+        identity: of ``fingerprint``.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
     import safetensors.numpy
 
     arrays: dict[str, np.ndarray] = {
@@ -50,14 +60,17 @@ def save_kv(path: str | os.PathLike[str], state: State, tokens: Sequence[int], m
 
 def _path(path: str | os.PathLike[str]) -> Path:
     if not isinstance(path, str | os.PathLike):
-        raise InputError(f"a state is saved in a file, its path is not a {type(path).__name__}")
+        raise InputError(f"a saved state is a file: expected its path, got a {type(path).__name__}")
     return Path(path)
 
 
-def load_kv(path: str | os.PathLike[str], state: State, max_len: int, identity: bytes) -> list[int]:
-    """Read what :func:`save_kv` wrote into ``state`` and return the tokens. Nothing is changed unless all of it fits.
+def load_snapshot(path: str | os.PathLike[str], state: State, max_len: int, identity: bytes) -> list[int]:
+    """Read a file of :func:`save_snapshot` into ``state`` and return its tokens.
 
-    Raises ``InputError`` for a file of another kind, of other weights or of a longer context than ``max_len``.
+    ``state`` changes only if the whole file fits.
+
+    Raises:
+        InputError: the file cannot be read, is of another kind or another model, or has more than ``max_len`` tokens.
     """
     try:
         file = SafetensorsFile(_path(path))
@@ -105,7 +118,7 @@ def _caches(
 
 
 def _valid(shape: Sequence[int], max_len: int, count: int) -> tuple[slice, ...]:
-    """The part of a cache that holds ``count`` positions: a cut along its axis of ``max_len``, the last such one but
-    never the innermost. A state without such an axis is kept whole."""
+    """The slices of a cache that hold ``count`` positions. The axis of positions is the last one of size ``max_len``,
+    the innermost aside. A state without such an axis is kept whole."""
     axes = [i for i, n in enumerate(shape[:-1]) if n == max_len]
     return tuple(slice(count if axes and i == axes[-1] else n) for i, n in enumerate(shape))

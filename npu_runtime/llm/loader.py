@@ -1,8 +1,8 @@
-"""From a model's name to a program, its weights and its card: finding, compiling, packing, and not doing so twice.
+"""Finds a model by its name, compiles it and packs its weights, each of them once.
 
-Three caches make the second start quick: the card of a checkpoint, found by its files' names, sizes and times; the
-program, found by the architecture, the options and the compiler's own text; the packed weights, found by the checkpoint
-and the recipes that made them. With all of them neither torch nor the compiler is loaded.
+Three caches make the second start quick. The key of a checkpoint's manifest is made of its files' names, sizes and
+times; of a program, the architecture, the options and the compiler's own text; of packed weights, the checkpoint and
+the recipes that packed them. If all three hit, neither torch nor the compiler is imported.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from npu_compiler.weights.format import LOSSLESS, identity, weight_format
 from ..backends.base import Backend, get_backend
 from ..packed_weights import PackedFile, read_packed, write_packed
 from ..weight_loader import WeightStore, load_weights
-from .manifest import ModelCard
+from .manifest import ModelManifest
 from .requests import whole_number
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_DEFAULT_MAX_LEN = 4096  # what a context takes in memory grows with it, whether used or not
+_DEFAULT_MAX_LEN = 4096  # the caches take memory for the whole context, used or not
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _MODEL_FILES = (".json", ".safetensors", ".gguf", ".jinja", ".model")
 _DIGEST = 64
@@ -52,8 +52,14 @@ Progress = Callable[[str, int, int], None]
 
 
 class Loader:
-    """The options of :meth:`LLM.load`; :meth:`load` does the work. Without a ``backend``, :meth:`load` makes the
-    target's; :meth:`compile` needs none."""
+    """Loads or compiles models with the options of :meth:`LLM.load`, which documents them.
+
+    Args:
+        backend: None: :meth:`load` makes the target's; :meth:`compile` does not need one.
+
+    Attributes:
+        path: of the model that was loaded last.
+    """
 
     def __init__(
         self,
@@ -75,11 +81,12 @@ class Loader:
         self._progress, self._status = progress, status or (lambda text: None)
         self._programs = open_cache("programs", None if cache else 0)
         self._weights = open_cache("weights", env.weight_cache_size() if cache else 0)
-        self.path = Path()  # of what was loaded last
+        self.path = Path()
         self._compiler = compiler_identity(target)
         self._reading: dict[str, Future[PackedFile]] = {}
 
-    def load(self, model: str | os.PathLike[str]) -> tuple[CompiledProgram, WeightStore, ModelCard]:
+    def load(self, model: str | os.PathLike[str]) -> tuple[CompiledProgram, WeightStore, ModelManifest]:
+        """The program of a model, its packed weights on the backend, and its manifest. Raises as :meth:`LLM.load`."""
         self.path = find_model(model, self._progress)
         source = _CompiledFile(self.path) if self.path.suffix == ".npubin" else self._checkpoint()
         try:
@@ -91,51 +98,56 @@ class Loader:
         source.keep_plain()
         return self._loaded(source)
 
-    def _loaded(self, source: _CheckpointFiles | _CompiledFile) -> tuple[CompiledProgram, WeightStore, ModelCard]:
-        program, recipes, card = self._compiled(source)
-        return program, self._packed(source, program, recipes), card
+    def _loaded(self, source: _CheckpointFiles | _CompiledFile) -> tuple[CompiledProgram, WeightStore, ModelManifest]:
+        program, recipes, manifest = self._compiled(source)
+        return program, self._packed(source, program, recipes), manifest
 
     @property
     def backend(self) -> Backend:
+        """The one that was passed, or the target's, made at first use. Raises ``BackendError`` if it is unavailable."""
         if self._backend is None:
             self._backend = get_backend(self.target)
         return self._backend
 
-    def compile(self, model: str | os.PathLike[str]) -> tuple[CompiledProgram, Mapping[str, Any], ModelCard]:
-        """The program of a checkpoint, the tensors it reads, and its card."""
+    def compile(self, model: str | os.PathLike[str]) -> tuple[CompiledProgram, Mapping[str, Any], ModelManifest]:
+        """The program of a checkpoint, its tensors by the names of the program's inputs, and its manifest.
+
+        Raises as :meth:`LLM.load`.
+        """
         self.path = find_model(model, self._progress)
         source = self._checkpoint()
-        program, _, card = self._compiled(source)
-        return program, source.tensors(program), card
+        program, _, manifest = self._compiled(source)
+        return program, source.tensors(program), manifest
 
     def _checkpoint(self) -> _CheckpointFiles:
         return _CheckpointFiles(self.path, self.dtype, self._programs, self._compiler, self.weights)
 
-    def _compiled(self, source: _CheckpointFiles | _CompiledFile) -> tuple[CompiledProgram, str, ModelCard]:
-        """The program, the digest of its recipes, and the card."""
+    def _compiled(self, source: _CheckpointFiles | _CompiledFile) -> tuple[CompiledProgram, str, ModelManifest]:
+        """The program, the digest of its recipes, and the manifest."""
         if isinstance(source, _CompiledFile):
-            program, card = source.checked(self.target, self.dtype, self.max_len)
-            return program, _recipe_digest(program), card
-        card = source.card
-        if self.max_len is not None and card.limit and self.max_len > card.limit:
-            raise InputError(f"max_len={self.max_len}: {card.name} was made for at most {card.limit} positions")
-        card = replace(card, max_len=self.max_len or min(card.limit or _DEFAULT_MAX_LEN, _DEFAULT_MAX_LEN))
-        key = f"program {card.identity} {card.max_len} {self._format if source.weights else None} {self._compiler}"
+            program, manifest = source.checked(self.target, self.dtype, self.max_len)
+            return program, _recipe_digest(program), manifest
+        manifest = source.manifest
+        if self.max_len is not None and manifest.limit and self.max_len > manifest.limit:
+            raise InputError(f"max_len={self.max_len}: {manifest.name} was made for at most {manifest.limit} positions")
+        manifest = replace(manifest, max_len=self.max_len or min(manifest.limit or _DEFAULT_MAX_LEN, _DEFAULT_MAX_LEN))
+        stored = self._format if source.weights else None
+        key = f"program {manifest.identity} {manifest.max_len} {stored} {self._compiler}"
         known = self._programs.get(key)
         if known is not None:
             recipes = known[:_DIGEST].decode()
             self._begin_reading(_weight_key(source, recipes))
-            # The cache has checked that these are the bytes that were stored: the file format's checks can be left out.
-            return program_from_plain(msgpack.unpackb(known[_DIGEST:]), CompiledProgram), recipes, card
-        self._status(f"compiling {card.name}")
-        program = source.compile(self.target, card.max_len)
+            # The cache has verified these bytes, so the checks of the file format are not needed.
+            return program_from_plain(msgpack.unpackb(known[_DIGEST:]), CompiledProgram), recipes, manifest
+        self._status(f"compiling {manifest.name}")
+        program = source.compile(self.target, manifest.max_len)
         recipes = _recipe_digest(program)
         self._programs.put(key, recipes.encode() + msgpack.packb(program_to_plain(program)))
         self._programs.trim()
-        return program, recipes, card
+        return program, recipes, manifest
 
     def _begin_reading(self, key: str) -> None:
-        """Read packed weights, if there are some, in another thread: the program can be unpacked meanwhile."""
+        """Start reading packed weights, if the cache has them, in another thread while this one unpacks the program."""
         if key in self._reading:
             return
         file = self._weights.open(key)
@@ -162,7 +174,7 @@ class Loader:
         for w in found:
             warnings.warn_explicit(w.message, w.category, w.filename, w.lineno)
         source.close()
-        if not found and not store.state:  # weights with NaN are to be complained about each time
+        if not found and not store.state:  # the warning about NaN weights must come at each start
             self._status("keeping packed weights for the next start")
             self._weights.put_file(key, store.nbytes, lambda file: write_packed(file, key, store, program))
             self._weights.trim()
@@ -170,7 +182,7 @@ class Loader:
 
 
 class _CheckpointFiles:
-    """A directory or GGUF file. It is opened only for what the caches do not have."""
+    """A directory or a GGUF file, which is opened only if a cache misses."""
 
     def __init__(self, path: Path, dtype: str | None, cache: Cache, compiler: str, weights: str | None):
         self.path, self._dtype, self._cache, self._compiler = path, dtype, cache, compiler
@@ -179,15 +191,15 @@ class _CheckpointFiles:
         self.weights = weights if cache.get(self._incompressible) is None else None
 
     @cached_property
-    def card(self) -> ModelCard:
-        """With ``max_len`` still to be set."""
-        key = f"card {self.identity} {self._compiler}"
+    def manifest(self) -> ModelManifest:
+        """The manifest, with ``max_len`` 0."""
+        key = f"manifest {self.identity} {self._compiler}"
         known = self._cache.get(key)
         if known is not None:
-            return ModelCard.from_json(known.decode(), str(self.path))
-        card = make_card(self._checkpoint)
-        self._cache.put(key, card.to_json().encode())
-        return card
+            return ModelManifest.from_json(known.decode(), str(self.path))
+        manifest = make_manifest(self._checkpoint)
+        self._cache.put(key, manifest.to_json().encode())
+        return manifest
 
     @cached_property
     def _checkpoint(self) -> Checkpoint:
@@ -207,7 +219,7 @@ class _CheckpointFiles:
 
         wanted = target_config(target)
         config = self._checkpoint.config
-        graphs = llm_graphs(config, max_len=max_len, chunks=wanted.chunks, run_ahead=wanted.run_ahead)
+        graphs = llm_graphs(config, max_len=max_len, chunks=wanted.chunks, device_sampling=wanted.asynchronous)
         weights = self.weights
         if weights == AUTO:
             stored = weight_format(self._checkpoint.weights.block_format)
@@ -215,7 +227,7 @@ class _CheckpointFiles:
         return compile_entries(graphs, target, weights=weights)
 
     def keep_plain(self) -> None:
-        """Compile for weights as they are, now and at later starts."""
+        """Compile without a weight format, now and at later starts."""
         self.weights = None
         self._cache.put(self._incompressible, b"")
 
@@ -223,34 +235,34 @@ class _CheckpointFiles:
         return self._checkpoint.weights
 
     def close(self) -> None:
-        """Forget the checkpoint: its mapped files count as this process's memory."""
+        """Release the checkpoint, because its mapped files count as memory of this process."""
         self.__dict__.pop("_checkpoint", None)
 
 
 class _CompiledFile:
-    """A ``.npubin`` with the weights and the card beside it."""
+    """A ``.npubin``, and beside it the weights and the manifest."""
 
     def __init__(self, path: Path):
-        self.path, self._weights, self._card = path, *companions(path)
-        for file in (path, self._weights, self._card):
+        self.path, self._weights, self._manifest = path, *companions(path)
+        for file in (path, self._weights, self._manifest):
             if not file.is_file():
                 raise InputError(f"{path}: there is no {file.name} beside it; write all three with npusim compile")
         self.identity = file_identity(self._weights)
 
-    def checked(self, target: str, dtype: str | None, max_len: int | None) -> tuple[CompiledProgram, ModelCard]:
+    def checked(self, target: str, dtype: str | None, max_len: int | None) -> tuple[CompiledProgram, ModelManifest]:
         program = CompiledProgram.load(self.path)
         try:
-            text = read_document(self._card)
+            text = read_document(self._manifest)
         except OSError as error:
-            raise ArtifactError(f"{self._card}: cannot be read: {error.strerror or error}") from None
-        card = ModelCard.from_json(text, str(self._card))
-        asked = {"target": target, "dtype": dtype or program.dtype, "max_len": max_len or card.max_len}
+            raise ArtifactError(f"{self._manifest}: cannot be read: {error.strerror or error}") from None
+        manifest = ModelManifest.from_json(text, str(self._manifest))
+        asked = {"target": target, "dtype": dtype or program.dtype, "max_len": max_len or manifest.max_len}
         made_for = program.device if ":" in target else program.target
-        fixed = {"target": made_for, "dtype": program.dtype, "max_len": card.max_len}
+        fixed = {"target": made_for, "dtype": program.dtype, "max_len": manifest.max_len}
         for name, value in asked.items():
             if value != fixed[name]:
                 raise InputError(f"{self.path} was compiled with {name}={fixed[name]}, not {value}; compile it again")
-        return program, card
+        return program, manifest
 
     def tensors(self, program: CompiledProgram) -> Path:
         return self._weights
@@ -260,27 +272,31 @@ class _CompiledFile:
 
 
 def companions(program: Path) -> tuple[Path, Path]:
-    """The files beside a ``.npubin``: its weights and its card."""
+    """The paths of the files beside a ``.npubin``: its weights and its manifest."""
     return program.with_suffix(".safetensors"), program.with_suffix(".llm.json")
 
 
-def save_card(card: ModelCard, program: Path) -> Path:
-    """Write the card beside a program."""
+def save_manifest(manifest: ModelManifest, program: Path) -> Path:
+    """Write the manifest beside a program and return its path.
+
+    Raises:
+        ArtifactError: it cannot be written.
+    """
     path = companions(program)[1]
     try:
-        write_atomic(path, card.to_json().encode())
+        write_atomic(path, manifest.to_json().encode())
     except OSError as error:
         raise ArtifactError(f"{path}: cannot be written: {error.strerror or error}") from None
     return path
 
 
-def make_card(checkpoint: Checkpoint) -> ModelCard:
-    """The card of a checkpoint, with no ``max_len`` yet."""
-    return ModelCard(
+def make_manifest(checkpoint: Checkpoint) -> ModelManifest:
+    """The manifest of a checkpoint, with ``max_len`` 0."""
+    return ModelManifest(
         name=checkpoint.path.stem if checkpoint.path.is_file() else checkpoint.path.name,
         max_len=0,
         limit=checkpoint.config.max_position_embeddings,
-        identity=repr(checkpoint.config),
+        identity=checkpoint.config.identity(),
         tokenizer=checkpoint.tokenizer_json,
         chat_template=checkpoint.chat_template,
         special_tokens=checkpoint.special_tokens,
@@ -305,12 +321,17 @@ def is_registered(name: str) -> bool:
 
 
 def is_hub_id(name: str) -> bool:
-    """Whether ``name`` could be that of a model on the Hugging Face hub: 'owner/model'."""
+    """True if ``name`` has the form of a model's id on the Hugging Face hub: 'owner/model'."""
     return bool(_HUB_ID.fullmatch(name)) and not name.endswith((".gguf", ".npubin", ".json"))
 
 
 def find_model(model: str | os.PathLike[str], progress: Progress | None = None) -> Path:
-    """The local path of a directory, a file, a built-in model or a model on the Hugging Face hub."""
+    """The local path of a model: of a directory or file, else of a built-in model or of one on the Hugging Face hub,
+    which is downloaded.
+
+    Raises:
+        InputError: there is no such model, or it cannot be downloaded.
+    """
     if not isinstance(model, str | os.PathLike):
         raise InputError(f"a model is the path or the name of one, not a {type(model).__name__}")
     path = Path(model)
@@ -341,8 +362,13 @@ def find_model(model: str | os.PathLike[str], progress: Progress | None = None) 
 
 # -- keys -------------------------------------------------------------------------------------------------------
 def file_identity(path: Path) -> str:
-    """Path, sizes, times and inodes of a model's files: changes when they do. Copying tools set back a file's size and
-    time of modification (``cp -p``, ``rsync -t``, ``tar -x``); they cannot set back the time of its inode's change."""
+    """A text made of the path, sizes, times and inodes of a model's files, which changes when the files do. Copying
+    tools can restore a file's time of modification (``cp -p``, ``rsync -t``, ``tar -x``), but not the time of its
+    inode's change.
+
+    Raises:
+        InputError: a file cannot be read.
+    """
     try:
         files = sorted(p for p in path.iterdir() if p.suffix in _MODEL_FILES) if path.is_dir() else [path]
         stats = [(p.name, p.stat()) for p in files]
@@ -352,8 +378,8 @@ def file_identity(path: Path) -> str:
 
 
 def compiler_identity(target: str) -> str:
-    """A digest of everything that decides about a program for ``target``: the compiler's files, and what it compiles
-    for."""
+    """A text that changes with everything that programs for ``target`` depend on: the compiler's files, the machine,
+    and the passes that are switched off."""
     import npu_compiler
 
     digest = hashlib.sha256(repr((target, target_config(target).device)).encode())
@@ -369,6 +395,6 @@ def _weight_key(source: _CheckpointFiles | _CompiledFile, recipes: str) -> str:
 
 
 def _recipe_digest(program: CompiledProgram) -> str:
-    """What makes packed weights from tensors: ``_DIGEST`` hex digits."""
+    """The SHA-256 of everything that determines packed weights besides the tensors: ``_DIGEST`` hex digits."""
     buffers = [(b.name, b.dtype, b.shape) for b in program.buffers if b.kind in ("weight", "const")]
     return hashlib.sha256(msgpack.packb([buffers, graph_to_plain(program.recipes)])).hexdigest()

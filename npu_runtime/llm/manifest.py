@@ -1,4 +1,4 @@
-"""What a language model is besides its tensors, as plain data that can be kept beside a compiled program."""
+"""The manifest of a language model: everything but its tensors, as JSON beside the compiled program."""
 
 from __future__ import annotations
 
@@ -16,18 +16,20 @@ _MAX_COUNT, _MAX_TEXT = 2**31 - 1, 2**31
 
 
 @dataclass(frozen=True)
-class ModelCard:
-    """Attributes:
-    name: for messages and reports.
-    max_len: positions of the program's caches.
-    limit: positions the model was made for; 0: unknown.
-    identity: a text that differs between architectures; together with the weights it tells models apart.
-    tokenizer: the text of a tokenizer.json, or None.
-    chat_template: a Jinja template, or None.
-    special_tokens: what the template may ask for: 'bos_token' and the like.
-    bos_id: the token an empty prompt stands for.
-    eos_ids: tokens that end an answer.
-    defaults: sampling options that the model's makers recommend.
+class ModelManifest:
+    """What the runtime needs to know of a model besides program and weights.
+
+    Attributes:
+        name: for messages and reports.
+        max_len: positions of the program's KV caches.
+        limit: positions the model was trained for; 0: unknown.
+        identity: a text that differs between architectures; together with the weights it tells models apart.
+        tokenizer: the text of a tokenizer.json, or None.
+        chat_template: a Jinja template, or None.
+        special_tokens: variables of the template: 'bos_token' and the like.
+        bos_id: the token that stands for an empty prompt, or None.
+        eos_ids: the tokens that end an answer.
+        defaults: sampling options that the model's authors recommend, under the names of generation_config.json.
     """
 
     name: str
@@ -42,11 +44,16 @@ class ModelCard:
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> str:
+        """The manifest as a JSON document, with the version of its format."""
         return json.dumps({"version": _VERSION, **dataclasses.asdict(self)})
 
     @classmethod
-    def from_json(cls, text: str | bytes, origin: str) -> ModelCard:
-        """Inverse of :meth:`to_json`; raises ``ArtifactError`` that names ``origin``."""
+    def from_json(cls, text: str | bytes, origin: str) -> ModelManifest:
+        """Inverse of :meth:`to_json`.
+
+        Raises:
+            ArtifactError: the text is damaged or of another version; the message begins with ``origin``.
+        """
         f = Field(parse_json(text, origin, ArtifactError), origin)
         if not isinstance(f.value, dict) or f.value.get("version") != _VERSION:
             raise ArtifactError(f"{origin}: not a description of a language model that this version reads")

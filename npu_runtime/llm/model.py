@@ -1,4 +1,4 @@
-"""Language models: a compiled program with entry points for 1, 32, 128 … tokens, its caches, a tokenizer -> text."""
+"""``LLM``: a compiled decoder with its KV caches and its tokenizer, which continues texts and conversations."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from ..backends.base import Backend, DeviceBuffer, get_backend
 from ..executor import Executor
 from ..state import State
 from ..weight_loader import WeightStore, load_weights
-from . import async_greedy, candidates, requests
-from .async_greedy import RunAhead
-from .candidates import CandidateSteps
+from . import async_greedy, device_top_k, requests
+from .async_greedy import AsyncGreedy
 from .chat_template import Message, render_chat
 from .chunks import plan_chunks
+from .device_top_k import DeviceTopK
 from .generation import Generation, TextOutput, Timings, Token
-from .kv_snapshot import fingerprint, load_kv, save_kv
-from .manifest import ModelCard
+from .kv_snapshot import fingerprint, load_snapshot, save_snapshot
+from .manifest import ModelManifest
 from .sampling import HostScores, Sampler, SamplingOptions, Scores
 from .tokenizer import Tokenizer
 
@@ -37,31 +37,40 @@ _INPUTS = ("token_ids", "positions", "last")
 
 
 class LLM:
-    """A decoder with its weights and one conversation's caches in memory. Not for use from several threads at once.
+    """A decoder with its weights and the KV caches of one conversation in memory. It is not thread-safe.
 
-    Every entry point of ``program`` takes token_ids int64[1, N], positions int64[N] and last int64[1] (the index of the
-    token whose logits are wanted) and returns logits float32[1, vocab]: it serves runs of N tokens, one of them N = 1.
-    The caches are program state. ``weights``: as :class:`Executor` takes them; ``card``: everything but tensors.
+    Args:
+        program: each of its entry points computes N tokens; one of them has N = 1. They take token_ids int64[1, N],
+            positions int64[N] and last int64[1] (the index of the token whose logits are wanted) and return logits
+            float32[1, vocab]. The caches are program state. ``greedy`` and ``sample`` are optional further entry points
+            (see ``llm_graphs``).
+        weights: as :class:`Executor` takes them.
+        manifest: everything but the tensors.
+        backend: None: the one of the program's target.
+
+    Raises:
+        ArtifactError: the program's entry points are not those of a language model.
     """
 
-    def __init__(self, program: CompiledProgram, weights: Any, card: ModelCard, backend: Backend | None = None):
-        self.program, self.card = program, card
-        self.max_len = card.max_len
+    def __init__(self, program: CompiledProgram, weights: Any, manifest: ModelManifest, backend: Backend | None = None):
+        self.program, self.manifest = program, manifest
+        self.max_len = manifest.max_len
         self.path = Path()  # where it was loaded from
         self.load_seconds = 0.0
         backend = self._backend = backend or get_backend(program.target)
         self.weights = weights if isinstance(weights, WeightStore) else load_weights(program, weights, backend)
         self.state = State(program, backend, self.weights.state)
         self._runs = _entry_runs(program, self.weights, backend, self.state)
-        self._ahead = None
+        self._async_greedy = None
         if async_greedy.ENTRY in program.entries:
-            self._ahead = RunAhead(Executor(program, self.weights, backend, async_greedy.ENTRY, self.state))
+            executor = Executor(program, self.weights, backend, async_greedy.ENTRY, self.state)
+            self._async_greedy = AsyncGreedy(executor)
         self.vocab = self._runs[1].vocab
         self._floor = target_config(program.target).chunk_floor
         self._tokenizer: Tokenizer | None = None
-        self._tokens: list[int] = []  # those whose keys and values are in the caches
-        self._aligned = 0  # how many leading ones were computed in whole largest chunks from position 0
-        self._turn = 0  # counts generations: only the latest may go on
+        self._tokens: list[int] = []  # tokens whose keys and values are in the caches
+        self._aligned = 0  # of these, how many leading ones were computed in whole chunks of the largest size
+        self._generations = 0  # only the latest one may continue
         self._identity: bytes | None = None
 
     @classmethod
@@ -78,27 +87,32 @@ class LLM:
         progress: Callable[[str, int, int], None] | None = None,
         status: Callable[[str], None] | None = None,
     ) -> LLM:
-        """Open, compile and load a model.
+        """Open a model, compile it if the cache does not have the program, and load its weights.
 
         Args:
             model: a directory with config.json, safetensors and tokenizer.json; a GGUF file; a ``.npubin`` written by
                 ``npusim compile``; the name of a built-in model; or an id on the Hugging Face hub, if
                 ``huggingface_hub`` is installed.
-            dtype: how weights, activations and caches are stored ('float32', 'bfloat16', 'float16'); the model's own by
-                default.
-            max_len: tokens that prompt and answer may have together; default: what the model was made for, but at
-                most 4096.
-            threads: default ``NPU_NUM_THREADS``, else the CPUs this process may use.
+            target: a name of ``TARGETS``.
+            dtype: storage dtype of weights, activations and caches ('float32', 'bfloat16', 'float16'); None: the
+                model's own.
+            max_len: tokens that prompt and answer may have together; None: what the model was trained for, at most
+                4096.
+            threads: of the CPU backend; None: ``NPU_NUM_THREADS``, else the CPUs that this process may use.
             cache: keep the compiled program and the packed weights on disk (in ``NPU_CACHE_DIR``, bounded by
                 ``NPU_CACHE_SIZE`` and ``NPU_WEIGHT_CACHE_SIZE``), so that the next start neither compiles nor packs.
             weights: the format in which the matrices of a checkpoint are stored (see :func:`npu_compiler.compile`).
                 'auto' changes no number: the blocks that a GGUF file holds, if the target reads them, else bf16c12.
                 Weights whose values do not fit it are stored as they are.
-            progress: called while a built-in model is downloaded: (what, bytes so far, bytes in total).
-            status: called with a sentence when a step begins that may take long.
+            progress: called with (name, bytes so far, total bytes) while a built-in model is downloaded.
+            status: called with a sentence before a step that may take long.
 
-        Raises ``InputError``, ``ConfigError``, ``WeightError``, ``CompileError``, ``ToolchainError`` or
-        ``ArtifactError``.
+        Raises:
+            InputError: there is no such model, or an option does not fit it.
+            ConfigError: the model's config is malformed or not supported.
+            WeightError: weights are missing, damaged or of another model.
+            CompileError, ToolchainError: the program cannot be compiled.
+            ArtifactError: a ``.npubin`` or its manifest is damaged.
         """
         from .loader import Loader
 
@@ -113,28 +127,32 @@ class LLM:
     # -- text -------------------------------------------------------------------------------------------------------
     @property
     def tokenizer(self) -> Tokenizer:
-        """Raises ``InputError`` if the model came without one."""
+        """The model's tokenizer. Raises ``InputError`` if the model has none, or one of another model."""
         if self._tokenizer is None:
-            if self.card.tokenizer is None:
-                raise InputError(f"{self.card.name} has no tokenizer.json; pass token ids instead of text")
-            tokenizer = Tokenizer(self.card.tokenizer)
+            if self.manifest.tokenizer is None:
+                raise InputError(f"{self.manifest.name} has no tokenizer.json; pass token ids instead of text")
+            tokenizer = Tokenizer(self.manifest.tokenizer)
             if tokenizer.size > self.vocab:
                 raise InputError(
-                    f"the tokenizer of {self.card.name} has {tokenizer.size} tokens, but the model only {self.vocab}: "
-                    "it belongs to another model"
+                    f"the tokenizer of {self.manifest.name} has {tokenizer.size} tokens, but the model has only "
+                    f"{self.vocab}: the tokenizer belongs to another model"
                 )
             self._tokenizer = tokenizer
         return self._tokenizer
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """Token ids of a text (with the begin token, if the model has one), of messages (through the chat template), or
-        the ids themselves, checked. Raises ``InputError``."""
+        """The token ids of a prompt: of a text (with the begin token, if the model has one), of messages (through the
+        chat template), or of ids, which are checked.
+
+        Raises:
+            InputError: the prompt is empty, malformed, or has an id outside of the vocabulary.
+        """
         if isinstance(prompt, str):
             ids = self.tokenizer.encode(prompt)
-            if not ids and self.card.bos_id is not None:
-                ids = [self.card.bos_id]
+            if not ids and self.manifest.bos_id is not None:
+                ids = [self.manifest.bos_id]
         elif isinstance(prompt, Sequence) and len(prompt) and isinstance(prompt[0], Mapping):
-            text = render_chat(self.card.chat_template, prompt, self.card.special_tokens)  # type: ignore[arg-type]
+            text = render_chat(self.manifest.chat_template, prompt, self.manifest.special_tokens)  # type: ignore[arg-type]
             ids = self.tokenizer.encode(text, special=False)
         else:
             ids = requests.token_ids(prompt)
@@ -169,31 +187,37 @@ class LLM:
         """Continue a text, a list of token ids or a conversation ([{'role': …, 'content': …}, …]).
 
         Args:
-            max_tokens: default: until the context is full.
+            max_tokens: None: until the context is full.
             temperature, top_k, top_p, min_p, repetition_penalty, seed: see :class:`SamplingOptions`. The default is
-                greedy. With a seed, equal calls give equal answers, whatever was generated before, unless the prompt
-                continues the conversation in the cache: then rounding may differ from a fresh start.
-            stop: texts and token ids that end the answer, besides the model's own end tokens.
-            logprobs: whether tokens carry their log-probability.
-            ignore_eos: go on after the model's end tokens.
-            stream: tokens are made as the result is iterated; otherwise they are all there when this returns.
+                greedy. With a seed, equal calls give equal answers, whatever was generated before. The exception is a
+                prompt that continues the conversation in the caches: its rounding may differ from a fresh start.
+            stop: texts and token ids that end the answer, in addition to the model's own end tokens.
+            logprobs: give each token its log-probability.
+            ignore_eos: continue after the model's end tokens.
+            stream: generate tokens as the result is iterated; False: generate all of them before returning.
 
-        Raises ``InputError`` at once if the prompt or ``max_tokens`` does not fit the context.
+        Raises:
+            InputError: an argument is invalid, or prompt and ``max_tokens`` do not fit the context. Raised at once,
+                not while iterating.
+            BackendError: logits are NaN or infinite (while iterating).
         """
         started = time.perf_counter()
         options = SamplingOptions(repetition_penalty, temperature, top_k, top_p, min_p, seed)
         tokens = self.encode(prompt)
         limit = self._checked_limit(len(tokens), max_tokens)
         texts, ends = requests.stops(stop)
-        ends |= set() if ignore_eos else set(self.card.eos_ids)
-        output = TextOutput(self.tokenizer if texts or self.card.tokenizer is not None else None, texts)
+        ends |= set() if ignore_eos else set(self.manifest.eos_ids)
+        output = TextOutput(self.tokenizer if texts or self.manifest.tokenizer is not None else None, texts)
         timings = Timings(prompt_tokens=len(tokens))
         steps = self._generate(tokens, limit, Sampler(options, self.vocab), ends, output, logprobs, timings, started)
         generation = Generation(steps, timings)
         return generation if stream else generation.run()
 
     def chat(self, messages: Sequence[Message], **options: Any) -> Generation:
-        """The assistant's answer to a conversation; ``options`` as :meth:`generate` takes them."""
+        """The assistant's answer to a conversation, or to one message of the user.
+
+        ``options`` are those of :meth:`generate`, and so are the errors.
+        """
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
         if not isinstance(messages, Sequence) or not messages:
@@ -215,25 +239,25 @@ class LLM:
         return max_tokens
 
     def _longer_context(self) -> str:
-        """The advice to load the model with a longer context, or why there is none."""
-        if not self.card.limit:
+        """The end of an error message: how to get a longer context, or why that is impossible."""
+        if not self.manifest.limit:
             return ", or load the model with a larger max_len"
-        if self.max_len < self.card.limit:
-            return f", or load the model with a larger max_len (this model was made for {self.card.limit})"
-        return f" (this model was made for {self.card.limit} tokens, so its context cannot be longer)"
+        if self.max_len < self.manifest.limit:
+            return f", or load the model with a larger max_len (this model was made for {self.manifest.limit})"
+        return f" (this model was made for {self.manifest.limit} tokens, so its context cannot be longer)"
 
     def _generate(
         self, tokens: list[int], limit: int, sampler: Sampler, ends: set[int], output: TextOutput,
         logprobs: bool, timings: Timings, started: float,
     ) -> Generator[Token, None, str]:  # fmt: skip
-        self._turn += 1
-        turn = self._turn
+        self._generations += 1
+        generation = self._generations
         sampler.see(tokens)
         clock = time.perf_counter()
         timings.reused_tokens = self._reusable(tokens)
         scores: Scores = HostScores(self._feed(tokens, timings.reused_tokens))
         timings.prefill_seconds = time.perf_counter() - clock
-        ahead = self._ahead if sampler.greedy and not logprobs else None
+        on_device = self._async_greedy if sampler.greedy and not logprobs else None
         token = sampler(scores)
         while True:
             sampler.see((token,))
@@ -250,34 +274,34 @@ class LLM:
             yield Token(token, text, logprob)
             if reason:
                 return reason
-            if turn != self._turn:
+            if generation != self._generations:
                 raise InputError("this generation was interrupted: another one, or a reset, used the caches since")
             clock = time.perf_counter()
             tokens.append(token)
-            if ahead is None:
+            if on_device is None:
                 scores = self._step(tokens, sampler)
                 token = sampler(scores)
             else:
                 if timings.generated_tokens == 1:
-                    ahead.begin(token, len(tokens) - 1)
+                    on_device.begin(token, len(tokens) - 1)
                 more = min(limit - timings.generated_tokens - 1, self.max_len - len(tokens))
                 self._tokens.append(token)
-                token = ahead.next(more)
+                token = on_device.next(more)
 
     def _step(self, tokens: list[int], sampler: Sampler) -> Scores:
-        """What follows ``tokens``, of which the last is new."""
+        """The scores of the token that follows ``tokens``; only the last of these is not in the caches yet."""
         last = len(tokens) - 1
-        if self._candidate_steps is None or not sampler.narrow:
+        if self._device_top_k is None or not sampler.narrow:
             return HostScores(self._feed(tokens, last))
-        scores = self._candidate_steps(tokens[last], last, sampler.temperature)
+        scores = self._device_top_k(tokens[last], last, sampler.temperature)
         self._tokens.append(tokens[last])
         return scores
 
     @cached_property
-    def _candidate_steps(self) -> CandidateSteps | None:
-        if candidates.ENTRY not in self.program.entries:
+    def _device_top_k(self) -> DeviceTopK | None:
+        if device_top_k.ENTRY not in self.program.entries:
             return None
-        return CandidateSteps(Executor(self.program, self.weights, self._backend, candidates.ENTRY, self.state))
+        return DeviceTopK(Executor(self.program, self.weights, self._backend, device_top_k.ENTRY, self.state))
 
     def _finished(self, stopped: bool, generated: int, limit: int) -> str:
         if stopped:
@@ -288,10 +312,11 @@ class LLM:
 
     # -- the caches -------------------------------------------------------------------------------------------------
     def _reusable(self, tokens: Sequence[int]) -> int:
-        """How many leading tokens need not be computed.
+        """The number of leading tokens whose keys and values can be taken from the caches.
 
-        A prompt that continues what is in the caches reuses all of it. Any other reuses what it shares as far as a
-        fresh start would compute it in the very same runs, so that its results do not depend on what came before.
+        A prompt that continues the cached tokens reuses all of them. Any other prompt reuses whole leading chunks that
+        it shares with them, because a fresh start would compute these in the same runs: its results do not depend on
+        what came before.
         """
         held, largest = self._tokens, max(self._runs)
         pairs = enumerate(zip(held, tokens, strict=False))
@@ -301,7 +326,11 @@ class LLM:
         return min(shared, len(tokens) - 1, self._aligned) // largest * largest
 
     def _feed(self, tokens: Sequence[int], begin: int) -> np.ndarray:
-        """Compute ``tokens`` from position ``begin`` on; logits float32[vocab] of the last, valid until the next."""
+        """Compute ``tokens`` from position ``begin`` on.
+
+        Returns:
+            The logits float32[vocab] that follow the last token, valid until the next call.
+        """
         del self._tokens[begin:]
         self._aligned = min(self._aligned, begin)
         largest = max(self._runs)
@@ -314,9 +343,15 @@ class LLM:
         return logits
 
     def logits(self, tokens: Sequence[int], prompt: int = 1) -> np.ndarray:
-        """Teacher forcing: float32[len(tokens) - prompt + 1, vocab]; row i has the scores of the token after
-        ``tokens[: prompt + i]``. The first ``prompt`` tokens are computed as a prompt, the others one by one, all from
-        an empty context."""
+        """Teacher forcing, from an empty context: the first ``prompt`` tokens are computed as a prompt, the others one
+        by one.
+
+        Returns:
+            float32[len(tokens) - prompt + 1, vocab]; row i has the logits that follow ``tokens[: prompt + i]``.
+
+        Raises:
+            InputError: the tokens are invalid or do not fit the context.
+        """
         ids = self.encode(tokens)
         self._checked_limit(len(ids), None)
         prompt = requests.whole_number("prompt", prompt, 1, len(ids))
@@ -328,13 +363,13 @@ class LLM:
         return result
 
     def reset(self) -> None:
-        """Forget the conversation, and clear the caches."""
+        """Start a new conversation and fill the caches with zeros."""
         self.forget()
         self.state.reset()
 
     def forget(self) -> None:
-        """Compute the next prompt from its beginning. The caches keep their memory's contents, which nothing reads."""
-        self._turn += 1
+        """Start a new conversation. The caches keep their contents, which are overwritten before they are read."""
+        self._generations += 1
         self._tokens, self._aligned = [], 0
 
     @property
@@ -343,26 +378,32 @@ class LLM:
         return list(self._tokens)
 
     def save_state(self, path: str | os.PathLike[str]) -> None:
-        """Write the tokens in the caches, with their keys and values, to a safetensors file. Raises ``InputError``."""
-        save_kv(path, self.state, self._tokens, self.max_len, self._fingerprint())
+        """Write the tokens in the caches with their keys and values to a safetensors file.
+
+        Raises:
+            InputError: the file cannot be written.
+        """
+        save_snapshot(path, self.state, self._tokens, self.max_len, self._fingerprint())
 
     def load_state(self, path: str | os.PathLike[str]) -> None:
-        """Go on where :meth:`save_state` was called; a prompt that begins with those tokens reuses them. Raises
-        ``InputError`` if the file is of another model, or too long for this context; the caches then stay as they were.
+        """Read a file of :meth:`save_state` into the caches; a prompt that begins with its tokens reuses them.
+
+        Raises:
+            InputError: the file is damaged, of another model, or too long for this context. The caches are unchanged.
         """
-        tokens = load_kv(path, self.state, self.max_len, self._fingerprint())
+        tokens = load_snapshot(path, self.state, self.max_len, self._fingerprint())
         self.forget()
         self._tokens = tokens
 
     def _fingerprint(self) -> bytes:
         if self._identity is None:
-            self._identity = fingerprint(f"{self.card.identity} {self.program.dtype}", self.weights)
+            self._identity = fingerprint(f"{self.manifest.identity} {self.program.dtype}", self.weights)
         return self._identity
 
     def facts(self) -> dict[str, Any]:
-        """What was loaded: name, target, dtype, sizes in bytes, entry points, seconds."""
+        """What was loaded: name, target, dtype, sizes in bytes, chunk sizes, seconds of loading."""
         return {
-            "model": self.card.name, "target": self.program.target, "dtype": self.program.dtype,
+            "model": self.manifest.name, "target": self.program.target, "dtype": self.program.dtype,
             "max_len": self.max_len, "vocab": self.vocab, "chunks": sorted(self._runs),
             "weight_bytes": self.weights.nbytes, "cache_bytes": sum(b.size_bytes for b in self.state.values()),
             "load_seconds": self.load_seconds,
@@ -370,7 +411,7 @@ class LLM:
 
 
 class _EntryRun:
-    """An entry point with its inputs and outputs in fixed memory."""
+    """An entry point for ``size`` tokens, bound to fixed inputs and outputs."""
 
     def __init__(self, executor: Executor):
         backend = executor.backend
@@ -388,7 +429,11 @@ class _EntryRun:
         self._run = executor.bind(self._inputs, [self._logits])
 
     def __call__(self, tokens: Sequence[int], start: int) -> np.ndarray:
-        """Logits after the last of up to ``size`` ``tokens``, the first of which is at position ``start``."""
+        """Compute up to ``size`` tokens, the first of which is at position ``start``.
+
+        Returns:
+            The logits float32[vocab] that follow the last one, valid until the next call.
+        """
         host = self._host
         host["token_ids"][0, : len(tokens)] = tokens
         host["token_ids"][0, len(tokens) :] = 0
@@ -408,10 +453,10 @@ def _shared(buffer: DeviceBuffer, array: np.ndarray) -> bool:
 
 
 def _entry_runs(program: CompiledProgram, store: WeightStore, backend: Backend, state: State) -> dict[int, _EntryRun]:
-    """The entry points by how many tokens they take."""
+    """The entry points, by the number of tokens they compute."""
     names = {}
     for name, entry in program.entries.items():
-        if name in (async_greedy.ENTRY, candidates.ENTRY):
+        if name in (async_greedy.ENTRY, device_top_k.ENTRY):
             continue
         shapes = {i.name: i.shape for i in entry.inputs}
         if set(shapes) != set(_INPUTS) or [len(o.shape) for o in entry.outputs] != [2]:

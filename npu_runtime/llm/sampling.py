@@ -1,8 +1,8 @@
-"""From logits to a token: greedy, or a draw from the tempered, filtered distribution.
+"""Chooses the next token from logits: greedily, or by sampling from the filtered distribution at a temperature.
 
-The filters mostly leave a few likely tokens, so a token is chosen among candidates first: some of the likeliest, and
-a bound on the logits of all others. Where the bound shows that the filters remove the others, the choice is the very
-one that all logits would give; where it does not, all logits are looked at, by the same rules.
+Filters usually leave a few tokens, so the sampler first looks at candidates: some of the most likely tokens, and an
+upper bound on the logits of all others. If the bound proves that the filters remove all others, the choice is the one
+that all logits would give. Otherwise the sampler reads all logits and applies the same rules to them.
 """
 
 from __future__ import annotations
@@ -19,18 +19,27 @@ from npu_compiler.support.errors import BackendError
 
 from .requests import number, whole_number
 
-_FEW = 512  # candidates, about
-_DOUBT = 2.0**-17  # relative error of a sum of exponentials in float32, whose exponents were rounded
+_FEW = 512  # candidates that HostScores selects, approximately
+_DOUBT = 2.0**-17  # relative error of a float32 sum of exponentials whose arguments are rounded, too
 
 
 @dataclass(frozen=True)
 class SamplingOptions:
     """How the next token is chosen. Filters apply in the order of the fields.
 
-    ``repetition_penalty`` divides the positive logits of tokens already in the context and multiplies the negative ones
-    (Keskar et al. 2019, CTRL). ``temperature`` 0 takes the most likely token. ``top_k`` keeps the k most likely tokens
-    and their equals (0: all), ``top_p`` the fewest of these that hold that share of their probability (Holtzman et al.
-    2020), ``min_p`` those at least that fraction as likely as the most likely one. ``seed``: equal seeds draw equally.
+    Attributes:
+        repetition_penalty: divides the positive logits of tokens in the context and multiplies the negative ones
+            (Keskar et al. 2019, https://arxiv.org/abs/1909.05858); above 0, 1: none.
+        temperature: logits are divided by it; 0: the most likely token is taken.
+        top_k: keep the k most likely tokens, and those equal to the last of them; 0: all.
+        top_p: keep the fewest most likely tokens that have this share of the probability that is left (Holtzman et al.
+            2020, https://arxiv.org/abs/1904.09751); from above 0 to 1.
+        min_p: keep tokens at least this fraction as likely as the most likely one (https://arxiv.org/abs/2407.01082);
+            from 0 to 1.
+        seed: of the random numbers; equal seeds draw equally. None: another one each time.
+
+    Raises:
+        InputError: a value is not of its type or range.
     """
 
     repetition_penalty: float = 1.0
@@ -52,8 +61,13 @@ class SamplingOptions:
 
 @dataclass(frozen=True)
 class Candidates:
-    """Some of the most likely tokens: ``ids`` int64[k], ascending, None: all tokens; their ``logits`` float32[k]; no
-    other token's logit is above ``bound``."""
+    """Some of the most likely tokens.
+
+    Attributes:
+        ids: int64[k], ascending; None: all tokens.
+        logits: float32[k], of these tokens.
+        bound: no other token has a larger logit.
+    """
 
     ids: np.ndarray | None
     logits: np.ndarray
@@ -61,23 +75,24 @@ class Candidates:
 
 
 class Scores(Protocol):
-    """What a model says of the next token."""
+    """A model's scores of the next token."""
 
     def candidates(self) -> Candidates:
-        """A few likely tokens, or all."""
+        """Some of the most likely tokens, or all tokens."""
 
     def logits(self) -> np.ndarray:
-        """Of all tokens: float32[vocab], valid until the next step."""
+        """The logits of all tokens, float32[vocab], valid until the next step."""
 
     def total(self, temperature: float) -> float:
         """The sum over all tokens of exp((logit - largest logit) / temperature), in float32 precision."""
 
     def log_probability(self, token: int) -> float:
-        """The natural logarithm of the model's own probability of ``token``: before temperature, penalty, filters."""
+        """The natural logarithm of the probability of ``token`` before temperature, penalty and filters."""
 
 
 class HostScores:
-    """``Scores`` of logits float32[vocab] in host memory. Raises ``BackendError`` for NaN."""
+    """``Scores`` of logits float32[vocab] in host memory. Methods raise ``BackendError`` if the largest logit is NaN or
+    infinite."""
 
     def __init__(self, logits: np.ndarray):
         self._logits = logits
@@ -90,7 +105,8 @@ class HostScores:
         return self._logits
 
     def candidates(self) -> Candidates:
-        """Those above the ``_FEW``-th of the largest logits of as many columns: a pass, and no sort of everything."""
+        """The tokens above a bound, which is the ``_FEW``-th largest of the maxima of 2 * ``_FEW`` columns: one pass
+        over the logits and a selection among the maxima, without sorting all of them."""
         columns = 2 * _FEW
         rows = self._logits.size // columns
         if rows < 4 or not np.isfinite(self._highest):
@@ -109,7 +125,11 @@ class HostScores:
 
 
 class Sampler:
-    """Chooses tokens of one generation; work memory is allocated once."""
+    """Chooses the tokens of one generation. Its work memory is allocated once.
+
+    Args:
+        vocab: the number of tokens.
+    """
 
     def __init__(self, options: SamplingOptions, vocab: int):
         self._options = options
@@ -119,17 +139,17 @@ class Sampler:
 
     @property
     def greedy(self) -> bool:
-        """Whether it takes the most likely token, whatever was there before."""
+        """True if the choice is the most likely token, whatever the context."""
         return self._options.repetition_penalty == 1 and self._options.temperature == 0
 
     @property
     def temperature(self) -> float:
-        """What logits are divided by; 1 where only the most likely token counts."""
+        """The divisor of logits; 1 for a choice of the most likely token."""
         return self._options.temperature or 1.0
 
     @property
     def narrow(self) -> bool:
-        """Whether candidates may be enough: there is a filter, and no token becomes more likely than its logit says."""
+        """True if candidates may suffice: there is a filter, and the penalty does not raise any logit."""
         o = self._options
         return o.repetition_penalty >= 1 and (
             o.temperature == 0
@@ -139,24 +159,31 @@ class Sampler:
         )
 
     def see(self, tokens: Iterable[int]) -> None:
-        """Tokens that are in the context now, for the repetition penalty."""
+        """Add tokens to the context that the repetition penalty applies to."""
         if self._options.repetition_penalty != 1:
             self._seen[list(tokens)] = True
 
     def __call__(self, scores: Scores | np.ndarray) -> int:
-        """The next token for ``scores``, or for logits float32[vocab], which stay as they are. Raises ``BackendError``
-        for NaN."""
+        """The id of the next token.
+
+        Args:
+            scores: or logits float32[vocab], which are not changed.
+
+        Raises:
+            BackendError: the largest logit is NaN or infinite.
+        """
         if isinstance(scores, np.ndarray):
             scores = HostScores(scores)
-        all_here = isinstance(scores, HostScores) and self._options.temperature == 0  # then a look at all is quicker
-        token = self._choose(scores.candidates(), scores) if self.narrow and not all_here else None
+        token = None
+        if self.narrow and not (self._options.temperature == 0 and isinstance(scores, HostScores)):  # argmax is quicker
+            token = self._choose(scores.candidates(), scores)
         if token is None:
             token = self._choose(Candidates(None, scores.logits()), scores)
-        assert token is not None  # nothing is missing
+        assert token is not None  # with all logits, there is a choice
         return token
 
     def _choose(self, known: Candidates, everything: Scores) -> int | None:
-        """The next token, or None if it depends on others than the ``known`` ones."""
+        """The id of the next token, or None if it depends on tokens outside of ``known``."""
         o, ids = self._options, known.ids
         if not known.logits.size:
             return None
@@ -184,8 +211,11 @@ class Sampler:
     def _draw(
         self, scores: np.ndarray, ids: np.ndarray | None, rest: np.ndarray | None, everything: Scores
     ) -> int | None:
-        """A draw from exp(``scores``), whose largest is 0, after the filters. None, and nothing is drawn, if they may
-        leave others too, whose scores are at most ``rest``."""
+        """Filter and draw from the distribution exp(``scores``), whose largest score is 0.
+
+        ``rest`` is an upper bound on the scores of all other tokens; None: there are no others. Returns None, without
+        drawing, if the filters may keep some of those.
+        """
         o = self._options
         if 0 < o.top_k < self._scores.size:
             if scores.size < o.top_k:
@@ -209,7 +239,7 @@ class Sampler:
                 if kept.size != self._nucleus(mass, total * (1 + _DOUBT)).size:
                     return None
                 if kept.size < np.count_nonzero(scores > rest):
-                    rest = None  # one of the candidates was left out already
+                    rest = None  # a candidate was filtered out, so all less likely tokens are
             ids, mass = (kept if ids is None else ids[kept]), mass[kept]
         if o.min_p > 0:
             mass[mass < o.min_p] = 0
@@ -223,9 +253,9 @@ class Sampler:
         return at if ids is None else int(ids[at])
 
     def _nucleus(self, mass: np.ndarray, total: float) -> np.ndarray:
-        """The indices of the fewest largest entries that hold the share ``top_p`` of ``total``, most likely first."""
+        """The indices of the fewest largest entries whose sum is at least ``top_p`` of ``total``, largest first."""
         share = self._options.top_p
-        # Entries below this bound hold less than 1 - share together, so the nucleus is among the others: few to sort.
+        # All entries below this bound together have less than 1 - share, so only the others have to be sorted.
         few = np.flatnonzero(mass >= total * (1 - share) / self._scores.size)
         few = few[np.argsort(-mass[few], kind="stable")]
         before = np.cumsum(mass[few]) - mass[few]
@@ -242,6 +272,6 @@ def _checked_argmax(logits: np.ndarray) -> int:
 
 
 def log_probability(logits: np.ndarray, token: int) -> float:
-    """The natural logarithm of the model's own probability of ``token``: before temperature, penalty and filters."""
+    """The natural logarithm of the softmax of ``logits`` float32[vocab] at ``token``."""
     highest = float(logits.max())
     return float(logits[token]) - highest - math.log(float(np.exp(logits - highest).sum(dtype=np.float64)))

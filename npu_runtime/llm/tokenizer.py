@@ -1,4 +1,4 @@
-"""Text to token ids and back: encoding, text that grows token by token, stop strings."""
+"""Text to token ids and back: a tokenizer, incremental decoding, and the search for stop strings."""
 
 from __future__ import annotations
 
@@ -7,14 +7,21 @@ from collections.abc import Sequence
 from npu_compiler.support.errors import InputError
 from npu_compiler.support.panics import is_panic
 
-_UNFINISHED = "\ufffd"  # what decoders put where bytes are no character (yet)
-_LONGEST_TAIL = 3  # bytes of a UTF-8 character that still lacks one
-_WINDOW = 16  # tokens after which the detokeniser forgets what it can; after four times as many, the rest, too
-_CONTEXT = 4  # tokens it keeps: a decoder may treat a text's first token differently
+_UNFINISHED = "\ufffd"  # decoders put it in place of bytes that are not (yet) a character
+_LONGEST_TAIL = 3  # bytes of an incomplete UTF-8 character, at most
+_WINDOW = 16  # tokens after which complete text leaves the window; after four times as many, incomplete text does, too
+_CONTEXT = 4  # tokens that stay in the window: decoders may treat the first token of a text differently
 
 
 class Tokenizer:
-    """A tokenizer of the ``tokenizers`` package, from the text of its ``tokenizer.json``."""
+    """A tokenizer of the ``tokenizers`` package, from the text of its ``tokenizer.json``.
+
+    Attributes:
+        size: tokens of the vocabulary, special ones included.
+
+    Raises:
+        InputError: the package is missing, or it refuses the text.
+    """
 
     def __init__(self, text: str):
         try:
@@ -25,12 +32,19 @@ class Tokenizer:
             self._inner = tokenizers.Tokenizer.from_str(text)
             self._inner.no_truncation()
             self._inner.no_padding()
-            self.size: int = self._inner.get_vocab_size(with_added_tokens=True)  # special ones included
+            self.size: int = self._inner.get_vocab_size(with_added_tokens=True)
         except BaseException as error:
             raise _refused("tokenizer.json", error) from None
 
     def encode(self, text: str, special: bool = True) -> list[int]:
-        """Token ids; ``special``: with the tokens that the tokenizer puts around a text, such as a begin token."""
+        """The token ids of a text.
+
+        Args:
+            special: add the tokens that the tokenizer puts around a text, such as a begin token.
+
+        Raises:
+            InputError: the tokenizer cannot encode the text.
+        """
         try:
             ids: list[int] = self._inner.encode(text, add_special_tokens=special).ids
         except BaseException as error:
@@ -38,7 +52,11 @@ class Tokenizer:
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text without special tokens; bytes that are no UTF-8 become U+FFFD."""
+        """The text of token ids, without special tokens; bytes that are not UTF-8 become U+FFFD.
+
+        Raises:
+            InputError: the tokenizer cannot decode the ids.
+        """
         try:
             text: str = self._inner.decode(list(ids), skip_special_tokens=True)
         except BaseException as error:
@@ -47,13 +65,17 @@ class Tokenizer:
 
 
 def _refused(what: str, error: BaseException) -> BaseException:
-    """The package raises bare ``Exception``, and what its Rust code panics with, which is not even that."""
+    """An ``InputError`` for what the package raises: bare ``Exception``, or ``PanicException``, which is not one."""
     known = isinstance(error, Exception) or is_panic(error)
     return InputError(f"{what}: {error}") if known else error
 
 
 class Detokenizer:
-    """Text that grows with every token. Characters appear when they are complete; nothing is ever taken back."""
+    """Incremental decoding: every token adds text. Only complete characters are returned; none is ever revised.
+
+    Args:
+        tokenizer: None: all text is empty.
+    """
 
     def __init__(self, tokenizer: Tokenizer | None):
         self._tokenizer = tokenizer
@@ -61,7 +83,7 @@ class Detokenizer:
         self._shown = 0  # characters of the window's text that were returned
 
     def push(self, token: int) -> str:
-        """The text that ``token`` completes: maybe none, maybe more than its own."""
+        """The text that ``token`` completes. It may be empty, or include text of earlier tokens."""
         if self._tokenizer is None:
             return ""
         self._ids.append(token)
@@ -76,7 +98,7 @@ class Detokenizer:
         return piece
 
     def flush(self) -> str:
-        """What is left at the end: U+FFFD for bytes that never became a character."""
+        """The remaining text at the end, with U+FFFD for bytes that did not become a character."""
         if self._tokenizer is None or not self._ids:
             return ""
         rest = self._tokenizer.decode(self._ids)[self._shown :]
@@ -85,7 +107,11 @@ class Detokenizer:
 
 
 class StopStrings:
-    """Finds the first of some strings in a text that arrives in pieces; text that may begin one is held back."""
+    """Finds the first of several strings in a text that arrives in pieces. Text that may begin one is held back.
+
+    Attributes:
+        found: the stop string that was found, or None.
+    """
 
     def __init__(self, stops: Sequence[str]):
         self._stops = tuple(stops)
@@ -93,7 +119,7 @@ class StopStrings:
         self.found: str | None = None
 
     def push(self, piece: str) -> str:
-        """The text that can be shown now. Once ``found`` is set, that is the text up to the stop string."""
+        """The text that can be shown after ``piece`` arrived; if a stop string was found, the text up to it."""
         text = self._held + piece
         at, stop = min(((text.find(s), s) for s in self._stops if s in text), default=(-1, None))
         if stop is not None:
@@ -108,5 +134,6 @@ class StopStrings:
         return any(s.startswith(tail) for s in self._stops)
 
     def flush(self) -> str:
+        """The text that was held back, at the end."""
         held, self._held = self._held, ""
         return held

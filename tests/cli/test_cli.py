@@ -114,7 +114,7 @@ def test_run_names_classes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         ([], "needs input: x float32[4, 4]"),
         (["--input", "missing.npy"], "missing.npy: cannot be read"),
         (["--input", "x.npy", "--input", "x.npy"], "2 inputs given; expected x float32[4, 4]"),
-        (["--input", "cat.png"], "cat.png: how toy wants images is not known"),
+        (["--input", "cat.png"], "cat.png: the preprocessing for toy is unknown"),
         (["--input", "x.npy", "--weights", "none.safetensors"], "none.safetensors"),
         (["--input", "z=x.npy"], "missing x and unknown z"),
         (["--input", "x.npy", "--output", "no/such/dir/out.npz"], "cannot be written"),
@@ -230,7 +230,7 @@ def test_defects_exit_with_2(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     def broken(args: Any, status: Any) -> Any:
         raise ZeroDivisionError("oops")
 
-    monkeypatch.setattr("npusim.commands.operators", broken)
+    monkeypatch.setattr("npusim.verbs.ops.run", broken)
     monkeypatch.delenv("NPU_DEBUG", raising=False)
     assert cli.main(["ops"]) == 2
     assert "internal error: ZeroDivisionError: oops" in capsys.readouterr().err

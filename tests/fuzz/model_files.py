@@ -16,8 +16,8 @@ from npu_compiler.frontend.llm.checkpoint import Checkpoint
 from npu_compiler.frontend.llm.config import LLMConfig, parameter_shapes
 from npu_compiler.frontend.llm.family import by_architecture, by_model_type
 from npu_compiler.frontend.llm.tensor_map import TensorMap
-from npu_runtime.llm.loader import make_card
-from npu_runtime.llm.manifest import ModelCard
+from npu_runtime.llm.loader import make_manifest
+from npu_runtime.llm.manifest import ModelManifest
 from npu_runtime.llm.tokenizer import Detokenizer
 from npu_runtime.llm.tokenizer import Tokenizer as Ours
 
@@ -195,10 +195,10 @@ def use_checkpoint(checkpoint: Checkpoint) -> None:
     for name in checkpoint.weights:
         array = checkpoint.weights[name]
         assert array.shape == checkpoint.weights.spec(name)[0]
-    card = make_card(checkpoint)
-    assert ModelCard.from_json(card.to_json().encode(), "card") == card
-    if card.tokenizer is not None:
-        use_tokenizer(card.tokenizer)
+    manifest = make_manifest(checkpoint)
+    assert ModelManifest.from_json(manifest.to_json().encode(), "manifest") == manifest
+    if manifest.tokenizer is not None:
+        use_tokenizer(manifest.tokenizer)
 
 
 def use_tokenizer(text: str) -> None:

@@ -68,10 +68,10 @@ def write_model(folder: Path, seed: int = 0, **changes: Any) -> Path:
     return folder
 
 
-def running_ahead(path: Path, max_len: int) -> LLM:
+def asynchronous(path: Path, max_len: int) -> LLM:
     """The model on a CPU target that is asked for the entry points of one that works while the host does not."""
     with pytest.MonkeyPatch.context() as patch:
-        cpu = replace(target_config.target_config("cpu"), run_ahead=True)
+        cpu = replace(target_config.target_config("cpu"), asynchronous=True)
         patch.setitem(target_config._registered, "cpu", cpu)
         return LLM.load(path, max_len=max_len, cache=False)
 

@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from npu_compiler.frontend.llm import Checkpoint, LLMConfig, load_decoder, open_checkpoint, parameter_shapes
 from npu_compiler.frontend.llm.modules import inverse_frequencies
+from npu_compiler.frontend.llm.vocabulary import byte_level_bpe
 from npu_compiler.support.errors import ConfigError, WeightError
 from npusim.models import llm_weights
 from npusim.models.download import RegistryUnavailable
@@ -60,6 +61,13 @@ def test_both_spellings_mean_the_same() -> None:
     assert LLMConfig.from_hf(GEMMA4).tied_embedding
 
 
+def test_the_identity_of_an_architecture_names_what_is_not_default() -> None:
+    llama, gemma = LLMConfig.from_hf(LLAMA), LLMConfig.from_hf(GEMMA4)
+    assert llama.identity() == LLMConfig.from_hf(dict(LLAMA)).identity() != gemma.identity()
+    assert "residual_scale" not in llama.identity() and "hidden_size" in llama.identity()
+    assert dataclasses.replace(llama, residual_scale=0.5).identity() != llama.identity()
+
+
 def test_config_is_a_value() -> None:
     assert len({LLMConfig.from_hf(LLAMA), LLMConfig.from_hf(dict(LLAMA)), LLMConfig.from_hf(GEMMA4)}) == 2
 
@@ -82,7 +90,7 @@ def test_config_is_a_value() -> None:
         ({"hidden_size": None}, r"hidden_size is missing"),
         ({"vocab_size": True}, r"vocab_size: expected a whole number from 1 to 2147483647, got True"),
         ({"tie_word_embeddings": "yes"}, r"tie_word_embeddings: expected true or false, got 'yes'"),
-        ({"head_dim": 7}, r"turn 7 of a head's 7 elements; that must be even"),
+        ({"head_dim": 7}, r"rotate 7 of a head's 7 elements; that must be even"),
         ({"model_type": "qwen3", "layer_types": ["chunked_attention"] * 2}, r"layer_types = 'chunked_attention'"),
         ({"model_type": "qwen3", "layer_types": ["sliding_attention"] * 2}, r"no sliding_window is in use"),
         ({"model_type": "qwen3", "layer_types": ["full_attention"]}, r"layer_types is no list of 2 layer types"),
@@ -266,7 +274,7 @@ def test_other_paths(tmp_path: Path) -> None:
     with pytest.raises(WeightError, match="there is no such file"):
         open_checkpoint(tmp_path / "none")
     (tmp_path / "x.bin").write_text("")
-    with pytest.raises(WeightError, match=r"no \.gguf file"):
+    with pytest.raises(WeightError, match=r"nor a \.gguf file"):
         open_checkpoint(tmp_path / "x.bin")
 
 
@@ -321,6 +329,25 @@ def test_gguf_fields(tmp_path: Path) -> None:
     path.write_bytes(data.replace(b"qwen2", b"qwenX"))
     with pytest.raises(ConfigError, match=r"general\.architecture = 'qwenX' is not supported"):
         open_checkpoint(path)
+
+
+@pytest.mark.parametrize(
+    ("names", "pieces"),
+    [
+        (("gpt-2", "olmo", "mpt"), ["a", "Ġ12345"]),
+        (("smollm", "starcoder", "refact", "command-r"), ["a", "Ġ", "1", "2", "3", "4", "5"]),
+        (("llama-bpe", "dbrx"), ["a", "Ġ", "123", "45"]),
+        (("qwen2", "stablelm2"), ["a", "Ġ", "1", "2", "3", "4", "5"]),
+    ],
+)
+def test_names_of_splitting_rules(names: tuple[str, ...], pieces: list[str]) -> None:
+    tokenizers = pytest.importorskip("tokenizers", reason="tokenizers is not installed")
+    letters = ["a", "Ġ", *"12345"]
+    for name in names:
+        made = tokenizers.Tokenizer.from_str(byte_level_bpe(letters, [], [1] * len(letters), name, None))
+        assert [text for text, _ in made.pre_tokenizer.pre_tokenize_str("a 12345")] == pieces, name
+    with pytest.raises(ConfigError, match=r"tokenizer\.ggml\.pre = 'other' is not supported; known: default, gpt-2"):
+        byte_level_bpe(letters, [], [1] * len(letters), "other", None)
 
 
 # -------------------------------------------------------------------------------------------------------- real weights

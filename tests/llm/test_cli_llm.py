@@ -91,7 +91,7 @@ def test_conversation(model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     out, err = capsys.readouterr()
     assert out.count("> ") == 7 and talk.readline() == "not read\n"
     assert err.count("answer ") == 3 and "reused" in err
-    assert "the context holds 48" in err and "/reset forgets" in err
+    assert "the context holds 48" in err and "/reset starts" in err
     monkeypatch.setattr(sys, "stdin", Terminal(""))  # Ctrl-D
     assert cli.main(["generate", model, "--chat", "--max-len", MAX_LEN]) == 0
 

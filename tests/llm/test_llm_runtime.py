@@ -130,7 +130,7 @@ def test_end_token(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     import dataclasses
 
     tokens = llm.generate(TEXT[:10], max_tokens=10, ignore_eos=True, stream=False).tokens
-    monkeypatch.setattr(llm, "card", dataclasses.replace(llm.card, eos_ids=(tokens[4],)))
+    monkeypatch.setattr(llm, "manifest", dataclasses.replace(llm.manifest, eos_ids=(tokens[4],)))
     answer = llm.generate(TEXT[:10], max_tokens=10, stream=False)
     assert answer.finish_reason == "stop" and answer.tokens == tokens[: tokens.index(tokens[4]) + 1]
 
@@ -472,7 +472,7 @@ def test_programs_of_another_kind(llm: LLM) -> None:
 
     program = dataclasses.replace(llm.program, entries={"prefill_32": llm.program.entries["prefill_32"]})
     with pytest.raises(ArtifactError, match="no entry point for a single token"):
-        LLM(program, llm.weights, llm.card, llm_backend(llm))
+        LLM(program, llm.weights, llm.manifest, llm_backend(llm))
 
 
 def llm_backend(llm: LLM) -> Any:
@@ -482,7 +482,7 @@ def llm_backend(llm: LLM) -> Any:
 
 
 def test_no_longer_context_is_advised_than_the_model_was_made_for(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(llm, "card", dataclasses.replace(llm.card, limit=MAX_LEN))
+    monkeypatch.setattr(llm, "manifest", dataclasses.replace(llm.manifest, limit=MAX_LEN))
     for prompt, options in (([*TEXT, 1], {}), (TEXT[:90], {"max_tokens": 8})):
         with pytest.raises(
             InputError, match=f"was made for {MAX_LEN} tokens, so its context cannot be longer"
@@ -494,7 +494,7 @@ def test_no_longer_context_is_advised_than_the_model_was_made_for(llm: LLM, monk
 def test_without_tokenizer(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     import dataclasses
 
-    bare = LLM(llm.program, llm.weights, dataclasses.replace(llm.card, tokenizer=None), llm_backend(llm))
+    bare = LLM(llm.program, llm.weights, dataclasses.replace(llm.manifest, tokenizer=None), llm_backend(llm))
     answer = bare.generate([1, 2, 3], max_tokens=4, stream=False)
     assert len(answer.tokens) == 4 and answer.text == ""
     with pytest.raises(InputError, match="pass token ids"):

@@ -128,7 +128,7 @@ _NESTED_LOOPS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor
         ("{{ 'a' * 20000000000 }}", [{"role": "user", "content": "x"}], "memory"),
         ("{{ '%20000000000d' % 1 }}", [{"role": "user", "content": "x"}], "memory"),
         ("{{ 'a'.zfill(20000000000) }}", [{"role": "user", "content": "x"}], "memory"),
-        ("{{ 'a' * 20000000 }}", [{"role": "user", "content": "x"}], "makes 20000000 characters"),
+        ("{{ 'a' * 20000000 }}", [{"role": "user", "content": "x"}], "has 20000000 characters"),
         (_NESTED_LOOPS, [{"role": "user", "content": "x"}], "takes more than 1 second"),
         ("{{ 99999999 ** 99999999 }}", [{"role": "user", "content": "x"}], "takes more than 1 second"),
         ("x", [{"role": "user", "content": object()}], "something else than text, numbers, lists and dicts"),

@@ -103,9 +103,9 @@ def test_a_convolutional_model_passes_the_gate(dtype: str) -> None:
 def test_a_language_model_says_what_it_says_on_the_cpu(tmp_path: Path) -> None:
     path = small_model.write_model(tmp_path / "small")
     loader = Loader("host", None, 64, None, False)
-    program, weights, card = loader.compile(path)
+    program, weights, manifest = loader.compile(path)
     program.save(tmp_path / "small.npubin")
-    there = LLM(CompiledProgram.load(tmp_path / "small.npubin"), weights, card)
+    there = LLM(CompiledProgram.load(tmp_path / "small.npubin"), weights, manifest)
     here = LLM.load(path, max_len=64, cache=False)
     answers = [m.generate("hello", max_tokens=30, ignore_eos=True, stream=False).tokens for m in (here, there)]
     assert answers[0] == answers[1] and there.program.target == "host"

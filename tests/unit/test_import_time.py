@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+VERBS = sorted((Path(__file__).parents[2] / "npusim" / "verbs").glob("[a-z]*.py"))
+
 
 def child_seconds(code: str, pycache: Path, tries: int = 5) -> float:
     """CPU seconds of a Python child that runs ``code``, the best of a few tries; ``pycache`` keeps its bytecode."""
@@ -41,7 +43,7 @@ def modules_after(code: str) -> set[str]:
         "import npu_compiler.pipeline, npu_compiler.partitioner",
         "import npu_compiler.partitioning.explain, npu_compiler.ops.table",
         "import npu_runtime.executor, npu_runtime.partitioned.dag_executor, npu_runtime.partitioned.fallback",
-        "import npusim.cli, npusim.commands, npusim.bench, npusim.demo, npusim.doctor, npusim.model",
+        "import npusim.cli, npusim.builder.model, " + ", ".join(f"npusim.verbs.{p.stem}" for p in VERBS),
     ],
 )
 def test_no_heavy_imports(code: str) -> None:

@@ -1,4 +1,4 @@
-"""Checkpoints of decoder LLMs: a directory as Hugging Face lays it out, or a GGUF file. Needs no torch."""
+"""Opens checkpoints of decoders: directories in the layout of Hugging Face, and GGUF files. It does not need torch."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ _LISTED = 4  # tensors named in one message
 
 
 class CheckpointWeights(WeightSource, Mapping[str, np.ndarray]):
-    """The weights that ``parameter_shapes`` lists, in the config's dtype; each is read when it is asked for, and shares
-    the mapped file's memory where nothing has to be converted."""
+    """The weights that ``parameter_shapes`` lists, in the config's dtype. Each is read at its use; it shares the mapped
+    file's memory unless it has to be converted."""
 
     def __init__(self, config: LLMConfig, files: WeightSource, places: Mapping[str, Stored]):
         self.origin = files.origin
@@ -82,18 +82,18 @@ class CheckpointWeights(WeightSource, Mapping[str, np.ndarray]):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a model's files say.
+    """A model's files: config, weights, tokenizer and settings.
 
     Attributes:
         path: the directory or file.
         config: with the dtype to compute in.
-        weights: by the names of ``parameter_shapes``; also a source for ``npu_runtime``'s weight loader.
-        chat_template: Jinja text, None if there is none.
-        bos_id: the token that begins a text; None if there is none.
-        eos_ids: tokens that end generation.
+        weights: by the names of ``parameter_shapes``; a source for the runtime's weight loader.
+        chat_template: a Jinja template, or None.
+        bos_id: the token that begins a text, or None.
+        eos_ids: the tokens that end an answer.
         special_tokens: 'bos_token' and the like -> text, for the chat template.
         generation: the authors' settings under the names of ``generation_config.json`` (temperature, top_k, …).
-        files: every file that was read, to tell whether something changed.
+        files: all files of the checkpoint.
     """
 
     path: Path
@@ -109,8 +109,8 @@ class Checkpoint:
 
     @cached_property
     def tokenizer_json(self) -> str | None:
-        """The text of a ``tokenizer.json`` (of the ``tokenizers`` package), rebuilt where the files hold none; None
-        where they hold no tokenizer at all.
+        """The text of a ``tokenizer.json`` (of the ``tokenizers`` package), which is rebuilt from a GGUF file's
+        vocabulary; None if there is no tokenizer.
 
         Raises:
             WeightError: it has tokens beyond the model's vocabulary.
@@ -139,16 +139,16 @@ class Checkpoint:
 
 
 def open_checkpoint(path: str | os.PathLike[str], dtype: Any = None) -> Checkpoint:
-    """Read a model's config and check that all its weights are there; weights and tokenizer are read when used.
+    """Read a model's config and check that it has all its weights. Weights and tokenizer are read at their use.
 
     Args:
         path: a directory with ``config.json`` and ``*.safetensors`` (sharded or not), or a ``.gguf`` file.
-        dtype: to compute in: 'bfloat16', 'float16' or 'float32'; None: as the config says, and where it says nothing as
-            the weights are stored (quantised ones: bfloat16).
+        dtype: to compute in: 'bfloat16', 'float16' or 'float32'; None: the config's, else the one that the weights are
+            stored in (bfloat16 for quantised ones).
 
     Raises:
-        ConfigError: a setting that is malformed or not supported; the message names its key.
-        WeightError: files or tensors are missing, truncated, of another shape, or no part of such a model.
+        ConfigError: a setting is malformed or not supported; the message names its key.
+        WeightError: files or tensors are missing, truncated, of another shape, or not part of such a model.
     """
     path = Path(path)
     dtype = None if dtype is None else dtypes.storage_dtype(dtype)
@@ -158,13 +158,14 @@ def open_checkpoint(path: str | os.PathLike[str], dtype: Any = None) -> Checkpoi
         raise WeightError(f"{path}: there is no such file or directory")
     if path.suffix == ".gguf":
         return _open_gguf(path, dtype)
-    raise WeightError(f"{path}: not a model directory with a config.json, and no .gguf file")
+    raise WeightError(f"{path}: neither a model directory with a config.json nor a .gguf file")
 
 
 def _check(
     path: Path, config: LLMConfig, files: WeightSource, places: Mapping[str, Stored], ignored: re.Pattern[str]
 ) -> None:
-    """By the headers: all weights are there, fit, and nothing is left over."""
+    """Check by the files' headers that all weights are there and have the right shape, and that no tensor is
+    unknown."""
     shapes, there = parameter_shapes(config), set(files.names())
     missing = sorted({place.name for place in places.values()} - there)
     if missing:
@@ -266,7 +267,7 @@ def _text(path: Path) -> str | None:
 
 
 def _plain_settings(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Without the settings that are objects: no option of generation is one."""
+    """The settings that are scalars or lists of scalars; options of generation are not objects."""
     scalar = str | int | float | None
     listed = {k: v if isinstance(v, list) else [v] for k, v in values.items()}
     return {k: values[k] for k, v in listed.items() if all(isinstance(x, scalar) for x in v)}
@@ -283,7 +284,7 @@ def _prefixed(tensors: TensorMap, names: set[str]) -> TensorMap:
 
 
 def _ids(values: Mapping[str, Any], key: str) -> tuple[int, ...]:
-    """A token id, a list of them, or nothing; -1 is what some write for none."""
+    """The token ids of a key: one, a list or none. Some files write -1 for none."""
     f = Field(values.get(key), key, ConfigError)
     listed = f.items() if isinstance(f.value, list) else [] if f.value is None else [f]
     return tuple(i for i in (x.integer(-1, MAX_SIZE) for x in listed) if i >= 0)

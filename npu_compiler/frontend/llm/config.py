@@ -8,7 +8,7 @@ What is particular to a family is in its file of ``families/``.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from ...support import dtypes
@@ -80,6 +80,11 @@ class LLMConfig:
     nope_layers: tuple[int, ...] = ()
     tied_embedding: bool = False
     dtype: str = "float32"
+
+    def identity(self) -> str:
+        """A text that tells architectures apart. It names the fields that differ from their defaults only, so it stays
+        the same when fields are added."""
+        return repr({f.name: v for f in fields(self) if (v := getattr(self, f.name)) != f.default})
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> LLMConfig:

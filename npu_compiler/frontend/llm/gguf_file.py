@@ -1,7 +1,7 @@
-"""GGUF files: metadata and tensors, and what they mean in Hugging Face's terms.
+"""GGUF files: metadata and tensors, and the config.json that the metadata amount to.
 
-The header is read here, in one pass over the mapped file; only the numbers of quantised blocks are left to the package
-``gguf``, and only when such a tensor is read. Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
+The header is read here, in one pass over the mapped file. The package ``gguf`` dequantises blocks; it is imported when
+such a tensor is read. Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class _Entry:
 
 
 class _Cursor:
-    """Reads the header; running over the end of the file is a ``WeightError``."""
+    """A position in the header. Methods raise ``WeightError`` at the end of the file."""
 
     def __init__(self, data: mmap.mmap, origin: str):
         self.data, self.origin, self.at = data, origin, 0
@@ -68,7 +68,7 @@ class _Cursor:
     def value(self, kind: int) -> Any:
         if kind in _SCALARS:
             value = self.number(_SCALARS[kind])
-            return float(str(np.float32(value))) if kind == _FLOAT32 else value  # the number that was meant: 1e-05
+            return float(str(np.float32(value))) if kind == _FLOAT32 else value  # the shortest decimal, such as 1e-05
         if kind == _STRING:
             return self.text()
         if kind != _ARRAY:
@@ -85,7 +85,7 @@ class _Cursor:
 
 
 class GGUFFile(WeightSource):
-    """A GGUF file, mapped into memory. ``read`` gives float32 for quantised tensors.
+    """A GGUF file, mapped into memory. ``read`` dequantises to float32.
 
     Attributes:
         metadata: key -> value; arrays are lists.
@@ -182,7 +182,7 @@ class GGUFFile(WeightSource):
 
 
 def _at_least(e: _Entry) -> int:
-    """Bytes of a tensor; for quantised ones a lower bound (no type has less than a bit an element)."""
+    """The bytes of a tensor; for quantised ones a lower bound, because every type has at least one bit per element."""
     count = math.prod(e.shape)
     return count * dtypes.DTYPES[_PLAIN[e.kind]].size if e.kind in _PLAIN else count // 8
 

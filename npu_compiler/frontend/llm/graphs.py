@@ -1,4 +1,4 @@
-"""A decoder's config to the IR of its entry points, without any weights."""
+"""Captures the entry points of a decoder from its config, without weights."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ def llm_graphs(
     max_len: int,
     chunks: Sequence[int] = (32, 128),
     dtype: str | None = None,
-    run_ahead: bool = False,
+    device_sampling: bool = False,
 ) -> dict[str, IRGraph]:
     """The graphs ``prefill_{N}`` for each chunk size N up to ``max_len``, and ``decode`` for one token.
 
     Each takes ``token_ids`` int64[1, N], ``positions`` int64[N] and ``last`` int64[1] (which ``decode`` ignores) and
-    gives logits float32[1, vocab]; see ``Decoder``. Weights are named as ``parameter_shapes`` names them, the states
-    ``k_cache.{i}`` and ``v_cache.{i}`` [1, KV heads, max_len, head_dim] are shared by all graphs.
+    returns logits float32[1, vocab]; see ``Decoder``. Weights have the names of ``parameter_shapes``. All graphs share
+    the states ``k_cache.{i}`` and ``v_cache.{i}`` [1, KV heads, max_len, head_dim].
 
     Args:
         max_len: positions in the KV cache.
         dtype: of weights, activations and cache: 'bfloat16', 'float16' or 'float32'; None: ``config.dtype``.
-        run_ahead: also give ``greedy``, which takes its own token as its next input (see ``GreedyDecoder``), and
-            ``sample``, which gives few candidates for a token (see ``SamplingDecoder``).
+        device_sampling: add ``greedy``, whose next input is its own token (see ``GreedyDecoder``), and ``sample``,
+            which returns a top-k digest of the logits (see ``SamplingDecoder``).
 
     Raises:
-        ConfigError: ``max_len`` or a chunk size is no positive number.
+        ConfigError: ``max_len`` or a chunk size is not positive, or ``max_len`` exceeds the model's learned positions.
     """
     if any(n < 1 for n in chunks):
         raise ConfigError(f"chunks = {tuple(chunks)}: sizes of prefill chunks are positive")
     config = dataclasses.replace(config, dtype=dtype or config.dtype)
     sizes = {f"prefill_{n}": n for n in sorted(set(chunks)) if n <= max_len} | {"decode": 1}
     graphs = _captured(Decoder, config, max_len, {name: _example(n) for name, n in sizes.items()})
-    if run_ahead:
+    if device_sampling:
         token, position, _ = _example(1)
         graphs |= _captured(GreedyDecoder, config, max_len, {"greedy": ()})
         graphs |= _captured(
@@ -65,12 +65,12 @@ def _captured(
     for name, example in examples.items():
         graph = capture(decoder, example, name=config.model_type)
         for placeholder, key in list(graph.weight_name_mapping.items()):
-            if key in constants:  # on the meta device it lost its values
+            if key in constants:  # the copy on the meta device has no values
                 del graph.weight_name_mapping[placeholder]
                 graph.constants[placeholder] = constants[key]
         graph.weights = [w for w in graph.weights if w.name not in constants]
         for node in graph.nodes:
-            node.attrs.pop("device", None)  # meta is ours, not the model's
+            node.attrs.pop("device", None)  # we chose the meta device, not the model
         graphs[name] = graph
     return graphs
 

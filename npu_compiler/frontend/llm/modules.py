@@ -1,7 +1,7 @@
-"""The decoder in PyTorch: one definition for all families, made to be exported.
+"""The decoder in PyTorch: one definition for all families, for export.
 
-Its KV caches are buffers of a fixed length that ``forward`` writes in place. A query at position p reads keys 0 to p,
-or the last ones of them, so what lies beyond the positions written so far does not matter.
+Its KV caches are buffers of a fixed length that ``forward`` writes in place. A query at position p reads the keys of
+positions up to p, or the latest of them, so the contents of later positions do not matter.
 """
 
 from __future__ import annotations
@@ -25,21 +25,25 @@ from .rope import Rope
 
 __all__ = ["Decoder", "inverse_frequencies", "load_decoder"]
 
-_Turn = tuple[Tensor, Tensor]  # cos and sin
+_RotaryTable = tuple[Tensor, Tensor]  # cos and sin
 
 
 @dataclass(frozen=True)
-class _Sight:
-    """What attention needs of rows at N positions: how they rotate (None: not at all), and whether they see each key,
-    bool [N, max_len]."""
+class _Context:
+    """The position-dependent part of attention for rows at N positions.
 
-    turn: _Turn | None
+    Attributes:
+        rotary: cos and sin float32[N, rope.dim]; None: the rows do not rotate.
+        mask: bool[N, max_len], True for the keys that a row attends to.
+    """
+
+    rotary: _RotaryTable | None
     mask: Tensor
 
 
 _Store = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # keys and values of new tokens -> of all tokens
 
-_PER_COLUMN = 4  # candidates: of 128 rows with Qwen's vocabulary, the 447 likeliest tokens are expected among them
+_PER_COLUMN = 4  # M: with the 128 rows of Qwen's vocabulary, the 447 most likely tokens are expected in the digest
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
@@ -54,7 +58,7 @@ def inverse_frequencies(rope: Rope, max_len: int) -> Tensor:
 
     Sources: linear, Chen et al. 2023 (https://arxiv.org/abs/2306.15595); yarn, Peng et al. 2023
     (https://arxiv.org/abs/2309.00071); longrope, Ding et al. 2024 (https://arxiv.org/abs/2402.13753); llama3, the Llama
-    3.1 release. All in float32, because models were trained with frequencies rounded like that.
+    3.1 release. All arithmetic is float32, because models were trained with frequencies of that precision.
     """
     with torch.device("cpu"):
         wavelengths = rope.theta ** (torch.arange(0, rope.dim, 2, dtype=torch.float32) / rope.dim)
@@ -75,10 +79,10 @@ def inverse_frequencies(rope: Rope, max_len: int) -> Tensor:
 
 
 def _yarn_ramp(rope: Rope) -> Tensor:
-    """0 for pairs that keep their frequency, 1 for pairs that are interpolated."""
+    """float32[dim / 2]: 0 for pairs that keep their frequency, 1 for pairs that are interpolated."""
 
     def pair(turns: float) -> float:
-        """The pair that makes so many turns within the original length."""
+        """The index of the pair that makes this number of rotations within the original length."""
         return rope.dim * math.log(rope.original_positions / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
 
     low, high = pair(rope.beta_fast), pair(rope.beta_slow)
@@ -130,12 +134,12 @@ class Cache(nn.Module):
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn the first elements of each head: x [1, H, N, D], cos and sin float32 [N, R] with R at most D."""
+    """Rotate the first R elements of each head: x [1, H, N, D], cos and sin float32[N, R] with R at most D."""
     size = cos.shape[-1]
-    turning = x[..., :size] if size < x.shape[-1] else x
-    swapped = torch.cat((-turning[..., size // 2 :], turning[..., : size // 2]), -1)
-    turned = (turning * cos + swapped * sin).to(x.dtype)
-    return torch.cat((turned, x[..., size:]), -1) if size < x.shape[-1] else turned
+    rotating = x[..., :size] if size < x.shape[-1] else x
+    swapped = torch.cat((-rotating[..., size // 2 :], rotating[..., : size // 2]), -1)
+    rotated = (rotating * cos + swapped * sin).to(x.dtype)
+    return torch.cat((rotated, x[..., size:]), -1) if size < x.shape[-1] else rotated
 
 
 class Attention(nn.Module):
@@ -155,23 +159,30 @@ class Attention(nn.Module):
             self.k_norm = make_norm(c, keys if whole else c.head_dim, dtype)
 
     def heads(self, x: Tensor) -> Tensor:
+        """[1, N, heads * head_dim] -> [1, heads, N, head_dim]."""
         return x.view(*x.shape[:2], -1, self.config.head_dim).transpose(1, 2)
 
-    def forward(self, x: Tensor, sight: _Sight, store: _Store, asking: Tensor, own: _Sight) -> Tensor:
+    def forward(
+        self, x: Tensor, context: _Context, store: _Store, query_rows: Tensor, query_context: _Context
+    ) -> Tensor:
         """Write keys and values of all rows ``x`` [1, N, hidden] into the cache, then compute attention for the rows
-        ``asking`` [1, K, hidden] only, with their own rotary table and mask ``own``; gives [1, K, hidden]."""
+        ``query_rows`` [1, K, hidden] only, with their own rotary table and mask. Returns [1, K, hidden]."""
         if self.config.qk_norm == "projection":
-            q, k = self.heads(self.q_norm(self.q_proj(asking))), self.heads(self.k_norm(self.k_proj(x)))
+            q, k = self.heads(self.q_norm(self.q_proj(query_rows))), self.heads(self.k_norm(self.k_proj(x)))
         else:
-            q, k = self.heads(self.q_proj(asking)), self.heads(self.k_proj(x))
+            q, k = self.heads(self.q_proj(query_rows)), self.heads(self.k_proj(x))
         v = self.heads(self.v_proj(x))
         if self.config.qk_norm == "head":
             q, k = self.q_norm(q), self.k_norm(k)
-        keys, values = store(k if sight.turn is None else rotate(k, *sight.turn), v)
-        y = self.attend(q if own.turn is None else rotate(q, *own.turn), keys, values, own.mask)
+        keys, values = store(k if context.rotary is None else rotate(k, *context.rotary), v)
+        y = self.attend(
+            q if query_context.rotary is None else rotate(q, *query_context.rotary), keys, values, query_context.mask
+        )
         return self.o_proj(y.transpose(1, 2).flatten(2))
 
     def attend(self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+        """Attention of q [1, heads, K, head_dim] over the cache [1, KV heads, max_len, head_dim], mask bool
+        [K, max_len]. Returns [1, heads, K, head_dim]."""
         c = self.config
         if c.attention_softcap is None:
             return F.scaled_dot_product_attention(
@@ -212,17 +223,23 @@ class Layer(nn.Module):
         for name in self.block.norms():
             self.add_module(name, make_norm(config, config.hidden_size, dtype))
 
-    def forward(self, x: Tensor, sight: _Sight, store: _Store, only: tuple[Tensor, _Sight] | None = None) -> Tensor:
-        """``only``: the rows int64[K] that matter behind this layer, and their sight; the result has no others."""
+    def forward(
+        self, x: Tensor, context: _Context, store: _Store, only: tuple[Tensor, _Context] | None = None
+    ) -> Tensor:
+        """The layer's result [1, N, hidden] for x [1, N, hidden].
+
+        With ``only``, later layers need the rows with these indices int64[K] alone: the result is [1, K, hidden], and
+        attention uses their own context.
+        """
         block = self.block
-        asking = normed = self._normed(block.before_attention, x)
+        query_rows = normed = self._normed(block.before_attention, x)
         if only is not None:
             x = x.index_select(1, only[0])
-            asking = self._normed(block.before_attention, x)
-        attended = self.self_attn(normed, sight, store, asking, sight if only is None else only[1])
+            query_rows = self._normed(block.before_attention, x)
+        attended = self.self_attn(normed, context, store, query_rows, context if only is None else only[1])
         attended = self._scaled(self._normed(block.after_attention, attended))
         if block.parallel:
-            read = asking if block.before_mlp is None else self._normed(block.before_mlp, x)
+            read = query_rows if block.before_mlp is None else self._normed(block.before_mlp, x)
             return x + attended + self._scaled(self.mlp(read))
         x = x + attended
         return x + self._scaled(self._normed(block.after_mlp, self.mlp(self._normed(block.before_mlp, x))))
@@ -235,7 +252,7 @@ class Layer(nn.Module):
 
 
 class Backbone(nn.Module):
-    """The parts under the prefix ``model.`` of Hugging Face's names."""
+    """The modules under the prefix ``model.`` of Hugging Face's names."""
 
     def __init__(self, config: LLMConfig, dtype: torch.dtype):
         super().__init__()
@@ -250,9 +267,15 @@ class Decoder(nn.Module):
     """A language model with its KV cache of ``max_len`` positions: ``k_cache.{i}`` and ``v_cache.{i}``.
 
     ``forward`` takes token ids int64[1, N], their positions int64[N] and an index ``last`` int64[1] into them, and
-    gives the logits float32[1, vocab] that follow token ``last``. Positions are consecutive, below ``max_len``, and all
-    before them have been written. Tokens after ``last`` may be padding: what they write lies beyond the positions that
-    later queries read before overwriting it. ``last`` is not looked at where N is 1.
+    returns the logits float32[1, vocab] that follow token ``last``. Positions must be consecutive and below
+    ``max_len``, and all earlier positions must have been written. Tokens after ``last`` may be padding: what they write
+    is overwritten before a later query reads it. ``last`` is ignored if N is 1.
+
+    Args:
+        dtype: of weights, activations and cache; None: the config's.
+
+    Raises:
+        ConfigError: ``max_len`` is not positive, or exceeds the learned positions.
     """
 
     def __init__(self, config: LLMConfig, max_len: int, dtype: torch.dtype | None = None):
@@ -284,8 +307,8 @@ class Decoder(nn.Module):
             x = x * (_rounded(scale, x.dtype) if rounds else scale)
         if self.config.learned_positions:
             x = x + self.model.embed_positions(positions)
-        sights = self._sights(positions)
-        several = x.shape[1] > 1  # one of which matters behind the last layer's keys and values
+        contexts = self._contexts(positions)
+        several = x.shape[1] > 1  # then the last layer computes only one of them beyond its keys and values
         for i, layer in enumerate(self.model.layers):
 
             def store(k: Tensor, v: Tensor, i: int = i) -> tuple[Tensor, Tensor]:
@@ -293,8 +316,8 @@ class Decoder(nn.Module):
 
             window, only = self.config.windows[i], None
             if several and i == self.config.num_layers - 1:
-                only = last, self._seen(i, self._sights(positions.index_select(0, last), {window}))
-            x = layer(x, self._seen(i, sights), store, only)
+                only = last, self._context(i, self._contexts(positions.index_select(0, last), {window}))
+            x = layer(x, self._context(i, contexts), store, only)
         head = self.model.embed_tokens.weight if self.config.tied_embedding else self.lm_head.weight
         logits = F.linear(self.model.norm(x[:, 0]), head).float()
         if self.config.logit_scale is not None:
@@ -302,36 +325,35 @@ class Decoder(nn.Module):
         cap = self.config.logit_softcap
         return logits if cap is None else torch.tanh(logits / cap) * cap
 
-    def _seen(self, layer: int, sights: dict[int | None, _Sight]) -> _Sight:
-        """The sight of a layer's rows."""
-        sight = sights[self.config.windows[layer]]
-        return replace(sight, turn=None) if layer in self.config.nope_layers else sight
+    def _context(self, layer: int, contexts: dict[int | None, _Context]) -> _Context:
+        """The context of a layer, which depends on its window."""
+        context = contexts[self.config.windows[layer]]
+        return replace(context, rotary=None) if layer in self.config.nope_layers else context
 
-    def _sights(self, positions: Tensor, windows: Collection[int | None] | None = None) -> dict[int | None, _Sight]:
-        """For each window of a layer, or of ``windows``."""
+    def _contexts(self, positions: Tensor, windows: Collection[int | None] | None = None) -> dict[int | None, _Context]:
+        """The contexts of rows at ``positions`` by window: of all windows of the layers, or of ``windows``."""
         keys = torch.arange(self.max_len, device=positions.device)[None, :]
         causal = keys <= positions[:, None]
-        whole = _Sight(self._turn("frequencies", positions, self.config.rope), causal)
-        sights: dict[int | None, _Sight] = {None: whole}
+        whole = _Context(self._rotary("frequencies", positions, self.config.rope), causal)
+        contexts: dict[int | None, _Context] = {None: whole}
         for window in self.config.windows if windows is None else windows:
-            if window is not None and window not in sights:
+            if window is not None and window not in contexts:
                 mask = causal & (keys > (positions - window)[:, None])
-                turn = whole.turn
+                rotary = whole.rotary
                 if self._two_ropes():
-                    turn = self._turn("window_frequencies", positions, self.config.window_rope)
-                sights[window] = _Sight(turn, mask)
-        return sights
+                    rotary = self._rotary("window_frequencies", positions, self.config.window_rope)
+                contexts[window] = _Context(rotary, mask)
+        return contexts
 
-    def _turn(self, table: str, positions: Tensor, rope: Rope | None) -> _Turn | None:
-        return None if rope is None else _turn(positions, self.get_buffer(table), rope)
+    def _rotary(self, table: str, positions: Tensor, rope: Rope | None) -> _RotaryTable | None:
+        return None if rope is None else _rotary_table(positions, self.get_buffer(table), rope)
 
 
 class GreedyDecoder(Decoder):
-    """Goes on by itself: its next input, ``next_token`` int64[1] at ``next_position`` int64[1], is state as the caches
-    are.
+    """A decoder whose next input is state, like the caches: ``next_token`` int64[1] at ``next_position`` int64[1].
 
-    ``forward`` takes nothing, gives the most likely token int64[1] and its logit float32[1], and makes it the next
-    input.
+    ``forward`` has no arguments. It returns the most likely token int64[1] and its logit float32[1], and stores that
+    token as the next input.
     """
 
     def __init__(self, config: LLMConfig, max_len: int):
@@ -349,13 +371,13 @@ class GreedyDecoder(Decoder):
 
 
 class SamplingDecoder(Decoder):
-    """A step for a host that draws the next token from few candidates.
+    """A step for a host that samples from a top-k digest of the logits.
 
-    ``forward`` takes a token id int64[1, 1], its position int64[1] and a temperature float32[1]. It gives the logits
-    float32[1, vocab] and a digest of them, as a table of rows of C columns in which token t is in column t % C: the
-    largest logits of each column float32[M, C], from the largest down, the rows they are in int64[M, C], and each
-    column's sums float32[2, C] of exp((logit - largest of the column) / temperature), and of the same without a
-    temperature. No logit is above the largest of the last ones but those above them.
+    ``forward`` takes a token id int64[1, 1], its position int64[1] and a temperature float32[1]. It returns the logits
+    float32[1, vocab] and their digest. For this, logits form a table with C columns in which token t is in column
+    t % C. The digest is the M largest logits of each column float32[M, C], largest first; the rows they are in
+    int64[M, C]; and for each column the sum of exp((logit - the column's largest) / temperature), and the same at
+    temperature 1, float32[2, C]. No logit outside of the digest exceeds the largest of its last row.
     """
 
     def forward(  # type: ignore[override]
@@ -372,8 +394,8 @@ class SamplingDecoder(Decoder):
         return logits, values, places, sums
 
 
-def _turn(positions: Tensor, frequencies: Tensor, rope: Rope) -> _Turn:
-    """cos and sin float32 [N, rope.dim] of the angles at ``positions``."""
+def _rotary_table(positions: Tensor, frequencies: Tensor, rope: Rope) -> _RotaryTable:
+    """cos and sin float32[N, rope.dim] at ``positions`` int64[N]."""
     angles = positions[:, None].float() * frequencies[None, :]
     angles = torch.cat((angles, angles), -1)
     cos, sin = angles.cos(), angles.sin()
@@ -383,13 +405,17 @@ def _turn(positions: Tensor, frequencies: Tensor, rope: Rope) -> _Turn:
 
 
 def _rounded(value: float, dtype: torch.dtype) -> float:
-    """``value`` as a tensor of ``dtype`` holds it."""
+    """``value`` rounded to ``dtype``."""
     narrow = {torch.bfloat16: ml_dtypes.bfloat16, torch.float16: np.float16}
     return float(np.float32(value).astype(narrow.get(dtype, np.float32)))
 
 
 def load_decoder(checkpoint: Checkpoint, max_len: int, dtype: torch.dtype | None = None) -> Decoder:
-    """The decoder with the checkpoint's weights, on the CPU, in eval mode, to compare with.
+    """A decoder with the checkpoint's weights on the CPU, in eval mode, as a reference.
+
+    Args:
+        max_len: positions of its caches.
+        dtype: of weights, activations and cache; None: the config's.
 
     Raises:
         WeightError: a weight cannot be read.

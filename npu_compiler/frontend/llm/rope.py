@@ -1,4 +1,4 @@
-"""Rotary position embeddings (Su et al. 2021, https://arxiv.org/abs/2104.09864) and the ways to stretch them."""
+"""Rotary position embeddings (Su et al. 2021, https://arxiv.org/abs/2104.09864) and their context extensions."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ KINDS = ("default", "linear", "llama3", "yarn", "longrope")
 
 @dataclass(frozen=True)
 class Rope:
-    """How far elements of a head turn per position: ``dim`` of them do, in pairs (i, i + dim / 2).
+    """The rotation of the first ``dim`` elements of a head, in pairs (i, i + dim / 2).
 
-    ``kind`` is one of ``KINDS``; the other fields are those that the kind needs. cos and sin are multiplied by
-    ``attention_factor``. 'longrope' divides frequencies by ``short_factor`` where the cache is no longer than
-    ``original_positions``, else by ``long_factor``.
+    ``kind`` is one of ``KINDS`` and uses some of the other fields. cos and sin are multiplied by ``attention_factor``.
+    'longrope' divides frequencies by ``short_factor`` if the cache is not longer than ``original_positions``, else by
+    ``long_factor``.
     """
 
     dim: int
@@ -58,7 +58,7 @@ def rope_settings(keys: Keys) -> Keys:
     """
     scaling, by_layer = keys.child("rope_scaling"), layer_ropes(keys)
     if by_layer:
-        raise unsupported("rope_parameters", by_layer, "all layers of this type turn alike")
+        raise unsupported("rope_parameters", by_layer, "all layers of this type rotate alike")
     return scaling if scaling.values else keys.child("rope_parameters")
 
 
@@ -82,10 +82,10 @@ def scaled_rope(
     if share > 1:
         raise unsupported(keys.at("partial_rotary_factor"), share, "it is a share of a head")
     if share != 1 and not partial:
-        raise unsupported(keys.at("partial_rotary_factor"), share, "heads of this type turn as a whole")
+        raise unsupported(keys.at("partial_rotary_factor"), share, "heads of this type rotate as a whole")
     dim = int(size * share)
     if dim % 2 or not 0 < dim <= size:
-        raise ConfigError(f"rotary embeddings turn {dim} of a head's {size} elements; that must be even")
+        raise ConfigError(f"rotary embeddings rotate {dim} of a head's {size} elements; that must be even")
     positions = keys.integer("max_position_embeddings", 2048)
     return read_rope(settings.values, settings.path, dim, theta, positions, original)
 
@@ -100,8 +100,15 @@ def read_rope(
 ) -> Rope:
     """The rope that ``rope_scaling`` (transformers 4) or ``rope_parameters`` (5) describes.
 
-    ``theta``: when it has no ``rope_theta``. ``positions``: ``max_position_embeddings``. ``original``: the config's own
-    ``original_max_position_embeddings``, which goes before the one in ``values``.
+    Args:
+        values: the object; ``path`` is where it is in the config.
+        dim: elements of a head that rotate.
+        theta: used if the object has no ``rope_theta``.
+        positions: ``max_position_embeddings``.
+        original: the config's own ``original_max_position_embeddings``, which overrides the object's.
+
+    Raises:
+        ConfigError: a setting is malformed or not supported.
     """
     keys = Keys(values, path)
     kind = keys.text("rope_type", keys.text("type", "default"))

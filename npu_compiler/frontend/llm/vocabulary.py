@@ -1,4 +1,4 @@
-"""Tokenizers rebuilt from vocabularies that come without a ``tokenizer.json``, as the text of one."""
+"""Builds the text of a ``tokenizer.json`` from vocabularies that come without one."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ CONTROL, USER_DEFINED = 3, 4  # token types of SentencePiece and GGUF
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-# How a text is cut before byte pairs merge, by GGUF's name for it: a regular expression, 'digits' (single digits, then
-# GPT-2's expression) or 'gpt-2'.
+_BY_THREE_DIGITS = rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}{{1,3}}|{_REST}"
+_BY_DIGIT = rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}|{_REST}"
+# How a text is split before byte pairs merge, by GGUF's name of the rule: a regular expression, 'digits' (single
+# digits, then GPT-2's expression) or 'gpt-2'.
 PRETOKENIZERS = {
-    "default": "gpt-2",
-    "gpt-2": "gpt-2",
-    "smollm": "digits",
-    "llama-bpe": rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}{{1,3}}|{_REST}",
-    "qwen2": rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}|{_REST}",
+    **dict.fromkeys(("default", "gpt-2", "mpt", "olmo", "jais"), "gpt-2"),
+    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone"), "digits"),
+    **dict.fromkeys(("llama-bpe", "dbrx", "smaug-bpe"), _BY_THREE_DIGITS),
+    **dict.fromkeys(("qwen2", "stablelm2"), _BY_DIGIT),
 }
 
 
@@ -38,7 +39,8 @@ def _library() -> Any:
 
 @contextmanager
 def _refusing(what: str) -> Iterator[None]:
-    """The package raises bare ``Exception``, and what its Rust code panics with, which is not even that."""
+    """Turn what the package raises, bare ``Exception`` or ``PanicException`` (which is not one), into
+    ``WeightError``."""
     try:
         yield
     except BaseException as e:
@@ -50,8 +52,18 @@ def _refusing(what: str) -> Iterator[None]:
 def byte_level_bpe(
     tokens: Sequence[str], merges: Sequence[str], types: Sequence[int], pretokenizer: str, bos: int | None
 ) -> str:
-    """GPT-2's byte-level byte pair encoding. ``merges``: 'left right', best first. ``types``: of each token, as in
-    GGUF. ``pretokenizer``: a key of ``PRETOKENIZERS``. ``bos``: the token that begins every text."""
+    """GPT-2's byte-level byte pair encoding, as the text of a ``tokenizer.json``.
+
+    Args:
+        merges: 'left right', best first.
+        types: GGUF's type of each token.
+        pretokenizer: a key of ``PRETOKENIZERS``.
+        bos: the token that begins every text, or None.
+
+    Raises:
+        ConfigError: the pretokenizer is unknown, or the package ``tokenizers`` is missing.
+        WeightError: the merges do not fit the tokens.
+    """
     if pretokenizer not in PRETOKENIZERS:
         known = ", ".join(PRETOKENIZERS)
         raise ConfigError(f"tokenizer.ggml.pre = {pretokenizer!r} is not supported; known: {known}")
@@ -77,8 +89,19 @@ def byte_level_bpe(
 def sentencepiece_bpe(
     tokens: Sequence[str], scores: Sequence[float], types: Sequence[int], bos: int | None, prefix_space: bool = True
 ) -> str:
-    """SentencePiece's byte pair encoding: the pair whose union has the best score merges first; what is in no token
-    becomes byte tokens '<0x00>' to '<0xFF>'. ``prefix_space``: texts begin with a space."""
+    """SentencePiece's byte pair encoding, as the text of a ``tokenizer.json``. The pair whose union has the best score
+    merges first. Characters without a token become byte tokens '<0x00>' to '<0xFF>'.
+
+    Args:
+        scores: of each token.
+        types: GGUF's type of each token.
+        bos: the token that begins every text, or None.
+        prefix_space: add a space before a text.
+
+    Raises:
+        ConfigError: the package ``tokenizers`` is missing.
+        WeightError: a token is empty or too long, or the package refuses the vocabulary.
+    """
     t = _library()
     longest = max(map(len, tokens), default=0)
     if not 0 < longest <= _LONGEST_TOKEN:  # the number of ways to split all tokens grows with its square

@@ -30,7 +30,7 @@ CONFIG = TargetConfig(
     image_row=32,
     chunks=(128, 512, 2048),
     chunk_floor=256,
-    run_ahead=True,
+    asynchronous=True,
 )
 
 

@@ -17,7 +17,7 @@ import safetensors.numpy
 from npu_compiler.artifact.program import BufferSpec
 from npu_compiler.weights.files import SafetensorsFile
 from npu_runtime import CPUBackend
-from npu_runtime.llm.kv_snapshot import load_kv, save_kv
+from npu_runtime.llm.kv_snapshot import load_snapshot, save_snapshot
 from npu_runtime.state import State
 
 from ..mutations import mutate_bytes, mutate_tree
@@ -37,7 +37,7 @@ def _state() -> State:
 def _file() -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "state"
-        save_kv(path, _state(), _TOKENS, _MAX_LEN, _IDENTITY)
+        save_snapshot(path, _state(), _TOKENS, _MAX_LEN, _IDENTITY)
         return path.read_bytes()
 
 
@@ -73,7 +73,7 @@ def case(rng: random.Random, folder: Path) -> None:
     state = _state()
     before = state.snapshot()
     try:
-        tokens = load_kv(path, state, rng.choice((_MAX_LEN, _MAX_LEN, 4)), _IDENTITY)
+        tokens = load_snapshot(path, state, rng.choice((_MAX_LEN, _MAX_LEN, 4)), _IDENTITY)
         assert all(type(token) is int for token in tokens)
     except Exception:
         after = state.snapshot()

@@ -66,7 +66,7 @@ def test_every_kernel_waits_before_it_reads_what_others_wrote(
     monkeypatch.setenv("NPU_CUDA_ARCH", chip)
     dialect = dialect_for(chip)
     config = LLMConfig.from_hf({**CARD, "model_type": model_type})
-    graphs = llm_graphs(config, max_len=2048, chunks=(128,), run_ahead=True)
+    graphs = llm_graphs(config, max_len=2048, chunks=(128,), device_sampling=True)
     for entry, ir in graphs.items():
         schedule = run_phases(ir, "cuda", None, until="memory").schedule
         assert schedule is not None

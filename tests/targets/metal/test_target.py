@@ -177,8 +177,8 @@ def test_a_small_llama(tmp_path: Path, dtype: str) -> None:
         ("shuffled", EmulatedMetal("shuffled", seed=5, checks=False)),
     ):
         loader = Loader(backend.name, None, 64, backend, False)
-        compiled, weights, card = loader.compile(path)
-        llm = LLM(compiled, weights, card, backend)
+        compiled, weights, manifest = loader.compile(path)
+        llm = LLM(compiled, weights, manifest, backend)
         logits[name] = llm.logits([(7 * i * i + 3 * i) % 256 for i in range(43)], 40).astype(np.float64)
     np.testing.assert_array_equal(logits["ascending"], logits["shuffled"])
     scale = np.sqrt(np.mean(logits["cpu"] ** 2))

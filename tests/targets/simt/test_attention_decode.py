@@ -23,13 +23,13 @@ POSITIONS = (0, 15, 255, 256, 300, 4095, 5000, 8191)
 
 
 def _config(dtype: str, model_type: str, heads: int, size: int) -> LLMConfig:
-    card = {
+    settings = {
         "model_type": model_type, "vocab_size": 96, "hidden_size": 64, "intermediate_size": 64, "hidden_act": "silu",
         "num_hidden_layers": 1, "num_attention_heads": heads, "num_key_value_heads": 1, "head_dim": size,
         "max_position_embeddings": MAX_LEN, "rms_norm_eps": 1e-6, "rope_theta": 1e4, "tie_word_embeddings": True,
         "torch_dtype": dtype,
     }  # fmt: skip
-    return LLMConfig.from_hf(card)
+    return LLMConfig.from_hf(settings)
 
 
 def _run(

@@ -17,8 +17,8 @@ from npu_compiler.support import cache as cache_module
 from npu_compiler.support import env, files
 from npu_compiler.support.cache import Cache, open_cache, private_folder
 from npu_compiler.support.errors import ConfigError
-from npusim import doctor
 from npusim.models.download import cache_path
+from npusim.verbs import doctor
 
 needs_users = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="this system has no user ids")
 

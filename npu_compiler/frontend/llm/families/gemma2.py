@@ -10,12 +10,10 @@ from ..family import GGUF, Family, attention_bias, gguf_names, register
 from ..keys import Keys
 from ..windows import all_but_every_nth
 
-_LAYERS_OF_27B = 46
 
-
-def _read(keys: Keys) -> Mapping[str, Any]:
+def read_scales(keys: Keys) -> dict[str, Any]:
+    """The scales, soft caps and biases that Gemma 2 and 3 have in common."""
     return {
-        "windows": all_but_every_nth(keys),
         "attention_scale": keys.number("query_pre_attn_scalar") ** -0.5,
         "attention_softcap": keys.optional_number("attn_logit_softcapping"),
         "logit_softcap": keys.optional_number("final_logit_softcapping"),
@@ -24,10 +22,10 @@ def _read(keys: Keys) -> Mapping[str, Any]:
     }
 
 
-def _complete(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The 27B model scales by the width of an equal share of heads."""
+def attention_scalar(config: Mapping[str, Any], layers_of_27b: int) -> dict[str, Any]:
+    """What GGUF files do not say: the 27B model scales by the width of an equal share of heads, others by a head's."""
     heads, hidden = config.get("num_attention_heads", 0), config.get("hidden_size", 0)
-    large = config.get("num_hidden_layers") == _LAYERS_OF_27B and heads
+    large = config.get("num_hidden_layers") == layers_of_27b and heads
     return {"query_pre_attn_scalar": hidden // heads if large else config.get("head_dim", 256)}
 
 
@@ -42,11 +40,11 @@ register(
         },
         settings=("attn_logit_softcapping", "final_logit_softcapping", "query_pre_attn_scalar"),
         fixed={"norm": "rms_unit_offset", "block": "sandwich_norm", "round_embedding_scale": True},
-        read=_read,
+        read=lambda keys: {**read_scales(keys), "windows": all_but_every_nth(keys)},
         gguf=GGUF(
             "gemma2",
             tensors=replace(gguf_names(post_attention_layernorm="post_attention_norm"), norm_shift=-1.0),
-            complete=_complete,
+            complete=lambda config: attention_scalar(config, layers_of_27b=46),
         ),
     )
 )  # fmt: skip

@@ -7,12 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from ....support.errors import ConfigError
-from ..family import GGUF, Family, attention_bias, gguf_names, register
+from ..family import GGUF, Family, gguf_names, register
 from ..keys import Keys
 from ..rope import Rope, layer_ropes, scaled_rope
 from ..windows import all_but_every_nth
-
-_LAYERS_OF_27B = 62
+from .gemma2 import attention_scalar, read_scales
 
 
 def _ropes(keys: Keys) -> tuple[Rope, Rope]:
@@ -28,24 +27,13 @@ def _ropes(keys: Keys) -> tuple[Rope, Rope]:
 
 def _read(keys: Keys) -> Mapping[str, Any]:
     rope, window_rope = _ropes(keys)
-    return {
-        "rope": rope,
-        "window_rope": window_rope,
-        "windows": all_but_every_nth(keys),
-        "attention_scale": keys.number("query_pre_attn_scalar") ** -0.5,
-        "attention_softcap": keys.optional_number("attn_logit_softcapping"),
-        "logit_softcap": keys.optional_number("final_logit_softcapping"),
-        "embedding_scale": keys.integer("hidden_size") ** 0.5,
-        **attention_bias(keys),
-    }
+    windows = all_but_every_nth(keys)
+    return {**read_scales(keys), "rope": rope, "window_rope": window_rope, "windows": windows}
 
 
 def _complete(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The 27B model scales by the width of an equal share of heads."""
-    heads, hidden = config.get("num_attention_heads", 0), config.get("hidden_size", 0)
-    large = config.get("num_hidden_layers") == _LAYERS_OF_27B and heads
     return {
-        "query_pre_attn_scalar": hidden // heads if large else config.get("head_dim", 256),
+        **attention_scalar(config, layers_of_27b=62),
         "rope_parameters": {"full_attention": config["rope_parameters"], "sliding_attention": {}},
     }
 

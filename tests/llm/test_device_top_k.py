@@ -14,7 +14,7 @@ from npu_compiler.frontend.llm.config import LLMConfig
 from npu_compiler.pipeline import compile_entries
 from npu_compiler.support.errors import BackendError
 from npu_runtime import CPUBackend, Executor
-from npu_runtime.llm.candidates import DeviceScores
+from npu_runtime.llm.device_top_k import DeviceScores
 from npu_runtime.llm.model import LLM
 from npu_runtime.llm.sampling import Candidates, HostScores, Sampler, SamplingOptions, Scores, log_probability
 
@@ -156,7 +156,7 @@ def plain(path: Path) -> LLM:
 
 @pytest.fixture(scope="module")
 def digesting(path: Path) -> LLM:
-    return small_model.running_ahead(path, MAX_LEN)
+    return small_model.asynchronous(path, MAX_LEN)
 
 
 @pytest.mark.parametrize("options", [o for o, _ in SETTINGS])
@@ -173,7 +173,7 @@ def test_answers_are_the_same(plain: LLM, digesting: LLM, options: dict[str, Any
 def test_the_digest_of_simt_kernels() -> None:
     """The entry point as Metal runs it, against the CPU."""
     config = LLMConfig.from_hf(small_model.config(vocab_size=5003, num_hidden_layers=1))
-    graph = llm_graphs(config, max_len=8, chunks=(), run_ahead=True)["sample"]
+    graph = llm_graphs(config, max_len=8, chunks=(), device_sampling=True)["sample"]
     weights = small_model.weights(small_model.config(vocab_size=5003, num_hidden_layers=1))
     feeds = {"token_ids": np.array([[7]]), "positions": np.array([0]), "temperature": np.float32([0.7])}
     results = []
@@ -201,7 +201,7 @@ def test_damaged_weights_are_noticed(path: Path, digesting: LLM) -> None:
     broken = small_model.weights(small_model.config(vocab_size=5003))
     broken["model.norm.weight"][:] = np.nan
     with pytest.warns(RuntimeWarning, match="contains NaN"):
-        llm = LLM(digesting.program, broken, digesting.card, CPUBackend())
+        llm = LLM(digesting.program, broken, digesting.manifest, CPUBackend())
     sampler = Sampler(SamplingOptions(temperature=1.0, top_k=5), llm.vocab)
     with pytest.raises(BackendError, match="logits hold nan"):
         sampler(llm._step([3], sampler))

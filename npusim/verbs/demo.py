@@ -1,4 +1,4 @@
-"""The demo: real weights, real photographs, one file of native code at the end."""
+"""``npusim demo``: real weights and photographs, compared with PyTorch, saved as one file of native code."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from npu_compiler.artifact.describe import totals
 from npu_compiler.support.errors import ArtifactError, InputError
 from npu_compiler.support.text import si
 
-from .bench import HEADER, interleaved, torch_call
-from .commands import top_classes
-from .console import Result, Status, Table, show
+from ..classes import top_classes
+from ..console import Result, Status, Table, show, stream
+from ..latency import HEADER, interleaved, torch_call
 
 PROMPT, ANSWER = "The capital of France is", " Paris."
 LANGUAGE_MODEL = "smollm2-135m"
@@ -27,7 +27,7 @@ MODEL = "efficientnet-lite0"
 
 
 def run(args: argparse.Namespace, status: Status) -> Result:
-    """Two photographs, then a sentence."""
+    """Classify two photographs, then complete a sentence."""
     photographs = classify(args, status)
     if not args.json:
         show([*photographs.blocks, ""])
@@ -37,12 +37,11 @@ def run(args: argparse.Namespace, status: Status) -> Result:
 
 
 def complete(args: argparse.Namespace, status: Status) -> Result:
-    """A language model with real weights ends a sentence, and measures itself against PyTorch."""
+    """Complete a sentence with a language model, and measure its speed beside PyTorch's."""
     from npu_compiler.support import env
 
-    from . import LLM
-    from .generate import stream
-    from .llm_bench import measure, native_round, report, torch_round
+    from .. import LLM
+    from ..llm_latency import measure, native_round, report, torch_round
 
     threads = args.threads or env.num_threads()
     with status(f"loading {LANGUAGE_MODEL}"):
@@ -50,7 +49,7 @@ def complete(args: argparse.Namespace, status: Status) -> Result:
     if not args.json:
         print(PROMPT, end="", flush=True)
     answer = llm.generate(PROMPT, max_tokens=20, stop=["\n"])
-    stream(answer, quiet=args.json)
+    stream((token.text for token in answer), quiet=args.json)
     rounds = {"npusim": native_round(llm), "torch eager": torch_round(llm.path, None, llm.max_len, threads)}
     prompt = np.random.default_rng(0).integers(0, llm.vocab, 128).tolist()
     with status("measuring"):
@@ -61,17 +60,22 @@ def complete(args: argparse.Namespace, status: Status) -> Result:
 
 
 def classify(args: argparse.Namespace, status: Status) -> Result:
-    """Download, compile, classify, compare with PyTorch, save."""
+    """Download EfficientNet-Lite0, compile it, classify two photographs beside PyTorch, and save the program.
+
+    Raises:
+        InputError: PyTorch is not installed.
+        ArtifactError: a file cannot be written.
+    """
     try:
         import torch
     except ImportError:
         raise InputError("the demo compares with PyTorch; install npusim[torch]") from None
     from npu_compiler.support import env
 
-    from .builtin import module
-    from .model import build
-    from .models.images import efficientnet_lite0_input, photos
-    from .models.weights import imagenet_labels
+    from ..builder.model import build
+    from ..builtin import module
+    from ..models.images import efficientnet_lite0_input, photos
+    from ..models.weights import imagenet_labels
 
     with status("loading EfficientNet-Lite0"):
         net = module(MODEL, status.downloading)
@@ -125,7 +129,7 @@ def classify(args: argparse.Namespace, status: Status) -> Result:
 
 
 def _classify(model: Any, net: Any, array: np.ndarray, names: list[str]) -> dict[str, Any]:
-    """The five most likely classes, each with PyTorch's probability beside it."""
+    """The five most likely classes with our probability and PyTorch's."""
     import torch
 
     with torch.no_grad():
@@ -150,7 +154,7 @@ def _save(model: Any, arrays: dict[str, np.ndarray], names: list[str], folder: P
 
 
 def _resident_bytes() -> int:
-    """Memory of this process: now where the system tells it, else the most so far."""
+    """Resident memory of this process in bytes: the current one on Linux, elsewhere the peak."""
     statm = Path("/proc/self/statm")
     if statm.exists():
         return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

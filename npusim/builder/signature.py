@@ -1,4 +1,4 @@
-"""How the arguments of a call become graph inputs, and graph outputs the result that the PyTorch model returns."""
+"""Maps the arguments of a call to graph inputs, and graph outputs to the result that the PyTorch model returns."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ __all__ = ["Signature"]
 
 
 class Signature:
-    """Arguments and result of the call that was captured.
+    """The structure of arguments and result of the call that was captured.
 
-    A call may give an argument by position or by its keyword, whichever was used for the capture. Tensors become graph
-    inputs. Everything else is part of the compiled code, so it must be equal to what it was in the capture.
+    A call may pass an argument by position or by keyword, whichever the capture used. Tensors become graph inputs. All
+    other values are part of the compiled code, so they must equal those of the capture.
     """
 
     def __init__(self, call: Capture):
@@ -52,7 +52,7 @@ class Signature:
         self._single = self._structure.is_leaf() and self._outputs == [TENSOR]
 
     def __getstate__(self) -> dict[str, Any]:
-        """Annotations are left out: they may be classes that another process does not know."""
+        """Without annotations, which may be classes that another process does not have."""
         parameters = self._parameters
         if parameters is not None:
             plain = [p.replace(annotation=p.empty) for p in parameters.parameters.values()]
@@ -70,7 +70,8 @@ class Signature:
     def leaves(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Any]:
         """The tensors among the arguments, in the order of the graph's inputs.
 
-        Raises ``InputError`` naming the argument that is missing, unknown or unlike the one of the capture.
+        Raises:
+            InputError: an argument is missing, unknown, or differs from the one of the capture.
         """
         if self._plain and len(args) == self._positional and len(kwargs) == len(self._keywords):
             values = (*args, *map(kwargs.get, self._keywords)) if kwargs else args
@@ -111,9 +112,10 @@ class Signature:
         return leaves if found == structure else None
 
     def result(self, outputs: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """``outputs`` in the structure of the PyTorch model's; anything but tensors is as it was in the capture.
+        """``outputs`` in the structure of the PyTorch model's result. Values other than tensors are those of the
+        capture.
 
-        Arguments that the PyTorch model changes and returns, such as caches, are changed and returned.
+        Arguments that the PyTorch model modifies and returns, such as caches, are modified and returned.
         """
         if self._single:
             return outputs[0]
@@ -130,7 +132,8 @@ class Signature:
         return result
 
     def _by_name(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """The arguments in the order of the call, by the names of forward's parameters; keywords by their own."""
+        """The arguments in the order of the call, by the names of forward's parameters; keyword arguments by their
+        own."""
         if self._parameters is None:
             return {**{f"{i}": v for i, v in enumerate(args)}, **kwargs}
         try:
@@ -141,13 +144,13 @@ class Signature:
         return {**{k: v for k, v in bound.items() if k not in kwargs and k not in variadic}, **kwargs}
 
     def _default(self, name: str) -> Any:
-        """What forward means by an argument that is left out; ``_MISSING`` if it has no default."""
+        """The default value of a parameter of forward; ``_MISSING`` if it has none."""
         parameter = self._parameters.parameters.get(name) if self._parameters else None
         return _MISSING if parameter is None or parameter.default is parameter.empty else parameter.default
 
 
 def _with_argument(result: Any, place: Any, given: Any) -> Any:
-    """``result`` with ``given`` in ``place``, after it has taken over what was there."""
+    """``result`` with ``given`` in ``place``; before, ``given`` takes over the contents of what was there."""
     made = result if place is None else result[place]
     vars(given).clear()
     vars(given).update(vars(made))
@@ -202,7 +205,7 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _same(value: Any, example: Any) -> bool:
-    """Whether a Python value means what the one of the capture did: 2 and 2.0 make tensors of different types."""
+    """True if a Python value is equivalent to the one of the capture. 2 and 2.0 are not: they give other dtypes."""
     if value is example:
         return True
     numbers = (bool, int, float, complex)

@@ -28,7 +28,7 @@ def plain(path: Path) -> LLM:
 
 @pytest.fixture(scope="module")
 def ahead(path: Path) -> LLM:
-    return small_model.running_ahead(path, MAX_LEN)
+    return small_model.asynchronous(path, MAX_LEN)
 
 
 def answer(llm: LLM, prompt: list[int] | str, **options: object) -> tuple[list[int], str | None]:
@@ -81,8 +81,8 @@ def test_damaged_weights_are_noticed(path: Path, ahead: LLM) -> None:
     broken = small_model.weights(small_model.config())
     broken["model.norm.weight"][:] = np.nan
     with pytest.warns(RuntimeWarning, match="contains NaN"):
-        llm = LLM(ahead.program, broken, ahead.card, CPUBackend())
-    assert llm._ahead is not None
-    llm._ahead.begin(3, 0)
+        llm = LLM(ahead.program, broken, ahead.manifest, CPUBackend())
+    assert llm._async_greedy is not None
+    llm._async_greedy.begin(3, 0)
     with pytest.raises(BackendError, match="logits hold nan"):
-        llm._ahead.next(0)
+        llm._async_greedy.next(0)

@@ -1,4 +1,4 @@
-"""What this machine has, what is missing, and what to do about it."""
+"""``npusim doctor``: what this machine has, what is missing, and how to get it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from npu_compiler.support.errors import ConfigError, NPUError
 from npu_compiler.target_config import default_target, target_config, target_names
 from npu_compiler.targets import get_target
 
-from .console import Result, Status, Table
+from ..console import Result, Status, Table
 
-# Package -> what is not possible without it.
+# Package -> what needs it.
 _PACKAGES = {
     "numpy": "anything",
     "ml_dtypes": "anything",
@@ -34,7 +34,7 @@ _REQUIRED = ("numpy", "ml_dtypes", "msgpack", "safetensors")
 
 
 def run(args: argparse.Namespace, status: Status) -> Result:
-    """All checks; the exit status is 1 if something that every use needs is broken."""
+    """Run all checks. The exit status is 1 if something that every use needs is broken."""
     if args.markdown:
         return Result({"markdown": env.markdown()}, [env.markdown().rstrip()])
     from npu_compiler.targets.cpu.toolchain import compiler_report
@@ -105,8 +105,8 @@ def _plain(value: Any) -> Any:
 
 
 def _targets() -> dict[str, dict[str, Any]]:
-    """By name: whether a program for it can run here (``available``; else the ``reason``), on which ``devices``; for
-    which ``device`` and with which ``compiler`` programs are compiled, and what is ``missing`` for either."""
+    """Of each target, by name: whether its programs can run here (``available``, else the ``reason``), on which
+    ``devices``, for which ``device`` and with which ``compiler`` programs are compiled, and what is ``missing``."""
     from npu_runtime.backends.base import Backend
     from npu_runtime.registry import available_backends, backend_class, get_backend
 

@@ -1,8 +1,8 @@
-"""Prefill and decode speed of a language model, alone or in turns with PyTorch eager."""
+"""Prefill and decode speed of a language model, alone or in turns with PyTorch eager. Times are wall times in
+seconds."""
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -10,28 +10,31 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from npu_compiler.support import env
-from npu_compiler.support.errors import InputError
-
-from .console import Result, Status, Table
-from .generate import load_model
+from .console import Result, Table
 
 if TYPE_CHECKING:
     from npu_runtime.llm.model import LLM
 
 HEADER = ("", "prefill ms", "tokens/s", "decode ms/token", "tokens/s", "rounds")
-_LEAST_ROUNDS = 3
+_MIN_ROUNDS = 3
 
 
 @dataclass
 class Speed:
-    """Seconds of every round's prefill, and of every decoded token."""
+    """What was measured of one implementation.
+
+    Attributes:
+        prompt: tokens of the prompt.
+        prefill: seconds of each round's prefill.
+        decode: seconds of each decoded token, of all rounds.
+    """
 
     prompt: int
     prefill: list[float] = field(default_factory=list)
     decode: list[float] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, float]:
+        """Medians in milliseconds and in tokens per second, and the number of rounds."""
         prefill, decode = float(np.median(self.prefill)), float(np.median(self.decode))
         return {
             "prefill_ms": prefill * 1e3, "prefill_tokens_per_second": self.prompt / prefill,
@@ -39,22 +42,24 @@ class Speed:
         }  # fmt: skip
 
     def row(self, name: str) -> tuple[object, ...]:
+        """A row of a table under ``HEADER``."""
         d = self.to_dict()
         shown = (f"{v:.1f}" for k, v in d.items() if k != "rounds")
         return (name, *shown, len(self.prefill))
 
 
-# One round: a prompt of token ids and a number of tokens to decode -> seconds of prefill, and of each decoded token.
+# (token ids of a prompt, number of tokens to decode) -> (seconds of the prefill, seconds of each decoded token)
 Round = Callable[[list[int], int], tuple[float, list[float]]]
 
 
 def measure(rounds: dict[str, Round], prompt: list[int], generate: int, seconds: float) -> dict[str, Speed]:
-    """Rounds in turns for about ``seconds``, after one that does not count: what disturbs the machine disturbs all."""
+    """Run the rounds in turns for about ``seconds``, at least three times each, after one warm-up round each.
+    Disturbances of the machine affect all of them alike."""
     speeds = {name: Speed(len(prompt)) for name in rounds}
     for run in rounds.values():
         run(prompt, min(generate, 2))
     end = time.perf_counter() + seconds
-    while time.perf_counter() < end or len(next(iter(speeds.values())).prefill) < _LEAST_ROUNDS:
+    while time.perf_counter() < end or len(next(iter(speeds.values())).prefill) < _MIN_ROUNDS:
         for name, run in rounds.items():
             prefill, decode = run(prompt, generate)
             speeds[name].prefill.append(prefill)
@@ -63,6 +68,8 @@ def measure(rounds: dict[str, Round], prompt: list[int], generate: int, seconds:
 
 
 def native_round(llm: LLM) -> Round:
+    """A round of our runtime: greedy decoding from an empty context, end tokens ignored."""
+
     def run(prompt: list[int], generate: int) -> tuple[float, list[float]]:
         llm.forget()
         generation = llm.generate(prompt, max_tokens=generate + 1, ignore_eos=True)
@@ -75,7 +82,12 @@ def native_round(llm: LLM) -> Round:
 
 
 def torch_round(path: Any, dtype: str | None, max_len: int, threads: int) -> Round:
-    """The same checkpoint in PyTorch eager, with preallocated caches written in place."""
+    """A round of PyTorch eager on the same checkpoint, with preallocated caches that are written in place.
+
+    Args:
+        path: of the checkpoint.
+        max_len: positions of the caches.
+    """
     import torch
 
     from npu_compiler.frontend.llm import load_decoder, open_checkpoint
@@ -102,30 +114,8 @@ def torch_round(path: Any, dtype: str | None, max_len: int, threads: int) -> Rou
     return run
 
 
-def run(args: argparse.Namespace, status: Status) -> Result:
-    """Greedy generation after a random prompt, end tokens ignored."""
-    needed = args.prompt_len + args.gen_len
-    if args.max_len is None and not args.model.endswith(".npubin"):
-        args.max_len = needed
-    if args.batch != 1:
-        raise InputError("language models run one sequence at a time: leave out --batch")
-    llm = load_model(args, status)
-    if needed > llm.max_len:
-        raise InputError(f"--prompt-len and --gen-len make {needed} tokens, but the context holds {llm.max_len}")
-    threads = args.threads or env.num_threads()
-    rounds: dict[str, Round] = {"npusim": native_round(llm)}
-    if args.vs == "torch":
-        if llm.path.suffix == ".npubin":
-            raise InputError("--vs torch needs the checkpoint itself, not a .npubin")
-        with status("loading the model into PyTorch"):
-            rounds["torch eager"] = torch_round(llm.path, args.dtype, llm.max_len, threads)
-    prompt = np.random.default_rng(0).integers(0, llm.vocab, args.prompt_len).tolist()
-    with status(f"measuring {llm.card.name}"):
-        speeds = measure(rounds, prompt, args.gen_len, args.seconds)
-    return report(llm, speeds, threads, args.gen_len)
-
-
 def report(llm: LLM, speeds: dict[str, Speed], threads: int, generated: int) -> Result:
+    """The result of a command that measured ``speeds``: of 'npusim', and maybe of 'torch eager'."""
     from npu_compiler.support.text import si
 
     results = {name: speed.to_dict() for name, speed in speeds.items()}
@@ -137,7 +127,7 @@ def report(llm: LLM, speeds: dict[str, Speed], threads: int, generated: int) -> 
         "weight_bytes_per_second": rate, "results": results,
     }  # fmt: skip
     head = (
-        f"{llm.card.name}, {llm.program.dtype}, {threads} thread(s), prompt {prompt}, {generated} tokens decoded; "
+        f"{llm.manifest.name}, {llm.program.dtype}, {threads} thread(s), prompt {prompt}, {generated} tokens decoded; "
         f"weights {si(llm.weights.nbytes, 'B')}, loaded in {llm.load_seconds:.2f} s"
     )
     table = Table(HEADER, [speed.row(name) for name, speed in speeds.items()])

@@ -1,4 +1,4 @@
-"""Programs of one model by the shapes of its inputs: a call with new ones compiles another program, once."""
+"""The programs of one model, by the shapes of its inputs. A call with new shapes compiles another program once."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ if TYPE_CHECKING:
 __all__ = ["MAX_SHAPES", "Recipe", "Specialized", "Specializations", "require_npu"]
 
 MAX_SHAPES = 8
-"""Programs that a model keeps unless ``build`` is told otherwise, that for the example's shapes included."""
+"""Programs that a model keeps by default, the one for the example's shapes included."""
 
-_PICKLED = "a pickled model has its programs, not the module that others are made of"
+_PICKLED = "a pickled model does not have the module that programs for other shapes are compiled from"
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass
 class Specialized:
-    """A model compiled for inputs of certain shapes. ``used`` grows with every use, to tell which was used last."""
+    """A model compiled for inputs of certain shapes. ``used`` is the time of its last use, as a count of uses."""
 
     executor: DAGExecutor
     signature: Signature
@@ -77,7 +77,11 @@ class Recipe:
         return capture_call(self.module, args, example_kwargs=kwargs)
 
     def specialize(self, call: Capture, weights: WeightSource, beside: DAGExecutor | None = None) -> Specialized:
-        """The program of a call; ``beside`` is that of another one, to share memory with."""
+        """Compile the program of a call. It shares memory with the one of ``beside``.
+
+        Raises:
+            CompileError, ToolchainError, WeightError: see ``build``.
+        """
         plan = npu_compiler.partition(call.ir, target=self.target)
         if not self.fallback:
             require_npu(plan)
@@ -88,7 +92,7 @@ class Recipe:
 
 
 def require_npu(plan: PartitionPlan) -> None:
-    """Raises ``CompileError`` with all reasons if some node of ``plan`` runs on the host."""
+    """Raises ``CompileError`` with the reasons of all nodes that run on the host, if there are any."""
     ops = {n.name: n.op_type for n in plan.ir.nodes}
     causes = [(n, ops[n], r) for n, r in plan.reasons.items() if r.rule not in ("transfer", "follows")]
     if causes:
@@ -97,10 +101,14 @@ def require_npu(plan: PartitionPlan) -> None:
 
 
 class Specializations:
-    """The programs of one model, at most ``limit`` of them: ``first``, which stays, and those used last.
+    """The programs of one model. It is thread-safe: each program is compiled once, and calls that have one do not wait.
 
-    ``recipe`` makes others; where there is none, ``fixed`` says why. ``source`` has the weights. Safe to use from
-    several threads: each program is made once, and calls for which there is one do not wait.
+    Args:
+        first: the program for the example's shapes, which is always kept.
+        source: the weights.
+        recipe: compiles other programs; None: there are no others.
+        fixed: why there is no recipe.
+        limit: programs kept at a time: ``first`` and the most recently used ones.
     """
 
     def __init__(
@@ -136,9 +144,10 @@ class Specializations:
     def select(
         self, shapes: Sequence[Sequence[int]], args: tuple[Any, ...], kwargs: dict[str, Any], leaves: Sequence[Any]
     ) -> Specialized:
-        """The program for inputs of these ``shapes``, which is made from the call if there is none yet.
+        """The program for inputs of these ``shapes``. If there is none yet, it is compiled from the call.
 
-        Raises ``InputError`` if it cannot be made, or may not.
+        Raises:
+            InputError: the program cannot be compiled, or other shapes are refused.
         """
         key = tuple(tuple(s) for s in shapes)
         found = self.others.get(key)
@@ -149,18 +158,18 @@ class Specializations:
         return found
 
     def load_weights(self, source: WeightSource) -> None:
-        """Give other weights to all programs, and reset all buffers."""
+        """Replace the weights of all programs and reset all buffers. Raises ``WeightError``."""
         with self._making.held():
             self.first.executor.load_weights(source)
-            others, self.others = self.others, {}  # one that fails to load is made anew at its next call
+            others, self.others = self.others, {}  # one that fails to load is compiled again at its next call
             self.source, self._versions = source, {}
             for key, other in others.items():
                 other.executor.load_weights(source, self.first.executor)
                 self.others[key] = other
 
     def check_weights(self) -> None:
-        """Raises ``InputError`` if the module's weights have been written since ``build`` took them: what is read of
-        them now would not fit what the first program holds."""
+        """Raises ``InputError`` if the module's weights were modified after ``build``: weights read now would differ
+        from those of the first program."""
         changed = [key for key, (tensor, version) in self._versions.items() if tensor._version != version]
         if changed:
             more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
@@ -209,8 +218,8 @@ class Specializations:
 
 
 def _example(spec: TensorSpec, value: Any) -> Any:
-    """A tensor like ``value`` in the dtype of ``spec``, for the capture, which looks at no elements. Raises
-    ``InputError``, as a run would, if ``value`` has a dtype that does not fit."""
+    """A tensor of zeros for the capture, with the shape and dtype of ``spec``. Raises ``InputError``, as a run would,
+    if the dtype of ``value`` does not fit."""
     if isinstance(value, DeviceBuffer):
         if name_of(value.dtype) != spec.dtype:
             raise InputError(f"input {spec.name!r}: dtype {value.dtype}, expected {spec.dtype}")
@@ -220,8 +229,8 @@ def _example(spec: TensorSpec, value: Any) -> Any:
 
 
 def _versions(module: Any, plan: PartitionPlan) -> dict[str, tuple[Any, int]]:
-    """By key, the tensors of ``module`` whose memory the weights share, and PyTorch's count of the writes into them.
-    Buffers that the model writes are left out: what is read of them is their first contents only."""
+    """By key, the tensors of ``module`` that share memory with the weights, and PyTorch's count of writes into each.
+    Buffers that the model writes are excluded, because only their initial contents are read."""
     written = {u.key for u in plan.ir.state}
     tensors = {k: t for k, t in module.state_dict().items() if k not in written}
     return {k: (t, t._version) for k, t in tensors.items() if t.device.type == "cpu" and not t.is_inference()}

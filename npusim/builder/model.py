@@ -1,4 +1,4 @@
-"""``build``: a PyTorch module in, a callable of the same shape out."""
+"""``build`` compiles a PyTorch module into a ``Model``, a callable with the same arguments and results."""
 
 from __future__ import annotations
 
@@ -7,22 +7,20 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from npu_compiler.artifact.describe import totals
 from npu_compiler.artifact.program import CompiledProgram
 from npu_compiler.partitioning.explain import explain
 from npu_compiler.partitioning.partitioner import HOST, PartitionPlan
 from npu_compiler.support.dtypes import storage_dtype
-from npu_compiler.support.errors import ArtifactError, ConfigError, InputError
-from npu_compiler.support.files import write_atomic
+from npu_compiler.support.errors import ArtifactError, ConfigError
 from npu_compiler.support.host_arrays import is_torch, to_torch
 from npu_compiler.support.text import html_table, si, tensor_text
 from npu_compiler.weights.files import open_weights
 from npu_runtime.backends.base import get_backend
 from npu_runtime.partitioned.dag_executor import DAGExecutor
 
-from .shapes import MAX_SHAPES, Recipe, Specializations
+from ..program_files import save_program
+from .specializations import MAX_SHAPES, Recipe, Specializations
 
 if TYPE_CHECKING:
     import torch
@@ -50,20 +48,29 @@ def build(
 ) -> Model:
     """Capture, partition and compile ``model`` for the shapes of the example arguments, with the weights it has now.
 
-    ``example_inputs``: the positional arguments of forward (a tuple, a list or one tensor; they may nest).
-    ``target``: 'cpu' or 'cuda', for the machine at hand, or a device like 'cpu:avx2' whose code this machine runs.
-    ``example_kwargs``: its keyword arguments. A ``torch.export.ExportedProgram`` has its own and takes none. ``dtype``
-    ('float16', 'bfloat16', or torch's) stores float32 activations and matrices in that type. ``fallback``: whether ops
-    without a native kernel may run in PyTorch on the host. ``disable`` names passes to leave out;
-    ``weights``: the format in which matrices of products are stored (see :func:`npu_compiler.compile`);
-    ``threads``: see :class:`CPUBackend`.
+    A call with inputs of other shapes (another batch, another length) captures and compiles ``model`` for them once,
+    which takes seconds. The programs share their weights.
 
-    A call with inputs of other shapes (another batch, another length) captures and compiles ``model`` for them, which
-    takes seconds, once; weights are shared. For this the module is kept. At most ``max_shapes`` programs are kept at a
-    time: the first one and those used last. ``fixed_shapes``: refuse other shapes, and do not keep the module.
+    Args:
+        model: the module is kept, to compile it for other shapes.
+        example_inputs: the positional arguments of forward: a tuple, a list or one tensor; they may be nested. An
+            ``ExportedProgram`` has its own and accepts none.
+        target: 'cpu' or 'cuda', for the machine at hand, or a device like 'cpu:avx2' whose code this machine runs.
+        dtype: storage dtype of float32 activations and matrices: 'float16', 'bfloat16', or torch's; None: float32.
+        fallback: ops without a native kernel may run in PyTorch on the host.
+        example_kwargs: the keyword arguments of forward.
+        disable: names of passes to skip.
+        weights: the format in which matrices of products are stored (see :func:`npu_compiler.compile`).
+        threads: see :class:`CPUBackend`.
+        fixed_shapes: refuse inputs of other shapes, and do not keep the module.
+        max_shapes: programs kept at a time: the first one and the most recently used ones.
 
-    Raises ``ConfigError`` (dtype, weights), ``CaptureError``, ``CompileError`` (without fallback: every reason),
-    ``ToolchainError``, ``WeightError``.
+    Raises:
+        ConfigError: an option is invalid.
+        CaptureError: the model cannot be captured.
+        CompileError: the model cannot be compiled; without fallback, the error has the reason of every node.
+        ToolchainError: there is no working compiler for the target.
+        WeightError: a weight is missing or has another shape.
     """
     import torch
 
@@ -82,15 +89,15 @@ def build(
 
 
 class Model:
-    """A built model. Call it as the PyTorch model: numpy in, numpy out; torch in, torch out; same structure.
+    """A built model. It is called as the PyTorch model: NumPy arrays give NumPy arrays, tensors give tensors, and the
+    result has the same structure.
 
-    Inputs of other shapes than the example's are compiled for at their first call, unless ``build`` was told to refuse
-    them. ``executor``, ``plan``, ``programs``, ``report()`` and ``save()`` are about the program for the example's
-    shapes. ``plan`` says what runs where. Buffers that the model writes keep their contents from call to call, whatever
-    the shapes.
+    A first call with other shapes than the example's compiles another program, unless ``build`` was told to refuse it.
+    ``executor``, ``plan``, ``programs``, ``report()`` and ``save()`` concern the program for the example's shapes.
+    Buffers that the model writes keep their contents from call to call, whatever the shapes.
 
-    A model can be pickled: with its programs, weights and buffers, without the PyTorch module, so that it takes the
-    shapes it was called with and no others. ``copy.deepcopy`` shares all but the buffers.
+    A pickled model has its programs, weights and buffers but not the PyTorch module, so it accepts only the shapes it
+    was called with. ``copy.deepcopy`` shares everything except the buffers.
     """
 
     def __init__(self, specializations: Specializations):
@@ -99,22 +106,22 @@ class Model:
 
     @property
     def executor(self) -> DAGExecutor:
-        """What runs the program for the example's shapes."""
+        """The executor of the program for the example's shapes."""
         return self._first.executor
 
     @property
     def plan(self) -> PartitionPlan:
-        """What runs where, for the example's shapes."""
+        """Which nodes run on which device, and why, for the example's shapes."""
         return self._first.executor.plan
 
     @property
     def programs(self) -> list[CompiledProgram]:
-        """The compiled NPU partitions, in order, for the example's shapes."""
+        """The compiled NPU partitions for the example's shapes, in order of execution."""
         return list(self.executor.programs.values())
 
     @property
     def shapes(self) -> list[list[tuple[int, ...]]]:
-        """The shapes of the inputs for which there is a program, the example's first."""
+        """The tuples of input shapes that have a program, the example's first."""
         return [self._shapes, *map(list, self._by_shape.others)]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -129,7 +136,11 @@ class Model:
         return chosen.signature.result(outputs, args, kwargs)
 
     def load_weights(self, weights: Any) -> None:
-        """Replace the weights, for all shapes, and reset all buffers; see :meth:`DAGExecutor.load_weights`."""
+        """Replace the weights of all programs and reset all buffers; see :meth:`DAGExecutor.load_weights`.
+
+        Raises:
+            WeightError: a weight is missing or has another shape.
+        """
         self._by_shape.load_weights(open_weights(weights))
 
     def __repr__(self) -> str:
@@ -138,7 +149,7 @@ class Model:
         return f"<npusim.Model {self.plan.summary()}, on {self.executor.backend.name}; inputs {inputs or 'none'}{more}>"
 
     def report(self) -> str:
-        """What runs where and why, and what each program costs."""
+        """A text that says what runs where and why, and what each program costs."""
         lines = [str(explain(self.plan.ir, self.executor.backend.name)), "", self.plan.describe()]
         for name, kernels, flops, arena, weights in self._costs():
             lines.append(f"program {name}: {kernels} kernels, {flops}, arena {arena}, weights {weights}")
@@ -160,48 +171,17 @@ class Model:
         return inputs + explanation._repr_html_() + self.plan._repr_html_() + costs
 
     def save(self, path: str | os.PathLike[str]) -> tuple[Path, Path]:
-        """Write ``x.npubin``, the program for the example's shapes, and, next to it, ``x.safetensors`` with the weights
-        it needs; returns both paths.
+        """Write the program for the example's shapes to ``x.npubin`` and its weights to ``x.safetensors`` beside it.
 
-        Raises ``ArtifactError`` if parts of the model run on the host, or if a file cannot be written, and
-        ``InputError`` if the module's weights were written after ``build`` took them.
+        Returns:
+            Both paths.
+
+        Raises:
+            ArtifactError: parts of the model run on the host, or a file cannot be written.
+            InputError: the module's weights were modified after ``build``.
         """
         if len(self.plan.partitions) != 1 or self.plan.partitions[0].device == HOST:
             count = len(self.plan.partitions)
             raise ArtifactError(f"only a model of one NPU partition fits a .npubin, this one has {count}:\n{self.plan}")
         self._by_shape.check_weights()
         return save_program(self.programs[0], self._by_shape.source, path)
-
-
-def save_program(program: CompiledProgram, weights: Any, path: str | os.PathLike[str]) -> tuple[Path, Path]:
-    """Write a program and those of ``weights`` (whatever ``open_weights`` takes) that it reads, as safetensors, beside
-    it."""
-    import safetensors.numpy
-
-    target = Path(path)
-    target = target if target.suffix == ".npubin" else target.with_name(f"{target.name}.npubin")
-    beside = target.with_suffix(".safetensors")
-    source = open_weights(weights)
-    initial = {b.name for b in program.buffers if b.kind == "state"} & set(source.names())
-    keys = {w.key for w in program.weights} | initial
-    data = safetensors.numpy.save({k: np.asarray(source.read(k), order="C") for k in sorted(keys)})
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(beside, data)
-    except OSError as error:
-        raise ArtifactError(f"{beside}: cannot be written: {error.strerror or error}") from None
-    program.save(target)
-    return target, beside
-
-
-def emit_source(program: CompiledProgram, folder: str | None) -> list[str]:
-    """Write the program's sources into ``folder``, which is made, if one is given; what to tell the user."""
-    if folder is None:
-        return []
-    try:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        for name, text in program.sources.items():
-            (Path(folder) / name).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"{error.filename or folder}: cannot be written: {error.strerror or error}") from None
-    return [f"wrote {len(program.sources)} source files into {folder}"]

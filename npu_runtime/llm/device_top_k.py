@@ -1,4 +1,4 @@
-"""Steps of the entry point ``sample``: the logits stay on the device, and the host gets a digest to draw from."""
+"""Sampling from a device top-k digest: the logits stay on the device, and the host reads the largest ones only."""
 
 from __future__ import annotations
 
@@ -15,8 +15,12 @@ from .sampling import Candidates
 ENTRY = "sample"
 
 
-class CandidateSteps:
-    """Computes one token at a time; see ``SamplingDecoder`` for what comes of it."""
+class DeviceTopK:
+    """Runs the entry point ``sample`` for one token at a time; ``SamplingDecoder`` defines its outputs.
+
+    Args:
+        executor: of that entry point.
+    """
 
     def __init__(self, executor: Executor):
         backend = self._backend = executor.backend
@@ -30,7 +34,11 @@ class CandidateSteps:
         self._logits_shape = outputs[0]
 
     def __call__(self, token: int, position: int, temperature: float) -> DeviceScores:
-        """What the model says after ``token``; valid until the next step."""
+        """The scores of the token that follows ``token`` at ``position``, valid until the next call.
+
+        Args:
+            temperature: the logits are divided by it in the digest's first row of sums; above 0.
+        """
         for name, value in (("token_ids", token), ("positions", position), ("temperature", temperature)):
             self._host[name].fill(value)
             self._backend.start_copy(self._inputs[name], self._host[name])
@@ -46,25 +54,31 @@ class CandidateSteps:
         return self._backend.host_array(*self._logits_shape)
 
     def logits(self) -> np.ndarray:
-        """All of the last step."""
+        """All logits of the last step, float32[vocab], copied from the device."""
         self._backend.start_read(self._logits, self._outputs[0])
         self._backend.synchronize()
         return self._logits[0]
 
 
 class DeviceScores:
-    """``Scores`` of a step, of which the host has ``values`` float32[M, C], ``rows`` int64[M, C] and ``sums``
-    float32[2, C] of every column; token t is in column t % C."""
+    """``Scores`` of which the host holds a digest only. Logits form a table of C columns: token t is in column t % C.
 
-    def __init__(
-        self, steps: CandidateSteps, values: np.ndarray, rows: np.ndarray, sums: np.ndarray, temperature: float
-    ):
+    Args:
+        steps: where the whole logits can be read.
+        values: float32[M, C], the M largest logits of each column, largest first.
+        rows: int64[M, C], the rows these are in.
+        sums: float32[2, C], each column's sum of exp((logit - the column's largest) / temperature), and of the same at
+            temperature 1.
+        temperature: of the first row of ``sums``.
+    """
+
+    def __init__(self, steps: DeviceTopK, values: np.ndarray, rows: np.ndarray, sums: np.ndarray, temperature: float):
         self._steps, self._values, self._rows, self._sums = steps, values, rows, sums
         self._temperature = temperature
 
     def candidates(self) -> Candidates:
-        """Those above the largest value that may hide larger ones behind it in its column. NaN counts as the largest
-        number: it is in front of its column, and the first of all."""
+        """The tokens above the largest M-th value of any column: no token outside of the digest can exceed that value.
+        NaN sorts as the largest number, so it is the first of its column; then all logits are returned."""
         values, columns = self._values.reshape(-1), self._values.shape[1]
         bound = self._values[-1].max()
         if np.isnan(values[:columns].max()):

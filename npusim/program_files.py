@@ -1,0 +1,60 @@
+"""The files that are written with a program: its weights beside it, and its sources."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from npu_compiler.artifact.program import CompiledProgram
+from npu_compiler.support.errors import ArtifactError, InputError
+from npu_compiler.support.files import write_atomic
+from npu_compiler.weights.files import open_weights
+
+
+def save_program(program: CompiledProgram, weights: Any, path: str | os.PathLike[str]) -> tuple[Path, Path]:
+    """Write a program to ``path`` and, beside it, the weights that it reads as safetensors. Returns both paths.
+
+    Args:
+        weights: whatever ``open_weights`` accepts.
+        path: '.npubin' is added where it is missing.
+
+    Raises:
+        ArtifactError: a file cannot be written.
+        WeightError: a weight is missing or cannot be read.
+    """
+    import safetensors.numpy
+
+    target = Path(path)
+    target = target if target.suffix == ".npubin" else target.with_name(f"{target.name}.npubin")
+    beside = target.with_suffix(".safetensors")
+    source = open_weights(weights)
+    initial = {b.name for b in program.buffers if b.kind == "state"} & set(source.names())
+    keys = {w.key for w in program.weights} | initial
+    data = safetensors.numpy.save({k: np.asarray(source.read(k), order="C") for k in sorted(keys)})
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(beside, data)
+    except OSError as error:
+        raise ArtifactError(f"{beside}: cannot be written: {error.strerror or error}") from None
+    program.save(target)
+    return target, beside
+
+
+def emit_source(program: CompiledProgram, folder: str | None) -> list[str]:
+    """Write the program's sources into ``folder``, which is created; None: do nothing. Returns lines for the user.
+
+    Raises:
+        InputError: a file cannot be written.
+    """
+    if folder is None:
+        return []
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        for name, text in program.sources.items():
+            (Path(folder) / name).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{error.filename or folder}: cannot be written: {error.strerror or error}") from None
+    return [f"wrote {len(program.sources)} source files into {folder}"]

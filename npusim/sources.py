@@ -1,0 +1,90 @@
+"""What the MODEL argument of the verbs names: a built-in model, a .pt2 file, an IR file or a language model."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from npu_compiler.aten.ir import IRGraph
+from npu_compiler.support.errors import InputError
+from npu_compiler.target_config import default_target
+
+from .builtin import BUILTINS, captured
+from .console import Status
+
+if TYPE_CHECKING:
+    from npu_runtime.llm.model import LLM
+
+
+def read_model(name: str, batch: int, status: Status) -> tuple[IRGraph, Mapping[str, np.ndarray] | None, Any]:
+    """The graph of a MODEL argument, with its weights and its PyTorch module where there are any.
+
+    Args:
+        name: a built-in model (which has weights and module), a .pt2 file (which has weights) or an IR JSON file.
+        batch: images at once, of a built-in model.
+
+    Raises:
+        InputError: there is no such model or file, or reading it needs PyTorch.
+        IRError, CaptureError: the file is malformed, or its graph is not supported.
+    """
+    if name in BUILTINS:
+        with status(f"capturing {name}"):
+            module, ir, weights = captured(name, batch, status.downloading)
+        return ir, weights, module
+    from npu_compiler.aten.json_reader import load_ir
+
+    if not Path(name).exists():
+        raise InputError(f"{name}: there is no such file, and no built-in model of that name: {', '.join(BUILTINS)}")
+    if Path(name).suffix == ".pt2":
+        with status(f"capturing {name}"):
+            return (*_read_exported(name), None)
+    return load_ir(name), None, None
+
+
+def _read_exported(path: str) -> tuple[IRGraph, Mapping[str, np.ndarray]]:
+    try:
+        from npu_compiler.frontend import capture, state_dict_numpy
+        from npu_compiler.frontend.exported_file import load_exported
+    except ImportError:
+        raise InputError(f"{path}: reading it needs PyTorch; install npusim[torch]") from None
+    program = load_exported(path)
+    return capture(program, name=Path(path).stem), state_dict_numpy(program)
+
+
+def is_language_model(model: str) -> bool:
+    """True if ``model`` names a language model: a directory, a GGUF file, a .npubin with a manifest, a built-in one or
+    an id on the Hugging Face hub."""
+    from npu_runtime.llm.loader import companions, is_hub_id, is_registered
+
+    from .models import llm_weights
+
+    path = Path(model)
+    if path.suffix == ".npubin":
+        return companions(path)[1].exists()
+    if path.exists() or path.suffix == ".gguf":
+        return path.suffix == ".gguf" or path.is_dir()
+    llm_weights.register()
+    return is_registered(model) or is_hub_id(model)
+
+
+def load_language_model(args: argparse.Namespace, status: Status) -> LLM:
+    """The language model that the arguments of a verb describe. Raises as ``LLM.load``."""
+
+    from . import LLM
+
+    with status(f"loading {args.model}"):
+        return LLM.load(
+            args.model,
+            target=args.target or default_target(),
+            dtype=args.dtype,
+            max_len=args.max_len,
+            threads=args.threads,
+            cache=not args.no_cache,
+            weights=args.weight_format or "auto",
+            progress=status.downloading,
+            status=status.update,
+        )

@@ -1,0 +1,108 @@
+"""``npusim compile``: a model to a .npubin file, with its weights where they are known."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+from npu_compiler.support.errors import InputError
+from npu_compiler.target_config import default_target
+
+from ..builtin import BUILTINS, RANDOM, trained
+from ..classes import write_labels
+from ..console import Result, Status
+from ..program_files import emit_source, save_program
+from ..sources import is_language_model, read_model
+
+
+def run(args: argparse.Namespace, status: Status) -> Result:
+    """Write a .npubin and, if the weights are known, a safetensors file; with --until, show the graph after a phase."""
+    if args.disable == ("help",) or args.until == "help":
+        return _steps(args.target or default_target())
+    if is_language_model(args.model):
+        return _language_model(args, status)
+    from npu_compiler.artifact.describe import totals
+    from npu_compiler.partitioning.partitioner import partition
+    from npu_compiler.pipeline import PHASES, compile_ir, dump, run_phases
+    from npu_compiler.support.text import si
+
+    from ..builder.specializations import require_npu
+
+    target = args.target or default_target()
+    if args.dump:
+        os.environ["NPU_DUMP"] = args.dump
+    ir, weights, _ = read_model(args.model, args.batch, status)
+    plan = partition(ir, target=target)
+    require_npu(plan)
+    with status(f"compiling {ir.model_name}"):
+        if args.until is not None and args.until != PHASES[-1][0]:
+            state = run_phases(plan.ir, target, args.dtype, args.disable, args.until, args.weight_format)
+            text = dump(state)
+            return Result({"phase": args.until, "graph": text.splitlines()}, [text])
+        program = compile_ir(plan.ir, target, args.dtype, args.disable, args.weight_format)
+    builtin = BUILTINS.get(args.model)
+    if builtin is not None and builtin.weights is None:
+        program.build["weights"] = RANDOM
+    output = Path(args.output or f"{Path(args.model).stem}.npubin")
+    files = [output]
+    if weights is not None:
+        files = list(save_program(program, weights, output))
+    else:
+        program.save(output)
+    if builtin is not None and builtin.weights is not None:
+        files += write_labels(output, status)
+    t = totals(program)
+    summary = f"{t['kernels']} kernels, {si(t['flops'], 'FLOP')}, arena {si(t['arena_bytes'], 'B')}"
+    written = ", ".join(f"{f} ({si(f.stat().st_size, 'B')})" for f in files)
+    data = {"program": program.name, "target": target, "files": [str(f) for f in files], **t}
+    lines = [f"{program.name}: {summary}", f"wrote {written}"]
+    if "weights" in program.build:
+        lines.append(f"the weights are {program.build['weights']}; {trained()} have trained ones")
+    return Result(data, [*lines, *emit_source(program, args.emit_source)])
+
+
+def _steps(target: str) -> Result:
+    """The names that ``--until`` and ``--disable`` accept."""
+    from npu_compiler.artifact.describe import table
+    from npu_compiler.pipeline import PASSES, PHASES
+    from npu_compiler.targets import get_target
+
+    rows = [("phase", name, text, "") for name, _, text in PHASES]
+    rows += [("rewrite", r.name, r.summary, "" if r.required else "yes") for r in get_target(target).rewrites]
+    rows += [("pass", name, text, "yes") for name, text in PASSES.items()]
+    lines = [f"--until takes phases and rewrites, --disable what can be skipped; target {target}"]
+    header = ("", "name", "what it does", "can be skipped")
+    data = [{"kind": kind, "name": name, "summary": text, "optional": bool(off)} for kind, name, text, off in rows]
+    return Result({"target": target, "steps": data}, [*lines, *table(header, rows)])
+
+
+def _language_model(args: argparse.Namespace, status: Status) -> Result:
+    """Write the program of a language model, its weights and its manifest."""
+    from npu_compiler.artifact.describe import totals
+    from npu_compiler.support.text import si
+    from npu_runtime.llm.loader import Loader, save_manifest
+
+    if args.until or args.dump or args.disable:
+        raise InputError("--until, --dump and --disable show one graph; a language model is compiled from several")
+    target = args.target or default_target()
+    weights = args.weight_format or "auto"
+    loader = Loader(target, args.dtype, args.max_len, None, True, status.downloading, status.update, weights)
+    with status(f"compiling {args.model}"):
+        program, weights, manifest = loader.compile(args.model)
+    output = Path(args.output or f"{Path(args.model).name.removesuffix('.gguf')}.npubin")
+    with status("writing weights"):
+        files = [*save_program(program, weights, output)]
+    files.append(save_manifest(manifest, files[0]))
+    t = totals(program)
+    written = ", ".join(f"{f} ({si(f.stat().st_size, 'B')})" for f in files)
+    kernels = ", ".join(f"{name} {len(entry.calls)}" for name, entry in program.entries.items())
+    data = {
+        "program": manifest.name,
+        "target": target,
+        "max_len": manifest.max_len,
+        "files": [str(f) for f in files],
+        **t,
+    }
+    lines = [f"{manifest.name}: context {manifest.max_len}; kernels: {kernels}", f"wrote {written}"]
+    return Result(data, [*lines, *emit_source(program, args.emit_source)])

@@ -1,0 +1,82 @@
+"""``npusim run``: a .npubin file on arrays or images."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from npu_compiler.artifact.program import CompiledProgram
+from npu_compiler.support.errors import InputError
+
+from ..arrays import read_inputs, save_npz
+from ..classes import read_labels, top_classes
+from ..console import Result, Status, Table
+
+
+def load_program(path: str, weights: str | None, threads: int | None, status: Status, from_source: bool = False) -> Any:
+    """A program with its weights, ready to run.
+
+    Args:
+        weights: a file; None: the safetensors file beside the program.
+        from_source: compile the sources in the file instead of using its binary.
+
+    Raises:
+        InputError: the program needs weights and there are none.
+        ArtifactError, WeightError: a file is damaged.
+    """
+    import npu_runtime
+
+    program = CompiledProgram.load(path)
+    beside = Path(path).with_suffix(".safetensors")
+    if weights is None and program.weights and not beside.exists():
+        raise InputError(f"{path} needs {len(program.weights)} weights: pass --weights, or put them into {beside}")
+    source = weights or (beside if beside.exists() else None)
+    with status(f"loading {path}"):
+        return npu_runtime.load(program, source, threads, from_source)
+
+
+def run(args: argparse.Namespace, status: Status) -> Result:
+    """Run a program once and summarise its outputs; for a classifier, with class names. --output writes all values."""
+    model = load_program(args.program, args.weights, args.threads, status, args.from_source)
+    executor = model.executor()
+    inputs = read_inputs(args.input, executor.inputs, model.program.name)
+    outputs: dict[str, np.ndarray] = executor.run(inputs)
+    header = ("output", "dtype", "shape", "min", "max", "mean")
+    blocks: list[str | Table] = [Table(header, list(map(_row, outputs.items())))]
+    data: dict[str, Any] = {"program": model.program.name, "outputs": {k: _facts(v) for k, v in outputs.items()}}
+    scores = next(iter(outputs.values())) if len(outputs) == 1 else None
+    if scores is not None and scores.ndim == 2 and scores.shape[1] == 1000:
+        names = read_labels(args.labels, Path(args.program))
+        data["top5"] = [top_classes(row, names) for row in scores]
+        blocks += [_top_table(rows) for rows in data["top5"]]
+        if "weights" in model.program.build:
+            blocks.append(f"the weights are {model.program.build['weights']}")
+    if args.output:
+        save_npz(args.output, outputs)
+        blocks.append(f"wrote {args.output}")
+        data["file"] = args.output
+    return Result(data, blocks)
+
+
+def _top_table(rows: list[dict[str, Any]]) -> Table:
+    shown = [(f"{r['probability']:.4f}", r["class"], r["name"] or "") for r in rows]
+    return Table(("probability", "class", "name"), shown)
+
+
+def _facts(v: np.ndarray) -> dict[str, Any]:
+    facts: dict[str, Any] = {"dtype": str(v.dtype), "shape": list(v.shape)}
+    if v.size and v.dtype.kind != "c":
+        wide = v.astype(np.float64)
+        numbers = {"min": wide.min(), "max": wide.max(), "mean": wide.mean()}
+        facts |= {k: float(n) if np.isfinite(n) else str(n) for k, n in numbers.items()}
+    return facts
+
+
+def _row(item: tuple[str, np.ndarray]) -> tuple[object, ...]:
+    name, value = item
+    facts = _facts(value)
+    numbers = (f"{n:.5g}" if isinstance(n := facts.get(k, ""), float) else n for k in ("min", "max", "mean"))
+    return (name, facts["dtype"], facts["shape"], *numbers)
