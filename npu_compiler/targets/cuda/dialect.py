@@ -12,10 +12,10 @@ from ..simt.kernels.flash import is_flash
 from ..simt.lang.dialect import KERNELS as COMMON_KERNELS
 from ..simt.lang.dialect import Array, Dialect, Param, special
 from .devices import DEFAULT, DEVICES, CUDADevice
-from .dual_conv import emit_pair, takes_pair
+from .dual_conv import emit_dual_conv, supports_dual_conv
 from .flash import emit_wide_flash, takes_attention
-from .tma_conv import emit_pixels, takes_pixels
-from .tma_gemm import column_tiles, emit_streamed, takes
+from .tma_conv import emit_tma_conv, supports_tma_conv
+from .tma_gemm import column_tiles, emit_tma_gemm, supports_tma
 
 KERNELS = Path(__file__).parent / "kernels"
 STATIC_BYTES = 48 << 10  # group memory that can be declared; more must be asked for at launch
@@ -82,10 +82,10 @@ HOPPER = replace(
     device=DEFAULT,
     wide=(64, 128, 256),
     special=(
-        special(Gemm, lambda k, _: takes(k), emit_streamed, column_tiles),
-        special(Conv2d, takes_pixels, emit_pixels),
-        special(Conv2d, lambda k, _: takes(k), emit_streamed),
-        special(DualConv2d, takes_pair, emit_pair),
+        special(Gemm, lambda k, _: supports_tma(k), emit_tma_gemm, column_tiles),
+        special(Conv2d, supports_tma_conv, emit_tma_conv),
+        special(Conv2d, lambda k, _: supports_tma(k), emit_tma_gemm),
+        special(DualConv2d, supports_dual_conv, emit_dual_conv),
         special(Attention, lambda k, dialect: is_flash(k, dialect) and takes_attention(k), emit_wide_flash),
     ),
     clustered=clustered,

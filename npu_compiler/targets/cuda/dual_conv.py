@@ -1,4 +1,4 @@
-"""Two convolutions in one function: the results of the first stay in registers, as the residual of the second."""
+"""Two convolutions in one kernel: the results of the first stay in registers, as the residual of the second."""
 
 from __future__ import annotations
 
@@ -12,43 +12,45 @@ from ..simt.lang.emission import Emission
 from ..simt.lang.function import Function, Members
 from .devices import CUDADevice
 from .tile_selection import Plan, candidates, device_of, registers
-from .tma_epilogue import leaves_as_tiles, residual_of
-from .tma_gemm import Streamed, Sum, step_of, takes, thinned
+from .tma_epilogue import residual_of, supports_tma_store
+from .tma_gemm import Operands, TmaGemm, supports_tma, tile_k, without_stride
 
-LEAST_RESULTS = 2 << 14  # for each SM, two tiles: fewer come sooner from groups that share sums
-TERMS = 64  # of a stage
+MIN_RESULTS = 2 << 14  # for each SM, two tiles: fewer come sooner from groups that share sums
+TILE_K = 64  # of a stage
 
 
 def halves(kernel: DualConv2d) -> tuple[Conv2d, Conv2d]:
-    """The convolution whose results are kept, and the one that they are added to, without knowing of each other."""
+    """The convolution whose results are kept, and the one that they are added to, as two kernels."""
     first = kernel.residual
     return first, recast(kernel, Conv2d, inputs=kernel.inputs[: -len(first.inputs)])
 
 
-def takes_pair(kernel: DualConv2d, dialect: Dialect) -> bool:
-    """Whether both convolutions of a :class:`DualConv2d` have results that could leave as tiles, and many of them."""
+def supports_dual_conv(kernel: DualConv2d, dialect: Dialect) -> bool:
+    """Whether both convolutions of a :class:`DualConv2d` have results that TMA could store, and many of them."""
     first, last = halves(kernel)
-    if not all(takes(k) and step_of(k) == TERMS and leaves_as_tiles(k) and residual_of(k) == -1 for k in (first, last)):
-        return False
+    for k in (first, last):
+        if not (supports_tma(k) and tile_k(k) == TILE_K and supports_tma_store(k) and residual_of(k) == -1):
+            return False
     p, q = conv_product(first), conv_product(last)
     device = device_of(dialect)
-    return (p.m, p.n) == (q.m, q.n) and p.m * p.n >= LEAST_RESULTS * device.units and any(_plans(q, device))
+    return (p.m, p.n) == (q.m, q.n) and p.m * p.n >= MIN_RESULTS * device.units and any(_plans(q, device))
 
 
-def emit_pair(kernel: DualConv2d, dialect: Dialect) -> Emission:
-    """The function of a kernel that :func:`takes_pair`. Measured: the largest tile is best, or nearly."""
+def emit_dual_conv(kernel: DualConv2d, dialect: Dialect) -> Emission:
+    """The function of a kernel for which :func:`supports_dual_conv`. Measured: the largest tile is best, or nearly."""
     plans = _plans(conv_product(halves(kernel)[1]), device_of(dialect))
-    return Pair(kernel, dialect, max(plans, key=lambda plan: (plan.m * plan.n, plan.m, plan.per_core))).emit()
+    plan = max(plans, key=lambda plan: (plan.m * plan.n, plan.m, plan.blocks_per_sm))
+    return DualTmaConv(kernel, dialect, plan).emit()
 
 
 def _plans(p: Product, device: CUDADevice) -> Iterator[Plan]:
-    """Plans that leave registers for a tile's results of the first convolution."""
-    for plan in candidates(p, TERMS, False, True, device.with_units(1)):  # more tiles than units: no narrow ones
-        if plan.tiled and registers(plan.m, plan.n, plan.per_core, True) <= device.registers:
+    """Plans that leave registers for the results of the first convolution."""
+    for plan in candidates(p, TILE_K, False, True, device.with_units(1)):  # more tiles than units: no narrow ones
+        if plan.tma_store and registers(plan.m, plan.n, plan.blocks_per_sm, True) <= device.registers:
             yield plan
 
 
-class Pair(Streamed):
+class DualTmaConv(TmaGemm):
     """``first`` is the convolution whose results are kept; its operands are the function's last."""
 
     sums = 2
@@ -58,9 +60,9 @@ class Pair(Streamed):
         super().__init__(last, dialect, plan)
         self.f = Function(kernel, dialect, early=True)
         self.at = len(last.inputs)
-        self.first = Sum(thinned(first), self.at, self.at + 1)
+        self.first = Operands(without_stride(first), self.at, self.at + 1)
 
-    def _first(self) -> Sum:
+    def _first(self) -> Operands:
         return self.first
 
     def _kept(self) -> str:

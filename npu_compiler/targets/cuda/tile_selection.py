@@ -1,4 +1,4 @@
-"""How a streamed product is cut into tiles: by a cost model whose constants are those of the device
+"""Tile sizes of products whose operands TMA loads, chosen by a cost model with the constants of the device
 (``devices.py``)."""
 
 from __future__ import annotations
@@ -14,36 +14,36 @@ from ..simt.lang.function import blocks
 from .devices import CUDADevice
 
 WIDTHS = 64, 128, 192, 256  # columns of a tile
-ONE_TILE = 32, 48, 56, 96, 144  # and where every group has one tile
-GROUP_EXTRA = 1280  # bytes of group memory that a group takes beside its ring
-PIECE = 64  # rows and columns of results that the copy engine stores at once
-PAD = 16  # floats behind a row of sums: rows begin in different banks
-MOST_STAGES = 8
+ONE_TILE = 32, 48, 56, 96, 144  # also, if each thread block has one tile
+GROUP_EXTRA = 1280  # bytes of shared memory that a thread block takes beside its ring
+PIECE = 64  # rows and columns of results in one TMA store
+PAD = 16  # floats behind a row of partial sums: rows begin in different banks
+MAX_STAGES = 8
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Tiles of ``m`` x ``n`` results through a ring of ``stages``; ``parts``: groups of a cluster that share a sum;
-    ``per_core``: groups that fit a core at once; ``early``: residuals are read before the products; ``tiled``: results
-    leave as tiles, and residuals come so."""
+    """Tiles of ``m`` x ``n`` results; operands pass through a ring buffer of ``stages``. ``splits``: thread blocks of a
+    cluster that share a tile (split-K); ``blocks_per_sm``: thread blocks that are resident on an SM;
+    ``prefetch``: threads read residuals before the main loop; ``tma_store``: TMA loads residuals and stores results."""
 
     m: int
     n: int
     stages: int
-    parts: int = 1
-    per_core: int = 1
-    early: bool = True
-    tiled: bool = False
+    splits: int = 1
+    blocks_per_sm: int = 1
+    prefetch: bool = True
+    tma_store: bool = False
 
 
 def result_stages(m: int, n: int, outputs: int = 1) -> int:
-    """Stages, with 64 terms of ``m`` rows and ``n`` columns each, that a tile's results take; 0 if they do not fit."""
+    """Stages of the ring, [m + n, 64] elements each, that hold the results of a tile; 0 if they do not fit."""
     per_stage = (m + n) // m // outputs
     return blocks(n // PIECE, per_stage) if per_stage else 0
 
 
-def part_floats(m: int, n: int) -> int:
-    """Group memory for the sums that the groups of a cluster send."""
+def split_floats(m: int, n: int) -> int:
+    """Floats of shared memory for the partial sums that the thread blocks of a cluster send."""
     return m * (n + PAD)
 
 
@@ -54,20 +54,20 @@ def device_of(dialect: Dialect) -> CUDADevice:
 
 
 def choose(kernel: Gemm | Conv2d, step: int, tiles: bool, dialect: Dialect) -> Plan:
-    """The cheapest plan of a product whose stages have ``step`` terms; of equals, that with most rows if residuals are
-    read before the products. ``tiles``: its results can leave as tiles."""
+    """The cheapest plan of a product whose stages are ``step`` elements deep along K; of equally cheap ones, the one
+    with most rows if residuals are prefetched. ``tiles``: whether TMA can store the results."""
     p, device = product_of(kernel), device_of(dialect)
     residual = len(kernel.inputs) > kernel.rhs + 1 and _has_residual(kernel)
     elements = sum(math.prod(o.shape) for o in (kernel.inputs[0], kernel.inputs[kernel.rhs]))
     elements += math.prod(kernel.outputs[0].shape) * (2 if residual else 1)
     return min(
         candidates(p, step, residual, tiles, device, min(len(kernel.outputs), 2)),
-        key=lambda plan: (cost(p, plan, step, residual, elements, device), plan.early and plan.n > 64),
+        key=lambda plan: (cost(p, plan, step, residual, elements, device), plan.prefetch and plan.n > 64),
     )
 
 
 def _has_residual(kernel: Gemm | Conv2d) -> bool:
-    """Whether the epilogue reads an element for every result."""
+    """Whether the epilogue reads one element for every result."""
     return any(len(o.shape) > 1 and o.shape[:2] == kernel.outputs[0].shape[:2] for o in kernel.inputs[kernel.rhs + 1 :])
 
 
@@ -77,21 +77,21 @@ def candidates(
     """Plans that fit the device; ``tiles``: results can leave as tiles; ``outputs``: how many of them there are."""
     for m in (64, 128):
         for n in _widths(p, m, device.units):
-            for parts in (1, *(size for size, blocks_at_once in device.clusters if blocks_at_once)):
-                for per_core in (1, 2, 3, 4) if parts == 1 else (1,):
-                    room = device.shared_per_unit // per_core - GROUP_EXTRA
-                    room -= part_floats(m, n) * 4 if parts > 1 else 0
+            for splits in (1, *(size for size, blocks_at_once in device.clusters if blocks_at_once)):
+                for blocks_per_sm in (1, 2, 3, 4) if splits == 1 else (1,):
+                    room = device.shared_per_unit // blocks_per_sm - GROUP_EXTRA
+                    room -= split_floats(m, n) * 4 if splits > 1 else 0
                     stage = (m + n) * step * 2
-                    stages = min(room // stage, MOST_STAGES)
-                    fits = parts == 1 or blocks(p.k, step) >= 2 * parts
-                    tiled = tiles and step == 64 and parts == 1 and n % PIECE == 0 and p.n % n == 0
+                    stages = min(room // stage, MAX_STAGES)
+                    fits = splits == 1 or blocks(p.k, step) >= 2 * splits
+                    tma_store = tiles and step == 64 and splits == 1 and n % PIECE == 0 and p.n % n == 0
                     if outputs > 1:
-                        tiled = tiled and 0 < result_stages(m, n, outputs) < stages - 1
-                    fits = fits and (not tiled or stages > result_stages(m, n, outputs) + 1)
-                    early = residual and n <= 128 and parts == 1 and not tiled
-                    fits = fits and (per_core < 4 or not early)  # measured: two with more rows are faster
-                    if stages > 2 and fits and registers(m, n, per_core, early) <= device.registers:
-                        yield Plan(m, n, stages, parts, per_core, early, tiled)
+                        tma_store = tma_store and 0 < result_stages(m, n, outputs) < stages - 1
+                    fits = fits and (not tma_store or stages > result_stages(m, n, outputs) + 1)
+                    prefetch = residual and n <= 128 and splits == 1 and not tma_store
+                    fits = fits and (blocks_per_sm < 4 or not prefetch)  # measured: two with more rows are faster
+                    if stages > 2 and fits and registers(m, n, blocks_per_sm, prefetch) <= device.registers:
+                        yield Plan(m, n, stages, splits, blocks_per_sm, prefetch, tma_store)
 
 
 def _widths(p: Product, m: int, cores: int) -> list[int]:
@@ -102,34 +102,34 @@ def _widths(p: Product, m: int, cores: int) -> list[int]:
     return few or [WIDTHS[0]]
 
 
-def registers(m: int, n: int, per_core: int, early: bool) -> int:
-    """That the groups of a core need; a quarter of a core holds whole simds."""
-    simds = (m // 64 * 128 // SIMD + 1) * per_core
-    return (n // 2 + (n // 4 if early else 0) + 40) * blocks(simds, 4) * 4 * SIMD
+def registers(m: int, n: int, blocks_per_sm: int, prefetch: bool) -> int:
+    """That the thread_blocks of a core need; a quarter of a core holds whole simds."""
+    simds = (m // 64 * 128 // SIMD + 1) * blocks_per_sm
+    return (n // 2 + (n // 4 if prefetch else 0) + 40) * blocks(simds, 4) * 4 * SIMD
 
 
 def cost(p: Product, plan: Plan, step: int, residual: bool, elements: int, device: CUDADevice) -> float:
     """Estimated microseconds of a product that reads and writes so many ``elements`` of two bytes at least."""
-    steps = blocks(blocks(p.k, step), plan.parts)
-    groups = blocks(p.m, plan.m) * blocks(p.n, plan.n) * p.batch * plan.parts
+    steps = blocks(blocks(p.k, step), plan.splits)
+    thread_blocks = blocks(p.m, plan.m) * blocks(p.n, plan.n) * p.batch * plan.splits
     c = device.tma
     assert c is not None
-    at_once = dict(device.clusters)[plan.parts] if plan.parts > 1 else device.units * plan.per_core
+    at_once = dict(device.clusters)[plan.splits] if plan.splits > 1 else device.units * plan.blocks_per_sm
     results = plan.m * plan.n
     # a few rows: as much arrives as fits in the rings
-    streamed = min(groups, at_once) * plan.stages * plan.n * step * 2 / blocks(p.m, plan.m) / c.latency
+    streamed = min(thread_blocks, at_once) * plan.stages * plan.n * step * 2 / blocks(p.m, plan.m) / c.latency
     rate = min(c.bandwidth, streamed) if p.m <= 2 * plan.m else c.bandwidth
     narrow = c.narrow if plan.n <= 64 else 1 + 0.4 * (c.narrow - 1) if plan.n < 128 else 1.0
     multiply = steps * step / 64 * plan.m * max(plan.n, 64) * c.multiply * narrow
     load = steps * step / 64 * (plan.m + plan.n) * c.load
-    late = 1 if plan.early else 3
+    late = 1 if plan.prefetch else 3
     one, other, tile = c.result, c.residual * late, c.tile
-    if plan.tiled:
+    if plan.tma_store:
         one, other, tile = c.tma_result, c.tma_residual, c.tma_tile
-    store = results / plan.parts * (one + (other if residual else 0)) / p.lanes
-    together = min(plan.per_core, blocks(groups, device.units))
+    store = results / plan.splits * (one + (other if residual else 0)) / p.lanes
+    together = min(plan.blocks_per_sm, blocks(thread_blocks, device.units))
     alone = max(multiply, load) + store + tile
-    work = blocks(groups, at_once) * max(alone, together * max(multiply, load, store))
-    if plan.parts > 1:
-        work += results * c.part + dict(c.cluster)[plan.parts]
+    work = blocks(thread_blocks, at_once) * max(alone, together * max(multiply, load, store))
+    if plan.splits > 1:
+        work += results * c.part + dict(c.cluster)[plan.splits]
     return max(work, 2 * elements / rate + c.start) + 0.05 * work + c.launch

@@ -1,12 +1,8 @@
-"""Convolutions of few channels on Hopper: lines of pixels come once, and all taps of a filter read them there.
+"""Convolutions of few channels on Hopper: which kernels are supported, and the arguments of the template in
+``kernels/tma_conv.h``, which loads lines of pixels once for all taps of the filters.
 
-To the wide unit 8 neighbouring results of a line are a block of rows, and 8 lines of results are such blocks; another
-tap is another address. A group brings the lines that 8 lines of results visit, all at once, and keeps the filters.
-It takes
-
-* 64 channels: a pixel is a row of a swizzled tile, and what lies outside of the image arrives as zeros;
-* images that ``images.py`` laid out, where the pixels that a filter's row visits are neighbouring elements, if
-  neighbouring results begin 16 bytes apart: such rows overlap.
+Supported are 64 channels, and images that ``image_rows.py`` laid out: the pixels that a row of a filter visits are
+neighbouring elements, and neighbouring results begin 16 bytes apart, so that their rows overlap.
 """
 
 from __future__ import annotations
@@ -21,48 +17,48 @@ from ..simt.lang.function import Members, blocks
 from ..simt.lang.program import TileMap
 from .devices import CUDADevice
 from .tile_selection import GROUP_EXTRA, ONE_TILE, PIECE, WIDTHS, Plan, device_of, registers
-from .tma_epilogue import leaves_as_tiles, residual_of, row_pitch
-from .tma_gemm import Streamed, distances
+from .tma_epilogue import residual_of, row_pitch, supports_tma_store
+from .tma_gemm import TmaGemm, pixel_strides
 
-BLOCK = 8  # results of a line, and lines, that the unit multiplies together
+BLOCK = 8  # results of a line, and lines, that wgmma multiplies together
 ROW, APART = 32, 8  # elements of an image's row of pixels, and between the beginnings of two
 CHANNELS = 64
-MOST_BOX = 256  # pixels and lines that the copy engine brings at once
-MOST_APART = (1 << 14) - 1  # distance in the unit's description of an operand, in 16 bytes
-LEAST_RESULTS = 0.75  # of what is computed: blocks reach beyond lines that are no multiple of 8
+MAX_BOX = 256  # pixels and lines in one TMA load
+MAX_PITCH = (1 << 14) - 1  # in the matrix descriptor of wgmma, in units of 16 bytes
+MIN_DENSITY = 0.75  # results, of what is computed: blocks reach beyond lines that are not a multiple of 8
 ALIGNED = 512  # elements after which the swizzle repeats
-MOST_KEPT = 64  # columns whose scales and shifts stay in registers
-# (rows of the teams, stages, groups of a core, whether results leave as tiles), best first.
+MAX_KEPT = 64  # columns whose scales and shifts stay in registers
+# (rows of the warpgroups, stages, thread blocks on an SM, whether TMA stores the results), best first.
 PLANS = ((128, 2, 2, False), (256, 2, 1, False), (128, 2, 1, False))
 TILED = ((128, 2, 2, True), (256, 2, 1, True), (128, 2, 1, True))
-LEAST_RING = 1 << 13  # elements, so that the array begins where the swizzle does
+MIN_RING = 1 << 13  # elements, so that the array begins where the swizzle does
 
 
-def takes_pixels(kernel: Conv2d, dialect: Dialect) -> bool:
-    """Whether ``conv2d`` kernel ``kernel`` has lines that fit the group memory, and enough of them."""
+def supports_tma_conv(kernel: Conv2d, dialect: Dialect) -> bool:
+    """Whether the lines of a convolution fit shared memory, and there are enough of them."""
     a, w, device = kernel.inputs[0], kernel.inputs[kernel.rhs], device_of(dialect)
     if a.dtype not in ("float16", "bfloat16") or w.dtype != a.dtype:
         return False
     if kernel.groups > 1 or kernel.splits > 1 or a.offset % 8 or w.offset % 8 or kernel.stride[1] > 1:
         return False
-    if any(s <= 0 or s % 8 for s in distances(a)) or a.strides[3] != 1:
+    if any(s <= 0 or s % 8 for s in pixel_strides(a)) or a.strides[3] != 1:
         return False
     if _is_rows(kernel):
         fits = a.shape[3] == ROW and kernel.kernel_size[1] == 1 and tuple(kernel.padding) == (0, 0, 0, 0)
     else:
         _, oh, ow, _ = kernel.outputs[0].shape
-        dense = oh * ow >= LEAST_RESULTS * _bands(kernel) * _tiles(kernel) * BLOCK * BLOCK
+        dense = oh * ow >= MIN_DENSITY * _bands(kernel) * _tiles(kernel) * BLOCK * BLOCK
         fits = a.shape[3] == CHANNELS <= a.strides[2] and math.prod(kernel.kernel_size) > 1 and dense
     if not fits or _plan(kernel, device) is None:
         return False
-    return _bands(kernel) * kernel.outputs[0].shape[0] >= _least(kernel, device)
+    return _bands(kernel) * kernel.outputs[0].shape[0] >= _min_bands(kernel, device)
 
 
-def emit_pixels(kernel: Conv2d, dialect: Dialect) -> Emission:
-    """The function of a kernel for which :func:`takes_pixels`."""
+def emit_tma_conv(kernel: Conv2d, dialect: Dialect) -> Emission:
+    """The function of a kernel for which :func:`supports_tma_conv`."""
     plan = _plan(kernel, device_of(dialect))
     assert plan is not None
-    return _Pixels(kernel, dialect, plan).emit()
+    return TmaConv(kernel, dialect, plan).emit()
 
 
 def _is_rows(kernel: Conv2d) -> bool:
@@ -82,18 +78,18 @@ def _enough(device: CUDADevice) -> int:
     return device.units * 8 // 11
 
 
-def _least(kernel: Conv2d, device: CUDADevice) -> int:
-    """Bands; an image's are cheap to bring, so that several groups may share one."""
+def _min_bands(kernel: Conv2d, device: CUDADevice) -> int:
+    """The fewest bands. Those of an image are cheap to load, so that several thread blocks may share one."""
     return blocks(_enough(device), max(1, _tiles(kernel) // 2) if _is_rows(kernel) else 1)
 
 
 def _lines(kernel: Conv2d) -> int:
-    """Lines of the image that a band of ``BLOCK`` lines of results visits."""
+    """Lines of the image that a band, ``BLOCK`` lines of results, visits."""
     return (BLOCK - 1) * kernel.stride[0] + (kernel.kernel_size[0] - 1) * kernel.dilation[0] + 1
 
 
 def _pitch(kernel: Conv2d) -> int:
-    """Elements between two lines in group memory."""
+    """Elements between two lines in shared memory."""
     if _is_rows(kernel):
         return kernel.inputs[0].strides[1]
     over = (kernel.kernel_size[1] - 1) * kernel.dilation[1]
@@ -111,45 +107,48 @@ def _filters(kernel: Conv2d, n: int) -> int:
 
 def _ring(kernel: Conv2d, n: int, stages: int) -> int:
     """Elements of the filters and the ring; the last block of a line may reach out of it."""
-    return max(_filters(kernel, n) + stages * _stage(kernel) + ALIGNED, LEAST_RING)
+    return max(_filters(kernel, n) + stages * _stage(kernel) + ALIGNED, MIN_RING)
 
 
 def _plan(kernel: Conv2d, device: CUDADevice) -> Plan | None:
-    """The first plan that fits the core. ``m``: 64 for each team; a stage is a band."""
+    """The first plan that fits an SM. ``m``: 64 for each warpgroup; a stage is a band."""
     k, pitch = kernel.channels[1], _pitch(kernel)
     n = min((n for n in (*WIDTHS, *ONE_TILE) if n >= k), default=0)
-    if not n or kernel.stride[0] * pitch // 8 > MOST_APART:
+    if not n or kernel.stride[0] * pitch // 8 > MAX_PITCH:
         return None
-    if not _is_rows(kernel) and max(pitch // CHANNELS, _lines(kernel)) > MOST_BOX:
+    if not _is_rows(kernel) and max(pitch // CHANNELS, _lines(kernel)) > MAX_BOX:
         return None
-    early = len(kernel.inputs) > kernel.rhs + 1 and n <= 128
-    tiles = n == k and n % PIECE == 0 and leaves_as_tiles(kernel) and residual_of(kernel) == -1
+    prefetch = len(kernel.inputs) > kernel.rhs + 1 and n <= 128
+    tiles = n == k and n % PIECE == 0 and supports_tma_store(kernel) and residual_of(kernel) == -1
     many = _bands(kernel) * kernel.outputs[0].shape[0] >= _enough(device)
-    for m, stages, per_core, tiled in (*TILED * tiles, *PLANS):
-        if tiled and m > 128 and not many:
-            continue  # teams of several groups share a band
-        nbytes = _ring(kernel, n, stages) * 2 + GROUP_EXTRA + m * n * 2 * tiled
-        if nbytes * per_core <= device.shared_per_unit and registers(m, n, per_core, early) <= device.registers:
-            return Plan(m, n, stages, 1, per_core, early, tiled)
+    for m, stages, blocks_per_sm, tma_store in (*TILED * tiles, *PLANS):
+        if tma_store and m > 128 and not many:
+            continue  # warpgroups of several thread blocks share a band
+        nbytes = _ring(kernel, n, stages) * 2 + GROUP_EXTRA + m * n * 2 * tma_store
+        fits = nbytes * blocks_per_sm <= device.shared_per_unit
+        if fits and registers(m, n, blocks_per_sm, prefetch) <= device.registers:
+            return Plan(m, n, stages, 1, blocks_per_sm, prefetch, tma_store)
     return None
 
 
-class _Pixels(Streamed):
+class TmaConv(TmaGemm):
+    """The function of a convolution for which :func:`supports_tma_conv`."""
+
     kernel: Conv2d
 
     def emit(self) -> Emission:
         f, plan, kernel = self.f, self.plan, self.kernel
-        f.per_core, rows, attrs = plan.per_core, _is_rows(kernel), kernel
+        f.per_core, rows, attrs = plan.blocks_per_sm, _is_rows(kernel), kernel
         (images, oh, ow, k), step = kernel.outputs[0].shape, attrs.channels[0]
         weights = TileMap((self.p.k, self.p.n, 1), (self.p.k * 2, self.p.k * 2 * k), (step, plan.n, 1), step * 2)
         right = f.tile_map(kernel.rhs, weights)
         left = "nullptr" if rows else f"&{f.tile_map(0, self._lines())}"
-        out = f"&{f.tile_map(~0, self._tiles())}" if plan.tiled else "nullptr"
+        out = f"&{f.tile_map(~0, self._tiles())}" if plan.tma_store else "nullptr"
         f.prefetch_constants(kernel.rhs + 1)
         ring = f.array(self.ctype, "ring", _ring(kernel, plan.n, plan.stages))
-        leaving = f.array(self.ctype, "leaving", plan.m * plan.n) if plan.tiled else "nullptr"
+        leaving = f.array(self.ctype, "leaving", plan.m * plan.n) if plan.tma_store else "nullptr"
         full = f.array("int64_t", "full", 2 * plan.stages + 1)
-        bands, tiles, at_once = _bands(kernel), _tiles(kernel), self.dialect.device.units * plan.per_core
+        bands, tiles, at_once = _bands(kernel), _tiles(kernel), self.dialect.device.units * plan.blocks_per_sm
         shares = max(1, min(tiles // (plan.m // 64), at_once // (images * bands)))  # thread blocks of a band
         groups = min(images * bands * shares, at_once)
         flags, epilogue = self._epilogue()
@@ -173,7 +172,7 @@ class _Pixels(Streamed):
         x = self.kernel.inputs[0]
         n, h, w, c = x.shape
         window = (c, _pitch(self.kernel) // c, _lines(self.kernel), 1)
-        return TileMap((c, w, h, n), tuple(s * 2 for s in reversed(distances(x))), window, c * 2)
+        return TileMap((c, w, h, n), tuple(s * 2 for s in reversed(pixel_strides(x))), window, c * 2)
 
     def _tiles(self) -> TileMap:
         """8 x 8 pixels of the result."""
@@ -183,10 +182,10 @@ class _Pixels(Streamed):
 
     def _epilogue(self) -> tuple[dict[str, bool | int], str]:
         plan, members = self.plan, Members(self.f, "@NAME@_epilogue")
-        epilogue, few = Epilogue(self.kernel, members, most=8), plan.n <= MOST_KEPT
-        flags = dict(READ_AHEAD=False, SHARED=False, MERGED=False, RESULT_STAGES=int(plan.tiled), KEEPS_SHARED=False)
-        if plan.tiled:
-            flags["KEEPS_SHARED"] = few
+        epilogue, few = Epilogue(self.kernel, members, most=8), plan.n <= MAX_KEPT
+        flags = dict(READ_AHEAD=False, SHARED=False, MERGED=False, KEEPS_SHARED=False, RESULT_STAGES=0)
+        if plan.tma_store:
+            flags |= {"KEEPS_SHARED": few, "RESULT_STAGES": 1}
             made = Functor(epilogue, members, 2)
             made.types()
             made.read_shared()
@@ -195,7 +194,7 @@ class _Pixels(Streamed):
         width = self._width(epilogue)
         made = Functor(epilogue, members, width)
         made.types()
-        flags["READ_AHEAD"] = bool(epilogue.ahead) and plan.early and width == 8
+        flags["READ_AHEAD"] = bool(epilogue.ahead) and plan.prefetch and width == 8
         flags["SHARED"] = self._can_share(epilogue, width)
         flags["KEEPS_SHARED"] = flags["SHARED"] and not flags["READ_AHEAD"] and few
         self._vector_methods(made, flags)

@@ -1,4 +1,4 @@
-"""Results that TMA stores: which kernels have them (``kernels/tma_epilogue.h`` says how they leave)."""
+"""Whether TMA can store the results of a kernel and load their residual (``kernels/tma_epilogue.h`` does it)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..simt.kernels.gemm import product_of
 
 
 def row_pitch(o: Operand) -> int:
-    """Elements between neighbouring rows, if all rows are dense, as far apart, and at multiples of 16 bytes; else 0."""
+    """Elements between neighbouring rows if all rows are dense, evenly spaced and at multiples of 16 bytes; else 0."""
     dims = [(n, s) for n, s in zip(o.shape[:-1], o.strides[:-1], strict=True) if n > 1]
     pitch = step = dims[-1][1] if dims else o.shape[-1]
     for n, stride in reversed(dims):
@@ -22,8 +22,8 @@ def row_pitch(o: Operand) -> int:
 
 
 def residual_of(kernel: Gemm | Conv2d) -> int | None:
-    """The number of the input of which the epilogue reads an element for every result; -1 if there is none. None if it
-    reads what the copy engine cannot bring as tiles, other than vectors along the columns."""
+    """The number of the input of which the epilogue reads one element for every result; -1 if there is none. None if it
+    also reads something that TMA cannot load as tiles, other than vectors along the columns."""
     assert kernel.epilogue is not None
     out, found, values = kernel.outputs[0], -1, [kernel.epilogue, *(s.expr for s in kernel.extra_stages)]
     last, identity = expr.index(len(out.shape) - 1), expr.identity_index(out.shape)
@@ -39,8 +39,8 @@ def residual_of(kernel: Gemm | Conv2d) -> int | None:
     return found
 
 
-def leaves_as_tiles(kernel: Gemm | Conv2d) -> bool:
-    """Whether the copy engine can store the results: rows of the operands' type, evenly spaced."""
+def supports_tma_store(kernel: Gemm | Conv2d) -> bool:
+    """Whether TMA can store the results: evenly spaced rows of the operands' type."""
     p, out = product_of(kernel), kernel.outputs[0]
     fits = p.batch == p.splits == p.lanes == 1 and (math.prod(out.shape[:-1]), out.shape[-1]) == (p.m, p.n)
     return fits and out.dtype == kernel.inputs[0].dtype and row_pitch(out) > 0 and residual_of(kernel) is not None

@@ -27,7 +27,7 @@ Blocks = Callable[[], Graph]
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Few results are enough."""
-    monkeypatch.setattr(kernel_file, "LEAST_RESULTS", 1)
+    monkeypatch.setattr(kernel_file, "MIN_RESULTS", 1)
     return
 
 
@@ -137,7 +137,7 @@ def with_other_residual() -> Graph:
 
 
 def test_few_results_stay_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel_file, "LEAST_RESULTS", 3 * 81 * 128 + 1)
+    monkeypatch.setattr(kernel_file, "MIN_RESULTS", 3 * 81 * 128 + 1)
     assert [k.kind for k in kernels(block())] == ["conv2d", "conv2d"]
 
 

@@ -16,9 +16,9 @@ from npu_compiler.graph import expr
 from npu_compiler.schedule.kernel import Buffer, Conv2d, Gemm, Kernel, Operand, contiguous_strides
 from npu_compiler.targets.cuda.dialect import DIALECT, HOPPER
 from npu_compiler.targets.cuda.tile_selection import choose, device_of
-from npu_compiler.targets.cuda.tma_conv import takes_pixels
-from npu_compiler.targets.cuda.tma_epilogue import leaves_as_tiles, residual_of, row_pitch
-from npu_compiler.targets.cuda.tma_gemm import step_of, takes
+from npu_compiler.targets.cuda.tma_conv import supports_tma_conv
+from npu_compiler.targets.cuda.tma_epilogue import residual_of, row_pitch, supports_tma_store
+from npu_compiler.targets.cuda.tma_gemm import supports_tma, tile_k
 from npu_compiler.targets.simt.emit import Functions
 from npu_compiler.targets.simt.kernels.gemm import product_of
 from npu_compiler.targets.simt.lang.program import ARENA, Launch, TileMap, pack, unpack
@@ -63,27 +63,28 @@ KERNELS = {
 @pytest.mark.parametrize("name", KERNELS)
 def test_a_plan_fits_the_chip(name: str) -> None:
     kernel = KERNELS[name]
-    assert takes(kernel) and HOPPER.special_for(kernel) is not None and DIALECT.special_for(kernel) is None
-    step = step_of(kernel)
-    plan = choose(kernel, step, leaves_as_tiles(kernel), HOPPER)
+    assert supports_tma(kernel) and HOPPER.special_for(kernel) is not None and DIALECT.special_for(kernel) is None
+    step = tile_k(kernel)
+    plan = choose(kernel, step, supports_tma_store(kernel), HOPPER)
     functions = Functions(HOPPER)
     launch = functions.launch(kernel)
-    assert (launch.shared or 48 << 10) * plan.per_core <= device_of(HOPPER).shared_per_unit - 1024 * plan.per_core
-    assert plan.stages >= 3 and plan.n // 2 * launch.threads * plan.per_core <= HOPPER.device.registers
-    assert launch.groups % plan.parts == 0 and [m[0] for m in launch.maps][:2] == [-1, 1]
+    available = device_of(HOPPER).shared_per_unit - 1024 * plan.blocks_per_sm
+    assert (launch.shared or 48 << 10) * plan.blocks_per_sm <= available
+    assert plan.stages >= 3 and plan.n // 2 * launch.threads * plan.blocks_per_sm <= HOPPER.device.registers
+    assert launch.groups % plan.splits == 0 and [m[0] for m in launch.maps][:2] == [-1, 1]
     left, right, *results = (m[2] for m in launch.maps)
-    assert len(results) == plan.tiled == ("RESULT_STAGES = 0" not in functions.text[launch.function])
+    assert len(results) == plan.tma_store == ("RESULT_STAGES = 0" not in functions.text[launch.function])
     assert all(r.box == (64, 64, 1) and r.sizes[:2] == (right.sizes[1], product_of(kernel).m) for r in results)
     assert left.box[:2] == (step, plan.m) and right.box[:2] == (step, plan.n) and left.swizzle == 2 * step
     assert all(s % 16 == 0 for s in (*left.strides, *right.strides))
-    assert ("__cluster_dims__" in functions.text[launch.function]) == (plan.parts > 1)
+    assert ("__cluster_dims__" in functions.text[launch.function]) == (plan.splits > 1)
 
 
 def test_rows_that_overlap_are_left_to_threads() -> None:
     kernel = _conv(16, 32, 64, taps=1)
     rows = kernel.inputs[0]
     overlapping = Operand(rows.buffer, rows.shape, (rows.strides[0], rows.strides[1], 8, 1))
-    assert takes(kernel) and not takes(replace(kernel, inputs=(overlapping, *kernel.inputs[1:])))
+    assert supports_tma(kernel) and not supports_tma(replace(kernel, inputs=(overlapping, *kernel.inputs[1:])))
 
 
 def _rows(image: int, batch: int, out: int = 64, taps: int = 7) -> Conv2d:
@@ -105,7 +106,7 @@ LINES = {
 @pytest.mark.parametrize("name", LINES)
 def test_lines_of_pixels_fit_the_chip(name: str) -> None:
     kernel, groups = LINES[name]
-    assert takes_pixels(kernel, HOPPER) and DIALECT.special_for(kernel) is None
+    assert supports_tma_conv(kernel, HOPPER) and DIALECT.special_for(kernel) is None
     functions = Functions(HOPPER)
     launch = functions.launch(kernel)
     assert '#include "tma_conv.h"' in functions.text[launch.function] and launch.groups == groups
@@ -120,7 +121,7 @@ def test_lines_of_pixels_fit_the_chip(name: str) -> None:
     ids=["few lines", "short lines", "large filters", "moves by two", "small image"],
 )
 def test_other_lines_are_left_to_the_other_kernels(kernel: Kernel) -> None:
-    assert not takes_pixels(kernel, HOPPER)
+    assert not supports_tma_conv(kernel, HOPPER)
 
 
 @pytest.mark.parametrize(
@@ -129,7 +130,7 @@ def test_other_lines_are_left_to_the_other_kernels(kernel: Kernel) -> None:
     ids=["one row of fragments", "rows not at 16 bytes", "float32", "few columns", "channels"],
 )
 def test_others_are_left_to_the_common_kernels(kernel: Kernel) -> None:
-    assert not takes(kernel) and HOPPER.special_for(kernel) is None
+    assert not supports_tma(kernel) and HOPPER.special_for(kernel) is None
 
 
 def _added(kernel: Kernel, operand: Operand, *index: expr.Expr) -> Kernel:
@@ -142,12 +143,12 @@ def _added(kernel: Kernel, operand: Operand, *index: expr.Expr) -> Kernel:
 def test_results_leave_as_tiles_if_rows_are_evenly_spaced() -> None:
     kernel = _gemm(300, 256, 64)
     (out,) = kernel.outputs
-    assert leaves_as_tiles(kernel) and residual_of(kernel) == -1
+    assert supports_tma_store(kernel) and residual_of(kernel) == -1
     wide = replace(out, strides=(264, 1), buffer=replace(out.buffer, shape=(300, 264)))
-    assert row_pitch(wide) == 264 and leaves_as_tiles(replace(kernel, outputs=(wide,)))
+    assert row_pitch(wide) == 264 and supports_tma_store(replace(kernel, outputs=(wide,)))
     for strides, offset in (((257, 1), 0), ((1, 300), 0), ((264, 1), 4)):
-        assert not leaves_as_tiles(replace(kernel, outputs=(replace(wide, strides=strides, offset=offset),)))
-    assert not leaves_as_tiles(replace(kernel, outputs=(_operand(2, "arena", 300, 256, dtype="float32"),)))
+        assert not supports_tma_store(replace(kernel, outputs=(replace(wide, strides=strides, offset=offset),)))
+    assert not supports_tma_store(replace(kernel, outputs=(_operand(2, "arena", 300, 256, dtype="float32"),)))
     assert row_pitch(replace(out, shape=(3, 100, 256), strides=(25600, 256, 1))) == 256
     assert row_pitch(replace(out, shape=(3, 100, 256), strides=(25608, 256, 1))) == 0
 

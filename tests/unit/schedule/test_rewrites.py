@@ -42,7 +42,7 @@ def chip(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hopper, on any machine; few results are enough for two convolutions to become one kernel."""
     monkeypatch.setenv("NPU_CUDA_ARCH", "sm_90a")
     monkeypatch.setenv("NPU_VERIFY", "2")
-    monkeypatch.setattr(dual_conv_kernel, "LEAST_RESULTS", 1)
+    monkeypatch.setattr(dual_conv_kernel, "MIN_RESULTS", 1)
 
 
 # -- graphs that rewrites change --------------------------------------------------------------------------------------

@@ -1,4 +1,5 @@
-"""What happens to an anchor's accumulators before they are stored: bias, activation, residual, rounding."""
+"""The epilogue of a hand-written kernel as a functor: bias, activation, residual and rounding, applied to the
+accumulators before they are stored."""
 
 from __future__ import annotations
 
@@ -18,12 +19,14 @@ from ..lang.vectorize import Points, vector_width
 
 
 class Epilogue:
-    """Writes results at (row, column) of the output; ``row`` counts its leading dims in order. ``width``: neighbouring
-    columns that :meth:`store` can take at once, in up to 16 bytes each, or ``most``. ``ahead``: loads that can be made
-    before the sums: residuals, with ``columns`` also what all rows share, else that is ``shared``. ``first``: the
-    function's operand that the kernel's first input is, if it is a part of the function's kernel. ``folded``: the float
-    variable that every :meth:`store` adds to, if the kernel has sums among its ``extra_stages``. ``alone``: nothing
-    is read."""
+    """Renders statements that store results at (row, column) of the output; ``row`` counts its leading dims in order.
+
+    ``width``: neighbouring columns that :meth:`store` can handle at once, in vectors of up to 16 bytes, or of ``most``
+    columns. ``ahead``: loads that can be executed before the sums are known: residuals and, with ``columns``, vectors
+    that all rows share, which are otherwise in ``shared``. ``first``: the number of the function's operand that is the
+    kernel's first input, if the function is that of several kernels. ``folded``: the float variable to which
+    :meth:`store` adds, if the kernel has a sum among its ``extra_stages``. ``alone``: whether the epilogue reads
+    nothing but accumulators."""
 
     def __init__(self, kernel: Anchor, function: Scope, most: int = 0, columns: bool = False, first: int = 0):
         self.numbers = {n: first + n for n in range(len(kernel.inputs))} if first else None
@@ -168,16 +171,18 @@ class Functor:
         members.lines.add(f"CONSTANTS int WIDTH = {width};")
 
     def types(self) -> None:
-        """What the methods that are told what was read take: structs ``Ahead`` and ``Shared``."""
+        """Structs ``Ahead`` and ``Shared``: values that were loaded before, as arguments of the methods."""
         for name, loads in (("Ahead", self.epilogue.ahead), ("Shared", self.epilogue.shared)):
             vectors = (f"Vec<{dtypes.DTYPES[x.dtype].ctype}, {self.width}> v{n};" for n, x in enumerate(loads))
             self.members.lines.add(f"struct {name} {{ {' '.join(vectors)} }};")
 
     def read_ahead(self) -> None:
+        """Method ``read_ahead``: the loads of ``ahead`` at row m, column n."""
         with self.members.lines.block("INLINE void read_ahead(int m, int n, THREAD Ahead& ahead) const {"):
             self.epilogue.read_ahead("m", "n", self.width)
 
     def read_shared(self) -> None:
+        """Method ``read_shared``: the loads of ``shared`` at column n."""
         with self.members.lines.block("INLINE void read_shared(int n, THREAD Shared& shared) const {"):
             self.epilogue.read_shared("n", self.width)
 
@@ -192,20 +197,20 @@ class Functor:
         self.store(width, "store_rest")
 
     def store_read(self, ahead: bool, shared: bool) -> None:
-        """Method ``store`` that is told what was read ``ahead`` and what is ``shared``, if they were read."""
+        """Method ``store`` with values that were loaded before: those of ``ahead``, of ``shared``, or both."""
         read = "THREAD const Ahead& ahead, THREAD const Shared& shared"
         with self._method(f"float store(int m, int n, THREAD const float* acc, {read})"):
             self.epilogue.store("m", "n", self.width, self._sum, ahead, shared)
 
     def compute(self, ahead: bool = False, shared: bool = False) -> None:
-        """Method ``compute``: results as floats, of the second output in ``y1``."""
+        """Method ``compute``: results as floats in ``y``, those of the second output in ``y1``."""
         read = "THREAD const Ahead& ahead, THREAD const Shared& shared"
         to = "THREAD float* y, THREAD float* y1"
         with self._method(f"float compute(int m, int n, THREAD const float* acc, {to}, {read})"):
             self.epilogue.compute("y", "m", "n", self.width, self._sum, ahead, shared)
 
     def put(self) -> None:
-        """Method ``put``: stores what ``compute`` made."""
+        """Method ``put``: stores results of ``compute``."""
         with self.members.lines.block("INLINE void put(int m, int n, THREAD const float* y) const {"):
             self.epilogue.put("m", "n", self.width, lambda i: f"y[{i}]")
 

@@ -1,6 +1,8 @@
-"""Matrix products: one row by streaming the weights, more by tiles; convolutions are tiles whose rows are gathered.
+"""Matrix products and convolutions: the choice of a template and of its sizes.
 
-The left operand is [batch, M, K] or an image, the right one [batch or 1, N, K] with any strides.
+Products of few rows stream the weights (``gemv.py``); others compute tiles of the result (``kernels/gemm.h``). A
+convolution is an implicit product: its left operand is an image [N, H, W, C], that of a product is [batch, M, K]; the
+right operand is [batch or 1, N, K] with any strides.
 """
 
 from __future__ import annotations
@@ -23,8 +25,8 @@ READERS = {"bf16c12.rows4": emit_quads}
 
 @dataclass(frozen=True)
 class Product:
-    """The sizes of a product, all in elements: ``batch`` times M x K by K x N, cut along K into ``splits`` parts.
-    ``lanes`` 2: columns take turns in two products, whose accumulators make one result."""
+    """The sizes of a product in elements: ``batch`` times [M, K] by [K, N], with K split into ``splits`` parts.
+    ``lanes`` 2: columns alternate between two products, whose accumulators make one result."""
 
     batch: int
     m: int
@@ -35,7 +37,7 @@ class Product:
 
 
 def emit_gemm(kernel: Gemm, dialect: Dialect) -> Emission:
-    """The function of a ``gemm`` kernel."""
+    """The function of a :class:`Gemm`."""
     if kernel.weight.format:
         return READERS[kernel.weight.format](kernel, dialect)
     if is_gemv(kernel):
@@ -45,13 +47,13 @@ def emit_gemm(kernel: Gemm, dialect: Dialect) -> Emission:
 
 
 def emit_conv(kernel: Conv2d, dialect: Dialect) -> Emission:
-    """The function of a ``conv2d`` kernel: an implicit matrix product over (taps, channels)."""
+    """The function of a :class:`Conv2d`: an implicit matrix product, K runs over taps and channels."""
     p = conv_product(kernel)
     return _tiles(kernel, dialect, p, _image(kernel, p))
 
 
 def product_of(kernel: Gemm | Conv2d) -> Product:
-    """The sizes of a ``gemm`` or ``conv2d`` kernel."""
+    """The sizes of a matrix product or convolution."""
     if isinstance(kernel, Conv2d):
         return conv_product(kernel)
     lanes = 1 + kernel.dual
@@ -59,6 +61,7 @@ def product_of(kernel: Gemm | Conv2d) -> Product:
 
 
 def conv_product(kernel: Conv2d) -> Product:
+    """The sizes of the implicit product: a batch is a group, a row is a pixel of the result."""
     n, oh, ow, _ = kernel.result_shape
     (r, s), (c, k), groups = kernel.kernel_size, kernel.channels, kernel.groups
     return Product(groups, n * oh * ow, k // groups, r * s * c // groups, kernel.splits)
@@ -118,21 +121,22 @@ def _weights(kernel: Gemm | Conv2d, p: Product) -> _Side:
 # -- tiles ----------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Tile:
-    """A group makes ``m`` x ``n`` results, ``k`` terms at a time, with ``simds_m`` x ``simds_n`` simds."""
+    """A workgroup computes ``m`` x ``n`` results, ``k`` terms at a time, with ``subgroups_m`` x ``subgroups_n``
+    subgroups."""
 
     m: int
     n: int
     k: int
-    simds_m: int = 1
-    simds_n: int = 1
+    subgroups_m: int = 1
+    subgroups_n: int = 1
 
     @property
     def threads(self) -> int:
-        return self.simds_m * self.simds_n * SIMD
+        return self.subgroups_m * self.subgroups_n * SIMD
 
 
 def choose_tile(p: Product, dialect: Dialect) -> Tile:
-    """The largest tile for the matrix unit that still fills the cores."""
+    """The largest tile for the matrix unit that still keeps every compute unit busy."""
     small = Tile(64, 64, 32, 2, 2)
     if dialect.device.shared_bytes < 64 << 10:
         return small
@@ -144,19 +148,21 @@ def choose_tile(p: Product, dialect: Dialect) -> Tile:
 
 
 def _tiles(kernel: Gemm | Conv2d, dialect: Dialect, p: Product, left: _Side) -> Emission:
+    """The function that computes tiles of the result, on the matrix unit if that has the operands' type."""
     if kernel.inputs[0].dtype not in dialect.matrix_types:
         return _simple_gemm(kernel, dialect, p, left)
-    if p.m > WIDE_ROWS and dialect.wide:
-        tile = min(wide_tiles(dialect), key=lambda t: wide_cost(p, t, dialect))
-        return _matrix_gemm(kernel, dialect, p, left, tile, "wgmma_gemm", tile.k, wide_stages(tile))
+    if p.m > WGMMA_ROWS and dialect.wide:
+        tile = min(wgmma_tiles(dialect), key=lambda t: wgmma_cost(p, t, dialect))
+        return _matrix_gemm(kernel, dialect, p, left, tile, "wgmma_gemm", tile.k, wgmma_stages(tile))
     tile = choose_tile(p, dialect)
-    ld = tile.k + 8  # keeps rows that are read together in different banks
+    ld = tile.k + 8  # rows that are read together begin in different banks
     room = dialect.device.shared_bytes // ((tile.m + tile.n) * ld * 2)
     stages = max(2, min(dialect.stages, room, blocks(blocks(p.k, tile.k), p.splits) + 1))
     return _matrix_gemm(kernel, dialect, p, left, tile, "mma_gemm", ld, stages)
 
 
 def _sizes(kernel: Gemm | Conv2d, p: Product, tile: Tile) -> dict[str, bool | int]:
+    """The constants that all templates of ``kernels/gemm.h`` have in common."""
     return dict(
         M=p.m, N=p.n, K=p.k, BATCH=p.batch, GROUPED=isinstance(kernel, Conv2d), SPLITS=p.splits, LANES=p.lanes,
         TILE_M=tile.m, TILE_N=tile.n, TILE_K=tile.k, THREADS=tile.threads,
@@ -164,7 +170,7 @@ def _sizes(kernel: Gemm | Conv2d, p: Product, tile: Tile) -> dict[str, bool | in
 
 
 def _operands(kernel: Gemm | Conv2d, f: Function, *sides: _Side) -> list[str]:
-    """Arguments for the operands, whose constants are defined."""
+    """Define the constants of the operands; the arguments for them."""
     arguments = []
     for name, side in zip(("@NAME@_left", "@NAME@_right"), sides, strict=True):
         ctype = dtypes.DTYPES[kernel.inputs[side.number].dtype].ctype
@@ -174,7 +180,7 @@ def _operands(kernel: Gemm | Conv2d, f: Function, *sides: _Side) -> list[str]:
 
 
 def _epilogue(kernel: Gemm | Conv2d, f: Function, p: Product, widest: int = 8) -> str:
-    """The functor of the epilogue, for vectors that a row is a multiple of."""
+    """Define the functor of the epilogue, whose vectors divide a row; an expression that makes one."""
     members = Members(f, "@NAME@_epilogue")
     epilogue = Epilogue(kernel, members)
     width = min(epilogue.width, widest)
@@ -186,13 +192,13 @@ def _epilogue(kernel: Gemm | Conv2d, f: Function, p: Product, widest: int = 8) -
 
 
 def _groups(p: Product, tile: Tile) -> int:
+    """Workgroups: one for each tile of each part of K."""
     return blocks(p.m, tile.m) * blocks(p.n, tile.n) * p.batch * p.splits
 
 
 def _simple_gemm(kernel: Gemm | Conv2d, dialect: Dialect, p: Product, left: _Side) -> Emission:
-    """64 x 64 results a workgroup in float32, 4 x 4 a thread."""
+    """Tiles of 64 x 64 results in float32 arithmetic, 4 x 4 for each thread."""
     f, tile = Function(kernel, dialect), Tile(64, 64, 16, 2, 4)
-    f.before.append('#include "gemm.h"\n')
     operands = _operands(kernel, f, left, _weights(kernel, p))
     shared = [f.array("float", name, 16 * 68) for name in ("as", "bs")]
     epilogue = _epilogue(kernel, f, p, 4 // p.lanes if p.n % 4 == 0 else 1)
@@ -200,7 +206,7 @@ def _simple_gemm(kernel: Gemm | Conv2d, dialect: Dialect, p: Product, left: _Sid
     return f.finish(_groups(p, tile), tile.threads)
 
 
-WIDE_ROWS = 16  # of the left operand, from which the wide unit pays
+WGMMA_ROWS = 16  # wgmma is faster for left operands with more rows
 
 
 def _matrix_gemm(
@@ -208,35 +214,34 @@ def _matrix_gemm(
 ) -> Emission:  # fmt: skip
     """Tiles for the matrix unit: function template ``name``, with ``ld`` elements between rows in shared memory."""
     f, header = Function(kernel, dialect), "gemm.h" if name == "mma_gemm" else f"{name}.h"
-    f.before.append(f'#include "{header}"\n')
     operands = _operands(kernel, f, left, _weights(kernel, p))
-    count = max(stages * (tile.m + tile.n) * ld * 2, tile.m * (tile.n + 4) * 4) // 4  # results go through it, too
+    count = max(stages * (tile.m + tile.n) * ld * 2, tile.m * (tile.n + 4) * 4) // 4  # results pass through it, too
     memory = f.array("int", "memory", blocks(count, 4) * 4)
     fragment = dict(zip(("FRAG_M", "FRAG_N", "FRAG_K"), dialect.matrix, strict=True))
     sizes = _sizes(kernel, p, tile) | dict(
-        SUBGROUPS_M=tile.simds_m, SUBGROUPS_N=tile.simds_n, STAGES=stages, LD=ld, **fragment
+        SUBGROUPS_M=tile.subgroups_m, SUBGROUPS_N=tile.subgroups_n, STAGES=stages, LD=ld, **fragment
     )  # fmt: skip
     ctype = dtypes.DTYPES[kernel.inputs[0].dtype].ctype
     f.template(name, header, {"T": ctype}, sizes, *operands, memory, _epilogue(kernel, f, p))
     return f.finish(_groups(p, tile), tile.threads)
 
 
-def wide_tiles(dialect: Dialect) -> list[Tile]:
-    """The tiles of the wide matrix unit."""
+def wgmma_tiles(dialect: Dialect) -> list[Tile]:
+    """The tile sizes of ``wgmma_gemm``."""
     return [Tile(m, n, 64, m // 16, 1) for m in (128, 64) for n in dialect.wide if m * n != 64 * 256]
 
 
-def wide_stages(t: Tile) -> int:
-    """Stages of the ring: the largest tile has a core for itself, the others share one."""
+def wgmma_stages(t: Tile) -> int:
+    """Stages of the ring buffer: the largest tile has an SM for itself, the others share one."""
     return 3 if 64 * 64 < t.m * t.n < 128 * 256 else 4
 
 
-def wide_cost(p: Product, t: Tile, dialect: Dialect) -> float:
-    """Estimated microseconds of a product, by the costs of the device."""
+def wgmma_cost(p: Product, t: Tile, dialect: Dialect) -> float:
+    """Estimated microseconds of a product, from the costs of the device."""
     c = dialect.device.wgmma
     assert c is not None
     steps = blocks(blocks(p.k, t.k), p.splits)
-    together = max(1, dialect.device.shared_bytes // (wide_stages(t) * (t.m + t.n) * t.k * 2))
+    together = max(1, dialect.device.shared_bytes // (wgmma_stages(t) * (t.m + t.n) * t.k * 2))
     rate = dict(c.rates).get(t.m * t.n, c.rate)
     multiply, store = c.step * steps * t.m * t.n / (128 * 256) / rate, t.m * t.n * c.result
     count = blocks(p.m, t.m) * blocks(p.n, t.n) * p.batch * p.splits

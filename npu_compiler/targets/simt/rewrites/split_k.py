@@ -7,7 +7,7 @@ from dataclasses import replace
 from ....graph import expr
 from ....graph.expr import Expr
 from ....schedule.kernel import Conv2d, Gemm, Kernel, LoopBody, Loops, Operand, Schedule, Stage
-from ..kernels.gemm import WIDE_ROWS, product_of
+from ..kernels.gemm import WGMMA_ROWS, product_of
 from ..kernels.gemv import is_gemv
 from ..lang.dialect import Dialect
 
@@ -27,7 +27,7 @@ def _splits(k: Gemm | Conv2d, dialect: Dialect) -> int:
     if (isinstance(k, Gemm) and is_gemv(k)) or dialect.special_for(k) is not None:
         return 1
     p = product_of(k)
-    if k.inputs[k.rhs].dtype not in dialect.matrix_types or p.m <= WIDE_ROWS or p.batch > 1 or p.n == 0:
+    if k.inputs[k.rhs].dtype not in dialect.matrix_types or p.m <= WGMMA_ROWS or p.batch > 1 or p.n == 0:
         return 1
     tiles = -(-p.m // TILE[0]) * -(-p.n // TILE[1])
     return min(dialect.device.units // tiles, p.k // MIN_TERMS, MAX_SPLITS)
