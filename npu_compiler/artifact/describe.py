@@ -203,9 +203,7 @@ def _describe_entry(buffers: Buffers, entry: EntryPoint) -> list[str]:
     lines += [f" {len(calls)} kernels", *table(header, calls)]
     arena = [b for b, _, _ in lifetimes(buffers, entry)]
     sizes = sum(nbytes(b.shape, b.dtype) for b in arena)
-    lines.append(
-        f" memory plan: {len(arena)} buffers of {si(sizes, 'B')} in an arena of {si(entry.arena_bytes, 'B')}"
-    )
+    lines.append(f" memory plan: {len(arena)} buffers of {si(sizes, 'B')} in an arena of {si(entry.arena_bytes, 'B')}")
     return [*lines, *_memory_chart(buffers, entry)]
 
 

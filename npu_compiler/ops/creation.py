@@ -237,6 +237,7 @@ TRIANGLES = (
 
 def declare_triangle(name: str, keep: Callable[[Expr], Expr]) -> None:
     """Declare triu or tril; ``keep`` says which elements stay, by column minus row."""
+
     def triangle(self: Value, diagonal: int = 0) -> Value:
         """One triangle of the last two dims, zeros in the other."""
         offset = index(self.rank - 1) - index(self.rank - 2) - diagonal

@@ -171,6 +171,7 @@ INFINITE = S(t(1, 1, 3, 3, values=(-math.inf,) * 4 + (1, math.nan) + (-math.inf,
 
 def declare_max(n: int) -> None:
     """Declare max pooling of ``n`` spatial dims, fixed and adaptive."""
+
     def max_pool(
         self: Value,
         kernel_size: Ints,
@@ -248,6 +249,7 @@ ADAPTIVE = (
 
 def declare_average(n: int) -> None:
     """Declare average pooling of ``n`` spatial dims, fixed and adaptive."""
+
     def avg_pool(
         self: Value,
         kernel_size: Ints,

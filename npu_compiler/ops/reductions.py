@@ -189,6 +189,7 @@ SPREAD_CORRECTION = (
 
 def declare_spread(name: str, results: Callable[[Value, Value], tuple[Value, ...]]) -> None:
     """Declare ``name`` and its overloads; ``results`` makes them of variance and mean."""
+
     def spread(
         self: Value, dim: Dim = None, unbiased: bool = True, *, correction: Scalar | None = None, keepdim: bool = False
     ) -> Value | tuple[Value, ...]:

@@ -43,6 +43,7 @@ def t(
 @dataclass(frozen=True)
 class Sample:
     """One call of an op: positional and keyword arguments."""
+
     args: tuple[Any, ...]
     kwargs: tuple[tuple[str, Any], ...] = ()
 

@@ -18,7 +18,7 @@ from . import interp as kernel_interp
 from .kernel import Buffer, Operand, Schedule
 from .memory_planner import lifetimes
 
-MOST_WORK = 1 << 26  # operations (interp.cost) that the numpy check may take
+MAX_WORK = 1 << 26  # operations (interp.cost) that the numpy check may take
 # Of results of the same kernels, or kernels rewritten: sums may be in another order, roundings in other places.
 KERNEL_TOLERANCE = {"float64": 1e-6, "float32": 3e-4, "float16": 0.02, "bfloat16": 0.1}
 TOLERANCE = {"float64": 1e-6, "float32": 1e-3, "float16": 0.05, "bfloat16": 0.3}  # by the narrowest type in the graph
@@ -128,7 +128,7 @@ class Reference:
             self.seen, self.quantized, self.results = True, quantized, None
             self._fill(graph)
             self.tolerance = _tolerance(TOLERANCE, graph)
-            if sum(interp.cost(n).operations for n in graph.nodes) <= MOST_WORK:
+            if sum(interp.cost(n).operations for n in graph.nodes) <= MAX_WORK:
                 self.results = self._run(graph)
         elif self.results is not None:
             results = self._run(graph)

@@ -45,7 +45,7 @@ def fuse_prologues(schedule: Schedule, max_rows: int) -> None:
             continue
         kernels = schedule.kernels
         readers = [k for k in kernels if any(o.buffer.id == made.id for o in k.inputs)]
-        products = [k for k in readers if isinstance(k, Gemm) and _takes(k, made, max_rows)]
+        products = [k for k in readers if isinstance(k, Gemm) and _reads_as_left(k, made, max_rows)]
         if not 0 < len(readers) <= MAX_READERS or len(products) < len(readers):
             continue
         assert isinstance(producer, Loops)
@@ -64,7 +64,7 @@ def _result(k: Kernel) -> Buffer | None:
     return out.buffer if out.buffer.kind == "arena" and whole and fresh else None
 
 
-def _takes(k: Gemm, left: Buffer, max_rows: int) -> bool:
+def _reads_as_left(k: Gemm, left: Buffer, max_rows: int) -> bool:
     """Whether ``left`` is just the left operand of a product of few rows, as dense rows."""
     if k.prologue is not None or k.batch * k.m > max_rows:
         return False

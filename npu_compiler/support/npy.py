@@ -15,6 +15,7 @@ _PIECE = 1 << 20
 
 class Header(NamedTuple):
     """Shape, dtype and element order of the array."""
+
     shape: tuple[int, ...]
     fortran_order: bool
     dtype: np.dtype[Any]

@@ -115,9 +115,7 @@ def _gemm(k: Gemm, name: str, place: Place, costs: CPUCosts) -> str:
     return text + f"void {name}_ahead(const void* weights, const Thread& th) {{ {ahead}; }}\n"
 
 
-def _prologue(
-    k: Gemm, name: str, place: Place, scratch: str, costs: CPUCosts
-) -> tuple[str, str, str, str]:
+def _prologue(k: Gemm, name: str, place: Place, scratch: str, costs: CPUCosts) -> tuple[str, str, str, str]:
     """(function, call, left operand, scratch bytes): each thread computes all of the left operand, behind the scratch
     memory of the product and of the prologue itself."""
     assert k.prologue is not None

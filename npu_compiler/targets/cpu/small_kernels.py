@@ -13,9 +13,7 @@ from .plan import MAX_CHUNKS
 SCANS = {"sum": "Sum", "prod": "Prod", "max": "Max", "min": "Min"}
 
 
-def emit_small(
-    kernel: Scan | Sort, name: str, pointer: Callable[[Operand], str], costs: CPUCosts = MEASURED
-) -> str:
+def emit_small(kernel: Scan | Sort, name: str, pointer: Callable[[Operand], str], costs: CPUCosts = MEASURED) -> str:
     """The C++ function of a ``scan`` or ``sort`` kernel (needs ``small.h``); its signature is ``emit_loops``'s."""
     operands = [kernel.inputs[0], *kernel.outputs]
     axis = kernel.axis

@@ -84,6 +84,7 @@ class _Units:
         self.names: dict[str, str] = {}  # text with a placeholder name -> name
         self.weight: dict[str, int] = {}
         self.emitted: dict[Hashable, tuple[str, int]] = {}
+        self.headers: dict[str, str] = {}  # text -> the header of its micro-kernel, or ''
         self.formats: dict[str, str] = {}  # text -> the weight format that it reads, or ''
 
     def add(self, kernel: Kernel) -> str:
@@ -95,6 +96,7 @@ class _Units:
             label = re.sub(r"\W", "_", kernel.label)
             self.names[text] = f"{label}_{len(self.names)}"
             self.weight[text] = weight
+            self.headers[text] = HEADERS.get(type(kernel), "")
             self.formats[text] = kernel.weight.format if isinstance(kernel, Gemm) else ""
         return self.names[text]
 
@@ -108,8 +110,8 @@ class _Units:
             load[at] += self.weight[text]
         out = {}
         for i, texts in enumerate(b for b in bins if b):
-            anchors = sorted({h for t in texts for kind, h in HEADERS.items() if f"// kind {kind.kind}\n" in t})
-            head = _HEADER + "".join(f'#include "{h}"\n' for h in anchors)
+            headers = sorted({self.headers[t] for t in texts} - {""})
+            head = _HEADER + "".join(f'#include "{h}"\n' for h in headers)
             head += "".join(reader_of(f).text for f in sorted({self.formats[t] for t in texts} - {""}))
             body = "\n".join(t.replace("@NAME@", self.names[t]) for t in sorted(texts, key=lambda t: self.names[t]))
             out[f"kernels_{i}.cpp"] = f"{head}using namespace npu;\n\n{body}"
@@ -183,9 +185,7 @@ def _main_unit(schedules: list[Schedule], calls: dict[str, list[str]], symbols: 
 
 def _is_short(s: Schedule, costs: CPUCosts) -> bool:
     """Whether one thread should run all of it: before a sleeping one has woken up, it is done."""
-    us = sum(
-        k.flops / costs.flops_per_us + (k.bytes_read + k.bytes_written) / costs.bytes_per_us for k in s.kernels
-    )
+    us = sum(k.flops / costs.flops_per_us + (k.bytes_read + k.bytes_written) / costs.bytes_per_us for k in s.kernels)
     return us <= costs.wake_us
 
 

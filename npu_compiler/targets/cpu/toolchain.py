@@ -306,9 +306,7 @@ def _machine(march: str) -> str:
     return f"{cpu.arch} {cpu.name} {' '.join(sorted(cpu.features))}" if march == "native" else cpu.arch
 
 
-def required_features(
-    march: str = "native", compiler: Compiler | None = None, machine: str = ""
-) -> frozenset[str]:
+def required_features(march: str = "native", compiler: Compiler | None = None, machine: str = "") -> frozenset[str]:
     """CPU features that objects built for ``march`` may use, as the compiler's own macros tell.
 
     Compare with :meth:`HostCPU.missing`. Raises ``ToolchainError`` if the compiler does not know ``march``.

@@ -41,22 +41,6 @@ def filter_transform(tile: int) -> NDArray[np.float64]:
     )
 
 
-def winograd_weights(w: NDArray[np.generic], tile: int = 4) -> NDArray[np.float32]:
-    """Transforms and packs filters ``w`` [K, C, 3, 3] (any real dtype) for ``conv2d_winograd``.
-
-    Returns float32 [ceil(K / 32), (tile + 2)**2, C, 32], zero padded, computed in float64 and rounded once.
-    """
-    k, c, r, s = w.shape
-    if (r, s) != (3, 3):
-        raise ValueError(f"winograd needs 3x3 filters, not {r}x{s}")
-    g = filter_transform(tile)
-    u = np.einsum("ir,kcrs,js->ijck", g, w.astype(np.float64), g).reshape(-1, c, k)
-    panels = -(-k // PANEL)
-    packed = np.zeros((u.shape[0], c, panels * PANEL), np.float32)
-    packed[..., :k] = u
-    return np.ascontiguousarray(packed.reshape(u.shape[0], c, panels, PANEL).transpose(2, 0, 1, 3))
-
-
 # Cost model, in flops of the fp32 tile, measured on two AVX-512 cores: transforming a tile costs so many for each input
 # and output channel.
 _TRANSFORM = {2: (240, 150), 4: (536, 344)}

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from npu_compiler.targets.cpu.devices import DEVICES
-from npu_compiler.targets.cpu.winograd import winograd_tile, winograd_weights
+from npu_compiler.targets.cpu.winograd import PANEL, filter_transform, winograd_tile
 
 from ...support.kernel_driver import ARCHS, CXX, NUMPY, build, check, entry, pack, pack_conv, random, struct
 
@@ -116,6 +116,16 @@ def test_conv2d(tmp_path: Path, arch: str, tx: str, tw: str) -> None:
     library.handle.stop()
 
 
+def winograd_weights(w: np.ndarray, tile: int) -> np.ndarray:
+    """Filters [K, C, 3, 3] transformed and packed for ``conv2d_winograd``: float32 [K / 32, (tile + 2)^2, C, 32]."""
+    k, c, _, _ = w.shape
+    g = filter_transform(tile)
+    u = np.einsum("ir,kcrs,js->ijck", g, w.astype(np.float64), g).reshape(-1, c, k)
+    packed = np.zeros((u.shape[0], c, -(-k // PANEL) * PANEL), np.float32)
+    packed[..., :k] = u
+    return np.ascontiguousarray(packed.reshape(u.shape[0], c, -1, PANEL).transpose(2, 0, 1, 3))
+
+
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("tile", [2, 4])
 def test_winograd(tmp_path: Path, arch: str, tile: int) -> None:
@@ -178,11 +188,9 @@ def test_winograd_is_chosen_where_it_was_measured_faster(shape: tuple[int, ...],
     assert winograd_tile(*shape, dtype, ZEN_4) == tile
 
 
-def test_winograd_rejects_other_filters() -> None:
-    with pytest.raises(ValueError, match="3x3"):
-        winograd_weights(np.zeros((4, 4, 5, 5), np.float32))
+def test_there_are_two_sizes_of_winograd_tiles() -> None:
     with pytest.raises(ValueError, match="tile"):
-        winograd_weights(np.zeros((4, 4, 3, 3), np.float32), 3)
+        filter_transform(3)
 
 
 @pytest.mark.parametrize("arch", ARCHS)

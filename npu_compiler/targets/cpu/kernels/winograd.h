@@ -1,5 +1,5 @@
 // Winograd convolution F(M x M, 3 x 3), M = 2 or 4: 3x3 filters, stride 1, no dilation, one group; NHWC, fp32 arithmetic.
-// Dimensions D and the epilogue are those of conv2d. Weights come from winograd_weights() in winograd.py:
+// Dimensions D and the epilogue are those of conv2d. Weights are transformed at load time (Scheduler._winograd_weight):
 // [ceil(K/32)][(M+2)^2][C][32] float. Source: Lavin & Gray, "Fast Algorithms for Convolutional Neural Networks" (2016).
 //
 //   conv2d_winograd<D, M>(x, u, epi, th, counter)

@@ -230,4 +230,3 @@ class Functor:
     def finish(self) -> str:
         """Define the struct; an expression that makes one."""
         return self.members.finish()
-

@@ -1,6 +1,6 @@
-"""A convolution whose result is only the residual of another one joins it: it is computed where it is added.
+"""A convolution whose result is only the residual of another one is computed in that one's kernel.
 
-So does the 1x1 convolution beside the first block of a stage of a ResNet; nothing of its result is written to memory.
+The 1x1 convolution beside the first block of a stage of a ResNet is one; its result is never written to memory.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from ....graph import expr
 from ....graph.expr import Expr
 from ....schedule.kernel import Conv2d, DualConv2d, Operand, Schedule, recast
 from ..lang.dialect import Dialect
-from .producers import only_maker
+from .producers import only_producer
 
 
 def dual_conv(schedule: Schedule, dialect: Dialect) -> None:
     """Make a :class:`DualConv2d` of two convolutions, where the target has a function for that."""
     for k in [k for k in schedule.kernels if isinstance(k, Conv2d)]:
         for number in _residuals(k):
-            maker = _convolution_of(schedule, k, k.inputs[number])
-            pair = _paired(k, number, maker) if maker is not None else None
-            if maker is not None and pair is not None and dialect.special_for(pair) is not None:
-                schedule.kernels = [pair if x is k else x for x in schedule.kernels if x is not maker]
+            producer = _convolution_of(schedule, k, k.inputs[number])
+            pair = _paired(k, number, producer) if producer is not None else None
+            if producer is not None and pair is not None and dialect.special_for(pair) is not None:
+                schedule.kernels = [pair if x is k else x for x in schedule.kernels if x is not producer]
                 break
 
 
@@ -35,14 +35,14 @@ def _residuals(k: Conv2d) -> list[int]:
 
 def _convolution_of(schedule: Schedule, k: Conv2d, op: Operand) -> Conv2d | None:
     """The convolution that makes ``op`` for ``k`` alone, which reads it once."""
-    found = only_maker(schedule, k, op)
+    found = only_producer(schedule, k, op)
     once = op.buffer.kind == "arena" and sum(o.buffer.id == op.buffer.id for o in k.inputs) == 1
-    maker = found[0] if once and found is not None else None
-    return maker if isinstance(maker, Conv2d) and maker.outputs == (op,) else None
+    producer = found[0] if once and found is not None else None
+    return producer if isinstance(producer, Conv2d) and producer.outputs == (op,) else None
 
 
-def _paired(k: Conv2d, number: int, maker: Conv2d) -> DualConv2d | None:
-    """``k`` with the result of ``maker`` as ``acc1`` instead of input ``number``."""
+def _paired(k: Conv2d, number: int, producer: Conv2d) -> DualConv2d | None:
+    """``k`` with the result of ``producer`` as ``acc1`` instead of input ``number``."""
 
     def through(x: Expr) -> Expr | None:
         if x.op == "cast" and x.dtype == "float32" and x.args[0].op == "load" and x.args[0].value == number:
@@ -53,9 +53,10 @@ def _paired(k: Conv2d, number: int, maker: Conv2d) -> DualConv2d | None:
     if number in expr.operands(epilogue):
         return None
     epilogue = expr.substitute(epilogue, loads=lambda x: expr.load(x.value - (x.value > number), x.dtype, x.args))
-    (out,) = maker.outputs
-    residual = replace(maker, outputs=(replace(out, buffer=replace(out.buffer, id=-1, kind="scratch")),))
+    (out,) = producer.outputs
+    residual = replace(producer, outputs=(replace(out, buffer=replace(out.buffer, id=-1, kind="scratch")),))
     return recast(
-        k, DualConv2d, inputs=(*k.inputs[:number], *k.inputs[number + 1 :], *maker.inputs), epilogue=epilogue,
-        residual=residual, sources=tuple(dict.fromkeys((*maker.sources, *k.sources))), flops=k.flops + maker.flops,
+        k, DualConv2d, inputs=(*k.inputs[:number], *k.inputs[number + 1 :], *producer.inputs), epilogue=epilogue,
+        residual=residual, sources=tuple(dict.fromkeys((*producer.sources, *k.sources))),
+        flops=k.flops + producer.flops,
     )  # fmt: skip

@@ -1,5 +1,5 @@
-"""What surrounds a decode step's attention joins it: rotary embeddings of the queries, new rows of the caches, and the
-merge of its parts."""
+"""One kernel for a decode step's attention and what surrounds it: rotary embeddings of the queries, new rows of the
+caches, and the combination of its parts."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from ....schedule.kernel import Attention, DecodeAttention, Loops, Operand, Sche
 from ..kernels.attention_decode import MIN_KEYS, PAD, PER_CORE, STATE, takes_step
 from ..kernels.loops import is_pointwise
 from ..lang.dialect import Dialect
-from .producers import only_maker
+from .producers import only_producer
 
-MEETINGS = "meetings"  # of groups: zero before a program's first run
+MEETINGS = "meetings"  # counters of the grid barrier, zero before a program's first run
 
 
 def fuse_decode_attention(schedule: Schedule, dialect: Dialect) -> None:
@@ -21,7 +21,7 @@ def fuse_decode_attention(schedule: Schedule, dialect: Dialect) -> None:
     for k in [k for k in schedule.kernels if isinstance(k, Attention) and takes_step(k, dialect)]:
         before = schedule.kernels[: schedule.kernels.index(k)]
         if any(o.buffer.id == k.inputs[3].buffer.id for other in before for o in other.outputs):
-            continue  # its kernel looks at the position before it waits
+            continue  # the kernel reads the position before it waits for its predecessor
         heads = k.inputs[1].shape[1]
         if meetings is None or meetings.shape[0] < heads:
             meetings = schedule.memory("int32", (heads, STATE), MEETINGS, persistent=True)
@@ -31,7 +31,7 @@ def fuse_decode_attention(schedule: Schedule, dialect: Dialect) -> None:
 def _fuse(schedule: Schedule, k: Attention, meetings: Operand, dialect: Dialect) -> None:
     q, keys, values, position = k.inputs[:4]
     out = k.outputs[0]
-    joined = [p for o in (q, keys, values) if (p := _pointwise_maker(schedule, k, o)) is not None]
+    joined = [p for o in (q, keys, values) if (p := _pointwise_producer(schedule, k, o)) is not None]
     if len(joined) < 3:
         return
     queries, new_key, new_value = joined
@@ -53,9 +53,9 @@ def _fuse(schedule: Schedule, k: Attention, meetings: Operand, dialect: Dialect)
     schedule.rewrite({k: (step,), **{p: () for p in joined}})
 
 
-def _pointwise_maker(schedule: Schedule, k: Attention, op: Operand) -> Loops | None:
-    """The pointwise kernel that makes ``op`` for ``k`` alone."""
-    found = only_maker(schedule, k, op)
+def _pointwise_producer(schedule: Schedule, k: Attention, op: Operand) -> Loops | None:
+    """The pointwise kernel that computes ``op`` for ``k`` alone."""
+    found = only_producer(schedule, k, op)
     if found is None:
         return None
     _, made = found

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ....schedule.kernel import Kernel, Operand, Schedule
 
 
-def only_maker(schedule: Schedule, reader: Kernel, op: Operand) -> tuple[Kernel, Kernel] | None:
+def only_producer(schedule: Schedule, reader: Kernel, op: Operand) -> tuple[Kernel, Kernel] | None:
     """The kernel, and of a bundle the part of it, that writes ``op``'s buffer for ``reader`` alone; None if there are
     several, others read it, or what it reads has changed when ``reader`` runs."""
     at, id = schedule.kernels.index(reader), op.buffer.id
@@ -14,7 +14,7 @@ def only_maker(schedule: Schedule, reader: Kernel, op: Operand) -> tuple[Kernel,
     read_by_others = any(o.buffer.id == id for _, p in flat if p is not reader for o in p.inputs)
     if len(writers) != 1 or read_by_others or id in {b.id for _, b in schedule.outputs}:
         return None
-    n, maker = writers[0]
-    read = {o.buffer.id for o in maker.inputs}
+    n, producer = writers[0]
+    read = {o.buffer.id for o in producer.inputs}
     changed = any(o.buffer.id in read for k in schedule.kernels[n + 1 : at] for o in k.outputs)
-    return (schedule.kernels[n], maker) if n < at and not changed else None
+    return (schedule.kernels[n], producer) if n < at and not changed else None

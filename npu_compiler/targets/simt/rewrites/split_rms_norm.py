@@ -1,6 +1,9 @@
-"""A row norm between two products is divided among them: ``(x * w * r) @ b`` is ``r * ((x * w) @ b)`` if the factor
-``r`` is the same for a whole row. The product that makes x also stores x * w, and the sums of each row that r depends
-on; the one behind the norm multiplies its sums by r."""
+"""A row norm between two products is computed in their epilogues.
+
+``(x * w * r) @ b`` is ``r * ((x * w) @ b)`` if the factor ``r`` is the same for a whole row. So the product that
+computes x also stores x * w and the sums of each row that r depends on; the product behind the norm multiplies its rows
+by r.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from ....schedule.kernel import Gemm, Kernel, Loops, Operand, Schedule, Stage
 from ..kernels.gemm import product_of
 from ..lang.dialect import Dialect
 
-TYPES = ("bfloat16",)  # whose range takes x * w as it is; float16's might not
+TYPES = ("bfloat16",)  # x * w might overflow float16
 
 
 class _Norm(NamedTuple):
@@ -26,20 +29,20 @@ class _Norm(NamedTuple):
 
 
 def split_rms_norm(schedule: Schedule, dialect: Dialect) -> None:
-    """Rewrite every norm for which both products can do their share."""
+    """Rewrite every norm between products whose kernels support it."""
     for norm in [k for k in schedule.kernels if isinstance(k, Loops)]:
         found = _row_norm(norm)
         if found is None or any(norm.outputs[0].buffer.id == b.id for _, b in schedule.outputs):
             continue
         x = norm.inputs[found.x]
-        maker = next((k for k in schedule.kernels if any(o.buffer.id == x.buffer.id for o in k.outputs)), None)
+        producer = next((k for k in schedule.kernels if any(o.buffer.id == x.buffer.id for o in k.outputs)), None)
         readers = [k for k in schedule.kernels if any(o.buffer.id == norm.outputs[0].buffer.id for o in k.inputs)]
         products = [k for k in readers if isinstance(k, Gemm) and _multiplies(k, norm.outputs[0], dialect)]
-        if not isinstance(maker, Gemm) or not readers or len(products) < len(readers):
+        if not isinstance(producer, Gemm) or not readers or len(products) < len(readers):
             continue
-        tiles = _column_tiles(maker, dialect) if _makes(maker, x, schedule) else 0
+        tiles = _column_tiles(producer, dialect) if _makes(producer, x, schedule) else 0
         if tiles:
-            _divide(schedule, norm, found, maker, products, tiles)
+            _divide(schedule, norm, found, producer, products, tiles)
 
 
 def _row_norm(k: Loops) -> _Norm | None:
@@ -92,8 +95,8 @@ def _multiplies(k: Gemm, left: Operand, dialect: Dialect) -> bool:
 
 def _makes(k: Gemm, x: Operand, schedule: Schedule) -> bool:
     """Whether ``x`` is the whole result of the product ``k`` alone, and the epilogue says what it is."""
-    makers = [o for other in schedule.kernels for o in other.outputs if o.buffer.id == x.buffer.id]
-    single = len(makers) == 1 and k.outputs == (x,) and x.contiguous
+    producers = [o for other in schedule.kernels for o in other.outputs if o.buffer.id == x.buffer.id]
+    single = len(producers) == 1 and k.outputs == (x,) and x.contiguous
     able = k.row_scale is None  # whose sums are the last input
     return single and able and k.batch == 1 and product_of(k).lanes == 1
 
@@ -104,21 +107,21 @@ def _column_tiles(k: Kernel, dialect: Dialect) -> int:
 
 
 def _divide(
-    schedule: Schedule, norm: Loops, found: _Norm, maker: Gemm, readers: list[Gemm], tiles: int
+    schedule: Schedule, norm: Loops, found: _Norm, producer: Gemm, readers: list[Gemm], tiles: int
 ) -> None:  # fmt: skip
-    out, rows = norm.outputs[0], product_of(maker).m
-    value = expr.drop_roundings(maker.epilogue.cast("float32"))
-    inputs = list(maker.inputs)
+    out, rows = norm.outputs[0], product_of(producer).m
+    value = expr.drop_roundings(producer.epilogue.cast("float32"))
+    inputs = list(producer.inputs)
 
     def moved(e: Expr) -> Expr:
-        """In place of x what the epilogue computes; other operands are the maker's now."""
+        """In place of x what the epilogue computes; other operands are the producer's now."""
 
         def at(load: Expr) -> Expr:
             if load.value == found.x:
                 return value.cast(load.dtype)
-            if norm.inputs[load.value] not in inputs[maker.rhs + 1 :]:
+            if norm.inputs[load.value] not in inputs[producer.rhs + 1 :]:
                 inputs.append(norm.inputs[load.value])
-            number = inputs.index(norm.inputs[load.value], maker.rhs + 1)
+            number = inputs.index(norm.inputs[load.value], producer.rhs + 1)
             return expr.load(number, load.dtype, load.args)
 
         return expr.drop_roundings(expr.substitute(e, loads=at))
@@ -129,8 +132,8 @@ def _divide(
     store = Stage("store", scaled.cast(out.dtype), output=1, index=expr.identity_index(out.shape))
     extra = (Stage("reduce", moved(found.folded), reduce="sum"), store)
     sums = schedule.memory("float32", (tiles, rows), "sums")
-    outputs = (*maker.outputs, out, sums)
-    new: dict[Kernel, Kernel] = {maker: replace(maker, inputs=tuple(inputs), outputs=outputs, extra_stages=extra)}
+    outputs = (*producer.outputs, out, sums)
+    new: dict[Kernel, Kernel] = {producer: replace(producer, inputs=tuple(inputs), outputs=outputs, extra_stages=extra)}
     scale = found.rows[0]
     for f in found.rows[1:]:
         scale = scale * f
