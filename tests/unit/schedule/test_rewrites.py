@@ -23,7 +23,7 @@ from npu_compiler.schedule import interp as kernel_interp
 from npu_compiler.schedule.kernel import Kernel, Loops, Schedule
 from npu_compiler.schedule.rewrite import ScheduleRewrite
 from npu_compiler.support.errors import CompileError
-from npu_compiler.target_config import TARGETS, target_config
+from npu_compiler.target_config import target_config, target_names
 from npu_compiler.targets import get_target
 from npu_compiler.targets.cuda import dual_conv as dual_conv_kernel
 
@@ -93,15 +93,18 @@ def long_row(k: int) -> Callable[[], Graph]:
 
 @dataclass(frozen=True)
 class Example:
-    """A program that rewrite ``name`` of ``target`` (a chip: ``arch``) changes."""
+    """A program that rewrite ``name`` of a target changes; ``chip``: the target, and a device unless any will do."""
 
     name: str
-    target: str
+    chip: str
     compiled: Callable[[str, dict[str, Any]], State] | str
-    arch: str = "sm_90a"
 
     def __str__(self) -> str:
-        return f"{self.name}-{self.target}" + (f"-{self.arch}" if self.arch != "sm_90a" else "")
+        return f"{self.name}-{self.chip}"
+
+    @property
+    def target(self) -> str:
+        return self.chip.partition(":")[0]
 
 
 EXAMPLES = [
@@ -119,8 +122,8 @@ EXAMPLES = [
     Example("legalize", "metal", on_graph(independent)),
     Example("split_attention", "cuda", "float32"),
     Example("split_attention", "metal", "bfloat16"),
-    Example("split_k", "cuda", on_graph(long_product), "sm_80"),
-    Example("split_k", "cuda", on_graph(long_convolution), "sm_80"),
+    Example("split_k", "cuda:sm_80", on_graph(long_product)),
+    Example("split_k", "cuda:sm_80", on_graph(long_convolution)),
     Example("split_k", "metal", on_graph(long_product)),
     Example("split_reduction", "cuda", on_graph(long_sum)),
     Example("split_reduction", "metal", on_graph(long_sum)),
@@ -162,18 +165,17 @@ def test_a_rewrite_changes_kernels_and_not_what_they_compute(
     example: Example, steps: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """NPU_VERIFY=2 compares the kernels in numpy after the scheduler, each rewrite and the memory plan."""
-    monkeypatch.setenv("NPU_CUDA_ARCH", example.arch)
     compiled = steps[example.compiled] if isinstance(example.compiled, str) else example.compiled
     watch = Watch(monkeypatch)
-    compiled(example.target, {})
+    compiled(example.chip, {})
     assert example.name in watch.changed
     assert watch.compared >= len(watch.changed) + 2, "the kernels were not compared"
     watch.changed.clear()
-    compiled(example.target, {"until": example.name})
+    compiled(example.chip, {"until": example.name})
     assert watch.changed[-1] == example.name
     if example.name in switches(example.target):
         watch.changed.clear()
-        compiled(example.target, {"disable": (example.name,)})
+        compiled(example.chip, {"disable": (example.name,)})
         assert example.name not in watch.changed
 
 
@@ -263,7 +265,7 @@ def test_what_a_target_cannot_do_without_says_so() -> None:
 
 
 def test_every_target_says_what_its_rewrites_do() -> None:
-    for name in TARGETS:
+    for name in target_names():
         table = get_target(name).rewrites
         assert len({r.name for r in table}) == len(table)
         assert all(r.summary and r.summary[0].islower() and not r.summary.endswith(".") for r in table)
