@@ -197,7 +197,7 @@ def bandwidth(args: argparse.Namespace) -> dict[str, Any]:
     import torch
 
     from npu_compiler.targets.cuda.nvrtc import find_nvrtc
-    from npu_runtime.cuda_driver import driver
+    from npu_runtime.backends.cuda.driver import driver
 
     data = torch.randint(0, 1 << 30, (1 << 30,), dtype=torch.int32, device="cuda")
     out, stream = torch.zeros(1, dtype=torch.int32, device="cuda"), torch.cuda.current_stream()
@@ -440,7 +440,7 @@ def environment() -> dict[str, Any]:
     import cupy
     import torch
 
-    from npu_runtime.cuda_driver import driver
+    from npu_runtime.backends.cuda.driver import driver
 
     names = {"torch": torch.__version__, "cupy": cupy.__version__, "numpy": np.__version__}
     return {

@@ -1,4 +1,4 @@
-"""Backends by the name of their target: those in ``npu_runtime/backends``, one file each, and registered ones."""
+"""Backends by the name of their target: files and folders in ``npu_runtime/backends``, and registered ones."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _PACKAGE = f"{__package__}.backends"
 
 def available_backends() -> list[str]:
     """Names of the backends this installation has."""
-    return sorted(
-        p.stem for p in (Path(__file__).parent / "backends").glob("*.py") if p.stem not in ("__init__", "base")
-    )
+    found = (Path(__file__).parent / "backends").iterdir()
+    modules = {p.stem for p in found if p.suffix == ".py" or (p / "__init__.py").exists()}
+    return sorted(modules - {"__init__", "base"})
 
 
 _registered: dict[str, Callable[..., Backend]] = {}

@@ -36,8 +36,9 @@ from npu_compiler.targets.cuda.dialect import DIALECT, dialect_for
 from npu_compiler.targets.cuda.target import TARGET
 from npu_compiler.targets.metal.devices import device_for as apple_device
 from npu_compiler.targets.simt.lang.program import unpack
-from npu_runtime import cuda_driver
 from npu_runtime.backends import cuda
+from npu_runtime.backends.cuda import backend as cuda_backend
+from npu_runtime.backends.cuda.driver import InstalledGPU
 from npu_runtime.executor import Executor
 from npusim.cli import main
 
@@ -309,9 +310,9 @@ def test_a_chip_that_is_too_old(present: Present) -> None:
 @pytest.mark.parametrize("newer", [False, True], ids=["one GPU", "and a newer one"])
 def test_running_on_a_chip_that_is_too_old(monkeypatch: pytest.MonkeyPatch, newer: bool) -> None:
     """Where CuPy is missing too, all that is missing is told."""
-    found = [cuda_driver.Device(0, "Tesla V100", (7, 0), 16 << 30)]
-    found += [cuda_driver.Device(1, "A100", (8, 0), 40 << 30)] if newer else []
-    monkeypatch.setattr(cuda, "driver", lambda: SimpleNamespace(version=(13, 0), devices=lambda: found))
+    found = [InstalledGPU(0, "Tesla V100", (7, 0), 16 << 30)]
+    found += [InstalledGPU(1, "A100", (8, 0), 40 << 30)] if newer else []
+    monkeypatch.setattr(cuda_backend, "driver", lambda: SimpleNamespace(version=(13, 0), devices=lambda: found))
     old = "Tesla V100 has compute capability 7.0; the oldest that is supported is 8.0 (sm_80: A100, RTX 30)"
     assert (old in cuda.CUDABackend.missing()) != newer
     assert cuda.CUDABackend.machines()[0].startswith("Tesla V100, sm_70")

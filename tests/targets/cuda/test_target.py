@@ -19,8 +19,10 @@ from npu_compiler.artifact.program import CompiledProgram
 from npu_compiler.frontend import capture
 from npu_compiler.support.errors import ArtifactError, BackendError
 from npu_compiler.targets.simt.lang.program import unpack
-from npu_runtime import cuda_driver, get_backend
+from npu_runtime import get_backend
 from npu_runtime.backends import cuda
+from npu_runtime.backends.cuda import code as cuda_code
+from npu_runtime.backends.cuda import driver as cuda_driver
 from npusim.cli import main
 
 from ...conformance.cases import cases_for, compile_cases
@@ -117,23 +119,23 @@ class FakeDriver:
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDriver]:
     made = FakeDriver()
-    monkeypatch.setattr(cuda, "driver", lambda: made)
+    monkeypatch.setattr(cuda_code, "driver", lambda: made)
     yield made
 
 
 @compiles
 def test_code_for_another_device(program: CompiledProgram, fake: FakeDriver) -> None:
     """sm_90a runs on compute capability 9.0 alone; sm_80 on 8.x by its cubin, and on later chips by its PTX."""
-    cuda._Code(program, (9, 0))
+    cuda_code.Code(program, (9, 0))
     assert all(image.startswith(ELF) for image in fake.images)
     with pytest.raises(
         BackendError,
         match=r"compiled for cuda:sm_90, this GPU is sm_86; .*: npusim compile MODEL --target cuda:sm_86 ",
     ):
-        cuda._Code(program, (8, 6))
+        cuda_code.Code(program, (8, 6))
     older = npu_compiler.compile(capture(Small(), (torch.ones(2, 8),)), target="cuda:sm_80")
     for capability, start in (((8, 6), ELF), ((9, 0), b"//")):
-        code = cuda._Code(older, capability)
+        code = cuda_code.Code(older, capability)
         assert fake.images and all(image.startswith(start) for image in fake.images)
         del code
 
@@ -146,18 +148,18 @@ def test_damaged_code_names_the_kernel(program: CompiledProgram, fake: FakeDrive
     with pytest.raises(
         BackendError, match=f"program '{program.name}': loading kernel {name} failed: its code is damaged"
     ):
-        cuda._Code(damaged, (9, 0))
+        cuda_code.Code(damaged, (9, 0))
     with pytest.raises(ArtifactError, match="no CUDA code"):
-        cuda._Code(with_code(program, modules={name: [b""]}), (9, 0))
+        cuda_code.Code(with_code(program, modules={name: [b""]}), (9, 0))
     with pytest.raises(ArtifactError, match="damaged launch list"):
-        cuda._Code(replace(program, binary=program.binary[:50]), (9, 0))
+        cuda_code.Code(replace(program, binary=program.binary[:50]), (9, 0))
 
 
 @compiles
 def test_code_of_a_newer_compiler_than_the_driver_knows(program: CompiledProgram, fake: FakeDriver) -> None:
     fake.version = (12, 4)
     with pytest.raises(BackendError, match=r"the NVIDIA driver is too old for it: it supports CUDA 12\.4\. Update"):
-        cuda._Code(program, (9, 0))
+        cuda_code.Code(program, (9, 0))
 
 
 class Refusing(cuda_driver.Driver):

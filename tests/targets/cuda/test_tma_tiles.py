@@ -22,7 +22,7 @@ from npu_compiler.targets.cuda.tma_gemm import supports_tma, tile_k
 from npu_compiler.targets.simt.emit import Functions
 from npu_compiler.targets.simt.kernels.gemm import product_of
 from npu_compiler.targets.simt.lang.program import ARENA, Launch, TileMap, pack, unpack
-from npu_runtime.backends import cuda
+from npu_runtime.backends.cuda import entry as cuda_entry
 
 from ...models.gate import Args, compile_and_run, expect
 from ...support import cuda_gpu
@@ -186,9 +186,9 @@ def test_tile_maps_are_kept_in_the_program() -> None:
 
 def test_tile_maps_are_made_once_for_the_same_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
     tiles = TileMap((8, 8, 1), (16, 128), (8, 8, 1), 128)
-    driver, entry = MagicMock(), object.__new__(cuda.CUDAEntry)
+    driver, entry = MagicMock(), object.__new__(cuda_entry.CUDAEntry)
     driver.tile_map.side_effect = lambda name, address, map: (address, map)
-    monkeypatch.setattr(cuda, "driver", lambda: driver)
+    monkeypatch.setattr(cuda_entry, "driver", lambda: driver)
     entry._launches = [Launch("f", 1, 32, 0, ((ARENA, 0),), False, ((ARENA, 64, tiles), (3, 0, tiles)))]
     entry._maps, entry._backend, entry._code, entry._entry = {}, MagicMock(), MagicMock(), MagicMock()
     for arena, made in ((1024, 2), (1024, 2), (2048, 4)):

@@ -56,8 +56,8 @@ class _Config(ctypes.Structure):
 
 
 @dataclass(frozen=True)
-class Device:
-    """A GPU: its number, name, compute capability and bytes of memory."""
+class InstalledGPU:
+    """A GPU of this machine: its number, name, compute capability and bytes of memory."""
 
     number: int
     name: str
@@ -103,13 +103,19 @@ class Driver:
                 f"the NVIDIA driver is too old: it supports CUDA {_dotted(self.version)}, and CUDA "
                 f"{_dotted(_LEAST_VERSION)} is needed; update it"
             )
+        # What every run calls: with its types known, ctypes takes a third of the time.
+        self._launch_graph = self._library.cuGraphLaunch
+        self._launch_graph.argtypes = (c_void_p, c_void_p)
 
     def call(self, what: str, name: str, *arguments: object) -> None:
         code = getattr(self._library, name)(*arguments)
         if code:
-            text = c_char_p()
-            self._library.cuGetErrorString(code, byref(text))
-            raise failure(what, code, (text.value or b"unknown error").decode())
+            raise self._failure(what, code)
+
+    def _failure(self, what: str, code: int) -> DriverError:
+        text = c_char_p()
+        self._library.cuGetErrorString(code, byref(text))
+        return failure(what, code, (text.value or b"unknown error").decode())
 
     @property
     def version(self) -> tuple[int, int]:
@@ -118,13 +124,13 @@ class Driver:
         self.call("reading the driver's version", "cuDriverGetVersion", byref(number))
         return number.value // 1000, number.value % 1000 // 10
 
-    def devices(self) -> list[Device]:
+    def devices(self) -> list[InstalledGPU]:
         """The GPUs that this process may use."""
         count = c_int()
         self.call("counting the GPUs", "cuDeviceGetCount", byref(count))
         return [self._device(number) for number in range(count.value)]
 
-    def _device(self, number: int) -> Device:
+    def _device(self, number: int) -> InstalledGPU:
         what, handle, size = f"asking about GPU {number}", c_int(), ctypes.c_size_t()
         name, major, minor = ctypes.create_string_buffer(256), c_int(), c_int()
         self.call(what, "cuDeviceGet", byref(handle), number)
@@ -132,7 +138,7 @@ class Driver:
         self.call(what, "cuDeviceGetAttribute", byref(major), _COMPUTE_MAJOR, handle)
         self.call(what, "cuDeviceGetAttribute", byref(minor), _COMPUTE_MINOR, handle)
         self.call(what, "cuDeviceTotalMem_v2", byref(size), handle)
-        return Device(number, name.value.decode(errors="replace"), (major.value, minor.value), size.value)
+        return InstalledGPU(number, name.value.decode(errors="replace"), (major.value, minor.value), size.value)
 
     def load(self, image: bytes, name: str, shared: int) -> tuple[int, int]:
         """(module, function ``name``) of a cubin or of PTX; ``shared``: bytes of group memory its launches ask for."""
@@ -203,7 +209,9 @@ class Driver:
         return executable.value or 0
 
     def run_graph(self, executable: int, stream: int, what: str) -> None:
-        self.call(what, "cuGraphLaunch", c_void_p(executable), c_void_p(stream))
+        code = self._launch_graph(executable, stream)
+        if code:
+            raise self._failure(what, code)
 
     def destroy_graph(self, executable: int) -> None:
         self._library.cuGraphExecDestroy(c_void_p(executable))

@@ -1,0 +1,68 @@
+"""The kernels of a program on a GPU: which of its code runs there, and loading it."""
+
+from __future__ import annotations
+
+import weakref
+import zlib
+
+from npu_compiler.artifact.program import CompiledProgram
+from npu_compiler.support.errors import ArtifactError, BackendError
+from npu_compiler.targets.cuda.devices import arch_of, capability_of, row_for
+from npu_compiler.targets.simt.lang import program as simt
+
+from .driver import DriverError, driver
+
+
+class Code:
+    """The kernels of a program on a device. Loading them compiles nothing, unless they are PTX for a newer chip."""
+
+    def __init__(self, program: CompiledProgram, capability: tuple[int, int]):
+        self.program = program
+        self.entries, code = simt.unpack(program.binary)
+        _check_driver(program)
+        self.functions: dict[str, int] = {}
+        shared: dict[str, int] = {}
+        for launch in (x for launches in self.entries.values() for x in launches):
+            shared[launch.function] = max(shared.get(launch.function, 0), launch.shared)
+        modules: list[int] = []
+        self._unload = weakref.finalize(self, _unload, modules)
+        self._unload.atexit = False  # the driver may be gone before
+        try:
+            native = _runs(code["arch"], capability)
+            for name, (cubin, ptx) in code["modules"].items():
+                if not native and not ptx:
+                    here = row_for(capability).spec
+                    raise BackendError(
+                        f"program {program.name!r} was compiled for {program.device or code['arch']}, this GPU is "
+                        f"{arch_of(capability)}; compile it again: npusim compile MODEL --target {here} (on a machine "
+                        "with such a GPU, --target cuda will do)"
+                    )
+                image = cubin if native else zlib.decompress(ptx)
+                module, self.functions[name] = driver().load(image, name, shared.get(name, 0))
+                modules.append(module)
+        except (KeyError, TypeError, ValueError, zlib.error) as error:
+            raise ArtifactError(f"binary: no CUDA code: {error!r}; compile the model again") from None
+        except DriverError as error:
+            raise BackendError(f"program {program.name!r}: {error}") from None
+
+
+def _check_driver(program: CompiledProgram) -> None:
+    """A driver runs what compilers of its own major version made, and older ones."""
+    made_by = str(program.build.get("compiler", "")).removeprefix("nvrtc ")
+    major, known = made_by.partition(".")[0], driver().version
+    if major.isdigit() and int(major) > known[0]:
+        raise BackendError(
+            f"program {program.name!r} was compiled with NVRTC {made_by}, and the NVIDIA driver is too old for it: "
+            f"it supports CUDA {known[0]}.{known[1]}. Update the driver, or compile the model with an NVRTC {known[0]}"
+        )
+
+
+def _unload(modules: list[int]) -> None:
+    for module in modules:
+        driver().unload(module)
+
+
+def _runs(arch: str, capability: tuple[int, int]) -> bool:
+    """Whether a cubin for ``arch`` runs: of the same major version, no newer; 'a' means exactly that chip."""
+    major, minor = capability_of(arch)
+    return (major, minor) == capability if arch[-1] == "a" else major == capability[0] and minor <= capability[1]

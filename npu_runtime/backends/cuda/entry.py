@@ -1,0 +1,154 @@
+"""Entry points on a GPU: a run is one launch of a graph, which is recorded for each set of inputs and outputs."""
+
+from __future__ import annotations
+
+import weakref
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from npu_compiler.artifact.program import EntryPoint
+from npu_compiler.support import dtypes, env
+from npu_compiler.support.errors import ArtifactError, BackendError
+from npu_compiler.targets.simt.lang import program as simt
+
+from ..base import DeviceBuffer, Launch, LoadedEntry
+from .buffers import Borrowed, CUDABuffer
+from .code import Code
+from .driver import driver
+
+if TYPE_CHECKING:
+    from .backend import CUDABackend
+
+_GRAPHS = 16  # kept per entry point, one for each set of addresses
+_STEPWISE = 2  # NPU_DEBUG from which kernels run one by one, so that an error names the one that failed
+
+
+class CUDAEntry(LoadedEntry):
+    """An entry point with its arena, and a graph for each set of inputs and outputs it was bound to."""
+
+    def __init__(self, backend: CUDABackend, code: Code, entry: EntryPoint, fixed: Mapping[int, DeviceBuffer]):
+        self._backend, self._code, self._entry = backend, code, entry
+        if entry.symbol not in code.entries or len(code.entries[entry.symbol]) != len(entry.calls):
+            raise ArtifactError(f"binary: it has no launches for entry point {entry.name!r}; compile the model again")
+        self._launches = code.entries[entry.symbol]
+        self._fixed = dict(fixed)
+        self._specs = {b.id: b for b in code.program.buffers}
+        self._what = f"running {entry.name!r} of program {code.program.name!r}"
+        try:
+            self._arena = backend.allocate_zeros((max(entry.arena_bytes, 1),), np.dtype(np.uint8))
+        except BackendError as error:
+            raise BackendError(f"the arena of {entry.name!r} of program {code.program.name!r}: {error}") from None
+        self._bad = backend.host_array((max(len(self._launches), 1),), np.dtype(np.int32))
+        self._maps: dict[int, tuple[tuple[int, ...], list[Any]]] = {}
+        self._graphs: OrderedDict[tuple[int, ...], Any] = OrderedDict()
+        io = (*entry.inputs, *entry.outputs)
+        self._io = {s.buffer: s for s in io if self._specs[s.buffer].kind in ("input", "output")}
+
+    def io(self) -> dict[int, DeviceBuffer]:
+        return {id: self._backend.allocate_zeros(s.shape, dtypes.numpy_dtype(s.dtype)) for id, s in self._io.items()}
+
+    def bind(self, buffers: Mapping[int, DeviceBuffer]) -> Launch:
+        for id, buffer in buffers.items():
+            if buffer.native_handle % 16:
+                raise BackendError(f"{self._specs[id].name!r}: its memory is not at a multiple of 16 bytes")
+        key = tuple(buffers[id].native_handle for id in sorted(buffers))
+        address = {id: b.native_handle for id, b in {**self._fixed, **buffers}.items()}
+        address[simt.ARENA] = self._arena.native_handle
+        held = self._graph(key, address), tuple(buffers.values())
+        graph, backend, what, run = held[0].handle, self._backend, self._what, driver().run_graph
+        stream, stepwise = backend.stream.ptr, env.debug() >= _STEPWISE
+
+        def launch(times: np.ndarray | None, _keep_alive: Any = held) -> int:
+            backend.enter()
+            backend.running = what
+            if times is not None:
+                self._timed(address, times)
+            elif stepwise:
+                self._one_by_one(address)
+            else:
+                run(graph, stream, what)
+            return 0
+
+        return launch
+
+    def _graph(self, key: tuple[int, ...], address: Mapping[int, int]) -> _Graph:
+        found = self._graphs.get(key)
+        if found is None:
+            self._backend.enter()
+
+            def launch_all() -> None:
+                for number in range(len(self._launches)):
+                    self._launch(number, address, overlap=True)
+
+            what = f"the graph of {self._entry.name!r} of program {self._code.program.name!r}"
+            found = self._graphs[key] = _Graph(driver().record(self._backend.stream.ptr, what, launch_all))
+            while len(self._graphs) > _GRAPHS:
+                self._graphs.popitem(last=False)
+        self._graphs.move_to_end(key)
+        return found
+
+    def _launch(self, number: int, address: Mapping[int, int], overlap: bool) -> None:
+        x = self._launches[number]
+        if not x.groups:
+            return
+        values = [address[id] + at for id, at in x.arguments]
+        if x.checks:
+            values.append(self._bad.ctypes.data + 4 * number)  # host memory: one address space
+        function, stream = self._code.functions[x.function], self._backend.stream.ptr
+        name = self._name(number)
+        maps = self._tile_maps(number, address) if x.maps else ()
+        driver().launch(name, function, x.groups, x.threads, x.shared, stream, values, overlap, maps)
+
+    def _tile_maps(self, number: int, address: Mapping[int, int]) -> list[Any]:
+        """Of a launch; kept for the next one at the same addresses: making them takes longer than small kernels."""
+        maps = self._launches[number].maps
+        places = tuple(address[id] + at for id, at, _ in maps)
+        kept = self._maps.get(number)
+        if kept is None or kept[0] != places:
+            made = [driver().tile_map(self._name(number), p, m[2]) for p, m in zip(places, maps, strict=True)]
+            kept = self._maps[number] = (places, made)
+        return kept[1]
+
+    def _name(self, number: int) -> str:
+        """A kernel in the words of the program's description, and of its code."""
+        call = self._entry.calls[number]
+        return f"{call.name} ({self._launches[number].function}) of program {self._code.program.name!r}"
+
+    def _one_by_one(self, address: Mapping[int, int]) -> None:
+        for number in range(len(self._launches)):
+            self._launch(number, address, overlap=False)
+            driver().synchronize(self._backend.stream.ptr, f"kernel {self._name(number)}")
+
+    def _timed(self, address: Mapping[int, int], times: np.ndarray) -> None:
+        """Kernel by kernel, with an event between two; times[0] is 0."""
+        cuda, stream = self._backend.cupy.cuda, self._backend.stream
+        events = [cuda.Event() for _ in range(len(self._launches) + 1)]
+        events[0].record(stream)
+        for number in range(len(self._launches)):
+            self._launch(number, address, overlap=False)
+            events[number + 1].record(stream)
+        self._backend.synchronize()
+        times[:] = [cuda.get_elapsed_time(events[0], e) * 1e-3 for e in events]
+
+    def failed(self) -> int:
+        if not self._bad.any():
+            return 0
+        first = int(np.flatnonzero(self._bad)[0])
+        self._bad.fill(0)
+        return 1 + first
+
+    def arena_buffer(self, id: int) -> CUDABuffer:
+        spec = self._specs[id]
+        dtype = dtypes.numpy_dtype(spec.dtype)
+        place = Borrowed(self._arena, self._arena.native_handle + spec.offset)
+        return CUDABuffer(self._backend, place, spec.shape, spec.shape, dtype)
+
+
+class _Graph:
+    def __init__(self, handle: int):
+        self.handle = handle
+        self._destroy = weakref.finalize(self, driver().destroy_graph, handle)
+        self._destroy.atexit = False
