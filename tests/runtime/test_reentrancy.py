@@ -18,7 +18,7 @@ import os, signal, sys, threading, time
 import numpy as np
 from npu_compiler.support.errors import BackendError
 from npu_runtime import CPUBackend, Executor
-from tests import handmade
+from tests.support import handmade
 
 program = handmade.program()
 executor = Executor(program, handmade.weights(), CPUBackend(2), "main")
