@@ -259,15 +259,17 @@ def test_a_call_takes_few_steps() -> None:
     bound = runtime.executor().bind([x], [out])
 
     def steps(call: Callable[[], Any]) -> int:
-        """Functions called, in Python and in C."""
-        call()
-        seen: list[str] = []
-        sys.setprofile(lambda frame, event, argument: seen.append(event))
-        try:
-            call()
-        finally:
-            sys.setprofile(None)
-        return sum(event in ("call", "c_call") for event in seen)
+        """Functions called, in Python and in C: the fewest of some calls, because garbage may be collected in one."""
+        counts = []
+        for _ in range(4):
+            seen: list[str] = []
+            sys.setprofile(lambda frame, event, argument, seen=seen: seen.append(event))
+            try:
+                call()
+            finally:
+                sys.setprofile(None)
+            counts.append(sum(event in ("call", "c_call") for event in seen))
+        return min(counts)
 
     assert steps(bound) <= 10
     assert steps(lambda: runtime.executor().run([x])) <= 30
