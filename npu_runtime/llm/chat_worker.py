@@ -21,6 +21,7 @@ MAX_CHARACTERS = 1 << 24
 
 
 def main() -> None:
+    """Answer requests until standard input ends. The first line of it is ``sys.path``."""
     sys.path[:] = json.loads(sys.stdin.readline())
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 

@@ -90,4 +90,5 @@ class EfficientNetLite0(nn.Module):
 
 
 def efficientnet_lite0(num_classes: int = 1000) -> EfficientNetLite0:
+    """From images float32[N, 3, 224, 224] to logits float32[N, num_classes]."""
     return EfficientNetLite0(num_classes)

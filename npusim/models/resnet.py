@@ -121,10 +121,12 @@ class ResNet(nn.Module):
 
 
 def resnet18(num_classes: int = 1000) -> ResNet:
+    """From images float32[N, 3, 224, 224] to logits float32[N, num_classes]."""
     return ResNet(BasicBlock, (2, 2, 2, 2), num_classes)
 
 
 def resnet34(num_classes: int = 1000) -> ResNet:
+    """From images float32[N, 3, 224, 224] to logits float32[N, num_classes]."""
     return ResNet(BasicBlock, (3, 4, 6, 3), num_classes)
 
 

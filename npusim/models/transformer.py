@@ -90,6 +90,7 @@ def vit(
 
 
 def vit_b_16(num_classes: int = 1000) -> VisionTransformer:
+    """From images float32[N, 3, 224, 224] to logits float32[N, num_classes]."""
     return vit(224, 16, 12, 768, 12, num_classes)
 
 

@@ -93,7 +93,7 @@ def test_config_is_a_value() -> None:
         ({"head_dim": 7}, r"rotate 7 of a head's 7 elements; that must be even"),
         ({"model_type": "qwen3", "layer_types": ["chunked_attention"] * 2}, r"layer_types = 'chunked_attention'"),
         ({"model_type": "qwen3", "layer_types": ["sliding_attention"] * 2}, r"no sliding_window is in use"),
-        ({"model_type": "qwen3", "layer_types": ["full_attention"]}, r"layer_types is no list of 2 layer types"),
+        ({"model_type": "qwen3", "layer_types": ["full_attention"]}, r"layer_types is not a list of 2 layer types"),
         ({"model_type": "gemma3_text", "use_bidirectional_attention": True}, r"use_bidirectional_attention = True"),
         ({"model_type": "gemma3", "text_config": [1]}, r"text_config: expected an object, got a list"),
         ({"model_type": "phi3", "rope_scaling": {"type": "su", "short_factor": [1.0], "long_factor": [1.0]}},

@@ -28,7 +28,7 @@ __all__ = ["GGUFFile", "hf_config"]
 
 _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 _FLOAT32, _STRING, _ARRAY = 6, 8, 9
-_PLAIN = {0: "float32", 1: "float16", 28: "float64", 30: "bfloat16"}  # tensor types that are no quantised blocks
+_PLAIN = {0: "float32", 1: "float16", 28: "float64", 30: "bfloat16"}  # tensor types other than quantised blocks
 _MAX_DIMS, _MAX_DIM = 4, 2**48
 _MAX_ALIGNMENT = 2**20
 _MAX_BYTES, _MAX_ITEMS = 2**28, 2**24  # of a text, of an array: far above any vocabulary
@@ -156,6 +156,7 @@ class GGUFFile(WeightSource):
         return np.frombuffer(self._map, np.uint8, e.shape[0] * row_bytes, e.begin).reshape(-1, row_bytes)
 
     def is_quantised(self, name: str) -> bool:
+        """True if the tensor is stored in quantised blocks."""
         return self._entries[name].kind not in _PLAIN
 
     def read(self, name: str) -> np.ndarray:
@@ -174,7 +175,7 @@ class GGUFFile(WeightSource):
             block, size = GGML_QUANT_SIZES[kind]
             rows, columns = math.prod(e.shape[:-1]), e.shape[-1]
             if columns % block:
-                raise ValueError(f"rows of {columns} are no whole blocks of {block}")
+                raise ValueError(f"rows of {columns} elements are not a multiple of blocks of {block}")
             raw = np.frombuffer(self._map, np.uint8, rows * (columns // block) * size, e.begin)
             return np.asarray(dequantize(raw.reshape(rows, -1), kind), np.float32).reshape(e.shape)
         except (NotImplementedError, ArithmeticError, LookupError, TypeError, ValueError) as error:

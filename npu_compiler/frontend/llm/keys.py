@@ -37,18 +37,22 @@ class Keys:
         return self._aliases.get(key, key)
 
     def at(self, key: str) -> str:
+        """The path of a key in the file, for messages."""
         return f"{self.path}.{self.name(key)}" if self.path else self.name(key)
 
     def has(self, key: str) -> bool:
+        """True if the key is there and is not null."""
         return self.values.get(self.name(key)) is not None
 
     def field(self, key: str, default: Any = REQUIRED) -> Field:
+        """The value of a key for checked reading; ``default`` where it is absent."""
         value = self.values.get(self.name(key))
         if value is None and default is REQUIRED:
             raise ConfigError(f"{self.at(key)} is missing from the model's config")
         return Field(default if value is None else value, self.at(key), ConfigError)
 
     def integer(self, key: str, default: Any = REQUIRED, low: int = 1, high: int = MAX_SIZE) -> int:
+        """A whole number from ``low`` to ``high``."""
         return self.field(key, default).integer(low, high)
 
     def number(self, key: str, default: Any = REQUIRED, *, zero: bool = False) -> float:
@@ -56,21 +60,27 @@ class Keys:
         return _positive(self.field(key, default), zero)
 
     def numbers(self, key: str, count: int) -> tuple[float, ...]:
+        """A list of ``count`` finite numbers above zero."""
         return tuple(map(_positive, self.field(key).row(count)))
 
     def optional_number(self, key: str) -> float | None:
+        """A finite number above zero, or None where the key is absent."""
         return self.number(key) if self.has(key) else None
 
     def flag(self, key: str, default: Any = REQUIRED) -> bool:
+        """True or false."""
         return self.field(key, default).boolean()
 
     def text(self, key: str, default: Any = REQUIRED) -> str:
+        """A string."""
         return self.field(key, default).text()
 
     def texts(self, key: str) -> tuple[str, ...]:
+        """A list of strings."""
         return self.field(key).texts()
 
     def child(self, key: str) -> Keys:
+        """The object of a key; an empty one where it is absent."""
         return Keys(self.field(key, {}).value, self.at(key))
 
 

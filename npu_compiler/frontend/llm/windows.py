@@ -35,7 +35,7 @@ def by_layer(keys: Keys, window: int | None, slides: Callable[[int], bool]) -> W
         return tuple(window if slides(i) else None for i in range(layers))
     types = keys.texts("layer_types")
     if len(types) != layers:
-        raise ConfigError(f"{keys.at('layer_types')} is no list of {layers} layer types")
+        raise ConfigError(f"{keys.at('layer_types')} is not a list of {layers} layer types")
     for t in types:
         if t not in ("full_attention", "sliding_attention"):
             raise unsupported(keys.at("layer_types"), t, "known: full_attention, sliding_attention")
