@@ -26,8 +26,8 @@ from ...schedule.kernel import (
 )
 from ...support import dtypes
 from ...support.errors import Reason
-from .kernels.attention import emit_attention, emit_merge
-from .kernels.attention_decode import emit_attention_step
+from .kernels.attention import emit_attention, emit_combine_attention
+from .kernels.attention_decode import emit_decode_attention
 from .kernels.depthwise import emit_depthwise
 from .kernels.gemm import READERS, emit_conv, emit_gemm
 from .kernels.loops import emit_fused, emit_loops
@@ -52,8 +52,8 @@ EMITTERS: dict[type[Kernel], Callable[[Any, Dialect], Emission]] = dict(
         _entry(Conv2d, emit_conv),
         _entry(DepthwiseConv2d, emit_depthwise),
         _entry(Attention, emit_attention),
-        _entry(CombineAttention, emit_merge),
-        _entry(DecodeAttention, emit_attention_step),
+        _entry(CombineAttention, emit_combine_attention),
+        _entry(DecodeAttention, emit_decode_attention),
         _entry(Scan, emit_scan),
         _entry(Sort, emit_sort),
         _entry(MergeRuns, emit_sort_merge),

@@ -75,8 +75,8 @@ class _Attention:
         return aligned and self.item % (16 // size) == 0
 
 
-def emit_merge(kernel: CombineAttention, dialect: Dialect) -> Emission:
-    """The function of ``attention_merge``: parts [S, B, H, SQ, D + 2] to [B, H, SQ, D]."""
+def emit_combine_attention(kernel: CombineAttention, dialect: Dialect) -> Emission:
+    """The function of ``combine_attention``: parts [S, B, H, SQ, D + 2] to [B, H, SQ, D]."""
     f, parts, out = Function(kernel, dialect), kernel.inputs[0], kernel.outputs[0]
     splits, b, h, sq, width = parts.shape
     d = width - 2

@@ -23,8 +23,8 @@ PAD = 4  # elements behind the values of a part: their maximum and sum, and noth
 SIZES = (64, 128)  # of a head
 
 
-def emit_attention_step(kernel: DecodeAttention, dialect: Dialect) -> Emission:
-    """``attention_step``: inputs keys and values [1, HK, SK, D], position int64[1], then those of the parts; outputs
+def emit_decode_attention(kernel: DecodeAttention, dialect: Dialect) -> Emission:
+    """``decode_attention``: inputs keys and values [1, HK, SK, D], position int64[1], then those of the parts; outputs
     the result, keys, values, float32 parts [S, H, D + 4] (values, maximum, sum), and int32 states of grid
     barriers     [HK, STATE], zero at first.
 
