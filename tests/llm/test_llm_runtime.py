@@ -22,7 +22,7 @@ pytest.importorskip("tokenizers")
 
 import npusim  # noqa: E402
 from npu_compiler.frontend.llm import load_decoder, open_checkpoint  # noqa: E402
-from npu_compiler.support.errors import ArtifactError, IncompressibleError, InputError, WeightError  # noqa: E402
+from npu_compiler.support.errors import ArtifactError, ConfigError, IncompressibleError, InputError, WeightError  # noqa: E402
 from npu_runtime.llm.model import LLM  # noqa: E402
 from npusim.cli import main  # noqa: E402
 
@@ -443,6 +443,7 @@ def test_no_warnings_otherwise(model: Path, cache: Path, llm: LLM) -> None:
         ({"max_len": 300}, InputError, "made for at most 256 positions"),
         ({"target": "abacus"}, Exception, "abacus"),
         ({"dtype": "int8"}, Exception, "int8"),
+        ({"weights": "zip"}, ConfigError, "unknown weight format 'zip'"),
     ],
 )
 def test_wrong_options(model: Path, options: dict[str, Any], error: type[Exception], message: str) -> None:
