@@ -73,17 +73,22 @@ template <class Format, class Kind> struct Values {
     return Format::scale(panel, units * DEPTH, block, v);
   }
   static NPU_NOINLINE const char* open(const char* panel, long units, long first, long n, char* room) {
-    for (long u = 0; u < n; u++)
+    vf s[VECS];
+    for (long u = 0; u < n; u++) {
+      const long unit = first + u;
+      __builtin_prefetch(at(panel, unit) + 1024, 0, 3);
+      if constexpr (BLOCK_UNITS > 0) {
+        if (u == 0 || unit % BLOCK_UNITS == 0)
+          for (int v = 0; v < VECS; v++) s[v] = scale(panel, units, unit / BLOCK_UNITS, v);
+      }
 #pragma GCC unroll 8
       for (int v = 0; v < VECS; v++) {
-        vf w = Format::value(panel, (first + u) * DEPTH, v), odd = w;
-        if constexpr (DEPTH == 2) odd = Format::value(panel, (first + u) * DEPTH + 1, v);
-        if constexpr (BLOCK_UNITS > 0) {
-          const vf s = scale(panel, units, (first + u) / BLOCK_UNITS, v);
-          w *= s, odd *= s;
-        }
+        vf w = Format::value(panel, unit * DEPTH, v), odd = w;
+        if constexpr (DEPTH == 2) odd = Format::value(panel, unit * DEPTH + 1, v);
+        if constexpr (BLOCK_UNITS > 0) w *= s[v], odd *= s[v];
         store_bytes(room + (u * PANEL + v * VL) * 4, DEPTH == 2 ? rounded(w, odd) : w);
       }
+    }
     return room;
   }
   NPU_INLINE vf rounded(vf even, vf odd) { return (vf)(bf16_lanes(even) | bf16_lanes(odd) << 16); }
