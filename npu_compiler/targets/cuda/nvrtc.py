@@ -19,7 +19,7 @@ FLAGS = ("--std=c++17", "--device-int128", "--extra-device-vectorization")
 
 @dataclass(frozen=True)
 class Compiled:
-    """``ptx`` is empty where it could not serve another chip than the one compiled for."""
+    """``ptx`` is empty if it could not run on any other architecture than the one compiled for."""
 
     cubin: bytes
     ptx: bytes

@@ -14,7 +14,7 @@ from .driver import DriverError, driver
 
 
 class Code:
-    """The kernels of a program on a device. Loading them compiles nothing, unless they are PTX for a newer chip."""
+    """The kernels of a program on a device. Loading them compiles nothing, unless they are PTX for a newer GPU."""
 
     def __init__(self, program: CompiledProgram, capability: tuple[int, int]):
         self.program = program
@@ -63,6 +63,6 @@ def _unload(modules: list[int]) -> None:
 
 
 def _runs(arch: str, capability: tuple[int, int]) -> bool:
-    """Whether a cubin for ``arch`` runs: of the same major version, no newer; 'a' means exactly that chip."""
+    """Whether a cubin for ``arch`` runs: of the same major version, no newer; 'a' means that architecture alone."""
     major, minor = capability_of(arch)
     return (major, minor) == capability if arch[-1] == "a" else major == capability[0] and minor <= capability[1]

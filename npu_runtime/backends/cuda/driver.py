@@ -70,7 +70,7 @@ _MAP_BYTES, _MAP_ALIGN = 128, 64
 
 
 def _aligned(memory: _MapMemory) -> int:
-    """Where the tile map lies in ``memory``."""
+    """The address of the TMA descriptor in ``memory``."""
     return -(-ctypes.addressof(memory) // _MAP_ALIGN) * _MAP_ALIGN
 
 
@@ -141,12 +141,12 @@ class Driver:
         return InstalledGPU(number, name.value.decode(errors="replace"), (major.value, minor.value), size.value)
 
     def load(self, image: bytes, name: str, shared: int) -> tuple[int, int]:
-        """(module, function ``name``) of a cubin or of PTX; ``shared``: bytes of group memory its launches ask for."""
+        """(module, function ``name``) of a cubin or of PTX; ``shared``: bytes of shared memory its launches ask for."""
         module, function = c_void_p(), c_void_p()
         self.call(f"loading kernel {name}", "cuModuleLoadData", byref(module), c_char_p(image))
         self.call(f"finding kernel {name}", "cuModuleGetFunction", byref(function), module, name.encode())
         if shared > _STATIC_SHARED:
-            what = f"kernel {name}: asking for {shared} bytes of group memory"
+            what = f"kernel {name}: asking for {shared} bytes of shared memory"
             self.call(what, "cuFuncSetAttribute", function, _MAX_SHARED, shared)
         return module.value or 0, function.value or 0
 
@@ -168,7 +168,7 @@ class Driver:
         self.call(f"launching kernel {name}", "cuLaunchKernelEx", byref(config), c_void_p(function), pointers, None)
 
     def tile_map(self, name: str, address: int, tiles: TileMap) -> _MapMemory:
-        """What the copy engine of kernel ``name`` needs to know of the memory at ``address``."""
+        """The TMA descriptor with which kernel ``name`` reads or writes the tensor at ``address``."""
         memory, rank = (ctypes.c_char * (_MAP_BYTES + _MAP_ALIGN))(), len(tiles.sizes)
         what = f"kernel {name}: describing tiles {list(tiles.box)} of {list(tiles.sizes)}"
         to, start = c_void_p(_aligned(memory)), c_void_p(address)

@@ -11,6 +11,8 @@ import pytest
 from npu_compiler.frontend.llm import llm_graphs
 from npu_compiler.frontend.llm.config import LLMConfig
 from npu_compiler.pipeline import run_phases
+from npu_compiler.target_config import find_device
+from npu_compiler.targets.cuda.devices import CUDADevice
 from npu_compiler.targets.cuda.dialect import dialect_for
 from npu_compiler.targets.cuda.nvrtc import FLAGS, find_nvrtc
 from npu_compiler.targets.simt.emit import emit
@@ -58,17 +60,16 @@ def _reads_before_it_waits(source: str, arch: str) -> frozenset[int] | None:
 
 @cuda_gpu.compiles()
 @pytest.mark.parametrize("model_type", ["qwen2", "qwen3"])
-@pytest.mark.parametrize(("chip", "arch"), [("sm_80", "compute_90"), ("sm_90a", "compute_90a")])
-def test_every_kernel_waits_before_it_reads_what_others_wrote(
-    chip: str, arch: str, model_type: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In the code that NVRTC makes of a chip's kernels for one that can start them early."""
-    monkeypatch.setenv("NPU_CUDA_ARCH", chip)
-    dialect = dialect_for(chip)
+@pytest.mark.parametrize(("device", "arch"), [("sm_80", "compute_90"), ("sm_90", "compute_90a")])
+def test_every_kernel_waits_before_it_reads_what_others_wrote(device: str, arch: str, model_type: str) -> None:
+    """In the code that NVRTC makes of a device's kernels for one that can start them early."""
+    row = find_device("cuda", device)
+    assert isinstance(row, CUDADevice)
+    dialect = dialect_for(row)
     config = LLMConfig.from_hf({**CARD, "model_type": model_type})
     graphs = llm_graphs(config, max_len=2048, chunks=(128,), device_sampling=True)
     for entry, ir in graphs.items():
-        schedule = run_phases(ir, "cuda", None, until="memory").schedule
+        schedule = run_phases(ir, row.spec, None, until="memory").schedule
         assert schedule is not None
         written: set[int] = set()
         early = 0
