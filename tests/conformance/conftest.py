@@ -14,7 +14,7 @@ from npu_compiler.targets.cpu import target
 @pytest.fixture(scope="package", autouse=True)
 def all_threads() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(target, "SHORT_US", -1)
+        patch.setattr(target, "_is_short", lambda schedule, costs: False)
         yield
 
 
