@@ -39,17 +39,17 @@ from .weights.format import BlockFormat, WeightFormat
 PASSES: dict[str, str] = {
     "normalise": "drop no-ops, merge view chains and common subexpressions",
     "fold_constants": "compute what depends on constants alone",
-    "fold_positions": "read positions from the loop index instead of a table",
+    "fold_iota": "compute tables that are affine in their index (iota)",
     "fuse_attention": "find attention in its decomposed spelling",
-    "merge_matmuls": "make one product of those that read the same rows",
-    "select_concats": "read concatenations through a selection instead of a copy",
+    "combine_parallel_matmul": "make one product of those that read the same rows",
+    "concat_to_select": "read concatenations through a selection instead of a copy",
     "layout": "sink permutes until they cancel (channels-last)",
     "fold_padding": "let a convolution pad its input itself",
     "fold_batch_norm": "move batch norm and per-channel scales into weights",
     "fuse_epilogue": "compute what follows a product in its kernel",
     "fuse_pointwise": "inline pointwise chains",
     "fuse_loops": "merge loop nests over one domain",
-    "pair_matmuls": "compute both products of a gated activation in one kernel",
+    "dual_gemm": "compute both products of a gated activation in one kernel",
     "compress_weights": "store weights in the weight format that the caller chose",
     "winograd": "compute 3x3 convolutions by Winograd's algorithm where it is faster",
 }
@@ -99,10 +99,10 @@ def run_normalise(s: State) -> None:
     """No-ops, common subexpressions, constants; attention from its decomposed spelling."""
     s.run_pass("normalise", normalise.normalise)
     s.run_pass("fold_constants", normalise.fold_constants)
-    s.run_pass("fold_positions", fold_iota.fold_positions)
+    s.run_pass("fold_iota", fold_iota.fold_iota)
     s.run_pass("fold_constants", normalise.fold_constants)
     s.run_pass("fuse_attention", attention.fuse_attention)
-    s.run_pass("merge_matmuls", combine_parallel_matmul.merge_matmuls)
+    s.run_pass("combine_parallel_matmul", combine_parallel_matmul.combine_parallel_matmul)
 
 
 def run_layout(s: State) -> None:
@@ -121,7 +121,7 @@ def run_fold(s: State) -> None:
 def run_fuse(s: State) -> None:
     """Epilogues, pointwise chains, row kernels."""
     decompose.decompose(s.graph, s.config)
-    s.run_pass("select_concats", concat_to_select.select_concats)
+    s.run_pass("concat_to_select", concat_to_select.concat_to_select)
     fuse.absorb_views(s.graph)
     claimed = fuse.claim_epilogues(s.graph) if "fuse_epilogue" not in s.disable else {}
     if "fuse_pointwise" not in s.disable:
@@ -132,8 +132,8 @@ def run_fuse(s: State) -> None:
         claimed |= {
             n: c for n, c in fuse.claim_sources(s.graph).items() if not any(c[0] in chain for chain in claimed.values())
         }
-    if "pair_matmuls" not in s.disable and s.config.paired_matmuls:
-        claimed = dual_gemm.pair_matmuls(s.graph, claimed, s.config.pair_width)
+    if "dual_gemm" not in s.disable and s.config.dual_gemm:
+        claimed = dual_gemm.dual_gemm(s.graph, claimed, s.config.pair_width)
     s.groups = fuse.merge_loops(s.graph, claimed, enabled="fuse_loops" not in s.disable)
 
 

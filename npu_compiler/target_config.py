@@ -55,7 +55,7 @@ class TargetConfig:
     ``matrix_dtypes``: what its matmul and convolution kernels take; ``pair_dtypes``: those of them whose weights are
     packed in pairs along the reduced dim, for two-element dot products.
     ``prologue_rows``: the most rows of a matmul whose left operand every thread may compute for itself.
-    ``paired_matmuls``: whether a matmul kernel can compute two products of the same rows, for a gated activation.
+    ``dual_gemm``: whether a matmul kernel can compute two products of the same rows, for a gated activation.
     ``bundles``: whether kernels that touch different data can be one launch, if they have up to ``bundle_points``:
     a longer kernel does not mind a launch, and shows in a profile.
     ``image_row``: convolutions of up to four channels in half precision are computed on rows of so many elements
@@ -74,7 +74,7 @@ class TargetConfig:
     matrix_dtypes: tuple[str, ...] = ("float32", "float16", "bfloat16")
     pair_dtypes: tuple[str, ...] = ("bfloat16",)
     prologue_rows: int = 0
-    paired_matmuls: bool = False
+    dual_gemm: bool = False
     bundles: bool = False
     bundle_points: int = 1 << 16
     image_row: int = 0

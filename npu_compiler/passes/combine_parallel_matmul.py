@@ -13,7 +13,7 @@ from ..graph.graph import VIEWS, Graph, Node, Value
 from .load_time import static_values
 
 
-def merge_matmuls(graph: Graph) -> None:
+def combine_parallel_matmul(graph: Graph) -> None:
     """``x @ a, x @ b, ...`` -> slices of ``x @ [a | b | ...]`` for weights known at load time.
 
     Products whose branches go on with different pointwise work (a gated MLP) stay separate: that work runs in the

@@ -11,7 +11,7 @@ from .load_time import static_values
 MAX_PARTS = 4
 
 
-def select_concats(graph: Graph) -> None:
+def concat_to_select(graph: Graph) -> None:
     """``concat(a, b)`` read by loop nodes alone -> a pointwise node that selects the part by its index along the axis.
 
     With several readers this happens only if every part would otherwise be copied.

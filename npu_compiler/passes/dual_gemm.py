@@ -11,7 +11,7 @@ from ..graph.graph import Graph, Node, Value
 from .load_time import static_values
 
 
-def pair_matmuls(graph: Graph, claimed: dict[Node, list[Node]], panel: int) -> dict[Node, list[Node]]:
+def dual_gemm(graph: Graph, claimed: dict[Node, list[Node]], panel: int) -> dict[Node, list[Node]]:
     """Return ``claimed`` (anchor -> epilogue nodes) with pairs joined: the second matmul precedes the epilogue nodes.
 
     ``panel``: columns of a weight panel; both weights must consist of whole panels.

@@ -16,7 +16,7 @@ from .fuse import dedupe
 from .normalise import normalise
 
 
-def fold_positions(graph: Graph) -> None:
+def fold_iota(graph: Graph) -> None:
     """Replace loads of constants: uniform ones by numbers, integer ones that are affine in their indices by arithmetic.
 
     A value that no longer depends on a dim is computed once along it and expanded.

@@ -60,7 +60,7 @@ class HostTarget(SimtTarget):
         buffer_align=256,
         pair_dtypes=(),
         prologue_rows=1,
-        paired_matmuls=True,
+        dual_gemm=True,
         bundles=True,
         image_row=32,
     )

@@ -14,7 +14,7 @@ from typing import ClassVar
 from ...target_config import Device, TargetConfig
 from .host import HostCPU, host_cpu
 
-CONFIG = TargetConfig("cpu", prologue_rows=4, paired_matmuls=True, bundles=True)
+CONFIG = TargetConfig("cpu", prologue_rows=4, dual_gemm=True, bundles=True)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ CONFIG = TargetConfig(
     buffer_align=256,
     pair_dtypes=(),
     prologue_rows=1,
-    paired_matmuls=True,
+    dual_gemm=True,
     bundles=True,
     dtypes=TargetConfig.dtypes - {"float64"},
 )

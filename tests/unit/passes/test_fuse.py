@@ -225,4 +225,4 @@ def test_concatenations_that_others_read_or_kernels_write_stay() -> None:
     read = g.concat([x, y], 1)
     written = g.concat([g.pointwise(exp, x), g.pointwise(tanh, y)], 1)
     g.outputs = [("a", linear(read, 5)), ("b", g.pointwise(tanh, written)), ("c", g.pointwise(exp, written).sum([1]))]
-    assert ops(kept(g, concat_to_select.select_concats))["concat"] == 2
+    assert ops(kept(g, concat_to_select.concat_to_select))["concat"] == 2

@@ -9,8 +9,8 @@ import pytest
 
 from npu_compiler.graph import expr, interp
 from npu_compiler.graph.graph import Graph, Value
-from npu_compiler.passes.combine_parallel_matmul import merge_matmuls
-from npu_compiler.passes.concat_to_select import select_concats
+from npu_compiler.passes.combine_parallel_matmul import combine_parallel_matmul
+from npu_compiler.passes.concat_to_select import concat_to_select
 from npu_compiler.pipeline import State, _run
 from npu_compiler.schedule.memory_planner import assign_phases
 from npu_compiler.target_config import target_config
@@ -68,7 +68,7 @@ def projections(bias: bool = True, gated: bool = False) -> Graph:
 @pytest.mark.parametrize("bias", [True, False])
 def test_projections_of_one_input_become_one_product(bias: bool) -> None:
     graph = projections(bias)
-    unchanged(graph, merge_matmuls)
+    unchanged(graph, combine_parallel_matmul)
     products = [n for n in graph.nodes if n.op == "matmul"]
     assert [n.out.shape for n in products] == [(2, 5, 20)]
     kinds = [k.kind for k in scheduled(projections(bias)).schedule.kernels]
@@ -77,7 +77,7 @@ def test_projections_of_one_input_become_one_product(bias: bool) -> None:
 
 def test_a_gated_pair_keeps_its_products() -> None:
     graph = projections(gated=True)
-    unchanged(graph, merge_matmuls)
+    unchanged(graph, combine_parallel_matmul)
     assert sum(n.op == "matmul" for n in graph.nodes) == 3
 
 
@@ -91,14 +91,14 @@ def rotated(returned: bool = False) -> Graph:
 
 def test_rotate_half_needs_one_kernel() -> None:
     graph = rotated()
-    unchanged(graph, select_concats)
+    unchanged(graph, concat_to_select)
     assert not any(n.op == "concat" for n in graph.nodes)
     assert len(scheduled(rotated()).schedule.kernels) == 1
 
 
 def test_a_concatenation_that_is_returned_stays() -> None:
     graph = rotated(returned=True)
-    unchanged(graph, select_concats)
+    unchanged(graph, concat_to_select)
     assert sum(n.op == "concat" for n in graph.nodes) == 1
 
 

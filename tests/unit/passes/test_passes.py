@@ -81,7 +81,7 @@ def test_tables_of_positions_become_index_arithmetic() -> None:
     wrapped = load(1, "int64", [index(0)])
     wrapped = where(wrapped < 0, wrapped + 9, wrapped)
     g.outputs = [("y", g.elementwise((4, 4), [table, at], load(0, "float32", [wrapped, index(1)])))]
-    graph = kept(g, fold_iota.fold_positions)
+    graph = kept(g, fold_iota.fold_iota)
     assert ops(graph) == {"input": 1, "pointwise": 1}
     assert expr.render(graph.outputs[0][1].node.attrs["expr"]) == "in0[((i0 * 2) + 1), i1]"
 
@@ -92,7 +92,7 @@ def test_uniform_constants_become_numbers_and_what_repeats_is_computed_once() ->
     rows = g.const(np.ones((1, 1, 6, 1), bool))
     both = g.pointwise(lambda a, b: a & b, x.expand(2, 1, 6, 5), rows.expand(2, 1, 6, 5), promote=False)
     g.outputs = [("mask", g.pointwise(lambda m: where(m, const(0.0, "float32"), -1e9), both, promote=False))]
-    graph = kept(g, fold_iota.fold_positions)
+    graph = kept(g, fold_iota.fold_iota)
     (node,) = (n for n in graph.nodes if n.op == "pointwise" and "-1000000000.0" in expr.render(n.attrs["expr"]))
     assert node.out.shape == (2, 1, 1, 5)
 
@@ -104,7 +104,7 @@ def test_other_tables_stay_tables() -> None:
         at = g.const(data)
         picked = g.elementwise(data.shape, [at], load(0, at.dtype, [index(0)]))
         g.outputs.append((f"y{len(g.outputs)}", picked.cast("float32") + x.slice(0, 0, len(data))))
-    assert ops(kept(g, fold_iota.fold_positions))["const"] == 3
+    assert ops(kept(g, fold_iota.fold_iota))["const"] == 3
 
 
 def test_a_scatter_to_constant_positions_needs_no_index() -> None:

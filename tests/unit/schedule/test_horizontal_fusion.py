@@ -7,7 +7,7 @@ import pytest
 
 from npu_compiler.graph import expr, interp
 from npu_compiler.graph.graph import Graph, Value
-from npu_compiler.passes.dual_gemm import pair_matmuls
+from npu_compiler.passes.dual_gemm import dual_gemm
 from npu_compiler.pipeline import compile_graph, run_graph
 from npu_compiler.support.dtypes import numpy_dtype
 from npu_compiler.support.errors import InputError
@@ -115,7 +115,7 @@ def test_what_must_not_be_paired(make: object) -> None:
     graph = make()  # type: ignore[operator]
     nodes = [n for n in graph.nodes if n.op == "matmul"]
     claimed = {nodes[0]: [n for n in graph.nodes if n.op == "pointwise"], nodes[1]: []}
-    assert pair_matmuls(graph, claimed, 32) == claimed
+    assert dual_gemm(graph, claimed, 32) == claimed
     assert check(make).count("gemm") == 2
 
 
