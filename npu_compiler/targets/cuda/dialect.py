@@ -18,7 +18,7 @@ from .tma_conv import emit_tma_conv, supports_tma_conv
 from .tma_gemm import column_tiles, emit_tma_gemm, supports_tma
 
 KERNELS = Path(__file__).parent / "kernels"
-STATIC_BYTES = 48 << 10  # group memory that can be declared; more must be asked for at launch
+STATIC_BYTES = 48 << 10  # shared memory that can be declared; more is requested at launch
 
 _ENTRY = (
     "const int gid = (int)blockIdx.x, tid = (int)threadIdx.x, lane = tid & 31, sid = tid >> 5; "

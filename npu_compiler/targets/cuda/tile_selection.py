@@ -74,7 +74,7 @@ def _has_residual(kernel: Gemm | Conv2d) -> bool:
 def candidates(
     p: Product, step: int, residual: bool, tiles: bool, device: CUDADevice, outputs: int = 1
 ) -> Iterator[Plan]:  # fmt: skip
-    """Plans that fit the device; ``tiles``: results can leave as tiles; ``outputs``: how many of them there are."""
+    """Plans that fit the device. ``tiles``: whether TMA can store the results; ``outputs``: how many there are."""
     for m in (64, 128):
         for n in _widths(p, m, device.units):
             for splits in (1, *(size for size, blocks_at_once in device.clusters if blocks_at_once)):
@@ -94,18 +94,18 @@ def candidates(
                         yield Plan(m, n, stages, splits, blocks_per_sm, prefetch, tma_store)
 
 
-def _widths(p: Product, m: int, cores: int) -> list[int]:
-    """Columns that a tile of ``m`` rows may have. A narrow product with more tiles than cores gets the least of
+def _widths(p: Product, m: int, units: int) -> list[int]:
+    """Columns that a tile of ``m`` rows may have. A narrow product with more tiles than SMs gets the least of
     ``WIDTHS``."""
     fit = [n for n in (*WIDTHS, *ONE_TILE) if n % (8 * p.lanes) == 0 and n < p.n + 32] or [32 * p.lanes]
-    few = [n for n in fit if n not in ONE_TILE or blocks(p.m, m) * blocks(p.n, n) * p.batch <= cores]
+    few = [n for n in fit if n not in ONE_TILE or blocks(p.m, m) * blocks(p.n, n) * p.batch <= units]
     return few or [WIDTHS[0]]
 
 
 def registers(m: int, n: int, blocks_per_sm: int, prefetch: bool) -> int:
-    """That the thread_blocks of a core need; a quarter of a core holds whole simds."""
-    simds = (m // 64 * 128 // SIMD + 1) * blocks_per_sm
-    return (n // 2 + (n // 4 if prefetch else 0) + 40) * blocks(simds, 4) * 4 * SIMD
+    """Registers that the thread blocks on an SM need; each quarter of an SM holds whole warps."""
+    warps = (m // 64 * 128 // SIMD + 1) * blocks_per_sm
+    return (n // 2 + (n // 4 if prefetch else 0) + 40) * blocks(warps, 4) * 4 * SIMD
 
 
 def cost(p: Product, plan: Plan, step: int, residual: bool, elements: int, device: CUDADevice) -> float:
