@@ -85,7 +85,7 @@ def check_node(node: Node) -> None:
         raise ValueError(f"unknown op {node.op!r}")
     _require(set(node.attrs) == set(schema), f"attributes {sorted(map(str, node.attrs))}, expected {sorted(schema)}")
     for name, kind in schema.items():
-        _require(_ATTR_CHECKS[kind](node.attrs[name]), f"attribute {name} is no {kind}")
+        _require(_ATTR_CHECKS[kind](node.attrs[name]), f"attribute {name} is not of kind {kind}")
     for v in node.outputs:
         check_type(v.shape, v.dtype)
     have = [(v.shape, v.dtype) for v in node.outputs]
@@ -155,7 +155,7 @@ def _check_load(x: Expr, inputs: Sequence[Value]) -> None:
     v = inputs[x.value]
     _require(x.dtype == v.dtype, f"operand {x.value} is {v.dtype}, loaded as {x.dtype}")
     _require(len(x.args) == v.rank, f"operand {x.value} has {v.rank} dims, loaded with {len(x.args)}")
-    _require(all(a.dtype == "int64" for a in x.args), f"an index of operand {x.value} is no int64")
+    _require(all(a.dtype == "int64" for a in x.args), f"an index of operand {x.value} is not int64")
 
 
 def _check_call(x: Expr) -> None:
@@ -166,7 +166,7 @@ def _check_call(x: Expr) -> None:
         _require(dtypes.DTYPES[types[0]].kind in _COMPUTED, f"cast from {types[0]}")
         return
     if x.op == "where":
-        _require(types.pop(0) == "bool", "the condition of a where is no bool")
+        _require(types.pop(0) == "bool", "the condition of a where is not a bool")
     _require(len(set(types)) == 1, f"{x.op} of mixed dtypes {types}")
     _require(x.dtype == ("bool" if spec.result == "bool" else types[0]), f"{x.op} of {types[0]} gives no {x.dtype}")
     _require(expr.takes(x.op, types[0]), f"{x.op} of {types[0]}")

@@ -114,7 +114,7 @@ class _Lowering:
         for update in self.ir.state:
             if update.key not in self.states:
                 raise IRError(
-                    f"state {update.key!r} is no weight of the model; declare it in weights and weight_name_mapping"
+                    f"state {update.key!r} is not a weight of the model; declare it in weights and weight_name_mapping"
                 )
             self.graph.updates.append((update.key, self._read(update.value).cast(self.states[update.key].dtype)))
         declared = {u.key for u in self.ir.state}

@@ -34,13 +34,13 @@ def normalise(graph: Graph) -> None:
         if simpler is not None:
             new[original.out] = new.get(simpler, simpler)
             continue
-        twin = seen.setdefault(_key(node), node) if node.op not in ("input", "state") else node
-        if twin is not node:
-            twin.sources = tuple(dict.fromkeys((*twin.sources, *node.sources)))
+        first = seen.setdefault(_key(node), node) if node.op not in ("input", "state") else node
+        if first is not node:
+            first.sources = tuple(dict.fromkeys((*first.sources, *node.sources)))
         else:
             keep.append(node)
-        if twin is not original:
-            new.update(zip(original.outputs, twin.outputs, strict=True))
+        if first is not original:
+            new.update(zip(original.outputs, first.outputs, strict=True))
     graph.nodes = keep
     graph.replace(new)
 

@@ -18,8 +18,8 @@ from .download import DownloadError, Package, Progress, cache_path, fetch, store
 
 __all__ = ["efficientnet_lite0_input", "imagenet_input", "photos", "read_image", "resize_and_crop", "resnet50_input"]
 
-MOST_PIXELS = 1 << 26
-MOST_STRETCHED = 32  # longer side over shorter side
+MAX_PIXELS = 1 << 26
+MAX_ASPECT = 32  # longer side over shorter side
 _FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP")
 
 _SCIKIT_IMAGE = Package(
@@ -106,8 +106,8 @@ def read_image(path: str | os.PathLike[str]) -> np.ndarray:
     try:
         with warnings.catch_warnings(action="ignore"), Image.open(path, formats=_FORMATS) as image:
             width, height = image.size
-            if width * height > MOST_PIXELS:
-                raise InputError(f"an image of {width} x {height} pixels; at most {MOST_PIXELS} are read")
+            if width * height > MAX_PIXELS:
+                raise InputError(f"an image of {width} x {height} pixels; at most {MAX_PIXELS} are read")
             _check_proportions(height, width)
             return np.asarray(image.convert("RGB"))
     except InputError as error:
@@ -119,9 +119,9 @@ def read_image(path: str | os.PathLike[str]) -> np.ndarray:
 
 
 def _check_proportions(height: int, width: int) -> None:
-    if not 0 < max(height, width) <= MOST_STRETCHED * min(height, width):
+    if not 0 < max(height, width) <= MAX_ASPECT * min(height, width):
         raise InputError(
-            f"an image of {width} x {height} pixels; its longer side may have at most {MOST_STRETCHED} times the "
+            f"an image of {width} x {height} pixels; its longer side may have at most {MAX_ASPECT} times the "
             "pixels of the shorter one"
         )
 

@@ -13,9 +13,6 @@ PACKAGES = ("npu_compiler", "npu_runtime", "npusim")
 
 Graph = dict[str, set[str]]
 
-# What is left of the time before these tests; a pair disappears from here when it disappears from the code.
-REMAINING = {}
-
 
 def modules(root: Path = ROOT) -> dict[str, Path]:
     """Every module of the packages by its dotted name; a package by its ``__init__.py``."""
@@ -52,10 +49,7 @@ def _for_types_only(node: ast.AST) -> bool:
 
 def import_graph() -> Graph:
     known = modules()
-    return {
-        name: {t for t in imports(name, path, known) if t != name and (name, t) not in REMAINING}
-        for name, path in known.items()
-    }
+    return {name: set(imports(name, path, known)) - {name} for name, path in known.items()}
 
 
 def room(module: str) -> str:
@@ -130,11 +124,6 @@ def test_packages_know_only_those_below(package: str, foreign: tuple[str, ...]) 
 def test_the_root_of_the_compiler_is_short() -> None:
     files = sorted(p.name for p in (ROOT / "npu_compiler").glob("*.py"))
     assert len(files) <= 8, files
-
-
-def test_what_remains_is_there() -> None:
-    known = modules()
-    assert {(a, b) for a, b in REMAINING if b not in imports(a, known[a], known)} == set()
 
 
 def test_a_room_says_what_it_is_for() -> None:
