@@ -34,7 +34,7 @@ from readme import write_section
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 RESULTS = ROOT / "benchmarks" / "results" / "h200.json"
-BURST_MS, LEAST_BURSTS = 25.0, 9
+BURST_MS, MIN_BURSTS = 25.0, 9
 
 
 READ = r"""
@@ -75,7 +75,7 @@ def bursts(contenders: dict[str, Contender], seconds: float) -> dict[str, list[f
     counts = {name: max(1, round(BURST_MS / burst(c, 5))) for name, c in contenders.items()}
     times: dict[str, list[float]] = {name: [] for name in contenders}
     end = time.perf_counter() + seconds * len(contenders)
-    while time.perf_counter() < end or min(map(len, times.values())) < LEAST_BURSTS:
+    while time.perf_counter() < end or min(map(len, times.values())) < MIN_BURSTS:
         for name, c in contenders.items():
             times[name].append(burst(c, counts[name]))
     return times

@@ -23,7 +23,7 @@ kernel void name(const device T* x [[buffer(0)]], device float* y [[buffer(1)]],
                  constant uint& n [[buffer(2)]], uint row [[threadgroup_position_in_grid]],     \
                  uint tid [[thread_position_in_threadgroup]], uint size [[threads_per_threadgroup]], \
                  uint lane [[thread_index_in_simdgroup]], uint simd [[simdgroup_index_in_threadgroup]], \
-                 uint simds [[simdgroups_per_threadgroup]]) {                                   \
+                 uint subgroups [[simdgroups_per_threadgroup]]) {                                   \
   threadgroup float part[32], total;                                                            \
   float s = 0;                                                                                  \
   for (uint i = tid; i < n; i += size) s += float(x[row * n + i]);                              \
@@ -31,7 +31,7 @@ kernel void name(const device T* x [[buffer(0)]], device float* y [[buffer(1)]],
   if (lane == 0) part[simd] = s;                                                                \
   threadgroup_barrier(mem_flags::mem_threadgroup);                                              \
   if (simd == 0) {                                                                              \
-    float t = simd_sum(lane < simds ? part[lane] : 0.0);                                        \
+    float t = simd_sum(lane < subgroups ? part[lane] : 0.0);                                        \
     if (lane == 0) total = t;                                                                   \
   }                                                                                             \
   threadgroup_barrier(mem_flags::mem_threadgroup);                                              \

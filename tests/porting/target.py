@@ -20,7 +20,7 @@ from npu_compiler.targets.simt.target import SimtTarget
 CXX = shutil.which("g++")
 
 
-def entry(name: str, params: Sequence[Param], threads: int, per_core: int) -> str:
+def entry(name: str, params: Sequence[Param], threads: int, per_unit: int) -> str:
     """A kernel is a function of its argument table, group and thread."""
     lines = [f"static void {name}(void* table, int gid, int tid) {{", "  const int lane = tid & 31, sid = tid >> 5;"]
     lines.append("  (void)lane, (void)sid, (void)table, (void)gid;")

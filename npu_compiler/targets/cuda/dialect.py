@@ -13,7 +13,7 @@ from ..simt.lang.dialect import KERNELS as COMMON_KERNELS
 from ..simt.lang.dialect import Array, Dialect, Param, special
 from .devices import DEFAULT, DEVICES, CUDADevice
 from .dual_conv import emit_dual_conv, supports_dual_conv
-from .flash import emit_wide_flash, takes_attention
+from .flash import emit_wide_flash, supports_attention
 from .tma_conv import emit_tma_conv, supports_tma_conv
 from .tma_gemm import column_tiles, emit_tma_gemm, supports_tma
 
@@ -26,7 +26,7 @@ _ENTRY = (
 )
 
 
-def entry(name: str, params: Sequence[Param], threads: int, per_core: int) -> str:
+def entry(name: str, params: Sequence[Param], threads: int, per_unit: int) -> str:
     def declare(p: Param) -> str:
         if p.ctype == "TensorMap":
             return f"const __grid_constant__ TensorMap {p.name}"
@@ -34,7 +34,7 @@ def entry(name: str, params: Sequence[Param], threads: int, per_core: int) -> st
             return f"const {p.ctype}* __restrict__ {p.name}"
         return f"{'' if p.writable else 'const '}{p.ctype}* {p.name}"
 
-    bounds = f"{threads}, {per_core}" if per_core else str(threads)
+    bounds = f"{threads}, {per_unit}" if per_unit else str(threads)
     head = f'extern "C" __global__ void __launch_bounds__({bounds})\n{name}({", ".join(map(declare, params))}) {{'
     return f"{head}\n  {_ENTRY}"
 
@@ -86,7 +86,7 @@ HOPPER = replace(
         special(Conv2d, supports_tma_conv, emit_tma_conv),
         special(Conv2d, lambda k, _: supports_tma(k), emit_tma_gemm),
         special(DualConv2d, supports_dual_conv, emit_dual_conv),
-        special(Attention, lambda k, dialect: is_flash(k, dialect) and takes_attention(k), emit_wide_flash),
+        special(Attention, lambda k, dialect: is_flash(k, dialect) and supports_attention(k), emit_wide_flash),
     ),
     clustered=clustered,
 )

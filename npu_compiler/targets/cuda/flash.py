@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...schedule.kernel import Attention, Operand
 from ..simt.kernels.flash import flash_sizes, mask_and_positions
-from ..simt.lang.dialect import SIMD, Dialect
+from ..simt.lang.dialect import SUBGROUP, Dialect
 from ..simt.lang.emission import Emission
 from ..simt.lang.function import Function, blocks
 from ..simt.lang.program import TileMap
@@ -12,7 +12,7 @@ from ..simt.lang.program import TileMap
 SLOTS, KEYS = 4, 128  # tiles of keys or of values in shared memory; keys of each
 
 
-def takes_attention(kernel: Attention) -> bool:
+def supports_attention(kernel: Attention) -> bool:
     """Whether the wide unit takes it: no mask but causality and positions, head sizes of whole tiles."""
     if not kernel.inputs[0].shape[2]:
         return False
@@ -23,18 +23,18 @@ def takes_attention(kernel: Attention) -> bool:
 
 
 def emit_wide_flash(kernel: Attention, dialect: Dialect) -> Emission:
-    """The function of an ``attention`` kernel for which :func:`takes_attention`."""
+    """The function of an ``attention`` kernel for which :func:`supports_attention`."""
     f, (q, k, v), out = Function(kernel, dialect, early=True), kernel.inputs[:3], kernel.outputs[0]
     (b, h, sq, d), positions = q.shape, mask_and_positions(kernel)[1]
     warpgroups = 2 if blocks(sq, 128) * h * b >= dialect.device.units else 1
-    rows, threads = 64 * warpgroups, 128 * warpgroups + SIMD
+    rows, threads = 64 * warpgroups, 128 * warpgroups + SUBGROUP
     types, sizes = flash_sizes(kernel, rows, KEYS, threads)
     vectors = not any(s % 8 for s in (*out.strides[:3], out.offset))
     arrays = [
         f.array(types["T"], "ring", SLOTS * KEYS * d),
         f.array(types["T"], "qs", rows * d),
         f.array("int64_t", "barriers", 2 * SLOTS + 1),
-        f.array("int", "limit", 2 * threads // SIMD) if sizes["LIMITED"] else "nullptr",
+        f.array("int", "limit", 2 * threads // SUBGROUP) if sizes["LIMITED"] else "nullptr",
     ]
     maps = [f.tile_map(n, _map(o, size)) for n, (o, size) in enumerate(((q, rows), (k, KEYS), (v, KEYS)))]
     operands = [f.pointer(positions) if positions is not None else "nullptr", f.pointer(~0)]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from ...schedule.kernel import Conv2d, Gemm
 from ..simt.kernels.gemm import Product, product_of
-from ..simt.lang.dialect import SIMD, Dialect
+from ..simt.lang.dialect import SUBGROUP, Dialect
 from ..simt.lang.function import blocks
 from .devices import CUDADevice
 
@@ -104,8 +104,8 @@ def _widths(p: Product, m: int, units: int) -> list[int]:
 
 def registers(m: int, n: int, blocks_per_sm: int, prefetch: bool) -> int:
     """Registers that the thread blocks on an SM need; each quarter of an SM holds whole warps."""
-    warps = (m // 64 * 128 // SIMD + 1) * blocks_per_sm
-    return (n // 2 + (n // 4 if prefetch else 0) + 40) * blocks(warps, 4) * 4 * SIMD
+    warps = (m // 64 * 128 // SUBGROUP + 1) * blocks_per_sm
+    return (n // 2 + (n // 4 if prefetch else 0) + 40) * blocks(warps, 4) * 4 * SUBGROUP
 
 
 def cost(p: Product, plan: Plan, step: int, residual: bool, elements: int, device: CUDADevice) -> float:

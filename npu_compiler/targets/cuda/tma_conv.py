@@ -138,7 +138,7 @@ class TmaConv(TmaGemm):
 
     def emit(self) -> Emission:
         f, plan, kernel = self.f, self.plan, self.kernel
-        f.per_core, rows, attrs = plan.blocks_per_sm, _is_rows(kernel), kernel
+        f.per_unit, rows, attrs = plan.blocks_per_sm, _is_rows(kernel), kernel
         (images, oh, ow, k), step = kernel.outputs[0].shape, attrs.channels[0]
         weights = TileMap((self.p.k, self.p.n, 1), (self.p.k * 2, self.p.k * 2 * k), (step, plan.n, 1), step * 2)
         right = f.tile_map(kernel.rhs, weights)

@@ -11,7 +11,7 @@ from ...schedule.kernel import Conv2d, Gemm, Operand
 from ...support import dtypes
 from ..simt.kernels.epilogue import Epilogue, Functor
 from ..simt.kernels.gemm import WGMMA_ROWS, product_of
-from ..simt.lang.dialect import SIMD, Dialect
+from ..simt.lang.dialect import SUBGROUP, Dialect
 from ..simt.lang.emission import Emission
 from ..simt.lang.function import Function, Members, blocks, constants
 from ..simt.lang.program import TileMap
@@ -117,12 +117,12 @@ class TmaGemm:
         self.f = Function(kernel, dialect, early=True)
         self.ctype = dtypes.DTYPES[kernel.inputs[0].dtype].ctype
         self.step = tile_k(kernel)
-        self.threads = plan.m * 2 + SIMD
+        self.threads = plan.m * 2 + SUBGROUP
         self.operands = Operands(without_stride(kernel), 0, kernel.rhs)
 
     def emit(self) -> Emission:
         f, plan, p = self.f, self.plan, self.p
-        f.cluster, f.per_core = plan.splits, plan.blocks_per_sm
+        f.cluster, f.per_unit = plan.splits, plan.blocks_per_sm
         before = self._kept()
         operands = self._operands(self.operands, "@NAME@_product")
         outputs = self._outputs()

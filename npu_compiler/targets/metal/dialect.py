@@ -10,7 +10,7 @@ from pathlib import Path
 from ..simt.lang.dialect import Array, Dialect, Param
 from .devices import DEVICES, AppleGPU
 
-MOST_BUFFERS = 31
+MAX_BUFFERS = 31
 
 _BUILTINS = (
     "uint gid_ [[threadgroup_position_in_grid]]",
@@ -22,7 +22,7 @@ _ENTRY = "const int gid = (int)gid_, tid = (int)tid_, lane = (int)lane_, sid = (
 _UNUSED = "(void)gid, (void)tid, (void)lane, (void)sid;"
 
 
-def entry(name: str, params: Sequence[Param], threads: int, per_core: int) -> str:
+def entry(name: str, params: Sequence[Param], threads: int, per_unit: int) -> str:
     """Buffers are numbered in order; every size is a literal, so a kernel takes nothing else."""
     declared = [
         f"device {'' if p.writable else 'const '}{p.ctype}* {p.name} [[buffer({i})]]" for i, p in enumerate(params)
@@ -50,7 +50,7 @@ DIALECT = Dialect(
     matrix=(8, 8, 8),
     matrix_types=("float16", "bfloat16"),
     stages=2,
-    most_params=MOST_BUFFERS,
+    max_params=MAX_BUFFERS,
 )
 
 

@@ -13,7 +13,7 @@ from ..simt.emit import Functions
 from ..simt.lang.dialect import Dialect
 from ..simt.target import SimtTarget
 from .devices import CONFIG, AppleGPU, device_at_hand
-from .dialect import MOST_BUFFERS, dialect_for
+from .dialect import MAX_BUFFERS, dialect_for
 
 LANGUAGE = "metal3.1"  # the first with bfloat
 
@@ -35,8 +35,8 @@ class MetalTarget(Selectable[AppleGPU], SimtTarget):
         return "no compiler: the Mac that loads a program compiles its text"
 
     def supports(self, kernel: Kernel) -> Reason | None:
-        if len(kernel.inputs) + len(kernel.outputs) >= MOST_BUFFERS:
-            return Reason("too_many_operands", f"a Metal kernel takes {MOST_BUFFERS} buffers at most")
+        if len(kernel.inputs) + len(kernel.outputs) >= MAX_BUFFERS:
+            return Reason("too_many_operands", f"a Metal kernel takes {MAX_BUFFERS} buffers at most")
         return super().supports(kernel)
 
     def sources(self, functions: Functions) -> dict[str, str]:

@@ -110,8 +110,8 @@ def test_lines_of_pixels_fit_the_chip(name: str) -> None:
     functions = Functions(HOPPER)
     launch = functions.launch(kernel)
     assert '#include "tma_conv.h"' in functions.text[launch.function] and launch.groups == groups
-    per_core = -(-groups // HOPPER.device.units)
-    assert (launch.shared or 48 << 10) * per_core <= device_of(HOPPER).shared_per_unit - 1024 * per_core
+    per_unit = -(-groups // HOPPER.device.units)
+    assert (launch.shared or 48 << 10) * per_unit <= device_of(HOPPER).shared_per_unit - 1024 * per_unit
     assert all(max(m[2].box) <= 256 and all(s % 16 == 0 for s in m[2].strides) for m in launch.maps)
 
 

@@ -27,7 +27,7 @@ from npu_compiler.schedule.kernel import Kernel
 from npu_compiler.support.dtypes import DTYPES
 from npu_compiler.support.errors import CompileError, Reason
 from npu_compiler.targets.cpu.target import CPUTarget
-from npu_compiler.targets.metal.dialect import MOST_BUFFERS
+from npu_compiler.targets.metal.dialect import MAX_BUFFERS
 from npu_runtime import DAGExecutor
 from npu_runtime.backends.base import register_backend
 from npu_runtime.backends.cpu import CPUBackend
@@ -226,7 +226,7 @@ def four_dims(ir: IRGraph) -> IRGraph:
 
 def test_a_fused_kernel_of_too_many_operands() -> None:
     """Metal binds at most 31 buffers: every sum of two compiles, so their sum does."""
-    names = [f"x{i}" for i in range(MOST_BUFFERS + 9)]
+    names = [f"x{i}" for i in range(MAX_BUFFERS + 9)]
     b = Builder(names).node("s0", ADD, names[0], names[1])
     for i, name in enumerate(names[2:], 1):
         b.node(f"s{i}", ADD, f"s{i - 1}", name)

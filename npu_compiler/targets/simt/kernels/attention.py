@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ....schedule.kernel import Attention, CombineAttention, Operand
 from ....support import dtypes
-from ..lang.dialect import SIMD, Dialect
+from ..lang.dialect import SUBGROUP, Dialect
 from ..lang.emission import Emission
 from ..lang.function import Function, blocks
 from ..lang.scalar import ctype
@@ -12,7 +12,7 @@ from .flash import emit_flash, is_flash, mask_and_positions, strides
 
 THREADS = 256
 CHUNK = 256  # keys a step
-MOST_ROWS = 8
+MAX_ROWS = 8
 MERGE_TEAMS = 4  # that share the parts of one result
 MEET_BYTES = 24 << 10
 
@@ -34,21 +34,21 @@ class _Attention:
         self.splits = kernel.splits
         self.queries = self.h // self.hk * self.sq
         self.by_position = kernel.by_position  # keys up to a query's own position
-        self.rows = min(MOST_ROWS, self.queries)
+        self.rows = min(MAX_ROWS, self.queries)
         # a row of keys or values is shared by a team of lanes, `item` elements each
         self.item = 8
         self.team = 1
         while self.team * self.item < max(self.d, self.dv):
             self.team *= 2
-        if self.team > SIMD:
-            self.team, self.item = SIMD, blocks(max(self.d, self.dv), SIMD * 4) * 4
+        if self.team > SUBGROUP:
+            self.team, self.item = SUBGROUP, blocks(max(self.d, self.dv), SUBGROUP * 4) * 4
 
     def emit(self) -> Emission:
-        f, kernel, per = self.f, self.kernel, THREADS // SIMD
+        f, kernel, per = self.f, self.kernel, THREADS // SUBGROUP
         q, k, v, out = *kernel.inputs[:3], kernel.outputs[0]
         number, positions = mask_and_positions(kernel)
         mask = kernel.inputs[number] if number is not None else None
-        chunk = min(CHUNK, blocks(self.sk, SIMD) * SIMD)
+        chunk = min(CHUNK, blocks(self.sk, SUBGROUP) * SUBGROUP)
         merged = max(1, min(self.rows, MEET_BYTES // (per * self.team * self.item * 4)))
         types = {"Q": ctype(q.dtype), "K": ctype(k.dtype), "V": ctype(v.dtype), "Out": ctype(out.dtype)}
         types["Mask"] = ctype(mask.dtype) if mask else "bool8"
@@ -80,7 +80,7 @@ def emit_combine_attention(kernel: CombineAttention, dialect: Dialect) -> Emissi
     f, parts, out = Function(kernel, dialect), kernel.inputs[0], kernel.outputs[0]
     splits, b, h, sq, width = parts.shape
     d = width - 2
-    threads = MERGE_TEAMS * blocks(d, SIMD) * SIMD
+    threads = MERGE_TEAMS * blocks(d, SUBGROUP) * SUBGROUP
     sizes = dict(SPLITS=splits, B=b, H=h, SQ=sq, D=d, TEAMS=MERGE_TEAMS, THREADS=threads, **strides("O", out))
     arrays = [f.array("float", name, n) for name, n in (("weight", splits), ("total", 1), ("meet", MERGE_TEAMS * d))]
     f.template("attention_merge", "attention.h", {"Out": ctype(out.dtype)}, sizes, f.pointer(0), f.pointer(~0), *arrays)

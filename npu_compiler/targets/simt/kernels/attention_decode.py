@@ -7,14 +7,14 @@ import math
 from ....graph import expr
 from ....schedule.kernel import Attention, DecodeAttention, Loops, Operand
 from ...codegen.nest import build_nest
-from ..lang.dialect import SIMD, Dialect
+from ..lang.dialect import SUBGROUP, Dialect
 from ..lang.emission import Emission
 from ..lang.function import Function, Members, blocks
 from ..lang.scalar import Scalars, Value, ctype, stored
 from ..lang.vectorize import decode, scalars_for
 
 SUBGROUPS = 16
-THREADS = SUBGROUPS * SIMD
+THREADS = SUBGROUPS * SUBGROUP
 PER_CORE = 1  # workgroups
 HEADS = 8  # columns of the matrix unit
 MIN_KEYS = 256  # of a workgroup: fewer are not worth a grid barrier
@@ -32,7 +32,7 @@ def emit_decode_attention(kernel: DecodeAttention, dialect: Dialect) -> Emission
     """
     f, (keys, values), out = Function(kernel, dialect, early=True, release=False), kernel.inputs[:2], kernel.outputs[0]
     (hk, sk, d), splits = keys.shape[1:], kernel.outputs[3].shape[0]
-    f.per_core = PER_CORE
+    f.per_unit = PER_CORE
     sizes = dict(
         HK=hk, SK=sk, D=d, SHARE=out.shape[1] // hk, SPLITS=splits, SUBGROUPS=SUBGROUPS, MIN_KEYS=MIN_KEYS, STATE=STATE,
         K_H=keys.strides[1], K_S=keys.strides[2], V_H=values.strides[1], V_S=values.strides[2], O_H=out.strides[1],
@@ -44,7 +44,7 @@ def emit_decode_attention(kernel: DecodeAttention, dialect: Dialect) -> Emission
     for n, (part, count) in enumerate(zip(kernel.producers, turns, strict=True)):
         operands.append(_functor(f, part, f"@NAME@_part{n}", first, count))
         first += len(part.inputs)
-    element, pitch, half = ctype(keys.dtype), 4 * SIMD + 1, SUBGROUPS // 2
+    element, pitch, half = ctype(keys.dtype), 4 * SUBGROUP + 1, SUBGROUPS // 2
     arrays = [f.array(element, "qs", HEADS * d), f.array(element, "fresh", 2 * d)]
     arrays += [f.array("float", "meet", half * (d // 16) * pitch)]
     arrays += [f.array("float", name, half * HEADS) for name in ("tops", "sums")]
@@ -96,7 +96,7 @@ def _functor(f: Function, part: Loops, name: str, first: int, turns: int) -> str
     return members.finish()
 
 
-def takes_step(k: Attention, dialect: Dialect) -> bool:
+def supports_step(k: Attention, dialect: Dialect) -> bool:
     """Whether attention kernel ``k`` is one query position against a cache in a layout that the step's kernel reads."""
     q, keys, values = k.inputs[:3]
     out = k.outputs[0]

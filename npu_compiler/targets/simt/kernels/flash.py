@@ -10,7 +10,7 @@ from ..lang.emission import Emission
 from ..lang.function import Constants, Function, blocks
 from ..lang.scalar import ctype
 
-LEAST_QUERIES = 16
+MIN_QUERIES = 16
 
 
 def is_flash(kernel: Attention, dialect: Dialect) -> bool:
@@ -20,7 +20,7 @@ def is_flash(kernel: Attention, dialect: Dialect) -> bool:
     dense = all(o.strides[3] == 1 and not any(s % 8 for s in (*o.strides[:3], o.offset)) for o in (q, k, v))
     out = kernel.outputs[0]
     fits = d == dv and d % 16 == 0 and d <= 128 and out.strides[3] == 1 and not any(s % 2 for s in out.strides[:3])
-    return dialect.flash and q.dtype in dialect.matrix_types and q.shape[2] >= LEAST_QUERIES and dense and fits
+    return dialect.flash and q.dtype in dialect.matrix_types and q.shape[2] >= MIN_QUERIES and dense and fits
 
 
 def emit_flash(kernel: Attention, dialect: Dialect) -> Emission:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from ....schedule.kernel import Conv2d, Gemm
 from ....support import dtypes
-from ..lang.dialect import SIMD, Dialect
+from ..lang.dialect import SUBGROUP, Dialect
 from ..lang.emission import Emission
 from ..lang.function import Function, Members, blocks, constants
 from .epilogue import Epilogue, Functor
@@ -132,7 +132,7 @@ class Tile:
 
     @property
     def threads(self) -> int:
-        return self.subgroups_m * self.subgroups_n * SIMD
+        return self.subgroups_m * self.subgroups_n * SUBGROUP
 
 
 def choose_tile(p: Product, dialect: Dialect) -> Tile:

@@ -14,15 +14,15 @@ from ....weights.formats.bf16c12.rows4 import PIECE
 from ...codegen.nest import build_nest
 from ...codegen.row_passes import make_row
 from ..lang.device import GPU
-from ..lang.dialect import SIMD, Dialect
+from ..lang.dialect import SUBGROUP, Dialect
 from ..lang.emission import Emission
-from ..lang.function import Constants, Function, Members, blocks, simds
+from ..lang.function import Constants, Function, Members, blocks, subgroups
 from ..lang.scalar import ctype, stored
 from ..lang.vectorize import Points, scalars_for, vector_width
 from .epilogue import Epilogue
 from .reductions import RowFold
 
-MOST_ROWS = 4  # of the left operand; more is a tile's work
+MAX_ROWS = 4  # of the left operand; more is a tile's work
 REGISTERS = 16  # 16-byte loads a thread holds at most
 AT_ONCE = 5  # those it should hold
 OTHER_REGISTERS = 28  # of a thread, beside weights and left operand
@@ -35,18 +35,18 @@ def is_gemv(kernel: Gemm) -> bool:
         return True
     size = dtypes.DTYPES[w.dtype].size
     dense = (w.strides[2] == 1 or a.k == 1) and not any(s * size % 16 for s in (a.k, w.strides[1], w.offset))
-    return a.m <= MOST_ROWS and a.batch == 1 and dense and a.splits == 1
+    return a.m <= MAX_ROWS and a.batch == 1 and dense and a.splits == 1
 
 
 @dataclass(frozen=True)
 class Shape:
     """``threads`` take ``vectors`` 16-byte pieces each of every one of ``rows`` weight rows; 0 vectors: in a loop.
-    ``per_core``: persistent workgroups of an SM, which take rows in turns; 0: a workgroup for each unit of rows."""
+    ``per_unit``: persistent workgroups of an SM, which take rows in turns; 0: a workgroup for each unit of rows."""
 
     threads: int
     vectors: int
     rows: int
-    per_core: int = 0
+    per_unit: int = 0
 
 
 def choose_shape(pieces: int, columns: int, device: GPU) -> Shape:
@@ -83,18 +83,18 @@ def _per_core(threads: int, vectors: int, rows: int, pieces: int, device: GPU) -
     a quarter of an SM serve every fourth subgroup."""
     needed = 2 * 4 * rows * vectors + 4 * vectors + OTHER_REGISTERS
     count = device.gemv_bytes // (2 * 16 * rows * pieces)
-    while count > 0 and blocks(count * simds(threads), 4) * SIMD * needed > device.registers // 4:
+    while count > 0 and blocks(count * subgroups(threads), 4) * SUBGROUP * needed > device.registers // 4:
         count -= 1
     return count
 
 
 def _turns(shape: Shape, units: int, dialect: Dialect) -> int:
     """Persistent workgroups that take units in turns, or 0 if each unit has a workgroup."""
-    resident = shape.per_core * dialect.device.units
+    resident = shape.per_unit * dialect.device.units
     return resident if shape.vectors and 0 < resident < units else 0
 
 
-def takes_prologue(kernel: Gemm, dialect: Dialect) -> bool:
+def supports_prologue(kernel: Gemm, dialect: Dialect) -> bool:
     """Whether the row that the prologue makes can be computed where it is needed: in pieces of 16 bytes of the weight,
     along one dim."""
     inner, a = kernel.prologue, kernel
@@ -123,7 +123,7 @@ class Reader(NamedTuple):
     made: str
     header: str
     sizes: Constants
-    per_core: int = 0
+    per_unit: int = 0
 
 
 def emit_gemv(kernel: Gemm, dialect: Dialect) -> Emission:
@@ -132,7 +132,7 @@ def emit_gemv(kernel: Gemm, dialect: Dialect) -> Emission:
     sizes = {"PITCH": w.strides[1], "STREAMED": w.buffer.kind in ("weight", "const")}
 
     def reader(turns: int) -> Reader:
-        return Reader("DenseWeights", "{0}", "gemv.h", sizes, shape.per_core if turns else 0)
+        return Reader("DenseWeights", "{0}", "gemv.h", sizes, shape.per_unit if turns else 0)
 
     return instantiate(kernel, dialect, shape, reader)
 
@@ -146,7 +146,7 @@ def instantiate(kernel: Gemm, dialect: Dialect, shape: Shape, reader_of: Callabl
     units, pieces, size = blocks(n, rows), a.k // item, dtypes.DTYPES[x.dtype].size
     turns = _turns(shape, units, dialect)
     reader = reader_of(turns)
-    f.per_core = reader.per_core
+    f.per_unit = reader.per_unit
     weights = f.pointer(kernel.rhs)
     sizes = dict(
         M=a.m, N=n, K=a.k, LDA=a.lda, ROWS=rows, LANES=lanes, THREADS=threads, ITEM=item, PIECES=pieces,
@@ -159,7 +159,7 @@ def instantiate(kernel: Gemm, dialect: Dialect, shape: Shape, reader_of: Callabl
     else:
         left = f"LoadedLeft<@NAME@_sizes>{{{f.pointer(0)}}}"
     epilogue = _epilogue(kernel, f, lanes, bool(turns))
-    part = f.array("float", "part", (2 if turns else 1) * simds(threads) * rows * a.m)
+    part = f.array("float", "part", (2 if turns else 1) * subgroups(threads) * rows * a.m)
     name = "gemv_resident" if turns else "gemv" if shape.vectors else "gemv_long_rows"
     made = f"{reader.template}<@NAME@_sizes>{{{reader.made.format(weights)}}}"
     f.template(name, reader.header, types, {**sizes, **reader.sizes}, made, left, epilogue, part)

@@ -5,43 +5,43 @@ from __future__ import annotations
 from ....schedule.kernel import Gemm
 from ....weights.formats.bf16c12.rows4 import ROWS, FourRows
 from ..lang.device import GPU
-from ..lang.dialect import SIMD, Dialect
+from ..lang.dialect import SUBGROUP, Dialect
 from ..lang.emission import Emission
-from ..lang.function import blocks, simds
+from ..lang.function import blocks, subgroups
 from .gemv import Reader, Shape, instantiate
 
-MOST_PIECES = 10  # of a thread
+MAX_PIECES = 10  # of a thread
 
 
 def emit_quads(kernel: Gemm, dialect: Dialect) -> Emission:
     """The function of a product of one row with weights in bf16c12."""
     layout, device = FourRows(kernel.k), dialect.device
-    quads = blocks(kernel.n * (1 + kernel.dual), ROWS)
-    shape = choose_shape(layout, quads, device)
+    row_groups = blocks(kernel.n * (1 + kernel.dual), ROWS)
+    shape = choose_shape(layout, row_groups, device)
 
     def reader(turns: int) -> Reader:
-        per_core = shape.per_core if turns else 0
+        per_unit = shape.per_unit if turns else 0
         if not turns and device.registers:
-            per_core = min(blocks(quads, device.units), _fit(shape.threads, 12 * shape.vectors + 20, device))
-        piece = 3 * 16 * shape.threads * max(1, per_core)
+            per_unit = min(blocks(row_groups, device.units), _fit(shape.threads, 12 * shape.vectors + 20, device))
+        piece = 3 * 16 * shape.threads * max(1, per_unit)
         ahead = min(shape.vectors, max(1, device.prefetch_bytes // piece))
         sizes = dict(
             NBYTES=layout.nbytes, SCALES=layout.scales, OUTLIERS=layout.outliers, MAX_OUTLIERS=layout.max_outliers,
             PLACES=blocks(layout.max_outliers, shape.threads), AHEAD=shape.vectors if turns else ahead,
         )  # fmt: skip
         name, header = ("Rows4Fragments", "gemv_bf16c12_mma.h") if dialect.flash else ("Rows4Weights", "gemv_bf16c12.h")
-        return Reader(name, "{{{0}}}", header, sizes, per_core)
+        return Reader(name, "{{{0}}}", header, sizes, per_unit)
 
     return instantiate(kernel, dialect, shape, reader)
 
 
-def choose_shape(layout: FourRows, quads: int, device: GPU) -> Shape:
-    """Few threads without a piece, two pieces or more for each, and many threads. Workgroups take quads in
-    turns if not all quads fit on the SMs at once."""
-    shapes = [(threads, blocks(layout.pieces, threads)) for threads in range(256, 0, -SIMD)]
+def choose_shape(layout: FourRows, row_groups: int, device: GPU) -> Shape:
+    """Choose a shape with few idle threads, two pieces or more per thread, and many threads. Workgroups are persistent
+    if not all groups of four rows fit on the SMs at once."""
+    shapes = [(threads, blocks(layout.pieces, threads)) for threads in range(256, 0, -SUBGROUP)]
     idle = {s: max(8 * (s[0] * s[1] - layout.pieces) - layout.pieces, 0) for s in shapes}  # beyond an eighth
-    threads, vectors = min(shapes, key=lambda s: (s[1] > MOST_PIECES, idle[s], s[1] < 2, -s[0]))
-    if not device.registers or blocks(quads, device.units) <= _fit(threads, 12 * vectors + 20, device):
+    threads, vectors = min(shapes, key=lambda s: (s[1] > MAX_PIECES, idle[s], s[1] < 2, -s[0]))
+    if not device.registers or blocks(row_groups, device.units) <= _fit(threads, 12 * vectors + 20, device):
         return Shape(threads, vectors, ROWS)
     count = min(device.gemv_bf16c12_bytes // (2 * layout.nbytes), _fit(threads, 28 * vectors + 30, device))
     return Shape(threads, vectors, ROWS, count)
@@ -50,5 +50,5 @@ def choose_shape(layout: FourRows, quads: int, device: GPU) -> Shape:
 def _fit(threads: int, registers: int, device: GPU) -> int:
     """Workgroups of ``threads`` that fit on an SM with so many registers a thread; those of a quarter of it serve every
     fourth subgroup."""
-    simds_of_quarter = device.registers // 4 // (SIMD * registers)
-    return min(4 * simds_of_quarter // simds(threads), device.threads // threads, device.workgroups)
+    subgroups_per_quarter = device.registers // 4 // (SUBGROUP * registers)
+    return min(4 * subgroups_per_quarter // subgroups(threads), device.threads // threads, device.workgroups)

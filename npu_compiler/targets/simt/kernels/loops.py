@@ -7,7 +7,7 @@ from ....schedule.kernel import FusedLoops, Kernel, Loops
 from ....support import dtypes
 from ...codegen.nest import Nest, Step, accesses, build_nest, fold_single_points
 from ...codegen.row_passes import Row, make_row
-from ..lang.dialect import SIMD, Dialect
+from ..lang.dialect import SUBGROUP, Dialect
 from ..lang.emission import Emission
 from ..lang.function import Function, blocks
 from ..lang.scalar import Scalars, Value, accumulator, kind_of
@@ -114,7 +114,7 @@ def shares_launch(kernel: Loops) -> bool:
         return False
     nest = build_nest(kernel)
     fold_single_points(nest)
-    return stores_rows(nest) and update_threads(nest, kernel) == SIMD
+    return stores_rows(nest) and update_threads(nest, kernel) == SUBGROUP
 
 
 def emit_fused(kernel: FusedLoops, dialect: Dialect) -> Emission:
@@ -144,7 +144,7 @@ def emit_fused(kernel: FusedLoops, dialect: Dialect) -> Emission:
 
 
 # -- reductions -----------------------------------------------------------------------------------------------------
-MOST_TURNS = 8  # of a thread in one row, for which its loop is unrolled
+MAX_TURNS = 8  # of a thread in one row, for which its loop is unrolled
 VECTOR_ROWS = 1 << 15  # vectors of rows, from which threads that take a vector each fill the machine
 VECTOR_FOLD = 64  # the longest fold of which one thread takes all
 
@@ -214,7 +214,7 @@ class _Reduction:
         parts = 1
         while parts < 16 and self.rows * parts < 32 * THREADS * 4 and self.count // (2 * parts) >= 8:
             parts *= 2
-        threads = 128 if parts == 1 else SIMD * parts
+        threads = 128 if parts == 1 else SUBGROUP * parts
         per_group = threads // parts
         out.add(f"const uint r = (uint)gid * {per_group}u + (uint){'tid' if parts == 1 else 'lane'};")
         if parts == 1:
@@ -245,15 +245,15 @@ class _Reduction:
         steps = [st for p in self.row.passes for st in p.steps]
         width = vector_width(nest, self.function.kernel, steps, folds[-1])
         turns = self.count // width  # for all threads of a row together
-        few = self.rows <= 64 if turns < 2 * SIMD else self.rows <= 1024
-        team = SIMD if self.count <= SIMD_FOLD and (not few or self.count <= 256) else 256
+        few = self.rows <= 64 if turns < 2 * SUBGROUP else self.rows <= 1024
+        team = SUBGROUP if self.count <= SIMD_FOLD and (not few or self.count <= 256) else 256
         if turns >= 16384:
             team = 1024
-        elif team > SIMD and turns % team and not turns % SIMD:
-            team = next(n for n in range(team, 0, -SIMD) if not turns % n)
-        per_group = 4 if team == SIMD else 1
+        elif team > SUBGROUP and turns % team and not turns % SUBGROUP:
+            team = next(n for n in range(team, 0, -SUBGROUP) if not turns % n)
+        per_group = 4 if team == SUBGROUP else 1
         threads = team * per_group
-        if team == SIMD:
+        if team == SUBGROUP:
             out.add(f"const uint r = (uint)gid * {per_group}u + (uint)sid;", "const int me = lane;")
             if self.rows % per_group:
                 out.add(f"if (r >= {self.rows}u) return;")
@@ -264,7 +264,7 @@ class _Reduction:
         for p in self.row.passes:
             fold.begin(p)
             loop = f"for (uint p = (uint)me; p < {turns}u; p += {team}u) {{"
-            if turns % team == 0 and turns // team <= MOST_TURNS:  # so that loads of all turns are under way at once
+            if turns % team == 0 and turns // team <= MAX_TURNS:  # so that loads of all turns are under way at once
                 out.add("#pragma unroll")
                 loop = f"for (uint turn = 0; turn < {turns // team}u; turn++) {{"
             with s.scope(loop):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ....graph import expr
 from ...codegen.nest import Step
 from ...codegen.row_passes import Pass
-from ..lang.dialect import SIMD
+from ..lang.dialect import SUBGROUP
 from ..lang.function import Scope
 from ..lang.scalar import Scalars, Value, accumulator, kind_of
 
@@ -43,18 +43,18 @@ class RowFold:
                 self.out.call(f"subgroup_reduce_arg<{_OPS[st.reduce]}>", f"f{n}", f"q{n}")
             else:
                 self.out.assign(f"f{n}", f"subgroup_reduce<{_OPS[st.reduce]}>(f{n})")
-        if team > SIMD and p.folds:
+        if team > SUBGROUP and p.folds:
             with self.out.when("lane == 0"):
-                self._leave(p, team // SIMD, "sid")
-            self._join(p, team // SIMD, "0", 1)
+                self._leave(p, team // SUBGROUP, "sid")
+            self._join(p, team // SUBGROUP, "0", 1)
 
     def meet_across(self, p: Pass, parts: int) -> None:
         """Between the same lane of all subgroups; a single part has nothing to combine with."""
         self._bind(p)
         if parts > 1 and p.folds:
             self.function.include("reduce.h")
-            self._leave(p, parts * SIMD, f"sid * {SIMD} + lane")
-            self._join(p, parts, "lane", SIMD)
+            self._leave(p, parts * SUBGROUP, f"sid * {SUBGROUP} + lane")
+            self._join(p, parts, "lane", SUBGROUP)
 
     def _leave(self, p: Pass, length: int, place: str) -> None:
         for st in p.folds:

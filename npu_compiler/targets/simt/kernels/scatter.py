@@ -12,7 +12,7 @@ from ....graph import expr
 from ....graph.expr import Expr
 from ....schedule.kernel import Kernel
 from ...codegen.nest import Nest, accesses
-from ..lang.dialect import SIMD
+from ..lang.dialect import SUBGROUP
 from ..lang.emission import Emission
 from ..lang.function import Function, Members, blocks
 from ..lang.scalar import Scalars, Value
@@ -136,7 +136,7 @@ def _width(nest: Nest, kernel: Kernel) -> int:
 def update_threads(nest: Nest, kernel: Kernel) -> int:
     """Threads that store an update: a subgroup or a workgroup."""
     vectors = nest.points(_own_and_updates(nest)[0]) // _width(nest, kernel)
-    return SIMD if vectors <= MAX_SUBGROUPS * SIMD else THREADS
+    return SUBGROUP if vectors <= MAX_SUBGROUPS * SUBGROUP else THREADS
 
 
 def emit_updates(
@@ -157,14 +157,14 @@ def emit_updates(
     if not given:
         out.call("pdl_wait")
     parts, hit = 1, "nullptr"
-    if threads == SIMD:
-        parts = blocks(vectors, SIMD)
-        out.let("uint", "worker", f"(uint){group} * {THREADS // SIMD}u + (uint)sid")
+    if threads == SUBGROUP:
+        parts = blocks(vectors, SUBGROUP)
+        out.let("uint", "worker", f"(uint){group} * {THREADS // SUBGROUP}u + (uint)sid")
         out.let("uint", "update", f"worker / {parts}u")
-        if total * parts % (THREADS // SIMD):
+        if total * parts % (THREADS // SUBGROUP):
             out.leave(f"update >= {total}u")
     else:
-        hit = function.array("int", "hit", THREADS // SIMD)
+        hit = function.array("int", "hit", THREADS // SUBGROUP)
         out.let("uint", "update", f"(uint){group}")
     places = _places(nest, function, _address, own, numbers)
     out.declare("const auto", "places", places)
@@ -174,8 +174,8 @@ def emit_updates(
     if given:
         out.call("pdl_wait")
     out.leave("overwritten")
-    me = "(uint)tid" if threads > SIMD else "(uint)lane"
-    first = f"{me} + worker % {parts}u * {SIMD}u" if parts > 1 else me
+    me = "(uint)tid" if threads > SUBGROUP else "(uint)lane"
+    first = f"{me} + worker % {parts}u * {SUBGROUP}u" if parts > 1 else me
     decode(s, nest, updates, "update")
     index = _sole_index(place)
     if index is not None:
@@ -184,4 +184,4 @@ def emit_updates(
         decode(s, nest, own, "f", width)
         Points(s, nest, own[-1] if own else -1, width).run([step])
     function.checks |= s.checks
-    return total if threads > SIMD else blocks(total * parts, THREADS // SIMD)
+    return total if threads > SUBGROUP else blocks(total * parts, THREADS // SUBGROUP)

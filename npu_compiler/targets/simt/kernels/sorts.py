@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 
 from ....schedule.kernel import MergeRuns, Sort
-from ..lang.dialect import SIMD, Dialect
+from ..lang.dialect import SUBGROUP, Dialect
 from ..lang.emission import Emission
 from ..lang.function import Function, blocks
 from ..lang.scalar import ctype, kind_of
@@ -23,7 +23,7 @@ def selects_few(k: Sort) -> bool:
     """Whether the first of a row are best looked for one after another."""
     n, first, x = row_length(k), k.k, k.inputs[0]
     soon = n <= GROUP_ROW or first <= FEW or math.prod(x.shape) >= MANY_ROWS * n
-    return first * SIMD <= n and x.dtype != "float64" and soon
+    return first * SUBGROUP <= n and x.dtype != "float64" and soon
 
 
 def emit_sort(kernel: Sort, dialect: Dialect) -> Emission:
@@ -55,7 +55,7 @@ _IN_REGISTERS = 16  # elements a lane
 def _emit_few(f: Function, kernel: Sort) -> Emission:
     x, n = kernel.inputs[0], row_length(kernel)
     rows, whole = math.prod(x.shape) // n, n > GROUP_ROW
-    threads, step = (1024, 1024) if whole else (256, SIMD)
+    threads, step = (1024, 1024) if whole else (256, SUBGROUP)
     each = blocks(n, step)
     sizes = dict(
         ROWS=rows, N=n, K=kernel.k, THREADS=threads, STEP=step, EACH=each, WHOLE=whole,
@@ -63,9 +63,9 @@ def _emit_few(f: Function, kernel: Sort) -> Emission:
     )  # fmt: skip
     arrays = ["nullptr", "nullptr"]
     if whole:
-        arrays = [f.array(kind_of(x.dtype), "firsts", 2 * SIMD), f.array("int", "places", 2 * SIMD)]
+        arrays = [f.array(kind_of(x.dtype), "firsts", 2 * SUBGROUP), f.array("int", "places", 2 * SUBGROUP)]
     _sort(f, kernel, "sort_few", kernel.axis, sizes, *arrays)
-    return f.finish(rows if whole else blocks(rows, threads // SIMD), threads)
+    return f.finish(rows if whole else blocks(rows, threads // SUBGROUP), threads)
 
 
 def _sort(f: Function, kernel: Sort | MergeRuns, template: str, axis: int, sizes: dict[str, int], *arrays: str) -> None:

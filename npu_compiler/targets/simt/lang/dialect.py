@@ -60,7 +60,7 @@ from .emission import Emission
 from .headers import included, pasted
 
 KERNELS = Path(__file__).parents[1] / "kernels"
-SIMD = 32
+SUBGROUP = 32
 
 
 class Param(NamedTuple):
@@ -73,7 +73,7 @@ class Param(NamedTuple):
 
 
 class Array(NamedTuple):
-    """An array in group memory; 16-byte aligned."""
+    """An array in shared memory; 16-byte aligned."""
 
     ctype: str
     name: str
@@ -115,7 +115,7 @@ class Dialect:
     ``entry(name, params, threads, groups_per_core)``: the opening of a kernel up to ``{`` with its first lines.
     ``shared(arrays)``: declarations of shared memory, and the bytes to ask for at launch (0: none). ``device``: the GPU
     whose sizes kernels are made for. ``matrix``: (M, N, K) of the matrix unit, () without one; ``matrix_types``: its
-    element types. ``stages``: of a ring of copies in shared memory; ``most_params``: pointers that a kernel may take;
+    element types. ``stages``: of a ring of copies in shared memory; ``max_params``: pointers that a kernel may take;
     ``wide``: tile widths of its ``wgmma_gemm``; ``flash``: whether fragments can be looked into; ``ordered``:
     whether workgroups of a kernel can wait for what others wrote; ``asks``: whether ``prefetch`` is there; ``doubles``:
     whether running sums have ``double`` to add up in; ``fast``: functions with a ``_fast`` spelling; ``headers``:
@@ -131,7 +131,7 @@ class Dialect:
     matrix: tuple[int, ...] = ()
     matrix_types: tuple[str, ...] = ()
     stages: int = 2
-    most_params: int = 500
+    max_params: int = 500
     wide: tuple[int, ...] = ()
     headers: tuple[Path, ...] = (KERNELS,)
     flash: bool = False

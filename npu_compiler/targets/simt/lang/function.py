@@ -1,4 +1,4 @@
-"""One kernel function under construction: its pointer parameters, group memory and body."""
+"""One kernel function under construction: its pointer parameters, shared memory and body."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Protocol
 
 from ....schedule.kernel import Kernel, Operand
 from ....support import dtypes
-from .dialect import SIMD, Array, Dialect, Param
+from .dialect import SUBGROUP, Array, Dialect, Param
 from .emission import Emission
 from .program import TileMap
 from .scalar import Lines, literal
@@ -42,7 +42,7 @@ def _kind(value: bool | int | float) -> str:
 
 
 class Function:
-    """``lines`` is the body; :meth:`pointer` adds a parameter; ``arrays`` are in group memory. ``before``: headers and
+    """``lines`` is the body; :meth:`pointer` adds a parameter; ``arrays`` are in shared memory. ``before``: headers and
     structs in front of it. ``early``: the body says itself when it waits for its inputs; ``release``: the next kernel
     may start at once."""
 
@@ -52,7 +52,7 @@ class Function:
         self.before: list[str] = []
         self.arrays: list[Array] = []
         self.checks = False
-        self.per_core = 0  # groups that should fit on a core at once; 0: no matter
+        self.per_unit = 0  # groups that should fit on a core at once; 0: no matter
         self.cluster = 1  # neighbouring groups that run together and see each other's memory
         self.maps: list[tuple[int, TileMap]] = []
         self._params: dict[int, Param] = {}
@@ -89,12 +89,12 @@ class Function:
         return self._params[number]
 
     def tile_map(self, number: int, tiles: TileMap) -> str:
-        """The name of a parameter through which the copy engine reads tiles of operand ``number``."""
+        """The name of a parameter through which TMA reads tiles of operand ``number``."""
         self.maps.append((number, tiles))
         return f"m{len(self.maps) - 1}"
 
     def array(self, ctype: str, name: str, count: int) -> str:
-        """An array in group memory; returns its name."""
+        """Declare an array in shared memory and return its name."""
         size = {"float": 4, "int": 4, "double": 8, "int64_t": 8, "bool": 1, "f16": 2, "bf16": 2}[ctype]
         self.arrays.append(Array(ctype, name, count, size))
         return name
@@ -138,7 +138,7 @@ class Function:
             params.append(Param("int", "bad", True, False))
         params += [Param("TensorMap", f"m{i}", False, True) for i in range(len(self.maps))]
         declared, dynamic = self.dialect.shared(self.arrays)
-        head = self.dialect.entry("@NAME@", params, threads, self.per_core)
+        head = self.dialect.entry("@NAME@", params, threads, self.per_unit)
         if self.cluster > 1:
             head = self.dialect.clustered(head, self.cluster)
         body = "".join(self.before) + "\n".join([head, *("  " + d for d in declared), *self.lines.text, "}\n"])
@@ -149,8 +149,8 @@ def blocks(count: int, size: int) -> int:
     return -(-count // size)
 
 
-def simds(threads: int) -> int:
-    return blocks(threads, SIMD)
+def subgroups(threads: int) -> int:
+    return blocks(threads, SUBGROUP)
 
 
 class Scope(Protocol):

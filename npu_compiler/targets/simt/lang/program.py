@@ -16,7 +16,7 @@ ARENA = -1
 
 
 class TileMap(NamedTuple):
-    """How the copy engine cuts tiles out of an operand of two-byte elements, innermost dim first. ``strides``: bytes,
+    """How TMA cuts tiles out of an operand of two-byte elements, innermost dim first. ``strides``: bytes,
     of all dims but the first; ``box``: a tile's size along each dim; ``swizzle``: bytes of a tile's row that are
     permuted together (64, 128). With ``corners`` it takes ``box[1]`` pixels of an image [C, W, H, N] in their order,
     ``steps`` apart along W and H, inside the window from corners[:2] (W, H) to corners[2:] beyond the image's end."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ....graph import expr
 from ....schedule.kernel import Attention, DecodeAttention, Loops, Operand, Schedule, recast
-from ..kernels.attention_decode import MIN_KEYS, PAD, PER_CORE, STATE, takes_step
+from ..kernels.attention_decode import MIN_KEYS, PAD, PER_CORE, STATE, supports_step
 from ..kernels.loops import is_pointwise
 from ..lang.dialect import Dialect
 from .producers import only_producer
@@ -18,7 +18,7 @@ MEETINGS = "meetings"  # counters of the grid barrier, zero before a program's f
 def fuse_decode_attention(schedule: Schedule, dialect: Dialect) -> None:
     """Make :class:`DecodeAttention` of the attention kernels of decode steps."""
     meetings: Operand | None = None
-    for k in [k for k in schedule.kernels if isinstance(k, Attention) and takes_step(k, dialect)]:
+    for k in [k for k in schedule.kernels if isinstance(k, Attention) and supports_step(k, dialect)]:
         before = schedule.kernels[: schedule.kernels.index(k)]
         if any(o.buffer.id == k.inputs[3].buffer.id for other in before for o in other.outputs):
             continue  # the kernel reads the position before it waits for its predecessor

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from ....graph import expr
 from ....schedule.kernel import FusedLoops, Gemm, Kernel, Loops, Operand, Schedule, contiguous_strides
-from ..kernels.gemv import takes_prologue
+from ..kernels.gemv import supports_prologue
 from ..kernels.loops import shares_launch
 from ..lang.dialect import Dialect
 
@@ -17,7 +17,7 @@ def legalize(schedule: Schedule, dialect: Dialect) -> None:
     for k in schedule.kernels:
         if isinstance(k, FusedLoops):
             new[k] = _unfused(k, dialect)
-        elif isinstance(k, Gemm) and k.prologue is not None and not takes_prologue(k, dialect):
+        elif isinstance(k, Gemm) and k.prologue is not None and not supports_prologue(k, dialect):
             new[k] = [*_apart(schedule, k)]
     schedule.rewrite(new)
 
@@ -26,7 +26,7 @@ def _unfused(k: FusedLoops, dialect: Dialect) -> list[Kernel]:
     """Kernels share a launch whose threads need not meet: those of a group must go the same way. And only as many as a
     kernel has parameters for."""
     packs: list[list[Loops]] = [[]]
-    room = most = dialect.most_params - 1  # the last is for the report of an index out of range
+    room = most = dialect.max_params - 1  # the last is for the report of an index out of range
     for part in filter(shares_launch, k.parts):
         operands = len(part.inputs) + len(part.outputs)
         if operands > room:

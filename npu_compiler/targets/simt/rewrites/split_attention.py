@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 from ....schedule.kernel import Attention, CombineAttention, Kernel, Schedule
-from ..kernels.attention import MOST_ROWS
+from ..kernels.attention import MAX_ROWS
 from ..kernels.flash import is_flash
 from ..lang.dialect import Dialect
 
@@ -25,7 +25,7 @@ def _splits(k: Attention, dialect: Dialect) -> int:
     if math.prod(k.outputs[0].shape) == 0 or is_flash(k, dialect):
         return 1
     b, h, sq, _ = q.shape
-    groups = b * keys.shape[1] * -(-(h // keys.shape[1] * sq) // MOST_ROWS)
+    groups = b * keys.shape[1] * -(-(h // keys.shape[1] * sq) // MAX_ROWS)
     return min(MAX_SPLITS, keys.shape[2] // KEYS_OF_A_SPLIT, dialect.device.units * 2 // groups)
 
 
