@@ -40,7 +40,7 @@ def test_control_characters_do_not_reach_the_terminal(tmp_path: Path, capsys: py
     assert main(["describe", path]) == 0
     shown = capsys.readouterr().out
     assert all(c.isprintable() or c == "\n" for c in shown)
-    assert "program \\x1b]0;title\\x07\\x1b[2J\\r\\n\\u202eentry fake\\x9b31m: target cpu" in shown
+    assert "program \\x1b]0;title\\x07\\x1b[2J\\r\\n\\u202eentry fake\\x9b31m: compiled for cpu" in shown
     assert main(["run", path]) == 1  # it needs weights: the error has the file's name
     assert all(c.isprintable() or c == "\n" for c in capsys.readouterr().err)
 
