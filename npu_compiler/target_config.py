@@ -153,7 +153,7 @@ def target_config(target: str | TargetConfig) -> TargetConfig:
     config: TargetConfig = _registered[name] if name in _registered else _module(name).CONFIG
     if colon:
         return replace(config, device=find_device(name, device))
-    if config.device is not None or name not in _folders():
+    if name in _registered:
         return config
     at_hand: Callable[[], Device] = _module(name).device_at_hand
     return replace(config, device=at_hand())

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import npu_compiler
-from npu_compiler import targets
+from npu_compiler import target_config, targets
 from npu_compiler.artifact.program import CompiledProgram
 from npu_compiler.aten.ir import IRGraph
 from npu_compiler.aten.json_reader import ir_to_dict, save_ir
@@ -149,7 +149,8 @@ def test_inputs_and_outputs_of_a_program(program: CompiledProgram) -> None:
 
 
 def test_a_code_generator_is_a_target(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(targets, "_registered", {})
+    for table in (targets, target_config):
+        monkeypatch.setattr(table, "_registered", {})
     mine = CPUTarget()
     assert npu_compiler.compile(model(), target=mine).target == "cpu" and targets.get_target("cpu") is mine
     for wrong, says in ((CPUTarget, "the class CPUTarget"), (3, "a int"), (None, "a NoneType")):
