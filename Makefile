@@ -5,7 +5,7 @@ BENCH := .venv-bench
 BIN := $(VENV)/bin
 PIP := -m pip --disable-pip-version-check -qq
 
-.PHONY: demo test lint clean bench bench-calls bench-cpu bench-llm bench-coverage
+.PHONY: demo test lint lock clean bench bench-calls bench-cpu bench-llm bench-coverage
 
 demo: $(VENV)/demo.stamp
 	$(BIN)/npusim demo
@@ -15,9 +15,13 @@ demo: $(VENV)/demo.stamp
 test: $(VENV)/test.stamp
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
-lint: $(VENV)/lint.stamp
+lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+# New pins for all extras, for pip and for uv; newer versions: ARGS=--upgrade.
+lock: $(VENV)/dev.stamp
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tools/lock.py $(ARGS)
 
 # Each benchmark alone: make bench-calls, bench-cpu, bench-llm, bench-coverage; a short form of it: ARGS=--quick.
 bench: bench-calls bench-cpu bench-llm bench-coverage
@@ -40,7 +44,7 @@ $(BIN)/python $(BENCH)/bin/python .venv-export/bin/python: %/bin/python:
 
 $(VENV)/demo.stamp: EXTRAS := torch,cli,llm
 $(VENV)/test.stamp: EXTRAS := torch,llm,test
-$(VENV)/lint.stamp: EXTRAS := torch,llm,test,dev
+$(VENV)/dev.stamp: EXTRAS := dev
 
 $(BENCH)/bench.stamp: EXTRAS := torch,llm,bench
 $(BENCH)/llm.stamp: EXTRAS := torch,llm,bench,bench-llm

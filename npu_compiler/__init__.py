@@ -11,14 +11,14 @@ if TYPE_CHECKING:
     from .artifact.program import CompiledProgram
     from .targets import CodegenTarget
 
-__version__ = "0.1.0"
+__version__: str  # see _version
 
 _LAZY = {
     "CompileError": "support.errors",
     "CompiledProgram": "artifact.program",
     "IRGraph": "aten.ir",
     "NPUError": "support.errors",
-    "PartitionPlan": "partitioning.plan",
+    "PartitionPlan": "partitioning.partitioner",
     "Reason": "support.errors",
     "as_state": "aten.kv_state",
     "capture": "frontend",
@@ -60,7 +60,19 @@ def compile(
     return compile_ir(load_ir(ir), target_name(target), dtype, disable, weights)
 
 
+def _version() -> str:
+    """The version of the installed distribution: the git tag that it was built from."""
+    from importlib import metadata
+
+    try:
+        return metadata.version("npusim")
+    except metadata.PackageNotFoundError:  # a source folder that is only on the path
+        return "0+unknown"
+
+
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return _version()
     if name in _LAZY:
         value = getattr(import_module(f".{_LAZY[name]}", __name__), name)
         globals()[name] = value

@@ -1,6 +1,5 @@
 """The public types and the function of partitioning."""
 
-from .partitioning.partitioner import partition
-from .partitioning.plan import Partition, PartitionPlan, TransferOp
+from .partitioning.partitioner import Partition, PartitionPlan, TransferOp, partition
 
 __all__ = ["Partition", "PartitionPlan", "TransferOp", "partition"]

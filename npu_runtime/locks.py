@@ -30,7 +30,7 @@ class RunLock:
         _locks.add(self)
 
     def __reduce__(self) -> tuple[type[RunLock], tuple[()]]:
-        return RunLock, ()  # a copy is not held
+        return RunLock, ()  # nobody holds a copy
 
     @contextmanager
     def held(self) -> Iterator[None]:

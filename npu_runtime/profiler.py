@@ -58,7 +58,6 @@ class Profiler:
 
     @property
     def runs(self) -> int:
-        """The number of measured runs."""
         return len(self.times)
 
     @property
@@ -79,7 +78,7 @@ class Profiler:
         seconds = self.total_seconds or 1.0
         head = f"{self.name}/{self.entry.name}: {self.total_seconds * 1e3:.3f} ms (median of {self.runs} runs), "
         head += f"{len(rows)} kernels, {si(flops / seconds, 'FLOP/s')}, {si(moved / seconds, 'B/s')}"
-        header = ("#", "kernel", "kind", "µs", "share", "GFLOP/s", "GB/s", "IR nodes")
+        header = ("#", "kernel", "kind", "µs", "share", "GFLOP/s", "GB/s", "stands for")
         left = [f"  … {len(rows) - len(shown)} more"] if len(shown) < len(rows) else []
         return "\n".join([head, *table(header, cells), *left]) + "\n"
 

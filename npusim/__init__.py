@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from npu_compiler import __version__
-
 if TYPE_CHECKING:
     from npu_runtime.llm.model import LLM
 
     from .builder.model import Model, build
+
+__version__: str  # npu_compiler's
 
 __all__ = ["LLM", "Model", "__version__", "build"]
 
@@ -22,6 +22,10 @@ def __getattr__(name: str) -> Any:
         from .builder import model
 
         return getattr(model, name)
+    if name == "__version__":
+        from npu_compiler import __version__
+
+        return __version__
     if name == "LLM":
         from npu_runtime.llm.model import LLM
 

@@ -3,7 +3,7 @@
 ====== ====== ==========================================================
 offset bytes  header (little endian)
 ====== ====== ==========================================================
-0      8      magic; a transfer in text mode would change its line ends
+0      8      magic; its line ends betray a transfer in text mode
 8      4      format version
 12     4      zero
 16     8      bytes of the body, which ends the file
@@ -70,7 +70,7 @@ def load(path: str | os.PathLike[str], kind: type[P]) -> P:
 
 
 def dumps(program: ProgramSpec) -> bytes:
-    """Return the bytes of the file. Raises ``ArtifactError`` for a program that would not load again."""
+    """The bytes of the file. Raises ``ArtifactError`` for a program that would not load again."""
     validate(program)
     try:
         body: bytes = msgpack.packb(program_to_plain(program))
@@ -80,7 +80,7 @@ def dumps(program: ProgramSpec) -> bytes:
 
 
 def loads(data: bytes, kind: type[P]) -> P:
-    """Return the program, of class ``kind``, in the bytes of a file. Raises ``ArtifactError``."""
+    """Inverse of :func:`dumps`; the program is of class ``kind``. Raises ``ArtifactError``."""
     program = program_from_plain(_unpack(_body(data)), kind)
     validate(program)
     return program
@@ -91,7 +91,7 @@ def _body(data: bytes) -> memoryview:
         raise ArtifactError(f"offset {len(data)}: the file ends within its {_HEADER.size}-byte header")
     magic, version, reserved, length, digest = _HEADER.unpack_from(data)
     if magic != MAGIC:
-        raise ArtifactError("offset 0: this is not a .npubin file (its first 8 bytes differ)")
+        raise ArtifactError("offset 0: this is not a .npubin file (its first 8 bytes are others)")
     if version != FORMAT_VERSION or reserved:
         raise ArtifactError(
             f"offset 8: format version {version if not reserved else f'{version}.{reserved}'}, this build reads "
@@ -116,7 +116,7 @@ def _unpack(body: memoryview) -> Any:
 
 
 def layout_digest(program: ProgramSpec) -> str:
-    """Return a digest (64 hex digits) of all that the native code assumes: symbols, operands, buffers, memory sizes."""
+    """A digest (64 hex digits) of everything that the native code assumes: symbols, operands, buffers, memory sizes."""
     buffers = [(b.id, b.kind, b.dtype, tuple(b.shape), b.offset, b.format) for b in program.buffers]
     entries = [
         (e.symbol, [i.buffer for i in e.inputs], [o.buffer for o in e.outputs], [b for _, b in e.updates],
@@ -129,8 +129,8 @@ def layout_digest(program: ProgramSpec) -> str:
 def stamp_layout(program: ProgramSpec) -> None:
     """Write :func:`layout_digest` into the binary, in place of the marker, if it has one.
 
-    The runtime refuses a stamped binary whose program has another layout. Binaries for a Mac are not stamped, because
-    any change would void their signature.
+    The runtime refuses a stamped binary with descriptions that are not its own. Not on a Mac, where any change to a
+    binary voids its signature.
     """
     if program.binary.startswith(b"\x7fELF"):
         program.binary = program.binary.replace(LAYOUT_MARKER.encode(), layout_digest(program).encode(), 1)
@@ -138,7 +138,7 @@ def stamp_layout(program: ProgramSpec) -> None:
 
 # -- writing ----------------------------------------------------------------------------------------------------------
 def program_to_plain(program: ProgramSpec) -> dict[str, Any]:
-    """Return the program as dicts, lists, text, numbers and bytes."""
+    """The program as dicts, lists, text, numbers and bytes."""
     plain: dict[str, Any] = _plain(program)
     plain["entries"] = [_plain(e) for e in program.entries.values()]
     plain["recipes"] = graph_to_plain(program.recipes)
@@ -156,7 +156,7 @@ def _plain(value: Any) -> Any:
 
 
 def graph_to_plain(g: Graph) -> dict[str, Any]:
-    """Return a graph as plain data; nodes refer to each other by position."""
+    """A graph as plain data; nodes refer to each other by position."""
     place = {v: [i, v.index] for i, node in enumerate(g.nodes) for v in node.outputs}
     nodes = [
         {
@@ -192,8 +192,8 @@ def _tensor(dtype: Field, shape: Field) -> tuple[tuple[int, ...], str]:
 
 
 def program_from_plain(plain: Any, kind: type[P]) -> P:
-    """Return the program, of class ``kind``, that :func:`program_to_plain` made ``plain`` of. The type and range of
-    every field are checked, but not how fields fit together. Raises ``ArtifactError`` with the path of the field."""
+    """Inverse of :func:`program_to_plain`; the program is of class ``kind``. Checks the type and range of every field,
+    but not how fields fit together. Raises ``ArtifactError`` with the path of the field."""
     f = Field(plain).record([f.name for f in fields(ProgramSpec)])
     entries: dict[str, EntryPoint] = {}
     for at, row in enumerate(f["entries"].items()):
@@ -285,10 +285,7 @@ def _call(f: Field) -> KernelCall:
 
 
 def graph_from_plain(f: Field) -> Graph:
-    """Return the graph that :func:`graph_to_plain` made ``f`` of. It passes ``verify.check_graph``.
-
-    Raises ``ArtifactError`` with the path of the field that is wrong.
-    """
+    """Inverse of :func:`graph_to_plain`; the graph passes :func:`npu_compiler.graph.verify.check_graph`."""
     r = f.record(["name", "nodes", "outputs", "updates"])
     g = Graph(r["name"].text())
     for row in r["nodes"].items():

@@ -1,4 +1,4 @@
-"""Explains on which device each node runs, and why."""
+"""Explains which node runs where, and why."""
 
 from __future__ import annotations
 
