@@ -12,6 +12,7 @@ from typing import Any
 
 from .artifact.program import BufferSpec, CompiledProgram, EntryPoint, IOSpec, KernelCall, WeightSpec
 from .artifact.serialize import stamp_layout
+from .aten.ir import Location
 from .graph.graph import Graph, Value, structural_key
 from .schedule.kernel import Buffer, Kernel, Schedule
 from .support.errors import CompileError
@@ -19,21 +20,29 @@ from .targets import CodegenTarget
 
 # A scheduled entry point, and the load-time value of each weight buffer by name.
 Entry = tuple[Schedule, list[tuple[str, Value]]]
+Locations = Mapping[str, Location]  # by IR node
 
 
 def link(
-    name: str, dtype: str, entries: Mapping[str, Entry], target: CodegenTarget, device: str = ""
+    name: str,
+    dtype: str,
+    entries: Mapping[str, Entry],
+    target: CodegenTarget,
+    device: str = "",
+    locations: Mapping[str, Locations] | None = None,
 ) -> CompiledProgram:
-    """Number the buffers of all entries together, generate code for ``device``, and assemble the artifact."""
+    """Number the buffers of all entries together, generate code for ``device``, and assemble the artifact.
+
+    ``locations``: by entry point, where its IR nodes come from."""
     merged = _Merged(name)
     schedules = {entry: merged.add(entry, *scheduled) for entry, scheduled in entries.items()}
     emitted = target.emit(list(schedules.values()))
-    recipes = merged.recipes
+    recipes, places = merged.recipes, _Places(locations or {})
     program = CompiledProgram(
         name=name,
         target=target.name,
         dtype=dtype,
-        entries={entry: _entry_point(entry, s, emitted.symbols[entry]) for entry, s in schedules.items()},
+        entries={entry: _entry_point(entry, s, emitted.symbols[entry], places) for entry, s in schedules.items()},
         buffers=[BufferSpec(b.id, b.kind, b.dtype, b.shape, b.name, b.offset, b.format) for b in merged.buffers],
         weights=[WeightSpec(n.attrs["key"], n.out.shape, n.out.dtype) for n in recipes.nodes if n.op == "weight"],
         recipes=recipes,
@@ -42,26 +51,41 @@ def link(
         requires=emitted.requires,
         build=emitted.build,
         device=device or target.name,
+        locations=[*places.numbers],
     )
     stamp_layout(program)
     return program
 
 
-def _entry_point(name: str, s: Schedule, symbol: str) -> EntryPoint:
+class _Places:
+    """Numbers the locations that kernels refer to."""
+
+    def __init__(self, known: Mapping[str, Locations]):
+        self.known, self.numbers = known, dict[Location, int]()
+
+    def of(self, entry: str, kernel: Kernel) -> tuple[int, ...]:
+        """The numbers of the places in the model's code that a kernel computes."""
+        known = self.known.get(entry, {})
+        found = dict.fromkeys(known[source] for source in kernel.sources if source in known)
+        return tuple(self.numbers.setdefault(place, len(self.numbers)) for place in found)
+
+
+def _entry_point(name: str, s: Schedule, symbol: str, places: _Places) -> EntryPoint:
     return EntryPoint(
         name=name,
         symbol=symbol,
         inputs=tuple(IOSpec(n, b.shape, b.dtype, b.id) for n, b in s.inputs),
         outputs=tuple(IOSpec(n, b.shape, b.dtype, b.id) for n, b in s.outputs),
-        calls=tuple(_call(k) for k in s.kernels),
+        calls=tuple(_call(k, places.of(name, k)) for k in s.kernels),
         arena_bytes=s.arena_bytes,
         updates=tuple((b.name, b.id) for b in s.buffers if b.kind == "state"),
     )
 
 
-def _call(k: Kernel) -> KernelCall:
+def _call(k: Kernel, locations: tuple[int, ...]) -> KernelCall:
     inputs, outputs = (tuple(o.buffer.id for o in operands) for operands in (k.inputs, k.outputs))
-    return KernelCall(k.name, k.kind, inputs, outputs, k.text(), k.sources, k.flops, k.bytes_read, k.bytes_written)
+    cost = k.flops, k.bytes_read, k.bytes_written
+    return KernelCall(k.name, k.kind, inputs, outputs, k.text(), k.sources, *cost, locations)
 
 
 class _Merged:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from .artifact.program import CompiledProgram
-from .aten.ir import IRGraph
+from .aten.ir import IRGraph, Location
 from .graph.graph import Graph
 from .link import link
 from .partitioning.constraint_checker import lower_checked
@@ -277,9 +277,16 @@ def _link(states: Mapping[str, State]) -> CompiledProgram:
         assert s.schedule is not None
         entries[entry] = (s.schedule, s.recipes)
     device = first.config.device
-    program = link(name, dtype, entries, get_target(first.config), device.spec if device is not None else "")
+    spec = device.spec if device is not None else ""
+    program = link(name, dtype, entries, get_target(first.config), spec, {n: _locations(s) for n, s in states.items()})
     _trace_sources(program)
     return program
+
+
+def _locations(state: State) -> dict[str, Location]:
+    """Where the IR nodes of an entry point come from, as far as its IR tells."""
+    nodes = state.ir.nodes if state.ir is not None else []
+    return {n.name: n.location for n in nodes if n.location is not None}
 
 
 def _main_dtype(ir: IRGraph) -> str:

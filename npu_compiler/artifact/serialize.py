@@ -28,6 +28,7 @@ from typing import Any, TypeVar
 import msgpack
 import numpy as np
 
+from ..aten.ir import Location
 from ..graph import expr, verify
 from ..graph.graph import Graph, Value
 from ..support import dtypes
@@ -38,7 +39,7 @@ from .spec import LAYOUT_MARKER, SOURCE_NAME, BufferSpec, EntryPoint, IOSpec, Ke
 from .validate import validate
 
 MAGIC = b"\x89NPU\r\n\x1a\n"
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 _HEADER = struct.Struct("<8sIIQ32s")
 
 _MAX_BUILD_DEPTH = 8
@@ -146,7 +147,7 @@ def program_to_plain(program: ProgramSpec) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, IOSpec | BufferSpec | KernelCall | EntryPoint | WeightSpec | ProgramSpec):
+    if isinstance(value, IOSpec | BufferSpec | KernelCall | EntryPoint | WeightSpec | ProgramSpec | Location):
         return {f.name: _plain(getattr(value, f.name)) for f in fields(value) if f.name not in ("entries", "recipes")}
     if isinstance(value, tuple | list):
         return [_plain(v) for v in value]
@@ -213,6 +214,7 @@ def program_from_plain(plain: Any, kind: type[P]) -> P:
         requires=f["requires"].texts(),
         build={k: _free(v, _MAX_BUILD_DEPTH) for k, v in f["build"].mapping().items()},
         device=f["device"].text(96, "(?:[a-z][a-z0-9_]*(?::[A-Za-z0-9_.-]+)?)?"),
+        locations=[_location(x) for x in f["locations"].items()],
     )
 
 
@@ -281,7 +283,14 @@ def _call(f: Field) -> KernelCall:
         flops=r["flops"].integer(),
         bytes_read=r["bytes_read"].integer(),
         bytes_written=r["bytes_written"].integer(),
+        locations=r["locations"].integers(0),
     )
+
+
+def _location(f: Field) -> Location:
+    names = [x.name for x in fields(Location)]
+    r = f.record(names)
+    return Location(*(r[name].text() for name in names))
 
 
 def graph_from_plain(f: Field) -> Graph:

@@ -21,6 +21,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..aten.ir import Location
 from ..graph.graph import Graph
 from ..support.errors import InputError
 
@@ -57,7 +58,10 @@ class BufferSpec:
 
 @dataclass(frozen=True)
 class KernelCall:
-    """One kernel launch: operands by buffer id, what it computes in words, which IR nodes it stands for, its cost."""
+    """One kernel launch: operands by buffer id, what it computes in words, which IR nodes it stands for, its cost.
+
+    ``locations`` number the places in the model's code that these nodes come from, in ``ProgramSpec.locations``.
+    """
 
     name: str
     kind: str
@@ -68,6 +72,7 @@ class KernelCall:
     flops: int
     bytes_read: int
     bytes_written: int
+    locations: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -107,6 +112,7 @@ class ProgramSpec:
     nodes.
     ``requires`` lists the CPU features (or device architecture) the ``binary`` needs; ``sources`` can rebuild it.
     ``device``: what it was compiled for, as ``target`` names it: 'cuda:sm_90'; the target's name if it has one device.
+    ``locations``: modules and lines of the model's code, which kernels refer to by number; for people alone.
     """
 
     name: str
@@ -121,6 +127,7 @@ class ProgramSpec:
     requires: tuple[str, ...]
     build: dict[str, Any] = field(default_factory=dict)  # compiler, flags, versions
     device: str = ""
+    locations: list[Location] = field(default_factory=list)
 
     @property
     def inputs(self) -> tuple[IOSpec, ...]:

@@ -43,6 +43,9 @@ def validate(program: ProgramSpec) -> None:
     for at, (name, entry) in enumerate(program.entries.items()):
         _require(name == entry.name, f"entries[{at}].name", f"{entry.name!r} is listed as {name!r}")
         _check_entry(entry, buffers, states, f"entries[{at}]")
+        for number, call in enumerate(entry.calls):
+            known = all(0 <= n < len(program.locations) for n in call.locations)
+            _require(known, f"entries[{at}].calls[{number}].locations", f"there are {len(program.locations)} locations")
 
 
 def _require(condition: object, path: str, message: str) -> None:

@@ -67,12 +67,25 @@ class TensorSpec:
         return n
 
 
+@dataclass(frozen=True)
+class Location:
+    """Where a node comes from in the model's Python code. It is for people: no code that is generated depends on it.
+
+    ``module``: the path of the innermost ``nn.Module`` ('layer1.0.conv1'; '' is the model itself), ``kind`` its class.
+    ``source``: the innermost line outside of PyTorch, 'resnet.py:118'; empty if it is unknown.
+    """
+
+    module: str = ""
+    kind: str = ""
+    source: str = ""
+
+
 @dataclass
 class OpNode:
     """One ATen call. ``inputs`` are tensors only; every other argument is in ``attrs`` under its schema name.
 
     ``graphs`` are the branches and bodies of control flow, by name; they have graph inputs and no weights. ``note``
-    says why an op without a lowering was not decomposed.
+    says why an op without a lowering was not decomposed. ``location`` is None if the IR does not tell.
     """
 
     name: str
@@ -82,6 +95,7 @@ class OpNode:
     attrs: dict[str, Any] = field(default_factory=dict)
     graphs: dict[str, IRGraph] = field(default_factory=dict)
     note: str = ""
+    location: Location | None = None
 
 
 def selected(getitem: OpNode) -> TensorSpec:

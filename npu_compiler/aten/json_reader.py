@@ -4,7 +4,8 @@ The format is the one pytorch-ir (``torch_ir``) writes, plus a few fields of our
 ``state`` (mutated buffers), ``constants`` as base64 or as one repeated value, ``producer_node`` on graph outputs,
 an attribute that is null where a tensor argument is None although a later one is given, and what depends on data:
 dimensions that are strings ('u0'), references to numbers in attributes, and ``graphs`` of a node (name -> a document of
-this form) for control flow (:mod:`npu_compiler.aten.data_dependent`).
+this form) for control flow (:mod:`npu_compiler.aten.data_dependent`). ``location`` of a node (``module``, ``kind`` and
+``source``, all optional texts) says where it comes from, see :class:`~npu_compiler.aten.ir.Location`.
 
 A tensor is referred to by its producer (``producer_node``, ``producer_output_idx``). Without these fields it is found
 by its name, which must then be unique: a graph input, a placeholder of ``weight_name_mapping``, a weight or constant by
@@ -19,7 +20,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
@@ -45,6 +46,7 @@ from .json_values import (
     get,
     read_attrs,
     read_constant,
+    read_location,
     show,
 )
 from .rotary_regions import restore_regions
@@ -298,6 +300,7 @@ class _Reader:
         self.arities[name] = len(outputs)
         node = OpNode(name, op_type, inputs, outputs, attrs, self._graphs(raw.get("graphs", {}), f"{path}.graphs"))
         node.note = as_string(raw.get("note", ""), f"{path}.note", empty=True)
+        node.location = read_location(raw.get("location"), f"{path}.location")
         if op_type == GETITEM:
             self._getitem(node, path)
         return node
@@ -433,6 +436,7 @@ def ir_to_dict(graph: IRGraph) -> dict[str, Any]:
                 "outputs": [_tensor_dict(t) for t in n.outputs],
                 "attrs": read_attrs(n.attrs, f"nodes[{i}].attrs"),
                 **({"note": n.note} if n.note else {}),
+                **({"location": asdict(n.location)} if n.location is not None else {}),
                 **({"graphs": {name: ir_to_dict(g) for name, g in n.graphs.items()}} if n.graphs else {}),
             }
             for i, n in enumerate(graph.nodes)

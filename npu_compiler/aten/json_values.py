@@ -10,6 +10,7 @@ import binascii
 import math
 import re
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any, NoReturn, cast
 
 import numpy as np
@@ -18,7 +19,7 @@ from ..support import dtypes
 from ..support.errors import IRError
 from ..support.records import show
 from .data_dependent import number_inputs
-from .ir import DataSize
+from .ir import DataSize, Location
 
 MAX_NUMEL = 1 << 40  # far above any real tensor; below it, byte counts and offsets fit 64 bits
 MAX_REPEATED_BYTES = 1 << 28  # of constants that are written as one repeated value: a few characters each
@@ -170,6 +171,15 @@ def check_tensor_lists(attrs: dict[str, Any], inputs: int, path: str) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------ constants
+
+
+def read_location(raw: Any, path: str) -> Location | None:
+    """Return where a node comes from, or None if the document does not tell."""
+    if raw is None:
+        return None
+    texts = as_mapping(raw, path)
+    names = [f.name for f in fields(Location)]
+    return Location(*(as_string(texts.get(name, ""), f"{path}.{name}", empty=True) for name in names))
 
 
 def read_constant(obj: Mapping[str, Any], path: str, declared: tuple[int, ...] | None) -> np.ndarray:

@@ -28,6 +28,7 @@ from ..ops.lower import check_node
 from ..ops.registry import find
 from ..support.errors import CaptureError
 from .arguments import describe_node, read_arguments
+from .locations import LOCATION_KEYS
 from .own_decompositions import OWN_DECOMPOSITIONS
 from .tensors import dtype_name
 
@@ -251,8 +252,7 @@ def _splice(graph: torch.fx.Graph, node: torch.fx.Node, body: torch.fx.GraphModu
                 outputs = inner.args[0]
             else:
                 env[inner] = graph.node_copy(inner, env.__getitem__)
-                if "stack_trace" in node.meta:
-                    env[inner].meta["stack_trace"] = node.meta["stack_trace"]
+                env[inner].meta.update({key: node.meta[key] for key in LOCATION_KEYS if key in node.meta})
         made = set(env.values()) - set(_operands(node))
         renamed = {}
         for old, new in _results(node, outputs):

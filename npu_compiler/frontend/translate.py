@@ -24,6 +24,7 @@ from ..support.errors import CaptureError
 from .aliases import Aliases, Key, storage_id
 from .arguments import STATIC_ADVICE, Arguments, Number, describe_node, read_arguments
 from .flex_attention import flex_attention_graph
+from .locations import location_of
 from .tensors import dtype_name, tensor_to_numpy
 
 __all__ = ["NeedsFunctionalForm", "translate"]
@@ -303,7 +304,7 @@ class _Translator:
         name, values = self._unique(node.name), _results(node)
         outputs = [_spec(f"{name}_{i}", v, where) for i, v in values.items()]
         attrs = {} if op_type == "higher_order.cond" else {"carried": len(args[2])}
-        self.out.nodes.append(OpNode(name, op_type, inputs, outputs, attrs, graphs))
+        self.out.nodes.append(OpNode(name, op_type, inputs, outputs, attrs, graphs, location=location_of(node)))
         specs = [TensorSpec(t.name, t.shape, t.dtype, (name, i)) for i, t in enumerate(outputs)]
         return self._define(specs, values, inputs)
 
@@ -348,7 +349,8 @@ class _Translator:
         outputs = [_spec(f"{name}_{i}" if multi else name, v, where) for i, v in values.items()]
         specs = [TensorSpec(t.name, t.shape, t.dtype, (name, i)) for i, t in enumerate(outputs)]
         note = self.notes.get(node.name, "")
-        self.out.nodes.append(OpNode(name, str(op), arguments.inputs, outputs, arguments.attrs, note=note))
+        made = OpNode(name, str(op), arguments.inputs, outputs, arguments.attrs, note=note, location=location_of(node))
+        self.out.nodes.append(made)
         if arguments.written and str(op) not in _WRITES_NO_DATA:
             self._overwrite(arguments.written, specs)
         result = self._define(specs, values, arguments.aliased)
