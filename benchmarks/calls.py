@@ -1,13 +1,12 @@
-"""What a call costs where the model costs next to nothing: beside ONNX Runtime and PyTorch eager, all in one process.
+"""Call overhead of tiny models, beside ONNX Runtime and PyTorch eager in one process.
 
     make bench-calls                              measure (about a minute), write results/calls_MACHINE.json
     make bench-calls ARGS=--quick                 a few seconds: prints the table, writes nothing
     make bench-calls ARGS=--table                 put the table of the stored results into README.md
 
-Every contender has one thread. They take turns: a round is a short
-burst of calls of each, in alternating order, and a figure is the median of what a call took in the rounds. As root the
-bursts run at real-time priority. Every figure carries a correctness verdict: its error against float64 is at most 1.1
-times that of PyTorch eager.
+Every contender has one thread. They take turns: a round is a short burst of calls of each, in alternating order, and a
+figure is the median over the rounds of a call's mean time. As root the bursts run at real-time priority. Every figure
+has a correctness verdict: its error against float64 is at most 1.1 times that of PyTorch eager.
 """
 
 from __future__ import annotations
@@ -35,18 +34,19 @@ COMMAND = "make bench-calls"
 MODELS = {"Linear 8 × 8": [8, 8], "MLP 64 × 128 × 10": [64, 128, 10]}
 OURS = ("npusim.Model", "npusim.Model, torch", "npu_runtime.Model", "npu_runtime, bound")
 PEERS = ("onnxruntime", "onnxruntime, bound", "torch eager")
-CALLS = 200  # of a burst: over before the system gives the CPU to somebody else
+CALLS = 200  # per burst: short enough to end before the scheduler runs another process
 
 Calls = dict[str, Callable[[], Any]]
 
 
 def results_path() -> Path:
+    """Return the file of this machine's results."""
     machine = re.sub(r"[^a-z0-9]+", "_", hardware().lower()).strip("_")
     return ROOT / "benchmarks" / "results" / f"calls_{machine}.json"
 
 
 def make_mlp(sizes: list[int]) -> Any:
-    """Random weights; ReLU between the layers."""
+    """Return linear layers of these sizes with random weights, and ReLU between them."""
     import torch
 
     torch.manual_seed(0)
@@ -57,7 +57,7 @@ def make_mlp(sizes: list[int]) -> Any:
 
 
 def onnx_session(model: Any, sizes: list[int]) -> Any:
-    """The same layers, node by node."""
+    """Return an ONNX Runtime session of the same layers, on one thread."""
     import onnxruntime
     from onnx import TensorProto, helper, numpy_helper
 
@@ -81,7 +81,7 @@ def onnx_session(model: Any, sizes: list[int]) -> Any:
 
 
 def contenders(model: Any, sizes: list[int], x: Any) -> tuple[Calls, Calls]:
-    """What is compared, each a call that returns its output, and how far npu_runtime gets in a call, step by step."""
+    """Return the compared calls, each of which returns its output, and the cumulative steps of an npu_runtime call."""
     import torch
 
     import npu_runtime
@@ -112,7 +112,7 @@ def contenders(model: Any, sizes: list[int], x: Any) -> tuple[Calls, Calls]:
     }
     launch, own = bound._launch, [array]
     steps: Calls = {
-        "a call of an empty function": lambda: None,
+        "an empty Python call": lambda: None,
         "the native function": lambda: launch(None),
         "and the lock": bound,
         "and checks, a copy in and a copy out": lambda: executor.run_ordered(own),
@@ -122,7 +122,7 @@ def contenders(model: Any, sizes: list[int], x: Any) -> tuple[Calls, Calls]:
 
 
 def measure(runs: Calls, rounds: int) -> dict[str, dict[str, float]]:
-    """Microseconds of a call: the median and the smallest of the rounds' means."""
+    """Return the microseconds per call: the median and the minimum of the rounds' means."""
     taken: dict[str, list[float]] = {name: [] for name in runs}
     order = list(runs.items())
     for turn in range(rounds + 3):  # the first ones warm up
@@ -137,7 +137,7 @@ def measure(runs: Calls, rounds: int) -> dict[str, dict[str, float]]:
 
 
 def verdicts(model: Any, x: Any, compared: Calls) -> dict[str, dict[str, Any]]:
-    """RMS error against float64 of every contender, beside eager's."""
+    """Return every contender's RMS error against float64, beside eager's."""
     import torch
 
     with torch.no_grad():
@@ -154,6 +154,7 @@ def _rms(values: np.ndarray) -> float:
 
 
 def run_all(rounds: int) -> dict[str, Any]:
+    """Measure all models and return the results, ready for JSON."""
     import torch
 
     torch.set_num_threads(1)
@@ -172,7 +173,7 @@ def run_all(rounds: int) -> dict[str, Any]:
 
 
 def table(results: dict[str, Any]) -> str:
-    """Markdown: microseconds of a call, and where those of npu_runtime go."""
+    """Return Markdown: microseconds per call, and the steps of npu_runtime's."""
     by = {(r["model"], r["contender"]): r for r in results["rows"]}
     names = [*OURS, *PEERS]
     lines = ["| µs a call, batch 1 | " + " | ".join(names) + " |", "|---|" + "---:|" * len(names)]
@@ -189,7 +190,7 @@ def table(results: dict[str, Any]) -> str:
     lines += [
         "",
         f"Median microseconds, one thread, {results['hardware']}, {results['date']}. numpy in and out unless said "
-        "otherwise, all checks included; *bound*: inputs and outputs in memory that was fixed beforehand. All figures "
+        "otherwise, all checks included; *bound*: inputs and outputs in fixed memory. All figures "
         "passed the error gate (RMS error against float64 ≤ 1.1 × PyTorch eager's) unless marked ✗. Where the time of "
         f"npu_runtime goes ({model}, µs up to and including): {parts}. Versions: {versions}. "
         f"Command: `{results['command']}`.",
@@ -198,6 +199,7 @@ def table(results: dict[str, Any]) -> str:
 
 
 def main() -> None:
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=1000)
     parser.add_argument("--quick", action="store_true", help="fewer rounds, and nothing is written")

@@ -1,14 +1,14 @@
-"""Which models of transformers build as written, as one NPU partition, with PyTorch's results.
+"""Tests which models of transformers build unmodified, as one NPU partition, with PyTorch's results.
 
     make bench-coverage                              every family, writes results/coverage.json and docs/models.md
-    make bench-coverage ARGS="llama t5"              these only, prints and writes nothing
+    make bench-coverage ARGS="llama t5"              only these; prints and writes nothing
     make bench-coverage ARGS=--quick                 one family of each group, prints and writes nothing
     make bench-coverage ARGS=--table                 docs/models.md from the stored results
 
-As written means: ``npusim.build(model, example_kwargs=...)`` with the arguments of the model's documentation, nothing
-adapted. A decoder counts as one partition only if the step that takes the returned cache is one, too. Models are small
-and have random weights; every architectural default is kept. A result is right if its errors against the same model in
-float64 pass the tests' error gate (tests/models/gate.py), whose yardstick is PyTorch eager in float32.
+Unmodified means ``npusim.build(model, example_kwargs=...)`` with the arguments of the model's documentation. A decoder
+counts as one partition only if the step that takes the returned cache is one, too. Models are small and have random
+weights; every architectural default is kept. A result is right if its errors against the same model in float64 pass
+the tests' error gate (tests/models/gate.py), which compares them with the errors of PyTorch eager in float32.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ from tests.models import gate
 
 RESULTS = ROOT / "benchmarks" / "results" / "coverage.json"
 PAGE = ROOT / "docs" / "models.md"
-SECONDS = 300  # for one family
+SECONDS = 300  # time limit of one family
 EPS = torch.finfo(torch.float32).eps
 STATES = ("one", "mixed", "host", "refused", "crash", "wrong")
 
 
 @dataclass
 class Outcome:
-    """``state``: one of STATES. ``error``: RMS error over eager's, the largest of all results. ``seconds``: CPU time of
-    building, compilers included."""
+    """``state``: one of STATES. ``error``: RMS error divided by eager's, the largest of all results. ``seconds``: CPU
+    time of building, compilers included."""
 
     group: str
     name: str
@@ -65,7 +65,7 @@ class Outcome:
 
 
 def try_family(family: Family) -> Outcome:
-    """Build the family's model, and for decoders the step behind it, and compare both with PyTorch."""
+    """Build the family's model, and for decoders the decode step, and compare both with PyTorch."""
     outcome = Outcome(family.group, family.name, family.model, "one")
     start = os.times()
     try:
@@ -87,13 +87,13 @@ def try_family(family: Family) -> Outcome:
 
 
 def _said(error: Exception) -> str:
-    """An error's first line, without the folder in which packages are installed here."""
+    """Return an error's first line, without the folder in which packages are installed here."""
     packages = f"{Path(transformers.__file__).parents[1]}{os.sep}"
     return f"{type(error).__name__}: {error}".replace(packages, "").splitlines()[0][:300]
 
 
 def make(family: Family) -> tuple[torch.nn.Module, Any]:
-    """The model in eval mode, and its configuration; parameters that start as ones or zeros get random values."""
+    """Return the model in eval mode and its configuration. Parameters that start as ones or zeros get random values."""
     kind = getattr(transformers, family.model)
     config = kind.config_class(**family.config)
     torch.manual_seed(0)
@@ -106,7 +106,7 @@ def make(family: Family) -> tuple[torch.nn.Module, Any]:
 
 
 def wide(model: torch.nn.Module) -> torch.nn.Module:
-    """A copy in float64; its experts, if any, run one by one, because PyTorch has no grouped float64 matmul."""
+    """Return a copy in float64. Experts, if any, run one by one, because PyTorch has no grouped float64 matmul."""
     exact = copy.deepcopy(model).double()
     if getattr(exact.config, "_experts_implementation", None) is not None:
         exact.set_experts_implementation("eager")
@@ -114,7 +114,7 @@ def wide(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def widen(inputs: Any) -> Any:
-    """Floating tensors in float64; a cache, too."""
+    """Return ``inputs`` with floating tensors, also those in a cache, in float64."""
 
     def double(value: Any) -> Any:
         return value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
@@ -123,7 +123,7 @@ def widen(inputs: Any) -> Any:
 
 
 def _map(value: Any, change: Any) -> Any:
-    """``value`` with every tensor changed, in tensors, containers and the attributes of caches."""
+    """Return ``value`` with ``change`` applied to every tensor in it, also in containers and attributes of caches."""
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, list | tuple):
@@ -138,12 +138,13 @@ def _map(value: Any, change: Any) -> Any:
 
 
 def results(model: torch.nn.Module, inputs: dict[str, Any]) -> Any:
+    """Call the model on a copy of ``inputs``, without gradients."""
     with torch.no_grad():
         return model(**copy.deepcopy(inputs))
 
 
 def step(inputs: dict[str, Any], result: Any) -> dict[str, Any]:
-    """The arguments of the call for one more token: the cache of ``result``, a longer mask."""
+    """Return the arguments of the call for one more token: the cache of ``result``, a longer mask."""
     ids, mask = inputs["input_ids"], inputs["attention_mask"]
     cache = next(k for k in ("past_key_values", "cache_params") if result.get(k) is not None)
     longer = torch.cat([mask, torch.ones_like(mask[:, :1])], dim=1)
@@ -169,14 +170,14 @@ def _compare(outcome: Outcome, model: torch.nn.Module, inputs: dict[str, Any], e
 
 
 def tensors(result: Any) -> list[torch.Tensor]:
-    """The tensors of a result in a fixed order, those of caches too."""
+    """Return the tensors of a result, also those of caches, in a fixed order."""
     found: list[torch.Tensor] = []
     _map(dict(result) if isinstance(result, dict) else result, lambda t: found.append(t) or t)
     return found
 
 
 def _error(ours: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor) -> tuple[float, str]:
-    """RMS error over eager's (which counts as at least one rounding of the result), and what the gate objects to."""
+    """Return the RMS error divided by eager's (at least one rounding of the result), and why the gate fails, or ''."""
     assert ours.shape == eager.shape == exact.shape, (ours.shape, eager.shape, exact.shape)
     if not ours.is_floating_point() or not ours.numel():
         return 0.0, "" if torch.equal(ours, eager) else f"{ours.dtype} values differ"
@@ -224,6 +225,7 @@ def _child(family: Family, send: Any) -> None:
 
 
 def run(families: list[Family], jobs: int) -> list[Outcome]:
+    """Try the families, ``jobs`` at a time, each in a process of its own."""
     with ThreadPoolExecutor(jobs) as pool:
         return list(pool.map(isolated, families))
 
@@ -265,6 +267,7 @@ def page(stored: dict[str, Any]) -> str:
 
 
 def main() -> None:
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help="families; default: all")
     parser.add_argument("--jobs", type=int, default=2, help="families at a time")

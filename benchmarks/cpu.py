@@ -6,9 +6,9 @@
     make bench-cpu ARGS="--models resnet18 --batches 1 --seconds 5"
 
 A run with other models, batches or seconds than the default prints its figures and writes nothing, unless `--out` names
-a file. Contenders take turns in short bursts; as root the bursts run at real-time priority. A burst in
-which other processes took more than 4 % of the CPUs is dropped. Every figure carries a correctness verdict: its error
-against float64 is at most 1.1 times that of PyTorch eager in the same dtype (float32 eager for the float32 peers).
+a file. Contenders take turns in short bursts; as root the bursts run at real-time priority. A burst in which other
+processes took more than 4 % of the CPUs is dropped. Every figure has a correctness verdict: its error against float64
+is at most 1.1 times that of PyTorch eager in the same dtype (float32 eager for the float32 peers).
 """
 
 from __future__ import annotations
@@ -72,7 +72,8 @@ extern "C" __attribute__((visibility("default"))) double bf16_flops(long n) {
 
 
 def peaks() -> dict[str, float]:
-    """Best FLOP/s of all threads together: float32 multiply-add, and the bfloat16 dot product where there is one."""
+    """Return the peak FLOP/s of all threads: of float32 multiply-adds, and of the bfloat16 dot product if there is
+    one."""
     from concurrent.futures import ThreadPoolExecutor
 
     from npu_compiler.targets.cpu.target import KERNELS
@@ -98,7 +99,7 @@ def peaks() -> dict[str, float]:
 
 # -- models ------------------------------------------------------------------------------------------------------------
 def build_model(name: str) -> Any:
-    """Random weights and random, calibrated batch-norm statistics: nothing dies and nothing explodes."""
+    """Return a model with random weights and calibrated batch-norm statistics, so that activations keep their scale."""
     import torch
 
     from npusim import models
@@ -116,7 +117,7 @@ def build_model(name: str) -> Any:
 
 
 def contenders(model: Any, x: Any) -> dict[str, tuple[Callable[[], np.ndarray], str]]:
-    """name -> (run, dtype). Every runner returns its output as a numpy array; inputs are float32 images."""
+    """Return name -> (run, dtype). Each run returns its output as a numpy array; inputs are float32 images."""
     import torch
 
     import npu_compiler
@@ -181,21 +182,21 @@ def _openvino(model: Any, x: Any, precision: str) -> Callable[[], np.ndarray]:
 
 # -- measuring
 def _busy() -> float:
-    """CPU seconds used by everybody."""
+    """Return the CPU seconds that all processes used so far."""
     fields = list(map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]))
     return (fields[0] + fields[1] + fields[2] + fields[5] + fields[6] + fields[7]) / os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True)
 class Burst:
-    """Seconds of the runs of one contender's turn; ``clean``: other processes took next to nothing meanwhile."""
+    """The times in seconds of a contender's runs in one turn. ``clean``: other processes used almost no CPU."""
 
     seconds: list[float]
     clean: bool
 
 
 def measure(runs: dict[str, Callable[[], Any]], seconds: float) -> dict[str, list[Burst]]:
-    """A burst of about 0.25 s for each round, until each contender had ``seconds``; the order alternates."""
+    """Run one burst of about 0.25 s per contender and round for ``seconds`` per contender, in alternating order."""
     bursts: dict[str, list[Burst]] = {name: [] for name in runs}
     for run in runs.values():
         for _ in range(3):
@@ -208,7 +209,7 @@ def measure(runs: dict[str, Callable[[], Any]], seconds: float) -> dict[str, lis
 
 
 def _burst(run: Callable[[], Any]) -> Burst:
-    time.sleep(0.1)  # the threads of the one before stop spinning
+    time.sleep(0.1)  # until the threads of the previous contender stop spinning
     real_time(True)
     run()
     busy, mine, start = _busy(), time.process_time(), time.perf_counter()
@@ -224,12 +225,13 @@ def _burst(run: Callable[[], Any]) -> Burst:
 
 
 def _usable(*bursts: list[Burst]) -> list[tuple[list[float], ...]]:
-    """The rounds in which all are clean; all rounds if there are few of those."""
+    """Return the rounds in which all bursts are clean, or all rounds if fewer than three are."""
     clean = [r for r in zip(*bursts, strict=True) if all(b.clean for b in r)]
     return [tuple(b.seconds for b in r) for r in (clean if len(clean) >= 3 else zip(*bursts, strict=True))]
 
 
 def summary(bursts: list[Burst]) -> dict[str, Any]:
+    """Return one contender's median and minimum in milliseconds, ready for JSON."""
     use = [t for (taken,) in _usable(bursts) for t in taken]
     return {
         "median_ms": statistics.median(use) * 1e3,
@@ -240,14 +242,14 @@ def summary(bursts: list[Burst]) -> dict[str, Any]:
 
 
 def ratio(ours: list[Burst], peers: list[list[Burst]]) -> float:
-    """To the fastest peer: median of the rounds, because what the machine gives changes from second to second."""
+    """Return the ratio to the fastest peer: the median over the rounds, because the machine's speed drifts."""
     return max(
         statistics.median(statistics.median(a) / statistics.median(b) for a, b in _usable(ours, p)) for p in peers
     )
 
 
 def verdicts(model: Any, x: Any, made: dict[str, tuple[Callable[[], np.ndarray], str]]) -> dict[str, dict[str, Any]]:
-    """RMS error of every contender against float64, beside eager's in the contender's dtype."""
+    """Return every contender's RMS error against float64, beside eager's in the contender's dtype."""
     import copy
 
     import torch
@@ -277,6 +279,7 @@ def _rms(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def one(name: str, batch: int, seconds: float) -> dict[str, Any]:
+    """Measure one model with one batch size; return its rows and the peaks."""
     import torch
 
     torch.set_num_threads(THREADS)
@@ -297,8 +300,8 @@ def one(name: str, batch: int, seconds: float) -> dict[str, Any]:
 
 
 def add_rooflines(results: dict[str, Any]) -> None:
-    """``of_roofline`` of each row: against the best peak that was seen in the whole run, since one may have been
-    disturbed. Winograd's algorithm can exceed 1: the operations are those of direct convolution."""
+    """Add ``of_roofline`` to each row, relative to the best peak seen in the whole run, since one may have been
+    disturbed. Winograd's algorithm can exceed 1, because the operations are those of direct convolution."""
     for r in results["rows"]:
         peak = max(p[r["dtype"]] for p in results["peak_gflops"].values()) * 1e9
         r["of_roofline"] = FLOPS[r["model"]] * r["batch"] / peak / (r["median_ms"] * 1e-3)
@@ -326,11 +329,12 @@ print(json.dumps([cpu, compiled, loaded, program.entries["main"].arena_bytes]))
 
 
 def start_times() -> dict[str, float]:
-    """ResNet-50 in float16, each time in a fresh process: seconds to import (CPU time), to compile with an empty and
-    with a filled cache, to load the program with its weights; bytes of its arena. Median of five but for the first."""
+    """Measure ResNet-50 in float16 in fresh processes: seconds to import (CPU time), to compile with an empty and with
+    a filled cache, and to load the program with its weights; bytes of its arena. Medians of five, except for the empty
+    cache."""
     source = ROOT / "tests" / "data" / "ir" / "resnet50.json"
     with tempfile.TemporaryDirectory() as cache:
-        # byte code is written, as it is where the package is installed
+        # Byte code is written, as for an installed package.
         settings = {"NPU_CACHE_DIR": cache, "PYTHONPYCACHEPREFIX": f"{cache}/python", "PYTHONPATH": str(ROOT)}
         environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"} | settings
         command = [sys.executable, "-c", STARTS, str(source), f"{cache}/resnet50.npubin"]
@@ -350,7 +354,7 @@ def start_times() -> dict[str, float]:
 
 # -- results
 def table(results: dict[str, Any]) -> str:
-    """Markdown: milliseconds (and the ratio to the faster float32 peer, or to OpenVINO's bfloat16)."""
+    """Return Markdown: milliseconds and the ratio to the faster float32 peer, or to OpenVINO's bfloat16."""
     names = [
         "npusim float32",
         "npusim float16",
@@ -389,6 +393,7 @@ def table(results: dict[str, Any]) -> str:
 
 
 def main() -> None:
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=["resnet18", "resnet50"])
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 8])

@@ -1,8 +1,8 @@
 """The model families that :mod:`coverage` builds: exact architectures of transformers, small and with random weights.
 
-A family is a class, its configuration, and the arguments of a call as its documentation writes it. Configurations keep
-every architectural default; only sizes are reduced. Classifiers have 100 classes: the errors of the two that are the
-default would be too few for the statistics of the error gate.
+A family is a class, its configuration, and the arguments of a call as in its documentation. Configurations keep every
+architectural default; only sizes are reduced. Classifiers have 100 classes: with the default of two, there would be too
+few errors for the statistics of the error gate.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ Inputs = Callable[[Any], dict[str, Any]]
 
 @dataclass(frozen=True)
 class Family:
-    """``model``: the class in transformers; ``config``: what is set in its configuration; ``inputs``: keyword arguments
-    of a call for a configuration; ``step``: whether a second program takes the cache that the first one returned."""
+    """``model``: the class in transformers. ``config``: the fields that its configuration sets. ``inputs``: from a
+    configuration to the keyword arguments of a call. ``step``: whether a second program takes the returned cache."""
 
     group: str
     name: str

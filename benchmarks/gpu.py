@@ -1,14 +1,14 @@
-"""Ours beside PyTorch on one NVIDIA GPU: eager, CUDA graph, torch.compile; in turns within one run, on random data.
+"""npusim beside PyTorch (eager, CUDA graph, torch.compile) on one NVIDIA GPU, in turns within one run, on random data.
 
-    python benchmarks/gpu.py compile                 compile the programs (needs no GPU), unless they are there
+    python benchmarks/gpu.py compile                 compile the missing programs (needs no GPU)
     python benchmarks/gpu.py bandwidth decode-128 decode-32000 prefill-128 resnet50-1 cold-start …
     python benchmarks/gpu.py all                     everything; each part is merged into benchmarks/results/h200.json
     python benchmarks/gpu.py table                   put the table into README.md
 
-Times are medians of device events around bursts of runs that follow each other without waiting. Every part says how
-large our error against float32 (ResNet: float64) is, beside PyTorch eager's in the same dtype. Each runs in a process
-of its own. Several get ready together, since compiling PyTorch's models takes minutes, and then measure one after the
-other; those that tune kernels on the GPU are alone from their start.
+Times are medians of device events around bursts of back-to-back runs. Every part reports our error against float32
+(ResNet: float64) beside PyTorch eager's in the same dtype, and runs in a process of its own. Several parts prepare at
+the same time, since compiling PyTorch's models takes minutes, and then measure one after the other. Parts that tune
+kernels on the GPU run alone.
 """
 
 from __future__ import annotations
@@ -22,19 +22,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gpu_table import AUTOTUNE, EAGER, GRAPH, OURS, OVERHEAD, merged, table
+from gpu_measure import Contender, Ours, bursts, compare, verdict
+from gpu_table import AUTOTUNE, EAGER, GRAPH, OVERHEAD, merged, table
 from readme import write_section
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 RESULTS = ROOT / "benchmarks" / "results" / "h200.json"
-BURST_MS, MIN_BURSTS = 25.0, 9
 
 
 READ = r"""
@@ -49,151 +48,9 @@ extern "C" __global__ void read(const uint4* p, unsigned* out) {
 }"""
 
 
-# -- measuring -----------------------------------------------------------------------------------------------------
-@dataclass
-class Contender:
-    """``run`` puts one run on ``stream`` and returns its result, or None for ours."""
-
-    run: Callable[[], Any]
-    stream: Any
-    compile_s: float = 0.0
-
-
-def bursts(contenders: dict[str, Contender], seconds: float) -> dict[str, list[float]]:
-    """Milliseconds a run, by burst; contenders take turns."""
-    import torch
-
-    def burst(c: Contender, count: int) -> float:
-        first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        first.record(c.stream)
-        for _ in range(count):
-            c.run()
-        last.record(c.stream)
-        last.synchronize()
-        return first.elapsed_time(last) / count
-
-    counts = {name: max(1, round(BURST_MS / burst(c, 5))) for name, c in contenders.items()}
-    times: dict[str, list[float]] = {name: [] for name in contenders}
-    end = time.perf_counter() + seconds * len(contenders)
-    while time.perf_counter() < end or min(map(len, times.values())) < MIN_BURSTS:
-        for name, c in contenders.items():
-            times[name].append(burst(c, counts[name]))
-    return times
-
-
-def rows(times: dict[str, list[float]], contenders: dict[str, Contender]) -> list[dict[str, Any]]:
-    return [
-        {"contender": name, "median_ms": statistics.median(t), "min_ms": min(t), "bursts": len(t),
-         "compile_s": round(contenders[name].compile_s, 1)}
-        for name, t in times.items()
-    ]  # fmt: skip
-
-
-def torch_contenders(call: Callable[[], Any], compiled: Callable[[str], Callable[[], Any]], kinds: list[str]) -> Any:
-    """``call`` runs the model eagerly; ``compiled(mode)`` gives the same, compiled."""
-    import torch
-
-    def ready(kind: str) -> Callable[[], Any]:
-        if kind == EAGER:
-            return call
-        if kind != GRAPH:
-            torch._dynamo.reset()
-            return compiled(kind.split()[-1])
-        graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
-        with torch.cuda.stream(side):
-            for _ in range(3):
-                call()
-        torch.cuda.synchronize()
-        with torch.cuda.graph(graph):
-            call()
-        return graph.replay
-
-    found = {}
-    for kind in kinds:
-        start = time.perf_counter()
-        try:
-            run = ready(kind)
-            for _ in range(8):
-                run()
-            torch.cuda.synchronize()
-        except Exception as error:  # a peer that fails is not shown
-            print(f"  {kind}: {type(error).__name__}: {str(error)[:300]}", flush=True)
-            continue
-        found[kind] = Contender(run, torch.cuda.current_stream(), time.perf_counter() - start)
-        print(f"  {kind}: ready after {found[kind].compile_s:.1f} s", flush=True)
-    return found
-
-
-def verdict(ours: np.ndarray, eager: np.ndarray, exact: np.ndarray, top: int) -> dict[str, Any]:
-    """RMS errors of rows of scores, and whether the ``top`` largest are the same where PyTorch's own error cannot turn
-    them around."""
-    error, eager_error = (float(np.sqrt(np.mean((x - exact) ** 2))) for x in (ours, eager))
-    kept = True
-    for want, got in zip(exact, ours, strict=True):
-        order = np.argsort(-want)
-        for k in {1, top}:
-            if want[order[k - 1]] - want[order[k]] > 4 * eager_error:
-                kept = kept and set(np.argsort(-got)[:k]) == set(order[:k])
-    within = bool(error <= 1.1 * eager_error)
-    return {"error": error, "eager_error": eager_error, "within_gate": within, "top_kept": bool(kept), "top": top}
-
-
-def host_microseconds(run: Callable[[], Any], wait: Callable[[], Any]) -> float:
-    """What a launch costs the host, while the device has nothing to do."""
-    times = []
-    for _ in range(50):
-        wait()
-        start = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - start)
-    wait()
-    return statistics.median(times) * 1e6
-
-
-class Ours:
-    """A program on the GPU with one entry point bound."""
-
-    def __init__(self, work: Path, name: str, weights: Any):
-        import torch
-        from gpu_models import programs
-
-        from npu_compiler.artifact.program import CompiledProgram
-        from npu_runtime import load_weights
-        from npu_runtime.backends.cuda import CUDABackend
-
-        self.backend = CUDABackend()
-        self.program = CompiledProgram.load(programs(work)[name])
-        self.weights = load_weights(self.program, weights, self.backend)
-        self.stream = torch.cuda.ExternalStream(self.backend.stream.ptr)
-
-    def bind(self, entry: str, inputs: list[np.ndarray], state: Any = None) -> None:
-        from npu_compiler.support import dtypes
-        from npu_runtime import Executor
-
-        self.executor = Executor(self.program, self.weights, self.backend, entry, state)
-        self.inputs = [self.backend.allocate_buffer(x) for x in inputs]
-        (spec,) = self.executor.outputs
-        self.output = self.backend.allocate_empty(spec.shape, dtypes.numpy_dtype(spec.dtype))
-        self.run = self.executor.bind(self.inputs, [self.output])
-
-    def contender(self) -> Contender:
-        return Contender(self.run, self.stream)
-
-    def result(self, *inputs: np.ndarray) -> np.ndarray:
-        for buffer, value in zip(self.inputs, inputs, strict=True):
-            self.backend.copy(buffer, value)
-        self.run()
-        self.run.finish()
-        return self.output.to_numpy().astype(np.float64)
-
-    def facts(self) -> dict[str, Any]:
-        calls = self.executor.entry.calls
-        return {"kernels": len(calls), "host_us": host_microseconds(self.run, self.run.finish)}
-
-
 # -- the parts -----------------------------------------------------------------------------------------------------
 def bandwidth(args: argparse.Namespace) -> dict[str, Any]:
-    """Reading 4 GiB with 16-byte loads and nothing else."""
+    """Measure the read bandwidth: 4 GiB with 16-byte loads and nothing else."""
     import torch
 
     from npu_compiler.targets.cuda.nvrtc import find_nvrtc
@@ -207,17 +64,17 @@ def bandwidth(args: argparse.Namespace) -> dict[str, Any]:
     found = {}
     for blocks in (4, 8, 16):
 
-        def run(groups: int = 132 * blocks) -> None:
+        def run(grid: int = 132 * blocks) -> None:
             addresses = [data.data_ptr(), out.data_ptr()]
-            driver().launch("read", function, groups, 256, 0, stream.cuda_stream, addresses, False)
+            driver().launch("read", function, grid, 256, 0, stream.cuda_stream, addresses, False)
 
         times = bursts({"read": Contender(run, stream)}, 0.3)["read"]
         found[blocks] = data.numel() * 4 / statistics.median(times) / 1e9
-    return {"read_tb_per_s": max(found.values()), "by_blocks_a_core": found}
+    return {"read_tb_per_s": max(found.values()), "by_blocks_per_sm": found}
 
 
 def decode(args: argparse.Namespace, position: int) -> dict[str, Any]:
-    """One token behind ``position`` others."""
+    """Measure decoding one token after ``position`` others."""
     import torch
     from gpu_models import LENGTHS, decoder, qwen_weights
 
@@ -246,20 +103,14 @@ def decode(args: argparse.Namespace, position: int) -> dict[str, Any]:
     del exact
     torch.cuda.empty_cache()
 
-    def compiled(mode: str) -> Callable[[], Any]:
-        c = torch.compile(model, mode=mode, fullgraph=True)
-        return lambda: c(ids, at)
-
-    contenders = {OURS: ours.contender(), **torch_contenders(lambda: model(ids, at), compiled, args.peers)}
-    args.turn()
-    times = bursts(contenders, args.seconds)
+    measured = compare(ours, model, (ids, at), args)
     cache = position * sum(b.size_bytes // length for b in ours.executor.state.values())
     read = ours.executor.entry.product_bytes + cache
-    return {"rows": rows(times, contenders), "verdict": checked, "bytes_read": read, **ours.facts()}
+    return {"rows": measured, "verdict": checked, "bytes_read": read, **ours.facts()}
 
 
 def prefill(args: argparse.Namespace, tokens: int) -> dict[str, Any]:
-    """A prompt from an empty cache, to the logits behind its last token."""
+    """Measure a prompt of ``tokens``: from an empty cache to the logits of its last token."""
     import torch
     from gpu_models import LENGTHS, NEAR, decoder, qwen_weights
 
@@ -279,19 +130,13 @@ def prefill(args: argparse.Namespace, tokens: int) -> dict[str, Any]:
     del exact
     torch.cuda.empty_cache()
 
-    def compiled(mode: str) -> Callable[[], Any]:
-        c = torch.compile(model, mode=mode, fullgraph=True)
-        return lambda: c(ids, at)
-
-    contenders = {OURS: ours.contender(), **torch_contenders(lambda: model(ids, at), compiled, args.peers)}
-    args.turn()
-    times = bursts(contenders, args.seconds)
+    measured = compare(ours, model, (ids, at), args)
     flops = sum(call.flops for call in ours.executor.entry.calls if call.kind == "gemm")
-    return {"rows": rows(times, contenders), "verdict": checked, "flops": flops, **ours.facts()}
+    return {"rows": measured, "verdict": checked, "flops": flops, **ours.facts()}
 
 
 def image(args: argparse.Namespace, name: str, batch: int) -> dict[str, Any]:
-    """A ResNet in float16, channels last for PyTorch."""
+    """Measure a ResNet in float16; PyTorch runs it in channels-last layout."""
     import torch
     from gpu_models import resnet
     from torch._inductor import config as inductor
@@ -308,18 +153,12 @@ def image(args: argparse.Namespace, name: str, batch: int) -> dict[str, Any]:
     found = ours.result(x.numpy())[:some], model(theirs)[:some].double().cpu().numpy()
     checked = verdict(*found, wide(x[:some].double().cuda()).cpu().numpy(), top=5)
 
-    def compiled(mode: str) -> Callable[[], Any]:
-        c = torch.compile(model, mode=mode)
-        return lambda: c(theirs)
-
-    contenders = {OURS: ours.contender(), **torch_contenders(lambda: model(theirs), compiled, args.peers)}
-    args.turn()
-    times = bursts(contenders, args.seconds)
-    return {"rows": rows(times, contenders), "verdict": checked, "batch": batch, **ours.facts()}
+    measured = compare(ours, model, (theirs,), args)
+    return {"rows": measured, "verdict": checked, "batch": batch, **ours.facts()}
 
 
 def cold_start(args: argparse.Namespace) -> dict[str, Any]:
-    """From the start of a process to the first token of a compiled Qwen2.5-1.5B, with packed weights cached."""
+    """Measure from the start of a process to the first token of a compiled Qwen2.5-1.5B with cached packed weights."""
     import safetensors.torch
     from gpu_models import LENGTHS, NEAR, programs, qwen_weights
 
@@ -341,7 +180,7 @@ def _start(program: Path) -> dict[str, Any]:
 
 
 def cold_child(args: argparse.Namespace) -> None:
-    """Prints seconds since the process was started, and what the tokens after the first take."""
+    """Print the seconds since the process was started at each step, and the decoding speed after the first token."""
     marks = {"python": time.time() - args.since}
     from npu_runtime.llm.model import LLM
 
@@ -376,8 +215,11 @@ READY = "ready to measure"
 
 
 def measure_all(names: list[str], args: argparse.Namespace) -> None:
-    """Each part in a process of its own; those that neither tune nor time their own start get ready together, but
-    images (cuDNN tries its kernels out) apart from the rest."""
+    """Run each part in a process of its own.
+
+    Parts that neither tune nor time their own start prepare at the same time. Images prepare apart from the others,
+    because cuDNN times its kernels.
+    """
     groups: dict[Any, list[str]] = {}
     for name in names:
         peers = PARTS[name][2] if args.peers is None else args.peers
@@ -406,7 +248,7 @@ def _child(name: str, args: argparse.Namespace, together: int) -> subprocess.Pop
 
 
 def _forward(child: subprocess.Popen[str], until: str | None) -> bool:
-    """Print what the child prints, up to the line ``until``; whether it came."""
+    """Print what the child prints, up to the line ``until``. Return whether that line came."""
     assert child.stdout is not None
     for line in child.stdout:
         if line.rstrip() == until:
@@ -416,7 +258,7 @@ def _forward(child: subprocess.Popen[str], until: str | None) -> bool:
 
 
 def measure_one(name: str, args: argparse.Namespace) -> None:
-    """In the child: get ready, wait for standard input to end, measure, merge the results into the file."""
+    """In the child: prepare, wait for standard input to end, measure, merge the results into the file."""
     import torch
 
     def turn() -> None:
@@ -437,6 +279,7 @@ def measure_one(name: str, args: argparse.Namespace) -> None:
 
 
 def environment() -> dict[str, Any]:
+    """Return the GPU, its driver, the versions of packages and the date."""
     import cupy
     import torch
 
@@ -450,6 +293,7 @@ def environment() -> dict[str, Any]:
 
 
 def show(name: str, part: dict[str, Any]) -> None:
+    """Print the results of a part."""
     if "rows" not in part:
         print(name, json.dumps({k: v for k, v in part.items() if k != "starts"}), flush=True)
         return
@@ -461,13 +305,14 @@ def show(name: str, part: dict[str, Any]) -> None:
 
 
 def main() -> None:
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="+", help="compile, all, table, or parts as above")
     parser.add_argument("--work", type=Path, default=Path("gpu_programs"), help="where compiled programs are kept")
     parser.add_argument("--out", type=Path, default=RESULTS)
-    parser.add_argument("--seconds", type=float, default=1.0, help="of measuring, for each contender")
+    parser.add_argument("--seconds", type=float, default=1.0, help="measuring time per contender")
     parser.add_argument("--peers", nargs="*", help=f"of {EAGER!r}, {GRAPH!r}, {OVERHEAD!r}, {AUTOTUNE!r}")
-    parser.add_argument("--hold", type=Path, help="get ready, but measure only once this file is gone")
+    parser.add_argument("--hold", type=Path, help="prepare, but measure only once this file is gone")
     parser.add_argument("--since", type=float, default=0.0, help=argparse.SUPPRESS)
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()

@@ -1,4 +1,4 @@
-"""What ``gpu.py`` runs: Qwen2.5-1.5B and ResNets with random weights, as our programs and in plain PyTorch."""
+"""The models of ``gpu.py``: Qwen2.5-1.5B and ResNets with random weights, as our programs and in plain PyTorch."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ RESNETS = [(name, batch) for name in ("resnet18", "resnet50") for batch in (1, 2
 
 # -- our programs --------------------------------------------------------------------------------------------------
 def programs(work: Path) -> dict[str, Path]:
+    """Return the file of each program, by name."""
     names = [f"qwen_{n}" for n in LENGTHS.values()] + [f"{name}_{batch}" for name, batch in RESNETS]
     return {name: work / f"{name}.npubin" for name in names}
 
@@ -41,7 +42,7 @@ def compile_all(work: Path) -> None:
 
 
 def compile_qwen(length: int) -> Any:
-    """With prefill where the caches are short: at long ones only decoding is measured."""
+    """Compile Qwen2.5-1.5B with caches of ``length``. Long caches get no prefill, which is not measured there."""
     from npu_compiler.frontend.llm import llm_graphs
     from npu_compiler.pipeline import compile_entries
 
@@ -54,6 +55,7 @@ def compile_qwen(length: int) -> Any:
 
 
 def compile_resnet(name: str, batch: int) -> Any:
+    """Compile a ResNet of :mod:`npusim.models` in float16."""
     import npu_compiler
     from npusim import models
 
@@ -62,19 +64,21 @@ def compile_resnet(name: str, batch: int) -> Any:
 
 
 def qwen_config() -> Any:
+    """Return the configuration of Qwen2.5-1.5B."""
     from npu_compiler.frontend.llm.config import LLMConfig
 
     return LLMConfig.from_hf(QWEN)
 
 
 def qwen_manifest(length: int) -> Any:
+    """Return the manifest of a program whose context is ``length``."""
     from npu_runtime.llm.manifest import ModelManifest
 
     return ModelManifest("qwen2.5-1.5b", length, QWEN["max_position_embeddings"], identity=qwen_config().identity())
 
 
 def qwen_weights() -> dict[str, torch.Tensor]:
-    """By the names of the checkpoint, on the GPU."""
+    """Return random bfloat16 weights on the GPU, by the checkpoint's names."""
     from npu_compiler.frontend.llm.config import parameter_shapes
 
     generator = torch.Generator("cuda").manual_seed(0)
@@ -87,7 +91,7 @@ def qwen_weights() -> dict[str, torch.Tensor]:
 
 
 def resnet(name: str) -> nn.Module:
-    """Random weights, and batch norm statistics of noise: nothing dies and nothing explodes."""
+    """Return a float16 model on the GPU: random weights, and batch norm statistics that keep activations in scale."""
     from npusim import models
 
     torch.manual_seed(0)
@@ -104,7 +108,7 @@ def resnet(name: str) -> nn.Module:
 
 # -- the same decoder in plain PyTorch -----------------------------------------------------------------------------
 class Attention(nn.Module):
-    """One product for q, k and v; keys and values go into caches of fixed length."""
+    """Attention with one matmul for q, k and v, and caches of fixed length for keys and values."""
 
     def __init__(self, width: int, heads: int, kv_heads: int, size: int):
         super().__init__()
@@ -124,11 +128,14 @@ class Attention(nn.Module):
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Apply the rotary embedding to ``x`` [1, heads, N, D]."""
     a, b = x.chunk(2, -1)
     return x * cos + torch.cat((-b, a), -1) * sin
 
 
 class Norm(nn.Module):
+    """RMSNorm."""
+
     def __init__(self, width: int):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(width))
@@ -140,6 +147,8 @@ class Norm(nn.Module):
 
 
 class Block(nn.Module):
+    """A decoder layer."""
+
     def __init__(self, width: int, heads: int, kv_heads: int, size: int, inner: int):
         super().__init__()
         self.norm1, self.norm2 = Norm(width), Norm(width)
@@ -154,8 +163,8 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Qwen2.5-1.5B with static caches of ``length``: what torch.compile does best with. (token ids [1, N], positions
-    [N]) -> the last token's logits [1, vocab]."""
+    """Qwen2.5-1.5B with static caches of ``length``, the form that torch.compile handles best. (token ids [1, N],
+    positions [N]) -> the last token's logits [1, vocab]."""
 
     def __init__(self, length: int):
         super().__init__()
@@ -184,7 +193,7 @@ class Decoder(nn.Module):
 
 
 def decoder(weights: dict[str, torch.Tensor], length: int, dtype: torch.dtype = torch.bfloat16) -> Decoder:
-    """With the checkpoint's weights; its caches are zero."""
+    """Return the model with the checkpoint's weights and zero caches."""
     with weights["model.norm.weight"].device:
         model = Decoder(length)
     cos, sin = model.cos, model.sin

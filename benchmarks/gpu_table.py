@@ -1,4 +1,4 @@
-"""The results of ``gpu.py``: one file that its parts are merged into, and the table made of it."""
+"""The results of ``gpu.py``: the file that its parts are merged into, and its table."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ORDER = ("decode", "prefill", "resnet18", "resnet50")
 
 @contextmanager
 def merged(out: Path) -> Iterator[dict[str, Any]]:
-    """The results so far; what is added is written."""
+    """Yield the results so far; additions are written."""
     results: dict[str, Any] = json.loads(out.read_text()) if out.exists() else {"parts": {}}
     yield results
     out.parent.mkdir(exist_ok=True)
@@ -23,6 +23,7 @@ def merged(out: Path) -> Iterator[dict[str, Any]]:
 
 
 def table(results: dict[str, Any]) -> str:
+    """Return Markdown: median milliseconds of every part and contender."""
     kinds = [AUTOTUNE, OVERHEAD, GRAPH, EAGER]
     lines = ["| | npusim | " + " | ".join(kinds) + " |", "|---|" + "---:|" * (len(kinds) + 1)]
     measured = {name: part for name, part in results["parts"].items() if "rows" in part}
@@ -63,15 +64,16 @@ def _caption(results: dict[str, Any]) -> str:
     found, versions = results["parts"], ", ".join(f"{k} {v}" for k, v in results["versions"].items())
     text = [
         f"Median milliseconds, {results['hardware']}, CUDA {results['driver']} driver, {results['date']}; in brackets "
-        "how many times as fast as the fastest of the others. Random weights and inputs. Errors against float32 "
+        "the speedup over the fastest of the others. Random weights and inputs. Errors against float32 "
         "(ResNet: float64) are at most 1.1 × PyTorch eager's in the same dtype, and the largest scores the same, "
-        "unless marked ✗. TB/s are bytes really read: npusim keeps weights that a token reads in 12 bits, without loss."
+        "unless marked ✗. TB/s counts bytes actually read: npusim stores the weights that a token reads in 12 bits, "
+        "without loss."
     ]
     host = [p["host_us"] for p in found.values() if "host_us" in p]
     if host:
-        text.append(f"A launch takes {min(host):.0f} to {max(host):.0f} µs of the host.")
+        text.append(f"A launch takes {min(host):.0f} to {max(host):.0f} µs on the host.")
     if "bandwidth" in found:
-        text.append(f"Reading alone runs at {found['bandwidth']['read_tb_per_s']:.2f} TB/s.")
+        text.append(f"A kernel that only reads runs at {found['bandwidth']['read_tb_per_s']:.2f} TB/s.")
     if "cold-start" in found:
         text.append(
             f"A process that loads the compiled Qwen2.5-1.5B with its packed weights cached has its first token after "

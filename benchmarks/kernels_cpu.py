@@ -2,9 +2,9 @@
 
     python benchmarks/kernels_cpu.py --dtype f16 --winograd [--batch N] [--threads N] [--warm] [--only TEXT]
 
-Runs in short bursts at real-time priority where that is permitted, so that other processes disturb it less. Weights
-rotate through a region larger than the caches, as in a whole model, unless ``--warm``. All memory is asked for in huge
-pages: with 4 KB pages the address translation of cold weights costs up to a third of the speed.
+It runs in short bursts, at real-time priority where that is permitted, so that other processes disturb it less. Weights
+rotate through a region larger than the caches, as in a whole model, unless ``--warm``. All memory is in huge pages:
+with 4 KB pages the address translation of cold weights costs up to a third of the speed.
 """
 
 from __future__ import annotations
@@ -87,25 +87,30 @@ class Case:
 
     @property
     def out(self) -> int:
+        """Height and width of the output."""
         return (self.size - 1) // self.stride + 1
 
     @property
     def flops(self) -> float:
+        """Operations of the direct convolution."""
         return 2.0 * self.batch * self.out**2 * self.k * self.c * self.r**2
 
     @property
     def name(self) -> str:
+        """The line's label: filter/stride, image size, channels, algorithm."""
         kind = f"F({self.tile}x{self.tile})" if self.tile else "direct"
         return f"{self.r}x{self.r}/{self.stride} {self.size:3} {self.c:4} -> {self.k:4} {kind}"
 
     @property
     def weight_bytes(self) -> int:
+        """Bytes of the packed weights."""
         columns = -(-self.k // PANEL) * PANEL
         if self.tile:
             return (self.tile + 2) ** 2 * self.c * columns * 4
         return self.r**2 * (self.c + self.c % 2) * columns * (4 if self.dtype == "float" else 2)
 
     def source(self) -> str:
+        """Return the C++ entry point of this case."""
         t, n = self.dtype, self.index
         dims = {"N": self.batch, "H": self.size, "W": self.size, "C": self.c, "K": self.k, "R": self.r, "S": self.r}
         dims |= {"stride_h": self.stride, "stride_w": self.stride, "pad_t": self.r // 2, "pad_l": self.r // 2}
@@ -134,11 +139,14 @@ EXPORT long scratch{n}() {{ return {scratch}; }}
 
 
 class Job(ctypes.Structure):
+    """The argument of an entry point, as ``struct Job`` in ``PRELUDE``."""
+
     _fields_ = [(name, ctypes.c_void_p) for name in ("x", "w", "y", "bias", "counters")]
     _fields_ += [(name, ctypes.c_long) for name in ("reps", "stride", "region")]
 
 
 def compile_cases(cases: list[Case]) -> ctypes.CDLL:
+    """Compile all cases into one library and load it."""
     with tempfile.TemporaryDirectory() as directory:
         source, library = Path(directory, "bench.cpp"), Path(directory, "bench.so")
         source.write_text(PRELUDE + "".join(c.source() for c in cases))
@@ -155,7 +163,7 @@ def compile_cases(cases: list[Case]) -> ctypes.CDLL:
 
 
 def measure(handle: ctypes.CDLL, case: Case, buffers: list[int], cold: bool, bursts: int) -> tuple[list[float], float]:
-    """Seconds of one call in each burst, and the best FMA peak seen between the bursts."""
+    """Return the seconds per call of each burst, and the best FMA peak seen between the bursts."""
     run = getattr(handle, f"run{case.index}")
 
     def timed(reps: int) -> float:
@@ -175,6 +183,7 @@ def measure(handle: ctypes.CDLL, case: Case, buffers: list[int], cold: bool, bur
 
 
 def main() -> None:
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dtype", choices=IR_DTYPE, default="float")
     parser.add_argument("--batch", type=int, default=1)

@@ -1,14 +1,13 @@
-"""Decoding and prefill beside llama.cpp, OpenVINO and PyTorch, in turns within one run, and beside what memory gives.
+"""Decoding and prefill beside llama.cpp, OpenVINO and PyTorch, in turns within one run, and the memory bandwidth used.
 
     make bench-llm                               writes benchmarks/results/cpu_llm.json
     make bench-llm ARGS=--table                  puts its table into README.md
     make bench-llm ARGS=--quick                  SmolLM2-135M and few rounds: prints the table, writes nothing
 
-OpenVINO's models are exported by ``optimum-cli`` of ``.venv-export``, an environment that `make` fills with the older
-transformers that it needs.
+``optimum-cli`` exports OpenVINO's models. It needs an older transformers, which `make` installs into ``.venv-export``.
 
-Exact architectures with random bfloat16 weights, written once to ``--work``. Every engine runs in a process of its own
-on two threads (``llm_engines.py``); only one works at a time.
+Architectures are exact; their random bfloat16 weights are written once to ``--work``. Every engine runs in a process of
+its own on two threads (``llm_engines.py``); only one works at a time.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ RESULTS = ROOT / "benchmarks" / "results" / "cpu_llm.json"
 EXPORT = ROOT / ".venv-export" / "bin" / "optimum-cli"
 ENGINES = ("npusim", "llama.cpp", "openvino", "torch")
 PROMPT, FAR = 128, 4096
-STEPS = 6  # tokens a turn: short, because what memory gives changes by the minute
+STEPS = 6  # tokens per turn: few, because the memory bandwidth changes by the minute
 
 _COMMON = {
     "hidden_act": "silu", "tie_word_embeddings": True, "bos_token_id": 1, "eos_token_id": 2, "torch_dtype": "bfloat16",
@@ -54,7 +53,7 @@ MODELS: dict[str, dict[str, Any]] = {
 
 # -- checkpoints -------------------------------------------------------------------------------------------------------
 def checkpoint(work: Path, name: str) -> Path:
-    """A folder with the model as the hub has it, as GGUF, and as OpenVINO has it."""
+    """Return a folder with the model in three formats: the hub's, GGUF and OpenVINO's. Missing ones are written."""
     folder = work / name
     if not (folder / "config.json").exists():
         folder.mkdir(parents=True, exist_ok=True)
@@ -72,7 +71,10 @@ def checkpoint(work: Path, name: str) -> Path:
 
 
 def weights(config: dict[str, Any]) -> dict[str, np.ndarray]:
-    """Normal numbers of the model's own scale: one block, rotated for each tensor, so that no two are equal."""
+    """Return normally distributed bfloat16 weights of the model's scale.
+
+    One block is drawn and rotated for each tensor, so that no two are equal.
+    """
     import ml_dtypes
 
     from npu_compiler.frontend.llm.config import LLMConfig, parameter_shapes
@@ -94,6 +96,7 @@ _GGUF_NAMES = {
 
 
 def write_gguf(folder: Path, config: dict[str, Any]) -> None:
+    """Write ``model.gguf`` beside the checkpoint in ``folder``, in bfloat16."""
     import gguf
     import safetensors.numpy
 
@@ -135,7 +138,7 @@ def write_gguf(folder: Path, config: dict[str, Any]) -> None:
 
 # -- engines -----------------------------------------------------------------------------------------------------------
 class Worker:
-    """An engine in its process."""
+    """An engine in a process of its own."""
 
     def __init__(self, name: str, folder: Path):
         command = [sys.executable, str(Path(__file__).with_name("llm_engines.py")), name, str(folder)]
@@ -143,6 +146,7 @@ class Worker:
         self.facts = self.answer()
 
     def answer(self) -> Any:
+        """Wait for the next answer. Raises ``RuntimeError`` if the process has ended."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
@@ -150,18 +154,21 @@ class Worker:
         return json.loads(line)
 
     def ask(self, order: str) -> Any:
+        """Send an order (see ``llm_engines.py``) and return its answer."""
         assert self.process.stdin is not None
         print(order, file=self.process.stdin, flush=True)
         return self.answer()
 
     def close(self) -> None:
+        """End the process."""
         assert self.process.stdin is not None
         self.process.stdin.close()
         self.process.wait()
 
 
 def verdict(folder: Path, ours: Worker, theirs: Worker) -> dict[str, Any]:
-    """RMS error of the logits behind prompts of several lengths against float32, beside PyTorch eager's in bfloat16."""
+    """Return the RMS error against float32 of the logits after prompts of several lengths, beside that of PyTorch eager
+    in bfloat16."""
     exact = Worker("torch float32", folder)
     errors: dict[str, list[float]] = {"npusim": [], "torch": []}
     kept = True
@@ -179,8 +186,10 @@ def verdict(folder: Path, ours: Worker, theirs: Worker) -> dict[str, Any]:
 
 
 def measure(workers: dict[str, Worker], probe: Worker, rounds: int, far_rounds: int) -> dict[str, dict[str, list]]:
-    """Seconds by metric and engine, one for each round; engines take turns, in alternating order, and each decode
-    stands between two bandwidth probes."""
+    """Return the seconds of each round by metric and engine.
+
+    Engines take turns in alternating order. The memory bandwidth is probed before and after each decode.
+    """
     times: dict[str, dict[str, list]] = {}
 
     def add(metric: str, name: str, values: list[float]) -> None:
@@ -206,13 +215,14 @@ def measure(workers: dict[str, Worker], probe: Worker, rounds: int, far_rounds: 
 
 
 def run(work: Path, name: str, engines: list[str], rounds: int, far: int) -> dict[str, Any]:
+    """Measure one model; return the results, ready for JSON. ``far``: rounds at position ``FAR``."""
     folder = checkpoint(work, name)
     probe = Worker("probe", folder)
     workers = {e: Worker(e, folder) for e in engines}
     config = MODELS[name]
     stored = sum(np.prod(s) for s in _shapes(config)) * 2
     cache = 2 * 2 * config["num_hidden_layers"] * config["num_key_value_heads"]
-    cache *= config["hidden_size"] // config["num_attention_heads"]  # bytes a position
+    cache *= config["hidden_size"] // config["num_attention_heads"]  # bytes per position
     checked = verdict(folder, workers["npusim"], workers["torch"]) if "torch" in workers else {}
     times = measure(workers, probe, rounds, far)
     rows = []
@@ -255,6 +265,7 @@ def _shapes(config: dict[str, Any]) -> list[tuple[int, ...]]:
 
 # -- the table ---------------------------------------------------------------------------------------------------------
 def table(results: dict[str, Any]) -> str:
+    """Return Markdown: median milliseconds of every model, metric and engine."""
     names = [e for e in ENGINES if any(r["engine"] == e for m in results["models"] for r in m["rows"])]
     lines = ["| model | " + " | ".join(names) + " | of bandwidth |", "|---|" + "---:|" * (len(names) + 1)]
     for m in results["models"]:
@@ -277,8 +288,9 @@ def table(results: dict[str, Any]) -> str:
         "",
         f"Median milliseconds (a token, or the whole prompt), bfloat16, {results['threads']} threads, "
         f"{results['hardware']}, {results['date']}; in brackets the ratio to the fastest of the others, "
-        "median of the rounds. The last column is weights and cache in 16 bits over what a bandwidth probe read in "
-        "that time, and in brackets what npusim really read: it keeps the weights in 12 bits, without loss. OpenVINO "
+        "median of the rounds. The last column is the size of weights and cache in 16 bits, divided by what a "
+        "bandwidth probe read in that time; in brackets for the bytes that npusim read, which stores weights in 12 "
+        "bits. OpenVINO "
         "holds float16 weights and computes in bfloat16. Random weights; npusim's logits passed the error gate (RMS "
         "error against float32 ≤ 1.1 × PyTorch eager's in bfloat16, same largest logit) unless "
         f"marked ✗. Versions: {versions}. Command: `{results['command']}`.",
@@ -287,6 +299,7 @@ def table(results: dict[str, Any]) -> str:
 
 
 def main() -> None:
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
     parser.add_argument("--engines", nargs="+", default=list(ENGINES), choices=ENGINES)

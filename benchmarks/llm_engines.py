@@ -1,12 +1,12 @@
-"""One engine of the language-model benchmark in a process of its own, which takes orders on stdin.
+"""One engine of the language-model benchmark, in a process of its own that reads orders from standard input.
 
-``python benchmarks/llm_engines.py NAME CHECKPOINT_FOLDER``; each line in is one of
+Usage: ``python benchmarks/llm_engines.py NAME CHECKPOINT_FOLDER``. Each line is one of
 
 ``prefill N``         computes a prompt of N tokens from an empty cache
 ``decode P COUNT``    decodes COUNT tokens one by one, the first at position P (the cache is filled beforehand, untimed)
-``logits N``          the logits behind each of the last tokens of a prompt of N
+``logits N``          the logits after the last token of a prompt of N
 
-and is answered by a line of JSON: the seconds of each timed call, or a file with the logits.
+The answer is a line of JSON: the seconds of each timed call, or the path of a file with the logits.
 """
 
 from __future__ import annotations
@@ -26,38 +26,40 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 THREADS = 2
 MAX_LEN = 4352
-STEPS = 64  # positions a decode may run past its nominal one before the cache is cut back
+STEPS = 64  # positions that decoding may pass its nominal one before the cache is cut back
 
 
 def prompt(length: int) -> list[int]:
-    """The same random ids for everybody, within every vocabulary here."""
+    """Return random token ids, the same for all engines and within every model's vocabulary."""
     return np.random.default_rng(0).integers(0, 49000, MAX_LEN)[:length].tolist()
 
 
 class Engine:
-    """An engine knows how to run tokens from a position on; everything that is timed is written here once."""
+    """The interface of an engine, which runs tokens from a position on, and the timed loops that all engines share."""
 
-    filled = -1  # positions of the prompt that the cache holds for a decode
+    filled = -1  # positions of the prompt that the cache holds before a decode; -1: unknown
 
     def feed(self, tokens: list[int], start: int) -> Any:
         """Compute ``tokens`` as positions ``start``, ``start + 1``, …, over a cache that holds those before."""
         raise NotImplementedError
 
     def cut(self, length: int) -> None:
-        """Let the cache hold just the first ``length`` positions, at most those it has."""
+        """Drop all positions of the cache from ``length`` on."""
         raise NotImplementedError
 
     def logits(self, length: int) -> np.ndarray:
-        """float32[vocab] behind the last of ``length`` tokens."""
+        """Return the logits float32[vocab] after the last of ``length`` tokens."""
         raise NotImplementedError
 
     def prefill(self, length: int) -> list[float]:
+        """Return the seconds of a prompt of ``length`` tokens, from an empty cache."""
         self.cut(0)
         start = time.perf_counter()
         self.feed(prompt(length), 0)
         return [time.perf_counter() - start]
 
     def decode(self, position: int, count: int) -> list[float]:
+        """Return the seconds of each of ``count`` decoded tokens, the first at ``position``."""
         self.fill(position)
         seconds = []
         for i in range(count):
@@ -67,7 +69,7 @@ class Engine:
         return seconds
 
     def fill(self, position: int) -> None:
-        """A cache of ``position`` positions: cut back if it holds more, else computed."""
+        """Make the cache hold ``position`` positions: cut it back if it was filled so far, else compute it."""
         if self.filled == position:
             self.cut(position)
         else:
@@ -77,6 +79,8 @@ class Engine:
 
 
 class Npusim(Engine):
+    """This project on the CPU."""
+
     def __init__(self, folder: Path, dtype: str | None = None):
         from npu_runtime.llm.model import LLM
 
@@ -102,6 +106,8 @@ class Npusim(Engine):
 
 
 class LlamaCpp(Engine):
+    """llama.cpp through its C API."""
+
     def __init__(self, folder: Path):
         import llama_cpp
 
@@ -164,7 +170,7 @@ class OpenVINO(Engine):
         return self.request.get_output_tensor(0).data
 
     def cut(self, length: int) -> None:
-        """Its state cannot be cut: it is computed again when it has grown by ``STEPS``."""
+        """Compute the state anew, because OpenVINO's cannot be cut."""
         self.request.reset_state()
         self.filled = -1
         if length:
@@ -241,7 +247,7 @@ extern "C" __attribute__((visibility("default"))) float read_all(const char* p, 
 
 
 class Probe(Engine):
-    """What memory gives at this moment: the best of three patterns of reading 512 MiB on all threads."""
+    """Memory bandwidth at this moment: the fastest of three patterns of reading 512 MiB on all threads."""
 
     BYTES = 512 << 20
 
@@ -262,7 +268,7 @@ class Probe(Engine):
         self.pool = ThreadPoolExecutor(THREADS)
 
     def decode(self, position: int, count: int) -> list[float]:
-        """Seconds a byte of the fastest pattern."""
+        """Return the seconds per byte of the fastest pattern."""
         part = self.BYTES // THREADS // 4096 * 4096
         starts = [self.memory.ctypes.data + t * part for t in range(THREADS)]
         best = float("inf")
@@ -281,13 +287,14 @@ ENGINES = {
 
 
 def resident() -> int:
-    """Bytes of memory this process holds."""
+    """Return the resident memory of this process in bytes."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def main() -> None:
+    """Load an engine, print its facts, then answer orders until standard input ends."""
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print must not mix with the answers
+    os.dup2(2, 1)  # the output of libraries must not mix with the answers
     engine = ENGINES[sys.argv[1]](Path(sys.argv[2]))
     print(
         json.dumps(

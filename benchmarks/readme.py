@@ -1,5 +1,5 @@
-"""What the benchmarks share: files of results, the machine's name, priority over its other processes, and the README's
-generated sections."""
+"""Shared by the benchmarks: files of results, the machine's name, real-time priority, the README's generated
+sections."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def hardware() -> str:
+    """Return the name of the CPU."""
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
             return f"{line.split(':')[1].strip()}, {os.cpu_count()} CPUs"
@@ -20,7 +21,7 @@ def hardware() -> str:
 
 
 def real_time(on: bool) -> None:
-    """Real-time priority for all threads of this process, or none; does nothing unless the user is root."""
+    """Turn real-time priority on or off for all threads of this process. Does nothing unless the user is root."""
     if os.geteuid():
         return
     for thread in os.listdir("/proc/self/task"):
@@ -31,7 +32,7 @@ def real_time(on: bool) -> None:
 
 
 def publish(results: dict[str, Any], path: Path | None) -> None:
-    """Write ``results`` to ``path``; None, as for a shortened run, writes nothing."""
+    """Write ``results`` to ``path``. None, for a shortened run, writes nothing."""
     if path is None:
         print("a shortened run: nothing was written")
         return
@@ -41,7 +42,7 @@ def publish(results: dict[str, Any], path: Path | None) -> None:
 
 
 def write_section(name: str, text: str) -> None:
-    """Replace what stands between ``<!-- bench:name -->`` and the next ``<!-- /bench -->``."""
+    """Replace the README's text between ``<!-- bench:name -->`` and the next ``<!-- /bench -->``."""
     path = ROOT / "README.md"
     start, end = f"<!-- bench:{name} -->\n", "<!-- /bench -->"
     head, rest = path.read_text().split(start)

@@ -1,4 +1,4 @@
-"""Write the IR of a Qwen2.5 checkpoint's prefill and decode step, and how their key/value caches fit together.
+"""Write the IR of a Qwen2.5 checkpoint's prefill and decode step, and which of their key/value caches correspond.
 
 python examples/extract_qwen_ir.py PATH/TO/Qwen2.5-0.5B-Instruct --output ir
 python examples/extract_qwen_ir.py --tiny --output ir
@@ -17,10 +17,11 @@ from npu_compiler.aten.json_reader import save_ir
 
 
 def main() -> None:
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", help="a directory with config.json and safetensors")
     parser.add_argument("--tiny", action="store_true", help="a small random model instead")
-    parser.add_argument("--prompt-len", type=int, default=8, help="tokens that the prefill graph takes")
+    parser.add_argument("--prompt-len", type=int, default=8, help="prompt length of the prefill graph")
     parser.add_argument("--max-len", type=int, default=32, help="positions of the caches")
     parser.add_argument("--output", type=Path, default=Path("ir"), help="the folder to write (default: ir)")
     args = parser.parse_args()

@@ -1,4 +1,4 @@
-"""Shared by the Qwen examples: a small random checkpoint; the model as two graphs with caches as inputs and outputs."""
+"""Shared by the Qwen examples: a small random checkpoint, and two graphs with caches as inputs and outputs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TINY = {
 
 
 def tiny_checkpoint(folder: Path) -> Path:
-    """A directory with a random Qwen2 of two layers, as the hub would have it (but for a tokenizer)."""
+    """Write a random Qwen2 of two layers in the hub's format, without a tokenizer; return its directory."""
     rng = np.random.default_rng(0)
     weights = {}
     for name, shape in parameter_shapes(LLMConfig.from_hf(TINY)).items():
@@ -37,24 +37,25 @@ def tiny_checkpoint(folder: Path) -> Path:
 
 
 class GivenCaches(nn.Module):
-    """Caches that come from outside: ``store`` gives a new tensor and keeps it as a result."""
+    """Caches that are graph inputs: ``store`` returns a new tensor and keeps it as a result."""
 
     def __init__(self) -> None:
         super().__init__()
         self.tensors: list[Tensor] = []
 
     def store(self, layer: int, positions: Tensor, rows: Tensor) -> Tensor:
+        """Return a layer's cache [1, heads, max_len, D] with ``rows`` at ``positions``."""
         self.tensors[layer] = self.tensors[layer].index_copy(2, positions, rows)
         return self.tensors[layer]
 
     def take(self) -> list[Tensor]:
-        """The results; nothing is kept for the next run."""
+        """Return the results and forget them."""
         tensors, self.tensors = self.tensors, []
         return tensors
 
 
 class FreshCaches(GivenCaches):
-    """There is nothing before the prompt: its own keys and values are all there are."""
+    """Caches of a prompt from position 0: they hold only its own keys and values."""
 
     def store(self, layer: int, positions: Tensor, rows: Tensor) -> Tensor:
         self.tensors.append(rows)
@@ -62,7 +63,7 @@ class FreshCaches(GivenCaches):
 
 
 class PrefillGraph(Decoder):
-    """A prompt of ``length`` tokens -> logits [1, vocab] after it, then keys and values of each layer."""
+    """A prompt of ``length`` tokens -> logits [1, vocab] of its last token, then keys and values of each layer."""
 
     def __init__(self, config: LLMConfig, length: int):
         super().__init__(config, length)
@@ -91,8 +92,8 @@ def _by_layer(keys: list[Tensor], values: list[Tensor]) -> list[Tensor]:
 
 
 def capture_graphs(checkpoint: Checkpoint, prompt: int, max_len: int) -> tuple[IRGraph, IRGraph, dict[str, Any]]:
-    """The prefill graph for prompts of ``prompt`` tokens, the decode graph for caches of ``max_len`` positions, and
-    which output of the one is which input of the other."""
+    """Return the prefill graph for prompts of ``prompt`` tokens, the decode graph for caches of ``max_len`` positions,
+    and a mapping from the outputs of the first to the inputs of the second (see :func:`kv_mapping`)."""
     config = checkpoint.config
     prefill = _with_weights(PrefillGraph(config, prompt), checkpoint)
     decode = _with_weights(DecodeGraph(config, max_len), checkpoint)
@@ -112,6 +113,7 @@ def _with_weights(graph: nn.Module, checkpoint: Checkpoint) -> nn.Module:
 
 
 def kv_mapping(prefill: IRGraph, decode: IRGraph, layers: int, prompt: int, max_len: int) -> dict[str, Any]:
+    """Return for each layer the names of its keys and values in both graphs, ready for JSON."""
     made, taken, given = (
         prefill.output_names()[1:],
         [t.name for t in decode.graph_inputs[2:]],
@@ -134,14 +136,14 @@ def kv_mapping(prefill: IRGraph, decode: IRGraph, layers: int, prompt: int, max_
 
 
 def checkpoint_of(path: str | None, tiny: bool, folder: Path) -> Checkpoint:
-    """The checkpoint that a command line asks for."""
+    """Return the checkpoint that a command line names: a model directory, or a tiny one that is written."""
     if tiny == (path is not None):
         raise SystemExit("pass either a model directory or --tiny")
     return open_checkpoint(tiny_checkpoint(folder) if path is None else path)
 
 
 def torch_logits(checkpoint: Checkpoint, tokens: list[int], max_len: int) -> np.ndarray:
-    """PyTorch's logits float32[len(tokens), vocab] after every token."""
+    """Return PyTorch's logits float32[len(tokens), vocab] after every token."""
     decoder, rows = load_decoder(checkpoint, max_len), []
     with torch.inference_mode():
         for i, token in enumerate(tokens):

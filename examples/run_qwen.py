@@ -17,6 +17,7 @@ from npu_runtime.llm.model import LLM
 
 
 def main() -> None:
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", help="a directory with config.json, safetensors and tokenizer.json")
     parser.add_argument("--tiny", action="store_true", help="a small random model instead")

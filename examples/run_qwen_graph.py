@@ -1,4 +1,4 @@
-"""Run a Qwen2.5 checkpoint through the partitioner: IR graphs, some ops on the host, the caches passed by hand.
+"""Run a Qwen2.5 checkpoint through the partitioner: IR graphs, some ops on the host, caches passed from call to call.
 
 python examples/run_qwen_graph.py PATH/TO/Qwen2.5-0.5B-Instruct --force-cpu-ops aten.silu.default
 python examples/run_qwen_graph.py --tiny --force-cpu-ops aten.silu.default aten.rsqrt.default
@@ -20,6 +20,7 @@ from npu_runtime import DAGExecutor
 
 
 def executor(graph: IRGraph, force_cpu: list[str], weights: Any) -> DAGExecutor:
+    """Partition a graph, print its partitions and compile them. ``force_cpu``: ops that run on the host."""
     plan = partition(graph, force_cpu=force_cpu)
     sizes = [(p.device, len(p.ir.nodes)) for p in plan.partitions]
     shown = ", ".join(f"{device} {count}" for device, count in sizes[:6]) + (" …" if len(sizes) > 6 else "")
@@ -28,6 +29,7 @@ def executor(graph: IRGraph, force_cpu: list[str], weights: Any) -> DAGExecutor:
 
 
 def main() -> None:
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", help="a directory with config.json and safetensors")
     parser.add_argument("--tiny", action="store_true", help="a small random model instead")
@@ -54,7 +56,7 @@ def main() -> None:
 def generate(
     prefill: DAGExecutor, decode: DAGExecutor, mapping: dict[str, Any], prompt: list[int], count: int
 ) -> tuple[list[int], np.ndarray]:
-    """Greedy tokens after ``prompt``, and the logits float32[count, vocab] that chose them."""
+    """Return ``prompt`` with its greedy continuation, and the logits float32[count, vocab] that chose the tokens."""
     made = prefill([np.array([prompt]), np.arange(len(prompt))])
     caches: dict[str, np.ndarray] = {}
     for layer in mapping["layers"]:
