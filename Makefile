@@ -5,7 +5,7 @@ BENCH := .venv-bench
 BIN := $(VENV)/bin
 PIP := -m pip --disable-pip-version-check -qq
 
-.PHONY: demo test lint lock clean bench bench-calls bench-cpu bench-llm bench-coverage
+.PHONY: demo test lint lock clean bench bench-calls bench-cpu bench-llm bench-coverage bench-partitioned
 
 demo: $(VENV)/demo.stamp
 	$(BIN)/npusim demo
@@ -24,11 +24,12 @@ lock: $(VENV)/dev.stamp
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tools/lock.py $(ARGS)
 
 # Each benchmark alone: make bench-calls, bench-cpu, bench-llm, bench-coverage; a short form of it: ARGS=--quick.
+# What is left to the host costs how much: make bench-partitioned.
 bench: bench-calls bench-cpu bench-llm bench-coverage
 
 .NOTPARALLEL:
 
-bench-calls bench-cpu bench-coverage: bench-%: $(BENCH)/bench.stamp
+bench-calls bench-cpu bench-coverage bench-partitioned: bench-%: $(BENCH)/bench.stamp
 	$(BENCH)/bin/python benchmarks/$*.py $(ARGS)
 
 bench-llm: $(BENCH)/llm.stamp .venv-export/stamp

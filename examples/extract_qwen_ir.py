@@ -1,33 +1,24 @@
-"""Write the IR of a Qwen2.5 checkpoint's prefill and decode step, and which of their key/value caches correspond.
+"""Write the IR of a language model's prefill and decode step, and which of their key/value caches correspond.
 
 python examples/extract_qwen_ir.py PATH/TO/Qwen2.5-0.5B-Instruct --output ir
-python examples/extract_qwen_ir.py --tiny --output ir
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import tempfile
 from pathlib import Path
 
-from qwen import capture_graphs, checkpoint_of
+from common import positive, run
+from qwen import add_model_argument, capture_graphs, checkpoint_of
 
 from npu_compiler.aten.json_reader import save_ir
 
 
-def main() -> None:
-    """Run the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", nargs="?", help="a directory with config.json and safetensors")
-    parser.add_argument("--tiny", action="store_true", help="a small random model instead")
-    parser.add_argument("--prompt-len", type=int, default=8, help="prompt length of the prefill graph")
-    parser.add_argument("--max-len", type=int, default=32, help="positions of the caches")
-    parser.add_argument("--output", type=Path, default=Path("ir"), help="the folder to write (default: ir)")
-    args = parser.parse_args()
+def main(args: argparse.Namespace) -> None:
+    """Run the example."""
     args.output.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as folder:
-        checkpoint = checkpoint_of(args.model, args.tiny, Path(folder) / "tiny-qwen2")
+    with checkpoint_of(args.model) as checkpoint:
         prefill, decode, mapping = capture_graphs(checkpoint, args.prompt_len, args.max_len)
     for name, graph in (("qwen_prefill", prefill), ("qwen_decode", decode)):
         save_ir(graph, args.output / f"{name}.json")
@@ -37,4 +28,9 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_model_argument(parser)
+    parser.add_argument("--prompt-len", type=positive, default=8, help="prompt length of the prefill graph")
+    parser.add_argument("--max-len", type=positive, default=32, help="positions of the caches")
+    parser.add_argument("--output", type=Path, default=Path("ir"), help="the folder to write (default: ir)")
+    run(main, parser)

@@ -1,8 +1,15 @@
-"""Shared by the Qwen examples: a small random checkpoint, and two graphs with caches as inputs and outputs."""
+"""Shared by the Qwen examples: which model they run; the model as two graphs with caches as inputs and outputs.
+
+They run every decoder family that npusim knows; Qwen2 is the default's.
+"""
 
 from __future__ import annotations
 
+import argparse
 import json
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +22,11 @@ from npu_compiler import capture
 from npu_compiler.aten.ir import IRGraph
 from npu_compiler.frontend.llm import Checkpoint, LLMConfig, load_decoder, open_checkpoint, parameter_shapes
 from npu_compiler.frontend.llm.modules import Decoder
+from npu_compiler.frontend.llm.vocabulary import byte_level_bpe
+from npu_compiler.support.errors import InputError
+from npu_runtime.llm.loader import find_model
+from npu_runtime.llm.tokenizer import Tokenizer
+from npusim.models import llm_weights
 
 TINY = {
     "model_type": "qwen2", "vocab_size": 256, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
@@ -23,8 +35,43 @@ TINY = {
 }  # fmt: skip
 
 
+def add_model_argument(parser: argparse.ArgumentParser) -> None:
+    """Add the argument that names the model."""
+    parser.add_argument(
+        "model",
+        nargs="?",
+        help="a directory with config.json, safetensors and tokenizer.json, a .gguf file, smollm2-135m, "
+        "tinystories-15m or an id on the Hugging Face hub (default: a tiny Qwen2 with random weights)",
+    )
+
+
+@contextmanager
+def checkpoint_of(model: str | None) -> Iterator[Checkpoint]:
+    """Open the checkpoint that a command line names. None: the tiny model, whose files are removed afterwards.
+
+    Raises:
+        NPUError: there is no such model, or it cannot be read.
+    """
+    if model is not None:
+        llm_weights.register()
+        yield open_checkpoint(find_model(model))
+        return
+    print("a tiny Qwen2 with random weights: its text means nothing")
+    with tempfile.TemporaryDirectory() as folder:
+        yield open_checkpoint(tiny_checkpoint(Path(folder) / "tiny-qwen2"))
+
+
+def tokenizer_of(checkpoint: Checkpoint) -> Tokenizer:
+    """Return the tokenizer. Raises ``InputError`` if the checkpoint does not have one."""
+    if checkpoint.tokenizer_json is None:
+        raise InputError(f"{checkpoint.path}: the model has no tokenizer.json, which text needs")
+    return Tokenizer(checkpoint.tokenizer_json)
+
+
 def tiny_checkpoint(folder: Path) -> Path:
-    """Write a random Qwen2 of two layers in the hub's format, without a tokenizer; return its directory."""
+    """Write a random Qwen2 of two layers with a token for each byte, in the hub's format; return its directory."""
+    from tokenizers import pre_tokenizers
+
     rng = np.random.default_rng(0)
     weights = {}
     for name, shape in parameter_shapes(LLMConfig.from_hf(TINY)).items():
@@ -32,6 +79,8 @@ def tiny_checkpoint(folder: Path) -> Path:
         weights[name] = (rng.standard_normal(shape) * spread + middle).astype(np.float32)
     folder.mkdir(parents=True, exist_ok=True)
     safetensors.numpy.save_file(weights, folder / "model.safetensors")
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    (folder / "tokenizer.json").write_text(byte_level_bpe(letters, [], [1] * len(letters), "gpt-2", None), "utf-8")
     (folder / "config.json").write_text(json.dumps(TINY))
     return folder
 
@@ -135,13 +184,6 @@ def kv_mapping(prefill: IRGraph, decode: IRGraph, layers: int, prompt: int, max_
     }  # fmt: skip
 
 
-def checkpoint_of(path: str | None, tiny: bool, folder: Path) -> Checkpoint:
-    """Return the checkpoint that a command line names: a model directory, or a tiny one that is written."""
-    if tiny == (path is not None):
-        raise SystemExit("pass either a model directory or --tiny")
-    return open_checkpoint(tiny_checkpoint(folder) if path is None else path)
-
-
 def torch_logits(checkpoint: Checkpoint, tokens: list[int], max_len: int) -> np.ndarray:
     """Return PyTorch's logits float32[len(tokens), vocab] after every token."""
     decoder, rows = load_decoder(checkpoint, max_len), []
@@ -149,3 +191,11 @@ def torch_logits(checkpoint: Checkpoint, tokens: list[int], max_len: int) -> np.
         for i, token in enumerate(tokens):
             rows.append(decoder(torch.tensor([[token]]), torch.tensor([i]), torch.tensor([0]))[0].numpy())
     return np.stack(rows)
+
+
+def compare(logits: np.ndarray, reference: np.ndarray) -> None:
+    """Print how far logits float32[N, vocab] are from PyTorch's, and how many of the N choices agree."""
+    error = np.abs(logits - reference).max() / np.abs(reference).max()
+    agree = int((logits.argmax(1) == reference.argmax(1)).sum())
+    same = f"{agree} of {len(logits)} choices agree"
+    print(f"against PyTorch: largest logit error {error:.2e} of the largest logit, {same}")

@@ -1,47 +1,38 @@
-"""Generate text with a Qwen2.5 checkpoint and compare every logit with PyTorch's.
+"""Generate text with a language model and compare every logit with PyTorch's.
 
 python examples/run_qwen.py PATH/TO/Qwen2.5-0.5B-Instruct --prompt "The capital of France is"
-python examples/run_qwen.py --tiny
+python examples/run_qwen.py smollm2-135m
 """
 
 from __future__ import annotations
 
 import argparse
-import tempfile
-from pathlib import Path
 
-import numpy as np
-from qwen import checkpoint_of, torch_logits
+from common import positive, run, show
+from qwen import add_model_argument, checkpoint_of, compare, torch_logits
 
 from npu_runtime.llm.model import LLM
 
 
-def main() -> None:
-    """Run the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", nargs="?", help="a directory with config.json, safetensors and tokenizer.json")
-    parser.add_argument("--tiny", action="store_true", help="a small random model instead")
-    parser.add_argument("--prompt", default="The capital of France is")
-    parser.add_argument("--max-tokens", type=int, default=24)
-    parser.add_argument("--max-len", type=int, default=256)
-    args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        checkpoint = checkpoint_of(args.model, args.tiny, Path(folder) / "tiny-qwen2")
-        llm = LLM.load(checkpoint.path, max_len=args.max_len, cache=not args.tiny)
-        prompt = [7, 42, 99, 3, 128, 5] if args.tiny else llm.encode(args.prompt)
+def main(args: argparse.Namespace) -> None:
+    """Run the example."""
+    with checkpoint_of(args.model) as checkpoint:
+        llm = LLM.load(checkpoint.path, max_len=args.max_len, cache=args.model is not None)
+        prompt = llm.encode(args.prompt)
+        show(args.prompt, end="")
         answer = llm.generate(prompt, max_tokens=args.max_tokens)
         for token in answer:
-            print(token.id if args.tiny else token.text, end=" " if args.tiny else "", flush=True)
+            show(token.text, end="")
         print(f"\n{answer.timings}")
         tokens = [*prompt, *answer.tokens[:-1]]
-        ours, reference = llm.logits(tokens, prompt=len(prompt)), torch_logits(checkpoint, tokens, args.max_len)
-    reference = reference[len(prompt) - 1 :]
-    error = np.abs(ours - reference).max() / np.abs(reference).max()
-    agree = int((ours.argmax(1) == reference.argmax(1)).sum())
-    print(
-        f"against PyTorch: largest logit error {error:.2e} of the largest logit, {agree} of {len(ours)} choices agree"
-    )
+        reference = torch_logits(checkpoint, tokens, args.max_len)[len(prompt) - 1 :]
+        compare(llm.logits(tokens, prompt=len(prompt)), reference)
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_model_argument(parser)
+    parser.add_argument("-p", "--prompt", default="The capital of France is")
+    parser.add_argument("--max-tokens", type=positive, default=24)
+    parser.add_argument("--max-len", type=positive, default=256, help="tokens of the context (default: 256)")
+    run(main, parser)

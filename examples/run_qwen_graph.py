@@ -1,21 +1,22 @@
-"""Run a Qwen2.5 checkpoint through the partitioner: IR graphs, some ops on the host, caches passed from call to call.
+"""Run a language model through the partitioner: IR graphs, some ops on the host, caches passed from call to call.
 
-python examples/run_qwen_graph.py PATH/TO/Qwen2.5-0.5B-Instruct --force-cpu-ops aten.silu.default
-python examples/run_qwen_graph.py --tiny --force-cpu-ops aten.silu.default aten.rsqrt.default
+python examples/run_qwen_graph.py --prompt "Hello"
+python examples/run_qwen_graph.py PATH/TO/Qwen2.5-0.5B-Instruct --prompt "Hello" --force-cpu-ops aten.silu.default
 """
 
 from __future__ import annotations
 
 import argparse
-import tempfile
-from pathlib import Path
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
-from qwen import capture_graphs, checkpoint_of, torch_logits
+from common import positive, run, show
+from qwen import add_model_argument, capture_graphs, checkpoint_of, compare, tokenizer_of, torch_logits
 
 from npu_compiler import partition
 from npu_compiler.aten.ir import IRGraph
+from npu_compiler.support.errors import InputError
 from npu_runtime import DAGExecutor
 
 
@@ -28,35 +29,31 @@ def executor(graph: IRGraph, force_cpu: list[str], weights: Any) -> DAGExecutor:
     return DAGExecutor(plan, "cpu", weights=weights)
 
 
-def main() -> None:
-    """Run the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", nargs="?", help="a directory with config.json and safetensors")
-    parser.add_argument("--tiny", action="store_true", help="a small random model instead")
-    parser.add_argument("--force-cpu-ops", nargs="*", default=[], metavar="OP", help="op types to leave to PyTorch")
-    parser.add_argument("--max-tokens", type=int, default=16)
-    parser.add_argument("--max-len", type=int, default=64)
-    args = parser.parse_args()
-    prompt = [7, 42, 99, 3, 128, 5]
-    with tempfile.TemporaryDirectory() as folder:
-        checkpoint = checkpoint_of(args.model, args.tiny, Path(folder) / "tiny-qwen2")
-        first, second, mapping = capture_graphs(checkpoint, len(prompt), args.max_len)
+def main(args: argparse.Namespace) -> None:
+    """Run the example."""
+    with checkpoint_of(args.model) as checkpoint:
+        tokenizer = tokenizer_of(checkpoint)
+        prompt = tokenizer.encode(args.prompt)
+        if not prompt:
+            raise InputError("the prompt has no tokens; pass --prompt TEXT")
+        length = len(prompt) + args.max_tokens
+        first, second, mapping = capture_graphs(checkpoint, len(prompt), length)
         prefill = executor(first, args.force_cpu_ops, checkpoint.weights)
         decode = executor(second, args.force_cpu_ops, checkpoint.weights)
-        tokens, rows = generate(prefill, decode, mapping, prompt, args.max_tokens)
-        reference = torch_logits(checkpoint, tokens[:-1], args.max_len)[len(prompt) - 1 :]
-    print("tokens:", *tokens[len(prompt) :])
-    error = np.abs(rows - reference).max() / np.abs(reference).max()
-    agree = int((rows.argmax(1) == reference.argmax(1)).sum())
-    print(
-        f"against PyTorch: largest logit error {error:.2e} of the largest logit, {agree} of {len(rows)} choices agree"
-    )
+        tokens, rows = generate(prefill, decode, mapping, prompt, args.max_tokens, checkpoint.eos_ids)
+        show(args.prompt + tokenizer.decode(tokens[len(prompt) :]))
+        compare(rows, torch_logits(checkpoint, tokens[:-1], length)[len(prompt) - 1 :])
 
 
 def generate(
-    prefill: DAGExecutor, decode: DAGExecutor, mapping: dict[str, Any], prompt: list[int], count: int
+    prefill: DAGExecutor,
+    decode: DAGExecutor,
+    mapping: dict[str, Any],
+    prompt: list[int],
+    count: int,
+    eos_ids: Collection[int],
 ) -> tuple[list[int], np.ndarray]:
-    """Return ``prompt`` with its greedy continuation, and the logits float32[count, vocab] that chose the tokens."""
+    """The prompt and up to ``count`` greedy tokens, and the logits float32[tokens, vocab] that chose them."""
     made = prefill([np.array([prompt]), np.arange(len(prompt))])
     caches: dict[str, np.ndarray] = {}
     for layer in mapping["layers"]:
@@ -68,7 +65,7 @@ def generate(
     ids, position = (t.name for t in decode.plan.inputs[:2])
     logits = [next(iter(made.values()))]
     tokens = [*prompt, int(logits[-1].argmax())]
-    while len(logits) < count:
+    while len(logits) < count and tokens[-1] not in eos_ids:
         at = len(tokens) - 1
         made = decode({ids: np.array([[tokens[-1]]]), position: np.array([at]), **caches})
         logits.append(next(iter(made.values())))
@@ -80,4 +77,9 @@ def generate(
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_model_argument(parser)
+    parser.add_argument("-p", "--prompt", default="Hello", help="the text to continue (default: Hello)")
+    parser.add_argument("--force-cpu-ops", nargs="+", default=[], metavar="OP", help="op types to leave to PyTorch")
+    parser.add_argument("--max-tokens", type=positive, default=16)
+    run(main, parser)

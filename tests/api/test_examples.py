@@ -1,0 +1,118 @@
+"""Every example runs offline, on its small random model or on random weights, and agrees with PyTorch."""
+
+from __future__ import annotations
+
+import json
+import re
+import runpy
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("tokenizers")
+Image = pytest.importorskip("PIL.Image")
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+Example = Callable[..., tuple[str, str]]
+
+
+@pytest.fixture
+def example(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Example]:
+    """Runs an example as a script and returns what it printed, in order: standard output, standard error."""
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+
+    def run(name: str, *arguments: str, code: int = 0) -> tuple[str, str]:
+        monkeypatch.setattr(sys, "argv", [name, *arguments])
+        try:
+            runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+            status = 0
+        except SystemExit as stop:
+            status = int(stop.code or 0)
+        out, err = capsys.readouterr()
+        assert status == code, (out, err)
+        return out, err
+
+    yield run
+    for shared in ("common", "qwen"):
+        sys.modules.pop(shared, None)
+
+
+def agrees(output: str) -> bool:
+    """Whether the logits are PyTorch's, but for rounding."""
+    found = re.search(r"largest logit error (\S+) of the largest logit, (\d+) of (\d+) choices agree", output)
+    assert found is not None, output
+    return float(found[1]) < 1e-4 and found[2] == found[3]
+
+
+def test_every_example_is_tested() -> None:
+    names = [p.name for p in EXAMPLES.glob("*.py") if "__main__" in p.read_text()]
+    assert len(names) >= 4
+    for name in names:
+        assert f'"{name}"' in Path(__file__).read_text(), name
+
+
+def test_run_qwen(example: Example) -> None:
+    out, _ = example("run_qwen.py", "--max-tokens", "5", "--max-len", "40", "--prompt", "Hello")
+    assert "random weights" in out and "\nHello" in out and agrees(out)
+
+
+def test_run_qwen_graph(example: Example) -> None:
+    out, _ = example(
+        "run_qwen_graph.py", "--prompt", "Hello", "--max-tokens", "4", "--force-cpu-ops", "aten.silu.default"
+    )
+    assert "\nHello" in out and agrees(out) and "qwen_decode: 5 partition(s)" in out
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "message"),
+    [
+        ("run_qwen.py", ["/nonexistent"], "/nonexistent: there is no such file or directory"),
+        ("run_qwen_graph.py", ["/nonexistent"], "/nonexistent: there is no such file or directory"),
+        ("run_qwen_graph.py", ["--prompt", ""], "the prompt has no tokens"),
+        ("extract_qwen_ir.py", ["--output", "/dev/null/ir"], "Not a directory"),
+        ("run_resnet.py", ["/nonexistent.png", "--model", "resnet18"], "/nonexistent.png: cannot be read"),
+    ],
+)
+def test_an_error_is_one_line(example: Example, name: str, arguments: list[str], message: str) -> None:
+    _, err = example(name, *arguments, code=2)
+    assert err.startswith(f"{name}: error: ") and message in err and err.count("\n") == 1
+
+
+def test_run_resnet(example: Example, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Random weights are named as such; without network, classes have no names."""
+    from npusim.models import weights
+    from npusim.models.download import RegistryUnavailable
+
+    def offline(*args: object) -> Path:
+        raise RegistryUnavailable("there is no network")
+
+    monkeypatch.setattr(weights, "fetch", offline)
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 80, 3), np.uint8)).save(tmp_path / "image.png")
+    out, _ = example("run_resnet.py", str(tmp_path / "image.png"), "--model", "resnet18")
+    rows = re.findall(r"^(0\.\d{4}) +(0\.\d{4}) +\d+ *$", out, re.MULTILINE)
+    assert len(rows) == 5 and all(abs(float(ours) - float(torch)) <= 1e-4 for ours, torch in rows)
+    assert "1 NPU and 0 host partition(s)" in out
+    assert "the classes have no names: there is no network" in out and "the weights are random" in out
+
+
+def test_extracted_ir_fits_together(example: Example, tmp_path: Path) -> None:
+    from npu_compiler.aten.json_reader import load_ir
+    from npu_compiler.aten.kv_state import loop_carried
+
+    example("extract_qwen_ir.py", "--output", str(tmp_path), "--prompt-len", "6", "--max-len", "20")
+    prefill, decode = load_ir(tmp_path / "qwen_prefill.json"), load_ir(tmp_path / "qwen_decode.json")
+    mapping = json.loads((tmp_path / "qwen_kv_mapping.json").read_text())
+    made = dict(zip(prefill.output_names(), (t.shape for t in prefill.graph_outputs), strict=True))
+    taken = {t.name: t.shape for t in decode.graph_inputs}
+    given = dict(zip(decode.output_names(), (t.shape for t in decode.graph_outputs), strict=True))
+    assert len(mapping["layers"]) == 2
+    pairs = {x[f"decode_{k}_input"]: x[f"decode_{k}_output"] for x in mapping["layers"] for k in ("key", "value")}
+    assert loop_carried(decode) == pairs
+    for layer in mapping["layers"]:
+        for kind in ("key", "value"):
+            assert made[layer[f"prefill_{kind}_output"]] == (1, 2, 6, 16)
+            assert taken[layer[f"decode_{kind}_input"]] == given[layer[f"decode_{kind}_output"]] == (1, 2, 20, 16)
