@@ -10,7 +10,8 @@ if TYPE_CHECKING:
     from .backends.cpu import CPUBackend, CPUBuffer
     from .executor import BoundRun, Executor
     from .model import Model, load
-    from .profiler import Profiler
+    from .partitioned.profile import PlanProfile
+    from .profiler import EntryProfile
     from .state import State
     from .weight_loader import WeightStore, load_weights
 
@@ -23,7 +24,8 @@ _HOMES = {
     "partitioned.dag_executor": ("DAGExecutor",),
     "executor": ("BoundRun", "Executor"),
     "model": ("Model", "load"),
-    "profiler": ("Profiler",),
+    "partitioned.profile": ("PlanProfile",),
+    "profiler": ("EntryProfile",),
     "state": ("State",),
     "weight_loader": ("WeightStore", "load_weights"),
 }
@@ -36,9 +38,10 @@ __all__ = [
     "CPUBuffer",
     "DAGExecutor",
     "DeviceBuffer",
+    "EntryProfile",
     "Executor",
     "Model",
-    "Profiler",
+    "PlanProfile",
     "State",
     "WeightStore",
     "available_backends",

@@ -17,7 +17,7 @@ from .arguments import Inputs, host_array, host_input, ordered
 from .device import DeviceBuffer, HostLaunch, Launch, LoadedEntry
 from .host_run import host_run
 from .locks import RunLock, reentered
-from .profiler import Profiler, measure
+from .profiler import EntryProfile, measure
 from .registry import get_backend
 from .state import State
 from .weight_loader import TakesWeights, WeightStore, load_weights
@@ -178,27 +178,29 @@ class Executor(TakesWeights):
             return self._host_run(inputs)
         return [buffer.to_numpy(copy=False) for buffer in self._run_device(inputs)]
 
-    def run_device(self, inputs: Inputs) -> dict[str, DeviceBuffer]:
-        """Run once and leave the outputs in device memory. See :meth:`run`."""
-        return dict(zip(self._output_names, self._run_device(self._ordered(inputs)), strict=True))
+    def run_device(self, inputs: Inputs, times: np.ndarray | None = None) -> dict[str, DeviceBuffer]:
+        """Run once and leave the outputs in device memory. See :meth:`run`; ``times``: see :class:`BoundRun`."""
+        return dict(zip(self._output_names, self._run_device(self._ordered(inputs), times), strict=True))
 
-    def _run_device(self, inputs: Sequence[Any]) -> list[DeviceBuffer]:
+    def _run_device(self, inputs: Sequence[Any], times: np.ndarray | None = None) -> list[DeviceBuffer]:
         given = [self._input(spec, value) for spec, value in zip(self.inputs, inputs, strict=True)]
         outputs = [self.backend.allocate_result(o.shape, dtypes.numpy_dtype(o.dtype)) for o in self.outputs]
         if self._own is None:
             run = self._bind(given, outputs)
-            run()
+            run(times)
             run.finish()
         else:
-            self._run_own(self._own, given, outputs)
+            self._run_own(self._own, given, outputs, times)
         return outputs
 
-    def _run_own(self, own: _Own, inputs: Sequence[DeviceBuffer], outputs: Sequence[DeviceBuffer]) -> None:
+    def _run_own(
+        self, own: _Own, inputs: Sequence[DeviceBuffer], outputs: Sequence[DeviceBuffer], times: np.ndarray | None
+    ) -> None:
         """Run in the entry point's own inputs and outputs; callers take turns."""
         with own.lock.held():
             for target, source in zip(own.inputs, inputs, strict=True):
                 self.backend.copy(target, source)
-            own.run()
+            own.run(times)
             for target, source in zip(outputs, own.outputs, strict=True):
                 self.backend.copy(target, source)
             own.run.finish()
@@ -337,7 +339,7 @@ class Executor(TakesWeights):
         """Return to the initial state."""
         self.state.reset()
 
-    def profile(self, inputs: Inputs | None = None, runs: int = 20, warmup: int = 3) -> Profiler:
+    def profile(self, inputs: Inputs | None = None, runs: int = 20, warmup: int = 3) -> EntryProfile:
         """Measure each kernel over ``runs`` runs. Without ``inputs``, inputs are zeros. The state is restored
         afterwards."""
         if inputs is None:

@@ -15,7 +15,7 @@ from npu_compiler.support.host_arrays import is_torch, to_torch
 from .arguments import Inputs
 from .backends.base import Backend, get_backend
 from .executor import Executor
-from .profiler import Profiler
+from .profiler import EntryProfile
 from .state import State
 from .weight_loader import WeightStore, load_weights
 
@@ -79,7 +79,7 @@ class Model:
 
     def profile(
         self, inputs: Inputs | None = None, runs: int = 20, warmup: int = 3, entry: str | None = None
-    ) -> Profiler:
+    ) -> EntryProfile:
         """See :meth:`Executor.profile`."""
         return self.executor(entry).profile(inputs, runs, warmup)
 

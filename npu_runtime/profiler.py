@@ -1,19 +1,28 @@
-"""Execution times of a program, kernel by kernel."""
+"""Execution times of an entry point, kernel by kernel. ``npusim.profile`` makes reports of them."""
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
 from npu_compiler.artifact.program import CompiledProgram, EntryPoint
 from npu_compiler.support.errors import ConfigError
-from npu_compiler.support.text import si, table
+from npu_compiler.support.text import html_table, html_text, si, table
+
+_HEADER = ("#", "kernel", "kind", "µs", "share", "GFLOP/s", "GB/s", "stands for")
+
+
+class Run(Protocol):
+    """A run that is bound to its inputs and outputs, such as ``BoundRun``."""
+
+    def __call__(self, times: np.ndarray | None = None) -> None: ...
+
+    def finish(self) -> None:
+        """Wait for its end."""
 
 
 @dataclass(frozen=True)
@@ -40,86 +49,91 @@ class KernelProfile:
         return self.bytes / self.seconds / 1e9 if self.seconds > 0 else 0.0
 
 
-class Profiler:
-    """The result of a measurement.
+class EntryProfile:
+    """The times of an entry point.
 
-    ``times`` is float64 [runs, kernels + 1]: the start of each run and the end of each kernel, in seconds.
+    ``times`` is float64 [runs, kernels + 1]: the start of each run and the end of each kernel, in seconds. ``whole`` is
+    float64 [runs]: seconds of whole runs in which no kernel is timed, as the host sees them.
     """
 
-    def __init__(self, name: str, entry: EntryPoint, times: np.ndarray):
-        self.name, self.entry, self.times = name, entry, times
-        spans = np.diff(times, axis=1)
-        medians = np.median(spans, axis=0) if len(spans) else np.zeros(len(entry.calls))
-        total = float(medians.sum()) or 1.0
-        self.rows = [
-            KernelProfile(i, c.name, c.kind, c.sources, s, s / total, c.flops, c.bytes_read + c.bytes_written)
-            for i, (c, s) in enumerate(zip(entry.calls, medians.tolist(), strict=True))
-        ]
+    def __init__(self, program: CompiledProgram, entry: EntryPoint, times: np.ndarray, whole: np.ndarray):
+        self.program, self.entry, self.times, self.whole = program, entry, times, whole
 
     @property
     def runs(self) -> int:
         return len(self.times)
 
     @property
-    def total_seconds(self) -> float:
-        """Median time of a whole run."""
+    def spans(self) -> np.ndarray:
+        """Seconds of each kernel in each run: float64 [runs, kernels]."""
+        return np.diff(self.times, axis=1)
+
+    @property
+    def seconds(self) -> float:
+        """Median time of a run in which kernels are timed."""
         return float(np.median(self.times[:, -1] - self.times[:, 0])) if self.runs else 0.0
+
+    @property
+    def rows(self) -> list[KernelProfile]:
+        """The kernels in launch order."""
+        medians = np.median(self.spans, axis=0) if self.runs else np.zeros(len(self.entry.calls))
+        total = float(medians.sum()) or 1.0
+        return [
+            KernelProfile(i, c.name, c.kind, c.sources, s, s / total, c.flops, c.bytes_read + c.bytes_written)
+            for i, (c, s) in enumerate(zip(self.entry.calls, medians.tolist(), strict=True))
+        ]
+
+    def summary(self) -> str:
+        """The totals in one line."""
+        calls, seconds = self.entry.calls, self.seconds or 1.0
+        flops, moved = sum(c.flops for c in calls), sum(c.bytes_read + c.bytes_written for c in calls)
+        head = f"{self.program.name}/{self.entry.name}: {self.seconds * 1e3:.3f} ms (median of {self.runs} runs), "
+        return f"{head}{len(calls)} kernels, {si(flops / seconds, 'FLOP/s')}, {si(moved / seconds, 'B/s')}"
 
     def table(self, limit: int | None = None) -> str:
         """Return the kernels as text, the slowest first; at most ``limit`` of them."""
-        rows = sorted(self.rows, key=lambda r: -r.seconds)
-        shown = rows if limit is None else rows[:limit]
-        cells = [
+        cells = self._cells()
+        shown = cells if limit is None else cells[:limit]
+        left = [f"  … {len(cells) - len(shown)} more"] if len(shown) < len(cells) else []
+        return "\n".join([self.summary(), *table(_HEADER, shown), *left]) + "\n"
+
+    def _cells(self) -> list[tuple[object, ...]]:
+        return [
             (r.index, r.name, r.kind, f"{r.seconds * 1e6:.1f}", f"{r.share:.1%}", f"{r.gflops:.1f}", f"{r.gbytes:.1f}",
              ", ".join(r.sources)[:60])
-            for r in shown
+            for r in sorted(self.rows, key=lambda r: -r.seconds)
         ]  # fmt: skip
-        flops, moved = sum(r.flops for r in rows), sum(r.bytes for r in rows)
-        seconds = self.total_seconds or 1.0
-        head = f"{self.name}/{self.entry.name}: {self.total_seconds * 1e3:.3f} ms (median of {self.runs} runs), "
-        head += f"{len(rows)} kernels, {si(flops / seconds, 'FLOP/s')}, {si(moved / seconds, 'B/s')}"
-        header = ("#", "kernel", "kind", "µs", "share", "GFLOP/s", "GB/s", "stands for")
-        left = [f"  … {len(rows) - len(shown)} more"] if len(shown) < len(rows) else []
-        return "\n".join([head, *table(header, cells), *left]) + "\n"
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the totals and one object per kernel, ready for JSON."""
-        return {
-            "program": self.name,
-            "entry": self.entry.name,
-            "runs": self.runs,
-            "seconds": self.total_seconds,
-            "kernels": [{**asdict(r), "gflops": r.gflops, "gbytes": r.gbytes} for r in self.rows],
-        }
+    def __str__(self) -> str:
+        return self.table()
 
-    def chrome_trace(self) -> dict[str, Any]:
-        """Return the last run as complete events (``ph`` X, microseconds) for chrome://tracing and Perfetto."""
-        events = []
-        if self.runs:
-            last = (self.times[-1] - self.times[-1][0]) * 1e6
-            for r in self.rows:
-                events.append({
-                    "name": r.name, "cat": r.kind, "ph": "X", "pid": os.getpid(), "tid": 0,
-                    "ts": float(last[r.index]), "dur": float(last[r.index + 1] - last[r.index]),
-                    "args": {"sources": list(r.sources), "flops": r.flops, "bytes": r.bytes},
-                })  # fmt: skip
-        return {"traceEvents": events, "displayTimeUnit": "ms"}
-
-    def save_trace(self, path: str | os.PathLike[str]) -> None:
-        """Write :meth:`chrome_trace` as JSON."""
-        Path(path).write_text(json.dumps(self.chrome_trace()))
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        return html_text(self.summary()) + html_table(_HEADER, self._cells())
 
 
-def measure(
-    program: CompiledProgram, entry: EntryPoint, run: Callable[[np.ndarray | None], None], runs: int, warmup: int
-) -> Profiler:
-    """Call ``run`` ``warmup`` times with None, then ``runs`` times with an array that receives its kernel times."""
+def measure(program: CompiledProgram, entry: EntryPoint, run: Run, runs: int, warmup: int) -> EntryProfile:
+    """Call ``run`` ``warmup`` times, then ``runs`` times as a whole, then ``runs`` times kernel by kernel."""
+    check_counts(runs, warmup)
+    for _ in range(warmup):
+        run()
+        run.finish()
+    whole = np.array([elapsed(lambda: (run(), run.finish())) for _ in range(runs)])
+    times = np.zeros((runs, len(entry.calls) + 1))
+    for row in times:
+        run(row)
+        run.finish()
+    return EntryProfile(program, entry, times, whole)
+
+
+def check_counts(runs: int, warmup: int) -> None:
+    """Raises ``ConfigError`` for numbers of runs that measure nothing."""
     if runs < 1 or warmup < 0:
         raise ConfigError(f"a profile needs runs >= 1 and warmup >= 0, not {runs} and {warmup}")
-    for _ in range(warmup):
-        run(None)
-    times = np.zeros((runs, len(entry.calls) + 1))
-    rows: Sequence[np.ndarray] = list(times)
-    for row in rows:
-        run(row)
-    return Profiler(program.name, entry, times)
+
+
+def elapsed(call: Callable[[], object]) -> float:
+    """Seconds that a call takes."""
+    begin = time.perf_counter()
+    call()
+    return time.perf_counter() - begin

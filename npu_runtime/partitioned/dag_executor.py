@@ -25,6 +25,7 @@ from ..locks import RunLock
 from ..state import State
 from ..weight_loader import TakesWeights, load_weights, mismatch, read_as
 from .fallback import HostPartition
+from .profile import Clock, PlanProfile, profile_plan
 
 CompileFn = Callable[[IRGraph], CompiledProgram]
 
@@ -174,6 +175,37 @@ class DAGExecutor(TakesWeights):
             run.forget(self._last.get(number, ()))
         return run.finish(device_outputs)
 
+    def run_steps(self, inputs: Inputs, clock: Clock) -> None:
+        """Run once and let ``clock`` time every step; the outputs are dropped."""
+        with self._turns.held() if self.plan.ir.state else nullcontext():
+            run = _Run(self, self._bind(ordered(self.plan.inputs, inputs, "input")))
+            for number, step in enumerate(self.plan.steps):
+                marks = clock.begin(number)
+                if isinstance(step, TransferOp):
+                    run.move(step)
+                else:
+                    run.partition(step, marks)
+                clock.end(number)
+                run.forget(self._last.get(number, ()))
+            run.finish(device_outputs=False)
+
+    def profile(self, inputs: Inputs, runs: int = 20, warmup: int = 3) -> PlanProfile:
+        """Measure every transfer, host op and kernel over ``runs`` runs. The buffers that the model writes are restored
+        afterwards. Inputs and errors are those of :meth:`execute`."""
+        if not self._loaded:
+            raise WeightError("the model has weights; call load_weights() before profile()")
+        states = [(e.state, e.state.snapshot()) for e in self.executors.values()]
+        feeds, written = dict(self._feeds), {u.key for u in self.plan.ir.state}
+        weights = {key: value.copy() for key, value in self._weights.items() if key in written}
+        try:
+            return profile_plan(self, ordered(self.plan.inputs, inputs, "input"), runs, warmup)
+        finally:
+            self._feeds.update(feeds)
+            self._weights.update(weights)
+            for state, values in states:
+                for key, value in values.items():
+                    state.write(key, value)
+
     def _bind(self, inputs: Sequence[Any]) -> dict[Key, Any]:
         values = zip(self.plan.inputs, inputs, strict=True)
         adopt, copy = self.backend.adopt, self._copy_inputs
@@ -216,14 +248,17 @@ class _Run:
         else:
             self.on_host(step.value)
 
-    def partition(self, part: Partition) -> None:
+    def partition(self, part: Partition, times: np.ndarray | None = None) -> None:
+        """``times`` receives the start and the end of each kernel or op."""
         owner = self.owner
+        results: Mapping[str, np.ndarray | DeviceBuffer]
         if part.device == NPU:
             operands = {name_of(k): self._operand(k) for k in part.inputs}
-            results: Mapping[str, np.ndarray | DeviceBuffer] = owner.executors[part.id].run_device(operands)
+            results = owner.executors[part.id].run_device(operands, times)
             self.made.update(part.outputs)
         else:
-            results = owner._hosts[part.id].run({name_of(k): self.on_host(k) for k in part.inputs}, owner._weights)
+            operands = {name_of(k): self.on_host(k) for k in part.inputs}
+            results = owner._hosts[part.id].run(operands, owner._weights, times)
         for name, key in zip(part.ir.output_names(), part.outputs, strict=True):
             self.host.pop(key, None)  # the output may also be an input; its new contents replace the old
             self.device.pop(key, None)

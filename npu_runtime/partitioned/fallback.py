@@ -9,6 +9,7 @@ compute with tensors are called (:mod:`npu_runtime.partitioned.allowed_ops`), so
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -95,11 +96,17 @@ class HostPartition:
         self._needed = graph_weights_used(ir)
         self._dead = _last_uses(ir)
 
-    def run(self, inputs: Mapping[str, np.ndarray], weights: MutableMapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """See :func:`execute_cpu_partition`."""
+    def run(
+        self,
+        inputs: Mapping[str, np.ndarray],
+        weights: MutableMapping[str, np.ndarray],
+        times: np.ndarray | None = None,
+    ) -> dict[str, np.ndarray]:
+        """See :func:`execute_cpu_partition`. ``times``: None, or float64 [len(calls) + 1] that receives the start and
+        each op's end in seconds."""
         env = self._bind_leaves(inputs, weights)
         with _torch().no_grad():
-            self._evaluate(env)
+            self._evaluate(env, times)
         for update in self.ir.state:
             weights[update.key] = np.array(to_array(env[self.ir.key(update.value)]))  # a copy: it may be an input
         named = zip(self.ir.output_names(), self.ir.graph_outputs, strict=True)
@@ -112,10 +119,14 @@ class HostPartition:
         self._evaluate(env)
         return [env[self.ir.key(t)] for t in self.ir.graph_outputs]
 
-    def _evaluate(self, env: dict[Key, torch.Tensor]) -> None:
-        for call, dead in zip(self.calls, self._dead, strict=True):
+    def _evaluate(self, env: dict[Key, torch.Tensor], times: np.ndarray | None = None) -> None:
+        if times is not None:
+            times[0] = time.perf_counter()
+        for number, (call, dead) in enumerate(zip(self.calls, self._dead, strict=True)):
             for i, value in enumerate(_execute(call, [env[k] for k in call.inputs])):
                 env[(call.node.name, i)] = value
+            if times is not None:
+                times[number + 1] = time.perf_counter()
             for key in dead:
                 env.pop(key, None)
 
