@@ -10,8 +10,9 @@ is a folder in ``npu_compiler/targets`` whose module ``devices`` holds
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -24,16 +25,50 @@ _REAL = frozenset(name for name, d in dtypes.DTYPES.items() if d.kind != "comple
 
 
 @dataclass(frozen=True)
+class Roofline:
+    """The most that a device can do, for reports.
+
+    ``flops``: FLOP/s by the dtype of what is multiplied; other arithmetic runs at that of float32. ``bandwidths``:
+    (bytes, bytes per second) of its caches and its memory, the fastest first; the last entry is memory, which holds
+    anything. ``source``: where the figures are from, in words.
+    """
+
+    flops: Mapping[str, float]
+    bandwidths: tuple[tuple[float, float], ...]
+    source: str
+
+    @classmethod
+    def of(cls, bandwidth: float, source: str, **flops: float) -> Roofline:
+        """A device without figures for its caches. ``bandwidth``: TB/s; ``flops``: TFLOP/s by dtype."""
+        return cls({dtype: 1e12 * rate for dtype, rate in flops.items()}, ((math.inf, bandwidth * 1e12),), source)
+
+    @property
+    def bandwidth(self) -> float:
+        """Bytes per second of memory."""
+        return self.bandwidths[-1][1]
+
+    def peak(self, dtype: str) -> float:
+        """FLOP/s with operands of ``dtype``; 0: unknown."""
+        return self.flops.get(dtype, self.flops.get("float32", 0.0))
+
+    def rate(self, distance: float) -> float:
+        """Bytes per second of data that was last touched ``distance`` bytes of other data ago."""
+        return next(rate for size, rate in self.bandwidths if distance <= size)
+
+
+@dataclass(frozen=True)
 class Device:
-    """A chip, or a family of chips that run the same code: what code generators and cost models ask about it.
+    """A chip, or a family of chips that run the same code: what code generators, cost models and reports ask about it.
 
     ``name``: what follows the colon in ``target="cuda:sm_80"``. ``chips``: products, in words. The rows of a target are
-    of a subclass with the fields that this target needs.
+    of a subclass with the fields that this target needs. ``roofline``: None if its maker publishes no figures for the
+    row, as of CPUs, whose clock and memory differ from machine to machine.
     """
 
     target: ClassVar[str] = ""
     name: str
     chips: str = ""
+    roofline: Roofline | None = field(default=None, kw_only=True, compare=False, repr=False)
 
     @property
     def spec(self) -> str:

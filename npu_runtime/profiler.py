@@ -118,7 +118,12 @@ def measure(program: CompiledProgram, entry: EntryPoint, run: Run, runs: int, wa
     for _ in range(warmup):
         run()
         run.finish()
-    whole = np.array([elapsed(lambda: (run(), run.finish())) for _ in range(runs)])
+
+    def complete() -> None:
+        run()
+        run.finish()
+
+    whole = np.array([elapsed(complete) for _ in range(runs)])
     times = np.zeros((runs, len(entry.calls) + 1))
     for row in times:
         run(row)

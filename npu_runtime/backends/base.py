@@ -45,6 +45,16 @@ class Backend(ABC):
         """What this machine has for the backend to run on, in words. Empty: there is nothing, or nobody can tell."""
         return []
 
+    @property
+    def machine(self) -> str:
+        """The device that this backend runs on, in words."""
+        return self.name
+
+    @property
+    def bandwidth(self) -> float:
+        """Bytes per second of its memory as its driver tells; 0: it does not."""
+        return 0.0
+
     @classmethod
     def missing(cls) -> list[str]:
         """What running here lacks, each with what to do about it. Empty: nothing is known to be missing."""

@@ -126,6 +126,11 @@ class CPUBackend(Backend):
         return [f"{cpu.name or cpu.arch}, {env.usable_cpus()} CPUs"]
 
     @property
+    def machine(self) -> str:
+        cpu = host_cpu()
+        return f"{cpu.name or cpu.arch}, {self.threads} thread(s)"
+
+    @property
     def options(self) -> dict[str, Any]:
         return {} if self._asked is None else {"threads": self._asked}
 

@@ -23,11 +23,12 @@ from ..weight_loader import WeightStore, load_weights
 from . import async_greedy, device_top_k, requests
 from .async_greedy import AsyncGreedy
 from .chat_template import Message, render_chat
-from .chunks import plan_chunks
+from .chunks import Chunk, plan_chunks
 from .device_top_k import DeviceTopK
 from .generation import Generation, TextOutput, Timings, Token
 from .kv_snapshot import fingerprint, load_snapshot, save_snapshot
 from .manifest import ModelManifest
+from .profile import LLMProfile, profile_llm
 from .sampling import HostScores, Sampler, SamplingOptions, Scores
 from .tokenizer import Tokenizer
 
@@ -335,7 +336,7 @@ class LLM:
         self._aligned = min(self._aligned, begin)
         largest = max(self._runs)
         logits = np.empty(0, np.float32)
-        for chunk in plan_chunks(begin, len(tokens), tuple(self._runs), self.max_len, self._floor):
+        for chunk in self.chunks(begin, len(tokens)):
             logits = self._runs[chunk.size](tokens[chunk.start : chunk.stop], chunk.start)
             self._tokens[chunk.start :] = tokens[chunk.start : chunk.stop]
             if chunk.start == self._aligned and chunk.stop - chunk.start == largest:
@@ -400,6 +401,19 @@ class LLM:
             self._identity = fingerprint(f"{self.manifest.identity} {self.program.dtype}", self.weights)
         return self._identity
 
+    def chunks(self, begin: int, end: int) -> list[Chunk]:
+        """The runs of entry points that compute positions ``begin`` to ``end``."""
+        return plan_chunks(begin, end, tuple(self._runs), self.max_len, self._floor)
+
+    def executor(self, size: int) -> Executor:
+        """The executor of the entry point for ``size`` tokens, which shares the caches."""
+        return self._runs[size].executor
+
+    def profile(self, prompt: int = 128, cache: int = 128, runs: int = 20, warmup: int = 3) -> list[LLMProfile]:
+        """Measure each kernel of a prompt of ``prompt`` tokens and of a step of decoding after ``cache`` tokens; see
+        :func:`profile_llm`."""
+        return profile_llm(self, prompt, cache, runs, warmup)
+
     def facts(self) -> dict[str, Any]:
         """What was loaded: name, target, dtype, sizes in bytes, chunk sizes, seconds of loading."""
         return {
@@ -415,7 +429,7 @@ class _EntryRun:
 
     def __init__(self, executor: Executor):
         backend = executor.backend
-        self._backend = backend
+        self.executor, self._backend = executor, backend
         specs = {s.name: s for s in executor.inputs}
         (output,) = executor.outputs
         self.size, self.vocab = specs["token_ids"].shape[1], output.shape[1]

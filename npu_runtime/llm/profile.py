@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -10,7 +9,6 @@ import numpy as np
 
 from npu_compiler.support.errors import InputError
 
-from ..executor import Executor
 from ..profiler import EntryProfile
 from .chunks import Chunk
 
@@ -38,7 +36,7 @@ def profile_llm(llm: LLM, prompt: int, cache: int, runs: int, warmup: int) -> li
             f"a prompt of {prompt} tokens and a step after {cache} do not fit the context, which holds {llm.max_len}; "
             "ask for less, or load the model with a larger max_len"
         )
-    chunks = llm.chunks(prompt)
+    chunks = llm.chunks(0, prompt)
     last = {chunk.size: chunk for chunk in chunks}
     counts = [sum(c.size == size for c in chunks) for size in last]
     measured = [_measure(llm, chunk, runs, warmup, n) for chunk, n in zip(last.values(), counts, strict=True)]
@@ -54,8 +52,3 @@ def _measure(llm: LLM, chunk: Chunk, runs: int, warmup: int, count: int = 1) -> 
     positions = np.arange(chunk.start, chunk.start + chunk.size)
     values = {"token_ids": tokens, "positions": positions, "last": np.array([used - 1])}
     return LLMProfile(executor.profile(values, runs, warmup), used, chunk.start, count)
-
-
-def shown(profiles: Sequence[LLMProfile]) -> str:
-    """The tables of all entry points, the slowest kernels first."""
-    return "\n".join(f"{p.tokens} token(s) after {p.start}:\n{p.times.table(20)}" for p in profiles)

@@ -257,8 +257,8 @@ class _Run:
             results = owner.executors[part.id].run_device(operands, times)
             self.made.update(part.outputs)
         else:
-            operands = {name_of(k): self.on_host(k) for k in part.inputs}
-            results = owner._hosts[part.id].run(operands, owner._weights, times)
+            arrays = {name_of(k): self.on_host(k) for k in part.inputs}
+            results = owner._hosts[part.id].run(arrays, owner._weights, times)
         for name, key in zip(part.ir.output_names(), part.outputs, strict=True):
             self.host.pop(key, None)  # the output may also be an input; its new contents replace the old
             self.device.pop(key, None)

@@ -39,7 +39,7 @@ class StepTimes:
 
 @dataclass
 class PlanProfile:
-    """The times of a partitioned model. ``whole`` is float64 [runs]: seconds of whole runs in which no step is timed."""
+    """The times of a partitioned model. ``whole`` is float64 [runs]: seconds of runs in which no step is timed."""
 
     plan: PartitionPlan
     steps: list[StepTimes]

@@ -635,7 +635,7 @@ def test_padded_buffers() -> None:
 
 
 # -- profile --------------------------------------------------------------------------------------------------------
-def test_profile(executor: Executor, tmp_path: Path) -> None:
+def test_profile(executor: Executor) -> None:
     profile = executor.profile(handmade.inputs(), runs=5, warmup=1)
     assert profile.times.shape == (5, 4) and (np.diff(profile.times, axis=1) >= 0).all()
     assert [r.name for r in profile.rows] == ["scale", "bias_relu", "gather"]
@@ -643,12 +643,7 @@ def test_profile(executor: Executor, tmp_path: Path) -> None:
     text = profile.table()
     assert "handmade/main" in text and "aten.gather" in text and "GFLOP/s" in text
     assert "… 2 more" in profile.table(limit=1)
-    facts = json.loads(json.dumps(profile.to_json()))
-    assert facts["runs"] == 5 and len(facts["kernels"]) == 3 and facts["kernels"][0]["flops"] == 24
-    profile.save_trace(tmp_path / "trace.json")
-    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
-    assert [e["ph"] for e in events] == ["X"] * 3
-    assert events[1]["ts"] == pytest.approx(events[0]["ts"] + events[0]["dur"])
+    assert profile.whole.shape == (5,) and (profile.whole > 0).all() and "<table>" in profile._repr_html_()
     with pytest.raises(ConfigError, match="runs >= 1"):
         executor.profile(runs=0)
 

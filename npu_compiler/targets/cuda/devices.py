@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any, ClassVar
 
 from ...support.errors import ConfigError
-from ...target_config import TargetConfig
+from ...target_config import Roofline, TargetConfig
 from ..simt.lang.device import GPU, WgmmaCosts
 
 Capability = tuple[int, int]
@@ -83,7 +83,10 @@ class CUDADevice(GPU):
     def with_units(self, units: int) -> CUDADevice:
         """The same architecture with another number of SMs, and as many fewer clusters that run at once."""
         clusters = tuple((size, blocks * units // self.units // size * size) for size, blocks in self.clusters)
-        return replace(self, units=units, clusters=clusters)
+        most = self.roofline
+        if most is not None:
+            most = replace(most, flops={dtype: rate * units / self.units for dtype, rate in most.flops.items()})
+        return replace(self, units=units, clusters=clusters, roofline=most)
 
 
 # Fitted to 1100 measured variants on an H200. An SM multiplies 48,300 pairs of elements, and takes in 91 KB, in a
@@ -96,30 +99,64 @@ _HOPPER_TMA = TMACosts(
 _HOPPER_WGMMA = WgmmaCosts(
     step=1.05, rates=((128 * 256, 1.0), (128 * 128, 0.8), (128 * 64, 0.75)), rate=0.7, result=3 / 32768, start=2.0
 )
+_SHEET = "the maker's data sheet: dense products, accumulated in float32"
 _SM_80 = CUDADevice(
     # An A100 offers a block 163 KB. 99 KB is what later chips that run the same code offer.
     "sm_80", "A100", arch="sm_80", units=108, shared_bytes=99 << 10, shared_per_unit=164 << 10, registers=1 << 16,
+    roofline=Roofline.of(2.04, _SHEET, float16=312, bfloat16=312, float32=19.5, float64=9.7),
 )  # fmt: skip
 _SM_86 = CUDADevice(
     "sm_86", "RTX 30, A10, A40", arch="sm_86", units=84, shared_bytes=99 << 10, shared_per_unit=100 << 10,
     registers=1 << 16, threads=1536, workgroups=16,
+    roofline=Roofline.of(0.696, _SHEET, float16=149.7, bfloat16=149.7, float32=37.4, float64=0.58),  # A40
 )  # fmt: skip
 _SM_90 = CUDADevice(
     # An H100 (SXM) differs in its bandwidth, 3.35 TB/s. It is given the tiles of the H200 that the costs are fitted to.
     "sm_90", "H100, H200", arch="sm_90a", units=132, shared_bytes=227 << 10, shared_per_unit=228 << 10,
     registers=1 << 16, clusters=((2, 132), (4, 112), (8, 96)), wgmma=_HOPPER_WGMMA, tma=_HOPPER_TMA,
+    roofline=Roofline.of(4.8, _SHEET, float16=989, bfloat16=989, float32=67, float64=34),  # H200
 )  # fmt: skip
 
 # The first row of an architecture stands for its chips that have no row of their own.
 DEVICES: tuple[CUDADevice, ...] = (
     _SM_80,
     _SM_86,
-    replace(_SM_86, name="sm_89", chips="RTX 40, L4, L40", arch="sm_89", units=128, workgroups=24),
+    replace(
+        _SM_86,
+        name="sm_89",
+        chips="RTX 40, L4, L40",
+        arch="sm_89",
+        units=128,
+        workgroups=24,
+        roofline=Roofline.of(1.008, _SHEET, float16=165.2, bfloat16=165.2, float32=82.6, float64=1.29),  # RTX 4090
+    ),
     _SM_90,
-    replace(_SM_90.with_units(114), name="h100-pcie", chips="H100 PCIe", tma=replace(_HOPPER_TMA, bandwidth=1.9e6)),
+    replace(
+        _SM_90.with_units(114),
+        name="h100-pcie",
+        chips="H100 PCIe",
+        tma=replace(_HOPPER_TMA, bandwidth=1.9e6),
+        roofline=Roofline.of(2.0, _SHEET, float16=756, bfloat16=756, float32=51, float64=26),
+    ),
     # Later architectures have other matrix units and are given the kernels of sm_80.
-    replace(_SM_80, name="sm_100", chips="B200", arch="sm_100", units=148, shared_per_unit=228 << 10),
-    replace(_SM_86, name="sm_120", chips="RTX 50", arch="sm_120", units=170, workgroups=24),
+    replace(
+        _SM_80,
+        name="sm_100",
+        chips="B200",
+        arch="sm_100",
+        units=148,
+        shared_per_unit=228 << 10,
+        roofline=Roofline.of(8.0, _SHEET, float16=2250, bfloat16=2250, float32=75, float64=37),
+    ),
+    replace(
+        _SM_86,
+        name="sm_120",
+        chips="RTX 50",
+        arch="sm_120",
+        units=170,
+        workgroups=24,
+        roofline=Roofline.of(1.792, _SHEET, float16=209.5, bfloat16=209.5, float32=104.8, float64=1.64),  # RTX 5090
+    ),
 )
 DEFAULT = _SM_90  # without a GPU
 
@@ -159,7 +196,7 @@ def device_for(capability: Capability, units: int) -> CUDADevice:
         raise ConfigError(f"the GPU of this machine {problem}; --target {DEVICES[0].spec} compiles for another one")
     row, arch = row_for(capability, units), arch_of(capability)
     if row.arch != arch:
-        row = replace(row, name=arch, chips="", arch=arch)
+        row = replace(row, name=arch, chips="", arch=arch, roofline=None)
     return row if row.units == units else row.with_units(units)
 
 

@@ -59,7 +59,8 @@ class CUDABackend(Backend):
         if not 0 <= device < len(found):
             raise BackendError(f"there is no GPU number {device}, only {len(found)}")
         self.cupy, self.device = cupy, device
-        self.capability, self.device_name = found[device].capability, found[device].name
+        self.gpu = found[device]
+        self.capability, self.device_name = self.gpu.capability, self.gpu.name
         if (problem := too_old(self.capability)) is not None:
             raise BackendError(f"GPU {device} ({self.device_name}) {problem}")
         self.running = "a run on the GPU"  # what an error that comes late is about
@@ -67,6 +68,14 @@ class CUDABackend(Backend):
             self.enter()
             self.stream = cupy.cuda.Stream(non_blocking=True)
         self._codes: weakref.WeakValueDictionary[int, Code] = weakref.WeakValueDictionary()
+
+    @property
+    def machine(self) -> str:
+        return self.device_name
+
+    @property
+    def bandwidth(self) -> float:
+        return self.gpu.bandwidth
 
     def enter(self) -> None:
         """Make the GPU this thread's: the driver has one for each."""

@@ -18,9 +18,11 @@ _MAX_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _TWO_BYTES = 6  # CU_TENSOR_MAP_DATA_TYPE_FLOAT16: copies look at the size only
 _SWIZZLES = {32: 1, 64: 2, 128: 3}  # CU_TENSOR_MAP_SWIZZLE_*
 _L2_256 = 3  # CU_TENSOR_MAP_L2_PROMOTION_L2_256B
+_EXTERNAL = 1  # CU_EVENT_RECORD_EXTERNAL
 _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 _STATIC_SHARED = 48 << 10
 _COMPUTE_MAJOR, _COMPUTE_MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
+_MEMORY_KHZ, _BUS_BITS = 36, 37  # CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE, _GLOBAL_MEMORY_BUS_WIDTH
 _LEAST_VERSION = (12, 3)  # of CUDA: the first whose graphs keep that a kernel may start early
 _ADVICE = {
     2: "the GPU is out of memory",
@@ -57,12 +59,14 @@ class _Config(ctypes.Structure):
 
 @dataclass(frozen=True)
 class InstalledGPU:
-    """A GPU of this machine: its number, name, compute capability and bytes of memory."""
+    """A GPU of this machine: its number, name, compute capability, bytes of memory, and the bytes per second that the
+    clock and the width of its memory bus make (0: the driver does not tell)."""
 
     number: int
     name: str
     capability: tuple[int, int]
     memory: int
+    bandwidth: float = 0.0
 
 
 _MapMemory: TypeAlias = "ctypes.Array[ctypes.c_char]"
@@ -138,7 +142,12 @@ class Driver:
         self.call(what, "cuDeviceGetAttribute", byref(major), _COMPUTE_MAJOR, handle)
         self.call(what, "cuDeviceGetAttribute", byref(minor), _COMPUTE_MINOR, handle)
         self.call(what, "cuDeviceTotalMem_v2", byref(size), handle)
-        return InstalledGPU(number, name.value.decode(errors="replace"), (major.value, minor.value), size.value)
+        khz, bits = c_int(), c_int()
+        for value, attribute in ((khz, _MEMORY_KHZ), (bits, _BUS_BITS)):
+            self._library.cuDeviceGetAttribute(byref(value), attribute, handle)  # a driver may have dropped it: 0
+        bandwidth = 2e3 * khz.value * bits.value / 8  # two transfers a cycle
+        capability = major.value, minor.value
+        return InstalledGPU(number, name.value.decode(errors="replace"), capability, size.value, bandwidth)
 
     def load(self, image: bytes, name: str, shared: int) -> tuple[int, int]:
         """(module, function ``name``) of a cubin or of PTX; ``shared``: bytes of shared memory its launches ask for."""
@@ -212,6 +221,12 @@ class Driver:
         code = self._launch_graph(executable, stream)
         if code:
             raise self._failure(what, code)
+
+    def record_event(self, event: int, stream: int) -> None:
+        """Record ``event`` on a stream that is being captured, as a node of the graph: each run of it sets the event's
+        time."""
+        external = c_uint(_EXTERNAL)
+        self.call("recording an event", "cuEventRecordWithFlags", c_void_p(event), c_void_p(stream), external)
 
     def destroy_graph(self, executable: int) -> None:
         self._library.cuGraphExecDestroy(c_void_p(executable))
