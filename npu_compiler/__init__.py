@@ -18,7 +18,7 @@ _LAZY = {
     "CompiledProgram": "artifact.program",
     "IRGraph": "aten.ir",
     "NPUError": "support.errors",
-    "PartitionPlan": "partitioning.partitioner",
+    "PartitionPlan": "partitioning.plan",
     "Reason": "support.errors",
     "as_state": "aten.kv_state",
     "capture": "frontend",

@@ -1,5 +1,6 @@
 """The public types and the function of partitioning."""
 
-from .partitioning.partitioner import Partition, PartitionPlan, TransferOp, partition
+from .partitioning.partitioner import partition
+from .partitioning.plan import Partition, PartitionPlan, TransferOp
 
 __all__ = ["Partition", "PartitionPlan", "TransferOp", "partition"]

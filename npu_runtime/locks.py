@@ -30,7 +30,7 @@ class RunLock:
         _locks.add(self)
 
     def __reduce__(self) -> tuple[type[RunLock], tuple[()]]:
-        return RunLock, ()  # nobody holds a copy
+        return RunLock, ()  # a copy is not held
 
     @contextmanager
     def held(self) -> Iterator[None]:

@@ -16,7 +16,7 @@ SCHEMA_VERSION = 1
 _DTYPE = "{float32,float16,bfloat16}"
 OK, USER_ERROR, INTERNAL, POLICY = 0, 1, 2, 3
 
-_EPILOG = "exit status: 0 done, 1 wrong input, 2 a defect of npusim itself, 3 refused by --no-fallback"
+_EPILOG = "exit status: 0 done, 1 wrong input, 2 a bug in npusim, 3 refused by --no-fallback"
 
 
 class _Parser(argparse.ArgumentParser):
@@ -33,7 +33,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parser() -> _Parser:
-    """The whole command line. ``verbs/NAME.py`` does the work of the verb NAME."""
+    """Return the parser of the whole command line. ``verbs/NAME.py`` does the work of the verb NAME."""
     top = _Parser(prog="npusim", description="Compile PyTorch models to native programs and run them.", epilog=_EPILOG)
     top.add_argument("--version", action="store_true", help="print the version")
     verbs = top.add_subparsers(dest="verb", metavar="VERB", parser_class=_Parser)
@@ -60,7 +60,7 @@ def parser() -> _Parser:
             metavar="NAMES",
             help="passes and rewrites to skip, separated by commas; 'help' lists them",
         )
-        p.add_argument("--batch", type=_positive, default=1, help="images at once, for a built-in model")
+        p.add_argument("--batch", type=_positive, default=1, help="images per run, for a built-in model")
 
     def weights(p: argparse.ArgumentParser, default: str) -> None:
         text = "weight format of the matrices of products: bf16c12 is lossless, q8_0 rounds to 8 bits; or none"
@@ -105,7 +105,7 @@ def parser() -> _Parser:
     )
     p.add_argument("--output", metavar="FILE", help="write all outputs to an .npz file")
     p.add_argument("--from-source", action="store_true", help="compile the sources in the file and ignore its binary")
-    p.add_argument("--labels", metavar="FILE", help="class names, one a line (default: PROGRAM.labels.txt)")
+    p.add_argument("--labels", metavar="FILE", help="class names, one per line (default: PROGRAM.labels.txt)")
     p.add_argument("--threads", type=_positive, help="default: NPU_NUM_THREADS, else all CPUs")
 
     p = verb("generate", "generate text with a language model")
@@ -113,16 +113,21 @@ def parser() -> _Parser:
     p.add_argument("-p", "--prompt", help="the text to continue, or with --chat to answer (default: standard input)")
     p.add_argument("--chat", action="store_true", help="use the model's chat template; without --prompt, converse")
     p.add_argument("--system", metavar="TEXT", help="the system message of --chat")
-    p.add_argument("--max-tokens", type=_positive, help="tokens to generate (default: 256, or what the context holds)")
+    p.add_argument("--max-tokens", type=_positive, help="tokens to generate (default: 256, or what fits the context)")
     p.add_argument("--temperature", type=float, default=0.0, help="0 (the default) takes the most likely token")
     p.add_argument("--top-k", type=int, default=0, help="sample among the k most likely tokens")
     p.add_argument("--top-p", type=float, default=1.0, help="sample among the fewest tokens with this probability")
     p.add_argument("--min-p", type=float, default=0.0, help="sample among tokens this likely relative to the best")
     p.add_argument("--repetition-penalty", type=float, default=1.0, help="above 1: avoid tokens in the context")
-    p.add_argument("--seed", type=int, help="of the random numbers; equal seeds give equal answers")
+    p.add_argument("--seed", type=int, help="seed of the random numbers; equal seeds give equal answers")
     p.add_argument("--stop", action="append", default=[], metavar="TEXT", help="stop before this text; repeatable")
     p.add_argument("--stats", action="store_true", help="show timings on standard error")
-    p.add_argument("--dtype", type=_storage_dtype, metavar=_DTYPE, help="of weights and caches (default: its own)")
+    p.add_argument(
+        "--dtype",
+        type=_storage_dtype,
+        metavar=_DTYPE,
+        help="type of weights and caches (default: the model's own)",
+    )
     weights(p, "the blocks that the file holds, else bf16c12")
     p.add_argument("--threads", type=_positive, help="default: NPU_NUM_THREADS, else all CPUs")
     language(p)

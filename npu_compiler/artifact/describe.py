@@ -17,7 +17,7 @@ from .validate import nbytes
 
 _CHART_COLUMNS = 64
 _CHART_ROWS = 48
-_WORDS = 240  # of one recipe; what lies deeper is cut
+_WORDS = 240  # characters of one recipe; the middle of a longer one is cut
 
 
 def _clip(text: str, width: int) -> str:
@@ -31,7 +31,7 @@ _ATOM = 3
 
 
 def recipe_words(recipes: Graph) -> dict[str, str]:
-    """For each weight buffer, by name, the formula over state_dict keys that fills it.
+    """Return by buffer name the formula over state_dict keys that fills each weight buffer.
 
     Reshapes and expands are not shown: they move no element relative to the others.
     """
@@ -110,8 +110,10 @@ Buffers = Mapping[int, BufferSpec]  # by id
 
 
 def lifetimes(buffers: Buffers, entry: EntryPoint) -> list[tuple[BufferSpec, int, int]]:
-    """(arena buffer, first call, last call) of an entry, by offset; outputs and updates live until after the last
-    call."""
+    """Return (arena buffer, first call, last call) of an entry, by offset.
+
+    Outputs and updates live until after the last call.
+    """
     span: dict[int, list[int]] = {}
     for at, call in enumerate(entry.calls):
         for id in (*call.inputs, *call.outputs):
@@ -141,8 +143,8 @@ def _memory_chart(buffers: Buffers, entry: EntryPoint) -> list[str]:
 
 # -- the text -------------------------------------------------------------------------------------------------------
 def totals(program: ProgramSpec) -> dict[str, int]:
-    """Totals by name: FLOPs and bytes of the kernels of all entries, bytes of the largest arena, weights, state and
-    binary."""
+    """Return totals by name: FLOPs and bytes of the kernels of all entries, bytes of the largest arena, weights, state
+    and binary."""
     calls = [c for e in program.entries.values() for c in e.calls]
     return {
         "kernels": len(calls),
@@ -161,7 +163,7 @@ def _bytes_of(program: ProgramSpec, kinds: tuple[str, ...]) -> int:
 
 
 def describe(program: ProgramSpec) -> str:
-    """The whole program as text."""
+    """Return the whole program as text."""
     t = totals(program)
     lines = [
         f"program {program.name}: compiled for {program.device or program.target}, compute dtype {program.dtype}, "
@@ -199,7 +201,7 @@ def _describe_entry(buffers: Buffers, entry: EntryPoint) -> list[str]:
          _clip(", ".join(c.sources), 60), _clip(c.text, 100))
         for n, c in enumerate(entry.calls)
     ]  # fmt: skip
-    header = ("#", "kernel", "kind", "in", "out", "FLOP", "reads", "writes", "stands for", "computes")
+    header = ("#", "kernel", "kind", "in", "out", "FLOP", "reads", "writes", "IR nodes", "computes")
     lines += [f" {len(calls)} kernels", *table(header, calls)]
     arena = [b for b, _, _ in lifetimes(buffers, entry)]
     sizes = sum(nbytes(b.shape, b.dtype) for b in arena)
@@ -217,7 +219,7 @@ def _buffer_table(program: ProgramSpec, kinds: tuple[str, ...]) -> list[str]:
 
 
 def to_json(program: ProgramSpec) -> dict[str, Any]:
-    """What :func:`describe` shows as JSON-safe data, without the text of sources and the binary."""
+    """Return what :func:`describe` shows as JSON-safe data, without the text of sources and the binary."""
     plain = program_to_plain(program)
     words, buffers = recipe_words(program.recipes), {b.id: b for b in program.buffers}
     for plain_entry, entry in zip(plain["entries"], program.entries.values(), strict=True):

@@ -1,4 +1,4 @@
-"""A compiled program as callers see it: what it consists of (``spec.py``), with its file and its description."""
+"""A compiled program as callers see it: its parts (``spec.py``), its file and its description."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ class CompiledProgram(ProgramSpec):
     def load(cls, path: str | os.PathLike[str]) -> CompiledProgram:
         """Read and validate a ``.npubin``; raises ``ArtifactError`` with the field or file offset that is wrong.
 
-        Loading runs nothing, but the file holds native code, which running it will: run only programs whose origin you
-        trust, as with any library.
+        Loading executes nothing, but the file holds native code that a run executes: run only programs whose origin
+        you trust, as with any library.
         """
         return serialize.load(path, cls)
 
     @classmethod
     def loads(cls, data: bytes) -> CompiledProgram:
-        """:meth:`load` from the bytes of a file."""
+        """Read and validate the bytes of a ``.npubin``; see :meth:`load`."""
         return serialize.loads(data, cls)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -55,9 +55,9 @@ class CompiledProgram(ProgramSpec):
         return type(self).loads, (serialize.dumps(self),)
 
     def describe(self) -> str:
-        """The program as readable text: kernels, I/O, buffers, memory plan, weight map, totals."""
+        """Return the program as readable text: kernels, I/O, buffers, memory plan, weight map, totals."""
         return describe.describe(self)
 
     def to_json(self) -> dict[str, Any]:
-        """The same facts as JSON-safe data."""
+        """Return the same facts as JSON-safe data."""
         return describe.to_json(self)

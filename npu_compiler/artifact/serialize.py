@@ -3,7 +3,7 @@
 ====== ====== ==========================================================
 offset bytes  header (little endian)
 ====== ====== ==========================================================
-0      8      magic; its line ends betray a transfer in text mode
+0      8      magic; a transfer in text mode would change its line ends
 8      4      format version
 12     4      zero
 16     8      bytes of the body, which ends the file
@@ -71,7 +71,7 @@ def load(path: str | os.PathLike[str], kind: type[P]) -> P:
 
 
 def dumps(program: ProgramSpec) -> bytes:
-    """The bytes of the file. Raises ``ArtifactError`` for a program that would not load again."""
+    """Return the bytes of the file. Raises ``ArtifactError`` for a program that would not load again."""
     validate(program)
     try:
         body: bytes = msgpack.packb(program_to_plain(program))
@@ -81,7 +81,7 @@ def dumps(program: ProgramSpec) -> bytes:
 
 
 def loads(data: bytes, kind: type[P]) -> P:
-    """Inverse of :func:`dumps`; the program is of class ``kind``. Raises ``ArtifactError``."""
+    """Return the program, of class ``kind``, in the bytes of a file. Raises ``ArtifactError``."""
     program = program_from_plain(_unpack(_body(data)), kind)
     validate(program)
     return program
@@ -92,7 +92,7 @@ def _body(data: bytes) -> memoryview:
         raise ArtifactError(f"offset {len(data)}: the file ends within its {_HEADER.size}-byte header")
     magic, version, reserved, length, digest = _HEADER.unpack_from(data)
     if magic != MAGIC:
-        raise ArtifactError("offset 0: this is not a .npubin file (its first 8 bytes are others)")
+        raise ArtifactError("offset 0: this is not a .npubin file (its first 8 bytes differ)")
     if version != FORMAT_VERSION or reserved:
         raise ArtifactError(
             f"offset 8: format version {version if not reserved else f'{version}.{reserved}'}, this build reads "
@@ -117,7 +117,7 @@ def _unpack(body: memoryview) -> Any:
 
 
 def layout_digest(program: ProgramSpec) -> str:
-    """A digest (64 hex digits) of everything that the native code assumes: symbols, operands, buffers, memory sizes."""
+    """Return a digest (64 hex digits) of all that the native code assumes: symbols, operands, buffers, memory sizes."""
     buffers = [(b.id, b.kind, b.dtype, tuple(b.shape), b.offset, b.format) for b in program.buffers]
     entries = [
         (e.symbol, [i.buffer for i in e.inputs], [o.buffer for o in e.outputs], [b for _, b in e.updates],
@@ -130,8 +130,8 @@ def layout_digest(program: ProgramSpec) -> str:
 def stamp_layout(program: ProgramSpec) -> None:
     """Write :func:`layout_digest` into the binary, in place of the marker, if it has one.
 
-    The runtime refuses a stamped binary with descriptions that are not its own. Not on a Mac, where any change to a
-    binary voids its signature.
+    The runtime refuses a stamped binary whose program has another layout. Binaries for a Mac are not stamped, because
+    any change would void their signature.
     """
     if program.binary.startswith(b"\x7fELF"):
         program.binary = program.binary.replace(LAYOUT_MARKER.encode(), layout_digest(program).encode(), 1)
@@ -139,7 +139,7 @@ def stamp_layout(program: ProgramSpec) -> None:
 
 # -- writing ----------------------------------------------------------------------------------------------------------
 def program_to_plain(program: ProgramSpec) -> dict[str, Any]:
-    """The program as dicts, lists, text, numbers and bytes."""
+    """Return the program as dicts, lists, text, numbers and bytes."""
     plain: dict[str, Any] = _plain(program)
     plain["entries"] = [_plain(e) for e in program.entries.values()]
     plain["recipes"] = graph_to_plain(program.recipes)
@@ -157,7 +157,7 @@ def _plain(value: Any) -> Any:
 
 
 def graph_to_plain(g: Graph) -> dict[str, Any]:
-    """A graph as plain data; nodes refer to each other by position."""
+    """Return a graph as plain data; nodes refer to each other by position."""
     place = {v: [i, v.index] for i, node in enumerate(g.nodes) for v in node.outputs}
     nodes = [
         {
@@ -193,8 +193,8 @@ def _tensor(dtype: Field, shape: Field) -> tuple[tuple[int, ...], str]:
 
 
 def program_from_plain(plain: Any, kind: type[P]) -> P:
-    """Inverse of :func:`program_to_plain`; the program is of class ``kind``. Checks the type and range of every field,
-    but not how fields fit together. Raises ``ArtifactError`` with the path of the field."""
+    """Return the program, of class ``kind``, that :func:`program_to_plain` made ``plain`` of. The type and range of
+    every field are checked, but not how fields fit together. Raises ``ArtifactError`` with the path of the field."""
     f = Field(plain).record([f.name for f in fields(ProgramSpec)])
     entries: dict[str, EntryPoint] = {}
     for at, row in enumerate(f["entries"].items()):
@@ -294,7 +294,10 @@ def _location(f: Field) -> Location:
 
 
 def graph_from_plain(f: Field) -> Graph:
-    """Inverse of :func:`graph_to_plain`; the graph passes :func:`npu_compiler.graph.verify.check_graph`."""
+    """Return the graph that :func:`graph_to_plain` made ``f`` of. It passes ``verify.check_graph``.
+
+    Raises ``ArtifactError`` with the path of the field that is wrong.
+    """
     r = f.record(["name", "nodes", "outputs", "updates"])
     g = Graph(r["name"].text())
     for row in r["nodes"].items():

@@ -1,4 +1,4 @@
-"""The parts of a compiled program: all that running it needs.
+"""The parts of a compiled program: everything that a run needs.
 
 The binary of the ``cpu`` target is a shared object that exports, with C linkage:
 
@@ -9,10 +9,10 @@ The binary of the ``cpu`` target is a shared object that exports, with C linkage
 ``const char npu_layout[64]``    :data:`LAYOUT_MARKER`, which ``serialize.stamp_layout`` replaces
 ``int SYMBOL(void* const* buffers, char* arena, double* times)``   one per entry point, named as in :data:`SYMBOL`
 
-``buffers`` is indexed by buffer id (arena buffers are null); each pointer is aligned to its element size at least.
-``arena`` is 64-byte aligned memory of ``arena_bytes``. ``times`` is null, or takes
-``len(calls) + 1`` CLOCK_MONOTONIC seconds: the start and the end of each kernel. The result is 0, or 1 + k when
-kernel k met an index out of range in its data.
+``buffers`` is indexed by buffer id (arena buffers are null); each pointer is aligned at least to its element size.
+``arena`` is 64-byte aligned memory of ``arena_bytes``. ``times`` is null, or receives ``len(calls) + 1``
+CLOCK_MONOTONIC seconds: the start of the run and the end of each kernel. The result is 0, or 1 + k if kernel k read
+an index out of range in its data.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ..support.errors import InputError
 
 ABI_VERSION = 1
 LAYOUT_MARKER = "npu-layout-".ljust(64, ".")
-SOURCE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")  # of a source: it becomes a file's name
+SOURCE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")  # of a source file
 SYMBOL = re.compile(r"npu_(?!(?:abi|start|stop|layout)$)[A-Za-z0-9_]{1,200}")
 
 
@@ -58,7 +58,7 @@ class BufferSpec:
 
 @dataclass(frozen=True)
 class KernelCall:
-    """One kernel launch: operands by buffer id, what it computes in words, which IR nodes it stands for, its cost.
+    """One kernel launch: operands by buffer id, what it computes as text, the IR nodes it implements, its cost.
 
     ``locations`` number the places in the model's code that these nodes come from, in ``ProgramSpec.locations``.
     """
@@ -90,7 +90,7 @@ class EntryPoint:
 
     @property
     def product_bytes(self) -> int:
-        """Bytes that matrix products read in a run: mostly weights, as they are stored."""
+        """Bytes that matrix products read in a run: mostly weights in their stored form."""
         return sum(c.bytes_read for c in self.calls if c.kind == "gemm")
 
 
@@ -111,7 +111,7 @@ class ProgramSpec:
     ``BufferSpec.name``, fill the weight buffers: batch-norm folding, casts, concatenations and packing are ordinary
     nodes.
     ``requires`` lists the CPU features (or device architecture) the ``binary`` needs; ``sources`` can rebuild it.
-    ``device``: what it was compiled for, as ``target`` names it: 'cuda:sm_90'; the target's name if it has one device.
+    ``device``: what it was compiled for, for example 'cuda:sm_90'; the target's name if the target has one device.
     ``locations``: modules and lines of the model's code, which kernels refer to by number; for people alone.
     """
 

@@ -1,4 +1,4 @@
-"""Checks that the parts of a program fit together: everything that the runtime and the native code rely on.
+"""Checks that the parts of a program fit together, as the runtime and the native code assume.
 
 ``serialize.py`` has checked the type of every field. Here ids are matched with buffers, buffers with the arena, and
 weights with recipes. The checks run before a program is written and after one is read.
@@ -29,12 +29,12 @@ _OPERATIONS, _OPERATIONS_FLOOR = 256, 2**31
 
 
 def nbytes(shape: Sequence[int], dtype: str) -> int:
-    """Bytes of a dense tensor."""
+    """Return the bytes of a dense tensor."""
     return math.prod(shape) * dtypes.DTYPES[dtype].size
 
 
 def validate(program: ProgramSpec) -> None:
-    """Raises ``ArtifactError`` with the path of the first field that does not fit."""
+    """Raise ``ArtifactError`` with the path of the first field that does not fit."""
     buffers = _check_buffers(program)
     _check_recipes(program)
     _require(program.entries, "entries", "there is no entry point")
@@ -165,7 +165,7 @@ def _check_io(specs: Sequence[IOSpec], buffers: dict[int, BufferSpec], path: str
 
 
 def _check_calls(entry: EntryPoint, buffers: dict[int, BufferSpec], path: str) -> set[int]:
-    """The buffers that the kernels write; each is written before it is read."""
+    """Check that each buffer is written before it is read. Return the buffers that the kernels write."""
     written: set[int] = set()
     own_inputs = {i.buffer for i in entry.inputs}
     for at, call in enumerate(entry.calls):

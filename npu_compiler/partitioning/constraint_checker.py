@@ -1,8 +1,8 @@
-"""What a target accepts, node by node, and why not: the one answer that compile(), partition() and explain() share.
+"""Decides for each node whether a target supports it, and if not, why. compile(), partition() and explain() use it.
 
-Shapes are static by construction of the IR. Rank and dtypes are limits of the :class:`TargetConfig`. Whether an op with
-these attributes exists is decided by a dry run of its lowering, the very code that compiles it. Whether the target has
-the kernels is decided by scheduling the node on its own and asking the code generator.
+Shapes are static by construction of the IR. Rank and dtypes are limits of the :class:`TargetConfig`. A dry run of an
+op's lowering, the same code that compiles it, tells whether it is supported with these attributes. To learn whether
+the target has the kernels, the checker schedules the node on its own and asks the code generator.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from ..target_config import TargetConfig, target_config, target_names
 
 
 class NodeChecker:
-    """Why nodes cannot run on a target. Calls of one op on the same shapes and attributes are tried once for a graph
-    and all that is derived from it: the results are kept in ``ir.dry_runs``.
+    """Tells why nodes cannot run on a target.
 
-    ``ir``: the graph that the nodes are of. It tells which inputs depend on weights alone, and are computed when
-    weights are loaded. Without it these are the weights themselves.
+    Nodes with the same op, shapes and attributes are tried once per graph and its derived graphs: the results are kept
+    in ``ir.dry_runs``. ``ir``: the graph of the nodes. It tells which inputs depend on weights alone and are therefore
+    computed when weights are loaded. Without it, only the weights themselves count as such.
     """
 
     def __init__(self, target: str | TargetConfig = "cpu", ir: IRGraph | None = None):
@@ -37,7 +37,7 @@ class NodeChecker:
         self._known: dict[Hashable, tuple[Reason | None, str]] = {} if ir is None else ir.dry_runs
 
     def __call__(self, node: OpNode) -> Reason | None:
-        """Why ``node`` cannot run on the target, or None if it can."""
+        """Return why ``node`` cannot run on the target, or None if it can."""
         if node.op_type.startswith("wrap_with"):
             detail = f"the extractor lost the body of this {node.op_type.removeprefix('wrap_with_')} region"
             return Reason("lost_region", detail, "capture the model with npu_compiler.capture")
@@ -47,7 +47,7 @@ class NodeChecker:
         return None if node.op_type in STRUCTURAL else self._tried(node)[0]
 
     def advice(self, node: OpNode) -> str:
-        """How a node that runs on the target could run better, or ''."""
+        """Return how a node that runs on the target could run faster, or ''."""
         return "" if node.op_type in STRUCTURAL else self._tried(node)[1]
 
     def _tried(self, node: OpNode) -> tuple[Reason | None, str]:
@@ -77,7 +77,7 @@ class NodeChecker:
 
 
 def _padding(weight: Value) -> str:
-    """What is wasted in a packed weight whose last panel is far from full."""
+    """Return a hint if more than an eighth of a packed weight is padding of its last panel, else ''."""
     if weight.op != "pack":
         return ""
     columns, panel = weight.node.inputs[0].shape[1], weight.node.attrs["panel"]
@@ -88,14 +88,14 @@ def _padding(weight: Value) -> str:
 
 
 def variable_leaves(ir: IRGraph) -> frozenset[str]:
-    """Names of the weights that the model writes."""
+    """Return the names of the weights that the model writes."""
     states = {update.key for update in ir.state}
     written = {n.inputs[0].name for n in ir.nodes if is_in_place(n.op_type) and n.inputs and not n.inputs[0].producer}
     return frozenset(written | {p for p, key in ir.weight_name_mapping.items() if key in states})
 
 
 def load_time_values(ir: IRGraph) -> frozenset[Key]:
-    """Outputs of nodes that read nothing but weights that stay as they are, and values that depend on these alone."""
+    """Return the values (node name, output index) that depend only on weights that the model does not write."""
     variable, found = variable_leaves(ir), set[Key]()
     for node in ir.nodes:
         known = (t.producer in found if t.producer is not None else t.name not in variable for t in node.inputs)
@@ -105,7 +105,7 @@ def load_time_values(ir: IRGraph) -> frozenset[Key]:
 
 
 def tensor_reason(t: TensorSpec, config: TargetConfig) -> Reason | None:
-    """Why a target cannot hold a tensor, or None if it can."""
+    """Return why a target cannot hold a tensor, or None if it can."""
     if len(t.shape) > config.max_rank:
         detail = f"{t.name} has rank {len(t.shape)}, {config.name} takes at most {config.max_rank}"
         return Reason("rank", detail, "flatten dimensions that stay together")
@@ -117,32 +117,37 @@ def tensor_reason(t: TensorSpec, config: TargetConfig) -> Reason | None:
 
 
 def reason_against(node: OpNode, target: str | TargetConfig = "cpu") -> Reason | None:
-    """Why ``node`` cannot run on ``target``, or None if it can."""
+    """Return why ``node`` cannot run on ``target``, or None if it can."""
     return NodeChecker(target)(node)
 
 
 def advice(node: OpNode, target: str | TargetConfig = "cpu") -> str:
-    """How ``node`` could run better on ``target``, or ''."""
+    """Return how ``node`` could run faster on ``target``, or ''."""
     return NodeChecker(target).advice(node)
 
 
 def passed_through(ir: IRGraph, config: TargetConfig) -> list[Refusal]:
-    """Outputs of the model that no node makes and that the target cannot hold."""
+    """Return the model's outputs that no node computes and that the target cannot hold."""
     made = {node.name for node in ir.nodes}
     kept = [t for t in ir.graph_outputs if ir.key(t)[0] not in made]
     return [(t.name, "graph output", reason) for t in kept if (reason := tensor_reason(t, config)) is not None]
 
 
 def lower_checked(ir: IRGraph, config: TargetConfig, dtype: str | None = None) -> Graph:
-    """:func:`lower_ir` for a target. Raises :class:`CompileError` with everything that the target refuses."""
+    """Call :func:`lower_ir` for a target. ``dtype``: storage dtype of float32 tensors, or None to keep them.
+
+    Raises ``CompileError`` with everything that the target refuses.
+    """
     reason = NodeChecker(config, ir)
     refused = [(node.name, node.op_type, r) for node in ir.nodes if (r := reason(node)) is not None]
     return lower_ir(ir, dtype, refused + passed_through(ir, config))
 
 
 def check(ir: Any, target: str | TargetConfig = "cpu") -> list[Refusal]:
-    """(node name, op type, reason) of everything in an IR (whatever ``load_ir`` takes) that ``target`` refuses; empty
-    if it compiles."""
+    """Return (node name, op type, reason) of everything in an IR that ``target`` refuses; empty if it compiles.
+
+    ``ir``: whatever ``load_ir`` takes. Raises ``IRError`` for malformed IR.
+    """
     try:
         lower_checked(load_ir(ir), target_config(target))
     except CompileError as error:

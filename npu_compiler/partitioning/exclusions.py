@@ -42,11 +42,11 @@ class Exclusions:
         if self._forced.intersection((node.name, *names)):
             return Reason("forced", "the caller put it on the host")
         for name in names if self._is_supported is not None else ():
-            if not self._asked(name, node.attrs):
+            if not self._allowed(name, node.attrs):
                 return Reason("no_kernel", f"the caller's is_supported_fn refuses {name}")
         return None
 
-    def _asked(self, op_type: str, attrs: dict[str, Any]) -> bool:
+    def _allowed(self, op_type: str, attrs: dict[str, Any]) -> bool:
         assert self._is_supported is not None
         return bool(self._is_supported(op_type, dict(attrs)) if self._takes_attrs else self._is_supported(op_type))
 

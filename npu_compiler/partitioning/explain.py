@@ -1,4 +1,4 @@
-"""Explains which node runs where, and why."""
+"""Explains on which device each node runs, and why."""
 
 from __future__ import annotations
 

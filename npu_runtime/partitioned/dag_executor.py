@@ -13,7 +13,7 @@ from npu_compiler.artifact.program import CompiledProgram
 from npu_compiler.aten.alias import Key, is_in_place
 from npu_compiler.aten.ir import IRGraph, TensorSpec
 from npu_compiler.aten.json_reader import graph_weights_used, leaf_key
-from npu_compiler.partitioning.partitioner import NPU, Partition, PartitionPlan, TransferOp, name_of
+from npu_compiler.partitioning.plan import NPU, Partition, PartitionPlan, TransferOp, name_of
 from npu_compiler.support.dtypes import numpy_dtype
 from npu_compiler.support.errors import BackendError, InputError, WeightError
 from npu_compiler.weights.files import WeightSource, open_weights
@@ -62,7 +62,7 @@ class DAGExecutor(TakesWeights):
                 self.programs[part.id] = compile_fn(part.ir)
             else:
                 self._hosts[part.id] = HostPartition(part.ir)
-        # In-place ops that functionalize() left may write the caller's arrays.
+        # In-place ops that remain after functionalize() may write the caller's arrays.
         self._copy_inputs = bool(self._hosts) and any(is_in_place(n.op_type) for n in plan.ir.nodes)
         self._last = _last_steps(plan)
         self._only = _only_partition(plan, self.programs)
@@ -72,7 +72,7 @@ class DAGExecutor(TakesWeights):
         self._loaded = False
         self._weights: dict[str, np.ndarray] = {}
         self._feeds: dict[str, np.ndarray | DeviceBuffer] = {}
-        self._turns = RunLock()  # between reading and writing the buffers that the model writes
+        self._turns = RunLock()  # held while a run reads and writes the buffers of the model
         if weights is not None or not graph_weights_used(plan.ir):
             self.load_weights({} if weights is None else weights, beside)
 
@@ -219,7 +219,7 @@ class _Run:
         self.owner, self.plan = owner, owner.plan
         self.host: dict[Key, np.ndarray] = {}
         self.device: dict[Key, DeviceBuffer] = {}
-        self.made: set[Key] = set()  # by an NPU partition of this run, so nobody else has that memory
+        self.made: set[Key] = set()  # values that an NPU partition of this run wrote: their memory is not shared
         for key, value in inputs.items():
             self._put(key, value)
         placeholders = {(p, -1): k for p, k in self.plan.ir.weight_name_mapping.items() if k in self.plan.feeds}
@@ -304,8 +304,8 @@ class _Run:
 
 def _kept_elsewhere(keys: Sequence[str]) -> BackendError:
     return BackendError(
-        f"the model writes {', '.join(keys)}, and these input shapes divide it among devices in another way than the "
-        "first ones did, so that the contents cannot be shared; build a model for these shapes alone"
+        f"the model writes {', '.join(keys)}, and these input shapes partition it differently than the first ones, so "
+        "that the contents cannot be shared; build a separate model for these shapes"
     )
 
 

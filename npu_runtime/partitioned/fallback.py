@@ -90,7 +90,9 @@ class HostPartition:
                 reasons.append((node.name, node.op_type, Reason("cpu_fallback", str(error))))
         if reasons:
             lines = "\n".join(f"  {name} ({op}): {reason.detail}" for name, op, reason in reasons)
-            raise CompileError(f"{len(reasons)} node(s) of {ir.model_name!r} can run nowhere:\n{lines}", reasons)
+            raise CompileError(
+                f"{len(reasons)} node(s) of {ir.model_name!r} cannot run on any device:\n{lines}", reasons
+            )
         used = {ir.key(t) for n in ir.nodes for t in n.inputs} | {ir.key(t) for t in _results(ir)}
         self._leaves = [(key, leaf_key(ir, key[0])) for key in used if key[1] < 0]
         self._needed = graph_weights_used(ir)

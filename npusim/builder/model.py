@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from npu_compiler.artifact.describe import totals
 from npu_compiler.artifact.program import CompiledProgram
 from npu_compiler.partitioning.explain import explain
-from npu_compiler.partitioning.partitioner import HOST, PartitionPlan
+from npu_compiler.partitioning.plan import HOST, PartitionPlan
 from npu_compiler.support.dtypes import storage_dtype
 from npu_compiler.support.errors import ArtifactError, ConfigError
 from npu_compiler.support.host_arrays import is_torch, to_torch

@@ -17,7 +17,7 @@ import numpy as np
 import npu_compiler
 from npu_compiler.aten.ir import TensorSpec
 from npu_compiler.aten.json_reader import graph_weights_used
-from npu_compiler.partitioning.partitioner import PartitionPlan
+from npu_compiler.partitioning.plan import PartitionPlan
 from npu_compiler.support.dtypes import name_of, numpy_dtype
 from npu_compiler.support.errors import CaptureError, CompileError, InputError
 from npu_compiler.support.host_arrays import to_torch

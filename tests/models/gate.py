@@ -39,7 +39,7 @@ from npu_compiler.artifact.program import CompiledProgram
 from npu_compiler.aten.ir import IRGraph
 from npu_compiler.frontend import capture, state_dict_numpy
 from npu_compiler.frontend.tensors import tensor_to_numpy
-from npu_compiler.partitioning.partitioner import NPU
+from npu_compiler.partitioning.plan import NPU
 from npu_runtime import Backend, CPUBackend, Executor
 
 Args = tuple[Any, ...]  # of one call: tensors, also nested

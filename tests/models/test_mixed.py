@@ -12,7 +12,7 @@ import npu_compiler
 import npusim
 from npu_compiler.aten.ir import IRGraph
 from npu_compiler.frontend import capture, state_dict_numpy
-from npu_compiler.partitioning.partitioner import HOST, NPU, PartitionPlan
+from npu_compiler.partitioning.plan import HOST, NPU, PartitionPlan
 from npu_compiler.support.errors import CompileError
 from npu_runtime import DAGExecutor
 

@@ -12,7 +12,8 @@ import pytest
 
 import npu_compiler
 from npu_compiler.aten.ir import IRGraph, OpNode, TensorSpec
-from npu_compiler.partitioning.partitioner import HOST, NPU, PartitionPlan, partition
+from npu_compiler.partitioning.partitioner import partition
+from npu_compiler.partitioning.plan import HOST, NPU, PartitionPlan
 from npu_compiler.support import dtypes
 from npu_compiler.support.errors import BackendError, CompileError, InputError, WeightError
 from npu_runtime import DAGExecutor, execute_cpu_partition, get_backend

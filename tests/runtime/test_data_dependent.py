@@ -16,7 +16,8 @@ import npu_compiler
 import npusim
 from npu_compiler.aten.ir import DataSize, IRGraph
 from npu_compiler.aten.json_reader import ir_to_dict, load_ir, load_ir_from_dict, save_ir
-from npu_compiler.partitioning.partitioner import HOST, NPU, partition
+from npu_compiler.partitioning.partitioner import partition
+from npu_compiler.partitioning.plan import HOST, NPU
 from npu_compiler.support.errors import BackendError, CompileError, IRError, NPUError
 from npu_runtime import DAGExecutor
 from npu_runtime.partitioned.fallback import HostPartition

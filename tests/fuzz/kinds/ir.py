@@ -15,7 +15,8 @@ from npu_compiler.aten.json_reader import ir_to_dict, load_ir
 from npu_compiler.ops import REGISTRY
 from npu_compiler.partitioning.constraint_checker import check
 from npu_compiler.partitioning.explain import explain
-from npu_compiler.partitioning.partitioner import NPU, partition
+from npu_compiler.partitioning.partitioner import partition
+from npu_compiler.partitioning.plan import NPU
 from npu_compiler.pipeline import run_phases
 from npu_compiler.support import dtypes
 

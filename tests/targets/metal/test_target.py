@@ -14,7 +14,7 @@ from torch import nn
 import npu_compiler
 from npu_compiler.artifact.program import CompiledProgram
 from npu_compiler.frontend import capture, state_dict_numpy
-from npu_compiler.partitioning.partitioner import HOST
+from npu_compiler.partitioning.plan import HOST
 from npu_compiler.support.errors import BackendError, InputError
 from npu_compiler.targets.simt.lang.program import unpack
 from npu_runtime import CPUBackend, Executor, MetalBackend, get_backend

@@ -10,7 +10,8 @@ import pytest
 
 import npu_compiler
 from npu_compiler.aten.json_reader import ir_to_dict, load_ir_from_dict
-from npu_compiler.partitioning.partitioner import HOST, NPU, PartitionPlan, partition
+from npu_compiler.partitioning.partitioner import partition
+from npu_compiler.partitioning.plan import HOST, NPU, PartitionPlan
 from npu_runtime import DAGExecutor
 
 torch = pytest.importorskip("torch")

@@ -21,7 +21,8 @@ from npu_compiler.ops.lower import lower_node
 from npu_compiler.partitioning import constraint_checker
 from npu_compiler.partitioning.constraint_checker import advice, check
 from npu_compiler.partitioning.explain import explain
-from npu_compiler.partitioning.partitioner import HOST, NPU, partition
+from npu_compiler.partitioning.partitioner import partition
+from npu_compiler.partitioning.plan import HOST, NPU
 from npu_compiler.pipeline import run_phases
 from npu_compiler.schedule.kernel import Kernel
 from npu_compiler.support.dtypes import DTYPES

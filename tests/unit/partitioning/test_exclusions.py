@@ -12,7 +12,8 @@ import pytest
 import npu_compiler
 from npu_compiler.aten.ir import IRGraph
 from npu_compiler.partitioning.explain import explain
-from npu_compiler.partitioning.partitioner import HOST, PartitionPlan, partition
+from npu_compiler.partitioning.partitioner import partition
+from npu_compiler.partitioning.plan import HOST, PartitionPlan
 from npu_compiler.support.errors import ConfigError
 from npusim.cli import main
 

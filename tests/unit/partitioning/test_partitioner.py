@@ -17,7 +17,8 @@ from npu_compiler.aten.json_reader import ir_to_dict, load_ir
 from npu_compiler.partitioning.algorithms import fewest_runs, min_cut
 from npu_compiler.partitioning.constraint_checker import check, reason_against
 from npu_compiler.partitioning.explain import explain
-from npu_compiler.partitioning.partitioner import HOST, NPU, PartitionPlan, TransferOp, partition
+from npu_compiler.partitioning.partitioner import partition
+from npu_compiler.partitioning.plan import HOST, NPU, PartitionPlan, TransferOp
 from npu_compiler.support.errors import CompileError, IRError, Reason
 from npu_compiler.target_config import target_config
 
