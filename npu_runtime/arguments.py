@@ -7,16 +7,30 @@ from typing import Any
 
 import numpy as np
 
-from npu_compiler.artifact.program import IOSpec
+from npu_compiler.artifact.program import CompiledProgram, IOSpec
 from npu_compiler.aten.ir import TensorSpec
 from npu_compiler.support import dtypes
-from npu_compiler.support.errors import InputError
+from npu_compiler.support.errors import InputError, WeightError
 from npu_compiler.support.host_arrays import to_array
 
 from .arrays import widens
 from .device import DeviceBuffer
 
 Inputs = Mapping[str, Any] | Sequence[Any] | np.ndarray | DeviceBuffer
+
+
+def misplaced(form: str, *given: Any) -> str:
+    """Return the message for arguments that are not those of ``form``, with the types that were given."""
+    return f"arguments are {form}, got ({', '.join(type(a).__name__ for a in given if a is not None)})"
+
+
+def check_order(program: Any, weights: Any, backend: Any) -> None:
+    """Raise ``WeightError`` unless the arguments can be a program, its weights and a backend, in this order."""
+    backends = [hasattr(a, "load_entry") for a in (program, weights, backend)]
+    if not isinstance(program, CompiledProgram) or isinstance(weights, CompiledProgram) or backends[1]:
+        raise WeightError(misplaced("(program, weights, backend)", program, weights, backend))
+    if backend is not None and not backends[2]:
+        raise WeightError(misplaced("(program, weights, backend)", program, weights, backend))
 
 
 def ordered(specs: Sequence[IOSpec] | Sequence[TensorSpec], values: Any, what: str) -> list[Any]:

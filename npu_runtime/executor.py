@@ -13,7 +13,7 @@ from npu_compiler.support import dtypes
 from npu_compiler.support.errors import BackendError, InputError, WeightError
 from npu_compiler.support.host_arrays import is_memory_of
 
-from .arguments import Inputs, host_array, host_input, ordered
+from .arguments import Inputs, check_order, host_array, host_input, ordered
 from .device import DeviceBuffer, HostLaunch, Launch, LoadedEntry
 from .host_run import host_run
 from .locks import RunLock, reentered
@@ -84,6 +84,7 @@ class Executor(TakesWeights):
         entry: str | None = None,
         state: State | None = None,
     ):
+        check_order(program, weights, backend)
         self.program = program
         self.backend = backend or get_backend(program.target)
         if self.backend.name != program.target:

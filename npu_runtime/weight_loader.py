@@ -20,6 +20,7 @@ from npu_compiler.support.errors import ArtifactError, BackendError, Incompressi
 from npu_compiler.weights.files import WeightSource, open_weights
 from npu_compiler.weights.format import block_format, find_layout
 
+from .arguments import check_order
 from .arrays import ALIGNMENT, check_memory, widens
 from .device import DeviceBuffer
 from .registry import get_backend
@@ -99,9 +100,7 @@ def load_weights(
     Raises ``WeightError`` with the name of every tensor that is missing or differs in shape or dtype from the compiled
     model. Warns (``RuntimeWarning``) about tensors that contain NaN.
     """
-    if not isinstance(program, CompiledProgram) or isinstance(source, CompiledProgram) or hasattr(source, "load_entry"):
-        given = ", ".join(type(a).__name__ for a in (program, source, backend) if a is not None)
-        raise WeightError(f"arguments are (program, weights, backend), got ({given})")
+    check_order(program, source, backend)
     backend = backend or get_backend(program.target)
     weights = open_weights({} if source is None else source)
     _check(program, weights)

@@ -94,7 +94,7 @@ def target_name(target: str | CodegenTarget) -> str:
     if isinstance(target, str):
         return target
     if isinstance(target, type) or not isinstance(getattr(target, "config", None), TargetConfig):
-        what = f"the class {target.__name__}" if isinstance(target, type) else f"a {type(target).__name__}"
+        what = f"the class {target.__name__}" if isinstance(target, type) else f"of type {type(target).__name__}"
         known = ", ".join(target_names())
         raise ConfigError(f"target is {what}: pass a name ({known}) or an object with name, config, supports and emit")
     register_target(target)

@@ -18,7 +18,7 @@ from npu_compiler.support.dtypes import numpy_dtype
 from npu_compiler.support.errors import BackendError, InputError, WeightError
 from npu_compiler.weights.files import WeightSource, open_weights
 
-from ..arguments import Inputs, host_input, ordered
+from ..arguments import Inputs, host_input, misplaced, ordered
 from ..backends.base import Backend, DeviceBuffer, get_backend
 from ..executor import Executor
 from ..locks import RunLock
@@ -38,7 +38,8 @@ class DAGExecutor(TakesWeights):
     later, by :meth:`load_weights`, which also explains ``beside``. Buffers that the model writes keep their contents
     from run to run. Several threads may call it; runs of a model that writes buffers take turns.
 
-    Raises ``CompileError`` (a partition cannot be compiled or bound), ``BackendError``, ``WeightError``.
+    Raises ``CompileError`` (a partition cannot be compiled or bound), ``BackendError``, ``InputError`` (not a plan),
+    ``WeightError``.
     """
 
     def __init__(
@@ -49,6 +50,9 @@ class DAGExecutor(TakesWeights):
         weights: Any = None,
         beside: DAGExecutor | None = None,
     ):
+        if not isinstance(plan, PartitionPlan):
+            given = misplaced("(plan, backend, compile_fn, weights)", plan, backend)
+            raise InputError(f"{given}; npu_compiler.partition(ir) makes a plan")
         self.plan = plan
         self.backend = get_backend(backend) if isinstance(backend, str) else backend
         if compile_fn is None:

@@ -125,10 +125,15 @@ def test_arguments_in_another_order_are_named(program: CompiledProgram) -> None:
         lambda: Executor(program, backend),
         lambda: load_weights(weights(), program, backend),  # type: ignore[arg-type]
         lambda: load_weights(program, backend),
+        lambda: Executor(weights(), program),  # type: ignore[arg-type]
+        lambda: backend.execute([X], program),  # type: ignore[arg-type]
+        lambda: Executor(program, weights(), "cpu"),  # type: ignore[arg-type]
         lambda: DAGExecutor(partition(model())).load_weights(program),
     ):
         with pytest.raises(WeightError, match=r"arguments are \(program, weights, backend\)|from a CompiledProgram"):
             call()
+    with pytest.raises(InputError, match=r"arguments are \(plan, backend, .*npu_compiler.partition\(ir\) makes a plan"):
+        DAGExecutor(program)  # type: ignore[arg-type]
 
 
 def test_a_buffer_for_an_input(program: CompiledProgram) -> None:
@@ -153,7 +158,7 @@ def test_a_code_generator_is_a_target(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(table, "_registered", {})
     mine = CPUTarget()
     assert npu_compiler.compile(model(), target=mine).target == "cpu" and targets.get_target("cpu") is mine
-    for wrong, says in ((CPUTarget, "the class CPUTarget"), (3, "a int"), (None, "a NoneType")):
+    for wrong, says in ((CPUTarget, "the class CPUTarget"), (3, "of type int"), (None, "of type NoneType")):
         with pytest.raises(ConfigError, match=f"target is {says}: pass a name"):
             npu_compiler.compile(model(), target=wrong)  # type: ignore[arg-type]
 
