@@ -12,7 +12,7 @@ from pathlib import Path
 from common import positive, run
 from qwen import add_model_argument, capture_graphs, checkpoint_of
 
-from npu_compiler.aten.json_reader import save_ir
+from npu_compiler.aten.json_writer import save_ir
 
 
 def main(args: argparse.Namespace) -> None:

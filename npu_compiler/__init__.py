@@ -30,7 +30,7 @@ _LAZY = {
     "load_ir_from_dict": "aten.json_reader",
     "partition": "partitioning.partitioner",
     "register_format": "weights.format",
-    "save_ir": "aten.json_reader",
+    "save_ir": "aten.json_writer",
 }
 
 __all__ = ["compile", *_LAZY]

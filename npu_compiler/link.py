@@ -13,8 +13,10 @@ from typing import Any
 from .artifact.program import BufferSpec, CompiledProgram, EntryPoint, IOSpec, KernelCall, WeightSpec
 from .artifact.serialize import stamp_layout
 from .aten.ir import Location
-from .graph.graph import Graph, Value, structural_key
-from .schedule.kernel import Buffer, Kernel, Schedule
+from .graph.graph import Graph, Value
+from .graph.structure import structural_key
+from .schedule.kernel import Buffer, Kernel
+from .schedule.schedule import Schedule
 from .support.errors import CompileError
 from .targets import CodegenTarget
 

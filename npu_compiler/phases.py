@@ -27,8 +27,9 @@ from .passes import (
     quantize,
 )
 from .schedule.horizontal_fusion import common_rewrites
-from .schedule.kernel import Kernel, Schedule
+from .schedule.kernel import Kernel
 from .schedule.rewrite import ScheduleRewrite
+from .schedule.schedule import Schedule
 from .schedule.scheduler import Scheduler
 from .support.errors import Reason
 from .target_config import TargetConfig

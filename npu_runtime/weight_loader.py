@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from npu_compiler.artifact.program import CompiledProgram
-from npu_compiler.graph.graph import Graph, Node, Value, main_weight, structural_key
+from npu_compiler.graph.graph import Graph, Node, Value
 from npu_compiler.graph.interp import evaluate_node
+from npu_compiler.graph.structure import main_weight, structural_key
 from npu_compiler.support import dtypes
 from npu_compiler.support.errors import ArtifactError, BackendError, IncompressibleError, WeightError
 from npu_compiler.weights.files import WeightSource, open_weights

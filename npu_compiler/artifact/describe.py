@@ -9,6 +9,7 @@ from typing import Any
 from ..graph import expr
 from ..graph.expr import Expr
 from ..graph.graph import Graph, Value
+from ..graph.scalar_ops import SCALAR_OPS
 from ..support import dtypes
 from ..support.text import json_safe, printable, si, table, tensor_text
 from .serialize import program_to_plain
@@ -96,7 +97,7 @@ def _scalar_words(x: Expr, operands: list[Words], args: list[Words]) -> Words:
         return f"{text if level == _ATOM else f'({text})'}[{', '.join(texts)}]", _ATOM
     if x.op == "cast":
         return f"{x.dtype}({texts[0]})", _ATOM
-    infix = expr.SCALAR_OPS[x.op].infix
+    infix = SCALAR_OPS[x.op].infix
     if not infix:
         return f"{x.op}({', '.join(texts)})", _ATOM
     level = _PRECEDENCE.get(x.op, 0)

@@ -19,11 +19,12 @@ from torch.export.graph_signature import ConstantArgument, InputKind, TensorArgu
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ..aten.data_dependent import ASSERTION, CONTROL_FLOW, NUMBER_OPS
-from ..aten.ir import DataSize, IRGraph, OpNode, StateUpdate, TensorSpec
+from ..aten.ir import IRGraph, OpNode, StateUpdate, TensorSpec
 from ..support.errors import CaptureError
 from .aliases import Aliases, Key, storage_id
 from .arguments import STATIC_ADVICE, Arguments, Number, describe_node, read_arguments
 from .flex_attention import flex_attention_graph
+from .fx_values import is_number, node_results, static_shape, value_spec
 from .locations import location_of
 from .tensors import dtype_name, tensor_to_numpy
 
@@ -111,10 +112,10 @@ class _Translator:
         env: dict[torch.fx.Node, Any] = {}
         for node in module.graph.nodes:
             if node.op == "placeholder":
-                spec = _spec(self._unique(node.name), node.meta["val"], f"input {node.name!r}")
+                spec = value_spec(self._unique(node.name), node.meta["val"], f"input {node.name!r}")
                 spec = TensorSpec(spec.name, spec.shape, spec.dtype, (spec.name, 0))
                 self.out.graph_inputs.append(spec)
-                if _is_number(node.meta["val"]):
+                if is_number(node.meta["val"]):
                     env[node] = Number(spec)
                 else:
                     env[node] = spec
@@ -172,7 +173,7 @@ class _Translator:
         value = node.meta["val"]
         if is_traceable_wrapper_subclass(value):
             raise NeedsFunctionalForm(f"{where}: {type(value).__name__} tensors are not supported; pass dense ones")
-        shape, dtype = _shape(value, where), dtype_name(value.dtype, where)
+        shape, dtype = static_shape(value, where), dtype_name(value.dtype, where)
         if spec.kind is InputKind.USER_INPUT:
             t = TensorSpec(name, shape, dtype, (name, 0))
             self.out.graph_inputs.append(t)
@@ -261,13 +262,13 @@ class _Translator:
         """Arithmetic on Python numbers that depend on tensor data."""
         where = describe_node(node)
         op_type = f"number.{getattr(function, '__name__', '').removeprefix('sym_')}"
-        if op_type not in NUMBER_OPS or not _is_number(node.meta.get("val")):
+        if op_type not in NUMBER_OPS or not is_number(node.meta.get("val")):
             raise CaptureError(f"{where}: calculates a size at run time; {STATIC_ADVICE}")
         arguments = Arguments()
         args = arguments.plain(torch.fx.node.map_arg(node.args, lambda n: env[n]), "args", node)
         arguments.close()
         name = self._unique(node.name)
-        output = _spec(name, node.meta["val"], where)
+        output = value_spec(name, node.meta["val"], where)
         self.out.nodes.append(OpNode(name, op_type, arguments.inputs, [output], {"args": args}))
         self.numbers.add(name)
         return Number(TensorSpec(name, (), output.dtype, (name, 0)))
@@ -301,8 +302,8 @@ class _Translator:
             label = f"{self.out.model_name}.{graph}"
             graphs[graph] = _Translator(self.program, label, self.aliases.trust_storages, {}).branch(module)
         inputs = self._operands([a for a in flat if not isinstance(a, torch.fx.GraphModule)])
-        name, values = self._unique(node.name), _results(node)
-        outputs = [_spec(f"{name}_{i}", v, where) for i, v in values.items()]
+        name, values = self._unique(node.name), node_results(node)
+        outputs = [value_spec(f"{name}_{i}", v, where) for i, v in values.items()]
         attrs = {} if op_type == "higher_order.cond" else {"carried": len(args[2])}
         self.out.nodes.append(OpNode(name, op_type, inputs, outputs, attrs, graphs, location=location_of(node)))
         specs = [TensorSpec(t.name, t.shape, t.dtype, (name, i)) for i, t in enumerate(outputs)]
@@ -343,10 +344,10 @@ class _Translator:
         where = describe_node(node)
         arguments = read_arguments(node, op, lambda n: self._resolve(env[n]))
         arguments.refuse_training(where)
-        values = _results(node)
+        values = node_results(node)
         name = self._unique(node.name)
         multi = isinstance(node.meta.get("val"), list | tuple)
-        outputs = [_spec(f"{name}_{i}" if multi else name, v, where) for i, v in values.items()]
+        outputs = [value_spec(f"{name}_{i}" if multi else name, v, where) for i, v in values.items()]
         specs = [TensorSpec(t.name, t.shape, t.dtype, (name, i)) for i, t in enumerate(outputs)]
         note = self.notes.get(node.name, "")
         made = OpNode(name, str(op), arguments.inputs, outputs, arguments.attrs, note=note, location=location_of(node))
@@ -363,7 +364,7 @@ class _Translator:
 
     def _define(self, specs: list[TensorSpec], values: dict[int, Any], sources: list[TensorSpec]) -> _Multi:
         """The results of one node, which may share storage with ``sources``."""
-        numbers = {i for i, v in enumerate(values.values()) if _is_number(v)}
+        numbers = {i for i, v in enumerate(values.values()) if is_number(v)}
         for i, (spec, value) in enumerate(zip(specs, values.values(), strict=True)):
             if i not in numbers:
                 self.aliases.define(self.out.key(spec), value, [self.out.key(t) for t in sources])
@@ -417,41 +418,7 @@ class _Translator:
         self.out.state = [StateUpdate(key, value) for key, value in self.state.items()]
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float | torch.SymInt | torch.SymFloat | torch.SymBool)
-
-
-def _spec(name: str, value: Any, where: str) -> TensorSpec:
-    """A result of a node: a tensor, or a Python number as a 0-dim one."""
-    if isinstance(value, bool | torch.SymBool):
-        return TensorSpec(name, (), "bool")
-    if _is_number(value):
-        return TensorSpec(name, (), "float64" if isinstance(value, float | torch.SymFloat) else "int64")
-    return TensorSpec(name, _shape(value, where), dtype_name(value.dtype, where))
-
-
 def _needs_unwrapping(target: Any) -> bool:
     """Calls that only torch can turn into operations: of function transforms (vmap), to parts of tensor subclasses."""
     transform = getattr(target, "__module__", "").startswith("torch._functorch")
     return transform or str(target) == "export.access_subclass_inner_tensor.default"
-
-
-def _shape(value: torch.Tensor, where: str) -> tuple[int, ...]:
-    if value.layout != torch.strided:
-        raise CaptureError(f"{where}: {value.layout} tensors are not supported; call to_dense()")
-    return tuple(_dim(d, i, where) for i, d in enumerate(value.shape))
-
-
-def _dim(d: int | torch.SymInt, i: int, where: str) -> int:
-    if isinstance(d, int):
-        return d
-    if all(str(symbol).startswith("u") for symbol in d.node.expr.free_symbols):
-        return DataSize(str(d)) if d.node.expr.free_symbols else int(d)
-    raise CaptureError(f"{where}: dimension {i} of its result is dynamic ({d}); {STATIC_ADVICE}")
-
-
-def _results(node: torch.fx.Node) -> dict[int, Any]:
-    """Position in the op's result -> tensor or Python number."""
-    value = node.meta.get("val")
-    results = list(value) if isinstance(value, list | tuple) else [value]
-    return {i: r for i, r in enumerate(results) if r is not None}

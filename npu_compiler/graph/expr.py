@@ -1,7 +1,8 @@
 """Scalar expressions: what pointwise ops, reductions and kernel epilogues are made of.
 
 An :class:`Expr` is a node of an interned DAG: two structurally equal expressions are the same object, so common
-subexpressions cost nothing and expressions are hashable. Targets render them; :func:`evaluate` runs them in numpy.
+subexpressions cost nothing and expressions are hashable. Targets render them as code;
+:func:`.expr_interp.evaluate` computes them in numpy.
 
 Leaves:
   ``const``      value                         a literal
@@ -13,124 +14,14 @@ Leaves:
 
 from __future__ import annotations
 
-import functools
-import math
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ..support import dtypes
-
-
-@dataclass(frozen=True)
-class ScalarOp:
-    """``result``: 'same' (dtype of the arguments), 'bool', or 'arg1' (of the second argument, as in where)."""
-
-    arity: int
-    numpy: Callable[..., Any]
-    result: str = "same"
-    infix: str = ""
-
-
-def _erf(x: Any) -> Any:
-    return np.fromiter(map(math.erf, x.ravel().tolist()), np.float64, x.size).reshape(x.shape)
-
-
-def _sigmoid(x: Any) -> Any:
-    """The logistic function. The argument of ``exp`` is never positive, so it cannot overflow."""
-    return np.exp(np.minimum(x, 0)) / (1 + np.exp(-np.abs(x)))
-
-
-def _idiv(a: Any, b: Any) -> Any:
-    """Division that rounds towards zero, exact for 64-bit integers: the floor, plus one where a negative quotient was
-    rounded down."""
-    q = np.floor_divide(a, b)
-    return q + ((q < 0) & (q * b != a))
-
-
-SCALAR_OPS: dict[str, ScalarOp] = {
-    "add": ScalarOp(2, np.add, infix="+"),
-    "sub": ScalarOp(2, np.subtract, infix="-"),
-    "mul": ScalarOp(2, np.multiply, infix="*"),
-    "div": ScalarOp(2, np.true_divide, infix="/"),
-    "idiv": ScalarOp(2, _idiv),  # integers, towards zero
-    "floordiv": ScalarOp(2, np.floor_divide),
-    "remainder": ScalarOp(2, np.remainder),  # sign of the divisor
-    "fmod": ScalarOp(2, np.fmod),  # sign of the dividend
-    "pow": ScalarOp(2, np.power),
-    "atan2": ScalarOp(2, np.arctan2),
-    "maximum": ScalarOp(2, np.maximum),  # NaN propagates
-    "minimum": ScalarOp(2, np.minimum),
-    "neg": ScalarOp(1, np.negative),
-    "abs": ScalarOp(1, np.abs),
-    "sign": ScalarOp(1, np.sign),
-    "sqrt": ScalarOp(1, np.sqrt),
-    "rsqrt": ScalarOp(1, lambda x: 1 / np.sqrt(x)),
-    "exp": ScalarOp(1, np.exp),
-    "exp2": ScalarOp(1, np.exp2),
-    "expm1": ScalarOp(1, np.expm1),
-    "log": ScalarOp(1, np.log),
-    "log2": ScalarOp(1, np.log2),
-    "log10": ScalarOp(1, np.log10),
-    "log1p": ScalarOp(1, np.log1p),
-    "sin": ScalarOp(1, np.sin),
-    "cos": ScalarOp(1, np.cos),
-    "tan": ScalarOp(1, np.tan),
-    "asin": ScalarOp(1, np.arcsin),
-    "acos": ScalarOp(1, np.arccos),
-    "atan": ScalarOp(1, np.arctan),
-    "sinh": ScalarOp(1, np.sinh),
-    "cosh": ScalarOp(1, np.cosh),
-    "tanh": ScalarOp(1, np.tanh),
-    "asinh": ScalarOp(1, np.arcsinh),
-    "acosh": ScalarOp(1, np.arccosh),
-    "atanh": ScalarOp(1, np.arctanh),
-    "erf": ScalarOp(1, _erf),
-    "sigmoid": ScalarOp(1, _sigmoid),
-    "floor": ScalarOp(1, np.floor),
-    "ceil": ScalarOp(1, np.ceil),
-    "round": ScalarOp(1, np.rint),  # half to even
-    "trunc": ScalarOp(1, np.trunc),
-    "lt": ScalarOp(2, np.less, "bool", "<"),
-    "le": ScalarOp(2, np.less_equal, "bool", "<="),
-    "gt": ScalarOp(2, np.greater, "bool", ">"),
-    "ge": ScalarOp(2, np.greater_equal, "bool", ">="),
-    "eq": ScalarOp(2, np.equal, "bool", "=="),
-    "ne": ScalarOp(2, np.not_equal, "bool", "!="),
-    "isnan": ScalarOp(1, np.isnan, "bool"),
-    "isinf": ScalarOp(1, np.isinf, "bool"),
-    "and": ScalarOp(2, np.bitwise_and, infix="&"),
-    "or": ScalarOp(2, np.bitwise_or, infix="|"),
-    "xor": ScalarOp(2, np.bitwise_xor, infix="^"),
-    "not": ScalarOp(1, np.invert),
-    "shl": ScalarOp(2, np.left_shift, infix="<<"),
-    "shr": ScalarOp(2, np.right_shift, infix=">>"),
-    "where": ScalarOp(3, np.where, "arg1"),
-    "cast": ScalarOp(1, lambda x: x, "cast"),
-}
-
-_FLOAT_ONLY = frozenset(
-    "div sqrt rsqrt exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh "
-    "erf sigmoid atan2".split()
-)
-_NO_FLOAT = frozenset("idiv and or xor not shl shr".split())
-_NO_BOOL = frozenset("sub neg idiv floordiv remainder fmod pow sign shl shr".split())
-
-
-def takes(op: str, dtype: str) -> bool:
-    """Whether the scalar op has a meaning for arguments of ``dtype``."""
-    kind = dtypes.DTYPES[dtype].kind
-    excluded = {"float": _NO_FLOAT, "bool": _FLOAT_ONLY | _NO_BOOL}.get(kind, _FLOAT_ONLY)
-    return op not in excluded
-
-
-EXPENSIVE = frozenset(
-    "exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf sigmoid pow "
-    "atan2 fmod remainder floordiv idiv".split()
-)
+from .scalar_ops import EXPENSIVE, SCALAR_OPS, takes
 
 _interned: weakref.WeakValueDictionary[tuple[Any, ...], Expr] = weakref.WeakValueDictionary()
 
@@ -404,16 +295,6 @@ def last_uses(e: Expr) -> dict[Expr, list[Expr]]:
     return found
 
 
-def most_held(e: Expr) -> int:
-    """Return how many intermediate results :func:`evaluate` holds at most at one time; leaves cost nothing."""
-    done, held, most = last_uses(e), 0, 0
-    for x in walk(e):
-        held += x.op not in ("const", "index")
-        most = max(most, held)
-        held -= sum(a.op not in ("const", "index") for a in done.get(x, ()))
-    return most
-
-
 def cost(e: Expr) -> int:
     """Estimate the scalar cost: 1 per operation, 16 per transcendental or integer division, 0 per load or constant."""
     total = 0
@@ -447,77 +328,6 @@ def drop_roundings(e: Expr) -> Expr:
         return None
 
     return rewrite(e, f)
-
-
-# -- numpy evaluation -----------------------------------------------------------------------------------------------
-def evaluate(
-    e: Expr, domain: Sequence[int], arrays: Sequence[np.ndarray], extra: dict[Expr, np.ndarray] | None = None
-) -> np.ndarray:
-    """Compute ``e`` over the whole iteration domain, in the dtypes the expression states.
-
-    Loads are clipped; those out of range mark their results, and a ``where`` drops the marks of the branch not taken.
-    ``IndexError`` if a marked element reaches the result. Intermediate results are dropped after their last use.
-    """
-    if 0 in domain:
-        return np.empty(tuple(domain), dtypes.numpy_dtype(e.dtype))
-    val: dict[Expr, Any] = dict(extra or {})
-    outside: dict[Expr, Any] = {}  # bool arrays that mark elements made from an out-of-range load
-    done = last_uses(e)
-    with np.errstate(all="ignore"):
-        for x in walk(e):
-            if x in val:
-                continue
-            dt = dtypes.numpy_dtype(x.dtype)
-            marks = [outside.get(a, False) for a in x.args]
-            if x.op == "const":
-                val[x] = np.array(x.value).astype(dt)
-            elif x.op == "index":
-                along = [n if d == x.value else 1 for d, n in enumerate(domain)]
-                val[x] = np.arange(domain[x.value], dtype=np.int64).reshape(along)
-            elif x.op == "load":
-                val[x] = _plain_load(arrays[x.value], x.args, domain)
-                if val[x] is None:
-                    val[x], mark = _clipped_load(arrays[x.value], [val[a] for a in x.args])
-                    marks.append(mark)
-            elif x.op == "cast":
-                val[x] = np.asarray(val[x.args[0]]).astype(dt, copy=False)
-            else:
-                val[x] = np.asarray(SCALAR_OPS[x.op].numpy(*(val[a] for a in x.args))).astype(dt, copy=False)
-            if x.op == "where":
-                marks = [marks[0], np.where(val[x.args[0]], marks[1], marks[2])]
-            if any(np.any(m) for m in marks):
-                outside[x] = functools.reduce(np.logical_or, marks)
-            for a in done.get(x, ()):
-                val.pop(a, None)
-                outside.pop(a, None)
-    if e in outside:
-        raise IndexError(f"index out of range in {render(e, 400)}")
-    return np.broadcast_to(val[e], tuple(domain)).astype(dtypes.numpy_dtype(e.dtype))
-
-
-def _plain_load(arr: np.ndarray, idx: Sequence[Expr], domain: Sequence[int]) -> np.ndarray | None:
-    """Return the load as a view if each index is a constant or a whole dim of the domain, none used twice."""
-    dims = [i.value for i in idx if i.op == "index"]
-    if len(set(dims)) < len(dims):
-        return None
-    for i, n in zip(idx, arr.shape, strict=True):
-        if not (domain[i.value] == n if i.op == "index" else i.op == "const" and 0 <= i.value < n):
-            return None
-    view = arr[(*(i.value if i.op == "const" else slice(None) for i in idx), ...)]
-    view = view.transpose(sorted(range(len(dims)), key=lambda d: dims[d]))
-    return view[tuple(slice(None) if d in dims else None for d in range(len(domain)))]
-
-
-def _clipped_load(arr: np.ndarray, idx: list[Any]) -> tuple[Any, Any]:
-    """Return the elements at ``idx`` and a mask of those out of range, which hold some other element or 0."""
-    if not idx:
-        return arr[()], False
-    outside = functools.reduce(np.logical_or, [(i < 0) | (i >= n) for i, n in zip(idx, arr.shape, strict=True)])
-    if not np.any(outside):
-        return arr[tuple(idx)], False
-    if not arr.size:
-        return np.zeros(np.broadcast_shapes(*(np.shape(i) for i in idx)), arr.dtype), outside
-    return arr[tuple(np.clip(i, 0, n - 1) for i, n in zip(idx, arr.shape, strict=True))], outside
 
 
 # -- text and serialisation -----------------------------------------------------------------------------------------

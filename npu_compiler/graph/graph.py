@@ -37,12 +37,13 @@ the dtype the IR declares, and fusion removes roundings between ops of one kerne
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from ..support import dtypes
+from ..support.ordering import depth_first
 from . import expr
 from .expr import Expr
 
@@ -387,19 +388,8 @@ class Graph:
 
     def clean(self) -> None:
         """Dead code elimination and a topological order; graph inputs and state always stay."""
-        keep: dict[Node, None] = {}
-        stack: list[tuple[Node, bool]] = [(v.node, False) for v in reversed(self.results())]
-        stack += [(n, False) for n in reversed(self.nodes) if n.op in ("input", "state")]
-        while stack:
-            node, done = stack.pop()
-            if node in keep:
-                continue
-            if done:
-                keep[node] = None
-            else:
-                stack.append((node, True))
-                stack.extend((v.node, False) for v in reversed(node.inputs) if v.node not in keep)
-        self.nodes = list(keep)
+        roots = [n for n in self.nodes if n.op in ("input", "state")] + [v.node for v in self.results()]
+        self.nodes = depth_first(roots, lambda node: [v.node for v in node.inputs])
 
     def dump(self) -> str:
         """One line a node: what it makes, from what, and (behind ``#``) the IR nodes it stands for."""
@@ -422,36 +412,6 @@ def _line(node: Node) -> str:
     call = f"{node.op}({', '.join([*map(_name, node.inputs), *attrs])})"
     body = f"  {expr.render(node.attrs['expr'])}" if "expr" in node.attrs else ""
     return f"{results} = {call}{body}" + (f"  # {', '.join(node.sources)}" if node.sources else "")
-
-
-def structural_key(node: Node, inputs: Iterable[Hashable]) -> Hashable:
-    """Return a key that two nodes of any graphs share if they compute the same from equal ``inputs``."""
-    return node.op, tuple(inputs), _frozen(node.attrs), tuple((o.shape, o.dtype) for o in node.outputs)
-
-
-def _frozen(attrs: Any) -> Hashable:
-    """Return a hashable form of node attributes; arrays compare by content."""
-    if isinstance(attrs, dict):
-        return tuple((k, _frozen(v)) for k, v in sorted(attrs.items()))
-    if isinstance(attrs, list | tuple):
-        return tuple(_frozen(v) for v in attrs)
-    if isinstance(attrs, np.ndarray):
-        return attrs.shape, attrs.dtype.str, attrs.tobytes()
-    return attrs
-
-
-def main_weight(v: Value) -> str:
-    """Return the largest state_dict entry that a load-time value is computed from; it names the buffer."""
-    best, name, seen, stack = -1, "const", set(), [v]
-    while stack:
-        x = stack.pop()
-        if x in seen:
-            continue
-        seen.add(x)
-        if x.op == "weight" and x.numel > best:
-            best, name = x.numel, x.node.attrs["key"]
-        stack.extend(x.node.inputs)
-    return name
 
 
 def broadcast_shapes(*shapes: Sequence[int]) -> tuple[int, ...]:

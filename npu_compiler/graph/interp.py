@@ -15,7 +15,9 @@ from ..support import dtypes
 from ..weights import packing
 from ..weights.format import block_format
 from . import expr
+from .expr_interp import evaluate, most_held
 from .graph import LEAVES, Graph, Node, Value
+from .scalar_ops import EXPENSIVE
 
 Arrays = list[np.ndarray]
 
@@ -66,8 +68,8 @@ def cost(node: Node) -> Cost:
         return Cost(made, 0)
     if node.op in ("pointwise", "reduce"):
         e, points = node.attrs["expr"], math.prod(node.domain)
-        steps = sum(16 if x.op in expr.EXPENSIVE else 1 for x in expr.walk(e))
-        return Cost(made + 8 * points * expr.most_held(e), steps * points)
+        steps = sum(16 if x.op in EXPENSIVE else 1 for x in expr.walk(e))
+        return Cost(made + 8 * points * most_held(e), steps * points)
     read = sum(v.numel for v in node.inputs)
     if node.op == "matmul":
         products = size * node.inputs[0].shape[-1]
@@ -90,7 +92,7 @@ def cost(node: Node) -> Cost:
 
 
 def _pointwise(node: Node, args: Arrays) -> np.ndarray:
-    return expr.evaluate(node.attrs["expr"], node.out.shape, args)
+    return evaluate(node.attrs["expr"], node.out.shape, args)
 
 
 REDUCERS: dict[str, Callable[..., Any]] = {
@@ -103,7 +105,7 @@ REDUCERS: dict[str, Callable[..., Any]] = {
 
 def _reduce(node: Node, args: Arrays) -> np.ndarray:
     kind, axes, domain = node.attrs["kind"], node.attrs["axes"], node.attrs["domain"]
-    x = expr.evaluate(node.attrs["expr"], domain, args)
+    x = evaluate(node.attrs["expr"], domain, args)
     if kind in ("argmax", "argmin"):  # first extreme in row-major order of the reduced axes
         keep = [d for d in range(len(domain)) if d not in axes]
         flat = x.transpose(*keep, *axes).reshape(*(domain[d] for d in keep), math.prod(domain[d] for d in axes))
@@ -164,7 +166,7 @@ def _attention(node: Node, args: Arrays) -> np.ndarray:
 
 def _scatter(node: Node, args: Arrays) -> np.ndarray:
     base, src, index = args[0].copy(), args[1], args[2:]
-    idx = tuple(expr.evaluate(e, src.shape, index) for e in node.attrs["idx"])
+    idx = tuple(evaluate(e, src.shape, index) for e in node.attrs["idx"])
     for d, i in enumerate(idx):
         if i.size and (i.min() < 0 or i.max() >= base.shape[d]):
             raise IndexError(f"index out of range along dim {d} of {list(base.shape)}")

@@ -18,6 +18,7 @@ from ..weights.packing import packed_spec
 from . import expr, graph
 from .expr import Expr
 from .graph import Graph, Node, Value
+from .scalar_ops import SCALAR_OPS, takes
 
 MAX_RANK = 32
 MAX_BYTES = 2**44
@@ -144,7 +145,7 @@ def check_expr(e: Expr, inputs: Sequence[Value], rank: int) -> None:
             _require(x.dtype == "int64" and not x.args and 0 <= x.value < rank, f"index {x.value} of {rank} dims")
         elif x.op == "load":
             _check_load(x, inputs)
-        elif x.op in expr.SCALAR_OPS:
+        elif x.op in SCALAR_OPS:
             _check_call(x)
         else:
             raise ValueError(f"{x.op} has no meaning outside a kernel")
@@ -159,7 +160,7 @@ def _check_load(x: Expr, inputs: Sequence[Value]) -> None:
 
 
 def _check_call(x: Expr) -> None:
-    spec = expr.SCALAR_OPS[x.op]
+    spec = SCALAR_OPS[x.op]
     _require(len(x.args) == spec.arity and x.value is None, f"{x.op} takes {spec.arity} arguments and no value")
     types = [a.dtype for a in x.args]
     if x.op == "cast":
@@ -169,7 +170,7 @@ def _check_call(x: Expr) -> None:
         _require(types.pop(0) == "bool", "the condition of a where is not a bool")
     _require(len(set(types)) == 1, f"{x.op} of mixed dtypes {types}")
     _require(x.dtype == ("bool" if spec.result == "bool" else types[0]), f"{x.op} of {types[0]} gives no {x.dtype}")
-    _require(expr.takes(x.op, types[0]), f"{x.op} of {types[0]}")
+    _require(takes(x.op, types[0]), f"{x.op} of {types[0]}")
 
 
 # -- one function per op: the outputs' types --------------------------------------------------------------------------

@@ -18,7 +18,8 @@ from ..aten.ir import GETITEM, IRGraph, OpNode, TensorSpec, dtype_contradiction,
 from ..graph.expr import index
 from ..graph.graph import VIEWS, Graph, Node, Value
 from ..graph.verify import check_graph
-from ..schedule.kernel import Buffer, Operand, contiguous_strides
+from ..schedule.buffers import contiguous_strides
+from ..schedule.kernel import Buffer, Operand
 from ..schedule.strides import strided_view
 from ..support.errors import CompileError, IRError, Reason, Unsupported
 from . import lower_call

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from ..graph import expr
 from ..graph.expr import Expr
 from ..graph.graph import LEAVES, LOOPS, VIEWS, Graph, Node, Value
+from ..support.ordering import depth_first
 from .load_time import static_values
 
 MAX_OPERANDS = 12
@@ -328,28 +329,11 @@ def _launch_order(
         g.nodes[anchors:] = sorted(g.nodes[anchors:], key=position.__getitem__) if not g.loops else g.nodes[anchors:]
         if g.loops:
             g.nodes.sort(key=position.__getitem__)
-    done: dict[Group, None] = {}
 
-    def visit(group: Group) -> None:
-        stack: list[tuple[Group, bool]] = [(group, False)]
-        while stack:
-            g, ready = stack.pop()
-            if g in done:
-                continue
-            if ready:
-                done[g] = None
-                continue
-            stack.append((g, True))
-            for n in reversed(g.nodes):
-                for v in reversed(n.inputs):
-                    for p in _producers(v, group_of):
-                        if p is not g and p not in done:
-                            stack.append((p, False))
+    def before(g: Group) -> list[Group]:
+        return [p for n in g.nodes for v in n.inputs for p in _producers(v, group_of) if p is not g]
 
-    for node in graph.nodes:
-        if node in group_of:
-            visit(group_of[node])
-    return list(done)
+    return depth_first((group_of[n] for n in graph.nodes if n in group_of), before)
 
 
 def _producers(v: Value, group_of: dict[Node, Group]) -> list[Group]:

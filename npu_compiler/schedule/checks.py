@@ -15,8 +15,9 @@ from ..passes.load_time import static_values
 from ..support import dtypes
 from ..support.errors import CompileError, IncompressibleError
 from . import interp as kernel_interp
-from .kernel import Buffer, Operand, Schedule
+from .kernel import Buffer, Operand
 from .memory_planner import lifetimes
+from .schedule import Schedule
 
 MAX_WORK = 1 << 26  # operations (interp.cost) that the numpy check may take
 # Of results of the same kernels, or kernels rewritten: sums may be in another order, roundings in other places.

@@ -8,9 +8,10 @@ from functools import partial
 
 from ..graph import expr
 from ..target_config import TargetConfig
-from .kernel import Buffer, FusedLoops, Gemm, Kernel, Loops, Schedule
+from .kernel import Buffer, FusedLoops, Gemm, Kernel, Loops
 from .memory_planner import assign_phases
 from .rewrite import ScheduleRewrite
+from .schedule import Schedule
 
 MAX_FLOPS = 1 << 18  # of a prologue: what every thread repeats must cost less than meeting the others
 MAX_READERS = 2

@@ -15,7 +15,8 @@ import numpy as np
 from ..graph import expr
 from ..graph.graph import Node, Value
 from ..support import dtypes
-from .kernel import Buffer, LoopBody, Operand, Stage, contiguous_strides
+from .buffers import contiguous_strides
+from .kernel import Buffer, LoopBody, Operand, Stage
 
 CELL = 4  # elements of a padded pixel
 

@@ -16,10 +16,10 @@ import numpy as np
 
 from ..graph import expr, interp
 from ..graph.expr import Expr
+from ..graph.expr_interp import evaluate
 from ..graph.graph import Graph, Node, Value
 from ..support import dtypes
-from ..weights import packing
-from ..weights.format import PANELS, find_layout
+from .interp_contractions import check_rows, conv2d, conv2d_parts, gemm, pack, winograd
 from .kernel import (
     Anchor,
     Attention,
@@ -29,7 +29,6 @@ from .kernel import (
     Conv2d,
     Convolution,
     DecodeAttention,
-    DepthwiseConv2d,
     DualConv2d,
     FusedLoops,
     Gemm,
@@ -39,10 +38,10 @@ from .kernel import (
     Operand,
     Pack,
     Scan,
-    Schedule,
     Sort,
     WinogradConv2d,
 )
+from .schedule import Schedule
 
 Array = np.ndarray[Any, Any]
 Arrays = dict[int, Array]  # flat, by buffer id
@@ -121,7 +120,7 @@ def execute(kernel: Kernel, arrays: Arrays) -> None:
         case Anchor():
             _anchor(kernel, arrays)
         case Pack():
-            _store(kernel, arrays, [_pack(kernel, view(kernel.inputs[0], arrays))])
+            _store(kernel, arrays, [pack(kernel, view(kernel.inputs[0], arrays))])
         case Scan():
             _store(kernel, arrays, _row_node(kernel, view(kernel.inputs[0], arrays)))
         case Sort():
@@ -164,11 +163,11 @@ def _loops(kernel: Loops, arrays: Arrays) -> None:
     for n, s in enumerate(body.stages):
         if s.kind == "store":
             shape = rows if s.per_row else body.domain
-            value = expr.evaluate(s.expr, shape, inputs, known)
-            index = tuple(expr.evaluate(i, shape, inputs, known) for i in s.index)
+            value = evaluate(s.expr, shape, inputs, known)
+            index = tuple(evaluate(i, shape, inputs, known) for i in s.index)
             writes.append((s.output, index, value))
             continue
-        x = expr.evaluate(s.expr, body.domain, inputs, known)
+        x = evaluate(s.expr, body.domain, inputs, known)
         if s.kind == "temp":
             known[expr.stage(n, x.dtype.name)] = x
         else:
@@ -208,8 +207,8 @@ def _one_by_one(kernel: Loops, arrays: Arrays) -> None:
     inputs = [view(o, arrays) for o in kernel.inputs]
     for point in np.ndindex(*body.domain):
         at = {d: expr.const(i, "int64") for d, i in enumerate(point)}
-        where = tuple(int(expr.evaluate(expr.substitute(i, at), (), inputs)) for i in store.index)
-        out[where] = expr.evaluate(expr.substitute(store.expr, at), (), inputs)
+        where = tuple(int(evaluate(expr.substitute(i, at), (), inputs)) for i in store.index)
+        out[where] = evaluate(expr.substitute(store.expr, at), (), inputs)
 
 
 # -- kernels with an epilogue ---------------------------------------------------------------------------------------
@@ -227,7 +226,7 @@ def _anchor(kernel: Anchor, arrays: Arrays) -> None:
     known = {x: products[x.value].reshape(target.shape).astype(dtypes.numpy_dtype(x.dtype)) for x in accs}
     if isinstance(kernel, Contraction):
         _extra_results(kernel, inputs, known, arrays)
-    target[...] = expr.evaluate(kernel.epilogue, target.shape, inputs, known).reshape(target.shape)
+    target[...] = evaluate(kernel.epilogue, target.shape, inputs, known).reshape(target.shape)
 
 
 def _products(kernel: Anchor, inputs: list[Array], arrays: Arrays) -> tuple[Array, ...]:
@@ -235,18 +234,18 @@ def _products(kernel: Anchor, inputs: list[Array], arrays: Arrays) -> tuple[Arra
     match kernel:
         case Gemm(prologue=Loops() as prologue):
             left = _result_of(prologue, arrays).reshape(1, kernel.m, kernel.k)
-            return _gemm(kernel, left, inputs[kernel.rhs])
+            return gemm(kernel, left, inputs[kernel.rhs])
         case Gemm():
-            _check_rows(kernel)
-            return _gemm(kernel, inputs[0], inputs[1])
+            check_rows(kernel)
+            return gemm(kernel, inputs[0], inputs[1])
         case DualConv2d():
-            return _conv2d(kernel, inputs), _result_of(kernel.residual, arrays)
+            return conv2d(kernel, inputs), _result_of(kernel.residual, arrays)
         case WinogradConv2d():
-            return (_winograd(kernel, inputs),)
+            return (winograd(kernel, inputs),)
         case Conv2d() if kernel.splits > 1:
-            return (_conv2d_parts(kernel, inputs),)
+            return (conv2d_parts(kernel, inputs),)
         case Convolution():
-            return (_conv2d(kernel, inputs),)
+            return (conv2d(kernel, inputs),)
         case Attention():
             return (_attention_parts(kernel, inputs) if kernel.splits > 1 else _attention(kernel, inputs),)
         case CombineAttention():
@@ -257,14 +256,14 @@ def _products(kernel: Anchor, inputs: list[Array], arrays: Arrays) -> tuple[Arra
 def _row_factors(scale: Expr, inputs: list[Array]) -> Array:
     """Of the sums that the product before left, float32 [M]."""
     total = inputs[-1].sum(0)
-    return expr.evaluate(scale, total.shape, inputs, {expr.stage(0, "float32"): total})
+    return evaluate(scale, total.shape, inputs, {expr.stage(0, "float32"): total})
 
 
 def _extra_results(kernel: Contraction, inputs: list[Array], known: dict[Expr, Array], arrays: Arrays) -> None:
     """A second result, and the sums of each row over tiles of columns."""
     shape = kernel.outputs[0].shape
     for stage in kernel.extra_stages:
-        value = np.broadcast_to(expr.evaluate(stage.expr, shape, inputs, known), shape)
+        value = np.broadcast_to(evaluate(stage.expr, shape, inputs, known), shape)
         if stage.kind == "store":
             view(kernel.outputs[stage.output], arrays)[...] = value
         else:
@@ -279,111 +278,6 @@ def _result_of(kernel: Kernel, arrays: Arrays) -> Array:
     made = _unwritten(scratch)
     execute(kernel, {**arrays, scratch.id: made})
     return made
-
-
-# -- products -------------------------------------------------------------------------------------------------------
-def _check_rows(k: Gemm) -> None:
-    op = k.inputs[0]
-    dense = op.shape == (k.batch, k.m, k.k) and (k.k == 1 or op.strides[2] == 1)
-    if not dense or not (k.m == 1 or op.strides[1] == k.lda > 0):
-        raise ValueError(f"kernel {k.name}: its left operand is not [batch, m, k] with rows lda apart")
-
-
-def _gemm(k: Gemm, left: Array, stored: Array) -> tuple[Array, ...]:
-    """The product, or both of a dual one; with ``splits``, [splits, M, N] parts of the sums."""
-    x, columns = left.astype(np.float32), _right_operands(k, stored)
-    if k.splits > 1:
-        (w,) = columns
-        parts = zip(np.array_split(x, k.splits, axis=2), np.array_split(w, k.splits, axis=1), strict=True)
-        return (np.concatenate([a @ b for a, b in parts]),)
-    return tuple(x @ w for w in columns)
-
-
-def _right_operands(k: Gemm, w: Array) -> list[Array]:
-    """The matrix [batch or 1, K, N] float32, or both of a dual product, from the form in which it is kept."""
-    op = k.weight
-    if op.format:
-        return _stored_operands(k, op.format, w)
-    if w.ndim == 3:  # rows are columns of the matrix; those of a dual product alternate
-        w = w.astype(np.float32).swapaxes(1, 2)
-        return [w[..., 0::2], w[..., 1::2]] if k.dual else [w]
-    paired = op.dtype == "bfloat16"
-    w = w[:, :, 0] if w.ndim - paired == 5 else w  # one tap
-    w = _unpacked(w, 1).astype(np.float32)[:, : k.k]
-    if w.shape[0] != (1 if k.shared else k.batch):
-        raise ValueError(f"kernel {k.name} has {w.shape[0]} right operands")
-    if not k.dual:
-        return [w[..., : k.n]]
-    panels = w.reshape(w.shape[0], k.k, -1, 2, op.shape[-1 - paired])
-    return [panels[:, :, :, i].reshape(w.shape[0], k.k, k.n) for i in (0, 1)]
-
-
-def _stored_operands(k: Gemm, layout_name: str, packed: Array) -> list[Array]:
-    """The same from a weight format."""
-    _, layout = find_layout(layout_name)
-    w = packing.unpack_matrix(packed, layout_name, k.n * (1 + k.dual), k.k).astype(np.float32)
-    if not k.dual:
-        return [w.T[None]]
-    turns = w.reshape(-1, 2, layout.panel if layout.order == PANELS else 1, k.k)
-    return [turns[:, i].reshape(k.n, k.k).T[None] for i in (0, 1)]
-
-
-def _unpacked(w: Array, lead: int) -> Array:
-    """Packed panels [..., panels, C, panel] (or [.., C/2, panel, 2]) as [..., C, K], with ``lead`` leading dims."""
-    if w.ndim == lead + 4:
-        w = w.swapaxes(-1, -2)
-        w = w.reshape(*w.shape[:-3], w.shape[-3] * 2, w.shape[-1])
-    w = np.moveaxis(w, lead, -2)
-    return w.reshape(*w.shape[:-2], w.shape[-2] * w.shape[-1])
-
-
-def _pack(k: Pack, b: Array) -> Array:
-    shape = k.outputs[0].shape
-    layout = "vnni2" if len(shape) == 5 else "panels"
-    return packing.pack(b.transpose(0, 2, 1)[:, :, None, :], shape[3 if layout == "vnni2" else -1], layout)
-
-
-# -- convolutions ---------------------------------------------------------------------------------------------------
-def _conv2d(k: Convolution, inputs: list[Array]) -> Array:
-    if k.inputs[0].shape[3] != k.channels[0]:
-        raise ValueError(f"kernel {k.name} has {k.inputs[0].shape[3]} input channels, not {k.channels[0]}")
-    return _convolved(k, inputs[0], _filters(k, inputs[1]), k.groups)
-
-
-def _filters(k: Convolution, w: Array) -> Array:
-    """[K, R, S, C / groups]."""
-    (r, s), (c, ko), g = k.kernel_size, k.channels, k.groups
-    if isinstance(k, DepthwiseConv2d):
-        return w.transpose(2, 0, 1)[..., None]
-    if w.ndim == 4:  # not packed
-        return w.reshape(ko, r, s, -1)
-    w = np.moveaxis(w, 1, 2)  # [G, T, panels, C, panel]
-    if w.ndim == 6:
-        w = w.swapaxes(-1, -2)
-        w = w.reshape(*w.shape[:3], -1, w.shape[-1])
-    w = w.transpose(0, 2, 4, 1, 3).reshape(g, -1, r, s, w.shape[3])[:, : ko // g, ..., : c // g]
-    return w.reshape(ko, r, s, c // g)
-
-
-def _convolved(k: Convolution, x: Array, w: Array, groups: int) -> Array:
-    graph = Graph("conv2d")
-    value = graph.input("x", x.shape, k.inputs[0].dtype)
-    y = graph.conv2d(value, graph.input("w", w.shape, value.dtype), k.stride, k.padding, k.dilation, groups)
-    return interp.evaluate_node(y.node, [x, w])[0]
-
-
-def _conv2d_parts(k: Conv2d, inputs: list[Array]) -> Array:
-    """Every part sums over some of the input channels."""
-    x, w = (np.array_split(a, k.splits, axis=3) for a in (inputs[0], _filters(k, inputs[1])))
-    return np.stack([_convolved(k, a, b, 1) for a, b in zip(x, w, strict=True)])
-
-
-def _winograd(k: WinogradConv2d, inputs: list[Array]) -> Array:
-    """The filters are found again from their transforms U = G w G^T, G being of full rank."""
-    (c, ko), g = k.channels, np.array(k.transform)
-    u = _unpacked(np.moveaxis(inputs[1][0], 1, 0), 1)[:, :c, :ko]  # [points, C, K]
-    w = np.linalg.pinv(np.kron(g, g)) @ u.reshape(len(g) ** 2, -1).astype(np.float64)
-    return _convolved(k, inputs[0], w.reshape(3, 3, c, ko).transpose(3, 0, 1, 2), 1)
 
 
 # -- attention ------------------------------------------------------------------------------------------------------
@@ -450,7 +344,7 @@ def _decode_attention(k: DecodeAttention, arrays: Arrays) -> None:
     got = _attend([q, view(keys, arrays), view(values, arrays)], mask, k.scale, False)
     out = view(k.outputs[0], arrays)
     known = {x: got.astype(dtypes.numpy_dtype(x.dtype)) for x in expr.walk(k.epilogue) if x.op == "acc"}
-    out[...] = expr.evaluate(k.epilogue, out.shape, [], known).reshape(out.shape)
+    out[...] = evaluate(k.epilogue, out.shape, [], known).reshape(out.shape)
 
 
 # -- scans and sorts ------------------------------------------------------------------------------------------------

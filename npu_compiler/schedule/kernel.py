@@ -9,14 +9,14 @@ Kernels are immutable and compared by identity; :meth:`Kernel.structural_key` co
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, TypeVar
 
 from ..graph import expr
 from ..graph.expr import Expr
 from ..support import dtypes
-from .buffers import Buffer, Operand, bytes_touched, contiguous_strides
+from .buffers import Buffer, Operand, bytes_touched
 
 
 @dataclass(frozen=True)
@@ -436,34 +436,3 @@ class MergeRuns(Kernel):
     descending: bool
     run: int
     kept: int
-
-
-# -- schedules ------------------------------------------------------------------------------------------------------
-@dataclass
-class Schedule:
-    """An entry point ready for a target: kernels in launch order and every buffer they touch."""
-
-    name: str
-    kernels: list[Kernel]
-    buffers: list[Buffer]
-    inputs: list[tuple[str, Buffer]]
-    outputs: list[tuple[str, Buffer]]
-    arena_bytes: int = 0
-
-    def memory(self, dtype: str, shape: tuple[int, ...], name: str, persistent: bool = False) -> Operand:
-        """A new block of the arena, which is not planned yet, as an operand."""
-        id = max((b.id for b in self.buffers), default=-1) + 1
-        buffer = Buffer(id, "arena", dtype, shape, name, persistent=persistent)
-        self.buffers.append(buffer)
-        return Operand(buffer, shape, contiguous_strides(shape))
-
-    def rewrite(self, new: Mapping[Kernel, Sequence[Kernel]]) -> None:
-        """Put other kernels, or none, in the places of some. What is left of fused loops stays fused."""
-        kernels: list[Kernel] = []
-        for k in self.kernels:
-            parts = [r for p in k.members for r in new.get(p, (p,))]
-            if k in new or not any(p in new for p in k.members):
-                kernels += new.get(k, (k,))
-            else:
-                kernels += [FusedLoops.of(parts)] if len(parts) > 1 else parts
-        self.kernels = kernels

@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from .kernel import Kernel, Schedule
+from .kernel import Kernel
+from .schedule import Schedule
 
 
 def assign_phases(kernels: Sequence[Kernel]) -> list[Kernel]:

@@ -7,15 +7,17 @@ from dataclasses import replace
 
 from ..graph import expr
 from ..graph.expr import Expr
-from ..graph.graph import VIEWS, Graph, Value, main_weight
+from ..graph.graph import VIEWS, Graph, Value
+from ..graph.structure import main_weight
 from ..passes.load_time import static_values
 from ..passes.quantize import dequantize_of
 from ..support.errors import CompileError
 from ..target_config import TargetConfig
 from ..weights.format import BlockFormat, Layout, WeightFormat, block_format, layout_for
 from ..weights.packing import ELEMENTS, packed_spec
+from .buffers import contiguous_strides
 from .destination_passing import Destination, behind, part_of, wanted_order, writable
-from .kernel import Buffer, Kernel, LoopBody, Loops, Operand, Stage, contiguous_strides
+from .kernel import Buffer, Kernel, LoopBody, Loops, Operand, Stage
 from .strides import strided_view
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .kernel import Schedule
+from .schedule import Schedule
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from ..passes.fuse import CHEAP, Group
 from ..support.errors import CompileError
 from ..target_config import TargetConfig
 from ..weights.format import WeightFormat
+from .buffers import contiguous_strides
 from .destination_passing import destinations, part_of, parts, shared_tables
 from .image_rows import filter_rows, is_image, padded_image
 from .kernel import (
@@ -30,13 +31,12 @@ from .kernel import (
     Operand,
     Pack,
     Scan,
-    Schedule,
     Sort,
     Stage,
     WinogradConv2d,
-    contiguous_strides,
 )
 from .operands import Operands
+from .schedule import Schedule
 from .strides import reshape_strides
 
 # The filter transform G [tile + 2, 3] with which the target computes a convolution, or None for direct convolution.
@@ -254,15 +254,7 @@ class Scheduler(Operands):
             left = self._rows(
                 a if math.prod(a.shape[:-2]) in (1, batch) and shared else a.expand(*node.out.shape[:-2], m, k), batch
             )
-        if shared and (rows := _collapse(left, (1, batch * m, k))) is not None:
-            left, m, batch = Operand(left.buffer, (1, batch * m, k), rows, left.offset), batch * m, 1
-        strides = _collapse(left, (batch, m, k))
-        assert strides is not None
-        self._anchor(
-            group, made, Gemm, [left, weight], flops,
-            batch=batch, m=m, n=n, k=k, lda=strides[1] if m > 1 else k, batch_stride=strides[0], shared=shared,
-            dual=len(group.anchors) > 1,
-        )  # fmt: skip
+        self._gemm(group, made, left, weight, flops, batch, shared)
 
     def _strided_matmul(self, group: Group, made: dict[str, Buffer], flops: int, batch: int) -> None:
         """For targets that pack nothing: the right operand is [batch or 1, N, K] with the strides it has. A weight of
@@ -291,6 +283,15 @@ class Scheduler(Operands):
             right = Operand(op.buffer, (1 if shared else batch, n, k), (strides[0], strides[2], strides[1]), op.offset)
         whole = a if shared and math.prod(a.shape[:-2]) == batch else a.expand(*node.out.shape[:-2], m, k)
         left = self._rows(whole, batch)
+        self._gemm(group, made, left, right, flops, batch, shared)
+
+    def _gemm(
+        self, group: Group, made: dict[str, Buffer], left: Operand, right: Operand, flops: int, batch: int, shared: bool
+    ) -> None:
+        """Add the kernel. If all matrices of the batch multiply one right operand, their rows become one matrix where
+        the strides allow it."""
+        a, b = group.anchor.inputs
+        m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
         if shared and (rows := _collapse(left, (1, batch * m, k))) is not None:
             left, m, batch = Operand(left.buffer, (1, batch * m, k), rows, left.offset), batch * m, 1
         strides = _collapse(left, (batch, m, k))

@@ -6,7 +6,8 @@ import math
 from collections.abc import Sequence
 
 from ..graph.graph import Value
-from .kernel import Operand, contiguous_strides
+from .buffers import contiguous_strides
+from .kernel import Operand
 
 
 def strided_view(source: Operand, v: Value) -> Operand | None:

@@ -12,8 +12,9 @@ from typing import Any, Generic, Protocol, Self, TypeVar, cast
 import numpy as np
 
 from ..graph.graph import Node
-from ..schedule.kernel import Kernel, Schedule
+from ..schedule.kernel import Kernel
 from ..schedule.rewrite import ScheduleRewrite
+from ..schedule.schedule import Schedule
 from ..support.errors import ConfigError, Reason
 from ..target_config import Device, TargetConfig, register_config, target_config, target_names
 

@@ -12,11 +12,10 @@ from typing import Any
 import numpy as np
 
 from npu_compiler.artifact.program import CompiledProgram
-from npu_compiler.support import dtypes
-from npu_compiler.support.errors import ArtifactError, InputError
+from npu_compiler.support.errors import InputError
 from npu_compiler.target_config import target_config
 
-from ..backends.base import Backend, DeviceBuffer, get_backend
+from ..backends.base import Backend, get_backend
 from ..executor import Executor
 from ..state import State
 from ..weight_loader import WeightStore, load_weights
@@ -25,6 +24,7 @@ from .async_greedy import AsyncGreedy
 from .chat_template import Message, render_chat
 from .chunks import Chunk, plan_chunks
 from .device_top_k import DeviceTopK
+from .entry_runs import entry_runs
 from .generation import Generation, TextOutput, Timings, Token
 from .kv_snapshot import fingerprint, load_snapshot, save_snapshot
 from .manifest import ModelManifest
@@ -33,8 +33,6 @@ from .sampling import HostScores, Sampler, SamplingOptions, Scores
 from .tokenizer import Tokenizer
 
 Prompt = str | Sequence[int] | Sequence[Message] | np.ndarray
-
-_INPUTS = ("token_ids", "positions", "last")
 
 
 class LLM:
@@ -61,7 +59,7 @@ class LLM:
         backend = self._backend = backend or get_backend(program.target)
         self.weights = weights if isinstance(weights, WeightStore) else load_weights(program, weights, backend)
         self.state = State(program, backend, self.weights.state)
-        self._runs = _entry_runs(program, self.weights, backend, self.state)
+        self._runs = entry_runs(program, self.weights, backend, self.state)
         self._async_greedy = None
         if async_greedy.ENTRY in program.entries:
             executor = Executor(program, self.weights, backend, async_greedy.ENTRY, self.state)
@@ -422,63 +420,3 @@ class LLM:
             "weight_bytes": self.weights.nbytes, "cache_bytes": sum(b.size_bytes for b in self.state.values()),
             "load_seconds": self.load_seconds,
         }  # fmt: skip
-
-
-class _EntryRun:
-    """An entry point for ``size`` tokens, bound to fixed inputs and outputs."""
-
-    def __init__(self, executor: Executor):
-        backend = executor.backend
-        self.executor, self._backend = executor, backend
-        specs = {s.name: s for s in executor.inputs}
-        (output,) = executor.outputs
-        self.size, self.vocab = specs["token_ids"].shape[1], output.shape[1]
-        self._host = {n: backend.host_array(specs[n].shape, np.dtype(np.int64)) for n in _INPUTS}
-        self._inputs = {n: backend.wrap(self._host[n]) for n in _INPUTS}
-        self._copied = [n for n, b in self._inputs.items() if not _shared(b, self._host[n])]
-        self._result = backend.host_array(output.shape, dtypes.numpy_dtype(output.dtype))
-        self._logits = backend.wrap(self._result)
-        self._separate = not _shared(self._logits, self._result)
-        self._steps = np.arange(self.size)
-        self._run = executor.bind(self._inputs, [self._logits])
-
-    def __call__(self, tokens: Sequence[int], start: int) -> np.ndarray:
-        """Compute up to ``size`` tokens, the first of which is at position ``start``.
-
-        Returns:
-            The logits float32[vocab] that follow the last one, valid until the next call.
-        """
-        host = self._host
-        host["token_ids"][0, : len(tokens)] = tokens
-        host["token_ids"][0, len(tokens) :] = 0
-        np.add(self._steps, start, out=host["positions"])
-        host["last"][0] = len(tokens) - 1
-        for name in self._copied:
-            self._backend.start_copy(self._inputs[name], host[name])
-        self._run()
-        if self._separate:
-            self._backend.start_read(self._result, self._logits)
-        self._run.finish()
-        return self._result[0]
-
-
-def _shared(buffer: DeviceBuffer, array: np.ndarray) -> bool:
-    return np.shares_memory(buffer.to_numpy(copy=False), array)
-
-
-def _entry_runs(program: CompiledProgram, store: WeightStore, backend: Backend, state: State) -> dict[int, _EntryRun]:
-    """The entry points, by the number of tokens they compute."""
-    names = {}
-    for name, entry in program.entries.items():
-        if name in (async_greedy.ENTRY, device_top_k.ENTRY):
-            continue
-        shapes = {i.name: i.shape for i in entry.inputs}
-        if set(shapes) != set(_INPUTS) or [len(o.shape) for o in entry.outputs] != [2]:
-            raise ArtifactError(
-                f"entry point {name!r} of program {program.name!r} takes {', '.join(shapes)}; "
-                f"a language model takes {', '.join(_INPUTS)} and returns logits"
-            )
-        names[shapes["token_ids"][-1]] = name
-    if 1 not in names:
-        raise ArtifactError(f"program {program.name!r} has no entry point for a single token, only for {sorted(names)}")
-    return {n: _EntryRun(Executor(program, store, backend, names[n], state)) for n in sorted(names)}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from npu_compiler.partitioning.partitioner import Partition, PartitionPlan, TransferOp
+from npu_compiler.partitioning.plan import Partition, PartitionPlan, TransferOp
 
 from ..profiler import check_counts, elapsed
 

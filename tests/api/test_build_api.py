@@ -71,7 +71,7 @@ def test_no_other_dtype_is_taken(given: Any) -> None:
 
 def test_the_command_line_takes_the_same_dtypes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, out = tmp_path / "toy.json", tmp_path / "toy.npubin"
-    from npu_compiler.aten.json_reader import save_ir
+    from npu_compiler.aten.json_writer import save_ir
 
     save_ir(toy(), path)
     assert cli.main(["compile", str(path), "-o", str(out), "--dtype", "bf16"]) == 0

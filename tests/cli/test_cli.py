@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from npu_compiler.artifact.program import CompiledProgram
-from npu_compiler.aten.json_reader import save_ir
+from npu_compiler.aten.json_writer import save_ir
 from npu_compiler.support import env
 from npu_compiler.support.errors import ArtifactError, CompileError, InputError
 from npu_compiler.target_config import target_config

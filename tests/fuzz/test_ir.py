@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from npu_compiler.aten.ir import GETITEM, IRGraph, OpNode, TensorSpec
-from npu_compiler.aten.json_reader import ir_to_dict, load_ir
+from npu_compiler.aten.json_reader import load_ir
+from npu_compiler.aten.json_writer import ir_to_dict
 from npu_compiler.ops.lower import check_node
 from npu_compiler.pipeline import run_phases
 from npu_compiler.support.errors import CompileError, IRError

@@ -15,7 +15,8 @@ import pytest
 import npu_compiler
 import npusim
 from npu_compiler.aten.ir import DataSize, IRGraph
-from npu_compiler.aten.json_reader import ir_to_dict, load_ir, load_ir_from_dict, save_ir
+from npu_compiler.aten.json_reader import load_ir, load_ir_from_dict
+from npu_compiler.aten.json_writer import ir_to_dict, save_ir
 from npu_compiler.partitioning.partitioner import partition
 from npu_compiler.partitioning.plan import HOST, NPU
 from npu_compiler.support.errors import BackendError, CompileError, IRError, NPUError

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from npu_compiler.aten.json_reader import load_ir, load_ir_from_dict, save_ir
+from npu_compiler.aten.json_reader import load_ir, load_ir_from_dict
+from npu_compiler.aten.json_writer import save_ir
 from npu_compiler.partitioning.partitioner import partition
 from npu_compiler.support.errors import CompileError
 from npu_runtime import DAGExecutor, execute_cpu_partition

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import npusim
-from npu_compiler.partitioning.partitioner import TransferOp
+from npu_compiler.partitioning.plan import TransferOp
 from npu_compiler.support.errors import ConfigError
 from npu_runtime import DAGExecutor
 

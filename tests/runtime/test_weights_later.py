@@ -13,7 +13,7 @@ import npu_compiler
 from npu_compiler import target_config, targets
 from npu_compiler.artifact.program import CompiledProgram
 from npu_compiler.aten.ir import IRGraph
-from npu_compiler.aten.json_reader import ir_to_dict, save_ir
+from npu_compiler.aten.json_writer import ir_to_dict, save_ir
 from npu_compiler.partitioning.constraint_checker import check
 from npu_compiler.partitioning.partitioner import partition
 from npu_compiler.support.errors import ConfigError, InputError, WeightError

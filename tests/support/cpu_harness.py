@@ -13,7 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from npu_compiler.schedule.kernel import Buffer, Kernel, Operand, contiguous_strides
+from npu_compiler.schedule.buffers import contiguous_strides
+from npu_compiler.schedule.kernel import Buffer, Kernel, Operand
 from npu_compiler.support import dtypes
 from npu_compiler.targets.cpu import toolchain
 from npu_compiler.targets.cpu.loops import emit_loops, scratch_bytes

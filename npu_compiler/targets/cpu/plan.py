@@ -6,7 +6,8 @@ import math
 from dataclasses import dataclass, field
 
 from ...graph import affine, expr
-from ...graph.expr import EXPENSIVE, Expr
+from ...graph.expr import Expr
+from ...graph.scalar_ops import EXPENSIVE
 from ...support import dtypes
 from ..codegen.nest import Access, Nest, Step, accesses, fold_single_points
 from ..codegen.row_passes import SCRATCH_LIMIT, Row, make_row, scratch_item

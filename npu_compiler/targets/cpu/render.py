@@ -10,7 +10,8 @@ import numpy as np
 
 from ...graph import affine, expr
 from ...graph.affine import Affine
-from ...graph.expr import EXPENSIVE, Expr
+from ...graph.expr import Expr
+from ...graph.scalar_ops import EXPENSIVE, SCALAR_OPS
 from ...support import dtypes
 from ..codegen.nest import Access, Nest
 from .blocks import CTYPE, SCALAR_OF, Block, Value, convert, literal, strip_parentheses, uniform_kind, vector_kind, wrap
@@ -220,7 +221,7 @@ class Renderer:
             parts = f"abs({self.text(e.args[0], kind, block)}) == {literal(math.inf, kind)}"
         else:
             a, b = (self._infix_operand(x, kind, block, e) for x in e.args)
-            parts = f"{a} {expr.SCALAR_OPS[e.op].infix} {b}"
+            parts = f"{a} {SCALAR_OPS[e.op].infix} {b}"
         if not self.varying(e):
             return Value(f"(({parts})[0] != 0)" if kind in ("vf", "vd") else f"({parts})", "bool")
         return Value(f"cvt<vi32>({parts})" if kind in ("vd", "vi64") else f"({parts})", "mask")
@@ -239,7 +240,7 @@ class Renderer:
             a, b = (self._infix_operand(x, kind, block, e) for x in e.args)
             if not floating and op in ("add", "sub", "mul") and any(x.op == "load" for x in expr.walk(e)):
                 return f"{op}_wrapping({self.text(e.args[0], kind, block)}, {self.text(e.args[1], kind, block)})"
-            return f"({a} {expr.SCALAR_OPS[op].infix} {b})"
+            return f"({a} {SCALAR_OPS[op].infix} {b})"
         args = [self.text(a, kind, block) for a in e.args]
         if op == "neg":
             return f"(-{args[0]})"

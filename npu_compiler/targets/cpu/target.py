@@ -15,8 +15,9 @@ import numpy as np
 from ...artifact.program import ABI_VERSION, LAYOUT_MARKER
 from ...graph.graph import Node
 from ...schedule.horizontal_fusion import common_rewrites
-from ...schedule.kernel import FusedLoops, Gemm, Kernel, Loops, Operand, Scan, Schedule, Sort
+from ...schedule.kernel import FusedLoops, Gemm, Kernel, Loops, Operand, Scan, Sort
 from ...schedule.rewrite import ScheduleRewrite
+from ...schedule.schedule import Schedule
 from ...support import dtypes, env
 from ...support.errors import Reason
 from .. import Emitted, Selectable

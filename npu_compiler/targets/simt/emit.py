@@ -21,9 +21,9 @@ from ...schedule.kernel import (
     MergeRuns,
     Operand,
     Scan,
-    Schedule,
     Sort,
 )
+from ...schedule.schedule import Schedule
 from ...support import dtypes
 from ...support.errors import Reason
 from .kernels.attention import emit_attention, emit_combine_attention

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from ...graph.graph import Node
-from ...schedule.kernel import Kernel, Schedule
+from ...schedule.kernel import Kernel
 from ...schedule.rewrite import ScheduleRewrite
+from ...schedule.schedule import Schedule
 from ...support.errors import Reason
 from ...target_config import TargetConfig
 from .. import Emitted

@@ -11,7 +11,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from npu_compiler.aten.json_reader import ir_to_dict, load_ir
+from npu_compiler.aten.json_reader import load_ir
+from npu_compiler.aten.json_writer import ir_to_dict
 from npu_compiler.ops import REGISTRY
 from npu_compiler.partitioning.constraint_checker import check
 from npu_compiler.partitioning.explain import explain

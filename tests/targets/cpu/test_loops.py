@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from npu_compiler.graph import affine, expr
 from npu_compiler.graph.expr import Expr, const, fn, index, load, maximum, stage, where
+from npu_compiler.graph.expr_interp import evaluate
 from npu_compiler.schedule.interp import execute, view
 from npu_compiler.schedule.kernel import Kernel, LoopBody, Loops, Operand, Scan, Sort, Stage
 from npu_compiler.support import dtypes
@@ -437,15 +438,15 @@ def index_expressions(draw: st.DrawFn, depth: int = 3) -> Expr:
 @given(index_expressions())
 def test_simplified_indices_are_equal_and_inside_their_interval(e: Expr) -> None:
     ranges = {d: (0, n - 1) for d, n in SIZES.items()}
-    values = expr.evaluate(e, tuple(SIZES.values()), [])
-    np.testing.assert_array_equal(expr.evaluate(affine.simplify(e, ranges), tuple(SIZES.values()), []), values)
+    values = evaluate(e, tuple(SIZES.values()), [])
+    np.testing.assert_array_equal(evaluate(affine.simplify(e, ranges), tuple(SIZES.values()), []), values)
     bound = affine.interval(e, ranges)
     assert bound is not None and bound[0] <= values.min() and values.max() <= bound[1]
     points = affine.breakpoints([e], 0, 0, SIZES[0])
     assert all(0 < p < SIZES[0] for p in points)
     for low, high in zip([0, *points], [*points, SIZES[0]], strict=True):  # what holds in a piece only
         piece = expr.substitute(affine.simplify(e, {**ranges, 0: (low, high - 1)}), {0: index(0) + low})
-        found = expr.evaluate(piece, (high - low, SIZES[1]), [])
+        found = evaluate(piece, (high - low, SIZES[1]), [])
         np.testing.assert_array_equal(np.broadcast_to(found, values[low:high].shape), values[low:high])
 
 

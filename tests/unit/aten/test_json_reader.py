@@ -16,7 +16,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from npu_compiler.aten.ir import IRGraph, OpNode, StateUpdate, TensorSpec
-from npu_compiler.aten.json_reader import graph_weights_used, ir_to_dict, load_ir, load_ir_from_dict, save_ir
+from npu_compiler.aten.json_reader import graph_weights_used, load_ir, load_ir_from_dict
+from npu_compiler.aten.json_writer import ir_to_dict, save_ir
 from npu_compiler.aten.rotary_regions import LOST
 from npu_compiler.support import dtypes
 from npu_compiler.support.errors import IRError

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from npu_compiler.aten.json_reader import ir_to_dict, load_ir
+from npu_compiler.aten.json_reader import load_ir
+from npu_compiler.aten.json_writer import ir_to_dict
 from npu_compiler.partitioning.constraint_checker import check
 from npu_compiler.partitioning.partitioner import partition
 from npu_compiler.support.errors import IRError

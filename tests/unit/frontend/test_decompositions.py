@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import npu_compiler
-from npu_compiler.aten.json_reader import ir_to_dict, load_ir_from_dict
+from npu_compiler.aten.json_reader import load_ir_from_dict
+from npu_compiler.aten.json_writer import ir_to_dict
 from npu_compiler.partitioning.partitioner import partition
 from npu_compiler.partitioning.plan import HOST, NPU, PartitionPlan
 from npu_runtime import DAGExecutor

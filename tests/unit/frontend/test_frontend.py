@@ -17,7 +17,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from npu_compiler.aten.ir import IRGraph
-from npu_compiler.aten.json_reader import graph_weights_used, ir_to_dict, load_ir
+from npu_compiler.aten.json_reader import graph_weights_used, load_ir
+from npu_compiler.aten.json_writer import ir_to_dict
 from npu_compiler.frontend import capture, state_dict_numpy
 from npu_compiler.support.errors import CaptureError, WeightError
 

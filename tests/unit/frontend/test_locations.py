@@ -10,7 +10,8 @@ import torch
 from npu_compiler.artifact.program import CompiledProgram
 from npu_compiler.artifact.serialize import dumps
 from npu_compiler.aten.ir import IRGraph, Location
-from npu_compiler.aten.json_reader import ir_to_dict, load_ir_from_dict
+from npu_compiler.aten.json_reader import load_ir_from_dict
+from npu_compiler.aten.json_writer import ir_to_dict
 from npu_compiler.frontend import capture
 from npu_compiler.pipeline import compile_ir
 from npu_compiler.support.errors import ArtifactError, IRError

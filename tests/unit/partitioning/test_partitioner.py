@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from npu_compiler.aten.alias import VIEW_OPS, functionalize
 from npu_compiler.aten.ir import IRGraph, OpNode, StateUpdate, TensorSpec
-from npu_compiler.aten.json_reader import ir_to_dict, load_ir
+from npu_compiler.aten.json_reader import load_ir
+from npu_compiler.aten.json_writer import ir_to_dict
 from npu_compiler.partitioning.algorithms import fewest_runs, min_cut
 from npu_compiler.partitioning.constraint_checker import check, reason_against
 from npu_compiler.partitioning.explain import explain

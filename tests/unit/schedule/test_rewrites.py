@@ -20,8 +20,9 @@ from npu_compiler.graph.graph import Graph
 from npu_compiler.pipeline import State, run_graph, run_phases, switches
 from npu_compiler.schedule import checks
 from npu_compiler.schedule import interp as kernel_interp
-from npu_compiler.schedule.kernel import Kernel, Loops, Schedule
+from npu_compiler.schedule.kernel import Kernel, Loops
 from npu_compiler.schedule.rewrite import ScheduleRewrite
+from npu_compiler.schedule.schedule import Schedule
 from npu_compiler.support.errors import CompileError
 from npu_compiler.target_config import target_config, target_names
 from npu_compiler.targets import get_target

@@ -12,7 +12,8 @@ import numpy as np
 
 from ....graph import affine, expr
 from ....graph.affine import Affine
-from ....graph.expr import EXPENSIVE, Expr
+from ....graph.expr import Expr
+from ....graph.scalar_ops import EXPENSIVE, SCALAR_OPS
 from ....support import dtypes
 from ...codegen.nest import Nest
 
@@ -276,18 +277,18 @@ class Scalars:
         args = [self.text(a, kind) for a in e.args]
         if e.op in ("isnan", "isinf"):
             return Value(f"m_{e.op}({args[0]})", "bool")
-        return Value(f"({args[0]} {expr.SCALAR_OPS[e.op].infix} {args[1]})", "bool")
+        return Value(f"({args[0]} {SCALAR_OPS[e.op].infix} {args[1]})", "bool")
 
     def _arithmetic(self, e: Expr, kind: str, args: list[str]) -> str:
         op, floating = e.op, kind in ("float", "double")
         if floating and op in ("add", "sub", "mul", "div"):
-            return f"({args[0]} {expr.SCALAR_OPS[op].infix} {args[1]})"
+            return f"({args[0]} {SCALAR_OPS[op].infix} {args[1]})"
         if op in ("add", "sub", "mul"):
             if any(x.op in ("load", "stage", "cast") for x in expr.walk(e)):
                 return f"{op}_wrapping({args[0]}, {args[1]})"
-            return f"({args[0]} {expr.SCALAR_OPS[op].infix} {args[1]})"
+            return f"({args[0]} {SCALAR_OPS[op].infix} {args[1]})"
         if op in ("and", "or", "xor"):
-            return f"({args[0]} {expr.SCALAR_OPS[op].infix} {args[1]})"
+            return f"({args[0]} {SCALAR_OPS[op].infix} {args[1]})"
         if op in ("neg", "not"):
             return f"({'-' if op == 'neg' else '~'}{args[0]})"
         if not floating and op in ("idiv", "fmod", "floordiv", "remainder"):

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from ....graph import expr
 from ....graph.expr import Expr
-from ....schedule.kernel import Attention, Kernel, Loops, Operand, Schedule
+from ....schedule.kernel import Attention, Kernel, Loops, Operand
+from ....schedule.schedule import Schedule
 
 
 def fold_position_masks(schedule: Schedule) -> None:

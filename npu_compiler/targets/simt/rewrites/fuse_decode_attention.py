@@ -6,7 +6,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ....graph import expr
-from ....schedule.kernel import Attention, DecodeAttention, Loops, Operand, Schedule, recast
+from ....schedule.kernel import Attention, DecodeAttention, Loops, Operand, recast
+from ....schedule.schedule import Schedule
 from ..kernels.attention_decode import MIN_KEYS, PAD, PER_CORE, STATE, supports_step
 from ..kernels.loops import is_pointwise
 from ..lang.dialect import Dialect

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ....schedule.kernel import Kernel, Operand, Schedule
+from ....schedule.kernel import Kernel, Operand
+from ....schedule.schedule import Schedule
 
 
 def only_producer(schedule: Schedule, reader: Kernel, op: Operand) -> tuple[Kernel, Kernel] | None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from ....schedule.kernel import Attention, CombineAttention, Kernel, Schedule
+from ....schedule.kernel import Attention, CombineAttention, Kernel
+from ....schedule.schedule import Schedule
 from ..kernels.attention import MAX_ROWS
 from ..kernels.flash import is_flash
 from ..lang.dialect import Dialect

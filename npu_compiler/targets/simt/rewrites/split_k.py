@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from ....graph import expr
 from ....graph.expr import Expr
-from ....schedule.kernel import Conv2d, Gemm, Kernel, LoopBody, Loops, Operand, Schedule, Stage
+from ....schedule.kernel import Conv2d, Gemm, Kernel, LoopBody, Loops, Operand, Stage
+from ....schedule.schedule import Schedule
 from ..kernels.gemm import WGMMA_ROWS, product_of
 from ..kernels.gemv import is_gemv
 from ..lang.dialect import Dialect

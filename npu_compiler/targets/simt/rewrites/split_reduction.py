@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from ....graph import expr
 from ....graph.expr import Expr
-from ....schedule.kernel import LoopBody, Loops, Schedule, Stage
+from ....schedule.kernel import LoopBody, Loops, Stage
+from ....schedule.schedule import Schedule
 from ...codegen.nest import identity_element
 from ..lang.dialect import Dialect
 

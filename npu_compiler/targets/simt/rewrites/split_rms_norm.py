@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 from ....graph import expr
 from ....graph.expr import Expr
-from ....schedule.kernel import Gemm, Kernel, Loops, Operand, Schedule, Stage
+from ....schedule.kernel import Gemm, Kernel, Loops, Operand, Stage
+from ....schedule.schedule import Schedule
 from ..kernels.gemm import product_of
 from ..lang.dialect import Dialect
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from ....schedule.kernel import Kernel, MergeRuns, Operand, Schedule, Sort, recast
+from ....schedule.kernel import Kernel, MergeRuns, Operand, Sort, recast
+from ....schedule.schedule import Schedule
 from ..kernels.sorts import row_length, selects_few
 from ..lang.function import blocks
 

@@ -1,0 +1,120 @@
+"""Products and convolutions of a schedule in numpy, with their right operands in the forms that targets read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..graph import interp
+from ..graph.graph import Graph
+from ..weights import packing
+from ..weights.format import PANELS, find_layout
+from .kernel import Conv2d, Convolution, DepthwiseConv2d, Gemm, Pack, WinogradConv2d
+
+Array = np.ndarray[Any, Any]
+
+
+# -- products -------------------------------------------------------------------------------------------------------
+def check_rows(k: Gemm) -> None:
+    op = k.inputs[0]
+    dense = op.shape == (k.batch, k.m, k.k) and (k.k == 1 or op.strides[2] == 1)
+    if not dense or not (k.m == 1 or op.strides[1] == k.lda > 0):
+        raise ValueError(f"kernel {k.name}: its left operand is not [batch, m, k] with rows lda apart")
+
+
+def gemm(k: Gemm, left: Array, stored: Array) -> tuple[Array, ...]:
+    """The product, or both of a dual one; with ``splits``, [splits, M, N] parts of the sums."""
+    x, columns = left.astype(np.float32), _right_operands(k, stored)
+    if k.splits > 1:
+        (w,) = columns
+        parts = zip(np.array_split(x, k.splits, axis=2), np.array_split(w, k.splits, axis=1), strict=True)
+        return (np.concatenate([a @ b for a, b in parts]),)
+    return tuple(x @ w for w in columns)
+
+
+def _right_operands(k: Gemm, w: Array) -> list[Array]:
+    """The matrix [batch or 1, K, N] float32, or both of a dual product, from the form in which it is kept."""
+    op = k.weight
+    if op.format:
+        return _stored_operands(k, op.format, w)
+    if w.ndim == 3:  # rows are columns of the matrix; those of a dual product alternate
+        w = w.astype(np.float32).swapaxes(1, 2)
+        return [w[..., 0::2], w[..., 1::2]] if k.dual else [w]
+    paired = op.dtype == "bfloat16"
+    w = w[:, :, 0] if w.ndim - paired == 5 else w  # one tap
+    w = _unpacked(w, 1).astype(np.float32)[:, : k.k]
+    if w.shape[0] != (1 if k.shared else k.batch):
+        raise ValueError(f"kernel {k.name} has {w.shape[0]} right operands")
+    if not k.dual:
+        return [w[..., : k.n]]
+    panels = w.reshape(w.shape[0], k.k, -1, 2, op.shape[-1 - paired])
+    return [panels[:, :, :, i].reshape(w.shape[0], k.k, k.n) for i in (0, 1)]
+
+
+def _stored_operands(k: Gemm, layout_name: str, packed: Array) -> list[Array]:
+    """The same from a weight format."""
+    _, layout = find_layout(layout_name)
+    w = packing.unpack_matrix(packed, layout_name, k.n * (1 + k.dual), k.k).astype(np.float32)
+    if not k.dual:
+        return [w.T[None]]
+    turns = w.reshape(-1, 2, layout.panel if layout.order == PANELS else 1, k.k)
+    return [turns[:, i].reshape(k.n, k.k).T[None] for i in (0, 1)]
+
+
+def _unpacked(w: Array, lead: int) -> Array:
+    """Packed panels [..., panels, C, panel] (or [.., C/2, panel, 2]) as [..., C, K], with ``lead`` leading dims."""
+    if w.ndim == lead + 4:
+        w = w.swapaxes(-1, -2)
+        w = w.reshape(*w.shape[:-3], w.shape[-3] * 2, w.shape[-1])
+    w = np.moveaxis(w, lead, -2)
+    return w.reshape(*w.shape[:-2], w.shape[-2] * w.shape[-1])
+
+
+def pack(k: Pack, b: Array) -> Array:
+    shape = k.outputs[0].shape
+    layout = "vnni2" if len(shape) == 5 else "panels"
+    return packing.pack(b.transpose(0, 2, 1)[:, :, None, :], shape[3 if layout == "vnni2" else -1], layout)
+
+
+# -- convolutions ---------------------------------------------------------------------------------------------------
+def conv2d(k: Convolution, inputs: list[Array]) -> Array:
+    if k.inputs[0].shape[3] != k.channels[0]:
+        raise ValueError(f"kernel {k.name} has {k.inputs[0].shape[3]} input channels, not {k.channels[0]}")
+    return _convolved(k, inputs[0], _filters(k, inputs[1]), k.groups)
+
+
+def _filters(k: Convolution, w: Array) -> Array:
+    """[K, R, S, C / groups]."""
+    (r, s), (c, ko), g = k.kernel_size, k.channels, k.groups
+    if isinstance(k, DepthwiseConv2d):
+        return w.transpose(2, 0, 1)[..., None]
+    if w.ndim == 4:  # not packed
+        return w.reshape(ko, r, s, -1)
+    w = np.moveaxis(w, 1, 2)  # [G, T, panels, C, panel]
+    if w.ndim == 6:
+        w = w.swapaxes(-1, -2)
+        w = w.reshape(*w.shape[:3], -1, w.shape[-1])
+    w = w.transpose(0, 2, 4, 1, 3).reshape(g, -1, r, s, w.shape[3])[:, : ko // g, ..., : c // g]
+    return w.reshape(ko, r, s, c // g)
+
+
+def _convolved(k: Convolution, x: Array, w: Array, groups: int) -> Array:
+    graph = Graph("conv2d")
+    value = graph.input("x", x.shape, k.inputs[0].dtype)
+    y = graph.conv2d(value, graph.input("w", w.shape, value.dtype), k.stride, k.padding, k.dilation, groups)
+    return interp.evaluate_node(y.node, [x, w])[0]
+
+
+def conv2d_parts(k: Conv2d, inputs: list[Array]) -> Array:
+    """Every part sums over some of the input channels."""
+    x, w = (np.array_split(a, k.splits, axis=3) for a in (inputs[0], _filters(k, inputs[1])))
+    return np.stack([_convolved(k, a, b, 1) for a, b in zip(x, w, strict=True)])
+
+
+def winograd(k: WinogradConv2d, inputs: list[Array]) -> Array:
+    """The filters are found again from their transforms U = G w G^T, G being of full rank."""
+    (c, ko), g = k.channels, np.array(k.transform)
+    u = _unpacked(np.moveaxis(inputs[1][0], 1, 0), 1)[:, :c, :ko]  # [points, C, K]
+    w = np.linalg.pinv(np.kron(g, g)) @ u.reshape(len(g) ** 2, -1).astype(np.float64)
+    return _convolved(k, inputs[0], w.reshape(3, 3, c, ko).transpose(3, 0, 1, 2), 1)
