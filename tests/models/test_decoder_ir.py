@@ -25,10 +25,10 @@ from npu_compiler.partitioning.plan import HOST
 from npu_compiler.support.dtypes import numpy_dtype, promote
 from npu_runtime import CPUBackend, DAGExecutor, Executor
 
+from ..support.ir_files import FILES, random_weights
 from ..support.torch_oracle import run_ir
 from .gate import Expected, compile_and_run, compile_whole, expect, join
 from .random_models import randomise
-from .test_ir_files import FILES, random_weights
 
 NAMES = [f"qwen2_{step}{kind}" for step in ("prefill", "decode") for kind in ("", "_bf16", "_tf5.23")]
 MIXED = "qwen2_decode_mixed"  # bfloat16 weights, float32 caches and masks: what a type-blind extractor makes

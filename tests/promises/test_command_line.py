@@ -1,0 +1,52 @@
+"""The command line, run in this process."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from npu_compiler import get_supported_ops
+from npusim import cli
+
+from .compiled import Compiled
+
+
+def as_json(capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, Any]:
+    assert cli.main([*argv, "--json"]) == 0
+    data: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return data
+
+
+def test_compile_describe_and_run(convnet: Compiled, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    program, output = str(tmp_path / "m.npubin"), tmp_path / "y.npz"
+    np.save(tmp_path / "x.npy", convnet.x)
+    safetensors.numpy.save_file(convnet.weights, tmp_path / "m.safetensors")
+    assert cli.main(["compile", convnet.path, "-o", program, "-q"]) == 0
+    assert cli.main(["describe", program]) == 0 and "weight map" in capsys.readouterr().out
+    assert cli.main(["run", program, "--input", f"x={tmp_path / 'x.npy'}", "--output", str(output)]) == 0
+    convnet.check(dict(np.load(output)))
+
+
+def test_explain_says_what_runs_where_and_why(convnet: Compiled, capsys: pytest.CaptureFixture[str]) -> None:
+    data = as_json(capsys, "explain", convnet.path, "--plan", "--force-cpu", "aten.max_pool2d.default")
+    on_host = {n["name"]: n["reason"] for n in data["nodes"] if n["device"] == "host"}
+    assert "max_pool2d" in on_host and all(on_host.values()) and data["plan"]["transfers"] > 0
+
+
+def test_ops_lists_the_op_table(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["ops", "conv2d"]) == 0
+    assert "aten.conv2d.default" in capsys.readouterr().out
+    assert cli.main(["ops", "--markdown"]) == 0
+    page = capsys.readouterr().out
+    assert not [op for op in get_supported_ops() if f"`{op}`" not in page]
+
+
+def test_errors_are_one_line_and_status_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["compile", str(tmp_path / "missing.json")]) == 1
+    message = capsys.readouterr().err
+    assert message.startswith("npusim: ") and message.count("\n") == 1 and "missing.json" in message
