@@ -5,7 +5,7 @@ BENCH := .venv-bench
 BIN := $(VENV)/bin
 PIP := -m pip --disable-pip-version-check -qq
 
-.PHONY: demo test lint lock clean bench bench-calls bench-cpu bench-llm bench-coverage bench-partitioned
+.PHONY: demo test lint lock wheel clean bench bench-calls bench-cpu bench-llm bench-coverage bench-partitioned
 
 demo: $(VENV)/demo.stamp
 	$(BIN)/npusim demo
@@ -18,6 +18,14 @@ test: $(VENV)/test.stamp
 lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+# A wheel and an sdist in dist/; the wheel, which is made from the sdist, is tried in an empty environment.
+wheel: $(VENV)/dev.stamp
+	rm -rf dist .venv-wheel
+	$(BIN)/python -m build
+	$(PYTHON) -m venv .venv-wheel
+	.venv-wheel/bin/python $(PIP) install -c constraints.txt dist/*.whl
+	.venv-wheel/bin/python -I tools/smoke.py
 
 # New pins for all extras, for pip and for uv; newer versions: ARGS=--upgrade.
 lock: $(VENV)/dev.stamp
@@ -36,7 +44,7 @@ bench-llm: $(BENCH)/llm.stamp .venv-export/stamp
 	$(BENCH)/bin/python benchmarks/llm_cpu.py $(ARGS)
 
 clean:
-	rm -rf $(VENV) $(BENCH) .venv-export .demo .bench
+	rm -rf $(VENV) $(BENCH) .venv-export .venv-wheel .demo .bench build dist
 
 $(BIN)/python $(BENCH)/bin/python .venv-export/bin/python: %/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

@@ -29,6 +29,8 @@ _PACKAGES = {
     "ziglang": "compiling without a system compiler",
     "nvidia-cuda-nvrtc": "compiling for NVIDIA GPUs",
     "cupy-cuda13x": "running on NVIDIA GPUs",
+    "nvidia-cuda-nvrtc-cu12": "compiling for NVIDIA GPUs whose driver supports CUDA 12",
+    "cupy-cuda12x": "running on NVIDIA GPUs whose driver supports CUDA 12",
 }
 _REQUIRED = ("numpy", "ml_dtypes", "msgpack", "safetensors")
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import re
+import runpy
 import subprocess
+import sys
 import tomllib
 from importlib import metadata
 from pathlib import Path
@@ -106,6 +110,20 @@ def test_a_wheel_holds_every_tracked_file_of_the_packages(monkeypatch: pytest.Mo
     modules = {Path(path) for *_, path in command.find_all_modules()}
     data = {Path(folder, name) for _, folder, _, names in command.data_files for name in names}
     assert tracked() <= {str(path.relative_to(ROOT) if path.is_absolute() else path) for path in modules | data}
+
+
+def test_what_a_wheel_is_tried_with_passes_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`make wheel` runs it in an environment that has the wheel and its dependencies alone."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), *filter(None, sys.path)]))
+    runpy.run_path(str(ROOT / "tools" / "smoke.py"))["check_program"](tmp_path)
+
+
+def test_the_changelog_has_the_form_of_keep_a_changelog() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text()
+    releases = re.findall(r"^## \[(.+?)\](?: - (\d{4}-\d\d-\d\d))?$", text, re.MULTILINE)
+    assert releases[0] == ("Unreleased", "") and all(date for _, date in releases[1:])
+    sections = set(re.findall(r"^### (.+)$", text, re.MULTILINE))
+    assert sections <= {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
 
 
 def test_the_version_is_the_installed_one() -> None:

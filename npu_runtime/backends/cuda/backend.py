@@ -249,11 +249,11 @@ def missing_parts() -> list[str]:
         runtime = cupy.cuda.runtime.runtimeGetVersion() // 1000
     except ImportError as error:
         broken = "" if error.name == "cupy" else f" ({error})"
-        missing.append(f"CuPy is needed{broken}: pip install 'npusim[cuda]' (or cupy-cuda13x)")
+        missing.append(f"CuPy is needed{broken}: pip install 'npusim[cuda]', with a driver of CUDA 12 'npusim[cuda12]'")
     if not missing and version[0] < runtime:
         missing.append(
             f"CuPy is for CUDA {runtime}, and the NVIDIA driver is too old for it: it supports CUDA {version[0]}."
-            f"{version[1]}; update the driver, or pip install cupy-cuda{version[0]}x"
+            f"{version[1]}; update the driver, or, if it supports CUDA 12, pip install 'npusim[cuda12]'"
         )
     return missing
 
