@@ -73,14 +73,14 @@ FLOATS = ("float32", "float16", "bfloat16")
 ALL = (*FLOATS, "int64")
 INTS = ("int64", "int32", "bool")
 
-_KINDS = {
-    "Value": "tensor",
-    "Value | None": "optional",
-    "Value | Scalar | None": "optional",
-    "list[Value]": "list",
-    "list[Value | None]": "list",
-    "Value | Scalar": "operand",
-    "Expr": "operand",
+_KINDS: dict[Any, str] = {
+    Value: "tensor",
+    Value | None: "optional",
+    Value | Scalar | None: "optional",
+    list[Value]: "list",
+    list[Value | None]: "list",
+    Value | Scalar: "operand",
+    Expr: "operand",
 }
 
 
@@ -93,7 +93,7 @@ def _declare(
 ) -> None:
     signature, hints = inspect.signature(f).parameters, get_type_hints(f)
     params = tuple(
-        Param(p.name, _KINDS.get(str(p.annotation), "attr"), p.default, hints[p.name])
+        Param(p.name, _KINDS.get(hints[p.name], "attr"), p.default, hints[p.name])
         for p in signature.values()
         if p.name != "graph"
     )
@@ -134,7 +134,7 @@ def pointwise(
     (opmath) dtype. ``floating`` promotes integers and bools to float32 first, as ATen's float-only ops do."""
 
     def deco(f: Lowering) -> Lowering:
-        names = [p.name for p in inspect.signature(f).parameters.values() if str(p.annotation) == "Expr"]
+        names = [name for name, hint in get_type_hints(f).items() if hint is Expr and name != "return"]
 
         def lower(**args: Any) -> Value:
             operands = [args[n] for n in names]
