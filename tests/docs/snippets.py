@@ -3,7 +3,7 @@
 A block is run unless the line before it says why not, in a comment that readers of the page do not see:
 
     <!-- not run: needs an NVIDIA GPU -->       it is parsed: Python compiles, the command line has these options
-    <!-- quoted from: tests/porting/rows8.py -->    its lines are in that file (… stands for what was left out)
+    <!-- quoted from: tests/porting/rows8.py -->    its lines are in that file, in this order
 
 All blocks of a page share a folder and, if they are Python, a namespace, in the order of the page. ``console`` blocks have
 commands after a ``$`` and what they print, in which … stands for any text; ``bash`` blocks have commands alone.
@@ -29,7 +29,6 @@ from npusim import cli
 ROOT = Path(__file__).parents[2]
 _FENCE = re.compile(r"^(?P<indent> *)```(?P<language>\w*)(?P<rest>.*)$")
 _MARK = re.compile(r"<!-- (not run|quoted from): (.+?) -->")
-_OURS = ("npusim", "python")  # whose command lines are parsed even if they are not run
 
 
 @dataclass(frozen=True)
@@ -172,8 +171,8 @@ def _parse(snippet: Snippet, words: list[str]) -> None:
         case ["npusim", *arguments]:
             _, unknown = cli.parser().parse_known_args(arguments)
             assert not unknown, f"{snippet.where}: {unknown}"
-        case ["python", script, *_] if not script.startswith("-"):
-            assert (ROOT / script).is_file(), f"{snippet.where}: {script}"
+        case ["python", script, *_] | ["uv", "run", script, *_] if script.endswith(".py"):
+            assert any((ROOT / folder / script).is_file() for folder in (".", "examples")), f"{snippet.where}: {script}"
         case ["make", *rules]:
             known = (ROOT / "Makefile").read_text()
             for rule in rules:
@@ -183,7 +182,7 @@ def _parse(snippet: Snippet, words: list[str]) -> None:
 
 
 def _compare(snippet: Snippet) -> None:
-    source = "".join((ROOT / name).read_text(encoding="utf-8") for name in snippet.reason.split(", "))
-    parts = [part.strip("\n") for part in re.split(r"^.*…$", snippet.text, flags=re.MULTILINE)]
-    lost = [part for part in parts if part.strip() and part not in source]
+    """Every line is in the file, in this order; what stands between them there may be left out."""
+    source = iter((ROOT / snippet.reason).read_text(encoding="utf-8").splitlines())
+    lost = [line for line in snippet.text.splitlines() if line.strip("… ") and line not in source]
     assert not lost, f"{snippet.where}: {snippet.reason} does not have\n{lost[0]}"

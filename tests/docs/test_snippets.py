@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from npu_compiler import target_config
 from npu_compiler.ops.registry import REGISTRY
-from npu_compiler.weights import format as weight_formats
 
 from ..llm import small_model
 from .snippets import ROOT, Page, snippets
@@ -29,12 +29,12 @@ def language_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def page(tmp_path: Path, language_model: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Page]:
     """A folder with the files that pages take for granted; what pages register is forgotten afterwards."""
     (tmp_path / "my-llama").symlink_to(language_model)
-    ops, formats = dict(REGISTRY), dict(weight_formats._registered)
+    monkeypatch.setattr(target_config, "_rows", {name: [*rows] for name, rows in target_config._rows.items()})
+    ops = dict(REGISTRY)
     made = Page(tmp_path)
     yield made
-    for table, before in ((REGISTRY, ops), (weight_formats._registered, formats)):
-        table.clear()
-        table.update(before)
+    REGISTRY.clear()
+    REGISTRY.update(ops)
     counts.update(made.counts)
 
 

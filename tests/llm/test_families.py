@@ -14,6 +14,7 @@ from npu_compiler.frontend.llm import families, family, load_decoder, open_check
 from npu_compiler.frontend.llm.family import FAMILIES, GGUF, Family, by_architecture, by_model_type, register
 from npu_compiler.support.errors import ConfigError
 
+from ..docs.snippets import snippets
 from . import tiny
 from .gguf_writer import write_gguf
 
@@ -34,8 +35,8 @@ def seed_oss(own_registry: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     """The file of the walk-through, where families are looked for."""
     folder = tmp_path / "families"
     folder.mkdir()
-    (code,) = re.findall(r"```python\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL)
-    (folder / "seed_oss.py").write_text(code, encoding="utf-8")
+    (code,) = snippets(DOCS)
+    (folder / "seed_oss.py").write_text(code.text, encoding="utf-8")
     monkeypatch.setattr(families, "__path__", [*families.__path__, str(folder)])
     family._discover.cache_clear()
     yield
