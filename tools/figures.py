@@ -2,8 +2,8 @@
 
     python tools/figures.py              writes docs/figures/*.svg
 
-``pipeline.svg`` has ``PHASES`` and the passes that each of them asks for, ``memory_plan.svg`` the arena of ResNet-18, and
-``roofline.svg`` the measured share of what the hardware allows. Colours follow the reader's light or dark scheme.
+``pipeline.svg`` has ``PHASES`` and the passes that each of them asks for, ``memory_plan.svg`` the arena of ResNet-18,
+and ``roofline.svg`` the measured share of what the hardware allows. Colours follow the reader's light or dark scheme.
 """
 
 from __future__ import annotations
@@ -15,17 +15,15 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-
 from npu_compiler.graph import expr
 from npu_compiler.graph.graph import Graph
-from npu_compiler.phases import PASSES, State
+from npu_compiler.phases import State
 from npu_compiler.pipeline import PHASES, run_phases
 from npu_compiler.schedule.memory_planner import lifetimes
 from npu_compiler.target_config import target_config
 from npu_compiler.targets import get_target
 
+ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "docs" / "figures"
 RESULTS = ROOT / "benchmarks" / "results"
 H200_BFLOAT16 = 989e12  # FLOP/s of dense products of 16-bit floats: NVIDIA H200 data sheet
@@ -33,17 +31,38 @@ RESNET_FLOPS = {"resnet18": 3.628e9, "resnet50": 8.178e9}  # of one image, as be
 
 _STYLE = """
   text { font: 13px ui-sans-serif, system-ui, sans-serif; fill: #24292f }
-  .b { font-weight: 600 } .m { font-family: ui-monospace, monospace; font-size: 11.5px } .s { font-size: 11.5px; fill: #57606a }
-  .card { fill: #eef2f7; stroke: #b7c3d0 } .accent { fill: #d5e4f7; stroke: #5b8dc9 } .chip { fill: #fff; stroke: #b7c3d0 }
-  .line { stroke: #6e7781; fill: none } .head { fill: #6e7781 } .grid { stroke: #d0d7de }
-  .bar { fill: #4c7fbf } .bar2 { fill: #c77d3a }
+  .b { font-weight: 600 }
+  .m { font-family: ui-monospace, monospace; font-size: 11.5px }
+  .s { font-size: 11.5px; fill: #57606a }
+  .card { fill: #eef2f7; stroke: #b7c3d0 }
+  .accent { fill: #d5e4f7; stroke: #5b8dc9 }
+  .inner { fill: #fff; stroke: #b7c3d0 }
+  .line { stroke: #6e7781; fill: none }
+  .head { fill: #6e7781 }
+  .grid { stroke: #d0d7de }
+  .bandwidth { fill: #4c7fbf }
+  .arithmetic { fill: #c77d3a }
   @media (prefers-color-scheme: dark) {
-    text { fill: #e6edf3 } .s { fill: #9aa7b4 }
-    .card { fill: #262d36; stroke: #47515d } .accent { fill: #1f3a5c; stroke: #5b8dc9 } .chip { fill: #161b22; stroke: #47515d }
-    .line { stroke: #8b949e } .head { fill: #8b949e } .grid { stroke: #363e48 }
-    .bar { fill: #6ea3e6 } .bar2 { fill: #e0a064 }
+    text { fill: #e6edf3 }
+    .s { fill: #9aa7b4 }
+    .card { fill: #262d36; stroke: #47515d }
+    .accent { fill: #1f3a5c; stroke: #5b8dc9 }
+    .inner { fill: #161b22; stroke: #47515d }
+    .line { stroke: #8b949e }
+    .head { fill: #8b949e }
+    .grid { stroke: #363e48 }
+    .bandwidth { fill: #6ea3e6 }
+    .arithmetic { fill: #e0a064 }
   }
 """
+_STAGES = {
+    "nn.Module": "PyTorch",
+    "capture": "torch.export",
+    "ATen IR": "IR JSON",
+    "check": "reasons",
+    "partition": "NPU or host",
+}
+_CONTENT = "object, sources, launches, memory plan, weight recipes → npu_runtime"
 
 
 def svg(width: float, height: float, title: str, parts: Iterable[str]) -> str:
@@ -66,9 +85,7 @@ def box(x: float, y: float, width: float, height: float, kind: str, tip: str = "
 
 def arrow(x: float, y: float, to: float) -> str:
     """An arrow down."""
-    return (
-        f'<path d="M{x:g} {y:g} V{to - 5:g}" class="line"/><path d="M{x - 4:g} {to - 6:g} h8 l-4 6 z" class="head"/>'
-    )
+    return f'<path d="M{x:g} {y:g} V{to - 5:g}" class="line"/><path d="M{x - 4:g} {to - 6:g} h8 l-4 6 z" class="head"/>'
 
 
 class _Asked(frozenset[str]):
@@ -101,57 +118,46 @@ def passes_by_phase(target: str = "cpu:avx2") -> dict[str, list[str]]:
 
 
 def pipeline() -> str:
-    """From a module to a running program: the phases with their passes, from the compiler's tables."""
+    """From a module to a program: the phases with their passes, from the compiler's tables."""
     passes = passes_by_phase()
-    common = [r.name for r in get_target("cpu:avx2").rewrites]
-    passes["rewrite"] = common + [r.name for r in get_target("cuda:sm_90").rewrites if r.name not in common]
-    left, width = 20.0, 820.0
+    passes["rewrite"] = [r.name for r in get_target("cuda:sm_90").rewrites]  # it has those of all targets
+    left, width, step = 20.0, 796.0, 164.0
     parts = []
-    stages = [("nn.Module", ""), ("capture", "torch.export"), ("ATen IR", "IR JSON"), ("check", "reasons"), ("partition", "NPU or host")]
-    step = width / len(stages)
-    for i, (name, note) in enumerate(stages):
-        x = left + i * step
-        parts.append(box(x, 14, step - 24, 40, "card"))
-        parts.append(text(x + (step - 24) / 2, 31 if note else 38, name, "b", "middle"))
-        if note:
-            parts.append(text(x + (step - 24) / 2, 47, note, "s", "middle"))
-        if i + 1 < len(stages):
+    for i, (name, note) in enumerate(_STAGES.items()):
+        x, wide = left + i * step, step - 24
+        parts += [box(x, 14, wide, 40, "card"), *_two_lines(x + wide / 2, 31, name, note)]
+        if i:
             parts.append(
-                f'<path d="M{x + step - 24:g} 34 h18" class="line"/><path d="M{x + step - 7:g} 30 v8 l6 -4 z" class="head"/>'
+                f'<path d="M{x - 24:g} 34 h18" class="line"/><path d="M{x - 7:g} 30 v8 l6 -4 z" class="head"/>'
             )
-    y = 54.0
-    last = left + (len(stages) - 1) * step + (step - 24) / 2
-    parts.append(arrow(last, y, y + 26))
-    y += 26
-    top, rows = y, []
-    y += 28
-    for number, (name, _, summary) in enumerate(PHASES):
-        lines = _wrapped(passes[name], 78)
-        height = 34 + 22 * len(lines)
-        rows.append(box(left + 12, y, width - 48, height, "chip"))
-        rows.append(text(left + 26, y + 21, f"{number + 1}", "s"))
-        rows.append(text(left + 46, y + 21, name, "b"))
-        rows.append(text(left + 130, y + 21, summary, "s"))
-        for i, line in enumerate(lines):
-            at = left + 130
-            for word in line:
-                wide = 7.1 * len(word) + 14
-                rows.append(box(at, y + 31 + 22 * i, wide, 18, "accent"))
-                rows.append(text(at + 7, y + 44 + 22 * i, word, "m"))
-                at += wide + 6
+    parts.append(arrow(left + width - 70, 54, 80))
+    rows, y = [], 108.0
+    for number, (name, _, summary) in enumerate(PHASES, 1):
+        row, height = _phase(left + 12, y, width - 24, f"{number}  {name}", summary, passes[name])
+        rows += row
         y += height + 6
-    parts.append(box(left, top, width - 24, y - top + 4, "card"))
-    parts.append(text(left + 12, top + 19, "for each NPU partition: npu_compiler.pipeline.PHASES", "b"))
-    parts += rows
-    y += 4
-    parts.append(arrow(left + (width - 24) / 2, y, y + 24))
-    y += 24
-    parts.append(box(left, y, width - 24, 44, "card"))
-    parts.append(text(left + (width - 24) / 2, y + 19, "model.npubin", "b", "middle"))
-    parts.append(
-        text(left + (width - 24) / 2, y + 35, "object, sources, launches, memory plan, weight recipes → npu_runtime", "s", "middle")
-    )
-    return svg(left * 2 + width - 24, y + 58, "The phases of the compiler", parts)
+    parts += [box(left, 80, width, y - 76, "card"), text(left + 12, 99, "npu_compiler.pipeline.PHASES", "b"), *rows]
+    parts += [arrow(left + width / 2, y + 4, y + 28), box(left, y + 28, width, 44, "card")]
+    parts += _two_lines(left + width / 2, y + 47, "model.npubin", _CONTENT)
+    return svg(left * 2 + width, y + 86, "The phases of the compiler", parts)
+
+
+def _two_lines(x: float, y: float, name: str, note: str) -> list[str]:
+    return [text(x, y, name, "b", "middle"), text(x, y + 16, note, "s", "middle")]
+
+
+def _phase(x: float, y: float, width: float, name: str, summary: str, passes: Sequence[str]) -> tuple[list[str], float]:
+    """A row of the pipeline and its height."""
+    lines = _wrapped(passes, 78)
+    height = 34.0 + 22 * len(lines)
+    parts = [box(x, y, width, height, "inner"), text(x + 14, y + 21, name, "b"), text(x + 118, y + 21, summary, "s")]
+    for i, line in enumerate(lines):
+        at, top = x + 118, y + 31 + 22 * i
+        for word in line:
+            wide = 7.1 * len(word) + 14
+            parts += [box(at, top, wide, 18, "accent"), text(at + 7, top + 13, word, "m")]
+            at += wide + 6
+    return parts, height
 
 
 def _wrapped(names: Sequence[str], columns: int) -> list[list[str]]:
@@ -178,7 +184,8 @@ def memory_plan() -> str:
     phases, size = schedule.kernels[-1].phase + 1, schedule.arena_bytes
     left, top, width, height = 84.0, 34.0, 720.0, 260.0
     column = width / phases
-    parts = [text(left, 20, f"ResNet-18, float16, batch 1: {len(life)} buffers in an arena of {size / 1e6:.2f} MB", "b")]
+    head = f"ResNet-18, float16, batch 1: {len(life)} buffers in an arena of {size / 1e6:.2f} MB"
+    parts = [text(left, 20, head, "b")]
     for mark in range(5):
         y = top + height * (1 - mark / 4)
         parts.append(f'<path d="M{left:g} {y:g} H{left + width:g}" class="grid"/>')
@@ -209,7 +216,8 @@ def shares() -> dict[str, list[tuple[str, float, str]]]:
     for kind, number, part in sorted(measured, key=lambda row: (row[0], int(row[1]))):
         (seconds,) = (r["median_ms"] * 1e-3 for r in part["rows"] if r["contender"] == "npusim")
         if "bytes_read" in part:
-            found.append((f"one token at position {int(number):,}", part["bytes_read"] / seconds / reading, "bandwidth"))
+            label = f"one token at position {int(number):,}"
+            found.append((label, part["bytes_read"] / seconds / reading, "bandwidth"))
         elif "flops" in part:
             found.append((f"prompt of {int(number):,}", part["flops"] / seconds / H200_BFLOAT16, "arithmetic"))
         else:
@@ -238,13 +246,13 @@ def roofline() -> str:
             parts.append(text(x, bottom + 14, f"{mark * 100:.0f} %", "s", "middle"))
         for label, share, limit in rows:
             parts.append(text(left - 10, y + 15, label, "s", "end"))
-            parts.append(box(left, y + 4, max(1, width * share / 1.75), 14, "bar" if limit == "bandwidth" else "bar2"))
+            parts.append(box(left, y + 4, max(1, width * share / 1.75), 14, limit))
             parts.append(text(left + width * share / 1.75 + 6, y + 15, f"{share * 100:.0f} %", "s"))
             y += 22
         y = bottom + 46
-    parts.append(box(20, y - 20, 12, 12, "bar"))
+    parts.append(box(20, y - 20, 12, 12, "bandwidth"))
     parts.append(text(38, y - 10, "of the measured read bandwidth", "s"))
-    parts.append(box(250, y - 20, 12, 12, "bar2"))
+    parts.append(box(250, y - 20, 12, 12, "arithmetic"))
     parts.append(text(268, y - 10, "of the peak arithmetic (GPU: data sheet; CPU: measured)", "s"))
     return svg(left + width + 20, y + 6, "Measured share of the roofline", parts)
 

@@ -5,8 +5,8 @@ A block is run unless the line before it says why not, in a comment that readers
     <!-- not run: needs an NVIDIA GPU -->       it is parsed: Python compiles, the command line has these options
     <!-- quoted from: tests/porting/rows8.py -->    its lines are in that file, in this order
 
-All blocks of a page share a folder and, if they are Python, a namespace, in the order of the page. ``console`` blocks have
-commands after a ``$`` and what they print, in which … stands for any text; ``bash`` blocks have commands alone.
+All blocks of a page share a folder and, if they are Python, a namespace, in the order of the page. ``console`` blocks
+have commands after a ``$`` and what they print, in which … stands for any text; ``bash`` blocks have commands alone.
 """
 
 from __future__ import annotations
