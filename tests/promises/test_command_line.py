@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import safetensors.numpy
 from npu_compiler import get_supported_ops
 from npusim import cli
 
+from ..support.names_page import ROOT
 from .compiled import Compiled
 
 
@@ -36,6 +39,15 @@ def test_explain_says_what_runs_where_and_why(convnet: Compiled, capsys: pytest.
     data = as_json(capsys, "explain", convnet.path, "--plan", "--force-cpu", "aten.max_pool2d.default")
     on_host = {n["name"]: n["reason"] for n in data["nodes"] if n["device"] == "host"}
     assert "max_pool2d" in on_host and all(on_host.values()) and data["plan"]["transfers"] > 0
+
+
+def test_every_command_of_the_readme_parses() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    commands = re.findall(r"^npusim [a-z].*$", text, re.MULTILINE)
+    assert len(commands) >= 5
+    for command in commands:
+        args, unknown = cli.parser().parse_known_args(shlex.split(command, comments=True)[1:])
+        assert args.verb and not unknown, command
 
 
 def test_ops_lists_the_op_table(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,6 @@ import pytest
 
 import npu_compiler
 from npu_compiler import CompiledProgram, CompileError, target_config, targets
-from npu_compiler.aten.json_reader import ir_to_dict
 from npu_compiler.pipeline import run_phases, switches
 from npu_compiler.support.errors import ConfigError, IRError
 from npu_compiler.targets.cpu.target import CPUTarget
@@ -64,13 +63,13 @@ def test_the_ir_has_inputs_outputs_weights_nodes_and_the_name_mapping(convnet: C
 def test_a_path_a_dict_and_a_graph_are_read_alike(convnet: Compiled) -> None:
     data = json.loads(Path(convnet.path).read_text())
     graphs = [npu_compiler.load_ir(convnet.path), npu_compiler.load_ir(data), npu_compiler.load_ir_from_dict(data)]
-    assert all(ir_to_dict(g) == ir_to_dict(convnet.ir) for g in graphs)
+    assert all(g == convnet.ir for g in graphs)
 
 
 def test_torch_ir_objects_are_read() -> None:
     torch_ir = pytest.importorskip("torch_ir", reason="pytorch-ir is not installed")
     theirs = torch_ir.IR.from_dict(mlp())
-    assert ir_to_dict(npu_compiler.load_ir(theirs)) == ir_to_dict(npu_compiler.load_ir(mlp()))
+    assert npu_compiler.load_ir(theirs) == npu_compiler.load_ir(mlp())
 
 
 def test_row_026_unique_names_need_no_producers() -> None:
@@ -80,7 +79,7 @@ def test_row_026_unique_names_need_no_producers() -> None:
         for t in node["inputs"]:
             t.pop("producer_node", None)
             t.pop("producer_output_idx", None)
-    assert ir_to_dict(npu_compiler.load_ir(data)) == ir_to_dict(npu_compiler.load_ir(mlp()))
+    assert npu_compiler.load_ir(data) == npu_compiler.load_ir(mlp())
 
 
 def test_row_027_weights_by_their_own_names() -> None:
@@ -217,6 +216,26 @@ def test_a_transpose_before_a_product_is_folded() -> None:
     assert state.schedule is not None and [k.kind for k in state.schedule.kernels] == ["gemm"]
 
 
+@pytest.mark.parametrize("target", ["cuda", "metal"])
+def test_a_chain_of_elementwise_ops_is_one_gpu_kernel(target: str) -> None:
+    b = Builder(inputs=("x", "z")).node("s", "aten.silu.default", "x").node("m", "aten.mul.Tensor", "s", "z")
+    state = run_phases(b.node("a", ADD, "m", "x").node("y", RELU, "a").out("y"), target, until="schedule")
+    assert state.schedule is not None and [k.sources for k in state.schedule.kernels] == [("s", "m", "a", "y")]
+
+
+@pytest.mark.parametrize(("op", "batch"), [("aten.matmul.default", ()), ("aten.bmm.default", (3,))])
+@pytest.mark.parametrize("rows", [1, 64], ids=["vector", "tiles"])
+def test_products_of_one_row_of_many_rows_and_of_batches(op: str, batch: tuple[int, ...], rows: int) -> None:
+    ir = one_node(op, (*batch, rows, 32))
+    x, y = ir["graph_inputs"][0], ir["graph_outputs"][0]
+    w = {"name": "w", "shape": [*batch, 32, 16], "dtype": "float32"}
+    ir["graph_inputs"].append(w)
+    y["shape"] = [*batch, rows, 16]
+    ir["nodes"][0] |= {"inputs": [x, w], "outputs": [y]}
+    state = run_phases(npu_compiler.load_ir(ir), "cpu", until="schedule")
+    assert state.schedule is not None and "gemm" in {k.kind for k in state.schedule.kernels}
+
+
 def test_fusions_can_be_left_out_one_by_one() -> None:
     """The documented way to find a wrong fusion: disable all, verify, and enable one after the other."""
     fusions = [name for name in switches("cpu") if name.startswith("fuse")]
@@ -265,6 +284,8 @@ def test_row_050_the_dtype_is_that_of_the_ir_by_design(convnet: Compiled) -> Non
         state = run_phases(convnet.ir, "cpu", dtype, until="schedule")
         assert state.schedule is not None
         assert {o.dtype for k in state.schedule.kernels for o in k.outputs if o.buffer.kind == "arena"} == {dtype}
+        stored = {value.dtype for name, value in state.recipes if "weight" in name and len(value.shape) > 2}
+        assert stored == {dtype}, "recipes convert the weights when they are loaded"
     decoder = run_phases(npu_compiler.load_ir(FILES / "qwen2_decode_bf16.json"), "cpu", until="lower")
     assert "bfloat16" in {v.dtype for node in decoder.graph.nodes for v in node.outputs}, (
         "a bfloat16 model stays bfloat16"

@@ -27,6 +27,13 @@ def test_resnet18_agrees_with_pytorch_on_the_top_5() -> None:
         assert set(np.argsort(-ours)[:5]) == set(np.argsort(-theirs)[:5]) and ours.argmax() == theirs.argmax()
 
 
+def test_softmax_is_stable() -> None:
+    """The largest value is subtracted first: large logits do not overflow."""
+    model = compiled("mlp")
+    (found,) = Executor(model.program, model.weights).run([1e6 * model.x]).values()
+    np.testing.assert_allclose(found.sum(-1), 1, rtol=1e-5)
+
+
 @pytest.mark.parametrize("name", ["resnet18", "resnet50"])
 def test_resnets_are_supported_as_a_whole(name: str) -> None:
     path = FILES / f"{name}.json"

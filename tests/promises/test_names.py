@@ -83,6 +83,7 @@ def test_files_are_where_they_were_or_in_the_table(path: str) -> None:
         "CUDA_GPU",
         "METAL_GPU",
         "HANDLED_OPS",
+        "USE_BFLOAT",
         "find_fusion_groups",
     ],
 )

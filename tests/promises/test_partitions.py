@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -13,7 +14,6 @@ import pytest
 
 import npu_compiler
 from npu_compiler import CompiledProgram, PartitionPlan
-from npu_compiler.aten.json_reader import ir_to_dict
 from npu_compiler.partitioner import Partition, TransferOp
 from npu_compiler.support.errors import ConfigError
 from npu_runtime import DAGExecutor, execute_cpu_partition
@@ -39,9 +39,11 @@ X, W = (np.random.default_rng(seed).uniform(-1, 1, SHAPE).astype(BF16) for seed 
 
 
 @pytest.fixture(scope="module")
-def mixed() -> Mixed:
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> Mixed:
     b = Builder(weights=("w",)).node("a", HEAVY, "x", "p_w").node("g", GELU, "a").node("y", HEAVY, "g", "p_w")
-    ir = json.loads(json.dumps(ir_to_dict(b.out("y"))).replace("float32", "bfloat16"))
+    path = tmp_path_factory.mktemp("mixed") / "ir.json"
+    npu_compiler.save_ir(b.out("y"), path)
+    ir = json.loads(path.read_text().replace("float32", "bfloat16"))
     compiled: list[CompiledProgram] = []
 
     def compile_fn(part: Any) -> CompiledProgram:
@@ -54,7 +56,7 @@ def mixed() -> Mixed:
 
 def test_a_supported_model_is_one_partition(convnet: Compiled) -> None:
     """The documented spelling: an IR dict and a predicate over op types."""
-    plan = npu_compiler.partition(ir_to_dict(convnet.ir), npu_compiler.is_op_supported)
+    plan = npu_compiler.partition(json.loads(Path(convnet.path).read_text()), npu_compiler.is_op_supported)
     assert [p.device for p in plan.partitions] == ["npu"] and not plan.transfers and not plan.reasons
 
 
