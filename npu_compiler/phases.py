@@ -26,6 +26,7 @@ from .passes import (
     padding,
     quantize,
 )
+from .passes.absorb_views import absorb_views
 from .schedule.horizontal_fusion import common_rewrites
 from .schedule.kernel import Kernel
 from .schedule.rewrite import ScheduleRewrite
@@ -38,38 +39,38 @@ from .weights.format import BlockFormat, WeightFormat
 
 # Passes that can be left out (--disable, NPU_DISABLE), besides the rewrites of the target.
 PASSES: dict[str, str] = {
-    "normalise": "drop no-ops, merge view chains and common subexpressions",
-    "fold_constants": "compute what depends on constants alone",
-    "fold_iota": "compute tables that are affine in their index (iota)",
-    "fuse_attention": "find attention in its decomposed spelling",
-    "combine_parallel_matmul": "make one product of those that read the same rows",
-    "concat_to_select": "read concatenations through a selection instead of a copy",
-    "layout": "sink permutes until they cancel (channels-last)",
-    "fold_padding": "let a convolution pad its input itself",
-    "fold_batch_norm": "move batch norm and per-channel scales into weights",
-    "fuse_epilogue": "compute what follows a product in its kernel",
-    "fuse_pointwise": "inline pointwise chains",
-    "fuse_loops": "merge loop nests over one domain",
-    "dual_gemm": "compute both products of a gated activation in one kernel",
+    "normalise": "remove no-ops, compose chains of views, share common subexpressions",
+    "fold_constants": "evaluate nodes that depend only on constants",
+    "fold_iota": "replace constant tables that are affine in their index by index arithmetic",
+    "fuse_attention": "replace decomposed attention by one node",
+    "combine_parallel_matmul": "combine matmuls with the same left operand into one",
+    "concat_to_select": "replace concatenations that loop nests read by selections, which copy nothing",
+    "layout": "sink permutes until they cancel (channels-last layout)",
+    "fold_padding": "fold zero padding into the convolution that reads it",
+    "fold_batch_norm": "fold batch norm and per-channel scales into weights",
+    "fuse_epilogue": "fuse pointwise nodes into the epilogue of the product that they follow",
+    "fuse_pointwise": "inline pointwise producers into their readers",
+    "fuse_loops": "merge loop nests over one domain into one kernel",
+    "dual_gemm": "compute both matmuls of a gated MLP in one kernel",
     "compress_weights": "store weights in the weight format that the caller chose",
-    "winograd": "compute 3x3 convolutions by Winograd's algorithm where it is faster",
+    "winograd": "compute 3x3 convolutions with Winograd's algorithm where that is faster",
 }
 
 
 def switches(target: str) -> dict[str, str]:
-    """What can be left out of a compilation for a target, in order: name -> what it does."""
+    """Return what a compilation for a target can leave out, in order: name -> what it does."""
     rewrites = get_target(target).rewrites
     return PASSES | {r.name: r.summary for r in rewrites if not r.required}
 
 
 def fusions(config: TargetConfig) -> frozenset[str]:
-    """What is left out when nodes are compiled as the constraint checker tries them, one by one."""
+    """Return the passes that are left out when nodes are compiled one by one, as the constraint checker does."""
     return frozenset(PASSES) | {r.name for r in common_rewrites(config)}
 
 
 @dataclass
 class State:
-    """What flows through the phases; ``ir`` is None for a program that starts as a core graph."""
+    """The state of a compilation, which the phases change; ``ir`` is None for a program that starts as a core graph."""
 
     ir: IRGraph | None
     config: TargetConfig
@@ -85,19 +86,19 @@ class State:
     after_rewrite: Callable[[int, ScheduleRewrite, bool], bool] | None = None  # see run_rewrites
 
     def run_pass(self, name: str, f: Callable[[Graph], Any]) -> None:
-        """Run a pass unless it is switched off."""
+        """Run a pass unless it is disabled."""
         if name not in self.disable:
             f(self.graph)
 
     def refused_kernels(self) -> list[tuple[Kernel, Reason]]:
-        """The scheduled kernels that the target's code generator does not support."""
+        """Return the scheduled kernels that the target's code generator does not support, each with the reason."""
         target = get_target(self.config)
         kernels = self.schedule.kernels if self.schedule is not None else []
         return [(k, reason) for k in kernels if (reason := target.supports(k)) is not None]
 
 
 def run_normalise(s: State) -> None:
-    """No-ops, common subexpressions, constants; attention from its decomposed spelling."""
+    """Remove no-ops and common subexpressions, fold constants, and replace decomposed attention by one node."""
     s.run_pass("normalise", normalise.normalise)
     s.run_pass("fold_constants", normalise.fold_constants)
     s.run_pass("fold_iota", fold_iota.fold_iota)
@@ -107,23 +108,23 @@ def run_normalise(s: State) -> None:
 
 
 def run_layout(s: State) -> None:
-    """Channels-last: permutes sink and cancel; zero padding joins its convolution."""
+    """Choose channels-last layout by sinking permutes until they cancel; fold zero padding into convolutions."""
     s.run_pass("layout", layout.sink_permutes)
     s.run_pass("fold_padding", padding.fold_padding)
 
 
 def run_fold(s: State) -> None:
-    """Batch norms and per-channel scales move into weights, as load-time recipes; block formats round weights."""
+    """Fold batch norm and per-channel scales into weights, as load-time recipes; round weights to block formats."""
     s.run_pass("fold_batch_norm", fold.fold_batch_norm)
     if isinstance(format := s.weights, BlockFormat):
         s.run_pass("compress_weights", lambda graph: quantize.quantize_weights(graph, format, s.config.panel))
 
 
 def run_fuse(s: State) -> None:
-    """Epilogues, pointwise chains, row kernels."""
+    """Absorb views, inline pointwise chains, and group nodes into kernels."""
     decompose.decompose(s.graph, s.config)
     s.run_pass("concat_to_select", concat_to_select.concat_to_select)
-    fuse.absorb_views(s.graph)
+    absorb_views(s.graph)
     claimed = fuse.claim_epilogues(s.graph) if "fuse_epilogue" not in s.disable else {}
     if "fuse_pointwise" not in s.disable:
         fuse.inline_pointwise(s.graph, {n for chain in claimed.values() for n in chain})
@@ -139,7 +140,7 @@ def run_fuse(s: State) -> None:
 
 
 def run_schedule(s: State) -> None:
-    """Kernels over strided buffers."""
+    """Make kernels over strided windows of buffers."""
     winograd = get_target(s.config).winograd if "winograd" not in s.disable else lambda node: None
     lossless = s.weights if "compress_weights" not in s.disable else None
     scheduler = Scheduler(s.graph, s.groups, s.config, winograd, lossless)
@@ -148,8 +149,11 @@ def run_schedule(s: State) -> None:
 
 
 def run_rewrites(s: State) -> bool:
-    """Kernels in the forms that the target runs fastest. ``s.after_rewrite`` is told the number of each rewrite and
-    whether it changed a kernel; if it answers True, the others are left out, and so does this function."""
+    """Apply the target's rewrites in order, except those that are disabled.
+
+    ``s.after_rewrite`` is called after each one with its number, the rewrite, and whether it changed a kernel. If the
+    call returns True, the function stops and returns True.
+    """
     assert s.schedule is not None
     for number, rewrite in enumerate(get_target(s.config).rewrites):
         before = s.schedule.kernels

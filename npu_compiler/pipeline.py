@@ -1,5 +1,5 @@
-"""The compiler, top to bottom. ``PHASES`` is the order of everything; each name works in ``--until`` and ``NPU_DUMP``,
-and so do the names of the target's rewrites, which are steps of phase ``rewrite``.
+"""The compiler: ``PHASES`` in order. ``--until`` and ``NPU_DUMP`` know each of their names, and those of the target's
+rewrites, which are the steps of phase ``rewrite``.
 
 Passes and rewrites can be left out one by one: ``compile(disable=("fold_batch_norm",))`` or ``NPU_DISABLE=…``;
 :func:`switches` lists them.
@@ -54,8 +54,8 @@ def _lower(s: State) -> None:
 
 
 def _rewrite(s: State) -> None:
-    """Where a fusion makes a kernel that the target does not support, the nodes are compiled without fusions, as the
-    constraint checker tried them; weights stay in the format that the caller chose."""
+    """Rewrite kernels. If a fusion made a kernel that the target does not support, schedule the graph again without
+    fusions, as the constraint checker did; weights stay in the format that the caller chose."""
     if run_rewrites(s):
         return
     if s.refused_kernels() and s.ir is not None:
@@ -81,15 +81,15 @@ def _codegen(s: State) -> None:
 
 
 PHASES: tuple[tuple[str, Callable[[State], None], str], ...] = (
-    ("lower", _lower, "ATen IR to primitives, by the op registry"),
-    ("normalise", run_normalise, "no-ops, common subexpressions, constants; attention from its decomposed spelling"),
-    ("layout", run_layout, "channels-last: permutes sink and cancel; zero padding joins its convolution"),
-    ("fold", run_fold, "batch norm and per-channel scales into weights, as load-time recipes"),
-    ("fuse", run_fuse, "epilogues, pointwise chains, row kernels"),
-    ("schedule", run_schedule, "kernels over strided buffers"),
-    ("rewrite", _rewrite, "kernels in the forms that the target runs fastest, by its rewrites"),
-    ("memory", _memory, "fixed offsets in one arena"),
-    ("codegen", _codegen, "sources and the compiled object"),
+    ("lower", _lower, "lower ATen ops to primitives, by the op registry"),
+    ("normalise", run_normalise, "remove no-ops and common subexpressions, fold constants, find attention"),
+    ("layout", run_layout, "choose channels-last layout, fold padding into convolutions"),
+    ("fold", run_fold, "fold batch norm and per-channel scales into weights, as load-time recipes"),
+    ("fuse", run_fuse, "group nodes into kernels: epilogues, pointwise chains, loop nests"),
+    ("schedule", run_schedule, "make kernels over strided buffers"),
+    ("rewrite", _rewrite, "rewrite kernels for the target"),
+    ("memory", _memory, "give every intermediate an offset in one arena"),
+    ("codegen", _codegen, "generate and compile the sources"),
 )
 
 
@@ -116,7 +116,7 @@ def _storage(dtype: Any) -> str | None:
 
 
 def _format(weights: str | None, config: TargetConfig) -> WeightFormat | None:
-    """The weight format of that name, if the target has a reader for it."""
+    """Return the weight format of that name. Raises ``ConfigError`` if the target has no reader for it."""
     format = weight_format(weights)
     if format is not None and format.layout(config.panel) is None:
         readable = [n for n in known_formats() if (f := weight_format(n)) and f.layout(config.panel) is not None]
@@ -126,7 +126,7 @@ def _format(weights: str | None, config: TargetConfig) -> WeightFormat | None:
 
 
 def _switches(disable: Collection[str], target: str) -> frozenset[str]:
-    """What is switched off, by the caller or by ``NPU_DISABLE``. Names of another target's rewrites change nothing."""
+    """Return what the caller or ``NPU_DISABLE`` disables. Names of another target's rewrites have no effect."""
     off = frozenset(disable) | env.disabled()
     if not off:
         return off
@@ -169,7 +169,7 @@ def _run(state: State, first: int, until: str | None) -> State:
 
 
 def _trace(state: State, number: str, name: str, seconds: float | None = None) -> None:
-    """What ``NPU_DEBUG`` prints and ``NPU_DUMP`` writes after a phase or a rewrite."""
+    """Print (``NPU_DEBUG``) and write (``NPU_DUMP``) the program after a phase or a rewrite."""
     level, folder = env.debug(), env.dump_dir()
     if level >= 1 and seconds is not None:
         print(f"npu: {name:10s} {seconds * 1e3:8.1f} ms  {len(state.graph.nodes)} nodes", file=sys.stderr)
@@ -201,7 +201,7 @@ def _write_dump(path: Path, text: str) -> None:
 
 
 def dump(state: State) -> str:
-    """The program as it stands: the graph, and below it the kernels once they exist."""
+    """Return the program at this point as text: the graph, then the kernels if there are any."""
     text = state.graph.dump()
     return f"{text}\n\n{_kernels(state)}" if state.schedule is not None else text
 
@@ -234,7 +234,7 @@ def _kernels(state: State) -> str:
 def compile_ir(
     ir: IRGraph, target: str = "cpu", dtype: Any = None, disable: Collection[str] = (), weights: str | None = None
 ) -> CompiledProgram:
-    """All phases, and the artifact they leave."""
+    """Run all phases and return the artifact. Arguments and errors are those of :func:`npu_compiler.compile`."""
     return compile_entries({"main": ir}, target, dtype, disable, weights)
 
 
@@ -259,12 +259,12 @@ def compile_entries(
 
 
 def compile_graph(graph: Graph, target: str = "cpu", disable: Collection[str] = ()) -> CompiledProgram:
-    """Compile a core graph (which is consumed) from phase ``normalise`` on."""
+    """Compile a core graph, which is changed, from phase ``normalise`` on."""
     return _link({"main": run_graph(graph, target, disable)})
 
 
 def run_graph(graph: Graph, target: str = "cpu", disable: Collection[str] = (), until: str = "memory") -> State:
-    """Take a core graph (which is consumed) from phase ``normalise`` up to and including ``until``."""
+    """Run the phases on a core graph, which is changed, from ``normalise`` up to and including ``until``."""
     return _run(State(None, target_config(target), None, _switches(disable, target), graph), 1, until)
 
 
@@ -290,7 +290,7 @@ def _locations(state: State) -> dict[str, Location]:
 
 
 def _main_dtype(ir: IRGraph) -> str:
-    """The dtype that holds most of the weights (or inputs): what the program computes in."""
+    """Return the dtype of most weights, or of most inputs if there are none: what the program computes in."""
     totals: dict[str, int] = {}
     for t in (*ir.weights, *ir.graph_inputs):
         totals[t.dtype] = totals.get(t.dtype, 0) + t.numel

@@ -33,11 +33,11 @@ class Affine:
         return self.terms.get(expr.index(dim), 0)
 
     def opaque(self) -> list[Expr]:
-        """Terms that are not plain indices."""
+        """Return the terms that are not plain indices."""
         return [t for t in self.terms if t.op != "index"]
 
     def build(self) -> Expr:
-        """Rebuild the expression, in canonical order."""
+        """Return the form as an int64 expression, with its terms in canonical order."""
         plain = sorted((t for t in self.terms if t.op == "index"), key=lambda t: t.value)
         total: Expr = const(0, "int64")
         for t in (*plain, *self.opaque()):
@@ -162,7 +162,7 @@ def _fold_logic(x: Expr) -> Expr | None:
 
 
 def _divide(x: Expr, ranges: Ranges) -> Expr | None:
-    """(a k + r) // k = a + q and (a k + r) % k = r - q k where q k <= r < (q + 1) k."""
+    """Apply (a k + r) // k = a + q and (a k + r) % k = r - q k where q k <= r < (q + 1) k."""
     k = x.args[1].value if x.args[1].op == "const" else 0
     bound = interval(x.args[0], ranges)
     if x.op in ("idiv", "fmod"):  # equal to floordiv and remainder from 0 on
@@ -180,20 +180,20 @@ def _divide(x: Expr, ranges: Ranges) -> Expr | None:
 
 
 def divide_affine(a: Affine, k: int) -> tuple[Affine, Affine]:
-    """``a = whole * k + rest`` where the rest keeps only the terms that k does not divide."""
+    """Return (whole, rest) with ``a = whole * k + rest``; ``rest`` has only the terms that k does not divide."""
     whole = Affine({t: c // k for t, c in a.terms.items() if c % k == 0}, a.const // k)
     return whole, a.plus(whole, -k)
 
 
 def conjuncts(guard: Expr) -> list[Expr]:
-    """The conditions joined by ``and``."""
+    """Return the conditions that ``and`` joins."""
     if guard.op == "and" and guard.dtype == "bool":
         return [c for a in guard.args for c in conjuncts(a)]
     return [guard]
 
 
 def as_bounds(c: Expr) -> list[Affine]:
-    """A comparison as affine forms that must all be >= 0; empty if it is not an int64 inequality."""
+    """Return a comparison as affine forms that must all be >= 0; empty if it is not an int64 inequality."""
     if c.op not in ("lt", "le", "gt", "ge") or c.args[0].dtype != "int64":
         return []
     d = difference(c)

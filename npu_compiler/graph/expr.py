@@ -1,4 +1,4 @@
-"""Scalar expressions: what pointwise ops, reductions and kernel epilogues are made of.
+"""Scalar expressions, of which pointwise ops, reductions and kernel epilogues consist.
 
 An :class:`Expr` is a node of an interned DAG: two structurally equal expressions are the same object, so common
 subexpressions cost nothing and expressions are hashable. Targets render them as code;
@@ -34,7 +34,7 @@ class Expr:
     dtype: str
     args: tuple[Expr, ...]
     value: Any
-    _order: tuple[Expr, ...] | None  # what walk() found
+    _order: tuple[Expr, ...] | None  # the result of walk(), without the root
 
     def __new__(cls, op: str, dtype: str, args: Sequence[Expr] = (), value: Any = None) -> Expr:
         args = tuple(args)
@@ -161,7 +161,7 @@ def stage(number: int, dtype: str) -> Expr:
 
 
 def acc(dtype: str = "float32", number: int = 0) -> Expr:
-    """The accumulator of an anchor; a dual GEMM has a second one, number 1."""
+    """Return the accumulator of an anchor; a dual GEMM has a second one, number 1."""
     return Expr("acc", dtype, (), number)
 
 
@@ -201,7 +201,7 @@ def minimum(a: Any, b: Any) -> Expr:
 
 
 def fn(name: str) -> Callable[..., Expr]:
-    """The scalar op as a Python function: ``exp = fn('exp')``."""
+    """Return a scalar op as a Python function: ``exp = fn('exp')``."""
     return lambda *args: call(name, *args)
 
 
@@ -249,7 +249,7 @@ def walk(e: Expr) -> tuple[Expr, ...]:
             else:
                 seen[x] = None
                 stack.pop()
-        e._order = (*list(seen)[:-1],)  # without the root: an expression that holds itself would never be freed
+        e._order = (*list(seen)[:-1],)  # without the root: a cycle of references would keep it alive
     return (*e._order, e)
 
 
@@ -282,12 +282,12 @@ def substitute(
 
 
 def operands(e: Expr) -> list[int]:
-    """Operand numbers that the expression loads, ascending."""
+    """Return the operand numbers that the expression loads, ascending."""
     return sorted({x.value for x in walk(e) if x.op == "load"})
 
 
 def last_uses(e: Expr) -> dict[Expr, list[Expr]]:
-    """For each expression, in the order of :func:`walk`, the arguments that nothing after it reads."""
+    """Return for each subexpression the arguments that nothing after it, in the order of :func:`walk`, reads."""
     last = {a: x for x in walk(e) for a in x.args}
     found: dict[Expr, list[Expr]] = {}
     for a, x in last.items():
@@ -367,7 +367,7 @@ def to_list(e: Expr) -> list[list[Any]]:
 
 
 def from_list(rows: Any) -> Expr:
-    """Inverse of :func:`to_list`; raises ``ValueError`` on anything malformed."""
+    """Return the expression of a table that :func:`to_list` made. Raises ``ValueError`` for anything malformed."""
     made: list[Expr] = []
     if not isinstance(rows, list) or not rows:
         raise ValueError("an expression is a non-empty list")

@@ -16,10 +16,12 @@ from .scalar_ops import SCALAR_OPS
 def evaluate(
     e: Expr, domain: Sequence[int], arrays: Sequence[np.ndarray], extra: dict[Expr, np.ndarray] | None = None
 ) -> np.ndarray:
-    """Compute ``e`` over the whole iteration domain, in the dtypes the expression states.
+    """Compute ``e`` over the whole iteration domain, in the dtypes that the expression states.
 
-    Loads are clipped; those out of range mark their results, and a ``where`` drops the marks of the branch not taken.
-    ``IndexError`` if a marked element reaches the result. Intermediate results are dropped after their last use.
+    ``arrays`` are the operands. ``extra`` has values of leaves, such as stages and accumulators, that broadcast to the
+    domain. Loads are clipped; a load out of range marks its elements, and a ``where`` drops the marks of the branch not
+    taken. Raises ``IndexError`` if a marked element reaches the result. Intermediate results are freed after their last
+    use.
     """
     if 0 in domain:
         return np.empty(tuple(domain), dtypes.numpy_dtype(e.dtype))
@@ -84,7 +86,7 @@ def _clipped_load(arr: np.ndarray, idx: list[Any]) -> tuple[Any, Any]:
 
 
 def most_held(e: Expr) -> int:
-    """Return how many intermediate results :func:`evaluate` holds at most at one time; leaves cost nothing."""
+    """Return how many intermediate results :func:`evaluate` holds at most at a time; constants and indices are free."""
     done, held, most = last_uses(e), 0, 0
     for x in walk(e):
         held += x.op not in ("const", "index")

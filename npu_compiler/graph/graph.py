@@ -1,6 +1,6 @@
-"""The core graph: what every ATen op is lowered to, and what passes rewrite.
+"""The core graph: every ATen op is lowered to it, and passes rewrite it.
 
-About a dozen primitive ops carry everything. All shapes are static and every value is conceptually contiguous;
+About a dozen primitive ops express everything. All shapes are static and every value is conceptually contiguous;
 ``reshape``/``permute``/``expand``/``slice`` are views that the scheduler resolves to strides.
 
 ====================  ==============================================================================================
@@ -17,11 +17,10 @@ About a dozen primitive ops carry everything. All shapes are static and every va
 ``matmul``            [..., M, K] x [..., K, N]; batch dims broadcast; returns float32 (or float64, int64)
 ``conv2d``            x [N,H,W,C], w [K,R,S,C/groups]; attrs stride, padding (t,l,b,r), dilation, groups; float32
 ``attention``         q [B,H,SQ,D], k/v [B,HK,SK,D], optional mask broadcastable to [B,H,SQ,SK] (bool or float);
-                      attrs scale, causal,
-                      limited: one more operand, int64 [SQ], promises that the mask hides every key beyond it
+                      attrs scale, causal, limited (a further operand int64 [SQ]: the mask hides every key beyond it)
 ``concat``            attrs axis
-``scatter``           base, src, *index operands; attrs idx (one Expr per base dim over the src domain; loads number the
-                      index operands from 0), mode ('set' or 'add'); a copy of base with src written into it
+``scatter``           base, src, *index operands -> a copy of base with src written into it; attrs mode ('set', 'add'),
+                      idx (one Expr per base dim over the domain of src; its loads number the index operands from 0)
 ``scan``              attrs kind (sum prod max min), axis: running reduction, same shape
 ``sort``              attrs axis, descending, k: outputs (values, int64 indices) of the first k in order; stable
 ``quantize``          weights only: attrs format; a matrix [N, K] as the blocks of a weight format, uint8 [N, bytes]
@@ -156,7 +155,7 @@ class Value:
 
 
 class Node:
-    """One primitive op. ``sources`` names the IR nodes it stands for; it survives every rewrite."""
+    """One primitive op. ``sources`` names the IR nodes that it implements; rewrites keep it."""
 
     __slots__ = ("attrs", "id", "inputs", "op", "outputs", "sources")
 
@@ -194,7 +193,7 @@ class Graph:
     def add(
         self, op: str, inputs: Iterable[Value], outputs: Sequence[tuple[tuple[int, ...], str]], **attrs: Any
     ) -> Node:
-        """Append a node of primitive ``op``; ``outputs`` has (shape, dtype) of each result. Nothing is checked."""
+        """Append a node of primitive ``op``; ``outputs`` has (shape, dtype) of each result. Nothing is checked here."""
         node = Node(self._next, op, list(inputs), attrs, self.sources)
         self._next += 1
         node.outputs = [Value(self, node, i, tuple(s), d) for i, (s, d) in enumerate(outputs)]
@@ -243,14 +242,15 @@ class Graph:
         return self.elementwise(shape, inputs, f(*exprs))
 
     def elementwise(self, shape: Sequence[int], inputs: Sequence[Value], e: Expr) -> Value:
-        """A pointwise node from an explicit expression over ``shape``; loads state their own index per operand dim.
+        """Append a pointwise node with an explicit expression over ``shape``; each load has one index per operand dim.
 
-        A load whose index may leave its operand must sit in a branch of a ``where`` that is not taken there.
+        A load whose index may be out of range must be in a branch of a ``where`` that is not taken there.
         """
         return self.add("pointwise", inputs, [(tuple(shape), e.dtype)], expr=e).out
 
     def reduce(self, kind: str, x: Value, axes: Sequence[int], e: Expr | None = None) -> Value:
-        """Reduce over ``axes`` (kept as size 1). sum/prod of integers and bools are int64, of halves float32."""
+        """Reduce over ``axes``, which stay as size 1. Sums and products of integers and bools are int64, of half types
+        float32."""
         e = expr.load(0, x.dtype, expr.identity_index(x.shape)) if e is None else e
         return self.reduce_expr(kind, [x], e, x.shape, axes)
 
@@ -361,11 +361,11 @@ class Graph:
 
     # -- analysis and rewriting
     def results(self) -> list[Value]:
-        """Everything that must be computed: outputs and state updates."""
+        """Return all values that must be computed: outputs and state updates."""
         return [v for _, v in self.outputs] + [v for _, v in self.updates]
 
     def users(self) -> dict[Value, list[Node]]:
-        """Nodes that read each value, in order; a node appears once per use. Outputs are not listed."""
+        """Return the nodes that read each value, in order, once per use. Graph outputs are not listed."""
         table: dict[Value, list[Node]] = {}
         for node in self.nodes:
             for v in node.inputs:
@@ -387,12 +387,12 @@ class Graph:
         self.clean()
 
     def clean(self) -> None:
-        """Dead code elimination and a topological order; graph inputs and state always stay."""
+        """Remove dead nodes and restore a topological order. Graph inputs and states always stay."""
         roots = [n for n in self.nodes if n.op in ("input", "state")] + [v.node for v in self.results()]
         self.nodes = depth_first(roots, lambda node: [v.node for v in node.inputs])
 
     def dump(self) -> str:
-        """One line a node: what it makes, from what, and (behind ``#``) the IR nodes it stands for."""
+        """Return one line per node: its results, its op and inputs, and after ``#`` the IR nodes that it implements."""
         lines = [_line(n) for n in self.nodes]
         lines += [f"output {name} = {_name(v)}" for name, v in self.outputs]
         return "\n".join([*lines, *(f"state {key} = {_name(v)}" for key, v in self.updates)])
@@ -415,7 +415,7 @@ def _line(node: Node) -> str:
 
 
 def broadcast_shapes(*shapes: Sequence[int]) -> tuple[int, ...]:
-    """numpy broadcasting of static shapes; raises ``ValueError`` where they do not fit."""
+    """Return the shape of numpy's broadcasting. Raises ``ValueError`` if the shapes do not fit."""
     rank = max((len(s) for s in shapes), default=0)
     out = [1] * rank
     for s in shapes:

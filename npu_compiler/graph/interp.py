@@ -1,6 +1,6 @@
 """The core graph in numpy: the reference semantics of every primitive.
 
-Constant folding, weight recipes and the tests of rewrites all evaluate graphs here.
+Constant folding, weight recipes and the tests of rewrites all use it.
 """
 
 from __future__ import annotations
@@ -25,8 +25,11 @@ Arrays = list[np.ndarray]
 def run(
     graph: Graph, inputs: Mapping[str, np.ndarray], weights: Mapping[str, np.ndarray] | None = None
 ) -> dict[str, np.ndarray]:
-    """Outputs by name. State reads come from ``weights`` under the state key; updates are returned as
-    ``state:<key>``."""
+    """Return the outputs by name, and state updates as ``state:<key>``.
+
+    ``inputs`` by name; ``weights`` by state_dict key, with the contents of states before the run. Raises ``IndexError``
+    for an index out of range in the data.
+    """
     held: dict[Value, np.ndarray] = {}
     weights = weights or {}
     for node in graph.nodes:
@@ -44,7 +47,7 @@ def run(
 
 
 def evaluate_node(node: Node, args: Arrays) -> Arrays:
-    """Results of one primitive; arrays have the dtypes the values declare."""
+    """Return the results of one primitive for ``args``, in the dtypes that the node declares."""
     outs = _EVAL[node.op](node, args)
     outs = outs if isinstance(outs, list) else [outs]
     return [np.asarray(a, dtype=dtypes.numpy_dtype(v.dtype)) for a, v in zip(outs, node.outputs, strict=True)]
@@ -57,7 +60,7 @@ class Cost(NamedTuple):
     operations: int
 
 
-_PRODUCTS = 16  # multiplications of a matrix product that take as long as one operation
+_PRODUCTS = 16  # multiplications of a matrix product that take as long as one other operation
 
 
 def cost(node: Node) -> Cost:

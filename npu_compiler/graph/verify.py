@@ -1,7 +1,7 @@
 """The invariants of a core graph: every node's shapes and dtypes, derived again from its inputs and attributes.
 
-A graph that passes can be evaluated by :mod:`.interp` without touching memory it should not: it is the gate
-for graphs that come from a file, and a check between passes. :data:`ATTRS` says which attributes each primitive has.
+:mod:`.interp` can evaluate a graph that passes without accesses out of bounds. Graphs from files must pass, and
+``NPU_VERIFY`` checks graphs between passes. :data:`ATTRS` lists the attributes of each primitive.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .scalar_ops import SCALAR_OPS, takes
 
 MAX_RANK = 32
 MAX_BYTES = 2**44
-_MAX_PARAMETER = 2**31  # bound of a stride, a padding or a panel width: beyond it, products of sizes overflow
+_MAX_PARAMETER = 2**31  # limit of strides, paddings and panel widths: beyond it, products of sizes overflow
 
 # _ATTR_CHECKS defines each kind; serialize.py writes and reads the same kinds.
 ATTRS: dict[str, dict[str, str]] = {

@@ -1,1 +1,1 @@
-"""Graph -> graph passes, one file a phase; :mod:`npu_compiler.pipeline` lists them in order."""
+"""Passes from graph to graph, one file each; :mod:`npu_compiler.pipeline` runs them in order."""

@@ -42,7 +42,7 @@ def fuse_attention(graph: Graph) -> None:
                 node.inputs.append(positions)
                 node.attrs["limited"] = True
     graph.clean()
-    normalise(graph)  # the casts around the softmax of a half-precision model
+    normalise(graph)  # The casts are those around the softmax of a half-precision model.
 
 
 def last_visible_key(mask: Value, queries: int) -> Value | None:
@@ -128,7 +128,7 @@ def _find(graph: Graph, node: Node) -> Match | None:
 
 @dataclass(frozen=True)
 class _Mask:
-    """``scores + value``, or for a bool value ``fill`` where it is false (where it is true if it ``hides``)."""
+    """A mask: ``scores + value``, or for a bool ``value`` the number ``fill`` where it is false (true if ``hides``)."""
 
     value: Value
     fill: float = 0.0
@@ -136,7 +136,7 @@ class _Mask:
 
 
 def _score_steps(scores: Value, inner: set[Node]) -> tuple[Node, float, list[_Mask]] | None:
-    """The matmul behind the scores, their scale, and the masks in the order they are applied."""
+    """Return the matmul that computes the scores, their scale, and the masks in the order they are applied."""
     scale, masks = 1.0, []
     value = see_through(scores, inner)
     while value.op != "matmul":
@@ -155,7 +155,7 @@ def _score_steps(scores: Value, inner: set[Node]) -> tuple[Node, float, list[_Ma
 
 
 def _softmax_input(p: Value, inner: set[Node]) -> Value | None:
-    """x if ``p`` is exp(x - max(x)) / sum(exp(x - max(x))) over the last dim."""
+    """Return x if ``p`` is exp(x - max(x)) / sum(exp(x - max(x))) over the last dim, else None."""
     seen: set[Node] = set()
     e, total = _operands(p, "div")
     if e is None or total is None:
@@ -197,7 +197,7 @@ def _folds_last(v: Value, kind: str) -> bool:
 
 
 def _score_step(value: Value) -> tuple[Value, float, _Mask | None] | None:
-    """One op between q @ k^T and the softmax: (the scores it reads, factor, mask)."""
+    """Return (the scores it reads, factor, mask) of one op between q @ k^T and the softmax, or None."""
     node = value.node
     if node.op != "pointwise":
         return None
@@ -220,7 +220,7 @@ def _score_step(value: Value) -> tuple[Value, float, _Mask | None] | None:
 
 
 def _scaling(value: Value) -> tuple[Value, float] | None:
-    """(x, factor) if ``value`` is x times or divided by a number."""
+    """Return (x, factor) if ``value`` is x multiplied or divided by a number, else None."""
     node = value.node
     if node.op != "pointwise":
         return None
@@ -287,7 +287,7 @@ def _unscaled(x: Value) -> tuple[Value, float]:
 
 
 def _ungroup(x: Value) -> Value:
-    """Return the [.., HK, S, D] whose heads unsqueeze + expand + reshape repeated to ``x`` [.., H, S, D], or ``x``."""
+    """Return [.., HK, S, D] if unsqueeze, expand and reshape repeated its heads to ``x`` [.., H, S, D], else ``x``."""
     e = x.node.inputs[0] if x.op == "reshape" else x
     if e.op != "expand" or e.rank != x.rank + 1:
         return x
@@ -355,7 +355,7 @@ def _example(
     leak: bool = False,
     dtype: str = "float32",
 ) -> Graph:
-    """Attention over [2, 4, 5, 8]: ``scores`` scales and masks q @ k^T, ``heads`` treats q and k before it."""
+    """Attention over [2, 4, 5, 8]: ``scores`` scales and masks q @ k^T, ``heads`` changes q and k before it."""
     g = Graph("attention")
     q, k, v = (g.input(n, (2, 4, 5, 8), dtype) for n in "qkv")
     s = scores(heads(q).cast(dtype).matmul(heads(k).cast(dtype).transpose(2, 3)))

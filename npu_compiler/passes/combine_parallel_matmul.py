@@ -1,7 +1,7 @@
 """Matmuls with the same left operand become one: Q, K and V projections are one product with a wider weight.
 
-The concatenated weight is a load-time recipe. Pointwise nodes behind the products (a bias, a rounding) are combined as
-long as every branch has the same expression. The results are slices, which later ops read through strides.
+The concatenated weight is a load-time recipe. Pointwise nodes after the products (a bias, a rounding) are combined as
+long as all branches have the same expression. The results are slices, which later ops read through strides.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from .load_time import static_values
 def combine_parallel_matmul(graph: Graph) -> None:
     """``x @ a, x @ b, ...`` -> slices of ``x @ [a | b | ...]`` for weights known at load time.
 
-    Products whose branches go on with different pointwise work (a gated MLP) stay separate: that work runs in the
-    epilogue of each product, and an epilogue cannot treat one half of the columns differently.
+    Products that are followed by different pointwise nodes (a gated MLP) stay separate: these nodes run in the epilogue
+    of each product, and an epilogue cannot treat some columns differently.
     """
     static = static_values(graph)
     users = graph.users()
@@ -51,7 +51,7 @@ def _is_projection(node: Node, source: Value, static: set[Value], outputs: set[V
 def _common_step(
     nodes: Sequence[Node], users: dict[Value, list[Node]], static: set[Value], outputs: set[Value]
 ) -> list[Node] | None:
-    """Return the pointwise node behind each of ``nodes`` if they differ in per-column operands only, else None."""
+    """Return the pointwise node after each of ``nodes`` if these differ only in per-column operands, else None."""
     after: list[Node] = []
     for node in nodes:
         readers = users.get(node.out, [])
@@ -100,7 +100,7 @@ def _build(graph: Graph, source: Value, levels: list[list[Node]]) -> dict[Value,
 
 
 def _root(node: Node, order: dict[Node, int]) -> Node:
-    """The projection at the start of a branch."""
+    """Return the projection at the start of a branch."""
     while node not in order:
         node = node.inputs[0].node
     return node

@@ -1,4 +1,4 @@
-"""A concatenation that only loop nodes read becomes a ``where``: ``cat(-x2, x1) * sin`` copies no half."""
+"""A concatenation that only loop nodes read becomes a ``where``: ``cat(-x2, x1) * sin`` then copies neither half."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ MAX_PARTS = 4
 
 
 def concat_to_select(graph: Graph) -> None:
-    """``concat(a, b)`` read by loop nodes alone -> a pointwise node that selects the part by its index along the axis.
+    """Replace a concatenation that only loop nodes read by a pointwise node that selects the part by index.
 
-    With several readers this happens only if every part would otherwise be copied.
+    If there are several readers, this happens only if every part would otherwise be copied.
     """
     static = static_values(graph)
     users = graph.users()
@@ -34,10 +34,9 @@ def concat_to_select(graph: Graph) -> None:
 def _pays(
     node: Node, readers: list[Node], users: dict[Value, list[Node]], static: set[Value], outputs: set[Value]
 ) -> bool:
-    """Whether selecting costs less than the memory traffic it saves.
+    """Whether selecting costs less than the memory traffic that it saves.
 
-    It does if no part can be written in place, or if the only reader takes over work that was done for the
-    concatenation alone.
+    It does if no part can be written in place, or if nodes that only compute parts fuse into the only reader.
     """
     written = [v for v in node.inputs if _left_in_place(v, users, static, outputs)]
     if not written:

@@ -1,7 +1,7 @@
 """Dual GEMM: two products with the same left operand that one epilogue combines become one kernel.
 
-In ``silu(x @ gate) * (x @ up)`` the panels of both weights alternate in memory. The thread that computes a panel of one
-product also has the same columns of the other in registers, so neither result is written to memory.
+In ``silu(x @ gate) * (x @ up)`` the panels of both weights alternate in memory. A thread has the same columns of both
+products in registers, so neither result is written to memory.
 """
 
 from __future__ import annotations

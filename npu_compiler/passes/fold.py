@@ -1,4 +1,4 @@
-"""Per-channel scales and shifts behind a convolution or matmul (batch norm) become load-time recipes."""
+"""Per-channel scales and shifts after a convolution or matmul (batch norm) become load-time recipes."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _LONG_SUM = 64
 
 
 def fold_batch_norm(graph: Graph) -> None:
-    """``conv(x, w) * scale + shift`` -> ``conv(x, w * scale) + shift``, where scale and shift depend on weights only
-    and vary along the output channel only. Creates the bias where the convolution has none. Also for ``matmul``.
+    """Rewrite ``conv(x, w) * scale + shift`` as ``conv(x, w * scale) + shift``, and ``matmul`` likewise, if scale and
+    shift depend only on weights and vary only along the output channel. The bias is created if there is none.
 
     Scaling a weight rounds it to the storage dtype once more. PyTorch does not make this error, which is about as large
     as the rounding of the result. In long float32 sums the summation error hides it. For half types and short sums
@@ -40,7 +40,7 @@ def fold_batch_norm(graph: Graph) -> None:
 def _affine_chain(
     anchor: Node, users: dict[Value, list[Node]], outputs: set[Value], static: set[Value]
 ) -> tuple[Node, list[Value], Expr, Expr | None] | None:
-    """Find the longest run of affine ops behind ``anchor`` that ends in a scaling.
+    """Find the longest run of affine ops after ``anchor`` that ends in a scaling.
 
     Returns (last node, load-time inputs, scale, shift).
     """
@@ -131,7 +131,7 @@ def _rebuild(graph: Graph, anchor: Node, last: Node, inputs: list[Value], scale:
 
 
 def unrounded(w: Value) -> Value:
-    """Return the float32 weight behind a narrowing cast: scaling the original rounds once instead of twice."""
+    """Return the float32 source of a narrowing cast: scaling it rounds once instead of twice."""
     if w.op == "permute":
         source = unrounded(w.node.inputs[0])
         return w if source is w.node.inputs[0] else source.permute(*w.node.attrs["perm"])

@@ -1,7 +1,7 @@
 """Constant tables that are a function of the index (uniform, iota, affine) become index arithmetic.
 
-An ``arange`` that a mask compares or a gather reads through is an index. What it decides at compile time (wrapping of
-negative positions, clamps) disappears, and the gather becomes a strided read.
+An ``arange`` that a mask compares, or that is the index of a gather, becomes an index. Decisions that then depend on
+constants alone (wrapping of negative positions, clamps) disappear, and the gather becomes a strided read.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from ..graph import affine, expr
 from ..graph.expr import Expr
 from ..graph.graph import LOOPS, Graph, Node, Value
 from ..support import dtypes
-from .fuse import dedupe
+from .absorb_views import dedupe, read_through
 from .normalise import normalise
 
 
@@ -26,7 +26,7 @@ def fold_iota(graph: Graph) -> None:
     for node in list(graph.nodes):
         node.inputs = [new.get(v, v) for v in node.inputs]
         if node.op in LOOPS and any(v.op in ("const", "expand") for v in node.inputs):
-            inputs, e = _behind_expands(node)
+            inputs, e = read_through(node, ("expand",))
             e = _resolved(e, inputs, node.domain)
             if e is not node.attrs["expr"]:
                 node.inputs, node.attrs["expr"] = inputs, e
@@ -41,22 +41,8 @@ def fold_iota(graph: Graph) -> None:
         normalise(graph)
 
 
-def _behind_expands(node: Node) -> tuple[list[Value], Expr]:
-    inputs = list(node.inputs)
-
-    def through(load: Expr) -> Expr | None:
-        v = node.inputs[load.value]
-        if v.op != "expand":
-            return None
-        source = inputs[load.value] = v.node.inputs[0]
-        idx = [expr.const(0, "int64") if n == 1 else i for i, n in zip(load.args, source.shape, strict=True)]
-        return expr.load(load.value, load.dtype, idx)
-
-    return inputs, expr.substitute(node.attrs["expr"], loads=through)
-
-
 def _computed_once(graph: Graph, node: Node) -> Value | None:
-    """``pointwise(expand(x))`` -> ``expand(pointwise(x))`` along every dim that the expression does not use."""
+    """Return ``expand(pointwise(x))`` for a node that does not use the index of some dims, or None."""
     used = {x.value for x in expr.walk(node.attrs["expr"]) if x.op == "index"}
     shape = tuple(n if d in used or n == 0 else 1 for d, n in enumerate(node.out.shape))
     if shape == node.out.shape:

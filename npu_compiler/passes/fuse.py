@@ -14,6 +14,7 @@ from ..graph import expr
 from ..graph.expr import Expr
 from ..graph.graph import LEAVES, LOOPS, VIEWS, Graph, Node, Value
 from ..support.ordering import depth_first
+from .absorb_views import dedupe
 from .load_time import static_values
 
 MAX_OPERANDS = 12
@@ -25,8 +26,7 @@ ANCHORS_WITH_EPILOGUE = frozenset(("matmul", "conv2d"))
 
 @dataclass(eq=False)
 class Group:
-    """Nodes that become one kernel. The anchor (or both matmuls of a dual GEMM) comes first, its epilogue nodes follow
-    in order."""
+    """Nodes that become one kernel: the anchor (or both matmuls of a dual GEMM), then its epilogue nodes in order."""
 
     nodes: list[Node] = field(default_factory=list)
     domain: tuple[int, ...] = ()
@@ -50,69 +50,10 @@ class Group:
         return self.anchor.op in LOOPS
 
 
-def absorb_views(graph: Graph) -> None:
-    """Make loads of permuted, expanded, sliced or unit-reshaped values read the source through changed indices."""
-    for node in graph.nodes:
-        if node.op not in LOOPS:
-            continue
-        dedupe(node)
-        inputs = list(node.inputs)
-
-        def through(load: Expr, node: Node = node, inputs: list[Value] = inputs) -> Expr:
-            v, idx = node.inputs[load.value], load.args
-            while source := _index_through(v, idx):
-                v, idx = v.node.inputs[0], tuple(source)
-            inputs[load.value] = v
-            return expr.load(load.value, load.dtype, idx)
-
-        if any(v.op in VIEWS for v in inputs):
-            node.attrs["expr"] = expr.substitute(node.attrs["expr"], loads=through)
-            node.inputs = inputs
-            dedupe(node)
-    graph.clean()
-
-
-def _index_through(v: Value, idx: tuple[Expr, ...] | None) -> list[Expr]:
-    """Translate indices into a view to indices into its source; empty if there is no such translation."""
-    zero = expr.const(0, "int64")
-    idx = expr.identity_index(v.shape) if idx is None else idx
-    if v.op == "permute":
-        out = [zero] * v.rank
-        for i, p in enumerate(v.node.attrs["perm"]):
-            out[p] = idx[i]
-        return out
-    if v.op == "expand":
-        return [zero if n == 1 else idx[d] for d, n in enumerate(v.node.inputs[0].shape)] or [zero][:0]
-    if v.op == "slice":
-        a = v.node.attrs
-        return [i * st + s for i, s, st in zip(idx, a["starts"], a["steps"], strict=True)]
-    if v.op == "reshape":
-        source = v.node.inputs[0].shape
-        if source and [n for n in source if n != 1] == [n for n in v.shape if n != 1]:
-            live = iter(i for i, n in zip(idx, v.shape, strict=True) if n != 1)
-            return [zero if n == 1 else next(live) for n in source]
-    return []
-
-
-def dedupe(node: Node) -> None:
-    """Keep one copy of each input that the expression loads, and renumber the loads."""
-    order: list[Value] = []
-    number: dict[int, int] = {}
-    for i in expr.operands(node.attrs["expr"]):
-        v = node.inputs[i]
-        if v not in order:
-            order.append(v)
-        number[i] = order.index(v)
-    node.attrs["expr"] = expr.substitute(
-        node.attrs["expr"], loads=lambda x: expr.load(number[x.value], x.dtype, x.args)
-    )
-    node.inputs = order
-
-
 def inline_pointwise(graph: Graph, keep: Collection[Node]) -> None:
     """Substitute pointwise producers into their pointwise and reduce consumers if they are used once or cheap.
 
-    Producers in ``keep`` stay nodes of their own.
+    Producers in ``keep`` stay separate nodes.
     """
     static = static_values(graph)
     outputs = set(graph.results())
@@ -237,7 +178,7 @@ def merge_loops(graph: Graph, claimed: dict[Node, list[Node]], enabled: bool = T
     """Return groups in launch order.
 
     Loop nodes over one domain merge if the consumer reads the producer point by point (or row by row) and no path
-    leads out of the group and back into it.
+    leaves the merged group and enters it again.
     """
     static = static_values(graph)
     group_of: dict[Node, Group] = {}
@@ -291,7 +232,7 @@ def _compatible(a: Group, b: Group) -> bool:
 
 
 def _path_loads(a: Group, b: Group) -> bool:
-    """Whether merging would recompute rows: a row-level group beside a full-domain group, neither of which reduces."""
+    """Whether merging would recompute rows: one group covers rows, the other the full domain, and neither reduces."""
     return not (a.axes or b.axes) and a.domain != b.domain
 
 
@@ -323,7 +264,7 @@ def _merge(a: Group, b: Group, group_of: dict[Node, Group]) -> None:
 def _launch_order(
     graph: Graph, groups: list[Group], group_of: dict[Node, Group], position: dict[Node, int]
 ) -> list[Group]:
-    """Order groups depth-first from the results, in graph order, which keeps lifetimes short."""
+    """Return the groups depth first from the results, in graph order, which keeps lifetimes short."""
     for g in groups:
         anchors = len(g.anchors)
         g.nodes[anchors:] = sorted(g.nodes[anchors:], key=position.__getitem__) if not g.loops else g.nodes[anchors:]

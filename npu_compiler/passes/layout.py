@@ -1,4 +1,4 @@
-"""Channels-last layout: permutes sink through ops that work in any order, until they cancel or reach the outputs.
+"""Channels-last layout: permutes sink through ops that work in any dim order, until they cancel or reach the outputs.
 
 Convolutions and pools are lowered as ``permute -> op on [N,H,W,C] -> permute back``. Between two of them the permutes
 meet and cancel, so a whole convolutional network runs in [N,H,W,C] and only its input is transposed.
@@ -12,17 +12,18 @@ from collections.abc import Sequence
 from ..graph import expr
 from ..graph.expr import Expr
 from ..graph.graph import Graph, Node, Value
+from .absorb_views import read_through
 from .load_time import static_values
 from .normalise import normalise
 
 
 def sink_permutes(graph: Graph) -> None:
-    """``op(permute(x), ...)`` -> ``permute(op'(x, ...))`` for pointwise, reduce, concat, slice, expand, and reshapes
-    that join or split neighbouring dims. Values that feed matrix products or scatters keep their row order, unless they
-    come from convolutions.
+    """Rewrite ``op(permute(x), ...)`` as ``permute(op'(x, ...))`` for pointwise, reduce, concat, slice, expand, and
+    reshapes that join or split neighbouring dims. Values that matmuls or scatters read keep their row order, unless
+    convolutions produce them.
 
     A unit reshape (one that adds or drops size-1 dims) of a reduction's result also sinks through a pointwise op, so
-    the ops behind a pool can join its kernel.
+    that ops after a pool can join its kernel.
     """
     static = static_values(graph)
     settled = _settled(graph)
@@ -58,8 +59,8 @@ def sink_permutes(graph: Graph) -> None:
 
 
 def _permute_weights(graph: Graph, static: set[Value]) -> None:
-    """``flatten(permute(x)) @ w`` -> ``flatten(x) @ w'`` with the rows of w in the order of x, for a w known at load
-    time: the classifier of a convolutional network reads [N,H,W,C] features without a transposition."""
+    """Rewrite ``flatten(permute(x)) @ w`` as ``flatten(x) @ w'`` for a load-time w, whose rows take the order of x:
+    the classifier of a convolutional network then reads [N,H,W,C] features without a transposition."""
     for node in list(graph.nodes):
         if node.op != "matmul" or node.inputs[1] not in static or node.inputs[1].rank != 2:
             continue
@@ -80,9 +81,9 @@ def _permute_weights(graph: Graph, static: set[Value]) -> None:
 
 
 def _settled(graph: Graph) -> set[Value]:
-    """Return the values that reach matrix products or scatters without a permute on the way: they keep their order.
+    """Return the values that reach matmuls or scatters without a permute on the way: they keep their order.
 
-    Reductions do not count: they read any order, and their results are small.
+    Paths through reductions do not count: reductions read any order, and their results are small.
     """
     turned: set[Value] = set()
     rows: set[Value] = set()
@@ -119,7 +120,7 @@ def _sink_loops(graph: Graph, node: Node, static: set[Value], settled: set[Value
 
 
 def _sink_reshape(graph: Graph, node: Node) -> Value | None:
-    """``reshape(permute(x))`` -> ``permute(reshape(x))`` if the joined dims are also neighbours in x."""
+    """Rewrite ``reshape(permute(x))`` as ``permute(reshape(x))`` if the joined dims are also neighbours in x."""
     inner = node.inputs[0].node
     x, perm, shape = inner.inputs[0], inner.attrs["perm"], node.attrs["shape"]
     live = [p for p in perm if x.shape[p] != 1]
@@ -156,7 +157,7 @@ def _reorders_positions(node: Node, perm: Sequence[int]) -> bool:
 
 def _permuted(graph: Graph, node: Node, perm: Sequence[int]) -> Value:
     """Rebuild a loop node over the domain before ``perm``; old dim i is new dim perm[i]."""
-    inputs, e = absorb_permutes(node)
+    inputs, e = read_through(node, ("permute",))
     e = expr.substitute(e, {i: expr.index(p) for i, p in enumerate(perm)})
     domain = [0] * len(perm)
     for i, p in enumerate(perm):
@@ -170,23 +171,6 @@ def _permuted(graph: Graph, node: Node, perm: Sequence[int]) -> Value:
             kind=node.attrs["kind"], axes=tuple(axes), expr=e, domain=tuple(domain),
         ).out  # fmt: skip
     return graph.permute(out, perm)
-
-
-def absorb_permutes(node: Node) -> tuple[list[Value], Expr]:
-    """Return inputs and expression of a loop node that reads permuted inputs through reordered indices."""
-    inputs = list(node.inputs)
-
-    def through(load: Expr) -> Expr | None:
-        v = node.inputs[load.value]
-        if v.op != "permute":
-            return None
-        idx = [expr.const(0, "int64")] * v.rank
-        for i, p in enumerate(v.node.attrs["perm"]):
-            idx[p] = load.args[i]
-        inputs[load.value] = v.node.inputs[0]
-        return expr.load(load.value, load.dtype, idx)
-
-    return inputs, expr.substitute(node.attrs["expr"], loads=through)
 
 
 def _sink_unit_reshape(graph: Graph, node: Node, static: set[Value]) -> Value | None:

@@ -1,4 +1,4 @@
-"""Canonical form: no no-ops, no view chains, no common subexpressions, no computable constants."""
+"""Canonical form: without no-ops, chains of views, common subexpressions and computable constants."""
 
 from __future__ import annotations
 
@@ -97,7 +97,8 @@ def _never_widened(node: Node) -> Value | None:
 
 
 def _made(value: Value, old: Node) -> Value | Node:
-    """Take a node that was just built off the end of the graph, for the caller to place; return any other value."""
+    """Remove a node that was just appended from the graph and return it, so that the caller can place it; return any
+    other value."""
     graph = value.graph
     if graph.nodes and graph.nodes[-1] is value.node and value.node.id > old.id:
         graph.nodes.pop()
@@ -107,7 +108,7 @@ def _made(value: Value, old: Node) -> Value | Node:
 
 
 def fold_constants(graph: Graph) -> None:
-    """Evaluate nodes that depend on constants alone if the result is small. Views that only repeat data stay views."""
+    """Evaluate nodes that depend only on constants if the result is small. Views that only repeat data stay views."""
     new: dict[Value, Value] = {}
     for node in list(graph.nodes):
         if node.op in LEAVES or node.op == "expand":
@@ -125,7 +126,7 @@ def fold_constants(graph: Graph) -> None:
         try:
             results = interp.evaluate_node(node, [new.get(v, v).node.attrs["data"] for v in node.inputs])
         except IndexError:
-            continue  # an index that is out of range is the run time's error to report
+            continue  # an index out of range is reported at run time
         for v, arr in zip(node.outputs, results, strict=True):
             new[v] = graph.const(np.ascontiguousarray(arr).reshape(v.shape))
             new[v].node.sources = node.sources

@@ -1,4 +1,4 @@
-"""Zero padding in front of a convolution becomes the convolution's own padding, which saves a copy."""
+"""Zero padding before a convolution becomes the convolution's own padding, which saves a copy."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from ..graph.graph import Graph, Value
 
 
 def fold_padding(graph: Graph) -> None:
-    """``conv2d(pad(x))`` -> ``conv2d(x)`` with a larger ``padding`` if the pad adds zeros around spatial dims only. A
-    permute may be between them."""
+    """Rewrite ``conv2d(pad(x))`` as ``conv2d(x)`` with a larger ``padding`` if only spatial dims are padded with zeros.
+    A permute may be between them."""
     for node in list(graph.nodes):
         while node.op == "conv2d" and (found := _padded_input(graph, node.inputs[0])) is not None:
             source, extra = found

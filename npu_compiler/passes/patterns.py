@@ -84,7 +84,7 @@ def see_through(v: Value, inner: set[Node]) -> Value:
 
 
 def _dims(v: Value) -> list[int]:
-    """The shape without dims of size 1."""
+    """Return the shape without dims of size 1."""
     return [n for n in v.shape if n != 1]
 
 
@@ -98,14 +98,14 @@ def is_float_cast(node: Node) -> bool:
 
 
 def strip(e: Expr) -> Expr:
-    """An expression without its outer float casts."""
+    """Return an expression without its outer float casts."""
     while e.op == "cast" and dtypes.is_float(e.dtype) and dtypes.is_float(e.args[0].dtype):
         e = e.args[0]
     return e
 
 
 def loaded(node: Node, e: Expr) -> Value | None:
-    """The input that a bare load (under casts) reads element by element, broadcast as numpy does."""
+    """Return the input if ``e`` is a load (under casts) that reads it element by element, broadcast as in numpy."""
     e = strip(e)
     if e.op != "load":
         return None
@@ -115,7 +115,7 @@ def loaded(node: Node, e: Expr) -> Value | None:
 
 
 def sides(e: Expr, op: str, commutative: bool = True) -> list[tuple[Expr, Expr]]:
-    """The operand pairs of a binary expression; both orders if it is commutative."""
+    """Return the operand pairs of a binary expression; both orders if it is commutative."""
     e = strip(e)
     if e.op != op:
         return []

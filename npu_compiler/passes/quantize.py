@@ -1,7 +1,7 @@
-"""Weights of products in a block format: the graph says which numbers the program computes with.
+"""Weights of products are rounded to a block format in the graph, so that it states the numbers that are computed with.
 
-``x @ w`` becomes ``x @ dequantize(quantize(w))``; both are load-time values. Where the target has a reader for the
-blocks (:mod:`npu_compiler.weights.format`) the program stores them, elsewhere the decoded elements.
+``x @ w`` becomes ``x @ dequantize(quantize(w))``; both are load-time values. If the target has a reader for the blocks
+(:mod:`npu_compiler.weights.format`), the program stores the blocks, else the decoded elements.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from .load_time import static_values
 
 
 def quantize_weights(graph: Graph, format: BlockFormat, panel: int) -> None:
-    """Right operands [K, N] of products that are known at load time and that ``format`` stores on a target with this
-    ``panel``. Raises ``CompileError`` for one that it does not store if the format is ``required``."""
+    """Round the load-time right operands [K, N] of products that ``format`` can store on a target with this ``panel``.
+    Raises ``CompileError`` for one that it cannot store if the format is ``required``."""
     static = static_values(graph)
     quantized: dict[Value, Value] = {}
     new: dict[Value, Value] = {}
@@ -39,14 +39,14 @@ def quantize_weights(graph: Graph, format: BlockFormat, panel: int) -> None:
 
 
 def dequantize_of(w: Value) -> Node | None:
-    """The ``dequantize`` node behind a matrix [K, N], whose input is its blocks; None if it is not in blocks."""
+    """Return the ``dequantize`` node of a matrix [K, N], whose input is its blocks; None if it is not in blocks."""
     if w.op == "permute" and w.rank == 2 and w.node.inputs[0].op == "dequantize":
         return w.node.inputs[0].node
     return None
 
 
 def _rounded(graph: Graph, w: Value, format: BlockFormat) -> Value:
-    """[K, N] -> what the format makes of it, [K, N] of the same dtype."""
+    """Return the matrix [K, N] rounded to the format, in the same dtype."""
     k, n = w.shape
     blocks = _blocks(graph, w, format)
     elements = graph.add("dequantize", [blocks], [((n, k), w.dtype)], format=format.name, k=k, dtype=w.dtype).out
@@ -54,8 +54,8 @@ def _rounded(graph: Graph, w: Value, format: BlockFormat) -> Value:
 
 
 def _blocks(graph: Graph, w: Value, format: BlockFormat) -> Value:
-    """[K, N] -> uint8 [N, bytes of a row]. Columns of several matrices are quantized one by one: a file may hold the
-    blocks of each."""
+    """Return a matrix [K, N] as blocks, uint8 [N, bytes of a row]. Concatenated matrices are quantized one by one,
+    because a file may hold the blocks of each."""
     if w.op == "concat" and w.node.attrs["axis"] == 1:
         return graph.concat([_blocks(graph, part, format) for part in w.node.inputs], 0)
     rows = unrounded(w).permute(1, 0)

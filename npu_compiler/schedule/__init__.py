@@ -1,1 +1,1 @@
-"""From the core graph to kernels over buffers: operands, strides, memory, launches."""
+"""From the core graph to kernels over buffers: operands, strides, memory, launch order."""

@@ -11,12 +11,19 @@ from ..support import dtypes
 
 @dataclass(frozen=True)
 class Buffer:
-    """A block of memory. ``kind``: 'input', 'output', 'weight', 'const', 'state' (pointers the runtime supplies, by
-    ``id``), 'arena' (at byte ``offset`` of the one arena) or 'scratch' (results of a nested kernel, which stay in
-    registers or thread-local memory). ``name`` is the I/O name, state key or a label. ``persistent``: the buffer
-    shares its place in the arena with no other, keeps its contents from run to run, and is zero before the first.
-    ``format``: of a weight in a weight format, the name of its layout (:mod:`npu_compiler.weights.format`); its bytes
-    are then not elements, and a kernel reads them with the format's reader."""
+    """A block of memory.
+
+    Attributes:
+        id: number of the buffer in its schedule or program.
+        kind: 'input', 'output', 'weight', 'const', 'state' (the runtime supplies a pointer), 'arena' (at byte
+            ``offset`` of the arena) or 'scratch' (the result of a nested kernel, in registers or thread-local memory).
+        name: the I/O name, the state key or a label.
+        offset: bytes from the start of the arena.
+        persistent: no other buffer shares its place in the arena; it keeps its contents from run to run, and is zero
+            before the first run.
+        format: the name of the layout (:mod:`npu_compiler.weights.format`) of a weight in a weight format, else ''. Its
+            bytes are then not elements, and a kernel reads them with the format's reader.
+    """
 
     id: int
     kind: str
@@ -29,18 +36,19 @@ class Buffer:
 
     @property
     def nbytes(self) -> int:
+        """Size in bytes."""
         return math.prod(self.shape) * dtypes.DTYPES[self.dtype].size
 
     @property
     def is_input(self) -> bool:
-        """Whether it is filled before the first kernel runs, and no kernel writes it."""
+        """Whether the buffer is filled before the first kernel runs, and no kernel writes it."""
         return self.kind in ("input", "weight", "const")
 
 
 @dataclass(frozen=True)
 class Operand:
     """A strided window of a buffer; ``strides`` and ``offset`` count elements. Distinct operands of one kernel may
-    share a buffer only if neither is written, or if they are read and written at the same index of the domain."""
+    share a buffer only if none is written, or if they are read and written at the same index of the domain."""
 
     buffer: Buffer
     shape: tuple[int, ...]
@@ -49,6 +57,7 @@ class Operand:
 
     @property
     def dtype(self) -> str:
+        """The dtype of the buffer's elements."""
         return self.buffer.dtype
 
     @property
@@ -58,11 +67,12 @@ class Operand:
 
     @property
     def contiguous(self) -> bool:
+        """Whether the elements are dense and in row-major order."""
         return self.strides == contiguous_strides(self.shape)
 
 
 def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """Row-major element strides; dims of size 1 get stride 0, so that equal layouts compare equal."""
+    """Return row-major element strides; dims of size 1 get stride 0, so that equal layouts compare equal."""
     strides, step = [], 1
     for n in reversed(shape):
         strides.append(0 if n == 1 else step)
@@ -71,6 +81,6 @@ def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def bytes_touched(o: Operand) -> int:
-    """Bytes of the distinct elements a window covers."""
+    """Return the bytes of the distinct elements that a window covers."""
     elements = math.prod(n for n, s in zip(o.shape, o.strides, strict=True) if s != 0)
     return min(elements * dtypes.DTYPES[o.dtype].size, o.buffer.nbytes)

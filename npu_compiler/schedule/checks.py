@@ -1,5 +1,5 @@
-"""What ``NPU_VERIFY`` checks after every phase and every rewrite: the invariants of graph, groups, kernels and memory
-plan (1), and that the graph, and then the kernels, compute what the graph computed at first, on random inputs (2)."""
+"""The checks of ``NPU_VERIFY`` after every phase and rewrite: 1 checks the invariants of graph, groups, kernels and
+memory plan; 2 also runs the graph and then the kernels on random inputs and compares results with the first graph's."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TOLERANCE = {"float64": 1e-6, "float32": 1e-3, "float16": 0.05, "bfloat16": 0.3}
 
 
 def check_graph(graph: Graph) -> None:
-    """Types, order, and every load that no ``where`` guards: raises ``ValueError``."""
+    """Check types, order, and the bounds of every load that no ``where`` guards. Raises ``ValueError``."""
     verify.check_graph(graph)
     for node in graph.nodes:
         if node.op in LOOPS and 0 not in node.domain:
@@ -34,7 +34,10 @@ def check_graph(graph: Graph) -> None:
 
 
 def check_loads(node: Node) -> None:
-    """Indices that do not depend on data, outside of ``where`` branches, stay inside their operands."""
+    """Check that indices outside of ``where`` branches stay inside their operands, unless they depend on data.
+
+    Raises ``ValueError``.
+    """
     ranges = {d: (0, n - 1) for d, n in enumerate(node.domain)}
     stack, seen = [node.attrs["expr"]], set()
     while stack:
@@ -52,7 +55,10 @@ def check_loads(node: Node) -> None:
 
 
 def check_groups(graph: Graph, groups: Sequence[Group]) -> None:
-    """Every node that computes something is in one group, and groups are in an order that can run."""
+    """Check that every node that computes something is in one group, and that the order of groups can run.
+
+    Raises ``ValueError``.
+    """
     static = static_values(graph)
     made: set[Node] = set()
     for group in groups:
@@ -72,8 +78,11 @@ def check_groups(graph: Graph, groups: Sequence[Group]) -> None:
 
 
 def check_schedule(schedule: Schedule, align: int = 1, planned: bool = False) -> None:
-    """Operands stay inside their buffers, what is read was written, and (once ``planned``) buffers that live at the
-    same time lie apart, at multiples of ``align`` bytes."""
+    """Check that operands stay inside their buffers and that memory is written before it is read. With ``planned``
+    also that buffers that live at the same time do not overlap and are aligned to ``align`` bytes.
+
+    Raises ``ValueError``.
+    """
     written: set[int] = set()
     for k in schedule.kernels:
         for op in k.inputs:
@@ -111,8 +120,11 @@ def _overlap(a: Buffer, b: Buffer) -> bool:
 
 @dataclass
 class Reference:
-    """Random inputs and the results of the first graph that was seen, and of the first whose weights are quantized,
-    which changes the numbers; graphs that are large are left alone."""
+    """Random inputs, and the results that later graphs and kernels must reproduce.
+
+    The results are those of the first graph that was seen, and then of the first whose weights are quantized, because
+    that changes them. Graphs that numpy would run for too long are not compared.
+    """
 
     inputs: dict[str, np.ndarray] = field(default_factory=dict)
     weights: dict[str, np.ndarray] = field(default_factory=dict)
@@ -123,7 +135,7 @@ class Reference:
     load_time: dict[str, np.ndarray] | None = None  # contents of weight buffers; None before there is a schedule
 
     def check(self, graph: Graph) -> None:
-        """Raises ``ValueError`` if the graph's results differ from the first one's by more than rounding."""
+        """Raise ``ValueError`` if the graph's results differ from the first one's by more than rounding."""
         quantized = any(n.op == "quantize" for n in graph.nodes)
         if not self.seen or quantized != self.quantized:
             self.seen, self.quantized, self.results = True, quantized, None
@@ -137,8 +149,8 @@ class Reference:
                 self._compare(results)
 
     def check_schedule(self, schedule: Schedule, graph: Graph, recipes: list[tuple[str, Value]]) -> None:
-        """Raises ``ValueError`` if the kernels compute something else than the graph, or than the kernels that were
-        seen before them. What numpy cannot run, or what it reads out of range, is not compared."""
+        """Raise ``ValueError`` if the kernels' results differ from the graph's, or from those of the kernels seen
+        before. Schedules that numpy cannot run, or that read out of range, are not compared."""
         if self.results is None:
             return
         first = self.load_time is None
@@ -157,7 +169,7 @@ class Reference:
     def _compare(self, results: Mapping[str, np.ndarray]) -> None:
         for name, want in (self.results or {}).items():
             if not _close(results[name], want, self.tolerance):
-                raise ValueError(f"output {name!r} is no longer what it was")
+                raise ValueError(f"output {name!r} differs from its value before this step")
 
     def _fill(self, graph: Graph) -> None:
         rng = np.random.default_rng(0)
@@ -182,7 +194,7 @@ class Reference:
 def _close(a: np.ndarray, b: np.ndarray, tolerance: float) -> bool:
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
-    if not dtypes.is_float(dtypes.name_of(a.dtype)):  # integers may hang on a rounding: a few may differ
+    if not dtypes.is_float(dtypes.name_of(a.dtype)):  # integers may depend on a rounding: a few may differ
         return a.size == 0 or float(np.mean(a != b)) < 0.05
     wide_a, wide_b = a.astype(np.float64), b.astype(np.float64)
     scale = float(np.max(np.abs(wide_b[np.isfinite(wide_b)]), initial=1.0))
@@ -203,7 +215,7 @@ def check_step(
     align: int,
     reference: Reference | None,
 ) -> None:
-    """All checks that apply after a phase or rewrite, which ``step`` names; raises :class:`CompileError` with it."""
+    """Run all checks that apply after the phase or rewrite ``step``. Raises :class:`CompileError`, which names it."""
     try:
         if schedule is None:
             check_graph(graph)

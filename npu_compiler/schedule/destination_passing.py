@@ -1,5 +1,5 @@
-"""Where kernels should leave their results, so that nobody has to copy them: in a graph output, in a part of a
-concatenation, or in the dim order that the reader wants."""
+"""Destination passing: kernels write results where they are needed, so that no copy is made: to a graph output, to a
+part of a concatenation, or in the dim order of the reader."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from .strides import reshape_strides
 
 @dataclass(frozen=True)
 class Destination:
-    """``path``: the views (reshape, permute) that lead from a value to the output named ``output``, or to the part of
-    ``concat`` that has ``shape`` and begins at ``start`` along its axis."""
+    """Where a value is needed: through the views ``path`` (reshape, permute) as the output named ``output``, or as the
+    part of ``concat`` that has ``shape`` and begins at ``start`` along its axis."""
 
     path: tuple[Node, ...]
     output: str = ""
@@ -26,7 +26,8 @@ class Destination:
 
 
 def destinations(graph: Graph, static: set[Value]) -> dict[Value, Destination]:
-    """For values that a kernel makes: the first graph output, else the first concatenation, that they are all of.
+    """Return the destinations of values that a kernel computes: the first graph output that is a view of the value,
+    else the first concatenation of which it is a part.
 
     The other readers of a part of a concatenation must be able to read it through strides.
     """
@@ -59,7 +60,7 @@ def _base(v: Value) -> tuple[Value, tuple[Node, ...]]:
 
 
 def parts(concat: Node) -> Iterator[tuple[Value, int]]:
-    """The inputs of a concatenation, and where each begins along the axis."""
+    """Yield the inputs of a concatenation, each with the position where it begins along the axis."""
     start = 0
     for v in concat.inputs:
         yield v, start
@@ -67,13 +68,13 @@ def parts(concat: Node) -> Iterator[tuple[Value, int]]:
 
 
 def part_of(whole: Operand, concat: Node, shape: tuple[int, ...], start: int) -> Operand:
-    """The window of a concatenation's memory that the input of ``shape`` takes, from ``start`` along the axis."""
+    """Return the window of a concatenation's memory for the input of ``shape`` that begins at ``start``."""
     strides = tuple(0 if n == 1 else s for n, s in zip(shape, whole.strides, strict=True))
     return Operand(whole.buffer, shape, strides, whole.offset + start * whole.strides[concat.attrs["axis"]])
 
 
 def behind(window: Operand, path: tuple[Node, ...]) -> Operand | None:
-    """Where a value must lie so that the views of ``path`` turn it into ``window``; None if no strides say so."""
+    """Return the window that the views of ``path`` turn into ``window``; None if no strides express it."""
     for node in reversed(path):
         shape = node.inputs[0].shape
         if node.op == "permute":
@@ -91,15 +92,17 @@ def behind(window: Operand, path: tuple[Node, ...]) -> Operand | None:
 
 
 def writable(value: Value, window: Operand) -> bool:
-    """Whether the kernel of ``value`` can write there: micro-kernels store whole vectors along the last dim. (Those
-    that make the parts of a concatenation are asked one by one.)"""
+    """Whether the kernel of ``value`` can write to ``window``: micro-kernels store whole vectors along the last dim.
+
+    A concatenation always can; its parts are checked one by one.
+    """
     flexible = value.op in LOOPS or value.op == "concat"
     return flexible or not value.rank or value.shape[-1] == 1 or window.strides[-1] == 1
 
 
 def wanted_order(value: Value, users: list[Node]) -> tuple[int, ...]:
-    """Dim order in memory: that of the one permute through which everybody reads the value, so that it costs
-    nothing."""
+    """Return the dim order of a value in memory. If all readers read it through one permute, that order is used, so
+    that the permute costs nothing."""
     perms = {u.attrs["perm"] for u in users if u.op == "permute"}
     if len(perms) == 1 and all(u.op == "permute" for u in users):
         perm: tuple[int, ...] = perms.pop()
@@ -109,8 +112,8 @@ def wanted_order(value: Value, users: list[Node]) -> tuple[int, ...]:
 
 
 def shared_tables(graph: Graph, groups: Sequence[Group], static: set[Value], panel: int) -> dict[Value, Value]:
-    """Tables whose rows are looked up and which, transposed, are also the right operand of a product (a tied
-    embedding), with that operand. Only the packed operand need be kept: a few rows can be read from it, too."""
+    """Return tables whose rows are looked up and whose transpose is the right operand of a product (a tied embedding),
+    each with that operand. Only the packed operand has to be kept: a few rows can be read from it as well."""
     found: dict[Value, Value] = {}
     if not panel:  # the target packs no panels
         return found

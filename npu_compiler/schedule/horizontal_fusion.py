@@ -1,4 +1,4 @@
-"""Fewer launches: small kernels run inside the one that reads them, or beside others that touch different data."""
+"""Fewer launches: a small kernel runs inside the kernel that reads it, or beside kernels that access other data."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from .memory_planner import assign_phases
 from .rewrite import ScheduleRewrite
 from .schedule import Schedule
 
-MAX_FLOPS = 1 << 18  # of a prologue: what every thread repeats must cost less than meeting the others
+MAX_FLOPS = 1 << 18  # of a prologue: repeating it in every thread must cost less than a barrier
 MAX_READERS = 2
-MAX_PARTS = 16  # of a fused kernel
+MAX_PARTS = 16  # limit for a fused kernel
 
 
 def common_rewrites(config: TargetConfig) -> tuple[ScheduleRewrite, ...]:
-    """The fusions that every target may run; a field of ``config`` limits each."""
+    """Return the fusions that every target may run; a field of ``config`` limits each."""
     return (
         ScheduleRewrite(
             "fuse_prologue",
-            "a row norm is computed inside the products of few rows that read it",
+            "compute a row norm inside the products of few rows that read it",
             partial(fuse_prologues, max_rows=config.prologue_rows),
         ),
         ScheduleRewrite(
             "horizontal_fusion",
-            "small loop nests that touch different data share a launch",
+            "run small loop nests that access different data in one launch",
             partial(fuse_horizontally, max_points=config.bundle_points if config.bundles else -1),
         ),
     )
 
 
 def fuse_prologues(schedule: Schedule, max_rows: int) -> None:
-    """Let matrix products of at most ``max_rows`` rows compute their left operand for themselves.
+    """Compute left operands inside the matrix products of at most ``max_rows`` rows that read them.
 
-    A row norm before a projection, when decoding: each thread repeats the few operations on the row instead of waiting
-    for the one thread that would do them.
+    An example is a row norm before a projection in a decode step: each thread repeats the few operations on the row
+    instead of waiting for the one thread that would do them.
     """
     for producer in list(schedule.kernels):
         made = _result(producer)
@@ -56,7 +56,7 @@ def fuse_prologues(schedule: Schedule, max_rows: int) -> None:
 
 
 def _result(k: Kernel) -> Buffer | None:
-    """The buffer of intermediate data that a loops kernel fills completely, if it writes nothing else."""
+    """Return the arena buffer that a loops kernel fills completely, or None if it writes anything else."""
     if not isinstance(k, Loops) or len(k.outputs) != 1 or k.body.serial:
         return None
     out = k.outputs[0]
@@ -66,7 +66,7 @@ def _result(k: Kernel) -> Buffer | None:
 
 
 def _reads_as_left(k: Gemm, left: Buffer, max_rows: int) -> bool:
-    """Whether ``left`` is just the left operand of a product of few rows, as dense rows."""
+    """Whether a product of few rows reads ``left`` only as its left operand, in dense rows."""
     if k.prologue is not None or k.batch * k.m > max_rows:
         return False
     alone = all(o.buffer.id != left.id for o in k.inputs[1:])
@@ -91,8 +91,7 @@ def _with_prologue(gemm: Gemm, producer: Loops) -> Gemm:
 
 
 def fuse_horizontally(schedule: Schedule, max_points: int) -> None:
-    """Make one kernel of the loops kernels of each phase that have up to ``max_points``: rotary embeddings and cache
-    updates."""
+    """Fuse the loops kernels of each phase that have up to ``max_points`` points (rotary embeddings, cache updates)."""
     phases: dict[int, list[Kernel]] = {}
     for k, numbered in zip(schedule.kernels, assign_phases(schedule.kernels), strict=True):
         phases.setdefault(numbered.phase, []).append(k)

@@ -1,8 +1,8 @@
-"""Convolutions of few channels (an image's red, green, blue) as convolutions of whole rows of pixels.
+"""Convolutions of few channels (an image's red, green, blue) as convolutions over whole rows of pixels.
 
-With a pixel padded to four channels, the pixels that one row of a filter visits are ``row`` neighbouring elements:
-rows of them, as far apart as the filter moves, are the channels of a convolution by filters one column wide. The copy
-that pads is the one that brings the image into [N, H, W, C].
+With pixels padded to four channels, a row of a filter reads ``row`` neighbouring elements. Windows of ``row`` elements,
+one per position of the filter, are then the channels of a convolution with filters one column wide. The copy that adds
+the padding also converts the image to [N, H, W, C].
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CELL = 4  # elements of a padded pixel
 
 
 def is_image(node: Node, row: int) -> bool:
-    """Whether ``conv2d`` node ``node`` can be computed on rows of ``row`` elements, at multiples of 16 bytes."""
+    """Whether the ``conv2d`` node can be computed on rows of ``row`` elements that start at multiples of 16 bytes."""
     x, w = node.inputs
     _, _, s, c = w.shape
     step = node.attrs["stride"][1] * CELL * dtypes.DTYPES[x.dtype].size
@@ -33,8 +33,8 @@ def is_image(node: Node, row: int) -> bool:
 def padded_image(
     node: Node, source: Operand, row: int, buffer: Callable[[tuple[int, ...]], Buffer]
 ) -> tuple[LoopBody, Operand, Operand, dict[str, Any]]:
-    """(the copy, the padded image, the same as rows [N, H, OW, row], attributes of the convolution of those).
-    ``buffer`` makes a block of memory of a shape."""
+    """Return the copy kernel, the padded image, its windows as an operand [N, H, OW, row], and the attributes of the
+    convolution over these. ``buffer`` allocates memory of a shape."""
     (n, h, width, c), (k, r, _, _) = node.inputs[0].shape, node.inputs[1].shape
     _, oh, ow, _ = node.out.shape
     (sh, sw), (top, left), dh = node.attrs["stride"], node.attrs["padding"][:2], node.attrs["dilation"][0]
@@ -61,7 +61,7 @@ def padded_image(
 
 
 def filter_rows(w: Value, row: int) -> Value:
-    """Filters [K, R, S, C] as [1, K, R, row], zero where nothing is visited."""
+    """Return the filters [K, R, S, C] as [1, K, R, row], with zeros where a filter reads no pixel."""
     k, r, s, c = w.shape
     graph, kind = w.graph, dtypes.numpy_dtype(w.dtype)
     if c < CELL:

@@ -1,8 +1,8 @@
-"""Runs a :class:`Schedule` in numpy, kernel by kernel: what the kernels of every target have to compute.
+"""Runs a :class:`Schedule` in numpy, kernel by kernel: the reference semantics of kernels.
 
-Memory that nothing has written yet holds 0xFF (NaN as a float), every window is checked against its buffer, and a
-kernel that reads what it writes must do so at the same place. ``NPU_VERIFY=2`` compares schedules before and after
-each rewrite with it, and tests compare planned schedules, whose buffers share one arena, with the graph.
+Memory that no kernel has written holds 0xFF (NaN as a float). Every window is checked against its buffer, and a kernel
+that reads a buffer that it writes must do so at the same index. ``NPU_VERIFY=2`` compares the schedule before and after
+each rewrite. Tests compare planned schedules, whose buffers share one arena, with the graph.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ Arrays = dict[int, Array]  # flat, by buffer id
 def load_time_values(
     nodes: Sequence[Node], recipes: Sequence[tuple[str, Value]], weights: Mapping[str, Array]
 ) -> dict[str, Array]:
-    """The contents of weight buffers by name: ``recipes``, whose nodes are among ``nodes``, for ``weights`` by key."""
+    """Return the contents of weight buffers by name, computed from ``weights`` by key. ``nodes`` contain the nodes of
+    ``recipes`` in order."""
     graph = Graph("recipes")
     graph.nodes, graph.outputs = list(nodes), list(recipes)
     graph.clean()
@@ -61,16 +62,17 @@ def load_time_values(
 def run(
     schedule: Schedule, inputs: Mapping[str, Array], states: Mapping[str, Array], weights: Mapping[str, Array]
 ) -> dict[str, Array]:
-    """Outputs and ``state:<key>`` updates, as ``interp.run`` gives them for the graph.
+    """Return outputs and ``state:<key>`` updates by name, as ``interp.run`` does for the graph.
 
     Args:
-        schedule: its memory may be planned, or not yet: buffers of the arena are then arrays of their own.
+        schedule: if its memory is not planned yet, every buffer of the arena is an array of its own.
         inputs, states: contents of input and state buffers by name.
         weights: contents of weight buffers by name, see :func:`load_time_values`.
 
     Raises:
-        IndexError: an index that comes from data is out of range.
-        NotImplementedError: there is a kernel that this module does not know.
+        IndexError: an index in the data is out of range.
+        NotImplementedError: this module does not know a kernel's class.
+        ValueError: a window leaves its buffer, or a kernel overwrites its input.
     """
     arena = np.full(schedule.arena_bytes, 0xFF, np.uint8)
     contents = {"input": inputs, "state": states, "weight": weights, "const": weights}
@@ -83,7 +85,7 @@ def run(
         else:
             arrays[b.id] = _unwritten(b)
     for _, phase in itertools.groupby(schedule.kernels, lambda k: k.phase if schedule.arena_bytes else k):
-        for kernel in reversed(list(phase)):  # any order must do
+        for kernel in reversed(list(phase)):  # kernels of a phase may run in any order
             execute(kernel, arrays)
     results = {name: arrays[b.id].reshape(b.shape) for name, b in schedule.outputs}
     results.update({f"state:{b.name}": arrays[b.id].reshape(b.shape) for b in schedule.buffers if b.kind == "state"})
@@ -101,17 +103,17 @@ def _unwritten(b: Buffer) -> Array:
 
 
 def view(op: Operand, arrays: Arrays) -> Array:
-    """The window ``op`` of its buffer's array; writing to it writes to the buffer."""
+    """Return the window ``op`` of its buffer's array; writes to it change the buffer."""
     base = arrays[op.buffer.id][op.offset :]
     return np.lib.stride_tricks.as_strided(base, op.shape, [s * base.itemsize for s in op.strides])
 
 
 def execute(kernel: Kernel, arrays: Arrays) -> None:
-    """One kernel on flat arrays by buffer id."""
+    """Run one kernel on flat arrays by buffer id."""
     _check_windows(kernel, arrays)
     match kernel:
         case FusedLoops():
-            for part in reversed(kernel.parts):  # any order must do
+            for part in reversed(kernel.parts):  # parts may run in any order
                 execute(part, arrays)
         case Loops():
             _loops(kernel, arrays)
@@ -180,7 +182,10 @@ def _loops(kernel: Loops, arrays: Arrays) -> None:
 
 
 def _assign(out: Array, index: tuple[Array, ...], value: Array) -> None:
-    """Of several values for one place the last one stays; in one dim numpy keeps the order."""
+    """Store values at indices; of several values for one element the last one stays.
+
+    The indices are flattened, because numpy assigns in order in one dim only.
+    """
     if not index:
         out[...] = value
         return
@@ -201,7 +206,7 @@ def _fold(reduce: str, x: Array, domain: tuple[int, ...], axes: tuple[int, ...])
 
 
 def _one_by_one(kernel: Loops, arrays: Arrays) -> None:
-    """In order, because a point reads what earlier ones have written."""
+    """Run a serial loop nest point by point, because a point reads what earlier points wrote."""
     body = kernel.body
     (store,), out = body.stages, view(kernel.outputs[0], arrays)
     inputs = [view(o, arrays) for o in kernel.inputs]
@@ -230,7 +235,7 @@ def _anchor(kernel: Anchor, arrays: Arrays) -> None:
 
 
 def _products(kernel: Anchor, inputs: list[Array], arrays: Arrays) -> tuple[Array, ...]:
-    """What ``acc``, ``acc1`` .. of the epilogue are; with ``splits``, the parts."""
+    """Return the values of ``acc``, ``acc1`` … for the epilogue; with ``splits``, the partial results."""
     match kernel:
         case Gemm(prologue=Loops() as prologue):
             left = _result_of(prologue, arrays).reshape(1, kernel.m, kernel.k)
@@ -254,13 +259,13 @@ def _products(kernel: Anchor, inputs: list[Array], arrays: Arrays) -> tuple[Arra
 
 
 def _row_factors(scale: Expr, inputs: list[Array]) -> Array:
-    """Of the sums that the product before left, float32 [M]."""
+    """Return the factor float32 [M] of each row, from the sums that the previous product stored."""
     total = inputs[-1].sum(0)
     return evaluate(scale, total.shape, inputs, {expr.stage(0, "float32"): total})
 
 
 def _extra_results(kernel: Contraction, inputs: list[Array], known: dict[Expr, Array], arrays: Arrays) -> None:
-    """A second result, and the sums of each row over tiles of columns."""
+    """Store the results of extra stages: a second output, and the sums of each row over tiles of columns."""
     shape = kernel.outputs[0].shape
     for stage in kernel.extra_stages:
         value = np.broadcast_to(evaluate(stage.expr, shape, inputs, known), shape)
@@ -273,7 +278,7 @@ def _extra_results(kernel: Contraction, inputs: list[Array], known: dict[Expr, A
 
 
 def _result_of(kernel: Kernel, arrays: Arrays) -> Array:
-    """What a nested kernel stores in memory of its own."""
+    """Run a nested kernel and return its result, which it stores in scratch memory."""
     scratch = kernel.outputs[0].buffer
     made = _unwritten(scratch)
     execute(kernel, {**arrays, scratch.id: made})
@@ -295,7 +300,7 @@ def _mask(k: Attention, inputs: list[Array]) -> Array | None:
 
 
 def _up_to(positions: Array, keys: int) -> Array:
-    """bool [1, 1, SQ, SK]: keys up to the query's own position."""
+    """Return the mask bool [1, 1, SQ, SK] of keys up to each query's position."""
     return (np.arange(keys) <= positions[:, None])[None, None]
 
 
@@ -308,7 +313,7 @@ def _attend(qkv: list[Array], mask: Array | None, scale: float, causal: bool) ->
 
 
 def _attention_parts(k: Attention, inputs: list[Array]) -> Array:
-    """float32 [splits, B, H, SQ, D + 2]: values, maximum and sum of the exponentials for some of the keys."""
+    """Return float32 [splits, B, H, SQ, D + 2]: values, maximum and sum of exponentials over a share of the keys."""
     q, keys, values = (x.astype(np.float32) for x in inputs[:3])
     share = q.shape[1] // keys.shape[1]
     keys, values = np.repeat(keys, share, axis=1), np.repeat(values, share, axis=1)
@@ -357,7 +362,8 @@ def _row_node(k: Scan | Sort, x: Array) -> list[Array]:
 
 
 def _sort(k: Sort, x: Array) -> list[Array]:
-    """The first of each row, or with ``section`` the first ``run`` of each section: [rows, total]."""
+    """Return the first elements of each row and their positions; with ``section``, the first ``run`` of each section,
+    [rows, total]."""
     if not k.section:
         return _row_node(k, x)
     rows = np.moveaxis(x, k.axis, -1).reshape(-1, x.shape[k.axis])

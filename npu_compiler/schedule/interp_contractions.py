@@ -1,4 +1,4 @@
-"""Products and convolutions of a schedule in numpy, with their right operands in the forms that targets read."""
+"""Matmul and convolution kernels in numpy, whose right operands are packed as targets read them."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ Array = np.ndarray[Any, Any]
 
 # -- products -------------------------------------------------------------------------------------------------------
 def check_rows(k: Gemm) -> None:
+    """Raise ``ValueError`` unless the left operand is [batch, m, k] with dense rows that are ``lda`` apart."""
     op = k.inputs[0]
     dense = op.shape == (k.batch, k.m, k.k) and (k.k == 1 or op.strides[2] == 1)
     if not dense or not (k.m == 1 or op.strides[1] == k.lda > 0):
@@ -24,7 +25,10 @@ def check_rows(k: Gemm) -> None:
 
 
 def gemm(k: Gemm, left: Array, stored: Array) -> tuple[Array, ...]:
-    """The product, or both of a dual one; with ``splits``, [splits, M, N] parts of the sums."""
+    """Return the product float32 [batch, M, N], or both of a dual one; with ``splits``, partial sums [splits, M, N].
+
+    ``left``: [batch, M, K]. ``stored``: the right operand as the kernel reads it.
+    """
     x, columns = left.astype(np.float32), _right_operands(k, stored)
     if k.splits > 1:
         (w,) = columns
@@ -34,11 +38,11 @@ def gemm(k: Gemm, left: Array, stored: Array) -> tuple[Array, ...]:
 
 
 def _right_operands(k: Gemm, w: Array) -> list[Array]:
-    """The matrix [batch or 1, K, N] float32, or both of a dual product, from the form in which it is kept."""
+    """Return the right operand float32 [batch or 1, K, N], or both of a dual product, from its stored form."""
     op = k.weight
     if op.format:
         return _stored_operands(k, op.format, w)
-    if w.ndim == 3:  # rows are columns of the matrix; those of a dual product alternate
+    if w.ndim == 3:  # [batch or 1, N, K]; rows of the two matrices of a dual product alternate
         w = w.astype(np.float32).swapaxes(1, 2)
         return [w[..., 0::2], w[..., 1::2]] if k.dual else [w]
     paired = op.dtype == "bfloat16"
@@ -53,7 +57,7 @@ def _right_operands(k: Gemm, w: Array) -> list[Array]:
 
 
 def _stored_operands(k: Gemm, layout_name: str, packed: Array) -> list[Array]:
-    """The same from a weight format."""
+    """Return the right operands from a layout of a weight format."""
     _, layout = find_layout(layout_name)
     w = packing.unpack_matrix(packed, layout_name, k.n * (1 + k.dual), k.k).astype(np.float32)
     if not k.dual:
@@ -63,7 +67,7 @@ def _stored_operands(k: Gemm, layout_name: str, packed: Array) -> list[Array]:
 
 
 def _unpacked(w: Array, lead: int) -> Array:
-    """Packed panels [..., panels, C, panel] (or [.., C/2, panel, 2]) as [..., C, K], with ``lead`` leading dims."""
+    """Return packed panels [..., panels, C, panel] (or [.., C/2, panel, 2]) as [..., C, K]; ``lead`` leading dims."""
     if w.ndim == lead + 4:
         w = w.swapaxes(-1, -2)
         w = w.reshape(*w.shape[:-3], w.shape[-3] * 2, w.shape[-1])
@@ -72,6 +76,7 @@ def _unpacked(w: Array, lead: int) -> Array:
 
 
 def pack(k: Pack, b: Array) -> Array:
+    """Return right operands [batch, K, N] in the panels of the kernel's output."""
     shape = k.outputs[0].shape
     layout = "vnni2" if len(shape) == 5 else "panels"
     return packing.pack(b.transpose(0, 2, 1)[:, :, None, :], shape[3 if layout == "vnni2" else -1], layout)
@@ -79,13 +84,14 @@ def pack(k: Pack, b: Array) -> Array:
 
 # -- convolutions ---------------------------------------------------------------------------------------------------
 def conv2d(k: Convolution, inputs: list[Array]) -> Array:
+    """Return the convolution [N, OH, OW, K] of ``inputs``: the image [N, H, W, C] and the stored filters."""
     if k.inputs[0].shape[3] != k.channels[0]:
         raise ValueError(f"kernel {k.name} has {k.inputs[0].shape[3]} input channels, not {k.channels[0]}")
     return _convolved(k, inputs[0], _filters(k, inputs[1]), k.groups)
 
 
 def _filters(k: Convolution, w: Array) -> Array:
-    """[K, R, S, C / groups]."""
+    """Return stored filters as [K, R, S, C / groups]."""
     (r, s), (c, ko), g = k.kernel_size, k.channels, k.groups
     if isinstance(k, DepthwiseConv2d):
         return w.transpose(2, 0, 1)[..., None]
@@ -107,13 +113,14 @@ def _convolved(k: Convolution, x: Array, w: Array, groups: int) -> Array:
 
 
 def conv2d_parts(k: Conv2d, inputs: list[Array]) -> Array:
-    """Every part sums over some of the input channels."""
+    """Return the partial sums [splits, N, OH, OW, K]; each part covers a share of the input channels."""
     x, w = (np.array_split(a, k.splits, axis=3) for a in (inputs[0], _filters(k, inputs[1])))
     return np.stack([_convolved(k, a, b, 1) for a, b in zip(x, w, strict=True)])
 
 
 def winograd(k: WinogradConv2d, inputs: list[Array]) -> Array:
-    """The filters are found again from their transforms U = G w G^T, G being of full rank."""
+    """Return the convolution [N, OH, OW, K]. The filters are recovered from their transforms U = G w G^T, which is
+    possible because G has full rank."""
     (c, ko), g = k.channels, np.array(k.transform)
     u = _unpacked(np.moveaxis(inputs[1][0], 1, 0), 1)[:, :c, :ko]  # [points, C, K]
     w = np.linalg.pinv(np.kron(g, g)) @ u.reshape(len(g) ** 2, -1).astype(np.float64)

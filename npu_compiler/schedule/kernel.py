@@ -1,8 +1,8 @@
-"""What the scheduler hands to a target: kernels over strided operands, with every size a literal.
+"""Kernels over strided operands, with literal sizes: the scheduler's result and a target's input.
 
-A kernel is one launch, and its class says what it computes. :class:`Loops` are generated from a :class:`LoopBody`; the
-others name a hand-written kernel of the target: :class:`Gemm`, :class:`Conv2d` and :class:`Attention` with their
-variants apply an ``epilogue`` expression to their results, :class:`Scan`, :class:`Sort` and :class:`Pack` do not.
+A kernel is one launch, and its class says what it computes. Targets generate :class:`Loops` from a :class:`LoopBody`
+and have a hand-written kernel for each other class. :class:`Gemm`, :class:`Conv2d` and :class:`Attention` with their
+variants apply an ``epilogue`` expression to their results; :class:`Scan`, :class:`Sort` and :class:`Pack` do not.
 Kernels are immutable and compared by identity; :meth:`Kernel.structural_key` compares what they compute.
 """
 
@@ -23,12 +23,12 @@ from .buffers import Buffer, Operand, bytes_touched
 class Stage:
     """One step of a loop nest, executed in order for each row (one point of the non-reduced dims).
 
-    'reduce': fold ``expr`` over the reduced dims with ``reduce`` (sum prod max min argmax argmin; fixed order)
-    'temp':   the value of ``expr`` at every point, kept for later stages (or recomputed, as the target likes)
+    'reduce': reduce ``expr`` over the reduced dims by ``reduce`` (sum prod max min argmax argmin), in a fixed order
+    'temp':   compute ``expr`` at every point, for later stages; a target may recompute it
     'store':  write ``expr`` to output ``output`` at ``index`` (one Expr per output dim); once per row if ``per_row``
 
-    Later stages read stage ``n`` through ``expr.stage(n, dtype)``; argmax/argmin give the flat position (int64) over
-    the reduced dims in order.
+    Later stages read stage ``n`` as ``expr.stage(n, dtype)``. argmax and argmin give the flat int64 position over the
+    reduced dims in order.
     """
 
     kind: str
@@ -39,7 +39,7 @@ class Stage:
     per_row: bool = False
 
     def text(self, number: int) -> str:
-        """The stage as a readable assignment; ``number`` is its place in the loop nest."""
+        """Return the stage as a readable assignment; ``number`` is its place in the loop nest."""
         if self.kind == "store":
             return f"out{self.output} = {expr.render(self.expr)}"
         return f"r{number} = {self.reduce + ' ' if self.reduce else ''}{expr.render(self.expr)}"
@@ -58,12 +58,20 @@ class LoopBody:
 # -- kernels --------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Kernel:
-    """One launch. ``inputs`` are numbered as the loads of its expressions number them; the operands that a
-    hand-written kernel reads itself come first. ``sources`` are IR node names; ``label`` says in a word what the kernel
-    is for, and together with ``number`` names it. Kernels of one ``phase`` touch different data: they may run in any
-    order, and threads synchronise only between phases."""
+    """One launch.
 
-    kind: ClassVar[str]  # for people: in dumps, profiles and artifacts
+    Attributes:
+        kind: the class in a word, for dumps, profiles and artifacts.
+        label: the purpose in a word; with ``number`` it makes the kernel's name.
+        inputs: the loads of its expressions refer to them by position. Operands that a hand-written kernel reads
+            itself come first.
+        sources: names of the IR nodes that it implements.
+        flops: floating-point operations.
+        phase: kernels of one phase access different data and may run in any order; threads synchronise only between
+            phases.
+    """
+
+    kind: ClassVar[str]
 
     label: str
     inputs: tuple[Operand, ...]
@@ -75,11 +83,12 @@ class Kernel:
 
     @property
     def name(self) -> str:
+        """The name in dumps and profiles."""
         return f"k{self.number}_{self.label}"
 
     @property
     def operands(self) -> tuple[Operand, ...]:
-        """In the order in which the kernel's function takes them."""
+        """Inputs and outputs, in the order in which the kernel's function takes them."""
         return (*self.inputs, *self.outputs)
 
     @property
@@ -88,14 +97,17 @@ class Kernel:
         return (self,)
 
     def own_fields(self) -> list[tuple[str, Any]]:
-        """Names and values of what the kernel's class adds to :class:`Kernel`: what it computes."""
+        """Return names and values of the fields that the class adds to :class:`Kernel`: they state what it computes."""
         common = {f.name for f in fields(Kernel)}
         return [(f.name, getattr(self, f.name)) for f in fields(self) if f.name not in common]
 
     def structural_key(self, layout: Callable[[Operand], Hashable]) -> Hashable:
-        """Equal for kernels that one function can serve: what they compute, the layouts of their operands, and which
-        operands are the same or share a buffer. ``layout``: what a function of the target depends on besides dtype,
-        format, shape and strides of an operand."""
+        """Return a key that is equal for kernels that can share one function of the target.
+
+        It consists of what they compute, the layouts of their operands, and which operands are the same or share a
+        buffer. ``layout``: the properties of an operand besides dtype, format, shape and strides on which the target's
+        function depends.
+        """
         operands = (*self.inputs, *self.outputs)
         ids = [o.buffer.id for o in operands]
         windows = [
@@ -112,7 +124,7 @@ class Kernel:
         return type(self), len(self.inputs), tuple(windows), own
 
     def on_buffers(self, new: Callable[[Buffer], Buffer]) -> Kernel:
-        """The same kernel on other buffers; scratch memory stays."""
+        """Return the same kernel on other buffers; scratch memory stays."""
 
         def moved(value: Any) -> Any:
             if isinstance(value, Kernel):
@@ -126,19 +138,20 @@ class Kernel:
 
     @property
     def bytes_read(self) -> int:
-        """Of distinct elements; of tables, the rows looked up."""
+        """Bytes of the distinct elements that are read; of tables, of the rows that are looked up."""
         return sum(map(bytes_touched, self.inputs))
 
     @property
     def bytes_written(self) -> int:
+        """Bytes of the distinct elements that are written."""
         return sum(map(bytes_touched, self.outputs))
 
     def text(self) -> str:
-        """What the kernel computes, readable: its stages or its epilogue."""
+        """Return a readable form of what the kernel computes: its stages or its epilogue."""
         return ""
 
     def parameters(self) -> dict[str, Any]:
-        """The numbers, flags and names among its fields that are not as usual, for dumps."""
+        """Return the numbers, flags and names among its fields that differ from their defaults, for dumps."""
         usual = {f.name: f.default for f in fields(self)}
         plain = [(n, v) for n, v in self.own_fields() if not isinstance(v, Kernel | LoopBody | Expr)]
         return {n: v for n, v in plain if v != usual[n] and not (isinstance(v, tuple) and isinstance(v[0], Stage))}
@@ -148,14 +161,14 @@ K = TypeVar("K", bound=Kernel)
 
 
 def recast(kernel: Kernel, to: type[K], **changes: Any) -> K:
-    """A kernel of class ``to`` with ``changes`` and every other field that both classes have."""
+    """Return a kernel of class ``to`` with ``changes``, and all other fields that both classes have in common."""
     kept = {f.name: getattr(kernel, f.name) for f in fields(to) if hasattr(kernel, f.name)}
     return to(**{**kept, **changes})
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Loops(Kernel):
-    """A loop nest, from which every target generates code."""
+    """A loop nest, for which every target generates code."""
 
     kind = "loops"
     body: LoopBody
@@ -165,7 +178,7 @@ class Loops(Kernel):
         return sum(map(self._read, range(len(self.inputs))))
 
     def _read(self, number: int) -> int:
-        """Bytes that are read of an input: at places that are data, no more than there are points."""
+        """Return the bytes read of an input. If its indices are data, these are at most one element per point."""
         operand = self.inputs[number]
         loads = [x for s in self.body.stages for x in expr.walk(s.expr) if x.op == "load" and x.value == number]
         if not loads or not all(any(y.op == "load" for i in x.args for y in expr.walk(i)) for x in loads):
@@ -179,7 +192,7 @@ class Loops(Kernel):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class FusedLoops(Kernel):
-    """Horizontal fusion: loop nests that touch different data share one launch. The operands are those of the
+    """Horizontal fusion: loop nests that access different data share one launch. The operands are those of the
     ``parts``, part after part."""
 
     kind = "fused_loops"
@@ -187,7 +200,7 @@ class FusedLoops(Kernel):
 
     @staticmethod
     def of(parts: Sequence[Kernel]) -> FusedLoops:
-        """One kernel of several that touch different data."""
+        """Return one kernel of several loop nests that access different data."""
         loops = tuple(p for p in parts if isinstance(p, Loops))
         assert len(loops) == len(parts) > 0
         return FusedLoops(
@@ -230,12 +243,12 @@ class Anchor(Kernel):
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Contraction(Anchor):
     """A :class:`Gemm` or convolution. With ``splits`` > 1 (split-K) the output is float32 [splits, M, N] and holds
-    partial sums, which another kernel adds up.
+    partial sums, which another kernel adds.
 
-    A row norm between two products can be divided among them. The first then has ``extra_stages`` besides its
-    epilogue: a 'reduce' stage, whose sums over each tile of columns go to its last output, float32 [tiles, M], and a
-    'store' stage. The second has these sums as its last input; ``row_scale``, a function of their total ``stage 0``,
-    multiplies its ``acc``."""
+    A row norm between two products can be computed in both. The first product then has ``extra_stages`` besides its
+    epilogue: a 'reduce' stage, whose sums over each tile of columns are its last output, float32 [tiles, M], and a
+    'store' stage. The second product has these sums as its last input; its ``acc`` is multiplied by ``row_scale``, a
+    function of their total ``stage 0``."""
 
     splits: int = 1
     extra_stages: tuple[Stage, ...] = ()
@@ -243,7 +256,7 @@ class Contraction(Anchor):
 
     @property
     def rhs(self) -> int:
-        """Where the right operand, the weight, stands in ``inputs``."""
+        """The position of the right operand, the weight, in ``inputs``."""
         return 1
 
     @property
@@ -261,12 +274,13 @@ class Contraction(Anchor):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Gemm(Contraction):
-    """``batch`` products [m, k] @ [k, n]. Rows of the left operand are ``lda`` elements apart, its matrices
-    ``batch_stride``; ``shared``: all of them multiply one right operand. ``dual``: two products of the same rows,
-    ``acc`` and ``acc1`` of the epilogue, whose columns alternate in the right operand.
+    """``batch`` products [m, k] @ [k, n].
 
-    ``prologue`` computes the left operand where it is needed, into scratch memory (its one output); its inputs stand
-    in ``inputs`` in place of the left operand."""
+    Rows of the left operand are ``lda`` elements apart, its matrices ``batch_stride``. ``shared``: all of them multiply
+    one right operand. ``dual``: two products of the same rows, ``acc`` and ``acc1`` of the epilogue, whose columns
+    alternate in the right operand. ``prologue`` computes the left operand inside the kernel, into scratch memory (its
+    only output); its inputs replace the left operand in ``inputs``.
+    """
 
     kind = "gemm"
     batch: int
@@ -296,8 +310,8 @@ class Gemm(Contraction):
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Convolution(Contraction):
     """A channels-last convolution [N, H, W, C] -> [N, OH, OW, K] with filters of ``kernel_size`` (R, S) and
-    ``channels`` (C, K); ``padding`` is (top, left, bottom, right). ``image``: the shape of the result where the outputs
-    hold partial sums of it."""
+    ``channels`` (C, K); ``padding`` is (top, left, bottom, right). ``image``: the result's shape if the outputs hold
+    partial sums."""
 
     kernel_size: tuple[int, int]
     channels: tuple[int, int]
@@ -315,7 +329,7 @@ class Convolution(Contraction):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Conv2d(Convolution):
-    """An implicit matrix product."""
+    """A convolution as an implicit GEMM."""
 
     kind = "conv2d"
 
@@ -329,21 +343,21 @@ class WinogradConv2d(Convolution):
 
     @property
     def tile(self) -> int:
-        """Results along each side of a tile."""
+        """Number of results along each side of a tile."""
         return len(self.transform) - 2
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class DepthwiseConv2d(Convolution):
-    """One filter for each channel."""
+    """A convolution with one filter per channel."""
 
     kind = "depthwise"
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class DualConv2d(Convolution):
-    """Two convolutions of one shape of results: those of ``residual``, as it would store them, are ``acc1`` of the
-    epilogue and never in memory. The inputs of ``residual`` are the last of ``inputs``."""
+    """Two convolutions whose results have one shape. The results of ``residual``, after its own epilogue, are ``acc1``
+    of the epilogue and are not stored in memory. The inputs of ``residual`` are the last of ``inputs``."""
 
     kind = "dual_conv2d"
     residual: Conv2d
@@ -354,10 +368,12 @@ class DualConv2d(Convolution):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Attention(Anchor):
-    """Inputs: q [B, H, SQ, D], k and v [B, HK, SK, ..], then, optionally, a mask that broadcasts to [B, H, SQ, SK].
-    ``causal``: a query sees no key behind its own position. ``limited``: input 4 holds the position int64 [SQ] of each
-    query in the cache, behind which nothing is valid. ``by_position``: these positions are the mask, in its place.
-    ``splits`` > 1 (split-K over the keys): the output holds parts for :class:`CombineAttention`."""
+    """Attention over q [B, H, SQ, D], k and v [B, HK, SK, ..], and optionally a mask that broadcasts to [B, H, SQ, SK].
+
+    ``causal``: a query sees keys up to its own position. ``limited``: input 4 holds the position int64 [SQ] of each
+    query in the cache; later keys are not valid. ``by_position``: input 3 holds these positions instead of a mask.
+    ``splits`` > 1 (split-K over the keys): the output holds partial results for :class:`CombineAttention`.
+    """
 
     kind = "attention"
     scale: float
@@ -369,17 +385,17 @@ class Attention(Anchor):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class CombineAttention(Anchor):
-    """Softmax-weighted sum of the parts [splits, B, H, SQ, D + 2] of an :class:`Attention`."""
+    """Softmax-weighted sum of the partial results [splits, B, H, SQ, D + 2] of an :class:`Attention`."""
 
     kind = "combine_attention"
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class DecodeAttention(Anchor):
-    """Attention of a single query position against a cache, with what surrounds it: ``queries`` are computed where
-    they are needed, ``new_rows`` (key and value) are stored in the cache, and groups combine their parts. Inputs:
-    keys, values, position, then those of ``queries`` and ``new_rows``; outputs: result, keys, values, parts, and the
-    counters of the barrier between groups."""
+    """Attention of a single query position over a cache, with its producers: the kernel computes ``queries``, stores
+    ``new_rows`` (key and value) in the cache, and combines the partial results of workgroups. Inputs: keys, values,
+    position, then those of ``queries`` and ``new_rows``. Outputs: result, keys, values, partial results, and the
+    counters of the grid barrier."""
 
     kind = "decode_attention"
     scale: float
@@ -388,6 +404,7 @@ class DecodeAttention(Anchor):
 
     @property
     def producers(self) -> tuple[Loops, ...]:
+        """The loop nests that compute the queries and the new rows of the cache."""
         return (self.queries, *self.new_rows)
 
     def text(self) -> str:
@@ -396,7 +413,7 @@ class DecodeAttention(Anchor):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Pack(Kernel):
-    """The right operands [batch, k, n] of a product, computed at run time, into panels."""
+    """Packs right operands [batch, k, n] that are computed at run time into panels."""
 
     kind = "pack"
     batch: int
@@ -406,7 +423,7 @@ class Pack(Kernel):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Scan(Kernel):
-    """Running results of ``op`` (sum prod max min) along ``axis``."""
+    """Running reductions by ``op`` (sum prod max min) along ``axis``."""
 
     kind = "scan"
     op: str
@@ -415,8 +432,8 @@ class Scan(Kernel):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Sort(Kernel):
-    """The first ``k`` of each row along ``axis`` in order, and their positions; equal elements keep their order.
-    ``section``: sort sections of so many elements instead, and keep the first ``run`` of each."""
+    """The first ``k`` elements of each row along ``axis`` in order, and their positions; the sort is stable. With
+    ``section``, sections of that many elements are sorted instead, and the first ``run`` of each are kept."""
 
     kind = "sort"
     axis: int
@@ -428,8 +445,8 @@ class Sort(Kernel):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class MergeRuns(Kernel):
-    """Sorted runs of ``run`` elements, merged in pairs of which the first ``kept`` stay: values and positions
-    [rows, total] along ``axis`` of the outputs."""
+    """Merges pairs of sorted runs of ``run`` elements and keeps the first ``kept`` of each pair. Inputs are values and
+    positions [rows, total]; the outputs have the runs along ``axis``."""
 
     kind = "merge_runs"
     axis: int

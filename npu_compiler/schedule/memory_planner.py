@@ -1,5 +1,5 @@
-"""Static memory plan: every intermediate gets a fixed offset in one arena; buffers that are never alive together
-share."""
+"""Static memory plan: every intermediate gets a fixed offset in one arena. Buffers that are never alive at the same
+time may share memory."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from .schedule import Schedule
 
 
 def assign_phases(kernels: Sequence[Kernel]) -> list[Kernel]:
-    """The kernels with their phases numbered: a kernel joins the phase of the one before it unless it reads or writes
-    what that phase writes, or writes what that phase reads."""
+    """Return the kernels with numbered phases. A kernel joins the previous kernel's phase unless it reads or writes
+    buffers that the phase writes, or writes buffers that the phase reads."""
     phase = 0
     read: set[int] = set()
     written: set[int] = set()
@@ -29,7 +29,7 @@ def assign_phases(kernels: Sequence[Kernel]) -> list[Kernel]:
 
 
 def lifetimes(kernels: Sequence[Kernel]) -> dict[int, tuple[int, int]]:
-    """First and last phase that touches each arena buffer, by buffer id."""
+    """Return by buffer id the first and the last phase that access each arena buffer."""
     life: dict[int, tuple[int, int]] = {}
     for k in kernels:
         for op in (*k.inputs, *k.outputs):
@@ -40,8 +40,8 @@ def lifetimes(kernels: Sequence[Kernel]) -> dict[int, tuple[int, int]]:
 
 
 def plan_memory(schedule: Schedule, align: int) -> None:
-    """Give every arena buffer an offset (bytes, multiple of ``align``); largest first, each at the lowest gap that
-    fits.
+    """Give every arena buffer an offset in bytes, a multiple of ``align``: largest first, each in the lowest gap that
+    fits. Sets ``schedule.arena_bytes``.
 
     Greedy by size, after Pisarchyk and Lee, "Efficient Memory Management for Deep Neural Net Inference" (2020).
     """

@@ -1,4 +1,4 @@
-"""Where values lie: each becomes a window of a buffer, computed, loaded, viewed or copied."""
+"""The memory of values: each value becomes a window of a buffer that is computed, loaded, viewed or copied."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from .strides import strided_view
 
 
 class Operands:
-    """The buffers of a graph and what is known to lie in them.
+    """The buffers of a graph and the values in them.
 
     ``format``: the weight format that the caller chose, or None. ``recipes`` collects the load-time values that fill
-    weight buffers, by buffer name; ``kernels`` those so far, copies among them."""
+    weight buffers, by buffer name. ``kernels`` are the kernels so far, copies included."""
 
     def __init__(self, graph: Graph, config: TargetConfig, format: WeightFormat | None = None):
         self.graph, self.config, self.format = graph, config, format
@@ -53,7 +53,7 @@ class Operands:
         return self.place[value]
 
     def _allocate(self, value: Value, made: dict[str, Buffer], label: str) -> Operand:
-        """Memory for a kernel's result: an output, a part of a concatenation, or a block of the arena."""
+        """Return memory for a kernel's result: an output, a part of a concatenation, or a block of the arena."""
         self.place[value] = self._destination(value, made, label) or self._block(value, label)
         return self.place[value]
 
@@ -84,8 +84,8 @@ class Operands:
         return Operand(buffer, value.shape, tuple(strides))
 
     def operand(self, v: Value) -> Operand:
-        """Where a value can be read: its own memory, or its source's through a view; a copy where strides cannot say
-        it."""
+        """Return the window in which a value can be read: its own memory, its source's through a view, or a copy if
+        strides cannot express the view."""
         if v in self.place:
             return self.place[v]
         if v in self.static:
@@ -108,7 +108,8 @@ class Operands:
         return self._put(v, self._buffer("weight", v.dtype, v.shape, name, "" if layout in ELEMENTS else layout))
 
     def _same_bytes(self, v: Value) -> Operand | None:
-        """A weight whose memory holds ``v`` as it is: what ``v`` is a view of, if the views leave the order alone."""
+        """Return the weight whose memory equals that of ``v``: the source of its views, if these keep the order of
+        elements, else None."""
         path = []
         while v.op in VIEWS:
             path.append(v)
@@ -131,7 +132,8 @@ class Operands:
         return candidate
 
     def packed_weight(self, key: Hashable, w: Value, layout: Layout | str) -> Operand:
-        """``w`` [G, K, T, C] in the order the target's micro-kernel streams it; made once per weight."""
+        """Return ``w`` [G, K, T, C] in the order in which the target's micro-kernel reads it. ``key``: the weights that
+        it is made of; equal ones are packed once."""
         name, panel = (layout, self.config.panel) if isinstance(layout, str) else (layout.name, layout.panel)
         if not panel:
             return self.operand(w)
@@ -144,7 +146,7 @@ class Operands:
         return self.packed[key]
 
     def _from_panels(self, table: Value, index: tuple[Expr, ...]) -> tuple[Operand, list[Expr]]:
-        """Where to read an element of a table that is kept only as the packed matrix of the product it also serves."""
+        """Return where to read an element of a table that is stored only as the packed right operand of a product."""
         matrix = self.tables[table]
         packed = self.packed_weight((matrix,), self._columns([matrix]), self._element_order(table.dtype))
         panels, (row, column), width = packed.shape[1], index, self.config.panel
@@ -154,7 +156,7 @@ class Operands:
         return window, [row // width, row % width, column // pair, column % pair]
 
     def _copy(self, v: Value) -> Operand:
-        """A contiguous copy of a value, made where it is first needed."""
+        """Return a contiguous copy of a value, which is made before its first use."""
         if v not in self.copies:
             source = self.operand(v)
             if source.contiguous:
@@ -177,8 +179,8 @@ class Operands:
         return buffer
 
     def _update_states(self) -> None:
-        """After every other read of the old contents. What an update overwrites is copied first if another one, or the
-        same, reads it."""
+        """Add the updates of states after all reads of their old contents. If an update reads a state that it or
+        another one overwrites, the contents are copied first."""
         states = {n.attrs["key"]: self.place[n.out] for n in self.graph.nodes if n.op == "state"}
         moves = [(self.operand(v), states[key], v) for key, v in self.graph.updates]
         moves = [move for move in moves if move[0] != move[1]]
@@ -195,15 +197,15 @@ class Operands:
         self.kernels.append(replace(kernel, number=len(self.kernels)))
 
     def _static_chain(self, v: Value) -> None:
-        """Mark nodes that were built on static values as static."""
+        """Mark the nodes that were built from static values as static."""
         if v not in self.static:
             self.static.add(v)
             for x in v.node.inputs:
                 self._static_chain(x)
 
     def _columns(self, matrices: list[Value], stored: bool = False) -> Value:
-        """The columns [1, N, 1, K] of a [K, N] matrix as a load-time value; panels of two alternate. ``stored``: as a
-        weight format packs them, so of a matrix in blocks the blocks."""
+        """Return the columns [1, N, 1, K] of a [K, N] matrix as a load-time value; the panels of two matrices
+        alternate. ``stored``: for a weight format, which takes the blocks of a matrix that is in blocks."""
         n = matrices[0].shape[1]
         found = [dequantize_of(w) if stored else None for w in matrices]
         rows = [b.inputs[0] if b else w.permute(1, 0) for b, w in zip(found, matrices, strict=True)]
@@ -217,12 +219,12 @@ class Operands:
         return view
 
     def _element_order(self, dtype: str) -> str:
-        """How the elements of a packed weight are ordered."""
+        """Return the order of elements in a packed weight."""
         return "vnni2" if dtype in self.config.pair_dtypes else "panels"
 
     def _format_layout(self, matrix: Value, rows: int = 1) -> Layout | None:
-        """The layout in which the program stores the [K, N] right operand of products of ``rows`` rows; None if it
-        stores the elements."""
+        """Return the layout in which the program stores the [K, N] right operand of products of ``rows`` rows, or None
+        if it stores the elements."""
         k, n = matrix.shape
         blocks = dequantize_of(matrix)
         format = self.format if blocks is None else block_format(blocks.attrs["format"])

@@ -11,7 +11,7 @@ from .kernel import FusedLoops, Kernel
 
 @dataclass
 class Schedule:
-    """An entry point ready for a target: kernels in launch order and every buffer they touch."""
+    """An entry point, ready for a target: kernels in launch order, and every buffer that they access."""
 
     name: str
     kernels: list[Kernel]
@@ -21,14 +21,14 @@ class Schedule:
     arena_bytes: int = 0
 
     def memory(self, dtype: str, shape: tuple[int, ...], name: str, persistent: bool = False) -> Operand:
-        """A new block of the arena, which is not planned yet, as an operand."""
+        """Add a buffer of the arena, whose offset is planned later, and return all of it as an operand."""
         id = max((b.id for b in self.buffers), default=-1) + 1
         buffer = Buffer(id, "arena", dtype, shape, name, persistent=persistent)
         self.buffers.append(buffer)
         return Operand(buffer, shape, contiguous_strides(shape))
 
     def rewrite(self, new: Mapping[Kernel, Sequence[Kernel]]) -> None:
-        """Put other kernels, or none, in the places of some. What is left of fused loops stays fused."""
+        """Replace kernels, or parts of fused loops, by the given ones. The remaining parts stay fused."""
         kernels: list[Kernel] = []
         for k in self.kernels:
             parts = [r for p in k.members for r in new.get(p, (p,))]

@@ -1,4 +1,4 @@
-"""Groups -> kernels over buffers: resolve views to strides, decide where each value lives, write the loop bodies."""
+"""Groups -> kernels over buffers: views become strides, every value gets memory, loop bodies get their stages."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from .operands import Operands
 from .schedule import Schedule
 from .strides import reshape_strides
 
-# The filter transform G [tile + 2, 3] with which the target computes a convolution, or None for direct convolution.
+# From a convolution to the filter transform G [tile + 2, 3] of its Winograd kernel, or None for direct convolution.
 Winograd = Callable[[Node], np.ndarray | None]
 
 
@@ -141,7 +141,7 @@ class Scheduler(Operands):
         )
 
     def _epilogue(self, group: Group, fixed: list[Operand]) -> tuple[Expr, list[Operand], Value]:
-        """The expression behind an anchor, its operands (after ``fixed``), and the value that is stored."""
+        """Return the epilogue of an anchor, its operands (after ``fixed``), and the value that is stored."""
         inputs = list(fixed)
         known = {n.out: expr.acc(n.out.dtype, number) for number, n in enumerate(group.anchors)}
         for node in group.nodes[len(known) :]:
@@ -162,7 +162,7 @@ class Scheduler(Operands):
     def _anchor(
         self, group: Group, made: dict[str, Buffer], kind: type[Anchor], fixed: list[Operand], flops: int, **own: Any
     ) -> None:
-        """A kernel of class ``kind``, with its ``own`` fields, and the epilogue of the group."""
+        """Add a kernel of class ``kind`` with its ``own`` fields and the epilogue of the group."""
         e, inputs, value = self._epilogue(group, fixed)
         out = self._allocate(value, made, _label(group.anchor))
         own |= {"epilogue": e, "sources": _sources(group), "flops": flops}
@@ -200,7 +200,7 @@ class Scheduler(Operands):
         self._anchor(group, made, Conv2d, [source, weight], flops, **own)
 
     def _image(self, group: Group, made: dict[str, Buffer], flops: int) -> None:
-        """A convolution of few channels, on rows of padded pixels."""
+        """Add a convolution of few channels, over rows of padded pixels."""
         node, row = group.anchor, self.config.image_row
         x, w = node.inputs
         source = self.operand(x)
@@ -212,7 +212,7 @@ class Scheduler(Operands):
         self._anchor(group, made, Conv2d, [rows, weight], flops, **own)
 
     def _winograd_weight(self, w: Value, g: np.ndarray) -> Value:
-        """G w G^T for every filter, as load-time nodes: [1, K, (tile + 2)^2, C] in float32, computed in float64."""
+        """Return G w G^T of every filter as load-time nodes, float32 [1, K, (tile + 2)^2, C], computed in float64."""
         source = unrounded(w)
         k, _, _, c = source.shape
         both = self.graph.const(np.kron(g, g))
@@ -257,8 +257,8 @@ class Scheduler(Operands):
         self._gemm(group, made, left, weight, flops, batch, shared)
 
     def _strided_matmul(self, group: Group, made: dict[str, Buffer], flops: int, batch: int) -> None:
-        """For targets that pack nothing: the right operand is [batch or 1, N, K] with the strides it has. A weight of
-        two dims is laid out so that K comes last, or as its weight format says."""
+        """Add a product for a target that does not pack: the right operand is [batch or 1, N, K] with its own strides.
+        A weight of two dims is stored with K last, or in the layout of its weight format."""
         node = group.anchor
         a, b = node.inputs
         m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
@@ -303,7 +303,8 @@ class Scheduler(Operands):
         )  # fmt: skip
 
     def _rows(self, a: Value, batch: int) -> Operand:
-        """The left operand as [batch, M, K] with unit stride along K and one stride per batch; copied if need be."""
+        """Return the left operand as [batch, M, K] with unit stride along K and one stride per batch; a copy if its
+        own strides are others."""
         op = self.operand(a)
         m, k = a.shape[-2:]
         strides = _collapse(op, (batch, m, k))
@@ -313,7 +314,7 @@ class Scheduler(Operands):
         return Operand(op.buffer, (batch, m, k), strides, op.offset)
 
     def _pack(self, b: Value, order: str) -> Operand:
-        """A right operand computed at run time, packed into panels by a kernel of its own."""
+        """Return a right operand that is computed at run time, packed into panels by a separate kernel."""
         k, n = b.shape[-2:]
         batch, panel = math.prod(b.shape[:-2]), self.config.panel
         op = self.operand(b)
@@ -382,7 +383,8 @@ class Scheduler(Operands):
         )
 
     def _scatter_target(self, node: Node, made: dict[str, Buffer]) -> Operand:
-        """In place when nobody else reads the base: a value of the arena, or a state that this scatter updates."""
+        """Return the base's memory if the scatter is its only reader and may overwrite it (a value of the arena, or a
+        state that this scatter updates), else new memory."""
         base = node.inputs[0]
         memory = self.place.get(base)
         if memory is None or node.out in self.wanted or base in self.results or len(self.users[base]) > 1:
@@ -395,7 +397,7 @@ class Scheduler(Operands):
         return self._allocate(node.out, made, _label(node))
 
     def _becomes(self, v: Value, key: str) -> bool:
-        """Whether ``v``, perhaps after further scatters into it, is what a state holds after the run."""
+        """Whether ``v``, or the result of further scatters into it, is the contents of state ``key`` after the run."""
         while (key, v) not in self.updates:
             users = self.users.get(v, [])
             if v in self.results or len(users) != 1 or users[0].op != "scatter" or users[0].inputs[0] is not v:
@@ -411,7 +413,7 @@ class Scheduler(Operands):
         self._row_kernel(group, made, Sort, **group.anchor.attrs)
 
     def _row_kernel(self, group: Group, made: dict[str, Buffer], kind: type[Scan | Sort], **own: Any) -> None:
-        """A scan or a sort, which have no epilogue."""
+        """Add a scan or a sort, which have no epilogue."""
         node = group.anchor
         outputs = tuple(self._allocate(v, made, _label(node)) for v in node.outputs)
         inputs, flops = (self._dense(node.inputs[0]),), node.inputs[0].numel
@@ -419,7 +421,7 @@ class Scheduler(Operands):
 
 
 def _collapse(op: Operand, shape: tuple[int, int, int]) -> tuple[int, ...] | None:
-    """Strides of the operand seen as [batch, rows, columns], or None if its batch dims have no common stride."""
+    """Return the strides of an operand seen as [batch, rows, columns]; None if its batch dims have no common stride."""
     return reshape_strides(op.shape, op.strides, shape)
 
 

@@ -1,4 +1,4 @@
-"""Views as strides: which window of a memory block a chain of views reads."""
+"""Views as strides: the window of memory that a chain of views reads."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .kernel import Operand
 
 
 def strided_view(source: Operand, v: Value) -> Operand | None:
-    """The window of ``source`` that a view reads, or None if its strides cannot express it (some reshapes)."""
+    """Return the window of ``source`` that a view reads, or None if strides cannot express it (some reshapes)."""
     a, strides, offset = v.node.attrs, source.strides, source.offset
     if v.op == "permute":
         strides = tuple(strides[p] for p in a["perm"])
@@ -30,7 +30,10 @@ def strided_view(source: Operand, v: Value) -> Operand | None:
 
 
 def reshape_strides(old: Sequence[int], strides: Sequence[int], new: Sequence[int]) -> tuple[int, ...] | None:
-    """Strides of a reshape without a copy: split the old dims into runs that are jointly contiguous, carve each up."""
+    """Return the strides of a reshape without a copy, or None if there are none.
+
+    The old dims are grouped into contiguous runs, and each run is divided into new dims.
+    """
     if math.prod(old) == 0:
         return contiguous_strides(new)
     dims = [(n, s) for n, s in zip(old, strides, strict=True) if n != 1]
