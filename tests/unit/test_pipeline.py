@@ -144,7 +144,7 @@ def test_verification_finds_the_phase_that_breaks_a_graph(monkeypatch: pytest.Mo
         node.attrs["expr"] = expr.substitute(e, loads=lambda x: expr.load(x.value, x.dtype, [i + 100 for i in x.args]))
 
     for level, damage, message in (
-        ("2", wrong_result, "after phase 'layout': output 'y' is no longer what it was"),
+        ("2", wrong_result, "after phase 'layout': output 'y' differs from its value before this step"),
         ("1", wrong_shape, r"after phase 'layout': node \d+ \(conv2d\): declares float32\[1, 2, 3, 4\]"),
         ("1", wrong_load, r"after phase 'layout': .* reads 100 to "),
     ):
