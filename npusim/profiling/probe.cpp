@@ -1,0 +1,43 @@
+// What a CPU can do at best: reading memory, and the multiplications that the kernels are made of.
+#include "tile.h"
+using namespace npu;
+
+#define EXPORT extern "C" __attribute__((visibility("default")))
+
+namespace {
+constexpr int CHAINS = 10;  // independent sums: enough to hide the latency of a multiplication
+
+struct F64 {
+  NPU_INLINE void step(vd& acc, vd w, vd x) { acc = fma(w, x, acc); }
+};
+
+template <class Kind, class V> float multiply(long steps, float seed) {
+  V acc[CHAINS] = {}, w = V{} + seed, x = V{} + 1.0f / 3;
+  for (long i = 0; i < steps; i++)
+#pragma GCC unroll 10
+    for (int k = 0; k < CHAINS; k++) Kind::step(acc[k], w, x);
+#pragma GCC unroll 10  // all of them, or the compiler keeps the sums in memory
+  for (int k = 1; k < CHAINS; k++) acc[0] += acc[k];
+  return (float)acc[0][0];
+}
+}  // namespace
+
+// Each step is `CHAINS` vectors of multiply_flops() operations.
+EXPORT float multiply_float32(long steps, float seed) { return multiply<F32, vf>(steps, seed); }
+EXPORT float multiply_bfloat16(long steps, float seed) { return multiply<BF16P, vf>(steps, seed); }
+EXPORT float multiply_float64(long steps, float seed) { return multiply<F64, vd>(steps, seed); }
+EXPORT int step_flops() { return 2 * VL * CHAINS; }  // of float32 and float64; bfloat16 has twice as many
+
+// Sums `bytes` of memory, a multiple of 4096, in `streams` sequential streams; the result depends on all of it.
+EXPORT float read_all(const char* p, long bytes, int streams) {
+  vf sum[8] = {};
+  const long each = bytes / streams;
+  for (long i = 0; i < each; i += 512 / streams)
+    for (int k = 0; k < 8; k++) {
+      const char* at = p + (k % streams) * each + i + k / streams * 64;
+      __builtin_prefetch(at + 4096);
+      for (int h = 0; h < 64; h += VL * 4) sum[k] += load_bytes<vf>(at + h);
+    }
+  for (int k = 1; k < 8; k++) sum[0] += sum[k];
+  return sum[0][0];
+}
