@@ -16,7 +16,7 @@ SCHEMA_VERSION = 1
 _DTYPE = "{float32,float16,bfloat16}"
 OK, USER_ERROR, INTERNAL, POLICY = 0, 1, 2, 3
 
-_EPILOG = "exit status: 0 done, 1 wrong input, 2 a bug in npusim, 3 refused by --no-fallback"
+_EPILOG = "exit status: 0 done, 1 wrong input, 2 a bug in npusim, 3 refused by --no-fallback, 4 slower than --compare"
 
 
 class _Parser(argparse.ArgumentParser):
@@ -144,6 +144,30 @@ def parser() -> _Parser:
     p.add_argument("--seconds", type=float, default=3.0, help="how long to measure (default: 3)")
     p.add_argument("--vs", choices=["torch"], help="alternate with PyTorch eager (not for a .npubin)")
 
+    p = verb("profile", "measure every kernel and show where the time goes")
+    model(p, f"a .npubin file, a .pt2 file, an IR JSON file, MODULE:FUNCTION, {names}; {language_names}")
+    compiling(p)
+    language(p)
+    p.add_argument(
+        "-o", "--output", action="append", default=[], metavar="FILE", help="write a .html page or .json; repeatable"
+    )
+    p.add_argument("--trace", action="append", default=[], metavar="FILE", help="write a trace for Perfetto")
+    p.add_argument("--model-explorer", action="append", default=[], metavar="FILE", help="write a Model Explorer graph")
+    p.add_argument("--compare", metavar="OLD.json", help="compare with an earlier profile; exit with 4 if it is slower")
+    p.add_argument("--threshold", type=_fraction, default=0.05, help="how much slower is still the same (default: 5%%)")
+    p.add_argument("--runs", type=_positive, default=20, help="measured runs (default: 20)")
+    p.add_argument("--warmup", type=_positive, default=3, help="runs before these (default: 3)")
+    p.add_argument("--prompt-len", type=_positive, default=128, help="language models: tokens of the prompt (128)")
+    p.add_argument(
+        "--cache-len", type=_positive, default=128, help="language models: tokens before a decode step (128)"
+    )
+    p.add_argument("--weights", help="weights of a .npubin or an IR file (default: as for run, else random)")
+    p.add_argument(
+        "--weight-format", metavar="FORMAT", help="weight format of the matrices of products, as for compile"
+    )
+    p.add_argument("--force-cpu", action="append", default=[], metavar="NAME", help="run this op or node on the host")
+    p.add_argument("--threads", type=_positive, help="default: NPU_NUM_THREADS, else all CPUs")
+
     p = verb("describe", "show what a .npubin file holds")
     p.add_argument("program", help="a .npubin file")
 
@@ -188,6 +212,15 @@ def _positive(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number")
     return value
+
+
+def _fraction(text: str) -> float:
+    from .verbs.profile import fraction
+
+    try:
+        return fraction(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def main(argv: Sequence[str] | None = None) -> int:

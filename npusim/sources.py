@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +26,8 @@ def read_model(name: str, batch: int, status: Status) -> tuple[IRGraph, Mapping[
     """The graph of a MODEL argument, with its weights and its PyTorch module where there are any.
 
     Args:
-        name: a built-in model (which has weights and module), a .pt2 file (which has weights) or an IR JSON file.
+        name: a built-in model or 'module:function' (which have weights and module), a .pt2 file (which has weights) or
+            an IR JSON file. The function is called without arguments and returns (module, example inputs[, kwargs]).
         batch: images at once, of a built-in model.
 
     Raises:
@@ -37,12 +40,39 @@ def read_model(name: str, batch: int, status: Status) -> tuple[IRGraph, Mapping[
         return ir, weights, module
     from npu_compiler.aten.json_reader import load_ir
 
+    if is_python_name(name):
+        with status(f"capturing {name}"):
+            return _from_python(name)
     if not Path(name).exists():
         raise InputError(f"{name}: there is no such file, and no built-in model of that name: {', '.join(BUILTINS)}")
     if Path(name).suffix == ".pt2":
         with status(f"capturing {name}"):
             return (*_read_exported(name), None)
     return load_ir(name), None, None
+
+
+def is_python_name(name: str) -> bool:
+    """True for 'package.module:function'."""
+    module, colon, function = name.partition(":")
+    return bool(colon) and function.isidentifier() and all(part.isidentifier() for part in module.split("."))
+
+
+def _from_python(name: str) -> tuple[IRGraph, Mapping[str, np.ndarray], Any]:
+    """The model that a function of a module returns: (module, example inputs), or with keyword arguments as a third."""
+    module, _, function = name.partition(":")
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # as `python -m` does
+    try:
+        make = getattr(import_module(module), function)
+    except (ImportError, AttributeError) as error:
+        raise InputError(f"{name}: {error}; name a function of a module that Python can import from here") from None
+    from npu_compiler.frontend import capture, state_dict_numpy
+
+    made = make()
+    if not isinstance(made, tuple) or len(made) not in (2, 3):
+        raise InputError(f"{name}: the function has to return (module, example inputs) or (module, inputs, kwargs)")
+    ir = capture(made[0], made[1], example_kwargs=made[2] if len(made) == 3 else None)
+    return ir, state_dict_numpy(made[0]), made[0]
 
 
 def _read_exported(path: str) -> tuple[IRGraph, Mapping[str, np.ndarray]]:

@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 
 from npu_compiler.artifact.program import CompiledProgram
-from npu_compiler.support import dtypes, env
+from npu_compiler.support import env
 from npu_compiler.support.errors import InputError
 from npu_compiler.target_config import default_target
 
 from ..builtin import BUILTINS
 from ..console import Result, Status, Table
 from ..latency import HEADER, bound_call, interleaved, torch_call
+from ..random_arrays import random_array, random_weights
 from ..sources import is_language_model, load_language_model, read_model
 
 
@@ -44,7 +45,7 @@ def run(args: argparse.Namespace, status: Status) -> Result:
         source = args.weights or (beside if beside.exists() else random_weights(program))
     with npu_runtime.load(program, source, args.threads) as model:
         executor = model.executor()
-        arrays = [_example(s.shape, s.dtype) for s in executor.inputs]
+        arrays = [random_array(s.shape, s.dtype) for s in executor.inputs]
         calls: dict[str, Callable[[], Any]] = {"npusim": bound_call(executor, arrays)}
         threads = args.threads or env.num_threads()
         if module is not None and args.vs == "torch":
@@ -89,19 +90,3 @@ def _language_model(args: argparse.Namespace, status: Status) -> Result:
     with status(f"measuring {llm.manifest.name}"):
         speeds = llm_latency.measure(rounds, prompt, args.gen_len, args.seconds)
     return llm_latency.report(llm, speeds, threads, args.gen_len)
-
-
-def random_weights(program: CompiledProgram) -> dict[str, np.ndarray]:
-    """Small random values for every weight, which are as fast as trained ones."""
-    rng = np.random.default_rng(0)
-    return {w.key: _random(rng, w.shape, w.dtype) for w in program.weights}
-
-
-def _random(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.ndarray:
-    if dtypes.is_float(dtype):
-        return rng.uniform(0.01, 0.1, shape).astype(dtypes.numpy_dtype(dtype))
-    return np.zeros(shape, dtypes.numpy_dtype(dtype))
-
-
-def _example(shape: tuple[int, ...], dtype: str) -> np.ndarray:
-    return _random(np.random.default_rng(1), shape, dtype)

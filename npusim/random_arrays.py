@@ -1,0 +1,24 @@
+"""Arrays that make programs run as fast as real ones do, for measurements."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from npu_compiler.artifact.program import CompiledProgram
+from npu_compiler.support import dtypes
+
+
+def random_weights(program: CompiledProgram) -> dict[str, np.ndarray]:
+    """Small random values for every weight, which are as fast as trained ones."""
+    rng = np.random.default_rng(0)
+    return {w.key: random_array(w.shape, w.dtype, rng) for w in program.weights}
+
+
+def random_array(shape: Sequence[int], dtype: str, rng: np.random.Generator | None = None) -> np.ndarray:
+    """Small positive floats; zeros of other dtypes, which are a legal index anywhere."""
+    if dtypes.is_float(dtype):
+        rng = np.random.default_rng(1) if rng is None else rng
+        return rng.uniform(0.01, 0.1, tuple(shape)).astype(dtypes.numpy_dtype(dtype))
+    return np.zeros(tuple(shape), dtypes.numpy_dtype(dtype))

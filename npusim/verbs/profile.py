@@ -1,0 +1,121 @@
+"""``npusim profile``: where the time goes, kernel by kernel, as a table and as files to look at."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from npu_compiler.artifact.program import CompiledProgram
+from npu_compiler.support.errors import InputError
+from npu_compiler.target_config import default_target
+
+from ..console import Result, Status, Table
+from ..profiling import compare as comparison
+from ..profiling.report import HEADER, ProfileReport, read_report
+from ..random_arrays import random_array, random_weights
+from ..sources import is_language_model, load_language_model, read_model
+
+if TYPE_CHECKING:
+    from npu_compiler.aten.ir import IRGraph
+
+_SHOWN = 20  # rows of a section on a terminal
+REGRESSION = 4  # exit status
+
+
+def run(args: argparse.Namespace, status: Status) -> Result:
+    """Measure a model, show what loses the most time, and write the files that were asked for. With --compare, the exit
+    status is 4 if a section became slower than the threshold allows."""
+    from ..profiling.collect import profile
+
+    old = read_report(args.compare) if args.compare else None
+    model = _model(args, status)
+    with status(f"measuring {args.model}"):
+        counts = {"runs": args.runs, "warmup": args.warmup}
+        report = profile(model, **counts, prompt=args.prompt_len, cache=args.cache_len)
+    blocks, data = _blocks(report), report.to_json()
+    data["files"] = [str(report.save(path)) for path in args.output]
+    data["files"] += [str(report.save(path, "trace")) for path in args.trace]
+    data["files"] += [str(report.save(path, "model-explorer")) for path in args.model_explorer]
+    blocks += [f"wrote {', '.join(data['files'])}"] if data["files"] else []
+    if old is None:
+        return Result(data, blocks)
+    changes = comparison.compare(old, report)
+    data["compared"] = [
+        {"section": c.title, "old": c.old, "new": c.new, "verdict": c.verdict(args.threshold)} for c in changes
+    ]
+    code = REGRESSION if comparison.slower(changes, args.threshold) else 0
+    return Result(data, [*blocks, *_compared(changes, args.threshold)], code)
+
+
+def _model(args: argparse.Namespace, status: Status) -> Any:
+    """What ``profile`` takes, from the arguments."""
+    import npu_runtime
+    from npu_runtime.partitioned.dag_executor import DAGExecutor
+
+    if is_language_model(args.model):
+        if args.max_len is None and not args.model.endswith(".npubin"):
+            args.max_len = max(args.prompt_len, args.cache_len + 1)
+        return load_language_model(args, status)
+    target = args.target or default_target()
+    if Path(args.model).suffix == ".npubin":
+        program = CompiledProgram.load(args.model)
+        beside = Path(args.model).with_suffix(".safetensors")
+        source = args.weights or (beside if beside.exists() else random_weights(program))
+        with status(f"loading {args.model}"):
+            return npu_runtime.load(program, source, args.threads)
+    import npu_compiler
+    from npu_compiler.partitioning.partitioner import partition
+
+    ir, weights, _ = read_model(args.model, args.batch, status)
+    options = {} if args.threads is None else {"threads": args.threads}
+    backend = npu_runtime.get_backend(target, **options)
+    compile_fn = partial(
+        npu_compiler.compile, target=target, dtype=args.dtype, disable=args.disable, weights=args.weight_format
+    )
+    with status(f"compiling {args.model}"):
+        plan = partition(ir, target=target, force_cpu=args.force_cpu)
+        executor = DAGExecutor(plan, backend, compile_fn)
+        executor.load_weights(args.weights or (_random(ir) if weights is None else weights))
+    return executor
+
+
+def _random(ir: IRGraph) -> dict[str, Any]:
+    return {w.name: random_array(w.shape, w.dtype) for w in ir.weights if w.name not in ir.constants}
+
+
+def _blocks(report: ProfileReport) -> list[str | Table]:
+    blocks: list[str | Table] = [f"{report.model} on {report.machine} ({report.device}), {report.dtype}"]
+    for section in report.sections:
+        cells = report.cells(section)
+        blocks += ["", report.summary(section), Table(HEADER, cells[:_SHOWN])]
+        blocks += [f"… {len(cells) - _SHOWN} more"] if len(cells) > _SHOWN else []
+    if report.not_on_npu:
+        rows = [(n.node, n.op, n.reason) for n in report.not_on_npu]
+        blocks += ["", Table(("not on the NPU", "op", "reason"), rows)]
+    return [*blocks, *(f"note: {note}" for note in report.notes)]
+
+
+def _compared(changes: Sequence[comparison.SectionChange], threshold: float) -> list[str | Table]:
+    blocks: list[str | Table] = ["", Table(comparison.TOTALS, [c.cells(threshold) for c in changes])]
+    for c in changes:
+        blocks += [
+            "",
+            f"{c.title}: the greatest changes",
+            Table(comparison.HEADER, [x.cells() for x in c.changes[:10]]),
+        ]
+    return blocks
+
+
+def fraction(text: str) -> float:
+    """0.05 of '5%' or '0.05'. Raises ``InputError`` for anything else."""
+    number = text.strip().removesuffix("%")
+    try:
+        value = float(number) / (100 if text.strip().endswith("%") else 1)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 100:
+        raise InputError(f"--threshold {text!r}: a percentage like 5%, or a fraction like 0.05")
+    return value
