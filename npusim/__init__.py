@@ -1,5 +1,7 @@
 """Build a PyTorch model into native code and call it: ``npusim.build(model, example_inputs)(inputs)``.
 
+``npusim.profile(model)`` measures any model kernel by kernel.
+
 ``npusim.LLM`` is ``npu_runtime.llm.model.LLM``, which then also loads the built-in language models by name.
 """
 
@@ -11,10 +13,12 @@ if TYPE_CHECKING:
     from npu_runtime.llm.model import LLM
 
     from .builder.model import Model, build
+    from .profiling.collect import profile
+    from .profiling.report import ProfileReport
 
 __version__: str  # npu_compiler's
 
-__all__ = ["LLM", "Model", "__version__", "build"]
+__all__ = ["LLM", "Model", "ProfileReport", "__version__", "build", "profile"]
 
 
 def __getattr__(name: str) -> Any:
@@ -26,6 +30,14 @@ def __getattr__(name: str) -> Any:
         from npu_compiler import __version__
 
         return __version__
+    if name == "profile":
+        from .profiling.collect import profile
+
+        return profile
+    if name == "ProfileReport":
+        from .profiling.report import ProfileReport
+
+        return ProfileReport
     if name == "LLM":
         from npu_runtime.llm.model import LLM
 

@@ -215,12 +215,14 @@ def _positive(text: str) -> int:
 
 
 def _fraction(text: str) -> float:
-    from .verbs.profile import fraction
-
+    number = text.strip().removesuffix("%")
     try:
-        return fraction(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+        value = float(number) / (100 if text.strip().endswith("%") else 1)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 100:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a percentage like 5% nor a fraction like 0.05")
+    return value
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -25,6 +25,8 @@ from .specializations import MAX_SHAPES, Recipe, Specializations
 if TYPE_CHECKING:
     import torch
 
+    from ..profiling.report import ProfileReport
+
 _FIXED = "the model was built with fixed_shapes=True"
 _EXPORTED = (
     "an ExportedProgram cannot be captured for other shapes: build from the module, or from a program exported with "
@@ -142,6 +144,13 @@ class Model:
             WeightError: a weight is missing or has another shape.
         """
         self._by_shape.load_weights(open_weights(weights))
+
+    def profile(self, inputs: Any = None, **options: Any) -> ProfileReport:
+        """Measure every kernel, host op and transfer of the program for the example's shapes. Arguments and errors are
+        those of :func:`npusim.profile`; the buffers that the model writes are restored afterwards."""
+        from ..profiling.collect import profile
+
+        return profile(self, inputs, **options)
 
     def __repr__(self) -> str:
         inputs = ", ".join(f"{t.name} {tensor_text(t.shape, t.dtype)}" for t in self.plan.inputs)

@@ -25,7 +25,8 @@ from npu_runtime.profiler import EntryProfile
 from ..random_arrays import random_array
 from .bounds import bounds, operand_dtype
 from .memory import arena_of, held_by
-from .report import Limits, NotOnNPU, Place, ProfileReport, Row, Section
+from .records import Limits, NotOnNPU, Place, Row, Section
+from .report import ProfileReport
 from .roofline import roofline_of
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from npu_compiler.support.errors import InputError
 
-from .report import ProfileReport, Row, Section
+from .records import Profile, Row, Section
 
 HEADER = ("old µs", "new µs", "change", "%", "kernel", "kind", "module")
 TOTALS = ("section", "old ms", "new ms", "change", "verdict")
@@ -60,7 +60,7 @@ class SectionChange:
         return self.title, f"{self.old * 1e3:.3f}", f"{self.new * 1e3:.3f}", change, self.verdict(threshold)
 
 
-def compare(old: ProfileReport, new: ProfileReport) -> list[SectionChange]:
+def compare(old: Profile, new: Profile) -> list[SectionChange]:
     """The sections that both profiles have. Raises ``InputError`` if there is none."""
     before = {s.name: s for s in old.sections}
     both = [(before[s.name], s) for s in new.sections if s.name in before]

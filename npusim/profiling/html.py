@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import html
 import json
+from collections.abc import Mapping
 from pathlib import Path
-
-from .report import ProfileReport
+from typing import Any
 
 _FOLDER = Path(__file__).parent
 
 
-def page(report: ProfileReport) -> str:
-    """A page that needs nothing else: no other file, no network."""
-    data = json.dumps(report.to_json(), allow_nan=False, separators=(",", ":"))
+def page(title: str, report: Mapping[str, Any]) -> str:
+    """A page that needs nothing else: no other file, no network. ``report``: the JSON form of a report."""
+    data = json.dumps(report, allow_nan=False, separators=(",", ":"))
     parts = {
-        "title": html.escape(f"{report.model} — npusim profile"),
+        "title": html.escape(title),
         "styles": (_FOLDER / "page.css").read_text(encoding="utf-8"),
         "script": (_FOLDER / "page.js").read_text(encoding="utf-8"),
         "data": data.replace("</", "<\\/"),  # a name from a file must not end the script

@@ -9,7 +9,7 @@ from npu_compiler.artifact.program import CompiledProgram, EntryPoint
 from npu_compiler.artifact.validate import nbytes
 from npu_compiler.support.text import tensor_text
 
-from .report import Arena, Block, Held
+from .records import Arena, Block, Held
 
 
 def arena_of(program: CompiledProgram, entry: EntryPoint, first_row: int = 0) -> Arena:

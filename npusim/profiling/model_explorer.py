@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from .report import ProfileReport, Row, Section
+from .records import Profile, Row, Section
 
 
-def graphs(report: ProfileReport) -> dict[str, Any]:
+def graphs(report: Profile) -> dict[str, Any]:
     """A collection with one graph for each section."""
     return {"label": report.model, "graphs": [_graph(section) for section in report.sections]}
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from .report import ProfileReport, Row
+from .records import Profile, Row
 
 _THREADS = {"npu": 1, "host": 2, "transfer": 3}
 
 
-def trace(report: ProfileReport) -> dict[str, Any]:
+def trace(report: Profile) -> dict[str, Any]:
     """The events of all sections."""
     events: list[dict[str, Any]] = []
     for process, section in enumerate(report.sections, 1):
@@ -25,7 +25,7 @@ def trace(report: ProfileReport) -> dict[str, Any]:
     return {"traceEvents": events, "displayTimeUnit": "ns", "otherData": _about(report)}
 
 
-def _about(report: ProfileReport) -> dict[str, str]:
+def _about(report: Profile) -> dict[str, str]:
     return {"model": report.model, "device": f"{report.machine} ({report.device})", "version": report.version}
 
 

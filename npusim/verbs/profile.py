@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from npu_compiler.artifact.program import CompiledProgram
-from npu_compiler.support.errors import InputError
 from npu_compiler.target_config import default_target
 
 from ..console import Result, Status, Table
@@ -107,15 +106,3 @@ def _compared(changes: Sequence[comparison.SectionChange], threshold: float) -> 
             Table(comparison.HEADER, [x.cells() for x in c.changes[:10]]),
         ]
     return blocks
-
-
-def fraction(text: str) -> float:
-    """0.05 of '5%' or '0.05'. Raises ``InputError`` for anything else."""
-    number = text.strip().removesuffix("%")
-    try:
-        value = float(number) / (100 if text.strip().endswith("%") else 1)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < 100:
-        raise InputError(f"--threshold {text!r}: a percentage like 5%, or a fraction like 0.05")
-    return value
