@@ -1,4 +1,7 @@
-"""Every example runs offline, on its small random model or on random weights, and agrees with PyTorch."""
+"""Every example runs offline, on its small random model or on random weights, and agrees with PyTorch.
+
+``run_qwen_graph.py`` runs in ``tests/promises/test_quick_start.py``.
+"""
 
 from __future__ import annotations
 
@@ -58,13 +61,6 @@ def test_every_example_is_tested() -> None:
 def test_run_qwen(example: Example) -> None:
     out, _ = example("run_qwen.py", "--max-tokens", "5", "--max-len", "40", "--prompt", "Hello")
     assert "random weights" in out and "\nHello" in out and agrees(out)
-
-
-def test_run_qwen_graph(example: Example) -> None:
-    out, _ = example(
-        "run_qwen_graph.py", "--prompt", "Hello", "--max-tokens", "4", "--force-cpu-ops", "aten.silu.default"
-    )
-    assert "\nHello" in out and agrees(out) and "qwen_decode: 5 partition(s)" in out
 
 
 @pytest.mark.parametrize(

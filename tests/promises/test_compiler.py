@@ -292,7 +292,7 @@ def test_row_050_the_dtype_is_that_of_the_ir_by_design(convnet: Compiled) -> Non
     )
 
 
-def test_row_053_a_code_generator_object_as_target(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_row_053_a_code_generator_object_as_target(convnet: Compiled, monkeypatch: pytest.MonkeyPatch) -> None:
     for table in (targets, target_config):
         monkeypatch.setattr(table, "_registered", {})
 
@@ -304,10 +304,10 @@ def test_row_053_a_code_generator_object_as_target(monkeypatch: pytest.MonkeyPat
             return super().supports(kernel)
 
     mine = Mine()
-    program = npu_compiler.compile(str(FILES / "mlp.json"), target=mine)
+    program = npu_compiler.compile(convnet.path, target=mine)
     assert program.target == "cpu" and asked, "the object generates the code"
     with pytest.raises(ConfigError, match=r"target is the class Mine: pass a name .* or an object"):
-        npu_compiler.compile(str(FILES / "mlp.json"), target=Mine)  # type: ignore[arg-type]
+        npu_compiler.compile(convnet.path, target=Mine)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

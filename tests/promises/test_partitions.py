@@ -16,7 +16,7 @@ import npu_compiler
 from npu_compiler import CompiledProgram, PartitionPlan
 from npu_compiler.partitioner import Partition, TransferOp
 from npu_compiler.support.errors import ConfigError
-from npu_runtime import DAGExecutor, execute_cpu_partition
+from npu_runtime import DAGExecutor, execute_cpu_partition, get_backend
 
 from ..support.names_page import row_of
 from ..support.toy_ir import HEAVY, ODD, SHAPE, SIGMOID, Builder
@@ -143,7 +143,7 @@ def test_compile_fn_selects_the_compiler(mixed: Mixed) -> None:
         parts.append((ir, target))
         return next(programs)
 
-    DAGExecutor(mixed.plan, "cpu", compile_fn=partial(compile_fn, target="cpu"))
+    DAGExecutor(mixed.plan, get_backend("cpu"), compile_fn=partial(compile_fn, target="cpu"))
     assert parts == [(p.ir, "cpu") for p in mixed.plan.partitions if p.device == "npu"]
 
 

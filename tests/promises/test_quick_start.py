@@ -134,9 +134,12 @@ def test_row_023_programs_are_compiled_for_the_gpu_present(
 
 
 def test_rows_010_and_117_qwen_takes_and_makes_text(example: Callable[..., tuple[int, str, str]]) -> None:
-    """python run_qwen_graph.py --prompt "Hello", on the small random model that needs no network."""
-    status, out, _ = example("run_qwen_graph.py", "--prompt", "Hello", "--max-tokens", "4")
-    assert status == 0 and "\nHello" in out and "4 of 4 choices agree" in out
+    """Prefill and decode through the partitioner, on the small random model that needs no network."""
+    options = "--max-tokens", "4", "--force-cpu-ops", "aten.silu.default"
+    status, out, _ = example("run_qwen_graph.py", "--prompt", "Hello", *options)
+    assert status == 0 and "\nHello" in out and "qwen_decode: 5 partition(s)" in out
+    found = re.search(r"largest logit error (\S+) of the largest logit, 4 of 4 choices agree", out)
+    assert found is not None and float(found[1]) < 1e-4, out
 
 
 def test_row_014_an_example_ends_with_one_line(example: Callable[..., tuple[int, str, str]]) -> None:
