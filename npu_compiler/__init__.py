@@ -7,9 +7,21 @@ from collections.abc import Collection
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # the names of _LAZY, for type checkers and the API reference
     from .artifact.program import CompiledProgram
+    from .aten.ir import IRGraph
+    from .aten.json_reader import load_ir, load_ir_from_dict
+    from .aten.json_writer import save_ir
+    from .aten.kv_state import as_state
+    from .frontend import capture
+    from .ops import get_supported_ops, is_op_supported
+    from .partitioning.constraint_checker import check
+    from .partitioning.explain import explain
+    from .partitioning.partitioner import partition
+    from .partitioning.plan import PartitionPlan
+    from .support.errors import CompileError, NPUError, Reason
     from .targets import CodegenTarget
+    from .weights.format import register_format
 
 __version__: str  # see _version
 
@@ -33,7 +45,26 @@ _LAZY = {
     "save_ir": "aten.json_writer",
 }
 
-__all__ = ["compile", *_LAZY]
+__all__ = [
+    "CompileError",
+    "CompiledProgram",
+    "IRGraph",
+    "NPUError",
+    "PartitionPlan",
+    "Reason",
+    "as_state",
+    "capture",
+    "check",
+    "compile",
+    "explain",
+    "get_supported_ops",
+    "is_op_supported",
+    "load_ir",
+    "load_ir_from_dict",
+    "partition",
+    "register_format",
+    "save_ir",
+]
 
 
 def compile(

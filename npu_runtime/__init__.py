@@ -5,11 +5,15 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # the names of _HOMES, for type checkers and the API reference
     from .backends.base import Backend, DeviceBuffer, available_backends, get_backend
     from .backends.cpu import CPUBackend, CPUBuffer
+    from .backends.cuda import CUDABackend as CUDABackend
+    from .backends.metal import MetalBackend as MetalBackend
     from .executor import BoundRun, Executor
     from .model import Model, load
+    from .partitioned.dag_executor import DAGExecutor
+    from .partitioned.fallback import execute_cpu_partition
     from .partitioned.profile import PlanProfile
     from .profiler import EntryProfile
     from .state import State

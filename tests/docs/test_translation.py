@@ -1,0 +1,64 @@
+"""A Korean page has what its English page has: the headings, the code blocks, the links, the figures and the tables."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from .snippets import ROOT, snippets
+
+# "existing": the Korean pages that are there; "all": there has to be one for every English page.
+KOREAN_PAGES = "existing"
+
+DOCS = ROOT / "docs"
+ENGLISH = sorted(p for p in DOCS.rglob("*.md") if not p.name.endswith(".ko.md"))
+PAIRS = [(p, p.with_suffix(".ko.md")) for p in ENGLISH if p.with_suffix(".ko.md").exists()]
+_HANGUL = re.compile(r"[\uac00-\ud7a3]")
+
+
+def prose(page: Path) -> list[str]:
+    """The lines outside of code blocks."""
+    kept, inside = [], False
+    for line in page.read_text(encoding="utf-8").splitlines():
+        if line.lstrip().startswith("```"):
+            inside = not inside
+        elif not inside:
+            kept.append(line)
+    return kept
+
+
+def own_prose(page: Path) -> list[str]:
+    """The lines that a translator writes: no tables, which may be generated, and no references to docstrings."""
+    text = re.sub(r"<!-- bench:\w+ -->.*?<!-- /bench -->", "", "\n".join(prose(page)), flags=re.DOTALL)
+    return [line for line in text.splitlines() if line[:1] not in ("|", "<", ":", "!")]
+
+
+def links(page: Path) -> Counter[str]:
+    """The targets of links and figures; their order depends on the language."""
+    return Counter(re.findall(r"\]\(([^)\s]+)\)", "\n".join(prose(page))))
+
+
+def tables(page: Path) -> list[int]:
+    """The number of columns of every row."""
+    return [len(re.findall(r"(?<!\\)\|", line)) - 1 for line in prose(page) if line.startswith("|")]
+
+
+def test_pages_are_there() -> None:
+    assert not [p for p in DOCS.rglob("*.ko.md") if p.with_suffix("").with_suffix(".md") not in ENGLISH]
+    if KOREAN_PAGES == "all":
+        assert [p.name for p in ENGLISH if not p.with_suffix(".ko.md").exists()] == []
+
+
+@pytest.mark.parametrize(("english", "korean"), PAIRS, ids=lambda p: p.name)
+def test_pages_say_the_same(english: Path, korean: Path) -> None:
+    levels = [[line.split(" ")[0] for line in prose(p) if re.match(r"#+ ", line)] for p in (english, korean)]
+    assert levels[0] == levels[1]
+    blocks = [[(s.language, s.text, s.mark) for s in snippets(p)] for p in (english, korean)]
+    assert blocks[0] == blocks[1]
+    assert links(english) == links(korean)
+    assert tables(english) == tables(korean)
+    assert _HANGUL.search(next(line for line in prose(korean) if line.startswith("# ")))
+    assert [line for line in own_prose(korean) if len(line) > 80 and not _HANGUL.search(line)] == []
