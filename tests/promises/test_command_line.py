@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,6 @@ import safetensors.numpy
 from npu_compiler import get_supported_ops
 from npusim import cli
 
-from ..support.names_page import ROOT
 from .compiled import Compiled
 
 
@@ -41,14 +38,13 @@ def test_explain_says_what_runs_where_and_why(convnet: Compiled, capsys: pytest.
     assert "max_pool2d" in on_host and all(on_host.values()) and data["plan"]["transfers"] > 0
 
 
-def test_every_command_of_the_readme_parses() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    blocks = text.split("```")[1::2]
-    commands = [line for block in blocks for line in re.findall(r"^npusim [a-z].*$", block, re.MULTILINE)]
-    assert len(commands) >= 5
-    for command in commands:
-        args, unknown = cli.parser().parse_known_args(shlex.split(command, comments=True)[1:])
-        assert args.verb and not unknown, command
+def test_row_106_profile_measures_a_program(
+    convnet: Compiled, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    convnet.program.save(tmp_path / "m.npubin")
+    report = tmp_path / "report.html"
+    data = as_json(capsys, "profile", str(tmp_path / "m.npubin"), "--runs", "2", "--warmup", "1", "-o", str(report))
+    assert data["files"] == [str(report)] and "conv2d" in report.read_text(encoding="utf-8")
 
 
 def test_ops_lists_the_op_table(capsys: pytest.CaptureFixture[str]) -> None:
