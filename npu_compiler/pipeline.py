@@ -7,8 +7,8 @@ Passes and rewrites can be left out one by one: ``compile(disable=("fold_batch_n
 
 from __future__ import annotations
 
+import logging
 import re
-import sys
 import time
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -35,7 +35,7 @@ from .schedule import checks
 from .schedule.kernel import Loops, Operand
 from .schedule.memory_planner import plan_memory
 from .schedule.rewrite import ScheduleRewrite
-from .support import env
+from .support import env, log, progress
 from .support.dtypes import DTYPES, storage_dtype
 from .support.errors import CompileError, ConfigError
 from .target_config import TargetConfig, devices, target_config, target_names
@@ -46,6 +46,9 @@ __all__ = [
     "PASSES", "PHASES", "State", "compile_entries", "compile_graph", "compile_ir", "dump", "run_graph", "run_phases",
     "switches",
 ]  # fmt: skip
+
+
+_log = logging.getLogger(__name__)
 
 
 def _lower(s: State) -> None:
@@ -158,34 +161,43 @@ def _run(state: State, first: int, until: str | None) -> State:
         return rewrite.name == until
 
     state.after_rewrite = after_rewrite
-    for number, (name, f, _) in list(enumerate(PHASES))[first:]:
-        start = time.perf_counter()
-        f(state)
-        _trace(state, str(number), name, time.perf_counter() - start)
-        check(f"phase {name!r}")
-        if name == until or (name == "rewrite" and until is not None and until not in names):
-            break
+    compiled = f"{_name(state)} ({state.entry})" if state.entry != "main" else _name(state)
+    with log.debugging(), progress.step(f"compiling {compiled}", len(PHASES) - first) as step:
+        for number, (name, f, _) in list(enumerate(PHASES))[first:]:
+            step.update(f"compiling {compiled}: {name}")
+            start = time.perf_counter()
+            f(state)
+            _trace(state, str(number), name, time.perf_counter() - start)
+            check(f"phase {name!r}")
+            step.advance()
+            if name == until or (name == "rewrite" and until is not None and until not in names):
+                break
     return state
 
 
+def _name(state: State) -> str:
+    """Return the name of the model."""
+    return state.ir.model_name if state.ir is not None else state.graph.name
+
+
 def _trace(state: State, number: str, name: str, seconds: float | None = None) -> None:
-    """Print (``NPU_DEBUG``) and write (``NPU_DUMP``) the program after a phase or a rewrite."""
-    level, folder = env.debug(), env.dump_dir()
-    if level >= 1 and seconds is not None:
-        print(f"npu: {name:10s} {seconds * 1e3:8.1f} ms  {len(state.graph.nodes)} nodes", file=sys.stderr)
-    elif level >= 1 and state.schedule is not None:
-        print(f"npu:   {name} leaves {len(state.schedule.kernels)} kernels", file=sys.stderr)
-    if level >= 3 or (level >= 2 and name == "memory"):
-        print(_kernels(state) if name == "memory" else dump(state), file=sys.stderr)
-    if folder is not None:
+    """Log (``NPU_DEBUG``) and write (``NPU_DUMP``) the program after a phase or a rewrite."""
+    if seconds is not None:
+        _log.info("%-10s %8.1f ms  %d nodes", name, seconds * 1e3, len(state.graph.nodes))
+    elif state.schedule is not None:
+        _log.info("  %s leaves %d kernels", name, len(state.schedule.kernels))
+    if name == "memory" and _log.isEnabledFor(log.KERNELS):
+        _log.log(log.KERNELS, "%s", _kernels(state))
+    elif _log.isEnabledFor(log.GRAPHS):
+        _log.log(log.GRAPHS, "%s", dump(state))
+    if (folder := env.dump_dir()) is not None:
         stem = "_".join(re.sub(r"\W", "_", part) for part in (state.entry, number, name) if part != "main")
         _write_dump(folder / f"{stem}.txt", dump(state) + "\n")
 
 
 def _trace_sources(program: CompiledProgram) -> None:
     for file, text in program.sources.items():
-        if env.debug() >= 4:
-            print(f"// {file}\n{text}", file=sys.stderr)
+        _log.log(log.SOURCES, "// %s\n%s", file, text)
         if (folder := env.dump_dir()) is not None:
             _write_dump(folder / file, text)
 
@@ -270,7 +282,7 @@ def run_graph(graph: Graph, target: str = "cpu", disable: Collection[str] = (), 
 
 def _link(states: Mapping[str, State]) -> CompiledProgram:
     first = next(iter(states.values()))
-    name = first.ir.model_name if first.ir is not None else first.graph.name
+    name = _name(first)
     dtype = first.dtype or (_main_dtype(first.ir) if first.ir is not None else "float32")
     entries = {}
     for entry, s in states.items():
@@ -278,8 +290,10 @@ def _link(states: Mapping[str, State]) -> CompiledProgram:
         entries[entry] = (s.schedule, s.recipes)
     device = first.config.device
     spec = device.spec if device is not None else ""
-    program = link(name, dtype, entries, get_target(first.config), spec, {n: _locations(s) for n, s in states.items()})
-    _trace_sources(program)
+    with log.debugging(), progress.step(f"generating code for {name}"):
+        locations = {n: _locations(s) for n, s in states.items()}
+        program = link(name, dtype, entries, get_target(first.config), spec, locations)
+        _trace_sources(program)
     return program
 
 

@@ -16,7 +16,7 @@ from npu_compiler.artifact.program import CompiledProgram
 from npu_compiler.graph.graph import Graph, Node, Value
 from npu_compiler.graph.interp import evaluate_node
 from npu_compiler.graph.structure import main_weight, structural_key
-from npu_compiler.support import dtypes
+from npu_compiler.support import dtypes, progress
 from npu_compiler.support.errors import ArtifactError, BackendError, IncompressibleError, WeightError
 from npu_compiler.weights.files import WeightSource, open_weights
 from npu_compiler.weights.format import block_format, find_layout
@@ -200,17 +200,19 @@ class _Evaluation:
         for name, v in outputs.items():
             names.setdefault(v, []).append(name)
         made: dict[str, DeviceBuffer] = {}
-        for node in order:
-            self._evaluate(node)
-            for v in node.outputs:
-                if v in names:
-                    self._check_formats(names[v], v)
-                    made.update(dict.fromkeys(names[v], self._backend.allocate_buffer(self._held[v])))
-                    uses[v] -= 1
-            uses.subtract(node.inputs)
-            for v in {*node.inputs, *node.outputs}:
-                if uses[v] <= 0:
-                    self._held.pop(v, None)
+        with progress.step("packing weights", len(order)) as step:
+            for node in order:
+                self._evaluate(node)
+                for v in node.outputs:
+                    if v in names:
+                        self._check_formats(names[v], v)
+                        made.update(dict.fromkeys(names[v], self._backend.allocate_buffer(self._held[v])))
+                        uses[v] -= 1
+                uses.subtract(node.inputs)
+                for v in {*node.inputs, *node.outputs}:
+                    if uses[v] <= 0:
+                        self._held.pop(v, None)
+                step.advance()
         return made
 
     def _check_formats(self, names: list[str], v: Value) -> None:

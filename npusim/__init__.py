@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from npu_runtime.llm.model import LLM
 
+    from .bars import progress_bars
     from .builder.model import Model, build
     from .profiling.collect import profile
     from .profiling.report import ProfileReport
 
 __version__: str  # npu_compiler's
 
-__all__ = ["LLM", "Model", "ProfileReport", "__version__", "build", "profile"]
+__all__ = ["LLM", "Model", "ProfileReport", "__version__", "build", "profile", "progress_bars"]
 
 
 def __getattr__(name: str) -> Any:
@@ -26,6 +27,10 @@ def __getattr__(name: str) -> Any:
         from .builder import model
 
         return getattr(model, name)
+    if name == "progress_bars":
+        from .bars import progress_bars
+
+        return progress_bars
     if name == "__version__":
         from npu_compiler import __version__
 

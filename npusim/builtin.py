@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from npu_compiler.aten.ir import IRGraph
-
-Progress = Callable[[str, int, int], None]
 
 RANDOM = "random: the program is as fast as with trained ones, but its classes are meaningless"
 
@@ -56,11 +54,8 @@ def trained() -> str:
     return " and ".join(b.name for b in BUILTINS.values() if b.weights)
 
 
-def module(name: str, progress: Progress | None = None) -> Any:
+def module(name: str) -> Any:
     """The PyTorch module of a built-in model, in eval mode, with trained weights or else reproducible random ones.
-
-    Args:
-        progress: called with (name, bytes so far, total bytes) while weights are downloaded.
 
     Raises:
         DownloadError: the weights cannot be downloaded.
@@ -75,7 +70,7 @@ def module(name: str, progress: Progress | None = None) -> Any:
     if builtin.weights is not None:
         from .models import weights
 
-        state = getattr(weights, builtin.weights)(progress=progress)
+        state = getattr(weights, builtin.weights)()
         model.load_state_dict({k: torch.from_numpy(v) for k, v in state.items()})
         return model
     with torch.no_grad():
@@ -86,7 +81,7 @@ def module(name: str, progress: Progress | None = None) -> Any:
     return model
 
 
-def captured(name: str, batch: int, progress: Progress | None = None) -> tuple[Any, IRGraph, Mapping[str, np.ndarray]]:
+def captured(name: str, batch: int) -> tuple[Any, IRGraph, Mapping[str, np.ndarray]]:
     """(module, graph, weights by name) of a built-in model for images float32[batch, 3, 224, 224].
 
     Raises as :func:`module`.
@@ -95,6 +90,6 @@ def captured(name: str, batch: int, progress: Progress | None = None) -> tuple[A
 
     from npu_compiler.frontend import capture, state_dict_numpy
 
-    model = module(name, progress)
+    model = module(name)
     ir = capture(model, (torch.zeros(batch, 3, 224, 224),), name=BUILTINS[name].program)
     return model, ir, state_dict_numpy(model)

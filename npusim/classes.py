@@ -56,8 +56,7 @@ def write_labels(program: Path, status: Status) -> list[Path]:
 
     path = program.with_suffix(".labels.txt")
     try:
-        with status("loading the names of the classes"):
-            names = imagenet_labels(progress=status.downloading)
+        names = imagenet_labels()
     except RegistryUnavailable as error:
         warnings.warn(f"classes will be shown without names: {error}", stacklevel=2)
         return []

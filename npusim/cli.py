@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import difflib
 import json
+import logging
 import os
 import sys
 import warnings
 from collections.abc import Sequence
+from contextlib import nullcontext
 from importlib import import_module
 from typing import Any, NoReturn
 
@@ -42,7 +44,9 @@ def parser() -> _Parser:
         p = verbs.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
         p.set_defaults(parser=p)
         p.add_argument("--json", action="store_true", help="print one JSON object instead of text")
-        p.add_argument("-q", "--quiet", action="store_true", help="no status line")
+        p.add_argument("-q", "--quiet", action="store_true", help="no progress bars, and log nothing but errors")
+        text = "log the compiler's phases; -vv also kernels, -vvv graphs, -vvvv generated sources"
+        p.add_argument("-v", "--verbose", action="count", default=0, help=text)
         return p
 
     def model(p: argparse.ArgumentParser, what: str) -> None:
@@ -188,6 +192,10 @@ def parser() -> _Parser:
     p.add_argument("--markdown", action="store_true", help="as a page for the documentation")
     p.add_argument("pattern", nargs="?", default="", help="show only the ops whose name contains this text")
 
+    p = verb("completion", "print the completion script for a shell")
+    p.epilog = "bash: source <(npusim completion bash); zsh and fish: see docs/usage.md"
+    p.add_argument("shell", choices=["bash", "zsh", "fish"])
+
     p = verb("doctor", "check compiler, CPU, packages and settings")
     p.add_argument("--markdown", action="store_true", help="the environment variables as a page for the documentation")
     return top
@@ -249,14 +257,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace) -> Any:
+    from npu_compiler.support import env, log
     from npu_compiler.support.errors import CompileError, NPUError
+    from npu_compiler.support.progress import step
 
-    from .console import Result, Status
+    from .bars import progress_bars
+    from .console import Result
 
     try:
-        with warnings.catch_warnings():
+        least = logging.ERROR if args.quiet else log.level(max(args.verbose, env.debug()))
+        bars = nullcontext() if args.quiet or args.json or args.verbose else progress_bars()
+        with warnings.catch_warnings(), log.shown(least), bars:
             warnings.showwarning = _warn
-            return import_module(f"npusim.verbs.{args.verb}").run(args, Status(quiet=args.quiet or args.json))
+            return import_module(f"npusim.verbs.{args.verb}").run(args, step)
     except NPUError as error:
         refused = isinstance(error, CompileError) and getattr(args, "no_fallback", False) and bool(error.reasons)
         code = POLICY if refused else USER_ERROR
@@ -264,14 +277,14 @@ def _run(args: argparse.Namespace) -> Any:
     except BrokenPipeError:  # not a defect: main() knows
         raise
     except Exception as error:
-        if os.environ.get("NPU_DEBUG", "0") not in ("", "0"):
+        if args.verbose or os.environ.get("NPU_DEBUG", "0") not in ("", "0"):
             raise
-        text = f"npusim: internal error: {type(error).__name__}: {error}\nNPU_DEBUG=1 shows where; please report it"
+        text = f"npusim: internal error: {type(error).__name__}: {error}\n-v shows where; please report it"
         return Result(_error(error, []), [text], INTERNAL)
 
 
 def _warn(message: Warning | str, *where: Any, **more: Any) -> None:
-    """Print a warning as one line, without the place in this package where it was raised."""
+    """Print a warning, which is about the caller's data, as one line without the place where it was raised."""
     print(f"npusim: warning: {message}", file=sys.stderr)
 
 

@@ -1,17 +1,18 @@
-"""Output of the commands: texts and tables (through rich on a terminal), streamed text, and a status line."""
+"""Output of the commands: texts and tables (through rich on a terminal), and streamed text."""
 
 from __future__ import annotations
 
 import os
 import sys
-import threading
-import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, TextIO
 
-_PATIENCE = 2.0  # seconds before a status line appears
+from npu_compiler.support.progress import Step
+
+Status = Callable[[str], AbstractContextManager[Step]]
+"""What verbs are given to declare steps of their own: ``with status("measuring"): …``."""
 
 
 @dataclass(frozen=True)
@@ -66,48 +67,6 @@ def _rich_printer(stream: TextIO) -> Any:
         Console(file=stream).print(shown)
 
     return print_table
-
-
-class Status:
-    """A line on standard error that says what is in progress. It appears on terminals only, after two seconds."""
-
-    def __init__(self, stream: TextIO | None = None, quiet: bool = False):
-        self._stream = stream or sys.stderr
-        self._on = not quiet and self._stream.isatty()
-        self._text = ""
-
-    @contextmanager
-    def __call__(self, text: str) -> Iterator[Status]:
-        """Show ``text`` and the elapsed seconds while the block runs."""
-        self._text = text
-        if not self._on:
-            yield self
-            return
-        done = threading.Event()
-        thread = threading.Thread(target=self._watch, args=(done, time.monotonic()), daemon=True)
-        thread.start()
-        try:
-            yield self
-        finally:
-            done.set()
-            thread.join()
-
-    def update(self, text: str) -> None:
-        """Replace the text of the line."""
-        self._text = text
-
-    def downloading(self, what: str, done: int, total: int) -> None:
-        """A progress callback of ``npusim.models.download``."""
-        self._text = f"downloading {what}: {done / 1e6:.1f} of {total / 1e6:.1f} MB"
-
-    def _watch(self, done: threading.Event, start: float) -> None:
-        if done.wait(_PATIENCE):
-            return
-        while not done.wait(0.1):
-            self._stream.write(f"\r\x1b[K{self._text} … {time.monotonic() - start:.0f} s")
-            self._stream.flush()
-        self._stream.write("\r\x1b[K")
-        self._stream.flush()
 
 
 def stream(texts: Iterable[str], quiet: bool = False) -> None:

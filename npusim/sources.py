@@ -35,8 +35,7 @@ def read_model(name: str, batch: int, status: Status) -> tuple[IRGraph, Mapping[
         IRError, CaptureError: the file is malformed, or its graph is not supported.
     """
     if name in BUILTINS:
-        with status(f"capturing {name}"):
-            module, ir, weights = captured(name, batch, status.downloading)
+        module, ir, weights = captured(name, batch)
         return ir, weights, module
     from npu_compiler.aten.json_reader import load_ir
 
@@ -46,8 +45,7 @@ def read_model(name: str, batch: int, status: Status) -> tuple[IRGraph, Mapping[
     if not Path(name).exists():
         raise InputError(f"{name}: there is no such file, and no built-in model of that name: {', '.join(BUILTINS)}")
     if Path(name).suffix == ".pt2":
-        with status(f"capturing {name}"):
-            return (*_read_exported(name), None)
+        return (*_read_exported(name), None)
     return load_ir(name), None, None
 
 
@@ -115,6 +113,4 @@ def load_language_model(args: argparse.Namespace, status: Status) -> LLM:
             threads=args.threads,
             cache=not args.no_cache,
             weights=args.weight_format or "auto",
-            progress=status.downloading,
-            status=status.update,
         )

@@ -22,6 +22,7 @@ from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 from torch.utils import _pytree as pytree
 
 from ..aten.ir import IRGraph
+from ..support import progress
 from ..support.errors import CaptureError
 from ..support.host_arrays import to_torch
 from .attributes import Attributes
@@ -118,6 +119,17 @@ def capture_call(
     strict: bool = False,
 ) -> Capture:
     """``capture`` with the structure of arguments and result. Arguments and errors are those of ``capture``."""
+    with progress.step(f"capturing {name or type(model).__name__}"):
+        return _captured(model, example_inputs, example_kwargs, name, strict)
+
+
+def _captured(
+    model: torch.nn.Module | ExportedProgram,
+    example_inputs: Any,
+    example_kwargs: Mapping[str, Any] | None,
+    name: str | None,
+    strict: bool,
+) -> Capture:
     fresh = isinstance(model, torch.nn.Module)
     if isinstance(model, torch.jit.ScriptModule):
         raise CaptureError("a ScriptModule cannot be exported; pass the module that it was made from")

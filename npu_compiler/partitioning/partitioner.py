@@ -25,7 +25,7 @@ from ..aten.op_names import STRUCTURAL
 from ..graph.graph import LEAVES, VIEWS, Graph
 from ..ops.lower import lower_ir
 from ..ops.registry import lower_call
-from ..support import dtypes
+from ..support import dtypes, progress
 from ..support.errors import CompileError, ConfigError, Reason, Unsupported
 from ..target_config import TargetConfig, target_config
 from .algorithms import fewest_runs, min_cut
@@ -67,11 +67,13 @@ def partition(
     graph = _without_dead_nodes(graph, shared)
     check = check or NodeChecker(config, graph)
     reasons: dict[str, Reason] = {}
-    for node in graph.nodes:
-        if node.op_type in STRUCTURAL:
-            continue
-        if (reason := excluded(node) or check(node)) is not None:
-            reasons[node.name] = replace(reason, detail=f"{reason.detail} ({node.note})") if node.note else reason
+    with progress.step(f"checking the ops of {graph.model_name}", len(graph.nodes)) as step:
+        for node in graph.nodes:
+            step.advance()
+            if node.op_type in STRUCTURAL:
+                continue
+            if (reason := excluded(node) or check(node)) is not None:
+                reasons[node.name] = replace(reason, detail=f"{reason.detail} ({node.note})") if node.note else reason
     if shared and not reasons:
         reasons = _refused_together(graph)
     units = _Units(graph, shared)

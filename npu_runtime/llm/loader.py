@@ -8,6 +8,7 @@ the recipes that packed them. If all three hit, neither torch nor the compiler i
 from __future__ import annotations
 
 import hashlib
+import io
 import logging
 import os
 import re
@@ -23,7 +24,7 @@ import msgpack
 
 from npu_compiler.artifact.program import CompiledProgram
 from npu_compiler.artifact.serialize import graph_to_plain, program_from_plain, program_to_plain
-from npu_compiler.support import dtypes, env
+from npu_compiler.support import dtypes, env, progress
 from npu_compiler.support.cache import Cache, open_cache
 from npu_compiler.support.errors import ArtifactError, IncompressibleError, InputError
 from npu_compiler.support.files import write_atomic
@@ -48,8 +49,6 @@ _MODEL_FILES = (".json", ".safetensors", ".gguf", ".jinja", ".model")
 _DIGEST = 64
 AUTO = "auto"  # the weight format that a checkpoint is stored in, if the target reads it, else a lossless one
 
-Progress = Callable[[str, int, int], None]
-
 
 class Loader:
     """Loads or compiles models with the options of :meth:`LLM.load`, which documents them.
@@ -68,8 +67,6 @@ class Loader:
         max_len: int | None,
         backend: Backend | None = None,
         cache: bool = True,
-        progress: Progress | None = None,
-        status: Callable[[str], None] | None = None,
         weights: str | None = AUTO,
     ):
         if max_len is not None:
@@ -78,7 +75,6 @@ class Loader:
         self.dtype = None if dtype is None else dtypes.storage_dtype(dtype)
         self._format = identity(weight_format(weights)) if weights != AUTO else AUTO  # refuses unknown names
         self.weights = weights
-        self._progress, self._status = progress, status or (lambda text: None)
         self._programs = open_cache("programs", None if cache else 0)
         self._weights = open_cache("weights", env.weight_cache_size() if cache else 0)
         self.path = Path()
@@ -87,7 +83,7 @@ class Loader:
 
     def load(self, model: str | os.PathLike[str]) -> tuple[CompiledProgram, WeightStore, ModelManifest]:
         """The program of a model, its packed weights on the backend, and its manifest. Raises as :meth:`LLM.load`."""
-        self.path = find_model(model, self._progress)
+        self.path = find_model(model)
         source = _CompiledFile(self.path) if self.path.suffix == ".npubin" else self._checkpoint()
         try:
             return self._loaded(source)
@@ -114,7 +110,7 @@ class Loader:
 
         Raises as :meth:`LLM.load`.
         """
-        self.path = find_model(model, self._progress)
+        self.path = find_model(model)
         source = self._checkpoint()
         program, _, manifest = self._compiled(source)
         return program, source.tensors(program), manifest
@@ -139,8 +135,8 @@ class Loader:
             self._begin_reading(_weight_key(source, recipes))
             # The cache has verified these bytes, so the checks of the file format are not needed.
             return program_from_plain(msgpack.unpackb(known[_DIGEST:]), CompiledProgram), recipes, manifest
-        self._status(f"compiling {manifest.name}")
-        program = source.compile(self.target, manifest.max_len)
+        with progress.step(f"compiling {manifest.name}"):
+            program = source.compile(self.target, manifest.max_len)
         recipes = _recipe_digest(program)
         self._programs.put(key, recipes.encode() + msgpack.packb(program_to_plain(program)))
         self._programs.trim()
@@ -167,7 +163,6 @@ class Loader:
             except ArtifactError as error:
                 _log.warning("packed weights are made anew: %s", error)
                 self._weights.drop(key)
-        self._status("loading weights")
         with warnings.catch_warnings(record=True) as found:
             warnings.simplefilter("always")
             store = load_weights(program, source.tensors(program), self.backend)
@@ -175,8 +170,8 @@ class Loader:
             warnings.warn_explicit(w.message, w.category, w.filename, w.lineno)
         source.close()
         if not found and not store.state:  # the warning about NaN weights must come at each start
-            self._status("keeping packed weights for the next start")
-            self._weights.put_file(key, store.nbytes, lambda file: write_packed(file, key, store, program))
+            with progress.step("keeping packed weights for the next start"):
+                self._weights.put_file(key, store.nbytes, lambda file: write_packed(file, key, store, program))
             self._weights.trim()
         return store
 
@@ -307,10 +302,10 @@ def make_manifest(checkpoint: Checkpoint) -> ModelManifest:
 
 
 # -- finding -------------------------------------------------------------------------------------------------------
-_fetchers: dict[str, Callable[[Progress | None], Path]] = {}
+_fetchers: dict[str, Callable[[], Path]] = {}
 
 
-def register_model(name: str, fetch: Callable[[Progress | None], Path]) -> None:
+def register_model(name: str, fetch: Callable[[], Path]) -> None:
     """Make ``LLM.load(name)`` load the checkpoint whose path ``fetch`` returns, after a download if need be."""
     _fetchers[name] = fetch
 
@@ -325,7 +320,7 @@ def is_hub_id(name: str) -> bool:
     return bool(_HUB_ID.fullmatch(name)) and not name.endswith((".gguf", ".npubin", ".json"))
 
 
-def find_model(model: str | os.PathLike[str], progress: Progress | None = None) -> Path:
+def find_model(model: str | os.PathLike[str]) -> Path:
     """The local path of a model: of a directory or file, else of a built-in model or of one on the Hugging Face hub,
     which is downloaded.
 
@@ -342,7 +337,7 @@ def find_model(model: str | os.PathLike[str], progress: Progress | None = None) 
         raise InputError(f"{str(path)[:100]!r}: {error}") from None
     name = os.fspath(model)
     if name in _fetchers:
-        return _fetchers[name](progress)
+        return _fetchers[name]()
     known = f"the built-in models are {', '.join(_fetchers)}" if _fetchers else "no built-in models are registered"
     if not is_hub_id(name):
         raise InputError(f"{name}: there is no such file or directory; {known}")
@@ -354,10 +349,28 @@ def find_model(model: str | os.PathLike[str], progress: Progress | None = None) 
             f"huggingface_hub or download it yourself. {known[0].upper()}{known[1:]}"
         ) from None
     try:
-        return Path(snapshot_download(name, allow_patterns=[f"*{suffix}" for suffix in _MODEL_FILES]))
+        with progress.step(f"downloading {name}") as step:
+            patterns = [f"*{suffix}" for suffix in _MODEL_FILES]
+            return Path(snapshot_download(name, allow_patterns=patterns, tqdm_class=hub_progress(step)))
     except (OSError, ValueError, RuntimeError) as error:
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise InputError(f"{name}: not a local directory, and the Hugging Face hub did not give it: {reason}") from None
+
+
+def hub_progress(step: progress.Step) -> Any:
+    """The class of bars that huggingface_hub is to use: it prints nothing and passes the bytes on to ``step``."""
+    from tqdm import tqdm
+
+    class Bar(tqdm):  # type: ignore[misc]
+        def __init__(self, *args: Any, **options: Any):
+            super().__init__(*args, **{**options, "file": io.StringIO()})
+
+        def display(self, *args: Any, **options: Any) -> None:
+            if self.unit == "B":
+                step.total, step.unit = int(self.total or 0) or None, "B"
+                step.update(done=int(self.n))
+
+    return Bar
 
 
 # -- keys -------------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -83,8 +83,6 @@ class LLM:
         threads: int | None = None,
         cache: bool = True,
         weights: str | None = "auto",
-        progress: Callable[[str, int, int], None] | None = None,
-        status: Callable[[str], None] | None = None,
     ) -> LLM:
         """Open a model, compile it if the cache does not have the program, and load its weights.
 
@@ -103,8 +101,6 @@ class LLM:
             weights: the format in which the matrices of a checkpoint are stored (see :func:`npu_compiler.compile`).
                 'auto' changes no number: the blocks that a GGUF file holds, if the target reads them, else bf16c12.
                 Weights whose values do not fit it are stored as they are.
-            progress: called with (name, bytes so far, total bytes) while a built-in model is downloaded.
-            status: called with a sentence before a step that may take long.
 
         Raises:
             InputError: there is no such model, or an option does not fit it.
@@ -117,7 +113,7 @@ class LLM:
 
         start = time.perf_counter()
         options = {} if threads is None else {"threads": threads}
-        loader = Loader(target, dtype, max_len, get_backend(target, **options), cache, progress, status, weights)
+        loader = Loader(target, dtype, max_len, get_backend(target, **options), cache, weights)
         llm = cls(*loader.load(model), loader.backend)
         llm.path = loader.path
         llm.load_seconds = time.perf_counter() - start

@@ -12,20 +12,17 @@ import tarfile
 import tempfile
 import time
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from npu_compiler.support import env
+from npu_compiler.support import env, progress
 from npu_compiler.support.cache import make_folders
 from npu_compiler.support.errors import NPUError
 from npu_compiler.support.files import write_atomic
 
-__all__ = ["DownloadError", "Package", "Progress", "RegistryUnavailable", "cache_path", "fetch", "store"]
-
-Progress = Callable[[str, int, int], None]
-"""Called a few times a second with (what is downloaded, bytes so far, bytes in total)."""
+__all__ = ["DownloadError", "Package", "RegistryUnavailable", "cache_path", "fetch", "store"]
 
 
 class DownloadError(NPUError):
@@ -84,7 +81,7 @@ def cache_path(cache_dir: str | os.PathLike[str] | None) -> Path:
     return path
 
 
-def fetch(package: Package, cache_dir: Path, progress: Progress | None = None) -> Path:
+def fetch(package: Package, cache_dir: Path) -> Path:
     """Path of the archive in ``cache_dir``, downloaded unless it is there; its hash has been checked either way.
 
     Raises:
@@ -95,7 +92,7 @@ def fetch(package: Package, cache_dir: Path, progress: Progress | None = None) -
     if target.exists() and _sha256(target) == package.sha256:
         return target
     with _scratch(cache_dir) as scratch:
-        _run_client(package, scratch, progress)
+        _run_client(package, scratch)
         found = [p for p in (scratch / "out").iterdir() if p.is_file()]
         if len(found) != 1:
             raise DownloadError(f"{package}: expected one downloaded file, got {len(found)}")
@@ -138,7 +135,7 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(f, "sha256").hexdigest()
 
 
-def _run_client(package: Package, scratch: Path, progress: Progress | None) -> None:
+def _run_client(package: Package, scratch: Path) -> None:
     out, temporary = scratch / "out", scratch / "tmp"
     out.mkdir()
     temporary.mkdir()
@@ -148,22 +145,22 @@ def _run_client(package: Package, scratch: Path, progress: Progress | None) -> N
         # Clients download into TMPDIR first; having that here shows how far they are.
         environment = {**os.environ, "TMPDIR": str(temporary), "TMP": str(temporary), "TEMP": str(temporary)}
         process = subprocess.Popen(command, cwd=out, stdout=stream, stderr=subprocess.STDOUT, env=environment)
-        try:
-            while process.poll() is None:
-                if progress is not None:
-                    progress(str(package), min(_bytes_in(scratch), package.size), package.size)
-                time.sleep(0.1)
-        finally:
-            process.kill()
-            process.wait()
+        with progress.step(f"downloading {package}", package.size, "B") as step:
+            try:
+                while process.poll() is None:
+                    step.update(done=min(_bytes_in(scratch), package.size))
+                    time.sleep(0.1)
+            finally:
+                process.kill()
+                process.wait()
+            if process.returncode == 0:
+                step.update(done=package.size)
     if process.returncode:
         lines = log.read_text(errors="replace").strip().splitlines()
         why = next((x for x in reversed(lines) if "error" in x.lower()), lines[-1] if lines else "no output")
         raise RegistryUnavailable(
             f"{package}: {Path(command[0]).name} could not download it ({why.strip()}); check the network and try again"
         )
-    if progress is not None:
-        progress(str(package), package.size, package.size)
 
 
 def _pip(package: Package, out: Path) -> list[str]:

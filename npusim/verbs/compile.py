@@ -87,7 +87,7 @@ def _language_model(args: argparse.Namespace, status: Status) -> Result:
         raise InputError("--until, --dump and --disable show one graph; a language model is compiled from several")
     target = args.target or default_target()
     weights = args.weight_format or "auto"
-    loader = Loader(target, args.dtype, args.max_len, None, True, status.downloading, status.update, weights)
+    loader = Loader(target, args.dtype, args.max_len, None, True, weights)
     with status(f"compiling {args.model}"):
         program, weights, manifest = loader.compile(args.model)
     output = Path(args.output or f"{Path(args.model).name.removesuffix('.gguf')}.npubin")

@@ -45,7 +45,7 @@ def complete(args: argparse.Namespace, status: Status) -> Result:
 
     threads = args.threads or env.num_threads()
     with status(f"loading {LANGUAGE_MODEL}"):
-        llm = LLM.load(LANGUAGE_MODEL, max_len=512, threads=threads, progress=status.downloading, status=status.update)
+        llm = LLM.load(LANGUAGE_MODEL, max_len=512, threads=threads)
     if not args.json:
         print(PROMPT, end="", flush=True)
     answer = llm.generate(PROMPT, max_tokens=20, stop=["\n"])
@@ -78,9 +78,9 @@ def classify(args: argparse.Namespace, status: Status) -> Result:
     from ..models.weights import imagenet_labels
 
     with status("loading EfficientNet-Lite0"):
-        net = module(MODEL, status.downloading)
-        pictures = photos(tuple(PHOTOS), progress=status.downloading)
-        names = imagenet_labels(progress=status.downloading)
+        net = module(MODEL)
+        pictures = photos(tuple(PHOTOS))
+        names = imagenet_labels()
     threads = args.threads or env.num_threads()
     torch.set_num_threads(threads)
     arrays = {name: efficientnet_lite0_input(image) for name, (image, _) in pictures.items()}

@@ -6,7 +6,6 @@ import io
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,8 +19,8 @@ from npu_compiler.aten.json_writer import save_ir
 from npu_compiler.support import env
 from npu_compiler.support.errors import ArtifactError, CompileError, InputError
 from npu_compiler.target_config import target_config
-from npusim import cli, console
-from npusim.console import Status, Table, show
+from npusim import cli
+from npusim.console import Table, show
 
 from ..support.toy_ir import HEAVY, ODD, RELU, Builder
 
@@ -279,22 +278,6 @@ def test_doctor(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[s
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
-
-
-def test_status_appears_late_and_only_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(console, "_PATIENCE", 0.05)
-    terminal, pipe, quiet = Terminal(), io.StringIO(), Terminal()
-    for stream, silent in ((terminal, False), (pipe, False), (quiet, True)):
-        with Status(stream, quiet=silent)("working") as status:
-            time.sleep(0.3)
-            status.downloading("weights", 1_500_000, 3_000_000)
-            time.sleep(0.2)
-    assert "working … 0 s" in terminal.getvalue() and "downloading weights: 1.5 of 3.0 MB" in terminal.getvalue()
-    assert terminal.getvalue().endswith("\r\x1b[K") and not pipe.getvalue() and not quiet.getvalue()
-    fast = Terminal()
-    with Status(fast)("working"):
-        pass
-    assert not fast.getvalue()
 
 
 def test_tables_are_plain_when_piped_and_with_no_color(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,7 @@ pytest.importorskip("tokenizers")
 import npusim  # noqa: E402
 from npu_compiler.frontend.llm import load_decoder, open_checkpoint  # noqa: E402
 from npu_compiler.support.errors import ArtifactError, ConfigError, IncompressibleError, InputError, WeightError  # noqa: E402
+from npu_compiler.support.progress import Step, listening  # noqa: E402
 from npu_runtime.llm.model import LLM  # noqa: E402
 from npusim.cli import main  # noqa: E402
 
@@ -329,8 +330,10 @@ def test_states_that_do_not_fit(llm: LLM, tmp_path: Path, monkeypatch: pytest.Mo
 
 SECOND_START = """
 import sys, json
+from npu_compiler.support.progress import listening
 from npu_runtime.llm.model import LLM
-llm = LLM.load(sys.argv[1], max_len=int(sys.argv[2]), status=lambda s: print(s, file=sys.stderr))
+with listening(lambda step: print(step.text, file=sys.stderr)):
+    llm = LLM.load(sys.argv[1], max_len=int(sys.argv[2]))
 tokens = llm.generate("hello", max_tokens=5, ignore_eos=True, stream=False).tokens
 heavy = [m for m in ("torch", "transformers", "gguf", "jinja2", "npu_compiler.pipeline") if m in sys.modules]
 print(json.dumps({"tokens": tokens, "heavy": heavy}))
@@ -365,8 +368,9 @@ def test_damaged_packed_weights_are_made_anew(llm: LLM, model: Path, cache: Path
     }  # fmt: skip
     path.write_bytes(broken[damage]) if damage in broken else path.unlink()
     steps: list[str] = []
-    again = LLM.load(model, max_len=MAX_LEN, status=steps.append)
-    assert "loading weights" in steps and not any("compiling" in s for s in steps)
+    with listening(lambda step: steps.append(step.text)):
+        again = LLM.load(model, max_len=MAX_LEN)
+    assert "packing weights" in steps and not any("compiling" in s for s in steps)
     assert again.generate("hello", max_tokens=5, stream=False).tokens == expected
     assert only_file(cache / "weights").read_bytes() == data
 
@@ -377,8 +381,9 @@ def test_changed_weights_are_noticed(llm: LLM, cache: Path, tmp_path: Path) -> N
     same = LLM.load(folder, max_len=MAX_LEN)
     steps: list[str] = []
     small_model.write_model(folder, seed=1)
-    other = LLM.load(folder, max_len=MAX_LEN, status=steps.append)
-    assert "loading weights" in steps and not any("compiling" in s for s in steps)
+    with listening(lambda step: steps.append(step.text)):
+        other = LLM.load(folder, max_len=MAX_LEN)
+    assert "packing weights" in steps and not any("compiling" in s for s in steps)
     assert np.abs(other.logits([1, 2]) - same.logits([1, 2])).max() > 0.1
     assert other._fingerprint() != same._fingerprint() == llm._fingerprint()
 
@@ -418,9 +423,11 @@ def test_weights_that_cannot_be_kept_in_fewer_bits(tmp_path: Path, monkeypatch: 
         assert main(["compile", str(folder), "--max-len", str(MAX_LEN), "-o", str(program), "-q"]) == 0
         with pytest.raises(IncompressibleError, match=r"layers\.0\.mlp\.down_proj\.weight.*weights=None"):
             LLM.load(program)
-        steps: list[str] = []
-        first, second = (LLM.load(folder, max_len=MAX_LEN, status=steps.append) for _ in range(2))
-        assert sum("compiling" in s for s in steps) == 1 and steps.count("loading weights") == 2
+        steps: set[Step] = set()
+        with listening(steps.add):
+            first, second = (LLM.load(folder, max_len=MAX_LEN) for _ in range(2))
+        texts = [step.text for step in steps]
+        assert texts.count("compiling wild") == 1 and texts.count("packing weights") == 2
         monkeypatch.setenv("NPU_DISABLE", "compress_weights")
         plain = LLM.load(folder, max_len=MAX_LEN, cache=False)
     for found in (first, second):

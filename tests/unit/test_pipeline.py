@@ -171,7 +171,7 @@ def test_dumps_are_numbered_and_readable(
     assert "%2: float32[4, 8] = matmul(%0, %1)  # linear" in text
     assert "k0_gemm: gemm batch=1 m=4 n=8 k=6" in text and "    maximum(acc, 0.0)" in text
     printed = capsys.readouterr().err
-    assert "npu: memory" in printed and "k0_gemm" in printed
+    assert "npusim: memory" in printed and "k0_gemm" in printed
 
 
 def test_the_graph_a_phase_leaves_is_well_formed() -> None:

@@ -24,7 +24,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from ...artifact.program import SOURCE_NAME
-from ...support import env
+from ...support import env, progress
 from ...support.cache import Cache, make_folders, open_cache
 from ...support.errors import NPUError, ToolchainError
 from .devices import device_at_hand
@@ -455,9 +455,15 @@ def build_shared(
     if known is not None:
         return known
     build = _Build(compiler, flags, include, cache, timeout)
-    with workplace() as place:
+    with workplace() as place, progress.step("compiling C++", len(units) + 1) as step:
+
+        def unit(key: str, name: str, text: str) -> Path:
+            made = build.compile(name, text, key, place)
+            step.advance()
+            return made
+
         with ThreadPoolExecutor(jobs or env.num_threads()) as pool:
-            pending = [pool.submit(build.compile, name, text, key, place) for key, (name, text) in units.items()]
+            pending = [pool.submit(unit, key, name, text) for key, (name, text) in units.items()]
             try:
                 objects = [future.result() for future in pending]
             except BaseException:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from ...support import env
+from ...support import env, progress
 from ...support.cache import open_cache
 from .. import Selectable
 from ..simt.lang.dialect import Dialect
@@ -36,8 +36,14 @@ class CUDATarget(Selectable[CUDADevice], SimtTarget):
     def build(self, functions: Mapping[str, str]) -> tuple[dict[str, Any], tuple[str, ...], dict[str, Any]]:
         arch, nvrtc, dialect = self.device.arch, find_nvrtc(), self.dialect
         names = list(functions)
-        with ThreadPoolExecutor(env.usable_cpus()) as pool:
-            made = list(pool.map(lambda n: compile_function(nvrtc, dialect.source([functions[n]]), n, arch), names))
+        with ThreadPoolExecutor(env.usable_cpus()) as pool, progress.step("compiling CUDA", len(names)) as step:
+
+            def compiled(name: str) -> Compiled:
+                made = compile_function(nvrtc, dialect.source([functions[name]]), name, arch)
+                step.advance()
+                return made
+
+            made = list(pool.map(compiled, names))
         modules = {n: [c.cubin, zlib.compress(c.ptx) if c.ptx else b""] for n, c in zip(names, made, strict=True)}
         build = {"compiler": f"nvrtc {'.'.join(map(str, nvrtc.version))}", "flags": " ".join((f"-arch={arch}", *FLAGS))}
         return {"arch": arch, "modules": modules}, (arch,), build

@@ -27,6 +27,7 @@ from npu_compiler.artifact.program import CompiledProgram
 from npu_compiler.frontend import capture, state_dict_numpy
 from npu_compiler.partitioning.plan import HOST
 from npu_compiler.support.errors import BackendError, InputError
+from npu_compiler.support.progress import listening
 from npu_runtime import DAGExecutor, Executor, load_weights
 from npu_runtime.backends.cuda import CUDABackend, CUDABuffer
 from npusim import LLM
@@ -100,7 +101,8 @@ def test_the_second_start_neither_compiles_nor_packs(tmp_path: Path, cache: Path
     answers, said = [], []
     for _ in range(2):
         told: list[str] = []
-        llm = LLM.load(path, target="cuda", max_len=160, status=told.append)
+        with listening(lambda step, told=told: told.append(step.text)):
+            llm = LLM.load(path, target="cuda", max_len=160)
         answers.append(llm.generate("hello", max_tokens=20, ignore_eos=True, stream=False).tokens)
         said.append(told)
     assert answers[0] == answers[1] and any("compiling" in line for line in said[0]) and not said[1]
