@@ -13,7 +13,7 @@ import npu_compiler
 from npu_compiler.artifact.program import CompiledProgram, EntryPoint, KernelCall
 from npu_compiler.artifact.spec import BufferSpec
 from npu_compiler.aten.ir import Location, OpNode
-from npu_compiler.partitioning.partitioner import NPU, Partition, PartitionPlan, TransferOp, name_of
+from npu_compiler.partitioning.plan import NPU, Partition, PartitionPlan, TransferOp, name_of
 from npu_compiler.support.errors import ConfigError, InputError
 from npu_compiler.support.text import tensor_text
 from npu_compiler.target_config import Roofline
