@@ -5,7 +5,7 @@ BENCH := .venv-bench
 BIN := $(VENV)/bin
 PIP := -m pip --disable-pip-version-check -qq
 
-.PHONY: demo test lint lock wheel clean bench bench-calls bench-cpu bench-llm bench-coverage bench-partitioned
+.PHONY: demo test lint docs lock wheel clean bench bench-calls bench-cpu bench-llm bench-coverage bench-partitioned
 
 demo: $(VENV)/demo.stamp
 	$(BIN)/npusim demo
@@ -18,6 +18,10 @@ test: $(VENV)/test.stamp
 lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+# The documentation in site/, in English and Korean; `mkdocs serve` shows it while you write.
+docs: $(VENV)/docs.stamp
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 # A wheel and an sdist in dist/; the wheel, which is made from the sdist, is tried in an empty environment.
 wheel: $(VENV)/dev.stamp
@@ -44,7 +48,7 @@ bench-llm: $(BENCH)/llm.stamp .venv-export/stamp
 	$(BENCH)/bin/python benchmarks/llm_cpu.py $(ARGS)
 
 clean:
-	rm -rf $(VENV) $(BENCH) .venv-export .venv-wheel .demo .bench build dist
+	rm -rf $(VENV) $(BENCH) .venv-export .venv-wheel .demo .bench build dist site
 
 $(BIN)/python $(BENCH)/bin/python .venv-export/bin/python: %/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -52,7 +56,8 @@ $(BIN)/python $(BENCH)/bin/python .venv-export/bin/python: %/bin/python:
 	$(PYTHON) -m venv $*
 
 $(VENV)/demo.stamp: EXTRAS := torch,cli,llm
-$(VENV)/test.stamp: EXTRAS := torch,llm,test
+$(VENV)/test.stamp: EXTRAS := torch,llm,test,docs
+$(VENV)/docs.stamp: EXTRAS := docs
 $(VENV)/dev.stamp: EXTRAS := dev
 
 $(BENCH)/bench.stamp: EXTRAS := torch,llm,bench

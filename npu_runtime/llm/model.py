@@ -183,8 +183,12 @@ class LLM:
 
         Args:
             max_tokens: None: until the context is full.
-            temperature, top_k, top_p, min_p, repetition_penalty, seed: see :class:`SamplingOptions`. The default is
-                greedy. With a seed, equal calls give equal answers, whatever was generated before. The exception is a
+            temperature: 0: greedy. For this and the following five see :class:`SamplingOptions`.
+            top_k: 0: all tokens.
+            top_p: 1: all tokens.
+            min_p: 0: all tokens.
+            repetition_penalty: 1: none.
+            seed: with a seed, equal calls give equal answers, whatever was generated before. The exception is a
                 prompt that continues the conversation in the caches: its rounding may differ from a fresh start.
             stop: texts and token ids that end the answer, in addition to the model's own end tokens.
             logprobs: give each token its log-probability.

@@ -1,0 +1,79 @@
+"""What scripts write into the documentation is what they would write today."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+from pathlib import Path
+from types import ModuleType
+from xml.etree import ElementTree
+
+import pytest
+
+from .snippets import ROOT
+
+FIGURES = ROOT / "docs" / "figures"
+SECTIONS = {"cpu": "cpu_resnet", "calls": "calls_amd_epyc_2_cpus", "gpu": "h200", "llm": "cpu_llm"}
+SCRIPTS = {"cpu": "cpu", "calls": "calls", "gpu": "gpu_table", "llm": "llm_cpu"}
+
+
+def script(folder: str, name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """A script that is not part of a package."""
+    monkeypatch.syspath_prepend(str(ROOT / folder))
+    return importlib.import_module(name)
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_tables_show_the_stored_results(section: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    results = json.loads((ROOT / "benchmarks" / "results" / f"{SECTIONS[section]}.json").read_text(encoding="utf-8"))
+    table = script("benchmarks", SCRIPTS[section], monkeypatch).table(results)
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("performance*.md")]
+    for page in pages:
+        shown = re.findall(rf"<!-- bench:{section} -->\n(.*?)\n<!-- /bench -->", page.read_text("utf-8"), re.DOTALL)
+        assert shown == [table], page.name
+
+
+def test_the_readme_is_one_screen_and_the_tables() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 120
+
+
+def test_the_pipeline_is_that_of_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = script("tools", "figures", monkeypatch).pipeline()
+    assert (FIGURES / "pipeline.svg").read_text(encoding="utf-8") == drawn, "python tools/figures.py pipeline"
+
+
+def test_the_roofline_is_that_of_the_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = script("tools", "figures", monkeypatch).roofline()
+    assert (FIGURES / "roofline.svg").read_text(encoding="utf-8") == drawn, "python tools/figures.py roofline"
+
+
+def test_the_memory_plan_is_one() -> None:
+    """No two buffers overlap in space and time, and the tallest column is the arena."""
+    tree = ElementTree.parse(FIGURES / "memory_plan.svg")
+    tips = [e.text or "" for e in tree.iter("{http://www.w3.org/2000/svg}title")]
+    pattern = re.compile(r"\w+: (\d+) bytes at (\d+), steps (\d+) to (\d+)")
+    buffers = [tuple(map(int, m.groups())) for tip in tips if (m := pattern.fullmatch(tip))]
+    assert len(buffers) > 15
+    for i, (size, at, first, last) in enumerate(buffers):
+        for size2, at2, first2, last2 in buffers[i + 1 :]:
+            assert first > last2 or first2 > last or at >= at2 + size2 or at2 >= at + size
+
+
+def test_the_figures_have_no_foreign_parts() -> None:
+    for path in FIGURES.glob("*.svg"):
+        text = path.read_text(encoding="utf-8")
+        assert not re.search(r"(href|src)=|url\(|<script|<foreignObject", text), path.name
+        ElementTree.fromstring(text)
+
+
+def rules_of_reasons() -> set[str]:
+    """The names of the reasons that the compiler gives."""
+    sources = (p.read_text(encoding="utf-8") for p in Path(ROOT, "npu_compiler").rglob("*.py"))
+    return {rule for text in sources for rule in re.findall(r'\bReason\(\s*"(\w+)"', text)}
+
+
+def test_every_reason_is_explained() -> None:
+    page = (ROOT / "docs" / "partitioning.md").read_text(encoding="utf-8")
+    cells = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
+    assert {rule for cell in cells for rule in re.findall(r"`(\w+)`", cell)} == rules_of_reasons()
