@@ -1,7 +1,7 @@
-"""Fits and checks the polynomial coefficients of npu_compiler/targets/cpu/kernels/math.h.
+"""Fits and checks the polynomial coefficients of npu_compiler/targets/cpu/kernels/elementary.h.
 
     python tools/fit_math.py            print every polynomial as C++, with its error
-    python tools/fit_math.py --check    exit 1 if math.h holds other coefficients than these
+    python tools/fit_math.py --check    exit 1 if elementary.h holds other coefficients than these
 
 Method: minimax by the Remez exchange (E. Remez, 1934) in 60-digit arithmetic. A polynomial sum c[i] z^i stands for a
 factor of the function, so the error is weighted by what it does to the final result, relative to that result.
@@ -23,7 +23,7 @@ from mpmath import mp, mpf
 
 mp.dps = 60
 Real = Callable[[mpf], mpf]
-HEADER = Path(__file__).parent.parent / "npu_compiler/targets/cpu/kernels/math.h"
+HEADER = Path(__file__).parent.parent / "npu_compiler/targets/cpu/kernels/elementary.h"
 
 
 @dataclass(frozen=True)
@@ -184,7 +184,7 @@ def solve(fit: Fit) -> tuple[list[float], float]:
 
 
 def declaration(fit: Fit, coefficients: list[float]) -> str:
-    """The C++ line that math.h holds: exact, in hexadecimal."""
+    """The C++ line that elementary.h holds: exact, in hexadecimal."""
     scalar, suffix = ("float", "f") if fit.bits == 24 else ("double", "")
     values = ", ".join(re.sub(r"\.?0*p", "p", c.hex()) + suffix for c in coefficients)
     return f"constexpr {scalar} {fit.name}[] = {{{values}}};"
@@ -192,7 +192,7 @@ def declaration(fit: Fit, coefficients: list[float]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="compare with math.h instead of printing")
+    parser.add_argument("--check", action="store_true", help="compare with elementary.h instead of printing")
     check = parser.parse_args().check
     header = " ".join(HEADER.read_text().split()) if check else ""
     status = 0

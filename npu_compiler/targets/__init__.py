@@ -23,8 +23,12 @@ AnyDevice = TypeVar("AnyDevice", bound=Device)
 
 @dataclass
 class Emitted:
-    """What a target makes of schedules: readable ``sources``, the ``binary`` the runtime loads, what it ``requires`` of
-    the machine, and the entry symbols by schedule name."""
+    """The code that a target generated.
+
+    ``sources``: file name -> text. ``binary``: the bytes that the runtime loads; empty if nothing was built.
+    ``requires``: the features that a machine must have to run it. ``symbols``: schedule name -> entry symbol.
+    ``build``: compiler and flags, for ``npusim describe``.
+    """
 
     sources: dict[str, str]
     binary: bytes
@@ -34,64 +38,75 @@ class Emitted:
 
 
 class CodegenTarget(Protocol):
-    """The contract of ``targets/<name>/target.py``: its module-level ``TARGET``.
+    """The contract of a code generator: the module-level ``TARGET`` of ``targets/<name>/target.py``.
 
-    A target with several devices also has ``on(device) -> CodegenTarget``: the generator of code for one of them
-    (:class:`Selectable` is one). ``compiler() -> str`` is what ``npusim doctor`` shows, if a target has it; it raises
-    ``ToolchainError`` if there is no compiler.
+    ``name``: the target's name, as in ``compile(target=name)``. ``config``: the limits that rules and passes read.
+
+    Two more methods are optional. ``for_device(device) -> CodegenTarget`` returns the code generator for one of the
+    target's devices (:class:`Selectable` implements it). ``compiler() -> str`` returns the compiler's name and version
+    for ``npusim doctor``, or raises ``ToolchainError`` if there is no compiler.
     """
 
     name: str
     config: TargetConfig
 
     def supports(self, kernel: Kernel) -> Reason | None:
-        """None if the target can emit this kernel, else why not."""
+        """Return None if the target has code for this kernel, else the reason why not."""
 
     def winograd(self, conv: Node) -> np.ndarray | None:
-        """The filter transform G [tile + 2, 3] if this conv2d node runs faster by Winograd's algorithm, else None."""
+        """Return the filter transform G [tile + 2, 3] if Winograd's algorithm computes this conv2d node faster, else
+        None."""
 
     @property
     def rewrites(self) -> Sequence[ScheduleRewrite]:
-        """What turns an entry point's kernels into those this target runs fastest, in order, before their memory is
-        planned; :func:`npu_compiler.schedule.horizontal_fusion.common_rewrites` are a start."""
+        """The rewrites that turn an entry point's kernels into those that this target runs fastest, in the order in
+        which they are applied before memory planning. Those of
+        :func:`npu_compiler.schedule.horizontal_fusion.common_rewrites` are useful for most targets."""
 
     def emit(self, schedules: list[Schedule], *, build: bool = True) -> Emitted:
-        """Generate and, unless ``build`` is False, compile; raises ToolchainError."""
+        """Generate code for the entry points ``schedules`` of one program, and compile it if ``build``.
+
+        Raises ``ToolchainError`` if there is no compiler or the compiler fails.
+        """
 
 
 class Selectable(ABC, Generic[AnyDevice]):
-    """A generator of code for one of a target's devices: that of this machine, unless :meth:`on` selected another."""
+    """A code generator for one of a target's devices: the device of this machine, unless :meth:`for_device` selected
+    another."""
 
     _selected: AnyDevice | None = None
 
     @staticmethod
     @abstractmethod
     def device_at_hand() -> AnyDevice:
-        """The device of this machine."""
+        """Return the device of this machine."""
 
     @property
     def device(self) -> AnyDevice:
-        """What code is generated for."""
+        """The device for which code is generated."""
         return self.device_at_hand() if self._selected is None else self._selected
 
-    def on(self, device: AnyDevice) -> Self:
-        """The same generator for another device."""
-        made = copy(self)
-        made._selected = device
-        return made
+    def for_device(self, device: AnyDevice) -> Self:
+        """Return the code generator for ``device``."""
+        generator = copy(self)
+        generator._selected = device
+        return generator
 
 
 _registered: dict[str, CodegenTarget] = {}
 
 
 def register_target(target: CodegenTarget) -> None:
-    """Make a target known that is not part of this package: ``compile(target=target.name)`` finds it from then on."""
+    """Register a target that is not part of this package. ``compile(target=target.name)`` then finds it."""
     register_config(target.config)
     _registered[target.name] = target
 
 
 def target_name(target: str | CodegenTarget) -> str:
-    """The name of a target that is given by name or as a code generator, which is registered then."""
+    """Return the name of a target that is given by name or as a code generator; a code generator is registered.
+
+    Raises ``ConfigError`` if ``target`` is neither.
+    """
     if isinstance(target, str):
         return target
     if isinstance(target, type) or not isinstance(getattr(target, "config", None), TargetConfig):
@@ -103,14 +118,17 @@ def target_name(target: str | CodegenTarget) -> str:
 
 
 def get_target(target: str | TargetConfig) -> CodegenTarget:
-    """The code generator of 'cuda', 'cuda:sm_80' or a configuration; :class:`ConfigError` lists the known names."""
+    """Return the code generator of 'cuda', 'cuda:sm_80' or a configuration.
+
+    Raises ``ConfigError``, which lists the known names, if the target or its device is unknown.
+    """
     config = target_config(target)
     generator = _registered.get(config.name)
     if generator is None:
         generator = cast(CodegenTarget, import_module(f".{config.name}.target", __package__).TARGET)
     if config.device is None:
         return generator
-    on: Callable[[Device], CodegenTarget] | None = getattr(generator, "on", None)
-    if on is None:
+    for_device: Callable[[Device], CodegenTarget] | None = getattr(generator, "for_device", None)
+    if for_device is None:
         raise ConfigError(f"target {config.name!r} generates code for one device, not for {config.device.spec!r}")
-    return on(config.device)
+    return for_device(config.device)

@@ -40,7 +40,7 @@ def run(args: argparse.Namespace, status: Status) -> Result:
     """Run all checks. The exit status is 1 if something that every use needs is broken."""
     if args.markdown:
         return Result({"markdown": env.markdown()}, [env.markdown().rstrip()])
-    from npu_compiler.targets.cpu.toolchain import compiler_report
+    from npu_compiler.targets.cpu.compilers import compiler_report
 
     with status("looking for a compiler"):
         report: dict[str, Any] = compiler_report()

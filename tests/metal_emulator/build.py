@@ -12,8 +12,8 @@ from pathlib import Path
 
 from npu_compiler.support.cache import open_cache
 from npu_compiler.support.errors import ToolchainError
+from npu_compiler.targets.cpu.compilers import find_compiler, link_flags
 from npu_compiler.targets.cpu.host import host_cpu
-from npu_compiler.targets.cpu.toolchain import _link_flags, find_compiler
 
 INCLUDE = Path(__file__).with_name("include")
 
@@ -103,7 +103,7 @@ def _shared_object(units: Mapping[str, str], flags: list[str]) -> bytes:
     with tempfile.TemporaryDirectory(prefix="emu-") as scratch, ThreadPoolExecutor(2) as pool:
         folder = Path(scratch)
         names = [o.name for o in pool.map(compile_unit, units, units.values())]
-        link = [f for f in _link_flags(compiler.kind, "native") if f != "-Wl,-z,defs"]  # the runtime has the rest
+        link = [f for f in link_flags(compiler.kind, "native") if f != "-Wl,-z,defs"]  # the runtime has the rest
         _run([*compiler.argv, *names, *link, "-o", "library.so"], folder)
         result = (folder / "library.so").read_bytes()
     cache.put(whole, result)

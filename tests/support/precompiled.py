@@ -16,8 +16,9 @@ import time
 from npu_compiler.support import env
 from npu_compiler.support.cache import make_folders
 from npu_compiler.support.errors import ToolchainError
+from npu_compiler.targets.cpu.compilers import compile_flags, find_compiler
 from npu_compiler.targets.cpu.target import KERNELS
-from npu_compiler.targets.cpu.toolchain import _Headers, compile_flags, find_compiler
+from npu_compiler.targets.cpu.toolchain import _Headers
 
 HEADER = "loops.h"  # what the units of every program include first
 

@@ -29,8 +29,8 @@ from npu_compiler.frontend.llm.config import LLMConfig
 from npu_compiler.pipeline import compile_entries, run_phases
 from npu_compiler.support.errors import BackendError, ConfigError, ToolchainError
 from npu_compiler.target_config import default_target, find_device, register_device, target_config
+from npu_compiler.targets.cpu.compilers import find_compiler
 from npu_compiler.targets.cpu.host import host_cpu, object_kind
-from npu_compiler.targets.cpu.toolchain import find_compiler
 from npu_compiler.targets.cuda import devices as cuda_devices
 from npu_compiler.targets.cuda.dialect import DIALECT, dialect_for
 from npu_compiler.targets.cuda.target import TARGET

@@ -1,5 +1,5 @@
 """The epilogue of an anchor (a matmul, a convolution) as a loop nest over its output, with the accumulator as one more
-input: what every target needs to write it as code."""
+input. Every target renders this nest."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from .nest import Nest, build_nest
 
 
 def epilogue_nest(kernel: Anchor) -> tuple[Nest, int, int]:
-    """The epilogue as a loop nest whose extra input, number ``acc``, is the accumulator with rows ``pitch`` apart. (A
-    second accumulator, ``acc`` with value 1, is the input after it.) Its steps are the epilogue and the kernel's
-    ``extra_stages``, which reduce over columns.
+    """Return (nest, acc, pitch): the epilogue as a loop nest over the output.
 
-    The pitch is longer than a row, so columns never merge with rows, while rows that every operand visits evenly do.
+    Input number ``acc`` of the nest is the accumulator, whose rows are ``pitch`` elements apart; input ``acc`` + 1 is
+    the second accumulator of a dual product. The steps are the epilogue and the kernel's ``extra_stages``, which reduce
+    over columns. The pitch is longer than a row, so that :func:`build_nest` never collapses columns with rows.
     """
     out = kernel.outputs[0]
     acc, pitch = len(kernel.inputs), out.shape[-1] + 1
@@ -39,10 +39,9 @@ def epilogue_nest(kernel: Anchor) -> tuple[Nest, int, int]:
 
 
 def row_digits(nest: Nest, value: Expr, acc: int, pitch: int, lane: int | None) -> list[tuple[int, int, int]]:
-    """How the row dims follow from the flat row number, in units that the accumulator's own address states.
-
-    ``(dim, unit, wrap)``: index = row // unit, modulo ``wrap`` unless that is 0.
-    """
+    """Return how the row dims follow from the flat row number: (dim, unit, wrap) for each, where the index is
+    row // unit, modulo ``wrap`` unless that is 0. The units are the coefficients of the accumulator's address in
+    ``value``; ``lane`` is the column dim."""
     form = next(affine.affine(x.args[0]) for x in expr.walk(value) if x.op == "load" and x.value.operand >= acc)
     rows = [d for d in nest.order if d != lane]
     digits = []

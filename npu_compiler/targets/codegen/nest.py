@@ -20,10 +20,11 @@ ZERO = const(0, "int64")
 
 
 class Access(NamedTuple):
-    """The value of a flattened load, whose arguments are an offset in elements and then the checked indices.
+    """The value of a flattened load. Its arguments are an offset in elements and then the checked indices.
 
-    ``checks`` holds (size, stride) per checked index: it is clamped to the size and its stride multiple joins the
-    offset. ``guarded``: the offset may lie outside the operand where the enclosing ``where`` does not take this branch.
+    ``operand``: the input's number, or ``~n`` for output n. ``checks``: (size, stride) of each checked index; an index
+    that is not below its size is replaced by 0 and reported, and index * stride is added to the offset. ``guarded``:
+    the offset may be outside the operand if the enclosing ``where`` does not take this branch.
     """
 
     operand: int
@@ -33,7 +34,7 @@ class Access(NamedTuple):
 
 @dataclass
 class Step:
-    """A stage with flat addresses: ``target`` is the place a store writes, as a load of operand ``~output``."""
+    """A stage with flat addresses. ``target``: the address of a store, as a load of operand ``~output``."""
 
     number: int
     kind: str
@@ -44,7 +45,7 @@ class Step:
     per_row: bool = False
 
     def exprs(self) -> list[Expr]:
-        """The value, and the place of a store."""
+        """Return the value and, for a store, its target."""
         return [self.value] if self.target is None else [self.value, self.target]
 
     def map(self, f: Callable[[Expr], Expr]) -> None:
@@ -55,7 +56,12 @@ class Step:
 
 @dataclass
 class Nest:
-    """Dims are numbered freely: ``order`` lists them outermost first, ``size`` and ``reduced`` describe them."""
+    """A loop nest in normal form. Dims have arbitrary numbers.
+
+    ``order``: the dims, outermost first. ``size``: iterations of each. ``reduced``: the dims that are reduced.
+    ``serial``: iterations must run in order, except along the ``parallel`` dims. ``position``: the flat position over
+    the reduced dims, for argmax.
+    """
 
     inputs: Sequence[Operand]
     outputs: Sequence[Operand]
@@ -64,32 +70,32 @@ class Nest:
     reduced: set[int]
     steps: list[Step]
     serial: bool
-    position: Expr = ZERO  # flat position over the reduced dims, for argmax
-    private: set[int] = field(default_factory=set)  # dims along which a serial store never meets itself
-    aside: set[int] = field(default_factory=set)  # those of them that no looked-up place depends on
-    empty: bool = False
+    position: Expr = ZERO
+    parallel: set[int] = field(default_factory=set)  # along these, iterations of a serial nest are independent
+    unindexed: set[int] = field(default_factory=set)  # those of them on which no other index of a store depends
+    empty: bool = False  # whether a dim has no iterations
 
     @property
     def ranges(self) -> dict[int, tuple[int, int]]:
-        """Inclusive range of every index."""
+        """The inclusive range of every index."""
         return {d: (0, n - 1) for d, n in self.size.items()}
 
     @property
     def rows(self) -> list[int]:
-        """Dims that are not reduced, outermost first."""
+        """The dims that are not reduced, outermost first."""
         return [d for d in self.order if d not in self.reduced]
 
     @property
-    def folds(self) -> list[int]:
-        """Reduced dims, outermost first."""
+    def reduction_dims(self) -> list[int]:
+        """The reduced dims, outermost first."""
         return [d for d in self.order if d in self.reduced]
 
     def points(self, dims: Sequence[int]) -> int:
-        """Number of points over ``dims``."""
+        """Return the number of points over ``dims``."""
         return math.prod(self.size[d] for d in dims)
 
     def exprs(self) -> Iterator[Expr]:
-        """Every expression of the nest."""
+        """Yield every expression of the nest."""
         for s in self.steps:
             yield from s.exprs()
         yield self.position
@@ -102,7 +108,7 @@ class Nest:
 
 
 def build_nest(kernel: Loops) -> Nest:
-    """Normal form of a ``loops`` kernel."""
+    """Return the normal form of a ``loops`` kernel: flat addresses without divisions, collapsed dims."""
     body = kernel.body
     size = dict(enumerate(body.domain))
     stages, axes = list(enumerate(body.stages)), set(body.axes)
@@ -132,7 +138,7 @@ def build_nest(kernel: Loops) -> Nest:
 
 
 def identity_element(kind: str, dtype: str) -> Any:
-    """What a reduction over nothing gives."""
+    """Return the result of reduction ``kind`` over no elements."""
     if kind in ("sum", "prod", "argmax", "argmin"):
         return int(kind == "prod")
     if dtypes.is_float(dtype):
@@ -144,7 +150,8 @@ def identity_element(kind: str, dtype: str) -> Any:
 
 
 def _without_points(stages: list[tuple[int, Stage]]) -> list[tuple[int, Stage]]:
-    """The stages of a kernel whose reduced dims are empty: reductions are constants, stores inside the row vanish."""
+    """Return the stages of a kernel whose reduced dims are empty: reductions become constants, and stores within a row
+    are removed."""
     made: dict[Expr, Expr] = {}
     kept = []
     for n, s in stages:
@@ -176,7 +183,7 @@ def _drop_unit_dims(nest: Nest, places: Places) -> None:
 
 
 def _split_dim(nest: Nest, places: Places) -> bool:
-    """Replace a dim by two where ``i // k`` or ``i % k`` would need a division; True if one was split."""
+    """Replace a dim by two where ``i // k`` or ``i % k`` would need a division. Return whether one was split."""
     nest.map(lambda e: affine.simplify(e, nest.ranges))
     for n, idx in places.items():
         places[n] = tuple(affine.simplify(i, nest.ranges) for i in idx)
@@ -214,7 +221,7 @@ def _divisor(nest: Nest, x: Expr) -> tuple[int, int] | None:
 
 
 def _collapse_pair(nest: Nest) -> bool:
-    """Merge two dims that every index expression visits as one longer dim; True if a pair was merged."""
+    """Merge two dims that every index expression visits like one longer dim. Return whether a pair was merged."""
     forms = [f for e in nest.exprs() for f in _index_forms(e)]
     for a in nest.order:
         for b in nest.order:
@@ -226,7 +233,7 @@ def _collapse_pair(nest: Nest) -> bool:
                 _fix_index(nest, a)
                 nest.size[b] *= nest.size.pop(a)
                 nest.order.remove(a)
-                for kept in (nest.private, nest.aside):
+                for kept in (nest.parallel, nest.unindexed):
                     if a not in kept:
                         kept.discard(b)
                 nest.reduced.discard(a)
@@ -239,7 +246,7 @@ def _fix_index(nest: Nest, dim: int) -> None:
 
 
 def _index_forms(e: Expr) -> list[Affine]:
-    """The affine form of every maximal int64 expression inside ``e``."""
+    """Return the affine form of every maximal int64 expression in ``e``."""
     forms: list[Affine] = []
     seen: set[Expr] = set()
 
@@ -263,7 +270,7 @@ def _index_forms(e: Expr) -> list[Affine]:
 
 # -- addresses ----------------------------------------------------------------------------------------------------
 def _flatten(nest: Nest, places: Places) -> None:
-    """Turn multi-dimensional loads and stores into offsets, after deciding which indices must be checked."""
+    """Turn multi-dimensional loads and stores into offsets, and decide which indices must be checked."""
     ranges = nest.ranges
     memo: dict[tuple[Expr, bool], Expr] = {}
 
@@ -298,25 +305,25 @@ def _flatten(nest: Nest, places: Places) -> None:
                     memo[key] = Expr(x.op, x.dtype, args, x.value)
         return memo[key]
 
-    private, aside = set(nest.order), set(nest.order)
+    parallel, unindexed = set(nest.order), set(nest.order)
     for s in nest.steps:
         s.value = visit(s.value, False)
         if s.number in places:
             op, raw = nest.outputs[s.output], places[s.number]
             s.target = address(op, ~s.output, op.dtype, [visit(i, False) for i in raw], raw, False)
             own = [i for i in raw if i.op == "index"]
-            private &= {i.value for i in own}
-            aside &= {i.value for i in own if sum(_uses(j, i) for j in raw) == 1}
-    nest.private, nest.aside = private, aside
+            parallel &= {i.value for i in own}
+            unindexed &= {i.value for i in own if sum(_uses(j, i) for j in raw) == 1}
+    nest.parallel, nest.unindexed = parallel, unindexed
 
 
 def _uses(e: Expr, leaf: Expr) -> bool:
     return any(x is leaf for x in expr.walk(e))
 
 
-# -- what targets ask ------------------------------------------------------------------------------------------------
+# -- queries of targets ----------------------------------------------------------------------------------------------
 def fold_single_points(nest: Nest) -> None:
-    """Without reduced dims a reduction is its argument, and temporaries are plain subexpressions."""
+    """In a nest without reduced dims, replace reductions by their arguments and temporaries by their expressions."""
     made: dict[Expr, Expr] = {}
     for s in nest.steps:
         s.value = expr.rewrite(s.value, made.get)
@@ -331,7 +338,7 @@ def fold_single_points(nest: Nest) -> None:
 
 
 def accesses(nest: Nest) -> list[tuple[Expr, bool]]:
-    """Every distinct load, and every store target, with whether it is done once per row only."""
+    """Return every distinct load and every store target, each with whether it is executed only once per row."""
     seen: dict[Expr, bool] = {}
     for s in nest.steps:
         for e in (s.value, *([s.target] if s.target is not None else [])):
@@ -342,7 +349,7 @@ def accesses(nest: Nest) -> list[tuple[Expr, bool]]:
 
 
 def use_counts(exprs: list[Expr]) -> Counter[Expr]:
-    """How often each subexpression appears as an argument or a root."""
+    """Return how often each subexpression occurs as an argument or a root."""
     counts: Counter[Expr] = Counter(exprs)
     seen: set[Expr] = set()
     for e in exprs:

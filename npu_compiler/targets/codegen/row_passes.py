@@ -1,4 +1,4 @@
-"""Walks over a row: which stages share one, and which values are kept in scratch from one walk to the next."""
+"""Passes over a row: which stages share a pass, and which values are kept in scratch memory between passes."""
 
 from __future__ import annotations
 
@@ -9,27 +9,28 @@ from ...graph import affine, expr
 from ...graph.expr import Expr
 from .nest import Nest, Step
 
-SCRATCH_LIMIT = 256 << 10  # bytes of temporaries per row; beyond it they are recomputed
-WORTH_SAVING = 6  # scalar operations
+SCRATCH_LIMIT = 256 << 10  # bytes of saved temporaries per row; the others are recomputed
+WORTH_SAVING = 6  # scalar operations of a temporary that is saved
 
 
 @dataclass
 class Pass:
-    """One walk over the reduced dims: reductions to fold, temporaries to save, results to store."""
+    """One pass over the reduced dims: reductions, temporaries to save, results to store."""
 
-    folds: list[Step] = field(default_factory=list)
+    reductions: list[Step] = field(default_factory=list)
     saves: list[Step] = field(default_factory=list)
     stores: list[Step] = field(default_factory=list)
 
     @property
     def steps(self) -> list[Step]:
-        """Everything a pass computes: reductions, saved values and stores."""
-        return [*self.folds, *self.saves, *self.stores]
+        """All steps of the pass: reductions, saved values and stores."""
+        return [*self.reductions, *self.saves, *self.stores]
 
 
 @dataclass
 class Row:
-    """The passes over a row in order, then the stores done once for it. ``saved``: stages kept in scratch -> dtype."""
+    """The passes over a row, and the ``stores`` that are executed once after them. ``saved``: dtypes of the stages that
+    are kept in scratch memory."""
 
     passes: list[Pass] = field(default_factory=list)
     stores: list[Step] = field(default_factory=list)
@@ -37,24 +38,27 @@ class Row:
 
     @property
     def steps(self) -> list[Step]:
-        """The steps of all passes and of the row."""
+        """The steps of all passes, and the stores after them."""
         return [s for p in self.passes for s in p.steps] + self.stores
 
     def number(self, n: int) -> Pass:
-        """Return pass ``n``; passes up to it are created."""
+        """Return pass ``n``, and create the passes up to it if they do not exist."""
         while len(self.passes) <= n:
             self.passes.append(Pass())
         return self.passes[n]
 
 
 def scratch_item(dtype: str) -> int:
-    """Bytes of one saved value."""
+    """Return the bytes of one saved value of ``dtype``."""
     return 8 if dtype in ("float64", "int64") else 4
 
 
 def make_row(nest: Nest, lanes_per_point: int, scratch: int = SCRATCH_LIMIT) -> Row:
-    """Sort the stages into as few passes as their dependences allow; ``lanes_per_point`` values of each are saved, in
-    up to ``scratch`` bytes a row (0: everything is recomputed)."""
+    """Assign the stages to as few passes as their dependences allow.
+
+    ``lanes_per_point``: values that are saved per point. ``scratch``: bytes of saved values per row; 0: all are
+    recomputed.
+    """
     if not nest.reduced:
         return Row(stores=nest.steps)
     row = Row()
@@ -70,7 +74,7 @@ def make_row(nest: Nest, lanes_per_point: int, scratch: int = SCRATCH_LIMIT) -> 
     for s in nest.steps:
         at = first_pass(s)
         if s.kind == "reduce":
-            row.number(at).folds.append(s)
+            row.number(at).reductions.append(s)
             ready[s.number] = at + 1
         elif s.kind == "temp":
             ready[s.number] = at
@@ -78,12 +82,12 @@ def make_row(nest: Nest, lanes_per_point: int, scratch: int = SCRATCH_LIMIT) -> 
         elif s.per_row:
             row.stores.append(s)
         elif nest.outputs[s.output].buffer.id in inputs:
-            late.append(s)  # an input may share the memory: all passes read before it is written
+            late.append(s)  # the memory is also an input, so it is written in the last pass
         else:
             row.number(at).stores.append(s)
     if late:
         row.number(max(len(row.passes) - 1, *map(first_pass, late))).stores.extend(late)
-    budget = scratch // (nest.points(nest.folds) * lanes_per_point)
+    budget = scratch // (nest.points(nest.reduction_dims) * lanes_per_point)
     budget = _save_or_recompute(row, temps, ready, budget)
     if lanes_per_point == 1:
         _save_common(row, nest, max([s.number for s in nest.steps], default=0) + 1, budget)
@@ -91,9 +95,10 @@ def make_row(nest: Nest, lanes_per_point: int, scratch: int = SCRATCH_LIMIT) -> 
 
 
 def _save_or_recompute(row: Row, temps: dict[int, Step], ready: dict[int, int], budget: int) -> int:
-    """Decide which temporaries go through scratch; replace the others, and uses in the pass that makes them, by value.
+    """Decide which temporaries are saved in scratch memory. Replace the others, and uses in the pass that computes a
+    saved one, by their expressions.
 
-    ``budget`` is in bytes per point; returns what is left of it.
+    ``budget``: bytes per point. Returns the remaining budget.
     """
     needed: dict[int, int] = {}  # temp -> last pass that reads it
     for number, p in enumerate(row.passes):
@@ -125,8 +130,8 @@ def _save_or_recompute(row: Row, temps: dict[int, Step], ready: dict[int, int], 
 
 
 def _save_common(row: Row, nest: Nest, number: int, budget: int) -> None:
-    """Save what several passes would make again from two or more streams of memory, a residual sum for instance."""
-    dims = set(nest.folds)
+    """Save expressions that several passes would recompute from two or more loads, such as a residual sum."""
+    dims = set(nest.reduction_dims)
     where: dict[Expr, set[int]] = {}
     for at, p in enumerate(row.passes):
         for e in (e for s in p.steps for e in s.exprs()):
@@ -155,5 +160,5 @@ def _save_common(row: Row, nest: Nest, number: int, budget: int) -> None:
 
 
 def _moves(load: Expr, dims: set[int]) -> bool:
-    """Whether a load reads elsewhere for every point along the reduced dims."""
+    """Whether the address of a load depends on one of the reduced ``dims``."""
     return any(affine.affine(load.args[0]).coefficient(d) for d in dims)

@@ -1,4 +1,4 @@
-"""Kernels with a hand-written micro-kernel: their sizes as a struct of constants, their epilogue as a functor."""
+"""C++ of kernels with a hand-written micro-kernel: a struct of constants for sizes, a functor for the epilogue."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .readers import reader_of
 
 Place = Callable[[Operand], str]
 
-# The header that holds a kernel's micro-kernel.
+# Kernel class -> the header that defines its micro-kernel.
 HEADERS: dict[type[Kernel], str] = {
     Gemm: "gemm.h",
     Pack: "gemm.h",
@@ -37,7 +37,11 @@ HEADERS: dict[type[Kernel], str] = {
 
 
 def emit_anchor(kernel: Kernel, name: str, place: Place, costs: CPUCosts) -> str:
-    """The C++ of a kernel whose class is in :data:`HEADERS`, and the constant ``<name>_scratch`` (bytes per thread)."""
+    """Return the C++ function ``name`` of a kernel whose class is in :data:`HEADERS`, and its constant
+    ``<name>_scratch`` (bytes of scratch memory per thread).
+
+    ``place`` returns the C++ expression of the pointer to an operand. Raises ``TypeError`` for other classes.
+    """
     match kernel:
         case Gemm():
             return _gemm(kernel, name, place, costs)
@@ -51,6 +55,7 @@ def emit_anchor(kernel: Kernel, name: str, place: Place, costs: CPUCosts) -> str
 
 
 def ctype(op: Operand) -> str:
+    """Return the C++ type of an operand's elements."""
     return dtypes.DTYPES[op.dtype].ctype
 
 
@@ -99,7 +104,7 @@ def _gemm(k: Gemm, name: str, place: Place, costs: CPUCosts) -> str:
     dims: dict[str, Any] = dict(M=k.m, N=k.n, K=k.k, lda=k.lda or k.k, B=k.batch, batch_a=k.batch_stride)
     struct = _struct(f"{name}_dims", "GemmDims", **dims)
     dual = "true" if k.dual else "false"
-    struct = struct.replace("; };", f"; static constexpr bool shared_w = {shared}, paired = {dual}; }};")
+    struct = struct.replace("; };", f"; static constexpr bool shared_w = {shared}, dual = {dual}; }};")
     epilogue, pointers = emit_epilogue(k, k.rhs + 1, f"{name}_epi", place)
     scratch = f"gemm_scratch_bytes<{name}_dims, {ctype(a)}, {kept}>()"
     left, prologue, before = "", "", ""
@@ -108,16 +113,19 @@ def _gemm(k: Gemm, name: str, place: Place, costs: CPUCosts) -> str:
     else:
         prologue, before, left, scratch = _prologue(k, name, place, scratch, costs)
     body = f"{before}{name}_epi epi{pointers};\n  gemm<{name}_dims>({left}, {weights}, epi, th, counter);"
-    ahead = f"gemm_ahead<{name}_dims, {ctype(a)}, {kept}>(weights, th)"
-    if w.format:  # the reader and the module of the format agree on the bytes
+    prefetch = f"gemm_prefetch<{name}_dims, {ctype(a)}, {kept}>(weights, th)"
+    if w.format:  # the reader and the format's Python module must agree on the number of bytes
         struct += f"static_assert(panel_bytes<{ctype(a)}, {kept}>({k.k}) == {w.shape[-1]});\n"
     text = struct + epilogue + prologue + _function(name, body, scratch)
-    return text + f"void {name}_ahead(const void* weights, const Thread& th) {{ {ahead}; }}\n"
+    return text + f"void {name}_prefetch(const void* weights, const Thread& th) {{ {prefetch}; }}\n"
 
 
 def _prologue(k: Gemm, name: str, place: Place, scratch: str, costs: CPUCosts) -> tuple[str, str, str, str]:
-    """(function, call, left operand, scratch bytes): each thread computes all of the left operand, behind the scratch
-    memory of the product and of the prologue itself."""
+    """Return (function, call, left operand, scratch bytes).
+
+    Each thread computes the whole left operand, and stores it after the scratch memory that the product and the
+    prologue use.
+    """
     assert k.prologue is not None
     inner = k.prologue
     out = inner.outputs[0]
@@ -166,7 +174,7 @@ def _attention(k: Attention, name: str, place: Place) -> str:
     extra = f" static constexpr bool causal = {causal}; static constexpr float scale = {scale}; }};"
     struct = struct.replace("; };", ";" + extra)
     arguments, valid = f"{place(q)}, {place(key)}, {place(v)}, {mask}, {place(out)}, th, counter", ""
-    if k.limited:  # read the part of the cache that some query sees
+    if k.limited:  # read only the part of the cache that some query attends to
         arguments += ", valid"
         valid = (
             f"long valid = 0;\n  for (long i = 0; i < {q.shape[2]}; i++)\n"

@@ -1,7 +1,8 @@
 """A builder of C++ text: nested blocks, and values with the kind of register that holds them.
 
-Values come in these kinds. Varying along the lane dim: ``vf``, ``vd``, ``vi32``, ``vi64`` and ``mask`` (a bool as vi32
-0/-1). The same for all lanes: ``vf`` and ``vd`` again (splat), and the scalars ``long``, ``int`` and ``bool``.
+A value that varies along the lane dim has one of the kinds ``vf``, ``vd``, ``vi32``, ``vi64`` and ``mask`` (a bool as
+vi32 0 or -1). A value that is equal in all lanes is ``vf`` or ``vd`` (a splat), or a scalar ``long``, ``int`` or
+``bool``.
 """
 
 from __future__ import annotations
@@ -27,7 +28,11 @@ class Value(NamedTuple):
 
 
 class Block:
-    """A block of C++ under construction. ``binds``: the dims whose index it defines, or 'row' for reduction results."""
+    """A block of C++ under construction.
+
+    ``binds``: the dims whose index variable it defines, and 'row' if it defines reduction results. ``kind``: 'loop',
+    'branch', or 'mask' for code that runs under a lane mask.
+    """
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
-"""CPUs by instruction set: a row for each that programs are compiled for, and the CPU of this machine.
+"""CPUs by instruction set: one row for each that programs are compiled for, and the CPU of this machine.
 
 Sources: the levels of the x86-64 psABI, Intel's and AMD's software developer's manuals, the Arm Architecture Reference
-Manual. The kernels choose among their own variants by the compiler's macros of the same features.
+Manual. The kernels select their variants by the macros that the compiler predefines for the same features.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ CONFIG = TargetConfig("cpu", prologue_rows=4, dual_gemm=True, bundles=True)
 
 @dataclass(frozen=True)
 class CPUCosts:
-    """What one core takes, in nanoseconds: estimates, on which the split of work among threads depends.
+    """Estimated costs on one core, which decide how work is divided among threads. Times are in nanoseconds.
 
-    ``op``: a scalar operation of a vectorised body; ``slow_op``: one that is computed lane by lane, or in float64.
-    ``gather``: an element that is not beside its neighbour; ``bytes_per_ns``: how many bytes move where they are.
-    ``row``: adding up the lanes of a row. ``chunk``: work that is worth a trip to the counter of chunks.
-    ``wake_us``: microseconds in which a sleeping thread wakes up; in one, a thread that is awake computes
-    ``flops_per_us`` and moves ``bytes_per_us``.
-    ``winograd_flops_per_byte``: flops that take as long as reading a byte of weights, for Winograd's algorithm.
+    ``op``: one scalar operation of a vectorised body. ``slow_op``: one that is computed lane by lane, or in float64.
+    ``bytes_per_ns``: bytes of contiguous accesses per nanosecond. ``gather``: one element of any other access.
+    ``row``: the horizontal reduction at the end of a row. ``chunk``: the smallest amount of work worth claiming.
+    ``wake_us``: microseconds until a sleeping thread runs. ``flops_per_us``, ``bytes_per_us``: what one thread computes
+    and moves in a microsecond. ``winograd_flops_per_byte``: flops that take as long as reading one byte of weights, in
+    the cost model of Winograd's algorithm.
     """
 
     op: float = 0.016
@@ -41,14 +41,16 @@ class CPUCosts:
     winograd_flops_per_byte: float = 10
 
 
-MEASURED = CPUCosts()  # on two cores of a Xeon with AVX-512; the others are taken to be alike
+MEASURED = CPUCosts()  # measured on two cores of a Xeon with AVX-512, and used for all CPUs
 
 
 @dataclass(frozen=True)
 class CPUDevice(Device):
-    """A row of the table. ``machine``: 'x86_64' or 'aarch64'; empty: any. ``march``: the compiler's name of the
-    instruction set, or 'native'; empty: the least that the machine has. ``features``: what code may count on, in the
-    vocabulary of ``host.py``."""
+    """A row of the table.
+
+    ``machine``: 'x86_64' or 'aarch64'; empty: any. ``march``: the compiler's name of the instruction set, or 'native';
+    empty: the baseline of the machine. ``features``: the CPU features that code may use, named as in ``host.py``.
+    """
 
     target: ClassVar[str] = "cpu"
     machine: str = ""
@@ -57,6 +59,7 @@ class CPUDevice(Device):
     costs: CPUCosts = MEASURED
 
     def runs_on(self, cpu: HostCPU) -> bool:
+        """Whether code for this device runs on ``cpu``."""
         return self.machine in ("", cpu.arch) and not cpu.missing(self.features)
 
 
@@ -78,14 +81,14 @@ DEVICES: tuple[CPUDevice, ...] = (
 
 
 def device_of(features: Iterable[str], machine: str) -> CPUDevice:
-    """The best row whose code runs on a CPU with these features."""
+    """Return the best row whose code runs on a CPU with ``features``; ``machine`` is 'x86_64' or 'aarch64'."""
     cpu = HostCPU(machine, frozenset(features), "")
     return next(d for d in DEVICES if d.runs_on(cpu))
 
 
 @cache
 def device_at_hand() -> CPUDevice:
-    """The CPU of this machine: its row, and code for all that this very CPU has."""
+    """Return the best row for the CPU of this machine, with all features of this CPU and ``march`` 'native'."""
     cpu = host_cpu()
     row = device_of(cpu.features, cpu.arch)
     features = tuple(sorted(cpu.features))

@@ -18,8 +18,11 @@ from .render import Block, Renderer, Value, vector_kind
 
 
 def emit_epilogue(kernel: Anchor, fixed: int, name: str, place: Callable[[Operand], str]) -> tuple[str, str]:
-    """Return (the functor's definition, the braced initialiser of its pointers). The kernel reads the first ``fixed``
-    operands, the functor the others."""
+    """Return (definition of the functor ``name``, braced initialiser of its pointers).
+
+    The micro-kernel reads the first ``fixed`` operands, the functor reads the others. ``place`` returns the C++
+    expression of the pointer to an operand.
+    """
     nest, acc, pitch = epilogue_nest(kernel)
     lane = len(kernel.outputs[0].shape) - 1
     lane_dim = lane if lane in nest.size else None

@@ -1,7 +1,7 @@
-"""Which instruction sets a CPU has and which ones a compiled object needs, in one vocabulary.
+"""The CPU features that a CPU has and that a compiled object needs, under the same names.
 
-Feature names are those of /proc/cpuinfo, made uniform: no underscore in ``avx...`` names (``avx512bf16``), and the
-compilers' name where Linux has an older one (``sse3``, ``lzcnt``, ``neon``, ``lse``).
+Feature names are those of /proc/cpuinfo with two changes: ``avx...`` names have no underscore (``avx512bf16``), and the
+compilers' name is used where Linux has an older one (``sse3``, ``lzcnt``, ``neon``, ``lse``).
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _ALIASES = {
     "avx1.0": "avx",
 }
 
-# A compiler's predefined macro -> the feature that code compiled with it may use. Only what a compiler emits by itself
-# stands here: extensions reached by intrinsics alone (cryptography, transactions, ...) leave an object portable.
+# A compiler's predefined macro -> the feature that code compiled with it may use. The table has only features whose
+# instructions compilers emit on their own, not those that need intrinsics (cryptography, transactions, ...).
 MACRO_FEATURES = {
     "__SSE3__": "sse3",
     "__SSSE3__": "ssse3",
@@ -75,26 +75,26 @@ MACRO_FEATURES = {
 
 @dataclass(frozen=True)
 class HostCPU:
-    """The CPU this process runs on: ``arch`` is 'x86_64' or 'aarch64' (else as the system names it)."""
+    """A CPU. ``arch``: 'x86_64', 'aarch64', or the system's name for another architecture. ``name``: its model name."""
 
     arch: str
     features: frozenset[str]
     name: str
 
     def missing(self, required: Iterable[str]) -> list[str]:
-        """Features in ``required`` that this CPU lacks, sorted: empty if the object runs here."""
+        """Return the features in ``required`` that this CPU lacks, sorted. Empty: an object that needs them runs."""
         return sorted(set(required) - self.features)
 
 
 def normalise(name: str) -> str:
-    """A feature name in this module's vocabulary."""
+    """Return the name that this module uses for a feature, from that of /proc/cpuinfo or sysctl."""
     name = name.lower()
     name = _ALIASES.get(name, name)
     return name.replace("_", "") if name.startswith("avx") else name
 
 
 def parse_cpuinfo(text: str) -> tuple[frozenset[str], str]:
-    """(features, model name) from the text of /proc/cpuinfo: what *all* listed cores have in common."""
+    """Return (features that *all* listed cores have, model name) from the text of /proc/cpuinfo."""
     common: frozenset[str] | None = None
     name = ""
     for line in text.splitlines():
@@ -125,7 +125,7 @@ def _mac_cpu() -> tuple[frozenset[str], str]:
 
 @cache
 def host_cpu() -> HostCPU:
-    """The CPU of this machine; features are empty where the system offers no list (the kernels are then portable)."""
+    """Return the CPU of this machine. On systems that list no features they are empty, and kernels are portable."""
     arch = {"AMD64": "x86_64", "arm64": "aarch64"}.get(platform.machine(), platform.machine())
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
@@ -143,7 +143,7 @@ _MACHO_MAGIC = b"\xcf\xfa\xed\xfe"
 
 
 def object_kind(binary: bytes) -> tuple[str, str]:
-    """(system, architecture) of an object file: ('linux', 'x86_64'); empty texts where it says nothing known."""
+    """Return (system, architecture) of an object file, such as ('linux', 'x86_64'); empty strings if unknown."""
     if binary[:6] == b"\x7fELF\x02\x01" and len(binary) >= 20:
         return "linux", _ELF_MACHINES.get(struct.unpack_from("<H", binary, 18)[0], "")
     if binary[:4] == _MACHO_MAGIC and len(binary) >= 8:

@@ -1,4 +1,4 @@
-"""C++ of generated loop nests: one function per kernel, every size a literal, vector lanes along one dim."""
+"""C++ of generated loop nests: one function per kernel; sizes are literals, and vector lanes run along one dim."""
 
 from __future__ import annotations
 
@@ -28,11 +28,12 @@ LANE_TYPE = {"vf": "float", "vd": "double", "vi64": "int64_t", "vi32": "int32_t"
 def emit_loops(
     kernel: Loops | Scan | Sort, name: str, pointer: Callable[[Operand], str], costs: CPUCosts = MEASURED
 ) -> str:
-    """The C++ function of a ``loops``, ``scan`` or ``sort`` kernel (needs ``small.h``).
+    """Return the C++ function ``name`` of a ``loops``, ``scan`` or ``sort`` kernel (needs ``small.h``).
 
-    Every thread calls ``static int name(void* const* bufs, char* arena, npu::Thread& th, int* counter)``; it returns 1
-    if this thread met a data-dependent index out of range (which it replaced by 0), else 0. ``pointer`` gives the C++
-    expression of an operand's first element, of type ``const T*`` for inputs and ``T*`` for outputs.
+    Every thread calls ``static int name(void* const* bufs, char* arena, npu::Thread& th, int* counter)``. It returns 1
+    if this thread found a data-dependent index out of range, which it replaced by 0; otherwise 0. ``pointer`` returns
+    the C++ expression of an operand's first element, of type ``const T*`` for inputs and ``T*`` for outputs. ``costs``
+    decide how the work is divided among threads.
     """
     if not isinstance(kernel, Loops):
         return emit_small(kernel, name, pointer, costs)
@@ -52,7 +53,7 @@ def scratch_bytes(kernel: Loops | Scan | Sort, costs: CPUCosts = MEASURED) -> in
 
 
 def _key(kernel: Loops) -> tuple[LoopBody, tuple[Operand, ...], tuple[Operand, ...]]:
-    """Return what the text of a kernel depends on: its loops and the layout of its operands, not their addresses."""
+    """Return the loops and the layouts of the operands, without addresses: all that a kernel's text depends on."""
     numbers: dict[int, Buffer] = {}
 
     def anonymous(op: Operand) -> Operand:
@@ -75,13 +76,13 @@ def _emit(
 
 
 class _Emitter:
-    """Emits one nest. The row block contains the passes; bodies are lambdas over (position, lanes, vector number)."""
+    """Emits one nest. The row block contains the passes. Loop bodies are lambdas (position, lanes, vector number)."""
 
     def __init__(self, nest: Nest, plan: Plan):
         self.nest, self.plan, self.row = nest, plan, plan.row
         self.exprs = [e for s in self.row.steps for e in s.exprs()]
         names = [f"a{i}" for i in range(len(nest.inputs))] + [f"s{n}" for n in self.row.saved]
-        self.render = Renderer(nest, names, plan.lane, plan.wide, use_counts(self.exprs))
+        self.render = Renderer(nest, names, plan.lane, plan.across_rows, use_counts(self.exprs))
         self.saved_places = {n: self._saved_place(n, at) for at, n in enumerate(self.row.saved)}
 
     def emit(self) -> tuple[list[str], list[int], list[int], int]:
@@ -102,7 +103,7 @@ class _Emitter:
         """Return the place where later passes read a saved value: an operand indexed by the reduced position."""
         offset: Expr = const(0, "int64")
         lane = self.plan.lane
-        for d in self.plan.inner_reductions + ([] if self.plan.wide or lane is None else [lane]):
+        for d in self.plan.inner_reductions + ([] if self.plan.across_rows or lane is None else [lane]):
             offset = offset * self.nest.size[d] + expr.index(d)
         return Expr("load", self.row.saved[n], (offset,), Access(len(self.nest.inputs) + at, False, ()))
 
@@ -111,7 +112,7 @@ class _Emitter:
     def _rows(self, root: Block) -> Iterator[Block]:
         """Emit the loops over chunks and rows, and yield the innermost row block."""
         plan, size = self.plan, self.nest.size
-        rest = [d for d in self.nest.rows if d not in (plan.lane, plan.tile, plan.woven, *plan.prefix)]
+        rest = [d for d in self.nest.rows if d not in (plan.lane, plan.tile, plan.interleaved, *plan.prefix)]
         chunks = f"for (long c; (c = next_chunk(th, counter)) < {plan.chunks};) {{"
         with ExitStack() as stack:
             once = "if (next_chunk(th, counter) == 0) {"
@@ -152,7 +153,7 @@ class _Emitter:
     def _row(self, block: Block) -> None:
         if self.plan.lane is None:
             self._stores(block, self.row.stores)
-        elif not self.plan.wide:
+        elif not self.plan.across_rows:
             for number, p in enumerate(self.row.passes):
                 self._pass_along(block, number, p)
             self._stores(block, self.row.stores)
@@ -213,13 +214,13 @@ class _Emitter:
         with self._lanes(block, "tiles", self.plan.unroll[0], low, high, "long b, auto L, auto W") as tile:
             tile.binds = frozenset()  # the vectors of the tile define the lane dim
             for p in self.row.passes:
-                for s in p.folds:
+                for s in p.reductions:
                     tile.items.append(f"{accumulator(self.plan, s, 'W')} f{s.number};")
-                values, clips = clip(self.plan, p, {s.number: self._known(s.value) for s in p.folds})
+                values, clips = clip(self.plan, p, {s.number: self._known(s.value) for s in p.reductions})
                 loops = reduction_loops(self.plan, self.render, tile, p, clips, 1)
                 with loops as inner, self._vectors(inner, lane) as body:
                     self._pass_body(body, p, values)
-                for s in p.folds:
+                for s in p.reductions:
                     e, kind = _result(s)
                     text = f"(f{s.number}.get(u) != 0)" if kind == "mask" else f"f{s.number}.get(u)"
                     self.render.stages[e] = (frozenset((lane,)), Value(text, kind))
@@ -238,7 +239,7 @@ class _Emitter:
     def _tiled(self, block: Block, low: int, high: int, lane: int, tile: int) -> None:
         """Emit square tiles: loads along the tile dim are transposed in registers, so stores are contiguous."""
         plan, render = self.plan, self.render
-        corner = max(self.nest.size) + 1  # a dim of its own: the first position of a tile
+        corner = max(self.nest.size) + 1  # a new dim: the first position of a tile
         first, last = ("first", "last") if plan.tile_blocks > 1 else ("0", str(self.nest.size[tile]))
         header = f"for (long i{corner} = {first}; i{corner} < {last}; i{corner} += VL) {{"
         with block.child(header, binds=frozenset((corner,))) as outer:
@@ -265,14 +266,14 @@ class _Emitter:
         plan, lane = self.plan, self.plan.lane
         assert lane is not None
         size, count = self.nest.size[lane], plan.unroll[number]
-        for s in p.folds:
+        for s in p.reductions:
             block.items.append(f"{accumulator(plan, s, str(count), along=True)} f{s.number};")
-        carries = [f"f{s.number}.carry();" for s in p.folds if is_long(plan, s, count)]
+        carries = [f"f{s.number}.carry();" for s in p.reductions if is_long(plan, s, count)]
         steps = plan.lane_steps(count)
-        values, clips = clip(plan, p, {s.number: self._known(s.value) for s in p.folds})
+        values, clips = clip(plan, p, {s.number: self._known(s.value) for s in p.reductions})
         arguments = f"long i{lane}, auto L, int u"
         with reduction_loops(plan, self.render, block, p, clips, steps) as outer:
-            if carries and steps > plan.sequential:  # the sum is so long that the lane loop flushes it
+            if carries and steps > plan.sequential:  # the lane loop itself exceeds the limit, so it flushes
                 length = f"{plan.sequential * count} * VL"
                 with outer.child(f"for (long lo = 0; lo < {size}; lo += {length}) {{") as part:
                     part.items.append(f"const long hi = scalar_min<long>(lo + {length}, {size});")
@@ -284,7 +285,7 @@ class _Emitter:
                 for low, high in self._segments(lane):
                     with self._lanes(outer, "lanes", count, low, high, arguments) as body:
                         self._pass_body(body, p, values)
-        for s in p.folds:
+        for s in p.reductions:
             e, kind = _result(s)
             uniform = uniform_kind(e.dtype)
             text = f"splat<{kind}>(f{s.number}.all())" if uniform == kind else f"({uniform})f{s.number}.all()"
@@ -293,10 +294,10 @@ class _Emitter:
 
     # -- bodies ---------------------------------------------------------------------------------------------------
     def _pass_body(self, body: Block, p: Pass, values: dict[int, Expr]) -> None:
-        """Emit what one vector of points does in a pass: first all values, then the stores."""
-        render, wide = self.render, self.plan.wide
+        """Emit one vector of points of a pass: first all values, then the stores."""
+        render, across_rows = self.render, self.plan.across_rows
         lines = []
-        for s in p.folds:
+        for s in p.reductions:
             e = affine.simplify(values[s.number], render.ranges)
             kind = vector_kind(e.dtype)
             text = render.text(e, "vi32" if kind == "mask" else kind, body)
@@ -309,8 +310,8 @@ class _Emitter:
             place = render.place(self.saved_places[s.number], body)
             assert place is not None
             text = render.text(e, vector_kind(e.dtype), body)
-            offset = f"({place.offset} * W + u) * VL" if wide else place.offset
-            lines.append(f"st(s{s.number} + {offset}, {text}, {'Full{}' if wide else 'L'});")
+            offset = f"({place.offset} * W + u) * VL" if across_rows else place.offset
+            lines.append(f"st(s{s.number} + {offset}, {text}, {'Full{}' if across_rows else 'L'});")
         self._stores(body, p.stores, lines)
 
     def _stores(self, body: Block, stores: list[Step], before: list[str] | None = None) -> None:
@@ -324,9 +325,9 @@ class _Emitter:
         assert s.target is not None
         out, dtype = f"b{s.output}", self.nest.outputs[s.output].dtype
         e, target = self._known(s.value.cast(dtype)), self._known(s.target)
-        if plan.woven is not None:
-            return self._interleaved(body, e, target, out, plan.woven)
-        if plan.lane is None or (not plan.wide and s.per_row):
+        if plan.interleaved is not None:
+            return self._interleaved(body, e, target, out, plan.interleaved)
+        if plan.lane is None or (not plan.across_rows and s.per_row):
             text = render.text(e, uniform_kind(dtype), body)
             place = render.place(target, body)
             text = f"({text})[0]" if vector_kind(dtype) in ("vf", "vd") else text
@@ -347,7 +348,7 @@ class _Emitter:
         vectors = [self._named(self._known(part), body) for part in parts]
         place = self.render.place(expr.substitute(target, {dim: const(0, "int64")}), body)
         assert place is not None
-        return [f"st_woven({out} + {place.offset}, L, {', '.join(vectors)});"]
+        return [f"st_interleaved({out} + {place.offset}, L, {', '.join(vectors)});"]
 
     def _named(self, e: Expr, body: Block) -> str:
         kind = vector_kind(e.dtype)
@@ -359,6 +360,5 @@ class _Emitter:
 
 def _result(s: Step) -> tuple[Expr, str]:
     """Return the stage expression of a reduction and the vector kind of its result."""
-
     dtype = "int64" if s.reduce in ("argmax", "argmin") else s.value.dtype
     return expr.stage(s.number, dtype), vector_kind(dtype)

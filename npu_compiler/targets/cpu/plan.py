@@ -15,8 +15,8 @@ from .devices import CPUCosts
 
 LANES = 16  # of the widest instruction set; costs and scratch sizes assume it
 MAX_CHUNKS = 128
-LIGHT = 24  # scalar operations of a body that gains from several vectors side by side
-# Float additions into one partial sum before it is flushed: along a row they all end in one number.
+LIGHT = 24  # the most scalar operations of a body that is unrolled
+# Float additions into one partial sum before it is flushed: fewer if all lanes are added up at the end of the row.
 SEQUENTIAL_ALONG, SEQUENTIAL_ACROSS = 8, 16
 TILE_MIN = 8  # shorter dims are not tiled
 PAGE = 4096  # bytes
@@ -28,22 +28,22 @@ BY_LANE = frozenset("tan asin acos atan sinh cosh asinh acosh atanh pow atan2 fm
 class Plan:
     """The loop structure of a nest.
 
-    ``lane`` None: the nest is a single point, or its points must be computed one by one, in order. ``wide``: the lanes
-    are neighbouring rows; otherwise they run along the row.
+    ``lane``: the dim of the vector lanes; None: the nest is a single point, or its points must be computed one by one,
+    in order. ``across_rows``: the lanes are neighbouring rows; otherwise they run along the row.
     """
 
     nest: Nest
     lane: int | None
-    wide: bool
+    across_rows: bool
     row: Row
-    unroll: list[int] = field(default_factory=list)  # vectors side by side, per pass
+    unroll: list[int] = field(default_factory=list)  # vectors per iteration, for each pass
     scratch: dict[int, int] = field(default_factory=dict)  # byte offset of each saved stage
     scratch_bytes: int = 0
     # A dim that forms square tiles with the lane dim: the ``tiled`` loads are contiguous along it.
     tile: int | None = None
     tiled: list[Expr] = field(default_factory=list)
-    woven: int | None = None  # a short dim, innermost in memory, whose stores are interleaved in registers
-    prefix: list[int] = field(default_factory=list)  # rows that are flattened and split among the threads
+    interleaved: int | None = None  # a short dim, innermost in memory, whose stores are interleaved in registers
+    prefix: list[int] = field(default_factory=list)  # row dims that are flattened and divided among the threads
     lane_blocks: int = 1
     block_size: int = 0
     chunks: int = 1
@@ -51,18 +51,18 @@ class Plan:
 
     @property
     def units(self) -> int:
-        """Units that are divided among the threads: rows, or blocks of the lane or tile dim."""
+        """The number of units that are divided among the threads: rows, or blocks of the lane or tile dim."""
         return self.nest.points(self.prefix) * self.lane_blocks * self.tile_blocks
 
     @property
     def tile_blocks(self) -> int:
-        """Blocks that the tile dim is divided into among threads."""
+        """The number of blocks into which the tile dim is divided among threads."""
         return 1 if self.tile is None else -(-self.nest.size[self.tile] // TILE_BLOCK)
 
     @property
     def position_kind(self) -> str:
-        """The vector kind of positions in a row."""
-        return "vi32" if self.nest.points(self.nest.folds) < 2**31 else "vi64"
+        """The vector kind that holds positions in a row."""
+        return "vi32" if self.nest.points(self.nest.reduction_dims) < 2**31 else "vi64"
 
     def lane_steps(self, count: int) -> int:
         """Return the iterations of a lane loop along the row that is unrolled ``count`` times."""
@@ -70,13 +70,13 @@ class Plan:
 
     @property
     def sequential(self) -> int:
-        """Return the float additions into one partial sum before it is flushed."""
-        return SEQUENTIAL_ACROSS if self.wide else SEQUENTIAL_ALONG
+        """The number of float additions into one partial sum before it is flushed."""
+        return SEQUENTIAL_ACROSS if self.across_rows else SEQUENTIAL_ALONG
 
     @property
     def inner_reductions(self) -> list[int]:
         """Reduced dims that become scalar loops, outermost first."""
-        return [d for d in self.nest.folds if d != self.lane]
+        return [d for d in self.nest.reduction_dims if d != self.lane]
 
 
 def make_plan(nest: Nest, costs: CPUCosts) -> Plan:
@@ -87,18 +87,18 @@ def make_plan(nest: Nest, costs: CPUCosts) -> Plan:
     transposed = _choose_tile(nest)
     if transposed is not None:
         lane = transposed[0]
-    wide = lane is None or lane not in nest.reduced
-    row = make_row(nest, LANES if wide else 1)
-    plan = Plan(nest, lane, wide, row)
+    across_rows = lane is None or lane not in nest.reduced
+    row = make_row(nest, LANES if across_rows else 1)
+    plan = Plan(nest, lane, across_rows, row)
     if transposed is not None:
         _, plan.tile, plan.tiled = transposed
     else:
-        plan.woven = _choose_interleave(plan)
+        plan.interleaved = _choose_interleave(plan)
     plan.unroll = [_vectors_for(plan, p.steps) for p in row.passes]
-    if wide:
+    if across_rows:
         plan.unroll = [min(plan.unroll, default=1)] * len(row.passes)
     _place_scratch(plan)
-    if wide and plan.scratch_bytes > SCRATCH_LIMIT:
+    if across_rows and plan.scratch_bytes > SCRATCH_LIMIT:
         plan.unroll = [1] * len(row.passes)
         _place_scratch(plan)
     _split_work(plan, costs)
@@ -111,10 +111,10 @@ def _choose_lane(nest: Nest) -> int | None:
     if not nest.order:
         return None
     candidates = list(nest.order)
-    if any(s.reduce in ("argmax", "argmin") for s in nest.steps) and nest.folds:
-        candidates = [*nest.rows, nest.folds[-1]]  # in one lane, positions must come in order
+    if any(s.reduce in ("argmax", "argmin") for s in nest.steps) and nest.reduction_dims:
+        candidates = [*nest.rows, nest.reduction_dims[-1]]  # each lane must visit positions in order
     if nest.serial:
-        candidates = [d for d in candidates if d in nest.private]
+        candidates = [d for d in candidates if d in nest.parallel]
         if not candidates:
             return None
     if not any(s.kind == "reduce" for s in nest.steps) and nest.rows:
@@ -137,12 +137,12 @@ def _lane_cost(nest: Nest, dim: int) -> float:
     cost = vector * math.ceil(size / LANES) / size
     if dim in nest.reduced:
         across = 8 * sum(s.kind == "reduce" for s in nest.steps)
-        cost += across / nest.points(nest.folds)
+        cost += across / nest.points(nest.reduction_dims)
     return cost
 
 
 def _strided_cost(nbytes: int) -> float:
-    """Return the cost of a strided vector: within few cache lines, in one line each, or in one page each."""
+    """Return the cost of a strided vector: elements share cache lines, or each has its own line, or its own page."""
     return LANES * (0.5 if nbytes < 16 else 1 if nbytes < PAGE else 3)
 
 
@@ -186,7 +186,8 @@ def _place_scratch(plan: Plan) -> None:
     at = 0
     for n, dtype in plan.row.saved.items():
         plan.scratch[n] = at
-        points = plan.nest.points(plan.nest.folds) * (LANES * plan.unroll[0] if plan.wide else 1) + LANES
+        lanes = LANES * plan.unroll[0] if plan.across_rows else 1
+        points = plan.nest.points(plan.nest.reduction_dims) * lanes + LANES
         at += -(-points * scratch_item(dtype) // 64) * 64
     plan.scratch_bytes = at
 
@@ -207,22 +208,22 @@ def estimate_ns(plan: Plan, costs: CPUCosts) -> float:
         unit = plan.lane is None or affine.affine(x.args[0]).coefficient(plan.lane) in (0, 1) or x in plan.tiled
         work = dtypes.DTYPES[operand.dtype].size / costs.bytes_per_ns if unit and not access.checks else costs.gather
         row, point = (row + work, point) if per_row else (row, point + work)
-    if not plan.wide:
+    if not plan.across_rows:
         row += costs.row
     rows = nest.points(nest.rows)
-    return rows * (row + point * nest.points(nest.folds) if nest.reduced else row + point)
+    return rows * (row + point * nest.points(nest.reduction_dims) if nest.reduced else row + point)
 
 
 def _split_work(plan: Plan, costs: CPUCosts) -> None:
     nest = plan.nest
-    rows = [d for d in nest.rows if d not in (plan.lane, plan.tile, plan.woven)]
-    if nest.serial:  # the others in order, inside
-        rows = [d for d in rows if d in nest.private]
+    rows = [d for d in nest.rows if d not in (plan.lane, plan.tile, plan.interleaved)]
+    if nest.serial:  # the other dims are inner loops, in order
+        rows = [d for d in rows if d in nest.parallel]
         if not rows and plan.lane is None:
             return
     wanted = max(1, min(MAX_CHUNKS, int(estimate_ns(plan, costs) / costs.chunk)))
     count = nest.points(rows) * plan.tile_blocks
-    if wanted > 1 and plan.wide and plan.lane is not None and count < 2 * wanted:
+    if wanted > 1 and plan.across_rows and plan.lane is not None and count < 2 * wanted:
         size = nest.size[plan.lane]
         block = -(-size // -(-2 * wanted // count))
         plan.block_size = min(size, -(-block // (4 * LANES)) * 4 * LANES)

@@ -1,4 +1,4 @@
-"""Runs compilers in a temporary folder, so that neither they nor the folder outlive the process that wants them."""
+"""Runs compilers in a temporary folder. Neither they nor the folder outlive the process that started them."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from pathlib import Path
 from ...support.cache import private_folder
 from ...support.errors import ToolchainError
 
-# The first process of the group. Its standard input ends when this process does, even if that is killed; compilers get
-# SIGTERM first, because they then remove what they wrote.
+# The first process of the group. Its standard input is closed when this process ends, even if it is killed. It sends
+# SIGTERM to the compilers first, so that they remove their temporary files.
 _WATCHDOG = """
 read -r line
 trap '' TERM
@@ -30,14 +30,14 @@ kill -KILL 0
 
 @dataclass(frozen=True)
 class Finished:
-    """A process that has ended."""
+    """The exit status and the output of a process that has ended."""
 
     status: int
     stdout: str
     stderr: str
 
     def first_error(self) -> str:
-        """The one line that says what went wrong."""
+        """Return the first line of the output that reports an error, or the exit status."""
         lines = [line.strip() for line in (self.stderr + self.stdout).splitlines() if line.strip()]
         marked = [line for line in lines if re.search(r"\berror\b|undefined|cannot find", line, re.IGNORECASE)]
         marked = [line for line in marked if not line.startswith("collect2")] or marked
@@ -50,7 +50,7 @@ class Workplace:
     def __init__(self, folder: Path):
         self.folder = folder
         self._lock = threading.Lock()
-        self._stopped = ""  # why nothing may run any more
+        self._stopped = ""  # the reason why no further process may start
         try:
             self._watchdog = subprocess.Popen(
                 ["/bin/sh", "-c", _WATCHDOG, "sh", str(folder)], process_group=0,
@@ -72,9 +72,9 @@ class Workplace:
             raise ToolchainError(f"cannot run {argv[0]}: {error.strerror or error}") from None
 
     def run(self, argv: Sequence[str], timeout: float) -> Finished:
-        """Run a compiler to its end. May be called from several threads.
+        """Run a compiler and wait until it ends. Several threads may call this.
 
-        Raises ``ToolchainError`` if it cannot be started, does not end in ``timeout`` seconds, or was stopped.
+        Raises ``ToolchainError`` if it cannot be started, does not end within ``timeout`` seconds, or was stopped.
         """
         with self._lock:
             if self._stopped:
@@ -94,7 +94,7 @@ class Workplace:
         return Finished(process.returncode, stdout, stderr)
 
     def stop(self, reason: str) -> None:
-        """Kill all compilers; :meth:`run` raises ``ToolchainError`` with the first reason from now on."""
+        """Kill all compilers. From now on, :meth:`run` raises ``ToolchainError`` with the first reason."""
         with self._lock:
             if not self._stopped:
                 self._stopped = reason

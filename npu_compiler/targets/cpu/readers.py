@@ -1,4 +1,4 @@
-"""Readers of weight formats: the kernel headers that decode panels of weights in registers (``kernels/storage.h``)."""
+"""Readers of weight formats: the kernel headers that decode panels of weights (``kernels/storage.h``)."""
 
 from __future__ import annotations
 
@@ -12,15 +12,18 @@ _ONCE = re.compile(r"^#pragma once\n", re.M)
 
 @dataclass(frozen=True)
 class Reader:
-    """The reader of ``format``, a C++ struct of that name; ``text`` brings it into a translation unit."""
+    """The reader of ``format``, a C++ struct of that name. ``text`` defines or includes it in a translation unit."""
 
     format: str
     text: str
 
 
 def reader_of(layout: str) -> Reader:
-    """The reader of a layout. One of this package is a header of its format's name; one from outside is copied into the
-    program's sources, so that these can be compiled anywhere."""
+    """Return the reader of a layout.
+
+    A reader of this package is a header named after its format. A reader from outside is copied into the program's
+    sources, so that they can be compiled anywhere.
+    """
     format, found = find_layout(layout)
     if found.reader is None:
         return Reader(format.name, f'#include "{format.name}.h"\n')

@@ -1,4 +1,4 @@
-"""Reductions: accumulators, the scalar loops around them, and guards that become bounds of these loops."""
+"""Reductions: accumulators, the scalar loops over the reduced dims, and guards that become bounds of these loops."""
 
 from __future__ import annotations
 
@@ -20,32 +20,33 @@ Clips = dict[int, list[tuple[int, Affine]]]  # dim -> (coefficient, rest): coeff
 
 
 def is_long(plan: Plan, s: Step, count: int) -> bool:
-    """Whether a sum is so long that partial sums are flushed into wider totals; ``count``: independent accumulators."""
-    terms = plan.nest.points(plan.inner_reductions) * (1 if plan.wide else plan.lane_steps(count))
+    """Whether a sum is so long that partial sums are flushed into wider totals. ``count``: independent accumulators."""
+    terms = plan.nest.points(plan.inner_reductions) * (1 if plan.across_rows else plan.lane_steps(count))
     return s.reduce == "sum" and dtypes.is_float(s.value.dtype) and terms > plan.sequential
 
 
 def accumulator(plan: Plan, s: Step, count: str, along: bool = False) -> str:
-    """Return the C++ type that accumulates a reduction; ``along``: its lanes are combined at the end."""
+    """Return the C++ type of a reduction's accumulator. ``count``: independent vectors, as C++ text. ``along``: the
+    lanes are combined at the end of the row."""
     kind = vector_kind(s.value.dtype)
     kind = "vi32" if kind == "mask" else kind
     if s.reduce in ("argmax", "argmin"):
-        return f"Best<{OPS[s.reduce]}, {kind}, {plan.position_kind}, {count}>"
+        return f"ArgReduction<{OPS[s.reduce]}, {kind}, {plan.position_kind}, {count}>"
     if is_long(plan, s, int(count) if along else 1):
         return f"LongSum<{kind}, {count}, {'true' if along else 'false'}>"
-    return f"Fold<{OPS[s.reduce]}, {kind}, {count}>"
+    return f"Reduction<{OPS[s.reduce]}, {kind}, {count}>"
 
 
 @contextmanager
 def reduction_loops(plan: Plan, render: Renderer, block: Block, p: Pass, clips: Clips, steps: int) -> Iterator[Block]:
     """Emit scalar loops over the reduced dims except the lane dim, and yield the innermost block.
 
-    ``steps``: additions to a partial sum inside all of these loops. If partial sums would grow too long, a loop is cut
-    into blocks, each of which ends by flushing them into the totals.
+    ``steps``: additions to a partial sum in the innermost block. If partial sums would get too long, a loop is split
+    into blocks that flush them into the totals at their end.
     """
     size = plan.nest.size
-    count = 1 if plan.wide else plan.unroll[plan.row.passes.index(p)]
-    carry = [f"f{s.number}.carry();" for s in p.folds if is_long(plan, s, count)]
+    count = 1 if plan.across_rows else plan.unroll[plan.row.passes.index(p)]
+    carry = [f"f{s.number}.carry();" for s in p.reductions if is_long(plan, s, count)]
     cut, length = _cut(plan, steps) if carry else (None, 0)
     with ExitStack() as stack:
         for d in plan.inner_reductions:
@@ -61,9 +62,9 @@ def reduction_loops(plan: Plan, render: Renderer, block: Block, p: Pass, clips: 
 
 
 def _cut(plan: Plan, steps: int) -> tuple[int | None, int]:
-    """Return the loop that flushes partial sums, and after how many iterations it does."""
+    """Return the dim of the loop that flushes partial sums, and the number of iterations between two flushes."""
     if steps > plan.sequential:
-        return None, 0  # the lane loop carries
+        return None, 0  # the lane loop flushes
     for d in reversed(plan.inner_reductions):
         if steps * plan.nest.size[d] > plan.sequential:
             return d, plan.sequential // steps
@@ -87,12 +88,12 @@ def _bounds(size: int, clips: list[tuple[int, Affine]], render: Renderer, block:
 
 
 def clip(plan: Plan, p: Pass, values: dict[int, Expr]) -> tuple[dict[int, Expr], Clips]:
-    """Turn conditions into loop bounds if every reduction of the pass sees its identity element where they fail.
+    """Turn conditions into loop bounds if the argument of every reduction is its identity element where they fail.
 
-    ``values``: the argument of each reduction by stage number; returned without those conditions.
+    ``values``: the argument of each reduction by stage number. They are returned without those conditions.
     """
     guards: dict[int, list[Expr]] = {}
-    for s in p.folds:
+    for s in p.reductions:
         e = values[s.number]
         neutral = const(identity_element(s.reduce, e.dtype), e.dtype)
         if s.reduce in ("argmax", "argmin") or e.op != "where" or e.args[2] is not neutral:
@@ -119,7 +120,8 @@ def clip(plan: Plan, p: Pass, values: dict[int, Expr]) -> tuple[dict[int, Expr],
 
 
 def _loop_bound(plan: Plan, c: Expr) -> tuple[int, Affine] | None:
-    """Return the loop that a condition bounds and the affine form that must be >= 0 in it; None if it bounds none."""
+    """Return the dim of the loop that a condition bounds, and the affine form that must be >= 0 in it; None if it
+    bounds no loop."""
     for form in affine.as_bounds(c):
         dims = {t.value for t in form.terms if t.op == "index"}
         own = [d for d in plan.inner_reductions if d in dims]

@@ -1,4 +1,4 @@
-"""Scalar expressions as C++ on lane vectors; each part is placed in the outermost loop where its operands are known."""
+"""Scalar expressions as C++ on lane vectors. Each part is hoisted to the outermost loop that defines its operands."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ _BOOL = {
 
 
 class Place(NamedTuple):
-    """The address of a load or store: ``offset`` + lane * ``stride``, or per-lane offsets ``gather`` if not empty."""
+    """The address of a load or store as C++ text: ``offset`` + lane * ``stride``, or the per-lane offsets ``gather``
+    unless that is empty."""
 
     offset: str
     stride: int
@@ -38,10 +39,14 @@ class Place(NamedTuple):
 
 
 class Renderer:
-    """Emits expressions of one kernel. ``lane`` is the dim of the vector lanes (None: everything is uniform)."""
+    """Emits the expressions of one kernel.
 
-    def __init__(self, nest: Nest, inputs: list[str], lane: int | None, wide: bool, uses: Mapping[Expr, int]):
-        self.nest, self.inputs, self.lane, self.wide, self.uses = nest, inputs, lane, wide, uses
+    ``inputs``: names of the input pointers. ``lane``: the dim of the vector lanes; None: all values are uniform.
+    ``across_rows``: the lanes are neighbouring rows. ``uses``: how often each expression is used.
+    """
+
+    def __init__(self, nest: Nest, inputs: list[str], lane: int | None, across_rows: bool, uses: Mapping[Expr, int]):
+        self.nest, self.inputs, self.lane, self.across_rows, self.uses = nest, inputs, lane, across_rows, uses
         self.ranges = nest.ranges
         self.stages: dict[Expr, tuple[frozenset[Any], Value]] = {}  # reduction results and saved temporaries
         self.count = 0
@@ -75,7 +80,7 @@ class Renderer:
         return found
 
     def _changes(self, operand: int) -> bool:
-        """Whether an operand changes from row to row: saved temporaries, and what a serial nest updates."""
+        """Whether an operand changes from row to row: a saved temporary, or an operand that a serial nest updates."""
         if operand >= len(self.nest.inputs):
             return True
         return operand >= 0 and self.nest.serial and self.nest.inputs[operand].buffer.id in self.written
@@ -88,7 +93,7 @@ class Renderer:
         return self.lane is not None and self.lane in self.deps(e)
 
     def pinned(self, e: Expr) -> bool:
-        """Whether ``e`` must stay in its branch: outside it could fail or read out of bounds."""
+        """Whether ``e`` must stay in its branch, because it could read out of bounds outside."""
         found = self._pinned.get(e)
         if found is None:
             found = any(self.pinned(a) for a in e.args)
@@ -167,7 +172,7 @@ class Renderer:
         return "vi32" if e.dtype == "int64" and self.narrow(e) else vector_kind(e.dtype)
 
     def narrow(self, e: Expr) -> bool:
-        """Whether every part of an int64 index expression fits 32 bits, which halves the registers."""
+        """Whether every part of an int64 index expression fits in 32 bits, which needs half as many registers."""
         if e.op in ("load", "stage", "cast"):
             return False
         bound = affine.interval(e, self.ranges)
@@ -325,7 +330,7 @@ class Renderer:
         return Value(name, kind)
 
     def _worth_branching(self, e: Expr, block: Block) -> bool:
-        """Whether an arm computes something in this block that a branch can skip."""
+        """Whether a branch would skip an expensive computation of an arm in this block."""
         loop = next(b for b in block.chain() if not b.branch)
         for x in expr.walk(e):
             heavy = (x.op == "load" or x.op in EXPENSIVE) and not any(x in b.values for b in block.chain())
@@ -350,12 +355,12 @@ class Renderer:
         base = self.inputs[access.operand]
         kind = vector_kind(e.dtype)
         place = self.place(e, block)
-        if place is None:  # nothing to read: the operand is empty
+        if place is None:  # the operand is empty
             return Value(self.constant(expr.const(0, e.dtype), self.kind(e)), self.kind(e))
         offset, stride, gather = place
         masked = block.mask if self.pinned(e) else ""
         pointer = f"{base} + {offset}" if offset != "0" else base
-        if access.operand >= len(self.nest.inputs) and self.wide:  # saved: VL lanes a point
+        if access.operand >= len(self.nest.inputs) and self.across_rows:  # saved: VL lanes a point
             return Value(f"ld({base} + ({offset} * W + u) * VL, Full{{}})", kind)
         if self.varying(e):
             if gather:

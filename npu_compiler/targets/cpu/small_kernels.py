@@ -1,4 +1,4 @@
-"""C++ of the ``scan`` and ``sort`` kernels: a loop over rows around the row functions of ``small.h``."""
+"""C++ of the ``scan`` and ``sort`` kernels: a loop over rows that calls the row functions of ``small.h``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ SCANS = {"sum": "Sum", "prod": "Prod", "max": "Max", "min": "Min"}
 
 
 def emit_small(kernel: Scan | Sort, name: str, pointer: Callable[[Operand], str], costs: CPUCosts = MEASURED) -> str:
-    """The C++ function of a ``scan`` or ``sort`` kernel (needs ``small.h``); its signature is ``emit_loops``'s."""
+    """Return the C++ function ``name`` of a ``scan`` or ``sort`` kernel (needs ``small.h``). Parameters, and the
+    function's signature, are those of :func:`npu_compiler.targets.cpu.loops.emit_loops`."""
     operands = [kernel.inputs[0], *kernel.outputs]
     axis = kernel.axis
     shape = kernel.inputs[0].shape

@@ -1,7 +1,7 @@
 """Schedules -> C++ -> one shared object. Equal kernels are emitted once; units compile in parallel.
 
-Every kernel is a function of its operand pointers alone (``p[i]``: inputs, then outputs), so its text says what it
-computes and nothing about where; a table in the main unit binds operands to buffers for each call.
+A kernel is a function of its operand pointers only (``bufs[i]``: inputs, then outputs). Kernels that differ only in the
+buffers they access therefore share one function; a table in the main unit binds operands to buffers for each call.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from ...support import dtypes, env
 from ...support.errors import Reason
 from .. import Emitted, Selectable
 from .anchors import HEADERS, emit_anchor
+from .compilers import compile_flags, find_compiler, required_features
 from .devices import CONFIG, CPUCosts, CPUDevice, device_at_hand
 from .loops import ARGUMENTS, emit_loops, scratch_bytes
 from .readers import reader_of
 from .small_kernels import emit_small, small_scratch_bytes
-from .toolchain import build_shared, compile_flags, find_compiler, required_features
+from .toolchain import build_shared
 from .winograd import filter_transform, winograd_tile
 
 KERNELS = Path(__file__).with_name("kernels")
@@ -78,17 +79,18 @@ class CPUTarget(Selectable[CPUDevice]):
 
 
 class _Units:
-    """Kernel functions by text; ``add`` returns the name of the function that serves a kernel."""
+    """Kernel functions by text; :meth:`add` returns the name of the function that computes a kernel."""
 
     def __init__(self, costs: CPUCosts) -> None:
         self.costs = costs
         self.names: dict[str, str] = {}  # text with a placeholder name -> name
-        self.weight: dict[str, int] = {}
-        self.emitted: dict[Hashable, tuple[str, int]] = {}
+        self.weight: dict[str, int] = {}  # text -> its relative compile time
+        self.emitted: dict[Hashable, tuple[str, int]] = {}  # structural key -> text and relative compile time
         self.headers: dict[str, str] = {}  # text -> the header of its micro-kernel, or ''
         self.formats: dict[str, str] = {}  # text -> the weight format that it reads, or ''
 
     def add(self, kernel: Kernel) -> str:
+        """Return the name of the function that computes ``kernel``; emit it if it is new."""
         key = kernel.structural_key(lambda o: o.offset)
         if key not in self.emitted:
             self.emitted[key] = _emit(kernel, self.costs)
@@ -120,14 +122,14 @@ class _Units:
 
 
 def pointer(kernel: Kernel, op: Operand, output: bool = False) -> str:
-    """The C expression of an operand's first element, from the pointer table ``bufs``."""
+    """Return the C++ expression of the pointer to an operand, from the table ``bufs``."""
     at = len(kernel.inputs) + kernel.outputs.index(op) if output else kernel.inputs.index(op)
     ctype = dtypes.DTYPES[op.dtype].ctype
     return f"(({'' if output else 'const '}{ctype}*)bufs[{at}])"
 
 
 def _emit(kernel: Kernel, costs: CPUCosts) -> tuple[str, int]:
-    """The text of a kernel's function under the name @NAME@, and its share of compile time."""
+    """Return the text of a kernel's function under the name @NAME@, and its relative compile time."""
 
     def place(op: Operand) -> str:
         return pointer(kernel, op, output=any(op is o for o in kernel.outputs))
@@ -144,7 +146,7 @@ def _emit(kernel: Kernel, costs: CPUCosts) -> tuple[str, int]:
 
 
 def _emit_fused(kernel: FusedLoops, costs: CPUCosts) -> str:
-    """A function that calls those of the parts, each with its own operands and its own counter."""
+    """Return a function that calls one function per part, each with its own operands and its own chunk counter."""
     text, calls, first = "", [], 0
     for n, part in enumerate(kernel.parts):
 
@@ -167,14 +169,14 @@ def _main_unit(schedules: list[Schedule], calls: dict[str, list[str]], symbols: 
         '#include "pool.h"',
         "using npu::Thread;",
         "typedef int (*Kernel)(void* const* bufs, char* arena, Thread& th, int* counter);",
-        "typedef void (*Ahead)(const void* weights, const Thread& th);",
-        "// last of its step; operand number `weights` is what `ahead` fetches while the step before ends",
-        "struct Call { Kernel fn; int first, count; bool last; Ahead ahead; int weights; };",
+        "typedef void (*Prefetch)(const void* weights, const Thread& th);",
+        "// last: a barrier follows. prefetch: null, or called with operand `weights` before the preceding barrier",
+        "struct Call { Kernel fn; int first, count; bool last; Prefetch prefetch; int weights; };",
         "struct Ref { int buffer; long offset; };  // buffer < 0: the arena",
     ]
     parts += [f"int {f}(void* const*, char*, Thread&, int*); extern const long {f}_scratch;" for f in functions]
     gemms = {f for s in schedules for k, f in zip(s.kernels, calls[s.name], strict=True) if isinstance(k, Gemm)}
-    parts += [f"void {f}_ahead(const void*, const Thread&);" for f in sorted(gemms)]
+    parts += [f"void {f}_prefetch(const void*, const Thread&);" for f in sorted(gemms)]
     for s in schedules:
         parts.append(_entry(s, calls[s.name], symbols[s.name], units.costs))
     scratch = "\n".join(f"  if ({f}_scratch > most) most = {f}_scratch;" for f in functions)
@@ -185,7 +187,7 @@ def _main_unit(schedules: list[Schedule], calls: dict[str, list[str]], symbols: 
 
 
 def _is_short(s: Schedule, costs: CPUCosts) -> bool:
-    """Whether one thread should run all of it: before a sleeping one has woken up, it is done."""
+    """Whether the calling thread should run the whole entry point, because it is shorter than a thread wake-up."""
     us = sum(k.flops / costs.flops_per_us + (k.bytes_read + k.bytes_written) / costs.bytes_per_us for k in s.kernels)
     return us <= costs.wake_us
 
@@ -198,8 +200,8 @@ def _entry(s: Schedule, names: list[str], symbol: str, costs: CPUCosts) -> str:
         operands = kernel.operands
         last = "true" if phases[i + 1] != kernel.phase else "false"
         rhs = kernel.rhs if isinstance(kernel, Gemm) else 1
-        ahead = f"{name}_ahead" if isinstance(kernel, Gemm) else "nullptr"
-        rows.append(f"{{{name}, {len(refs)}, {len(operands)}, {last}, {ahead}, {rhs}}}")
+        prefetch = f"{name}_prefetch" if isinstance(kernel, Gemm) else "nullptr"
+        rows.append(f"{{{name}, {len(refs)}, {len(operands)}, {last}, {prefetch}, {rhs}}}")
         for op in operands:
             byte = op.offset * dtypes.DTYPES[op.dtype].size
             arena = op.buffer.kind == "arena"
@@ -229,10 +231,10 @@ static void {symbol}_thread(void* arg, Thread& th) {{
     }}
     if (!call.last && !a.times) continue;
     const Call& next = {symbol}_calls[i + 1 < {count} ? i + 1 : i];
-    if (next.ahead && i + 1 < {count}) next.ahead(place(next.first + next.weights), th);
+    if (next.prefetch && i + 1 < {count}) next.prefetch(place(next.first + next.weights), th);
     npu::barrier(th);
     if (th.tid) continue;
-    for (; done <= i; done++)  // nobody claims their chunks any more
+    for (; done <= i; done++)  // all threads have passed the barrier, so these counters are not in use
       for (int k = 0; k < npu::COUNTER_STRIDE; k++) {symbol}_counters[done * npu::COUNTER_STRIDE + k] = 0;
     if (a.times) a.times[i + 1] = (double)npu::now_ns() * 1e-9;
   }}
@@ -248,7 +250,7 @@ extern "C" __attribute__((visibility("default"))) int {symbol}(void* const* buff
 
 
 _EXPORTS = """
-// Overwritten with a digest of the program's metadata: the loader refuses a binary whose metadata was changed.
+// Saving the program overwrites this with a digest of its metadata. The loader refuses a binary whose metadata differs.
 extern "C" __attribute__((visibility("default"), used)) const char npu_layout[65] = "@MARKER@";
 extern "C" __attribute__((visibility("default"))) int npu_abi(void) { return @ABI@; }
 extern "C" __attribute__((visibility("default"))) long npu_scratch_bytes(void) {

@@ -3,10 +3,10 @@
 Source: Lavin & Gray, "Fast Algorithms for Convolutional Neural Networks" (2016). The transform of a 3x3 filter g is
 ``U = G g G^T``; the kernel computes ``Y = A^T [U * (B^T d B)] A`` on tiles d of (m + 2) x (m + 2) inputs.
 
-F(2x2) interpolates at 0, +-1 and infinity; it needs 4 multiplications per output instead of 9 and its fp32 error is
-about that of direct convolution. F(4x4) interpolates at 0, +-3/4, +-3/2 and infinity; it needs 2.25. These points are
-exact in binary and halve the error of the customary +-1, +-2: some three times that of direct fp32 convolution, and far
-below the rounding of fp16 or bf16 outputs.
+F(2x2) interpolates at 0, +-1 and infinity. It needs 4 multiplications per output instead of 9, and its float32 error is
+about that of direct convolution. F(4x4) interpolates at 0, +-3/4, +-3/2 and infinity, and needs 2.25 multiplications.
+These points are exact in binary and halve the error of the usual +-1, +-2: it is about three times that of direct
+float32 convolution, and far below the rounding of float16 or bfloat16 outputs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NEAR, _FAR = 0.75, 1.5  # the interpolation points of F(4x4)
 
 
 def filter_transform(tile: int) -> NDArray[np.float64]:
-    """Return G of F(tile x tile, 3 x 3) as float64 [tile + 2, 3]. ``tile`` is 2 or 4, else ``ValueError``."""
+    """Return G of F(tile x tile, 3 x 3) as float64 [tile + 2, 3]. Raises ``ValueError`` unless ``tile`` is 2 or 4."""
     if tile == 2:
         return np.array([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]], np.float64)
     if tile != 4:
@@ -41,19 +41,20 @@ def filter_transform(tile: int) -> NDArray[np.float64]:
     )
 
 
-# Cost model, in flops of the fp32 tile, measured on two AVX-512 cores: transforming a tile costs so many for each input
-# and output channel.
+# Cost model, in flops of the float32 tile, measured on two AVX-512 cores: the transforms of a tile, for each (input,
+# output) channel.
 _TRANSFORM = {2: (240, 150), 4: (536, 344)}
 _DIRECT = 0.9  # direct convolution runs closer to peak than the many small products of a Winograd kernel
 _GAIN = 0.9  # required speed-up: Winograd weights are larger
-_MAX_CHANNELS_F32 = 256  # beyond, the fp32 error of F(2x2) exceeds that of direct convolution
+_MAX_CHANNELS_F32 = 256  # with more channels, the float32 error of F(2x2) exceeds that of direct convolution
 
 
 def winograd_tile(n: int, oh: int, ow: int, c: int, k: int, dtype: str, device: CPUDevice) -> int:
-    """Return the tile (4 or 2) with which a 3x3, stride 1 convolution of C to K channels runs fastest, or 0 for direct.
+    """Return the tile (4 or 2) with which a 3x3, stride 1 convolution of ``c`` to ``k`` channels runs fastest on
+    ``device``, or 0 if direct convolution is faster.
 
-    ``n, oh, ow`` is the output, ``dtype`` the IR name of the activations' dtype. With a bf16 dot product, direct bf16
-    convolution is twice as fast.
+    ``n, oh, ow``: batch, height and width of the output. ``dtype``: 'float32', 'float16' or 'bfloat16', of the
+    activations. If the device has a bf16 dot product, direct bf16 convolution counts as twice as fast.
     """
     if min(c, k) < 16 or (dtype == "float32" and c > _MAX_CHANNELS_F32):
         return 0

@@ -16,7 +16,7 @@ from npu_compiler.graph.expr_interp import evaluate
 from npu_compiler.schedule.interp import execute, view
 from npu_compiler.schedule.kernel import Kernel, LoopBody, Loops, Operand, Scan, Sort, Stage
 from npu_compiler.support import dtypes
-from npu_compiler.targets.cpu import toolchain
+from npu_compiler.targets.cpu import compilers, host
 from npu_compiler.targets.cpu.loops import emit_loops, scratch_bytes
 
 from ...support.cpu_harness import compile_kernels, fenced, operand, random_array, source
@@ -61,7 +61,7 @@ def run(kernel: Kernel, threads: int = 2, **known: np.ndarray) -> tuple[list[np.
 # -- in bulk ------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("march, count", [("native", 80), ("haswell", 20), ("x86-64", 20)])
 def test_random_kernels_match_numpy(march: str, count: int) -> None:
-    if march != "native" and toolchain.required_features(march) - toolchain.host_cpu().features:
+    if march != "native" and compilers.required_features(march) - host.host_cpu().features:
         pytest.skip(f"this machine cannot run {march} code")
     first = {"native": 0, "haswell": 1000, "x86-64": 2000}[march]
     kernels = [Maker(first + n).kernel() for n in range(count)]
@@ -348,7 +348,7 @@ def test_short_channels_are_interleaved(channels: int) -> None:
     )
     (got,), (want,), _ = run(kernel)
     np.testing.assert_array_equal(got, want)
-    assert "st_woven" in source(kernel, "woven")
+    assert "st_interleaved" in source(kernel, "woven")
 
 
 def test_a_residual_sum_is_made_once_per_row() -> None:

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from npu_compiler.support.errors import ToolchainError
-from npu_compiler.targets.cpu import host, toolchain
+from npu_compiler.targets.cpu import compilers, host, toolchain
 
 Array = np.ndarray
 ROOT = Path(toolchain.__file__).parents[3]
@@ -118,7 +118,7 @@ def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("NPU_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
         try:
-            toolchain.find_compiler()
+            compilers.find_compiler()
         except ToolchainError as error:
             pytest.skip(str(error))
         binary = toolchain.build_shared({"functions": _source()}, KERNELS, march=request.param)

@@ -24,7 +24,7 @@ import npu_compiler
 from npu_compiler.support.cache import Cache
 from npu_compiler.support.errors import ToolchainError
 from npu_compiler.support.files import is_temporary
-from npu_compiler.targets.cpu import devices, host, toolchain
+from npu_compiler.targets.cpu import compilers, devices, host, toolchain
 from npu_runtime import Executor
 
 ROOT = Path(toolchain.__file__).parents[3]
@@ -59,7 +59,7 @@ def counting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     log = tmp_path / "log"
     wrapper = _script(tmp_path / "bin" / "counting-c++", f'echo "$@" >> {log}\nexec {CXX} "$@"')
     monkeypatch.setenv("NPU_CXX", str(wrapper))
-    toolchain.find_compiler()
+    compilers.find_compiler()
     log.write_text("")
     return log
 
@@ -148,7 +148,7 @@ def test_a_new_compiler_is_not_served_old_objects(tmp_path: Path, include: Path,
     toolchain.build_shared(sources, include)
     wrapper = Path(os.environ["NPU_CXX"])
     wrapper.write_text(wrapper.read_text() + "# upgraded\n")
-    toolchain._find.cache_clear()  # as in a new process
+    compilers._find.cache_clear()  # as in a new process
     _runs(counting)
     toolchain.build_shared(sources, include)
     compilations, links = _runs(counting)
@@ -306,7 +306,7 @@ def test_timeout_ends_the_compiler_and_its_children(
 ) -> None:
     slow = _script(tmp_path / "bin" / "slow-c++", f'case "$*" in *slow.cpp*) sleep 60;; esac\n{CXX} "$@"')
     monkeypatch.setenv("NPU_CXX", str(slow))
-    toolchain.find_compiler()
+    compilers.find_compiler()
     start = time.monotonic()
     with pytest.raises(ToolchainError, match=r"no end after 0.5 s: .*slow\.cpp"):
         toolchain.build_shared({"slow": "int x;"}, include, timeout=0.5)
@@ -325,7 +325,7 @@ def test_no_compiler_and_no_folder_outlives_an_interrupted_build(
     # Two processes for each unit, as a compiler's driver has them; the folder holds one file for each.
     body = f'case "$*" in *slow*.cpp*) echo > {pids}/$$; sleep 120 & echo > {pids}/$!; wait;; esac\nexec {CXX} "$@"'
     monkeypatch.setenv("NPU_CXX", str(_script(tmp_path / "bin" / "slow-c++", body)))
-    toolchain.find_compiler()  # the probe's result is in the cache now
+    compilers.find_compiler()  # the probe's result is in the cache now
     monkeypatch.setenv("TMPDIR", str(scratch))
     script = (
         "from npu_compiler.targets.cpu import toolchain\n"
@@ -371,7 +371,7 @@ def test_a_compiler_that_reports_success_must_have_written_an_object(
 ) -> None:  # fmt: skip
     body = f'case "$*" in *probe*) ;; *"{option}"*) for out; do :; done; {write or ":"}; exit 0;; esac\nexec {CXX} "$@"'
     monkeypatch.setenv("NPU_CXX", str(_script(tmp_path / "bin" / "liar-c++", body)))
-    toolchain.find_compiler()
+    compilers.find_compiler()
     before = len(_entries(cache_dir))
     with pytest.raises(ToolchainError, match=f"reported success and wrote {what}\n  command: .*liar-c"):
         toolchain.build_shared({"unit": "int x;"}, include)
@@ -385,14 +385,14 @@ def test_a_probe_without_its_function_is_an_error(tmp_path: Path, monkeypatch: p
     body = f'case "$*" in *" -c probe.cpp"*) exec {CXX} -fPIC -c {empty} -o probe.o;; esac\nexec {CXX} "$@"'
     monkeypatch.setenv("NPU_CXX", str(_script(tmp_path / "bin" / "odd-c++", body)))
     with pytest.raises(ToolchainError, match=r"makes objects that do not load here: .*npu_probe"):
-        toolchain.find_compiler()
+        compilers.find_compiler()
 
 
 # ------------------------------------------------------------------------------------------------ finding a compiler
 @needs_cxx
 def test_the_probe_runs_once(counting: Path) -> None:
-    toolchain._find.cache_clear()  # as in a new process
-    compiler = toolchain.find_compiler()
+    compilers._find.cache_clear()  # as in a new process
+    compiler = compilers.find_compiler()
     assert counting.read_text() == ""
     assert compiler.kind in ("gcc", "clang") and compiler.version.split(".")[0].isdigit()
     assert compiler.argv == (os.environ["NPU_CXX"],) and compiler.origin == "NPU_CXX"
@@ -402,11 +402,11 @@ def test_the_probe_runs_once(counting: Path) -> None:
 def test_search_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("mine", "theirs"):
         _script(tmp_path / "bin" / name, f'exec {CXX} "$@"')
-    assert toolchain.find_compiler().origin == "PATH"
+    assert compilers.find_compiler().origin == "PATH"
     monkeypatch.setenv("CXX", f"{tmp_path}/bin/theirs")
-    assert toolchain.find_compiler().origin == "CXX"
+    assert compilers.find_compiler().origin == "CXX"
     monkeypatch.setenv("NPU_CXX", f"{tmp_path}/bin/mine -DEXTRA='a b'")
-    assert toolchain.find_compiler().argv == (f"{tmp_path}/bin/mine", "-DEXTRA=a b")
+    assert compilers.find_compiler().argv == (f"{tmp_path}/bin/mine", "-DEXTRA=a b")
 
 
 @needs_cxx
@@ -414,7 +414,7 @@ def test_a_broken_compiler_on_path_is_passed_over(tmp_path: Path, monkeypatch: p
     folder = _script(tmp_path / "bin" / "c++", "echo 'error: licence expired' >&2; exit 1").parent
     good = _script(folder / "g++", f'exec {CXX} "$@"')
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
-    assert toolchain.find_compiler().argv == (str(good),)
+    assert compilers.find_compiler().argv == (str(good),)
 
 
 @pytest.mark.parametrize("variable", ["NPU_CXX", "CXX"])
@@ -432,7 +432,7 @@ def test_a_named_compiler_that_fails_is_an_error(
     command = str(tmp_path / "bin" / "broken") if body is None else str(_script(tmp_path / "bin" / "broken", body))
     monkeypatch.setenv(variable, command)
     with pytest.raises(ToolchainError) as caught:
-        toolchain.find_compiler()
+        compilers.find_compiler()
     message = str(caught.value)
     assert message.startswith(f"{variable}={command!r} cannot be used: ") and reason in message
     assert "\n" not in message
@@ -447,14 +447,14 @@ def test_no_compiler_at_all_says_what_to_install(
         toolchain.build_shared({"a": ""}, include)
     message = str(caught.value)
     assert "install g++" in message and "pip install ziglang" in message and "\n" not in message
-    report = toolchain.compiler_report()
+    report = compilers.compiler_report()
     assert report["compiler"] is None and report["error"] == message
 
 
 def test_ziglang_serves_where_nothing_else_does(tmp_path: Path, include: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("ziglang")
     monkeypatch.setenv("PATH", str(tmp_path))
-    compiler = toolchain.find_compiler()
+    compiler = compilers.find_compiler()
     assert (compiler.kind, compiler.origin) == ("zig", "ziglang")
     source = "#include <math.h>\n" + EXPORT + "int f(float x) { return (int)expf(x); }"
     library = _load(tmp_path, toolchain.build_shared({"a": source}, include))
@@ -484,22 +484,22 @@ def test_clang_takes_the_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 @needs_cxx
 def test_required_features_come_from_the_flags(counting: Path) -> None:
     cpu = host.host_cpu()
-    native = toolchain.required_features("native")
+    native = compilers.required_features("native")
     assert cpu.missing(native) == []
     assert devices.device_of(native, cpu.arch).runs_on(cpu)
     if cpu.arch == "x86_64":
-        haswell = toolchain.required_features("haswell")
+        haswell = compilers.required_features("haswell")
         assert {"avx2", "fma", "f16c", "bmi2"} <= haswell and not any(name.startswith("avx512") for name in haswell)
         assert devices.device_of(haswell, cpu.arch).name == "avx2"
-        server = toolchain.required_features("cooperlake")
+        server = compilers.required_features("cooperlake")
         assert {"avx512f", "avx512bf16", "avx512vnni"} <= server
         assert devices.device_of(server, cpu.arch).name == "avx512"
-        assert devices.device_of(toolchain.required_features("x86-64"), cpu.arch).name == "portable"
+        assert devices.device_of(compilers.required_features("x86-64"), cpu.arch).name == "portable"
     counting.write_text("")
-    assert toolchain.required_features("native") == native
+    assert compilers.required_features("native") == native
     assert counting.read_text() == ""
     with pytest.raises(ToolchainError, match="no-such-cpu"):
-        toolchain.required_features("no-such-cpu")
+        compilers.required_features("no-such-cpu")
 
 
 def test_cpuinfo_is_read_in_one_vocabulary() -> None:
@@ -530,7 +530,7 @@ def test_the_row_of_a_cpu(features: str, machine: str, name: str) -> None:
 
 @needs_cxx
 def test_report_is_complete_and_serialisable(cache_dir: Path) -> None:
-    report = toolchain.compiler_report()
+    report = compilers.compiler_report()
     compiler = report["compiler"]
     assert isinstance(compiler, dict) and compiler["version"] and "-O3" in compiler["flags"]
     assert report["error"] is None
@@ -546,10 +546,10 @@ def test_report_is_complete_and_serialisable(cache_dir: Path) -> None:
 def test_a_full_folder_for_temporary_files_is_the_cause_that_is_named() -> None:
     script = (
         "import resource\n"
-        "from npu_compiler.targets.cpu import toolchain\n"
+        "from npu_compiler.targets.cpu import compilers\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (64, 64))\n"  # what is longer fails to be written, as on a full disk
-        "try: toolchain.find_compiler()\n"
-        "except toolchain.ToolchainError as error: print(error)"
+        "try: compilers.find_compiler()\n"
+        "except compilers.ToolchainError as error: print(error)"
     )
     found = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
     assert found.stdout.startswith("no C++ compiler can work here: temporary files cannot be written"), found
@@ -563,7 +563,7 @@ def test_a_noexec_folder_for_temporary_files_is_the_cause_that_is_named(
     broken = _script(tmp_path / "bin" / "broken-c++", "exit 1")
     monkeypatch.setenv("NPU_CXX", str(broken))
     with pytest.raises(ToolchainError, match="cannot be used"):
-        toolchain.find_compiler()
+        compilers.find_compiler()
     monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_flag=os.ST_NOEXEC))
     with pytest.raises(ToolchainError, match=r"compiler can work here: .* is mounted noexec, .*; set TMPDIR"):
-        toolchain.find_compiler()
+        compilers.find_compiler()

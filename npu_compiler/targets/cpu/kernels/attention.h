@@ -1,15 +1,16 @@
-// Scaled dot-product attention with an online softmax (Dao et al., FlashAttention, 2022), grouped-query heads,
-// fp32 arithmetic:  out = softmax(scale * q k^T + mask) v, and 0 for a row in which every key is masked.
+// Scaled dot-product attention with an online softmax (Dao et al., FlashAttention, 2022), grouped-query heads and
+// float32 arithmetic:  out = softmax(scale * q k^T + mask) v, and 0 for a row in which every key is masked.
 //
 //   struct D : AttentionDims { static constexpr long B, H, HK, SQ, SK, DH, DV, q_b, q_h, q_s, k_b, ... o_s; };
 //   attention<D>(q, k, v, mask, out, th, counter [, keys, first])
 //
-// Strides are in elements, the inner one is 1. A mask is added (float types) or keeps where true (bool8); its strides
-// m_b, m_h, m_q, m_k may be 0; pass (const NoMask*)nullptr for none. `keys` is the valid length of k and v (<= SK).
-// With D::causal, query i sees keys j <= i + first (first = 0: top-left alignment).
+// Strides are in elements; the inner one is 1. A float mask is added to the scores; a bool8 mask keeps a score if it is
+// true. The mask's strides m_b, m_h, m_q, m_k may be 0; pass (const NoMask*)nullptr for no mask. `keys` is the valid
+// length of k and v (<= SK). With D::causal, query i attends to keys j <= i + first (first = 0: top-left
+// alignment).
 //
-// Queries lie in the lanes: scores are computed transposed, [key][32 queries], so neither k nor v is packed, the
-// softmax needs no horizontal operation, and the scores are the weights panel of the product with v.
+// Each lane holds one query. Scores are computed transposed, [key][32 queries], so neither k nor v is packed, the
+// softmax needs no horizontal operation, and the scores are the weight panel of the product with v.
 #pragma once
 #include "attention_decode.h"
 #include "math.h"
@@ -26,7 +27,8 @@ struct AttentionDims {
 
 constexpr int KEY_BLOCK = 8 * TILE_ROWS;
 
-// acc[p][c] += sum over keys k of x[k * step + p] * w[k][c]: positions lie side by side, units `step` bytes apart.
+// acc[p][c] += row_sum over keys k of x[k * step + p] * w[k][c]. Positions are contiguous; units are `step` bytes
+// apart.
 struct ColumnArgs {
   const char* x;
   long step;
@@ -57,17 +59,18 @@ template <int P> NPU_NOINLINE void tile_columns(const ColumnArgs& a) {
 }
 
 template <class D, class T> struct AttentionPlan {
-  static constexpr long ROWS = D::H / D::HK * D::SQ, PANELS = ceil_div(ROWS, PANEL);  // of one key/value head
+  static constexpr long ROWS = D::H / D::HK * D::SQ, PANELS = ceil_div(ROWS, PANEL);  // for one key/value head
   static constexpr long TOTAL = D::B * D::HK * PANELS;
-  static constexpr long PER_CHUNK = max_of(1, min_of(min_of(4, PANELS), TOTAL / CHUNKS));  // share widened k and v
+  // Panels of a chunk, which share widened keys and values.
+  static constexpr long PER_CHUNK = max_of(1, min_of(min_of(4, PANELS), TOTAL / CHUNKS));
   static constexpr long CHUNKS_PER_HEAD = ceil_div(PANELS, PER_CHUNK), COUNT = D::B * D::HK * CHUNKS_PER_HEAD;
   static constexpr bool WIDEN = !is_same<T, float>::value;
   static constexpr long DMAX = max_of(max_of(D::DH, D::DV), KEY_BLOCK);
-  // Scratch, in floats.
+  // Offsets in the scratch memory, in floats.
   static constexpr long Q = 0, K = Q + PER_CHUNK * D::DH * PANEL, V = K + (WIDEN ? KEY_BLOCK * D::DH : 0);
   static constexpr long S = V + (WIDEN ? KEY_BLOCK * D::DV : 0), ACC = S + KEY_BLOCK * PANEL;
   static constexpr long TOP = ACC + PER_CHUNK * D::DV * PANEL, SUM = TOP + PER_CHUNK * PANEL;
-  static constexpr long ROW = SUM + PER_CHUNK * PANEL, END = ROW + PANEL * DMAX;  // rows before or after transposition
+  static constexpr long ROW = SUM + PER_CHUNK * PANEL, END = ROW + PANEL * DMAX;
 };
 
 template <class D, class T> constexpr long attention_scratch_bytes() {
@@ -75,7 +78,7 @@ template <class D, class T> constexpr long attention_scratch_bytes() {
   return align64(AttentionPlan<D, T>::END * 4) + align64(KEY_BLOCK * 4) + 256 + align64(KEY_BLOCK * PANEL * 4);
 }
 
-// The 32 queries of a panel: which rows, how far each one sees.
+// The 32 query rows of a panel, from row0 on. Lanes beyond the last row repeat it.
 template <class D> struct QueryPanel {
   long b, hk, row0;
   int rows;
@@ -84,11 +87,12 @@ template <class D> struct QueryPanel {
   long query(long lane) const { return clamp(row0 + lane) % D::SQ; }
 };
 
-// Adds the mask of keys j0..j0+n to scores[n][32]; `rows` and `turned` are scratch of 32 x KEY_BLOCK floats.
+// Adds the mask of keys j0 .. j0 + n - 1 to scores[n][32]. `rows` and `transposed` are scratch of 32 x KEY_BLOCK
+// floats.
 template <class D, class M>
 NPU_INLINE void add_mask(float* scores, const M* mask, const QueryPanel<D>& panel, long j0, int n, float* rows,
-                         float* turned) {
-  const float hidden = -__builtin_inff();
+                         float* transposed) {
+  const float masked = -__builtin_inff();
   mask += panel.b * D::m_b + j0 * D::m_k;
   for (int lane = 0; lane < PANEL; lane++) {
     const M* from = mask + panel.head(lane) * D::m_h + panel.query(lane) * D::m_q;
@@ -97,17 +101,17 @@ NPU_INLINE void add_mask(float* scores, const M* mask, const QueryPanel<D>& pane
       const int lanes = n - j < VL ? n - j : VL;
       vec<M> value = lanes == VL ? ld_strided(from + j * D::m_k, D::m_k, Full{})
                                  : ld_strided(from + j * D::m_k, D::m_k, lanes);
-      if constexpr (is_same<M, bool8>::value) store_bytes(to + j, select(value != 0, vf{}, splat<vf>(hidden)));
+      if constexpr (is_same<M, bool8>::value) store_bytes(to + j, select(value != 0, vf{}, splat<vf>(masked)));
       else store_bytes(to + j, value);
     }
   }
-  transpose_part((const uint32_t*)rows, KEY_BLOCK, (uint32_t*)turned, PANEL, PANEL, n);
+  transpose_part((const uint32_t*)rows, KEY_BLOCK, (uint32_t*)transposed, PANEL, PANEL, n);
   for (int i = 0; i < n * PANEL; i += VL)
-    store_bytes(scores + i, load_bytes<vf>(scores + i) + load_bytes<vf>(turned + i));
+    store_bytes(scores + i, load_bytes<vf>(scores + i) + load_bytes<vf>(transposed + i));
 }
 
-// Hides keys at or beyond each lane's limit.
-NPU_INLINE void hide_beyond(float* scores, const int32_t* limits, long j0, int n) {
+// Masks the keys at or beyond each lane's limit.
+NPU_INLINE void mask_beyond(float* scores, const int32_t* limits, long j0, int n) {
   for (int v = 0; v < PANEL; v += VL) {
     const vi32 limit = load_bytes<vi32>(limits + v);
     for (int j = 0; j < n; j++) {
@@ -118,25 +122,25 @@ NPU_INLINE void hide_beyond(float* scores, const int32_t* limits, long j0, int n
   }
 }
 
-// One block of the online softmax: scores become weights exp(s - top); top, sum and the accumulators follow.
-template <long DV> NPU_INLINE void softmax_block(float* scores, int n, float* top, float* sum, float* acc) {
+// One block of the online softmax: replaces scores by weights exp(score - row_max), and rescales row_sum and acc.
+template <long DV> NPU_INLINE void softmax_block(float* scores, int n, float* row_max, float* row_sum, float* acc) {
   for (int v = 0; v < PANEL; v += VL) {
-    const vf old = load_bytes<vf>(top + v);
+    const vf old = load_bytes<vf>(row_max + v);
     vf now = old;
     for (int j = 0; j < n; j++) now = max(now, load_bytes<vf>(scores + j * PANEL + v));
-    // While every key is hidden the maximum is -inf; subtracting 0 instead keeps exp(-inf) = 0.
+    // If all keys so far are masked, the maximum is -inf; subtracting 0 instead keeps exp(-inf) = 0.
     const vf base = select(now == -__builtin_inff(), vf{}, now);
-    const vf shrink = exp(old - base);
-    vf total = load_bytes<vf>(sum + v) * shrink;
+    const vf rescale = exp(old - base);
+    vf total = load_bytes<vf>(row_sum + v) * rescale;
     for (int j = 0; j < n; j++) {
       const vf weight = exp(load_bytes<vf>(scores + j * PANEL + v) - base);
       store_bytes(scores + j * PANEL + v, weight);
       total += weight;
     }
-    store_bytes(top + v, now);
-    store_bytes(sum + v, total);
-    if (any(shrink != 1.0f))
-      for (long d = 0; d < DV; d++) store_bytes(acc + d * PANEL + v, load_bytes<vf>(acc + d * PANEL + v) * shrink);
+    store_bytes(row_max + v, now);
+    store_bytes(row_sum + v, total);
+    if (any(rescale != 1.0f))
+      for (long d = 0; d < DV; d++) store_bytes(acc + d * PANEL + v, load_bytes<vf>(acc + d * PANEL + v) * rescale);
   }
 }
 
@@ -147,10 +151,10 @@ NPU_NOINLINE void attention(const T* q, const T* k, const T* v, const M* mask, T
   if constexpr (Plan::ROWS <= DECODE_ROWS) return attention_decode<D>(q, k, v, mask, out, th, counter, keys, first);
   float* scratch = (float*)th.scratch;
   float *queries = scratch + Plan::Q, *scores = scratch + Plan::S, *acc = scratch + Plan::ACC;
-  float *top = scratch + Plan::TOP, *sum = scratch + Plan::SUM, *rows = scratch + Plan::ROW;
+  float *row_max = scratch + Plan::TOP, *row_sum = scratch + Plan::SUM, *rows = scratch + Plan::ROW;
   int32_t* off = (int32_t*)(th.scratch + align64(Plan::END * 4));
   int32_t* limits = off + align64(KEY_BLOCK * 4) / 4;
-  float* turned = (float*)(limits + 64);
+  float* transposed = (float*)(limits + 64);
   static const long no_tap = 0;
   constexpr long K_STEP = Plan::WIDEN ? D::DH : D::k_s, V_STEP = Plan::WIDEN ? D::DV : D::v_s;
   constexpr int DV_TILES = (int)ceil_div(D::DV, TILE_ROWS), DV_ROWS = (int)(D::DV / DV_TILES);
@@ -164,13 +168,13 @@ NPU_NOINLINE void attention(const T* q, const T* k, const T* v, const M* mask, T
       const long row0 = (panel0 + p) * PANEL;
       return QueryPanel<D>{b, hk, row0, (int)min_of(PANEL, Plan::ROWS - row0)};
     };
-    long seen = D::causal ? 0 : keys;  // keys that any query of the chunk sees
+    long visible = D::causal ? 0 : keys;  // keys that any query of the chunk attends to
     for (long p = 0; p < panels; p++) {
       const QueryPanel<D> panel = panel_of(p);
       for (int lane = 0; lane < PANEL; lane++) {
         const T* from = q + b * D::q_b + panel.head(lane) * D::q_h + panel.query(lane) * D::q_s;
         copy_units<F32>((char*)(rows + lane * Plan::DMAX), from, D::DH);
-        if (D::causal) seen = max_of(seen, min_of(keys, panel.query(lane) + first + 1));
+        if (D::causal) visible = max_of(visible, min_of(keys, panel.query(lane) + first + 1));
       }
       float* to = queries + p * D::DH * PANEL;
       transpose_part((const uint32_t*)rows, Plan::DMAX, (uint32_t*)to, PANEL, PANEL, D::DH);
@@ -178,13 +182,14 @@ NPU_NOINLINE void attention(const T* q, const T* k, const T* v, const M* mask, T
     }
     for (long e = 0; e < panels * D::DV * PANEL; e += VL) store_bytes(acc + e, vf{});
     for (long e = 0; e < panels * PANEL; e += VL) {
-      store_bytes(top + e, splat<vf>(-__builtin_inff()));
-      store_bytes(sum + e, vf{});
+      store_bytes(row_max + e, splat<vf>(-__builtin_inff()));
+      store_bytes(row_sum + e, vf{});
     }
 
-    for (long j0 = 0; j0 < seen; j0 += KEY_BLOCK) {
-      const int n = (int)min_of(KEY_BLOCK, seen - j0);
-      const T *k_from = k + b * D::k_b + hk * D::k_h + j0 * D::k_s, *v_from = v + b * D::v_b + hk * D::v_h + j0 * D::v_s;
+    for (long j0 = 0; j0 < visible; j0 += KEY_BLOCK) {
+      const int n = (int)min_of(KEY_BLOCK, visible - j0);
+      const T* k_from = k + b * D::k_b + hk * D::k_h + j0 * D::k_s;
+      const T* v_from = v + b * D::v_b + hk * D::v_h + j0 * D::v_s;
       const char *k_block = (const char*)k_from, *v_block = (const char*)v_from;
       if constexpr (Plan::WIDEN) {
         k_block = (const char*)(scratch + Plan::K);
@@ -194,7 +199,7 @@ NPU_NOINLINE void attention(const T* q, const T* k, const T* v, const M* mask, T
           copy_units<F32>((char*)(scratch + Plan::V + j * D::DV), v_from + j * D::v_s, D::DV);
         }
       }
-      // A short block ends in tiles that repeat its last key; their surplus scores are never read.
+      // The last tile of a short block repeats the last key; these scores are never read.
       for (int j = 0; j < KEY_BLOCK; j++) off[j] = (int32_t)(min_of(j, n - 1) * K_STEP * 4);
       for (long p = 0; p < panels; p++) {
         const QueryPanel<D> panel = panel_of(p);
@@ -205,13 +210,13 @@ NPU_NOINLINE void attention(const T* q, const T* k, const T* v, const M* mask, T
                 {k_block, off + j, &no_tap, 1, (int)D::DH, w, scores + j * PANEL + c, SEGMENT_F32, w, 0});
           }
         }
-        if constexpr (!is_same<M, NoMask>::value) add_mask<D>(scores, mask, panel, j0, n, rows, turned);
+        if constexpr (!is_same<M, NoMask>::value) add_mask<D>(scores, mask, panel, j0, n, rows, transposed);
         if constexpr (D::causal) {
           for (int lane = 0; lane < PANEL; lane++) limits[lane] = (int32_t)(panel.query(lane) + first + 1);
-          hide_beyond(scores, limits, j0, n);
+          mask_beyond(scores, limits, j0, n);
         }
         float* values = acc + p * D::DV * PANEL;
-        softmax_block<D::DV>(scores, n, top + p * PANEL, sum + p * PANEL, values);
+        softmax_block<D::DV>(scores, n, row_max + p * PANEL, row_sum + p * PANEL, values);
         for (int t = 0, d = 0; t < DV_TILES; t++) {
           for (int c = 0; c < PANEL; c += TILE_COLS) {
             const ColumnArgs args{v_block + d * 4, V_STEP * 4, n, scores + c, values + d * PANEL + c};
@@ -231,7 +236,7 @@ NPU_NOINLINE void attention(const T* q, const T* k, const T* v, const M* mask, T
     for (long p = 0; p < panels; p++) {
       const QueryPanel<D> panel = panel_of(p);
       for (int s = 0; s < PANEL; s += VL) {
-        const vf total = load_bytes<vf>(sum + p * PANEL + s);
+        const vf total = load_bytes<vf>(row_sum + p * PANEL + s);
         const vf factor = select(total == 0.0f, vf{}, 1.0f / total);
         for (long d = 0; d < D::DV; d++) {
           float* e = acc + (p * D::DV + d) * PANEL + s;

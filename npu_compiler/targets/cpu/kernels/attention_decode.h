@@ -1,5 +1,5 @@
-// Attention for a few query rows per key/value head (decoding): lanes run along the head dimension, so nothing is
-// computed for absent queries. Same interface, dimensions and numerics as attention(), which calls it.
+// Attention for few query rows per key/value head (decoding). Lanes run along the head dimension, so no lane is idle.
+// Interface, dimensions and numerics are those of attention(), which calls it.
 #pragma once
 #include "math.h"
 #include "transpose.h"
@@ -8,27 +8,28 @@ namespace npu {
 
 struct NoMask {};
 
-constexpr int DECODE_ROWS = 8;  // most query rows (heads of a group x queries)
+constexpr int DECODE_ROWS = 8;  // the max_score query rows of a key/value head (heads of its group x queries)
 
 template <class D> struct DecodePlan {
   static constexpr int ROWS = (int)(D::H / D::HK * D::SQ);
   static constexpr long COUNT = D::B * D::HK;
-  static constexpr long KEYS = ceil_div(D::SK, VL) * VL;  // row of scores
+  static constexpr long KEYS = ceil_div(D::SK, VL) * VL;  // length of a row of scores
   static constexpr int DH_VECS = (int)ceil_div(D::DH, VL), DV_VECS = (int)ceil_div(D::DV, VL);
   static constexpr int V_BLOCK = (int)max_of(1, min_of(DV_VECS, (TILE_ROWS * TILE_VECS - 4) / ROWS));
-  // Scratch, in floats: scores [ROWS][KEYS], queries [ROWS][DH], VL widened keys, sums [ROWS][DV].
+  // Offsets in the scratch memory, in floats: scores [ROWS][KEYS], queries [ROWS][DH], VL widened keys, sums
+  // [ROWS][DV].
   static constexpr long Q = ROWS * KEYS, K = Q + ROWS * DH_VECS * VL, S = K + VL * DH_VECS * VL;
   static constexpr long END = S + ROWS * DV_VECS * VL;
 };
-constexpr long DECODE_BLOCK = 128;  // keys whose values stay near while every block of columns is summed
-constexpr long DECODE_AHEAD = 32;   // keys between use and prefetch
+constexpr long DECODE_BLOCK = 128;             // keys whose values stay in cache while all columns are summed
+constexpr long DECODE_PREFETCH_DISTANCE = 32;  // in keys
 
 template <long BYTES> NPU_INLINE void prefetch_row(const void* row) {
 #pragma GCC unroll 8
   for (long line = 0; line < BYTES; line += 64) __builtin_prefetch((const char*)row + line);
 }
 
-// Lane i of the result is the sum of the lanes of v[i].
+// Returns a vector whose lane i is the sum of the lanes of v[i].
 template <int N> NPU_INLINE vf sum_each(vf (&v)[N]) {
   if constexpr (N == 1) {
     return v[0];
@@ -40,20 +41,22 @@ template <int N> NPU_INLINE vf sum_each(vf (&v)[N]) {
   }
 }
 
-template <class T> NPU_INLINE void widen_row(float* out, const T* in, long n) {  // zero padded to whole vectors
+// Converts n elements to float, zero padded to a multiple of VL.
+template <class T> NPU_INLINE void widen_row(float* out, const T* in, long n) {
   long i = 0;
   for (; i + VL <= n; i += VL) store_bytes(out + i, ld(in + i, Full{}));
   if (i < n) store_bytes(out + i, ld(in + i, (int)(n - i)));
 }
 
-// Keys widened to float, VL at a time.
-template <class D, class T> NPU_INLINE void decode_scores_wide(const T* k, long keys, const float* q, float* wide, float* scores) {
+// Computes scores from keys that are widened to float, VL keys at a time.
+template <class D, class T>
+NPU_INLINE void decode_scores_wide(const T* k, long keys, const float* q, float* wide, float* scores) {
   using Plan = DecodePlan<D>;
   constexpr int N = Plan::DH_VECS;
   for (long j0 = 0; j0 < keys; j0 += VL) {
-    for (int j = 0; j < VL; j++) {  // surplus keys repeat the last one; their scores are overwritten
+    for (int j = 0; j < VL; j++) {  // keys beyond the last one repeat it; their scores are overwritten
       const T* from = k + min_of(j0 + j, keys - 1) * D::k_s;
-      prefetch_row<D::DH * (long)sizeof(T)>(from + DECODE_AHEAD * D::k_s);
+      prefetch_row<D::DH * (long)sizeof(T)>(from + DECODE_PREFETCH_DISTANCE * D::k_s);
       widen_row(wide + j * N * VL, from, D::DH);
     }
     for (int r = 0; r < Plan::ROWS; r++) {
@@ -74,7 +77,7 @@ template <class D, class T> NPU_INLINE void decode_scores_wide(const T* k, long 
 }
 
 #if defined(__AVX512BF16__) && NPU_AVX512
-// The same for bf16, multiplied in pairs as they lie in memory: exact products, float sums.
+// Computes scores from pairs of bf16 as they are in memory: exact products, float sums.
 template <class D, int ROWS>
 NPU_INLINE void decode_scores_pairs(const bf16* k, long keys, const bf16* const* q, float* scores) {
   constexpr int N = (int)(D::DH / (2 * VL));
@@ -86,7 +89,7 @@ NPU_INLINE void decode_scores_pairs(const bf16* k, long keys, const bf16* const*
 #pragma GCC unroll 4
       for (int i = 0; i < 4; i++) {
         from[i] = k + min_of(j0 + j + i, keys - 1) * D::k_s;
-        prefetch_row<D::DH * 2>(from[i] + DECODE_AHEAD * D::k_s);
+        prefetch_row<D::DH * 2>(from[i] + DECODE_PREFETCH_DISTANCE * D::k_s);
       }
       for (int c = 0; c < N; c++) {
         vf kv[4];
@@ -109,7 +112,7 @@ NPU_INLINE void decode_scores_pairs(const bf16* k, long keys, const bf16* const*
 }
 #endif
 
-// scores[row][j] = scale * q[row] . k[j] for all rows and keys.
+// Computes scores[row][j] = scale * q[row] . k[j] for all rows and keys.
 template <class D, class T>
 NPU_INLINE void decode_scores(const T* k, long keys, const T* const* q, float* queries, float* wide, float* scores) {
   using Plan = DecodePlan<D>;
@@ -130,13 +133,14 @@ NPU_INLINE void decode_scores(const T* k, long keys, const T* const* q, float* q
   decode_scores_wide<D>(k, keys, queries, wide, scores);
 }
 
-// Turns a row of scores into weights exp(s - max), 0 beyond `seen`; returns 1 / sum, 0 if every key is hidden.
-NPU_INLINE float decode_softmax(float* s, long seen, long end) {
-  for (long j = seen; j < end; j++) s[j] = -__builtin_inff();
-  vf top = splat<vf>(-__builtin_inff()), total = {};
-  for (long j = 0; j < end; j += VL) top = max(top, load_bytes<vf>(s + j));
-  const float most = hmax(top);
-  const vf base = splat<vf>(most == -__builtin_inff() ? 0.0f : most);
+// Replaces a row of scores by weights exp(score - maximum), and by 0 from `visible` on. Returns 1 / sum of the weights,
+// or 0 if every key is masked.
+NPU_INLINE float decode_softmax(float* s, long visible, long end) {
+  for (long j = visible; j < end; j++) s[j] = -__builtin_inff();
+  vf row_max = splat<vf>(-__builtin_inff()), total = {};
+  for (long j = 0; j < end; j += VL) row_max = max(row_max, load_bytes<vf>(s + j));
+  const float max_score = hmax(row_max);
+  const vf base = splat<vf>(max_score == -__builtin_inff() ? 0.0f : max_score);
   for (long j = 0; j < end; j += VL) {
     const vf weight = exp(load_bytes<vf>(s + j) - base);
     store_bytes(s + j, weight);
@@ -146,7 +150,7 @@ NPU_INLINE float decode_softmax(float* s, long seen, long end) {
   return sum == 0.0f ? 0.0f : 1.0f / sum;
 }
 
-// Adds the keys begin..end to VECS vectors of the sums, from column d on, for all rows.
+// Adds the values of keys begin .. end - 1 to VECS vectors of the sums of all rows, from column d on.
 template <class D, int VECS, class T>
 NPU_INLINE void decode_values(const T* v, long begin, long end, const float* weights, long d, float* sums) {
   using Plan = DecodePlan<D>;
@@ -156,14 +160,15 @@ NPU_INLINE void decode_values(const T* v, long begin, long end, const float* wei
   for (int r = 0; r < Plan::ROWS; r++)
 #pragma GCC unroll 24
     for (int c = 0; c < VECS; c++) acc[r][c] = begin ? load_bytes<vf>(at(r, c)) : vf{};
-  const long rest = D::DV - d;  // columns left; the last vector may be partial
+  const long rest = D::DV - d;  // columns from d on; the last vector may be partial
   for (long j = begin; j < end; j++) {
     const T* from = v + j * D::v_s + d;
-    if (d == 0) prefetch_row<D::DV * (long)sizeof(T)>(from + DECODE_AHEAD * D::v_s);
+    if (d == 0) prefetch_row<D::DV * (long)sizeof(T)>(from + DECODE_PREFETCH_DISTANCE * D::v_s);
     vf value[VECS];
 #pragma GCC unroll 24
     for (int c = 0; c < VECS; c++)
-      value[c] = D::DV % VL == 0 || rest >= (c + 1) * VL ? ld(from + c * VL, Full{}) : ld(from + c * VL, (int)(rest - c * VL));
+      value[c] = D::DV % VL == 0 || rest >= (c + 1) * VL ? ld(from + c * VL, Full{})
+                                                         : ld(from + c * VL, (int)(rest - c * VL));
 #pragma GCC unroll 8
     for (int r = 0; r < Plan::ROWS; r++) {
       const vf w = splat<vf>(weights[r * Plan::KEYS + j]);
@@ -177,14 +182,16 @@ NPU_INLINE void decode_values(const T* v, long begin, long end, const float* wei
     for (int c = 0; c < VECS; c++) store_bytes(at(r, c), acc[r][c]);
 }
 
-// All keys, all columns; the rows of the result are multiplied by their factors.
+// Sums the values of all keys and stores the rows, multiplied by their factors.
 template <class D, class T>
-NPU_INLINE void decode_output(const T* v, long keys, const float* weights, const float* factors, float* sums, T* const* out) {
+NPU_INLINE void decode_output(const T* v, long keys, const float* weights, const float* factors, float* sums,
+                              T* const* out) {
   using Plan = DecodePlan<D>;
   constexpr int WHOLE = Plan::DV_VECS / Plan::V_BLOCK, REST = Plan::DV_VECS % Plan::V_BLOCK;
   for (long j = 0; j == 0 || j < keys; j += DECODE_BLOCK) {
     const long end = min_of(keys, j + DECODE_BLOCK);
-    for (int c = 0; c < WHOLE; c++) decode_values<D, Plan::V_BLOCK>(v, j, end, weights, (long)c * Plan::V_BLOCK * VL, sums);
+    for (int c = 0; c < WHOLE; c++)
+      decode_values<D, Plan::V_BLOCK>(v, j, end, weights, (long)c * Plan::V_BLOCK * VL, sums);
     if constexpr (REST > 0) decode_values<D, REST>(v, j, end, weights, (long)WHOLE * Plan::V_BLOCK * VL, sums);
   }
   for (int r = 0; r < Plan::ROWS; r++)
@@ -205,21 +212,21 @@ NPU_INLINE void attention_decode(const T* q, const T* k, const T* v, const M* ma
     const long b = i / D::HK, hk = i % D::HK;
     T* rows[Plan::ROWS];
     float factors[Plan::ROWS];
-    const T* asked[Plan::ROWS];
+    const T* query_rows[Plan::ROWS];
     for (int r = 0; r < Plan::ROWS; r++) {
       const long head = hk * (D::H / D::HK) + r / D::SQ, query = r % D::SQ;
-      asked[r] = q + b * D::q_b + head * D::q_h + query * D::q_s;
+      query_rows[r] = q + b * D::q_b + head * D::q_h + query * D::q_s;
       rows[r] = out + b * D::o_b + head * D::o_h + query * D::o_s;
     }
-    if (keys > 0) decode_scores<D>(k + b * D::k_b + hk * D::k_h, keys, asked, queries, wide, scores);
+    if (keys > 0) decode_scores<D>(k + b * D::k_b + hk * D::k_h, keys, query_rows, queries, wide, scores);
     for (int r = 0; r < Plan::ROWS; r++) {
       const long head = hk * (D::H / D::HK) + r / D::SQ, query = r % D::SQ;
-      const long seen = D::causal ? max_of(0, min_of(keys, query + first + 1)) : keys;
+      const long visible = D::causal ? max_of(0, min_of(keys, query + first + 1)) : keys;
       float* s = scores + r * Plan::KEYS;
       if constexpr (!is_same<M, NoMask>::value) {
         const M* from = mask + b * D::m_b + head * D::m_h + query * D::m_q;
-        for (long j = 0; j < seen; j += VL) {
-          const int lanes = (int)min_of(VL, seen - j);
+        for (long j = 0; j < visible; j += VL) {
+          const int lanes = (int)min_of(VL, visible - j);
           const vec<M> m = lanes == VL ? ld_strided(from + j * D::m_k, D::m_k, Full{})
                                        : ld_strided(from + j * D::m_k, D::m_k, lanes);
           vf added;
@@ -228,7 +235,7 @@ NPU_INLINE void attention_decode(const T* q, const T* k, const T* v, const M* ma
           store_bytes(s + j, load_bytes<vf>(s + j) + added);
         }
       }
-      factors[r] = decode_softmax(s, seen, end);
+      factors[r] = decode_softmax(s, visible, end);
     }
     decode_output<D>(v + b * D::v_b + hk * D::v_h, keys, scores, factors, sums, rows);
   }

@@ -1,6 +1,6 @@
-// The reader of bf16c12: bf16 weights in 12 bits without loss (npu_compiler/weights/formats/bf16c12/panels.py describes the
-// bytes). Outliers are stored as zero in the main stream and listed behind it, so an infinite activation produces NaN
-// (inf * 0).
+// The reader of bf16c12, which stores bf16 weights in 12 bits without loss
+// (npu_compiler/weights/formats/bf16c12/panels.py describes the bytes). Outlier weights are stored as zero in the main
+// stream and listed after it, so an infinite activation produces NaN (inf * 0).
 #pragma once
 #include "storage.h"
 
@@ -53,19 +53,19 @@ NPU_INLINE vf zip_low(vbytes low, vbytes high) { return zip_half(low, high, 0); 
 NPU_INLINE vf zip_high(vbytes low, vbytes high) { return zip_half(low, high, 8); }
 #endif
 
-struct Outlier { uint32_t at; float value; };  // element at / PANEL of the reduced dim, column at % PANEL
+struct Outlier { uint32_t at; float value; };  // row at / PANEL of the reduced dim, column at % PANEL
 
 struct bf16c12 {
   static constexpr bool PLAIN = false, ODD_UNITS = false;
   static constexpr int HEAD_BYTES = 64, UNIT_BYTES = 96, BLOCK_UNITS = 0;
-  template <class Kind> using Storage = bf16c12;  // of bf16 pairs alone
+  template <class Kind> using Storage = bf16c12;  // Kind is always BF16P
   static constexpr long slots(long units) { return (2 * units * PANEL / 128 + 7) / 8 * 8; }
   static constexpr long panel_bytes(long units) { return HEAD_BYTES + units * UNIT_BYTES + slots(units) * 8; }
   NPU_INLINE const char* at(const char* panel, long unit) { return panel + HEAD_BYTES + unit * UNIT_BYTES; }
   NPU_INLINE int outliers(const char* panel) { return *(const int*)(panel + 16); }
   NPU_INLINE const Outlier* list(const char* panel, long units) { return (const Outlier*)at(panel, units); }
-  static const char* open(const char* panel, long units, long first, long n, char* room);
-  template <int M, class Args> NPU_INLINE void finish(const Args& a, const char* panel, float* acc) {
+  static const char* unpack(const char* panel, long units, long first, long n, char* buffer);
+  template <int M, class Args> NPU_INLINE void add_outliers(const Args& a, const char* panel, float* acc) {
     const Outlier* e = list(panel, a.len);
     for (int i = 0, n = outliers(panel); i < n; i++) {
       const long k = e[i].at / PANEL;
@@ -82,7 +82,7 @@ template <> struct Reader<bf16c12> {
   const char* from;
   vbytes table;
   NPU_INLINE Reader of(const char* panel, long first = 0) { return {bf16c12::at(panel, first), load_table(panel)}; }
-  __attribute__((always_inline)) void two(int u, vf (&w)[2][VECS]) const {
+  __attribute__((always_inline)) void load2(int u, vf (&w)[2][VECS]) const {
     const char* codes = from + u * bf16c12::UNIT_BYTES;
 #pragma GCC unroll 4
     for (int r = 0; r < REGISTERS; r++) {
@@ -99,14 +99,14 @@ template <> struct Reader<bf16c12> {
   __attribute__((always_inline)) void skip(int units) { from += units * bf16c12::UNIT_BYTES; }
 };
 
-NPU_NOINLINE inline const char* bf16c12::open(const char* panel, long units, long first, long n, char* room) {
+NPU_NOINLINE inline const char* bf16c12::unpack(const char* panel, long units, long first, long n, char* buffer) {
   auto reader = Reader<bf16c12>::of(panel, first);
-  char* to = room;
+  char* to = buffer;
   for (long u = 0; u < n; u += 2, to += 4 * PANEL * 2) {
     vf w[2][Reader<bf16c12>::VECS];
 #pragma GCC unroll 6
     for (int line = 0; line < 192; line += 64) __builtin_prefetch(reader.from + 1024 + line, 0, 3);
-    reader.two(0, w);
+    reader.load2(0, w);
     reader.skip(2);
     memcpy(to, w, sizeof w);
   }
@@ -115,9 +115,9 @@ NPU_NOINLINE inline const char* bf16c12::open(const char* panel, long units, lon
   for (int i = 0; i < count; i++) {
     const long k = e[i].at / PANEL, column = e[i].at % PANEL, unit = k / 2 - first;
     const uint16_t bits = (uint16_t)(bitcast<uint32_t>(e[i].value) >> 16);
-    if (unit >= 0 && unit < n) memcpy(room + unit * 4 * PANEL + column * 4 + k % 2 * 2, &bits, 2);
+    if (unit >= 0 && unit < n) memcpy(buffer + unit * 4 * PANEL + column * 4 + k % 2 * 2, &bits, 2);
   }
-  return room;
+  return buffer;
 }
 
 }  // namespace npu

@@ -4,26 +4,27 @@
 //   struct D { static constexpr long N, H, W, C, K, R, S, stride_h, stride_w, pad_t, pad_l, dil_h, dil_w, OH, OW, G; };
 //   conv2d<D>(x, w, epi, th, counter)
 //
-// Weights, for each of G groups: [ceil(K/G/32)][R][S][C/G][32] float or f16, [..][R][S][ceil(C/G/2)][32][2] bf16.
-// epi row = (n * OH + oh) * OW + ow, col = output channel. Padding at the bottom and right follows from OH and OW.
+// Weights of each of the G groups are [ceil(K/G/32)][R][S][C/G][32] float or f16, or [..][R][S][ceil(C/G/2)][32][2]
+// bf16. The epilogue receives row = (n * OH + oh) * OW + ow and col = output channel. Padding at the bottom and right
+// follows from OH and OW.
 #pragma once
 #include "gemm.h"
 
 namespace npu {
 
-// Input rows of one block of output rows, copied with their padding and converted to units.
+// A copy of the input rows that one block of output rows reads, with padding and in units (storage.h).
 struct RowCopy {
-  long h, w, c, groups;             // of the image
-  long ih, rows, row_step;          // first input row, rows, image rows between them
-  long iw, width, step;             // first input column, pixels, image columns between them
-  long pixel_bytes, group_bytes;    // of the copy
+  long h, w, c, groups;           // height, width, channels and groups of the image
+  long ih, rows, row_step;        // first image row, number of rows, image rows between two of them
+  long iw, width, step;           // first image column, number of pixels, image columns between two of them
+  long pixel_bytes, group_bytes;  // sizes of a pixel and of a group's channels in the copy
 };
 
 template <class Kind, class TX> NPU_NOINLINE void copy_rows(const TX* x, char* out, const RowCopy& d) {
   const bool dense = d.step == 1 && d.pixel_bytes == d.c * 4 / Kind::X_PER_UNIT &&
                      (d.groups == 1 || d.c / d.groups % Kind::X_PER_UNIT == 0) && d.c % Kind::X_PER_UNIT == 0;
   const long cg = d.c / d.groups;
-  // Pixels first..last of a row lie inside the image.
+  // Pixels first .. last - 1 of a row are inside the image.
   const long first = min_of(d.width, max_of(0, ceil_div(-d.iw, d.step)));
   const long last = d.iw >= d.w ? first : max_of(first, min_of(d.width, (d.w - 1 - d.iw) / d.step + 1));
   for (long r = 0; r < d.rows; r++, out += d.width * d.pixel_bytes) {
@@ -40,7 +41,7 @@ template <class Kind, class TX> NPU_NOINLINE void copy_rows(const TX* x, char* o
       continue;
     }
     long p = first;
-    if (is_same<Kind, BF16P>::value && d.c == 3 && d.groups == 1) {  // an image: 6 bytes of 8, the last pixel apart
+    if (is_same<Kind, BF16P>::value && d.c == 3 && d.groups == 1) {  // RGB: 8-byte reads, except for the last pixel
       for (; p + 1 < last; p++) {
         uint64_t pixel;
         memcpy(&pixel, from + p * d.step * 3, 8);
@@ -65,14 +66,14 @@ template <class D, class TX, class TW> struct ConvPlan {
   using Stored = Plain<Kind>;
   static constexpr long G = D::G, CG = D::C / G, N = D::K / G, NP = ceil_div(N, PANEL), IMAGES = D::N;
   static constexpr long CU = ceil_div(CG, Kind::X_PER_UNIT);  // units of a pixel in a group
-  static constexpr bool POINTWISE = D::R == 1 && D::S == 1;   // the copy then keeps only the pixels that are used
+  static constexpr bool POINTWISE = D::R == 1 && D::S == 1;   // the copy then has only the pixels that are read
   static constexpr long SH = POINTWISE ? 1 : D::stride_h, SW = POINTWISE ? 1 : D::stride_w;
   static constexpr long SPAN_H = (D::OH - 1) * D::stride_h + (D::R - 1) * D::dil_h + 1;
   static constexpr long SPAN_W = (D::OW - 1) * D::stride_w + (D::S - 1) * D::dil_w + 1;
   static constexpr bool PADDED = D::pad_t > 0 || D::pad_l > 0 || SPAN_H - D::pad_t > D::H || SPAN_W - D::pad_l > D::W;
   static constexpr bool COPY = Operands<TX, TW>::WIDEN || PADDED || CG % Kind::X_PER_UNIT != 0 ||
                                D::C * D::stride_w * (long)sizeof(TX) % 4096 == 0;
-  // Geometry of the input as the tiles see it.
+  // Geometry of the input that the tiles read: the image or its copy.
   static constexpr long DENSE_PIXEL = G * CU * 4;
   static constexpr long PIXEL = !COPY ? D::C * (long)sizeof(TX) : DENSE_PIXEL + (DENSE_PIXEL * SW % 4096 == 0 ? 64 : 0);
   static constexpr long WIDTH = !COPY ? D::W : POINTWISE ? D::OW : SPAN_W;
@@ -80,10 +81,10 @@ template <class D, class TX, class TW> struct ConvPlan {
   static constexpr bool ROW_TAPS = G == 1 && D::dil_w == 1 && PIXEL == DENSE_PIXEL;  // a row of taps is contiguous
   static constexpr int NTAPS = (int)(ROW_TAPS ? D::R : D::R * D::S), LEN = (int)(ROW_TAPS ? D::S * CU : CU);
   static constexpr int SEGMENT = Operands<TX, TW>::SEGMENT;
-  static constexpr bool PAIRED = false;
+  static constexpr bool DUAL = false;
   static constexpr long UNITS = (long)NTAPS * LEN, GROUP_BYTES = CU * 4, W_IMAGE_BYTES = 0;
 
-  static constexpr long quantum_rows() {  // the fewest output rows that fill whole tiles well
+  static constexpr long quantum_rows() {  // the fewest output rows that fill whole tiles, or nearly
     for (long rows = 1; rows < D::OH; rows++)
       if (rows * D::OW % TILE_ROWS == 0 || rows * D::OW >= 4 * TILE_ROWS) return rows;
     return D::OH;

@@ -1,13 +1,14 @@
 // Depthwise convolution, NHWC, one filter per channel (C == K == G), vectorised over channels.
-// Dimensions D and the epilogue are those of conv2d; weights [R][S][C] in any float type.
+// Dimensions D and the epilogue are those of conv2d. Weights are [R][S][C] in any float type.
 #pragma once
 #include "gemm.h"
 
 namespace npu {
 
-constexpr int DEPTHWISE_TILE = 8;  // outputs side by side that share the loaded weights
+constexpr int DEPTHWISE_TILE = 8;  // neighbouring outputs of a row that share the loaded weights
 
-// Outputs ow .. ow + T - 1 of one row and one vector of channels; taps r0..r1, s0..s1 lie inside the image.
+// Computes T neighbouring outputs of a row for one vector of channels. Taps r0 .. r1 - 1 and s0 .. s1 - 1 are inside
+// the image.
 template <class D, int T, class TX, class TW, class Epi, class L>
 NPU_INLINE void depthwise_tile(const TX* x, const TW* w, long r0, long r1, long s0, long s1, long row, long c, L lanes,
                                Epi& epi) {

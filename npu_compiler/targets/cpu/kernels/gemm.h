@@ -3,9 +3,9 @@
 //   struct D : GemmDims { static constexpr long M, N, K, lda; };       rows of A have unit inner stride
 //   gemm<D>(a, w, epi, th, counter)
 //
-// Weights: [ceil(N/32)][K][32] float or f16, [ceil(N/32)][ceil(K/2)][32][2] bf16, zero padded, or the panels of a weight
-// format (storage.h); pack_b() packs a matrix computed at run time. epi(acc, row, col, lanes) gets VL neighbouring
-// columns of one row (row = b * M + m).
+// Weights are [ceil(N/32)][K][32] float or f16, or [ceil(N/32)][ceil(K/2)][32][2] bf16, zero padded, or panels of a
+// weight format (storage.h). pack_b() packs a matrix that is computed at run time. epi(acc, row, col, lanes) receives
+// VL neighbouring columns of row b * M + m.
 #pragma once
 #include "gemv.h"
 #include "tile.h"
@@ -13,20 +13,21 @@
 namespace npu {
 
 struct GemmDims {
-  static constexpr long B = 1;         // batch: product b uses a + b * batch_a and the b-th packed weight matrix
-  static constexpr long batch_a = 0;   // elements
-  static constexpr bool shared_w = true;  // all products use the same weights
-  static constexpr bool paired = false;   // two products, whose panels of weights alternate: epi(acc, acc1, row, ...)
+  static constexpr long B = 1;            // batch size: product b reads a + b * batch_a and the b-th weight matrix
+  static constexpr long batch_a = 0;      // elements between two matrices of A
+  static constexpr bool shared_w = true;  // all products of the batch read the same weights
+  static constexpr bool dual = false;     // two products whose weight panels alternate: epi(acc, acc1, row, ...)
 };
 
-// Rows of a block and panels of a chunk, for `rows` of row_bytes each, in steps of `quantum`, against `panels` of
-// panel_bytes. Blocks share no input unless `halo`: they may then be small enough to stay near the L1 cache.
+// Chooses the rows of a block and the panels of a chunk, for `rows` of row_bytes and `panels` of panel_bytes. The rows
+// of a block are a multiple of `quantum`. Blocks share no input unless `halo`, so they may be small enough for the L1
+// cache.
 struct Blocking { long block_rows, chunk_panels; };
 constexpr Blocking choose_blocking(long images, long rows, long quantum, long row_bytes, bool halo, long panels,
                                    long panel_bytes, long row_panel_macs) {
   const long fit = max_of(1, BLOCK_BYTES / (quantum * row_bytes)) * quantum;
   long block = min_of(ceil_div(rows, quantum) * quantum, fit);
-  if (panels * panel_bytes <= RESIDENT_BYTES) {  // more, smaller blocks cost no weight traffic
+  if (panels * panel_bytes <= RESIDENT_BYTES) {  // smaller blocks add no weight traffic
     long wanted = ceil_div(ceil_div(rows * images, CHUNKS), quantum) * quantum;
     if (!halo) wanted = min_of(wanted, max_of(1, NEAR_BYTES / (quantum * row_bytes)) * quantum);
     long least = ceil_div(ceil_div(CHUNK_MACS, row_panel_macs * panels), quantum) * quantum;
@@ -49,20 +50,20 @@ template <class D, class TA, class TW> struct GemmPlan {
   using Kind = typename Operands<TA, TW>::Kind;
   using Stored = typename Operands<TA, TW>::Stored;
   static constexpr long UNITS = ceil_div(D::K, Kind::X_PER_UNIT);
-  // Rows a multiple of 4096 bytes apart would share one set of the L1 cache: copy them apart.
+  // Rows a multiple of 4096 bytes apart map to one set of the L1 cache, so they are copied with another pitch.
   static constexpr bool COPY = Operands<TA, TW>::WIDEN || D::K % Kind::X_PER_UNIT != 0 ||
                                (D::lda * (long)sizeof(TA) % 4096 == 0 && D::M > 8);
   static constexpr long ROW_BYTES = COPY ? UNITS * 4 + (UNITS * 4 % 4096 == 0 ? 64 : 0) : D::lda * (long)sizeof(TA);
   static constexpr long NP = ceil_div(D::N, PANEL), N = D::N, G = 1, IMAGES = D::B;
-  static constexpr bool PAIRED = D::paired;
-  static constexpr long HALVES = 1 + PAIRED, PANEL_BYTES = HALVES * Stored::panel_bytes(UNITS);
-  // Rows so long that only a few of them would make a block, and the weights be read for each few: see sliced().
+  static constexpr bool DUAL = D::dual;
+  static constexpr long PRODUCTS = 1 + DUAL, PANEL_BYTES = PRODUCTS * Stored::panel_bytes(UNITS);
+  // Long rows are processed in slices, see sliced(): a block would hold so few that weights are read too often.
   static constexpr long TALL = min_of(D::M, SLICED_ROWS);
   static constexpr bool SLICED = D::M > 2 * TILE_ROWS && TALL * UNITS * 4 > SLICE_BYTES;
   static constexpr long SLICE = ceil_div(ceil_div(UNITS, ceil_div(TALL * UNITS * 4, SLICE_BYTES)), 16) * 16;
   static constexpr Blocking BLOCKING =
       SLICED ? Blocking{ceil_div(D::M, ceil_div(D::M, SLICED_ROWS)), choose_panels(D::B, NP)}
-             : choose_blocking(D::B, D::M, TILE_ROWS, UNITS * 4, false, NP, PANEL_BYTES, HALVES * D::K * PANEL);
+             : choose_blocking(D::B, D::M, TILE_ROWS, UNITS * 4, false, NP, PANEL_BYTES, PRODUCTS * D::K * PANEL);
   static constexpr long Q = BLOCKING.block_rows, BLOCKS = ceil_div(D::M, Q), Q_LAST = D::M - (BLOCKS - 1) * Q;
   static constexpr long PG = BLOCKING.chunk_panels;
   static constexpr int NTAPS = 1, LEN = (int)UNITS, SEGMENT = Operands<TA, TW>::SEGMENT;
@@ -88,8 +89,9 @@ template <class D, class TA, class TW> constexpr long gemm_scratch_bytes() {
   return Plan::SLICED ? sliced_scratch_bytes<Plan>() : blocked_scratch_bytes<Plan>();
 }
 
-template <class D, class TA, class TW> NPU_INLINE void gemm_ahead(const void* weights, const Thread& th) {
-  if constexpr (gemv_streams(D::M) > 0) gemv_ahead<GemmPlan<D, TA, TW>, D>((const char*)weights, th);
+// Prefetches the first weights of this thread while it waits for the previous phase to end.
+template <class D, class TA, class TW> NPU_INLINE void gemm_prefetch(const void* weights, const Thread& th) {
+  if constexpr (gemv_streams(D::M) > 0) gemv_prefetch<GemmPlan<D, TA, TW>, D>((const char*)weights, th);
   else (void)weights, (void)th;
 }
 
@@ -100,8 +102,8 @@ NPU_NOINLINE void gemm(const TA* a, const TW* w, Epi& epi, Thread& th, int* coun
   else blocked<GemmPlan<D, TA, TW>>(a, w, epi, th, counter);
 }
 
-// Packs b[k][n] (element strides given, one of them usually 1) into panels, all threads sharing the work; the caller
-// puts a barrier before gemm. D gives B, N, K and batch_b (elements).
+// Packs b[k][n] (strides in elements, usually one of them 1) into panels. All threads share the work; the caller puts a
+// barrier between pack_b() and gemm(). D has B, N, K and batch_b (elements).
 template <class D, class T, class TP>
 NPU_NOINLINE void pack_b(const T* b, long stride_k, long stride_n, TP* out, Thread& th) {
   constexpr long NP = ceil_div(D::N, PANEL), PAIR = is_same<TP, bf16>::value ? 2 : 1, KP = ceil_div(D::K, PAIR) * PAIR;

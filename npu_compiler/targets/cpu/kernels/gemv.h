@@ -1,19 +1,20 @@
-// Matrix product with a few rows of A (decoding): bound by the bandwidth of the weights. Several panels are read side
-// by side, each a sequential stream, fetched ahead of use; layouts and epilogue are those of gemm.h.
+// Matrix product with few rows of A (decoding), limited by the bandwidth of the weights. Several panels are read side
+// by side; each is a sequential stream and prefetched. Layouts and epilogue are those of gemm.h.
 #pragma once
 #include "tile.h"
 
 namespace npu {
 
 constexpr int PANEL_VECS = PANEL / VL;
-// Panels read together for M rows: as many as the registers hold, no more than 4 streams. 0: use tiles instead.
+// Panels that are read side by side for M rows: as many as the registers hold, at most 4. 0: use tiles instead.
 constexpr int gemv_streams(long m) {
   return m > 4 ? 0 : (int)min_of(4, TILE_ROWS * TILE_VECS / (m * PANEL_VECS));
 }
-// Units in one chain of additions (see SEGMENT_F32): here a chain is one lane's, and libraries sum a row in many lanes.
+// Units in one chain of additions (see SEGMENT_F32). Shorter than in a tile: each chain is in one lane, while libraries
+// sum a row in many lanes.
 template <class Kind> constexpr long gemv_segment = is_same<Kind, F32>::value ? 16 : 128;
-constexpr long GEMV_AHEAD = 4096;  // bytes between use and prefetch, of all streams together
-constexpr long GEMV_EARLY = 4096;  // bytes of each stream that are fetched before the kernel starts
+constexpr long GEMV_PREFETCH_DISTANCE = 4096;  // prefetch distance in bytes, all streams together
+constexpr long GEMV_PREFETCH_BYTES = 4096;  // bytes of each stream that are prefetched before the kernel starts
 
 struct GemvArgs {
   const char* x;      // M rows, row_bytes apart
@@ -55,7 +56,7 @@ template <class Kind, class Stored, int M, int PANELS> NPU_NOINLINE void gemv_ti
       for (int s = 0; s < PANELS; s++)
 #pragma GCC unroll 8
         for (int line = 0; line < 4 * Stored::UNIT_BYTES; line += 64)
-          __builtin_prefetch(w[s].from + GEMV_AHEAD / PANELS + line, 0, 3);
+          __builtin_prefetch(w[s].from + GEMV_PREFETCH_DISTANCE / PANELS + line, 0, 3);
 #pragma GCC unroll 2
       for (int u = 0; u < 4; u += 2) {
         vf xv[2][M];
@@ -64,7 +65,7 @@ template <class Kind, class Stored, int M, int PANELS> NPU_NOINLINE void gemv_ti
 #pragma GCC unroll 4
         for (int s = 0; s < PANELS; s++) {
           vf wv[2][PANEL_VECS];
-          w[s].two(u, wv);
+          w[s].load2(u, wv);
           multiply(s, wv[0], xv[0]);
           multiply(s, wv[1], xv[1]);
         }
@@ -79,7 +80,7 @@ template <class Kind, class Stored, int M, int PANELS> NPU_NOINLINE void gemv_ti
 #pragma GCC unroll 4
         for (int s = 0; s < PANELS; s++) {
           vf wv[PANEL_VECS];
-          w[s].unit(0, wv);
+          w[s].load(0, wv);
           multiply(s, wv, xv);
           w[s].skip(1);
         }
@@ -99,38 +100,39 @@ template <class Kind, class Stored, int M, int PANELS> NPU_NOINLINE void gemv_ti
   }
   if constexpr (!Stored::PLAIN)
     for (int s = 0; s < PANELS; s++)
-      Stored::template finish<M>(a, a.w + s * a.panel_bytes, a.acc + s * M * PANEL);
+      Stored::template add_outliers<M>(a, a.w + s * a.panel_bytes, a.acc + s * M * PANEL);
 }
 
-// Chunks are groups of panels, fewer together where there would be too few groups to balance. Plan: a GemmPlan.
+// A chunk is a group of panels. Groups are smaller if there would be too few of them for all threads. Plan: a GemmPlan.
 template <class Plan, class D> struct GemvPlan {
-  static constexpr int MOST = gemv_streams(D::M);
-  static constexpr long HALVES = Plan::HALVES, PANELS = HALVES * Plan::NP;
-  static constexpr long HALF_BYTES = Plan::Stored::panel_bytes(Plan::UNITS);
-  static constexpr int WANTED = MOST >= 4 && PANELS / 4 < CHUNKS ? (PANELS / 2 < CHUNKS ? 1 : 2) : MOST;
-  static constexpr int STREAMS = WANTED > 1 ? WANTED / HALVES * HALVES : 1;
-  static constexpr long GROUP = max_of(STREAMS, HALVES), GROUPS = ceil_div(PANELS, GROUP);
+  static constexpr int MAX_STREAMS = gemv_streams(D::M);
+  static constexpr long PRODUCTS = Plan::PRODUCTS, PANELS = PRODUCTS * Plan::NP;
+  static constexpr long PRODUCT_BYTES = Plan::Stored::panel_bytes(Plan::UNITS);
+  static constexpr int WANTED = MAX_STREAMS >= 4 && PANELS / 4 < CHUNKS ? (PANELS / 2 < CHUNKS ? 1 : 2) : MAX_STREAMS;
+  static constexpr int STREAMS = WANTED > 1 ? WANTED / PRODUCTS * PRODUCTS : 1;
+  static constexpr long GROUP = max_of(STREAMS, PRODUCTS), GROUPS = ceil_div(PANELS, GROUP);
 };
 
-// The first weights that this thread will read, fetched while it waits for the step before to end.
-template <class Plan, class D> NPU_INLINE void gemv_ahead(const char* weights, const Thread& th) {
+// Prefetches the first weights that this thread reads, while it waits for the previous phase to end.
+template <class Plan, class D> NPU_INLINE void gemv_prefetch(const char* weights, const Thread& th) {
   using V = GemvPlan<Plan, D>;
   if (th.tid >= V::GROUPS) return;
   const long panel = th.tid * V::GROUP, panels = min_of(V::GROUP, V::PANELS - panel);
-  for (long at = 0; at < min_of(GEMV_EARLY, V::HALF_BYTES); at += 64)
-    for (long s = 0; s < panels; s++) __builtin_prefetch(weights + (panel + s) * V::HALF_BYTES + at, 0, 3);
+  for (long at = 0; at < min_of(GEMV_PREFETCH_BYTES, V::PRODUCT_BYTES); at += 64)
+    for (long s = 0; s < panels; s++) __builtin_prefetch(weights + (panel + s) * V::PRODUCT_BYTES + at, 0, 3);
 }
 
-// The first chunk of a thread is the one that gemv_ahead() fetched; the others are claimed.
+// The first chunk of a thread is the one that gemv_prefetch() prefetched; the others are claimed dynamically.
 template <class Plan, class D, class TA, class TW, class Epi>
 NPU_INLINE void gemv(const TA* a, const TW* weights, Epi& epi, Thread& th, int* counter) {
   using Kind = typename Plan::Kind;
   using Stored = typename Plan::Stored;
   using V = GemvPlan<Plan, D>;
   constexpr int STREAMS = V::STREAMS;
-  constexpr long HALVES = V::HALVES, PANELS = V::PANELS, HALF_BYTES = V::HALF_BYTES, GROUP = V::GROUP, GROUPS = V::GROUPS;
-  constexpr long PAIR = D::M * PANEL;
-  float acc[GROUP * PAIR] __attribute__((aligned(64)));
+  constexpr long PRODUCTS = V::PRODUCTS, PANELS = V::PANELS, PRODUCT_BYTES = V::PRODUCT_BYTES;
+  constexpr long GROUP = V::GROUP, GROUPS = V::GROUPS;
+  constexpr long SUMS = D::M * PANEL;
+  float acc[GROUP * SUMS] __attribute__((aligned(64)));
   long prepared = -1;
   const char* x = nullptr;
   for (long i = th.tid; i < D::B * GROUPS; i = th.n + next_chunk(th, counter)) {
@@ -139,16 +141,17 @@ NPU_INLINE void gemv(const TA* a, const TW* weights, Epi& epi, Thread& th, int* 
       x = Plan::prepare(a, image, 0, th.scratch);
       prepared = image;
     }
-    const char* w = (const char*)weights + image * Plan::W_IMAGE_BYTES + panel * HALF_BYTES;
-    GemvArgs args{x, Plan::ROW_BYTES, Plan::UNITS, w, HALF_BYTES, acc};
+    const char* w = (const char*)weights + image * Plan::W_IMAGE_BYTES + panel * PRODUCT_BYTES;
+    GemvArgs args{x, Plan::ROW_BYTES, Plan::UNITS, w, PRODUCT_BYTES, acc};
     if (panels != STREAMS) {
-      for (long s = 0; s < panels; s++, args.w += HALF_BYTES, args.acc += PAIR)
+      for (long s = 0; s < panels; s++, args.w += PRODUCT_BYTES, args.acc += SUMS)
         gemv_tile<Kind, Stored, D::M, 1>(args);
     } else {
       gemv_tile<Kind, Stored, D::M, STREAMS>(args);
     }
-    for (long s = 0; s < panels; s += HALVES)
-      finish<D::N, Plan::PAIRED>(acc + s * PAIR, PAIR, (int)D::M, image * D::M, (panel + s) / HALVES * PANEL, 0, epi);
+    for (long s = 0; s < panels; s += PRODUCTS)
+      apply_epilogue<D::N, Plan::DUAL>(acc + s * SUMS, SUMS, (int)D::M, image * D::M, (panel + s) / PRODUCTS * PANEL, 0,
+                                       epi);
   }
 }
 

@@ -1,6 +1,6 @@
-// What generated loop nests are written with: lane loops, accumulators, checked indices, wrapping integers.
+// Building blocks of generated loop nests: lane loops, accumulators, checked indices, wrapping integers.
 //
-// A loop body takes (position of lane 0, lanes L, number u of the vector): L is Full or an int below VL.
+// A loop body takes (position of lane 0, lanes L, number u of the vector), where L is Full or an int below VL.
 #pragma once
 #include "math.h"
 #include "pool.h"
@@ -13,7 +13,7 @@ namespace npu {
 template <int N> struct Count { constexpr operator int() const { return N; } };
 
 // ---------------------------------------------------------------------------------------------- lane loops
-// [LO, HI) in vectors, U of them side by side as far as possible, then the tail.
+// Calls f for [LO, HI) in vectors: unrolled by U, then single vectors, then the tail.
 template <int U, long LO, long HI, class F> NPU_INLINE void lanes(F f) {
   long i = LO;
   if constexpr (U > 1 && HI - LO >= U * VL)
@@ -36,7 +36,8 @@ template <int U, class F> NPU_INLINE void lanes(long lo, long hi, F f) {
   if (i < hi) f(i, (int)(hi - i), 0);
 }
 
-// [LO, HI) in tiles of N vectors, then single vectors, then the tail; the body gets the number of vectors as a Count.
+// Calls f for [LO, HI) in tiles of N vectors, then single vectors, then the tail. f receives the number of vectors as a
+// Count.
 template <int N, long LO, long HI, class F> NPU_INLINE void tiles(F f) {
   long i = LO;
   if constexpr (N > 1 && HI - LO >= N * VL)
@@ -55,11 +56,12 @@ template <int N, class F> NPU_INLINE void tiles(long lo, long hi, F f) {
 
 template <class V> NPU_INLINE V lane_index(long i) { return splat<V>((lane_t<V>)i) + iota<V>(); }
 
-// Lanes that take part: all, or the first n.
+// The mask of the active lanes: all, or the first n.
 NPU_INLINE vi32 active(Full) { return vi32{} - 1; }
 NPU_INLINE vi32 active(int n) { return iota<vi32>() < splat<vi32>(n); }
-template <class V> NPU_INLINE V keep(V x, V, Full) { return x; }
-template <class V> NPU_INLINE V keep(V x, V other, int n) { return select(active(n), x, other); }
+// x in the active lanes, `other` in the rest.
+template <class V> NPU_INLINE V select_active(V x, V, Full) { return x; }
+template <class V> NPU_INLINE V select_active(V x, V other, int n) { return select(active(n), x, other); }
 
 // ---------------------------------------------------------------------------------------------- scalars, integers
 template <class S> NPU_INLINE S scalar_min(S a, S b) { return a < b ? a : b; }
@@ -80,7 +82,7 @@ template <class I> NPU_INLINE I add_wrapping(I a, I b) { return (I)((unsigned_t<
 template <class I> NPU_INLINE I sub_wrapping(I a, I b) { return (I)((unsigned_t<I>)a - (unsigned_t<I>)b); }
 template <class I> NPU_INLINE I mul_wrapping(I a, I b) { return (I)((unsigned_t<I>)a * (unsigned_t<I>)b); }
 
-// Shifts by less than 0 or by all bits give what shifting further and further gives.
+// Shifts by a negative count, or by the number of bits or more, shift out all bits.
 template <class V> NPU_INLINE V shl(V a, V by) {
   constexpr int bits = 8 * sizeof(lane_t<V>);
   V in = (by >= 0) & (by < bits);
@@ -95,14 +97,14 @@ NPU_INLINE int scalar_shr(int a, int by) { return a >> (by < 0 || by > 31 ? 31 :
 NPU_INLINE long scalar_shl(long a, long by) { return by < 0 || by > 63 ? 0 : (long)((unsigned long)a << by); }
 NPU_INLINE long scalar_shr(long a, long by) { return a >> (by < 0 || by > 63 ? 63 : by); }
 
-// A 32-bit result in the range of a smaller integer type.
+// Wraps a 32-bit result to the range of a smaller integer type.
 template <class T> NPU_INLINE vi32 wrap(vi32 v) {
   if constexpr (is_same<T, uint8_t>::value) return v & 0xff;
   else return v << (32 - 8 * (int)sizeof(T)) >> (32 - 8 * (int)sizeof(T));
 }
 template <class T> NPU_INLINE int wrap(int v) { return (int)(T)v; }
 
-// Rounded to a half type, as a store and a load would.
+// Rounds to a half type, like a store followed by a load.
 template <class T> NPU_INLINE vf round_to(vf v) {
   T lanes[VL];
   st(lanes, v, Full{});
@@ -110,13 +112,14 @@ template <class T> NPU_INLINE vf round_to(vf v) {
 }
 
 // ---------------------------------------------------------------------------------------------- guarded memory
+// Returns the index i, or 0 if it is not below n. Then sets `bad`, if the element is `needed`.
 NPU_INLINE long checked(long i, long n, int& bad, bool needed = true) {
   if (__builtin_expect((unsigned long)i < (unsigned long)n, 1)) return i;
   bad |= needed;
   return 0;
 }
 template <class L> NPU_INLINE vi64 checked(vi64 i, long n, int& bad, vi32 needed, L l) {
-#if NPU_AVX512  // compilers compare vectors of two registers lane by lane
+#if NPU_AVX512  // compilers would scalarise the comparison of a two-register vector
   __m512i half[2];
   memcpy(half, &i, sizeof half);
   const __m512i end = _mm512_set1_epi64(n);
@@ -138,7 +141,7 @@ template <class L> NPU_INLINE vi64 checked(vi64 i, long n, int& bad, L l) {
 }
 
 #if NPU_AVX512
-// p[offset] of four bytes in the lanes of m, 0 in the others.
+// Gathers the four-byte elements p[offset] in the lanes of m; the other lanes are 0.
 NPU_INLINE __m512 gather_words(const void* p, vi64 offset, __mmask16 m) {
   __m512i half[2];
   memcpy(half, &offset, sizeof half);
@@ -148,7 +151,7 @@ NPU_INLINE __m512 gather_words(const void* p, vi64 offset, __mmask16 m) {
 }
 #endif
 
-// p[offset] per lane; lanes outside the mask are 0 and read nothing.
+// Gathers p[offset]. Lanes outside the mask are 0 and read nothing.
 template <class T, class L> NPU_INLINE vec<T> gather(const T* p, vi64 offset, L l) {
 #if NPU_AVX512
   if constexpr (is_same<T, float>::value) return (vf)gather_words(p, offset, lane_mask((int)l));
@@ -178,47 +181,39 @@ template <class T, class L> NPU_INLINE void scatter(T* p, vi64 offset, vec<T> v,
 }
 
 // ---------------------------------------------------------------------------------------------- tiles
-// out[k] holds p[i * stride + k] in lane i, for k < n: rows of memory become lanes.
+// Loads a tile transposed: lane i of out[k] is p[i * stride + k], for k < n.
 template <class T, class L> NPU_INLINE void ld_tile(vec<T> (&out)[VL], const T* p, long stride, L rows, int n) {
-  vec<T> next[VL];
 #pragma GCC unroll 16
   for (int i = 0; i < VL; i++) {
     if (i >= (int)rows) out[i] = vec<T>{};
     else out[i] = n == VL ? ld(p + i * stride, Full{}) : ld(p + i * stride, n);
   }
-#pragma GCC unroll 4
-  for (int round = 1; round < VL; round *= 2) {
-#pragma GCC unroll 8
-    for (int i = 0; i < VL / 2; i++) {
-      next[2 * i] = interleave_low(out[i], out[i + VL / 2]);
-      next[2 * i + 1] = interleave_high(out[i], out[i + VL / 2]);
-    }
-#pragma GCC unroll 16
-    for (int i = 0; i < VL; i++) out[i] = next[i];
-  }
+  transpose_registers(out);
 }
 
-// Stores M vectors as M-element groups: lane i of each in order, then lane i + 1.
+// Index sequences, as in <utility>.
 template <int... I> struct Seq {};
 template <int N, int... I> struct MakeSeq : MakeSeq<N - 1, N - 1, I...> {};
 template <int... I> struct MakeSeq<0, I...> { using type = Seq<I...>; };
 
-// Lane l of vector Q of the woven sequence is element (Q VL + l) / M of vector (Q VL + l) % M; vector K joins here.
-template <int M, int Q, int K> constexpr int woven_lane(int l) {
+// Lane l of vector Q of the interleaved sequence is element (Q VL + l) / M of vector (Q VL + l) % M. This step inserts
+// vector K.
+template <int M, int Q, int K> constexpr int interleaved_lane(int l) {
   int e = Q * VL + l;
   return e % M == K ? VL + e / M : K == 1 ? e / M : l;
 }
-template <int M, int Q, int K, class V, int... I> NPU_INLINE V weave_in(V a, V b, Seq<I...>) {
-  return __builtin_shufflevector(a, b, woven_lane<M, Q, K>(I)...);
+template <int M, int Q, int K, class V, int... I> NPU_INLINE V interleave_step(V a, V b, Seq<I...>) {
+  return __builtin_shufflevector(a, b, interleaved_lane<M, Q, K>(I)...);
 }
 template <int M, int Q, class V> NPU_INLINE V interleave(const V (&v)[M]) {
   using Lanes = typename MakeSeq<VL>::type;
-  V w = weave_in<M, Q, 1>(v[0], v[1], Lanes{});
-  if constexpr (M > 2) w = weave_in<M, Q, 2>(w, v[2], Lanes{});
-  if constexpr (M > 3) w = weave_in<M, Q, 3>(w, v[3], Lanes{});
+  V w = interleave_step<M, Q, 1>(v[0], v[1], Lanes{});
+  if constexpr (M > 2) w = interleave_step<M, Q, 2>(w, v[2], Lanes{});
+  if constexpr (M > 3) w = interleave_step<M, Q, 3>(w, v[3], Lanes{});
   return w;
 }
-template <class T, class L, class... V> NPU_INLINE void st_woven(T* p, L l, V... each) {
+// Stores M vectors interleaved: lane 0 of each in order, then lane 1, and so on.
+template <class T, class L, class... V> NPU_INLINE void st_interleaved(T* p, L l, V... each) {
   constexpr int M = sizeof...(V);
   const vec<T> v[M] = {each...};
   if constexpr (is_same<L, Full>::value) {
@@ -232,94 +227,97 @@ template <class T, class L, class... V> NPU_INLINE void st_woven(T* p, L l, V...
 }
 
 // ---------------------------------------------------------------------------------------------- accumulators
-template <class S> struct Limits { static constexpr S low = sizeof(S) == 4 ? (S)INT32_MIN : (S)INT64_MIN, high = ~low; };
+template <class S> struct Limits {
+  static constexpr S low = sizeof(S) == 4 ? (S)INT32_MIN : (S)INT64_MIN, high = ~low;
+};
 template <> struct Limits<float> { static constexpr float low = -__builtin_inff(), high = __builtin_inff(); };
 template <> struct Limits<double> { static constexpr double low = -__builtin_inf(), high = __builtin_inf(); };
 
 struct Sum {
-  template <class V> static NPU_BODY V start() { return V{}; }
-  template <class V> static NPU_BODY V join(V x, V acc) { return acc + x; }
-  template <class V> static NPU_BODY lane_t<V> across(V v) { return hsum(v); }
+  template <class V> static NPU_BODY V identity() { return V{}; }
+  template <class V> static NPU_BODY V combine(V x, V acc) { return acc + x; }
+  template <class V> static NPU_BODY lane_t<V> horizontal(V v) { return hsum(v); }
 };
 struct Prod {
-  template <class V> static NPU_BODY V start() { return splat<V>((lane_t<V>)1); }
-  template <class V> static NPU_BODY V join(V x, V acc) { return acc * x; }
-  template <class V> static NPU_BODY lane_t<V> across(V v) { return hprod(v); }
+  template <class V> static NPU_BODY V identity() { return splat<V>((lane_t<V>)1); }
+  template <class V> static NPU_BODY V combine(V x, V acc) { return acc * x; }
+  template <class V> static NPU_BODY lane_t<V> horizontal(V v) { return hprod(v); }
 };
 struct Max {
-  template <class V> static NPU_BODY V start() { return splat<V>(Limits<lane_t<V>>::low); }
-  template <class V> static NPU_BODY V join(V x, V acc) { return max(x, acc); }
-  template <class V> static NPU_BODY lane_t<V> across(V v) { return hmax(v); }
+  template <class V> static NPU_BODY V identity() { return splat<V>(Limits<lane_t<V>>::low); }
+  template <class V> static NPU_BODY V combine(V x, V acc) { return max(x, acc); }
+  template <class V> static NPU_BODY lane_t<V> horizontal(V v) { return hmax(v); }
 };
 struct Min {
-  template <class V> static NPU_BODY V start() { return splat<V>(Limits<lane_t<V>>::high); }
-  template <class V> static NPU_BODY V join(V x, V acc) { return min(x, acc); }
-  template <class V> static NPU_BODY lane_t<V> across(V v) { return hmin(v); }
+  template <class V> static NPU_BODY V identity() { return splat<V>(Limits<lane_t<V>>::high); }
+  template <class V> static NPU_BODY V combine(V x, V acc) { return min(x, acc); }
+  template <class V> static NPU_BODY lane_t<V> horizontal(V v) { return hmin(v); }
 };
 
-template <class Op, class V, int U> NPU_INLINE V join_all(const V (&part)[U]) {
+template <class Op, class V, int U> NPU_INLINE V combine_all(const V (&part)[U]) {
   if constexpr (U == 1) return part[0];
-  else if constexpr (U == 2) return Op::join(part[1], part[0]);
-  else return Op::join(Op::join(part[3], part[2]), Op::join(part[1], part[0]));
+  else if constexpr (U == 2) return Op::combine(part[1], part[0]);
+  else return Op::combine(Op::combine(part[3], part[2]), Op::combine(part[1], part[0]));
 }
 
 template <class V> struct Wider { using type = V; };
 template <> struct Wider<vf> { using type = vd; };
 
-// U independent vectors of partial results; sums are joined in twice the precision.
-template <class Op, class V, int U> struct Fold {
+// U independent vectors of partial results. Sums are combined in twice the precision.
+template <class Op, class V, int U> struct Reduction {
   V part[U];
-  NPU_BODY Fold() {
-    for (int u = 0; u < U; u++) part[u] = Op::template start<V>();
+  NPU_BODY Reduction() {
+    for (int u = 0; u < U; u++) part[u] = Op::template identity<V>();
   }
-  template <class L> NPU_BODY void add(int u, V x, L l) { part[u] = Op::join(keep(x, Op::template start<V>(), l), part[u]); }
+  template <class L> NPU_BODY void add(int u, V x, L l) {
+    part[u] = Op::combine(select_active(x, Op::template identity<V>(), l), part[u]);
+  }
   NPU_BODY lane_t<V> all() const {
     if constexpr (is_same<Op, Sum>::value) {
       typename Wider<V>::type total = cvt<typename Wider<V>::type>(part[0]);
       for (int u = 1; u < U; u++) total += cvt<typename Wider<V>::type>(part[u]);
       return (lane_t<V>)hsum(total);
     } else {
-      return Op::across(join_all<Op>(part));
+      return Op::horizontal(combine_all<Op>(part));
     }
   }
   NPU_BODY V get(int u) const { return part[u]; }
 };
 
-// Long sums: partial sums of few elements each, carried into totals of twice the precision.
-template <class V, int U, bool ACROSS> struct LongSum {
+// A long sum: partial sums of few elements each, which carry() adds to totals of twice the precision.
+template <class V, int U, bool ALONG> struct LongSum {
   using W = typename Wider<V>::type;
   V part[U];
-  W total[ACROSS ? 1 : U];
+  W total[ALONG ? 1 : U];
   NPU_BODY LongSum() {
     for (int u = 0; u < U; u++) part[u] = V{};
     for (W& t : total) t = W{};
   }
-  template <class L> NPU_BODY void add(int u, V x, L l) { part[u] += keep(x, V{}, l); }
+  template <class L> NPU_BODY void add(int u, V x, L l) { part[u] += select_active(x, V{}, l); }
   NPU_BODY void carry() {
-    if constexpr (ACROSS) total[0] += cvt<W>(join_all<Sum>(part));
+    if constexpr (ALONG) total[0] += cvt<W>(combine_all<Sum>(part));
     for (int u = 0; u < U; u++) {
-      if constexpr (!ACROSS) total[u] += cvt<W>(part[u]);
+      if constexpr (!ALONG) total[u] += cvt<W>(part[u]);
       part[u] = V{};
     }
   }
-  NPU_BODY lane_t<V> all() const { return (lane_t<V>)hsum(total[0] + cvt<W>(join_all<Sum>(part))); }
+  NPU_BODY lane_t<V> all() const { return (lane_t<V>)hsum(total[0] + cvt<W>(combine_all<Sum>(part))); }
   NPU_BODY V get(int u) const { return cvt<V>(total[u] + cvt<W>(part[u])); }
 };
 
-// The best value and where it stood: NaN wins, then the first.
-template <class S> struct Place { S value; long at; };
-template <class Op, class V, class P, int U> struct Best {
+// The largest (Op Max) or smallest value and its position. NaN wins; of equal values, the first.
+template <class Op, class V, class P, int U> struct ArgReduction {
   V best[U];
   P at[U];
-  NPU_BODY Best() {
-    for (int u = 0; u < U; u++) best[u] = Op::template start<V>(), at[u] = P{};
+  NPU_BODY ArgReduction() {
+    for (int u = 0; u < U; u++) best[u] = Op::template identity<V>(), at[u] = P{};
   }
   static NPU_BODY auto better(V x, V y) {
     if constexpr (is_same<Op, Max>::value) return (x > y) | ((x != x) & (y == y));
     else return (x < y) | ((x != x) & (y == y));
   }
   template <class L> NPU_BODY void add(int u, V x, P position, L l) {
-    auto wins = better(keep(x, Op::template start<V>(), l), best[u]);
+    auto wins = better(select_active(x, Op::template identity<V>(), l), best[u]);
     best[u] = select(wins, x, best[u]);
     at[u] = select(wins, position, at[u]);
   }

@@ -1,15 +1,15 @@
-// The thread pool of a program: every thread runs the whole program function and meets the others at barriers.
+// The thread pool of a program. Every thread runs the whole program function; barriers separate the kernels.
 //
 //   pool_start(n, scratch_bytes);              once; n == 1 creates no thread
-//   pool_run(fn, arg);                         fn(arg, Thread&) on all n threads; returns when all have finished
-//   pool_run(fn, arg, true);                   the same on the calling thread alone: what is over before a worker wakes
+//   pool_run(fn, arg);                         calls fn(arg, Thread&) on all n threads; returns when all have finished
+//   pool_run(fn, arg, true);                   calls fn on the calling thread only: for runs shorter than a wake-up
 //   barrier(th);                               between kernels
 //   for (int i; (i = next_chunk(th, counter)) < total;) ...
 //   pool_stop();                               joins the workers (also done when the program is unloaded)
 //
-// After a run the workers spin for a bounded time, so that the next run starts at once, then sleep on a futex. One that
-// wakes on the processor of another thread, as often happens after a pause, goes to a free one: they would take turns.
-// A child of fork() has no workers: the first run there starts them again.
+// After a run the workers spin for a bounded time, so that the next run starts at once, and then sleep on a futex.
+// After a pause, a worker often wakes on the processor of another thread of the pool. It moves to a free processor,
+// because the two threads would be time-sliced. A child of fork() has no workers; its first run starts them again.
 #pragma once
 #include <pthread.h>
 #include <sched.h>
@@ -25,7 +25,7 @@
 namespace npu {
 
 constexpr int MAX_THREADS = 256;
-// A chunk counter fills one cache line, so that kernels side by side in the array do not disturb each other.
+// A chunk counter fills one cache line, which avoids false sharing between the counters of two kernels.
 constexpr int COUNTER_STRIDE = 16;
 
 struct alignas(64) Line { uint32_t value; uint32_t sleepers; };
@@ -35,27 +35,27 @@ struct Thread {
   int tid, n;
   Pool* pool;
   char* scratch;
-  uint32_t arrivals;  // barrier arrivals, of all threads, that complete the last barrier this thread entered
-  int cpu;            // where it began the run; -1: not yet
+  uint32_t arrivals;  // arrivals of all threads that complete the last barrier which this thread entered
+  int cpu;            // the processor on which this thread began the run; -1: it has not begun
 };
 
 typedef void (*RunFn)(void* arg, Thread& th);
 
 struct Pool {
   Line barrier = {};  // value counts arrivals and never resets: barrier k is complete at k * n
-  Line run = {};      // value counts runs; workers wait for it to change
+  Line run = {};      // value counts runs; workers wait until it changes
   pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
   RunFn fn = nullptr;
   void* arg = nullptr;
   int n = 1, stopping = 0;
   uint32_t spin_us = 150;
   pid_t owner = 0;
-  long scratch_bytes = 0, mapped_bytes = 0;  // of one thread, of all
+  long scratch_bytes = 0, mapped_bytes = 0;  // of one thread; of all threads
   char* scratch = nullptr;
   Thread threads[MAX_THREADS] = {};
   pthread_t handles[MAX_THREADS] = {};
 #if defined(__linux__)
-  cpu_set_t allowed = {};  // processors of the thread that started the pool; none if they are fewer than threads
+  cpu_set_t allowed = {};  // processors allowed to the thread that started the pool; empty if fewer than threads
 #endif
 };
 
@@ -63,7 +63,7 @@ inline Pool g_pool;
 
 inline __attribute__((always_inline)) void cpu_relax() {
 #if defined(__x86_64__)
-  __builtin_ia32_pause();  // of both compilers; <immintrin.h> would take most of the time to compile this header
+  __builtin_ia32_pause();  // gcc and clang have it; <immintrin.h> would multiply the compile time of this header
 #elif defined(__aarch64__)
   __asm__ __volatile__("yield");
 #endif
@@ -87,8 +87,8 @@ inline void futex_wake(uint32_t* address) {
 #endif
 }
 
-// Of the calling thread, which begins a run: if a thread before it is on the same processor, it stays away from those of
-// all of them from now on.
+// Called by a thread that begins a run. If a thread with a lower number is on the same processor, excludes the
+// processors of all these threads from the calling thread's affinity.
 inline void leave_shared_cpu(Pool& pool, int tid) {
 #if defined(__linux__)
   const int mine = sched_getcpu();
@@ -112,8 +112,8 @@ inline uint64_t now_ns() {
   return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
-// Sleeps until line.value is no longer `seen`. The sleeper count is raised before the kernel rechecks the value and
-// read after the value was changed (both sequentially consistent), so no wake-up is lost.
+// Sleeps until line.value differs from `seen`. The sleeper count is incremented before the kernel checks the value
+// again, and read after the value is changed (both sequentially consistent), so no wake-up is lost.
 inline void line_sleep(Line& line, uint32_t seen) {
   __atomic_fetch_add(&line.sleepers, 1, __ATOMIC_SEQ_CST);
   if (__atomic_load_n(&line.value, __ATOMIC_SEQ_CST) == seen) futex_wait(&line.value, seen);
@@ -124,7 +124,7 @@ inline void line_wake(Line& line) {
 }
 
 inline __attribute__((noinline)) void barrier_wait_long(Line& line, uint32_t target) {
-  // The other thread has long work to do or no CPU: give ours away, at last sleep.
+  // The other threads have long work or no processor: yield ours, and finally sleep.
   for (int i = 0;; i++) {
     uint32_t seen = __atomic_load_n(&line.value, __ATOMIC_ACQUIRE);
     if ((int32_t)(seen - target) >= 0) return;
@@ -133,7 +133,7 @@ inline __attribute__((noinline)) void barrier_wait_long(Line& line, uint32_t tar
   }
 }
 
-// Whether a thread has yet to begin the run: perhaps it waits for the processor of one that waits for it.
+// Whether a thread has not begun the run: it may be waiting for the processor of a thread that waits for it.
 inline bool pool_awaits(const Thread* threads, int n) {
   for (int t = 1; t < n; t++)
     if (__atomic_load_n(&threads[t].cpu, __ATOMIC_RELAXED) < 0) return true;
@@ -153,7 +153,8 @@ inline void barrier(Thread& th) {
   barrier_wait_long(line, target);
 }
 
-// The next chunk of a kernel: 0, 1, 2, ... each value given to one thread. The program zeroes the counters before a run.
+// Claims the next chunk of a kernel: 0, 1, 2, ... Each value is returned to one thread. The program zeroes the counters
+// before a run.
 inline int next_chunk(Thread& th, int* counter) {
   if (th.n == 1) return (*counter)++;
   return __atomic_fetch_add(counter, 1, __ATOMIC_RELAXED);
@@ -188,7 +189,7 @@ inline char* pool_map(long bytes) {
   return (char*)p;
 }
 
-// Starts the workers for the thread count in pool.n; fewer if the system refuses to create them all.
+// Starts the workers for the thread count in pool.n, or fewer if the system refuses to create so many.
 inline void pool_spawn(Pool& pool) {
   pool.barrier.value = pool.barrier.sleepers = 0;
   pool.run.value = pool.run.sleepers = 0;
@@ -203,7 +204,7 @@ inline void pool_spawn(Pool& pool) {
     pool.threads[t] = Thread{t, wanted, &pool, pool.scratch + t * pool.scratch_bytes, 0, -1};
   for (int t = 1; t < wanted; t++) {
     if (pthread_create(&pool.handles[t], nullptr, pool_worker, &pool.threads[t]) == 0) continue;
-    pool.n = t;  // the workers wait for the first run, so their count may still change
+    pool.n = t;  // no run has begun, so the count may still change
     for (int i = 0; i < t; i++) pool.threads[i].n = t;
     break;
   }
@@ -222,13 +223,14 @@ inline void pool_join(Pool& pool) {
   pool.n = 1;
 }
 
-// (Re)starts the pool with n threads of scratch_bytes each. Returns the number of threads, 0 if memory is refused.
+// (Re)starts the pool with n threads of scratch_bytes each. Returns the number of threads, or 0 if there is not enough
+// memory.
 inline int pool_start(int n, long scratch_bytes) {
   Pool& pool = g_pool;
   pthread_mutex_lock(&pool.lock);
   pool_join(pool);
   pool.n = n < 1 ? 1 : n > MAX_THREADS ? MAX_THREADS : n;
-  // Whole pages plus one: threads never share a page, and equal offsets do not collide in a cache set.
+  // Whole pages plus one: threads share no page, and equal offsets are in different cache sets.
   pool.scratch_bytes = (scratch_bytes + 4095) / 4096 * 4096 + 4096 + 320;
   pool.mapped_bytes = pool.scratch_bytes * pool.n;
   pool.scratch = pool_map(pool.mapped_bytes);
@@ -240,7 +242,7 @@ inline int pool_start(int n, long scratch_bytes) {
 
 inline void pool_run(RunFn fn, void* arg, bool alone = false) {
   Pool& pool = g_pool;
-  if (__builtin_expect(pool.owner != getpid(), 0)) {  // a forked child: its lock may be held by a thread it lacks
+  if (__builtin_expect(pool.owner != getpid(), 0)) {  // a forked child: a thread of the parent may hold the lock
     pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
     pool.lock = fresh;
     pool_spawn(pool);
@@ -268,7 +270,7 @@ inline void pool_stop() {
   pthread_mutex_unlock(&g_pool.lock);
 }
 
-// A thread that still runs the program at exit keeps its pool.
+// The pool is kept if a thread still runs the program at exit.
 __attribute__((destructor)) static void pool_unload() {
   if (pthread_mutex_trylock(&g_pool.lock)) return;
   pool_join(g_pool);

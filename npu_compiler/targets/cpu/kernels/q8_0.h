@@ -1,5 +1,5 @@
-// The reader of q8_0: blocks of 32 elements as 8-bit numbers with a float16 scale
-// (npu_compiler/weights/formats/q8_0.py describes the bytes). Numbers are exact in bf16; sums of a block are scaled.
+// The reader of q8_0: blocks of 32 8-bit integers with a float16 scale (npu_compiler/weights/formats/q8_0.py describes
+// the bytes). The integers are exact in bf16; the sum of a block is scaled.
 #pragma once
 #include "storage.h"
 

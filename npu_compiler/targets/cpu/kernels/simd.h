@@ -1,9 +1,9 @@
 // Lane vectors, storage types and conversions shared by every CPU kernel.
 //
 // A kernel computes on vectors of VL lanes: vf (float), vd (double), vi32, vi64. vec<T> is the compute vector of the
-// storage type T: f16, bf16 and float compute in vf; the small integers and bool8 (0 or 1) in vi32.
-// Lanes are `Full{}` (VL, known at compile time) or an `int n` with 0 < n < VL for a tail.
-// Comparisons give masks (0 or -1) as wide as the operands; as_bool()/as_mask() convert to and from the 0/1 form.
+// storage type T: values stored as f16, bf16 and float are computed in vf, small integers and bool8 (0 or 1) in vi32.
+// A lane count is `Full{}` (VL, known at compile time) or an `int n` with 0 < n < VL for a tail.
+// Comparisons return masks (0 or -1) as wide as the operands; as_bool() and as_mask() convert to and from the 0/1 form.
 #pragma once
 #include <stdint.h>
 #include <string.h>
@@ -61,7 +61,7 @@ template <> struct lane_of_half<vec_of<int64_t, VL / 2>::type> { using type = in
 
 struct Full { constexpr operator int() const { return VL; } };
 
-// Compute<T>::V is the lane vector and ::S the scalar in which values stored as T are computed.
+// Values stored as T are computed in the lane vector Compute<T>::V or the scalar Compute<T>::S.
 template <class T> struct Compute { using V = vi32; using S = int32_t; };
 template <> struct Compute<float> { using V = vf; using S = float; };
 template <> struct Compute<f16> { using V = vf; using S = float; };
@@ -110,7 +110,7 @@ NPU_INLINE uint16_t float_to_bf16(float f) {
   return f != f ? (uint16_t)(u >> 16 | 0x40) : (uint16_t)((u + 0x7fff + (u >> 16 & 1)) >> 16);
 }
 
-// ld1/st1: one element, in the compute scalar of T.
+// ld1 and st1 load and store one element, as the compute scalar of T.
 template <class T> NPU_INLINE scalar<T> ld1(const T* p) { return (scalar<T>)*p; }
 template <> inline __attribute__((always_inline)) float ld1(const bf16* p) { return bf16_to_float(p->bits); }
 template <> inline __attribute__((always_inline)) int32_t ld1(const bool8* p) { return p->value != 0; }
@@ -153,7 +153,8 @@ template <class To, class From> NPU_INLINE To cvt(From v) {
   else return __builtin_convertvector(v, To);
 }
 
-// Compilers compare and choose lane by lane where a vector takes two registers (vd, vi64): f on each half instead.
+// Applies f to each half of a vector that takes two registers (vd, vi64). Compilers would scalarise a comparison or a
+// select of the whole vector.
 template <class V> using half_t = typename vec_of<lane_t<V>, VL / 2>::type;
 template <class F, class A, class... Vs> NPU_INLINE auto by_halves(F f, A a, Vs... vs) {
   auto half = [](auto v, int h) NPU_HALF {
@@ -169,7 +170,7 @@ template <class F, class A, class... Vs> NPU_INLINE auto by_halves(F f, A a, Vs.
 }
 template <class V> constexpr bool is_wide = sizeof(V) > sizeof(vi32);
 
-// a OP b of each lane as a mask of 32 bits.
+// compare<Op>(a, b) returns a mask of 32-bit lanes.
 struct Lt { template <class V> __attribute__((always_inline)) auto operator()(V a, V b) const { return a < b; } };
 struct Le { template <class V> __attribute__((always_inline)) auto operator()(V a, V b) const { return a <= b; } };
 struct Gt { template <class V> __attribute__((always_inline)) auto operator()(V a, V b) const { return a > b; } };
@@ -185,12 +186,13 @@ template <class Op, class V> NPU_INLINE vi32 compare(V a, V b) {
   }
 }
 
-// Masks (0/-1 of either width) to and from bool lanes (vi32 0/1).
+// Convert masks (0 or -1, of either width) to and from bool lanes (vi32, 0 or 1).
 NPU_INLINE vi32 as_bool(vi32 mask) { return mask & 1; }
 NPU_INLINE vi32 as_bool(vi64 mask) { return cvt<vi32>(mask) & 1; }
 NPU_INLINE vi32 as_mask(vi32 b) { return b != 0; }
 
-// select(mask, a, b): lanes of a where the mask is -1, of b where it is 0; the mask may have another lane width.
+// select(mask, a, b) takes the lanes of a where the mask is -1, those of b where it is 0. The mask may have another
+// lane width.
 template <class M, class V> NPU_INLINE V select(M mask, V a, V b) {
   if constexpr (sizeof(M) == sizeof(V) && is_wide<V>) {
     return by_halves([](auto m, auto x, auto y) NPU_HALF { return m ? x : y; }, (vi64)mask, a, b);
@@ -200,8 +202,8 @@ template <class M, class V> NPU_INLINE V select(M mask, V a, V b) {
     return cvt<vi32>(mask) ? a : b;
   } else {
     typedef half_t<vi64> wide;
-    return by_halves([](auto m, auto x, auto y) NPU_HALF { return __builtin_convertvector(m, wide) ? x : y; }, (vi32)mask, a,
-                     b);
+    auto choose = [](auto m, auto x, auto y) NPU_HALF { return __builtin_convertvector(m, wide) ? x : y; };
+    return by_halves(choose, (vi32)mask, a, b);
   }
 }
 
@@ -218,7 +220,7 @@ struct MinOp {
   }
 };
 
-// min/max return NaN if either operand is NaN, as torch.minimum/maximum do.
+// min and max return NaN if either operand is NaN, like torch.minimum and torch.maximum.
 template <class V> NPU_INLINE V max(V a, V b) {
   if constexpr (is_wide<V>) return by_halves(MaxOp{}, a, b);
   else return MaxOp{}(a, b);
@@ -228,7 +230,7 @@ template <class V> NPU_INLINE V min(V a, V b) {
   else return MinOp{}(a, b);
 }
 #if NPU_AVX512
-// vmaxps returns its second operand if either is NaN, so only a NaN in `a` needs repair.
+// vmaxps returns its second operand if either is NaN, so only a NaN in `a` needs correction.
 template <> inline __attribute__((always_inline)) vf max(vf a, vf b) {
   __mmask16 nan = _mm512_cmp_ps_mask((__m512)a, (__m512)a, _CMP_UNORD_Q);
   return (vf)_mm512_mask_mov_ps(_mm512_max_ps((__m512)a, (__m512)b), nan, (__m512)a);
@@ -321,8 +323,8 @@ template <class T> NPU_INLINE vec<T> ld(const T* p, int n) {
 }
 
 // ---------------------------------------------------------------------------------------------- stores
-// Packs vf lanes to bf16 in the low halves of 32-bit lanes: round to nearest even, NaN stays NaN, subnormals kept
-// (the AVX512_BF16 conversion would flush them).
+// Converts vf lanes to bf16 in the low halves of 32-bit lanes. Rounds to nearest even; NaN stays NaN; subnormals are
+// kept (the AVX512_BF16 conversion would flush them).
 NPU_INLINE vi32 bf16_lanes(vf v) {
   typedef uint32_t vu32 __attribute__((vector_size(VL * 4)));
   vu32 u = (vu32)v;
@@ -394,7 +396,7 @@ template <class T> NPU_INLINE void st(T* p, vec<T> v, int n) {
   for (int i = 0; i < n; i++) p[i] = lanes[i];
 }
 
-// Lanes `stride` elements apart.
+// Load and store lanes that are `stride` elements apart.
 template <class T, class L> NPU_INLINE vec<T> ld_strided(const T* p, long stride, L lanes) {
   if (stride == 1) return ld(p, lanes);
   vec<T> v{};
@@ -406,7 +408,7 @@ template <class T, class L> NPU_INLINE void st_strided(T* p, long stride, vec<T>
   for (int i = 0; i < (int)lanes; i++) st1(p + i * stride, v[i]);
 }
 
-// Same value in every lane, from memory.
+// Loads one element into every lane.
 template <class T> NPU_INLINE vec<T> ld_splat(const T* p) { return splat<vec<T>>(ld1(p)); }
 
 // 0, 1, 2, ... VL-1
@@ -417,7 +419,7 @@ template <class V> NPU_INLINE V iota() {
 }
 
 // ---------------------------------------------------------------------------------------------- reductions
-// A fixed halving tree (lane i with lane i + N/2), so results do not depend on compiler or run.
+// Reduces by a fixed halving tree (lane i with lane i + N/2), so results do not depend on the compiler or the run.
 template <class S, int N, class Op> NPU_INLINE S reduce_tree(typename vec_of<S, N>::type v, Op op) {
   if constexpr (N == 2) {
     return op((S)v[0], (S)v[1]);

@@ -1,22 +1,22 @@
-// Scans and sorts, a row at a time. Rows are `stride` elements apart in memory; nothing is allocated.
+// Scans and sorts of one row at a time. Elements of a row are `stride` elements apart; no memory is allocated.
 #pragma once
 #include "loops.h"
 
 namespace npu {
 
 // ---------------------------------------------------------------------------------------------- scan
-// Running sums and products are kept in double or 64 bits; a NaN stays until the end of the row.
+// Running sums and products accumulate in double or 64 bits; a NaN propagates to the end of the row.
 template <class V> struct ScanAccumulator { using type = V; };
 template <> struct ScanAccumulator<vf> { using type = vd; };
 template <> struct ScanAccumulator<vi32> { using type = vi64; };
 
-// One row for each lane. Tail lanes run along with zeros.
+// Scans one row per lane. Lanes beyond the tail compute with zeros.
 template <class Op, class T, class L>
 NPU_INLINE void scan_lanes(const T* in, long in_stride, T* out, long out_stride, long n, L l) {
   using A = typename ScanAccumulator<vec<T>>::type;
-  A acc = Op::template start<A>();
+  A acc = Op::template identity<A>();
   for (long i = 0; i < n; i++) {
-    acc = Op::join(cvt<A>(ld(in + i * in_stride, l)), acc);
+    acc = Op::combine(cvt<A>(ld(in + i * in_stride, l)), acc);
     st(out + i * out_stride, cvt<vec<T>>(acc), l);
   }
 }
@@ -36,7 +36,7 @@ template <class Op, class T> NPU_INLINE void scan_row(const T* in, long in_strid
 }
 
 // ---------------------------------------------------------------------------------------------- sort
-// A value as an integer of the same order: -0 equals 0 and NaN is the largest, as in PyTorch.
+// Maps a value to an integer of the same order: -0 equals 0, and NaN is the largest, as in PyTorch.
 NPU_INLINE int32_t order_key(float x) {
   int32_t bits = bitcast<int32_t>(x + 0.f);
   return x != x ? INT32_MAX : bits ^ (bits >> 31 & INT32_MAX);
@@ -48,7 +48,7 @@ NPU_INLINE int64_t order_key(double x) {
 NPU_INLINE int32_t order_key(int32_t x) { return x; }
 NPU_INLINE int64_t order_key(int64_t x) { return x; }
 
-// Key and position in one word, so that comparing them is one instruction and every sort is stable.
+// Key and position in one word: one comparison orders both, so every sort is stable.
 struct Packed {
   uint64_t word;
   static Packed make(int32_t key, long at) { return {(uint64_t)((uint32_t)key ^ 0x80000000u) << 32 | (uint64_t)at}; }
@@ -66,7 +66,7 @@ template <class S> struct Entry { using type = Packed; };
 template <> struct Entry<double> { using type = Pair; };
 template <> struct Entry<int64_t> { using type = Pair; };
 
-// Bottom-up merge sort of a[0, n); `spare` is as long. Returns where the result lies.
+// Bottom-up merge sort of a[0, n). `spare` has the same length. Returns the array that holds the result.
 template <class E> static NPU_NOINLINE E* merge_sort(E* a, E* spare, long n) {
   constexpr long RUN = 16;
   for (long start = 0; start < n; start += RUN)
@@ -100,10 +100,10 @@ template <class E> NPU_INLINE void sift_down(E* heap, long k, E x) {
   heap[i] = x;
 }
 
-// The first k of n in order: their values and positions. `scratch` holds 2 n entries.
+// Stores values and positions of the first k of n elements, in order. `scratch` holds 2 n entries.
 template <bool DESCENDING, class T>
-static NPU_NOINLINE void sort_row(const T* in, long in_stride, T* values, long value_stride, int64_t* places, long place_stride,
-                                  long n, long k, char* scratch) {
+static NPU_NOINLINE void sort_row(const T* in, long in_stride, T* values, long value_stride, int64_t* places,
+                                  long place_stride, long n, long k, char* scratch) {
   using S = scalar<T>;
   using E = typename Entry<S>::type;
   E* a = (E*)scratch;
@@ -111,7 +111,7 @@ static NPU_NOINLINE void sort_row(const T* in, long in_stride, T* values, long v
     auto key = order_key(ld1(in + i * in_stride));
     return E::make(DESCENDING ? ~key : key, i);
   };
-  if (k * 8 <= n) {  // few of many: a heap of the best so far, the worst of them on top
+  if (k * 8 <= n) {  // few of many: a heap of the first k so far, with the last of them on top
     for (long i = 0; i < k; i++) a[i] = entry(i);
     a = merge_sort(a, a + n, k);
     for (long i = 0; i < k / 2; i++) {

@@ -1,20 +1,23 @@
-// How panels of 32 weight columns are stored, and how kernels read them: as a tile wants them (Plain), or in a weight
-// format, decoded in registers by a product of few rows and written out once by a product of many.
+// Storage of weights in panels of 32 columns, and readers of it. A panel has the layout that the register tile reads
+// (Plain), or a weight format. A product of few rows decodes a format in registers; a product of many rows unpacks each
+// panel once.
 //
-// A unit is what meets 4 bytes of the left operand: one element of the reduced dim, or a pair of bf16. A storage has
-//   PLAIN                                whether a tile reads a panel as it is
-//   ODD_UNITS                            whether a panel may have an odd number of units
-//   UNIT_BYTES, panel_bytes(units)       sizes
-//   BLOCK_UNITS                          0, or the units whose sum is to be multiplied by scale(panel, units, block, v)
-//   at(panel, unit)                      the address from which a unit is prefetched
-//   open(panel, units, first, n, room)   units first .. first + n as the tile wants them; room: n * 128 bytes
-//   finish<M>(rows, panel, acc)          unless PLAIN: adds what the units leave out to acc[M][PANEL], for a product of
-//                                        M rows (GemvArgs)
-// and a Reader<Storage>: of(panel), two(u, w) and, if ODD_UNITS, unit(u, w) give the registers of units u (and u + 1)
-// from the current one on, skip(units) moves on; `from` is the address of the current unit.
+// A unit is 4 bytes of the left operand and the weights they are multiplied by: one element of the reduced dim, or a
+// pair of bf16. A storage has
+//   PLAIN                                  whether the tile reads a panel without unpacking it
+//   ODD_UNITS                              whether a panel may have an odd number of units
+//   UNIT_BYTES, panel_bytes(units)         sizes
+//   BLOCK_UNITS                            0, or how many units share one scale(panel, units, block, v)
+//   at(panel, unit)                        the address from which a unit is prefetched
+//   unpack(panel, units, first, n, buffer) units first .. first + n in the layout of the tile; buffer: n * 128 bytes
+//   add_outliers<M>(rows, panel, acc)      unless PLAIN: adds the weights that the units omit to acc[M][PANEL], for a
+//                                          product of M rows (GemvArgs)
+// and a Reader<Storage>, made by of(panel). load(u, w), only if ODD_UNITS, reads the unit u units after the current one
+// into registers; load2(u, w) reads that unit and the next. skip(units) advances; `from` is the address of the current
+// unit.
 //
-// A weight format F is a struct of that name; F::Storage<Kind> is how it meets the operands of a Kind (tile.h). A format
-// that can give an element as a float needs no storage of its own: see Values.
+// A weight format F is a struct of that name; F::Storage<Kind> is its storage for the operands of a Kind (tile.h). A
+// format whose elements can be read as floats one by one uses the storage Values.
 #pragma once
 #include "simd.h"
 
@@ -22,7 +25,7 @@ namespace npu {
 
 constexpr int PANEL = 32;
 
-template <class Format> struct stored { uint8_t byte; };  // what a pointer to weights in a format points to
+template <class Format> struct stored { uint8_t byte; };  // element type of pointers to weights in a format
 
 template <class Storage> struct Reader;
 
@@ -31,30 +34,30 @@ template <class Kind> struct Plain {
   static constexpr int UNIT_BYTES = Kind::W_BYTES, BLOCK_UNITS = 0;
   static constexpr long panel_bytes(long units) { return units * UNIT_BYTES; }
   NPU_INLINE const char* at(const char* panel, long unit) { return panel + unit * UNIT_BYTES; }
-  NPU_INLINE const char* open(const char* panel, long, long first, long, char*) { return at(panel, first); }
+  NPU_INLINE const char* unpack(const char* panel, long, long first, long, char*) { return at(panel, first); }
 };
 
 template <class Kind> struct Reader<Plain<Kind>> {
   static constexpr int VECS = PANEL / VL;
   const char* from;
   NPU_INLINE Reader of(const char* panel) { return {panel}; }
-  __attribute__((always_inline)) void unit(int u, vf (&w)[VECS]) const {
+  __attribute__((always_inline)) void load(int u, vf (&w)[VECS]) const {
 #pragma GCC unroll 8
     for (int v = 0; v < VECS; v++) w[v] = Kind::weights(from + u * Kind::W_BYTES, v);
   }
-  __attribute__((always_inline)) void two(int u, vf (&w)[2][VECS]) const {
-    unit(u, w[0]);
-    unit(u + 1, w[1]);
+  __attribute__((always_inline)) void load2(int u, vf (&w)[2][VECS]) const {
+    load(u, w[0]);
+    load(u + 1, w[1]);
   }
   __attribute__((always_inline)) void skip(int units) { from += units * Kind::W_BYTES; }
 };
 
-// The storage of a format whose elements are read one by one. Format gives HEAD_BYTES in front of a panel's elements,
-// K_BYTES for each element of the reduced dim (of all 32 columns), panel_bytes(k), and
+// The storage of a format whose elements are read one by one. Format defines HEAD_BYTES in front of a panel's elements,
+// K_BYTES for each element of the reduced dim (all 32 columns), panel_bytes(k), and
 //   value(panel, k, v)              element k of the VL columns from v * VL on, as floats
-// bf16 operands get them rounded to nearest even, as they get weights that were never in a format. If BLOCK is not 0,
-// value() gives whole numbers up to 256, which bf16 holds, and elements are these times
-//   scale(panel, length, block, v)  of the columns, for BLOCK elements of the reduced dim, which has `length`
+// For bf16 operands, values are rounded to nearest even, like weights that are stored in no format. If BLOCK is not 0,
+// value() returns integers up to 256, which are exact in bf16, and an element is this integer times
+//   scale(panel, length, block, v)  one scale per column, for BLOCK elements of the reduced dim of `length`
 template <class Format, class Kind> struct Values {
   static constexpr bool PLAIN = false, ODD_UNITS = true;
   static constexpr int DEPTH = Kind::X_PER_UNIT, UNIT_BYTES = Format::K_BYTES * DEPTH, VECS = PANEL / VL;
@@ -72,7 +75,7 @@ template <class Format, class Kind> struct Values {
   NPU_INLINE vf scale(const char* panel, long units, long block, int v) {
     return Format::scale(panel, units * DEPTH, block, v);
   }
-  static NPU_NOINLINE const char* open(const char* panel, long units, long first, long n, char* room) {
+  static NPU_NOINLINE const char* unpack(const char* panel, long units, long first, long n, char* buffer) {
     vf s[VECS];
     for (long u = 0; u < n; u++) {
       const long unit = first + u;
@@ -86,13 +89,13 @@ template <class Format, class Kind> struct Values {
         vf w = Format::value(panel, unit * DEPTH, v), odd = w;
         if constexpr (DEPTH == 2) odd = Format::value(panel, unit * DEPTH + 1, v);
         if constexpr (BLOCK_UNITS > 0) w *= s[v], odd *= s[v];
-        store_bytes(room + (u * PANEL + v * VL) * 4, DEPTH == 2 ? rounded(w, odd) : w);
+        store_bytes(buffer + (u * PANEL + v * VL) * 4, DEPTH == 2 ? rounded(w, odd) : w);
       }
     }
-    return room;
+    return buffer;
   }
   NPU_INLINE vf rounded(vf even, vf odd) { return (vf)(bf16_lanes(even) | bf16_lanes(odd) << 16); }
-  template <int M, class Args> NPU_INLINE void finish(const Args&, const char*, float*) {}
+  template <int M, class Args> NPU_INLINE void add_outliers(const Args&, const char*, float*) {}
 };
 
 template <class Format, class Kind> struct Reader<Values<Format, Kind>> {
@@ -102,13 +105,13 @@ template <class Format, class Kind> struct Reader<Values<Format, Kind>> {
   const char* panel;
   long first;
   NPU_INLINE Reader of(const char* panel) { return {Storage::at(panel, 0), panel, 0}; }
-  __attribute__((always_inline)) void unit(int u, vf (&w)[VECS]) const {
+  __attribute__((always_inline)) void load(int u, vf (&w)[VECS]) const {
 #pragma GCC unroll 8
     for (int v = 0; v < VECS; v++) w[v] = Storage::weights(panel, first + u, v);
   }
-  __attribute__((always_inline)) void two(int u, vf (&w)[2][VECS]) const {
-    unit(u, w[0]);
-    unit(u + 1, w[1]);
+  __attribute__((always_inline)) void load2(int u, vf (&w)[2][VECS]) const {
+    load(u, w[0]);
+    load(u + 1, w[1]);
   }
   __attribute__((always_inline)) void skip(int units) { from += units * Storage::UNIT_BYTES, first += units; }
 };

@@ -1,10 +1,10 @@
-// The register tile shared by gemm, conv and attention: P positions x COLS output columns, fp32 accumulators.
+// The register tile shared by gemm, conv and attention: P positions x TILE_COLS output columns, float32 accumulators.
 //
 //   acc[p][c] = sum over taps t, units k:  x[taps[t] + off[p] + 4k] * w[t * len + k][c]
 //
-// A unit is 4 bytes of x: one float, or a pair of bf16. Weights come in panels of 32 columns:
+// A unit is 4 bytes of x: one float, or a pair of bf16. Weights are stored in panels of 32 columns:
 //   F32   [K][32] float      F16W  [K][32] f16, widened in registers      BF16P  [K/2][32][2] bf16
-// One instantiation per (kind, P) serves every shape of a program; sizes are run-time arguments.
+// Sizes are run-time arguments, so all shapes of a program share one instantiation per (kind, P).
 #pragma once
 #include "pool.h"
 #include "simd.h"
@@ -17,8 +17,8 @@ constexpr long max_of(long a, long b) { return a > b ? a : b; }
 constexpr long ceil_div(long a, long b) { return (a + b - 1) / b; }
 constexpr long align64(long bytes) { return (bytes + 63) / 64 * 64; }
 
-// Units in one chain of additions. With float operands and results the sum is the only rounding that counts, and short
-// chains keep it at the level of the best libraries; 16-bit results hide it.
+// Units in one chain of additions. With float operands and results, rounding in the sum is the dominant error; short
+// chains reduce it to that of the best libraries. With 16-bit results the rounding of the result dominates.
 constexpr int SEGMENT_F32 = 96, SEGMENT_16 = 1 << 30;
 #if NPU_AVX512
 constexpr int TILE_VECS = 2, TILE_ROWS = 14;  // 28 accumulators + 2 weights + 1 broadcast of 32 registers
@@ -37,11 +37,11 @@ struct TileArgs {
   const long* taps;    // byte offset of each tap
   int ntaps, len;      // len: units per tap
   const char* w;
-  float* acc;          // [P][PANEL]
-  int segment;         // units summed before they are added to acc: keeps rounding chains short
-  const char* prefetch;  // weights needed soon, fetched into L2: a step for every two units
-  long prefetch_step;    // bytes; 0 fetches nothing new
-  bool add = false;      // to what acc holds
+  float* acc;            // [P][PANEL]
+  int segment;           // units that are summed before they are added to acc
+  const char* prefetch;  // weights to prefetch into L2, one step for every two units
+  long prefetch_step;    // bytes; 0 prefetches nothing
+  bool add = false;      // add to the contents of acc
 };
 typedef void (*TileFn)(const TileArgs&);
 
@@ -51,8 +51,8 @@ NPU_INLINE float unit(const char* p) {
   return f;
 }
 
-// acc += w * x in place. Written as an instruction: gcc 12 otherwise mixes fmadd forms that overwrite a factor, and
-// pays with register moves and spills in a tile that fills the register file.
+// acc += w * x in place. Inline assembly, because gcc 12 otherwise mixes in FMA forms that overwrite a factor, which
+// costs register moves and spills in a tile that fills the register file.
 NPU_INLINE void mul_add(vf& acc, vf w, vf x) {
 #if NPU_AVX512 || NPU_AVX2
   __asm__("vfmadd231ps %2, %1, %0" : "+v"(acc) : "v"(w), "v"(x));
@@ -62,7 +62,7 @@ NPU_INLINE void mul_add(vf& acc, vf w, vf x) {
 }
 
 struct F32 {
-  static constexpr int W_BYTES = PANEL * 4;  // of one unit in a panel
+  static constexpr int W_BYTES = PANEL * 4;  // bytes of one unit of a panel
   static constexpr int X_PER_UNIT = 1;
   NPU_INLINE vf weights(const char* w, int v) { return load_bytes<vf>(w + v * VL * 4); }
   NPU_INLINE void step(vf& acc, vf w, vf x) { mul_add(acc, w, x); }
@@ -102,7 +102,7 @@ template <class Kind, int P> NPU_INLINE void tile_step(vf (&acc)[P][TILE_VECS], 
   }
 }
 
-// to (+)= acc
+// Stores acc to `to`, or adds it if `add`.
 template <int P> NPU_INLINE void add_to(float* to, const vf (&acc)[P][TILE_VECS], bool add) {
   if (add) {
 #pragma GCC unroll 14
@@ -120,7 +120,7 @@ template <int P> NPU_INLINE void add_to(float* to, const vf (&acc)[P][TILE_VECS]
   }
 }
 
-// STREAM: the weights are used once, so they are fetched ahead completely, from the prefetch pointer on.
+// STREAM: the weights are read once, so all of them are prefetched, starting at the prefetch pointer.
 template <class Kind, int P, bool STREAM = false> NPU_NOINLINE void tile(const TileArgs& a) {
   vf acc[P][TILE_VECS];
   const char* w = a.w;
@@ -169,7 +169,7 @@ template <class Kind, int P, bool STREAM = false> NPU_NOINLINE void tile(const T
   add_to<P>(a.acc, acc, partial);
 }
 
-// Q positions cut into the fewest tiles of nearly equal height: `tall` tiles of `rows + 1`, then tiles of `rows`.
+// Q positions as the fewest tiles of nearly equal height: `tall` tiles of `rows + 1` positions, then tiles of `rows`.
 struct Tiling {
   TileFn tall_fn, fn;
   int tall, count, rows;
@@ -180,42 +180,43 @@ template <class Kind, long Q, bool STREAM = false> NPU_INLINE Tiling tiling() {
   else return {tile<Kind, rows, STREAM>, tile<Kind, rows, STREAM>, 0, count, rows};
 }
 
-// Hands `rows` rows of a finished panel to the epilogue. N is the number of columns of a group, col the panel's first
-// column in its group, shift the group's first column. A paired product has a second accumulator `pair` floats behind.
-template <long N, bool PAIRED = false, class Epi>
-NPU_INLINE void finish(const float* acc, long pair, int rows, long row, long col, long shift, Epi& epi) {
+// Applies the epilogue to `rows` rows of a panel of sums. N is the number of columns of a group, col the panel's first
+// column in its group, shift the group's first column. The sums of the second of two products are `second` floats after
+// those of the first.
+template <long N, bool DUAL = false, class Epi>
+NPU_INLINE void apply_epilogue(const float* acc, long second, int rows, long row, long col, long shift, Epi& epi) {
   const bool whole = N % PANEL == 0 || col + PANEL <= N;
-  auto hand = [&](int v, auto lanes) __attribute__((always_inline)) {
-    if constexpr (PAIRED) epi(load_bytes<vf>(acc + v), load_bytes<vf>(acc + pair + v), row, shift + col + v, lanes);
+  auto apply = [&](int v, auto lanes) __attribute__((always_inline)) {
+    if constexpr (DUAL) epi(load_bytes<vf>(acc + v), load_bytes<vf>(acc + second + v), row, shift + col + v, lanes);
     else epi(load_bytes<vf>(acc + v), row, shift + col + v, lanes);
   };
   for (int p = 0; p < rows; p++, acc += PANEL, row++) {
     if (whole) {
 #pragma GCC unroll 8
-      for (int v = 0; v < PANEL; v += VL) hand(v, Full{});
+      for (int v = 0; v < PANEL; v += VL) apply(v, Full{});
     } else {
       for (int v = 0; v < PANEL && col + v < N; v += VL) {
-        if (col + v + VL <= N) hand(v, Full{});
-        else hand(v, (int)(N - col - v));
+        if (col + v + VL <= N) apply(v, Full{});
+        else apply(v, (int)(N - col - v));
       }
     }
   }
 }
 
 // ---------------------------------------------------------------------------------------------- blocked driver
-constexpr long BLOCK_BYTES = 256 << 10;     // x of one block: leaves most of a 1 MB L2 to the weights
-constexpr long NEAR_BYTES = 48 << 10;       // x of a block that is cheap to convert: about an L1 cache
-constexpr long RESIDENT_BYTES = 384 << 10;  // weights that stay in L2 beside it
-constexpr long CHUNK_MACS = 400000;         // some 12 us of one core: a chunk is not worth splitting further
-constexpr long CHUNKS = 16;                 // wanted at least, so that threads balance under noise
+constexpr long BLOCK_BYTES = 256 << 10;     // x of one block, which leaves most of a 1 MB L2 cache to the weights
+constexpr long NEAR_BYTES = 48 << 10;       // x of a block that is cheap to convert, about one L1 cache
+constexpr long RESIDENT_BYTES = 384 << 10;  // weights that stay in L2 together with a block
+constexpr long CHUNK_MACS = 400000;         // the smallest chunk worth claiming: about 12 us of one core
+constexpr long CHUNKS = 16;                 // the fewest chunks, so that the threads' loads balance
 
-// A matrix product cut into chunks: a chunk is a block of positions times PG panels of weights.
-// Plan gives the constants Kind, IMAGES, BLOCKS, Q (positions of a block), Q_LAST, G, N, NP (columns and panels of a
-// group), PG, PAIRED (weights come as two panels for each panel of results), NTAPS, LEN, SEGMENT, GROUP_BYTES (of x),
-// W_IMAGE_BYTES, the weights' storage Stored and
-//   tables(off, taps)                    offsets of the positions of a block, of the taps
-//   first_row(image, block)              row of the block's first position in the output
-//   prepare(x, image, block, copy)       start of the block's x, copied to `copy` if it must be padded or converted
+// A matrix product is divided into chunks: a chunk is a block of positions times PG panels of weights. Plan defines the
+// constants Kind, IMAGES, BLOCKS, Q (positions of a block), Q_LAST (of the last one), G (groups), N and NP (columns and
+// panels of a group), PG, DUAL (two products, so two panels of weights for each panel of results), NTAPS, LEN, SEGMENT,
+// GROUP_BYTES (of x), W_IMAGE_BYTES, the storage of the weights Stored, and
+//   tables(off, taps)                    fills in the offsets of a block's positions and of the taps
+//   first_row(image, block)              the output row of the block's first position
+//   prepare(x, image, block, copy)       the address of the block's x, or `copy` if x was padded or converted into it
 template <class Plan> constexpr long blocked_tables_bytes() { return align64(Plan::Q * 4) + align64(Plan::NTAPS * 8); }
 template <class Plan> struct Chunk {
   static constexpr long GROUPS = ceil_div(Plan::G * Plan::NP, Plan::PG), COUNT = Plan::IMAGES * Plan::BLOCKS * GROUPS;
@@ -227,10 +228,12 @@ template <class Plan> struct Chunk {
   }
 };
 
-// Tile t of a block: a.off is that of its first position, w the panel, `after` the weights needed next or null.
+// Computes tile t of a block. a.off is the entry of its first position, w the panel, `after` the weights of the next
+// tiles or null.
 template <class Kind, class Stored>
-NPU_INLINE void run_tile(const Tiling& tiles, int t, TileArgs a, const char* w, const char* after, int parts, float* acc) {
-  const bool fetch = after && t < Stored::UNIT_BYTES / 32;  // a tile fetches 32 bytes a unit
+NPU_INLINE void run_tile(const Tiling& tiles, int t, TileArgs a, const char* w, const char* after, int parts,
+                         float* acc) {
+  const bool fetch = after && t < Stored::UNIT_BYTES / 32;  // a tile prefetches 32 bytes per unit
   a.prefetch = fetch ? after + (long)t * a.ntaps * a.len * 32 : w;
   a.prefetch_step = fetch ? 64 : 0;
   for (int part = 0; part < parts; part++) {
@@ -241,30 +244,30 @@ NPU_INLINE void run_tile(const Tiling& tiles, int t, TileArgs a, const char* w, 
 }
 
 template <class Plan> constexpr long copy_end() { return blocked_tables_bytes<Plan>() + align64(Plan::COPY_BYTES); }
-template <class Plan> constexpr long open_bytes(long units) {  // of a panel that is written out
+template <class Plan> constexpr long unpacked_bytes(long units) {  // buffer for one unpacked panel
   return Plan::Stored::PLAIN ? 0 : units * Plan::Kind::W_BYTES;
 }
 template <class Plan> constexpr long blocked_scratch_bytes() {
-  return copy_end<Plan>() + (1 + Plan::PAIRED) * open_bytes<Plan>((long)Plan::NTAPS * Plan::LEN);
+  return copy_end<Plan>() + (1 + Plan::DUAL) * unpacked_bytes<Plan>((long)Plan::NTAPS * Plan::LEN);
 }
 
-// Long rows (LEN of the reduced dim) in slices, so that a slice of a block's x and the sums of a chunk share the L2 cache
-// while the weights stream by. Plan has one tap and one group; SLICE is the length of a slice, in units.
-template <class Plan> constexpr long sliced_sums_bytes() { return Plan::PG * Plan::HALVES * Plan::Q * PANEL * 4; }
+// Processes long rows (LEN units of the reduced dim) in slices of SLICE units, so that a slice of a block's x and the
+// sums of a chunk stay in the L2 cache while the weights are streamed. Plan has one tap and one group.
+template <class Plan> constexpr long sliced_sums_bytes() { return Plan::PG * Plan::PRODUCTS * Plan::Q * PANEL * 4; }
 template <class Plan> constexpr long sliced_scratch_bytes() {
-  return copy_end<Plan>() + align64(sliced_sums_bytes<Plan>()) + open_bytes<Plan>(Plan::SLICE);
+  return copy_end<Plan>() + align64(sliced_sums_bytes<Plan>()) + unpacked_bytes<Plan>(Plan::SLICE);
 }
 
 template <class Plan, class TX, class TW, class Epi>
 NPU_INLINE void sliced(const TX* x, const TW* weights, Epi& epi, Thread& th, int* counter) {
   using Kind = typename Plan::Kind;
   using Stored = typename Plan::Stored;
-  constexpr long HALVES = Plan::HALVES, HALF_BYTES = Stored::panel_bytes(Plan::LEN), HALF = Plan::Q * PANEL;
+  constexpr long PRODUCTS = Plan::PRODUCTS, PRODUCT_BYTES = Stored::panel_bytes(Plan::LEN), SUMS = Plan::Q * PANEL;
   int32_t* off = (int32_t*)th.scratch;
   long* taps = (long*)(th.scratch + align64(Plan::Q * 4));
   char* copy = th.scratch + blocked_tables_bytes<Plan>();
   float* sums = (float*)(th.scratch + copy_end<Plan>());
-  char* room = th.scratch + copy_end<Plan>() + align64(sliced_sums_bytes<Plan>());
+  char* unpacked = th.scratch + copy_end<Plan>() + align64(sliced_sums_bytes<Plan>());
   Plan::tables(off, taps);
   const Tiling full = tiling<Kind, Plan::Q>(), last = tiling<Kind, Plan::Q_LAST>();
   for (long i, prepared = -1; (i = next_chunk(th, counter)) < Chunk<Plan>::COUNT;) {
@@ -276,21 +279,21 @@ NPU_INLINE void sliced(const TX* x, const TW* weights, Epi& epi, Thread& th, int
     const char* w = (const char*)weights + c.image * Plan::W_IMAGE_BYTES;
     for (long at = 0; at < Plan::LEN; at += Plan::SLICE) {
       const int len = (int)min_of(Plan::SLICE, Plan::LEN - at);
-      for (long h = c.begin * HALVES; h < c.end * HALVES; h++) {
-        const char* panel = Stored::open(w + h * HALF_BYTES, Plan::LEN, at, len, room);
-        const char* next = Stored::at(w + (h + (h + 1 < c.end * HALVES)) * HALF_BYTES, at);
+      for (long h = c.begin * PRODUCTS; h < c.end * PRODUCTS; h++) {
+        const char* panel = Stored::unpack(w + h * PRODUCT_BYTES, Plan::LEN, at, len, unpacked);
+        const char* next = Stored::at(w + (h + (h + 1 < c.end * PRODUCTS)) * PRODUCT_BYTES, at);
         for (int t = 0, done = 0; t < tiles.count; t++) {
           TileArgs a{block + at * 4, off + done, taps, 1, len, nullptr, nullptr, Plan::SEGMENT, nullptr, 0, at > 0};
           run_tile<Kind, Stored>(tiles, t, a, panel, next, PANEL / TILE_COLS,
-                                 sums + (h - c.begin * HALVES) * HALF + done * PANEL);
+                                 sums + (h - c.begin * PRODUCTS) * SUMS + done * PANEL);
           done += tiles.rows + (t < tiles.tall);
         }
       }
     }
     const int rows = (int)(c.block == Plan::BLOCKS - 1 ? Plan::Q_LAST : Plan::Q);
     for (long pn = c.begin; pn < c.end; pn++)
-      finish<Plan::N, Plan::PAIRED>(sums + (pn - c.begin) * HALVES * HALF, HALF, rows, Plan::first_row(c.image, c.block),
-                                    pn * PANEL, 0, epi);
+      apply_epilogue<Plan::N, Plan::DUAL>(sums + (pn - c.begin) * PRODUCTS * SUMS, SUMS, rows,
+                                          Plan::first_row(c.image, c.block), pn * PANEL, 0, epi);
   }
 }
 
@@ -298,13 +301,13 @@ template <class Plan, class TX, class TW, class Epi>
 NPU_INLINE void blocked(const TX* x, const TW* weights, Epi& epi, Thread& th, int* counter) {
   using Kind = typename Plan::Kind;
   using Stored = typename Plan::Stored;
-  constexpr long UNITS = (long)Plan::NTAPS * Plan::LEN, HALF_BYTES = Stored::panel_bytes(UNITS), HALVES = 1 + Plan::PAIRED;
-  constexpr long PANEL_BYTES = HALVES * HALF_BYTES, PAIR = TILE_ROWS * PANEL;
+  constexpr long UNITS = (long)Plan::NTAPS * Plan::LEN, PRODUCTS = 1 + Plan::DUAL, SUMS = TILE_ROWS * PANEL;
+  constexpr long PRODUCT_BYTES = Stored::panel_bytes(UNITS), PANEL_BYTES = PRODUCTS * PRODUCT_BYTES;
   int32_t* off = (int32_t*)th.scratch;
   long* taps = (long*)(th.scratch + align64(Plan::Q * 4));
   char* copy = th.scratch + blocked_tables_bytes<Plan>();
-  char* room = th.scratch + copy_end<Plan>();
-  alignas(64) float acc[HALVES * PAIR];
+  char* unpacked = th.scratch + copy_end<Plan>();
+  alignas(64) float acc[PRODUCTS * SUMS];
   long i = next_chunk(th, counter), prepared = -1;
   if (i >= Chunk<Plan>::COUNT) return;
   Plan::tables(off, taps);
@@ -320,7 +323,7 @@ NPU_INLINE void blocked(const TX* x, const TW* weights, Epi& epi, Thread& th, in
     const char* w = (const char*)weights + c.image * Plan::W_IMAGE_BYTES;
     for (long pn = c.begin; pn < c.end; pn++) {
       const char *panel = w + pn * PANEL_BYTES, *next = panel + PANEL_BYTES;
-      if (pn + 1 == c.end) {  // claim the next chunk now: its first weights can be fetched meanwhile
+      if (pn + 1 == c.end) {  // claim the next chunk early, to prefetch its first weights
         i = next_chunk(th, counter);
         const Chunk<Plan> after = Chunk<Plan>::of(i);
         next = (const char*)weights + after.image * Plan::W_IMAGE_BYTES + after.begin * PANEL_BYTES;
@@ -329,16 +332,17 @@ NPU_INLINE void blocked(const TX* x, const TW* weights, Epi& epi, Thread& th, in
       const long group = pn / Plan::NP, col = pn % Plan::NP * PANEL, row = Plan::first_row(c.image, c.block);
       const int parts = (int)min_of(PANEL / TILE_COLS, ceil_div(Plan::N - col, TILE_COLS));
       const char* from = block + group * Plan::GROUP_BYTES;
-      const char* open[HALVES];
-      for (long half = 0; half < HALVES; half++)
-        open[half] = Stored::open(panel + half * HALF_BYTES, UNITS, 0, UNITS, room + half * open_bytes<Plan>(UNITS));
+      const char* plain[PRODUCTS];
+      for (long i = 0; i < PRODUCTS; i++)
+        plain[i] =
+            Stored::unpack(panel + i * PRODUCT_BYTES, UNITS, 0, UNITS, unpacked + i * unpacked_bytes<Plan>(UNITS));
       for (int t = 0, done = 0; t < tiles.count; t++) {
         const int rows = tiles.rows + (t < tiles.tall);
         TileArgs a{from, off + done, taps, Plan::NTAPS, Plan::LEN, nullptr, nullptr, Plan::SEGMENT, nullptr, 0};
-        for (long half = 0; half < HALVES; half++)
-          run_tile<Kind, Stored>(tiles, t, a, open[half], next ? next + half * HALF_BYTES : nullptr, parts,
-                                 acc + half * PAIR);
-        finish<Plan::N, Plan::PAIRED>(acc, PAIR, rows, row + done, col, group * Plan::N, epi);
+        for (long i = 0; i < PRODUCTS; i++)
+          run_tile<Kind, Stored>(tiles, t, a, plain[i], next ? next + i * PRODUCT_BYTES : nullptr, parts,
+                                 acc + i * SUMS);
+        apply_epilogue<Plan::N, Plan::DUAL>(acc, SUMS, rows, row + done, col, group * Plan::N, epi);
         done += rows;
       }
     }
@@ -346,8 +350,8 @@ NPU_INLINE void blocked(const TX* x, const TW* weights, Epi& epi, Thread& th, in
 }
 
 // ---------------------------------------------------------------------------------------------- operand kinds
-// How x stored as TX meets weights stored as TW: bf16 pairs directly, everything else as float; weights in a format as
-// the format gives them to that kind of operand.
+// How x stored as TX is multiplied by weights stored as TW: bf16 in pairs, all other types as float. A weight format
+// has a storage for either kind of operand.
 template <class TX, class TW> struct Operands {
   static_assert(!is_same<TW, bf16>::value, "bf16 weights need bf16 activations");
   using Kind = F32;
@@ -374,12 +378,12 @@ template <class Format> struct Operands<bf16, stored<Format>> : Operands<bf16, b
   using Stored = typename Format::template Storage<BF16P>;
 };
 
-// Bytes of a panel of k elements of the reduced dim, as weights stored as TW meet TX.
+// Bytes of a panel of weights stored as TW for operands stored as TX, with k elements of the reduced dim.
 template <class TX, class TW> constexpr long panel_bytes(long k) {
   return Operands<TX, TW>::Stored::panel_bytes(ceil_div(k, Operands<TX, TW>::Kind::X_PER_UNIT));
 }
 
-// Copies n elements as units: widened to float, or bf16 as it is with a zero behind an odd end.
+// Copies n elements as units: widened to float, or as bf16 with one zero appended if n is odd.
 template <class Kind, class TX> NPU_INLINE void copy_units(char* out, const TX* x, long n) {
   if constexpr (is_same<Kind, BF16P>::value) {
     memcpy(out, x, (size_t)n * 2);

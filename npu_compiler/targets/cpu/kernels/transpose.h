@@ -9,7 +9,7 @@
 
 namespace npu {
 
-// Interleaving the low (high) halves of two vectors: log2(n) rounds of this perfect shuffle transpose n rows.
+// Interleave the low (high) halves of two vectors. log2(n) rounds of this perfect shuffle transpose n rows.
 template <class V> NPU_INLINE V interleave_low(V a, V b) {
   constexpr int n = sizeof(V) / sizeof(V{}[0]);
   if constexpr (n == 2) return __builtin_shufflevector(a, b, 0, 2);
@@ -37,12 +37,9 @@ template <int SIZE> constexpr int transpose_block() { return SIZE == 8 ? 8 : 16;
 template <int SIZE> constexpr int transpose_block() { return 16 / SIZE; }
 #endif
 
-// A square block of n x n elements, in registers.
-template <class E, int n> NPU_INLINE void transpose_square(const E* in, long in_m, E* out, long out_n) {
-  typedef typename vec_of<E, n>::type V;
-  V rows[n], next[n];
-#pragma GCC unroll 16
-  for (int i = 0; i < n; i++) rows[i] = load_bytes<V>(in + i * in_m);
+// Transposes n vectors of n elements in registers.
+template <class V, int n> NPU_INLINE void transpose_registers(V (&rows)[n]) {
+  V next[n];
 #pragma GCC unroll 4
   for (int round = 1; round < n; round *= 2) {
 #pragma GCC unroll 8
@@ -53,11 +50,20 @@ template <class E, int n> NPU_INLINE void transpose_square(const E* in, long in_
 #pragma GCC unroll 16
     for (int i = 0; i < n; i++) rows[i] = next[i];
   }
+}
+
+// Transposes a block of n x n elements.
+template <class E, int n> NPU_INLINE void transpose_square(const E* in, long in_m, E* out, long out_n) {
+  typedef typename vec_of<E, n>::type V;
+  V rows[n];
+#pragma GCC unroll 16
+  for (int i = 0; i < n; i++) rows[i] = load_bytes<V>(in + i * in_m);
+  transpose_registers(rows);
 #pragma GCC unroll 16
   for (int i = 0; i < n; i++) store_bytes(out + i * out_n, rows[i]);
 }
 
-// rows x cols of `in`, any sizes.
+// Transposes rows x cols elements of `in`, for any sizes.
 template <class E> NPU_NOINLINE void transpose_part(const E* in, long in_m, E* out, long out_n, long rows, long cols) {
   constexpr int n = transpose_block<sizeof(E)>();
   const long whole_rows = rows / n * n, whole_cols = cols / n * n;
@@ -70,7 +76,7 @@ template <class E> NPU_NOINLINE void transpose_part(const E* in, long in_m, E* o
 
 template <class D, class T> NPU_NOINLINE void transpose(const T* in, T* out, Thread& th, int* counter) {
   typedef typename Raw<sizeof(T)>::type E;
-  // A part reads whole lines of `in` and writes whole lines of `out`, and both sides of it fit the L1 cache.
+  // A part reads whole cache lines of `in` and writes whole cache lines of `out`; its source and its result fit in L1.
   constexpr long PART_M = min_of(D::M, 128 / (long)sizeof(T) * 2), PART_N = min_of(D::N, PART_M < 16 ? 1024 : 64);
   constexpr long PARTS_M = ceil_div(D::M, PART_M), PARTS_N = ceil_div(D::N, PART_N), PARTS = D::B * PARTS_M * PARTS_N;
   constexpr long PER_CHUNK = max_of(1, min_of(PARTS / CHUNKS, 65536 / (PART_M * PART_N)));

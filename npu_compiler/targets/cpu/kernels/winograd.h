@@ -1,21 +1,23 @@
-// Winograd convolution F(M x M, 3 x 3), M = 2 or 4: 3x3 filters, stride 1, no dilation, one group; NHWC, fp32 arithmetic.
-// Dimensions D and the epilogue are those of conv2d. Weights are transformed at load time (Scheduler._winograd_weight):
-// [ceil(K/32)][(M+2)^2][C][32] float. Source: Lavin & Gray, "Fast Algorithms for Convolutional Neural Networks" (2016).
+// Winograd convolution F(M x M, 3 x 3), M = 2 or 4: 3x3 filters, stride 1, no dilation, one group; NHWC, float32
+// arithmetic. Dimensions D and the epilogue are those of conv2d. Weights are transformed at load time
+// (Scheduler._winograd_weight) to [ceil(K/32)][(M+2)^2][C][32] float. Source: Lavin & Gray, "Fast Algorithms for
+// Convolutional Neural Networks" (2016).
 //
 //   conv2d_winograd<D, M>(x, u, epi, th, counter)
 //
-// A chunk transforms the inputs of a block of tiles to [(M+2)^2][tiles][C], multiplies them with the weight panels
-// (one matrix product for each of the (M+2)^2 points), and transforms the products back, 14 tiles x 32 channels at once.
+// A chunk transforms the inputs of a block of tiles to [(M+2)^2][tiles][C], multiplies them with the weight panels (one
+// matrix product for each of the (M+2)^2 points), and transforms the products back, 14 tiles x 32 channels at once.
 //
-// In a transform a value meets outputs that do not see it and cancels again, which leaves its rounding error there, or NaN
-// if it is infinite. A tile in which that would show (winograd_uneven) takes the direct sum.
+// The transforms add every input of a tile to every output and cancel the terms that an output does not depend on. A
+// large value leaves its rounding error in such outputs, and an infinite one NaN. Tiles with such values
+// (winograd_needs_direct) are computed by the direct sum.
 #pragma once
 #include "conv.h"
 
 namespace npu {
 
-// One-dimensional transforms: input() is B^T, in place, output() is A^T. filter() is the left inverse of G with sign -1, and
-// with sign 1 adds up the magnitudes of its terms.
+// One-dimensional transforms: input() is B^T, in place; output() is A^T. filter() with sign -1 is the left inverse of
+// G; with sign 1 it sums the magnitudes of its terms.
 template <int M> struct WinogradTile;
 
 template <> struct WinogradTile<2> {
@@ -28,10 +30,12 @@ template <> struct WinogradTile<2> {
     y[0] = m[0] + m[1] + m[2];
     y[1] = m[1] - m[2] - m[3];
   }
-  NPU_INLINE void filter(const vf (&u)[4], vf (&g)[3], float sign) { g[0] = u[0], g[1] = u[1] + sign * u[2], g[2] = u[3]; }
+  NPU_INLINE void filter(const vf (&u)[4], vf (&g)[3], float sign) {
+    g[0] = u[0], g[1] = u[1] + sign * u[2], g[2] = u[3];
+  }
 };
 
-template <> struct WinogradTile<4> {  // points 0, +-A, +-B, infinity
+template <> struct WinogradTile<4> {  // interpolation points 0, +-A, +-B, infinity
   static constexpr float A = 0.75f, B = 1.5f, AA = A * A, BB = B * B;
   NPU_INLINE void input(vf (&d)[6]) {
     const vf even_a = d[4] - BB * d[2], odd_a = d[3] - BB * d[1];
@@ -56,8 +60,8 @@ template <> struct WinogradTile<4> {  // points 0, +-A, +-B, infinity
   }
 };
 
-constexpr long WINOGRAD_AHEAD = 16 << 10;  // bytes between use and prefetch of the weights
-constexpr int WINOGRAD_SEGMENT = 16;         // see SEGMENT_F32: the transforms leave less room for rounding
+constexpr long WINOGRAD_PREFETCH_DISTANCE = 16 << 10;  // in bytes of weights
+constexpr int WINOGRAD_SEGMENT = 16;  // see SEGMENT_F32; shorter, because the transforms have rounding errors, too
 
 template <class D, int M> struct WinogradPlan {
   static_assert(D::R == 3 && D::S == 3 && D::G == 1 && D::stride_h == 1 && D::stride_w == 1 && D::dil_h == 1 &&
@@ -66,11 +70,11 @@ template <class D, int M> struct WinogradPlan {
   static constexpr int SIDE = M + 2, POINTS = SIDE * SIDE;
   static constexpr long TH = ceil_div(D::OH, M), TW = ceil_div(D::OW, M), TILES = D::N * TH * TW;
   static constexpr long NP = ceil_div(D::K, PANEL);
-  static constexpr long ROW_BYTES = D::C * 4 + (D::C % 128 == 0 ? 64 : 0);  // apart in the L1 cache
+  static constexpr long ROW_BYTES = D::C * 4 + (D::C % 128 == 0 ? 64 : 0);  // rows in different L1 sets
   static constexpr long PANEL_BYTES = POINTS * D::C * PANEL * 4;
 
-  // Tiles of a block: one register tile is enough, more where channels are few. A few blocks become an even number of
-  // equal ones.
+  // Winograd tiles of a block: one register tile, or more if there are few channels. Up to four blocks are rounded to
+  // an even number of equal ones.
   static constexpr long tiles_of_block() {
     const long fit = max_of(1, (160 << 10) / (POINTS * ROW_BYTES * TILE_ROWS)) * TILE_ROWS;
     const long blocks = ceil_div(TILES, fit);
@@ -81,19 +85,20 @@ template <class D, int M> struct WinogradPlan {
   static constexpr long GROUPS_WANTED = min_of(NP, ceil_div(CHUNKS, BLOCKS));
   static constexpr long PG = ceil_div(NP, GROUPS_WANTED), GROUPS = ceil_div(NP, PG), COUNT = BLOCKS * GROUPS;
 
-  // An odd number of cache lines: the transform of one tile writes to all points, which must not share cache sets.
+  // An odd number of cache lines: the transform of one tile writes to all points, which must be in different cache
+  // sets.
   static constexpr long POINT_BYTES = (ceil_div(T * ROW_BYTES, 64) | 1) * 64;
   static constexpr long TRANSFORMED = POINTS * POINT_BYTES, PRODUCT = POINTS * TILE_ROWS * PANEL * 4;
-  static constexpr long ZEROS = align64(D::C * 4) + 64, OFFSETS = align64(T * 4), UNEVEN = align64(T);
-  static constexpr long BYTES = TRANSFORMED + PRODUCT + ZEROS + OFFSETS + UNEVEN;
+  static constexpr long ZEROS = align64(D::C * 4) + 64, OFFSETS = align64(T * 4), NEEDS_DIRECT = align64(T);
+  static constexpr long BYTES = TRANSFORMED + PRODUCT + ZEROS + OFFSETS + NEEDS_DIRECT;
 };
 
 template <class D, int M> constexpr long winograd_scratch_bytes() { return WinogradPlan<D, M>::BYTES; }
 
-// VL channels of one input tile: pixels are pointers to its SIDE x SIDE pixels, outputs lie point_bytes apart. The squares
-// of the inputs are added to `energy`.
+// Transforms VL channels of one input tile. `pixels` points to its SIDE x SIDE pixels; the results are point_bytes
+// apart. Adds the squares of the inputs to `squares`.
 template <int M, class TX, class L>
-NPU_INLINE void winograd_input(const TX* const* pixels, long c, char* out, long point_bytes, vf& energy, L lanes) {
+NPU_INLINE void winograd_input(const TX* const* pixels, long c, char* out, long point_bytes, vf& squares, L lanes) {
   constexpr int SIDE = M + 2;
   vf d[SIDE][SIDE];
 #pragma GCC unroll 6
@@ -101,10 +106,10 @@ NPU_INLINE void winograd_input(const TX* const* pixels, long c, char* out, long 
     vf column[SIDE];
 #pragma GCC unroll 6
     for (int i = 0; i < SIDE; i++) column[i] = ld(pixels[i * SIDE + j] + c, lanes);
-    vf squares = column[0] * column[0];
+    vf sum = column[0] * column[0];
 #pragma GCC unroll 6
-    for (int i = 1; i < SIDE; i++) squares = fma(column[i], column[i], squares);
-    energy += squares;
+    for (int i = 1; i < SIDE; i++) sum = fma(column[i], column[i], sum);
+    squares += sum;
     WinogradTile<M>::input(column);
 #pragma GCC unroll 6
     for (int i = 0; i < SIDE; i++) d[i][j] = column[i];
@@ -117,11 +122,12 @@ NPU_INLINE void winograd_input(const TX* const* pixels, long c, char* out, long 
   }
 }
 
-// The largest magnitude of a tile over the largest that one of its outputs sees, up to which the transforms' rounding
-// errors are below that of the output. F(2x2) needs no bound: its outputs are sums of what they see alone.
+// The bound on (largest magnitude in a tile) / (largest magnitude that one of its outputs depends on) up to which
+// rounding errors of the transforms are smaller than that of the output. F(2x2) needs no bound: its transforms cancel
+// exactly.
 template <class TX> constexpr float WINOGRAD_RANGE = is_same<TX, bf16>::value ? 32768 : 4096;
 
-// Magnitudes as integers, which are in the order of the numbers.
+// The magnitude as an integer, which has the same order.
 NPU_INLINE vi32 magnitude(vf x) { return (vi32)x & 0x7fffffff; }
 
 template <class TX> NPU_INLINE float largest_of(const TX* x, long n) {
@@ -133,18 +139,19 @@ template <class TX> NPU_INLINE float largest_of(const TX* x, long n) {
 }
 NPU_INLINE vf square(vf x) { return x * x; }
 
-// Whether a tile of rows x cols outputs must not be transformed, given the sum of its squares.
+// Whether a tile of rows x cols outputs must be computed by the direct sum, given the sum of its squares.
 template <int M, class TX>
-NPU_NOINLINE bool winograd_uneven(const TX* const* pixels, long channels, long rows, long cols, float energy) {
+NPU_NOINLINE bool winograd_needs_direct(const TX* const* pixels, long channels, long rows, long cols, float squares) {
   constexpr int SIDE = M + 2;
   constexpr float RANGE = WINOGRAD_RANGE<TX>;
-  if (!(energy < __builtin_inff())) return true;  // NaN, infinite, or above the root of the largest float
-  if (M == 2 || energy == 0) return false;
-  // Every output sees one of the four pixels in the middle. Mostly some channel is large enough in all of them.
-  const int top = rows <= 2 ? 1 : 2, bottom = rows <= 3 ? top : 3, left = cols <= 2 ? 1 : 2, right = cols <= 3 ? left : 3;
+  if (!(squares < __builtin_inff())) return true;  // NaN, infinite, or beyond the root of the largest float
+  if (M == 2 || squares == 0) return false;
+  // Every output depends on one of the four pixels in the middle. Usually some channel is large enough in all four.
+  const int top = rows <= 2 ? 1 : 2, bottom = rows <= 3 ? top : 3;
+  const int left = cols <= 2 ? 1 : 2, right = cols <= 3 ? left : 3;
   const TX *a = pixels[top * SIDE + left], *b = pixels[top * SIDE + right];
   const TX *c = pixels[bottom * SIDE + left], *d = pixels[bottom * SIDE + right];
-  const float enough = energy / (RANGE * RANGE);
+  const float enough = squares / (RANGE * RANGE);
   vf found = {};
   for (long k = 0; k + VL <= min_of(channels, 4 * VL); k += VL) {
     const vf ab = MinOp{}(square(ld(a + k, Full{})), square(ld(b + k, Full{})));
@@ -159,12 +166,12 @@ NPU_NOINLINE bool winograd_uneven(const TX* const* pixels, long channels, long r
   }
   for (long i = 0; i < min_of(M, rows); i++)
     for (long j = 0; j < min_of(M, cols); j++) {
-      float seen = 0;
+      float largest_input = 0;
       for (int p = 0; p < 9; p++) {
         const float x = largest[(i + p / 3) * SIDE + j + p % 3];
-        seen = seen > x ? seen : x;
+        largest_input = largest_input > x ? largest_input : x;
       }
-      if (all > RANGE * seen) return true;
+      if (all > RANGE * largest_input) return true;
     }
   return false;
 }
@@ -177,7 +184,7 @@ struct WinogradTiles {
   }
 };
 
-// The pixels of a tile, with `zeros` outside of the image.
+// Collects the pixels of a tile; those outside the image point to `zeros`.
 template <int M, class TX>
 NPU_INLINE void winograd_pixels(const TX* x, WinogradTiles::At tile, const TX* zeros, const WinogradTiles& d,
                                 const TX** pixels) {
@@ -191,26 +198,26 @@ NPU_INLINE void winograd_pixels(const TX* x, WinogradTiles::At tile, const TX* z
     }
 }
 
-// Transforms `count` tiles from number `first` on; every image has TH x TW of them. Sets uneven[t] for the t-th of them.
+// Transforms `count` tiles from number `first` on; every image has TH x TW tiles. Sets needs_direct[t] for the t-th.
 template <int M, class TX>
-NPU_NOINLINE void winograd_inputs(const TX* x, long first, long count, char* out, bool* uneven, const TX* zeros,
+NPU_NOINLINE void winograd_inputs(const TX* x, long first, long count, char* out, bool* needs_direct, const TX* zeros,
                                   const WinogradTiles& d) {
   for (long t = 0; t < count; t++, out += d.row_bytes) {
     const TX* pixels[(M + 2) * (M + 2)];
     const WinogradTiles::At tile = WinogradTiles::at<M>(d, first + t);
     winograd_pixels<M>(x, tile, zeros, d, pixels);
-    vf energy = {};
+    vf squares = {};
     long c = 0;
-    for (; c + VL <= d.C; c += VL) winograd_input<M>(pixels, c, out, d.point_bytes, energy, Full{});
-    if (c < d.C) winograd_input<M>(pixels, c, out, d.point_bytes, energy, (int)(d.C - c));
-    uneven[t] = winograd_uneven<M>(pixels, d.C, d.OH - tile.oh, d.OW - tile.ow, hsum(energy));
+    for (; c + VL <= d.C; c += VL) winograd_input<M>(pixels, c, out, d.point_bytes, squares, Full{});
+    if (c < d.C) winograd_input<M>(pixels, c, out, d.point_bytes, squares, (int)(d.C - c));
+    needs_direct[t] = winograd_needs_direct<M>(pixels, d.C, d.OH - tile.oh, d.OW - tile.ow, hsum(squares));
   }
 }
 
-// A tile, and the VL channels of its outputs that are wanted.
+// A tile, and VL channels of its outputs from `col` on.
 template <class L> struct WinogradOutput : WinogradTiles::At { long col; L lanes; };
 
-// Row i of a tile's outputs to the epilogue.
+// Applies the epilogue to row i of a tile's outputs.
 template <class D, int M, class Epi, class L>
 NPU_INLINE void winograd_row(const vf (&y)[M], int i, const WinogradOutput<L>& at, Epi& epi) {
   if (D::OH % M && at.oh + i >= D::OH) return;
@@ -220,7 +227,7 @@ NPU_INLINE void winograd_row(const vf (&y)[M], int i, const WinogradOutput<L>& a
     if (D::OW % M == 0 || at.ow + j < D::OW) epi(y[j], row + j, at.col, at.lanes);
 }
 
-// A tile from its products [SIDE * SIDE][TILE_ROWS][PANEL].
+// Transforms the products [SIDE * SIDE][TILE_ROWS][PANEL] of a tile to its outputs.
 template <class D, int M, class Epi, class L>
 NPU_INLINE void winograd_output(const float* product, const WinogradOutput<L>& at, Epi& epi) {
   constexpr int SIDE = M + 2;
@@ -242,8 +249,8 @@ NPU_INLINE void winograd_output(const float* product, const WinogradOutput<L>& a
   }
 }
 
-// VL filters of one channel, found again from their transforms u, which lie point_floats apart. What is left of a weight
-// of 0 is rounding error; it becomes 0 again, for 0 * inf is NaN.
+// Recovers VL filters of one channel from their transforms u, which are point_floats apart. A weight of 0 comes back as
+// a rounding error and is reset to 0, because the error times an infinite input would be infinite instead of NaN.
 template <int M> NPU_INLINE void winograd_filter(const float* u, long point_floats, vf (&g)[3][3]) {
   constexpr int SIDE = M + 2;
   constexpr float ROUNDING = 1.0f / (1 << 20);
@@ -260,11 +267,14 @@ template <int M> NPU_INLINE void winograd_filter(const float* u, long point_floa
     vf s[3];
     WinogradTile<M>::filter(value[i], g[i], -1);
     WinogradTile<M>::filter(size[i], s, 1);
-    for (int j = 0; j < 3; j++) g[i][j] = select((vf)magnitude(g[i][j]) <= ROUNDING * (vf)magnitude(s[j]), vf{}, g[i][j]);
+    for (int j = 0; j < 3; j++) {
+      const vi32 is_error = (vf)magnitude(g[i][j]) <= ROUNDING * (vf)magnitude(s[j]);
+      g[i][j] = select(is_error, vf{}, g[i][j]);
+    }
   }
 }
 
-// An uneven tile: the direct sum over its pixels, u being the transforms of the wanted filters.
+// Computes a tile by the direct sum over its pixels. u: the transforms of the filters of these outputs.
 template <class D, int M, class TX, class Epi, class L>
 NPU_NOINLINE void winograd_direct(const TX* const* pixels, const float* u, const WinogradOutput<L>& at, Epi& epi) {
   constexpr int SIDE = M + 2;
@@ -296,7 +306,7 @@ NPU_NOINLINE void conv2d_winograd(const TX* x, const float* u, Epi& epi, Thread&
   float* product = (float*)(transformed + Plan::TRANSFORMED);
   TX* zeros = (TX*)((char*)product + Plan::PRODUCT);
   int32_t* off = (int32_t*)((char*)zeros + Plan::ZEROS);
-  bool* uneven = (bool*)off + Plan::OFFSETS;
+  bool* needs_direct = (bool*)off + Plan::OFFSETS;
   constexpr WinogradTiles IN = {D::H,     D::W,     D::C,     D::OH,    D::OW,           D::pad_t,
                                 D::pad_l, Plan::TH, Plan::TW, Plan::ROW_BYTES, Plan::POINT_BYTES};
   static const long no_tap = 0;
@@ -306,12 +316,13 @@ NPU_NOINLINE void conv2d_winograd(const TX* x, const float* u, Epi& epi, Thread&
   for (long t = 0; t < Plan::T; t++) off[t] = (int32_t)(t * Plan::ROW_BYTES);
   const Tiling full = tiling<F32, Plan::T, true>(), last = tiling<F32, Plan::T_LAST, true>();
   for (; i < Plan::COUNT; i = next_chunk(th, counter)) {
-    // Blocks vary fastest: two threads on two blocks transform each input once.
+    // Blocks vary fastest, so that two threads on two blocks transform each input once.
     const long block = i % Plan::BLOCKS, begin = i / Plan::BLOCKS * Plan::PG, end = min_of(begin + Plan::PG, Plan::NP);
     const bool is_last = block == Plan::BLOCKS - 1;
     constexpr long POINT_BYTES = Plan::POINT_BYTES;
     if (prepared != block) {
-      winograd_inputs<M>(x, block * Plan::T, is_last ? Plan::T_LAST : Plan::T, transformed, uneven, (const TX*)zeros, IN);
+      const long count = is_last ? Plan::T_LAST : Plan::T;
+      winograd_inputs<M>(x, block * Plan::T, count, transformed, needs_direct, (const TX*)zeros, IN);
       prepared = block;
     }
     const Tiling& tiles = is_last ? last : full;
@@ -323,7 +334,7 @@ NPU_NOINLINE void conv2d_winograd(const TX* x, const float* u, Epi& epi, Thread&
         TileArgs a{transformed, off + first, &no_tap, 1, (int)D::C, nullptr, nullptr, SEGMENT, nullptr, 0};
         for (int point = 0; point < Plan::POINTS; point++, a.x += POINT_BYTES) {
           const char* w = (const char*)u + pn * Plan::PANEL_BYTES + point * D::C * PANEL * 4;
-          a.prefetch = t == 0 ? w + WINOGRAD_AHEAD : w;
+          a.prefetch = t == 0 ? w + WINOGRAD_PREFETCH_DISTANCE : w;
           for (int part = 0; part < parts; part++) {
             a.w = w + part * TILE_COLS * 4;
             a.acc = product + point * TILE_ROWS * PANEL + part * TILE_COLS;
@@ -334,15 +345,15 @@ NPU_NOINLINE void conv2d_winograd(const TX* x, const float* u, Epi& epi, Thread&
           const long tile = block * Plan::T + first + r;
           const WinogradTiles::At at = WinogradTiles::at<M>(IN, tile);
           const TX* pixels[Plan::POINTS];
-          if (uneven[first + r]) winograd_pixels<M>(x, at, (const TX*)zeros, IN, pixels);
-          auto finish = [&](int v, auto lanes) __attribute__((always_inline)) {
+          if (needs_direct[first + r]) winograd_pixels<M>(x, at, (const TX*)zeros, IN, pixels);
+          auto compute = [&](int v, auto lanes) __attribute__((always_inline)) {
             const WinogradOutput<decltype(lanes)> out = {at, col + v, lanes};
-            if (!uneven[first + r]) return winograd_output<D, M>(product + r * PANEL + v, out, epi);
+            if (!needs_direct[first + r]) return winograd_output<D, M>(product + r * PANEL + v, out, epi);
             winograd_direct<D, M>(pixels, (const float*)((const char*)u + pn * Plan::PANEL_BYTES) + v, out, epi);
           };
           for (int v = 0; v < PANEL && col + v < D::K; v += VL) {
-            if (D::K % VL == 0 || col + v + VL <= D::K) finish(v, Full{});
-            else finish(v, (int)(D::K - col - v));
+            if (D::K % VL == 0 || col + v + VL <= D::K) compute(v, Full{});
+            else compute(v, (int)(D::K - col - v));
           }
         }
         first += rows;

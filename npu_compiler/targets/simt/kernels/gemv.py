@@ -20,7 +20,7 @@ from ..lang.function import Constants, Function, Members, blocks, subgroups
 from ..lang.scalar import ctype, stored
 from ..lang.vectorize import Points, scalars_for, vector_width
 from .epilogue import Epilogue
-from .reductions import RowFold
+from .reductions import RowReduction
 
 MAX_ROWS = 4  # of the left operand; more is a tile's work
 REGISTERS = 16  # 16-byte loads a thread holds at most
@@ -105,13 +105,13 @@ def supports_prologue(kernel: Gemm, dialect: Dialect) -> bool:
     if not kernel.weight.format and not shape_of(kernel, dialect).vectors:
         return False
     nest = build_nest(inner)
-    if nest.empty or nest.rows or len(nest.folds) != 1 or nest.points(nest.folds) != a.k:
+    if nest.empty or nest.rows or len(nest.reduction_dims) != 1 or nest.points(nest.reduction_dims) != a.k:
         return False
     row = make_row(nest, 1, scratch=0)
     steps = [s for p in row.passes for s in p.steps]
     if row.stores or any(s.per_row for s in steps):
         return False
-    return vector_width(nest, inner, steps, nest.folds[0], most=item) == item
+    return vector_width(nest, inner, steps, nest.reduction_dims[0], most=item) == item
 
 
 class Reader(NamedTuple):
@@ -191,7 +191,7 @@ class _Prologue:
         self.members = Members(f, "@NAME@_left")
         self.nest = build_nest(prologue)
         self.row = make_row(self.nest, 1, scratch=0)
-        (self.lane,) = self.nest.folds
+        (self.lane,) = self.nest.reduction_dims
         self.s = scalars_for(self.nest, self.members, self.row.steps)
         self.points = Points(self.s, self.nest, self.lane, item)
         self.whole = vectors * threads * item == k
@@ -250,12 +250,12 @@ class _Prologue:
             s.bound[expr.substitute(x, self.points.shift)] = stored(f"{name}[v].v[i{self.points.inner}]", x.dtype)
 
     def _make(self) -> None:
-        out, fold = self.members.lines, RowFold(self.s, self.members)
+        out, fold = self.members.lines, RowReduction(self.s, self.members)
         for p in self.row.passes:
             fold.begin(p)
             with self._pieces():
-                if p.folds:
-                    self.points.run(p.folds, position=self.nest.position)
+                if p.reductions:
+                    self.points.run(p.reductions, position=self.nest.position)
                 if p.stores:
                     self.points.run(p.stores, sink="left.x[0][v].v")
             if p.stores and not self.whole:

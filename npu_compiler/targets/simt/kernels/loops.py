@@ -12,7 +12,7 @@ from ..lang.emission import Emission
 from ..lang.function import Function, blocks
 from ..lang.scalar import Scalars, Value, accumulator, kind_of
 from ..lang.vectorize import Points, decode, memory_order, point_order, scalars_for, store_width, vector_width
-from .reductions import RowFold
+from .reductions import RowReduction
 from .scatter import THREADS, accumulate, emit_updates, is_elementwise, stores_rows, update_threads
 
 TURNS, TURNS_FROM = 4, 1 << 21  # points that a thread gathers, if there are so many vectors
@@ -154,7 +154,7 @@ class _Reduction:
         self.nest, self.function, self.out = nest, function, function.lines
         self.row: Row = make_row(nest, 1, scratch=0)
         self.s = scalars_for(nest, function, self.row.steps)
-        self.rows, self.count = nest.points(nest.rows), nest.points(nest.folds)
+        self.rows, self.count = nest.points(nest.rows), nest.points(nest.reduction_dims)
 
     def emit(self) -> Emission:
         across = self._across_dim()
@@ -166,16 +166,16 @@ class _Reduction:
         """A row dim along which the loads are contiguous, unless one of the reduced dims is."""
         inner = [affine.affine(x.args[0]) for x, per_row in accesses(self.nest) if not per_row and x.value.operand >= 0]
         scores = {d: sum(abs(f.coefficient(d)) == 1 for f in inner) for d in self.nest.order}
-        best_fold = max((scores[d] * (self.nest.size[d] > 1) for d in self.nest.folds), default=0)
+        best_fold = max((scores[d] * (self.nest.size[d] > 1) for d in self.nest.reduction_dims), default=0)
         rows = [d for d in self.nest.rows if scores[d] > best_fold and self.nest.size[d] >= 8]
         return max(rows, key=lambda d: scores[d]) if rows else None
 
     def _width(self, lane: int) -> int:
         """How many neighbours along ``lane`` a thread can take, where rows are enough to fill the machine so."""
         passes, kernel = self.row.passes, self.function.kernel
-        if len(passes) != 1 or passes[0].stores or any(st.reduce.startswith("arg") for st in passes[0].folds):
+        if len(passes) != 1 or passes[0].stores or any(st.reduce.startswith("arg") for st in passes[0].reductions):
             return 1
-        width = vector_width(self.nest, kernel, [*passes[0].folds, *self.row.stores], lane)
+        width = vector_width(self.nest, kernel, [*passes[0].reductions, *self.row.stores], lane)
         return width if self.rows // width >= VECTOR_ROWS and self.count <= VECTOR_FOLD else 1
 
     def _vectors(self, lane: int, width: int) -> Emission:
@@ -189,16 +189,16 @@ class _Reduction:
         decode(s, nest, order, "r", width)
         (p,) = self.row.passes
         points = Points(s, nest, lane, width, apart=True)
-        for st in p.folds:
+        for st in p.reductions:
             kind = kind_of(st.value.dtype)
             out.add(f"{kind} f{st.number}[{width}];", "#pragma unroll")
             out.add(f"for (int i = 0; i < {width}; i++) f{st.number}[i] = {accumulator(st.reduce, st.value.dtype)};")
         if self.count <= SMALL_FOLD:
             out.add("#pragma unroll")
         with s.scope(f"for (uint p = 0; p < {self.count}u; p++) {{"):
-            decode(s, nest, nest.folds, "p")
-            points.run(p.folds)
-        for st in p.folds:
+            decode(s, nest, nest.reduction_dims, "p")
+            points.run(p.reductions)
+        for st in p.reductions:
             name = f"f{st.number}[i{points.inner}]"
             s.bound[expr.stage(st.number, st.value.dtype)] = Value(name, kind_of(st.value.dtype))
         points.run(self.row.stores)
@@ -225,12 +225,12 @@ class _Reduction:
             out.add(f"const uint row = r < {self.rows}u ? r : {self.rows - 1}u;")
             row, active = "row", f"r < {self.rows}u" if self.rows % per_group else ""
         decode(s, nest, order, row)
-        points, fold = Points(s, nest, -1, 1), RowFold(s, self.function)
+        points, fold = Points(s, nest, -1, 1), RowReduction(s, self.function)
         for p in self.row.passes:
             fold.begin(p)
             with s.scope(f"for (uint p = {'0' if parts == 1 else '(uint)sid'}; p < {self.count}u; p += {parts}u) {{"):
-                decode(s, nest, nest.folds, "p")
-                points.run(p.folds, position=nest.position)
+                decode(s, nest, nest.reduction_dims, "p")
+                points.run(p.reductions, position=nest.position)
                 self._guarded(points, p.stores, active)
             fold.meet_across(p, parts)
         conditions = ([f"sid == {0}"] if parts > 1 else []) + ([active] if active else [])
@@ -241,7 +241,7 @@ class _Reduction:
     def _along(self) -> Emission:
         """The lanes of a subgroup, or all threads of a workgroup, share a row."""
         nest, out, s = self.nest, self.out, self.s
-        folds = memory_order(nest, nest.folds, loads=True)
+        folds = memory_order(nest, nest.reduction_dims, loads=True)
         steps = [st for p in self.row.passes for st in p.steps]
         width = vector_width(nest, self.function.kernel, steps, folds[-1])
         turns = self.count // width  # for all threads of a row together
@@ -260,7 +260,7 @@ class _Reduction:
         else:
             out.add("const uint r = (uint)gid;", "const int me = tid;")
         decode(s, nest, nest.rows, "r")
-        points, fold = Points(s, nest, folds[-1], width), RowFold(s, self.function)
+        points, fold = Points(s, nest, folds[-1], width), RowReduction(s, self.function)
         for p in self.row.passes:
             fold.begin(p)
             loop = f"for (uint p = (uint)me; p < {turns}u; p += {team}u) {{"

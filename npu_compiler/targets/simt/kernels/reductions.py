@@ -13,7 +13,7 @@ from ..lang.scalar import Scalars, Value, accumulator, kind_of
 _OPS = {"sum": "Sum", "prod": "Prod", "max": "Max", "min": "Min", "argmax": "ArgMax", "argmin": "ArgMin"}
 
 
-class RowFold:
+class RowReduction:
     """The reductions of a pass: variables ``f{number}`` (and positions ``q{number}``) and how threads bring them
     together, so that each has the whole result, combined in one fixed order."""
 
@@ -21,13 +21,13 @@ class RowFold:
         self.s, self.out, self.function = s, function.lines, function
 
     def begin(self, p: Pass) -> None:
-        for st in p.folds:
+        for st in p.reductions:
             self.out.declare(kind_of(st.value.dtype), f"f{st.number}", accumulator(st.reduce, st.value.dtype))
             if _is_arg(st):
                 self.out.declare("int", f"q{st.number}", "2147483647")
 
     def _bind(self, p: Pass) -> None:
-        for st in p.folds:
+        for st in p.reductions:
             if _is_arg(st):
                 self.s.bound[expr.stage(st.number, "int64")] = Value(f"q{st.number}", "int")
             else:
@@ -36,14 +36,14 @@ class RowFold:
     def meet_along(self, p: Pass, team: int) -> None:
         """Between the lanes of a subgroup, or all threads of a workgroup."""
         self._bind(p)
-        for st in p.folds:
+        for st in p.reductions:
             self.function.include("reduce.h")
             n = st.number
             if _is_arg(st):
                 self.out.call(f"subgroup_reduce_arg<{_OPS[st.reduce]}>", f"f{n}", f"q{n}")
             else:
                 self.out.assign(f"f{n}", f"subgroup_reduce<{_OPS[st.reduce]}>(f{n})")
-        if team > SUBGROUP and p.folds:
+        if team > SUBGROUP and p.reductions:
             with self.out.when("lane == 0"):
                 self._leave(p, team // SUBGROUP, "sid")
             self._join(p, team // SUBGROUP, "0", 1)
@@ -51,13 +51,13 @@ class RowFold:
     def meet_across(self, p: Pass, parts: int) -> None:
         """Between the same lane of all subgroups; a single part has nothing to combine with."""
         self._bind(p)
-        if parts > 1 and p.folds:
+        if parts > 1 and p.reductions:
             self.function.include("reduce.h")
             self._leave(p, parts * SUBGROUP, f"sid * {SUBGROUP} + lane")
             self._join(p, parts, "lane", SUBGROUP)
 
     def _leave(self, p: Pass, length: int, place: str) -> None:
-        for st in p.folds:
+        for st in p.reductions:
             n = st.number
             self.out.assign(f"{self.function.array(kind_of(st.value.dtype), f's{n}', length)}[{place}]", f"f{n}")
             if _is_arg(st):
@@ -65,7 +65,7 @@ class RowFold:
 
     def _join(self, p: Pass, parts: int, first: str, step: int) -> None:
         self.out.call("barrier")
-        for st in p.folds:
+        for st in p.reductions:
             n, kind = st.number, kind_of(st.value.dtype)
             sizes = f"<{_OPS[st.reduce]}, {parts}, {step}, {kind}>"
             if _is_arg(st):

@@ -28,7 +28,7 @@ MAX_SUBGROUPS = 8  # of an update, a vector for each lane; longer updates take a
 
 def is_elementwise(nest: Nest) -> bool:
     """Whether no two iterations of a serial nest touch the same place."""
-    return all(d in nest.private for d in nest.order)
+    return all(d in nest.parallel for d in nest.order)
 
 
 def stores_rows(nest: Nest) -> bool:
@@ -36,7 +36,7 @@ def stores_rows(nest: Nest) -> bool:
     written = {op.buffer.id for op in nest.outputs}
     reads = any(nest.inputs[x.value.operand].buffer.id in written for x, _ in accesses(nest) if x.value.operand >= 0)
     few = nest.points(_own_and_updates(nest)[1]) <= MAX_COMPARED
-    return few and not reads and len(nest.steps) == 1 and nest.aside == nest.private
+    return few and not reads and len(nest.steps) == 1 and nest.unindexed == nest.parallel
 
 
 def accumulate(nest: Nest, function: Function) -> Emission:
@@ -59,7 +59,7 @@ def accumulate(nest: Nest, function: Function) -> Emission:
             decode(s, nest, updates, "update")
             Points(s, nest, -1, 1).run(nest.steps)
     else:
-        places = _places(nest, function, _unchecked, nest.aside)
+        places = _places(nest, function, _unchecked, nest.unindexed)
         with s.scope(f"for (uint first = 0; first < {total}u; first += {SOUGHT}u) {{"):
             out.declare("uint", "mine", f"updates_of_share<{total}u, {shares}u, {SOUGHT}u>({places}, first, share)")
             with s.scope("for (uint update = first; mine; update++, mine >>= 1) {"):
@@ -125,7 +125,7 @@ def _places(
 
 def _own_and_updates(nest: Nest) -> tuple[list[int], list[int]]:
     """The dims of an update's own elements, and those along which updates follow each other."""
-    return [d for d in nest.order if d in nest.private], [d for d in nest.order if d not in nest.private]
+    return [d for d in nest.order if d in nest.parallel], [d for d in nest.order if d not in nest.parallel]
 
 
 def _width(nest: Nest, kernel: Kernel) -> int:
