@@ -49,7 +49,7 @@ VARIABLES: dict[str, Variable] = {
         Variable("NPU_NUM_THREADS", "a whole number from 1 to 4096", "the CPUs this process may use",
                  "threads that run() and the compiler use"),
         Variable("NPU_DEBUG", "a whole number from 0 to 9", "0",
-                 "verbosity: 1 phases, 2 kernels, 3 graphs, 4 generated source"),
+                 "what the compiler logs, as -v does: 1 phases, 2 kernels, 3 graphs, 4 generated source"),
         Variable("NPU_DUMP", "a directory", "nothing is written",
                  "where each compiler phase and rewrite writes its graph and source"),
         Variable("NPU_DISABLE", "names of passes or rewrites, separated by commas", "nothing is disabled",
