@@ -14,6 +14,8 @@ if TYPE_CHECKING:  # the names of _LAZY, for type checkers and the API reference
     from .aten.json_writer import save_ir
     from .aten.kv_state import as_state
     from .frontend import capture
+    from .mixed.compile import compile_plan
+    from .mixed.program import MixedProgram, load_program
     from .ops import get_supported_ops, is_op_supported
     from .partitioning.constraint_checker import check
     from .partitioning.explain import explain
@@ -29,17 +31,20 @@ _LAZY = {
     "CompileError": "support.errors",
     "CompiledProgram": "artifact.program",
     "IRGraph": "aten.ir",
+    "MixedProgram": "mixed.program",
     "NPUError": "support.errors",
     "PartitionPlan": "partitioning.plan",
     "Reason": "support.errors",
     "as_state": "aten.kv_state",
     "capture": "frontend",
     "check": "partitioning.constraint_checker",
+    "compile_plan": "mixed.compile",
     "explain": "partitioning.explain",
     "get_supported_ops": "ops",
     "is_op_supported": "ops",
     "load_ir": "aten.json_reader",
     "load_ir_from_dict": "aten.json_reader",
+    "load_program": "mixed.program",
     "partition": "partitioning.partitioner",
     "register_format": "weights.format",
     "save_ir": "aten.json_writer",
@@ -49,6 +54,7 @@ __all__ = [
     "CompileError",
     "CompiledProgram",
     "IRGraph",
+    "MixedProgram",
     "NPUError",
     "PartitionPlan",
     "Reason",
@@ -56,11 +62,13 @@ __all__ = [
     "capture",
     "check",
     "compile",
+    "compile_plan",
     "explain",
     "get_supported_ops",
     "is_op_supported",
     "load_ir",
     "load_ir_from_dict",
+    "load_program",
     "partition",
     "register_format",
     "save_ir",

@@ -103,15 +103,18 @@ def run_phases(
     disable: Collection[str] = (),
     until: str | None = None,
     weights: str | None = None,
+    entry: str = "main",
 ) -> State:
-    """Run the compiler up to and including ``until``, a phase or a rewrite of the target (default: all)."""
+    """Run the compiler up to and including ``until``, a phase or a rewrite of the target (default: all).
+
+    ``entry``: the name of the entry point, which dumped files start with unless it is 'main'."""
     config, phases = target_config(target), [name for name, _, _ in PHASES]
     rewrites = [r.name for r in get_target(target).rewrites]
     if until is not None and until not in (*phases, *rewrites):
         known = f"phases are: {', '.join(phases)}; rewrites of {target}: {', '.join(rewrites)}"
         raise CompileError(f"unknown phase {until!r}; {known}")
     off = _switches(disable, target)
-    return _run(State(ir, config, _storage(dtype), off, weights=_format(weights, config)), 0, until)
+    return _run(State(ir, config, _storage(dtype), off, entry=entry, weights=_format(weights, config)), 0, until)
 
 
 def _storage(dtype: Any) -> str | None:
@@ -196,10 +199,12 @@ def _trace(state: State, number: str, name: str, seconds: float | None = None) -
 
 
 def _trace_sources(program: CompiledProgram) -> None:
+    """Print or write the sources. Those of a partition of a mixed model get a folder with the entry point's name."""
+    part = next(iter(program.entries)) if len(program.entries) == 1 and "main" not in program.entries else ""
     for file, text in program.sources.items():
         _log.log(log.SOURCES, "// %s\n%s", file, text)
         if (folder := env.dump_dir()) is not None:
-            _write_dump(folder / file, text)
+            _write_dump(folder / part / file, text)
 
 
 def _write_dump(path: Path, text: str) -> None:
@@ -283,7 +288,7 @@ def run_graph(graph: Graph, target: str = "cpu", disable: Collection[str] = (), 
 def _link(states: Mapping[str, State]) -> CompiledProgram:
     first = next(iter(states.values()))
     name = _name(first)
-    dtype = first.dtype or (_main_dtype(first.ir) if first.ir is not None else "float32")
+    dtype = first.dtype or (main_dtype(first.ir) if first.ir is not None else "float32")
     entries = {}
     for entry, s in states.items():
         assert s.schedule is not None
@@ -303,7 +308,7 @@ def _locations(state: State) -> dict[str, Location]:
     return {n.name: n.location for n in nodes if n.location is not None}
 
 
-def _main_dtype(ir: IRGraph) -> str:
+def main_dtype(ir: IRGraph) -> str:
     """Return the dtype of most weights, or of most inputs if there are none: what the program computes in."""
     totals: dict[str, int] = {}
     for t in (*ir.weights, *ir.graph_inputs):

@@ -14,6 +14,7 @@ if TYPE_CHECKING:  # the names of _HOMES, for type checkers and the API referenc
     from .model import Model, load
     from .partitioned.dag_executor import DAGExecutor
     from .partitioned.fallback import execute_cpu_partition
+    from .partitioned.model import MixedModel
     from .partitioned.profile import PlanProfile
     from .profiler import EntryProfile
     from .state import State
@@ -26,6 +27,7 @@ _HOMES = {
     "backends.metal": ("MetalBackend",),
     "partitioned.fallback": ("execute_cpu_partition",),
     "partitioned.dag_executor": ("DAGExecutor",),
+    "partitioned.model": ("MixedModel",),
     "executor": ("BoundRun", "Executor"),
     "model": ("Model", "load"),
     "partitioned.profile": ("PlanProfile",),
@@ -44,6 +46,7 @@ __all__ = [
     "DeviceBuffer",
     "EntryProfile",
     "Executor",
+    "MixedModel",
     "Model",
     "PlanProfile",
     "State",

@@ -33,7 +33,7 @@ def check_order(program: Any, weights: Any, backend: Any) -> None:
         raise WeightError(misplaced("(program, weights, backend)", program, weights, backend))
 
 
-def ordered(specs: Sequence[IOSpec] | Sequence[TensorSpec], values: Any, what: str) -> list[Any]:
+def ordered(specs: Sequence[IOSpec | TensorSpec], values: Any, what: str) -> list[Any]:
     """Return the values in the order of ``specs``. Raises ``InputError`` for missing and unknown names."""
     names = [s.name for s in specs]
     if isinstance(values, Mapping):

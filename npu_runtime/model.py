@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from npu_compiler.artifact.program import CompiledProgram
-from npu_compiler.support.errors import BackendError, InputError
-from npu_compiler.support.host_arrays import is_torch, to_torch
+from npu_compiler.artifact.program import CompiledProgram, IOSpec
+from npu_compiler.mixed.program import MixedProgram, load_program
+from npu_compiler.support.errors import BackendError, WeightError
 
 from .arguments import Inputs
 from .backends.base import Backend, get_backend
 from .executor import Executor
+from .loaded import LoadedModel
 from .profiler import EntryProfile
 from .state import State
 from .weight_loader import WeightStore, load_weights
 
+if TYPE_CHECKING:
+    from .partitioned.model import MixedModel
 
-class Model:
+
+class Model(LoadedModel):
     """A program with its weights in memory. Entry points share weights and state; each is prepared at its first use."""
 
     def __init__(self, program: CompiledProgram, weights: Any = None, backend: Backend | None = None):
@@ -46,35 +52,24 @@ class Model:
             self._executors[name] = Executor(self.program, self._weights, self.backend, name, self.state)
         return self._executors[name]
 
+    @property
+    def inputs(self) -> Sequence[IOSpec]:
+        """The inputs of the first entry point, in order."""
+        return (self._executors.get(self._default) or self.executor()).inputs
+
+    @property
+    def outputs(self) -> Sequence[IOSpec]:
+        """The outputs of the first entry point, in order."""
+        return self.executor().outputs
+
     def run(self, inputs: Inputs, entry: str | None = None) -> dict[str, np.ndarray]:
         """Run once and return the outputs by name; see :meth:`Executor.run`."""
         return self.executor(entry).run(inputs)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run once with inputs in order or by name. Returns the output, or a tuple of outputs: torch tensors if an
-        input is one, else numpy arrays."""
-        executor = self._executors.get(self._default) or self.executor()
-        if not kwargs and len(args) == len(executor.inputs):
-            outputs: list[Any] = executor.run_ordered(args)
-        else:
-            outputs = list(executor.run(self._named(args, kwargs)).values())
-        if any(map(is_torch, args)) or any(map(is_torch, kwargs.values())):
-            outputs = [to_torch(o) for o in outputs]
-        return outputs[0] if len(outputs) == 1 else tuple(outputs)
-
-    def _named(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the inputs by name."""
-        names = [i.name for i in self.executor().inputs]
-        if len(args) > len(names):
-            raise InputError(f"got {len(args)} inputs, expected {len(names)} ({', '.join(names) or 'none'})")
-        inputs = dict(zip(names, args, strict=False))
-        twice = sorted(inputs.keys() & kwargs.keys())
-        if twice:
-            raise InputError(f"input {twice[0]!r} is given twice")
-        return {**inputs, **kwargs}
+    def run_ordered(self, inputs: Sequence[Any]) -> list[np.ndarray]:
+        return (self._executors.get(self._default) or self.executor()).run_ordered(inputs)
 
     def reset(self) -> None:
-        """Return to the initial state."""
         self.state.reset()
 
     def profile(
@@ -84,34 +79,63 @@ class Model:
         return self.executor(entry).profile(inputs, runs, warmup)
 
     def close(self) -> None:
-        """Free weights, arenas and threads. Outputs that were returned stay valid."""
         self._executors.clear()
         self._weights = None
 
-    def __enter__(self) -> Model:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
 
 def load(
-    path: str | os.PathLike[str] | CompiledProgram,
+    path: str | os.PathLike[str] | CompiledProgram | MixedProgram,
     weights: Any = None,
     threads: int | None = None,
     from_source: bool = False,
-) -> Model:
+    allowed_ops: Collection[str] = (),
+) -> Model | MixedModel:
     """Load a ``.npubin`` (or take a program in memory) with its weights.
 
-    ``weights``: as :func:`load_weights` takes them. ``threads``: default ``NPU_NUM_THREADS``, else the CPUs this
-    process may use. ``from_source``: compile the sources in the file and ignore its binary (CPU target only), so that
-    the code that runs is the code that a person can read. A program of unknown origin is safe only if somebody has
-    read its sources. Raises ``ArtifactError``, ``WeightError`` or ``BackendError``.
-    """
-    program = path if isinstance(path, CompiledProgram) else CompiledProgram.load(path)
-    if from_source:
-        from . import native
+    A mixed model, of which some partitions run on the host, needs PyTorch; a program does not.
 
-        program = native.from_source(program)
+    Args:
+        path: the file, or what :func:`npu_compiler.load_program` returned.
+        weights: as :func:`load_weights` takes them. None: the ``.safetensors`` file beside the ``.npubin``, if there is
+            one.
+        threads: default ``NPU_NUM_THREADS``, else the CPUs this process may use.
+        from_source: compile the sources in the file and ignore its binary (CPU target only), so that the code that runs
+            is the code that a person can read. A program of unknown origin is safe only if somebody has read its
+            sources.
+        allowed_ops: ops that another library registers and that a mixed model may call; see ``load_ir``.
+
+    Raises:
+        ArtifactError: the file is damaged.
+        BackendError: the device or, for a mixed model, PyTorch is missing; the message names the ops that need it.
+        WeightError: weights are missing or do not fit.
+    """
+    if isinstance(path, CompiledProgram | MixedProgram):
+        program = path
+    else:
+        program = load_program(path, allowed_ops)
+        if weights is None and ((beside := weights_beside(path)).exists() or program.weights):
+            if not beside.exists():
+                raise WeightError(f"{path} needs {len(program.weights)} weights: pass them, or put them into {beside}")
+            weights = beside
+    if from_source:
+        program = _from_source(program)
     options = {} if threads is None else {"threads": threads}
-    return Model(program, weights, get_backend(program.target, **options))
+    backend = get_backend(program.target, **options)
+    if isinstance(program, CompiledProgram):
+        return Model(program, weights, backend)
+    from .partitioned.model import MixedModel
+
+    return MixedModel(program, weights, backend)
+
+
+def _from_source(program: CompiledProgram | MixedProgram) -> CompiledProgram | MixedProgram:
+    from . import native
+
+    if isinstance(program, CompiledProgram):
+        return native.from_source(program)
+    return replace(program, programs={id: native.from_source(p) for id, p in program.programs.items()})
+
+
+def weights_beside(path: str | os.PathLike[str]) -> Path:
+    """Return the path of the weights that are written with a ``.npubin``."""
+    return Path(path).with_suffix(".safetensors")

@@ -13,6 +13,7 @@ import ml_dtypes
 import numpy as np
 
 from npu_compiler.artifact.program import IOSpec
+from npu_compiler.aten.ir import TensorSpec
 from npu_compiler.support import npy
 from npu_compiler.support.errors import InputError
 from npu_compiler.support.files import write_atomic
@@ -22,7 +23,7 @@ from .builtin import PREPROCESSING
 _IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")
 
 
-def read_inputs(given: Sequence[str], specs: Sequence[IOSpec], program: str) -> dict[str, np.ndarray]:
+def read_inputs(given: Sequence[str], specs: Sequence[IOSpec | TensorSpec], program: str) -> dict[str, np.ndarray]:
     """The inputs of a program by name.
 
     Args:
@@ -49,7 +50,7 @@ def read_inputs(given: Sequence[str], specs: Sequence[IOSpec], program: str) -> 
     return values
 
 
-def _named(item: str, specs: Sequence[IOSpec]) -> tuple[str, str]:
+def _named(item: str, specs: Sequence[IOSpec | TensorSpec]) -> tuple[str, str]:
     """(name or '', file). An existing file may have an equals sign in its name, unless an input's name precedes it."""
     name, found, file = item.partition("=")
     is_name = found and (any(s.name == name for s in specs) or not os.path.exists(item))
@@ -68,7 +69,7 @@ def _load_npy(file: str) -> np.ndarray:
         raise InputError(f"{file}: cannot be read as an .npy array: {error}") from None
 
 
-def _load_npz(file: str, specs: Sequence[IOSpec]) -> dict[str, np.ndarray]:
+def _load_npz(file: str, specs: Sequence[IOSpec | TensorSpec]) -> dict[str, np.ndarray]:
     """All arrays of an archive. Their names and shapes are checked before any of them is read."""
     from npu_compiler.weights.files import open_weights
 

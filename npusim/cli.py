@@ -66,6 +66,32 @@ def parser() -> _Parser:
         )
         p.add_argument("--batch", type=_positive, default=1, help="images per run, for a built-in model")
 
+    def placing(p: argparse.ArgumentParser) -> None:
+        p.add_argument(
+            "--force-cpu",
+            type=_names,
+            action="extend",
+            default=[],
+            metavar="OPS",
+            help="run these ops or nodes on the host, in PyTorch; separated by commas, in the spelling of the IR "
+            "(aten.relu_.default) or of the functional variant (aten.relu.default)",
+        )
+        p.add_argument(
+            "--minimise-transfers",
+            action=argparse.BooleanOptionalAction,
+            default=True,
+            help="move cheap neighbours of host nodes to the host, too, if that saves transfers (default); with --no-… "
+            "only what is excluded or unsupported moves",
+        )
+        p.add_argument(
+            "--fallback",
+            action=argparse.BooleanOptionalAction,
+            default=True,
+            help="nodes that cannot run on the NPU run on the host, in PyTorch (default, as in npusim.build, so that "
+            "every model runs); with --no-fallback, exit with status 3 and the reasons: what is written then runs "
+            "without PyTorch",
+        )
+
     def weights(p: argparse.ArgumentParser, default: str) -> None:
         text = "weight format of the matrices of products: bf16c12 is lossless, q8_0 rounds to 8 bits; or none"
         text = f"{text} (default: {default})"
@@ -93,7 +119,7 @@ def parser() -> _Parser:
     )
     p.add_argument("--dump", metavar="DIR", help="write the graph after every phase, and the sources, into DIR")
     p.add_argument("--emit-source", metavar="DIR", help="write the generated source of every kernel into DIR")
-    p.add_argument("--no-fallback", action="store_true", help="exit with status 3 if a node cannot run on the NPU")
+    placing(p)
 
     p = verb("run", "run a .npubin file")
     p.epilog = (
@@ -139,6 +165,7 @@ def parser() -> _Parser:
     p = verb("bench", "measure latency and throughput")
     model(p, f"a .npubin file, {names}; {language_names}")
     compiling(p)
+    placing(p)
     language(p)
     p.add_argument("--prompt-len", type=_positive, default=128, help="language models: tokens of the prompt (128)")
     p.add_argument("--gen-len", type=_positive, default=32, help="language models: tokens to generate (32)")
@@ -151,6 +178,7 @@ def parser() -> _Parser:
     p = verb("profile", "measure every kernel and show where the time goes")
     model(p, f"a .npubin file, a .pt2 file, an IR JSON file, MODULE:FUNCTION, {names}; {language_names}")
     compiling(p)
+    placing(p)
     language(p)
     p.add_argument(
         "-o", "--output", action="append", default=[], metavar="FILE", help="write a .html page or .json; repeatable"
@@ -169,7 +197,6 @@ def parser() -> _Parser:
     p.add_argument(
         "--weight-format", metavar="FORMAT", help="weight format of the matrices of products, as for compile"
     )
-    p.add_argument("--force-cpu", action="append", default=[], metavar="NAME", help="run this op or node on the host")
     p.add_argument("--threads", type=_positive, help="default: NPU_NUM_THREADS, else all CPUs")
 
     p = verb("describe", "show what a .npubin file holds")
@@ -178,15 +205,7 @@ def parser() -> _Parser:
     p = verb("explain", "say which nodes run on the NPU, which do not, and why")
     model(p, f"a .pt2 file (torch.export.save), an IR JSON file, or {names}")
     p.add_argument("--plan", action="store_true", help="show the partitions and transfers, too")
-    p.add_argument(
-        "--force-cpu",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="run this op or node on the host; repeatable",
-    )
-    p.add_argument("--no-minimise-transfers", action="store_true", help="move no nodes to the host to save transfers")
-    p.add_argument("--no-fallback", action="store_true", help="exit with status 3 if a node cannot run on the NPU")
+    placing(p)
 
     p = verb("ops", "list the native operators")
     p.add_argument("--markdown", action="store_true", help="as a page for the documentation")
@@ -271,7 +290,7 @@ def _run(args: argparse.Namespace) -> Any:
             warnings.showwarning = _warn
             return import_module(f"npusim.verbs.{args.verb}").run(args, step)
     except NPUError as error:
-        refused = isinstance(error, CompileError) and getattr(args, "no_fallback", False) and bool(error.reasons)
+        refused = isinstance(error, CompileError) and not getattr(args, "fallback", True) and bool(error.reasons)
         code = POLICY if refused else USER_ERROR
         return Result(_error(error, getattr(error, "reasons", [])), [f"npusim: {error}"], code)
     except BrokenPipeError:  # not a defect: main() knows

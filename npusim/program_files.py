@@ -9,12 +9,16 @@ from typing import Any
 import numpy as np
 
 from npu_compiler.artifact.program import CompiledProgram
+from npu_compiler.mixed.program import MixedProgram
 from npu_compiler.support.errors import ArtifactError, InputError
 from npu_compiler.support.files import write_atomic
 from npu_compiler.weights.files import open_weights
+from npu_runtime.model import weights_beside
 
 
-def save_program(program: CompiledProgram, weights: Any, path: str | os.PathLike[str]) -> tuple[Path, Path]:
+def save_program(
+    program: CompiledProgram | MixedProgram, weights: Any, path: str | os.PathLike[str]
+) -> tuple[Path, Path]:
     """Write a program to ``path`` and, beside it, the weights that it reads as safetensors. Returns both paths.
 
     Args:
@@ -29,9 +33,9 @@ def save_program(program: CompiledProgram, weights: Any, path: str | os.PathLike
 
     target = Path(path)
     target = target if target.suffix == ".npubin" else target.with_name(f"{target.name}.npubin")
-    beside = target.with_suffix(".safetensors")
+    beside = weights_beside(target)
     source = open_weights(weights)
-    initial = {b.name for b in program.buffers if b.kind == "state"} & set(source.names())
+    initial = set(program.states) & set(source.names())
     keys = {w.key for w in program.weights} | initial
     data = safetensors.numpy.save({k: np.asarray(source.read(k), order="C") for k in sorted(keys)})
     try:
@@ -43,18 +47,25 @@ def save_program(program: CompiledProgram, weights: Any, path: str | os.PathLike
     return target, beside
 
 
-def emit_source(program: CompiledProgram, folder: str | None) -> list[str]:
-    """Write the program's sources into ``folder``, which is created; None: do nothing. Returns lines for the user.
+def emit_source(program: CompiledProgram | MixedProgram, folder: str | None) -> list[str]:
+    """Write the program's sources into ``folder``, which is created; None: do nothing. Each program of a mixed model
+    gets a folder of its own in it (p0, p2, … by partition). Returns lines for the user.
 
     Raises:
         InputError: a file cannot be written.
     """
     if folder is None:
         return []
+    programs = {"": program} if isinstance(program, CompiledProgram) else _by_folder(program)
     try:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        for name, text in program.sources.items():
-            (Path(folder) / name).write_text(text, encoding="utf-8")
+        for part, each in programs.items():
+            (Path(folder) / part).mkdir(parents=True, exist_ok=True)
+            for name, text in each.sources.items():
+                (Path(folder) / part / name).write_text(text, encoding="utf-8")
     except OSError as error:
         raise InputError(f"{error.filename or folder}: cannot be written: {error.strerror or error}") from None
-    return [f"wrote {len(program.sources)} source files into {folder}"]
+    return [f"wrote {sum(len(p.sources) for p in programs.values())} source files into {folder}"]
+
+
+def _by_folder(model: MixedProgram) -> dict[str, CompiledProgram]:
+    return {f"p{id}": program for id, program in model.programs.items()}

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from npu_compiler.artifact.program import CompiledProgram
+from npu_compiler.mixed.program import MixedProgram
 from npu_compiler.support import dtypes
 
 
-def random_weights(program: CompiledProgram) -> dict[str, np.ndarray]:
+def random_weights(program: CompiledProgram | MixedProgram) -> dict[str, np.ndarray]:
     """Small random values for every weight, which are as fast as trained ones."""
     rng = np.random.default_rng(0)
     return {w.key: random_array(w.shape, w.dtype, rng) for w in program.weights}

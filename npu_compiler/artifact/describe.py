@@ -143,19 +143,19 @@ def _memory_chart(buffers: Buffers, entry: EntryPoint) -> list[str]:
 
 
 # -- the text -------------------------------------------------------------------------------------------------------
-def totals(program: ProgramSpec) -> dict[str, int]:
-    """Return totals by name: FLOPs and bytes of the kernels of all entries, bytes of the largest arena, weights, state
-    and binary."""
-    calls = [c for e in program.entries.values() for c in e.calls]
+def totals(*programs: ProgramSpec) -> dict[str, int]:
+    """Return totals by name: FLOPs and bytes of the kernels of all entries, weights, state and binary, and the bytes of
+    the largest arena of each program."""
+    calls = [c for p in programs for e in p.entries.values() for c in e.calls]
     return {
         "kernels": len(calls),
         "flops": sum(c.flops for c in calls),
         "bytes_read": sum(c.bytes_read for c in calls),
         "bytes_written": sum(c.bytes_written for c in calls),
-        "arena_bytes": max((e.arena_bytes for e in program.entries.values()), default=0),
-        "weight_bytes": _bytes_of(program, ("weight", "const")),
-        "state_bytes": _bytes_of(program, ("state",)),
-        "binary_bytes": len(program.binary),
+        "arena_bytes": sum(max((e.arena_bytes for e in p.entries.values()), default=0) for p in programs),
+        "weight_bytes": sum(_bytes_of(p, ("weight", "const")) for p in programs),
+        "state_bytes": sum(_bytes_of(p, ("state",)) for p in programs),
+        "binary_bytes": sum(len(p.binary) for p in programs),
     }
 
 

@@ -54,6 +54,16 @@ class CompiledProgram(ProgramSpec):
         """Pickles hold the bytes of the file: recipes are graphs that are too deep for pickle's recursion."""
         return type(self).loads, (serialize.dumps(self),)
 
+    @property
+    def states(self) -> list[str]:
+        """The state_dict keys of the buffers that the program writes."""
+        return [b.name for b in self.buffers if b.kind == "state"]
+
+    @property
+    def totals(self) -> dict[str, int]:
+        """Totals by name: kernels, FLOPs, bytes of arena, weights, state and binary."""
+        return describe.totals(self)
+
     def describe(self) -> str:
         """Return the program as readable text: kernels, I/O, buffers, memory plan, weight map, totals."""
         return describe.describe(self)

@@ -1,14 +1,4 @@
-"""The ``.npubin`` file: a fixed header, then a msgpack map of the program's fields.
-
-====== ====== ==========================================================
-offset bytes  header (little endian)
-====== ====== ==========================================================
-0      8      magic; a transfer in text mode would change its line ends
-8      4      format version
-12     4      zero
-16     8      bytes of the body, which ends the file
-24     32     SHA-256 of the body
-====== ====== ==========================================================
+"""A program in a ``.npubin`` file: a msgpack map of its fields, in the container of ``container.py``.
 
 Nothing is used before all of it has been checked: the header, then the type and range of every field (errors carry its
 path, as in ``entries[0].calls[3].flops``), then how the fields fit together (:mod:`npu_compiler.artifact.validate`).
@@ -19,13 +9,10 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-import struct
 from collections.abc import Callable
 from dataclasses import fields
-from pathlib import Path
 from typing import Any, TypeVar
 
-import msgpack
 import numpy as np
 
 from ..aten.ir import Location
@@ -33,15 +20,13 @@ from ..graph import expr, verify
 from ..graph.graph import Graph, Value
 from ..support import dtypes
 from ..support.errors import ArtifactError
-from ..support.files import write_atomic
 from ..support.records import MAX_INT, Field
+from . import container
 from .spec import LAYOUT_MARKER, SOURCE_NAME, BufferSpec, EntryPoint, IOSpec, KernelCall, ProgramSpec, WeightSpec
 from .validate import validate
 
-MAGIC = b"\x89NPU\r\n\x1a\n"
-FORMAT_VERSION = 4
-_HEADER = struct.Struct("<8sIIQ32s")
-
+TARGET_NAME = "[a-z][a-z0-9_]*"
+DEVICE_NAME = "(?:[a-z][a-z0-9_]*(?::[A-Za-z0-9_.-]+)?)?"
 _MAX_BUILD_DEPTH = 8
 
 P = TypeVar("P", bound=ProgramSpec)
@@ -50,70 +35,31 @@ P = TypeVar("P", bound=ProgramSpec)
 # -- files ------------------------------------------------------------------------------------------------------------
 def save(program: ProgramSpec, path: str | os.PathLike[str]) -> None:
     """Write ``program`` to ``path``, atomically: a failure leaves the old file. Raises ``ArtifactError``."""
-    data = dumps(program)
-    try:
-        write_atomic(path, data)
-    except OSError as error:
-        raise ArtifactError(f"{path}: cannot be written: {error.strerror or error}") from None
+    container.write(path, dumps(program))
 
 
 def load(path: str | os.PathLike[str], kind: type[P]) -> P:
     """Read and validate a program of class ``kind``. Raises ``ArtifactError`` with the file's name and the offset or
     field that is wrong."""
-    try:
-        data = Path(path).read_bytes()
-    except OSError as error:
-        raise ArtifactError(f"{path}: cannot be read: {error.strerror or error}") from None
-    try:
-        return loads(data, kind)
-    except ArtifactError as error:
-        raise ArtifactError(f"{path}: {error}") from None
+    return container.read(path, lambda data: loads(data, kind))
 
 
 def dumps(program: ProgramSpec) -> bytes:
     """Return the bytes of the file. Raises ``ArtifactError`` for a program that would not load again."""
     validate(program)
-    try:
-        body: bytes = msgpack.packb(program_to_plain(program))
-    except (TypeError, ValueError, OverflowError) as error:
-        raise ArtifactError(f"the program cannot be written: {error}") from None
-    return _HEADER.pack(MAGIC, FORMAT_VERSION, 0, len(body), hashlib.sha256(body).digest()) + body
+    return container.pack(container.PROGRAM, program_to_plain(program))
 
 
 def loads(data: bytes, kind: type[P]) -> P:
     """Return the program, of class ``kind``, in the bytes of a file. Raises ``ArtifactError``."""
-    program = program_from_plain(_unpack(_body(data)), kind)
+    return parse(container.unpack(data, container.PROGRAM)[1], kind)
+
+
+def parse(plain: Any, kind: type[P]) -> P:
+    """Return the program, of class ``kind``, in the body of a file. Raises ``ArtifactError``."""
+    program = program_from_plain(plain, kind)
     validate(program)
     return program
-
-
-def _body(data: bytes) -> memoryview:
-    if len(data) < _HEADER.size:
-        raise ArtifactError(f"offset {len(data)}: the file ends within its {_HEADER.size}-byte header")
-    magic, version, reserved, length, digest = _HEADER.unpack_from(data)
-    if magic != MAGIC:
-        raise ArtifactError("offset 0: this is not a .npubin file (its first 8 bytes differ)")
-    if version != FORMAT_VERSION or reserved:
-        raise ArtifactError(
-            f"offset 8: format version {version if not reserved else f'{version}.{reserved}'}, this build reads "
-            f"{FORMAT_VERSION}; compile the model again"
-        )
-    if length != len(data) - _HEADER.size:
-        raise ArtifactError(
-            f"offset 16: {length} bytes should follow the header, but {len(data) - _HEADER.size} do; damaged file"
-        )
-    body = memoryview(data)[_HEADER.size :]
-    if hashlib.sha256(body).digest() != digest:
-        raise ArtifactError("offset 24: the checksum does not fit the contents; damaged file")
-    return body
-
-
-def _unpack(body: memoryview) -> Any:
-    try:
-        return msgpack.unpackb(body, strict_map_key=True)
-    except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
-        detail = error or type(error).__name__
-        raise ArtifactError(f"offset {_HEADER.size}: the body is not msgpack: {detail}") from None
 
 
 def layout_digest(program: ProgramSpec) -> str:
@@ -203,7 +149,7 @@ def program_from_plain(plain: Any, kind: type[P]) -> P:
             raise ArtifactError(f"entries[{at}].name: there are two entry points {entry.name!r}")
     return kind(
         name=f["name"].text(),
-        target=f["target"].text(32, "[a-z][a-z0-9_]*"),
+        target=f["target"].text(32, TARGET_NAME),
         dtype=f["dtype"].dtype(),
         entries=entries,
         buffers=[_buffer(b) for b in f["buffers"].items()],
@@ -212,8 +158,8 @@ def program_from_plain(plain: Any, kind: type[P]) -> P:
         sources=_sources(f["sources"]),
         binary=f["binary"].blob(),
         requires=f["requires"].texts(),
-        build={k: _free(v, _MAX_BUILD_DEPTH) for k, v in f["build"].mapping().items()},
-        device=f["device"].text(96, "(?:[a-z][a-z0-9_]*(?::[A-Za-z0-9_.-]+)?)?"),
+        build=free_map(f["build"]),
+        device=f["device"].text(96, DEVICE_NAME),
         locations=[_location(x) for x in f["locations"].items()],
     )
 
@@ -224,6 +170,11 @@ def _sources(f: Field) -> dict[str, str]:
         if not SOURCE_NAME.fullmatch(name):
             Field(name, f.path).fail(f"names of sources like {SOURCE_NAME.pattern}")
     return {name: text.text(2**31) for name, text in found.items()}
+
+
+def free_map(f: Field) -> dict[str, Any]:
+    """Return the field ``build``: any plain values, because the runtime does not read them."""
+    return {k: _free(v, _MAX_BUILD_DEPTH) for k, v in f.mapping().items()}
 
 
 def _free(f: Field, depth: int) -> Any:

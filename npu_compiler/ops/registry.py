@@ -228,7 +228,7 @@ def lower_call(graph: Graph, op_type: str, inputs: Sequence[Value], attrs: dict[
     """Lower one ATen call; the results have the op's own dtypes. Raises ``Unsupported`` with the reason."""
     op = find(op_type)
     if op is None:
-        raise Unsupported(Reason("no_kernel", f"no lowering for {op_type}", "it runs in PyTorch with fallback=True"))
+        raise Unsupported(Reason("no_kernel", f"no lowering for {op_type}", "PyTorch runs it on the host"))
     for v in inputs:
         if dtypes.DTYPES[v.dtype].kind == "complex":
             raise Unsupported(Reason("dtype", f"{op_type}: {v.dtype} has no NPU representation", "use real tensors"))

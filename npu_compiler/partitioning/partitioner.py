@@ -25,13 +25,14 @@ from ..aten.op_names import STRUCTURAL
 from ..graph.graph import LEAVES, VIEWS, Graph
 from ..ops.lower import lower_ir
 from ..ops.registry import lower_call
-from ..support import dtypes, progress
+from ..support import progress
 from ..support.errors import CompileError, ConfigError, Reason, Unsupported
 from ..target_config import TargetConfig, target_config
 from .algorithms import fewest_runs, min_cut
 from .constraint_checker import NodeChecker, passed_through
+from .cut import cut, nbytes, readers_by_weight
 from .exclusions import Exclusions, IsSupported
-from .plan import HOST, NPU, Partition, PartitionPlan, TransferOp, name_of
+from .plan import HOST, NPU, PartitionPlan, name_of
 
 _CHEAPER = Reason("transfer", "cheap, and fewer bytes move if it runs on the host")
 
@@ -142,6 +143,7 @@ class _Units:
         self.deps: list[set[int]] = []
         self.readers: dict[Key, set[int]] = {}
         self.specs: dict[Key, TensorSpec] = {}
+        self._readers_by_weight = readers_by_weight(ir)
         for node in ir.nodes:
             source = self.of.get(ir.key(node.inputs[0])[0]) if node.op_type in STRUCTURAL else None
             unit = len(self.members) if source is None else source
@@ -165,10 +167,8 @@ class _Units:
 
     def touching(self, update: StateUpdate) -> list[int]:
         """Return the units that read the buffer of ``update`` or compute its next value."""
-        ir, made_by = self.ir, self.ir.key(update.value)[0]
-        leaves = ((n.name, t.name) for n in ir.nodes for t in n.inputs if t.producer is None)
-        reads = [node for node, leaf in leaves if leaf_key(ir, leaf) == update.key]
-        return sorted({self.of[n] for n in (made_by, *reads) if n in self.of})
+        made_by, readers = self.ir.key(update.value)[0], self._readers_by_weight.get(update.key, ())
+        return sorted({self.of[n] for n in (made_by, *readers) if n in self.of})
 
     def _keep_order(self, storage: SharedStorage) -> None:
         """Order a write after all earlier accesses, and every access after the last write."""
@@ -190,15 +190,8 @@ class _Units:
         total = 0
         for key, readers in self.readers.items():
             home = self.device(self.of[key[0]], reasons)
-            total += _nbytes(self.specs[key]) * any(self.device(u, reasons) != home for u in readers)
+            total += nbytes(self.specs[key]) * any(self.device(u, reasons) != home for u in readers)
         return total
-
-
-def _nbytes(t: TensorSpec) -> int:
-    """Return the bytes of a value; 0 for a data-dependent size, whose readers are on the host, too."""
-    if not t.is_static:
-        return 0
-    return math.prod(t.shape) * dtypes.DTYPES[t.dtype].size
 
 
 def _cpu_cost(node: OpNode) -> float:
@@ -215,7 +208,7 @@ def _cpu_cost(node: OpNode) -> float:
     ops = {n.op for n in graph.nodes} - LEAVES
     if not ops <= VIEWS | {"pointwise"}:
         return math.inf
-    return 1 + ("pointwise" in ops) * sum(map(_nbytes, node.outputs)) / 8
+    return 1 + ("pointwise" in ops) * sum(map(nbytes, node.outputs)) / 8
 
 
 def _balance(units: _Units, reasons: dict[str, Reason]) -> None:
@@ -234,7 +227,7 @@ def _balance(units: _Units, reasons: dict[str, Reason]) -> None:
     if all(math.isinf(c) for c in network.values()):
         return
     for key, readers in units.readers.items():
-        home, size = units.of[key[0]], _nbytes(units.specs[key])
+        home, size = units.of[key[0]], nbytes(units.specs[key])
         network[home, ("to cpu", key)] = network[("to npu", key), home] = size
         for reader in readers:
             network[("to cpu", key), reader] = network[reader, ("to npu", key)] = math.inf
@@ -277,88 +270,4 @@ def _plan(units: _Units, reasons: dict[str, Reason], whole: bool) -> PartitionPl
         nodes = sorted((n for u in run for n in units.members[u]), key=lambda n: position[n.name])
         runs.append((units.device(run[0], reasons), nodes))
     ordered = {n.name: reasons[n.name] for n in ir.nodes if n.name in reasons}
-    plan = PartitionPlan([], ordered, list(ir.graph_inputs), list(ir.graph_outputs), ir)
-    if len(runs) == 1 and (whole or runs[0][0] == HOST):
-        device, nodes = runs[0]
-        inputs = tuple(ir.key(t) for t in ir.graph_inputs)
-        outputs = tuple(ir.key(t) for t in ir.graph_outputs)
-        plan.steps.append(Partition(0, device, tuple(n.name for n in nodes), inputs, outputs, ir))
-    else:
-        _Cutter(plan, units, runs).cut()
-    return plan
-
-
-class _Cutter:
-    """Builds the steps of a plan from its runs (device, nodes)."""
-
-    def __init__(self, plan: PartitionPlan, units: _Units, runs: list[tuple[str, list[OpNode]]]):
-        self.plan, self.units, self.runs, self.ir = plan, units, runs, plan.ir
-        self.home = {n.name: i for i, (_, nodes) in enumerate(runs) for n in nodes}
-
-    def cut(self) -> None:
-        ir, specs = self.ir, self.units.specs
-        owner = self._own_state()
-        reads = [dict.fromkeys(self._reads(i)) for i in range(len(self.runs))]
-        present: set[tuple[Key, str]] = set()
-        for i, (device, nodes) in enumerate(self.runs):
-            for key in reads[i]:
-                src = self.runs[self.home[key[0]]][0] if key[0] in self.home else device
-                if src != device and (key, device) not in present:
-                    present.add((key, device))
-                    self.plan.steps.append(TransferOp(key, src, device, _nbytes(specs[key])))
-            needed = {ir.key(t) for t in ir.graph_outputs}.union(self.plan.feeds.values(), *reads[i + 1 :])
-            outputs = tuple(k for n in nodes for j in range(len(n.outputs)) if (k := (n.name, j)) in needed)
-            state = [u for u in ir.state if owner.get(u.key) == i]
-            names = tuple(n.name for n in nodes)
-            graph = self._graph(i, reads[i], outputs, state)
-            self.plan.steps.append(Partition(i, device, names, tuple(reads[i]), outputs, graph))
-
-    def _own_state(self) -> dict[str, int]:
-        """Map each buffer to the partition that can own it; the others are listed in ``feeds``."""
-        owner: dict[str, int] = {}
-        for update in self.ir.state:
-            homes = {self.home[self.units.members[u][0].name] for u in self.units.touching(update)}
-            made_here = self.ir.key(update.value)[0] in self.home or update.value.producer is None
-            if len(homes) == 1 and made_here:
-                owner[update.key] = homes.pop()
-            else:
-                self.plan.feeds[update.key] = self.ir.key(update.value)
-        return owner
-
-    def _reads(self, i: int) -> Iterator[Key]:
-        """Return the values that partition ``i`` takes from outside, except weights and constants."""
-        for node in self.runs[i][1]:
-            for t in node.inputs:
-                if t.producer is None:
-                    if leaf_key(self.ir, t.name) in self.plan.feeds:
-                        yield (t.name, -1)
-                elif self.home.get(t.producer[0]) != i:
-                    yield t.producer
-
-    def _graph(self, i: int, reads: Mapping[Key, None], outputs: tuple[Key, ...], state: list[StateUpdate]) -> IRGraph:
-        ir = self.ir
-
-        def local(t: TensorSpec) -> TensorSpec:
-            key = ir.key(t)
-            name = name_of(key)
-            return TensorSpec(name, t.shape, t.dtype, (name, 0)) if key in reads else t
-
-        nodes = [replace(n, inputs=[local(t) for t in n.inputs]) for n in self.runs[i][1]]
-        seen = {ir.key(t): local(t) for n in self.runs[i][1] for t in n.inputs}
-        specs = self.units.specs
-        results = [TensorSpec(name_of(k), specs[k].shape, specs[k].dtype, k) for k in outputs]
-        leaves = {t.name for n in nodes for t in n.inputs if t.producer is None}
-        mapping = {p: k for p, k in ir.weight_name_mapping.items() if p in leaves}
-        mapping |= {p: k for p, k in ir.weight_name_mapping.items() if k in {u.key for u in state}}
-        keys = set(mapping.values()) | leaves
-        return replace(
-            ir,
-            model_name=f"{ir.model_name}.p{i}",
-            graph_inputs=[seen[k] for k in reads],
-            graph_outputs=results,
-            weights=[w for w in ir.weights if w.name in keys],
-            weight_name_mapping=mapping,
-            nodes=nodes,
-            constants={k: v for k, v in ir.constants.items() if k in keys},
-            state=[StateUpdate(u.key, local(u.value)) for u in state],
-        )
+    return cut(ir, runs, ordered, whole)

@@ -7,6 +7,7 @@ from typing import Any
 
 from ..aten.alias import Key
 from ..aten.ir import IRGraph, TensorSpec
+from ..aten.json_reader import graph_weights_used, leaf_key
 from ..support.errors import Reason
 from ..support.text import html_table, html_text, table
 
@@ -68,6 +69,21 @@ class PartitionPlan:
     def transferred_bytes(self) -> int:
         """Bytes that a run transfers."""
         return sum(t.nbytes for t in self.transfers)
+
+    @property
+    def on_npu(self) -> bool:
+        """Whether one NPU partition computes the whole model, so that its program alone can run it."""
+        if len(self.partitions) != 1 or self.partitions[0].device != NPU or self.feeds:
+            return False
+        part, key = self.partitions[0], self.ir.key
+        return part.inputs == (*map(key, self.inputs),) and part.outputs == (*map(key, self.outputs),)
+
+    def host_weights(self) -> dict[str, TensorSpec]:
+        """Return state_dict key -> spec of the weights that host partitions read, that are outputs of the model, or
+        that are passed between partitions."""
+        keys = {key for p in self.partitions if p.device == HOST for key in graph_weights_used(p.ir)} | set(self.feeds)
+        keys |= {leaf_key(self.ir, t.name) for t in self.outputs if t.producer is None}
+        return {key: spec for key, spec in graph_weights_used(self.ir).items() if key in keys}
 
     def summary(self) -> str:
         """Return the plan in one line."""

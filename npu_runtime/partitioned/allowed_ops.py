@@ -72,7 +72,10 @@ def check_allowed(op: Any, op_type: str, allowed_ops: Collection[str]) -> None:
     namespace = op_type.partition(".")[0]
     if namespace not in OWN_NAMESPACES:
         if op_type not in allowed_ops:
-            advice = f"if you trust the file and the library that registers it: load_ir(..., allowed_ops=[{op_type!r}])"
+            advice = (
+                "if you trust the file and the library that registers it, pass load_ir or npu_runtime.load "
+                f"allowed_ops=[{op_type!r}]"
+            )
             raise ForbiddenOp(f"{op_type} is not an op of PyTorch, and an IR file may not call others; {advice}")
     elif objection := _objection(op):
         raise ForbiddenOp(f"{op_type} is not among the ops that IR may call: {objection}")

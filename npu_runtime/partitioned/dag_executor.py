@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import ChainMap
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -24,7 +25,7 @@ from ..executor import Executor
 from ..locks import RunLock
 from ..state import State
 from ..weight_loader import TakesWeights, load_weights, mismatch, read_as
-from .fallback import HostPartition
+from .fallback import HostPartition, require_torch
 from .profile import Clock, PlanProfile, profile_plan
 
 CompileFn = Callable[[IRGraph], CompiledProgram]
@@ -34,9 +35,10 @@ class DAGExecutor(TakesWeights):
     """A partitioned model, ready to run. ``__init__`` does all compilation.
 
     ``compile_fn`` turns the IR of an NPU partition into a program for ``backend``; the default is
-    ``npu_compiler.compile`` for the backend's target (``functools.partial`` sets a dtype). ``weights`` may also come
-    later, by :meth:`load_weights`, which also explains ``beside``. Buffers that the model writes keep their contents
-    from run to run. Several threads may call it; runs of a model that writes buffers take turns.
+    ``npu_compiler.compile`` for the backend's target (``functools.partial`` sets a dtype). ``programs`` has partitions
+    that are compiled already, by id. ``weights`` may also come later, by :meth:`load_weights`, which also explains
+    ``beside``. Buffers that the model writes keep their contents from run to run. Several threads may call it; runs of
+    a model that writes buffers take turns.
 
     Raises ``CompileError`` (a partition cannot be compiled or bound), ``BackendError``, ``InputError`` (not a plan),
     ``WeightError``.
@@ -49,6 +51,7 @@ class DAGExecutor(TakesWeights):
         compile_fn: CompileFn | None = None,
         weights: Any = None,
         beside: DAGExecutor | None = None,
+        programs: Mapping[int, CompiledProgram] | None = None,
     ):
         if not isinstance(plan, PartitionPlan):
             given = misplaced("(plan, backend, compile_fn, weights)", plan, backend)
@@ -59,11 +62,14 @@ class DAGExecutor(TakesWeights):
             import npu_compiler
 
             compile_fn = partial(npu_compiler.compile, target=self.backend.name)
-        self.programs: dict[int, CompiledProgram] = {}
+        on_host = [part for part in plan.partitions if part.device != NPU]
+        require_torch(plan.ir.model_name, (n for part in on_host for n in part.ir.nodes))
+        self.programs: dict[int, CompiledProgram] = dict(programs or {})
         self._hosts: dict[int, HostPartition] = {}
         for part in plan.partitions:
             if part.device == NPU:
-                self.programs[part.id] = compile_fn(part.ir)
+                if part.id not in self.programs:
+                    self.programs[part.id] = compile_fn(part.ir)
             else:
                 self._hosts[part.id] = HostPartition(part.ir)
         # In-place ops that remain after functionalize() may write the caller's arrays.
@@ -71,10 +77,12 @@ class DAGExecutor(TakesWeights):
         self._last = _last_steps(plan)
         self._only = _only_partition(plan, self.programs)
         self._output_names = plan.ir.output_names()
-        self._on_host = self._host_weights()
+        self._on_host = plan.host_weights()
         self.executors: dict[int, Executor] = {}
         self._loaded = False
-        self._weights: dict[str, np.ndarray] = {}
+        self._kept: dict[str, np.ndarray] = {}  # buffers that host partitions write
+        self._weights: MutableMapping[str, np.ndarray] = ChainMap(self._kept)  # of the host; writes go to _kept
+        self._initial: dict[str, np.ndarray] = {}  # contents of _kept and _feeds before the first run
         self._feeds: dict[str, np.ndarray | DeviceBuffer] = {}
         self._turns = RunLock()  # held while a run reads and writes the buffers of the model
         if weights is not None or not graph_weights_used(plan.ir):
@@ -82,21 +90,14 @@ class DAGExecutor(TakesWeights):
 
     def __getstate__(self) -> dict[str, Any]:
         made = {"plan": self.plan, "backend": self.backend, "programs": self.programs}
-        loaded = (self.executors, self._feeds, self._weights, self._turns)
+        loaded = (self.executors, self._feeds, self._kept, self._weights, self._initial, self._turns)
         return {**made, "loaded": loaded if self._loaded else None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        programs = iter(state["programs"].values())
-        DAGExecutor.__init__(self, state["plan"], state["backend"], lambda ir: next(programs))
+        DAGExecutor.__init__(self, state["plan"], state["backend"], programs=state["programs"])
         if state["loaded"] is not None:
-            (self.executors, self._feeds, self._weights, self._turns), self._loaded = state["loaded"], True
-
-    def _host_weights(self) -> dict[str, TensorSpec]:
-        """Return the weights that host partitions read, that are outputs, or that are passed between partitions."""
-        used = graph_weights_used(self.plan.ir)
-        keys = {key for host in self._hosts.values() for key in graph_weights_used(host.ir)} | set(self.plan.feeds)
-        keys |= {leaf_key(self.plan.ir, t.name) for t in self.plan.outputs if t.producer is None}
-        return {key: spec for key, spec in used.items() if key in keys}
+            self.executors, self._feeds, self._kept, self._weights, self._initial, self._turns = state["loaded"]
+            self._loaded = True
 
     def load_weights(self, weights: Any, beside: DAGExecutor | None = None) -> None:
         """Replace the weights (see :func:`npu_runtime.load_weights`) and reset all buffers to their contents there.
@@ -116,18 +117,30 @@ class DAGExecutor(TakesWeights):
             store = load_weights(program, source, self.backend, stores)
             state = None if beside is None else beside._state_of(program)
             executors[part] = self.backend.create_executor(program, store, state=state)
-        written = {u.key for u in self.plan.ir.state}
+        kept = {u.key for part in self._hosts.values() for u in part.ir.state}
+        feeds = self.plan.feeds.keys()
         if beside is None:
-            feeds: dict[str, np.ndarray | DeviceBuffer] = {key: host[key].copy() for key in self.plan.feeds}
+            contents = {**self.plan.ir.constants, **host}
+            self._initial = {key: contents[key].copy() for key in (*kept, *feeds)}
+            self._kept = {key: self._initial[key].copy() for key in kept}
+            self._feeds = {key: self._initial[key].copy() for key in feeds}
         else:
-            feeds = beside._feeds
-            if missing := sorted(set(self.plan.feeds) - feeds.keys()):
+            if missing := sorted((feeds - beside._feeds.keys()) | (kept - beside._kept.keys())):
                 raise _kept_elsewhere(missing)
-            host |= {key: value for key, value in beside._weights.items() if key in host and key in written}
-            written = set()
+            self._initial, self._kept, self._feeds = beside._initial, beside._kept, beside._feeds
             self._turns = beside._turns
-        self.executors, self._feeds, self._loaded, self._taken = executors, feeds, True, None
-        self._weights = {k: v.copy() if k in written or not v.flags.writeable else v for k, v in host.items()}
+        written = {u.key for u in self.plan.ir.state}
+        fixed = {k: v.copy() if k in written or not v.flags.writeable else v for k, v in host.items() if k not in kept}
+        self._weights = ChainMap(self._kept, fixed)
+        self.executors, self._loaded, self._taken = executors, True, None
+
+    def reset(self) -> None:
+        """Return all buffers that the model writes to their initial contents."""
+        with self._turns.held():
+            for executor in self.executors.values():
+                executor.reset()
+            for buffers in (self._kept, self._feeds):
+                buffers.update({key: self._initial[key].copy() for key in buffers})
 
     def _state_of(self, program: CompiledProgram) -> State | None:
         """Return the states of ``program``, which computes the same model, or None if it has no states."""
@@ -199,13 +212,12 @@ class DAGExecutor(TakesWeights):
         if not self._loaded:
             raise WeightError("the model has weights; call load_weights() before profile()")
         states = [(e.state, e.state.snapshot()) for e in self.executors.values()]
-        feeds, written = dict(self._feeds), {u.key for u in self.plan.ir.state}
-        weights = {key: value.copy() for key, value in self._weights.items() if key in written}
+        feeds, kept = dict(self._feeds), {key: value.copy() for key, value in self._kept.items()}
         try:
             return profile_plan(self, ordered(self.plan.inputs, inputs, "input"), runs, warmup)
         finally:
             self._feeds.update(feeds)
-            self._weights.update(weights)
+            self._kept.update(kept)
             for state, values in states:
                 for key, value in values.items():
                     state.write(key, value)

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 # The exceptions of PyTorch's ops and of arithmetic on numbers.
 _FAILURES = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError, ArithmeticError, AssertionError)
+_LISTED = 8  # ops that one message names
 _ENCODING = ("_tensor_list_sizes", "_tensor_list_none_masks")  # how the IR writes lists of tensors
 
 
@@ -142,7 +144,7 @@ class HostPartition:
             env[(t.name, 0)] = _checked(inputs[t.name], t, InputError, "input")
         for key, name in self._leaves:
             if name in self.ir.constants:
-                env[key] = to_torch(np.array(self.ir.constants[name]))  # a copy: nodes may write it
+                env[key] = to_torch(np.array(weights.get(name, self.ir.constants[name])))  # a copy: nodes may write it
             elif name not in weights:
                 raise WeightError(f"weight {name!r} is missing")
             else:
@@ -182,12 +184,23 @@ class _Unbound(Exception):
     """Raised for a node that no PyTorch op can run; the text says why."""
 
 
+def require_torch(model: str, nodes: Iterable[OpNode]) -> None:
+    """Raise ``BackendError`` if nodes run on the host and PyTorch is not installed; the message names their ops."""
+    ops = sorted({n.op_type for n in nodes if n.op_type not in STRUCTURAL})
+    if ops and find_spec("torch") is None:
+        more = f" and {len(ops) - _LISTED} more" if len(ops) > _LISTED else ""
+        raise BackendError(
+            f"{model or 'the model'} runs {len(ops)} op(s) on the host, in PyTorch, which is not installed: "
+            f"{', '.join(ops[:_LISTED])}{more}; install it (pip install 'npusim[torch]'), or change the model so that "
+            "it compiles with --no-fallback"
+        )
+
+
 def _torch() -> Any:
     try:
         import torch
-    except ImportError:
-        fix = "install npusim[torch], or compile with fallback=False"
-        raise BackendError(f"nodes that the NPU does not run need PyTorch, which is not installed; {fix}") from None
+    except ImportError as error:
+        raise BackendError(f"host partitions need PyTorch, which cannot be imported: {error}") from None
     return torch
 
 

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from npu_compiler.artifact.describe import totals
 from npu_compiler.artifact.program import CompiledProgram
+from npu_compiler.mixed.compile import assemble
 from npu_compiler.partitioning.explain import explain
-from npu_compiler.partitioning.plan import HOST, PartitionPlan
+from npu_compiler.partitioning.plan import PartitionPlan
 from npu_compiler.support.dtypes import storage_dtype
-from npu_compiler.support.errors import ArtifactError, ConfigError
+from npu_compiler.support.errors import ConfigError
 from npu_compiler.support.host_arrays import is_torch, to_torch
 from npu_compiler.support.text import html_table, si, tensor_text
 from npu_compiler.weights.files import open_weights
@@ -42,6 +43,8 @@ def build(
     fallback: bool = True,
     *,
     example_kwargs: Mapping[str, Any] | None = None,
+    force_cpu: Collection[str] = (),
+    minimise_transfers: bool = True,
     disable: Collection[str] = (),
     weights: str | None = None,
     threads: int | None = None,
@@ -61,6 +64,8 @@ def build(
         dtype: storage dtype of float32 activations and matrices: 'float16', 'bfloat16', or torch's; None: float32.
         fallback: ops without a native kernel may run in PyTorch on the host.
         example_kwargs: the keyword arguments of forward.
+        force_cpu: names of nodes and ops to run on the host (see :func:`npu_compiler.partition`).
+        minimise_transfers: cheap neighbours of host nodes may move to the host, too, if that saves transfers.
         disable: names of passes to skip.
         weights: the format in which matrices of products are stored (see :func:`npu_compiler.compile`).
         threads: see :class:`CPUBackend`.
@@ -82,7 +87,8 @@ def build(
     if max_shapes < 1:
         raise ConfigError(f"max_shapes={max_shapes}: it takes a whole number from 1")
     backend = get_backend(target, **({} if threads is None else {"threads": threads}))
-    recipe = Recipe(model, target, backend, dtype, fallback, tuple(disable), weights)
+    placement = {"force_cpu": force_cpu, "minimise_transfers": minimise_transfers}
+    recipe = Recipe(model, target, backend, dtype, fallback, tuple(disable), weights, placement)
     call = recipe.capture(example_inputs, example_kwargs)
     source = open_weights(state_dict_numpy(call.program))
     first = recipe.specialize(call, source)
@@ -180,17 +186,16 @@ class Model:
         return inputs + explanation._repr_html_() + self.plan._repr_html_() + costs
 
     def save(self, path: str | os.PathLike[str]) -> tuple[Path, Path]:
-        """Write the program for the example's shapes to ``x.npubin`` and its weights to ``x.safetensors`` beside it.
+        """Write what was compiled for the example's shapes to ``x.npubin`` and its weights to ``x.safetensors`` beside
+        it. If parts of the model run on the host, the file holds them as a graph, and running it needs PyTorch.
 
         Returns:
             Both paths.
 
         Raises:
-            ArtifactError: parts of the model run on the host, or a file cannot be written.
+            ArtifactError: a file cannot be written.
             InputError: the module's weights were modified after ``build``.
         """
-        if len(self.plan.partitions) != 1 or self.plan.partitions[0].device == HOST:
-            count = len(self.plan.partitions)
-            raise ArtifactError(f"only a model of one NPU partition fits a .npubin, this one has {count}:\n{self.plan}")
         self._by_shape.check_weights()
-        return save_program(self.programs[0], self._by_shape.source, path)
+        program = assemble(self.plan, self.executor.programs, self.executor.backend.name)
+        return save_program(program, self._by_shape.source, path)

@@ -69,6 +69,7 @@ class Recipe:
     fallback: bool
     disable: Collection[str]
     weights: str | None
+    placement: Mapping[str, Any]  # further arguments of ``partition``
 
     def capture(self, args: Any, kwargs: Mapping[str, Any] | None) -> Capture:
         """The graph of a call with these arguments."""
@@ -82,7 +83,7 @@ class Recipe:
         Raises:
             CompileError, ToolchainError, WeightError: see ``build``.
         """
-        plan = npu_compiler.partition(call.ir, target=self.target)
+        plan = npu_compiler.partition(call.ir, target=self.target, **self.placement)
         if not self.fallback:
             require_npu(plan)
         compile_fn = partial(

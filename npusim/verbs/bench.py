@@ -4,56 +4,58 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from npu_compiler.artifact.program import CompiledProgram
 from npu_compiler.support import env
 from npu_compiler.support.errors import InputError
 from npu_compiler.target_config import default_target
+from npu_runtime.model import Model
 
 from ..builtin import BUILTINS
 from ..console import Result, Status, Table
 from ..latency import HEADER, bound_call, interleaved, torch_call
+from ..placement import plan_model, refuse_placement
 from ..random_arrays import random_array, random_weights
 from ..sources import is_language_model, load_language_model, read_model
+
+if TYPE_CHECKING:
+    from npu_runtime.partitioned.model import MixedModel
 
 
 def run(args: argparse.Namespace, status: Status) -> Result:
     """Measure single runs with inputs and outputs bound beforehand; of language models, prefill and decode."""
+    import npu_compiler
     import npu_runtime
-    from npu_compiler.artifact.describe import totals
     from npu_compiler.support.text import si
+    from npu_runtime.model import weights_beside
 
     if is_language_model(args.model):
         return _language_model(args, status)
     module = None
     if args.model in BUILTINS:
-        from npu_compiler.pipeline import compile_ir
-
         ir, weights, module = read_model(args.model, args.batch, status)
+        target = args.target or default_target()
         with status(f"compiling {args.model}"):
-            program = compile_ir(ir, args.target or default_target(), args.dtype, args.disable)
+            program = npu_compiler.compile_plan(plan_model(ir, target, args), target, args.dtype, args.disable)
         source: Any = weights
     else:
         if args.vs:
             raise InputError(f"--vs {args.vs} needs a built-in model: {', '.join(BUILTINS)}")
-        program = CompiledProgram.load(args.model)
-        beside = Path(args.model).with_suffix(".safetensors")
+        program = npu_compiler.load_program(args.model)
+        beside = weights_beside(args.model)
         source = args.weights or (beside if beside.exists() else random_weights(program))
     with npu_runtime.load(program, source, args.threads) as model:
-        executor = model.executor()
-        arrays = [random_array(s.shape, s.dtype) for s in executor.inputs]
-        calls: dict[str, Callable[[], Any]] = {"npusim": bound_call(executor, arrays)}
+        arrays = [random_array(s.shape, s.dtype) for s in model.inputs]
+        calls: dict[str, Callable[[], Any]] = {"npusim": _call(model, arrays)}
         threads = args.threads or env.num_threads()
         if module is not None and args.vs == "torch":
             calls["torch eager"] = torch_call(module, arrays, threads)
         with status(f"measuring {program.name}"):
             found = interleaved(calls, args.seconds)
     batch = arrays[0].shape[0] if arrays and arrays[0].ndim else 1
-    t, median = totals(program), found["npusim"].median
+    t, median = program.totals, found["npusim"].median
     data: dict[str, Any] = {
         "program": program.name, "dtype": program.dtype, "threads": threads, "batch": batch, "flops": t["flops"],
         "gflops": t["flops"] / median / 1e9,
@@ -67,10 +69,18 @@ def run(args: argparse.Namespace, status: Status) -> Result:
     return Result(data, blocks)
 
 
+def _call(model: Model | MixedModel, arrays: list[np.ndarray]) -> Callable[[], Any]:
+    """A run of ``model`` on ``arrays``: in device memory, except that a mixed model takes and returns arrays."""
+    if isinstance(model, Model):
+        return bound_call(model.executor(), arrays)
+    return lambda: model.run_ordered(arrays)
+
+
 def _language_model(args: argparse.Namespace, status: Status) -> Result:
     """Measure greedy decoding after a random prompt, end tokens ignored."""
     from .. import llm_latency
 
+    refuse_placement(args)
     needed = args.prompt_len + args.gen_len
     if args.max_len is None and not args.model.endswith(".npubin"):
         args.max_len = needed

@@ -6,12 +6,16 @@ import argparse
 import os
 from pathlib import Path
 
+from npu_compiler.aten.ir import IRGraph
+from npu_compiler.mixed.program import MixedProgram
+from npu_compiler.partitioning.plan import NPU, PartitionPlan
 from npu_compiler.support.errors import InputError
 from npu_compiler.target_config import default_target
 
 from ..builtin import BUILTINS, RANDOM, trained
 from ..classes import write_labels
-from ..console import Result, Status
+from ..console import Result, Status, Table
+from ..placement import plan_model, refuse_placement
 from ..program_files import emit_source, save_program
 from ..sources import is_language_model, read_model
 
@@ -22,25 +26,19 @@ def run(args: argparse.Namespace, status: Status) -> Result:
         return _steps(args.target or default_target())
     if is_language_model(args.model):
         return _language_model(args, status)
-    from npu_compiler.artifact.describe import totals
-    from npu_compiler.partitioning.partitioner import partition
-    from npu_compiler.pipeline import PHASES, compile_ir, dump, run_phases
+    from npu_compiler.mixed.compile import compile_plan
+    from npu_compiler.pipeline import PHASES
     from npu_compiler.support.text import si
-
-    from ..builder.specializations import require_npu
 
     target = args.target or default_target()
     if args.dump:
         os.environ["NPU_DUMP"] = args.dump
     ir, weights, _ = read_model(args.model, args.batch, status)
-    plan = partition(ir, target=target)
-    require_npu(plan)
+    plan = plan_model(ir, target, args)
     with status(f"compiling {ir.model_name}"):
         if args.until is not None and args.until != PHASES[-1][0]:
-            state = run_phases(plan.ir, target, args.dtype, args.disable, args.until, args.weight_format)
-            text = dump(state)
-            return Result({"phase": args.until, "graph": text.splitlines()}, [text])
-        program = compile_ir(plan.ir, target, args.dtype, args.disable, args.weight_format)
+            return _until(args, plan, target)
+        program = compile_plan(plan, target, args.dtype, args.disable, args.weight_format)
     builtin = BUILTINS.get(args.model)
     if builtin is not None and builtin.weights is None:
         program.build["weights"] = RANDOM
@@ -52,14 +50,46 @@ def run(args: argparse.Namespace, status: Status) -> Result:
         program.save(output)
     if builtin is not None and builtin.weights is not None:
         files += write_labels(output, status)
-    t = totals(program)
+    t = program.totals
     summary = f"{t['kernels']} kernels, {si(t['flops'], 'FLOP')}, arena {si(t['arena_bytes'], 'B')}"
     written = ", ".join(f"{f} ({si(f.stat().st_size, 'B')})" for f in files)
     data = {"program": program.name, "target": target, "files": [str(f) for f in files], **t}
     lines = [f"{program.name}: {summary}", f"wrote {written}"]
+    if isinstance(program, MixedProgram):
+        data["host_ops"] = program.host_ops
+        lines[:1] = [
+            program.plan.summary(),
+            f"  on the NPU: {summary}",
+            f"  on the host: {_shortened(program.host_ops)}",
+        ]
+        lines.append("running it needs PyTorch, for the ops on the host; npusim describe says why they are there")
     if "weights" in program.build:
         lines.append(f"the weights are {program.build['weights']}; {trained()} have trained ones")
     return Result(data, [*lines, *emit_source(program, args.emit_source)])
+
+
+def _shortened(names: list[str], most: int = 8) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def _until(args: argparse.Namespace, plan: PartitionPlan, target: str) -> Result:
+    """The graph after the phase or rewrite ``args.until``; of a mixed model, that of every NPU partition."""
+    from npu_compiler.pipeline import dump, run_phases
+
+    def text(ir: IRGraph, entry: str) -> str:
+        return dump(run_phases(ir, target, args.dtype, args.disable, args.until, args.weight_format, entry))
+
+    if plan.on_npu:
+        shown = text(plan.ir, "main")
+        return Result({"phase": args.until, "graph": shown.splitlines()}, [shown])
+    graphs = {p.id: text(p.ir, f"p{p.id}") for p in plan.partitions if p.device == NPU}
+    blocks: list[str | Table] = [plan.describe(), *(f"\npartition {id}\n{shown}" for id, shown in graphs.items())]
+    data = {
+        "phase": args.until,
+        "plan": plan.to_dict(),
+        "graphs": {str(id): g.splitlines() for id, g in graphs.items()},
+    }
+    return Result(data, blocks)
 
 
 def _steps(target: str) -> Result:
@@ -83,6 +113,7 @@ def _language_model(args: argparse.Namespace, status: Status) -> Result:
     from npu_compiler.support.text import si
     from npu_runtime.llm.loader import Loader, save_manifest
 
+    refuse_placement(args)
     if args.until or args.dump or args.disable:
         raise InputError("--until, --dump and --disable show one graph; a language model is compiled from several")
     target = args.target or default_target()

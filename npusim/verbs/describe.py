@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 
-from npu_compiler.artifact.program import CompiledProgram
+from npu_compiler.mixed.program import load_program
 
 from ..console import Result, Status
 
 
 def run(args: argparse.Namespace, status: Status) -> Result:
-    """Describe a program as text and as data."""
-    program = CompiledProgram.load(args.program)
+    """Describe a program or a mixed model as text and as data."""
+    program = load_program(args.program)
     return Result({"program": program.to_json()}, [program.describe().rstrip()])

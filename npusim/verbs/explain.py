@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from npu_compiler.target_config import default_target
 
 from ..console import Result, Status, Table
+from ..placement import placement, plan_model
 from ..sources import read_model
 
 if TYPE_CHECKING:
@@ -17,21 +18,15 @@ if TYPE_CHECKING:
 def run(args: argparse.Namespace, status: Status) -> Result:
     """Answer why an op does not run on the NPU; --plan adds the partitions, --no-fallback refuses such models."""
     from npu_compiler.partitioning.explain import explain
-    from npu_compiler.partitioning.partitioner import partition
-
-    from ..builder.specializations import require_npu
 
     target = args.target or default_target()
-    placement = {"force_cpu": args.force_cpu, "minimise_transfers": not args.no_minimise_transfers}
     ir, _, _ = read_model(args.model, 1, status)
     with status(f"checking {ir.model_name}"):
-        explanation = explain(ir, target, **placement)
+        explanation = explain(ir, target, **placement(args))
     blocks = _blocks(explanation)
     data = explanation.to_dict()
-    if args.plan or args.no_fallback:
-        plan = partition(ir, target=target, **placement)
-        if args.no_fallback:
-            require_npu(plan)
+    if args.plan or not args.fallback:
+        plan = plan_model(ir, target, args)
         blocks += ["", str(plan)]
         data["plan"] = plan.to_dict()
     return Result(data, blocks)

@@ -8,10 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from npu_compiler.artifact.program import CompiledProgram
+from npu_compiler.mixed.program import load_program
 from npu_compiler.target_config import default_target
 
 from ..console import Result, Status, Table
+from ..placement import plan_model, refuse_placement
 from ..profiling import compare as comparison
 from ..profiling.report import HEADER, ProfileReport, read_report
 from ..random_arrays import random_array, random_weights
@@ -51,23 +52,23 @@ def run(args: argparse.Namespace, status: Status) -> Result:
 
 def _model(args: argparse.Namespace, status: Status) -> Any:
     """What ``profile`` takes, from the arguments."""
+    import npu_compiler
     import npu_runtime
+    from npu_runtime.model import weights_beside
     from npu_runtime.partitioned.dag_executor import DAGExecutor
 
     if is_language_model(args.model):
+        refuse_placement(args)
         if args.max_len is None and not args.model.endswith(".npubin"):
             args.max_len = max(args.prompt_len, args.cache_len + 1)
         return load_language_model(args, status)
     target = args.target or default_target()
     if Path(args.model).suffix == ".npubin":
-        program = CompiledProgram.load(args.model)
-        beside = Path(args.model).with_suffix(".safetensors")
+        program = load_program(args.model)
+        beside = weights_beside(args.model)
         source = args.weights or (beside if beside.exists() else random_weights(program))
         with status(f"loading {args.model}"):
             return npu_runtime.load(program, source, args.threads)
-    import npu_compiler
-    from npu_compiler.partitioning.partitioner import partition
-
     ir, weights, _ = read_model(args.model, args.batch, status)
     options = {} if args.threads is None else {"threads": args.threads}
     backend = npu_runtime.get_backend(target, **options)
@@ -75,8 +76,7 @@ def _model(args: argparse.Namespace, status: Status) -> Any:
         npu_compiler.compile, target=target, dtype=args.dtype, disable=args.disable, weights=args.weight_format
     )
     with status(f"compiling {args.model}"):
-        plan = partition(ir, target=target, force_cpu=args.force_cpu)
-        executor = DAGExecutor(plan, backend, compile_fn)
+        executor = DAGExecutor(plan_model(ir, target, args), backend, compile_fn)
         executor.load_weights(args.weights or (_random(ir) if weights is None else weights))
     return executor
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from npu_compiler.artifact.program import CompiledProgram
 from npu_compiler.support.errors import InputError
 
 from ..arrays import read_inputs, save_npz
@@ -27,10 +26,12 @@ def load_program(path: str, weights: str | None, threads: int | None, status: St
         InputError: the program needs weights and there are none.
         ArtifactError, WeightError: a file is damaged.
     """
+    import npu_compiler
     import npu_runtime
+    from npu_runtime.model import weights_beside
 
-    program = CompiledProgram.load(path)
-    beside = Path(path).with_suffix(".safetensors")
+    program = npu_compiler.load_program(path)
+    beside = weights_beside(path)
     if weights is None and program.weights and not beside.exists():
         raise InputError(f"{path} needs {len(program.weights)} weights: pass --weights, or put them into {beside}")
     source = weights or (beside if beside.exists() else None)
@@ -41,9 +42,7 @@ def load_program(path: str, weights: str | None, threads: int | None, status: St
 def run(args: argparse.Namespace, status: Status) -> Result:
     """Run a program once and summarise its outputs; for a classifier, with class names. --output writes all values."""
     model = load_program(args.program, args.weights, args.threads, status, args.from_source)
-    executor = model.executor()
-    inputs = read_inputs(args.input, executor.inputs, model.program.name)
-    outputs: dict[str, np.ndarray] = executor.run(inputs)
+    outputs: dict[str, np.ndarray] = model.run(read_inputs(args.input, model.inputs, model.program.name))
     header = ("output", "dtype", "shape", "min", "max", "mean")
     blocks: list[str | Table] = [Table(header, list(map(_row, outputs.items())))]
     data: dict[str, Any] = {"program": model.program.name, "outputs": {k: _facts(v) for k, v in outputs.items()}}

@@ -18,7 +18,7 @@ import msgpack
 import numpy as np
 import pytest
 
-from npu_compiler.artifact import serialize
+from npu_compiler.artifact import container, serialize
 from npu_compiler.artifact.describe import recipe_words
 from npu_compiler.artifact.program import CompiledProgram
 from npu_compiler.graph import expr, interp, verify
@@ -37,9 +37,9 @@ def repack(plain: Any) -> bytes:
     return with_header(msgpack.packb(plain))
 
 
-def with_header(body: bytes) -> bytes:
+def with_header(body: bytes, contents: int = container.PROGRAM) -> bytes:
     digest = hashlib.sha256(body).digest()
-    return serialize._HEADER.pack(serialize.MAGIC, serialize.FORMAT_VERSION, 0, len(body), digest) + body
+    return container.HEADER.pack(container.MAGIC, container.FORMAT_VERSION, contents, len(body), digest) + body
 
 
 # -- round trip -----------------------------------------------------------------------------------------------------
@@ -97,8 +97,8 @@ def test_every_truncation_and_extension_is_found() -> None:
 
 def test_every_flipped_bit_of_the_header_and_many_of_the_body_are_found() -> None:
     data = serialize.dumps(handmade.program())
-    body = random.Random(0).sample(range(8 * serialize._HEADER.size, 8 * len(data)), 300)
-    for bit in [*range(8 * serialize._HEADER.size), *body]:
+    body = random.Random(0).sample(range(8 * container.HEADER.size, 8 * len(data)), 300)
+    for bit in [*range(8 * container.HEADER.size), *body]:
         damaged = bytearray(data)
         damaged[bit // 8] ^= 1 << bit % 8
         with pytest.raises(ArtifactError, match="offset"):
@@ -184,7 +184,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 def test_a_newer_version_is_named() -> None:
     data = bytearray(serialize.dumps(handmade.program()))
     data[8] = 9
-    reads = f"this build reads {serialize.FORMAT_VERSION}"
+    reads = f"this build reads {container.FORMAT_VERSION}"
     with pytest.raises(ArtifactError, match=f"format version 9, {reads}; compile the model again"):
         CompiledProgram.loads(bytes(data))
 

@@ -1,0 +1,51 @@
+"""Compiling a partition plan: a program for every NPU partition."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from ..artifact.program import CompiledProgram
+from ..partitioning.plan import NPU, PartitionPlan
+from ..pipeline import compile_entries, compile_ir, main_dtype
+from ..target_config import target_config
+from .program import MixedProgram
+
+__all__ = ["assemble", "compile_plan"]
+
+
+def compile_plan(
+    plan: PartitionPlan,
+    target: str = "cpu",
+    dtype: Any = None,
+    disable: Collection[str] = (),
+    weights: str | None = None,
+) -> CompiledProgram | MixedProgram:
+    """Compile the NPU partitions of ``plan``, which was made for ``target``.
+
+    Returns a :class:`CompiledProgram` if one NPU partition computes the whole model, else a :class:`MixedProgram`, in
+    which the entry point of partition n is named 'pn'. For the other arguments and the errors see
+    :func:`npu_compiler.compile`.
+    """
+    if plan.on_npu:
+        return compile_ir(plan.ir, target, dtype, disable, weights)
+    compiled = {
+        part.id: compile_entries({f"p{part.id}": part.ir}, target, dtype, disable, weights)
+        for part in plan.partitions
+        if part.device == NPU
+    }
+    return assemble(plan, compiled, target)
+
+
+def assemble(
+    plan: PartitionPlan, programs: Mapping[int, CompiledProgram], target: str
+) -> CompiledProgram | MixedProgram:
+    """Join the programs of the NPU partitions of ``plan``, by partition id, to what :func:`compile_plan` returns."""
+    if plan.on_npu:
+        return programs[plan.partitions[0].id]
+    config = target_config(target)
+    devices = [p.device for p in programs.values()]
+    devices.append(config.name if config.device is None else config.device.spec)
+    dtypes = Counter(p.dtype for p in programs.values()) or Counter([main_dtype(plan.ir)])
+    return MixedProgram(plan, dict(programs), config.name, dtypes.most_common(1)[0][0], devices[0])
