@@ -1,14 +1,16 @@
-"""The report as one HTML page: ``page.html`` with its styles, its script and the data inside of it."""
+"""The report as one HTML page: the files in ``page/`` with the data inside of it."""
 
 from __future__ import annotations
 
 import html
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-_FOLDER = Path(__file__).parent
+_FOLDER = Path(__file__).parent / "page"
+_SCRIPTS = ("core", "timeline", "roofline", "modules", "accuracy", "table", "memory", "main")  # in order
 
 
 def page(title: str, report: Mapping[str, Any]) -> str:
@@ -16,11 +18,12 @@ def page(title: str, report: Mapping[str, Any]) -> str:
     data = json.dumps(report, allow_nan=False, separators=(",", ":"))
     parts = {
         "title": html.escape(title),
-        "styles": (_FOLDER / "page.css").read_text(encoding="utf-8"),
-        "script": (_FOLDER / "page.js").read_text(encoding="utf-8"),
-        "data": data.replace("</", "<\\/"),  # a name from a file must not end the script
+        "styles": _text("page.css"),
+        "script": "\n".join(_text(f"{name}.js") for name in _SCRIPTS),
+        "data": data.replace("<", "\\u003c"),  # a name from a file must not end the script
     }
-    text = (_FOLDER / "page.html").read_text(encoding="utf-8")
-    for name, part in parts.items():
-        text = text.replace("{{" + name + "}}", part)
-    return text
+    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], _text("page.html"))
+
+
+def _text(name: str) -> str:
+    return (_FOLDER / name).read_text(encoding="utf-8")
