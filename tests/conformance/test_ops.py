@@ -16,6 +16,9 @@ import torch
 from npu_compiler.ops import REGISTRY
 
 from .cases import MARKS, PROGRAM, TARGETS, Batch, Case, all_cases, cases_for, check, compile_cases
+from .nonfinite import test_one_element_changes_what_sees_it
+
+__all__ = ["test_one_element_changes_what_sees_it"]
 
 # Results and Batch.summing of a case, or the error that it ended in.
 _outcomes: dict[tuple[str, Case], tuple[list[np.ndarray], bool] | Exception] = {}

@@ -16,7 +16,7 @@ from npu_compiler.frontend.llm import open_checkpoint  # noqa: E402
 from npusim import LLM  # noqa: E402
 from npusim.models.download import RegistryUnavailable  # noqa: E402
 
-from ..support.sweeps import IN_FULL  # noqa: E402
+from ..support.sweeps import FULL, IN_FULL  # noqa: E402
 from .teacher import divergence, teacher  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.network]
@@ -93,7 +93,7 @@ def test_teacher_forced_logits(name: str, window: int, dtype: str) -> None:
     forced = teacher(model, dtype, windows)
     logits = np.concatenate([llm.logits(w) for w in windows])
     print(f"{name} {dtype}, token by token: {forced.check(logits)}")
-    lengths = np.arange(8, window + 1, 8)
+    lengths = np.arange(8, window + 1, 8 if FULL else 31)
     prompts = np.concatenate([llm.logits(windows[0][:n], prompt=n) for n in lengths])
     print(f"{name} {dtype}, {len(lengths)} prompts: {forced.check(prompts, lengths - 1)}")
     if dtype != "float32":

@@ -14,7 +14,7 @@ from .gate import Expected, compile_and_run, compile_whole, expect, run
 from .random_models import image_model, images
 
 DTYPES = ("float32", "float16", "bfloat16")
-COUNT = 48  # images a gate
+COUNT = 24  # images a gate
 
 
 @cache

@@ -10,6 +10,7 @@ from torch import nn
 
 from npusim import models
 
+from ..support.sweeps import FULL
 from .gate import Args, compile_and_run, expect
 from .random_models import images, randomise
 
@@ -69,11 +70,13 @@ class HuggingFace(nn.Module):
         return self.model(**dict(zip(self.names, args, strict=True)))[self.output]
 
 
+# A sample has every dtype and both spellings of attention.
+SPELLINGS = [(dtype, attention) for dtype in DTYPES for attention in ("eager", "sdpa")]
+spellings = pytest.mark.parametrize(("dtype", "attention"), SPELLINGS if FULL else SPELLINGS[::3] + SPELLINGS[5:])
 SIZES: dict[str, Any] = dict(hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=128)
 
 
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
-@pytest.mark.parametrize("dtype", DTYPES)
+@spellings
 def test_vit_of_transformers(dtype: str, attention: str) -> None:
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     torch.manual_seed(0)
@@ -85,8 +88,7 @@ def test_vit_of_transformers(dtype: str, attention: str) -> None:
     check(HuggingFace(model, "logits", ("pixel_values",)), runs, dtype, classifies=True)
 
 
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
-@pytest.mark.parametrize("dtype", DTYPES)
+@spellings
 def test_bert_of_transformers(dtype: str, attention: str) -> None:
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     torch.manual_seed(0)

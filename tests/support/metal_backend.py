@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from functools import lru_cache
 
 import numpy as np
 
@@ -19,6 +20,12 @@ from npu_runtime.backends.cpu import CPUBackend, CPUBuffer
 from ..metal_emulator import EmulatorError, Library, Window
 
 
+@lru_cache(maxsize=4)
+def _library(text: str, checks: bool) -> Library:
+    """The kernels of a program. A test often runs one program on several backends, each with its order of threads."""
+    return Library({"program.metal": text}, checks)
+
+
 class EmulatedEntry(LoadedEntry):
     """Launches run one after the other, each with the windows of memory that its operands' buffers are."""
 
@@ -28,7 +35,7 @@ class EmulatedEntry(LoadedEntry):
         entries, code = unpack(program.binary)
         self._backend, self._entry, self._fixed = backend, entry, dict(fixed)
         self._launches: list[KernelLaunch] = entries[entry.symbol]
-        self._library = backend.library(code["text"])
+        self._library = _library(code["text"], backend.checks)
         self._specs = {b.id: b for b in program.buffers}
         self._arena = aligned_empty((max(entry.arena_bytes, 1),), np.dtype(np.uint8))
         self._arena.fill(0xFF)
@@ -89,12 +96,6 @@ class EmulatedMetal(CPUBackend):
     def __init__(self, order: str = "ascending", seed: int = 0, checks: bool = True):
         super().__init__()
         self.order, self.seed, self.checks = order, seed, checks
-        self._libraries: dict[str, Library] = {}
-
-    def library(self, text: str) -> Library:
-        if text not in self._libraries:
-            self._libraries[text] = Library({"program.metal": text}, self.checks)
-        return self._libraries[text]
 
     def load_entry(
         self, program: CompiledProgram, entry: EntryPoint, fixed: Mapping[int, DeviceBuffer]

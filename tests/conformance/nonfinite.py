@@ -3,6 +3,8 @@ not, and nowhere else.
 
 The conformance samples of convolutions, pooling and resizing, with one element of the first tensor replaced. PyTorch's
 results are those in float64: its kernels for half types spread such values, too.
+
+``test_ops.py`` imports the test, so that one process runs both and the second finds the programs of the first compiled.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ class Poisoned(Case):
 
 
 def batches(value: float) -> Iterator[list[Case]]:
-    """The programs that ``test_ops.py`` runs on the CPU, so that they come from the cache, with ``value`` in the
+    """The programs that ``test_ops.py`` runs on the CPU, with ``value`` in the
     windowed cases. Those whose turn it is to be integers make one more, in float32."""
     cases = cases_for("cpu")
     families = {c.family for c in cases if WINDOWED.match(c.op_type)}
