@@ -26,6 +26,7 @@ from npu_compiler.support.dtypes import numpy_dtype, promote
 from npu_runtime import CPUBackend, DAGExecutor, Executor
 
 from ..support.ir_files import FILES, random_weights
+from ..support.sweeps import FULL
 from ..support.torch_oracle import run_ir
 from .gate import Expected, compile_and_run, compile_whole, expect, join
 from .random_models import randomise
@@ -136,7 +137,7 @@ def test_file_runs_as_in_pytorch(name: str) -> None:
     expected(name).check(join(found))
 
 
-@pytest.mark.parametrize("name", [*NAMES, MIXED])
+@pytest.mark.parametrize("name", [*NAMES, MIXED] if FULL else [NAMES[0], MIXED])
 def test_with_an_op_on_the_cpu(name: str) -> None:
     plan = npu_compiler.partition(graph(name), force_cpu=["aten.silu.default"])
     forced = [n.op_type for p in plan.partitions if p.device == HOST for n in p.ir.nodes]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import platform
 import shutil
 import subprocess
+import tempfile
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import ml_dtypes
@@ -15,7 +18,7 @@ import numpy as np
 KERNELS = Path(__file__).parents[2] / "npu_compiler" / "targets" / "cpu" / "kernels"
 FLAGS = (
     "-std=c++17 -O1 -fno-math-errno -fno-trapping-math -ffp-contract=fast -fvisibility=hidden -fno-exceptions -fno-rtti"
-    " -fPIC -shared -w"
+    " -fPIC -w"
 ).split()
 # Every code path this machine can run: its own, AVX2, and the portable one (baseline x86-64: 4 lanes, no F16C).
 ARCHS = ["native", "haswell", "x86-64"] if platform.machine() == "x86_64" else ["native"]
@@ -74,25 +77,35 @@ class Library:
         return out
 
 
+@lru_cache(maxsize=1)
+def _folder() -> Path:
+    """For precompiled preludes; it lasts as long as the process."""
+    folder = tempfile.TemporaryDirectory(prefix="npu-prelude-")
+    atexit.register(folder.cleanup)
+    return Path(folder.name)
+
+
+@lru_cache(maxsize=len(ARCHS))
+def _prelude(arch: str) -> Path:
+    """The folder of a precompiled PRELUDE, of which g++ would read 40,000 lines again for every driver."""
+    folder = _folder() / arch
+    folder.mkdir()
+    (folder / "prelude.h").write_text(PRELUDE)
+    _compile(arch, "-x", "c++-header", folder / "prelude.h", "-o", folder / "prelude.h.gch")
+    return folder
+
+
+def _compile(arch: str, *arguments: str | Path) -> None:
+    subprocess.run([CXX or "g++", *FLAGS, f"-march={arch}", "-iquote", KERNELS, *arguments], check=True)
+
+
 def build(directory: Path, arch: str, bodies: list[str], scratch: list[str]) -> Library:
     """Compiles the cases into one shared object."""
-    text = [PRELUDE, *bodies, "EXPORT long scratch() { long most = 0;"]
+    text = ['#include "prelude.h"', *bodies, "EXPORT long scratch() { long most = 0;"]
     text += [f"  most = max_of(most, {s});" for s in scratch] + ["  return most; }"]
-    source = directory / "driver.cpp"
+    source, library = directory / "driver.cpp", directory / "driver.so"
     source.write_text("\n".join(text))
-    library = directory / "driver.so"
-    command = [
-        CXX or "g++",
-        *FLAGS,
-        f"-march={arch}",
-        "-iquote",
-        str(KERNELS),
-        str(source),
-        "-o",
-        str(library),
-        "-lpthread",
-    ]
-    subprocess.run(command, check=True)
+    _compile(arch, "-iquote", _prelude(arch), source, "-shared", "-o", library, "-lpthread")
     return Library(ctypes.CDLL(str(library)))
 
 

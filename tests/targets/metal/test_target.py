@@ -166,7 +166,7 @@ def test_resnet18(dtype: str) -> None:
     np.testing.assert_array_equal(watched[0], other[0])
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=IN_FULL), "bfloat16"])
 def test_a_small_llama(tmp_path: Path, dtype: str) -> None:
     """Prompts in chunks and single tokens, against the CPU target, which is tested against PyTorch."""
     path = small_model.write_model(tmp_path / "small", torch_dtype=dtype)
