@@ -10,13 +10,16 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from npu_compiler import get_supported_ops
+from npu_compiler import get_supported_ops, save_ir
+from npu_runtime import execute_cpu_partition
 from npusim import cli
 
+from ..support.toy_ir import HEAVY, ODD, SHAPE, Builder
 from .compiled import Compiled
 
 
 def as_json(capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, Any]:
+    capsys.readouterr()
     assert cli.main([*argv, "--json"]) == 0
     data: dict[str, Any] = json.loads(capsys.readouterr().out)
     return data
@@ -36,6 +39,22 @@ def test_explain_says_what_runs_where_and_why(convnet: Compiled, capsys: pytest.
     data = as_json(capsys, "explain", convnet.path, "--plan", "--force-cpu", "aten.max_pool2d.default")
     on_host = {n["name"]: n["reason"] for n in data["nodes"] if n["device"] == "host"}
     assert "max_pool2d" in on_host and all(on_host.values()) and data["plan"]["transfers"] > 0
+
+
+def test_row_077_a_mixed_model_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One op runs on the host: one file is written and runs; --no-fallback refuses the model with status 3."""
+    model, program, output = str(tmp_path / "m.json"), str(tmp_path / "m.npubin"), tmp_path / "y.npz"
+    ir = Builder().node("o", ODD, "x").node("y", HEAVY, "o", "x").out("y")
+    save_ir(ir, model)
+    x = np.linspace(-1, 1, 16, dtype=np.float32).reshape(SHAPE)
+    np.save(tmp_path / "x.npy", x)
+    assert cli.main(["compile", model, "--no-fallback", "-o", program]) == 3 and not Path(program).exists()
+    assert "special_i1" in capsys.readouterr().err
+    assert cli.main(["compile", model, "-o", program, "-q"]) == 0
+    assert cli.main(["run", program, "--input", str(tmp_path / "x.npy"), "--output", str(output)]) == 0
+    np.testing.assert_allclose(np.load(output)["y"], execute_cpu_partition(ir, {"x": x})["y"], rtol=1e-5, atol=1e-6)
+    named = as_json(capsys, "explain", model, "--force-cpu", HEAVY)
+    assert {n["device"] for n in named["nodes"]} == {"host"}
 
 
 def test_row_106_profile_measures_a_program(
