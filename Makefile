@@ -56,7 +56,7 @@ $(BIN)/python $(BENCH)/bin/python .venv-export/bin/python: %/bin/python:
 	$(PYTHON) -m venv $*
 
 $(VENV)/demo.stamp: EXTRAS := torch,cli,llm
-$(VENV)/test.stamp: EXTRAS := torch,llm,test,docs
+$(VENV)/test.stamp: EXTRAS := torch,llm,cli,test,docs
 $(VENV)/docs.stamp: EXTRAS := docs
 $(VENV)/dev.stamp: EXTRAS := dev
 

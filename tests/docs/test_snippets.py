@@ -22,7 +22,8 @@ counts: Counter[str] = Counter()
 @pytest.fixture(scope="module")
 def language_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What pages call ``my-llama``."""
-    return small_model.write_model(tmp_path_factory.mktemp("models") / "my-llama")
+    folder = tmp_path_factory.mktemp("models") / "my-llama"
+    return small_model.write_model(folder, max_position_embeddings=48, num_hidden_layers=1)
 
 
 @pytest.fixture
