@@ -41,9 +41,10 @@ def links(page: Path) -> Counter[str]:
     return Counter(re.findall(r"\]\(([^)\s]+)\)", "\n".join(prose(page))))
 
 
-def tables(page: Path) -> list[int]:
-    """The number of columns of every row."""
-    return [len(re.findall(r"(?<!\\)\|", line)) - 1 for line in prose(page) if line.startswith("|")]
+def tables(page: Path) -> list[tuple[int, list[str]]]:
+    """The number of columns of every row, and the code in its first cell."""
+    rows = [re.split(r"(?<!\\)\|", line)[1:-1] for line in prose(page) if line.startswith("|")]
+    return [(len(row), re.findall(r"`[^`]+`", row[0])) for row in rows]
 
 
 def test_pages_are_there() -> None:
