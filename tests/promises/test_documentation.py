@@ -43,7 +43,7 @@ def korean(page: str) -> Any:
     return pytest.param(page, marks=pytest.mark.xfail(missing, reason="there is no Korean page yet", strict=True))
 
 
-@pytest.mark.parametrize("page", map(korean, PAGES))
+@pytest.mark.parametrize("page", [korean(page) for page in PAGES])
 def test_row_006_pages_in_korean(page: str) -> None:
     text = (DOCS / f"{page}.ko.md").read_text(encoding="utf-8")
     assert re.match(r"# .*", text) and HANGUL.search(text)
