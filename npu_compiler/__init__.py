@@ -1,5 +1,4 @@
-"""The offline half: PyTorch IR in, a self-contained program out. Names load on first use, so importing this is
-cheap."""
+"""The compiler: from PyTorch IR to a self-contained program. Names are imported at their first use."""
 
 from __future__ import annotations
 

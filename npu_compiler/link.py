@@ -20,7 +20,7 @@ from .schedule.schedule import Schedule
 from .support.errors import CompileError
 from .targets import CodegenTarget
 
-# A scheduled entry point, and the load-time value of each weight buffer by name.
+# a scheduled entry point, and the load-time value of each weight buffer by name
 Entry = tuple[Schedule, list[tuple[str, Value]]]
 Locations = Mapping[str, Location]  # by IR node
 

@@ -1,4 +1,4 @@
-"""What a program is compiled for: the limits of a target and one of its devices, chosen by a name.
+"""The target that a program is compiled for: the limits of a target and one of its devices, chosen by name.
 
 ``"cuda:sm_80"`` names a target and one of its devices; ``"cuda"`` alone stands for the device of this machine. A target
 is a folder in ``npu_compiler/targets`` whose module ``devices`` holds
@@ -26,11 +26,11 @@ _REAL = frozenset(name for name, d in dtypes.DTYPES.items() if d.kind != "comple
 
 @dataclass(frozen=True)
 class Roofline:
-    """The most that a device can do, for reports.
+    """The peak rates of a device, for reports.
 
-    ``flops``: FLOP/s by the dtype of what is multiplied; other arithmetic runs at that of float32. ``bandwidths``:
-    (bytes, bytes per second) of its caches and its memory, the fastest first; the last entry is memory, which holds
-    anything. ``source``: where the figures are from, in words.
+    ``flops``: FLOP/s by the dtype of the factors; other arithmetic runs at the rate of float32. ``bandwidths``: (bytes,
+    bytes per second) of its caches and its memory, the fastest first; the last entry is memory, whose size does not
+    count. ``source``: the origin of the figures, in words.
     """
 
     flops: Mapping[str, float]
@@ -39,7 +39,7 @@ class Roofline:
 
     @classmethod
     def of(cls, bandwidth: float, source: str, **flops: float) -> Roofline:
-        """A device without figures for its caches. ``bandwidth``: TB/s; ``flops``: TFLOP/s by dtype."""
+        """Return the roofline of a device without figures for its caches. ``bandwidth``: TB/s; ``flops``: TFLOP/s."""
         return cls({dtype: 1e12 * rate for dtype, rate in flops.items()}, ((math.inf, bandwidth * 1e12),), source)
 
     @property
@@ -48,21 +48,22 @@ class Roofline:
         return self.bandwidths[-1][1]
 
     def peak(self, dtype: str) -> float:
-        """FLOP/s with operands of ``dtype``; 0: unknown."""
+        """Return FLOP/s with operands of ``dtype``; 0: unknown."""
         return self.flops.get(dtype, self.flops.get("float32", 0.0))
 
     def rate(self, distance: float) -> float:
-        """Bytes per second of data that was last touched ``distance`` bytes of other data ago."""
+        """Return bytes per second for data if ``distance`` bytes of other data were accessed since its last use."""
         return next(rate for size, rate in self.bandwidths if distance <= size)
 
 
 @dataclass(frozen=True)
 class Device:
-    """A chip, or a family of chips that run the same code: what code generators, cost models and reports ask about it.
+    """A chip, or a family of chips that run the same code, with the properties that code generators, cost models and
+    reports need.
 
-    ``name``: what follows the colon in ``target="cuda:sm_80"``. ``chips``: products, in words. The rows of a target are
-    of a subclass with the fields that this target needs. ``roofline``: None if its maker publishes no figures for the
-    row, as of CPUs, whose clock and memory differ from machine to machine.
+    ``name``: the part after the colon in ``target="cuda:sm_80"``. ``chips``: products, in words. The rows of a target
+    are of a subclass with the fields that this target needs. ``roofline``: None if its maker publishes no figures for
+    the row, for example for CPUs, whose clock and memory differ from machine to machine.
     """
 
     target: ClassVar[str] = ""
@@ -83,22 +84,27 @@ class Device:
 class TargetConfig:
     """Limits and preferred sizes of one target.
 
-    ``panel``: output columns of one packed weight panel, the N width of a matmul or conv micro-kernel; 0: weights are
-    not packed, a row of them is an output column, and right operands made at run time are read where they are.
-    ``buffer_align``: byte alignment of every buffer, in the arena and outside.
-    ``dtypes``: the element types it can hold; ``max_rank``: the most dimensions a tensor may have.
-    ``matrix_dtypes``: what its matmul and convolution kernels take; ``pair_dtypes``: those of them whose weights are
-    packed in pairs along the reduced dim, for two-element dot products.
-    ``prologue_rows``: the most rows of a matmul whose left operand every thread may compute for itself.
-    ``dual_gemm``: whether a matmul kernel can compute two products of the same rows, for a gated activation.
-    ``bundles``: whether kernels that touch different data can be one launch, if they have up to ``bundle_points``:
-    a longer kernel does not mind a launch, and shows in a profile.
-    ``image_row``: convolutions of up to four channels in half precision are computed on rows of so many elements
-    (``image_rows.py``); 0: like any other.
-    ``chunks``: tokens of a prompt that a language model's entry points take at once, besides 1; ``chunk_floor``: a run
-    takes at least as long as the arithmetic of this many tokens, because it reads all weights. ``asynchronous``: True
-    if execution is asynchronous to the host; greedy decoding and the digest for sampling should then run on the device.
-    ``device``: the device that programs are compiled for; None: the target has only one.
+    Attributes:
+        panel: output columns of one packed weight panel, the N width of a matmul or convolution micro-kernel. 0:
+            weights are not packed, each row of them is an output column, and right operands that are computed at run
+            time are read in place.
+        buffer_align: byte alignment of every buffer, in the arena and outside.
+        dtypes: the element types that the target can hold.
+        max_rank: the maximum rank of a tensor.
+        matrix_dtypes: element types of its matmul and convolution kernels.
+        pair_dtypes: those of them whose weights are packed in pairs along the reduced dim, for two-element dot
+            products.
+        prologue_rows: maximum rows of a matmul whose left operand every thread may compute itself.
+        dual_gemm: whether a matmul kernel can compute two products of the same rows, for a gated activation.
+        bundles: whether kernels that access different data can share a launch if they have up to ``bundle_points``
+            points: for longer kernels the launch hardly counts, and separate ones show in a profile.
+        image_row: convolutions of up to four channels in half precision are computed on rows of this many elements
+            (``image_rows.py``); 0: like any other convolution.
+        chunks: tokens of a prompt that a language model's entry points take at once, besides 1.
+        chunk_floor: a run takes at least as long as the arithmetic of this many tokens, because it reads all weights.
+        asynchronous: True if execution is asynchronous to the host; greedy decoding and the top-k digest for sampling
+            should then run on the device.
+        device: the device that programs are compiled for; None: the target has only one.
     """
 
     name: str
@@ -120,7 +126,7 @@ class TargetConfig:
 
     @property
     def pair_width(self) -> int:
-        """Neighbouring columns of each product in the weight of two paired ones: a panel, else they take turns."""
+        """Neighbouring columns of each product in the weight of a dual GEMM: a panel, or 1 without panels."""
         return self.panel or 1
 
 
@@ -139,12 +145,12 @@ def _module(target: str) -> Any:
 
 
 def target_names() -> list[str]:
-    """Every known target: the folders of ``npu_compiler/targets``, and those that were registered."""
+    """Return the names of all targets: the folders of ``npu_compiler/targets``, then the registered ones."""
     return [*_folders(), *(name for name in _registered if name not in _folders())]
 
 
 def devices(target: str) -> list[Device]:
-    """The devices of a target by name, those of its table first."""
+    """Return the devices of a target, those of its table first."""
     table = _module(target).DEVICES if target in _folders() else ()
     return [*table, *_rows.get(target, ())]
 
@@ -162,13 +168,13 @@ def register_config(config: TargetConfig) -> None:
 
 
 def require_target(name: str) -> None:
-    """Raises ``ConfigError``, which lists the known targets, unless ``name`` is one."""
+    """Raise ``ConfigError``, which lists the known targets, unless ``name`` is one of them."""
     if name not in target_names():
         raise ConfigError(f"unknown target {name!r}; known: {', '.join(target_names())}")
 
 
 def find_device(target: str, name: str) -> Device:
-    """The device ``name`` of a target. Raises ``ConfigError``, which lists those it has."""
+    """Return the device ``name`` of a target. Raises ``ConfigError``, which lists the target's devices."""
     rows = {d.name: d for d in devices(target)}
     if name not in rows:
         known = ", ".join(d.spec for d in rows.values()) or "none"
@@ -177,7 +183,7 @@ def find_device(target: str, name: str) -> Device:
 
 
 def target_config(target: str | TargetConfig) -> TargetConfig:
-    """The configuration for 'cuda' (the device of this machine) or 'cuda:sm_80' (that one).
+    """Return the configuration for 'cuda' (the device of this machine) or 'cuda:sm_80' (that device).
 
     A ``TargetConfig`` is returned as it is. Raises ``ConfigError``, which lists the known names, for any other name.
     """
@@ -195,7 +201,7 @@ def target_config(target: str | TargetConfig) -> TargetConfig:
 
 
 def default_target() -> str:
-    """``NPU_TARGET``, else 'cpu'. Raises ``ConfigError`` if there is no such target or device."""
+    """Return ``NPU_TARGET``, else 'cpu'. Raises ``ConfigError`` if there is no such target or device."""
     name = env.target()
     try:
         target_config(name)

@@ -1,4 +1,4 @@
-"""The online half: load a compiled program, give it weights, run it. Names are imported at their first use."""
+"""The runtime: load a compiled program with its weights and run it. Names are imported at their first use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The inputs and outputs that a caller gives: their order, shapes and dtypes."""
+"""The inputs and outputs that a caller passes: their order, shapes and dtypes."""
 
 from __future__ import annotations
 
@@ -60,6 +60,8 @@ def host_input(spec: IOSpec | TensorSpec, value: Any) -> np.ndarray:
 
 
 def host_array(spec: IOSpec | TensorSpec, value: Any, what: str) -> np.ndarray:
+    """Return ``value`` as an array of the shape of ``spec``, in its own dtype. ``what``: 'input' or 'output', for
+    messages. Raises ``InputError`` for another shape or a value that is not an array."""
     try:
         array = to_array(value)
     except TypeError as error:

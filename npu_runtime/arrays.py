@@ -19,13 +19,13 @@ from npu_compiler.support.errors import BackendError
 
 ALIGNMENT = 64  # bytes: a cache line, and the widest vector
 HUGE_PAGE = 2 << 20
-KEPT = 32 << 20  # what the C library keeps for the next request when it is freed; glibc's limit
+KEPT = 32 << 20  # memory up to this size stays with the C library when it is freed: glibc's limit
 SLAB = 8 << 20  # bytes of a file that are read, checked and copied together
 
 
 def widens(source: np.dtype[Any], target: np.dtype[Any]) -> bool:
-    """Return whether every value of ``source`` is one of ``target``, of the same kind: float to wider float, int to
-    wider int."""
+    """Return whether ``target`` has every value of ``source`` and the same kind: a wider float for a float, a wider
+    integer for an integer."""
     if source == ml_dtypes.bfloat16:
         return target in (np.dtype(np.float32), np.dtype(np.float64))
     kinds = source.kind + target.kind
@@ -34,7 +34,7 @@ def widens(source: np.dtype[Any], target: np.dtype[Any]) -> bool:
 
 @cache
 def physical_memory() -> int:
-    """Return the bytes of RAM, or a very large number if the system does not tell."""
+    """Return the bytes of RAM, or a very large number if the system does not report them."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError, AttributeError):
@@ -42,8 +42,8 @@ def physical_memory() -> int:
 
 
 def check_memory(nbytes: int, purpose: str) -> None:
-    """Raise ``BackendError`` if ``nbytes`` can never fit this machine: otherwise the process is killed while filling
-    it."""
+    """Raise ``BackendError`` if ``nbytes`` exceed this machine's memory: otherwise the system would kill the process
+    while it fills them. ``purpose`` begins the message."""
     if nbytes > physical_memory():
         raise BackendError(f"{purpose} needs {nbytes} bytes of memory, but this machine has {physical_memory()}")
 
@@ -55,8 +55,8 @@ def aligned_empty(shape: Sequence[int], dtype: np.dtype[Any]) -> np.ndarray:
 
 
 def passing_empty(shape: Sequence[int], dtype: np.dtype[Any]) -> np.ndarray:
-    """Return an :func:`aligned_empty` array that will soon be freed and allocated again, such as the result of a run.
-    Its memory comes from the C library, because the system would clear the pages each time."""
+    """Return an :func:`aligned_empty` array for short use, such as the result of a run. Its memory comes from the C
+    library, because the system would clear new pages each time."""
     return _aligned(shape, dtype, np.empty, pages_from=KEPT)
 
 
@@ -87,7 +87,7 @@ def zeros(shape: Sequence[int], dtype: np.dtype[Any]) -> np.ndarray:
 def _pages(size: int) -> np.ndarray:
     """Return zeroed memory, in huge pages if the system has them: streaming weights through 4 KB pages costs up to a
     third."""
-    # Private, because shared memory (the default) has huge pages only if the administrator allowed them for shmem too.
+    # Private, because shared memory (the default) has huge pages only if the administrator allows them for it.
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):  # a kernel without huge pages: ordinary ones
@@ -116,7 +116,7 @@ SlabCheck = Callable[[int, np.ndarray], None]  # takes the number of a slab and 
 
 def read_file(descriptor: int, begin: int, nbytes: int, check: SlabCheck) -> np.ndarray:
     """Return uint8 [nbytes] from file offset ``begin``. Several threads read slabs of it, because one thread is slower
-    than memory. ``check`` is called with each slab in the thread that read it; what it raises is raised here."""
+    than memory. ``check`` is called with each slab in the thread that read it; its exceptions are raised here."""
     block = aligned_empty((nbytes,), np.dtype(np.uint8))
 
     def read(number: int) -> None:

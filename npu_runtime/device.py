@@ -1,5 +1,5 @@
-"""What a backend makes: memory on its device (:class:`DeviceBuffer`) and programs ready to run
-(:class:`LoadedEntry`)."""
+"""The objects that a backend creates: memory on its device (:class:`DeviceBuffer`) and entry points that are ready to
+run (:class:`LoadedEntry`)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class HostLaunch(Protocol):
     table: Any
     """``table[id]`` is the address of a buffer; that of an input or output may be replaced between launches."""
     untimed: Callable[[], int]
-    """The launch without times, called as directly as possible."""
+    """The launch without times, as a direct native call."""
 
     def __call__(self, times: np.ndarray | None, /) -> int: ...
 
@@ -29,7 +29,7 @@ class DeviceBuffer(ABC):
     """A dense tensor in a device's memory.
 
     ``shape`` is the tensor's shape. ``alloc_shape``, the shape of the allocation, is at least as large in every dim;
-    the padding behind the data is zero.
+    the padding after the data is zero.
     """
 
     shape: tuple[int, ...]
@@ -44,7 +44,7 @@ class DeviceBuffer(ABC):
     @property
     @abstractmethod
     def native_handle(self) -> Any:
-        """The memory as the device's own interface names it; on the CPU, its address."""
+        """The memory in terms of the device's own interface; on the CPU, its address."""
 
     @abstractmethod
     def to_numpy(self, copy: bool = True) -> np.ndarray:
@@ -69,13 +69,13 @@ class LoadedEntry(ABC):
         """Return a function that runs the kernels with these inputs and outputs, by buffer id.
 
         Its argument is None, or float64 [len(calls) + 1] that receives the start of the run and the end of each kernel
-        in seconds. It returns 0, or 1 + k if kernel k found an index out of range in its data. On a device that is
+        in seconds. It returns 0, or 1 + k if kernel k read an index out of range in its data. On a device that is
         asynchronous to the host it returns 0 at once, and :meth:`failed` reports later. Launches of one entry must not
         overlap, because they share its arena.
         """
 
     def bind_host(self, buffers: Mapping[int, DeviceBuffer]) -> HostLaunch | None:
-        """Return :meth:`bind` for a device that accesses the host's memory at any address; None for other devices."""
+        """Return a launch with these buffers if the device can access the host's memory at any address, else None."""
         return None
 
     def failed(self) -> int:
@@ -83,8 +83,8 @@ class LoadedEntry(ABC):
         return 0
 
     def io(self) -> dict[int, DeviceBuffer] | None:
-        """Return the entry's own inputs and outputs by buffer id, or None. Devices where binding memory is expensive
-        have them."""
+        """Return the entry's own inputs and outputs by buffer id if the device has them because binding memory is
+        expensive, else None."""
         return None
 
     @abstractmethod

@@ -60,7 +60,7 @@ class BoundRun:
 
 @dataclass
 class _Own:
-    """The inputs and outputs that an entry point has for single runs, and the run bound to them."""
+    """An entry point's own inputs and outputs for single runs, and the run that is bound to them."""
 
     inputs: Sequence[DeviceBuffer]
     outputs: Sequence[DeviceBuffer]
@@ -122,10 +122,12 @@ class Executor(TakesWeights):
 
     @property
     def inputs(self) -> tuple[IOSpec, ...]:
+        """The entry point's inputs, in order."""
         return self.entry.inputs
 
     @property
     def outputs(self) -> tuple[IOSpec, ...]:
+        """The entry point's outputs, in order."""
         return self.entry.outputs
 
     def _fixed_buffers(self, weights: WeightStore, state: State) -> dict[int, DeviceBuffer]:
@@ -230,8 +232,8 @@ class Executor(TakesWeights):
         return self._bind(given, results)
 
     def _bind(self, inputs: Sequence[DeviceBuffer], outputs: Sequence[DeviceBuffer]) -> BoundRun:
-        """Bind the launch, then the copies: first outputs without an output buffer, then state that is not updated in
-        place."""
+        """Bind the launch and the copies after it: first of outputs that are not output buffers, then of states that
+        are not updated in place."""
         buffers = {spec.buffer: buffer for spec, buffer in zip(self.inputs, inputs, strict=True)}
         aside: list[tuple[DeviceBuffer, int]] = []
         for spec, buffer in zip(self.outputs, outputs, strict=True):
@@ -257,7 +259,7 @@ class Executor(TakesWeights):
         targets = [target for target, _ in moves]
         first: list[tuple[DeviceBuffer, DeviceBuffer]] = []
         for at, (target, source) in enumerate(moves):
-            if any(source is t for t in targets):  # states that are swapped: read all before writing any
+            if any(source is t for t in targets):  # states may be swapped: all are read before any is written
                 spare = self.backend.allocate_empty(target.shape, target.dtype)
                 first.append((spare, source))
                 moves[at] = (target, spare)

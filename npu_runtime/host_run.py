@@ -18,7 +18,7 @@ from .locks import reentered
 if TYPE_CHECKING:
     from .executor import Executor
 
-STAGED_BYTES = 16 << 10  # above this, a copy takes longer than passing the address of an array and aligning a result
+STAGED_BYTES = 16 << 10  # larger tensors take longer to copy than their addresses take to pass
 
 
 def host_run(executor: Executor) -> HostRun | None:

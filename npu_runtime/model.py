@@ -100,7 +100,7 @@ def load(
             one.
         threads: default ``NPU_NUM_THREADS``, else the CPUs this process may use.
         from_source: compile the sources in the file and ignore its binary (CPU target only), so that the code that runs
-            is the code that a person can read. A program of unknown origin is safe only if somebody has read its
+            is the code that a person can read. A program of unknown origin is safe only if a person has read its
             sources.
         allowed_ops: ops that another library registers and that a mixed model may call; see ``load_ir``.
 

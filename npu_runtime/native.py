@@ -1,6 +1,6 @@
-"""Native code of CPU programs: check that it fits this machine, load it, call it, unload it.
+"""Native code of CPU programs: checks that it fits this machine, loads it, calls it and unloads it.
 
-The interface it exports is described in :mod:`npu_compiler.artifact.spec`.
+:mod:`npu_compiler.artifact.spec` describes the interface that it exports.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 
 def obstacle(program: CompiledProgram) -> str:
-    """Return in words why the binary cannot run here; empty if no reason is known."""
+    """Return in words why the binary cannot run on this machine; '' if no reason is known."""
     if not program.binary:
         return "it holds no binary"
     host = host_cpu()

@@ -1,4 +1,4 @@
-"""Weights in the layouts of a program, on disk, so that the next start need not pack them again.
+"""Weights in the layouts of a program, on disk, so that the next start does not have to pack them again.
 
 ======== =====================================================================
 offset   content (little endian)
@@ -7,15 +7,15 @@ offset   content (little endian)
 8        8-byte length of the header
 16       CRC-32 of the header
 20       header: a msgpack map
-         ``key``      digest of the key that the file is kept under
+         ``key``      digest of the file's key in the cache
          ``buffers``  list of [name, dtype, shape, offset in the body, format]
          ``sums``     CRC-32 of each ``SLAB`` bytes of the body
 ...      the body, from a multiple of 64 bytes on: buffers at multiples of 64
 ======== =====================================================================
 
-These files are a cache that this machine makes for itself. Disks and other programs can damage them, and kernels trust
-some of their bytes. Therefore checksums cover every byte, and the threads that read the file check every index and
-offset that a kernel follows. A failed check raises ``ArtifactError``; the weights are then packed again.
+These files are a local cache. Disks and other programs can damage them, and kernels trust some of their bytes.
+Therefore checksums cover every byte, and the threads that read the file check every index and offset that a kernel
+uses. A failed check raises ``ArtifactError``; the weights are then packed again.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class _Body:
 
 
 class PackedFile:
-    """The contents of a file in one block of device memory."""
+    """The contents of a file, in one block of device memory."""
 
     def __init__(self, entries: list[_Entry], cut: FileBlock):
         self._entries, self._cut = entries, cut
@@ -131,9 +131,9 @@ class PackedFile:
 
 
 def read_packed(file: BinaryIO, key: str, backend: Backend) -> PackedFile:
-    """Read what :func:`write_packed` wrote under ``key``, and close the file.
+    """Read a file that :func:`write_packed` wrote under ``key``, and close it.
 
-    The file is read and not mapped, because a file has small pages and streaming weights through small pages is slower.
+    The file is read instead of mapped, because mapped files have small pages, which slow down streaming weights.
     Raises ``ArtifactError`` for a damaged file, ``OSError`` if it cannot be read, ``BackendError`` if memory is short.
     """
     with file:

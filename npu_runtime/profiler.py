@@ -61,6 +61,7 @@ class EntryProfile:
 
     @property
     def runs(self) -> int:
+        """The number of measured runs."""
         return len(self.times)
 
     @property

@@ -1,4 +1,4 @@
-"""Backends by the name of their target: files and folders in ``npu_runtime/backends``, and registered ones."""
+"""Backends by the name of their target: modules of ``npu_runtime/backends``, and registered ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PACKAGE = f"{__package__}.backends"
 
 
 def available_backends() -> list[str]:
-    """Names of the backends this installation has."""
+    """Return the names of the backends of this installation."""
     found = (Path(__file__).parent / "backends").iterdir()
     modules = {p.stem for p in found if p.suffix == ".py" or (p / "__init__.py").exists()}
     return sorted(modules - {"__init__", "base"})
@@ -27,12 +27,13 @@ _registered: dict[str, Callable[..., Backend]] = {}
 
 
 def register_backend(name: str, backend: Callable[..., Backend]) -> None:
-    """Make a backend known that is not part of this package; it runs the programs of the target ``name``."""
+    """Register a backend that is not part of this package; it runs the programs of the target ``name``."""
     _registered[name] = backend
 
 
 def backend_class(name: str) -> Callable[..., Backend]:
-    """What makes backends of a target: a class, or what was registered. Raises ``BackendError`` if there is none."""
+    """Return the class, or the registered function, that creates backends of a target. Raises ``BackendError`` if
+    there is none."""
     if name in _registered:
         return _registered[name]
     known = available_backends()
@@ -45,9 +46,10 @@ def backend_class(name: str) -> Callable[..., Backend]:
 
 
 def get_backend(name: str, **options: Any) -> Backend:
-    """A new backend by target name, e.g. ``get_backend('cpu', threads=2)``; ``BackendError`` if there is none.
+    """Return a new backend by target name, e.g. ``get_backend('cpu', threads=2)``. Raises ``BackendError`` if there is
+    none.
 
-    What follows a colon, as in 'cuda:sm_80', says what to compile for; it makes no difference here.
+    A device after a colon, as in 'cuda:sm_80', concerns the compiler and is ignored here.
     """
     name = name.partition(":")[0]
     make = backend_class(name)

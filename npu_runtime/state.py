@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 
 class State(Mapping[str, DeviceBuffer]):
-    """The mutable buffers of a program by state key; executors may share them. They start as in the state_dict, or as
-    zeros."""
+    """The mutable buffers of a program by state key; executors may share them. Their initial contents are those of the
+    state_dict, or zeros."""
 
     def __init__(self, program: CompiledProgram, backend: Backend, initial: Mapping[str, np.ndarray]):
         self.lock = RunLock()

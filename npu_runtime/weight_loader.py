@@ -1,4 +1,4 @@
-"""Weights in device memory in the layouts of a program: its recipes, evaluated over a state_dict."""
+"""Weights in device memory, in the layouts of a program: its recipes are evaluated over a state_dict."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from npu_compiler.graph.interp import evaluate_node
 from npu_compiler.graph.structure import main_weight, structural_key
 from npu_compiler.support import dtypes, progress
 from npu_compiler.support.errors import ArtifactError, BackendError, IncompressibleError, WeightError
+from npu_compiler.support.ordering import depth_first
 from npu_compiler.weights.files import WeightSource, open_weights
 from npu_compiler.weights.format import block_format, find_layout
 
@@ -36,8 +37,8 @@ _NAN_BLOCK = 1 << 20
 
 
 class WeightStore(Mapping[str, DeviceBuffer]):
-    """Device buffers by recipe output, for any number of executors. ``state`` has initial values by state key;
-    ``recipes``, if known, the recipe of each buffer."""
+    """Device buffers by recipe output, for any number of executors. ``state``: initial values by state key.
+    ``recipes``: the recipe of each buffer, if known."""
 
     def __init__(
         self,
@@ -50,7 +51,7 @@ class WeightStore(Mapping[str, DeviceBuffer]):
         self.recipes = dict(recipes or {})
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "recipes": {}}  # they are only for sharing memory, and too deep to pickle
+        return {**self.__dict__, "recipes": {}}  # they serve only to share memory, and are too deep to pickle
 
     def __deepcopy__(self, memo: Any) -> WeightStore:
         return self  # no run writes weights
@@ -71,7 +72,7 @@ class WeightStore(Mapping[str, DeviceBuffer]):
 
 
 class TakesWeights(ABC):
-    """An executor whose weights come by :meth:`load_weights` or together with a run."""
+    """An executor that gets weights from :meth:`load_weights` or together with a run."""
 
     _taken: Any = None  # the weights that came with the last run
 
@@ -80,7 +81,7 @@ class TakesWeights(ABC):
         """Replace the weights, and forget which ones came with the last run."""
 
     def take_weights(self, weights: Any) -> None:
-        """Load ``weights``, unless the same object came with the last run."""
+        """Load ``weights``, unless the last run had the same object."""
         if weights is not self._taken:
             self.load_weights(weights)
             self._taken = weights
@@ -216,14 +217,14 @@ class _Evaluation:
         return made
 
     def _check_formats(self, names: list[str], v: Value) -> None:
-        """Check weights in a format that were not made by a ``pack`` node of it, before a kernel reads them."""
+        """Check weights in a format that no ``pack`` node of it made, before a kernel reads them."""
         for name in names:
             format = self._formats.get(name)
             if format and not (v.op == "pack" and v.node.attrs["layout"] == format):
                 check_packed(format, name, self._held[v])
 
     def _blocks_held(self, node: Node) -> bool:
-        """Whether the source holds what ``node`` makes: a matrix in the blocks of a weight format."""
+        """Whether the source already holds the result of ``node``: a matrix in the blocks of a weight format."""
         if node.op != "quantize" or node.inputs[0].op != "weight":
             return False
         blocks = self._source.blocks(node.inputs[0].node.attrs["key"], block_format(node.attrs["format"]))
@@ -265,7 +266,7 @@ class _Evaluation:
 
 
 def check_packed(format: str, name: str, array: np.ndarray) -> None:
-    """Raise ``ArtifactError`` if the packed bytes of weight ``name`` could make a kernel access foreign memory."""
+    """Raise ``ArtifactError`` if the packed bytes of weight ``name`` would make a kernel access other memory."""
     try:
         find_layout(format)[1].check(array)
     except ValueError as error:
@@ -273,25 +274,14 @@ def check_packed(format: str, name: str, array: np.ndarray) -> None:
 
 
 def _needed(outputs: list[Value], is_leaf: Callable[[Node], bool] = lambda node: False) -> list[Node]:
-    """The nodes behind ``outputs``: depth first, so that few values wait at the same time. The inputs of a leaf are not
-    needed."""
-    order: dict[Node, None] = {}
-    stack: list[tuple[Node, bool]] = [(v.node, False) for v in reversed(outputs)]
-    while stack:
-        node, ready = stack.pop()
-        if node in order:
-            continue
-        if ready or is_leaf(node):
-            order[node] = None
-        else:
-            stack.append((node, True))
-            stack.extend((v.node, False) for v in reversed(node.inputs) if v.node not in order)
-    return list(order)
+    """Return the nodes that ``outputs`` depend on, depth first, so that few values are held at a time. The inputs of a
+    leaf are not needed."""
+    return depth_first((v.node for v in outputs), lambda n: [] if is_leaf(n) else [v.node for v in n.inputs])
 
 
 def _has_nan(array: np.ndarray) -> bool:
-    """Return whether an array has a NaN. Half types are tested by their bits, in blocks: ``isnan`` has no vector code
-    for them."""
+    """Return whether an array has a NaN. Half types are tested by their bits, in blocks, because ``isnan`` has no
+    vectorised code for them."""
     if array.dtype.itemsize == 2 and dtypes.is_float(dtypes.name_of(array.dtype)):
         infinity = 0x7C00 if array.dtype == np.float16 else 0x7F80
         bits = np.ascontiguousarray(array).reshape(-1).view(np.uint16)

@@ -24,11 +24,11 @@ _IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")
 
 
 def read_inputs(given: Sequence[str], specs: Sequence[IOSpec | TensorSpec], program: str) -> dict[str, np.ndarray]:
-    """The inputs of a program by name.
+    """Read the inputs of a program, by name.
 
     Args:
         given: FILE, for the inputs in the order of ``specs``, or NAME=FILE. An .npz has several by name.
-        program: the program's name, which tells how images become its input.
+        program: the program's name, which determines the preprocessing of images.
 
     Raises:
         InputError: a file cannot be read, or the names do not fit ``specs``.
@@ -51,7 +51,7 @@ def read_inputs(given: Sequence[str], specs: Sequence[IOSpec | TensorSpec], prog
 
 
 def _named(item: str, specs: Sequence[IOSpec | TensorSpec]) -> tuple[str, str]:
-    """(name or '', file). An existing file may have an equals sign in its name, unless an input's name precedes it."""
+    """Return (name or '', file). An existing file may have '=' in its name, unless an input's name precedes it."""
     name, found, file = item.partition("=")
     is_name = found and (any(s.name == name for s in specs) or not os.path.exists(item))
     return (name, file) if is_name else ("", item)
@@ -70,7 +70,7 @@ def _load_npy(file: str) -> np.ndarray:
 
 
 def _load_npz(file: str, specs: Sequence[IOSpec | TensorSpec]) -> dict[str, np.ndarray]:
-    """All arrays of an archive. Their names and shapes are checked before any of them is read."""
+    """Read all arrays of an archive. Their names and shapes are checked before any of them is read."""
     from npu_compiler.weights.files import open_weights
 
     source, known = open_weights(Path(file)), {s.name: s for s in specs}

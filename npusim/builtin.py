@@ -18,7 +18,7 @@ class Builtin:
     """An image classifier: images float32[N, 3, 224, 224] to 1000 logits.
 
     Attributes:
-        name: on the command line.
+        name: the name on the command line.
         program: the name of its programs.
         function: of npusim.models; called with ``options``, it returns the module.
         images: a function of npusim.models.images from an image to the input.
@@ -50,12 +50,13 @@ PREPROCESSING = {b.program: b.images for b in BUILTINS.values()}
 
 
 def trained() -> str:
-    """The names of the models with trained weights, for messages."""
+    """Return the names of the models with trained weights, for messages."""
     return " and ".join(b.name for b in BUILTINS.values() if b.weights)
 
 
 def module(name: str) -> Any:
-    """The PyTorch module of a built-in model, in eval mode, with trained weights or else reproducible random ones.
+    """Return the PyTorch module of a built-in model, in eval mode, with trained weights or else reproducible random
+    ones.
 
     Raises:
         DownloadError: the weights cannot be downloaded.
@@ -82,7 +83,7 @@ def module(name: str) -> Any:
 
 
 def captured(name: str, batch: int) -> tuple[Any, IRGraph, Mapping[str, np.ndarray]]:
-    """(module, graph, weights by name) of a built-in model for images float32[batch, 3, 224, 224].
+    """Return (module, graph, weights by name) of a built-in model for images float32[batch, 3, 224, 224].
 
     Raises as :func:`module`.
     """

@@ -15,7 +15,7 @@ from .console import Status
 
 
 def top_classes(scores: np.ndarray, names: list[str] | None, count: int = 5) -> list[dict[str, Any]]:
-    """The ``count`` most likely classes of logits float[C], most likely first: index, name (or None) and softmax
+    """Return the ``count`` most likely classes of logits float[C], most likely first: index, name (or None) and softmax
     probability."""
     x = scores.astype(np.float64)
     p = np.exp(x - x.max())
@@ -25,7 +25,7 @@ def top_classes(scores: np.ndarray, names: list[str] | None, count: int = 5) -> 
 
 
 def read_labels(given: str | None, program: Path) -> list[str] | None:
-    """The 1000 class names in the file ``given``, else in the file beside ``program``; None if there is none.
+    """Return the 1000 class names in the file ``given``, else in the file beside ``program``; None if there is none.
 
     Raises:
         InputError: the file cannot be read or has another number of lines.

@@ -25,7 +25,7 @@ class Latencies:
     seconds: np.ndarray
 
     def percentile(self, p: float) -> float:
-        """Seconds that ``p`` percent of the calls stayed below."""
+        """Return the seconds that ``p`` percent of the calls did not exceed."""
         return float(np.percentile(self.seconds, p))
 
     @property
@@ -34,12 +34,12 @@ class Latencies:
         return self.percentile(50)
 
     def to_dict(self, batch: int) -> dict[str, float]:
-        """Percentiles in milliseconds, the number of runs, and samples per second at the median."""
+        """Return percentiles in milliseconds, the number of runs, and samples per second at the median."""
         times = {f"p{p}_ms": self.percentile(p) * 1e3 for p in PERCENTILES}
         return {**times, "runs": len(self.seconds), "per_second": batch / self.median}
 
     def row(self, name: str, batch: int) -> tuple[object, ...]:
-        """A row of a table under ``HEADER``."""
+        """Return a row of the table whose header is ``HEADER``."""
         times = (f"{self.percentile(p) * 1e3:.3f}" for p in PERCENTILES)
         return (name, *times, f"{batch / self.median:.1f}", len(self.seconds))
 
@@ -64,8 +64,8 @@ def interleaved(calls: Mapping[str, Callable[[], Any]], seconds: float, least: i
 
 
 def bound_call(executor: Executor, arrays: list[np.ndarray]) -> Callable[[], None]:
-    """A run of an entry point on ``arrays``, with inputs and outputs in device memory. It returns when the run
-    ended."""
+    """Return a call that runs an entry point on ``arrays``, with inputs and outputs in device memory, and waits for
+    it."""
     backend = executor.backend
     outputs = [backend.allocate_zeros(s.shape, dtypes.numpy_dtype(s.dtype)) for s in executor.outputs]
     run = executor.bind([backend.allocate_buffer(a) for a in arrays], outputs)
@@ -78,7 +78,7 @@ def bound_call(executor: Executor, arrays: list[np.ndarray]) -> Callable[[], Non
 
 
 def torch_call(module: Any, arrays: list[np.ndarray], threads: int) -> Callable[[], Any]:
-    """A call of a PyTorch module on ``arrays`` with so many threads, in inference mode."""
+    """Return a call of a PyTorch module on ``arrays`` with this number of threads, in inference mode."""
     import torch
 
     torch.set_num_threads(threads)

@@ -21,7 +21,7 @@ _MIN_ROUNDS = 3
 
 @dataclass
 class Speed:
-    """What was measured of one implementation.
+    """The measurements of one implementation.
 
     Attributes:
         prompt: tokens of the prompt.
@@ -34,7 +34,7 @@ class Speed:
     decode: list[float] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, float]:
-        """Medians in milliseconds and in tokens per second, and the number of rounds."""
+        """Return medians in milliseconds and in tokens per second, and the number of rounds."""
         prefill, decode = float(np.median(self.prefill)), float(np.median(self.decode))
         return {
             "prefill_ms": prefill * 1e3, "prefill_tokens_per_second": self.prompt / prefill,
@@ -42,7 +42,7 @@ class Speed:
         }  # fmt: skip
 
     def row(self, name: str) -> tuple[object, ...]:
-        """A row of a table under ``HEADER``."""
+        """Return a row of the table whose header is ``HEADER``."""
         d = self.to_dict()
         shown = (f"{v:.1f}" for k, v in d.items() if k != "rounds")
         return (name, *shown, len(self.prefill))
@@ -68,7 +68,7 @@ def measure(rounds: dict[str, Round], prompt: list[int], generate: int, seconds:
 
 
 def native_round(llm: LLM) -> Round:
-    """A round of our runtime: greedy decoding from an empty context, end tokens ignored."""
+    """Return a round of our runtime: greedy decoding from an empty context, end tokens ignored."""
 
     def run(prompt: list[int], generate: int) -> tuple[float, list[float]]:
         llm.forget()
@@ -82,7 +82,7 @@ def native_round(llm: LLM) -> Round:
 
 
 def torch_round(path: Any, dtype: str | None, max_len: int, threads: int) -> Round:
-    """A round of PyTorch eager on the same checkpoint, with preallocated caches that are written in place.
+    """Return a round of PyTorch eager on the same checkpoint, with preallocated caches that are written in place.
 
     Args:
         path: of the checkpoint.
@@ -115,7 +115,7 @@ def torch_round(path: Any, dtype: str | None, max_len: int, threads: int) -> Rou
 
 
 def report(llm: LLM, speeds: dict[str, Speed], threads: int, generated: int) -> Result:
-    """The result of a command that measured ``speeds``: of 'npusim', and maybe of 'torch eager'."""
+    """Return the result of a command that measured ``speeds``: of 'npusim', and maybe of 'torch eager'."""
     from npu_compiler.support.text import si
 
     results = {name: speed.to_dict() for name, speed in speeds.items()}

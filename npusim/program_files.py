@@ -23,7 +23,7 @@ def save_program(
 
     Args:
         weights: whatever ``open_weights`` accepts.
-        path: '.npubin' is added where it is missing.
+        path: '.npubin' is appended if it is missing.
 
     Raises:
         ArtifactError: a file cannot be written.

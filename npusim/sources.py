@@ -1,4 +1,4 @@
-"""What the MODEL argument of the verbs names: a built-in model, a .pt2 file, an IR file or a language model."""
+"""The MODEL argument of the verbs: a built-in model, a .pt2 file, an IR file or a language model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def read_model(name: str, batch: int, status: Status) -> tuple[IRGraph, Mapping[str, np.ndarray] | None, Any]:
-    """The graph of a MODEL argument, with its weights and its PyTorch module where there are any.
+    """Return the graph of a MODEL argument, with its weights and its PyTorch module if there are any.
 
     Args:
         name: a built-in model or 'module:function' (which have weights and module), a .pt2 file (which has weights) or
@@ -84,8 +84,8 @@ def _read_exported(path: str) -> tuple[IRGraph, Mapping[str, np.ndarray]]:
 
 
 def is_language_model(model: str) -> bool:
-    """True if ``model`` names a language model: a directory, a GGUF file, a .npubin with a manifest, a built-in one or
-    an id on the Hugging Face hub."""
+    """Return True if ``model`` names a language model: a directory, a GGUF file, a .npubin with a manifest, a built-in
+    one or an id on the Hugging Face hub."""
     from npu_runtime.llm.loader import companions, is_hub_id, is_registered
 
     from .models import llm_weights
@@ -100,7 +100,7 @@ def is_language_model(model: str) -> bool:
 
 
 def load_language_model(args: argparse.Namespace, status: Status) -> LLM:
-    """The language model that the arguments of a verb describe. Raises as ``LLM.load``."""
+    """Load the language model that the arguments of a verb describe. Raises as ``LLM.load``."""
 
     from . import LLM
 

@@ -191,6 +191,7 @@ def declaration(fit: Fit, coefficients: list[float]) -> str:
 
 
 def main() -> int:
+    """Run the command line and return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="compare with elementary.h instead of printing")
     check = parser.parse_args().check

@@ -47,6 +47,7 @@ def block(constraints: list[str]) -> str:
 
 
 def main() -> None:
+    """Resolve all extras and write the lock files."""
     project, locked = ROOT / "pyproject.toml", ROOT / "constraints.txt"
     text = without_block(project.read_text())
     with tempfile.TemporaryDirectory() as folder:

@@ -1,9 +1,9 @@
 """Aliasing in the IR: which values are views of which, and in-place writes made explicit.
 
-An in-place op of PyTorch changes every tensor that shares the memory. If all later readers refer to the very tensor
-that was written, the op equals its functional variant with those readers redirected: :func:`functionalize` does that.
-A view that is written before its base is read, or the reverse, needs real shared memory. Such nodes are reported as
-:class:`SharedStorage`, which the partitioner keeps together.
+An in-place op of PyTorch changes every tensor that shares the memory. If all later readers refer to the written tensor
+itself, the op equals its functional variant with those readers redirected: :func:`functionalize` does that. If a view
+is written before its base is read, or the reverse, the nodes need shared memory. They are reported as
+:class:`SharedStorage`, and the partitioner keeps them together.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class _Memory:
 
 
 def _buffers(ir: IRGraph) -> dict[Key, str]:
-    """Map the leaf value of every weight to its state_dict key. Constants are excluded: each run makes them anew."""
+    """Map the leaf value of every weight to its state_dict key. Constants are excluded: writes to them do not last."""
     weights = {w.name for w in ir.weights} - set(ir.constants)
     return {(name, -1): key for name, key in ir.weight_name_mapping.items() if key in weights}
 

@@ -1,9 +1,8 @@
 """Data-dependent parts of a model: sizes, Python numbers, and control flow. The host runs all of them, in PyTorch.
 
-A dimension that depends on data is a :class:`~.ir.DataSize`. A Python number made from data (``item``) is a
-0-dim tensor in the IR. Where an op takes such a number, its attribute has ``{"number": i}`` in the number's place: the
-number that input ``i`` of the node holds. These inputs come after the tensors that the op takes. (A complex number is
-``{"complex": [real, imaginary]}`` in JSON's types.)
+A dimension that depends on data is a :class:`~.ir.DataSize`. A Python number that depends on data (``item``) is a 0-dim
+tensor in the IR. An attribute refers to it as ``{"number": i}``: the number in input ``i`` of the node. These inputs
+follow the tensors that the op takes. (A complex number is ``{"complex": [real, imaginary]}``.)
 
 Two kinds of nodes are not ATen calls:
 
@@ -56,13 +55,13 @@ CONTROL_FLOW = {"higher_order.cond": ("true", "false"), "higher_order.while_loop
 """Control flow -> the names of its graphs."""
 
 ASSERTION = "aten._assert_scalar.default"
-"""Checks a number and has no result: it runs although nothing reads it."""
+"""The op that checks a number. It has no result, and runs although no node reads it."""
 
-_FIX = "use torch.where and fixed sizes where it should run on the NPU"
+_FIX = "use torch.where and fixed sizes to run it on the NPU"
 
 
 def number_inputs(value: Any) -> Iterator[Any]:
-    """Return the inputs that attributes refer to as numbers."""
+    """Yield the positions of the inputs that attributes refer to as numbers."""
     if isinstance(value, dict):
         if set(value) == {"number"}:
             yield value["number"]
@@ -75,7 +74,7 @@ def number_inputs(value: Any) -> Iterator[Any]:
 
 
 def data_dependence(node: OpNode) -> Reason | None:
-    """Return why ``node`` must run on the host on every target, or None: it has data-dependent values."""
+    """Return why ``node`` must run on the host on every target, because of data-dependent values, or None."""
     detail = ""
     if node.op_type in CONTROL_FLOW:
         detail = "which graph runs, and how often, depends on data"

@@ -56,11 +56,12 @@ class TensorSpec:
         return all(d >= 0 for d in self.shape)
 
     def fits(self, shape: tuple[int, ...]) -> bool:
-        """Whether a value of this shape matches ``spec``'s; a :class:`DataSize` matches every size."""
+        """Whether a value of ``shape`` fits this type; a :class:`DataSize` fits every size."""
         return len(shape) == len(self.shape) and all(d < 0 or d == n for d, n in zip(self.shape, shape, strict=True))
 
     @property
     def numel(self) -> int:
+        """Number of elements of a tensor whose shape is static."""
         n = 1
         for d in self.shape:
             n *= d
@@ -69,7 +70,7 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class Location:
-    """Where a node comes from in the model's Python code. It is for people: no code that is generated depends on it.
+    """Where a node comes from in the model's Python code. It is for reports only: no generated code depends on it.
 
     ``module``: the path of the innermost ``nn.Module`` ('layer1.0.conv1'; '' is the model itself), ``kind`` its class.
     ``source``: the innermost line outside of PyTorch, 'resnet.py:118'; empty if it is unknown.
@@ -134,8 +135,8 @@ class IRGraph:
     ``allowed_ops`` are op types outside of PyTorch's own namespaces that the host fallback may call: those of a
     captured model, or those the caller of ``load_ir`` trusts. They are never read from or written to a file.
 
-    ``dry_runs`` is where the constraint checker keeps what it found, by target and call. Graphs that are derived from
-    this one with ``dataclasses.replace`` share it, so checking, explaining, partitioning and compiling try a call once.
+    ``dry_runs`` has the results of the constraint checker, by target and call. Graphs that are derived from this one
+    with ``dataclasses.replace`` share it, so checking, explaining, partitioning and compiling try each call only once.
     """
 
     model_name: str
@@ -151,7 +152,7 @@ class IRGraph:
     dry_runs: dict[Hashable, Any] = field(default_factory=dict, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copies and pickles do without ``dry_runs``: another version of the compiler may answer differently."""
+        """Leave ``dry_runs`` out of copies and pickles: another version of the compiler may decide differently."""
         return {**self.__dict__, "dry_runs": {}}
 
     def __repr__(self) -> str:

@@ -1,11 +1,11 @@
-"""IR JSON to and from ``IRGraph``. A document is checked completely before anything uses it.
+"""IR JSON to ``IRGraph``. A document is checked completely before it is used.
 
-The format is the one pytorch-ir (``torch_ir``) writes, plus a few fields of our own writer that older files lack:
-``state`` (mutated buffers), ``constants`` as base64 or as one repeated value, ``producer_node`` on graph outputs,
-an attribute that is null where a tensor argument is None although a later one is given, and what depends on data:
-dimensions that are strings ('u0'), references to numbers in attributes, and ``graphs`` of a node (name -> a document of
-this form) for control flow (:mod:`npu_compiler.aten.data_dependent`). ``location`` of a node (``module``, ``kind`` and
-``source``, all optional texts) says where it comes from, see :class:`~npu_compiler.aten.ir.Location`.
+The format is that of pytorch-ir (``torch_ir``), with a few more fields that our writer adds: ``state`` (mutated
+buffers), ``constants`` as base64 or as one repeated value, ``producer_node`` on graph outputs, and an attribute that is
+null if a tensor argument is None although a later one is given. Parts that depend on data
+(:mod:`npu_compiler.aten.data_dependent`) have dimensions that are strings ('u0'), references to numbers in attributes,
+and for control flow the ``graphs`` of a node (name -> a document of this form). The ``location`` of a node (``module``,
+``kind`` and ``source``, all optional texts) says where it comes from (:class:`~npu_compiler.aten.ir.Location`).
 
 A tensor is referred to by its producer (``producer_node``, ``producer_output_idx``). Without these fields it is found
 by its name, which must then be unique: a graph input, a placeholder of ``weight_name_mapping``, a weight or constant by
@@ -147,7 +147,7 @@ def _parse_file(path: Path) -> Mapping[str, Any]:
 
 
 def _find(document: Any, target: dict[str, Any]) -> str:
-    """JSON path of the object ``target`` (by identity) inside ``document``."""
+    """Return the JSON path of the object ``target`` (by identity) inside ``document``."""
     pending: list[tuple[str, Any]] = [("", document)]
     while pending:
         path, value = pending.pop()
@@ -161,7 +161,7 @@ def _find(document: Any, target: dict[str, Any]) -> str:
 
 
 class _Reader:
-    """One document; every method raises ``IRError`` with the path of what it rejects."""
+    """Reads one document. Every method raises ``IRError`` with the path of the value that it rejects."""
 
     def __init__(self, doc: Mapping[str, Any], depth: int = 0):
         self.doc = doc
@@ -203,7 +203,7 @@ class _Reader:
     # ----------------------------------------------------------------------------------------------------------- leaves
 
     def _tensor(self, raw: Any, path: str, *, static: bool = False) -> TensorSpec:
-        """A tensor as written: ``producer`` is set only if the JSON names one."""
+        """Read a tensor as written: ``producer`` is set only if the JSON names one."""
         obj = as_mapping(raw, path)
         name = as_string(get(obj, "name", path), f"{path}.name")
         shape = as_shape(get(obj, "shape", path), f"{path}.shape", static=static)
@@ -259,7 +259,7 @@ class _Reader:
                 fail(path, f"is {describe(*found)}, but weights declares {describe(*declared)}")
             self.leaves[key] = found
             constants[key] = value
-        # A constant without elements has no data to lose, yet extraction on the meta device drops it.
+        # Extraction on the meta device drops constants without elements, which have no data to lose.
         for placeholder, key in self.mapping.items():
             shape, dtype = self.leaves[key]
             if placeholder.startswith("c_") and 0 in shape and key not in constants:
@@ -313,7 +313,7 @@ class _Reader:
         self._match(node.outputs[0], chosen.shape, chosen.dtype, f"{path}.outputs[0]", f"{chosen.name!r} has")
 
     def _graphs(self, raw: Any, path: str) -> dict[str, IRGraph]:
-        """The branches and bodies of control flow."""
+        """Read the branches and bodies of control flow."""
         graphs: dict[str, IRGraph] = {}
         for name, document in as_mapping(raw, path).items():
             where = f"{path}[{name!r}]"
@@ -336,7 +336,7 @@ class _Reader:
         self.by_name.setdefault(spec.name, []).append(key)
 
     def _use(self, t: TensorSpec, path: str) -> TensorSpec:
-        """Check a reference against what it refers to; returns it with its producer."""
+        """Check a reference against the tensor that it refers to; return it with its producer."""
         if t.producer is None:
             t = TensorSpec(t.name, t.shape, t.dtype, self._named(t.name, path))
         if t.producer is None:
@@ -352,7 +352,7 @@ class _Reader:
         return t
 
     def _named(self, name: str, path: str) -> tuple[str, int] | None:
-        """The producer of a tensor that is known by its name alone; None if that is a weight or constant."""
+        """Return the producer of a tensor that only its name identifies; None for a weight or constant."""
         if (name, 0) in self.values and self.values[name, 0].producer == (name, 0):  # a graph input
             return (name, 0)
         made = self.by_name.get(name, [])
@@ -378,11 +378,12 @@ class _Reader:
             fail(f"{path}.producer_node", f"{why}; nodes must be in an order without cycles")
         fail(f"{path}.producer_node", f"no node or graph input is named {node!r}")
 
-    def _match(self, t: TensorSpec, shape: tuple[int, ...], dtype: str, path: str, who: str) -> None:
+    def _match(self, t: TensorSpec, shape: tuple[int, ...], dtype: str, path: str, declaration: str) -> None:
+        """Check a type against another one, which ``declaration`` (such as 'weights declares for …') explains."""
         if t.shape != shape:
-            fail(f"{path}.shape", f"{list(t.shape)} differs from {list(shape)}, which {who}")
+            fail(f"{path}.shape", f"{list(t.shape)} differs from {list(shape)}, which {declaration}")
         if t.dtype != dtype:
-            fail(f"{path}.dtype", f"{t.dtype!r} differs from {dtype!r}, which {who}")
+            fail(f"{path}.dtype", f"{t.dtype!r} differs from {dtype!r}, which {declaration}")
 
     # ---------------------------------------------------------------------------------------------------------- results
 
@@ -391,7 +392,7 @@ class _Reader:
         t = self._tensor(raw, path)
         if t.producer is None and t.name in self.by_name:
             candidates = self.by_name[t.name]
-            # Names of outputs of multi-output nodes may collide with node names, node names are unique.
+            # Names of a node's several outputs may collide with node names, which are unique.
             exact = [k for k in candidates if k[0] == t.name] if len(candidates) > 1 else candidates
             if len(exact) != 1:
                 fail(f"{path}.name", f"{len(candidates)} tensors are named {t.name!r}; producer_node must tell which")

@@ -120,7 +120,7 @@ def read_attrs(raw: Any, path: str) -> dict[str, Any]:
 
 
 def _attr(value: Any, key: str, path: str, depth: int = 0) -> Any:
-    """A plain Python value; ``key`` decides what a string or a torch object means."""
+    """Return a plain Python value; ``key`` decides the meaning of a string or a torch object."""
     if depth > MAX_ATTR_DEPTH:
         fail(path, f"nested more than {MAX_ATTR_DEPTH} levels deep")
     kind = type(value)

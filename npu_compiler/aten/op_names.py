@@ -9,8 +9,8 @@ _IN_PLACE_OPERATORS = frozenset(("__iand__", "__ior__", "__ixor__", "__ilshift__
 
 
 def functional_name(op_type: str) -> str:
-    """``aten.relu_.default`` -> ``aten.relu.default``, ``aten.__iand__.Tensor`` -> ``aten.__and__.Tensor``: in-place
-    ops are lowered as their functional variants."""
+    """Return the name of the functional variant by which an in-place op is lowered: ``aten.relu.default`` for
+    ``aten.relu_.default``, ``aten.__and__.Tensor`` for ``aten.__iand__.Tensor``. Other names are returned unchanged."""
     parts = op_type.split(".")
     if len(parts) != 3:
         return op_type

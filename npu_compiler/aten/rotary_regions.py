@@ -1,9 +1,10 @@
-"""Regions whose body an extractor lost are restored where shapes and dtypes allow one meaning only.
+"""Restores regions whose body an extractor lost, if shapes and dtypes allow only one meaning.
 
 ``torch_ir`` writes a ``torch.no_grad`` region as one ``wrap_with_set_grad_enabled`` node without its subgraph. In
-decoder LLMs that is the table of the rotary embedding: from ``inv_freq`` [D/2] and ``position_ids`` [..., S], in either
-order, the cosines and sines [..., S, D] of their products, computed in float32. A factor on the table (what YaRN and
-LongRoPE call attention scaling) is lost with the body: such models must be captured by :func:`npu_compiler.capture`.
+decoder LLMs the region is the table of the rotary embedding: from ``inv_freq`` [D/2] and ``position_ids`` [..., S], in
+either order, it computes the cosines and sines [..., S, D] of their products in float32. A factor on the table (called
+attention scaling in YaRN and LongRoPE) is lost with the body: such models must be captured by
+:func:`npu_compiler.capture`.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ __all__ = ["Aliases", "Key", "storage_id"]
 
 
 def storage_id(value: torch.Tensor) -> int | None:
-    """The identity of a tensor's storage, which aliases in one trace have in common. None for types without storage."""
+    """Return the identity of a tensor's storage, which aliases in one trace share; None for types without storage."""
     try:
         return int(value.untyped_storage()._cdata)
     except (NotImplementedError, RuntimeError):
@@ -24,8 +24,8 @@ class Aliases:
 
     Args:
         trust_storages: derive aliases from the storages of the traced tensors, which is exact right after an export.
-            After a program was saved and loaded the storages are new; False derives aliases from the operators'
-            schemas, which is safe but coarser.
+            A program that was saved and loaded has new storages; False derives aliases from the operators' schemas,
+            which is safe but less exact.
     """
 
     def __init__(self, trust_storages: bool):
@@ -67,9 +67,9 @@ class Aliases:
         self._stale.update(k for k, g in self._group.items() if g == group)
 
     def is_stale(self, key: Key) -> bool:
-        """True if an in-place operation has overwritten the value."""
+        """Return True if an in-place operation has overwritten the value."""
         return key in self._stale
 
     def touches_leaf(self, key: Key) -> bool:
-        """True if a write to ``key`` may change a weight, a constant or a graph input."""
+        """Return True if a write to ``key`` may change a weight, a constant or a graph input."""
         return self._group[key] in self._leaf_groups

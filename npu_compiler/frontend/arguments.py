@@ -18,7 +18,7 @@ STATIC_ADVICE = "export with static shapes (no dynamic_shapes) and fixed sizes i
 
 
 def describe_node(node: torch.fx.Node) -> str:
-    """The beginning of an error message: the node, its op and the line of the model that it comes from."""
+    """Return the beginning of an error message: the node, its op and the line of the model that it comes from."""
     trace = (node.meta.get("stack_trace") or "").strip().splitlines()
     lines = [line.strip() for line in trace if line.strip().startswith("File ")]
     return f"node {node.name!r} ({node.target})" + (f", {lines[-1]}" if lines else "")
@@ -52,7 +52,7 @@ class Arguments:
     numbers: list[tuple[TensorSpec, dict[str, int]]] = field(default_factory=list)
 
     def plain(self, value: Any, name: str, node: torch.fx.Node) -> Any:
-        """The attribute for an argument that is not a tensor. Numbers that depend on data become references.
+        """Return the attribute for an argument that is not a tensor. Numbers that depend on data become references.
 
         Raises:
             CaptureError: the value is known only at run time.
@@ -67,7 +67,7 @@ class Arguments:
         return {"complex": [value.real, value.imag]} if isinstance(value, complex) else value
 
     def refuse_training(self, where: str) -> None:
-        """Raises ``CaptureError`` if the op was exported in training mode."""
+        """Raise ``CaptureError`` if the op was exported in training mode."""
         statistics = bool(self.attrs.get("training")) and "running_mean" in self.named
         if statistics or (self.attrs.get("train") and self.attrs.get("p")):
             raise CaptureError(f"{where}: was exported in training mode; call model.eval() before torch.export")
@@ -82,7 +82,7 @@ class Arguments:
 def read_arguments(
     node: torch.fx.Node, op: torch._ops.OpOverload, resolve: Callable[[torch.fx.Node], Any]
 ) -> Arguments:
-    """The arguments of ``node``, a call of ``op``.
+    """Return the arguments of ``node``, a call of ``op``.
 
     Args:
         resolve: gives the tensor, list of tensors or constant that an FX node stands for.

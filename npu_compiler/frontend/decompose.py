@@ -1,8 +1,8 @@
-"""Decomposes ops without a lowering by PyTorch's own decompositions, if that makes all of the result native.
+"""Decomposes ops without a lowering by PyTorch's own decompositions, if all resulting ops are native.
 
-A decomposition is traced op by op until all ops have a lowering. It replaces the op only if it succeeds: leaving a part
-in PyTorch would cost more than leaving the whole op there. Ops with a lowering are kept. Loops over a sequence are
-unrolled, up to ``MAX_OPS``.
+A decomposition is traced op by op until all ops have a lowering. It replaces the op only if that succeeds: running a
+part in PyTorch would cost more than running the whole op there. Ops with a lowering are kept. Loops over a sequence are
+unrolled, up to ``MAX_OPS`` ops.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from .tensors import dtype_name
 
 __all__ = ["MAX_OPS", "decompose"]
 
-MAX_OPS = 8192  # that one program is decomposed into: some 7 s of CPU time to capture, 16 s to compile
+MAX_OPS = 8192  # limit for one program, which then takes about 7 s of CPU time to capture and 16 s to compile
 _MAX_DEPTH = 8
 
 
 class _Stays(Exception):
-    """The op is not decomposed; the message says why."""
+    """Raised for an op that is not decomposed; the message says why."""
 
 
 def decompose(program: ExportedProgram, *, in_place: bool) -> tuple[ExportedProgram, dict[str, str]]:

@@ -45,7 +45,7 @@ def capture(
     name: str | None = None,
     strict: bool = False,
 ) -> IRGraph:
-    """The IR of ``model``'s forward in eval mode, for the shapes, dtypes and Python values of the example inputs.
+    """Return the IR of ``model``'s forward in eval mode, for the shapes, dtypes and values of the example inputs.
 
     Composite ATen ops (linear, conv2d, batch_norm, layer_norm, scaled_dot_product_attention ...) are kept, dropout is
     removed, and ``no_grad`` and ``autocast`` regions are inlined. Ops without a lowering are decomposed if that makes
@@ -118,7 +118,7 @@ def capture_call(
     name: str | None = None,
     strict: bool = False,
 ) -> Capture:
-    """``capture`` with the structure of arguments and result. Arguments and errors are those of ``capture``."""
+    """Capture a model with the structure of its arguments and result. Arguments and errors are those of ``capture``."""
     with progress.step(f"capturing {name or type(model).__name__}"):
         return _captured(model, example_inputs, example_kwargs, name, strict)
 

@@ -16,7 +16,7 @@ __all__ = ["load_exported"]
 
 
 def load_exported(path: str | os.PathLike[str]) -> torch.export.ExportedProgram:
-    """The program in a ``.pt2`` file, for ``capture``. PyTorch unpickles parts of it: load only files that you trust.
+    """Load the program in a ``.pt2`` file, for ``capture``. PyTorch unpickles parts of it: load only trusted files.
 
     Raises:
         InputError: the file cannot be read, or is of a version of PyTorch whose format differs.

@@ -12,10 +12,10 @@ __all__ = ["flex_attention_graph"]
 
 
 def flex_attention_graph(node: torch.fx.Node) -> tuple[torch.fx.GraphModule, list[torch.fx.Node]]:
-    """The graph of an exported ``flex_attention`` node, and the nodes that its placeholders stand for.
+    """Return the graph of an exported ``flex_attention`` node, and the nodes whose values its placeholders take.
 
-    It is torch's own definition of the result: all scores, modified and masked, and their softmax. The block mask only
-    saves work in torch; its ``mask_mod`` is applied.
+    The graph is torch's own definition of the result: all scores, modified and masked, and their softmax. The block
+    mask only saves work in torch; its ``mask_mod`` is applied.
     """
     operands: list[torch.fx.Node] = []
     graphs: dict[torch.fx.Node, Any] = {}

@@ -44,7 +44,7 @@ class ArgumentChanges:
             hook.remove()
 
     def check(self, label: str) -> None:
-        """Raises ``CaptureError`` if a modification would be lost."""
+        """Raise ``CaptureError`` if a modification would be lost."""
         if self.lost:
             raise CaptureError(
                 f"{label}: forward puts other tensors into its argument {self.lost[0]!r}, which is not part of the "
@@ -67,7 +67,7 @@ class ArgumentChanges:
 
 
 def by_key(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[int | str, Any]:
-    """The arguments of a call by position or keyword."""
+    """Return the arguments of a call by position or keyword."""
     return dict([*enumerate(args), *kwargs.items()])
 
 

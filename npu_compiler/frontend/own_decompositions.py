@@ -9,8 +9,8 @@ import torch
 
 __all__ = ["MAX_GATHERED", "OWN_DECOMPOSITIONS"]
 
-# Elements of weights that a grouped product may gather, row by row. PyTorch reads a group's weights once for all of its
-# rows and pays for leaving the native partition: measured, both take the same time at some 2 million elements.
+# Limit of weight elements that a grouped product gathers row by row. PyTorch reads a group's weights once for all of
+# its rows, but leaving the native partition takes time: as measured, both are equally fast at about 2 million elements.
 MAX_GATHERED = 1 << 21
 _MAX_COMPARISONS = 1 << 20
 
@@ -18,8 +18,8 @@ _MAX_COMPARISONS = 1 << 20
 def grouped_mm(
     input: torch.Tensor, weight: torch.Tensor, offs: torch.Tensor | None = None, bias: Any = None, out_dtype: Any = None
 ) -> torch.Tensor:
-    """Each row of ``input`` [S, K] times the matrix of its group in ``weight`` [G, K, N]: [S, N]. Group g ends before
-    row ``offs[g]``; rows after the last group are zero."""
+    """Multiply each row of ``input`` [S, K] by the matrix of its group in ``weight`` [G, K, N]. Returns [S, N]. Group g
+    ends before row ``offs[g]``; rows after the last group are zero."""
     if offs is None or input.dim() != 2 or weight.dim() != 3 or bias is not None or out_dtype is not None:
         return NotImplemented
     rows, groups = input.shape[0], weight.shape[0]
@@ -33,7 +33,7 @@ def grouped_mm(
 
 
 def histc(self: torch.Tensor, bins: int = 100, min: float = 0, max: float = 0) -> torch.Tensor:
-    """The number of elements in each of ``bins`` equal intervals, float32[bins]; the last one includes ``max``."""
+    """Count the elements in each of ``bins`` equal intervals, float32[bins]; the last interval includes ``max``."""
     if min >= max or self.dtype != torch.float32 or self.numel() * bins > _MAX_COMPARISONS:
         return NotImplemented
     x = self.flatten()

@@ -14,7 +14,7 @@ __all__ = ["dtype_name", "numpy_to_tensor", "state_dict_numpy", "tensor_to_numpy
 
 
 def dtype_name(dtype: torch.dtype, where: str) -> str:
-    """The IR's name of a torch dtype.
+    """Return the IR's name of a torch dtype.
 
     Raises:
         CaptureError: the IR does not have the dtype; the message begins with ``where``.
@@ -26,19 +26,19 @@ def dtype_name(dtype: torch.dtype, where: str) -> str:
 
 
 def tensor_to_numpy(t: torch.Tensor) -> np.ndarray:
-    """The values of ``t``; they share its memory if it is on the CPU. bfloat16 becomes ``ml_dtypes.bfloat16``."""
+    """Return the values of ``t``, which share its memory if it is on the CPU. bfloat16 becomes ml_dtypes' type."""
     return to_array(t if type(t) in (torch.Tensor, torch.nn.Parameter) else t.as_subclass(torch.Tensor))
 
 
 def numpy_to_tensor(array: np.ndarray) -> torch.Tensor:
-    """A tensor of the array's dtype (``ml_dtypes.bfloat16`` too), which shares the array's memory if that is
+    """Return a tensor of the array's dtype (also ``ml_dtypes.bfloat16``), which shares the array's memory if that is
     writable."""
     tensor: torch.Tensor = to_torch(array if array.flags.writeable else array.copy())
     return tensor
 
 
 def state_dict_numpy(model: torch.nn.Module | torch.export.ExportedProgram) -> dict[str, np.ndarray]:
-    """``model.state_dict()`` as numpy arrays that share memory with the CPU tensors of the model.
+    """Return ``model.state_dict()`` as numpy arrays that share memory with the CPU tensors of the model.
 
     Tied weights appear under each of their keys and share one array's memory. Non-persistent buffers are not part of a
     state_dict; ``capture`` stores their values as constants of the IR.

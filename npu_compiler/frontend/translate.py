@@ -38,9 +38,9 @@ _WRITES_NO_DATA = ("aten.detach_.default", "aten.requires_grad_.default")
 
 
 class NeedsFunctionalForm(Exception):
-    """The program must be translated from its functional form, because it writes through views, runs under autocast,
-    calls function transforms such as vmap, or has weights that consist of several tensors. The message is the error for
-    a program that has such parts even in functional form."""
+    """Raised for a program that must be translated from its functional form, because it writes through views, runs
+    under autocast, calls function transforms such as vmap, or has weights that consist of several tensors. The message
+    is the error if even the functional form has such parts."""
 
 
 def translate(
@@ -51,7 +51,7 @@ def translate(
     notes: Mapping[str, str] | None = None,
     written: frozenset[str] = frozenset(),
 ) -> IRGraph:
-    """The IR of ``program``.
+    """Return the IR of ``program``.
 
     Args:
         name: the IR's ``model_name``.

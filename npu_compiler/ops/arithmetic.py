@@ -259,7 +259,7 @@ def divided(f: Callable[[Expr, Expr], Expr], a: Value | Scalar, b: Value | Scala
 
 
 def _nonzero(b: Value) -> Value:
-    """Return ``b``; a zero reads behind the end of a table, an index error that every target reports."""
+    """Return ``b``; a zero reads past the end of a table, an index error that every target reports."""
     divisor = load(0, b.dtype, identity(b.rank))
     behind = where(call("eq", divisor, 0), const(1, "int64"), const(0, "int64"))
     table = b.graph.const(np.zeros(1, dt.numpy_dtype(b.dtype)))

@@ -1,8 +1,8 @@
 """ATen IR -> core graph. One walk over the nodes collects every refusal, so one error lists them all.
 
-In-place ops are lowered as their functional variants. Every later reader of the mutated memory (the tensor, its views,
-the tensor it is a view of) is redirected to the new contents, which is PyTorch's meaning of aliasing. Tensors that are
-not views are row-major. A weight that is written is state.
+In-place ops are lowered as their functional variants. Every later reader of the changed memory (the tensor, its views,
+the tensor that it is a view of) is redirected to the new contents, as PyTorch defines aliasing. Tensors that are not
+views are row-major. A weight that is written is state.
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ class _Lowering:
             self._mutate(node, inputs[0], self.env[(node.name, 0)])
 
     def _own_memory(self, node: OpNode, inputs: list[Value], results: list[Value | None]) -> list[Value | None]:
-        """Results share memory with an input exactly where PyTorch's do."""
+        """Return results that share memory with an input exactly where PyTorch's do."""
         name = base_name(node.op_type)
         bases = {_view_chain(v)[1] for v in inputs}
         out: list[Value | None] = []

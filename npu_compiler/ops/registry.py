@@ -1,4 +1,4 @@
-"""The op registry: one declaration has everything the project knows about an ATen op.
+"""The op registry: one declaration contains everything about an ATen op.
 
 ``@lowers`` declares how an op becomes primitives, ``@pointwise`` a scalar function. Parameters have the names of the
 ATen schema, and their annotations say which are tensors. Support checks, the op table, the documentation and the

@@ -58,6 +58,7 @@ class Scheduler(Operands):
         self.groups, self.winograd = groups, winograd
 
     def run(self) -> Schedule:
+        """Return the schedule of all groups, with the copies and state updates that it needs."""
         graph = self.graph
         inputs = []
         for node in graph.nodes:

@@ -3,9 +3,9 @@
 Entries are written to a temporary file and renamed, so a reader sees a complete entry or none. Each has a checksum of
 its key and its contents: an entry that was truncated, altered or moved reads as absent and is removed.
 
-Entries are code that will run in this process. The directory is therefore created for its owner alone, and a directory
-that another user could have written to is not used, by the rules of ssh (:func:`obstacle`). The cache never raises: a
-directory that cannot be used costs a recompilation and one warning.
+Entries are code that will run in this process. The directory is therefore created for its owner only, and a directory
+that another user could have written to is not used, by the rules of ssh (:func:`obstacle`). The cache never raises: if
+its directory cannot be used, programs are compiled again and one warning is issued.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ _HEADER = len(_MAGIC) + hashlib.sha256().digest_size
 _TRIM_TO = 0.9
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
-_warned: set[Path] = set()  # roots that this process has complained about
+_warned: set[Path] = set()  # roots that this process has warned about
 
 
 def obstacle(root: Path) -> str:
-    """Return why another user could have written to ``root``, a section of a cache directory, and how to mend it; empty
+    """Return why another user could have written to ``root``, a section of a cache directory, and how to fix that; ''
     if no other user could.
 
     The section and the cache directory must belong to this user or to root, and neither group nor others may write to
-    them. A directory above them may be writable by everybody only if it is sticky, as /tmp is: otherwise another user
-    could replace it.
+    them. A directory above them may be world-writable only if it is sticky, like /tmp: otherwise another user could
+    replace it.
     """
     if not hasattr(os, "geteuid"):
         return ""
@@ -50,7 +50,7 @@ def obstacle(root: Path) -> str:
     for path in (resolved, *resolved.parents):
         try:
             found = path.stat()
-        except OSError:  # it will be made, or writing to it will tell
+        except OSError:  # it will be created, or writing to it will fail
             continue
         if path in (resolved, resolved.parent):
             if not _owned(found):
@@ -59,7 +59,7 @@ def obstacle(root: Path) -> str:
                 mode = f"other users can write to {path} (mode {stat.S_IMODE(found.st_mode):04o})"
                 return f"{mode}; if you trust what is in it: chmod -R go-w '{path}'"
         elif found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX:
-            return f"everybody can replace what is in {path}; chmod o-w '{path}', or set NPU_CACHE_DIR"
+            return f"every user can replace what is in {path}; chmod o-w '{path}', or set NPU_CACHE_DIR"
     return ""
 
 
@@ -110,7 +110,7 @@ class Cache:
     def open(self, key: str) -> BinaryIO | None:
         """Return the entry stored under ``key``, open for reading, or ``None``; a hit counts as a use.
 
-        An entry of :meth:`put_file` has no checksum here; its reader must check it.
+        Entries of :meth:`put_file` have no checksum; their reader must check them.
         """
         if not self.limit:
             return None
@@ -125,7 +125,7 @@ class Cache:
             file.close()
             self.drop(key)
             return None
-        with contextlib.suppress(OSError):  # a cache that cannot be written: only the order of eviction suffers
+        with contextlib.suppress(OSError):  # the cache cannot be written: only the order of eviction is affected
             os.utime(path)
         return file
 
@@ -137,8 +137,8 @@ class Cache:
             path.unlink()
 
     def put_file(self, key: str, size: int, write: Callable[[BinaryIO], object]) -> Path | None:
-        """Store what ``write`` puts into a file, about ``size`` bytes, and return its path; ``None`` if that is more
-        than the bound or half of what is free on the disk. A section holds either files or the bytes of :meth:`put`."""
+        """Store the file of about ``size`` bytes that ``write`` writes, and return its path; ``None`` if that is more
+        than the limit, or than half of the free disk space. A section holds either files or entries of :meth:`put`."""
         path = self._path(key)
         if size > self.limit:
             return None
@@ -153,7 +153,7 @@ class Cache:
         return path if self._write(path, write, sync=True) else None
 
     def _write(self, path: Path, write: Callable[[BinaryIO], object], sync: bool = False) -> bool:
-        """Create ``path``, for this user alone: an entry that others can write to is not used."""
+        """Create ``path`` for this user only: an entry that others can write to is not used."""
         try:
             make_folders(path.parent)
             with atomic_file(path, 0o600, sync) as file:
@@ -173,7 +173,7 @@ class Cache:
             _log.warning("%s", message)
 
     def _entries(self) -> list[tuple[float, int, Path]]:
-        """(last use, bytes, path) of all entries; temporary files that a killed process left behind are removed."""
+        """Return (last use, bytes, path) of all entries, and remove temporary files that a killed process left."""
         found = []
         for folder in self.root.glob("??"):
             remove_leftovers(folder)
@@ -185,11 +185,11 @@ class Cache:
         return found
 
     def size(self) -> int:
-        """Bytes in use."""
+        """Return the bytes in use."""
         return sum(size for _, size, _ in self._entries())
 
     def trim(self) -> None:
-        """Enforce the bound; call it once after a batch of :meth:`put`."""
+        """Remove the entries used longest ago until the limit holds; call it once after a batch of :meth:`put`."""
         entries = self._entries()
         total = sum(size for _, size, _ in entries)
         if total <= self.limit:
@@ -210,7 +210,7 @@ def _seal(key: str, data: bytes | memoryview) -> bytes:
 
 
 def make_folders(path: Path) -> None:
-    """Make ``path`` and what is missing above it, for this user alone."""
+    """Create ``path`` and missing directories above it, for this user only."""
     missing = []
     while not path.exists():
         missing.append(path)
@@ -231,6 +231,6 @@ def private_folder(name: str) -> Path | None:
 
 
 def open_cache(section: str, limit: int | None = None) -> Cache:
-    """Return the cache in subdirectory ``section`` of ``NPU_CACHE_DIR``. Each section has a bound of its own: ``limit``
+    """Return the cache in subdirectory ``section`` of ``NPU_CACHE_DIR``. Each section has a limit of its own: ``limit``
     bytes, or ``NPU_CACHE_SIZE``."""
     return Cache(env.cache_dir() / section, env.cache_size() if limit is None else limit)

@@ -77,7 +77,7 @@ _SHORT_NAMES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
 
 def storage_dtype(value: Any) -> str:
-    """The name of a dtype that a program can store float32 tensors in: one of ``STORAGE_DTYPES``.
+    """Return the name of a dtype in which a program can store float32 tensors: one of ``STORAGE_DTYPES``.
 
     ``value``: its name, a common short one ('half', 'fp16', 'bf16'), a ``torch.dtype`` or a numpy dtype. Raises
     ``ConfigError`` for any other: casting weights to integers is not quantisation.
@@ -111,7 +111,7 @@ _CATEGORY = {"bool": 0, "uint": 1, "int": 1, "float": 2, "complex": 3}
 
 
 def promote(a: str, b: str) -> str:
-    """PyTorch's ``promote_types`` for two tensor dtypes of equal standing."""
+    """Return PyTorch's ``promote_types`` of two dtypes, for tensors of one category (dimensioned or 0-d)."""
     if a == b:
         return a
     ka, kb = DTYPES[a].kind, DTYPES[b].kind
@@ -128,5 +128,6 @@ def promote(a: str, b: str) -> str:
 
 
 def category(name: str) -> int:
-    """Return 0 for bool, 1 integer, 2 floating, 3 complex: a scalar changes a tensor's dtype only if its is higher."""
+    """Return 0 for bool, 1 for integers, 2 for floats, 3 for complex: a scalar changes a tensor's dtype only if its
+    category is higher."""
     return _CATEGORY[DTYPES[name].kind]

@@ -1,7 +1,7 @@
 """Every environment variable the project reads, in one place: name, meaning, default, parser.
 
-All accessors read the environment at the time of the call, so a change takes effect without a restart. A value that
-cannot be understood raises :class:`~.errors.ConfigError`, which names the variable and what it accepts.
+All accessors read the environment at the time of the call, so a change takes effect without a restart. An invalid value
+raises :class:`~.errors.ConfigError`, which names the variable and what it accepts.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def markdown() -> str:
 
 
 def _read(name: str, parse: Callable[[str], _T], default: _D) -> _T | _D:
-    """The parsed value, or ``default`` if the variable is unset or blank."""
+    """Return the parsed value, or ``default`` if the variable is unset or blank."""
     text = os.environ.get(name, "").strip()
     if not text:
         return default
@@ -102,7 +102,7 @@ def _size(text: str) -> int:
     if match is None:
         raise ValueError(text)
     number, prefix = match.groups()
-    # 'M', 'MB' and 'MiB' all mean 1024**2 bytes: nobody bounds a cache in decimal megabytes.
+    # 'M', 'MB' and 'MiB' all mean 1024**2 bytes: limits of caches are not given in decimal megabytes.
     return int(float(number) * 1024 ** " kmgt".index(prefix.lower() or " "))
 
 
@@ -113,7 +113,7 @@ def _path(text: str) -> Path:
 def _default_cache_dir() -> Path:
     try:
         home = Path.home()
-    except RuntimeError:  # a container's user without an entry in the system's list
+    except RuntimeError:  # a container's user may have no entry in the password database
         return Path(tempfile.gettempdir()) / f"npusim-{os.getuid()}"
     if sys.platform == "darwin":
         return home / "Library" / "Caches" / "npusim"
@@ -148,6 +148,7 @@ def weight_cache_size() -> int:
 
 
 def num_threads() -> int:
+    """``NPU_NUM_THREADS``, else the number of CPUs that this process may use."""
     """``NPU_NUM_THREADS``."""
     return _read("NPU_NUM_THREADS", _integer(1, 4096), usable_cpus())
 
@@ -158,12 +159,12 @@ def debug() -> int:
 
 
 def dump_dir() -> Path | None:
-    """``NPU_DUMP``; ``None`` when nothing is to be dumped."""
+    """``NPU_DUMP``; None: nothing is written."""
     return _read("NPU_DUMP", _path, None)
 
 
 def disabled() -> frozenset[str]:
-    """``NPU_DISABLE`` as a set of names; whether they exist is checked by whoever owns the names."""
+    """``NPU_DISABLE`` as a set of names. The compiler checks whether they exist."""
     return _read("NPU_DISABLE", lambda text: frozenset(n for n in re.split(r"[,\s]+", text) if n), frozenset[str]())
 
 

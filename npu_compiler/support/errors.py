@@ -11,7 +11,7 @@ class NPUError(Exception):
 
 
 class ConfigError(NPUError):
-    """An environment variable or setting with a value that is not understood; the message names it."""
+    """An environment variable or setting with an invalid value; the message names it."""
 
 
 class IRError(NPUError):

@@ -13,7 +13,7 @@ from typing import BinaryIO
 
 _SHOWN = 60  # characters of a file's name in that of its temporary file: names have at most 255 bytes
 _TEMPORARY = re.compile(r"\..*\.(\d+)\.[0-9a-f]{12}\.tmp", re.DOTALL)
-_DEAD_S, _STALE_S = 600.0, 3600.0  # after which a temporary file is a leftover: of a dead process, of any
+_DEAD_S, _STALE_S = 600.0, 3600.0  # seconds after which a temporary file is left over: of a dead process, of any
 
 
 def write_atomic(path: str | os.PathLike[str], data: bytes) -> None:
@@ -24,16 +24,16 @@ def write_atomic(path: str | os.PathLike[str], data: bytes) -> None:
 
 @contextlib.contextmanager
 def atomic_file(path: str | os.PathLike[str], mode: int = 0o666, sync: bool = True) -> Iterator[BinaryIO]:
-    """A file to write that takes the place of ``path`` at the end of the block. If the block raises, ``path`` stays as
-    it was. Raises ``OSError``.
+    """Yield a file to write that replaces ``path`` at the end of the block. If the block raises, ``path`` is unchanged.
+    Raises ``OSError``.
 
-    ``mode``: permissions, before the umask. ``sync``: wait for the disk before the file gets its name. Temporary files
-    of earlier writers of ``path`` that were killed are removed.
+    ``mode``: permissions, before the umask. ``sync``: wait for the disk before the file is renamed to ``path``.
+    Temporary files of earlier writers of ``path`` that were killed are removed.
     """
     target = Path(path)
     prefix = f".{target.name[:_SHOWN]}."
     temporary = target.parent / f"{prefix}{os.getpid()}.{secrets.token_hex(6)}.tmp"
-    # Not tempfile: its files are 0600, and the umask cannot be read without a moment at 0 for the whole process.
+    # Not tempfile: its files have mode 0600, and reading the umask sets it to 0 for a moment in the whole process.
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     try:
         with os.fdopen(handle, "wb") as file:
@@ -55,9 +55,9 @@ def is_temporary(name: str) -> bool:
 
 
 def remove_leftovers(folder: Path, prefix: str = ".") -> None:
-    """Remove temporary files whose writer is gone. A process id of another machine or container proves nothing, so only
+    """Remove temporary files whose writer has ended. Process ids of other machines and containers tell nothing, so only
     files that were not written to for a while are removed."""
-    with contextlib.suppress(OSError):  # somebody else removed it, or it belongs to another user
+    with contextlib.suppress(OSError):  # another process removed it, or it belongs to another user
         for entry in os.scandir(folder):
             found = _TEMPORARY.fullmatch(entry.name)
             if found is None or not entry.name.startswith(prefix):

@@ -1,4 +1,4 @@
-"""Arrays in numpy's ``.npy`` format. The header is checked before memory is allocated for the data it announces.
+"""Arrays in numpy's ``.npy`` format. The header is checked before memory for the data is allocated.
 
 Format: https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html
 """
@@ -22,12 +22,12 @@ class Header(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of data behind the header."""
+        """Bytes of data after the header."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
 def read_header(stream: IO[bytes]) -> Header:
-    """Read the header up to the data. Raises ``ValueError`` if it is malformed or announces objects."""
+    """Read the header up to the data. Raises ``ValueError`` if it is malformed or describes Python objects."""
     try:
         version = np.lib.format.read_magic(stream)
         if version not in ((1, 0), (2, 0)):
@@ -46,7 +46,7 @@ def read_header(stream: IO[bytes]) -> Header:
 
 
 def read_data(stream: IO[bytes], header: Header, available: int) -> np.ndarray:
-    """Read the array behind ``header``; ``available`` bytes are left, None if unknown. Raises ``ValueError``."""
+    """Read the array after ``header``; ``available`` bytes follow, None if unknown. Raises ``ValueError``."""
     if header.nbytes > available:
         raise ValueError(f"its header announces {header.nbytes} bytes of data, but {available} follow")
     try:

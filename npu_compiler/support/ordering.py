@@ -1,4 +1,4 @@
-"""Orders of directed acyclic graphs."""
+"""Topological orders of directed acyclic graphs."""
 
 from __future__ import annotations
 

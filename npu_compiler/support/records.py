@@ -1,4 +1,4 @@
-"""Checked decoding of records: plain data (JSON, msgpack, GGUF metadata) becomes typed values, or an error with a
+"""Checked decoding of plain data (JSON, msgpack, GGUF metadata) into typed values; errors start with the value's
 path."""
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _T = TypeVar("_T")
 
 
 def show(value: object) -> str:
-    """Spell any value for a message, shortened."""
+    """Return any value as short text for a message."""
     if isinstance(value, int) and value.bit_length() > 128:
         return f"a {value.bit_length()}-bit integer"  # Python refuses to print very long ones
     if isinstance(value, str):
@@ -80,6 +80,7 @@ class Field:
 
     def blob(self) -> bytes:
         """Return bytes."""
+        """Return bytes."""
         if not isinstance(self.value, bytes):
             self.fail("bytes")
         return self.value
@@ -102,7 +103,7 @@ class Field:
         return [self._child(v, f"[{i}]") for i, v in enumerate(self.value)]
 
     def row(self, length: int) -> list[Field]:
-        """A list of this length."""
+        """Return the fields of a list of this length."""
         items = self.items()
         if len(items) != length:
             raise self.error(f"{self.path or 'body'}: expected a list of {length}, got one of {len(items)}")
@@ -115,7 +116,7 @@ class Field:
         return {k: self._child(v, f".{k}") for k, v in self.value.items()}
 
     def record(self, names: Sequence[str]) -> dict[str, Field]:
-        """A map with exactly these keys."""
+        """Return the fields of a map that has exactly these keys."""
         found = self.mapping()
         if found.keys() != set(names):
             other = ", ".join(sorted(found.keys() ^ set(names)))
@@ -123,7 +124,7 @@ class Field:
         return found
 
     def get(self, key: str) -> Field:
-        """A map's entry; a null where it has none."""
+        """Return an entry of a map, or a null if it has none."""
         if not isinstance(self.value, dict):
             self.fail("an object")
         return self._child(self.value.get(key), f".{key}")

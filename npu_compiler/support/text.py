@@ -9,7 +9,7 @@ from typing import Any
 
 
 def si(value: float, unit: str = "") -> str:
-    """1234567 -> '1.23 M': three digits and a decimal prefix."""
+    """Return a number with three digits and a decimal prefix: '1.23 M' for 1234567."""
     for prefix in ("", "k", "M", "G", "T"):
         if abs(value) < 999.5 or prefix == "T":
             break
@@ -19,7 +19,7 @@ def si(value: float, unit: str = "") -> str:
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[object]], indent: str = "  ") -> list[str]:
-    """Lines of a table; columns whose cells all start with a digit are aligned to the right."""
+    """Return the lines of a table; columns whose cells all start with a digit are aligned to the right."""
     text = [[str(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(header, *text, strict=True)]
     right = [bool(text) and all(row[i][:1].isdigit() for row in text) for i in range(len(header))]
@@ -31,12 +31,12 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]], indent: str =
 
 
 def printable(text: str) -> str:
-    """``text`` in one line without control characters, which could move a terminal's cursor or hide what follows."""
+    """Return ``text`` as one line with control characters escaped: these could move the cursor or hide text."""
     return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def json_safe(value: Any) -> Any:
-    """``value`` with NaN and infinities, which JSON does not have, as text."""
+    """Return ``value`` with NaN and infinities, which JSON lacks, as text."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, dict):
@@ -45,7 +45,7 @@ def json_safe(value: Any) -> Any:
 
 
 def html_table(header: Sequence[str], rows: Iterable[Sequence[object]], most: int = 100) -> str:
-    """A table for a notebook, of at most ``most`` rows."""
+    """Return a table for a notebook, with at most ``most`` rows."""
     shown = list(rows)
     lines = ["".join(f"<td>{html.escape(str(cell))}</td>" for cell in row) for row in shown[:most]]
     if len(shown) > most:
@@ -55,7 +55,7 @@ def html_table(header: Sequence[str], rows: Iterable[Sequence[object]], most: in
 
 
 def html_text(text: str) -> str:
-    """A paragraph for a notebook."""
+    """Return a paragraph for a notebook."""
     return f"<p>{html.escape(text)}</p>"
 
 

@@ -1,1 +1,1 @@
-"""Weights: the files they come from, and the layouts and formats in which kernels read them."""
+"""Weights: their files, and the layouts and formats in which kernels read them."""

@@ -27,7 +27,7 @@ from ..support.errors import WeightError
 from ..support.host_arrays import is_torch, to_array
 from .format import BlockFormat
 
-_MAX_HEADER = 100_000_000  # as the format's own readers have it
+_MAX_HEADER = 100_000_000  # the limit of the format's own readers
 _SAFETENSORS = {
     "BOOL": "bool", "U8": "uint8", "I8": "int8", "I16": "int16", "I32": "int32", "I64": "int64",
     "F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64", "C64": "complex64",
@@ -41,30 +41,30 @@ Spec = tuple[tuple[int, ...], str]
 
 
 class WeightSource(ABC):
-    """Tensors by name. ``origin`` is for messages."""
+    """Tensors by name. ``origin`` names the source in messages."""
 
     origin: str
 
     @abstractmethod
     def names(self) -> Iterable[str]:
-        """Every tensor's name."""
+        """Return every tensor's name."""
 
     @abstractmethod
     def spec(self, name: str) -> Spec:
-        """(shape, dtype name) of a tensor; raises ``WeightError`` if it has a dtype that is not supported."""
+        """Return (shape, dtype name) of a tensor. Raises ``WeightError`` for a dtype that is not supported."""
 
     @abstractmethod
     def read(self, name: str) -> np.ndarray:
-        """A tensor; it may share memory with the source."""
+        """Return a tensor, which may share memory with the source. Raises ``WeightError`` if it cannot be read."""
 
     def blocks(self, name: str, format: BlockFormat) -> np.ndarray | None:
-        """A matrix [N, K] that the source holds in the blocks of a weight format, uint8 [N, bytes of a row]; None if it
-        holds its elements. It may share memory with the source."""
+        """Return a matrix [N, K] as blocks of a weight format, uint8 [N, bytes of a row], if the source holds it so,
+        else None. It may share memory with the source."""
         return None
 
 
 def open_weights(source: Any) -> WeightSource:
-    """The source behind a mapping of arrays (numpy or torch) or a path. Raises ``WeightError``."""
+    """Return the source for a mapping of arrays (numpy or torch) or a path. Raises ``WeightError``."""
     if isinstance(source, WeightSource):
         return source
     if isinstance(source, Mapping):
@@ -111,7 +111,7 @@ class _DictSource(WeightSource):
 
 # -- safetensors ----------------------------------------------------------------------------------------------------
 def open_regular(path: Path) -> BinaryIO:
-    """Open a file for reading. Raises ``OSError`` also for a FIFO, which would wait for a writer."""
+    """Open a file for reading. Raises ``OSError``, also for a FIFO, because opening it would wait for a writer."""
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0))
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
@@ -127,7 +127,7 @@ def _is_pickle(data: mmap.mmap) -> bool:
 
 
 def read_document(path: Path) -> bytes:
-    """A text or JSON file that comes with a model. Raises ``OSError``, also for one of more than ``MAX_DOCUMENT``
+    """Read a text or JSON file that comes with a model. Raises ``OSError``, also for one of more than ``MAX_DOCUMENT``
     bytes."""
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
@@ -137,11 +137,11 @@ def read_document(path: Path) -> bytes:
 
 
 class SafetensorsFile(WeightSource):
-    """A safetensors file, mapped into memory. The whole header is checked before anything is used.
+    """A safetensors file, mapped into memory. The whole header is checked before it is used.
 
     Reading instead of mapping would double the time of loading. A mapped file must not be shortened while its tensors
-    are in use, or the system ends the process (SIGBUS); programs that replace files by renaming, as downloads do, leave
-    the old one intact. :meth:`read` checks that the file is still the one that was opened.
+    are in use, or the system ends the process (SIGBUS). Programs that replace files by renaming, as downloads do, leave
+    the old file intact. :meth:`read` checks that the file has not been written to.
     """
 
     def __init__(self, path: Path):
@@ -199,7 +199,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _parse_header(text: bytes, data_size: int, origin: str) -> dict[str, tuple[str, tuple[int, ...], int]]:
-    """The tensors of a header: name -> (dtype as the file spells it, shape, first byte of its data)."""
+    """Return the tensors of a header: name -> (dtype as the file spells it, shape, first byte of its data)."""
     try:
         header = json.loads(text.decode("utf-8"), object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
@@ -282,7 +282,7 @@ def _shard_files(folder: Path) -> list[Path]:
 
 
 def _indexed_files(index: Path) -> list[Path]:
-    """The shards that an index file lists."""
+    """Return the shards that an index file lists."""
     try:
         table = json.loads(read_document(index).decode("utf-8"))["weight_map"]
         names = sorted({str(name) for name in table.values()})
@@ -342,7 +342,7 @@ class _Npz(WeightSource):
         return array.view(dtypes.numpy_dtype("bfloat16")) if array.dtype == _BFLOAT16 else to_array(array)
 
     def _open(self, name: str, f: Callable[[IO[bytes], int], Any]) -> Any:
-        """``f`` of a member's stream and its size."""
+        """Return ``f`` of a member's stream and its size."""
         member = self._members[name]
         try:
             with self._file.open(member) as stream:

@@ -1,9 +1,9 @@
-"""Weight formats: how the matrix of a product is stored, in how many bytes, and what that loses.
+"""Weight formats: how the matrix of a product is stored, in how many bytes, and with which error.
 
-A caller chooses a :class:`WeightFormat` by name: ``compile(weights="bf16c12")``. A *lossless* format gives back every
+A caller chooses a :class:`WeightFormat` by name: ``compile(weights="bf16c12")``. A *lossless* format restores every
 bit; the graph does not mention it. A :class:`BlockFormat` replaces the elements of a row of the matrix by blocks of
-bytes, with an error that it states; in the graph that is a ``quantize`` node (elements to blocks) and a ``dequantize``
-node (blocks to elements), so the graph says which numbers the program computes with.
+bytes, within a stated error. In the graph that is a ``quantize`` node (elements to blocks) and a ``dequantize`` node
+(blocks to elements), so that the graph states the numbers that the program computes with.
 
 A *layout* is the order of a format's bytes for one kind of micro-kernel:
 
@@ -12,12 +12,12 @@ A *layout* is the order of a format's bytes for one kind of micro-kernel:
 ``rows``   the targets that read a weight row by row (``panel`` 0): the SIMT kernels
 ========== ===========================================================================================
 
-Every layout has one reader, the kernel code that takes its bytes into registers and decodes them there. The reader of a
-format of this package is a file of the target named after the format (``targets/cpu/kernels/bf16c12.h``); one from
-outside is the layout's ``reader``. A matrix is a weight [N, K]: N output columns, K the reduced dim.
+Every layout has one reader, the kernel code that loads its bytes into registers and decodes them there. The reader of a
+format of this package is a file of the target named after the format (``targets/cpu/kernels/bf16c12.h``); that of
+another format is the layout's ``reader``. A matrix is a weight [N, K]: N output columns, K the reduced dim.
 
-Formats of this package are the modules of :mod:`npu_compiler.weights.formats`: each has a ``FORMAT``. Others are made
-known with :func:`register_format`. docs/porting.md walks through one.
+Formats of this package are the modules of :mod:`npu_compiler.weights.formats`: each has a ``FORMAT``. Others are
+registered with :func:`register_format`. docs/porting.md walks through one.
 """
 
 from __future__ import annotations
@@ -45,11 +45,14 @@ _BUILT_IN = Path(__file__).with_name("formats")
 class Layout(ABC):
     """The bytes of a matrix in the order in which the micro-kernels of some targets read them.
 
-    ``name`` is 'FORMAT.LAYOUT': kernels, recipes and artifacts carry it. ``order``: 'panels' or 'rows'. ``panel``: the
-    output columns in one row of the packed array. ``alignment``: the bytes of such a row are a multiple of it.
-    ``max_rows``: the most rows of the left operand that the reader serves (None: any number); a product of more rows
-    reads the elements of the matrix, which the program then stores as well. ``reader``: the header with the reader, if
-    it is not a file of the target.
+    Attributes:
+        name: 'FORMAT.LAYOUT', as kernels, recipes and artifacts refer to it.
+        order: 'panels' or 'rows'.
+        panel: output columns in one row of the packed array.
+        alignment: the bytes of such a row are a multiple of it.
+        max_rows: maximum rows of the left operand that the reader supports (None: any number). A product of more rows
+            reads the elements of the matrix, which the program then stores as well.
+        reader: the header with the reader, if it is not a file of the target.
     """
 
     name: str
@@ -61,32 +64,33 @@ class Layout(ABC):
 
     @abstractmethod
     def packed_shape(self, n: int, c: int) -> Shape | None:
-        """The shape of the packed uint8 array for [n, c], what :meth:`pack` takes; None if the layout has none for it.
+        """Return the shape of the packed uint8 array for [n, c], the argument of :meth:`pack`; None if the layout
+        cannot hold it.
 
-        Sizes depend on shapes alone, so that memory is planned without the weights.
+        Sizes depend only on shapes, so that memory is planned without the weights.
         """
 
     @abstractmethod
     def pack(self, stored: np.ndarray) -> np.ndarray:
-        """The packed array, uint8 [..., bytes], of a matrix [N, K] (lossless formats: its elements; block formats: its
-        blocks, uint8 [N, bytes of a row]). Raises ``IncompressibleError`` if these values do not fit."""
+        """Return the packed array, uint8 [..., bytes], of a matrix [N, K] (lossless formats: its elements; block
+        formats: its blocks, uint8 [N, bytes of a row]). Raises ``IncompressibleError`` if these values do not fit."""
 
     @abstractmethod
     def unpack(self, packed: np.ndarray, n: int, c: int) -> np.ndarray:
-        """Inverse of :meth:`pack`: the array [n, c] that it was given."""
+        """Return the array [n, c] that :meth:`pack` packed."""
 
     def check(self, packed: np.ndarray) -> None:
-        """Raises ``ValueError`` if some bytes of uint8 [..., bytes] would make a kernel read or write outside of its
-        operands. Applied to packed weights that this process did not pack. By default, none would."""
+        """Raise ``ValueError`` if bytes of uint8 [..., bytes] would make a kernel read or write outside of its
+        operands. It is called for packed weights that this process did not pack. By default, no bytes would."""
         return None
 
 
 class WeightFormat(ABC):
-    """One way to store the matrix of a product. This class is a lossless format; see :class:`BlockFormat`.
+    """A way to store the matrix of a product. This class is a lossless format; see :class:`BlockFormat` for others.
 
-    ``name``: what a caller writes ('-' counts as '_'), and the name of its readers in C++. ``dtypes``: the element
-    types of matrices that it stores. ``layouts``: one for each order that it has a reader for. ``required``: whether a
-    matrix that cannot be stored is an error; otherwise the program stores its elements as they are.
+    ``name``: the name for callers ('-' counts as '_') and for the readers in C++. ``dtypes``: the element types of
+    matrices that it stores. ``layouts``: one for each order that it has a reader for. ``required``: whether a matrix
+    that cannot be stored is an error; otherwise the program stores its elements as they are.
     """
 
     name: str
@@ -96,25 +100,26 @@ class WeightFormat(ABC):
 
     @property
     def lossless(self) -> bool:
+        """Whether every element is restored bit by bit."""
         return True
 
     def layout(self, panel: int) -> Layout | None:
-        """The layout for a target with this ``TargetConfig.panel``; None if no reader serves such a target."""
+        """Return the layout for a target with this ``TargetConfig.panel``; None if such targets have no reader."""
         order = PANELS if panel else ROWS
         return next((x for x in self.layouts if x.order == order and x.panel == (panel or x.panel)), None)
 
     def stores(self, n: int, k: int, dtype: str) -> bool:
-        """Whether a matrix [n, k] of this element type has this form on every target that the format has a reader for
-        (a layout may still refuse a shape)."""
+        """Whether a matrix [n, k] of this element type can be stored in the format, on every target that has a reader
+        for it. A layout may still refuse a shape."""
         return dtype in self.dtypes and n > 0 and k > 0
 
 
 class BlockFormat(WeightFormat):
     """A format that rounds: each row of a matrix becomes blocks of bytes.
 
-    ``block``: the elements along K that share a scale, 0 for a whole row. The difference between an element and its
-    decoded value is at most ``error`` times the largest magnitude of its block, plus ``floor``. ``gguf_type``: the
-    type of GGUF tensors that hold these very blocks: they are packed as they are.
+    ``block``: the number of elements along K that share a scale, 0 for a whole row. The difference between an element
+    and its decoded value is at most ``error`` times the largest magnitude of its block, plus ``floor``. ``gguf_type``:
+    the type of GGUF tensors that consist of these blocks: they are packed as they are.
     """
 
     block: int = 0
@@ -128,22 +133,24 @@ class BlockFormat(WeightFormat):
 
     @abstractmethod
     def row_bytes(self, k: int) -> int | None:
-        """Bytes of the blocks of a row of ``k`` elements; None if rows of that length cannot be stored."""
+        """Return the bytes of the blocks of a row of ``k`` elements; None if such rows cannot be stored."""
 
     @abstractmethod
     def encode(self, w: np.ndarray) -> np.ndarray:
-        """The blocks, uint8 [N, row_bytes(K)], of a matrix [N, K] of one of ``dtypes``."""
+        """Return the blocks, uint8 [N, row_bytes(K)], of a matrix [N, K] of one of ``dtypes``. Raises
+        ``IncompressibleError`` for values that the format cannot represent."""
 
     @abstractmethod
     def decode(self, blocks: np.ndarray, k: int) -> np.ndarray:
-        """The matrix, float32 [N, k], that blocks, uint8 [N, row_bytes(k)], stand for."""
+        """Return the matrix float32 [N, k] of blocks uint8 [N, row_bytes(k)]."""
 
     def stores(self, n: int, k: int, dtype: str) -> bool:
         return super().stores(n, k, dtype) and self.row_bytes(k) is not None
 
 
 def layout_for(format: WeightFormat, panel: int, n: int, k: int, dtype: str) -> Layout | None:
-    """The layout in which a target with this ``TargetConfig.panel`` stores a matrix [n, k]; None if it cannot."""
+    """Return the layout in which a target with this ``TargetConfig.panel`` stores a matrix [n, k]; None if it
+    cannot."""
     layout = format.layout(panel) if format.stores(n, k, dtype) else None
     columns = format.row_bytes(k) if isinstance(format, BlockFormat) else k
     return layout if layout is not None and columns and layout.packed_shape(n, columns) is not None else None
@@ -154,8 +161,8 @@ _registered: dict[str, WeightFormat] = {}
 
 
 def register_format(format: WeightFormat) -> None:
-    """Make a format known that is not part of this package: ``compile(weights=format.name)`` finds it from then on, and
-    programs that use it can be loaded. Raises ``ConfigError`` if its names do not fit."""
+    """Register a format that is not part of this package: from then on ``compile(weights=format.name)`` finds it and
+    programs that use it can be loaded. Raises ``ConfigError`` for an invalid or duplicate name."""
     if not _NAME.fullmatch(format.name) or format.name in _built_in() or format.name == "none":
         raise ConfigError(f"{format.name!r} cannot name a weight format: it is taken or not like {_NAME.pattern}")
     for layout in format.layouts:
@@ -165,18 +172,18 @@ def register_format(format: WeightFormat) -> None:
 
 
 def _built_in() -> list[str]:
-    """The modules of :mod:`npu_compiler.weights.formats`."""
+    """Return the names of the modules of :mod:`npu_compiler.weights.formats`."""
     entries = (p for p in _BUILT_IN.iterdir() if p.suffix == ".py" or (p / "__init__.py").is_file())
     return sorted(p.stem for p in entries if _NAME.fullmatch(p.stem))
 
 
 def known_formats() -> list[str]:
-    """The names of all formats: those of this package, then registered ones."""
+    """Return the names of all formats: those of this package, then registered ones."""
     return [*_built_in(), *_registered]
 
 
 def weight_format(name: str | None) -> WeightFormat | None:
-    """A format by name, or None for None and 'none'. Raises ``ConfigError`` with the known names."""
+    """Return a format by name, or None for None and 'none'. Raises ``ConfigError`` with the known names."""
     if name is None or name == "none":
         return None
     key = name.replace("-", "_") if isinstance(name, str) else name
@@ -189,7 +196,7 @@ def weight_format(name: str | None) -> WeightFormat | None:
 
 
 def find_layout(name: str) -> tuple[WeightFormat, Layout]:
-    """A layout by its full name, and its format. Raises ``ValueError`` if the name is unknown."""
+    """Return the format and the layout of a layout's full name. Raises ``ValueError`` if the name is unknown."""
     owner = name.partition(".")[0]
     if "." in name and owner in known_formats():
         format = weight_format(owner)
@@ -201,7 +208,7 @@ def find_layout(name: str) -> tuple[WeightFormat, Layout]:
 
 
 def block_format(name: str) -> BlockFormat:
-    """A block format by name. Raises ``ValueError`` if the name is unknown."""
+    """Return a block format by name. Raises ``ValueError`` if the name is unknown."""
     format = weight_format(name) if name in known_formats() else None
     if not isinstance(format, BlockFormat):
         raise ValueError(f"unknown block format {name!r}; weight formats: {', '.join(known_formats())}")
@@ -209,7 +216,7 @@ def block_format(name: str) -> BlockFormat:
 
 
 def identity(format: WeightFormat | None) -> str:
-    """The name of a format and, if it is not part of this package, a digest of its files: changes when they do."""
+    """Return the name of a format and, if it is not part of this package, a digest of its files, for cache keys."""
     if format is None or format.name not in _registered:
         return format.name if format is not None else "none"
     digest = hashlib.sha256()

@@ -1,14 +1,14 @@
-"""Packing of weights when they are loaded (``pack`` nodes): into the order in which a target's micro-kernels read them.
+"""Packing of weights at load time (``pack`` nodes) into the order in which a target's micro-kernels read them.
 
-A weight [G, K, T, C] has G groups, K output channels a group, T taps and C input channels. Its elements are packed into
-panels of output channels, zero padded:
+A weight [G, K, T, C] has G groups, K output channels per group, T taps and C input channels. Its elements are packed
+into zero-padded panels of output channels:
 
 ========== =================================================
 ``panels`` [G, ceil(K / panel), T, C, panel]
 ``vnni2``  [G, ceil(K / panel), T, ceil(C / 2), panel, 2], for dot products of two elements
 ========== =================================================
 
-A matrix [1, N, 1, C] may have a layout of a weight format instead (:mod:`npu_compiler.weights.format`): bytes.
+A matrix [1, N, 1, C] may have a layout of a weight format (:mod:`npu_compiler.weights.format`) instead, as bytes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ELEMENTS = ("panels", "vnni2")
 
 
 def packed_spec(layout: str, shape: Shape, dtype: str, panel: int) -> tuple[Shape, str]:
-    """Shape and dtype of a packed weight. Raises ``ValueError`` if the layout cannot hold a weight of this type."""
+    """Return shape and dtype of a packed weight. Raises ``ValueError`` if the layout cannot hold such a weight."""
     g, k, t, c = shape
     if layout == "panels":
         return (g, -(-k // panel), t, c, panel), dtype
@@ -36,7 +36,7 @@ def packed_spec(layout: str, shape: Shape, dtype: str, panel: int) -> tuple[Shap
 
 
 def pack(w: np.ndarray, panel: int, layout: str) -> np.ndarray:
-    """A weight [G, K, T, C] in a layout; layouts of weight formats may raise ``IncompressibleError``."""
+    """Return a weight [G, K, T, C] in a layout. Layouts of weight formats may raise ``IncompressibleError``."""
     if layout == "panels":
         return np.ascontiguousarray(_padded(w, panel, even=False).transpose(0, 1, 3, 4, 2))
     if layout == "vnni2":
@@ -47,7 +47,7 @@ def pack(w: np.ndarray, panel: int, layout: str) -> np.ndarray:
 
 
 def unpack_matrix(packed: np.ndarray, layout: str, n: int, k: int) -> np.ndarray:
-    """The elements [n, k] of a matrix in a layout of a weight format."""
+    """Return the elements [n, k] of a matrix in a layout of a weight format."""
     format, found = find_layout(layout)
     if not isinstance(format, BlockFormat):
         return found.unpack(packed, n, k)
@@ -57,7 +57,7 @@ def unpack_matrix(packed: np.ndarray, layout: str, n: int, k: int) -> np.ndarray
 
 
 def _padded(w: np.ndarray, panel: int, even: bool) -> np.ndarray:
-    """[G, K / panel, panel, T, C]: whole panels, and an even C if asked for."""
+    """Return a weight as [G, K / panel, panel, T, C], padded to whole panels and, if ``even``, to an even C."""
     g, k, t, c = w.shape
     kp = -(-k // panel) * panel
     out = np.zeros((g, kp, t, c + c % 2 if even else c), w.dtype)

@@ -44,7 +44,7 @@ class AsyncGreedy:
             self._backend.start_copy(self._state[name], array)
 
     def next(self, more: int) -> int:
-        """The token id of the next step.
+        """Return the token id of the next step.
 
         Args:
             more: how many further steps may be launched, all of them within the context.
@@ -72,7 +72,7 @@ class AsyncGreedy:
         self._launched += 1
 
     def _drain(self) -> None:
-        """Drop pending steps. What they write into the caches is overwritten before it is read."""
+        """Drop pending steps. Their writes to the caches are overwritten before they are read."""
         if self._pending:
             self._backend.synchronize()
             self._pending.clear()

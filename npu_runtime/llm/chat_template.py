@@ -22,11 +22,12 @@ from .chat_worker import CPU_SECONDS
 
 Message = Mapping[str, Any]
 
-_WALL_SECONDS = 4 * CPU_SECONDS  # allows for a busy machine, and bounds a worker that waits instead of computing
+# Real time allows for a busy machine; its limit also ends a worker that only waits.
+_WALL_SECONDS = 4 * CPU_SECONDS
 
 
 def render_chat(template: str | None, messages: Sequence[Message], special: Mapping[str, str]) -> str:
-    """The prompt of a conversation, which ends where the assistant's answer begins.
+    """Return the prompt of a conversation, which ends where the assistant's answer begins.
 
     Args:
         template: the model's Jinja template. It runs in a sandbox, in a process with limits of time and memory.
@@ -57,8 +58,8 @@ def render_chat(template: str | None, messages: Sequence[Message], special: Mapp
 
 
 class _Worker:
-    """A process that renders templates, one at a time. It is started at first use, again in the child of a fork, and
-    again after a template exceeded a limit."""
+    """A process that renders templates, one at a time. It is started at its first use, in the child of a fork, and
+    after a template exceeded a limit."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -66,7 +67,7 @@ class _Worker:
         os.register_at_fork(after_in_child=self._forget)
 
     def ask(self, request: str) -> dict[str, str]:
-        """The worker's answer, or an 'error' if it does not answer in time."""
+        """Return the worker's answer, or an 'error' if it does not answer in time."""
         with self._lock:
             try:
                 stdin, stdout = self._running()
@@ -123,7 +124,7 @@ class _Worker:
 
 
 def _read_line(stream: IO[bytes], deadline: float) -> bytes:
-    """The bytes up to a newline, the end of the stream or the deadline."""
+    """Return the bytes up to a newline, the end of the stream or the deadline."""
     pieces: list[bytes] = []
     with selectors.DefaultSelector() as selector:
         selector.register(stream, selectors.EVENT_READ)

@@ -1,4 +1,4 @@
-"""Renders chat templates in a process of its own, which :mod:`npu_runtime.llm.chat_template` starts as a script.
+"""Renders chat templates in a separate process, which :mod:`npu_runtime.llm.chat_template` starts as a script.
 
 A template comes with a model's files, so it is an untrusted program. Jinja's sandbox denies it files and Python's
 internals, but does not bound its time or memory. This process therefore has a limit of memory and a timer that ends it.
@@ -21,7 +21,7 @@ MAX_CHARACTERS = 1 << 24
 
 
 def main() -> None:
-    """Answer requests until standard input ends. The first line of it is ``sys.path``."""
+    """Answer requests until standard input ends. Its first line is ``sys.path``."""
     sys.path[:] = json.loads(sys.stdin.readline())
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 

@@ -17,13 +17,13 @@ class Chunk:
 
 
 def plan_chunks(begin: int, end: int, sizes: Sequence[int], max_len: int, floor: int = 16) -> list[Chunk]:
-    """The cheapest chunks that compute positions ``begin`` to ``end`` of a context of ``max_len``, largest first.
+    """Return the cheapest chunks that compute positions ``begin`` to ``end`` of a context of ``max_len``, in order.
 
-    The last chunk may be padded at its end: what the padding writes into the cache is overwritten before it is read.
-    Where padding would pass ``max_len``, the chunk starts earlier and computes some positions again.
+    The last chunk may be padded at its end: the padding's writes to the cache are overwritten before they are read. If
+    padding would exceed ``max_len``, the chunk starts earlier and computes some positions again.
 
     Args:
-        sizes: how many tokens the entry points take.
+        sizes: the numbers of tokens that the entry points take.
         floor: see ``TargetConfig.chunk_floor``.
     """
     largest = max(sizes)
@@ -38,7 +38,7 @@ def plan_chunks(begin: int, end: int, sizes: Sequence[int], max_len: int, floor:
 
 @lru_cache(maxsize=1024)
 def _cheapest(count: int, sizes: tuple[int, ...], floor: int) -> tuple[int, ...]:
-    """The sizes that cover ``count`` tokens at the least cost, largest first; of equal costs, the fewest sizes."""
+    """Return the sizes that cover ``count`` tokens at the least cost, largest first; of equal costs, the fewest."""
     best: list[tuple[int, int, tuple[int, ...]]] = [(0, 0, ())]
     for n in range(1, count + 1):
         options = ((best[max(n - s, 0)], s) for s in sizes)

@@ -34,7 +34,7 @@ class DeviceTopK:
         self._logits_shape = outputs[0]
 
     def __call__(self, token: int, position: int, temperature: float) -> DeviceScores:
-        """The scores of the token that follows ``token`` at ``position``, valid until the next call.
+        """Return the scores of the token that follows ``token`` at ``position``, valid until the next call.
 
         Args:
             temperature: the logits are divided by it in the digest's first row of sums; above 0.
@@ -54,19 +54,19 @@ class DeviceTopK:
         return self._backend.host_array(*self._logits_shape)
 
     def logits(self) -> np.ndarray:
-        """All logits of the last step, float32[vocab], copied from the device."""
+        """Return all logits of the last step, float32[vocab], copied from the device."""
         self._backend.start_read(self._logits, self._outputs[0])
         self._backend.synchronize()
         return self._logits[0]
 
 
 class DeviceScores:
-    """``Scores`` of which the host holds a digest only. Logits form a table of C columns: token t is in column t % C.
+    """``Scores`` of which the host has only a digest. Logits form a table of C columns: token t is in column t % C.
 
     Args:
-        steps: where the whole logits can be read.
+        steps: gives access to all logits.
         values: float32[M, C], the M largest logits of each column, largest first.
-        rows: int64[M, C], the rows these are in.
+        rows: int64[M, C], the rows of these logits.
         sums: float32[2, C], each column's sum of exp((logit - the column's largest) / temperature), and of the same at
             temperature 1.
         temperature: of the first row of ``sums``.
@@ -77,8 +77,8 @@ class DeviceScores:
         self._temperature = temperature
 
     def candidates(self) -> Candidates:
-        """The tokens above the largest M-th value of any column: no token outside of the digest can exceed that value.
-        NaN sorts as the largest number, so it is the first of its column; then all logits are returned."""
+        """Return the tokens above the largest M-th value of any column, which no token outside of the digest exceeds.
+        NaN sorts as the largest number, so it is the first of its column; in that case all logits are returned."""
         values, columns = self._values.reshape(-1), self._values.shape[1]
         bound = self._values[-1].max()
         if np.isnan(values[:columns].max()):

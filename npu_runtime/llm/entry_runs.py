@@ -20,7 +20,7 @@ _INPUTS = ("token_ids", "positions", "last")
 
 
 class EntryRun:
-    """An entry point for ``size`` tokens, bound to fixed inputs and outputs."""
+    """An entry point for ``size`` tokens and ``vocab`` logits, bound to fixed inputs and outputs."""
 
     def __init__(self, executor: Executor):
         backend = executor.backend
@@ -62,7 +62,10 @@ def _shared(buffer: DeviceBuffer, array: np.ndarray) -> bool:
 
 
 def entry_runs(program: CompiledProgram, store: WeightStore, backend: Backend, state: State) -> dict[int, EntryRun]:
-    """The entry points, by the number of tokens they compute."""
+    """Bind the entry points of a language model, by the number of tokens that they compute.
+
+    Raises ``ArtifactError`` if an entry point has other inputs or outputs, or if there is none for a single token.
+    """
     names = {}
     for name, entry in program.entries.items():
         if name in (async_greedy.ENTRY, device_top_k.ENTRY):

@@ -14,8 +14,8 @@ class Token(NamedTuple):
 
     Attributes:
         id: the token id.
-        text: the text that the token completes: empty while a character, or what may become a stop string, is
-            incomplete. The texts of all tokens together are the answer.
+        text: the text that the token completes; empty while a character, or a possible stop string, is incomplete. The
+            texts of all tokens together are the answer.
         logprob: the natural logarithm of the token's probability before temperature and filters; None unless requested.
     """
 
@@ -46,7 +46,7 @@ class Timings:
         return _rate(self.generated_tokens - 1, self.decode_seconds)
 
     def to_dict(self) -> dict[str, float]:
-        """All fields and both rates, by name."""
+        """Return all fields and both rates, by name."""
         rates = {
             "prefill_tokens_per_second": self.prefill_per_second,
             "decode_tokens_per_second": self.decode_per_second,
@@ -96,13 +96,13 @@ class Generation(Iterator[Token]):
         return token
 
     def run(self) -> Generation:
-        """Generate all tokens and return itself. Raises what generating a token may raise (``BackendError``)."""
+        """Generate all tokens and return itself. Raises ``BackendError`` if logits are NaN or infinite."""
         for _ in self:
             pass
         return self
 
     def close(self) -> None:
-        """End the generation; iterating gives no more tokens."""
+        """End the generation; iteration then yields no more tokens."""
         self._steps.close()
 
 
@@ -119,11 +119,11 @@ class TextOutput:
         return self._stops.found is not None
 
     def push(self, token: int) -> str:
-        """The text that ``token`` makes readable."""
+        """Return the text that ``token`` completes."""
         return self._stops.push(self._detokenizer.push(token))
 
     def finish(self) -> str:
-        """The text that was held back until the end."""
+        """Return the text that was held back until the end."""
         if self.stopped:
             return ""
         text = self._stops.push(self._detokenizer.flush())

@@ -21,7 +21,7 @@ _SAMPLES, _SAMPLE_BYTES = 16, 4096
 
 
 def fingerprint(config: str, store: WeightStore) -> bytes:
-    """32 bytes that tell models apart: a SHA-256 of ``config`` and of samples spread over all packed weights."""
+    """Return 32 bytes that differ between models: a SHA-256 of ``config`` and of samples of all packed weights."""
     digest = hashlib.sha256(config.encode())
     for name in sorted(store):
         array = np.asarray(store[name].to_numpy(copy=False), order="C")
@@ -118,7 +118,7 @@ def _caches(
 
 
 def _valid(shape: Sequence[int], max_len: int, count: int) -> tuple[slice, ...]:
-    """The slices of a cache that hold ``count`` positions. The axis of positions is the last one of size ``max_len``,
-    the innermost aside. A state without such an axis is kept whole."""
+    """Return the slices of a cache that hold ``count`` positions. The axis of positions is the last one of size
+    ``max_len``, except the innermost. A state without such an axis is saved as a whole."""
     axes = [i for i, n in enumerate(shape[:-1]) if n == max_len]
     return tuple(slice(count if axes and i == axes[-1] else n) for i, n in enumerate(shape))

@@ -1,8 +1,8 @@
-"""Finds a model by its name, compiles it and packs its weights, each of them once.
+"""Finds a model by its name, compiles it and packs its weights, each once.
 
-Three caches make the second start quick. The key of a checkpoint's manifest is made of its files' names, sizes and
-times; of a program, the architecture, the options and the compiler's own text; of packed weights, the checkpoint and
-the recipes that packed them. If all three hit, neither torch nor the compiler is imported.
+Three caches make later starts fast. A manifest's key consists of the names, sizes and times of the checkpoint's files;
+a program's key of the architecture, the options and the compiler's source; the key of packed weights of the checkpoint
+and the recipes. If all three hit, neither torch nor the compiler is imported.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_DEFAULT_MAX_LEN = 4096  # the caches take memory for the whole context, used or not
+_DEFAULT_MAX_LEN = 4096  # KV caches take memory for the whole context, whether it is used or not
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _MODEL_FILES = (".json", ".safetensors", ".gguf", ".jinja", ".model")
 _DIGEST = 64
@@ -82,7 +82,10 @@ class Loader:
         self._reading: dict[str, Future[PackedFile]] = {}
 
     def load(self, model: str | os.PathLike[str]) -> tuple[CompiledProgram, WeightStore, ModelManifest]:
-        """The program of a model, its packed weights on the backend, and its manifest. Raises as :meth:`LLM.load`."""
+        """Return the program of a model, its packed weights on the backend, and its manifest.
+
+        Raises as :meth:`LLM.load`.
+        """
         self.path = find_model(model)
         source = _CompiledFile(self.path) if self.path.suffix == ".npubin" else self._checkpoint()
         try:
@@ -100,13 +103,14 @@ class Loader:
 
     @property
     def backend(self) -> Backend:
-        """The one that was passed, or the target's, made at first use. Raises ``BackendError`` if it is unavailable."""
+        """The backend that was passed, or the target's, created at its first use. Raises ``BackendError`` if it is not
+        available."""
         if self._backend is None:
             self._backend = get_backend(self.target)
         return self._backend
 
     def compile(self, model: str | os.PathLike[str]) -> tuple[CompiledProgram, Mapping[str, Any], ModelManifest]:
-        """The program of a checkpoint, its tensors by the names of the program's inputs, and its manifest.
+        """Return the program of a checkpoint, its tensors by the names of the program's inputs, and its manifest.
 
         Raises as :meth:`LLM.load`.
         """
@@ -177,7 +181,7 @@ class Loader:
 
 
 class _CheckpointFiles:
-    """A directory or a GGUF file, which is opened only if a cache misses."""
+    """A directory or a GGUF file, which is opened only after a cache miss."""
 
     def __init__(self, path: Path, dtype: str | None, cache: Cache, compiler: str, weights: str | None):
         self.path, self._dtype, self._cache, self._compiler = path, dtype, cache, compiler
@@ -267,7 +271,7 @@ class _CompiledFile:
 
 
 def companions(program: Path) -> tuple[Path, Path]:
-    """The paths of the files beside a ``.npubin``: its weights and its manifest."""
+    """Return the paths of the files beside a ``.npubin``: its weights and its manifest."""
     return program.with_suffix(".safetensors"), program.with_suffix(".llm.json")
 
 
@@ -286,7 +290,7 @@ def save_manifest(manifest: ModelManifest, program: Path) -> Path:
 
 
 def make_manifest(checkpoint: Checkpoint) -> ModelManifest:
-    """The manifest of a checkpoint, with ``max_len`` 0."""
+    """Return the manifest of a checkpoint, with ``max_len`` 0."""
     return ModelManifest(
         name=checkpoint.path.stem if checkpoint.path.is_file() else checkpoint.path.name,
         max_len=0,
@@ -306,7 +310,7 @@ _fetchers: dict[str, Callable[[], Path]] = {}
 
 
 def register_model(name: str, fetch: Callable[[], Path]) -> None:
-    """Make ``LLM.load(name)`` load the checkpoint whose path ``fetch`` returns, after a download if need be."""
+    """Make ``LLM.load(name)`` load the checkpoint whose path ``fetch`` returns. ``fetch`` may download it."""
     _fetchers[name] = fetch
 
 
@@ -316,12 +320,12 @@ def is_registered(name: str) -> bool:
 
 
 def is_hub_id(name: str) -> bool:
-    """True if ``name`` has the form of a model's id on the Hugging Face hub: 'owner/model'."""
+    """Return True if ``name`` has the form of a model's id on the Hugging Face hub: 'owner/model'."""
     return bool(_HUB_ID.fullmatch(name)) and not name.endswith((".gguf", ".npubin", ".json"))
 
 
 def find_model(model: str | os.PathLike[str]) -> Path:
-    """The local path of a model: of a directory or file, else of a built-in model or of one on the Hugging Face hub,
+    """Return the local path of a model: a directory or file, else a built-in model or one on the Hugging Face hub,
     which is downloaded.
 
     Raises:
@@ -358,7 +362,7 @@ def find_model(model: str | os.PathLike[str]) -> Path:
 
 
 def hub_progress(step: progress.Step) -> Any:
-    """The class of bars that huggingface_hub is to use: it prints nothing and passes the bytes on to ``step``."""
+    """Return a class of progress bars for huggingface_hub that prints nothing and reports the bytes to ``step``."""
     from tqdm import tqdm
 
     class Bar(tqdm):  # type: ignore[misc]
@@ -375,9 +379,10 @@ def hub_progress(step: progress.Step) -> Any:
 
 # -- keys -------------------------------------------------------------------------------------------------------
 def file_identity(path: Path) -> str:
-    """A text made of the path, sizes, times and inodes of a model's files, which changes when the files do. Copying
-    tools can restore a file's time of modification (``cp -p``, ``rsync -t``, ``tar -x``), but not the time of its
-    inode's change.
+    """Return a text of the path, sizes, times and inodes of a model's files, which changes when the files do.
+
+    Copying tools can restore a file's modification time (``cp -p``, ``rsync -t``, ``tar -x``), but not the change time
+    of its inode.
 
     Raises:
         InputError: a file cannot be read.
@@ -391,8 +396,8 @@ def file_identity(path: Path) -> str:
 
 
 def compiler_identity(target: str) -> str:
-    """A text that changes with everything that programs for ``target`` depend on: the compiler's files, the machine,
-    and the passes that are switched off."""
+    """Return a text that changes with everything that programs for ``target`` depend on: the compiler's files, the
+    machine, and the disabled passes."""
     import npu_compiler
 
     digest = hashlib.sha256(repr((target, target_config(target).device)).encode())
@@ -408,6 +413,6 @@ def _weight_key(source: _CheckpointFiles | _CompiledFile, recipes: str) -> str:
 
 
 def _recipe_digest(program: CompiledProgram) -> str:
-    """The SHA-256 of everything that determines packed weights besides the tensors: ``_DIGEST`` hex digits."""
+    """Return ``_DIGEST`` hex digits of the SHA-256 of all that determines packed weights besides the tensors."""
     buffers = [(b.name, b.dtype, b.shape) for b in program.buffers if b.kind in ("weight", "const")]
     return hashlib.sha256(msgpack.packb([buffers, graph_to_plain(program.recipes)])).hexdigest()

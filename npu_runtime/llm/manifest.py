@@ -1,4 +1,4 @@
-"""The manifest of a language model: everything but its tensors, as JSON beside the compiled program."""
+"""The manifest of a language model: everything except its tensors, as JSON beside the compiled program."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _MAX_COUNT, _MAX_TEXT = 2**31 - 1, 2**31
 
 @dataclass(frozen=True)
 class ModelManifest:
-    """What the runtime needs to know of a model besides program and weights.
+    """The properties of a model that the runtime needs besides program and weights.
 
     Attributes:
-        name: for messages and reports.
+        name: the name in messages and reports.
         max_len: positions of the program's KV caches.
         limit: positions the model was trained for; 0: unknown.
         identity: a text that differs between architectures; together with the weights it tells models apart.
@@ -44,12 +44,12 @@ class ModelManifest:
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> str:
-        """The manifest as a JSON document, with the version of its format."""
+        """Return the manifest as a JSON document, with the version of its format."""
         return json.dumps({"version": _VERSION, **dataclasses.asdict(self)})
 
     @classmethod
     def from_json(cls, text: str | bytes, origin: str) -> ModelManifest:
-        """Inverse of :meth:`to_json`.
+        """Return the manifest of a document that :meth:`to_json` made.
 
         Raises:
             ArtifactError: the text is damaged or of another version; the message begins with ``origin``.

@@ -1,4 +1,4 @@
-"""``LLM``: a compiled decoder with its KV caches and its tokenizer, which continues texts and conversations."""
+"""``LLM``: a compiled decoder with KV caches and a tokenizer, which continues texts and conversations."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class LLM:
             float32[1, vocab]. The caches are program state. ``greedy`` and ``sample`` are optional further entry points
             (see ``llm_graphs``).
         weights: as :class:`Executor` takes them.
-        manifest: everything but the tensors.
+        manifest: everything except the tensors.
         backend: None: the one of the program's target.
 
     Raises:
@@ -136,8 +136,8 @@ class LLM:
         return self._tokenizer
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """The token ids of a prompt: of a text (with the begin token, if the model has one), of messages (through the
-        chat template), or of ids, which are checked.
+        """Return the token ids of a prompt: of a text (with the begin token, if the model has one), of messages
+        (through the chat template), or of ids, which are checked.
 
         Raises:
             InputError: the prompt is empty, malformed, or has an id outside of the vocabulary.
@@ -159,7 +159,7 @@ class LLM:
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of token ids, without special tokens."""
+        """Return the text of token ids, without special tokens."""
         return self.tokenizer.decode(ids)
 
     # -- generating -------------------------------------------------------------------------------------------------
@@ -213,7 +213,7 @@ class LLM:
         return generation if stream else generation.run()
 
     def chat(self, messages: Sequence[Message], **options: Any) -> Generation:
-        """The assistant's answer to a conversation, or to one message of the user.
+        """Generate the assistant's answer to a conversation, or to one message of the user.
 
         ``options`` are those of :meth:`generate`, and so are the errors.
         """
@@ -238,7 +238,7 @@ class LLM:
         return max_tokens
 
     def _longer_context(self) -> str:
-        """The end of an error message: how to get a longer context, or why that is impossible."""
+        """Return the end of an error message: how to get a longer context, or why that is impossible."""
         if not self.manifest.limit:
             return ", or load the model with a larger max_len"
         if self.max_len < self.manifest.limit:
@@ -288,7 +288,7 @@ class LLM:
                 token = on_device.next(more)
 
     def _step(self, tokens: list[int], sampler: Sampler) -> Scores:
-        """The scores of the token that follows ``tokens``; only the last of these is not in the caches yet."""
+        """Return the scores of the token that follows ``tokens``; only the last of these is not in the caches yet."""
         last = len(tokens) - 1
         if self._device_top_k is None or not sampler.narrow:
             return HostScores(self._feed(tokens, last))
@@ -311,11 +311,11 @@ class LLM:
 
     # -- the caches -------------------------------------------------------------------------------------------------
     def _reusable(self, tokens: Sequence[int]) -> int:
-        """The number of leading tokens whose keys and values can be taken from the caches.
+        """Return the number of leading tokens whose keys and values can be reused from the caches.
 
         A prompt that continues the cached tokens reuses all of them. Any other prompt reuses whole leading chunks that
-        it shares with them, because a fresh start would compute these in the same runs: its results do not depend on
-        what came before.
+        it shares with them, because a fresh start would compute these in the same runs: results then do not depend on
+        earlier prompts.
         """
         held, largest = self._tokens, max(self._runs)
         pairs = enumerate(zip(held, tokens, strict=False))
@@ -342,8 +342,8 @@ class LLM:
         return logits
 
     def logits(self, tokens: Sequence[int], prompt: int = 1) -> np.ndarray:
-        """Teacher forcing, from an empty context: the first ``prompt`` tokens are computed as a prompt, the others one
-        by one.
+        """Return logits for given tokens (teacher forcing) from an empty context: the first ``prompt`` tokens are
+        computed as a prompt, the others one by one.
 
         Returns:
             float32[len(tokens) - prompt + 1, vocab]; row i has the logits that follow ``tokens[: prompt + i]``.
@@ -413,7 +413,7 @@ class LLM:
         return profile_llm(self, prompt, cache, runs, warmup)
 
     def facts(self) -> dict[str, Any]:
-        """What was loaded: name, target, dtype, sizes in bytes, chunk sizes, seconds of loading."""
+        """Return the name, target, dtype, sizes in bytes, chunk sizes and loading time in seconds."""
         return {
             "model": self.manifest.name, "target": self.program.target, "dtype": self.program.dtype,
             "max_len": self.max_len, "vocab": self.vocab, "chunks": sorted(self._runs),

@@ -16,7 +16,7 @@ _BYTES = bytes | bytearray | memoryview
 
 
 def whole_number(name: str, value: Any, low: int, high: int | None = None) -> int:
-    """``value`` as an int from ``low`` to ``high`` (None: unbounded); bool is not a number here."""
+    """Return ``value`` as an int from ``low`` to ``high`` (None: unbounded); bool is not a number here."""
     found = _index(value)
     if found is None or found < low or (high is not None and found > high):
         upto = "" if high is None else f" to {high}"
@@ -25,7 +25,7 @@ def whole_number(name: str, value: Any, low: int, high: int | None = None) -> in
 
 
 def number(name: str, value: Any, holds: Callable[[float], bool], wanted: str) -> float:
-    """``value`` as a finite float for which ``holds`` is true; ``wanted`` describes the valid values in the error."""
+    """Return ``value`` as a finite float for which ``holds`` is true; ``wanted`` describes such values in the error."""
     good = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
     try:
         found = float(value) if good else math.nan
@@ -46,7 +46,7 @@ def _index(value: Any) -> int | None:
 
 
 def token_ids(prompt: Any) -> list[int]:
-    """The ids of a list, or of a one-dimensional array, of integers."""
+    """Return the ids of a list, or of a one-dimensional array, of integers."""
     if isinstance(prompt, _BYTES) or not isinstance(prompt, Sequence | np.ndarray):
         raise InputError(f"a prompt is text, token ids or messages, not a {type(prompt).__name__}")
     if isinstance(prompt, np.ndarray) and prompt.ndim != 1:
@@ -61,7 +61,7 @@ def token_ids(prompt: Any) -> list[int]:
 
 
 def stops(stop: Any) -> tuple[list[str], set[int]]:
-    """The stop strings and the stop token ids of ``stop``: one of either, an iterable of them, or None."""
+    """Return the stop strings and the stop token ids of ``stop``: one of either, an iterable of them, or None."""
     if stop is None:
         return [], set()
     listed = [stop] if isinstance(stop, str) or _index(stop) is not None else stop

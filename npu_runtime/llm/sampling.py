@@ -19,8 +19,8 @@ from npu_compiler.support.errors import BackendError
 
 from .requests import number, whole_number
 
-_FEW = 512  # candidates that HostScores selects, approximately
-_DOUBT = 2.0**-17  # relative error of a float32 sum of exponentials whose arguments are rounded, too
+_FEW = 512  # approximate number of candidates that HostScores selects
+_DOUBT = 2.0**-17  # relative error of a float32 sum of exponentials with rounded arguments
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class SamplingOptions:
             2020, https://arxiv.org/abs/1904.09751); from above 0 to 1.
         min_p: keep tokens at least this fraction as likely as the most likely one (https://arxiv.org/abs/2407.01082);
             from 0 to 1.
-        seed: of the random numbers; equal seeds draw equally. None: another one each time.
+        seed: the seed of the random numbers; equal seeds draw equally. None: a new seed each time.
 
     Raises:
         InputError: a value is not of its type or range.
@@ -78,16 +78,16 @@ class Scores(Protocol):
     """A model's scores of the next token."""
 
     def candidates(self) -> Candidates:
-        """Some of the most likely tokens, or all tokens."""
+        """Return some of the most likely tokens, or all tokens."""
 
     def logits(self) -> np.ndarray:
-        """The logits of all tokens, float32[vocab], valid until the next step."""
+        """Return the logits of all tokens, float32[vocab], valid until the next step."""
 
     def total(self, temperature: float) -> float:
-        """The sum over all tokens of exp((logit - largest logit) / temperature), in float32 precision."""
+        """Return the sum over all tokens of exp((logit - largest logit) / temperature), in float32 precision."""
 
     def log_probability(self, token: int) -> float:
-        """The natural logarithm of the probability of ``token`` before temperature, penalty and filters."""
+        """Return the natural logarithm of the probability of ``token`` before temperature, penalty and filters."""
 
 
 class HostScores:
@@ -105,8 +105,8 @@ class HostScores:
         return self._logits
 
     def candidates(self) -> Candidates:
-        """The tokens above a bound, which is the ``_FEW``-th largest of the maxima of 2 * ``_FEW`` columns: one pass
-        over the logits and a selection among the maxima, without sorting all of them."""
+        """Return the tokens above a bound, the ``_FEW``-th largest of the maxima of 2 * ``_FEW`` columns. This takes
+        one pass over the logits and a selection among the maxima, without sorting all logits."""
         columns = 2 * _FEW
         rows = self._logits.size // columns
         if rows < 4 or not np.isfinite(self._highest):
@@ -125,7 +125,7 @@ class HostScores:
 
 
 class Sampler:
-    """Chooses the tokens of one generation. Its work memory is allocated once.
+    """Chooses the tokens of one generation. Its working memory is allocated once.
 
     Args:
         vocab: the number of tokens.
@@ -139,7 +139,7 @@ class Sampler:
 
     @property
     def greedy(self) -> bool:
-        """True if the choice is the most likely token, whatever the context."""
+        """True if the choice is always the most likely token."""
         return self._options.repetition_penalty == 1 and self._options.temperature == 0
 
     @property
@@ -149,7 +149,7 @@ class Sampler:
 
     @property
     def narrow(self) -> bool:
-        """True if candidates may suffice: there is a filter, and the penalty does not raise any logit."""
+        """True if candidates may suffice: there is a filter, and the penalty raises no logit."""
         o = self._options
         return o.repetition_penalty >= 1 and (
             o.temperature == 0
@@ -164,7 +164,7 @@ class Sampler:
             self._seen[list(tokens)] = True
 
     def __call__(self, scores: Scores | np.ndarray) -> int:
-        """The id of the next token.
+        """Return the id of the next token.
 
         Args:
             scores: or logits float32[vocab], which are not changed.
@@ -183,7 +183,7 @@ class Sampler:
         return token
 
     def _choose(self, known: Candidates, everything: Scores) -> int | None:
-        """The id of the next token, or None if it depends on tokens outside of ``known``."""
+        """Return the id of the next token, or None if it depends on tokens outside of ``known``."""
         o, ids = self._options, known.ids
         if not known.logits.size:
             return None
@@ -213,7 +213,7 @@ class Sampler:
     ) -> int | None:
         """Filter and draw from the distribution exp(``scores``), whose largest score is 0.
 
-        ``rest`` is an upper bound on the scores of all other tokens; None: there are no others. Returns None, without
+        ``rest``: an upper bound on the scores of all other tokens; None: there are no others. Returns None, without
         drawing, if the filters may keep some of those.
         """
         o = self._options
@@ -230,7 +230,7 @@ class Sampler:
             if rest is None:
                 kept = self._nucleus(mass, float(mass.sum()))
             elif o.repetition_penalty != 1:
-                return None  # the total is that of the logits as they were
+                return None  # the total is that of the unchanged logits
             else:
                 total = everything.total(o.temperature)
                 if not math.isfinite(total):
@@ -253,7 +253,7 @@ class Sampler:
         return at if ids is None else int(ids[at])
 
     def _nucleus(self, mass: np.ndarray, total: float) -> np.ndarray:
-        """The indices of the fewest largest entries whose sum is at least ``top_p`` of ``total``, largest first."""
+        """Return the indices of the fewest largest entries whose sum is at least ``top_p`` of ``total``."""
         share = self._options.top_p
         # All entries below this bound together have less than 1 - share, so only the others have to be sorted.
         few = np.flatnonzero(mass >= total * (1 - share) / self._scores.size)
@@ -272,6 +272,6 @@ def _checked_argmax(logits: np.ndarray) -> int:
 
 
 def log_probability(logits: np.ndarray, token: int) -> float:
-    """The natural logarithm of the softmax of ``logits`` float32[vocab] at ``token``."""
+    """Return the natural logarithm of the softmax of ``logits`` float32[vocab] at ``token``."""
     highest = float(logits.max())
     return float(logits[token]) - highest - math.log(float(np.exp(logits - highest).sum(dtype=np.float64)))

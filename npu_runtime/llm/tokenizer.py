@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from npu_compiler.support.errors import InputError
 from npu_compiler.support.panics import is_panic
 
-_UNFINISHED = "\ufffd"  # decoders put it in place of bytes that are not (yet) a character
+_UNFINISHED = "\ufffd"  # decoders replace bytes that are not (yet) a character by it
 _LONGEST_TAIL = 3  # bytes of an incomplete UTF-8 character, at most
 _WINDOW = 16  # tokens after which complete text leaves the window; after four times as many, incomplete text does, too
 _CONTEXT = 4  # tokens that stay in the window: decoders may treat the first token of a text differently
@@ -37,10 +37,10 @@ class Tokenizer:
             raise _refused("tokenizer.json", error) from None
 
     def encode(self, text: str, special: bool = True) -> list[int]:
-        """The token ids of a text.
+        """Return the token ids of a text.
 
         Args:
-            special: add the tokens that the tokenizer puts around a text, such as a begin token.
+            special: add the tokens that begin and end a text, such as a begin token.
 
         Raises:
             InputError: the tokenizer cannot encode the text.
@@ -52,7 +52,7 @@ class Tokenizer:
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of token ids, without special tokens; bytes that are not UTF-8 become U+FFFD.
+        """Return the text of token ids, without special tokens; bytes that are not UTF-8 become U+FFFD.
 
         Raises:
             InputError: the tokenizer cannot decode the ids.
@@ -65,13 +65,14 @@ class Tokenizer:
 
 
 def _refused(what: str, error: BaseException) -> BaseException:
-    """An ``InputError`` for what the package raises: bare ``Exception``, or ``PanicException``, which is not one."""
+    """Return an ``InputError`` for the package's exceptions: bare ``Exception``, or ``PanicException``, which is a
+    ``BaseException``."""
     known = isinstance(error, Exception) or is_panic(error)
     return InputError(f"{what}: {error}") if known else error
 
 
 class Detokenizer:
-    """Incremental decoding: every token adds text. Only complete characters are returned; none is ever revised.
+    """Incremental decoding: every token adds text. Only complete characters are returned, and none changes later.
 
     Args:
         tokenizer: None: all text is empty.
@@ -83,7 +84,7 @@ class Detokenizer:
         self._shown = 0  # characters of the window's text that were returned
 
     def push(self, token: int) -> str:
-        """The text that ``token`` completes. It may be empty, or include text of earlier tokens."""
+        """Return the text that ``token`` completes. It may be empty, or include text of earlier tokens."""
         if self._tokenizer is None:
             return ""
         self._ids.append(token)
@@ -98,7 +99,7 @@ class Detokenizer:
         return piece
 
     def flush(self) -> str:
-        """The remaining text at the end, with U+FFFD for bytes that did not become a character."""
+        """Return the remaining text at the end, with U+FFFD for bytes that did not become a character."""
         if self._tokenizer is None or not self._ids:
             return ""
         rest = self._tokenizer.decode(self._ids)[self._shown :]
@@ -119,7 +120,7 @@ class StopStrings:
         self.found: str | None = None
 
     def push(self, piece: str) -> str:
-        """The text that can be shown after ``piece`` arrived; if a stop string was found, the text up to it."""
+        """Return the text that can be shown after ``piece`` arrived; if a stop string was found, the text up to it."""
         text = self._held + piece
         at, stop = min(((text.find(s), s) for s in self._stops if s in text), default=(-1, None))
         if stop is not None:
@@ -134,6 +135,6 @@ class StopStrings:
         return any(s.startswith(tail) for s in self._stops)
 
     def flush(self) -> str:
-        """The text that was held back, at the end."""
+        """Return the text that was held back, at the end."""
         held, self._held = self._held, ""
         return held

@@ -1,1 +1,1 @@
-"""Running a partitioned model: NPU programs, and PyTorch for the rest."""
+"""Execution of partitioned models: NPU programs, and PyTorch for the host partitions."""

@@ -47,6 +47,7 @@ class PlanProfile:
 
     @property
     def runs(self) -> int:
+        """The number of measured runs."""
         return len(self.whole)
 
     @property

@@ -114,7 +114,7 @@ class Model:
 
     @property
     def executor(self) -> DAGExecutor:
-        """The executor of the program for the example's shapes."""
+        """The executor for the example's shapes."""
         return self._first.executor
 
     @property
@@ -164,7 +164,7 @@ class Model:
         return f"<npusim.Model {self.plan.summary()}, on {self.executor.backend.name}; inputs {inputs or 'none'}{more}>"
 
     def report(self) -> str:
-        """A text that says what runs where and why, and what each program costs."""
+        """Return a text with the device of every node, the reasons, and the cost of each program."""
         lines = [str(explain(self.plan.ir, self.executor.backend.name)), "", self.plan.describe()]
         for name, kernels, flops, arena, weights in self._costs():
             lines.append(f"program {name}: {kernels} kernels, {flops}, arena {arena}, weights {weights}")

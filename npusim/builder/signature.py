@@ -52,7 +52,7 @@ class Signature:
         self._single = self._structure.is_leaf() and self._outputs == [TENSOR]
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without annotations, which may be classes that another process does not have."""
+        """Leave out annotations, which may be classes that another process does not have."""
         parameters = self._parameters
         if parameters is not None:
             plain = [p.replace(annotation=p.empty) for p in parameters.parameters.values()]
@@ -68,7 +68,7 @@ class Signature:
         self.__dict__.update(state)
 
     def leaves(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Any]:
-        """The tensors among the arguments, in the order of the graph's inputs.
+        """Return the tensors among the arguments, in the order of the graph's inputs.
 
         Raises:
             InputError: an argument is missing, unknown, or differs from the one of the capture.
@@ -97,7 +97,7 @@ class Signature:
         return tensors
 
     def _leaves_like(self, structure: TreeSpec, value: Any) -> list[Any] | None:
-        """The leaves of ``value``, or None if its structure is another one; a larger one is not looked at in full."""
+        """Return the leaves of ``value``, or None if its structure differs; a larger structure is not read in full."""
         nodes = itertools.count(1)
 
         def check_size(node: Any) -> bool:
@@ -112,7 +112,7 @@ class Signature:
         return leaves if found == structure else None
 
     def result(self, outputs: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """``outputs`` in the structure of the PyTorch model's result. Values other than tensors are those of the
+        """Return ``outputs`` in the structure of the PyTorch model's result. Values other than tensors are those of the
         capture.
 
         Arguments that the PyTorch model modifies and returns, such as caches, are modified and returned.
@@ -132,8 +132,8 @@ class Signature:
         return result
 
     def _by_name(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """The arguments in the order of the call, by the names of forward's parameters; keyword arguments by their
-        own."""
+        """Return the arguments in the order of the call, by the names of forward's parameters, or for keyword
+        arguments by their own names."""
         if self._parameters is None:
             return {**{f"{i}": v for i, v in enumerate(args)}, **kwargs}
         try:
@@ -144,7 +144,7 @@ class Signature:
         return {**{k: v for k, v in bound.items() if k not in kwargs and k not in variadic}, **kwargs}
 
     def _default(self, name: str) -> Any:
-        """The default value of a parameter of forward; ``_MISSING`` if it has none."""
+        """Return the default value of a parameter of forward; ``_MISSING`` if it has none."""
         parameter = self._parameters.parameters.get(name) if self._parameters else None
         return _MISSING if parameter is None or parameter.default is parameter.empty else parameter.default
 
@@ -164,7 +164,7 @@ def _with_argument(result: Any, place: Any, given: Any) -> Any:
 
 
 class _TooLarge(Exception):
-    """A value with more nodes than the structure it should have."""
+    """Raised for a value with more nodes than the structure that it should have."""
 
 
 class _Missing:
@@ -205,7 +205,7 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _same(value: Any, example: Any) -> bool:
-    """True if a Python value is equivalent to the one of the capture. 2 and 2.0 are not: they give other dtypes."""
+    """Return True if a Python value is equivalent to that of the capture. 2 and 2.0 are not: their dtypes differ."""
     if value is example:
         return True
     numbers = (bool, int, float, complex)

@@ -60,7 +60,7 @@ class Specialized:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a call of ``module`` becomes a program; the fields are arguments of ``build``."""
+    """The options for compiling a call of ``module``; the fields are arguments of ``build``."""
 
     module: torch.nn.Module | torch.export.ExportedProgram
     target: str
@@ -72,13 +72,13 @@ class Recipe:
     placement: Mapping[str, Any]  # further arguments of ``partition``
 
     def capture(self, args: Any, kwargs: Mapping[str, Any] | None) -> Capture:
-        """The graph of a call with these arguments."""
+        """Capture a call with these arguments. Raises ``CaptureError``."""
         from npu_compiler.frontend.export import capture_call
 
         return capture_call(self.module, args, example_kwargs=kwargs)
 
     def specialize(self, call: Capture, weights: WeightSource, beside: DAGExecutor | None = None) -> Specialized:
-        """Compile the program of a call. It shares memory with the one of ``beside``.
+        """Compile the program of a call. It shares memory with that of ``beside``.
 
         Raises:
             CompileError, ToolchainError, WeightError: see ``build``.
@@ -93,7 +93,7 @@ class Recipe:
 
 
 def require_npu(plan: PartitionPlan) -> None:
-    """Raises ``CompileError`` with the reasons of all nodes that run on the host, if there are any."""
+    """Raise ``CompileError`` with the reasons of all nodes that run on the host, if there are any."""
     ops = {n.name: n.op_type for n in plan.ir.nodes}
     causes = [(n, ops[n], r) for n, r in plan.reasons.items() if r.rule not in ("transfer", "follows")]
     if causes:
@@ -123,7 +123,7 @@ class Specializations:
         self._warned = False
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the module, whose class another process may not have, and with the weights themselves."""
+        """Leave out the module, whose class another process may not have, and include the weights."""
         plan = self.first.executor.plan
         names = set(self.source.names()) & graph_weights_used(plan.ir).keys()
         source = open_weights({name: self.source.read(name) for name in names})
@@ -135,8 +135,8 @@ class Specializations:
         self._clock = itertools.count(1 + max([o.used for o in self.others.values()], default=0))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Specializations:
-        """Programs and weights are shared; the module, too, so that the copy can make other programs. Buffers that the
-        model writes are its own."""
+        """Return a copy that shares programs, weights and the module, with which it can compile other programs. It has
+        its own copies of the buffers that the model writes."""
         first, others = copy.deepcopy((self.first, self.others), memo)
         made = Specializations(first, self.source, self.recipe, self.fixed, self.limit)
         made.others, made._versions = others, self._versions
@@ -145,7 +145,7 @@ class Specializations:
     def select(
         self, shapes: Sequence[Sequence[int]], args: tuple[Any, ...], kwargs: dict[str, Any], leaves: Sequence[Any]
     ) -> Specialized:
-        """The program for inputs of these ``shapes``. If there is none yet, it is compiled from the call.
+        """Return the program for inputs of these ``shapes``. If there is none yet, it is compiled from the call.
 
         Raises:
             InputError: the program cannot be compiled, or other shapes are refused.
@@ -169,7 +169,7 @@ class Specializations:
                 self.others[key] = other
 
     def check_weights(self) -> None:
-        """Raises ``InputError`` if the module's weights were modified after ``build``: weights read now would differ
+        """Raise ``InputError`` if the module's weights were modified after ``build``: weights read now would differ
         from those of the first program."""
         changed = [key for key, (tensor, version) in self._versions.items() if tensor._version != version]
         if changed:
@@ -219,8 +219,8 @@ class Specializations:
 
 
 def _example(spec: TensorSpec, value: Any) -> Any:
-    """A tensor of zeros for the capture, with the shape and dtype of ``spec``. Raises ``InputError``, as a run would,
-    if the dtype of ``value`` does not fit."""
+    """Return a tensor of zeros for the capture, with the shape and dtype of ``spec``. Raises ``InputError``, as a run
+    would, if the dtype of ``value`` does not fit."""
     if isinstance(value, DeviceBuffer):
         if name_of(value.dtype) != spec.dtype:
             raise InputError(f"input {spec.name!r}: dtype {value.dtype}, expected {spec.dtype}")
@@ -230,7 +230,7 @@ def _example(spec: TensorSpec, value: Any) -> Any:
 
 
 def _versions(module: Any, plan: PartitionPlan) -> dict[str, tuple[Any, int]]:
-    """By key, the tensors of ``module`` that share memory with the weights, and PyTorch's count of writes into each.
+    """Return by key the tensors of ``module`` that share memory with the weights, each with PyTorch's count of writes.
     Buffers that the model writes are excluded, because only their initial contents are read."""
     written = {u.key for u in plan.ir.state}
     tensors = {k: t for k, t in module.state_dict().items() if k not in written}

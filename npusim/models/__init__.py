@@ -1,6 +1,6 @@
 """Model definitions for demos, tests and benchmarks, and the real weights that package registries carry.
 
-The definitions import torch when first used; ``npusim.models.weights`` and ``npusim.models.images`` do without.
+The definitions import torch at their first use; ``npusim.models.weights`` and ``npusim.models.images`` do not need it.
 """
 
 from __future__ import annotations

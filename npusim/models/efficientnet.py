@@ -21,8 +21,8 @@ _STAGES = (
 
 
 class SameConv2d(nn.Conv2d):
-    """A convolution without bias and with TensorFlow's "same" padding: ceil(size / stride) outputs, and where the
-    padding is odd the extra row and column are at the bottom and right."""
+    """A convolution without bias and with TensorFlow's "same" padding: ceil(size / stride) outputs; if the padding is
+    odd, the extra row and column are at the bottom and right."""
 
     def __init__(self, channels: int, out: int, kernel: int, stride: int = 1, groups: int = 1):
         super().__init__(channels, out, kernel, stride, groups=groups, bias=False)
@@ -90,5 +90,5 @@ class EfficientNetLite0(nn.Module):
 
 
 def efficientnet_lite0(num_classes: int = 1000) -> EfficientNetLite0:
-    """From images float32[N, 3, 224, 224] to logits float32[N, num_classes]."""
+    """Return EfficientNet-Lite0, from images float32[N, 3, 224, 224] to logits float32[N, num_classes]."""
     return EfficientNetLite0(num_classes)

@@ -76,7 +76,7 @@ def photos(
     names: Sequence[str] = ("chelsea", "coffee", "china"),
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> dict[str, tuple[np.ndarray, int]]:
-    """name -> (RGB image uint8[H, W, 3], ImageNet class). A cat, an espresso and a palace, from Python packages.
+    """Return name -> (RGB image uint8[H, W, 3], ImageNet class): a cat, an espresso and a palace, from Python packages.
 
     Raises:
         KeyError: an unknown name.
@@ -98,9 +98,9 @@ def photos(
 
 
 def read_image(path: str | os.PathLike[str]) -> np.ndarray:
-    """uint8[H, W, 3], RGB, of an image file (of an animation: the first picture). Raises ``InputError``.
+    """Read an image file (of an animation: the first picture) as RGB uint8[H, W, 3]. Raises ``InputError``.
 
-    Size and proportions are bounded before anything is decoded: a file of a hundred bytes can announce gigabytes.
+    Size and proportions are limited before anything is decoded: a file of a hundred bytes can declare gigabytes.
     """
     try:
         with warnings.catch_warnings(action="ignore"), Image.open(path, formats=_FORMATS) as image:
@@ -126,7 +126,8 @@ def _check_proportions(height: int, width: int) -> None:
 
 
 def resize_and_crop(image: np.ndarray, resize: int = 256, crop: int = 224) -> np.ndarray:
-    """uint8[H, W, 3] to uint8[crop, crop, 3]: shorter side to ``resize`` (bilinear, antialiased), then the centre.
+    """Resize the shorter side of uint8[H, W, 3] to ``resize`` (bilinear, antialiased) and crop the centre, uint8[crop,
+    crop, 3].
 
     Raises ``InputError`` for an image that is empty or too long for its width.
     """
@@ -140,20 +141,20 @@ def resize_and_crop(image: np.ndarray, resize: int = 256, crop: int = 224) -> np
 
 
 def efficientnet_lite0_input(image: np.ndarray, resize: int = 256) -> np.ndarray:
-    """uint8[H, W, 3] to float32[1, 3, 224, 224] in [-1, 1]; published scores are taken at ``resize`` 256."""
+    """Convert uint8[H, W, 3] to float32[1, 3, 224, 224] in [-1, 1]; published scores use ``resize`` 256."""
     return _nchw((resize_and_crop(image, resize).astype(np.float32) - 127.0) / 128.0)
 
 
 def imagenet_input(image: np.ndarray) -> np.ndarray:
-    """uint8[H, W, 3] to float32[1, 3, 224, 224]: scaled to [0, 1], then normalised by the mean and the standard
-    deviation of ImageNet's channels, as torchvision's classifiers expect."""
+    """Convert uint8[H, W, 3] to float32[1, 3, 224, 224] as torchvision's classifiers expect: scaled to [0, 1], then
+    normalised by the mean and the standard deviation of ImageNet's channels."""
     mean = np.array([0.485, 0.456, 0.406], np.float32)
     deviation = np.array([0.229, 0.224, 0.225], np.float32)
     return _nchw((resize_and_crop(image).astype(np.float32) / 255.0 - mean) / deviation)
 
 
 def resnet50_input(image: np.ndarray) -> np.ndarray:
-    """uint8[H, W, 3] to float32[1, 3, 224, 224]: BGR minus the training set's mean, as Keras' ResNet-50 expects."""
+    """Convert uint8[H, W, 3] to float32[1, 3, 224, 224] as Keras' ResNet-50 expects: BGR minus the training mean."""
     bgr = resize_and_crop(image)[..., ::-1].astype(np.float32)
     return _nchw(bgr - np.array([103.939, 116.779, 123.68], np.float32))
 

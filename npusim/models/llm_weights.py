@@ -1,7 +1,7 @@
 """Real language models from package registries, as files that ``npu_compiler.frontend.llm.open_checkpoint`` reads.
 
-As with ``npusim.models.weights``, nothing is installed: the pinned archive is downloaded, checked, converted once and
-dropped; later calls need no network, nor what converts: starting a model is to be quick.
+As in ``npusim.models.weights``, nothing is installed: the pinned archive is downloaded, verified, converted once and
+deleted. Later calls need neither the network nor the converter's imports, so that a model starts quickly.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ _TINYSTORIES_MODEL_BYTES = 60_816_028  # of the member; the rest is the tokenize
 
 
 def smollm2_135m(cache_dir: str | os.PathLike[str] | None = None) -> Path:
-    """SmolLM2-135M-Instruct, a ``.gguf`` file of 98 MB with 4-bit weights, its tokenizer and chat template.
+    """Return the path of SmolLM2-135M-Instruct, a ``.gguf`` file of 98 MB with 4-bit weights, tokenizer and chat
+    template.
 
     Args:
         cache_dir: where to keep it; ``models`` in the user's cache folder by default.
@@ -64,8 +65,8 @@ def smollm2_135m(cache_dir: str | os.PathLike[str] | None = None) -> Path:
 
 
 def tinystories_15m(cache_dir: str | os.PathLike[str] | None = None) -> Path:
-    """TinyStories-15M (Eldan and Li 2023, https://arxiv.org/abs/2305.07759; trained by llama2.c), a directory with
-    float32 safetensors of 61 MB. Arguments as above.
+    """Return the path of TinyStories-15M (Eldan and Li 2023, https://arxiv.org/abs/2305.07759; trained by llama2.c), a
+    directory with float32 safetensors of 61 MB. The arguments are those of :func:`smollm2_135m`.
 
     Raises:
         RegistryUnavailable: not cached, and npm or the network is missing.
@@ -92,7 +93,7 @@ def tinystories_15m(cache_dir: str | os.PathLike[str] | None = None) -> Path:
 
 
 def register() -> None:
-    """Make ``LLM.load`` know these models by name."""
+    """Register these models, so that ``LLM.load`` finds them by name."""
     register_model("smollm2-135m", smollm2_135m)
     register_model("tinystories-15m", tinystories_15m)
 
@@ -122,7 +123,7 @@ def _convert_llama2c(data: bytes, model_bytes: int, out: Path) -> None:
 
 
 def _read_model(data: bytes) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """The ``config.json`` and the weights; a negative vocabulary size says that the head is not the embedding."""
+    """Return ``config.json`` and weights. A negative vocabulary size says that the head is not the embedding."""
     from npu_compiler.frontend.llm.tensor_map import rotary_halves
 
     hidden, inner, layers, heads, kv_heads, vocab, length = struct.unpack_from("<7i", data)
@@ -165,7 +166,7 @@ def _read_model(data: bytes) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
 
 
 def _read_vocabulary(data: bytes, count: int) -> tuple[list[str], list[float]]:
-    """Tokens as SentencePiece spells them, and their scores."""
+    """Return the tokens as SentencePiece spells them, and their scores."""
     tokens, scores, at = [], [], 4
     for _ in range(count):
         score, size = struct.unpack_from("<fi", data, at)

@@ -59,5 +59,5 @@ class MobileNetV2(nn.Module):
 
 
 def mobilenet_v2(num_classes: int = 1000) -> MobileNetV2:
-    """From images float32[N, 3, 224, 224] to logits float32[N, num_classes]."""
+    """Return MobileNetV2, from images float32[N, 3, 224, 224] to logits float32[N, num_classes]."""
     return MobileNetV2(num_classes)

@@ -81,7 +81,7 @@ class ResNet(nn.Module):
         block: ``BasicBlock`` or a ``Bottleneck`` (or a partial of it).
         depths: blocks in each of the four stages.
         num_classes: size of the output.
-        conv_bias: whether convolutions have a bias of their own, as Keras' do.
+        conv_bias: whether convolutions have a bias, as Keras' do.
         bn_eps: epsilon of the batch normalisations.
     """
 
@@ -121,18 +121,21 @@ class ResNet(nn.Module):
 
 
 def resnet18(num_classes: int = 1000) -> ResNet:
-    """From images float32[N, 3, 224, 224] to logits float32[N, num_classes]."""
+    """Return ResNet-18, from images float32[N, 3, 224, 224] to logits float32[N, num_classes]."""
     return ResNet(BasicBlock, (2, 2, 2, 2), num_classes)
 
 
 def resnet34(num_classes: int = 1000) -> ResNet:
-    """From images float32[N, 3, 224, 224] to logits float32[N, num_classes]."""
+    """Return ResNet-34, from images float32[N, 3, 224, 224] to logits float32[N, num_classes]."""
     return ResNet(BasicBlock, (3, 4, 6, 3), num_classes)
 
 
 def resnet50(num_classes: int = 1000, *, v1_strides: bool = False) -> ResNet:
-    """ResNet-50. ``v1_strides`` is the variant of Keras' weights: the stride of a stage is on its first 1x1
-    convolution, convolutions have biases and the batch norm epsilon is 1e-3."""
+    """Return ResNet-50, from images float32[N, 3, 224, 224] to logits float32[N, num_classes].
+
+    ``v1_strides`` selects the variant of Keras' weights: the stride of a stage is on its first 1x1 convolution,
+    convolutions have biases, and the batch norm epsilon is 1e-3.
+    """
     if v1_strides:
         return ResNet(partial(Bottleneck, v1_strides=True), (3, 4, 6, 3), num_classes, conv_bias=True, bn_eps=1e-3)
     return ResNet(Bottleneck, (3, 4, 6, 3), num_classes)

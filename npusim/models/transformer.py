@@ -53,6 +53,8 @@ class ViTBlock(nn.Module):
 
 
 class ViTEncoder(nn.Module):
+    """Position embedding, blocks and the final norm, on tokens float[N, S, D]."""
+
     def __init__(self, tokens: int, depth: int, width: int, heads: int, hidden: int):
         super().__init__()
         self.pos_embedding = nn.Parameter(torch.randn(1, tokens, width) * 0.02)
@@ -90,11 +92,13 @@ def vit(
 
 
 def vit_b_16(num_classes: int = 1000) -> VisionTransformer:
-    """From images float32[N, 3, 224, 224] to logits float32[N, num_classes]."""
+    """Return a ViT from images float32[N, 3, 224, 224] to logits float32[N, num_classes]."""
     return vit(224, 16, 12, 768, 12, num_classes)
 
 
 class BertEmbeddings(nn.Module):
+    """The sum of word, position and token type embeddings, normalised."""
+
     def __init__(self, vocab: int, positions: int, width: int):
         super().__init__()
         self.word_embeddings = nn.Embedding(vocab, width)
@@ -108,6 +112,8 @@ class BertEmbeddings(nn.Module):
 
 
 class BertSelfAttention(nn.Module):
+    """Multi-head attention with a mask, without the output projection."""
+
     def __init__(self, width: int, heads: int):
         super().__init__()
         self.query = nn.Linear(width, width)
@@ -146,6 +152,8 @@ class BertLayer(nn.Module):
 
 
 class BertEncoder(nn.Module):
+    """A stack of layers on hidden states float[N, S, D]."""
+
     def __init__(self, depth: int, width: int, heads: int, hidden: int):
         super().__init__()
         self.layer = nn.ModuleList(BertLayer(width, heads, hidden) for _ in range(depth))

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def run(args: argparse.Namespace, status: Status) -> Result:
-    """Measure single runs with inputs and outputs bound beforehand; of language models, prefill and decode."""
+    """Measure single runs with inputs and outputs bound in advance; for language models, prefill and decode."""
     import npu_compiler
     import npu_runtime
     from npu_compiler.support.text import si

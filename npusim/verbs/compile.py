@@ -1,4 +1,4 @@
-"""``npusim compile``: a model to a .npubin file, with its weights where they are known."""
+"""``npusim compile``: a model to a .npubin file, with its weights if they are known."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _until(args: argparse.Namespace, plan: PartitionPlan, target: str) -> Result
 
 
 def _steps(target: str) -> Result:
-    """The names that ``--until`` and ``--disable`` accept."""
+    """List the names that ``--until`` and ``--disable`` accept."""
     from npu_compiler.artifact.describe import table
     from npu_compiler.pipeline import PASSES, PHASES
     from npu_compiler.targets import get_target

@@ -16,7 +16,7 @@ from ..console import Result, Status, Table
 
 
 def load_program(path: str, weights: str | None, threads: int | None, status: Status, from_source: bool = False) -> Any:
-    """A program with its weights, ready to run.
+    """Load a program with its weights, ready to run.
 
     Args:
         weights: a file; None: the safetensors file beside the program.

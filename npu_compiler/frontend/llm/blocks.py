@@ -1,4 +1,4 @@
-"""How a decoder layer joins its parts: where its norms stand, and whether its two branches run side by side."""
+"""The structure of a decoder layer: the places of its norms, and whether its two branches are parallel."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ __all__ = ["BLOCKS", "Block"]
 
 @dataclass(frozen=True)
 class Block:
-    """The names of a layer's norms, by where they stand; None: there is none.
+    """The names of a layer's norms by their places; None: there is no norm.
 
     Without ``parallel``, the layer computes ``x += after_attention(attention(before_attention(x)))`` and then
-    ``x += after_mlp(mlp(before_mlp(x)))``. With it, both branches read the layer's input; where ``before_mlp`` is None,
-    the MLP reads what ``before_attention`` gives.
+    ``x += after_mlp(mlp(before_mlp(x)))``. With it, both branches read the layer's input; if ``before_mlp`` is None,
+    the MLP reads the result of ``before_attention``.
     """
 
     before_attention: str | None = None
@@ -24,7 +24,7 @@ class Block:
     parallel: bool = False
 
     def norms(self) -> Iterator[str]:
-        """The names of all norms, in the order of computation."""
+        """Yield the names of all norms, in the order of computation."""
         places = (self.before_attention, self.after_attention, self.before_mlp, self.after_mlp)
         return (name for name in places if name is not None)
 

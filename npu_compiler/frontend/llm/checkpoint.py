@@ -32,8 +32,8 @@ _LISTED = 4  # tensors named in one message
 
 
 class CheckpointWeights(WeightSource, Mapping[str, np.ndarray]):
-    """The weights that ``parameter_shapes`` lists, in the config's dtype. Each is read at its use; it shares the mapped
-    file's memory unless it has to be converted."""
+    """The weights that ``parameter_shapes`` lists, in the config's dtype. Each is read at its first use; it shares the
+    mapped file's memory unless it has to be converted."""
 
     def __init__(self, config: LLMConfig, files: WeightSource, places: Mapping[str, Stored]):
         self.origin = files.origin
@@ -56,13 +56,13 @@ class CheckpointWeights(WeightSource, Mapping[str, np.ndarray]):
         return None if stored is None else self._places[name].take(stored)
 
     def _stored_blocks(self, name: str, format: BlockFormat) -> np.ndarray | None:
-        """The blocks of the file's tensor that holds a matrix, if the matrix consists of rows of it."""
+        """Return the blocks of the file's tensor that contains a matrix, if the matrix consists of rows of it."""
         place = self._places[name]
         return None if place.transposed or place.shift else self._files.blocks(place.name, format)
 
     @property
     def block_format(self) -> str | None:
-        """The weight format in whose blocks the files hold all matrices, or None."""
+        """Return the weight format in whose blocks the files store all matrices, or None."""
         matrices = [n for n, shape in self._shapes.items() if len(shape) == 2]
         for name in known_formats():
             format = weight_format(name)
@@ -86,7 +86,7 @@ class Checkpoint:
 
     Attributes:
         path: the directory or file.
-        config: with the dtype to compute in.
+        config: the decoder's config, with the dtype to compute in.
         weights: by the names of ``parameter_shapes``; a source for the runtime's weight loader.
         chat_template: a Jinja template, or None.
         bos_id: the token that begins a text, or None.

@@ -2,7 +2,7 @@
 
 A model type means what the Hugging Face transformers class of that name computes. Both spellings of its config are
 read: transformers 4 has ``rope_theta``, ``rope_scaling`` and ``torch_dtype``, 5 has ``rope_parameters`` and ``dtype``.
-What is particular to a family is in its file of ``families/``.
+Settings of one family are read in its file of ``families/``.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ class LLMConfig:
     Attributes:
         norm: 'rms' (normalise in float32, round, multiply), 'rms_float32' (multiply in float32, then round),
             'rms_unit_offset' (the same with 1 + weight), 'layer' (with a bias) or 'layer_no_bias'.
-        block: where the norms of a layer stand: a key of ``blocks.BLOCKS``.
+        block: the places of a layer's norms: a key of ``blocks.BLOCKS``.
         gated_mlp: the MLP is down(activation(gate(x)) * up(x)), else down(activation(up(x))).
-        activation: of the MLP: 'silu', 'gelu', 'gelu_tanh' or 'relu'.
-        qk_norm: queries and keys are normalised: 'head' by head, the whole 'projection' at once, or not (None).
-        windows: per layer, how many latest positions a query sees, itself included; None: all.
-        rope: of layers without a window, ``window_rope`` of those with one; None: these do not rotate.
+        activation: the MLP's activation: 'silu', 'gelu', 'gelu_tanh' or 'relu'.
+        qk_norm: queries and keys are normalised per 'head' or over the whole 'projection'; None: not at all.
+        windows: per layer, the number of latest positions that a query sees, itself included; None: all.
+        rope: the rotary embedding of layers without a window, ``window_rope`` of those with one; None: no rotation.
         nope_layers: layers that do not rotate either ('no positional encoding').
         learned_positions: an embedding of the position is added to the token's.
-        attention_scale: what query times key is multiplied by.
-        attention_softcap, logit_softcap: x becomes cap * tanh(x / cap); None: it does not.
-        embedding_scale: what token embeddings are multiplied by; None: nothing.
+        attention_scale: factor of query times key.
+        attention_softcap, logit_softcap: x becomes cap * tanh(x / cap); None: x stays.
+        embedding_scale: factor of token embeddings; None: no factor.
         round_embedding_scale: that factor is rounded to the model's dtype first.
-        residual_scale: what the results of attention and MLP are multiplied by before they are added; None: nothing.
-        logit_scale: what logits are multiplied by; None: nothing.
-        dtype: of weights, activations and KV cache: one of ``dtypes.STORAGE_DTYPES``.
+        residual_scale: factor of the results of attention and MLP before they are added; None: no factor.
+        logit_scale: factor of logits; None: no factor.
+        dtype: the dtype of weights, activations and KV cache: one of ``dtypes.STORAGE_DTYPES``.
     """
 
     model_type: str
@@ -82,13 +82,13 @@ class LLMConfig:
     dtype: str = "float32"
 
     def identity(self) -> str:
-        """A text that tells architectures apart. It names the fields that differ from their defaults only, so it stays
-        the same when fields are added."""
+        """Return a text that differs between architectures. It lists only fields that differ from their defaults, so
+        that it stays the same when fields are added."""
         return repr({f.name: v for f in fields(self) if (v := getattr(self, f.name)) != f.default})
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> LLMConfig:
-        """The config that a ``config.json`` describes; of a multimodal model, its text model's.
+        """Return the config that a ``config.json`` describes; for a multimodal model, that of its text model.
 
         Raises:
             ConfigError: a key is missing, malformed, or has a value that is not supported; the message names it.
@@ -100,7 +100,7 @@ _ACTIVATIONS = {
     "silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_fast": "gelu_tanh", "relu": "relu",
 }  # fmt: skip
-# Switches of other architectures that some fork might have added to one of ours: they must not be passed over.
+# Switches of other architectures, which a fork may have added to a known one: they must not be ignored.
 _FOREIGN = (
     "num_experts", "num_local_experts", "kv_lora_rank", "clip_qkv", "use_bidirectional_attention",
     "add_cross_attention", "is_encoder_decoder", "attention_chunk_size", "attention_sinks", "quantization_config",
@@ -171,8 +171,8 @@ def _dtype(keys: Keys) -> str:
 
 
 def parameter_shapes(config: LLMConfig) -> dict[str, tuple[int, ...]]:
-    """Name -> shape of every weight, in the order of the layers. Names are those of Hugging Face's llama; projections
-    that a family fuses (phi3) are apart here."""
+    """Return the shape of every weight by name, in the order of the layers. Names are those of Hugging Face's llama;
+    projections that a family fuses (phi3) are separate here."""
     c, hidden = config, config.hidden_size
     queries, keys = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (c.vocab_size, hidden)}

@@ -1,6 +1,6 @@
-"""``Family``: everything that is particular to one family of decoders. One file of ``families/`` declares each.
+"""``Family``: all that distinguishes one family of decoders. One file of ``families/`` declares each.
 
-Shared code (config, checkpoint, modules) asks a family's fields and never its name. Files are found by themselves, so a
+Shared code (config, checkpoint, modules) reads a family's fields and never its name. Files are discovered, so that a
 new family is one new file; docs/families.md walks through one.
 """
 
@@ -34,26 +34,26 @@ def _nothing(keys: Keys) -> Mapping[str, Any]:
 
 
 def attention_bias(keys: Keys) -> dict[str, Any]:
-    """'attention_bias': all four projections of attention have a bias."""
+    """Read 'attention_bias': whether all four projections of attention have a bias."""
     bias = keys.flag("attention_bias", False)
     return {"qkv_bias": bias, "output_bias": bias}
 
 
 def gguf_names(**other: str) -> TensorMap:
-    """The tensors of a GGUF file; ``other``: the norms (by our names) that an architecture names in its own way."""
+    """Return the map of a GGUF file's tensors; ``other``: the architecture's names of norms, by our names."""
     return TensorMap(names={**GGUF_NAMES, **other}, prefix="", layer="blk.{}.")
 
 
 @dataclass(frozen=True)
 class GGUF:
-    """How GGUF files say a family.
+    """A family in GGUF files.
 
     Attributes:
         architecture: the value of 'general.architecture'.
-        tensors: where the weights are.
+        tensors: the places of the weights.
         present: our key of a setting -> a tensor; the setting is true if the file has the tensor.
-        complete: receives the settings read so far, by our keys, and gives those that files of this architecture leave
-            to the program that reads them.
+        complete: takes the settings read so far, by our keys, and returns those that files of this architecture do not
+            state.
     """
 
     architecture: str
@@ -67,18 +67,18 @@ class Family:
     """A family of decoders.
 
     Attributes:
-        model_type: of config.json. It means what the class of that name in transformers computes.
-        wrappers: model types of multimodal models -> the key of their config.json under which this family's is.
-        aliases: our key of a setting -> the family's key, where config.json calls it in its own way.
-        defaults: of settings that config.json may leave out, by the family's keys.
+        model_type: the model type in config.json. It means what the class of that name in transformers computes.
+        wrappers: model types of multimodal models -> the key of their config.json that has this family's config.
+        aliases: our key of a setting -> the family's key, if config.json has another one.
+        defaults: values of settings that config.json may leave out, by the family's keys.
         settings: our keys of settings that ``read`` understands and that would change the computation of other
             families: those refuse them.
         fixed: fields of ``LLMConfig`` that all models of the family have in common.
-        read: gives the fields of ``LLMConfig`` that depend on the family's own settings; they go before what the shared
-            reader would say.
-        tensors: where safetensors files keep the weights.
+        read: returns the fields of ``LLMConfig`` that depend on the family's own settings; they take precedence over
+            the shared reader's.
+        tensors: the places of the weights in safetensors files.
         unused: a regular expression for tensors that a file may have and the computation does not need.
-        gguf: None if no GGUF architecture holds the family.
+        gguf: None if GGUF has no architecture for the family.
     """
 
     model_type: str
@@ -120,7 +120,7 @@ def _discover() -> None:
 
 
 def by_model_type(name: str) -> Family:
-    """The family of a config.json's model type.
+    """Return the family of a config.json's model type.
 
     Raises:
         ConfigError: no family has it.
@@ -132,7 +132,7 @@ def by_model_type(name: str) -> Family:
 
 
 def by_architecture(name: str) -> tuple[Family, GGUF]:
-    """The family of a GGUF file's 'general.architecture'.
+    """Return the family of a GGUF file's 'general.architecture', and how GGUF files describe it.
 
     Raises:
         ConfigError: no family has it.
@@ -145,7 +145,7 @@ def by_architecture(name: str) -> tuple[Family, GGUF]:
 
 
 def refused_settings(family: Family) -> tuple[str, ...]:
-    """Keys of config.json that other families understand, and with which a model of this one would be another model."""
+    """Return keys of config.json that only other families understand: they would change this family's computation."""
     _discover()
     own = {family.aliases.get(key, key) for key in family.settings}
     foreign = {name: None for f in FAMILIES.values() for key in f.settings for name in (key, f.aliases.get(key, key))}

@@ -1,4 +1,4 @@
-"""GGUF files: metadata and tensors, and the config.json that the metadata amount to.
+"""GGUF files: metadata and tensors, and the config.json that corresponds to the metadata.
 
 The header is read here, in one pass over the mapped file. The package ``gguf`` dequantises blocks; it is imported when
 such a tensor is read. Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
@@ -156,7 +156,7 @@ class GGUFFile(WeightSource):
         return np.frombuffer(self._map, np.uint8, e.shape[0] * row_bytes, e.begin).reshape(-1, row_bytes)
 
     def is_quantised(self, name: str) -> bool:
-        """True if the tensor is stored in quantised blocks."""
+        """Return True if the tensor is stored in quantised blocks."""
         return self._entries[name].kind not in _PLAIN
 
     def read(self, name: str) -> np.ndarray:
@@ -217,7 +217,7 @@ _FLAGS = {"use_parallel_residual": "use_parallel_residual"}
 
 
 def hf_config(file: GGUFFile) -> dict[str, Any]:
-    """The ``config.json`` that the file's metadata amount to. Quantised models compute in bfloat16.
+    """Return the ``config.json`` that corresponds to the file's metadata. Quantised models compute in bfloat16.
 
     Raises:
         ConfigError: the architecture or a setting is not supported.

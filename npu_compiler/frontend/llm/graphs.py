@@ -25,7 +25,7 @@ def llm_graphs(
     dtype: str | None = None,
     device_sampling: bool = False,
 ) -> dict[str, IRGraph]:
-    """The graphs ``prefill_{N}`` for each chunk size N up to ``max_len``, and ``decode`` for one token.
+    """Capture the graphs ``prefill_{N}`` for each chunk size N up to ``max_len``, and ``decode`` for one token.
 
     Each takes ``token_ids`` int64[1, N], ``positions`` int64[N] and ``last`` int64[1] (which ``decode`` ignores) and
     returns logits float32[1, vocab]; see ``Decoder``. Weights have the names of ``parameter_shapes``. All graphs share
@@ -33,7 +33,7 @@ def llm_graphs(
 
     Args:
         max_len: positions in the KV cache.
-        dtype: of weights, activations and cache: 'bfloat16', 'float16' or 'float32'; None: ``config.dtype``.
+        dtype: the dtype of weights, activations and cache: 'bfloat16', 'float16', 'float32'; None: ``config.dtype``.
         device_sampling: add ``greedy``, whose next input is its own token (see ``GreedyDecoder``), and ``sample``,
             which returns a top-k digest of the logits (see ``SamplingDecoder``).
 
@@ -70,7 +70,7 @@ def _captured(
                 graph.constants[placeholder] = constants[key]
         graph.weights = [w for w in graph.weights if w.name not in constants]
         for node in graph.nodes:
-            node.attrs.pop("device", None)  # we chose the meta device, not the model
+            node.attrs.pop("device", None)  # the meta device is this function's, not the model's
         graphs[name] = graph
     return graphs
 

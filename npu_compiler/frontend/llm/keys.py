@@ -15,7 +15,7 @@ MAX_SIZE = 2**31 - 1  # of anything that a config counts
 
 
 def unsupported(path: str, value: Any, known: str) -> ConfigError:
-    """The error for a setting that is understood but not supported."""
+    """Return the error for a setting that is understood but not supported."""
     return ConfigError(f"{path} = {show(value)} is not supported; {known}")
 
 
@@ -33,54 +33,55 @@ class Keys:
         self.values, self.path, self._aliases = values, path, aliases or {}
 
     def name(self, key: str) -> str:
-        """The file's key for ours."""
+        """Return the file's key for ours."""
         return self._aliases.get(key, key)
 
     def at(self, key: str) -> str:
-        """The path of a key in the file, for messages."""
+        """Return the path of a key in the file, for messages."""
         return f"{self.path}.{self.name(key)}" if self.path else self.name(key)
 
     def has(self, key: str) -> bool:
-        """True if the key is there and is not null."""
+        """Return True if the key is present and not null."""
         return self.values.get(self.name(key)) is not None
 
     def field(self, key: str, default: Any = REQUIRED) -> Field:
-        """The value of a key for checked reading; ``default`` where it is absent."""
+        """Return the value of a key for checked reading, or ``default`` if it is absent."""
         value = self.values.get(self.name(key))
         if value is None and default is REQUIRED:
             raise ConfigError(f"{self.at(key)} is missing from the model's config")
         return Field(default if value is None else value, self.at(key), ConfigError)
 
     def integer(self, key: str, default: Any = REQUIRED, low: int = 1, high: int = MAX_SIZE) -> int:
-        """A whole number from ``low`` to ``high``."""
+        """Return a whole number from ``low`` to ``high``."""
         return self.field(key, default).integer(low, high)
 
     def number(self, key: str, default: Any = REQUIRED, *, zero: bool = False) -> float:
-        """A finite number above zero, or from zero on."""
+        """Return a finite number above zero, or with ``zero`` at least zero."""
         return _positive(self.field(key, default), zero)
 
     def numbers(self, key: str, count: int) -> tuple[float, ...]:
-        """A list of ``count`` finite numbers above zero."""
+        """Return a list of ``count`` finite numbers above zero."""
         return tuple(map(_positive, self.field(key).row(count)))
 
     def optional_number(self, key: str) -> float | None:
-        """A finite number above zero, or None where the key is absent."""
+        """Return a finite number above zero, or None if the key is absent."""
         return self.number(key) if self.has(key) else None
 
     def flag(self, key: str, default: Any = REQUIRED) -> bool:
-        """True or false."""
+        """Return True or False."""
         return self.field(key, default).boolean()
 
     def text(self, key: str, default: Any = REQUIRED) -> str:
+        """Return a string."""
         """A string."""
         return self.field(key, default).text()
 
     def texts(self, key: str) -> tuple[str, ...]:
-        """A list of strings."""
+        """Return a list of strings."""
         return self.field(key).texts()
 
     def child(self, key: str) -> Keys:
-        """The object of a key; an empty one where it is absent."""
+        """Return the object of a key, or an empty one if it is absent."""
         return Keys(self.field(key, {}).value, self.at(key))
 
 

@@ -43,7 +43,7 @@ class _Context:
 
 _Store = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # keys and values of new tokens -> of all tokens
 
-_PER_COLUMN = 4  # M: with the 128 rows of Qwen's vocabulary, the 447 most likely tokens are expected in the digest
+_PER_COLUMN = 4  # M: for Qwen's vocabulary the digest is expected to contain the 447 most likely tokens
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
@@ -114,7 +114,7 @@ class RMSNorm(nn.Module):
 
 
 def make_norm(config: LLMConfig, size: int, dtype: torch.dtype) -> nn.Module:
-    """A norm of the config's kind over the last dim, of ``size`` elements."""
+    """Return a norm of the config's kind over the last dim, of ``size`` elements."""
     if config.norm.startswith("layer"):
         return nn.LayerNorm(size, config.norm_eps, bias=config.norm == "layer", dtype=dtype)
     return RMSNorm(size, config.norm_eps, config.norm, dtype)

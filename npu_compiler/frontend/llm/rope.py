@@ -40,18 +40,18 @@ class Rope:
 
 
 def head_dim(keys: Keys) -> int:
-    """Elements of an attention head: 'head_dim', else an equal share of 'hidden_size'."""
+    """Return the elements of an attention head: 'head_dim', else an equal share of 'hidden_size'."""
     return keys.integer("head_dim", keys.integer("hidden_size") // keys.integer("num_attention_heads"))
 
 
 def layer_ropes(keys: Keys) -> list[str]:
-    """The types of layers for which 'rope_parameters' has an object of its own."""
+    """Return the types of layers for which 'rope_parameters' has a separate object."""
     parameters = keys.child("rope_parameters").values
     return [t for t in ("full_attention", "sliding_attention") if isinstance(parameters.get(t), Mapping)]
 
 
 def rope_settings(keys: Keys) -> Keys:
-    """'rope_scaling' (transformers 4) or else 'rope_parameters' (5), for models whose layers all rotate alike.
+    """Return 'rope_scaling' (transformers 4) or else 'rope_parameters' (5), for models whose layers share one rope.
 
     Raises:
         ConfigError: 'rope_parameters' differ by layer.
@@ -65,7 +65,7 @@ def rope_settings(keys: Keys) -> Keys:
 def scaled_rope(
     keys: Keys, settings: Keys, theta: float | None = None, *, partial: bool = False, original: int | None = None
 ) -> Rope:
-    """The rope that ``settings``, an object of the config ``keys``, describes.
+    """Return the rope that ``settings``, an object of the config ``keys``, describes.
 
     Args:
         theta: used if ``settings`` has none; None: 'rope_theta' of ``keys``, else 10,000.
@@ -91,14 +91,14 @@ def scaled_rope(
 
 
 def one_rope(keys: Keys, *, partial: bool = False) -> Rope:
-    """The rope of all layers; see ``scaled_rope``."""
+    """Return the rope that all layers share; see ``scaled_rope``."""
     return scaled_rope(keys, rope_settings(keys), partial=partial)
 
 
 def read_rope(
     values: Mapping[str, Any], path: str, dim: int, theta: float, positions: int, original: int | None
 ) -> Rope:
-    """The rope that ``rope_scaling`` (transformers 4) or ``rope_parameters`` (5) describes.
+    """Return the rope that ``rope_scaling`` (transformers 4) or ``rope_parameters`` (5) describes.
 
     Args:
         values: the object; ``path`` is where it is in the config.

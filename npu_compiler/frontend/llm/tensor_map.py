@@ -1,4 +1,4 @@
-"""Where a file keeps the weights of a decoder: names, fused projections, and the order of rows."""
+"""The places of a decoder's weights in a file: names, fused projections, and the order of rows."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def rotary_halves(array: np.ndarray, heads: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Stored:
-    """Where a weight is in a file.
+    """The place of a weight in a file.
 
     Attributes:
         name: the file's tensor.
         rows: the range of its rows that belongs to the weight; None: all of them.
-        runs: the rows lie in so many equal runs, and ``rows`` is the range within each run.
+        runs: the number of equal runs that the rows are in; ``rows`` is then the range within each run.
         pairs: the number of heads if the rows need ``rotary_halves``, else 0.
         shift: added to the stored values.
         transposed: the file has [columns, rows].
@@ -41,7 +41,7 @@ class Stored:
     transposed: bool = False
 
     def take(self, array: np.ndarray) -> np.ndarray:
-        """The weight out of the file's tensor, in the file's dtype (float32 if ``shift`` is not 0): a view where
+        """Return the weight from the file's tensor, in the file's dtype (float32 if ``shift`` is not 0): a view if
         nothing has to be reordered."""
         array = array.T if self.transposed else array
         if self.rows is not None:
@@ -83,11 +83,11 @@ class TensorMap:
     norm_shift: float = 0.0
 
     def name(self, part: str) -> str:
-        """The file's name of a part, without prefixes."""
+        """Return the file's name of a part, without prefixes."""
         return self.names.get(part, part)
 
     def places(self, shapes: Mapping[str, tuple[int, ...]], num_heads: int, num_kv_heads: int) -> dict[str, Stored]:
-        """For each weight of ``shapes`` (name -> shape, as ``parameter_shapes`` gives them): where the file has it."""
+        """Return the place of each weight of ``shapes`` (name -> shape, as ``parameter_shapes`` returns them)."""
         return {name: self._place(name, shapes, num_heads, num_kv_heads) for name in shapes}
 
     def _place(self, name: str, shapes: Mapping[str, tuple[int, ...]], num_heads: int, num_kv_heads: int) -> Stored:

@@ -39,7 +39,7 @@ def _library() -> Any:
 
 @contextmanager
 def _refusing(what: str) -> Iterator[None]:
-    """Turn what the package raises, bare ``Exception`` or ``PanicException`` (which is not one), into
+    """Convert the package's exceptions, bare ``Exception`` and ``PanicException`` (a ``BaseException``), to
     ``WeightError``."""
     try:
         yield
@@ -52,7 +52,7 @@ def _refusing(what: str) -> Iterator[None]:
 def byte_level_bpe(
     tokens: Sequence[str], merges: Sequence[str], types: Sequence[int], pretokenizer: str, bos: int | None
 ) -> str:
-    """GPT-2's byte-level byte pair encoding, as the text of a ``tokenizer.json``.
+    """Return GPT-2's byte-level byte pair encoding as the text of a ``tokenizer.json``.
 
     Args:
         merges: 'left right', best first.
@@ -89,8 +89,8 @@ def byte_level_bpe(
 def sentencepiece_bpe(
     tokens: Sequence[str], scores: Sequence[float], types: Sequence[int], bos: int | None, prefix_space: bool = True
 ) -> str:
-    """SentencePiece's byte pair encoding, as the text of a ``tokenizer.json``. The pair whose union has the best score
-    merges first. Characters without a token become byte tokens '<0x00>' to '<0xFF>'.
+    """Return SentencePiece's byte pair encoding as the text of a ``tokenizer.json``. The pair whose union has the best
+    score merges first. Characters without a token become byte tokens '<0x00>' to '<0xFF>'.
 
     Args:
         scores: of each token.

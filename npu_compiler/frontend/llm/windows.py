@@ -13,7 +13,7 @@ Windows = tuple[int | None, ...]  # per layer; None: all positions
 
 
 def alike(keys: Keys, window: int | None = None) -> Windows:
-    """All layers have the same window.
+    """Return the windows of a model whose layers all have the same one.
 
     Raises:
         ConfigError: 'layer_types' says otherwise.
@@ -25,7 +25,7 @@ def alike(keys: Keys, window: int | None = None) -> Windows:
 
 
 def by_layer(keys: Keys, window: int | None, slides: Callable[[int], bool]) -> Windows:
-    """'layer_types' says which layers have the window; where it is absent, ``slides(layer)`` does.
+    """Return the windows: 'layer_types' says which layers have one; if it is absent, ``slides(layer)`` decides.
 
     Raises:
         ConfigError: 'layer_types' has another length or a type that is not supported.
@@ -45,12 +45,12 @@ def by_layer(keys: Keys, window: int | None, slides: Callable[[int], bool]) -> W
 
 
 def window_size(keys: Keys) -> int | None:
-    """'sliding_window', if there is one."""
+    """Return 'sliding_window', or None if there is none."""
     return keys.integer("sliding_window") if keys.has("sliding_window") else None
 
 
 def all_but_every_nth(keys: Keys) -> Windows:
-    """All layers but every 'sliding_window_pattern'-th have a window, where 'layer_types' does not say which."""
+    """Return the windows: without 'layer_types', all layers but every 'sliding_window_pattern'-th have one."""
 
     def slides(layer: int) -> bool:
         period = keys.integer("_sliding_window_pattern", keys.integer("sliding_window_pattern"))
@@ -60,8 +60,8 @@ def all_but_every_nth(keys: Keys) -> Windows:
 
 
 def late_layers(keys: Keys) -> Windows:
-    """With 'use_sliding_window', layers from 'max_window_layers' on have a window, where 'layer_types' does not say
-    which."""
+    """Return the windows: without 'layer_types', layers from 'max_window_layers' on have one if 'use_sliding_window' is
+    set."""
     used = keys.has("sliding_window") and keys.flag("use_sliding_window", False)
     first = 0 if keys.has("layer_types") else keys.integer("max_window_layers", 28, low=0)
     return by_layer(keys, window_size(keys) if used else None, lambda i: i >= first)

@@ -1,7 +1,7 @@
-"""q8_0: blocks of 32 elements as 8-bit numbers with one float16 scale, the blocks of GGUF's type of that name.
+"""q8_0: blocks of 32 elements as 8-bit numbers with one float16 scale, as in GGUF's type of that name.
 
-A block is 34 bytes: the scale d, then 32 signed bytes q; an element is d q. Scales are rounded up, so that no number
-leaves its range. Rows have whole blocks.
+A block is 34 bytes: the scale d, then 32 signed bytes q; an element is d * q. Scales are rounded up, so that no q
+overflows. Rows consist of whole blocks.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ _TOP = 127
 
 
 class Panels(Layout):
-    """32 output columns together: a byte of each column for every element of the reduced dim, then for every block the
-    float16 scales of the columns."""
+    """The layout 'q8_0.panels': 32 output columns together. For every element of the reduced dim a panel has one byte
+    per column, then for every block the float16 scales of the columns."""
 
     name = "q8_0.panels"
     order = PANELS
@@ -45,6 +45,8 @@ class Panels(Layout):
 
 
 class Q8_0(BlockFormat):
+    """The format q8_0; see the module."""
+
     name = "q8_0"
     dtypes = ("float32", "float16", "bfloat16")
     layouts = (Panels(),)

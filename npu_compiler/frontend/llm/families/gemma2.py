@@ -12,7 +12,7 @@ from ..windows import all_but_every_nth
 
 
 def read_scales(keys: Keys) -> dict[str, Any]:
-    """The scales, soft caps and biases that Gemma 2 and 3 have in common."""
+    """Return the scales, soft caps and biases that Gemma 2 and 3 have in common."""
     return {
         "attention_scale": keys.number("query_pre_attn_scalar") ** -0.5,
         "attention_softcap": keys.optional_number("attn_logit_softcapping"),
@@ -23,7 +23,8 @@ def read_scales(keys: Keys) -> dict[str, Any]:
 
 
 def attention_scalar(config: Mapping[str, Any], layers_of_27b: int) -> dict[str, Any]:
-    """What GGUF files do not say: the 27B model scales by the width of an equal share of heads, others by a head's."""
+    """Return 'query_pre_attn_scalar', which GGUF files lack: for the 27B model the hidden size divided by the number of
+    heads, for others the size of a head."""
     heads, hidden = config.get("num_attention_heads", 0), config.get("hidden_size", 0)
     large = config.get("num_hidden_layers") == layers_of_27b and heads
     return {"query_pre_attn_scalar": hidden // heads if large else config.get("head_dim", 256)}

@@ -15,7 +15,7 @@ from .gemma2 import attention_scalar, read_scales
 
 
 def _ropes(keys: Keys) -> tuple[Rope, Rope]:
-    """Of layers without and with a window."""
+    """Return the ropes of layers without and with a window."""
     scaling, parameters = keys.child("rope_scaling"), keys.child("rope_parameters")
     if not layer_ropes(keys) and parameters.values:
         raise ConfigError("rope_parameters: expected one object for full_attention and one for sliding_attention")

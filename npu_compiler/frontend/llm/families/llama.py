@@ -1,4 +1,4 @@
-"""Llama 1 to 3, and what is built like it: SmolLM 1 and 2, TinyLlama, Vicuna, Yi … (https://arxiv.org/abs/2302.13971).
+"""Llama 1 to 3 and models of the same form: SmolLM 1 and 2, TinyLlama, Vicuna, Yi … (https://arxiv.org/abs/2302.13971).
 
 GGUF files call Mistral models 'llama', too.
 """

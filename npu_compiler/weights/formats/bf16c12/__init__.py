@@ -1,10 +1,10 @@
-"""bf16c12: bfloat16 weights in 12 bits, without loss, for products that wait for memory.
+"""bf16c12: bfloat16 weights in 12 bits, without loss, for products that are limited by memory bandwidth.
 
-The low byte of a bfloat16 (an exponent bit and the mantissa) is noise. Its high byte (sign and seven exponent bits) is
-not: the weights of a matrix have few different ones, which a 4-bit code names. Elements without a code are *outliers*:
-they are stored as zero in the main stream and listed apart, in a list of fixed length, so that sizes do not depend on
-values. Weights with more outliers than the list holds raise ``IncompressibleError`` when they are packed; trained
-models fill a quarter of it at most.
+The low byte of a bfloat16 (an exponent bit and the mantissa) is random. Its high byte (sign and seven exponent bits) is
+not: the weights of a matrix have few distinct high bytes, so a 4-bit code replaces them. Elements without a code are
+*outliers*: they are zero in the main stream, and a list of fixed length holds them, so that sizes do not depend on
+values. Packing weights with more outliers than the list holds raises ``IncompressibleError``; trained models fill at
+most a quarter of it.
 
 An outlier is zero in the main stream, so an infinite activation produces NaN there (inf * 0).
 """
@@ -17,6 +17,8 @@ from .rows4 import Rows4
 
 
 class Bf16c12(WeightFormat):
+    """The format bf16c12; see the module."""
+
     name = "bf16c12"
     dtypes = ("bfloat16",)
     layouts = (Panels(), Rows4())

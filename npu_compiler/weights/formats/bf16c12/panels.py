@@ -1,18 +1,18 @@
-"""The panels of bf16c12: 32 output columns together, for targets that compute a panel at once.
+"""The panels layout of bf16c12: 32 output columns together, for targets that compute a panel at once.
 
 ======================= =======================================================================================
 bytes                   content
 ======================= =======================================================================================
 16                      the high byte of each code; code 0 is 0x00
 4 (+ 44 unused)         number of outliers
-48 K                    for each four k: 64 bytes of codes (low nibbles: k and k + 1, high nibbles: k + 2 and
+48 K                    for every four k: 64 bytes of codes (low nibbles: k and k + 1, high nibbles: k + 2 and
                         k + 3), 64 low bytes of k and k + 1, 64 of k + 2 and k + 3
 8 :func:`max_outliers`  outliers by k: uint32 32 k + column, float32 value
 ======================= =======================================================================================
 
-The codes are those of the most frequent high bytes of the panel (:func:`tabulate`). The 64 bytes of two k are in the
-order in which interleaving bytes within 16-byte lanes gives pairs of k, columns in order: for each lane its columns of
-the lower and then of the upper 16, each with both k.
+Codes stand for the most frequent high bytes of the panel (:func:`tabulate`). The 64 bytes of two k are ordered so that
+interleaving bytes within 16-byte lanes yields pairs of k with the columns in order: each lane has its columns of the
+lower 16, then of the upper 16, each with both k.
 """
 
 from __future__ import annotations
@@ -30,11 +30,13 @@ CODES = 16
 HEAD_BYTES = 64
 K_MULTIPLE = 8  # of the reduced dim
 _OUTLIER = np.dtype([("at", "<u4"), ("value", "<f4")])
-_SAMPLE = 8192  # elements of a panel that choose its table
-_ROOM = 128  # elements for each outlier there is room for: half a bit
+_SAMPLE = 8192  # sample of a panel's elements that determines its table
+_ROOM = 128  # elements per outlier in the list, which thus takes half a bit per element
 
 
 class Panels(Layout):
+    """The layout 'bf16c12.panels': uint8 [panels, :func:`panel_bytes`]."""
+
     name = "bf16c12.panels"
     order = PANELS
     panel = PANEL
@@ -72,7 +74,7 @@ class Panels(Layout):
         return bits.reshape(-1, c)[:n].view(dtypes.numpy_dtype("bfloat16"))
 
     def check(self, packed: np.ndarray) -> None:
-        """Outliers lie inside of their panel: kernels read as many as a panel says, and add them where they say."""
+        """Check that outliers lie inside their panel: kernels trust the number of outliers and their positions."""
         size = packed.shape[-1]
         k = (size - HEAD_BYTES) * _ROOM // (PANEL * (_ROOM * 3 // 2 + _OUTLIER.itemsize)) // K_MULTIPLE * K_MULTIPLE
         if k < K_MULTIPLE or panel_bytes(k) != size:
@@ -87,16 +89,17 @@ class Panels(Layout):
 
 
 def max_outliers(k: int) -> int:
-    """Outliers that a panel of ``k`` elements a column has room for."""
+    """Return the number of outliers that a panel with ``k`` elements per column can hold."""
     return -(-PANEL * k // _ROOM // 8) * 8
 
 
 def panel_bytes(k: int) -> int:
+    """Return the bytes of a panel with ``k`` elements per column."""
     return HEAD_BYTES + PANEL * k * 3 // 2 + max_outliers(k) * _OUTLIER.itemsize
 
 
 def tabulate(symbols: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """The table of up to ``size`` symbols and the code of every symbol.
+    """Return the table of up to ``size`` symbols, and the code of every symbol.
 
     ``symbols``: uint8, any shape. Returns uint8 [size], where code 0 is the symbol 0 and the others are the most
     frequent ones, and uint8 [256]: the code of each symbol, 0 also for those without one.
@@ -112,7 +115,7 @@ def tabulate(symbols: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _pack_panel(columns: np.ndarray, out: np.ndarray) -> int:
-    """Fills ``out`` with up to 32 ``columns`` [n, K]; the number of outliers, which are left out if too many."""
+    """Fill ``out`` with up to 32 ``columns`` [n, K]. Return the number of outliers; too many are not written."""
     n, k = columns.shape
     if n < PANEL:
         columns = np.concatenate([columns, np.zeros((PANEL - n, k), columns.dtype)])

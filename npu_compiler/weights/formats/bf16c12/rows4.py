@@ -1,8 +1,8 @@
 """The rows4 layout of bf16c12: four rows of a matrix together, for targets that read weights row by row.
 
-The high byte of a bfloat16 is a sign and seven bits of the exponent. Those of a row are nearly always among seven
-neighbours: counted from a base of the row they take three bits; zero is the eighth code. Kernels count from a base of
-their own, the same for all rows, and multiply the sum of a row by the power of four between the two.
+The high byte of a bfloat16 is a sign and seven bits of the exponent. The exponents of a row are nearly always among
+seven neighbouring values: relative to a base of the row they take three bits, and zero is the eighth code. Kernels use
+one base for all rows, and multiply the sum of a row by a power of four, the ratio of the two bases.
 
 Four rows [4, K] are ``FourRows(K).nbytes`` bytes; a *piece* is eight columns:
 
@@ -30,42 +30,49 @@ from ...format import Layout, Shape
 
 ROWS = 4
 PIECE = 8  # columns
-_ALIGN = 128  # bytes: four rows begin where memory is read as a whole
+_ALIGN = 128  # bytes: four rows start at multiples of a memory transaction
 _SHARE = 128  # one of this many elements may be an outlier
 _CODES = 7  # besides zero
-_TOP = 0x3F  # the high byte of the last code, as kernels count
-_HIGHEST = 0x7E  # that a code stands for: the next has infinities, and needs a scale beyond the largest number
+_TOP = 0x3F  # the high byte of the last code, relative to the kernels' base
+_HIGHEST = 0x7E  # largest high byte with a code: the next one has infinities, and its scale would overflow
 _BLOCK = 1 << 20  # elements packed at a time
 
 
 @dataclass(frozen=True)
 class FourRows:
-    """Where things lie in four rows of ``k`` columns, in bytes."""
+    """The offsets, in bytes, of the parts of four rows of ``k`` columns."""
 
     k: int
 
     @property
     def pieces(self) -> int:
+        """Number of pieces of eight columns."""
         return self.k // PIECE
 
     @property
     def scales(self) -> int:
+        """Offset of the scales."""
         return 3 * 16 * self.pieces
 
     @property
     def outliers(self) -> int:
+        """Offset of the outliers."""
         return self.scales + 2 * ROWS
 
     @property
     def nbytes(self) -> int:
+        """Bytes of four rows, a multiple of the alignment."""
         return -(-(self.outliers + ROWS * self.k // _SHARE * 4) // _ALIGN) * _ALIGN
 
     @property
     def max_outliers(self) -> int:
+        """Number of outliers that four rows can hold."""
         return (self.nbytes - self.outliers) // 4
 
 
 class Rows4(Layout):
+    """The layout 'bf16c12.rows4': uint8 [N / 4, bytes of four rows]."""
+
     name = "bf16c12.rows4"
     order = ROW_ORDER
     panel = ROWS
@@ -73,7 +80,7 @@ class Rows4(Layout):
     max_rows = 1
 
     def packed_shape(self, n: int, c: int) -> Shape | None:
-        """Pieces are read in whole lines, and the column of an outlier has 14 bits."""
+        """Return the packed shape, or None: pieces must fill whole lines, and an outlier's column has 14 bits."""
         return (-(-n // ROWS), FourRows(c).nbytes) if 0 < c < 1 << 14 and c % 64 == 0 else None
 
     def pack(self, stored: np.ndarray) -> np.ndarray:
@@ -109,7 +116,7 @@ class Rows4(Layout):
         return bits.reshape(fours * ROWS, c)[:n].view(dtypes.numpy_dtype("bfloat16"))
 
     def check(self, packed: np.ndarray) -> None:
-        """Outliers lie inside of their rows: kernels read the activation at the column that an outlier names."""
+        """Check that outliers lie inside their rows: kernels read the activation at an outlier's column."""
         k = _columns(packed.shape[-1])
         if not k:
             raise ValueError(f"no matrix has four rows of {packed.shape[-1]} bytes")
@@ -124,7 +131,7 @@ class Rows4(Layout):
 
 @cache
 def _columns(nbytes: int) -> int:
-    """The columns of four rows of ``nbytes`` bytes; 0 if no number of columns has that size."""
+    """Return the columns of four rows of ``nbytes`` bytes; 0 if no number of columns has that size."""
     return next((k for k in range(64, 1 << 14, 64) if FourRows(k).nbytes == nbytes), 0)
 
 
@@ -161,7 +168,8 @@ def _pack_block(bits: np.ndarray, out: np.ndarray, layout: FourRows) -> None:
 
 
 def _bases(high: np.ndarray) -> np.ndarray:
-    """[F, 4, K] exponents without their last bit -> [F, 4]: the base from which codes 1 to 7 stand for the most."""
+    """Return for exponents without their last bit [F, 4, K] the bases [F, 4] with which codes 1 to 7 represent the most
+    elements."""
     fours = len(high)
     rows = np.arange(fours * ROWS, dtype=np.int32).reshape(fours, ROWS, 1) << 7
     counts = np.bincount((high + rows).ravel(), minlength=fours * ROWS << 7).reshape(-1, 128)
@@ -170,6 +178,6 @@ def _bases(high: np.ndarray) -> np.ndarray:
 
 
 def _nibbles(code: np.ndarray, sign: np.ndarray) -> np.ndarray:
-    """[F, 4, K] -> four bytes for every piece, [F, 4, K / 8, 4]."""
+    """Return codes and signs [F, 4, K] as four bytes per piece, [F, 4, K / 8, 4]."""
     c, s = (x.reshape(*x.shape[:2], -1, PIECE) for x in (code, sign))
     return c[..., 0::2] | c[..., 1::2] << 4 | s[..., 4:] << 3 | s[..., :4] << 7
