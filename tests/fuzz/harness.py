@@ -3,7 +3,8 @@
 A kind is a module of ``tests.fuzz.kinds`` with ``case(rng, folder)``, which makes one input from the random numbers of
 ``rng`` (files go into the empty ``folder``) and feeds it to the project. The case passes if the function returns or
 raises a subclass of ``NPUError``. Everything else is a failure: another exception, more than ``SECONDS`` of time, more
-than ``MEMORY`` of address space on top of what the process had before, and, in a worker process, a signal.
+than ``MEMORY`` of address space on top of what the process had before, and, in a worker process, a signal. A kind may
+have ``prepare()``, which is called before the first case.
 
 Case ``i`` of seed ``s`` depends on nothing but the kind, ``s`` and ``i``, so a failure can be repeated alone.
 """
@@ -46,8 +47,10 @@ def kinds() -> list[str]:
 
 
 def find_case(kind: str) -> Case:
-    """The function ``case`` of a kind, or of any module by its full name."""
-    case: Case = import_module(kind if "." in kind else f"{kinds_package.__name__}.{kind}").case
+    """The function ``case`` of a kind, or of any module by its full name, after the module's ``prepare``, if any."""
+    module = import_module(kind if "." in kind else f"{kinds_package.__name__}.{kind}")
+    getattr(module, "prepare", lambda: None)()
+    case: Case = module.case
     return case
 
 

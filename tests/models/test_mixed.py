@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import npu_compiler
+import npu_runtime
 import npusim
 from npu_compiler.aten.ir import IRGraph
 from npu_compiler.frontend import capture, state_dict_numpy
@@ -93,9 +96,13 @@ def test_results_are_pytorchs(batch: int, dtype: str) -> None:
         np.testing.assert_allclose(found, want.numpy(), rtol=tolerance, atol=tolerance)
 
 
-def test_build_gives_the_models_own_structure() -> None:
+@pytest.fixture(scope="module")
+def built() -> npusim.Model:
+    return npusim.build(model(), images(2, 16))
+
+
+def test_build_gives_the_models_own_structure(built: npusim.Model) -> None:
     net, x = model(), images(2, 16)
-    built = npusim.build(net, x)
     with torch.no_grad():
         wanted = net(x)
     found = built(x)
@@ -105,3 +112,47 @@ def test_build_gives_the_models_own_structure() -> None:
     assert [p.device for p in built.plan.partitions] == [NPU, HOST, NPU]
     with pytest.raises(CompileError, match=r"special_i1\.default.*[\s\S]*special_i1e\.default"):
         npusim.build(net, x, fallback=False)
+
+
+def test_what_is_saved_gives_the_same_numbers(built: npusim.Model, tmp_path: Path) -> None:
+    loaded, x = npu_runtime.load(built.save(tmp_path / "branches")[0]), images(2, 16)
+    assert isinstance(loaded, npu_runtime.MixedModel) and loaded.program.host_ops == sorted(UNSUPPORTED)
+    for ours, theirs in zip(loaded(x), built(x), strict=True):
+        assert torch.equal(ours, theirs)
+    assert loaded.program.describe().startswith("mixed model Branches: compiled for cpu")
+
+
+def test_only_what_is_excluded_moves() -> None:
+    net = nn.Sequential(nn.ReLU(), nn.GELU(), nn.Sigmoid())
+    x = torch.randn(4, 8)
+    built = npusim.build(net, x, force_cpu=["aten.gelu.default"], minimise_transfers=False)
+    assert [(p.device, len(p.nodes)) for p in built.plan.partitions] == [(NPU, 1), (HOST, 1), (NPU, 1)]
+    torch.testing.assert_close(built(x), net(x))
+
+
+class Counting(nn.Module):
+    """Counts in a buffer, with an op that the NPU lacks, so that the host keeps the buffer."""
+
+    count: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.ones(4))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        self.count.copy_(torch.special.i1(self.count) + 1)
+        return x @ x.T, self.count * 2
+
+
+def test_a_buffer_on_the_host_is_one_for_all_shapes(tmp_path: Path) -> None:
+    net, reference = Counting(), Counting()
+    built = npusim.build(net, torch.rand(2, 4))
+    for rows in (2, 3, 2, 3):
+        x = torch.rand(rows, 4)
+        for ours, theirs in zip(built(x), reference(x), strict=True):
+            torch.testing.assert_close(ours, theirs)
+    loaded = npu_runtime.load(built.save(tmp_path / "counting")[0])
+    fresh = Counting()
+    for _ in range(2):
+        x = torch.rand(2, 4)
+        torch.testing.assert_close(loaded(x)[1], fresh(x)[1])

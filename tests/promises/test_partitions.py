@@ -17,6 +17,7 @@ from npu_compiler import CompiledProgram, PartitionPlan
 from npu_compiler.partitioner import Partition, TransferOp
 from npu_compiler.support.errors import ConfigError
 from npu_runtime import DAGExecutor, execute_cpu_partition, get_backend
+from npusim import cli
 
 from ..support.names_page import row_of
 from ..support.toy_ir import HEAVY, ODD, SHAPE, SIGMOID, Builder
@@ -121,6 +122,22 @@ def test_row_070_execute_takes_weights(mixed: Mixed) -> None:
     wanted = execute_cpu_partition(npu_compiler.load_ir(mixed.ir), {"x": X}, {"w": W})
     assert out["y"].dtype == wanted["y"].dtype == BF16, "bfloat16 is preserved across devices"
     np.testing.assert_allclose(out["y"].astype(np.float32), wanted["y"].astype(np.float32), rtol=0.05, atol=0.05)
+
+
+def test_row_077_a_mixed_model_from_the_command_line(tmp_path: Path) -> None:
+    """One file is compiled, with an op put on the host, and run."""
+    ir, program, out = (str(tmp_path / name) for name in ("ir.json", "ir.npubin", "out.npz"))
+    b = Builder(weights=("w",)).node("a", HEAVY, "x", "p_w").node("g", GELU, "a")
+    npu_compiler.save_ir(b.out("g"), ir)
+    x, w = (np.random.default_rng(seed).uniform(-1, 1, SHAPE).astype(np.float32) for seed in (1, 2))
+    np.save(tmp_path / "x.npy", x)
+    np.savez(tmp_path / "w.npz", w=w)
+    assert cli.main(["compile", ir, "--force-cpu", GELU, "-o", program, "-q"]) == 0
+    weights = ["--weights", str(tmp_path / "w.npz")]
+    assert cli.main(["run", program, *weights, "--input", str(tmp_path / "x.npy"), "--output", out]) == 0
+    wanted = execute_cpu_partition(b.ir, {"x": x}, {"w": w})["g"]
+    with np.load(out) as found:
+        np.testing.assert_allclose(found["g"], wanted, rtol=1e-5, atol=1e-6)
 
 
 def test_partitions_are_compiled_when_the_executor_is_made(mixed: Mixed) -> None:
