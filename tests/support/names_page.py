@@ -28,7 +28,7 @@ class Row:
     @property
     def spellings(self) -> list[str]:
         """The documented names of this row."""
-        return _WORD.findall(self.documented)
+        return _WORD.findall(self.documented) or [self.documented]
 
     def check(self) -> None:
         """Assert that every name and file in the column ``here`` exists and takes the listed arguments."""
@@ -47,7 +47,8 @@ class Row:
 @cache
 def rows() -> tuple[Row, ...]:
     """Every line of the page's tables."""
-    cells = [line.strip("|").split("|") for line in PAGE.read_text(encoding="utf-8").splitlines() if line[:3] == "| `"]
+    lines = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| ")]
+    cells = [line.strip("|").split("|") for line in lines if not line.startswith("| documented |")]
     return tuple(Row(*(cell.strip() for cell in line)) for line in cells)
 
 
