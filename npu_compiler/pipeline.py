@@ -275,6 +275,18 @@ def compile_entries(
     return _link({n: _run(s, 0, "memory") for n, s in states.items()})
 
 
+def compile_unshared(
+    ir: IRGraph, target: str = "cpu", dtype: Any = None, disable: Collection[str] = (), weights: str | None = None
+) -> State:
+    """Compile like :func:`compile_ir`, but let no two buffers share memory: after a run, the arena holds the results of
+    every kernel, so that each can be checked. The state has the ``program`` and its ``schedule``."""
+    state = run_phases(ir, target, dtype, disable, "rewrite", weights)
+    assert state.schedule is not None
+    plan_memory(state.schedule, state.config.buffer_align, share=False)
+    state.program = _link({"main": state})
+    return state
+
+
 def compile_graph(graph: Graph, target: str = "cpu", disable: Collection[str] = ()) -> CompiledProgram:
     """Compile a core graph, which is changed, from phase ``normalise`` on."""
     return _link({"main": run_graph(graph, target, disable)})

@@ -185,6 +185,7 @@ def parser() -> _Parser:
     )
     p.add_argument("--trace", action="append", default=[], metavar="FILE", help="write a trace for Perfetto")
     p.add_argument("--model-explorer", action="append", default=[], metavar="FILE", help="write a Model Explorer graph")
+    p.add_argument("--accuracy", action="store_true", help="compare each kernel with float64, too (not of a .npubin)")
     p.add_argument("--compare", metavar="OLD.json", help="compare with an earlier profile; exit with 4 if it is slower")
     p.add_argument("--threshold", type=_fraction, default=0.05, help="how much slower is still the same (default: 5%%)")
     p.add_argument("--runs", type=_positive, default=20, help="measured runs (default: 20)")

@@ -25,11 +25,13 @@ def check_rows(k: Gemm) -> None:
 
 
 def gemm(k: Gemm, left: Array, stored: Array) -> tuple[Array, ...]:
-    """Return the product float32 [batch, M, N], or both of a dual one; with ``splits``, partial sums [splits, M, N].
+    """Return the product [batch, M, N], or both of a dual one; with ``splits``, partial sums [splits, M, N]. It is
+    float32, or float64 if ``left`` is.
 
     ``left``: [batch, M, K]. ``stored``: the right operand as the kernel reads it.
     """
-    x, columns = left.astype(np.float32), _right_operands(k, stored)
+    x = left.astype(np.float64 if left.dtype == np.float64 else np.float32)
+    columns = _right_operands(k, stored)
     if k.splits > 1:
         (w,) = columns
         parts = zip(np.array_split(x, k.splits, axis=2), np.array_split(w, k.splits, axis=1), strict=True)

@@ -39,14 +39,17 @@ def lifetimes(kernels: Sequence[Kernel]) -> dict[int, tuple[int, int]]:
     return life
 
 
-def plan_memory(schedule: Schedule, align: int) -> None:
+def plan_memory(schedule: Schedule, align: int, share: bool = True) -> None:
     """Give every arena buffer an offset in bytes, a multiple of ``align``: largest first, each in the lowest gap that
-    fits. Sets ``schedule.arena_bytes``.
+    fits. Sets ``schedule.arena_bytes``. Without ``share``, no two buffers share memory, so that after a run the arena
+    still holds what each kernel wrote.
 
     Greedy by size, after Pisarchyk and Lee, "Efficient Memory Management for Deep Neural Net Inference" (2020).
     """
     schedule.kernels = assign_phases(schedule.kernels)
     life = lifetimes(schedule.kernels)
+    if not share:
+        life = {id: (0, schedule.kernels[-1].phase) for id in life}
     size = {b.id: -(-max(b.nbytes, 1) // align) * align for b in schedule.buffers}
     placed: list[tuple[int, int, int, int]] = []  # offset, end, first, last
     offsets: dict[int, int] = {}

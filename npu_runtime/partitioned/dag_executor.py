@@ -64,6 +64,7 @@ class DAGExecutor(TakesWeights):
             compile_fn = partial(npu_compiler.compile, target=self.backend.name)
         on_host = [part for part in plan.partitions if part.device != NPU]
         require_torch(plan.ir.model_name, (n for part in on_host for n in part.ir.nodes))
+        self.compile_fn = None if programs else compile_fn  # what compiled all partitions
         self.programs: dict[int, CompiledProgram] = dict(programs or {})
         self._hosts: dict[int, HostPartition] = {}
         for part in plan.partitions:

@@ -17,6 +17,7 @@ from npu_compiler.partitioning.plan import NPU, Partition, PartitionPlan, Transf
 from npu_compiler.support.errors import ConfigError, InputError
 from npu_compiler.support.text import tensor_text
 from npu_compiler.target_config import Roofline
+from npu_runtime.arguments import ordered
 from npu_runtime.backends.base import Backend
 from npu_runtime.executor import Executor
 from npu_runtime.model import Model as RuntimeModel
@@ -48,6 +49,7 @@ def profile(
     entry: str | None = None,
     prompt: int = 128,
     cache: int = 128,
+    accuracy: bool = False,
 ) -> ProfileReport:
     """Measure a model kernel by kernel.
 
@@ -57,6 +59,8 @@ def profile(
         runs, warmup: how often it runs, with and without being measured.
         entry: an entry point of a program; None: all of them.
         prompt, cache: of a language model: tokens of the prompt, and tokens before the step of decoding.
+        accuracy: compare each kernel with float64, too (:mod:`npusim.profiling.accuracy`). It needs the IR, which a
+            model of ``npusim.build`` has, and takes as long as numpy takes in float64.
 
     Raises:
         ConfigError: there is nothing to measure.
@@ -66,6 +70,8 @@ def profile(
     from npu_runtime.partitioned.dag_executor import DAGExecutor
 
     counts = {"runs": runs, "warmup": warmup}
+    if accuracy and not isinstance(getattr(model, "executor", model), DAGExecutor):
+        raise ConfigError("the accuracy of kernels needs a model that npusim compiled itself, from its IR")
     if isinstance(model, LLM):
         if inputs is not None or entry is not None:
             raise InputError("a language model is profiled with random tokens: give prompt and cache instead of inputs")
@@ -78,7 +84,8 @@ def profile(
     executor = getattr(model, "executor", model)
     if not isinstance(executor, DAGExecutor):
         raise ConfigError(f"a {type(model).__name__} cannot be profiled; build or load a model first")
-    return _of_plan(executor, inputs, counts)
+    report = _of_plan(executor, inputs, counts)
+    return _with_errors(report, executor, inputs) if accuracy else report
 
 
 # -- kinds of models ------------------------------------------------------------------------------------------------
@@ -125,6 +132,22 @@ def _of_plan(executor: DAGExecutor, inputs: Any, counts: dict[str, int]) -> Prof
         if name in nodes
     ]
     return _renamed(report, plan.ir.model_name or "model", missing)
+
+
+def _with_errors(report: ProfileReport, executor: DAGExecutor, inputs: Any) -> ProfileReport:
+    """The report with the error of each kernel."""
+    from .accuracy import plan_errors
+
+    found = plan_errors(executor, None if inputs is None else ordered(executor.plan.inputs, inputs, "input"))
+    (section,) = report.sections
+    steps = {n: s.id for n, s in enumerate(executor.plan.steps) if isinstance(s, Partition)}
+    alone = len(executor.plan.partitions) == 1
+    left = {part: iter(errors) for part, errors in found.items()}
+    rows = []
+    for r in section.rows:
+        errors = left.get(next(iter(found)) if alone else steps[r.part]) if r.device == NPU else None
+        rows.append(r if errors is None else replace(r, error=next(errors)))
+    return replace(report, sections=(replace(section, rows=tuple(rows)),))
 
 
 def _renamed(report: ProfileReport, name: str, missing: Sequence[NotOnNPU] = ()) -> ProfileReport:

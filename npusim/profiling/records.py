@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 
@@ -20,8 +19,8 @@ class KernelError:
     """The error of a kernel's results against float64 with the same inputs. ``rms``: root mean square, relative to that
     of the results; ``largest``: relative to the largest result; ``note``: why there is none."""
 
-    rms: float = math.nan
-    largest: float = math.nan
+    rms: float | None = None
+    largest: float | None = None
     note: str = ""
 
 

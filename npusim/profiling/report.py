@@ -132,9 +132,7 @@ def _places(record: dict[str, Any]) -> tuple[Place, ...]:
 
 def _row(r: dict[str, Any]) -> Row:
     lists = {name: tuple(r[name]) for name in ("inputs", "outputs", "ops", "after")}
-    error = None if r["error"] is None else KernelError(*(r["error"][k] for k in ("rms", "largest", "note")))
-    if error is not None:
-        error = KernelError(float(error.rms), float(error.largest), error.note)  # NaN is a text in JSON
+    error = None if r["error"] is None else KernelError(**r["error"])
     return Row(**{**r, **lists, "places": _places(r), "error": error})
 
 

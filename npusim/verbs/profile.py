@@ -34,7 +34,8 @@ def run(args: argparse.Namespace, status: Status) -> Result:
     model = _model(args, status)
     with status(f"measuring {args.model}"):
         counts = {"runs": args.runs, "warmup": args.warmup}
-        report = profile(model, **counts, prompt=args.prompt_len, cache=args.cache_len)
+        prompt = {"prompt": args.prompt_len, "cache": args.cache_len}
+        report = profile(model, **counts, **prompt, accuracy=args.accuracy)
     blocks, data = _blocks(report), report.to_json()
     data["files"] = [str(report.save(path)) for path in args.output]
     data["files"] += [str(report.save(path, "trace")) for path in args.trace]

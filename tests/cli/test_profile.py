@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import npusim
+from npu_compiler.frontend import capture
+from npu_compiler.pipeline import compile_ir, compile_unshared
 from npu_compiler.support.errors import ConfigError, InputError
 from npu_compiler.target_config import Roofline
 from npusim.cli import main
-from npusim.profiling import bounds, collect
+from npusim.profiling import accuracy, bounds, collect
 from npusim.profiling.compare import compare, slower
 from npusim.profiling.report import ProfileReport, read_report
 
@@ -134,6 +138,43 @@ def changed(report: ProfileReport, factor: float) -> ProfileReport:
     section = report.sections[0]
     rows = tuple(replace(r, seconds=r.seconds * factor) for r in section.rows)
     return replace(report, sections=(replace(section, rows=rows),))
+
+
+def test_kernels_are_compared_with_float64(model: npusim.Model, tmp_path: Path) -> None:
+    report = model.profile(runs=1, warmup=0, accuracy=True)
+    errors = {r.name: r.error for r in report.sections[0].rows if r.device == "npu"}
+    measured = [e for e in errors.values() if e is not None and e.rms is not None]
+    assert all(e is not None and (e.note == "") == (e.rms is not None) for e in errors.values())
+    assert len(measured) >= 3 and all(0 <= e.rms < 1e-6 for e in measured if e.rms is not None)
+    assert any(e.rms for e in measured)  # a product rounds
+    assert read_report(report.save(tmp_path / "a.json")) == report
+    with pytest.raises(ConfigError, match="from its IR"):
+        npusim.profile(model.executor.executors[0], accuracy=True)
+
+
+def test_half_precision_errors_are_those_of_rounding_the_results() -> None:
+    torch.manual_seed(0)
+    mlp = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.Linear(64, 8))
+    built = npusim.build(mlp.eval(), (torch.randn(16, 64),), dtype="bfloat16", threads=1)
+    for r in built.profile(runs=1, warmup=0, accuracy=True).sections[0].rows:
+        assert r.error is not None and r.error.rms is not None, r
+        assert r.error.rms < 2**-9  # half a unit in the last place of bfloat16; rounding errors average 2**-9 / sqrt(3)
+
+
+def test_the_error_of_a_wrong_result_is_large() -> None:
+    right = np.linspace(1, 2, 100)
+    found = accuracy._compared([(np.where(np.arange(100) == 7, 3.0, right), right)])
+    assert found.largest == pytest.approx((3 - right[7]) / 2) and found.rms is not None and found.rms > 0.1
+    assert accuracy._compared([(right, np.full(100, np.inf))]).note == "it has no finite result"
+
+
+def test_buffers_that_share_no_memory_change_no_result() -> None:
+    ir = capture(torch.nn.Sequential(*(torch.nn.Linear(16, 16) for _ in range(4))), (torch.zeros(2, 16),))
+    apart, shared = compile_unshared(ir), compile_ir(ir)
+    assert apart.schedule is not None and apart.program is not None
+    blocks = sorted((b.offset, b.offset + b.nbytes) for b in apart.schedule.buffers if b.kind == "arena")
+    assert len(blocks) == 3 and all(end <= begin for (_, end), (begin, _) in itertools.pairwise(blocks))
+    assert apart.program.entries["main"].arena_bytes > shared.entries["main"].arena_bytes
 
 
 def test_comparison_has_a_threshold(report: ProfileReport) -> None:

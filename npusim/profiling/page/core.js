@@ -48,7 +48,7 @@ const prepared = data.sections.map((section) => {
     gflops: r.seconds ? r.flops / r.seconds / 1e9 : 0, gbytes: r.seconds ? (r.read + r.written) / r.seconds / 1e9 : 0,
     group: r.device === "npu" ? r.kind : r.device, module: moduleText(r.places),
     source: [...new Set(r.places.map((p) => p.source).filter(Boolean))].join(", "),
-    rms: r.error && r.error.note === "" ? r.error.rms : NaN,
+    rms: r.error && r.error.rms !== null ? r.error.rms : NaN,
   }));
   for (const r of rows) r.words = [r.name, r.kind, ...r.places.map((p) => p.module), r.source, r.dtype, ...r.ops, ...r.inputs, ...r.outputs].join(" ").toLowerCase();
   const byGroup = new Map();
