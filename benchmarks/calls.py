@@ -2,7 +2,7 @@
 
     make bench-calls                              measure (about a minute), write results/calls_MACHINE.json
     make bench-calls ARGS=--quick                 a few seconds: prints the table, writes nothing
-    make bench-calls ARGS=--table                 put the table of the stored results into README.md
+    make bench-calls ARGS=--table                 put the stored results into README.md and docs/performance.md
 
 Every contender has one thread. They take turns: a round is a short burst of calls of each, in alternating order, and a
 figure is the median over the rounds of a call's mean time. As root the bursts run at real-time priority. Every figure

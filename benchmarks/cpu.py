@@ -1,7 +1,7 @@
 """ResNet-18 and ResNet-50 on the CPU beside ONNX Runtime, OpenVINO and PyTorch, all interleaved in one process.
 
     make bench-cpu                                measure everything (about 10 minutes), write results/cpu_resnet.json
-    make bench-cpu ARGS=--table                   put the table of the stored results into README.md
+    make bench-cpu ARGS=--table                   put the stored results into README.md and docs/performance.md
     make bench-cpu ARGS=--quick                   ResNet-18, one image, a second for each contender
     make bench-cpu ARGS="--models resnet18 --batches 1 --seconds 5"
 

@@ -3,7 +3,7 @@
     python benchmarks/gpu.py compile                 compile the missing programs (needs no GPU)
     python benchmarks/gpu.py bandwidth decode-128 decode-32000 prefill-128 resnet50-1 cold-start …
     python benchmarks/gpu.py all                     everything; each part is merged into benchmarks/results/h200.json
-    python benchmarks/gpu.py table                   put the table into README.md
+    python benchmarks/gpu.py table                   put the table into README.md and docs/performance.md
 
 Times are medians of device events around bursts of back-to-back runs. Every part reports our error against float32
 (ResNet: float64) beside PyTorch eager's in the same dtype, and runs in a process of its own. Several parts prepare at

@@ -1,7 +1,7 @@
 """Decoding and prefill beside llama.cpp, OpenVINO and PyTorch, in turns within one run, and the memory bandwidth used.
 
     make bench-llm                               writes benchmarks/results/cpu_llm.json
-    make bench-llm ARGS=--table                  puts its table into README.md
+    make bench-llm ARGS=--table                  put the table into README.md and docs/performance.md
     make bench-llm ARGS=--quick                  SmolLM2-135M and few rounds: prints the table, writes nothing
 
 ``optimum-cli`` exports OpenVINO's models. It needs an older transformers, which `make` installs into ``.venv-export``.

@@ -1,5 +1,5 @@
-"""Shared by the benchmarks: files of results, the machine's name, real-time priority, the README's generated
-sections."""
+"""Shared by the benchmarks: files of results, the machine's name, real-time priority, the generated sections of the
+README and docs/performance.md."""
 
 from __future__ import annotations
 
@@ -42,8 +42,9 @@ def publish(results: dict[str, Any], path: Path | None) -> None:
 
 
 def write_section(name: str, text: str) -> None:
-    """Replace the README's text between ``<!-- bench:name -->`` and the next ``<!-- /bench -->``."""
-    path = ROOT / "README.md"
+    """Replace what is between ``<!-- bench:name -->`` and ``<!-- /bench -->`` in the README and on the pages about
+    performance."""
     start, end = f"<!-- bench:{name} -->\n", "<!-- /bench -->"
-    head, rest = path.read_text().split(start)
-    path.write_text(head + start + text + "\n" + end + rest.split(end, 1)[1])
+    for path in (ROOT / "README.md", *(ROOT / "docs").glob("performance*.md")):
+        head, rest = path.read_text(encoding="utf-8").split(start)
+        path.write_text(head + start + text + "\n" + end + rest.split(end, 1)[1], encoding="utf-8")
