@@ -11,8 +11,6 @@ import numpy as np
 from npu_compiler.support.errors import ArtifactError, InputError
 from npu_compiler.support.files import write_atomic
 
-from .console import Status
-
 
 def top_classes(scores: np.ndarray, names: list[str] | None, count: int = 5) -> list[dict[str, Any]]:
     """Return the ``count`` most likely classes of logits float[C], most likely first: index, name (or None) and softmax
@@ -42,7 +40,7 @@ def read_labels(given: str | None, program: Path) -> list[str] | None:
     return names
 
 
-def write_labels(program: Path, status: Status) -> list[Path]:
+def write_labels(program: Path) -> list[Path]:
     """Write the names of ImageNet's classes beside ``program``, where ``npusim run`` reads them.
 
     Returns:

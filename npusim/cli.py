@@ -279,7 +279,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(args: argparse.Namespace) -> Any:
     from npu_compiler.support import env, log
     from npu_compiler.support.errors import CompileError, NPUError
-    from npu_compiler.support.progress import step
 
     from .bars import progress_bars
     from .console import Result
@@ -289,7 +288,7 @@ def _run(args: argparse.Namespace) -> Any:
         bars = nullcontext() if args.quiet or args.json or args.verbose else progress_bars()
         with warnings.catch_warnings(), log.shown(least), bars:
             warnings.showwarning = _warn
-            return import_module(f"npusim.verbs.{args.verb}").run(args, step)
+            return import_module(f"npusim.verbs.{args.verb}").run(args)
     except NPUError as error:
         refused = isinstance(error, CompileError) and not getattr(args, "fallback", True) and bool(error.reasons)
         code = POLICY if refused else USER_ERROR

@@ -4,15 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TextIO
-
-from npu_compiler.support.progress import Step
-
-Status = Callable[[str], AbstractContextManager[Step]]
-"""What verbs are given to declare steps of their own: ``with status("measuring"): …``."""
 
 
 @dataclass(frozen=True)

@@ -13,16 +13,16 @@ import numpy as np
 
 from npu_compiler.aten.ir import IRGraph
 from npu_compiler.support.errors import InputError
+from npu_compiler.support.progress import step
 from npu_compiler.target_config import default_target
 
 from .builtin import BUILTINS, captured
-from .console import Status
 
 if TYPE_CHECKING:
     from npu_runtime.llm.model import LLM
 
 
-def read_model(name: str, batch: int, status: Status) -> tuple[IRGraph, Mapping[str, np.ndarray] | None, Any]:
+def read_model(name: str, batch: int) -> tuple[IRGraph, Mapping[str, np.ndarray] | None, Any]:
     """Return the graph of a MODEL argument, with its weights and its PyTorch module if there are any.
 
     Args:
@@ -40,8 +40,7 @@ def read_model(name: str, batch: int, status: Status) -> tuple[IRGraph, Mapping[
     from npu_compiler.aten.json_reader import load_ir
 
     if is_python_name(name):
-        with status(f"capturing {name}"):
-            return _from_python(name)
+        return _from_python(name)
     if not Path(name).exists():
         raise InputError(f"{name}: there is no such file, and no built-in model of that name: {', '.join(BUILTINS)}")
     if Path(name).suffix == ".pt2":
@@ -99,12 +98,12 @@ def is_language_model(model: str) -> bool:
     return is_registered(model) or is_hub_id(model)
 
 
-def load_language_model(args: argparse.Namespace, status: Status) -> LLM:
+def load_language_model(args: argparse.Namespace) -> LLM:
     """Load the language model that the arguments of a verb describe. Raises as ``LLM.load``."""
 
     from . import LLM
 
-    with status(f"loading {args.model}"):
+    with step(f"loading {args.model}"):
         return LLM.load(
             args.model,
             target=args.target or default_target(),

@@ -1,1 +1,1 @@
-"""The verbs of the ``npusim`` command, one file each: ``run(args, status)`` does the work and returns a ``Result``."""
+"""The verbs of the ``npusim`` command, one file each: ``run(args)`` does the work and returns a ``Result``."""

@@ -10,11 +10,12 @@ import numpy as np
 
 from npu_compiler.support import env
 from npu_compiler.support.errors import InputError
+from npu_compiler.support.progress import step
 from npu_compiler.target_config import default_target
 from npu_runtime.model import Model
 
 from ..builtin import BUILTINS
-from ..console import Result, Status, Table
+from ..console import Result, Table
 from ..latency import HEADER, bound_call, interleaved, torch_call
 from ..placement import plan_model, refuse_placement
 from ..random_arrays import random_array, random_weights
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from npu_runtime.partitioned.model import MixedModel
 
 
-def run(args: argparse.Namespace, status: Status) -> Result:
+def run(args: argparse.Namespace) -> Result:
     """Measure single runs with inputs and outputs bound in advance; for language models, prefill and decode."""
     import npu_compiler
     import npu_runtime
@@ -32,13 +33,12 @@ def run(args: argparse.Namespace, status: Status) -> Result:
     from npu_runtime.model import weights_beside
 
     if is_language_model(args.model):
-        return _language_model(args, status)
+        return _language_model(args)
     module = None
     if args.model in BUILTINS:
-        ir, weights, module = read_model(args.model, args.batch, status)
+        ir, weights, module = read_model(args.model, args.batch)
         target = args.target or default_target()
-        with status(f"compiling {args.model}"):
-            program = npu_compiler.compile_plan(plan_model(ir, target, args), target, args.dtype, args.disable)
+        program = npu_compiler.compile_plan(plan_model(ir, target, args), target, args.dtype, args.disable)
         source: Any = weights
     else:
         if args.vs:
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace, status: Status) -> Result:
         threads = args.threads or env.num_threads()
         if module is not None and args.vs == "torch":
             calls["torch eager"] = torch_call(module, arrays, threads)
-        with status(f"measuring {program.name}"):
+        with step(f"measuring {program.name}"):
             found = interleaved(calls, args.seconds)
     batch = arrays[0].shape[0] if arrays and arrays[0].ndim else 1
     t, median = program.totals, found["npusim"].median
@@ -76,7 +76,7 @@ def _call(model: Model | MixedModel, arrays: list[np.ndarray]) -> Callable[[], A
     return lambda: model.run_ordered(arrays)
 
 
-def _language_model(args: argparse.Namespace, status: Status) -> Result:
+def _language_model(args: argparse.Namespace) -> Result:
     """Measure greedy decoding after a random prompt, end tokens ignored."""
     from .. import llm_latency
 
@@ -86,7 +86,7 @@ def _language_model(args: argparse.Namespace, status: Status) -> Result:
         args.max_len = needed
     if args.batch != 1:
         raise InputError("language models run one sequence at a time: leave out --batch")
-    llm = load_language_model(args, status)
+    llm = load_language_model(args)
     if needed > llm.max_len:
         raise InputError(f"--prompt-len and --gen-len make {needed} tokens, but the context holds {llm.max_len}")
     threads = args.threads or env.num_threads()
@@ -94,9 +94,9 @@ def _language_model(args: argparse.Namespace, status: Status) -> Result:
     if args.vs == "torch":
         if llm.path.suffix == ".npubin":
             raise InputError("--vs torch needs the checkpoint itself, not a .npubin")
-        with status("loading the model into PyTorch"):
+        with step("loading the model into PyTorch"):
             rounds["torch eager"] = llm_latency.torch_round(llm.path, args.dtype, llm.max_len, threads)
     prompt = np.random.default_rng(0).integers(0, llm.vocab, args.prompt_len).tolist()
-    with status(f"measuring {llm.manifest.name}"):
+    with step(f"measuring {llm.manifest.name}"):
         speeds = llm_latency.measure(rounds, prompt, args.gen_len, args.seconds)
     return llm_latency.report(llm, speeds, threads, args.gen_len)

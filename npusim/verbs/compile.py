@@ -10,22 +10,23 @@ from npu_compiler.aten.ir import IRGraph
 from npu_compiler.mixed.program import MixedProgram
 from npu_compiler.partitioning.plan import NPU, PartitionPlan
 from npu_compiler.support.errors import InputError
+from npu_compiler.support.progress import step
 from npu_compiler.target_config import default_target
 
 from ..builtin import BUILTINS, RANDOM, trained
 from ..classes import write_labels
-from ..console import Result, Status, Table
+from ..console import Result, Table
 from ..placement import plan_model, refuse_placement
 from ..program_files import emit_source, save_program
 from ..sources import is_language_model, read_model
 
 
-def run(args: argparse.Namespace, status: Status) -> Result:
+def run(args: argparse.Namespace) -> Result:
     """Write a .npubin and, if the weights are known, a safetensors file; with --until, show the graph after a phase."""
     if args.disable == ("help",) or args.until == "help":
         return _steps(args.target or default_target())
     if is_language_model(args.model):
-        return _language_model(args, status)
+        return _language_model(args)
     from npu_compiler.mixed.compile import compile_plan
     from npu_compiler.pipeline import PHASES
     from npu_compiler.support.text import si
@@ -33,12 +34,11 @@ def run(args: argparse.Namespace, status: Status) -> Result:
     target = args.target or default_target()
     if args.dump:
         os.environ["NPU_DUMP"] = args.dump
-    ir, weights, _ = read_model(args.model, args.batch, status)
+    ir, weights, _ = read_model(args.model, args.batch)
     plan = plan_model(ir, target, args)
-    with status(f"compiling {ir.model_name}"):
-        if args.until is not None and args.until != PHASES[-1][0]:
-            return _until(args, plan, target)
-        program = compile_plan(plan, target, args.dtype, args.disable, args.weight_format)
+    if args.until is not None and args.until != PHASES[-1][0]:
+        return _until(args, plan, target)
+    program = compile_plan(plan, target, args.dtype, args.disable, args.weight_format)
     builtin = BUILTINS.get(args.model)
     if builtin is not None and builtin.weights is None:
         program.build["weights"] = RANDOM
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace, status: Status) -> Result:
     else:
         program.save(output)
     if builtin is not None and builtin.weights is not None:
-        files += write_labels(output, status)
+        files += write_labels(output)
     t = program.totals
     summary = f"{t['kernels']} kernels, {si(t['flops'], 'FLOP')}, arena {si(t['arena_bytes'], 'B')}"
     written = ", ".join(f"{f} ({si(f.stat().st_size, 'B')})" for f in files)
@@ -107,7 +107,7 @@ def _steps(target: str) -> Result:
     return Result({"target": target, "steps": data}, [*lines, *table(header, rows)])
 
 
-def _language_model(args: argparse.Namespace, status: Status) -> Result:
+def _language_model(args: argparse.Namespace) -> Result:
     """Write the program of a language model, its weights and its manifest."""
     from npu_compiler.artifact.describe import totals
     from npu_compiler.support.text import si
@@ -119,10 +119,9 @@ def _language_model(args: argparse.Namespace, status: Status) -> Result:
     target = args.target or default_target()
     weights = args.weight_format or "auto"
     loader = Loader(target, args.dtype, args.max_len, None, True, weights)
-    with status(f"compiling {args.model}"):
-        program, weights, manifest = loader.compile(args.model)
+    program, weights, manifest = loader.compile(args.model)
     output = Path(args.output or f"{Path(args.model).name.removesuffix('.gguf')}.npubin")
-    with status("writing weights"):
+    with step("writing weights"):
         files = [*save_program(program, weights, output)]
     files.append(save_manifest(manifest, files[0]))
     t = totals(program)

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 from npu_compiler.support.errors import InputError
 
-from ..console import Result, Status
+from ..console import Result
 
 _FILES = {"model", "program", "weights", "output", "compare"}  # besides those whose metavar has FILE in it
 
 
-def run(args: argparse.Namespace, status: Status) -> Result:
+def run(args: argparse.Namespace) -> Result:
     """Show the script for a shell. Raises ``InputError`` without the package shtab."""
     try:
         import shtab

@@ -14,10 +14,11 @@ import numpy as np
 
 from npu_compiler.artifact.describe import totals
 from npu_compiler.support.errors import ArtifactError, InputError
+from npu_compiler.support.progress import step
 from npu_compiler.support.text import si
 
 from ..classes import top_classes
-from ..console import Result, Status, Table, show, stream
+from ..console import Result, Table, show, stream
 from ..latency import HEADER, interleaved, torch_call
 
 PROMPT, ANSWER = "The capital of France is", " Paris."
@@ -26,17 +27,17 @@ PHOTOS = {"chelsea": "a cat", "coffee": "an espresso"}
 MODEL = "efficientnet-lite0"
 
 
-def run(args: argparse.Namespace, status: Status) -> Result:
+def run(args: argparse.Namespace) -> Result:
     """Classify two photographs, then complete a sentence."""
-    photographs = classify(args, status)
+    photographs = classify(args)
     if not args.json:
         show([*photographs.blocks, ""])
         sys.stdout.flush()
-    sentence = complete(args, status)
+    sentence = complete(args)
     return Result({**photographs.data, "language_model": sentence.data}, sentence.blocks)
 
 
-def complete(args: argparse.Namespace, status: Status) -> Result:
+def complete(args: argparse.Namespace) -> Result:
     """Complete a sentence with a language model, and measure its speed beside PyTorch's."""
     from npu_compiler.support import env
 
@@ -44,7 +45,7 @@ def complete(args: argparse.Namespace, status: Status) -> Result:
     from ..llm_latency import measure, native_round, report, torch_round
 
     threads = args.threads or env.num_threads()
-    with status(f"loading {LANGUAGE_MODEL}"):
+    with step(f"loading {LANGUAGE_MODEL}"):
         llm = LLM.load(LANGUAGE_MODEL, max_len=512, threads=threads)
     if not args.json:
         print(PROMPT, end="", flush=True)
@@ -52,14 +53,14 @@ def complete(args: argparse.Namespace, status: Status) -> Result:
     stream((token.text for token in answer), quiet=args.json)
     rounds = {"npusim": native_round(llm), "torch eager": torch_round(llm.path, None, llm.max_len, threads)}
     prompt = np.random.default_rng(0).integers(0, llm.vocab, 128).tolist()
-    with status("measuring"):
+    with step("measuring"):
         speeds = measure(rounds, prompt, 32, seconds=3.0)
     result = report(llm, speeds, threads, 32)
     data = {"prompt": PROMPT, "answer": answer.text, "as_expected": answer.text == ANSWER, **result.data}
     return Result(data, ["", *result.blocks])
 
 
-def classify(args: argparse.Namespace, status: Status) -> Result:
+def classify(args: argparse.Namespace) -> Result:
     """Download EfficientNet-Lite0, compile it, classify two photographs beside PyTorch, and save the program.
 
     Raises:
@@ -77,16 +78,14 @@ def classify(args: argparse.Namespace, status: Status) -> Result:
     from ..models.images import efficientnet_lite0_input, photos
     from ..models.weights import imagenet_labels
 
-    with status("loading EfficientNet-Lite0"):
-        net = module(MODEL)
-        pictures = photos(tuple(PHOTOS))
-        names = imagenet_labels()
+    net = module(MODEL)
+    pictures = photos(tuple(PHOTOS))
+    names = imagenet_labels()
     threads = args.threads or env.num_threads()
     torch.set_num_threads(threads)
     arrays = {name: efficientnet_lite0_input(image) for name, (image, _) in pictures.items()}
     start = time.perf_counter()
-    with status("compiling"):
-        model = build(net, (torch.from_numpy(arrays["chelsea"]),), dtype=args.dtype, fallback=False, threads=threads)
+    model = build(net, (torch.from_numpy(arrays["chelsea"]),), dtype=args.dtype, fallback=False, threads=threads)
     compile_seconds = time.perf_counter() - start
 
     blocks: list[str | Table] = []
@@ -104,7 +103,7 @@ def classify(args: argparse.Namespace, status: Status) -> Result:
         "npusim": executor.bind([arrays["chelsea"]], [result]),
         "torch eager": torch_call(net, [arrays["chelsea"]], threads),
     }
-    with status("measuring"):
+    with step("measuring"):
         latency = interleaved(calls, seconds=3.0)
     speedup = latency["torch eager"].median / latency["npusim"].median
     t = totals(model.programs[0])

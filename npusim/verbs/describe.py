@@ -6,10 +6,10 @@ import argparse
 
 from npu_compiler.mixed.program import load_program
 
-from ..console import Result, Status
+from ..console import Result
 
 
-def run(args: argparse.Namespace, status: Status) -> Result:
+def run(args: argparse.Namespace) -> Result:
     """Describe a program or a mixed model as text and as data."""
     program = load_program(args.program)
     return Result({"program": program.to_json()}, [program.describe().rstrip()])

@@ -12,10 +12,11 @@ from typing import Any
 
 from npu_compiler.support import env
 from npu_compiler.support.errors import ConfigError, NPUError
+from npu_compiler.support.progress import step
 from npu_compiler.target_config import default_target, target_config, target_names
 from npu_compiler.targets import get_target
 
-from ..console import Result, Status, Table
+from ..console import Result, Table
 
 # Package -> what needs it.
 _PACKAGES = {
@@ -36,13 +37,13 @@ _PACKAGES = {
 _REQUIRED = ("numpy", "ml_dtypes", "msgpack", "safetensors")
 
 
-def run(args: argparse.Namespace, status: Status) -> Result:
+def run(args: argparse.Namespace) -> Result:
     """Run all checks. The exit status is 1 if something that every use needs is broken."""
     if args.markdown:
         return Result({"markdown": env.markdown()}, [env.markdown().rstrip()])
     from npu_compiler.targets.cpu.compilers import compiler_report
 
-    with status("looking for a compiler"):
+    with step("looking for a compiler"):
         report: dict[str, Any] = compiler_report()
     problems: list[str] = []
     compiler = report["compiler"]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from npu_compiler.target_config import default_target
 
-from ..console import Result, Status, Table
+from ..console import Result, Table
 from ..placement import placement, plan_model
 from ..sources import read_model
 
@@ -15,14 +15,13 @@ if TYPE_CHECKING:
     from npu_compiler.partitioning.explain import Explanation
 
 
-def run(args: argparse.Namespace, status: Status) -> Result:
+def run(args: argparse.Namespace) -> Result:
     """Answer why an op does not run on the NPU; --plan adds the partitions, --no-fallback refuses such models."""
     from npu_compiler.partitioning.explain import explain
 
     target = args.target or default_target()
-    ir, _, _ = read_model(args.model, 1, status)
-    with status(f"checking {ir.model_name}"):
-        explanation = explain(ir, target, **placement(args))
+    ir, _, _ = read_model(args.model, 1)
+    explanation = explain(ir, target, **placement(args))
     blocks = _blocks(explanation)
     data = explanation.to_dict()
     if args.plan or not args.fallback:

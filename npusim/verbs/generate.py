@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from npu_compiler.support.errors import InputError, NPUError
 
-from ..console import Result, Status, stream
+from ..console import Result, stream
 from ..sources import load_language_model
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ _DEFAULT_TOKENS = 256
 _HELP = "type a message; /reset starts a new conversation, /quit or Ctrl-D leaves, Ctrl-C ends an answer"
 
 
-def run(args: argparse.Namespace, status: Status) -> Result:
+def run(args: argparse.Namespace) -> Result:
     """Stream the answer to standard output; with --stats, write timings to standard error."""
     prompt = args.prompt
     if prompt is None and not (args.chat and sys.stdin.isatty()):
@@ -27,7 +27,7 @@ def run(args: argparse.Namespace, status: Status) -> Result:
         prompt = sys.stdin.read()
     if prompt is None and args.json:
         raise InputError("--json needs --prompt: a conversation has no single answer")
-    llm = load_language_model(args, status)
+    llm = load_language_model(args)
     if prompt is None:
         return _talk(llm, args)
     tokens = llm.encode(_conversation(args.system, prompt) if args.chat else prompt)

@@ -7,10 +7,10 @@ from dataclasses import asdict
 
 from npu_compiler.support.errors import NPUError
 
-from ..console import Result, Status, Table
+from ..console import Result, Table
 
 
-def run(args: argparse.Namespace, status: Status) -> Result:
+def run(args: argparse.Namespace) -> Result:
     """Show the table of native operators, whole or filtered by a pattern."""
     from npu_compiler.ops.table import operators as native
     from npu_compiler.ops.table import operators_markdown

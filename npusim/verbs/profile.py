@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from npu_compiler.mixed.program import load_program
+from npu_compiler.support.progress import step
 from npu_compiler.target_config import default_target
 
-from ..console import Result, Status, Table
+from ..console import Result, Table
 from ..placement import plan_model, refuse_placement
 from ..profiling import compare as comparison
 from ..profiling.report import HEADER, ProfileReport, read_report
@@ -25,14 +26,14 @@ _SHOWN = 20  # rows of a section on a terminal
 REGRESSION = 4  # exit status
 
 
-def run(args: argparse.Namespace, status: Status) -> Result:
+def run(args: argparse.Namespace) -> Result:
     """Measure a model, show what loses the most time, and write the files that were asked for. With --compare, the exit
     status is 4 if a section became slower than the threshold allows."""
     from ..profiling.collect import profile
 
     old = read_report(args.compare) if args.compare else None
-    model = _model(args, status)
-    with status(f"measuring {args.model}"):
+    model = _model(args)
+    with step(f"measuring {args.model}"):
         counts = {"runs": args.runs, "warmup": args.warmup}
         prompt = {"prompt": args.prompt_len, "cache": args.cache_len}
         report = profile(model, **counts, **prompt, accuracy=args.accuracy)
@@ -51,7 +52,7 @@ def run(args: argparse.Namespace, status: Status) -> Result:
     return Result(data, [*blocks, *_compared(changes, args.threshold)], code)
 
 
-def _model(args: argparse.Namespace, status: Status) -> Any:
+def _model(args: argparse.Namespace) -> Any:
     """What ``profile`` takes, from the arguments."""
     import npu_compiler
     import npu_runtime
@@ -62,23 +63,22 @@ def _model(args: argparse.Namespace, status: Status) -> Any:
         refuse_placement(args)
         if args.max_len is None and not args.model.endswith(".npubin"):
             args.max_len = max(args.prompt_len, args.cache_len + 1)
-        return load_language_model(args, status)
+        return load_language_model(args)
     target = args.target or default_target()
     if Path(args.model).suffix == ".npubin":
         program = load_program(args.model)
         beside = weights_beside(args.model)
         source = args.weights or (beside if beside.exists() else random_weights(program))
-        with status(f"loading {args.model}"):
+        with step(f"loading {args.model}"):
             return npu_runtime.load(program, source, args.threads)
-    ir, weights, _ = read_model(args.model, args.batch, status)
+    ir, weights, _ = read_model(args.model, args.batch)
     options = {} if args.threads is None else {"threads": args.threads}
     backend = npu_runtime.get_backend(target, **options)
     compile_fn = partial(
         npu_compiler.compile, target=target, dtype=args.dtype, disable=args.disable, weights=args.weight_format
     )
-    with status(f"compiling {args.model}"):
-        executor = DAGExecutor(plan_model(ir, target, args), backend, compile_fn)
-        executor.load_weights(args.weights or (_random(ir) if weights is None else weights))
+    executor = DAGExecutor(plan_model(ir, target, args), backend, compile_fn)
+    executor.load_weights(args.weights or (_random(ir) if weights is None else weights))
     return executor
 
 

@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 
 from npu_compiler.support.errors import InputError
+from npu_compiler.support.progress import step
 
 from ..arrays import read_inputs, save_npz
 from ..classes import read_labels, top_classes
-from ..console import Result, Status, Table
+from ..console import Result, Table
 
 
-def load_program(path: str, weights: str | None, threads: int | None, status: Status, from_source: bool = False) -> Any:
+def load_program(path: str, weights: str | None, threads: int | None, from_source: bool = False) -> Any:
     """Load a program with its weights, ready to run.
 
     Args:
@@ -35,13 +36,13 @@ def load_program(path: str, weights: str | None, threads: int | None, status: St
     if weights is None and program.weights and not beside.exists():
         raise InputError(f"{path} needs {len(program.weights)} weights: pass --weights, or put them into {beside}")
     source = weights or (beside if beside.exists() else None)
-    with status(f"loading {path}"):
+    with step(f"loading {path}"):
         return npu_runtime.load(program, source, threads, from_source)
 
 
-def run(args: argparse.Namespace, status: Status) -> Result:
+def run(args: argparse.Namespace) -> Result:
     """Run a program once and summarise its outputs; for a classifier, with class names. --output writes all values."""
-    model = load_program(args.program, args.weights, args.threads, status, args.from_source)
+    model = load_program(args.program, args.weights, args.threads, args.from_source)
     outputs: dict[str, np.ndarray] = model.run(read_inputs(args.input, model.inputs, model.program.name))
     header = ("output", "dtype", "shape", "min", "max", "mean")
     blocks: list[str | Table] = [Table(header, list(map(_row, outputs.items())))]

@@ -90,7 +90,7 @@ def test_verbosity_and_quiet(
 
     data = "npusim: warning: the data is odd\nnpusim: it is wrong\n"
 
-    def warns(args: object, status: object) -> None:
+    def warns(args: object) -> None:
         logging.getLogger("npu_runtime.native").warning("it is logged")
         warnings.warn("the data is odd", stacklevel=1)
         raise InputError("it is wrong")

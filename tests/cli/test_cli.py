@@ -228,7 +228,7 @@ def test_usage_errors_exit_with_1(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_defects_exit_with_2(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def broken(args: Any, status: Any) -> Any:
+    def broken(args: Any) -> Any:
         raise ZeroDivisionError("oops")
 
     monkeypatch.setattr("npusim.verbs.ops.run", broken)
