@@ -38,6 +38,12 @@ def test_the_readme_is_one_screen_and_the_tables() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 120
 
 
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md"])
+def test_links_of_pages_outside_of_the_site_lead_somewhere(page: str) -> None:
+    targets = re.findall(r"\]\(([^)#:]+)[^)]*\)", (ROOT / page).read_text(encoding="utf-8"))
+    assert targets and [t for t in targets if not (ROOT / t).exists()] == []
+
+
 def test_the_pipeline_is_that_of_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = script("tools", "figures", monkeypatch).pipeline()
     assert (FIGURES / "pipeline.svg").read_text(encoding="utf-8") == drawn, "python tools/figures.py pipeline"
