@@ -1,5 +1,7 @@
 """Build a PyTorch model into native code and call it: ``npusim.build(model, example_inputs)(inputs)``.
 
+``npusim.load(path)`` is ``npu_runtime.load``: it runs what ``npusim compile`` or ``Model.save`` wrote.
+
 ``npusim.profile(model)`` measures any model kernel by kernel.
 
 ``npusim.LLM`` is ``npu_runtime.llm.model.LLM``, which then also loads the built-in language models by name.
@@ -11,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from npu_runtime.llm.model import LLM
+    from npu_runtime.model import load
 
     from .bars import progress_bars
     from .builder.model import Model, build
@@ -19,7 +22,7 @@ if TYPE_CHECKING:
 
 __version__: str  # npu_compiler's
 
-__all__ = ["LLM", "Model", "ProfileReport", "__version__", "build", "profile", "progress_bars"]
+__all__ = ["LLM", "Model", "ProfileReport", "__version__", "build", "load", "profile", "progress_bars"]
 
 
 def __getattr__(name: str) -> Any:
@@ -27,6 +30,10 @@ def __getattr__(name: str) -> Any:
         from .builder import model
 
         return getattr(model, name)
+    if name == "load":
+        from npu_runtime.model import load
+
+        return load
     if name == "progress_bars":
         from .bars import progress_bars
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..artifact import describe as program_text
+from ..aten.ir import DataSize, TensorSpec
 from ..partitioning.plan import HOST
 from ..support.text import json_safe, printable, si, table, tensor_text
 
@@ -47,10 +48,7 @@ def describe(model: MixedProgram) -> str:
 
 def to_json(model: MixedProgram) -> dict[str, Any]:
     """Return what :func:`describe` shows as JSON-safe data."""
-    io = {
-        kind: [{"name": t.name, "shape": [int(d) for d in t.shape], "dtype": t.dtype} for t in specs]
-        for kind, specs in (("inputs", model.inputs), ("outputs", model.outputs))
-    }
+    io = {"inputs": [_plain(t) for t in model.inputs], "outputs": [_plain(t) for t in model.outputs]}
     facts = {
         "kind": "mixed", "name": model.name, "target": model.target, "device": model.device, "dtype": model.dtype,
         "build": model.build, **io, "states": model.states, "weights": [w.key for w in model.weights],
@@ -59,3 +57,8 @@ def to_json(model: MixedProgram) -> dict[str, Any]:
     }  # fmt: skip
     safe: dict[str, Any] = json_safe(facts)
     return safe
+
+
+def _plain(t: TensorSpec) -> dict[str, Any]:
+    shape = [d.expression if isinstance(d, DataSize) else d for d in t.shape]
+    return {"name": t.name, "shape": shape, "dtype": t.dtype}

@@ -327,16 +327,15 @@ def _kept_elsewhere(keys: Sequence[str]) -> BackendError:
 
 
 def _only_partition(plan: PartitionPlan, programs: Mapping[int, CompiledProgram]) -> int | None:
-    """Return the id of the NPU partition that computes all of ``plan``, or None."""
-    if len(plan.partitions) != 1 or plan.feeds or plan.partitions[0].device != NPU:
+    """Return the id of the NPU partition that computes all of ``plan`` with the model's own inputs and outputs, or
+    None."""
+    if not plan.on_npu:
         return None
     part = plan.partitions[0]
     entry, *others = programs[part.id].entries.values()
     same = (
         not others
-        and [(t.name, 0) for t in plan.inputs] == [*part.inputs]
         and [(t.name, t.shape, t.dtype) for t in plan.inputs] == [(s.name, s.shape, s.dtype) for s in entry.inputs]
-        and [plan.ir.key(t) for t in plan.outputs] == [*part.outputs]
         and part.ir.output_names() == [s.name for s in entry.outputs]
     )
     return part.id if same else None

@@ -115,7 +115,7 @@ def test_build_gives_the_models_own_structure(built: npusim.Model) -> None:
 
 
 def test_what_is_saved_gives_the_same_numbers(built: npusim.Model, tmp_path: Path) -> None:
-    loaded, x = npu_runtime.load(built.save(tmp_path / "branches")[0]), images(2, 16)
+    loaded, x = npusim.load(built.save(tmp_path / "branches")[0]), images(2, 16)
     assert isinstance(loaded, npu_runtime.MixedModel) and loaded.program.host_ops == sorted(UNSUPPORTED)
     for ours, theirs in zip(loaded(x), built(x), strict=True):
         assert torch.equal(ours, theirs)

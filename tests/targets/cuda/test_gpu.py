@@ -23,6 +23,7 @@ import torch
 from torch import nn
 
 import npu_compiler
+import npu_runtime
 from npu_compiler.artifact.program import CompiledProgram
 from npu_compiler.frontend import capture, state_dict_numpy
 from npu_compiler.partitioning.plan import HOST
@@ -227,7 +228,7 @@ def test_dlpack_in(gpu: CUDABackend) -> None:
     assert adopted is not None and adopted.native_handle == array.data.ptr and adopted.shape == (2, 3)
 
 
-def test_a_model_that_runs_in_part_on_the_cpu(gpu: CUDABackend) -> None:
+def test_a_model_that_runs_in_part_on_the_host(gpu: CUDABackend, tmp_path: Path) -> None:
     model, x = randomise(Small()), images(2, 16)
     plan = npu_compiler.partition(capture(model, (x,)), target="cuda", force_cpu=["aten.relu.default"])
     assert [p.device for p in plan.partitions].count(HOST) == 1 and len(plan.partitions) == 3
@@ -237,6 +238,9 @@ def test_a_model_that_runs_in_part_on_the_cpu(gpu: CUDABackend) -> None:
     for value in (x.numpy(), x, gpu.cupy.asarray(x.numpy()), gpu.allocate_buffer(x.numpy())):
         (result,) = run.execute([value]).values()
         np.testing.assert_allclose(result, wanted, rtol=1e-5, atol=1e-5)
+    npu_compiler.compile_plan(plan, "cuda").save(tmp_path / "small.npubin")
+    loaded = npu_runtime.load(tmp_path / "small.npubin", state_dict_numpy(model))
+    np.testing.assert_allclose(loaded(x.numpy()), wanted, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="this PyTorch has no CUDA")

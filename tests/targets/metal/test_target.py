@@ -14,10 +14,11 @@ from torch import nn
 import npu_compiler
 from npu_compiler.artifact.program import CompiledProgram
 from npu_compiler.frontend import capture, state_dict_numpy
+from npu_compiler.mixed.program import MixedProgram
 from npu_compiler.partitioning.plan import HOST
 from npu_compiler.support.errors import BackendError, InputError
 from npu_compiler.targets.simt.lang.program import unpack
-from npu_runtime import CPUBackend, Executor, MetalBackend, get_backend
+from npu_runtime import CPUBackend, Executor, MetalBackend, MixedModel, get_backend
 from npu_runtime.llm.loader import Loader
 from npu_runtime.llm.model import LLM
 from npusim.cli import main
@@ -129,14 +130,19 @@ def test_an_index_out_of_range_names_the_kernel() -> None:
         run.run([table.numpy(), np.array([1, 4])])
 
 
-def test_float64_stays_on_the_cpu() -> None:
+def test_float64_stays_on_the_host(tmp_path: Path) -> None:
     class Wide(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x.double().sin().float() + x
+            return x.double().sin().float() @ x
 
-    plan = npu_compiler.partition(capture(Wide(), (torch.ones(3),)), target="metal")
+    plan = npu_compiler.partition(capture(Wide(), (torch.ones(3, 3),)), target="metal")
     assert any(p.device == HOST for p in plan.partitions)
     assert any("float64" in str(reason) for reason in plan.reasons.values())
+    npu_compiler.compile_plan(plan, "metal").save(tmp_path / "wide.npubin")
+    loaded = npu_compiler.load_program(tmp_path / "wide.npubin")
+    assert isinstance(loaded, MixedProgram) and loaded.target == "metal" and loaded.programs
+    x = torch.linspace(-1, 1, 9).reshape(3, 3)
+    torch.testing.assert_close(MixedModel(loaded, None, EmulatedMetal())(x), Wide()(x))
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="this is a Mac")
