@@ -112,3 +112,20 @@ def test_extracted_ir_fits_together(example: Example, tmp_path: Path) -> None:
         for kind in ("key", "value"):
             assert made[layer[f"prefill_{kind}_output"]] == (1, 2, 6, 16)
             assert taken[layer[f"decode_{kind}_input"]] == given[layer[f"decode_{kind}_output"]] == (1, 2, 20, 16)
+
+
+def test_the_benchmark_of_the_dag_executor(example: Example, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its plans leave nothing, one op, every activation to the host, and all of them pass the error gate."""
+    import torch
+
+    from npu_compiler.frontend import capture, state_dict_numpy
+
+    torch.manual_seed(0)
+    layers = [torch.nn.Conv2d(3, 4, 8, 8), torch.nn.ReLU(True), torch.nn.MaxPool2d(2), torch.nn.Flatten()]
+    net = torch.nn.Sequential(*layers, torch.nn.Linear(4 * 14 * 14, 10), torch.nn.ReLU(True)).eval()
+    ir = capture(net, (torch.zeros(1, 3, 224, 224),), name="small")
+    monkeypatch.setattr("npusim.builtin.captured", lambda name, batch: (net, ir, state_dict_numpy(net)))
+    out, _ = example("../benchmarks/partitioned.py", "--models", "resnet18", "--seconds", "0.01", "--threads", "1")
+    rows = [re.split(r"\s{2,}", line.strip()) for line in out.splitlines()[1:]]
+    assert [row[1] for row in rows] == ["all on the NPU", "max_pool2d on the host", "relu on the host", "torch eager"]
+    assert [row[2:4] for row in rows[:3]] == [["1", "0"], ["3", "2"], ["4", "3"]] and "✗" not in out
