@@ -5,7 +5,7 @@ BENCH := .venv-bench
 BIN := $(VENV)/bin
 PIP := -m pip --disable-pip-version-check -qq
 
-.PHONY: demo test lint docs lock wheel clean bench bench-calls bench-cpu bench-llm bench-coverage bench-partitioned
+.PHONY: demo test lint pages docs lock wheel clean bench bench-calls bench-cpu bench-llm bench-coverage bench-partitioned
 
 demo: $(VENV)/demo.stamp
 	$(BIN)/npusim demo
@@ -18,6 +18,13 @@ test: $(VENV)/test.stamp
 lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+# The pages of the documentation that scripts write, in both languages.
+pages: $(VENV)/test.stamp
+	$(BIN)/npusim ops --markdown > docs/operators.md
+	$(BIN)/npusim doctor --markdown > docs/environment.md
+	$(BIN)/python benchmarks/coverage.py --table
+	$(BIN)/python tools/korean_pages.py
 
 # The documentation in site/, in English and Korean; `mkdocs serve` shows it while you write.
 docs: $(VENV)/docs.stamp

@@ -1,8 +1,9 @@
-"""The Korean form of the pages that scripts write, docs/operators.md and docs/models.md:
+"""The Korean form of the pages that scripts write: docs/environment.md, docs/models.md and docs/operators.md.
 
-    python tools/korean_pages.py         writes docs/operators.ko.md and docs/models.ko.md
+    python tools/korean_pages.py         writes the same names with .ko.md; `make pages` writes the English ones first
 
-Headings, heads of tables and sentences are translated line by line; the rows of tables are those of the English page.
+Headings, heads of tables and sentences are translated line by line. The rows of tables are those of the English page,
+except in docs/environment.md, where they are sentences.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import re
 from pathlib import Path
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
-PAGES = ("operators", "models")
+PAGES = ("environment", "models", "operators")
 
 # A line of an English page (a regular expression), and the Korean line.
 LINES = {
@@ -41,6 +42,12 @@ LINES = {
     r"## Slicing": "## 슬라이싱",
     r"## Sorting": "## 정렬",
     r"## Views": "## 뷰",
+    r"# Environment variables": "# 환경 변수",
+    r"Read when they are needed: .* (`[^`]+`) shows .* misspelt\.": (
+        r"값은 필요할 때 읽으므로, 바꾸면 다시 시작하지 않아도 적용됩니다. "
+        r"\1는 적용 중인 값을 보여 주고 철자가 틀린 이름을 알려 줍니다."
+    ),
+    r"\| variable \| meaning \| takes \| default \|": "| 변수 | 뜻 | 받는 값 | 기본값 |",
     r"\| overload \| what it computes \| tested dtypes \| samples \|": (
         "| 오버로드 | 계산 내용 | 테스트한 dtype | 샘플 수 |"
     ),
@@ -67,6 +74,46 @@ LINES = {
     r"(.+, \d{4}-\d\d-\d\d)\. (torch .*)\. (`make bench-coverage`)\.": r"측정 환경: \1. 버전: \2. 명령: \3.",
 }
 
+# The cells of docs/environment.md.
+CELLS = {
+    "a C++ compiler command, e.g. 'g++-13' or 'ccache clang++'": "C++ 컴파일러 명령. 예: 'g++-13', 'ccache clang++'",
+    "CXX, then PATH, then ziglang": "CXX, PATH, ziglang 순",
+    "the C++ compiler; when set, no other one is tried": "C++ 컴파일러. 설정하면 다른 컴파일러는 찾지 않음",
+    "a directory": "디렉터리",
+    "the user's cache directory / npusim": "사용자의 캐시 디렉터리 / npusim",
+    "where compiled kernels are kept between runs": "컴파일된 커널을 다음 실행까지 보관하는 곳",
+    "a size in bytes, or with a unit like '512M' or '2GiB'; 0 turns the cache off": (
+        "바이트 단위 크기, 또는 '512M', '2GiB'처럼 단위를 붙인 크기. 0이면 캐시를 끔"
+    ),
+    "upper bound of the compile cache; the oldest entries go first": "컴파일 캐시의 최대 크기. 오래된 항목부터 지움",
+    "a size like '8GiB'; 0 turns the cache off": "'8GiB' 같은 크기. 0이면 캐시를 끔",
+    "upper bound of the packed weights of language models kept on disk; the oldest go first": (
+        "디스크에 보관하는 언어 모델의 패킹된 가중치의 최대 크기. 오래된 것부터 지움"
+    ),
+    "a whole number from 1 to 4096": "1부터 4096까지의 정수",
+    "the CPUs this process may use": "이 프로세스가 쓸 수 있는 CPU 수",
+    "threads that run() and the compiler use": "run()과 컴파일러가 쓰는 스레드 수",
+    "a whole number from 0 to 9": "0부터 9까지의 정수",
+    "what the compiler logs, as -v does: 1 phases, 2 kernels, 3 graphs, 4 generated source": (
+        "컴파일러가 기록하는 로그의 수준. -v와 같음: 1 단계, 2 커널, 3 그래프, 4 생성된 소스"
+    ),
+    "nothing is written": "아무것도 쓰지 않음",
+    "where each compiler phase and rewrite writes its graph and source": (
+        "컴파일러의 단계와 재작성마다 그래프와 소스를 쓰는 곳"
+    ),
+    "names of passes or rewrites, separated by commas": "쉼표로 구분한 패스 또는 재작성의 이름",
+    "nothing is disabled": "아무것도 끄지 않음",
+    "rewrites to leave out": "끌 재작성",
+    "0, 1 or 2": "0, 1, 2 중 하나",
+    "check the program after every phase and rewrite: 1 its invariants, 2 also results on random inputs": (
+        "단계와 재작성이 끝날 때마다 프로그램을 검사함: 1 불변 조건, 2 무작위 입력에 대한 결과까지"
+    ),
+    "a target such as 'cuda', or one with a device such as 'cuda:sm_80'": (
+        "'cuda' 같은 타깃, 또는 'cuda:sm_80'처럼 디바이스를 붙인 타깃"
+    ),
+    "what programs are compiled for when the caller does not say": "호출자가 지정하지 않을 때 컴파일할 대상",
+}
+
 
 def korean(name: str) -> str:
     """The Korean page. Raises ``ValueError`` for a line that has no translation."""
@@ -77,9 +124,20 @@ def _line(line: str) -> str:
     for pattern, text in LINES.items():
         if match := re.fullmatch(pattern, line):
             return match.expand(text)
+    if line.startswith("| `NPU_"):
+        return f"| {' | '.join(map(_cell, line.strip('| ').split(' | ')))} |"
     if line and not line.startswith("|"):
         raise ValueError(f"tools/korean_pages.py: LINES has no translation of {line!r}")
     return line
+
+
+def _cell(text: str) -> str:
+    """A cell of docs/environment.md; names and values are the same in both languages."""
+    if re.fullmatch(r"`\w+`|\d+|\d+GiB|cpu", text):
+        return text
+    if text not in CELLS:
+        raise ValueError(f"tools/korean_pages.py: CELLS has no translation of {text!r}")
+    return CELLS[text]
 
 
 def main() -> None:
