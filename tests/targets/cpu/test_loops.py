@@ -7,12 +7,8 @@ import warnings
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from npu_compiler.graph import affine, expr
 from npu_compiler.graph.expr import Expr, const, fn, index, load, maximum, stage, where
-from npu_compiler.graph.expr_interp import evaluate
 from npu_compiler.schedule.interp import execute, view
 from npu_compiler.schedule.kernel import Kernel, LoopBody, Loops, Operand, Scan, Sort, Stage
 from npu_compiler.support import dtypes
@@ -415,41 +411,6 @@ def test_an_empty_domain_does_nothing() -> None:
 
 
 # -- index arithmetic ---------------------------------------------------------------------------------------------
-SIZES = {0: 6, 1: 4}
-
-
-@st.composite
-def index_expressions(draw: st.DrawFn, depth: int = 3) -> Expr:
-    if depth == 0 or draw(st.booleans()):
-        return draw(st.sampled_from([index(0), index(1), const(draw(st.integers(-7, 7)), "int64")]))
-    a, b = draw(index_expressions(depth - 1)), draw(index_expressions(depth - 1))
-    op = draw(st.sampled_from(["add", "sub", "mul", "floordiv", "remainder", "minimum", "maximum", "where", "abs"]))
-    if op == "abs":
-        return fn(op)(a)
-    if op in ("floordiv", "remainder"):
-        return fn(op)(a, draw(st.integers(1, 6)))
-    if op == "where":
-        test = fn(draw(st.sampled_from(["lt", "le", "gt", "ge", "eq", "ne"])))(a, b)
-        return where(test & (index(0) >= 1) if draw(st.booleans()) else test, a, b)
-    return fn(op)(a, b)
-
-
-@settings(max_examples=300, deadline=None)
-@given(index_expressions())
-def test_simplified_indices_are_equal_and_inside_their_interval(e: Expr) -> None:
-    ranges = {d: (0, n - 1) for d, n in SIZES.items()}
-    values = evaluate(e, tuple(SIZES.values()), [])
-    np.testing.assert_array_equal(evaluate(affine.simplify(e, ranges), tuple(SIZES.values()), []), values)
-    bound = affine.interval(e, ranges)
-    assert bound is not None and bound[0] <= values.min() and values.max() <= bound[1]
-    points = affine.breakpoints([e], 0, 0, SIZES[0])
-    assert all(0 < p < SIZES[0] for p in points)
-    for low, high in zip([0, *points], [*points, SIZES[0]], strict=True):  # what holds in a piece only
-        piece = expr.substitute(affine.simplify(e, {**ranges, 0: (low, high - 1)}), {0: index(0) + low})
-        found = evaluate(piece, (high - low, SIZES[1]), [])
-        np.testing.assert_array_equal(np.broadcast_to(found, values[low:high].shape), values[low:high])
-
-
 def test_padding_is_copied_piece_by_piece() -> None:
     """Mirrored, then clamped, then wrapped around: every piece has a constant stride, and none is looked up."""
     n = const(9, "int64")
