@@ -227,25 +227,6 @@ class Torch(Engine):
         return self.model(input_ids=ids, use_cache=False, logits_to_keep=1).logits[0, -1].float().numpy()
 
 
-PROBE_SOURCE = """
-#include "simd.h"
-using namespace npu;
-// Sums `bytes` of memory in `streams` sequential streams; returns something that depends on all of it.
-extern "C" __attribute__((visibility("default"))) float read_all(const char* p, long bytes, int streams) {
-  vf sum[8] = {};
-  const long each = bytes / streams;
-  for (long i = 0; i < each; i += 512 / streams)
-    for (int k = 0; k < 8; k++) {
-      const char* at = p + (k % streams) * each + i + k / streams * 64;
-      __builtin_prefetch(at + 4096);
-      for (int h = 0; h < 64; h += VL * 4) sum[k] += load_bytes<vf>(at + h);
-    }
-  for (int k = 1; k < 8; k++) sum[0] += sum[k];
-  return sum[0][0];
-}
-"""
-
-
 class Probe(Engine):
     """Memory bandwidth at this moment: the fastest of three patterns of reading 512 MiB on all threads."""
 
@@ -257,9 +238,10 @@ class Probe(Engine):
         from npu_compiler.targets.cpu.target import KERNELS
         from npu_compiler.targets.cpu.toolchain import build_shared
         from npu_runtime import CPUBackend
+        from npusim.profiling.roofline import PROBE
 
         with tempfile.NamedTemporaryFile(suffix=".so") as file:
-            file.write(build_shared({"probe.cpp": PROBE_SOURCE}, KERNELS))
+            file.write(build_shared({"probe.cpp": PROBE.read_text()}, KERNELS))
             file.flush()
             self.read = ctypes.CDLL(file.name).read_all
         self.read.argtypes, self.read.restype = (ctypes.c_void_p, ctypes.c_long, ctypes.c_int), ctypes.c_float

@@ -24,7 +24,7 @@ from npu_compiler.targets.cpu.host import host_cpu
 from npu_runtime.backends.base import Backend
 from npu_runtime.profiler import elapsed
 
-_SOURCE = Path(__file__).with_name("probe.cpp")
+PROBE = Path(__file__).with_name("probe.cpp")
 _SECONDS = 0.02  # of one measurement
 _REPEATS = 4
 _MOST = 192 << 20  # bytes that stand for memory, unless the caches are larger
@@ -57,7 +57,7 @@ def measured_cpu(threads: int) -> Roofline | None:
     except ToolchainError:
         return None
     cpu = host_cpu()
-    store, key = open_cache("rooflines"), f"{cpu.name} {sorted(cpu.features)} {threads} {_SOURCE.read_text()}"
+    store, key = open_cache("rooflines"), f"{cpu.name} {sorted(cpu.features)} {threads} {PROBE.read_text()}"
     known: dict[str, Any] = json.loads(store.get(key) or b"{}")
     flops = {dtype: max(probe.flops(dtype), known.get("flops", {}).get(dtype, 0.0)) for dtype in _DTYPES}
     flops["float16"] = flops["float32"]  # a storage type: arithmetic is float32
@@ -94,7 +94,7 @@ class _Probe:
         from npu_compiler.targets.cpu.toolchain import build_shared
 
         with tempfile.NamedTemporaryFile(suffix=".so") as file:
-            file.write(build_shared({"probe.cpp": _SOURCE.read_text()}, KERNELS))
+            file.write(build_shared({"probe.cpp": PROBE.read_text()}, KERNELS))
             file.flush()
             self._library = ctypes.CDLL(file.name)
         self._library.read_all.argtypes = (ctypes.c_void_p, ctypes.c_long, ctypes.c_int)
