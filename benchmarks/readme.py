@@ -1,5 +1,5 @@
 """Shared by the benchmarks: files of results, the machine's name, real-time priority, the generated sections of the
-README and docs/performance.md."""
+README and the pages about performance."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import os
 import platform
 from pathlib import Path
 from typing import Any
+
+from korean import korean
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -43,8 +45,10 @@ def publish(results: dict[str, Any], path: Path | None) -> None:
 
 def write_section(name: str, text: str) -> None:
     """Replace what is between ``<!-- bench:name -->`` and ``<!-- /bench -->`` in the README and on the pages about
-    performance."""
+    performance, of which the Korean one gets ``text`` in Korean."""
     start, end = f"<!-- bench:{name} -->\n", "<!-- /bench -->"
-    for path in (ROOT / "README.md", *(ROOT / "docs").glob("performance*.md")):
+    pages = {"README.md": text, "docs/performance.md": text, "docs/performance.ko.md": korean(text)}
+    for page, section in pages.items():
+        path = ROOT / page
         head, rest = path.read_text(encoding="utf-8").split(start)
-        path.write_text(head + start + text + "\n" + end + rest.split(end, 1)[1], encoding="utf-8")
+        path.write_text(head + start + section + "\n" + end + rest.split(end, 1)[1], encoding="utf-8")

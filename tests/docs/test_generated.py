@@ -28,10 +28,10 @@ def script(folder: str, name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleTyp
 def test_tables_show_the_stored_results(section: str, monkeypatch: pytest.MonkeyPatch) -> None:
     results = json.loads((ROOT / "benchmarks" / "results" / f"{SECTIONS[section]}.json").read_text(encoding="utf-8"))
     table = script("benchmarks", SCRIPTS[section], monkeypatch).table(results)
-    pages = [ROOT / "README.md", *(ROOT / "docs").glob("performance*.md")]
-    for page in pages:
-        shown = re.findall(rf"<!-- bench:{section} -->\n(.*?)\n<!-- /bench -->", page.read_text("utf-8"), re.DOTALL)
-        assert shown == [table], page.name
+    korean = script("benchmarks", "korean", monkeypatch).korean(table)
+    for page, text in (("README.md", table), ("docs/performance.md", table), ("docs/performance.ko.md", korean)):
+        written = (ROOT / page).read_text(encoding="utf-8")
+        assert re.findall(rf"<!-- bench:{section} -->\n(.*?)\n<!-- /bench -->", written, re.DOTALL) == [text], page
 
 
 def test_the_readme_is_one_screen_and_the_tables() -> None:

@@ -1,0 +1,122 @@
+"""Tables of results in Korean, for docs/performance.ko.md: labels and captions with the numbers of the English."""
+
+from __future__ import annotations
+
+import re
+
+# A label or a sentence (a regular expression), and its Korean form.
+LABELS = {
+    r"model, batch": "모델, 배치",
+    r"model": "모델",
+    r"of bandwidth": "대역폭 대비",
+    r"µs a call, batch 1": "호출당 µs, 배치 1",
+    r"(.+), decode at position (\d+)": r"\1, 위치 \2에서 디코드",
+    r"(.+), prefill of (\d+)": r"\1, 토큰 \2개 프리필",
+    r"(.+), one token at position ([\d,]+)": r"\1, 위치 \2의 토큰 하나",
+    r"(.+), a prompt of (\d+)": r"\1, 토큰 \2개 프롬프트",
+    r"(.+), batch (\d+)": r"\1, 배치 \2",
+}
+SENTENCES = {
+    r"Median milliseconds, (\d+) threads, (.+?), (\d{4}-\d\d-\d\d); in brackets the ratio to the faster of ONNX "
+    r"Runtime and OpenVINO in float32 \(for bfloat16: to OpenVINO's bfloat16\), median of the rounds\.": (
+        r"중앙값(밀리초), 스레드 \1개, \2, \3. 괄호 안은 float32에서 ONNX Runtime과 OpenVINO 중 빠른 쪽과 비교한 "
+        r"시간의 비율(bfloat16은 OpenVINO의 bfloat16과 비교한 비율)로, 라운드별 비율의 중앙값입니다."
+    ),
+    r"float16 is a storage type here, arithmetic is float32\.": (
+        "여기서 float16은 저장 타입이며, 산술 연산은 float32입니다."
+    ),
+    r"All figures of npusim passed the error gate \(RMS error against float64 ≤ ([\d.]+) × PyTorch eager's in the "
+    r"same dtype\) unless marked ✗\.": (
+        r"✗ 표시가 없는 npusim의 수치는 모두 오차 기준(float64 대비 RMS 오차 ≤ \1 × 같은 dtype에서 PyTorch "
+        r"eager의 오차)을 통과했습니다."
+    ),
+    r"Compiling ResNet-50 takes ([\d.]+) s cold and ([\d.]+) s warm, loading it with its weights ([\d.]+) s, "
+    r"importing the packages ([\d.]+) s of CPU time; its float16 arena is ([\d.]+) MB\.": (
+        r"ResNet-50을 컴파일하는 데는 캐시가 없으면 \1초, 있으면 \2초가 걸립니다. 가중치와 함께 불러오는 데는 "
+        r"\3초, 패키지를 임포트하는 데는 CPU 시간으로 \4초가 걸립니다. float16 아레나는 \5 MB입니다."
+    ),
+    r"Median milliseconds \(a token, or the whole prompt\), (\w+), (\d+) threads, (.+?), (\d{4}-\d\d-\d\d); in "
+    r"brackets the ratio to the fastest of the others, median of the rounds\.": (
+        r"중앙값(밀리초, 토큰 하나 또는 프롬프트 전체), \1, 스레드 \2개, \3, \4. 괄호 안은 나머지 중 가장 빠른 "
+        r"것과 비교한 시간의 비율로, 라운드별 비율의 중앙값입니다."
+    ),
+    r"The last column is the size of weights and cache in (\d+) bits, divided by what a bandwidth probe read in "
+    r"that time; in brackets for the bytes that npusim read, which stores weights in (\d+) bits\.": (
+        r"마지막 열은 \1비트로 센 가중치와 캐시의 크기를, 같은 시간에 대역폭 측정 프로그램이 읽은 양으로 나눈 "
+        r"값입니다. npusim은 가중치를 \2비트로 저장하며, 괄호 안은 npusim이 실제로 읽은 바이트 수로 계산한 "
+        r"값입니다."
+    ),
+    r"OpenVINO holds float16 weights and computes in bfloat16\.": (
+        "OpenVINO는 가중치를 float16으로 저장하고 bfloat16으로 계산합니다."
+    ),
+    r"Random weights; npusim's logits passed the error gate \(RMS error against float32 ≤ ([\d.]+) × PyTorch "
+    r"eager's in bfloat16, same largest logit\) unless marked ✗\.": (
+        r"가중치는 무작위입니다. ✗ 표시가 없으면 npusim의 로짓은 오차 기준(float32 대비 RMS 오차 ≤ \1 × "
+        r"bfloat16에서 PyTorch eager의 오차, 가장 큰 로짓이 같음)을 통과했습니다."
+    ),
+    r"Median microseconds, one thread, (.+?), (\d{4}-\d\d-\d\d)\.": r"중앙값(마이크로초), 스레드 하나, \1, \2.",
+    r"numpy in and out unless said otherwise, all checks included; \*bound\*: inputs and outputs in fixed memory\.": (
+        "따로 적지 않으면 입력과 출력은 numpy이며, 모든 검사를 포함합니다. *bound*: 입력과 출력이 고정된 "
+        "메모리에 있습니다."
+    ),
+    r"All figures passed the error gate \(RMS error against float64 ≤ ([\d.]+) × PyTorch eager's\) unless marked "
+    r"✗\.": r"✗ 표시가 없는 수치는 모두 오차 기준(float64 대비 RMS 오차 ≤ \1 × PyTorch eager의 오차)을 통과했습니다.",
+    r"Where the time of npu_runtime goes \((.+?), µs up to and including\): an empty Python call ([\d.]+), the "
+    r"native function ([\d.]+), and the lock ([\d.]+), and checks, a copy in and a copy out ([\d.]+), and outputs "
+    r"by name ([\d.]+)\.": (
+        r"npu_runtime의 시간 내역(\1, 해당 단계까지의 누적 µs): 빈 Python 호출 \2, 네이티브 함수 \3, 잠금 \4, "
+        r"검사와 입출력 복사 \5, 이름이 붙은 출력 \6."
+    ),
+    r"Median milliseconds, (.+?), CUDA ([\d.]+) driver, (\d{4}-\d\d-\d\d); in brackets the speedup over the "
+    r"fastest of the others\.": (
+        r"중앙값(밀리초), \1, CUDA \2 드라이버, \3. 괄호 안은 나머지 중 가장 빠른 것보다 몇 배 빠른지를 "
+        r"나타냅니다."
+    ),
+    r"Random weights and inputs\.": "가중치와 입력은 무작위입니다.",
+    r"Errors against float32 \(ResNet: float64\) are at most ([\d.]+) × PyTorch eager's in the same dtype, and "
+    r"the largest scores the same, unless marked ✗\.": (
+        r"✗ 표시가 없으면 float32(ResNet은 float64) 대비 오차는 같은 dtype에서 PyTorch eager의 오차의 \1배 "
+        r"이하이고, 가장 큰 점수의 위치가 같습니다."
+    ),
+    r"TB/s counts bytes actually read: npusim stores the weights that a token reads in (\d+) bits, without loss\.": (
+        r"TB/s는 실제로 읽은 바이트로 계산합니다. npusim은 토큰 하나를 계산할 때 읽는 가중치를 \1비트로 무손실 "
+        r"저장합니다."
+    ),
+    r"A launch takes (\d+) to (\d+) µs on the host\.": r"실행 요청 한 번은 호스트에서 \1~\2 µs가 걸립니다.",
+    r"A kernel that only reads runs at ([\d.]+) TB/s\.": r"읽기만 하는 커널의 속도는 \1 TB/s입니다.",
+    r"A process that loads the compiled (\S+) with its packed weights cached has its first token after ([\d.]+) s "
+    r"and calls no compiler\.": (
+        r"컴파일된 모델(\1)의 가중치가 패킹되어 캐시에 있으면, 이 모델을 불러오는 프로세스는 \2초 뒤에 첫 토큰을 "
+        r"얻으며 컴파일러를 호출하지 않습니다."
+    ),
+    r"Versions: (.+?)\. Command: (`[^`]+`)\.": r"버전: \1. 명령: \2.",
+}
+
+
+def korean(section: str) -> str:
+    """The Korean form of a section of results. Raises ``ValueError`` for a sentence that has no translation."""
+    return "\n".join(_row(line) if line.startswith("|") else _caption(line) for line in section.split("\n"))
+
+
+def _row(line: str) -> str:
+    return "|".join(map(_cell, line.split("|")))
+
+
+def _cell(cell: str) -> str:
+    for pattern, text in LABELS.items():
+        if match := re.fullmatch(f" {pattern} ", cell):
+            return f" {match.expand(text)} "
+    return cell
+
+
+def _caption(line: str) -> str:
+    found, at = [], 0
+    while at < len(line):
+        for pattern, text in SENTENCES.items():
+            if match := re.compile(pattern + r"(?: |$)").match(line, at):
+                found.append(match.expand(text))
+                at = match.end()
+                break
+        else:
+            raise ValueError(f"benchmarks/korean.py: SENTENCES has no translation of {line[at:]!r}")
+    return " ".join(found)
