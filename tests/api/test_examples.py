@@ -7,41 +7,31 @@ from __future__ import annotations
 
 import json
 import re
-import runpy
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from ..support.run_example import EXAMPLES, run_example
+
 pytest.importorskip("torch")
 pytest.importorskip("tokenizers")
 Image = pytest.importorskip("PIL.Image")
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
 Example = Callable[..., tuple[str, str]]
 
 
 @pytest.fixture
-def example(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Example]:
-    """Runs an example as a script and returns what it printed, in order: standard output, standard error."""
-    monkeypatch.syspath_prepend(str(EXAMPLES))
+def example(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Example:
+    """Runs an example that must end with ``code``; (standard output, standard error)."""
 
     def run(name: str, *arguments: str, code: int = 0) -> tuple[str, str]:
-        monkeypatch.setattr(sys, "argv", [name, *arguments])
-        try:
-            runpy.run_path(str(EXAMPLES / name), run_name="__main__")
-            status = 0
-        except SystemExit as stop:
-            status = int(stop.code or 0)
-        out, err = capsys.readouterr()
+        status, out, err = run_example(monkeypatch, capsys, name, *arguments)
         assert status == code, (out, err)
         return out, err
 
-    yield run
-    for shared in ("common", "qwen"):
-        sys.modules.pop(shared, None)
+    return run
 
 
 def agrees(output: str) -> bool:

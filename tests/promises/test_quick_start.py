@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import re
-import runpy
-import sys
 import tomllib
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -17,8 +15,7 @@ from npu_compiler.targets.cuda import devices
 
 from ..models.gate import Expected
 from ..support.names_page import ROOT, row_of
-
-EXAMPLES = ROOT / "examples"
+from ..support.run_example import run_example
 
 
 @cache
@@ -40,23 +37,7 @@ def extra(name: str) -> set[str]:
 @pytest.fixture
 def example(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
     """Runs an example with arguments in this process; (exit status, standard output, standard error)."""
-    for package in ("torch", "tokenizers", "PIL"):
-        pytest.importorskip(package)
-    monkeypatch.syspath_prepend(str(EXAMPLES))
-
-    def run(name: str, *arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", [name, *arguments])
-        status = 0
-        try:
-            runpy.run_path(str(EXAMPLES / name), run_name="__main__")
-        except SystemExit as stop:
-            status = int(stop.code or 0)
-        finally:
-            for shared in ("common", "qwen"):
-                sys.modules.pop(shared, None)
-        return status, *capsys.readouterr()
-
-    return run
+    return partial(run_example, monkeypatch, capsys)
 
 
 # -- installation -----------------------------------------------------------------------------------------------------
