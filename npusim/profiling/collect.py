@@ -56,9 +56,11 @@ def profile(
     Args:
         model: from ``npusim.build``, ``npu_runtime.load`` or ``LLM.load``, or an executor.
         inputs: arrays by name or in order; None: small random numbers. A language model takes none.
-        runs, warmup: how often it runs, with and without being measured.
+        runs: how often it runs measured.
+        warmup: how often it runs before that.
         entry: an entry point of a program; None: all of them.
-        prompt, cache: of a language model: tokens of the prompt, and tokens before the step of decoding.
+        prompt: of a language model, tokens of the prompt.
+        cache: of a language model, tokens before the decode step.
         accuracy: compare each kernel with float64, too (:mod:`npusim.profiling.accuracy`). It needs the IR, which a
             model of ``npusim.build`` has, and takes as long as numpy takes in float64.
 

@@ -59,6 +59,8 @@ def test_pages_say_the_same(english: Path, korean: Path) -> None:
     assert levels[0] == levels[1]
     blocks = [[(s.language, s.text, s.mark) for s in snippets(p)] for p in (english, korean)]
     assert blocks[0] == blocks[1]
+    references = [[line for line in prose(p) if line.startswith(":::")] for p in (english, korean)]
+    assert references[0] == references[1]
     assert links(english) == links(korean)
     assert tables(english) == tables(korean)
     assert _HANGUL.search(next(line for line in prose(korean) if line.startswith("# ")))
