@@ -1,9 +1,9 @@
-"""The Korean form of the pages that scripts write: docs/environment.md, docs/models.md and docs/operators.md.
+"""The Korean form of the pages that are mostly tables: docs/environment.md, models.md, names.md and operators.md.
 
     python tools/korean_pages.py         writes the same names with .ko.md; `make pages` writes the English ones first
 
-Headings, heads of tables and sentences are translated line by line. The rows of tables are those of the English page,
-except in docs/environment.md, where they are sentences.
+Paragraphs and the heads of tables are looked up in TEXTS. So are cells in CELLS, on the pages where they are sentences
+about the tool-chain; the other rows are those of the English page.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ import re
 from pathlib import Path
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
-PAGES = ("environment", "models", "operators")
+PAGES = ("environment", "models", "names", "operators")
+TRANSLATED_CELLS = ("environment", "names")
 
-# A line of an English page (a regular expression), and the Korean line.
-LINES = {
+# A heading, a paragraph in one line or the head of a table (a regular expression), and the Korean text.
+TEXTS = {
     r"# Operators": "# 연산자",
     r"(\d+) ATen overloads are native\. Each is tested .* lowered as well\.": (
         r"ATen 오버로드 \1개가 네이티브로 실행됩니다. 오버로드마다 표에 적힌 개수의 샘플과 dtype으로 "
@@ -42,8 +43,25 @@ LINES = {
     r"## Slicing": "## 슬라이싱",
     r"## Sorting": "## 정렬",
     r"## Views": "## 뷰",
+    r"# Names": "# 이름",
+    r"Descriptions of this tool-chain use names that differ from the ones here, usually because one part became two or "
+    r"two became one\. The left column has the documented name, the middle column what to write\. "
+    r"`tests/unit/test_names\.py` checks that everything in the middle column exists; `tests/promises` checks what it "
+    r"does\.": (
+        "이 툴체인을 설명하는 문서들은 여기와 다른 이름을 씁니다. "
+        "대개 한 부분이 둘로 나뉘었거나 두 부분이 하나로 합쳐졌기 때문입니다. "
+        "왼쪽 열은 문서에 나오는 이름이고, 가운데 열은 여기에서 써야 할 이름입니다. "
+        "`tests/unit/test_names.py`는 가운데 열의 모든 것이 있는지 검사하고, `tests/promises`는 그 동작을 검사합니다."
+    ),
+    r"## Compiler": "## 컴파일러",
+    r"## Partitions": "## 파티션",
+    r"## Runtime": "## 런타임",
+    r"## Files": "## 파일",
+    r"## Machines and packages": "## 컴퓨터와 패키지",
+    r"\| documented \| here \| what differs \|": "| 문서에 나오는 이름 | 여기의 이름 | 차이 |",
     r"# Environment variables": "# 환경 변수",
-    r"Read when they are needed: .* (`[^`]+`) shows .* misspelt\.": (
+    r"Read when they are needed: a change takes effect without a restart\. (`[^`]+`) shows the values in effect and "
+    r"names those that are misspelt\.": (
         r"값은 필요할 때 읽으므로, 바꾸면 다시 시작하지 않아도 적용됩니다. "
         r"\1는 적용 중인 값을 보여 주고 철자가 틀린 이름을 알려 줍니다."
     ),
@@ -74,7 +92,7 @@ LINES = {
     r"(.+, \d{4}-\d\d-\d\d)\. (torch .*)\. (`make bench-coverage`)\.": r"측정 환경: \1. 버전: \2. 명령: \3.",
 }
 
-# The cells of docs/environment.md.
+# The cells of the pages in TRANSLATED_CELLS, except names and values.
 CELLS = {
     "a C++ compiler command, e.g. 'g++-13' or 'ccache clang++'": "C++ 컴파일러 명령. 예: 'g++-13', 'ccache clang++'",
     "CXX, then PATH, then ziglang": "CXX, PATH, ziglang 순",
@@ -112,32 +130,109 @@ CELLS = {
         "'cuda' 같은 타깃, 또는 'cuda:sm_80'처럼 디바이스를 붙인 타깃"
     ),
     "what programs are compiled for when the caller does not say": "호출자가 지정하지 않을 때 컴파일할 대상",
+    "a compiled plan": "컴파일된 계획",
+    "one function takes a path, a dict or a graph": "함수 하나가 경로, dict, 그래프를 모두 받음",
+    "a name or a code generator object": "이름 또는 코드 생성기 객체",
+    "returns (node, op, `Reason`) of everything refused; `compile()` asks it first": (
+        "거부한 모든 노드의 (노드, 연산, `Reason`)을 반환함. `compile()`이 먼저 호출함"
+    ),
+    "derived from the op registry in `npu_compiler/ops`": "`npu_compiler/ops`의 연산 레지스트리에서 만듦",
+    "an op is one declaration": "연산 하나는 선언 하나",
+    "three general rules and a few patterns": "일반 규칙 세 가지와 패턴 몇 개",
+    "a protocol: `supports`, `winograd`, `rewrites`, `emit` instead of a method for each kind of kernel": (
+        "프로토콜. 커널 종류마다 메서드를 두지 않고 `supports`, `winograd`, `rewrites`, `emit`을 둠"
+    ),
+    '`target_config("metal")`, `target_config("cuda:sm_90")`; its `device` has the chip\'s numbers': (
+        '`target_config("metal")`, `target_config("cuda:sm_90")`. 칩의 수치는 `device`에 있음'
+    ),
+    "channels are not padded; the CPU keeps weights in panels of columns": (
+        "채널을 패딩하지 않음. CPU는 가중치를 열 패널로 저장함"
+    ),
+    "a program has one or more entry points": "프로그램에는 엔트리 포인트가 하나 이상 있음",
+    "a graph that is evaluated once, when weights are loaded": "가중치를 불러올 때 한 번 평가하는 그래프",
+    "`until` stops after any phase": "`until`로 어느 단계에서든 멈출 수 있음",
+    "sizes are constants of the generated source, so kernels take no structs of parameters": (
+        "크기는 생성된 소스의 상수이므로, 커널은 매개변수 구조체를 받지 않음"
+    ),
+    "one artifact for all targets": "모든 타깃에 아티팩트 하나",
+    "of the only entry point": "하나뿐인 엔트리 포인트의 값",
+    'float32 models stay float32 unless `compile(dtype="float16")` says otherwise': (
+        '`compile(dtype="float16")`처럼 지정하지 않으면 float32 모델은 float32 그대로임'
+    ),
+    "a rotary table is restored when IR is read; any other region has lost its body and is refused": (
+        "IR을 읽을 때 회전 임베딩 테이블을 복원함. 그 밖의 영역은 본문이 없으므로 거부함"
+    ),
+    "the callback takes (op) or (op, attrs)": "콜백은 (op) 또는 (op, attrs)를 받음",
+    '`"npu"` or `"host"`, where PyTorch runs it': '`"npu"` 또는 PyTorch가 실행하는 `"host"`',
+    "(node, output index)": "(노드, 출력 번호)",
+    "one transfer moves one value": "전송 하나는 값 하나를 옮김",
+    "transfers are steps of the plan": "전송은 계획의 스텝임",
+    "programs and plan in one file": "프로그램과 계획이 파일 하나에 있음",
+    "weights may come later: `load_weights`, or `run(inputs, weights)`": (
+        "가중치는 나중에 줄 수 있음: `load_weights` 또는 `run(inputs, weights)`"
+    ),
+    "one executor for all devices; the backend loads the entry point": (
+        "모든 디바이스에 실행기 하나. 엔트리 포인트는 백엔드가 불러옴"
+    ),
+    "padding is left out without a spec": "spec이 없어도 패딩을 뺌",
+    "programs for Metal compile everywhere and do not run on a Mac yet": (
+        "Metal용 프로그램은 어디에서나 컴파일되며, 아직 Mac에서 실행되지 않음"
+    ),
+    "sizes of launches are decided when a program is compiled": "실행(launch) 크기는 프로그램을 컴파일할 때 정해짐",
+    "element types are written into the generated source": "원소 타입은 생성된 소스에 적힘",
+    "own kernels, so that epilogues fuse": "에필로그를 퓨전하려고 자체 커널을 씀",
+    "runs in-place ops and lists of tensors too": "제자리(in-place) 연산과 텐서 리스트도 실행함",
+    "one registry for all targets; a target refuses kernels with `supports`": (
+        "모든 타깃에 레지스트리 하나. 타깃은 `supports`로 커널을 거부함"
+    ),
+    "a file a pass; `npu_compiler.pipeline.PHASES` is the order": (
+        "패스마다 파일 하나. 순서는 `npu_compiler.pipeline.PHASES`"
+    ),
+    "the same fusion for every target": "모든 타깃에 같은 퓨전",
+    "scheduling is common, emitting is the target's": "스케줄링은 공통이고, 코드 출력은 타깃이 맡음",
+    "one set of GPU kernels, spelled in each language by a dialect": (
+        "GPU 커널은 한 벌이며, 방언(dialect)이 언어별로 표기함"
+    ),
+    "every op on every target": "모든 타깃의 모든 연산",
+    "the folders of `tests/unit` are those of the compiler": "`tests/unit`의 폴더 구성은 컴파일러와 같음",
+    "Linux; npusim does not run on Windows": "Linux. npusim은 Windows에서 실행되지 않음",
+    "8.0 (A100, RTX 30) or later: the kernels copy asynchronously and multiply bfloat16 matrices": (
+        "8.0(A100, RTX 30) 이상. 커널이 비동기 복사와 bfloat16 행렬 곱을 씀"
+    ),
+    "extra `cuda12`; extra `cuda` is for drivers of CUDA 13": "extra `cuda12`. extra `cuda`는 CUDA 13 드라이버용",
+    "not needed: matrix products are kernels of this project": "필요 없음. 행렬 곱은 이 프로젝트의 커널임",
 }
 
 
 def korean(name: str) -> str:
-    """The Korean page. Raises ``ValueError`` for a line that has no translation."""
-    return "\n".join(map(_line, (DOCS / f"{name}.md").read_text(encoding="utf-8").split("\n")))
+    """The Korean page. Raises ``ValueError`` for text that has no translation."""
+    page = (DOCS / f"{name}.md").read_text(encoding="utf-8")
+    blocks = page.removesuffix("\n").split("\n\n")
+    return "\n\n".join(_table(name, b) if b.startswith("|") else _text(b.replace("\n", " ")) for b in blocks) + "\n"
 
 
-def _line(line: str) -> str:
-    for pattern, text in LINES.items():
-        if match := re.fullmatch(pattern, line):
-            return match.expand(text)
-    if line.startswith("| `NPU_"):
-        return f"| {' | '.join(map(_cell, line.strip('| ').split(' | ')))} |"
-    if line and not line.startswith("|"):
-        raise ValueError(f"tools/korean_pages.py: LINES has no translation of {line!r}")
-    return line
+def _text(text: str) -> str:
+    for pattern, korean_text in TEXTS.items():
+        if match := re.fullmatch(pattern, text):
+            return match.expand(korean_text)
+    raise ValueError(f"tools/korean_pages.py: TEXTS has no translation of {text!r}")
 
 
-def _cell(text: str) -> str:
-    """A cell of docs/environment.md; names and values are the same in both languages."""
-    if re.fullmatch(r"`\w+`|\d+|\d+GiB|cpu", text):
-        return text
+def _table(name: str, table: str) -> str:
+    head, *rows = table.split("\n")
+    if name in TRANSLATED_CELLS:
+        rows = [" | ".join(map(_cell, row.split(" | "))) for row in rows]
+    return "\n".join([_text(head), *rows])
+
+
+def _cell(cell: str) -> str:
+    """A cell, with the bar at the start or the end of its row; names and values are the same in both languages."""
+    text = cell.strip("| ")
+    if re.fullmatch(r"(`[^`]+`(, )?)*|\d+(GiB)?|cpu|-[-|:]+", text):
+        return cell
     if text not in CELLS:
         raise ValueError(f"tools/korean_pages.py: CELLS has no translation of {text!r}")
-    return CELLS[text]
+    return cell.replace(text, CELLS[text])
 
 
 def main() -> None:
