@@ -79,7 +79,7 @@ def try_family(family: Family) -> Outcome:
             _compare(outcome, model, following, results(model, following), results(exact, widen(following)))
     except NPUError as error:
         outcome.state, outcome.why = "refused", _said(error)
-    except Exception as error:  # every other kind is a defect that the table shows
+    except Exception as error:  # any other error is a bug, which the table shows
         outcome.state, outcome.why = "crash", _said(error)
     end = os.times()
     outcome.seconds = round(sum(end[:4]) - sum(start[:4]), 1)

@@ -293,7 +293,7 @@ def _run(args: argparse.Namespace) -> Any:
         refused = isinstance(error, CompileError) and not getattr(args, "fallback", True) and bool(error.reasons)
         code = POLICY if refused else USER_ERROR
         return Result(_error(error, getattr(error, "reasons", [])), [f"npusim: {error}"], code)
-    except BrokenPipeError:  # not a defect: main() knows
+    except BrokenPipeError:  # not a bug: main() handles it
         raise
     except Exception as error:
         if args.verbose or os.environ.get("NPU_DEBUG", "0") not in ("", "0"):
