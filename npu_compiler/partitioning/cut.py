@@ -86,17 +86,22 @@ class _Cutter:
             self.plan.steps.append(Partition(i, device, names, tuple(reads[i]), outputs, graph))
 
     def _own_state(self) -> dict[int, list[StateUpdate]]:
-        """Return the buffers by the partition that can own them; the others are listed in ``feeds``."""
+        """Return the buffers by the partition that can own them; the others are listed in ``feeds``.
+
+        The owner makes the new contents and is the only reader of the old ones. The model itself reads a buffer that it
+        returns, and one whose contents become those of another buffer.
+        """
         owned: dict[int, list[StateUpdate]] = {}
-        readers = readers_by_weight(self.ir)
-        for update in self.ir.state:
-            made_by = self.ir.key(update.value)[0]
+        ir, readers = self.ir, readers_by_weight(self.ir)
+        results = [*ir.graph_outputs, *(u.value for u in ir.state)]
+        returned = {leaf_key(ir, t.name) for t in results if t.producer is None}
+        for update in ir.state:
+            made_by = ir.key(update.value)[0]
             homes = {self.home[n] for n in (made_by, *readers.get(update.key, ())) if n in self.home}
-            made_here = made_by in self.home or update.value.producer is None
-            if len(homes) == 1 and made_here:
+            if len(homes) == 1 and made_by in self.home and update.key not in returned:
                 owned.setdefault(homes.pop(), []).append(update)
             else:
-                self.plan.feeds[update.key] = self.ir.key(update.value)
+                self.plan.feeds[update.key] = ir.key(update.value)
         return owned
 
     def _reads(self, i: int) -> Iterator[Key]:

@@ -83,6 +83,7 @@ class PartitionPlan:
         that are passed between partitions."""
         keys = {key for p in self.partitions if p.device == HOST for key in graph_weights_used(p.ir)} | set(self.feeds)
         keys |= {leaf_key(self.ir, t.name) for t in self.outputs if t.producer is None}
+        keys |= {leaf_key(self.ir, name) for name, index in self.feeds.values() if index < 0}
         return {key: spec for key, spec in graph_weights_used(self.ir).items() if key in keys}
 
     def summary(self) -> str:

@@ -21,6 +21,7 @@ from npu_runtime import DAGExecutor
 
 from .random_models import images, randomise
 
+DECODER = Path(__file__).parents[1] / "data" / "ir" / "qwen2_decode.json"
 UNSUPPORTED = {"aten.special_i1.default", "aten.special_i1e.default"}
 
 
@@ -156,3 +157,24 @@ def test_a_buffer_on_the_host_is_one_for_all_shapes(tmp_path: Path) -> None:
     for _ in range(2):
         x = torch.rand(2, 4)
         torch.testing.assert_close(loaded(x)[1], fresh(x)[1])
+
+
+def test_a_decoder_step_keeps_its_caches(tmp_path: Path) -> None:
+    """The activation of its MLPs runs on the host; the caches of keys and values stay on the NPU."""
+    ir = npu_compiler.as_state(npu_compiler.load_ir(DECODER))
+    plan = npu_compiler.partition(ir, force_cpu=["aten.silu.default"], minimise_transfers=False)
+    assert [p.device for p in plan.partitions] == [NPU, HOST, NPU, HOST, NPU] and not plan.feeds
+    npu_compiler.compile_plan(plan).save(tmp_path / "step.npubin")
+    rng, state = np.random.default_rng(0), {u.key: u.value for u in ir.state}
+    weights = {
+        w.name: np.zeros(w.shape, w.dtype) if w.name in state else rng.uniform(-0.1, 0.1, w.shape).astype(w.dtype)
+        for w in ir.weights
+    }
+    step, reference = npu_runtime.load(tmp_path / "step.npubin", weights), {k: v.copy() for k, v in weights.items()}
+    for position, token in enumerate((3, 7, 1)):
+        inputs = {t.name: np.full(t.shape, position, t.dtype) for t in step.inputs}
+        inputs |= {"input_ids": np.array([[token]]), "attention_mask": np.zeros((1, 1, 1, 32), np.float32)}
+        wanted = npu_runtime.execute_cpu_partition(ir, inputs, reference)
+        for name, found in step.run(inputs).items():
+            np.testing.assert_allclose(found, wanted[name], rtol=1e-4, atol=1e-5)
+    assert any(reference[key].any() for key in state), "the caches were written"

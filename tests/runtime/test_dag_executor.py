@@ -232,6 +232,35 @@ def test_state_passed_between_partitions() -> None:
         kv = new
 
 
+BUFFERS: dict[str, tuple[list[tuple[str, ...]], list[str], dict[str, str]]] = {  # nodes, outputs, new contents
+    "returned, on the NPU": ([("m", HEAVY, "p_a", "x"), ("o", ODD, "m")], ["o", "p_a"], {"a": "m"}),
+    "returned, on the host": ([("o", ODD, "p_a"), ("m", HEAVY, "o", "x")], ["m", "p_a"], {"a": "o"}),
+    "returned, read by no node": ([("m", HEAVY, "x", "x"), ("o", ODD, "m")], ["o", "p_a"], {"a": "o"}),
+    "swapped": (
+        [("m", HEAVY, "p_a", "x"), ("o", ODD, "m"), ("y", HEAVY, "o", "p_b")], ["y"], {"a": "p_b", "b": "m"},
+    ),
+    "an input": ([("m", HEAVY, "p_a", "x"), ("o", ODD, "m")], ["o"], {"a": "x"}),
+    "a weight": ([("m", HEAVY, "p_a", "x"), ("o", ODD, "m")], ["o"], {"a": "p_b"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("nodes", "outputs", "updates"), BUFFERS.values(), ids=BUFFERS.keys())
+def test_buffers_that_the_model_itself_reads(
+    nodes: list[tuple[str, ...]], outputs: list[str], updates: dict[str, str]
+) -> None:
+    b = Builder(weights=("a", "b"))
+    for node in nodes:
+        b.node(*node)
+    ir = b.out(*outputs)
+    ir.state += [npu_compiler.aten.ir.StateUpdate(key, b.specs[name]) for key, name in updates.items()]
+    weights = {"a": np.abs(array()) / 2, "b": np.abs(array()) / 2}
+    executor, state, x = DAGExecutor(partition(ir), weights=weights), dict(weights), np.abs(array()) / 2
+    for _ in range(3):
+        wanted = execute_cpu_partition(ir, {"x": x}, state)
+        for name, found in executor.execute([x]).items():
+            np.testing.assert_allclose(found, wanted[name], rtol=1e-5, atol=1e-6)
+
+
 # ----------------------------------------------------------------------------------------------------- host fallback
 
 
