@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from npu_compiler.support.errors import InputError
 
@@ -12,6 +13,7 @@ from .records import Profile, Row, Section
 
 HEADER = ("old µs", "new µs", "change", "%", "kernel", "kind", "module")
 TOTALS = ("section", "old ms", "new ms", "change", "verdict")
+P = TypeVar("P", bound=Profile)
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,7 @@ class Change:
 class SectionChange:
     """A section in both profiles. Times are sums of the medians of all steps, in seconds."""
 
+    name: str
     title: str
     old: float
     new: float
@@ -69,7 +72,7 @@ def compare(old: Profile, new: Profile) -> list[SectionChange]:
             f"the profiles have nothing in common: the old one is of {old.model} ({', '.join(before)}), the new one of "
             f"{new.model} ({', '.join(s.name for s in new.sections)})"
         )
-    return [SectionChange(b.title, a.kernel_seconds, b.kernel_seconds, tuple(_changes(a, b))) for a, b in both]
+    return [SectionChange(b.name, b.title, a.kernel_seconds, b.kernel_seconds, tuple(_changes(a, b))) for a, b in both]
 
 
 def _changes(old: Section, new: Section) -> list[Change]:
@@ -85,6 +88,20 @@ def _changes(old: Section, new: Section) -> list[Change]:
 
 def _key(row: Row) -> Hashable:
     return row.device, row.ops or row.name
+
+
+def annotated(report: P, changes: Sequence[SectionChange]) -> P:
+    """The newer report, in which compared rows and sections say how long they took before."""
+    times = {c.name: c for c in changes}
+    return replace(report, sections=tuple(_annotated(s, times.get(s.name)) for s in report.sections))
+
+
+def _annotated(section: Section, change: SectionChange | None) -> Section:
+    if change is None:
+        return section
+    before = {c.new.index: c.old.seconds for c in change.changes if c.new is not None and c.old is not None}
+    rows = tuple(replace(r, before=before.get(r.index)) for r in section.rows)
+    return replace(section, rows=rows, before=change.old)
 
 
 def slower(changes: Sequence[SectionChange], threshold: float) -> bool:

@@ -36,7 +36,8 @@ class Row:
         roof: seconds that the device needs at least; 0 if that is unknown. ``bound``: by 'memory' or 'compute'.
         dtype: of what is multiplied. ``inputs``, ``outputs``: tensors in words.
         ops: the nodes of the IR. ``text``: the formula. ``launch``: threads of a GPU.
-        after: the rows whose results it reads, by index.
+        after: the rows whose results it reads, by index. ``before``: seconds in an earlier profile that this one is
+            compared with; None if it is not, or had no such row.
     """
 
     index: int
@@ -61,6 +62,7 @@ class Row:
     text: str = ""
     launch: str = ""
     after: tuple[int, ...] = ()
+    before: float | None = None
     error: KernelError | None = None
 
     @property
@@ -131,7 +133,8 @@ class Held:
 @dataclass(frozen=True)
 class Section:
     """One entry point of a program, or one plan. ``seconds``: the median of the runs in which each step is timed;
-    ``whole``: the median of those in which none is. ``count``: how many such runs what ``title`` names takes."""
+    ``whole``: the median of those in which none is. ``count``: how many such runs what ``title`` names takes.
+    ``before``: the sum of the medians of all rows in an earlier profile."""
 
     name: str
     title: str
@@ -141,6 +144,7 @@ class Section:
     rows: tuple[Row, ...]
     arenas: tuple[Arena, ...]
     count: int = 1
+    before: float | None = None
 
     @property
     def kernel_seconds(self) -> float:

@@ -37,6 +37,8 @@ def run(args: argparse.Namespace) -> Result:
         counts = {"runs": args.runs, "warmup": args.warmup}
         prompt = {"prompt": args.prompt_len, "cache": args.cache_len}
         report = profile(model, **counts, **prompt, accuracy=args.accuracy)
+    changes = comparison.compare(old, report) if old is not None else []
+    report = comparison.annotated(report, changes)
     blocks, data = _blocks(report), report.to_json()
     data["files"] = [str(report.save(path)) for path in args.output]
     data["files"] += [str(report.save(path, "trace")) for path in args.trace]
@@ -44,7 +46,6 @@ def run(args: argparse.Namespace) -> Result:
     blocks += [f"wrote {', '.join(data['files'])}"] if data["files"] else []
     if old is None:
         return Result(data, blocks)
-    changes = comparison.compare(old, report)
     data["compared"] = [
         {"section": c.title, "old": c.old, "new": c.new, "verdict": c.verdict(args.threshold)} for c in changes
     ]

@@ -19,7 +19,7 @@ from npu_compiler.support.errors import ConfigError, InputError
 from npu_compiler.target_config import Roofline
 from npusim.cli import main
 from npusim.profiling import accuracy, bounds, collect
-from npusim.profiling.compare import compare, slower
+from npusim.profiling.compare import annotated, compare, slower
 from npusim.profiling.report import ProfileReport, read_report
 
 FLAT = Roofline({"float32": 1e11}, ((1 << 20, 1e11), (float("inf"), 1e10)), "made up")
@@ -181,6 +181,10 @@ def test_comparison_has_a_threshold(report: ProfileReport) -> None:
     for factor, verdict in ((1.04, "same"), (1.06, "slower"), (0.9, "faster")):
         (section,) = changes = compare(report, changed(report, factor))
         assert section.verdict(0.05) == verdict and slower(changes, 0.05) == (verdict == "slower")
+    (seen,) = annotated(report, changes).sections
+    assert seen.before == report.sections[0].kernel_seconds and [r.before for r in seen.rows] == [
+        r.seconds for r in report.sections[0].rows
+    ]
     gone = replace(report.sections[0], rows=report.sections[0].rows[:-1])
     (section,) = compare(report, replace(report, sections=(gone,)))
     assert [c.old for c in section.changes if c.new is None] == [report.sections[0].rows[-1]]

@@ -27,6 +27,7 @@ function scaled(value, unit) {
 }
 const bytes = (value) => scaled(value, "B");
 const percent = (part) => (part > 0 && part < 0.001 ? "<0.1%" : `${(100 * part).toFixed(part < 0.0995 ? 1 : 0)}%`);
+const signed = (part) => `${part >= 0 ? "+" : "−"}${(100 * Math.abs(part)).toFixed(Math.abs(part) < 0.0995 ? 1 : 0)}%`;
 const grade = (part) => (part >= 0.6 ? "good" : part >= 0.3 ? "fair" : "poor");
 
 // Modules in words; those with one parent share its name: layer1.0: conv1, bn1, relu.
@@ -48,6 +49,7 @@ const prepared = data.sections.map((section) => {
     gflops: r.seconds ? r.flops / r.seconds / 1e9 : 0, gbytes: r.seconds ? (r.read + r.written) / r.seconds / 1e9 : 0,
     group: r.device === "npu" ? r.kind : r.device, module: moduleText(r.places),
     source: [...new Set(r.places.map((p) => p.source).filter(Boolean))].join(", "),
+    change: r.before ? r.seconds / r.before - 1 : NaN,
     rms: r.error && r.error.rms !== null ? r.error.rms : NaN,
   }));
   for (const r of rows) r.words = [r.name, r.kind, ...r.places.map((p) => p.module), r.source, r.dtype, ...r.ops, ...r.inputs, ...r.outputs].join(" ").toLowerCase();
@@ -81,6 +83,7 @@ const hideTip = () => { tip.hidden = true; };
 const rowFacts = (r) => [
   ["module", r.module.length > 160 ? `${r.module.slice(0, 160)} …` : r.module], ["source", r.source.length > 120 ? `${r.source.slice(0, 120)} …` : r.source],
   ["time", `${time(r.seconds)} (${percent(r.share)})`], ["lost", r.lost ? time(r.lost) : ""],
+  ["before", r.before ? `${time(r.before)}, now ${signed(r.change)}` : ""],
   ["roofline", r.roof ? `${percent(r.ofRoof)}, bound by ${r.bound}` : ""],
   ["rate", [r.flops ? scaled(r.flops / (r.seconds || 1), "FLOP/s") : "", r.read + r.written ? scaled((r.read + r.written) / (r.seconds || 1), "B/s") : ""].filter(Boolean).join(", ")],
 ];

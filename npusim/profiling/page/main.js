@@ -11,6 +11,7 @@ function drawFigures() {
   const roof = sum("roof"), lost = s.rows.reduce((total, r) => total + r.lost, 0), flops = sum("flops"), moved = sum("read") + sum("written");
   const many = s.count > 1 ? ` · ${s.count} such runs` : "";
   const made = [figure("Run", time(s.whole), `${time(s.seconds)} with every step timed, ${s.runs} runs${many}`)];
+  if (s.before) made.push(figure("Compared", signed(s.total / s.before - 1).replace("%", " %"), `${time(s.total)} in all steps, ${time(s.before)} before`));
   if (roof) made.push(figure("Of the roofline", percent(roof / seconds).replace("%", " %"), `the device needs at least ${time(roof)}`, roof / seconds));
   if (data.limits) made.push(figure("Lost", time(lost), `of ${time(s.total)} in ${s.rows.length} steps`));
   const dtypes = [...new Set(npu.filter((r) => r.flops).map((r) => r.dtype))], peak = data.limits ? Math.max(0, ...dtypes.map((d) => data.limits.flops[d] || 0)) : 0;

@@ -1,10 +1,13 @@
 // The arena over time, what is alive at its peak, and what stays: weights and states.
 function drawMemory() {
   const section = current(), place = $("memory");
-  const left = element("div", {}, ...section.arenas.map((a) => arenaChart(a, section)));
+  const arenas = [...section.arenas].sort((a, b) => b.nbytes - a.nbytes), most = 2;
+  const left = element("div", {}, ...arenas.slice(0, most).map((a) => arenaChart(a, section)));
+  const rest = arenas.slice(most).reduce((sum, a) => sum + a.nbytes, 0);
+  if (rest) left.append(element("p", { class: "muted", style: "font-size:12px;margin-top:8px" }, `and ${arenas.length - most} smaller arenas of other partitions, ${bytes(rest)}`));
   if (!section.arenas.some((a) => a.blocks.length)) left.replaceChildren(element("p", { class: "empty" }, "No buffer needs the arena."));
   const right = element("div", {});
-  for (const arena of section.arenas) {
+  for (const arena of arenas.slice(0, most)) {
     if (!arena.blocks.length) continue;
     const owners = arena.owners.map((n) => arena.blocks[n]);
     const where = section.rows[arena.rows[arena.peak]] || section.rows[arena.rows[arena.rows.length - 1]];

@@ -44,7 +44,8 @@ function drawRoofline() {
     svg.append(element("circle", { class: `mark${isChosen(r) ? " chosen" : ""}`, cx: x(intensity(r)), cy: y(rate(r)), r: size, fill: colour(r), "fill-opacity": 0.62, stroke: "var(--panel)", ...tipFor(r), onclick: () => choose(r.index, "roofline") }));
   }
   const hidden = current().rows.filter((r) => r.device === "npu").length - rows.length;
-  const note = `area: time · ${limits.source}${hidden ? ` · ${hidden} kernels only move data and are not shown` : ""}`;
+  const more = [hidden ? `${hidden} kernel${hidden > 1 ? "s" : ""} without arithmetic not shown` : "", rows.some((r) => r.kind === "winograd") ? "Winograd's kernels need a quarter of the operations that are counted" : ""];
+  const note = ["area: time", limits.source, ...more].filter(Boolean).join(" · ");
   place.replaceChildren(svg, element("p", { class: "muted", style: "font-size:12px;margin-top:6px" }, note));
 }
 onChoose.push(drawRoofline);

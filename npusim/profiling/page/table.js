@@ -12,6 +12,7 @@ const COLUMNS = [
   { key: "gbytes", title: "GB/s", cell: (r) => (r.read + r.written ? r.gbytes.toFixed(1) : "–"), number: true, down: true },
   { key: "ofRoof", title: "of roofline", cell: (r) => (r.roof ? withBar(percent(r.ofRoof), r.ofRoof, grade(r.ofRoof)) : "–"), number: true },
   { key: "lost", title: "lost", cell: (r) => (r.lost ? time(r.lost) : "–"), number: true, down: true },
+  { key: "change", title: "change", cell: (r) => (Number.isFinite(r.change) ? element("span", { class: Math.abs(r.change) < 0.05 ? "muted" : r.change > 0 ? "poor" : "good", title: `${time(r.before)} before` }, signed(r.change)) : "new"), number: true, down: true, only: (rows) => rows.some((r) => r.before) },
   { key: "rms", title: "error", cell: (r) => (Number.isFinite(r.rms) ? r.rms.toExponential(1) : "–"), number: true, down: true, only: (rows) => rows.some((r) => r.error) },
 ];
 const shape = (r) => (r.outputs[0] || "").replace(/^\w+(\[[^\]]*\]).*/, "$1");
