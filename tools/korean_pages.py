@@ -1,4 +1,5 @@
-"""The Korean form of the pages that are mostly tables: docs/environment.md, models.md, names.md and operators.md.
+"""The Korean form of the pages that are mostly tables or docstrings, docs/api.md, environment.md, models.md, names.md
+and operators.md:
 
     python tools/korean_pages.py         writes the same names with .ko.md; `make pages` writes the English ones first
 
@@ -12,7 +13,7 @@ import re
 from pathlib import Path
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
-PAGES = ("environment", "models", "names", "operators")
+PAGES = ("api", "environment", "models", "names", "operators")
 TRANSLATED_CELLS = ("environment", "names")
 
 # A heading, a paragraph in one line or the head of a table (a regular expression), and the Korean text.
@@ -59,6 +60,13 @@ TEXTS = {
     r"## Files": "## 파일",
     r"## Machines and packages": "## 컴퓨터와 패키지",
     r"\| documented \| here \| what differs \|": "| 문서에 나오는 이름 | 여기의 이름 | 차이 |",
+    r"# API reference": "# API 레퍼런스",
+    r"From the docstrings of the public modules\. Errors are subclasses of (`[^`]+`)\.": (
+        r"공개 모듈의 docstring에서 만든 페이지이며, docstring은 영어입니다. 오류는 모두 \1의 하위 클래스입니다."
+    ),
+    r"(`[^`]+`) is (`[^`]+`)\.": r"\1는 \2입니다.",
+    r"## Language models": "## 언어 모델",
+    r"(## npu\w+|::: [\w.]+)": r"\1",
     r"# Environment variables": "# 환경 변수",
     r"Read when they are needed: a change takes effect without a restart\. (`[^`]+`) shows the values in effect and "
     r"names those that are misspelt\.": (

@@ -73,8 +73,8 @@ def test_the_figures_have_no_foreign_parts() -> None:
         ElementTree.fromstring(text)
 
 
-@pytest.mark.parametrize("name", ["environment", "models", "names", "operators"])
-def test_korean_tables_follow_the_english_ones(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["api", "environment", "models", "names", "operators"])
+def test_korean_pages_of_the_script_follow_the_english_ones(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     page = (ROOT / "docs" / f"{name}.ko.md").read_text(encoding="utf-8")
     assert page == script("tools", "korean_pages", monkeypatch).korean(name), "python tools/korean_pages.py"
 
