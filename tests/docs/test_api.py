@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import ast
 import importlib
+import inspect
 import re
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -16,6 +19,10 @@ from .snippets import ROOT
 NAMES = re.findall(r"^::: (\S+)$", (ROOT / "docs" / "api.md").read_text(encoding="utf-8"), re.MULTILINE)
 
 
+def test_names_are_there_once() -> None:
+    assert sorted(NAMES) == sorted(set(NAMES))
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_names_are_public(name: str) -> None:
     package, _, last = name.rpartition(".")
@@ -23,6 +30,24 @@ def test_names_are_public(name: str) -> None:
         assert last in importlib.import_module(package).__all__
     found = getattr(importlib.import_module(package), last)
     assert found.__doc__
+
+
+def documented(found: Any) -> Iterator[tuple[str, Callable[..., Any]]]:
+    """A function, or the public methods of a class, with its docstring."""
+    methods = [f for n, f in vars(found).items() if n[0] != "_"] if inspect.isclass(found) else []
+    for f in (found, *(inspect.unwrap(getattr(m, "__func__", m)) for m in methods)):
+        if callable(f) and f.__doc__:
+            yield inspect.cleandoc(f.__doc__), f
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_arguments_are_documented_by_their_names(name: str) -> None:
+    """A build of the site is strict about it, too."""
+    package, _, last = name.rpartition(".")
+    for text, f in documented(getattr(importlib.import_module(package), last)):
+        section = re.search(r"^Args:\n((?:    .*\n?|\n)+)", text, re.MULTILINE)
+        arguments = re.findall(r"^    (\S[^:\n]*):", section[1], re.MULTILINE) if section else []
+        assert [a for a in arguments if a.lstrip("*") not in inspect.signature(f).parameters] == [], f
 
 
 @pytest.mark.parametrize(
