@@ -1,12 +1,12 @@
-"""What leaving ops to the host costs: ResNets through the DAGExecutor, plans and PyTorch interleaved in one process.
+"""The cost of host partitions: ResNets through the DAGExecutor, plans and PyTorch interleaved in one process.
 
     make bench-partitioned                                        ResNet-18 and ResNet-50
     make bench-partitioned ARGS="--models resnet18 --seconds 2"   a short form of it
 
-The plans leave nothing, one op or every activation to PyTorch on the host. Times are medians of single calls, numpy in
-and out. "transferred" is what a call passes between the devices; the CPU target shares the host's memory, so that
-it is not copied there. Every plan carries a correctness verdict: its RMS error against float64 is at most 1.1 times
-PyTorch eager's, else it is marked ✗.
+The plans place nothing, one op or every activation on the host, in PyTorch. Times are medians of single calls, with
+numpy arrays in and out. "transferred" counts the bytes that a call passes between the devices; the CPU target shares
+the host's memory, so they are not copied. Every plan has a correctness verdict: its RMS error against float64 is at
+most 1.1 times PyTorch eager's, else it is marked ✗.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ EAGER = "torch eager"
 
 
 def rows(name: str, threads: int, seconds: float) -> list[tuple[object, ...]]:
-    """(model, plan, partitions, transfers, MB, median ms, × eager) of every plan, and of PyTorch."""
+    """Return (model, plan, partitions, transfers, MB, median ms, × eager) of every plan, and of PyTorch."""
     import torch
 
     import npu_compiler

@@ -30,12 +30,12 @@ def run(main: Callable[[argparse.Namespace], None], parser: argparse.ArgumentPar
 
 
 def show(text: str, end: str = "\n") -> None:
-    """Print generated text; control characters, which random weights choose as well, are shown as escapes."""
+    """Print generated text; control characters, which random weights also generate, are shown as escapes."""
     print("\n".join(map(printable, text.split("\n"))), end=end, flush=True)
 
 
 def positive(text: str) -> int:
-    """An argument that counts something."""
+    """Return a positive whole number from an argument."""
     value = int(text) if text.isdigit() else 0
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number")

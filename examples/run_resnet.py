@@ -45,7 +45,7 @@ def main(args: argparse.Namespace) -> None:
 
 
 def class_names() -> list[str] | None:
-    """The names of ImageNet's classes; None without network, if they were not downloaded before."""
+    """Return the names of ImageNet's classes; None without network, if they were not downloaded before."""
     try:
         return imagenet_labels()
     except RegistryUnavailable as error:

@@ -1,4 +1,4 @@
-"""What models in memory have in common: they are called with inputs in order or by name."""
+"""The common interface of models in memory: a call takes inputs in order or by name."""
 
 from __future__ import annotations
 

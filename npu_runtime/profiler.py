@@ -22,7 +22,7 @@ class Run(Protocol):
     def __call__(self, times: np.ndarray | None = None) -> None: ...
 
     def finish(self) -> None:
-        """Wait for its end."""
+        """Wait for the end of the run."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class EntryProfile:
         ]
 
     def summary(self) -> str:
-        """The totals in one line."""
+        """Return the totals in one line."""
         calls, seconds = self.entry.calls, self.seconds or 1.0
         flops, moved = sum(c.flops for c in calls), sum(c.bytes_read + c.bytes_written for c in calls)
         head = f"{self.program.name}/{self.entry.name}: {self.seconds * 1e3:.3f} ms (median of {self.runs} runs), "
@@ -133,13 +133,13 @@ def measure(program: CompiledProgram, entry: EntryPoint, run: Run, runs: int, wa
 
 
 def check_counts(runs: int, warmup: int) -> None:
-    """Raises ``ConfigError`` for numbers of runs that measure nothing."""
+    """Raise ``ConfigError`` unless there is at least one run and no negative number of warm-up runs."""
     if runs < 1 or warmup < 0:
         raise ConfigError(f"a profile needs runs >= 1 and warmup >= 0, not {runs} and {warmup}")
 
 
 def elapsed(call: Callable[[], object]) -> float:
-    """Seconds that a call takes."""
+    """Return the seconds that a call takes."""
     begin = time.perf_counter()
     call()
     return time.perf_counter() - begin

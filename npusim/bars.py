@@ -24,7 +24,7 @@ _INTERVAL = 0.1  # seconds between two pictures
 
 @contextmanager
 def progress_bars(stream: TextIO | None = None) -> Iterator[None]:
-    """Show on ``stream`` (default: standard error) what takes longer than a second while the block runs::
+    """Show on ``stream`` (default: standard error) the steps of the block that take longer than a second::
 
         with npusim.progress_bars():
             model = npusim.build(module, (example,))

@@ -15,12 +15,12 @@ from .builder.specializations import require_npu
 
 
 def placement(args: argparse.Namespace) -> dict[str, Any]:
-    """The arguments of ``partition`` and ``explain`` that the options of a verb stand for."""
+    """Return the arguments of ``partition`` and ``explain`` that correspond to the options of a verb."""
     return {"force_cpu": args.force_cpu, "minimise_transfers": args.minimise_transfers}
 
 
 def plan_model(ir: IRGraph, target: str, args: argparse.Namespace) -> PartitionPlan:
-    """The plan of a model with the options of a verb.
+    """Partition a model with the options of a verb.
 
     Raises:
         CompileError: a node runs on the host although --no-fallback forbids it, or it can run nowhere (this is checked
@@ -40,7 +40,7 @@ def plan_model(ir: IRGraph, target: str, args: argparse.Namespace) -> PartitionP
 
 
 def refuse_placement(args: argparse.Namespace) -> None:
-    """Raises ``InputError`` for options that language models do not have."""
+    """Raise ``InputError`` for options that language models do not have."""
     if args.force_cpu or not args.minimise_transfers:
         raise InputError(
             "--force-cpu and --no-minimise-transfers do not apply to a language model: its program runs whole on the "

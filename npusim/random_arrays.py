@@ -1,4 +1,4 @@
-"""Arrays that make programs run as fast as real ones do, for measurements."""
+"""Random arrays for measurements: programs run as fast with them as with real data."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from npu_compiler.support import dtypes
 
 
 def random_weights(program: CompiledProgram | MixedProgram) -> dict[str, np.ndarray]:
-    """Small random values for every weight, which are as fast as trained ones."""
+    """Return small random values for every weight; programs are as fast with them as with trained ones."""
     rng = np.random.default_rng(0)
     return {w.key: random_array(w.shape, w.dtype, rng) for w in program.weights}
 
 
 def random_array(shape: Sequence[int], dtype: str, rng: np.random.Generator | None = None) -> np.ndarray:
-    """Small positive floats; zeros of other dtypes, which are a legal index anywhere."""
+    """Return small positive floats, or zeros of other dtypes, because 0 is a valid index."""
     if dtypes.is_float(dtype):
         rng = np.random.default_rng(1) if rng is None else rng
         return rng.uniform(0.01, 0.1, tuple(shape)).astype(dtypes.numpy_dtype(dtype))

@@ -21,7 +21,7 @@ _ROOT = re.compile(r"^L(?:__self__|\['self'\])\.?")  # how strict mode calls the
 
 
 def location_of(node: torch.fx.Node) -> Location | None:
-    """The module that calls ``node`` and the innermost line outside of PyTorch; None if neither is known."""
+    """Return the module that calls ``node`` and the innermost line outside of PyTorch; None if neither is known."""
     module, kind = _innermost(node.meta.get("nn_module_stack") or {})
     frames = [f for f in _FRAME.findall(node.meta.get("stack_trace") or "") if not f[0].startswith(_TORCH)]
     source = f"{_short(frames[-1][0])}:{frames[-1][1]}" if frames else ""
@@ -29,7 +29,7 @@ def location_of(node: torch.fx.Node) -> Location | None:
 
 
 def _innermost(stack: Mapping[str, tuple[str, object]]) -> tuple[str, str]:
-    """(path, class) of the last module of a stack."""
+    """Return (path, class) of the last module of a stack."""
     if not stack:
         return "", ""
     path, kind = list(stack.values())[-1]
@@ -39,6 +39,6 @@ def _innermost(stack: Mapping[str, tuple[str, object]]) -> tuple[str, str]:
 
 @cache
 def _short(file: str) -> str:
-    """A file's path from the directory that Python imports it from, which says no more about this machine."""
+    """Return a file's path relative to the directory from which Python imports it, without this machine's folders."""
     roots = [root for root in sys.path if root and PurePath(file).is_relative_to(root)]
     return PurePath(file).relative_to(max(roots, key=len)).as_posix() if roots else PurePath(file).name

@@ -1,1 +1,1 @@
-"""Mixed models: NPU programs, the partitions that run on the host, and the plan that joins them, in one file."""
+"""Mixed models: NPU programs, host partitions, and the plan that connects them, in one file."""

@@ -41,7 +41,8 @@ def compile_plan(
 def assemble(
     plan: PartitionPlan, programs: Mapping[int, CompiledProgram], target: str
 ) -> CompiledProgram | MixedProgram:
-    """Join the programs of the NPU partitions of ``plan``, by partition id, to what :func:`compile_plan` returns."""
+    """Combine the programs of the NPU partitions of ``plan``, by partition id, into the result of
+    :func:`compile_plan`."""
     if plan.on_npu:
         return programs[plan.partitions[0].id]
     config = target_config(target)

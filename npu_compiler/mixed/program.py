@@ -112,7 +112,7 @@ def _unpickled(data: bytes, allowed_ops: Collection[str]) -> MixedProgram:
 
 
 def load_program(path: str | os.PathLike[str], allowed_ops: Collection[str] = ()) -> CompiledProgram | MixedProgram:
-    """Read and validate a ``.npubin``, whatever it holds; see :meth:`CompiledProgram.load`, :meth:`MixedProgram.load`.
+    """Read and validate a ``.npubin`` of either kind; see :meth:`CompiledProgram.load`, :meth:`MixedProgram.load`.
 
     Raises ``ArtifactError``.
     """

@@ -10,9 +10,9 @@ partitions   in the order they run: ``device``, names of ``nodes``, and on the N
 reasons      why nodes run on the host: (node, rule, detail, fix)
 ============ ============================================================================================
 
-What a partition reads and returns, what is transferred and which partition keeps which buffer is not in the file,
-because it follows from the graph and the partitions (:mod:`npu_compiler.partitioning.cut`). It is derived when the file
-is read, and every program must have exactly the inputs, outputs, weights and buffers of its partition.
+The file does not contain the inputs and outputs of partitions, the transfers and the owners of buffers, because they
+follow from the graph and the partitions (:mod:`npu_compiler.partitioning.cut`). The reader derives them, and every
+program must have exactly the inputs, outputs, weights and buffers of its partition.
 """
 
 from __future__ import annotations

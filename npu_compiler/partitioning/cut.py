@@ -1,7 +1,7 @@
-"""Cutting of a graph into partitions: from runs of nodes, each on one device, to the steps of a plan.
+"""Cuts a graph into partitions: from runs of nodes, each on one device, to the steps of a plan.
 
-Everything else about a plan follows from the runs: what each partition reads and returns, what is transferred, and
-which partition keeps which buffer. A saved plan therefore holds the runs alone.
+The rest of a plan follows from the runs: the inputs and outputs of each partition, the transfers, and the partition
+that owns each buffer. A saved plan therefore contains only the runs.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ class _Cutter:
     def _own_state(self) -> dict[int, list[StateUpdate]]:
         """Return the buffers by the partition that can own them; the others are listed in ``feeds``.
 
-        The owner makes the new contents and is the only reader of the old ones. The model itself reads a buffer that it
-        returns, and one whose contents become those of another buffer.
+        The owner computes the new contents and is the only reader of the old ones. The model itself reads a buffer that
+        it returns, and a buffer whose contents become those of another one.
         """
         owned: dict[int, list[StateUpdate]] = {}
         ir, readers = self.ir, readers_by_weight(self.ir)

@@ -1,7 +1,7 @@
 """Levels of the loggers ``npu_compiler``, ``npu_runtime`` and ``npusim``, and how ``NPU_DEBUG`` and ``-v`` show them.
 
-Libraries write to loggers and leave it to the program what becomes of the records. ``NPU_DEBUG`` shows those of the
-compiler on standard error even if the program does not configure logging.
+Libraries write to loggers, and the program decides how records are shown. ``NPU_DEBUG`` shows those of the compiler on
+standard error even if the program does not configure logging.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _LOGGERS = tuple(map(logging.getLogger, ("npu_compiler", "npu_runtime", "npusim"
 
 
 class _StandardError(logging.Handler):
-    """Writes to what is ``sys.stderr`` at that time."""
+    """Writes to the current ``sys.stderr``."""
 
     def emit(self, record: logging.LogRecord) -> None:
         kind = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
@@ -30,7 +30,7 @@ _handler = _StandardError()
 
 
 def level(verbosity: int) -> int:
-    """The level of the least important records that are shown at a verbosity from 0 (warnings) to 4 (sources)."""
+    """Return the lowest level that is shown at a verbosity from 0 (warnings) to 4 (sources)."""
     return _VERBOSITY[min(verbosity, len(_VERBOSITY) - 1)]
 
 
@@ -51,7 +51,7 @@ def shown(least: int) -> Iterator[None]:
 
 @contextmanager
 def debugging() -> Iterator[None]:
-    """Show what ``NPU_DEBUG`` asks for while the block runs, unless records are shown already."""
+    """Show the records that ``NPU_DEBUG`` selects while the block runs, unless records are shown already."""
     if not env.debug() or _handler in _LOGGERS[0].handlers:
         yield
         return

@@ -1,7 +1,7 @@
-"""Progress of steps that may take longer than a second, for a program that shows it.
+"""Progress of steps that may take longer than a second, for programs that show it.
 
-Code that does such work wraps it in :func:`step`. It prints nothing and needs no terminal library. A program that wants
-to show the steps listens to them, as the command line does (``npusim/bars.py``)::
+Code that does such work wraps it in :func:`step`, which prints nothing and needs no terminal library. A program that
+shows the steps listens to them, as the command line does (``npusim/bars.py``)::
 
     with listening(lambda step: print(step.text, step.done, step.total)):
         npu_compiler.compile(ir)
@@ -37,13 +37,13 @@ class Step:
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def advance(self, count: int = 1) -> None:
-        """Add to what is done. Any thread may call it."""
+        """Add ``count`` to ``done``. Any thread may call it."""
         with self._lock:
             self.done += count
         _tell(self)
 
     def update(self, text: str | None = None, done: int | None = None) -> None:
-        """Replace the text or what is done."""
+        """Replace ``text`` or ``done``."""
         with self._lock:
             self.text = self.text if text is None else text
             self.done = self.done if done is None else done

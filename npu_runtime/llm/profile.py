@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class LLMProfile:
     """The times of an entry point that computes ``tokens`` tokens after ``start`` others; a prompt takes ``count`` such
-    runs. The keys and values of the ``start`` tokens are whatever the caches hold."""
+    runs. The keys and values of the ``start`` tokens are the current contents of the caches."""
 
     times: EntryProfile
     tokens: int
@@ -28,7 +28,7 @@ class LLMProfile:
 
 
 def profile_llm(llm: LLM, prompt: int, cache: int, runs: int, warmup: int) -> list[LLMProfile]:
-    """The entry points that a prompt of ``prompt`` tokens takes, at the last position of each, and a step of decoding
+    """Profile the entry points that a prompt of ``prompt`` tokens uses, at the last position of each, and a decode step
     after ``cache`` tokens. The caches are restored afterwards. Raises ``InputError`` if either does not fit the
     context."""
     if not (1 <= prompt <= llm.max_len and 0 <= cache < llm.max_len):

@@ -21,8 +21,8 @@ from .profile import PlanProfile
 class MixedModel(LoadedModel):
     """A mixed model with its weights in memory: programs on the NPU, PyTorch on the host.
 
-    ``weights``: whatever :func:`npu_runtime.load_weights` takes. Raises ``BackendError`` if PyTorch is not installed,
-    with the ops that need it, ``CompileError`` if this PyTorch lacks one of them, ``WeightError``.
+    ``weights``: as :func:`npu_runtime.load_weights` takes them. Raises ``BackendError``, with the ops that need it, if
+    PyTorch is not installed, ``CompileError`` if this PyTorch lacks one of them, ``WeightError``.
     """
 
     def __init__(self, program: MixedProgram, weights: Any = None, backend: Backend | None = None):

@@ -82,14 +82,14 @@ class Clock:
         self._start = time.perf_counter()
 
     def begin(self, at: int) -> np.ndarray:
-        """Step ``at`` begins. Returns where to store the times of its kernels or ops, in seconds of any one clock."""
+        """Begin step ``at``. Return the array for the times of its kernels or ops, in seconds of any clock."""
         self._executor.backend.synchronize()
         step = self._steps[at]
         step.begin[self._number] = time.perf_counter() - self._start
         return step.marks[self._number]
 
     def end(self, at: int) -> None:
-        """Step ``at`` ends."""
+        """End step ``at``."""
         self._executor.backend.synchronize()
         step = self._steps[at]
         step.end[self._number] = time.perf_counter() - self._start

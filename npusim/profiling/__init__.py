@@ -1,1 +1,1 @@
-"""Profiles: collecting them, and one file for each view (:mod:`report` has the records that all views are made of)."""
+"""Profiles: their collection, their records (``records.py``), and one file for each view."""

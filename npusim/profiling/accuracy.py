@@ -1,8 +1,8 @@
-"""The error of each kernel: its results on the device against float64, from the inputs that the device gave it.
+"""The error of each kernel: its results on the device against float64, for the inputs that it had on the device.
 
-The program is compiled once more, so that no two buffers share memory. After a run every buffer still holds what a
-kernel wrote. Each kernel is then repeated in numpy, in float64 throughout, from the contents of its inputs. The error
-is therefore that of this kernel, with the rounding of its results, and not that of the kernels before it.
+The program is compiled again so that no two buffers share memory: after a run, every buffer still has the values that a
+kernel wrote. Each kernel is then repeated in numpy in float64 with the contents of its inputs. The error is therefore
+that of this kernel, including the rounding of its results, without the errors of earlier kernels.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ Arrays = dict[int, np.ndarray]
 
 
 def plan_errors(executor: DAGExecutor, inputs: Sequence[Any] | None) -> dict[int, list[KernelError]]:
-    """The errors of the kernels of each NPU partition, by its number. ``inputs``: of a plan with one partition; others
-    are given small random numbers. Raises ``ConfigError`` if it is unknown how the partitions were compiled."""
+    """Return the errors of the kernels of each NPU partition, by its number. ``inputs``: for a plan with one partition;
+    other plans get small random numbers. Raises ``ConfigError`` if it is unknown how the partitions were compiled."""
     made = executor.compile_fn
     if not isinstance(made, partial) or made.args:
         raise ConfigError("the accuracy of kernels needs a model that npusim compiled itself, from its IR")
@@ -50,7 +50,7 @@ def plan_errors(executor: DAGExecutor, inputs: Sequence[Any] | None) -> dict[int
 def kernel_errors(
     ir: Any, loaded: Executor, options: Mapping[str, Any], inputs: Sequence[Any] | None
 ) -> list[KernelError]:
-    """The error of each kernel of a program that was compiled from ``ir`` with ``options``, in launch order."""
+    """Return the error of each kernel, in launch order, of a program compiled from ``ir`` with ``options``."""
     state = compile_unshared(ir, **options)
     assert state.schedule is not None and state.program is not None
     kernels, calls = state.schedule.kernels, state.program.entries["main"].calls
@@ -66,7 +66,7 @@ def kernel_errors(
 
 
 def _contents(executor: Executor, inputs: Sequence[Any] | None, ids: Sequence[int]) -> Arrays:
-    """What buffers hold after a run, by id in the program."""
+    """Return the contents of buffers after a run, by id in the program."""
     backend = executor.backend
     given = [random_array(s.shape, s.dtype) for s in executor.inputs] if inputs is None else inputs
     sources = [backend.allocate_buffer(np.asarray(a), spec=s) for a, s in zip(given, executor.inputs, strict=True)]
@@ -127,7 +127,8 @@ def _overlap(a: Operand, b: Operand) -> bool:
 
 # -- float64 --------------------------------------------------------------------------------------------------------
 def _stored(kernel: Kernel) -> set[int]:
-    """Buffers whose form depends on their dtype: right operands, and weights in a format. Their elements are exact."""
+    """Return the buffers whose layout depends on their dtype: right operands, and weights in a format. Their elements
+    are exact."""
     operands = [o for o in kernel.inputs if o.format]
     return {o.buffer.id for o in ([*operands, kernel.weight] if isinstance(kernel, Contraction) else operands)}
 
@@ -137,7 +138,7 @@ def _widened_array(a: np.ndarray) -> np.ndarray:
 
 
 def _widened(value: Any, stored: set[int]) -> Any:
-    """A kernel, or a part of one, in which every float is a float64, except in the buffers ``stored``."""
+    """Return a kernel, or a part of one, in which every float is a float64, except in the buffers ``stored``."""
     if isinstance(value, Expr):
         new: dict[Expr, Expr] = {}
         for x in expr.walk(value):

@@ -1,8 +1,8 @@
-"""The least time of each kernel on a device: the roofline, in which data comes from the cache that still has it.
+"""The minimum time of each kernel on a device by the roofline model, where data comes from the cache that still has it.
 
-After Williams, Waterman and Patterson, "Roofline: An Insightful Visual Performance Model" (2009). Which cache has an
-operand is decided by its reuse distance: the bytes that kernels touch between its last use and this one. A run is taken
-to follow another one, so a weight was last used a whole run ago.
+After Williams, Waterman and Patterson, "Roofline: An Insightful Visual Performance Model" (2009). The reuse distance of
+an operand decides which cache has it: the bytes that kernels access between its last use and this one. Each run is
+assumed to follow another one, so a weight was last used one run ago.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ def _kinds(kernel: type[Kernel]) -> set[str]:
 
 
 _PRODUCTS = frozenset(_kinds(Anchor))
-# Operations are counted as those of the direct sum, of which Winograd's F(4x4, 3x3) needs a quarter.
+# Operations are those of the direct sum; Winograd's F(4x4, 3x3) needs a quarter of them.
 _SAVED = {"winograd": 4}
 
 
 @dataclass(frozen=True)
 class Bound:
-    """The least seconds of a kernel, and what they are spent on: 'memory' or 'compute'."""
+    """The minimum seconds of a kernel, and what limits it: 'memory' or 'compute'."""
 
     seconds: float
     kind: str
 
 
 def operand_dtype(call: KernelCall, buffers: dict[int, BufferSpec]) -> str:
-    """The dtype of what a product multiplies; of other kernels, which compute in float32 or wider, of their results."""
+    """Return the dtype of a product's factors; for other kernels, which compute in float32 or wider, of the result."""
     first = call.inputs[0] if call.inputs else call.outputs[0]
     return buffers[first if call.kind in _PRODUCTS or not call.outputs else call.outputs[0]].dtype
 
 
 def bounds(program: CompiledProgram, entry: EntryPoint, roofline: Roofline | None) -> list[Bound]:
-    """The bound of each kernel of an entry point; 0 seconds if there is no roofline."""
+    """Return the bound of each kernel of an entry point; 0 seconds if there is no roofline."""
     if roofline is None:
         return [Bound(0.0, "")] * len(entry.calls)
     buffers = {b.id: b for b in program.buffers}
@@ -71,7 +71,7 @@ class _Traffic:
         return nbytes(self._buffers[id].shape, self._buffers[id].dtype)
 
     def seconds(self, call: KernelCall) -> float:
-        """The least seconds in which the operands of the next kernel move."""
+        """Return the minimum seconds for the traffic of the next kernel."""
         total = self._moved(call.inputs, call.bytes_read, written=False)
         total += self._moved(call.outputs, call.bytes_written, written=True)
         self._clock += call.bytes_read + call.bytes_written
@@ -79,7 +79,7 @@ class _Traffic:
         return total
 
     def _moved(self, ids: tuple[int, ...], moved: int, written: bool) -> float:
-        """``moved`` bytes, which are divided among the operands by their sizes."""
+        """Return the seconds for ``moved`` bytes, which are divided among the operands by size."""
         sizes = {id: self._size(id) for id in ids}
         whole = sum(sizes.values()) or 1
         return sum(

@@ -1,4 +1,4 @@
-"""From a model to its report: runs it, and puts times, costs, places, memory and bounds together."""
+"""From a model to its report: runs the model, and combines times, costs, places, memory and bounds."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ def profile(
     Args:
         model: from ``npusim.build``, ``npu_runtime.load`` or ``LLM.load``, or an executor.
         inputs: arrays by name or in order; None: small random numbers. A language model takes none.
-        runs: how often it runs measured.
-        warmup: how often it runs before that.
+        runs: number of measured runs.
+        warmup: number of runs before them.
         entry: an entry point of a program; None: all of them.
-        prompt: of a language model, tokens of the prompt.
-        cache: of a language model, tokens before the decode step.
-        accuracy: compare each kernel with float64, too (:mod:`npusim.profiling.accuracy`). It needs the IR, which a
-            model of ``npusim.build`` has, and takes as long as numpy takes in float64.
+        prompt: tokens of a language model's prompt.
+        cache: tokens before a language model's decode step.
+        accuracy: also compare each kernel with float64 (:mod:`npusim.profiling.accuracy`). It needs the IR, which a
+            model of ``npusim.build`` has, and the time of the computation in numpy.
 
     Raises:
         ConfigError: there is nothing to measure.
@@ -137,7 +137,7 @@ def _of_plan(executor: DAGExecutor, inputs: Any, counts: dict[str, int]) -> Prof
 
 
 def _with_errors(report: ProfileReport, executor: DAGExecutor, inputs: Any) -> ProfileReport:
-    """The report with the error of each kernel."""
+    """Return the report with the error of each kernel."""
     from .accuracy import plan_errors
 
     found = plan_errors(executor, None if inputs is None else ordered(executor.plan.inputs, inputs, "input"))
@@ -202,7 +202,7 @@ def _examples(specs: Sequence[Any]) -> list[np.ndarray]:
 
 # -- rows -----------------------------------------------------------------------------------------------------------
 def _shown_run(ends: np.ndarray) -> int:
-    """The run whose time is nearest to the median: the timeline shows it."""
+    """Return the run whose time is nearest to the median, which the timeline shows."""
     return int(np.argmin(np.abs(ends - np.median(ends))))
 
 
@@ -253,7 +253,7 @@ def _places(locations: Sequence[Location | None]) -> tuple[Place, ...]:
 
 
 def _launches(program: CompiledProgram, entry: EntryPoint) -> list[str]:
-    """What a GPU launches for each kernel: function, workgroups and threads. Empty texts on other targets."""
+    """Return the GPU launch of each kernel as text: function, workgroups and threads; '' on other targets."""
     if program.target not in ("cuda", "metal"):
         return [""] * len(entry.calls)
     from npu_compiler.targets.simt.lang.program import unpack

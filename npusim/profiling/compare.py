@@ -18,18 +18,18 @@ P = TypeVar("P", bound=Profile)
 
 @dataclass(frozen=True)
 class Change:
-    """A step in both profiles; ``old`` or ``new`` is None if it is in one of them only."""
+    """A step in both profiles; ``old`` or ``new`` is None if only one of them has it."""
 
     old: Row | None
     new: Row | None
 
     @property
     def seconds(self) -> float:
-        """How much longer it takes now."""
+        """The new time minus the old time."""
         return (self.new.seconds if self.new else 0.0) - (self.old.seconds if self.old else 0.0)
 
     def cells(self) -> tuple[object, ...]:
-        """A row under ``HEADER``."""
+        """Return a row of the table whose header is ``HEADER``."""
         shown = self.new or self.old
         assert shown is not None
         before, after = (f"{r.seconds * 1e6:.1f}" if r else "-" for r in (self.old, self.new))
@@ -54,17 +54,17 @@ class SectionChange:
         return self.new / self.old if self.old > 0 else 1.0
 
     def verdict(self, threshold: float) -> str:
-        """'slower', 'faster' or 'same', which is within ``threshold`` (0.05: 5 %)."""
+        """Return 'slower', 'faster', or 'same' for changes within ``threshold`` (0.05: 5 %)."""
         return "slower" if self.ratio > 1 + threshold else "faster" if self.ratio < 1 - threshold else "same"
 
     def cells(self, threshold: float) -> tuple[object, ...]:
-        """A row under ``TOTALS``."""
+        """Return a row of the table whose header is ``TOTALS``."""
         change = f"{self.ratio - 1:+.1%}"
         return self.title, f"{self.old * 1e3:.3f}", f"{self.new * 1e3:.3f}", change, self.verdict(threshold)
 
 
 def compare(old: Profile, new: Profile) -> list[SectionChange]:
-    """The sections that both profiles have. Raises ``InputError`` if there is none."""
+    """Return the changes of the sections that both profiles have. Raises ``InputError`` if there are none."""
     before = {s.name: s for s in old.sections}
     both = [(before[s.name], s) for s in new.sections if s.name in before]
     if not both:
@@ -76,8 +76,8 @@ def compare(old: Profile, new: Profile) -> list[SectionChange]:
 
 
 def _changes(old: Section, new: Section) -> list[Change]:
-    """The steps of both, the greatest change first. A kernel is the same if it stands for the same nodes; several for
-    the same nodes are paired in order."""
+    """Return the steps of both, the greatest change first. Kernels that implement the same nodes are the same; several
+    kernels of the same nodes are paired in order."""
     waiting: dict[Hashable, list[Row]] = defaultdict(list)
     for row in old.rows:
         waiting[_key(row)].append(row)

@@ -14,7 +14,7 @@ _SCRIPTS = ("core", "timeline", "roofline", "modules", "accuracy", "table", "mem
 
 
 def page(title: str, report: Mapping[str, Any]) -> str:
-    """A page that needs nothing else: no other file, no network. ``report``: the JSON form of a report."""
+    """Return a self-contained page, without other files or network access. ``report``: the JSON form of a report."""
     data = json.dumps(report, allow_nan=False, separators=(",", ":"))
     parts = {
         "title": html.escape(title),

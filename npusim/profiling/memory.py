@@ -1,4 +1,4 @@
-"""Where the memory goes: the blocks of an arena with the owners of its peak, weights and states."""
+"""The use of memory: the blocks of an arena and the owners of its peak, weights and states."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .records import Arena, Block, Held
 
 
 def arena_of(program: CompiledProgram, entry: EntryPoint, first_row: int = 0) -> Arena:
-    """The arena of an entry point, whose kernels are rows from ``first_row`` on."""
+    """Return the arena of an entry point, whose kernels are rows from ``first_row`` on."""
     buffers = {b.id: b for b in program.buffers}
     blocks = [
         Block(b.name, tensor_text(b.shape, b.dtype), b.offset, nbytes(b.shape, b.dtype), first, last)
@@ -30,7 +30,7 @@ def arena_of(program: CompiledProgram, entry: EntryPoint, first_row: int = 0) ->
 
 
 def held_by(programs: Sequence[CompiledProgram], entries: Sequence[EntryPoint]) -> tuple[Held, ...]:
-    """The weights, constants and states that the entry points read or write, the largest first."""
+    """Return the weights, constants and states that the entry points read or write, the largest first."""
     used = {id for e in entries for c in e.calls for id in (*c.inputs, *c.outputs)} | {
         id for e in entries for _, id in e.updates
     }

@@ -12,7 +12,7 @@ from .records import Profile, Row, Section
 
 
 def graphs(report: Profile) -> dict[str, Any]:
-    """A collection with one graph for each section."""
+    """Return a collection with one graph for each section."""
     return {"label": report.model, "graphs": [_graph(section) for section in report.sections]}
 
 

@@ -1,4 +1,4 @@
-"""The records of a profile, of which every view is made."""
+"""The records of a profile, which every view shows."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Row:
 
     @property
     def lost(self) -> float:
-        """Seconds beyond what the device needs at least: of a transfer or a host op, all; 0 if that is unknown."""
+        """Seconds above the device's minimum: all seconds of a transfer or a host op; 0 if the minimum is unknown."""
         if self.device != "npu":
             return self.seconds
         return max(0.0, self.seconds - self.roof) if self.roof else 0.0
@@ -132,9 +132,12 @@ class Held:
 
 @dataclass(frozen=True)
 class Section:
-    """One entry point of a program, or one plan. ``seconds``: the median of the runs in which each step is timed;
-    ``whole``: the median of those in which none is. ``count``: how many such runs what ``title`` names takes.
-    ``before``: the sum of the medians of all rows in an earlier profile."""
+    """One entry point of a program, or one plan.
+
+    ``seconds``: the median of runs in which each step is timed. ``whole``: the median of runs in which no step is timed.
+    ``count``: the number of such runs that ``title`` consists of. ``before``: the sum of the medians of all rows in an
+    earlier profile.
+    """
 
     name: str
     title: str
@@ -194,7 +197,7 @@ class NotOnNPU:
 
 @dataclass(frozen=True)
 class Profile:
-    """What was measured: one section for each entry point, and what they share."""
+    """The measurements: one section for each entry point, and the data that they share."""
 
     model: str
     target: str

@@ -28,7 +28,7 @@ class ProfileReport(Profile):
         return self.table()
 
     def summary(self, section: Section) -> str:
-        """A section in one line."""
+        """Return a section in one line."""
         many = f" ({section.count} such runs)" if section.count > 1 else ""
         roof = f", {section.of_roof:.0%} of the roofline" if section.roof else ""
         seconds = section.seconds or 1.0
@@ -39,7 +39,7 @@ class ProfileReport(Profile):
         )
 
     def cells(self, section: Section) -> list[tuple[object, ...]]:
-        """The rows under :data:`HEADER`, those that lose the most time first."""
+        """Return the rows of the table whose header is :data:`HEADER`, those that lose the most time first."""
         total = section.kernel_seconds or 1.0
         return [
             (
@@ -51,7 +51,7 @@ class ProfileReport(Profile):
         ]  # fmt: skip
 
     def table(self, limit: int | None = 20) -> str:
-        """The sections as text, the rows that lose the most time first, at most ``limit`` of each."""
+        """Return the sections as text, the rows that lose the most time first, at most ``limit`` of each."""
         lines = [f"{self.model} on {self.machine} ({self.device}), {self.dtype}"]
         for section in self.sections:
             cells = self.cells(section)
@@ -69,12 +69,13 @@ class ProfileReport(Profile):
 
     # -- files ------------------------------------------------------------------------------------------------------
     def to_json(self) -> dict[str, Any]:
-        """All records as JSON-safe data; :meth:`from_json` reads it."""
+        """Return all records as JSON-safe data; :meth:`from_json` reads it."""
         return {"schema": SCHEMA, **json_safe(asdict(self))}
 
     @classmethod
     def from_json(cls, data: Any, origin: str = "the profile") -> ProfileReport:
-        """Inverse of :meth:`to_json`. Raises ``InputError`` for other data; the message begins with ``origin``."""
+        """Return the report of data that :meth:`to_json` made. Raises ``InputError`` for other data; the message begins
+        with ``origin``."""
         if not isinstance(data, dict) or data.get("schema") != SCHEMA:
             raise InputError(f"{origin} is not a profile that this version reads; write one with npusim profile --json")
         try:
@@ -112,7 +113,7 @@ class ProfileReport(Profile):
 
 
 def read_report(path: str | os.PathLike[str]) -> ProfileReport:
-    """A report from the file that ``save(..., 'json')`` wrote. Raises ``InputError``."""
+    """Read a report from a file that ``save(..., 'json')`` wrote. Raises ``InputError``."""
     from npu_compiler.support.records import parse_json
 
     try:

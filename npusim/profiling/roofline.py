@@ -32,11 +32,12 @@ _DTYPES = {"float32": 1, "bfloat16": 2, "float64": 1}  # operations of each, in 
 
 
 def roofline_of(program: CompiledProgram, backend: Backend) -> Roofline | None:
-    """The roofline of the device that ``backend`` runs ``program`` on; None if it is unknown and cannot be measured.
+    """Return the roofline of the device on which ``backend`` runs ``program``; None if it is unknown and cannot be
+    measured.
 
-    The figures of a GPU are those of its row; the bandwidth is that of the very chip if its driver tells. A CPU is
-    measured with the threads of the backend, for half a second the first time. Each later time adds a short measurement
-    and keeps the better, because another process may have disturbed an earlier one.
+    The figures of a GPU are those of its row; the bandwidth is that of the actual chip if its driver reports it. A CPU
+    is measured with the threads of the backend, at first for half a second. Each later call adds a short measurement
+    and keeps the better one, because another process may have disturbed an earlier one.
     """
     try:
         device = target_config(program.device or program.target).device
@@ -51,7 +52,7 @@ def roofline_of(program: CompiledProgram, backend: Backend) -> Roofline | None:
 
 @cache
 def measured_cpu(threads: int) -> Roofline | None:
-    """The roofline of this CPU with so many threads; None without a C++ compiler."""
+    """Return the roofline of this CPU with ``threads`` threads; None without a C++ compiler."""
     try:
         probe = _Probe(threads)
     except ToolchainError:
@@ -64,7 +65,7 @@ def measured_cpu(threads: int) -> Roofline | None:
     rates = [[size, probe.bandwidth(size)] for size in [*_caches(threads), math.inf]]
     for rate, (_, before) in zip(rates, known.get("bandwidths", []), strict=False):
         rate[1] = max(rate[1], before)
-    for nearer, farther in zip(rates[-2::-1], rates[:0:-1], strict=True):  # a cache is no slower than what is behind it
+    for nearer, farther in zip(rates[-2::-1], rates[:0:-1], strict=True):  # not slower than the next level
         nearer[1] = max(nearer[1], farther[1])
     plain = [[size if math.isfinite(size) else 0, rate] for size, rate in rates]
     store.put(key, json.dumps({"flops": flops, "bandwidths": plain}).encode())
@@ -72,7 +73,8 @@ def measured_cpu(threads: int) -> Roofline | None:
 
 
 def _caches(threads: int) -> list[int]:
-    """Bytes of the caches behind the first level that so many threads have together, as Linux tells; else none."""
+    """Return the bytes of the caches after the first level that ``threads`` threads share, as Linux reports them; an
+    empty list on other systems."""
     found: dict[int, int] = {}
     for index in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*"):
         try:
@@ -106,7 +108,8 @@ class _Probe:
         self._memory = np.ones(max(_MOST, 4 * max(_caches(threads), default=0)), np.uint8)
 
     def flops(self, dtype: str) -> float:
-        """FLOP/s of multiplications of ``dtype``, by the threads' own CPU time: other processes do not count."""
+        """Return FLOP/s of multiplications of ``dtype`` by the threads' CPU time, so that other processes do not
+        count."""
         function, steps, seconds = getattr(self._library, f"multiply_{dtype}"), 1000, [0.0]
         while min(seconds) < _SECONDS / 2:
             steps *= 4
@@ -115,7 +118,8 @@ class _Probe:
         return sum(self._library.step_flops() * _DTYPES[dtype] * steps / s for s in seconds)
 
     def bandwidth(self, size: float) -> float:
-        """Bytes per second that all threads together read of ``size`` bytes of cache (half of it), or of memory."""
+        """Return the bytes per second that all threads together read from ``size`` bytes of cache (half of it) or
+        memory."""
         whole = self._memory.nbytes if math.isinf(size) else int(size) // 2
         part = whole // self._threads // 4096 * 4096
         starts = [self._memory.ctypes.data + thread * part for thread in range(self._threads)]
@@ -138,7 +142,7 @@ class _Probe:
 
 
 def _cpu_seconds(call: Callable[[], object]) -> float:
-    """CPU time of a call in this thread."""
+    """Return the CPU time of a call in this thread."""
     begin = time.thread_time()
     call()
     return time.thread_time() - begin

@@ -14,7 +14,7 @@ _THREADS = {"npu": 1, "host": 2, "transfer": 3}
 
 
 def trace(report: Profile) -> dict[str, Any]:
-    """The events of all sections."""
+    """Return the events of all sections."""
     events: list[dict[str, Any]] = []
     for process, section in enumerate(report.sections, 1):
         events.append(_name("process_name", process, 0, f"{report.model}: {section.title}"))

@@ -1,4 +1,4 @@
-"""``npusim completion``: what a shell needs to complete the command line."""
+"""``npusim completion``: a script with which a shell completes the command line."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> Result:
 
 
 def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
-    """The arguments of a parser and of its verbs."""
+    """Yield the arguments of a parser and of its verbs."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for verb in action.choices.values():

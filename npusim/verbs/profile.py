@@ -27,8 +27,8 @@ REGRESSION = 4  # exit status
 
 
 def run(args: argparse.Namespace) -> Result:
-    """Measure a model, show what loses the most time, and write the files that were asked for. With --compare, the exit
-    status is 4 if a section became slower than the threshold allows."""
+    """Measure a model, show the kernels that lose the most time, and write the requested files. With --compare, the
+    exit status is 4 if a section became slower than the threshold allows."""
     from ..profiling.collect import profile
 
     old = read_report(args.compare) if args.compare else None
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> Result:
 
 
 def _model(args: argparse.Namespace) -> Any:
-    """What ``profile`` takes, from the arguments."""
+    """Return the model that the arguments name, as ``profile`` takes it."""
     import npu_compiler
     import npu_runtime
     from npu_runtime.model import weights_beside
