@@ -134,7 +134,7 @@ class Held:
 class Section:
     """One entry point of a program, or one plan.
 
-    ``seconds``: the median of runs in which each step is timed. ``whole``: the median of runs in which no step is timed.
+    ``seconds``: the median of runs in which each step is timed; ``whole``: of runs in which no step is timed.
     ``count``: the number of such runs that ``title`` consists of. ``before``: the sum of the medians of all rows in an
     earlier profile.
     """
