@@ -111,7 +111,7 @@ def test_completion_knows_every_verb(shell: str, capsys: pytest.CaptureFixture[s
     assert all(verb in script for verb in verbs) and "emit-source" in script
     if shell == "bash":
         (tmp_path / "npusim").write_text(script)
-        ask = "source npusim; COMP_WORDS=(npusim comp); COMP_CWORD=1; _shtab_npusim; echo ${COMPREPLY[@]}"
+        ask = "source ./npusim; COMP_WORDS=(npusim comp); COMP_CWORD=1; _shtab_npusim; echo ${COMPREPLY[@]}"
         done = subprocess.run(["bash", "-c", ask], cwd=tmp_path, capture_output=True, text=True, check=True)
         assert done.stdout.split() == ["compile", "completion"]
 

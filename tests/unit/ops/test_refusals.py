@@ -37,7 +37,7 @@ CASES: list[tuple[str, tuple[list[int], ...], dict[str, Any], str, str]] = [
     ),
     ("aten.arange.start_step", (), {"start": 0, "end": 4, "step": 0}, "arguments", "zero"),
     ("aten.max_pool2d.default", ([1, 1, 4, 4],), {"kernel_size": [2, 2], "padding": [2, 2]}, "arguments", "padding 2"),
-    ("aten.no_such_op.default", ([2],), {}, "no_kernel", "fallback"),
+    ("aten.no_such_op.default", ([2],), {}, "no_kernel", "on the host"),
 ]
 
 
