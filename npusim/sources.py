@@ -45,6 +45,8 @@ def read_model(name: str, batch: int) -> tuple[IRGraph, Mapping[str, np.ndarray]
         raise InputError(f"{name}: there is no such file, and no built-in model of that name: {', '.join(BUILTINS)}")
     if Path(name).suffix == ".pt2":
         return (*_read_exported(name), None)
+    if Path(name).suffix == ".npubin":
+        raise InputError(f"{name} is compiled already: run, bench, profile and describe take it; this wants the model")
     return load_ir(name), None, None
 
 

@@ -146,3 +146,11 @@ def test_language_models_run_whole_on_the_npu(tmp_path: Path, capsys: pytest.Cap
     for verb in ("compile", "bench"):
         assert cli.main([verb, "smollm2-135m", "--force-cpu", "aten.silu.default"]) == 1
         assert "do not apply to a language model" in capsys.readouterr().err
+
+
+def test_a_file_for_another_verb_is_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for verb in ("explain", "compile"):
+        assert cli.main([verb, str(folder / "small.npubin")]) == 1
+        assert "small.npubin is compiled already: run, bench, profile and describe take it" in capsys.readouterr().err
+    data = as_json(capsys, "profile", str(folder / "small.npubin"), "--runs", "2")
+    assert {row["device"] for row in data["sections"][0]["rows"]} == {"npu", "host", "transfer"}
