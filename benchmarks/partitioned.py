@@ -67,6 +67,7 @@ def _rms(values: np.ndarray) -> float:
 
 
 def main() -> None:
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", choices=["resnet18", "resnet50"], default=["resnet18", "resnet50"])
     parser.add_argument("--threads", type=int, default=2)

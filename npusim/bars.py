@@ -82,7 +82,7 @@ class ProgressBars:
 
 class _Display(Protocol):
     def show(self, seconds: Mapping[Step, float]) -> None:
-        """Draw these steps, outermost first, which have run for so many seconds."""
+        """Draw these steps, outermost first, with the seconds that they have run."""
 
     def clear(self) -> None:
         """Erase what was drawn."""

@@ -161,7 +161,7 @@ def _phase(x: float, y: float, width: float, name: str, summary: str, passes: Se
 
 
 def _wrapped(names: Sequence[str], columns: int) -> list[list[str]]:
-    """Names in lines of at most so many characters."""
+    """Return names in lines of at most about ``columns`` characters."""
     lines: list[list[str]] = []
     for name in names:
         if not lines or sum(len(n) + 3 for n in lines[-1]) + len(name) > columns:

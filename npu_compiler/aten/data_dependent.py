@@ -10,7 +10,7 @@ Two kinds of nodes are not ATen calls:
 * control flow, whose graphs are in ``OpNode.graphs`` and take inputs of the node:
   ``higher_order.cond`` (a predicate and the operands of the graphs ``true`` and ``false``) and
   ``higher_order.while_loop`` (operands of the graphs ``cond`` and ``body``; the first ``carried`` of them are replaced
-  by the results of ``body`` as long as ``cond`` gives a true value, and are the outputs).
+  by the results of ``body`` as long as ``cond`` is true, and are the outputs).
 """
 
 from __future__ import annotations

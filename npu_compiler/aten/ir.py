@@ -86,7 +86,7 @@ class OpNode:
     """One ATen call. ``inputs`` are tensors only; every other argument is in ``attrs`` under its schema name.
 
     ``graphs`` are the branches and bodies of control flow, by name; they have graph inputs and no weights. ``note``
-    says why an op without a lowering was not decomposed. ``location`` is None if the IR does not tell.
+    says why an op without a lowering was not decomposed. ``location`` is None if the IR does not state it.
     """
 
     name: str

@@ -85,7 +85,7 @@ def read_arguments(
     """Return the arguments of ``node``, a call of ``op``.
 
     Args:
-        resolve: gives the tensor, list of tensors or constant that an FX node stands for.
+        resolve: returns the tensor, list of tensors or constant of an FX node.
 
     Raises:
         CaptureError: the IR cannot represent an argument (a dynamic size).

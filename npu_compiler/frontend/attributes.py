@@ -155,7 +155,7 @@ class Attributes:
         return [*self._containers, *self._tensors]
 
     def matter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """True if a call changes attributes such that a second call with equal arguments gives another result.
+        """Return True if a call changes attributes such that a second call with equal arguments has another result.
 
         The model runs twice, starting from the current attributes, parameters and buffers, which are not changed.
         """

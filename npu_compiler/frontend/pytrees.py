@@ -91,7 +91,7 @@ def _describe(value: Any, tensors: list[Any]) -> Any:
 
 
 def _is_leaf(value: Any) -> bool:
-    """True for tensors and what can stand for one: arrays, symbolic numbers, pytree's own placeholders."""
+    """Return True for tensors and their substitutes: arrays, symbolic numbers, pytree's own placeholders."""
     plain = (bool, int, float, str, list, tuple, dict, type, torch.dtype, torch.device, torch.Size)
     if value is None or isinstance(value, plain):
         return False

@@ -235,7 +235,7 @@ class _Translator:
         raise CaptureError("the exported graph has no output node")
 
     def _resolve(self, value: Any) -> Any:
-        """What a use of ``value`` means at this point of the program."""
+        """Return the current meaning of ``value`` at this point of the program."""
         if isinstance(value, _Multi):
             return [Number(t) if i in value.numbers else self._resolve(t) for i, t in enumerate(value.specs)]
         if not isinstance(value, TensorSpec):

@@ -343,7 +343,7 @@ class Graph:
         return self.add("concat", xs, [(tuple(shape), xs[0].dtype)], axis=axis).out
 
     def scatter(self, base: Value, src: Value, index: Sequence[Value], idx: Sequence[Expr], mode: str = "set") -> Value:
-        """Copy ``base`` and store ``src`` at, or add it to, the places that ``idx`` gives over the domain of src."""
+        """Copy ``base`` and store ``src`` at (or add it to) the indices ``idx``, expressions over the domain of src."""
         return self.add("scatter", [base, src, *index], [(base.shape, base.dtype)], idx=tuple(idx), mode=mode).out
 
     def scan(self, kind: str, x: Value, axis: int) -> Value:

@@ -1,4 +1,4 @@
-"""What values are computed from: structural equality of nodes, and the weight that dominates a load-time value."""
+"""Structural equality of nodes, and the weight that dominates a load-time value."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from typing import Any
 class T:
     """A random tensor argument. ``dtype`` None takes the dtype under test. ``layout``: 'contiguous', 'transposed'
     (last two dims swapped in memory) or 'strided' (every other element of a larger tensor). Values are uniform in
-    [low, high) (integers included); ``values`` gives them outright."""
+    [low, high) (integers included), or ``values`` if given."""
 
     shape: tuple[int, ...]
     dtype: str | None = None

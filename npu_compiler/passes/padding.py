@@ -23,7 +23,7 @@ def fold_padding(graph: Graph) -> None:
 
 
 def _padded_input(graph: Graph, v: Value) -> tuple[Value, tuple[int, int, int, int]] | None:
-    """Return (x, (top, left, bottom, right)) if ``v`` [N,H,W,C] is x with so many zeros around it, else None."""
+    """Return (x, (top, left, bottom, right)) if ``v`` [N,H,W,C] is x with these zeros around it, else None."""
     perm = v.node.attrs["perm"] if v.op == "permute" else tuple(range(v.rank))
     found = zero_padding(v.node.inputs[0] if v.op == "permute" else v)
     if found is None:

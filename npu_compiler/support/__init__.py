@@ -1,1 +1,1 @@
-"""What every level of the package may use."""
+"""Helpers that every level of the package may use."""

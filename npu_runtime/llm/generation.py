@@ -74,7 +74,7 @@ class Generation(Iterator[Token]):
         text: the text so far, without a stop string.
         finish_reason: None until the end; then 'stop' (an end token, a stop token or a stop string), 'length'
             (``max_tokens``) or 'context' (the context is full).
-        timings: of what was generated so far.
+        timings: the timings so far.
     """
 
     def __init__(self, steps: Generator[Token, None, str], timings: Timings):

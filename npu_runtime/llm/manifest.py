@@ -23,7 +23,7 @@ class ModelManifest:
         name: the name in messages and reports.
         max_len: positions of the program's KV caches.
         limit: positions the model was trained for; 0: unknown.
-        identity: a text that differs between architectures; together with the weights it tells models apart.
+        identity: a text that differs between architectures; together with the weights it identifies a model.
         tokenizer: the text of a tokenizer.json, or None.
         chat_template: a Jinja template, or None.
         special_tokens: variables of the template: 'bos_token' and the like.

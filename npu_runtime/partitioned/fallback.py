@@ -223,7 +223,7 @@ def _bind(ir: IRGraph, node: OpNode) -> _Call:
     except ForbiddenOp as error:
         raise _Unbound(str(error)) from None
     args, kwargs = _arguments(op, node)
-    if functional:  # only the in-place spelling exists: run it on a copy
+    if functional:  # only the in-place variant exists: run it on a copy
         in_place = op
 
         def op(first: torch.Tensor, *rest: Any, **named: Any) -> Any:

@@ -89,13 +89,13 @@ class Row:
 
     @property
     def module(self) -> str:
-        """The modules in words."""
+        """The modules as text."""
         return ", ".join(dict.fromkeys(p.module or p.kind for p in self.places))
 
 
 @dataclass(frozen=True)
 class Block:
-    """A buffer of an arena: its place in bytes, and the first and the last kernel that touch it."""
+    """A buffer of an arena: its place in bytes, and the first and the last kernel that access it."""
 
     name: str
     tensor: str
@@ -166,6 +166,7 @@ class Section:
 
     @property
     def flops(self) -> int:
+        """Operations of all kernels."""
         return sum(r.flops for r in self.rows)
 
     @property

@@ -22,7 +22,7 @@ HEADER = ("#", "lost µs", "µs", "share", "of roof", "GFLOP/s", "GB/s", "kernel
 
 @dataclass(frozen=True)
 class ProfileReport(Profile):
-    """What a profile found out. Views: :meth:`table`, :meth:`save`, and an HTML table in notebooks."""
+    """The result of a profile. Views: :meth:`table`, :meth:`save`, and an HTML table in notebooks."""
 
     def __str__(self) -> str:
         return self.table()

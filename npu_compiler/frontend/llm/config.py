@@ -127,7 +127,7 @@ def _read(outer: Keys) -> LLMConfig:
     own = {**family.fixed, **family.read(keys)}
 
     def given(field: str, read: Callable[[], Any]) -> Any:
-        """The family's value of a field, else what the settings that all families share say."""
+        """Return the family's value of a field, else that of the settings that all families share."""
         return own.pop(field) if field in own else read()
 
     size = head_dim(keys)
