@@ -69,6 +69,17 @@ def snippets(page: Path) -> list[Snippet]:
     return found
 
 
+def prose(page: Path) -> list[str]:
+    """The lines outside of code blocks."""
+    kept, inside = [], False
+    for line in page.read_text(encoding="utf-8").splitlines():
+        if line.lstrip().startswith("```"):
+            inside = not inside
+        elif not inside:
+            kept.append(line)
+    return kept
+
+
 def commands(snippet: Snippet) -> Iterator[tuple[list[str], str | None]]:
     """(words, expected output) of every command of a shell block; the output is None in ``bash`` blocks."""
     text = snippet.text.replace("\\\n", " ")

@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from .snippets import ROOT
+from .snippets import ROOT, prose
 
 FIGURES = ROOT / "docs" / "figures"
 SECTIONS = {"cpu": "cpu_resnet", "calls": "calls_amd_epyc_2_cpus", "gpu": "h200", "llm": "cpu_llm"}
@@ -77,6 +77,23 @@ def test_the_figures_have_no_foreign_parts() -> None:
 def test_korean_pages_of_the_script_follow_the_english_ones(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     page = (ROOT / "docs" / f"{name}.ko.md").read_text(encoding="utf-8")
     assert page == script("tools", "korean_pages", monkeypatch).korean(name), "python tools/korean_pages.py"
+
+
+def test_files_that_pages_name_are_there() -> None:
+    """`a/b.py` in the text is the end of a file's path; the table of names has a test of its own."""
+    folders = "npu_compiler", "npu_runtime", "npusim", "tests", "tools", "benchmarks", "examples", "docs"
+    files = {f"/{p.relative_to(ROOT).as_posix()}" for folder in folders for p in Path(ROOT, folder).rglob("*.*")}
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]
+    named = {
+        (page.name, name)
+        for page in pages
+        if not page.name.startswith("names.")
+        for line in prose(page)
+        for name in re.findall(r"`([\w./]+\.(?:py|h|md|json|svg|txt))`", line)
+        if "NAME" not in name and ("/" in name or name.endswith(".py"))
+    }
+    assert len(named) > 100
+    assert sorted(x for x in named if not any(f.endswith(f"/{x[1]}") for f in files)) == []
 
 
 def rules_of_reasons() -> set[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from .snippets import ROOT, snippets
+from .snippets import ROOT, prose, snippets
 
 # "existing": the Korean pages that are there; "all": there has to be one for every English page.
 KOREAN_PAGES = "existing"
@@ -17,17 +17,6 @@ DOCS = ROOT / "docs"
 ENGLISH = sorted(p for p in DOCS.rglob("*.md") if not p.name.endswith(".ko.md"))
 PAIRS = [(p, p.with_suffix(".ko.md")) for p in ENGLISH if p.with_suffix(".ko.md").exists()]
 _HANGUL = re.compile(r"[\uac00-\ud7a3]")
-
-
-def prose(page: Path) -> list[str]:
-    """The lines outside of code blocks."""
-    kept, inside = [], False
-    for line in page.read_text(encoding="utf-8").splitlines():
-        if line.lstrip().startswith("```"):
-            inside = not inside
-        elif not inside:
-            kept.append(line)
-    return kept
 
 
 def own_prose(page: Path) -> list[str]:

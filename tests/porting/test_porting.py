@@ -34,7 +34,6 @@ from .rows8 import FORMAT
 from .target import CXX, TARGET, FirstStage
 
 pytestmark = pytest.mark.skipif(CXX is None, reason="g++ is not installed")
-PAGE = Path(__file__).parents[2] / "docs" / "porting.md"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -145,12 +144,3 @@ def test_a_language_model_in_a_weight_format_from_outside(tmp_path: Path, monkey
     theirs = LLM.load(exact, max_len=64, cache=False, weights=None)
     text = [7 * i * i % 256 for i in range(48)]
     np.testing.assert_allclose(ours.logits(text, 40), theirs.logits(text, 40), rtol=1e-3, atol=1e-3)
-
-
-def test_the_page_names_what_there_is() -> None:
-    """Every file that the page walks through exists (tests/docs compares its quotations with these files)."""
-    words = (word.strip("`(),.;:") for word in PAGE.read_text().split() if word.startswith("`"))
-    named = {word for word in words if word.endswith((".py", ".h"))}
-    assert len(named) >= 8
-    for name in named:
-        assert (PAGE.parents[1] / name).exists(), name
