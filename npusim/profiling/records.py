@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+DEVICES = ("npu", "host", "transfer")
+
 
 @dataclass(frozen=True)
 class Place:

@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from npu_compiler.support.errors import ConfigError, InputError
 from npu_compiler.support.files import write_atomic
+from npu_compiler.support.records import Field, parse_json
 from npu_compiler.support.text import html_table, html_text, json_safe, si, table
 
 from . import html, model_explorer, trace
-from .records import Arena, Block, Held, KernelError, Limits, NotOnNPU, Place, Profile, Row, Section
+from .reading import read_profile
+from .records import Profile, Section
 
 SCHEMA = 1
 HEADER = ("#", "lost µs", "µs", "share", "of roof", "GFLOP/s", "GB/s", "kernel", "kind", "module")
@@ -79,16 +81,9 @@ class ProfileReport(Profile):
         if not isinstance(data, dict) or data.get("schema") != SCHEMA:
             raise InputError(f"{origin} is not a profile that this version reads; write one with npusim profile --json")
         try:
-            return cls(**{
-                **{f.name: data[f.name] for f in fields(cls)},
-                "sections": tuple(_section(s) for s in data["sections"]),
-                "held": tuple(Held(**h) for h in data["held"]),
-                "limits": None if data["limits"] is None else _limits(data["limits"]),
-                "not_on_npu": tuple(NotOnNPU(**{**n, "places": _places(n)}) for n in data["not_on_npu"]),
-                "notes": tuple(data["notes"]),
-            })  # fmt: skip
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise InputError(f"{origin} is damaged: {type(error).__name__}: {error}; write it again") from None
+            return read_profile(cls, Field(data, "", InputError))
+        except InputError as error:
+            raise InputError(f"{origin} is damaged: {error}; write it again") from None
 
     def save(self, path: str | os.PathLike[str], format: str | None = None) -> Path:
         """Write one view, atomically. ``format``: 'html', 'json', 'trace' (Perfetto) or 'model-explorer'; None: by the
@@ -114,8 +109,6 @@ class ProfileReport(Profile):
 
 def read_report(path: str | os.PathLike[str]) -> ProfileReport:
     """Read a report from a file that ``save(..., 'json')`` wrote. Raises ``InputError``."""
-    from npu_compiler.support.records import parse_json
-
     try:
         text = Path(path).read_bytes()
     except OSError as error:
@@ -125,26 +118,3 @@ def read_report(path: str | os.PathLike[str]) -> ProfileReport:
 
 def _clip(text: str, width: int) -> str:
     return text if len(text) <= width else f"{text[: width - 1]}…"
-
-
-def _places(record: dict[str, Any]) -> tuple[Place, ...]:
-    return tuple(Place(**p) for p in record["places"])
-
-
-def _row(r: dict[str, Any]) -> Row:
-    lists = {name: tuple(r[name]) for name in ("inputs", "outputs", "ops", "after")}
-    error = None if r["error"] is None else KernelError(**r["error"])
-    return Row(**{**r, **lists, "places": _places(r), "error": error})
-
-
-def _arena(a: dict[str, Any]) -> Arena:
-    blocks = tuple(Block(**b) for b in a["blocks"])
-    return Arena(**{**a, "blocks": blocks, "owners": tuple(a["owners"]), "rows": tuple(a["rows"])})
-
-
-def _section(s: dict[str, Any]) -> Section:
-    return Section(**{**s, "rows": tuple(map(_row, s["rows"])), "arenas": tuple(map(_arena, s["arenas"]))})
-
-
-def _limits(record: dict[str, Any]) -> Limits:
-    return Limits(**{**record, "caches": tuple((size, rate) for size, rate in record["caches"])})

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from .records import Profile, Row
+from .records import DEVICES, Profile, Row
 
-_THREADS = {"npu": 1, "host": 2, "transfer": 3}
+_THREADS = {device: number for number, device in enumerate(DEVICES, 1)}
 
 
 def trace(report: Profile) -> dict[str, Any]:
