@@ -12,7 +12,7 @@ import numpy as np
 from npu_compiler.artifact.program import CompiledProgram, EntryPoint
 from npu_compiler.support.dtypes import numpy_dtype
 from npu_compiler.targets.simt.lang.program import ARENA, unpack
-from npu_compiler.targets.simt.rewrites.fuse_decode_attention import MEETINGS
+from npu_compiler.targets.simt.rewrites.fuse_decode_attention import GRID_BARRIERS
 from npu_runtime.arrays import aligned_empty
 from npu_runtime.backends.base import DeviceBuffer, Launch, LoadedEntry
 from npu_runtime.backends.cpu import CPUBackend, CPUBuffer
@@ -28,9 +28,9 @@ class HostEntry(LoadedEntry):
         self._launches, self._fixed = launches[entry.symbol], dict(fixed)
         self._arena = aligned_empty((max(entry.arena_bytes, 1),), np.dtype(np.uint8))
         self._specs = {b.id: b for b in program.buffers}
-        self._arena.fill(0xFF)  # nothing may be read before it is written, but for meetings, which start at zero
+        self._arena.fill(0xFF)  # to detect reads before writes; states of grid barriers start at zero
         for b in program.buffers:
-            if b.kind == "arena" and b.name == MEETINGS:
+            if b.kind == "arena" and b.name == GRID_BARRIERS:
                 self._arena[b.offset : b.offset + 4 * math.prod(b.shape)] = 0
 
     def bind(self, buffers: Mapping[int, DeviceBuffer]) -> Launch:
@@ -44,8 +44,8 @@ class HostEntry(LoadedEntry):
             for number, call in enumerate(self._launches):
                 values = [address[id] + at for id, at in call.arguments] + [ctypes.addressof(bad)] * call.checks
                 table = (ctypes.c_void_p * (len(values) + 1))(*values)
-                if call.groups:
-                    getattr(self.library, f"run_{call.function}")(table, call.groups, call.threads)
+                if call.workgroups:
+                    getattr(self.library, f"run_{call.function}")(table, call.workgroups, call.threads)
                 if bad.value and not status:
                     status = 1 + number
             return status

@@ -21,9 +21,10 @@ CXX = shutil.which("g++")
 
 
 def entry(name: str, params: Sequence[Param], threads: int, per_unit: int) -> str:
-    """A kernel is a function of its argument table, group and thread."""
-    lines = [f"static void {name}(void* table, int gid, int tid) {{", "  const int lane = tid & 31, sid = tid >> 5;"]
-    lines.append("  (void)lane, (void)sid, (void)table, (void)gid;")
+    """A kernel is a function of its argument table, workgroup and thread."""
+    lines = [f"static void {name}(void* table, int workgroup, int tid) {{"]
+    lines.append("  const int lane = tid & 31, subgroup = tid >> 5;")
+    lines.append("  (void)lane, (void)subgroup, (void)table, (void)workgroup;")
     for i, p in enumerate(params):
         ctype = f"{'' if p.writable else 'const '}{p.ctype}*"
         lines.append(f"  {ctype} const {p.name} = ({ctype})((void**)table)[{i}];")
@@ -40,15 +41,15 @@ def shared(arrays: Sequence[Array]) -> tuple[list[str], int]:
 
 DIALECT = Dialect(
     name="host",
-    prelude=(Path(__file__).parent / "words.h").read_text(),
+    prelude=(Path(__file__).parent / "prelude.h").read_text(),
     entry=entry,
     shared=shared,
     device=GPU("host", units=4, shared_bytes=160 << 10, registers=65536),
     matrix=(16, 8, 16),
     matrix_types=("float16", "bfloat16"),
     stages=3,
-    flash=True,
-    ordered=True,
+    fragment_access=True,
+    grid_barrier=True,
 )
 
 

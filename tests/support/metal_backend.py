@@ -48,7 +48,7 @@ class EmulatedEntry(LoadedEntry):
             for number, (launch, call) in enumerate(zip(self._launches, self._entry.calls, strict=True)):
                 if times is not None:
                     times[number] = time.monotonic()
-                if launch.groups and self._run(launch, call, memory) and not status:
+                if launch.workgroups and self._run(launch, call, memory) and not status:
                     status = 1 + number
             if times is not None:
                 times[len(self._launches)] = time.monotonic()
@@ -66,7 +66,7 @@ class EmulatedEntry(LoadedEntry):
         backend = self._backend
         try:
             self._library[launch.function](
-                arguments, (launch.groups,), (launch.threads,), order=backend.order, seed=backend.seed
+                arguments, (launch.workgroups,), (launch.threads,), order=backend.order, seed=backend.seed
             )
         except EmulatorError as error:
             raise BackendError(f"kernel {call.name} (from {', '.join(call.sources)}): {error}") from None

@@ -13,19 +13,14 @@ from functools import cache
 from typing import Any, ClassVar
 
 from ...support.errors import ConfigError
-from ...target_config import Roofline, TargetConfig
-from ..simt.lang.device import GPU, WgmmaCosts
+from ...target_config import Roofline
+from ..simt.lang.device import GPU, GPU_CONFIG, WgmmaCosts
 
 Capability = tuple[int, int]
 
-CONFIG = TargetConfig(
-    "cuda",
-    panel=0,
-    buffer_align=256,
-    pair_dtypes=(),
-    prologue_rows=1,
-    dual_gemm=True,
-    bundles=True,
+CONFIG = replace(
+    GPU_CONFIG,
+    name="cuda",
     bundle_points=1 << 22,
     image_row=32,
     chunks=(128, 512, 2048),

@@ -21,8 +21,8 @@ KERNELS = Path(__file__).parent / "kernels"
 STATIC_BYTES = 48 << 10  # shared memory that can be declared; more is requested at launch
 
 _ENTRY = (
-    "const int gid = (int)blockIdx.x, tid = (int)threadIdx.x, lane = tid & 31, sid = tid >> 5; "
-    "(void)gid, (void)lane, (void)sid;"
+    "const int workgroup = (int)blockIdx.x, tid = (int)threadIdx.x, lane = tid & 31, subgroup = tid >> 5; "
+    "(void)workgroup, (void)lane, (void)subgroup;"
 )
 
 
@@ -69,10 +69,10 @@ DIALECT = Dialect(
     matrix=(16, 8, 16),
     matrix_types=("float16", "bfloat16"),
     stages=4,
-    flash=True,
-    ordered=True,
-    asks=True,
-    doubles=True,
+    fragment_access=True,
+    grid_barrier=True,
+    prefetches=True,
+    has_double=True,
     fast=("sigmoid",),
 )
 
@@ -80,7 +80,7 @@ DIALECT = Dialect(
 HOPPER = replace(
     DIALECT,
     device=DEFAULT,
-    wide=(64, 128, 256),
+    wgmma_widths=(64, 128, 256),
     special=(
         special(Gemm, lambda k, _: supports_tma(k), emit_tma_gemm, column_tiles),
         special(Conv2d, supports_tma_conv, emit_tma_conv),

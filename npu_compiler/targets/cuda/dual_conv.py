@@ -58,7 +58,7 @@ class DualTmaConv(TmaGemm):
     def __init__(self, kernel: DualConv2d, dialect: Dialect, plan: Plan):
         first, last = halves(kernel)
         super().__init__(last, dialect, plan)
-        self.f = Function(kernel, dialect, early=True)
+        self.f = Function(kernel, dialect, explicit_wait=True)
         self.at = len(last.inputs)
         self.first = Operands(without_stride(first), self.at, self.at + 1)
 

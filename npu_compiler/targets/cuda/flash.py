@@ -24,7 +24,7 @@ def supports_attention(kernel: Attention) -> bool:
 
 def emit_wide_flash(kernel: Attention, dialect: Dialect) -> Emission:
     """The function of an ``attention`` kernel for which :func:`supports_attention`."""
-    f, (q, k, v), out = Function(kernel, dialect, early=True), kernel.inputs[:3], kernel.outputs[0]
+    f, (q, k, v), out = Function(kernel, dialect, explicit_wait=True), kernel.inputs[:3], kernel.outputs[0]
     (b, h, sq, d), positions = q.shape, mask_and_positions(kernel)[1]
     warpgroups = 2 if blocks(sq, 128) * h * b >= dialect.device.units else 1
     rows, threads = 64 * warpgroups, 128 * warpgroups + SUBGROUP

@@ -97,7 +97,7 @@ def candidates(
 def _widths(p: Product, m: int, units: int) -> list[int]:
     """Columns that a tile of ``m`` rows may have. A narrow product with more tiles than SMs gets the least of
     ``WIDTHS``."""
-    fit = [n for n in (*WIDTHS, *ONE_TILE) if n % (8 * p.lanes) == 0 and n < p.n + 32] or [32 * p.lanes]
+    fit = [n for n in (*WIDTHS, *ONE_TILE) if n % (8 * p.products) == 0 and n < p.n + 32] or [32 * p.products]
     few = [n for n in fit if n not in ONE_TILE or blocks(p.m, m) * blocks(p.n, n) * p.batch <= units]
     return few or [WIDTHS[0]]
 
@@ -126,7 +126,7 @@ def cost(p: Product, plan: Plan, step: int, residual: bool, elements: int, devic
     one, other, tile = c.result, c.residual * late, c.tile
     if plan.tma_store:
         one, other, tile = c.tma_result, c.tma_residual, c.tma_tile
-    store = results / plan.splits * (one + (other if residual else 0)) / p.lanes
+    store = results / plan.splits * (one + (other if residual else 0)) / p.products
     together = min(plan.blocks_per_sm, blocks(thread_blocks, device.units))
     alone = max(multiply, load) + store + tile
     work = blocks(thread_blocks, at_once) * max(alone, together * max(multiply, load, store))

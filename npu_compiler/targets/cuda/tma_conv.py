@@ -159,7 +159,7 @@ class TmaConv(TmaGemm):
             PAD_TOP=attrs.padding[0], PAD_LEFT=attrs.padding[1], DILATION_H=attrs.dilation[0],
             DILATION_W=attrs.dilation[1], FILTER_SIZE=_filters(kernel, plan.n), OVERLAPPING=rows,
             IMAGE_SIZE=kernel.inputs[0].strides[0], IMAGE_H=kernel.inputs[0].shape[1],
-            OUTPUTS=1, LANES=1, SUM_ROWS=0, **flags,
+            OUTPUTS=1, PRODUCTS=1, SUM_ROWS=0, **flags,
         )  # fmt: skip
         pixels = f.pointer(0) if rows else "nullptr"
         f.template(

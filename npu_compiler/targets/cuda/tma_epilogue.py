@@ -42,5 +42,5 @@ def residual_of(kernel: Gemm | Conv2d) -> int | None:
 def supports_tma_store(kernel: Gemm | Conv2d) -> bool:
     """Whether TMA can store the results: evenly spaced rows of the operands' type."""
     p, out = product_of(kernel), kernel.outputs[0]
-    fits = p.batch == p.splits == p.lanes == 1 and (math.prod(out.shape[:-1]), out.shape[-1]) == (p.m, p.n)
+    fits = p.batch == p.splits == p.products == 1 and (math.prod(out.shape[:-1]), out.shape[-1]) == (p.m, p.n)
     return fits and out.dtype == kernel.inputs[0].dtype and row_pitch(out) > 0 and residual_of(kernel) is not None

@@ -114,7 +114,7 @@ class TmaGemm:
     def __init__(self, kernel: Gemm | Conv2d, dialect: Dialect, plan: Plan):
         self.kernel, self.dialect, self.plan = kernel, dialect, plan
         self.p = product_of(kernel)
-        self.f = Function(kernel, dialect, early=True)
+        self.f = Function(kernel, dialect, explicit_wait=True)
         self.ctype = dtypes.DTYPES[kernel.inputs[0].dtype].ctype
         self.step = tile_k(kernel)
         self.threads = plan.m * 2 + SUBGROUP
@@ -136,7 +136,7 @@ class TmaGemm:
         clusters = tiles if plan.splits > 1 else min(tiles, self.dialect.device.units * plan.blocks_per_sm)
         sums = self.kernel.outputs[-1].shape[1] if self.sums_rows else 0
         sizes = dict(
-            M=p.m, N=p.n, BATCH=p.batch, LANES=p.lanes, BATCHED_RIGHT=self._batches(self.operands.kernel) > 1,
+            M=p.m, N=p.n, BATCH=p.batch, PRODUCTS=p.products, BATCHED_RIGHT=self._batches(self.operands.kernel) > 1,
             SPLITS=plan.splits, TILE_M=plan.m, TILE_N=plan.n, TILE_K=self.step, STAGES=plan.stages, TILES=tiles,
             STEP=clusters, PRIMED=self._primed(), OUTPUTS=self.outputs, SUM_ROWS=sums, **flags,
         )  # fmt: skip
@@ -235,7 +235,7 @@ class TmaGemm:
 
     def _epilogue(self) -> tuple[dict[str, bool | int], str]:
         """Constants that say how results leave, and an expression for the functor that computes them."""
-        plan, lanes = self.plan, self.p.lanes
+        plan, products = self.plan, self.p.products
         members = Members(self.f, "@NAME@_epilogue")
         epilogue = Epilogue(self.kernel, members, most=8, columns=plan.splits > 1)  # more than 16 bytes
         slots = result_stages(plan.m, plan.n, self.outputs) if plan.tma_store else 0
@@ -250,19 +250,19 @@ class TmaGemm:
             made.compute(ahead=True, shared=True)
             return flags, made.finish()
         width = self._width(epilogue)
-        made = Functor(epilogue, members, width, lanes)
+        made = Functor(epilogue, members, width, products)
         made.types()
-        flags["MERGED"] = plan.splits == 1 and lanes > 1 and epilogue.alone and width == 8
+        flags["MERGED"] = plan.splits == 1 and products > 1 and epilogue.alone and width == 8
         if flags["MERGED"]:
             made.compute()
             made.put()
         else:
             soon = self._vectors(width) <= MAX_PREFETCHED if plan.splits > 1 else width == 8 and plan.prefetch
-            flags["READ_AHEAD"] = bool(epilogue.ahead) and lanes == 1 and soon
+            flags["READ_AHEAD"] = bool(epilogue.ahead) and products == 1 and soon
             flags["SHARED"] = plan.splits == 1 and self._can_share(epilogue, width)
             self._vector_methods(made, flags)
-        if plan.splits == 1 and plan.n % (32 * lanes):
-            made.store_rest(min(width, 2 // lanes))
+        if plan.splits == 1 and plan.n % (32 * products):
+            made.store_rest(min(width, 2 // products))
         return flags, made.finish()
 
     def _vector_methods(self, made: Functor, flags: Mapping[str, bool | int]) -> None:
@@ -275,16 +275,16 @@ class TmaGemm:
 
     def _width(self, epilogue: Epilogue) -> int:
         """Neighbouring columns that a lane stores at once, after lanes have exchanged results."""
-        lanes, width = self.p.lanes, min(epilogue.width, 8)
-        while self.p.n // lanes % width or self.plan.n // lanes % width:
+        products, width = self.p.products, min(epilogue.width, 8)
+        while self.p.n // products % width or self.plan.n // products % width:
             width //= 2
         return width
 
     def _can_share(self, epilogue: Epilogue, width: int) -> bool:
         """Whether both rows of a thread can use the same registers for what all rows share."""
-        return bool(epilogue.shared) and self.p.lanes == 1 and width == 8 and self.p.n % self.plan.n == 0
+        return bool(epilogue.shared) and self.p.products == 1 and width == 8 and self.p.n % self.plan.n == 0
 
     def _vectors(self, width: int) -> int:
         """Vectors that a thread finishes of the share of its thread block."""
         plan = self.plan
-        return blocks(plan.m // plan.splits * (plan.n // self.p.lanes // width), plan.m * 2)
+        return blocks(plan.m // plan.splits * (plan.n // self.p.products // width), plan.m * 2)

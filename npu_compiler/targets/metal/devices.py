@@ -8,23 +8,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import ClassVar
 
-from ...target_config import TargetConfig
-from ..simt.lang.device import GPU
+from ..simt.lang.device import GPU, GPU_CONFIG
 
-CONFIG = TargetConfig(
-    "metal",
-    panel=0,
-    buffer_align=256,
-    pair_dtypes=(),
-    prologue_rows=1,
-    dual_gemm=True,
-    bundles=True,
-    dtypes=TargetConfig.dtypes - {"float64"},
-)
+CONFIG = replace(GPU_CONFIG, name="metal", dtypes=GPU_CONFIG.dtypes - {"float64"})
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ _BUILTINS = (
     "uint lane_ [[thread_index_in_simdgroup]]",
     "uint sid_ [[simdgroup_index_in_threadgroup]]",
 )
-_ENTRY = "const int gid = (int)gid_, tid = (int)tid_, lane = (int)lane_, sid = (int)sid_;"
-_UNUSED = "(void)gid, (void)tid, (void)lane, (void)sid;"
+_ENTRY = "const int workgroup = (int)gid_, tid = (int)tid_, lane = (int)lane_, subgroup = (int)sid_;"
+_UNUSED = "(void)workgroup, (void)tid, (void)lane, (void)subgroup;"
 
 
 def entry(name: str, params: Sequence[Param], threads: int, per_unit: int) -> str:

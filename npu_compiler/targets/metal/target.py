@@ -19,7 +19,7 @@ LANGUAGE = "metal3.1"  # the first with bfloat
 
 
 class MetalTarget(Selectable[AppleGPU], SimtTarget):
-    """``sources`` holds ``words.h``, the headers that kernels include and a ``.metal`` file for each kernel, which
+    """``sources`` holds ``prelude.h``, the headers that kernels include and a ``.metal`` file for each kernel, which
     ``xcrun metal -c`` takes as it is."""
 
     name = "metal"
@@ -40,8 +40,8 @@ class MetalTarget(Selectable[AppleGPU], SimtTarget):
         return super().supports(kernel)
 
     def sources(self, functions: Functions) -> dict[str, str]:
-        kernels = {f"{name}.metal": f'#include "words.h"\n\n{text}' for name, text in functions.text.items()}
-        return {"words.h": self.dialect.head, **self.dialect.included(functions.text.values()), **kernels}
+        kernels = {f"{name}.metal": f'#include "prelude.h"\n\n{text}' for name, text in functions.text.items()}
+        return {"prelude.h": self.dialect.head, **self.dialect.included(functions.text.values()), **kernels}
 
     def build(self, functions: Mapping[str, str]) -> tuple[dict[str, Any], tuple[str, ...], dict[str, Any]]:
         text = self.dialect.source(functions.values())

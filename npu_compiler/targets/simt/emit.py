@@ -62,13 +62,14 @@ EMITTERS: dict[type[Kernel], Callable[[Any, Dialect], Emission]] = dict(
 
 
 def emit(kernel: Kernel, dialect: Dialect) -> Emission:
-    """The function of a kernel: the target's own, else the common one."""
+    """Return the function of a kernel: the target's own, or else the common one."""
     special = dialect.special_for(kernel)
     return (special.emit if special is not None else EMITTERS[type(kernel)])(kernel, dialect)
 
 
 def unsupported(kernel: Kernel) -> Reason | None:
-    """Why the GPU targets cannot emit ``kernel``. A dual convolution is only made where the target has its function."""
+    """Return the reason why the GPU targets have no code for ``kernel``, or None if they do. The rewrite that makes
+    dual convolutions only makes those that the target supports."""
     if type(kernel) not in EMITTERS and not isinstance(kernel, DualConv2d):
         return Reason("no_kernel", f"the GPU targets have no {kernel.kind} kernel")
     if isinstance(kernel, Gemm) and kernel.weight.format not in ("", *READERS):
@@ -86,17 +87,19 @@ class Functions:
         self._names: dict[str, str] = {}
 
     def launch(self, kernel: Kernel) -> Launch:
-        """How to run ``kernel``; ``groups`` 0: there is nothing to do."""
+        """Emit the function of ``kernel`` unless it exists, and return its launch. Kernels without results have 0
+        workgroups."""
         key = kernel.structural_key(_layout)
         if key not in self._emitted:
             self._emitted[key] = emit(kernel, self.dialect)
         e = self._emitted[key]
         arguments = tuple(_place(kernel, n) for n in e.operands)
         maps = tuple((*_place(kernel, n), tiles) for n, tiles in e.maps)
-        name = self._name(kernel, e) if e.groups else ""
-        return Launch(name, e.groups, e.threads, e.shared, arguments, e.checks, maps)
+        name = self._name(kernel, e) if e.workgroups else ""
+        return Launch(name, e.workgroups, e.threads, e.shared, arguments, e.checks, maps)
 
     def launches(self, schedule: Schedule) -> list[Launch]:
+        """Return the launches of an entry point, one per kernel."""
         return [self.launch(k) for k in schedule.kernels]
 
     def _name(self, kernel: Kernel, e: Emission) -> str:
@@ -108,21 +111,21 @@ class Functions:
 
 
 def _place(kernel: Kernel, number: int) -> tuple[int, int]:
-    """(buffer id, byte offset) of input ``number`` or output ``~number``."""
+    """Return (buffer id, byte offset) of input ``number`` or output ``~number``."""
     op = kernel.inputs[number] if number >= 0 else kernel.outputs[~number]
     byte = op.offset * dtypes.DTYPES[op.dtype].size
     return (ARENA, op.buffer.offset + byte) if op.buffer.kind == "arena" else (op.buffer.id, byte)
 
 
 def _layout(o: Operand) -> Hashable:
-    """What a kernel's text depends on besides dtype, format, shape and strides of an operand: its alignment, and when
-    it may be read."""
+    """Return the properties of an operand that a kernel's text depends on, in addition to its dtype, format, shape and
+    strides: its alignment, and whether it may be read before preceding kernels end."""
     constant = o.buffer.kind in ("weight", "const")
     return o.offset * dtypes.DTYPES[o.dtype].size % 16, constant, o.buffer.is_input
 
 
 def sources(functions: Functions, suffix: str) -> dict[str, str]:
-    """Readable text: the words in one file, the headers that kernels include in theirs, every kernel in another."""
+    """Return readable text by file name: the vocabulary, the headers that kernels include, and the kernels."""
     headers = functions.dialect.included(functions.text.values())
     kernels = "\n".join(functions.text.values())
     return {f"prelude.{suffix}": functions.dialect.head, **headers, f"kernels.{suffix}": kernels}

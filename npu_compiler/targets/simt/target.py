@@ -1,4 +1,4 @@
-"""What the GPU targets have in common: everything but the language and its compiler."""
+"""The common part of the GPU targets: everything but the language and its compiler."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from .rewrites import rewrites
 
 
 class SimtTarget(ABC):
-    """A code generator that spells the SIMT kernels in ``dialect``. ``suffix``: of its source files."""
+    """A :class:`npu_compiler.targets.CodegenTarget` for the SIMT kernels in a ``dialect``. ``suffix``: of its source
+    files."""
 
     name: str
     config: TargetConfig
@@ -32,7 +33,7 @@ class SimtTarget(ABC):
     @property
     @abstractmethod
     def dialect(self) -> Dialect:
-        """How the kernels are spelled."""
+        """The definition of the kernels' vocabulary, for the selected device."""
 
     def supports(self, kernel: Kernel) -> Reason | None:
         return unsupported(kernel)
@@ -55,10 +56,13 @@ class SimtTarget(ABC):
         return result
 
     def sources(self, functions: Functions) -> dict[str, str]:
-        """Readable text by file name."""
+        """Return readable text by file name."""
         return sources(functions, self.suffix)
 
     @abstractmethod
     def build(self, functions: Mapping[str, str]) -> tuple[dict[str, Any], tuple[str, ...], dict[str, Any]]:
-        """Compile kernel functions (by name, without the dialect's head): the program's code as the backend loads it,
-        what it requires of the machine, and a record of the build. Raises ``ToolchainError``."""
+        """Compile kernel functions, by name and without the dialect's head.
+
+        Returns (the program's code for the backend, the features that a machine must have, a record of the build).
+        Raises ``ToolchainError`` if there is no compiler or the compiler fails.
+        """

@@ -94,7 +94,7 @@ class CUDAEntry(LoadedEntry):
 
     def _launch(self, number: int, address: Mapping[int, int], overlap: bool) -> None:
         x = self._launches[number]
-        if not x.groups:
+        if not x.workgroups:
             return
         values = [address[id] + at for id, at in x.arguments]
         if x.checks:
@@ -102,7 +102,7 @@ class CUDAEntry(LoadedEntry):
         function, stream = self._code.functions[x.function], self._backend.stream.ptr
         name = self._name(number)
         maps = self._tile_maps(number, address) if x.maps else ()
-        driver().launch(name, function, x.groups, x.threads, x.shared, stream, values, overlap, maps)
+        driver().launch(name, function, x.workgroups, x.threads, x.shared, stream, values, overlap, maps)
 
     def _tile_maps(self, number: int, address: Mapping[int, int]) -> list[Any]:
         """Of a launch; kept for the next one at the same addresses: making them takes longer than small kernels."""

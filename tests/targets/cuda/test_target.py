@@ -66,7 +66,7 @@ def test_every_op_compiles_to_machine_code() -> None:
     assert not batch.failed and len(batch.outputs) > 450
     made = npu_compiler.pipeline.compile_graph(batch.graph, "cuda:sm_90")
     entries, code = unpack(made.binary)
-    launches = [x for x in entries[made.entries["main"].symbol] if x.groups]
+    launches = [x for x in entries[made.entries["main"].symbol] if x.workgroups]
     assert {x.function for x in launches} == set(code["modules"]) and len(launches) > 300
     assert all(cubin.startswith(ELF) and not ptx for cubin, ptx in code["modules"].values())
     assert made.requires == ("sm_90a",) and made.build["compiler"].startswith("nvrtc ")

@@ -72,7 +72,7 @@ def test_a_plan_fits_the_chip(name: str) -> None:
     available = device_of(HOPPER).shared_per_unit - 1024 * plan.blocks_per_sm
     assert (launch.shared or 48 << 10) * plan.blocks_per_sm <= available
     assert plan.stages >= 3 and plan.n // 2 * launch.threads * plan.blocks_per_sm <= HOPPER.device.registers
-    assert launch.groups % plan.splits == 0 and [m[0] for m in launch.maps][:2] == [-1, 1]
+    assert launch.workgroups % plan.splits == 0 and [m[0] for m in launch.maps][:2] == [-1, 1]
     left, right, *results = (m[2] for m in launch.maps)
     assert len(results) == plan.tma_store == ("RESULT_STAGES = 0" not in functions.text[launch.function])
     assert all(r.box == (64, 64, 1) and r.sizes[:2] == (right.sizes[1], product_of(kernel).m) for r in results)
@@ -110,7 +110,7 @@ def test_lines_of_pixels_fit_the_chip(name: str) -> None:
     assert supports_tma_conv(kernel, HOPPER) and DIALECT.special_for(kernel) is None
     functions = Functions(HOPPER)
     launch = functions.launch(kernel)
-    assert '#include "tma_conv.h"' in functions.text[launch.function] and launch.groups == groups
+    assert '#include "tma_conv.h"' in functions.text[launch.function] and launch.workgroups == groups
     per_unit = -(-groups // HOPPER.device.units)
     assert (launch.shared or 48 << 10) * per_unit <= device_of(HOPPER).shared_per_unit - 1024 * per_unit
     assert all(max(m[2].box) <= 256 and all(s % 16 == 0 for s in m[2].strides) for m in launch.maps)

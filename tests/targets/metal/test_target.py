@@ -157,7 +157,7 @@ def test_the_command_line_compiles_a_language_model(tmp_path: Path) -> None:
     to = ["--target", "metal", "--max-len", "32", "--emit-source", str(folder), "-o", str(tmp_path / "small.npubin")]
     assert main(["compile", str(model), *to, "-q"]) == 0
     assert CompiledProgram.load(tmp_path / "small.npubin").target == "metal"
-    assert (folder / "words.h").exists() and len(list(folder.glob("*.metal"))) > 5
+    assert (folder / "prelude.h").exists() and len(list(folder.glob("*.metal"))) > 5
 
 
 # --------------------------------------------------------------------------------------------------------------- models

@@ -70,7 +70,7 @@ template <class C> struct FlashWgmma {
       wgmma_fence();
 #pragma unroll
       for (int half = 0; half < HALVES; half++)
-        wgmma<64>(scores, qs + half * C::ROWS * 64 + rows.at.sid / 4 * (64 * 64), ring + slot * SIZE + half * C::KEYS * 64);
+        wgmma<64>(scores, qs + half * C::ROWS * 64 + rows.at.subgroup / 4 * (64 * 64), ring + slot * SIZE + half * C::KEYS * 64);
       wgmma_commit();
       wgmma_finish(scores);
       release();
@@ -96,7 +96,7 @@ template <class C> struct FlashWgmma {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
       const int i = rows.row(r);
-      const float total = frag_row_sum(rows.sum[r]), scale = total > 0.0f ? 1.0f / total : 0.0f;
+      const float total = frag_row_sum(rows.row_sum[r]), scale = total > 0.0f ? 1.0f / total : 0.0f;
       T* const to = out + ((int64_t)rows.b * C::O_B + (int64_t)rows.h * C::O_H + (int64_t)i * C::O_S);
 #pragma unroll
       for (int g = 0; g < C::D / 32; g++) {
@@ -120,10 +120,10 @@ INLINE void flash_wgmma(
     typename C::T* ring, typename C::T* qs, int64_t* barriers, int* limit, Thread at) {
   FlashWgmma<C> f;
   const int tiles = (C::SQ + C::ROWS - 1) / C::ROWS, heads = C::H * C::B;
-  f.rows.tile = tiles - 1 - at.gid / heads;  // those with the most keys first
-  f.rows.h = at.gid % C::H;
-  f.rows.b = at.gid % heads / C::H;
-  f.rows.hk = f.rows.h / C::SHARE;
+  f.rows.tile = tiles - 1 - at.workgroup / heads;  // those with the most keys first
+  f.rows.h = at.workgroup % C::H;
+  f.rows.b = at.workgroup % heads / C::H;
+  f.rows.hk = f.rows.h / C::HEADS_PER_KV;
   f.rows.q0 = f.rows.tile * C::ROWS;
   f.rows.positions = positions;
   f.rows.limit = limit;
@@ -147,7 +147,7 @@ INLINE void flash_wgmma(
   barrier();
   f.rows.range();
   const int steps = (f.rows.valid + C::KEYS - 1) / C::KEYS;
-  if (at.sid == C::WARPGROUPS * 4) {
+  if (at.subgroup == C::WARPGROUPS * 4) {
     if (at.lane == 0) f.load(q, k, v, steps);
   } else {
     f.attend(steps, out);

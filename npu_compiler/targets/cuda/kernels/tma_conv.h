@@ -17,9 +17,9 @@ constexpr int LINE_BLOCK = 8;  // results of a line, and lines, that wgmma multi
 
 // Row `h` of a lane's two: a pixel of the result, or the row behind the last one.
 template <class D> struct PixelRows {
-  int image, band, tile, sid, lane;
+  int image, band, tile, subgroup, lane;
   INLINE int operator()(int h) const {
-    const int down = band * LINE_BLOCK + sid % 4 * 2 + h, over = tile * LINE_BLOCK + (lane >> 2);
+    const int down = band * LINE_BLOCK + subgroup % 4 * 2 + h, over = tile * LINE_BLOCK + (lane >> 2);
     return down < D::OH && over < D::OW ? (image * D::OH + down) * D::OW + over : D::M;
   }
 };
@@ -75,7 +75,7 @@ INLINE void tma_conv(const TensorMap* lines, const typename D::T* pixels, const 
     mbarrier_init_fence();
   }
   barrier();
-  if (th.sid == TEAMS * 4) {
+  if (th.subgroup == TEAMS * 4) {
     if (th.lane == 0) {
       tma_prefetch(weights);
       mbarrier_expect_bytes(filters, D::TAPS * D::TILE_N * D::CHANNELS * 2);
@@ -84,7 +84,7 @@ INLINE void tma_conv(const TensorMap* lines, const typename D::T* pixels, const 
       pdl_wait();
       fence_async_proxy();
       RingPosition<D::STAGES> at = {0, 1};
-      for (int t = th.gid; t < UNITS; t += D::STEP) {
+      for (int t = th.workgroup; t < UNITS; t += D::STEP) {
         const int image = t / (D::SHARES * D::BANDS), band = t / D::SHARES % D::BANDS;
         mbarrier_wait(empty + at.slot, at.phase);
         load_lines<D>(ring + at.slot * D::LINES_SIZE, lines, pixels, full + at.slot, image, band);
@@ -104,14 +104,14 @@ INLINE void tma_conv(const TensorMap* lines, const typename D::T* pixels, const 
   }
   const typename E::Shared* const shared = D::KEEPS_SHARED ? kept : nullptr;
   RingPosition<D::STAGES> at = {0, 0};
-  int mine = th.sid / 4;  // warpgroups take turns to have a tile more
-  for (int t = th.gid; t < UNITS; t += D::STEP) {
+  int mine = th.subgroup / 4;  // warpgroups take turns to have a tile more
+  for (int t = th.workgroup; t < UNITS; t += D::STEP) {
     const int image = t / (D::SHARES * D::BANDS), band = t / D::SHARES % D::BANDS;
     mbarrier_wait(full + at.slot, at.phase);
     const int last = (t % D::SHARES + 1) * LINE_TILES / D::SHARES;
 #pragma unroll 1
     for (int tile = t % D::SHARES * LINE_TILES / D::SHARES + mine; tile < last; tile += TEAMS) {
-      const PixelRows<D> row = {image, band, tile, th.sid, th.lane};
+      const PixelRows<D> row = {image, band, tile, th.subgroup, th.lane};
       typename E::Ahead ahead[D::READ_AHEAD ? D::TILE_N / 16 : 1];
       if constexpr (D::READ_AHEAD) {
 #pragma unroll
@@ -127,8 +127,8 @@ INLINE void tma_conv(const TensorMap* lines, const typename D::T* pixels, const 
       RowFactors<NoRowScale> factors;
       if constexpr (D::RESULT_STAGES > 0) {
         if (th.tid % 128 == 0) tma_store_wait_read();
-        named_barrier(1 + th.sid / 4, 128);
-        typename D::T* const own = leaving + th.sid / 4 * (PIECES * PIECE * PIECE);
+        named_barrier(1 + th.subgroup / 4, 128);
+        typename D::T* const own = leaving + th.subgroup / 4 * (PIECES * PIECE * PIECE);
         fill_pieces<D, 0, PIECES, PIECE * PIECE, false>(epilogue, acc, factors, row, 0, th, own, nullptr, shared, nullptr);
         if (th.tid % 128 == 0) {
 #pragma unroll

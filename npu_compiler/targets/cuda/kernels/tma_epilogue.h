@@ -1,5 +1,5 @@
 // What becomes of the sums of a tile in Hopper's products. Constants of D: READ_AHEAD: residuals are read before the main
-// loop; SHARED: what columns share is read once for both rows of a thread; MERGED, of LANES 2: results are made before
+// loop; SHARED: what columns share is read once for both rows of a thread; MERGED, of PRODUCTS 2: results are made before
 // lanes exchange them; RESULT_STAGES: stages of the ring through which TMA stores the results of a tile (0: threads
 // store), RESIDUAL: and loads a residual; OUTPUTS that TMA stores; SUM_ROWS: rows of the matrix of row sums, 0: none.
 //
@@ -71,9 +71,9 @@ template <class D, class E>
 INLINE void store_vectors(const E& epilogue, const float* x, int row0, int m, int n, const typename E::Ahead& ahead,
                           const typename E::Shared& shared, float& sum) {
 #pragma unroll
-  for (int first = 0; first < 8 * D::LANES; first += E::WIDTH * D::LANES) {
+  for (int first = 0; first < 8 * D::PRODUCTS; first += E::WIDTH * D::PRODUCTS) {
     if (m < D::M && n + first < D::N) {
-      const float part = epilogue.store(row0 + m, (n + first) / D::LANES, x + first, ahead, shared);
+      const float part = epilogue.store(row0 + m, (n + first) / D::PRODUCTS, x + first, ahead, shared);
       if (D::SUM_ROWS) sum += part;
     }
   }
@@ -83,7 +83,7 @@ INLINE void store_vectors(const E& epilogue, const float* x, int row0, int m, in
 template <class D, class E, class Rows, class Factors>
 INLINE void store_tile(const E& epilogue, const WgmmaC<D::TILE_N>& acc, const Factors& factors, const Rows& row, int row0,
                        int column0, int lane, const typename E::Ahead* ahead, const typename E::Shared* kept, float* sums) {
-  constexpr int L = D::LANES, PIECES = D::TILE_N / (32 * L);
+  constexpr int L = D::PRODUCTS, PIECES = D::TILE_N / (32 * L);
 #pragma unroll
   for (int g = 0; g < PIECES; g++) {
     const int n = column0 + g * (32 * L) + (lane & 3) * (8 * L);
@@ -146,7 +146,7 @@ template <class D, class Rows> INLINE void store_row_sums(float* out, float* sum
 // -- the blocks of a cluster share a tile: each adds up the parts of its share of the rows
 template <class D, class E> struct Share {
   static constexpr int ROWS = D::TILE_M / D::SPLITS, LD = D::TILE_N + 16;  // rows begin in different banks
-  static constexpr int VALUES = E::WIDTH * D::LANES, PER_ROW = D::TILE_N / VALUES, THREADS = D::TILE_M * 2;
+  static constexpr int VALUES = E::WIDTH * D::PRODUCTS, PER_ROW = D::TILE_N / VALUES, THREADS = D::TILE_M * 2;
   static constexpr int VECTORS = (ROWS * PER_ROW + THREADS - 1) / THREADS;  // of a thread
   int r, n0, m, n;
 
@@ -187,7 +187,7 @@ template <class D, class E, class Scale>
 INLINE void store_share(const E& epilogue, const WgmmaC<D::TILE_N>& acc, float* parts, const float* factor,
                         const typename E::Ahead* ahead, TileIndex tile, int rank, const Thread& th, float* row_sums) {
   typedef Share<D, E> S;
-  cluster_send<S::ROWS, S::LD>(parts, rank, acc, th.sid * 16, th.lane);
+  cluster_send<S::ROWS, S::LD>(parts, rank, acc, th.subgroup * 16, th.lane);
   cluster_barrier();
 #pragma unroll
   for (int i = 0; i < S::VECTORS; i++) {
@@ -203,7 +203,7 @@ INLINE void store_share(const E& epilogue, const WgmmaC<D::TILE_N>& acc, float* 
         for (int e = 0; e < S::VALUES; e++) x[e] *= factor[i];
       }
       const int row0 = D::BATCH > 1 ? tile.batch * D::M : 0;
-      const float sum = epilogue.store(row0 + s.m, s.n / D::LANES, x, ahead[D::READ_AHEAD ? i : 0], typename E::Shared());
+      const float sum = epilogue.store(row0 + s.m, s.n / D::PRODUCTS, x, ahead[D::READ_AHEAD ? i : 0], typename E::Shared());
       if (D::SUM_ROWS) parts[s.r * S::LD + s.n0] = sum;  // where no other thread reads
     }
   }
@@ -263,7 +263,7 @@ INLINE void fill_pieces(const E& epilogue, const WgmmaC<D::TILE_N>& acc, const F
                         int column0, const Thread& th, typename D::T* to, const uint* other,
                         const typename E::Shared* kept, float* sums) {
   typedef typename D::T T;
-  T* const rows = to + (th.sid % 4 * 16 + (th.lane & 15)) * PIECE;
+  T* const rows = to + (th.subgroup % 4 * 16 + (th.lane & 15)) * PIECE;
 #pragma unroll
   for (int q = FIRST * 4; q < LAST * 4; q++) {
     T* const place = rows + (q / 4 - FIRST) * (D::OUTPUTS * APART) + ((q % 4 * 2 + (th.lane >> 4)) ^ (th.lane & 7)) * 8;
@@ -280,7 +280,7 @@ INLINE void fill_pieces(const E& epilogue, const WgmmaC<D::TILE_N>& acc, const F
     for (int n = 0; n < D::OUTPUTS; n++) stmatrix_x4(place + n * APART, pairs[n]);
   }
   fence_async_shared();
-  named_barrier(1 + th.sid / 4, 128);
+  named_barrier(1 + th.subgroup / 4, 128);
 }
 
 struct TileOutputs {
@@ -322,13 +322,13 @@ template <class D> struct ResultStages {
                            const Thread& th, const uint* other, float* sums) {
     mbarrier_wait(ring.full + at.slot, at.phase);
     fill_pieces<D, S * PER_SLOT, last(S), TEAMS * SIZE, D::RESIDUAL>(
-        epilogue, acc, factors, row, tile.n * D::TILE_N, th, place(ring, at.slot, 0, th.sid / 4), other, nullptr, sums);
+        epilogue, acc, factors, row, tile.n * D::TILE_N, th, place(ring, at.slot, 0, th.subgroup / 4), other, nullptr, sums);
     if (th.tid % 128 == 0) {
 #pragma unroll
       for (int n = S * PER_SLOT; n < last(S); n++) {
-        const int x = tile.n * D::TILE_N + n * PIECE, y = tile.m * D::TILE_M + th.sid / 4 * PIECE;
-        tma_store(*to.first, place(ring, at.slot, n - S * PER_SLOT, th.sid / 4), x, y, 0);
-        if (D::OUTPUTS > 1) tma_store(*to.second, place(ring, at.slot, n - S * PER_SLOT, th.sid / 4, 1), x, y, 0);
+        const int x = tile.n * D::TILE_N + n * PIECE, y = tile.m * D::TILE_M + th.subgroup / 4 * PIECE;
+        tma_store(*to.first, place(ring, at.slot, n - S * PER_SLOT, th.subgroup / 4), x, y, 0);
+        if (D::OUTPUTS > 1) tma_store(*to.second, place(ring, at.slot, n - S * PER_SLOT, th.subgroup / 4, 1), x, y, 0);
       }
       tma_store_commit();
     }

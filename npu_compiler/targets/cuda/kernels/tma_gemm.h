@@ -34,7 +34,7 @@ INLINE void tma_gemm(const Operands<S>& operands, typename D::T* slots, int64_t*
   if (th.tid == 0) init_ring(ring);
   if (D::SPLITS > 1) cluster_barrier();
   else barrier();
-  if (th.sid == D::TILE_M / 64 * 4) {
+  if (th.subgroup == D::TILE_M / 64 * 4) {
     if (th.lane == 0) {
       if constexpr (Before::ENABLED) {
         tma_prefetch(before.operands.left);
@@ -43,7 +43,7 @@ INLINE void tma_gemm(const Operands<S>& operands, typename D::T* slots, int64_t*
       tma_prefetch(operands.left);
       tma_prefetch(operands.right);
       if constexpr (D::PRIMED > 0) {
-        const TileIndex tile = tile_index<D>(th.gid / D::SPLITS);
+        const TileIndex tile = tile_index<D>(th.workgroup / D::SPLITS);
         if constexpr (Before::ENABLED) prime(ring, before.operands, tile, rank);
         else prime(ring, operands, tile, rank);
       }
@@ -51,7 +51,7 @@ INLINE void tma_gemm(const Operands<S>& operands, typename D::T* slots, int64_t*
       fence_async_proxy();
       RingPosition<D::STAGES> at = {0, 1};
       int count = 0;
-      for (int t = th.gid / D::SPLITS; t < D::TILES; t += D::STEP) {
+      for (int t = th.workgroup / D::SPLITS; t < D::TILES; t += D::STEP) {
         const TileIndex tile = tile_index<D>(t);
         if constexpr (Before::ENABLED)
           load_stages<D::PRIMED>(ring, before.operands, at, count, tile, rank);
@@ -65,9 +65,9 @@ INLINE void tma_gemm(const Operands<S>& operands, typename D::T* slots, int64_t*
   pdl_wait();
   RingPosition<D::STAGES> at = {0, 0};
   ReleaseResults<D> release = {ring, th.tid, -1};
-  for (int t = th.gid / D::SPLITS; t < D::TILES; t += D::STEP) {
+  for (int t = th.workgroup / D::SPLITS; t < D::TILES; t += D::STEP) {
     const TileIndex tile = tile_index<D>(t);
-    const TileRows row = {tile.m * D::TILE_M + th.sid * 16 + (th.lane >> 2)};
+    const TileRows row = {tile.m * D::TILE_M + th.subgroup * 16 + (th.lane >> 2)};
     const int row0 = D::BATCH > 1 ? tile.batch * D::M : 0, column0 = tile.n * D::TILE_N;
     WgmmaC<D::TILE_N> acc;
     if constexpr (D::SPLITS > 1) {
@@ -78,7 +78,7 @@ INLINE void tma_gemm(const Operands<S>& operands, typename D::T* slots, int64_t*
 #pragma unroll
         for (int i = 0; i < Vector::VECTORS; i++) {
           const Vector v(i, th.tid, rank, tile);
-          if (v.inside()) epilogue.read_ahead(row0 + v.m, v.n / D::LANES, ahead[i]);
+          if (v.inside()) epilogue.read_ahead(row0 + v.m, v.n / D::PRODUCTS, ahead[i]);
         }
       }
       if constexpr (Scale::ENABLED) {
@@ -96,15 +96,15 @@ INLINE void tma_gemm(const Operands<S>& operands, typename D::T* slots, int64_t*
       multiply_stages<S>(acc, ring, at, rank, th, release);
       store_share<D, E, Scale>(epilogue, acc, parts, factor, ahead, tile, rank, th, row_sums);
     } else {
-      constexpr int PIECES = D::TILE_N / (32 * D::LANES);
+      constexpr int PIECES = D::TILE_N / (32 * D::PRODUCTS);
       typename E::Ahead ahead[D::READ_AHEAD ? 2 * PIECES : 1];
       if constexpr (D::READ_AHEAD) {
 #pragma unroll
         for (int g = 0; g < PIECES; g++)
 #pragma unroll
           for (int h = 0; h < 2; h++) {
-            const int m = row(h), n = column0 + g * (32 * D::LANES) + (th.lane & 3) * (8 * D::LANES);
-            if (m < D::M && n < D::N) epilogue.read_ahead(row0 + m, n / D::LANES, ahead[2 * g + h]);
+            const int m = row(h), n = column0 + g * (32 * D::PRODUCTS) + (th.lane & 3) * (8 * D::PRODUCTS);
+            if (m < D::M && n < D::N) epilogue.read_ahead(row0 + m, n / D::PRODUCTS, ahead[2 * g + h]);
           }
       }
       RowFactors<Scale> factors;

@@ -4,7 +4,7 @@
 // Types and constants of D: T, of the operands; M, N; BATCH of products, each with a right operand of its own if
 // BATCHED_RIGHT; TILE_M, TILE_N, TILE_K; STAGES of the ring; TILES of all results, of which a block processes every
 // STEP-th; SPLITS: blocks of a cluster that share a tile, each with a part of K; PRIMED: stages whose right operand,
-// weights, is loaded before earlier kernels end; LANES 2: columns alternate between two products, which make one result.
+// weights, is loaded before earlier kernels end; PRODUCTS 2: columns alternate between two products, which make one result.
 // What happens to the sums is in tma_epilogue.h.
 //
 // Constants of S, a product of the kernel: K_TILES; IM2COL: rows of the left operand are pixels of the result, K runs over
@@ -120,7 +120,7 @@ INLINE void multiply_stages(WgmmaC<D::TILE_N>& acc, const Ring<D>& ring, RingPos
     mbarrier_wait(ring.full + at.slot, at.phase);
     typename D::T* const left = ring.stage(at.slot);
     wgmma_fence();
-    wgmma<D::TILE_K>(acc, left + th.sid / 4 * (64 * D::TILE_K), left + D::TILE_M * D::TILE_K);
+    wgmma<D::TILE_K>(acc, left + th.subgroup / 4 * (64 * D::TILE_K), left + D::TILE_M * D::TILE_K);
     wgmma_commit();
     meanwhile(step == range.first);
     wgmma_wait<1>();

@@ -16,7 +16,7 @@ INLINE void wgmma_gemm(Left, const typename D::T* a, Right, const typename D::T*
   ASSUME(th.tid >= 0 && th.tid < D::THREADS);
   constexpr int STAGE = (D::TILE_M + D::TILE_N) * D::TILE_K, AHEAD = D::STAGES - 2;
   constexpr int STEPS = ((D::K + D::TILE_K - 1) / D::TILE_K + D::SPLITS - 1) / D::SPLITS;
-  const GemmTile tile = gemm_tile<D>(th.gid);
+  const GemmTile tile = gemm_tile<D>(th.workgroup);
   T* const ring = (T*)memory;
   const int first = tile.split * (STEPS * D::TILE_K);
   StageCopy<D, SwizzledRows, Left, D::TILE_M> left;
@@ -40,7 +40,7 @@ INLINE void wgmma_gemm(Left, const typename D::T* a, Right, const typename D::T*
     barrier();
     const T* const as = ring + step % D::STAGES * STAGE;
     wgmma_fence();
-    wgmma(acc, as + th.sid / 4 * (64 * D::TILE_K), as + D::TILE_M * D::TILE_K);
+    wgmma(acc, as + th.subgroup / 4 * (64 * D::TILE_K), as + D::TILE_M * D::TILE_K);
     wgmma_commit();
     wgmma_wait<1>();  // nothing reads the stage that is filled next
     const int ahead = step + AHEAD;
@@ -54,7 +54,7 @@ INLINE void wgmma_gemm(Left, const typename D::T* a, Right, const typename D::T*
   copy_async_wait<0>();
   barrier();
   float* const results = (float*)memory;
-  wgmma_store(results + th.sid * (16 * (D::TILE_N + 4)), D::TILE_N + 4, acc, th.lane);
+  wgmma_store(results + th.subgroup * (16 * (D::TILE_N + 4)), D::TILE_N + 4, acc, th.lane);
   barrier();
   store_results<D>(epilogue, results, tile, th.tid);
 }

@@ -1,16 +1,17 @@
-// Attention on float arithmetic, for any mask and any strides: query rows that share keys are taken together.
+// Attention in float arithmetic, for any mask and any strides. Query rows that share keys are processed together.
 //
-// A workgroup of THREADS takes up to ROWS query rows of one key/value head (the heads of a GQA group side by side) and a
-// range of the keys, CHUNK of them a step: scores, running maximum, weighted values. A row of keys or of values is shared
-// by a team of TEAM lanes, ITEM elements each. With SPLITS > 1 the range is a part of the keys, and values, maximum and
-// sum of each part go to memory [SPLITS, B, H, SQ, DV + 2], where attention_merge combines them in order.
-// Source: Dao, "FlashAttention-2" (2023), https://arxiv.org/abs/2307.08691.
+// A workgroup of THREADS processes up to ROWS query rows of one key/value head (of all heads of the GQA group) and a
+// range of the keys, CHUNK keys at a time: scores, online softmax, weighted values. KEY_LANES lanes share a row of keys
+// or of values, ITEM elements each. With SPLITS > 1 (split-K) the range is a part of the keys, and values, maximum and
+// sum of each part are stored [SPLITS, B, H, SQ, DV + 2]; attention_combine combines them in order. Source: Dao,
+// "FlashAttention-2" (2023), https://arxiv.org/abs/2307.08691.
 //
-// Types of C: Q, K, V, Mask, Out. Constants: B H HK SQ SK D DV; the sizes above; the strides Q_B Q_H
-// Q_S Q_D of the queries, K_*, V_*, O_* of the output and M_* of the mask [B, H, SQ, SK]; LIMIT: stride of the positions. MASKED: the
-// mask is boolean or added to the scores. BY_POSITION: a query sees the keys up to its position. CAUSAL: up to its own
-// row. LIMITED: keys beyond the largest position are not read. K_VECTORS, V_VECTORS: rows are read 16 bytes at a time.
-// MERGED: rows of ROWS whose sums are put together at once. scale: of the scores.
+// Types of C: Q, K, V, Mask, Out. Constants: B H HK SQ SK D DV; the sizes above; the strides Q_B Q_H Q_S Q_D of the
+// queries, K_* of the keys, V_* of the values, O_* of the output and M_* of the mask [B, H, SQ, SK]; LIMIT: stride of
+// the positions. MASKED: there is a mask, boolean or added to the scores. BY_POSITION: a query attends to the keys up
+// to its position. CAUSAL: up to its own row. LIMITED: keys beyond the largest position are not read. K_VECTORS,
+// V_VECTORS: rows are read 16 bytes at a time. ROWS_PER_PASS: query rows whose partial sums fit in shared memory.
+// SCALE: of the scores.
 #pragma once
 
 INLINE float masked(float score, bool8 admits) { return admits != 0 ? score : -m_inf_float(); }
@@ -18,7 +19,7 @@ INLINE float masked(float score, float added) { return score + added; }
 INLINE float masked(float score, f16 added) { return score + to_f32(added); }
 INLINE float masked(float score, bf16 added) { return score + to_f32(added); }
 
-// This lane's ITEM elements of a row of DIM, from element first on; zeros behind the row.
+// Loads this lane's ITEM elements of a row of DIM elements, from element first on; zeros beyond its end.
 template <int ITEM, int DIM, int STRIDE, bool VECTORS, class T>
 INLINE void load_row(THREAD float* x, DEVICE const T* row, int first) {
   if (VECTORS) {
@@ -34,8 +35,8 @@ INLINE void load_row(THREAD float* x, DEVICE const T* row, int first) {
 }
 
 template <class C> struct Attention {
-  CONSTANTS int SHARE = C::H / C::HK, QUERIES = SHARE * C::SQ, TEAMS = C::THREADS / C::TEAM;
-  CONSTANTS int SUBGROUPS = C::THREADS / 32, DIM = C::TEAM * C::ITEM;
+  CONSTANTS int HEADS_PER_KV = C::H / C::HK, QUERIES = HEADS_PER_KV * C::SQ, KEYS_AT_ONCE = C::THREADS / C::KEY_LANES;
+  CONSTANTS int SUBGROUPS = C::THREADS / 32, DIM = C::KEY_LANES * C::ITEM;
 
   DEVICE const typename C::Q* q;
   DEVICE const typename C::K* k;
@@ -43,30 +44,30 @@ template <class C> struct Attention {
   DEVICE const typename C::Mask* mask;
   DEVICE const int64_t* positions;
   DEVICE typename C::Out* out;
-  SMEM float* score;  // [ROWS, CHUNK]: scores, then weights
-  SMEM float* top;    // [ROWS]: the maximum so far, the sum of weights, and what earlier sums are worth now
-  SMEM float* total;
-  SMEM float* scale;
-  SMEM float* meet;   // [MERGED, SUBGROUPS, DIM]
+  SMEM float* score;     // [ROWS, CHUNK]: scores, then weights
+  SMEM float* row_max;   // [ROWS]: the maximum so far
+  SMEM float* row_sum;   // [ROWS]: the sum of the weights so far
+  SMEM float* rescale;   // [ROWS]: the factor of earlier sums, after an update of the maximum
+  SMEM float* partials;  // [ROWS_PER_PASS, SUBGROUPS, DIM]
   Thread at;
-  int tile, split, hk, b, member, d0;
+  int tile, split, hk, b, key_lane, d0;
 
   INLINE void place() {
     const int tiles = (QUERIES + C::ROWS - 1) / C::ROWS;
-    tile = at.gid % tiles;
-    split = at.gid / tiles % C::SPLITS;
-    hk = at.gid / (tiles * C::SPLITS) % C::HK;
-    b = at.gid / (tiles * C::SPLITS * C::HK);
-    member = at.tid % C::TEAM;
-    d0 = member * C::ITEM;
+    tile = at.workgroup % tiles;
+    split = at.workgroup / tiles % C::SPLITS;
+    hk = at.workgroup / (tiles * C::SPLITS) % C::HK;
+    b = at.workgroup / (tiles * C::SPLITS * C::HK);
+    key_lane = at.tid % C::KEY_LANES;
+    d0 = key_lane * C::ITEM;
   }
 
-  // Row r of the tile: its head and query. Rows behind the last one read the first.
+  // Head and query of row r of the tile. Rows beyond the last one read the first.
   INLINE bool exists(int r) { return tile * C::ROWS + r < QUERIES; }
-  INLINE int head(int r) { return hk * SHARE + (exists(r) ? (tile * C::ROWS + r) / C::SQ : 0); }
+  INLINE int head(int r) { return hk * HEADS_PER_KV + (exists(r) ? (tile * C::ROWS + r) / C::SQ : 0); }
   INLINE int query(int r) { return exists(r) ? (tile * C::ROWS + r) % C::SQ : 0; }
 
-  // How many keys some query of the tile sees.
+  // The number of keys that some query of the tile attends to.
   INLINE int valid_keys() {
     int valid = C::SK;
     if (C::LIMITED) {
@@ -77,22 +78,23 @@ template <class C> struct Attention {
       }
       valid = valid < C::SK ? valid : C::SK;
     }
-    const int last = tile * C::ROWS + C::ROWS - 1;  // query of a tile of one head
-    if (C::CAUSAL && SHARE == 1) valid = last + 1 < valid ? last + 1 : valid;
+    const int last = tile * C::ROWS + C::ROWS - 1;  // the last query, if the tile has one head
+    if (C::CAUSAL && HEADS_PER_KV == 1) valid = last + 1 < valid ? last + 1 : valid;
     return valid;
   }
 
   INLINE void load_queries(THREAD float (&x)[C::ROWS][C::ITEM]) {
 #pragma unroll
     for (int r = 0; r < C::ROWS; r++) {
-      DEVICE const typename C::Q* row = q + (int64_t)b * C::Q_B + (int64_t)head(r) * C::Q_H + (int64_t)query(r) * C::Q_S;
+      DEVICE const typename C::Q* row =
+          q + (int64_t)b * C::Q_B + (int64_t)head(r) * C::Q_H + (int64_t)query(r) * C::Q_S;
 #pragma unroll
       for (int e = 0; e < C::ITEM; e++)
-        x[r][e] = exists(r) && d0 + e < C::D ? to_f32(row[(int64_t)(d0 + e) * C::Q_D]) * C::scale : 0.0f;
+        x[r][e] = exists(r) && d0 + e < C::D ? to_f32(row[(int64_t)(d0 + e) * C::Q_D]) * C::SCALE : 0.0f;
     }
   }
 
-  // Key j of the chunk against all rows; each lane of the team finishes some of them.
+  // Computes the scores of key j of the chunk for all rows. Each lane that shares the key completes some of them.
   INLINE void scores(THREAD const float (&x)[C::ROWS][C::ITEM], int j, int start, int count) {
     const int t = start + (j < count ? j : count - 1);
     float key[C::ITEM], s[C::ROWS];
@@ -104,9 +106,9 @@ template <class C> struct Attention {
 #pragma unroll
       for (int e = 0; e < C::ITEM; e++) s[r] += x[r][e] * key[e];
 #pragma unroll
-      for (int m = C::TEAM / 2; m > 0; m >>= 1) s[r] += subgroup_xor(s[r], m);
+      for (int m = C::KEY_LANES / 2; m > 0; m >>= 1) s[r] += subgroup_xor(s[r], m);
     }
-    for (int r = member; r < C::ROWS; r += C::TEAM) {
+    for (int r = key_lane; r < C::ROWS; r += C::KEY_LANES) {
       const int i = query(r);
       float value = s[0];
 #pragma unroll
@@ -120,26 +122,26 @@ template <class C> struct Attention {
     }
   }
 
-  // A subgroup takes a row: scores become weights.
+  // Replaces scores by weights; each subgroup processes whole rows.
   INLINE void softmax(int count) {
-    for (int r = at.sid; r < C::ROWS; r += SUBGROUPS) {
-      const float before = top[r];
-      float most = before, sum = 0.0f;
-      for (int j = at.lane; j < count; j += 32) most = m_max(most, score[r * C::CHUNK + j]);
-      most = subgroup_max(most);
+    for (int r = at.subgroup; r < C::ROWS; r += SUBGROUPS) {
+      const float before = row_max[r];
+      float maximum = before, sum = 0.0f;
+      for (int j = at.lane; j < count; j += 32) maximum = m_max(maximum, score[r * C::CHUNK + j]);
+      maximum = subgroup_max(maximum);
       for (int j = at.lane; j < count; j += 32) {
         const float x = score[r * C::CHUNK + j];
-        const float w = x == -m_inf_float() ? 0.0f : m_exp(x - most);
+        const float w = x == -m_inf_float() ? 0.0f : m_exp(x - maximum);
         score[r * C::CHUNK + j] = w;
         sum += w;
       }
       sum = subgroup_sum(sum);
-      const float keep = before == -m_inf_float() ? 0.0f : m_exp(before - most);
+      const float rescaling = before == -m_inf_float() ? 0.0f : m_exp(before - maximum);
       subgroup_barrier();
       if (at.lane == 0) {
-        top[r] = most;
-        scale[r] = keep;
-        total[r] = total[r] * keep + sum;
+        row_max[r] = maximum;
+        rescale[r] = rescaling;
+        row_sum[r] = row_sum[r] * rescaling + sum;
       }
     }
   }
@@ -157,32 +159,32 @@ template <class C> struct Attention {
     }
   }
 
-  // The teams' values are added in shared memory, in one fixed order: as many rows at a time as it holds.
+  // Adds up the threads' partial sums in shared memory, in a fixed order, ROWS_PER_PASS rows at a time.
   INLINE void finish(THREAD float (&acc)[C::ROWS][C::ITEM]) {
-    if (C::TEAM < 32) {  // first the teams of a subgroup
+    if (C::KEY_LANES < 32) {  // first within a subgroup
 #pragma unroll
       for (int r = 0; r < C::ROWS; r++)
 #pragma unroll
-        for (int m = 16; m >= C::TEAM; m >>= 1)
+        for (int m = 16; m >= C::KEY_LANES; m >>= 1)
 #pragma unroll
           for (int e = 0; e < C::ITEM; e++) acc[r][e] += subgroup_xor(acc[r][e], m);
     }
 #pragma unroll
-    for (int first = 0; first < C::ROWS; first += C::MERGED) {
-      const int rows = C::ROWS - first < C::MERGED ? C::ROWS - first : C::MERGED;
+    for (int first = 0; first < C::ROWS; first += C::ROWS_PER_PASS) {
+      const int rows = C::ROWS - first < C::ROWS_PER_PASS ? C::ROWS - first : C::ROWS_PER_PASS;
       if (first) barrier();
-      if (at.lane < C::TEAM) {
+      if (at.lane < C::KEY_LANES) {
 #pragma unroll
         for (int r = 0; r < rows; r++)
 #pragma unroll
-          for (int e = 0; e < C::ITEM; e++) meet[(r * SUBGROUPS + at.sid) * DIM + d0 + e] = acc[r + first][e];
+          for (int e = 0; e < C::ITEM; e++) partials[(r * SUBGROUPS + at.subgroup) * DIM + d0 + e] = acc[r + first][e];
       }
       barrier();
       for (int n = at.tid; n < rows * C::DV; n += C::THREADS) {
         const int r = n / C::DV + first, d = n % C::DV;
         float x = 0.0f;
 #pragma unroll
-        for (int s = 0; s < SUBGROUPS; s++) x += meet[((r - first) * SUBGROUPS + s) * DIM + d];
+        for (int s = 0; s < SUBGROUPS; s++) x += partials[((r - first) * SUBGROUPS + s) * DIM + d];
         store(r, d, x);
       }
     }
@@ -193,40 +195,40 @@ template <class C> struct Attention {
     if (C::SPLITS > 1) {
       DEVICE typename C::Out* part = out + (((split * C::B + b) * C::H + h) * C::SQ + i) * (C::DV + 2);
       if (exists(r)) part[d] = narrow<typename C::Out>(x);
-      if (d < 2 && exists(r)) part[C::DV + d] = narrow<typename C::Out>(d ? total[r] : top[r]);
+      if (d < 2 && exists(r)) part[C::DV + d] = narrow<typename C::Out>(d ? row_sum[r] : row_max[r]);
       return;
     }
     const int64_t place = (int64_t)b * C::O_B + (int64_t)h * C::O_H + (int64_t)i * C::O_S + (int64_t)d * C::O_D;
-    if (exists(r)) out[place] = narrow<typename C::Out>(total[r] > 0.0f ? x / total[r] : 0.0f);
+    if (exists(r)) out[place] = narrow<typename C::Out>(row_sum[r] > 0.0f ? x / row_sum[r] : 0.0f);
   }
 
   INLINE void run() {
     place();
-    const int team = at.tid / C::TEAM, valid = valid_keys();
+    const int first = at.tid / C::KEY_LANES, valid = valid_keys();
     const int share = (valid + C::SPLITS * 32 - 1) / (C::SPLITS * 32) * 32;
     const int begin = C::SPLITS > 1 ? split * share : 0;
     const int end = C::SPLITS > 1 && begin + share < valid ? begin + share : valid;
     float x[C::ROWS][C::ITEM], acc[C::ROWS][C::ITEM] = {};
     load_queries(x);
     if (at.tid < C::ROWS) {
-      top[at.tid] = -m_inf_float();
-      total[at.tid] = 0.0f;
+      row_max[at.tid] = -m_inf_float();
+      row_sum[at.tid] = 0.0f;
     }
     for (int start = begin; start < end; start += C::CHUNK) {
       const int count = end - start < C::CHUNK ? end - start : C::CHUNK;
       const int padded = (count + 31) / 32 * 32;  // whole subgroups
       barrier();
 #pragma unroll 2
-      for (int j = team; j < padded; j += TEAMS) scores(x, j, start, count);
+      for (int j = first; j < padded; j += KEYS_AT_ONCE) scores(x, j, start, count);
       barrier();
       softmax(count);
       barrier();
 #pragma unroll
       for (int r = 0; r < C::ROWS; r++)
 #pragma unroll
-        for (int e = 0; e < C::ITEM; e++) acc[r][e] *= scale[r];
+        for (int e = 0; e < C::ITEM; e++) acc[r][e] *= rescale[r];
 #pragma unroll 4
-      for (int j = team; j < count; j += TEAMS) add_values(acc, j, start);
+      for (int j = first; j < count; j += KEYS_AT_ONCE) add_values(acc, j, start);
     }
     finish(acc);
   }
@@ -236,50 +238,52 @@ template <class C>
 INLINE void attention(
     DEVICE const typename C::Q* q, DEVICE const typename C::K* k, DEVICE const typename C::V* v,
     DEVICE const typename C::Mask* mask, DEVICE const int64_t* positions, DEVICE typename C::Out* out,
-    SMEM float* score, SMEM float* top, SMEM float* total, SMEM float* scale, SMEM float* meet, Thread at) {
+    SMEM float* score, SMEM float* row_max, SMEM float* row_sum, SMEM float* rescale, SMEM float* partials, Thread at) {
   Attention<C> a;
   a.q = q; a.k = k; a.v = v; a.mask = mask; a.positions = positions; a.out = out;
-  a.score = score; a.top = top; a.total = total; a.scale = scale; a.meet = meet; a.at = at;
+  a.score = score; a.row_max = row_max; a.row_sum = row_sum; a.rescale = rescale; a.partials = partials; a.at = at;
   a.run();
 }
 
-// Parts [SPLITS, B, H, SQ, D + 2] (values, maximum, sum) to the result [B, H, SQ, D]; a workgroup takes a row, and TEAMS
-// teams share its parts. Constants: SPLITS B H SQ D O_B O_H O_S O_D TEAMS THREADS.
+// Combines parts [SPLITS, B, H, SQ, D + 2] (values, maximum, sum) to the result [B, H, SQ, D]. A workgroup computes a
+// row; PARTS_AT_ONCE groups of its threads share the parts. Constants: SPLITS B H SQ D O_B O_H O_S O_D PARTS_AT_ONCE
+// THREADS.
 template <class C>
-INLINE void attention_merge(
-    DEVICE const float* parts, DEVICE typename C::Out* out, SMEM float* weight, SMEM float* total, SMEM float* meet,
-    Thread at) {
-  const int width = C::D + 2, step = C::B * C::H * C::SQ * width, row = at.gid;
+INLINE void attention_combine(
+    DEVICE const float* parts, DEVICE typename C::Out* out, SMEM float* weight, SMEM float* inverse_sum,
+    SMEM float* partials, Thread at) {
+  const int width = C::D + 2, step = C::B * C::H * C::SQ * width, row = at.workgroup;
   DEVICE const float* const part = parts + row * width;
-  if (at.sid == 0) {  // one subgroup weighs the parts
-    float most = -m_inf_float(), sum = 0.0f;
+  if (at.subgroup == 0) {  // one subgroup computes the weights of the parts
+    float maximum = -m_inf_float(), sum = 0.0f;
 #pragma unroll
-    for (int s = at.lane; s < C::SPLITS; s += 32) most = m_max(most, part[s * step + C::D]);
-    most = subgroup_max(most);
+    for (int s = at.lane; s < C::SPLITS; s += 32) maximum = m_max(maximum, part[s * step + C::D]);
+    maximum = subgroup_max(maximum);
 #pragma unroll
     for (int s = at.lane; s < C::SPLITS; s += 32) {
       const float m = part[s * step + C::D], n = part[s * step + C::D + 1];
-      const float w = m == -m_inf_float() ? 0.0f : m_exp(m - most);
+      const float w = m == -m_inf_float() ? 0.0f : m_exp(m - maximum);
       weight[s] = w;
       sum += w > 0.0f ? w * n : 0.0f;
     }
     sum = subgroup_sum(sum);
-    if (at.lane == 0) total[0] = sum > 0.0f ? 1.0f / sum : 0.0f;
+    if (at.lane == 0) inverse_sum[0] = sum > 0.0f ? 1.0f / sum : 0.0f;
   }
   barrier();
-  const int team = at.tid / (C::THREADS / C::TEAMS), d = at.tid % (C::THREADS / C::TEAMS);
+  const int first = at.tid / (C::THREADS / C::PARTS_AT_ONCE), d = at.tid % (C::THREADS / C::PARTS_AT_ONCE);
   if (d < C::D) {
     float x = 0.0f;
 #pragma unroll 16
-    for (int s = team; s < C::SPLITS; s += C::TEAMS) x += weight[s] > 0.0f ? weight[s] * part[s * step + d] : 0.0f;
-    meet[team * C::D + d] = x;
+    for (int s = first; s < C::SPLITS; s += C::PARTS_AT_ONCE)
+      x += weight[s] > 0.0f ? weight[s] * part[s * step + d] : 0.0f;
+    partials[first * C::D + d] = x;
   }
   barrier();
   if (at.tid < C::D) {
     float x = 0.0f;
 #pragma unroll
-    for (int t = 0; t < C::TEAMS; t++) x += meet[t * C::D + at.tid];
+    for (int n = 0; n < C::PARTS_AT_ONCE; n++) x += partials[n * C::D + at.tid];
     const int place = row / (C::H * C::SQ) * C::O_B + row / C::SQ % C::H * C::O_H + row % C::SQ * C::O_S;
-    out[place + at.tid * C::O_D] = narrow<typename C::Out>(x * total[0]);
+    out[place + at.tid * C::O_D] = narrow<typename C::Out>(x * inverse_sum[0]);
   }
 }

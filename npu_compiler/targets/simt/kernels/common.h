@@ -1,13 +1,13 @@
-// What the kernels share on top of a dialect's words.
+// Functions that all kernels share, written in the vocabulary of a dialect.
 
 template <class T, int N> struct alignas(sizeof(T) * N) Vec { T v[N]; };
 
-// Where a thread stands: workgroup, thread in the workgroup, lane in the subgroup, subgroup in the workgroup.
-struct Thread { int gid, tid, lane, sid; };
+// The position of a thread: workgroup, thread in the workgroup, lane in the subgroup, subgroup in the workgroup.
+struct Thread { int workgroup, tid, lane, subgroup; };
 
 INLINE float to_f32(float x) { return x; }
 
-// From storage to registers and back: half types are floats there, other types what a cast makes of them.
+// Convert a value from its storage type to registers and back: half types become floats, other types are cast.
 template <class T> INLINE T widen(T x) { return x; }
 INLINE float widen(f16 x) { return to_f32(x); }
 INLINE float widen(bf16 x) { return to_f32(x); }
@@ -47,7 +47,7 @@ INLINE float subgroup_max(float x) {
   return x;
 }
 
-// A data-dependent index: 0, and a report, if it is not below n.
+// Returns a data-dependent index, or 0 if it is not below n; then sets `bad`.
 INLINE int64_t checked(int64_t i, int64_t n, DEVICE int* bad) {
   if (i >= 0 && i < n) return i;
   set_flag(bad);
@@ -61,13 +61,13 @@ INLINE int64_t add_wrapping(int64_t a, int64_t b) { return (int64_t)((uint64_t)a
 INLINE int64_t sub_wrapping(int64_t a, int64_t b) { return (int64_t)((uint64_t)a - (uint64_t)b); }
 INLINE int64_t mul_wrapping(int64_t a, int64_t b) { return (int64_t)((uint64_t)a * (uint64_t)b); }
 
-// NaN wins, as in PyTorch; of two zeros, either.
+// Return NaN if either operand is NaN, as in PyTorch; of two zeros, either one.
 template <class T> INLINE T m_maximum(T a, T b) { return (a > b || a != a) ? a : b; }
 template <class T> INLINE T m_minimum(T a, T b) { return (a < b || a != a) ? a : b; }
 template <class T> INLINE bool m_isnan(T x) { return x != x; }
 template <class T> INLINE T m_sign(T x) { return (T)((x > 0) - (x < 0)); }
 
-// One step of an argmax: NaN is the largest, and of equals the first counts.
+// One step of an argmax: NaN is the largest value; of equal values, the first wins.
 template <class T> INLINE void argmax_step(THREAD T& value, THREAD int& at, T x, int i) {
   const bool nan = x != x, held = value != value;
   if (nan ? !held || i < at : !held && (x > value || (x == value && i < at))) { value = x; at = i; }
@@ -77,8 +77,10 @@ template <class T> INLINE void argmin_step(THREAD T& value, THREAD int& at, T x,
   if (nan ? !held || i < at : !held && (x < value || (x == value && i < at))) { value = x; at = i; }
 }
 
-// Integers: division by zero gives 0, and nothing overflows into undefined behaviour.
-template <class T> INLINE T integer_idiv(T a, T b) { return b == 0 ? (T)0 : b == -1 ? sub_wrapping((T)0, a) : (T)(a / b); }
+// Integers: division by zero returns 0, and overflow wraps around.
+template <class T> INLINE T integer_idiv(T a, T b) {
+  return b == 0 ? (T)0 : b == -1 ? sub_wrapping((T)0, a) : (T)(a / b);
+}
 template <class T> INLINE T integer_fmod(T a, T b) { return b == 0 || b == -1 ? (T)0 : (T)(a % b); }
 template <class T> INLINE bool inexact_below_zero(T a, T b) { return integer_fmod(a, b) != 0 && (a < 0) != (b < 0); }
 template <class T> INLINE T integer_pow(T base, T exponent) {
@@ -103,7 +105,7 @@ INTEGER_FUNCTIONS(int, uint, 32)
 INTEGER_FUNCTIONS(int64_t, uint64_t, 64)
 #undef INTEGER_FUNCTIONS
 
-// Floats: the quotient rounded down, and what it leaves, with the sign of the divisor.
+// Floats: the quotient rounded down, and the remainder with the sign of the divisor.
 template <class T> INLINE T float_remainder(T a, T b) {
   const T rest = m_fmod(a, b);
   return rest != 0 && (b < 0) != (rest < 0) ? rest + b : rest;
@@ -125,7 +127,7 @@ INLINE double m_floordiv(double a, double b) { return float_floordiv(a, b); }
 INLINE double m_sigmoid(double x) { return 1.0 / (1.0 + m_exp(-x)); }
 #endif
 
-// Four sums over a simd at once: lane l has that of number l % 4.
+// Four sums over a subgroup at once: lane l returns sum number l % 4.
 INLINE float subgroup_sum4(float a, float b, float c, float d, int lane) {
   const bool odd = (lane & 1) != 0, second = (lane & 2) != 0;
   const float ab = (odd ? b : a) + subgroup_xor(odd ? a : b, 1), cd = (odd ? d : c) + subgroup_xor(odd ? c : d, 1);
@@ -135,11 +137,12 @@ INLINE float subgroup_sum4(float a, float b, float c, float d, int lane) {
   return x;
 }
 
-// Eight columns of a row in 12 bits (formats/bf16c12/rows4.py) as bfloat16, without the row's scale: their low bytes and codes.
+// Decodes eight columns of a row in bf16c12 (formats/bf16c12/rows4.py) to bfloat16, from their low bytes and their
+// codes. The row's scale is not applied.
 INLINE uint4 rows4_decode(uint low0, uint low1, uint codes) {
-  const uint which = codes & 0x77777777u, few = 0x3b3a3900u, many = 0x3f3e3d3cu;
-  const uint high0 = byte_permute(few, many, which) | (codes & 0x80808080u);
-  const uint high1 = byte_permute(few, many, which >> 16) | (codes << 4 & 0x80808080u);
+  const uint selector = codes & 0x77777777u, table0 = 0x3b3a3900u, table1 = 0x3f3e3d3cu;
+  const uint high0 = byte_permute(table0, table1, selector) | (codes & 0x80808080u);
+  const uint high1 = byte_permute(table0, table1, selector >> 16) | (codes << 4 & 0x80808080u);
   uint4 v;
   v.x = byte_permute(low0, high0, 0x5140u);
   v.y = byte_permute(low0, high0, 0x7362u);
@@ -148,11 +151,11 @@ INLINE uint4 rows4_decode(uint low0, uint low1, uint codes) {
   return v;
 }
 
-// Halves of words: both low ones, both high ones.
+// Combine the low (high) halves of two words.
 INLINE uint pair_low(uint a, uint b) { return (a & 0xffffu) | (b << 16); }
 INLINE uint pair_high(uint a, uint b) { return (a >> 16) | (b & 0xffff0000u); }
 
-// 16 bytes of weights as floats; the last argument only names the type.
+// Converts 16 bytes of weights to floats. The last argument only selects the type.
 INLINE void unpack(uint4 v, THREAD float* y, THREAD bf16*) {
   const uint w[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll

@@ -1,4 +1,4 @@
-"""Depthwise convolutions."""
+"""Depthwise convolutions: sizes for ``kernels/depthwise.h``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ THREADS = 128
 
 
 def emit_depthwise(kernel: DepthwiseConv2d, dialect: Dialect) -> Emission:
-    """The function of a ``depthwise`` kernel."""
+    """Return the function of a depthwise convolution."""
     f, a = Function(kernel, dialect), kernel
     x, w = kernel.inputs[:2]
     n, oh, ow, c = kernel.outputs[0].shape

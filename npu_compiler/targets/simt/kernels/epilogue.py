@@ -21,12 +21,12 @@ from ..lang.vectorize import Points, vector_width
 class Epilogue:
     """Renders statements that store results at (row, column) of the output; ``row`` counts its leading dims in order.
 
-    ``width``: neighbouring columns that :meth:`store` can handle at once, in vectors of up to 16 bytes, or of ``most``
-    columns. ``ahead``: loads that can be executed before the sums are known: residuals and, with ``columns``, vectors
-    that all rows share, which are otherwise in ``shared``. ``first``: the number of the function's operand that is the
-    kernel's first input, if the function is that of several kernels. ``folded``: the float variable to which
-    :meth:`store` adds, if the kernel has a sum among its ``extra_stages``. ``alone``: whether the epilogue reads
-    nothing but accumulators."""
+    ``width``: neighbouring columns that :meth:`store` can store as a vector of up to 16 bytes, or of ``most`` columns.
+    ``ahead``: loads that can be executed before the sums are known: residuals and, with ``columns``, vectors that all
+    rows share, which are otherwise in ``shared``. ``first``: the function's operand number of the kernel's first input,
+    if the function computes several kernels. ``row_sum``: the float variable to which :meth:`store` adds, if the kernel
+    has a sum among its ``extra_stages``, or ''. ``alone``: whether the epilogue reads only accumulators.
+    """
 
     def __init__(self, kernel: Anchor, function: Scope, most: int = 0, columns: bool = False, first: int = 0):
         self.numbers = {n: first + n for n in range(len(kernel.inputs))} if first else None
@@ -36,7 +36,7 @@ class Epilogue:
         out = kernel.outputs[0]
         self.step.value = self.step.value.cast(out.dtype)
         self.steps = [self.step, *more]
-        self.folded = next((f"f{s.number}" for s in more if s.kind == "reduce"), "")
+        self.row_sum = next((f"f{s.number}" for s in more if s.kind == "reduce"), "")
         lane = len(out.shape) - 1
         self.lane = lane if lane in self.nest.size else -1
         self.width = 1
@@ -51,8 +51,8 @@ class Epilogue:
         self.shared = [x for x in loads if x not in self.ahead]
 
     def fetch(self, row: str, column: str, guard: str, constant: bool | None = None) -> None:
-        """Load into ``registers`` what the next :meth:`store` will need at (row, column), if ``guard`` holds: weights
-        (``constant``), what other kernels made, or all."""
+        """Load operands of the next :meth:`store` at (row, column) into ``registers``, if ``guard`` holds: weights
+        (``constant`` True), results of other kernels (False), or all (None)."""
         if constant is None:
             self._fetched = {}
         loads = {x: None for x in expr.walk(self.step.value) if x.op == "load" and x.value.operand < self.acc}
@@ -77,7 +77,8 @@ class Epilogue:
                     out.add(f"{name} = {s.pointers[x.value.operand]}[{s.address(x)}];")
 
     def _is_ahead(self, x: Expr, columns: bool) -> bool:
-        """Whether ``x`` reads its own element for every result (a residual) or column, without conditions."""
+        """Whether ``x`` reads, without conditions, one element for every result (a residual) or, with ``columns``, for
+        every column."""
         if x.op != "load" or x.value.operand >= self.acc or x.value.guarded or x.value.checks:
             return False
         form = affine.affine(x.args[0])
@@ -85,11 +86,11 @@ class Epilogue:
         return form.coefficient(self.lane) == 1 and (by_row or columns)
 
     def read_shared(self, column: str, width: int) -> None:
-        """Statements that read ``width`` neighbours of every load that all rows share into ``shared``."""
+        """Emit loads of ``width`` neighbours of every load of ``shared`` into the variable of that name."""
         self._read(self.shared, "shared", "0", column, width)
 
     def read_ahead(self, row: str, column: str, width: int) -> None:
-        """Statements that read ``width`` neighbours of every load of ``ahead`` into ``ahead``."""
+        """Emit loads of ``width`` neighbours of every load of ``ahead`` into the variable of that name."""
         self._read(self.ahead, "ahead", row, column, width)
 
     def _read(self, loads: list[Expr], to: str, row: str, column: str, width: int) -> None:
@@ -115,21 +116,21 @@ class Epilogue:
         self, row: str, column: str, width: int, accumulators: Callable[[int, str], str], ahead: bool = False,
         shared: bool = False,
     ) -> None:  # fmt: skip
-        """Statements that store ``width`` neighbours; ``accumulators(which, position)`` is the text of one float.
-        ``ahead``, ``shared``: whether the variables of that name hold these loads."""
+        """Emit statements that store ``width`` neighbours. ``accumulators(which, position)`` returns the expression of
+        one sum. ``ahead``, ``shared``: whether the variables of these names hold the loads."""
         self._run(self.steps, row, column, width, accumulators, ahead, shared)
 
     def compute(
         self, to: str, row: str, column: str, width: int, accumulators: Callable[[int, str], str], ahead: bool,
         shared: bool,
     ) -> None:  # fmt: skip
-        """Like :meth:`store`, but the results go to the float array ``to``, those of output n to the one named
-        ``{to}n``, and are not rounded."""
+        """Like :meth:`store`, but the results are not rounded and go to the float array ``to``, or to ``{to}n`` for
+        output n > 0."""
         unrounded = [replace(step, value=before_storage(step.value)) for step in self.steps]
         self._run(unrounded, row, column, width, accumulators, ahead, shared, to)
 
     def put(self, row: str, column: str, width: int, values: Callable[[str], str]) -> None:
-        """Statements that store ``width`` neighbours that have been computed: floats named ``values(position)``."""
+        """Emit statements that store ``width`` results of :meth:`compute`: floats ``values(position)``."""
         sums = next(x for x in expr.walk(self.step.value) if x.op == "load" and x.value.operand >= self.acc)
         stored = replace(self.step, value=sums.cast(self.step.value.dtype))
         self._run([stored], row, column, width, lambda which, i: values(i), False, False)
@@ -163,54 +164,54 @@ class Epilogue:
 
 
 class Functor:
-    """An epilogue as a struct that kernel templates call (``gemm.h`` and ``tma_epilogue.h`` say how). ``width``:
-    neighbouring columns of a vector; ``sums``: accumulators of a result, which alternate in the array ``acc``."""
+    """An epilogue as a struct for kernel templates; ``gemm.h`` and ``tma_epilogue.h`` document its methods. ``width``:
+    neighbouring columns of a vector. ``sums``: accumulators per result, which alternate in the array ``acc``."""
 
     def __init__(self, epilogue: Epilogue, members: Members, width: int, sums: int = 1):
         self.epilogue, self.members, self.width, self.sums = epilogue, members, width, sums
         members.lines.add(f"CONSTANTS int WIDTH = {width};")
 
     def types(self) -> None:
-        """Structs ``Ahead`` and ``Shared``: values that were loaded before, as arguments of the methods."""
+        """Add the structs ``Ahead`` and ``Shared``: values that were loaded before, as arguments of the methods."""
         for name, loads in (("Ahead", self.epilogue.ahead), ("Shared", self.epilogue.shared)):
             vectors = (f"Vec<{dtypes.DTYPES[x.dtype].ctype}, {self.width}> v{n};" for n, x in enumerate(loads))
             self.members.lines.add(f"struct {name} {{ {' '.join(vectors)} }};")
 
     def read_ahead(self) -> None:
-        """Method ``read_ahead``: the loads of ``ahead`` at row m, column n."""
+        """Add method ``read_ahead``: the loads of ``ahead`` at row m, column n."""
         with self.members.lines.block("INLINE void read_ahead(int m, int n, THREAD Ahead& ahead) const {"):
             self.epilogue.read_ahead("m", "n", self.width)
 
     def read_shared(self) -> None:
-        """Method ``read_shared``: the loads of ``shared`` at column n."""
+        """Add method ``read_shared``: the loads of ``shared`` at column n."""
         with self.members.lines.block("INLINE void read_shared(int n, THREAD Shared& shared) const {"):
             self.epilogue.read_shared("n", self.width)
 
     def store(self, width: int = 0, name: str = "store") -> None:
-        """Method ``name``, which stores ``width`` neighbours (default: a vector)."""
+        """Add method ``name``, which stores ``width`` neighbours (default: a vector)."""
         with self._method(f"float {name}(int m, int n, THREAD const float* acc)"):
             self.epilogue.store("m", "n", width or self.width, self._sum)
 
     def store_rest(self, width: int) -> None:
-        """Method ``store_rest`` for ``width`` neighbours at the end of a row."""
+        """Add method ``store_rest`` for ``width`` neighbours at the end of a row."""
         self.members.lines.add(f"CONSTANTS int REST = {width};")
         self.store(width, "store_rest")
 
     def store_read(self, ahead: bool, shared: bool) -> None:
-        """Method ``store`` with values that were loaded before: those of ``ahead``, of ``shared``, or both."""
+        """Add method ``store`` with values that were loaded before: those of ``ahead``, of ``shared``, or both."""
         read = "THREAD const Ahead& ahead, THREAD const Shared& shared"
         with self._method(f"float store(int m, int n, THREAD const float* acc, {read})"):
             self.epilogue.store("m", "n", self.width, self._sum, ahead, shared)
 
     def compute(self, ahead: bool = False, shared: bool = False) -> None:
-        """Method ``compute``: results as floats in ``y``, those of the second output in ``y1``."""
+        """Add method ``compute``: results as floats in ``y``, and those of the second output in ``y1``."""
         read = "THREAD const Ahead& ahead, THREAD const Shared& shared"
         to = "THREAD float* y, THREAD float* y1"
         with self._method(f"float compute(int m, int n, THREAD const float* acc, {to}, {read})"):
             self.epilogue.compute("y", "m", "n", self.width, self._sum, ahead, shared)
 
     def put(self) -> None:
-        """Method ``put``: stores results of ``compute``."""
+        """Add method ``put``, which stores results of ``compute``."""
         with self.members.lines.block("INLINE void put(int m, int n, THREAD const float* y) const {"):
             self.epilogue.put("m", "n", self.width, lambda i: f"y[{i}]")
 
@@ -219,8 +220,8 @@ class Functor:
 
     @contextmanager
     def _method(self, head: str) -> Iterator[None]:
-        """A method that returns its vector's share of the row's sum."""
-        out, total = self.members.lines, self.epilogue.folded
+        """Open a method that returns its vector's part of the row's sum."""
+        out, total = self.members.lines, self.epilogue.row_sum
         with out.block(f"INLINE {head} const {{"):
             if total:
                 out.add(f"float {total} = 0.0f;")
@@ -228,5 +229,5 @@ class Functor:
             out.add(f"return {total or '0.0f'};")
 
     def finish(self) -> str:
-        """Define the struct; an expression that makes one."""
+        """Define the struct, and return the C++ expression that instantiates it."""
         return self.members.finish()

@@ -1,16 +1,17 @@
-// Attention of many queries on the matrix unit: scores never leave the registers.
+// Attention of many queries on the matrix unit; scores stay in registers (flash attention).
 //
-// A workgroup takes ROWS query rows of one head, a subgroup 16 of them; keys and values come in tiles of KEYS through
-// shared memory, the next while this one is used. Tiles beyond the last key that some row sees are skipped.
+// A workgroup processes ROWS query rows of one head, a subgroup 16 of them. Keys and values are loaded in tiles of KEYS
+// into shared memory, double-buffered. Tiles beyond the last key that some row attends to are skipped.
 // Sources: Dao, "FlashAttention-2" (2023), https://arxiv.org/abs/2307.08691; Milakov and Gimelshein, "Online normalizer
 // calculation for softmax" (2018).
 //
-// Types of C: T, Mask. Constants: B H SQ SK D; SHARE: query heads of a key/value head; the strides Q_B Q_H Q_S of the
-// queries, K_*, V_*, O_* of the output, M_* (also M_D) of the mask; LIMIT: stride of the positions; THREADS that know the
-// range of keys. MASKED: the mask is boolean (BOOLEAN) or added to the scores. TILED: a boolean mask travels with the
-// keys. BY_POSITION: a query sees the keys up to its position. CAUSAL: up to its own row. LIMITED: keys beyond the
-// largest position are not read. GIVEN: positions are the caller's, no kernel before this one writes them. scale: of the
-// scores, with log2(e): exponents are of two. LATE: scores are scaled when they become exponents, in one instruction.
+// Types of C: T, Mask. Constants: B H SQ SK D; HEADS_PER_KV: query heads of a key/value head; the strides Q_B Q_H Q_S
+// of the queries, K_*, V_*, O_* of the output, M_* (also M_D) of the mask; LIMIT: stride of the positions; THREADS:
+// those that compute the range of keys. MASKED: there is a mask, boolean (BOOLEAN) or added to the scores. TILED: a
+// boolean mask is loaded in tiles with the keys. BY_POSITION: a query attends to the keys up to its position. CAUSAL:
+// up to its own row. LIMITED: keys beyond the largest position are not read. POSITIONS_ARE_INPUTS: no preceding kernel
+// writes the positions. SCALE: of the scores, times log2(e), because the kernel computes powers of two. SCALE_LATE: the
+// scale is applied when exponents are computed, in one instruction with the subtraction.
 #pragma once
 
 INLINE float added_to(float score, bool8) { return score; }
@@ -18,73 +19,73 @@ template <class T> INLINE float added_to(float score, T mask) { return score + t
 INLINE bool is_set(bool8 x) { return x != 0; }
 template <class T> INLINE bool is_set(T) { return true; }
 
-// What a lane of a workgroup knows of its two query rows; the products are the kernels' that hold it.
+// The state of a lane's two query rows. The kernels that use it compute the products.
 template <class C> struct FlashRows {
   typedef typename C::T T;
   DEVICE const typename C::Mask* mask;
   DEVICE const int64_t* positions;
-  SMEM int* ms;     // tiles of the mask, two in turns
-  SMEM int* limit;  // [2, subgroups that know the range]
+  SMEM int* ms;     // two tiles of the mask
+  SMEM int* limit;  // [2, subgroups that compute the range]
   Thread at;
   int tile, h, b, hk, q0;
-  int valid, least;  // keys that some row sees; the position of the row that sees the fewest
-  int mine[2];       // the last key that each of the lane's rows sees
-  float top[2], sum[2];
+  int valid, min_position;  // keys that some row attends to; the smallest position of a row
+  int last_key[2];       // the last key that each of the lane's rows attends to
+  float row_max[2], row_sum[2];
 
-  INLINE int row(int r) { return q0 + at.sid * 16 + frag_row(at.lane, 2 * r); }
+  INLINE int row(int r) { return q0 + at.subgroup * 16 + frag_row(at.lane, 2 * r); }
 
-  // How many keys the workgroup sees; what the caller gives is read before the kernel waits for others.
+  // Computes how many keys the workgroup reads. Positions that are inputs are read before pdl_wait().
   INLINE void range() {
-    if (!C::GIVEN) pdl_wait();
+    if (!C::POSITIONS_ARE_INPUTS) pdl_wait();
     valid = C::SK;
     if (C::LIMITED) {
       const int subgroups = C::THREADS / 32;
       int last = -1;
-      least = C::SK;
+      min_position = C::SK;
       for (int i = q0 + at.tid; i < q0 + C::ROWS && i < C::SQ; i += C::THREADS) {
         const int64_t position = positions[i * C::LIMIT];
         last = position > last ? (int)(position < C::SK ? position : C::SK - 1) : last;
-        least = position < least ? (int)position : least;
+        min_position = position < min_position ? (int)position : min_position;
       }
 #pragma unroll
       for (int m = 16; m > 0; m >>= 1) {
-        const int x = subgroup_xor(last, m), y = subgroup_xor(least, m);
+        const int x = subgroup_xor(last, m), y = subgroup_xor(min_position, m);
         last = x > last ? x : last;
-        least = y < least ? y : least;
+        min_position = y < min_position ? y : min_position;
       }
       if (at.lane == 0) {
-        limit[at.sid] = last;
-        limit[subgroups + at.sid] = least;
+        limit[at.subgroup] = last;
+        limit[subgroups + at.subgroup] = min_position;
       }
       barrier();
       valid = 0;
 #pragma unroll
       for (int s = 0; s < subgroups; s++) {
         valid = limit[s] + 1 > valid ? limit[s] + 1 : valid;
-        least = limit[subgroups + s] < least ? limit[subgroups + s] : least;
+        min_position = limit[subgroups + s] < min_position ? limit[subgroups + s] : min_position;
       }
     }
     if (C::CAUSAL) valid = q0 + C::ROWS < valid ? q0 + C::ROWS : valid;
-    if (C::GIVEN) pdl_wait();
+    if (C::POSITIONS_ARE_INPUTS) pdl_wait();
   }
 
   INLINE void start() {
-    top[0] = top[1] = -m_inf_float();
-    sum[0] = sum[1] = 0.0f;
+    row_max[0] = row_max[1] = -m_inf_float();
+    row_sum[0] = row_sum[1] = 0.0f;
     if (!C::BY_POSITION) return;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
       const int i = row(r);
       const int64_t position = positions[(i < C::SQ ? i : C::SQ - 1) * C::LIMIT];
-      mine[r] = position < 0 ? -1 : position < C::SK ? (int)position : C::SK - 1;
+      last_key[r] = position < 0 ? -1 : position < C::SK ? (int)position : C::SK - 1;
     }
   }
 
-  // Whether some row of the workgroup may not see some key of the tile.
-  INLINE bool partly(int step) {
+  // Whether a key of the tile may be masked for some row of the workgroup.
+  INLINE bool is_partly_masked(int step) {
     const int end = (step + 1) * C::KEYS;
     if (C::MASKED) return true;
-    if (C::BY_POSITION) return end > least + 1;
+    if (C::BY_POSITION) return end > min_position + 1;
     return C::CAUSAL ? end > valid || end > q0 + 1 : end > valid;
   }
 
@@ -93,14 +94,14 @@ template <class C> struct FlashRows {
                 (int64_t)(t < valid ? t : 0) * C::M_D];
   }
 
-  // The score of row i, number r of the lane's, for key t, column c of the tile; -inf if the row does not see the key.
-  INLINE float visible(float x, int r, int i, int step, int c) {
+  // Returns the score x of row i, the lane's row r, and column c of the tile, or -inf if this key is masked.
+  INLINE float masked_score(float x, int r, int i, int step, int c) {
     const int t = step * C::KEYS + c;
     bool seen = t < valid;
     if (C::CAUSAL) seen = seen && t <= i;
-    if (C::BY_POSITION) seen = seen && t <= mine[r];
+    if (C::BY_POSITION) seen = seen && t <= last_key[r];
     if (C::MASKED) {
-      const int whole = C::SK - C::SK % 16;  // what is in tiles
+      const int whole = C::SK - C::SK % 16;  // keys whose masks are in tiles
       if (C::TILED) {
         const int inside = (step & 1) * (C::ROWS * C::KEYS) + (i - q0) * C::KEYS + c;
         if (whole == C::SK) seen = seen && ((SMEM const bool8*)ms)[inside] != 0;
@@ -114,21 +115,21 @@ template <class C> struct FlashRows {
     return seen ? x : -m_inf_float();
   }
 
-  // Scores to weights, in place; o and sum are scaled to the new maximum.
+  // Replaces scores by weights; rescales o and row_sum to the new maximum.
   INLINE void softmax(THREAD FragC* s, THREAD FragC* o, int step) {
-    const float now = C::LATE ? 1.0f : C::scale, later = C::LATE ? C::scale : 1.0f;
+    const float now = C::SCALE_LATE ? 1.0f : C::SCALE, later = C::SCALE_LATE ? C::SCALE : 1.0f;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
       const int i = row(r);
-      float most = top[r];
-      if (partly(step)) {
+      float maximum = row_max[r];
+      if (is_partly_masked(step)) {
 #pragma unroll
         for (int j = 0; j < C::KEYS / 8; j++)
 #pragma unroll
           for (int e = 2 * r; e < 2 * r + 2; e++) {
-            const float x = visible(s[j].v[e] * now, r, i, step, j * 8 + frag_column(at.lane, e));
+            const float x = masked_score(s[j].v[e] * now, r, i, step, j * 8 + frag_column(at.lane, e));
             s[j].v[e] = x;
-            most = m_max(most, x);
+            maximum = m_max(maximum, x);
           }
       } else {
 #pragma unroll
@@ -136,23 +137,23 @@ template <class C> struct FlashRows {
 #pragma unroll
           for (int e = 2 * r; e < 2 * r + 2; e++) {
             s[j].v[e] *= now;
-            most = m_max(most, s[j].v[e]);
+            maximum = m_max(maximum, s[j].v[e]);
           }
       }
-      most = frag_row_max(most);
-      const float base = most == -m_inf_float() ? 0.0f : most * later;
-      const float keep = m_exp2(top[r] * later - base);
-      float more = 0.0f;
+      maximum = frag_row_max(maximum);
+      const float base = maximum == -m_inf_float() ? 0.0f : maximum * later;
+      const float rescaling = m_exp2(row_max[r] * later - base);
+      float weight_sum = 0.0f;
 #pragma unroll
       for (int j = 0; j < C::KEYS / 8; j++)
 #pragma unroll
-        for (int e = 2 * r; e < 2 * r + 2; e++) more += s[j].v[e] = m_exp2_fast(s[j].v[e] * later - base);
-      top[r] = most;
-      sum[r] = sum[r] * keep + more;
+        for (int e = 2 * r; e < 2 * r + 2; e++) weight_sum += s[j].v[e] = m_exp2_fast(s[j].v[e] * later - base);
+      row_max[r] = maximum;
+      row_sum[r] = row_sum[r] * rescaling + weight_sum;
 #pragma unroll
       for (int n = 0; n < C::D / 8; n++) {
-        o[n].v[2 * r] *= keep;
-        o[n].v[2 * r + 1] *= keep;
+        o[n].v[2 * r] *= rescaling;
+        o[n].v[2 * r + 1] *= rescaling;
       }
     }
   }
@@ -161,7 +162,7 @@ template <class C> struct FlashRows {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
       const int i = row(r);
-      const float total = frag_row_sum(sum[r]), scale = total > 0.0f ? 1.0f / total : 0.0f;
+      const float total = frag_row_sum(row_sum[r]), scale = total > 0.0f ? 1.0f / total : 0.0f;
       if (i >= C::SQ) continue;
       DEVICE T* const to = out + ((int64_t)b * C::O_B + (int64_t)h * C::O_H + (int64_t)i * C::O_S);
 #pragma unroll
@@ -180,10 +181,10 @@ template <class C> struct Flash {
   DEVICE const T* q;
   DEVICE const T* k;
   DEVICE const T* v;
-  SMEM T* ks;  // [2, KEYS, LD]: tiles of keys and of values, two in turns
+  SMEM T* ks;  // [2, KEYS, LD]: two tiles of keys, and of values
   SMEM T* vs;
 
-  // Copies of ROWS rows of D elements, `pitch` apart, from row `first` of `count` on.
+  // Copies ROWS rows of D elements, `pitch` elements apart, from row `first` of `count` on.
   INLINE void copy_rows(SMEM T* to, DEVICE const T* base, int pitch, int first, int count) {
     const int pieces = C::D / 8;
 #pragma unroll
@@ -243,10 +244,10 @@ template <class C> struct Flash {
 
   INLINE void run(DEVICE T* out) {
     const int tiles = (C::SQ + C::ROWS - 1) / C::ROWS;
-    rows.tile = tiles - 1 - rows.at.gid % tiles;  // those with the most keys first
-    rows.h = rows.at.gid / tiles % C::H;
-    rows.b = rows.at.gid / (tiles * C::H);
-    rows.hk = rows.h / C::SHARE;
+    rows.tile = tiles - 1 - rows.at.workgroup % tiles;  // tiles with the maximum keys first
+    rows.h = rows.at.workgroup / tiles % C::H;
+    rows.b = rows.at.workgroup / (tiles * C::H);
+    rows.hk = rows.h / C::HEADS_PER_KV;
     rows.q0 = rows.tile * C::ROWS;
     rows.range();
     // the queries pass through the first tile of keys
@@ -256,7 +257,7 @@ template <class C> struct Flash {
     barrier();
     FragA<T> x[C::D / 16];
 #pragma unroll
-    for (int n = 0; n < C::D / 16; n++) frag_load_a(x[n], ks + rows.at.sid * (16 * LD) + n * 16, LD, rows.at.lane);
+    for (int n = 0; n < C::D / 16; n++) frag_load_a(x[n], ks + rows.at.subgroup * (16 * LD) + n * 16, LD, rows.at.lane);
     barrier();
     FragC o[C::D / 8];
 #pragma unroll

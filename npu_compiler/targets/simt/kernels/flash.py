@@ -14,18 +14,19 @@ MIN_QUERIES = 16
 
 
 def is_flash(kernel: Attention, dialect: Dialect) -> bool:
-    """Whether the matrix unit takes it: half types, dense rows at multiples of 16 bytes, head sizes up to 128."""
+    """Whether :func:`emit_flash` supports ``kernel``: half types, dense rows at multiples of 16 bytes, head sizes up to
+    128, at least ``MIN_QUERIES`` queries."""
     q, k, v = kernel.inputs[:3]
     d, dv = q.shape[3], v.shape[3]
     dense = all(o.strides[3] == 1 and not any(s % 8 for s in (*o.strides[:3], o.offset)) for o in (q, k, v))
     out = kernel.outputs[0]
     fits = d == dv and d % 16 == 0 and d <= 128 and out.strides[3] == 1 and not any(s % 2 for s in out.strides[:3])
-    return dialect.flash and q.dtype in dialect.matrix_types and q.shape[2] >= MIN_QUERIES and dense and fits
+    return dialect.fragment_access and q.dtype in dialect.matrix_types and q.shape[2] >= MIN_QUERIES and dense and fits
 
 
 def emit_flash(kernel: Attention, dialect: Dialect) -> Emission:
-    """The function of an ``attention`` kernel for which :func:`is_flash`."""
-    f, rows, keys, threads = Function(kernel, dialect, early=True), 64, 64, 128
+    """Return the function of an ``attention`` kernel for which :func:`is_flash`."""
+    f, rows, keys, threads = Function(kernel, dialect, explicit_wait=True), 64, 64, 128
     q, d = kernel.inputs[0], kernel.inputs[0].shape[3]
     mask, positions = mask_and_positions(kernel)
     types, sizes = flash_sizes(kernel, rows, keys, threads)
@@ -39,34 +40,36 @@ def emit_flash(kernel: Attention, dialect: Dialect) -> Emission:
 
 
 def mask_and_positions(kernel: Attention) -> tuple[int | None, int | None]:
-    """The numbers of the inputs that are the mask and the positions of the queries, if the kernel reads them."""
+    """Return the numbers of the inputs that are the mask and the queries' positions; None if the kernel reads none."""
     by_position = kernel.by_position
     mask = 3 if len(kernel.inputs) > 3 and not by_position else None
     return mask, 3 if by_position else 4 if kernel.limited else None
 
 
 def flash_sizes(kernel: Attention, rows: int, keys: int, threads: int) -> tuple[dict[str, str], Constants]:
-    """What ``FlashRows`` is instantiated with: types and constants. ``threads`` know the range of keys."""
+    """Return the types and constants with which ``FlashRows`` is instantiated. ``rows``, ``keys``: of a tile.
+    ``threads``: those that compute the range of keys."""
     (q, k, v), out = kernel.inputs[:3], kernel.outputs[0]
     number, position = mask_and_positions(kernel)
     mask = kernel.inputs[number] if number is not None else None
     limits = kernel.inputs[position] if position is not None else None
     boolean = mask is not None and mask.dtype == "bool"
-    # a mask of bytes travels with the keys
+    # tiles of a dense boolean mask are loaded with the keys
     tiled = mask is not None and boolean and mask.strides[3] == 1
     tiled = tiled and mask is not None and not any(s % 16 for s in (*mask.strides[:3], mask.offset))
     scale = kernel.scale * math.log2(math.e)
     sizes: dict[str, bool | int | float] = dict(
-        B=q.shape[0], H=q.shape[1], SQ=q.shape[2], SK=k.shape[2], D=q.shape[3], SHARE=q.shape[1] // k.shape[1],
+        B=q.shape[0], H=q.shape[1], SQ=q.shape[2], SK=k.shape[2], D=q.shape[3], HEADS_PER_KV=q.shape[1] // k.shape[1],
         ROWS=rows, KEYS=keys, THREADS=threads, LIMIT=limits.strides[0] if limits else 0, MASKED=mask is not None,
         BOOLEAN=boolean, TILED=tiled, BY_POSITION=kernel.by_position, CAUSAL=kernel.causal,
-        LIMITED=kernel.limited, GIVEN=bool(kernel.limited and limits and limits.buffer.is_input), scale=float(scale),
-        LATE=scale >= 0 and (mask is None or boolean),
+        LIMITED=kernel.limited, POSITIONS_ARE_INPUTS=bool(kernel.limited and limits and limits.buffer.is_input),
+        SCALE=float(scale),
+        SCALE_LATE=scale >= 0 and (mask is None or boolean),
         **strides("Q", q), **strides("K", k), **strides("V", v), **strides("O", out), **strides("M", mask),
     )  # fmt: skip
     return {"T": ctype(q.dtype), "Mask": ctype(mask.dtype) if mask else "bool8"}, sizes
 
 
 def strides(letter: str, op: Operand | None) -> dict[str, int]:
-    """Constants for the strides of an operand [B, H, S, D], zero without one."""
+    """Return the constants for the strides of an operand [B, H, S, D]; zeros if it is None."""
     return {f"{letter}_{dim}": step for dim, step in zip("BHSD", op.strides if op else (0,) * 4, strict=True)}

@@ -1,19 +1,21 @@
 // Matrix products and convolutions: C = epilogue(A B^T), where A is [BATCH, M, K] or an image, B [BATCH or 1, N, K].
 //
-// A workgroup makes a tile of TILE_M x TILE_N results, TILE_K terms at a time: simple_gemm on float arithmetic, 64 x 64
-// results by 256 threads; mma_gemm on the matrix unit, whose operands pass through a ring of STAGES in shared memory.
+// A workgroup computes a tile of TILE_M x TILE_N results, TILE_K terms at a time. simple_gemm uses float arithmetic: 64
+// x 64 results by 256 threads. mma_gemm uses the matrix unit, with a ring buffer of STAGES in shared memory for the
+// operands.
 //
-// Constants of D: M, N, K; BATCH of products, or of groups of a convolution, whose results lie along the columns
-// (GROUPED); SPLITS: parts of K, whose results are separate outputs; LANES 2: columns alternate between two products,
-// which make one result; TILE_M, TILE_N, TILE_K. Of mma_gemm: T, of the operands; SUBGROUPS_M, SUBGROUPS_N: subgroups
-// along the tile; STAGES; LD: elements between rows in shared memory; FRAG_M, FRAG_N, FRAG_K: a fragment's size.
+// Constants of D: M, N, K; BATCH of products, or of the groups of a convolution (GROUPED), whose results are side by
+// side along the columns; SPLITS: parts of K, whose results are separate outputs; PRODUCTS 2: columns alternate between
+// two products, which the epilogue combines; TILE_M, TILE_N, TILE_K. For mma_gemm: T, of the operands; SUBGROUPS_M,
+// SUBGROUPS_N: subgroups along the tile; STAGES; LD: elements between rows in shared memory; FRAG_M, FRAG_N, FRAG_K:
+// the size of a fragment.
 //
-// An operand is a struct, Matrix<O> or Image<O>, with row(r, batch): where row r lies; has(row, k): whether it has an
-// element k, and at(row, k): where. Constants of O: T; ROWS, K; ALONG_K: neighbouring threads read neighbours along K;
-// VECTORS: 8 neighbours along K are read at once; and those named below.
+// An operand is a struct, Matrix<O> or Image<O>. row(r, batch) returns the position of row r; has(row, k) whether
+// element k exists; at(row, k) its offset. Constants of O: T; ROWS, K; ALONG_K: neighbouring threads read neighbours
+// along K; VECTORS: 8 neighbours along K are read at once; and those named below.
 //
 // The epilogue is a rendered functor (epilogue.py): WIDTH, and store(row, column, const float* acc), which stores WIDTH
-// neighbours; the sums of two products alternate in acc.
+// neighbours. The sums of two products alternate in acc.
 #pragma once
 
 // -- operands
@@ -21,7 +23,7 @@ struct MatrixRow {
   bool exists;
   int64_t at;
 };
-// Constants: ROW, STEP: elements between rows and along K; BATCH: between matrices.
+// Constants: ROW, STEP, BATCH: elements between rows, between neighbours along K, and between matrices.
 template <class O_> struct Matrix {
   typedef O_ O;
   typedef MatrixRow Row;
@@ -38,11 +40,11 @@ template <class O_> struct Matrix {
 struct ImageRow {
   bool exists;
   int64_t at;
-  int y, x;  // of the first tap
+  int y, x;  // coordinates of the first tap
 };
-// Rows are pixels of the result [.., OH, OW], K runs over taps and CHANNELS of a group. Constants: H, W; IMAGE, LINE,
+// Rows are pixels of the result [.., OH, OW]; K runs over taps and CHANNELS of a group. Constants: H, W; IMAGE, LINE,
 // PIXEL: elements between images, lines, pixels; KERNEL_W; STRIDE_*, PAD_TOP, PAD_LEFT, DILATION_*; PLAIN: a 1x1
-// convolution that takes every pixel.
+// convolution that reads every pixel.
 template <class O_> struct Image {
   typedef O_ O;
   typedef ImageRow Row;
@@ -86,20 +88,20 @@ template <class D> INLINE GemmTile gemm_tile(int group) {
   tile.split = D::SPLITS > 1 ? group / (tiles_m * tiles_n * D::BATCH) : 0;
   return tile;
 }
-// The row and column of the output where result (m, n) of the tile's product is stored.
+// The row and column of the output for result (m, n) of the tile's product.
 template <class D> INLINE int gemm_row(THREAD const GemmTile& tile, int m) {
   const int parts = D::SPLITS > 1 ? tile.split * (D::M * (D::GROUPED ? 1 : D::BATCH)) : 0;
   return parts + (D::BATCH > 1 && !D::GROUPED ? tile.batch * D::M : 0) + m;
 }
 template <class D> INLINE int gemm_column(THREAD const GemmTile& tile, int n) {
-  return D::BATCH > 1 && D::GROUPED ? tile.batch * D::N + n : n / D::LANES;
+  return D::BATCH > 1 && D::GROUPED ? tile.batch * D::N + n : n / D::PRODUCTS;
 }
 
 // -- float arithmetic
-// This thread's four elements of 64 rows by 16 terms of an operand.
+// One thread's four elements of a tile of 64 rows by 16 terms of an operand.
 template <class S> struct SimpleTile {
   typedef typename S::O O;
-  CONSTANTS int PITCH = 68;  // floats between two k
+  CONSTANTS int PITCH = 68;  // floats between two terms
   CONSTANTS int ROWS = O::ALONG_K ? 4 : 1;
   typename S::Row rows[ROWS];
 
@@ -124,7 +126,7 @@ INLINE void simple_gemm(Left, DEVICE const typename Left::O::T* a, Right, DEVICE
                         SMEM float* as, SMEM float* bs, THREAD const E& epilogue, Thread th) {
   ASSUME(th.tid >= 0 && th.tid < D::THREADS);
   const int PITCH = SimpleTile<Left>::PITCH;
-  const GemmTile tile = gemm_tile<D>(th.gid);
+  const GemmTile tile = gemm_tile<D>(th.workgroup);
   const int steps = (D::K + 16 * D::SPLITS - 1) / (16 * D::SPLITS);
   SimpleTile<Left> left;
   SimpleTile<Right> right;
@@ -137,7 +139,7 @@ INLINE void simple_gemm(Left, DEVICE const typename Left::O::T* a, Right, DEVICE
     left.load(as, a, k0, th.tid);
     right.load(bs, b, k0, th.tid);
     barrier();
-    float sum[4][4] = {};  // short sums, and a sum of those: less rounding
+    float sum[4][4] = {};  // partial sums of 16 terms reduce the rounding error
 #pragma unroll
     for (int k = 0; k < 16; k++) {
       float x[4], y[4];
@@ -162,7 +164,7 @@ INLINE void simple_gemm(Left, DEVICE const typename Left::O::T* a, Right, DEVICE
     const int m = tile.m * 64 + ty + i;
     if (m >= D::M) break;
 #pragma unroll
-    for (int j = 0; j < 4; j += E::WIDTH * D::LANES) {
+    for (int j = 0; j < 4; j += E::WIDTH * D::PRODUCTS) {
       const int n = tile.n * 64 + tx + j;
       if (n >= D::N) break;
       epilogue.store(gemm_row<D>(tile, m), gemm_column<D>(tile, n), acc[i] + j);
@@ -175,7 +177,7 @@ template <int LD> struct PaddedRows {
   static INLINE int at(int row, int k) { return row * LD + k; }
 };
 
-// This thread's share of a stage of ROWS rows of an operand, in chunks of 8 elements.
+// One thread's share of a stage of ROWS rows of an operand, in chunks of 8 elements.
 template <class D, class Layout, class S, int ROWS> struct StageCopy {
   typedef typename S::O O;
   typedef typename D::T T;
@@ -188,7 +190,7 @@ template <class D, class Layout, class S, int ROWS> struct StageCopy {
 #pragma unroll
     for (int i = 0; i < CHUNKS; i++) rows[i] = S::row(first + row(tid + i * D::THREADS), batch);
   }
-  // The operand's part of the stage, `start` elements behind `ring`, from term k0 on.
+  // Loads the terms from k0 on into the stage that is `start` elements after `ring`.
   INLINE void load(SMEM T* ring, int start, DEVICE const T* from, int k0, int tid) const {
 #pragma unroll
     for (int i = 0; i < CHUNKS; i++) {
@@ -211,10 +213,10 @@ template <class D, class Layout, class S, int ROWS> struct StageCopy {
   }
 };
 
-// Results from shared memory [TILE_M, TILE_N + 4], so that neighbouring threads store neighbouring columns.
+// Applies the epilogue to sums in shared memory [TILE_M, TILE_N + 4]. Neighbouring threads store neighbouring columns.
 template <class D, class E>
 INLINE void store_results(THREAD const E& epilogue, SMEM const float* results, THREAD const GemmTile& tile, int tid) {
-  const int ld = D::TILE_N + 4, values = E::WIDTH * D::LANES, per_row = D::TILE_N / values;
+  const int ld = D::TILE_N + 4, values = E::WIDTH * D::PRODUCTS, per_row = D::TILE_N / values;
   for (int c = tid; c < D::TILE_M * per_row; c += D::THREADS) {
     const int m = c / per_row, n = c % per_row * values;
     if (tile.m * D::TILE_M + m < D::M && tile.n * D::TILE_N + n < D::N) {
@@ -242,10 +244,10 @@ INLINE void mma_gemm(Left, DEVICE const typename D::T* a, Right, DEVICE const ty
   const int rows = D::TILE_M / D::SUBGROUPS_M, columns = D::TILE_N / D::SUBGROUPS_N;  // of a subgroup
   const int tiles_m = rows / D::FRAG_M, tiles_n = columns / D::FRAG_N, stage = (D::TILE_M + D::TILE_N) * D::LD;
   const int steps = ((D::K + D::TILE_K - 1) / D::TILE_K + D::SPLITS - 1) / D::SPLITS;
-  const GemmTile tile = gemm_tile<D>(th.gid);
+  const GemmTile tile = gemm_tile<D>(th.workgroup);
   SMEM T* const ring = (SMEM T*)memory;
-  const int first = tile.split * (steps * D::TILE_K), row0 = th.sid / D::SUBGROUPS_N * rows;
-  const int column0 = th.sid % D::SUBGROUPS_N * columns;
+  const int first = tile.split * (steps * D::TILE_K), row0 = th.subgroup / D::SUBGROUPS_N * rows;
+  const int column0 = th.subgroup % D::SUBGROUPS_N * columns;
   StageCopy<D, PaddedRows<D::LD>, Left, D::TILE_M> left;
   StageCopy<D, PaddedRows<D::LD>, Right, D::TILE_N> right;
   left.setup(tile.m * D::TILE_M, tile.batch, th.tid);

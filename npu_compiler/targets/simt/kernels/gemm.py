@@ -1,7 +1,7 @@
 """Matrix products and convolutions: the choice of a template and of its sizes.
 
 Products of few rows stream the weights (``gemv.py``); others compute tiles of the result (``kernels/gemm.h``). A
-convolution is an implicit product: its left operand is an image [N, H, W, C], that of a product is [batch, M, K]; the
+convolution is an implicit product. The left operand is [batch, M, K], or an image [N, H, W, C] for a convolution; the
 right operand is [batch or 1, N, K] with any strides.
 """
 
@@ -17,27 +17,27 @@ from ..lang.emission import Emission
 from ..lang.function import Function, Members, blocks, constants
 from .epilogue import Epilogue, Functor
 from .gemv import emit_gemv, is_gemv
-from .gemv_bf16c12 import emit_quads
+from .gemv_bf16c12 import emit_gemv_bf16c12
 
-# layout of a weight format -> products that read it
-READERS = {"bf16c12.rows4": emit_quads}
+# layout of a weight format -> the emitter of products that read it
+READERS = {"bf16c12.rows4": emit_gemv_bf16c12}
 
 
 @dataclass(frozen=True)
 class Product:
     """The sizes of a product in elements: ``batch`` times [M, K] by [K, N], with K split into ``splits`` parts.
-    ``lanes`` 2: columns alternate between two products, whose accumulators make one result."""
+    ``products`` 2: columns alternate between two products, which the epilogue combines into one result."""
 
     batch: int
     m: int
     n: int
     k: int
     splits: int = 1
-    lanes: int = 1
+    products: int = 1
 
 
 def emit_gemm(kernel: Gemm, dialect: Dialect) -> Emission:
-    """The function of a :class:`Gemm`."""
+    """Return the function of a :class:`Gemm`."""
     if kernel.weight.format:
         return READERS[kernel.weight.format](kernel, dialect)
     if is_gemv(kernel):
@@ -47,21 +47,21 @@ def emit_gemm(kernel: Gemm, dialect: Dialect) -> Emission:
 
 
 def emit_conv(kernel: Conv2d, dialect: Dialect) -> Emission:
-    """The function of a :class:`Conv2d`: an implicit matrix product, K runs over taps and channels."""
+    """Return the function of a :class:`Conv2d`: an implicit matrix product, whose K runs over taps and channels."""
     p = conv_product(kernel)
     return _tiles(kernel, dialect, p, _image(kernel, p))
 
 
 def product_of(kernel: Gemm | Conv2d) -> Product:
-    """The sizes of a matrix product or convolution."""
+    """Return the sizes of a matrix product or convolution."""
     if isinstance(kernel, Conv2d):
         return conv_product(kernel)
-    lanes = 1 + kernel.dual
-    return Product(kernel.batch, kernel.m, kernel.n * lanes, kernel.k, kernel.splits, lanes)
+    products = 1 + kernel.dual
+    return Product(kernel.batch, kernel.m, kernel.n * products, kernel.k, kernel.splits, products)
 
 
 def conv_product(kernel: Conv2d) -> Product:
-    """The sizes of the implicit product: a batch is a group, a row is a pixel of the result."""
+    """Return the sizes of the implicit product: a batch is a group, a row is a pixel of the result."""
     n, oh, ow, _ = kernel.result_shape
     (r, s), (c, k), groups = kernel.kernel_size, kernel.channels, kernel.groups
     return Product(groups, n * oh * ow, k // groups, r * s * c // groups, kernel.splits)
@@ -76,7 +76,7 @@ class _Side(NamedTuple):
 
 
 def _rows(kernel: Gemm, p: Product) -> _Side:
-    """The left operand of a matmul."""
+    """Return the left operand of a matmul."""
     op, a = kernel.inputs[0], kernel
     row, batch, size = a.lda, a.batch_stride if p.batch > 1 else 0, dtypes.DTYPES[op.dtype].size
     vectors = size == 2 and not any(n % 8 for n in (p.k, row, a.batch_stride, op.offset))
@@ -85,7 +85,7 @@ def _rows(kernel: Gemm, p: Product) -> _Side:
 
 
 def _image(kernel: Conv2d, p: Product) -> _Side:
-    """The left operand of a convolution: a row is an output pixel, K runs over taps and channels."""
+    """Return the left operand of a convolution: a row is an output pixel, K runs over taps and channels."""
     op, a = kernel.inputs[0], kernel
     _, h, w, c = op.shape
     image, line, pixel, _ = op.strides  # rows of pixels may overlap
@@ -104,7 +104,7 @@ def _image(kernel: Conv2d, p: Product) -> _Side:
 
 
 def _weights(kernel: Gemm | Conv2d, p: Product) -> _Side:
-    """The right operand: a row is an output column."""
+    """Return the right operand: a row is an output column."""
     op = kernel.inputs[kernel.rhs]
     if len(op.shape) == 4:  # convolution: [groups, columns, taps, channels], dense
         batch, row, step = p.n * p.k, p.k, 1
@@ -132,11 +132,12 @@ class Tile:
 
     @property
     def threads(self) -> int:
+        """The threads of a workgroup."""
         return self.subgroups_m * self.subgroups_n * SUBGROUP
 
 
 def choose_tile(p: Product, dialect: Dialect) -> Tile:
-    """The largest tile for the matrix unit that still keeps every compute unit busy."""
+    """Return the largest tile for the matrix unit that still keeps every unit of the device busy."""
     small = Tile(64, 64, 32, 2, 2)
     if dialect.device.shared_bytes < 64 << 10:
         return small
@@ -148,29 +149,29 @@ def choose_tile(p: Product, dialect: Dialect) -> Tile:
 
 
 def _tiles(kernel: Gemm | Conv2d, dialect: Dialect, p: Product, left: _Side) -> Emission:
-    """The function that computes tiles of the result, on the matrix unit if that has the operands' type."""
+    """Return the function that computes tiles of the result, on the matrix unit if it supports the operands' type."""
     if kernel.inputs[0].dtype not in dialect.matrix_types:
         return _simple_gemm(kernel, dialect, p, left)
-    if p.m > WGMMA_ROWS and dialect.wide:
+    if p.m > WGMMA_ROWS and dialect.wgmma_widths:
         tile = min(wgmma_tiles(dialect), key=lambda t: wgmma_cost(p, t, dialect))
         return _matrix_gemm(kernel, dialect, p, left, tile, "wgmma_gemm", tile.k, wgmma_stages(tile))
     tile = choose_tile(p, dialect)
-    ld = tile.k + 8  # rows that are read together begin in different banks
+    ld = tile.k + 8  # avoids bank conflicts between rows that are read together
     room = dialect.device.shared_bytes // ((tile.m + tile.n) * ld * 2)
     stages = max(2, min(dialect.stages, room, blocks(blocks(p.k, tile.k), p.splits) + 1))
     return _matrix_gemm(kernel, dialect, p, left, tile, "mma_gemm", ld, stages)
 
 
 def _sizes(kernel: Gemm | Conv2d, p: Product, tile: Tile) -> dict[str, bool | int]:
-    """The constants that all templates of ``kernels/gemm.h`` have in common."""
+    """Return the constants that all templates of ``kernels/gemm.h`` share."""
     return dict(
-        M=p.m, N=p.n, K=p.k, BATCH=p.batch, GROUPED=isinstance(kernel, Conv2d), SPLITS=p.splits, LANES=p.lanes,
+        M=p.m, N=p.n, K=p.k, BATCH=p.batch, GROUPED=isinstance(kernel, Conv2d), SPLITS=p.splits, PRODUCTS=p.products,
         TILE_M=tile.m, TILE_N=tile.n, TILE_K=tile.k, THREADS=tile.threads,
     )  # fmt: skip
 
 
 def _operands(kernel: Gemm | Conv2d, f: Function, *sides: _Side) -> list[str]:
-    """Define the constants of the operands; the arguments for them."""
+    """Define the constants of the operands, and return their arguments."""
     arguments = []
     for name, side in zip(("@NAME@_left", "@NAME@_right"), sides, strict=True):
         ctype = dtypes.DTYPES[kernel.inputs[side.number].dtype].ctype
@@ -180,28 +181,29 @@ def _operands(kernel: Gemm | Conv2d, f: Function, *sides: _Side) -> list[str]:
 
 
 def _epilogue(kernel: Gemm | Conv2d, f: Function, p: Product, widest: int = 8) -> str:
-    """Define the functor of the epilogue, whose vectors divide a row; an expression that makes one."""
+    """Define the functor of the epilogue, whose vectors divide a row, and return the expression that instantiates
+    it."""
     members = Members(f, "@NAME@_epilogue")
     epilogue = Epilogue(kernel, members)
     width = min(epilogue.width, widest)
-    while p.n // p.lanes % width:
+    while p.n // p.products % width:
         width //= 2
-    made = Functor(epilogue, members, width, p.lanes)
+    made = Functor(epilogue, members, width, p.products)
     made.store()
     return made.finish()
 
 
 def _groups(p: Product, tile: Tile) -> int:
-    """Workgroups: one for each tile of each part of K."""
+    """Return the number of workgroups: one for each tile of each part of K."""
     return blocks(p.m, tile.m) * blocks(p.n, tile.n) * p.batch * p.splits
 
 
 def _simple_gemm(kernel: Gemm | Conv2d, dialect: Dialect, p: Product, left: _Side) -> Emission:
-    """Tiles of 64 x 64 results in float32 arithmetic, 4 x 4 for each thread."""
+    """Return a function that computes tiles of 64 x 64 results in float32 arithmetic, 4 x 4 per thread."""
     f, tile = Function(kernel, dialect), Tile(64, 64, 16, 2, 4)
     operands = _operands(kernel, f, left, _weights(kernel, p))
     shared = [f.array("float", name, 16 * 68) for name in ("as", "bs")]
-    epilogue = _epilogue(kernel, f, p, 4 // p.lanes if p.n % 4 == 0 else 1)
+    epilogue = _epilogue(kernel, f, p, 4 // p.products if p.n % 4 == 0 else 1)
     f.template("simple_gemm", "gemm.h", {}, _sizes(kernel, p, tile), *operands, *shared, epilogue)
     return f.finish(_groups(p, tile), tile.threads)
 
@@ -212,10 +214,11 @@ WGMMA_ROWS = 16  # wgmma is faster for left operands with more rows
 def _matrix_gemm(
     kernel: Gemm | Conv2d, dialect: Dialect, p: Product, left: _Side, tile: Tile, name: str, ld: int, stages: int
 ) -> Emission:  # fmt: skip
-    """Tiles for the matrix unit: function template ``name``, with ``ld`` elements between rows in shared memory."""
+    """Return a function for the matrix unit: an instance of template ``name``, with ``ld`` elements between rows in
+    shared memory."""
     f, header = Function(kernel, dialect), "gemm.h" if name == "mma_gemm" else f"{name}.h"
     operands = _operands(kernel, f, left, _weights(kernel, p))
-    count = max(stages * (tile.m + tile.n) * ld * 2, tile.m * (tile.n + 4) * 4) // 4  # results pass through it, too
+    count = max(stages * (tile.m + tile.n) * ld * 2, tile.m * (tile.n + 4) * 4) // 4  # operands, and then results
     memory = f.array("int", "memory", blocks(count, 4) * 4)
     fragment = dict(zip(("FRAG_M", "FRAG_N", "FRAG_K"), dialect.matrix, strict=True))
     sizes = _sizes(kernel, p, tile) | dict(
@@ -227,17 +230,18 @@ def _matrix_gemm(
 
 
 def wgmma_tiles(dialect: Dialect) -> list[Tile]:
-    """The tile sizes of ``wgmma_gemm``."""
-    return [Tile(m, n, 64, m // 16, 1) for m in (128, 64) for n in dialect.wide if m * n != 64 * 256]
+    """Return the tile sizes of ``wgmma_gemm``."""
+    return [Tile(m, n, 64, m // 16, 1) for m in (128, 64) for n in dialect.wgmma_widths if m * n != 64 * 256]
 
 
 def wgmma_stages(t: Tile) -> int:
-    """Stages of the ring buffer: the largest tile has an SM for itself, the others share one."""
+    """Return the stages of the ring buffer. Workgroups of the largest tile have an SM to themselves, others share
+    one."""
     return 3 if 64 * 64 < t.m * t.n < 128 * 256 else 4
 
 
 def wgmma_cost(p: Product, t: Tile, dialect: Dialect) -> float:
-    """Estimated microseconds of a product, from the costs of the device."""
+    """Return the estimated time of a product in microseconds, from the costs of the device."""
     c = dialect.device.wgmma
     assert c is not None
     steps = blocks(blocks(p.k, t.k), p.splits)

@@ -1,31 +1,32 @@
-// Products of a few rows (a decode step): weights are streamed once, 16 bytes a load, before the inputs are awaited.
+// Products of few rows (a decode step). Weights are streamed once, 16 bytes per load, starting before the kernel waits
+// for its inputs (pdl_wait).
 //
-// A workgroup of THREADS makes ROWS results, one a row of the weight, for each of M rows of the left operand: partial sums
-// of its threads are added in shared memory, in a fixed order. In a paired product (LANES 2) the rows of the weight
-// alternate between two products, which make one result.
+// A workgroup of THREADS computes a unit: ROWS rows of the weight times M rows of the left operand. The partial sums of
+// its threads are added in shared memory, in a fixed order. In a dual product (PRODUCTS 2) the rows of the weight
+// alternate between two products that the epilogue combines into one result.
 //
-// Constants of C: M; N, rows of the weight; K; LDA, elements between rows of the left operand; ROWS, LANES, THREADS; ITEM:
-// columns that a thread multiplies at once; PIECES of ITEM columns in a row; VECTORS: pieces of a thread; UNITS of ROWS;
-// STEP: resident workgroups, which take units in turns. Types: X, of the left operand in registers.
+// Constants of C: M; N, rows of the weight; K; LDA, elements between rows of the left operand; ROWS, PRODUCTS, THREADS;
+// ITEM: columns that a thread multiplies at once; PIECES of ITEM columns in a row; VECTORS: pieces of a thread; UNITS;
+// STEP: persistent workgroups, each of which computes every STEP-th unit. Types: X, of the left operand in registers.
 //
-// Weights: a reader of one weight format. load(unit, at) reads the weights of a unit into registers, before the inputs are
-// awaited; load_rest(at) what it left for later; multiply(sum, left, x, operand, at) adds up sums [M][ROWS]; reduce(sum,
-// part, at) adds those of a subgroup into part [ROWS * M]. Its type Operand is what all units need of the left operand
-// beside x: make(left, x, at) is called once.
-// Left: the left operand. prefetch(at) reads before the inputs are awaited, fetch(at) after it, make(x, at) fills
-// x [M][VECTORS], and element(k) is element k of row 0 as a float; put(k, ..) keeps what make() made for it.
-// Epilogue: a rendered functor. fetch_weights and fetch(row, column, guard) read what store(row, column, sums) needs.
+// Weights: a reader of one weight format. load(unit, at) loads the weights of a unit into registers before pdl_wait(),
+// and load_rest(at) loads the rest after it. multiply(sum, left, x, operand, at) adds to the sums [M][ROWS], and
+// reduce(sum, part, at) adds up those of a subgroup in part [ROWS * M]. Its type Operand holds data that all units need
+// in addition to x; its make(left, x, at) is called once. Left: the left operand. load_weights(at) is called before
+// pdl_wait() and load_inputs(x, at) after it; make(x, at) completes x [M][VECTORS]. element(k) returns element k of row
+// 0 as a float, from the copy that put(k, ..) stored if PUTS. Epilogue: a rendered functor. load_weights and
+// load_inputs(row, column, guard) load the operands of store(row, column, sums).
 #pragma once
 
 template <class C> struct GemvLeft {
   Vec<typename C::X, C::ITEM> x[C::M][C::VECTORS];
 };
 
-// The left operand as it lies in memory, in vectors if ALIGNED. Constants and X are C's.
+// A left operand in memory, loaded as vectors if ALIGNED.
 template <class C> struct LoadedLeft {
   DEVICE const typename C::X* a;
-  INLINE void prefetch(Thread) {}
-  INLINE void fetch(THREAD GemvLeft<C>& left, Thread at) {
+  INLINE void load_weights(Thread) {}
+  INLINE void load_inputs(THREAD GemvLeft<C>& left, Thread at) {
 #pragma unroll
     for (int v = 0; v < C::VECTORS; v++) load(left, v, v * C::THREADS + at.tid);
   }
@@ -49,7 +50,7 @@ template <class C> struct LoadedLeft {
   INLINE void put(int, uint4) {}
 };
 
-// Weights as they are, row by row, PITCH elements apart. STREAMED: nobody writes them. W: their type.
+// Reader of plain weights, whose rows are PITCH elements apart. STREAMED: no kernel writes them. W: their type.
 template <class C> struct DenseWeights {
   struct Operand {
     template <class Left> INLINE void make(THREAD Left&, THREAD const GemvLeft<C>&, Thread) {}
@@ -100,47 +101,47 @@ template <class C> struct DenseWeights {
   }
 };
 
-// The results of a unit: which one a thread stores, and whether it has one.
+// The result of a unit that a thread stores. `active`: whether it has one.
 template <class C> struct GemvResults {
-  CONSTANTS int COLUMNS = C::ROWS / C::LANES, SUBGROUPS = C::THREADS / 32, SUMS = C::ROWS * C::M;
+  CONSTANTS int COLUMNS = C::ROWS / C::PRODUCTS, SUBGROUPS = C::THREADS / 32, SUMS = C::ROWS * C::M;
   int row, column;
-  bool mine;
+  bool active;
   INLINE GemvResults(int unit, int tid) {
     row = tid / COLUMNS;
-    column = unit * C::ROWS / C::LANES + tid % COLUMNS;
-    mine = tid < COLUMNS * C::M && (C::N % C::ROWS == 0 || column < C::N / C::LANES);
+    column = unit * C::ROWS / C::PRODUCTS + tid % COLUMNS;
+    active = tid < COLUMNS * C::M && (C::N % C::ROWS == 0 || column < C::N / C::PRODUCTS);
   }
-  // Turns use different memory: one barrier for each is enough.
+  // Consecutive units of a workgroup use different memory, so one barrier per unit is enough.
   template <class Weights, class Epilogue>
-  INLINE void store(THREAD Weights& weights, THREAD float (&sum)[C::M][C::ROWS], THREAD Epilogue& epilogue, SMEM float* part,
-                    Thread at) {
-    weights.reduce(sum, part + at.sid * SUMS, at);
+  INLINE void store(THREAD Weights& weights, THREAD float (&sum)[C::M][C::ROWS], THREAD Epilogue& epilogue,
+                    SMEM float* part, Thread at) {
+    weights.reduce(sum, part + at.subgroup * SUMS, at);
     barrier();
-    if (mine) {
-      float total[C::LANES];
+    if (active) {
+      float total[C::PRODUCTS];
 #pragma unroll
-      for (int n = 0; n < C::LANES; n++) {
+      for (int n = 0; n < C::PRODUCTS; n++) {
         total[n] = 0.0f;
 #pragma unroll
-        for (int s = 0; s < SUBGROUPS; s++) total[n] += part[s * SUMS + at.tid * C::LANES + n];
+        for (int s = 0; s < SUBGROUPS; s++) total[n] += part[s * SUMS + at.tid * C::PRODUCTS + n];
       }
       epilogue.store(row, column, total);
     }
   }
 };
 
-// A workgroup for each unit. part: [THREADS / 32, ROWS * M].
+// One workgroup per unit. part: [THREADS / 32, ROWS * M].
 template <class C, class Weights, class Left, class Epilogue>
 INLINE void gemv(Weights weights, Left left, Epilogue epilogue, SMEM float* part, Thread at) {
-  GemvResults<C> results(at.gid, at.tid);
+  GemvResults<C> results(at.workgroup, at.tid);
   GemvLeft<C> x;
   float sum[C::M][C::ROWS] = {};
-  weights.load(at.gid, at);
-  left.prefetch(at);
-  epilogue.fetch_weights(results.row, results.column, results.mine);
+  weights.load(at.workgroup, at);
+  left.load_weights(at);
+  epilogue.load_weights(results.row, results.column, results.active);
   pdl_wait();
-  left.fetch(x, at);
-  epilogue.fetch(results.row, results.column, results.mine);
+  left.load_inputs(x, at);
+  epilogue.load_inputs(results.row, results.column, results.active);
   weights.load_rest(at);
   left.make(x, at);
   typename Weights::Operand operand;
@@ -149,17 +150,17 @@ INLINE void gemv(Weights weights, Left left, Epilogue epilogue, SMEM float* part
   results.store(weights, sum, epilogue, part, at);
 }
 
-// Rows so long that a thread reads its pieces of them in a loop. VECTORS is 1.
+// One workgroup per unit of long rows, whose pieces a thread loads in a loop. VECTORS is 1.
 template <class C, class Weights, class Left, class Epilogue>
 INLINE void gemv_long_rows(Weights weights, Left left, Epilogue epilogue, SMEM float* part, Thread at) {
-  GemvResults<C> results(at.gid, at.tid);
+  GemvResults<C> results(at.workgroup, at.tid);
   GemvLeft<C> x;
   float sum[C::M][C::ROWS] = {};
   pdl_wait();
 #pragma unroll 4
   for (int piece = at.tid; piece < C::PIECES; piece += C::THREADS) {
 #pragma unroll
-    for (int r = 0; r < C::ROWS; r++) weights.w[r][0] = weights.piece(at.gid * C::ROWS, r, piece);
+    for (int r = 0; r < C::ROWS; r++) weights.w[r][0] = weights.piece(at.workgroup * C::ROWS, r, piece);
     left.load(x, 0, piece);
     weights.multiply_piece(sum, x, 0);
   }
@@ -167,35 +168,35 @@ INLINE void gemv_long_rows(Weights weights, Left left, Epilogue epilogue, SMEM f
 }
 
 template <class C, class Weights, class Left, class Epilogue>
-INLINE void gemv_turn(
+INLINE void gemv_unit(
     THREAD Weights& weights, int unit, THREAD Left& left, THREAD const GemvLeft<C>& x,
     THREAD const typename Weights::Operand& operand, THREAD Epilogue& epilogue, SMEM float* part, Thread at) {
   if (unit >= C::UNITS) return;
   GemvResults<C> results(unit, at.tid);
   float sum[C::M][C::ROWS] = {};
-  epilogue.fetch(results.row, results.column, results.mine);
+  epilogue.load_inputs(results.row, results.column, results.active);
   weights.multiply(sum, left, x, operand, at);
   if (unit + 2 * C::STEP < C::UNITS) weights.load(unit + 2 * C::STEP, at);
   results.store(weights, sum, epilogue, part, at);
 }
 
-// STEP resident workgroups take units in turns: the left operand is made once, and while one unit is multiplied the
-// weights of the next are loaded. part: [2, THREADS / 32, ROWS * M].
+// STEP persistent workgroups, each of which computes every STEP-th unit. The left operand is computed once. While one
+// unit is multiplied, the weights of the next are loaded. part: [2, THREADS / 32, ROWS * M].
 template <class C, class Weights, class Left, class Epilogue>
-INLINE void gemv_resident(Weights even, Left left, Epilogue epilogue, SMEM float* part, Thread at) {
+INLINE void gemv_persistent(Weights even, Left left, Epilogue epilogue, SMEM float* part, Thread at) {
   Weights odd = even;
   GemvLeft<C> x;
-  if (at.gid < C::UNITS) even.load(at.gid, at);
-  if (at.gid + C::STEP < C::UNITS) odd.load(at.gid + C::STEP, at);
-  left.prefetch(at);
+  if (at.workgroup < C::UNITS) even.load(at.workgroup, at);
+  if (at.workgroup + C::STEP < C::UNITS) odd.load(at.workgroup + C::STEP, at);
+  left.load_weights(at);
   pdl_wait();
-  left.fetch(x, at);
+  left.load_inputs(x, at);
   left.make(x, at);
   typename Weights::Operand operand;
   operand.make(left, x, at);
-  for (int unit = at.gid; unit < C::UNITS; unit += 2 * C::STEP) {
-    gemv_turn<C>(even, unit, left, x, operand, epilogue, part, at);
-    gemv_turn<C>(odd, unit + C::STEP, left, x, operand, epilogue,
+  for (int unit = at.workgroup; unit < C::UNITS; unit += 2 * C::STEP) {
+    gemv_unit<C>(even, unit, left, x, operand, epilogue, part, at);
+    gemv_unit<C>(odd, unit + C::STEP, left, x, operand, epilogue,
                  part + GemvResults<C>::SUBGROUPS * GemvResults<C>::SUMS, at);
   }
 }

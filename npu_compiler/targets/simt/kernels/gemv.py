@@ -1,4 +1,4 @@
-"""Products of a few rows (a decode step): sizes and functors for ``kernels/gemv.h``."""
+"""Products of few rows (a decode step): sizes and functors for ``kernels/gemv.h``."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from ..lang.vectorize import Points, scalars_for, vector_width
 from .epilogue import Epilogue
 from .reductions import RowReduction
 
-MAX_ROWS = 4  # of the left operand; more is a tile's work
-REGISTERS = 16  # 16-byte loads a thread holds at most
-AT_ONCE = 5  # those it should hold
-OTHER_REGISTERS = 28  # of a thread, beside weights and left operand
+MAX_ROWS = 4  # of the left operand; products of more rows compute tiles
+REGISTERS = 16  # the most 16-byte loads that a thread keeps in registers
+AT_ONCE = 5  # how many it should keep
+OTHER_REGISTERS = 28  # of a thread, in addition to weights and left operand
 
 
 def is_gemv(kernel: Gemm) -> bool:
-    """Few rows against weights that lie row by row."""
+    """Whether ``kernel`` is a product of few rows with weights that are dense along K, or in a weight format."""
     a, w = kernel, kernel.weight
     if w.format:
         return True
@@ -40,8 +40,9 @@ def is_gemv(kernel: Gemm) -> bool:
 
 @dataclass(frozen=True)
 class Shape:
-    """``threads`` take ``vectors`` 16-byte pieces each of every one of ``rows`` weight rows; 0 vectors: in a loop.
-    ``per_unit``: persistent workgroups of an SM, which take rows in turns; 0: a workgroup for each unit of rows."""
+    """The sizes of a workgroup of ``threads``. Each thread has ``vectors`` 16-byte pieces of each of ``rows`` weight
+    rows; 0: it loads them in a loop. ``per_unit``: persistent workgroups of an SM; 0: one workgroup per ``rows``
+    rows."""
 
     threads: int
     vectors: int
@@ -50,7 +51,7 @@ class Shape:
 
 
 def choose_shape(pieces: int, columns: int, device: GPU) -> Shape:
-    """``pieces``: 16-byte pieces in a weight row."""
+    """Choose a shape with few idle threads. ``pieces``: 16-byte pieces of a weight row. ``columns``: weight rows."""
     best: tuple[tuple[int, int], int, int] | None = None
     for threads in (256, 224, 192, 160, 128, 96, 64, 32):
         vectors = blocks(pieces, threads)
@@ -63,24 +64,25 @@ def choose_shape(pieces: int, columns: int, device: GPU) -> Shape:
     rows = max(1, min(4, AT_ONCE // vectors))
     while rows > 1 and (columns % rows or blocks(columns, rows) < device.units):
         rows //= 2
-    return Shape(threads, vectors, rows, _per_core(threads, vectors, rows, pieces, device))
+    return Shape(threads, vectors, rows, _per_unit(threads, vectors, rows, pieces, device))
 
 
 def item_of(kernel: Gemm) -> int:
-    """Columns of a piece: what a thread multiplies at once."""
+    """Return the columns of a piece, which a thread multiplies at once."""
     if kernel.weight.format:
         return PIECE
     return 16 // dtypes.DTYPES[kernel.inputs[kernel.rhs].dtype].size
 
 
 def shape_of(kernel: Gemm, dialect: Dialect) -> Shape:
+    """Return the shape of a product with a dense weight."""
     a = kernel
     return choose_shape(a.k // item_of(kernel), a.n * (1 + a.dual), dialect.device)
 
 
-def _per_core(threads: int, vectors: int, rows: int, pieces: int, device: GPU) -> int:
-    """Workgroups of an SM whose weights of two turns keep memory busy, as far as they fit into its registers: those of
-    a quarter of an SM serve every fourth subgroup."""
+def _per_unit(threads: int, vectors: int, rows: int, pieces: int, device: GPU) -> int:
+    """Return the number of persistent workgroups of an SM that saturates the memory bandwidth with the weights of two
+    units each, as far as they fit in its registers. A quarter of the registers serves every fourth subgroup."""
     needed = 2 * 4 * rows * vectors + 4 * vectors + OTHER_REGISTERS
     count = device.gemv_bytes // (2 * 16 * rows * pieces)
     while count > 0 and blocks(count * subgroups(threads), 4) * SUBGROUP * needed > device.registers // 4:
@@ -88,15 +90,15 @@ def _per_core(threads: int, vectors: int, rows: int, pieces: int, device: GPU) -
     return count
 
 
-def _turns(shape: Shape, units: int, dialect: Dialect) -> int:
-    """Persistent workgroups that take units in turns, or 0 if each unit has a workgroup."""
+def _persistent_workgroups(shape: Shape, units: int, dialect: Dialect) -> int:
+    """Return the number of persistent workgroups, or 0 if there is one workgroup per unit."""
     resident = shape.per_unit * dialect.device.units
     return resident if shape.vectors and 0 < resident < units else 0
 
 
 def supports_prologue(kernel: Gemm, dialect: Dialect) -> bool:
-    """Whether the row that the prologue makes can be computed where it is needed: in pieces of 16 bytes of the weight,
-    along one dim."""
+    """Whether every workgroup can compute the prologue's row: its loops run along one dim, and are vectors of a
+    piece."""
     inner, a = kernel.prologue, kernel
     assert inner is not None
     if not is_gemv(kernel) or a.m != 1:
@@ -115,9 +117,12 @@ def supports_prologue(kernel: Gemm, dialect: Dialect) -> bool:
 
 
 class Reader(NamedTuple):
-    """A reader of weights that ``gemv.h`` is instantiated with: its class template, how it is made of the pointer to
-    them ({0}), its header, the constants it wants beside those of ``gemv.h``, and the workgroups that should fit on an
-    SM (0: any number)."""
+    """A reader of weights with which ``gemv.h`` is instantiated.
+
+    ``template``: its class template. ``made``: its initialiser, where {0} is the pointer to the weights. ``header``:
+    the file that defines it. ``sizes``: constants in addition to those of ``gemv.h``. ``per_unit``: workgroups that
+    should be resident on an SM; 0: any number.
+    """
 
     template: str
     made: str
@@ -127,30 +132,30 @@ class Reader(NamedTuple):
 
 
 def emit_gemv(kernel: Gemm, dialect: Dialect) -> Emission:
-    """The function of a product of a few rows with a dense weight."""
+    """Return the function of a product of few rows with a dense weight."""
     w, shape = kernel.weight, shape_of(kernel, dialect)
     sizes = {"PITCH": w.strides[1], "STREAMED": w.buffer.kind in ("weight", "const")}
 
-    def reader(turns: int) -> Reader:
-        return Reader("DenseWeights", "{0}", "gemv.h", sizes, shape.per_unit if turns else 0)
+    def reader(persistent: int) -> Reader:
+        return Reader("DenseWeights", "{0}", "gemv.h", sizes, shape.per_unit if persistent else 0)
 
     return instantiate(kernel, dialect, shape, reader)
 
 
 def instantiate(kernel: Gemm, dialect: Dialect, shape: Shape, reader_of: Callable[[int], Reader]) -> Emission:
-    """A product of a few rows on the weights that a reader reads. ``reader_of(turns)``: for as many workgroups that
-    take units in turns, or for one workgroup a unit, 0."""
-    f, a, x = Function(kernel, dialect, early=True), kernel, kernel.inputs[0]
-    lanes, item, prologue = 1 + a.dual, item_of(kernel), kernel.prologue is not None
-    rows, n, threads = max(shape.rows, lanes), a.n * lanes, shape.threads
+    """Return the function of a product of few rows. ``reader_of(persistent)`` returns the reader of its weights, given
+    the number of persistent workgroups, or 0 for one workgroup per unit."""
+    f, a, x = Function(kernel, dialect, explicit_wait=True), kernel, kernel.inputs[0]
+    products, item, prologue = 1 + a.dual, item_of(kernel), kernel.prologue is not None
+    rows, n, threads = max(shape.rows, products), a.n * products, shape.threads
     units, pieces, size = blocks(n, rows), a.k // item, dtypes.DTYPES[x.dtype].size
-    turns = _turns(shape, units, dialect)
-    reader = reader_of(turns)
+    persistent = _persistent_workgroups(shape, units, dialect)
+    reader = reader_of(persistent)
     f.per_unit = reader.per_unit
     weights = f.pointer(kernel.rhs)
     sizes = dict(
-        M=a.m, N=n, K=a.k, LDA=a.lda, ROWS=rows, LANES=lanes, THREADS=threads, ITEM=item, PIECES=pieces,
-        VECTORS=shape.vectors or 1, UNITS=units, STEP=turns,
+        M=a.m, N=n, K=a.k, LDA=a.lda, ROWS=rows, PRODUCTS=products, THREADS=threads, ITEM=item, PIECES=pieces,
+        VECTORS=shape.vectors or 1, UNITS=units, STEP=persistent,
         ALIGNED=size * item <= 16 and x.offset * size % 16 == 0 and (a.m == 1 or a.lda * size % 16 == 0),
     )  # fmt: skip
     types = {"X": "float" if prologue else ctype(x.dtype), "W": ctype(kernel.weight.dtype)}
@@ -158,22 +163,22 @@ def instantiate(kernel: Gemm, dialect: Dialect, shape: Shape, reader_of: Callabl
         left = _Prologue(f, kernel, threads, shape.vectors, item).emit()
     else:
         left = f"LoadedLeft<@NAME@_sizes>{{{f.pointer(0)}}}"
-    epilogue = _epilogue(kernel, f, lanes, bool(turns))
-    part = f.array("float", "part", (2 if turns else 1) * subgroups(threads) * rows * a.m)
-    name = "gemv_resident" if turns else "gemv" if shape.vectors else "gemv_long_rows"
+    epilogue = _epilogue(kernel, f, products, bool(persistent))
+    part = f.array("float", "part", (2 if persistent else 1) * subgroups(threads) * rows * a.m)
+    name = "gemv_persistent" if persistent else "gemv" if shape.vectors else "gemv_long_rows"
     made = f"{reader.template}<@NAME@_sizes>{{{reader.made.format(weights)}}}"
     f.template(name, reader.header, types, {**sizes, **reader.sizes}, made, left, epilogue, part)
-    return f.finish(turns or units, threads)
+    return f.finish(persistent or units, threads)
 
 
-def _epilogue(kernel: Gemm, f: Function, lanes: int, resident: bool) -> str:
-    """The functor of the epilogue: ``fetch_weights``, ``fetch`` and ``store`` (see ``gemv.h``)."""
+def _epilogue(kernel: Gemm, f: Function, products: int, persistent: bool) -> str:
+    """Define the functor of the epilogue: ``load_weights``, ``load_inputs`` and ``store`` (see ``gemv.h``)."""
     members = Members(f, "@NAME@_epilogue")
     epilogue, out = Epilogue(kernel, members), members.lines
-    for name, constant in (("fetch_weights", True), ("fetch", False)):
+    for name, constant in (("load_weights", True), ("load_inputs", False)):
         with out.method(f"void {name}(int row_of, int column, bool guard)"):
-            if not resident or not constant:
-                epilogue.fetch("row_of", "column", "guard", None if resident else constant)
+            if not persistent or not constant:
+                epilogue.fetch("row_of", "column", "guard", None if persistent else constant)
     with out.method("void store(int row_of, int column, THREAD const float* total)"):
         epilogue.store("row_of", "column", 1, lambda which, at: f"total[{which}]")
     for name, kind in epilogue.registers.items():
@@ -182,7 +187,7 @@ def _epilogue(kernel: Gemm, f: Function, lanes: int, resident: bool) -> str:
 
 
 class _Prologue:
-    """The left operand of one row, made by every workgroup: a thread makes the pieces that it multiplies."""
+    """A left operand of one row that every workgroup computes. A thread computes the pieces that it multiplies."""
 
     def __init__(self, f: Function, kernel: Gemm, threads: int, vectors: int, item: int):
         prologue, k = kernel.prologue, kernel.k
@@ -198,12 +203,13 @@ class _Prologue:
         self.compressed = bool(kernel.weight.format)
 
     def emit(self) -> str:
-        """The functor: ``prefetch``, ``fetch`` and ``make``; for compressed weights ``put`` and ``element``."""
+        """Define the functor: ``load_weights``, ``load_inputs`` and ``make``; for compressed weights also ``put`` and
+        ``element``."""
         out, x = self.members.lines, "THREAD Left& left"
-        with self._method("void prefetch(Thread at)"):
-            self._fetch(constant=True)
-        with self._method(f"void fetch({x}, Thread at)"):
-            self._fetch(constant=False)
+        with self._method("void load_weights(Thread at)"):
+            self._load(constant=True)
+        with self._method(f"void load_inputs({x}, Thread at)"):
+            self._load(constant=False)
         with self._method(f"void make({x}, Thread at)"):
             self._make()
         out.add(f"CONSTANTS bool PUTS = {'true' if self.compressed else 'false'};")
@@ -219,9 +225,9 @@ class _Prologue:
     def _method(self, head: str) -> Iterator[None]:
         out = self.members.lines
         with self.s.scope(f"template <class Left> INLINE {head} {{" if "Left" in head else f"INLINE {head} {{"):
-            for word in ("tid", "lane", "sid"):
+            for word in ("tid", "lane", "subgroup"):
                 out.let("int", word, f"at.{word}")
-            out.add("(void)lane, (void)sid;")
+            out.add("(void)lane, (void)subgroup;")
             yield
 
     def _pieces(self) -> ExitStack:
@@ -234,8 +240,8 @@ class _Prologue:
             stack.enter_context(self.s.scope(f"if (i{self.lane} < {self.k}) {{"))
         return stack
 
-    def _fetch(self, constant: bool) -> None:
-        """Load what the passes read along the row, once; weights (``constant``) before the inputs are awaited."""
+    def _load(self, constant: bool) -> None:
+        """Load the operands that the passes read along the row, once: weights (``constant``), or all others."""
         s, out, count = self.s, self.members.lines, 0
         for x in {x: None for st in self.row.steps for x in expr.walk(st.value) if x.op == "load"}:
             kind = self.nest.inputs[x.value.operand].buffer.kind
@@ -262,4 +268,4 @@ class _Prologue:
                 begin = f"(v * {self.threads} + tid) * {self.item}"
                 with out.block(f"for (int v = 0; v < {self.vectors}; v++) {{"), out.when(f"{begin} >= {self.k}"):
                     out.add(f"for (int e = 0; e < {self.item}; e++) left.x[0][v].v[e] = 0.0f;")
-            fold.meet_along(p, self.threads)
+            fold.combine_along(p, self.threads)

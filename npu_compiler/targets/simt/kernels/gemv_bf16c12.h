@@ -1,13 +1,14 @@
-// Weights in bf16c12 for gemv.h, four rows together (weights/formats/bf16c12/rows4.py), decoded in registers.
+// Reader of weights in bf16c12 for gemv.h: groups of four rows (weights/formats/bf16c12/rows4.py), decoded in
+// registers.
 //
-// Constants of C beside those of gemv.h: NBYTES of four rows; SCALES, OUTLIERS: where these lie in them; MAX_OUTLIERS;
-// PLACES: outliers of a thread; AHEAD: pieces that are loaded before the inputs are awaited. ROWS is 4, M 1, ITEM 8.
+// Constants of C in addition to those of gemv.h: NBYTES of a group; SCALES, OUTLIERS: their byte offsets in it;
+// MAX_OUTLIERS; PLACES: outliers of a thread; AHEAD: pieces that are loaded before pdl_wait(). ROWS is 4, M 1, ITEM 8.
 #pragma once
 #include "gemv.h"
 
 template <class C> struct Rows4 {
   DEVICE const uint8_t* weights;
-  DEVICE const uint8_t* quad;  // those of the unit
+  DEVICE const uint8_t* group;  // the weights of the unit
   uint4 codes[C::VECTORS], low[C::VECTORS][2];
   uint outliers[C::PLACES];
   Vec<uint, 2> scales;
@@ -18,45 +19,45 @@ template <class C> struct Rows4 {
       const int piece = v * C::THREADS + at.tid;
       if (C::VECTORS * C::THREADS != C::PIECES) codes[v] = low[v][0] = low[v][1] = zero16();
       if (C::VECTORS * C::THREADS == C::PIECES || piece < C::PIECES) {
-        codes[v] = stream16(quad + piece * 16);
-        low[v][0] = stream16(quad + 16 * C::PIECES + piece * 16);
-        low[v][1] = stream16(quad + 32 * C::PIECES + piece * 16);
+        codes[v] = stream16(group + piece * 16);
+        low[v][0] = stream16(group + 16 * C::PIECES + piece * 16);
+        low[v][1] = stream16(group + 32 * C::PIECES + piece * 16);
       }
     }
   }
   INLINE void load(int unit, Thread at) {
-    quad = weights + (int64_t)unit * C::NBYTES;
+    group = weights + (int64_t)unit * C::NBYTES;
     load_pieces(0, C::AHEAD, at);
-    scales = *(DEVICE const Vec<uint, 2>*)(quad + C::SCALES);
+    scales = *(DEVICE const Vec<uint, 2>*)(group + C::SCALES);
 #pragma unroll
     for (int n = 0; n < C::PLACES; n++) {
       const int place = n * C::THREADS + at.tid;
       outliers[n] = 0;
-      if (place < C::MAX_OUTLIERS) outliers[n] = *(DEVICE const uint*)(quad + C::OUTLIERS + place * 4);
+      if (place < C::MAX_OUTLIERS) outliers[n] = *(DEVICE const uint*)(group + C::OUTLIERS + place * 4);
     }
   }
   INLINE void load_rest(Thread at) { load_pieces(C::AHEAD, C::VECTORS, at); }
 
-  // Row r of piece v as bfloat16, without its scale.
+  // Returns row r of piece v as bfloat16, without its scale.
   INLINE uint4 row(int v, int r) const {
     const uint4 l = low[v][r / 2], c = codes[v];
     return rows4_decode(r % 2 ? l.z : l.x, r % 2 ? l.w : l.y, r == 0 ? c.x : r == 1 ? c.y : r == 2 ? c.z : c.w);
   }
 
-  // What outliers are multiplied with; read before the sums, so that nothing waits for it.
-  template <class Left> INLINE void load_far(THREAD float (&far)[C::PLACES], THREAD Left& left) const {
+  // Loads the elements of x that the outliers are multiplied by, before the sums need them.
+  template <class Left> INLINE void load_outlier_x(THREAD float (&outlier_x)[C::PLACES], THREAD Left& left) const {
 #pragma unroll
-    for (int n = 0; n < C::PLACES; n++) far[n] = left.element(outliers[n] >> 16 & 0x3fffu);
+    for (int n = 0; n < C::PLACES; n++) outlier_x[n] = left.element(outliers[n] >> 16 & 0x3fffu);
   }
-  // Each row's scale; then the outliers, which are not scaled.
-  INLINE void finish(THREAD float (&sum)[1][4], THREAD const float (&far)[C::PLACES]) const {
+  // Multiplies the sums by the rows' scales, then adds the outliers, which are not scaled.
+  INLINE void finish(THREAD float (&sum)[1][4], THREAD const float (&outlier_x)[C::PLACES]) const {
 #pragma unroll
     for (int r = 0; r < 4; r++)
       sum[0][r] *= f32_of_bits(r % 2 ? scales.v[r / 2] & 0xffff0000u : scales.v[r / 2] << 16);
 #pragma unroll
     for (int n = 0; n < C::PLACES; n++) {
       const uint outlier = outliers[n];
-      const float y = (outlier << 17) != 0 ? far[n] * f32_of_bits(outlier << 16) : 0.0f;
+      const float y = (outlier << 17) != 0 ? outlier_x[n] * f32_of_bits(outlier << 16) : 0.0f;
 #pragma unroll
       for (int r = 0; r < 4; r++) sum[0][r] += outlier >> 30 == (uint)r ? y : 0.0f;
     }
@@ -68,7 +69,7 @@ template <class C> INLINE void reduce_rows4(THREAD float (&sum)[1][4], SMEM floa
   if (at.lane < 4) part[at.lane] = total;
 }
 
-// By float arithmetic.
+// Multiplies in float arithmetic.
 template <class C> struct Rows4Weights {
   struct Operand {
     template <class Left> INLINE void make(THREAD Left& left, THREAD const GemvLeft<C>& x, Thread at) {
@@ -88,8 +89,8 @@ template <class C> struct Rows4Weights {
   template <class Left>
   INLINE void multiply(THREAD float (&sum)[1][4], THREAD Left& left, THREAD const GemvLeft<C>& x, THREAD const Operand&,
                        Thread) {
-    float far[C::PLACES];
-    w.load_far(far, left);
+    float outlier_x[C::PLACES];
+    w.load_outlier_x(outlier_x, left);
 #pragma unroll
     for (int v = 0; v < C::VECTORS; v++)
 #pragma unroll
@@ -99,7 +100,7 @@ template <class C> struct Rows4Weights {
 #pragma unroll
         for (int e = 0; e < C::ITEM; e++) sum[0][r] += to_f32(x.x[0][v].v[e]) * y[e];
       }
-    w.finish(sum, far);
+    w.finish(sum, outlier_x);
   }
   INLINE void reduce(THREAD float (&sum)[1][4], SMEM float* part, Thread at) { reduce_rows4<C>(sum, part, at); }
 };

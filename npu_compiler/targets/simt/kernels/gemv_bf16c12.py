@@ -10,34 +10,36 @@ from ..lang.emission import Emission
 from ..lang.function import blocks, subgroups
 from .gemv import Reader, Shape, instantiate
 
-MAX_PIECES = 10  # of a thread
+MAX_PIECES = 10  # the most pieces of a thread
 
 
-def emit_quads(kernel: Gemm, dialect: Dialect) -> Emission:
-    """The function of a product of one row with weights in bf16c12."""
+def emit_gemv_bf16c12(kernel: Gemm, dialect: Dialect) -> Emission:
+    """Return the function of a product of one row with weights in bf16c12."""
     layout, device = FourRows(kernel.k), dialect.device
     row_groups = blocks(kernel.n * (1 + kernel.dual), ROWS)
     shape = choose_shape(layout, row_groups, device)
 
-    def reader(turns: int) -> Reader:
-        per_unit = shape.per_unit if turns else 0
-        if not turns and device.registers:
+    def reader(persistent: int) -> Reader:
+        per_unit = shape.per_unit if persistent else 0
+        if not persistent and device.registers:
             per_unit = min(blocks(row_groups, device.units), _fit(shape.threads, 12 * shape.vectors + 20, device))
         piece = 3 * 16 * shape.threads * max(1, per_unit)
         ahead = min(shape.vectors, max(1, device.prefetch_bytes // piece))
         sizes = dict(
             NBYTES=layout.nbytes, SCALES=layout.scales, OUTLIERS=layout.outliers, MAX_OUTLIERS=layout.max_outliers,
-            PLACES=blocks(layout.max_outliers, shape.threads), AHEAD=shape.vectors if turns else ahead,
+            PLACES=blocks(layout.max_outliers, shape.threads), AHEAD=shape.vectors if persistent else ahead,
         )  # fmt: skip
-        name, header = ("Rows4Fragments", "gemv_bf16c12_mma.h") if dialect.flash else ("Rows4Weights", "gemv_bf16c12.h")
+        name, header = "Rows4Weights", "gemv_bf16c12.h"
+        if dialect.fragment_access:
+            name, header = "Rows4Fragments", "gemv_bf16c12_mma.h"
         return Reader(name, "{{{0}}}", header, sizes, per_unit)
 
     return instantiate(kernel, dialect, shape, reader)
 
 
 def choose_shape(layout: FourRows, row_groups: int, device: GPU) -> Shape:
-    """Choose a shape with few idle threads, two pieces or more per thread, and many threads. Workgroups are persistent
-    if not all groups of four rows fit on the SMs at once."""
+    """Choose a shape with few idle threads, two or more pieces per thread, and many threads. Workgroups are persistent
+    if the ``row_groups`` groups of four rows do not fit on the SMs at once."""
     shapes = [(threads, blocks(layout.pieces, threads)) for threads in range(256, 0, -SUBGROUP)]
     idle = {s: max(8 * (s[0] * s[1] - layout.pieces) - layout.pieces, 0) for s in shapes}  # beyond an eighth
     threads, vectors = min(shapes, key=lambda s: (s[1] > MAX_PIECES, idle[s], s[1] < 2, -s[0]))
@@ -48,7 +50,7 @@ def choose_shape(layout: FourRows, row_groups: int, device: GPU) -> Shape:
 
 
 def _fit(threads: int, registers: int, device: GPU) -> int:
-    """Workgroups of ``threads`` that fit on an SM with so many registers a thread; those of a quarter of it serve every
-    fourth subgroup."""
+    """Return how many workgroups of ``threads`` fit on an SM, with ``registers`` per thread. A quarter of the SM's
+    registers serves every fourth subgroup."""
     subgroups_per_quarter = device.registers // 4 // (SUBGROUP * registers)
     return min(4 * subgroups_per_quarter // subgroups(threads), device.threads // threads, device.workgroups)

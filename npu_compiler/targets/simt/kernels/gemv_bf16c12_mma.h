@@ -1,6 +1,6 @@
-// Weights in bf16c12 for gemv.h, multiplied on a matrix unit whose fragments can be filled from registers: each four lanes
-// bring their columns as a row of the left fragment and the operand's elements at the same columns as a column of the
-// right one, so their sums are on the diagonal of what it makes.
+// Reader of weights in bf16c12 for gemv.h that multiplies on the matrix unit, with fragments filled from registers.
+// Four lanes form a row of the left fragment from their columns of the weights, and a column of the right fragment from
+// the elements of x at the same columns. The sums are therefore on the diagonal of the result.
 #pragma once
 #include "gemv_bf16c12.h"
 
@@ -32,8 +32,8 @@ template <class C> struct Rows4Fragments {
   template <class Left>
   INLINE void multiply(THREAD float (&sum)[1][4], THREAD Left& left, THREAD const GemvLeft<C>&,
                        THREAD const Operand& operand, Thread at) {
-    float far[C::PLACES];
-    w.load_far(far, left);
+    float outlier_x[C::PLACES];
+    w.load_outlier_x(outlier_x, left);
     FragC acc[2];
     frag_zero(acc[0]);
     frag_zero(acc[1]);
@@ -53,7 +53,7 @@ template <class C> struct Rows4Fragments {
       for (int r = 0; r < 4; r++)
         sum[0][r] = (at.lane & 4) != 0 ? acc[r / 2].v[2 * (r % 2) + 1] : acc[r / 2].v[2 * (r % 2)];
     }
-    w.finish(sum, far);
+    w.finish(sum, outlier_x);
   }
   INLINE void reduce(THREAD float (&sum)[1][4], SMEM float* part, Thread at) { reduce_rows4<C>(sum, part, at); }
 };

@@ -1,4 +1,4 @@
-"""``loops`` kernels: a thread for an element or a vector; reductions by a subgroup or a workgroup, or across lanes."""
+"""``loops`` kernels: a thread computes an element or a vector; a thread, a subgroup or a workgroup reduces a row."""
 
 from __future__ import annotations
 
@@ -15,24 +15,25 @@ from ..lang.vectorize import Points, decode, memory_order, point_order, scalars_
 from .reductions import RowReduction
 from .scatter import THREADS, accumulate, emit_updates, is_elementwise, stores_rows, update_threads
 
-TURNS, TURNS_FROM = 4, 1 << 21  # points that a thread gathers, if there are so many vectors
-SMALL_FOLD = 16  # a thread folds so few points alone
-SIMD_FOLD = 2048  # a subgroup folds so many; beyond, a whole workgroup
+# A thread gathers POINTS_PER_THREAD vectors if there are at least MIN_UNROLLED_VECTORS.
+POINTS_PER_THREAD, MIN_UNROLLED_VECTORS = 4, 1 << 21
+THREAD_REDUCTION = 16  # the most points that one thread reduces
+SUBGROUP_REDUCTION = 2048  # the most points that a subgroup reduces; a workgroup reduces more
 
 
 def emit_loops(kernel: Loops, dialect: Dialect) -> Emission:
-    """The function of a ``loops`` kernel."""
+    """Return the function of a ``loops`` kernel."""
     nest = build_nest(kernel)
     if not nest.reduced and not nest.empty:
         fold_single_points(nest)
     scatters = nest.serial and not nest.empty and not nest.reduced and not is_elementwise(nest)
     rows = scatters and stores_rows(nest)
-    function = Function(kernel, dialect, early=rows)
+    function = Function(kernel, dialect, explicit_wait=rows)
     if nest.empty:
         return function.finish(0, THREADS)
     if rows:
         s = scalars_for(nest, function, nest.steps)
-        return function.finish(emit_updates(nest, function, kernel, s, "gid"), THREADS)
+        return function.finish(emit_updates(nest, function, kernel, s, "workgroup"), THREADS)
     if not nest.reduced:
         return accumulate(nest, function) if scatters else _pointwise(nest, function)
     return _Reduction(nest, function).emit()
@@ -40,17 +41,18 @@ def emit_loops(kernel: Loops, dialect: Dialect) -> Emission:
 
 # -- pointwise ------------------------------------------------------------------------------------------------------
 def _pointwise(nest: Nest, function: Function) -> Emission:
-    groups = _points_of(nest, function, function.kernel, scalars_for(nest, function, nest.steps), "gid")
+    groups = _points_of(nest, function, function.kernel, scalars_for(nest, function, nest.steps), "workgroup")
     return function.finish(groups, THREADS)
 
 
 def _points_of(nest: Nest, function: Function, kernel: Kernel, s: Scalars, group: str) -> int:
-    """Every point of ``kernel``'s nest, by as many workgroups as are returned; ``group`` counts them."""
+    """Emit all points of ``kernel``'s nest, and return the number of workgroups. ``group``: the C++ expression of a
+    workgroup's number among them."""
     order = point_order(nest)
     width = store_width(nest, kernel, order[-1]) if order else 1
     count = nest.points(order) // width
-    if _gathers(nest, order, width) and TURNS_FROM <= count < 2**31:
-        return _points_in_turns(nest, function, s, order, width, group)
+    if _gathers(nest, order, width) and MIN_UNROLLED_VECTORS <= count < 2**31:
+        return _unrolled_points(nest, function, s, order, width, group)
     out = function.lines
     flat = "uint64_t" if count >= 2**31 else "uint"
     out.add(f"const {flat} f = ({flat}){group} * {THREADS}u + (uint)tid;")
@@ -63,43 +65,44 @@ def _points_of(nest: Nest, function: Function, kernel: Kernel, s: Scalars, group
 
 
 def _gathers(nest: Nest, order: list[int], width: int) -> bool:
-    """Whether a thread collects single elements for one store that is shorter than it could be, and could take turns
-    along the outermost dim."""
+    """Whether a thread gathers single elements for one short vector store, and the outermost dim can be unrolled."""
     (step, *others) = nest.steps
     if others or step.target is None or width == 1 or width * dtypes.DTYPES[step.target.dtype].size not in (4, 8):
         return False
     loads = [x for x in expr.walk(step.value) if x.op == "load"]
     if any(0 in o.shape for o in nest.inputs) or any(x.value.checks for x in loads):
-        return False  # there is nothing that could be read instead, or it would be reported
+        return False  # skipped loads could not read the first element instead
     gathered = any(affine.affine(x.args[0]).coefficient(order[-1]) > 1 for x in loads)
-    return gathered and len(order) > 1 and nest.size[order[0]] % TURNS == 0
+    return gathered and len(order) > 1 and nest.size[order[0]] % POINTS_PER_THREAD == 0
 
 
-def _points_in_turns(nest: Nest, function: Function, s: Scalars, order: list[int], width: int, group: str) -> int:
-    """Threads take several points each, apart along the outermost dim, so that more loads are under way. They store
-    behind the last."""
+def _unrolled_points(nest: Nest, function: Function, s: Scalars, order: list[int], width: int, group: str) -> int:
+    """Emit points such that a thread has several of them, apart along the outermost dim, so that more loads are in
+    flight. All stores follow the last load."""
     (step,), out, outer = nest.steps, function.lines, order[0]
     assert step.target is not None
-    apart, count = nest.size[outer] // TURNS, nest.points(order) // width // TURNS
+    apart, count = nest.size[outer] // POINTS_PER_THREAD, nest.points(order) // width // POINTS_PER_THREAD
     vector = f"Vec<{dtypes.DTYPES[step.target.dtype].ctype}, {width}>"
     out.add(f"const uint f = (uint){group} * {THREADS}u + (uint)tid;")
     if count % THREADS:
         out.add(f"if (f >= {count}u) return;")
     decode(s, nest, order, "f", width)
-    out.add(f"const int first = i{outer};", f"{vector} made0[{TURNS}];", f"int64_t place0[{TURNS}];", "#pragma unroll")
+    out.add(f"const int first = i{outer};", f"{vector} made0[{POINTS_PER_THREAD}];")
+    out.add(f"int64_t place0[{POINTS_PER_THREAD}];", "#pragma unroll")
     s.straight = True
-    with s.scope(f"for (int turn = 0; turn < {TURNS}; turn++) {{"):
-        out.add(f"const int i{outer} = first + turn * {apart};")
-        Points(s, nest, order[-1], width).run(nest.steps, turn="turn")
+    with s.scope(f"for (int slot = 0; slot < {POINTS_PER_THREAD}; slot++) {{"):
+        out.add(f"const int i{outer} = first + slot * {apart};")
+        Points(s, nest, order[-1], width).run(nest.steps, slot="slot")
     out.add("#pragma unroll")
     pointer = s.pointers[~step.output]
-    out.add(f"for (int turn = 0; turn < {TURNS}; turn++) *(DEVICE {vector}*)({pointer} + place0[turn]) = made0[turn];")
+    store = f"*(DEVICE {vector}*)({pointer} + place0[slot]) = made0[slot];"
+    out.add(f"for (int slot = 0; slot < {POINTS_PER_THREAD}; slot++) {store}")
     function.checks |= s.checks
     return blocks(count, THREADS)
 
 
 def is_pointwise(kernel: Loops) -> bool:
-    """Whether no point of a ``loops`` kernel depends on another."""
+    """Whether all points of a ``loops`` kernel are independent."""
     if kernel.body.axes:
         return False
     nest = build_nest(kernel)
@@ -107,7 +110,7 @@ def is_pointwise(kernel: Loops) -> bool:
 
 
 def shares_launch(kernel: Loops) -> bool:
-    """Whether :func:`emit_fused` takes it: it is pointwise, or a scatter with a subgroup for each update."""
+    """Whether :func:`emit_fused` supports ``kernel``: it is pointwise, or a scatter with a subgroup per update."""
     if is_pointwise(kernel):
         return True
     if kernel.body.axes:
@@ -118,8 +121,8 @@ def shares_launch(kernel: Loops) -> bool:
 
 
 def emit_fused(kernel: FusedLoops, dialect: Dialect) -> Emission:
-    """The function of kernels that :func:`shares_launch`: each has workgroups of its own."""
-    function, first, inputs, outputs = Function(kernel, dialect, early=True), 0, 0, 0
+    """Return one function for kernels that :func:`shares_launch`. Each has its own workgroups."""
+    function, first, inputs, outputs = Function(kernel, dialect, explicit_wait=True), 0, 0, 0
     for part in kernel.parts:
         numbers = {n: inputs + n for n in range(len(part.inputs))}
         numbers |= {~n: ~(outputs + n) for n in range(len(part.outputs))}
@@ -132,21 +135,21 @@ def emit_fused(kernel: FusedLoops, dialect: Dialect) -> Emission:
         mark = len(function.lines.text)
         function.lines.depth += 1
         if nest.serial and not is_elementwise(nest):
-            groups = emit_updates(nest, function, part, s, f"(gid - {first})", numbers)
+            groups = emit_updates(nest, function, part, s, f"(workgroup - {first})", numbers)
         else:
             function.lines.add("pdl_wait();")
-            groups = _points_of(nest, function, part, s, f"(gid - {first})")
+            groups = _points_of(nest, function, part, s, f"(workgroup - {first})")
         function.lines.depth -= 1
-        function.lines.text.insert(mark, f"  if (gid >= {first} && gid < {first + groups}) {{")
+        function.lines.text.insert(mark, f"  if (workgroup >= {first} && workgroup < {first + groups}) {{")
         function.lines.add("}")
         first += groups
     return function.finish(first, THREADS)
 
 
 # -- reductions -----------------------------------------------------------------------------------------------------
-MAX_TURNS = 8  # of a thread in one row, for which its loop is unrolled
-VECTOR_ROWS = 1 << 15  # vectors of rows, from which threads that take a vector each fill the machine
-VECTOR_FOLD = 64  # the longest fold of which one thread takes all
+MAX_UNROLL = 8  # the most iterations of a thread's loop over a row that is unrolled
+VECTOR_ROWS = 1 << 15  # the fewest vectors of rows that occupy the device with one thread per vector
+VECTOR_REDUCTION = 64  # the longest reduction that a thread computes for a vector of rows
 
 
 class _Reduction:
@@ -160,10 +163,10 @@ class _Reduction:
         across = self._across_dim()
         if across is not None and (width := self._width(across)) > 1:
             return self._vectors(across, width)
-        return self._across(across) if across is not None or self.count <= SMALL_FOLD else self._along()
+        return self._across(across) if across is not None or self.count <= THREAD_REDUCTION else self._along()
 
     def _across_dim(self) -> int | None:
-        """A row dim along which the loads are contiguous, unless one of the reduced dims is."""
+        """Return a row dim along which more loads are contiguous than along any reduced dim, or None."""
         inner = [affine.affine(x.args[0]) for x, per_row in accesses(self.nest) if not per_row and x.value.operand >= 0]
         scores = {d: sum(abs(f.coefficient(d)) == 1 for f in inner) for d in self.nest.order}
         best_fold = max((scores[d] * (self.nest.size[d] > 1) for d in self.nest.reduction_dims), default=0)
@@ -171,19 +174,19 @@ class _Reduction:
         return max(rows, key=lambda d: scores[d]) if rows else None
 
     def _width(self, lane: int) -> int:
-        """How many neighbours along ``lane`` a thread can take, where rows are enough to fill the machine so."""
+        """Return the number of neighbouring rows along ``lane`` that a thread computes, if enough threads remain."""
         passes, kernel = self.row.passes, self.function.kernel
         if len(passes) != 1 or passes[0].stores or any(st.reduce.startswith("arg") for st in passes[0].reductions):
             return 1
         width = vector_width(self.nest, kernel, [*passes[0].reductions, *self.row.stores], lane)
-        return width if self.rows // width >= VECTOR_ROWS and self.count <= VECTOR_FOLD else 1
+        return width if self.rows // width >= VECTOR_ROWS and self.count <= VECTOR_REDUCTION else 1
 
     def _vectors(self, lane: int, width: int) -> Emission:
-        """A thread folds ``width`` neighbouring rows, each into a variable of its own."""
+        """Emit a reduction in which a thread computes ``width`` neighbouring rows, each with its own accumulator."""
         nest, out, s = self.nest, self.out, self.s
         order = [d for d in memory_order(nest, nest.rows) if d != lane] + [lane]
         count = self.rows // width
-        out.add(f"const uint r = (uint)gid * {THREADS}u + (uint)tid;")
+        out.add(f"const uint r = (uint)workgroup * {THREADS}u + (uint)tid;")
         if count % THREADS:
             out.add(f"if (r >= {count}u) return;")
         decode(s, nest, order, "r", width)
@@ -193,7 +196,7 @@ class _Reduction:
             kind = kind_of(st.value.dtype)
             out.add(f"{kind} f{st.number}[{width}];", "#pragma unroll")
             out.add(f"for (int i = 0; i < {width}; i++) f{st.number}[i] = {accumulator(st.reduce, st.value.dtype)};")
-        if self.count <= SMALL_FOLD:
+        if self.count <= THREAD_REDUCTION:
             out.add("#pragma unroll")
         with s.scope(f"for (uint p = 0; p < {self.count}u; p++) {{"):
             decode(s, nest, nest.reduction_dims, "p")
@@ -206,7 +209,8 @@ class _Reduction:
         return self.function.finish(blocks(count, THREADS), THREADS)
 
     def _across(self, lane: int | None) -> Emission:
-        """Neighbouring lanes take neighbouring rows; the subgroups of a workgroup share the fold if rows are few."""
+        """Emit a reduction in which neighbouring lanes compute neighbouring rows. The subgroups of a workgroup share
+        the reduced points if there are few rows."""
         nest, out, s = self.nest, self.out, self.s
         order = memory_order(nest, nest.rows)
         if lane is not None:
@@ -216,7 +220,7 @@ class _Reduction:
             parts *= 2
         threads = 128 if parts == 1 else SUBGROUP * parts
         per_group = threads // parts
-        out.add(f"const uint r = (uint)gid * {per_group}u + (uint){'tid' if parts == 1 else 'lane'};")
+        out.add(f"const uint r = (uint)workgroup * {per_group}u + (uint){'tid' if parts == 1 else 'lane'};")
         if parts == 1:
             if self.rows % per_group:
                 out.add(f"if (r >= {self.rows}u) return;")
@@ -225,54 +229,55 @@ class _Reduction:
             out.add(f"const uint row = r < {self.rows}u ? r : {self.rows - 1}u;")
             row, active = "row", f"r < {self.rows}u" if self.rows % per_group else ""
         decode(s, nest, order, row)
-        points, fold = Points(s, nest, -1, 1), RowReduction(s, self.function)
+        points, reduction = Points(s, nest, -1, 1), RowReduction(s, self.function)
         for p in self.row.passes:
-            fold.begin(p)
-            with s.scope(f"for (uint p = {'0' if parts == 1 else '(uint)sid'}; p < {self.count}u; p += {parts}u) {{"):
+            reduction.begin(p)
+            first = "0" if parts == 1 else "(uint)subgroup"
+            with s.scope(f"for (uint p = {first}; p < {self.count}u; p += {parts}u) {{"):
                 decode(s, nest, nest.reduction_dims, "p")
                 points.run(p.reductions, position=nest.position)
                 self._guarded(points, p.stores, active)
-            fold.meet_across(p, parts)
-        conditions = ([f"sid == {0}"] if parts > 1 else []) + ([active] if active else [])
+            reduction.combine_across(p, parts)
+        conditions = ([f"subgroup == {0}"] if parts > 1 else []) + ([active] if active else [])
         self._guarded(points, self.row.stores, " && ".join(conditions))
         self.function.checks = s.checks
         return self.function.finish(blocks(self.rows, per_group), threads)
 
     def _along(self) -> Emission:
-        """The lanes of a subgroup, or all threads of a workgroup, share a row."""
+        """Emit a reduction in which the lanes of a subgroup, or all threads of a workgroup, share a row."""
         nest, out, s = self.nest, self.out, self.s
         folds = memory_order(nest, nest.reduction_dims, loads=True)
         steps = [st for p in self.row.passes for st in p.steps]
         width = vector_width(nest, self.function.kernel, steps, folds[-1])
-        turns = self.count // width  # for all threads of a row together
-        few = self.rows <= 64 if turns < 2 * SUBGROUP else self.rows <= 1024
-        team = SUBGROUP if self.count <= SIMD_FOLD and (not few or self.count <= 256) else 256
-        if turns >= 16384:
-            team = 1024
-        elif team > SUBGROUP and turns % team and not turns % SUBGROUP:
-            team = next(n for n in range(team, 0, -SUBGROUP) if not turns % n)
-        per_group = 4 if team == SUBGROUP else 1
-        threads = team * per_group
-        if team == SUBGROUP:
-            out.add(f"const uint r = (uint)gid * {per_group}u + (uint)sid;", "const int me = lane;")
+        iterations = self.count // width  # of all threads of a row together
+        few = self.rows <= 64 if iterations < 2 * SUBGROUP else self.rows <= 1024
+        threads_per_row = SUBGROUP if self.count <= SUBGROUP_REDUCTION and (not few or self.count <= 256) else 256
+        if iterations >= 16384:
+            threads_per_row = 1024
+        elif threads_per_row > SUBGROUP and iterations % threads_per_row and not iterations % SUBGROUP:
+            threads_per_row = next(n for n in range(threads_per_row, 0, -SUBGROUP) if not iterations % n)
+        per_group = 4 if threads_per_row == SUBGROUP else 1
+        threads = threads_per_row * per_group
+        if threads_per_row == SUBGROUP:
+            out.add(f"const uint r = (uint)workgroup * {per_group}u + (uint)subgroup;", "const int me = lane;")
             if self.rows % per_group:
                 out.add(f"if (r >= {self.rows}u) return;")
         else:
-            out.add("const uint r = (uint)gid;", "const int me = tid;")
+            out.add("const uint r = (uint)workgroup;", "const int me = tid;")
         decode(s, nest, nest.rows, "r")
-        points, fold = Points(s, nest, folds[-1], width), RowReduction(s, self.function)
+        points, reduction = Points(s, nest, folds[-1], width), RowReduction(s, self.function)
         for p in self.row.passes:
-            fold.begin(p)
-            loop = f"for (uint p = (uint)me; p < {turns}u; p += {team}u) {{"
-            if turns % team == 0 and turns // team <= MAX_TURNS:  # so that loads of all turns are under way at once
+            reduction.begin(p)
+            loop = f"for (uint p = (uint)me; p < {iterations}u; p += {threads_per_row}u) {{"
+            if iterations % threads_per_row == 0 and iterations // threads_per_row <= MAX_UNROLL:
                 out.add("#pragma unroll")
-                loop = f"for (uint turn = 0; turn < {turns // team}u; turn++) {{"
+                loop = f"for (uint step = 0; step < {iterations // threads_per_row}u; step++) {{"
             with s.scope(loop):
-                if "turn" in loop:
-                    out.add(f"const uint p = (uint)me + turn * {team}u;")
+                if "step" in loop:
+                    out.add(f"const uint p = (uint)me + step * {threads_per_row}u;")
                 decode(s, nest, folds, "p", width)
                 points.run(p.steps, position=nest.position)
-            fold.meet_along(p, team)
+            reduction.combine_along(p, threads_per_row)
         self._guarded(points, self.row.stores, "me == 0")
         self.function.checks = s.checks
         return self.function.finish(blocks(self.rows, per_group), threads)

@@ -1,7 +1,7 @@
-// Reductions among the threads of a workgroup, in one fixed order, so that every thread has the same result.
+// Reductions among the threads of a workgroup, in a fixed order, so that every thread has the same result.
 //
-// Op: Sum, Prod, Max or Min, of(a, b). Integers wrap around; of booleans, sums and maxima are "or", the others "and".
-// ArgOp: ArgMax or ArgMin, step(value, at, x, i), which keeps the position of what it keeps.
+// Op: Sum, Prod, Max or Min, with of(a, b). Integers wrap around. For booleans, Sum and Max are "or", Prod and Min are
+// "and". ArgOp: ArgMax or ArgMin, with step(value, at, x, i), which also updates the position of the value.
 #pragma once
 
 struct Sum {
@@ -29,13 +29,17 @@ struct Min {
   template <class T> static INLINE T of(T a, T b) { return m_minimum(a, b); }
 };
 struct ArgMax {
-  template <class T> static INLINE void step(THREAD T& value, THREAD int& at, T x, int i) { argmax_step(value, at, x, i); }
+  template <class T> static INLINE void step(THREAD T& value, THREAD int& at, T x, int i) {
+    argmax_step(value, at, x, i);
+  }
 };
 struct ArgMin {
-  template <class T> static INLINE void step(THREAD T& value, THREAD int& at, T x, int i) { argmin_step(value, at, x, i); }
+  template <class T> static INLINE void step(THREAD T& value, THREAD int& at, T x, int i) {
+    argmin_step(value, at, x, i);
+  }
 };
 
-// Among the lanes of a subgroup.
+// Reduces among the lanes of a subgroup.
 template <class Op, class T> INLINE T subgroup_reduce(T x) {
 #pragma unroll
   for (int m = 16; m > 0; m >>= 1) x = Op::of(x, subgroup_xor(x, m));
@@ -50,14 +54,14 @@ template <class ArgOp, class T> INLINE void subgroup_reduce_arg(THREAD T& x, THR
   }
 }
 
-// Of N values in shared memory, STEP apart.
-template <class Op, int N, int STEP, class T> INLINE T join(SMEM const T* s) {
+// Reduces N values in shared memory that are STEP elements apart.
+template <class Op, int N, int STEP, class T> INLINE T reduce_shared(SMEM const T* s) {
   T x = s[0];
   for (int k = 1; k < N; k++) x = Op::of(x, s[k * STEP]);
   return x;
 }
 template <class ArgOp, int N, int STEP, class T>
-INLINE void join_arg(SMEM const T* s, SMEM const int* places, THREAD T& x, THREAD int& at) {
+INLINE void reduce_shared_arg(SMEM const T* s, SMEM const int* places, THREAD T& x, THREAD int& at) {
   x = s[0];
   at = places[0];
   for (int k = 1; k < N; k++) ArgOp::step(x, at, s[k * STEP], places[k * STEP]);

@@ -1,4 +1,4 @@
-"""Reductions of a row: a variable of each thread, and how threads bring theirs together."""
+"""Reductions of a row: the accumulators of each thread, and their combination among threads."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ _OPS = {"sum": "Sum", "prod": "Prod", "max": "Max", "min": "Min", "argmax": "Arg
 
 
 class RowReduction:
-    """The reductions of a pass: variables ``f{number}`` (and positions ``q{number}``) and how threads bring them
-    together, so that each has the whole result, combined in one fixed order."""
+    """The reductions of a pass: accumulators ``f{number}`` (and positions ``q{number}``). The threads combine theirs in
+    a fixed order, and each thread has the result."""
 
     def __init__(self, s: Scalars, function: Scope):
         self.s, self.out, self.function = s, function.lines, function
 
     def begin(self, p: Pass) -> None:
+        """Declare the accumulators of pass ``p`` with their initial values."""
         for st in p.reductions:
             self.out.declare(kind_of(st.value.dtype), f"f{st.number}", accumulator(st.reduce, st.value.dtype))
             if _is_arg(st):
@@ -33,8 +34,8 @@ class RowReduction:
             else:
                 self.s.bound[expr.stage(st.number, st.value.dtype)] = Value(f"f{st.number}", kind_of(st.value.dtype))
 
-    def meet_along(self, p: Pass, team: int) -> None:
-        """Between the lanes of a subgroup, or all threads of a workgroup."""
+    def combine_along(self, p: Pass, threads: int) -> None:
+        """Combine the accumulators of ``threads`` threads: the lanes of a subgroup, or all threads of a workgroup."""
         self._bind(p)
         for st in p.reductions:
             self.function.include("reduce.h")
@@ -43,35 +44,35 @@ class RowReduction:
                 self.out.call(f"subgroup_reduce_arg<{_OPS[st.reduce]}>", f"f{n}", f"q{n}")
             else:
                 self.out.assign(f"f{n}", f"subgroup_reduce<{_OPS[st.reduce]}>(f{n})")
-        if team > SUBGROUP and p.reductions:
+        if threads > SUBGROUP and p.reductions:
             with self.out.when("lane == 0"):
-                self._leave(p, team // SUBGROUP, "sid")
-            self._join(p, team // SUBGROUP, "0", 1)
+                self._store_partials(p, threads // SUBGROUP, "subgroup")
+            self._combine_partials(p, threads // SUBGROUP, "0", 1)
 
-    def meet_across(self, p: Pass, parts: int) -> None:
-        """Between the same lane of all subgroups; a single part has nothing to combine with."""
+    def combine_across(self, p: Pass, parts: int) -> None:
+        """Combine the accumulators of equal lanes of ``parts`` subgroups."""
         self._bind(p)
         if parts > 1 and p.reductions:
             self.function.include("reduce.h")
-            self._leave(p, parts * SUBGROUP, f"sid * {SUBGROUP} + lane")
-            self._join(p, parts, "lane", SUBGROUP)
+            self._store_partials(p, parts * SUBGROUP, f"subgroup * {SUBGROUP} + lane")
+            self._combine_partials(p, parts, "lane", SUBGROUP)
 
-    def _leave(self, p: Pass, length: int, place: str) -> None:
+    def _store_partials(self, p: Pass, length: int, place: str) -> None:
         for st in p.reductions:
             n = st.number
             self.out.assign(f"{self.function.array(kind_of(st.value.dtype), f's{n}', length)}[{place}]", f"f{n}")
             if _is_arg(st):
                 self.out.assign(f"{self.function.array('int', f'p{n}', length)}[{place}]", f"q{n}")
 
-    def _join(self, p: Pass, parts: int, first: str, step: int) -> None:
+    def _combine_partials(self, p: Pass, parts: int, first: str, step: int) -> None:
         self.out.call("barrier")
         for st in p.reductions:
             n, kind = st.number, kind_of(st.value.dtype)
             sizes = f"<{_OPS[st.reduce]}, {parts}, {step}, {kind}>"
             if _is_arg(st):
-                self.out.call(f"join_arg{sizes}", f"s{n} + {first}", f"p{n} + {first}", f"f{n}", f"q{n}")
+                self.out.call(f"reduce_shared_arg{sizes}", f"s{n} + {first}", f"p{n} + {first}", f"f{n}", f"q{n}")
             else:
-                self.out.assign(f"f{n}", f"join{sizes}(s{n} + {first})")
+                self.out.assign(f"f{n}", f"reduce_shared{sizes}(s{n} + {first})")
 
 
 def _is_arg(st: Step) -> bool:

@@ -1,6 +1,6 @@
-"""Scatters whose places come from data: a ``loops`` kernel whose *updates* may go to the same place.
+"""Scatters with data-dependent places: ``loops`` kernels in which several *updates* may have the same place.
 
-Updates that store whole rows run side by side, and the last one for a place counts; others are made in order.
+Updates that only store rows run in parallel, and the last one for a place wins; others are made in order.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from ..lang.scalar import Scalars, Value
 from ..lang.vectorize import Points, decode, scalars_for, store_width
 
 THREADS = 256
-MAX_COMPARED = 4096  # updates, each of which looks for later ones
-AT_ONCE = 1 << 20  # updates that all threads look at while one of them makes an update
+MAX_COMPARED = 4096  # the most updates that are compared pairwise
+AT_ONCE = 1 << 20  # places that all threads can read in the time of one update
 MIN_UPDATES = 16  # of a share
-SOUGHT = 16  # updates whose places are read together
-MAX_SUBGROUPS = 8  # of an update, a vector for each lane; longer updates take a workgroup each
+SOUGHT = 16  # updates whose places are loaded together
+MAX_SUBGROUPS = 8  # of an update, with one vector per lane; a workgroup makes a longer update
 
 
 def is_elementwise(nest: Nest) -> bool:
-    """Whether no two iterations of a serial nest touch the same place."""
+    """Whether all iterations of a serial nest access different places."""
     return all(d in nest.parallel for d in nest.order)
 
 
 def stores_rows(nest: Nest) -> bool:
-    """Whether an update stores a whole row, and of those for one place the last one is all that counts."""
+    """Whether the updates of a scatter only store rows, so that the last update of a place determines the result."""
     written = {op.buffer.id for op in nest.outputs}
     reads = any(nest.inputs[x.value.operand].buffer.id in written for x, _ in accesses(nest) if x.value.operand >= 0)
     few = nest.points(_own_and_updates(nest)[1]) <= MAX_COMPARED
@@ -40,16 +40,16 @@ def stores_rows(nest: Nest) -> bool:
 
 
 def accumulate(nest: Nest, function: Function) -> Emission:
-    """The function of updates that are made in order. A thread makes all updates of a place; several threads share a
-    column if its updates are many, each with places of its own."""
+    """Return the function of a scatter whose updates are made in order. A thread makes all updates of a place. If a
+    column has many updates, several threads share it, each with its own places."""
     s = scalars_for(nest, function, nest.steps)
     own, updates = _own_and_updates(nest)
     count, total, out = nest.points(own), nest.points(updates), function.lines
-    # looking through all updates takes time in proportion to the shares, a share's own updates the other way round
+    # searching all updates takes time proportional to the number of shares, making the updates of one share the inverse
     shares = min(math.isqrt(AT_ONCE // count), total // MIN_UPDATES)
     if shares < 2 or not _one_place(nest):
         shares = 1
-    out.let("uint", "all", f"(uint)gid * {THREADS}u + (uint)tid")
+    out.let("uint", "all", f"(uint)workgroup * {THREADS}u + (uint)tid")
     out.let("uint", "f", f"all % {count}u")
     out.let("uint", "share", f"all / {count}u")
     out.leave(f"share >= {shares}u")
@@ -72,7 +72,7 @@ def accumulate(nest: Nest, function: Function) -> Emission:
 
 
 def _one_place(nest: Nest) -> bool:
-    """Whether an update touches a single place of what it writes."""
+    """Whether an update accesses a single place of its output."""
     written = {op.buffer.id for op in nest.outputs}
     target = nest.steps[0].target
     assert target is not None
@@ -81,7 +81,7 @@ def _one_place(nest: Nest) -> bool:
 
 
 def _unchecked(s: Scalars, target: Expr) -> str:
-    """The place without a check of its indices."""
+    """Return the place without a check of its indices."""
     place = target.args[0]
     for index, (_, step) in zip(target.args[1:], target.value.checks, strict=True):
         place = place + index * step
@@ -89,13 +89,13 @@ def _unchecked(s: Scalars, target: Expr) -> str:
 
 
 def _address(s: Scalars, target: Expr) -> str:
-    """The place; if one index from memory alone decides it, that index."""
+    """Return the place, or the index from memory that alone determines it."""
     index = _sole_index(target)
     return s.address(target) if index is None else s.text(index, "int64_t")
 
 
 def _sole_index(target: Expr) -> Expr | None:
-    """The index from memory that alone decides a place, if there is one."""
+    """Return the index from memory that alone determines a place, or None."""
     offset, *indices = target.args
     return indices[0] if offset.op == "const" and len(indices) == 1 and indices[0].op == "load" else None
 
@@ -104,8 +104,8 @@ def _places(
     nest: Nest, function: Function, place: Callable[[Scalars, Expr], str], zero: Collection[int],
     numbers: dict[int, int] | None = None,
 ) -> str:  # fmt: skip
-    """The functor of ``scatter.h``: where each update goes, as ``place`` renders it, with dims ``zero`` at 0. The
-    function has variables of its own dims otherwise."""
+    """Define the functor of ``scatter.h`` and return the expression that instantiates it: the place of each update, as
+    ``place`` renders it, with dims ``zero`` at 0. Other dims of an update are variables of the function."""
     (step,) = nest.steps
     assert step.target is not None
     function.include("scatter.h")
@@ -124,7 +124,7 @@ def _places(
 
 
 def _own_and_updates(nest: Nest) -> tuple[list[int], list[int]]:
-    """The dims of an update's own elements, and those along which updates follow each other."""
+    """Return (dims of an update's elements, dims along which updates follow each other)."""
     return [d for d in nest.order if d in nest.parallel], [d for d in nest.order if d not in nest.parallel]
 
 
@@ -134,7 +134,7 @@ def _width(nest: Nest, kernel: Kernel) -> int:
 
 
 def update_threads(nest: Nest, kernel: Kernel) -> int:
-    """Threads that store an update: a subgroup or a workgroup."""
+    """Return the number of threads that make an update: those of a subgroup or of a workgroup."""
     vectors = nest.points(_own_and_updates(nest)[0]) // _width(nest, kernel)
     return SUBGROUP if vectors <= MAX_SUBGROUPS * SUBGROUP else THREADS
 
@@ -142,9 +142,12 @@ def update_threads(nest: Nest, kernel: Kernel) -> int:
 def emit_updates(
     nest: Nest, function: Function, kernel: Kernel, s: Scalars, group: str, numbers: dict[int, int] | None = None
 ) -> int:
-    """Every update of a scatter that :func:`stores_rows`, by as many workgroups as are returned; ``group`` counts them.
-    An update that a later one overwrites is not stored. Places that the caller gives do not wait for the kernel before.
-    ``numbers``: the function's operand for each of the nest's, if they differ."""
+    """Emit all updates of a scatter that :func:`stores_rows`, and return the number of workgroups.
+
+    ``group``: the C++ expression of a workgroup's number among them. An update that a later one overwrites is skipped.
+    Places that are inputs are compared before the kernel waits for its predecessor. ``numbers``: maps the nest's
+    operands to those of the function, if they differ.
+    """
     (step,) = nest.steps
     assert step.target is not None
     own, updates = _own_and_updates(nest)
@@ -153,13 +156,13 @@ def emit_updates(
     vectors = nest.points(own) // width
     place = expr.substitute(step.target, {d: expr.const(0, "int64") for d in own})
     loads = (x.value.operand for x in expr.walk(place) if x.op == "load")
-    given = all(nest.inputs[n].buffer.is_input for n in loads if n >= 0)
-    if not given:
+    is_input = all(nest.inputs[n].buffer.is_input for n in loads if n >= 0)
+    if not is_input:
         out.call("pdl_wait")
     parts, hit = 1, "nullptr"
     if threads == SUBGROUP:
         parts = blocks(vectors, SUBGROUP)
-        out.let("uint", "worker", f"(uint){group} * {THREADS // SUBGROUP}u + (uint)sid")
+        out.let("uint", "worker", f"(uint){group} * {THREADS // SUBGROUP}u + (uint)subgroup")
         out.let("uint", "update", f"worker / {parts}u")
         if total * parts % (THREADS // SUBGROUP):
             out.leave(f"update >= {total}u")
@@ -169,9 +172,9 @@ def emit_updates(
     places = _places(nest, function, _address, own, numbers)
     out.declare("const auto", "places", places)
     out.let("int64_t", "mine", "places.of(update)")
-    arguments = f"places, mine, update, {hit}, Thread{{gid, tid, lane, sid}}"
+    arguments = f"places, mine, update, {hit}, Thread{{workgroup, tid, lane, subgroup}}"
     out.let("bool", "overwritten", f"is_overwritten<{total}u, {threads}>({arguments})")
-    if given:
+    if is_input:
         out.call("pdl_wait")
     out.leave("overwritten")
     me = "(uint)tid" if threads > SUBGROUP else "(uint)lane"

@@ -1,16 +1,18 @@
-// Sorts along one dim: short rows by counting what comes before an element, long ones as sections that are merged two by
-// two, a kernel a round. The first few of a row are looked for one after another. Every kernel is stable.
+// Sorts along one dim. Short rows: each thread counts the elements that precede its own. Long rows: sections are sorted
+// and then merged pairwise, one kernel per round. Top-k of a small k: k rounds of selection. All kernels are stable.
 //
-// Types: T, the storage of an element; R, the register it is compared in; X, Y and P, where rows of the input, of the
-// results and of their places lie: row(n), the offset of row n in elements, and STEP, the stride along the row.
+// Types: T, the storage of an element; R, the register in which it is compared; X, Y and P, the positions in memory of
+// the rows of the input, of the results and of their places: row(n), the offset of row n in elements, and STEP, the
+// stride along a row.
 #pragma once
 
-// The order of a sort: NaN comes last, in a descending one first.
+// The order of a sort: NaN is the largest value.
 template <class T> INLINE bool sorts_before(T a, T b) { return a < b || (b != b && a == a); }
 template <class T> INLINE bool sorts_after(T a, T b) { return a > b || (a != a && b == b); }
 
-// Whether a at place i comes before b at place j; of equals, the first. A place below 0 is none.
-template <bool DESCENDING, class T> INLINE bool comes_first(T a, int i, T b, int j) {
+// Whether element a at place i precedes element b at place j. Equal elements keep their order. A negative place means
+// that there is no element.
+template <bool DESCENDING, class T> INLINE bool precedes(T a, int i, T b, int j) {
   if (i < 0 || j < 0) return j < 0 && i >= 0;
   if (DESCENDING ? sorts_after(a, b) : sorts_before(a, b)) return true;
   return i < j && !(DESCENDING ? sorts_after(b, a) : sorts_before(b, a));
@@ -20,26 +22,29 @@ template <bool DESCENDING, class T> INLINE void subgroup_first(THREAD T& value, 
   for (int m = 16; m > 0; m >>= 1) {
     const T other = subgroup_xor(value, m);
     const int place = subgroup_xor(at, m);
-    if (comes_first<DESCENDING>(other, place, value, at)) { value = other; at = place; }
+    if (precedes<DESCENDING>(other, place, value, at)) { value = other; at = place; }
   }
 }
 
 // Stores a value and its place in the input as element `to` of a row.
 template <class C>
-INLINE void put(DEVICE typename C::T* y, DEVICE typename C::Place* places, int row, int to, typename C::R value, int64_t from) {
+INLINE void put(DEVICE typename C::T* y, DEVICE typename C::Place* places, int row, int to, typename C::R value,
+                int64_t from) {
   y[C::Y::row(row) + (int64_t)to * C::Y::STEP] = narrow<typename C::T>(value);
   places[C::P::row(row) + (int64_t)to * C::P::STEP] = (typename C::Place)from;
 }
 
-template <class C, class R> INLINE bool before(R a, R b) { return C::DESCENDING ? sorts_after(a, b) : sorts_before(a, b); }
+template <class C, class R> INLINE bool before(R a, R b) {
+  return C::DESCENDING ? sorts_after(a, b) : sorts_before(a, b);
+}
 
-// A thread counts how many elements of its row, or of its SECTION of it, come before its own: that is its place. Constants:
-// ROWS; N, elements of a row; SECTION; KEPT, the first of a section that are stored, section by section; THREADS.
+// A thread counts the elements of its row, or of its SECTION of the row, that precede its own. This count is its place.
+// Constants: ROWS; N, elements of a row; SECTION; KEPT, how many elements of each section are stored; THREADS.
 template <class C>
 INLINE void sort_sections(
     DEVICE const typename C::T* x, DEVICE typename C::T* y, DEVICE typename C::Place* places, Thread at) {
   typedef typename C::R R;
-  const int n = at.gid * C::THREADS + at.tid;
+  const int n = at.workgroup * C::THREADS + at.tid;
   if (n >= C::ROWS * C::N) return;
   const int i = n % C::N, row = n / C::N, begin = i / C::SECTION * C::SECTION;
   const int end = begin + C::SECTION < C::N ? begin + C::SECTION : C::N;
@@ -53,14 +58,15 @@ INLINE void sort_sections(
   if (place < C::KEPT) put<C>(y, places, row, begin / C::SECTION * C::KEPT + place, mine, i);
 }
 
-// Rows [ROWS, N] of sorted runs of RUN elements to rows of half as many runs, of which KEPT elements stay: a thread finds
-// by bisection how many elements of the other run come before its own. Of equals, those of the left run are first.
+// Merges pairs of sorted runs of RUN elements in rows [ROWS, N], and keeps the first KEPT elements of each merged run.
+// A thread finds by binary search how many elements of the other run precede its own. Of equal elements, those of the
+// left run come first.
 template <class C>
 INLINE void sort_merge(
     DEVICE const typename C::T* x, DEVICE const int* origins, DEVICE typename C::T* y, DEVICE typename C::Place* places,
     Thread at) {
   typedef typename C::R R;
-  const int n = at.gid * C::THREADS + at.tid;
+  const int n = at.workgroup * C::THREADS + at.tid;
   if (n >= C::ROWS * C::N) return;
   const int i = n % C::N, row = n / C::N, run = i / C::RUN, begin = (run ^ 1) * C::RUN;
   DEVICE const typename C::T* const from = x + (int64_t)row * C::N;
@@ -77,43 +83,45 @@ INLINE void sort_merge(
   if (place < C::KEPT) put<C>(y, places, row, run / 2 * C::KEPT + place, mine, origins[(int64_t)row * C::N + i]);
 }
 
-// The first K of many: round by round, the first of those behind the last one. Every thread remembers the first of its own
-// elements, every THREADS-th of the row; when that was taken, the thread looks for the next, or its subgroup does if WHOLE
-// workgroups take a row and not subgroups. HELD: a thread's elements, EACH at most, stay in registers.
-template <class C> struct FirstFew {
+// Selects the first K elements of a row in K rounds; each round finds the first element after the last one selected.
+// Every thread has every STEP-th element of the row and remembers the first of those that are left. When this one is
+// selected, the thread searches for its next one. If a workgroup has a row (BY_WORKGROUP) instead of a subgroup, the
+// thread's subgroup searches together. IN_REGISTERS: a thread's elements, at most EACH, are kept in registers.
+template <class C> struct TopK {
   typedef typename C::R R;
   DEVICE const typename C::T* from;
-  R held[C::HELD ? C::EACH : 1];
-  R mine, last;    // the first of the thread's elements that are left; the last one stored
-  int own, place;  // where they are; below 0: nowhere
+  R held[C::IN_REGISTERS ? C::EACH : 1];
+  R mine, last;    // the first of the thread's elements that are left; the element selected last
+  int own, place;  // their places; negative: none
 
   INLINE R read(int i) const { return i < C::N ? (R)widen(from[(int64_t)i * C::X::STEP]) : (R)0; }
 
-  // The first behind the last one of every `by`-th of the elements of thread `owner`.
-  INLINE void look(int owner, int begin, int by) {
+  // Finds the first element after the last one selected, among every `by`-th of the elements of thread `owner`.
+  INLINE void search(int owner, int begin, int by) {
     own = -1;
-    if (C::HELD) {
+    if (C::IN_REGISTERS) {
 #pragma unroll
-      for (int e = begin; e < C::EACH; e += by) consider(held[C::HELD ? e : 0], owner + e * C::STEP);
+      for (int e = begin; e < C::EACH; e += by) consider(held[C::IN_REGISTERS ? e : 0], owner + e * C::STEP);
     } else {
 #pragma unroll 8
       for (int e = begin; e < C::EACH; e += by) consider(read(owner + e * C::STEP), owner + e * C::STEP);
     }
   }
   INLINE void consider(R other, int i) {
-    const bool behind = place < 0 || comes_first<C::DESCENDING>(last, place, other, i);
-    if (i < C::N && behind && comes_first<C::DESCENDING>(other, i, mine, own)) {
+    const bool behind = place < 0 || precedes<C::DESCENDING>(last, place, other, i);
+    if (i < C::N && behind && precedes<C::DESCENDING>(other, i, mine, own)) {
       mine = other;
       own = i;
     }
   }
 
-  // Round r of a workgroup: the subgroup that lost its element to the last round looks for its next one.
+  // If the last round selected an element of a thread of this subgroup, the subgroup searches for that thread's next
+  // one.
   INLINE void replace(Thread at) {
-    if (place >= 0 && place % C::STEP / 32 == at.sid) {
+    if (place >= 0 && place % C::STEP / 32 == at.subgroup) {
       const R kept = mine;
       const int kept_at = own;
-      look(place % C::STEP, at.lane, 32);
+      search(place % C::STEP, at.lane, 32);
       subgroup_first<C::DESCENDING>(mine, own);
       if (place % 32 != at.lane) {
         mine = kept;
@@ -123,33 +131,35 @@ template <class C> struct FirstFew {
   }
 };
 
-// firsts and places of a workgroup's subgroups: [2, 32], in turns. Constants: ROWS N K STEP EACH HELD WHOLE DESCENDING.
+// firsts, places: [2, 32], the selections of a workgroup's subgroups, double-buffered. Constants: ROWS N K STEP EACH
+// IN_REGISTERS BY_WORKGROUP DESCENDING.
 template <class C>
-INLINE void sort_few(
+INLINE void sort_topk(
     DEVICE const typename C::T* x, DEVICE typename C::T* y, DEVICE typename C::Place* origins,
     SMEM typename C::R* firsts, SMEM int* places, Thread at) {
-  const int row = C::WHOLE ? at.gid : at.gid * (C::THREADS / 32) + at.sid, me = C::WHOLE ? at.tid : at.lane;
-  if (!C::WHOLE && row >= C::ROWS) return;
-  FirstFew<C> f;
+  const int row = C::BY_WORKGROUP ? at.workgroup : at.workgroup * (C::THREADS / 32) + at.subgroup;
+  const int me = C::BY_WORKGROUP ? at.tid : at.lane;
+  if (!C::BY_WORKGROUP && row >= C::ROWS) return;
+  TopK<C> f;
   f.from = x + C::X::row(row);
-  if (C::HELD) {
+  if (C::IN_REGISTERS) {
 #pragma unroll
-    for (int e = 0; e < C::EACH; e++) f.held[C::HELD ? e : 0] = f.read(at.lane + e * C::STEP);
+    for (int e = 0; e < C::EACH; e++) f.held[C::IN_REGISTERS ? e : 0] = f.read(at.lane + e * C::STEP);
   }
   f.mine = f.last = 0;
   f.own = f.place = -1;
-  if (C::WHOLE) f.look(at.tid, 0, 1);
+  if (C::BY_WORKGROUP) f.search(at.tid, 0, 1);
   for (int r = 0; r < C::K; r++) {
-    if (C::WHOLE) f.replace(at);
-    else if (f.own == f.place) f.look(at.lane, 0, 1);
+    if (C::BY_WORKGROUP) f.replace(at);
+    else if (f.own == f.place) f.search(at.lane, 0, 1);
     f.last = f.mine;
     f.place = f.own;
     subgroup_first<C::DESCENDING>(f.last, f.place);
-    if (C::WHOLE) {
+    if (C::BY_WORKGROUP) {
       const int side = (r & 1) * 32;
       if (at.lane == 0) {
-        firsts[side + at.sid] = f.last;
-        places[side + at.sid] = f.place;
+        firsts[side + at.subgroup] = f.last;
+        places[side + at.subgroup] = f.place;
       }
       barrier();
       f.last = firsts[side + at.lane];

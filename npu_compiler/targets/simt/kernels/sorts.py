@@ -1,5 +1,5 @@
-"""Sorts: short rows by counting what comes before an element, long ones by merging sorted runs, a kernel for each
-round. The first few of a row can be looked for one after another instead."""
+"""Sorts: sizes for ``kernels/sort.h``. Short rows are sorted by counting preceding elements, long ones by merging
+sorted runs, one kernel per round. A top-k of small k is selected in k rounds instead."""
 
 from __future__ import annotations
 
@@ -12,64 +12,68 @@ from ..lang.function import Function, blocks
 from ..lang.scalar import ctype, kind_of
 
 THREADS = 128
-FEW, MANY_ROWS = 4, 64  # looking for them one after another keeps all SMs busy, or is soon over
+# Selection is chosen for at most FEW_SELECTED elements, which takes little time, or for MANY_ROWS rows, which occupy
+# all units.
+FEW_SELECTED, MANY_ROWS = 4, 64
 
 
 def row_length(k: Sort) -> int:
+    """Return the number of elements of a row."""
     return k.inputs[0].shape[k.axis] if k.inputs[0].shape else 1
 
 
-def selects_few(k: Sort) -> bool:
-    """Whether the first of a row are best looked for one after another."""
+def selects_topk(k: Sort) -> bool:
+    """Whether selecting the first ``k.k`` elements one after another is faster than sorting."""
     n, first, x = row_length(k), k.k, k.inputs[0]
-    soon = n <= GROUP_ROW or first <= FEW or math.prod(x.shape) >= MANY_ROWS * n
+    soon = n <= WORKGROUP_ROW or first <= FEW_SELECTED or math.prod(x.shape) >= MANY_ROWS * n
     return first * SUBGROUP <= n and x.dtype != "float64" and soon
 
 
 def emit_sort(kernel: Sort, dialect: Dialect) -> Emission:
-    """The function of ``sort``: rows whole or cut into sections of ``section`` elements, of which the first ``run``
-    are kept; the first few of a row are looked for one after another."""
+    """Return the function of a ``sort`` kernel: of whole rows, or of sections of ``section`` elements, of which the
+    first ``run`` are kept."""
     x, n, section = kernel.inputs[0], row_length(kernel), kernel.section
     count, kept = math.prod(x.shape), kernel.run or kernel.k
     f = Function(kernel, dialect)
     if not count or not kernel.k:
         return f.finish(0, THREADS)
-    if not section and selects_few(kernel):
-        return _emit_few(f, kernel)
+    if not section and selects_topk(kernel):
+        return _emit_topk(f, kernel)
     sizes = dict(ROWS=count // n, N=n, SECTION=section or n, KEPT=kept, THREADS=THREADS)
     _sort(f, kernel, "sort_sections", 1 if section else kernel.axis, sizes)
     return f.finish(blocks(count, THREADS), THREADS)
 
 
 def emit_sort_merge(kernel: MergeRuns, dialect: Dialect) -> Emission:
-    """The function of ``sort_merge``: rows of sorted runs [rows, total] to rows of half as many."""
+    """Return the function of a ``sort_merge`` kernel: rows of sorted runs [rows, total] to rows of half as many
+    runs."""
     f, (rows, n) = Function(kernel, dialect), kernel.inputs[0].shape
     _sort(f, kernel, "sort_merge", kernel.axis, dict(ROWS=rows, N=n, RUN=kernel.run, KEPT=kernel.kept, THREADS=THREADS))
     return f.finish(blocks(rows * n, THREADS), THREADS)
 
 
-GROUP_ROW = 4096  # elements of a row that a whole workgroup works on
-_IN_REGISTERS = 16  # elements a lane
+WORKGROUP_ROW = 4096  # a workgroup, instead of a subgroup, selects from longer rows
+_IN_REGISTERS = 16  # the most elements of a lane that are kept in registers
 
 
-def _emit_few(f: Function, kernel: Sort) -> Emission:
+def _emit_topk(f: Function, kernel: Sort) -> Emission:
     x, n = kernel.inputs[0], row_length(kernel)
-    rows, whole = math.prod(x.shape) // n, n > GROUP_ROW
-    threads, step = (1024, 1024) if whole else (256, SUBGROUP)
+    rows, by_workgroup = math.prod(x.shape) // n, n > WORKGROUP_ROW
+    threads, step = (1024, 1024) if by_workgroup else (256, SUBGROUP)
     each = blocks(n, step)
     sizes = dict(
-        ROWS=rows, N=n, K=kernel.k, THREADS=threads, STEP=step, EACH=each, WHOLE=whole,
-        HELD=not whole and each <= _IN_REGISTERS,
+        ROWS=rows, N=n, K=kernel.k, THREADS=threads, STEP=step, EACH=each, BY_WORKGROUP=by_workgroup,
+        IN_REGISTERS=not by_workgroup and each <= _IN_REGISTERS,
     )  # fmt: skip
     arrays = ["nullptr", "nullptr"]
-    if whole:
+    if by_workgroup:
         arrays = [f.array(kind_of(x.dtype), "firsts", 2 * SUBGROUP), f.array("int", "places", 2 * SUBGROUP)]
-    _sort(f, kernel, "sort_few", kernel.axis, sizes, *arrays)
-    return f.finish(rows if whole else blocks(rows, threads // SUBGROUP), threads)
+    _sort(f, kernel, "sort_topk", kernel.axis, sizes, *arrays)
+    return f.finish(rows if by_workgroup else blocks(rows, threads // SUBGROUP), threads)
 
 
 def _sort(f: Function, kernel: Sort | MergeRuns, template: str, axis: int, sizes: dict[str, int], *arrays: str) -> None:
-    """Instantiates a kernel of ``sort.h``; results go along ``axis`` of the outputs."""
+    """Instantiate a template of ``sort.h``. Results are stored along ``axis`` of the outputs."""
     x, (y, places) = kernel.inputs[0], kernel.outputs
     along = kernel.axis if isinstance(kernel, Sort) else 1
     rows = {"X": f.rows("x", x, along), "Y": f.rows("y", y, axis), "P": f.rows("p", places, axis)}

@@ -1,18 +1,24 @@
-"""What the SIMT kernels ask about a GPU. A unit is a streaming multiprocessor (NVIDIA) or a GPU core (Apple)."""
+"""Properties of a GPU that the SIMT kernels depend on. A unit is a streaming multiprocessor (NVIDIA) or a GPU core
+(Apple)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ....target_config import Device
+from ....target_config import Device, TargetConfig
+
+# The limits that all GPU targets share; each has its own name and more.
+GPU_CONFIG = TargetConfig(
+    "gpu", panel=0, buffer_align=256, pair_dtypes=(), prologue_rows=1, dual_gemm=True, bundles=True
+)
 
 
 @dataclass(frozen=True)
 class WgmmaCosts:
-    """Microseconds of a tile of a product that warpgroups multiply (``wgmma``) from shared memory.
+    """Costs in microseconds of a tile of a matrix product that warpgroups compute (``wgmma``) from shared memory.
 
-    ``step``: 64 terms of the largest tile; ``rates``: how fast smaller ones are multiplied, as (results of the tile,
-    fraction of the largest tile's rate), and ``rate`` for all others. ``result``: storing one. ``start``: once.
+    ``step``: 64 terms of the largest tile. ``rates``: (results of a tile, its rate as a fraction of the largest
+    tile's); ``rate``: that of all other tiles. ``result``: storing one result. ``start``: the fixed cost of a tile.
     """
 
     step: float
@@ -24,14 +30,14 @@ class WgmmaCosts:
 
 @dataclass(frozen=True)
 class GPU(Device):
-    """A GPU as its kernels see it.
+    """A GPU.
 
-    ``units``: how many there are. ``shared_bytes``: shared memory that a workgroup may use. ``registers``: 32-bit ones
-    of a unit; 0: the maker does not tell, so that no kernel counts on workgroups that stay on their unit.
-    ``threads``, ``workgroups``: the most that are on a unit at once.
-    ``gemv_bytes``, ``gemv_bf16c12_bytes``: bytes of weights, plain and compressed, that a unit must have requested to
-    keep memory busy. ``prefetch_bytes``: how many of these before the kernel's predecessor ends: prefetching more
-    steals the predecessor's write bandwidth. ``wgmma``: costs of the warpgroups' matrix unit, if there is one.
+    ``units``: their number. ``shared_bytes``: shared memory that a workgroup may use. ``registers``: 32-bit registers
+    of a unit; 0: unknown, and then no kernel uses persistent workgroups. ``threads``, ``workgroups``: the most that are
+    resident on a unit. ``gemv_bytes``, ``gemv_bf16c12_bytes``: bytes of weights, plain and compressed, that a unit must
+    have in flight to saturate the memory bandwidth. ``prefetch_bytes``: how many of these are prefetched before the
+    predecessor finishes; prefetching more steals its write bandwidth. ``wgmma``: costs of the warpgroups' matrix unit;
+    None: there is none.
     """
 
     units: int = 1

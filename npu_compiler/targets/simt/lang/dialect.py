@@ -1,7 +1,7 @@
-"""The vocabulary of the SIMT kernels, and how a target spells it.
+"""The vocabulary of the SIMT kernels, and how a target defines it.
 
-Kernels are C++ templates in ``kernels/*.h`` over these words; ``kernels/common.h`` builds the rest on them. A dialect's
-``prelude`` defines:
+Kernels are C++ templates in ``kernels/*.h`` over this vocabulary; ``kernels/common.h`` defines further functions in
+terms of it. A dialect's ``prelude`` defines:
 
 types       ``f16 bf16 bool8 int8_t uint8_t int16_t int32_t int64_t float`` (storage), ``double`` if the target has it;
             ``uint``, ``uint4`` (16 bytes, members x y z w)
@@ -16,34 +16,35 @@ grid        ``int grid_barrier(DEVICE int* state, int number, int count, bool wa
             ``count`` workgroups, behind a barrier. Returns 0: exit; 1: process your own share; 2: also process the
             shares marked in ``state`` (bit number % 32 of word 1 + number / 32), and clear these bits. Writes made by
             any of the workgroups before the barrier are visible on 1 and 2. A workgroup that does not wait has no
-            share. ``state`` is zero at first and belongs to these barriers; only with :attr:`Dialect.ordered`
-report      ``set_flag(DEVICE int*)``: makes it 1; any number of threads may
+            share. ``state`` is zero at first and belongs to these barriers; only with :attr:`Dialect.grid_barrier`
+report      ``set_flag(DEVICE int*)``: sets it to 1; any number of threads may call it at once
 bytes       ``uint byte_permute(uint low, uint high, uint which)``: byte n of the result is the one of the eight in
             (low, high) that the low three bits of nibble n of ``which`` select; bit 3 of each of the four nibbles is 0
-loads       ``uint4 load16(DEVICE const void*)``, and ``stream16`` for data that is read once and that no kernel writes
+loads       ``uint4 load16(DEVICE const void*)``, and ``stream16`` for data that is read once and written by no kernel
 launch      programmatic dependent launch: ``pdl_launch_dependents()`` lets the next kernel start, ``pdl_wait()`` waits
             until what earlier kernels wrote is visible (weights may be read before). Both may be empty.
-            ``prefetch(DEVICE const void* p, int bytes, int tid)``, called by all threads of a workgroup, brings data
-            into a cache; only with :attr:`Dialect.asks`
+            ``prefetch(DEVICE const void* p, int bytes, int tid)``, called by all threads of a workgroup, loads data
+            into a cache; only with :attr:`Dialect.prefetches`
 copies      ``copy_async16(SMEM void*, DEVICE const void*, bool valid)`` (zeros if not valid), ``copy_async_commit()``,
-            ``copy_async_wait<N>()``: all but the last N commits have arrived. Where copies block, these are a plain
-            copy and two empty functions.
+            ``copy_async_wait<N>()``: waits for all but the last N commits. If copies block, these are a plain copy and
+            two empty functions.
 matrix      ``FragA<T>``, ``FragB<T>``, ``FragC``, ``frag_load_a/b(frag, SMEM const T* p, int ld, int lane)`` of
             [M, K] and [N, K] windows, ``frag_zero``, ``frag_mma(c, a, b)``, ``frag_store(SMEM float* p, int ld, c,
             lane)``; sizes in :attr:`Dialect.matrix`
-fragments   what a kernel must know of fragments to go from one product to the next: ``frag_row(lane, i)`` and
-            ``frag_column(lane, i)`` of result i of four (0 1, 2 3 in one row each), ``frag_row_max``, ``frag_row_sum``
-            over the lanes of a row, ``frag_a_from_c(a, left, right)``, ``frag_load_b2`` (two neighbours along N),
-            ``frag_load_transposed`` (two, from memory that is [K, N]), ``m_exp2_fast``; ``frag_a_from(a, x0, x1, x2,
-            x3, lane)`` and ``frag_b_from(b, x0, x1, lane)``: lane 4 r + c brings pairs 2 c (x0, x1) and 2 c + 8 of
-            rows r (x0, x2) and r + 8 of A, pairs 2 c and 2 c + 8 of row r of B; ``frag_b_transposed(b, c, lane)``: B
-            from the transposed results; ``pack_pair(low, high, T*)``: two floats as a pair; only with
-            :attr:`Dialect.flash`
-fast        ``m_sigmoid_fast(float)``: with errors far below half precision; those named in :attr:`Dialect.fast`
+fragments   access to elements of fragments, for kernels that use the result of one product in the next:
+            ``frag_row(lane, i)`` and ``frag_column(lane, i)`` of result i of four (0 1, 2 3 in one row each),
+            ``frag_row_max``, ``frag_row_sum`` over the lanes of a row, ``frag_a_from_c(a, left, right)``,
+            ``frag_load_b2`` (two neighbours along N), ``frag_load_transposed`` (two, from memory that is [K, N]),
+            ``m_exp2_fast``; ``frag_a_from(a, x0, x1, x2, x3, lane)`` and ``frag_b_from(b, x0, x1, lane)``: lane 4 r + c
+            provides pairs 2 c (x0, x1) and 2 c + 8 of rows r (x0, x2) and r + 8 of A, pairs 2 c and 2 c + 8 of row r of
+            B; ``frag_b_transposed(b, c, lane)``: B from the transposed results; ``pack_pair(low, high, T*)``: two
+            floats as a pair; only with :attr:`Dialect.fragment_access`
+fast        functions such as ``m_sigmoid_fast(float)`` with errors far below half precision; those named in
+            :attr:`Dialect.fast`
 maths       ``m_exp`` and so on for each scalar op that is not an operator, on float (and double)
 
-The entry line of a kernel declares ``const int gid, tid, lane, sid``: workgroup, thread in the workgroup, lane in the
-subgroup, subgroup in the workgroup.
+The entry line of a kernel declares ``const int workgroup, tid, lane, subgroup``: the indices of the workgroup, of the
+thread in the workgroup, of the lane in the subgroup, and of the subgroup in the workgroup.
 """
 
 from __future__ import annotations
@@ -64,7 +65,8 @@ SUBGROUP = 32
 
 
 class Param(NamedTuple):
-    """A pointer parameter of a kernel. ``writable``: stored through; ``constant``: no kernel writes it."""
+    """A pointer parameter of a kernel. ``writable``: this kernel stores through it. ``constant``: no kernel writes its
+    memory."""
 
     ctype: str
     name: str
@@ -73,7 +75,7 @@ class Param(NamedTuple):
 
 
 class Array(NamedTuple):
-    """An array in shared memory; 16-byte aligned."""
+    """An array of ``length`` elements in shared memory, 16-byte aligned. ``itemsize``: bytes of an element."""
 
     ctype: str
     name: str
@@ -82,45 +84,53 @@ class Array(NamedTuple):
 
     @property
     def nbytes(self) -> int:
+        """The size in bytes, rounded up to a multiple of 16."""
         return -(-self.length * self.itemsize // 16) * 16
 
 
 class Special(NamedTuple):
-    """A target's own function for kernels of one class, used for those it ``takes``. ``column_tiles``: into how many
-    tiles it cuts the columns of a product, if it can do its share of a row norm. Made by :func:`special`."""
+    """A target's own function for the kernels of one class that it ``supports``.
+
+    ``column_tiles(kernel, dialect)``: the number of tiles along the columns of a product; None: the function cannot
+    compute its part of a row norm. :func:`special` makes these with checked types.
+    """
 
     kernel: type[Kernel]
-    takes: Callable[[Any, Dialect], bool]
+    supports: Callable[[Any, Dialect], bool]
     emit: Callable[[Any, Dialect], Emission]
     column_tiles: Callable[[Any, Dialect], int] | None
 
 
 def special(
     kernel: type[K],
-    takes: Callable[[K, Dialect], bool],
+    supports: Callable[[K, Dialect], bool],
     emit: Callable[[K, Dialect], Emission],
     column_tiles: Callable[[K, Dialect], int] | None = None,
 ) -> Special:
-    return Special(kernel, takes, emit, column_tiles)
+    """Return the :class:`Special` for kernels of class ``kernel``, whose callables take kernels of that class."""
+    return Special(kernel, supports, emit, column_tiles)
 
 
 def _no_clusters(head: str, cluster: int) -> str:
-    raise NotImplementedError(f"this target has no clusters of {cluster} groups")
+    raise NotImplementedError(f"this target has no clusters of {cluster} workgroups")
 
 
 @dataclass(frozen=True)
 class Dialect:
-    """How a target spells the vocabulary.
+    """How a target defines the vocabulary.
 
-    ``entry(name, params, threads, groups_per_core)``: the opening of a kernel up to ``{`` with its first lines.
-    ``shared(arrays)``: declarations of shared memory, and the bytes to ask for at launch (0: none). ``device``: the GPU
-    whose sizes kernels are made for. ``matrix``: (M, N, K) of the matrix unit, () without one; ``matrix_types``: its
-    element types. ``stages``: of a ring of copies in shared memory; ``max_params``: pointers that a kernel may take;
-    ``wide``: tile widths of its ``wgmma_gemm``; ``flash``: whether fragments can be looked into; ``ordered``:
-    whether workgroups of a kernel can wait for what others wrote; ``asks``: whether ``prefetch`` is there; ``doubles``:
-    whether running sums have ``double`` to add up in; ``fast``: functions with a ``_fast`` spelling; ``headers``:
-    folders of what functions include; ``special``: own functions, tried before the common ones, and
-    ``clustered(head, count)``: the opening of a kernel whose workgroups form clusters of ``count``.
+    ``name``: the target's. ``prelude``: the text of the definitions. ``entry(name, params, threads, per_unit)``: the
+    opening of a kernel up to ``{``, and its first lines. Workgroups have ``threads`` threads, and ``per_unit`` of them
+    should be resident on a unit (0: any number). ``shared(arrays)``: lines that declare shared memory, and the bytes to
+    request at launch. ``device``: the GPU for which kernels choose their sizes. ``matrix``: (M, N, K) of the matrix
+    unit, or () if there is none. ``matrix_types``: IR dtypes of its operands. ``stages``: of a ring buffer in shared
+    memory. ``max_params``: the most pointers that a kernel may have. ``wgmma_widths``: tile widths of ``wgmma_gemm``;
+    (): there is none. ``headers``: the folders of the headers that functions include. ``fragment_access``: whether
+    kernels may access elements of fragments. ``grid_barrier``: whether workgroups of one kernel can wait for each
+    other. ``prefetches``: whether there is ``prefetch``. ``has_double``: whether ``double`` is available for running
+    sums. ``fast``: scalar ops with a ``_fast`` function. ``special``: the target's own functions, which are tried
+    before the common ones. ``clustered(head, count)``: the opening of a kernel whose workgroups form clusters of
+    ``count``.
     """
 
     name: str
@@ -132,29 +142,29 @@ class Dialect:
     matrix_types: tuple[str, ...] = ()
     stages: int = 2
     max_params: int = 500
-    wide: tuple[int, ...] = ()
+    wgmma_widths: tuple[int, ...] = ()
     headers: tuple[Path, ...] = (KERNELS,)
-    flash: bool = False
-    ordered: bool = False
-    asks: bool = False
-    doubles: bool = False
+    fragment_access: bool = False
+    grid_barrier: bool = False
+    prefetches: bool = False
+    has_double: bool = False
     fast: tuple[str, ...] = ()
     special: tuple[Special, ...] = ()
     clustered: Callable[[str, int], str] = _no_clusters
 
     def special_for(self, kernel: Kernel) -> Special | None:
-        """The target's own function for ``kernel``, if it has one."""
-        return next((s for s in self.special if s.kernel is type(kernel) and s.takes(kernel, self)), None)
+        """Return the target's own function for ``kernel``, or None if it has none."""
+        return next((s for s in self.special if s.kernel is type(kernel) and s.supports(kernel, self)), None)
 
     @cached_property
     def head(self) -> str:
-        """The text before every kernel."""
+        """The text that precedes every kernel."""
         return f"{self.prelude}\n{(KERNELS / 'common.h').read_text()}"
 
     def source(self, functions: Iterable[str]) -> str:
-        """``functions`` as a text that the target's compiler takes without any other file."""
+        """Return ``functions`` as one text that the target's compiler accepts without any other file."""
         return f"{self.head}\n{pasted(functions, self.headers)}"
 
     def included(self, functions: Iterable[str]) -> dict[str, str]:
-        """The headers that ``functions`` include, by name."""
+        """Return the text of the headers that ``functions`` include, by name."""
         return included("\n".join(functions), self.headers)

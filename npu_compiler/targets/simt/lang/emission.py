@@ -1,4 +1,4 @@
-"""What becomes of a kernel: its text, and how it is launched."""
+"""The text of a kernel's function, and how it is launched."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ from .program import TileMap
 
 @dataclass(frozen=True)
 class Emission:
-    """A kernel as text under the name ``@NAME@``, and how to launch it. ``operands``: what to pass, in order: input n
-    as n, output n as ``~n``. ``shared``: bytes of shared memory to ask for at launch. ``checks``: a last parameter,
-    ``int* bad``, is set to 1 when an index is out of range. ``groups`` 0: nothing to do. ``maps``: further
-    parameters, by the operand each is of."""
+    """A kernel's function under the name ``@NAME@``, and how to launch it.
+
+    ``operands``: the pointers to pass, in order: input n as n, output n as ``~n``. ``workgroups``: their number; 0:
+    nothing to launch. ``threads``: of a workgroup. ``shared``: bytes of shared memory to request at launch. ``checks``:
+    the next parameter is ``int* bad``, which is set to 1 if an index is out of range. ``maps``: the last parameters, as
+    (operand, tensor map).
+    """
 
     text: str
     operands: tuple[int, ...]
-    groups: int
+    workgroups: int
     threads: int
     shared: int = 0
     checks: bool = False

@@ -13,7 +13,7 @@ from .emission import Emission
 from .program import TileMap
 from .scalar import Lines, literal
 
-MAX_PREFETCH = 32 << 10  # bytes of an operand
+MAX_PREFETCH = 32 << 10  # bytes of an operand that is prefetched whole
 
 
 Constants = Mapping[str, bool | int | float]
@@ -22,8 +22,11 @@ Constants = Mapping[str, bool | int | float]
 def constants(
     name: str, types: Mapping[str, str], values: Constants, functions: Mapping[str, tuple[str, str, str]] | None = None
 ) -> str:
-    """A C++ struct that a kernel template is instantiated with: ``types``, compile-time constants ``values``, and
-    static ``functions`` by name: result type, parameters, and the expression that is returned."""
+    """Return the C++ struct ``name`` with which a kernel template is instantiated.
+
+    ``types``: alias -> C++ type. ``values``: its compile-time constants. ``functions``: static functions, name ->
+    (result type, parameters, returned expression).
+    """
     fields = [f"typedef {ctype} {alias}" for alias, ctype in types.items()]
     numbers: dict[str, list[str]] = {}
     for key, value in values.items():
@@ -42,30 +45,35 @@ def _kind(value: bool | int | float) -> str:
 
 
 class Function:
-    """``lines`` is the body; :meth:`pointer` adds a parameter; ``arrays`` are in shared memory. ``before``: headers and
-    structs in front of it. ``early``: the body says itself when it waits for its inputs; ``release``: the next kernel
-    may start at once."""
+    """A kernel function under construction.
 
-    def __init__(self, kernel: Kernel, dialect: Dialect, early: bool = False, release: bool = True):
+    ``lines``: the body. ``before``: headers and structs in front of the function. ``arrays``: arrays in shared memory.
+    ``per_unit``: workgroups that should be resident on a unit; 0: any number. ``cluster``: workgroups of a cluster.
+    ``maps``: tensor maps, by operand. ``explicit_wait``: the body itself calls ``pdl_wait()``; otherwise it comes
+    first. ``launch_dependents``: the next kernel may start at once; otherwise the body calls
+    ``pdl_launch_dependents()``.
+    """
+
+    def __init__(self, kernel: Kernel, dialect: Dialect, explicit_wait: bool = False, launch_dependents: bool = True):
         self.kernel, self.dialect = kernel, dialect
         self.lines = Lines()
         self.before: list[str] = []
         self.arrays: list[Array] = []
         self.checks = False
-        self.per_unit = 0  # groups that should fit on a core at once; 0: no matter
-        self.cluster = 1  # neighbouring groups that run together and see each other's memory
+        self.per_unit = 0
+        self.cluster = 1
         self.maps: list[tuple[int, TileMap]] = []
         self._params: dict[int, Param] = {}
         self._written = {o.buffer.id for o in kernel.outputs}
-        if release:
+        if launch_dependents:
             self.lines.add("pdl_launch_dependents();")
-        if not early:
+        if not explicit_wait:
             self.prefetch_constants()
             self.lines.add("pdl_wait();")
 
     def prefetch_constants(self, first: int = 0) -> None:
-        """Small weights among the inputs from ``first`` on are on their way while the kernel waits."""
-        if self.dialect.asks:
+        """Prefetch small weights among the inputs from ``first`` on, before the kernel waits for its predecessor."""
+        if self.dialect.prefetches:
             for n, o in enumerate(self.kernel.inputs[first:], first):
                 nbytes = math.prod(o.shape) * dtypes.DTYPES[o.dtype].size
                 constant = o.buffer.kind in ("weight", "const") and o.buffer.id not in self._written
@@ -73,14 +81,15 @@ class Function:
                     self.lines.add(f"prefetch({self.pointer(n)}, {nbytes}, tid);")
 
     def operand(self, number: int) -> Operand:
+        """Return input ``number`` or output ``~number``."""
         return self.kernel.inputs[number] if number >= 0 else self.kernel.outputs[~number]
 
     def pointer(self, number: int) -> str:
-        """The name of the pointer to input ``number`` or output ``~number``."""
+        """Return the name of the pointer to input ``number`` or output ``~number``; add the parameter if it is new."""
         return self.param(number).name
 
     def param(self, number: int) -> Param:
-        """The parameter that is the pointer to input ``number`` or output ``~number``."""
+        """Return the pointer parameter of input ``number`` or output ``~number``; add it if it is new."""
         if number not in self._params:
             op = self.operand(number)
             name = f"a{number}" if number >= 0 else f"b{~number}"
@@ -89,37 +98,38 @@ class Function:
         return self._params[number]
 
     def tile_map(self, number: int, tiles: TileMap) -> str:
-        """The name of a parameter through which TMA reads tiles of operand ``number``."""
+        """Add a tensor map through which TMA accesses tiles of operand ``number``, and return its name."""
         self.maps.append((number, tiles))
         return f"m{len(self.maps) - 1}"
 
     def array(self, ctype: str, name: str, count: int) -> str:
-        """Declare an array in shared memory and return its name."""
+        """Declare an array of ``count`` elements in shared memory and return its name."""
         size = {"float": 4, "int": 4, "double": 8, "int64_t": 8, "bool": 1, "f16": 2, "bf16": 2}[ctype]
         self.arrays.append(Array(ctype, name, count, size))
         return name
 
     def template(self, name: str, header: str, types: Mapping[str, str], values: Constants, *arguments: str) -> None:
-        """The body calls function template ``name`` of kernel file ``header``, instantiated with a struct of ``types``
-        and constant ``values``; ``arguments`` go before the thread's place."""
+        """Let the body call function template ``name`` of kernel file ``header``, instantiated with a struct of
+        ``types`` and constant ``values``. ``arguments`` precede the thread's position."""
         self.include(header)
         self.before.append(constants("@NAME@_sizes", types, values))
-        self.lines.add(f"{name}<@NAME@_sizes>({', '.join(arguments)}, Thread{{gid, tid, lane, sid}});")
+        self.lines.add(f"{name}<@NAME@_sizes>({', '.join(arguments)}, Thread{{workgroup, tid, lane, subgroup}});")
 
     def include(self, header: str) -> None:
-        """The function uses what kernel file ``header`` defines."""
+        """Include kernel file ``header`` in front of the function."""
         line = f'#include "{header}"\n'
         if line not in self.before:
             self.before.append(line)
 
     def functor(self, name: str, values: Constants, **functions: tuple[str, str, str]) -> str:
-        """The name of a struct for the kernel template alone: see :func:`constants`."""
+        """Define a struct with ``values`` and ``functions`` (see :func:`constants`), and return its name."""
         self.before.append(constants(f"@NAME@_{name}", {}, values, functions))
         return f"@NAME@_{name}"
 
     def rows(self, name: str, op: Operand, axis: int) -> str:
-        """A struct that says where the rows of ``op`` along ``axis`` lie: ``row(n)``, the offset of row n, counted in
-        order over all other dims, and ``STEP``, the stride along a row. Offsets are in elements."""
+        """Define a struct with the positions of the rows of ``op`` along ``axis``, and return its name: ``row(n)`` is
+        the offset of row n, counted in order over all other dims, and ``STEP`` the stride along a row, both in
+        elements."""
         unit, terms = 1, []
         for d in reversed(range(len(op.shape))):
             if d != axis:
@@ -129,8 +139,10 @@ class Function:
         step = op.strides[axis] if op.strides else 0
         return self.functor(name, {"STEP": step}, row=("int64_t", "int n", " + ".join(terms) or "0"))
 
-    def finish(self, groups: int, threads: int) -> Emission:
-        if not groups:
+    def finish(self, workgroups: int, threads: int) -> Emission:
+        """Return the function, which is launched with ``workgroups`` of ``threads`` threads; 0: it is never
+        launched."""
+        if not workgroups:
             return Emission("", (), 0, threads)
         order = sorted(self._params, key=lambda n: (n < 0, abs(n)))
         params = [self._params[n] for n in order]
@@ -142,38 +154,41 @@ class Function:
         if self.cluster > 1:
             head = self.dialect.clustered(head, self.cluster)
         body = "".join(self.before) + "\n".join([head, *("  " + d for d in declared), *self.lines.text, "}\n"])
-        return Emission(body, tuple(order), groups, threads, dynamic, self.checks, tuple(self.maps))
+        return Emission(body, tuple(order), workgroups, threads, dynamic, self.checks, tuple(self.maps))
 
 
 def blocks(count: int, size: int) -> int:
+    """Return ``count`` / ``size``, rounded up."""
     return -(-count // size)
 
 
 def subgroups(threads: int) -> int:
+    """Return the number of subgroups of ``threads`` threads."""
     return blocks(threads, SUBGROUP)
 
 
 class Scope(Protocol):
-    """Where expressions are rendered: the body of a function or of a struct's method. ``checks``: whether one of them
-    reports an index out of range."""
+    """The place where expressions are rendered: the body of a function, or of a struct's methods. ``lines``: its
+    statements. ``checks``: whether one of them reports an index out of range."""
 
     dialect: Dialect
     lines: Lines
     checks: bool
 
     def pointer(self, number: int) -> str:
-        """The name of the pointer to input ``number`` or output ``~number``."""
+        """Return the name of the pointer to input ``number`` or output ``~number``."""
 
     def array(self, ctype: str, name: str, count: int) -> str:
-        """The name of an array in shared memory."""
+        """Declare an array of ``count`` elements in shared memory and return its name."""
 
     def include(self, header: str) -> None:
-        """What is written uses what kernel file ``header`` defines."""
+        """Include kernel file ``header``, whose definitions the statements use."""
 
 
 class Members:
-    """The members and methods of a struct that a function calls. A method's pointers are members, set to those of the
-    function; :meth:`finish` puts the struct in front of it."""
+    """A :class:`Scope`: the members and methods of struct ``name``, which a function instantiates. Pointers that
+    methods use are members, initialised with those of the function. :meth:`finish` puts the struct in front of the
+    function."""
 
     def __init__(self, function: Function, name: str):
         self.function, self.name, self.dialect = function, name, function.dialect
@@ -192,18 +207,18 @@ class Members:
         return self.function.array(ctype, name, count)
 
     def capture(self, kind: str, name: str) -> None:
-        """A member that has the value of the function's variable of that name."""
+        """Add a member of C++ type ``kind``, initialised with the function's variable ``name``."""
         self._captured.append((kind, name))
 
     def include(self, header: str) -> None:
         self.function.include(header)
 
     def field(self, kind: str, name: str) -> None:
-        """A member that methods write and read."""
+        """Add a member of C++ type ``kind`` that is not initialised: methods write and read it."""
         self._fields.append(f"{kind} {name};")
 
     def finish(self) -> str:
-        """Define the struct; an expression that makes one."""
+        """Define the struct, and return the C++ expression that instantiates it."""
         params = [self.function.param(n) for n in self._numbers]
         fields = [f"DEVICE {'' if p.writable else 'const '}{p.ctype}* {p.name};" for p in params]
         fields += ["DEVICE int* bad;"] * self.checks
@@ -217,8 +232,8 @@ class Members:
 
 
 class Pointers(dict[int, str]):
-    """Pointer names by operand number, made parameters of a function when they are first asked for. ``numbers``: the
-    function's operand for each of those asked for, if they differ."""
+    """Pointer names by operand number, which become parameters of a function on first use. ``numbers``: maps the
+    operand numbers to those of the function, if they differ."""
 
     def __init__(self, function: Scope, numbers: dict[int, int] | None = None):
         super().__init__()

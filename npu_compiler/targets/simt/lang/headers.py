@@ -1,7 +1,7 @@
-"""Kernel headers: a kernel's text says ``#include "gemm.h"`` as any C++ does; the compilers get one text.
+"""Kernel headers: a kernel includes them by ``#include "gemm.h"``; the compilers receive one text without includes.
 
-A header begins with a comment that says what it computes and how it is used, then ``#pragma once`` and what it needs
-itself. It is written in the words of :mod:`npu_compiler.targets.simt.lang.dialect` if every GPU target runs it.
+A header begins with a comment about its computation and its use, then ``#pragma once`` and its own includes. Headers
+for all GPU targets are written in the vocabulary of :mod:`npu_compiler.targets.simt.lang.dialect`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ _INCLUDE = re.compile(r'^#include "([\w.]+)"\n', re.MULTILINE)
 
 
 def included(text: str, folders: Sequence[Path]) -> dict[str, str]:
-    """The headers that ``text`` includes, directly or not, by name; each behind those it needs."""
+    """Return the headers that ``text`` includes, directly or not, as name -> text; each after those that it includes.
+
+    Raises ``FileNotFoundError`` if a header is in none of ``folders``.
+    """
     found: dict[str, str] = {}
     for name in _INCLUDE.findall(text):
         header = _read(name, tuple(folders))
@@ -25,7 +28,7 @@ def included(text: str, folders: Sequence[Path]) -> dict[str, str]:
 
 
 def pasted(texts: Iterable[str], folders: Sequence[Path]) -> str:
-    """``texts`` as one that includes nothing: every header once, before all of them."""
+    """Return ``texts`` as one text without includes: every header once, before all of them."""
     text = "\n".join(texts)
     headers = [re.sub(r"^#pragma once\n", "", h, flags=re.MULTILINE) for h in included(text, folders).values()]
     return "\n".join(_INCLUDE.sub("", t) for t in (*headers, text))

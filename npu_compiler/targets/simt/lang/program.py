@@ -1,4 +1,4 @@
-"""What a GPU program's ``binary`` holds: the launches of every entry point, and the target's own code."""
+"""The contents of a GPU program's ``binary``: the launches of every entry point, and the target's own code."""
 
 from __future__ import annotations
 
@@ -16,10 +16,14 @@ ARENA = -1
 
 
 class TileMap(NamedTuple):
-    """How TMA cuts tiles out of an operand of two-byte elements, innermost dim first. ``strides``: bytes,
-    of all dims but the first; ``box``: a tile's size along each dim; ``swizzle``: bytes of a tile's row that are
-    permuted together (64, 128). With ``corners`` it takes ``box[1]`` pixels of an image [C, W, H, N] in their order,
-    ``steps`` apart along W and H, inside the window from corners[:2] (W, H) to corners[2:] beyond the image's end."""
+    """A tensor map: the tiles in which TMA accesses an operand of two-byte elements. All fields are innermost dim
+    first.
+
+    ``sizes``: of the operand, in elements. ``strides``: in bytes, of all dims but the first. ``box``: a tile's size
+    along each dim. ``swizzle``: bytes of a tile's row that are permuted together (64, 128). With ``corners``, the map
+    is in im2col mode: a tile is ``box[1]`` pixels of an image [C, W, H, N] in row-major order, ``steps`` apart along W
+    and H, in the window from corners[:2] (W, H) to corners[2:], relative to the image's end.
+    """
 
     sizes: tuple[int, ...]
     strides: tuple[int, ...]
@@ -31,14 +35,16 @@ class TileMap(NamedTuple):
 
 @dataclass(frozen=True)
 class Launch:
-    """A call of ``function`` on ``groups`` workgroups of ``threads``, with ``shared`` bytes of shared memory beyond
-    what it declares. ``arguments``: (buffer id, byte offset) in order; what lies in the arena has id :data:`ARENA`.
-    ``checks``: a last argument is the address of an int that is set when an index is out of range. ``groups`` 0:
-    nothing to do.
-    ``maps``: behind all other arguments, tile maps of memory at (buffer id, byte offset)."""
+    """A launch of ``function`` with ``workgroups`` of ``threads`` threads; 0: nothing to launch.
+
+    ``shared``: bytes of shared memory in addition to those that the function declares. ``arguments``: (buffer id, byte
+    offset) in order; the arena has id :data:`ARENA`. ``checks``: the next argument is the address of an int that is set
+    to 1 if an index is out of range. ``maps``: the last arguments, tensor maps of the memory at (buffer id, byte
+    offset).
+    """
 
     function: str
-    groups: int
+    workgroups: int
     threads: int
     shared: int
     arguments: tuple[tuple[int, int], ...]
@@ -47,10 +53,12 @@ class Launch:
 
 
 def pack(entries: Mapping[str, Sequence[Launch]], code: Mapping[str, Any]) -> bytes:
-    """``entries``: launches by symbol, one for each kernel of the entry point; ``code``: what msgpack can hold."""
+    """Return the binary. ``entries``: symbol -> launches, one for each kernel of the entry point. ``code``: the
+    target's code, as a dict that msgpack can encode."""
     plain = {
         symbol: [
-            [x.function, x.groups, x.threads, x.shared, list(x.arguments), x.checks, list(x.maps)] for x in launches
+            [x.function, x.workgroups, x.threads, x.shared, list(x.arguments), x.checks, list(x.maps)]
+            for x in launches
         ]
         for symbol, launches in entries.items()
     }
@@ -58,7 +66,7 @@ def pack(entries: Mapping[str, Sequence[Launch]], code: Mapping[str, Any]) -> by
 
 
 def unpack(binary: bytes) -> tuple[dict[str, list[Launch]], dict[str, Any]]:
-    """Inverse of :func:`pack`. Raises ``ArtifactError`` if it is not such a binary."""
+    """Return (entries, code) of a binary: the inverse of :func:`pack`. Raises ``ArtifactError`` if it is damaged."""
     try:
         plain = Field(msgpack.unpackb(binary, strict_map_key=True), "binary").record(["version", "entries", "code"])
         if plain["version"].integer() != VERSION:
@@ -70,10 +78,10 @@ def unpack(binary: bytes) -> tuple[dict[str, list[Launch]], dict[str, Any]]:
 
 
 def _launch(x: Field) -> Launch:
-    function, groups, threads, shared, arguments, checks, maps = x.row(7)
+    function, workgroups, threads, shared, arguments, checks, maps = x.row(7)
     return Launch(
         function=function.text(),
-        groups=groups.integer(),
+        workgroups=workgroups.integer(),
         threads=threads.integer(),
         shared=shared.integer(),
         arguments=tuple(_place(*a.row(2)) for a in arguments.items()),

@@ -1,4 +1,4 @@
-"""Scalar expressions as statements of a SIMT kernel: one thread, one element."""
+"""Scalar expressions as statements of a SIMT kernel, in which a thread computes one element."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _BOOL = {
 
 
 class Value(NamedTuple):
-    """C++ text and the kind of register it is in: 'float', 'double', 'int', 'int64_t' or 'bool'."""
+    """A C++ expression and the type of the register that holds it: 'float', 'double', 'int', 'int64_t' or 'bool'."""
 
     text: str
     kind: str
 
 
 def kind_of(dtype: str) -> str:
-    """The register that holds a value of ``dtype``: half types are floats, small integers ints."""
+    """Return the register type for values of ``dtype``: 'float' for half types, 'int' for small integers."""
     if dtype == "bool":
         return "bool"
     if dtypes.is_float(dtype):
@@ -44,11 +44,12 @@ def kind_of(dtype: str) -> str:
 
 
 def ctype(dtype: str) -> str:
-    """The type of an element in memory."""
+    """Return the C++ type of an element in memory."""
     return dtypes.DTYPES[dtype].ctype
 
 
 def literal(value: Any, kind: str) -> str:
+    """Return the C++ constant for ``value`` in register type ``kind``; NaN and infinities are calls."""
     if kind in ("float", "double"):
         number = np.float32(value) if kind == "float" else np.float64(value)
         if np.isnan(number):
@@ -68,25 +69,26 @@ def literal(value: Any, kind: str) -> str:
 
 
 def convert(v: Value, kind: str) -> str:
+    """Return the C++ expression for ``v`` in register type ``kind``."""
     if v.kind == kind:
         return v.text
     return f"({v.text} != 0)" if kind == "bool" else f"({kind}){v.text}"
 
 
 def wrap(text: str, dtype: str) -> str:
-    """Back into the range of a small integer, or rounded to a half type."""
+    """Wrap a register to the range of a small integer type, or round it to a half type."""
     if dtype in ("float16", "bfloat16"):
         return f"round_{dtypes.DTYPES[dtype].ctype}({text})"
     return f"(int)({dtypes.DTYPES[dtype].ctype})({text})" if dtype in ("int8", "uint8", "int16") else text
 
 
 def read(pointer: str, offset: str, dtype: str) -> Value:
-    """One element of device or shared memory in a register."""
+    """Return the load of one element of device or shared memory into a register."""
     return stored(f"{pointer}[{offset}]", dtype)
 
 
 def stored(text: str, dtype: str) -> Value:
-    """A value in its storage type as a register."""
+    """Return a value of storage type ``dtype`` as a register."""
     kind = kind_of(dtype)
     if dtype in ("float16", "bfloat16"):
         return Value(f"to_f32({text})", kind)
@@ -96,7 +98,7 @@ def stored(text: str, dtype: str) -> Value:
 
 
 def storage(text: str, dtype: str) -> str:
-    """A register of the right kind as its storage type."""
+    """Convert a register of type ``kind_of(dtype)`` to the storage type."""
     ctype = dtypes.DTYPES[dtype].ctype
     if dtype in ("float16", "bfloat16"):
         return f"to_{ctype}({text})"
@@ -104,7 +106,7 @@ def storage(text: str, dtype: str) -> str:
 
 
 def before_storage(e: Expr) -> Expr:
-    """``e`` without a rounding that storing it would repeat."""
+    """Return ``e`` without the rounding that its store repeats."""
     rounds = e.op == "cast" and e.dtype in ("float16", "bfloat16") and e.args[0].dtype == "float32"
     return e.args[0] if rounds else e
 
@@ -117,42 +119,48 @@ class Lines:
         self.depth = depth
 
     def add(self, *lines: str) -> None:
+        """Append ``lines`` with the current indentation."""
         self.text += ["  " * self.depth + line for line in lines]
 
     def declare(self, kind: str, name: str, value: str = "") -> None:
-        """A variable of type ``kind``."""
+        """Declare a variable of C++ type ``kind``."""
         self.add(f"{kind} {name}{' = ' if value else ''}{value};")
 
     def let(self, kind: str, name: str, value: str) -> None:
-        """A variable that does not change."""
+        """Declare a constant of C++ type ``kind``."""
         self.declare(f"const {kind}", name, value)
 
     def assign(self, place: str, value: str) -> None:
+        """Assign ``value`` to ``place``."""
         self.add(f"{place} = {value};")
 
     def call(self, function: str, *arguments: str) -> None:
+        """Call ``function`` as a statement."""
         self.add(f"{function}({', '.join(arguments)});")
 
     def result(self, value: str) -> None:
+        """Return ``value`` from the C++ function."""
         self.add(f"return {value};")
 
     def leave(self, condition: str) -> None:
-        """Return nothing if ``condition`` holds."""
+        """Return from the C++ function if ``condition`` holds."""
         self.add(f"if ({condition}) return;")
 
     def when(self, condition: str) -> AbstractContextManager[None]:
+        """Open the block of an ``if``."""
         return self.block(f"if ({condition}) {{")
 
     def method(self, head: str) -> AbstractContextManager[None]:
-        """A function of a struct."""
+        """Open the body of a struct's method."""
         return self.block(f"INLINE {head} {{")
 
     def unrolled(self, times: int = 0) -> None:
-        """The loop that follows is unrolled, ``times`` or whole."""
+        """Unroll the following loop ``times`` times, or completely if 0."""
         self.add(f"#pragma unroll {times}" if times else "#pragma unroll")
 
     @contextmanager
     def block(self, header: str, footer: str = "}") -> Iterator[None]:
+        """Open an indented block between the lines ``header`` and ``footer``."""
         self.add(header)
         self.depth += 1
         yield
@@ -161,9 +169,12 @@ class Lines:
 
 
 class Scalars:
-    """Writes expressions of a nest into ``out``. ``pointers``: by operand number, ``~n`` for outputs; dims are
-    variables ``i{dim}``. ``bound``: expressions whose value is known by name; ``fast``: functions of floats whose
-    ``_fast`` spelling will do. ``straight``: no branches; where a branch would not read, the first element is read."""
+    """Renders expressions of a nest as statements of ``out``. Dims are C++ variables ``i{dim}``.
+
+    ``pointers``: pointer names by operand number, ``~n`` for output n. ``uses``: how often each expression is used.
+    ``bound``: expressions whose values are in named variables. ``fast``: scalar ops for which the ``_fast`` function is
+    used. ``straight``: no branches are emitted; a load that a branch would skip reads the first element instead.
+    """
 
     def __init__(self, nest: Nest, pointers: Mapping[int, str], out: Lines, uses: Mapping[Expr, int] | None = None):
         self.nest, self.pointers, self.out = nest, pointers, out
@@ -172,15 +183,15 @@ class Scalars:
         self.bound: dict[Expr, Value] = {}
         self.fast: Collection[str] = ()
         self.straight = False
-        self._when = ""  # the condition under which what is written counts
-        self.checks = False  # whether anything written reports indices out of range
+        self._when = ""  # in straight code: the condition under which the value is used
+        self.checks = False  # whether a statement reports an index out of range
         self._scopes: list[dict[Expr, Value]] = [{}]
         self._count = 0
         self._pinned: dict[Expr, bool] = {}
 
     @contextmanager
     def scope(self, header: str = "", footer: str = "}") -> Iterator[None]:
-        """What is named inside is forgotten at the end; with ``header``, a block."""
+        """Forget at the end which expressions were named inside. With ``header``, also open a block."""
         self._scopes.append({})
         if header:
             with self.out.block(header, footer):
@@ -190,10 +201,12 @@ class Scalars:
         self._scopes.pop()
 
     def name(self) -> str:
+        """Return an unused variable name."""
         self._count += 1
         return f"t{self._count}"
 
     def value(self, e: Expr) -> Value:
+        """Return ``e`` as a variable, a constant or a short expression; emit the statements that it needs."""
         if e in self.bound:
             return self.bound[e]
         for scope in reversed(self._scopes):
@@ -213,23 +226,25 @@ class Scalars:
         return made
 
     def define(self, v: Value) -> Value:
+        """Define a constant with the value ``v`` and return it."""
         name = self.name()
         self.out.add(f"const {v.kind} {name} = {v.text};")
         return Value(name, v.kind)
 
     def text(self, e: Expr, kind: str) -> str:
+        """Return the C++ expression for ``e`` in register type ``kind``."""
         if e.op == "const" and e not in self.bound:
             return literal(np.array(e.value).astype(dtypes.numpy_dtype(e.dtype)).item(), kind)
         return convert(self.value(e), kind)
 
     def store(self, target: Expr, value: Expr, dtype: str) -> None:
-        """``value`` in the memory that ``target``, a load of an output, stands for."""
+        """Store ``value`` at the address of ``target``, a load of an output, as ``dtype``."""
         text = self.text(before_storage(value) if value.dtype == dtype else value, kind_of(dtype))
         self.out.add(f"{self.pointers[target.value.operand]}[{self.address(target)}] = {storage(text, dtype)};")
 
     # -- one expression -----------------------------------------------------------------------------------------------
     def narrow(self, e: Expr) -> bool:
-        """An int64 index expression whose every part fits 32 bits."""
+        """Whether every part of an int64 index expression fits in 32 bits."""
         if e.op in ("load", "stage", "cast"):
             return False
         bound = affine.interval(e, self.ranges)
@@ -238,12 +253,13 @@ class Scalars:
         return all(self.narrow(a) for a in e.args if a.dtype == "int64")
 
     def kind(self, e: Expr) -> str:
+        """Return the register type in which ``e`` is computed."""
         if e in self.bound:
             return self.bound[e].kind
         return "int" if e.dtype == "int64" and self.narrow(e) else kind_of(e.dtype)
 
     def pinned(self, e: Expr) -> bool:
-        """Whether computing it outside its branch could read out of bounds."""
+        """Whether ``e`` must stay in its branch, because it could read out of bounds outside."""
         found = self._pinned.get(e)
         if found is None:
             found = any(self.pinned(a) for a in e.args)
@@ -330,7 +346,7 @@ class Scalars:
 
     # -- addresses ------------------------------------------------------------------------------------------------
     def address(self, e: Expr) -> str:
-        """The offset of a load or store target in elements; indices that come from data are checked."""
+        """Return the offset of a load or store target in elements. Data-dependent indices are checked."""
         form = affine.affine(e.args[0])
         text = self.offset(form)
         for idx, (n, step) in zip(e.args[1:], e.value.checks, strict=True):
@@ -344,6 +360,7 @@ class Scalars:
         return text
 
     def offset(self, form: Affine) -> str:
+        """Return the C++ expression of an affine form, in 32 bits if its range allows it."""
         bound = affine.interval(form.build(), self.ranges)
         wide = bound is None or not (INT32[0] <= bound[0] and bound[1] <= INT32[1])
         kind = "int64_t" if wide else "int"
@@ -358,7 +375,7 @@ class Scalars:
 
 
 def accumulator(kind: str, dtype: str) -> str:
-    """What a reduction starts with."""
+    """Return the initial value of reduction ``kind``."""
     register = kind_of(dtype)
     if kind in ("sum", "prod"):
         return literal(int(kind == "prod"), register)
@@ -371,9 +388,9 @@ def accumulator(kind: str, dtype: str) -> str:
 
 
 def combine(kind: str, register: str, a: str, b: str) -> str:
-    """One step of a reduction: ``a`` with ``b``."""
+    """Return the combination of ``a`` and ``b`` in reduction ``kind``."""
     if register == "bool":
-        return f"({a} {'|' if kind in ('sum', 'max') else '&'} {b})"  # no short cut: lanes stay together
+        return f"({a} {'|' if kind in ('sum', 'max') else '&'} {b})"  # no short-circuit: lanes stay converged
     if kind in ("max", "min"):
         return f"m_{kind}imum({a}, {b})"
     floating = register in ("float", "double")

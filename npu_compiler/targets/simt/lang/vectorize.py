@@ -1,4 +1,4 @@
-"""The points of a ``loops`` kernel's nest that a thread takes: one, or neighbours that every access takes at once."""
+"""The points of a ``loops`` kernel's nest that a thread computes: one, or neighbours whose accesses are vectors."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from ...codegen.nest import Nest, Step, accesses, use_counts
 from .function import Pointers, Scope
 from .scalar import Scalars, before_storage, combine, kind_of, storage, stored
 
-LINE = 128  # bytes that are read or written at once
-GATHERED = 8  # so many neighbours a thread collects for one store
+LINE = 128  # bytes of a memory transaction
+GATHERED = 8  # the most elements that a thread gathers for one vector store
 
 
 def scalars_for(nest: Nest, function: Scope, steps: Sequence[Step], numbers: dict[int, int] | None = None) -> Scalars:
-    """``numbers``: the function's operand for each of the nest's, if they differ."""
+    """Return the renderer of ``steps``. ``numbers``: maps the nest's operands to those of the function, if they
+    differ."""
     uses = use_counts([e for s in steps for e in s.exprs()])
     return Scalars(nest, Pointers(function, numbers), function.lines, uses)
 
@@ -26,8 +27,11 @@ def scalars_for(nest: Nest, function: Scope, steps: Sequence[Step], numbers: dic
 def vector_width(
     nest: Nest, kernel: Kernel, steps: Sequence[Step], lane: int, registers: int = 2**31, most: int = 0
 ) -> int:
-    """Neighbours along ``lane`` that every access can take at once, or 1: in up to 16 bytes, or ``most`` if given.
-    Operands from number ``registers`` on are not in memory. A few neighbours may also be gathered from anywhere."""
+    """Return the number of neighbours along ``lane`` that every access can load or store as one vector, or 1.
+
+    Vectors have up to 16 bytes, or up to ``most`` elements if given. Operands from number ``registers`` on are in
+    registers. If the dim is short, loads may also be gathered.
+    """
     widest = most or 8
     found: set[Expr] = {x for s in steps for e in s.exprs() for x in expr.walk(e) if x.op == "load"}
     found = {x for x in found if x.value.operand < registers}
@@ -54,8 +58,10 @@ def vector_width(
 
 
 def store_width(nest: Nest, kernel: Kernel, lane: int) -> int:
-    """Neighbours that a thread takes: what it stores is up to 16 bytes. It may load more at once, of wider types, from
-    memory that is ours: other arrays may begin at any multiple of 16 bytes."""
+    """Return the number of neighbours along ``lane`` that a thread computes, so that it stores up to 16 bytes.
+
+    It may load longer vectors of wider types, except from inputs: arrays of the caller are only aligned to 16 bytes.
+    """
     sizes = [dtypes.DTYPES[kernel.outputs[s.output].dtype].size for s in nest.steps if s.target is not None]
     most = min(8, 16 // max(sizes, default=2))
     read = [nest.inputs[x.value.operand] for x, _ in accesses(nest) if x.value.operand >= 0 and is_along(x, lane)]
@@ -64,7 +70,8 @@ def store_width(nest: Nest, kernel: Kernel, lane: int) -> int:
 
 
 def condition_of(steps: Sequence[Step], x: Expr) -> tuple[Expr, bool] | None:
-    """(condition, its value) under which ``x`` is read, if a single ``where`` states it."""
+    """Return (condition, value of the condition) under which ``x`` is read, if it is in an arm of a single ``where``,
+    else None."""
     around = {y for s in steps for e in s.exprs() for y in expr.walk(e) if any(a is x for a in expr.walk(y))}
     wheres = [y for y in around if y.op == "where"]
     if len(wheres) != 1:
@@ -74,7 +81,8 @@ def condition_of(steps: Sequence[Step], x: Expr) -> tuple[Expr, bool] | None:
 
 
 def same_for(condition: Expr, lane: int) -> int:
-    """For how many neighbours along ``lane``, from a multiple of as many on, ``condition`` is the same."""
+    """Return the largest n for which ``condition`` is equal for n neighbours along ``lane``, from any multiple of n
+    on."""
     if not any(y is expr.index(lane) for y in expr.walk(condition)):
         return 1 << 30
     if condition.op == "and":
@@ -87,23 +95,28 @@ def same_for(condition: Expr, lane: int) -> int:
 
 
 class Points:
-    """What a thread does at ``width`` neighbouring points along ``lane``; ``i{lane}`` is the first. With ``apart``,
-    reductions fold every neighbour into a variable of its own, ``f{number}[..]``."""
+    """Renders the steps of a nest for ``width`` neighbouring points along ``lane``; variable ``i{lane}`` is the first.
+
+    ``apart``: every neighbour has its own accumulator, ``f{number}[..]``; otherwise all of them share ``f{number}``.
+    """
 
     def __init__(self, s: Scalars, nest: Nest, lane: int, width: int, apart: bool = False):
         self.s, self.nest, self.lane, self.width, self.apart = s, nest, lane, width, apart
-        self.inner = max(nest.size, default=0) + 1  # the position inside the vector, as a dim of its own
+        self.inner = max(nest.size, default=0) + 1  # a new dim: the position in the vector
         s.ranges = {**s.ranges, self.inner: (0, width - 1)}
 
     @property
     def shift(self) -> dict[int, Expr]:
-        """From the first point to the one at ``inner``."""
+        """The substitution from the first point to the one at ``inner``."""
         return {self.lane: expr.index(self.lane) + expr.index(self.inner)} if self.width > 1 else {}
 
-    def run(self, steps: Sequence[Step], position: Expr | None = None, sink: str = "", turn: str = "") -> None:
-        """Stores are made, and reductions folded into the variables ``f{number}``. With ``sink``, what would be stored
-        goes into that float array instead, of output n into the one named ``{sink}n``; with ``turn``, vectors and their
-        places go into element ``turn`` of the arrays ``made{n}`` and ``place{n}``, of the n-th step."""
+    def run(self, steps: Sequence[Step], position: Expr | None = None, sink: str = "", slot: str = "") -> None:
+        """Emit ``steps``: stores, and reductions into the accumulators ``f{number}``.
+
+        ``position``: the flat position over the reduced dims, for argmax. ``sink``: the name of a float array that
+        receives the results instead of memory; those of output n > 0 go to the array ``{sink}n``. ``slot``: vectors and
+        their offsets go into element ``slot`` of the arrays ``made{n}`` and ``place{n}`` of the n-th step instead.
+        """
         s, width = self.s, self.width
         if width == 1:
             for step in steps:
@@ -139,15 +152,15 @@ class Points:
                     s.out.add(f"{name}.v[i{self.inner}] = {text};")
         for n, (name, st) in enumerate(stores):
             assert st.target is not None
-            if turn:
-                s.out.add(f"made{n}[{turn}] = {name};", f"place{n}[{turn}] = {s.address(st.target)};")
+            if slot:
+                s.out.add(f"made{n}[{slot}] = {name};", f"place{n}[{slot}] = {s.address(st.target)};")
                 continue
             ctype = dtypes.DTYPES[st.target.dtype].ctype
             s.out.add(f"*(DEVICE Vec<{ctype}, {width}>*)({s.pointers[~st.output]} + {s.address(st.target)}) = {name};")
         s.bound = bound
 
     def _vector(self, steps: Sequence[Step], x: Expr) -> str:
-        """A variable with the neighbours that load ``x`` begins; anything where it is not read."""
+        """Return a variable with the neighbours that begin with load ``x``; zeros where it is not read."""
         s, name = self.s, self.s.name()
         vector = f"Vec<{dtypes.DTYPES[x.dtype].ctype}, {self.width}>"
         pointer = s.pointers[x.value.operand]
@@ -177,7 +190,8 @@ class Points:
 
 
 def decode(s: Scalars, nest: Nest, dims: Sequence[int], flat: str, width: int = 1) -> None:
-    """Variables ``i{dim}`` of ``dims``, the last of which varies fastest (in steps of ``width``)."""
+    """Define the variables ``i{dim}`` of ``dims`` from the flat number ``flat``; the last dim varies fastest, in steps
+    of ``width``."""
     unit = 1
     for d in reversed(dims):
         n = nest.size[d] // (width if d == dims[-1] else 1)
@@ -190,7 +204,7 @@ def decode(s: Scalars, nest: Nest, dims: Sequence[int], flat: str, width: int = 
 
 
 def memory_order(nest: Nest, dims: Sequence[int], loads: bool = False) -> list[int]:
-    """``dims`` with those of small strides last: of the stores, or else of the loads."""
+    """Return ``dims`` with those of small strides last: strides of the stores, or of the loads if ``loads``."""
     weight = {d: 0.0 for d in dims}
     for x, _ in accesses(nest):
         form = affine.affine(x.args[0])
@@ -202,8 +216,11 @@ def memory_order(nest: Nest, dims: Sequence[int], loads: bool = False) -> list[i
 
 
 def point_order(nest: Nest) -> list[int]:
-    """All dims in the order in which threads take the points: neighbours store to neighbouring places, and where these
-    make whole lines, lines that load the same follow each other."""
+    """Return the dims in the order in which threads compute the points, innermost last.
+
+    Neighbouring threads store to neighbouring places. If these fill whole cache lines, the order of the lines follows
+    the loads.
+    """
     order = memory_order(nest, nest.order)
     run = order[-1:]
     stores = [x for x, _ in accesses(nest) if x.value.operand < 0]
@@ -214,5 +231,5 @@ def point_order(nest: Nest) -> list[int]:
 
 
 def is_along(x: Expr, d: int) -> bool:
-    """Whether neighbours along ``d`` are neighbours in memory."""
+    """Whether neighbours along dim ``d`` of access ``x`` are neighbours in memory."""
     return affine.affine(x.args[0]).coefficient(d) == 1

@@ -1,4 +1,4 @@
-"""Rewrites of a schedule that SIMT targets run, in order, before memory is planned."""
+"""The rewrites that SIMT targets apply to a schedule, in order, before memory is planned."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from .split_sort import split_sort
 
 
 def rewrites(config: TargetConfig, dialect: Dialect) -> tuple[ScheduleRewrite, ...]:
-    """The table of a SIMT target's rewrites."""
+    """Return the table of a SIMT target's rewrites."""
     return (
         *common_rewrites(config),
         ScheduleRewrite(
             "fold_position_masks",
-            "attention compares positions itself where that is all its mask says",
+            "attention compares positions itself if its mask is only such a comparison",
             fold_position_masks,
         ),
         ScheduleRewrite(
@@ -42,11 +42,11 @@ def rewrites(config: TargetConfig, dialect: Dialect) -> tuple[ScheduleRewrite, .
             "legalize",
             "fused loops and prologues that a GPU kernel cannot run become kernels of their own",
             partial(legalize, dialect=dialect),
-            required="the GPU targets have no kernels for what it takes apart",
+            required="the GPU targets have no kernels for the fused forms",
         ),
         ScheduleRewrite(
             "split_attention",
-            "workgroups share the keys where queries are few (flash decoding)",
+            "workgroups share the keys if there are few queries (flash decoding)",
             partial(split_attention, dialect=dialect),
         ),
         ScheduleRewrite(

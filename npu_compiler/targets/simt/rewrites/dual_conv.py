@@ -1,6 +1,6 @@
 """A convolution whose result is only the residual of another one is computed in that one's kernel.
 
-The 1x1 convolution beside the first block of a stage of a ResNet is one; its result is never written to memory.
+An example is the 1x1 convolution parallel to the first block of a ResNet stage. Its result is never written to memory.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .producers import only_producer
 
 
 def dual_conv(schedule: Schedule, dialect: Dialect) -> None:
-    """Make a :class:`DualConv2d` of two convolutions, where the target has a function for that."""
+    """Replace two convolutions by a :class:`DualConv2d` if the target has a function for it."""
     for k in [k for k in schedule.kernels if isinstance(k, Conv2d)]:
         for number in _residuals(k):
             producer = _convolution_of(schedule, k, k.inputs[number])
@@ -27,7 +27,7 @@ def dual_conv(schedule: Schedule, dialect: Dialect) -> None:
 
 
 def _residuals(k: Conv2d) -> list[int]:
-    """Inputs of which the epilogue reads an element for every result, and nothing else."""
+    """Return the inputs of which the epilogue reads exactly one element for every result."""
     identity = expr.identity_index(k.outputs[0].shape)
     loads = [x for x in expr.walk(k.epilogue) if x.op == "load"]
     numbers = sorted({x.value for x in loads})
@@ -35,7 +35,7 @@ def _residuals(k: Conv2d) -> list[int]:
 
 
 def _convolution_of(schedule: Schedule, k: Conv2d, op: Operand) -> Conv2d | None:
-    """The convolution that makes ``op`` for ``k`` alone, which reads it once."""
+    """Return the convolution that computes ``op``, if only ``k`` reads it, and as only one input; else None."""
     found = only_producer(schedule, k, op)
     once = op.buffer.kind == "arena" and sum(o.buffer.id == op.buffer.id for o in k.inputs) == 1
     producer = found[0] if once and found is not None else None
@@ -43,7 +43,8 @@ def _convolution_of(schedule: Schedule, k: Conv2d, op: Operand) -> Conv2d | None
 
 
 def _paired(k: Conv2d, number: int, producer: Conv2d) -> DualConv2d | None:
-    """``k`` with the result of ``producer`` as ``acc1`` instead of input ``number``."""
+    """Return ``k`` with the result of ``producer`` as ``acc1`` instead of input ``number``, or None if the epilogue
+    also reads that input in another way."""
 
     def through(x: Expr) -> Expr | None:
         if x.op == "cast" and x.dtype == "float32" and x.args[0].op == "load" and x.args[0].value == number:

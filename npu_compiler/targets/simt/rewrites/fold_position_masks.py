@@ -1,4 +1,4 @@
-"""A mask that only says "keys up to the query's own position" is decided in the attention kernel instead of read."""
+"""A mask that only compares keys with the query's position is computed in the attention kernel instead of read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ....schedule.schedule import Schedule
 
 
 def fold_position_masks(schedule: Schedule) -> None:
-    """Give attention kernels the positions in place of such a mask; kernels whose results nothing reads any more go."""
+    """Replace such masks by the positions in attention kernels, and remove kernels whose results are no longer read."""
     made = {o.buffer.id: p for k in schedule.kernels for p in k.members for o in p.outputs}
     for k in schedule.kernels:
         if isinstance(k, Attention) and k.limited and not k.by_position:

@@ -1,4 +1,4 @@
-"""One kernel for a decode step's attention and what surrounds it: rotary embeddings of the queries, new rows of the
+"""One kernel for a decode step's attention together with the rotary embedding of the queries, the new rows of the
 caches, and the combination of its parts."""
 
 from __future__ import annotations
@@ -8,28 +8,28 @@ from dataclasses import replace
 from ....graph import expr
 from ....schedule.kernel import Attention, DecodeAttention, Loops, Operand, recast
 from ....schedule.schedule import Schedule
-from ..kernels.attention_decode import MIN_KEYS, PAD, PER_CORE, STATE, supports_step
+from ..kernels.attention_decode import MIN_KEYS, PAD, PER_UNIT, STATE, supports_step
 from ..kernels.loops import is_pointwise
 from ..lang.dialect import Dialect
 from .producers import only_producer
 
-MEETINGS = "meetings"  # counters of the grid barrier, zero before a program's first run
+GRID_BARRIERS = "grid_barriers"  # the buffer of the grid barriers' states, zero before a program's first run
 
 
 def fuse_decode_attention(schedule: Schedule, dialect: Dialect) -> None:
-    """Make :class:`DecodeAttention` of the attention kernels of decode steps."""
-    meetings: Operand | None = None
+    """Replace the attention kernels of decode steps by :class:`DecodeAttention`."""
+    grid_barriers: Operand | None = None
     for k in [k for k in schedule.kernels if isinstance(k, Attention) and supports_step(k, dialect)]:
         before = schedule.kernels[: schedule.kernels.index(k)]
         if any(o.buffer.id == k.inputs[3].buffer.id for other in before for o in other.outputs):
-            continue  # the kernel reads the position before it waits for its predecessor
+            continue  # the fused kernel reads the position before it waits for its predecessor
         heads = k.inputs[1].shape[1]
-        if meetings is None or meetings.shape[0] < heads:
-            meetings = schedule.memory("int32", (heads, STATE), MEETINGS, persistent=True)
-        _fuse(schedule, k, meetings, dialect)
+        if grid_barriers is None or grid_barriers.shape[0] < heads:
+            grid_barriers = schedule.memory("int32", (heads, STATE), GRID_BARRIERS, persistent=True)
+        _fuse(schedule, k, grid_barriers, dialect)
 
 
-def _fuse(schedule: Schedule, k: Attention, meetings: Operand, dialect: Dialect) -> None:
+def _fuse(schedule: Schedule, k: Attention, grid_barriers: Operand, dialect: Dialect) -> None:
     q, keys, values, position = k.inputs[:4]
     out = k.outputs[0]
     joined = [p for o in (q, keys, values) if (p := _pointwise_producer(schedule, k, o)) is not None]
@@ -40,13 +40,13 @@ def _fuse(schedule: Schedule, k: Attention, meetings: Operand, dialect: Dialect)
         return
     if not (_makes_row(new_key, keys, position) and _makes_row(new_value, values, position)):
         return
-    most = min(PER_CORE * dialect.device.units // keys.shape[1], 32 * (STATE - 1))
+    most = min(PER_UNIT * dialect.device.units // keys.shape[1], 32 * (STATE - 1))
     splits = max(1, min(most, -(-keys.shape[2] // MIN_KEYS)))
     parts = schedule.memory("float32", (splits, out.shape[1], out.shape[3] + PAD), "parts")
     scratch = replace(queries.outputs[0].buffer, id=-1, kind="scratch")
     step = recast(
         k, DecodeAttention, inputs=(keys, values, position, *(o for p in joined for o in p.inputs)),
-        outputs=(out, keys, values, parts, meetings),
+        outputs=(out, keys, values, parts, grid_barriers),
         queries=replace(queries, outputs=(replace(queries.outputs[0], buffer=scratch),)),
         new_rows=(new_key, new_value),
         sources=tuple(dict.fromkeys(s for p in (*joined, k) for s in p.sources)),
@@ -55,7 +55,7 @@ def _fuse(schedule: Schedule, k: Attention, meetings: Operand, dialect: Dialect)
 
 
 def _pointwise_producer(schedule: Schedule, k: Attention, op: Operand) -> Loops | None:
-    """The pointwise kernel that computes ``op`` for ``k`` alone."""
+    """Return the pointwise kernel that computes ``op``, if only ``k`` reads it; else None."""
     found = only_producer(schedule, k, op)
     if found is None:
         return None
@@ -73,7 +73,7 @@ def _makes_queries(made: Loops, q: Operand) -> bool:
 
 
 def _makes_row(made: Loops, cache: Operand, position: Operand) -> bool:
-    """Whether ``made`` fills row ``position`` of all heads of ``cache`` [1, HK, SK, D], and nothing else."""
+    """Whether ``made`` writes exactly row ``position`` of all heads of ``cache`` [1, HK, SK, D]."""
     body, out = made.body, made.outputs[0]
     if len(body.stages) != 1 or (out.shape, out.strides) != (cache.shape, cache.strides):
         return False

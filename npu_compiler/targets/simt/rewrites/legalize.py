@@ -1,4 +1,4 @@
-"""What the GPU kernels cannot run fused comes apart again."""
+"""Takes apart fusions that the GPU targets have no kernels for."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from ..lang.dialect import Dialect
 
 
 def legalize(schedule: Schedule, dialect: Dialect) -> None:
-    """Loop nests that cannot share a launch, and prologues that a product cannot compute, become kernels."""
+    """Make separate kernels of loop nests that cannot share a launch, and of prologues that a product cannot
+    compute."""
     new: dict[Kernel, list[Kernel]] = {}
     for k in schedule.kernels:
         if isinstance(k, FusedLoops):
@@ -25,10 +26,10 @@ def legalize(schedule: Schedule, dialect: Dialect) -> None:
 
 
 def _unfused(k: FusedLoops, dialect: Dialect) -> list[Kernel]:
-    """Kernels share a launch whose threads need not meet: those of a group must go the same way. And only as many as a
-    kernel has parameters for."""
+    """Return the kernels of ``k``: those that :func:`shares_launch` stay together, as many as a kernel has parameters
+    for; the others become separate kernels."""
     packs: list[list[Loops]] = [[]]
-    room = most = dialect.max_params - 1  # the last is for the report of an index out of range
+    room = most = dialect.max_params - 1  # the last parameter is the flag for an index out of range
     for part in filter(shares_launch, k.parts):
         operands = len(part.inputs) + len(part.outputs)
         if operands > room:
@@ -41,7 +42,7 @@ def _unfused(k: FusedLoops, dialect: Dialect) -> list[Kernel]:
 
 
 def _apart(schedule: Schedule, k: Gemm) -> tuple[Loops, Gemm]:
-    """The prologue as a kernel before its product."""
+    """Return the prologue and its product as two kernels."""
     assert k.prologue is not None
     out = k.prologue.outputs[0]
     row = replace(out, buffer=schedule.memory(out.dtype, out.buffer.shape, out.buffer.name).buffer)

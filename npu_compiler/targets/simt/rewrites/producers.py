@@ -1,4 +1,4 @@
-"""Which kernel's result only one other reads: the two may become one."""
+"""Finds kernels whose result only one other kernel reads, so that the two can be fused."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from ....schedule.schedule import Schedule
 
 
 def only_producer(schedule: Schedule, reader: Kernel, op: Operand) -> tuple[Kernel, Kernel] | None:
-    """The kernel, and of a bundle the part of it, that writes ``op``'s buffer for ``reader`` alone; None if there are
-    several, others read it, or what it reads has changed when ``reader`` runs."""
+    """Return (kernel, its member) that writes ``op``'s buffer, if ``reader`` could compute it instead.
+
+    The member is the kernel itself, or a part of fused loops. Returns None if several kernels write the buffer, if
+    others read it, or if inputs of the member are overwritten before ``reader`` runs.
+    """
     at, id = schedule.kernels.index(reader), op.buffer.id
     flat = [(n, p) for n, k in enumerate(schedule.kernels) for p in k.members]
     writers = [(n, p) for n, p in flat if any(o.buffer.id == id for o in p.outputs)]

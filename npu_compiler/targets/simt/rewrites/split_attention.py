@@ -1,4 +1,5 @@
-"""Few queries of many keys: workgroups share the keys, and a second kernel combines their parts (flash decoding)."""
+"""Attention of few queries to many keys: workgroups share the keys, and a second kernel combines their parts (flash
+decoding)."""
 
 from __future__ import annotations
 
@@ -11,12 +12,12 @@ from ..kernels.attention import MAX_ROWS
 from ..kernels.flash import is_flash
 from ..lang.dialect import Dialect
 
-KEYS_OF_A_SPLIT = 32
+MIN_KEYS = 32  # of a part
 MAX_SPLITS = 128
 
 
 def split_attention(schedule: Schedule, dialect: Dialect) -> None:
-    """Cut the keys into parts where the queries alone would leave most cores idle."""
+    """Split the keys into parts if the queries alone would leave most units idle."""
     kernels = [k for k in schedule.kernels if isinstance(k, Attention)]
     schedule.rewrite({k: _split(schedule, k, splits) for k in kernels if (splits := _splits(k, dialect)) > 1})
 
@@ -27,14 +28,14 @@ def _splits(k: Attention, dialect: Dialect) -> int:
         return 1
     b, h, sq, _ = q.shape
     groups = b * keys.shape[1] * -(-(h // keys.shape[1] * sq) // MAX_ROWS)
-    return min(MAX_SPLITS, keys.shape[2] // KEYS_OF_A_SPLIT, dialect.device.units * 2 // groups)
+    return min(MAX_SPLITS, keys.shape[2] // MIN_KEYS, dialect.device.units * 2 // groups)
 
 
 def _split(schedule: Schedule, k: Attention, splits: int) -> tuple[Kernel, Kernel]:
     (b, h, sq, _), out = k.inputs[0].shape, k.outputs[0]
     parts = schedule.memory("float32", (splits, b, h, sq, out.shape[3] + 2), "parts")
     second = CombineAttention(
-        label=f"{k.label}_merge",
+        label=f"{k.label}_combine",
         number=k.number,
         inputs=(parts,),
         outputs=(out,),

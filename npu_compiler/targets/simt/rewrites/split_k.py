@@ -18,8 +18,8 @@ TILE = 64, 128
 
 
 def split_k(schedule: Schedule, dialect: Dialect) -> None:
-    """Cut sums along K where their tiles would leave most cores idle; a second kernel adds the parts of each result, in
-    order, and applies the epilogue."""
+    """Split sums along K if the tiles alone would leave most units idle. A second kernel adds the parts of each result,
+    in order, and applies the epilogue."""
     products = [k for k in schedule.kernels if isinstance(k, Gemm | Conv2d)]
     schedule.rewrite({k: _split(schedule, k, splits) for k in products if (splits := _splits(k, dialect)) > 1})
 
@@ -39,7 +39,7 @@ def _split(schedule: Schedule, k: Gemm | Conv2d, splits: int) -> tuple[Kernel, K
     parts = schedule.memory("float32", (splits, p.m, p.n), "parts")
     first = replace(k, inputs=k.inputs[: k.rhs + 1], outputs=(parts,), splits=splits, epilogue=expr.acc())
     first = replace(first, dual=False, n=p.n) if isinstance(first, Gemm) else replace(first, image=out.shape)
-    return first, _sum_of_parts(k, parts, p.lanes)
+    return first, _sum_of_parts(k, parts, p.products)
 
 
 def _sum_of_parts(k: Gemm | Conv2d, parts: Operand, lanes: int) -> Loops:

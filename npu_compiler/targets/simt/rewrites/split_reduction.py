@@ -1,4 +1,5 @@
-"""Few results of very many elements: groups fold parts of each, and a second kernel folds those."""
+"""Reductions with few results of very many elements: workgroups reduce parts of each, and a second kernel reduces
+those."""
 
 from __future__ import annotations
 
@@ -16,22 +17,22 @@ MIN_POINTS = 1 << 12  # of a part
 
 
 def split_reduction(schedule: Schedule, dialect: Dialect) -> None:
-    """Cut the first reduced dim of a single sum, product, maximum or minimum into parts if the rows are too few to keep
-    the cores busy; a second kernel folds the parts."""
+    """Split the first reduced dim of a single sum, product, maximum or minimum into parts if there are too few rows to
+    keep the units busy. A second kernel reduces the parts."""
     loops = [k for k in schedule.kernels if isinstance(k, Loops)]
     schedule.rewrite({k: _split(schedule, k, dialect.device.units) for k in loops})
 
 
-def _split(schedule: Schedule, k: Loops, cores: int) -> list[Loops]:
-    """``k`` itself, or the two kernels."""
+def _split(schedule: Schedule, k: Loops, units: int) -> list[Loops]:
+    """Return ``k`` itself, or the two kernels."""
     body = k.body
     if body.serial or not body.axes or not _is_plain(body) or 0 in body.domain:
         return [k]
     fold, axis = body.stages[0], body.axes[0]
     points = math.prod(body.domain[d] for d in body.axes)
     rows, n = math.prod(body.domain) // points, body.domain[axis]
-    parts = min(n, points // MIN_POINTS, 2 * cores // rows)
-    if parts < 2 or 2 * rows > cores:
+    parts = min(n, points // MIN_POINTS, 2 * units // rows)
+    if parts < 2 or 2 * rows > units:
         return [k]
     length = -(-n // parts)
     parts = -(-n // length)
@@ -57,7 +58,7 @@ def _split(schedule: Schedule, k: Loops, cores: int) -> list[Loops]:
 
 
 def _is_plain(body: LoopBody) -> bool:
-    """One reduction, and stores of what comes of it."""
+    """Whether the stages are one reduction, and stores once per row."""
     fold, *rest = body.stages
     return (
         fold.kind == "reduce"
@@ -67,7 +68,7 @@ def _is_plain(body: LoopBody) -> bool:
 
 
 def _without_unused(k: Loops) -> Loops:
-    """The same kernel without inputs that nothing loads."""
+    """Return the kernel without inputs that no expression loads."""
     exprs: list[Expr] = [e for s in k.body.stages for e in (s.expr, *s.index)]
     used = sorted({x.value for e in exprs for x in expr.walk(e) if x.op == "load"})
     number = {old: new for new, old in enumerate(used)}

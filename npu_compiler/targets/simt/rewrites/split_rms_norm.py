@@ -1,8 +1,8 @@
 """A row norm between two products is computed in their epilogues.
 
-``(x * w * r) @ b`` is ``r * ((x * w) @ b)`` if the factor ``r`` is the same for a whole row. So the product that
-computes x also stores x * w and the sums of each row that r depends on; the product behind the norm multiplies its rows
-by r.
+If the factor ``r`` is constant along a row, ``(x * w * r) @ b`` equals ``r * ((x * w) @ b)``. The product that computes
+x therefore also stores x * w and the per-row sums on which r depends, and the product after the norm multiplies its
+rows by r.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from ....schedule.schedule import Schedule
 from ..kernels.gemm import product_of
 from ..lang.dialect import Dialect
 
-TYPES = ("bfloat16",)  # x * w might overflow float16
+TYPES = ("bfloat16",)  # x * w could overflow float16
 
 
 class _Norm(NamedTuple):
-    """``out = x * columns * rows`` with ``rows`` a function of ``stage 0``, the sum of ``folded`` over a row."""
+    """``out = x * columns * rows``, where ``rows`` depend on ``stage 0``, the sum of ``summed`` over a row. ``x``: the
+    number of the input."""
 
     x: int
-    folded: Expr
+    summed: Expr
     columns: list[Expr]
     rows: list[Expr]
 
@@ -47,7 +48,7 @@ def split_rms_norm(schedule: Schedule, dialect: Dialect) -> None:
 
 
 def _row_norm(k: Loops) -> _Norm | None:
-    """What ``k`` computes, if it is the norm of rows of a value that another kernel made."""
+    """Return the norm that ``k`` computes, if it is a row norm of a value that another kernel computed; else None."""
     body = k.body
     if len(k.outputs) != 1 or len(body.stages) != 2 or k.outputs[0].dtype not in TYPES:
         return None
@@ -74,19 +75,19 @@ def _row_norm(k: Loops) -> _Norm | None:
 
 
 def _is_row(o: Operand) -> bool:
-    """Whether ``o`` is a weight of dense columns."""
+    """Whether ``o`` is a weight with unit stride along its columns."""
     return o.buffer.kind in ("weight", "const") and o.strides[-1] == 1
 
 
 def _factors(e: Expr) -> list[Expr]:
-    """What is multiplied, without the roundings between."""
+    """Return the factors of a product, without the roundings between them."""
     if e.op == "cast" and e.dtype in (*TYPES, "float32"):
         return _factors(e.args[0])
     return [f for a in e.args for f in _factors(a)] if e.op == "mul" else [e]
 
 
 def _multiplies(k: Gemm, left: Operand, dialect: Dialect) -> bool:
-    """Whether ``k`` is a product whose left operand, and nothing else, is ``left``, and can scale its rows."""
+    """Whether only the left operand of product ``k`` is ``left``, and the product can scale its rows."""
     if k.row_scale is not None or k.prologue is not None or not _column_tiles(k, dialect):
         return False
     alone = all(o.buffer.id != left.buffer.id for o in k.inputs[1:])
@@ -95,11 +96,11 @@ def _multiplies(k: Gemm, left: Operand, dialect: Dialect) -> bool:
 
 
 def _makes(k: Gemm, x: Operand, schedule: Schedule) -> bool:
-    """Whether ``x`` is the whole result of the product ``k`` alone, and the epilogue says what it is."""
+    """Whether ``x`` is the whole result of product ``k``, and of no other kernel."""
     producers = [o for other in schedule.kernels for o in other.outputs if o.buffer.id == x.buffer.id]
     single = len(producers) == 1 and k.outputs == (x,) and x.contiguous
-    able = k.row_scale is None  # whose sums are the last input
-    return single and able and k.batch == 1 and product_of(k).lanes == 1
+    able = k.row_scale is None  # the sums of a row scale must be the last input
+    return single and able and k.batch == 1 and product_of(k).products == 1
 
 
 def _column_tiles(k: Kernel, dialect: Dialect) -> int:
@@ -115,7 +116,7 @@ def _divide(
     inputs = list(producer.inputs)
 
     def moved(e: Expr) -> Expr:
-        """In place of x what the epilogue computes; other operands are the producer's now."""
+        """Replace x by the value that the epilogue computes, and number other operands as the producer's inputs."""
 
         def at(load: Expr) -> Expr:
             if load.value == found.x:
@@ -131,7 +132,7 @@ def _divide(
     for f in found.columns:
         scaled = scaled * moved(f).cast("float32")
     store = Stage("store", scaled.cast(out.dtype), output=1, index=expr.identity_index(out.shape))
-    extra = (Stage("reduce", moved(found.folded), reduce="sum"), store)
+    extra = (Stage("reduce", moved(found.summed), reduce="sum"), store)
     sums = schedule.memory("float32", (tiles, rows), "sums")
     outputs = (*producer.outputs, out, sums)
     new: dict[Kernel, Kernel] = {producer: replace(producer, inputs=tuple(inputs), outputs=outputs, extra_stages=extra)}

@@ -1,4 +1,4 @@
-"""A long row is sorted in sections, which are then merged, a kernel for each round."""
+"""A long row is sorted in sections, which are then merged, one kernel per round."""
 
 from __future__ import annotations
 
@@ -7,21 +7,22 @@ from dataclasses import replace
 
 from ....schedule.kernel import Kernel, MergeRuns, Operand, Sort, recast
 from ....schedule.schedule import Schedule
-from ..kernels.sorts import row_length, selects_few
+from ..kernels.sorts import row_length, selects_topk
 from ..lang.function import blocks
 
-MAX_COUNTED = 2048  # elements of a row that are all compared with each other
-SECTION = 256  # of a longer one, at first
+MAX_COUNTED = 2048  # the longest row that is sorted by counting
+SECTION = 256  # elements of a section of a longer row
 
 
 def split_sort(schedule: Schedule) -> None:
-    """Sections of a long row, then merges of neighbouring runs until one is left; no run keeps more than it must."""
+    """Replace sorts of long rows by a sort of their sections and merges of neighbouring runs, until one run is left. A
+    run keeps only as many elements as the result has."""
     schedule.rewrite({k: _split(schedule, k) for k in schedule.kernels if isinstance(k, Sort)})
 
 
 def _split(schedule: Schedule, k: Sort) -> list[Kernel]:
     (x,), first, n = k.inputs, k.k, row_length(k)
-    if n <= MAX_COUNTED or not math.prod(x.shape) or not first or selects_few(k):
+    if n <= MAX_COUNTED or not math.prod(x.shape) or not first or selects_topk(k):
         return [k]
     rows, runs, run = math.prod(x.shape) // n, blocks(n, SECTION), min(SECTION, first)
     total = (runs - 1) * run + min(n - (runs - 1) * SECTION, run)
@@ -40,6 +41,6 @@ def _split(schedule: Schedule, k: Sort) -> list[Kernel]:
 
 
 def _parts(schedule: Schedule, k: Sort, rows: int, total: int) -> tuple[Operand, ...]:
-    """Values and positions in memory between two kernels."""
+    """Return buffers for values and positions between two kernels."""
     shape = (rows, total)
     return schedule.memory(k.inputs[0].dtype, shape, "values"), schedule.memory("int32", shape, "places")

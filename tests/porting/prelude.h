@@ -1,4 +1,4 @@
-// The SIMT vocabulary in C++: threads of a group are fibres that take turns on one host thread.
+// The SIMT vocabulary in C++. The threads of a workgroup are fibres that run alternately on one host thread.
 #include <math.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -33,12 +33,12 @@ INLINE bf16 to_bf16(float x) {
   return y;
 }
 
-// -- fibres: a group's threads run until each waits for its simd or its group
-enum State { READY, AT_SIMD, AT_GROUP, DONE };
+// -- fibres: the threads of a workgroup run until each waits for its subgroup or its workgroup
+enum State { READY, AT_SUBGROUP, AT_WORKGROUP, DONE };
 struct Fibre { ucontext_t context; State state; char* stack; };
 static Fibre fibres[1024];
 static ucontext_t scheduler;
-static int current, gid_now, backwards;
+static int current, workgroup_now, backwards;
 static uint64_t mailbox[2][1024];
 static unsigned char turn_of[1024];
 alignas(128) static unsigned char shared_memory[256 << 10];
@@ -47,14 +47,14 @@ INLINE void wait_as(State s) {
   fibres[current].state = s;
   swapcontext(&fibres[current].context, &scheduler);
 }
-INLINE void barrier() { wait_as(AT_GROUP); }
-INLINE void subgroup_barrier() { wait_as(AT_SIMD); }
+INLINE void barrier() { wait_as(AT_WORKGROUP); }
+INLINE void subgroup_barrier() { wait_as(AT_SUBGROUP); }
 template <class T> INLINE T exchange(T x, int mask) {
   const int me = current, box = turn_of[me] ^= 1;
   uint64_t bits = 0, other;
   memcpy(&bits, &x, sizeof(T));
   mailbox[box][me] = bits;
-  wait_as(AT_SIMD);
+  wait_as(AT_SUBGROUP);
   other = mailbox[box][me ^ mask];
   memcpy(&x, &other, sizeof(T));
   return x;
@@ -67,11 +67,11 @@ static void run_groups(void (*kernel)(void*, int, int), void* arguments, int gro
   struct Start {
     static void go(uint low, uint high, uint alow, uint ahigh) {
       auto f = (void (*)(void*, int, int))(((uint64_t)high << 32) | low);
-      f((void*)(((uint64_t)ahigh << 32) | alow), gid_now, current);
+      f((void*)(((uint64_t)ahigh << 32) | alow), workgroup_now, current);
       fibres[current].state = DONE;
     }
   };
-  for (gid_now = 0; gid_now < groups; gid_now++) {
+  for (workgroup_now = 0; workgroup_now < groups; workgroup_now++) {
     memset(shared_memory, 0xff, sizeof shared_memory);
     for (int t = 0; t < threads; t++) {
       Fibre& f = fibres[t];
@@ -98,17 +98,17 @@ static void run_groups(void (*kernel)(void*, int, int), void* arguments, int gro
       for (int s = 0; s < threads; s += 32) {
         int waiting = 0, alive = 0;
         for (int t = s; t < s + 32 && t < threads; t++) {
-          waiting += fibres[t].state == AT_SIMD;
+          waiting += fibres[t].state == AT_SUBGROUP;
           alive += fibres[t].state != DONE;
-          at_group += fibres[t].state == AT_GROUP;
+          at_group += fibres[t].state == AT_WORKGROUP;
         }
         if (waiting && waiting == alive)
           for (int t = s; t < s + 32 && t < threads; t++)
-            if (fibres[t].state == AT_SIMD) fibres[t].state = READY;
+            if (fibres[t].state == AT_SUBGROUP) fibres[t].state = READY;
       }
       if (at_group && at_group == threads - done)
         for (int t = 0; t < threads; t++)
-          if (fibres[t].state == AT_GROUP) fibres[t].state = READY;
+          if (fibres[t].state == AT_WORKGROUP) fibres[t].state = READY;
       bool ready = false;
       for (int t = 0; t < threads; t++) ready |= fibres[t].state == READY;
       if (!moved && !ready && done < threads) { fprintf(stderr, "deadlock\n"); abort(); }
@@ -166,7 +166,7 @@ template <class T> INLINE void frag_mma(FragC& c, const FragA<T>& a, const FragB
   }
 }
 
-// What a lane brings of a fragment goes to all lanes of its simd.
+// Distributes the part of a fragment that a lane loads to all lanes of its subgroup.
 static uint lanes[32][32][4];
 INLINE const uint (*share_words(uint x0, uint x1, uint x2, uint x3))[4] {
   uint* mine = lanes[current >> 5][current & 31];
