@@ -123,7 +123,7 @@ VECTORS: dict[str, Callable[[], tuple[nn.Module, Args]]] = {
 def test_threads_that_take_vectors(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As where rows and vectors are many, and images as rows of pixels."""
     monkeypatch.setattr(loops, "VECTOR_ROWS", 1)
-    monkeypatch.setattr(loops, "TURNS_FROM", 1)
+    monkeypatch.setattr(loops, "MIN_UNROLLED_VECTORS", 1)
     rows = replace(target_config.target_config("metal"), image_row=32)
     monkeypatch.setitem(target_config._registered, "metal", rows)
     for name, make in VECTORS.items():
