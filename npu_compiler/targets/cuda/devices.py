@@ -1,4 +1,4 @@
-"""NVIDIA's GPUs: a row for each architecture that programs are compiled for, and the GPU that this machine has.
+"""NVIDIA's GPUs: one row for each architecture that programs are compiled for, and the GPU of this machine.
 
 Shared memory, registers and resident threads are those of the CUDA C++ Programming Guide ("Technical Specifications per
 Compute Capability"), SMs and bandwidths those of NVIDIA's architecture white papers and data sheets. Costs are
@@ -31,15 +31,16 @@ CONFIG = replace(
 
 @dataclass(frozen=True)
 class TMACosts:
-    """Microseconds of an SM for a tile of a product whose operands TMA loads; elements have two bytes.
+    """Costs of a product whose operands TMA loads, in microseconds of an SM unless said otherwise. Elements have two
+    bytes.
 
-    ``multiply``: a pair of elements; ``narrow``: how much longer with 64 columns, of which wgmma reads more than it
-    multiplies. ``load``: a row or column of a stage of 64 terms. ``result``, ``residual``: an element that threads
-    store or read. ``part``: an element that the blocks of a cluster exchange. ``tile``, ``launch``: once for each.
-    ``tma_result``, ``tma_residual``, ``tma_tile``: as above, of results that TMA stores.
-    ``cluster``: for clusters of so many blocks, until so many neighbouring SMs are free.
-    ``bandwidth``: bytes that device memory delivers in a microsecond; ``latency``: until requested data arrives.
-    ``start``: nothing arrives before the first request and after the last.
+    ``multiply``: one pair of elements. ``narrow``: the factor for tiles of 64 columns, for which wgmma is limited by
+    shared memory. ``load``: one row or column of a stage of 64 terms. ``result``, ``residual``: one element that
+    threads store or read. ``part``: one element that the blocks of a cluster exchange. ``tile``, ``launch``: the fixed
+    costs of a tile and of a launch. ``tma_result``, ``tma_residual``, ``tma_tile``: the same for results that TMA
+    stores. ``cluster``: (blocks of a cluster, delay until so many neighbouring SMs are free). ``bandwidth``: bytes per
+    microsecond of device memory. ``latency``: of a load from device memory. ``start``: time at the beginning and end of
+    a kernel in which memory is idle.
     """
 
     multiply: float
@@ -61,9 +62,13 @@ class TMACosts:
 
 @dataclass(frozen=True)
 class CUDADevice(GPU):
-    """A row of the table. ``arch``: the compiler's name; code for one that ends in 'a' runs on that architecture alone,
-    other code on newer ones, too. ``shared_per_unit``: bytes of shared memory of an SM. ``clusters``: how many blocks
-    run at once in clusters of so many. ``tma``: costs of kernels that use TMA and wgmma; None: there is neither."""
+    """A row of the table.
+
+    ``arch``: the compiler's name of the architecture. Code for an architecture whose name ends in 'a' runs only on that
+    one; other code also runs on later ones. ``shared_per_unit``: bytes of shared memory of an SM. ``clusters``: (blocks
+    of a cluster, blocks that run at once in such clusters). ``tma``: costs of kernels that use TMA and wgmma; None: the
+    device has neither.
+    """
 
     target: ClassVar[str] = "cuda"
     arch: str = ""
@@ -73,10 +78,11 @@ class CUDADevice(GPU):
 
     @property
     def capability(self) -> Capability:
+        """The compute capability, such as (9, 0)."""
         return capability_of(self.arch)
 
     def with_units(self, units: int) -> CUDADevice:
-        """The same architecture with another number of SMs, and as many fewer clusters that run at once."""
+        """Return the same architecture with another number of SMs, and proportionally many clusters."""
         clusters = tuple((size, blocks * units // self.units // size * size) for size, blocks in self.clusters)
         most = self.roofline
         if most is not None:
@@ -84,8 +90,8 @@ class CUDADevice(GPU):
         return replace(self, units=units, clusters=clusters, roofline=most)
 
 
-# Fitted to 1100 measured variants on an H200. An SM multiplies 48,300 pairs of elements, and takes in 91 KB, in a
-# microsecond; results leave at 28,000, residuals come at 20,000, a part of a sum costs another 6,200 results.
+# Fitted to 1100 measured variants on an H200. In a microsecond an SM multiplies 48,300 pairs of elements, loads 91 KB,
+# stores 28,000 results, reads 20,000 residuals, or exchanges 6,200 partial sums.
 _HOPPER_TMA = TMACosts(
     multiply=2.07e-5, narrow=1.5, load=1.4e-3, result=3.6e-5, residual=4.9e-5, part=1.6e-4, tile=1.55, launch=0.75,
     tma_result=4e-5, tma_residual=2e-6, tma_tile=0.19, cluster=((2, 0.0), (4, 0.3), (8, 2.0)),
@@ -96,7 +102,7 @@ _HOPPER_WGMMA = WgmmaCosts(
 )
 _SHEET = "the maker's data sheet: dense products, accumulated in float32"
 _SM_80 = CUDADevice(
-    # An A100 offers a block 163 KB. 99 KB is what later chips that run the same code offer.
+    # A block may use 163 KB on an A100. Later chips that run the same code offer 99 KB.
     "sm_80", "A100", arch="sm_80", units=108, shared_bytes=99 << 10, shared_per_unit=164 << 10, registers=1 << 16,
     roofline=Roofline.of(2.04, _SHEET, float16=312, bfloat16=312, float32=19.5, float64=9.7),
 )  # fmt: skip
@@ -106,13 +112,13 @@ _SM_86 = CUDADevice(
     roofline=Roofline.of(0.696, _SHEET, float16=149.7, bfloat16=149.7, float32=37.4, float64=0.58),  # A40
 )  # fmt: skip
 _SM_90 = CUDADevice(
-    # An H100 (SXM) differs in its bandwidth, 3.35 TB/s. It is given the tiles of the H200 that the costs are fitted to.
+    # An H100 (SXM) only differs in its bandwidth, 3.35 TB/s, and uses the tiles of the H200.
     "sm_90", "H100, H200", arch="sm_90a", units=132, shared_bytes=227 << 10, shared_per_unit=228 << 10,
     registers=1 << 16, clusters=((2, 132), (4, 112), (8, 96)), wgmma=_HOPPER_WGMMA, tma=_HOPPER_TMA,
     roofline=Roofline.of(4.8, _SHEET, float16=989, bfloat16=989, float32=67, float64=34),  # H200
 )  # fmt: skip
 
-# The first row of an architecture stands for its chips that have no row of their own.
+# The first row of an architecture is used for chips that have no row.
 DEVICES: tuple[CUDADevice, ...] = (
     _SM_80,
     _SM_86,
@@ -133,7 +139,7 @@ DEVICES: tuple[CUDADevice, ...] = (
         tma=replace(_HOPPER_TMA, bandwidth=1.9e6),
         roofline=Roofline.of(2.0, _SHEET, float16=756, bfloat16=756, float32=51, float64=26),
     ),
-    # Later architectures have other matrix units and are given the kernels of sm_80.
+    # Later architectures have other matrix units, for which there are no kernels. They use those of sm_80.
     replace(
         _SM_80,
         name="sm_100",
@@ -153,22 +159,23 @@ DEVICES: tuple[CUDADevice, ...] = (
         roofline=Roofline.of(1.792, _SHEET, float16=209.5, bfloat16=209.5, float32=104.8, float64=1.64),  # RTX 5090
     ),
 )
-DEFAULT = _SM_90  # without a GPU
+DEFAULT = _SM_90  # on machines without a GPU
 
 
 def arch_of(capability: Capability) -> str:
-    """What the compiler calls the GPUs of a compute capability. Hopper has instructions of its own ('sm_90a')."""
+    """Return the compiler's name for GPUs of a compute capability; 'sm_90a' for Hopper, which has its own
+    instructions."""
     return "sm_90a" if capability == (9, 0) else f"sm_{capability[0]}{capability[1]}"
 
 
 def capability_of(arch: str) -> Capability:
-    """(8, 6) of 'sm_86'."""
+    """Return the compute capability of an architecture: (8, 6) for 'sm_86'."""
     number = arch.removeprefix("sm_").rstrip("af")
     return int(number[:-1]), int(number[-1])
 
 
 def too_old(capability: Capability) -> str | None:
-    """Why kernels cannot run on a GPU of this compute capability, or None if they can."""
+    """Return the reason why kernels cannot run on a GPU of this compute capability, or None if they can."""
     oldest = DEVICES[0]
     if capability >= oldest.capability:
         return None
@@ -177,15 +184,16 @@ def too_old(capability: Capability) -> str | None:
 
 
 def row_for(capability: Capability, units: int = 0) -> CUDADevice:
-    """The row of a GPU of this compute capability: the one with so many SMs, if there are several. An architecture
-    without a row has that of the newest before it."""
+    """Return the row for GPUs of this compute capability, or of the newest architecture before it. If there are
+    several, the one with ``units`` SMs is preferred."""
     rows = [d for d in DEVICES if d.capability <= capability] or [DEVICES[0]]
     rows = [d for d in rows if d.capability == max(d.capability for d in rows)]
     return next((d for d in rows if d.units == units), rows[0])
 
 
 def device_for(capability: Capability, units: int) -> CUDADevice:
-    """A GPU as its driver describes it. Raises ``ConfigError`` if it is too old."""
+    """Return the device for a GPU with this compute capability and number of SMs. Raises ``ConfigError`` if it is too
+    old."""
     problem = too_old(capability)
     if problem is not None:
         raise ConfigError(f"the GPU of this machine {problem}; --target {DEVICES[0].spec} compiles for another one")
@@ -196,7 +204,8 @@ def device_for(capability: Capability, units: int) -> CUDADevice:
 
 
 def device_at_hand() -> CUDADevice:
-    """The first GPU of this machine, else :data:`DEFAULT`. Raises ``ConfigError`` if it is too old."""
+    """Return the first GPU of this machine, or :data:`DEFAULT` if it has none. Raises ``ConfigError`` if the GPU is too
+    old."""
     found = present()
     return DEFAULT if found is None else device_for(*found)
 
@@ -206,7 +215,8 @@ _COMPUTE_MAJOR, _COMPUTE_MINOR, _MULTIPROCESSORS = 75, 76, 16  # CU_DEVICE_ATTRI
 
 @cache
 def present() -> tuple[Capability, int] | None:
-    """(compute capability, SMs) of the first GPU that this process may use, as its driver says; None without either."""
+    """Return (compute capability, number of SMs) of the first GPU that this process may use, or None if there is no
+    driver or no GPU."""
     library = _library()
     count, device = ctypes.c_int(), ctypes.c_int()
     if library is None or library.cuInit(ctypes.c_uint(0)):
@@ -223,7 +233,7 @@ def present() -> tuple[Capability, int] | None:
 
 
 def _library() -> Any:
-    """NVIDIA's driver library, or None."""
+    """Return NVIDIA's driver library, or None."""
     try:
         return ctypes.CDLL("libcuda.so.1")
     except OSError:

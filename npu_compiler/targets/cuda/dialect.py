@@ -13,7 +13,7 @@ from ..simt.lang.dialect import KERNELS as COMMON_KERNELS
 from ..simt.lang.dialect import Array, Dialect, Param, special
 from .devices import DEFAULT, DEVICES, CUDADevice
 from .dual_conv import emit_dual_conv, supports_dual_conv
-from .flash import emit_wide_flash, supports_attention
+from .flash import emit_wgmma_flash, supports_attention
 from .tma_conv import emit_tma_conv, supports_tma_conv
 from .tma_gemm import column_tiles, emit_tma_gemm, supports_tma
 
@@ -27,6 +27,8 @@ _ENTRY = (
 
 
 def entry(name: str, params: Sequence[Param], threads: int, per_unit: int) -> str:
+    """Return the opening of a kernel: see ``Dialect.entry``."""
+
     def declare(p: Param) -> str:
         if p.ctype == "TensorMap":
             return f"const __grid_constant__ TensorMap {p.name}"
@@ -40,10 +42,12 @@ def entry(name: str, params: Sequence[Param], threads: int, per_unit: int) -> st
 
 
 def clustered(head: str, count: int) -> str:
+    """Return the opening ``head`` of a kernel for clusters of ``count`` thread blocks."""
     return head.replace("__global__ void ", f"__global__ void __cluster_dims__({count}, 1, 1) ", 1)
 
 
 def shared(arrays: Sequence[Array]) -> tuple[list[str], int]:
+    """Return the declarations of shared memory, and the bytes to request at launch: see ``Dialect.shared``."""
     total = sum(a.nbytes for a in arrays)
     if total <= STATIC_BYTES:
         return [f"__shared__ __align__({_alignment(a)}) {a.ctype} {a.name}[{a.length}];" for a in arrays], 0
@@ -55,7 +59,7 @@ def shared(arrays: Sequence[Array]) -> tuple[list[str], int]:
 
 
 def _alignment(a: Array) -> int:
-    """Large ones may hold tiles for the wide matrix unit, in blocks of 1024 bytes."""
+    """Return the alignment of an array. Large ones may hold wgmma operands, whose swizzle repeats every 1024 bytes."""
     return 1024 if a.nbytes >= 1 << 14 else 16
 
 
@@ -76,7 +80,7 @@ DIALECT = Dialect(
     fast=("sigmoid",),
 )
 
-# Hopper's own instructions: a program that uses them does not run on any other chip.
+# Programs that use Hopper's own instructions run on no other architecture.
 HOPPER = replace(
     DIALECT,
     device=DEFAULT,
@@ -86,7 +90,7 @@ HOPPER = replace(
         special(Conv2d, supports_tma_conv, emit_tma_conv),
         special(Conv2d, lambda k, _: supports_tma(k), emit_tma_gemm),
         special(DualConv2d, supports_dual_conv, emit_dual_conv),
-        special(Attention, lambda k, dialect: is_flash(k, dialect) and supports_attention(k), emit_wide_flash),
+        special(Attention, lambda k, dialect: is_flash(k, dialect) and supports_attention(k), emit_wgmma_flash),
     ),
     clustered=clustered,
 )
@@ -94,5 +98,5 @@ HOPPER = replace(
 
 @cache
 def dialect_for(device: CUDADevice) -> Dialect:
-    """The vocabulary of a device: Hopper has TMA and wgmma."""
+    """Return the dialect for ``device``: with TMA and wgmma on Hopper."""
     return replace(DIALECT if device.tma is None else HOPPER, device=device)

@@ -1,4 +1,4 @@
-"""Two convolutions in one kernel: the results of the first stay in registers, as the residual of the second."""
+"""Two convolutions in one kernel: the results of the first stay in registers and are the residual of the second."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ from .tile_selection import Plan, candidates, device_of, registers
 from .tma_epilogue import residual_of, supports_tma_store
 from .tma_gemm import Operands, TmaGemm, supports_tma, tile_k, without_stride
 
-MIN_RESULTS = 2 << 14  # for each SM, two tiles: fewer come sooner from groups that share sums
-TILE_K = 64  # of a stage
+MIN_RESULTS = 2 << 14  # per SM: two tiles. With fewer, split-K kernels are faster
+TILE_K = 64  # terms of a stage
 
 
 def halves(kernel: DualConv2d) -> tuple[Conv2d, Conv2d]:
-    """The convolution whose results are kept, and the one that they are added to, as two kernels."""
+    """Return (the convolution whose results are kept, the one that they are added to) as two kernels."""
     first = kernel.residual
     return first, recast(kernel, Conv2d, inputs=kernel.inputs[: -len(first.inputs)])
 
 
 def supports_dual_conv(kernel: DualConv2d, dialect: Dialect) -> bool:
-    """Whether both convolutions of a :class:`DualConv2d` have results that TMA could store, and many of them."""
+    """Whether :func:`emit_dual_conv` supports ``kernel``: TMA can store the results of both convolutions, and there are
+    many results."""
     first, last = halves(kernel)
     for k in (first, last):
         if not (supports_tma(k) and tile_k(k) == TILE_K and supports_tma_store(k) and residual_of(k) == -1):
@@ -37,21 +38,23 @@ def supports_dual_conv(kernel: DualConv2d, dialect: Dialect) -> bool:
 
 
 def emit_dual_conv(kernel: DualConv2d, dialect: Dialect) -> Emission:
-    """The function of a kernel for which :func:`supports_dual_conv`. Measured: the largest tile is best, or nearly."""
+    """Return the function of a kernel for which :func:`supports_dual_conv`. In measurements the largest tile was the
+    fastest, or nearly."""
     plans = _plans(conv_product(halves(kernel)[1]), device_of(dialect))
     plan = max(plans, key=lambda plan: (plan.m * plan.n, plan.m, plan.blocks_per_sm))
     return DualTmaConv(kernel, dialect, plan).emit()
 
 
 def _plans(p: Product, device: CUDADevice) -> Iterator[Plan]:
-    """Plans that leave registers for the results of the first convolution."""
-    for plan in candidates(p, TILE_K, False, True, device.with_units(1)):  # more tiles than units: no narrow ones
+    """Yield the plans that leave registers for the results of the first convolution."""
+    for plan in candidates(p, TILE_K, False, True, device.with_units(1)):  # one unit: no narrow tiles
         if plan.tma_store and registers(plan.m, plan.n, plan.blocks_per_sm, True) <= device.registers:
             yield plan
 
 
 class DualTmaConv(TmaGemm):
-    """``first`` is the convolution whose results are kept; its operands are the function's last."""
+    """The function of a :class:`DualConv2d`. ``first``: the convolution whose results are kept; its operands are the
+    function's last."""
 
     sums = 2
 

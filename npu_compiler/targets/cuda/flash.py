@@ -13,17 +13,18 @@ SLOTS, KEYS = 4, 128  # tiles of keys or of values in shared memory; keys of eac
 
 
 def supports_attention(kernel: Attention) -> bool:
-    """Whether the wide unit takes it: no mask but causality and positions, head sizes of whole tiles."""
+    """Whether :func:`emit_wgmma_flash` supports ``kernel``: head sizes 64 and 128, and no mask other than causality and
+    positions."""
     if not kernel.inputs[0].shape[2]:
         return False
     masked = len(kernel.inputs) > 3 and not kernel.by_position
-    wide = kernel.inputs[0].shape[3] in (64, 128) and kernel.splits == 1
+    sizes = kernel.inputs[0].shape[3] in (64, 128) and kernel.splits == 1
     rows = all(s > 0 for o in kernel.inputs[:3] for s, n in zip(o.strides, o.shape, strict=True) if n > 1)
-    return wide and rows and not masked
+    return sizes and rows and not masked
 
 
-def emit_wide_flash(kernel: Attention, dialect: Dialect) -> Emission:
-    """The function of an ``attention`` kernel for which :func:`supports_attention`."""
+def emit_wgmma_flash(kernel: Attention, dialect: Dialect) -> Emission:
+    """Return the function of an ``attention`` kernel for which :func:`supports_attention`."""
     f, (q, k, v), out = Function(kernel, dialect, explicit_wait=True), kernel.inputs[:3], kernel.outputs[0]
     (b, h, sq, d), positions = q.shape, mask_and_positions(kernel)[1]
     warpgroups = 2 if blocks(sq, 128) * h * b >= dialect.device.units else 1
@@ -44,7 +45,7 @@ def emit_wide_flash(kernel: Attention, dialect: Dialect) -> Emission:
 
 
 def _map(op: Operand, rows: int) -> TileMap:
-    """Of operand [B, H, S, D], tiles of ``rows`` by 64 columns."""
+    """Return the tensor map of operand [B, H, S, D] with tiles of ``rows`` by 64 columns."""
     b, h, n, d = op.shape
     strides = tuple(s * 2 if count > 1 else 16 for s, count in zip(op.strides[2::-1], (n, h, b), strict=True))
     return TileMap((d, n, h, b), strides, (64, rows, 1, 1), 128)

@@ -1,4 +1,4 @@
-"""NVRTC from its wheel or a CUDA toolkit: CUDA C++ to cubin and PTX, on machines without a GPU."""
+"""NVRTC, from its wheel or a CUDA toolkit: compiles CUDA C++ to cubin and PTX, without a GPU."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ FLAGS = ("--std=c++17", "--device-int128", "--extra-device-vectorization")
 
 @dataclass(frozen=True)
 class Compiled:
-    """``ptx`` is empty if it could not run on any other architecture than the one compiled for."""
+    """A compiled kernel. ``ptx`` is empty if the code runs only on the architecture that it was compiled for."""
 
     cubin: bytes
     ptx: bytes
 
 
 class Nvrtc:
-    """A loaded NVRTC library; ``version`` as (13, 0), ``path`` where it was found."""
+    """A loaded NVRTC library. ``path``: its file. ``version``: such as (13, 0). Raises ``OSError`` if it does not
+    load."""
 
     def __init__(self, path: str):
         self.path = path
-        for builtins in Path(path).parent.glob("libnvrtc-builtins.so*"):  # it looks for them by name alone
+        for builtins in Path(path).parent.glob("libnvrtc-builtins.so*"):  # NVRTC finds them only if they are loaded
             ctypes.CDLL(str(builtins))
         self._library = ctypes.CDLL(path)
         major, minor = ctypes.c_int(), ctypes.c_int()
@@ -43,7 +44,8 @@ class Nvrtc:
             raise ToolchainError(f"{what}: {self._library.nvrtcGetErrorString(status).decode()} (NVRTC {self.path})")
 
     def compile(self, source: str, name: str, arch: str) -> Compiled:
-        """``source`` for ``arch`` ('sm_90'). Raises ``ToolchainError`` with the compiler's messages."""
+        """Compile ``source`` for ``arch`` ('sm_90'); ``name`` is used in messages. Raises ``ToolchainError`` with the
+        compiler's messages."""
         lib, program = self._library, ctypes.c_void_p()
         text = source.encode()
         self._check(lib.nvrtcCreateProgram(ctypes.byref(program), text, f"{name}.cu".encode(), 0, None, None), name)
@@ -83,7 +85,7 @@ def _candidates() -> Iterator[str]:
 
 @cache
 def find_nvrtc() -> Nvrtc:
-    """The newest NVRTC of this installation. Raises ``ToolchainError`` if there is none."""
+    """Return the newest NVRTC of this installation. Raises ``ToolchainError`` if there is none."""
     for path in _candidates():
         try:
             return Nvrtc(path)

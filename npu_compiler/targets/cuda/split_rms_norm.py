@@ -1,4 +1,4 @@
-"""The factors of a row norm that is split between two products: see ``simt/norms.py``."""
+"""The factors of a row norm that is split between two products: see ``simt/rewrites/split_rms_norm.py``."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from ..simt.lang.scalar import Lines, Scalars, Value
 
 
 def row_scale(kernel: Gemm | Conv2d, f: Function) -> str:
-    """Define the functor of ``kernel``'s factors, which follow from the sums of each row that the product before left;
-    an expression that makes one."""
+    """Define the functor that computes ``kernel``'s row factors from the per-row sums of the previous product, and
+    return the C++ expression that instantiates it."""
     assert kernel.row_scale is not None
     number, lines = len(kernel.inputs) - 1, Lines()
     tiles, rows = kernel.inputs[number].shape

@@ -1,4 +1,4 @@
-"""Schedules -> CUDA C++ -> one cubin a kernel (and PTX for chips that are newer). Loading compiles nothing."""
+"""Schedules -> CUDA C++ -> one cubin per kernel, and PTX for later chips. Loading a program compiles nothing."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from .nvrtc import FLAGS, Compiled, Nvrtc, find_nvrtc
 
 
 class CUDATarget(Selectable[CUDADevice], SimtTarget):
-    """Compiles for one device. Code for an architecture whose name ends in 'a' runs on that one alone; other cubins run
-    on later architectures of the same major version, and their PTX on all that are newer."""
+    """The CUDA code generator. Code for an architecture whose name ends in 'a' runs only on that one. Other cubins run
+    on later architectures of the same major version, and their PTX runs on all later ones."""
 
     name = "cuda"
     config = CONFIG
@@ -50,9 +50,8 @@ class CUDATarget(Selectable[CUDADevice], SimtTarget):
 
 
 def compile_function(nvrtc: Nvrtc, source: str, name: str, arch: str) -> Compiled:
-    """One kernel, from the cache if the same text was compiled before."""
+    """Compile one kernel, or take it from the cache. Raises ``ToolchainError`` if it does not compile."""
     cache = open_cache("cuda")
-    # the name is part of the symbol: kernels that differ in nothing else are still different
     key = f"cubin {nvrtc.version} {arch} {FLAGS} {source}"
     known = cache.get(key)
     if known is not None:

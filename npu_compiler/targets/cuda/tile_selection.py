@@ -14,18 +14,18 @@ from ..simt.lang.function import blocks
 from .devices import CUDADevice
 
 WIDTHS = 64, 128, 192, 256  # columns of a tile
-ONE_TILE = 32, 48, 56, 96, 144  # also, if each thread block has one tile
-GROUP_EXTRA = 1280  # bytes of shared memory that a thread block takes beside its ring
+ONE_TILE = 32, 48, 56, 96, 144  # further widths, if each thread block has one tile
+GROUP_EXTRA = 1280  # bytes of shared memory of a thread block in addition to its ring
 PIECE = 64  # rows and columns of results in one TMA store
-PAD = 16  # floats behind a row of partial sums: rows begin in different banks
+PAD = 16  # floats after a row of partial sums, to avoid bank conflicts
 MAX_STAGES = 8
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Tiles of ``m`` x ``n`` results; operands pass through a ring buffer of ``stages``. ``splits``: thread blocks of a
-    cluster that share a tile (split-K); ``blocks_per_sm``: thread blocks that are resident on an SM;
-    ``prefetch``: threads read residuals before the main loop; ``tma_store``: TMA loads residuals and stores results."""
+    """Tiles of ``m`` x ``n`` results, whose operands are loaded into a ring buffer of ``stages``. ``splits``: thread
+    blocks of a cluster that share a tile (split-K). ``blocks_per_sm``: thread blocks that are resident on an SM.
+    ``prefetch``: threads read residuals before the main loop. ``tma_store``: TMA loads residuals and stores results."""
 
     m: int
     n: int
@@ -37,25 +37,26 @@ class Plan:
 
 
 def result_stages(m: int, n: int, outputs: int = 1) -> int:
-    """Stages of the ring, [m + n, 64] elements each, that hold the results of a tile; 0 if they do not fit."""
+    """Return the number of stages of the ring, of [m + n, 64] elements each, that hold the results of a tile; 0 if a
+    stage does not hold one piece."""
     per_stage = (m + n) // m // outputs
     return blocks(n // PIECE, per_stage) if per_stage else 0
 
 
 def split_floats(m: int, n: int) -> int:
-    """Floats of shared memory for the partial sums that the thread blocks of a cluster send."""
+    """Return the floats of shared memory for the partial sums of the thread blocks of a cluster."""
     return m * (n + PAD)
 
 
 def device_of(dialect: Dialect) -> CUDADevice:
-    """The device that ``dialect`` is for: one with TMA."""
+    """Return the device of ``dialect``, which must have TMA."""
     assert isinstance(dialect.device, CUDADevice) and dialect.device.tma is not None
     return dialect.device
 
 
 def choose(kernel: Gemm | Conv2d, step: int, tiles: bool, dialect: Dialect) -> Plan:
-    """The cheapest plan of a product whose stages are ``step`` elements deep along K; of equally cheap ones, the one
-    with most rows if residuals are prefetched. ``tiles``: whether TMA can store the results."""
+    """Return the fastest plan of a product according to :func:`cost`. ``step``: terms of a stage. ``tiles``: whether
+    TMA can store the results."""
     p, device = product_of(kernel), device_of(dialect)
     residual = len(kernel.inputs) > kernel.rhs + 1 and _has_residual(kernel)
     elements = sum(math.prod(o.shape) for o in (kernel.inputs[0], kernel.inputs[kernel.rhs]))
@@ -74,7 +75,8 @@ def _has_residual(kernel: Gemm | Conv2d) -> bool:
 def candidates(
     p: Product, step: int, residual: bool, tiles: bool, device: CUDADevice, outputs: int = 1
 ) -> Iterator[Plan]:  # fmt: skip
-    """Plans that fit the device. ``tiles``: whether TMA can store the results; ``outputs``: how many there are."""
+    """Yield the plans that fit the device. ``step``: terms of a stage. ``residual``: whether the epilogue reads one.
+    ``tiles``: whether TMA can store the results. ``outputs``: their number."""
     for m in (64, 128):
         for n in _widths(p, m, device.units):
             for splits in (1, *(size for size, blocks_at_once in device.clusters if blocks_at_once)):
@@ -89,34 +91,35 @@ def candidates(
                         tma_store = tma_store and 0 < result_stages(m, n, outputs) < stages - 1
                     fits = fits and (not tma_store or stages > result_stages(m, n, outputs) + 1)
                     prefetch = residual and n <= 128 and splits == 1 and not tma_store
-                    fits = fits and (blocks_per_sm < 4 or not prefetch)  # measured: two with more rows are faster
+                    fits = fits and (blocks_per_sm < 4 or not prefetch)  # two blocks with more rows measured faster
                     if stages > 2 and fits and registers(m, n, blocks_per_sm, prefetch) <= device.registers:
                         yield Plan(m, n, stages, splits, blocks_per_sm, prefetch, tma_store)
 
 
 def _widths(p: Product, m: int, units: int) -> list[int]:
-    """Columns that a tile of ``m`` rows may have. A narrow product with more tiles than SMs gets the least of
-    ``WIDTHS``."""
+    """Return the possible columns of a tile of ``m`` rows. A narrow product with more tiles than SMs uses the smallest
+    of ``WIDTHS``."""
     fit = [n for n in (*WIDTHS, *ONE_TILE) if n % (8 * p.products) == 0 and n < p.n + 32] or [32 * p.products]
     few = [n for n in fit if n not in ONE_TILE or blocks(p.m, m) * blocks(p.n, n) * p.batch <= units]
     return few or [WIDTHS[0]]
 
 
 def registers(m: int, n: int, blocks_per_sm: int, prefetch: bool) -> int:
-    """Registers that the thread blocks on an SM need; each quarter of an SM holds whole warps."""
+    """Return the registers that the thread blocks on an SM need. Each quarter of an SM holds whole warps."""
     warps = (m // 64 * 128 // SUBGROUP + 1) * blocks_per_sm
     return (n // 2 + (n // 4 if prefetch else 0) + 40) * blocks(warps, 4) * 4 * SUBGROUP
 
 
 def cost(p: Product, plan: Plan, step: int, residual: bool, elements: int, device: CUDADevice) -> float:
-    """Estimated microseconds of a product that reads and writes so many ``elements`` of two bytes at least."""
+    """Return the estimated time in microseconds of a product that accesses at least ``elements`` elements of two
+    bytes."""
     steps = blocks(blocks(p.k, step), plan.splits)
     thread_blocks = blocks(p.m, plan.m) * blocks(p.n, plan.n) * p.batch * plan.splits
     c = device.tma
     assert c is not None
     at_once = dict(device.clusters)[plan.splits] if plan.splits > 1 else device.units * plan.blocks_per_sm
     results = plan.m * plan.n
-    # a few rows: as much arrives as fits in the rings
+    # with few rows, the bandwidth is limited by the bytes in flight: those of the rings
     streamed = min(thread_blocks, at_once) * plan.stages * plan.n * step * 2 / blocks(p.m, plan.m) / c.latency
     rate = min(c.bandwidth, streamed) if p.m <= 2 * plan.m else c.bandwidth
     narrow = c.narrow if plan.n <= 64 else 1 + 0.4 * (c.narrow - 1) if plan.n < 128 else 1.0

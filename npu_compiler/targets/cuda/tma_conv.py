@@ -1,8 +1,8 @@
-"""Convolutions of few channels on Hopper: which kernels are supported, and the arguments of the template in
+"""Convolutions of few channels on Hopper: the supported kernels, and the arguments of the template in
 ``kernels/tma_conv.h``, which loads lines of pixels once for all taps of the filters.
 
-Supported are 64 channels, and images that ``image_rows.py`` laid out: the pixels that a row of a filter visits are
-neighbouring elements, and neighbouring results begin 16 bytes apart, so that their rows overlap.
+It supports 64 channels, and images in the layout of ``image_rows.py``: the pixels that a row of a filter reads are
+neighbouring elements, and neighbouring results begin 16 bytes apart, so their rows overlap.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from .tma_epilogue import residual_of, row_pitch, supports_tma_store
 from .tma_gemm import TmaGemm, pixel_strides
 
 BLOCK = 8  # results of a line, and lines, that wgmma multiplies together
-ROW, APART = 32, 8  # elements of an image's row of pixels, and between the beginnings of two
+ROW, APART = 32, 8  # elements that a row of a filter reads of an image, and distance of two such rows
 CHANNELS = 64
 MAX_BOX = 256  # pixels and lines in one TMA load
 MAX_PITCH = (1 << 14) - 1  # in the matrix descriptor of wgmma, in units of 16 bytes
-MIN_DENSITY = 0.75  # results, of what is computed: blocks reach beyond lines that are not a multiple of 8
+MIN_DENSITY = 0.75  # the smallest fraction of computed results that are used: blocks extend beyond the ends of lines
 ALIGNED = 512  # elements after which the swizzle repeats
-MAX_KEPT = 64  # columns whose scales and shifts stay in registers
+MAX_KEPT = 64  # the most columns whose scales and shifts stay in registers
 # (rows of the warpgroups, stages, thread blocks on an SM, whether TMA stores the results), best first.
 PLANS = ((128, 2, 2, False), (256, 2, 1, False), (128, 2, 1, False))
 TILED = ((128, 2, 2, True), (256, 2, 1, True), (128, 2, 1, True))
@@ -35,7 +35,8 @@ MIN_RING = 1 << 13  # elements, so that the array begins where the swizzle does
 
 
 def supports_tma_conv(kernel: Conv2d, dialect: Dialect) -> bool:
-    """Whether the lines of a convolution fit shared memory, and there are enough of them."""
+    """Whether :func:`emit_tma_conv` supports ``kernel``: its lines fit in shared memory, and there are enough of
+    them."""
     a, w, device = kernel.inputs[0], kernel.inputs[kernel.rhs], device_of(dialect)
     if a.dtype not in ("float16", "bfloat16") or w.dtype != a.dtype:
         return False
@@ -55,7 +56,7 @@ def supports_tma_conv(kernel: Conv2d, dialect: Dialect) -> bool:
 
 
 def emit_tma_conv(kernel: Conv2d, dialect: Dialect) -> Emission:
-    """The function of a kernel for which :func:`supports_tma_conv`."""
+    """Return the function of a kernel for which :func:`supports_tma_conv`."""
     plan = _plan(kernel, device_of(dialect))
     assert plan is not None
     return TmaConv(kernel, dialect, plan).emit()
@@ -74,22 +75,23 @@ def _tiles(kernel: Conv2d) -> int:
 
 
 def _enough(device: CUDADevice) -> int:
-    """Bands that give the SMs enough to do: some may be idle."""
+    """Return the number of bands that occupies most SMs."""
     return device.units * 8 // 11
 
 
 def _min_bands(kernel: Conv2d, device: CUDADevice) -> int:
-    """The fewest bands. Those of an image are cheap to load, so that several thread blocks may share one."""
+    """Return the fewest bands of a supported kernel. Those of an image are fast to load, so thread blocks share
+    them."""
     return blocks(_enough(device), max(1, _tiles(kernel) // 2) if _is_rows(kernel) else 1)
 
 
 def _lines(kernel: Conv2d) -> int:
-    """Lines of the image that a band, ``BLOCK`` lines of results, visits."""
+    """Return the number of image lines that a band of ``BLOCK`` lines of results reads."""
     return (BLOCK - 1) * kernel.stride[0] + (kernel.kernel_size[0] - 1) * kernel.dilation[0] + 1
 
 
 def _pitch(kernel: Conv2d) -> int:
-    """Elements between two lines in shared memory."""
+    """Return the elements between two lines in shared memory."""
     if _is_rows(kernel):
         return kernel.inputs[0].strides[1]
     over = (kernel.kernel_size[1] - 1) * kernel.dilation[1]
@@ -101,17 +103,17 @@ def _stage(kernel: Conv2d) -> int:
 
 
 def _filters(kernel: Conv2d, n: int) -> int:
-    """Elements of ``n`` filters, all taps."""
+    """Return the elements of ``n`` filters with all taps."""
     return blocks(math.prod(kernel.kernel_size) * n * kernel.channels[0], ALIGNED) * ALIGNED
 
 
 def _ring(kernel: Conv2d, n: int, stages: int) -> int:
-    """Elements of the filters and the ring; the last block of a line may reach out of it."""
+    """Return the elements of the filters and the ring, padded because the last block of a line may extend beyond it."""
     return max(_filters(kernel, n) + stages * _stage(kernel) + ALIGNED, MIN_RING)
 
 
 def _plan(kernel: Conv2d, device: CUDADevice) -> Plan | None:
-    """The first plan that fits an SM. ``m``: 64 for each warpgroup; a stage is a band."""
+    """Return the first plan that fits an SM, or None. Its ``m`` is 64 per warpgroup; a stage is a band."""
     k, pitch = kernel.channels[1], _pitch(kernel)
     n = min((n for n in (*WIDTHS, *ONE_TILE) if n >= k), default=0)
     if not n or kernel.stride[0] * pitch // 8 > MAX_PITCH:
@@ -123,7 +125,7 @@ def _plan(kernel: Conv2d, device: CUDADevice) -> Plan | None:
     many = _bands(kernel) * kernel.outputs[0].shape[0] >= _enough(device)
     for m, stages, blocks_per_sm, tma_store in (*TILED * tiles, *PLANS):
         if tma_store and m > 128 and not many:
-            continue  # warpgroups of several thread blocks share a band
+            continue  # with few bands, several smaller thread blocks share each
         nbytes = _ring(kernel, n, stages) * 2 + GROUP_EXTRA + m * n * 2 * tma_store
         fits = nbytes * blocks_per_sm <= device.shared_per_unit
         if fits and registers(m, n, blocks_per_sm, prefetch) <= device.registers:
@@ -146,7 +148,7 @@ class TmaConv(TmaGemm):
         out = f"&{f.tile_map(~0, self._tiles())}" if plan.tma_store else "nullptr"
         f.prefetch_constants(kernel.rhs + 1)
         ring = f.array(self.ctype, "ring", _ring(kernel, plan.n, plan.stages))
-        leaving = f.array(self.ctype, "leaving", plan.m * plan.n) if plan.tma_store else "nullptr"
+        staging = f.array(self.ctype, "staging", plan.m * plan.n) if plan.tma_store else "nullptr"
         full = f.array("int64_t", "full", 2 * plan.stages + 1)
         bands, tiles, at_once = _bands(kernel), _tiles(kernel), self.dialect.device.units * plan.blocks_per_sm
         shares = max(1, min(tiles // (plan.m // 64), at_once // (images * bands)))  # thread blocks of a band
@@ -163,19 +165,19 @@ class TmaConv(TmaGemm):
         )  # fmt: skip
         pixels = f.pointer(0) if rows else "nullptr"
         f.template(
-            "tma_conv", "tma_conv.h", {"T": self.ctype}, sizes, left, pixels, right, ring, leaving, full, epilogue, out
+            "tma_conv", "tma_conv.h", {"T": self.ctype}, sizes, left, pixels, right, ring, staging, full, epilogue, out
         )
         return f.finish(groups, self.threads)
 
     def _lines(self) -> TileMap:
-        """The lines that a band visits."""
+        """Return the tensor map of the lines that a band reads."""
         x = self.kernel.inputs[0]
         n, h, w, c = x.shape
         window = (c, _pitch(self.kernel) // c, _lines(self.kernel), 1)
         return TileMap((c, w, h, n), tuple(s * 2 for s in reversed(pixel_strides(x))), window, c * 2)
 
     def _tiles(self) -> TileMap:
-        """8 x 8 pixels of the result."""
+        """Return the tensor map of 8 x 8 pixels of the result."""
         n, h, w, c = self.kernel.outputs[0].shape
         pitch = row_pitch(self.kernel.outputs[0]) * 2
         return TileMap((c, w, h, n), (pitch, pitch * w, pitch * w * h), (PIECE, BLOCK, BLOCK, 1), PIECE * 2)

@@ -1,4 +1,4 @@
-"""Whether TMA can store the results of a kernel and load their residual (``kernels/tma_epilogue.h`` does it)."""
+"""Decides whether TMA can store the results of a kernel and load their residual (``kernels/tma_epilogue.h``)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from ..simt.kernels.gemm import product_of
 
 
 def row_pitch(o: Operand) -> int:
-    """Elements between neighbouring rows if all rows are dense, evenly spaced and at multiples of 16 bytes; else 0."""
+    """Return the elements between neighbouring rows, if all rows are dense, evenly spaced and at multiples of 16 bytes;
+    else 0."""
     dims = [(n, s) for n, s in zip(o.shape[:-1], o.strides[:-1], strict=True) if n > 1]
     pitch = step = dims[-1][1] if dims else o.shape[-1]
     for n, stride in reversed(dims):
@@ -22,8 +23,10 @@ def row_pitch(o: Operand) -> int:
 
 
 def residual_of(kernel: Gemm | Conv2d) -> int | None:
-    """The number of the input of which the epilogue reads one element for every result; -1 if there is none. None if it
-    also reads something that TMA cannot load as tiles, other than vectors along the columns."""
+    """Return the number of the input of which the epilogue reads one element for every result, or -1 if there is none.
+
+    Returns None if the epilogue also reads other operands than that and vectors along the columns.
+    """
     assert kernel.epilogue is not None
     out, found, values = kernel.outputs[0], -1, [kernel.epilogue, *(s.expr for s in kernel.extra_stages)]
     last, identity = expr.index(len(out.shape) - 1), expr.identity_index(out.shape)

@@ -1,4 +1,4 @@
-"""Products and convolutions on Hopper whose operands TMA loads: which kernels are supported, and the arguments of the
+"""Products and convolutions on Hopper whose operands TMA loads: the supported kernels, and the arguments of the
 template in ``kernels/tma_gemm.h``."""
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from .split_rms_norm import row_scale
 from .tile_selection import PIECE, Plan, choose, result_stages, split_floats
 from .tma_epilogue import residual_of, row_pitch, supports_tma_store
 
-MAX_PREFETCHED = 2  # vectors of its share of a tile that a thread reads before the main loop
+MAX_PREFETCHED = 2  # the most vectors of residuals that a thread of a cluster reads before the main loop
 
 
 def supports_tma(kernel: Gemm | Conv2d) -> bool:
-    """Whether TMA can load the operands: rows of 16-bit types that begin at multiples of 16 bytes; channels of a
-    convolution in multiples of 32."""
+    """Whether TMA can load the operands of ``kernel``: rows of 16-bit types that begin at multiples of 16 bytes, and
+    for a convolution a multiple of 32 channels."""
     a, w = kernel.inputs[0], kernel.inputs[kernel.rhs]
     if isinstance(kernel, Gemm) and kernel.prologue is not None:
         return False
@@ -35,7 +35,7 @@ def supports_tma(kernel: Gemm | Conv2d) -> bool:
         return False
     if isinstance(kernel, Conv2d):
         pixels = a.strides[3] == 1 and all(s > 0 and s % 8 == 0 for s in pixel_strides(a))
-        apart = a.strides[2] >= a.shape[3]  # threads load overlapping rows faster: from the L1 cache
+        apart = a.strides[2] >= a.shape[3]  # for overlapping rows, loads by threads are faster: they hit the L1 cache
         return pixels and apart and kernel.groups == 1 and tile_k(kernel) > 0 and _window_fits(kernel)
     rows = kernel.lda, kernel.batch_stride if p.batch > 1 else 8
     columns = w.strides[1], w.strides[0] if w.shape[0] > 1 else 8
@@ -43,7 +43,8 @@ def supports_tma(kernel: Gemm | Conv2d) -> bool:
 
 
 def tile_k(kernel: Gemm | Conv2d) -> int:
-    """Elements of a stage along K, 64 or 32; 0 if the channels of a convolution are a multiple of neither."""
+    """Return the elements of a stage along K, 64 or 32; 0 if the channels of a convolution are a multiple of
+    neither."""
     if isinstance(kernel, Gemm) or _is_plain(kernel):
         return 64
     channels = kernel.channels[0]
@@ -51,14 +52,14 @@ def tile_k(kernel: Gemm | Conv2d) -> int:
 
 
 def _is_plain(kernel: Conv2d) -> bool:
-    """Whether a convolution is 1x1 and reads every pixel, so that it is a matrix product."""
+    """Whether a convolution is 1x1 and reads every pixel, like a matrix product."""
     whole = kernel.stride == (1, 1) and tuple(kernel.padding) == (0, 0, 0, 0)
     return kernel.inputs[0].contiguous and kernel.kernel_size == (1, 1) and whole
 
 
 def without_stride(kernel: Gemm | Conv2d) -> Gemm | Conv2d:
-    """A strided 1x1 convolution becomes one without stride, of an image that has only the pixels which are read: TMA
-    loads strided windows slowly."""
+    """Return a strided 1x1 convolution as one without stride, of an image that only has the pixels that are read. TMA
+    loads strided windows slowly. Other kernels are returned unchanged."""
     if isinstance(kernel, Gemm) or kernel.kernel_size != (1, 1) or any(kernel.padding):
         return kernel
     a, (sh, sw), (n, oh, ow, _) = kernel.inputs[0], kernel.stride, kernel.outputs[0].shape
@@ -68,18 +69,19 @@ def without_stride(kernel: Gemm | Conv2d) -> Gemm | Conv2d:
 
 
 def pixel_strides(a: Operand) -> list[int]:
-    """Strides along N, H and W in elements; 8 for a dimension of size 1, whose stride does not matter."""
+    """Return the strides along N, H and W in elements; 8 for a dimension of size 1, whose stride is not used."""
     return [s if n > 1 else 8 for s, n in zip(a.strides[:3], a.shape[:3], strict=True)]
 
 
 def _window_fits(kernel: Conv2d) -> bool:
-    """Whether the window is within the limits of im2col loads: strides up to 8, corners in a signed byte."""
+    """Whether the window is within the limits of im2col loads: strides up to 8, and corners that fit a signed byte."""
     low, high = _corners(kernel)
     return max(kernel.stride) <= 8 and all(-128 <= x <= 127 for x in (*low, *high))
 
 
 def _corners(kernel: Conv2d) -> tuple[tuple[int, int], tuple[int, int]]:
-    """The window that a filter's first tap visits, (W, H): from its first pixel, and beyond the last of the image."""
+    """Return the window of a filter's first tap as (W, H): its first pixel, and its last relative to the image's
+    last."""
     _, h, w, _ = kernel.inputs[0].shape
     _, oh, ow, _ = kernel.outputs[0].shape
     (sh, sw), (top, left) = kernel.stride, kernel.padding[:2]
@@ -87,19 +89,19 @@ def _corners(kernel: Conv2d) -> tuple[tuple[int, int], tuple[int, int]]:
 
 
 def emit_tma_gemm(kernel: Gemm | Conv2d, dialect: Dialect) -> Emission:
-    """The function of a kernel for which :func:`supports_tma`."""
+    """Return the function of a kernel for which :func:`supports_tma`."""
     return TmaGemm(kernel, dialect, choose(kernel, tile_k(kernel), supports_tma_store(kernel), dialect)).emit()
 
 
 def column_tiles(kernel: Gemm | Conv2d, dialect: Dialect) -> int:
-    """Tiles along the columns of a product for which :func:`supports_tma`, if it stores two results."""
+    """Return the number of tiles along the columns of a product for which :func:`supports_tma`, if it stores two
+    results."""
     both = replace(kernel, outputs=(*kernel.outputs[:1], *kernel.outputs[:1]))
     return blocks(product_of(kernel).n, choose(both, tile_k(kernel), supports_tma_store(kernel), dialect).n)
 
 
 class Operands(NamedTuple):
-    """The operands of a product: ``kernel`` says what is multiplied; ``left`` and ``right`` are their numbers among the
-    operands of the function."""
+    """The operands of the product ``kernel``. ``left``, ``right``: their numbers among the operands of the function."""
 
     kernel: Gemm | Conv2d
     left: int
@@ -107,7 +109,7 @@ class Operands(NamedTuple):
 
 
 class TmaGemm:
-    """The function of a product or convolution with the tile sizes of ``plan``. ``sums``: accumulators of a result."""
+    """The function of a product or convolution with the tile sizes of ``plan``. ``sums``: accumulators per result."""
 
     sums = 1
 
@@ -121,6 +123,7 @@ class TmaGemm:
         self.operands = Operands(without_stride(kernel), 0, kernel.rhs)
 
     def emit(self) -> Emission:
+        """Return the function."""
         f, plan, p = self.f, self.plan, self.p
         f.cluster, f.per_unit = plan.splits, plan.blocks_per_sm
         before = self._kept()
@@ -149,39 +152,41 @@ class TmaGemm:
 
     @property
     def outputs(self) -> int:
-        """Results of the shape of the product; the last output of a kernel with ``extra_stages`` holds sums of rows."""
+        """The number of outputs of the product's shape. The last output of a kernel with ``extra_stages`` has row
+        sums."""
         return 2 if self.kernel.extra_stages else 1
 
     @property
     def sums_rows(self) -> bool:
-        """Whether the kernel also writes the sum of every row of a tile."""
+        """Whether the kernel also stores the sum of every row of a tile."""
         return any(s.kind == "reduce" for s in self.kernel.extra_stages)
 
     def _kept(self) -> str:
-        """An earlier product whose results are kept in registers, as an argument of the template."""
+        """Return the template's argument for an earlier product whose results are kept in registers."""
         return "NoSum{}"
 
     def _first(self) -> Operands:
-        """The product whose operands are loaded first."""
+        """Return the product whose operands are loaded first."""
         return self.operands
 
     def _primed(self) -> int:
-        """Stages of weights that are loaded before earlier kernels have ended."""
+        """Return the number of stages of weights that are loaded before preceding kernels end."""
         s = self._first()
         constant = s.kernel.inputs[s.kernel.rhs].buffer.kind in ("weight", "const")
         return min(self.plan.stages, self._steps(s) // self.plan.splits) if constant else 0
 
     # -- operands
     def _steps(self, s: Operands) -> int:
-        """Stages that the operands take."""
+        """Return the number of stages of the operands."""
         return blocks(product_of(s.kernel).k, self.step)
 
     def _batches(self, kernel: Gemm | Conv2d) -> int:
-        """How many right operands there are."""
+        """Return the number of right operands."""
         return kernel.inputs[kernel.rhs].shape[0] if isinstance(kernel, Gemm) and self.p.batch > 1 else 1
 
     def _operands(self, s: Operands, name: str) -> str:
-        """The operands of a product as an argument; their constants become struct ``name``."""
+        """Define struct ``name`` with the constants of a product, and return the template's argument for its
+        operands."""
         left, right = (self.f.tile_map(n, tiles) for n, tiles in zip((s.left, s.right), self._maps(s), strict=True))
         a, values = s.kernel, {"K_TILES": self._steps(s), "IM2COL": False}
         if isinstance(a, Conv2d) and not _is_plain(a):
@@ -195,7 +200,7 @@ class TmaGemm:
         return f"Operands<{name}>{{{left}, {right}}}"
 
     def _maps(self, s: Operands) -> tuple[TileMap, TileMap]:
-        """Tensor maps of the left and the right operand."""
+        """Return the tensor maps of the left and the right operand."""
         k, p = s.kernel, product_of(s.kernel)
         a, w = k.inputs[0], k.inputs[k.rhs]
         swizzle = self.step * 2
@@ -217,7 +222,7 @@ class TmaGemm:
 
     # -- results
     def _outputs(self) -> str:
-        """The tensor maps of results that TMA stores, and of their residual, as an argument."""
+        """Return the template's argument for the tensor maps of results that TMA stores, and of their residual."""
         if not self.plan.tma_store:
             return "TileOutputs{}"
         numbers = [~0, ~1 if self.outputs > 1 else None, self._residual()]
@@ -225,7 +230,7 @@ class TmaGemm:
         return f"TileOutputs{{{', '.join(maps)}}}"
 
     def _residual(self) -> int | None:
-        """The input of which the epilogue reads one element for every result, or None."""
+        """Return the input of which the epilogue reads one element for every result, or None."""
         found = residual_of(self.kernel)
         return None if found == -1 else found
 
@@ -234,7 +239,7 @@ class TmaGemm:
         return self.f.tile_map(number, TileMap((p.n, p.m, 1), (pitch, pitch * p.m), (PIECE, PIECE, 1), PIECE * 2))
 
     def _epilogue(self) -> tuple[dict[str, bool | int], str]:
-        """Constants that say how results leave, and an expression for the functor that computes them."""
+        """Return (constants of the epilogue, the C++ expression that instantiates its functor)."""
         plan, products = self.plan, self.p.products
         members = Members(self.f, "@NAME@_epilogue")
         epilogue = Epilogue(self.kernel, members, most=8, columns=plan.splits > 1)  # more than 16 bytes
@@ -274,17 +279,17 @@ class TmaGemm:
         made.store_read(bool(flags["READ_AHEAD"]), bool(flags["SHARED"]))
 
     def _width(self, epilogue: Epilogue) -> int:
-        """Neighbouring columns that a lane stores at once, after lanes have exchanged results."""
+        """Return the number of columns that a lane stores as a vector, after lanes have exchanged results."""
         products, width = self.p.products, min(epilogue.width, 8)
         while self.p.n // products % width or self.plan.n // products % width:
             width //= 2
         return width
 
     def _can_share(self, epilogue: Epilogue, width: int) -> bool:
-        """Whether both rows of a thread can use the same registers for what all rows share."""
+        """Whether both rows of a thread can use the same registers for vectors that all rows share."""
         return bool(epilogue.shared) and self.p.products == 1 and width == 8 and self.p.n % self.plan.n == 0
 
     def _vectors(self, width: int) -> int:
-        """Vectors that a thread finishes of the share of its thread block."""
+        """Return the number of vectors that a thread completes in a cluster."""
         plan = self.plan
         return blocks(plan.m // plan.splits * (plan.n // self.p.products // width), plan.m * 2)

@@ -1,1 +1,1 @@
-"""The Metal target: the SIMT kernels as Metal Shading Language, which the runtime's Mac compiles."""
+"""The Metal target: the SIMT kernels in the Metal Shading Language, which a Mac compiles when it loads a program."""

@@ -1,7 +1,7 @@
-"""Apple's GPUs by family, as in Apple's Metal Feature Set Tables, which also say how large threadgroup memory is.
+"""Apple's GPUs by family. Source of families and threadgroup memory: Apple's Metal Feature Set Tables.
 
-A family comes with 7 to 80 GPU cores; a row has those of its middle size, the "Pro" chip. Apple publishes neither the
-registers nor the bandwidths inside of a GPU core.
+Chips of a family have 7 to 80 GPU cores; a row has those of the "Pro" chip. Apple does not publish the registers and
+the bandwidths of a GPU core.
 """
 
 from __future__ import annotations
@@ -32,14 +32,15 @@ DEVICES = (
 
 
 def device_for(chip: str) -> AppleGPU:
-    """The row of a chip that calls itself 'Apple M3 Max'. Programs for the first family run on all later ones."""
+    """Return the row of a chip, whose name is such as 'Apple M3 Max'; the first row, whose programs run on all later
+    families, if the chip is unknown."""
     words = chip.split()
     return next((d for d in DEVICES if set(d.chips.split(", ")) & set(words)), DEVICES[0])
 
 
 @cache
 def device_at_hand() -> AppleGPU:
-    """The family of this Mac's GPU, else the oldest."""
+    """Return the family of this Mac's GPU, or the oldest on other machines."""
     if sys.platform != "darwin":
         return DEVICES[0]
     command = ["sysctl", "-n", "machdep.cpu.brand_string"]

@@ -13,17 +13,18 @@ from .devices import DEVICES, AppleGPU
 MAX_BUFFERS = 31
 
 _BUILTINS = (
-    "uint gid_ [[threadgroup_position_in_grid]]",
+    "uint workgroup_ [[threadgroup_position_in_grid]]",
     "uint tid_ [[thread_index_in_threadgroup]]",
     "uint lane_ [[thread_index_in_simdgroup]]",
-    "uint sid_ [[simdgroup_index_in_threadgroup]]",
+    "uint subgroup_ [[simdgroup_index_in_threadgroup]]",
 )
-_ENTRY = "const int workgroup = (int)gid_, tid = (int)tid_, lane = (int)lane_, subgroup = (int)sid_;"
+_ENTRY = "const int workgroup = (int)workgroup_, tid = (int)tid_, lane = (int)lane_, subgroup = (int)subgroup_;"
 _UNUSED = "(void)workgroup, (void)tid, (void)lane, (void)subgroup;"
 
 
 def entry(name: str, params: Sequence[Param], threads: int, per_unit: int) -> str:
-    """Buffers are numbered in order; every size is a literal, so a kernel takes nothing else."""
+    """Return the opening of a kernel (see ``Dialect.entry``). Buffers are numbered in order; a kernel has no other
+    arguments, because sizes are literals."""
     declared = [
         f"device {'' if p.writable else 'const '}{p.ctype}* {p.name} [[buffer({i})]]" for i, p in enumerate(params)
     ]
@@ -33,7 +34,8 @@ def entry(name: str, params: Sequence[Param], threads: int, per_unit: int) -> st
 
 
 def shared(arrays: Sequence[Array]) -> tuple[list[str], int]:
-    """As 16-byte vectors: nothing else aligns threadgroup memory."""
+    """Return the declarations of threadgroup memory (see ``Dialect.shared``), as 16-byte vectors because these are the
+    only way to align it."""
     lines = []
     for a in arrays:
         lines.append(f"threadgroup uint4 {a.name}_memory[{a.nbytes // 16}];")
@@ -56,5 +58,5 @@ DIALECT = Dialect(
 
 @cache
 def dialect_for(device: AppleGPU) -> Dialect:
-    """The vocabulary, for kernels of the sizes that ``device`` has."""
+    """Return the dialect for ``device``."""
     return replace(DIALECT, device=device)

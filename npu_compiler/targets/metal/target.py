@@ -1,5 +1,5 @@
-"""Schedules -> Metal Shading Language. The text is the program: Apple's compiler is part of macOS and not of this
-package, so a Mac compiles it when it loads the program (and caches what it made)."""
+"""Schedules -> Metal Shading Language. The program contains the text: Apple's compiler is part of macOS, so a Mac
+compiles the text when it loads the program, and caches the result."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ LANGUAGE = "metal3.1"  # the first with bfloat
 
 
 class MetalTarget(Selectable[AppleGPU], SimtTarget):
-    """``sources`` holds ``prelude.h``, the headers that kernels include and a ``.metal`` file for each kernel, which
-    ``xcrun metal -c`` takes as it is."""
+    """The Metal code generator. ``sources`` are ``prelude.h``, the headers that kernels include, and a ``.metal`` file
+    for each kernel, which ``xcrun metal -c`` accepts."""
 
     name = "metal"
     config = CONFIG

@@ -1,8 +1,8 @@
-// Attention of many queries on Hopper: TMA loads keys and values into a ring buffer, warpgroups multiply 64 rows each.
+// Attention of many queries on Hopper: TMA loads keys and values into a ring buffer; each warpgroup multiplies 64 rows.
 //
-// Scores never leave the registers; the softmax of one warpgroup runs beside the products of the other. The last warp
-// issues the copies. Constants beside those of flash.h: WARPGROUPS that multiply; SLOTS tiles of keys or of values in
-// the ring; VECTORS: rows of the output begin at multiples of 16 bytes.
+// Scores stay in registers. The softmax of one warpgroup overlaps the products of the other. The last warp issues the
+// copies. Constants in addition to those of flash.h: WARPGROUPS that multiply; SLOTS tiles of keys or of values in the
+// ring; VECTORS: rows of the output begin at multiples of 16 bytes.
 #pragma once
 #include "flash.h"
 #include "tma.h"
@@ -10,24 +10,24 @@
 
 template <class C> struct FlashWgmma {
   typedef typename C::T T;
-  CONSTANTS int HALVES = C::D / 64, SIZE = C::KEYS * C::D;  // 128-byte columns of a tile; its elements
+  CONSTANTS int HALVES = C::D / 64, SIZE = C::KEYS * C::D;  // column blocks of 128 bytes in a tile; elements of a tile
   FlashRows<C> rows;
   T* ring;  // [SLOTS, HALVES, KEYS, 64]
   T* qs;    // [HALVES, ROWS, 64]
   int64_t* full;
   int64_t* empty;
   int64_t* queries;
-  int slot, turn;
+  int slot, phase;
 
   INLINE void advance() {
     if (++slot == C::SLOTS) {
       slot = 0;
-      turn ^= 1;
+      phase ^= 1;
     }
   }
 
   INLINE void load_tile(const TensorMap& map, int step) {
-    mbarrier_wait(empty + slot, turn);
+    mbarrier_wait(empty + slot, phase);
     mbarrier_expect_bytes(full + slot, SIZE * 2);
 #pragma unroll
     for (int half = 0; half < HALVES; half++)
@@ -42,7 +42,7 @@ template <class C> struct FlashWgmma {
     for (int half = 0; half < HALVES; half++)
       tma_load(qs + half * C::ROWS * 64, q, queries, half * 64, rows.q0, rows.h, rows.b);
     slot = 0;
-    turn = 1;
+    phase = 1;
     for (int step = 0; step < steps; step++) {
       load_tile(k, step);
       load_tile(v, step);
@@ -59,18 +59,19 @@ template <class C> struct FlashWgmma {
     wgmma_zero(results);
     FragC* const o = (FragC*)results.v;
     rows.start();
-    slot = turn = 0;
+    slot = phase = 0;
     mbarrier_wait(queries, 0);
 #pragma unroll 1
     for (int step = 0; step < steps; step++) {
       WgmmaC<C::KEYS> scores;
       wgmma_zero(scores);
       FragC* const s = (FragC*)scores.v;
-      mbarrier_wait(full + slot, turn);
+      mbarrier_wait(full + slot, phase);
       wgmma_fence();
 #pragma unroll
       for (int half = 0; half < HALVES; half++)
-        wgmma<64>(scores, qs + half * C::ROWS * 64 + rows.at.subgroup / 4 * (64 * 64), ring + slot * SIZE + half * C::KEYS * 64);
+        wgmma<64>(scores, qs + half * C::ROWS * 64 + rows.at.subgroup / 4 * (64 * 64),
+                  ring + slot * SIZE + half * C::KEYS * 64);
       wgmma_commit();
       wgmma_finish(scores);
       release();
@@ -78,7 +79,7 @@ template <class C> struct FlashWgmma {
       FragA<T> w[C::KEYS / 16];
 #pragma unroll
       for (int n = 0; n < C::KEYS / 16; n++) frag_a_from_c(w[n], s[2 * n], s[2 * n + 1]);
-      mbarrier_wait(full + slot, turn);
+      mbarrier_wait(full + slot, phase);
       wgmma_fence();
       const uint64_t values = wgmma_transposed_descriptor<C::KEYS>(ring + slot * SIZE);
 #pragma unroll
@@ -91,7 +92,7 @@ template <class C> struct FlashWgmma {
     else rows.store(o, out);
   }
 
-  // Lanes of a row exchange results until each has 16 bytes.
+  // Stores results in vectors: the lanes of a row exchange them until each has 16 bytes.
   INLINE void store(const FragC* o, T* out) {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
@@ -113,14 +114,14 @@ template <class C> struct FlashWgmma {
   }
 };
 
-// barriers: [2 * SLOTS + 1], full and empty slots and the queries.
+// barriers: [2 * SLOTS + 1], mbarriers of full and of empty slots, and of the queries.
 template <class C>
 INLINE void flash_wgmma(
     const TensorMap& q, const TensorMap& k, const TensorMap& v, const int64_t* positions, typename C::T* out,
     typename C::T* ring, typename C::T* qs, int64_t* barriers, int* limit, Thread at) {
   FlashWgmma<C> f;
   const int tiles = (C::SQ + C::ROWS - 1) / C::ROWS, heads = C::H * C::B;
-  f.rows.tile = tiles - 1 - at.workgroup / heads;  // those with the most keys first
+  f.rows.tile = tiles - 1 - at.workgroup / heads;  // tiles with the most keys first
   f.rows.h = at.workgroup % C::H;
   f.rows.b = at.workgroup % heads / C::H;
   f.rows.hk = f.rows.h / C::HEADS_PER_KV;

@@ -1,4 +1,4 @@
-// The SIMT vocabulary in CUDA C++. No header is included: NVRTC alone compiles it.
+// The SIMT vocabulary in CUDA C++. It includes no header, so that NVRTC compiles it without a toolkit.
 typedef signed char int8_t;
 typedef unsigned char uint8_t;
 typedef short int16_t;
@@ -33,9 +33,10 @@ INLINE void barrier() { __syncthreads(); }
 
 INLINE void set_flag(int* flag) { *flag = 1; }
 
-// Groups wait for each other, but not for ever: others may keep the cores from those that are to come. state[0] counts
-// those that came (10 bits), those that left (10 bits) and meetings; who leaves is set in state[1] and on before that is
-// counted, so the last to come knows. Who finds when leaving that all have come takes that back, and stays.
+// A grid barrier with a bounded wait: other kernels may occupy the SMs that workgroups of this one still need. state[0]
+// counts the workgroups that have arrived (10 bits), those that have exited (10 bits) and completed barriers. A
+// workgroup sets its bit in state[1..] before it increments the count of exits, so the last one to arrive sees these
+// bits. If a workgroup that is about to exit finds that all have arrived, it undoes both and stays.
 INLINE uint atomic_add_acq_rel(int* p, uint x) {
   uint before;
   asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;" : "=r"(before) : "l"(p), "r"(x) : "memory");
@@ -44,12 +45,12 @@ INLINE uint atomic_add_acq_rel(int* p, uint x) {
 INLINE int grid_barrier(int* state, int number, int count, bool waits) {
   const uint before = atomic_add_acq_rel(state, 1);
   if ((before & 1023) == count - 1) {
-    const uint left = before >> 10 & 1023;
-    atomic_add_acq_rel(state, (1u << 20) - count - (left << 10));
-    return left ? 2 : 1;
+    const uint exited = before >> 10 & 1023;
+    atomic_add_acq_rel(state, (1u << 20) - count - (exited << 10));
+    return exited ? 2 : 1;
   }
   if (!waits) return 0;
-  for (int turn = 0; turn < 256; turn++) {
+  for (int i = 0; i < 256; i++) {
     uint now;
     asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(state) : "memory");
     if (now >> 20 != before >> 20) return 1;
@@ -69,7 +70,7 @@ INLINE uint byte_permute(uint low, uint high, uint which) {
   return x;
 }
 INLINE uint4 load16(const void* p) { return *(const uint4*)p; }
-// Not .nc: what counts as read-only is moved behind pdl_wait(), and then weights are asked for too late.
+// Not .nc: the compiler moves read-only loads after pdl_wait(), and weights would then be requested too late.
 INLINE uint4 stream16(const void* p) {
   uint4 v;
   asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -141,12 +142,12 @@ INLINE float frag_row_sum(float x) {
   x += __shfl_xor_sync(0xffffffffu, x, 1);
   return x + __shfl_xor_sync(0xffffffffu, x, 2);
 }
-INLINE float m_exp2_fast(float x) {  // 2 ulp; tiny results are zero
+INLINE float m_exp2_fast(float x) {  // error 2 ulp; subnormal results are flushed to zero
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
-INLINE float m_sigmoid_fast(float x) {  // 1e-6
+INLINE float m_sigmoid_fast(float x) {  // relative error 1e-6
   float y;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(1.0f + m_exp2_fast(x * -1.44269504f)));
   return y;
@@ -182,14 +183,14 @@ template <class T> INLINE void frag_a_from(FragA<T>& f, uint x0, uint x1, uint x
   f.v[0] = x0; f.v[1] = x1; f.v[2] = x2; f.v[3] = x3;
 }
 template <class T> INLINE void frag_b_from(FragB<T>& f, uint x0, uint x1, int) { f.v[0] = x0; f.v[1] = x1; }
-INLINE uint turned(uint x) {
+INLINE uint transpose_8x8(uint x) {
   uint y;
   asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
   return y;
 }
 template <class T> INLINE void frag_b_transposed(FragB<T>& f, const FragC& c, int) {
-  f.v[0] = turned(pack_pair(c.v[0], c.v[1], (T*)nullptr));
-  f.v[1] = turned(pack_pair(c.v[2], c.v[3], (T*)nullptr));
+  f.v[0] = transpose_8x8(pack_pair(c.v[0], c.v[1], (T*)nullptr));
+  f.v[1] = transpose_8x8(pack_pair(c.v[2], c.v[3], (T*)nullptr));
 }
 
 #define UNARY(name, single, twice)                      \

@@ -32,7 +32,8 @@ INLINE int cluster_rank() {
 INLINE void cluster_barrier() {
   asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
 }
-INLINE uint cluster_address(const void* p, int rank) {  // the same place in the shared memory of block `rank`
+// The corresponding address in the shared memory of block `rank`.
+INLINE uint cluster_address(const void* p, int rank) {
   uint at;
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"(shared_address(p)), "r"(rank));
   return at;
@@ -45,7 +46,7 @@ INLINE void cluster_store(uint at, float x, float y, float z, float w) {
                :: "r"(at), "f"(x), "f"(y), "f"(z), "f"(w) : "memory");
 }
 
-// -- TMA: one thread copies a tile between global and shared memory; loads count bytes at an mbarrier
+// -- TMA: one thread starts the copy of a tile between global and shared memory; loads signal bytes to an mbarrier
 INLINE void tma_prefetch(const TensorMap& m) { asm volatile("prefetch.tensormap [%0];" :: "l"(&m) : "memory"); }
 INLINE void fence_async_proxy() { asm volatile("fence.proxy.async;" ::: "memory"); }
 INLINE void fence_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
@@ -61,7 +62,7 @@ INLINE void tma_load(void* to, const TensorMap& m, int64_t* full, int x, int y, 
   asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];"
                :: "r"(shared_address(to)), "l"(&m), "r"(shared_address(full)), "r"(x), "r"(y), "r"(z), "r"(w) : "memory");
 }
-// Pixels of image n in row-major order from (x, y) on, shifted by the tap (right, down).
+// Loads pixels of image n in row-major order from (x, y) on, shifted by the tap (right, down).
 INLINE void tma_load_im2col(void* to, const TensorMap& m, int64_t* full, int c, int x, int y, int n, int right, int down) {
   asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes "
                "[%0], [%1, {%3, %4, %5, %6}], [%2], {%7, %8};"
@@ -77,10 +78,10 @@ INLINE void tma_store(const TensorMap& m, const void* from, int x, int y, int z,
                :: "l"(&m), "r"(shared_address(from)), "r"(x), "r"(y), "r"(z), "r"(w) : "memory");
 }
 INLINE void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-// Waits until the stores of this thread have read shared memory, which may then be overwritten.
+// Waits until the stores of this thread have read shared memory, so that it may be overwritten.
 INLINE void tma_store_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 
-// -- 16x16 fragments of 16-bit elements and shared memory: each lane names 16 bytes, half a row
+// -- 16x16 fragments of 16-bit elements in shared memory: each lane has the address of 16 bytes, half a row
 template <class T> INLINE Vec<T, 2> unpack_pair(uint v) {
   Vec<T, 2> x;
   asm("mov.b32 {%0, %1}, %2;" : "=h"(x.v[0].bits), "=h"(x.v[1].bits) : "r"(v));

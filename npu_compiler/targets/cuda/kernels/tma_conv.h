@@ -1,21 +1,21 @@
-// Convolutions of few channels on Hopper: lines of pixels are loaded once, and all taps of a filter read them there.
+// Convolutions of few channels on Hopper: lines of pixels are loaded once into shared memory for all taps of a filter.
 //
-// To wgmma, 8 neighbouring results of a line are a block of rows, and 8 lines of results are such blocks; another tap is
-// another address. A thread block loads the lines that 8 lines of results (a band) visit, all at once, and keeps the
-// filters. The pixels are either 64 channels, rows of a swizzled tile, with zeros outside the image; or images whose
-// pixels lie beside each other, where a filter's row is 32 neighbouring elements, and neighbouring results begin 8 apart
-// (OVERLAPPING).
+// The rows of wgmma are 8 blocks of 8: 8 neighbouring results in each of 8 lines of results. Another tap only changes
+// the address of the left operand. A thread block loads all lines that 8 lines of results (a band) read at once, and
+// keeps the filters. Pixels either have 64 channels and are rows of a swizzled tile, with zeros outside the image; or
+// they are contiguous elements of an image, where a row of a filter is 32 neighbouring elements, and neighbouring
+// results begin 8 elements apart (OVERLAPPING).
 //
-// Constants of D, beyond those of tma_epilogue.h: IMAGES, OH, OW of the result; BANDS of an image, each shared by SHARES
-// thread blocks; LINES of the image that a band visits, PITCH elements apart; LINES_SIZE: elements of a stage; TAPS,
-// KERNEL_W, CHANNELS, STRIDE_H, PAD_TOP, PAD_LEFT, DILATION_H, DILATION_W; FILTER_SIZE: elements of all filters; of
-// images OVERLAPPING: IMAGE_SIZE, IMAGE_H. KEEPS_SHARED: what columns share stays in registers.
+// Constants of D, in addition to those of tma_epilogue.h: IMAGES, OH, OW of the result; BANDS of an image, each shared
+// by SHARES thread blocks; LINES of the image that a band visits, PITCH elements apart; LINES_SIZE: elements of a
+// stage; TAPS, KERNEL_W, CHANNELS, STRIDE_H, PAD_TOP, PAD_LEFT, DILATION_H, DILATION_W; FILTER_SIZE: elements of all
+// filters; of images OVERLAPPING: IMAGE_SIZE, IMAGE_H. KEEPS_SHARED: what columns share stays in registers.
 #pragma once
 #include "tma_epilogue.h"
 
 constexpr int LINE_BLOCK = 8;  // results of a line, and lines, that wgmma multiplies together
 
-// Row `h` of a lane's two: a pixel of the result, or the row behind the last one.
+// Row `h` of a lane's two rows: a pixel of the result, or the row after the last one.
 template <class D> struct PixelRows {
   int image, band, tile, subgroup, lane;
   INLINE int operator()(int h) const {
@@ -37,7 +37,7 @@ template <class D> INLINE void load_lines(typename D::T* to, const TensorMap* li
   }
 }
 
-// The sums of 8 lines by 8 pixels; `lines`: the first pixel that they visit.
+// Computes the sums of 8 lines by 8 pixels. `lines`: the first pixel that they read.
 template <class D> INLINE void multiply_taps(WgmmaC<D::TILE_N>& acc, const typename D::T* lines,
                                              const typename D::T* filters) {
   constexpr int APART = D::OVERLAPPING ? LINE_BLOCK : D::CHANNELS;  // elements between neighbouring results
@@ -56,12 +56,12 @@ template <class D> INLINE void multiply_taps(WgmmaC<D::TILE_N>& acc, const typen
   wgmma_finish(acc);
 }
 
-// `slots`: the filters, then the ring; `leaving`: shared memory for the results that TMA stores; `lines`: the tensor map
-// of the left operand, or null for images OVERLAPPING, whose `pixels` are copied.
+// `slots`: the filters, then the ring. `staging`: shared memory for the results that TMA stores. `lines`: the tensor
+// map of the left operand; null if OVERLAPPING, and then `pixels` points to the images.
 template <class D, class E>
-INLINE void tma_conv(const TensorMap* lines, const typename D::T* pixels, const TensorMap& weights, typename D::T* slots,
-                     typename D::T* leaving, int64_t* full, const E& epilogue, const TensorMap* out, const Thread& th) {
-  constexpr int TEAMS = D::TILE_M / 64, PIECES = D::TILE_N / PIECE, UNITS = D::IMAGES * D::BANDS * D::SHARES;
+INLINE void tma_conv(const TensorMap* lines, const typename D::T* pixels, const TensorMap& weights,
+                     typename D::T* slots, typename D::T* staging, int64_t* full, const E& epilogue, const TensorMap* out, const Thread& th) {
+  constexpr int WARPGROUPS = D::TILE_M / 64, PIECES = D::TILE_N / PIECE, UNITS = D::IMAGES * D::BANDS * D::SHARES;
   constexpr int APART = D::OVERLAPPING ? LINE_BLOCK : D::CHANNELS, LINE_TILES = (D::OW + LINE_BLOCK - 1) / LINE_BLOCK;
   ASSUME(th.tid >= 0 && th.tid < D::TILE_M * 2 + 32);
   typename D::T* const ring = slots + D::FILTER_SIZE;
@@ -69,13 +69,13 @@ INLINE void tma_conv(const TensorMap* lines, const typename D::T* pixels, const 
   if (th.tid == 0) {
     for (int i = 0; i < D::STAGES; i++) {
       mbarrier_init(full + i, 1);
-      mbarrier_init(empty + i, TEAMS);
+      mbarrier_init(empty + i, WARPGROUPS);
     }
     mbarrier_init(filters, 1);
     mbarrier_init_fence();
   }
   barrier();
-  if (th.subgroup == TEAMS * 4) {
+  if (th.subgroup == WARPGROUPS * 4) {
     if (th.lane == 0) {
       tma_prefetch(weights);
       mbarrier_expect_bytes(filters, D::TAPS * D::TILE_N * D::CHANNELS * 2);
@@ -104,13 +104,13 @@ INLINE void tma_conv(const TensorMap* lines, const typename D::T* pixels, const 
   }
   const typename E::Shared* const shared = D::KEEPS_SHARED ? kept : nullptr;
   RingPosition<D::STAGES> at = {0, 0};
-  int mine = th.subgroup / 4;  // warpgroups take turns to have a tile more
+  int offset = th.subgroup / 4;  // the warpgroup that has one tile more alternates
   for (int t = th.workgroup; t < UNITS; t += D::STEP) {
     const int image = t / (D::SHARES * D::BANDS), band = t / D::SHARES % D::BANDS;
     mbarrier_wait(full + at.slot, at.phase);
     const int last = (t % D::SHARES + 1) * LINE_TILES / D::SHARES;
 #pragma unroll 1
-    for (int tile = t % D::SHARES * LINE_TILES / D::SHARES + mine; tile < last; tile += TEAMS) {
+    for (int tile = t % D::SHARES * LINE_TILES / D::SHARES + offset; tile < last; tile += WARPGROUPS) {
       const PixelRows<D> row = {image, band, tile, th.subgroup, th.lane};
       typename E::Ahead ahead[D::READ_AHEAD ? D::TILE_N / 16 : 1];
       if constexpr (D::READ_AHEAD) {
@@ -128,7 +128,7 @@ INLINE void tma_conv(const TensorMap* lines, const typename D::T* pixels, const 
       if constexpr (D::RESULT_STAGES > 0) {
         if (th.tid % 128 == 0) tma_store_wait_read();
         named_barrier(1 + th.subgroup / 4, 128);
-        typename D::T* const own = leaving + th.subgroup / 4 * (PIECES * PIECE * PIECE);
+        typename D::T* const own = staging + th.subgroup / 4 * (PIECES * PIECE * PIECE);
         fill_pieces<D, 0, PIECES, PIECE * PIECE, false>(epilogue, acc, factors, row, 0, th, own, nullptr, shared, nullptr);
         if (th.tid % 128 == 0) {
 #pragma unroll
@@ -143,7 +143,7 @@ INLINE void tma_conv(const TensorMap* lines, const typename D::T* pixels, const 
     }
     if (th.tid % 128 == 0) mbarrier_arrive(empty + at.slot);
     at.next();
-    mine = (mine + TEAMS - LINE_TILES % TEAMS) % TEAMS;
+    offset = (offset + WARPGROUPS - LINE_TILES % WARPGROUPS) % WARPGROUPS;
   }
   if (D::RESULT_STAGES && th.tid % 128 == 0) tma_store_wait_read();
 }

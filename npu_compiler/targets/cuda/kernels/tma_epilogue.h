@@ -1,24 +1,26 @@
-// What becomes of the sums of a tile in Hopper's products. Constants of D: READ_AHEAD: residuals are read before the main
-// loop; SHARED: what columns share is read once for both rows of a thread; MERGED, of PRODUCTS 2: results are made before
-// lanes exchange them; RESULT_STAGES: stages of the ring through which TMA stores the results of a tile (0: threads
-// store), RESIDUAL: and loads a residual; OUTPUTS that TMA stores; SUM_ROWS: rows of the matrix of row sums, 0: none.
+// The epilogue of products on Hopper. Constants of D: READ_AHEAD: residuals are read before the main loop; SHARED:
+// vectors that all rows share are read once for both rows of a thread; MERGED, for PRODUCTS 2: results are computed
+// before lanes exchange them; RESULT_STAGES: stages of the ring through which TMA stores the results of a tile (0:
+// threads store them); RESIDUAL: TMA also loads a residual into these; OUTPUTS that TMA stores; SUM_ROWS: rows of the
+// matrix of row sums, 0: there are no row sums.
 //
 // An epilogue is a rendered functor (epilogue.py):
 //
 //   struct Epilogue {
-//     WIDTH, REST                                    neighbouring columns of a vector; those at the end of a row
-//     struct Ahead, Shared                           what is read before the sums: by row and column, by column
+//     WIDTH, REST                                    neighbouring columns of a vector; of one at the end of a row
+//     struct Ahead, Shared                           operands that are loaded early: by row and column, by column
 //     void read_ahead(row, column, Ahead&); void read_shared(column, Shared&);
 //     float store(row, column, const float* acc, Ahead, Shared), store_rest(row, column, acc);
 //     float compute(row, column, acc, float* y, float* y1, Ahead, Shared); void put(row, column, const float* y);
 //   };
 //
-// `acc` holds the sums of WIDTH results; those of two products alternate. compute() makes results as floats, of the
-// first output in y and of the second in y1. The returned float is the vector's share of the row's sum (SUM_ROWS).
+// `acc` holds the sums of WIDTH results; those of two products alternate. compute() returns results as floats, those of
+// the first output in y and those of the second in y1. The returned float is the vector's part of the row's sum
+// (SUM_ROWS).
 #pragma once
 #include "tma_mainloop.h"
 
-// -- a row norm's factors (split_rms_norm): the kernel before left sums of each row, one for each of its tiles
+// -- the factors of a row norm (split_rms_norm), from the sums that the previous product computed per row and tile
 struct NoRowScale {
   static constexpr bool ENABLED = false;
   static constexpr int TILES = 0, ROWS = 0;
@@ -34,7 +36,7 @@ template <class Scale> struct RowFactors {
       for (int h = 0; h < 2; h++) {
         const int m = row(h);
 #pragma unroll
-        for (int i = 0; i < (Scale::TILES + 3) / 4; i++) {  // the lanes of a row have a quarter of it each
+        for (int i = 0; i < (Scale::TILES + 3) / 4; i++) {  // each of the four lanes of a row reads a quarter
           const int part = i * 4 + (lane & 3);
           sums[h][i] = part < Scale::TILES && m < Scale::ROWS ? scale.sums[part * Scale::ROWS + m] : 0.0f;
         }
@@ -60,13 +62,13 @@ template <class Scale> struct RowFactors {
   }
 };
 
-// Row `h` (0, 1) of the product that a lane has sums of.
+// Row `h` (0 or 1) of the two rows of the product whose sums a lane has.
 struct TileRows {
   int first;
   INLINE int operator()(int h) const { return first + 8 * h; }
 };
 
-// -- threads store: lanes exchange results until each has neighbours
+// -- stores by threads: lanes exchange results until each has neighbouring ones
 template <class D, class E>
 INLINE void store_vectors(const E& epilogue, const float* x, int row0, int m, int n, const typename E::Ahead& ahead,
                           const typename E::Shared& shared, float& sum) {
@@ -79,10 +81,11 @@ INLINE void store_vectors(const E& epilogue, const float* x, int row0, int m, in
   }
 }
 
-// `row0`: the first row of the batch. `kept`: what columns share, of each piece, or null.
+// `row0`: the first row of the batch. `kept`: the shared vectors of each piece, or null if they must be loaded.
 template <class D, class E, class Rows, class Factors>
-INLINE void store_tile(const E& epilogue, const WgmmaC<D::TILE_N>& acc, const Factors& factors, const Rows& row, int row0,
-                       int column0, int lane, const typename E::Ahead* ahead, const typename E::Shared* kept, float* sums) {
+INLINE void store_tile(const E& epilogue, const WgmmaC<D::TILE_N>& acc, const Factors& factors, const Rows& row,
+                       int row0, int column0, int lane, const typename E::Ahead* ahead, const typename E::Shared* kept,
+                       float* sums) {
   constexpr int L = D::PRODUCTS, PIECES = D::TILE_N / (32 * L);
 #pragma unroll
   for (int g = 0; g < PIECES; g++) {
@@ -113,7 +116,7 @@ INLINE void store_tile(const E& epilogue, const WgmmaC<D::TILE_N>& acc, const Fa
       }
     }
   }
-  if constexpr (D::TILE_N % (32 * L) != 0) {  // what is left of a row
+  if constexpr (D::TILE_N % (32 * L) != 0) {  // the rest of a row
 #pragma unroll
     for (int g = PIECES * 4 * L; g < D::TILE_N / 8; g++) {
 #pragma unroll
@@ -132,8 +135,9 @@ INLINE void store_tile(const E& epilogue, const WgmmaC<D::TILE_N>& acc, const Fa
   }
 }
 
-// The row sums of this tile: the lanes of a row have added up a quarter of it each.
-template <class D, class Rows> INLINE void store_row_sums(float* out, float* sums, const Rows& row, int tile_n, int lane) {
+// Stores the row sums of this tile. Each of the four lanes of a row has the sum of a quarter.
+template <class D, class Rows>
+INLINE void store_row_sums(float* out, float* sums, const Rows& row, int tile_n, int lane) {
 #pragma unroll
   for (int h = 0; h < 2; h++) {
     sums[h] += subgroup_xor(sums[h], 1);
@@ -143,9 +147,9 @@ template <class D, class Rows> INLINE void store_row_sums(float* out, float* sum
   }
 }
 
-// -- the blocks of a cluster share a tile: each adds up the parts of its share of the rows
+// -- split-K in a cluster: each block adds up the partial sums of its share of the rows
 template <class D, class E> struct Share {
-  static constexpr int ROWS = D::TILE_M / D::SPLITS, LD = D::TILE_N + 16;  // rows begin in different banks
+  static constexpr int ROWS = D::TILE_M / D::SPLITS, LD = D::TILE_N + 16;  // padded to avoid bank conflicts
   static constexpr int VALUES = E::WIDTH * D::PRODUCTS, PER_ROW = D::TILE_N / VALUES, THREADS = D::TILE_M * 2;
   static constexpr int VECTORS = (ROWS * PER_ROW + THREADS - 1) / THREADS;  // of a thread
   int r, n0, m, n;
@@ -160,10 +164,11 @@ template <class D, class E> struct Share {
   INLINE bool inside() const { return r < ROWS && m < D::M && n < D::N; }
 };
 
-// A warp's 16 rows from `row` on, to the blocks of the cluster whose share they are: their `sums` hold [rank, SHARE, LD].
-// Of two blocks of 8 columns, neighbouring lanes bring their pairs together: the even one stores the first, the odd one
-// the second.
-template <int SHARE, int LD, int N> INLINE void cluster_send(float* sums, int rank, const WgmmaC<N>& c, int row, int lane) {
+// Sends a warp's 16 rows from `row` on to the blocks of the cluster that add them up, whose `sums` are [rank, SHARE,
+// LD]. Two neighbouring lanes exchange pairs of two blocks of 8 columns, so that each stores four neighbours: the even
+// lane those of the first block, the odd lane those of the second.
+template <int SHARE, int LD, int N>
+INLINE void cluster_send(float* sums, int rank, const WgmmaC<N>& c, int row, int lane) {
   const bool odd = lane & 1;
 #pragma unroll
   for (int h = 0; h < 2; h++) {
@@ -178,11 +183,12 @@ template <int SHARE, int LD, int N> INLINE void cluster_send(float* sums, int ra
       if (odd) cluster_store(at, x, y, right[0], right[1]);
       else cluster_store(at, left[0], left[1], x, y);
     }
-    if (N / 8 % 2) cluster_store(to + (N / 8 - 1) * 32 + (lane & 3) * 8, c.v[N / 2 - 4 + 2 * h], c.v[N / 2 - 3 + 2 * h]);
+    if (N / 8 % 2)
+      cluster_store(to + (N / 8 - 1) * 32 + (lane & 3) * 8, c.v[N / 2 - 4 + 2 * h], c.v[N / 2 - 3 + 2 * h]);
   }
 }
 
-// `parts`: shared memory for the sums of all blocks; `factor` of each vector.
+// `parts`: shared memory for the partial sums of all blocks. `factor`: the row norm's factor of each vector.
 template <class D, class E, class Scale>
 INLINE void store_share(const E& epilogue, const WgmmaC<D::TILE_N>& acc, float* parts, const float* factor,
                         const typename E::Ahead* ahead, TileIndex tile, int rank, const Thread& th, float* row_sums) {
@@ -204,7 +210,7 @@ INLINE void store_share(const E& epilogue, const WgmmaC<D::TILE_N>& acc, float* 
       }
       const int row0 = D::BATCH > 1 ? tile.batch * D::M : 0;
       const float sum = epilogue.store(row0 + s.m, s.n / D::PRODUCTS, x, ahead[D::READ_AHEAD ? i : 0], typename E::Shared());
-      if (D::SUM_ROWS) parts[s.r * S::LD + s.n0] = sum;  // where no other thread reads
+      if (D::SUM_ROWS) parts[s.r * S::LD + s.n0] = sum;  // only this thread has read this place
     }
   }
   if constexpr (D::SUM_ROWS > 0) {
@@ -219,11 +225,11 @@ INLINE void store_share(const E& epilogue, const WgmmaC<D::TILE_N>& acc, float* 
   }
 }
 
-// -- TMA stores: warpgroups put 64x64 pieces of results into shared memory, in the order in which wgmma leaves the sums
+// -- stores by TMA: warpgroups write 64x64 pieces of results to shared memory, in the order of wgmma's accumulators
 constexpr int PIECE = 64;
 
-// Results of 16 columns `q` of the tile as pairs: of half `j` of the columns, half `h` of the rows. `other`: results of
-// an earlier product as pairs, which alternate with the sums; or null.
+// Computes the results of the q-th 16 columns of the tile as pairs, in the order of half j of the columns and half h of
+// the rows. `other`: pairs of results of another product, which are its second accumulator; or null.
 template <class D, class E, class Rows, class Factors>
 INLINE void compute_pairs(const E& epilogue, const WgmmaC<D::TILE_N>& acc, const Factors& factors, const Rows& row,
                           int column0, int lane, int q, const uint* other, const typename E::Ahead* ahead,
@@ -256,8 +262,8 @@ INLINE void compute_pairs(const E& epilogue, const WgmmaC<D::TILE_N>& acc, const
   }
 }
 
-// Pieces FIRST to LAST of 64 rows, the first at `to` and the others APART elements from each other; those of a second
-// output follow those of the first. A residual is there already if RESIDUAL.
+// Writes pieces FIRST to LAST - 1 of 64 rows to `to`, APART elements apart; the piece of a second output follows that
+// of the first. If RESIDUAL, the pieces hold the residual before.
 template <class D, int FIRST, int LAST, int APART, bool RESIDUAL, class E, class Rows, class Factors>
 INLINE void fill_pieces(const E& epilogue, const WgmmaC<D::TILE_N>& acc, const Factors& factors, const Rows& row,
                         int column0, const Thread& th, typename D::T* to, const uint* other,
@@ -287,33 +293,33 @@ struct TileOutputs {
   const TensorMap *first, *second, *residual;
 };
 
-// The last RESULT_STAGES stages of a tile: the producer hands them over with the tile's residual, warpgroups put the
-// results in its place, and TMA stores them. They are free again when TMA has read them.
+// The last RESULT_STAGES stages of a tile: the producer pre-fills them with the residual; the warpgroups overwrite them
+// with results, which TMA then stores. They are free when TMA has read them.
 template <class D> struct ResultStages {
-  static constexpr int TEAMS = D::TILE_M / 64, PIECES = D::TILE_N / PIECE, SLOTS = D::RESULT_STAGES;
+  static constexpr int WARPGROUPS = D::TILE_M / 64, PIECES = D::TILE_N / PIECE, SLOTS = D::RESULT_STAGES;
   static constexpr int PER_SLOT = SLOTS ? (PIECES + SLOTS - 1) / SLOTS : 0, SIZE = PIECE * PIECE;
   static INLINE constexpr int last(int slot) { return (slot + 1) * PER_SLOT < PIECES ? (slot + 1) * PER_SLOT : PIECES; }
 
-  // Where piece `at` of the slot's, of one warpgroup, lies.
-  static INLINE typename D::T* place(const Ring<D>& ring, int slot, int at, int team, int output = 0) {
-    return ring.stage(slot) + (at * D::OUTPUTS + output) * TEAMS * SIZE + team * SIZE;
+  // The address of piece `at` of a slot, for one warpgroup.
+  static INLINE typename D::T* place(const Ring<D>& ring, int slot, int at, int warpgroup, int output = 0) {
+    return ring.stage(slot) + (at * D::OUTPUTS + output) * WARPGROUPS * SIZE + warpgroup * SIZE;
   }
 
-  template <int S> static INLINE void hand_over(const Ring<D>& ring, RingPosition<D::STAGES>& at, TileIndex tile,
+  template <int S> static INLINE void prefill(const Ring<D>& ring, RingPosition<D::STAGES>& at, TileIndex tile,
                                                 const TileOutputs& to) {
     mbarrier_wait(ring.empty + at.slot, at.phase);
     if (!D::RESIDUAL) mbarrier_arrive(ring.full + at.slot);
     else {
-      mbarrier_expect_bytes(ring.full + at.slot, (last(S) - S * PER_SLOT) * TEAMS * SIZE * 2);
+      mbarrier_expect_bytes(ring.full + at.slot, (last(S) - S * PER_SLOT) * WARPGROUPS * SIZE * 2);
 #pragma unroll
       for (int n = S * PER_SLOT; n < last(S); n++)
 #pragma unroll
-        for (int team = 0; team < TEAMS; team++)
-          tma_load(place(ring, at.slot, n - S * PER_SLOT, team), *to.residual, ring.full + at.slot,
-                   tile.n * D::TILE_N + n * PIECE, tile.m * D::TILE_M + team * PIECE, 0);
+        for (int warpgroup = 0; warpgroup < WARPGROUPS; warpgroup++)
+          tma_load(place(ring, at.slot, n - S * PER_SLOT, warpgroup), *to.residual, ring.full + at.slot,
+                   tile.n * D::TILE_N + n * PIECE, tile.m * D::TILE_M + warpgroup * PIECE, 0);
     }
     at.next();
-    if constexpr (S + 1 < SLOTS) hand_over<S + 1>(ring, at, tile, to);
+    if constexpr (S + 1 < SLOTS) prefill<S + 1>(ring, at, tile, to);
   }
 
   template <int S, class E, class Rows, class Factors>
@@ -321,8 +327,9 @@ template <class D> struct ResultStages {
                            const Ring<D>& ring, RingPosition<D::STAGES>& at, TileIndex tile, const TileOutputs& to,
                            const Thread& th, const uint* other, float* sums) {
     mbarrier_wait(ring.full + at.slot, at.phase);
-    fill_pieces<D, S * PER_SLOT, last(S), TEAMS * SIZE, D::RESIDUAL>(
-        epilogue, acc, factors, row, tile.n * D::TILE_N, th, place(ring, at.slot, 0, th.subgroup / 4), other, nullptr, sums);
+    fill_pieces<D, S * PER_SLOT, last(S), WARPGROUPS * SIZE, D::RESIDUAL>(
+        epilogue, acc, factors, row, tile.n * D::TILE_N, th, place(ring, at.slot, 0, th.subgroup / 4), other, nullptr,
+        sums);
     if (th.tid % 128 == 0) {
 #pragma unroll
       for (int n = S * PER_SLOT; n < last(S); n++) {
@@ -337,10 +344,10 @@ template <class D> struct ResultStages {
   }
 };
 
-// Frees the stages of the tile before, while the first products of a tile run.
+// Frees the result stages of the previous tile during the first product of a tile.
 template <class D> struct ReleaseResults {
   const Ring<D>& ring;
-  int tid, held;  // the first of these stages, -1: none
+  int tid, held;  // held: the first of these stages; -1: none
   INLINE void operator()(bool first) const {
     if (D::RESULT_STAGES && first && held >= 0 && tid % 128 == 0) {
       tma_store_wait_read();

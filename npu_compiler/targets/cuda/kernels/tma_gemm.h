@@ -1,7 +1,7 @@
-// Matrix products and convolutions on Hopper: persistent thread blocks process tiles of the result, tile after tile, so
-// that the next tile's operands arrive while results are stored. A block has one producer warp and TILE_M / 64
-// warpgroups (tma_mainloop.h). Where tiles are few, the blocks of a cluster share the terms of a sum: they send each
-// other their parts, and each adds up its share of the rows, in order (tma_epilogue.h).
+// Matrix products and convolutions on Hopper: persistent thread blocks process tiles of the result, and the next tile's
+// operands are loaded while results are stored. A block has one producer warp and TILE_M / 64 warpgroups
+// (tma_mainloop.h). If there are few tiles, the blocks of a cluster share each tile (split-K): they exchange partial
+// sums, and each adds up its share of the rows, in order (tma_epilogue.h).
 //
 //   tma_gemm<D>(Operands<S>{left, right}, ring, full, parts, epilogue, scale, {out, out1, residual}, row_sums, NoSum(), th)
 #pragma once
@@ -56,7 +56,7 @@ INLINE void tma_gemm(const Operands<S>& operands, typename D::T* slots, int64_t*
         if constexpr (Before::ENABLED)
           load_stages<D::PRIMED>(ring, before.operands, at, count, tile, rank);
         load_stages<Before::ENABLED ? 0 : D::PRIMED>(ring, operands, at, count, tile, rank);
-        if constexpr (D::RESULT_STAGES > 0) ResultStages<D>::template hand_over<0>(ring, at, tile, to);
+        if constexpr (D::RESULT_STAGES > 0) ResultStages<D>::template prefill<0>(ring, at, tile, to);
       }
     }
     if (D::SPLITS > 1) cluster_barrier();

@@ -1,20 +1,20 @@
-// The main loop of Hopper's products: one warp asks TMA for tiles of both operands, which arrive in a ring buffer in
-// shared memory; each warpgroup multiplies 64 rows of a tile.
+// The main loop of products on Hopper: a producer warp issues TMA loads of both operands into a ring buffer in shared
+// memory; each warpgroup multiplies 64 rows of a tile. The epilogue is in tma_epilogue.h.
 //
-// Types and constants of D: T, of the operands; M, N; BATCH of products, each with a right operand of its own if
-// BATCHED_RIGHT; TILE_M, TILE_N, TILE_K; STAGES of the ring; TILES of all results, of which a block processes every
-// STEP-th; SPLITS: blocks of a cluster that share a tile, each with a part of K; PRIMED: stages whose right operand,
-// weights, is loaded before earlier kernels end; PRODUCTS 2: columns alternate between two products, which make one result.
-// What happens to the sums is in tma_epilogue.h.
+// Types and constants of D: T, of the operands; M, N; BATCH of products, each with its own right operand if
+// BATCHED_RIGHT; TILE_M, TILE_N, TILE_K; STAGES of the ring; TILES of the result, of which a block processes every
+// STEP-th; SPLITS: blocks of a cluster that share a tile, each with a part of K (split-K); PRIMED: stages whose right
+// operand, weights, is loaded before preceding kernels end; PRODUCTS 2: columns alternate between two products, which
+// the epilogue combines.
 //
-// Constants of S, a product of the kernel: K_TILES; IM2COL: rows of the left operand are pixels of the result, K runs over
-// taps and channels; then OH, OW, KERNEL_W, STRIDE_H, STRIDE_W, PAD_TOP, PAD_LEFT, DILATION_H, DILATION_W, and
-// CHANNEL_TILES of K that a tap has.
+// Constants of S, a product of the kernel: K_TILES; IM2COL: rows of the left operand are pixels of the result, and K
+// runs over taps and channels; then OH, OW, KERNEL_W, STRIDE_H, STRIDE_W, PAD_TOP, PAD_LEFT, DILATION_H, DILATION_W,
+// and CHANNEL_TILES of K in each tap.
 #pragma once
 #include "tma.h"
 #include "wgmma.h"
 
-// -- tiles of the result, in bands of rows, so that what neighbouring thread blocks read stays in the L2 cache
+// -- tiles of the result, in bands of rows, so that concurrent thread blocks share operands in the L2 cache
 constexpr int BAND = 16;
 
 struct TileIndex {
@@ -33,7 +33,7 @@ template <class D> INLINE TileIndex tile_index(int t) {
 
 // -- the ring buffer
 template <class D> struct Ring {
-  static constexpr int STAGE = (D::TILE_M + D::TILE_N) * D::TILE_K;  // elements: rows of the left operand, of the right
+  static constexpr int STAGE = (D::TILE_M + D::TILE_N) * D::TILE_K;  // elements of the left, then of the right operand
   typename D::T* slots;
   int64_t *full, *empty;
   INLINE typename D::T* stage(int slot) const { return slots + slot * STAGE; }
@@ -67,7 +67,7 @@ INLINE void load_right(const Ring<D>& ring, const Operands<S>& from, int slot, i
            D::BATCHED_RIGHT ? tile.batch : 0);
 }
 
-// The first PRIMED stages of weights: they do not wait for earlier kernels.
+// Loads the first PRIMED stages of weights, which do not depend on preceding kernels.
 template <class D, class S> INLINE void prime(const Ring<D>& ring, const Operands<S>& from, TileIndex tile, int rank) {
   for (int i = 0; i < D::PRIMED; i++) {
     mbarrier_expect_bytes(ring.full + i, Ring<D>::STAGE * 2);
@@ -75,7 +75,8 @@ template <class D, class S> INLINE void prime(const Ring<D>& ring, const Operand
   }
 }
 
-// Loads the stages of a product. `count`: those loaded so far, of which the first PRIMED have their right operand.
+// Loads the stages of a product. `count`: the stages loaded so far; the right operand of the first PRIMED was loaded by
+// prime().
 template <int PRIMED, class D, class S>
 INLINE void load_stages(const Ring<D>& ring, const Operands<S>& from, RingPosition<D::STAGES>& at, int& count,
                         TileIndex tile, int rank) {
@@ -106,9 +107,8 @@ INLINE void load_stages(const Ring<D>& ring, const Operands<S>& from, RingPositi
   }
 }
 
-// -- products
-// The sums of a tile. `meanwhile(first)` runs while the unit multiplies; afterwards all of the tile's stages are free,
-// but for the last one of a tile that is shared.
+// -- products Computes the sums of a tile. `meanwhile(first)` is called during each product. Afterwards all of the
+// tile's stages are free, except for the last one if SPLITS > 1.
 template <class S, class D, class F>
 INLINE void multiply_stages(WgmmaC<D::TILE_N>& acc, const Ring<D>& ring, RingPosition<D::STAGES>& at, int rank,
                             const Thread& th, const F& meanwhile) {

@@ -1,4 +1,4 @@
-// Warpgroup matrix products (Hopper's wgmma): four warps multiply 64 rows by up to 256 columns straight from shared
+// Warpgroup matrix products (Hopper's wgmma): four warps multiply 64 rows by up to 256 columns with operands in shared
 // memory.
 // Source: PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions".
 #pragma once
@@ -85,7 +85,8 @@ WGMMA_REGISTERS(bf16, 128, R64, C64, "%64, %65, %66, %67", "%68")
 INLINE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 INLINE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int N> INLINE void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(N) : "memory"); }
-template <int N> INLINE void wgmma_finish(WgmmaC<N>& c) {  // all products are in c; no read of c moves before this
+// Waits for all products. The compiler cannot move reads of c before this.
+template <int N> INLINE void wgmma_finish(WgmmaC<N>& c) {
   wgmma_wait<0>();
 #pragma unroll
   for (int i = 0; i < N / 2; i++) asm volatile("" : "+f"(c.v[i])::"memory");
@@ -95,21 +96,21 @@ template <int N> INLINE void wgmma_zero(WgmmaC<N>& c) {
   for (int i = 0; i < N / 2; i++) c.v[i] = 0.0f;
 }
 
-// Where 16-byte chunk `chunk` of a row of 64 16-bit elements lies in a tile with the 128-byte swizzle.
+// The element offset of 16-byte chunk `chunk` of a row of 64 16-bit elements, in a tile with the 128-byte swizzle.
 INLINE int swizzle_128(int row, int chunk) { return row * 64 + ((chunk ^ (row & 7)) * 8); }
 
-// Descriptor of an operand [rows, K], K-major and swizzled: K = 64 (128 bytes a row) or 32 (64 bytes).
+// The descriptor of an operand [rows, K], K-major and swizzled: K = 64 (rows of 128 bytes) or 32 (64 bytes).
 template <int K> INLINE uint64_t wgmma_descriptor(const void* p) {
   const uint64_t swizzle = K == 64 ? 1 : 2;
   return (uint64_t)((shared_address(p) & 0x3ffff) >> 4) | (1ull << 16) | ((uint64_t)K << 32) | (swizzle << 62);
 }
-// Descriptor whose blocks of 8 rows are PITCH bytes apart: rows of 64 swizzled elements, or overlapping rows that begin
-// 16 bytes after one another.
+// A descriptor whose blocks of 8 rows are PITCH bytes apart: rows of 64 swizzled elements, or overlapping rows that
+// begin 16 bytes apart.
 template <int PITCH, bool SWIZZLED> INLINE uint64_t wgmma_pitched_descriptor(const void* p) {
   return (uint64_t)((shared_address(p) & 0x3ffff) >> 4) | (1ull << 16) | ((uint64_t)(PITCH / 16) << 32) |
          ((uint64_t)SWIZZLED << 62);
 }
-// Descriptor of an operand [K, N], N-major: tiles of K rows of 64 elements beside each other.
+// The descriptor of an operand [K, N], N-major: consecutive tiles of K rows of 64 elements.
 template <int K> INLINE uint64_t wgmma_transposed_descriptor(const void* p) {
   return (uint64_t)((shared_address(p) & 0x3ffff) >> 4) | ((uint64_t)(K * 8) << 16) | (64ull << 32) | (1ull << 62);
 }
@@ -121,7 +122,8 @@ template <int K = 64, int N, class T> INLINE void wgmma(WgmmaC<N>& c, const T* x
   for (int k = 0; k < K / 16; k++) wgmma_k16(c, a + 2 * k, b + 2 * k, x);
 }
 
-template <int N> INLINE void wgmma_store(float* p, int ld, const WgmmaC<N>& c, int lane) {  // a warp has 16 of the rows
+// Stores the 16 rows of a warp.
+template <int N> INLINE void wgmma_store(float* p, int ld, const WgmmaC<N>& c, int lane) {
 #pragma unroll
   for (int j = 0; j < N / 8; j++) {
     float* at = p + (lane >> 2) * ld + j * 8 + (lane & 3) * 2;
@@ -130,7 +132,8 @@ template <int N> INLINE void wgmma_store(float* p, int ld, const WgmmaC<N>& c, i
   }
 }
 
-// Four lanes of a row hold two neighbours of each of 4 B blocks of 8; afterwards each holds B whole blocks.
+// Exchanges results among the four lanes of a row: each has two neighbours of each of 4 B blocks of 8, and then B whole
+// blocks.
 template <int B> INLINE void quad_transpose(float* x, int lane) {
 #pragma unroll
   for (int m = 1; m < 4; m *= 2) {

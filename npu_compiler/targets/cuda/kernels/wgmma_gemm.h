@@ -1,5 +1,5 @@
-// Matrix products and convolutions on Hopper's matrix unit whose operands threads copy (gemm.h): wgmma reads both from
-// shared memory while copies fill later stages.
+// Matrix products and convolutions by wgmma whose operands are copied by threads (gemm.h): wgmma reads both from shared
+// memory while copies fill later stages.
 #pragma once
 #include "gemm.h"
 #include "tma.h"
@@ -42,7 +42,7 @@ INLINE void wgmma_gemm(Left, const typename D::T* a, Right, const typename D::T*
     wgmma_fence();
     wgmma(acc, as + th.subgroup / 4 * (64 * D::TILE_K), as + D::TILE_M * D::TILE_K);
     wgmma_commit();
-    wgmma_wait<1>();  // nothing reads the stage that is filled next
+    wgmma_wait<1>();  // the stage that is filled next is no longer read
     const int ahead = step + AHEAD;
     if (ahead < STEPS) {
       left.load(ring, ahead % D::STAGES * STAGE, a, first + ahead * D::TILE_K, th.tid);

@@ -1,5 +1,6 @@
-// The SIMT vocabulary in the Metal Shading Language (3.1 or newer, for bfloat). Compile with mathMode safe: NaN and
-// infinities are meant. Names of Metal's own library are written with metal::, so that none hides ours.
+// The SIMT vocabulary in the Metal Shading Language (3.1 or newer, for bfloat). Compile with mathMode safe, because NaN
+// and infinities are meaningful. Names of Metal's own library are qualified with metal::, so that they do not hide
+// ours.
 #include <metal_stdlib>
 #include <metal_simdgroup_matrix>
 
@@ -69,7 +70,7 @@ INLINE void frag_store(SMEM float* p, int ld, THREAD const FragC& c, int) {
   metal::simdgroup_store(c.m, p, (ulong)ld);
 }
 
-// precise:: is what mathMode safe selects anyway; said here, too, for whoever compiles the text by hand.
+// mathMode safe selects precise:: anyway; it is explicit here in case the text is compiled with other options.
 #define PRECISE(name) INLINE float m_##name(float x) { return metal::precise::name(x); }
 PRECISE(sqrt) PRECISE(rsqrt) PRECISE(exp) PRECISE(exp2) PRECISE(log) PRECISE(log2) PRECISE(log10) PRECISE(sin) PRECISE(cos)
 PRECISE(tan) PRECISE(asin) PRECISE(acos) PRECISE(atan) PRECISE(sinh) PRECISE(cosh) PRECISE(tanh) PRECISE(asinh)
@@ -84,7 +85,8 @@ INLINE bool m_isinf(float x) { return metal::isinf(x); }
 INLINE float m_nan_float() { return as_type<float>(0x7fc00000u); }
 INLINE float m_inf_float() { return as_type<float>(0x7f800000u); }
 
-// What Metal's library lacks. exp(x) - 1 and log(1 + x) by Kahan's corrections of the rounded exp(x) and 1 + x.
+// Functions that Metal's library lacks. exp(x) - 1 and log(1 + x) use Kahan's corrections for the rounding of exp(x)
+// and 1 + x.
 INLINE float m_expm1(float x) {
   const float e = m_exp(x);
   if (e == 1.0f) return x;
@@ -97,7 +99,7 @@ INLINE float m_log1p(float x) {
   if (m_isinf(y) || !(y > 0.0f)) return m_log(y);
   return m_log(y) * x / (y - 1.0f);
 }
-// Below 1 an odd polynomial, above 1 - exp(-polynomial): both fitted to less than a unit in the last place.
+// An odd polynomial below 1, and 1 - exp(-polynomial) from 1 on; both fits have errors below one ulp.
 INLINE float m_erf(float x) {
   const float a = m_abs(x);
   if (x != x) return x;
