@@ -1,1 +1,1 @@
-"""One module per device; the file's name is the backend's name, and its ``BACKEND`` is the class."""
+"""One module or package per backend, of the backend's name; its ``BACKEND`` is the class."""

@@ -28,8 +28,11 @@ __all__ = [
 
 
 class Backend(ABC):
-    """A device that runs the programs of one target; ``name`` is that target's. ``device`` is its number among the
-    devices of its kind. ``shares_host``: whether it computes in the host's own memory."""
+    """A device that runs the programs of one target.
+
+    ``name``: the target's name. ``device``: the number of the device among those of its kind. ``shares_host``: whether
+    it computes in the host's memory. Methods of a backend have the docstrings of this class.
+    """
 
     name: str
     device: int = 0
@@ -37,12 +40,12 @@ class Backend(ABC):
 
     @property
     def options(self) -> dict[str, Any]:
-        """What :func:`get_backend` was given to make this backend."""
+        """The keyword arguments with which :func:`get_backend` makes an equal backend."""
         return {}
 
     @classmethod
     def machines(cls) -> list[str]:
-        """What this machine has for the backend to run on, in words. Empty: there is nothing, or nobody can tell."""
+        """Return descriptions of this machine's devices that the backend can use. Empty: none, or they are unknown."""
         return []
 
     @property
@@ -57,11 +60,12 @@ class Backend(ABC):
 
     @classmethod
     def missing(cls) -> list[str]:
-        """What running here lacks, each with what to do about it. Empty: nothing is known to be missing."""
+        """Return what this machine lacks to run programs, each with its remedy. Empty: nothing is known to be
+        missing."""
         return []
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _again, (self.name, self.options)
+        return _unpickled, (self.name, self.options)
 
     def __deepcopy__(self, memo: Any) -> Backend:
         return self
@@ -70,40 +74,49 @@ class Backend(ABC):
     def allocate_empty(
         self, shape: Sequence[int], dtype: np.dtype[Any], alloc_shape: Sequence[int] | None = None
     ) -> DeviceBuffer:
-        """Memory with undefined contents (padding is zero). Raises ``BackendError`` if there is not enough."""
+        """Return a buffer with undefined contents. ``alloc_shape``: the shape of the allocation, at least ``shape`` in
+        every dim (default: ``shape``); its padding is zero. Raises ``BackendError`` if there is not enough memory."""
 
     @abstractmethod
     def wrap(self, array: np.ndarray) -> DeviceBuffer:
-        """``array`` (C-contiguous) as device memory: the same memory where the device can use it, else a copy."""
+        """Return ``array`` (C-contiguous) as a buffer: the same memory if the device can use it, else a copy. Raises
+        ``BackendError`` if there is not enough memory."""
 
     def adopt(self, value: Any) -> DeviceBuffer | None:
-        """Another library's array in this device's memory, without a copy; None if it is not that."""
+        """Return a buffer for an array of another library in this device's memory, without a copy; None if ``value`` is
+        not such an array."""
         return value if isinstance(value, DeviceBuffer) else None
 
     @abstractmethod
     def copy(self, target: DeviceBuffer, source: DeviceBuffer | np.ndarray) -> None:
-        """Overwrite ``target``'s elements with ``source``'s: same dtype and number of elements, in row-major order."""
+        """Overwrite ``target`` with ``source``, which has the same dtype and number of elements, in row-major order.
+        Padding is not copied."""
 
     def start_copy(self, target: DeviceBuffer, source: np.ndarray) -> None:
-        """:meth:`copy` of a C-contiguous array that stays as it is until :meth:`synchronize`: it need not wait."""
+        """Start :meth:`copy` of a C-contiguous array, which must not change until :meth:`synchronize` returns."""
         self.copy(target, source)
 
     def start_read(self, target: np.ndarray, source: DeviceBuffer) -> None:
-        """Read ``source`` into a C-contiguous array of its shape and dtype, which has it after :meth:`synchronize`."""
+        """Start to read ``source`` into ``target``, a C-contiguous array of its shape and dtype, which is complete
+        after :meth:`synchronize`."""
         np.copyto(target, source.to_numpy(copy=False))
 
     def mark(self) -> Callable[[], None]:
-        """A wait for everything launched so far, and for no more. Nothing to wait for where launches do."""
+        """Return a function that waits for all work launched so far, and no more. It returns at once on a device whose
+        launches are synchronous."""
         return lambda: None
 
     def host_array(self, shape: Sequence[int], dtype: np.dtype[Any]) -> np.ndarray:
-        """Zeros in host memory of the kind that moves to and from the device fastest."""
+        """Return zeros in the kind of host memory that is copied to and from the device fastest."""
         return aligned_zeros(shape, dtype)
 
     def read_file(self, descriptor: int, begin: int, nbytes: int, check: SlabCheck) -> FileBlock:
-        """A part of an open file in one block of device memory, of which the result hands out buffers. ``check`` sees
-        every ``SLAB`` bytes of it in host memory, in several threads. Raises ``OSError``, ``BackendError`` and what
-        ``check`` raises."""
+        """Read ``nbytes`` from offset ``begin`` of an open file into one block of device memory.
+
+        Returns a function (byte offset, shape, dtype) -> buffer in the block. ``check`` is called with the number and
+        the bytes of every slab of ``SLAB`` bytes, from several threads. Raises ``OSError``, ``BackendError`` and the
+        errors of ``check``.
+        """
         block = read_file(descriptor, begin, nbytes, check)
 
         def cut(at: int, shape: Sequence[int], dtype: np.dtype[Any]) -> DeviceBuffer:
@@ -113,36 +126,39 @@ class Backend(ABC):
 
     @abstractmethod
     def load_entry(self, program: CompiledProgram, entry: EntryPoint, fixed: Mapping[int, DeviceBuffer]) -> LoadedEntry:
-        """Make an entry point ready to run. ``fixed`` are the buffers that stay the same from run to run.
+        """Make an entry point ready to run. ``fixed``: the buffers that are the same in every run, by buffer id.
 
-        Raises ``BackendError`` if the program cannot run on this device.
+        Raises ``BackendError`` if the program cannot run on this device, ``ArtifactError`` if its code is damaged.
         """
 
     def block(self, nbytes: int) -> contextlib.AbstractContextManager[None]:
-        """Buffers allocated inside come from one block of ``nbytes`` as long as it lasts. Optional: does nothing
-        here."""
+        """Return a context in which buffers are allocated in one block of ``nbytes``, as long as they fit. By default
+        it does nothing."""
         return contextlib.nullcontext()
 
     def synchronize(self) -> None:
-        """Wait until everything launched has finished. Nothing to do where launches do."""
+        """Wait until all launched work has finished. By default launches are synchronous, and it does nothing. Raises
+        ``BackendError`` if a launch failed."""
         return None
 
     def allocate_zeros(
         self, shape: Sequence[int], dtype: np.dtype[Any], alloc_shape: Sequence[int] | None = None
     ) -> DeviceBuffer:
+        """:meth:`allocate_empty`, with all elements zero."""
         buffer = self.allocate_empty(shape, dtype, alloc_shape)
         self.copy(buffer, zeros(buffer.shape, buffer.dtype))
         return buffer
 
     def allocate_result(self, shape: Sequence[int], dtype: np.dtype[Any]) -> DeviceBuffer:
-        """:meth:`allocate_empty` for a run's output, which its caller will not keep for long."""
+        """:meth:`allocate_empty` for an output of a run, which is usually short-lived."""
         return self.allocate_empty(shape, dtype)
 
     def allocate_buffer(
         self, data: np.ndarray, alloc_shape: Sequence[int] | None = None, spec: IOSpec | TensorSpec | None = None
     ) -> DeviceBuffer:
-        """A copy of ``data`` in device memory. ``spec``: the input it is for, such as ``executor.inputs[0]``; its shape
-        is checked and its dtype widened as :meth:`Executor.run` does, with the same ``InputError``."""
+        """Return a copy of ``data`` in device memory. ``spec``: the input that it is for, such as
+        ``executor.inputs[0]``; shape and dtype are then checked and widened as by :meth:`Executor.run`, with the same
+        ``InputError``. Raises ``BackendError`` if there is not enough memory."""
         if spec is not None:
             data = host_input(spec, data).astype(dtypes.numpy_dtype(spec.dtype), copy=False)
         buffer = self.allocate_empty(data.shape, data.dtype, alloc_shape)
@@ -152,13 +168,15 @@ class Backend(ABC):
     def create_executor(
         self, program: CompiledProgram, weights: Any = None, entry: str | None = None, state: State | None = None
     ) -> Executor:
-        """See :class:`npu_runtime.executor.Executor`."""
+        """Return an executor of ``program`` on this device; :class:`npu_runtime.executor.Executor` documents the
+        parameters and errors."""
         return Executor(program, weights, self, entry, state)
 
     def execute(self, program: CompiledProgram, inputs: Any, weights: Any = None) -> dict[str, DeviceBuffer]:
-        """Load, run once, forget. To run more than once, keep an executor."""
+        """Load ``program``, run it once and return its outputs by name. To run it more than once, make an executor,
+        whose errors this raises, too."""
         return self.create_executor(program, weights).run_device(inputs)
 
 
-def _again(name: str, options: Mapping[str, Any]) -> Backend:
+def _unpickled(name: str, options: Mapping[str, Any]) -> Backend:
     return get_backend(name, **options)

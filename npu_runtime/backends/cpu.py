@@ -22,7 +22,7 @@ from .base import Backend, DeviceBuffer, LoadedEntry
 
 
 class CPUBuffer(DeviceBuffer):
-    """Host memory. ``array`` is C-contiguous and has ``alloc_shape``; the tensor is its leading corner of ``shape``."""
+    """Host memory. ``array`` is C-contiguous and has ``alloc_shape``; the tensor is its leading part of ``shape``."""
 
     def __init__(self, array: np.ndarray, shape: Sequence[int] | None = None):
         self._base = array
@@ -65,7 +65,7 @@ def _copied(array: np.ndarray, shape: Sequence[int]) -> CPUBuffer:
 
 
 class CPULaunch:
-    """A native function with its buffers, which it keeps alive."""
+    """A native function bound to its buffers, which it keeps alive. See :class:`npu_runtime.device.HostLaunch`."""
 
     def __init__(self, function: Callable[..., int], table: Any, arena: np.ndarray, held: Any):
         self.table, self._held = table, (arena, held)
@@ -77,7 +77,7 @@ class CPULaunch:
 
 
 class CPUEntry(LoadedEntry):
-    """A function of a native library with its arena and its constant addresses."""
+    """An entry point: a function of a native library, with its arena and the addresses of fixed buffers."""
 
     def __init__(
         self, library: NativeLibrary, program: CompiledProgram, entry: EntryPoint, fixed: Mapping[int, DeviceBuffer]
@@ -86,7 +86,7 @@ class CPUEntry(LoadedEntry):
         self._function = library.function(entry.symbol)
         self._specs = {b.id: b for b in program.buffers}
         self._arena = aligned_empty((entry.arena_bytes,), np.dtype(np.uint8))
-        self._arena.fill(0)  # touch every page now instead of in the first run
+        self._arena.fill(0)  # map every page now instead of in the first run
         self._fixed = dict(fixed)
         self._table = (ctypes.c_void_p * (max(self._specs, default=0) + 1))()
         for id, buffer in fixed.items():

@@ -1,4 +1,4 @@
-"""Apple GPUs. Programs for them compile on every machine; running one takes a Mac."""
+"""Apple GPUs. Programs for them compile on every machine but run only on a Mac."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .base import Backend
 
 
 class MetalBackend(Backend):
-    """Raises ``BackendError`` in one line that says what is missing."""
+    """The backend of Apple GPUs. It cannot run programs yet: making one raises ``BackendError`` with the reason."""
 
     name = "metal"
 

@@ -1,4 +1,4 @@
-"""NVIDIA GPUs: memory and streams through CuPy, cubins and graphs through the driver."""
+"""NVIDIA GPUs: CuPy manages memory and streams; the driver runs cubins and graphs."""
 
 from .backend import BACKEND, CUDABackend, missing_parts
 from .buffers import CUDABuffer

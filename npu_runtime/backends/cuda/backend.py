@@ -1,4 +1,4 @@
-"""The backend of NVIDIA GPUs: memory and streams through CuPy, everything else through the driver."""
+"""The backend of NVIDIA GPUs. CuPy manages memory and streams; all other calls go to the driver."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ from .code import Code
 from .driver import driver, failure
 from .entry import CUDAEntry
 
-_READERS = 16  # threads that read a file, each with ``SLAB`` pinned bytes
+_READERS = 16  # the most threads that read a file, each with ``SLAB`` bytes of pinned memory
 
 
 class CUDABackend(Backend):
-    """Runs ``cuda`` programs on GPU number ``device``. Needs CuPy and NVIDIA's driver; no compiler."""
+    """Runs ``cuda`` programs on GPU number ``device``. Needs CuPy and NVIDIA's driver, but no compiler; raises
+    ``BackendError`` if one is missing, if there is no such GPU, or if the GPU is too old."""
 
     name, shares_host = "cuda", False
 
@@ -63,7 +64,7 @@ class CUDABackend(Backend):
         self.capability, self.device_name = self.gpu.capability, self.gpu.name
         if (problem := too_old(self.capability)) is not None:
             raise BackendError(f"GPU {device} ({self.device_name}) {problem}")
-        self.running = "a run on the GPU"  # what an error that comes late is about
+        self.running = "a run on the GPU"  # the last launch, for errors that are reported later
         with self._errors(f"starting to use GPU {device} ({self.device_name})"):
             self.enter()
             self.stream = cupy.cuda.Stream(non_blocking=True)
@@ -78,14 +79,14 @@ class CUDABackend(Backend):
         return self.gpu.bandwidth
 
     def enter(self) -> None:
-        """Make the GPU this thread's: the driver has one for each."""
+        """Make the GPU current in the calling thread; the driver's current GPU is per thread."""
         if getattr(_thread, "device", None) != self.device:
             self.cupy.cuda.Device(self.device).use()
             _thread.device = self.device
 
     @contextlib.contextmanager
     def _errors(self, what: str) -> Iterator[None]:
-        """CuPy's errors as this package's."""
+        """Convert errors of CuPy to those of this package. ``what``: the action that failed, for the message."""
         try:
             yield
         except self.cupy.cuda.runtime.CUDARuntimeError as error:
@@ -144,7 +145,7 @@ class CUDABackend(Backend):
             return None
         self.enter()
         with self._errors("waiting for the input"):
-            self.cupy.cuda.runtime.deviceSynchronize()  # whoever made it may have used another stream
+            self.cupy.cuda.runtime.deviceSynchronize()  # the array may have been computed on another stream
         pointer, shape, dtype = address
         return CUDABuffer(self, Borrowed(value, pointer), shape, shape, dtype)
 
@@ -185,14 +186,16 @@ class CUDABackend(Backend):
         return wait
 
     def move(self, to: int, source: int, nbytes: int) -> None:
-        """Between addresses, in the order of this backend's work; done when :meth:`synchronize` returns."""
+        """Start a copy between two addresses on this backend's stream; it is complete when :meth:`synchronize`
+        returns."""
         self.enter()
         self._driver.copy(to, source, nbytes, self.stream.ptr)
 
     def read_file(self, descriptor: int, begin: int, nbytes: int, check: SlabCheck) -> FileBlock:
-        """Several threads read slabs into pinned memory: the disk's cache, not the bus to the GPU, is the limit."""
+        """See :meth:`Backend.read_file`. Several threads read slabs into pinned memory, because reading from the disk
+        cache is slower than copying to the GPU."""
         block = self.allocate_empty((nbytes,), np.dtype(np.uint8))
-        self.synchronize()  # the memory may have been another buffer's until now
+        self.synchronize()  # work on the previous owner of the memory may be in progress
         readers = min(_READERS, max(env.usable_cpus(), 2), -(-nbytes // SLAB))
         with ThreadPoolExecutor(max(readers, 1)) as pool:
             list(pool.map(lambda n: self._read_slabs(descriptor, begin, block, check, n, readers), range(readers)))
@@ -213,13 +216,13 @@ class CUDABackend(Backend):
             read_into(descriptor, begin + at, slab[:size])
             self._driver.copy(block.native_handle + at, slab.ctypes.data, size, stream.ptr)
             try:
-                check(number, slab[:size])  # while it is copied
+                check(number, slab[:size])  # during the copy
             finally:
                 self._driver.synchronize(stream.ptr, "copying weights to the GPU")
 
     def load_entry(self, program: CompiledProgram, entry: EntryPoint, fixed: Mapping[int, DeviceBuffer]) -> CUDAEntry:
         self.enter()
-        code = self._codes.get(id(program))  # it holds the program, so the id is not another's
+        code = self._codes.get(id(program))  # it holds the program, so the id is not reused
         if code is None:
             code = self._codes[id(program)] = Code(program, self.capability)
         return CUDAEntry(self, code, entry, fixed)
@@ -229,11 +232,11 @@ class CUDABackend(Backend):
         self._driver.synchronize(self.stream.ptr, self.running)
 
 
-_thread = threading.local()  # .device: the GPU that a thread uses
+_thread = threading.local()  # .device: the GPU that is current in a thread
 
 
 def missing_parts() -> list[str]:
-    """What running on a GPU lacks here, each with what to do about it."""
+    """Return what this machine lacks to run programs on a GPU, each with its remedy."""
     missing, runtime, version = [], 0, (0, 0)
     try:
         version = driver().version

@@ -1,4 +1,4 @@
-"""Memory of a GPU, and arrays of other libraries that lie there."""
+"""Buffers in the memory of a GPU, and arrays of other libraries in it."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ _DLPACK_CUDA = 2  # kDLCUDA
 
 
 class CUDABuffer(DeviceBuffer):
-    """Memory of a GPU. Interchange: ``__cuda_array_interface__`` and DLPack, without a copy."""
+    """A buffer in the memory of a GPU. Other libraries access it without a copy by ``__cuda_array_interface__`` or
+    DLPack."""
 
     def __init__(self, backend: CUDABackend, memory: Any, shape: Sequence[int], alloc_shape: Sequence[int], dtype: Any):
-        """``memory``: a CuPy MemoryPointer, or :class:`Borrowed`."""
+        """``memory``: a CuPy ``MemoryPointer`` or :class:`Borrowed`, which the buffer keeps alive."""
         self._backend, self._memory = backend, memory
         self.shape, self.alloc_shape, self.dtype = tuple(shape), tuple(alloc_shape), np.dtype(dtype)
         self._address = int(memory.ptr)
@@ -51,7 +52,7 @@ class CUDABuffer(DeviceBuffer):
         return start < other.native_handle + other.size_bytes and other.native_handle < end
 
     def as_cupy(self) -> Any:
-        """A CuPy array of the same memory, [alloc_shape]."""
+        """Return a CuPy array of ``alloc_shape`` in the same memory."""
         cp = self._backend.cupy
         memory = self._memory
         if not isinstance(memory, cp.cuda.MemoryPointer):
@@ -69,7 +70,7 @@ class CUDABuffer(DeviceBuffer):
         }  # fmt: skip
 
     def __dlpack__(self, **options: Any) -> Any:
-        self._backend.synchronize()  # the consumer's stream does not know this one
+        self._backend.synchronize()  # the consumer uses another stream
         return self.as_cupy().__dlpack__(**options)
 
     def __dlpack_device__(self) -> tuple[int, int]:
@@ -80,14 +81,14 @@ class CUDABuffer(DeviceBuffer):
 
 
 class Borrowed:
-    """Another library's array: its address, for as long as this lives."""
+    """Memory at ``address`` that belongs to ``owner``, which is kept alive."""
 
     def __init__(self, owner: Any, address: int):
         self.owner, self.ptr = owner, address
 
 
 def is_foreign(value: Any) -> bool:
-    """Whether only DLPack tells about it, and says that it is in a GPU's memory."""
+    """Whether ``value`` is an array in a GPU's memory that only DLPack describes."""
     if type(value).__module__.partition(".")[0] == "torch" or hasattr(value, "__cuda_array_interface__"):
         return False
     where = getattr(value, "__dlpack_device__", None)
@@ -95,8 +96,10 @@ def is_foreign(value: Any) -> bool:
 
 
 def device_address(value: Any, device: int) -> tuple[int, tuple[int, ...], np.dtype[Any]] | None:
-    """(address, shape, dtype) of a dense array in a GPU's memory, of PyTorch or of anyone with the CUDA array
-    interface, which does not tell the GPU."""
+    """Return (address, shape, dtype) of a dense array in the memory of GPU ``device``, or None if it is not one.
+
+    The array is PyTorch's, or has the CUDA array interface, which does not name the GPU.
+    """
     if type(value).__module__.partition(".")[0] == "torch":
         if not getattr(value, "is_cuda", False) or value.get_device() != device or not value.is_contiguous():
             return None

@@ -1,4 +1,4 @@
-"""The kernels of a program on a GPU: which of its code runs there, and loading it."""
+"""The kernels of a program on a GPU: selects the code that runs there, and loads it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ from .driver import DriverError, driver
 
 
 class Code:
-    """The kernels of a program on a device. Loading them compiles nothing, unless they are PTX for a newer GPU."""
+    """The kernels of a program on a GPU of compute capability ``capability``. ``entries``: launches by entry symbol;
+    ``functions``: driver handles by name. Loading compiles only the PTX of kernels for a later GPU.
+
+    Raises ``BackendError`` if the GPU or the driver cannot run the program, ``ArtifactError`` if its code is damaged.
+    """
 
     def __init__(self, program: CompiledProgram, capability: tuple[int, int]):
         self.program = program
@@ -26,7 +30,7 @@ class Code:
             shared[launch.function] = max(shared.get(launch.function, 0), launch.shared)
         modules: list[int] = []
         self._unload = weakref.finalize(self, _unload, modules)
-        self._unload.atexit = False  # the driver may be gone before
+        self._unload.atexit = False  # at exit the driver may be unloaded first
         try:
             native = _runs(code["arch"], capability)
             for name, (cubin, ptx) in code["modules"].items():
@@ -47,7 +51,7 @@ class Code:
 
 
 def _check_driver(program: CompiledProgram) -> None:
-    """A driver runs what compilers of its own major version made, and older ones."""
+    """Raise ``BackendError`` if a compiler of a later major version than the driver's compiled the program."""
     made_by = str(program.build.get("compiler", "")).removeprefix("nvrtc ")
     major, known = made_by.partition(".")[0], driver().version
     if major.isdigit() and int(major) > known[0]:
@@ -63,6 +67,7 @@ def _unload(modules: list[int]) -> None:
 
 
 def _runs(arch: str, capability: tuple[int, int]) -> bool:
-    """Whether a cubin for ``arch`` runs: of the same major version, no newer; 'a' means that architecture alone."""
+    """Whether a cubin for ``arch`` runs on a GPU: one of the same major and an earlier or equal minor version, or, if
+    ``arch`` ends in 'a', exactly that version."""
     major, minor = capability_of(arch)
     return (major, minor) == capability if arch[-1] == "a" else major == capability[0] and minor <= capability[1]

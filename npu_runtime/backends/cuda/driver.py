@@ -1,5 +1,5 @@
-"""The calls of NVIDIA's driver library: modules, launches with attributes, graphs, copies; what CuPy does not offer, or
-does not name when it fails."""
+"""Calls of NVIDIA's driver library that CuPy does not offer, or whose errors it does not describe: modules, launches
+with attributes, graphs, copies."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from npu_compiler.targets.simt.lang.program import TileMap
 
 _SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 _MAX_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-_TWO_BYTES = 6  # CU_TENSOR_MAP_DATA_TYPE_FLOAT16: copies look at the size only
+_TWO_BYTES = 6  # CU_TENSOR_MAP_DATA_TYPE_FLOAT16; only the size matters for copies
 _SWIZZLES = {32: 1, 64: 2, 128: 3}  # CU_TENSOR_MAP_SWIZZLE_*
 _L2_256 = 3  # CU_TENSOR_MAP_L2_PROMOTION_L2_256B
 _EXTERNAL = 1  # CU_EVENT_RECORD_EXTERNAL
@@ -23,7 +23,7 @@ _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 _STATIC_SHARED = 48 << 10
 _COMPUTE_MAJOR, _COMPUTE_MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
 _MEMORY_KHZ, _BUS_BITS = 36, 37  # CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE, _GLOBAL_MEMORY_BUS_WIDTH
-_LEAST_VERSION = (12, 3)  # of CUDA: the first whose graphs keep that a kernel may start early
+_MIN_VERSION = (12, 3)  # of CUDA: the first whose graphs support programmatic dependent launch
 _ADVICE = {
     2: "the GPU is out of memory",
     100: "there is no NVIDIA GPU",
@@ -40,7 +40,7 @@ _ADVICE = {
     803: "the driver and its library are of different versions; restart the machine",
     999: "the driver does not work, or something keeps this process from using it",
 }
-# After these the GPU is lost for the process: every later call fails in the same way.
+# After these errors every later call of the process fails in the same way.
 _LOST = frozenset((214, 700, 702, 710, 714, 715, 716, 717, 718, 719))
 
 
@@ -79,7 +79,7 @@ def _aligned(memory: _MapMemory) -> int:
 
 
 class DriverError(BackendError):
-    """``code`` is the driver's; the message says what was attempted."""
+    """An error of the driver. ``code``: the driver's error code. The message names the action that failed."""
 
     def __init__(self, code: int, message: str):
         super().__init__(message)
@@ -87,14 +87,18 @@ class DriverError(BackendError):
 
 
 def failure(what: str, code: int, text: str) -> DriverError:
-    """What to tell about CUDA error ``code``; ``text``: what CUDA calls it."""
+    """Return the error for CUDA error ``code``. ``what``: the action that failed. ``text``: CUDA's description."""
     lost = "; this process cannot use the GPU any more: start it again, or go on with the cpu target"
     reason = _ADVICE.get(code, text) + (lost if code in _LOST else "")
     return DriverError(code, f"{what} failed: {reason} (CUDA error {code})")
 
 
 class Driver:
-    """libcuda; every failed call raises :class:`DriverError`."""
+    """The driver library, libcuda. Every failed call raises :class:`DriverError`.
+
+    Addresses and handles (modules, functions, streams, graphs) are ints. ``what`` is the action that an error message
+    names. Raises ``BackendError`` if there is no driver or it is too old.
+    """
 
     def __init__(self) -> None:
         try:
@@ -102,16 +106,17 @@ class Driver:
         except OSError:
             raise BackendError("there is no NVIDIA driver on this machine (libcuda.so.1 does not load)") from None
         self.call("starting the NVIDIA driver", "cuInit", c_uint(0))
-        if self.version < _LEAST_VERSION:
+        if self.version < _MIN_VERSION:
             raise BackendError(
                 f"the NVIDIA driver is too old: it supports CUDA {_dotted(self.version)}, and CUDA "
-                f"{_dotted(_LEAST_VERSION)} is needed; update it"
+                f"{_dotted(_MIN_VERSION)} is needed; update it"
             )
-        # What every run calls: with its types known, ctypes takes a third of the time.
+        # Every run makes this call. With declared types, ctypes takes a third of the time.
         self._launch_graph = self._library.cuGraphLaunch
         self._launch_graph.argtypes = (c_void_p, c_void_p)
 
     def call(self, what: str, name: str, *arguments: object) -> None:
+        """Call driver function ``name``."""
         code = getattr(self._library, name)(*arguments)
         if code:
             raise self._failure(what, code)
@@ -123,13 +128,13 @@ class Driver:
 
     @property
     def version(self) -> tuple[int, int]:
-        """The CUDA version that the driver supports: (13, 0)."""
+        """The CUDA version that the driver supports, such as (13, 0)."""
         number = c_int()
         self.call("reading the driver's version", "cuDriverGetVersion", byref(number))
         return number.value // 1000, number.value % 1000 // 10
 
     def devices(self) -> list[InstalledGPU]:
-        """The GPUs that this process may use."""
+        """Return the GPUs that this process may use."""
         count = c_int()
         self.call("counting the GPUs", "cuDeviceGetCount", byref(count))
         return [self._device(number) for number in range(count.value)]
@@ -144,13 +149,14 @@ class Driver:
         self.call(what, "cuDeviceTotalMem_v2", byref(size), handle)
         khz, bits = c_int(), c_int()
         for value, attribute in ((khz, _MEMORY_KHZ), (bits, _BUS_BITS)):
-            self._library.cuDeviceGetAttribute(byref(value), attribute, handle)  # a driver may have dropped it: 0
-        bandwidth = 2e3 * khz.value * bits.value / 8  # two transfers a cycle
+            self._library.cuDeviceGetAttribute(byref(value), attribute, handle)  # 0 if the driver does not know it
+        bandwidth = 2e3 * khz.value * bits.value / 8  # two transfers per cycle
         capability = major.value, minor.value
         return InstalledGPU(number, name.value.decode(errors="replace"), capability, size.value, bandwidth)
 
     def load(self, image: bytes, name: str, shared: int) -> tuple[int, int]:
-        """(module, function ``name``) of a cubin or of PTX; ``shared``: bytes of shared memory its launches ask for."""
+        """Load a cubin or PTX ``image`` and return (module, function ``name``). ``shared``: the most bytes of shared
+        memory that its launches request."""
         module, function = c_void_p(), c_void_p()
         self.call(f"loading kernel {name}", "cuModuleLoadData", byref(module), c_char_p(image))
         self.call(f"finding kernel {name}", "cuModuleGetFunction", byref(function), module, name.encode())
@@ -160,24 +166,28 @@ class Driver:
         return module.value or 0, function.value or 0
 
     def unload(self, module: int) -> None:
+        """Unload a module."""
         self._library.cuModuleUnload(c_void_p(module))
 
     def launch(
-        self, name: str, function: int, groups: int, threads: int, shared: int, stream: int,
+        self, name: str, function: int, workgroups: int, threads: int, shared: int, stream: int,
         arguments: Sequence[int], overlap: bool, maps: Sequence[_MapMemory] = (),
     ) -> None:  # fmt: skip
-        """``arguments`` are addresses. ``overlap``: the kernel may start before the one ahead of it has ended.
-        ``maps``: of :meth:`tile_map`, behind the addresses."""
+        """Launch ``workgroups`` thread blocks of ``threads`` threads with ``shared`` bytes of dynamic shared memory.
+
+        ``arguments``: addresses. ``maps``: results of :meth:`tile_map`, which follow the addresses. ``overlap``: the
+        kernel may start before its predecessor ends (programmatic dependent launch).
+        """
         values = (c_void_p * max(len(arguments), 1))(*arguments)
         first, size = ctypes.addressof(values), ctypes.sizeof(c_void_p)
         places = [*(first + i * size for i in range(len(arguments))), *(_aligned(m) for m in maps)]
         pointers = (c_void_p * max(len(places), 1))(*places)
         attribute = _Attribute(_SERIALIZATION, 0, 1)
-        config = _Config(groups, 1, 1, threads, 1, 1, shared, stream, ctypes.pointer(attribute), int(overlap))
+        config = _Config(workgroups, 1, 1, threads, 1, 1, shared, stream, ctypes.pointer(attribute), int(overlap))
         self.call(f"launching kernel {name}", "cuLaunchKernelEx", byref(config), c_void_p(function), pointers, None)
 
     def tile_map(self, name: str, address: int, tiles: TileMap) -> _MapMemory:
-        """The TMA descriptor with which kernel ``name`` reads or writes the tensor at ``address``."""
+        """Return the TMA descriptor with which kernel ``name`` accesses the tensor at ``address``."""
         memory, rank = (ctypes.c_char * (_MAP_BYTES + _MAP_ALIGN))(), len(tiles.sizes)
         what = f"kernel {name}: describing tiles {list(tiles.box)} of {list(tiles.sizes)}"
         to, start = c_void_p(_aligned(memory)), c_void_p(address)
@@ -200,13 +210,13 @@ class Driver:
         return memory
 
     def record(self, stream: int, what: str, launch_all: Callable[[], None]) -> int:
-        """An executable graph of what ``launch_all`` launches on ``stream``; nothing runs yet."""
+        """Return an executable graph of the kernels that ``launch_all`` launches on ``stream``. They do not run yet."""
         graph, executable = c_void_p(), c_void_p()
         self.call(f"recording {what}", "cuStreamBeginCapture_v2", c_void_p(stream), _RELAXED)
         try:
             launch_all()
         except BackendError:
-            self._library.cuStreamEndCapture(c_void_p(stream), byref(graph))  # fails too, but ends it
+            self._library.cuStreamEndCapture(c_void_p(stream), byref(graph))  # fails, too, but ends the capture
             raise
         self.call(f"recording {what}", "cuStreamEndCapture", c_void_p(stream), byref(graph))
         try:
@@ -218,32 +228,36 @@ class Driver:
         return executable.value or 0
 
     def run_graph(self, executable: int, stream: int, what: str) -> None:
+        """Launch a graph. It returns before the kernels have run."""
         code = self._launch_graph(executable, stream)
         if code:
             raise self._failure(what, code)
 
     def record_event(self, event: int, stream: int) -> None:
-        """Record ``event`` on a stream that is being captured, as a node of the graph: each run of it sets the event's
-        time."""
+        """Record ``event`` as a node of the graph that is being captured on ``stream``. Each run of the graph sets the
+        event's time."""
         external = c_uint(_EXTERNAL)
         self.call("recording an event", "cuEventRecordWithFlags", c_void_p(event), c_void_p(stream), external)
 
     def destroy_graph(self, executable: int) -> None:
+        """Destroy an executable graph."""
         self._library.cuGraphExecDestroy(c_void_p(executable))
 
     def copy(self, to: int, source: int, nbytes: int, stream: int) -> None:
-        """Between any two addresses, of the host or of a GPU. It may return before it is done where host memory is
-        pinned."""
+        """Copy between any two addresses, of the host or of a GPU. If the host memory is pinned, it may return before
+        the copy is complete."""
         if nbytes:
             arguments = c_void_p(to), c_void_p(source), ctypes.c_size_t(nbytes), c_void_p(stream)
             self.call(f"copying {nbytes} bytes", "cuMemcpyAsync", *arguments)
 
     def clear(self, address: int, nbytes: int, stream: int) -> None:
+        """Set ``nbytes`` at an address of a GPU to zero, in the order of ``stream``."""
         if nbytes:
             arguments = c_void_p(address), ctypes.c_ubyte(0), ctypes.c_size_t(nbytes), c_void_p(stream)
             self.call(f"clearing {nbytes} bytes", "cuMemsetD8Async", *arguments)
 
     def synchronize(self, stream: int, what: str) -> None:
+        """Wait until all work on ``stream`` is complete. Errors of earlier launches are raised here."""
         self.call(what, "cuStreamSynchronize", c_void_p(stream))
 
 
@@ -253,5 +267,5 @@ def _dotted(version: tuple[int, int]) -> str:
 
 @cache
 def driver() -> Driver:
-    """The driver of this machine. Raises ``BackendError`` in one line if there is none, or no GPU."""
+    """Return the driver of this machine. Raises ``BackendError`` in one line if there is none, or no GPU."""
     return Driver()

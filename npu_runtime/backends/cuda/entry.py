@@ -1,4 +1,4 @@
-"""Entry points on a GPU: a run is one launch of a graph, which is recorded for each set of inputs and outputs."""
+"""Entry points on a GPU: a run launches one graph, which is recorded for each set of inputs and outputs."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from .driver import driver
 if TYPE_CHECKING:
     from .backend import CUDABackend
 
-_GRAPHS = 16  # kept per entry point, one for each set of addresses
-_STEPWISE = 2  # NPU_DEBUG from which kernels run one by one, so that an error names the one that failed
+_GRAPHS = 16  # the most graphs that an entry point keeps, one for each set of addresses
+_STEPWISE = 2  # the NPU_DEBUG level from which kernels run one by one, so that an error names the failed one
 
 
 class CUDAEntry(LoadedEntry):
-    """An entry point with its arena, and a graph for each set of inputs and outputs it was bound to."""
+    """An entry point with its arena, and a graph for each set of inputs and outputs that it was bound to."""
 
     def __init__(self, backend: CUDABackend, code: Code, entry: EntryPoint, fixed: Mapping[int, DeviceBuffer]):
         self._backend, self._code, self._entry = backend, code, entry
@@ -98,14 +98,15 @@ class CUDAEntry(LoadedEntry):
             return
         values = [address[id] + at for id, at in x.arguments]
         if x.checks:
-            values.append(self._bad.ctypes.data + 4 * number)  # host memory: one address space
+            values.append(self._bad.ctypes.data + 4 * number)  # pinned host memory has the same address on the GPU
         function, stream = self._code.functions[x.function], self._backend.stream.ptr
         name = self._name(number)
         maps = self._tile_maps(number, address) if x.maps else ()
         driver().launch(name, function, x.workgroups, x.threads, x.shared, stream, values, overlap, maps)
 
     def _tile_maps(self, number: int, address: Mapping[int, int]) -> list[Any]:
-        """Of a launch; kept for the next one at the same addresses: making them takes longer than small kernels."""
+        """Return the tensor maps of a launch. They are kept for the next launch at the same addresses, because encoding
+        them takes longer than a small kernel."""
         maps = self._launches[number].maps
         places = tuple(address[id] + at for id, at, _ in maps)
         kept = self._maps.get(number)
@@ -115,7 +116,7 @@ class CUDAEntry(LoadedEntry):
         return kept[1]
 
     def _name(self, number: int) -> str:
-        """A kernel in the words of the program's description, and of its code."""
+        """Return a kernel's name in the program's description, and that of its function."""
         call = self._entry.calls[number]
         return f"{call.name} ({self._launches[number].function}) of program {self._code.program.name!r}"
 
@@ -125,7 +126,7 @@ class CUDAEntry(LoadedEntry):
             driver().synchronize(self._backend.stream.ptr, f"kernel {self._name(number)}")
 
     def _timed(self, key: tuple[int, ...], address: Mapping[int, int], times: np.ndarray) -> None:
-        """Kernel by kernel, with an event between two; times[0] is 0."""
+        """Run the kernels one by one, and store the time after each in seconds; times[0] is 0."""
         cuda, stream = self._backend.cupy.cuda, self._backend.stream.ptr
         if self._timer is None or self._timer.key != key:
             self._timer = self._record_timed(key, address)
@@ -135,8 +136,8 @@ class CUDAEntry(LoadedEntry):
         times[:] = [cuda.get_elapsed_time(first, event) * 1e-3 for event in events]
 
     def _record_timed(self, key: tuple[int, ...], address: Mapping[int, int]) -> _Timer:
-        """The kernels with events between them as a graph. Launched one by one, small kernels would wait for the host,
-        and the events would tell how long launching takes. Kernels do not overlap in it."""
+        """Record a graph of the kernels with an event after each, in which kernels do not overlap. If small kernels were
+        launched one by one, the events would measure the launches."""
         events = [self._backend.cupy.cuda.Event() for _ in range(len(self._launches) + 1)]
         stream = self._backend.stream.ptr
 
