@@ -152,12 +152,12 @@ class TmaConv(TmaGemm):
         full = f.array("int64_t", "full", 2 * plan.stages + 1)
         bands, tiles, at_once = _bands(kernel), _tiles(kernel), self.dialect.device.units * plan.blocks_per_sm
         shares = max(1, min(tiles // (plan.m // 64), at_once // (images * bands)))  # thread blocks of a band
-        groups = min(images * bands * shares, at_once)
+        workgroups = min(images * bands * shares, at_once)
         flags, epilogue = self._epilogue()
         sizes = dict(
-            M=self.p.m, N=self.p.n, TILE_M=plan.m, TILE_N=plan.n, STAGES=plan.stages, STEP=groups, IMAGES=images, OH=oh,
-            OW=ow, BANDS=bands, SHARES=shares, LINES=_lines(kernel), PITCH=_pitch(kernel), LINES_SIZE=_stage(kernel),
-            TAPS=math.prod(attrs.kernel_size), KERNEL_W=attrs.kernel_size[1], CHANNELS=step, STRIDE_H=attrs.stride[0],
+            M=self.p.m, N=self.p.n, TILE_M=plan.m, TILE_N=plan.n, STAGES=plan.stages, STEP=workgroups, IMAGES=images,
+            OH=oh, OW=ow, BANDS=bands, SHARES=shares, LINES=_lines(kernel), PITCH=_pitch(kernel),
+            LINES_SIZE=_stage(kernel), TAPS=math.prod(attrs.kernel_size), KERNEL_W=attrs.kernel_size[1], CHANNELS=step, STRIDE_H=attrs.stride[0],
             PAD_TOP=attrs.padding[0], PAD_LEFT=attrs.padding[1], DILATION_H=attrs.dilation[0],
             DILATION_W=attrs.dilation[1], FILTER_SIZE=_filters(kernel, plan.n), OVERLAPPING=rows,
             IMAGE_SIZE=kernel.inputs[0].strides[0], IMAGE_H=kernel.inputs[0].shape[1],
@@ -167,7 +167,7 @@ class TmaConv(TmaGemm):
         f.template(
             "tma_conv", "tma_conv.h", {"T": self.ctype}, sizes, left, pixels, right, ring, staging, full, epilogue, out
         )
-        return f.finish(groups, self.threads)
+        return f.finish(workgroups, self.threads)
 
     def _lines(self) -> TileMap:
         """Return the tensor map of the lines that a band reads."""

@@ -257,7 +257,7 @@ class TmaGemm:
         width = self._width(epilogue)
         made = Functor(epilogue, members, width, products)
         made.types()
-        flags["MERGED"] = plan.splits == 1 and products > 1 and epilogue.alone and width == 8
+        flags["MERGED"] = plan.splits == 1 and products > 1 and epilogue.only_sums and width == 8
         if flags["MERGED"]:
             made.compute()
             made.put()

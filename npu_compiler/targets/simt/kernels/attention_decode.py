@@ -89,7 +89,7 @@ def _functor(f: Function, part: Loops, name: str, first: int, rounds: int) -> st
     with out.method("float make(int i, uint point)"):
         s = scalars()
         s.bound |= {x: stored(f"x{n}[i]", x.dtype) for n, x in enumerate(early)}
-        out.result(s.text(step.value, "float"))
+        out.return_value(s.text(step.value, "float"))
         members.checks |= s.checks
     assert step.target is not None
     with out.method("int64_t place(uint point, int64_t position)"):
@@ -97,7 +97,7 @@ def _functor(f: Function, part: Loops, name: str, first: int, rounds: int) -> st
         for x in expr.walk(step.target):
             if x.op == "load" and x is not step.target:
                 s.bound[x] = Value("position", "int64_t")
-        out.result(s.address(step.target))
+        out.return_value(s.address(step.target))
         members.checks |= s.checks
     return members.finish()
 

@@ -25,7 +25,7 @@ class Epilogue:
     ``ahead``: loads that can be executed before the sums are known: residuals and, with ``columns``, vectors that all
     rows share, which are otherwise in ``shared``. ``first``: the function's operand number of the kernel's first input,
     if the function computes several kernels. ``row_sum``: the float variable to which :meth:`store` adds, if the kernel
-    has a sum among its ``extra_stages``, or ''. ``alone``: whether the epilogue reads only accumulators.
+    has a sum among its ``extra_stages``, or ''. ``only_sums``: whether the epilogue reads only accumulators.
     """
 
     def __init__(self, kernel: Anchor, function: Scope, most: int = 0, columns: bool = False, first: int = 0):
@@ -46,7 +46,7 @@ class Epilogue:
         self.registers: dict[str, str] = {}  # variables and their types
         values = [x for step in self.steps for x in expr.walk(step.value)]
         loads = [x for x in dict.fromkeys(values) if self._is_ahead(x, True)]
-        self.alone = all(x.value.operand >= self.acc for x in values if x.op == "load")
+        self.only_sums = all(x.value.operand >= self.acc for x in values if x.op == "load")
         self.ahead = [x for x in loads if columns or self._is_ahead(x, False)]
         self.shared = [x for x in loads if x not in self.ahead]
 

@@ -79,13 +79,13 @@ template <class O_> struct Image {
 struct GemmTile {
   int m, n, batch, split;
 };
-template <class D> INLINE GemmTile gemm_tile(int group) {
+template <class D> INLINE GemmTile gemm_tile(int workgroup) {
   const int tiles_m = (D::M + D::TILE_M - 1) / D::TILE_M, tiles_n = (D::N + D::TILE_N - 1) / D::TILE_N;
   GemmTile tile;
-  tile.m = group % tiles_m;
-  tile.n = group / tiles_m % tiles_n;
-  tile.batch = group / (tiles_m * tiles_n) % D::BATCH;
-  tile.split = D::SPLITS > 1 ? group / (tiles_m * tiles_n * D::BATCH) : 0;
+  tile.m = workgroup % tiles_m;
+  tile.n = workgroup / tiles_m % tiles_n;
+  tile.batch = workgroup / (tiles_m * tiles_n) % D::BATCH;
+  tile.split = D::SPLITS > 1 ? workgroup / (tiles_m * tiles_n * D::BATCH) : 0;
   return tile;
 }
 // The row and column of the output for result (m, n) of the tile's product.

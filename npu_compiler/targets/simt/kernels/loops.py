@@ -41,21 +41,21 @@ def emit_loops(kernel: Loops, dialect: Dialect) -> Emission:
 
 # -- pointwise ------------------------------------------------------------------------------------------------------
 def _pointwise(nest: Nest, function: Function) -> Emission:
-    groups = _points_of(nest, function, function.kernel, scalars_for(nest, function, nest.steps), "workgroup")
-    return function.finish(groups, THREADS)
+    workgroups = _points_of(nest, function, function.kernel, scalars_for(nest, function, nest.steps), "workgroup")
+    return function.finish(workgroups, THREADS)
 
 
-def _points_of(nest: Nest, function: Function, kernel: Kernel, s: Scalars, group: str) -> int:
-    """Emit all points of ``kernel``'s nest, and return the number of workgroups. ``group``: the C++ expression of a
+def _points_of(nest: Nest, function: Function, kernel: Kernel, s: Scalars, workgroup: str) -> int:
+    """Emit all points of ``kernel``'s nest, and return the number of workgroups. ``workgroup``: the C++ expression of a
     workgroup's number among them."""
     order = point_order(nest)
     width = store_width(nest, kernel, order[-1]) if order else 1
     count = nest.points(order) // width
     if _gathers(nest, order, width) and MIN_UNROLLED_VECTORS <= count < 2**31:
-        return _unrolled_points(nest, function, s, order, width, group)
+        return _unrolled_points(nest, function, s, order, width, workgroup)
     out = function.lines
     flat = "uint64_t" if count >= 2**31 else "uint"
-    out.add(f"const {flat} f = ({flat}){group} * {THREADS}u + (uint)tid;")
+    out.add(f"const {flat} f = ({flat}){workgroup} * {THREADS}u + (uint)tid;")
     if count % THREADS:
         out.add(f"if (f >= {count}u) return;")
     decode(s, nest, order, "f", width)
@@ -76,14 +76,14 @@ def _gathers(nest: Nest, order: list[int], width: int) -> bool:
     return gathered and len(order) > 1 and nest.size[order[0]] % POINTS_PER_THREAD == 0
 
 
-def _unrolled_points(nest: Nest, function: Function, s: Scalars, order: list[int], width: int, group: str) -> int:
+def _unrolled_points(nest: Nest, function: Function, s: Scalars, order: list[int], width: int, workgroup: str) -> int:
     """Emit points such that a thread has several of them, apart along the outermost dim, so that more loads are in
     flight. All stores follow the last load."""
     (step,), out, outer = nest.steps, function.lines, order[0]
     assert step.target is not None
     apart, count = nest.size[outer] // POINTS_PER_THREAD, nest.points(order) // width // POINTS_PER_THREAD
     vector = f"Vec<{dtypes.DTYPES[step.target.dtype].ctype}, {width}>"
-    out.add(f"const uint f = (uint){group} * {THREADS}u + (uint)tid;")
+    out.add(f"const uint f = (uint){workgroup} * {THREADS}u + (uint)tid;")
     if count % THREADS:
         out.add(f"if (f >= {count}u) return;")
     decode(s, nest, order, "f", width)
@@ -135,14 +135,14 @@ def emit_fused(kernel: FusedLoops, dialect: Dialect) -> Emission:
         mark = len(function.lines.text)
         function.lines.depth += 1
         if nest.serial and not is_elementwise(nest):
-            groups = emit_updates(nest, function, part, s, f"(workgroup - {first})", numbers)
+            workgroups = emit_updates(nest, function, part, s, f"(workgroup - {first})", numbers)
         else:
             function.lines.add("pdl_wait();")
-            groups = _points_of(nest, function, part, s, f"(workgroup - {first})")
+            workgroups = _points_of(nest, function, part, s, f"(workgroup - {first})")
         function.lines.depth -= 1
-        function.lines.text.insert(mark, f"  if (workgroup >= {first} && workgroup < {first + groups}) {{")
+        function.lines.text.insert(mark, f"  if (workgroup >= {first} && workgroup < {first + workgroups}) {{")
         function.lines.add("}")
-        first += groups
+        first += workgroups
     return function.finish(first, THREADS)
 
 

@@ -52,7 +52,7 @@ def accumulate(nest: Nest, function: Function) -> Emission:
     out.let("uint", "all", f"(uint)workgroup * {THREADS}u + (uint)tid")
     out.let("uint", "f", f"all % {count}u")
     out.let("uint", "share", f"all / {count}u")
-    out.leave(f"share >= {shares}u")
+    out.return_if(f"share >= {shares}u")
     decode(s, nest, own, "f")
     if shares == 1:
         with s.scope(f"for (uint update = 0; update < {total}u; update++) {{"):
@@ -118,7 +118,7 @@ def _places(
             members.capture("int", f"i{d}")
     with members.lines.method("int64_t of(uint update) const"):
         decode(s, nest, updates, "update")
-        members.lines.result(place(s, target))
+        members.lines.return_value(place(s, target))
     members.checks |= s.checks
     return members.finish()
 
@@ -140,13 +140,13 @@ def update_threads(nest: Nest, kernel: Kernel) -> int:
 
 
 def emit_updates(
-    nest: Nest, function: Function, kernel: Kernel, s: Scalars, group: str, numbers: dict[int, int] | None = None
+    nest: Nest, function: Function, kernel: Kernel, s: Scalars, workgroup: str, numbers: dict[int, int] | None = None
 ) -> int:
     """Emit all updates of a scatter that :func:`stores_rows`, and return the number of workgroups.
 
-    ``group``: the C++ expression of a workgroup's number among them. An update that a later one overwrites is skipped.
-    Places that are inputs are compared before the kernel waits for its predecessor. ``numbers``: maps the nest's
-    operands to those of the function, if they differ.
+    ``workgroup``: the C++ expression of a workgroup's number among them. An update that a later one overwrites is
+    skipped. Places that are inputs are compared before the kernel waits for its predecessor. ``numbers``: maps the
+    nest's operands to those of the function, if they differ.
     """
     (step,) = nest.steps
     assert step.target is not None
@@ -162,13 +162,13 @@ def emit_updates(
     parts, hit = 1, "nullptr"
     if threads == SUBGROUP:
         parts = blocks(vectors, SUBGROUP)
-        out.let("uint", "worker", f"(uint){group} * {THREADS // SUBGROUP}u + (uint)subgroup")
+        out.let("uint", "worker", f"(uint){workgroup} * {THREADS // SUBGROUP}u + (uint)subgroup")
         out.let("uint", "update", f"worker / {parts}u")
         if total * parts % (THREADS // SUBGROUP):
-            out.leave(f"update >= {total}u")
+            out.return_if(f"update >= {total}u")
     else:
         hit = function.array("int", "hit", THREADS // SUBGROUP)
-        out.let("uint", "update", f"(uint){group}")
+        out.let("uint", "update", f"(uint){workgroup}")
     places = _places(nest, function, _address, own, numbers)
     out.declare("const auto", "places", places)
     out.let("int64_t", "mine", "places.of(update)")
@@ -176,7 +176,7 @@ def emit_updates(
     out.let("bool", "overwritten", f"is_overwritten<{total}u, {threads}>({arguments})")
     if is_input:
         out.call("pdl_wait")
-    out.leave("overwritten")
+    out.return_if("overwritten")
     me = "(uint)tid" if threads > SUBGROUP else "(uint)lane"
     first = f"{me} + worker % {parts}u * {SUBGROUP}u" if parts > 1 else me
     decode(s, nest, updates, "update")

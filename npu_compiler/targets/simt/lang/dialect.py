@@ -13,7 +13,7 @@ subgroup    32 lanes (a warp): ``T subgroup_xor(T, int)``, the value of lane ^ m
             ``void subgroup_barrier()``
 workgroup   ``void barrier()``: all threads of a workgroup, shared memory ordered
 grid        ``int grid_barrier(DEVICE int* state, int number, int count, bool waits)``, called by one thread of each of
-            ``count`` workgroups, behind a barrier. Returns 0: exit; 1: process your own share; 2: also process the
+            ``count`` workgroups, after a barrier. Returns 0: exit; 1: process your own share; 2: also process the
             shares marked in ``state`` (bit number % 32 of word 1 + number / 32), and clear these bits. Writes made by
             any of the workgroups before the barrier are visible on 1 and 2. A workgroup that does not wait has no
             share. ``state`` is zero at first and belongs to these barriers; only with :attr:`Dialect.grid_barrier`

@@ -138,11 +138,11 @@ class Lines:
         """Call ``function`` as a statement."""
         self.add(f"{function}({', '.join(arguments)});")
 
-    def result(self, value: str) -> None:
+    def return_value(self, value: str) -> None:
         """Return ``value`` from the C++ function."""
         self.add(f"return {value};")
 
-    def leave(self, condition: str) -> None:
+    def return_if(self, condition: str) -> None:
         """Return from the C++ function if ``condition`` holds."""
         self.add(f"if ({condition}) return;")
 

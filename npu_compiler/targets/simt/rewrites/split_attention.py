@@ -27,8 +27,8 @@ def _splits(k: Attention, dialect: Dialect) -> int:
     if math.prod(k.outputs[0].shape) == 0 or is_flash(k, dialect):
         return 1
     b, h, sq, _ = q.shape
-    groups = b * keys.shape[1] * -(-(h // keys.shape[1] * sq) // MAX_ROWS)
-    return min(MAX_SPLITS, keys.shape[2] // MIN_KEYS, dialect.device.units * 2 // groups)
+    workgroups = b * keys.shape[1] * -(-(h // keys.shape[1] * sq) // MAX_ROWS)
+    return min(MAX_SPLITS, keys.shape[2] // MIN_KEYS, dialect.device.units * 2 // workgroups)
 
 
 def _split(schedule: Schedule, k: Attention, splits: int) -> tuple[Kernel, Kernel]:
