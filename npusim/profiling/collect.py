@@ -260,7 +260,7 @@ def _launches(program: CompiledProgram, entry: EntryPoint) -> list[str]:
 
     found, _ = unpack(program.binary)
     return [
-        f"{x.function}: {x.groups} × {x.threads} threads" + (f", {x.shared >> 10} KiB shared" if x.shared else "")
+        f"{x.function}: {x.workgroups} × {x.threads} threads" + (f", {x.shared >> 10} KiB shared" if x.shared else "")
         for x in found[entry.symbol]
     ]
 

@@ -157,8 +157,8 @@ class TmaConv(TmaGemm):
         sizes = dict(
             M=self.p.m, N=self.p.n, TILE_M=plan.m, TILE_N=plan.n, STAGES=plan.stages, STEP=workgroups, IMAGES=images,
             OH=oh, OW=ow, BANDS=bands, SHARES=shares, LINES=_lines(kernel), PITCH=_pitch(kernel),
-            LINES_SIZE=_stage(kernel), TAPS=math.prod(attrs.kernel_size), KERNEL_W=attrs.kernel_size[1], CHANNELS=step, STRIDE_H=attrs.stride[0],
-            PAD_TOP=attrs.padding[0], PAD_LEFT=attrs.padding[1], DILATION_H=attrs.dilation[0],
+            LINES_SIZE=_stage(kernel), TAPS=math.prod(attrs.kernel_size), KERNEL_W=attrs.kernel_size[1], CHANNELS=step,
+            STRIDE_H=attrs.stride[0], PAD_TOP=attrs.padding[0], PAD_LEFT=attrs.padding[1], DILATION_H=attrs.dilation[0],
             DILATION_W=attrs.dilation[1], FILTER_SIZE=_filters(kernel, plan.n), OVERLAPPING=rows,
             IMAGE_SIZE=kernel.inputs[0].strides[0], IMAGE_H=kernel.inputs[0].shape[1],
             OUTPUTS=1, PRODUCTS=1, SUM_ROWS=0, **flags,

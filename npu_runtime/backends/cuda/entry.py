@@ -136,8 +136,8 @@ class CUDAEntry(LoadedEntry):
         times[:] = [cuda.get_elapsed_time(first, event) * 1e-3 for event in events]
 
     def _record_timed(self, key: tuple[int, ...], address: Mapping[int, int]) -> _Timer:
-        """Record a graph of the kernels with an event after each, in which kernels do not overlap. If small kernels were
-        launched one by one, the events would measure the launches."""
+        """Record a graph of the kernels with an event after each, in which kernels do not overlap. If small kernels
+        were launched one by one, the events would measure the launches."""
         events = [self._backend.cupy.cuda.Event() for _ in range(len(self._launches) + 1)]
         stream = self._backend.stream.ptr
 
