@@ -125,11 +125,11 @@ class _Bars:
         for step in [s for s in self._tasks if s not in seconds]:
             self._progress.remove_task(self._tasks.pop(step))
         for step, elapsed in seconds.items():
-            if step not in self._tasks:
-                self._tasks[step] = self._progress.add_task("", total=None, amount="", seconds=0.0)
-            text, amount = printable(step.text), _amount(step)
-            fields = {"description": text, "amount": amount, "seconds": elapsed}
-            self._progress.update(self._tasks[step], total=step.total, completed=step.done, **fields)
+            fields = {"total": step.total, "completed": step.done, "amount": _amount(step), "seconds": elapsed}
+            if step in self._tasks:
+                self._progress.update(self._tasks[step], description=printable(step.text), **fields)
+            else:
+                self._tasks[step] = self._progress.add_task(printable(step.text), **fields)
         self._progress.refresh()
 
     def clear(self) -> None:
