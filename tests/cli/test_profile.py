@@ -117,6 +117,12 @@ def test_json_is_read_back_as_it_was(report: ProfileReport, tmp_path: Path) -> N
         report.save(tmp_path / "a.png")
 
 
+def test_a_notebook_and_print_show_tables(report: ProfileReport) -> None:
+    text, page = str(report), report._repr_html_()
+    assert "lost µs" in text and "not on the NPU" in text and "of the roofline" in text
+    assert page.count("<tr>") == 1 + len(report.sections[0].rows) and "lost µs" in page
+
+
 def test_the_trace_has_the_run_that_is_shown(report: ProfileReport, tmp_path: Path) -> None:
     events = json.loads(report.save(tmp_path / "t", "trace").read_text())["traceEvents"]
     spans = [e for e in events if e["ph"] == "X"]
