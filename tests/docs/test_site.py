@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -36,6 +37,14 @@ def test_every_page_is_in_the_navigation(site: Path) -> None:
     page = (site / "faq.html").read_text(encoding="utf-8")
     listed = set(re.findall(r'<a href="(\w+)\.html" class="md-nav__link', page))
     assert {p.stem for p in site.glob("*.html")} - {"404", "faq"} <= listed
+
+
+def test_readers_switch_and_search_in_both_languages(site: Path) -> None:
+    for page, links in (("faq.html", ["faq.html", "ko/faq.html"]), ("ko/faq.html", ["../faq.html", "faq.html"])):
+        assert re.findall(r'<a href="([^"]+)" hreflang="\w+"', (site / page).read_text(encoding="utf-8")) == links
+    index = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))
+    assert index["config"]["lang"] == ["en", "ko"]
+    assert {"faq.html", "ko/faq.html"} <= {entry["location"] for entry in index["docs"]}
 
 
 def test_pages_request_nothing_from_elsewhere(site: Path) -> None:
