@@ -84,9 +84,10 @@ def test_uv_and_pip_have_the_same_pins_and_they_name_no_index(project: dict[str,
     assert "uv.lock" in (ROOT / ".gitignore").read_text().splitlines()
 
 
-def test_dev_brings_what_pytest_imports(project: dict[str, Any]) -> None:
+def test_dev_brings_what_make_test_installs(project: dict[str, Any]) -> None:
     (own,) = (r for e in project["project"]["optional-dependencies"]["dev"] if (r := Requirement(e)).name == "npusim")
-    assert {"torch", "llm", "test"} <= own.extras
+    (needed,) = re.findall(r"test\.stamp: EXTRAS := ([\w,-]+)", (ROOT / "Makefile").read_text())
+    assert set(needed.split(",")) <= own.extras
 
 
 def tracked() -> set[str]:
