@@ -261,6 +261,20 @@ def test_buffers_that_the_model_itself_reads(
             np.testing.assert_allclose(found, wanted[name], rtol=1e-5, atol=1e-6)
 
 
+def test_a_buffer_that_starts_as_a_constant() -> None:
+    b = Builder()
+    b.ir.constants["c"], b.ir.weight_name_mapping["c_c"] = np.full(SHAPE, 0.3, np.float32), "c"
+    b.specs["c_c"] = TensorSpec("c_c", SHAPE, "float32")
+    ir = b.node("o", ODD, "c_c").node("y", HEAVY, "o", "x").out("y")
+    ir.state.append(npu_compiler.aten.ir.StateUpdate("c", b.specs["o"]))
+    executor, x, state = DAGExecutor(partition(ir)), np.abs(array()), {}
+    for _ in range(3):
+        wanted = execute_cpu_partition(ir, {"x": x}, state)["y"]
+        np.testing.assert_allclose(executor.execute([x])["y"], wanted, rtol=1e-5, atol=1e-6)
+    executor.reset()
+    np.testing.assert_allclose(executor.execute([x])["y"], execute_cpu_partition(ir, {"x": x})["y"], rtol=1e-5)
+
+
 # ----------------------------------------------------------------------------------------------------- host fallback
 
 
