@@ -1,4 +1,4 @@
-"""A Korean page has what its English page has: the headings, the code blocks, the links, the figures and the tables."""
+"""A Korean page has what its English page has: headings, code blocks, links, figures, tables and names."""
 
 from __future__ import annotations
 
@@ -33,6 +33,12 @@ def tables(page: Path) -> list[tuple[int, list[str]]]:
     return [(len(row), re.findall(r"`[^`]+`", row[0])) for row in rows]
 
 
+def names(page: Path) -> list[set[str]]:
+    """What every section has in code font: names, options, values."""
+    sections = re.split(r"^(?=#+ )", "\n".join(prose(page)), flags=re.MULTILINE)
+    return [{" ".join(code.split()) for code in re.findall(r"(?<!`)`[^`|]+`", section)} for section in sections]
+
+
 def test_every_page_has_a_korean_one() -> None:
     assert sorted(DOCS.rglob("*.ko.md")) == sorted(korean for _, korean in PAIRS)
 
@@ -47,5 +53,6 @@ def test_pages_say_the_same(english: Path, korean: Path) -> None:
     assert references[0] == references[1]
     assert links(english) == links(korean)
     assert tables(english) == tables(korean)
+    assert names(english) == names(korean)
     assert _HANGUL.search(next(line for line in prose(korean) if line.startswith("# ")))
     assert [line for line in own_prose(korean) if len(line) > 80 and not _HANGUL.search(line)] == []
