@@ -29,9 +29,15 @@ def test_tables_show_the_stored_results(section: str, monkeypatch: pytest.Monkey
     results = json.loads((ROOT / "benchmarks" / "results" / f"{SECTIONS[section]}.json").read_text(encoding="utf-8"))
     table = script("benchmarks", SCRIPTS[section], monkeypatch).table(results)
     korean = script("benchmarks", "korean", monkeypatch).korean(table)
+    assert sorted(re.findall(r"\d+", korean)) == sorted(re.findall(r"\d+", table))
     for page, text in (("README.md", table), ("docs/performance.md", table), ("docs/performance.ko.md", korean)):
         written = (ROOT / page).read_text(encoding="utf-8")
         assert re.findall(rf"<!-- bench:{section} -->\n(.*?)\n<!-- /bench -->", written, re.DOTALL) == [text], page
+
+
+def test_a_caption_without_a_translation_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match="no translation of 'All is well"):
+        script("benchmarks", "korean", monkeypatch).korean("Random weights and inputs. All is well.")
 
 
 def test_the_readme_is_one_screen_and_the_tables() -> None:
