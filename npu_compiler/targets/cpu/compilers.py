@@ -94,12 +94,12 @@ def _is_zig(argv: Sequence[str]) -> bool:
     return any(Path(word).name in ("zig", "ziglang", "zig.exe") for word in argv[:-1])
 
 
-_LEAST = {"x86_64": "x86-64", "aarch64": "generic"}
+_BASELINE = {"x86_64": "x86-64", "aarch64": "generic"}
 
 
 def _march_flags(kind: str, march: str, machine: str = "") -> list[str]:
     machine = machine or host_cpu().arch
-    march = march or _LEAST.get(machine, "")
+    march = march or _BASELINE.get(machine, "")
     flags = []
     if kind == "zig" and sys.platform.startswith("linux"):
         # With a version in the target, zig uses its own libc headers and stubs instead of those of the machine.

@@ -177,9 +177,9 @@ def _vectors_for(plan: Plan, steps: list[Step]) -> int:
     """Return the unroll factor: enough vectors to hide latency in light bodies, one in heavy bodies."""
     if plan.lane is None or sum(expr.cost(s.value) for s in steps) > LIGHT:
         return 1
-    most = 2 if any(scratch_item(s.value.dtype) == 8 for s in steps if s.kind == "reduce") else 4
+    max_unroll = 2 if any(scratch_item(s.value.dtype) == 8 for s in steps if s.kind == "reduce") else 4
     vectors = plan.nest.size[plan.lane] // LANES
-    return min(most, 4 if vectors >= 4 else 2 if vectors >= 2 else 1)
+    return min(max_unroll, 4 if vectors >= 4 else 2 if vectors >= 2 else 1)
 
 
 def _place_scratch(plan: Plan) -> None:

@@ -179,7 +179,7 @@ def _main_unit(schedules: list[Schedule], calls: dict[str, list[str]], symbols: 
     parts += [f"void {f}_prefetch(const void*, const Thread&);" for f in sorted(gemms)]
     for s in schedules:
         parts.append(_entry(s, calls[s.name], symbols[s.name], units.costs))
-    scratch = "\n".join(f"  if ({f}_scratch > most) most = {f}_scratch;" for f in functions)
+    scratch = "\n".join(f"  if ({f}_scratch > bytes) bytes = {f}_scratch;" for f in functions)
     parts.append(
         _EXPORTS.replace("@SCRATCH@", scratch).replace("@ABI@", str(ABI_VERSION)).replace("@MARKER@", LAYOUT_MARKER)
     )
@@ -207,7 +207,7 @@ def _entry(s: Schedule, names: list[str], symbol: str, costs: CPUCosts) -> str:
             arena = op.buffer.kind == "arena"
             refs.append(f"{{{-1 if arena else op.buffer.id}, {op.buffer.offset + byte if arena else byte}L}}")
     count = len(rows)
-    most = max((len(k.operands) for k in s.kernels), default=0)
+    max_operands = max((len(k.operands) for k in s.kernels), default=0)
     return f"""
 static const Ref {symbol}_refs[] = {{{", ".join(refs) or "{0, 0}"}}};
 static const Call {symbol}_calls[] = {{{", ".join(rows) or "{nullptr, 0, 0, true, nullptr, 0}"}}};
@@ -220,7 +220,7 @@ static void {symbol}_thread(void* arg, Thread& th) {{
     const Ref& r = {symbol}_refs[ref];
     return (r.buffer < 0 ? a.arena : (char*)a.buffers[r.buffer]) + r.offset;
   }};
-  void* p[{max(most, 1)}];
+  void* p[{max(max_operands, 1)}];
   int done = 0;
   for (int i = 0; i < {count}; i++) {{
     const Call& call = {symbol}_calls[i];
@@ -254,9 +254,9 @@ _EXPORTS = """
 extern "C" __attribute__((visibility("default"), used)) const char npu_layout[65] = "@MARKER@";
 extern "C" __attribute__((visibility("default"))) int npu_abi(void) { return @ABI@; }
 extern "C" __attribute__((visibility("default"))) long npu_scratch_bytes(void) {
-  long most = 0;
+  long bytes = 0;
 @SCRATCH@
-  return most;
+  return bytes;
 }
 extern "C" __attribute__((visibility("default"))) int npu_start(int threads) {
   return npu::pool_start(threads, npu_scratch_bytes());

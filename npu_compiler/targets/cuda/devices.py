@@ -84,10 +84,11 @@ class CUDADevice(GPU):
     def with_units(self, units: int) -> CUDADevice:
         """Return the same architecture with another number of SMs, and proportionally many clusters."""
         clusters = tuple((size, blocks * units // self.units // size * size) for size, blocks in self.clusters)
-        most = self.roofline
-        if most is not None:
-            most = replace(most, flops={dtype: rate * units / self.units for dtype, rate in most.flops.items()})
-        return replace(self, units=units, clusters=clusters, roofline=most)
+        roofline = self.roofline
+        if roofline is not None:
+            flops = {dtype: rate * units / self.units for dtype, rate in roofline.flops.items()}
+            roofline = replace(roofline, flops=flops)
+        return replace(self, units=units, clusters=clusters, roofline=roofline)
 
 
 # Fitted to 1100 measured variants on an H200. In a microsecond an SM multiplies 48,300 pairs of elements, loads 91 KB,

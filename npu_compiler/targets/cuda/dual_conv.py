@@ -71,7 +71,7 @@ class DualTmaConv(TmaGemm):
     def _kept(self) -> str:
         operands = self._operands(self.first, "@NAME@_first")
         members = Members(self.f, "@NAME@_first_epilogue")
-        made = Functor(Epilogue(self.first.kernel, members, most=8, first=self.at), members, 2)
+        made = Functor(Epilogue(self.first.kernel, members, max_width=8, first=self.at), members, 2)
         made.types()
         made.read_shared()
         made.compute(ahead=True, shared=True)

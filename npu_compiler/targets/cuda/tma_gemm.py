@@ -242,7 +242,7 @@ class TmaGemm:
         """Return (constants of the epilogue, the C++ expression that instantiates its functor)."""
         plan, products = self.plan, self.p.products
         members = Members(self.f, "@NAME@_epilogue")
-        epilogue = Epilogue(self.kernel, members, most=8, columns=plan.splits > 1)  # more than 16 bytes
+        epilogue = Epilogue(self.kernel, members, max_width=8, columns=plan.splits > 1)  # more than 16 bytes
         slots = result_stages(plan.m, plan.n, self.outputs) if plan.tma_store else 0
         flags = dict(
             READ_AHEAD=False, SHARED=False, MERGED=False, RESULT_STAGES=slots,

@@ -30,14 +30,14 @@ constexpr Blocking choose_blocking(long images, long rows, long quantum, long ro
   if (panels * panel_bytes <= RESIDENT_BYTES) {  // smaller blocks add no weight traffic
     long wanted = ceil_div(ceil_div(rows * images, CHUNKS), quantum) * quantum;
     if (!halo) wanted = min_of(wanted, max_of(1, NEAR_BYTES / (quantum * row_bytes)) * quantum);
-    long least = ceil_div(ceil_div(CHUNK_MACS, row_panel_macs * panels), quantum) * quantum;
-    block = min_of(block, max_of(wanted, max_of(least, 3 * quantum)));
+    long min_block = ceil_div(ceil_div(CHUNK_MACS, row_panel_macs * panels), quantum) * quantum;
+    block = min_of(block, max_of(wanted, max_of(min_block, 3 * quantum)));
   }
   const long blocks = ceil_div(rows, block);
   block = ceil_div(ceil_div(rows, blocks), quantum) * quantum;  // equal blocks
   const long groups = ceil_div(CHUNKS, blocks * images);        // wanted for each block
-  const long most = max_of(1, panels * row_panel_macs * min_of(block, rows) / CHUNK_MACS);
-  return {min_of(block, rows), ceil_div(panels, min_of(min_of(groups, most), panels))};
+  const long max_groups = max_of(1, panels * row_panel_macs * min_of(block, rows) / CHUNK_MACS);
+  return {min_of(block, rows), ceil_div(panels, min_of(min_of(groups, max_groups), panels))};
 }
 
 constexpr long SLICED_ROWS = 10 * TILE_ROWS;

@@ -127,7 +127,7 @@ template <class Kind, int P, bool STREAM = false> NPU_NOINLINE void tile(const T
   const char* prefetch = a.prefetch;
   const long prefetch_step = a.prefetch_step;
   bool partial = a.add;  // a.acc holds the sum of earlier segments
-  int room = a.segment;
+  int remaining = a.segment;
 #pragma GCC unroll 14
   for (int p = 0; p < P; p++)
 #pragma GCC unroll 4
@@ -137,17 +137,17 @@ template <class Kind, int P, bool STREAM = false> NPU_NOINLINE void tile(const T
 #pragma GCC unroll 14
     for (int p = 0; p < P; p++) xp[p] = a.x + a.taps[t] + a.off[p];
     for (long k = 0, end; k < a.len;) {
-      if (room <= 0) {
+      if (remaining <= 0) {
         add_to<P>(a.acc, acc, partial);
         partial = true;
-        room = a.segment;
+        remaining = a.segment;
 #pragma GCC unroll 14
         for (int p = 0; p < P; p++)
 #pragma GCC unroll 4
           for (int v = 0; v < TILE_VECS; v++) acc[p][v] = vf{};
       }
-      end = min_of(a.len, k + room);
-      room -= (int)(end - k);
+      end = min_of(a.len, k + remaining);
+      remaining -= (int)(end - k);
       for (; k + 4 <= end; k += 4) {
         if constexpr (STREAM) {
 #pragma GCC unroll 8

@@ -82,9 +82,9 @@ def _functor(f: Function, part: Loops, name: str, first: int, rounds: int) -> st
         for n, x in enumerate(early):
             op, at = nest.inputs[x.value.operand], s.address(x)
             if x.value.guarded:
-                most = sum((size - 1) * step for size, step in zip(op.shape, op.strides, strict=True))
+                last = sum((size - 1) * step for size, step in zip(op.shape, op.strides, strict=True))
                 out.let("int64_t", f"at{n}", at)
-                at = f"(at{n} < 0 ? 0 : at{n} < {most} ? at{n} : {most})"
+                at = f"(at{n} < 0 ? 0 : at{n} < {last} ? at{n} : {last})"
             out.assign(f"x{n}[i]", f"{s.pointers[x.value.operand]}[{at}]")
     with out.method("float make(int i, uint point)"):
         s = scalars()

@@ -21,14 +21,15 @@ from ..lang.vectorize import Points, vector_width
 class Epilogue:
     """Renders statements that store results at (row, column) of the output; ``row`` counts its leading dims in order.
 
-    ``width``: neighbouring columns that :meth:`store` can store as a vector of up to 16 bytes, or of ``most`` columns.
-    ``ahead``: loads that can be executed before the sums are known: residuals and, with ``columns``, vectors that all
-    rows share, which are otherwise in ``shared``. ``first``: the function's operand number of the kernel's first input,
-    if the function computes several kernels. ``row_sum``: the float variable to which :meth:`store` adds, if the kernel
-    has a sum among its ``extra_stages``, or ''. ``only_sums``: whether the epilogue reads only accumulators.
+    ``width``: neighbouring columns that :meth:`store` can store as a vector of up to 16 bytes, or of ``max_width``
+    columns. ``ahead``: loads that can be executed before the sums are known: residuals and, with ``columns``, vectors
+    that all rows share, which are otherwise in ``shared``. ``first``: the function's operand number of the kernel's
+    first input, if the function computes several kernels. ``row_sum``: the float variable to which :meth:`store` adds,
+    if the kernel has a sum among its ``extra_stages``, or ''. ``only_sums``: whether the epilogue reads only
+    accumulators.
     """
 
-    def __init__(self, kernel: Anchor, function: Scope, most: int = 0, columns: bool = False, first: int = 0):
+    def __init__(self, kernel: Anchor, function: Scope, max_width: int = 0, columns: bool = False, first: int = 0):
         self.numbers = {n: first + n for n in range(len(kernel.inputs))} if first else None
         self.nest, self.acc, self.pitch = epilogue_nest(kernel)
         self.step, *more = self.nest.steps
@@ -41,7 +42,7 @@ class Epilogue:
         self.lane = lane if lane in self.nest.size else -1
         self.width = 1
         if self.lane >= 0:
-            self.width = vector_width(self.nest, kernel, self.steps, self.lane, self.acc, most)
+            self.width = vector_width(self.nest, kernel, self.steps, self.lane, self.acc, max_width)
         self._fetched: dict[Expr, Value] = {}
         self.registers: dict[str, str] = {}  # variables and their types
         values = [x for step in self.steps for x in expr.walk(step.value)]

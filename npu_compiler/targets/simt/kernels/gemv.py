@@ -113,7 +113,7 @@ def supports_prologue(kernel: Gemm, dialect: Dialect) -> bool:
     steps = [s for p in row.passes for s in p.steps]
     if row.stores or any(s.per_row for s in steps):
         return False
-    return vector_width(nest, inner, steps, nest.reduction_dims[0], most=item) == item
+    return vector_width(nest, inner, steps, nest.reduction_dims[0], max_width=item) == item
 
 
 class Reader(NamedTuple):

@@ -25,14 +25,14 @@ def scalars_for(nest: Nest, function: Scope, steps: Sequence[Step], numbers: dic
 
 
 def vector_width(
-    nest: Nest, kernel: Kernel, steps: Sequence[Step], lane: int, registers: int = 2**31, most: int = 0
+    nest: Nest, kernel: Kernel, steps: Sequence[Step], lane: int, registers: int = 2**31, max_width: int = 0
 ) -> int:
     """Return the number of neighbours along ``lane`` that every access can load or store as one vector, or 1.
 
-    Vectors have up to 16 bytes, or up to ``most`` elements if given. Operands from number ``registers`` on are in
+    Vectors have up to 16 bytes, or up to ``max_width`` elements if given. Operands from number ``registers`` on are in
     registers. If the dim is short, loads may also be gathered.
     """
-    widest = most or 8
+    widest = max_width or 8
     found: set[Expr] = {x for s in steps for e in s.exprs() for x in expr.walk(e) if x.op == "load"}
     found = {x for x in found if x.value.operand < registers}
     for x in found:
@@ -50,7 +50,7 @@ def vector_width(
             op = kernel.inputs[x.value.operand] if x.value.operand >= 0 else kernel.outputs[~x.value.operand]
             beside = (k for t, k in form.terms.items() if t is not expr.index(lane))
             step = math.gcd(*beside, form.const, op.offset, *(k for _, k in x.value.checks)) or 16
-            widest = min(widest, most or 16 // dtypes.DTYPES[x.dtype].size, step & -step)
+            widest = min(widest, max_width or 16 // dtypes.DTYPES[x.dtype].size, step & -step)
     n = nest.size[lane]
     while n % widest:
         widest //= 2
@@ -63,10 +63,10 @@ def store_width(nest: Nest, kernel: Kernel, lane: int) -> int:
     It may load longer vectors of wider types, except from inputs: arrays of the caller are only aligned to 16 bytes.
     """
     sizes = [dtypes.DTYPES[kernel.outputs[s.output].dtype].size for s in nest.steps if s.target is not None]
-    most = min(8, 16 // max(sizes, default=2))
+    max_width = min(8, 16 // max(sizes, default=2))
     read = [nest.inputs[x.value.operand] for x, _ in accesses(nest) if x.value.operand >= 0 and is_along(x, lane)]
-    theirs = any(o.buffer.kind == "input" and dtypes.DTYPES[o.dtype].size * most > 16 for o in read)
-    return vector_width(nest, kernel, nest.steps, lane, most=0 if theirs else most)
+    from_inputs = any(o.buffer.kind == "input" and dtypes.DTYPES[o.dtype].size * max_width > 16 for o in read)
+    return vector_width(nest, kernel, nest.steps, lane, max_width=0 if from_inputs else max_width)
 
 
 def condition_of(steps: Sequence[Step], x: Expr) -> tuple[Expr, bool] | None:

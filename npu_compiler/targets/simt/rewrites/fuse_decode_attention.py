@@ -40,8 +40,8 @@ def _fuse(schedule: Schedule, k: Attention, grid_barriers: Operand, dialect: Dia
         return
     if not (_makes_row(new_key, keys, position) and _makes_row(new_value, values, position)):
         return
-    most = min(PER_UNIT * dialect.device.units // keys.shape[1], 32 * (STATE - 1))
-    splits = max(1, min(most, -(-keys.shape[2] // MIN_KEYS)))
+    max_splits = min(PER_UNIT * dialect.device.units // keys.shape[1], 32 * (STATE - 1))
+    splits = max(1, min(max_splits, -(-keys.shape[2] // MIN_KEYS)))
     parts = schedule.memory("float32", (splits, out.shape[1], out.shape[3] + PAD), "parts")
     scratch = replace(queries.outputs[0].buffer, id=-1, kind="scratch")
     step = recast(

@@ -29,12 +29,12 @@ def _unfused(k: FusedLoops, dialect: Dialect) -> list[Kernel]:
     """Return the kernels of ``k``: those that :func:`shares_launch` stay together, as many as a kernel has parameters
     for; the others become separate kernels."""
     packs: list[list[Loops]] = [[]]
-    room = most = dialect.max_params - 1  # the last parameter is the flag for an index out of range
+    room = limit = dialect.max_params - 1  # the last parameter is the flag for an index out of range
     for part in filter(shares_launch, k.parts):
         operands = len(part.inputs) + len(part.outputs)
         if operands > room:
             packs.append([])
-            room = most
+            room = limit
         packs[-1].append(part)
         room -= operands
     apart = [p for p in k.parts if not shares_launch(p)]
