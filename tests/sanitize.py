@@ -74,13 +74,16 @@ def main() -> int:
     if tool not in TOOLS:
         print(f"{tool}: choose among {', '.join(TOOLS)}", file=sys.stderr)
         return 1
-    sys.path.insert(0, str(ROOT))
     if sys.argv[2:] == ["inside"]:
         run(tool)
         return 0
     program = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
-    command = [program, "--tool", tool, "--error-exitcode", "9", sys.executable, __file__, tool, "inside"]
-    return subprocess.run(command, env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}, check=False).returncode
+    if shutil.which(program) is None:
+        print(f"{program} is missing: it comes with NVIDIA's CUDA toolkit", file=sys.stderr)
+        return 1
+    command = [program, "--tool", tool, "--error-exitcode", "9", sys.executable, "-m", "tests.sanitize", tool, "inside"]
+    path = os.pathsep.join([str(ROOT), *sys.path[1:]])
+    return subprocess.run(command, cwd=ROOT, env=os.environ | {"PYTHONPATH": path}, check=False).returncode
 
 
 if __name__ == "__main__":
