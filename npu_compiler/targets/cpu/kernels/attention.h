@@ -27,8 +27,7 @@ struct AttentionDims {
 
 constexpr int KEY_BLOCK = 8 * TILE_ROWS;
 
-// acc[p][c] += row_sum over keys k of x[k * step + p] * w[k][c]. Positions are contiguous; units are `step` bytes
-// apart.
+// acc[p][c] += sum over keys k of x[k * step + p] * w[k][c]. Positions are contiguous; units are `step` bytes apart.
 struct ColumnArgs {
   const char* x;
   long step;

@@ -8,7 +8,7 @@ namespace npu {
 
 struct NoMask {};
 
-constexpr int DECODE_ROWS = 8;  // the max_score query rows of a key/value head (heads of its group x queries)
+constexpr int DECODE_ROWS = 8;  // the most query rows of a key/value head (heads of its group x queries)
 
 template <class D> struct DecodePlan {
   static constexpr int ROWS = (int)(D::H / D::HK * D::SQ);

@@ -123,8 +123,8 @@ NPU_INLINE void winograd_input(const TX* const* pixels, long c, char* out, long 
 }
 
 // The bound on (largest magnitude in a tile) / (largest magnitude that one of its outputs depends on) up to which
-// rounding errors of the transforms are smaller than that of the output. F(2x2) needs no bound: its transforms cancel
-// exactly.
+// rounding errors of the transforms are smaller than that of the output. F(2x2) needs no bound: an output only adds
+// terms of inputs that it depends on.
 template <class TX> constexpr float WINOGRAD_RANGE = is_same<TX, bf16>::value ? 32768 : 4096;
 
 // The magnitude as an integer, which has the same order.

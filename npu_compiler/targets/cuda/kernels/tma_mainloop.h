@@ -107,8 +107,9 @@ INLINE void load_stages(const Ring<D>& ring, const Operands<S>& from, RingPositi
   }
 }
 
-// -- products Computes the sums of a tile. `meanwhile(first)` is called during each product. Afterwards all of the
-// tile's stages are free, except for the last one if SPLITS > 1.
+// -- products
+// Computes the sums of a tile. `meanwhile(first)` is called during each product. Afterwards all of the tile's stages
+// are free, except for the last one if SPLITS > 1.
 template <class S, class D, class F>
 INLINE void multiply_stages(WgmmaC<D::TILE_N>& acc, const Ring<D>& ring, RingPosition<D::STAGES>& at, int rank,
                             const Thread& th, const F& meanwhile) {

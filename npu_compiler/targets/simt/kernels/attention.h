@@ -3,8 +3,8 @@
 // A workgroup of THREADS processes up to ROWS query rows of one key/value head (of all heads of the GQA group) and a
 // range of the keys, CHUNK keys at a time: scores, online softmax, weighted values. KEY_LANES lanes share a row of keys
 // or of values, ITEM elements each. With SPLITS > 1 (split-K) the range is a part of the keys, and values, maximum and
-// sum of each part are stored [SPLITS, B, H, SQ, DV + 2]; attention_combine combines them in order. Source: Dao,
-// "FlashAttention-2" (2023), https://arxiv.org/abs/2307.08691.
+// sum of each part are stored [SPLITS, B, H, SQ, DV + 2]; attention_combine combines them in order.
+// Source: Dao, "FlashAttention-2" (2023), https://arxiv.org/abs/2307.08691.
 //
 // Types of C: Q, K, V, Mask, Out. Constants: B H HK SQ SK D DV; the sizes above; the strides Q_B Q_H Q_S Q_D of the
 // queries, K_* of the keys, V_* of the values, O_* of the output and M_* of the mask [B, H, SQ, SK]; LIMIT: stride of

@@ -29,7 +29,7 @@ template <class C> struct FlashRows {
   Thread at;
   int tile, h, b, hk, q0;
   int valid, min_position;  // keys that some row attends to; the smallest position of a row
-  int last_key[2];       // the last key that each of the lane's rows attends to
+  int last_key[2];          // the last key that each of the lane's rows attends to
   float row_max[2], row_sum[2];
 
   INLINE int row(int r) { return q0 + at.subgroup * 16 + frag_row(at.lane, 2 * r); }
@@ -244,7 +244,7 @@ template <class C> struct Flash {
 
   INLINE void run(DEVICE T* out) {
     const int tiles = (C::SQ + C::ROWS - 1) / C::ROWS;
-    rows.tile = tiles - 1 - rows.at.workgroup % tiles;  // tiles with the maximum keys first
+    rows.tile = tiles - 1 - rows.at.workgroup % tiles;  // tiles with the most keys first
     rows.h = rows.at.workgroup / tiles % C::H;
     rows.b = rows.at.workgroup / (tiles * C::H);
     rows.hk = rows.h / C::HEADS_PER_KV;

@@ -12,10 +12,12 @@
 // Weights: a reader of one weight format. load(unit, at) loads the weights of a unit into registers before pdl_wait(),
 // and load_rest(at) loads the rest after it. multiply(sum, left, x, operand, at) adds to the sums [M][ROWS], and
 // reduce(sum, part, at) adds up those of a subgroup in part [ROWS * M]. Its type Operand holds data that all units need
-// in addition to x; its make(left, x, at) is called once. Left: the left operand. load_weights(at) is called before
-// pdl_wait() and load_inputs(x, at) after it; make(x, at) completes x [M][VECTORS]. element(k) returns element k of row
-// 0 as a float, from the copy that put(k, ..) stored if PUTS. Epilogue: a rendered functor. load_weights and
-// load_inputs(row, column, guard) load the operands of store(row, column, sums).
+// in addition to x; its make(left, x, at) is called once.
+// Left: the left operand. load_weights(at) is called before pdl_wait() and load_inputs(x, at) after it; make(x, at)
+// completes x [M][VECTORS]. element(k) returns element k of row 0 as a float, from the copy that put(k, ..) stored if
+// PUTS.
+// Epilogue: a rendered functor. load_weights and load_inputs(row, column, guard) load the operands of store(row,
+// column, sums).
 #pragma once
 
 template <class C> struct GemvLeft {
