@@ -29,10 +29,11 @@ from ...support import cuda_gpu
 from ...support.metal_backend import EmulatedMetal
 from .test_bf16c12 import Product, weights
 
+LANES = replace(DIALECT, fragment_access=False, grid_barrier=False)
 DIALECTS = {
     "fragments": DIALECT,
-    "lanes": replace(DIALECT, flash=False, ordered=False),
-    "no turns": replace(DIALECT, flash=False, ordered=False, device=replace(DIALECT.device, registers=0)),
+    "lanes": LANES,
+    "one wave": replace(LANES, device=replace(DIALECT.device, registers=0)),
 }
 host = pytest.mark.skipif(CXX is None, reason="g++ is not installed")
 
