@@ -11,6 +11,7 @@ from .expr import Expr, const
 Ranges = Mapping[int, tuple[int, int]]  # inclusive bounds of each iteration index
 
 MAX_QUOTIENTS = 4  # of a division that is split into one case each
+INT32 = (-(2**31), 2**31 - 1)  # inclusive bounds of the type
 COMPARISONS = frozenset(("lt", "le", "gt", "ge", "eq", "ne"))
 
 
@@ -89,6 +90,19 @@ def interval(e: Expr, ranges: Ranges) -> tuple[int, int] | None:
     if a is None or b is None:
         return None
     return _combine(e.op, a, b)
+
+
+def fits_int32(e: Expr, ranges: Ranges) -> bool:
+    """Whether every part of an int64 index expression fits in 32 bits over ``ranges``, and so can be computed in int32.
+
+    A value that is read or converted is not bounded by ``ranges``: an expression with one does not fit.
+    """
+    if e.op in ("load", "stage", "cast"):
+        return False
+    bound = interval(e, ranges)
+    if bound is None or bound[0] < INT32[0] or bound[1] > INT32[1]:
+        return False
+    return all(fits_int32(a, ranges) for a in e.args if a.dtype == "int64")
 
 
 def _combine(op: str, a: tuple[int, int], b: tuple[int, int]) -> tuple[int, int] | None:

@@ -17,7 +17,6 @@ from ..codegen.nest import Access, Nest
 from .blocks import CTYPE, SCALAR_OF, Block, Value, convert, literal, strip_parentheses, uniform_kind, vector_kind, wrap
 
 INLINE_LENGTH = 72  # longer texts get a name
-INT32 = (-(2**31), 2**31 - 1)
 FUNCTIONS = {"maximum": "max", "minimum": "min"}
 # Ops whose results are exact in the type of the arguments and need no rounding.
 EXACT = frozenset("maximum minimum and or xor shr sign".split())
@@ -164,21 +163,12 @@ class Renderer:
         return f"splat<{kind}>({text})" if kind.startswith("v") else text
 
     def kind(self, e: Expr) -> str:
-        """Return the kind in which ``e`` is computed."""
+        """Return the kind in which ``e`` is computed; int32 needs half as many registers as int64."""
         if e in self.stages:
             return self.stages[e][1].kind
         if not self.varying(e):
             return uniform_kind(e.dtype)
-        return "vi32" if e.dtype == "int64" and self.narrow(e) else vector_kind(e.dtype)
-
-    def narrow(self, e: Expr) -> bool:
-        """Whether every part of an int64 index expression fits in 32 bits, which needs half as many registers."""
-        if e.op in ("load", "stage", "cast"):
-            return False
-        bound = affine.interval(e, self.ranges)
-        if bound is None or bound[0] < INT32[0] or bound[1] > INT32[1]:
-            return False
-        return all(self.narrow(a) for a in e.args if a.dtype == "int64")
+        return "vi32" if e.dtype == "int64" and affine.fits_int32(e, self.ranges) else vector_kind(e.dtype)
 
     # -- one expression -----------------------------------------------------------------------------------------------
     def _make(self, e: Expr, block: Block) -> Value:
@@ -208,10 +198,9 @@ class Renderer:
         kinds = {self.kind(a) for a in e.args if a.op != "const"}
         for kind in ("vf", "vd", "vi64", "vi32", "long", "int"):
             if kind in kinds:
-                varying = kind.startswith("v")
-                if varying and "long" in kinds and kind == "vi32" and not all(self.narrow(a) for a in e.args):
-                    return "vi64"
-                return kind
+                if kind != "vi32" or "long" not in kinds or all(affine.fits_int32(a, self.ranges) for a in e.args):
+                    return kind
+                return "vi64"
         return uniform_kind(e.args[0].dtype)
 
     def _compare(self, e: Expr, block: Block) -> Value:

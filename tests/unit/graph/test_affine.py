@@ -58,6 +58,20 @@ def test_intervals(e: Expr, bound: tuple[int, int] | None) -> None:
 
 
 @pytest.mark.parametrize(
+    ("e", "fits"),
+    [
+        (i * 4 + j, True),
+        (i * (2**31 // 5), True),
+        (i * (2**31 // 5 + 1), False),
+        ((i * 2**31) // 2**31, False),  # the result fits, a part of it does not
+        (at, False),  # read from memory
+    ],
+)
+def test_int32_holds_an_expression_and_its_parts(e: Expr, fits: bool) -> None:
+    assert affine.fits_int32(e, RANGES) is fits
+
+
+@pytest.mark.parametrize(
     ("e", "simple"),
     [
         ((i < 6) & (j >= 0), const(True, "bool")),

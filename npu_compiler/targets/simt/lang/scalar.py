@@ -11,14 +11,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ....graph import affine, expr
-from ....graph.affine import Affine
+from ....graph.affine import INT32, Affine
 from ....graph.expr import Expr
 from ....graph.scalar_ops import EXPENSIVE, SCALAR_OPS
 from ....support import dtypes
 from ...codegen.nest import Nest
 
-INT32 = (-(2**31), 2**31 - 1)
-LONGEST = 100  # longer texts get a name
+INLINE_LENGTH = 100  # longer texts get a name
 _BOOL = {
     "add": "({0} || {1})", "or": "({0} || {1})", "maximum": "({0} || {1})", "and": "({0} && {1})",
     "mul": "({0} && {1})", "minimum": "({0} && {1})", "xor": "({0} != {1})", "ne": "({0} != {1})",
@@ -220,7 +219,8 @@ class Scalars:
         if e.op == "index":
             return Value(f"i{e.value}", "int")
         made = self._make(e)
-        if not made.text.isidentifier() and (self.uses.get(e, 2) > 1 or e.op == "load" or len(made.text) > LONGEST):
+        repeated = self.uses.get(e, 2) > 1 or e.op == "load"
+        if not made.text.isidentifier() and (repeated or len(made.text) > INLINE_LENGTH):
             made = self.define(made)
         self._scopes[-1][e] = made
         return made
@@ -243,20 +243,11 @@ class Scalars:
         self.out.add(f"{self.pointers[target.value.operand]}[{self.address(target)}] = {storage(text, dtype)};")
 
     # -- one expression -----------------------------------------------------------------------------------------------
-    def narrow(self, e: Expr) -> bool:
-        """Whether every part of an int64 index expression fits in 32 bits."""
-        if e.op in ("load", "stage", "cast"):
-            return False
-        bound = affine.interval(e, self.ranges)
-        if bound is None or bound[0] < INT32[0] or bound[1] > INT32[1]:
-            return False
-        return all(self.narrow(a) for a in e.args if a.dtype == "int64")
-
     def kind(self, e: Expr) -> str:
         """Return the register type in which ``e`` is computed."""
         if e in self.bound:
             return self.bound[e].kind
-        return "int" if e.dtype == "int64" and self.narrow(e) else kind_of(e.dtype)
+        return "int" if e.dtype == "int64" and affine.fits_int32(e, self.ranges) else kind_of(e.dtype)
 
     def pinned(self, e: Expr) -> bool:
         """Whether ``e`` must stay in its branch, because it could read out of bounds outside."""
