@@ -1,9 +1,9 @@
 """Checks the Objective-C names in the Metal backend's source against ``tests/data/metal_api.json``.
 
-pyobjc spells the selector ``setBuffer:offset:atIndex:`` as ``setBuffer_offset_atIndex_``: it takes as many arguments as
-it has underscores. A selector without arguments looks like any method of Python, so an attribute must be in the table or be an
-attribute that Python objects of the backend have. The check knows names, not the class of each object, so it accepts a
-selector of the wrong class.
+pyobjc spells the selector ``setBuffer:offset:atIndex:`` as ``setBuffer_offset_atIndex_``: it takes as many arguments
+as it has underscores. A selector without arguments looks like any method of Python, so an attribute must be in the
+table or be an attribute that Python objects of the backend have. The check knows names, not the class of each object,
+so it accepts a selector of the wrong class.
 """
 
 from __future__ import annotations
