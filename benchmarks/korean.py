@@ -10,6 +10,14 @@ LABELS = {
     r"model": "모델",
     r"of bandwidth": "대역폭 대비",
     r"µs a call, batch 1": "호출당 µs, 배치 1",
+    r"a decode step": "디코드 한 단계",
+    r"launches": "실행 횟수",
+    r"barriers": "배리어",
+    r"a layer: launches": "계층당 실행 횟수",
+    r"a layer: barriers": "계층당 배리어",
+    r"reads": "읽기",
+    r"of weights and cache": "가중치와 캐시 대비",
+    r"threadgroup memory": "threadgroup 메모리",
     r"(.+), decode at position (\d+)": r"\1, 위치 \2에서 디코드",
     r"(.+), prefill of (\d+)": r"\1, 토큰 \2개 프리필",
     r"(.+), one token at position ([\d,]+)": r"\1, 위치 \2의 토큰 하나",
@@ -89,6 +97,24 @@ SENTENCES = {
         r"컴파일된 모델(\1)의 가중치가 패킹되어 캐시에 있으면, 이 모델을 불러오는 프로세스는 \2초 뒤에 첫 토큰을 "
         r"얻으며 컴파일러를 호출하지 않습니다."
     ),
+    r"Counted in the program compiled for (.+?), with caches of (\d+) positions\.": (
+        r"\1용으로 컴파일하고 캐시를 위치 \2개로 둔 프로그램에서 센 값입니다."
+    ),
+    r"Nothing was timed: no program has run on Apple hardware yet\.": (
+        "측정한 시간은 없습니다. Apple 하드웨어에서 실행된 프로그램은 아직 없습니다."
+    ),
+    r"A barrier is counted before each launch that depends on one since the last barrier\.": (
+        "마지막 배리어 이후의 실행에 의존하는 실행마다 그 앞에 배리어 하나를 셉니다."
+    ),
+    r"\*Of weights and cache\* divides the bytes read by those of the cache and of each parameter once, in (\d+) or "
+    r"(\d+) bits\.": (
+        r"*가중치와 캐시 대비*는 읽은 바이트를, 캐시와 \1비트 또는 \2비트로 한 번씩 센 모든 매개변수의 바이트로 나눈 "
+        r"값입니다."
+    ),
+    r"Aims: (\d+) launches and (\d+) barriers a layer, ([\d.]+) of weights and cache; ✗ marks what misses its aim\.": (
+        r"목표는 계층당 실행 \1회, 배리어 \2개, 가중치와 캐시 대비 \3 이하이며, ✗는 목표에 이르지 못한 값입니다."
+    ),
+    r"Command: (`[^`]+`)\.": r"명령: \1.",
     r"Versions: (.+?)\. Command: (`[^`]+`)\.": r"버전: \1. 명령: \2.",
 }
 

@@ -43,11 +43,13 @@ def publish(results: dict[str, Any], path: Path | None) -> None:
     print(f"wrote {path}")
 
 
-def write_section(name: str, text: str) -> None:
-    """Replace what is between ``<!-- bench:name -->`` and ``<!-- /bench -->`` in the README and on the pages about
-    performance, of which the Korean one gets ``text`` in Korean."""
+def write_section(name: str, text: str, readme: bool = True) -> None:
+    """Replace what is between ``<!-- bench:name -->`` and ``<!-- /bench -->`` on the pages about performance, of which
+    the Korean one gets ``text`` in Korean, and with ``readme`` in the README."""
     start, end = f"<!-- bench:{name} -->\n", "<!-- /bench -->"
-    pages = {"README.md": text, "docs/performance.md": text, "docs/performance.ko.md": korean(text)}
+    pages = {"docs/performance.md": text, "docs/performance.ko.md": korean(text)}
+    if readme:
+        pages["README.md"] = text
     for page, section in pages.items():
         path = ROOT / page
         head, rest = path.read_text(encoding="utf-8").split(start)

@@ -202,6 +202,7 @@ def parser() -> _Parser:
 
     p = verb("describe", "show what a .npubin file holds")
     p.add_argument("program", help="a .npubin file")
+    p.add_argument("--counts", action="store_true", help="count launches, barriers, bytes and shared memory of a run")
 
     p = verb("explain", "say which nodes run on the NPU, which do not, and why")
     model(p, f"a .pt2 file (torch.export.save), an IR JSON file, or {names}")

@@ -6,26 +6,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from ..support.ordering import phases
 from .kernel import Kernel
 from .schedule import Schedule
 
 
 def assign_phases(kernels: Sequence[Kernel]) -> list[Kernel]:
-    """Return the kernels with numbered phases. A kernel joins the previous kernel's phase unless it reads or writes
-    buffers that the phase writes, or writes buffers that the phase reads."""
-    phase = 0
-    read: set[int] = set()
-    written: set[int] = set()
-    numbered: list[Kernel] = []
-    for k in kernels:
-        inputs, outputs = {o.buffer.id for o in k.inputs}, {o.buffer.id for o in k.outputs}
-        if inputs & written or outputs & (written | read):
-            phase += 1
-            read, written = set(), set()
-        read |= inputs
-        written |= outputs
-        numbered.append(replace(k, phase=phase))
-    return numbered
+    """Return the kernels with numbered phases (:func:`npu_compiler.support.ordering.phases` of their buffers)."""
+    numbers = phases(({o.buffer.id for o in k.inputs}, {o.buffer.id for o in k.outputs}) for k in kernels)
+    return [replace(k, phase=phase) for k, phase in zip(kernels, numbers, strict=True)]
 
 
 def lifetimes(kernels: Sequence[Kernel]) -> dict[int, tuple[int, int]]:

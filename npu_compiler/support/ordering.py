@@ -1,8 +1,8 @@
-"""Topological orders of directed acyclic graphs."""
+"""Orders: topological ones of directed acyclic graphs, and phases of a sequence of accesses."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from typing import TypeVar
 
 T = TypeVar("T", bound=Hashable)
@@ -26,3 +26,23 @@ def depth_first(roots: Iterable[T], before: Callable[[T], Sequence[T]]) -> list[
                 stack.append((item, True))
                 stack.extend((x, False) for x in reversed(before(item)) if x not in done)
     return list(done)
+
+
+def phases(accesses: Iterable[tuple[Collection[int], Collection[int]]]) -> list[int]:
+    """Return the number of the phase of each access (what it reads, what it writes), in order and from 0 on.
+
+    An access joins the previous one's phase unless it reads or writes what the phase writes, or writes what the phase
+    reads. The accesses of a phase may therefore happen in any order; a barrier must separate phases.
+    """
+    phase = 0
+    read: set[int] = set()
+    written: set[int] = set()
+    numbers: list[int] = []
+    for reads, writes in accesses:
+        if not written.isdisjoint(reads) or not written.isdisjoint(writes) or not read.isdisjoint(writes):
+            phase += 1
+            read, written = set(), set()
+        read.update(reads)
+        written.update(writes)
+        numbers.append(phase)
+    return numbers

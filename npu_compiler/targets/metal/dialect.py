@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
@@ -19,6 +20,7 @@ _BUILTINS = (
     "uint subgroup_ [[simdgroup_index_in_threadgroup]]",
 )
 _ENTRY = "const int workgroup = (int)workgroup_, tid = (int)tid_, lane = (int)lane_, subgroup = (int)subgroup_;"
+_SHARED = re.compile(r"^\s*threadgroup uint4 \w+\[(\d+)\];", re.MULTILINE)
 _UNUSED = "(void)workgroup, (void)tid, (void)lane, (void)subgroup;"
 
 
@@ -41,6 +43,11 @@ def shared(arrays: Sequence[Array]) -> tuple[list[str], int]:
         lines.append(f"threadgroup uint4 {a.name}_memory[{a.nbytes // 16}];")
         lines.append(f"threadgroup {a.ctype}* const {a.name} = (threadgroup {a.ctype}*){a.name}_memory;")
     return lines, 0
+
+
+def shared_bytes(source: str) -> int:
+    """Return the bytes of threadgroup memory that a kernel's source declares (see :func:`shared`)."""
+    return 16 * sum(map(int, _SHARED.findall(source)))
 
 
 DIALECT = Dialect(

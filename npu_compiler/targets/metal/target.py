@@ -13,7 +13,7 @@ from ..simt.emit import Functions
 from ..simt.lang.dialect import Dialect
 from ..simt.target import SimtTarget
 from .devices import CONFIG, AppleGPU, device_at_hand
-from .dialect import MAX_BUFFERS, dialect_for
+from .dialect import MAX_BUFFERS, dialect_for, shared_bytes
 
 LANGUAGE = "metal3.1"  # the first with bfloat
 
@@ -26,6 +26,7 @@ class MetalTarget(Selectable[AppleGPU], SimtTarget):
     config = CONFIG
     suffix = "metal"
     device_at_hand = staticmethod(device_at_hand)
+    shared_bytes = staticmethod(shared_bytes)
 
     @property
     def dialect(self) -> Dialect:
