@@ -95,6 +95,7 @@ def _is_zig(argv: Sequence[str]) -> bool:
 
 
 _BASELINE = {"x86_64": "x86-64", "aarch64": "generic"}
+_ZIG_FEATURES = {"fp16": "fullfp16"}  # features to which zig and the compilers' -mcpu give different names
 
 
 def _march_flags(kind: str, march: str, machine: str = "") -> list[str]:
@@ -108,7 +109,8 @@ def _march_flags(kind: str, march: str, machine: str = "") -> list[str]:
     if not march:
         return flags
     if kind == "zig":
-        return [*flags, "-mcpu=" + march.replace("-", "_")]
+        cpu, *extensions = march.replace("-", "_").split("+")
+        return [*flags, "-mcpu=" + "+".join([cpu, *(_ZIG_FEATURES.get(e, e) for e in extensions)])]
     if machine == "aarch64":
         return ["-mcpu=" + march]
     name, *extensions = march.split("+")

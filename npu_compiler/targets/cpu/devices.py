@@ -67,6 +67,9 @@ _AVX2 = ("avx2", "f16c", "fma")
 _AVX512 = ("avx512bw", "avx512dq", "avx512f", "avx512vl", *_AVX2)
 _BF16 = ("avx512bf16", *_AVX512)
 _AMX = ("amx_bf16", "amx_int8", "amx_tile", *_BF16)
+_NEON = ("neon",)
+_ARMV8_2 = ("dotprod", "fp16", "lse", *_NEON)
+_ARMV8_6 = ("bf16", "i8mm", *_ARMV8_2)
 
 # Best first.
 DEVICES: tuple[CPUDevice, ...] = (
@@ -75,7 +78,9 @@ DEVICES: tuple[CPUDevice, ...] = (
     CPUDevice("avx512", "Zen 4, Zen 5", "x86_64", "x86-64-v4+avx512bf16", _BF16),
     CPUDevice("x86-64-v4", "AVX-512 without bf16: Skylake-X, Ice Lake", "x86_64", "x86-64-v4", _AVX512),
     CPUDevice("avx2", "Haswell, Zen and later", "x86_64", "x86-64-v3", _AVX2),
-    CPUDevice("neon", "Armv8-A: Apple M, Graviton, Ampere", "aarch64", "generic", ("neon",)),
+    CPUDevice("armv8.6", "Apple M2, Graviton 3, Grace", "aarch64", "generic+bf16+dotprod+fp16+i8mm+lse", _ARMV8_6),
+    CPUDevice("armv8.2", "Apple M1, Graviton 2, Ampere Altra", "aarch64", "generic+dotprod+fp16+lse", _ARMV8_2),
+    CPUDevice("neon", "any Armv8-A", "aarch64", "generic", _NEON),
     CPUDevice("portable", "any CPU"),
 )
 

@@ -523,6 +523,8 @@ def test_cpuinfo_is_read_in_one_vocabulary() -> None:
         ("avx512f avx2 fma f16c", "x86_64", "avx2"),
         ("avx2 fma", "x86_64", "portable"),
         ("neon", "aarch64", "neon"),
+        ("neon fp16 dotprod lse rdm", "aarch64", "armv8.2"),
+        ("neon fp16 dotprod lse bf16 i8mm", "aarch64", "armv8.6"),
         ("", "riscv64", "portable"),
     ],
 )

@@ -82,6 +82,10 @@ struct BF16P {
   NPU_INLINE void step(vf& acc, vf w, vf x) {
 #if defined(__AVX512BF16__) && NPU_AVX512
     __asm__("vdpbf16ps %2, %1, %0" : "+v"(acc) : "v"(w), "v"(x));
+#elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC) && NPU_NEON
+    // Rounds as the code below does. BFDOT and BFMMLA would flush subnormals.
+    const bfloat16x8_t ws = (bfloat16x8_t)w, xs = (bfloat16x8_t)x;
+    acc = (vf)vbfmlaltq_f32(vbfmlalbq_f32((float32x4_t)acc, ws, xs), ws, xs);
 #else
     mul_add(acc, (vf)((vi32)w << 16), (vf)((vi32)x << 16));
     mul_add(acc, (vf)((vi32)w & (int32_t)0xffff0000), (vf)((vi32)x & (int32_t)0xffff0000));

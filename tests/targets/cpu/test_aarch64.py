@@ -1,0 +1,107 @@
+"""Programs for aarch64, compiled by zig and run under qemu-user: conformance cases, and weights in a format.
+
+By default a sample of the cases runs on the row of the device table that has each code path;
+``NPU_CONFORMANCE=full`` runs the cases of the native CPU target on every row.
+"""
+
+from __future__ import annotations
+
+from itertools import groupby
+
+import numpy as np
+import pytest
+import torch
+
+import npu_compiler
+from npu_compiler.frontend import capture
+from npu_compiler.pipeline import compile_graph
+from npu_compiler.targets.cpu import target
+from npu_compiler.targets.cpu.devices import DEVICES
+from npu_runtime import CPUBackend, Executor, load_weights
+
+from ...conformance.cases import PROGRAM, Case, all_cases, cases_for, check, compile_cases, to_numpy
+from ...support.aarch64_backend import EmulatedAarch64, obstacle
+from ...support.sweeps import FULL
+
+pytestmark = pytest.mark.skipif(bool(obstacle()), reason=obstacle() or "-")
+
+# The rows of the device table, and the emulated CPU with these features and no later ones that the compiler would use.
+CPUS = {"neon": "cortex-a53", "armv8.2": "neoverse-n1", "armv8.6": "max"}
+
+# Kernels of each kind. bfloat16 products have instructions of their own in Armv8.6; float16 conversions use NEON.
+ANCHORS = ("mm.default", "conv2d.default", "scaled_dot_product_attention.default", "matmul.default")
+LOOPS = (
+    *("add.Tensor", "where.self", "exp.default", "sin.default", "tanh.default", "erf.default", "log1p.default"),
+    *("round.default", "rsqrt.default", "pow.Tensor_Scalar", "_softmax.default", "native_layer_norm.default"),
+    *("sum.dim_IntList", "amax.default", "cumsum.default", "sort.default", "max_pool2d.default", "embedding.default"),
+)
+SAMPLE = {"neon": LOOPS, "armv8.2": ANCHORS[:1], "armv8.6": ANCHORS}
+
+
+def _cases(device: str) -> list[Case]:
+    if FULL:
+        return cases_for("cpu")
+    names = {f"aten.{name}" for name in SAMPLE[device]}
+    return [c for c in all_cases() if c.op_type in names and c.number == 0 and c.dtype != "float64"]
+
+
+def _run(device: str, cases: list[Case]) -> list[str]:
+    """Run cases as one program; return what is wrong, a message per case."""
+    batch = compile_cases(cases)
+    program = compile_graph(batch.graph, f"cpu:{device}")
+    backend = EmulatedAarch64(CPUS[device])
+    executor = Executor(program, load_weights(program, {}, backend), backend)
+    results = executor.run({k: np.array(v, order="C") for k, v in batch.inputs.items()})
+    messages = [f"{case}: {error}" for case, error in batch.failed.items()]
+    for case, names in batch.outputs.items():
+        try:
+            check(case, [np.asarray(results[n]) for n in names], batch.summing[case])
+        except AssertionError as error:
+            messages.append(str(error))
+    return messages
+
+
+@pytest.fixture(autouse=True)
+def all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(target, "_is_short", lambda schedule, costs: False)
+
+
+def test_every_row_for_aarch64_has_a_cpu() -> None:
+    assert [d.name for d in DEVICES if d.machine == "aarch64"] == [*CPUS][::-1]
+
+
+@pytest.mark.parametrize("device", CPUS)
+def test_conformance(device: str) -> None:
+    cases, messages = _cases(device), []
+    assert len(cases) >= len(SAMPLE[device])
+    if not FULL:
+        messages = _run(device, cases)
+    else:
+        for _, family in groupby(sorted(cases, key=lambda c: c.family), key=lambda c: c.family):
+            group = list(family)
+            for at in range(0, len(group), PROGRAM):
+                messages += _run(device, group[at : at + PROGRAM])
+    assert not messages, f"{len(messages)} of {len(cases)} cases failed\n" + "\n".join(messages)
+
+
+class Layer(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = torch.nn.Linear(96, 160, bias=False), torch.nn.Linear(160, 64, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(torch.nn.functional.silu(self.up(x)))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(("format", "device"), [("bf16c12", "neon"), ("q8_0", "armv8.6")])
+def test_products_with_weights_in_a_format_say_what_the_native_ones_say(format: str, device: str) -> None:
+    torch.manual_seed(5)
+    layer, x = Layer().bfloat16().eval(), torch.randn(2, 96).bfloat16()
+    weights = {k: to_numpy(v) for k, v in layer.state_dict().items()}
+    results = []
+    for name, backend in ((f"cpu:{device}", EmulatedAarch64(CPUS[device])), ("cpu:portable", CPUBackend(1))):
+        program = npu_compiler.compile(capture(layer, (x,)), target=name, weights=format)
+        assert any(b.format.startswith(format) for b in program.buffers)
+        (y,) = Executor(program, weights, backend).run([to_numpy(x)]).values()
+        results.append(y.astype(np.float32))
+    np.testing.assert_allclose(*results, rtol=2**-7, atol=2**-8)
