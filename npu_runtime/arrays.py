@@ -115,9 +115,15 @@ SlabCheck = Callable[[int, np.ndarray], None]  # takes the number of a slab and 
 
 
 def read_file(descriptor: int, begin: int, nbytes: int, check: SlabCheck) -> np.ndarray:
-    """Return uint8 [nbytes] from file offset ``begin``. Several threads read slabs of it, because one thread is slower
-    than memory. ``check`` is called with each slab in the thread that read it; its exceptions are raised here."""
+    """Return uint8 [nbytes] from file offset ``begin``, read as by :func:`read_slabs`."""
     block = aligned_empty((nbytes,), np.dtype(np.uint8))
+    read_slabs(descriptor, begin, block, check)
+    return block
+
+
+def read_slabs(descriptor: int, begin: int, block: np.ndarray, check: SlabCheck) -> None:
+    """Fill ``block``, uint8, from file offset ``begin``. Several threads read slabs of it, because one thread is slower
+    than memory. ``check`` is called with each slab in the thread that read it; its exceptions are raised here."""
 
     def read(number: int) -> None:
         slab = block[number * SLAB : (number + 1) * SLAB]
@@ -125,8 +131,7 @@ def read_file(descriptor: int, begin: int, nbytes: int, check: SlabCheck) -> np.
         check(number, slab)
 
     with ThreadPoolExecutor(min(8, env.usable_cpus())) as pool:
-        list(pool.map(read, range(-(-nbytes // SLAB))))
-    return block
+        list(pool.map(read, range(-(-block.size // SLAB))))
 
 
 def read_into(descriptor: int, begin: int, target: np.ndarray) -> None:

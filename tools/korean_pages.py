@@ -120,6 +120,11 @@ CELLS = {
     "the CPUs this process may use": "이 프로세스가 쓸 수 있는 CPU 수",
     "threads that run() and the compiler use": "run()과 컴파일러가 쓰는 스레드 수",
     "a whole number from 0 to 9": "0부터 9까지의 정수",
+    "where the first run on an Apple GPU is recorded for Xcode; macOS also wants METAL_CAPTURE_ENABLED=1": (
+        "Apple GPU에서의 첫 실행을 Xcode용으로 기록하는 곳. macOS는 METAL_CAPTURE_ENABLED=1도 요구함"
+    ),
+    "a file whose name ends in .gputrace": "이름이 .gputrace로 끝나는 파일",
+    "nothing is captured": "아무것도 기록하지 않음",
     "what the compiler logs, as -v does: 1 phases, 2 kernels, 3 graphs, 4 generated source": (
         "컴파일러가 기록하는 로그의 수준. -v와 같음: 1 단계, 2 커널, 3 그래프, 4 생성된 소스"
     ),
@@ -183,8 +188,8 @@ CELLS = {
         "모든 디바이스에 실행기 하나. 엔트리 포인트는 백엔드가 불러옴"
     ),
     "padding is left out without a spec": "spec이 없어도 패딩을 뺌",
-    "programs for Metal compile everywhere and do not run on a Mac yet": (
-        "Metal용 프로그램은 어디에서나 컴파일되며, 아직 Mac에서 실행되지 않음"
+    "not run on a Mac yet, only against a stand-in for Apple's frameworks in tests": (
+        "아직 Mac에서 실행해 보지 않았으며, 테스트에서 Apple 프레임워크를 대신하는 모듈로만 실행함"
     ),
     "sizes of launches are decided when a program is compiled": "실행(launch) 크기는 프로그램을 컴파일할 때 정해짐",
     "element types are written into the generated source": "원소 타입은 생성된 소스에 적힘",

@@ -56,6 +56,8 @@ VARIABLES: dict[str, Variable] = {
                  "rewrites to leave out"),
         Variable("NPU_VERIFY", "0, 1 or 2", "0",
                  "check the program after every phase and rewrite: 1 its invariants, 2 also results on random inputs"),
+        Variable("NPU_METAL_CAPTURE", "a file whose name ends in .gputrace", "nothing is captured",
+                 "where the first run on an Apple GPU is recorded for Xcode; macOS also wants METAL_CAPTURE_ENABLED=1"),
         Variable("NPU_TARGET", "a target such as 'cuda', or one with a device such as 'cuda:sm_80'", "cpu",
                  "what programs are compiled for when the caller does not say"),
     )
@@ -177,6 +179,17 @@ def verify() -> int:
     return _read("NPU_VERIFY", parse, 0)
 
 
+def metal_capture() -> Path | None:
+    """``NPU_METAL_CAPTURE``; None: nothing is captured."""
+
+    def parse(text: str) -> Path:
+        if not text.endswith(".gputrace"):
+            raise ValueError(text)
+        return _path(text).absolute()
+
+    return _read("NPU_METAL_CAPTURE", parse, None)
+
+
 def target() -> str:
     """``NPU_TARGET``; :func:`npu_compiler.target_config.default_target` also says whether there is such a target."""
     return _read("NPU_TARGET", str.lower, "cpu")
@@ -192,6 +205,7 @@ _ACCESSORS: dict[str, Callable[[], Any]] = {
     "NPU_DUMP": dump_dir,
     "NPU_DISABLE": disabled,
     "NPU_VERIFY": verify,
+    "NPU_METAL_CAPTURE": metal_capture,
     "NPU_TARGET": target,
 }
 

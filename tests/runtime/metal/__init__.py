@@ -1,0 +1,1 @@
+"""npu_runtime.backends.metal, through a stand-in for Apple's frameworks."""

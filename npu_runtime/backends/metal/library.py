@@ -1,0 +1,164 @@
+"""The kernels of a program on a GPU: its text is compiled by macOS, and pipeline states are made of its functions."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import platform
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from npu_compiler.artifact.program import CompiledProgram
+from npu_compiler.support import env
+from npu_compiler.support.cache import private_folder
+from npu_compiler.support.errors import ArtifactError, BackendError
+from npu_compiler.targets.simt.lang import program as simt
+
+from .device import check_program, file_url, frameworks
+
+_log = logging.getLogger(__name__)
+
+_ARCHIVES = "metal"  # the folder of binary archives in the cache
+
+
+class Code:
+    """The kernels of a program on ``device``. ``entries``: launches by entry symbol; ``pipelines``: pipeline states by
+    function.
+
+    Raises ``BackendError`` if the device or macOS cannot run the program, ``ArtifactError`` if its code is damaged.
+    """
+
+    def __init__(self, program: CompiledProgram, device: Any):
+        check_program(program, device)
+        self.program = program
+        self.entries, code = simt.unpack(program.binary)
+        text, language = code.get("text"), code.get("language")
+        if not isinstance(text, str) or not isinstance(language, str):
+            raise ArtifactError("binary: no Metal code; compile the model again")
+        threads: dict[str, int] = {}
+        for launch in (x for launches in self.entries.values() for x in launches if x.workgroups):
+            threads[launch.function] = max(threads.get(launch.function, 0), launch.threads)
+        library = _compile(program, device, text, language)
+        self.pipelines = _pipelines(program, device, library, threads, _archive_path(device, text, language))
+
+
+def _compile(program: CompiledProgram, device: Any, text: str, language: str) -> Any:
+    metal = frameworks()
+    versions = {"metal3.0": "MTLLanguageVersion3_0", "metal3.1": "MTLLanguageVersion3_1"}
+    version = getattr(metal, versions.get(language, ""), None)
+    if version is None:
+        raise BackendError(
+            f"program {program.name!r} is written in {language}, which this pyobjc does not know; update "
+            "pyobjc-framework-Metal"
+        )
+    options = metal.MTLCompileOptions.alloc().init()
+    options.setLanguageVersion_(version)
+    if hasattr(options, "setMathMode_"):  # from macOS 15 on
+        options.setMathMode_(metal.MTLMathModeSafe)
+    else:
+        options.setFastMathEnabled_(False)
+    library, error = device.newLibraryWithSource_options_error_(text, options, None)
+    if library is None:
+        raise BackendError(f"macOS does not compile program {program.name!r} for {device.name()}: {_text(error)}")
+    return library
+
+
+def _pipelines(
+    program: CompiledProgram, device: Any, library: Any, threads: Mapping[str, int], path: Path | None
+) -> dict[str, Any]:
+    """Return the pipeline states by function; several threads make them. ``threads``: the size of the largest
+    threadgroup by function."""
+    archive = None if path is None else _Archive(device, path)
+    shared = int(device.maxThreadgroupMemoryLength())
+
+    def make(name: str) -> Any:
+        function = library.newFunctionWithName_(name)
+        if function is None:
+            raise ArtifactError(f"binary: its text has no kernel {name!r}; compile the model again")
+        descriptor = frameworks().MTLComputePipelineDescriptor.alloc().init()
+        descriptor.setComputeFunction_(function)
+        descriptor.setLabel_(name)
+        if archive is not None:
+            archive.use(descriptor)
+        made = device.newComputePipelineStateWithDescriptor_options_reflection_error_(descriptor, 0, None, None)
+        state, error = made[0], made[-1]
+        if state is None:
+            raise BackendError(f"kernel {name} of program {program.name!r}: {_text(error)}")
+        if state.maxTotalThreadsPerThreadgroup() < threads[name]:
+            raise BackendError(
+                f"kernel {name} of program {program.name!r} has threadgroups of {threads[name]} threads; "
+                f"{device.name()} runs {state.maxTotalThreadsPerThreadgroup()} at most, because it has no registers "
+                "for more; report this"
+            )
+        if state.staticThreadgroupMemoryLength() > shared:
+            raise BackendError(
+                f"kernel {name} of program {program.name!r} takes {state.staticThreadgroupMemoryLength()} bytes of "
+                f"threadgroup memory; {device.name()} has {shared}; report this"
+            )
+        return state
+
+    with ThreadPoolExecutor(max(env.usable_cpus(), 1)) as pool:
+        pipelines = dict(zip(threads, pool.map(make, threads), strict=True))
+    if archive is not None:
+        archive.save()
+    return pipelines
+
+
+def _archive_path(device: Any, text: str, language: str) -> Path | None:
+    """Return where the machine code of a text is kept; None if there is no cache."""
+    if not env.cache_size():
+        return None
+    folder = private_folder(_ARCHIVES)
+    if folder is None:
+        return None
+    key = "\0".join((text, language, device.name(), platform.platform()))
+    return folder / f"{hashlib.sha256(key.encode()).hexdigest()}.metalarchive"
+
+
+class _Archive:
+    """A binary archive: machine code that macOS keeps between processes. No error here stops a program from running,
+    because macOS compiles what an archive lacks."""
+
+    def __init__(self, device: Any, path: Path):
+        self._path, self._new, metal = path, not path.exists(), frameworks()
+        self._url = file_url(path)
+        self._descriptors: list[Any] = []
+        self._archive = self._opened(device, metal)
+        if self._archive is None and not self._new:  # of another version of macOS, or damaged
+            path.unlink(missing_ok=True)
+            self._new = True
+            self._archive = self._opened(device, metal)
+
+    def _opened(self, device: Any, metal: Any) -> Any:
+        descriptor = metal.MTLBinaryArchiveDescriptor.alloc().init()
+        if not self._new:
+            descriptor.setUrl_(self._url)
+        archive, error = device.newBinaryArchiveWithDescriptor_error_(descriptor, None)
+        if archive is None:
+            _log.debug("%s: %s", self._path, _text(error))
+        return archive
+
+    def use(self, descriptor: Any) -> None:
+        """Look for the function of a pipeline in the archive, or add it when the archive is saved."""
+        if self._archive is not None:
+            descriptor.setBinaryArchives_([self._archive])
+            self._descriptors.append(descriptor)
+
+    def save(self) -> None:
+        """Write a new archive."""
+        if self._archive is None or not self._new:
+            return
+        for descriptor in self._descriptors:
+            added, error = self._archive.addComputePipelineFunctionsWithDescriptor_error_(descriptor, None)
+            if not added:
+                _log.debug("%s: %s", self._path, _text(error))
+                return
+        written, error = self._archive.serializeToURL_error_(self._url, None)
+        if not written:
+            _log.debug("%s: %s", self._path, _text(error))
+
+
+def _text(error: Any) -> str:
+    return "no reason given" if error is None else str(error.localizedDescription()).strip()

@@ -1,0 +1,164 @@
+"""The contract of a backend, the memory that the CPU and the GPU share, and a small network."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import mmap
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from npu_compiler.support.errors import BackendError, InputError
+from npu_runtime import Executor, get_backend
+from npu_runtime.backends.metal import MetalBackend, MetalBuffer
+from npu_runtime.backends.metal.buffers import memory_of
+
+from ...support import metal_api
+from .conftest import Model
+
+FLOAT = np.dtype(np.float32)
+
+
+def test_a_network_runs_as_one_command_buffer(device: metal_api.Device, convnet: Model) -> None:
+    backend = get_backend("metal")
+    assert isinstance(backend, MetalBackend) and backend.machine == "Emulated Apple GPU"
+    executor = Executor(convnet.program, convnet.weights, backend)
+    before = backend.commands.queue.committed
+    (result,) = executor.run([convnet.x]).values()
+    convnet.check(result)
+    assert backend.commands.queue.committed == before + 1
+    assert [kind for kind, *_ in device.log].count("encoder") == 1
+
+
+def test_results_do_not_depend_on_the_order_that_barriers_leave_open(convnet: Model) -> None:
+    results = []
+    for order, seed in (("reversed", 0), ("random", 1), ("random", 2)):
+        with metal_api.installed(metal_api.Device(order=order, seed=seed)):
+            (result,) = Executor(convnet.program, convnet.weights, MetalBackend()).run([convnet.x]).values()
+        results.append(result)
+    convnet.check(results[0])
+    assert all(np.array_equal(results[0], r) for r in results)
+
+
+def test_a_missing_barrier_is_caught(convnet: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stand-in runs unordered work in another order, so a schedule without barriers gives other numbers."""
+    monkeypatch.setattr("npu_runtime.backends.metal.entry.barriers", lambda accesses: [False for _ in accesses])
+    with metal_api.installed(metal_api.Device(order="reversed")):
+        (result,) = Executor(convnet.program, convnet.weights, MetalBackend()).run([convnet.x]).values()
+    assert not np.allclose(result, convnet.expected, rtol=1e-2, atol=1e-2)
+
+
+def test_barriers_stand_only_where_the_schedule_has_a_dependency(device: metal_api.Device, convnet: Model) -> None:
+    executor = Executor(convnet.program, convnet.weights, MetalBackend())
+    executor.run([convnet.x])
+    kinds = [kind for kind, *_ in device.log]
+    launches, waits = kinds.count("dispatch"), kinds.count("barrier")
+    assert launches == len(convnet.program.entries["main"].calls) and 0 < waits < launches - 1
+
+
+def test_buffers(backend: MetalBackend) -> None:
+    padded = backend.allocate_zeros((2, 3), FLOAT, (2, 4))
+    assert (padded.shape, padded.alloc_shape, padded.size_bytes) == ((2, 3), (2, 4), 32)
+    assert padded.native_handle.length() == 32 and not padded.to_numpy().any()
+    values = np.arange(6, dtype=np.float32).reshape(2, 3)
+    backend.copy(padded, values)
+    np.testing.assert_array_equal(padded.to_numpy(), values)
+    assert not padded.whole[:, 3].any()
+    other = copy.deepcopy(backend.allocate_buffer(values))
+    assert isinstance(other, MetalBuffer) and not other.shares_memory(padded) and padded.shares_memory(padded)
+    backend.copy(other, padded)
+    np.testing.assert_array_equal(other.to_numpy(), values)
+    view = other.to_numpy(copy=False)
+    del other
+    gc.collect()
+    np.testing.assert_array_equal(view, values)  # the array keeps the memory alive
+    with pytest.raises(BackendError, match="cannot hold"):
+        backend.allocate_empty((2, 3), FLOAT, (2, 2))
+    with pytest.raises(BackendError, match="not in Metal memory"):
+        backend.copy(get_backend("cpu").allocate_zeros((2, 3), FLOAT), values)
+
+
+def test_copies_come_after_the_work_that_was_launched_before(backend: MetalBackend, convnet: Model) -> None:
+    executor = Executor(convnet.program, convnet.weights, backend)
+    x, y = backend.allocate_buffer(convnet.x), backend.allocate_zeros(convnet.expected.shape, FLOAT)
+    run, read = executor.bind([x], [y]), backend.host_array(y.shape, FLOAT)
+    run()
+    backend.start_read(read, y)
+    backend.start_copy(x, np.zeros_like(convnet.x))  # the host's memory: it waits for the run
+    convnet.check(read)
+    backend.copy(x, convnet.x)
+    zeros = backend.host_array(x.shape, FLOAT)
+    run()
+    backend.start_copy(x, zeros)
+    done = backend.mark()
+    assert x.view.any()  # nothing has run yet
+    done()
+    assert not x.view.any()
+    convnet.check(y.to_numpy())
+
+
+def test_memory_in_the_right_place_is_not_copied(
+    backend: MetalBackend, device: metal_api.Device, tmp_path: Path
+) -> None:
+    array = backend.host_array((4, 5), FLOAT)
+    wrapped = backend.wrap(array[1:])
+    array[1] = 7
+    assert memory_of(array) is wrapped.memory and (wrapped.view[0] == 7).all()
+    weights = np.arange(3 * mmap.PAGESIZE // 4, dtype=np.float32)
+    (tmp_path / "weights").write_bytes(weights.tobytes())
+    with (tmp_path / "weights").open("rb") as file:
+        mapped = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.float32)
+    tensor = backend.wrap(mapped[16:2000])
+    assert device.no_copies == 1 and not tensor.writeable
+    np.testing.assert_array_equal(tensor.to_numpy(), weights[16:2000])
+    assert tensor.to_numpy(copy=False).ctypes.data == mapped[16:].ctypes.data
+    backend.wrap(weights[16:2000])
+    assert device.no_copies == 1
+
+
+def test_arrays_of_the_host_cannot_be_bound(backend: MetalBackend, convnet: Model) -> None:
+    executor = Executor(convnet.program, convnet.weights, backend)
+    with pytest.raises(InputError, match="where the metal device does not compute"):
+        executor.bind([convnet.x], [np.zeros_like(convnet.expected)])
+
+
+def test_a_second_load_finds_its_machine_code(device: metal_api.Device, convnet: Model, tmp_path: Path) -> None:
+    Executor(convnet.program, convnet.weights, MetalBackend())
+    compiled = device.compiled
+    assert compiled > 1
+    Executor(convnet.program, convnet.weights, MetalBackend())
+    assert device.compiled == compiled
+    (archive,) = tmp_path.glob("*.metalarchive")
+    archive.write_text("damaged")
+    Executor(convnet.program, convnet.weights, MetalBackend())
+    assert device.compiled == 2 * compiled and archive.read_text().startswith("archive")
+
+
+def test_a_profile_has_the_gpus_times(backend: MetalBackend, convnet: Model) -> None:
+    profile = Executor(convnet.program, convnet.weights, backend).profile([convnet.x], runs=2, warmup=0)
+    assert (profile.times[:, 0] == 0).all() and (profile.spans > 0).all()
+
+
+def test_nothing_leaks(backend: MetalBackend, convnet: Model) -> None:
+    executor = Executor(convnet.program, convnet.weights, backend)
+    executor.run([convnet.x])
+    gc.collect()
+    before = len(metal_api.Buffer.live), len(metal_api.CommandBuffer.live)
+    for _ in range(5):
+        executor.run([convnet.x])
+    assert (len(metal_api.Buffer.live), len(metal_api.CommandBuffer.live)) == before
+    del executor
+    backend.synchronize()
+    gc.collect()
+    assert not metal_api.CommandBuffer.live and not backend._codes
+
+
+def test_many_launches_without_a_wait(backend: MetalBackend, convnet: Model) -> None:
+    executor = Executor(convnet.program, convnet.weights, backend)
+    run = executor.bind([backend.allocate_buffer(convnet.x)], [y := backend.allocate_zeros((2, 5), FLOAT)])
+    for _ in range(70):
+        run()
+    run.finish()
+    convnet.check(y.to_numpy())
