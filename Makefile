@@ -70,8 +70,9 @@ $(VENV)/dev.stamp: EXTRAS := dev
 $(BENCH)/bench.stamp: EXTRAS := torch,llm,bench
 $(BENCH)/llm.stamp: EXTRAS := torch,llm,bench,bench-llm
 
+# Python compiles the modules that it imports. pip would compile all of them, PyTorch's included, for half a minute.
 INSTALL = @echo "installing npusim[$(EXTRAS)] into $(@D)" && \
-  $(@D)/bin/python $(PIP) install -c constraints.txt -e '.[$(EXTRAS)]' && touch $@
+  $(@D)/bin/python $(PIP) install --no-compile -c constraints.txt -e '.[$(EXTRAS)]' && touch $@
 
 $(VENV)/%.stamp: pyproject.toml constraints.txt | $(BIN)/python
 	$(INSTALL)
