@@ -17,6 +17,7 @@ from npu_compiler.targets.simt.kernels import loops
 
 from ...models.gate import Args, cast, compile_and_run, compile_whole, expect, run
 from ...support.metal_backend import EmulatedMetal
+from ...support.sweeps import IN_FULL
 
 
 class Call(nn.Module):
@@ -79,7 +80,11 @@ CASES: dict[str, Callable[[], tuple[nn.Module, Args]]] = {
 }
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+# float16 takes the paths of bfloat16.
+dtypes = pytest.mark.parametrize("dtype", ["float32", pytest.param("float16", marks=IN_FULL), "bfloat16"])
+
+
+@dtypes
 def test_shape(dtype: str) -> None:
     """Every case, with float64 as the judge."""
     for name, make in CASES.items():
@@ -119,7 +124,7 @@ VECTORS: dict[str, Callable[[], tuple[nn.Module, Args]]] = {
 }
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@dtypes
 def test_threads_that_take_vectors(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As where rows and vectors are many, and images as rows of pixels."""
     monkeypatch.setattr(loops, "VECTOR_ROWS", 1)
