@@ -2,8 +2,8 @@
 
 The facts come from two packages for macOS, which this script downloads with pip and does not install:
 
-- pyobjc-framework-Metal (MIT): constants and their values, functions and their argument counts, and the selectors whose
-  last arguments return something (pyobjc returns these beside the result);
+- pyobjc-framework-Metal (MIT): constants and their values, functions and their argument counts, fields of structs, and
+  the selectors whose last arguments return something (pyobjc returns these beside the result);
 - mlx-metal, which contains Apple's metal-cpp headers (Apache-2.0): the classes and the selectors of each.
 
 The table has names and numbers only, no text of either package. It cannot say since which macOS a selector exists.
@@ -57,7 +57,8 @@ class _Anything:
 
 
 def metadata_of(source: str) -> dict[str, Any]:
-    """Return constants, functions and selectors that return something in their arguments, from pyobjc's metadata.
+    """Return constants, functions, structs and the selectors that return something in their arguments, from pyobjc's
+    metadata.
 
     The metadata is a Python module, which runs here with a stand-in of the module objc.
     """
@@ -70,6 +71,7 @@ def metadata_of(source: str) -> dict[str, Any]:
 
     objc = types.ModuleType("objc")
     objc.__dict__.update(arch="arm64", registerMetaDataForSelector=register, __getattr__=lambda name: _Anything())
+    objc.__dict__["createStructType"] = lambda name, encoding, fields: tuple(fields)
     before = sys.modules.get("objc")
     sys.modules["objc"] = objc
     names: dict[str, Any] = {}
@@ -83,7 +85,8 @@ def metadata_of(source: str) -> dict[str, Any]:
     constants |= {name: int(value, 0) for name, value in re.findall(r"\$(\w+)@(-?\w+)", names["enums"])}
     constants |= {name: value for name, value in names["misc"].items() if isinstance(value, int)}
     functions = {name: len(_TYPE.findall(signature[0])) - 1 for name, signature in names["functions"].items()}
-    return {"constants": constants, "functions": functions, "returned_arguments": outs}
+    structs = {name: list(fields) for name, fields in names["misc"].items() if isinstance(fields, tuple)}
+    return {"constants": constants, "functions": functions, "structs": structs, "returned_arguments": outs}
 
 
 # -- metal-cpp ------------------------------------------------------------------------------------------------------

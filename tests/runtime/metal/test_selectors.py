@@ -12,11 +12,9 @@ from .selectors import ROOT, problems, python_names, table
 
 BACKENDS = ROOT / "npu_runtime" / "backends"
 FILES = sorted({*BACKENDS.glob("metal*.py"), *(BACKENDS / "metal").rglob("*.py")})
-PYTHON_SOURCES = [
-    path.read_text()
-    for folder in ("npu_runtime", "npu_compiler/support", "npu_compiler/artifact")
-    for path in sorted((ROOT / folder).rglob("*.py"))
-]
+_MODULES = ("npu_runtime/**", "npu_compiler/support", "npu_compiler/artifact", "npu_compiler/targets",
+            "npu_compiler/targets/metal", "npu_compiler/targets/simt/lang")  # fmt: skip
+PYTHON_SOURCES = [path.read_text() for folder in _MODULES for path in sorted(ROOT.glob(f"{folder}/*.py"))]
 
 GOOD = """
 import Metal
@@ -30,7 +28,9 @@ def load(text):
         raise RuntimeError(error.localizedDescription())
     queue = device.newCommandQueue()
     encoder = queue.commandBuffer().computeCommandEncoderWithDispatchType_(Metal.MTLDispatchTypeConcurrent)
-    encoder.dispatchThreadgroups_threadsPerThreadgroup_(Metal.MTLSizeMake(1, 1, 1), Metal.MTLSizeMake(32, 1, 1))
+    dispatch, barrier = encoder.dispatchThreadgroups_threadsPerThreadgroup_, encoder.memoryBarrierWithScope_
+    dispatch(Metal.MTLSizeMake(1, 1, 1), Metal.MTLSize(32, 1, 1))
+    barrier(Metal.MTLBarrierScopeBuffers)
     encoder.endEncoding()
     if device.respondsToSelector_("newResidencySetWithDescriptor:error:"):
         return getattr(queue, "addResidencySet_")
@@ -46,9 +46,15 @@ MUTATIONS = [
     ("library, error =", "library =", "returns a tuple"),
     ("newCommandQueue()", "newCommandQueue(64)", "newCommandQueue takes 0 arguments, not 1"),
     ("error.localizedDescription()", "error.localizedDescription", "is a method: call it"),
-    ("MTLMathModeSafe", "MTLMathModeStrict", "MTLMathModeStrict is no constant, function or class of Metal"),
+    ("MTLMathModeSafe", "MTLMathModeStrict", "MTLMathModeStrict is no constant, function, struct or class of Metal"),
     ("MTLSizeMake(1, 1, 1)", "MTLSizeMake(1, 1)", "MTLSizeMake takes 3 arguments, not 2"),
-    ("MTLCompileOptions", "MTLCompilerOptions", "MTLCompilerOptions is no constant, function or class of Metal"),
+    ("MTLSize(32, 1, 1)", "MTLSize(32)", "MTLSize takes 3 arguments, not 1"),
+    ("barrier(Metal.MTLBarrierScopeBuffers)", "barrier()", "memoryBarrierWithScope: takes 1 arguments, not 0"),
+    (
+        "MTLCompileOptions",
+        "MTLCompilerOptions",
+        "MTLCompilerOptions is no constant, function, struct or class of Metal",
+    ),
     ("newResidencySetWithDescriptor:error:", "newResidencySet:error:", "no class of Metal has the selector"),
     ("addResidencySet_", "addResidencySets_", "no class of Metal has the selector addResidencySets:"),
 ]
