@@ -30,6 +30,7 @@ from npu_compiler.pipeline import compile_entries, run_phases
 from npu_compiler.support.errors import BackendError, ConfigError, ToolchainError
 from npu_compiler.target_config import default_target, find_device, register_device, target_config
 from npu_compiler.targets.cpu.compilers import find_compiler
+from npu_compiler.targets.cpu.devices import CPUDevice
 from npu_compiler.targets.cpu.host import host_cpu, object_kind
 from npu_compiler.targets.cuda import devices as cuda_devices
 from npu_compiler.targets.cuda.dialect import DIALECT, dialect_for
@@ -132,19 +133,24 @@ def test_code_for_a_lesser_cpu_uses_no_more_and_runs_here(device: str, wide: str
         assert "%xmm" in text and not re.search(f"%{wide}[0-9]", text)
 
 
-def test_code_for_another_machine() -> None:
+@pytest.mark.parametrize("device", ["neon", "avx2", "apple-m1"])
+def test_code_for_another_machine(device: str) -> None:
     """zig compiles for each; other compilers say what to do. Loading says what the program is for and what this is."""
-    other = "neon" if host_cpu().arch == "x86_64" else "avx2"
-    machine = "aarch64" if other == "neon" else "x86_64"
+    row = find_device("cpu", device)
+    assert isinstance(row, CPUDevice)
+    system, machine = row.system or "linux", row.machine
+    if (system, machine) == (sys.platform, host_cpu().arch):
+        pytest.skip("this is such a machine")
     net, weights = _net()
     try:
-        find_compiler(machine)
+        find_compiler(machine, row.system)
     except ToolchainError as error:
         assert f"not for {machine}" in str(error)
         pytest.skip(str(error))
-    program = npu_compiler.compile(capture(net, IMAGE), target=f"cpu:{other}")
-    assert object_kind(program.binary) == ("linux", machine)
-    with pytest.raises(BackendError, match=f"compiled for cpu:{other} on linux/{machine}, this is {sys.platform}"):
+    program = npu_compiler.compile(capture(net, IMAGE), target=row.spec)
+    assert object_kind(program.binary) == (system, machine) and "zig" in program.build["compiler"]
+    assert set(row.features) <= set(program.requires)
+    with pytest.raises(BackendError, match=f"compiled for {row.spec} on {system}/{machine}, this is {sys.platform}"):
         Executor(replace(program, sources={}), weights)
 
 

@@ -95,14 +95,17 @@ def _is_zig(argv: Sequence[str]) -> bool:
 
 
 _BASELINE = {"x86_64": "x86-64", "aarch64": "generic"}
+_ZIG_SYSTEMS = {"darwin": "macos.11.0"}  # the oldest macOS for aarch64
 _ZIG_FEATURES = {"fp16": "fullfp16"}  # features to which zig and the compilers' -mcpu give different names
 
 
-def _march_flags(kind: str, march: str, machine: str = "") -> list[str]:
+def _march_flags(kind: str, march: str, machine: str = "", system: str = "") -> list[str]:
     machine = machine or host_cpu().arch
     march = march or _BASELINE.get(machine, "")
     flags = []
-    if kind == "zig" and sys.platform.startswith("linux"):
+    if system not in ("", sys.platform):
+        flags = ["-target", f"{machine}-{_ZIG_SYSTEMS[system]}"]
+    elif kind == "zig" and sys.platform.startswith("linux"):
         # With a version in the target, zig uses its own libc headers and stubs instead of those of the machine.
         libc = "musl" if platform.libc_ver()[0] == "musl" else "gnu.2.17"
         flags = ["-target", f"{machine}-linux-{libc}"]
@@ -117,32 +120,35 @@ def _march_flags(kind: str, march: str, machine: str = "") -> list[str]:
     return ["-march=" + name, *("-m" + extension for extension in extensions)]
 
 
-def _flags(kind: str, march: str, machine: str = "") -> list[str]:
-    march_flags = _march_flags(kind, march, machine)
+def _flags(kind: str, march: str, machine: str = "", system: str = "") -> list[str]:
+    march_flags = _march_flags(kind, march, machine, system)
     return [*_FLAGS, "-Wno-psabi" if kind == "gcc" else "-fno-sanitize=undefined", *march_flags]
 
 
-def link_flags(kind: str, march: str, machine: str = "") -> list[str]:
+def link_flags(kind: str, march: str, machine: str = "", system: str = "") -> list[str]:
     """Return the flags with which objects are linked to one shared object.
 
-    ``kind``: of :class:`Compiler`. ``march`` and ``machine``: those of :func:`compile_flags`.
+    ``kind``: of :class:`Compiler`. ``march``, ``machine`` and ``system``: those of :func:`compile_flags`.
     """
     if kind == "zig":
         # Without its own libraries zig builds no runtime. The process that loads the object provides libc and libm.
-        return ["-shared", "-O3", "-nostdlib", *_march_flags(kind, march, machine)]
+        return ["-shared", "-O3", "-nostdlib", *_march_flags(kind, march, machine, system)]
     if sys.platform.startswith("linux"):
         return ["-shared", "-Wl,--as-needed", "-Wl,-z,defs", "-lm", "-lpthread"]
     return ["-shared"]
 
 
-def compile_flags(march: str = "native", compiler: Compiler | None = None, machine: str = "") -> list[str]:
+def compile_flags(
+    march: str = "native", compiler: Compiler | None = None, machine: str = "", system: str = ""
+) -> list[str]:
     """Return the flags with which sources are compiled.
 
     ``march``: 'native', a CPU name of the compiler such as 'haswell', one with extensions such as
     'x86-64-v4+avx512bf16', or empty: the baseline of ``machine``. ``machine``: 'x86_64' or 'aarch64'; empty: that of
-    this process. ``compiler``: default :func:`find_compiler`, whose ``ToolchainError`` it raises.
+    this process. ``system``: 'linux' or 'darwin'; empty: that of this process. ``compiler``: default
+    :func:`find_compiler`, whose ``ToolchainError`` it raises.
     """
-    return _flags((compiler or find_compiler(machine)).kind, march, machine)
+    return _flags((compiler or find_compiler(machine, system)).kind, march, machine, system)
 
 
 # ------------------------------------------------------------------------------------------------ finding a compiler
@@ -265,20 +271,24 @@ def _find(named: tuple[tuple[str, str], ...], path: str, cache_dir: Path, cache_
     raise ToolchainError(f"no working C++ compiler: {_INSTALL}{tried}")
 
 
-def find_compiler(machine: str = "") -> Compiler:
-    """Return the C++ compiler to use (the module's docstring has the order), or zig for another ``machine`` than this.
+def find_compiler(machine: str = "", system: str = "") -> Compiler:
+    """Return the C++ compiler to use (the module's docstring has the order), or zig for another machine or system.
+
+    ``machine`` and ``system``: those of :func:`compile_flags`.
 
     The probe runs once per compiler binary and machine; later processes read its result from the cache.
     Raises ``ToolchainError`` in one line that says what to install, or why the named compiler is not usable.
     """
     compiler, host = _native_compiler(), host_cpu().arch
-    if machine in ("", host) or (compiler.kind == "zig" and sys.platform.startswith("linux")):
+    here = machine in ("", host) and system in ("", sys.platform)
+    if here or (compiler.kind == "zig" and sys.platform.startswith("linux")):
         return compiler
     for origin, argv in _implicit_candidates():
         if origin == "ziglang" and sys.platform.startswith("linux"):
             return _probe(argv, origin, open_cache("kernels"))
+    wanted = f"{machine} {system}".rstrip()
     raise ToolchainError(
-        f"{compiler} compiles for {host}, not for {machine}; on Linux zig can: pip install ziglang. "
+        f"{compiler} compiles for {host}, not for {wanted}; on Linux zig can: pip install ziglang. "
         f"Or compile on a machine with such a CPU"
     )
 
@@ -299,14 +309,16 @@ def machine_key(march: str) -> str:
     return f"{cpu.arch} {cpu.name} {' '.join(sorted(cpu.features))}" if march == "native" else cpu.arch
 
 
-def required_features(march: str = "native", compiler: Compiler | None = None, machine: str = "") -> frozenset[str]:
+def required_features(
+    march: str = "native", compiler: Compiler | None = None, machine: str = "", system: str = ""
+) -> frozenset[str]:
     """Return the CPU features that objects built for ``march`` may use, according to the compiler's macros.
 
     Parameters are those of :func:`compile_flags`; compare with ``HostCPU.missing``. Raises ``ToolchainError`` if the
     compiler does not know ``march``.
     """
-    compiler = compiler or find_compiler(machine)
-    flags = compile_flags(march, compiler, machine)
+    compiler = compiler or find_compiler(machine, system)
+    flags = compile_flags(march, compiler, machine, system)
     cache = open_cache("kernels")
     key = f"features {compiler.identity} {flags} {machine_key(march)} {sorted(MACRO_FEATURES.items())}"
     known = cache.get(key)

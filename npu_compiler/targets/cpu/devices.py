@@ -6,6 +6,7 @@ Manual. The kernels select their variants by the macros that the compiler predef
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cache
@@ -48,19 +49,22 @@ MEASURED = CPUCosts()  # measured on two cores of a Xeon with AVX-512, and used 
 class CPUDevice(Device):
     """A row of the table.
 
-    ``machine``: 'x86_64' or 'aarch64'; empty: any. ``march``: the compiler's name of the instruction set, or 'native';
-    empty: the baseline of the machine. ``features``: the CPU features that code may use, named as in ``host.py``.
+    ``machine``: 'x86_64' or 'aarch64'; empty: any. ``system``: a value of ``sys.platform``; empty: any. ``march``: the
+    compiler's name of the instruction set, or 'native'; empty: the baseline of the machine. ``features``: the CPU
+    features that code may use, named as in ``host.py``.
     """
 
     target: ClassVar[str] = "cpu"
     machine: str = ""
     march: str = ""
     features: tuple[str, ...] = ()
+    system: str = ""
     costs: CPUCosts = MEASURED
 
     def runs_on(self, cpu: HostCPU) -> bool:
-        """Whether code for this device runs on ``cpu``."""
-        return self.machine in ("", cpu.arch) and not cpu.missing(self.features)
+        """Whether code for this device runs on ``cpu`` under the system of this process."""
+        here = self.machine in ("", cpu.arch) and self.system in ("", sys.platform)
+        return here and not cpu.missing(self.features)
 
 
 _AVX2 = ("avx2", "f16c", "fma")
@@ -78,8 +82,10 @@ DEVICES: tuple[CPUDevice, ...] = (
     CPUDevice("avx512", "Zen 4, Zen 5", "x86_64", "x86-64-v4+avx512bf16", _BF16),
     CPUDevice("x86-64-v4", "AVX-512 without bf16: Skylake-X, Ice Lake", "x86_64", "x86-64-v4", _AVX512),
     CPUDevice("avx2", "Haswell, Zen and later", "x86_64", "x86-64-v3", _AVX2),
-    CPUDevice("armv8.6", "Apple M2, Graviton 3, Grace", "aarch64", "generic+bf16+dotprod+fp16+i8mm+lse", _ARMV8_6),
-    CPUDevice("armv8.2", "Apple M1, Graviton 2, Ampere Altra", "aarch64", "generic+dotprod+fp16+lse", _ARMV8_2),
+    CPUDevice("apple-m2", "M2 and later, macOS", "aarch64", "apple-m2", _ARMV8_6, "darwin"),
+    CPUDevice("apple-m1", "M1, macOS", "aarch64", "apple-m1", _ARMV8_2, "darwin"),
+    CPUDevice("armv8.6", "Graviton 3, Grace", "aarch64", "generic+bf16+dotprod+fp16+i8mm+lse", _ARMV8_6),
+    CPUDevice("armv8.2", "Graviton 2, Ampere Altra", "aarch64", "generic+dotprod+fp16+lse", _ARMV8_2),
     CPUDevice("neon", "any Armv8-A", "aarch64", "generic", _NEON),
     CPUDevice("portable", "any CPU"),
 )

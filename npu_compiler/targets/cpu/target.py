@@ -43,7 +43,7 @@ class CPUTarget(Selectable[CPUDevice]):
     device_at_hand = staticmethod(device_at_hand)
 
     def compiler(self) -> str:
-        compiler = find_compiler()
+        compiler = find_compiler(self.device.machine, self.device.system)
         return f"{compiler.kind} {compiler.version}"
 
     def supports(self, kernel: Kernel) -> Reason | None:
@@ -71,9 +71,10 @@ class CPUTarget(Selectable[CPUDevice]):
         sources["main.cpp"] = _main_unit(schedules, calls, symbols, units)
         result = Emitted(sources, b"", (), symbols)
         if build:
-            result.binary = build_shared(sources, KERNELS, march=device.march, machine=device.machine)
-            result.requires = tuple(sorted(required_features(device.march, machine=device.machine)))
-            flags = compile_flags(device.march, machine=device.machine)
+            march, machine, system = device.march, device.machine, device.system
+            result.binary = build_shared(sources, KERNELS, march=march, machine=machine, system=system)
+            result.requires = tuple(sorted(required_features(march, machine=machine, system=system)))
+            flags = compile_flags(march, machine=machine, system=system)
             result.build = {"compiler": self.compiler(), "flags": " ".join(flags)}
         return result
 

@@ -121,12 +121,13 @@ def build_shared(
     *,
     march: str = "native",
     machine: str = "",
+    system: str = "",
     jobs: int | None = None,
     timeout: float = TIMEOUT_S,
 ) -> bytes:
     """Compile ``sources`` (unit name -> C++17 text) in parallel, link them, and return the bytes of the shared object.
 
-    ``include_dir`` has the headers. ``march`` and ``machine`` are those of
+    ``include_dir`` has the headers. ``march``, ``machine`` and ``system`` are those of
     :func:`npu_compiler.targets.cpu.compilers.compile_flags`. ``jobs``: the number of compiler processes (default
     ``NPU_NUM_THREADS``). ``timeout``: the limit for each of them, in seconds. Units with equal text are compiled and
     linked once.
@@ -139,8 +140,8 @@ def build_shared(
     for name in sources:
         if not SOURCE_NAME.fullmatch(name):
             raise ValueError(f"{name!r} cannot name a translation unit: up to 200 letters, digits, '_', '-' and '.'")
-    compiler, cache = find_compiler(machine), open_cache("kernels")
-    flags = tuple(compile_flags(march, compiler, machine))
+    compiler, cache = find_compiler(machine, system), open_cache("kernels")
+    flags = tuple(compile_flags(march, compiler, machine, system))
     include = Path(include_dir).resolve()
     headers = _Headers(include)
     common = repr((compiler.identity, flags, machine_key(march)))
@@ -148,7 +149,7 @@ def build_shared(
     for name, source in sources.items():
         text = hashlib.sha256(source.encode()).hexdigest()
         units.setdefault(f"object {common} {text} {headers.digest(source)}", (name, source))
-    link = link_flags(compiler.kind, march, machine)
+    link = link_flags(compiler.kind, march, machine, system)
     whole = f"shared {common} {link} {[*units]}"
     known = cache.get(whole)
     if known is not None:

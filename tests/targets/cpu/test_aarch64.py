@@ -67,7 +67,7 @@ def all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_row_for_aarch64_has_a_cpu() -> None:
-    assert [d.name for d in DEVICES if d.machine == "aarch64"] == [*CPUS][::-1]
+    assert [d.name for d in DEVICES if d.machine == "aarch64" and not d.system] == [*CPUS][::-1]
 
 
 @pytest.mark.parametrize("device", CPUS)

@@ -515,20 +515,28 @@ def test_cpuinfo_is_read_in_one_vocabulary() -> None:
 
 
 @pytest.mark.parametrize(
-    ("features", "machine", "name"),
+    ("features", "machine", "name", "system"),
     [
-        ("amx_tile amx_bf16 amx_int8 avx512bf16 avx512f avx512bw avx512dq avx512vl avx2 fma f16c", "x86_64", "amx"),
-        ("avx512bf16 avx512f avx512bw avx512dq avx512vl avx2 fma f16c", "x86_64", "avx512"),
-        ("avx512f avx512bw avx512dq avx512vl avx2 fma f16c", "x86_64", "x86-64-v4"),
-        ("avx512f avx2 fma f16c", "x86_64", "avx2"),
-        ("avx2 fma", "x86_64", "portable"),
-        ("neon", "aarch64", "neon"),
-        ("neon fp16 dotprod lse rdm", "aarch64", "armv8.2"),
-        ("neon fp16 dotprod lse bf16 i8mm", "aarch64", "armv8.6"),
-        ("", "riscv64", "portable"),
+        (
+            "amx_tile amx_bf16 amx_int8 avx512bf16 avx512f avx512bw avx512dq avx512vl avx2 fma f16c",
+            "x86_64",
+            "amx",
+            "linux",
+        ),
+        ("avx512bf16 avx512f avx512bw avx512dq avx512vl avx2 fma f16c", "x86_64", "avx512", "linux"),
+        ("avx512f avx512bw avx512dq avx512vl avx2 fma f16c", "x86_64", "x86-64-v4", "linux"),
+        ("avx512f avx2 fma f16c", "x86_64", "avx2", "linux"),
+        ("avx2 fma", "x86_64", "portable", "linux"),
+        ("neon", "aarch64", "neon", "linux"),
+        ("neon fp16 dotprod lse rdm", "aarch64", "armv8.2", "linux"),
+        ("neon fp16 dotprod lse bf16 i8mm", "aarch64", "armv8.6", "linux"),
+        ("neon fp16 dotprod lse rdm fcma", "aarch64", "apple-m1", "darwin"),
+        ("neon fp16 dotprod lse bf16 i8mm", "aarch64", "apple-m2", "darwin"),
+        ("", "riscv64", "portable", "linux"),
     ],
 )
-def test_the_row_of_a_cpu(features: str, machine: str, name: str) -> None:
+def test_the_row_of_a_cpu(features: str, machine: str, name: str, system: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", system)
     assert devices.device_of(features.split(), machine).name == name
 
 
