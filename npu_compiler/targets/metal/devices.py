@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from ..simt.lang.device import GPU, GPU_CONFIG
 
-CONFIG = replace(GPU_CONFIG, name="metal", dtypes=GPU_CONFIG.dtypes - {"float64"})
+CONFIG = replace(GPU_CONFIG, name="metal", dtypes=GPU_CONFIG.dtypes - {"float64"}, asynchronous=True)
 
 
 @dataclass(frozen=True)
