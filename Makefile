@@ -5,7 +5,7 @@ BENCH := .venv-bench
 BIN := $(VENV)/bin
 PIP := -m pip --disable-pip-version-check -qq
 
-.PHONY: demo test lint pages docs lock wheel clean bench bench-calls bench-cpu bench-llm bench-coverage bench-partitioned
+.PHONY: demo test test-metal lint pages docs lock wheel clean bench bench-calls bench-cpu bench-llm bench-coverage bench-partitioned
 
 demo: $(VENV)/demo.stamp
 	$(BIN)/npusim demo
@@ -14,6 +14,12 @@ demo: $(VENV)/demo.stamp
 # the same time. PyTorch's own threads would only get in their way.
 test: $(VENV)/test.stamp
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+
+# What concerns Apple GPUs: tests and, on a Mac, figures beside other engines, in benchmarks/results/metal-<chip>.json.
+# On a Mac the conformance samples run on its GPU, elsewhere in the emulator, and no figure is measured.
+test-metal: $(VENV)/metal.stamp
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile -m metal
+	$(BIN)/python benchmarks/metal.py $(ARGS)
 
 lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check .
@@ -64,6 +70,7 @@ $(BIN)/python $(BENCH)/bin/python .venv-export/bin/python: %/bin/python:
 
 $(VENV)/demo.stamp: EXTRAS := torch,cli,llm
 $(VENV)/test.stamp: EXTRAS := torch,llm,cli,test,docs
+$(VENV)/metal.stamp: EXTRAS := torch,llm,cli,test,docs,metal
 $(VENV)/docs.stamp: EXTRAS := docs
 $(VENV)/dev.stamp: EXTRAS := dev
 

@@ -17,6 +17,7 @@ import json
 import statistics
 import subprocess
 import sys
+from collections.abc import Collection
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
@@ -52,8 +53,8 @@ MODELS: dict[str, dict[str, Any]] = {
 
 
 # -- checkpoints -------------------------------------------------------------------------------------------------------
-def checkpoint(work: Path, name: str) -> Path:
-    """Return a folder with the model in three formats: the hub's, GGUF and OpenVINO's. Missing ones are written."""
+def checkpoint(work: Path, name: str, formats: Collection[str] = ("gguf", "openvino")) -> Path:
+    """Return a folder with the model in the hub's format and in ``formats``. Missing ones are written."""
     folder = work / name
     if not (folder / "config.json").exists():
         folder.mkdir(parents=True, exist_ok=True)
@@ -61,9 +62,9 @@ def checkpoint(work: Path, name: str) -> Path:
 
         safetensors.numpy.save_file(weights(MODELS[name]), folder / "model.safetensors", metadata={"format": "pt"})
         (folder / "config.json").write_text(json.dumps(MODELS[name]))
-    if not (folder / "model.gguf").exists():
+    if "gguf" in formats and not (folder / "model.gguf").exists():
         write_gguf(folder, MODELS[name])
-    if not (folder / "openvino" / "openvino_model.xml").exists():
+    if "openvino" in formats and not (folder / "openvino" / "openvino_model.xml").exists():
         command = [str(EXPORT), "export", "openvino", "--model", str(folder)]
         command += ["--task", "text-generation-with-past", "--weight-format", "fp16", str(folder / "openvino")]
         subprocess.run(command, check=True)

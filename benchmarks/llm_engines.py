@@ -79,13 +79,13 @@ class Engine:
 
 
 class Npusim(Engine):
-    """This project on the CPU."""
+    """This project, by default on the CPU."""
 
-    def __init__(self, folder: Path, dtype: str | None = None):
+    def __init__(self, folder: Path, dtype: str | None = None, target: str = "cpu"):
         from npu_runtime.llm.model import LLM
 
         begin = time.perf_counter()
-        self.llm = LLM.load(folder, dtype=dtype, max_len=MAX_LEN, threads=THREADS)
+        self.llm = LLM.load(folder, target=target, dtype=dtype, max_len=MAX_LEN, threads=THREADS)
         self.ready = time.perf_counter() - begin
         self.weight_bytes = self.llm.program.entries["decode"].product_bytes
         self.held: list[int] = []
@@ -106,15 +106,15 @@ class Npusim(Engine):
 
 
 class LlamaCpp(Engine):
-    """llama.cpp through its C API."""
+    """llama.cpp through its C API, with ``gpu_layers`` of the layers on the GPU (-1: all)."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, gpu_layers: int = 0):
         import llama_cpp
 
         self.api = api = llama_cpp
         api.llama_backend_init()
         params = api.llama_model_default_params()
-        params.n_gpu_layers, params.use_mmap = 0, False
+        params.n_gpu_layers, params.use_mmap = gpu_layers, False
         self.model = api.llama_model_load_from_file(str(folder / "model.gguf").encode(), params)
         options = api.llama_context_default_params()
         options.n_ctx, options.n_batch, options.n_ubatch = MAX_LEN, 512, 512
@@ -197,22 +197,24 @@ class OpenVINO(Engine):
 class Torch(Engine):
     """transformers, eager, with a static cache."""
 
-    def __init__(self, folder: Path, dtype: str = "bfloat16"):
+    def __init__(self, folder: Path, dtype: str = "bfloat16", device: str = "cpu"):
         import torch
         from transformers import AutoModelForCausalLM, StaticCache
 
         torch.set_num_threads(THREADS)
         torch.set_grad_enabled(False)
-        self.torch = torch
-        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
+        self.torch, self.device = torch, device
+        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).eval().to(device)
         self.cache = StaticCache(config=self.model.config, max_cache_len=256)
 
     def feed(self, tokens: list[int], start: int) -> Any:
         torch = self.torch
-        ids, at = torch.tensor([tokens]), torch.arange(start, start + len(tokens))[None]
-        return self.model(
+        ids = torch.tensor([tokens], device=self.device)
+        at = torch.arange(start, start + len(tokens), device=self.device)[None]
+        logits = self.model(
             input_ids=ids, position_ids=at, past_key_values=self.cache, use_cache=True, logits_to_keep=1
         ).logits
+        return logits.cpu()  # waits for a GPU
 
     def cut(self, length: int) -> None:
         for layer in self.cache.layers:
@@ -223,8 +225,35 @@ class Torch(Engine):
             self.filled = -1
 
     def logits(self, length: int) -> np.ndarray:
-        ids = self.torch.tensor([prompt(length)])
-        return self.model(input_ids=ids, use_cache=False, logits_to_keep=1).logits[0, -1].float().numpy()
+        ids = self.torch.tensor([prompt(length)], device=self.device)
+        return self.model(input_ids=ids, use_cache=False, logits_to_keep=1).logits[0, -1].float().cpu().numpy()
+
+
+class MLX(Engine):
+    """mlx-lm, on the GPU of a Mac."""
+
+    def __init__(self, folder: Path):
+        import mlx.core
+        from mlx_lm.models import cache
+        from mlx_lm.utils import load_model
+
+        self.core, self.caches = mlx.core, cache
+        self.model, _ = load_model(folder)
+        self.cache = cache.make_prompt_cache(self.model)
+
+    def feed(self, tokens: list[int], start: int) -> Any:
+        logits = self.model(self.core.array([tokens]), cache=self.cache)[0, -1].astype(self.core.float32)
+        self.core.eval(logits)
+        return logits
+
+    def cut(self, length: int) -> None:
+        self.caches.trim_prompt_cache(self.cache, self.cache[0].offset - length)
+        if not length:
+            self.filled = -1
+
+    def logits(self, length: int) -> np.ndarray:
+        self.cut(0)
+        return np.array(self.feed(prompt(length), 0))
 
 
 class Probe(Engine):
@@ -265,11 +294,17 @@ class Probe(Engine):
 ENGINES = {
     "npusim": Npusim, "llama.cpp": LlamaCpp, "openvino": OpenVINO, "torch": Torch, "probe": Probe,
     "torch float32": lambda folder: Torch(folder, "float32"),
+    "npusim metal": lambda folder: Npusim(folder, target="metal"), "mlx": MLX,
+    "torch mps": lambda folder: Torch(folder, device="mps"), "llama.cpp metal": lambda folder: LlamaCpp(folder, -1),
 }  # fmt: skip
 
 
 def resident() -> int:
-    """Return the resident memory of this process in bytes."""
+    """Return the resident memory of this process in bytes; on a Mac, the most that it had."""
+    if sys.platform == "darwin":
+        import resource
+
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 

@@ -6,6 +6,8 @@ from __future__ import annotations
 import json
 import os
 import platform
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,10 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def hardware() -> str:
-    """Return the name of the CPU."""
+    """Return the name of the CPU; on a Mac, of the chip."""
+    if sys.platform == "darwin":
+        command = ["sysctl", "-n", "machdep.cpu.brand_string"]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
             return f"{line.split(':')[1].strip()}, {os.cpu_count()} CPUs"

@@ -17,6 +17,7 @@ from npu_compiler.target_config import default_target, target_config, target_nam
 from npu_compiler.targets import get_target
 
 from ..console import Result, Table
+from ..mac import mac_report
 
 # Package -> what needs it.
 _PACKAGES = {
@@ -33,6 +34,7 @@ _PACKAGES = {
     "cupy-cuda13x": "running on NVIDIA GPUs",
     "nvidia-cuda-nvrtc-cu12": "compiling for NVIDIA GPUs whose driver supports CUDA 12",
     "cupy-cuda12x": "running on NVIDIA GPUs whose driver supports CUDA 12",
+    "pyobjc-framework-Metal": "running on Apple GPUs",
 }
 _REQUIRED = ("numpy", "ml_dtypes", "msgpack", "safetensors")
 
@@ -62,9 +64,12 @@ def run(args: argparse.Namespace) -> Result:
         problems.append(f"the cache is not used: {report['cache']['obstacle']}")
     cpu = report["cpu"]
     targets = _targets()
+    mac = mac_report()
+    problems += mac.problems if mac is not None else ()
     system = {"python": sys.version.split()[0], "system": f"{platform.system()} {platform.machine()}"}
     blocks: list[str | Table] = [
         f"system     Python {system['python']}, {system['system']}",
+        *([f"Mac        {mac.text}"] if mac is not None else []),
         f"CPU        {cpu['name'] or cpu['arch']}: {env.usable_cpus()} usable, {report['device']}",
         f"compiler   {_compiler_text(compiler)}",
         f"cache      {_cache_text(report.get('cache'))}",
@@ -85,6 +90,7 @@ def run(args: argparse.Namespace) -> Result:
         "cache": report.get("cache"), "packages": packages, "settings": settings, "problems": problems,
         "variables": {name: asdict(v) for name, v in env.VARIABLES.items()},
         "targets": targets,
+        "mac": asdict(mac) if mac is not None else None,
     }  # fmt: skip
     return Result(data, blocks, 1 if problems else 0)
 

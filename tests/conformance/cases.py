@@ -15,6 +15,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+import pytest
 import torch
 
 from npu_compiler.graph import interp
@@ -25,6 +26,8 @@ from npu_compiler.pipeline import compile_graph
 from npu_compiler.support import dtypes
 from npu_compiler.target_config import target_config
 from npu_runtime import CPUBackend, Executor, load_weights
+from npu_runtime.backends.metal import MetalBackend
+from npu_runtime.backends.metal import missing_parts as metal_missing
 
 from ..metal_emulator import ORDERS
 from ..support import cuda_gpu
@@ -43,8 +46,14 @@ def run_on_cpu(graph: Graph, inputs: Arrays) -> Arrays:
 
 
 def run_on_metal(graph: Graph, inputs: Arrays) -> Arrays:
-    """Compile for Metal and run in the emulator, in several orders of threads: not a bit may depend on the order."""
+    """Compile for Metal and run on this Mac's GPU. Elsewhere run in the emulator, in several orders of threads: not a
+    bit may depend on the order."""
     program = compile_graph(graph, "metal")
+    if not metal_missing():
+        gpu = MetalBackend()
+        return Executor(program, load_weights(program, {}, gpu), gpu).run(
+            {k: np.array(v, order="C") for k, v in inputs.items()}
+        )
     found: Arrays | None = None
     for order in ORDERS if FULL else ("ascending", "shuffled"):
         backend = EmulatedMetal(order, seed=7)
@@ -72,7 +81,7 @@ TARGETS: dict[str, Callable[[Graph, Arrays], Arrays]] = {
     "metal": run_on_metal,
     "cuda": run_on_cuda,
 }
-MARKS = {"cuda": cuda_gpu.marks()}
+MARKS = {"cuda": cuda_gpu.marks(), "metal": [pytest.mark.metal]}
 
 PROGRAM = 200  # cases that are compiled together, of one family
 

@@ -12,7 +12,7 @@ from .selectors import ROOT, problems, python_names, table
 
 BACKENDS = ROOT / "npu_runtime" / "backends"
 FILES = sorted({*BACKENDS.glob("metal*.py"), *(BACKENDS / "metal").rglob("*.py")})
-_MODULES = ("npu_runtime/**", "npu_compiler/support", "npu_compiler/artifact", "npu_compiler/targets",
+_MODULES = ("npu_runtime/**", "npu_compiler/support", "npu_compiler/artifact", "npu_compiler", "npu_compiler/targets",
             "npu_compiler/targets/metal", "npu_compiler/targets/simt/lang")  # fmt: skip
 PYTHON_SOURCES = [path.read_text() for folder in _MODULES for path in sorted(ROOT.glob(f"{folder}/*.py"))]
 
