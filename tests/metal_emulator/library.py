@@ -96,7 +96,8 @@ class Library:
 
 
 class Function:
-    """One kernel. ``shared_used`` (bytes of threadgroup memory) is known after a launch."""
+    """One kernel. ``element_sizes``: bytes of an element of each buffer argument. ``shared_used`` (bytes of threadgroup
+    memory) is known after a launch."""
 
     def __init__(self, library: Library, signature: KernelSignature):
         self.library, self.signature, self.name = library, signature, signature.name
@@ -104,7 +105,7 @@ class Function:
         handle = library._library
         self._entry = ctypes.cast(getattr(handle, f"emu_kernel_{self.name}"), ctypes.c_void_p).value
         count = max(1, len(signature.buffers))
-        self._sizes = list((ctypes.c_uint32 * count).in_dll(handle, f"emu_sizes_{self.name}"))
+        self.element_sizes = list((ctypes.c_uint32 * count).in_dll(handle, f"emu_sizes_{self.name}"))
 
     def __call__(
         self,
@@ -177,7 +178,7 @@ class Function:
     def _windows(self, buffers: Mapping[int, Any], keep: list[Any]) -> tuple[_CLaunch, int]:
         """A launch with the buffers in it, and the number of elements that the kernel may write."""
         launch, written = _CLaunch(), 0
-        for n, (p, size) in enumerate(zip(self.signature.buffers, self._sizes, strict=False)):
+        for n, (p, size) in enumerate(zip(self.signature.buffers, self.element_sizes, strict=False)):
             b = buffers[p.index]
             if isinstance(b, bytes):
                 if p.written or len(b) > 4096:

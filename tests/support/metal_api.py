@@ -16,7 +16,6 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar, NamedTuple
@@ -28,9 +27,10 @@ from npu_compiler.support.errors import ToolchainError
 
 from ..metal_emulator import EmulatorError, Library, MSLError, Window
 from ..metal_emulator.library import MAX_SHARED, MAX_THREADS
+from .metal_backend import library
 
 MAX_BUFFERS = 31
-ALIGNMENT = 4  # bytes, of offsets
+ALIGNMENT = 4  # bytes, of copies
 
 CONSTANTS = {  # the values of Apple's headers
     "MTLResourceStorageModeShared": 0, "MTLDispatchTypeConcurrent": 1, "MTLBarrierScopeBuffers": 1,
@@ -179,11 +179,6 @@ class Buffer:
         return self.memory.nbytes
 
 
-@lru_cache(maxsize=8)
-def _library(text: str) -> Library:
-    return Library({"program.metal": text}, checks=False)  # the emulator's own tests watch every access
-
-
 class CompiledLibrary:
     def __init__(self, library: Library):
         self._library = library
@@ -257,7 +252,6 @@ class ComputeEncoder(_Encoder):
         self._check()
         require(isinstance(buffer, Buffer), f"{buffer!r} is not a buffer")
         require(0 <= index < MAX_BUFFERS, f"buffer index {index}; there are {MAX_BUFFERS}")
-        require(offset % ALIGNMENT == 0, f"offset {offset} is not a multiple of {ALIGNMENT}")
         require(0 <= offset < buffer.length(), f"offset {offset} in a buffer of {buffer.length()} bytes")
         self._buffers[index] = buffer, offset
 
@@ -279,6 +273,8 @@ class ComputeEncoder(_Encoder):
         wanted = [p.index for p in pipeline.function.signature.buffers]
         require(all(n in self._buffers for n in wanted), f"{pipeline.label}: a buffer is missing")
         bound = {n: self._buffers[n] for n in wanted}
+        for n, size in zip(wanted, pipeline.function.element_sizes, strict=False):
+            require(bound[n][1] % size == 0, f"{pipeline.label}: offset {bound[n][1]} for elements of {size} bytes")
         self.owner.segments[-1].append(Dispatch(pipeline, bound, groups, threads))
         self.owner.device.log.append(("dispatch", pipeline.function.name))
 
@@ -346,6 +342,7 @@ class CommandBuffer:
     def run(self) -> None:
         begin = time.perf_counter()
         try:
+            self._check_hazards()
             self._error = self._run()
         finally:
             self._status = _COMPLETED if self._error is None else _ERROR
@@ -361,6 +358,19 @@ class CommandBuffer:
                 else:
                     work()
         return None
+
+    def _check_hazards(self) -> None:
+        """Refuse dispatches that no barrier separates, if one writes what another one is given."""
+        for segment in self.segments:
+            given: dict[int, tuple[Dispatch, bool]] = {}  # by address: a dispatch, and whether one writes there
+            for work in (w for w in segment if isinstance(w, Dispatch)):
+                uses = [(p.written, *work.buffers[p.index]) for p in work.pipeline.function.signature.buffers]
+                places = {b.memory.ctypes.data + at: written for written, b, at in sorted(uses, key=lambda u: u[0])}
+                for place, written in places.items():
+                    other, wrote = given.get(place, (work, False))
+                    names = f"{other.pipeline.label} and {work.pipeline.label}"
+                    require(other is work or not (written or wrote), f"no barrier between {names}")
+                    given[place] = work, written or wrote
 
     def _dispatch(self, work: Dispatch) -> None:
         windows = {
@@ -385,9 +395,10 @@ class Queue:
 class Device:
     """``family``: of the GPU. ``order``: 'random' or 'reversed', of dispatches that no barrier separates. ``faults``:
     errors of command buffers that run a kernel, by its name. ``memory``: the bytes that buffers may take.
-    ``log``: the compute work that was encoded, in order."""
+    ``log``: the compute work that was encoded, in order. ``checks``: watch every access, as the emulator's own tests
+    do."""
 
-    def __init__(self, family: int = 9, order: str = "random", seed: int = 0):
+    def __init__(self, family: int = 9, order: str = "random", seed: int = 0, checks: bool = False):
         self.family, self.order, self._random = family, order, random.Random(seed)
         self.faults: dict[str, NSError] = {}
         self.memory, self.max_buffer = 1 << 33, 1 << 32
@@ -395,6 +406,7 @@ class Device:
         self.log: list[tuple[str, ...]] = []
         self.compiled = 0
         self.no_copies = 0
+        self.checks = checks
 
     def ordered(self, work: list[Any]) -> list[Any]:
         return work[::-1] if self.order == "reversed" else self._random.sample(work, len(work))
@@ -438,7 +450,7 @@ class Device:
         require(options.mode == CONSTANTS["MTLMathModeSafe"], "maths are safe")
         require("bfloat" not in text or options.version >= 0x30001, "bfloat came with Metal 3.1")
         try:
-            return CompiledLibrary(_library(text)), None
+            return CompiledLibrary(library(text, self.checks)), None
         except (MSLError, ToolchainError) as problem:
             return None, NSError(f"Compilation failed: {problem}")
 

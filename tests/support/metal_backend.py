@@ -21,7 +21,7 @@ from ..metal_emulator import EmulatorError, Library, Window
 
 
 @lru_cache(maxsize=4)
-def _library(text: str, checks: bool) -> Library:
+def library(text: str, checks: bool) -> Library:
     """The kernels of a program. A test often runs one program on several backends, each with its order of threads."""
     return Library({"program.metal": text}, checks)
 
@@ -35,7 +35,7 @@ class EmulatedEntry(LoadedEntry):
         entries, code = unpack(program.binary)
         self._backend, self._entry, self._fixed = backend, entry, dict(fixed)
         self._launches: list[KernelLaunch] = entries[entry.symbol]
-        self._library = _library(code["text"], backend.checks)
+        self._library = library(code["text"], backend.checks)
         self._specs = {b.id: b for b in program.buffers}
         self._arena = aligned_empty((max(entry.arena_bytes, 1),), np.dtype(np.uint8))
         self._arena.fill(0xFF)

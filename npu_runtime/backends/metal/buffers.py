@@ -73,7 +73,10 @@ def map_pages(device: Any, array: np.ndarray) -> Memory | None:
     shared = frameworks().MTLResourceStorageModeShared
     pages = whole[begin : begin + nbytes]
     buffer = device.newBufferWithBytesNoCopy_length_options_deallocator_(pages, nbytes, shared, None)
-    return None if buffer is None else Memory(buffer, nbytes, held=(pages, array))
+    if buffer is None:
+        return None
+    memory = Memory(buffer, nbytes, held=(pages, array))
+    return memory if memory.address == pages.ctypes.data else None  # else a copy that the bridge made and has freed
 
 
 def _owner(array: np.ndarray) -> Any:
@@ -124,7 +127,8 @@ class MetalBuffer(DeviceBuffer):
     @property
     def view(self) -> np.ndarray:
         """:attr:`whole` without padding."""
-        return self.whole[tuple(slice(n) for n in self.shape)]
+        whole = self.whole
+        return whole[tuple(slice(n) for n in self.shape)] if self.shape != self.alloc_shape else whole
 
     def to_numpy(self, copy: bool = True) -> np.ndarray:
         self._backend.synchronize()

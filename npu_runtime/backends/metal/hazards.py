@@ -26,4 +26,4 @@ def barriers(dispatches: Iterable[Accesses]) -> list[bool]:
 
 
 def _overlap(some: Sequence[Range], others: Sequence[Range]) -> bool:
-    return any(a < d and c < b for a, b in some for c, d in others)
+    return any(max(a, c) < min(b, d) for a, b in some for c, d in others)

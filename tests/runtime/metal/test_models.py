@@ -13,16 +13,19 @@ import npu_compiler
 from npu_compiler.frontend import capture
 from npu_compiler.mixed.program import MixedProgram
 from npu_compiler.partitioning.plan import HOST
-from npu_runtime import CPUBackend, MixedModel
+from npu_compiler.pipeline import compile_graph
+from npu_runtime import CPUBackend, Executor, MixedModel, load_weights
 from npu_runtime.backends.metal import MetalBackend
 from npu_runtime.llm.loader import Loader
 from npu_runtime.llm.model import LLM
 from npu_runtime.packed_weights import read_packed, write_packed
 
+from ...conformance.cases import cases_for, check, compile_cases
 from ...llm import small_model
 from ...models.gate import compile_and_run, expect
 from ...models.random_models import image_model, images
 from ...support import metal_api
+from ...support.sweeps import FULL
 
 PROMPT = [(7 * i * i + 3 * i) % 256 for i in range(21)]
 
@@ -105,3 +108,15 @@ def test_resnet18(device: metal_api.Device) -> None:
     found = compile_and_run(model, runs, "float32", MetalBackend())
     wanted.check(found)
     wanted.check_ranking(found)
+
+
+def test_samples_of_operators(device: metal_api.Device) -> None:
+    """One sample of every fourth overload, in one program; with ``NPU_CONFORMANCE=full`` of every one."""
+    first = {case.op_type: case for case in reversed(cases_for("metal"))}
+    batch = compile_cases(list(first.values())[:: 1 if FULL else 4])
+    assert len(batch.outputs) > 60 and not batch.failed
+    program, backend = compile_graph(batch.graph, "metal"), MetalBackend()
+    executor = Executor(program, load_weights(program, {}, backend), backend)
+    results = executor.run({k: np.array(v, order="C") for k, v in batch.inputs.items()})
+    for case, names in batch.outputs.items():
+        check(case, [results[n] for n in names], batch.summing[case])
