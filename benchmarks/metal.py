@@ -50,7 +50,7 @@ def obstacles() -> list[str]:
 def available() -> tuple[list[str], list[str]]:
     """Return the engines that are installed, and a sentence about each one that is not."""
     lacking = {name: [m for m in modules if find_spec(m) is None] for name, modules in ENGINES.items()}
-    skipped = [f"{name} is skipped: {', '.join(needed)} is not installed" for name, needed in lacking.items() if needed]
+    skipped = [f"{name} is skipped: not installed: {', '.join(needed)}" for name, needed in lacking.items() if needed]
     return [name for name, needed in lacking.items() if not needed], skipped
 
 

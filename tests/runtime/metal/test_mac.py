@@ -109,7 +109,7 @@ def test_engines_that_are_not_installed_are_named(benchmark: ModuleType, monkeyp
     monkeypatch.setattr(benchmark, "find_spec", lambda name: None if name.startswith("mlx") else name)
     engines, skipped = benchmark.available()
     assert engines == ["npusim metal", "torch mps", "llama.cpp metal"]
-    assert skipped == ["mlx is skipped: mlx, mlx_lm is not installed"]
+    assert skipped == ["mlx is skipped: not installed: mlx, mlx_lm"]
     assert set(benchmark.ENGINES) <= set(importlib.import_module("llm_engines").ENGINES)
 
 
