@@ -23,8 +23,6 @@ from ...conformance.cases import PROGRAM, Case, all_cases, cases_for, check, com
 from ...support.aarch64_backend import EmulatedAarch64, obstacle
 from ...support.sweeps import FULL
 
-pytestmark = pytest.mark.skipif(bool(obstacle()), reason=obstacle() or "-")
-
 # The rows of the device table, and the emulated CPU with these features and no later ones that the compiler would use.
 CPUS = {"neon": "cortex-a53", "armv8.2": "neoverse-n1", "armv8.6": "max"}
 
@@ -59,6 +57,13 @@ def _run(device: str, cases: list[Case]) -> list[str]:
         except AssertionError as error:
             messages.append(str(error))
     return messages
+
+
+@pytest.fixture(scope="module", autouse=True)
+def emulator() -> None:
+    """Skip the tests where the emulator or the compiler is missing; with an empty cache, finding out takes seconds."""
+    if reason := obstacle():
+        pytest.skip(reason)
 
 
 @pytest.fixture(autouse=True)
