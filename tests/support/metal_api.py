@@ -121,6 +121,30 @@ class MTLBinaryArchiveDescriptor(_Plain):
         self.url = url
 
 
+class MTLResidencySetDescriptor(_Plain):
+    pass
+
+
+class ResidencySet:
+    """``resident``: what the last commit left in the set."""
+
+    def __init__(self) -> None:
+        self._allocations: set[Buffer] = set()
+        self.resident: frozenset[Buffer] = frozenset()
+
+    def addAllocation_(self, buffer: Buffer) -> None:
+        self._allocations.add(buffer)
+
+    def removeAllocation_(self, buffer: Buffer) -> None:
+        self._allocations.remove(buffer)
+
+    def commit(self) -> None:
+        self.resident = frozenset(self._allocations)
+
+    def requestResidency(self) -> None:
+        require(self.resident == self._allocations, "the residency set is not committed")
+
+
 class MTLCaptureDescriptor(_Plain):
     def setCaptureObject_(self, queue: Queue) -> None:
         self.queue = queue
@@ -386,6 +410,11 @@ class CommandBuffer:
 class Queue:
     def __init__(self, device: Device):
         self.device, self.waiting, self.committed = device, list[CommandBuffer](), 0
+        self.sets: list[ResidencySet] = []
+
+    def addResidencySet_(self, residency: ResidencySet) -> None:
+        self.sets.append(residency)
+        require(len(self.sets) <= 32, "a queue has at most 32 residency sets")
 
     def commandBuffer(self) -> CommandBuffer:
         require(len(self.waiting) < 64, "a queue has room for 64 command buffers")
@@ -425,6 +454,11 @@ class Device:
 
     def recommendedMaxWorkingSetSize(self) -> int:
         return self.memory
+
+    def newResidencySetWithDescriptor_error_(
+        self, descriptor: MTLResidencySetDescriptor, error: None
+    ) -> tuple[ResidencySet, None]:
+        return ResidencySet(), None
 
     def newCommandQueue(self) -> Queue:
         return Queue(self)
@@ -475,7 +509,7 @@ def modules(device: Device | None) -> dict[str, ModuleType]:
     made["Metal"].__dict__.update(CONSTANTS, MTLSize=MTLSize, MTLCreateSystemDefaultDevice=lambda: device)
     for each in (
         MTLCompileOptions, MTLComputePipelineDescriptor, MTLBinaryArchiveDescriptor, MTLCaptureDescriptor,
-        MTLCaptureManager,
+        MTLCaptureManager, MTLResidencySetDescriptor,
     ):  # fmt: skip
         setattr(made["Metal"], each.__name__, each)
     made["Foundation"].__dict__.update(NSURL=NSURL)

@@ -21,6 +21,7 @@ from .commands import Commands
 from .device import default_device, file_url, frameworks
 from .entry import MetalEntry
 from .library import Code
+from .residency import Residency
 
 
 class MetalBackend(Backend):
@@ -46,6 +47,7 @@ class MetalBackend(Backend):
     def __init__(self) -> None:
         self.mtl = default_device()
         self.commands = Commands(self.mtl)
+        self.residency = Residency(self.mtl, self.commands.queue)
         self._block: tuple[Memory, int] | None = None
         self._capture: Any = None
         self._codes: weakref.WeakValueDictionary[int, Code] = weakref.WeakValueDictionary()

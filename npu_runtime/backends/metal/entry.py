@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -53,6 +54,10 @@ class MetalEntry(LoadedEntry):
         arena = f"the arena of {entry.name!r} of program {code.program.name!r}"
         self._arena = MetalBuffer(backend, allocate(backend.mtl, entry.arena_bytes, arena), (entry.arena_bytes,), _BYTE)
         self._bad = allocate(backend.mtl, 4 * len(self._launches), arena)
+        fixed_memory = {id(m): m for m in (b.memory for b in fixed.values() if isinstance(b, MetalBuffer))}
+        memories = [self._arena.memory, self._bad, *fixed_memory.values()]
+        backend.residency.add(memories)
+        weakref.finalize(self, backend.residency.remove, memories).atexit = False
         io = (*entry.inputs, *entry.outputs)
         self._io = {s.buffer: s for s in io if self._specs[s.buffer].kind in ("input", "output")}
 

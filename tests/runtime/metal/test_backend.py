@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from npu_compiler.support.errors import BackendError, InputError
-from npu_runtime import Executor, get_backend
+from npu_runtime import Executor, get_backend, load_weights
 from npu_runtime.backends.metal import MetalBackend, MetalBuffer
 from npu_runtime.backends.metal.buffers import memory_of
 
@@ -159,6 +159,30 @@ def test_nothing_leaks(backend: MetalBackend, convnet: Model) -> None:
     backend.synchronize()
     gc.collect()
     assert not metal_api.CommandBuffer.live and not backend._codes
+
+
+def test_memory_stays_resident_as_long_as_an_entry_point_uses_it(backend: MetalBackend, convnet: Model) -> None:
+    (residency,) = backend.commands.queue.sets
+    store = load_weights(convnet.program, convnet.weights, backend)
+    first, second = (Executor(convnet.program, store, backend) for _ in range(2))
+    memories = {b.memory.buffer for b in store.values() if isinstance(b, MetalBuffer)}
+    assert memories < residency.resident and len(residency.resident) == len(memories) + 4
+    first.run([convnet.x])
+    del first
+    gc.collect()
+    assert memories < residency.resident and len(residency.resident) == len(memories) + 2
+    del second
+    gc.collect()
+    assert not residency.resident and not backend.residency._uses
+
+
+def test_a_macos_without_residency_sets(convnet: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(metal_api.Device, "newResidencySetWithDescriptor_error_")
+    with metal_api.installed(metal_api.Device()):
+        backend = MetalBackend()
+        (result,) = Executor(convnet.program, convnet.weights, backend).run([convnet.x]).values()
+    convnet.check(result)
+    assert not backend.commands.queue.sets
 
 
 def test_many_launches_without_a_wait(backend: MetalBackend, convnet: Model) -> None:
