@@ -13,6 +13,7 @@ import ctypes
 import mmap
 import random
 import sys
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -41,6 +42,9 @@ CONSTANTS = {  # the values of Apple's headers
     "MTLCaptureDestinationGPUTraceDocument": 2,
 }  # fmt: skip
 _COMPLETED, _ERROR = 4, 5  # MTLCommandBufferStatus
+
+
+_live = threading.RLock()  # of the sets of living objects
 
 
 class APIMisuse(AssertionError):
@@ -194,7 +198,8 @@ class Buffer:
 
     def __init__(self, memory: np.ndarray):
         self.memory = memory
-        Buffer.live.add(self)
+        with _live:
+            Buffer.live.add(self)
 
     def contents(self) -> _Contents:
         return _Contents(self.memory.ctypes.data, self.memory.nbytes)
@@ -321,7 +326,8 @@ class CommandBuffer:
     live: ClassVar[weakref.WeakSet[CommandBuffer]] = weakref.WeakSet()
 
     def __init__(self, queue: Queue):
-        CommandBuffer.live.add(self)
+        with _live:
+            CommandBuffer.live.add(self)
         self.queue, self.device = queue, queue.device
         self.segments: list[list[Dispatch | Callable[[], None]]] = []
         self.encoder: _Encoder | None = None
@@ -348,8 +354,9 @@ class CommandBuffer:
 
     def waitUntilCompleted(self) -> None:
         require(self.committed, "a wait for a command buffer that is not committed")
-        while self in self.queue.waiting:
-            self.queue.waiting.pop(0).run()
+        with self.queue.lock:
+            while self in self.queue.waiting:
+                self.queue.waiting.pop(0).run()
 
     def status(self) -> int:
         return self._status
@@ -411,6 +418,7 @@ class Queue:
     def __init__(self, device: Device):
         self.device, self.waiting, self.committed = device, list[CommandBuffer](), 0
         self.sets: list[ResidencySet] = []
+        self.lock = threading.RLock()  # of the GPU: several threads may wait
 
     def addResidencySet_(self, residency: ResidencySet) -> None:
         self.sets.append(residency)
@@ -433,7 +441,7 @@ class Device:
         self.memory, self.max_buffer = 1 << 33, 1 << 32
         self.max_threads, self.static_shared = MAX_THREADS, 0
         self.log: list[tuple[str, ...]] = []
-        self.compiled = 0
+        self.compiled, self._lock = 0, threading.Lock()
         self.no_copies = 0
         self.checks = checks
 
@@ -465,8 +473,9 @@ class Device:
 
     def newBufferWithLength_options_(self, length: int, options: int) -> Buffer | None:
         require(0 < length <= self.max_buffer and options == 0, f"a shared buffer of {length} bytes")
-        if length > self.memory - sum(b.length() for b in Buffer.live):
-            return None
+        with _live:
+            if length > self.memory - sum(b.length() for b in Buffer.live):
+                return None
         whole = np.frombuffer(mmap.mmap(-1, -(-length // mmap.PAGESIZE) * mmap.PAGESIZE), np.uint8)
         return Buffer(whole[:length])
 
@@ -499,7 +508,8 @@ class Device:
     def newComputePipelineStateWithDescriptor_options_reflection_error_(
         self, descriptor: MTLComputePipelineDescriptor, options: int, reflection: None, error: None
     ) -> tuple[Pipeline, None]:
-        self.compiled += not any(descriptor.function.name in a.names for a in descriptor.archives)
+        with self._lock:
+            self.compiled += not any(descriptor.function.name in a.names for a in descriptor.archives)
         return Pipeline(self, descriptor.function, descriptor.label), None
 
 

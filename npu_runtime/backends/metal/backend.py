@@ -36,7 +36,7 @@ class MetalBackend(Backend):
     @classmethod
     def machines(cls) -> list[str]:
         try:
-            return [default_device().name()]
+            return [str(default_device().name())]
         except BackendError:
             return []
 

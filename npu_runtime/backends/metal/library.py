@@ -16,7 +16,7 @@ from npu_compiler.support.cache import private_folder
 from npu_compiler.support.errors import ArtifactError, BackendError
 from npu_compiler.targets.simt.lang import program as simt
 
-from .device import check_program, file_url, frameworks
+from .device import autorelease_pool, check_program, file_url, frameworks
 
 _log = logging.getLogger(__name__)
 
@@ -99,8 +99,12 @@ def _pipelines(
             )
         return state
 
+    def make_in_thread(name: str) -> Any:
+        with autorelease_pool():
+            return make(name)
+
     with ThreadPoolExecutor(max(env.usable_cpus(), 1)) as pool:
-        pipelines = dict(zip(threads, pool.map(make, threads), strict=True))
+        pipelines = dict(zip(threads, pool.map(make_in_thread, threads), strict=True))
     if archive is not None:
         archive.save()
     return pipelines

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import mmap
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -192,3 +193,12 @@ def test_many_launches_without_a_wait(backend: MetalBackend, convnet: Model) -> 
         run()
     run.finish()
     convnet.check(y.to_numpy())
+
+
+def test_several_threads_run_at_the_same_time(backend: MetalBackend, convnet: Model) -> None:
+    """Each on its own entry point, with one command queue."""
+    executors = [Executor(convnet.program, convnet.weights, backend) for _ in range(3)]
+    with ThreadPoolExecutor(3) as pool:
+        results = list(pool.map(lambda n: executors[n % 3].run([convnet.x]), range(12)))
+    for result in results:
+        convnet.check(*result.values())
