@@ -9,7 +9,7 @@ import torch
 
 from npu_compiler.frontend import capture, state_dict_numpy
 
-from ..support.sweeps import FULL
+from ..support.sweeps import FULL, IN_FULL
 from .gate import Expected, compile_and_run, compile_whole, expect, run
 from .random_models import image_model, images
 
@@ -44,12 +44,14 @@ def test_resnet(name: str, dtype: str, batch: int) -> None:
 DEPTHWISE = [(name, dtype) for name in ("mobilenet_v2", "efficientnet_lite0") for dtype in DTYPES]
 
 
-@pytest.mark.parametrize(("name", "dtype"), DEPTHWISE if FULL else DEPTHWISE[::2])  # as above
+@pytest.mark.parametrize(("name", "dtype"), DEPTHWISE if FULL else DEPTHWISE[::5])  # the first dtype and the last
 def test_depthwise(name: str, dtype: str) -> None:
     check(name, 64, 2, dtype)
 
 
-@pytest.mark.parametrize(("name", "dtype"), [("resnet18", "float32"), ("resnet50", "bfloat16")])
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("resnet18", "float32"), pytest.param("resnet50", "bfloat16", marks=IN_FULL)]
+)
 def test_at_full_resolution(name: str, dtype: str) -> None:
     check(name, 224, 1, dtype, 4)
 

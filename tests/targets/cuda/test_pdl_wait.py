@@ -18,6 +18,7 @@ from npu_compiler.targets.cuda.nvrtc import FLAGS, find_nvrtc
 from npu_compiler.targets.simt.emit import emit
 
 from ...support import cuda_gpu
+from ...support.sweeps import FULL
 
 CARD = {
     "vocab_size": 4096, "hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 2, "hidden_act": "silu",
@@ -58,9 +59,12 @@ def _reads_before_it_waits(source: str, arch: str) -> frozenset[int] | None:
     return frozenset(read) if wait else None
 
 
+ARCHS = (("sm_80", "compute_90"), ("sm_90", "compute_90a"))
+CASES = [(*arch, model_type) for arch in ARCHS for model_type in ("qwen2", "qwen3")]
+
+
 @cuda_gpu.compiles()
-@pytest.mark.parametrize("model_type", ["qwen2", "qwen3"])
-@pytest.mark.parametrize(("device", "arch"), [("sm_80", "compute_90"), ("sm_90", "compute_90a")])
+@pytest.mark.parametrize(("device", "arch", "model_type"), CASES if FULL else CASES[1:3])
 def test_every_kernel_waits_before_it_reads_what_others_wrote(device: str, arch: str, model_type: str) -> None:
     """In the code that NVRTC makes of a device's kernels for one that can start them early."""
     row = find_device("cuda", device)

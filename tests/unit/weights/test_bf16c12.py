@@ -15,6 +15,8 @@ from npu_compiler.weights.formats.bf16c12.panels import Panels, tabulate
 from npu_runtime.executor import Executor
 from npu_runtime.weight_loader import load_weights
 
+from ...support.sweeps import FULL
+
 TARGETS = ("cpu", "cpu:avx2", "cpu:portable") if "avx2" in host_cpu().features else ("cpu",)
 
 
@@ -91,10 +93,11 @@ class Product(torch.nn.Module):
         return torch.nn.functional.linear(x, self.weight)
 
 
-@pytest.mark.parametrize(
-    ("m", "n", "k"), [(1, 70, 64), (3, 32, 5000), (4, 160, 576), (5, 70, 64), (33, 160, 576), (300, 32, 5000)]
-)
-@pytest.mark.parametrize("target", TARGETS)
+SIZES = [(1, 70, 64), (3, 32, 5000), (4, 160, 576), (5, 70, 64), (33, 160, 576), (300, 32, 5000)]
+PRODUCTS = [(*size, target) for target in TARGETS for size in SIZES]
+
+
+@pytest.mark.parametrize(("m", "n", "k", "target"), PRODUCTS if FULL else PRODUCTS[:6] + PRODUCTS[6::2])
 def test_products(m: int, n: int, k: int, target: str) -> None:
     ir = capture(Product(k, n), (torch.zeros(m, k, dtype=torch.bfloat16),))
     w = weights(n, k, seed=k)

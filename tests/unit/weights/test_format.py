@@ -22,6 +22,7 @@ from npu_runtime import load_weights
 from ...models.gate import cast, expect, run
 from ...porting.rows8 import FORMAT as ROWS8
 from ...porting.rows8 import Panels, Rows8
+from ...support.sweeps import IN_FULL
 
 FORMATS = {name: f for name in known_formats() if (f := weight_format(name)) is not None} | {"rows8": ROWS8}
 LAYOUTS = {layout.name: (format, layout) for format in FORMATS.values() for layout in format.layouts}
@@ -95,7 +96,7 @@ class Gated(nn.Module):
 
 
 @pytest.mark.parametrize(("name", "dtype"), [(f.name, d) for f in FORMATS.values() for d in f.dtypes if f.layout(32)])
-@pytest.mark.parametrize("rows", [1, 3, 40])
+@pytest.mark.parametrize("rows", [1, pytest.param(3, marks=IN_FULL), 40])
 def test_programs_compute_with_the_decoded_weights(name: str, dtype: str, rows: int) -> None:
     format, low = FORMATS[name], getattr(torch, dtype)
     torch.manual_seed(0)
