@@ -21,7 +21,7 @@ LENGTH = 300
 PROMPTS = (1, 7, 33, 200)
 
 # Compiling each takes ten seconds. These differ most: ropes, norms, windows, caps, head layouts; FULL runs all of them.
-FEW = [("llama3.gguf", "bfloat16"), ("qwen3", "float32"), ("gemma3_text", "bfloat16")]
+FEW = [("llama3.gguf", "bfloat16"), ("qwen3", "float32"), ("gemma3_text", "bfloat16"), ("phi3-long", "bfloat16")]
 ALL = [(name, dtype) for name in (*tiny.CASES, "qwen2.gguf") for dtype in ("float32", "bfloat16")]
 ALL += [("llama3.gguf", "bfloat16")]  # not float32: its frequencies are stored as rounded quotients
 
