@@ -12,10 +12,11 @@ import numpy as np
 
 from npu_compiler.artifact.program import EntryPoint
 from npu_compiler.support import dtypes, env
-from npu_compiler.support.errors import ArtifactError, BackendError
+from npu_compiler.support.errors import BackendError
 from npu_compiler.targets.simt.lang import program as simt
 
-from ..base import DeviceBuffer, Launch, LoadedEntry
+from ...gpu_entry import STEPWISE, GPUEntry
+from ..base import DeviceBuffer, Launch
 from .buffers import Borrowed, CUDABuffer
 from .code import Code
 from .driver import driver
@@ -24,33 +25,22 @@ if TYPE_CHECKING:
     from .backend import CUDABackend
 
 _GRAPHS = 16  # the most graphs that an entry point keeps, one for each set of addresses
-_STEPWISE = 2  # the NPU_DEBUG level from which kernels run one by one, so that an error names the failed one
 
 
-class CUDAEntry(LoadedEntry):
+class CUDAEntry(GPUEntry["CUDABackend"]):
     """An entry point with its arena, and a graph for each set of inputs and outputs that it was bound to."""
 
     def __init__(self, backend: CUDABackend, code: Code, entry: EntryPoint, fixed: Mapping[int, DeviceBuffer]):
-        self._backend, self._code, self._entry = backend, code, entry
-        if entry.symbol not in code.entries or len(code.entries[entry.symbol]) != len(entry.calls):
-            raise ArtifactError(f"binary: it has no launches for entry point {entry.name!r}; compile the model again")
-        self._launches = code.entries[entry.symbol]
-        self._fixed = dict(fixed)
-        self._specs = {b.id: b for b in code.program.buffers}
-        self._what = f"running {entry.name!r} of program {code.program.name!r}"
+        super().__init__(backend, code.program, code.entries, entry, fixed)
+        self._code = code
         try:
             self._arena = backend.allocate_zeros((max(entry.arena_bytes, 1),), np.dtype(np.uint8))
         except BackendError as error:
-            raise BackendError(f"the arena of {entry.name!r} of program {code.program.name!r}: {error}") from None
+            raise BackendError(f"{self._arena_name}: {error}") from None
         self._bad = backend.host_array((max(len(self._launches), 1),), np.dtype(np.int32))
         self._maps: dict[int, tuple[tuple[int, ...], list[Any]]] = {}
         self._graphs: OrderedDict[tuple[int, ...], Any] = OrderedDict()
         self._timer: _Timer | None = None  # of the last profile
-        io = (*entry.inputs, *entry.outputs)
-        self._io = {s.buffer: s for s in io if self._specs[s.buffer].kind in ("input", "output")}
-
-    def io(self) -> dict[int, DeviceBuffer]:
-        return {id: self._backend.allocate_zeros(s.shape, dtypes.numpy_dtype(s.dtype)) for id, s in self._io.items()}
 
     def bind(self, buffers: Mapping[int, DeviceBuffer]) -> Launch:
         for id, buffer in buffers.items():
@@ -61,7 +51,7 @@ class CUDAEntry(LoadedEntry):
         address[simt.ARENA] = self._arena.native_handle
         held = self._graph(key, address), tuple(buffers.values())
         graph, backend, what, run = held[0].handle, self._backend, self._what, driver().run_graph
-        stream, stepwise = backend.stream.ptr, env.debug() >= _STEPWISE
+        stream, stepwise = backend.stream.ptr, env.debug() >= STEPWISE
 
         def launch(times: np.ndarray | None, _keep_alive: Any = held) -> int:
             backend.enter()

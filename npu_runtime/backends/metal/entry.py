@@ -10,10 +10,11 @@ import numpy as np
 
 from npu_compiler.artifact.program import EntryPoint
 from npu_compiler.support import dtypes, env
-from npu_compiler.support.errors import ArtifactError, BackendError
+from npu_compiler.support.errors import BackendError
 from npu_compiler.targets.simt.lang import program as simt
 
-from ..base import DeviceBuffer, Launch, LoadedEntry
+from ...gpu_entry import STEPWISE, GPUEntry
+from ..base import DeviceBuffer, Launch
 from .buffers import MetalBuffer, allocate
 from .device import frameworks
 from .hazards import Range, barriers
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from .backend import MetalBackend
 
 _ALIGNMENT = 16  # bytes: kernels load vectors of this size
-_STEPWISE = 2  # the NPU_DEBUG level from which kernels run one by one, so that an error names the failed one
 
 
 class Step(NamedTuple):
@@ -40,34 +40,24 @@ class Step(NamedTuple):
     threads: Any
 
 
-class MetalEntry(LoadedEntry):
+class MetalEntry(GPUEntry["MetalBackend"]):
     """An entry point with its arena."""
 
     def __init__(self, backend: MetalBackend, code: Code, entry: EntryPoint, fixed: Mapping[int, DeviceBuffer]):
-        self._backend, self._code, self._entry = backend, code, entry
-        if entry.symbol not in code.entries or len(code.entries[entry.symbol]) != len(entry.calls):
-            raise ArtifactError(f"binary: it has no launches for entry point {entry.name!r}; compile the model again")
-        self._launches = code.entries[entry.symbol]
-        self._fixed = dict(fixed)
-        self._specs = {b.id: b for b in code.program.buffers}
-        self._what = f"running {entry.name!r} of program {code.program.name!r}"
-        arena = f"the arena of {entry.name!r} of program {code.program.name!r}"
-        self._arena = MetalBuffer(backend, allocate(backend.mtl, entry.arena_bytes, arena), (entry.arena_bytes,), _BYTE)
-        self._bad = allocate(backend.mtl, 4 * len(self._launches), arena)
+        super().__init__(backend, code.program, code.entries, entry, fixed)
+        self._code = code
+        arena = allocate(backend.mtl, entry.arena_bytes, self._arena_name)
+        self._arena = MetalBuffer(backend, arena, (entry.arena_bytes,), _BYTE)
+        self._bad = allocate(backend.mtl, 4 * len(self._launches), self._arena_name)
         fixed_memory = {id(m): m for m in (b.memory for b in fixed.values() if isinstance(b, MetalBuffer))}
         memories = [self._arena.memory, self._bad, *fixed_memory.values()]
         backend.residency.add(memories)
         weakref.finalize(self, backend.residency.remove, memories).atexit = False
-        io = (*entry.inputs, *entry.outputs)
-        self._io = {s.buffer: s for s in io if self._specs[s.buffer].kind in ("input", "output")}
-
-    def io(self) -> dict[int, DeviceBuffer]:
-        return {id: self._backend.allocate_zeros(s.shape, dtypes.numpy_dtype(s.dtype)) for id, s in self._io.items()}
 
     def bind(self, buffers: Mapping[int, DeviceBuffer]) -> Launch:
         steps = self._steps({**self._fixed, **buffers})
         backend, what, held = self._backend, self._what, tuple(buffers.values())
-        stepwise, scope = env.debug() >= _STEPWISE, frameworks().MTLBarrierScopeBuffers
+        stepwise, scope = env.debug() >= STEPWISE, frameworks().MTLBarrierScopeBuffers
 
         def encode(encoder: Any) -> None:
             set_pipeline, set_buffer = encoder.setComputePipelineState_, encoder.setBuffer_offset_atIndex_
