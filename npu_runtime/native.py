@@ -62,6 +62,11 @@ class NativeLibrary:
             raise BackendError(f"program {program.name!r} cannot start: {self._start_failure(threads)}")
 
     def _start_failure(self, threads: int) -> str:
+        if self.threads < 0:
+            return (
+                "the system refuses the AMX tile registers to this process (arch_prctl, since Linux 5.16); "
+                "compile the model with --target cpu:avx512"
+            )
         if not hasattr(self._library, "npu_scratch_bytes"):
             return f"its thread pool of {threads} threads is refused"
         self._library.npu_scratch_bytes.restype = ctypes.c_long

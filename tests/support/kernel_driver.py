@@ -15,6 +15,8 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 
+from .amx_model import MODEL
+
 KERNELS = Path(__file__).parents[2] / "npu_compiler" / "targets" / "cpu" / "kernels"
 FLAGS = (
     "-std=c++17 -O1 -fno-math-errno -fno-trapping-math -ffp-contract=fast -fvisibility=hidden -fno-exceptions -fno-rtti"
@@ -22,6 +24,7 @@ FLAGS = (
 ).split()
 # Every code path this machine can run: its own, AVX2, and the portable one (baseline x86-64: 4 lanes, no F16C).
 ARCHS = ["native", "haswell", "x86-64"] if platform.machine() == "x86_64" else ["native"]
+AMX = "amx"  # an arch for build(): "native" with the model of AMX
 NUMPY = {"float": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16, "bool8": np.bool_}
 CXX = shutil.which("g++")
 
@@ -85,18 +88,19 @@ def _folder() -> Path:
     return Path(folder.name)
 
 
-@lru_cache(maxsize=len(ARCHS))
+@lru_cache(maxsize=len(ARCHS) + 1)
 def _prelude(arch: str) -> Path:
     """The folder of a precompiled PRELUDE, of which g++ would read 40,000 lines again for every driver."""
     folder = _folder() / arch
     folder.mkdir()
-    (folder / "prelude.h").write_text(PRELUDE)
+    (folder / "prelude.h").write_text(f'#include "{MODEL}"\n{PRELUDE}' if arch == AMX else PRELUDE)
     _compile(arch, "-x", "c++-header", folder / "prelude.h", "-o", folder / "prelude.h.gch")
     return folder
 
 
 def _compile(arch: str, *arguments: str | Path) -> None:
-    subprocess.run([CXX or "g++", *FLAGS, f"-march={arch}", "-iquote", KERNELS, *arguments], check=True)
+    march = f"-march={'native' if arch == AMX else arch}"
+    subprocess.run([CXX or "g++", *FLAGS, march, "-iquote", KERNELS, *arguments], check=True)
 
 
 def build(directory: Path, arch: str, bodies: list[str], scratch: list[str]) -> Library:

@@ -102,6 +102,7 @@ _ZIG_FEATURES = {"fp16": "fullfp16"}  # features to which zig and the compilers'
 def _march_flags(kind: str, march: str, machine: str = "", system: str = "") -> list[str]:
     machine = machine or host_cpu().arch
     march = march or _BASELINE.get(machine, "")
+    refused = sorted(host_cpu().refused) if march == "native" else []
     flags = []
     if system not in ("", sys.platform):
         flags = ["-target", f"{machine}-{_ZIG_SYSTEMS[system]}"]
@@ -113,11 +114,13 @@ def _march_flags(kind: str, march: str, machine: str = "", system: str = "") -> 
         return flags
     if kind == "zig":
         cpu, *extensions = march.replace("-", "_").split("+")
-        return [*flags, "-mcpu=" + "+".join([cpu, *(_ZIG_FEATURES.get(e, e) for e in extensions)])]
+        name = "+".join([cpu, *(_ZIG_FEATURES.get(e, e) for e in extensions)])
+        return [*flags, f"-mcpu={name}" + "".join(f"-{feature}" for feature in refused)]
     if machine == "aarch64":
         return ["-mcpu=" + march]
     name, *extensions = march.split("+")
-    return ["-march=" + name, *("-m" + extension for extension in extensions)]
+    without = (f"-mno-{feature.replace('_', '-')}" for feature in refused)
+    return ["-march=" + name, *("-m" + extension for extension in extensions), *without]
 
 
 def _flags(kind: str, march: str, machine: str = "", system: str = "") -> list[str]:

@@ -51,7 +51,7 @@ class CPUDevice(Device):
 
     ``machine``: 'x86_64' or 'aarch64'; empty: any. ``system``: a value of ``sys.platform``; empty: any. ``march``: the
     compiler's name of the instruction set, or 'native'; empty: the baseline of the machine. ``features``: the CPU
-    features that code may use, named as in ``host.py``.
+    features that code may use, named as in ``host.py``. ``flags``: more flags for the compiler.
     """
 
     target: ClassVar[str] = "cpu"
@@ -60,6 +60,7 @@ class CPUDevice(Device):
     features: tuple[str, ...] = ()
     system: str = ""
     costs: CPUCosts = MEASURED
+    flags: tuple[str, ...] = ()
 
     def runs_on(self, cpu: HostCPU) -> bool:
         """Whether code for this device runs on ``cpu`` under the system of this process."""

@@ -6,6 +6,7 @@ compilers' name is used where Linux has an older one (``sse3``, ``lzcnt``, ``neo
 
 from __future__ import annotations
 
+import ctypes
 import platform
 import struct
 import subprocess
@@ -60,6 +61,9 @@ MACRO_FEATURES = {
     "__AVX512VPOPCNTDQ__": "avx512vpopcntdq",
     "__AVX512BF16__": "avx512bf16",
     "__AVX512FP16__": "avx512fp16",
+    "__AMX_TILE__": "amx_tile",
+    "__AMX_BF16__": "amx_bf16",
+    "__AMX_INT8__": "amx_int8",
     "__ARM_NEON": "neon",
     "__ARM_FEATURE_FP16_VECTOR_ARITHMETIC": "fp16",
     "__ARM_FEATURE_BF16_VECTOR_ARITHMETIC": "bf16",
@@ -75,11 +79,13 @@ MACRO_FEATURES = {
 
 @dataclass(frozen=True)
 class HostCPU:
-    """A CPU. ``arch``: 'x86_64', 'aarch64', or the system's name for another architecture. ``name``: its model name."""
+    """A CPU. ``arch``: 'x86_64', 'aarch64', or the system's name for another architecture. ``name``: its model name.
+    ``refused``: features of the CPU that the system does not let this process use; ``features`` has the others."""
 
     arch: str
     features: frozenset[str]
     name: str
+    refused: frozenset[str] = frozenset()
 
     def missing(self, required: Iterable[str]) -> list[str]:
         """Return the features in ``required`` that this CPU lacks, sorted. Empty: an object that needs them runs."""
@@ -124,6 +130,13 @@ def _mac_cpu() -> tuple[frozenset[str], str]:
 
 
 @cache
+def _tiles_granted() -> bool:
+    """Whether Linux lets this process use the tile registers of AMX. A program asks again when it is loaded."""
+    arch_prctl, request_permission, tile_data = 158, 0x1023, 18
+    return sys.platform == "linux" and ctypes.CDLL(None).syscall(arch_prctl, request_permission, tile_data) == 0
+
+
+@cache
 def host_cpu() -> HostCPU:
     """Return the CPU of this machine. On systems that list no features they are empty, and kernels are portable."""
     arch = {"AMD64": "x86_64", "arm64": "aarch64"}.get(platform.machine(), platform.machine())
@@ -134,7 +147,8 @@ def host_cpu() -> HostCPU:
         features, name = _mac_cpu()
     else:
         features, name = frozenset[str](), ""
-    return HostCPU(arch, features, name)
+    refused = frozenset(f for f in features if f.startswith("amx_") and not _tiles_granted())
+    return HostCPU(arch, features - refused, name, refused)
 
 
 _ELF_MACHINES = {62: "x86_64", 183: "aarch64"}

@@ -72,9 +72,11 @@ class CPUTarget(Selectable[CPUDevice]):
         result = Emitted(sources, b"", (), symbols)
         if build:
             march, machine, system = device.march, device.machine, device.system
-            result.binary = build_shared(sources, KERNELS, march=march, machine=machine, system=system)
+            result.binary = build_shared(
+                sources, KERNELS, march=march, machine=machine, system=system, more_flags=device.flags
+            )
             result.requires = tuple(sorted(required_features(march, machine=machine, system=system)))
-            flags = compile_flags(march, machine=machine, system=system)
+            flags = [*compile_flags(march, machine=machine, system=system), *device.flags]
             result.build = {"compiler": self.compiler(), "flags": " ".join(flags)}
         return result
 

@@ -122,15 +122,16 @@ def build_shared(
     march: str = "native",
     machine: str = "",
     system: str = "",
+    more_flags: Sequence[str] = (),
     jobs: int | None = None,
     timeout: float = TIMEOUT_S,
 ) -> bytes:
     """Compile ``sources`` (unit name -> C++17 text) in parallel, link them, and return the bytes of the shared object.
 
     ``include_dir`` has the headers. ``march``, ``machine`` and ``system`` are those of
-    :func:`npu_compiler.targets.cpu.compilers.compile_flags`. ``jobs``: the number of compiler processes (default
-    ``NPU_NUM_THREADS``). ``timeout``: the limit for each of them, in seconds. Units with equal text are compiled and
-    linked once.
+    :func:`npu_compiler.targets.cpu.compilers.compile_flags`, whose result ``more_flags`` follow. ``jobs``: the number
+    of compiler processes (default ``NPU_NUM_THREADS``). ``timeout``: the limit for each of them, in seconds. Units with
+    equal text are compiled and linked once.
 
     Objects and the result are cached under everything they depend on: text, headers, flags, compiler and, for
     'native', the CPU. Raises ``ToolchainError`` if there is no compiler, if a compiler fails (the message has its first
@@ -141,7 +142,7 @@ def build_shared(
         if not SOURCE_NAME.fullmatch(name):
             raise ValueError(f"{name!r} cannot name a translation unit: up to 200 letters, digits, '_', '-' and '.'")
     compiler, cache = find_compiler(machine, system), open_cache("kernels")
-    flags = tuple(compile_flags(march, compiler, machine, system))
+    flags = (*compile_flags(march, compiler, machine, system), *more_flags)
     include = Path(include_dir).resolve()
     headers = _Headers(include)
     common = repr((compiler.identity, flags, machine_key(march)))

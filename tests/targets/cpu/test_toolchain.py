@@ -497,6 +497,7 @@ def test_required_features_come_from_the_flags(counting: Path) -> None:
         assert {"avx512f", "avx512bf16", "avx512vnni"} <= server
         assert devices.device_of(server, cpu.arch).name == "avx512"
         assert devices.device_of(compilers.required_features("x86-64"), cpu.arch).name == "portable"
+        assert {"amx_tile", "amx_bf16", "amx_int8"} <= compilers.required_features("sapphirerapids")
     counting.write_text("")
     assert compilers.required_features("native") == native
     assert counting.read_text() == ""
@@ -512,6 +513,22 @@ def test_cpuinfo_is_read_in_one_vocabulary() -> None:
     arm, _ = host.parse_cpuinfo("Features\t: fp asimd asimdhp asimddp atomics bf16 i8mm\n")
     assert arm >= {"neon", "fp16", "dotprod", "lse", "bf16", "i8mm"}
     assert host.parse_cpuinfo("nothing here") == (frozenset(), "")
+
+
+@pytest.mark.skipif(not Path("/proc/cpuinfo").exists(), reason="the CPU is described in another way")
+def test_tiles_that_the_system_refuses_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    features = frozenset({"avx2", "amx_tile", "amx_bf16"})
+    monkeypatch.setattr(host, "parse_cpuinfo", lambda text: (features, "Some CPU"))
+    for granted in (True, False):
+        monkeypatch.setattr(host, "_tiles_granted", lambda granted=granted: granted)
+        cpu = host.host_cpu.__wrapped__()
+        assert cpu.features == (features if granted else {"avx2"}) and cpu.features | cpu.refused == features
+        monkeypatch.setattr(compilers, "host_cpu", lambda cpu=cpu: cpu)
+        x86 = compilers._flags("gcc", "native", "x86_64")
+        assert ("-mno-amx-bf16" in x86, "-mno-amx-tile" in x86) == (not granted, not granted)
+        named = next(f for f in compilers._flags("zig", "native", "x86_64") if f.startswith("-mcpu"))
+        assert named == ("-mcpu=native" if granted else "-mcpu=native-amx_bf16-amx_tile")
+        assert not any("amx" in f for f in compilers._flags("gcc", "x86-64-v3", "x86_64"))
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@
 // After a pause, a worker often wakes on the processor of another thread of the pool. It moves to a free processor,
 // because the two threads would be time-sliced. A child of fork() has no workers; its first run starts them again.
 #pragma once
+#include "amx.h"
 #include <pthread.h>
 #include <sched.h>
 #include <stdint.h>
@@ -223,9 +224,10 @@ inline void pool_join(Pool& pool) {
   pool.n = 1;
 }
 
-// (Re)starts the pool with n threads of scratch_bytes each. Returns the number of threads, or 0 if there is not enough
-// memory.
+// (Re)starts the pool with n threads of scratch_bytes each. Returns the number of threads, 0 if there is not enough
+// memory, or -1 if the system refuses the state of matrix tiles to this process. All threads share that permission.
 inline int pool_start(int n, long scratch_bytes) {
+  if (!Amx::request()) return -1;
   Pool& pool = g_pool;
   pthread_mutex_lock(&pool.lock);
   pool_join(pool);

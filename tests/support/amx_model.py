@@ -1,0 +1,28 @@
+"""``cpu:amx-model``: the CPU of this machine, with AMX computed by the model in ``amx_model.h``.
+
+The generated programs are those for a CPU with AMX, so conformance cases and models test them on any machine.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import replace
+from pathlib import Path
+
+from npu_compiler.target_config import register_device
+from npu_compiler.targets.cpu.devices import DEVICES, device_at_hand
+
+MODEL = Path(__file__).with_name("amx_model.h")
+# The macro makes cached objects depend on the text of the model.
+FLAGS = ("-include", str(MODEL), f"-DAMX_MODEL_DIGEST={zlib.crc32(MODEL.read_bytes())}")
+
+
+def register_amx_model() -> str:
+    """Add the row to the table of devices, and return its name for ``compile(target=...)``."""
+    here = device_at_hand()
+    tiles = {f for d in DEVICES for f in d.features if f.startswith("amx_")}
+    row = replace(
+        here, name="amx-model", chips="tests", features=tuple(sorted(tiles.union(here.features))), flags=FLAGS
+    )
+    register_device(row)
+    return row.spec
