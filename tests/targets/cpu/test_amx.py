@@ -149,8 +149,8 @@ def test_two_chains_of_bfloat16(model: Path, name: str) -> None:
 
 
 def test_a_sum_just_below_the_normal_range_is_zero(model: Path) -> None:
-    """Tininess is detected after rounding to 24 bits, so a sum becomes zero if only a denormal's fewer bits round it up to
-    the smallest normal float."""
+    """Tininess is detected after rounding to 24 bits: a sum becomes zero if only the fewer bits of a denormal round it
+    up to the smallest normal float."""
     for high, want in ((2.0**-75, 0.0), (1.5 * 2.0**-76, 0.0), (2.0**-76, TINY)):
         a, b = np.zeros((1, 4), ml_dtypes.bfloat16), np.zeros((4, 1), ml_dtypes.bfloat16)
         a[0, ::2], b[::2, 0] = (2.0**-63, -(2.0**-75)), (2.0**-63, high)
