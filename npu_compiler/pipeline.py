@@ -43,8 +43,8 @@ from .targets import get_target
 from .weights.format import WeightFormat, known_formats, weight_format
 
 __all__ = [
-    "PASSES", "PHASES", "State", "compile_entries", "compile_graph", "compile_ir", "dump", "run_graph", "run_phases",
-    "switches",
+    "PASSES", "PHASES", "State", "compile_entries", "compile_graph", "compile_graphs", "compile_ir", "dump",
+    "run_graph", "run_phases", "switches",
 ]  # fmt: skip
 
 
@@ -289,12 +289,19 @@ def compile_unshared(
 
 def compile_graph(graph: Graph, target: str = "cpu", disable: Collection[str] = ()) -> CompiledProgram:
     """Compile a core graph, which is changed, from phase ``normalise`` on."""
-    return _link({"main": run_graph(graph, target, disable)})
+    return compile_graphs({"main": graph}, target, disable)
 
 
-def run_graph(graph: Graph, target: str = "cpu", disable: Collection[str] = (), until: str = "memory") -> State:
+def compile_graphs(graphs: Mapping[str, Graph], target: str = "cpu", disable: Collection[str] = ()) -> CompiledProgram:
+    """Compile core graphs, which are changed, into entry points of one program. See :func:`compile_graph`."""
+    return _link({name: run_graph(graph, target, disable, entry=name) for name, graph in graphs.items()})
+
+
+def run_graph(
+    graph: Graph, target: str = "cpu", disable: Collection[str] = (), until: str = "memory", entry: str = "main"
+) -> State:
     """Run the phases on a core graph, which is changed, from ``normalise`` up to and including ``until``."""
-    return _run(State(None, target_config(target), None, _switches(disable, target), graph), 1, until)
+    return _run(State(None, target_config(target), None, _switches(disable, target), graph, entry=entry), 1, until)
 
 
 def _link(states: Mapping[str, State]) -> CompiledProgram:

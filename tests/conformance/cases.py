@@ -8,10 +8,10 @@ compiling for a real target costs seconds.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import ml_dtypes
 import numpy as np
@@ -96,6 +96,7 @@ class Case:
     op: OpDef
     number: int
     dtype: str
+    weights: ClassVar[Collection[int]] = ()  # tensors that are weights of the program, not inputs
 
     def __str__(self) -> str:
         return f"{self.op_type}-{self.number}-{self.dtype}"
@@ -151,7 +152,12 @@ class Case:
         """The results with every floating argument, and every floating dtype asked for, widened to float64."""
         return self._run(lambda t: t.double() if t.is_floating_point() else t, wide=True)
 
-    def _run(self, f: Callable[[torch.Tensor], torch.Tensor], wide: bool = False) -> list[torch.Tensor]:
+    def called_with(
+        self, f: Callable[[torch.Tensor], torch.Tensor], wide: bool = False
+    ) -> tuple[list[Any], dict[str, Any]]:
+        """The arguments for the overload itself, each tensor changed by ``f``; ``wide`` asks for float64 where the call
+        asks for a floating dtype."""
+
         def convert(a: Any) -> Any:
             if isinstance(a, torch.Tensor):
                 return f(a)
@@ -160,8 +166,12 @@ class Case:
             return [convert(x) for x in a] if isinstance(a, list) else a
 
         args, kwargs = self.arguments
+        return [convert(a) for a in args], {k: convert(v) for k, v in kwargs.items()}
+
+    def _run(self, f: Callable[[torch.Tensor], torch.Tensor], wide: bool = False) -> list[torch.Tensor]:
+        args, kwargs = self.called_with(f, wide)
         with torch.no_grad():
-            out = self.overload(*(convert(a) for a in args), **{k: convert(v) for k, v in kwargs.items()})
+            out = self.overload(*args, **kwargs)
         if out is None:  # an op without results
             return []
         return list(out) if isinstance(out, tuple | list) else [out]
@@ -176,7 +186,7 @@ def make_tensor(spec: T, dtype: str, rng: np.random.Generator) -> torch.Tensor:
         shape[-1] *= 2
     kind = dtypes.DTYPES[dtype].kind
     if spec.values is not None:
-        wide = np.array(spec.values).reshape(spec.shape)
+        wide = np.resize(np.array(spec.values), spec.shape)  # a sample that was made larger repeats its values
     elif kind == "float":
         wide = rng.uniform(spec.low, spec.high, shape)
     elif kind == "bool":
@@ -280,7 +290,8 @@ class Batch:
         for i, t in enumerate(tensors):
             name = f"{case}.in{i}"
             self.inputs[name] = to_numpy(t)
-            values.append(self.graph.input(name, tuple(t.shape), dtypes.parse(t.dtype)))
+            add = self.graph.weight if i in case.weights else self.graph.input
+            values.append(add(name, tuple(t.shape), dtypes.parse(t.dtype)))
         before = len(self.graph.nodes)
         results = lower_call(self.graph, case.op_type, values, attrs)
         names = []

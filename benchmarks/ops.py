@@ -1,0 +1,357 @@
+"""Every native op beside PyTorch eager, at three sizes: one figure per declaration in the op registry.
+
+    python benchmarks/ops.py                                  float32 on the CPU, one thread, the worst ratio first
+    python benchmarks/ops.py --dtypes float16,bfloat16,float64
+    python benchmarks/ops.py --ops 'softmax*' --sizes memory  a glob of overloads, some sizes
+    python benchmarks/ops.py --target cuda                    on an NVIDIA GPU
+    python benchmarks/ops.py --gate                           exit status 1 if an op is too slow or wrong
+    python benchmarks/ops.py --table                          print the stored results again
+
+The calls are the ops' conformance samples, grown (op_cases.py) until all tensors of a call together have a size:
+*small* (4 KiB: the cost of a call), *cache* (512 KiB; 16 MiB on a GPU: the L2 cache) and *memory* (64 MiB; 256 MiB on a
+GPU). Many ops are compiled into one program, each as an entry point.
+
+Both sides run in turns in one process, on the same number of threads. For npusim, a run that is bound to its inputs and
+outputs (``Executor.bind``) is measured; parameters of modules are weights of the program. For PyTorch, a call of the
+overload is measured, which allocates its results. Both include
+their call from Python, about 1 µs. If a result of PyTorch is a view of an argument, a contiguous copy of it is
+included, because the results of a program are tensors of their own. The C library keeps freed memory, so that PyTorch
+does not map new pages for each result. A burst is as many calls as take 0.3 ms (GPU: 1 ms, between two events). Bursts
+alternate, and the ratio is the median over the rounds. An op above its limit is measured twice more, so that one
+disturbance does not decide.
+
+The verdict is the gate of the conformance tests: every element within units in the last place of float64, or as good as
+eager's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import fnmatch
+import json
+import math
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import numpy as np
+import torch
+from op_cases import GrownCase, grown_cases
+from readme import ROOT, hardware, publish
+
+from npu_compiler.graph.graph import Graph
+from npu_compiler.pipeline import compile_graphs
+from npu_compiler.support import dtypes
+from npu_runtime import Executor, load_weights
+from npu_runtime.registry import get_backend
+from tests.conformance.cases import check, compile_cases, to_numpy
+
+SIZES = {
+    "cpu": {"small": 4 << 10, "cache": 512 << 10, "memory": 64 << 20},
+    "cuda": {"small": 4 << 10, "cache": 16 << 20, "memory": 256 << 20},
+}
+LIMITS = {"cpu": 1.3, "cuda": 1.5}  # of eager's time
+BURST_S = {"cpu": 3e-4, "cuda": 1e-3}
+ROUNDS, SECONDS = 15, 0.4  # of one op: at most so many rounds, and no more than 3 after so many seconds
+PROGRAM = 60  # ops that are compiled together
+DTYPES = ("float32", "float16", "bfloat16", "float64")
+
+# Ops that are slower than the limit because of a guarantee: (target, glob of overloads) -> the guarantee.
+SLOWER: dict[tuple[str, str], str] = {}
+
+
+@dataclass
+class Figure:
+    """Seconds of one call, medians and minima of the bursts; ``ratio``: median of the rounds' ours / eager. ``wrong``:
+    what the gate says, empty if the result passes."""
+
+    op: str
+    aliases: list[str]
+    family: str
+    sample: str
+    dtype: str
+    size: str
+    kernels: int
+    ours: float
+    eager: float
+    ours_min: float
+    eager_min: float
+    ratio: float
+    wrong: str
+    slower_because: str = ""
+
+    def too_slow(self, target: str) -> bool:
+        """Whether it is above the limit, without a guarantee that explains it."""
+        return self.ratio > LIMITS[target] and not self.slower_because
+
+
+class Machine:
+    """The target's backend, PyTorch's device, and how a burst of calls is timed."""
+
+    def __init__(self, target: str, threads: int):
+        self.target = target
+        self.gpu = target == "cuda"
+        torch.set_num_threads(threads)
+        self.backend = get_backend("cuda") if self.gpu else get_backend("cpu", threads=threads)
+        self.stream = torch.cuda.ExternalStream(self.backend.stream.ptr) if self.gpu else None  # type: ignore[attr-defined]
+        self.name = torch.cuda.get_device_name() if self.gpu else f"{hardware()}, {threads} threads"
+        if not self.gpu and sys.platform == "linux":
+            keep_freed_memory()
+
+    def tensor(self, t: torch.Tensor) -> torch.Tensor:
+        """Return an argument on the device, contiguous as ours are."""
+        return t.contiguous().cuda() if self.gpu else t.contiguous()
+
+    def burst(self, run: Callable[[], Any], count: int, ours: bool) -> float:
+        """Return the seconds per call of ``count`` calls."""
+        if not self.gpu:
+            start = time.perf_counter()
+            for _ in range(count):
+                run()
+            return (time.perf_counter() - start) / count
+        first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        stream = self.stream if ours else torch.cuda.current_stream()
+        first.record(stream)
+        for _ in range(count):
+            run()
+        last.record(stream)
+        last.synchronize()
+        return first.elapsed_time(last) / count * 1e-3
+
+
+def keep_freed_memory() -> None:
+    """Let the C library keep freed memory: mapping the pages of every new result would be most of eager's time."""
+    libc = ctypes.CDLL(None)
+    m_trim_threshold, m_mmap_threshold = -1, -3
+    if hasattr(libc, "mallopt"):
+        libc.mallopt(m_mmap_threshold, 1 << 30)
+        libc.mallopt(m_trim_threshold, 2**31 - 1)
+
+
+# -- one op ------------------------------------------------------------------------------------------------------------
+def eager_call(case: GrownCase, machine: Machine) -> Callable[[], Any]:
+    """Return PyTorch's call of a case, with copies of results that are views of arguments."""
+    args, kwargs = case.called_with(machine.tensor)
+    if machine.gpu:
+        args = ["cuda" if a == "cpu" else a for a in args]
+    overload = case.overload
+
+    def call() -> Any:
+        return overload(*args, **kwargs)
+
+    given = {t.untyped_storage().data_ptr() for t in _tensors([*args, *kwargs.values()])}
+    if not any(t.untyped_storage().data_ptr() in given for t in _tensors([call()])):
+        return call
+
+    def call_and_copy() -> Any:
+        return [t.clone(memory_format=torch.contiguous_format) for t in _tensors([call()])]
+
+    return call_and_copy
+
+
+def _tensors(values: Sequence[Any]) -> Iterator[torch.Tensor]:
+    for x in values:
+        if isinstance(x, torch.Tensor):
+            yield x
+        elif isinstance(x, list | tuple):
+            yield from _tensors(x)
+
+
+def compare(
+    ours: Callable[[], Any], eager: Callable[[], Any], machine: Machine, rounds: int
+) -> tuple[list[float], list[float]]:
+    """Return the seconds per call of each round's bursts, ours and eager's in turns."""
+    contenders = [(ours, True), (eager, False)]
+    counts = []
+    for run, mine in contenders:
+        machine.burst(run, 1, mine)
+        counts.append(max(1, min(500, round(BURST_S[machine.target] / machine.burst(run, 1, mine)))))
+    taken: tuple[list[float], list[float]] = ([], [])
+    end = time.perf_counter() + SECONDS
+    for turn in range(rounds):
+        order = (0, 1) if turn % 2 else (1, 0)
+        for i in order:
+            run, mine = contenders[i]
+            taken[i].append(machine.burst(run, counts[i], mine))
+        if turn >= 2 and time.perf_counter() > end:
+            break
+    return taken
+
+
+def measure(case: GrownCase, executor: Executor, names: list[str], summing: bool, m: Machine, rounds: int) -> Figure:
+    """Measure one entry point beside eager, and check its results."""
+    arrays = {f"{case}.in{i}": np.array(to_numpy(t), order="C") for i, t in enumerate(case.encoded[0])}
+    given = [m.backend.allocate_buffer(arrays[s.name]) for s in executor.inputs]
+    results = [m.backend.allocate_empty(o.shape, dtypes.numpy_dtype(o.dtype)) for o in executor.outputs]
+    bound = executor.bind(given, results)
+    bound()
+    bound.finish()
+    arrays = {spec.name: buffer.to_numpy() for spec, buffer in zip(executor.outputs, results, strict=True)}
+    try:
+        check(case, [arrays[n] for n in names], summing)
+        wrong = ""
+    except AssertionError as error:
+        wrong = str(error).splitlines()[0][:300]
+    case.forget_results()
+    eager = eager_call(case, m)
+    ours_s, eager_s = compare(bound, eager, m, rounds)
+    for _ in range(2):
+        if _ratio(ours_s, eager_s) > LIMITS[m.target]:
+            more = compare(bound, eager, m, rounds)
+            ours_s, eager_s = ours_s + more[0], eager_s + more[1]
+    figure = Figure(
+        case.op_type, list(case.aliases), case.family, repr(case.sample)[:300], case.dtype, case.size,
+        len(executor.entry.calls), statistics.median(ours_s), statistics.median(eager_s), min(ours_s), min(eager_s),
+        _ratio(ours_s, eager_s), wrong,
+    )  # fmt: skip
+    if figure.ratio > LIMITS[m.target]:
+        figure.slower_because = guarantee(m.target, case.op_type)
+    return figure
+
+
+def _ratio(ours: list[float], eager: list[float]) -> float:
+    return statistics.median(a / b for a, b in zip(ours, eager, strict=True))
+
+
+def guarantee(target: str, op_type: str) -> str:
+    """Return the guarantee that makes an op slower, or ''."""
+    name = op_type.removeprefix("aten.")
+    return next((why for (t, glob), why in SLOWER.items() if t == target and fnmatch.fnmatchcase(name, glob)), "")
+
+
+# -- all ops -----------------------------------------------------------------------------------------------------------
+def sweep(cases: list[GrownCase], machine: Machine, rounds: int) -> tuple[list[Figure], dict[str, str]]:
+    """Measure all cases; return the figures, and why the other cases have none."""
+    figures: list[Figure] = []
+    skipped: dict[str, str] = {}
+    for at in range(0, len(cases), PROGRAM):
+        batch = cases[at : at + PROGRAM]
+        graphs: dict[str, Graph] = {}
+        weights: dict[str, np.ndarray] = {}
+        facts: dict[str, tuple[GrownCase, list[str], bool]] = {}
+        for case in batch:
+            lowered = compile_cases([case])
+            held = (
+                {f"{case}.in{i}": lowered.inputs[f"{case}.in{i}"].copy() for i in case.weights}
+                if lowered.outputs
+                else {}
+            )
+            case.forget()
+            if case in lowered.failed:
+                skipped[str(case)] = f"{type(lowered.failed[case]).__name__}: {lowered.failed[case]}"[:200]
+            elif lowered.outputs[case]:
+                entry = f"e{len(graphs)}"
+                weights |= held
+                graphs[entry] = lowered.graph
+                facts[entry] = case, lowered.outputs[case], lowered.summing[case]
+        if not graphs:
+            continue
+        start = time.perf_counter()
+        program = compile_graphs(graphs, machine.target)
+        print(f"{at + len(batch)} of {len(cases)}: {len(graphs)} compiled in {time.perf_counter() - start:.1f} s",
+              file=sys.stderr, flush=True)  # fmt: skip
+        store = load_weights(program, weights, machine.backend)
+        for entry, (case, names, summing) in facts.items():
+            try:
+                executor = Executor(program, store, machine.backend, entry)
+                figures.append(measure(case, executor, names, summing, machine, rounds))
+            except (RuntimeError, NotImplementedError) as error:
+                if isinstance(error, torch.cuda.OutOfMemoryError) or "not implemented" not in str(error):
+                    raise
+                skipped[str(case)] = f"PyTorch: {error}".splitlines()[0][:200]
+            case.forget()
+    return figures, skipped
+
+
+def table(figures: Sequence[Figure], target: str, most: int | None = None) -> str:
+    """Return the figures as text, the worst ratio first."""
+    lines = [f"{'ratio':>7}  {'ours':>9}  {'eager':>9}  op"]
+    ordered = sorted(figures, key=lambda f: -f.ratio)
+    for f in ordered[:most]:
+        marks = f" ✗ {f.wrong}" if f.wrong else ""
+        marks += f" ({f.slower_because})" if f.slower_because else ""
+        lines.append(
+            f"{f.ratio:6.2f}{'!' if f.too_slow(target) else ' '}  {_time(f.ours)}  {_time(f.eager)}  "
+            f"{f.op.removeprefix('aten.')} {f.dtype} {f.size} {f.sample[:90]}{marks}"
+        )
+    slow, wrong = sum(f.too_slow(target) for f in figures), sum(bool(f.wrong) for f in figures)
+    overloads = {name for f in figures for name in (f.op, *f.aliases)}
+    mean = math.exp(statistics.fmean(math.log(f.ratio) for f in figures)) if figures else 1.0
+    lines.append(
+        f"{len(figures)} figures of {len(overloads)} overloads; {slow} above {LIMITS[target]} × eager, {wrong} wrong; "
+        f"geometric mean of the ratios {mean:.2f}"
+    )
+    return "\n".join(lines)
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds * 1e6:6.1f} µs" if seconds < 1e-3 else f"{seconds * 1e3:6.2f} ms"
+
+
+def results_path(target: str) -> Path:
+    """Return the file of this machine's results."""
+    name = torch.cuda.get_device_name() if target == "cuda" else hardware()
+    machine = "".join(c if c.isalnum() else "_" for c in name.lower())
+    while "__" in machine:
+        machine = machine.replace("__", "_")
+    return ROOT / "benchmarks" / "results" / f"ops_{machine}.json"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", choices=LIMITS, default="cpu")
+    parser.add_argument("--ops", default="*", metavar="GLOB", help="overloads, such as 'softmax*' or 'add.Tensor'")
+    parser.add_argument("--sizes", default="small,cache,memory", help="some of small, cache and memory")
+    parser.add_argument("--dtypes", default="float32", help=f"some of {', '.join(DTYPES)}, or all")
+    parser.add_argument("--threads", type=int, default=1, help="of npusim and of PyTorch, on the CPU")
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--quick", action="store_true", help="small and cache, three rounds")
+    parser.add_argument("--gate", action="store_true", help="exit status 1 if an op is above the limit or wrong")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there; a complete run writes to "
+                        "benchmarks/results/ops_MACHINE.json")  # fmt: skip
+    parser.add_argument("--table", action="store_true", help="print the results of an earlier run")
+    args = parser.parse_args(argv)
+    if args.table:
+        stored = json.loads((args.json or results_path(args.target)).read_text())
+        print(table([Figure(**row) for row in stored["rows"]], stored["target"]))
+        return 0
+    sizes = ["small", "cache"] if args.quick else args.sizes.split(",")
+    kinds = list(DTYPES) if args.dtypes == "all" else args.dtypes.split(",")
+    if unknown := [x for x in sizes if x not in SIZES[args.target]] + [x for x in kinds if x not in DTYPES]:
+        parser.error(f"unknown: {', '.join(unknown)}")
+    machine = Machine(args.target, args.threads)
+    wanted = {name: nbytes for name, nbytes in SIZES[args.target].items() if name in sizes}
+    cases = [case for kind in kinds for case in grown_cases(args.ops, kind, wanted)]
+    if not cases:
+        parser.error(f"no op matches {args.ops!r}")
+    figures, skipped = sweep(cases, machine, 3 if args.quick else args.rounds)
+    print(table(figures, args.target))
+    for name, why in skipped.items():
+        print(f"not measured: {name}: {why}")
+    complete = args.ops == "*" and not args.quick and len(sizes) == 3
+    path = args.json or (results_path(args.target) if complete else None)
+    publish(
+        {
+            "command": f"python benchmarks/ops.py {' '.join(sys.argv[1:] if argv is None else argv)}".strip(),
+            "date": date.today().isoformat(), "hardware": machine.name, "target": args.target, "sizes": wanted,
+            "threads": args.threads, "versions": {p: version(p) for p in ("torch", "numpy")},
+            "rows": [asdict(f) for f in sorted(figures, key=lambda f: -f.ratio)], "not_measured": skipped,
+        },
+        path,
+    )  # fmt: skip
+    bad = [f for f in figures if f.wrong or f.too_slow(args.target)]
+    return int(args.gate and bool(bad))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

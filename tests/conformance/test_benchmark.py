@@ -1,0 +1,81 @@
+"""benchmarks/ops.py: samples grow to calls that PyTorch and the compiler accept, and a short run has results."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from npu_compiler.ops import REGISTRY
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+NOT_GROWN = {  # without results, with empty or undefined ones, or whose numbers do not grow together
+    "_assert_async.default", "_assert_async.msg", "_assert_tensor_metadata.default", "empty.memory_format",
+    "empty_like.default", "empty_permuted.default", "empty_strided.default", "new_empty.default",
+    "reshape_as.default", "scalar_tensor.default", "view_as.default",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def ops() -> Iterator[Any]:
+    threads = torch.get_num_threads()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(BENCHMARKS))
+        yield importlib.import_module("ops")
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def grown(ops: Any) -> list[Any]:
+    return list(ops.grown_cases("*", "float32", {"small": 4 << 10}))
+
+
+def test_every_declaration_grows(grown: list[Any]) -> None:
+    covered = {name for case in grown for name in (case.op_type, *case.aliases)}
+    assert {name.removeprefix("aten.") for name in REGISTRY.keys() - covered} == NOT_GROWN
+
+
+def test_groups_keep_what_belongs_together(grown: list[Any]) -> None:
+    def shapes(op: str, number: int = 0) -> list[Any]:
+        (case,) = [c for c in grown if c.op_type == f"aten.{op}" and c.number == number]
+        return [x.shape if hasattr(x, "shape") else x for x in case.sample.args]
+
+    (rows, inner), (inner_too, columns) = shapes("mm.default")
+    assert inner == inner_too and min(rows, inner, columns) >= 8
+    x, normalized, weight, bias = shapes("layer_norm.default")
+    assert [x[-1]] == normalized and weight == bias == (x[-1],)
+    x, weight, bias, *_, groups = shapes("conv2d.default", 1)
+    assert (
+        x[1] == groups * weight[1]
+        and weight[0] == bias[0]
+        and weight[2:] == REGISTRY["aten.conv2d.default"].samples[1].args[1].shape[2:]
+    )
+    table, index = next(c for c in grown if c.op_type == "aten.embedding.default").sample.args
+    assert index.high == table.shape[0] > 5
+
+
+def test_short_run(ops: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "ops.json"
+    arguments = ["--ops", "s*max.int", "--quick", "--json", str(path)]
+    assert ops.main(arguments) == 0
+    stored = json.loads(path.read_text())
+    assert {(r["op"], r["size"]) for r in stored["rows"]} == {("aten.softmax.int", s) for s in ("small", "cache")}
+    assert all(0 < r["ours_min"] <= r["ours"] and not r["wrong"] and math.isfinite(r["ratio"]) for r in stored["rows"])
+    assert "0 wrong" in capsys.readouterr().out
+    assert ops.main(["--table", "--json", str(path)]) == 0
+    assert capsys.readouterr().out.count("softmax.int float32") == len(stored["rows"])
+
+
+def test_gate(ops: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    figure = ops.Figure("aten.x", [], "f", "S()", "float32", "small", 1, 2.0, 1.0, 2.0, 1.0, 2.0, "")
+    assert figure.too_slow("cpu")
+    monkeypatch.setitem(ops.SLOWER, ("cpu", "x*"), "the order of additions is fixed")
+    figure.slower_because = ops.guarantee("cpu", "aten.x")
+    assert figure.slower_because and not figure.too_slow("cpu")
+    assert not ops.guarantee("cuda", "aten.x")
