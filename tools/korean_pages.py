@@ -123,6 +123,10 @@ CELLS = {
     "where the first run on an Apple GPU is recorded for Xcode; macOS also wants METAL_CAPTURE_ENABLED=1": (
         "Apple GPU에서의 첫 실행을 Xcode용으로 기록하는 곳. macOS는 METAL_CAPTURE_ENABLED=1도 요구함"
     ),
+    "0 or 1": "0 또는 1",
+    "1: Apple GPUs run a program as one indirect command buffer; 0: its kernels are encoded for each run": (
+        "1: Apple GPU가 프로그램을 간접 명령 버퍼 하나로 실행함, 0: 실행할 때마다 커널을 인코딩함"
+    ),
     "a file whose name ends in .gputrace": "이름이 .gputrace로 끝나는 파일",
     "nothing is captured": "아무것도 기록하지 않음",
     "what the compiler logs, as -v does: 1 phases, 2 kernels, 3 graphs, 4 generated source": (

@@ -58,6 +58,8 @@ VARIABLES: dict[str, Variable] = {
                  "check the program after every phase and rewrite: 1 its invariants, 2 also results on random inputs"),
         Variable("NPU_METAL_CAPTURE", "a file whose name ends in .gputrace", "nothing is captured",
                  "where the first run on an Apple GPU is recorded for Xcode; macOS also wants METAL_CAPTURE_ENABLED=1"),
+        Variable("NPU_METAL_INDIRECT", "0 or 1", "1",
+                 "1: Apple GPUs run a program as one indirect command buffer; 0: its kernels are encoded for each run"),
         Variable("NPU_TARGET", "a target such as 'cuda', or one with a device such as 'cuda:sm_80'", "cpu",
                  "what programs are compiled for when the caller does not say"),
     )
@@ -190,6 +192,11 @@ def metal_capture() -> Path | None:
     return _read("NPU_METAL_CAPTURE", parse, None)
 
 
+def metal_indirect() -> bool:
+    """``NPU_METAL_INDIRECT``: whether runs on an Apple GPU are indirect command buffers."""
+    return _read("NPU_METAL_INDIRECT", _flag, True)
+
+
 def target() -> str:
     """``NPU_TARGET``; :func:`npu_compiler.target_config.default_target` also says whether there is such a target."""
     return _read("NPU_TARGET", str.lower, "cpu")
@@ -206,6 +213,7 @@ _ACCESSORS: dict[str, Callable[[], Any]] = {
     "NPU_DISABLE": disabled,
     "NPU_VERIFY": verify,
     "NPU_METAL_CAPTURE": metal_capture,
+    "NPU_METAL_INDIRECT": metal_indirect,
     "NPU_TARGET": target,
 }
 

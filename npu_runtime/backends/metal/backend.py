@@ -6,6 +6,7 @@ import contextlib
 import math
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from .device import default_device, file_url, frameworks
 from .entry import MetalEntry
 from .library import Code
 from .residency import Residency
+from .timestamps import Timestamps
 
 
 class MetalBackend(Backend):
@@ -55,6 +57,11 @@ class MetalBackend(Backend):
     @property
     def machine(self) -> str:
         return str(self.mtl.name())
+
+    @cached_property
+    def timestamps(self) -> Timestamps | None:
+        """The GPU's clock at the ends of encoders; None if it cannot be read there."""
+        return Timestamps.create(self.mtl)
 
     def allocate_empty(
         self, shape: Sequence[int], dtype: np.dtype[Any], alloc_shape: Sequence[int] | None = None

@@ -5,21 +5,51 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from npu_compiler.support.errors import BackendError
 
+from . import errors
 from .buffers import Memory
 from .device import autorelease_pool, frameworks
 
 _UNFINISHED = 32  # the most command buffers that are committed and not waited for; a queue has room for 64
 
 
+class Pass(NamedTuple):
+    """An encoder's work. ``descriptor``: a compute pass descriptor, or None."""
+
+    label: str
+    encode: Callable[[Any], None]
+    descriptor: Any = None
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """What a command buffer runs. ``what`` begins the message if it fails.
+
+    ``held``: objects that live until it has run, because Metal keeps only what is bound directly. ``kernels``: the
+    kernels of its passes in words. ``repeat`` runs them one by one, and raises the ``BackendError`` of the one that
+    fails.
+    """
+
+    what: str
+    passes: tuple[Pass, ...] = ()
+    held: Any = None
+    kernels: str = ""
+    repeat: Callable[[], object] | None = None
+
+
+_COPY = Work("a copy on the GPU")
+
+
 class Commands:
     """The work of a backend, in the order in which it was launched. Several threads may use it.
 
     A run opens a command buffer, copies after it join that one, and the next run, a mark or a wait commits it: a
-    boundary between command buffers costs about as much as several kernels.
+    boundary between command buffers costs about as much as several kernels. Every encoder waits for the one before it
+    through a fence, because Metal does not see which memory an indirect command buffer uses.
     """
 
     def __init__(self, device: Any):
@@ -27,50 +57,46 @@ class Commands:
         if self.queue is None:
             raise BackendError(f"{device.name()} gave no command queue")
         self.lock = threading.RLock()
-        self._open: tuple[Any, str] | None = None
-        self._committed: deque[tuple[Any, str]] = deque()
-        self._metal = frameworks()
+        self._device, self._metal = device, frameworks()
+        self._open: tuple[Any, Work] | None = None
+        self._committed: deque[tuple[Any, Work]] = deque()
+        self._failed: tuple[Any, str] | None = None  # the last command buffer that failed, and the message
+        self._descriptor = self._metal.MTLCommandBufferDescriptor.alloc().init()
+        self._descriptor.setErrorOptions_(self._metal.MTLCommandBufferErrorOptionEncoderExecutionStatus)
+        self._fence, self._fence_used = device.newFence(), False
 
     @property
     def idle(self) -> bool:
         """Whether no work was launched since the last wait."""
         return self._open is None and not self._committed
 
-    def begin(self, what: str) -> Any:
-        """Return a new open command buffer. ``what`` begins the message if it fails. Hold ``lock`` while encoding."""
-        self.commit()
-        while len(self._committed) >= _UNFINISHED:
-            self._wait_first()
-        buffer = self.queue.commandBuffer()
-        if buffer is None:
-            raise BackendError(f"{what}: the GPU's command queue gave no command buffer")
-        self._open = buffer, what
-        return buffer
-
-    def encode(self, what: str, encode: Callable[[Any], None]) -> Any:
-        """Call ``encode`` with a new concurrent compute encoder in a command buffer of its own, and return the command
-        buffer. If ``encode`` raises, the work is dropped."""
+    def launch(self, work: Work) -> Any:
+        """Encode a new command buffer and return it. If its encoding raises, the work is dropped."""
         with self.lock, autorelease_pool():
-            buffer = self.begin(what)
-            encoder = buffer.computeCommandEncoderWithDispatchType_(self._metal.MTLDispatchTypeConcurrent)
+            buffer = self._begin(work)
             try:
-                encode(encoder)
+                for label, encode, descriptor in work.passes:
+                    if descriptor is None:
+                        kind = self._metal.MTLDispatchTypeConcurrent
+                        self._encode(buffer.computeCommandEncoderWithDispatchType_(kind), label, encode)
+                    else:
+                        self._encode(buffer.computeCommandEncoderWithDescriptor_(descriptor), label, encode)
             except BaseException:
                 self._open = None
                 raise
-            finally:
-                encoder.endEncoding()
             return buffer
 
     def copy(self, to: Memory, at: int, source: Memory, start: int, nbytes: int) -> None:
         """Copy bytes on the GPU, after all work that was launched before. Offsets and ``nbytes`` are multiples of 4."""
-        with self.lock, autorelease_pool():
-            buffer = self._open[0] if self._open is not None else self.begin("a copy on the GPU")
-            encoder = buffer.blitCommandEncoder()
+
+        def encode(encoder: Any) -> None:
             encoder.copyFromBuffer_sourceOffset_toBuffer_destinationOffset_size_(
                 source.buffer, start, to.buffer, at, nbytes
             )
-            encoder.endEncoding()
+
+        with self.lock, autorelease_pool():
+            buffer = self._open[0] if self._open is not None else self._begin(_COPY)
+            self._encode(buffer.blitCommandEncoder(), _COPY.what, encode)
 
     def commit(self) -> None:
         """Start the open command buffer."""
@@ -96,34 +122,64 @@ class Commands:
         """Wait for all work. Raises ``BackendError`` with the first failure."""
         self.mark()()
 
-    def _wait_through(self, last: Any, what: str) -> None:
+    def _begin(self, work: Work) -> Any:
+        self.commit()
+        while len(self._committed) >= _UNFINISHED:
+            self._wait_first()
+        buffer = self.queue.commandBufferWithDescriptor_(self._descriptor)
+        if buffer is None:
+            raise BackendError(f"{work.what}: the GPU's command queue gave no command buffer")
+        self._open = buffer, work
+        return buffer
+
+    def _encode(self, encoder: Any, label: str, encode: Callable[[Any], None]) -> None:
+        try:
+            encoder.setLabel_(label)
+            if self._fence_used:
+                encoder.waitForFence_(self._fence)
+            encode(encoder)
+            encoder.updateFence_(self._fence)
+        finally:
+            encoder.endEncoding()
+        self._fence_used = True
+
+    def _wait_through(self, last: Any, work: Work) -> None:
         last.waitUntilCompleted()  # without the lock: other threads may launch meanwhile
         with self.lock:
             while any(buffer is last for buffer, _ in self._committed):
                 self._wait_first()
-        self._check(last, what)  # another thread may have waited for it
+            self._check(last, work)  # another thread may have waited for it
 
     def _wait_first(self) -> None:
-        buffer, what = self._committed.popleft()
+        buffer, work = self._committed.popleft()
         buffer.waitUntilCompleted()
-        self._check(buffer, what)
+        self._check(buffer, work)
 
-    def _check(self, buffer: Any, what: str) -> None:
-        if buffer.status() != self._metal.MTLCommandBufferStatusCompleted:
-            self._committed.clear()  # what follows a failed command buffer fails for the same reason
-            raise BackendError(f"{what}: {_reason(buffer.error(), self._metal)}")
+    def _check(self, buffer: Any, work: Work) -> None:
+        """Raise ``BackendError`` if ``buffer``, which has finished, failed."""
+        if buffer.status() == self._metal.MTLCommandBufferStatusCompleted:
+            return
+        if self._failed is None or self._failed[0] is not buffer:  # else another thread has waited for it
+            for other, _ in self._committed:  # what follows a failed command buffer works on its results
+                other.waitUntilCompleted()
+            self._committed.clear()
+            self._fence, self._fence_used = self._device.newFence(), False  # it may not have updated the old one
+            self._failed = buffer, _message(buffer.error(), work)
+        raise BackendError(self._failed[1])
 
 
-def _reason(error: Any, metal: Any) -> str:
-    """Return what went wrong in a command buffer, and the remedy."""
-    if error is None:
-        return "the GPU stopped without an error"
-    remedies = {
-        metal.MTLCommandBufferErrorOutOfMemory: "close other programs, or compile a smaller batch or context",
-        metal.MTLCommandBufferErrorTimeout: "a kernel took too long; compile a smaller batch",
-        metal.MTLCommandBufferErrorPageFault: "a kernel accessed memory out of bounds; NPU_DEBUG=2 names it",
-        metal.MTLCommandBufferErrorDeviceRemoved: "the GPU was lost; start the program again",
-        metal.MTLCommandBufferErrorAccessRevoked: "the GPU was lost; start the program again",
-    }
-    remedy = remedies.get(error.code(), "NPU_DEBUG=2 runs kernels one by one and names the one that fails")
-    return f"{error.localizedDescription()} ({remedy})"
+def _message(error: Any, work: Work) -> str:
+    """Return what failed and why. Metal tells the encoder; the kernel is the one that fails again alone, or else the
+    last one whose signpost the GPU has passed."""
+    label, signpost = errors.faulted(error) or (work.what, "")
+    if label == work.what and work.repeat is not None and errors.repeatable(error):
+        try:
+            work.repeat()
+        except BackendError as found:
+            return str(found)
+        label += ", none of whose kernels failed again when they ran one by one"
+    if signpost:
+        label += f", at {signpost}"
+    elif work.kernels and label.startswith(work.what):
+        label += f" ({work.kernels})"
+    return f"{label}: {errors.reason(error)}"

@@ -17,6 +17,7 @@ from npu_compiler.support.errors import ArtifactError, BackendError
 from npu_compiler.targets.simt.lang import program as simt
 
 from .device import autorelease_pool, check_program, file_url, frameworks
+from .indirect import available
 
 _log = logging.getLogger(__name__)
 
@@ -71,19 +72,29 @@ def _pipelines(
     """Return the pipeline states by function; several threads make them. ``threads``: the size of the largest
     threadgroup by function."""
     archive = None if path is None else _Archive(device, path)
-    shared = int(device.maxThreadgroupMemoryLength())
+    shared, indirect = int(device.maxThreadgroupMemoryLength()), available(device)
+
+    def state_of(name: str, function: Any, as_command: bool) -> tuple[Any, Any]:
+        """Return (pipeline state or None, error). ``as_command``: for indirect command buffers, too."""
+        descriptor = frameworks().MTLComputePipelineDescriptor.alloc().init()
+        descriptor.setComputeFunction_(function)
+        descriptor.setLabel_(name)
+        descriptor.setSupportIndirectCommandBuffers_(as_command)
+        if archive is not None:
+            archive.look_in(descriptor)
+        made = device.newComputePipelineStateWithDescriptor_options_reflection_error_(descriptor, 0, None, None)
+        if archive is not None and made[0] is not None:
+            archive.keep(descriptor)
+        return made[0], made[-1]
 
     def make(name: str) -> Any:
         function = library.newFunctionWithName_(name)
         if function is None:
             raise ArtifactError(f"binary: its text has no kernel {name!r}; compile the model again")
-        descriptor = frameworks().MTLComputePipelineDescriptor.alloc().init()
-        descriptor.setComputeFunction_(function)
-        descriptor.setLabel_(name)
-        if archive is not None:
-            archive.use(descriptor)
-        made = device.newComputePipelineStateWithDescriptor_options_reflection_error_(descriptor, 0, None, None)
-        state, error = made[0], made[-1]
+        state, error = state_of(name, function, indirect)
+        if indirect and (state is None or state.maxTotalThreadsPerThreadgroup() < threads[name]):
+            _log.debug("%s cannot be an indirect command: %s", name, _text(error))
+            state, error = state_of(name, function, False)
         if state is None:
             raise BackendError(f"kernel {name} of program {program.name!r}: {_text(error)}")
         if state.maxTotalThreadsPerThreadgroup() < threads[name]:
@@ -117,7 +128,7 @@ def _archive_path(device: Any, text: str, language: str) -> Path | None:
     folder = private_folder(_ARCHIVES)
     if folder is None:
         return None
-    key = "\0".join((text, language, device.name(), platform.platform()))
+    key = "\0".join((text, language, device.name(), platform.platform(), str(available(device))))
     return folder / f"{hashlib.sha256(key.encode()).hexdigest()}.metalarchive"
 
 
@@ -144,11 +155,14 @@ class _Archive:
             _log.debug("%s: %s", self._path, _text(error))
         return archive
 
-    def use(self, descriptor: Any) -> None:
-        """Look for the function of a pipeline in the archive, or add it when the archive is saved."""
+    def look_in(self, descriptor: Any) -> None:
+        """Look for the function of a pipeline in the archive."""
         if self._archive is not None:
             descriptor.setBinaryArchives_([self._archive])
-            self._descriptors.append(descriptor)
+
+    def keep(self, descriptor: Any) -> None:
+        """Add the function of a pipeline when the archive is saved."""
+        self._descriptors.append(descriptor)
 
     def save(self) -> None:
         """Write a new archive."""

@@ -25,6 +25,11 @@ class Residency:
         if self._set is not None:
             queue.addResidencySet_(self._set)
 
+    @property
+    def exists(self) -> bool:
+        """Whether there is a residency set."""
+        return self._set is not None
+
     def add(self, memories: Iterable[Memory]) -> None:
         """Keep memory mapped until :meth:`remove` is called as often."""
         with self._lock:

@@ -20,6 +20,7 @@ from ...models.random_models import images, randomise
 from ...support import metal_api
 
 HERE = Path(__file__).parent
+FLOAT = np.dtype(np.float32)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

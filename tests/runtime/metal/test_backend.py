@@ -17,9 +17,7 @@ from npu_runtime.backends.metal import MetalBackend, MetalBuffer
 from npu_runtime.backends.metal.buffers import memory_of
 
 from ...support import metal_api
-from .conftest import Model
-
-FLOAT = np.dtype(np.float32)
+from .conftest import FLOAT, Model
 
 
 def test_a_network_runs_as_one_command_buffer(device: metal_api.Device, convnet: Model) -> None:
@@ -52,7 +50,7 @@ def test_a_missing_barrier_is_caught(
     executor = Executor(convnet.program, convnet.weights, MetalBackend())
     with pytest.raises(metal_api.APIMisuse, match="no barrier between"):
         executor.run([convnet.x])
-    monkeypatch.setattr(metal_api.CommandBuffer, "_check_hazards", lambda self: None)
+    monkeypatch.setattr(metal_api.CommandBuffer, "_check_hazards", lambda self, segment: None)
     (result,) = executor.run([convnet.x]).values()
     assert not np.allclose(result, convnet.expected, rtol=1e-2, atol=1e-2)
 
@@ -141,11 +139,6 @@ def test_a_second_load_finds_its_machine_code(device: metal_api.Device, convnet:
     archive.write_text("damaged")
     Executor(convnet.program, convnet.weights, MetalBackend())
     assert device.compiled == 2 * compiled and archive.read_text().startswith("archive")
-
-
-def test_a_profile_has_the_gpus_times(backend: MetalBackend, convnet: Model) -> None:
-    profile = Executor(convnet.program, convnet.weights, backend).profile([convnet.x], runs=2, warmup=0)
-    assert (profile.times[:, 0] == 0).all() and (profile.spans > 0).all()
 
 
 def test_nothing_leaks(backend: MetalBackend, convnet: Model) -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import npu_compiler
+from npu_compiler.artifact.program import KernelCall
 from npu_compiler.frontend import capture
 from npu_compiler.support.errors import ArtifactError, BackendError, ConfigError, InputError
 from npu_compiler.targets.simt.lang import program as simt
@@ -20,14 +21,19 @@ from npu_runtime import Executor
 from npu_runtime.backends.metal import MetalBackend, missing_parts
 
 from ...support import metal_api
-from ...support.metal_api import APIMisuse, NSError
-from .conftest import Model
+from ...support.metal_api import NSError
+from .conftest import FLOAT, Model
 
 
 def changed(model: Model, **code: str) -> Executor:
     """An executor of the program with other code."""
     entries, old = simt.unpack(model.program.binary)
     return Executor(replace(model.program, binary=simt.pack(entries, {**old, **code})), model.weights, MetalBackend())
+
+
+def calls_and_launches(model: Model) -> tuple[list[KernelCall], list[simt.Launch]]:
+    entry = model.program.entries["main"]
+    return list(entry.calls), simt.unpack(model.program.binary)[0][entry.symbol]
 
 
 def test_a_text_that_does_not_compile(device: metal_api.Device, convnet: Model) -> None:
@@ -39,21 +45,75 @@ def test_a_text_that_does_not_compile(device: metal_api.Device, convnet: Model) 
         changed(convnet, text="#include <metal_stdlib>\n[[kernel]] void f(device float* x [[buffer(0)]]) {}\n")
 
 
-def test_a_failed_command_buffer_names_the_kernel(
-    device: metal_api.Device, convnet: Model, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture(params=["indirect", "list"])
+def failing(
+    request: pytest.FixtureRequest, device: metal_api.Device, convnet: Model, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Executor, str]:
+    """An executor whose runs are encoded in one of the two ways, and the function of its second kernel."""
+    monkeypatch.setenv("NPU_METAL_INDIRECT", str(int(request.param == "indirect")))
+    _, launches = calls_and_launches(convnet)
+    return Executor(convnet.program, convnet.weights, MetalBackend()), launches[1].function
+
+
+def test_a_failed_run_names_the_kernel(
+    device: metal_api.Device, convnet: Model, failing: tuple[Executor, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    executor = Executor(convnet.program, convnet.weights, MetalBackend())
-    function = simt.unpack(convnet.program.binary)[0][convnet.program.entries["main"].symbol][1].function
+    """The kernels run again one by one, and the GPU works on afterwards."""
+    executor, function = failing
     device.faults[function] = NSError("Caused GPU Address Fault Error", 3)
-    with pytest.raises(BackendError, match=r"^running 'main' of program .*Address Fault.*NPU_DEBUG=2 names it"):
+    message = rf"^kernel \S+ \({function}\) of program 'Small': .*Address Fault Error \(a kernel accessed memory out"
+    with pytest.raises(BackendError, match=message):
         executor.run([convnet.x])
     monkeypatch.setenv("NPU_DEBUG", "2")
-    executor = Executor(convnet.program, convnet.weights, MetalBackend())
-    with pytest.raises(BackendError, match=rf"^kernel \S+ \({function}\) of program .*Address Fault"):
-        executor.run([convnet.x])
+    with pytest.raises(BackendError, match=message):
+        Executor(convnet.program, convnet.weights, executor.backend).run([convnet.x])
     device.faults.clear()
     (result,) = executor.run([convnet.x]).values()
     convnet.check(result)
+
+
+def test_a_kernel_that_fails_once(device: metal_api.Device, convnet: Model, failing: tuple[Executor, str]) -> None:
+    executor, function = failing
+    device.faults, device.faults_last = {function: NSError("Caused GPU Hang Error", 2)}, False
+    names = [f"{c.name} ({x.function})" for c, x in zip(*calls_and_launches(convnet), strict=True)]
+    place = f" (kernels {names[0]} to {names[-1]})" if device.indirect else f", at {names[1]}"
+    again = "running 'main' of program 'Small', none of whose kernels failed again when they ran one by one"
+    with pytest.raises(BackendError, match=f"^{re.escape(again + place)}: Caused GPU Hang Error"):
+        executor.run([convnet.x])
+    (result,) = executor.run([convnet.x]).values()
+    convnet.check(result)
+
+
+def test_a_lost_gpu_is_not_asked_again(
+    device: metal_api.Device, convnet: Model, failing: tuple[Executor, str]
+) -> None:
+    executor, function = failing
+    backend = executor.backend
+    assert isinstance(backend, MetalBackend)
+    device.faults[function] = NSError("Device removed", 11)
+    place = r" \(kernels \S+ \(\w+\) to \S+ \(\w+\)\)" if device.indirect else rf", at \S+ \({function}\)"
+    with pytest.raises(BackendError, match=rf"^running 'main' of program 'Small'{place}: Device removed \(the GPU was"):
+        executor.run([convnet.x])
+    assert backend.commands.queue.committed == 1
+
+
+def test_runs_that_follow_a_failed_one(device: metal_api.Device, convnet: Model, failing: tuple[Executor, str]) -> None:
+    """The wait for either reports the failure, also to several threads; later runs work."""
+    executor, function = failing
+    backend = executor.backend
+    run = executor.bind([backend.allocate_buffer(convnet.x)], [y := backend.allocate_zeros((2, 5), FLOAT)])
+    device.faults[function] = NSError("Caused GPU Address Fault Error", 3)
+    run()
+    first = backend.mark()
+    run()
+    second = backend.mark()
+    for wait in (second, first, first):
+        with pytest.raises(BackendError, match=rf"^kernel \S+ \({function}\)"):
+            wait()
+    device.faults.clear()
+    run()
+    run.finish()
+    convnet.check(y.to_numpy())
 
 
 @pytest.mark.parametrize(
@@ -164,38 +224,3 @@ def test_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
         MetalBackend()
     with metal_api.installed(metal_api.Device()):
         assert missing_parts() == [] and MetalBackend.machines() == ["Emulated Apple GPU"]
-
-
-def test_the_stand_in_refuses_what_metal_refuses(device: metal_api.Device, convnet: Model) -> None:
-    backend = MetalBackend()
-    entry = Executor(convnet.program, convnet.weights, backend)._loaded
-    pipeline = next(iter(entry._code.pipelines.values()))  # type: ignore[attr-defined]
-    buffer = device.newBufferWithLength_options_(64, 0)
-    size = metal_api.MTLSize
-    commands = backend.commands.queue.commandBuffer()
-    encoder = commands.computeCommandEncoderWithDispatchType_(1)
-    for bad in (
-        lambda: encoder.setBuffer_offset_atIndex_(buffer, 64, 0),
-        lambda: encoder.setBuffer_offset_atIndex_(buffer, 0, 31),
-        lambda: encoder.dispatchThreadgroups_threadsPerThreadgroup_(size(1, 1, 1), size(32, 1, 1)),
-        commands.commit,
-        commands.blitCommandEncoder,
-        commands.waitUntilCompleted,
-    ):
-        with pytest.raises(APIMisuse):
-            bad()
-    encoder.setComputePipelineState_(pipeline)
-    for index in range(31):
-        encoder.setBuffer_offset_atIndex_(buffer, 0, index)
-    encoder.setBuffer_offset_atIndex_(buffer, 2, 0)
-    with pytest.raises(APIMisuse, match="offset 2 for elements of 4 bytes"):
-        encoder.dispatchThreadgroups_threadsPerThreadgroup_(size(1, 1, 1), size(32, 1, 1))
-    encoder.setBuffer_offset_atIndex_(buffer, 0, 0)
-    for groups, threads in ((0, 32), (1, 0), (1, 2048)):
-        with pytest.raises(APIMisuse):
-            encoder.dispatchThreadgroups_threadsPerThreadgroup_(size(groups, 1, 1), size(threads, 1, 1))
-    encoder.endEncoding()
-    commands.commit()
-    for late in (encoder.endEncoding, commands.commit, commands.blitCommandEncoder):
-        with pytest.raises(APIMisuse):
-            late()

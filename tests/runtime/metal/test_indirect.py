@@ -1,0 +1,210 @@
+"""Runs as indirect command buffers: encoded once, executed by a fixed number of calls; and runs that cannot be."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import npu_compiler
+import npu_runtime
+from npu_compiler.frontend import capture
+from npu_runtime import Executor
+from npu_runtime.backends.metal import MetalBackend
+from npu_runtime.backends.metal.entry import MetalEntry
+
+from ...support import metal_api
+from .conftest import FLOAT, Model
+
+RUNTIME = str(Path(npu_runtime.__file__).parent)
+NEW_BUFFER = "newIndirectCommandBufferWithDescriptor_maxCommandCount_options_"
+
+
+def calls(action: Callable[[], Any]) -> int:
+    """The number of Python functions that npu_runtime calls, or that are called in it."""
+    count = 0
+
+    def watch(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal count
+        names = [f.f_code.co_filename for f in (frame, frame.f_back) if f is not None]
+        count += event == "call" and any(name.startswith(RUNTIME) for name in names)
+
+    sys.setprofile(watch)
+    try:
+        action()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def entry_of(executor: Executor) -> MetalEntry:
+    entry = executor._loaded
+    assert isinstance(entry, MetalEntry)
+    return entry
+
+
+def bound(executor: Executor, x: np.ndarray) -> tuple[Any, Any]:
+    """A run that reads a copy of ``x``, and its output."""
+    y = executor.backend.allocate_zeros((2, 5), FLOAT)
+    return executor.bind([executor.backend.allocate_buffer(x)], [y]), y
+
+
+def test_a_run_is_as_many_calls_with_many_kernels_as_with_few(
+    device: metal_api.Device, convnet: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The list, by contrast, takes several calls for each kernel."""
+
+    class Double(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + x
+
+    x, backend, counts = np.ones((2, 5), np.float32), MetalBackend(), {}
+    double = npu_compiler.compile(capture(Double(), (torch.from_numpy(x),)), target="metal")
+    more = len(convnet.program.entries["main"].calls) - len(double.entries["main"].calls)
+    for indirect in (True, False):
+        monkeypatch.setenv("NPU_METAL_INDIRECT", str(int(indirect)))
+        for model in (Model(double, {}, x, 2 * x), convnet):
+            executor = Executor(model.program, model.weights, backend)
+            assert (entry_of(executor).obstacle is None) == indirect
+            run, y = bound(executor, model.x)
+            run()
+            run.finish()
+            counts[indirect, model is convnet] = calls(run), calls(run.finish)
+            model.check(y.to_numpy())
+    assert more >= 6 and counts[True, True] == counts[True, False] and counts[True, True][0] < 60
+    assert counts[False, True][0] >= counts[False, False][0] + 3 * more
+
+
+def test_both_ways_give_the_same_bits(
+    device: metal_api.Device, convnet: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = []
+    for indirect in "10":
+        monkeypatch.setenv("NPU_METAL_INDIRECT", indirect)
+        (result,) = Executor(convnet.program, convnet.weights, MetalBackend()).run([convnet.x]).values()
+        results.append(result)
+    convnet.check(results[0])
+    np.testing.assert_array_equal(*results)
+
+
+def test_another_binding_encodes_only_the_commands_whose_memory_is_another(
+    device: metal_api.Device, convnet: Model
+) -> None:
+    executor = Executor(convnet.program, convnet.weights, MetalBackend())
+    (own,) = device.indirect  # of single runs
+    assert own.encoded == own.size() == len(convnet.program.entries["main"].calls)
+    x, twice = (executor.backend.allocate_buffer(n * convnet.x) for n in (1, 2))
+    outputs = [executor.backend.allocate_zeros((2, 5), FLOAT) for _ in range(3)]
+    run = executor.bind([x], [outputs[0]])
+    run()
+    del run
+    run = executor.bind([x], [outputs[1]])
+    assert len(device.indirect) == 3  # the GPU may still execute the commands of the first
+    run()
+    run.finish()
+    for y in outputs[:2]:
+        convnet.check(y.to_numpy())
+    del run
+    before = [b.encoded for b in device.indirect]
+    run = executor.bind([twice], [outputs[2]])
+    again = sum(b.encoded for b in device.indirect) - sum(before)
+    assert len(device.indirect) == 3 and 0 < again < own.size()  # what reads x or writes the output
+    run()
+    run.finish()
+    (wanted,) = executor.run([2 * convnet.x]).values()
+    np.testing.assert_array_equal(outputs[2].to_numpy(), wanted)
+
+
+def test_memory_of_a_binding_that_is_gone_is_freed(backend: MetalBackend, convnet: Model) -> None:
+    executor = Executor(convnet.program, convnet.weights, backend)
+    before = len(metal_api.Buffer.live)
+    for _ in range(3):
+        run, y = bound(executor, convnet.x)
+        run()
+        run.finish()
+        convnet.check(y.to_numpy())
+    del run, y
+    assert len(metal_api.Buffer.live) == before
+
+
+def test_a_run_lives_until_the_gpu_has_finished(backend: MetalBackend, convnet: Model) -> None:
+    """Its executor, weights and inputs too: Metal does not keep what indirect commands use."""
+    executor = Executor(convnet.program, convnet.weights, backend)
+    run, y = bound(executor, convnet.x)
+    run()
+    del run, executor
+    backend.synchronize()
+    convnet.check(y.to_numpy())
+
+
+@pytest.mark.parametrize(
+    ("why", "message"),
+    [
+        ("variable", "NPU_METAL_INDIRECT=0"),
+        ("macos", "macOS has no indirect command buffers"),
+        ("kernel", "cannot be a command of an indirect command buffer"),
+        ("threads", "cannot be a command of an indirect command buffer"),
+        ("count", "kernels; an indirect command buffer takes 3"),
+        ("arguments", r"arguments; a command takes 2"),
+    ],
+)
+def test_what_an_indirect_command_buffer_cannot_hold_is_encoded_for_each_run(
+    device: metal_api.Device, convnet: Model, monkeypatch: pytest.MonkeyPatch, why: str, message: str
+) -> None:
+    functions = [c.name for c in convnet.program.entries["main"].calls]
+    if why == "variable":
+        monkeypatch.setenv("NPU_METAL_INDIRECT", "0")
+    elif why == "macos":
+        monkeypatch.delattr(metal_api.Device, NEW_BUFFER)
+    elif why == "kernel":
+        device.not_indirect = frozenset({"conv2d_1"})
+    elif why == "threads":
+        device.indirect_threads = 8
+    elif why == "count":
+        monkeypatch.setattr("npu_runtime.backends.metal.indirect._MAX_COMMANDS", 3)
+    else:
+        monkeypatch.setattr("npu_runtime.backends.metal.indirect._MAX_BUFFERS", 2)
+    executor = Executor(convnet.program, convnet.weights, MetalBackend())
+    assert message.replace("\\", "") in str(entry_of(executor).obstacle)
+    (result,) = executor.run([convnet.x]).values()
+    convnet.check(result)
+    dispatches = [name for kind, name in (entry for entry in device.log if len(entry) == 2) if kind == "dispatch"]
+    assert not device.indirect and len(dispatches) == len(functions)
+
+
+def test_too_little_memory_for_an_indirect_command_buffer(
+    device: metal_api.Device, convnet: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metal_api.Device, NEW_BUFFER, lambda *arguments: None)
+    (result,) = Executor(convnet.program, convnet.weights, MetalBackend()).run([convnet.x]).values()
+    convnet.check(result)
+    assert ("dispatch", "conv2d_1") in device.log
+
+
+def test_a_missing_fence_is_caught(
+    device: metal_api.Device, convnet: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Metal sees no dependency between two runs whose memory it does not know."""
+    executor = Executor(convnet.program, convnet.weights, MetalBackend())
+    monkeypatch.setattr(metal_api.ComputeEncoder, "waitForFence_", lambda self, fence: None)
+    run, _ = bound(executor, convnet.x)
+    run()
+    with pytest.raises(metal_api.APIMisuse, match=r"^no fence between .running 'main' of program"):
+        run()
+        run.finish()
+
+
+def test_memory_that_is_not_listed_is_caught(
+    device: metal_api.Device, convnet: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(MetalEntry, "_listed", lambda self, steps: [])
+    executor = Executor(convnet.program, convnet.weights, MetalBackend())
+    with pytest.raises(metal_api.APIMisuse, match="is not resident"):
+        executor.run([convnet.x])
