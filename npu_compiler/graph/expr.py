@@ -254,15 +254,21 @@ def walk(e: Expr) -> tuple[Expr, ...]:
 
 
 def rewrite(e: Expr, f: Callable[[Expr], Expr | None]) -> Expr:
-    """Rebuild bottom-up; ``f`` sees each node with already rewritten arguments and may return a replacement."""
+    """Rebuild bottom-up; ``f`` sees each node with already rewritten arguments and may return a replacement.
+
+    A node that simplifies to one of its arguments, as ``a + 0``, is not shown to ``f``: that argument may be a
+    replacement, which must not be replaced again.
+    """
     new: dict[Expr, Expr] = {}
+    results: set[Expr] = set()
     for x in walk(e):
-        y = x
+        y, done = x, False
         if any(new[a] is not a for a in x.args):
-            args = [new[a] for a in x.args]
-            y = Expr(x.op, x.dtype, args, x.value)
-            y = y if x.op in ("load", "cast") else _simplify(y)
-        new[x] = f(y) or y
+            rebuilt = Expr(x.op, x.dtype, [new[a] for a in x.args], x.value)
+            y = rebuilt if x.op in ("load", "cast") else _simplify(rebuilt)
+            done = y is not rebuilt and y in results
+        new[x] = y if done else f(y) or y
+        results.add(new[x])
     return new[e]
 
 

@@ -195,3 +195,13 @@ def test_text_is_short_even_if_shared_parts_repeat() -> None:
     assert (
         expr.render(where(x > 0.0, x, load(1, "float32", (i + 1,)))) == "where((in0[i0] > 0.0), in0[i0], in1[(i0 + 1)])"
     )
+
+
+def test_a_replacement_is_not_replaced_again() -> None:
+    """``i + j`` with ``j`` 0 simplifies to the replacement of ``i``, whose number is that of another index."""
+    k = index(2)
+    dims = {0: k, 1: const(0, "int64"), 2: i}
+    assert expr.substitute(i + j, dims) is k
+    assert expr.substitute(load(0, "float32", (i + j, k)), dims) is load(0, "float32", (k, i))
+    swapped = expr.substitute(load(0, "float32", (i + 0, j)) + load(1, "float32", (j, i)), {0: j, 1: i})
+    assert swapped is load(0, "float32", (j, i)) + load(1, "float32", (i, j))
