@@ -38,6 +38,7 @@ from .kernel import (
     Operand,
     Pack,
     Scan,
+    ScanTotals,
     Sort,
     WinogradConv2d,
 )
@@ -124,7 +125,9 @@ def execute(kernel: Kernel, arrays: Arrays) -> None:
         case Pack():
             _store(kernel, arrays, [pack(kernel, view(kernel.inputs[0], arrays))])
         case Scan():
-            _store(kernel, arrays, _row_node(kernel, view(kernel.inputs[0], arrays)))
+            _store(kernel, arrays, _scan(kernel, [view(o, arrays) for o in kernel.inputs]))
+        case ScanTotals():
+            _store(kernel, arrays, [_sections(kernel, view(kernel.inputs[0], arrays))[1]])
         case Sort():
             _store(kernel, arrays, _sort(kernel, view(kernel.inputs[0], arrays)))
         case MergeRuns():
@@ -353,19 +356,38 @@ def _decode_attention(k: DecodeAttention, arrays: Arrays) -> None:
 
 
 # -- scans and sorts ------------------------------------------------------------------------------------------------
-def _row_node(k: Scan | Sort, x: Array) -> list[Array]:
-    graph = Graph("rows")
-    value = graph.input("x", x.shape, k.inputs[0].dtype)
-    if isinstance(k, Scan):
-        return interp.evaluate_node(graph.scan(k.op, value, k.axis).node, [x])
-    return interp.evaluate_node(graph.sort(value, k.axis, k.descending, k.k)[0].node, [x])
+_SCANS = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}
+
+
+def _scan(k: Scan, inputs: list[Array]) -> list[Array]:
+    """Return the scans of whole rows, or of sections from the totals of those before them."""
+    x, *totals = inputs
+    if not totals:
+        return [_SCANS[k.op].accumulate(x, axis=k.axis, dtype=x.dtype)]
+    parts, _ = _sections(k, x)
+    before = _SCANS[k.op].accumulate(totals[0], axis=1)
+    found = [p if n == 0 else _SCANS[k.op](before[:, n - 1 : n], p) for n, p in enumerate(parts)]
+    rows = np.concatenate(found, 1).astype(x.dtype)
+    last = (*x.shape[: k.axis], *x.shape[k.axis + 1 :], x.shape[k.axis])
+    return [np.moveaxis(rows.reshape(last), -1, k.axis)]
+
+
+def _sections(k: Scan | ScanTotals, x: Array) -> tuple[list[Array], Array]:
+    """Return (scanned sections [rows, length], their totals [rows, sections]) in the dtype of the totals."""
+    wide = dtypes.numpy_dtype((k.inputs[1] if isinstance(k, Scan) else k.outputs[0]).dtype)
+    rows = np.moveaxis(x, k.axis, -1).reshape(-1, x.shape[k.axis]).astype(wide)
+    starts = range(0, rows.shape[1], k.section)
+    parts = [_SCANS[k.op].accumulate(rows[:, at : at + k.section], axis=1, dtype=wide) for at in starts]
+    return parts, np.stack([p[:, -1] for p in parts], 1)
 
 
 def _sort(k: Sort, x: Array) -> list[Array]:
     """Return the first elements of each row and their positions; with ``section``, the first ``run`` of each section,
     [rows, total]."""
     if not k.section:
-        return _row_node(k, x)
+        graph = Graph("rows")
+        value = graph.input("x", x.shape, k.inputs[0].dtype)
+        return interp.evaluate_node(graph.sort(value, k.axis, k.descending, k.k)[0].node, [x])
     rows = np.moveaxis(x, k.axis, -1).reshape(-1, x.shape[k.axis])
     values, places = [], []
     for at in range(0, rows.shape[1], k.section):

@@ -423,11 +423,23 @@ class Pack(Kernel):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Scan(Kernel):
-    """Running reductions by ``op`` (sum prod max min) along ``axis``."""
+    """Running reductions by ``op`` (sum prod max min) along ``axis``. With ``section``, rows are scanned in sections of
+    that many elements, and the last input has the reductions of all sections (:class:`ScanTotals`)."""
 
     kind = "scan"
     op: str
     axis: int
+    section: int = 0
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ScanTotals(Kernel):
+    """Reductions by ``op`` of sections of ``section`` elements along ``axis``, as [rows, sections]."""
+
+    kind = "scan_totals"
+    op: str
+    axis: int
+    section: int
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

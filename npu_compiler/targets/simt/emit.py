@@ -21,6 +21,7 @@ from ...schedule.kernel import (
     MergeRuns,
     Operand,
     Scan,
+    ScanTotals,
     Sort,
 )
 from ...schedule.schedule import Schedule
@@ -31,7 +32,7 @@ from .kernels.attention_decode import emit_decode_attention
 from .kernels.depthwise import emit_depthwise
 from .kernels.gemm import READERS, emit_conv, emit_gemm
 from .kernels.loops import emit_fused, emit_loops
-from .kernels.scans import emit_scan
+from .kernels.scans import emit_scan, emit_scan_totals
 from .kernels.sorts import emit_sort, emit_sort_merge
 from .lang.dialect import Dialect
 from .lang.emission import Emission
@@ -55,6 +56,7 @@ EMITTERS: dict[type[Kernel], Callable[[Any, Dialect], Emission]] = dict(
         _entry(CombineAttention, emit_combine_attention),
         _entry(DecodeAttention, emit_decode_attention),
         _entry(Scan, emit_scan),
+        _entry(ScanTotals, emit_scan_totals),
         _entry(Sort, emit_sort),
         _entry(MergeRuns, emit_sort_merge),
     )

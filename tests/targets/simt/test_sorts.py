@@ -117,3 +117,25 @@ def test_running_reductions_of_long_rows(dtype: str, target: str) -> None:
             error, usual = (np.abs(y / wanted.numpy() - 1).max() for y in (found, eager.numpy()))
             assert error <= 1.1 * usual + (1e-6 if target == "metal" else 0) * math.sqrt(x.shape[1])
     np.testing.assert_array_equal(largest, x.cummax(1)[0].numpy())
+
+
+# shape, dim: rows in sections, whose last is shorter, by workgroups and by threads; a workgroup, a subgroup, or a thread
+# has a row; rows that are not contiguous or not aligned
+SCANNED = [((2, 30_001), 1), ((1, 17_000, 3), 1), ((2, 1500, 40), 1), ((700, 40), 1), ((40, 12), 0), ((3, 2050), 1)]
+
+
+class Scans(nn.Module):
+    def forward(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
+        return [y for x, (_, dim) in zip(inputs, SCANNED, strict=True) for y in (x.cumsum(dim), *x.cummax(dim))]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_scans_are_exact_in_integers(target: str) -> None:
+    """Of 0 to 49, so that float32 sums are exact too."""
+    dtypes = (torch.int64, torch.float32, torch.uint8, torch.float32, torch.int32, torch.float32)
+    rng = torch.Generator().manual_seed(5)
+    inputs = tuple(torch.randint(0, 50, s, generator=rng).to(t) for (s, _), t in zip(SCANNED, dtypes, strict=True))
+    program = npu_compiler.compile(capture(Scans(), inputs), target)
+    results = Executor(program, None, BACKENDS[target]()).run([x.numpy() for x in inputs]).values()
+    for found, exact in zip(results, Scans()(*inputs), strict=True):
+        np.testing.assert_array_equal(found, exact.numpy())

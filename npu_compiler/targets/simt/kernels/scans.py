@@ -1,44 +1,128 @@
-"""Scans along rows: sizes for ``kernels/scan.h``."""
+"""Scans along rows: the choice of a template of ``kernels/scan.h`` and its sizes."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
-from ....schedule.kernel import Scan
+from ....schedule.kernel import Operand, Scan, ScanTotals
 from ....support import dtypes
-from ..lang.dialect import Dialect
+from ..lang.dialect import SUBGROUP, Dialect
 from ..lang.emission import Emission
 from ..lang.function import Function, blocks
 from ..lang.scalar import accumulator, combine, ctype, kind_of, wrap
 
-THREADS = 128
-LONG_ROW, FEW_ROWS = 2048, 4096  # a workgroup shares a row of this length if there are no more rows than this
-SHARING, EACH = 1024, 4  # threads that share a row, and neighbours that a thread scans at a time
+THREADS = 256
+MIN_COLUMNS = 16  # neighbouring rows that are neighbours in memory; each has a thread
+MAX_VECTORS = 4  # of a lane in a tile
+SUBGROUP_ROW = 1024  # a workgroup, instead of a subgroup, scans longer rows
+# Sections: of at least MIN_TILES tiles of a workgroup, or of MIN_COLUMN elements of a thread's row.
+MIN_TILES, MIN_COLUMN, MIN_SECTIONS, MAX_SECTIONS = 1, 32, 4, 1024
+
+
+@dataclass(frozen=True)
+class ScanSizes:
+    """How rows are scanned. ``columns``: a thread has a row; otherwise ``subgroups`` share one. A lane has ``vectors``
+    vectors of ``width`` neighbours of a tile. ``sections``: of a row; the last may be shorter than ``section``."""
+
+    rows: int
+    n: int
+    columns: bool
+    subgroups: int
+    width: int
+    vectors: int
+    section: int
+
+    @property
+    def sections(self) -> int:
+        """The number of sections of a row."""
+        return blocks(self.n, self.section)
+
+
+def scan_sizes(x: Operand, axis: int, section: int = 0) -> ScanSizes:
+    """Return how the rows of ``x`` along ``axis`` are scanned; 0: each in one ``section``."""
+    n = x.shape[axis] if x.shape else 1
+    rows = math.prod(x.shape) // n
+    beside = math.prod(m for d, m in enumerate(x.shape) if d > axis)
+    columns = beside >= MIN_COLUMNS or n < SUBGROUP
+    width = 2 if dtypes.DTYPES[x.dtype].size == 8 else 4
+    subgroups = 1 if n <= SUBGROUP_ROW else THREADS // SUBGROUP
+    vectors = min(MAX_VECTORS, blocks(n, SUBGROUP * width * subgroups))
+    return ScanSizes(rows, n, columns, subgroups, width, vectors, section or n)
+
+
+def section_of(kernel: Scan, dialect: Dialect) -> int:
+    """Return the length of the sections in which the rows of ``kernel`` are best scanned; 0: whole rows."""
+    x, device = kernel.inputs[0], dialect.device
+    if not math.prod(x.shape):
+        return 0
+    s = scan_sizes(x, kernel.axis)
+    tile = MIN_COLUMN if s.columns else MIN_TILES * s.subgroups * s.vectors * s.width * SUBGROUP
+    wanted = device.units * (device.threads // (1 if s.columns else THREADS)) // s.rows // 2
+    sections = min(s.n // tile, wanted, MAX_SECTIONS)
+    if sections < MIN_SECTIONS or (s.subgroups == 1 and not s.columns):
+        return 0
+    return blocks(blocks(s.n, sections), tile) * tile
+
+
+def register_dtype(dtype: str, op: str, dialect: Dialect) -> str:
+    """Return the dtype of running totals: float64 for sums and products of float32, if the target has it."""
+    return "float64" if dtype == "float32" and op in ("sum", "prod") and dialect.has_double else dtype
 
 
 def emit_scan(kernel: Scan, dialect: Dialect) -> Emission:
-    """Return the function of a ``scan`` kernel. A thread scans a row, or a workgroup a long one."""
-    f, x, y, axis, kind = Function(kernel, dialect), kernel.inputs[0], kernel.outputs[0], kernel.axis, kernel.op
-    n = x.shape[axis] if x.shape else 1
+    """Return the function of a ``scan`` kernel."""
+    f, x, y = Function(kernel, dialect), kernel.inputs[0], kernel.outputs[0]
     if not math.prod(x.shape):
         return f.finish(0, THREADS)
-    rows = math.prod(x.shape) // n
-    double = x.dtype == "float32" and kind in ("sum", "prod") and dialect.has_double
-    dtype = "float64" if double else x.dtype
+    s = scan_sizes(x, kernel.axis, kernel.section)
+    types, sizes = _instance(f, kernel, s)
+    types |= {"Out": ctype(y.dtype), "Y": f.rows("y", y, kernel.axis)}
+    totals = f.pointer(1) if kernel.section else "nullptr"
+    if s.columns:
+        f.template("scan_columns", "scan.h", types, sizes, f.pointer(0), totals, f.pointer(~0))
+        return f.finish(blocks(s.rows * s.sections, THREADS), THREADS)
+    sizes["STORES"] = _is_vectors(y, kernel.axis, s.width)
+    shared = f.array(types["R"], "shared", 2 * s.subgroups) if s.subgroups > 1 else "nullptr"
+    f.template("scan_tiles", "scan.h", types, sizes, f.pointer(0), totals, f.pointer(~0), shared)
+    return f.finish(blocks(s.rows * s.sections * s.subgroups * SUBGROUP, THREADS), THREADS)
+
+
+def emit_scan_totals(kernel: ScanTotals, dialect: Dialect) -> Emission:
+    """Return the function of a ``scan_totals`` kernel."""
+    f, x = Function(kernel, dialect), kernel.inputs[0]
+    s = scan_sizes(x, kernel.axis, kernel.section)
+    types, sizes = _instance(f, kernel, s)
+    if s.columns:
+        f.template("scan_column_totals", "scan.h", types, sizes, f.pointer(0), f.pointer(~0))
+        return f.finish(blocks(s.rows * s.sections, THREADS), THREADS)
+    shared = f.array(types["R"], "shared", s.subgroups)
+    f.template("scan_tile_totals", "scan.h", types, sizes, f.pointer(0), f.pointer(~0), shared)
+    return f.finish(s.rows * s.sections, THREADS)
+
+
+def _instance(f: Function, kernel: Scan | ScanTotals, s: ScanSizes) -> tuple[dict[str, str], dict[str, bool | int]]:
+    """Return the types and constants that all templates of ``scan.h`` share."""
+    x, op = kernel.inputs[0], kernel.op
+    dtype = register_dtype(x.dtype, op, f.dialect)
     register = kind_of(dtype)
-    step = combine(kind, register, "a", "b")
-    op = f.functor(
+    step = combine(op, register, "a", "b")
+    functor = f.functor(
         "op",
         {},
-        start=(register, "", accumulator(kind, dtype)),
+        start=(register, "", accumulator(op, dtype)),
         of=(register, f"{register} a, {register} b", step if dtypes.is_float(dtype) else wrap(step, dtype)),
     )
-    types = {"T": ctype(x.dtype), "Out": ctype(y.dtype), "R": register, "Op": op}
-    types |= {"X": f.rows("x", x, axis), "Y": f.rows("y", y, axis)}
-    if n >= LONG_ROW and rows <= FEW_ROWS:
-        sizes = dict(ROWS=rows, N=n, THREADS=SHARING, EACH=EACH)
-        totals = f.array(register, "totals", 2 * SHARING)
-        f.template("scan_long_row", "scan.h", types, sizes, f.pointer(0), f.pointer(~0), totals)
-        return f.finish(rows, SHARING)
-    f.template("scan_rows", "scan.h", types, dict(ROWS=rows, N=n, THREADS=THREADS), f.pointer(0), f.pointer(~0))
-    return f.finish(blocks(rows, THREADS), THREADS)
+    types = {"T": ctype(x.dtype), "Total": ctype(dtype), "Out": ctype(dtype), "R": register, "Op": functor}
+    types["X"] = f.rows("x", x, kernel.axis)
+    sizes: dict[str, bool | int] = dict(
+        ROWS=s.rows, N=s.n, SECTIONS=s.sections, SECTION=s.section, THREADS=THREADS, SUBGROUPS=s.subgroups,
+        WIDTH=s.width, VECTORS=s.vectors, LOADS=_is_vectors(x, kernel.axis, s.width),
+    )  # fmt: skip
+    return types, sizes
+
+
+def _is_vectors(op: Operand, axis: int, width: int) -> bool:
+    """Whether rows along ``axis`` consist of aligned vectors of ``width`` neighbours."""
+    others = (s for d, s in enumerate(op.strides) if d != axis and op.shape[d] > 1)
+    return bool(op.shape) and op.strides[axis] == 1 and not any(v % width for v in (op.shape[axis], op.offset, *others))

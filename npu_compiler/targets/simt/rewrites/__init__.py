@@ -16,6 +16,7 @@ from .split_attention import split_attention
 from .split_k import split_k
 from .split_reduction import split_reduction
 from .split_rms_norm import split_rms_norm
+from .split_scan import split_scan
 from .split_sort import split_sort
 
 
@@ -56,6 +57,9 @@ def rewrites(config: TargetConfig, dialect: Dialect) -> tuple[ScheduleRewrite, .
             "split_reduction",
             "workgroups share the reduction of few long rows",
             partial(split_reduction, dialect=dialect),
+        ),
+        ScheduleRewrite(
+            "split_scan", "workgroups scan sections of few long rows", partial(split_scan, dialect=dialect)
         ),
         ScheduleRewrite("split_sort", "long rows are sorted in sections, which are merged", split_sort),
         ScheduleRewrite(
