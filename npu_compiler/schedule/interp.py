@@ -20,6 +20,7 @@ from ..graph.expr_interp import evaluate
 from ..graph.graph import Graph, Node, Value
 from ..support import dtypes
 from .interp_contractions import check_rows, conv2d, conv2d_parts, gemm, pack, winograd
+from .interp_scatter import scatter_result, scatter_sum
 from .kernel import (
     Anchor,
     Attention,
@@ -39,6 +40,8 @@ from .kernel import (
     Pack,
     Scan,
     ScanTotals,
+    ScatterResult,
+    ScatterSum,
     Sort,
     WinogradConv2d,
 )
@@ -128,6 +131,10 @@ def execute(kernel: Kernel, arrays: Arrays) -> None:
             _store(kernel, arrays, _scan(kernel, [view(o, arrays) for o in kernel.inputs]))
         case ScanTotals():
             _store(kernel, arrays, [_sections(kernel, view(kernel.inputs[0], arrays))[1]])
+        case ScatterSum():
+            scatter_sum(kernel, [view(o, arrays) for o in kernel.inputs], view(kernel.outputs[0], arrays))
+        case ScatterResult():
+            scatter_result(kernel, [view(o, arrays) for o in kernel.inputs], view(kernel.outputs[0], arrays))
         case Sort():
             _store(kernel, arrays, _sort(kernel, view(kernel.inputs[0], arrays)))
         case MergeRuns():
@@ -146,7 +153,7 @@ def _check_windows(kernel: Kernel, arrays: Arrays) -> None:
         last = op.offset + sum((n - 1) * s for n, s in zip(op.shape, op.strides, strict=True))
         if 0 not in op.shape and not (op.offset >= 0 and 0 <= last < math.prod(op.buffer.shape)):
             raise ValueError(f"kernel {kernel.name}: {op} leaves its buffer")
-    if isinstance(kernel, Loops | FusedLoops | DecodeAttention):
+    if isinstance(kernel, Loops | FusedLoops | DecodeAttention | ScatterSum | ScatterResult):
         return
     for out in kernel.outputs:
         for x in kernel.inputs:

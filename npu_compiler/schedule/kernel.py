@@ -412,6 +412,34 @@ class DecodeAttention(Anchor):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
+class ScatterSum(Kernel):
+    """A loop nest whose points are updates, added to places that are data; the sums do not depend on their order.
+
+    ``body`` has one store: the update's value, and its place in the output, which is also the last input. ``stage``:
+    'integers': adds the updates to the output. 'magnitudes': the output becomes the largest magnitude of a place's
+    updates, as the bits of a float32. 'fixed_point': adds them to int64 sums, whose unit follows from the magnitudes,
+    the last input but one, and leaves ``carry_bits`` for carries.
+    """
+
+    kind = "scatter_sum"
+    body: LoopBody
+    stage: str
+    carry_bits: int = 0
+
+    def text(self) -> str:
+        return f"{self.stage}: {self.body.stages[0].text(0)}"
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ScatterResult(Kernel):
+    """Adds sums in fixed point to the output, which is also the last input. The others are the magnitudes and the sums
+    of :class:`ScatterSum`."""
+
+    kind = "scatter_result"
+    carry_bits: int
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Pack(Kernel):
     """Packs right operands [batch, k, n] that are computed at run time into panels."""
 

@@ -22,6 +22,8 @@ from ...schedule.kernel import (
     Operand,
     Scan,
     ScanTotals,
+    ScatterResult,
+    ScatterSum,
     Sort,
 )
 from ...schedule.schedule import Schedule
@@ -33,6 +35,7 @@ from .kernels.depthwise import emit_depthwise
 from .kernels.gemm import READERS, emit_conv, emit_gemm
 from .kernels.loops import emit_fused, emit_loops
 from .kernels.scans import emit_scan, emit_scan_totals
+from .kernels.scatter_sums import emit_scatter_result, emit_scatter_sum
 from .kernels.sorts import emit_sort, emit_sort_merge
 from .lang.dialect import Dialect
 from .lang.emission import Emission
@@ -57,6 +60,8 @@ EMITTERS: dict[type[Kernel], Callable[[Any, Dialect], Emission]] = dict(
         _entry(DecodeAttention, emit_decode_attention),
         _entry(Scan, emit_scan),
         _entry(ScanTotals, emit_scan_totals),
+        _entry(ScatterSum, emit_scatter_sum),
+        _entry(ScatterResult, emit_scatter_result),
         _entry(Sort, emit_sort),
         _entry(MergeRuns, emit_sort_merge),
     )

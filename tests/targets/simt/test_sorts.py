@@ -119,8 +119,8 @@ def test_running_reductions_of_long_rows(dtype: str, target: str) -> None:
     np.testing.assert_array_equal(largest, x.cummax(1)[0].numpy())
 
 
-# shape, dim: rows in sections, whose last is shorter, by workgroups and by threads; a workgroup, a subgroup, or a thread
-# has a row; rows that are not contiguous or not aligned
+# shape, dim: rows in sections, whose last is shorter, by workgroups and by threads; a workgroup, a subgroup, or a
+# thread has a row; rows that are not contiguous or not aligned
 SCANNED = [((2, 30_001), 1), ((1, 17_000, 3), 1), ((2, 1500, 40), 1), ((700, 40), 1), ((40, 12), 0), ((3, 2050), 1)]
 
 

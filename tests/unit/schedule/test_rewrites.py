@@ -35,6 +35,7 @@ from ...targets.cuda.test_split_rms_norm import layer
 from .test_horizontal_fusion import gated_mlp, independent
 
 ROOT = Path(__file__).parents[3]
+PLACES = np.arange(70) ** 2 % 9
 BUILT_IN = ("cpu", "cuda", "metal")
 SAMPLED = 250  # cases of a target, unless NPU_CONFORMANCE=full
 
@@ -83,6 +84,23 @@ def long_sum() -> Graph:
     return g
 
 
+def long_scan() -> Graph:
+    g = Graph("long_scan")
+    g.outputs = [("y", g.scan("sum", g.input("x", (2, 40_000), "float32"), 1))]
+    return g
+
+
+def scattered(dtype: str) -> Callable[[], Graph]:
+    def make() -> Graph:
+        g = Graph("scattered")
+        base, source, places = g.input("base", (9, 5), dtype), g.input("source", (70, 5), dtype), g.const(PLACES)
+        idx = (expr.load(0, "int64", (expr.index(0),)), expr.index(1))
+        g.outputs = [("y", g.scatter(base, source, [places], idx, "add"))]
+        return g
+
+    return make
+
+
 def long_row(k: int) -> Callable[[], Graph]:
     def make() -> Graph:
         g = Graph("long_row")
@@ -129,6 +147,10 @@ EXAMPLES = [
     Example("split_k", "metal", on_graph(long_product)),
     Example("split_reduction", "cuda", on_graph(long_sum)),
     Example("split_reduction", "metal", on_graph(long_sum)),
+    Example("split_scan", "cuda", on_graph(long_scan)),
+    Example("split_scan", "metal", on_graph(long_scan)),
+    Example("scatter_sums", "cuda", on_graph(scattered("float32"))),
+    Example("scatter_sums", "metal", on_graph(scattered("int64"))),
     Example("split_sort", "cuda", on_graph(long_row(2500))),
     Example("split_sort", "metal", on_graph(long_row(300))),
     Example("split_rms_norm", "cuda", on_graph(layer)),

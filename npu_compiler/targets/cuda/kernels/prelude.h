@@ -32,6 +32,10 @@ INLINE void subgroup_barrier() { __syncwarp(); }
 INLINE void barrier() { __syncthreads(); }
 
 INLINE void set_flag(int* flag) { *flag = 1; }
+INLINE int atomic_load(const int* p) { return *(const volatile int*)p; }
+INLINE void atomic_max(int* p, int x) { atomicMax(p, x); }
+INLINE void atomic_add(int* p, int x) { atomicAdd(p, x); }
+INLINE void atomic_add(int64_t* p, int64_t x) { atomicAdd((unsigned long long*)p, (unsigned long long)x); }
 
 // A grid barrier with a bounded wait: other kernels may occupy the SMs that workgroups of this one still need. state[0]
 // counts the workgroups that have arrived (10 bits), those that have exited (10 bits) and completed barriers. A
@@ -213,6 +217,7 @@ INLINE float m_minimum(float a, float b) { float y; asm("min.NaN.f32 %0, %1, %2;
 INLINE bool m_isinf(float x) { return fabsf(x) == __int_as_float(0x7f800000); }
 INLINE bool m_isinf(double x) { return fabs(x) == __longlong_as_double(0x7ff0000000000000LL); }
 INLINE float f32_of_bits(uint u) { return __uint_as_float(u); }
+INLINE uint bits_of_f32(float x) { return __float_as_uint(x); }
 INLINE f16 f16_of_bits(uint16_t u) { f16 x; x.bits = u; return x; }
 INLINE float m_nan_float() { return __int_as_float(0x7fc00000); }
 INLINE double m_nan_double() { return __longlong_as_double(0x7ff8000000000000LL); }

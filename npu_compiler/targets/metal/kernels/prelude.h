@@ -17,6 +17,7 @@ typedef bfloat bf16;
 #define INLINE inline
 
 INLINE float f32_of_bits(uint u) { return as_type<float>(u); }
+INLINE uint bits_of_f32(float x) { return as_type<uint>(x); }
 INLINE f16 f16_of_bits(uint16_t u) { return as_type<f16>(u); }
 INLINE float to_f32(f16 x) { return (float)x; }
 INLINE float to_f32(bf16 x) { return (float)x; }
@@ -29,6 +30,22 @@ INLINE void subgroup_barrier() { metal::simdgroup_barrier(metal::mem_flags::mem_
 INLINE void barrier() { metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup); }
 INLINE void set_flag(DEVICE int* flag) {
   metal::atomic_store_explicit((DEVICE metal::atomic_int*)flag, 1, metal::memory_order_relaxed);
+}
+INLINE int atomic_load(DEVICE int* p) {
+  return metal::atomic_load_explicit((DEVICE metal::atomic_int*)p, metal::memory_order_relaxed);
+}
+INLINE void atomic_max(DEVICE int* p, int x) {
+  metal::atomic_fetch_max_explicit((DEVICE metal::atomic_int*)p, x, metal::memory_order_relaxed);
+}
+INLINE void atomic_add(DEVICE int* p, int x) {
+  metal::atomic_fetch_add_explicit((DEVICE metal::atomic_int*)p, x, metal::memory_order_relaxed);
+}
+// Adds the words one after the other, the high one with the carry of the low one: the sum of all additions is exact.
+INLINE void atomic_add(DEVICE int64_t* p, int64_t x) {
+  DEVICE metal::atomic_uint* const words = (DEVICE metal::atomic_uint*)p;
+  const uint low = (uint)x, before = metal::atomic_fetch_add_explicit(words, low, metal::memory_order_relaxed);
+  const uint high = (uint)(x >> 32) + (before + low < low ? 1u : 0u);
+  if (high != 0) metal::atomic_fetch_add_explicit(words + 1, high, metal::memory_order_relaxed);
 }
 
 INLINE uint byte_permute(uint low, uint high, uint which) {

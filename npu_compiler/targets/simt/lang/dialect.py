@@ -18,6 +18,10 @@ grid        ``int grid_barrier(DEVICE int* state, int number, int count, bool wa
             any of the workgroups before the barrier are visible on 1 and 2. A workgroup that does not wait has no
             share. ``state`` is zero at first and belongs to these barriers; only with :attr:`Dialect.grid_barrier`
 report      ``set_flag(DEVICE int*)``: sets it to 1; any number of threads may call it at once
+atomics     on device memory, in no order with other accesses of a kernel: ``int atomic_load(DEVICE int*)``,
+            ``void atomic_max(DEVICE int*, int)``, ``void atomic_add(DEVICE T*, T)`` for int and int64_t. An addition to
+            int64_t may consist of two, so that only the result of all additions is meaningful
+bits        ``float f32_of_bits(uint)``, ``uint bits_of_f32(float)``
 bytes       ``uint byte_permute(uint low, uint high, uint which)``: byte n of the result is the one of the eight in
             (low, high) that the low three bits of nibble n of ``which`` select; bit 3 of each of the four nibbles is 0
 loads       ``uint4 load16(DEVICE const void*)``, and ``stream16`` for data that is read once and written by no kernel

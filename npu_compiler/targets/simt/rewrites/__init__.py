@@ -12,6 +12,7 @@ from .dual_conv import dual_conv
 from .fold_position_masks import fold_position_masks
 from .fuse_decode_attention import fuse_decode_attention
 from .legalize import legalize
+from .scatter_sums import scatter_sums
 from .split_attention import split_attention
 from .split_k import split_k
 from .split_reduction import split_reduction
@@ -60,6 +61,9 @@ def rewrites(config: TargetConfig, dialect: Dialect) -> tuple[ScheduleRewrite, .
         ),
         ScheduleRewrite(
             "split_scan", "workgroups scan sections of few long rows", partial(split_scan, dialect=dialect)
+        ),
+        ScheduleRewrite(
+            "scatter_sums", "threads make many additions at places that are data in any order", scatter_sums
         ),
         ScheduleRewrite("split_sort", "long rows are sorted in sections, which are merged", split_sort),
         ScheduleRewrite(

@@ -11,8 +11,8 @@ from ..lang.dialect import Dialect
 
 
 def split_scan(schedule: Schedule, dialect: Dialect) -> None:
-    """Split scans of few long rows into two kernels: one reduces each section of a row, the other one scans each section
-    from the reduction of those before it."""
+    """Split scans of few long rows into two kernels: one reduces each section of a row, the other one scans each
+    section from the reduction of those before it."""
     schedule.rewrite({k: _split(schedule, k, dialect) for k in schedule.kernels if isinstance(k, Scan)})
 
 

@@ -1,0 +1,54 @@
+"""The kernels of sums whose places are data: instances of ``kernels/scatter_sum.h``."""
+
+from __future__ import annotations
+
+import math
+
+from ....schedule.kernel import Loops, ScatterResult, ScatterSum, recast
+from ...codegen.nest import build_nest
+from ..lang.dialect import Dialect
+from ..lang.emission import Emission
+from ..lang.function import Function, blocks
+from ..lang.scalar import kind_of
+from ..lang.vectorize import decode, memory_order, scalars_for
+
+THREADS = 256
+CROWD = 16  # updates per place from which on a thread reads a magnitude before it tries to raise it
+
+
+def emit_scatter_sum(kernel: ScatterSum, dialect: Dialect) -> Emission:
+    """Return the function of a ``scatter_sum`` kernel: a thread makes an update."""
+    nest, function = build_nest(recast(kernel, Loops)), Function(kernel, dialect)
+    s, out, (step,) = scalars_for(nest, function, nest.steps), function.lines, nest.steps
+    assert step.target is not None
+    function.include("scatter_sum.h")
+    order = memory_order(nest, nest.order, loads=True)
+    count = nest.points(order)
+    out.let("uint", "f", f"(uint)workgroup * {THREADS}u + (uint)tid")
+    out.return_if(f"f >= {count}u")
+    decode(s, nest, order, "f")
+    register = kind_of(step.value.dtype)
+    out.let(register, "update", s.text(step.value, register))
+    out.let("int64_t", "place", s.address(step.target))
+    to = f"{function.pointer(~0)} + place"
+    if kernel.stage == "integers":
+        out.call("atomic_add", to, "update")
+    elif kernel.stage == "magnitudes":
+        crowded = str(count >= CROWD * math.prod(kernel.outputs[0].shape)).lower()
+        out.call(f"raise_magnitude<{crowded}>", to, "update")
+    else:
+        out.call(
+            f"add_fixed_point<{kernel.carry_bits}>", to, f"{function.pointer(len(kernel.inputs) - 2)}[place]", "update"
+        )
+    function.checks |= s.checks
+    return function.finish(blocks(count, THREADS), THREADS)
+
+
+def emit_scatter_result(kernel: ScatterResult, dialect: Dialect) -> Emission:
+    """Return the function of a ``scatter_result`` kernel: a thread computes an element."""
+    f, out = Function(kernel, dialect), kernel.outputs[0]
+    axis, count = len(out.shape) - 1, math.prod(out.shape)
+    sizes = dict(COUNT=count, N=out.shape[axis], THREADS=THREADS, BITS=kernel.carry_bits)
+    pointers = (f.pointer(0), f.pointer(1), f.pointer(~0))
+    f.template("add_fixed_point_sums", "scatter_sum.h", {"Y": f.rows("y", out, axis)}, sizes, *pointers)
+    return f.finish(blocks(count, THREADS), THREADS)

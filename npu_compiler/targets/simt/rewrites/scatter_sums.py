@@ -1,0 +1,73 @@
+"""Many additions at places that are data: threads make them in any order, with exact arithmetic."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from ....graph import expr
+from ....graph.expr import Expr
+from ....schedule.kernel import Kernel, LoopBody, Loops, Operand, ScatterResult, ScatterSum, Stage, recast
+from ....schedule.schedule import Schedule
+from ...codegen.nest import build_nest
+
+MIN_UPDATES = 32  # of a place; fewer are made in order, by one kernel instead of four
+MAX_PLACES = 2  # per update, because every place of a float takes 12 bytes of scratch memory
+
+
+def scatter_sums(schedule: Schedule) -> None:
+    """Replace scattered additions of float32, int32 and int64, whose order a kernel would have to keep, by kernels in
+    which the order does not matter: integers wrap around, and floats are added up in fixed point."""
+    schedule.rewrite({k: _split(schedule, k) for k in schedule.kernels if isinstance(k, Loops)})
+
+
+def _split(schedule: Schedule, k: Loops) -> list[Kernel]:
+    update = _update(k)
+    if update is None:
+        return [k]
+    nest, out, body = build_nest(k), k.outputs[0], k.body
+    in_order = math.prod(body.domain) // nest.points([d for d in nest.order if d in nest.parallel])
+    if in_order < MIN_UPDATES:
+        return [k]
+    body = replace(body, stages=(replace(body.stages[0], expr=update),), serial=False)
+    inputs = k.inputs[:-1]
+    if out.dtype != "float32":
+        return [recast(k, ScatterSum, body=body, stage="integers")]
+    if math.prod(out.shape) > MAX_PLACES * math.prod(body.domain):
+        return [k]
+    bits = in_order.bit_length()
+    magnitudes, sums = (schedule.memory(t, out.shape, f"{k.label}_sums") for t in ("int32", "int64"))
+    magnitude = recast(
+        k, ScatterSum, inputs=(*inputs, magnitudes), outputs=(magnitudes,), body=body, stage="magnitudes"
+    )
+    fixed = replace(
+        magnitude, inputs=(*inputs, magnitudes, sums), outputs=(sums,), stage="fixed_point", carry_bits=bits
+    )
+    result = recast(k, ScatterResult, inputs=(magnitudes, sums, out), flops=0, carry_bits=bits)
+    return [_zeros(k, magnitudes, sums), magnitude, fixed, result]
+
+
+def _update(k: Loops) -> Expr | None:
+    """Return what ``k`` adds to the element at its place, or None if it does something else. Its output is then also
+    its last input, which it reads nowhere else."""
+    (stage, *others), out = k.body.stages, k.outputs[0]
+    if others or not k.body.serial or k.body.axes or stage.kind != "store" or stage.expr.op != "add":
+        return None
+    if out.dtype not in ("float32", "int32", "int64") or not out.shape or k.inputs[-1] != out:
+        return None
+    number = len(k.inputs) - 1
+    place = expr.load(number, out.dtype, stage.index)
+    if place not in stage.expr.args or any(o.buffer.id == out.buffer.id for o in k.inputs[:-1]):
+        return None
+    (update, *more) = [a for a in stage.expr.args if a is not place]
+    reads = any(x.op == "load" and x.value == number for e in (update, *stage.index) for x in expr.walk(e))
+    return None if more or reads else update
+
+
+def _zeros(k: Loops, *memory: Operand) -> Loops:
+    """Return a kernel that fills ``memory`` with zeros."""
+    shape = memory[0].shape
+    place = expr.identity_index(shape)
+    stages = (Stage("store", expr.const(0, o.dtype), output=n, index=place) for n, o in enumerate(memory))
+    body = LoopBody(shape, (), tuple(stages))
+    return Loops(label=f"{k.label}_zeros", inputs=(), outputs=memory, sources=k.sources, body=body)
