@@ -164,8 +164,10 @@ def _attention(k: Attention, name: str, place: Place) -> str:
     for letter, op in zip("qkvo", (q, key, v, out), strict=True):
         dims |= {f"{letter}_{d}": s for d, s in zip("bhs", op.strides, strict=False)}
     mask = "(const NoMask*)nullptr"
-    if len(k.inputs) > 3:
-        m = k.inputs[3]
+    m = k.inputs[3] if len(k.inputs) > 3 else None
+    if k.by_position and m is not None:
+        mask = f"(const Positions*){place(m)}"
+    elif m is not None:
         dims |= {f"m_{d}": s for d, s in zip("bhqk", m.strides, strict=True)}
         mask = place(m)
     struct = _struct(f"{name}_dims", "AttentionDims", **dims)
@@ -178,7 +180,7 @@ def _attention(k: Attention, name: str, place: Place) -> str:
         arguments += ", valid"
         valid = (
             f"long valid = 0;\n  for (long i = 0; i < {q.shape[2]}; i++)\n"
-            f"    valid = max_of(valid, {place(k.inputs[4])}[i] + 1);\n"
+            f"    valid = max_of(valid, {place(k.inputs[-1])}[i] + 1);\n"
             f"  valid = min_of(valid, {key.shape[2]});\n  "
         )
     body = f"{valid}attention<{name}_dims>({arguments});"

@@ -14,6 +14,7 @@ import numpy as np
 
 from ...artifact.program import ABI_VERSION, LAYOUT_MARKER
 from ...graph.graph import Node
+from ...schedule.fold_position_masks import FOLD_POSITION_MASKS
 from ...schedule.horizontal_fusion import common_rewrites
 from ...schedule.kernel import FusedLoops, Gemm, Kernel, Loops, Operand, Scan, Sort
 from ...schedule.rewrite import ScheduleRewrite
@@ -61,7 +62,7 @@ class CPUTarget(Selectable[CPUDevice]):
 
     @property
     def rewrites(self) -> tuple[ScheduleRewrite, ...]:
-        return common_rewrites(self.config)
+        return (*common_rewrites(self.config), FOLD_POSITION_MASKS)
 
     def emit(self, schedules: list[Schedule], *, build: bool = True) -> Emitted:
         device, units = self.device, _Units(self.device.costs)

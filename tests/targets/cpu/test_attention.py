@@ -1,4 +1,4 @@
-"""The CPU attention kernels against float64 numpy: grouped heads, masks, causal, padded key caches."""
+"""The CPU attention kernels against float64 numpy: grouped heads, masks, causal, padded key caches, tiles of AMX."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ...support.kernel_driver import ARCHS, CXX, NUMPY, build, entry, random, struct
+from ...support.kernel_driver import AMX, ARCHS, CXX, NUMPY, build, entry, random, struct
 
 pytestmark = pytest.mark.skipif(CXX is None, reason="no g++ on this machine")
 
@@ -41,6 +41,9 @@ ATTENTIONS = [
     Attention(B=2, H=3, HK=3, SQ=5, SK=90, mask="f16", causal=True),
     Attention(B=2, H=8, HK=1, SQ=1, SK=37, DH=40, DV=21, mask="bool8"),
     Attention(H=8, HK=2, SQ=2, SK=50, DH=7, DV=129, causal=True, keys=45, first=43),
+    Attention(H=6, HK=2, SQ=45, SK=300, DH=128, DV=128, keys=290, mask="Positions"),
+    Attention(B=2, H=4, HK=2, SQ=2, SK=70, DH=64, DV=64, keys=55, mask="Positions"),
+    Attention(H=3, HK=1, SQ=70, SK=256, DH=64, DV=64, causal=True, keys=240, first=170),
 ]
 
 
@@ -51,7 +54,9 @@ def attention_reference(
     q, k, v = (t.astype(np.float64) for t in (q, k[:, :, :keys], v[:, :, :keys]))
     k, v = (np.repeat(t, c.H // c.HK, axis=1) for t in (k, v))
     s = 0.3 * np.einsum("bhid,bhjd->bhij", q, k)
-    if mask is not None:
+    if mask is not None and mask.dtype == np.int64:
+        s = np.where(np.arange(keys) <= mask[:, None], s, -np.inf)
+    elif mask is not None:
         s = s + (np.where(mask, 0, -np.inf) if mask.dtype == np.bool_ else mask.astype(np.float64))
     if c.causal:
         s = np.where(np.arange(keys) <= np.arange(c.SQ)[:, None] + c.first, s, -np.inf)
@@ -61,10 +66,16 @@ def attention_reference(
     return np.einsum("bhij,bhjd->bhid", np.divide(e, total, out=np.zeros_like(e), where=total > 0), v)
 
 
-@pytest.mark.parametrize("arch", ARCHS)
-@pytest.mark.parametrize("dtype", ["float", "f16", "bf16"])
+def positions(c: Attention) -> np.ndarray:
+    """The queries' positions in the cache: in no order, the last one sees all keys."""
+    return np.append(np.random.default_rng(c.SQ).integers(0, c.keys, c.SQ - 1), c.keys - 1)
+
+
+@pytest.mark.parametrize(
+    ("arch", "dtype"), [*((a, t) for a in ARCHS for t in ("float", "f16", "bf16")), pytest.param(AMX, "bf16")]
+)
 def test_attention(tmp_path: Path, arch: str, dtype: str) -> None:
-    cases = ATTENTIONS if arch == "native" else ATTENTIONS[1:8:2]
+    cases = ATTENTIONS if arch in ("native", AMX) else ATTENTIONS[1:8:2]
     bodies, scratch = [], []
     for i, c in enumerate(cases):
         strides: dict[str, int] = {}
@@ -78,7 +89,7 @@ def test_attention(tmp_path: Path, arch: str, dtype: str) -> None:
                 strides |= {f"{name}_b": heads * rows * width, f"{name}_h": width, f"{name}_s": heads * width}
             else:
                 strides |= {f"{name}_b": heads * rows * width, f"{name}_h": rows * width, f"{name}_s": width}
-        if c.mask:  # shared by the heads
+        if c.mask and c.mask != "Positions":  # shared by the heads
             strides |= {"m_b": c.SQ * c.SK, "m_q": c.SK, "m_k": 1}
         names = "B H HK SQ SK DH DV causal".split()
         bodies.append(struct(f"D{i}", "AttentionDims", **{n: getattr(c, n) for n in names}, scale=0.3, **strides))
@@ -106,7 +117,9 @@ def test_attention(tmp_path: Path, arch: str, dtype: str) -> None:
                 random(rng, (c.B, c.HK, c.SK, c.DV), dtype),
             )
             mask = None
-            if c.mask:
+            if c.mask == "Positions":
+                mask = positions(c)
+            elif c.mask:
                 keep = rng.random((c.B, 1, c.SQ, c.SK)) > 0.3
                 keep[:, :, 3:4] = False  # a row that sees nothing
                 mask = (
@@ -120,10 +133,12 @@ def test_attention(tmp_path: Path, arch: str, dtype: str) -> None:
             )
             want = attention_reference(c, q, k, v, mask)
             got = stored(out).astype(np.float64)
-            half_ulp = {"float": 0.0, "f16": 2.0**-11, "bf16": 2.0**-8}[dtype]
+            bound = {"float": 0.0, "f16": 2.0**-11, "bf16": 2.0**-8}[dtype] * np.abs(want) + 4e-6
+            if arch == AMX:  # weights are rounded to bfloat16
+                bound += 2.0**-8 * attention_reference(c, q, k, np.abs(v), mask)
             assert np.isfinite(got).all()
             error = np.abs(got - want)
-            assert (error <= half_ulp * np.abs(want) + 4e-6).all(), f"case {i}: worst {error.max():.2e}"
-            if c.mask:
+            assert (error <= bound).all(), f"case {i}: worst {error.max():.2e}, {(error / bound).max():.2f} times the bound"
+            if c.mask not in ("", "Positions"):
                 assert (got[:, :, 3:4] == 0).all()
     library.handle.stop()

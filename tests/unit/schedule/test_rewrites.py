@@ -133,6 +133,7 @@ EXAMPLES = [
     Example("fuse_prologue", "cuda", on_graph(lambda: gated_mlp(1, "bfloat16"))),
     Example("fuse_prologue", "metal", on_graph(lambda: gated_mlp(1, "float16"))),
     Example("horizontal_fusion", "metal", on_graph(independent)),
+    Example("fold_position_masks", "cpu", "bfloat16"),
     Example("fold_position_masks", "cuda", "float32"),
     Example("fold_position_masks", "metal", "bfloat16"),
     Example("fuse_decode_attention", "cuda", "bfloat16"),

@@ -5,25 +5,17 @@
 //   attention<D>(q, k, v, mask, out, th, counter [, keys, first])
 //
 // Strides are in elements; the inner one is 1. A float mask is added to the scores; a bool8 mask keeps a score if it is
-// true. The mask's strides m_b, m_h, m_q, m_k may be 0; pass (const NoMask*)nullptr for no mask. `keys` is the valid
-// length of k and v (<= SK). With D::causal, query i attends to keys j <= i + first (first = 0: top-left
-// alignment).
+// true. The mask's strides m_b, m_h, m_q, m_k may be 0; pass (const NoMask*)nullptr for no mask. A mask of Positions
+// [SQ] hides the keys beyond each query's position. `keys` is the valid length of k and v (<= SK). With D::causal,
+// query i attends to keys j <= i + first (first = 0: top-left alignment).
 //
-// Each lane holds one query. Scores are computed transposed, [key][32 queries], so neither k nor v is packed, the
-// softmax needs no horizontal operation, and the scores are the weight panel of the product with v.
+// In panels (attention_panels.h): scores are computed transposed, so neither k nor v is packed, and the scores are the
+// weight panel of the product with v. With AMX, bfloat16 is computed on its tiles (attention_amx.h).
 #pragma once
-#include "attention_decode.h"
-#include "math.h"
-#include "tile.h"
-#include "transpose.h"
+#include "attention_amx.h"
+#include "attention_panels.h"
 
 namespace npu {
-
-struct AttentionDims {
-  static constexpr long m_b = 0, m_h = 0, m_q = 0, m_k = 0;
-  static constexpr bool causal = false;
-  static constexpr float scale = 1.0f;
-};
 
 constexpr int KEY_BLOCK = 8 * TILE_ROWS;
 
@@ -57,12 +49,8 @@ template <int P> NPU_NOINLINE void tile_columns(const ColumnArgs& a) {
   add_to<P>(a.acc, acc, true);
 }
 
-template <class D, class T> struct AttentionPlan {
-  static constexpr long ROWS = D::H / D::HK * D::SQ, PANELS = ceil_div(ROWS, PANEL);  // for one key/value head
-  static constexpr long TOTAL = D::B * D::HK * PANELS;
-  // Panels of a chunk, which share widened keys and values.
-  static constexpr long PER_CHUNK = max_of(1, min_of(min_of(4, PANELS), TOTAL / CHUNKS));
-  static constexpr long CHUNKS_PER_HEAD = ceil_div(PANELS, PER_CHUNK), COUNT = D::B * D::HK * CHUNKS_PER_HEAD;
+template <class D, class T> struct AttentionPlan : PanelPlan<D> {
+  using PanelPlan<D>::PER_CHUNK;
   static constexpr bool WIDEN = !is_same<T, float>::value;
   static constexpr long DMAX = max_of(max_of(D::DH, D::DV), KEY_BLOCK);
   // Offsets in the scratch memory, in floats.
@@ -74,51 +62,8 @@ template <class D, class T> struct AttentionPlan {
 
 template <class D, class T> constexpr long attention_scratch_bytes() {
   if (AttentionPlan<D, T>::ROWS <= DECODE_ROWS) return DecodePlan<D>::END * 4;
-  return align64(AttentionPlan<D, T>::END * 4) + align64(KEY_BLOCK * 4) + 256 + align64(KEY_BLOCK * PANEL * 4);
-}
-
-// The 32 query rows of a panel, from row0 on. Lanes beyond the last row repeat it.
-template <class D> struct QueryPanel {
-  long b, hk, row0;
-  int rows;
-  NPU_INLINE long clamp(long row) { return min_of(row, D::H / D::HK * D::SQ - 1); }
-  long head(long lane) const { return hk * (D::H / D::HK) + clamp(row0 + lane) / D::SQ; }
-  long query(long lane) const { return clamp(row0 + lane) % D::SQ; }
-};
-
-// Adds the mask of keys j0 .. j0 + n - 1 to scores[n][32]. `rows` and `transposed` are scratch of 32 x KEY_BLOCK
-// floats.
-template <class D, class M>
-NPU_INLINE void add_mask(float* scores, const M* mask, const QueryPanel<D>& panel, long j0, int n, float* rows,
-                         float* transposed) {
-  const float masked = -__builtin_inff();
-  mask += panel.b * D::m_b + j0 * D::m_k;
-  for (int lane = 0; lane < PANEL; lane++) {
-    const M* from = mask + panel.head(lane) * D::m_h + panel.query(lane) * D::m_q;
-    float* to = rows + lane * KEY_BLOCK;
-    for (int j = 0; j < n; j += VL) {
-      const int lanes = n - j < VL ? n - j : VL;
-      vec<M> value = lanes == VL ? ld_strided(from + j * D::m_k, D::m_k, Full{})
-                                 : ld_strided(from + j * D::m_k, D::m_k, lanes);
-      if constexpr (is_same<M, bool8>::value) store_bytes(to + j, select(value != 0, vf{}, splat<vf>(masked)));
-      else store_bytes(to + j, value);
-    }
-  }
-  transpose_part((const uint32_t*)rows, KEY_BLOCK, (uint32_t*)transposed, PANEL, PANEL, n);
-  for (int i = 0; i < n * PANEL; i += VL)
-    store_bytes(scores + i, load_bytes<vf>(scores + i) + load_bytes<vf>(transposed + i));
-}
-
-// Masks the keys at or beyond each lane's limit.
-NPU_INLINE void mask_beyond(float* scores, const int32_t* limits, long j0, int n) {
-  for (int v = 0; v < PANEL; v += VL) {
-    const vi32 limit = load_bytes<vi32>(limits + v);
-    for (int j = 0; j < n; j++) {
-      float* s = scores + j * PANEL + v;
-      const vi32 key = splat<vi32>((int32_t)(j0 + j));
-      store_bytes(s, select(key < limit, load_bytes<vf>(s), splat<vf>(-__builtin_inff())));
-    }
-  }
+  if (on_tiles<T>()) return attention_tiles_scratch_bytes<D>();
+  return align64(AttentionPlan<D, T>::END * 4) + align64(KEY_BLOCK * 4) + align64(KEY_BLOCK * PANEL * 4);
 }
 
 // One block of the online softmax: replaces scores by weights exp(score - row_max), and rescales row_sum and acc.
@@ -148,12 +93,15 @@ NPU_NOINLINE void attention(const T* q, const T* k, const T* v, const M* mask, T
                             long keys = D::SK, long first = 0) {
   using Plan = AttentionPlan<D, T>;
   if constexpr (Plan::ROWS <= DECODE_ROWS) return attention_decode<D>(q, k, v, mask, out, th, counter, keys, first);
+#if NPU_AMX
+  if constexpr (on_tiles<T>()) return attention_tiles<D>(q, k, v, mask, out, th, counter, keys, first);
+#endif
   float* scratch = (float*)th.scratch;
   float *queries = scratch + Plan::Q, *scores = scratch + Plan::S, *acc = scratch + Plan::ACC;
   float *row_max = scratch + Plan::TOP, *row_sum = scratch + Plan::SUM, *rows = scratch + Plan::ROW;
   int32_t* off = (int32_t*)(th.scratch + align64(Plan::END * 4));
-  int32_t* limits = off + align64(KEY_BLOCK * 4) / 4;
-  float* transposed = (float*)(limits + 64);
+  float* transposed = (float*)(off + align64(KEY_BLOCK * 4) / 4);
+  KeyLimits limits[Plan::PER_CHUNK];
   static const long no_tap = 0;
   constexpr long K_STEP = Plan::WIDEN ? D::DH : D::k_s, V_STEP = Plan::WIDEN ? D::DV : D::v_s;
   constexpr int DV_TILES = (int)ceil_div(D::DV, TILE_ROWS), DV_ROWS = (int)(D::DV / DV_TILES);
@@ -167,13 +115,14 @@ NPU_NOINLINE void attention(const T* q, const T* k, const T* v, const M* mask, T
       const long row0 = (panel0 + p) * PANEL;
       return QueryPanel<D>{b, hk, row0, (int)min_of(PANEL, Plan::ROWS - row0)};
     };
-    long visible = D::causal ? 0 : keys;  // keys that any query of the chunk attends to
+    long visible = 0;  // keys that any query of the chunk attends to
     for (long p = 0; p < panels; p++) {
       const QueryPanel<D> panel = panel_of(p);
+      limits[p].set(panel, mask, keys, first);
+      visible = max_of(visible, limits[p].highest);
       for (int lane = 0; lane < PANEL; lane++) {
         const T* from = q + b * D::q_b + panel.head(lane) * D::q_h + panel.query(lane) * D::q_s;
         copy_units<F32>((char*)(rows + lane * Plan::DMAX), from, D::DH);
-        if (D::causal) visible = max_of(visible, min_of(keys, panel.query(lane) + first + 1));
       }
       float* to = queries + p * D::DH * PANEL;
       transpose_part((const uint32_t*)rows, Plan::DMAX, (uint32_t*)to, PANEL, PANEL, D::DH);
@@ -201,7 +150,7 @@ NPU_NOINLINE void attention(const T* q, const T* k, const T* v, const M* mask, T
       // The last tile of a short block repeats the last key; these scores are never read.
       for (int j = 0; j < KEY_BLOCK; j++) off[j] = (int32_t)(min_of(j, n - 1) * K_STEP * 4);
       for (long p = 0; p < panels; p++) {
-        const QueryPanel<D> panel = panel_of(p);
+        if (limits[p].highest <= j0) continue;
         for (int j = 0; j < n; j += TILE_ROWS) {
           for (int c = 0; c < PANEL; c += TILE_COLS) {
             const char* w = (const char*)(queries + p * D::DH * PANEL + c);
@@ -209,11 +158,8 @@ NPU_NOINLINE void attention(const T* q, const T* k, const T* v, const M* mask, T
                 {k_block, off + j, &no_tap, 1, (int)D::DH, w, scores + j * PANEL + c, SEGMENT_F32, w, 0});
           }
         }
-        if constexpr (!is_same<M, NoMask>::value) add_mask<D>(scores, mask, panel, j0, n, rows, transposed);
-        if constexpr (D::causal) {
-          for (int lane = 0; lane < PANEL; lane++) limits[lane] = (int32_t)(panel.query(lane) + first + 1);
-          mask_beyond(scores, limits, j0, n);
-        }
+        if constexpr (!no_mask<M>) add_mask<KEY_BLOCK>(scores, 1.0f, mask, panel_of(p), j0, n, rows, transposed);
+        mask_beyond(scores, limits[p], j0, n);
         float* values = acc + p * D::DV * PANEL;
         softmax_block<D::DV>(scores, n, row_max + p * PANEL, row_sum + p * PANEL, values);
         for (int t = 0, d = 0; t < DV_TILES; t++) {
@@ -232,25 +178,8 @@ NPU_NOINLINE void attention(const T* q, const T* k, const T* v, const M* mask, T
       }
     }
 
-    for (long p = 0; p < panels; p++) {
-      const QueryPanel<D> panel = panel_of(p);
-      for (int s = 0; s < PANEL; s += VL) {
-        const vf total = load_bytes<vf>(row_sum + p * PANEL + s);
-        const vf factor = select(total == 0.0f, vf{}, 1.0f / total);
-        for (long d = 0; d < D::DV; d++) {
-          float* e = acc + (p * D::DV + d) * PANEL + s;
-          store_bytes(e, load_bytes<vf>(e) * factor);
-        }
-      }
-      transpose_part((const uint32_t*)(acc + p * D::DV * PANEL), PANEL, (uint32_t*)rows, Plan::DMAX, D::DV, PANEL);
-      for (int lane = 0; lane < panel.rows; lane++) {
-        T* to = out + b * D::o_b + panel.head(lane) * D::o_h + panel.query(lane) * D::o_s;
-        const float* from = rows + lane * Plan::DMAX;
-        long d = 0;
-        for (; d + VL <= D::DV; d += VL) st(to + d, load_bytes<vf>(from + d), Full{});
-        if (d < D::DV) st(to + d, ld(from + d, (int)(D::DV - d)), (int)(D::DV - d));
-      }
-    }
+    for (long p = 0; p < panels; p++)
+      store_panel(acc + p * D::DV * PANEL, row_sum + p * PANEL, panel_of(p), out, rows, Plan::DMAX);
   }
 }
 

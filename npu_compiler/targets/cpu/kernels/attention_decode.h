@@ -7,6 +7,16 @@
 namespace npu {
 
 struct NoMask {};
+struct Positions { int64_t value; };  // a mask: the position of each query in the cache, the last key that it sees
+
+template <class M> constexpr bool no_mask = is_same<M, NoMask>::value || is_same<M, Positions>::value;
+
+// How many of the first keys a query attends to, as far as the causal order or its position tells.
+template <class D, class M> NPU_INLINE long visible_keys(const M* mask, long query, long keys, long first) {
+  if constexpr (is_same<M, Positions>::value) keys = max_of(0, min_of(keys, (long)mask[query].value + 1));
+  else (void)mask;
+  return D::causal ? max_of(0, min_of(keys, query + first + 1)) : keys;
+}
 
 constexpr int DECODE_ROWS = 8;  // the most query rows of a key/value head (heads of its group x queries)
 
@@ -221,9 +231,9 @@ NPU_INLINE void attention_decode(const T* q, const T* k, const T* v, const M* ma
     if (keys > 0) decode_scores<D>(k + b * D::k_b + hk * D::k_h, keys, query_rows, queries, wide, scores);
     for (int r = 0; r < Plan::ROWS; r++) {
       const long head = hk * (D::H / D::HK) + r / D::SQ, query = r % D::SQ;
-      const long visible = D::causal ? max_of(0, min_of(keys, query + first + 1)) : keys;
+      const long visible = visible_keys<D>(mask, query, keys, first);
       float* s = scores + r * Plan::KEYS;
-      if constexpr (!is_same<M, NoMask>::value) {
+      if constexpr (!no_mask<M>) {
         const M* from = mask + b * D::m_b + head * D::m_h + query * D::m_q;
         for (long j = 0; j < visible; j += VL) {
           const int lanes = (int)min_of(VL, visible - j);

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from functools import partial
 
+from ....schedule.fold_position_masks import FOLD_POSITION_MASKS
 from ....schedule.horizontal_fusion import common_rewrites
 from ....schedule.rewrite import ScheduleRewrite
 from ....target_config import TargetConfig
 from ..lang.dialect import Dialect
 from .dual_conv import dual_conv
-from .fold_position_masks import fold_position_masks
 from .fuse_decode_attention import fuse_decode_attention
 from .legalize import legalize
 from .scatter_sums import scatter_sums
@@ -25,11 +25,7 @@ def rewrites(config: TargetConfig, dialect: Dialect) -> tuple[ScheduleRewrite, .
     """Return the table of a SIMT target's rewrites."""
     return (
         *common_rewrites(config),
-        ScheduleRewrite(
-            "fold_position_masks",
-            "attention compares positions itself if its mask is only such a comparison",
-            fold_position_masks,
-        ),
+        FOLD_POSITION_MASKS,
         ScheduleRewrite(
             "fuse_decode_attention",
             "rotary embeddings, cache updates and the combination of parts join a decode step's attention",

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from ....graph import expr
-from ....graph.expr import Expr
-from ....schedule.kernel import Attention, Kernel, Loops, Operand
-from ....schedule.schedule import Schedule
+from ..graph import expr
+from ..graph.expr import Expr
+from .kernel import Attention, Kernel, Loops, Operand
+from .rewrite import ScheduleRewrite
+from .schedule import Schedule
 
 
 def fold_position_masks(schedule: Schedule) -> None:
@@ -51,3 +52,10 @@ def _compares_positions(k: Loops, mask: Operand, positions: Operand) -> bool:
         Expr("le", "bool", (expr.index(rank - 1), seen)),
         Expr("ge", "bool", (seen, expr.index(rank - 1))),
     )
+
+
+FOLD_POSITION_MASKS = ScheduleRewrite(
+    "fold_position_masks",
+    "attention compares positions itself if its mask is only such a comparison",
+    fold_position_masks,
+)
