@@ -138,7 +138,7 @@ def test_attention(tmp_path: Path, arch: str, dtype: str) -> None:
                 bound += 2.0**-8 * attention_reference(c, q, k, np.abs(v), mask)
             assert np.isfinite(got).all()
             error = np.abs(got - want)
-            assert (error <= bound).all(), f"case {i}: worst {error.max():.2e}, {(error / bound).max():.2f} times the bound"
+            assert (error <= bound).all(), f"case {i}: worst {error.max():.2e}, {(error / bound).max():.2f} bounds"
             if c.mask not in ("", "Positions"):
                 assert (got[:, :, 3:4] == 0).all()
     library.handle.stop()
