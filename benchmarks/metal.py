@@ -3,16 +3,18 @@
     make test-metal                     tests, then all figures, into benchmarks/results/metal-<chip>.json
     make test-metal ARGS=--quick        the small models and few rounds; prints figures and writes nothing
 
-The peers come with ``pip install mlx-lm llama-cpp-python``; PyTorch is there anyway. Contenders take turns. Every
-figure of npusim has a verdict: its RMS error is at most 1.1 times that of PyTorch eager in the same dtype, against
-float64 (networks) or float32 (language models), and the largest scores are the same. Without a Mac, this script says so
-and measures nothing. It has not run on a Mac yet.
+Networks also run with their kernels encoded for each run, which shows what indirect command buffers bring. The peers
+come with ``pip install mlx-lm llama-cpp-python``; PyTorch is there anyway. Contenders take turns. Every figure of
+npusim has a verdict: its RMS error is at most 1.1 times that of PyTorch eager in the same dtype, against float64
+(networks) or float32 (language models), and the largest scores are the same. Without a Mac, this script says so and
+measures nothing. It has not run on a Mac yet.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import os
 import platform
 import re
 import statistics
@@ -23,6 +25,7 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -70,9 +73,14 @@ def resnet(name: str, batch: int, seconds: float) -> dict[str, Any]:
     half = copy.deepcopy(model).half()
     program = npu_compiler.compile(npu_compiler.capture(half, (x.half(),)), target="metal")
     backend = get_backend("metal")
-    executor = Executor(program, load_weights(program, state_dict_numpy(half), backend), backend)
-    images, result = x.half().numpy(), program.outputs[0].name
-    calls: dict[str, Callable[[], np.ndarray]] = {"npusim": lambda: executor.run([images])[result]}
+    weights = load_weights(program, state_dict_numpy(half), backend)
+    executor, images, result = Executor(program, weights, backend), x.half().numpy(), program.outputs[0].name
+    with patch.dict(os.environ, NPU_METAL_INDIRECT="0"):
+        listed = Executor(program, weights, backend)
+    calls: dict[str, Callable[[], np.ndarray]] = {
+        "npusim": lambda: executor.run([images])[result],
+        "npusim, NPU_METAL_INDIRECT=0": lambda: listed.run([images])[result],
+    }
     with torch.no_grad():
         exact = copy.deepcopy(model).double()(x.double()).numpy()
         eager = half(x.half()).double().numpy()

@@ -104,7 +104,10 @@ class MetalEntry(GPUEntry["MetalBackend"]):
         none."""
         if self.obstacle is not None:
             return None
-        commands = self._spare.pop() if self._spare else IndirectCommands.create(self._backend.mtl, steps)
+        try:
+            commands: IndirectCommands | None = self._spare.pop()
+        except IndexError:
+            commands = IndirectCommands.create(self._backend.mtl, steps)
         if commands is None:
             return None
         commands.encode(steps)

@@ -116,6 +116,23 @@ def test_runs_that_follow_a_failed_one(device: metal_api.Device, convnet: Model,
     convnet.check(y.to_numpy())
 
 
+def test_a_copy_that_fails_is_no_kernel(
+    device: metal_api.Device, convnet: Model, failing: tuple[Executor, str]
+) -> None:
+    """It is in the same command buffer as the run before it."""
+    executor, _ = failing
+    backend = executor.backend
+    assert isinstance(backend, MetalBackend)
+    x, spare = (backend.allocate_buffer(convnet.x) for _ in range(2))
+    run = executor.bind([x], [backend.allocate_zeros((2, 5), FLOAT)])
+    run()
+    backend.copy(x, spare)
+    device.faults["copy"] = NSError("Internal Error", 1)
+    with pytest.raises(BackendError, match=r"^a copy on the GPU: Internal Error \(error 1 of Metal; report this\)$"):
+        backend.synchronize()
+    assert backend.commands.queue.committed == 1
+
+
 @pytest.mark.parametrize(
     ("code", "text", "remedy"),
     [

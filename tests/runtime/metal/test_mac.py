@@ -130,5 +130,6 @@ def test_a_network_is_measured_and_judged(
 
     monkeypatch.setattr(importlib.import_module("cpu"), "build_model", tiny)
     row = benchmark.resnet("tiny", 1, 0.0)
-    assert row["median_ms"]["npusim"] > 0 and row["verdict"]["argmax_kept"]
+    assert {"npusim", "npusim, NPU_METAL_INDIRECT=0"} <= row["median_ms"].keys() and min(row["median_ms"].values()) > 0
+    assert len(device.indirect) == 1 and row["verdict"]["argmax_kept"]
     assert 0 < row["verdict"]["error"] < 4 * row["verdict"]["eager_error"]

@@ -44,7 +44,9 @@ def answer(llm: LLM, **options: float) -> list[int]:
     return [t.id for t in llm.generate(PROMPT, max_tokens=20, ignore_eos=True, **options)]  # type: ignore[arg-type]
 
 
-def test_a_decoder_says_what_the_cpu_says(device: metal_api.Device, folder: Path, tmp_path: Path) -> None:
+def test_a_decoder_says_what_the_cpu_says(
+    device: metal_api.Device, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A prompt in chunks, then tokens that the GPU feeds into the next step while the host reads the last one. The CPU
     target is tested against PyTorch."""
     cpu, backend = decoder(folder, CPUBackend()), MetalBackend()
@@ -58,6 +60,10 @@ def test_a_decoder_says_what_the_cpu_says(device: metal_api.Device, folder: Path
         write_packed(file, "key", metal.weights, metal.program)
     stored = read_packed((tmp_path / "packed").open("rb"), "key", backend).store(metal.program)
     assert answer(LLM(metal.program, stored, metal.manifest, backend)) == answer(cpu)
+    used = len(device.indirect)
+    monkeypatch.setenv("NPU_METAL_INDIRECT", "0")
+    assert answer(LLM(metal.program, stored, metal.manifest, MetalBackend())) == answer(cpu)
+    assert used >= 3 and len(device.indirect) == used
 
 
 def test_a_model_with_parts_on_the_host(device: metal_api.Device) -> None:
@@ -110,13 +116,17 @@ def test_resnet18(device: metal_api.Device) -> None:
     wanted.check_ranking(found)
 
 
-def test_samples_of_operators(device: metal_api.Device) -> None:
+def test_samples_of_operators(device: metal_api.Device, monkeypatch: pytest.MonkeyPatch) -> None:
     """One sample of every fourth overload, in one program; with ``NPU_CONFORMANCE=full`` of every one."""
     first = {case.op_type: case for case in reversed(cases_for("metal"))}
     batch = compile_cases(list(first.values())[:: 1 if FULL else 4])
     assert len(batch.outputs) > 60 and not batch.failed
     program, backend = compile_graph(batch.graph, "metal"), MetalBackend()
     executor = Executor(program, load_weights(program, {}, backend), backend)
-    results = executor.run({k: np.array(v, order="C") for k, v in batch.inputs.items()})
+    inputs = {k: np.array(v, order="C") for k, v in batch.inputs.items()}
+    results = executor.run(inputs)
+    monkeypatch.setenv("NPU_METAL_INDIRECT", "0")
+    again = Executor(program, load_weights(program, {}, backend), backend).run(inputs)
+    assert all(np.array_equal(results[n], again[n], equal_nan=results[n].dtype.kind in "fV") for n in results)
     for case, names in batch.outputs.items():
         check(case, [results[n] for n in names], batch.summing[case])

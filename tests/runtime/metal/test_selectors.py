@@ -3,6 +3,7 @@ metal-cpp. The table's own facts are checked against values that Apple documents
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -31,6 +32,13 @@ def load(text):
     dispatch, barrier = encoder.dispatchThreadgroups_threadsPerThreadgroup_, encoder.memoryBarrierWithScope_
     dispatch(Metal.MTLSizeMake(1, 1, 1), Metal.MTLSize(32, 1, 1))
     barrier(Metal.MTLBarrierScopeBuffers)
+    made = device.newIndirectCommandBufferWithDescriptor_maxCommandCount_options_(options, 1, 0)
+    options.setCommandTypes_(Metal.MTLIndirectCommandTypeConcurrentDispatch)
+    command = made.indirectComputeCommandAtIndex_(0)
+    command.setKernelBuffer_offset_atIndex_(text, 0, 0)
+    command.setBarrier()
+    encoder.executeCommandsInBuffer_withRange_(made, (0, 1))
+    cpu, gpu = device.sampleTimestamps_gpuTimestamp_(None, None)
     encoder.endEncoding()
     if device.respondsToSelector_("newResidencySetWithDescriptor:error:"):
         return getattr(queue, "addResidencySet_")
@@ -57,6 +65,11 @@ MUTATIONS = [
     ),
     ("newResidencySetWithDescriptor:error:", "newResidencySet:error:", "no class of Metal has the selector"),
     ("addResidencySet_", "addResidencySets_", "no class of Metal has the selector addResidencySets:"),
+    ("setBarrier()", "setBarriers()", "no class of Metal has the selector setBarriers"),
+    ("setKernelBuffer_offset_atIndex_", "setKernelBuffer_atIndex_", "no class of Metal has the selector"),
+    ("withRange_(made, (0, 1))", "withRange_(made)", "executeCommandsInBuffer:withRange: takes 2 arguments, not 1"),
+    ("sampleTimestamps_gpuTimestamp_(None, None)", "sampleTimestamps_gpuTimestamp_(text, None)", "pass None there"),
+    ("MTLIndirectCommandTypeConcurrentDispatch", "MTLIndirectCommandTypeDispatch", "is no constant, function, struct"),
 ]
 
 
@@ -87,12 +100,16 @@ def test_a_wrong_name_or_count_is_found(name: str, mutated: str, message: str, p
 @pytest.mark.metal
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(BACKENDS)))
 def test_every_selector_of_the_backend_is_noticed_when_misspelt(path: Path, python: frozenset[str]) -> None:
-    """Misspelling any one of the selectors with arguments in a file is found in that file."""
-    source = path.read_text()
+    """Misspelling any one of the selectors or constants in a file is found in that file."""
+    source, found = path.read_text(), 0
     for selector in table().selectors:
-        name = selector.replace(":", "_") + "("
-        if ":" in selector and f".{name}" in source:
-            assert problems(source.replace(f".{name}", f".x{name}"), python), selector
+        name = selector.replace(":", "_")
+        if f".{name}(" in source and name not in python:
+            assert problems(source.replace(f".{name}(", f".x{name}("), python), selector
+            found += 1
+    for constant in re.findall(r"\.(MTL\w+)", source):
+        assert problems(source.replace(f".{constant}", f".{constant}X"), python), constant
+    assert found or path.name in ("__init__.py", "hazards.py")
 
 
 def test_the_table_has_values_that_apple_documents() -> None:

@@ -112,9 +112,12 @@ class CommandBuffer:
             self._check_hazards(segment)
             for work in self.device.ordered(segment):
                 if isinstance(work, Dispatch):
-                    error = self.device.fault(work.pipeline.function.name)
-                    if error is not None:
-                        return error, work.signposts
+                    error, passed = self.device.fault(work.pipeline.function.name), work.signposts
+                else:
+                    error, passed = self.device.fault("copy"), 0
+                if error is not None:
+                    return error, passed
+                if isinstance(work, Dispatch):
                     self._dispatch(work)
                 else:
                     work()

@@ -44,7 +44,7 @@ TICKS = 24  # of the GPU's clock in a microsecond
 
 class Device:
     """``family``: of the GPU. ``order``: 'random' or 'reversed', of dispatches that no barrier separates. ``faults``:
-    errors of command buffers that run a kernel, by its name; ``faults_last``: whether the kernel fails each time.
+    errors of command buffers that run a kernel, by its name, or "copy"; ``faults_last``: whether it fails each time.
     ``memory``: the bytes that buffers may take. ``not_indirect``: kernels that cannot be commands of an indirect
     command buffer; ``indirect_threads``: the threads of a threadgroup of those that can. ``counters``: whether encoders
     sample the clock; ``lost_samples``: those that fail. ``log``: the compute work that was encoded, in order.
