@@ -56,7 +56,7 @@ NPU_INLINE vf zip_high(vbytes low, vbytes high) { return zip_half(low, high, 8);
 struct Outlier { uint32_t at; float value; };  // row at / PANEL of the reduced dim, column at % PANEL
 
 struct bf16c12 {
-  static constexpr bool PLAIN = false, ODD_UNITS = false;
+  static constexpr bool PLAIN = false, ODD_UNITS = false, HAS_BASE = false;
   static constexpr int HEAD_BYTES = 64, UNIT_BYTES = 96, BLOCK_UNITS = 0;
   template <class Kind> using Storage = bf16c12;  // Kind is always BF16P
   static constexpr long slots(long units) { return (2 * units * PANEL / 128 + 7) / 8 * 8; }

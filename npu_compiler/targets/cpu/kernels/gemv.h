@@ -32,6 +32,7 @@ template <class Kind, class Stored, int M, int PANELS> NPU_NOINLINE void gemv_ti
   for (int s = 0; s < PANELS; s++) w[s] = Reader<Stored>::of(a.w + s * a.panel_bytes);
   const char* x = a.x;
   vf acc[PANELS][PANEL_VECS][M];
+  vf sum[M];  // of x in a block, which bases are multiplied by
   auto multiply = [&](int s, const vf (&wv)[PANEL_VECS], const vf (&xv)[M]) __attribute__((always_inline)) {
 #pragma GCC unroll 8
     for (int v = 0; v < PANEL_VECS; v++)
@@ -51,6 +52,11 @@ template <class Kind, class Stored, int M, int PANELS> NPU_NOINLINE void gemv_ti
       for (int v = 0; v < PANEL_VECS; v++)
 #pragma GCC unroll 4
         for (int m = 0; m < M; m++) acc[s][v][m] = vf{};
+    if constexpr (Stored::HAS_BASE)
+      for (int m = 0; m < M; m++) sum[m] = vf{};
+    if constexpr (Stored::BLOCK_UNITS > 0)
+#pragma GCC unroll 4
+      for (int s = 0; s < PANELS; s++) w[s].from = Stored::at(a.w + s * a.panel_bytes, k);
     for (; k + 4 <= end; k += 4, x += 16) {
 #pragma GCC unroll 4
       for (int s = 0; s < PANELS; s++)
@@ -62,6 +68,11 @@ template <class Kind, class Stored, int M, int PANELS> NPU_NOINLINE void gemv_ti
         vf xv[2][M];
         splat_x(u, xv[0]);
         splat_x(u + 1, xv[1]);
+        if constexpr (Stored::HAS_BASE)
+#pragma GCC unroll 4
+          for (int m = 0; m < M; m++)
+#pragma GCC unroll 2
+            for (int i = 0; i < 2; i++) Kind::step(sum[m], Kind::ones(), xv[i][m]);
 #pragma GCC unroll 4
         for (int s = 0; s < PANELS; s++) {
           vf wv[2][PANEL_VECS];
@@ -95,6 +106,8 @@ template <class Kind, class Stored, int M, int PANELS> NPU_NOINLINE void gemv_ti
           float* to = a.acc + (s * M + m) * PANEL + v * VL;
           if constexpr (Stored::BLOCK_UNITS > 0)
             acc[s][v][m] *= Stored::scale(a.w + s * a.panel_bytes, a.len, (k - 1) / SEGMENT, v);
+          if constexpr (Stored::HAS_BASE)
+            acc[s][v][m] += Stored::base(a.w + s * a.panel_bytes, (k - 1) / SEGMENT, v) * sum[m];
           store_bytes(to, first ? acc[s][v][m] : acc[s][v][m] + load_bytes<vf>(to));
         }
   }

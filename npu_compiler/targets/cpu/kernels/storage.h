@@ -30,7 +30,7 @@ template <class Format> struct stored { uint8_t byte; };  // element type of poi
 template <class Storage> struct Reader;
 
 template <class Kind> struct Plain {
-  static constexpr bool PLAIN = true, ODD_UNITS = true;
+  static constexpr bool PLAIN = true, ODD_UNITS = true, HAS_BASE = false;
   static constexpr int UNIT_BYTES = Kind::W_BYTES, BLOCK_UNITS = 0;
   static constexpr long panel_bytes(long units) { return units * UNIT_BYTES; }
   NPU_INLINE const char* at(const char* panel, long unit) { return panel + unit * UNIT_BYTES; }
@@ -59,7 +59,7 @@ template <class Kind> struct Reader<Plain<Kind>> {
 // value() returns integers up to 256, which are exact in bf16, and an element is this integer times
 //   scale(panel, length, block, v)  one scale per column, for BLOCK elements of the reduced dim of `length`
 template <class Format, class Kind> struct Values {
-  static constexpr bool PLAIN = false, ODD_UNITS = true;
+  static constexpr bool PLAIN = false, ODD_UNITS = true, HAS_BASE = false;
   static constexpr int DEPTH = Kind::X_PER_UNIT, UNIT_BYTES = Format::K_BYTES * DEPTH, VECS = PANEL / VL;
   static constexpr int BLOCK_UNITS = Format::BLOCK / DEPTH;
   static constexpr long panel_bytes(long units) { return Format::panel_bytes(units * DEPTH); }

@@ -65,6 +65,7 @@ struct F32 {
   static constexpr int W_BYTES = PANEL * 4;  // bytes of one unit of a panel
   static constexpr int X_PER_UNIT = 1;
   NPU_INLINE vf weights(const char* w, int v) { return load_bytes<vf>(w + v * VL * 4); }
+  NPU_INLINE vf ones() { return splat<vf>(1.0f); }  // a unit of weights 1
   NPU_INLINE void step(vf& acc, vf w, vf x) { mul_add(acc, w, x); }
 };
 
@@ -79,6 +80,7 @@ struct BF16P {
   static constexpr int W_BYTES = PANEL * 4;
   static constexpr int X_PER_UNIT = 2;
   NPU_INLINE vf weights(const char* w, int v) { return load_bytes<vf>(w + v * VL * 4); }
+  NPU_INLINE vf ones() { return (vf)(vi32{} + 0x3f803f80); }
   NPU_INLINE void step(vf& acc, vf w, vf x) {
 #if defined(__AVX512BF16__) && NPU_AVX512
     __asm__("vdpbf16ps %2, %1, %0" : "+v"(acc) : "v"(w), "v"(x));

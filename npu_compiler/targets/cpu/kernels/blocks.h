@@ -1,0 +1,213 @@
+// The storage of formats whose rows consist of blocks of small codes with a scale (npu_compiler/weights/blocks.py
+// describes the bytes). An element is value(code) * scale + base. Codes are decoded in registers, where values are exact
+// in bf16; the sum of a block is scaled.
+//
+// A Format defines
+//   BITS, BLOCK                  bits of a code, codes that share a scale
+//   SUPER, HEAD_BYTES            blocks of a super-block and the bytes in front of them (1 and 0: none)
+//   SCALE_BYTES                  bytes after the codes of a block
+//   value(code)                  constexpr float, exact in bf16; LINEAR: it is code + value(0)
+//   scale(head, scales, v)       of the VL columns from v * VL on
+//   HAS_BASE                  whether there is a base(head, scales, v), too
+// All bytes are those of 32 columns.
+#pragma once
+#include "storage.h"
+
+namespace npu {
+
+// Values of all codes. Shorter tables repeat, so that an index may have anything above the bits of its code.
+template <class Format> struct ValueTable {
+  alignas(64) float floats[64];
+  alignas(64) uint16_t words[64];  // as bf16
+  constexpr ValueTable() : floats{}, words{} {
+    for (int i = 0; i < 64; i++) {
+      floats[i] = Format::value(i & ((1 << Format::BITS) - 1));
+      words[i] = (uint16_t)(__builtin_bit_cast(uint32_t, floats[i]) >> 16);
+    }
+  }
+};
+template <class Format> constexpr ValueTable<Format> VALUES;
+
+// A group is 4 elements of the reduced dim. Each plane of B bits has, for columns c and c + 16, a number of 8 * B bits:
+// its field 4 * (k % 2) + 2 * (k / 2) + (column / 16) belongs to element k of the group.
+template <class Format> struct Codes {
+  static constexpr int BITS = Format::BITS, LOW_BITS = BITS >= 4 ? 4 : 2, HIGH_BITS = BITS - LOW_BITS;
+  static constexpr int GROUP = 4, LOW_BYTES = 16 * LOW_BITS, GROUP_BYTES = 16 * BITS, HALF = 16 / VL;
+  static_assert(BITS >= 2 && BITS <= 6, "codes have 2 to 6 bits");
+  template <int B> NPU_INLINE vi32 plane(const char* from, int v) {
+    const char* at = from + v % HALF * VL * B;
+    if constexpr (B == 4) return load_bytes<vi32>(at);
+    else if constexpr (B == 2) return ld((const int16_t*)at, Full{});
+    else return ld((const uint8_t*)at, Full{});
+  }
+  // Element k of a group: bits above the code are not zero.
+  NPU_INLINE vi32 index(const char* group, int k, int v) {
+    const int field = 4 * (k % 2) + 2 * (k / 2) + v / HALF;
+    const vi32 low = plane<LOW_BITS>(group, v) >> LOW_BITS * field;
+    if constexpr (HIGH_BITS == 0) return low;
+    else {
+      const vi32 high = plane<HIGH_BITS>(group + LOW_BYTES, v);
+      const int left = LOW_BITS - HIGH_BITS * field;
+      const int mask = (1 << LOW_BITS) - 1;
+      return (low & mask) | ((left > 0 ? high << left : high >> -left) & ~mask);
+    }
+  }
+  NPU_INLINE vf value(const char* group, int k, int v) {
+    const vi32 i = index(group, k, v);
+#if NPU_AVX512
+    const float* table = VALUES<Format>.floats;
+    if constexpr (BITS <= 4) return (vf)_mm512_permutexvar_ps((__m512i)i, _mm512_load_ps(table));
+    else if constexpr (BITS == 5)
+      return (vf)_mm512_permutex2var_ps(_mm512_load_ps(table), (__m512i)i, _mm512_load_ps(table + 16));
+#endif
+    const vi32 code = i & ((1 << BITS) - 1);
+    if constexpr (Format::LINEAR) {
+      return __builtin_convertvector(code, vf) + Format::value(0);
+    } else {
+#if NPU_AVX2
+      return (vf)_mm256_i32gather_ps(VALUES<Format>.floats, (__m256i)code, 4);
+#else
+      vf out = {};
+      for (int j = 0; j < VL; j++) out[j] = VALUES<Format>.floats[code[j]];
+      return out;
+#endif
+    }
+  }
+#if NPU_AVX512
+  typedef uint16_t words __attribute__((vector_size(64)));
+  template <int B> NPU_INLINE words wide_plane(const char* from) {  // the fields of odd elements in odd words
+    const vi32 x = plane<B>(from, 0);
+    if constexpr (B == 4) return (words)x;
+    else if constexpr (B == 2) return (words)((x & 0xffff) | x << 8);
+    else return (words)(x | x << 12);
+  }
+#endif
+  // Elements 2u and 2u + 1 of a group for all columns, as pairs of bf16.
+  template <int VECS> NPU_INLINE void pairs(const char* group, int u, vf (&w)[VECS]) {
+#if NPU_AVX512
+    const words low = wide_plane<LOW_BITS>(group);
+    words high = low;
+    if constexpr (HIGH_BITS > 0) high = wide_plane<HIGH_BITS>(group + LOW_BYTES);
+    const uint16_t* table = VALUES<Format>.words;
+    const __m512i values = _mm512_load_si512(table);
+#pragma GCC unroll 2
+    for (int v = 0; v < 2; v++) {
+      const int field = 2 * u + v;
+      words i = low >> LOW_BITS * field;
+      if constexpr (HIGH_BITS > 0) {
+        const int left = LOW_BITS - HIGH_BITS * field;
+        const uint16_t mask = (uint16_t)((1 << LOW_BITS) - 1);
+        i = (i & mask) | ((left > 0 ? high << left : high >> -left) & (uint16_t)~mask);
+      }
+      if constexpr (BITS <= 5) w[v] = (vf)_mm512_permutexvar_epi16((__m512i)i, values);
+      else w[v] = (vf)_mm512_permutex2var_epi16(values, (__m512i)i, _mm512_load_si512(table + 32));
+    }
+#else
+#pragma GCC unroll 8
+    for (int v = 0; v < VECS; v++) {
+      const vf even = value(group, 2 * u, v), odd = value(group, 2 * u + 1, v);
+      w[v] = (vf)(((vi32)even >> 16 & 0xffff) | (vi32)odd);
+    }
+#endif
+  }
+};
+
+template <class Format, class Kind> struct Blocks {
+  using Code = Codes<Format>;
+  static constexpr bool PLAIN = false, ODD_UNITS = false, HAS_BASE = Format::HAS_BASE;
+  static constexpr int DEPTH = Kind::X_PER_UNIT, VECS = PANEL / VL, BLOCK_UNITS = Format::BLOCK / DEPTH;
+  static constexpr int BLOCK_BYTES = Format::BLOCK / Code::GROUP * Code::GROUP_BYTES + Format::SCALE_BYTES;
+  static constexpr int SUPER_BYTES = Format::HEAD_BYTES + Format::SUPER * BLOCK_BYTES;
+  static constexpr int UNIT_BYTES = (BLOCK_BYTES + BLOCK_UNITS - 1) / BLOCK_UNITS;  // on average, for prefetching
+  static constexpr long panel_bytes(long units) {
+    return (units / BLOCK_UNITS / Format::SUPER * SUPER_BYTES + 63) / 64 * 64;
+  }
+  NPU_INLINE const char* head(const char* panel, long block) { return panel + block / Format::SUPER * SUPER_BYTES; }
+  NPU_INLINE const char* codes(const char* panel, long block) {
+    return head(panel, block) + Format::HEAD_BYTES + block % Format::SUPER * BLOCK_BYTES;
+  }
+  NPU_INLINE const char* scales(const char* panel, long block) {
+    return codes(panel, block) + BLOCK_BYTES - Format::SCALE_BYTES;
+  }
+  NPU_INLINE const char* at(const char* panel, long unit) {
+    return codes(panel, unit / BLOCK_UNITS) + unit % BLOCK_UNITS * DEPTH / Code::GROUP * Code::GROUP_BYTES;
+  }
+  NPU_INLINE vf scale(const char* panel, long, long block, int v) {
+    return Format::scale(head(panel, block), scales(panel, block), v);
+  }
+  NPU_INLINE vf base(const char* panel, long block, int v) {
+    if constexpr (HAS_BASE) return Format::base(head(panel, block), scales(panel, block), v);
+    else return vf{};
+  }
+  static NPU_NOINLINE const char* unpack(const char* panel, long, long first, long n, char* buffer) {
+    vf s[VECS], low[VECS];
+    char* to = buffer;
+    for (long unit = first; unit < first + n; unit += Code::GROUP / DEPTH) {
+      if (unit == first || unit % BLOCK_UNITS == 0)
+        for (int v = 0; v < VECS; v++) {
+          s[v] = scale(panel, 0, unit / BLOCK_UNITS, v);
+          low[v] = base(panel, unit / BLOCK_UNITS, v);
+        }
+      const char* group = at(panel, unit);
+      __builtin_prefetch(group + 1024, 0, 3);
+      __builtin_prefetch(group + 1024 + 64, 0, 3);
+      auto element = [&](vf w, int v) __attribute__((always_inline)) {
+        return HAS_BASE ? w * s[v] + low[v] : w * s[v];
+      };
+#pragma GCC unroll 4
+      for (int u = 0; u < Code::GROUP / DEPTH; u++) {
+        vf w[VECS];
+        if constexpr (DEPTH == 2) Code::pairs(group, u, w);
+#pragma GCC unroll 8
+        for (int v = 0; v < VECS; v++, to += VL * 4) {
+          if constexpr (DEPTH == 1) store_bytes(to, element(Code::value(group, u, v), v));
+          else {
+            const vf even = element((vf)((vi32)w[v] << 16), v), odd = element((vf)((vi32)w[v] & (int)0xffff0000), v);
+            store_bytes(to, bf16_lanes(even) | bf16_lanes(odd) << 16);
+          }
+        }
+      }
+    }
+    return buffer;
+  }
+  template <int M, class Args> NPU_INLINE void add_outliers(const Args&, const char*, float*) {}
+};
+
+template <class Format, class Kind> struct Reader<Blocks<Format, Kind>> {
+  using Storage = Blocks<Format, Kind>;
+  using Code = Codes<Format>;
+  static constexpr int VECS = PANEL / VL, GROUP_UNITS = Code::GROUP / Storage::DEPTH;
+  const char* from;
+  NPU_INLINE Reader of(const char* panel) { return {Storage::at(panel, 0)}; }
+  __attribute__((always_inline)) void load2(int u, vf (&w)[2][VECS]) const {
+#pragma GCC unroll 2
+    for (int i = u; i < u + 2; i++) {
+      const char* group = from + i / GROUP_UNITS * Code::GROUP_BYTES;
+      if constexpr (Storage::DEPTH == 2) Code::pairs(group, i % GROUP_UNITS, w[i - u]);
+      else
+#pragma GCC unroll 8
+        for (int v = 0; v < VECS; v++) w[i - u][v] = Code::value(group, i % GROUP_UNITS, v);
+    }
+  }
+  __attribute__((always_inline)) void skip(int units) { from += units / GROUP_UNITS * Code::GROUP_BYTES; }
+};
+
+// Formats of blocks of 32 codes with a float16 scale, and with a float16 minimum.
+template <int B> struct Scaled {
+  static constexpr int BITS = B, BLOCK = 32, SUPER = 1, HEAD_BYTES = 0, SCALE_BYTES = PANEL * 2;
+  static constexpr bool HAS_BASE = false, LINEAR = true;
+  static constexpr float value(int code) { return (float)(code - (1 << B) / 2); }
+  NPU_INLINE vf scale(const char*, const char* scales, int v) { return ld((const f16*)scales + v * VL, Full{}); }
+};
+// The element of the middle code takes the place of the minimum. It is smaller, so that the products of a block and its
+// sum of x cancel less.
+template <int B> struct ScaledFrom : Scaled<B> {
+  static constexpr int SCALE_BYTES = 2 * PANEL * 2;
+  static constexpr bool HAS_BASE = true;
+  NPU_INLINE vf base(const char* head, const char* scales, int v) {
+    const vf lowest = ld((const f16*)scales + PANEL + v * VL, Full{});
+    return lowest - Scaled<B>::scale(head, scales, v) * Scaled<B>::value(0);
+  }
+};
+
+}  // namespace npu

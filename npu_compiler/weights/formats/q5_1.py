@@ -1,0 +1,15 @@
+"""q5_1: blocks of 32 elements as codes of 5 bits with a float16 scale and a float16 minimum, as in GGUF's type of that name."""
+
+from __future__ import annotations
+
+from ..blocks import ScaledFrom
+
+
+class Q5_1(ScaledFrom):
+    name = "q5_1"
+    bits = 5
+    unit_bytes = 24
+    gguf_type = 7
+
+
+FORMAT = Q5_1()
