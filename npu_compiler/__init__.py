@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # the names of _LAZY, for type checkers and the API reference
     from .partitioning.plan import PartitionPlan
     from .support.errors import CompileError, NPUError, Reason
     from .targets import CodegenTarget
-    from .weights.format import register_format
+    from .weights.format import Weights, register_format
 
 __version__: str  # see _version
 
@@ -79,15 +79,16 @@ def compile(
     target: str | CodegenTarget = "cpu",
     dtype: Any = None,
     disable: Collection[str] = (),
-    weights: str | None = None,
+    weights: Weights = None,
 ) -> CompiledProgram:
     """Compile IR (a path, a dict, an :class:`IRGraph` or a pytorch-ir object) into a :class:`CompiledProgram`.
 
     ``target``: a name, or a code generator, which is known by its name from then on (``register_target``).
     ``dtype`` stores float32 activations and matrices as 'float16' or 'bfloat16' (None: as the IR says); a
     ``torch.dtype`` or a numpy dtype will do. ``disable`` names passes to leave out. ``weights`` names the format in
-    which the matrices of products are stored: 'bf16c12' (lossless), 'q8_0' (8 bits), or one that was given to
-    ``register_format`` (None: their elements). Raises :class:`ConfigError` for any other dtype, target or format,
+    which the matrices of products are stored: 'bf16c12' (lossless), GGUF's block formats ('q8_0', 'q4_0', …), or one
+    that was given to ``register_format`` (None: their elements); a mapping gives formats by the names of weights, and
+    by '*' that of all others. Raises :class:`ConfigError` for any other dtype, target or format,
     :class:`IRError` for malformed IR, :class:`CompileError` with every reason if some node cannot run on the target,
     :class:`ToolchainError` without a usable compiler.
     """

@@ -35,7 +35,7 @@ from .schedule.scheduler import Scheduler
 from .support.errors import Reason
 from .target_config import TargetConfig
 from .targets import get_target
-from .weights.format import BlockFormat, WeightFormat
+from .weights.format import BlockFormat, WeightFormats
 
 # Passes that can be left out (--disable, NPU_DISABLE), besides the rewrites of the target.
 PASSES: dict[str, str] = {
@@ -82,7 +82,7 @@ class State:
     recipes: list[tuple[str, Value]] = field(default_factory=list)  # load-time values, by weight buffer
     program: CompiledProgram | None = None
     entry: str = "main"
-    weights: WeightFormat | None = None
+    weights: WeightFormats = field(default_factory=WeightFormats)
     after_rewrite: Callable[[int, ScheduleRewrite, bool], bool] | None = None  # see run_rewrites
 
     def run_pass(self, name: str, f: Callable[[Graph], Any]) -> None:
@@ -104,7 +104,9 @@ def run_normalise(s: State) -> None:
     s.run_pass("fold_iota", fold_iota.fold_iota)
     s.run_pass("fold_constants", normalise.fold_constants)
     s.run_pass("fuse_attention", attention.fuse_attention)
-    s.run_pass("combine_parallel_matmul", combine_parallel_matmul.combine_parallel_matmul)
+    s.run_pass(
+        "combine_parallel_matmul", lambda graph: combine_parallel_matmul.combine_parallel_matmul(graph, s.weights)
+    )
 
 
 def run_layout(s: State) -> None:
@@ -116,8 +118,8 @@ def run_layout(s: State) -> None:
 def run_fold(s: State) -> None:
     """Fold batch norm and per-channel scales into weights, as load-time recipes; round weights to block formats."""
     s.run_pass("fold_batch_norm", fold.fold_batch_norm)
-    if isinstance(format := s.weights, BlockFormat):
-        s.run_pass("compress_weights", lambda graph: quantize.quantize_weights(graph, format, s.config.panel))
+    if any(isinstance(format, BlockFormat) for format in s.weights):
+        s.run_pass("compress_weights", lambda graph: quantize.quantize_weights(graph, s.weights, s.config.panel))
 
 
 def run_fuse(s: State) -> None:
@@ -142,7 +144,7 @@ def run_fuse(s: State) -> None:
 def run_schedule(s: State) -> None:
     """Make kernels over strided windows of buffers."""
     winograd = get_target(s.config).winograd if "winograd" not in s.disable else lambda node: None
-    lossless = s.weights if "compress_weights" not in s.disable else None
+    lossless = s.weights.default if "compress_weights" not in s.disable else None
     scheduler = Scheduler(s.graph, s.groups, s.config, winograd, lossless)
     s.schedule = scheduler.run()
     s.recipes = scheduler.recipes

@@ -40,7 +40,7 @@ from .support.dtypes import DTYPES, storage_dtype
 from .support.errors import CompileError, ConfigError
 from .target_config import TargetConfig, devices, target_config, target_names
 from .targets import get_target
-from .weights.format import WeightFormat, known_formats, weight_format
+from .weights.format import WeightFormats, Weights, known_formats, weight_format
 
 __all__ = [
     "PASSES", "PHASES", "State", "compile_entries", "compile_graph", "compile_graphs", "compile_ir", "dump",
@@ -102,7 +102,7 @@ def run_phases(
     dtype: Any = None,
     disable: Collection[str] = (),
     until: str | None = None,
-    weights: str | None = None,
+    weights: Weights = None,
     entry: str = "main",
 ) -> State:
     """Run the compiler up to and including ``until``, a phase or a rewrite of the target (default: all).
@@ -114,21 +114,22 @@ def run_phases(
         known = f"phases are: {', '.join(phases)}; rewrites of {target}: {', '.join(rewrites)}"
         raise CompileError(f"unknown phase {until!r}; {known}")
     off = _switches(disable, target)
-    return _run(State(ir, config, _storage(dtype), off, entry=entry, weights=_format(weights, config)), 0, until)
+    return _run(State(ir, config, _storage(dtype), off, entry=entry, weights=_formats(weights, config)), 0, until)
 
 
 def _storage(dtype: Any) -> str | None:
     return None if dtype is None else storage_dtype(dtype)
 
 
-def _format(weights: str | None, config: TargetConfig) -> WeightFormat | None:
-    """Return the weight format of that name. Raises ``ConfigError`` if the target has no reader for it."""
-    format = weight_format(weights)
-    if format is not None and format.layout(config.panel) is None:
-        readable = [n for n in known_formats() if (f := weight_format(n)) and f.layout(config.panel) is not None]
-        known = ", ".join([*readable, "none"])
-        raise ConfigError(f"the {config.name} target has no reader for weights in {format.name}; it takes {known}")
-    return format
+def _formats(weights: Weights, config: TargetConfig) -> WeightFormats:
+    """Return the weight formats of these names. Raises ``ConfigError`` if the target has no reader for one."""
+    formats = WeightFormats.of(weights)
+    for format in formats:
+        if format.layout(config.panel) is None:
+            readable = [n for n in known_formats() if (f := weight_format(n)) and f.layout(config.panel) is not None]
+            known = ", ".join([*readable, "none"])
+            raise ConfigError(f"the {config.name} target has no reader for weights in {format.name}; it takes {known}")
+    return formats
 
 
 def _switches(disable: Collection[str], target: str) -> frozenset[str]:
@@ -249,7 +250,7 @@ def _kernels(state: State) -> str:
 
 
 def compile_ir(
-    ir: IRGraph, target: str = "cpu", dtype: Any = None, disable: Collection[str] = (), weights: str | None = None
+    ir: IRGraph, target: str = "cpu", dtype: Any = None, disable: Collection[str] = (), weights: Weights = None
 ) -> CompiledProgram:
     """Run all phases and return the artifact. Arguments and errors are those of :func:`npu_compiler.compile`."""
     return compile_entries({"main": ir}, target, dtype, disable, weights)
@@ -260,23 +261,24 @@ def compile_entries(
     target: str = "cpu",
     dtype: Any = None,
     disable: Collection[str] = (),
-    weights: str | None = None,
+    weights: Weights = None,
 ) -> CompiledProgram:
     """Compile several graphs of one model (a prefill and a decode step, say) into entry points of one program, which
     share weights and state.
 
-    ``weights``: the weight format (:mod:`npu_compiler.weights.format`) of the matrices of products. Raises
-    ``ConfigError`` if it is unknown or the target has no reader for it. Loading weights whose values do not fit the
+    ``weights``: the weight format (:mod:`npu_compiler.weights.format`) of the matrices of products, or a mapping from
+    names of weights to formats (see ``WeightFormats``). Raises ``ConfigError`` if one is unknown or the target has no
+    reader for it. Loading weights whose values do not fit the
     format raises ``IncompressibleError``.
     """
     off, kind, config = _switches(disable, target), _storage(dtype), target_config(target)
-    format = _format(weights, config)
-    states = {n: State(ir, config, kind, off, entry=n, weights=format) for n, ir in irs.items()}
+    formats = _formats(weights, config)
+    states = {n: State(ir, config, kind, off, entry=n, weights=formats) for n, ir in irs.items()}
     return _link({n: _run(s, 0, "memory") for n, s in states.items()})
 
 
 def compile_unshared(
-    ir: IRGraph, target: str = "cpu", dtype: Any = None, disable: Collection[str] = (), weights: str | None = None
+    ir: IRGraph, target: str = "cpu", dtype: Any = None, disable: Collection[str] = (), weights: Weights = None
 ) -> State:
     """Compile like :func:`compile_ir`, but let no two buffers share memory: after a run, the arena holds the results of
     every kernel, so that each can be checked. The state has the ``program`` and its ``schedule``."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ from npu_compiler.artifact.program import CompiledProgram
 from npu_compiler.mixed.program import MixedProgram
 from npu_compiler.support.errors import ArtifactError, InputError
 from npu_compiler.support.files import write_atomic
-from npu_compiler.weights.files import open_weights
+from npu_compiler.weights.files import BLOCKS, WeightSource, open_weights
+from npu_compiler.weights.format import block_format
 from npu_runtime.model import weights_beside
 
 
@@ -20,6 +22,8 @@ def save_program(
     program: CompiledProgram | MixedProgram, weights: Any, path: str | os.PathLike[str]
 ) -> tuple[Path, Path]:
     """Write a program to ``path`` and, beside it, the weights that it reads as safetensors. Returns both paths.
+
+    Matrices that ``weights`` holds in the blocks that the program stores are written as these blocks.
 
     Args:
         weights: whatever ``open_weights`` accepts.
@@ -37,7 +41,10 @@ def save_program(
     source = open_weights(weights)
     initial = set(program.states) & set(source.names())
     keys = {w.key for w in program.weights} | initial
-    data = safetensors.numpy.save({k: np.asarray(source.read(k), order="C") for k in sorted(keys)})
+    blocks = _stored_blocks(program, source) if isinstance(program, CompiledProgram) else {}
+    tensors = {k: np.asarray(blocks[k][1] if k in blocks else source.read(k), order="C") for k in sorted(keys)}
+    table = {k: (format, source.spec(k)[0][1], source.spec(k)[1]) for k, (format, _) in blocks.items()}
+    data = safetensors.numpy.save(tensors, {BLOCKS: json.dumps(table)} if table else None)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(beside, data)
@@ -45,6 +52,18 @@ def save_program(
         raise ArtifactError(f"{beside}: cannot be written: {error.strerror or error}") from None
     program.save(target)
     return target, beside
+
+
+def _stored_blocks(program: CompiledProgram, source: WeightSource) -> dict[str, tuple[str, np.ndarray]]:
+    """Return the format and the blocks of the weights that the program stores in blocks which ``source`` holds."""
+    found = {}
+    for node in program.recipes.nodes:
+        if node.op == "quantize" and node.inputs[0].op == "weight":
+            key, format = node.inputs[0].node.attrs["key"], node.attrs["format"]
+            held = source.blocks(key, block_format(format))
+            if held is not None:
+                found[key] = (format, held)
+    return found
 
 
 def emit_source(program: CompiledProgram | MixedProgram, folder: str | None) -> list[str]:

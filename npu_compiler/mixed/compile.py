@@ -10,6 +10,7 @@ from ..artifact.program import CompiledProgram
 from ..partitioning.plan import NPU, PartitionPlan
 from ..pipeline import compile_entries, compile_ir, main_dtype
 from ..target_config import target_config
+from ..weights.format import Weights
 from .program import MixedProgram
 
 __all__ = ["assemble", "compile_plan"]
@@ -20,7 +21,7 @@ def compile_plan(
     target: str = "cpu",
     dtype: Any = None,
     disable: Collection[str] = (),
-    weights: str | None = None,
+    weights: Weights = None,
 ) -> CompiledProgram | MixedProgram:
     """Compile the NPU partitions of ``plan``, which was made for ``target``.
 

@@ -10,11 +10,14 @@ from collections.abc import Sequence
 
 from ..graph import expr
 from ..graph.graph import VIEWS, Graph, Node, Value
+from ..weights.format import WeightFormats
 from .load_time import static_values
+from .quantize import chosen_format
 
 
-def combine_parallel_matmul(graph: Graph) -> None:
-    """``x @ a, x @ b, ...`` -> slices of ``x @ [a | b | ...]`` for weights known at load time.
+def combine_parallel_matmul(graph: Graph, formats: WeightFormats | None = None) -> None:
+    """``x @ a, x @ b, ...`` -> slices of ``x @ [a | b | ...]`` for weights known at load time whose ``formats`` are the
+    same.
 
     Products that are followed by different pointwise nodes (a gated MLP) stay separate: these nodes run in the epilogue
     of each product, and an epilogue cannot treat some columns differently.
@@ -24,21 +27,35 @@ def combine_parallel_matmul(graph: Graph) -> None:
     outputs = set(graph.results())
     new: dict[Value, Value] = {}
     for source, readers in list(users.items()):
-        family = [n for n in dict.fromkeys(readers) if _is_projection(n, source, static, outputs)]
-        if len(family) < 2 or len({n.inputs[1].dtype for n in family}) > 1:
-            continue
-        levels = [family]
-        while (after := _common_step(levels[-1], users, static, outputs)) is not None:
-            levels.append(after)
-        if any(
-            u.op not in VIEWS and u.op not in ("attention", "scatter", "matmul")
-            for n in levels[-1]
-            for u in users.get(n.out, ())
-        ):
-            continue
-        new.update(_build(graph, source, levels))
+        projections = [n for n in dict.fromkeys(readers) if _is_projection(n, source, static, outputs)]
+        families: dict[str, list[Node]] = {}
+        for n in projections:
+            format = chosen_format(n.inputs[1], formats) if formats is not None else None
+            families.setdefault(format.name if format is not None else "", []).append(n)
+        for family in families.values():
+            levels = _levels(family, users, static, outputs)
+            if levels:
+                new.update(_build(graph, source, levels))
     graph.sources = ()
     graph.replace(new)
+
+
+def _levels(
+    family: list[Node], users: dict[Value, list[Node]], static: set[Value], outputs: set[Value]
+) -> list[list[Node]]:
+    """Return the products and the pointwise nodes after them that can be combined, level by level; else nothing."""
+    if len(family) < 2 or len({n.inputs[1].dtype for n in family}) > 1:
+        return []
+    levels = [family]
+    while (after := _common_step(levels[-1], users, static, outputs)) is not None:
+        levels.append(after)
+    if any(
+        u.op not in VIEWS and u.op not in ("attention", "scatter", "matmul")
+        for n in levels[-1]
+        for u in users.get(n.out, ())
+    ):
+        return []
+    return levels
 
 
 def _is_projection(node: Node, source: Value, static: set[Value], outputs: set[Value]) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from ..graph import expr
 from ..graph.graph import Graph, Node, Value
 from .load_time import static_values
+from .quantize import dequantize_of
 
 
 def dual_gemm(graph: Graph, claimed: dict[Node, list[Node]], panel: int) -> dict[Node, list[Node]]:
@@ -48,7 +49,13 @@ def _is_projection(node: Node, static: set[Value], panel: int) -> bool:
 
 def _same_form(a: Node, b: Node) -> bool:
     (x, v), (y, w) = a.inputs, b.inputs
-    return x is y and (v.shape, v.dtype) == (w.shape, w.dtype)
+    return x is y and (v.shape, v.dtype, _format(v)) == (w.shape, w.dtype, _format(w))
+
+
+def _format(w: Value) -> str:
+    """Return the name of the block format of a matrix, or ''."""
+    node = dequantize_of(w)
+    return node.attrs["format"] if node is not None else ""
 
 
 def _point_by_point(node: Node, v: Value) -> bool:

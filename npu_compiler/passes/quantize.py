@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from ..graph.graph import Graph, Node, Value
 from ..support.errors import CompileError
-from ..weights.format import BlockFormat, layout_for
+from ..weights.format import BlockFormat, WeightFormat, WeightFormats, layout_for
 from .fold import unrounded
 from .load_time import static_values
 
 
-def quantize_weights(graph: Graph, format: BlockFormat, panel: int) -> None:
-    """Round the load-time right operands [K, N] of products that ``format`` can store on a target with this ``panel``.
-    Raises ``CompileError`` for one that it cannot store if the format is ``required``."""
+def quantize_weights(graph: Graph, formats: WeightFormats, panel: int) -> None:
+    """Round the load-time right operands [K, N] of products to their block formats, if these can store them on a target
+    with this ``panel``. Raises ``CompileError`` for one that its format cannot store if the format is ``required``."""
     static = static_values(graph)
     quantized: dict[Value, Value] = {}
     new: dict[Value, Value] = {}
@@ -25,6 +25,9 @@ def quantize_weights(graph: Graph, format: BlockFormat, panel: int) -> None:
         w = node.inputs[1]
         if w not in quantized:
             k, n = w.shape
+            format = chosen_format(w, formats)
+            if not isinstance(format, BlockFormat):
+                continue
             if layout_for(format, panel, n, k, w.dtype) is not None:
                 graph.sources = w.node.sources
                 quantized[w] = _rounded(graph, w, format)
@@ -36,6 +39,27 @@ def quantize_weights(graph: Graph, format: BlockFormat, panel: int) -> None:
             new[node.out] = graph.matmul(node.inputs[0], quantized[w])
     graph.sources = ()
     graph.replace(new)
+
+
+def chosen_format(w: Value, formats: WeightFormats) -> WeightFormat | None:
+    """Return the format of a matrix [K, N]: its weight's own one, or the default. Concatenated weights whose own
+    formats differ are stored as elements, and so is a matrix that is computed from a weight with a format of its own:
+    to round it would change the numbers that this weight has."""
+    keys, exact = set(), True
+    seen, stack = set(), [w]
+    while stack:
+        x = unrounded(stack.pop())
+        if x in seen:
+            continue
+        seen.add(x)
+        if x.op == "weight":
+            keys.add(x.node.attrs["key"])
+        exact = exact and x.op in ("weight", "permute", "concat")
+        stack.extend(x.node.inputs)
+    own = {formats.own.get(key) for key in keys}
+    if own <= {None}:
+        return formats.default
+    return own.pop() if exact and len(own) == 1 else None
 
 
 def dequantize_of(w: Value) -> Node | None:

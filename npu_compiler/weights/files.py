@@ -18,14 +18,14 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import IO, Any, BinaryIO
+from typing import IO, Any, BinaryIO, NamedTuple
 
 import numpy as np
 
 from ..support import dtypes, npy
-from ..support.errors import WeightError
+from ..support.errors import ConfigError, WeightError
 from ..support.host_arrays import is_torch, to_array
-from .format import BlockFormat
+from .format import BlockFormat, block_format
 
 _MAX_HEADER = 100_000_000  # the limit of the format's own readers
 _SAFETENSORS = {
@@ -35,6 +35,7 @@ _SAFETENSORS = {
 _MAX_ELEMENTS = 2**56  # empty dims counted as 1: numpy refuses a shape whose other dims overflow
 MAX_DOCUMENT = 2**28  # bytes; the largest tokenizers have 2**25
 _AGAIN = "download or copy it again"
+BLOCKS = "npusim.blocks"  # metadata: JSON of {weight: [format, columns, dtype]}, the tensors that are blocks
 _OTHER_SIZES = {"U16": 2, "U32": 4, "U64": 8, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1}
 
 Spec = tuple[tuple[int, ...], str]
@@ -163,19 +164,33 @@ class SafetensorsFile(WeightSource):
             detail = f"a header of {length} bytes does not fit a file of {size}"
             raise WeightError(f"{path}: offset 0: {detail}; it is not a safetensors file, or is truncated: {_AGAIN}")
         self._start = 8 + length
-        self._entries = _parse_header(self._map[8 : self._start], size - self._start, self.origin)
+        self._entries, self._blocks = _parse_header(self._map[8 : self._start], size - self._start, self.origin)
 
     def names(self) -> Iterable[str]:
         return self._entries.keys()
 
     def spec(self, name: str) -> Spec:
         dtype, shape, _ = self._entries[name]
+        if (held := self._blocks.get(name)) is not None:
+            return (shape[0], held.columns), held.dtype
         if dtype not in _SAFETENSORS:
             raise WeightError(f"{self.origin}: weight {name!r} has dtype {dtype}; convert it to one of {_listed()}")
         return shape, _SAFETENSORS[dtype]
 
     def read(self, name: str) -> np.ndarray:
-        (shape, dtype), begin = self.spec(name), self._entries[name][2]
+        if (held := self._blocks.get(name)) is not None:
+            elements = held.format.decode(self._array(name, self._entries[name][1], "uint8"), held.columns)
+            return elements.astype(dtypes.numpy_dtype(held.dtype), copy=False)
+        return self._array(name, *self.spec(name))
+
+    def blocks(self, name: str, format: BlockFormat) -> np.ndarray | None:
+        held = self._blocks.get(name)
+        if held is None or held.format is not format:
+            return None
+        return self._array(name, self._entries[name][1], "uint8")
+
+    def _array(self, name: str, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+        begin = self._entries[name][2]
         now = os.fstat(self._file.fileno())
         if (now.st_size, now.st_mtime_ns) != (self._opened.st_size, self._opened.st_mtime_ns):
             raise WeightError(f"{self.origin}: the file was written to after it was opened; load the weights again")
@@ -198,15 +213,45 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _parse_header(text: bytes, data_size: int, origin: str) -> dict[str, tuple[str, tuple[int, ...], int]]:
-    """Return the tensors of a header: name -> (dtype as the file spells it, shape, first byte of its data)."""
+class _Blocks(NamedTuple):
+    """A matrix that a file holds in the blocks of a weight format; ``dtype``: that of its elements."""
+
+    format: BlockFormat
+    columns: int
+    dtype: str
+
+
+def _parse_blocks(metadata: Any, entries: Mapping[str, tuple[str, tuple[int, ...], int]]) -> dict[str, _Blocks]:
+    """Return the matrices in blocks that the metadata of a header lists. Raises ``ValueError`` if they do not fit."""
+    text = metadata.get(BLOCKS) if isinstance(metadata, dict) else None
+    table = json.loads(text) if isinstance(text, str) else {}
+    if not isinstance(table, dict):
+        raise ValueError("not an object")
+    found = {}
+    for name, value in table.items():
+        dtype, shape, _ = entries.get(name, ("", (), 0))
+        if not isinstance(value, list) or [type(v) for v in value] != [str, int, str]:
+            raise ValueError(f"{name!r} is not a list of format, columns and dtype")
+        format, columns, element = value
+        held = _Blocks(block_format(format), columns, dtypes.storage_dtype(element))
+        if dtype != "U8" or len(shape) != 2 or columns < 1 or held.format.row_bytes(columns) != shape[1]:
+            raise ValueError(f"{name!r} is {dtype}{list(shape)}, not {columns} columns of {format}")
+        found[name] = held
+    return found
+
+
+def _parse_header(
+    text: bytes, data_size: int, origin: str
+) -> tuple[dict[str, tuple[str, tuple[int, ...], int]], dict[str, _Blocks]]:
+    """Return the tensors of a header, name -> (dtype as the file spells it, shape, first byte of its data), and those
+    of them that are blocks."""
     try:
         header = json.loads(text.decode("utf-8"), object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
         raise WeightError(f"{origin}: offset 8: the header is not JSON: {error}") from None
     if not isinstance(header, dict):
         raise WeightError(f"{origin}: offset 8: the header is not a JSON object")
-    header.pop("__metadata__", None)
+    metadata = header.pop("__metadata__", None)
     entries, ranges = {}, []
     for name, entry in header.items():
         try:
@@ -222,7 +267,10 @@ def _parse_header(text: bytes, data_size: int, origin: str) -> dict[str, tuple[s
         reached = end
     if reached != data_size:
         raise WeightError(f"{origin}: {data_size} bytes of data, but the header accounts for {reached}")
-    return entries
+    try:
+        return entries, _parse_blocks(metadata, entries)
+    except (ValueError, RecursionError, ConfigError) as error:
+        raise WeightError(f"{origin}: metadata {BLOCKS!r}: {error}") from None
 
 
 def _parse_entry(entry: Any, data_size: int) -> tuple[str, tuple[int, ...], int, int]:
@@ -269,6 +317,9 @@ class _Shards(WeightSource):
 
     def read(self, name: str) -> np.ndarray:
         return self._home[name].read(name)
+
+    def blocks(self, name: str, format: BlockFormat) -> np.ndarray | None:
+        return self._home[name].blocks(name, format)
 
 
 def _shard_files(folder: Path) -> list[Path]:

@@ -26,7 +26,8 @@ import hashlib
 import re
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 
@@ -193,6 +194,41 @@ def weight_format(name: str | None) -> WeightFormat | None:
         raise ConfigError(f"unknown weight format {name!r}; known: {', '.join(known_formats())}, none")
     found: WeightFormat = import_module(f"{__package__}.formats.{key}").FORMAT
     return found
+
+
+ALL_OTHERS = "*"
+Weights = str | Mapping[str, str] | None  # a format, or formats by the name of a weight and of ALL_OTHERS
+
+
+@dataclass(frozen=True)
+class WeightFormats:
+    """The formats of a model's matrices.
+
+    ``own``: block formats by the name of a weight. ``default``: the format of all other matrices, or None.
+    """
+
+    default: WeightFormat | None = None
+    own: Mapping[str, BlockFormat] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, weights: Weights) -> WeightFormats:
+        """Return the formats that a caller named: one for all matrices, or a mapping from names of weights, with '*'
+        for all others, to names of formats. Raises ``ConfigError`` for an unknown format, and for a lossless one that
+        is not that of '*'."""
+        if not isinstance(weights, Mapping):
+            return cls(weight_format(weights))
+        own: dict[str, BlockFormat] = {}
+        for name, chosen in weights.items():
+            format = weight_format(chosen)
+            if name != ALL_OTHERS:
+                if not isinstance(format, BlockFormat):
+                    raise ConfigError(f"weight {name!r}: a single weight takes a block format, not {chosen!r}")
+                own[name] = format
+        return cls(weight_format(weights.get(ALL_OTHERS)), own)
+
+    def __iter__(self) -> Iterator[WeightFormat]:
+        """Iterate over the formats."""
+        yield from {f.name: f for f in (self.default, *self.own.values()) if f is not None}.values()
 
 
 def find_layout(name: str) -> tuple[WeightFormat, Layout]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 import logging
 import os
 import re
@@ -30,7 +31,7 @@ from npu_compiler.support.errors import ArtifactError, IncompressibleError, Inpu
 from npu_compiler.support.files import write_atomic
 from npu_compiler.target_config import target_config
 from npu_compiler.weights.files import read_document
-from npu_compiler.weights.format import LOSSLESS, identity, weight_format
+from npu_compiler.weights.format import ALL_OTHERS, LOSSLESS, Weights, identity, weight_format
 
 from ..backends.base import Backend, get_backend
 from ..packed_weights import PackedFile, read_packed, write_packed
@@ -131,7 +132,7 @@ class Loader:
         if self.max_len is not None and manifest.limit and self.max_len > manifest.limit:
             raise InputError(f"max_len={self.max_len}: {manifest.name} was made for at most {manifest.limit} positions")
         manifest = replace(manifest, max_len=self.max_len or min(manifest.limit or _DEFAULT_MAX_LEN, _DEFAULT_MAX_LEN))
-        stored = self._format if source.weights else None
+        stored = source.formats(self.target) if source.weights == AUTO else self._format if source.weights else None
         key = f"program {manifest.identity} {manifest.max_len} {stored} {self._compiler}"
         known = self._programs.get(key)
         if known is not None:
@@ -187,7 +188,8 @@ class _CheckpointFiles:
         self.path, self._dtype, self._cache, self._compiler = path, dtype, cache, compiler
         self.identity = f"{dtype} {file_identity(path)}"
         self._incompressible = f"incompressible {weights} {self.identity} {compiler}"
-        self.weights = weights if cache.get(self._incompressible) is None else None
+        self._plain = cache.get(self._incompressible) is not None
+        self.weights = weights if weights == AUTO or not self._plain else None
 
     @cached_property
     def manifest(self) -> ModelManifest:
@@ -219,15 +221,27 @@ class _CheckpointFiles:
         wanted = target_config(target)
         config = self._checkpoint.config
         graphs = llm_graphs(config, max_len=max_len, chunks=wanted.chunks, device_sampling=wanted.asynchronous)
-        weights = self.weights
-        if weights == AUTO:
-            stored = weight_format(self._checkpoint.weights.block_format)
-            weights = stored.name if stored is not None and stored.layout(wanted.panel) is not None else LOSSLESS
+        weights: Weights = self.formats(target) if self.weights == AUTO else self.weights
         return compile_entries(graphs, target, weights=weights)
 
+    def formats(self, target: str) -> dict[str, str]:
+        """Return the formats of the matrices that the files store in blocks which the target reads, by name, and a
+        lossless one of all others."""
+        key = f"blocks {self.identity} {self._compiler}"
+        known = self._cache.get(key)
+        held = self._checkpoint.weights.block_formats if known is None else json.loads(known)
+        if known is None:
+            self._cache.put(key, json.dumps(held).encode())
+        panel = target_config(target).panel
+        readable = {n for n in set(held.values()) if (f := weight_format(n)) and f.layout(panel) is not None}
+        others = "none" if self._plain else LOSSLESS
+        return {n: format for n, format in held.items() if format in readable} | {ALL_OTHERS: others}
+
     def keep_plain(self) -> None:
-        """Compile without a weight format, now and at later starts."""
-        self.weights = None
+        """Store the elements of matrices that the files do not hold in blocks, now and at later starts."""
+        self._plain = True
+        if self.weights != AUTO:
+            self.weights = None
         self._cache.put(self._incompressible, b"")
 
     def tensors(self, program: CompiledProgram) -> Mapping[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ from npu_compiler.frontend.llm.modules import inverse_frequencies
 _LETTERS = [*"abcdefghijklmnopqrstuvwxyz", "Ġ", "ab", "<|end|>"]
 
 
-def write_gguf(path: Path, model: Any, arch: str, half: bool = False, blocks: str = "") -> Path:
-    """The model as a file of architecture ``arch``; ``half``: matrices in float16; ``blocks``: in this GGML type."""
+def write_gguf(path: Path, model: Any, arch: str, half: bool = False, blocks: str | Mapping[str, str] = "") -> Path:
+    """The model as a file of architecture ``arch``; ``half``: matrices in float16; ``blocks``: in this GGML type, or in
+    types by a part of the tensor's name in the file, '' for all others."""
     gguf = pytest.importorskip("gguf", reason="gguf is not installed")
     c, said = LLMConfig.from_hf(model.config.to_dict()), model.config.to_dict()
     writer = gguf.GGUFWriter(path, arch)
@@ -66,7 +68,8 @@ def write_gguf(path: Path, model: Any, arch: str, half: bool = False, blocks: st
         assert generic in known, f"{stored} is not a tensor of {arch}"
         array = _converted(name, tensor.numpy(), arch, c)
         if blocks and array.ndim > 1:
-            kind = gguf.GGMLQuantizationType[blocks]
+            types = {"": blocks} if isinstance(blocks, str) else blocks
+            kind = gguf.GGMLQuantizationType[next(t for part, t in types.items() if part in stored)]
             writer.add_tensor(stored, gguf.quants.quantize(array, kind), raw_dtype=kind)
         else:
             writer.add_tensor(stored, array.astype(np.float16) if half and array.ndim > 1 else array)

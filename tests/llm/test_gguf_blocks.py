@@ -2,30 +2,41 @@
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import pytest
+import safetensors.numpy
 
 from npu_compiler.frontend.llm import open_checkpoint
+from npu_compiler.support.errors import WeightError
+from npu_compiler.weights.files import BLOCKS, open_weights
 from npu_compiler.weights.format import block_format, find_layout
 from npu_compiler.weights.formats.q8_0 import BLOCK_BYTES
-from npu_runtime.llm.loader import Loader
+from npu_runtime.llm.loader import Loader, save_manifest
 from npu_runtime.llm.model import LLM
+from npusim.program_files import save_program
 
 from . import tiny
 from .gguf_writer import write_gguf
 
 pytest.importorskip("gguf", reason="gguf is not installed")
 LENGTH = 48
+MIXED = {"attn_v": "Q5_1", "ffn_down": "Q4_0", "ffn_up": "F16", "token_embd": "Q8_0", "": "Q4_1"}
 
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A llama: rows of queries and keys are reordered, three projections are merged, two alternate."""
+    return _written(tmp_path_factory.mktemp("gguf"), "Q8_0")
+
+
+def _written(folder: Path, blocks: str | Mapping[str, str]) -> Path:
     sizes = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
     model = tiny.hf_model("llama3", max_position_embeddings=LENGTH, hidden_act="silu", head_dim=16, **sizes)
-    return write_gguf(tmp_path_factory.mktemp("gguf") / "llama.gguf", model, "llama", blocks="Q8_0")
+    return write_gguf(folder / "llama.gguf", model, "llama", blocks=blocks)
 
 
 def test_the_blocks_of_the_file_are_those_of_the_program(file: Path) -> None:
@@ -51,6 +62,56 @@ def test_it_is_the_model_of_the_decoded_matrices(file: Path) -> None:
 
 
 def test_a_target_without_a_reader_reads_elements(file: Path) -> None:
-    assert open_checkpoint(file).weights.block_format == "q8_0"
+    formats = open_checkpoint(file).weights.block_formats
+    assert set(formats.values()) == {"q8_0"} and {b for b in formats if "norm" in b} == set()
     program, _, _ = Loader("metal", None, LENGTH, None, False).compile(file)
     assert {b.format for b in program.buffers} <= {"", "bf16c12.rows4"}
+
+
+def test_every_matrix_keeps_the_type_that_it_has_in_the_file(tmp_path: Path) -> None:
+    path = _written(tmp_path, MIXED)
+    llm, plain = (LLM.load(path, max_len=LENGTH, dtype="float32", cache=False, weights=w) for w in ("auto", None))
+    formats = {b.name: b.format.partition(".")[0] for b in llm.program.buffers if b.format}
+    kinds = {next((part for part in ("v_proj", "down", "up") if part in n), ""): f for n, f in formats.items()}
+    assert kinds == {"v_proj": "q5_1", "down": "q4_0", "": "q4_1"}
+    text = tiny.text_ids(LENGTH)
+    np.testing.assert_allclose(llm.logits(text, 40), plain.logits(text, 40), rtol=1e-3, atol=1e-4)
+
+
+def test_a_compiled_model_has_the_blocks_of_the_file(tmp_path: Path) -> None:
+    """Encoding its elements again would change them."""
+    path = _written(tmp_path, MIXED)
+    program, weights, manifest = Loader("cpu", None, LENGTH, None, False).compile(path)
+    target, beside = save_program(program, weights, tmp_path / "llama.npubin")
+    save_manifest(manifest, target)
+    file = open_weights(beside)
+    key = next(n for n in weights if "v_proj" in n)
+    assert file.spec(key) == weights.spec(key)
+    np.testing.assert_array_equal(file.blocks(key, block_format("q5_1")), weights.blocks(key, block_format("q5_1")))
+    np.testing.assert_array_equal(file.read(key).view(np.uint8), weights[key].view(np.uint8))
+    text = tiny.text_ids(LENGTH)
+    first, second = (LLM.load(p, max_len=LENGTH, cache=False).logits(text, 40) for p in (path, target))
+    np.testing.assert_array_equal(first, second)
+
+
+@pytest.mark.parametrize(
+    "table", ["x", "[]", '{"a": 1}', '{"a": ["q5_1", 7, "float32"]}', '{"a": ["q9", 32, "float32"]}']
+)
+def test_a_damaged_table_of_blocks_is_refused(table: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    safetensors.numpy.save_file({"a": np.zeros((2, 24), np.uint8)}, path, {BLOCKS: table})
+    with pytest.raises(WeightError, match=r"a\.safetensors: metadata 'npusim\.blocks': "):
+        open_weights(path)
+
+
+def test_rows_that_are_not_whole_blocks_are_refused(file: Path, tmp_path: Path) -> None:
+    data = bytearray(file.read_bytes())
+    name = b"blk.0.ffn_down.weight"
+    at = data.index(name) + len(name) + 4
+    data[at : at + 8] = struct.pack("<Q", 100)
+    (tmp_path / "a.gguf").write_bytes(data)
+    with pytest.raises(WeightError, match=r"'blk\.0\.ffn_down\.weight' has rows of 100 elements.*whole blocks of q8_0"):
+        open_checkpoint(tmp_path / "a.gguf")
+    (tmp_path / "a.gguf").write_bytes(file.read_bytes()[:-1000])
+    with pytest.raises(WeightError, match="truncated"):
+        open_checkpoint(tmp_path / "a.gguf")

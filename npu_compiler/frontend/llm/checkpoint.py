@@ -61,14 +61,12 @@ class CheckpointWeights(WeightSource, Mapping[str, np.ndarray]):
         return None if place.transposed or place.shift else self._files.blocks(place.name, format)
 
     @property
-    def block_format(self) -> str | None:
-        """Return the weight format in whose blocks the files store all matrices, or None."""
+    def block_formats(self) -> dict[str, str]:
+        """Return the weight formats of the matrices that the files store in blocks, by name."""
+        formats = [f for name in known_formats() if isinstance(f := weight_format(name), BlockFormat)]
         matrices = [n for n, shape in self._shapes.items() if len(shape) == 2]
-        for name in known_formats():
-            format = weight_format(name)
-            if isinstance(format, BlockFormat) and all(self._stored_blocks(n, format) is not None for n in matrices):
-                return name
-        return None
+        held = {n: next((f.name for f in formats if self._stored_blocks(n, f) is not None), None) for n in matrices}
+        return {n: name for n, name in held.items() if name is not None}
 
     def __getitem__(self, name: str) -> np.ndarray:
         return self.read(name)

@@ -20,7 +20,7 @@ from ...support import dtypes
 from ...support.errors import ConfigError, WeightError
 from ...support.records import show
 from ...weights.files import Spec, WeightSource, open_regular
-from ...weights.format import BlockFormat
+from ...weights.format import BlockFormat, known_formats, weight_format
 from .family import by_architecture
 from .keys import Keys, unsupported
 
@@ -116,6 +116,7 @@ class GGUFFile(WeightSource):
             if key in self.metadata:
                 raise cursor.fail(f"{show(key)} is listed twice")
             self.metadata[key] = cursor.value(cursor.number("<I"))
+        self._formats = _block_types()
         self._entries = self._read_entries(cursor, tensors)
 
     def _read_entries(self, cursor: _Cursor, count: int) -> dict[str, _Entry]:
@@ -133,11 +134,26 @@ class GGUFFile(WeightSource):
         unit = Keys(self.metadata, self.origin).integer("general.alignment", 32, high=_MAX_ALIGNMENT)
         start = -(-cursor.at // unit) * unit
         for name, e in found.items():
-            end = start + e.begin + _at_least(e)
+            size = self._at_least(e)
+            if size is None:
+                detail = f"rows of {e.shape[-1]} elements, which are not whole blocks of {self._formats[e.kind].name}"
+                raise WeightError(f"{self.origin}: {show(name)} has {detail}; the file is damaged")
+            end = start + e.begin + size
             if end > len(self._map):
                 raise WeightError(f"{self.origin}: truncated: {show(name)} ends at byte {end} of {len(self._map)}")
             found[name] = _Entry(e.shape, e.kind, start + e.begin)
         return found
+
+    def _at_least(self, e: _Entry) -> int | None:
+        """Return the bytes of a tensor, None if its rows do not consist of whole blocks. For types without a weight
+        format it is a lower bound: each has at least one bit per element."""
+        count = math.prod(e.shape)
+        if e.kind in _PLAIN:
+            return count * dtypes.DTYPES[_PLAIN[e.kind]].size
+        if (format := self._formats.get(e.kind)) is None:
+            return count // 8
+        row_bytes = format.row_bytes(e.shape[-1])
+        return None if row_bytes is None else count // e.shape[-1] * row_bytes
 
     def names(self) -> Iterable[str]:
         return self._entries.keys()
@@ -148,12 +164,14 @@ class GGUFFile(WeightSource):
 
     def blocks(self, name: str, format: BlockFormat) -> np.ndarray | None:
         e = self._entries[name]
-        row_bytes = format.row_bytes(e.shape[-1]) if e.kind == format.gguf_type and len(e.shape) == 2 else None
-        if row_bytes is None:
-            return None
-        if e.begin + e.shape[0] * row_bytes > len(self._map):
-            raise WeightError(f"{self.origin}: truncated: {show(name)} does not hold {list(e.shape)} elements")
-        return np.frombuffer(self._map, np.uint8, e.shape[0] * row_bytes, e.begin).reshape(-1, row_bytes)
+        return self._raw(e, format) if e.kind == format.gguf_type and len(e.shape) == 2 else None
+
+    def _raw(self, e: _Entry, format: BlockFormat) -> np.ndarray:
+        """Return the blocks of a tensor, uint8 [rows, bytes of a row]."""
+        row_bytes = format.row_bytes(e.shape[-1])
+        assert row_bytes is not None  # _read_entries has checked it
+        rows = math.prod(e.shape[:-1])
+        return np.frombuffer(self._map, np.uint8, rows * row_bytes, e.begin).reshape(rows, row_bytes)
 
     def is_quantised(self, name: str) -> bool:
         """Return True if the tensor is stored in quantised blocks."""
@@ -164,6 +182,8 @@ class GGUFFile(WeightSource):
         if e.kind in _PLAIN:
             dtype = dtypes.numpy_dtype(_PLAIN[e.kind])
             return np.frombuffer(self._map, dtype, math.prod(e.shape), e.begin).reshape(e.shape)
+        if (format := self._formats.get(e.kind)) is not None:
+            return format.decode(self._raw(e, format), e.shape[-1]).reshape(e.shape)
         try:
             from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
             from gguf.quants import dequantize
@@ -171,7 +191,11 @@ class GGUFFile(WeightSource):
             advice = "quantised tensors need the package gguf: pip install 'npusim[llm]'"
             raise WeightError(f"{self.origin}: {advice}") from None
         try:
-            kind = GGMLQuantizationType(e.kind)
+            try:
+                kind = GGMLQuantizationType(e.kind)
+            except ValueError:
+                names = ", ".join([*_PLAIN.values(), *(f.name for f in self._formats.values())])
+                raise ValueError(f"it is unknown; known are {names} and those of the package gguf") from None
             block, size = GGML_QUANT_SIZES[kind]
             rows, columns = math.prod(e.shape[:-1]), e.shape[-1]
             if columns % block:
@@ -182,10 +206,10 @@ class GGUFFile(WeightSource):
             raise WeightError(f"{self.origin}: tensor {show(name)} of GGUF type {e.kind}: {error}") from None
 
 
-def _at_least(e: _Entry) -> int:
-    """The bytes of a tensor; for quantised ones a lower bound, because every type has at least one bit per element."""
-    count = math.prod(e.shape)
-    return count * dtypes.DTYPES[_PLAIN[e.kind]].size if e.kind in _PLAIN else count // 8
+def _block_types() -> dict[int, BlockFormat]:
+    """Return the weight formats whose blocks are those of a GGUF type, by the type's number."""
+    formats = [f for name in known_formats() if isinstance(f := weight_format(name), BlockFormat)]
+    return {f.gguf_type: f for f in formats if f.gguf_type is not None}
 
 
 # ------------------------------------------------------------------------------------------------------------- config

@@ -1,4 +1,4 @@
-"""q4_0: blocks of 32 elements as codes of 4 bits with one float16 scale, as in GGUF's type of that name."""
+"""q4_0: blocks of 32 elements as codes of 4 bits with one float16 scale: GGUF's type of that name."""
 
 from __future__ import annotations
 

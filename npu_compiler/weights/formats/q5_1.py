@@ -1,4 +1,4 @@
-"""q5_1: blocks of 32 elements as codes of 5 bits with a float16 scale and a float16 minimum, as in GGUF's type of that name."""
+"""q5_1: blocks of 32 elements as codes of 5 bits with a float16 scale and minimum: GGUF's type of that name."""
 
 from __future__ import annotations
 

@@ -1,0 +1,118 @@
+"""Formats of small codes: their numbers are those of the package ``gguf``, and programs compute with them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import npu_compiler
+from npu_compiler import capture
+from npu_compiler.frontend.tensors import state_dict_numpy, tensor_to_numpy
+from npu_compiler.passes.quantize import chosen_format
+from npu_compiler.pipeline import run_phases
+from npu_compiler.support.errors import ConfigError, IncompressibleError
+from npu_compiler.weights.blocks import CodeBlocks
+from npu_compiler.weights.format import BlockFormat, WeightFormats, known_formats, weight_format
+
+from ...models.gate import cast, expect, run
+
+GGUF = {n: f for n in known_formats() if isinstance(f := weight_format(n), BlockFormat) and f.gguf_type is not None}
+CODES = {n: f for n, f in GGUF.items() if isinstance(f, CodeBlocks)}
+
+
+@pytest.mark.parametrize("name", GGUF)
+def test_every_bit_is_that_of_the_package_gguf(name: str) -> None:
+    """Random bytes: scales that are subnormal, infinite and NaN among them."""
+    gguf = pytest.importorskip("gguf", reason="gguf is not installed")
+    format, kind = GGUF[name], gguf.GGMLQuantizationType(GGUF[name].gguf_type)
+    elements, size = gguf.GGML_QUANT_SIZES[kind]
+    assert kind.name.lower() == name and format.row_bytes(3 * elements) == 3 * size
+    blocks = np.random.default_rng(0).integers(0, 256, (200, 3 * size), dtype=np.uint8)
+    blocks[:40] &= 0b10000011  # small exponents
+    with np.errstate(all="ignore"):
+        theirs, ours = gguf.quants.dequantize(blocks, kind), format.decode(blocks, 3 * elements)
+    number = ~np.isnan(theirs)
+    np.testing.assert_array_equal(np.isnan(ours), ~number)
+    np.testing.assert_array_equal(ours.view(np.uint32)[number], theirs.view(np.uint32)[number])
+    layout = format.layouts[0]
+    np.testing.assert_array_equal(layout.unpack(layout.pack(blocks), *blocks.shape), blocks)
+
+
+@pytest.mark.parametrize("name", CODES)
+def test_blocks_without_a_form_are_refused(name: str) -> None:
+    w = np.ones((2, CODES[name].unit), np.float32)
+    for value in (np.nan, np.inf, -3e38):
+        w[1, 7] = value
+        with pytest.raises(
+            IncompressibleError, match=r"a block holds (NaN or an infinity|a number that needs a scale)"
+        ):
+            CODES[name].encode(w)
+
+
+class Layers(nn.Module):
+    """A layer for each format, one in none of them, and a pair that one epilogue combines."""
+
+    def __init__(self, formats: list[str]) -> None:
+        super().__init__()
+        self.formats = formats
+        self.plain, self.gate, self.up = nn.Linear(256, 64), nn.Linear(256, 64), nn.Linear(256, 64)
+        for name in formats:
+            self.add_module(name, nn.Linear(256, 70, bias=name.endswith("0")))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        whole = nn.functional.silu(self.gate(x)) * self.up(x)
+        return (self.plain(x), whole, *(self.get_submodule(name)(x).tanh() for name in self.formats))
+
+
+@pytest.mark.parametrize(("rows", "dtype"), [(1, "bfloat16"), (1, "float32"), (33, "bfloat16"), (33, "float32")])
+def test_each_weight_of_a_program_may_have_its_own_format(rows: int, dtype: str) -> None:
+    names = list(CODES)
+    formats = {f"{n}.weight": n for n in names} | {f"{n}.weight": names[1] for n in ("gate", "up")}
+    low = getattr(torch, dtype)
+    torch.manual_seed(0)
+    model = Layers(names).eval().to(low)
+    runs = [(torch.randn(rows, 256),) for _ in range(16 if rows == 1 else 1)]
+    program = npu_compiler.compile(capture(model, cast(runs[0], low)), weights=formats)
+    stored = {b.name: b.format for b in program.buffers if b.kind == "weight" and len(b.shape) == 2}
+    pair = "up.weight" if "up.weight" in stored else "gate.weight"  # one buffer has both
+    assert stored == {key: f"{n}.panels" for key, n in formats.items() if key not in ("gate.weight", "up.weight")} | {
+        pair: f"{names[1]}.panels"
+    }
+    results = run(program, state_dict_numpy(model), [cast(args, low) for args in runs])
+    for key, n in formats.items():
+        weight = model.get_parameter(key)
+        w = tensor_to_numpy(weight.detach())
+        weight.data = torch.from_numpy(CODES[n].decode(CODES[n].encode(w), 256)).to(low)
+    expect(model, runs, dtype).check(results)
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(64, 64, bias=False) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (p(x).reshape(1, -1, 2, 32).transpose(1, 2) for p in (self.q, self.k, self.v))
+        return nn.functional.scaled_dot_product_attention(q, k, v)
+
+
+def test_only_products_of_one_format_are_combined() -> None:
+    ir = capture(Attention(), (torch.randn(1, 8, 64),))
+    for formats, products in (({}, 1), ({"q.weight": "q4_0", "k.weight": "q4_0", "v.weight": "q5_1"}, 2)):
+        state = run_phases(ir, "cpu", until="memory", weights=formats)
+        assert [n.op for n in state.graph.nodes].count("matmul") == products
+    held = {v.node.inputs[0].op for _, v in state.recipes}
+    assert [chosen_format(n.inputs[1], WeightFormats()) for n in state.graph.nodes if n.op == "matmul"] == [None] * 2
+    assert held == {"reshape"} and len(state.recipes) == 2
+
+
+def test_formats_of_single_weights_are_block_formats() -> None:
+    ir = capture(nn.Linear(64, 32), (torch.zeros(1, 64),))
+    program = npu_compiler.compile(ir, weights={"weight": "q5_0", "*": "bf16c12"})
+    assert "q5_0.panels" in {b.format for b in program.buffers}
+    with pytest.raises(ConfigError, match=r"weight 'weight': a single weight takes a block format, not 'bf16c12'"):
+        npu_compiler.compile(ir, weights={"weight": "bf16c12"})
+    with pytest.raises(ConfigError, match=r"unknown weight format 'q4'; known: bf16c12, .*q4_0, .*none"):
+        npu_compiler.compile(ir, weights={"*": "q4"})
