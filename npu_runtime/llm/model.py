@@ -99,9 +99,8 @@ class LLM:
             cache: keep the compiled program and the packed weights on disk (in ``NPU_CACHE_DIR``, bounded by
                 ``NPU_CACHE_SIZE`` and ``NPU_WEIGHT_CACHE_SIZE``), so that the next start neither compiles nor packs.
             weights: the format in which the matrices of a checkpoint are stored (see :func:`npu_compiler.compile`).
-                'auto' changes no number: matrices that a GGUF file holds in blocks stay in them if the target reads them,
-                all others are in bf16c12.
-                Weights whose values do not fit it are stored as they are.
+                'auto' changes no number: matrices that a GGUF file holds in blocks stay in them if the target reads
+                them, and all others are in bf16c12. Weights whose values do not fit it are stored as they are.
 
         Raises:
             InputError: there is no such model, or an option does not fit it.
