@@ -169,7 +169,7 @@ def _report(
         notes.append("the roofline of this device is unknown: its row has no figures" + _ADVICE.get(backend.name, ""))
     if program is not None and not program.locations:
         notes.append("the program does not say which modules its kernels come from: its IR has no locations")
-    if backend.name == "cuda":
+    if backend.name in ("cuda", "metal"):
         notes.append("timed kernels do not overlap, so the timed run takes longer than a run without timing")
     every = list(programs) or ([program] if program is not None else [])
     return ProfileReport(

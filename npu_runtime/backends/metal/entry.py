@@ -1,11 +1,11 @@
-"""Entry points on a GPU: a run is one command buffer, whose commands are prepared when memory is bound."""
+"""Entry points on a GPU: a run is one command buffer, whose commands are encoded by the first run on its memory."""
 
 from __future__ import annotations
 
 import logging
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -72,7 +72,7 @@ class MetalEntry(GPUEntry["MetalBackend"]):
     def bind(self, buffers: Mapping[int, DeviceBuffer]) -> Launch:
         steps = self._steps({**self._fixed, **buffers}, buffers.keys())
         backend, stepwise = self._backend, env.debug() >= STEPWISE
-        work = self._work(steps, tuple(buffers.values())) if steps else None
+        work = cache(partial(self._work, steps, tuple(buffers.values())))  # many bindings of a model are never run
 
         def launch(times: np.ndarray | None) -> int:
             backend.start_capture()
@@ -80,8 +80,8 @@ class MetalEntry(GPUEntry["MetalBackend"]):
                 self._timed(steps, times)
             elif stepwise:
                 self._one_by_one(steps)
-            elif work is not None:
-                backend.commands.launch(work)
+            elif steps:
+                backend.commands.launch(work())
             return 0
 
         return launch

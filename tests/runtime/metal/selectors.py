@@ -2,8 +2,8 @@
 
 pyobjc spells the selector ``setBuffer:offset:atIndex:`` as ``setBuffer_offset_atIndex_``: it takes as many arguments
 as it has underscores. A selector without arguments looks like any method of Python, so an attribute must be in the
-table or be an attribute that Python objects of the backend have. The check knows names, not the class of each object,
-so it accepts a selector of the wrong class.
+table or be an attribute that Python objects of the backend have. The check knows names, not the class of each object;
+a selector of the wrong class fails when it is called, because ``test_stand_in.py`` checks the methods of each class.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from torch import nn
 import npu_compiler
 from npu_compiler.artifact.program import KernelCall
 from npu_compiler.frontend import capture
+from npu_compiler.support import env
 from npu_compiler.support.errors import ArtifactError, BackendError, ConfigError, InputError
 from npu_compiler.targets.simt.lang import program as simt
 from npu_runtime import Executor
@@ -76,7 +77,7 @@ def test_a_kernel_that_fails_once(device: metal_api.Device, convnet: Model, fail
     executor, function = failing
     device.faults, device.faults_last = {function: NSError("Caused GPU Hang Error", 2)}, False
     names = [f"{c.name} ({x.function})" for c, x in zip(*calls_and_launches(convnet), strict=True)]
-    place = f" (kernels {names[0]} to {names[-1]})" if device.indirect else f", at {names[1]}"
+    place = f" (kernels {names[0]} to {names[-1]})" if env.metal_indirect() else f", at {names[1]}"
     again = "running 'main' of program 'Small', none of whose kernels failed again when they ran one by one"
     with pytest.raises(BackendError, match=f"^{re.escape(again + place)}: Caused GPU Hang Error"):
         executor.run([convnet.x])
@@ -91,7 +92,7 @@ def test_a_lost_gpu_is_not_asked_again(
     backend = executor.backend
     assert isinstance(backend, MetalBackend)
     device.faults[function] = NSError("Device removed", 11)
-    place = r" \(kernels \S+ \(\w+\) to \S+ \(\w+\)\)" if device.indirect else rf", at \S+ \({function}\)"
+    place = r" \(kernels \S+ \(\w+\) to \S+ \(\w+\)\)" if env.metal_indirect() else rf", at \S+ \({function}\)"
     with pytest.raises(BackendError, match=rf"^running 'main' of program 'Small'{place}: Device removed \(the GPU was"):
         executor.run([convnet.x])
     assert backend.commands.queue.committed == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -110,28 +111,41 @@ def test_another_binding_encodes_only_the_commands_whose_memory_is_another(
     device: metal_api.Device, convnet: Model
 ) -> None:
     executor = Executor(convnet.program, convnet.weights, MetalBackend())
-    (own,) = device.indirect  # of single runs
-    assert own.encoded == own.size() == len(convnet.program.entries["main"].calls)
+    assert not device.indirect  # nothing has run
     x, twice = (executor.backend.allocate_buffer(n * convnet.x) for n in (1, 2))
     outputs = [executor.backend.allocate_zeros((2, 5), FLOAT) for _ in range(3)]
     run = executor.bind([x], [outputs[0]])
     run()
-    del run
+    (first,) = device.indirect
+    assert first.encoded == first.size() == len(convnet.program.entries["main"].calls)
     run = executor.bind([x], [outputs[1]])
-    assert len(device.indirect) == 3  # the GPU may still execute the commands of the first
     run()
+    assert len(device.indirect) == 2  # the GPU may still execute the commands of the first
     run.finish()
     for y in outputs[:2]:
         convnet.check(y.to_numpy())
-    del run
-    before = [b.encoded for b in device.indirect]
     run = executor.bind([twice], [outputs[2]])
-    again = sum(b.encoded for b in device.indirect) - sum(before)
-    assert len(device.indirect) == 3 and 0 < again < own.size()  # what reads x or writes the output
     run()
+    assert device.indirect[0] is first and len(device.indirect) == 2
+    again = sum(made.encoded for made in device.indirect) - 2 * first.size()
+    assert 0 < again < first.size()  # what reads x or writes the output
     run.finish()
     (wanted,) = executor.run([2 * convnet.x]).values()
     np.testing.assert_array_equal(outputs[2].to_numpy(), wanted)
+
+
+def test_an_entry_point_keeps_few_indirect_command_buffers(device: metal_api.Device, convnet: Model) -> None:
+    executor = Executor(convnet.program, convnet.weights, MetalBackend())
+    runs = [bound(executor, convnet.x)[0] for _ in range(6)]
+    for run in runs:
+        run()
+    assert len(device.indirect) == 6
+    executor.backend.synchronize()
+    del runs, run
+    assert len(device.indirect) == 4
+    del executor
+    gc.collect()
+    assert not device.indirect
 
 
 def test_memory_of_a_binding_that_is_gone_is_freed(backend: MetalBackend, convnet: Model) -> None:

@@ -60,10 +60,10 @@ def test_a_decoder_says_what_the_cpu_says(
         write_packed(file, "key", metal.weights, metal.program)
     stored = read_packed((tmp_path / "packed").open("rb"), "key", backend).store(metal.program)
     assert answer(LLM(metal.program, stored, metal.manifest, backend)) == answer(cpu)
-    used = len(device.indirect)
+    used = [id(made) for made in device.indirect]
     monkeypatch.setenv("NPU_METAL_INDIRECT", "0")
     assert answer(LLM(metal.program, stored, metal.manifest, MetalBackend())) == answer(cpu)
-    assert used >= 3 and len(device.indirect) == used
+    assert len(used) >= 3 and {id(made) for made in device.indirect} <= set(used)
 
 
 def test_a_model_with_parts_on_the_host(device: metal_api.Device) -> None:

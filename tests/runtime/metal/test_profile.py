@@ -84,3 +84,4 @@ def test_npusim_profile_has_a_row_for_each_kernel(
     assert [row["name"] for row in section["rows"]] == [c.name for c in calls]
     assert all(row["seconds"] > 0 for row in section["rows"]) and report["machine"] == "Emulated Apple GPU"
     assert all(row["launch"].endswith("threads") for row in section["rows"])
+    assert any("timed kernels do not overlap" in note for note in report["notes"])

@@ -111,6 +111,35 @@ def test_encoders_refuse_what_metal_refuses(parts: tuple[MetalBackend, Any, Any]
     refused(encoder.endEncoding, work.commit, work.blitCommandEncoder)
 
 
+def test_too_much_threadgroup_memory_is_refused(device: Device, backend: MetalBackend) -> None:
+    text = """#include <metal_stdlib>
+    [[kernel]] void large(device float* y [[buffer(0)]], uint t [[thread_position_in_threadgroup]]) {
+        threadgroup float x[8193];
+        x[8192 - t] = t;
+        y[t] = x[8192 - t];
+    }"""
+    library, _ = device.newLibraryWithSource_options_error_(text, compile_options(), None)
+    assert library is not None
+    descriptor = descriptors.MTLComputePipelineDescriptor()
+    descriptor.setComputeFunction_(library.newFunctionWithName_("large"))
+    pipeline, _ = device.newComputePipelineStateWithDescriptor_options_reflection_error_(descriptor, 0, None, None)
+    work = backend.commands.queue.commandBuffer()
+    encoder = work.computeCommandEncoderWithDispatchType_(1)
+    encoder.setComputePipelineState_(pipeline)
+    encoder.setBuffer_offset_atIndex_(device.newBufferWithLength_options_(64, 0), 0, 0)
+    encoder.dispatchThreadgroups_threadsPerThreadgroup_(MTLSize(1, 1, 1), MTLSize(4, 1, 1))
+    encoder.endEncoding()
+    work.commit()
+    refused(work.waitUntilCompleted, match=r"large: \d+ bytes of threadgroup memory; Metal has 32768")
+
+
+def compile_options() -> descriptors.MTLCompileOptions:
+    options = descriptors.MTLCompileOptions()
+    options.setMathMode_(0)
+    options.setLanguageVersion_(0x30001)
+    return options
+
+
 def indirect_buffer(device: Device, count: int = 2, options: int = 0, **changes: int) -> Any:
     descriptor = descriptors.MTLIndirectCommandBufferDescriptor()
     descriptor.setCommandTypes_(changes.get("types", 32))

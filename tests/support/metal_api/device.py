@@ -8,6 +8,7 @@ import random
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
@@ -61,8 +62,14 @@ class Device:
         self.counters, self.lost_samples = True, frozenset[int]()
         self.log: list[tuple[str, ...]] = []
         self.compiled, self._lock = 0, threading.Lock()
-        self.no_copies, self.indirect = 0, list[IndirectCommandBuffer]()
+        self.no_copies = 0
+        self._indirect: list[weakref.ref[IndirectCommandBuffer]] = []
         self.checks = checks
+
+    @property
+    def indirect(self) -> list[IndirectCommandBuffer]:
+        """The indirect command buffers that live, in the order in which they were made."""
+        return [made for ref in self._indirect if (made := ref()) is not None]
 
     def ordered(self, work: list[Any]) -> list[Any]:
         return work[::-1] if self.order == "reversed" else self._random.sample(work, len(work))
@@ -116,7 +123,7 @@ class Device:
         made = IndirectCommandBuffer(descriptor, count, options)
         if not self.memory:
             return None
-        self.indirect.append(made)
+        self._indirect.append(weakref.ref(made))
         return made
 
     def newCounterSampleBufferWithDescriptor_error_(
