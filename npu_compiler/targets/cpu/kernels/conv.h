@@ -90,8 +90,8 @@ template <class D, class TX, class TW> struct ConvPlan {
     return D::OH;
   }
   static constexpr Blocking BLOCKING =
-      choose_blocking(D::N, D::OH, quantum_rows(), STEP_H * WIDTH * PIXEL, !POINTWISE, G * NP, UNITS * Kind::W_BYTES,
-                      D::OW * D::R * D::S * CG * PANEL);
+      choose_blocking(VECTOR_LIMITS, D::N, D::OH, quantum_rows(), STEP_H * WIDTH * PIXEL, !POINTWISE, G * NP,
+                      UNITS * Kind::W_BYTES, D::OW * D::R * D::S * CG * PANEL);
   static constexpr long BH = BLOCKING.block_rows, BLOCKS = ceil_div(D::OH, BH), PG = BLOCKING.chunk_panels;
   static constexpr long Q = BH * D::OW, Q_LAST = (D::OH - (BLOCKS - 1) * BH) * D::OW;
   static constexpr long IN_ROWS = (BH - 1) * SH + (D::R - 1) * D::dil_h + 1;
@@ -119,12 +119,163 @@ template <class D, class TX, class TW> struct ConvPlan {
   }
 };
 
+#if NPU_AMX
+// A convolution as a product of matrices: a row has the channels of all taps of one position.
+template <class D> struct ConvDims : GemmDims {
+  static constexpr long CU = ceil_div(D::C, 2), M = D::N * D::OH * D::OW, N = D::K, K = D::R * D::S * CU * 2, lda = K;
+  static constexpr bool POINTWISE = D::R == 1 && D::S == 1 && D::stride_h == 1 && D::stride_w == 1 && D::OH == D::H &&
+                                    D::OW == D::W && D::C % 2 == 0;
+};
+template <class D> struct ConvRows {
+  using Dims = ConvDims<D>;
+  static constexpr bool COPY = !Dims::POINTWISE || MatrixRows<Dims>::COPY;
+  static void copy(const bf16* x, long, long row, long rows, char* out, long pitch) {
+    constexpr long UNITS = Dims::K / 2;
+    constexpr bool TAPS_TOUCH = D::dil_w == 1 && D::C % 2 == 0;  // a row of taps is contiguous in the image
+    for (long q = row; q < row + rows; q++, out += pitch) {
+      const long n = q / (D::OH * D::OW), ih = q / D::OW % D::OH * D::stride_h - D::pad_t;
+      const long iw = q % D::OW * D::stride_w - D::pad_l;
+      const bf16* image = x + n * D::H * D::W * D::C;
+      char* to = out;
+      for (long r = 0; r < D::R; r++) {
+        const long h = ih + r * D::dil_h;
+        const bool inside = h >= 0 && h < D::H;
+        if (TAPS_TOUCH && inside && iw >= 0 && iw + D::S <= D::W) {
+          memcpy(to, image + (h * D::W + iw) * D::C, (size_t)(D::S * D::C * 2));
+          to += D::S * D::C * 2;
+          continue;
+        }
+        for (long s = 0; s < D::S; s++, to += Dims::CU * 4) {
+          const long w = iw + s * D::dil_w;
+          if (inside && w >= 0 && w < D::W) copy_units<BF16P>(to, image + (h * D::W + w) * D::C, D::C);
+          else memset(to, 0, (size_t)(Dims::CU * 4));
+        }
+      }
+      memset(out + UNITS * 4, 0, (size_t)(pitch - UNITS * 4));
+    }
+  }
+};
+
+// A convolution whose tiles read a padded copy of the input: 16 neighbouring positions of the copy, of which those
+// between two output rows are dropped. A block has rows of one image, or whole images.
+template <class D, class TW> struct AmxConvPlan {
+  using Stored = Plain<BF16P>;
+  static constexpr long G = D::G, CG = D::C / G, CU = ceil_div(CG, 2), N = D::K / G, NP = ceil_div(N, PANEL), IMAGES = 1;
+  static constexpr bool DUAL = false;
+  static constexpr long DENSE_PIXEL = G * CU * 4, SH = D::stride_h, SW = D::stride_w;
+  static constexpr long PIXEL = DENSE_PIXEL + (DENSE_PIXEL * SW % 4096 == 0 ? 64 : 0);
+  static constexpr long WIDTH = (D::OW - 1) * SW + (D::S - 1) * D::dil_w + 1;
+  static constexpr bool ROW_TAPS = G == 1 && D::dil_w == 1 && PIXEL == DENSE_PIXEL && !amx_steps(D::S * CU).padded;
+  static constexpr int NTAPS = (int)(ROW_TAPS ? D::R : D::R * D::S);
+  static constexpr long LEN = ROW_TAPS ? D::S * CU : CU, UNITS = NTAPS * LEN, SLICES = 1;
+  static constexpr AmxSteps STEPS = amx_steps(LEN);
+  static constexpr long PITCH = SW * PIXEL, GROUP_BYTES = CU * 4, W_IMAGE_BYTES = 0;
+
+  static constexpr long quantum_rows() {  // the fewest output rows that fill pairs of tiles, or nearly
+    for (long rows = 1; rows < D::OH; rows++)
+      if (rows * D::OW % (2 * AMX_ROWS) == 0 || rows * D::OW >= 6 * AMX_ROWS) return rows;
+    return D::OH;
+  }
+  static constexpr Blocking BLOCKING =
+      choose_blocking(AMX_LIMITS, D::N, D::OH, quantum_rows(), SH * WIDTH * PIXEL, true, G * NP,
+                      UNITS * BF16P::W_BYTES, D::OW * D::R * D::S * CG * PANEL);
+  static constexpr long BH = BLOCKING.block_rows, ROW_BLOCKS = ceil_div(D::OH, BH), PG = BLOCKING.chunk_panels;
+  static constexpr long IN_ROWS = (BH - 1) * SH + (D::R - 1) * D::dil_h + 1, IMAGE_BYTES = IN_ROWS * WIDTH * PIXEL;
+  static constexpr bool RESIDENT = G * NP * UNITS * BF16P::W_BYTES <= AMX_LIMITS.resident_bytes;
+  // Weights that leave the cache are read once for as many images as fit.
+  static constexpr long FIT = RESIDENT || ROW_BLOCKS > 1 ? 1 : max_of(1, AMX_LIMITS.block_bytes / IMAGE_BYTES);
+  static constexpr long BN = ceil_div(D::N, ceil_div(D::N, FIT)), BLOCKS = ceil_div(D::N, BN) * ROW_BLOCKS;
+  static constexpr long COPY_BYTES = BN * IMAGE_BYTES + AMX_ROWS * PITCH;
+
+  struct Block { long image, images, row, rows; };
+  static constexpr Block block_of(long block) {
+    const long image = block / ROW_BLOCKS * BN, row = block % ROW_BLOCKS * BH;
+    return {image, min_of(BN, D::N - image), row, min_of(BH, D::OH - row)};
+  }
+  // Calls visit(tile, whether it begins, pixel of the copy, position of the tile, row) for all positions of a block.
+  template <class Visit> static constexpr long visit_tiles(const Block& b, Visit visit) {
+    long tiles = 0, start = 0, row = 0;
+    for (long n = 0; n < b.images; n++)
+      for (long oh = 0; oh < b.rows; oh++)
+        for (long ow = 0; ow < D::OW; ow++, row++) {
+          const long pixel = (n * IN_ROWS + oh * SH) * WIDTH + ow * SW, distance = pixel - start;
+          const bool begins = tiles == 0 || distance % SW != 0 || distance / SW >= AMX_ROWS;
+          if (begins) tiles++, start = pixel;
+          visit(tiles - 1, begins, pixel, (pixel - start) / SW, row);
+        }
+    return tiles;
+  }
+  static constexpr long TILES = visit_tiles(block_of(0), [](long, bool, long, long, long) {});
+
+  static void tap_offsets(long* taps) {
+    for (long t = 0; t < NTAPS; t++) {
+      const long r = ROW_TAPS ? t : t / D::S, s = ROW_TAPS ? 0 : t % D::S;
+      taps[t] = (r * D::dil_h * WIDTH + s * D::dil_w) * PIXEL;
+    }
+  }
+  static int tiles(long block, int32_t* first, int32_t* rows) {
+    memset(rows, 255, TILES * AMX_ROWS * 4);
+    return (int)visit_tiles(block_of(block), [&](long tile, bool begins, long pixel, long position, long row) {
+      if (begins) first[tile] = (int32_t)(pixel * PIXEL);
+      rows[tile * AMX_ROWS + position] = (int32_t)row;
+    });
+  }
+  static long first_row(long, long block) {
+    const Block b = block_of(block);
+    return (b.image * D::OH + b.row) * D::OW;
+  }
+  static const char* prepare(const bf16* x, long, long block, char* copy) {
+    const Block b = block_of(block);
+    const RowCopy rows = {D::H, D::W, D::C, G, b.row * SH - D::pad_t, (b.rows - 1) * SH + (D::R - 1) * D::dil_h + 1,
+                          1, -D::pad_l, WIDTH, 1, PIXEL, CU * 4};
+    for (long n = 0; n < b.images; n++)
+      copy_rows<BF16P>(x + (b.image + n) * D::H * D::W * D::C, copy + n * IMAGE_BYTES, rows);
+    return copy;
+  }
+};
+
+// The plan with which a convolution takes least time: tiles of positions in memory order waste positions between rows,
+// and rows with the channels of all taps take longer to copy.
+template <class D, class TW> struct AmxConv {
+  using Dims = ConvDims<D>;
+  using Raster = AmxConvPlan<D, TW>;
+  using Rows = AmxGemmPlan<Dims, TW, ConvRows<D>>;
+  static constexpr long COPY_CYCLES = 3;  // of 64 bytes
+  static constexpr long PANEL_CYCLES = 32;  // of a step of a tile with a panel
+  static constexpr long COPIES = Raster::RESIDENT ? 1 : 2;  // threads that share a block
+  static constexpr double raster_cycles() {
+    const double blocks = (double)D::N * D::OH / (Raster::BN * Raster::BH);
+    return blocks * (Raster::TILES * Raster::NTAPS * Raster::STEPS.count * PANEL_CYCLES * (double)(D::G * Raster::NP) +
+                     COPIES * COPY_CYCLES * Raster::COPY_BYTES / 64.0);
+  }
+  static constexpr double rows_cycles() {
+    return (double)ceil_div(Dims::M, AMX_ROWS) * Rows::STEPS.count * PANEL_CYCLES * Rows::NP +
+           (Rows::COPY ? COPIES * COPY_CYCLES * Dims::M * Rows::PITCH / 64.0 : 0);
+  }
+  static constexpr bool BY_ROWS = D::G == 1 && (Raster::STEPS.padded || rows_cycles() < raster_cycles());
+  static constexpr bool RUNS = BY_ROWS || !Raster::STEPS.padded;
+  template <bool ROWS, class = void> struct Choice { using Plan = Raster; };
+  template <class Unused> struct Choice<true, Unused> { using Plan = Rows; };
+  using Plan = typename Choice<BY_ROWS>::Plan;
+};
+template <class D, class TX, class TW> constexpr bool conv2d_on_amx() {
+  if constexpr (amx_runs<TX, TW>(D::N * D::OH * D::OW)) return AmxConv<D, TW>::RUNS;
+  else return false;
+}
+#endif
+
 template <class D, class TX, class TW> constexpr long conv2d_scratch_bytes() {
+#if NPU_AMX
+  if constexpr (conv2d_on_amx<D, TX, TW>()) return AmxScratch<typename AmxConv<D, TW>::Plan>::END;
+#endif
   return blocked_scratch_bytes<ConvPlan<D, TX, TW>>();
 }
 
 template <class D, class TX, class TW, class Epi>
 NPU_NOINLINE void conv2d(const TX* x, const TW* w, Epi& epi, Thread& th, int* counter) {
+#if NPU_AMX
+  if constexpr (conv2d_on_amx<D, TX, TW>()) return amx_blocked<typename AmxConv<D, TW>::Plan>(x, w, epi, th, counter);
+#endif
   blocked<ConvPlan<D, TX, TW>>(x, w, epi, th, counter);
 }
 

@@ -7,6 +7,7 @@
 // weight format (storage.h). pack_b() packs a matrix that is computed at run time. epi(acc, row, col, lanes) receives
 // VL neighbouring columns of row b * M + m.
 #pragma once
+#include "amx_tile.h"
 #include "gemv.h"
 #include "tile.h"
 
@@ -23,20 +24,20 @@ struct GemmDims {
 // of a block are a multiple of `quantum`. Blocks share no input unless `halo`, so they may be small enough for the L1
 // cache.
 struct Blocking { long block_rows, chunk_panels; };
-constexpr Blocking choose_blocking(long images, long rows, long quantum, long row_bytes, bool halo, long panels,
-                                   long panel_bytes, long row_panel_macs) {
-  const long fit = max_of(1, BLOCK_BYTES / (quantum * row_bytes)) * quantum;
+constexpr Blocking choose_blocking(const BlockLimits& limits, long images, long rows, long quantum, long row_bytes,
+                                   bool halo, long panels, long panel_bytes, long row_panel_macs) {
+  const long fit = max_of(1, limits.block_bytes / (quantum * row_bytes)) * quantum;
   long block = min_of(ceil_div(rows, quantum) * quantum, fit);
-  if (panels * panel_bytes <= RESIDENT_BYTES) {  // smaller blocks add no weight traffic
-    long wanted = ceil_div(ceil_div(rows * images, CHUNKS), quantum) * quantum;
-    if (!halo) wanted = min_of(wanted, max_of(1, NEAR_BYTES / (quantum * row_bytes)) * quantum);
-    long min_block = ceil_div(ceil_div(CHUNK_MACS, row_panel_macs * panels), quantum) * quantum;
+  if (panels * panel_bytes <= limits.resident_bytes) {  // smaller blocks add no weight traffic
+    long wanted = ceil_div(ceil_div(rows * images, limits.chunks), quantum) * quantum;
+    if (!halo) wanted = min_of(wanted, max_of(1, limits.near_bytes / (quantum * row_bytes)) * quantum);
+    long min_block = ceil_div(ceil_div(limits.chunk_macs, row_panel_macs * panels), quantum) * quantum;
     block = min_of(block, max_of(wanted, max_of(min_block, 3 * quantum)));
   }
   const long blocks = ceil_div(rows, block);
   block = ceil_div(ceil_div(rows, blocks), quantum) * quantum;  // equal blocks
-  const long groups = ceil_div(CHUNKS, blocks * images);        // wanted for each block
-  const long max_groups = max_of(1, panels * row_panel_macs * min_of(block, rows) / CHUNK_MACS);
+  const long groups = ceil_div(limits.chunks, blocks * images);  // wanted for each block
+  const long max_groups = max_of(1, panels * row_panel_macs * min_of(block, rows) / limits.chunk_macs);
   return {min_of(block, rows), ceil_div(panels, min_of(min_of(groups, max_groups), panels))};
 }
 
@@ -63,7 +64,8 @@ template <class D, class TA, class TW> struct GemmPlan {
   static constexpr long SLICE = ceil_div(ceil_div(UNITS, ceil_div(TALL * UNITS * 4, SLICE_BYTES)), 16) * 16;
   static constexpr Blocking BLOCKING =
       SLICED ? Blocking{ceil_div(D::M, ceil_div(D::M, SLICED_ROWS)), choose_panels(D::B, NP)}
-             : choose_blocking(D::B, D::M, TILE_ROWS, UNITS * 4, false, NP, PANEL_BYTES, PRODUCTS * D::K * PANEL);
+             : choose_blocking(VECTOR_LIMITS, D::B, D::M, TILE_ROWS, UNITS * 4, false, NP, PANEL_BYTES,
+                               PRODUCTS * D::K * PANEL);
   static constexpr long Q = BLOCKING.block_rows, BLOCKS = ceil_div(D::M, Q), Q_LAST = D::M - (BLOCKS - 1) * Q;
   static constexpr long PG = BLOCKING.chunk_panels;
   static constexpr int NTAPS = 1, LEN = (int)UNITS, SEGMENT = Operands<TA, TW>::SEGMENT;
@@ -84,7 +86,75 @@ template <class D, class TA, class TW> struct GemmPlan {
   }
 };
 
+#if NPU_AMX
+// The rows of A, as they are or copied: copy(a, image, row, rows, out, pitch) makes `rows` rows from `row` on, pitch
+// bytes apart. Bytes of a row beyond the last unit are zero.
+template <class D> struct MatrixRows {
+  static constexpr bool COPY = D::M < AMX_ROWS || D::K % 2 != 0 || D::lda * 2 % 4096 == 0;
+  NPU_INLINE void copy(const bf16* a, long image, long row, long rows, char* out, long pitch) {
+    a += image * D::batch_a + row * D::lda;
+    for (long q = 0; q < rows; q++, a += D::lda, out += pitch) {
+      memset(out + D::K / 2 * 4, 0, (size_t)(pitch - D::K / 2 * 4));
+      copy_units<BF16P>(out, a, D::K);
+    }
+  }
+};
+
+template <class D, class TW, class Source = MatrixRows<D>> struct AmxGemmPlan {
+  using Stored = typename Operands<bf16, TW>::Stored;
+  static constexpr long UNITS = ceil_div(D::K, 2), NP = ceil_div(D::N, PANEL), N = D::N, G = 1, IMAGES = D::B;
+  static constexpr bool DUAL = D::dual;
+  static constexpr long PRODUCTS = 1 + DUAL, PANEL_BYTES = PRODUCTS * Stored::panel_bytes(UNITS);
+  static constexpr AmxSteps STEPS = amx_steps(UNITS);
+  static constexpr bool COPY = Source::COPY || STEPS.padded;
+  static constexpr long COPIED_ROW = STEPS.count * STEPS.units * 4;
+  static constexpr long PITCH = COPY ? COPIED_ROW + (COPIED_ROW % 4096 == 0 ? 64 : 0) : D::lda * 2;
+  // A block of long rows is processed in slices, which stay in L2 while the weights are streamed.
+  static constexpr long TALL = min_of(D::M, 256), SLICE_BYTES = 768 << 10;
+  static constexpr bool SLICED = D::M > 64 && TALL * UNITS * 4 > SLICE_BYTES;
+  static constexpr long SLICE = ceil_div(ceil_div(STEPS.count, ceil_div(TALL * UNITS * 4, SLICE_BYTES)), 2) * 2;
+  static constexpr long SLICES = SLICED ? ceil_div(STEPS.count, SLICE) : 1;
+  static constexpr Blocking BLOCKING =
+      SLICED ? Blocking{ceil_div(ceil_div(D::M, ceil_div(D::M, TALL)), 2 * AMX_ROWS) * 2 * AMX_ROWS,
+                        max_of(1, min_of(4, ceil_div(NP * D::B, AMX_LIMITS.chunks)))}
+             : choose_blocking(AMX_LIMITS, D::B, D::M, 2 * AMX_ROWS, UNITS * 4, false, NP, PANEL_BYTES,
+                               PRODUCTS * D::K * PANEL);
+  static constexpr long Q = min_of(BLOCKING.block_rows, D::M), BLOCKS = ceil_div(D::M, Q), PG = BLOCKING.chunk_panels;
+  static constexpr long TILES = ceil_div(Q, AMX_ROWS);
+  static constexpr int NTAPS = 1;
+  static constexpr long GROUP_BYTES = 0, W_IMAGE_BYTES = D::shared_w ? 0 : NP * PANEL_BYTES;
+  static constexpr long COPY_BYTES = COPY ? TILES * AMX_ROWS * PITCH : 0;
+
+  static void tap_offsets(long* taps) { taps[0] = 0; }
+  // Rows that are not copied end where A does, so the last tile may begin among those of the tile before.
+  static int tiles(long block, int32_t* first, int32_t* rows) {
+    const long count = min_of(Q, D::M - block * Q), tiles = ceil_div(count, AMX_ROWS);
+    for (long t = 0; t < tiles; t++) {
+      const long at = COPY ? t * AMX_ROWS : min_of(t * AMX_ROWS, count - AMX_ROWS);
+      first[t] = (int32_t)(at * PITCH);
+      for (long r = 0; r < AMX_ROWS; r++, rows++)
+        *rows = at + r >= t * AMX_ROWS && at + r < count ? (int32_t)(at + r) : -1;
+    }
+    return (int)tiles;
+  }
+  static long first_row(long image, long block) { return image * D::M + block * Q; }
+  static const char* prepare(const bf16* a, long image, long block, char* copy) {
+    if (!COPY) return (const char*)(a + image * D::batch_a + block * Q * D::lda);
+    Source::copy(a, image, block * Q, min_of(Q, D::M - block * Q), copy, PITCH);
+    return copy;
+  }
+};
+
+// Whether a product of `rows` rows runs on tiles of AMX.
+template <class TA, class TW> constexpr bool amx_runs(long rows) {
+  return is_same<typename Operands<TA, TW>::Kind, BF16P>::value && gemv_streams(rows) == 0;
+}
+#endif
+
 template <class D, class TA, class TW> constexpr long gemm_scratch_bytes() {
+#if NPU_AMX
+  if constexpr (amx_runs<TA, TW>(D::M)) return AmxScratch<AmxGemmPlan<D, TW>>::END;
+#endif
   using Plan = GemmPlan<D, TA, TW>;
   return Plan::SLICED ? sliced_scratch_bytes<Plan>() : blocked_scratch_bytes<Plan>();
 }
@@ -98,6 +168,9 @@ template <class D, class TA, class TW> NPU_INLINE void gemm_prefetch(const void*
 template <class D, class TA, class TW, class Epi>
 NPU_NOINLINE void gemm(const TA* a, const TW* w, Epi& epi, Thread& th, int* counter) {
   if constexpr (gemv_streams(D::M) > 0) gemv<GemmPlan<D, TA, TW>, D>(a, w, epi, th, counter);
+#if NPU_AMX
+  else if constexpr (amx_runs<TA, TW>(D::M)) amx_blocked<AmxGemmPlan<D, TW>>(a, w, epi, th, counter);
+#endif
   else if constexpr (GemmPlan<D, TA, TW>::SLICED) sliced<GemmPlan<D, TA, TW>>(a, w, epi, th, counter);
   else blocked<GemmPlan<D, TA, TW>>(a, w, epi, th, counter);
 }

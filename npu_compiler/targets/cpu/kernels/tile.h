@@ -210,11 +210,16 @@ NPU_INLINE void apply_epilogue(const float* acc, long second, int rows, long row
 }
 
 // ---------------------------------------------------------------------------------------------- blocked driver
-constexpr long BLOCK_BYTES = 256 << 10;     // x of one block, which leaves most of a 1 MB L2 cache to the weights
-constexpr long NEAR_BYTES = 48 << 10;       // x of a block that is cheap to convert, about one L1 cache
-constexpr long RESIDENT_BYTES = 384 << 10;  // weights that stay in L2 together with a block
-constexpr long CHUNK_MACS = 400000;         // the smallest chunk worth claiming: about 12 us of one core
-constexpr long CHUNKS = 16;                 // the fewest chunks, so that the threads' loads balance
+struct BlockLimits {
+  long block_bytes;     // x of one block
+  long near_bytes;      // x of a block that is cheap to convert, about one L1 cache
+  long resident_bytes;  // weights that stay in L2 together with a block
+  long chunk_macs;      // the smallest chunk worth claiming
+  long chunks;          // the fewest chunks, so that the threads' loads balance
+};
+// For the vector tile. A block leaves most of a 1 MB L2 cache to the weights; a chunk takes one core about 12 us.
+constexpr BlockLimits VECTOR_LIMITS = {256 << 10, 48 << 10, 384 << 10, 400000, 16};
+constexpr long CHUNK_MACS = VECTOR_LIMITS.chunk_macs, CHUNKS = VECTOR_LIMITS.chunks;
 
 // A matrix product is divided into chunks: a chunk is a block of positions times PG panels of weights. Plan defines the
 // constants Kind, IMAGES, BLOCKS, Q (positions of a block), Q_LAST (of the last one), G (groups), N and NP (columns and

@@ -1,0 +1,182 @@
+// Matrix products on AMX tiles, for operands in pairs of bf16 (BF16P). gemm.h and conv.h choose the blocks.
+//
+// Weights are the panels that the vector kernels read: 16 units of a panel, [16][32][2] bf16 with 128 bytes per unit,
+// are two B tiles in VNNI order. A tile of A has 16 positions, `pitch` bytes apart, and up to 16 units of each. Two
+// tiles of A and two of B make 32 positions x 32 columns of sums, in four tiles.
+#pragma once
+#include "amx.h"
+#include "tile.h"
+
+#if NPU_AMX
+namespace npu {
+
+constexpr long AMX_ROWS = 16, AMX_UNITS = 16;  // positions of a tile, and its most units of the reduced dim
+
+// Units of the reduced dim as steps of equal size. `padded`: the last step has more units than remain.
+struct AmxSteps {
+  long units, count;
+  bool padded;
+};
+constexpr AmxSteps amx_steps(long units) {
+  const long count = ceil_div(units, AMX_UNITS), step = ceil_div(units, count);
+  return {step, count, step * count != units};
+}
+
+struct AmxArgs {
+  const char* x;       // the first position of the first tile
+  long second, pitch;  // bytes to the first position of the second tile, and between two positions
+  const long* taps;    // byte offset of each tap
+  int ntaps, steps;    // steps per tap
+  long x_step;         // bytes of a position in a step
+  const char* w;
+  long w_step;  // bytes of a panel in a step
+  float* acc;   // [2 * AMX_ROWS][PANEL]
+  bool add;     // add to the contents of acc
+  const char* prefetch;  // weights to prefetch into L2: `lines` cache lines in each step
+  int lines;
+};
+
+template <int TILES> NPU_NOINLINE void amx_tile(const AmxArgs& a) {
+  constexpr long ACC = PANEL * 4, PAIR = PANEL * 4;
+  float* low = a.acc + AMX_ROWS * PANEL;
+  if (a.add) {
+    Amx::load<0>(a.acc, ACC);
+    Amx::load<1>(a.acc + AMX_ROWS, ACC);
+    if constexpr (TILES == 2) Amx::load<2>(low, ACC), Amx::load<3>(low + AMX_ROWS, ACC);
+  } else {
+    Amx::zero<0>(), Amx::zero<1>();
+    if constexpr (TILES == 2) Amx::zero<2>(), Amx::zero<3>();
+  }
+  const char *w = a.w, *prefetch = a.prefetch;
+  for (int t = 0; t < a.ntaps; t++) {
+    const char* x = a.x + a.taps[t];
+    for (int s = 0; s < a.steps; s++, x += a.x_step, w += a.w_step) {
+      Amx::load<6>(w, PAIR);
+      Amx::load<4>(x, a.pitch);
+      Amx::dpbf16ps<0, 4, 6>();
+      Amx::load<7>(w + 64, PAIR);
+      Amx::dpbf16ps<1, 4, 7>();
+      if constexpr (TILES == 2) {
+        Amx::load<5>(x + a.second, a.pitch);
+        Amx::dpbf16ps<2, 5, 6>();
+        Amx::dpbf16ps<3, 5, 7>();
+      }
+      for (int line = 0; line < a.lines; line++, prefetch += 64) __builtin_prefetch(prefetch, 0, 2);
+    }
+  }
+  Amx::store<0>(a.acc, ACC);
+  Amx::store<1>(a.acc + AMX_ROWS, ACC);
+  if constexpr (TILES == 2) Amx::store<2>(low, ACC), Amx::store<3>(low + AMX_ROWS, ACC);
+}
+
+// Limits of blocking (tile.h) for cores with 2 MB of L2 cache that multiply 16 times as fast as with vectors.
+constexpr BlockLimits AMX_LIMITS = {768 << 10, 64 << 10, 768 << 10, 2000000, 32};
+
+// A plan defines what blocked() needs, with these differences. A block's positions are in tiles of AMX_ROWS, at most
+// TILES of them, which are the only positions of a tile that count unless their entry in `rows` is negative:
+//   tiles(block, first, rows)   fills in the offset of each tile's first position, and the output row of each position
+//                               relative to first_row(); returns the number of tiles
+//   STEPS, PITCH                steps of a tap; bytes between the positions of a tile
+//   SLICES                      parts of a tap, one after the other, each with as many steps or fewer
+template <class Plan> struct AmxScratch {
+  static constexpr long UNITS = Plan::NTAPS * ceil_div(Plan::STEPS.count, Plan::SLICES) * Plan::STEPS.units;
+  static constexpr bool UNPACK = !Plan::Stored::PLAIN || Plan::STEPS.padded;
+  static constexpr long PANEL_SUMS = (Plan::SLICES > 1 ? ceil_div(Plan::TILES, 2) : 1) * 2 * AMX_ROWS * PANEL;
+  static constexpr long UNPACKED = UNPACK ? UNITS * BF16P::W_BYTES : 0;
+  static constexpr long FIRST = align64(Plan::NTAPS * 8), ROWS = FIRST + align64(Plan::TILES * 4);
+  static constexpr long COPY = ROWS + align64(Plan::TILES * AMX_ROWS * 4), SUMS = COPY + align64(Plan::COPY_BYTES);
+  static constexpr long PANELS = SUMS + (Plan::SLICES > 1 ? Plan::PG : 1) * (1 + Plan::DUAL) * PANEL_SUMS * 4;
+  static constexpr long END = PANELS + (1 + Plan::DUAL) * UNPACKED;
+};
+
+// Returns units first .. first + n of a panel in the layout of B tiles, followed by zeros up to UNITS if `UNPACK`.
+template <class Plan> NPU_INLINE const char* amx_panel(const char* panel, long first, long n, char* buffer) {
+  using S = AmxScratch<Plan>;
+  const char* units = Plan::Stored::unpack(panel, Plan::UNITS, first, n, buffer);
+  if constexpr (S::UNPACK) {
+    if (Plan::Stored::PLAIN) memcpy(buffer, units, (size_t)(n * BF16P::W_BYTES));
+    if (n < S::UNITS) memset(buffer + n * BF16P::W_BYTES, 0, (size_t)((S::UNITS - n) * BF16P::W_BYTES));
+    return buffer;
+  }
+  return units;
+}
+
+// Applies the epilogue to the sums of `count` positions.
+template <class Plan, class Epi>
+NPU_INLINE void amx_epilogue(const float* sums, const int32_t* rows, int count, long row, long col, long shift,
+                             Epi& epi) {
+  for (int p = 0, run; p < count; p += run) {
+    for (run = 1; p + run < count && rows[p + run] == rows[p] + run;) run++;
+    if (rows[p] < 0) run = 1;
+    else apply_epilogue<Plan::N, Plan::DUAL>(sums + p * PANEL, AmxScratch<Plan>::PANEL_SUMS, run, row + rows[p], col,
+                                             shift, epi);
+  }
+}
+
+template <class Plan, class TX, class TW, class Epi>
+NPU_INLINE void amx_blocked(const TX* x, const TW* weights, Epi& epi, Thread& th, int* counter) {
+  using Stored = typename Plan::Stored;
+  using S = AmxScratch<Plan>;
+  constexpr long PRODUCTS = 1 + Plan::DUAL, PRODUCT_BYTES = Stored::panel_bytes(Plan::UNITS);
+  constexpr long PANEL_BYTES = PRODUCTS * PRODUCT_BYTES, STEP = Plan::STEPS.units;
+  constexpr long SLICE_STEPS = ceil_div(Plan::STEPS.count, Plan::SLICES);
+  constexpr bool FETCH = Plan::G * Plan::NP * PANEL_BYTES > AMX_LIMITS.resident_bytes;
+  long* taps = (long*)th.scratch;
+  int32_t *first = (int32_t*)(th.scratch + S::FIRST), *rows = (int32_t*)(th.scratch + S::ROWS);
+  float* sums = (float*)(th.scratch + S::SUMS);
+  long i = next_chunk(th, counter), prepared = -1;
+  if (i >= Chunk<Plan>::COUNT) return;
+  Plan::tap_offsets(taps);
+  TileShapes shapes;
+  for (int t = 0; t < 4; t++) shapes.set(t, (int)AMX_ROWS, 64);
+  for (int t = 4; t < 6; t++) shapes.set(t, (int)AMX_ROWS, (int)STEP * 4), shapes.set(t + 2, (int)STEP, 64);
+  Amx::configure(shapes);
+  const char* block = nullptr;
+  int tiles = 0;
+  for (; i < Chunk<Plan>::COUNT; i = next_chunk(th, counter)) {
+    const Chunk<Plan> c = Chunk<Plan>::of(i);
+    if (prepared != c.image * Plan::BLOCKS + c.block) {
+      tiles = Plan::tiles(c.block, first, rows);
+      block = Plan::prepare(x, c.image, c.block, th.scratch + S::COPY);
+      prepared = c.image * Plan::BLOCKS + c.block;
+    }
+    const char* w = (const char*)weights + c.image * Plan::W_IMAGE_BYTES;
+    const long row = Plan::first_row(c.image, c.block);
+    for (long slice = 0; slice < Plan::SLICES; slice++) {
+      const long step0 = slice * SLICE_STEPS, steps = min_of(SLICE_STEPS, Plan::STEPS.count - step0);
+      const long units = min_of(Plan::NTAPS * steps * STEP, Plan::UNITS - step0 * STEP);
+      for (long pn = c.begin; pn < c.end; pn++) {
+        const char* plain[PRODUCTS];
+        for (long p = 0; p < PRODUCTS; p++)
+          plain[p] = amx_panel<Plan>(w + pn * PANEL_BYTES + p * PRODUCT_BYTES, step0 * STEP, units,
+                                     th.scratch + S::PANELS + p * S::UNPACKED);
+        const char* next = Stored::at(w + (pn + 1 < c.end ? pn + 1 : c.begin) * PANEL_BYTES,
+                                      pn + 1 < c.end ? step0 * STEP : (slice + 1) % Plan::SLICES * SLICE_STEPS * STEP);
+        const long group = pn / Plan::NP, col = pn % Plan::NP * PANEL;
+        const int pairs = (tiles + 1) / 2;
+        const int lines = FETCH && (pn + 1 < c.end || slice + 1 < Plan::SLICES)
+                              ? (int)ceil_div(STEP * Stored::UNIT_BYTES, pairs * 64) : 0;
+        float* panel_sums = sums + (Plan::SLICES > 1 ? (pn - c.begin) * PRODUCTS * S::PANEL_SUMS : 0);
+        for (int t = 0; t < tiles; t += 2) {
+          const bool two = t + 1 < tiles;
+          float* acc = panel_sums + (Plan::SLICES > 1 ? t * AMX_ROWS * PANEL : 0);
+          AmxArgs a{block + group * Plan::GROUP_BYTES + first[t] + step0 * STEP * 4,
+                    two ? first[t + 1] - first[t] : 0, Plan::PITCH, taps, Plan::NTAPS, (int)steps, STEP * 4, nullptr,
+                    STEP * BF16P::W_BYTES, nullptr, slice > 0, nullptr, lines};
+          for (long p = 0; p < PRODUCTS; p++) {
+            a.w = plain[p];
+            a.acc = acc + p * S::PANEL_SUMS;
+            a.prefetch = next + p * PRODUCT_BYTES + t / 2 * Plan::NTAPS * steps * lines * 64;
+            (two ? amx_tile<2> : amx_tile<1>)(a);
+          }
+          if (slice + 1 == Plan::SLICES)
+            amx_epilogue<Plan>(acc, rows + t * AMX_ROWS, (two ? 2 : 1) * (int)AMX_ROWS, row, col, group * Plan::N, epi);
+        }
+      }
+    }
+  }
+  Amx::release();
+}
+
+}  // namespace npu
+#endif
