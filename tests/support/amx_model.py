@@ -19,10 +19,9 @@ FLAGS = ("-include", str(MODEL), f"-DAMX_MODEL_DIGEST={zlib.crc32(MODEL.read_byt
 
 def register_amx_model() -> str:
     """Add the row to the table of devices, and return its name for ``compile(target=...)``."""
-    here = device_at_hand()
-    tiles = {f for d in DEVICES for f in d.features if f.startswith("amx_")}
-    row = replace(
-        here, name="amx-model", chips="tests", features=tuple(sorted(tiles.union(here.features))), flags=FLAGS
-    )
+    here, amx = device_at_hand(), next(d for d in DEVICES if d.name == "amx")
+    tiles = {f for f in amx.features if f.startswith("amx_")}
+    features = tuple(sorted(tiles.union(here.features)))
+    row = replace(here, name="amx-model", chips="tests", features=features, costs=amx.costs, flags=FLAGS)
     register_device(row)
     return row.spec

@@ -27,7 +27,8 @@ class CPUCosts:
     ``row``: the horizontal reduction at the end of a row. ``chunk``: the smallest amount of work worth claiming.
     ``wake_us``: microseconds until a sleeping thread runs. ``flops_per_us``, ``bytes_per_us``: what one thread computes
     and moves in a microsecond. ``winograd_flops_per_byte``: flops that take as long as reading one byte of weights, in
-    the cost model of Winograd's algorithm.
+    the cost model of Winograd's algorithm. ``bfloat16_rate``: how many times as fast as float32 products those of
+    bfloat16 run.
     """
 
     op: float = 0.016
@@ -40,9 +41,12 @@ class CPUCosts:
     flops_per_us: float = 20e3
     bytes_per_us: float = 10e3
     winograd_flops_per_byte: float = 10
+    bfloat16_rate: float = 1
 
 
 MEASURED = CPUCosts()  # measured on two cores of a Xeon with AVX-512, and used for all CPUs
+_FAST_DOT = replace(MEASURED, bfloat16_rate=2)  # `vdpbf16ps` at the rate of a float32 FMA
+_TILES = replace(MEASURED, bfloat16_rate=16)  # 1024 operations in a cycle
 
 
 @dataclass(frozen=True)
@@ -78,9 +82,8 @@ _ARMV8_6 = ("bf16", "i8mm", *_ARMV8_2)
 
 # Best first.
 DEVICES: tuple[CPUDevice, ...] = (
-    # The kernels are those of AVX-512 with bf16.
-    CPUDevice("amx", "Xeon since Sapphire Rapids", "x86_64", "sapphirerapids", _AMX),
-    CPUDevice("avx512", "Zen 4, Zen 5", "x86_64", "x86-64-v4+avx512bf16", _BF16),
+    CPUDevice("amx", "Xeon since Sapphire Rapids", "x86_64", "sapphirerapids", _AMX, costs=_TILES),
+    CPUDevice("avx512", "Zen 4, Zen 5", "x86_64", "x86-64-v4+avx512bf16", _BF16, costs=_FAST_DOT),
     CPUDevice("x86-64-v4", "AVX-512 without bf16: Skylake-X, Ice Lake", "x86_64", "x86-64-v4", _AVX512),
     CPUDevice("avx2", "Haswell, Zen and later", "x86_64", "x86-64-v3", _AVX2),
     CPUDevice("apple-m2", "M2 and later, macOS", "aarch64", "apple-m2", _ARMV8_6, "darwin"),

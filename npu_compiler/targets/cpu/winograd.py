@@ -54,13 +54,12 @@ def winograd_tile(n: int, oh: int, ow: int, c: int, k: int, dtype: str, device: 
     ``device``, or 0 if direct convolution is faster.
 
     ``n, oh, ow``: batch, height and width of the output. ``dtype``: 'float32', 'float16' or 'bfloat16', of the
-    activations. If the device has a bf16 dot product, direct bf16 convolution counts as twice as fast.
+    activations. Winograd's algorithm computes in float32.
     """
     if min(c, k) < 16 or (dtype == "float32" and c > _MAX_CHANNELS_F32):
         return 0
     k = -(-k // PANEL) * PANEL
-    bf16_rate = 2 if "avx512bf16" in device.features else 1
-    size, rate = {"float32": (4, 1), "float16": (2, 1), "bfloat16": (2, bf16_rate)}[dtype]
+    size, rate = {"float32": (4, 1.0), "float16": (2, 1.0), "bfloat16": (2, device.costs.bfloat16_rate)}[dtype]
 
     def cost(flops: float, weight_bytes: float) -> float:
         memory = weight_bytes * device.costs.winograd_flops_per_byte

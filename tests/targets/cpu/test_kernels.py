@@ -11,7 +11,7 @@ import pytest
 from npu_compiler.targets.cpu.devices import DEVICES
 from npu_compiler.targets.cpu.winograd import PANEL, filter_transform, winograd_tile
 
-from ...support.kernel_driver import ARCHS, CXX, NUMPY, build, check, entry, pack, pack_conv, random, struct
+from ...support.kernel_driver import AMX, ARCHS, CXX, NUMPY, build, check, entry, pack, pack_conv, random, struct
 from ...support.sweeps import FULL
 
 pytestmark = pytest.mark.skipif(CXX is None, reason="no g++ on this machine")
@@ -81,12 +81,14 @@ CONVS = [
     replace(POINTWISE, H=6, W=7, C=1024, K=35),  # rows 4096 bytes apart
     replace(POINTWISE, H=1, W=1, C=30, K=10),
     replace(POINTWISE, H=29, W=31, C=16, K=40, pad_t=1, pad_r=2),
+    Conv(N=3, H=4, W=15, C=352, K=256),  # blocks of several images on AMX
+    Conv(N=2, H=8, W=8, C=34, K=70, G=2),
 ]
 SMOKE = [CONVS[i] for i in (0, 3, 5, 7, 14)]  # for the second and third instruction set
 # Mixed operands differ from the others by nothing that depends on the instruction set, and float32 has no conversions.
 TYPES = ("float", "f16", "bf16")
 VARIANTS = [(arch, t, t) for arch in ARCHS for t in (TYPES if FULL or arch == "native" else TYPES[1:])]
-VARIANTS += [("native", "float", "f16"), ("native", "f16", "float"), ("native", "bf16", "float")]
+VARIANTS += [("native", "float", "f16"), ("native", "f16", "float"), ("native", "bf16", "float"), (AMX, "bf16", "bf16")]
 
 
 def conv_struct(i: int, c: Conv) -> str:
@@ -97,7 +99,7 @@ def conv_struct(i: int, c: Conv) -> str:
 
 @pytest.mark.parametrize(("arch", "tx", "tw"), VARIANTS)
 def test_conv2d(tmp_path: Path, arch: str, tx: str, tw: str) -> None:
-    convs = CONVS if arch == "native" and tx == tw else SMOKE
+    convs = CONVS if arch in ("native", AMX) and tx == tw else SMOKE
     bodies, scratch = [], []
     for i, c in enumerate(convs):
         call = f"Store e{{a, {c.K}}}; conv2d<D{i}>((const {tx}*)a.x, (const {tw}*)a.w, e, th, a.counters);"
@@ -241,12 +243,13 @@ GEMMS = [
     (67, 1, 1),
     (13, 2000, 16),
     (45, 70, 5001),  # in slices
+    (70, 40, 6400),  # in slices, also on AMX
 ]
 
 
 @pytest.mark.parametrize(("arch", "tx", "tw"), VARIANTS)
 def test_gemm(tmp_path: Path, arch: str, tx: str, tw: str) -> None:
-    shapes = GEMMS if arch == "native" and tx == tw else GEMMS[1:8:2]
+    shapes = GEMMS if arch in ("native", AMX) and tx == tw else GEMMS[1:8:2]
     bodies, scratch = [], []
     for i, (m, n, k) in enumerate(shapes):
         bodies.append(

@@ -48,20 +48,22 @@ template <int TILES> NPU_NOINLINE void amx_tile(const AmxArgs& a) {
     if constexpr (TILES == 2) Amx::zero<2>(), Amx::zero<3>();
   }
   const char *w = a.w, *prefetch = a.prefetch;
+  const long pitch = a.pitch, second = a.second, x_step = a.x_step, w_step = a.w_step;
+  const int steps = a.steps, lines = a.lines;
   for (int t = 0; t < a.ntaps; t++) {
     const char* x = a.x + a.taps[t];
-    for (int s = 0; s < a.steps; s++, x += a.x_step, w += a.w_step) {
+    for (int s = 0; s < steps; s++, x += x_step, w += w_step) {
       Amx::load<6>(w, PAIR);
-      Amx::load<4>(x, a.pitch);
+      Amx::load<4>(x, pitch);
       Amx::dpbf16ps<0, 4, 6>();
       Amx::load<7>(w + 64, PAIR);
       Amx::dpbf16ps<1, 4, 7>();
       if constexpr (TILES == 2) {
-        Amx::load<5>(x + a.second, a.pitch);
+        Amx::load<5>(x + second, pitch);
         Amx::dpbf16ps<2, 5, 6>();
         Amx::dpbf16ps<3, 5, 7>();
       }
-      for (int line = 0; line < a.lines; line++, prefetch += 64) __builtin_prefetch(prefetch, 0, 2);
+      for (int line = 0; line < lines; line++, prefetch += 64) __builtin_prefetch(prefetch, 0, 2);
     }
   }
   Amx::store<0>(a.acc, ACC);
