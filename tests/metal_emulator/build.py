@@ -15,6 +15,8 @@ from npu_compiler.support.errors import ToolchainError
 from npu_compiler.targets.cpu.compilers import find_compiler, link_flags
 from npu_compiler.targets.cpu.host import host_cpu
 
+from .tokens import NEWEST
+
 INCLUDE = Path(__file__).with_name("include")
 
 _COMMON = (
@@ -39,12 +41,13 @@ def _run(command: list[str], folder: Path) -> None:
         raise ToolchainError(_first_errors(done.stderr))
 
 
-def preprocess(text: str, name: str) -> str:
-    """A Metal text with its macros expanded and its conditions decided; line markers keep the lines of ``name``."""
+def preprocess(text: str, name: str, version: int = NEWEST) -> str:
+    """A Metal text with its macros expanded and its conditions decided for a ``version`` of the language, such as 310;
+    line markers keep the lines of ``name``."""
     if not re.search(r"^[ \t]*#[ \t]*(define|if|undef)", text, re.MULTILINE):
         return text
     text = re.sub(r"^[ \t]*#[ \t]*include[ \t]*<metal_\w+>[^\n]*", "", text, flags=re.MULTILINE)
-    macros = ["-undef", "-D__METAL__=1", "-D__METAL_VERSION__=310"]
+    macros = ["-undef", "-D__METAL__=1", f"-D__METAL_VERSION__={version}"]
     with tempfile.TemporaryDirectory(prefix="emu-") as folder:
         file, expanded = Path(folder, "kernel.cpp"), Path(folder, "kernel.ii")
         file.write_text(f'#line 1 "{name}"\n{text}')
@@ -60,7 +63,7 @@ def _first_errors(stderr: str) -> str:
     told = re.compile(r" error: |required from here|requested here")
     lines = [line.replace(f"{INCLUDE}/", "") for line in stderr.splitlines() if told.search(line)]
     text = "\n".join(lines[:4]) or stderr[:2000]
-    return re.sub(r"metal::(device|constant|threadgroup|thread)_space", r"\1", text)
+    return re.sub(r"metal::(device|coherent|constant|threadgroup|thread)_space", r"\1", text)
 
 
 def headers_digest() -> str:

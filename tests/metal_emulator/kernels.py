@@ -29,7 +29,8 @@ INDICES = {
 @dataclass(frozen=True)
 class Parameter:
     """A kernel parameter. ``role``: 'buffer', 'threadgroup' (both with ``index``) or the builtin attribute's name.
-    ``written``: the kernel may write through it; ``element``: the pointee's type."""
+    ``written``: the kernel may write through it; ``coherent``: it may read what other groups of the launch write;
+    ``element``: the pointee's type."""
 
     name: str
     role: str
@@ -38,6 +39,7 @@ class Parameter:
     element: str
     written: bool
     reference: bool
+    coherent: bool = False
 
 
 @dataclass
@@ -68,6 +70,7 @@ def parse_parameter(kernel: str, part: list[Token]) -> tuple[Parameter, str]:
         return Parameter(name, role, 0, declared, declared, False, False), f"{declared} {name}"
     if role not in ("buffer", "threadgroup"):
         raise MSLError(f"{kernel}: {name} is a pointer and needs [[buffer(n)]] or [[threadgroup(n)]]")
+    declared, coherent = re.subn(r"\bcoherent\s*\(\s*device\s*\)", "", declared)
     words = re.findall(r"\w+(?:\s*<[^<>]*>)?", declared)
     spaces = [w for w in words if w in SPACES]
     types = [w for w in words if w not in (*SPACES, "const", "volatile", "restrict", "__restrict")]
@@ -82,8 +85,10 @@ def parse_parameter(kernel: str, part: list[Token]) -> tuple[Parameter, str]:
     written = not const
     if reference:
         return Parameter(name, role, index, declared, element, written, True), f"const {element}& {name}"
-    type_ = f"metal::ptr<{'const ' if const else ''}{element}, metal::{space}_space>"
-    return Parameter(name, role, index, type_, element, written, False), f"{type_} {name}"
+    if coherent and space != "device":
+        raise MSLError(f"{kernel}: {name} is in {space} memory and cannot be coherent")
+    type_ = f"metal::ptr<{'const ' if const else ''}{element}, metal::{'coherent' if coherent else space}_space>"
+    return Parameter(name, role, index, type_, element, written, False, bool(coherent)), f"{type_} {name}"
 
 
 def check_parameters(kernel: str, parameters: list[Parameter]) -> None:

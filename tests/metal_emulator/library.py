@@ -17,6 +17,7 @@ import numpy as np
 from .build import build, build_runtime, preprocess
 from .kernels import MAX_BUFFERS, KernelSignature
 from .msl import translate
+from .tokens import NEWEST
 
 ORDERS = ("ascending", "descending", "shuffled")
 MAX_THREADS = 1024
@@ -42,7 +43,7 @@ class _CWindow(ctypes.Structure):  # emu_Window
     _fields_ = [
         ("base", ctypes.c_void_p), ("bytes", ctypes.c_uint64), ("argument", ctypes.c_void_p),
         ("element", ctypes.c_uint32), ("index", ctypes.c_uint32), ("written", ctypes.c_uint32),
-        ("reserved", ctypes.c_uint32),
+        ("coherent", ctypes.c_uint32),
     ]  # fmt: skip
 
 
@@ -76,14 +77,14 @@ class Library:
     """Compiled kernels by name: ``Library(text)["scale"]({0: x, 1: y}, groups=(4,), threads=(64,))``.
 
     ``source`` is one Metal text, or texts by file name. With ``checks`` off, accesses are not watched: faster, and
-    good for nothing but numbers. Raises ``MSLError`` and ``ToolchainError``.
+    good for nothing but numbers. ``version``: of the language, such as 310. Raises ``MSLError`` and ``ToolchainError``.
     """
 
-    def __init__(self, source: str | Mapping[str, str], checks: bool = True):
+    def __init__(self, source: str | Mapping[str, str], checks: bool = True, version: int = NEWEST):
         sources = {"kernel": source} if isinstance(source, str) else dict(source)
         units, signatures = {}, []
         for name, text in sources.items():
-            translation = translate(preprocess(text, name), name)
+            translation = translate(preprocess(text, name, version), name, version)
             units[re.sub(r"\W", "_", name)] = f'#include "msl.h"\n#line 1 "{name}"\n{translation.text}'
             signatures += translation.kernels
         self.checks = checks
@@ -192,7 +193,7 @@ class Function:
             if p.reference and b.nbytes < size:
                 raise EmulatorError(f"{self.name}: {p.name} takes {size} bytes and is given {b.nbytes}")
             covered = b.before + b.nbytes
-            launch.windows[n] = _CWindow(b.address - b.before, covered, b.address, size, p.index, p.written, 0)
+            launch.windows[n] = _CWindow(b.address - b.before, covered, b.address, size, p.index, p.written, p.coherent)
             written += -(-covered // size) if p.written else 0
         launch.window_count = len(self.signature.buffers)
         return launch, written

@@ -4,6 +4,7 @@ The C++ that comes out keeps every line where it was and compiles against ``incl
 
 * ``device const half* x`` becomes ``metal::ptr<const half, metal::device_space> x``: a class per address space, so
   that any C++ compiler finds mixed address spaces.
+* ``coherent(device) device float* x`` is a pointer of a class of its own: it does not mix with other device pointers.
 * ``threadgroup float tile[64];`` becomes a pointer into the threadgroup's memory.
 * attributes ``[[...]]`` go, and each kernel gets an entry function that passes buffers and positions.
 * ``0.5`` is a float, ``0.5h`` a half; vector swizzles become calls.
@@ -23,7 +24,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from .kernels import SPACES, KernelSignature, check_parameters, entries, parse_parameter
-from .tokens import MARKER, MSLError, Token, number, split, tokens
+from .tokens import MARKER, NEWEST, MSLError, Token, number, split, tokens
 
 T = TypeVar("T")
 
@@ -69,8 +70,8 @@ class Translation:
 class Translator:
     """Walks the tokens of one file; ``out`` is the C++ so far."""
 
-    def __init__(self, source: str, name: str):
-        self.name = name
+    def __init__(self, source: str, name: str, version: int):
+        self.name, self.version = name, version
         self.tokens = tokens(source)
         self.at = 0
         self.out: list[str] = []
@@ -245,6 +246,8 @@ class Translator:
             self.qualified(const=True)
         elif text in SPACES:
             self.qualified(const=False)
+        elif text == "coherent":
+            self.coherent()
         elif text == "if" and after == "constexpr":
             raise self.error("if constexpr is C++17; Metal is C++14")
         elif text == "long" and after == "long":
@@ -302,7 +305,18 @@ class Translator:
             found = True
         return found
 
-    def qualified(self, const: bool) -> None:
+    def coherent(self) -> None:
+        """``coherent(device) device T*``."""
+        if self.version < 320:
+            raise self.error("coherent came with Metal 3.2")
+        start = self.skip(self.at + 1)
+        end = self.closing(start, "()") if self.peek(self.at + 1) == "(" else start
+        if self.peek(start + 1) != "device" or self.peek(end + 1) != "device":
+            raise self.error("not in the subset: coherent, but not coherent(device) device")
+        self.at = self.skip(end + 1)
+        self.qualified(const=False, coherent=True)
+
+    def qualified(self, const: bool, coherent: bool = False) -> None:
         """A type with an address space, at that space's name."""
         start = self.at
         space = self.tokens[self.at].text
@@ -318,7 +332,10 @@ class Translator:
                 raise self.error("not in the subset: a pointer to a pointer")
             self.take("restrict", "__restrict")
             qualifier = "const " if const else ""
-            self.out.append(f"metal::ptr<{qualifier}{element}, metal::{space}_space>{blanks}")
+            kind = "coherent" if coherent else space
+            self.out.append(f"metal::ptr<{qualifier}{element}, metal::{kind}_space>{blanks}")
+        elif coherent:
+            raise self.error("only pointers are coherent")
         elif self.peek(self.at) == "&":
             if space in ("device", "threadgroup"):
                 raise self.error(f"not in the subset: a reference to {space} memory; use a pointer")
@@ -395,6 +412,6 @@ class Translator:
         self.kernel_depth = self.depth
 
 
-def translate(source: str, name: str = "kernel.metal") -> Translation:
-    """MSL to C++. :class:`MSLError` names the file, the line and what is outside the subset."""
-    return Translator(source, name).run()
+def translate(source: str, name: str = "kernel.metal", version: int = NEWEST) -> Translation:
+    """MSL of a ``version`` to C++. :class:`MSLError` names the file, the line and what is outside the subset."""
+    return Translator(source, name, version).run()

@@ -344,6 +344,26 @@ KERNEL(is_misaligned) { y[i] = ((device const float4*)(x + 1))[0].x; }
 KERNEL(divides_by_zero) { y[i] = float(int(i) / int(x[i])); }
 KERNEL(takes_too_much_memory) { threadgroup float s[9000]; s[i] = x[i]; y[i] = s[i]; }
 KERNEL(loops_without_a_meeting_point) { for (uint k = 0; k < i; k++) threadgroup_barrier(mem_flags::mem_device); }
+#define FENCE atomic_thread_fence(mem_flags::mem_device, memory_order_seq_cst, thread_scope_device)
+#define LAST(name, space, before, barrier, after) \
+kernel void name(space float* x [[buffer(0)]], device float* y [[buffer(1)]], device atomic_int* count [[buffer(2)]], \
+                 uint i [[thread_index_in_threadgroup]], uint g [[threadgroup_position_in_grid]]) { \
+  threadgroup int last[1]; \
+  x[g * 64 + i] = float(i + g); \
+  threadgroup_barrier(mem_flags::barrier | mem_flags::mem_threadgroup); \
+  if (i == 0) { \
+    before; \
+    last[0] = atomic_fetch_add_explicit(count, 1, memory_order_relaxed); \
+    after; \
+  } \
+  threadgroup_barrier(mem_flags::mem_device | mem_flags::mem_threadgroup); \
+  if (last[0] == 3) y[i] = x[i] + x[64 + i] + x[128 + i] + x[192 + i]; \
+}
+LAST(last_sums, coherent(device) device, FENCE, mem_device, FENCE)
+LAST(last_publishes_nothing, coherent(device) device, (void)0, mem_device, FENCE)
+LAST(last_acquires_nothing, coherent(device) device, FENCE, mem_device, (void)0)
+LAST(last_waits_for_one_thread, coherent(device) device, FENCE, mem_none, FENCE)
+LAST(last_is_not_coherent, device, FENCE, mem_device, FENCE)
 KERNEL(is_fine) { y[i + g * 64] = x[i] + 1; }
 """
 )
@@ -400,6 +420,20 @@ def test_mistake_is_caught(bad: Library, name: str) -> None:
     assert (y == 1).all()
 
 
+@pytest.mark.parametrize("order", ORDERS)
+def test_fences_and_an_atomic_order_groups(bad: Library, order: str) -> None:
+    """The last group reads what the others wrote; without either fence, the barrier or the qualifier it is a race."""
+    for name in ("last_sums", "publishes_nothing", "acquires_nothing", "waits_for_one_thread", "is_not_coherent"):
+        x, y, count = np.zeros((4, 64), np.float32), np.zeros(64, np.float32), np.zeros(1, np.int32)
+        arguments = ({0: x, 1: y, 2: count}, (4,), (64,))
+        if name == "last_sums":
+            bad[name](*arguments, order=order)
+            np.testing.assert_array_equal(y, 4 * np.arange(64) + 6)
+        else:
+            with pytest.raises(EmulatorError, match=r"data race: element .* of x .* in the same launch"):
+                bad[f"last_{name}"](*arguments, order=order)
+
+
 def test_divergent_simdgroup_functions_can_be_allowed(bad: Library) -> None:
     """They are legal in Metal, but not on every GPU that runs the same kernels."""
     y = np.zeros(64, np.float32)
@@ -447,6 +481,8 @@ SPACES = """kernel void k(device float* d [[buffer(0)]], constant float* c [[buf
         "device const float* q = d; q[0] = 1;",
         "device half* q = d; q[0] = 1;",
         "device float* q = (device float*)t; q[0] = 1;",
+        "coherent(device) device float* q = d; q[0] = 1;",
+        "atomic_fetch_add_explicit((device atomic_int*)d, 1, memory_order_seq_cst);",
         "bfloat x = d[0]; d[1] = x;",
         "d[0] = exp(i);",
         "d[0] = max(d[1], 0);",
@@ -497,9 +533,19 @@ def test_address_spaces_that_fit_compile() -> None:
         ("template <int N> void f() { if constexpr (N > 1) return; }", "C.*17"),
         ("vertex void f() {}", "graphics"),
         ("#include <iostream>", "not in the subset"),
+        ("coherent(system) device int* x;", "not in the subset: coherent"),
+        ("void f() { coherent(device) device int x; }", "only pointers are coherent"),
+        ("kernel void k(coherent(device) constant int* a [[buffer(0)]]) {}", "cannot be coherent"),
         ("void f() { __syncthreads(); }", "that is CUDA"),
     ],
 )
 def test_text_outside_the_subset(source: str, message: str) -> None:
     with pytest.raises(MSLError, match=message):
         translate(source, "k.metal")
+
+
+def test_coherent_pointers_came_with_metal_3_2() -> None:
+    source = "void f(coherent(device) device int* x) { x[0] = 1; }"
+    assert "coherent_space" in translate(source, "k.metal", 320).text
+    with pytest.raises(MSLError, match=r"coherent came with Metal 3\.2"):
+        translate(source, "k.metal", 310)

@@ -10,6 +10,8 @@ class MSLError(Exception):
     """The text is not in the subset of the Metal Shading Language that the emulator knows."""
 
 
+NEWEST = 320  # version of the language
+
 _TOKEN = re.compile(
     r"(?P<directive>^[ \t]*\#(?:\\\n|[^\n])*)|(?P<comment>//[^\n]*|/\*.*?\*/)|(?P<space>\s+)"
     r"|(?P<text>\"(?:\\.|[^\"\\])*\"|'(?:\\.|[^'\\])*')|(?P<number>\.?\d(?:[eEpP][+-]|[\w.])*)"

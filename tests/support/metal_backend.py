@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from functools import lru_cache
@@ -13,6 +14,7 @@ from npu_compiler.support.dtypes import numpy_dtype
 from npu_compiler.support.errors import BackendError
 from npu_compiler.targets.simt.lang.program import ARENA, unpack
 from npu_compiler.targets.simt.lang.program import Launch as KernelLaunch
+from npu_compiler.targets.simt.rewrites.fuse_decode_attention import GRID_BARRIERS
 from npu_runtime.arrays import aligned_empty
 from npu_runtime.backends.base import DeviceBuffer, Launch, LoadedEntry
 from npu_runtime.backends.cpu import CPUBackend, CPUBuffer
@@ -21,9 +23,16 @@ from ..metal_emulator import EmulatorError, Library, Window
 
 
 @lru_cache(maxsize=4)
-def library(text: str, checks: bool) -> Library:
-    """The kernels of a program. A test often runs one program on several backends, each with its order of threads."""
-    return Library({"program.metal": text}, checks)
+def library(text: str, checks: bool, version: int) -> Library:
+    """The kernels of a program, in a ``version`` of the language. A test often runs one program on several backends,
+    each with its order of threads."""
+    return Library({"program.metal": text}, checks, version)
+
+
+def _version(language: str) -> int:
+    """Return the version 310 of 'metal3.1'."""
+    major, minor = language.removeprefix("metal").split(".")
+    return 100 * int(major) + 10 * int(minor)
 
 
 class EmulatedEntry(LoadedEntry):
@@ -35,10 +44,13 @@ class EmulatedEntry(LoadedEntry):
         entries, code = unpack(program.binary)
         self._backend, self._entry, self._fixed = backend, entry, dict(fixed)
         self._launches: list[KernelLaunch] = entries[entry.symbol]
-        self._library = library(code["text"], backend.checks)
+        self._library = library(code["text"], backend.checks, _version(code["language"]))
         self._specs = {b.id: b for b in program.buffers}
         self._arena = aligned_empty((max(entry.arena_bytes, 1),), np.dtype(np.uint8))
         self._arena.fill(0xFF)
+        for b in program.buffers:
+            if b.kind == "arena" and b.name == GRID_BARRIERS:
+                self._arena[b.offset : b.offset + 4 * math.prod(b.shape)] = 0
 
     def bind(self, buffers: Mapping[int, DeviceBuffer]) -> Launch:
         memory = {**self._fixed, **buffers}

@@ -6,6 +6,7 @@ the bandwidths of a GPU core.
 
 from __future__ import annotations
 
+import platform
 import subprocess
 import sys
 from dataclasses import dataclass, replace
@@ -14,14 +15,16 @@ from typing import ClassVar
 
 from ..simt.lang.device import GPU, GPU_CONFIG
 
+COHERENT_MACOS = 15  # the first macOS with Metal 3.2
 CONFIG = replace(GPU_CONFIG, name="metal", dtypes=GPU_CONFIG.dtypes - {"float64"}, asynchronous=True)
 
 
 @dataclass(frozen=True)
 class AppleGPU(GPU):
-    """A row of the table."""
+    """A row of the table. ``coherent``: whether its macOS has Metal 3.2, where workgroups read what others wrote."""
 
     target: ClassVar[str] = "metal"
+    coherent: bool = True
 
 
 DEVICES = (
@@ -44,4 +47,5 @@ def device_at_hand() -> AppleGPU:
     if sys.platform != "darwin":
         return DEVICES[0]
     command = ["sysctl", "-n", "machdep.cpu.brand_string"]
-    return device_for(subprocess.run(command, capture_output=True, text=True, timeout=10, check=False).stdout)
+    device = device_for(subprocess.run(command, capture_output=True, text=True, timeout=10, check=False).stdout)
+    return replace(device, coherent=int(platform.mac_ver()[0].split(".")[0]) >= COHERENT_MACOS)

@@ -27,12 +27,14 @@ _UNUSED = "(void)workgroup, (void)tid, (void)lane, (void)subgroup;"
 def entry(name: str, params: Sequence[Param], threads: int, per_unit: int) -> str:
     """Return the opening of a kernel (see ``Dialect.entry``). Buffers are numbered in order; a kernel has no other
     arguments, because sizes are literals."""
-    declared = [
-        f"device {'' if p.writable else 'const '}{p.ctype}* {p.name} [[buffer({i})]]" for i, p in enumerate(params)
-    ]
+    declared = [f"{_qualifiers(p)} {p.ctype}* {p.name} [[buffer({i})]]" for i, p in enumerate(params)]
     arguments = ",\n    ".join([*declared, *_BUILTINS])
     limit = f"[[kernel, max_total_threads_per_threadgroup({threads})]]"
     return f"{limit}\nvoid {name}(\n    {arguments}) {{\n  {_ENTRY}\n  {_UNUSED}"
+
+
+def _qualifiers(p: Param) -> str:
+    return "COHERENT" if p.coherent else "device" if p.writable else "device const"
 
 
 def shared(arrays: Sequence[Array]) -> tuple[list[str], int]:
@@ -66,4 +68,4 @@ DIALECT = Dialect(
 @cache
 def dialect_for(device: AppleGPU) -> Dialect:
     """Return the dialect for ``device``."""
-    return replace(DIALECT, device=device)
+    return replace(DIALECT, device=device, arrival_counters=device.coherent)

@@ -16,6 +16,7 @@ from .devices import CONFIG, AppleGPU, device_at_hand
 from .dialect import MAX_BUFFERS, dialect_for, shared_bytes
 
 LANGUAGE = "metal3.1"  # the first with bfloat
+COHERENT_LANGUAGE = "metal3.2"  # the first with coherent pointers and fences
 
 
 class MetalTarget(Selectable[AppleGPU], SimtTarget):
@@ -46,7 +47,8 @@ class MetalTarget(Selectable[AppleGPU], SimtTarget):
 
     def build(self, functions: Mapping[str, str]) -> tuple[dict[str, Any], tuple[str, ...], dict[str, Any]]:
         text = self.dialect.source(functions.values())
-        return {"language": LANGUAGE, "text": text}, (LANGUAGE,), {"compiler": "none: the Mac that loads it"}
+        language = COHERENT_LANGUAGE if "COHERENT" in text.removeprefix(self.dialect.head) else LANGUAGE
+        return {"language": language, "text": text}, (language,), {"compiler": "none: the Mac that loads it"}
 
 
 TARGET = MetalTarget()

@@ -22,6 +22,11 @@ from .indirect import available
 _log = logging.getLogger(__name__)
 
 _ARCHIVES = "metal"  # the folder of binary archives in the cache
+_LANGUAGES = {  # the constant of a version, and the first macOS that has it
+    "metal3.0": ("MTLLanguageVersion3_0", 13),
+    "metal3.1": ("MTLLanguageVersion3_1", 14),
+    "metal3.2": ("MTLLanguageVersion3_2", 15),
+}
 
 
 class Code:
@@ -47,8 +52,8 @@ class Code:
 
 def _compile(program: CompiledProgram, device: Any, text: str, language: str) -> Any:
     metal = frameworks()
-    versions = {"metal3.0": "MTLLanguageVersion3_0", "metal3.1": "MTLLanguageVersion3_1"}
-    version = getattr(metal, versions.get(language, ""), None)
+    constant, macos = _LANGUAGES.get(language, ("", 0))
+    version = getattr(metal, constant, None)
     if version is None:
         raise BackendError(
             f"program {program.name!r} is written in {language}, which this pyobjc does not know; update "
@@ -62,7 +67,10 @@ def _compile(program: CompiledProgram, device: Any, text: str, language: str) ->
         options.setFastMathEnabled_(False)
     library, error = device.newLibraryWithSource_options_error_(text, options, None)
     if library is None:
-        raise BackendError(f"macOS does not compile program {program.name!r} for {device.name()}: {_text(error)}")
+        raise BackendError(
+            f"macOS does not compile program {program.name!r} for {device.name()}: {_text(error)} (the program is "
+            f"written in {language}, which needs macOS {macos} or later)"
+        )
     return library
 
 

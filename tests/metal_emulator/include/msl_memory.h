@@ -4,6 +4,7 @@
 namespace metal {
 
 struct device_space {};
+struct coherent_space {};  // coherent(device): what other groups of the launch write can be seen
 struct constant_space {};
 struct threadgroup_space {};
 struct thread_space {};

@@ -14,6 +14,11 @@ enum class mem_flags : unsigned { mem_none = 0, mem_device = 1, mem_threadgroup 
 EMU_INLINE constexpr mem_flags operator|(mem_flags a, mem_flags b) { return mem_flags((unsigned)a | (unsigned)b); }
 
 EMU_INLINE void threadgroup_barrier(site at, mem_flags flags) { emu_barrier(at.id, at.line, at.name, (unsigned)flags); }
+enum fence_order { memory_order_seq_cst };
+enum thread_scope { thread_scope_thread, thread_scope_simdgroup, thread_scope_threadgroup, thread_scope_device };
+EMU_INLINE void atomic_thread_fence(mem_flags flags, fence_order, thread_scope scope = thread_scope_device) {
+  if (scope == thread_scope_device && ((unsigned)flags & 1)) emu_fence();
+}
 EMU_INLINE void simdgroup_barrier(site at, mem_flags flags) {
   unsigned active;
   emu_exchange(at.id, at.line, at.name, nullptr, 0, (unsigned)flags, &active);

@@ -100,12 +100,25 @@ struct Variable {  // of threadgroup memory
   unsigned element;
 };
 
+// Order between groups: a group releases what it wrote by a fence before an atomic write, and another one acquires it by
+// a fence after it has read that atomic.
+struct Release {
+  const void* atomic;
+  uint64_t group;
+  unsigned thread, barriers;  // of the fence
+};
+
+struct Acquire {
+  const void* atomic;
+  unsigned releases, thread, barriers;  // the releases that the atomic's value stands for; of the fence
+};
+
 struct Place {  // what an access touched, for messages
   const emu_Window* window;
   const Variable* variable;
 };
 
-const unsigned NONE = ~0u;
+const unsigned NONE = ~0u, RELEASES = 1 << 14, ACQUIRES = 64;
 
 struct Worker {  // one host thread
   emu_Launch* launch;
@@ -119,6 +132,11 @@ struct Worker {  // one host thread
   const emu_Window* last_window;
   const Variable* last_variable;
   Variable variables[VARIABLES + EMU_BUFFERS];
+  Release releases[RELEASES];  // of the launch
+  Acquire acquires[ACQUIRES];  // of the group
+  unsigned release_count, acquire_count;
+  unsigned fenced[EMU_THREADS];  // by thread: 1 + the barriers before its last fence
+  Acquire read[EMU_THREADS];     // by thread: the atomic that it accessed last
   char *stacks, *arena;
   size_t arena_top;
   uint64_t* arena_shadow;  // two words for each GRANULE bytes
@@ -179,6 +197,24 @@ Mark now(Worker* w, bool device) {
                 : Mark(w->serial, t.index, w->shared_barriers, s.shared_epoch);
 }
 
+// Whether fences and atomics order an access of another group, marked ``old``, before this one at ``p``.
+bool synchronised(Worker* w, Mark old, Mark me, const char* p) {
+  bool coherent = false;
+  for (unsigned i = 0; i < w->launch->window_count; i++) {
+    const emu_Window& v = w->launch->windows[i];
+    coherent |= v.coherent && p >= v.argument && p < v.base + v.bytes;
+  }
+  if (!coherent || old.who() == GROUPS || old.group() == me.group()) return false;
+  for (const Acquire* a = w->acquires; a < w->acquires + w->acquire_count; a++) {
+    if (a->thread != me.thread() && a->barriers >= me.barriers()) continue;
+    for (const Release* r = w->releases; r < w->releases + a->releases; r++)
+      if (r->atomic == a->atomic && r->group == old.group() &&
+          (old.barriers() < r->barriers || (old.who() == ONE && old.thread() == r->thread && old.barriers() == r->barriers)))
+        return true;
+  }
+  return false;
+}
+
 [[noreturn]] void race(Worker* w, Place place, uint64_t element, bool wrote, Mark old, bool write) {
   const char* where = name_of(place);
   const emu_Thread& t = w->fibres[w->current].thread;
@@ -219,8 +255,9 @@ __attribute__((noinline)) void track(Worker* w, uint64_t* cell, Mark me, bool wr
     if (!write && !wrote.word)
       emu_fail("element %llu of %s is read before any thread has written it", (unsigned long long)element, name_of(place));
   }
-  if (wrote.word && unordered(wrote, me)) race(w, place, element, true, wrote, write);
-  if (write && read.word && unordered(read, me)) race(w, place, element, false, read, true);
+  const char* p = place.window ? place.window->base + at : nullptr;
+  if (wrote.word && unordered(wrote, me) && !(p && synchronised(w, wrote, me, p))) race(w, place, element, true, wrote, write);
+  if (write && read.word && unordered(read, me) && !(p && synchronised(w, read, me, p))) race(w, place, element, false, read, true);
   if (write)
     store(cell, me);
   else
@@ -479,6 +516,9 @@ void run_group(Worker* w, uint64_t linear) {
   w->group[2] = unsigned(linear / ((uint64_t)l.groups[0] * l.groups[1]));
   w->started = w->done = w->barrier_count = w->head = w->ready_count = 0;
   w->device_barriers = w->shared_barriers = 0;
+  w->acquire_count = 0;
+  memset(w->fenced, 0, w->count * sizeof *w->fenced);
+  memset(w->read, 0, w->count * sizeof *w->read);
   make_order(w, w->order, w->count);
   for (unsigned k = 0; k * EMU_WIDTH < w->count; k++) {
     Simdgroup& s = w->simd[k];
@@ -576,14 +616,34 @@ unsigned short emu_float_to_half(float x) {
 #endif
 }
 
+void emu_fence(void) {
+  Worker* w = self;
+  unsigned t = w->fibres[w->current].thread.index;
+  w->fenced[t] = 1 + unsigned(w->device_barriers);
+  if (!w->read[t].atomic) return;
+  if (w->acquire_count == ACQUIRES) emu_fail("more than %u fences after atomics in one group", ACQUIRES);
+  Acquire& a = w->acquires[w->acquire_count++];
+  a = w->read[t], a.thread = t, a.barriers = unsigned(w->device_barriers);
+}
+
 unsigned emu_atomic_load(const void* address) {
   access((void*)address, 4, false, false);
+  Worker* w = self;
+  w->read[w->fibres[w->current].thread.index] = {address, w->release_count, 0, 0};
   return __atomic_load_n((const unsigned*)address, __ATOMIC_RELAXED);
 }
 
 int emu_atomic_swap(void* address, unsigned* old, unsigned made) {
   access(address, 4, true, false);
-  return __atomic_compare_exchange_n((unsigned*)address, old, made, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+  if (!__atomic_compare_exchange_n((unsigned*)address, old, made, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) return 0;
+  Worker* w = self;
+  unsigned t = w->fibres[w->current].thread.index;
+  w->read[t] = {address, w->release_count, 0, 0};
+  if (w->fenced[t]) {
+    if (w->release_count == RELEASES) emu_fail("more than %u atomic writes after fences in one launch", RELEASES);
+    w->releases[w->release_count++] = {address, (w->linear + 1) & 0xffffff, t, w->fenced[t] - 1};
+  }
+  return 1;
 }
 
 void emu_run(emu_Launch* launch) {
@@ -591,7 +651,7 @@ void emu_run(emu_Launch* launch) {
   if (!mine) mine = new_worker();
   Worker* w = self = mine;
   w->launch = launch, w->last_window = nullptr, w->last_variable = w->variables, w->random = launch->seed * 2654435761u + 1;
-  w->idle_count = w->fibre_count = 0, w->arena_top = 0, w->current = 0;
+  w->idle_count = w->fibre_count = w->release_count = 0, w->arena_top = 0, w->current = 0;
   w->count = launch->threads[0] * launch->threads[1] * launch->threads[2];
   memset(w->variables, 0, sizeof w->variables);
   memset(&w->arguments, 0, sizeof w->arguments);

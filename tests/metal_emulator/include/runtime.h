@@ -24,7 +24,7 @@ struct emu_Window {  // the memory behind one buffer argument: all that the kern
   uint32_t element;  // size of what the kernel's pointer points to
   uint32_t index;    // of the buffer
   uint32_t written;  // whether it may write
-  uint32_t reserved;
+  uint32_t coherent;  // whether groups may read what others wrote, if fences and atomics order it
 };
 
 struct emu_Launch {
@@ -53,6 +53,8 @@ void emu_barrier(unsigned site, unsigned line, const char* name, unsigned memory
 // lane * 16; ``*active`` has a bit for each lane that took part. Valid until this lane's next meeting.
 const char* emu_exchange(unsigned site, unsigned line, const char* name, const void* value, unsigned bytes,
                          unsigned memory, unsigned* active);
+// A fence for device memory, of the scope of the device.
+void emu_fence(void);
 unsigned emu_lane(void);
 // Threadgroup variable ``id`` of the running kernel.
 void* emu_shared(unsigned id, size_t bytes, size_t align, unsigned element, const char* name);

@@ -158,7 +158,8 @@ class Device:
         require(options.mode == CONSTANTS["MTLMathModeSafe"], "maths are safe")
         require("bfloat" not in text or options.version >= 0x30001, "bfloat came with Metal 3.1")
         try:
-            return CompiledLibrary(library(text, self.checks)), None
+            version = 100 * (options.version >> 16) + 10 * (options.version & 0xFFFF)
+            return CompiledLibrary(library(text, self.checks, version)), None
         except (MSLError, ToolchainError) as problem:
             return None, NSError(f"Compilation failed: {problem}")
 

@@ -30,9 +30,13 @@ def test_a_layer_costs_what_the_stored_counts_say(row: dict[str, Any], monkeypat
     assert row["launches"] >= row["barriers"] > 0
 
 
-def test_reads_are_close_to_one_reading_of_weights_and_cache() -> None:
+def test_the_stored_counts_reach_their_aims(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    aims = importlib.import_module("metal_counts").AIMS
     for row in STORED:
-        assert 1.0 <= row["bytes_read"] / row["least_bytes"] < 1.04, row["model"]
+        layer = row["layer"]
+        assert layer["launches"] <= aims["launches"] and layer["barriers"] <= aims["barriers"], row["model"]
+        assert 1.0 <= row["bytes_read"] / row["least_bytes"] <= aims["read"], row["model"]
 
 
 def test_phases_end_where_an_access_depends_on_one() -> None:

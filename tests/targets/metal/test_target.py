@@ -18,7 +18,7 @@ from npu_compiler.mixed.program import MixedProgram
 from npu_compiler.partitioning.plan import HOST
 from npu_compiler.support.errors import BackendError, InputError
 from npu_compiler.targets.simt.lang.program import unpack
-from npu_runtime import CPUBackend, Executor, MetalBackend, MixedModel, get_backend
+from npu_runtime import CPUBackend, Executor, MetalBackend, MixedModel, get_backend, load_weights
 from npu_runtime.llm.loader import Loader
 from npu_runtime.llm.model import LLM
 from npusim.cli import main
@@ -51,6 +51,23 @@ def small() -> nn.Module:
 @pytest.fixture(scope="module")
 def program(small: nn.Module) -> CompiledProgram:
     return npu_compiler.compile(capture(small, (images(2, 16),)), target="metal")
+
+
+@pytest.mark.parametrize("size", [128, 512, 1024])
+def test_attention_with_large_heads_fits_in_a_threadgroup(size: int) -> None:
+    """Eight query rows share the keys, in parts that are combined."""
+
+    class Attention(nn.Module):
+        def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            return nn.functional.scaled_dot_product_attention(q, k, v)
+
+    rng = np.random.default_rng(0)
+    inputs = [torch.from_numpy(rng.standard_normal((1, 1, n, size)).astype(np.float32)) for n in (8, 300, 300)]
+    program = npu_compiler.compile(capture(Attention(), tuple(inputs)), target="metal:apple7")
+    assert [c.kind for c in program.entry().calls] == ["attention", "combine_attention"]
+    executor = Executor(program, load_weights(program, {}, backend := EmulatedMetal(checks=False)), backend)
+    result = executor.run([x.numpy() for x in inputs])[program.outputs[0].name]  # refuses what Metal has not
+    np.testing.assert_allclose(result, Attention()(*inputs).numpy(), rtol=1e-4, atol=1e-5)
 
 
 # ------------------------------------------------------------------------------------------------------------- artifact

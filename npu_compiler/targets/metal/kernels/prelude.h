@@ -1,4 +1,4 @@
-// The SIMT vocabulary in the Metal Shading Language (3.1 or newer, for bfloat). Compile with mathMode safe, because NaN
+// The SIMT vocabulary in the Metal Shading Language (3.1 or newer, for bfloat; COHERENT and is_last: 3.2). Compile with mathMode safe, because NaN
 // and infinities are meaningful. Names of Metal's own library are qualified with metal::, so that they do not hide
 // ours.
 #include <metal_stdlib>
@@ -9,6 +9,7 @@ typedef half f16;
 typedef bfloat bf16;
 
 #define DEVICE device
+#define COHERENT coherent(device) device
 #define SMEM threadgroup
 #define THREAD thread
 #define CONSTANT constant
@@ -28,6 +29,9 @@ INLINE float subgroup_xor(float x, int mask) { return metal::simd_shuffle_xor(x,
 INLINE int subgroup_xor(int x, int mask) { return metal::simd_shuffle_xor(x, (ushort)mask); }
 INLINE void subgroup_barrier() { metal::simdgroup_barrier(metal::mem_flags::mem_threadgroup); }
 INLINE void barrier() { metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup); }
+INLINE void device_barrier() {
+  metal::threadgroup_barrier(metal::mem_flags::mem_device | metal::mem_flags::mem_threadgroup);
+}
 INLINE void set_flag(DEVICE int* flag) {
   metal::atomic_store_explicit((DEVICE metal::atomic_int*)flag, 1, metal::memory_order_relaxed);
 }
@@ -47,6 +51,21 @@ INLINE void atomic_add(DEVICE int64_t* p, int64_t x) {
   const uint high = (uint)(x >> 32) + (before + low < low ? 1u : 0u);
   if (high != 0) metal::atomic_fetch_add_explicit(words + 1, high, metal::memory_order_relaxed);
 }
+#if __METAL_VERSION__ >= 320
+// Atomics are relaxed, so the first fence publishes what the workgroup wrote, and the second one makes visible what the
+// others published before they incremented the counter.
+INLINE void device_fence() {
+  metal::atomic_thread_fence(metal::mem_flags::mem_device, metal::memory_order_seq_cst, metal::thread_scope_device);
+}
+INLINE bool is_last(DEVICE int* counter, int count) {
+  DEVICE metal::atomic_int* const arrived = (DEVICE metal::atomic_int*)counter;
+  device_fence();
+  const bool last = metal::atomic_fetch_add_explicit(arrived, 1, metal::memory_order_relaxed) == count - 1;
+  device_fence();
+  if (last) metal::atomic_store_explicit(arrived, 0, metal::memory_order_relaxed);
+  return last;
+}
+#endif
 
 INLINE uint byte_permute(uint low, uint high, uint which) {
   uint x = 0;

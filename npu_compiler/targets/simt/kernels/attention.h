@@ -159,8 +159,9 @@ template <class C> struct Attention {
     }
   }
 
-  // Adds up the threads' partial sums in shared memory, in a fixed order, ROWS_PER_PASS rows at a time.
-  INLINE void finish(THREAD float (&acc)[C::ROWS][C::ITEM]) {
+  // Adds up the threads' partial sums in shared memory, in a fixed order, ROWS_PER_PASS rows at a time, and passes each
+  // result to sink.store(r, d, x).
+  template <class Sink> INLINE void finish(THREAD float (&acc)[C::ROWS][C::ITEM], THREAD Sink& sink) {
     if (C::KEY_LANES < 32) {  // first within a subgroup
 #pragma unroll
       for (int r = 0; r < C::ROWS; r++)
@@ -185,7 +186,7 @@ template <class C> struct Attention {
         float x = 0.0f;
 #pragma unroll
         for (int s = 0; s < SUBGROUPS; s++) x += partials[((r - first) * SUBGROUPS + s) * DIM + d];
-        store(r, d, x);
+        sink.store(r, d, x);
       }
     }
   }
@@ -204,12 +205,20 @@ template <class C> struct Attention {
 
   INLINE void run() {
     place();
-    const int first = at.tid / C::KEY_LANES, valid = valid_keys();
+    const int valid = valid_keys();
     const int share = (valid + C::SPLITS * 32 - 1) / (C::SPLITS * 32) * 32;
     const int begin = C::SPLITS > 1 ? split * share : 0;
     const int end = C::SPLITS > 1 && begin + share < valid ? begin + share : valid;
-    float x[C::ROWS][C::ITEM], acc[C::ROWS][C::ITEM] = {};
+    float x[C::ROWS][C::ITEM];
     load_queries(x);
+    attend(x, begin, end, *this);
+  }
+
+  // Processes keys begin .. end - 1 for the queries x, and passes the sums of weighted values to `sink`.
+  template <class Sink>
+  INLINE void attend(THREAD const float (&x)[C::ROWS][C::ITEM], int begin, int end, THREAD Sink& sink) {
+    const int first = at.tid / C::KEY_LANES;
+    float acc[C::ROWS][C::ITEM] = {};
     if (at.tid < C::ROWS) {
       row_max[at.tid] = -m_inf_float();
       row_sum[at.tid] = 0.0f;
@@ -230,7 +239,7 @@ template <class C> struct Attention {
 #pragma unroll 4
       for (int j = first; j < count; j += KEYS_AT_ONCE) add_values(acc, j, start);
     }
-    finish(acc);
+    finish(acc, sink);
   }
 };
 

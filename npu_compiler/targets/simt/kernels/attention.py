@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from ....schedule.kernel import Attention, CombineAttention, Operand
 from ....support import dtypes
+from ..lang.device import GPU
 from ..lang.dialect import SUBGROUP, Dialect
 from ..lang.emission import Emission
 from ..lang.function import Function, blocks
@@ -13,8 +16,11 @@ from .flash import emit_flash, is_flash, mask_and_positions, strides
 THREADS = 256
 CHUNK = 256  # keys per iteration
 MAX_ROWS = 8  # query rows of a workgroup
-PARTS_AT_ONCE = 4  # groups of threads that share the parts of one result
-PARTIALS_BYTES = 24 << 10  # shared memory for partial sums
+PARTS_AT_ONCE = 4  # the most groups of threads that share the parts of one result
+MAX_THREADS = 1024  # of a workgroup
+MAX_SPLIT_SIZE = MAX_THREADS  # of heads whose parts can be combined: a thread computes an element
+PARTIALS_BYTES = 24 << 10  # the most shared memory for partial sums
+ROW_BYTES = 512  # shared memory for what a workgroup has of each row: maximum, sum, factor, and padding
 
 
 def emit_attention(kernel: Attention, dialect: Dialect) -> Emission:
@@ -22,58 +28,73 @@ def emit_attention(kernel: Attention, dialect: Dialect) -> Emission:
     parts, the float32 parts [S, B, H, SQ, DV + 2] (values, maximum, sum)."""
     if is_flash(kernel, dialect):
         return emit_flash(kernel, dialect)
-    return _Attention(kernel, dialect).emit()
+    f, (q, k, v), out = Function(kernel, dialect), kernel.inputs[:3], kernel.outputs[0]
+    (b, h, sq, d), (hk, sk), dv = q.shape, k.shape[1:3], v.shape[3]
+    queries = h // hk * sq
+    tile = tile_for(queries, k, v, dialect.device)
+    number, positions = mask_and_positions(kernel)
+    mask = kernel.inputs[number] if number is not None else None
+    types = {"Q": ctype(q.dtype), "K": ctype(k.dtype), "V": ctype(v.dtype), "Out": ctype(out.dtype)}
+    types["Mask"] = ctype(mask.dtype) if mask else "bool8"
+    sizes = dict(
+        B=b, H=h, HK=hk, SQ=sq, SK=sk, D=d, DV=dv, SPLITS=kernel.splits, **tile.sizes(k, v),
+        **strides("Q", q), **strides("O", out if kernel.splits == 1 else None), **strides("M", mask),
+        LIMIT=kernel.inputs[positions].strides[0] if positions else 0, MASKED=mask is not None,
+        BY_POSITION=kernel.by_position, CAUSAL=kernel.causal, LIMITED=kernel.limited, SCALE=float(kernel.scale),
+    )  # fmt: skip
+    operands = [f.pointer(n) if n is not None else "nullptr" for n in (0, 1, 2, number, positions, ~0)]
+    f.template("attention", "attention.h", types, sizes, *operands, *tile.arrays(f))
+    return f.finish(blocks(queries, tile.rows) * kernel.splits * hk * b, tile.threads)
 
 
-class _Attention:
-    def __init__(self, kernel: Attention, dialect: Dialect):
-        self.kernel, self.f = kernel, Function(kernel, dialect)
-        q, k, v = kernel.inputs[:3]
-        self.b, self.h, self.sq, self.d = q.shape
-        self.hk, self.sk, self.dv = k.shape[1], k.shape[2], v.shape[3]
-        self.splits = kernel.splits
-        self.queries = self.h // self.hk * self.sq
-        self.by_position = kernel.by_position
-        self.rows = min(MAX_ROWS, self.queries)
-        # `key_lanes` lanes share a row of keys or values, `item` elements each
-        self.item = 8
-        self.key_lanes = 1
-        while self.key_lanes * self.item < max(self.d, self.dv):
-            self.key_lanes *= 2
-        if self.key_lanes > SUBGROUP:
-            self.key_lanes, self.item = SUBGROUP, blocks(max(self.d, self.dv), SUBGROUP * 4) * 4
+@dataclass(frozen=True)
+class Tile:
+    """How the ``threads`` of a workgroup share ``rows`` query rows and ``chunk`` keys at a time. ``key_lanes`` lanes
+    share a row of keys or values, ``item`` elements each. Partial sums of ``rows_per_pass`` rows fit in shared
+    memory."""
 
-    def emit(self) -> Emission:
-        f, kernel, per = self.f, self.kernel, THREADS // SUBGROUP
-        q, k, v, out = *kernel.inputs[:3], kernel.outputs[0]
-        number, positions = mask_and_positions(kernel)
-        mask = kernel.inputs[number] if number is not None else None
-        chunk = min(CHUNK, blocks(self.sk, SUBGROUP) * SUBGROUP)
-        rows_per_pass = max(1, min(self.rows, PARTIALS_BYTES // (per * self.key_lanes * self.item * 4)))
-        types = {"Q": ctype(q.dtype), "K": ctype(k.dtype), "V": ctype(v.dtype), "Out": ctype(out.dtype)}
-        types["Mask"] = ctype(mask.dtype) if mask else "bool8"
-        sizes = dict(
-            B=self.b, H=self.h, HK=self.hk, SQ=self.sq, SK=self.sk, D=self.d, DV=self.dv, THREADS=THREADS,
-            ROWS=self.rows, CHUNK=chunk, KEY_LANES=self.key_lanes, ITEM=self.item, SPLITS=self.splits,
-            ROWS_PER_PASS=rows_per_pass,
-            **strides("Q", q), **strides("K", k), **strides("V", v),
-            **strides("O", out if self.splits == 1 else None), **strides("M", mask),
-            LIMIT=kernel.inputs[positions].strides[0] if positions else 0,
-            MASKED=mask is not None, BY_POSITION=self.by_position, CAUSAL=kernel.causal, LIMITED=kernel.limited,
-            K_VECTORS=self._vectors(k, self.d), V_VECTORS=self._vectors(v, self.dv), SCALE=float(kernel.scale),
+    threads: int
+    rows: int
+    chunk: int
+    key_lanes: int
+    item: int
+    rows_per_pass: int
+
+    def sizes(self, keys: Operand, values: Operand) -> dict[str, bool | int]:
+        """Return the constants of ``Attention`` that depend on the tile and on the operands' layout."""
+        return dict(
+            THREADS=self.threads, ROWS=self.rows, CHUNK=self.chunk, KEY_LANES=self.key_lanes, ITEM=self.item,
+            ROWS_PER_PASS=self.rows_per_pass, **strides("K", keys), **strides("V", values),
+            K_VECTORS=self._vectors(keys), V_VECTORS=self._vectors(values),
         )  # fmt: skip
-        operands = [f.pointer(n) if n is not None else "nullptr" for n in (0, 1, 2, number, positions, ~0)]
-        lengths = dict(score=self.rows * chunk, row_max=self.rows, row_sum=self.rows, rescale=self.rows)
-        lengths["partials"] = rows_per_pass * per * self.key_lanes * self.item
-        arrays = [f.array("float", name, n) for name, n in lengths.items()]
-        f.template("attention", "attention.h", types, sizes, *operands, *arrays)
-        return f.finish(blocks(self.queries, self.rows) * self.splits * self.hk * self.b, THREADS)
 
-    def _vectors(self, op: Operand, dim: int) -> bool:
+    def arrays(self, f: Function) -> list[str]:
+        """Declare the arrays in shared memory: scores, maxima, sums, rescaling factors, partial sums."""
+        lengths = {"score": self.rows * self.chunk, "row_max": self.rows, "row_sum": self.rows, "rescale": self.rows}
+        lengths["partials"] = self.rows_per_pass * (self.threads // SUBGROUP) * self.key_lanes * self.item
+        return [f.array("float", name, n) for name, n in lengths.items()]
+
+    def _vectors(self, op: Operand) -> bool:
         """Whether rows of ``op`` can be read 16 bytes at a time."""
         size = dtypes.DTYPES[op.dtype].size
-        aligned = op.strides[-1] == 1 and not any(n * size % 16 for n in (dim, op.offset, *op.strides[:-1]))
+        aligned = op.strides[-1] == 1 and not any(n * size % 16 for n in (op.shape[3], op.offset, *op.strides[:-1]))
         return aligned and self.item % (16 // size) == 0
+
+
+def tile_for(queries: int, keys: Operand, values: Operand, device: GPU) -> Tile:
+    """Return the tile of a workgroup that processes up to ``queries`` query rows."""
+    widest, rows, key_lanes, item = max(keys.shape[3], values.shape[3]), min(MAX_ROWS, queries), 1, 8
+    while key_lanes * item < widest:
+        key_lanes *= 2
+    if key_lanes > SUBGROUP:
+        key_lanes, item = SUBGROUP, blocks(widest, SUBGROUP * 4) * 4
+    chunk = min(CHUNK, blocks(keys.shape[2], SUBGROUP) * SUBGROUP)
+    memory = device.shared_bytes - rows * chunk * 4 - ROW_BYTES
+    threads, row = THREADS, key_lanes * item * 4  # bytes of a subgroup's partial sums of a row
+    while threads > SUBGROUP and threads // SUBGROUP * row > memory:
+        threads //= 2
+    rows_per_pass = max(1, min(rows, min(memory, PARTIALS_BYTES) // (threads // SUBGROUP * row)))
+    return Tile(threads, rows, chunk, key_lanes, item, rows_per_pass)
 
 
 def emit_combine_attention(kernel: CombineAttention, dialect: Dialect) -> Emission:
@@ -81,9 +102,11 @@ def emit_combine_attention(kernel: CombineAttention, dialect: Dialect) -> Emissi
     f, parts, out = Function(kernel, dialect), kernel.inputs[0], kernel.outputs[0]
     splits, b, h, sq, width = parts.shape
     d = width - 2
-    threads = PARTS_AT_ONCE * blocks(d, SUBGROUP) * SUBGROUP
-    sizes = dict(SPLITS=splits, B=b, H=h, SQ=sq, D=d, PARTS_AT_ONCE=PARTS_AT_ONCE, THREADS=threads, **strides("O", out))
-    lengths = {"weight": splits, "inverse_sum": 1, "partials": PARTS_AT_ONCE * d}
+    row = blocks(d, SUBGROUP) * SUBGROUP
+    at_once = min(PARTS_AT_ONCE, MAX_THREADS // row)
+    threads = at_once * row
+    sizes = dict(SPLITS=splits, B=b, H=h, SQ=sq, D=d, PARTS_AT_ONCE=at_once, THREADS=threads, **strides("O", out))
+    lengths = {"weight": splits, "inverse_sum": 1, "partials": at_once * d}
     arrays = [f.array("float", name, n) for name, n in lengths.items()]
     pointers = f.pointer(0), f.pointer(~0)
     f.template("attention_combine", "attention.h", {"Out": ctype(out.dtype)}, sizes, *pointers, *arrays)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 
-from ....graph import expr
-from ....schedule.kernel import Attention, DecodeAttention, Loops, Operand
-from ...codegen.nest import build_nest
+from ....schedule.kernel import Attention, DecodeAttention, Operand
 from ..lang.dialect import SUBGROUP, Dialect
 from ..lang.emission import Emission
-from ..lang.function import Function, Members, blocks
-from ..lang.scalar import Scalars, Value, ctype, stored
-from ..lang.vectorize import decode, scalars_for
+from ..lang.function import Function, blocks
+from ..lang.scalar import ctype
+from .attention_decode_float import emit_float_decode_attention, float_splits, supports_float
+from .point_functor import point_functor
 
 SUBGROUPS = 16
 THREADS = SUBGROUPS * SUBGROUP
@@ -31,8 +30,10 @@ def emit_decode_attention(kernel: DecodeAttention, dialect: Dialect) -> Emission
     keys, values, float32 parts [S, H, D + 4] (values, maximum, sum), and the int32 states of grid barriers [HK, STATE],
     zero before the first run.
     """
-    f = Function(kernel, dialect, explicit_wait=True, launch_dependents=False)
     (keys, values), out = kernel.inputs[:2], kernel.outputs[0]
+    if not _supports_fragments(out.shape[1], keys, values, dialect):
+        return emit_float_decode_attention(kernel, dialect)
+    f = Function(kernel, dialect, explicit_wait=True, launch_dependents=False)
     (hk, sk, d), splits = keys.shape[1:], kernel.outputs[3].shape[0]
     f.per_unit = PER_UNIT
     sizes = dict(
@@ -45,7 +46,7 @@ def emit_decode_attention(kernel: DecodeAttention, dialect: Dialect) -> Emission
     operands += [f.pointer(~3), f.pointer(~4)] if splits > 1 else ["nullptr", "nullptr"]
     rounds, first = (blocks(HEADS * d, THREADS), 1, 1), 3
     for n, (part, count) in enumerate(zip(kernel.producers, rounds, strict=True)):
-        operands.append(_functor(f, part, f"@NAME@_part{n}", first, count))
+        operands.append(point_functor(f, part, f"@NAME@_part{n}", first, count))
         first += len(part.inputs)
     element, pitch, half = ctype(keys.dtype), 4 * SUBGROUP + 1, SUBGROUPS // 2
     arrays = [f.array(element, "qs", HEADS * d), f.array(element, "new_rows", 2 * d)]
@@ -56,65 +57,34 @@ def emit_decode_attention(kernel: DecodeAttention, dialect: Dialect) -> Emission
     return f.finish(splits * hk, THREADS)
 
 
-def _functor(f: Function, part: Loops, name: str, first: int, rounds: int) -> str:
-    """Define functor ``name`` for the points of ``part``, and return the expression that instantiates it.
-
-    The inputs of ``part`` are the function's from ``first`` on. ``load(i, point)`` loads the operands of a point into
-    slot i of ``rounds``, ``make(i, point)`` returns its value, and ``place(point, position)`` the offset of its store.
-    Loads that a ``where`` guards are clamped to their operands.
-    """
-    members, nest = Members(f, name), build_nest(part)
-    out, (step,) = members.lines, nest.steps
-    numbers = {n: first + n for n in range(len(part.inputs))}
-    loads = {x: None for x in expr.walk(step.value) if x.op == "load"}
-    nested = {x for x in loads if any(y in loads for a in x.args for y in expr.walk(a))}
-    early = [x for x in loads if not x.value.checks and x not in nested]
-
-    def scalars() -> Scalars:
-        s = scalars_for(nest, members, nest.steps, numbers)
-        decode(s, nest, nest.order, "point")
-        return s
-
-    for n, x in enumerate(early):
-        out.declare(ctype(x.dtype), f"x{n}[{rounds}]")
-    with out.method("void load(int i, uint point)"):
-        s = scalars()
-        for n, x in enumerate(early):
-            op, at = nest.inputs[x.value.operand], s.address(x)
-            if x.value.guarded:
-                last = sum((size - 1) * step for size, step in zip(op.shape, op.strides, strict=True))
-                out.let("int64_t", f"at{n}", at)
-                at = f"(at{n} < 0 ? 0 : at{n} < {last} ? at{n} : {last})"
-            out.assign(f"x{n}[i]", f"{s.pointers[x.value.operand]}[{at}]")
-    with out.method("float make(int i, uint point)"):
-        s = scalars()
-        s.bound |= {x: stored(f"x{n}[i]", x.dtype) for n, x in enumerate(early)}
-        out.return_value(s.text(step.value, "float"))
-        members.checks |= s.checks
-    assert step.target is not None
-    with out.method("int64_t place(uint point, int64_t position)"):
-        s = scalars()
-        for x in expr.walk(step.target):
-            if x.op == "load" and x is not step.target:
-                s.bound[x] = Value("position", "int64_t")
-        out.return_value(s.address(step.target))
-        members.checks |= s.checks
-    return members.finish()
-
-
 def supports_step(k: Attention, dialect: Dialect) -> bool:
     """Whether :func:`emit_decode_attention` supports the operands of attention kernel ``k``: one query position, and a
     cache in a layout that it reads."""
     q, keys, values = k.inputs[:3]
-    out = k.outputs[0]
-    (b, h, sq, d), hk = q.shape, keys.shape[1]
-    dense = q.contiguous and q.offset == 0 and all(_dense_rows(o) for o in (keys, values))
+    (b, h, sq, _), out = q.shape, k.outputs[0]
     position = k.inputs[3].buffer if k.by_position else None
     return (
-        dialect.fragment_access and dialect.grid_barrier and q.dtype in dialect.matrix_types
-        and (b, sq) == (1, 1) and dense and all(o.dtype == q.dtype for o in (keys, values, out))
-        and keys.shape == values.shape and d in SIZES and not k.causal and position is not None
-        and position.kind in ("input", "state") and h // hk <= HEADS
+        (b, sq) == (1, 1) and all(o.dtype == q.dtype for o in (keys, values, out)) and not k.causal
+        and position is not None and position.kind in ("input", "state")
+        and q.contiguous and q.offset == 0
+        and (_supports_fragments(h, keys, values, dialect) or supports_float(h, keys, values, dialect))
+    )  # fmt: skip
+
+
+def splits_of(heads: int, keys: Operand, values: Operand, dialect: Dialect) -> int:
+    """Return the number of workgroups that share the keys of a head."""
+    if not _supports_fragments(heads, keys, values, dialect):
+        return float_splits(keys, dialect)
+    most = min(PER_UNIT * dialect.device.units // keys.shape[1], 32 * (STATE - 1))
+    return max(1, min(most, blocks(keys.shape[2], MIN_KEYS)))
+
+
+def _supports_fragments(heads: int, keys: Operand, values: Operand, dialect: Dialect) -> bool:
+    """Whether ``attention_decode.h`` supports ``heads`` query heads and these caches [1, HK, SK, D]."""
+    return (
+        dialect.fragment_access and dialect.grid_barrier and keys.dtype in dialect.matrix_types
+        and keys.shape == values.shape and keys.shape[3] in SIZES and heads // keys.shape[1] <= HEADS
+        and all(_dense_rows(o) for o in (keys, values))
     )  # fmt: skip
 
 

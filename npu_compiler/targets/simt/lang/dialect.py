@@ -7,7 +7,8 @@ types       ``f16 bf16 bool8 int8_t uint8_t int16_t int32_t int64_t float`` (sto
             ``uint``, ``uint4`` (16 bytes, members x y z w)
 qualifiers  ``DEVICE`` before pointers to device memory, ``SMEM`` before pointers to shared memory, ``THREAD`` before
             references to a thread's own variables, ``INLINE`` before helper functions, ``CONSTANT`` before tables,
-            ``CONSTANTS`` before members that are known at compile time
+            ``CONSTANTS`` before members that are known at compile time; ``COHERENT`` before pointers to device memory
+            that other workgroups of the launch write, only with :attr:`Dialect.arrival_counters`
 conversion  ``float to_f32(f16)``, ``to_f32(bf16)``, ``f16 to_f16(float)``, ``bf16 to_bf16(float)``
 subgroup    32 lanes (a warp): ``T subgroup_xor(T, int)``, the value of lane ^ mask (float, int), and
             ``void subgroup_barrier()``
@@ -17,6 +18,11 @@ grid        ``int grid_barrier(DEVICE int* state, int number, int count, bool wa
             shares marked in ``state`` (bit number % 32 of word 1 + number / 32), and clear these bits. Writes made by
             any of the workgroups before the barrier are visible on 1 and 2. A workgroup that does not wait has no
             share. ``state`` is zero at first and belongs to these barriers; only with :attr:`Dialect.grid_barrier`
+arrival     ``bool is_last(DEVICE int* counter, int count)``, called by one thread of each of ``count`` workgroups
+            between two ``device_barrier()``: whether this workgroup is the last one, which then can read what the
+            others wrote to ``COHERENT`` memory. ``counter`` is zero at first and belongs to these calls.
+            ``device_barrier()`` is a ``barrier()`` that also orders device memory; only with
+            :attr:`Dialect.arrival_counters`
 report      ``set_flag(DEVICE int*)``: sets it to 1; any number of threads may call it at once
 atomics     on device memory, in no order with other accesses of a kernel: ``int atomic_load(DEVICE int*)``,
             ``void atomic_max(DEVICE int*, int)``, ``void atomic_add(DEVICE T*, T)`` for int and int64_t. An addition to
@@ -70,12 +76,13 @@ SUBGROUP = 32
 
 class Param(NamedTuple):
     """A pointer parameter of a kernel. ``writable``: this kernel stores through it. ``constant``: no kernel writes its
-    memory."""
+    memory. ``coherent``: workgroups read what others of the launch wrote."""
 
     ctype: str
     name: str
     writable: bool
     constant: bool
+    coherent: bool = False
 
 
 class Array(NamedTuple):
@@ -131,10 +138,10 @@ class Dialect:
     memory. ``max_params``: the most pointers that a kernel may have. ``wgmma_widths``: tile widths of ``wgmma_gemm``;
     (): there is none. ``headers``: the folders of the headers that functions include. ``fragment_access``: whether
     kernels may access elements of fragments. ``grid_barrier``: whether workgroups of one kernel can wait for each
-    other. ``prefetches``: whether there is ``prefetch``. ``has_double``: whether ``double`` is available for running
-    sums. ``fast``: scalar ops with a ``_fast`` function. ``special``: the target's own functions, which are tried
-    before the common ones. ``clustered(head, count)``: the opening of a kernel whose workgroups form clusters of
-    ``count``.
+    other. ``arrival_counters``: whether the last workgroup of a kernel can read what the others wrote. ``prefetches``:
+    whether there is ``prefetch``. ``has_double``: whether ``double`` is available for running sums. ``fast``: scalar
+    ops with a ``_fast`` function. ``special``: the target's own functions, which are tried before the common ones.
+    ``clustered(head, count)``: the opening of a kernel whose workgroups form clusters of ``count``.
     """
 
     name: str
@@ -150,6 +157,7 @@ class Dialect:
     headers: tuple[Path, ...] = (KERNELS,)
     fragment_access: bool = False
     grid_barrier: bool = False
+    arrival_counters: bool = False
     prefetches: bool = False
     has_double: bool = False
     fast: tuple[str, ...] = ()

@@ -97,6 +97,11 @@ class Function:
             self._params[number] = Param(dtypes.DTYPES[op.dtype].ctype, name, number < 0, constant)
         return self._params[number]
 
+    def coherent(self, number: int) -> str:
+        """Return the name of the pointer to output ``~number``, through which workgroups read what others wrote."""
+        self._params[number] = self.param(number)._replace(coherent=True)
+        return self.pointer(number)
+
     def tile_map(self, number: int, tiles: TileMap) -> str:
         """Add a tensor map through which TMA accesses tiles of operand ``number``, and return its name."""
         self.maps.append((number, tiles))

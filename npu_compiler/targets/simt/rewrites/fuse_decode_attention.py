@@ -8,7 +8,7 @@ from dataclasses import replace
 from ....graph import expr
 from ....schedule.kernel import Attention, DecodeAttention, Loops, Operand, recast
 from ....schedule.schedule import Schedule
-from ..kernels.attention_decode import MIN_KEYS, PAD, PER_UNIT, STATE, supports_step
+from ..kernels.attention_decode import PAD, STATE, splits_of, supports_step
 from ..kernels.loops import is_pointwise
 from ..lang.dialect import Dialect
 from .producers import only_producer
@@ -40,8 +40,7 @@ def _fuse(schedule: Schedule, k: Attention, grid_barriers: Operand, dialect: Dia
         return
     if not (_makes_row(new_key, keys, position) and _makes_row(new_value, values, position)):
         return
-    max_splits = min(PER_UNIT * dialect.device.units // keys.shape[1], 32 * (STATE - 1))
-    splits = max(1, min(max_splits, -(-keys.shape[2] // MIN_KEYS)))
+    splits = splits_of(out.shape[1], keys, values, dialect)
     parts = schedule.memory("float32", (splits, out.shape[1], out.shape[3] + PAD), "parts")
     scratch = replace(queries.outputs[0].buffer, id=-1, kind="scratch")
     step = recast(

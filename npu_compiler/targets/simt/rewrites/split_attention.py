@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from ....schedule.kernel import Attention, CombineAttention, Kernel
 from ....schedule.schedule import Schedule
-from ..kernels.attention import MAX_ROWS
+from ..kernels.attention import MAX_ROWS, MAX_SPLIT_SIZE
 from ..kernels.flash import is_flash
 from ..lang.dialect import Dialect
 
@@ -24,7 +24,8 @@ def split_attention(schedule: Schedule, dialect: Dialect) -> None:
 
 def _splits(k: Attention, dialect: Dialect) -> int:
     q, keys = k.inputs[:2]
-    if math.prod(k.outputs[0].shape) == 0 or is_flash(k, dialect):
+    size = k.outputs[0].shape[3]
+    if math.prod(k.outputs[0].shape) == 0 or size > MAX_SPLIT_SIZE or is_flash(k, dialect):
         return 1
     b, h, sq, _ = q.shape
     workgroups = b * keys.shape[1] * -(-(h // keys.shape[1] * sq) // MAX_ROWS)

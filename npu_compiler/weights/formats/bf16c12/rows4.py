@@ -30,8 +30,10 @@ from ...format import Layout, Shape
 
 ROWS = 4
 PIECE = 8  # columns
-_ALIGN = 128  # bytes: four rows start at multiples of a memory transaction
+_LINE = 128  # bytes: four rows start at multiples of a cache line, if that costs at most 1 %
+_SECTOR = 32  # bytes: or else at multiples of a memory transaction
 _SHARE = 128  # one of this many elements may be an outlier
+_LEAST = 16  # outliers that four short rows may have
 _CODES = 7  # besides zero
 _TOP = 0x3F  # the high byte of the last code, relative to the kernels' base
 _HIGHEST = 0x7E  # largest high byte with a code: the next one has infinities, and its scale would overflow
@@ -62,7 +64,9 @@ class FourRows:
     @property
     def nbytes(self) -> int:
         """Bytes of four rows, a multiple of the alignment."""
-        return -(-(self.outliers + ROWS * self.k // _SHARE * 4) // _ALIGN) * _ALIGN
+        least = self.outliers + 4 * max(ROWS * self.k // _SHARE, _LEAST)
+        lines = -(-least // _LINE) * _LINE
+        return lines if lines - least <= least // 100 else -(-least // _SECTOR) * _SECTOR
 
     @property
     def max_outliers(self) -> int:
@@ -76,7 +80,7 @@ class Rows4(Layout):
     name = "bf16c12.rows4"
     order = ROW_ORDER
     panel = ROWS
-    alignment = _ALIGN
+    alignment = _SECTOR
     max_rows = 1
 
     def packed_shape(self, n: int, c: int) -> Shape | None:
