@@ -11,17 +11,19 @@ from pathlib import Path
 
 from npu_compiler.target_config import register_device
 from npu_compiler.targets.cpu.devices import DEVICES, device_at_hand
+from npu_compiler.targets.cpu.host import host_cpu
 
 MODEL = Path(__file__).with_name("amx_model.h")
 # The macro makes cached objects depend on the text of the model.
 FLAGS = ("-include", str(MODEL), f"-DAMX_MODEL_DIGEST={zlib.crc32(MODEL.read_bytes())}")
+TILES = frozenset(f for d in DEVICES for f in d.features if f.startswith("amx_"))
+HAS_AMX = not host_cpu().missing(TILES)
 
 
 def register_amx_model() -> str:
     """Add the row to the table of devices, and return its name for ``compile(target=...)``."""
     here, amx = device_at_hand(), next(d for d in DEVICES if d.name == "amx")
-    tiles = {f for f in amx.features if f.startswith("amx_")}
-    features = tuple(sorted(tiles.union(here.features)))
+    features = tuple(sorted(TILES.union(here.features)))
     row = replace(here, name="amx-model", chips="tests", features=features, costs=amx.costs, flags=FLAGS)
     register_device(row)
     return row.spec

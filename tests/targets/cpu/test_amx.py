@@ -19,11 +19,10 @@ import torch
 import npu_compiler
 from npu_compiler.frontend import capture
 from npu_compiler.support.errors import BackendError
-from npu_compiler.targets.cpu.host import host_cpu
 from npu_compiler.targets.cpu.toolchain import build_shared
 from npu_runtime import Executor
 
-from ...support.amx_model import FLAGS, register_amx_model
+from ...support.amx_model import FLAGS, HAS_AMX, register_amx_model
 from ...support.kernel_driver import CXX, KERNELS
 
 pytestmark = pytest.mark.skipif(CXX is None, reason="no C++ compiler on this machine")
@@ -31,7 +30,6 @@ pytestmark = pytest.mark.skipif(CXX is None, reason="no C++ compiler on this mac
 DRIVER = Path(__file__).parents[2] / "support" / "amx_driver.cpp"
 KINDS = {"bf16": 0, "ssd": 1, "sud": 2, "usd": 3, "uud": 4}
 TINY = np.finfo(np.float32).tiny
-HAS_AMX = {"amx_tile", "amx_bf16", "amx_int8"} <= host_cpu().features
 
 Product = Callable[..., np.ndarray]
 

@@ -1,0 +1,96 @@
+"""Generated programs for AMX, run with its model on any machine: conformance cases, attention, a network, a decoder.
+
+All are in bfloat16, under the gates of the other targets.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from npu_compiler.frontend import capture, state_dict_numpy
+from npu_compiler.pipeline import compile_graph
+from npu_runtime import Executor, load_weights
+from npu_runtime.llm.model import LLM
+
+from ...conformance.cases import PROGRAM, all_cases, check, compile_cases
+from ...llm import tiny
+from ...llm.teacher import teacher
+from ...models.gate import compile_whole, expect, run
+from ...models.random_models import image_model, images
+from ...support.amx_model import register_amx_model
+from ...support.sweeps import FULL
+
+AMX = register_amx_model()
+
+OPS = (
+    *("mm", "addmm", "bmm", "baddbmm", "matmul", "linear", "convolution", "conv1d", "conv2d.default"),
+    *("conv_transpose2d", "scaled_dot_product_attention"),
+)
+
+
+def test_conformance() -> None:
+    """Products, convolutions and attention."""
+    names = tuple(f"aten.{op}" for op in OPS)
+    cases = [c for c in all_cases() if c.op_type.startswith(names) and c.dtype == "bfloat16"]
+    cases = cases if FULL else cases[::2]
+    assert len({c.op_type for c in cases}) >= len(OPS)
+    messages = []
+    for at in range(0, len(cases), PROGRAM):
+        batch = compile_cases(cases[at : at + PROGRAM])
+        program = compile_graph(batch.graph, AMX)
+        results = Executor(program, load_weights(program, {})).run(
+            {k: np.array(v, order="C") for k, v in batch.inputs.items()}
+        )
+        for case, names in batch.outputs.items():
+            try:
+                check(case, [np.asarray(results[n]) for n in names], batch.summing[case])
+            except AssertionError as error:
+                messages.append(str(error))
+    assert not messages, f"{len(messages)} of {len(cases)} cases failed\n" + "\n".join(messages)
+
+
+class Attentions(nn.Module):
+    """Grouped heads of 64 and 128, causal, and heads of 80 with a mask."""
+
+    def forward(self, *qkv: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        attention = functional.scaled_dot_product_attention
+        mask = torch.arange(qkv[-1].shape[2])[None, :] % 7 < 5
+        causal = (attention(*qkv[i : i + 3], is_causal=True, enable_gqa=True) for i in (0, 3))
+        return *causal, attention(*qkv[6:], attn_mask=mask)
+
+
+def test_attention_passes_the_gate() -> None:
+    torch.manual_seed(4)
+    shapes = ((1, 6, 2, 150, 64), (1, 2, 1, 70, 128), (2, 2, 2, 33, 80))
+    args = tuple(torch.randn(b, heads, s, d) for b, h, hk, s, d in shapes for heads in (h, hk, hk))
+    model = Attentions()
+    program = compile_whole(capture(model, tuple(a.bfloat16() for a in args)), target=AMX)
+    assert [c.kind for c in program.entries["main"].calls].count("attention") == 3
+    expect(model, [args], "bfloat16").check(run(program, {}, [tuple(a.bfloat16() for a in args)]))
+
+
+def test_convolutional_network() -> None:
+    model, x = image_model("resnet18", 64), images(8, 64)
+    low = image_model("resnet18", 64).bfloat16()
+    runs = [(part.bfloat16(),) for part in x.split(2)]
+    wanted = expect(model, [(part,) for part in x.split(2)], "bfloat16")
+    results = run(compile_whole(capture(low, runs[0]), target=AMX), state_dict_numpy(low), runs)
+    wanted.check(results)
+    wanted.check_ranking(results)
+
+
+@pytest.mark.parametrize("name", ["llama"])
+def test_decoder(name: str, tmp_path: Path) -> None:
+    """A prompt in chunks of 128, 32 and single tokens, then one token at a time."""
+    model = tiny.hf_model(name, max_position_embeddings=200, hidden_size=192, head_dim=64)
+    ids = tiny.text_ids(180)
+    llm = LLM.load(tiny.save(model, tmp_path), target=AMX, max_len=200, dtype="bfloat16", cache=False)
+    forced = teacher(model, "bfloat16", [ids])
+    prompt = 165
+    forced.check(llm.logits(ids, prompt), slice(prompt - 1, None))
