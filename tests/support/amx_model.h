@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #define NPU_AMX_MODEL ::AmxModel
+#define AMX_MODEL_CALL __attribute__((noinline))  // inlined into every kernel, these would double its compile time
 
 struct AmxModel {
   static constexpr int TILES = 8, ROWS = 16, BYTES = 64;
@@ -29,7 +30,7 @@ struct AmxModel {
   }
 
   static bool request() { return !getenv("AMX_MODEL_REFUSES"); }
-  template <class Shapes> static void configure(const Shapes& c) {
+  template <class Shapes> AMX_MODEL_CALL static void configure(const Shapes& c) {
     State& s = state();
     require(c.palette == 0 || c.palette == 1, "#GP: there is no such palette");
     if (c.palette == 0) return release();
@@ -57,13 +58,13 @@ struct AmxModel {
     State& s = use<T>();
     memset(s.tile[T], 0, sizeof s.tile[T]);
   }
-  template <int T> static void load(const void* p, long stride) {
+  template <int T> AMX_MODEL_CALL static void load(const void* p, long stride) {
     zero<T>();
     State& s = state();
     for (int r = 0; r < s.rows[T]; r++) memcpy(s.tile[T][r], (const char*)p + r * stride, (size_t)s.bytes[T]);
   }
   template <int T> static void stream(const void* p, long stride) { load<T>(p, stride); }
-  template <int T> static void store(void* p, long stride) {
+  template <int T> AMX_MODEL_CALL static void store(void* p, long stride) {
     State& s = use<T>();
     for (int r = 0; r < s.rows[T]; r++) memcpy((char*)p + r * stride, s.tile[T][r], (size_t)s.bytes[T]);
   }
@@ -92,7 +93,7 @@ struct AmxModel {
     return flushed(x);
   }
 
-  template <int C, int A, int B> static void dpbf16ps() {
+  template <int C, int A, int B> AMX_MODEL_CALL static void dpbf16ps() {
     State& s = operands<C, A, B>();
     const int columns = s.bytes[C] / 4, pairs = s.rows[B];
     float b[ROWS][2][ROWS];  // [pair][even or odd][column]
@@ -112,7 +113,7 @@ struct AmxModel {
     }
   }
 
-  template <int C, int A, int B, class TA, class TB> static void dp8() {
+  template <int C, int A, int B, class TA, class TB> AMX_MODEL_CALL static void dp8() {
     State& s = operands<C, A, B>();
     for (int m = 0; m < s.rows[C]; m++)
       for (int k = 0; k < s.rows[B]; k++)
