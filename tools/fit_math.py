@@ -1,12 +1,13 @@
-"""Fits and checks the polynomial coefficients of npu_compiler/targets/cpu/kernels/elementary.h.
+"""Fits and checks the polynomial coefficients of elementary.h and double.h in npu_compiler/targets/cpu/kernels.
 
     python tools/fit_math.py            print every polynomial as C++, with its error
-    python tools/fit_math.py --check    exit 1 if elementary.h holds other coefficients than these
+    python tools/fit_math.py --check    exit 1 if the headers hold other coefficients than these
 
 Method: minimax by the Remez exchange (E. Remez, 1934) in 60-digit arithmetic. A polynomial sum c[i] z^i stands for a
 factor of the function, so the error is weighted by what it does to the final result, relative to that result.
 Coefficients must be representable, and rounding them all at once would spoil the last bits: they are rounded one at a
-time, the most influential (lowest order) first, and the others are fitted again around the rounded ones.
+time, the most influential (lowest order) first, and the others are fitted again around the rounded ones. For results in
+double this is done for the first coefficients only: evaluating the polynomial rounds as much as the others lose.
 """
 
 from __future__ import annotations
@@ -23,14 +24,16 @@ from mpmath import mp, mpf
 
 mp.dps = 60
 Real = Callable[[mpf], mpf]
-HEADER = Path(__file__).parent.parent / "npu_compiler/targets/cpu/kernels/elementary.h"
+KERNELS = Path(__file__).parent.parent / "npu_compiler/targets/cpu/kernels"
+HEADERS = ("elementary.h", "double.h")
 
 
 @dataclass(frozen=True)
 class Fit:
     """A polynomial with ``terms`` coefficients for ``target`` on [low, high], minimising |weight * error|.
 
-    ``bits`` is 24 (float) or 53 (double); ``bound`` is the weighted error it has to meet.
+    ``bits`` is 24 (float) or 53 (double); ``bound`` is the weighted error it has to meet. ``careful``: coefficients
+    that are rounded one at a time; None: all.
     """
 
     name: str
@@ -41,6 +44,7 @@ class Fit:
     terms: int
     bound: float
     bits: int = 24
+    careful: int | None = None
 
 
 def _exp_tail(r: mpf) -> mpf:
@@ -79,7 +83,19 @@ def _erf_factor(z: mpf) -> mpf:
     return 2 / mp.sqrt(mp.pi) - 1 if z < mpf("1e-40") else mp.erf(mp.sqrt(z)) / mp.sqrt(z) - 1
 
 
+def _log_ratio_tail(z: mpf) -> mpf:
+    """(log((1+s) / (1-s)) - 2 s) / s^3 with z = s^2."""
+    return mpf(2) / 3 + 2 * z / 5 if z < mpf("1e-16") else 2 * (mp.atanh(mp.sqrt(z)) - mp.sqrt(z)) / mp.sqrt(z) ** 3
+
+
+def _cos_tail(z: mpf) -> mpf:
+    """(cos(x) - 1 + x^2/2) / x^4 with z = x^2."""
+    return mpf(1) / 24 - z / 720 if z < mpf("1e-12") else (mp.cos(mp.sqrt(z)) - 1 + z / 2) / z**2
+
+
 _HALF_LN2 = mp.log(2) / 2
+_LOG_RATIO_END = (mp.sqrt(2) - 1) / (mp.sqrt(2) + 1) * mpf("1.0001")
+_PI_4 = mp.pi / 4 * mpf("1.0001")
 _TANH_SPLIT = mpf("0.3")
 _ERF_SPLIT = mpf("0.75")
 _ERF_END = mpf(4)
@@ -102,6 +118,18 @@ FITS = (
     # sin(x) = x + x^3 P(x^2), in double for a float result
     Fit("SIN_TAIL", _odd_tail(mp.sin, mpf(-1) / 6, mpf(1) / 120), _relative_cubic(mp.sin),
         mpf(0), (mp.pi / 2 * mpf("1.0001")) ** 2, 5, 2**-34, 53),
+    # The same for results in double; log((1+s) / (1-s)) = 2 s + s^3 P(s^2), cos(x) = 1 - x^2/2 + x^4 P(x^2)
+    Fit("EXP_TAIL_D", _exp_tail, lambda r: r**3 / mp.exp(r),
+        -_HALF_LN2 * mpf("1.001"), _HALF_LN2 * mpf("1.001"), 10, 2**-59, 53, 2),
+    Fit("LOG_TAIL_D", _log_ratio_tail, lambda z: _relative_cubic(mp.atanh)(z) / 2,
+        mpf(0), _LOG_RATIO_END**2, 7, 2**-58, 53, 2),
+    Fit("SIN_TAIL_D", _odd_tail(mp.sin, mpf(-1) / 6, mpf(1) / 120), _relative_cubic(mp.sin),
+        mpf(0), _PI_4**2, 6, 2**-57, 53, 2),
+    Fit("COS_TAIL_D", _cos_tail, lambda z: z * z / mp.cos(mp.sqrt(z)), mpf(0), _PI_4**2, 6, 2**-57, 53, 2),
+    Fit("ATAN_TAIL_D", _odd_tail(mp.atan, mpf(-1) / 3, mpf(1) / 5), _relative_cubic(mp.atan),
+        mpf(0), mpf(1), 21, 2**-55, 53, 2),
+    Fit("ASIN_TAIL_D", _odd_tail(mp.asin, mpf(1) / 6, mpf(3) / 40), _relative_cubic(mp.asin),
+        mpf(0), mpf(1) / 4, 13, 2**-57, 53, 2),
 )  # fmt: skip
 
 
@@ -176,15 +204,17 @@ def _rounded(value: mpf, bits: int) -> mpf:
 def solve(fit: Fit) -> tuple[list[float], float]:
     """(representable coefficients, weighted error)."""
     fixed: list[mpf] = []
-    while len(fixed) < fit.terms:
+    while len(fixed) < (fit.terms if fit.careful is None else fit.careful):
         fixed.append(_rounded(remez(fit, fixed)[len(fixed)], fit.bits))
+    if len(fixed) < fit.terms:
+        fixed = [_rounded(c, fit.bits) for c in remez(fit, fixed)]
     grid = _grid(fit, 500)
     error = max(abs(fit.weight(z) * (fit.target(z) - _horner(fixed, z))) for z in grid)
     return [float(c) for c in fixed], float(error)
 
 
 def declaration(fit: Fit, coefficients: list[float]) -> str:
-    """The C++ line that elementary.h holds: exact, in hexadecimal."""
+    """The C++ line that a header holds: exact, in hexadecimal."""
     scalar, suffix = ("float", "f") if fit.bits == 24 else ("double", "")
     values = ", ".join(re.sub(r"\.?0*p", "p", c.hex()) + suffix for c in coefficients)
     return f"constexpr {scalar} {fit.name}[] = {{{values}}};"
@@ -193,9 +223,9 @@ def declaration(fit: Fit, coefficients: list[float]) -> str:
 def main() -> int:
     """Run the command line and return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="compare with elementary.h instead of printing")
+    parser.add_argument("--check", action="store_true", help="compare with the headers instead of printing")
     check = parser.parse_args().check
-    header = " ".join(HEADER.read_text().split()) if check else ""
+    header = " ".join(" ".join((KERNELS / name).read_text() for name in HEADERS).split()) if check else ""
     status = 0
     for fit in FITS:
         coefficients, error = solve(fit)

@@ -21,7 +21,10 @@ SEQUENTIAL_ALONG, SEQUENTIAL_ACROSS = 8, 16
 TILE_MIN = 8  # shorter dims are not tiled
 PAGE = 4096  # bytes
 TILE_BLOCK = 64  # positions of the tile dim per thread: a multiple of every vector length
-BY_LANE = frozenset("tan asin acos atan sinh cosh asinh acosh atanh pow atan2 fmod remainder floordiv idiv".split())
+# Functions that call libm lane by lane: of float64, and of any dtype.
+BY_LANE_DOUBLE = frozenset("exp2 expm1 log2 log10 log1p tanh tan sinh cosh asinh acosh atanh erf pow".split())
+BY_LANE = frozenset(("erfc", "idiv"))
+DIVISION = frozenset("fmod remainder floordiv pow".split())  # of integers, lane by lane too
 
 
 @dataclass
@@ -199,7 +202,7 @@ def estimate_ns(plan: Plan, costs: CPUCosts) -> float:
     point = row = 0.0
     for s in nest.steps:
         ops = [x for x in expr.walk(s.value) if x.op in EXPENSIVE]
-        slow = sum(costs.slow_op for x in ops if x.op in BY_LANE or x.dtype == "float64")
+        slow = sum(costs.slow_op for x in ops if _by_lane(x))
         work = costs.op * expr.cost(s.value) + slow
         row, point = (row + work, point) if s.per_row else (row, point + work)
     for x, per_row in accesses(nest):
@@ -212,6 +215,13 @@ def estimate_ns(plan: Plan, costs: CPUCosts) -> float:
         row += costs.row
     rows = nest.points(nest.rows)
     return rows * (row + point * nest.points(nest.reduction_dims) if nest.reduced else row + point)
+
+
+def _by_lane(x: Expr) -> bool:
+    """Whether a function computes its lanes one by one."""
+    if x.op in BY_LANE or (x.op in DIVISION and not dtypes.is_float(x.dtype)):
+        return True
+    return x.dtype == "float64" and (x.op in BY_LANE_DOUBLE or x.op in DIVISION)
 
 
 def _split_work(plan: Plan, costs: CPUCosts) -> None:

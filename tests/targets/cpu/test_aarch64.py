@@ -30,7 +30,8 @@ CPUS = {"neon": "cortex-a53", "armv8.2": "neoverse-n1", "armv8.6": "max"}
 ANCHORS = ("mm.default", "scaled_dot_product_attention.default")
 LOOPS = (
     *("add.Tensor", "where.self", "exp.default", "sin.default", "tanh.default", "erf.default", "log1p.default"),
-    *("round.default", "rsqrt.default", "pow.Tensor_Scalar", "_softmax.default", "native_layer_norm.default"),
+    *("round.default", "rsqrt.default", "pow.Tensor_Tensor", "_softmax.default", "native_layer_norm.default"),
+    *("atan2.default", "acos.default", "acosh.default", "tan.default", "fmod.Tensor", "floor_divide.default"),
     *("sum.dim_IntList", "amax.default", "cumsum.default", "sort.default", "max_pool2d.default", "embedding.default"),
 )
 SAMPLE = {"neon": LOOPS, "armv8.2": ("relu.default",), "armv8.6": ANCHORS}

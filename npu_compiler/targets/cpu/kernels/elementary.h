@@ -319,10 +319,6 @@ constexpr double PI_INVERSE = 0x1.45f306dc9c883p-2;
 constexpr float SIN_LIMIT = 0x1p20f;  // the argument reduction loses accuracy beyond it
 
 // Returns sin(x + shift pi) for shift 0 or 1/2 and |x| <= SIN_LIMIT, on half a lane vector of doubles.
-typedef typename vec_of<float, VL / 2>::type half_vf;
-typedef typename vec_of<double, VL / 2>::type half_vd;
-typedef typename vec_of<int64_t, VL / 2>::type half_vi64;
-
 NPU_INLINE half_vd sin_shifted(half_vd x, double shift) {
   half_vd magic = half_vd{} + 0x1.8p52;
   half_vd k = (x * PI_INVERSE + shift) + magic;

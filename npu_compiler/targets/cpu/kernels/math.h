@@ -1,9 +1,9 @@
 // Mathematical functions on lane vectors: vf (float), vd (double), vi32 and vi64 where they make sense.
 //
-// The common functions of vf are vector code (elementary.h). The others call libm's double versions lane by lane and
-// round once.
+// The common functions of vf are vector code (elementary.h), and so are those of vd that double.h has. Other functions
+// of vf are those of double.h, rounded once. What is left calls libm lane by lane.
 #pragma once
-#include "elementary.h"
+#include "double.h"
 
 namespace npu {
 
@@ -12,57 +12,133 @@ namespace npu {
 template <class V, class F> static NPU_NOINLINE V call_by_lane(V x, F f) { return by_lane(x, f); }
 template <class V, class F> static NPU_NOINLINE V call_by_lane(V x, V y, F f) { return by_lane(x, y, f); }
 
-#define NPU_DOUBLE(name) \
+#define NPU_LIBM(name) \
   NPU_INLINE vd name(vd x) { return call_by_lane(x, [](double v) { return __builtin_##name(v); }); }
-#define NPU_FLOAT_AND_DOUBLE(name) \
-  NPU_DOUBLE(name)                 \
-  NPU_INLINE vf name(vf x) { return call_by_lane(x, [](float v) { return (float)__builtin_##name((double)v); }); }
-NPU_DOUBLE(exp)
-NPU_DOUBLE(exp2)
-NPU_DOUBLE(expm1)
-NPU_DOUBLE(log)
-NPU_DOUBLE(log2)
-NPU_DOUBLE(log10)
-NPU_DOUBLE(log1p)
-NPU_DOUBLE(tanh)
-NPU_DOUBLE(erf)
-NPU_DOUBLE(sin)
-NPU_DOUBLE(cos)
-NPU_FLOAT_AND_DOUBLE(erfc)
-NPU_FLOAT_AND_DOUBLE(tan)
-NPU_FLOAT_AND_DOUBLE(asin)
-NPU_FLOAT_AND_DOUBLE(acos)
-NPU_FLOAT_AND_DOUBLE(atan)
-NPU_FLOAT_AND_DOUBLE(sinh)
-NPU_FLOAT_AND_DOUBLE(cosh)
-NPU_FLOAT_AND_DOUBLE(asinh)
-NPU_FLOAT_AND_DOUBLE(acosh)
-NPU_FLOAT_AND_DOUBLE(atanh)
-#undef NPU_FLOAT_AND_DOUBLE
-#undef NPU_DOUBLE
-
-NPU_INLINE vd sigmoid(vd x) { return 1.0 / (1.0 + exp(-x)); }
-
-NPU_INLINE vf atan2(vf y, vf x) {
-  return call_by_lane(y, x, [](float a, float b) { return (float)__builtin_atan2((double)a, (double)b); });
-}
-NPU_INLINE vd atan2(vd y, vd x) {
-  return call_by_lane(y, x, [](double a, double b) { return __builtin_atan2(a, b); });
-}
-NPU_INLINE vf pow(vf x, vf y) {
-  return call_by_lane(x, y, [](float a, float b) { return __builtin_powf(a, b); });
-}
+NPU_LIBM(exp2)
+NPU_LIBM(expm1)
+NPU_LIBM(log2)
+NPU_LIBM(log10)
+NPU_LIBM(log1p)
+NPU_LIBM(tanh)
+NPU_LIBM(tan)
+NPU_LIBM(sinh)
+NPU_LIBM(cosh)
+NPU_LIBM(asinh)
+NPU_LIBM(acosh)
+NPU_LIBM(atanh)
+NPU_LIBM(erf)
+NPU_LIBM(erfc)
+#undef NPU_LIBM
+NPU_INLINE vf erfc(vf x) { return call_by_lane(x, [](float v) { return (float)__builtin_erfc((double)v); }); }
 NPU_INLINE vd pow(vd x, vd y) {
   return call_by_lane(x, y, [](double a, double b) { return __builtin_pow(a, b); });
 }
 
+// ---------------------------------------------------------------------------------------------- through double.h
+template <class F> NPU_INLINE vf through_double(vf x, F f) {
+  half_vf h[2];
+  store_bytes(h, x);
+  for (half_vf& v : h) v = __builtin_convertvector(f(__builtin_convertvector(v, half_vd)), half_vf);
+  return load_bytes<vf>(h);
+}
+template <class F> NPU_INLINE vf through_double(vf x, vf y, F f) {
+  half_vf h[2], k[2];
+  store_bytes(h, x);
+  store_bytes(k, y);
+  for (int i = 0; i < 2; i++) {
+    half_vd r = f(__builtin_convertvector(h[i], half_vd), __builtin_convertvector(k[i], half_vd));
+    h[i] = __builtin_convertvector(r, half_vf);
+  }
+  return load_bytes<vf>(h);
+}
+
+NPU_INLINE vd exp(vd x) { return by_halves([](half_vd v) NPU_HALF { return exp(v); }, x); }
+NPU_INLINE vd log(vd x) { return by_halves([](half_vd v) NPU_HALF { return log(v); }, x); }
+NPU_INLINE vd sigmoid(vd x) { return 1.0 / (1.0 + exp(-x)); }
+
+// The others are not inlined: their constants do not fit into registers anyway.
+#define NPU_DOUBLE(name)                                             \
+  static NPU_NOINLINE __attribute__((unused)) vd name(vd x) {        \
+    return by_halves([](half_vd v) NPU_HALF { return name(v); }, x); \
+  }
+#define NPU_FLOAT(name, limit)                                                                           \
+  static NPU_NOINLINE __attribute__((unused)) vf name(vf x) {                                            \
+    return through_double(x, [](half_vd v) NPU_HALF { return name(clamp_keep_nan(v, -limit, limit)); }); \
+  }
+NPU_DOUBLE(atan)
+NPU_DOUBLE(asin)
+NPU_DOUBLE(acos)
+NPU_FLOAT(atan, INFINITY_D)
+NPU_FLOAT(asin, INFINITY_D)
+NPU_FLOAT(acos, INFINITY_D)
+NPU_FLOAT(asinh, INFINITY_D)
+NPU_FLOAT(acosh, INFINITY_D)
+NPU_FLOAT(atanh, INFINITY_D)
+NPU_FLOAT(sinh, 100.)  // infinity as a float
+NPU_FLOAT(cosh, 100.)
+#undef NPU_FLOAT
+#undef NPU_DOUBLE
+
+// Of arguments beyond the limit of the argument reduction, libm takes all lanes.
+#define NPU_PERIODIC(name)                                                    \
+  static NPU_NOINLINE __attribute__((unused)) vd name(vd x) {                 \
+    if (__builtin_expect(any(compare<Gt>(abs(x), splat<vd>(TURN_LIMIT))), 0)) \
+      return by_lane(x, [](double v) { return __builtin_##name(v); });        \
+    return by_halves([](half_vd v) NPU_HALF { return name(v); }, x);          \
+  }
+NPU_PERIODIC(sin)
+NPU_PERIODIC(cos)
+#undef NPU_PERIODIC
+static NPU_NOINLINE __attribute__((unused)) vf tan(vf x) {
+  if (__builtin_expect(any(abs(x) > (float)TURN_LIMIT), 0))
+    return by_lane(x, [](float v) { return (float)__builtin_tan((double)v); });
+  return through_double(x, [](half_vd v) NPU_HALF { return tan(v); });
+}
+
+static NPU_NOINLINE __attribute__((unused)) vf atan2(vf y, vf x) {
+  return through_double(y, x, [](half_vd a, half_vd b) NPU_HALF { return atan2(a, b); });
+}
+static NPU_NOINLINE __attribute__((unused)) vd atan2(vd y, vd x) {
+  return by_halves([](half_vd a, half_vd b) NPU_HALF { return atan2(a, b); }, y, x);
+}
+
+// |x|^y is exp(y log|x|) in double. The rules for signs and special values are those of C's pow.
+static NPU_NOINLINE __attribute__((unused)) vf pow(vf x, vf y) {
+  const vf zero{}, one = splat<vf>(1), half = splat<vf>(0.5f), inf = splat<vf>(INFINITY_F);
+  const vf nan = splat<vf>(__builtin_nanf(""));
+  vf r = through_double(abs(x), y, [](half_vd a, half_vd b) NPU_HALF {
+    return exp(clamp_keep_nan(b * log(a), -200., 200.));
+  });
+  vi32 whole = floor(y) == y, odd = whole & (floor(y * half) != y * half) & (abs(y) < inf);
+  vi32 negative = (vi32)x < 0;
+  r = select(negative & odd, -r, r);
+  r = select((x < zero) & ~whole & (x > -inf), nan, r);
+  r = select((abs(x) == one) & (abs(y) == inf), one, r);
+  r = select((x != x) | (y != y), nan, r);
+  return select((y == zero) | (x == one), one, r);
+}
+
 // ---------------------------------------------------------------------------------------------- division with rest
 // fmod has the sign of x, remainder has the sign of y (Python's %), and floordiv rounds down (Python's //).
-NPU_INLINE vf fmod(vf x, vf y) {
-  return call_by_lane(x, y, [](float a, float b) { return __builtin_fmodf(a, b); });
-}
 NPU_INLINE vd fmod(vd x, vd y) {
   return call_by_lane(x, y, [](double a, double b) { return __builtin_fmod(a, b); });
+}
+
+// In double a quotient below 2^29 is off by less than one after truncation, and its product with y is exact.
+static NPU_NOINLINE __attribute__((unused)) vf fmod(vf x, vf y) {
+  const vf quotient = abs(x / y), limit = splat<vf>(0x1p28f), inf = splat<vf>(INFINITY_F);
+  const vi32 ordinary = (abs(x) < inf) & (y != vf{}) & (y == y);
+  if (__builtin_expect(any(ordinary & (quotient > limit)), 0))
+    return by_lane(x, y, [](float a, float b) { return __builtin_fmodf(a, b); });
+  vf rest = through_double(x, y, [](half_vd a, half_vd b) NPU_HALF {
+    half_vd q = a / b;
+    q = choose(abs(q) < 0x1p30, q, half_vd{});
+    q = __builtin_convertvector(__builtin_convertvector(q, half_vi32), half_vd);
+    half_vd below{}, r = choose(q == below, a, a - q * b);
+    r = choose((r != below) & ((half_vi64)r < 0) != ((half_vi64)a < 0), r + copysign(b, a), r);
+    return copysign(r, a);
+  });
+  return select(ordinary, rest, splat<vf>(__builtin_nanf("")));
 }
 
 template <class V> NPU_INLINE V remainder_from(V rest, V y) {
@@ -101,8 +177,8 @@ template <class S> struct Integer {
     return result;
   }
 };
-#define NPU_INTEGER(name)                                                                            \
-  NPU_INLINE vi32 name(vi32 a, vi32 b) { return call_by_lane(a, b, Integer<int32_t>::name); }        \
+#define NPU_INTEGER(name)                                                                     \
+  NPU_INLINE vi32 name(vi32 a, vi32 b) { return call_by_lane(a, b, Integer<int32_t>::name); } \
   NPU_INLINE vi64 name(vi64 a, vi64 b) { return call_by_lane(a, b, Integer<int64_t>::name); }
 NPU_INTEGER(idiv)
 NPU_INTEGER(fmod)

@@ -156,6 +156,10 @@ template <class To, class From> NPU_INLINE To cvt(From v) {
 // Applies f to each half of a vector that takes two registers (vd, vi64). Compilers would scalarise a comparison or a
 // select of the whole vector.
 template <class V> using half_t = typename vec_of<lane_t<V>, VL / 2>::type;
+typedef half_t<vf> half_vf;
+typedef half_t<vd> half_vd;
+typedef half_t<vi32> half_vi32;
+typedef half_t<vi64> half_vi64;
 template <class F, class A, class... Vs> NPU_INLINE auto by_halves(F f, A a, Vs... vs) {
   auto half = [](auto v, int h) NPU_HALF {
     half_t<decltype(v)> x;

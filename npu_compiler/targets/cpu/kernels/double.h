@@ -1,0 +1,260 @@
+// Elementary functions on half lane vectors of doubles: one register, half_vd.
+//
+// exp, log, sin, cos, atan, asin, acos and atan2 are within 1.2 ulp, on average as close as PyTorch's; math.h makes the
+// functions of vd from them. The others are accurate enough for results that are rounded to float. All are branch-free
+// vector code from minimax fits (tools/fit_math.py). Subnormals, infinities, NaN and signed zeros behave as in C.
+#pragma once
+#include "elementary.h"
+
+namespace npu {
+
+// ---------------------------------------------------------------------------------------------- building blocks
+constexpr double INFINITY_D = __builtin_inf();
+
+NPU_INLINE half_vd splat_d(double x) { return half_vd{} + x; }
+NPU_INLINE half_vd choose(half_vi64 mask, half_vd a, half_vd b) { return mask ? a : b; }
+NPU_INLINE half_vd abs(half_vd x) { return (half_vd)((half_vi64)x & INT64_MAX); }
+NPU_INLINE half_vd copysign(half_vd magnitude, half_vd sign) {
+  return (half_vd)(((half_vi64)magnitude & INT64_MAX) | ((half_vi64)sign & INT64_MIN));
+}
+
+// Clamps x to [low, high]; NaN stays NaN.
+NPU_INLINE half_vd clamp_keep_nan(half_vd x, double low, double high) {
+  half_vd lo = splat_d(low), hi = splat_d(high);
+  x = hi < x ? hi : x;
+  return lo > x ? lo : x;
+}
+
+NPU_INLINE half_vd sqrt(half_vd x) {
+#if NPU_AVX512
+  return (half_vd)_mm512_sqrt_pd((__m512d)x);
+#elif NPU_AVX2
+  return (half_vd)_mm256_sqrt_pd((__m256d)x);
+#elif NPU_NEON
+  return (half_vd)vsqrtq_f64((float64x2_t)x);
+#else
+  for (int i = 0; i < VL / 2; i++) x[i] = __builtin_sqrt(x[i]);
+  return x;
+#endif
+}
+
+// Returns a * b + c, rounded once if a * b is near -c.
+NPU_INLINE half_vd fused(half_vd a, half_vd b, half_vd c) {
+#if NPU_AVX512
+  return (half_vd)_mm512_fmadd_pd((__m512d)a, (__m512d)b, (__m512d)c);
+#elif NPU_AVX2
+  return (half_vd)_mm256_fmadd_pd((__m256d)a, (__m256d)b, (__m256d)c);
+#elif NPU_NEON
+  return (half_vd)vfmaq_f64((float64x2_t)c, (float64x2_t)a, (float64x2_t)b);
+#else
+  half_vd ah = (half_vd)((half_vi64)a & ~0x7ffffffLL), al = a - ah;  // Dekker's product, as for vf
+  half_vd bh = (half_vd)((half_vi64)b & ~0x7ffffffLL), bl = b - bh;
+  half_vd p = a * b;
+  return (p + c) + (((ah * bh - p) + ah * bl + al * bh) + al * bl);
+#endif
+}
+
+// Returns c[0] + c[1] x + c[2] x^2 + ...
+template <int N> NPU_INLINE half_vd polynomial(const double (&c)[N], half_vd x) {
+  half_vd r = splat_d(c[N - 1]);
+  for (int i = N - 2; i >= 0; i--) r = r * x + c[i];
+  return r;
+}
+
+// Adding MAGIC leaves an integer below 2^51 in the low bits.
+constexpr double MAGIC = 0x1.8p52;
+NPU_INLINE half_vi64 nearest_int(half_vd scaled, half_vd* whole) {
+  half_vd k = scaled + MAGIC;
+  *whole = k - MAGIC;
+  return (half_vi64)k - (half_vi64)splat_d(MAGIC);
+}
+NPU_INLINE half_vd to_double(half_vi64 n) { return (half_vd)(n + (half_vi64)splat_d(MAGIC)) - MAGIC; }
+NPU_INLINE half_vd pow2(half_vi64 n) { return (half_vd)((n + 1023) << 52); }  // 2^n for -1023 < n < 1024
+
+// ---------------------------------------------------------------------------------------------- exponentials
+constexpr double LOG2_E_D = 0x1.71547652b82fep+0;
+constexpr double LN2_HI_D = 0x1.62e42fee00000p-1, LN2_LO_D = 0x1.a39ef35793c76p-33;  // 32 bits: n * LN2_HI_D is exact
+constexpr double EXP_TAIL_D[] = {0x1.555555555555dp-3, 0x1.555555555556cp-5, 0x1.111111110e567p-7,
+                                 0x1.6c16c16c0a4fep-10, 0x1.a01a01b5d3c7bp-13, 0x1.a01a01e722972p-16,
+                                 0x1.71ddeb600272bp-19, 0x1.27e45569cb007p-22, 0x1.af71ee79f8accp-26,
+                                 0x1.2025b0bd444a8p-29};
+
+// exp(x) = 2^n (1 + p) for x that does not overflow; p is between sqrt(1/2) - 1 and sqrt(2) - 1.
+struct PowerOfE { half_vd p; half_vi64 n; };
+NPU_INLINE PowerOfE power_of_e(half_vd x) {
+  half_vd whole;
+  half_vi64 n = nearest_int(x * LOG2_E_D, &whole);
+  half_vd exact = x - whole * LN2_HI_D, low = whole * LN2_LO_D;
+  half_vd r = exact - low, tail = (exact - r) - low;
+  half_vd square = r * r;
+  return {r + (square * (0.5 + r * polynomial(EXP_TAIL_D, r)) + tail), n};
+}
+
+NPU_INLINE half_vd exp(half_vd x) {
+  PowerOfE e = power_of_e(clamp_keep_nan(x, -746., 710.));
+  half_vi64 half = e.n >> 1;
+  return (1.0 + e.p) * pow2(half) * pow2(e.n - half);  // rounds once more if the result is subnormal
+}
+
+NPU_INLINE half_vd expm1(half_vd x) {  // x < 700
+  PowerOfE e = power_of_e(clamp_keep_nan(x, -40., 700.));
+  half_vd s = pow2(e.n);
+  return choose(abs(x) < 0x1p-54, x, s * e.p + (s - 1.0));
+}
+
+NPU_INLINE half_vd sinh(half_vd x) {  // for |x| < 700
+  half_vd m = expm1(clamp_keep_nan(abs(x), 0., 700.));
+  return copysign(0.5 * (m + m / (m + 1.0)), x);
+}
+NPU_INLINE half_vd cosh(half_vd x) {  // for |x| < 700
+  half_vd e = exp(clamp_keep_nan(abs(x), 0., 700.));
+  return 0.5 * (e + 1.0 / e);
+}
+
+// ---------------------------------------------------------------------------------------------- logarithms
+constexpr double LOG_TAIL_D[] = {0x1.5555555555592p-1, 0x1.999999997ff39p-2, 0x1.24924941df1a6p-2,
+                                 0x1.c71c52161d3ddp-3, 0x1.74663c993bcd1p-3, 0x1.39a1efc0678e9p-3,
+                                 0x1.2f0385fa31d5fp-3};
+constexpr int64_t SQRT_HALF_BITS_D = 0x3fe6a09e667f3bcd;
+
+// Inserts the results for x = 0, infinity, NaN and negative x. `x` is the argument whose logarithm is taken.
+NPU_INLINE half_vd log_special(half_vd x, half_vd y) {
+  y = choose(x < INFINITY_D, y, x);
+  return choose(x > 0.0, y, choose(x == 0.0, splat_d(-INFINITY_D), splat_d(__builtin_nan(""))));
+}
+
+// As fdlibm's log (Sun Microsystems, 1993): with s = f / (2 + f), log(1+f) = f - (f^2/2 - s (f^2/2 + s^2 P(s^2))).
+NPU_INLINE half_vd log(half_vd x) {
+  half_vi64 subnormal = x < 0x1p-1022;
+  half_vd scaled = choose(subnormal, x * 0x1p54, x);
+  half_vi64 bits = (half_vi64)scaled - SQRT_HALF_BITS_D;
+  half_vd n = to_double((bits >> 52) - (subnormal & 54));
+  half_vd f = (half_vd)((bits & 0xfffffffffffff) + SQRT_HALF_BITS_D) - 1.0;
+  half_vd s = f / (2.0 + f), z = s * s, half = 0.5 * f * f;
+  half_vd rest = s * (half + z * polynomial(LOG_TAIL_D, z));
+  return log_special(x, n * LN2_HI_D - ((half - (rest + n * LN2_LO_D)) - f));
+}
+
+NPU_INLINE half_vd log1p(half_vd x) {
+  half_vd u = 1.0 + x, lost = x - (u - 1.0);
+  return log(u) + choose(u < 4.0, lost, half_vd{});  // log(u + lost) = log(u) + lost / u
+}
+
+NPU_INLINE half_vd asinh(half_vd x) {  // for |x| < 2^500
+  half_vd a = abs(x), square = a * a;
+  half_vd y = log1p(a + square / (1.0 + sqrt(square + 1.0)));
+  return copysign(choose(a < INFINITY_D, y, a), x);
+}
+NPU_INLINE half_vd acosh(half_vd x) {  // for x < 2^500
+  half_vd t = x - 1.0;
+  return log1p(t + sqrt(choose(t < 0.0, t, t * (t + 2.0))));
+}
+NPU_INLINE half_vd atanh(half_vd x) {
+  half_vd a = abs(x);
+  return copysign(0.5 * log1p((a + a) / (1.0 - a)), x);
+}
+
+// ---------------------------------------------------------------------------------------------- trigonometry
+constexpr double SIN_TAIL_D[] = {-0x1.5555555555548p-3, 0x1.111111110f73p-7, -0x1.a01a019be921cp-13,
+                                 0x1.71de35552bb8p-19, -0x1.ae5e4b844587ep-26, 0x1.5d8b55b73a0dap-33};
+constexpr double COS_TAIL_D[] = {0x1.555555555554bp-5, -0x1.6c16c16c15014p-10, 0x1.a01a019c8ef7dp-16,
+                                 -0x1.27e4f7f163eaep-22, 0x1.1ee9dba8b7bddp-29, -0x1.8fa66d52c7293p-37};
+constexpr double TWO_OVER_PI = 0x1.45f306dc9c883p-1;
+// pi/2 in three parts; the first two have 33 bits, so that their products with a multiple below 2^20 are exact.
+constexpr double PIO2_1 = 0x1.921fb54400000p+0, PIO2_2 = 0x1.0b4611a600000p-34, PIO2_3 = 0x1.3198a2e037073p-69;
+constexpr double TURN_LIMIT = 0x1p20;  // the argument reduction loses accuracy beyond it
+
+// x = n pi/2 + head + tail with |head| <= pi/4, for |x| <= TURN_LIMIT; sine and cosine of head + tail.
+struct Turn { half_vd sine, cosine; half_vi64 n; };
+NPU_INLINE Turn turn(half_vd x) {
+  half_vd n;
+  half_vi64 quarter = nearest_int(x * TWO_OVER_PI, &n);
+  half_vd a = x - n * PIO2_1, b = n * PIO2_2;
+  half_vd r = a - b, a_part = r + b, b_part = a_part - r;  // Knuth's two-sum
+  half_vd low = ((a - a_part) + (b_part - b)) - n * PIO2_3;
+  half_vd head = r + low, tail = (r - head) + low;
+  half_vd z = head * head, half = 0.5 * z;
+  half_vd sine = head + (head * z * polynomial(SIN_TAIL_D, z) + tail * (1.0 - half));
+  half_vd one = 1.0 - half;
+  half_vd cosine = one + (((1.0 - one) - half) + (z * z * polynomial(COS_TAIL_D, z) - head * tail));
+  return {sine, cosine, quarter};
+}
+NPU_INLINE half_vd sine_of(const Turn& t, half_vi64 n) {  // of t with n in place of t.n
+  half_vd y = choose((n & 1) != 0, t.cosine, t.sine);
+  return (half_vd)((half_vi64)y ^ ((n & 2) << 62));
+}
+NPU_INLINE half_vd sin(half_vd x) {
+  Turn t = turn(x);
+  return choose(x == 0.0, x, sine_of(t, t.n));
+}
+NPU_INLINE half_vd cos(half_vd x) {
+  Turn t = turn(x);
+  return sine_of(t, t.n + 1);
+}
+NPU_INLINE half_vd tan(half_vd x) {
+  Turn t = turn(x);
+  half_vi64 odd = (t.n & 1) != 0;
+  return choose(x == 0.0, x, choose(odd, -t.cosine, t.sine) / choose(odd, t.sine, t.cosine));
+}
+
+constexpr double ATAN_TAIL_D[] = {-0x1.555555555554dp-2, 0x1.9999999998c65p-3, -0x1.249249245769bp-3,
+                                  0x1.c71c71b650d88p-4, -0x1.745d15d2cbd75p-4, 0x1.3b139bec408ddp-4,
+                                  -0x1.1110335a58bfcp-4, 0x1.e1d4928792ae3p-5, -0x1.aeda86b22c571p-5,
+                                  0x1.84b50c45e9718p-5, -0x1.5f26323bffbe3p-5, 0x1.3908e2ae7996ep-5,
+                                  -0x1.0c9c0d8fcb64p-5, 0x1.ac8e4e6fdb6f3p-6, -0x1.3111de5ead159p-6,
+                                  0x1.730454511d06cp-7, -0x1.7004d3abd5084p-8, 0x1.1a34c857f1f1dp-9,
+                                  -0x1.371918c3b2c27p-11, 0x1.b412d12a70c9ap-14, -0x1.22b016ee99787p-17};
+constexpr double PI_2_HI = 0x1.921fb54442d18p+0, PI_2_LO = 0x1.1a62633145c07p-54;
+
+// Returns atan(low / high) for 0 <= low and 0 <= high, or pi/2 minus it where `swapped`.
+NPU_INLINE half_vd atan_of_ratio(half_vd low, half_vd high, half_vi64 swapped) {
+  half_vd t = low / high, z = t * t;
+  half_vd rest = t * z * polynomial(ATAN_TAIL_D, z);
+  return choose(swapped, PI_2_HI - (t + (rest - PI_2_LO)), t + rest);
+}
+NPU_INLINE half_vd atan(half_vd x) {
+  half_vd a = abs(x);
+  half_vi64 large = a > 1.0;
+  return copysign(atan_of_ratio(choose(large, splat_d(1.0), a), choose(large, a, splat_d(1.0)), large), x);
+}
+NPU_INLINE half_vd atan2(half_vd y, half_vd x) {
+  half_vd a = abs(y), b = abs(x), one = splat_d(1.0), zero{};
+  half_vi64 swapped = a > b;
+  half_vd low = choose(swapped, b, a), high = choose(swapped, a, b);
+  half_vi64 equal = low == high;  // two zeros or two infinities have no quotient
+  low = choose(equal, choose(high == zero, zero, one), low);
+  high = choose(equal, one, high);
+  half_vd angle = atan_of_ratio(low, high, swapped);
+  angle = choose((half_vi64)x < 0, 2 * PI_2_HI - (angle - 2 * PI_2_LO), angle);
+  return copysign(choose((x == x) & (y == y), angle, x + y), y);
+}
+
+constexpr double ASIN_TAIL_D[] = {0x1.5555555555577p-3, 0x1.333333332e132p-4, 0x1.6db6db72125ap-5,
+                                  0x1.f1c71a94f7e84p-6, 0x1.6e8bdedfbe4bap-6, 0x1.1c49f0655b7eap-6,
+                                  0x1.ca1f8cad3451dp-7, 0x1.75858fcc33397p-7, 0x1.613c698aef112p-7,
+                                  0x1.e5f7ac0bfdb52p-9, 0x1.639bc20ceeec8p-6, -0x1.57fc71db652cdp-6,
+                                  0x1.0b4664231d045p-5};
+// asin(x) = t + t^3 P(t^2) for |x| <= 1/2; further out pi/2 - 2 asin(sqrt((1 - |x|) / 2)).
+struct ArcSine { half_vd t, rest; half_vi64 far; };
+NPU_INLINE ArcSine arc_sine(half_vd x) {
+  half_vd a = abs(x);
+  half_vi64 far = a > 0.5;
+  half_vd z = choose(far, 0.5 - 0.5 * a, a * a), root = sqrt(z), t = choose(far, root, a);
+  half_vd lost = choose(far & (z > 0.0), fused(-root, root, z) / (root + root), half_vd{});
+  return {t, lost + t * z * polynomial(ASIN_TAIL_D, z), far};
+}
+NPU_INLINE half_vd asin(half_vd x) {
+  ArcSine s = arc_sine(x);
+  half_vd outer = PI_2_HI - (2.0 * s.t + (2.0 * s.rest - PI_2_LO));
+  return copysign(choose(s.far, outer, s.t + s.rest), x);
+}
+NPU_INLINE half_vd acos(half_vd x) {
+  ArcSine s = arc_sine(x);
+  half_vi64 negative = x < 0.0;
+  half_vd twice = 2.0 * (s.t + s.rest);
+  half_vd signed_t = choose(negative, -s.t, s.t), signed_rest = choose(negative, -s.rest, s.rest);
+  half_vd inner = PI_2_HI - (signed_t + (signed_rest - PI_2_LO));
+  return choose(s.far, choose(negative, 2 * PI_2_HI - (twice - 2 * PI_2_LO), twice), inner);
+}
+
+}  // namespace npu
