@@ -14,6 +14,7 @@ import numpy as np
 from .device import frameworks
 
 _INTERVAL = 0.05  # seconds: the least time over which the rate of the GPU's clock is measured
+_READINGS = 5
 MAX_KERNELS = 2048  # in one sample buffer: two samples of 8 bytes each, in the 32 KB that Metal permits
 
 
@@ -63,10 +64,15 @@ class Timestamps:
         return (ticks[:, 1] - ticks[:, 0]) * self._seconds_per_tick()
 
     def _now(self) -> tuple[float, int]:
-        """Return the same moment on the clocks of the host, in seconds, and of the GPU."""
-        before = time.perf_counter()
-        _, gpu = self._device.sampleTimestamps_gpuTimestamp_(None, None)
-        return (before + time.perf_counter()) / 2, gpu
+        """Return the same moment on the clocks of the host, in seconds, and of the GPU: the reading of several that
+        took the least time, because the host may be interrupted between the two."""
+        readings = []
+        for _ in range(_READINGS):
+            before = time.perf_counter()
+            _, gpu = self._device.sampleTimestamps_gpuTimestamp_(None, None)
+            after = time.perf_counter()
+            readings.append((after - before, (before + after) / 2, gpu))
+        return min(readings)[1:]
 
     def _seconds_per_tick(self) -> float:
         """The rate is measured since this object was made: Metal does not tell the unit of the GPU's clock."""

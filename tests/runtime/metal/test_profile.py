@@ -25,7 +25,6 @@ def profile(model: Model, backend: MetalBackend) -> EntryProfile:
     before = backend.commands.queue.committed
     made = executor.profile([model.x], runs=2, warmup=0)
     assert (made.times[:, 0] == 0).all() and (made.spans > 0).all()
-    assert made.times[:, -1].max() < 10
     made.command_buffers = backend.commands.queue.committed - before - 2  # type: ignore[attr-defined]
     return made
 
