@@ -31,7 +31,7 @@ class Work:
 
     ``held``: objects that live until it has run, because Metal keeps only what is bound directly. ``kernels``: the
     kernels of its passes in words. ``repeat`` runs them one by one, and raises the ``BackendError`` of the one that
-    fails.
+    fails. ``reset`` restores what kernels expect of their memory after some of them have not finished.
     """
 
     what: str
@@ -39,9 +39,18 @@ class Work:
     held: Any = None
     kernels: str = ""
     repeat: Callable[[], object] | None = None
+    reset: Callable[[], object] = lambda: None
 
 
 _COPY = Work("a copy on the GPU")
+
+
+class _Launch(NamedTuple):
+    """A command buffer and its number among all that were launched."""
+
+    buffer: Any
+    work: Work
+    number: int
 
 
 class Commands:
@@ -58,9 +67,11 @@ class Commands:
             raise BackendError(f"{device.name()} gave no command queue")
         self.lock = threading.RLock()
         self._device, self._metal = device, frameworks()
-        self._open: tuple[Any, Work] | None = None
-        self._committed: deque[tuple[Any, Work]] = deque()
-        self._failed: tuple[Any, str] | None = None  # the last command buffer that failed, and the message
+        self._open: _Launch | None = None
+        self._committed: deque[_Launch] = deque()
+        self._launched = 0
+        # Of the last failure: the numbers of the command buffer that failed and of those that followed it; the message.
+        self._failed: tuple[range, str] = (range(0), "")
         self._descriptor = self._metal.MTLCommandBufferDescriptor.alloc().init()
         self._descriptor.setErrorOptions_(self._metal.MTLCommandBufferErrorOptionEncoderExecutionStatus)
         self._fence, self._fence_used = device.newFence(), False
@@ -95,14 +106,14 @@ class Commands:
             )
 
         with self.lock, autorelease_pool():
-            buffer = self._open[0] if self._open is not None else self._begin(_COPY)
+            buffer = self._open.buffer if self._open is not None else self._begin(_COPY)
             self._encode(buffer.blitCommandEncoder(), _COPY.what, encode)
 
     def commit(self) -> None:
         """Start the open command buffer."""
         with self.lock:
             if self._open is not None:
-                self._open[0].commit()
+                self._open.buffer.commit()
                 self._committed.append(self._open)
                 self._open = None
 
@@ -114,7 +125,7 @@ class Commands:
 
         def wait() -> None:
             if last is not None:
-                self._wait_through(*last)
+                self._wait_through(last)
 
         return wait
 
@@ -129,7 +140,8 @@ class Commands:
         buffer = self.queue.commandBufferWithDescriptor_(self._descriptor)
         if buffer is None:
             raise BackendError(f"{work.what}: the GPU's command queue gave no command buffer")
-        self._open = buffer, work
+        self._open = _Launch(buffer, work, self._launched)
+        self._launched += 1
         return buffer
 
     def _encode(self, encoder: Any, label: str, encode: Callable[[Any], None]) -> None:
@@ -143,29 +155,35 @@ class Commands:
             encoder.endEncoding()
         self._fence_used = True
 
-    def _wait_through(self, last: Any, work: Work) -> None:
-        last.waitUntilCompleted()  # without the lock: other threads may launch meanwhile
+    def _wait_through(self, last: _Launch) -> None:
+        last.buffer.waitUntilCompleted()  # without the lock: other threads may launch meanwhile
         with self.lock:
-            while any(buffer is last for buffer, _ in self._committed):
+            while self._committed and self._committed[0].number <= last.number:
                 self._wait_first()
-            self._check(last, work)  # another thread may have waited for it
+            self._check(last)  # another thread may have waited for it
 
     def _wait_first(self) -> None:
-        buffer, work = self._committed.popleft()
-        buffer.waitUntilCompleted()
-        self._check(buffer, work)
+        first = self._committed.popleft()
+        first.buffer.waitUntilCompleted()
+        self._check(first)
 
-    def _check(self, buffer: Any, work: Work) -> None:
-        """Raise ``BackendError`` if ``buffer``, which has finished, failed."""
-        if buffer.status() == self._metal.MTLCommandBufferStatusCompleted:
-            return
-        if self._failed is None or self._failed[0] is not buffer:  # else another thread has waited for it
-            for other, _ in self._committed:  # what follows a failed command buffer works on its results
-                other.waitUntilCompleted()
+    def _check(self, launch: _Launch) -> None:
+        """Raise ``BackendError`` if ``launch``, which has finished, failed or works on the results of one that did."""
+        failed, message = self._failed
+        if launch.number in failed:
+            raise BackendError(message)
+        if launch.buffer.status() != self._metal.MTLCommandBufferStatusCompleted:
+            following = list(self._committed)
+            for other in following:
+                other.buffer.waitUntilCompleted()
             self._committed.clear()
             self._fence, self._fence_used = self._device.newFence(), False  # it may not have updated the old one
-            self._failed = buffer, _message(buffer.error(), work)
-        raise BackendError(self._failed[1])
+            for other in (launch, *following):
+                other.work.reset()
+            message = _message(launch.buffer.error(), launch.work)
+            launch.work.reset()  # the repetition may have failed, too
+            self._failed = range(launch.number, [launch, *following][-1].number + 1), message
+            raise BackendError(message)
 
 
 def _message(error: Any, work: Work) -> str:

@@ -96,8 +96,13 @@ class MetalEntry(GPUEntry["MetalBackend"]):
             encode = commands.encoder(self._listed(steps))
         first, last = steps[0].name, steps[-1].name
         kernels = f"kernels {first} to {last}" if first != last else f"kernel {first}"
-        repeat = partial(self._one_by_one, steps)
-        return Work(self._what, (Pass(self._what, encode),), (self, bound, held), kernels, repeat)
+        repeat, passes = partial(self._one_by_one, steps), (Pass(self._what, encode),)
+        return Work(self._what, passes, (self, bound, held), kernels, repeat, self._clear)
+
+    def _clear(self) -> None:
+        """Make the arena as it was before the first run: counters between workgroups are zero when a kernel begins,
+        and a kernel that has not finished leaves other values."""
+        self._arena.whole.fill(0)
 
     def _recorded(self, steps: Sequence[Step]) -> tuple[IndirectCommands, _Recording] | None:
         """Return indirect commands for ``steps``, and the object by which they are in use; None if there can be
@@ -174,7 +179,7 @@ class MetalEntry(GPUEntry["MetalBackend"]):
         done = []
         for step in steps:
             alone = self._pass(step)
-            done.append(self._backend.commands.launch(Work(alone.label, (alone,))))
+            done.append(self._backend.commands.launch(Work(alone.label, (alone,), reset=self._clear)))
             self._backend.commands.wait()
         return done
 
@@ -201,7 +206,7 @@ class MetalEntry(GPUEntry["MetalBackend"]):
             if clock is not None:
                 with commands.lock:  # the sample buffer is the backend's
                     passes = [self._pass(s, clock.descriptor(n)) for n, s in enumerate(part)]
-                    commands.launch(Work(self._what, tuple(passes)))
+                    commands.launch(Work(self._what, tuple(passes), reset=self._clear))
                     commands.wait()
                     spans = clock.seconds(len(part))
             if spans is None:
