@@ -40,6 +40,7 @@ SHAPES = [
 ]  # fmt: skip
 
 PRELUDE = """
+#include "pool.cpp"
 #include "winograd.h"
 using namespace npu;
 #define EXPORT extern "C" __attribute__((visibility("default")))

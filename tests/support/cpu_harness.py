@@ -125,7 +125,7 @@ def ctype(dtype: str) -> str:
 
 
 def compile_kernels(kernels: list[Kernel], per_unit: int = 40, march: str = "native") -> Compiled:
-    units = {}
+    units = {"threads": '#include "pool.cpp"\n'}
     for u, start in enumerate(range(0, len(kernels), per_unit)):
         part = kernels[start : start + per_unit]
         texts = [source(k, f"k{i}") for i, k in enumerate(part)]

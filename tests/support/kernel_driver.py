@@ -32,6 +32,7 @@ PRELUDE = """
 #include "attention.h"
 #include "conv.h"
 #include "depthwise.h"
+#include "pool.cpp"
 #include "transpose.h"
 #include "winograd.h"
 using namespace npu;

@@ -34,6 +34,8 @@ from .winograd import filter_transform, winograd_tile
 KERNELS = Path(__file__).with_name("kernels")
 
 _HEADER = '#include "loops.h"\n#include "small.h"\n'
+# A unit of its own: every program after the first has its object from the cache.
+_RUNTIME = {"runtime.cpp": '#include "pool.cpp"\n#include "program.cpp"\n'}
 
 
 class CPUTarget(Selectable[CPUDevice]):
@@ -69,6 +71,7 @@ class CPUTarget(Selectable[CPUDevice]):
         calls = {s.name: [units.add(k) for k in s.kernels] for s in schedules}
         symbols = {s.name: f"npu_run_{i}_{re.sub(r'[^A-Za-z0-9_]', '_', s.name)[:40]}" for i, s in enumerate(schedules)}
         sources = units.sources(max(2, env.usable_cpus()))
+        sources |= _RUNTIME
         sources["main.cpp"] = _main_unit(schedules, calls, symbols, units)
         result = Emitted(sources, b"", (), symbols)
         if build:
@@ -168,22 +171,15 @@ def _emit_fused(kernel: FusedLoops, costs: CPUCosts) -> str:
 
 
 def _main_unit(schedules: list[Schedule], calls: dict[str, list[str]], symbols: dict[str, str], units: _Units) -> str:
+    """Return the unit with the tables of ``program.h`` and the functions that the runtime calls."""
     functions = sorted(set(units.names.values()))
-    parts = [
-        '#include "pool.h"',
-        "using npu::Thread;",
-        "typedef int (*Kernel)(void* const* bufs, char* arena, Thread& th, int* counter);",
-        "typedef void (*Prefetch)(const void* weights, const Thread& th);",
-        "// last: a barrier follows. prefetch: null, or called with operand `weights` before the preceding barrier",
-        "struct Call { Kernel fn; int first, count; bool last; Prefetch prefetch; int weights; };",
-        "struct Ref { int buffer; long offset; };  // buffer < 0: the arena",
-    ]
+    parts = ['#include "program.h"', "using namespace npu;"]
     parts += [f"int {f}(void* const*, char*, Thread&, int*); extern const long {f}_scratch;" for f in functions]
     gemms = {f for s in schedules for k, f in zip(s.kernels, calls[s.name], strict=True) if isinstance(k, Gemm)}
     parts += [f"void {f}_prefetch(const void*, const Thread&);" for f in sorted(gemms)]
     for s in schedules:
         parts.append(_entry(s, calls[s.name], symbols[s.name], units.costs))
-    scratch = "\n".join(f"  if ({f}_scratch > bytes) bytes = {f}_scratch;" for f in functions)
+    scratch = "".join(f"&{f}_scratch, " for f in functions)
     parts.append(
         _EXPORTS.replace("@SCRATCH@", scratch).replace("@ABI@", str(ABI_VERSION)).replace("@MARKER@", LAYOUT_MARKER)
     )
@@ -211,61 +207,35 @@ def _entry(s: Schedule, names: list[str], symbol: str, costs: CPUCosts) -> str:
             arena = op.buffer.kind == "arena"
             refs.append(f"{{{-1 if arena else op.buffer.id}, {op.buffer.offset + byte if arena else byte}L}}")
     count = len(rows)
-    max_operands = max((len(k.operands) for k in s.kernels), default=0)
+    operands = max((len(k.operands) for k in s.kernels), default=0)
+    alone = "true" if _is_short(s, costs) else "false"
     return f"""
 static const Ref {symbol}_refs[] = {{{", ".join(refs) or "{0, 0}"}}};
 static const Call {symbol}_calls[] = {{{", ".join(rows) or "{nullptr, 0, 0, true, nullptr, 0}"}}};
-alignas(64) static int {symbol}_counters[{max(count, 1)} * npu::COUNTER_STRIDE];
-struct {symbol}_args {{ void* const* buffers; char* arena; double* times; int failed; }};
-
-static void {symbol}_thread(void* arg, Thread& th) {{
-  {symbol}_args& a = *({symbol}_args*)arg;
-  auto place = [&](int ref) -> void* {{
-    const Ref& r = {symbol}_refs[ref];
-    return (r.buffer < 0 ? a.arena : (char*)a.buffers[r.buffer]) + r.offset;
-  }};
-  void* p[{max(max_operands, 1)}];
-  int done = 0;
-  for (int i = 0; i < {count}; i++) {{
-    const Call& call = {symbol}_calls[i];
-    for (int k = 0; k < call.count; k++) p[k] = place(k + call.first);
-    if (call.fn(p, a.arena, th, {symbol}_counters + i * npu::COUNTER_STRIDE)) {{
-      int none = 0;
-      __atomic_compare_exchange_n(&a.failed, &none, i + 1, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
-    }}
-    if (!call.last && !a.times) continue;
-    const Call& next = {symbol}_calls[i + 1 < {count} ? i + 1 : i];
-    if (next.prefetch && i + 1 < {count}) next.prefetch(place(next.first + next.weights), th);
-    npu::barrier(th);
-    if (th.tid) continue;
-    for (; done <= i; done++)  // all threads have passed the barrier, so these counters are not in use
-      for (int k = 0; k < npu::COUNTER_STRIDE; k++) {symbol}_counters[done * npu::COUNTER_STRIDE + k] = 0;
-    if (a.times) a.times[i + 1] = (double)npu::now_ns() * 1e-9;
-  }}
-}}
-
+alignas(64) static int {symbol}_counters[{max(count, 1)} * COUNTER_STRIDE];
+static const Entry {symbol}_entry = {{{symbol}_refs, {symbol}_calls, {symbol}_counters, {count}, {operands}, {alone}}};
 extern "C" __attribute__((visibility("default"))) int {symbol}(void* const* buffers, char* arena, double* times) {{
-  {symbol}_args a = {{buffers, arena, times, 0}};
-  if (times) times[0] = (double)npu::now_ns() * 1e-9;
-  npu::pool_run({symbol}_thread, &a, {"true" if _is_short(s, costs) else "false"});
-  return a.failed;
+  return run({symbol}_entry, buffers, arena, times);
 }}
 """
 
 
 _EXPORTS = """
+static const long* const scratch[] = {@SCRATCH@nullptr};
+
 // Saving the program overwrites this with a digest of its metadata. The loader refuses a binary whose metadata differs.
 extern "C" __attribute__((visibility("default"), used)) const char npu_layout[65] = "@MARKER@";
 extern "C" __attribute__((visibility("default"))) int npu_abi(void) { return @ABI@; }
 extern "C" __attribute__((visibility("default"))) long npu_scratch_bytes(void) {
   long bytes = 0;
-@SCRATCH@
+  for (int i = 0; scratch[i]; i++)
+    if (*scratch[i] > bytes) bytes = *scratch[i];
   return bytes;
 }
 extern "C" __attribute__((visibility("default"))) int npu_start(int threads) {
-  return npu::pool_start(threads, npu_scratch_bytes());
+  return pool_start(threads, npu_scratch_bytes());
 }
-extern "C" __attribute__((visibility("default"))) void npu_stop(void) { npu::pool_stop(); }
+extern "C" __attribute__((visibility("default"))) void npu_stop(void) { pool_stop(); }
 """
 
 TARGET = CPUTarget()
