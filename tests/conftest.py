@@ -13,10 +13,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Where several processes share a long run, they share precompiled headers."""
+    """Where several processes share a long run, they share precompiled headers, and each compiles a program's kernels
+    at once: two compilers would instantiate the same templates."""
     if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
         from .support.precompiled import use_precompiled_headers
 
+        os.environ.setdefault("NPU_COMPILE_JOBS", "1")
         use_precompiled_headers()
 
 

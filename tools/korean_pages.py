@@ -118,7 +118,10 @@ CELLS = {
     ),
     "a whole number from 1 to 4096": "1부터 4096까지의 정수",
     "the CPUs this process may use": "이 프로세스가 쓸 수 있는 CPU 수",
-    "threads that run() and the compiler use": "run()과 컴파일러가 쓰는 스레드 수",
+    "threads that run() uses": "run()이 쓰는 스레드 수",
+    "C++ compilers that run at a time; the kernels of a program are divided among as many": (
+        "동시에 실행되는 C++ 컴파일러 수. 프로그램의 커널은 이 수만큼의 번역 단위로 나뉩니다"
+    ),
     "a whole number from 0 to 9": "0부터 9까지의 정수",
     "where the first run on an Apple GPU is recorded for Xcode; macOS also wants METAL_CAPTURE_ENABLED=1": (
         "Apple GPU에서의 첫 실행을 Xcode용으로 기록하는 곳. macOS는 METAL_CAPTURE_ENABLED=1도 요구함"

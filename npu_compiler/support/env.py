@@ -47,7 +47,9 @@ VARIABLES: dict[str, Variable] = {
         Variable("NPU_WEIGHT_CACHE_SIZE", "a size like '8GiB'; 0 turns the cache off", "16GiB",
                  "upper bound of the packed weights of language models kept on disk; the oldest go first"),
         Variable("NPU_NUM_THREADS", "a whole number from 1 to 4096", "the CPUs this process may use",
-                 "threads that run() and the compiler use"),
+                 "threads that run() uses"),
+        Variable("NPU_COMPILE_JOBS", "a whole number from 1 to 4096", "the CPUs this process may use",
+                 "C++ compilers that run at a time; the kernels of a program are divided among as many"),
         Variable("NPU_DEBUG", "a whole number from 0 to 9", "0",
                  "what the compiler logs, as -v does: 1 phases, 2 kernels, 3 graphs, 4 generated source"),
         Variable("NPU_DUMP", "a directory", "nothing is written",
@@ -153,8 +155,12 @@ def weight_cache_size() -> int:
 
 def num_threads() -> int:
     """``NPU_NUM_THREADS``, else the number of CPUs that this process may use."""
-    """``NPU_NUM_THREADS``."""
     return _read("NPU_NUM_THREADS", _integer(1, 4096), usable_cpus())
+
+
+def compile_jobs() -> int:
+    """``NPU_COMPILE_JOBS``, else the number of CPUs that this process may use."""
+    return _read("NPU_COMPILE_JOBS", _integer(1, 4096), usable_cpus())
 
 
 def debug() -> int:
@@ -208,6 +214,7 @@ _ACCESSORS: dict[str, Callable[[], Any]] = {
     "NPU_CACHE_SIZE": cache_size,
     "NPU_WEIGHT_CACHE_SIZE": weight_cache_size,
     "NPU_NUM_THREADS": num_threads,
+    "NPU_COMPILE_JOBS": compile_jobs,
     "NPU_DEBUG": debug,
     "NPU_DUMP": dump_dir,
     "NPU_DISABLE": disabled,

@@ -70,7 +70,7 @@ class CPUTarget(Selectable[CPUDevice]):
         device, units = self.device, _Units(self.device.costs)
         calls = {s.name: [units.add(k) for k in s.kernels] for s in schedules}
         symbols = {s.name: f"npu_run_{i}_{re.sub(r'[^A-Za-z0-9_]', '_', s.name)[:40]}" for i, s in enumerate(schedules)}
-        sources = units.sources(max(2, env.usable_cpus()))
+        sources = units.sources(env.compile_jobs())
         sources |= _RUNTIME
         sources["main.cpp"] = _main_unit(schedules, calls, symbols, units)
         result = Emitted(sources, b"", (), symbols)

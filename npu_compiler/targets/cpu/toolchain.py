@@ -130,7 +130,7 @@ def build_shared(
 
     ``include_dir`` has the headers. ``march``, ``machine`` and ``system`` are those of
     :func:`npu_compiler.targets.cpu.compilers.compile_flags`, whose result ``more_flags`` follow. ``jobs``: the number
-    of compiler processes (default ``NPU_NUM_THREADS``). ``timeout``: the limit for each of them, in seconds. Units with
+    of compiler processes (default ``NPU_COMPILE_JOBS``). ``timeout``: the limit for each of them, in seconds. Units with
     equal text are compiled and linked once.
 
     Objects and the result are cached under everything they depend on: text, headers, flags, compiler and, for
@@ -163,7 +163,7 @@ def build_shared(
             step.advance()
             return made
 
-        with ThreadPoolExecutor(jobs or env.num_threads()) as pool:
+        with ThreadPoolExecutor(jobs or env.compile_jobs()) as pool:
             pending = [pool.submit(unit, key, name, text) for key, (name, text) in units.items()]
             try:
                 objects = [future.result() for future in pending]

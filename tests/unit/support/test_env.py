@@ -21,7 +21,7 @@ def test_defaults_and_coverage(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = env.settings()
     assert set(settings) == set(env.VARIABLES)
     assert settings["NPU_CACHE_SIZE"] == 2 * 1024**3
-    assert settings["NPU_NUM_THREADS"] == env.usable_cpus() >= 1
+    assert settings["NPU_NUM_THREADS"] == settings["NPU_COMPILE_JOBS"] == env.usable_cpus() >= 1
     assert (settings["NPU_DEBUG"], settings["NPU_VERIFY"], settings["NPU_TARGET"]) == (0, 0, "cpu")
     assert settings["NPU_DISABLE"] == frozenset()
     assert settings["NPU_CXX"] is None and settings["NPU_DUMP"] is None
@@ -58,6 +58,7 @@ def test_values(monkeypatch: pytest.MonkeyPatch) -> None:
         ("NPU_CACHE_SIZE", "-1"),
         ("NPU_CACHE_SIZE", "9" * 400),
         ("NPU_NUM_THREADS", "0"),
+        ("NPU_COMPILE_JOBS", "-1"),
         ("NPU_NUM_THREADS", "two"),
         ("NPU_DEBUG", "-1"),
         ("NPU_VERIFY", "maybe"),
