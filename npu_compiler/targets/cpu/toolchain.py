@@ -130,8 +130,8 @@ def build_shared(
 
     ``include_dir`` has the headers. ``march``, ``machine`` and ``system`` are those of
     :func:`npu_compiler.targets.cpu.compilers.compile_flags`, whose result ``more_flags`` follow. ``jobs``: the number
-    of compiler processes (default ``NPU_COMPILE_JOBS``). ``timeout``: the limit for each of them, in seconds. Units with
-    equal text are compiled and linked once.
+    of compiler processes (default ``NPU_COMPILE_JOBS``). ``timeout``: the limit for each of them, in seconds. Units
+    with equal text are compiled and linked once.
 
     Objects and the result are cached under everything they depend on: text, headers, flags, compiler and, for
     'native', the CPU. Raises ``ToolchainError`` if there is no compiler, if a compiler fails (the message has its first
