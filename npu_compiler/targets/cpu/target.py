@@ -207,13 +207,13 @@ def _entry(s: Schedule, names: list[str], symbol: str, costs: CPUCosts) -> str:
             arena = op.buffer.kind == "arena"
             refs.append(f"{{{-1 if arena else op.buffer.id}, {op.buffer.offset + byte if arena else byte}L}}")
     count = len(rows)
-    max_operands = max((len(k.operands) for k in s.kernels), default=0)
+    most = max((len(k.operands) for k in s.kernels), default=0)
     alone = "true" if _is_short(s, costs) else "false"
     return f"""
 static const Ref {symbol}_refs[] = {{{", ".join(refs) or "{0, 0}"}}};
 static const Call {symbol}_calls[] = {{{", ".join(rows) or "{nullptr, 0, 0, true, nullptr, 0}"}}};
 alignas(64) static int {symbol}_counters[{max(count, 1)} * COUNTER_STRIDE];
-static const Entry {symbol}_entry = {{{symbol}_refs, {symbol}_calls, {symbol}_counters, {count}, {max_operands}, {alone}}};
+static const Entry {symbol}_entry = {{{symbol}_refs, {symbol}_calls, {symbol}_counters, {count}, {most}, {alone}}};
 extern "C" __attribute__((visibility("default"))) int {symbol}(void* const* buffers, char* arena, double* times) {{
   return run({symbol}_entry, buffers, arena, times);
 }}
