@@ -1,9 +1,9 @@
 """Block formats whose elements are small codes: GGUF's types of 2 to 6 bits.
 
-``block`` codes share a scale and perhaps a minimum; ``blocks_per_unit`` blocks share the *head* of a super-block. A
-file stores them in the order of GGUF; a format splits its bytes into codes, head and scales (:class:`Parts`).
+``sub_block`` codes share a scale and perhaps a minimum; the sub-blocks of a block share its *head*. A file stores them
+in the order of GGUF; a format splits the bytes of a block into codes, head and scales (:class:`Parts`).
 
-The layout of panels has, for 32 columns and each super-block, the fields of the head, then for each block the codes and
+The layout of panels has, for 32 columns and each block, the fields of the head, then for each sub-block the codes and
 the fields of its scales; a field has the bytes of all columns. Codes are grouped by 4 elements of the reduced dim. A
 group has a *plane* of the codes' low bits (4 of them, or 2) and one of the remaining bits. A plane of b bits has for
 each column c < 16 a little-endian number of 8 * b bits; its field 4 * (k % 2) + 2 * (k // 2) + h has the bits of
@@ -27,8 +27,8 @@ _CHUNK = 2**24  # codes that are packed at a time: temporary arrays have several
 
 
 class Parts(NamedTuple):
-    """Super-blocks in parts: codes uint8 [..., blocks, block], head uint8 [..., bytes], and the scales of the blocks
-    uint8 [..., blocks, bytes]."""
+    """Blocks in parts: codes uint8 [..., sub-blocks, sub_block], head uint8 [..., bytes], and the scales of the
+    sub-blocks uint8 [..., sub-blocks, bytes]."""
 
     codes: np.ndarray
     head: np.ndarray
@@ -38,14 +38,14 @@ class Parts(NamedTuple):
 class CodeBlocks(BlockFormat):
     """A format of small codes.
 
-    ``bits``: of a code. ``unit_bytes``: of a super-block of ``blocks_per_unit`` blocks. ``head_fields`` and
-    ``scale_fields``: the bytes of the fields of a head and of a block's scales.
+    ``bits``: of a code. ``block_bytes``: of a block, which has ``block`` codes. ``sub_block``: the codes that share a
+    scale. ``head_fields`` and ``scale_fields``: the bytes of the fields of a head and of a sub-block's scales.
     """
 
     dtypes = ("float32", "float16", "bfloat16")
     bits: ClassVar[int]
-    unit_bytes: ClassVar[int]
-    blocks_per_unit: ClassVar[int] = 1
+    block_bytes: ClassVar[int]
+    sub_block: ClassVar[int]
     head_fields: ClassVar[tuple[int, ...]] = ()
     scale_fields: ClassVar[tuple[int, ...]]
 
@@ -53,32 +53,32 @@ class CodeBlocks(BlockFormat):
         self.layouts = (BlockPanels(self),)
 
     @property
-    def unit(self) -> int:
-        """The elements of a super-block."""
-        return self.block * self.blocks_per_unit
+    def sub_blocks(self) -> int:
+        """The number of sub-blocks of a block."""
+        return self.block // self.sub_block
 
     def row_bytes(self, k: int) -> int | None:
-        return k // self.unit * self.unit_bytes if k % self.unit == 0 else None
+        return k // self.block * self.block_bytes if k % self.block == 0 else None
 
     @abstractmethod
-    def split(self, units: np.ndarray) -> Parts:
-        """Return the parts of super-blocks uint8 [..., unit_bytes]."""
+    def split(self, blocks: np.ndarray) -> Parts:
+        """Return the parts of blocks uint8 [..., block_bytes]."""
 
     @abstractmethod
     def join(self, parts: Parts) -> np.ndarray:
-        """Return the super-blocks uint8 [..., unit_bytes] of their parts: the inverse of :meth:`split`."""
+        """Return the blocks uint8 [..., block_bytes] of their parts: the inverse of :meth:`split`."""
 
     @abstractmethod
     def elements(self, parts: Parts) -> np.ndarray:
-        """Return the elements float32 [..., blocks, block], computed in the order in which GGUF defines them."""
+        """Return the elements float32 [..., sub-blocks, sub_block], computed in the order that GGUF defines."""
 
     @abstractmethod
     def quantize(self, w: np.ndarray) -> Parts:
-        """Return the parts of super-blocks of elements float32 [..., blocks, block], all of them finite. Scales that
+        """Return the parts of blocks of elements float32 [..., sub-blocks, sub_block], all of them finite. Scales that
         float16 cannot hold may be infinite."""
 
     def encode(self, w: np.ndarray) -> np.ndarray:
-        wide = w.astype(np.float32).reshape(len(w), -1, self.blocks_per_unit, self.block)
+        wide = w.astype(np.float32).reshape(len(w), -1, self.sub_blocks, self.sub_block)
         if not np.isfinite(wide).all():
             raise IncompressibleError("a block holds NaN or an infinity")
         with np.errstate(all="ignore"):
@@ -90,7 +90,7 @@ class CodeBlocks(BlockFormat):
 
     def decode(self, blocks: np.ndarray, k: int) -> np.ndarray:
         with np.errstate(all="ignore"):
-            return self.elements(self.split(blocks.reshape(len(blocks), -1, self.unit_bytes))).reshape(len(blocks), k)
+            return self.elements(self.split(blocks.reshape(len(blocks), -1, self.block_bytes))).reshape(len(blocks), k)
 
 
 class BlockPanels(Layout):
@@ -104,12 +104,12 @@ class BlockPanels(Layout):
         self._low = 4 if format.bits >= 4 else 2
         self._planes = tuple(b for b in (self._low, format.bits - self._low) if b)
         self._head = PANEL * sum(format.head_fields)
-        self._codes = format.block // 8 * format.bits * PANEL
-        self._block = self._codes + PANEL * sum(format.scale_fields)
-        self._unit = self._head + format.blocks_per_unit * self._block
+        self._codes = format.sub_block // 8 * format.bits * PANEL
+        self._sub_block = self._codes + PANEL * sum(format.scale_fields)
+        self._block = self._head + format.sub_blocks * self._sub_block
 
     def packed_shape(self, n: int, c: int) -> Shape | None:
-        size = c // self.format.unit_bytes * self._unit
+        size = c // self.format.block_bytes * self._block
         return -(-n // PANEL), -(-size // self.alignment) * self.alignment
 
     def pack(self, stored: np.ndarray) -> np.ndarray:
@@ -117,7 +117,7 @@ class BlockPanels(Layout):
         shape = self.packed_shape(n, c)
         assert shape is not None
         out = np.zeros(shape, np.uint8)
-        panels = max(1, _CHUNK // (PANEL * self.format.unit * max(1, c // self.format.unit_bytes)))
+        panels = max(1, _CHUNK // (PANEL * self.format.block * max(1, c // self.format.block_bytes)))
         for begin in range(0, shape[0], panels):
             rows = stored[begin * PANEL : (begin + panels) * PANEL]
             count = -(-len(rows) // PANEL)
@@ -125,23 +125,23 @@ class BlockPanels(Layout):
             if len(rows) % PANEL:
                 padded = np.zeros((count * PANEL, c), np.uint8)
                 padded[: len(rows)] = rows
-            units = padded.reshape(count, PANEL, -1, self.format.unit_bytes).transpose(0, 2, 1, 3)
-            made = self._packed_units(self.format.split(units)).reshape(count, -1)
+            blocks = padded.reshape(count, PANEL, -1, self.format.block_bytes).transpose(0, 2, 1, 3)
+            made = self._packed_blocks(self.format.split(blocks)).reshape(count, -1)
             out[begin : begin + count, : made.shape[1]] = made
         return out
 
     def unpack(self, packed: np.ndarray, n: int, c: int) -> np.ndarray:
-        count = c // self.format.unit_bytes
-        units = packed[:, : count * self._unit].reshape(len(packed), count, self._unit)
-        blocks = self.format.join(self._parts(units))  # [panels, units, columns, bytes]
+        count = c // self.format.block_bytes
+        together = packed[:, : count * self._block].reshape(len(packed), count, self._block)
+        blocks = self.format.join(self._parts(together))  # [panels, blocks, columns, bytes]
         return np.ascontiguousarray(blocks.transpose(0, 2, 1, 3)).reshape(-1, c)[:n]
 
-    def _packed_units(self, parts: Parts) -> np.ndarray:
-        """Return uint8 [panels, units, bytes] of parts [panels, units, 32, ...]."""
+    def _packed_blocks(self, parts: Parts) -> np.ndarray:
+        """Return uint8 [panels, blocks, bytes] of parts [panels, blocks, 32, ...]."""
         codes, head, scales = parts
-        lead, blocks = codes.shape[:2], codes.shape[3]
-        # [..., half, column, block, group, element of a pair's u, p] -> [..., block, group, column, p, u, half]
-        grouped = codes.reshape(*lead, _HALVES, _LANES, blocks, -1, 2, 2).transpose(0, 1, 4, 5, 3, 7, 6, 2)
+        lead, count = codes.shape[:2], codes.shape[3]
+        # [..., half, column, sub-block, group, u, p] -> [..., sub-block, group, column, p, u, half]
+        grouped = codes.reshape(*lead, _HALVES, _LANES, count, -1, 2, 2).transpose(0, 1, 4, 5, 3, 7, 6, 2)
         fields = np.ascontiguousarray(grouped).reshape(*grouped.shape[:5], 8)
         planes, shift = [], 0
         for bits in self._planes:
@@ -153,27 +153,27 @@ class BlockPanels(Layout):
                 made |= part[..., i] << np.uint8(i * bits)
             planes.append(made.reshape(*made.shape[:4], _LANES * bits))
             shift += bits
-        packed = np.concatenate(planes, -1).reshape(*lead, blocks, self._codes)
+        packed = np.concatenate(planes, -1).reshape(*lead, count, self._codes)
         scale = _by_field(scales.transpose(0, 1, 3, 2, 4), self.format.scale_fields)
         body = np.concatenate([packed, scale], -1).reshape(*lead, -1)
         return np.concatenate([_by_field(head, self.format.head_fields), body], -1)
 
-    def _parts(self, units: np.ndarray) -> Parts:
-        """Return the parts [panels, units, 32, ...] of uint8 [panels, units, bytes]."""
-        f, lead = self.format, units.shape[:2]
-        head = _by_column(units[..., : self._head], f.head_fields)
-        body = units[..., self._head :].reshape(*lead, f.blocks_per_unit, self._block)
+    def _parts(self, together: np.ndarray) -> Parts:
+        """Return the parts [panels, blocks, 32, ...] of uint8 [panels, blocks, bytes]."""
+        f, lead = self.format, together.shape[:2]
+        head = _by_column(together[..., : self._head], f.head_fields)
+        body = together[..., self._head :].reshape(*lead, f.sub_blocks, self._sub_block)
         scales = _by_column(body[..., self._codes :], f.scale_fields).transpose(0, 1, 3, 2, 4)
-        groups = body[..., : self._codes].reshape(*lead, f.blocks_per_unit, f.block // _GROUP, _LANES * f.bits)
+        groups = body[..., : self._codes].reshape(*lead, f.sub_blocks, f.sub_block // _GROUP, _LANES * f.bits)
         fields, at, shift = np.zeros((*groups.shape[:-1], _LANES, 8), np.uint8), 0, 0
         for bits in self._planes:
             plane = groups[..., at : at + _LANES * bits].reshape(*groups.shape[:-1], _LANES, bits, 1)
             part = plane >> (np.arange(8 // bits, dtype=np.uint8) * np.uint8(bits)) & np.uint8((1 << bits) - 1)
             fields |= part.reshape(fields.shape) << np.uint8(shift)
             at, shift = at + _LANES * bits, shift + bits
-        grouped = fields.reshape(*fields.shape[:-1], 2, 2, _HALVES)  # [..., block, group, column, p, u, half]
+        grouped = fields.reshape(*fields.shape[:-1], 2, 2, _HALVES)  # [..., sub-block, group, column, p, u, half]
         codes = grouped.transpose(0, 1, 7, 4, 2, 3, 6, 5)
-        return Parts(np.ascontiguousarray(codes).reshape(*lead, PANEL, f.blocks_per_unit, f.block), head, scales)
+        return Parts(np.ascontiguousarray(codes).reshape(*lead, PANEL, f.sub_blocks, f.sub_block), head, scales)
 
 
 def _by_field(rows: np.ndarray, fields: tuple[int, ...]) -> np.ndarray:
@@ -219,15 +219,15 @@ class SmallBlocks(CodeBlocks):
     """Blocks of 32: a float16 scale, perhaps a float16 minimum, for codes of 5 bits 4 bytes of their top bits, and 16
     bytes of their low bits: those of element i, and in the high half of the byte those of element i + 16."""
 
-    block = 32
+    block = sub_block = 32
 
-    def split(self, units: np.ndarray) -> Parts:
-        lead, front = units.shape[:-1], sum(self.scale_fields)
-        low = units[..., -16:]
+    def split(self, blocks: np.ndarray) -> Parts:
+        lead, front = blocks.shape[:-1], sum(self.scale_fields)
+        low = blocks[..., -16:]
         codes = np.concatenate([low & np.uint8(15), low >> np.uint8(4)], -1)
         if self.bits == 5:
-            codes |= np.unpackbits(units[..., front : front + 4], axis=-1, bitorder="little") << np.uint8(4)
-        scales = units[..., :front].reshape(*lead, 1, front)
+            codes |= np.unpackbits(blocks[..., front : front + 4], axis=-1, bitorder="little") << np.uint8(4)
+        scales = blocks[..., :front].reshape(*lead, 1, front)
         return Parts(codes.reshape(*lead, 1, 32), np.empty((*lead, 0), np.uint8), scales)
 
     def join(self, parts: Parts) -> np.ndarray:
@@ -255,10 +255,9 @@ class Scaled(SmallBlocks):
         return (parts.codes.astype(np.float32) - np.float32(self.middle)) * half(parts.scales)[..., None]
 
     def quantize(self, w: np.ndarray) -> Parts:
-        largest = np.take_along_axis(w, np.abs(w).argmax(-1)[..., None], -1)
-        scales = half_bytes(largest[..., 0] / np.float32(-self.middle))
+        scales = half_bytes(largest(w) / np.float32(-self.middle))
         codes = rounded(divided(w, half(scales)[..., None]) + np.float32(self.middle), 2 * self.middle - 1)
-        return Parts(codes, np.empty((*w.shape[:-2], 0), np.uint8), scales)
+        return Parts(codes, no_head(w), scales)
 
 
 class ScaledFrom(SmallBlocks):
@@ -280,4 +279,156 @@ class ScaledFrom(SmallBlocks):
         low, high = w.min(-1), w.max(-1)
         scales = np.concatenate([half_bytes((high - low) / np.float32(self.top)), half_bytes(low)], -1)
         scale, minimum = half(scales[..., :2])[..., None], half(scales[..., 2:])[..., None]
-        return Parts(rounded(divided(w - minimum, scale), self.top), np.empty((*w.shape[:-2], 0), np.uint8), scales)
+        return Parts(rounded(divided(w - minimum, scale), self.top), no_head(w), scales)
+
+
+class Listed(SmallBlocks):
+    """Codes of 4 bits; an element is one of 16 ``values`` times the scale."""
+
+    bits = 4
+    values: ClassVar[tuple[int, ...]]
+
+    def scale_of(self, scales: np.ndarray) -> np.ndarray:
+        """Return the scales float32 [...] of their bytes [..., bytes]."""
+        return half(scales)
+
+    @abstractmethod
+    def scale_bytes(self, top: np.ndarray) -> np.ndarray:
+        """Return the bytes of the scales of sub-blocks, given their elements of largest magnitude."""
+
+    def elements(self, parts: Parts) -> np.ndarray:
+        scale = self.scale_of(parts.scales)[..., None]
+        return scale * np.array(self.values, np.float32)[parts.codes]
+
+    def quantize(self, w: np.ndarray) -> Parts:
+        order = np.argsort(np.array(self.values), kind="stable")
+        values = np.array(self.values, np.float32)[order]
+        scales = self.scale_bytes(largest(w))
+        at = np.searchsorted((values[1:] + values[:-1]) / 2, divided(w, self.scale_of(scales)[..., None]))
+        return Parts(order[at].astype(np.uint8), no_head(w), scales)
+
+
+def largest(w: np.ndarray) -> np.ndarray:
+    """Return the element of largest magnitude of each row [...] of [..., elements]."""
+    return np.take_along_axis(w, np.abs(w).argmax(-1)[..., None], -1)[..., 0]
+
+
+def no_head(w: np.ndarray) -> np.ndarray:
+    """Return the head of blocks without one, of elements [..., sub-blocks, sub_block]."""
+    return np.empty((*w.shape[:-2], 0), np.uint8)
+
+
+# -- blocks of 256 ----------------------------------------------------------------------------------------------------
+class LargeBlocks(CodeBlocks):
+    """Blocks of 256, whose sub-blocks have scales of 4 to 8 bits: multiples of the block's float16 numbers."""
+
+    block = 256
+
+
+class LargeFrom(LargeBlocks):
+    """An element is code * scale - minimum: whole numbers of at most ``top_scale`` times the two float16 numbers of the
+    head. The scales of a sub-block are a byte for the scale and one for the minimum."""
+
+    head_fields = (2, 2)
+    scale_fields = (1, 1)
+    top_scale: ClassVar[int] = 63
+    floor = 2**-13  # of subnormal scales, times scale and code
+
+    def pair(self, scales: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the numbers [...] of scale and minimum of scales [..., bytes]."""
+        return scales[..., 0], scales[..., 1]
+
+    def paired(self, scale: np.ndarray, minimum: np.ndarray) -> np.ndarray:
+        """Return the scales [..., bytes] of the numbers of :meth:`pair`."""
+        return np.stack([scale, minimum], -1)
+
+    def elements(self, parts: Parts) -> np.ndarray:
+        d, dmin = half(parts.head[..., :2])[..., None], half(parts.head[..., 2:])[..., None]
+        numbers = self.pair(parts.scales)
+        scale, minimum = d * numbers[0].astype(np.float32), dmin * numbers[1].astype(np.float32)
+        return scale[..., None] * parts.codes.astype(np.float32) - minimum[..., None]
+
+    def quantize(self, w: np.ndarray) -> Parts:
+        top = (1 << self.bits) - 1
+        low = np.minimum(w.min(-1), 0)
+        scale, unit = (w.max(-1) - low) / np.float32(top), np.float32(self.top_scale)
+        head = np.concatenate([half_bytes(scale.max(-1) / unit), half_bytes(-low.min(-1) / unit)], -1)
+        d, dmin = half(head[..., :2])[..., None], half(head[..., 2:])[..., None]
+        numbers = [rounded(divided(x, y), self.top_scale) for x, y in ((scale, d), (-low, dmin))]
+        steps = (d * numbers[0].astype(np.float32))[..., None]
+        minimum = (dmin * numbers[1].astype(np.float32))[..., None]
+        return Parts(rounded(divided(w + minimum, steps), top), head, self.paired(*numbers))
+
+
+class LargeScaled(LargeBlocks):
+    """An element is (code - 2^(bits - 1)) * scale, and a scale a signed number times the float16 number of the head."""
+
+    head_fields = (2,)
+    scale_fields = (1,)
+    floor = 2**-12
+
+    @abstractmethod
+    def signed(self, scales: np.ndarray) -> np.ndarray:
+        """Return the signed numbers float32 [...] of scales [..., 1]."""
+
+    @abstractmethod
+    def stored(self, numbers: np.ndarray) -> np.ndarray:
+        """Return the scales [..., 1] of whole float32 numbers [...], bounded by those that are stored."""
+
+    @property
+    @abstractmethod
+    def top_scale(self) -> int:
+        """The largest signed number."""
+
+    def elements(self, parts: Parts) -> np.ndarray:
+        scale = half(parts.head)[..., None] * self.signed(parts.scales)
+        return scale[..., None] * (parts.codes.astype(np.float32) - np.float32(1 << self.bits - 1))
+
+    def quantize(self, w: np.ndarray) -> Parts:
+        middle = 1 << self.bits - 1
+        scale = largest(w) / np.float32(-middle)
+        head = half_bytes(np.abs(scale).max(-1) / np.float32(self.top_scale))
+        d = half(head)[..., None]
+        scales = self.stored(np.rint(divided(scale, d)))
+        steps = (d * self.signed(scales))[..., None]
+        return Parts(rounded(divided(w, steps) + np.float32(middle), 2 * middle - 1), head, scales)
+
+
+def crumbs(raw: np.ndarray) -> np.ndarray:
+    """Return 256 numbers of 2 bits of 64 bytes [..., 64]: a byte has elements i, i + 32, i + 64, i + 96 of 128."""
+    shifts = np.arange(0, 8, 2, dtype=np.uint8)[:, None]
+    parts = raw.reshape(*raw.shape[:-1], 2, 1, 32) >> shifts & np.uint8(3)
+    return parts.reshape(*raw.shape[:-1], 256)
+
+
+def crumb_bytes(numbers: np.ndarray) -> np.ndarray:
+    """Return the bytes [..., 64] of :func:`crumbs`."""
+    parts = numbers.reshape(*numbers.shape[:-1], 2, 4, 32)
+    out = parts[..., 0, :].copy()
+    for i in range(1, 4):
+        out |= parts[..., i, :] << np.uint8(2 * i)
+    return out.reshape(*numbers.shape[:-1], 64)
+
+
+def nibbles(raw: np.ndarray, run: int) -> np.ndarray:
+    """Return 256 numbers of 4 bits of 128 bytes [..., 128]: of ``run`` bytes the low halves, then the high halves."""
+    parts = raw.reshape(*raw.shape[:-1], -1, 1, run) >> np.array([[0], [4]], np.uint8) & np.uint8(15)
+    return parts.reshape(*raw.shape[:-1], 256)
+
+
+def nibble_bytes(numbers: np.ndarray, run: int) -> np.ndarray:
+    """Return the bytes [..., 128] of :func:`nibbles`."""
+    parts = numbers.reshape(*numbers.shape[:-1], -1, 2, run)
+    return (parts[..., 0, :] | parts[..., 1, :] << np.uint8(4)).reshape(*numbers.shape[:-1], 128)
+
+
+def top_bits(raw: np.ndarray) -> np.ndarray:
+    """Return 256 bits of 32 bytes [..., 32]: bit j of byte i is element 32 j + i."""
+    bits = raw[..., None, :] >> np.arange(8, dtype=np.uint8)[:, None] & np.uint8(1)
+    return bits.reshape(*raw.shape[:-1], 256)
+
+
+def top_bit_bytes(bits: np.ndarray) -> np.ndarray:
+    """Return the bytes [..., 32] of :func:`top_bits`."""
+    planes = bits.reshape(*bits.shape[:-1], 8, 32)
+    return np.packbits(planes, axis=-2, bitorder="little")[..., 0, :]

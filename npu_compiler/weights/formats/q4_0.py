@@ -8,7 +8,7 @@ from ..blocks import Scaled
 class Q4_0(Scaled):
     name = "q4_0"
     bits = 4
-    unit_bytes = 18
+    block_bytes = 18
     gguf_type = 2
 
 

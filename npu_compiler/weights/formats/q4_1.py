@@ -8,7 +8,7 @@ from ..blocks import ScaledFrom
 class Q4_1(ScaledFrom):
     name = "q4_1"
     bits = 4
-    unit_bytes = 20
+    block_bytes = 20
     gguf_type = 3
 
 

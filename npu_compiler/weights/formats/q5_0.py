@@ -8,7 +8,7 @@ from ..blocks import Scaled
 class Q5_0(Scaled):
     name = "q5_0"
     bits = 5
-    unit_bytes = 22
+    block_bytes = 22
     gguf_type = 6
 
 

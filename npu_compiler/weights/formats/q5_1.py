@@ -8,7 +8,7 @@ from ..blocks import ScaledFrom
 class Q5_1(ScaledFrom):
     name = "q5_1"
     bits = 5
-    unit_bytes = 24
+    block_bytes = 24
     gguf_type = 7
 
 

@@ -40,9 +40,9 @@ def test_every_bit_is_that_of_the_package_gguf(name: str) -> None:
     np.testing.assert_array_equal(layout.unpack(layout.pack(blocks), *blocks.shape), blocks)
 
 
-@pytest.mark.parametrize("name", CODES)
+@pytest.mark.parametrize("name", [n for n in CODES if n != "mxfp4"])  # which has a scale for every float32
 def test_blocks_without_a_form_are_refused(name: str) -> None:
-    w = np.ones((2, CODES[name].unit), np.float32)
+    w = np.ones((2, CODES[name].block), np.float32)
     for value in (np.nan, np.inf, -3e38):
         w[1, 7] = value
         with pytest.raises(

@@ -1,11 +1,11 @@
 // The storage of formats whose rows consist of blocks of small codes with a scale (npu_compiler/weights/blocks.py
 // describes the bytes). An element is value(code) * scale + base. Codes are decoded in registers, where values are exact
-// in bf16; the sum of a block is scaled.
+// in bf16; the sum of a sub-block is scaled.
 //
 // A Format defines
-//   BITS, BLOCK                  bits of a code, codes that share a scale
-//   SUPER, HEAD_BYTES            blocks of a super-block and the bytes in front of them (1 and 0: none)
-//   SCALE_BYTES                  bytes after the codes of a block
+//   BITS, SUB_BLOCK              bits of a code, codes that share a scale
+//   SUB_BLOCKS, HEAD_BYTES       sub-blocks of a block and the bytes in front of them
+//   SCALE_BYTES                  bytes after the codes of a sub-block
 //   value(code)                  constexpr float, exact in bf16; LINEAR: it is code + value(0)
 //   scale(head, scales, v)       of the VL columns from v * VL on
 //   HAS_BASE                  whether there is a base(head, scales, v), too
@@ -65,7 +65,10 @@ template <class Format> struct Codes {
       return __builtin_convertvector(code, vf) + Format::value(0);
     } else {
 #if NPU_AVX2
-      return (vf)_mm256_i32gather_ps(VALUES<Format>.floats, (__m256i)code, 4);
+      static_assert(BITS == 4, "two registers hold a table");
+      const __m256 low = _mm256_load_ps(VALUES<Format>.floats), high = _mm256_load_ps(VALUES<Format>.floats + 8);
+      return (vf)_mm256_blendv_ps(_mm256_permutevar8x32_ps(low, (__m256i)i), _mm256_permutevar8x32_ps(high, (__m256i)i),
+                                  (__m256)(i << 28));
 #else
       vf out = {};
       for (int j = 0; j < VL; j++) out[j] = VALUES<Format>.floats[code[j]];
@@ -115,28 +118,29 @@ template <class Format> struct Codes {
 template <class Format, class Kind> struct Blocks {
   using Code = Codes<Format>;
   static constexpr bool PLAIN = false, ODD_UNITS = false, HAS_BASE = Format::HAS_BASE;
-  static constexpr int DEPTH = Kind::X_PER_UNIT, VECS = PANEL / VL, BLOCK_UNITS = Format::BLOCK / DEPTH;
-  static constexpr int BLOCK_BYTES = Format::BLOCK / Code::GROUP * Code::GROUP_BYTES + Format::SCALE_BYTES;
-  static constexpr int SUPER_BYTES = Format::HEAD_BYTES + Format::SUPER * BLOCK_BYTES;
-  static constexpr int UNIT_BYTES = (BLOCK_BYTES + BLOCK_UNITS - 1) / BLOCK_UNITS;  // on average, for prefetching
+  static constexpr int DEPTH = Kind::X_PER_UNIT, VECS = PANEL / VL, BLOCK_UNITS = Format::SUB_BLOCK / DEPTH;
+  static constexpr int SUB_BYTES = Format::SUB_BLOCK / Code::GROUP * Code::GROUP_BYTES + Format::SCALE_BYTES;
+  static constexpr int BLOCK_BYTES = Format::HEAD_BYTES + Format::SUB_BLOCKS * SUB_BYTES;
+  static constexpr int UNIT_BYTES = (SUB_BYTES + BLOCK_UNITS - 1) / BLOCK_UNITS;  // on average, for prefetching
   static constexpr long panel_bytes(long units) {
-    return (units / BLOCK_UNITS / Format::SUPER * SUPER_BYTES + 63) / 64 * 64;
+    return (units / BLOCK_UNITS / Format::SUB_BLOCKS * BLOCK_BYTES + 63) / 64 * 64;
   }
-  NPU_INLINE const char* head(const char* panel, long block) { return panel + block / Format::SUPER * SUPER_BYTES; }
-  NPU_INLINE const char* codes(const char* panel, long block) {
-    return head(panel, block) + Format::HEAD_BYTES + block % Format::SUPER * BLOCK_BYTES;
+  // Of sub-block `sub` of a panel:
+  NPU_INLINE const char* head(const char* panel, long sub) { return panel + sub / Format::SUB_BLOCKS * BLOCK_BYTES; }
+  NPU_INLINE const char* codes(const char* panel, long sub) {
+    return head(panel, sub) + Format::HEAD_BYTES + sub % Format::SUB_BLOCKS * SUB_BYTES;
   }
-  NPU_INLINE const char* scales(const char* panel, long block) {
-    return codes(panel, block) + BLOCK_BYTES - Format::SCALE_BYTES;
+  NPU_INLINE const char* scales(const char* panel, long sub) {
+    return codes(panel, sub) + SUB_BYTES - Format::SCALE_BYTES;
   }
   NPU_INLINE const char* at(const char* panel, long unit) {
     return codes(panel, unit / BLOCK_UNITS) + unit % BLOCK_UNITS * DEPTH / Code::GROUP * Code::GROUP_BYTES;
   }
-  NPU_INLINE vf scale(const char* panel, long, long block, int v) {
-    return Format::scale(head(panel, block), scales(panel, block), v);
+  NPU_INLINE vf scale(const char* panel, long, long sub, int v) {
+    return Format::scale(head(panel, sub), scales(panel, sub), v);
   }
-  NPU_INLINE vf base(const char* panel, long block, int v) {
-    if constexpr (HAS_BASE) return Format::base(head(panel, block), scales(panel, block), v);
+  NPU_INLINE vf base(const char* panel, long sub, int v) {
+    if constexpr (HAS_BASE) return Format::base(head(panel, sub), scales(panel, sub), v);
     else return vf{};
   }
   static NPU_NOINLINE const char* unpack(const char* panel, long, long first, long n, char* buffer) {
@@ -194,7 +198,7 @@ template <class Format, class Kind> struct Reader<Blocks<Format, Kind>> {
 
 // Formats of blocks of 32 codes with a float16 scale, and with a float16 minimum.
 template <int B> struct Scaled {
-  static constexpr int BITS = B, BLOCK = 32, SUPER = 1, HEAD_BYTES = 0, SCALE_BYTES = PANEL * 2;
+  static constexpr int BITS = B, SUB_BLOCK = 32, SUB_BLOCKS = 1, HEAD_BYTES = 0, SCALE_BYTES = PANEL * 2;
   static constexpr bool HAS_BASE = false, LINEAR = true;
   static constexpr float value(int code) { return (float)(code - (1 << B) / 2); }
   NPU_INLINE vf scale(const char*, const char* scales, int v) { return ld((const f16*)scales + v * VL, Full{}); }
@@ -207,6 +211,35 @@ template <int B> struct ScaledFrom : Scaled<B> {
   NPU_INLINE vf base(const char* head, const char* scales, int v) {
     const vf lowest = ld((const f16*)scales + PANEL + v * VL, Full{});
     return lowest - Scaled<B>::scale(head, scales, v) * Scaled<B>::value(0);
+  }
+};
+
+// Formats of blocks of 256 codes in sub-blocks: a scale is a whole number times a float16 number of the block.
+template <int B, int N> struct Large {
+  static constexpr int BITS = B, SUB_BLOCK = N, SUB_BLOCKS = 256 / N, HEAD_BYTES = PANEL * 2, SCALE_BYTES = PANEL;
+  static constexpr bool HAS_BASE = false, LINEAR = true;
+  static constexpr float value(int code) { return (float)(code - (1 << B) / 2); }
+  NPU_INLINE vf number(const char* head, int field, int v) {
+    return ld((const f16*)head + field * PANEL + v * VL, Full{});
+  }
+  template <class T> NPU_INLINE vi32 whole(const char* scales, int field, int v) {
+    return ld((const T*)scales + field * PANEL + v * VL, Full{});
+  }
+};
+template <int B, int N> struct LargeFrom : Large<B, N> {
+  static constexpr int HEAD_BYTES = 2 * PANEL * 2;
+  static constexpr bool HAS_BASE = true;
+};
+// Scale and minimum are bytes.
+template <int B> struct LargeFromBytes : LargeFrom<B, 32> {
+  using Base = LargeFrom<B, 32>;
+  static constexpr int SCALE_BYTES = 2 * PANEL;
+  NPU_INLINE vf scale(const char* head, const char* scales, int v) {
+    return Base::number(head, 0, v) * cvt<vf>(Base::template whole<uint8_t>(scales, 0, v));
+  }
+  NPU_INLINE vf base(const char* head, const char* scales, int v) {
+    const vf minimum = Base::number(head, 1, v) * cvt<vf>(Base::template whole<uint8_t>(scales, 1, v));
+    return -scale(head, scales, v) * Base::value(0) - minimum;
   }
 };
 
