@@ -17,6 +17,7 @@ from npu_compiler.frontend import capture
 from npu_compiler.pipeline import compile_graph
 from npu_compiler.targets.cpu import target
 from npu_compiler.targets.cpu.devices import DEVICES
+from npu_compiler.weights.format import BlockFormat, weight_format
 from npu_runtime import Executor, load_weights
 
 from ...conformance.cases import PROGRAM, Case, all_cases, cases_for, check, compile_cases, to_numpy
@@ -90,17 +91,20 @@ def test_conformance(device: str) -> None:
     assert not messages, f"{len(messages)} of {len(cases)} cases failed\n" + "\n".join(messages)
 
 
-@pytest.mark.parametrize(("format", "device", "lost"), [("bf16c12", "neon", 2**-8), ("q8_0", "armv8.6", 2**-6)])
-def test_products_with_weights_in_a_format(format: str, device: str, lost: float) -> None:
-    """The error is at most ``lost`` of the largest result, in bfloat16 with weights that are exact or of 8 bits."""
+@pytest.mark.parametrize(
+    ("name", "device"), [("bf16c12", "neon"), ("q8_0", "armv8.6"), ("q5_k", "armv8.6"), ("mxfp4", "neon")]
+)
+def test_products_with_weights_in_a_format(name: str, device: str) -> None:
     torch.manual_seed(5)
-    layer, x = torch.nn.Linear(96, 64, bias=False).bfloat16().eval(), torch.randn(2, 96).bfloat16()
-    program = npu_compiler.compile(capture(layer, (x,)), target=f"cpu:{device}", weights=format)
-    assert any(b.format.startswith(format) for b in program.buffers)
-    backend = EmulatedAarch64(CPUS[device])
-    (y,) = Executor(program, {"weight": to_numpy(layer.weight)}, backend).run([to_numpy(x)]).values()
-    exact = (x.double() @ layer.weight.double().T).detach().numpy()
-    np.testing.assert_allclose(y.astype(np.float64), exact, rtol=0, atol=lost * np.abs(exact).max())
+    layer, x = torch.nn.Linear(256, 64, bias=False).bfloat16().eval(), torch.randn(2, 256).bfloat16()
+    program = npu_compiler.compile(capture(layer, (x,)), target=f"cpu:{device}", weights=name)
+    assert any(b.format.startswith(name) for b in program.buffers)
+    backend, w = EmulatedAarch64(CPUS[device]), to_numpy(layer.weight)
+    (y,) = Executor(program, {"weight": w}, backend).run([to_numpy(x)]).values()
+    format = weight_format(name)
+    stored = format.decode(format.encode(w), 256) if isinstance(format, BlockFormat) else w
+    exact = x.double().numpy() @ stored.astype(np.float64).T
+    np.testing.assert_allclose(y.astype(np.float64), exact, rtol=0, atol=2**-8 * np.abs(exact).max())
 
 
 def test_convolution() -> None:

@@ -13,12 +13,15 @@ from npu_compiler.frontend.tensors import state_dict_numpy, tensor_to_numpy
 from npu_compiler.passes.quantize import chosen_format
 from npu_compiler.pipeline import run_phases
 from npu_compiler.support.errors import ConfigError, IncompressibleError
+from npu_compiler.targets.cpu.host import host_cpu
 from npu_compiler.weights.blocks import CodeBlocks
 from npu_compiler.weights.format import BlockFormat, WeightFormats, known_formats, weight_format
 
 from ...models.gate import cast, expect, run
+from ...support.sweeps import IN_FULL
 
 GGUF = {n: f for n in known_formats() if isinstance(f := weight_format(n), BlockFormat) and f.gguf_type is not None}
+TARGETS = ("cpu", "cpu:avx2", "cpu:portable") if "avx2" in host_cpu().features else ("cpu",)
 CODES = {n: f for n, f in GGUF.items() if isinstance(f, CodeBlocks)}
 
 
@@ -66,15 +69,21 @@ class Layers(nn.Module):
         return (self.plain(x), whole, *(self.get_submodule(name)(x).tanh() for name in self.formats))
 
 
-@pytest.mark.parametrize(("rows", "dtype"), [(1, "bfloat16"), (1, "float32"), (33, "bfloat16"), (33, "float32")])
-def test_each_weight_of_a_program_may_have_its_own_format(rows: int, dtype: str) -> None:
+CASES = [(target, rows, dtype) for target in TARGETS for rows in (1, 33) for dtype in ("bfloat16", "float32")]
+SAMPLE = {("cpu", 1, "bfloat16"), ("cpu", 33, "float32"), ("cpu:avx2", 1, "float32"), ("cpu:avx2", 33, "bfloat16")}
+
+
+@pytest.mark.parametrize(
+    ("target", "rows", "dtype"), [pytest.param(*c, marks=() if c in SAMPLE else IN_FULL) for c in CASES]
+)
+def test_each_weight_of_a_program_may_have_its_own_format(target: str, rows: int, dtype: str) -> None:
     names = list(CODES)
     formats = {f"{n}.weight": n for n in names} | {f"{n}.weight": names[1] for n in ("gate", "up")}
     low = getattr(torch, dtype)
     torch.manual_seed(0)
     model = Layers(names).eval().to(low)
     runs = [(torch.randn(rows, 256),) for _ in range(16 if rows == 1 else 1)]
-    program = npu_compiler.compile(capture(model, cast(runs[0], low)), weights=formats)
+    program = npu_compiler.compile(capture(model, cast(runs[0], low)), target, weights=formats)
     stored = {b.name: b.format for b in program.buffers if b.kind == "weight" and len(b.shape) == 2}
     pair = "up.weight" if "up.weight" in stored else "gate.weight"  # one buffer has both
     assert stored == {key: f"{n}.panels" for key, n in formats.items() if key not in ("gate.weight", "up.weight")} | {

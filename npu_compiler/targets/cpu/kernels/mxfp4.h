@@ -13,7 +13,8 @@ struct mxfp4 : Scaled<4> {
   }
   NPU_INLINE vf scale(const char*, const char* scales, int v) {
     const vi32 e = ld((const uint8_t*)scales + v * VL, Full{});
-    return (vf)select(e < 2, (1 << 21) << e, (e - 1) << 23);  // the first two are subnormal
+    const vi32 subnormal = splat<vi32>(1 << 21) << (e & 1);
+    return (vf)select(e < 2, subnormal, (e - 1) << 23);
   }
   template <class Kind> using Storage = Blocks<mxfp4, Kind>;
 };
