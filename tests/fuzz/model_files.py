@@ -16,6 +16,7 @@ from npu_compiler.frontend.llm.checkpoint import Checkpoint
 from npu_compiler.frontend.llm.config import LLMConfig, parameter_shapes
 from npu_compiler.frontend.llm.family import by_architecture, by_model_type
 from npu_compiler.frontend.llm.tensor_map import TensorMap
+from npu_compiler.weights.format import block_format
 from npu_runtime.llm.loader import make_manifest
 from npu_runtime.llm.manifest import ModelManifest
 from npu_runtime.llm.tokenizer import Detokenizer
@@ -176,7 +177,7 @@ def gguf_bytes(family: str, folder: Path, quantised: bool) -> bytes:
     writer.add_eos_token_id(28)
     writer.add_add_bos_token(True)
     writer.add_chat_template("{{ messages }}")
-    kinds = (gguf.GGMLQuantizationType.Q8_0, gguf.GGMLQuantizationType.Q4_0, gguf.GGMLQuantizationType.F16)
+    kinds = [gguf.GGMLQuantizationType[n] for n in ("Q8_0", "Q4_0", "Q4_1", "F16", "Q5_0", "Q5_1")]
     for i, (name, array) in enumerate(tensors.items()):
         if quantised and array.ndim == 2:
             kind = kinds[i % len(kinds)]
@@ -195,6 +196,10 @@ def use_checkpoint(checkpoint: Checkpoint) -> None:
     for name in checkpoint.weights:
         array = checkpoint.weights[name]
         assert array.shape == checkpoint.weights.spec(name)[0]
+    for name, held in checkpoint.weights.block_formats.items():
+        format, (rows, columns) = block_format(held), checkpoint.weights.spec(name)[0]
+        blocks = checkpoint.weights.blocks(name, format)
+        assert blocks is not None and format.decode(blocks, columns).shape == (rows, columns)
     manifest = make_manifest(checkpoint)
     assert ModelManifest.from_json(manifest.to_json().encode(), "manifest") == manifest
     if manifest.tokenizer is not None:

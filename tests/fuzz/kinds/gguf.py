@@ -16,7 +16,8 @@ from npu_compiler.frontend.llm.gguf_file import GGUFFile
 from .. import model_files
 from ..mutations import mutate_bytes, mutate_tree, odd_value
 
-_VALUES = ("llama", "gpt2", "yarn", "longrope", 0, 2**32 - 1, [1.0, 2.0], ["a", "b"], [True], "", [8, 8])
+_TYPES = (2, 8, 12, 14, 20, 39, 99)  # of tensors
+_VALUES = ("llama", "gpt2", "yarn", "longrope", 0, 2**32 - 1, [1.0, 2.0], ["a", "b"], [True], "", [8, 8], *_TYPES)
 _ALIGNMENT = 32
 
 

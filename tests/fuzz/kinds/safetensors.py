@@ -14,7 +14,7 @@ import ml_dtypes
 import numpy as np
 import safetensors.numpy
 
-from npu_compiler.weights.files import open_weights
+from npu_compiler.weights.files import BLOCKS, open_weights
 
 from ..mutations import mutate_bytes, mutate_tree
 
@@ -26,7 +26,9 @@ def _file(seed: int) -> bytes:
     rng = np.random.default_rng(seed)
     dtypes = (np.float32, np.float16, np.int64, np.bool_, np.uint8, ml_dtypes.bfloat16)
     arrays = {f"{seed}.{i}.weight": rng.integers(0, 2, (i, 3)).astype(d) for i, d in enumerate(dtypes)}
-    return safetensors.numpy.save({**arrays, f"{seed}.scalar": np.array(1.5, np.float32)}, {"format": "pt"})
+    arrays[f"{seed}.blocks"] = rng.integers(0, 256, (3, 36), np.uint8)
+    metadata = {"format": "pt", BLOCKS: json.dumps({f"{seed}.blocks": ["q4_0", 64, "float32"]})}
+    return safetensors.numpy.save({**arrays, f"{seed}.scalar": np.array(1.5, np.float32)}, metadata)
 
 
 def _parts(data: bytes) -> tuple[Any, bytes]:
@@ -38,6 +40,10 @@ def _forged(rng: random.Random, data: bytes) -> bytes:
     header, body = copy.deepcopy(_parts(data))
     for _ in range(rng.choice((1, 1, 2, 4))):
         mutate_tree(rng, header, _VALUES)
+    if rng.random() < 0.2 and isinstance(header, dict) and isinstance(header.get("__metadata__"), dict):
+        table = {"0.blocks": ["q4_0", 64, "float32"]}
+        mutate_tree(rng, table, ("q4_k", "q8_0", "bfloat16", 256, -32, 2**70))
+        header["__metadata__"][BLOCKS] = json.dumps(table)
     text = json.dumps(header).encode()
     length = rng.choice([len(text)] * 6 + [0, len(text) - 1, len(text) + 1, 10**8, 2**63, 2**64 - 1])
     return length.to_bytes(8, "little") + text + body
