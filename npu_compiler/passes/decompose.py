@@ -7,6 +7,7 @@ import math
 from ..graph import expr
 from ..graph.expr import Expr
 from ..graph.graph import Graph, Node, Value
+from ..support import dtypes
 from ..target_config import TargetConfig
 from .load_time import static_values
 
@@ -14,8 +15,9 @@ from .load_time import static_values
 def decompose(graph: Graph, config: TargetConfig) -> None:
     """Rewrite nodes that ``config`` has no kernel for as multiply-and-sum reductions.
 
-    These are attention, matmul and conv2d over dtypes outside ``matrix_dtypes``, and convolutions whose weight is
-    computed at run time. A reduction over one element becomes pointwise.
+    These are attention, matmul and conv2d over dtypes outside ``matrix_dtypes``, convolutions whose weight is computed
+    at run time, and on targets that pack weights in panels also products with one vector that is computed at run time.
+    A reduction over one element becomes pointwise.
     """
     for steps in ({"attention": _attention}, {"matmul": _matmul, "conv2d": _conv2d, "reduce": _reduce}):
         if not any(node.op in steps for node in graph.nodes):
@@ -38,6 +40,8 @@ def _served(node: Node, config: TargetConfig, static: set[Value]) -> bool:
         return False
     if node.op == "conv2d":
         return node.inputs[1] in static
+    if node.op == "matmul" and config.panel and 1 in node.out.shape[-2:] and node.inputs[1] not in static:
+        return False  # packing panels would take longer than the product
     return node.op == "attention" or node.inputs[0].shape[-1] != 0
 
 
@@ -78,12 +82,12 @@ def _matmul(graph: Graph, node: Node) -> Value:
         return [expr.index(d + off) if s != 1 else zero for d, s in enumerate(v.shape[:-2])]
 
     i, j, t = expr.index(r), expr.index(r + 1), expr.index(r + 2)
-    dtype = node.out.dtype
+    dtype = dtypes.opmath(node.out.dtype)
     product = expr.load(0, a.dtype, [*batch_index(a), i, t]).cast(dtype) * expr.load(
         1, b.dtype, [*batch_index(b), t, j]
     ).cast(dtype)
     out = graph.reduce_expr("sum", [a, b], product, (*batch, m, n, k), [r + 2])
-    return out.reshape(*batch, m, n).cast(dtype)
+    return out.reshape(*batch, m, n).cast(node.out.dtype)
 
 
 def _conv2d(graph: Graph, node: Node) -> Value:
