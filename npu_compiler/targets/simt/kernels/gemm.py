@@ -18,6 +18,7 @@ from ..lang.function import Function, Members, blocks, constants
 from .epilogue import Epilogue, Functor
 from .gemv import emit_gemv, is_gemv
 from .gemv_bf16c12 import emit_gemv_bf16c12
+from .grouped import emit_grouped, supports_grouped
 
 # layout of a weight format -> the emitter of products that read it
 READERS = {"bf16c12.rows4": emit_gemv_bf16c12}
@@ -47,7 +48,10 @@ def emit_gemm(kernel: Gemm, dialect: Dialect) -> Emission:
 
 
 def emit_conv(kernel: Conv2d, dialect: Dialect) -> Emission:
-    """Return the function of a :class:`Conv2d`: an implicit matrix product, whose K runs over taps and channels."""
+    """Return the function of a :class:`Conv2d`: an implicit matrix product, whose K runs over taps and channels; of few
+    channels per group, the sums of a thread."""
+    if supports_grouped(kernel, dialect):
+        return emit_grouped(kernel, dialect)
     p = conv_product(kernel)
     return _tiles(kernel, dialect, p, _image(kernel, p))
 
@@ -152,10 +156,11 @@ def _tiles(kernel: Gemm | Conv2d, dialect: Dialect, p: Product, left: _Side) -> 
     """Return the function that computes tiles of the result, on the matrix unit if it supports the operands' type."""
     if kernel.inputs[0].dtype not in dialect.matrix_types:
         return _simple_gemm(kernel, dialect, p, left)
-    if p.m > WGMMA_ROWS and dialect.wgmma_widths:
+    narrow = isinstance(kernel, Conv2d) and p.n <= NARROW < p.m and dialect.device.shared_bytes >= 64 << 10
+    if p.m > WGMMA_ROWS and dialect.wgmma_widths and not narrow:
         tile = min(wgmma_tiles(dialect), key=lambda t: wgmma_cost(p, t, dialect))
         return _matrix_gemm(kernel, dialect, p, left, tile, "wgmma_gemm", tile.k, wgmma_stages(tile))
-    tile = choose_tile(p, dialect)
+    tile = Tile(128, 16 if p.n <= 16 else 32, 32, 4, 1) if narrow else choose_tile(p, dialect)
     ld = tile.k + 8  # avoids bank conflicts between rows that are read together
     room = dialect.device.shared_bytes // ((tile.m + tile.n) * ld * 2)
     stages = max(2, min(dialect.stages, room, blocks(blocks(p.k, tile.k), p.splits) + 1))
@@ -208,6 +213,7 @@ def _simple_gemm(kernel: Gemm | Conv2d, dialect: Dialect, p: Product, left: _Sid
     return f.finish(_groups(p, tile), tile.threads)
 
 
+NARROW = 32  # columns of a convolution's group for which other tiles are mostly empty
 WGMMA_ROWS = 16  # wgmma is faster for left operands with more rows
 
 
