@@ -66,6 +66,8 @@ CASES: dict[str, Callable[[], tuple[nn.Module, Args]]] = {
     "conv-odd-channels": lambda: conv(9, 5, 13, kernel_size=3, stride=2, dilation=2, padding=3),
     "conv-1x1": lambda: conv(9, 24, 72, kernel_size=1),
     "conv-groups": lambda: conv(8, 16, 32, kernel_size=(3, 2), groups=2),
+    "conv-groups-of-4": lambda: conv(11, 24, 24, kernel_size=3, padding=1, groups=6),
+    "conv-groups-of-3": lambda: conv(9, 12, 24, kernel_size=(3, 5), stride=2, dilation=(1, 2), padding=4, groups=4),
     "conv-depthwise": lambda: conv(10, 24, 24, kernel_size=5, padding=2, groups=24),
     "attention-decode": lambda: attention(1, 301, 6, 2, 64, False),
     "attention-prefill": lambda: attention(37, 37, 4, 4, 32, True),
