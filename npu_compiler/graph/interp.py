@@ -182,7 +182,8 @@ def _scatter(node: Node, args: Arrays) -> np.ndarray:
 
 def _scan(node: Node, args: Arrays) -> np.ndarray:
     f = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}[node.attrs["kind"]]
-    return f.accumulate(args[0], axis=node.attrs["axis"], dtype=args[0].dtype)
+    wide = dtypes.numpy_dtype(dtypes.opmath(node.out.dtype))
+    return f.accumulate(args[0], axis=node.attrs["axis"], dtype=wide)
 
 
 def _sort(node: Node, args: Arrays) -> Arrays:

@@ -370,11 +370,11 @@ def declare_running(name: str, kind: str, extreme_name: str, extreme_kind: str) 
     def running(self: Value, dim: int, *, dtype: str | None = None) -> Value:
         """Running sum or product; integers and bools give int64."""
         x = self.cast(dtype) if dtype else self
-        return scan(kind, x.cast(dt.opmath(x.dtype) if dt.is_float(x.dtype) else "int64"), dim)
+        return scan(kind, x if dt.is_float(x.dtype) else x.cast("int64"), dim)
 
     def running_extreme(self: Value, dim: int) -> tuple[Value, Value]:
         """Running extreme and its last position."""
-        x = self.cast(dt.opmath(self.dtype))
+        x = self
         values = scan(extreme_kind, x, dim)
         axis = (axes_of(dim, x.rank) or (None,))[0]
 

@@ -370,7 +370,8 @@ def _scan(k: Scan, inputs: list[Array]) -> list[Array]:
     """Return the scans of whole rows, or of sections from the totals of those before them."""
     x, *totals = inputs
     if not totals:
-        return [_SCANS[k.op].accumulate(x, axis=k.axis, dtype=x.dtype)]
+        wide = dtypes.numpy_dtype(dtypes.opmath(k.inputs[0].dtype))
+        return [_SCANS[k.op].accumulate(x, axis=k.axis, dtype=wide)]
     parts, _ = _sections(k, x)
     before = _SCANS[k.op].accumulate(totals[0], axis=1)
     found = [p if n == 0 else _SCANS[k.op](before[:, n - 1 : n], p) for n, p in enumerate(parts)]

@@ -66,8 +66,9 @@ def section_of(kernel: Scan, dialect: Dialect) -> int:
 
 
 def register_dtype(dtype: str, op: str, dialect: Dialect) -> str:
-    """Return the dtype of running totals: float64 for sums and products of float32, if the target has it."""
-    return "float64" if dtype == "float32" and op in ("sum", "prod") and dialect.has_double else dtype
+    """Return the dtype of running totals: float64 for sums and products of float32, if the target has it; float32 for
+    half types."""
+    return "float64" if dtype == "float32" and op in ("sum", "prod") and dialect.has_double else dtypes.opmath(dtype)
 
 
 def emit_scan(kernel: Scan, dialect: Dialect) -> Emission:
