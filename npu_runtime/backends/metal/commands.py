@@ -46,19 +46,21 @@ _COPY = Work("a copy on the GPU")
 
 
 class _Launch(NamedTuple):
-    """A command buffer and its number among all that were launched."""
+    """A command buffer and its number among all that were launched. ``copied``: the memory of its copies, which may be
+    that of a mapped file."""
 
     buffer: Any
     work: Work
     number: int
+    copied: list[Memory]
 
 
 class Commands:
     """The work of a backend, in the order in which it was launched. Several threads may use it.
 
-    A run opens a command buffer, copies after it join that one, and the next run, a mark or a wait commits it: a
-    boundary between command buffers costs about as much as several kernels. Every encoder waits for the one before it
-    through a fence, because Metal does not see which memory an indirect command buffer uses.
+    A run opens a command buffer, copies after it join that one in an encoder of their own, and the next run, a mark or
+    a wait commits it: a boundary between command buffers costs about as much as several kernels. Every encoder waits
+    for the one before it through a fence, because Metal does not see which memory an indirect command buffer uses.
     """
 
     def __init__(self, device: Any):
@@ -68,6 +70,7 @@ class Commands:
         self.lock = threading.RLock()
         self._device, self._metal = device, frameworks()
         self._open: _Launch | None = None
+        self._copies: Any = None  # the encoder of copies in the open command buffer
         self._committed: deque[_Launch] = deque()
         self._launched = 0
         # Of the last failure: the numbers of the command buffer that failed and of those that followed it; the message.
@@ -84,35 +87,44 @@ class Commands:
     def launch(self, work: Work) -> Any:
         """Encode a new command buffer and return it. If its encoding raises, the work is dropped."""
         with self.lock, autorelease_pool():
-            buffer = self._begin(work)
+            buffer, fence_used = self._begin(work), self._fence_used
             try:
                 for label, encode, descriptor in work.passes:
                     if descriptor is None:
-                        kind = self._metal.MTLDispatchTypeConcurrent
-                        self._encode(buffer.computeCommandEncoderWithDispatchType_(kind), label, encode)
+                        encoder = buffer.computeCommandEncoderWithDispatchType_(self._metal.MTLDispatchTypeConcurrent)
                     else:
-                        self._encode(buffer.computeCommandEncoderWithDescriptor_(descriptor), label, encode)
+                        encoder = buffer.computeCommandEncoderWithDescriptor_(descriptor)
+                    try:
+                        self._begin_encoder(encoder, label)
+                        encode(encoder)
+                    finally:
+                        self._end_encoder(encoder)
             except BaseException:
-                self._open = None
+                self._open, self._fence_used = None, fence_used
                 raise
             return buffer
 
     def copy(self, to: Memory, at: int, source: Memory, start: int, nbytes: int) -> None:
         """Copy bytes on the GPU, after all work that was launched before. Offsets and ``nbytes`` are multiples of 4."""
-
-        def encode(encoder: Any) -> None:
-            encoder.copyFromBuffer_sourceOffset_toBuffer_destinationOffset_size_(
+        with self.lock, autorelease_pool():
+            if self._open is None:
+                self._begin(_COPY)
+            assert self._open is not None
+            if self._copies is None:
+                self._copies = self._open.buffer.blitCommandEncoder()
+                self._begin_encoder(self._copies, _COPY.what)
+            self._open.copied.extend((to, source))
+            self._copies.copyFromBuffer_sourceOffset_toBuffer_destinationOffset_size_(
                 source.buffer, start, to.buffer, at, nbytes
             )
-
-        with self.lock, autorelease_pool():
-            buffer = self._open.buffer if self._open is not None else self._begin(_COPY)
-            self._encode(buffer.blitCommandEncoder(), _COPY.what, encode)
 
     def commit(self) -> None:
         """Start the open command buffer."""
         with self.lock:
             if self._open is not None:
+                if self._copies is not None:
+                    self._end_encoder(self._copies)
+                    self._copies = None
                 self._open.buffer.commit()
                 self._committed.append(self._open)
                 self._open = None
@@ -140,19 +152,18 @@ class Commands:
         buffer = self.queue.commandBufferWithDescriptor_(self._descriptor)
         if buffer is None:
             raise BackendError(f"{work.what}: the GPU's command queue gave no command buffer")
-        self._open = _Launch(buffer, work, self._launched)
+        self._open = _Launch(buffer, work, self._launched, [])
         self._launched += 1
         return buffer
 
-    def _encode(self, encoder: Any, label: str, encode: Callable[[Any], None]) -> None:
-        try:
-            encoder.setLabel_(label)
-            if self._fence_used:
-                encoder.waitForFence_(self._fence)
-            encode(encoder)
-            encoder.updateFence_(self._fence)
-        finally:
-            encoder.endEncoding()
+    def _begin_encoder(self, encoder: Any, label: str) -> None:
+        encoder.setLabel_(label)
+        if self._fence_used:
+            encoder.waitForFence_(self._fence)
+
+    def _end_encoder(self, encoder: Any) -> None:
+        encoder.updateFence_(self._fence)
+        encoder.endEncoding()
         self._fence_used = True
 
     def _wait_through(self, last: _Launch) -> None:

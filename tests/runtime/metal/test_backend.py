@@ -28,7 +28,8 @@ def test_a_network_runs_as_one_command_buffer(device: metal_api.Device, convnet:
     (result,) = executor.run([convnet.x]).values()
     convnet.check(result)
     assert backend.commands.queue.committed == before + 1
-    assert [kind for kind, *_ in device.log].count("encoder") == 1
+    kinds = [kind for kind, *_ in device.log]
+    assert kinds.count("encoder") == kinds.count("blit") == 1 and kinds[-1] == "blit"
 
 
 def test_results_do_not_depend_on_the_order_that_barriers_leave_open(convnet: Model) -> None:
@@ -85,7 +86,9 @@ def test_buffers(backend: MetalBackend) -> None:
         backend.copy(get_backend("cpu").allocate_zeros((2, 3), FLOAT), values)
 
 
-def test_copies_come_after_the_work_that_was_launched_before(backend: MetalBackend, convnet: Model) -> None:
+def test_copies_come_after_the_work_that_was_launched_before(
+    device: metal_api.Device, backend: MetalBackend, convnet: Model
+) -> None:
     executor = Executor(convnet.program, convnet.weights, backend)
     x, y = backend.allocate_buffer(convnet.x), backend.allocate_zeros(convnet.expected.shape, FLOAT)
     run, read = executor.bind([x], [y]), backend.host_array(y.shape, FLOAT)
@@ -96,8 +99,11 @@ def test_copies_come_after_the_work_that_was_launched_before(backend: MetalBacke
     backend.copy(x, convnet.x)
     zeros = backend.host_array(x.shape, FLOAT)
     run()
+    encoders = len(device.log)
     backend.start_copy(x, zeros)
+    backend.copy(x, backend.wrap(backend.host_array(x.shape, FLOAT)))
     done = backend.mark()
+    assert device.log[encoders:] == [("blit",)]  # for both copies
     assert x.view.any()  # nothing has run yet
     done()
     assert not x.view.any()

@@ -140,6 +140,12 @@ class ComputeEncoder(Encoder):
 
 
 class BlitEncoder(Encoder):
+    """Copies run in order, because Metal sees the memory of each."""
+
+    def __init__(self, owner: CommandBuffer):
+        super().__init__(owner)
+        owner.device.log.append(("blit",))
+
     def copyFromBuffer_sourceOffset_toBuffer_destinationOffset_size_(
         self, source: Buffer, start: int, to: Buffer, at: int, size: int
     ) -> None:
@@ -150,4 +156,4 @@ class BlitEncoder(Encoder):
         def copy() -> None:
             to.memory[at : at + size] = source.memory[start : start + size].copy()
 
-        self.segments[-1].append(copy)
+        self.segments.append([copy])
