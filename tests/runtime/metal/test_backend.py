@@ -129,6 +129,21 @@ def test_memory_in_the_right_place_is_not_copied(
     assert device.no_copies == 1
 
 
+def test_a_mapped_file_lives_until_its_copy_has_run(backend: MetalBackend, convnet: Model, tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(convnet.x.tobytes().ljust(mmap.PAGESIZE * 2, b"\0"))
+    with (tmp_path / "x").open("rb") as file:
+        mapped = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.float32)[: convnet.x.size]
+    executor = Executor(convnet.program, convnet.weights, backend)
+    x, y = backend.allocate_zeros(convnet.x.shape, FLOAT), backend.allocate_zeros((2, 5), FLOAT)
+    run = executor.bind([x], [y])
+    run()
+    backend.copy(x, backend.wrap(mapped.reshape(x.shape)))
+    del mapped
+    run()
+    run.finish()
+    convnet.check(y.to_numpy())
+
+
 def test_arrays_of_the_host_cannot_be_bound(backend: MetalBackend, convnet: Model) -> None:
     executor = Executor(convnet.program, convnet.weights, backend)
     with pytest.raises(InputError, match="where the metal device does not compute"):

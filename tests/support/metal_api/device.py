@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import mmap
 import random
 import sys
@@ -150,7 +151,8 @@ class Device:
         require(pages.ctypes.data % mmap.PAGESIZE == 0 and length % mmap.PAGESIZE == 0, "these are not pages")
         require(0 < length <= pages.nbytes and options == SHARED and deallocator is None, "a buffer without a copy")
         self.no_copies += 1
-        return Buffer(pages[:length])
+        same = (ctypes.c_uint8 * length).from_address(pages.ctypes.data)
+        return Buffer(np.frombuffer(same, np.uint8), pages)
 
     def newLibraryWithSource_options_error_(
         self, text: str, options: descriptors.MTLCompileOptions, error: None

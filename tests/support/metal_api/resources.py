@@ -34,16 +34,22 @@ class _Contents:
 class Buffer:
     live: ClassVar[weakref.WeakSet[Buffer]] = weakref.WeakSet()
 
-    def __init__(self, memory: np.ndarray):
-        self.memory = memory
+    def __init__(self, memory: np.ndarray, owner: np.ndarray | None = None):
+        """``owner``: whose memory it is, if not Metal's. Metal does not keep that alive."""
+        self._memory, self._owner = memory, None if owner is None else weakref.ref(owner)
         with live:
             Buffer.live.add(self)
+
+    @property
+    def memory(self) -> np.ndarray:
+        require(self._owner is None or self._owner() is not None, "the memory of a buffer was freed")
+        return self._memory
 
     def contents(self) -> _Contents:
         return _Contents(self.memory.ctypes.data, self.memory.nbytes)
 
     def length(self) -> int:
-        return self.memory.nbytes
+        return self._memory.nbytes
 
 
 class ResidencySet:
