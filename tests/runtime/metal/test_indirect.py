@@ -41,11 +41,13 @@ def calls(action: Callable[[], Any]) -> tuple[int, list[str]]:
             if called.startswith(METAL) and caller is not None and caller.f_code.co_filename.startswith(RUNTIME):
                 metal.append(frame.f_code.co_name)
 
+    gc.disable()  # what it frees would be counted, too
     sys.setprofile(watch)
     try:
         action()
     finally:
         sys.setprofile(None)
+        gc.enable()
     return count, metal
 
 
