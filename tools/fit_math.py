@@ -104,6 +104,9 @@ FITS = (
     # exp(r) = 1 + r + r^2/2 + r^3 P(r)
     Fit("EXP_TAIL", _exp_tail, lambda r: r**3 / mp.exp(r),
         -_HALF_LN2 * mpf("1.001"), _HALF_LN2 * mpf("1.001"), 5, 2**-31),
+    # 2^x = 1 + x P(x)
+    Fit("EXP2_FACTOR", lambda x: mp.log(2) if abs(x) < mpf("1e-30") else mp.expm1(x * mp.log(2)) / x,
+        lambda x: x / mpf(2) ** x, mpf("-0.5005"), mpf("0.5005"), 6, 2**-27),
     # log(1+f) = f - f^2/2 + f^3 P(f)
     Fit("LOG_TAIL", _log_tail, lambda f: f**3 / mp.log1p(f) if f else mpf(0),
         mp.sqrt(mpf(1) / 2) - 1, mp.sqrt(2) - 1, 10, 2**-29),

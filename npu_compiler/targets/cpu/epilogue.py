@@ -14,7 +14,7 @@ from ...schedule.kernel import Anchor, Gemm, Operand
 from ...support import dtypes
 from ..codegen.epilogue_nest import epilogue_nest, row_digits
 from ..codegen.nest import Nest, use_counts
-from .render import Block, Renderer, Value, vector_kind
+from .render import Block, Renderer, Value, unrounded, vector_kind
 
 
 def emit_epilogue(kernel: Anchor, fixed: int, name: str, place: Callable[[Operand], str]) -> tuple[str, str]:
@@ -70,6 +70,7 @@ def _decode(nest: Nest, target: Expr, value: Expr, acc: int, pitch: int, lane: i
 
 
 def _store(render: Renderer, value: Expr, target: Expr, dtype: str, lane: int | None, root: Block) -> list[str]:
+    value = unrounded(value)
     if lane is None:
         text = render.text(value, "vf", root)
         place = render.place(target, root)

@@ -16,7 +16,7 @@ from .blocks import CTYPE, Block, Value, uniform_kind, vector_kind
 from .devices import MEASURED, CPUCosts
 from .plan import TILE_BLOCK, Plan, make_plan
 from .reductions import accumulator, clip, is_long, reduction_loops
-from .render import Renderer
+from .render import Renderer, unrounded
 from .small_kernels import emit_small, small_scratch_bytes
 
 MAX_SEGMENTS = 6
@@ -324,7 +324,7 @@ class _Emitter:
         render, plan = self.render, self.plan
         assert s.target is not None
         out, dtype = f"b{s.output}", self.nest.outputs[s.output].dtype
-        e, target = self._known(s.value.cast(dtype)), self._known(s.target)
+        e, target = unrounded(self._known(s.value.cast(dtype))), self._known(s.target)
         if plan.interleaved is not None:
             return self._interleaved(body, e, target, out, plan.interleaved)
         if plan.lane is None or (not plan.across_rows and s.per_row):

@@ -28,6 +28,11 @@ _BOOL = {
 }  # fmt: skip
 
 
+def unrounded(e: Expr) -> Expr:
+    """Return a value to be stored without its cast from float32 to a half type, because the store rounds."""
+    return e.args[0] if e.op == "cast" and dtypes.opmath(e.dtype) != e.dtype and e.args[0].dtype == "float32" else e
+
+
 class Place(NamedTuple):
     """The address of a load or store as C++ text: ``offset`` + lane * ``stride``, or the per-lane offsets ``gather``
     unless that is empty."""

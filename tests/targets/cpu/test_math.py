@@ -28,14 +28,14 @@ def _exact_sigmoid(x: Array) -> Array:
 # name -> (reference in float64, bound in ulps of the float32 result)
 UNARY: dict[str, tuple[Callable[[Array], Array], float]] = {
     "exp": (np.exp, 0.76),
-    "exp2": (np.exp2, 0.76),
+    "exp2": (np.exp2, 1.1),
     "expm1": (np.expm1, 0.76),
     "log": (np.log, 0.66),
     "log2": (np.log2, 0.72),
     "log10": (np.log10, 0.70),
     "log1p": (np.log1p, 0.68),
     "tanh": (np.tanh, 0.62),
-    "sigmoid": (_exact_sigmoid, 0.82),
+    "sigmoid": (_exact_sigmoid, 2.3),
     "erf": (np.vectorize(math.erf, otypes=[np.float64]), 0.85),
     "erfc": (np.vectorize(math.erfc, otypes=[np.float64]), 0.51),
     "sin": (np.sin, 0.51),
@@ -302,4 +302,4 @@ def test_coefficients_are_those_of_the_fit() -> None:
     pytest.importorskip("mpmath")
     run = subprocess.run([sys.executable, "tools/fit_math.py", "--check"], cwd=ROOT, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout + run.stderr
-    assert run.stdout.count(": ok") == 12
+    assert run.stdout.count(": ok") == 13

@@ -1,7 +1,7 @@
 // Elementary functions on lane vectors of floats, and the building blocks they share with math.h.
 //
 // On vf, exp/exp2/expm1/log/log2/log10/log1p/tanh/sigmoid/erf/sin/cos are branch-free vector code, within 1 ulp over
-// the whole range. Subnormals, infinities, NaN and signed zeros behave as in C. The polynomials are minimax fits from
+// the whole range (sigmoid 2.3 and without FMA exp2 1.1, on average as close as PyTorch's). Subnormals, infinities, NaN and signed zeros behave as in C. The polynomials are minimax fits from
 // tools/fit_math.py. A result is the sum of a large head without error and a small tail, so only the last addition
 // rounds visibly. This is correct without FMA, faster with it, and forbids -ffast-math.
 #pragma once
@@ -73,10 +73,14 @@ template <int N> NPU_INLINE vf polynomial(const float (&c)[N], vf x, int first =
 
 NPU_INLINE vf pow2(vi32 n) { return (vf)((n + 127) << 23); }  // 2^n for -127 < n < 128
 
-// Returns x * 2^n for -252 < n < 256, rounded once if the result is subnormal.
-NPU_INLINE vf scale(vf x, vi32 n) {
+// Returns x * 2^n for -252 < n < 256, rounded once if the result is subnormal. `whole` is n as a float.
+NPU_INLINE vf scale(vf x, vi32 n, vf whole) {
+#if NPU_AVX512
+  return (vf)_mm512_scalef_ps((__m512)x, (__m512)whole);
+#else
   vi32 half = n >> 1;
   return x * pow2(half) * pow2(n - half);
+#endif
 }
 
 // ---------------------------------------------------------------------------------------------- rounding, roots
@@ -121,12 +125,11 @@ template <class V> NPU_INLINE V reciprocal(V x) { return splat<V>(1) / x; }
 // ---------------------------------------------------------------------------------------------- exponentials
 constexpr float LOG2_E = 0x1.715476p0f;
 constexpr float LN2_HI = 0x1.62e4p-1f, LN2_LO = 0x1.7f7d1cp-20f;       // 15 bits, so that n * LN2_HI is exact
-constexpr float LN2 = 0x1.62e43p-1f, LN2_ERROR = -0x1.05c61p-29f;      // ln 2 = LN2 + LN2_ERROR
 constexpr float EXP_TAIL[] = {0x1.55553cp-3f, 0x1.5554f2p-5f, 0x1.11370ep-7f, 0x1.6d411p-10f, 0x1.6bc6c4p-13f};
 
 // The argument of an exponential as n ln 2 + head + tail, where |head| <= ln(2)/2 and |tail| is below the last bit of
-// head.
-struct Reduced { vf head, tail; vi32 n; };
+// head. `whole` is n as a float.
+struct Reduced { vf head, tail, whole; vi32 n; };
 
 NPU_INLINE vi32 nearest_int(vf scaled, vf* whole) {
   const vf magic = splat<vf>(0x1.8p23f);  // adding it leaves the integer in the low bits
@@ -137,11 +140,10 @@ NPU_INLINE vi32 nearest_int(vf scaled, vf* whole) {
 
 NPU_INLINE Reduced reduce_ln2(vf x) {  // |x| < 128
   Reduced r;
-  vf n;
-  r.n = nearest_int(x * LOG2_E, &n);
-  vf exact = x - n * LN2_HI;
-  r.head = exact - n * LN2_LO;
-  r.tail = (exact - r.head) - n * LN2_LO;
+  r.n = nearest_int(x * LOG2_E, &r.whole);
+  vf exact = x - r.whole * LN2_HI;
+  r.head = exact - r.whole * LN2_LO;
+  r.tail = (exact - r.head) - r.whole * LN2_LO;
   return r;
 }
 
@@ -163,19 +165,25 @@ NPU_INLINE Exponential exp_parts(const Reduced& r) {
 NPU_INLINE vf exp(vf x) {
   Reduced r = reduce_ln2(clamp_keep_nan(x, -104.f, 89.f));
   Exponential e = exp_parts(r);
-  return scale(e.head + e.tail, r.n);
+  return scale(e.head + e.tail, r.n, r.whole);
 }
+
+// Returns exp(x) for -104 <= x <= 0, within 1.1 ulp.
+NPU_INLINE vf exp_below(vf x) {
+  Reduced r = reduce_ln2(x);
+  vf p = fma(r.head * r.head, fma(r.head, polynomial(EXP_TAIL, r.head), splat<vf>(0.5f)), r.head);
+  return scale(1.f + p, r.n, r.whole);
+}
+
+constexpr float EXP2_FACTOR[] = {0x1.62e432p-1f, 0x1.ebfbe6p-3f, 0x1.c6ada6p-5f, 0x1.3b21ccp-7f, 0x1.5fbfcp-10f,
+                                 0x1.4bc2d8p-13f};
 
 NPU_INLINE vf exp2(vf x) {
   x = clamp_keep_nan(x, -151.f, 129.f);
-  Reduced r;
   vf whole;
-  r.n = nearest_int(x, &whole);
-  vf fraction = x - whole, ln2 = splat<vf>(LN2);
-  r.head = fraction * ln2;
-  r.tail = fused(fraction, ln2, -r.head) + fraction * LN2_ERROR;
-  Exponential e = exp_parts(r);
-  return scale(e.head + e.tail, r.n);
+  vi32 n = nearest_int(x, &whole);
+  vf fraction = x - whole;
+  return scale(fma(fraction, polynomial(EXP2_FACTOR, fraction), splat<vf>(1)), n, whole);
 }
 
 NPU_INLINE vf expm1(vf x) {
@@ -193,19 +201,13 @@ NPU_INLINE Exponential exp_sum(vf y) {
   Reduced r = reduce_ln2(y);
   Exponential e = exp_parts(r);
   vf head = e.head + e.tail;
-  return {scale(head, r.n), scale((e.head - head) + e.tail, r.n)};
+  return {scale(head, r.n, r.whole), scale((e.head - head) + e.tail, r.n, r.whole)};
 }
 
 // Returns 1 / (1 + exp(-x)), with the same relative accuracy down to subnormal results.
 NPU_INLINE vf sigmoid(vf x) {
-  vf one = splat<vf>(1), zero{};
-  Exponential e = exp_sum(clamp_keep_nan(-abs(x), -104.f, 0.f));
-  vf d = one + e.head, d_error = ((one - d) + e.head) + e.tail;
-  vf inverse = one / d;
-  vf numerator = select(x < zero, e.head, one), numerator_error = select(x < zero, e.tail, zero);
-  vf q = numerator * inverse;
-  vf rest = fused(-q, d, numerator) + (numerator_error - q * d_error);
-  return fma(rest, inverse, q);
+  vf one = splat<vf>(1), e = exp_below(clamp_keep_nan(-abs(x), -104.f, 0.f));
+  return select(x < vf{}, e, one) / (one + e);
 }
 
 constexpr float TANH_TAIL[] = {-0x1.555552p-2f, 0x1.110e72p-3f, -0x1.b8d2p-5f, 0x1.460d44p-6f};

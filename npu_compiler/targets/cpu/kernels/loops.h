@@ -106,6 +106,12 @@ template <class T> NPU_INLINE int wrap(int v) { return (int)(T)v; }
 
 // Rounds to a half type, like a store followed by a load.
 template <class T> NPU_INLINE vf round_to(vf v) {
+  if constexpr (is_same<T, bf16>::value) return (vf)(bf16_lanes(v) << 16);
+#if NPU_AVX512
+  else return (vf)_mm512_cvtph_ps(_mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+#elif NPU_AVX2
+  else return (vf)_mm256_cvtph_ps(_mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT));
+#endif
   T lanes[VL];
   st(lanes, v, Full{});
   return ld(lanes, Full{});
