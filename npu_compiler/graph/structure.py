@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Iterable
 from typing import Any
 
 import numpy as np
 
-from .graph import Node, Value
+from .graph import LOOPS, Node, Value
 
 
 def structural_key(node: Node, inputs: Iterable[Hashable]) -> Hashable:
@@ -24,6 +25,12 @@ def _frozen(attrs: Any) -> Hashable:
     if isinstance(attrs, np.ndarray):
         return attrs.shape, attrs.dtype.str, attrs.tobytes()
     return attrs
+
+
+def looks_up(node: Node, table: Value, static: set[Value]) -> bool:
+    """Whether a node at run time reads so few elements of a load-time table that it may as well decode them.
+    ``static``: all load-time values."""
+    return node.op in LOOPS and node.out not in static and math.prod(node.domain) * 4 <= table.numel
 
 
 def main_weight(v: Value) -> str:

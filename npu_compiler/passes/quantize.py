@@ -1,12 +1,14 @@
 """Weights of products are rounded to a block format in the graph, so that it states the numbers that are computed with.
 
 ``x @ w`` becomes ``x @ dequantize(quantize(w))``; both are load-time values. If the target has a reader for the blocks
-(:mod:`npu_compiler.weights.format`), the program stores the blocks, else the decoded elements.
+(:mod:`npu_compiler.weights.format`), the program stores the blocks, else the decoded elements. So does a table whose
+rows are looked up, if it has a format of its own or products read it, too.
 """
 
 from __future__ import annotations
 
 from ..graph.graph import Graph, Node, Value
+from ..graph.structure import looks_up
 from ..support.errors import CompileError
 from ..weights.format import BlockFormat, WeightFormat, WeightFormats, layout_for
 from .fold import unrounded
@@ -16,6 +18,7 @@ from .load_time import static_values
 def quantize_weights(graph: Graph, formats: WeightFormats, panel: int) -> None:
     """Round the load-time right operands [K, N] of products to their block formats, if these can store them on a target
     with this ``panel``. Raises ``CompileError`` for one that its format cannot store if the format is ``required``."""
+    _quantize_tables(graph, formats, panel)
     static = static_values(graph)
     quantized: dict[Value, Value] = {}
     new: dict[Value, Value] = {}
@@ -23,6 +26,8 @@ def quantize_weights(graph: Graph, formats: WeightFormats, panel: int) -> None:
         if node.op != "matmul" or node.inputs[1] not in static or node.inputs[1].rank != 2 or node.out in static:
             continue
         w = node.inputs[1]
+        if dequantize_of(w) is not None:
+            continue
         if w not in quantized:
             k, n = w.shape
             format = chosen_format(w, formats)
@@ -67,6 +72,29 @@ def dequantize_of(w: Value) -> Node | None:
     if w.op == "permute" and w.rank == 2 and w.node.inputs[0].op == "dequantize":
         return w.node.inputs[0].node
     return None
+
+
+def _quantize_tables(graph: Graph, formats: WeightFormats, panel: int) -> None:
+    """Round the weights [N, K] that are looked up row by row, if the program can read rows of their blocks: those with
+    formats of their own, and those that products read as well (tied embeddings)."""
+    static, users = static_values(graph), graph.users()
+    outside = set(graph.results())
+    for node in [n for n in graph.nodes if n.op == "weight" and n.out.rank == 2 and n.out not in outside]:
+        table, readers = node.out, users.get(node.out, [])
+        lookups = [n for n in readers if looks_up(n, table, static)]
+        products = [n for n in readers if n.op == "permute" and all(u.op == "matmul" for u in users.get(n.out, []))]
+        own = formats.own.get(node.attrs["key"])
+        format = own or formats.default
+        if not lookups or len(lookups) + len(products) < len(readers) or not isinstance(format, BlockFormat):
+            continue
+        n, k = table.shape
+        layout = layout_for(format, panel, n, k, table.dtype)
+        if (own is None and not products) or layout is None or not layout.looks_up(n, k):
+            continue
+        graph.sources = node.sources
+        again = graph.add("weight", [], [(table.shape, table.dtype)], **node.attrs).out
+        graph.replace({table: _rounded(graph, again.permute(1, 0), format).node.inputs[0]})
+    graph.sources = ()
 
 
 def _rounded(graph: Graph, w: Value, format: BlockFormat) -> Value:

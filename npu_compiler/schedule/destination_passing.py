@@ -3,11 +3,11 @@ part of a concatenation, or in the dim order of the reader."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ..graph.graph import LEAVES, LOOPS, VIEWS, Graph, Node, Value
+from ..graph.structure import looks_up
 from ..passes.fuse import Group
 from .kernel import Operand
 from .strides import reshape_strides
@@ -125,10 +125,6 @@ def shared_tables(graph: Graph, groups: Sequence[Group], static: set[Value], pan
         table = matrix.node.inputs[0]
         readers = [n for n in users[table] if n is not matrix.node]
         whole_panels = table.shape[0] % panel == 0 and table.shape[1] % 2 == 0
-        if readers and whole_panels and all(_looks_up(n, table, static) for n in readers):
+        if readers and whole_panels and all(looks_up(n, table, static) for n in readers):
             found[table] = matrix
     return found
-
-
-def _looks_up(node: Node, table: Value, static: set[Value]) -> bool:
-    return node.op in LOOPS and node.out not in static and math.prod(node.domain) * 4 <= table.numel

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from ..graph import expr
 from ..graph.expr import Expr
-from ..graph.graph import VIEWS, Graph, Value
-from ..graph.structure import main_weight
+from ..graph.graph import VIEWS, Graph, Node, Value
+from ..graph.structure import looks_up, main_weight
 from ..passes.load_time import static_values
 from ..passes.quantize import dequantize_of
 from ..support.errors import CompileError
@@ -19,6 +19,18 @@ from .buffers import contiguous_strides
 from .destination_passing import Destination, behind, part_of, wanted_order, writable
 from .kernel import Buffer, Kernel, LoopBody, Loops, Operand, Stage
 from .strides import strided_view
+
+
+def decoded(layout: Layout, operand: int, nbytes: int, position: Sequence[Expr]) -> Expr:
+    """Return element [row, column] of a table in panels, of ``nbytes`` each, of a layout."""
+    row, column = position
+    panel = row // layout.panel
+
+    def read(at: Expr) -> Expr:
+        return expr.load(operand, "uint8", (panel, at)).cast("int64")
+
+    element: Expr = layout.element(read, lambda x: x.cast("float32"), row, column, nbytes)
+    return element
 
 
 class Operands:
@@ -154,6 +166,20 @@ class Operands:
         depth = table.shape[1]
         window = Operand(packed.buffer, (panels, width, depth // pair, pair), (depth * width, pair, pair * width, 1))
         return window, [row // width, row % width, column // pair, column % pair]
+
+    def _from_blocks(self, table: Value, node: Node) -> tuple[Operand, Layout] | None:
+        """Return the packed blocks of a table of which ``node`` looks up elements, and their layout; None if it is not
+        in blocks that kernels can look up."""
+        if table.op != "dequantize" or table not in self.static or not looks_up(node, table, self.static):
+            return None
+        matrix = next((n.out for n in self.users[table] if n.op == "permute"), None)
+        if matrix is None:
+            matrix = table.permute(1, 0)
+            self._static_chain(matrix)
+        layout = self._format_layout(matrix)
+        if layout is None or not layout.looks_up(*table.shape):
+            return None
+        return self.packed_weight((matrix,), self._columns([matrix], stored=True), layout), layout
 
     def _copy(self, v: Value) -> Operand:
         """Return a contiguous copy of a value, which is made before its first use."""

@@ -35,7 +35,7 @@ from .kernel import (
     Stage,
     WinogradConv2d,
 )
-from .operands import Operands
+from .operands import Operands, decoded
 from .schedule import Schedule
 from .strides import reshape_strides
 
@@ -108,6 +108,9 @@ class Scheduler(Operands):
                 if v in self.tables:
                     packed, index = self._from_panels(v, load.args)
                     return expr.load(number(packed), v.dtype, index)
+                if (found := self._from_blocks(v, node)) is not None:
+                    packed, layout = found
+                    return decoded(layout, number(packed), packed.shape[1], load.args).cast(v.dtype)
                 return expr.load(number(self.operand(v)), v.dtype, load.args)
 
             e = expr.drop_roundings(expr.substitute(node.attrs["expr"], loads=through))

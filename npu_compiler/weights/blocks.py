@@ -14,12 +14,12 @@ The readers are ``targets/cpu/kernels/blocks.h`` and the files named after the f
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from ..support.errors import IncompressibleError
-from .format import PANELS, BlockFormat, Layout, Shape
+from .format import PANELS, BlockFormat, Layout, Read, Real, Shape
 
 PANEL = 32
 _GROUP, _LANES, _HALVES = 4, 16, 2
@@ -46,6 +46,7 @@ class CodeBlocks(BlockFormat):
     bits: ClassVar[int]
     block_bytes: ClassVar[int]
     sub_block: ClassVar[int]
+    is_arithmetic: ClassVar[bool] = True  # an element is (see :meth:`element`), not the entry of a table
     head_fields: ClassVar[tuple[int, ...]] = ()
     scale_fields: ClassVar[tuple[int, ...]]
 
@@ -76,6 +77,11 @@ class CodeBlocks(BlockFormat):
     def quantize(self, w: np.ndarray) -> Parts:
         """Return the parts of blocks of elements float32 [..., sub-blocks, sub_block], all of them finite. Scales that
         float16 cannot hold may be infinite."""
+
+    def element(self, code: Any, head: Read, scale: Read, real: Real) -> Any:
+        """Return an element's value from its code and the bytes of its head and scales, see ``Layout.element``. Called
+        if ``is_arithmetic``."""
+        raise NotImplementedError(f"no arithmetic expresses an element of {self.name}")
 
     def encode(self, w: np.ndarray) -> np.ndarray:
         wide = w.astype(np.float32).reshape(len(w), -1, self.sub_blocks, self.sub_block)
@@ -135,6 +141,32 @@ class BlockPanels(Layout):
         together = packed[:, : count * self._block].reshape(len(packed), count, self._block)
         blocks = self.format.join(self._parts(together))  # [panels, blocks, columns, bytes]
         return np.ascontiguousarray(blocks.transpose(0, 2, 1, 3)).reshape(-1, c)[:n]
+
+    def looks_up(self, n: int, k: int) -> bool:
+        return n % PANEL == 0 and self.format.is_arithmetic
+
+    def element(self, read: Read, real: Real, row: Any, column: Any, nbytes: int) -> Any:
+        f = self.format
+        sub_bits, block_bits = f.sub_block.bit_length() - 1, f.block.bit_length() - 1
+        block = (column >> block_bits) * self._block
+        sub = block + self._head + (column >> sub_bits & f.sub_blocks - 1) * self._sub_block
+        group = sub + (column >> 2 & f.sub_block // _GROUP - 1) * (_LANES * f.bits)
+        field = (column & 1) * 4 + (column & 2) + (row >> 4 & 1)
+        code: Any = 0
+        at, shift = 0, 0
+        for bits in self._planes:
+            bit = field * bits
+            part = read(group + at + (row & _LANES - 1) * bits + (bit >> 3)) >> (bit & 7) & (1 << bits) - 1
+            code = (part << shift) + code
+            at, shift = at + _LANES * bits, shift + bits
+
+        def byte_of(fields: tuple[int, ...], begin: Any) -> Read:
+            """Return the reader of byte i of the fields of a column."""
+            places = [(PANEL * sum(fields[:n]) + i, size) for n, size in enumerate(fields) for i in range(size)]
+            return lambda i: read(begin + places[i][0] + (row & PANEL - 1) * places[i][1])
+
+        scales = byte_of(f.scale_fields, sub + self._codes)
+        return f.element(code, byte_of(f.head_fields, block), scales, real)
 
     def _packed_blocks(self, parts: Parts) -> np.ndarray:
         """Return uint8 [panels, blocks, bytes] of parts [panels, blocks, 32, ...]."""
@@ -205,6 +237,20 @@ def half_bytes(x: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(x.astype(np.float16)[..., None]).view(np.uint8)
 
 
+def half_of(low: Any, high: Any, real: Real) -> Any:
+    """Return the float32 value of a float16 number from its two bytes, by exact arithmetic only (see
+    ``Layout.element``)."""
+    bits = low + (high << 8)
+    exponent, fraction = bits >> 10 & 31, bits & 1023
+    normal, special = exponent + 31 >> 5, exponent + 1 >> 5  # 0 or 1: not subnormal; infinite or NaN
+    power = exponent + 1 - normal
+    value = real(fraction + (normal << 10)) * 2.0**-25
+    for j in range(5):  # times 2^power
+        value = value * real(1 + (power >> j & 1) * ((1 << (1 << j)) - 1))
+    nan = special & (fraction + 1023 >> 10)
+    return value * real(1 - (bits >> 15) * 2) * real(1 - nan) / real(1 - special)
+
+
 def divided(x: np.ndarray, step: np.ndarray) -> np.ndarray:
     """Return x / step, 0 where the step is 0."""
     return np.divide(x, step, out=np.zeros_like(x), where=np.broadcast_to(step != 0, x.shape))
@@ -254,6 +300,9 @@ class Scaled(SmallBlocks):
     def elements(self, parts: Parts) -> np.ndarray:
         return (parts.codes.astype(np.float32) - np.float32(self.middle)) * half(parts.scales)[..., None]
 
+    def element(self, code: Any, head: Read, scale: Read, real: Real) -> Any:
+        return half_of(scale(0), scale(1), real) * real(code - self.middle)
+
     def quantize(self, w: np.ndarray) -> Parts:
         scales = half_bytes(largest(w) / np.float32(-self.middle))
         codes = rounded(divided(w, half(scales)[..., None]) + np.float32(self.middle), 2 * self.middle - 1)
@@ -275,6 +324,9 @@ class ScaledFrom(SmallBlocks):
         scale, minimum = half(parts.scales[..., :2]), half(parts.scales[..., 2:])
         return parts.codes.astype(np.float32) * scale[..., None] + minimum[..., None]
 
+    def element(self, code: Any, head: Read, scale: Read, real: Real) -> Any:
+        return half_of(scale(0), scale(1), real) * real(code) + half_of(scale(2), scale(3), real)
+
     def quantize(self, w: np.ndarray) -> Parts:
         low, high = w.min(-1), w.max(-1)
         scales = np.concatenate([half_bytes((high - low) / np.float32(self.top)), half_bytes(low)], -1)
@@ -286,6 +338,7 @@ class Listed(SmallBlocks):
     """Codes of 4 bits; an element is one of 16 ``values`` times the scale."""
 
     bits = 4
+    is_arithmetic = False
     values: ClassVar[tuple[int, ...]]
 
     def scale_of(self, scales: np.ndarray) -> np.ndarray:
@@ -316,119 +369,3 @@ def largest(w: np.ndarray) -> np.ndarray:
 def no_head(w: np.ndarray) -> np.ndarray:
     """Return the head of blocks without one, of elements [..., sub-blocks, sub_block]."""
     return np.empty((*w.shape[:-2], 0), np.uint8)
-
-
-# -- blocks of 256 ----------------------------------------------------------------------------------------------------
-class LargeBlocks(CodeBlocks):
-    """Blocks of 256, whose sub-blocks have scales of 4 to 8 bits: multiples of the block's float16 numbers."""
-
-    block = 256
-
-
-class LargeFrom(LargeBlocks):
-    """An element is code * scale - minimum: whole numbers of at most ``top_scale`` times the two float16 numbers of the
-    head. The scales of a sub-block are a byte for the scale and one for the minimum."""
-
-    head_fields = (2, 2)
-    scale_fields: ClassVar[tuple[int, ...]] = (1, 1)
-    top_scale: ClassVar[int] = 63
-    floor = 2**-13  # of subnormal scales, times scale and code
-
-    def pair(self, scales: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the numbers [...] of scale and minimum of scales [..., bytes]."""
-        return scales[..., 0], scales[..., 1]
-
-    def paired(self, scale: np.ndarray, minimum: np.ndarray) -> np.ndarray:
-        """Return the scales [..., bytes] of the numbers of :meth:`pair`."""
-        return np.stack([scale, minimum], -1)
-
-    def elements(self, parts: Parts) -> np.ndarray:
-        d, dmin = half(parts.head[..., :2])[..., None], half(parts.head[..., 2:])[..., None]
-        numbers = self.pair(parts.scales)
-        scale, minimum = d * numbers[0].astype(np.float32), dmin * numbers[1].astype(np.float32)
-        return scale[..., None] * parts.codes.astype(np.float32) - minimum[..., None]
-
-    def quantize(self, w: np.ndarray) -> Parts:
-        top = (1 << self.bits) - 1
-        low = np.minimum(w.min(-1), 0)
-        scale, unit = (w.max(-1) - low) / np.float32(top), np.float32(self.top_scale)
-        head = np.concatenate([half_bytes(scale.max(-1) / unit), half_bytes(-low.min(-1) / unit)], -1)
-        d, dmin = half(head[..., :2])[..., None], half(head[..., 2:])[..., None]
-        numbers = [rounded(divided(x, y), self.top_scale) for x, y in ((scale, d), (-low, dmin))]
-        steps = (d * numbers[0].astype(np.float32))[..., None]
-        minimum = (dmin * numbers[1].astype(np.float32))[..., None]
-        return Parts(rounded(divided(w + minimum, steps), top), head, self.paired(*numbers))
-
-
-class LargeScaled(LargeBlocks):
-    """An element is (code - 2^(bits - 1)) * scale, and a scale a signed number times the float16 number of the head."""
-
-    head_fields = (2,)
-    scale_fields = (1,)
-    floor = 2**-12
-
-    @abstractmethod
-    def signed(self, scales: np.ndarray) -> np.ndarray:
-        """Return the signed numbers float32 [...] of scales [..., 1]."""
-
-    @abstractmethod
-    def stored(self, numbers: np.ndarray) -> np.ndarray:
-        """Return the scales [..., 1] of whole float32 numbers [...], bounded by those that are stored."""
-
-    @property
-    @abstractmethod
-    def top_scale(self) -> int:
-        """The largest signed number."""
-
-    def elements(self, parts: Parts) -> np.ndarray:
-        scale = half(parts.head)[..., None] * self.signed(parts.scales)
-        return scale[..., None] * (parts.codes.astype(np.float32) - np.float32(1 << self.bits - 1))
-
-    def quantize(self, w: np.ndarray) -> Parts:
-        middle = 1 << self.bits - 1
-        scale = largest(w) / np.float32(-middle)
-        head = half_bytes(np.abs(scale).max(-1) / np.float32(self.top_scale))
-        d = half(head)[..., None]
-        scales = self.stored(np.rint(divided(scale, d)))
-        steps = (d * self.signed(scales))[..., None]
-        return Parts(rounded(divided(w, steps) + np.float32(middle), 2 * middle - 1), head, scales)
-
-
-def crumbs(raw: np.ndarray) -> np.ndarray:
-    """Return 256 numbers of 2 bits of 64 bytes [..., 64]: a byte has elements i, i + 32, i + 64, i + 96 of 128."""
-    shifts = np.arange(0, 8, 2, dtype=np.uint8)[:, None]
-    parts = raw.reshape(*raw.shape[:-1], 2, 1, 32) >> shifts & np.uint8(3)
-    return parts.reshape(*raw.shape[:-1], 256)
-
-
-def crumb_bytes(numbers: np.ndarray) -> np.ndarray:
-    """Return the bytes [..., 64] of :func:`crumbs`."""
-    parts = numbers.reshape(*numbers.shape[:-1], 2, 4, 32)
-    out = parts[..., 0, :].copy()
-    for i in range(1, 4):
-        out |= parts[..., i, :] << np.uint8(2 * i)
-    return out.reshape(*numbers.shape[:-1], 64)
-
-
-def nibbles(raw: np.ndarray, run: int) -> np.ndarray:
-    """Return 256 numbers of 4 bits of 128 bytes [..., 128]: of ``run`` bytes the low halves, then the high halves."""
-    parts = raw.reshape(*raw.shape[:-1], -1, 1, run) >> np.array([[0], [4]], np.uint8) & np.uint8(15)
-    return parts.reshape(*raw.shape[:-1], 256)
-
-
-def nibble_bytes(numbers: np.ndarray, run: int) -> np.ndarray:
-    """Return the bytes [..., 128] of :func:`nibbles`."""
-    parts = numbers.reshape(*numbers.shape[:-1], -1, 2, run)
-    return (parts[..., 0, :] | parts[..., 1, :] << np.uint8(4)).reshape(*numbers.shape[:-1], 128)
-
-
-def top_bits(raw: np.ndarray) -> np.ndarray:
-    """Return 256 bits of 32 bytes [..., 32]: bit j of byte i is element 32 j + i."""
-    bits = raw[..., None, :] >> np.arange(8, dtype=np.uint8)[:, None] & np.uint8(1)
-    return bits.reshape(*raw.shape[:-1], 256)
-
-
-def top_bit_bytes(bits: np.ndarray) -> np.ndarray:
-    """Return the bytes [..., 32] of :func:`top_bits`."""
-    planes = bits.reshape(*bits.shape[:-1], 8, 32)
-    return np.packbits(planes, axis=-2, bitorder="little")[..., 0, :]

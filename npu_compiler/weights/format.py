@@ -26,16 +26,20 @@ import hashlib
 import re
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from ..support.errors import ConfigError
 
 Shape = tuple[int, ...]
+
+Read = Callable[[Any], Any]  # from the position of a byte to its value, an integer
+Real = Callable[[Any], Any]  # from an integer to float32
 
 PANELS, ROWS = "panels", "rows"
 LOSSLESS = "bf16c12"  # changes no number
@@ -79,6 +83,17 @@ class Layout(ABC):
     @abstractmethod
     def unpack(self, packed: np.ndarray, n: int, c: int) -> np.ndarray:
         """Return the array [n, c] that :meth:`pack` packed."""
+
+    def element(self, read: Read, real: Real, row: Any, column: Any, nbytes: int) -> Any:
+        """Return element [row, column] of the matrix in float32, so that a kernel can look up rows of a table without
+        a copy of it: ``read`` returns a byte of the row's panel, which has ``nbytes``. Called if :meth:`looks_up`.
+
+        Positions are expressions (``graph.expr``) or integers of numpy, so only their operators are used."""
+        raise NotImplementedError(f"{self.name} has no elements to look up")
+
+    def looks_up(self, n: int, k: int) -> bool:
+        """Whether :meth:`element` reads elements of a matrix [n, k]. By default, no layout does."""
+        return False
 
     def check(self, packed: np.ndarray) -> None:
         """Raise ``ValueError`` if bytes of uint8 [..., bytes] would make a kernel read or write outside of its

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
-from ..blocks import LargeFrom, Parts, crumb_bytes, crumbs
+from ..blocks import Parts, Read
+from ..large_blocks import LargeFrom, crumb_bytes, crumbs
 
 
 class Q2_K(LargeFrom):
@@ -19,6 +22,9 @@ class Q2_K(LargeFrom):
 
     def pair(self, scales: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return scales[..., 0] & np.uint8(15), scales[..., 0] >> np.uint8(4)
+
+    def pair_of(self, scale: Read) -> tuple[Any, Any]:
+        return scale(0) & 15, scale(0) >> 4
 
     def paired(self, scale: np.ndarray, minimum: np.ndarray) -> np.ndarray:
         return (scale | minimum << np.uint8(4))[..., None]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
-from ..blocks import LargeScaled, Parts, crumb_bytes, crumbs, top_bit_bytes, top_bits
+from ..blocks import Parts
+from ..large_blocks import LargeScaled, crumb_bytes, crumbs, top_bit_bytes, top_bits
 
 
 class Q3_K(LargeScaled):
@@ -18,6 +21,9 @@ class Q3_K(LargeScaled):
 
     def signed(self, scales: np.ndarray) -> np.ndarray:
         return scales[..., 0].astype(np.float32) - np.float32(32)
+
+    def signed_of(self, byte: Any) -> Any:
+        return byte - 32
 
     def stored(self, numbers: np.ndarray) -> np.ndarray:
         return (np.clip(numbers, -32, 31) + np.float32(32)).astype(np.uint8)[..., None]

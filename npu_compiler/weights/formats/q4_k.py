@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..blocks import LargeFrom, Parts, nibble_bytes, nibbles
+from ..blocks import Parts
+from ..large_blocks import LargeFrom, nibble_bytes, nibbles
 
 
 def six_bits(raw: np.ndarray) -> np.ndarray:

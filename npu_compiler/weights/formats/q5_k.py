@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..blocks import LargeFrom, Parts, nibble_bytes, nibbles, top_bit_bytes, top_bits
+from ..blocks import Parts
+from ..large_blocks import LargeFrom, nibble_bytes, nibbles, top_bit_bytes, top_bits
 from .q4_k import six_bit_bytes, six_bits
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
-from ..blocks import LargeScaled, Parts, crumb_bytes, crumbs, nibble_bytes, nibbles
+from ..blocks import Parts
+from ..large_blocks import LargeScaled, crumb_bytes, crumbs, nibble_bytes, nibbles
 
 
 class Q6_K(LargeScaled):
@@ -18,6 +21,9 @@ class Q6_K(LargeScaled):
 
     def signed(self, scales: np.ndarray) -> np.ndarray:
         return np.ascontiguousarray(scales[..., 0]).view(np.int8).astype(np.float32)
+
+    def signed_of(self, byte: Any) -> Any:
+        return (byte ^ 128) - 128
 
     def stored(self, numbers: np.ndarray) -> np.ndarray:
         return np.clip(numbers, -128, 127).astype(np.int8).view(np.uint8)[..., None]

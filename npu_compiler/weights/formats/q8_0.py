@@ -6,10 +6,13 @@ overflows. Rows consist of whole blocks.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from ...support.errors import IncompressibleError
-from ..format import PANELS, BlockFormat, Layout, Shape
+from ..blocks import half_of
+from ..format import PANELS, BlockFormat, Layout, Read, Real, Shape
 
 BLOCK, SCALE_BYTES, PANEL = 32, 2, 32
 BLOCK_BYTES = SCALE_BYTES + BLOCK
@@ -35,6 +38,15 @@ class Panels(Layout):
         numbers = blocks[..., SCALE_BYTES:].transpose(0, 2, 3, 1)
         scales = blocks[..., :SCALE_BYTES].transpose(0, 2, 1, 3)
         return np.concatenate([part.reshape(len(panels), -1) for part in (numbers, scales)], 1)
+
+    def looks_up(self, n: int, k: int) -> bool:
+        return n % PANEL == 0
+
+    def element(self, read: Read, real: Real, row: Any, column: Any, nbytes: int) -> Any:
+        numbers, lane = nbytes // BLOCK_BYTES * BLOCK, row & PANEL - 1
+        scale = numbers + (column >> 5) * (PANEL * SCALE_BYTES) + lane * SCALE_BYTES
+        number = (read(column * PANEL + lane) ^ 128) - 128
+        return real(number) * half_of(read(scale), read(scale + 1), real)
 
     def unpack(self, packed: np.ndarray, n: int, c: int) -> np.ndarray:
         count = c // BLOCK_BYTES

@@ -16,6 +16,8 @@ from npu_compiler.support.errors import ConfigError, IncompressibleError
 from npu_compiler.targets.cpu.host import host_cpu
 from npu_compiler.weights.blocks import CodeBlocks
 from npu_compiler.weights.format import BlockFormat, WeightFormats, known_formats, weight_format
+from npu_runtime.backends.cpu import CPUBackend
+from npu_runtime.executor import Executor
 
 from ...models.gate import cast, expect, run
 from ...support.sweeps import IN_FULL
@@ -125,3 +127,67 @@ def test_formats_of_single_weights_are_block_formats() -> None:
         npu_compiler.compile(ir, weights={"weight": "bf16c12"})
     with pytest.raises(ConfigError, match=r"unknown weight format 'q4'; known: bf16c12, .*q4_0, .*none"):
         npu_compiler.compile(ir, weights={"*": "q4"})
+
+
+class Decoder(nn.Module):
+    """A table whose rows are looked up, and an output projection, which may be the same weight."""
+
+    def __init__(self, tied: bool) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(2048, 256), nn.Linear(256, 2048, bias=False)
+        if tied:
+            self.head.weight = self.embed.weight
+
+    def forward(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x = self.embed(ids)
+        return x, self.head(x)
+
+
+TABLES = [("q8_0", True), ("q3_k", False)]
+
+
+@pytest.mark.parametrize(
+    ("name", "tied"),
+    [*TABLES, *(pytest.param(n, t, marks=IN_FULL) for n in CODES if CODES[n].is_arithmetic for t in (True, False))],
+)
+def test_rows_of_tables_are_looked_up_in_their_blocks(name: str, tied: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NPU_VERIFY", "2")
+    torch.manual_seed(0)
+    model, ids = Decoder(tied).eval(), torch.tensor([0, 5, 2047, 33, 5])
+    ir = capture(model, (ids,))
+    program = npu_compiler.compile(ir, weights={"embed.weight": name, "head.weight": name})
+    assert {b.format for b in program.buffers if b.kind == "weight"} == {f"{name}.panels"}
+    assert sum(b.kind == "weight" for b in program.buffers) == 2 - tied
+    w, format = model.embed.weight.detach().numpy(), GGUF[name]
+    rows, _ = Executor(program, state_dict_numpy(model), CPUBackend()).run([ids.numpy()]).values()
+    np.testing.assert_array_equal(rows, format.decode(format.encode(w), 256)[ids.numpy()])
+
+
+@pytest.mark.parametrize("name", [n for n, f in GGUF.items() if f.layouts[0].looks_up(32, 256)])
+def test_elements_of_panels_by_arithmetic(name: str) -> None:
+    """Infinite and NaN scales among them."""
+    format, layout = GGUF[name], GGUF[name].layouts[0]
+    blocks = np.random.default_rng(1).integers(0, 256, (64, format.row_bytes(512) or 0), dtype=np.uint8)
+    packed = layout.pack(blocks)
+    row, column = np.indices((64, 512))
+
+    def read(at: np.ndarray) -> np.ndarray:
+        return packed[row // 32, at].astype(np.int64)
+
+    with np.errstate(all="ignore"):
+        found = layout.element(read, lambda x: x.astype(np.float32), row, column, packed.shape[1])
+        np.testing.assert_array_equal(found, format.decode(blocks, 512))
+
+
+def test_tables_that_more_than_lookups_read_stay_elements() -> None:
+    class Sum(Decoder):
+        def forward(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return self.embed(ids), self.embed.weight.sum(0, keepdim=True) * ids[0]
+
+    ir = capture(Sum(True).eval(), (torch.tensor([1, 2]),))
+    program = npu_compiler.compile(ir, weights={"embed.weight": "q4_0"})
+    assert {b.format for b in program.buffers} == {""}
+    formats = {
+        b.format for b in npu_compiler.compile(capture(Decoder(False), (torch.tensor([1]),)), weights="q4_0").buffers
+    }
+    assert formats == {"", "q4_0.panels"}  # the default is for products
