@@ -62,6 +62,10 @@ template <class T> INLINE T exchange(T x, int mask) {
 INLINE float subgroup_xor(float x, int mask) { return exchange(x, mask); }
 INLINE int subgroup_xor(int x, int mask) { return exchange(x, mask); }
 INLINE double subgroup_xor(double x, int mask) { return exchange(x, mask); }
+INLINE float subgroup_sum(float x) {
+  for (int m = 16; m > 0; m >>= 1) x += subgroup_xor(x, m);
+  return x;
+}
 
 static void run_groups(void (*kernel)(void*, int, int), void* arguments, int groups, int threads) {
   struct Start {

@@ -28,6 +28,11 @@ INLINE bf16 to_bf16(float x) { bf16 y; asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bi
 INLINE float subgroup_xor(float x, int mask) { return __shfl_xor_sync(0xffffffffu, x, mask); }
 INLINE int subgroup_xor(int x, int mask) { return __shfl_xor_sync(0xffffffffu, x, mask); }
 INLINE double subgroup_xor(double x, int mask) { return __shfl_xor_sync(0xffffffffu, x, mask); }
+INLINE float subgroup_sum(float x) {
+#pragma unroll
+  for (int m = 16; m > 0; m >>= 1) x += subgroup_xor(x, m);
+  return x;
+}
 INLINE void subgroup_barrier() { __syncwarp(); }
 INLINE void barrier() { __syncthreads(); }
 

@@ -27,6 +27,7 @@ INLINE bf16 to_bf16(float x) { return (bf16)x; }
 
 INLINE float subgroup_xor(float x, int mask) { return metal::simd_shuffle_xor(x, (ushort)mask); }
 INLINE int subgroup_xor(int x, int mask) { return metal::simd_shuffle_xor(x, (ushort)mask); }
+INLINE float subgroup_sum(float x) { return metal::simd_sum(x); }
 INLINE void subgroup_barrier() { metal::simdgroup_barrier(metal::mem_flags::mem_threadgroup); }
 INLINE void barrier() { metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup); }
 INLINE void device_barrier() {

@@ -36,11 +36,6 @@ INLINE int64_t subgroup_xor(int64_t x, int mask) {
   return (int64_t)((uint64_t)(uint)low | ((uint64_t)(uint)high << 32));
 }
 INLINE bool subgroup_xor(bool x, int mask) { return subgroup_xor((int)x, mask) != 0; }
-INLINE float subgroup_sum(float x) {
-#pragma unroll
-  for (int m = 16; m > 0; m >>= 1) x += subgroup_xor(x, m);
-  return x;
-}
 INLINE float subgroup_max(float x) {
 #pragma unroll
   for (int m = 16; m > 0; m >>= 1) x = m_max(x, subgroup_xor(x, m));

@@ -10,8 +10,8 @@ qualifiers  ``DEVICE`` before pointers to device memory, ``SMEM`` before pointer
             ``CONSTANTS`` before members that are known at compile time; ``COHERENT`` before pointers to device memory
             that other workgroups of the launch write, only with :attr:`Dialect.arrival_counters`
 conversion  ``float to_f32(f16)``, ``to_f32(bf16)``, ``f16 to_f16(float)``, ``bf16 to_bf16(float)``
-subgroup    32 lanes (a warp): ``T subgroup_xor(T, int)``, the value of lane ^ mask (float, int), and
-            ``void subgroup_barrier()``
+subgroup    32 lanes (a warp): ``T subgroup_xor(T, int)``, the value of lane ^ mask (float, int); ``float
+            subgroup_sum(float)``, in an order that is always the same; ``void subgroup_barrier()``
 workgroup   ``void barrier()``: all threads of a workgroup, shared memory ordered
 grid        ``int grid_barrier(DEVICE int* state, int number, int count, bool waits)``, called by one thread of each of
             ``count`` workgroups, after a barrier. Returns 0: exit; 1: process your own share; 2: also process the
