@@ -133,6 +133,15 @@ FITS = (
         mpf(0), mpf(1), 21, 2**-55, 53, 2),
     Fit("ASIN_TAIL_D", _odd_tail(mp.asin, mpf(1) / 6, mpf(3) / 40), _relative_cubic(mp.asin),
         mpf(0), mpf(1) / 4, 13, 2**-57, 53, 2),
+    # The same in double for results that are rounded to float
+    Fit("EXP_TAIL_F", _exp_tail, lambda r: r**3 / mp.exp(r),
+        -_HALF_LN2 * mpf("1.001"), _HALF_LN2 * mpf("1.001"), 5, 2**-31, 53, 0),
+    Fit("LOG_TAIL_F", _log_ratio_tail, lambda z: _relative_cubic(mp.atanh)(z) / 2,
+        mpf(0), _LOG_RATIO_END**2, 4, 2**-36, 53, 0),
+    Fit("ATAN_TAIL_F", _odd_tail(mp.atan, mpf(-1) / 3, mpf(1) / 5), _relative_cubic(mp.atan),
+        mpf(0), mpf(1), 10, 2**-30, 53, 0),
+    Fit("ASIN_TAIL_F", _odd_tail(mp.asin, mpf(1) / 6, mpf(3) / 40), _relative_cubic(mp.asin),
+        mpf(0), mpf(1) / 4, 6, 2**-31, 53, 0),
 )  # fmt: skip
 
 

@@ -44,7 +44,7 @@ UNARY: dict[str, tuple[Callable[[Array], Array], float]] = {
     "asin": (np.arcsin, 0.51),
     "acos": (np.arccos, 0.51),
     "atan": (np.arctan, 0.51),
-    "sinh": (np.sinh, 0.51),
+    "sinh": (np.sinh, 0.55),
     "cosh": (np.cosh, 0.51),
     "asinh": (np.arcsinh, 0.51),
     "acosh": (np.arccosh, 0.51),
@@ -302,4 +302,4 @@ def test_coefficients_are_those_of_the_fit() -> None:
     pytest.importorskip("mpmath")
     run = subprocess.run([sys.executable, "tools/fit_math.py", "--check"], cwd=ROOT, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout + run.stderr
-    assert run.stdout.count(": ok") == 13
+    assert run.stdout.count(": ok") == 17

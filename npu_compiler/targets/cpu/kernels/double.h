@@ -1,8 +1,9 @@
 // Elementary functions on half lane vectors of doubles: one register, half_vd.
 //
 // exp, log, sin, cos, atan, asin, acos and atan2 are within 1.2 ulp, on average as close as PyTorch's; math.h makes the
-// functions of vd from them. The others are accurate enough for results that are rounded to float. All are branch-free
-// vector code from minimax fits (tools/fit_math.py). Subnormals, infinities, NaN and signed zeros behave as in C.
+// functions of vd from them. The others, and those with FULL = false, are for arguments that were floats and results that
+// will be rounded to float. All are branch-free vector code from minimax fits (tools/fit_math.py). Subnormals,
+// infinities, NaN and signed zeros behave as in C.
 #pragma once
 #include "elementary.h"
 
@@ -61,6 +62,12 @@ template <int N> NPU_INLINE half_vd polynomial(const double (&c)[N], half_vd x) 
   return r;
 }
 
+template <bool FULL, int N, int M>
+NPU_INLINE half_vd polynomial(const double (&full)[N], const double (&rounded)[M], half_vd x) {
+  if constexpr (FULL) return polynomial(full, x);
+  else return polynomial(rounded, x);
+}
+
 // Adding MAGIC leaves an integer below 2^51 in the low bits.
 constexpr double MAGIC = 0x1.8p52;
 NPU_INLINE half_vi64 nearest_int(half_vd scaled, half_vd* whole) {
@@ -78,36 +85,37 @@ constexpr double EXP_TAIL_D[] = {0x1.555555555555dp-3, 0x1.555555555556cp-5, 0x1
                                  0x1.6c16c16c0a4fep-10, 0x1.a01a01b5d3c7bp-13, 0x1.a01a01e722972p-16,
                                  0x1.71ddeb600272bp-19, 0x1.27e45569cb007p-22, 0x1.af71ee79f8accp-26,
                                  0x1.2025b0bd444a8p-29};
+constexpr double EXP_TAIL_F[] = {0x1.55553c3e992dp-3, 0x1.5554f21db9275p-5, 0x1.1136b94581c05p-7,
+                                 0x1.6d4117a5d5009p-10, 0x1.6c35addae91b8p-13};
 
 // exp(x) = 2^n (1 + p) for x that does not overflow; p is between sqrt(1/2) - 1 and sqrt(2) - 1.
 struct PowerOfE { half_vd p; half_vi64 n; };
-NPU_INLINE PowerOfE power_of_e(half_vd x) {
+template <bool FULL> NPU_INLINE PowerOfE power_of_e(half_vd x) {
   half_vd whole;
   half_vi64 n = nearest_int(x * LOG2_E_D, &whole);
   half_vd exact = x - whole * LN2_HI_D, low = whole * LN2_LO_D;
   half_vd r = exact - low, tail = (exact - r) - low;
-  half_vd square = r * r;
-  return {r + (square * (0.5 + r * polynomial(EXP_TAIL_D, r)) + tail), n};
+  half_vd rest = r * r * (0.5 + r * polynomial<FULL>(EXP_TAIL_D, EXP_TAIL_F, r));
+  return {r + (FULL ? rest + tail : rest), n};
 }
 
-NPU_INLINE half_vd exp(half_vd x) {
-  PowerOfE e = power_of_e(clamp_keep_nan(x, -746., 710.));
+template <bool FULL = true> NPU_INLINE half_vd exp(half_vd x) {  // |x| < 700 unless FULL
+  if constexpr (!FULL) {
+    PowerOfE e = power_of_e<false>(x);
+    return (1.0 + e.p) * pow2(e.n);
+  }
+  PowerOfE e = power_of_e<true>(clamp_keep_nan(x, -746., 710.));
   half_vi64 half = e.n >> 1;
   return (1.0 + e.p) * pow2(half) * pow2(e.n - half);  // rounds once more if the result is subnormal
 }
 
-NPU_INLINE half_vd expm1(half_vd x) {  // x < 700
-  PowerOfE e = power_of_e(clamp_keep_nan(x, -40., 700.));
-  half_vd s = pow2(e.n);
-  return choose(abs(x) < 0x1p-54, x, s * e.p + (s - 1.0));
-}
-
-NPU_INLINE half_vd sinh(half_vd x) {  // for |x| < 700
-  half_vd m = expm1(clamp_keep_nan(abs(x), 0., 700.));
+NPU_INLINE half_vd sinh(half_vd x) {  // |x| < 700
+  PowerOfE e = power_of_e<false>(abs(x));
+  half_vd s = pow2(e.n), m = s * e.p + (s - 1.0);  // exp(|x|) - 1
   return copysign(0.5 * (m + m / (m + 1.0)), x);
 }
-NPU_INLINE half_vd cosh(half_vd x) {  // for |x| < 700
-  half_vd e = exp(clamp_keep_nan(abs(x), 0., 700.));
+NPU_INLINE half_vd cosh(half_vd x) {  // |x| < 700
+  half_vd e = exp<false>(abs(x));
   return 0.5 * (e + 1.0 / e);
 }
 
@@ -115,6 +123,8 @@ NPU_INLINE half_vd cosh(half_vd x) {  // for |x| < 700
 constexpr double LOG_TAIL_D[] = {0x1.5555555555592p-1, 0x1.999999997ff39p-2, 0x1.24924941df1a6p-2,
                                  0x1.c71c52161d3ddp-3, 0x1.74663c993bcd1p-3, 0x1.39a1efc0678e9p-3,
                                  0x1.2f0385fa31d5fp-3};
+constexpr double LOG_TAIL_F[] = {0x1.555554fdcf323p-1, 0x1.999a7a3d6052fp-2, 0x1.2438e83f01357p-2,
+                                 0x1.e2f43f0c379e6p-3};
 constexpr int64_t SQRT_HALF_BITS_D = 0x3fe6a09e667f3bcd;
 
 // Inserts the results for x = 0, infinity, NaN and negative x. `x` is the argument whose logarithm is taken.
@@ -124,20 +134,20 @@ NPU_INLINE half_vd log_special(half_vd x, half_vd y) {
 }
 
 // As fdlibm's log (Sun Microsystems, 1993): with s = f / (2 + f), log(1+f) = f - (f^2/2 - s (f^2/2 + s^2 P(s^2))).
-NPU_INLINE half_vd log(half_vd x) {
-  half_vi64 subnormal = x < 0x1p-1022;
+template <bool FULL = true> NPU_INLINE half_vd log(half_vd x) {
+  half_vi64 subnormal = FULL ? x < 0x1p-1022 : half_vi64{};
   half_vd scaled = choose(subnormal, x * 0x1p54, x);
   half_vi64 bits = (half_vi64)scaled - SQRT_HALF_BITS_D;
   half_vd n = to_double((bits >> 52) - (subnormal & 54));
   half_vd f = (half_vd)((bits & 0xfffffffffffff) + SQRT_HALF_BITS_D) - 1.0;
   half_vd s = f / (2.0 + f), z = s * s, half = 0.5 * f * f;
-  half_vd rest = s * (half + z * polynomial(LOG_TAIL_D, z));
+  half_vd rest = s * (half + z * polynomial<FULL>(LOG_TAIL_D, LOG_TAIL_F, z));
   return log_special(x, n * LN2_HI_D - ((half - (rest + n * LN2_LO_D)) - f));
 }
 
 NPU_INLINE half_vd log1p(half_vd x) {
   half_vd u = 1.0 + x, lost = x - (u - 1.0);
-  return log(u) + choose(u < 4.0, lost, half_vd{});  // log(u + lost) = log(u) + lost / u
+  return log<false>(u) + choose(u < 4.0, lost, half_vd{});  // log(u + lost) = log(u) + lost / u
 }
 
 NPU_INLINE half_vd asinh(half_vd x) {  // for |x| < 2^500
@@ -149,9 +159,18 @@ NPU_INLINE half_vd acosh(half_vd x) {  // for x < 2^500
   half_vd t = x - 1.0;
   return log1p(t + sqrt(choose(t < 0.0, t, t * (t + 2.0))));
 }
+// Half the logarithm of (1+a) / (1-a). The quotient need not be known: with 1-a = 2^k m, s is (1+a-m) / (1+a+m).
 NPU_INLINE half_vd atanh(half_vd x) {
-  half_vd a = abs(x);
-  return copysign(0.5 * log1p((a + a) / (1.0 - a)), x);
+  half_vd a = abs(x), up = 1.0 + a;
+  half_vi64 bits = (half_vi64)(1.0 - a) - SQRT_HALF_BITS_D, k = bits >> 52;
+  half_vd m = (half_vd)((bits & 0xfffffffffffff) + SQRT_HALF_BITS_D);
+  half_vi64 wide = up > m * 0x1.6a09e667f3bcdp+0;
+  m = choose(wide, m + m, m);
+  k += wide;  // the mask is -1
+  half_vd s = (up - m) / (up + m), z = s * s;
+  half_vd y = s + 0.5 * s * z * polynomial(LOG_TAIL_F, z) - to_double(k) * (0.5 * 0x1.62e42fefa39efp-1);
+  y = choose(a < 0x1p-13, a + a * a * a * (1.0 / 3.0), y);
+  return copysign(choose(a < 1.0, y, choose(a == 1.0, splat_d(INFINITY_D), splat_d(__builtin_nan("")))), x);
 }
 
 // ---------------------------------------------------------------------------------------------- trigonometry
@@ -204,27 +223,35 @@ constexpr double ATAN_TAIL_D[] = {-0x1.555555555554dp-2, 0x1.9999999998c65p-3, -
                                   -0x1.0c9c0d8fcb64p-5, 0x1.ac8e4e6fdb6f3p-6, -0x1.3111de5ead159p-6,
                                   0x1.730454511d06cp-7, -0x1.7004d3abd5084p-8, 0x1.1a34c857f1f1dp-9,
                                   -0x1.371918c3b2c27p-11, 0x1.b412d12a70c9ap-14, -0x1.22b016ee99787p-17};
+constexpr double ATAN_TAIL_F[] = {-0x1.5555510444107p-2, 0x1.9997e03664dbfp-3, -0x1.2473739c470f5p-3,
+                                  0x1.c4f1e24c532e2p-4, -0x1.68e70235eb55cp-4, 0x1.1422d3bde3d8bp-4,
+                                  -0x1.6e19cea1b82fp-5, 0x1.714b7aa0e6926p-6, -0x1.df97dcdd26b7ap-8,
+                                  0x1.23f9edaf74fe4p-10};
 constexpr double PI_2_HI = 0x1.921fb54442d18p+0, PI_2_LO = 0x1.1a62633145c07p-54;
 
 // Returns atan(low / high) for 0 <= low and 0 <= high, or pi/2 minus it where `swapped`.
-NPU_INLINE half_vd atan_of_ratio(half_vd low, half_vd high, half_vi64 swapped) {
+template <bool FULL> NPU_INLINE half_vd atan_of_ratio(half_vd low, half_vd high, half_vi64 swapped) {
   half_vd t = low / high, z = t * t;
-  half_vd rest = t * z * polynomial(ATAN_TAIL_D, z);
+  half_vd rest = t * z * polynomial<FULL>(ATAN_TAIL_D, ATAN_TAIL_F, z);
+  if constexpr (FULL) {  // what the division lost
+    half_vd lost = fused(-t, high, low) / high;
+    rest += choose(high < INFINITY_D, lost / (1.0 + z), half_vd{});
+  }
   return choose(swapped, PI_2_HI - (t + (rest - PI_2_LO)), t + rest);
 }
-NPU_INLINE half_vd atan(half_vd x) {
+template <bool FULL = true> NPU_INLINE half_vd atan(half_vd x) {
   half_vd a = abs(x);
   half_vi64 large = a > 1.0;
-  return copysign(atan_of_ratio(choose(large, splat_d(1.0), a), choose(large, a, splat_d(1.0)), large), x);
+  return copysign(atan_of_ratio<FULL>(choose(large, splat_d(1.0), a), choose(large, a, splat_d(1.0)), large), x);
 }
-NPU_INLINE half_vd atan2(half_vd y, half_vd x) {
+template <bool FULL = true> NPU_INLINE half_vd atan2(half_vd y, half_vd x) {
   half_vd a = abs(y), b = abs(x), one = splat_d(1.0), zero{};
   half_vi64 swapped = a > b;
   half_vd low = choose(swapped, b, a), high = choose(swapped, a, b);
   half_vi64 equal = low == high;  // two zeros or two infinities have no quotient
   low = choose(equal, choose(high == zero, zero, one), low);
   high = choose(equal, one, high);
-  half_vd angle = atan_of_ratio(low, high, swapped);
+  half_vd angle = atan_of_ratio<FULL>(low, high, swapped);
   angle = choose((half_vi64)x < 0, 2 * PI_2_HI - (angle - 2 * PI_2_LO), angle);
   return copysign(choose((x == x) & (y == y), angle, x + y), y);
 }
@@ -234,22 +261,25 @@ constexpr double ASIN_TAIL_D[] = {0x1.5555555555577p-3, 0x1.333333332e132p-4, 0x
                                   0x1.ca1f8cad3451dp-7, 0x1.75858fcc33397p-7, 0x1.613c698aef112p-7,
                                   0x1.e5f7ac0bfdb52p-9, 0x1.639bc20ceeec8p-6, -0x1.57fc71db652cdp-6,
                                   0x1.0b4664231d045p-5};
+constexpr double ASIN_TAIL_F[] = {0x1.55554c603e2c8p-3, 0x1.33387c73fd342p-4, 0x1.6caed6c98456ap-5,
+                                  0x1.04917f49b5d0ep-5, 0x1.d921853fd355ap-7, 0x1.33551af7ad0f3p-5};
 // asin(x) = t + t^3 P(t^2) for |x| <= 1/2; further out pi/2 - 2 asin(sqrt((1 - |x|) / 2)).
 struct ArcSine { half_vd t, rest; half_vi64 far; };
-NPU_INLINE ArcSine arc_sine(half_vd x) {
+template <bool FULL> NPU_INLINE ArcSine arc_sine(half_vd x) {
   half_vd a = abs(x);
   half_vi64 far = a > 0.5;
   half_vd z = choose(far, 0.5 - 0.5 * a, a * a), root = sqrt(z), t = choose(far, root, a);
-  half_vd lost = choose(far & (z > 0.0), fused(-root, root, z) / (root + root), half_vd{});
-  return {t, lost + t * z * polynomial(ASIN_TAIL_D, z), far};
+  half_vd rest = t * z * polynomial<FULL>(ASIN_TAIL_D, ASIN_TAIL_F, z);
+  if constexpr (FULL) rest += choose(far & (z > 0.0), fused(-root, root, z) / (root + root), half_vd{});
+  return {t, rest, far};
 }
-NPU_INLINE half_vd asin(half_vd x) {
-  ArcSine s = arc_sine(x);
+template <bool FULL = true> NPU_INLINE half_vd asin(half_vd x) {
+  ArcSine s = arc_sine<FULL>(x);
   half_vd outer = PI_2_HI - (2.0 * s.t + (2.0 * s.rest - PI_2_LO));
   return copysign(choose(s.far, outer, s.t + s.rest), x);
 }
-NPU_INLINE half_vd acos(half_vd x) {
-  ArcSine s = arc_sine(x);
+template <bool FULL = true> NPU_INLINE half_vd acos(half_vd x) {
+  ArcSine s = arc_sine<FULL>(x);
   half_vi64 negative = x < 0.0;
   half_vd twice = 2.0 * (s.t + s.rest);
   half_vd signed_t = choose(negative, -s.t, s.t), signed_rest = choose(negative, -s.rest, s.rest);
