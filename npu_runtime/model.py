@@ -98,7 +98,7 @@ def load(
         path: the file, or what :func:`npu_compiler.load_program` returned.
         weights: as :func:`load_weights` takes them. None: the ``.safetensors`` file beside the ``.npubin``, if there is
             one.
-        threads: default ``NPU_NUM_THREADS``, else the CPUs this process may use.
+        threads: default ``NPU_NUM_THREADS``, else the cores this process may use.
         from_source: compile the sources in the file and ignore its binary (CPU target only), so that the code that runs
             is the code that a person can read. A program of unknown origin is safe only if a person has read its
             sources.

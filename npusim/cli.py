@@ -106,7 +106,7 @@ def parser() -> _Parser:
     p = verb("demo", "classify two photographs and end a sentence, with real weights")
     p.add_argument("--dir", default=".demo", help="the folder to write the program into (default: .demo)")
     p.add_argument("--dtype", type=_storage_dtype, metavar=_DTYPE, help="store float32 tensors in this type")
-    p.add_argument("--threads", type=_positive, help="default: NPU_NUM_THREADS, else all CPUs")
+    p.add_argument("--threads", type=_positive, help="default: NPU_NUM_THREADS, else all cores")
 
     p = verb("compile", "compile a model to a .npubin file")
     model(p, f"a .pt2 file (torch.export.save), an IR JSON file, {names}; {language_names}")
@@ -136,7 +136,7 @@ def parser() -> _Parser:
     p.add_argument("--output", metavar="FILE", help="write all outputs to an .npz file")
     p.add_argument("--from-source", action="store_true", help="compile the sources in the file and ignore its binary")
     p.add_argument("--labels", metavar="FILE", help="class names, one per line (default: PROGRAM.labels.txt)")
-    p.add_argument("--threads", type=_positive, help="default: NPU_NUM_THREADS, else all CPUs")
+    p.add_argument("--threads", type=_positive, help="default: NPU_NUM_THREADS, else all cores")
 
     p = verb("generate", "generate text with a language model")
     model(p, f"{language_names}, a .npubin file, or an id on the Hugging Face hub")
@@ -159,7 +159,7 @@ def parser() -> _Parser:
         help="type of weights and caches (default: the model's own)",
     )
     weights(p, "the blocks that the file holds, else bf16c12")
-    p.add_argument("--threads", type=_positive, help="default: NPU_NUM_THREADS, else all CPUs")
+    p.add_argument("--threads", type=_positive, help="default: NPU_NUM_THREADS, else all cores")
     language(p)
 
     p = verb("bench", "measure latency and throughput")
@@ -171,7 +171,7 @@ def parser() -> _Parser:
     p.add_argument("--gen-len", type=_positive, default=32, help="language models: tokens to generate (32)")
     p.add_argument("--weights", help="weights of a .npubin (default: as for run, else random)")
     p.set_defaults(weight_format=None)
-    p.add_argument("--threads", type=_positive, help="default: NPU_NUM_THREADS, else all CPUs")
+    p.add_argument("--threads", type=_positive, help="default: NPU_NUM_THREADS, else all cores")
     p.add_argument("--seconds", type=float, default=3.0, help="how long to measure (default: 3)")
     p.add_argument("--vs", choices=["torch"], help="alternate with PyTorch eager (not for a .npubin)")
 
@@ -198,7 +198,7 @@ def parser() -> _Parser:
     p.add_argument(
         "--weight-format", metavar="FORMAT", help="weight format of the matrices of products, as for compile"
     )
-    p.add_argument("--threads", type=_positive, help="default: NPU_NUM_THREADS, else all CPUs")
+    p.add_argument("--threads", type=_positive, help="default: NPU_NUM_THREADS, else all cores")
 
     p = verb("describe", "show what a .npubin file holds")
     p.add_argument("program", help="a .npubin file")

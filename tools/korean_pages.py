@@ -117,6 +117,7 @@ CELLS = {
         "디스크에 보관하는 언어 모델의 패킹된 가중치의 최대 크기. 오래된 것부터 지움"
     ),
     "a whole number from 1 to 4096": "1부터 4096까지의 정수",
+    "the cores this process may use": "이 프로세스가 쓸 수 있는 코어 수",
     "the CPUs this process may use": "이 프로세스가 쓸 수 있는 CPU 수",
     "threads that run() uses": "run()이 쓰는 스레드 수",
     "C++ compilers that run at a time; the kernels of a program are divided among as many": (

@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -46,7 +47,7 @@ VARIABLES: dict[str, Variable] = {
                  "2GiB", "upper bound of the compile cache; the oldest entries go first"),
         Variable("NPU_WEIGHT_CACHE_SIZE", "a size like '8GiB'; 0 turns the cache off", "16GiB",
                  "upper bound of the packed weights of language models kept on disk; the oldest go first"),
-        Variable("NPU_NUM_THREADS", "a whole number from 1 to 4096", "the CPUs this process may use",
+        Variable("NPU_NUM_THREADS", "a whole number from 1 to 4096", "the cores this process may use",
                  "threads that run() uses"),
         Variable("NPU_COMPILE_JOBS", "a whole number from 1 to 4096", "the CPUs this process may use",
                  "C++ compilers that run at a time; the kernels of a program are divided among as many"),
@@ -133,6 +134,37 @@ def usable_cpus() -> int:
     return os.cpu_count() or 1
 
 
+_SYS = Path("/sys")
+
+
+def usable_cores() -> int:
+    """Return the number of cores among :func:`usable_cpus`, at most the CPU quota of this process's control group.
+
+    Two hardware threads of a core count once: they share its vector units, so a second one does not make kernels
+    faster. Where the system does not tell which CPUs share a core, each CPU counts.
+    """
+    if not hasattr(os, "sched_getaffinity"):
+        return usable_cpus()
+    cores = _cores(_SYS, frozenset(os.sched_getaffinity(0)))
+    quota = _text(_SYS / "fs" / "cgroup" / "cpu.max").split()  # 'max 100000', or microseconds of each period
+    if len(quota) == 2 and quota[0].isdigit():
+        cores = min(cores, -(-int(quota[0]) // int(quota[1])))
+    return max(1, cores)
+
+
+@cache
+def _cores(sys_folder: Path, cpus: frozenset[int]) -> int:
+    folder = sys_folder / "devices" / "system" / "cpu"
+    return len({_text(folder / f"cpu{cpu}" / "topology" / "thread_siblings_list") or str(cpu) for cpu in cpus})
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except OSError:  # the system has no such file
+        return ""
+
+
 def cxx() -> str | None:
     """``NPU_CXX``: the compiler command line prefix, unsplit."""
     return _read("NPU_CXX", str, None)
@@ -154,8 +186,8 @@ def weight_cache_size() -> int:
 
 
 def num_threads() -> int:
-    """``NPU_NUM_THREADS``, else the number of CPUs that this process may use."""
-    return _read("NPU_NUM_THREADS", _integer(1, 4096), usable_cpus())
+    """``NPU_NUM_THREADS``, else the number of cores that this process may use."""
+    return _read("NPU_NUM_THREADS", _integer(1, 4096), usable_cores())
 
 
 def compile_jobs() -> int:

@@ -109,7 +109,7 @@ class CPUEntry(LoadedEntry):
 
 
 class CPUBackend(Backend):
-    """Runs ``cpu`` programs on ``threads`` threads; default ``NPU_NUM_THREADS``, else the CPUs this process may use."""
+    """Runs ``cpu`` programs on ``threads`` threads; default ``NPU_NUM_THREADS``, else one for each usable core."""
 
     name = "cpu"
 

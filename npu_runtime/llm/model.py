@@ -95,7 +95,7 @@ class LLM:
                 model's own.
             max_len: tokens that prompt and answer may have together; None: what the model was trained for, at most
                 4096.
-            threads: of the CPU backend; None: ``NPU_NUM_THREADS``, else the CPUs that this process may use.
+            threads: of the CPU backend; None: ``NPU_NUM_THREADS``, else the cores that this process may use.
             cache: keep the compiled program and the packed weights on disk (in ``NPU_CACHE_DIR``, bounded by
                 ``NPU_CACHE_SIZE`` and ``NPU_WEIGHT_CACHE_SIZE``), so that the next start neither compiles nor packs.
             weights: the format in which the matrices of a checkpoint are stored (see :func:`npu_compiler.compile`).

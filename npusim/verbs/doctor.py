@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> Result:
     blocks: list[str | Table] = [
         f"system     Python {system['python']}, {system['system']}",
         *([f"Mac        {mac.text}"] if mac is not None else []),
-        f"CPU        {cpu['name'] or cpu['arch']}: {env.usable_cpus()} usable, {report['device']}",
+        f"CPU        {cpu['name'] or cpu['arch']}: {env.usable_cores()} cores usable, {report['device']}",
         f"compiler   {_compiler_text(compiler)}",
         f"cache      {_cache_text(report.get('cache'))}",
         "",
@@ -86,7 +86,8 @@ def run(args: argparse.Namespace) -> Result:
         *([f"problem: {p}" for p in problems] or ["no problems found"]),
     ]
     data = {
-        **system, "cpu": cpu, "device": report["device"], "usable_cpus": env.usable_cpus(), "compiler": compiler,
+        **system, "cpu": cpu, "device": report["device"], "usable_cpus": env.usable_cpus(),
+        "usable_cores": env.usable_cores(), "compiler": compiler,
         "cache": report.get("cache"), "packages": packages, "settings": settings, "problems": problems,
         "variables": {name: asdict(v) for name, v in env.VARIABLES.items()},
         "targets": targets,

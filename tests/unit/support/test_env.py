@@ -21,10 +21,32 @@ def test_defaults_and_coverage(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = env.settings()
     assert set(settings) == set(env.VARIABLES)
     assert settings["NPU_CACHE_SIZE"] == 2 * 1024**3
-    assert settings["NPU_NUM_THREADS"] == settings["NPU_COMPILE_JOBS"] == env.usable_cpus() >= 1
+    assert settings["NPU_COMPILE_JOBS"] == env.usable_cpus() >= settings["NPU_NUM_THREADS"] == env.usable_cores() >= 1
     assert (settings["NPU_DEBUG"], settings["NPU_VERIFY"], settings["NPU_TARGET"]) == (0, 0, "cpu")
     assert settings["NPU_DISABLE"] == frozenset()
     assert settings["NPU_CXX"] is None and settings["NPU_DUMP"] is None
+
+
+@pytest.mark.parametrize(
+    ("quota", "cpus", "cores"),
+    [("max 100000", {0, 1, 2, 3}, 2), ("max 100000", {0, 1, 3}, 2), ("max 100000", {0, 2}, 1), (None, {0, 1, 8}, 3),
+     ("150000 100000", {0, 1, 8}, 2), ("1000 100000", {0, 1}, 1)],
+)  # fmt: skip
+def test_a_core_counts_once_up_to_the_quota(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, quota: str | None, cpus: set[int], cores: int
+) -> None:
+    for cpu in range(4):  # CPUs 0 and 2 share a core, as do 1 and 3; the system tells nothing about CPU 8
+        folder = tmp_path / "devices" / "system" / "cpu" / f"cpu{cpu}" / "topology"
+        folder.mkdir(parents=True)
+        (folder / "thread_siblings_list").write_text(f"{cpu % 2},{cpu % 2 + 2}\n")
+    if quota is not None:
+        (tmp_path / "fs" / "cgroup").mkdir(parents=True)
+        (tmp_path / "fs" / "cgroup" / "cpu.max").write_text(f"{quota}\n")
+    monkeypatch.setattr(env, "_SYS", tmp_path)
+    monkeypatch.setattr(env.os, "sched_getaffinity", lambda _: cpus, raising=False)
+    assert env.usable_cores() == cores
+    monkeypatch.delattr(env.os, "sched_getaffinity")
+    assert env.usable_cores() == env.usable_cpus()
 
 
 @pytest.mark.parametrize(
