@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -163,6 +164,15 @@ def _bytes_of(program: ProgramSpec, kinds: tuple[str, ...]) -> int:
     return sum(nbytes(b.shape, b.dtype) for b in program.buffers if b.kind in kinds)
 
 
+def bytes_by_format(program: ProgramSpec) -> dict[str, int]:
+    """Return the bytes of the weights in each weight format, and in each dtype of those in no format; largest first."""
+    found: Counter[str] = Counter()
+    for b in program.buffers:
+        if b.kind in ("weight", "const"):
+            found[b.format.partition(".")[0] or b.dtype] += nbytes(b.shape, b.dtype)
+    return dict(found.most_common())
+
+
 def describe(program: ProgramSpec) -> str:
     """Return the whole program as text."""
     t = totals(program)
@@ -187,6 +197,9 @@ def describe(program: ProgramSpec) -> str:
         f"writes {si(t['bytes_written'], 'B')}; arena {si(t['arena_bytes'], 'B')}, "
         f"weights {si(t['weight_bytes'], 'B')}, state {si(t['state_bytes'], 'B')}",
     ]
+    if any(b.format for b in program.buffers):
+        listed = ", ".join(f"{name} {si(size, 'B')}" for name, size in bytes_by_format(program).items())
+        lines.append(f"weights by format: {listed}")
     return "\n".join(map(printable, lines)) + "\n"
 
 
@@ -232,5 +245,6 @@ def to_json(program: ProgramSpec) -> dict[str, Any]:
     plain["sources"] = {name: len(text) for name, text in program.sources.items()}
     plain["binary"] = len(program.binary)
     plain["totals"] = totals(program)
+    plain["bytes_by_format"] = bytes_by_format(program)
     plain["abi"] = ABI_VERSION
     return json_safe(plain)

@@ -9,6 +9,7 @@ from torch import nn
 
 import npu_compiler
 from npu_compiler import capture
+from npu_compiler.artifact.describe import bytes_by_format
 from npu_compiler.frontend.tensors import state_dict_numpy, tensor_to_numpy
 from npu_compiler.passes.quantize import chosen_format
 from npu_compiler.pipeline import run_phases
@@ -123,6 +124,8 @@ def test_formats_of_single_weights_are_block_formats() -> None:
     ir = capture(nn.Linear(64, 32), (torch.zeros(1, 64),))
     program = npu_compiler.compile(ir, weights={"weight": "q5_0", "*": "bf16c12"})
     assert "q5_0.panels" in {b.format for b in program.buffers}
+    assert bytes_by_format(program) == {"q5_0": 32 * 64 * 22 // 32, "float32": 32 * 4}
+    assert program.describe().endswith("weights by format: q5_0 1.41 kB, float32 128 B\n")
     with pytest.raises(ConfigError, match=r"weight 'weight': a single weight takes a block format, not 'bf16c12'"):
         npu_compiler.compile(ir, weights={"weight": "bf16c12"})
     with pytest.raises(ConfigError, match=r"unknown weight format 'q4'; known: bf16c12, .*q4_0, .*none"):
