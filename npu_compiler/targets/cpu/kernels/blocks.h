@@ -8,7 +8,8 @@
 //   SCALE_BYTES                  bytes after the codes of a sub-block
 //   value(code)                  constexpr float, exact in bf16; LINEAR: it is code + value(0)
 //   scale(head, scales, v)       of the VL columns from v * VL on
-//   HAS_BASE                  whether there is a base(head, scales, v), too
+//   HAS_BASE                     whether there is a base(head, scales, v), too
+//   HAS_SUBNORMALS               whether an element may be a subnormal float
 // All bytes are those of 32 columns.
 #pragma once
 #include "storage.h"
@@ -143,6 +144,19 @@ template <class Format, class Kind> struct Blocks {
     if constexpr (HAS_BASE) return Format::base(head(panel, sub), scales(panel, sub), v);
     else return vf{};
   }
+  // Pairs of bf16. The instruction flushes subnormals, which multiples of a float16 number are not.
+  NPU_INLINE vf rounded(vf even, vf odd) {
+#if defined(__AVX512BF16__) && NPU_AVX512
+    if constexpr (!Format::HAS_SUBNORMALS) {
+      alignas(64) static constexpr uint16_t ORDER[32] = {0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23,
+                                                         8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+      __m512i both;  // all even elements, then all odd ones
+      __asm__("vcvtne2ps2bf16 %2, %1, %0" : "=v"(both) : "v"(odd), "v"(even));
+      return (vf)_mm512_permutexvar_epi16(_mm512_load_si512(ORDER), both);
+    }
+#endif
+    return (vf)(bf16_lanes(even) | bf16_lanes(odd) << 16);
+  }
   static NPU_NOINLINE const char* unpack(const char* panel, long, long first, long n, char* buffer) {
     vf s[VECS], low[VECS];
     char* to = buffer;
@@ -167,7 +181,7 @@ template <class Format, class Kind> struct Blocks {
           if constexpr (DEPTH == 1) store_bytes(to, element(Code::value(group, u, v), v));
           else {
             const vf even = element((vf)((vi32)w[v] << 16), v), odd = element((vf)((vi32)w[v] & (int)0xffff0000), v);
-            store_bytes(to, bf16_lanes(even) | bf16_lanes(odd) << 16);
+            store_bytes(to, rounded(even, odd));
           }
         }
       }
@@ -199,7 +213,7 @@ template <class Format, class Kind> struct Reader<Blocks<Format, Kind>> {
 // Formats of blocks of 32 codes with a float16 scale, and with a float16 minimum.
 template <int B> struct Scaled {
   static constexpr int BITS = B, SUB_BLOCK = 32, SUB_BLOCKS = 1, HEAD_BYTES = 0, SCALE_BYTES = PANEL * 2;
-  static constexpr bool HAS_BASE = false, LINEAR = true;
+  static constexpr bool HAS_BASE = false, LINEAR = true, HAS_SUBNORMALS = false;
   static constexpr float value(int code) { return (float)(code - (1 << B) / 2); }
   NPU_INLINE vf scale(const char*, const char* scales, int v) { return ld((const f16*)scales + v * VL, Full{}); }
 };
@@ -217,7 +231,7 @@ template <int B> struct ScaledFrom : Scaled<B> {
 // Formats of blocks of 256 codes in sub-blocks: a scale is a whole number times a float16 number of the block.
 template <int B, int N> struct Large {
   static constexpr int BITS = B, SUB_BLOCK = N, SUB_BLOCKS = 256 / N, HEAD_BYTES = PANEL * 2, SCALE_BYTES = PANEL;
-  static constexpr bool HAS_BASE = false, LINEAR = true;
+  static constexpr bool HAS_BASE = false, LINEAR = true, HAS_SUBNORMALS = false;
   static constexpr float value(int code) { return (float)(code - (1 << B) / 2); }
   NPU_INLINE vf number(const char* head, int field, int v) {
     return ld((const f16*)head + field * PANEL + v * VL, Full{});

@@ -6,7 +6,7 @@ namespace npu {
 
 struct mxfp4 : Scaled<4> {
   static constexpr int SCALE_BYTES = PANEL;
-  static constexpr bool LINEAR = false;
+  static constexpr bool LINEAR = false, HAS_SUBNORMALS = true;
   static constexpr float value(int code) {
     constexpr int VALUES[] = {0, 1, 2, 3, 4, 6, 8, 12};
     return code < 8 ? (float)VALUES[code] : (float)-VALUES[code - 8];
