@@ -24,7 +24,8 @@ FLAGS = (
 ).split()
 # Every code path this machine can run: its own, AVX2, and the portable one (baseline x86-64: 4 lanes, no F16C).
 ARCHS = ["native", "haswell", "x86-64"] if platform.machine() == "x86_64" else ["native"]
-AMX = "amx"  # an arch for build(): "native" with the model of AMX
+# More archs for build(), which are "native" with the model of AMX, or with the kernels for CPUs with a slow `vdpbf16ps`.
+AMX, SLOW_DOT = "amx", "slow-dot"
 NUMPY = {"float": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16, "bool8": np.bool_}
 CXX = shutil.which("g++")
 
@@ -89,7 +90,7 @@ def _folder() -> Path:
     return Path(folder.name)
 
 
-@lru_cache(maxsize=len(ARCHS) + 1)
+@lru_cache(maxsize=len(ARCHS) + 2)
 def _prelude(arch: str) -> Path:
     """The folder of a precompiled PRELUDE, of which g++ would read 40,000 lines again for every driver."""
     folder = _folder() / arch
@@ -100,8 +101,12 @@ def _prelude(arch: str) -> Path:
 
 
 def _compile(arch: str, *arguments: str | Path) -> None:
-    march = f"-march={'native' if arch == AMX else arch}"
-    subprocess.run([CXX or "g++", *FLAGS, march, "-iquote", KERNELS, *arguments], check=True)
+    march = (
+        ["-march=native", "-DNPU_SLOW_BF16_DOT=1"]
+        if arch == SLOW_DOT
+        else [f"-march={arch if arch in ARCHS else 'native'}"]
+    )
+    subprocess.run([CXX or "g++", *FLAGS, *march, "-iquote", KERNELS, *arguments], check=True)
 
 
 def build(directory: Path, arch: str, bodies: list[str], scratch: list[str]) -> Library:

@@ -55,7 +55,8 @@ class CPUDevice(Device):
 
     ``machine``: 'x86_64' or 'aarch64'; empty: any. ``system``: a value of ``sys.platform``; empty: any. ``march``: the
     compiler's name of the instruction set, or 'native'; empty: the baseline of the machine. ``features``: the CPU
-    features that code may use, named as in ``host.py``. ``flags``: more flags for the compiler.
+    features that code may use, named as in ``host.py``. ``flags``: more flags for the compiler. ``maker``: a word in the
+    model names of the CPUs that the row suits best; empty: any.
     """
 
     target: ClassVar[str] = "cpu"
@@ -65,6 +66,7 @@ class CPUDevice(Device):
     system: str = ""
     costs: CPUCosts = MEASURED
     flags: tuple[str, ...] = ()
+    maker: str = ""
 
     def runs_on(self, cpu: HostCPU) -> bool:
         """Whether code for this device runs on ``cpu`` under the system of this process."""
@@ -83,6 +85,15 @@ _ARMV8_6 = ("bf16", "i8mm", *_ARMV8_2)
 # Best first.
 DEVICES: tuple[CPUDevice, ...] = (
     CPUDevice("amx", "Xeon since Sapphire Rapids", "x86_64", "sapphirerapids", _AMX, costs=_TILES),
+    CPUDevice(
+        "cooperlake",
+        "Intel, AVX-512 with bf16, without AMX",
+        "x86_64",
+        "cooperlake",
+        _BF16,
+        flags=("-DNPU_SLOW_BF16_DOT=1",),
+        maker="Intel",
+    ),
     CPUDevice("avx512", "Zen 4, Zen 5", "x86_64", "x86-64-v4+avx512bf16", _BF16, costs=_FAST_DOT),
     CPUDevice("x86-64-v4", "AVX-512 without bf16: Skylake-X, Ice Lake", "x86_64", "x86-64-v4", _AVX512),
     CPUDevice("avx2", "Haswell, Zen and later", "x86_64", "x86-64-v3", _AVX2),
@@ -95,16 +106,17 @@ DEVICES: tuple[CPUDevice, ...] = (
 )
 
 
-def device_of(features: Iterable[str], machine: str) -> CPUDevice:
-    """Return the best row whose code runs on a CPU with ``features``; ``machine`` is 'x86_64' or 'aarch64'."""
-    cpu = HostCPU(machine, frozenset(features), "")
-    return next(d for d in DEVICES if d.runs_on(cpu))
+def device_of(features: Iterable[str], machine: str, name: str = "") -> CPUDevice:
+    """Return the best row whose code runs on a CPU with ``features``; ``machine`` is 'x86_64' or 'aarch64', ``name``
+    the CPU's model name."""
+    cpu = HostCPU(machine, frozenset(features), name)
+    return next(d for d in DEVICES if d.runs_on(cpu) and d.maker in name)
 
 
 @cache
 def device_at_hand() -> CPUDevice:
     """Return the best row for the CPU of this machine, with all features of this CPU and ``march`` 'native'."""
     cpu = host_cpu()
-    row = device_of(cpu.features, cpu.arch)
+    row = device_of(cpu.features, cpu.arch, cpu.name)
     features = tuple(sorted(cpu.features))
     return replace(row, chips=cpu.name or cpu.arch, machine=cpu.arch, march="native", features=features)

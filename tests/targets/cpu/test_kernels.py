@@ -11,7 +11,7 @@ import pytest
 from npu_compiler.targets.cpu.devices import DEVICES
 from npu_compiler.targets.cpu.winograd import PANEL, filter_transform, winograd_tile
 
-from ...support.kernel_driver import AMX, ARCHS, CXX, NUMPY, build, check, entry, pack, pack_conv, random, struct
+from ...support.kernel_driver import AMX, ARCHS, CXX, NUMPY, SLOW_DOT, build, check, entry, pack, pack_conv, random, struct
 from ...support.sweeps import FULL
 
 pytestmark = pytest.mark.skipif(CXX is None, reason="no g++ on this machine")
@@ -88,7 +88,8 @@ SMOKE = [CONVS[i] for i in (0, 3, 5, 7, 14)]  # for the second and third instruc
 # Mixed operands differ from the others by nothing that depends on the instruction set, and float32 has no conversions.
 TYPES = ("float", "f16", "bf16")
 VARIANTS = [(arch, t, t) for arch in ARCHS for t in (TYPES if FULL or arch == "native" else TYPES[1:])]
-VARIANTS += [("native", "float", "f16"), ("native", "f16", "float"), ("native", "bf16", "float"), (AMX, "bf16", "bf16")]
+VARIANTS += [("native", "float", "f16"), ("native", "f16", "float"), ("native", "bf16", "float")]
+VARIANTS += [(AMX, "bf16", "bf16"), (SLOW_DOT, "bf16", "bf16")]
 
 
 def conv_struct(i: int, c: Conv) -> str:

@@ -61,9 +61,14 @@ template <class Kind, class TX> NPU_NOINLINE void copy_rows(const TX* x, char* o
   }
 }
 
+// Weights in pairs have a zero at the end of each tap if the number of channels is odd, so they stay in pairs.
+template <class TX, class TW, bool ODD> struct ConvOperands : Operands<TX, TW> {};
+template <> struct ConvOperands<bf16, bf16, true> : PairOperands {};
+
 template <class D, class TX, class TW> struct ConvPlan {
-  using Kind = typename Operands<TX, TW>::Kind;
-  using Stored = Plain<Kind>;
+  using Types = ConvOperands<TX, TW, D::C / D::G % 2 != 0>;
+  using Kind = typename Types::Kind;
+  using Stored = typename Types::Stored;
   static constexpr long G = D::G, CG = D::C / G, N = D::K / G, NP = ceil_div(N, PANEL), IMAGES = D::N;
   static constexpr long CU = ceil_div(CG, Kind::X_PER_UNIT);  // units of a pixel in a group
   static constexpr bool POINTWISE = D::R == 1 && D::S == 1;   // the copy then has only the pixels that are read
@@ -71,7 +76,7 @@ template <class D, class TX, class TW> struct ConvPlan {
   static constexpr long SPAN_H = (D::OH - 1) * D::stride_h + (D::R - 1) * D::dil_h + 1;
   static constexpr long SPAN_W = (D::OW - 1) * D::stride_w + (D::S - 1) * D::dil_w + 1;
   static constexpr bool PADDED = D::pad_t > 0 || D::pad_l > 0 || SPAN_H - D::pad_t > D::H || SPAN_W - D::pad_l > D::W;
-  static constexpr bool COPY = Operands<TX, TW>::WIDEN || PADDED || CG % Kind::X_PER_UNIT != 0 ||
+  static constexpr bool COPY = Types::WIDEN || PADDED || CG % Kind::X_PER_UNIT != 0 ||
                                D::C * D::stride_w * (long)sizeof(TX) % 4096 == 0;
   // Geometry of the input that the tiles read: the image or its copy.
   static constexpr long DENSE_PIXEL = G * CU * 4;
@@ -80,7 +85,7 @@ template <class D, class TX, class TW> struct ConvPlan {
   static constexpr long STEP_H = COPY ? SH : D::stride_h, STEP_W = COPY ? SW : D::stride_w;
   static constexpr bool ROW_TAPS = G == 1 && D::dil_w == 1 && PIXEL == DENSE_PIXEL;  // a row of taps is contiguous
   static constexpr int NTAPS = (int)(ROW_TAPS ? D::R : D::R * D::S), LEN = (int)(ROW_TAPS ? D::S * CU : CU);
-  static constexpr int SEGMENT = Operands<TX, TW>::SEGMENT;
+  static constexpr int SEGMENT = Types::SEGMENT;
   static constexpr bool DUAL = false;
   static constexpr long UNITS = (long)NTAPS * LEN, GROUP_BYTES = CU * 4, W_IMAGE_BYTES = 0;
 
@@ -91,7 +96,7 @@ template <class D, class TX, class TW> struct ConvPlan {
   }
   static constexpr Blocking BLOCKING =
       choose_blocking(VECTOR_LIMITS, D::N, D::OH, quantum_rows(), STEP_H * WIDTH * PIXEL, !POINTWISE, G * NP,
-                      UNITS * Kind::W_BYTES, D::OW * D::R * D::S * CG * PANEL);
+                      Stored::panel_bytes(UNITS), D::OW * D::R * D::S * CG * PANEL);
   static constexpr long BH = BLOCKING.block_rows, BLOCKS = ceil_div(D::OH, BH), PG = BLOCKING.chunk_panels;
   static constexpr long Q = BH * D::OW, Q_LAST = (D::OH - (BLOCKS - 1) * BH) * D::OW;
   static constexpr long IN_ROWS = (BH - 1) * SH + (D::R - 1) * D::dil_h + 1;

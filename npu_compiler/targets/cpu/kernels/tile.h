@@ -376,16 +376,35 @@ template <class TX> struct Operands<TX, f16> {
   static constexpr bool WIDEN = !is_same<TX, float>::value;
   static constexpr int SEGMENT = WIDEN ? SEGMENT_16 : SEGMENT_F32;
 };
-template <> struct Operands<bf16, bf16> {
+struct PairOperands {
   using Kind = BF16P;
   using Stored = Plain<BF16P>;
   static constexpr bool WIDEN = false;
   static constexpr int SEGMENT = SEGMENT_16;
 };
+#if NPU_SLOW_BF16_DOT
+// Panels of pairs as floats, for CPUs whose `vdpbf16ps` is slower than two multiply-adds.
+struct bf16_pairs {
+  static constexpr int BLOCK = 0, HEAD_BYTES = 0, K_BYTES = PANEL * 2;
+  static constexpr long panel_bytes(long k) { return ceil_div(k, 2) * 2 * K_BYTES; }
+  NPU_INLINE vf value(const char* panel, long k, int v) {
+    const vi32 pair = load_bytes<vi32>(panel + k / 2 * 2 * K_BYTES + v * VL * 4);
+    return (vf)(k % 2 ? pair & (int32_t)0xffff0000 : pair << 16);
+  }
+};
+template <> struct Operands<bf16, bf16> {
+  using Kind = F32;
+  using Stored = Values<bf16_pairs, F32>;
+  static constexpr bool WIDEN = true;
+  static constexpr int SEGMENT = SEGMENT_16;
+};
+#else
+template <> struct Operands<bf16, bf16> : PairOperands {};
+#endif
 template <class TX, class Format> struct Operands<TX, stored<Format>> : Operands<TX, float> {
   using Stored = typename Format::template Storage<F32>;
 };
-template <class Format> struct Operands<bf16, stored<Format>> : Operands<bf16, bf16> {
+template <class Format> struct Operands<bf16, stored<Format>> : PairOperands {
   using Stored = typename Format::template Storage<BF16P>;
 };
 
