@@ -11,6 +11,9 @@
 namespace npu {
 
 constexpr long AMX_ROWS = 16, AMX_UNITS = 16;  // positions of a tile, and its most units of the reduced dim
+// A step takes 2 KB of weights. Up to AMX_WHOLE_STEPS are multiplied at once; with more, parts of at most AMX_L1_STEPS
+// stay in L1 with the sums of AMX_GROUP pairs of tiles, 4 KB each.
+constexpr long AMX_WHOLE_STEPS = 16, AMX_L1_STEPS = 12, AMX_GROUP = 4;
 
 // Units of the reduced dim as steps of equal size. `padded`: the last step has more units than remain.
 struct AmxSteps {
@@ -72,18 +75,22 @@ template <int TILES> NPU_NOINLINE void amx_tile(const AmxArgs& a) {
 }
 
 // Limits of blocking (tile.h) for cores with 2 MB of L2 cache that multiply 16 times as fast as with vectors.
-constexpr BlockLimits AMX_LIMITS = {768 << 10, 64 << 10, 768 << 10, 2000000, 32};
+constexpr BlockLimits AMX_LIMITS = {768 << 10, 64 << 10, 768 << 10, 2000000, 32, 2, 16};
 
 // A plan defines what blocked() needs, with these differences. A block's positions are in tiles of AMX_ROWS, at most
 // TILES of them, which are the only positions of a tile that count unless their entry in `rows` is negative:
 //   tiles(block, first, rows)   fills in the offset of each tile's first position, and the output row of each position
 //                               relative to first_row(); returns the number of tiles
+//   positions(block)            their number
 //   STEPS, PITCH                steps of a tap; bytes between the positions of a tile
-//   SLICES                      parts of a tap, one after the other, each with as many steps or fewer
+//   SLICES, SLICE               parts of a tap, one after the other, and the most steps of one
+template <class Plan> struct AmxInner;
 template <class Plan> struct AmxScratch {
-  static constexpr long UNITS = Plan::NTAPS * ceil_div(Plan::STEPS.count, Plan::SLICES) * Plan::STEPS.units;
+  static constexpr long UNITS = Plan::NTAPS * AmxInner<Plan>::STEPS * Plan::STEPS.units;
   static constexpr bool UNPACK = !Plan::Stored::PLAIN || Plan::STEPS.padded;
-  static constexpr long PANEL_SUMS = (Plan::SLICES > 1 ? ceil_div(Plan::TILES, 2) : 1) * 2 * AMX_ROWS * PANEL;
+  // Pairs of tiles whose sums exist at once. One pair waits for its epilogue while the next one is multiplied.
+  static constexpr long PAIRS = Plan::SLICES > 1 ? ceil_div(Plan::TILES, 2) : max_of(2, AmxInner<Plan>::GROUP);
+  static constexpr long PANEL_SUMS = PAIRS * 2 * AMX_ROWS * PANEL;
   static constexpr long UNPACKED = UNPACK ? UNITS * BF16P::W_BYTES : 0;
   static constexpr long FIRST = align64(Plan::NTAPS * 8), ROWS = FIRST + align64(Plan::TILES * 4);
   static constexpr long COPY = ROWS + align64(Plan::TILES * AMX_ROWS * 4), SUMS = COPY + align64(Plan::COPY_BYTES);
@@ -103,30 +110,47 @@ template <class Plan> NPU_INLINE const char* amx_panel(const char* panel, long f
   return units;
 }
 
-// Applies the epilogue to the sums of `count` positions.
-template <class Plan, class Epi>
-NPU_INLINE void amx_epilogue(const float* sums, const int32_t* rows, int count, long row, long col, long shift,
-                             Epi& epi) {
-  for (int p = 0, run; p < count; p += run) {
-    for (run = 1; p + run < count && rows[p + run] == rows[p] + run;) run++;
-    if (rows[p] < 0) run = 1;
-    else apply_epilogue<Plan::N, Plan::DUAL>(sums + p * PANEL, AmxScratch<Plan>::PANEL_SUMS, run, row + rows[p], col,
-                                             shift, epi);
+// The sums of a pair of tiles that wait for the epilogue: of `count` positions, whose output rows are row + rows[i].
+struct AmxSums {
+  const float* sums = nullptr;
+  const int32_t* rows;
+  int count;
+  long row, col, shift;
+};
+template <class Plan, class Epi> NPU_NOINLINE void amx_epilogue(AmxSums& s, Epi& epi) {
+  if (!s.sums) return;
+  for (int p = 0, run; p < s.count; p += run) {
+    for (run = 1; p + run < s.count && s.rows[p + run] == s.rows[p] + run;) run++;
+    if (s.rows[p] < 0) run = 1;
+    else apply_epilogue<Plan::N, Plan::DUAL>(s.sums + p * PANEL, AmxScratch<Plan>::PANEL_SUMS, run, s.row + s.rows[p],
+                                             s.col, s.shift, epi);
   }
+  s.sums = nullptr;
 }
+
+// The steps of a panel that stay in the L1 cache while they are multiplied by a group of pairs of tiles: taps of a whole
+// slice, or steps of one tap.
+template <class Plan> struct AmxInner {
+  static constexpr long STEPS = Plan::SLICE;
+  static constexpr long AT_ONCE = Plan::NTAPS * STEPS <= AMX_WHOLE_STEPS ? AMX_WHOLE_STEPS : AMX_L1_STEPS;
+  static constexpr long TAPS = max_of(1, min_of(Plan::NTAPS, AT_ONCE / STEPS));
+  static constexpr long PARTS = TAPS > 1 ? 1 : ceil_div(STEPS, AT_ONCE), PART = ceil_div(STEPS, PARTS);
+  static constexpr bool SPLIT = TAPS < Plan::NTAPS || PARTS > 1;
+  static constexpr long GROUP = SPLIT ? AMX_GROUP : 1;  // pairs of tiles
+};
 
 template <class Plan, class TX, class TW, class Epi>
 NPU_INLINE void amx_blocked(const TX* x, const TW* weights, Epi& epi, Thread& th, int* counter) {
   using Stored = typename Plan::Stored;
   using S = AmxScratch<Plan>;
+  using Inner = AmxInner<Plan>;
   constexpr long PRODUCTS = 1 + Plan::DUAL, PRODUCT_BYTES = Stored::panel_bytes(Plan::UNITS);
-  constexpr long PANEL_BYTES = PRODUCTS * PRODUCT_BYTES, STEP = Plan::STEPS.units;
-  constexpr long SLICE_STEPS = ceil_div(Plan::STEPS.count, Plan::SLICES);
+  constexpr long PANEL_BYTES = PRODUCTS * PRODUCT_BYTES, STEP = Plan::STEPS.units, PAIR_SUMS = 2 * AMX_ROWS * PANEL;
   constexpr bool FETCH = Plan::G * Plan::NP * PANEL_BYTES > AMX_LIMITS.resident_bytes;
   long* taps = (long*)th.scratch;
   int32_t *first = (int32_t*)(th.scratch + S::FIRST), *rows = (int32_t*)(th.scratch + S::ROWS);
   float* sums = (float*)(th.scratch + S::SUMS);
-  long i = next_chunk(th, counter), prepared = -1;
+  long i = next_chunk(th, counter), prepared = -1, tabled = -1;
   if (i >= Chunk<Plan>::COUNT) return;
   Plan::tap_offsets(taps);
   TileShapes shapes;
@@ -134,49 +158,69 @@ NPU_INLINE void amx_blocked(const TX* x, const TW* weights, Epi& epi, Thread& th
   for (int t = 4; t < 6; t++) shapes.set(t, (int)AMX_ROWS, (int)STEP * 4), shapes.set(t + 2, (int)STEP, 64);
   Amx::configure(shapes);
   const char* block = nullptr;
-  int tiles = 0;
+  AmxSums waiting;
+  int tiles = 0, turn = 0;
+  bool cold = true;  // the weights are not in the cache yet
   for (; i < Chunk<Plan>::COUNT; i = next_chunk(th, counter)) {
     const Chunk<Plan> c = Chunk<Plan>::of(i);
     if (prepared != c.image * Plan::BLOCKS + c.block) {
-      tiles = Plan::tiles(c.block, first, rows);
+      if (tabled != Plan::positions(c.block)) {
+        amx_epilogue<Plan>(waiting, epi);
+        tiles = Plan::tiles(c.block, first, rows);
+        tabled = Plan::positions(c.block);
+      }
       block = Plan::prepare(x, c.image, c.block, th.scratch + S::COPY);
       prepared = c.image * Plan::BLOCKS + c.block;
     }
     const char* w = (const char*)weights + c.image * Plan::W_IMAGE_BYTES;
     const long row = Plan::first_row(c.image, c.block);
     for (long slice = 0; slice < Plan::SLICES; slice++) {
-      const long step0 = slice * SLICE_STEPS, steps = min_of(SLICE_STEPS, Plan::STEPS.count - step0);
+      const long step0 = slice * Inner::STEPS, steps = min_of(Inner::STEPS, Plan::STEPS.count - step0);
       const long units = min_of(Plan::NTAPS * steps * STEP, Plan::UNITS - step0 * STEP);
       for (long pn = c.begin; pn < c.end; pn++) {
         const char* plain[PRODUCTS];
         for (long p = 0; p < PRODUCTS; p++)
           plain[p] = amx_panel<Plan>(w + pn * PANEL_BYTES + p * PRODUCT_BYTES, step0 * STEP, units,
                                      th.scratch + S::PANELS + p * S::UNPACKED);
-        const char* next = Stored::at(w + (pn + 1 < c.end ? pn + 1 : c.begin) * PANEL_BYTES,
-                                      pn + 1 < c.end ? step0 * STEP : (slice + 1) % Plan::SLICES * SLICE_STEPS * STEP);
+        const bool more = pn + 1 < c.end;
+        const char* next = Stored::at(w + (more ? pn + 1 : c.begin) * PANEL_BYTES,
+                                      (more ? step0 : (slice + 1) % Plan::SLICES * Inner::STEPS) * STEP);
         const long group = pn / Plan::NP, col = pn % Plan::NP * PANEL;
-        const int pairs = (tiles + 1) / 2;
-        const int lines = FETCH && (pn + 1 < c.end || slice + 1 < Plan::SLICES)
-                              ? (int)ceil_div(STEP * Stored::UNIT_BYTES, pairs * 64) : 0;
+        const int lines = (FETCH || cold) && (more || slice + 1 < Plan::SLICES)
+                              ? (int)ceil_div(STEP * Stored::UNIT_BYTES, (tiles + 1) / 2 * 64) : 0;
+        const char* from = block + group * Plan::GROUP_BYTES;
         float* panel_sums = sums + (Plan::SLICES > 1 ? (pn - c.begin) * PRODUCTS * S::PANEL_SUMS : 0);
-        for (int t = 0; t < tiles; t += 2) {
-          const bool two = t + 1 < tiles;
-          float* acc = panel_sums + (Plan::SLICES > 1 ? t * AMX_ROWS * PANEL : 0);
-          AmxArgs a{block + group * Plan::GROUP_BYTES + first[t] + step0 * STEP * 4,
-                    two ? first[t + 1] - first[t] : 0, Plan::PITCH, taps, Plan::NTAPS, (int)steps, STEP * 4, nullptr,
-                    STEP * BF16P::W_BYTES, nullptr, slice > 0, nullptr, lines};
-          for (long p = 0; p < PRODUCTS; p++) {
-            a.w = plain[p];
-            a.acc = acc + p * S::PANEL_SUMS;
-            a.prefetch = next + p * PRODUCT_BYTES + t / 2 * Plan::NTAPS * steps * lines * 64;
-            (two ? amx_tile<2> : amx_tile<1>)(a);
-          }
-          if (slice + 1 == Plan::SLICES)
-            amx_epilogue<Plan>(acc, rows + t * AMX_ROWS, (two ? 2 : 1) * (int)AMX_ROWS, row, col, group * Plan::N, epi);
+        for (int t0 = 0; t0 < tiles; t0 += 2 * Inner::GROUP) {
+          const int t1 = (int)min_of(tiles, t0 + 2 * Inner::GROUP);
+          float* group_sums = panel_sums + (Plan::SLICES > 1 ? t0 / 2 * PAIR_SUMS : Inner::SPLIT ? 0 : turn * PAIR_SUMS);
+          turn ^= 1;
+          if (Inner::SPLIT) amx_epilogue<Plan>(waiting, epi);
+          for (long p = 0; p < PRODUCTS; p++)
+            for (long tap = 0; tap < Plan::NTAPS; tap += Inner::TAPS)
+              for (long at = 0; at < steps; at += Inner::PART) {
+                const int ntaps = (int)min_of(Inner::TAPS, Plan::NTAPS - tap), count = (int)min_of(Inner::PART, steps - at);
+                const long done = tap * steps + at * ntaps;
+                const bool last = done + ntaps * count == Plan::NTAPS * steps && p + 1 == PRODUCTS && slice + 1 == Plan::SLICES;
+                for (int t = t0; t < t1; t += 2) {
+                  const bool two = t + 1 < tiles;
+                  float* acc = group_sums + (t - t0) / 2 * PAIR_SUMS;
+                  AmxArgs a{from + first[t] + (step0 + at) * STEP * 4, two ? first[t + 1] - first[t] : 0, Plan::PITCH,
+                            taps + tap, ntaps, count, STEP * 4, plain[p] + done * STEP * BF16P::W_BYTES,
+                            STEP * BF16P::W_BYTES, acc + p * S::PANEL_SUMS, slice > 0 || done > 0,
+                            next + p * PRODUCT_BYTES + (t / 2 * Plan::NTAPS * steps + done) * lines * 64, lines};
+                  (two ? amx_tile<2> : amx_tile<1>)(a);
+                  if (!last) continue;
+                  amx_epilogue<Plan>(waiting, epi);
+                  waiting = {acc, rows + t * AMX_ROWS, (two ? 2 : 1) * (int)AMX_ROWS, row, col, group * Plan::N};
+                }
+              }
         }
       }
+      if (slice + 1 == Plan::SLICES && Plan::SLICES > 1) amx_epilogue<Plan>(waiting, epi);
     }
+    cold = false;
   }
+  amx_epilogue<Plan>(waiting, epi);
   Amx::release();
 }
 

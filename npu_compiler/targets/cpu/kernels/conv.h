@@ -42,6 +42,14 @@ template <class Kind, class TX> NPU_NOINLINE void copy_rows(const TX* x, char* o
     }
     long p = first;
     if (is_same<Kind, BF16P>::value && d.c == 3 && d.groups == 1) {  // RGB: 8-byte reads, except for the last pixel
+#if NPU_AMX && NPU_AVX512
+      if (d.step == 1 && d.pixel_bytes == 8) {  // eight pixels at once
+        const __m512i spread = _mm512_set_epi16(0, 23, 22, 21, 0, 20, 19, 18, 0, 17, 16, 15, 0, 14, 13, 12, 0, 11, 10, 9,
+                                                0, 8, 7, 6, 0, 5, 4, 3, 0, 2, 1, 0);
+        for (; p + 11 <= last; p += 8)
+          _mm512_storeu_si512(out + p * 8, _mm512_maskz_permutexvar_epi16(0x77777777, spread, _mm512_loadu_si512(from + p * 3)));
+      }
+#endif
       for (; p + 1 < last; p++) {
         uint64_t pixel;
         memcpy(&pixel, from + p * d.step * 3, 8);
@@ -174,6 +182,7 @@ template <class D, class TW> struct AmxConvPlan {
   static constexpr int NTAPS = (int)(ROW_TAPS ? D::R : D::R * D::S);
   static constexpr long LEN = ROW_TAPS ? D::S * CU : CU, UNITS = NTAPS * LEN, SLICES = 1;
   static constexpr AmxSteps STEPS = amx_steps(LEN);
+  static constexpr long SLICE = STEPS.count;
   static constexpr long PITCH = SW * PIXEL, GROUP_BYTES = CU * 4, W_IMAGE_BYTES = 0;
 
   static constexpr long quantum_rows() {  // the fewest output rows that fill pairs of tiles, or nearly
@@ -217,6 +226,10 @@ template <class D, class TW> struct AmxConvPlan {
       const long r = ROW_TAPS ? t : t / D::S, s = ROW_TAPS ? 0 : t % D::S;
       taps[t] = (r * D::dil_h * WIDTH + s * D::dil_w) * PIXEL;
     }
+  }
+  static long positions(long block) {
+    const Block b = block_of(block);
+    return b.images * b.rows * D::OW;
   }
   static int tiles(long block, int32_t* first, int32_t* rows) {
     memset(rows, 255, TILES * AMX_ROWS * 4);

@@ -32,7 +32,9 @@ constexpr Blocking choose_blocking(const BlockLimits& limits, long images, long 
     long wanted = ceil_div(ceil_div(rows * images, limits.chunks), quantum) * quantum;
     if (!halo) wanted = min_of(wanted, max_of(1, limits.near_bytes / (quantum * row_bytes)) * quantum);
     long min_block = ceil_div(ceil_div(limits.chunk_macs, row_panel_macs * panels), quantum) * quantum;
-    block = min_of(block, max_of(wanted, max_of(min_block, 3 * quantum)));
+    block = min_of(block, max_of(wanted, max_of(min_block, limits.quanta * quantum)));
+  } else {
+    block = min_of(block, ceil_div(rows, max_of(1, limits.least_chunks / (panels * images))));
   }
   const long blocks = ceil_div(rows, block);
   block = ceil_div(ceil_div(rows, blocks), quantum) * quantum;  // equal blocks
@@ -90,7 +92,7 @@ template <class D, class TA, class TW> struct GemmPlan {
 // The rows of A, as they are or copied: copy(a, image, row, rows, out, pitch) makes `rows` rows from `row` on, pitch
 // bytes apart. Bytes of a row beyond the last unit are zero.
 template <class D> struct MatrixRows {
-  static constexpr bool COPY = D::M < AMX_ROWS || D::K % 2 != 0 || D::lda * 2 % 4096 == 0;
+  static constexpr bool COPY = D::M < AMX_ROWS || D::K % 2 != 0;
   NPU_INLINE void copy(const bf16* a, long image, long row, long rows, char* out, long pitch) {
     a += image * D::batch_a + row * D::lda;
     for (long q = 0; q < rows; q++, a += D::lda, out += pitch) {
@@ -112,8 +114,9 @@ template <class D, class TW, class Source = MatrixRows<D>> struct AmxGemmPlan {
   // A block of long rows is processed in slices, which stay in L2 while the weights are streamed.
   static constexpr long TALL = min_of(D::M, 256), SLICE_BYTES = 768 << 10;
   static constexpr bool SLICED = D::M > 64 && TALL * UNITS * 4 > SLICE_BYTES;
-  static constexpr long SLICE = ceil_div(ceil_div(STEPS.count, ceil_div(TALL * UNITS * 4, SLICE_BYTES)), 2) * 2;
-  static constexpr long SLICES = SLICED ? ceil_div(STEPS.count, SLICE) : 1;
+  static constexpr long SLICE =  // an even number of units, as weight formats need
+      SLICED ? ceil_div(ceil_div(STEPS.count, ceil_div(TALL * UNITS * 4, SLICE_BYTES)), 2) * 2 : STEPS.count;
+  static constexpr long SLICES = ceil_div(STEPS.count, SLICE);
   static constexpr Blocking BLOCKING =
       SLICED ? Blocking{ceil_div(ceil_div(D::M, ceil_div(D::M, TALL)), 2 * AMX_ROWS) * 2 * AMX_ROWS,
                         max_of(1, min_of(4, ceil_div(NP * D::B, AMX_LIMITS.chunks)))}
@@ -127,8 +130,9 @@ template <class D, class TW, class Source = MatrixRows<D>> struct AmxGemmPlan {
 
   static void tap_offsets(long* taps) { taps[0] = 0; }
   // Rows that are not copied end where A does, so the last tile may begin among those of the tile before.
+  static long positions(long block) { return min_of(Q, D::M - block * Q); }
   static int tiles(long block, int32_t* first, int32_t* rows) {
-    const long count = min_of(Q, D::M - block * Q), tiles = ceil_div(count, AMX_ROWS);
+    const long count = positions(block), tiles = ceil_div(count, AMX_ROWS);
     for (long t = 0; t < tiles; t++) {
       const long at = COPY ? t * AMX_ROWS : min_of(t * AMX_ROWS, count - AMX_ROWS);
       first[t] = (int32_t)(at * PITCH);

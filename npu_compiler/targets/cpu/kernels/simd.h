@@ -5,6 +5,7 @@
 // A lane count is `Full{}` (VL, known at compile time) or an `int n` with 0 < n < VL for a tail.
 // Comparisons return masks (0 or -1) as wide as the operands; as_bool() and as_mask() convert to and from the 0/1 form.
 #pragma once
+#include "amx.h"
 #include <stdint.h>
 #include <string.h>
 #if defined(__x86_64__)
@@ -327,6 +328,9 @@ template <class T> NPU_INLINE vec<T> ld(const T* p, int n) {
 }
 
 // ---------------------------------------------------------------------------------------------- stores
+#if NPU_AMX
+constexpr int DENORMAL = 0x20;  // a class of `vfpclassps`
+#endif
 // Converts vf lanes to bf16 in the low halves of 32-bit lanes. Rounds to nearest even; NaN stays NaN; subnormals are
 // kept (the AVX512_BF16 conversion would flush them).
 NPU_INLINE vi32 bf16_lanes(vf v) {
@@ -344,9 +348,13 @@ template <class T> NPU_INLINE void st(T* p, vec<T> v, Full) {
 #if NPU_AVX512
     if constexpr (is_same<T, f16>::value)
       _mm256_storeu_si256((__m256i*)p, _mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
-    else if constexpr (is_same<T, bf16>::value)
+    else if constexpr (is_same<T, bf16>::value) {
+#if NPU_AMX && defined(__AVX512BF16__)  // the sums of tiles come fast
+      if (__builtin_expect(!_mm512_fpclass_ps_mask((__m512)v, DENORMAL), 1))
+        return _mm256_storeu_si256((__m256i*)p, (__m256i)_mm512_cvtneps_pbh((__m512)v));
+#endif
       _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16((__m512i)bf16_lanes(v)));
-    else if constexpr (sizeof(T) == 2) _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16((__m512i)v));
+    } else if constexpr (sizeof(T) == 2) _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16((__m512i)v));
     else _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8((__m512i)v));
     return;
 #elif NPU_AVX2

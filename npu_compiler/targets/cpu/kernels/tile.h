@@ -216,9 +216,11 @@ struct BlockLimits {
   long resident_bytes;  // weights that stay in L2 together with a block
   long chunk_macs;      // the smallest chunk worth claiming
   long chunks;          // the fewest chunks, so that the threads' loads balance
+  long quanta;          // the fewest quanta of a block's rows
+  long least_chunks;    // as `chunks`, even if blocks have to read weights again that leave the cache
 };
 // For the vector tile. A block leaves most of a 1 MB L2 cache to the weights; a chunk takes one core about 12 us.
-constexpr BlockLimits VECTOR_LIMITS = {256 << 10, 48 << 10, 384 << 10, 400000, 16};
+constexpr BlockLimits VECTOR_LIMITS = {256 << 10, 48 << 10, 384 << 10, 400000, 16, 3, 0};
 constexpr long CHUNK_MACS = VECTOR_LIMITS.chunk_macs, CHUNKS = VECTOR_LIMITS.chunks;
 
 // A matrix product is divided into chunks: a chunk is a block of positions times PG panels of weights. Plan defines the
