@@ -193,6 +193,13 @@ def test_winograd_is_chosen_where_it_was_measured_faster(shape: tuple[int, ...],
     assert winograd_tile(*shape, dtype, ZEN_4) == tile
 
 
+def test_convolutions_on_amx_are_direct() -> None:
+    amx, cooper_lake = (next(d for d in DEVICES if d.name == name) for name in ("amx", "cooperlake"))
+    for shape in ((1, 56, 56, 64, 64), (1, 28, 28, 128, 128), (8, 14, 14, 256, 256), (8, 7, 7, 512, 512)):
+        assert winograd_tile(*shape, "bfloat16", amx) == 0
+        assert winograd_tile(*shape, "bfloat16", cooper_lake) == winograd_tile(*shape, "float16", ZEN_4)
+
+
 def test_there_are_two_sizes_of_winograd_tiles() -> None:
     with pytest.raises(ValueError, match="tile"):
         filter_transform(3)

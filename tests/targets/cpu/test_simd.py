@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ...support.kernel_driver import ARCHS, CXX, NUMPY, Library, build, entry, struct
+from ...support.kernel_driver import AMX, ARCHS, CXX, NUMPY, Library, build, entry, struct
 
 pytestmark = pytest.mark.skipif(CXX is None, reason="no g++ on this machine")
 
@@ -39,7 +39,7 @@ def test_transpose(tmp_path: Path, arch: str) -> None:
     library.handle.stop()
 
 
-@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("arch", [*ARCHS, AMX])
 def test_conversions(tmp_path: Path, arch: str) -> None:
     """Every f16 and bf16 value widens exactly; float rounds to nearest even as numpy does; tails touch nothing else."""
     bodies = []

@@ -557,6 +557,18 @@ def test_the_row_of_a_cpu(features: str, machine: str, name: str, system: str, m
     assert devices.device_of(features.split(), machine).name == name
 
 
+def test_the_maker_decides_between_rows_of_equal_features() -> None:
+    bf16 = "avx512bf16 avx512f avx512bw avx512dq avx512vl avx2 fma f16c".split()
+    assert devices.device_of(bf16, "x86_64", "Intel(R) Xeon(R) Platinum 8380H CPU @ 2.90GHz").name == "cooperlake"
+    assert devices.device_of(bf16, "x86_64", "AMD EPYC 9554 64-Core Processor").name == "avx512"
+
+
+def test_bfloat16_is_not_slower_than_float32() -> None:
+    """The rate of the table decides, not the flag of an instruction."""
+    rates = {d.name: d.costs.bfloat16_rate for d in devices.DEVICES}
+    assert rates["amx"] > rates["avx512"] > rates["cooperlake"] == 1
+
+
 @needs_cxx
 def test_report_is_complete_and_serialisable(cache_dir: Path) -> None:
     report = compilers.compiler_report()
