@@ -24,7 +24,7 @@ FLAGS = (
 ).split()
 # Every code path this machine can run: its own, AVX2, and the portable one (baseline x86-64: 4 lanes, no F16C).
 ARCHS = ["native", "haswell", "x86-64"] if platform.machine() == "x86_64" else ["native"]
-# More archs for build(), which are "native" with the model of AMX, or with the kernels for CPUs with a slow `vdpbf16ps`.
+# More archs for build(): "native" with the model of AMX, or with the kernels for CPUs with a slow `vdpbf16ps`.
 AMX, SLOW_DOT = "amx", "slow-dot"
 NUMPY = {"float": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16, "bool8": np.bool_}
 CXX = shutil.which("g++")

@@ -55,8 +55,8 @@ class CPUDevice(Device):
 
     ``machine``: 'x86_64' or 'aarch64'; empty: any. ``system``: a value of ``sys.platform``; empty: any. ``march``: the
     compiler's name of the instruction set, or 'native'; empty: the baseline of the machine. ``features``: the CPU
-    features that code may use, named as in ``host.py``. ``flags``: more flags for the compiler. ``maker``: a word in the
-    model names of the CPUs that the row suits best; empty: any.
+    features that code may use, named as in ``host.py``. ``flags``: more flags for the compiler. ``maker``: a word in
+    the model names of the CPUs that the row suits best; empty: any.
     """
 
     target: ClassVar[str] = "cpu"

@@ -11,7 +11,20 @@ import pytest
 from npu_compiler.targets.cpu.devices import DEVICES
 from npu_compiler.targets.cpu.winograd import PANEL, filter_transform, winograd_tile
 
-from ...support.kernel_driver import AMX, ARCHS, CXX, NUMPY, SLOW_DOT, build, check, entry, pack, pack_conv, random, struct
+from ...support.kernel_driver import (
+    AMX,
+    ARCHS,
+    CXX,
+    NUMPY,
+    SLOW_DOT,
+    build,
+    check,
+    entry,
+    pack,
+    pack_conv,
+    random,
+    struct,
+)
 from ...support.sweeps import FULL
 
 pytestmark = pytest.mark.skipif(CXX is None, reason="no g++ on this machine")

@@ -122,13 +122,14 @@ template <class Plan, class Epi> NPU_NOINLINE void amx_epilogue(AmxSums& s, Epi&
   for (int p = 0, run; p < s.count; p += run) {
     for (run = 1; p + run < s.count && s.rows[p + run] == s.rows[p] + run;) run++;
     if (s.rows[p] < 0) run = 1;
-    else apply_epilogue<Plan::N, Plan::DUAL>(s.sums + p * PANEL, AmxScratch<Plan>::PANEL_SUMS, run, s.row + s.rows[p],
-                                             s.col, s.shift, epi);
+    else
+      apply_epilogue<Plan::N, Plan::DUAL>(s.sums + p * PANEL, AmxScratch<Plan>::PANEL_SUMS, run, s.row + s.rows[p],
+                                          s.col, s.shift, epi);
   }
   s.sums = nullptr;
 }
 
-// The steps of a panel that stay in the L1 cache while they are multiplied by a group of pairs of tiles: taps of a whole
+// The steps of a panel that stay in the L1 cache while a group of pairs of tiles is multiplied by them: taps of a whole
 // slice, or steps of one tap.
 template <class Plan> struct AmxInner {
   static constexpr long STEPS = Plan::SLICE;
@@ -139,14 +140,41 @@ template <class Plan> struct AmxInner {
   static constexpr long GROUP = SPLIT ? AMX_GROUP : 1;  // pairs of tiles
 };
 
+// Multiplies tiles t0 .. t1 of a block by a panel, part by part. Calls finished(t) after the last part of each pair.
+// `common` has the arguments that all calls share: x is the block's, acc and prefetch are those of tile t0.
+template <class Plan, class Finished>
+NPU_INLINE void amx_group(const AmxArgs& common, const int32_t* first, int t0, int t1, Finished finished) {
+  using Inner = AmxInner<Plan>;
+  const long steps = common.steps, total = Plan::NTAPS * steps;
+  AmxArgs a = common;
+  for (long tap = 0; tap < Plan::NTAPS; tap += Inner::TAPS)
+    for (long at = 0; at < steps; at += Inner::PART) {
+      a.taps = common.taps + tap;
+      a.ntaps = (int)min_of(Inner::TAPS, Plan::NTAPS - tap);
+      a.steps = (int)min_of(Inner::PART, steps - at);
+      const long done = tap * steps + at * a.ntaps;
+      a.w = common.w + done * a.w_step;
+      for (int t = t0; t < t1; t += 2) {
+        const bool two = t + 1 < t1;
+        a.x = common.x + first[t] + at * a.x_step;
+        a.second = two ? first[t + 1] - first[t] : 0;
+        a.acc = common.acc + (t - t0) * AMX_ROWS * PANEL;
+        a.prefetch = common.prefetch + ((t - t0) / 2 * total + done) * a.lines * 64;
+        (two ? amx_tile<2> : amx_tile<1>)(a);
+        if (done + a.ntaps * a.steps == total) finished(t);
+      }
+      a.add = true;
+    }
+}
+
 template <class Plan, class TX, class TW, class Epi>
 NPU_INLINE void amx_blocked(const TX* x, const TW* weights, Epi& epi, Thread& th, int* counter) {
   using Stored = typename Plan::Stored;
   using S = AmxScratch<Plan>;
   using Inner = AmxInner<Plan>;
   constexpr long PRODUCTS = 1 + Plan::DUAL, PRODUCT_BYTES = Stored::panel_bytes(Plan::UNITS);
-  constexpr long PANEL_BYTES = PRODUCTS * PRODUCT_BYTES, STEP = Plan::STEPS.units, PAIR_SUMS = 2 * AMX_ROWS * PANEL;
-  constexpr bool FETCH = Plan::G * Plan::NP * PANEL_BYTES > AMX_LIMITS.resident_bytes;
+  constexpr long PANEL_BYTES = PRODUCTS * PRODUCT_BYTES, STEP = Plan::STEPS.units, TILE_SUMS = AMX_ROWS * PANEL;
+  constexpr bool SLICED = Plan::SLICES > 1, LEAVE = Plan::G * Plan::NP * PANEL_BYTES > AMX_LIMITS.resident_bytes;
   long* taps = (long*)th.scratch;
   int32_t *first = (int32_t*)(th.scratch + S::FIRST), *rows = (int32_t*)(th.scratch + S::ROWS);
   float* sums = (float*)(th.scratch + S::SUMS);
@@ -160,7 +188,7 @@ NPU_INLINE void amx_blocked(const TX* x, const TW* weights, Epi& epi, Thread& th
   const char* block = nullptr;
   AmxSums waiting;
   int tiles = 0, turn = 0;
-  bool cold = true;  // the weights are not in the cache yet
+  bool cached = false;  // whether the weights may be in L2
   for (; i < Chunk<Plan>::COUNT; i = next_chunk(th, counter)) {
     const Chunk<Plan> c = Chunk<Plan>::of(i);
     if (prepared != c.image * Plan::BLOCKS + c.block) {
@@ -175,50 +203,39 @@ NPU_INLINE void amx_blocked(const TX* x, const TW* weights, Epi& epi, Thread& th
     const char* w = (const char*)weights + c.image * Plan::W_IMAGE_BYTES;
     const long row = Plan::first_row(c.image, c.block);
     for (long slice = 0; slice < Plan::SLICES; slice++) {
-      const long step0 = slice * Inner::STEPS, steps = min_of(Inner::STEPS, Plan::STEPS.count - step0);
+      const long step0 = slice * Plan::SLICE, steps = min_of(Plan::SLICE, Plan::STEPS.count - step0);
       const long units = min_of(Plan::NTAPS * steps * STEP, Plan::UNITS - step0 * STEP);
+      const bool done = slice + 1 == Plan::SLICES;
       for (long pn = c.begin; pn < c.end; pn++) {
+        const long group = pn / Plan::NP, col = pn % Plan::NP * PANEL;
+        const char *panel = w + pn * PANEL_BYTES, *next = Stored::at(panel + PANEL_BYTES, step0 * STEP);
         const char* plain[PRODUCTS];
         for (long p = 0; p < PRODUCTS; p++)
-          plain[p] = amx_panel<Plan>(w + pn * PANEL_BYTES + p * PRODUCT_BYTES, step0 * STEP, units,
+          plain[p] = amx_panel<Plan>(panel + p * PRODUCT_BYTES, step0 * STEP, units,
                                      th.scratch + S::PANELS + p * S::UNPACKED);
-        const bool more = pn + 1 < c.end;
-        const char* next = Stored::at(w + (more ? pn + 1 : c.begin) * PANEL_BYTES,
-                                      (more ? step0 : (slice + 1) % Plan::SLICES * Inner::STEPS) * STEP);
-        const long group = pn / Plan::NP, col = pn % Plan::NP * PANEL;
-        const int lines = (FETCH || cold) && (more || slice + 1 < Plan::SLICES)
-                              ? (int)ceil_div(STEP * Stored::UNIT_BYTES, (tiles + 1) / 2 * 64) : 0;
-        const char* from = block + group * Plan::GROUP_BYTES;
-        float* panel_sums = sums + (Plan::SLICES > 1 ? (pn - c.begin) * PRODUCTS * S::PANEL_SUMS : 0);
-        for (int t0 = 0; t0 < tiles; t0 += 2 * Inner::GROUP) {
-          const int t1 = (int)min_of(tiles, t0 + 2 * Inner::GROUP);
-          float* group_sums = panel_sums + (Plan::SLICES > 1 ? t0 / 2 * PAIR_SUMS : Inner::SPLIT ? 0 : turn * PAIR_SUMS);
-          turn ^= 1;
-          if (Inner::SPLIT) amx_epilogue<Plan>(waiting, epi);
-          for (long p = 0; p < PRODUCTS; p++)
-            for (long tap = 0; tap < Plan::NTAPS; tap += Inner::TAPS)
-              for (long at = 0; at < steps; at += Inner::PART) {
-                const int ntaps = (int)min_of(Inner::TAPS, Plan::NTAPS - tap), count = (int)min_of(Inner::PART, steps - at);
-                const long done = tap * steps + at * ntaps;
-                const bool last = done + ntaps * count == Plan::NTAPS * steps && p + 1 == PRODUCTS && slice + 1 == Plan::SLICES;
-                for (int t = t0; t < t1; t += 2) {
-                  const bool two = t + 1 < tiles;
-                  float* acc = group_sums + (t - t0) / 2 * PAIR_SUMS;
-                  AmxArgs a{from + first[t] + (step0 + at) * STEP * 4, two ? first[t + 1] - first[t] : 0, Plan::PITCH,
-                            taps + tap, ntaps, count, STEP * 4, plain[p] + done * STEP * BF16P::W_BYTES,
-                            STEP * BF16P::W_BYTES, acc + p * S::PANEL_SUMS, slice > 0 || done > 0,
-                            next + p * PRODUCT_BYTES + (t / 2 * Plan::NTAPS * steps + done) * lines * 64, lines};
-                  (two ? amx_tile<2> : amx_tile<1>)(a);
-                  if (!last) continue;
-                  amx_epilogue<Plan>(waiting, epi);
-                  waiting = {acc, rows + t * AMX_ROWS, (two ? 2 : 1) * (int)AMX_ROWS, row, col, group * Plan::N};
-                }
-              }
+        const bool fetch = (LEAVE || !cached) && pn + 1 < c.end;
+        const int lines = fetch ? (int)ceil_div(STEP * Stored::UNIT_BYTES, (tiles + 1) / 2 * 64) : 0;
+        float* panel_sums = sums + (SLICED ? (pn - c.begin) * PRODUCTS * S::PANEL_SUMS : 0);
+        for (int t0 = 0; t0 < tiles; t0 += 2 * Inner::GROUP, turn ^= 1) {
+          if (Inner::SPLIT) amx_epilogue<Plan>(waiting, epi);  // its sums are those of the last group
+          float* acc = panel_sums + (SLICED ? t0 * TILE_SUMS : Inner::SPLIT ? 0 : turn * 2 * TILE_SUMS);
+          for (long p = 0; p < PRODUCTS; p++) {
+            const char* after = next + p * PRODUCT_BYTES + t0 / 2 * Plan::NTAPS * steps * lines * 64;
+            const AmxArgs common = {block + group * Plan::GROUP_BYTES + step0 * STEP * 4, 0, Plan::PITCH, taps, 0,
+                                    (int)steps, STEP * 4, plain[p], STEP * BF16P::W_BYTES, acc + p * S::PANEL_SUMS,
+                                    slice > 0, after, lines};
+            amx_group<Plan>(common, first, t0, (int)min_of(tiles, t0 + 2 * Inner::GROUP), [&](int t) {
+              if (p + 1 < PRODUCTS || !done) return;
+              amx_epilogue<Plan>(waiting, epi);
+              waiting = {acc + (t - t0) * TILE_SUMS, rows + t * AMX_ROWS, (int)(min_of(2, tiles - t) * AMX_ROWS), row,
+                         col, group * Plan::N};
+            });
+          }
         }
       }
-      if (slice + 1 == Plan::SLICES && Plan::SLICES > 1) amx_epilogue<Plan>(waiting, epi);
+      if (SLICED && done) amx_epilogue<Plan>(waiting, epi);
     }
-    cold = false;
+    cached = true;
   }
   amx_epilogue<Plan>(waiting, epi);
   Amx::release();

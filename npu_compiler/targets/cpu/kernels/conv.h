@@ -44,10 +44,12 @@ template <class Kind, class TX> NPU_NOINLINE void copy_rows(const TX* x, char* o
     if (is_same<Kind, BF16P>::value && d.c == 3 && d.groups == 1) {  // RGB: 8-byte reads, except for the last pixel
 #if NPU_AMX && NPU_AVX512
       if (d.step == 1 && d.pixel_bytes == 8) {  // eight pixels at once
-        const __m512i spread = _mm512_set_epi16(0, 23, 22, 21, 0, 20, 19, 18, 0, 17, 16, 15, 0, 14, 13, 12, 0, 11, 10, 9,
-                                                0, 8, 7, 6, 0, 5, 4, 3, 0, 2, 1, 0);
-        for (; p + 11 <= last; p += 8)
-          _mm512_storeu_si512(out + p * 8, _mm512_maskz_permutexvar_epi16(0x77777777, spread, _mm512_loadu_si512(from + p * 3)));
+        const __m512i spread = _mm512_set_epi16(0, 23, 22, 21, 0, 20, 19, 18, 0, 17, 16, 15, 0, 14, 13, 12,  //
+                                                0, 11, 10, 9, 0, 8, 7, 6, 0, 5, 4, 3, 0, 2, 1, 0);
+        for (; p + 11 <= last; p += 8) {
+          const __m512i pixels = _mm512_loadu_si512(from + p * 3);
+          _mm512_storeu_si512(out + p * 8, _mm512_maskz_permutexvar_epi16(0x77777777, spread, pixels));
+        }
       }
 #endif
       for (; p + 1 < last; p++) {
@@ -173,7 +175,8 @@ template <class D> struct ConvRows {
 // between two output rows are dropped. A block has rows of one image, or whole images.
 template <class D, class TW> struct AmxConvPlan {
   using Stored = Plain<BF16P>;
-  static constexpr long G = D::G, CG = D::C / G, CU = ceil_div(CG, 2), N = D::K / G, NP = ceil_div(N, PANEL), IMAGES = 1;
+  static constexpr long G = D::G, CG = D::C / G, CU = ceil_div(CG, 2), N = D::K / G, NP = ceil_div(N, PANEL);
+  static constexpr long IMAGES = 1;
   static constexpr bool DUAL = false;
   static constexpr long DENSE_PIXEL = G * CU * 4, SH = D::stride_h, SW = D::stride_w;
   static constexpr long PIXEL = DENSE_PIXEL + (DENSE_PIXEL * SW % 4096 == 0 ? 64 : 0);

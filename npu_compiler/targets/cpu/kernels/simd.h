@@ -328,9 +328,6 @@ template <class T> NPU_INLINE vec<T> ld(const T* p, int n) {
 }
 
 // ---------------------------------------------------------------------------------------------- stores
-#if NPU_AMX
-constexpr int DENORMAL = 0x20;  // a class of `vfpclassps`
-#endif
 // Converts vf lanes to bf16 in the low halves of 32-bit lanes. Rounds to nearest even; NaN stays NaN; subnormals are
 // kept (the AVX512_BF16 conversion would flush them).
 NPU_INLINE vi32 bf16_lanes(vf v) {
@@ -349,8 +346,8 @@ template <class T> NPU_INLINE void st(T* p, vec<T> v, Full) {
     if constexpr (is_same<T, f16>::value)
       _mm256_storeu_si256((__m256i*)p, _mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
     else if constexpr (is_same<T, bf16>::value) {
-#if NPU_AMX && defined(__AVX512BF16__)  // the sums of tiles come fast
-      if (__builtin_expect(!_mm512_fpclass_ps_mask((__m512)v, DENORMAL), 1))
+#if NPU_AMX && defined(__AVX512BF16__)  // the sums of tiles come fast; 0x20: subnormals, which it would flush
+      if (__builtin_expect(!_mm512_fpclass_ps_mask((__m512)v, 0x20), 1))
         return _mm256_storeu_si256((__m256i*)p, (__m256i)_mm512_cvtneps_pbh((__m512)v));
 #endif
       _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16((__m512i)bf16_lanes(v)));
