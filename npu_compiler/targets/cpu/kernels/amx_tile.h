@@ -11,9 +11,6 @@
 namespace npu {
 
 constexpr long AMX_ROWS = 16, AMX_UNITS = 16;  // positions of a tile, and its most units of the reduced dim
-// A step takes 2 KB of weights. Up to AMX_WHOLE_STEPS are multiplied at once; with more, parts of at most AMX_L1_STEPS
-// stay in L1 with the sums of AMX_GROUP pairs of tiles, 4 KB each.
-constexpr long AMX_WHOLE_STEPS = 16, AMX_L1_STEPS = 12, AMX_GROUP = 4;
 
 // Units of the reduced dim as steps of equal size. `padded`: the last step has more units than remain.
 struct AmxSteps {
@@ -84,12 +81,11 @@ constexpr BlockLimits AMX_LIMITS = {768 << 10, 64 << 10, 768 << 10, 2000000, 32,
 //   positions(block)            their number
 //   STEPS, PITCH                steps of a tap; bytes between the positions of a tile
 //   SLICES, SLICE               parts of a tap, one after the other, and the most steps of one
-template <class Plan> struct AmxInner;
 template <class Plan> struct AmxScratch {
-  static constexpr long UNITS = Plan::NTAPS * AmxInner<Plan>::STEPS * Plan::STEPS.units;
+  static constexpr long UNITS = Plan::NTAPS * Plan::SLICE * Plan::STEPS.units;
   static constexpr bool UNPACK = !Plan::Stored::PLAIN || Plan::STEPS.padded;
   // Pairs of tiles whose sums exist at once. One pair waits for its epilogue while the next one is multiplied.
-  static constexpr long PAIRS = Plan::SLICES > 1 ? ceil_div(Plan::TILES, 2) : max_of(2, AmxInner<Plan>::GROUP);
+  static constexpr long PAIRS = Plan::SLICES > 1 ? ceil_div(Plan::TILES, 2) : 2;
   static constexpr long PANEL_SUMS = PAIRS * 2 * AMX_ROWS * PANEL;
   static constexpr long UNPACKED = UNPACK ? UNITS * BF16P::W_BYTES : 0;
   static constexpr long FIRST = align64(Plan::NTAPS * 8), ROWS = FIRST + align64(Plan::TILES * 4);
@@ -129,49 +125,10 @@ template <class Plan, class Epi> NPU_NOINLINE void amx_epilogue(AmxSums& s, Epi&
   s.sums = nullptr;
 }
 
-// The steps of a panel that stay in the L1 cache while a group of pairs of tiles is multiplied by them: taps of a whole
-// slice, or steps of one tap.
-template <class Plan> struct AmxInner {
-  static constexpr long STEPS = Plan::SLICE;
-  static constexpr long AT_ONCE = Plan::NTAPS * STEPS <= AMX_WHOLE_STEPS ? AMX_WHOLE_STEPS : AMX_L1_STEPS;
-  static constexpr long TAPS = max_of(1, min_of(Plan::NTAPS, AT_ONCE / STEPS));
-  static constexpr long PARTS = TAPS > 1 ? 1 : ceil_div(STEPS, AT_ONCE), PART = ceil_div(STEPS, PARTS);
-  static constexpr bool SPLIT = TAPS < Plan::NTAPS || PARTS > 1;
-  static constexpr long GROUP = SPLIT ? AMX_GROUP : 1;  // pairs of tiles
-};
-
-// Multiplies tiles t0 .. t1 of a block by a panel, part by part. Calls finished(t) after the last part of each pair.
-// `common` has the arguments that all calls share: x is the block's, acc and prefetch are those of tile t0.
-template <class Plan, class Finished>
-NPU_INLINE void amx_group(const AmxArgs& common, const int32_t* first, int t0, int t1, Finished finished) {
-  using Inner = AmxInner<Plan>;
-  const long steps = common.steps, total = Plan::NTAPS * steps;
-  AmxArgs a = common;
-  for (long tap = 0; tap < Plan::NTAPS; tap += Inner::TAPS)
-    for (long at = 0; at < steps; at += Inner::PART) {
-      a.taps = common.taps + tap;
-      a.ntaps = (int)min_of(Inner::TAPS, Plan::NTAPS - tap);
-      a.steps = (int)min_of(Inner::PART, steps - at);
-      const long done = tap * steps + at * a.ntaps;
-      a.w = common.w + done * a.w_step;
-      for (int t = t0; t < t1; t += 2) {
-        const bool two = t + 1 < t1;
-        a.x = common.x + first[t] + at * a.x_step;
-        a.second = two ? first[t + 1] - first[t] : 0;
-        a.acc = common.acc + (t - t0) * AMX_ROWS * PANEL;
-        a.prefetch = common.prefetch + ((t - t0) / 2 * total + done) * a.lines * 64;
-        (two ? amx_tile<2> : amx_tile<1>)(a);
-        if (done + a.ntaps * a.steps == total) finished(t);
-      }
-      a.add = true;
-    }
-}
-
 template <class Plan, class TX, class TW, class Epi>
 NPU_INLINE void amx_blocked(const TX* x, const TW* weights, Epi& epi, Thread& th, int* counter) {
   using Stored = typename Plan::Stored;
   using S = AmxScratch<Plan>;
-  using Inner = AmxInner<Plan>;
   constexpr long PRODUCTS = 1 + Plan::DUAL, PRODUCT_BYTES = Stored::panel_bytes(Plan::UNITS);
   constexpr long PANEL_BYTES = PRODUCTS * PRODUCT_BYTES, STEP = Plan::STEPS.units, TILE_SUMS = AMX_ROWS * PANEL;
   constexpr bool SLICED = Plan::SLICES > 1, LEAVE = Plan::G * Plan::NP * PANEL_BYTES > AMX_LIMITS.resident_bytes;
@@ -216,21 +173,20 @@ NPU_INLINE void amx_blocked(const TX* x, const TW* weights, Epi& epi, Thread& th
         const bool fetch = (LEAVE || !cached) && pn + 1 < c.end;
         const int lines = fetch ? (int)ceil_div(STEP * Stored::UNIT_BYTES, (tiles + 1) / 2 * 64) : 0;
         float* panel_sums = sums + (SLICED ? (pn - c.begin) * PRODUCTS * S::PANEL_SUMS : 0);
-        for (int t0 = 0; t0 < tiles; t0 += 2 * Inner::GROUP, turn ^= 1) {
-          if (Inner::SPLIT) amx_epilogue<Plan>(waiting, epi);  // its sums are those of the last group
-          float* acc = panel_sums + (SLICED ? t0 * TILE_SUMS : Inner::SPLIT ? 0 : turn * 2 * TILE_SUMS);
+        for (int t = 0; t < tiles; t += 2, turn ^= 1) {
+          const bool two = t + 1 < tiles;
+          float* acc = panel_sums + (SLICED ? t : 2 * turn) * TILE_SUMS;
           for (long p = 0; p < PRODUCTS; p++) {
-            const char* after = next + p * PRODUCT_BYTES + t0 / 2 * Plan::NTAPS * steps * lines * 64;
-            const AmxArgs common = {block + group * Plan::GROUP_BYTES + step0 * STEP * 4, 0, Plan::PITCH, taps, 0,
-                                    (int)steps, STEP * 4, plain[p], STEP * BF16P::W_BYTES, acc + p * S::PANEL_SUMS,
-                                    slice > 0, after, lines};
-            amx_group<Plan>(common, first, t0, (int)min_of(tiles, t0 + 2 * Inner::GROUP), [&](int t) {
-              if (p + 1 < PRODUCTS || !done) return;
-              amx_epilogue<Plan>(waiting, epi);
-              waiting = {acc + (t - t0) * TILE_SUMS, rows + t * AMX_ROWS, (int)(min_of(2, tiles - t) * AMX_ROWS), row,
-                         col, group * Plan::N};
-            });
+            const char* from = block + group * Plan::GROUP_BYTES + first[t] + step0 * STEP * 4;
+            const char* after = next + p * PRODUCT_BYTES + t / 2 * Plan::NTAPS * steps * lines * 64;
+            const AmxArgs a = {from, two ? first[t + 1] - first[t] : 0, Plan::PITCH, taps, Plan::NTAPS, (int)steps,
+                               STEP * 4, plain[p], STEP * BF16P::W_BYTES, acc + p * S::PANEL_SUMS, slice > 0, after,
+                               lines};
+            (two ? amx_tile<2> : amx_tile<1>)(a);
           }
+          if (!done) continue;
+          amx_epilogue<Plan>(waiting, epi);
+          waiting = {acc, rows + t * AMX_ROWS, (two ? 2 : 1) * (int)AMX_ROWS, row, col, group * Plan::N};
         }
       }
       if (SLICED && done) amx_epilogue<Plan>(waiting, epi);
