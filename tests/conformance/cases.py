@@ -263,7 +263,8 @@ def cases_for(target: str) -> list[Case]:
     cases = all_cases()
     if target == "interp":
         return cases
-    cases = [c for c in cases if c.dtype in target_config(target).dtypes]
+    supported = target_config(target).dtypes
+    cases = [c for c in cases if c.dtype in supported]
     if FULL:
         return cases
     if target == "metal":

@@ -11,9 +11,14 @@ import torch
 from ..models.gate import Expected, largest, rms, scale_room
 
 
+def _log_softmax(x: np.ndarray) -> np.ndarray:
+    x = x - x.max(-1, keepdims=True)
+    return x - np.log(np.exp(x).sum(-1, keepdims=True))
+
+
 def divergence(reference: np.ndarray, logits: np.ndarray) -> np.ndarray:
     """KL(reference || logits) of the softmax over the last dim, in nats, for each row."""
-    p, q = (x - np.logaddexp.reduce(x, -1, keepdims=True) for x in (reference, logits))
+    p, q = map(_log_softmax, (reference, logits))
     return np.maximum((np.exp(p) * (p - q)).sum(-1), 0)  # below 0 by rounding only
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -30,21 +31,23 @@ STORY = (
 TEXT = Path(__file__).parents[2] / "LICENSE"
 
 
-def load(name: str, max_len: int = 256, **options: object) -> LLM:
+@cache
+def load(name: str, max_len: int, dtype: str) -> LLM:
     try:
-        return LLM.load(name, max_len=max_len, **options)  # type: ignore[arg-type]
+        return LLM.load(name, max_len=max_len, dtype=dtype)
     except RegistryUnavailable as error:
         pytest.skip(str(error))
 
 
-def test_tinystories() -> None:
-    answer = load("tinystories-15m").generate([1], max_tokens=40, stream=False)
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float32", marks=IN_FULL)])
+def test_tinystories(dtype: str) -> None:
+    answer = load("tinystories-15m", 256, dtype).generate([1], max_tokens=40, stream=False)
     assert len(answer.tokens) == 40 and answer.text == STORY
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float32", marks=IN_FULL)])
 def test_smollm2(dtype: str) -> None:
-    llm = load("smollm2-135m", dtype=dtype)
+    llm = load("smollm2-135m", 256, dtype)
     assert llm.encode("The capital of France is") == [504, 3575, 282, 4649, 314]
     answer = llm.generate("The capital of France is", max_tokens=10, stream=False)
     assert answer.tokens == [7042, 30, 198, 198, 504, 2988, 314, 42, 216, 34]
@@ -84,7 +87,7 @@ def transformers_llama(path: Path) -> Any:
 def test_teacher_forced_logits(name: str, window: int, dtype: str) -> None:
     """A text, token by token and as prompts of many lengths. Divergence is also taken from the model as it
     was before its weights were rounded."""
-    llm = load(name, window, dtype=dtype)
+    llm = load(name, window, dtype)
     ids = llm.encode(TEXT.read_text())[: 512 if FULL else window]
     windows = [ids[i : i + window] for i in range(0, len(ids), window)]
     model = transformers_llama(llm.path)

@@ -32,8 +32,9 @@ def check(name: str, size: int, batch: int, dtype: str, count: int = COUNT) -> N
 RESNETS = ("resnet18", "resnet50")
 BATCHES = (1, 3, 8)
 ALL = [(name, dtype, batch) for name in RESNETS for dtype in DTYPES for batch in BATCHES]
-# A sample has every network with every dtype, and every batch twice.
-SAMPLE = [c for c in ALL if BATCHES.index(c[2]) == (DTYPES.index(c[1]) + RESNETS.index(c[0])) % 3]
+# A sample has every network with two dtypes, every dtype and every batch.
+SAMPLE = [c for c in ALL if BATCHES.index(c[2]) == DTYPES.index(c[1]) and (c[0] == "resnet18") != (c[1] == "float16")]
+SAMPLE += [("resnet50", "bfloat16", 1)]
 
 
 @pytest.mark.parametrize(("name", "dtype", "batch"), ALL if FULL else SAMPLE)
@@ -72,9 +73,10 @@ def test_a_float32_model_stored_in_half(dtype: str) -> None:
 def test_the_gate_sees_a_wrong_bit_of_the_weights() -> None:
     """A batch norm whose epsilon is forgotten is no rounding error."""
     model, x = image_model("resnet18", 64), images(8, 64)
+    runs = [(image,) for image in x.split(1)]  # of the program that test_resnet has compiled
     wrong = {k: v.copy() for k, v in state_dict_numpy(model).items()}
     wrong["layer4.1.bn2.running_var"] += 2e-4
-    results = run(compile_whole(capture(model, x)), wrong, [(x,)])
+    results = run(compile_whole(capture(model, runs[0])), wrong, runs)
     with pytest.raises(AssertionError, match=r"rms.* of the errors exceed"):
         expected("resnet18", 64, 8, "float32").check(results)
     assert torch.isfinite(torch.from_numpy(results[0])).all()

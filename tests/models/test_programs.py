@@ -99,13 +99,13 @@ def test_a_run_of_resnet50_allocates_nothing() -> None:
         bound()
     wanted = out.copy()
     pages = resident_pages()
-    peaks = []
     for _ in range(3):  # tracemalloc sees every thread, so a test runner's own may add to one of them
         with allocations() as peak:
             for _ in range(20):
                 bound()
-        peaks += peak
-    assert min(peaks) < 2048
+        if peak[0] < 2048:
+            break
+    assert peak[0] < 2048
     assert resident_pages() - pages < 64
     np.testing.assert_array_equal(out, wanted)
 

@@ -12,20 +12,25 @@ import shlex
 import shutil
 import subprocess
 import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 from npu_compiler.support import env
 from npu_compiler.support.cache import make_folders
 from npu_compiler.support.errors import ToolchainError
-from npu_compiler.targets.cpu.compilers import compile_flags, find_compiler
+from npu_compiler.targets.cpu.compilers import Compiler, compile_flags, find_compiler
+from npu_compiler.targets.cpu.devices import DEVICES
+from npu_compiler.targets.cpu.host import host_cpu
 from npu_compiler.targets.cpu.target import KERNELS
 from npu_compiler.targets.cpu.toolchain import _Headers
 
 HEADER = "loops.h"  # what the units of every program include first
+_KEPT_S = 24 * 3600
 
 
 def use_precompiled_headers() -> None:
-    """Let this process and its children compile with it, through NPU_CXX; does nothing where that is set already, or
-    where the compiler is not g++. The header is kept beside the cache of objects, which it must not make stale."""
+    """Let this process and its children compile with them, through NPU_CXX; does nothing where that is set already, or
+    where the compiler is not g++. They are kept beside the cache of objects, which they must not make stale."""
     if env.cxx() or os.environ.get("CXX"):
         return
     try:
@@ -34,18 +39,35 @@ def use_precompiled_headers() -> None:
         return
     if compiler.kind != "gcc":
         return
-    flags = compile_flags("native", compiler)
+    flags = [compile_flags(march, compiler) for march in _marches()]
     made_of = compiler.identity, flags, _Headers(KERNELS).digest(f'#include "{HEADER}"')
     folder = env.cache_dir() / "precompiled" / hashlib.sha256(repr(made_of).encode()).hexdigest()[:16]
-    header = folder / f"{HEADER}.gch"
-    if not header.exists():
-        make_folders(folder)
-        part = header.with_suffix(f".{os.getpid()}")
-        command = [*compiler.argv, *flags, "-iquote", str(KERNELS), "-x", "c++-header", str(KERNELS / HEADER)]
-        if subprocess.run([*command, "-o", str(part)], capture_output=True).returncode:
+    headers = folder / f"{HEADER}.gch"  # of the headers in a folder of this name, g++ takes the one that fits its flags
+    make_folders(headers)
+    with ThreadPoolExecutor(env.usable_cpus()) as pool:
+        if not all(pool.map(lambda march: _precompile(compiler, march, headers), _marches())):
             return
-        part.rename(header)
-        for old in folder.parent.iterdir():  # of earlier versions: 30 MB each
-            if old.stat().st_mtime < time.time() - 24 * 3600:
-                shutil.rmtree(old, ignore_errors=True)
+    for old in folder.parent.iterdir():  # of earlier versions: 30 MB each
+        if old != folder and old.stat().st_mtime < time.time() - _KEPT_S:
+            shutil.rmtree(old, ignore_errors=True)
     os.environ["NPU_CXX"] = shlex.join([*compiler.argv, "-iquote", str(folder)])
+
+
+def _marches() -> list[str]:
+    """What tests compile for on this machine: its CPU, an older one and any of its architecture."""
+    names = ("avx2", "portable") if host_cpu().arch == "x86_64" else ("portable",)
+    return list(dict.fromkeys(["native", *(d.march for d in DEVICES if d.name in names)]))
+
+
+def _precompile(compiler: Compiler, march: str, headers: Path) -> bool:
+    """Write the header for one CPU unless it is there. Returns whether it is there now."""
+    header = headers / f"{march or 'any'}.gch"
+    if header.exists():
+        return True
+    part = headers.parent / f"{header.name}.{os.getpid()}"
+    command = [*compiler.argv, *compile_flags(march, compiler), "-iquote", str(KERNELS), "-x", "c++-header"]
+    if subprocess.run([*command, str(KERNELS / HEADER), "-o", str(part)], capture_output=True).returncode:
+        part.unlink(missing_ok=True)
+        return False
+    part.rename(header)
+    return True
