@@ -7,7 +7,7 @@
 //
 // Sums and the softmax are float32, as in PyTorch's kernel. Row sums add the weights before they are rounded.
 #pragma once
-#include "amx.h"
+#include "amx_tile.h"
 #include "attention_panels.h"
 
 namespace npu {
@@ -34,43 +34,6 @@ template <class D> struct TilePlan : PanelPlan<D> {
 template <class D> constexpr long attention_tiles_scratch_bytes() { return TilePlan<D>::END; }
 
 #if NPU_AMX
-// c[16 * A_TILES][32] += a b over `steps` tiles of the inner dim. Byte distances: of the rows of a, of its tiles, and of
-// its and b's steps. b and c have rows of 128 bytes.
-struct PairArgs {
-  const char* a;
-  long a_row, a_tile, a_step;
-  const char* b;
-  long b_step;
-  int steps;
-  float* c;
-  bool add;
-};
-template <int A_TILES> NPU_INLINE void tile_pairs(const PairArgs& p) {
-  constexpr long ROW = PANEL * 4;
-  if (p.add) {
-    Amx::load<0>(p.c, ROW), Amx::load<1>(p.c + 16, ROW);
-    if constexpr (A_TILES == 2) Amx::load<2>(p.c + 16 * PANEL, ROW), Amx::load<3>(p.c + 16 * PANEL + 16, ROW);
-  } else {
-    Amx::zero<0>(), Amx::zero<1>();
-    if constexpr (A_TILES == 2) Amx::zero<2>(), Amx::zero<3>();
-  }
-  const char *a = p.a, *b = p.b;
-  for (int i = 0; i < p.steps; i++, a += p.a_step, b += p.b_step) {
-    Amx::load<6>(b, ROW);
-    Amx::load<4>(a, p.a_row);
-    Amx::dpbf16ps<0, 4, 6>();
-    Amx::load<7>(b + 64, ROW);
-    Amx::dpbf16ps<1, 4, 7>();
-    if constexpr (A_TILES == 2) {
-      Amx::load<5>(a + p.a_tile, p.a_row);
-      Amx::dpbf16ps<2, 5, 6>();
-      Amx::dpbf16ps<3, 5, 7>();
-    }
-  }
-  Amx::store<0>(p.c, ROW), Amx::store<1>(p.c + 16, ROW);
-  if constexpr (A_TILES == 2) Amx::store<2>(p.c + 16 * PANEL, ROW), Amx::store<3>(p.c + 16 * PANEL + 16, ROW);
-}
-
 // The larger operand; b if either is NaN.
 NPU_INLINE vf larger(vf a, vf b) {
 #if NPU_AVX512
@@ -189,6 +152,8 @@ NPU_INLINE void attention_tiles(const bf16* q, const bf16* k, const bf16* v, con
                                 int* counter, long keys, long first) {
   using Plan = TilePlan<D>;
   constexpr long DH = Plan::DH, DV = Plan::DV;
+  constexpr long STEP = AMX_UNITS * PANEL * 4;  // bytes of a panel in a step
+  static const long no_tap = 0;
   constexpr bool SCALE_FIRST = !no_mask<M> || !(D::scale > 0);
   char* scratch = th.scratch;
   float *scores = (float*)(scratch + Plan::S), *acc = (float*)(scratch + Plan::ACC);
@@ -241,8 +206,8 @@ NPU_INLINE void attention_tiles(const bf16* q, const bf16* k, const bf16* v, con
         if (seen <= 0) continue;
         const char* queries = scratch + Plan::Q + p * Plan::Q_BYTES;
         for (int j = 0; j < whole; j += 32)
-          tile_pairs<2>({k_block + j * k_row, k_row, 16 * k_row, 64, queries, 16 * PANEL * 4, (int)(DH / 32),
-                         scores + j * PANEL, false});
+          amx_tile<2>({k_block + j * k_row, 16 * k_row, k_row, &no_tap, 1, (int)(DH / 32), 64, queries, STEP,
+                       scores + j * PANEL, false, nullptr, 0});
         if constexpr (!no_mask<M>) {
           add_mask<TILE_KEYS>(scores, D::scale, mask, panel_of(p), j0, seen, rows, transposed);
         } else if constexpr (SCALE_FIRST) {
@@ -252,10 +217,10 @@ NPU_INLINE void attention_tiles(const bf16* q, const bf16* k, const bf16* v, con
         float* sums = acc + p * DV * PANEL;
         softmax_pairs<D::DV>(scores, seen, whole, SCALE_FIRST ? LOG2_E : D::scale * LOG2_E, weights,
                              row_max + p * PANEL, row_sum + p * PANEL, sums);
-        PairArgs values{scratch + Plan::V, 64, 16 * 64, DV * 64, (const char*)weights, 16 * PANEL * 4, whole / 32,
-                        sums, true};
-        for (long d = 0; d + 32 <= DV; d += 32, values.a += 32 * 64, values.c += 32 * PANEL) tile_pairs<2>(values);
-        if constexpr (DV % 32 != 0) tile_pairs<1>(values);
+        AmxArgs values{scratch + Plan::V, 16 * 64, 64, &no_tap, 1, whole / 32, DV * 64, (const char*)weights, STEP,
+                       sums, true, nullptr, 0};
+        for (long d = 0; d + 32 <= DV; d += 32, values.x += 32 * 64, values.acc += 32 * PANEL) amx_tile<2>(values);
+        if constexpr (DV % 32 != 0) amx_tile<1>(values);
       }
     }
     for (long p = 0; p < panels; p++)
