@@ -395,7 +395,7 @@ class DecodeAttention(Anchor):
     """Attention of a single query position over a cache, with its producers: the kernel computes ``queries``, stores
     ``new_rows`` (key and value) in the cache, and combines the partial results of workgroups. Inputs: keys, values,
     position, then those of ``queries`` and ``new_rows``. Outputs: result, keys, values, partial results, and the
-    counters of the grid barrier."""
+    counters of the workgroups that have arrived."""
 
     kind = "decode_attention"
     scale: float
@@ -406,6 +406,21 @@ class DecodeAttention(Anchor):
     def producers(self) -> tuple[Loops, ...]:
         """The loop nests that compute the queries and the new rows of the cache."""
         return (self.queries, *self.new_rows)
+
+    @property
+    def bytes_read(self) -> int:
+        return super().bytes_read + self._parts_bytes
+
+    @property
+    def bytes_written(self) -> int:
+        rows = sum(math.prod(r.body.domain) * dtypes.DTYPES[r.outputs[0].dtype].size for r in self.new_rows)
+        return bytes_touched(self.outputs[0]) + rows + self._parts_bytes
+
+    @property
+    def _parts_bytes(self) -> int:
+        """Bytes of the partial results; a single workgroup of a head has none."""
+        parts = self.outputs[3]
+        return bytes_touched(parts) if parts.shape[0] > 1 else 0
 
     def text(self) -> str:
         return " | ".join(p.text() for p in self.producers)

@@ -18,6 +18,7 @@ from npu_compiler.frontend.llm.config import LLMConfig, parameter_shapes
 from npu_compiler.graph.graph import Graph
 from npu_compiler.pipeline import compile_entries
 from npu_compiler.targets.metal import devices
+from npu_compiler.targets.simt.kernels.attention_decode import PAD
 from npu_compiler.targets.simt.lang.program import unpack
 from npu_runtime import CPUBackend, Executor, load_weights
 from npu_runtime.backends.base import Backend
@@ -80,6 +81,15 @@ def test_the_last_workgroup_combines_the_parts(dtype: str, heads: int, kv_heads:
     for x, again, y in zip(*orders, expected, strict=True):
         np.testing.assert_array_equal(x, again)
         assert np.abs(x - y).max() <= (2e-5 if dtype == "float32" else 0.02) * np.abs(y).max()
+
+
+def test_bytes_of_the_parts_and_of_one_row_of_each_cache_are_counted() -> None:
+    _, graphs = _graphs("float32", 6, 2, 64)
+    calls = compile_entries(graphs, "metal:apple7").entries["decode"].calls
+    [call] = [c for c in calls if c.kind == "decode_attention"]
+    parts, caches, row = 4 * 4 * 6 * (64 + PAD), 2 * 4 * 2 * KEYS * 64, 4 * 2 * 64  # of four workgroups for each head
+    assert call.bytes_written == parts + 2 * row + 4 * 6 * 64
+    assert parts + caches < call.bytes_read < parts + caches + 8 * 1024
 
 
 def test_programs_ask_for_the_language_that_they_use(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,6 +78,13 @@ def long_convolution() -> Graph:
     return g
 
 
+def few_queries() -> Graph:
+    g = Graph("few_queries")
+    q, k, v = (g.input(name, (1, 2, n, 64), "bfloat16") for name, n in (("q", 3), ("k", 500), ("v", 500)))
+    g.outputs = [("y", g.attention(q, k, v, None, 0.125, False))]
+    return g
+
+
 def long_sum() -> Graph:
     g = Graph("long_sum")
     g.outputs = [("y", g.input("x", (2, 40_000), "float32").sum([1]))]
@@ -137,12 +144,13 @@ EXAMPLES = [
     Example("fold_position_masks", "cuda", "float32"),
     Example("fold_position_masks", "metal", "bfloat16"),
     Example("fuse_decode_attention", "cuda", "bfloat16"),
+    Example("fuse_decode_attention", "metal", "float32"),
     Example("dual_conv", "cuda", on_graph(block)),
     Example("dual_conv", "cuda", on_graph(lambda: block(taps=3, stride=2, inner=128))),
     Example("legalize", "cuda", on_graph(lambda: gated_mlp(1, hidden=18))),
     Example("legalize", "metal", on_graph(independent)),
     Example("split_attention", "cuda", "float32"),
-    Example("split_attention", "metal", "bfloat16"),
+    Example("split_attention", "metal", on_graph(few_queries)),
     Example("split_k", "cuda:sm_80", on_graph(long_product)),
     Example("split_k", "cuda:sm_80", on_graph(long_convolution)),
     Example("split_k", "metal", on_graph(long_product)),
