@@ -34,14 +34,14 @@ def scatter_sum(k: ScatterSum, inputs: Sequence[Array], out: Array) -> None:
 
 
 def scatter_result(k: ScatterResult, inputs: Sequence[Array], out: Array) -> None:
-    """Add the sums to ``out``."""
-    magnitude, total, _ = inputs
+    """Store the base plus the sums in ``out``."""
+    magnitude, total, base = inputs
     with np.errstate(invalid="ignore", over="ignore"):
         found = np.ldexp(total.astype(np.float32), -_shift(k.carry_bits, magnitude))
         positive, negative = total & 0xFFFFFFFF != 0, total >> 32 != 0
         infinite = np.where(positive, np.float32(np.inf), 0) + np.where(negative, np.float32(-np.inf), 0)
         found = np.where(magnitude < INFINITY, found, np.where(magnitude == INFINITY, infinite, np.float32(np.nan)))
-        out[...] = np.where(magnitude == 0, out, out + found.astype(np.float32))
+        out[...] = np.where(magnitude == 0, base, base + found.astype(np.float32))
 
 
 def _shift(carry_bits: int, magnitude: Array) -> Array:

@@ -447,8 +447,8 @@ class ScatterSum(Kernel):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ScatterResult(Kernel):
-    """Adds sums in fixed point to the output, which is also the last input. The others are the magnitudes and the sums
-    of :class:`ScatterSum`."""
+    """Adds sums in fixed point to the last input, which may be the output itself. The other inputs are the magnitudes
+    and the sums of :class:`ScatterSum`."""
 
     kind = "scatter_result"
     carry_bits: int

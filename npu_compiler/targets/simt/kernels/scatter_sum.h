@@ -45,12 +45,13 @@ template <int BITS> INLINE float add_to_base(float base, int magnitude, int64_t 
   return base + times_power_of_two((float)sum, -fixed_point_shift<BITS>(magnitude));
 }
 
-// Adds the sums to the result [COUNT], whose places are C::Y.
+// Stores the base plus the sums. C::X and C::Y are the places of the base and the result, COUNT elements in rows of N.
 template <class C>
 INLINE void add_fixed_point_sums(
-    DEVICE const int* magnitudes, DEVICE const int64_t* sums, DEVICE float* y, Thread at) {
+    DEVICE const int* magnitudes, DEVICE const int64_t* sums, DEVICE const float* x, DEVICE float* y, Thread at) {
   const uint n = (uint)at.workgroup * (uint)C::THREADS + (uint)at.tid;
   if (n >= (uint)C::COUNT) return;
-  DEVICE float* const to = y + C::Y::row((int)(n / (uint)C::N)) + (int64_t)(n % (uint)C::N) * C::Y::STEP;
-  *to = add_to_base<C::BITS>(*to, magnitudes[n], sums[n]);
+  const int row = (int)(n / (uint)C::N), column = (int)(n % (uint)C::N);
+  const float base = x[C::X::row(row) + (int64_t)column * C::X::STEP];
+  y[C::Y::row(row) + (int64_t)column * C::Y::STEP] = add_to_base<C::BITS>(base, magnitudes[n], sums[n]);
 }

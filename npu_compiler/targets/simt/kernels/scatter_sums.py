@@ -49,6 +49,6 @@ def emit_scatter_result(kernel: ScatterResult, dialect: Dialect) -> Emission:
     f, out = Function(kernel, dialect), kernel.outputs[0]
     axis, count = len(out.shape) - 1, math.prod(out.shape)
     sizes = dict(COUNT=count, N=out.shape[axis], THREADS=THREADS, BITS=kernel.carry_bits)
-    pointers = (f.pointer(0), f.pointer(1), f.pointer(~0))
-    f.template("add_fixed_point_sums", "scatter_sum.h", {"Y": f.rows("y", out, axis)}, sizes, *pointers)
+    rows = {"X": f.rows("x", kernel.inputs[2], axis), "Y": f.rows("y", out, axis)}
+    f.template("add_fixed_point_sums", "scatter_sum.h", rows, sizes, *map(f.pointer, (0, 1, 2, ~0)))
     return f.finish(blocks(count, THREADS), THREADS)

@@ -57,8 +57,7 @@ def pack(entries: Mapping[str, Sequence[Launch]], code: Mapping[str, Any]) -> by
     target's code, as a dict that msgpack can encode."""
     plain = {
         symbol: [
-            [x.function, x.workgroups, x.threads, x.shared, list(x.arguments), x.checks, list(x.maps)]
-            for x in launches
+            [x.function, x.workgroups, x.threads, x.shared, list(x.arguments), x.checks, list(x.maps)] for x in launches
         ]
         for symbol, launches in entries.items()
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 from ....graph import expr
@@ -18,7 +19,34 @@ MAX_PLACES = 2  # per update, because every place of a float takes 12 bytes of s
 def scatter_sums(schedule: Schedule) -> None:
     """Replace scattered additions of float32, int32 and int64, whose order a kernel would have to keep, by kernels in
     which the order does not matter: integers wrap around, and floats are added up in fixed point."""
-    schedule.rewrite({k: _split(schedule, k) for k in schedule.kernels if isinstance(k, Loops)})
+    new: dict[Kernel, list[Kernel]] = {}
+    for number, k in enumerate(schedule.kernels):
+        if isinstance(k, Loops) and len(made := _split(schedule, k)) > 1:
+            new[k] = made
+            copy = _copy_before(schedule.kernels[:number], k.outputs[0])
+            if copy is not None and copy not in new:
+                new[copy] = []
+                *first, result = made
+                new[k] = [*first, replace(result, inputs=(*result.inputs[:2], copy.inputs[0]))]
+        elif isinstance(k, Loops):
+            new[k] = made
+    schedule.rewrite(new)
+
+
+def _copy_before(kernels: Sequence[Kernel], out: Operand) -> Loops | None:
+    """Return the last of ``kernels`` that accesses the buffer of ``out`` if it only copies another operand into ``out``
+    and no later one writes that operand's buffer."""
+    written: set[int] = set()
+    for k in reversed(kernels):
+        if any(o.buffer.id == out.buffer.id for o in (*k.inputs, *k.outputs)):
+            if not isinstance(k, Loops) or k.outputs != (out,) or len(k.inputs) != 1 or len(k.body.stages) != 1:
+                return None
+            (stage,), index = k.body.stages, expr.identity_index(out.shape)
+            plain = (k.inputs[0].shape, k.body.domain, stage.index) == (out.shape, out.shape, index)
+            same = stage.expr is expr.load(0, out.dtype, index) and k.inputs[0].buffer.id not in written
+            return k if plain and same else None
+        written.update(o.buffer.id for o in k.outputs)
+    return None
 
 
 def _split(schedule: Schedule, k: Loops) -> list[Kernel]:
