@@ -1,6 +1,6 @@
 """NVIDIA's compute-sanitizer over a bounded part of the tests, on a GPU.
 
-    python tests/sanitize.py                 memcheck: the first sample of every operator, and two small models
+    python tests/sanitize.py                 memcheck: one sample of every operator, long rows, two small models
     python tests/sanitize.py racecheck       one operator of each family of kernels, and the models: it is slow
 
 The exit status is the sanitizer's: 0 if it found nothing.
@@ -42,6 +42,16 @@ def operators(tool: str) -> None:
     print(f"{tool}: {len(batch.outputs)} operators are right", flush=True)
 
 
+def rows(tool: str) -> None:
+    """Sums of many updates and scans of long rows, whose kernels samples of operators are too small for."""
+    from .targets.simt.test_scatters import test_sums_on_a_gpu_do_not_depend_on_the_order as sums
+    from .targets.simt.test_sorts import test_scans_are_exact_in_integers as scans
+
+    sums("cuda")
+    scans("cuda")
+    print(f"{tool}: scattered sums and scans are right", flush=True)
+
+
 def models(tool: str) -> None:
     """The matrix unit, split sums, attention of prompts and of single tokens."""
     from npu_runtime.llm.model import LLM
@@ -66,6 +76,7 @@ def run(tool: str) -> None:
 
     cupy.cuda.set_allocator(None)  # a pool hides where an allocation ends
     operators(tool)
+    rows(tool)
     models(tool)
 
 

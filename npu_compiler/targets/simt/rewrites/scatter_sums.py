@@ -55,7 +55,7 @@ def _split(schedule: Schedule, k: Loops) -> list[Kernel]:
         return [k]
     nest, out, body = build_nest(k), k.outputs[0], k.body
     in_order = math.prod(body.domain) // nest.points([d for d in nest.order if d in nest.parallel])
-    if in_order < MIN_UPDATES:
+    if in_order < MIN_UPDATES or max(math.prod(body.domain), math.prod(out.shape)) >= 1 << 31:
         return [k]
     body = replace(body, stages=(replace(body.stages[0], expr=update),), serial=False)
     inputs = k.inputs[:-1]
