@@ -44,11 +44,11 @@ class CodeBlocks(BlockFormat):
 
     dtypes = ("float32", "float16", "bfloat16")
     bits: ClassVar[int]
-    block_bytes: ClassVar[int]
-    sub_block: ClassVar[int]
+    block_bytes: int
+    sub_block: int
     is_arithmetic: ClassVar[bool] = True  # an element is (see :meth:`element`), not the entry of a table
     head_fields: ClassVar[tuple[int, ...]] = ()
-    scale_fields: ClassVar[tuple[int, ...]]
+    scale_fields: tuple[int, ...]
 
     def __init__(self) -> None:
         self.layouts = (BlockPanels(self),)

@@ -21,7 +21,7 @@ class LargeFrom(LargeBlocks):
     head. The scales of a sub-block are a byte for the scale and one for the minimum."""
 
     head_fields = (2, 2)
-    scale_fields: ClassVar[tuple[int, ...]] = (1, 1)
+    scale_fields: tuple[int, ...] = (1, 1)
     top_scale: ClassVar[int] = 63
     floor = 2**-13  # of subnormal scales, times scale and code
 

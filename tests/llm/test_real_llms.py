@@ -14,6 +14,7 @@ pytest.importorskip("tokenizers")
 pytest.importorskip("gguf")
 
 from npu_compiler.frontend.llm import open_checkpoint  # noqa: E402
+from npu_compiler.frontend.llm.gguf_file import GGUFFile  # noqa: E402
 from npusim import LLM  # noqa: E402
 from npusim.models.download import RegistryUnavailable  # noqa: E402
 
@@ -103,3 +104,18 @@ def test_teacher_forced_logits(name: str, window: int, dtype: str) -> None:
         ours, theirs = (divergence(plain, x).mean() for x in (logits.astype(np.float64), forced.eager))
         print(f"{name} {dtype}, KL from float32 weights: {ours:.3g} per token, transformers {theirs:.3g}")
         assert ours <= 1.1 * theirs
+
+
+def test_smollm2_stays_in_the_blocks_of_its_file() -> None:
+    """Tensors have the numbers of the package ``gguf``, and the loaded weights take no more memory than the file."""
+    from gguf import GGUFReader
+    from gguf.quants import dequantize
+
+    llm = load("smollm2-135m")
+    formats = {b.format for b in llm.program.buffers if b.kind == "weight" and len(b.shape) > 1}
+    assert formats == {"q4_1.panels", "q8_0.panels"}
+    assert llm.weights.nbytes <= llm.path.stat().st_size
+    file = GGUFFile(llm.path)
+    for tensor in GGUFReader(llm.path).tensors[:: 1 if FULL else 20]:
+        theirs = dequantize(tensor.data, tensor.tensor_type).reshape(tensor.shape[::-1])
+        np.testing.assert_array_equal(file.read(tensor.name).view(np.uint32), theirs.view(np.uint32))

@@ -228,6 +228,17 @@ template <int B> struct ScaledFrom : Scaled<B> {
   }
 };
 
+// Groups of N codes with a float16 scale, and with a zero point.
+template <int N> struct Int4 : Scaled<4> { static constexpr int SUB_BLOCK = N; };
+template <int N> struct Int4Zero : Int4<N> {
+  static constexpr int SCALE_BYTES = 3 * PANEL;
+  static constexpr bool HAS_BASE = true;
+  NPU_INLINE vf base(const char* head, const char* scales, int v) {
+    const vi32 zero = ld((const uint8_t*)scales + 2 * PANEL + v * VL, Full{});
+    return cvt<vf>(8 - zero) * Int4<N>::scale(head, scales, v);
+  }
+};
+
 // Formats of blocks of 256 codes in sub-blocks: a scale is a whole number times a float16 number of the block.
 template <int B, int N> struct Large {
   static constexpr int BITS = B, SUB_BLOCK = N, SUB_BLOCKS = 256 / N, HEAD_BYTES = PANEL * 2, SCALE_BYTES = PANEL;

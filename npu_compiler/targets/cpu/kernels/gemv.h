@@ -26,7 +26,8 @@ struct GemvArgs {
 };
 
 template <class Kind, class Stored, int M, int PANELS> NPU_NOINLINE void gemv_tile(const GemvArgs& a) {
-  constexpr long SEGMENT = Stored::BLOCK_UNITS > 0 ? Stored::BLOCK_UNITS : gemv_segment<Kind>;
+  constexpr long BLOCK = Stored::BLOCK_UNITS, LONGEST = is_same<Kind, F32>::value ? 32 : 64;
+  constexpr long SEGMENT = BLOCK > 0 ? min_of(BLOCK, LONGEST) : gemv_segment<Kind>;
   Reader<Stored> w[PANELS];
 #pragma GCC unroll 4
   for (int s = 0; s < PANELS; s++) w[s] = Reader<Stored>::of(a.w + s * a.panel_bytes);
@@ -54,7 +55,7 @@ template <class Kind, class Stored, int M, int PANELS> NPU_NOINLINE void gemv_ti
         for (int m = 0; m < M; m++) acc[s][v][m] = vf{};
     if constexpr (Stored::HAS_BASE)
       for (int m = 0; m < M; m++) sum[m] = vf{};
-    if constexpr (Stored::BLOCK_UNITS > 0)
+    if constexpr (BLOCK > 0)
 #pragma GCC unroll 4
       for (int s = 0; s < PANELS; s++) w[s].from = Stored::at(a.w + s * a.panel_bytes, k);
     for (; k + 4 <= end; k += 4, x += 16) {
@@ -104,10 +105,9 @@ template <class Kind, class Stored, int M, int PANELS> NPU_NOINLINE void gemv_ti
 #pragma GCC unroll 4
         for (int m = 0; m < M; m++) {
           float* to = a.acc + (s * M + m) * PANEL + v * VL;
-          if constexpr (Stored::BLOCK_UNITS > 0)
-            acc[s][v][m] *= Stored::scale(a.w + s * a.panel_bytes, a.len, (k - 1) / SEGMENT, v);
+          if constexpr (BLOCK > 0) acc[s][v][m] *= Stored::scale(a.w + s * a.panel_bytes, a.len, (k - 1) / BLOCK, v);
           if constexpr (Stored::HAS_BASE)
-            acc[s][v][m] += Stored::base(a.w + s * a.panel_bytes, (k - 1) / SEGMENT, v) * sum[m];
+            acc[s][v][m] += Stored::base(a.w + s * a.panel_bytes, (k - 1) / BLOCK, v) * sum[m];
           store_bytes(to, first ? acc[s][v][m] : acc[s][v][m] + load_bytes<vf>(to));
         }
   }

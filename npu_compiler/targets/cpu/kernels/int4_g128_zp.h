@@ -1,0 +1,11 @@
+// The reader of int4_g128_zp: groups of 128 numbers of 4 bits with a float16 scale and a zero point.
+#pragma once
+#include "blocks.h"
+
+namespace npu {
+
+struct int4_g128_zp : Int4Zero<128> {
+  template <class Kind> using Storage = Blocks<int4_g128_zp, Kind>;
+};
+
+}  // namespace npu

@@ -1,0 +1,7 @@
+"""int4_g32_zp: groups of 32 numbers of 4 bits with a float16 scale and a zero point."""
+
+from __future__ import annotations
+
+from ..groups import Int4Zero
+
+FORMAT = Int4Zero(32, "int4_g32_zp")
