@@ -57,7 +57,16 @@ extern "C" __attribute__((visibility("default"))) double fma_flops(long n) {
   return 2.0 * VL * 16 * n;
 }
 extern "C" __attribute__((visibility("default"))) double bf16_flops(long n) {
-#if defined(__AVX512BF16__)
+#if NPU_AMX
+  TileShapes shapes;
+  for (int tile = 0; tile < 8; tile++) shapes.set(tile, 16, 64);
+  if (!Amx::request()) return 0;
+  Amx::configure(shapes);
+  for (long k = 0; k < n; k++)
+    Amx::dpbf16ps<0, 4, 6>(), Amx::dpbf16ps<1, 4, 7>(), Amx::dpbf16ps<2, 5, 6>(), Amx::dpbf16ps<3, 5, 7>();
+  Amx::release();
+  return 4.0 * 2 * 16 * 16 * 32 * n;
+#elif defined(__AVX512BF16__)
   const __m512bh x = (__m512bh)_mm512_set1_epi32(0x3f803f80), y = (__m512bh)_mm512_set1_epi32(0x33803380);
 #define DOT(i) a##i = (vf)_mm512_dpbf16_ps((__m512)a##i, x, y);
   EACH(START)
@@ -72,8 +81,8 @@ extern "C" __attribute__((visibility("default"))) double bf16_flops(long n) {
 
 
 def peaks() -> dict[str, float]:
-    """Return the peak FLOP/s of all threads: of float32 multiply-adds, and of the bfloat16 dot product if there is
-    one."""
+    """Return the peak FLOP/s of all threads: of float32 multiply-adds, and of products of AMX tiles or the bfloat16 dot
+    product if there are such."""
     from concurrent.futures import ThreadPoolExecutor
 
     from npu_compiler.targets.cpu.target import KERNELS

@@ -22,11 +22,31 @@ template <class Kind, class V> float multiply(long steps, float seed) {
 }
 }  // namespace
 
-// Each step is `CHAINS` vectors of multiply_flops() operations.
 EXPORT float multiply_float32(long steps, float seed) { return multiply<F32, vf>(steps, seed); }
-EXPORT float multiply_bfloat16(long steps, float seed) { return multiply<BF16P, vf>(steps, seed); }
 EXPORT float multiply_float64(long steps, float seed) { return multiply<F64, vd>(steps, seed); }
-EXPORT int step_flops() { return 2 * VL * CHAINS; }  // of float32 and float64; bfloat16 has twice as many
+EXPORT int step_flops_float32() { return 2 * VL * CHAINS; }
+EXPORT int step_flops_float64() { return 2 * VL * CHAINS; }
+#if NPU_AMX
+// A step has four products of tiles, with sums of 16 x 16 and 32 factors each.
+EXPORT float multiply_bfloat16(long steps, float) {
+  if (!Amx::request()) return 0;
+  TileShapes shapes;
+  for (int tile = 0; tile < 8; tile++) shapes.set(tile, 16, 64);
+  Amx::configure(shapes);
+  for (long i = 0; i < steps; i++) {
+    Amx::dpbf16ps<0, 4, 6>();
+    Amx::dpbf16ps<1, 4, 7>();
+    Amx::dpbf16ps<2, 5, 6>();
+    Amx::dpbf16ps<3, 5, 7>();
+  }
+  Amx::release();
+  return 0;
+}
+EXPORT int step_flops_bfloat16() { return 4 * 2 * 16 * 16 * 32; }
+#else
+EXPORT float multiply_bfloat16(long steps, float seed) { return multiply<BF16P, vf>(steps, seed); }
+EXPORT int step_flops_bfloat16() { return 4 * VL * CHAINS; }
+#endif
 
 // Sums `bytes` of memory, a multiple of 4096, in `streams` sequential streams; the result depends on all of it.
 EXPORT float read_all(const char* p, long bytes, int streams) {

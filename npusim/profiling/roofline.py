@@ -28,7 +28,7 @@ PROBE = Path(__file__).with_name("probe.cpp")
 _SECONDS = 0.02  # of one measurement
 _REPEATS = 4
 _MOST = 192 << 20  # bytes that stand for memory, unless the caches are larger
-_DTYPES = {"float32": 1, "bfloat16": 2, "float64": 1}  # operations of each, in those of a step
+_DTYPES = ("float32", "bfloat16", "float64")  # of the products that are measured
 
 
 def roofline_of(program: CompiledProgram, backend: Backend) -> Roofline | None:
@@ -62,6 +62,7 @@ def measured_cpu(threads: int) -> Roofline | None:
     known: dict[str, Any] = json.loads(store.get(key) or b"{}")
     flops = {dtype: max(probe.flops(dtype), known.get("flops", {}).get(dtype, 0.0)) for dtype in _DTYPES}
     flops["float16"] = flops["float32"]  # a storage type: arithmetic is float32
+    flops["bfloat16"] = max(flops["bfloat16"], flops["float32"])  # is unpacked to float32 where that is faster
     rates = [[size, probe.bandwidth(size)] for size in [*_caches(threads), math.inf]]
     for rate, (_, before) in zip(rates, known.get("bandwidths", []), strict=False):
         rate[1] = max(rate[1], before)
@@ -115,7 +116,7 @@ class _Probe:
             steps *= 4
             work = partial(function, steps, 0.1)
             seconds = list(self._pool.map(_cpu_seconds, [work] * self._threads))
-        return sum(self._library.step_flops() * _DTYPES[dtype] * steps / s for s in seconds)
+        return sum(getattr(self._library, f"step_flops_{dtype}")() * steps / s for s in seconds)
 
     def bandwidth(self, size: float) -> float:
         """Return the bytes per second that all threads together read from ``size`` bytes of cache (half of it) or
