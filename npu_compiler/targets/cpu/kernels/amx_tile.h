@@ -73,6 +73,7 @@ template <int TILES> NPU_NOINLINE void amx_tile(const AmxArgs& a) {
 
 // Limits of blocking (tile.h) for cores with 2 MB of L2 cache that multiply 16 times as fast as with vectors.
 constexpr BlockLimits AMX_LIMITS = {768 << 10, 64 << 10, 768 << 10, 2000000, 32, 2, 16};
+constexpr BlockLimits AMX_COPY_LIMITS = {768 << 10, 64 << 10, 768 << 10, 2000000, 16, 2, 16};  // of copied input
 
 // A plan defines what blocked() needs, with these differences. A block's positions are in tiles of AMX_ROWS, at most
 // TILES of them, which are the only positions of a tile that count unless their entry in `rows` is negative:

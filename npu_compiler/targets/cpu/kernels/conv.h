@@ -188,41 +188,49 @@ template <class D, class TW> struct AmxConvPlan {
   static constexpr long SLICE = STEPS.count;
   static constexpr long PITCH = SW * PIXEL, GROUP_BYTES = CU * 4, W_IMAGE_BYTES = 0;
 
-  static constexpr long quantum_rows() {  // the fewest output rows that fill pairs of tiles, or nearly
-    for (long rows = 1; rows < D::OH; rows++)
-      if (rows * D::OW % (2 * AMX_ROWS) == 0 || rows * D::OW >= 6 * AMX_ROWS) return rows;
-    return D::OH;
-  }
-  static constexpr Blocking BLOCKING =
-      choose_blocking(AMX_LIMITS, D::N, D::OH, quantum_rows(), SH * WIDTH * PIXEL, true, G * NP,
-                      UNITS * BF16P::W_BYTES, D::OW * D::R * D::S * CG * PANEL);
-  static constexpr long BH = BLOCKING.block_rows, ROW_BLOCKS = ceil_div(D::OH, BH), PG = BLOCKING.chunk_panels;
-  static constexpr long IN_ROWS = (BH - 1) * SH + (D::R - 1) * D::dil_h + 1, IMAGE_BYTES = IN_ROWS * WIDTH * PIXEL;
-  static constexpr bool RESIDENT = G * NP * UNITS * BF16P::W_BYTES <= AMX_LIMITS.resident_bytes;
-  // Weights that leave the cache are read once for as many images as fit.
-  static constexpr long FIT = RESIDENT || ROW_BLOCKS > 1 ? 1 : max_of(1, AMX_LIMITS.block_bytes / IMAGE_BYTES);
-  static constexpr long BN = ceil_div(D::N, ceil_div(D::N, FIT)), BLOCKS = ceil_div(D::N, BN) * ROW_BLOCKS;
-  static constexpr long COPY_BYTES = BN * IMAGE_BYTES + AMX_ROWS * PITCH;
-
   struct Block { long image, images, row, rows; };
-  static constexpr Block block_of(long block) {
-    const long image = block / ROW_BLOCKS * BN, row = block % ROW_BLOCKS * BH;
-    return {image, min_of(BN, D::N - image), row, min_of(BH, D::OH - row)};
-  }
-  // Calls visit(tile, whether it begins, pixel of the copy, position of the tile, row) for all positions of a block.
-  template <class Visit> static constexpr long visit_tiles(const Block& b, Visit visit) {
+  // Calls visit(tile, whether it begins, pixel of the copy, position of the tile, row) for all positions of a block,
+  // whose images have `height` rows in the copy. Returns the number of tiles.
+  template <class Visit> static constexpr long visit_tiles(const Block& b, long height, Visit visit) {
     long tiles = 0, start = 0, row = 0;
     for (long n = 0; n < b.images; n++)
       for (long oh = 0; oh < b.rows; oh++)
         for (long ow = 0; ow < D::OW; ow++, row++) {
-          const long pixel = (n * IN_ROWS + oh * SH) * WIDTH + ow * SW, distance = pixel - start;
+          const long pixel = (n * height + oh * SH) * WIDTH + ow * SW, distance = pixel - start;
           const bool begins = tiles == 0 || distance % SW != 0 || distance / SW >= AMX_ROWS;
           if (begins) tiles++, start = pixel;
           visit(tiles - 1, begins, pixel, (pixel - start) / SW, row);
         }
     return tiles;
   }
-  static constexpr long TILES = visit_tiles(block_of(0), [](long, bool, long, long, long) {});
+  static constexpr long count_tiles(const Block& b, long height) {
+    return visit_tiles(b, height, [](long, bool, long, long, long) {});
+  }
+  static constexpr long quantum_rows() {  // the fewest output rows that fill pairs of tiles, or nearly
+    for (long rows = 1; rows < D::OH; rows++) {
+      const long tiles = count_tiles({0, 1, 0, rows}, 0);
+      if (tiles % 2 == 0 && tiles >= 4 && 8 * rows * D::OW >= 7 * tiles * AMX_ROWS) return rows;
+    }
+    return D::OH;
+  }
+  static constexpr Blocking BLOCKING =
+      choose_blocking(AMX_COPY_LIMITS, D::N, D::OH, quantum_rows(), SH * WIDTH * PIXEL, true, G * NP,
+                      UNITS * BF16P::W_BYTES, D::OW * D::R * D::S * CG * PANEL);
+  static constexpr long BH = BLOCKING.block_rows, ROW_BLOCKS = ceil_div(D::OH, BH);
+  static constexpr long IN_ROWS = (BH - 1) * SH + (D::R - 1) * D::dil_h + 1, IMAGE_BYTES = IN_ROWS * WIDTH * PIXEL;
+  static constexpr bool RESIDENT = G * NP * UNITS * BF16P::W_BYTES <= AMX_LIMITS.resident_bytes;
+  // Weights that leave the cache are read once for as many images as fit.
+  static constexpr long FIT = RESIDENT || ROW_BLOCKS > 1 ? 1 : max_of(1, AMX_LIMITS.block_bytes / IMAGE_BYTES);
+  static constexpr long BN = ceil_div(D::N, ceil_div(D::N, FIT)), BLOCKS = ceil_div(D::N, BN) * ROW_BLOCKS;
+  static constexpr long PG =
+      choose_chunk(AMX_COPY_LIMITS, BLOCKS, G * NP, BN * BH * D::OW * D::R * D::S * CG * PANEL);
+  static constexpr long COPY_BYTES = BN * IMAGE_BYTES + AMX_ROWS * PITCH;
+
+  static constexpr Block block_of(long block) {
+    const long image = block / ROW_BLOCKS * BN, row = block % ROW_BLOCKS * BH;
+    return {image, min_of(BN, D::N - image), row, min_of(BH, D::OH - row)};
+  }
+  static constexpr long TILES = count_tiles(block_of(0), IN_ROWS);
 
   static void tap_offsets(long* taps) {
     for (long t = 0; t < NTAPS; t++) {
@@ -236,7 +244,7 @@ template <class D, class TW> struct AmxConvPlan {
   }
   static int tiles(long block, int32_t* first, int32_t* rows) {
     memset(rows, 255, TILES * AMX_ROWS * 4);
-    return (int)visit_tiles(block_of(block), [&](long tile, bool begins, long pixel, long position, long row) {
+    return (int)visit_tiles(block_of(block), IN_ROWS, [&](long tile, bool begins, long pixel, long position, long row) {
       if (begins) first[tile] = (int32_t)(pixel * PIXEL);
       rows[tile * AMX_ROWS + position] = (int32_t)row;
     });
@@ -261,7 +269,7 @@ template <class D, class TW> struct AmxConv {
   using Dims = ConvDims<D>;
   using Raster = AmxConvPlan<D, TW>;
   using Rows = AmxGemmPlan<Dims, TW, ConvRows<D>>;
-  static constexpr long COPY_CYCLES = 3;  // of 64 bytes
+  static constexpr long COPY_CYCLES = 8;    // of 64 bytes, measured on a Sapphire Rapids
   static constexpr long PANEL_CYCLES = 32;  // of a step of a tile with a panel
   static constexpr long COPIES = Raster::RESIDENT ? 1 : 2;  // threads that share a block
   static constexpr double raster_cycles() {

@@ -24,6 +24,12 @@ struct GemmDims {
 // of a block are a multiple of `quantum`. Blocks share no input unless `halo`, so they may be small enough for the L1
 // cache.
 struct Blocking { long block_rows, chunk_panels; };
+constexpr long choose_chunk(const BlockLimits& limits, long blocks, long panels, long block_panel_macs) {
+  // Chunks of one block copy the same input, so on AMX a block is divided only if there are few.
+  const long groups = limits.least_chunks > 0 ? max_of(1, limits.chunks / blocks) : ceil_div(limits.chunks, blocks);
+  const long max_groups = max_of(1, panels * block_panel_macs / limits.chunk_macs);
+  return ceil_div(panels, min_of(min_of(groups, max_groups), panels));
+}
 constexpr Blocking choose_blocking(const BlockLimits& limits, long images, long rows, long quantum, long row_bytes,
                                    bool halo, long panels, long panel_bytes, long row_panel_macs) {
   const long fit = max_of(1, limits.block_bytes / (quantum * row_bytes)) * quantum;
@@ -37,10 +43,8 @@ constexpr Blocking choose_blocking(const BlockLimits& limits, long images, long 
     block = min_of(block, ceil_div(rows, max_of(1, limits.least_chunks / (panels * images))));
   }
   const long blocks = ceil_div(rows, block);
-  block = ceil_div(ceil_div(rows, blocks), quantum) * quantum;  // equal blocks
-  const long groups = ceil_div(limits.chunks, blocks * images);  // wanted for each block
-  const long max_groups = max_of(1, panels * row_panel_macs * min_of(block, rows) / limits.chunk_macs);
-  return {min_of(block, rows), ceil_div(panels, min_of(min_of(groups, max_groups), panels))};
+  block = min_of(rows, ceil_div(ceil_div(rows, blocks), quantum) * quantum);  // equal blocks
+  return {block, choose_chunk(limits, blocks * images, panels, row_panel_macs * block)};
 }
 
 constexpr long SLICED_ROWS = 10 * TILE_ROWS;
