@@ -269,7 +269,7 @@ template <class D, class TW> struct AmxConv {
   using Dims = ConvDims<D>;
   using Raster = AmxConvPlan<D, TW>;
   using Rows = AmxGemmPlan<Dims, TW, ConvRows<D>>;
-  static constexpr long COPY_CYCLES = 8;    // of 64 bytes, measured on a Sapphire Rapids
+  static constexpr long COPY_CYCLES = 8;    // of 64 bytes, and of the cache lines that they displace
   static constexpr long PANEL_CYCLES = 32;  // of a step of a tile with a panel
   static constexpr long COPIES = Raster::RESIDENT ? 1 : 2;  // threads that share a block
   static constexpr double raster_cycles() {
