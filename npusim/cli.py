@@ -162,6 +162,27 @@ def parser() -> _Parser:
     p.add_argument("--threads", type=_positive, help="default: NPU_NUM_THREADS, else all cores")
     language(p)
 
+    p = verb("perplexity", "measure how well a language model predicts a text, and what a weight format costs")
+    model(p, f"{language_names}, or an id on the Hugging Face hub")
+    p.add_argument("text", metavar="TEXT", help="a file with UTF-8 text, or - for standard input")
+    p.add_argument(
+        "--dtype",
+        type=_storage_dtype,
+        metavar=_DTYPE,
+        help="type of weights and caches (default: the model's own)",
+    )
+    weights(p, "the blocks that the file holds, else bf16c12")
+    p.add_argument(
+        "--against", metavar="FORMAT", help="compare with the same model in this weight format: none, auto or as above"
+    )
+    about = "tokens of a window (default: what the model was made for, at most 2048)"
+    p.add_argument("--context", type=_positive, metavar="N", help=about)
+    p.add_argument(
+        "--stride", type=_positive, metavar="N", help="tokens between the windows (default: half of the context)"
+    )
+    p.add_argument("--threads", type=_positive, help="default: NPU_NUM_THREADS, else all CPUs")
+    p.add_argument("--no-cache", action="store_true", help="do not cache the compiled program for the next start")
+
     p = verb("bench", "measure latency and throughput")
     model(p, f"a .npubin file, {names}; {language_names}")
     compiling(p)

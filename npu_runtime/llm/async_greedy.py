@@ -11,9 +11,9 @@ from collections.abc import Callable
 import numpy as np
 
 from npu_compiler.support import dtypes
-from npu_compiler.support.errors import BackendError
 
 from ..executor import Executor
+from .sampling import bad_logits
 
 ENTRY = "greedy"
 _STEPS = 2  # launched but not read yet, at most
@@ -58,9 +58,7 @@ class AsyncGreedy:
         wait()
         token, score = int(self._slots[slot][0][0]), float(self._slots[slot][1][0])
         if not np.isfinite(score):
-            raise BackendError(
-                f"the model's logits hold {score}; its weights are damaged, or too large for the dtype: try float32"
-            )
+            raise bad_logits(score)
         return token
 
     def _launch(self) -> None:

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _DEFAULT_MAX_LEN = 4096  # KV caches take memory for the whole context, whether it is used or not
+_SCORING_MAX_LEN = 2048  # the context of most published perplexities
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _MODEL_FILES = (".json", ".safetensors", ".gguf", ".jinja", ".model")
 _DIGEST = 64
@@ -56,6 +57,8 @@ class Loader:
 
     Args:
         backend: None: :meth:`load` makes the target's; :meth:`compile` does not need one.
+        scoring: compile the entry point ``score`` (see ``scoring_graphs``) instead of those that generate text. Its
+            packed weights are not cached, since the cache holds those of the other entry points.
 
     Attributes:
         path: of the model that was loaded last.
@@ -69,6 +72,7 @@ class Loader:
         backend: Backend | None = None,
         cache: bool = True,
         weights: str | None = AUTO,
+        scoring: bool = False,
     ):
         if max_len is not None:
             max_len = whole_number("max_len", max_len, 1)
@@ -77,7 +81,8 @@ class Loader:
         self._format = identity(weight_format(weights)) if weights != AUTO else AUTO  # refuses unknown names
         self.weights = weights
         self._programs = open_cache("programs", None if cache else 0)
-        self._weights = open_cache("weights", env.weight_cache_size() if cache else 0)
+        self._weights = open_cache("weights", env.weight_cache_size() if cache and not scoring else 0)
+        self._scoring = scoring
         self.path = Path()
         self._compiler = compiler_identity(target)
         self._reading: dict[str, Future[PackedFile]] = {}
@@ -88,7 +93,7 @@ class Loader:
         Raises as :meth:`LLM.load`.
         """
         self.path = find_model(model)
-        source = _CompiledFile(self.path) if self.path.suffix == ".npubin" else self._checkpoint()
+        source = self._source()
         try:
             return self._loaded(source)
         except IncompressibleError:
@@ -97,6 +102,13 @@ class Loader:
                 raise
         source.keep_plain()
         return self._loaded(source)
+
+    def _source(self) -> _CheckpointFiles | _CompiledFile:
+        if self.path.suffix != ".npubin":
+            return self._checkpoint()
+        if self._scoring:
+            raise InputError(f"{self.path} is compiled to generate text; scoring needs the model that it was made of")
+        return _CompiledFile(self.path)
 
     def _loaded(self, source: _CheckpointFiles | _CompiledFile) -> tuple[CompiledProgram, WeightStore, ModelManifest]:
         program, recipes, manifest = self._compiled(source)
@@ -131,9 +143,10 @@ class Loader:
         manifest = source.manifest
         if self.max_len is not None and manifest.limit and self.max_len > manifest.limit:
             raise InputError(f"max_len={self.max_len}: {manifest.name} was made for at most {manifest.limit} positions")
-        manifest = replace(manifest, max_len=self.max_len or min(manifest.limit or _DEFAULT_MAX_LEN, _DEFAULT_MAX_LEN))
+        default = _SCORING_MAX_LEN if self._scoring else _DEFAULT_MAX_LEN
+        manifest = replace(manifest, max_len=self.max_len or min(manifest.limit or default, default))
         stored = source.formats(self.target) if source.weights == AUTO else self._format if source.weights else None
-        key = f"program {manifest.identity} {manifest.max_len} {stored} {self._compiler}"
+        key = f"program {manifest.identity} {manifest.max_len} {self._scoring} {stored} {self._compiler}"
         known = self._programs.get(key)
         if known is not None:
             recipes = known[:_DIGEST].decode()
@@ -141,7 +154,7 @@ class Loader:
             # The cache has verified these bytes, so the checks of the file format are not needed.
             return program_from_plain(msgpack.unpackb(known[_DIGEST:]), CompiledProgram), recipes, manifest
         with progress.step(f"compiling {manifest.name}"):
-            program = source.compile(self.target, manifest.max_len)
+            program = source.compile(self.target, manifest.max_len, self._scoring)
         recipes = _recipe_digest(program)
         self._programs.put(key, recipes.encode() + msgpack.packb(program_to_plain(program)))
         self._programs.trim()
@@ -208,9 +221,9 @@ class _CheckpointFiles:
 
         return open_checkpoint(self.path, self._dtype)
 
-    def compile(self, target: str, max_len: int) -> CompiledProgram:
+    def compile(self, target: str, max_len: int, scoring: bool) -> CompiledProgram:
         try:
-            from npu_compiler.frontend.llm import llm_graphs
+            from npu_compiler.frontend.llm import llm_graphs, scoring_graphs
         except ImportError:
             raise InputError(
                 f"{self.path} must be compiled once, which needs PyTorch: pip install 'npusim[torch]', or compile it "
@@ -220,7 +233,10 @@ class _CheckpointFiles:
 
         wanted = target_config(target)
         config = self._checkpoint.config
-        graphs = llm_graphs(config, max_len=max_len, chunks=wanted.chunks, device_sampling=wanted.asynchronous)
+        if scoring:
+            graphs = scoring_graphs(config, max_len=max_len)
+        else:
+            graphs = llm_graphs(config, max_len=max_len, chunks=wanted.chunks, device_sampling=wanted.asynchronous)
         weights: Weights = self.formats(target) if self.weights == AUTO else self.weights
         return compile_entries(graphs, target, weights=weights)
 

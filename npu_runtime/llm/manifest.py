@@ -8,8 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from npu_compiler.support.errors import ArtifactError
+from npu_compiler.support.errors import ArtifactError, InputError
 from npu_compiler.support.records import Field, parse_json
+
+from .tokenizer import Tokenizer
 
 _VERSION = 1
 _MAX_COUNT, _MAX_TEXT = 2**31 - 1, 2**31
@@ -46,6 +48,18 @@ class ModelManifest:
     def to_json(self) -> str:
         """Return the manifest as a JSON document, with the version of its format."""
         return json.dumps({"version": _VERSION, **dataclasses.asdict(self)})
+
+    def open_tokenizer(self, vocab: int) -> Tokenizer:
+        """Return the tokenizer. Raises ``InputError`` if there is none, or one of more than ``vocab`` tokens."""
+        if self.tokenizer is None:
+            raise InputError(f"{self.name} has no tokenizer.json; pass token ids instead of text")
+        tokenizer = Tokenizer(self.tokenizer)
+        if tokenizer.size > vocab:
+            raise InputError(
+                f"the tokenizer of {self.name} has {tokenizer.size} tokens, but the model has only {vocab}: the "
+                "tokenizer belongs to another model"
+            )
+        return tokenizer
 
     @classmethod
     def from_json(cls, text: str | bytes, origin: str) -> ModelManifest:

@@ -124,15 +124,7 @@ class LLM:
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer. Raises ``InputError`` if the model has none, or one of another model."""
         if self._tokenizer is None:
-            if self.manifest.tokenizer is None:
-                raise InputError(f"{self.manifest.name} has no tokenizer.json; pass token ids instead of text")
-            tokenizer = Tokenizer(self.manifest.tokenizer)
-            if tokenizer.size > self.vocab:
-                raise InputError(
-                    f"the tokenizer of {self.manifest.name} has {tokenizer.size} tokens, but the model has only "
-                    f"{self.vocab}: the tokenizer belongs to another model"
-                )
-            self._tokenizer = tokenizer
+            self._tokenizer = self.manifest.open_tokenizer(self.vocab)
         return self._tokenizer
 
     def encode(self, prompt: Prompt) -> list[int]:

@@ -265,10 +265,15 @@ class Sampler:
 def _checked_argmax(logits: np.ndarray) -> int:
     best = int(np.argmax(logits))  # NaN counts as the largest
     if not np.isfinite(logits[best]):
-        raise BackendError(
-            f"the model's logits hold {logits[best]}; its weights are damaged, or too large for the dtype: try float32"
-        )
+        raise bad_logits(float(logits[best]))
     return best
+
+
+def bad_logits(value: float) -> BackendError:
+    """Return the error for logits that hold ``value``, NaN or infinity."""
+    return BackendError(
+        f"the model's logits hold {value}; its weights are damaged, or too large for the dtype: try float32"
+    )
 
 
 def log_probability(logits: np.ndarray, token: int) -> float:

@@ -35,6 +35,7 @@ def page(tmp_path: Path, language_model: Path, monkeypatch: pytest.MonkeyPatch) 
     for name in [n for n in os.environ if n.startswith("NPU_") and n not in kept]:
         monkeypatch.delenv(name)
     (tmp_path / "my-llama").symlink_to(language_model)
+    (tmp_path / "text.txt").write_text("The capital of France is Paris.")
     monkeypatch.setattr(target_config, "_rows", {name: [*rows] for name, rows in target_config._rows.items()})
     ops = dict(REGISTRY)
     made = Page(tmp_path)

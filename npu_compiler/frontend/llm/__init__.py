@@ -10,7 +10,7 @@ from .config import LLMConfig, parameter_shapes
 from .rope import Rope
 
 if TYPE_CHECKING:
-    from .graphs import llm_graphs
+    from .graphs import llm_graphs, scoring_graphs
     from .modules import Decoder, load_decoder
 
 __all__ = [
@@ -22,9 +22,10 @@ __all__ = [
     "load_decoder",
     "open_checkpoint",
     "parameter_shapes",
+    "scoring_graphs",
 ]
 
-_LAZY = {"Decoder": "modules", "llm_graphs": "graphs", "load_decoder": "modules"}
+_LAZY = {"Decoder": "modules", "llm_graphs": "graphs", "load_decoder": "modules", "scoring_graphs": "graphs"}
 
 
 def __getattr__(name: str) -> Any:

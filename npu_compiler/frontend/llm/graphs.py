@@ -12,9 +12,9 @@ from ...support.errors import ConfigError
 from ..export import capture
 from ..tensors import tensor_to_numpy
 from .config import LLMConfig
-from .modules import Decoder, GreedyDecoder, SamplingDecoder
+from .modules import Decoder, GreedyDecoder, SamplingDecoder, ScoringDecoder
 
-__all__ = ["llm_graphs"]
+__all__ = ["llm_graphs", "scoring_graphs"]
 
 
 def llm_graphs(
@@ -54,6 +54,16 @@ def llm_graphs(
     return graphs
 
 
+def scoring_graphs(config: LLMConfig, *, max_len: int, chunk: int = 128) -> dict[str, IRGraph]:
+    """Capture the graph ``score`` for ``chunk`` tokens, at most ``max_len``, which rates given tokens: see
+    ``ScoringDecoder``. Weights and states are those of :func:`llm_graphs`.
+
+    Raises:
+        ConfigError: as :func:`llm_graphs`.
+    """
+    return _captured(ScoringDecoder, config, max_len, {"score": _example(min(chunk, max_len), following=True)})
+
+
 def _captured(
     kind: type[Decoder], config: LLMConfig, max_len: int, examples: dict[str, tuple[torch.Tensor, ...]]
 ) -> dict[str, IRGraph]:
@@ -75,6 +85,6 @@ def _captured(
     return graphs
 
 
-def _example(n: int) -> tuple[torch.Tensor, ...]:
+def _example(n: int, following: bool = False) -> tuple[torch.Tensor, ...]:
     with torch.device("meta"):
-        return tuple(torch.zeros(shape, dtype=torch.int64) for shape in ((1, n), (n,), (1,)))
+        return tuple(torch.zeros(shape, dtype=torch.int64) for shape in ((1, n), (n,), (n if following else 1,)))

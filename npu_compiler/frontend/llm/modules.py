@@ -301,6 +301,10 @@ class Decoder(nn.Module):
         return self.config.window_rope != self.config.rope and any(self.config.windows)
 
     def forward(self, token_ids: Tensor, positions: Tensor, last: Tensor) -> Tensor:
+        return self._logits(self._hidden(token_ids, positions, last)[:, 0])
+
+    def _hidden(self, token_ids: Tensor, positions: Tensor, last: Tensor | None) -> Tensor:
+        """The last layer's result [1, 1, hidden] for token ``last``; None: [1, N, hidden], for all tokens."""
         x = self.model.embed_tokens(token_ids)
         if self.config.embedding_scale is not None:
             scale, rounds = self.config.embedding_scale, self.config.round_embedding_scale
@@ -315,11 +319,15 @@ class Decoder(nn.Module):
                 return self.k_cache.store(i, positions, k), self.v_cache.store(i, positions, v)
 
             window, only = self.config.windows[i], None
-            if several and i == self.config.num_layers - 1:
+            if last is not None and several and i == self.config.num_layers - 1:
                 only = last, self._context(i, self._contexts(positions.index_select(0, last), {window}))
             x = layer(x, self._context(i, contexts), store, only)
+        return x
+
+    def _logits(self, x: Tensor) -> Tensor:
+        """The logits float32[K, vocab] of rows [K, hidden] that the last layer returned."""
         head = self.model.embed_tokens.weight if self.config.tied_embedding else self.lm_head.weight
-        logits = F.linear(self.model.norm(x[:, 0]), head).float()
+        logits = F.linear(self.model.norm(x), head).float()
         if self.config.logit_scale is not None:
             logits = logits * self.config.logit_scale
         cap = self.config.logit_softcap
@@ -392,6 +400,20 @@ class SamplingDecoder(Decoder):
         below = table - table.amax(0)
         sums = torch.stack(((below / temperature).exp().sum(0), below.exp().sum(0)))
         return logits, values, places, sums
+
+
+class ScoringDecoder(Decoder):
+    """A decoder that rates given tokens.
+
+    ``forward`` takes token ids int64[1, N], their positions int64[N] and the tokens ``following`` int64[N] that come
+    after each. It returns the log-likelihoods float32[N] (natural logarithm) of ``following``, and all logits
+    float32[N, vocab].
+    """
+
+    def forward(self, token_ids: Tensor, positions: Tensor, following: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        logits = self._logits(self._hidden(token_ids, positions, None)[0])
+        chosen = logits.gather(-1, following[:, None])[:, 0]
+        return chosen - logits.logsumexp(-1), logits
 
 
 def _rotary_table(positions: Tensor, frequencies: Tensor, rope: Rope) -> _RotaryTable:
