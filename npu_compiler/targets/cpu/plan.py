@@ -21,10 +21,9 @@ SEQUENTIAL_ALONG, SEQUENTIAL_ACROSS = 8, 16
 TILE_MIN = 8  # shorter dims are not tiled
 PAGE = 4096  # bytes
 TILE_BLOCK = 64  # positions of the tile dim per thread: a multiple of every vector length
-# Functions that call libm lane by lane: of float64, and of any dtype.
-BY_LANE_DOUBLE = frozenset("exp2 expm1 log2 log10 log1p tanh tan sinh cosh asinh acosh atanh erf pow".split())
-BY_LANE = frozenset(("erfc", "idiv"))
-DIVISION = frozenset("fmod remainder floordiv pow".split())  # of integers, lane by lane too
+# Functions that are computed lane by lane, of float64 and of integers.
+BY_LANE_DOUBLE = frozenset("asinh acosh erf pow".split())
+BY_LANE_INTEGER = frozenset("idiv fmod remainder floordiv pow".split())
 
 
 @dataclass
@@ -219,9 +218,9 @@ def estimate_ns(plan: Plan, costs: CPUCosts) -> float:
 
 def _by_lane(x: Expr) -> bool:
     """Whether a function computes its lanes one by one."""
-    if x.op in BY_LANE or (x.op in DIVISION and not dtypes.is_float(x.dtype)):
-        return True
-    return x.dtype == "float64" and (x.op in BY_LANE_DOUBLE or x.op in DIVISION)
+    if dtypes.is_float(x.dtype):
+        return x.dtype == "float64" and x.op in BY_LANE_DOUBLE
+    return x.op in BY_LANE_INTEGER
 
 
 def _split_work(plan: Plan, costs: CPUCosts) -> None:

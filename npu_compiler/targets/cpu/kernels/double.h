@@ -1,9 +1,9 @@
 // Elementary functions on half lane vectors of doubles: one register, half_vd.
 //
-// exp, log, sin, cos, atan, asin, acos and atan2 are within 1.2 ulp, on average as close as PyTorch's; math.h makes the
-// functions of vd from them. The others, and those with FULL = false, are for arguments that were floats and results that
-// will be rounded to float. All are branch-free vector code from minimax fits (tools/fit_math.py). Subnormals,
-// infinities, NaN and signed zeros behave as in C.
+// With FULL, functions are within 1.2 ulp, on average as close as PyTorch's; math.h makes the functions of vd from
+// them. The others, and those with FULL = false, are for arguments that were floats and results that will be rounded to
+// float. All are branch-free vector code from minimax fits (tools/fit_math.py). Subnormals, infinities, NaN and signed
+// zeros behave as in C.
 #pragma once
 #include "elementary.h"
 
@@ -78,9 +78,21 @@ NPU_INLINE half_vi64 nearest_int(half_vd scaled, half_vd* whole) {
 NPU_INLINE half_vd to_double(half_vi64 n) { return (half_vd)(n + (half_vi64)splat_d(MAGIC)) - MAGIC; }
 NPU_INLINE half_vd pow2(half_vi64 n) { return (half_vd)((n + 1023) << 52); }  // 2^n for -1023 < n < 1024
 
+// A number as hi + lo, where |lo| is at most a few units in the last place of hi.
+struct HeadTail { half_vd hi, lo; };
+NPU_INLINE HeadTail fast_sum(half_vd a, half_vd b) {  // exact if |a| >= |b| or a is 0
+  half_vd hi = a + b;
+  return {hi, (a - hi) + b};
+}
+NPU_INLINE half_vd quotient(HeadTail a, HeadTail b) {
+  half_vd q = a.hi / b.hi;
+  return q + ((fused(-q, b.hi, a.hi) + a.lo) - q * b.lo) / b.hi;
+}
+
 // ---------------------------------------------------------------------------------------------- exponentials
 constexpr double LOG2_E_D = 0x1.71547652b82fep+0;
 constexpr double LN2_HI_D = 0x1.62e42fee00000p-1, LN2_LO_D = 0x1.a39ef35793c76p-33;  // 32 bits: n * LN2_HI_D is exact
+constexpr double LN2_D = 0x1.62e42fefa39efp-1, LN2_ERROR_D = 0x1.abc9e3b39803fp-56;  // ln 2 = LN2_D + LN2_ERROR_D
 constexpr double EXP_TAIL_D[] = {0x1.555555555555dp-3, 0x1.555555555556cp-5, 0x1.111111110e567p-7,
                                  0x1.6c16c16c0a4fep-10, 0x1.a01a01b5d3c7bp-13, 0x1.a01a01e722972p-16,
                                  0x1.71ddeb600272bp-19, 0x1.27e45569cb007p-22, 0x1.af71ee79f8accp-26,
@@ -109,12 +121,64 @@ template <bool FULL = true> NPU_INLINE half_vd exp(half_vd x) {  // |x| < 700 un
   return (1.0 + e.p) * pow2(half) * pow2(e.n - half);  // rounds once more if the result is subnormal
 }
 
-NPU_INLINE half_vd sinh(half_vd x) {  // |x| < 700
+NPU_INLINE half_vd exp2(half_vd x) {
+  half_vd whole, y = clamp_keep_nan(x, -1076., 1025.);
+  half_vi64 n = nearest_int(y, &whole), half = n >> 1;
+  half_vd fraction = y - whole, ln2 = splat_d(LN2_D), r = fraction * ln2;
+  half_vd tail = fused(fraction, ln2, -r) + fraction * LN2_ERROR_D;
+  half_vd p = r + (r * r * (0.5 + r * polynomial(EXP_TAIL_D, r)) + tail);
+  return (1.0 + p) * pow2(half) * pow2(n - half);
+}
+
+// Returns (exp(x) - 1) / 2 for x in [-80, 710.6].
+NPU_INLINE HeadTail half_expm1(half_vd x) {
+  half_vd whole;
+  half_vi64 n = nearest_int(x * LOG2_E_D, &whole);
+  half_vd exact = x - whole * LN2_HI_D, low = whole * LN2_LO_D;
+  half_vd r = exact - low, tail = (exact - r) - low;
+  half_vd rest = r * r * (0.5 + r * polynomial(EXP_TAIL_D, r)) + (tail + tail * r);
+  half_vd s = pow2(n - 2), base = s - 0.25, base_lost = (s - base) - 0.25;
+  HeadTail sum = fast_sum(base, s * r), y = fast_sum(sum.hi, sum.lo + (s * rest + base_lost));
+  return {y.hi + y.hi, y.lo + y.lo};
+}
+NPU_INLINE half_vd expm1(half_vd x) {
+  half_vd y = 2.0 * half_expm1(clamp_keep_nan(x, -40., 710.)).hi;
+  return choose(abs(x) < 0x1p-54, x, y);
+}
+
+// With m = (exp(a) - 1) / 2: sinh(a) = m + m / (2 m + 1), cosh(a) = m + 1/2 + 1 / (4 m + 2).
+template <bool FULL = false> NPU_INLINE half_vd sinh(half_vd x);
+template <bool FULL = false> NPU_INLINE half_vd cosh(half_vd x);
+template <> inline __attribute__((always_inline)) half_vd sinh<true>(half_vd x) {
+  HeadTail m = half_expm1(clamp_keep_nan(abs(x), 0., 710.6));
+  half_vd e = m.hi + m.hi, d = e + 1.0, q = m.hi / d;
+  half_vd d_lost = choose(e > 1.0, (e - d) + 1.0, (1.0 - d) + e) + (m.lo + m.lo);
+  half_vd q_lost = ((fused(-q, d, m.hi) + m.lo) - q * d_lost) / d;
+  HeadTail sum = fast_sum(m.hi, q);
+  half_vd y = sum.hi + (sum.lo + (m.lo + q_lost));
+  return copysign(choose(e < INFINITY_D, choose(abs(x) < 0x1p-28, abs(x), y), m.hi), x);
+}
+template <> inline __attribute__((always_inline)) half_vd cosh<true>(half_vd x) {
+  HeadTail m = half_expm1(clamp_keep_nan(abs(x), 0., 710.6));
+  half_vd h = m.hi + 0.5, h_lost = choose(m.hi > 0.5, (m.hi - h) + 0.5, (0.5 - h) + m.hi) + m.lo;
+  HeadTail sum = fast_sum(h, 0.25 / h);
+  half_vd y = sum.hi + (sum.lo + (h_lost - h_lost * (0.25 / (h * h))));
+  return choose(h < INFINITY_D, y, h);
+}
+
+NPU_INLINE half_vd tanh(half_vd x) {
+  half_vd a = abs(x);
+  HeadTail m = half_expm1(clamp_keep_nan(a + a, 0., 80.));  // m / (m + 1)
+  HeadTail d = fast_sum(choose(m.hi > 1.0, m.hi, splat_d(1.0)), choose(m.hi > 1.0, splat_d(1.0), m.hi));
+  return copysign(choose(a < 0x1p-28, a, quotient(m, {d.hi, d.lo + m.lo})), x);
+}
+
+template <> inline __attribute__((always_inline)) half_vd sinh<false>(half_vd x) {  // |x| < 700
   PowerOfE e = power_of_e<false>(abs(x));
   half_vd s = pow2(e.n), m = s * e.p + (s - 1.0);  // exp(|x|) - 1
   return copysign(0.5 * (m + m / (m + 1.0)), x);
 }
-NPU_INLINE half_vd cosh(half_vd x) {  // |x| < 700
+template <> inline __attribute__((always_inline)) half_vd cosh<false>(half_vd x) {  // |x| < 700
   half_vd e = exp<false>(abs(x));
   return 0.5 * (e + 1.0 / e);
 }
@@ -145,31 +209,70 @@ template <bool FULL = true> NPU_INLINE half_vd log(half_vd x) {
   return log_special(x, n * LN2_HI_D - ((half - (rest + n * LN2_LO_D)) - f));
 }
 
-NPU_INLINE half_vd log1p(half_vd x) {
+template <bool FULL = true> NPU_INLINE half_vd log1p(half_vd x);
+template <> inline __attribute__((always_inline)) half_vd log1p<false>(half_vd x) {
   half_vd u = 1.0 + x, lost = x - (u - 1.0);
   return log<false>(u) + choose(u < 4.0, lost, half_vd{});  // log(u + lost) = log(u) + lost / u
+}
+template <> inline __attribute__((always_inline)) half_vd log1p<true>(half_vd x) {
+  half_vd u = 1.0 + x, lost = choose(x > 1.0, 1.0 - (u - x), x - (u - 1.0)) / u;
+  half_vi64 bits = (half_vi64)u - SQRT_HALF_BITS_D;
+  half_vd n = to_double(bits >> 52);
+  half_vd f = (half_vd)((bits & 0xfffffffffffff) + SQRT_HALF_BITS_D) - 1.0;
+  half_vd s = f / (2.0 + f), z = s * s, half = 0.5 * f * f;
+  half_vd rest = s * (half + z * polynomial(LOG_TAIL_D, z));
+  half_vd y = n * LN2_HI_D - ((half - (rest + (n * LN2_LO_D + lost))) - f);
+  return choose(abs(x) < 0x1p-54, x, log_special(u, y));
+}
+
+// Returns the logarithm to another base, in which log(2) is hi + lo and log(e) is scale + scale_error.
+NPU_INLINE half_vd log_base(half_vd x, double hi, double lo, double scale, double scale_error) {
+  half_vi64 subnormal = x < 0x1p-1022;
+  half_vi64 bits = (half_vi64)choose(subnormal, x * 0x1p54, x) - SQRT_HALF_BITS_D;
+  half_vd n = to_double((bits >> 52) - (subnormal & 54));
+  half_vd f = (half_vd)((bits & 0xfffffffffffff) + SQRT_HALF_BITS_D) - 1.0;
+  half_vd s = f / (2.0 + f), z = s * s, twice = 0.5 * f, half = twice * f;
+  half_vd rest = s * (half + z * polynomial(LOG_TAIL_D, z)) - fused(twice, f, -half);
+  HeadTail m = fast_sum(f, -half);
+  m.lo += rest;
+  half_vd factor = splat_d(scale), part = m.hi * factor;
+  half_vd part_lost = fused(m.hi, factor, -part) + (m.hi * scale_error + m.lo * scale);
+  HeadTail sum = fast_sum(n * hi, part);
+  return log_special(x, sum.hi + (sum.lo + (part_lost + n * lo)));
+}
+NPU_INLINE half_vd log2(half_vd x) { return log_base(x, 1.0, 0.0, LOG2_E_D, 0x1.777d0ffda0d24p-56); }
+NPU_INLINE half_vd log10(half_vd x) {
+  return log_base(x, 0x1.34413509f0000p-2, 0x1.e7fbcc47c4acdp-40, 0x1.bcb7b1526e50ep-2, 0x1.95355baaafad3p-57);
 }
 
 NPU_INLINE half_vd asinh(half_vd x) {  // for |x| < 2^500
   half_vd a = abs(x), square = a * a;
-  half_vd y = log1p(a + square / (1.0 + sqrt(square + 1.0)));
+  half_vd y = log1p<false>(a + square / (1.0 + sqrt(square + 1.0)));
   return copysign(choose(a < INFINITY_D, y, a), x);
 }
 NPU_INLINE half_vd acosh(half_vd x) {  // for x < 2^500
   half_vd t = x - 1.0;
-  return log1p(t + sqrt(choose(t < 0.0, t, t * (t + 2.0))));
+  return log1p<false>(t + sqrt(choose(t < 0.0, t, t * (t + 2.0))));
 }
 // Half the logarithm of (1+a) / (1-a). The quotient need not be known: with 1-a = 2^k m, s is (1+a-m) / (1+a+m).
-NPU_INLINE half_vd atanh(half_vd x) {
+template <bool FULL = false> NPU_INLINE half_vd atanh(half_vd x) {
   half_vd a = abs(x), up = 1.0 + a;
   half_vi64 bits = (half_vi64)(1.0 - a) - SQRT_HALF_BITS_D, k = bits >> 52;
   half_vd m = (half_vd)((bits & 0xfffffffffffff) + SQRT_HALF_BITS_D);
   half_vi64 wide = up > m * 0x1.6a09e667f3bcdp+0;
   m = choose(wide, m + m, m);
   k += wide;  // the mask is -1
-  half_vd s = (up - m) / (up + m), z = s * s;
-  half_vd y = s + 0.5 * s * z * polynomial(LOG_TAIL_F, z) - to_double(k) * (0.5 * 0x1.62e42fefa39efp-1);
-  y = choose(a < 0x1p-13, a + a * a * a * (1.0 / 3.0), y);
+  half_vd n = to_double(k), s = (up - m) / (up + m);
+  if constexpr (FULL) {  // what the roundings of 1+a and 1-a lost
+    half_vd up_lost = a - (up - 1.0), m_lost = ((1.0 - (1.0 - a)) - a) * pow2(0 - k);
+    HeadTail sum = fast_sum(choose(up > m, up, m), choose(up > m, m, up));
+    s = quotient({up - m, up_lost - m_lost}, {sum.hi, sum.lo + (up_lost + m_lost)});
+  }
+  s = choose(k == 0, a, s);
+  half_vd z = s * s;
+  half_vd rest = 0.5 * s * z * polynomial<FULL>(LOG_TAIL_D, LOG_TAIL_F, z) - n * (0.5 * LN2_LO_D);
+  half_vd y = s - n * (0.5 * LN2_HI_D), lost = (-n * (0.5 * LN2_HI_D) - y) + s;
+  y += rest + lost;
   return copysign(choose(a < 1.0, y, choose(a == 1.0, splat_d(INFINITY_D), splat_d(__builtin_nan("")))), x);
 }
 
@@ -184,7 +287,7 @@ constexpr double PIO2_1 = 0x1.921fb54400000p+0, PIO2_2 = 0x1.0b4611a600000p-34, 
 constexpr double TURN_LIMIT = 0x1p20;  // the argument reduction loses accuracy beyond it
 
 // x = n pi/2 + head + tail with |head| <= pi/4, for |x| <= TURN_LIMIT; sine and cosine of head + tail.
-struct Turn { half_vd sine, cosine; half_vi64 n; };
+struct Turn { HeadTail sine, cosine; half_vi64 n; };
 NPU_INLINE Turn turn(half_vd x) {
   half_vd n;
   half_vi64 quarter = nearest_int(x * TWO_OVER_PI, &n);
@@ -193,13 +296,13 @@ NPU_INLINE Turn turn(half_vd x) {
   half_vd low = ((a - a_part) + (b_part - b)) - n * PIO2_3;
   half_vd head = r + low, tail = (r - head) + low;
   half_vd z = head * head, half = 0.5 * z;
-  half_vd sine = head + (head * z * polynomial(SIN_TAIL_D, z) + tail * (1.0 - half));
+  HeadTail sine = fast_sum(head, head * z * polynomial(SIN_TAIL_D, z) + tail * (1.0 - half));
   half_vd one = 1.0 - half;
-  half_vd cosine = one + (((1.0 - one) - half) + (z * z * polynomial(COS_TAIL_D, z) - head * tail));
+  HeadTail cosine = fast_sum(one, ((1.0 - one) - half) + (z * z * polynomial(COS_TAIL_D, z) - head * tail));
   return {sine, cosine, quarter};
 }
 NPU_INLINE half_vd sine_of(const Turn& t, half_vi64 n) {  // of t with n in place of t.n
-  half_vd y = choose((n & 1) != 0, t.cosine, t.sine);
+  half_vd y = choose((n & 1) != 0, t.cosine.hi, t.sine.hi);
   return (half_vd)((half_vi64)y ^ ((n & 2) << 62));
 }
 NPU_INLINE half_vd sin(half_vd x) {
@@ -210,10 +313,12 @@ NPU_INLINE half_vd cos(half_vd x) {
   Turn t = turn(x);
   return sine_of(t, t.n + 1);
 }
-NPU_INLINE half_vd tan(half_vd x) {
+template <bool FULL = true> NPU_INLINE half_vd tan(half_vd x) {
   Turn t = turn(x);
   half_vi64 odd = (t.n & 1) != 0;
-  return choose(x == 0.0, x, choose(odd, -t.cosine, t.sine) / choose(odd, t.sine, t.cosine));
+  HeadTail over = {choose(odd, -t.cosine.hi, t.sine.hi), choose(odd, -t.cosine.lo, t.sine.lo)};
+  HeadTail under = {choose(odd, t.sine.hi, t.cosine.hi), choose(odd, t.sine.lo, t.cosine.lo)};
+  return choose(x == 0.0, x, FULL ? quotient(over, under) : over.hi / under.hi);
 }
 
 constexpr double ATAN_TAIL_D[] = {-0x1.555555555554dp-2, 0x1.9999999998c65p-3, -0x1.249249245769bp-3,
@@ -285,6 +390,16 @@ template <bool FULL = true> NPU_INLINE half_vd acos(half_vd x) {
   half_vd signed_t = choose(negative, -s.t, s.t), signed_rest = choose(negative, -s.rest, s.rest);
   half_vd inner = PI_2_HI - (signed_t + (signed_rest - PI_2_LO));
   return choose(s.far, choose(negative, 2 * PI_2_HI - (twice - 2 * PI_2_LO), twice), inner);
+}
+
+// ---------------------------------------------------------------------------------------------- division with rest
+// fmod(x, y) for |x / y| < 2^50, y != 0 and finite x. The truncated quotient is exact or 1 too large; the rest tells.
+NPU_INLINE half_vd fmod(half_vd x, half_vd y) {
+  half_vd a = abs(x), b = abs(y), q = a / b;
+  half_vd whole = (q + MAGIC) - MAGIC;
+  whole = choose(whole > q, whole - 1.0, whole);
+  half_vd r = choose(whole == 0.0, a, fused(-whole, b, a));
+  return copysign(choose(r < 0.0, r + b, r), x);
 }
 
 }  // namespace npu

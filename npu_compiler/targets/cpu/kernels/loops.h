@@ -77,20 +77,34 @@ template <> struct unsigned_of<long> { using type = unsigned long; };
 template <> struct unsigned_of<long long> { using type = unsigned long long; };
 template <> struct unsigned_of<vi32> { using type = vec_of<uint32_t, VL>::type; };
 template <> struct unsigned_of<vi64> { using type = vec_of<uint64_t, VL>::type; };
+template <> struct unsigned_of<half_vi64> { using type = vec_of<uint64_t, VL / 2>::type; };
 template <class I> using unsigned_t = typename unsigned_of<I>::type;
 template <class I> NPU_INLINE I add_wrapping(I a, I b) { return (I)((unsigned_t<I>)a + (unsigned_t<I>)b); }
 template <class I> NPU_INLINE I sub_wrapping(I a, I b) { return (I)((unsigned_t<I>)a - (unsigned_t<I>)b); }
 template <class I> NPU_INLINE I mul_wrapping(I a, I b) { return (I)((unsigned_t<I>)a * (unsigned_t<I>)b); }
 
 // Shifts by a negative count, or by the number of bits or more, shift out all bits.
+struct ShlOp {
+  template <class V> __attribute__((always_inline)) V operator()(V a, V by) const {
+    constexpr int bits = 8 * sizeof(a[0]);
+    V in = (by >= 0) & (by < bits);
+    return (V)((unsigned_t<V>)a << (unsigned_t<V>)(by & in)) & in;
+  }
+};
+struct ShrOp {
+  template <class V> __attribute__((always_inline)) V operator()(V a, V by) const {
+    constexpr int bits = 8 * sizeof(a[0]);
+    V in = (by >= 0) & (by < bits);
+    return a >> ((by & in) | (~in & (bits - 1)));
+  }
+};
 template <class V> NPU_INLINE V shl(V a, V by) {
-  constexpr int bits = 8 * sizeof(lane_t<V>);
-  V in = (by >= 0) & (by < bits);
-  return (V)((unsigned_t<V>)a << (unsigned_t<V>)(by & in)) & in;
+  if constexpr (is_wide<V>) return by_halves(ShlOp{}, a, by);
+  else return ShlOp{}(a, by);
 }
 template <class V> NPU_INLINE V shr(V a, V by) {
-  constexpr int bits = 8 * sizeof(lane_t<V>);
-  return a >> select((by >= 0) & (by < bits), by, splat<V>(bits - 1));
+  if constexpr (is_wide<V>) return by_halves(ShrOp{}, a, by);
+  else return ShrOp{}(a, by);
 }
 NPU_INLINE int scalar_shl(int a, int by) { return by < 0 || by > 31 ? 0 : (int)((unsigned)a << by); }
 NPU_INLINE int scalar_shr(int a, int by) { return a >> (by < 0 || by > 31 ? 31 : by); }

@@ -14,18 +14,8 @@ template <class V, class F> static NPU_NOINLINE V call_by_lane(V x, V y, F f) { 
 
 #define NPU_LIBM(name) \
   NPU_INLINE vd name(vd x) { return call_by_lane(x, [](double v) { return __builtin_##name(v); }); }
-NPU_LIBM(exp2)
-NPU_LIBM(expm1)
-NPU_LIBM(log2)
-NPU_LIBM(log10)
-NPU_LIBM(log1p)
-NPU_LIBM(tanh)
-NPU_LIBM(tan)
-NPU_LIBM(sinh)
-NPU_LIBM(cosh)
 NPU_LIBM(asinh)
 NPU_LIBM(acosh)
-NPU_LIBM(atanh)
 NPU_LIBM(erf)
 NPU_LIBM(erfc)
 #undef NPU_LIBM
@@ -57,25 +47,34 @@ NPU_INLINE vd log(vd x) { return by_halves([](half_vd v) NPU_HALF { return log(v
 NPU_INLINE vd sigmoid(vd x) { return 1.0 / (1.0 + exp(-x)); }
 
 // The others are not inlined: their constants do not fit into registers anyway.
-#define NPU_DOUBLE(name)                                             \
+#define NPU_DOUBLE(name, call)                                       \
   static NPU_NOINLINE __attribute__((unused)) vd name(vd x) {        \
-    return by_halves([](half_vd v) NPU_HALF { return name(v); }, x); \
+    return by_halves([](half_vd v) NPU_HALF { return call(v); }, x); \
   }
 #define NPU_FLOAT(name, call, limit)                                                                     \
   static NPU_NOINLINE __attribute__((unused)) vf name(vf x) {                                            \
     return through_double(x, [](half_vd v) NPU_HALF { return call(clamp_keep_nan(v, -limit, limit)); }); \
   }
-NPU_DOUBLE(atan)
-NPU_DOUBLE(asin)
-NPU_DOUBLE(acos)
+NPU_DOUBLE(exp2, exp2)
+NPU_DOUBLE(expm1, expm1)
+NPU_DOUBLE(log1p, log1p<true>)
+NPU_DOUBLE(log2, log2)
+NPU_DOUBLE(log10, log10)
+NPU_DOUBLE(tanh, tanh)
+NPU_DOUBLE(sinh, sinh<true>)
+NPU_DOUBLE(cosh, cosh<true>)
+NPU_DOUBLE(atanh, atanh<true>)
+NPU_DOUBLE(atan, atan)
+NPU_DOUBLE(asin, asin)
+NPU_DOUBLE(acos, acos)
 NPU_FLOAT(atan, atan<false>, INFINITY_D)
 NPU_FLOAT(asin, asin<false>, INFINITY_D)
 NPU_FLOAT(acos, acos<false>, INFINITY_D)
 NPU_FLOAT(asinh, asinh, INFINITY_D)
 NPU_FLOAT(acosh, acosh, INFINITY_D)
-NPU_FLOAT(atanh, atanh, INFINITY_D)
-NPU_FLOAT(sinh, sinh, 100.)  // infinity as a float
-NPU_FLOAT(cosh, cosh, 100.)
+NPU_FLOAT(atanh, atanh<false>, INFINITY_D)
+NPU_FLOAT(sinh, sinh<false>, 100.)  // infinity as a float
+NPU_FLOAT(cosh, cosh<false>, 100.)
 #undef NPU_FLOAT
 #undef NPU_DOUBLE
 
@@ -88,11 +87,12 @@ NPU_FLOAT(cosh, cosh, 100.)
   }
 NPU_PERIODIC(sin)
 NPU_PERIODIC(cos)
+NPU_PERIODIC(tan)
 #undef NPU_PERIODIC
 static NPU_NOINLINE __attribute__((unused)) vf tan(vf x) {
   if (__builtin_expect(any(abs(x) > (float)TURN_LIMIT), 0))
     return by_lane(x, [](float v) { return (float)__builtin_tan((double)v); });
-  return through_double(x, [](half_vd v) NPU_HALF { return tan(v); });
+  return through_double(x, [](half_vd v) NPU_HALF { return tan<false>(v); });
 }
 
 static NPU_NOINLINE __attribute__((unused)) vf atan2(vf y, vf x) {
@@ -120,26 +120,24 @@ static NPU_NOINLINE __attribute__((unused)) vf pow(vf x, vf y) {
 
 // ---------------------------------------------------------------------------------------------- division with rest
 // fmod has the sign of x, remainder has the sign of y (Python's %), and floordiv rounds down (Python's //).
-NPU_INLINE vd fmod(vd x, vd y) {
-  return call_by_lane(x, y, [](double a, double b) { return __builtin_fmod(a, b); });
-}
-
-// In double a quotient below 2^29 is off by less than one after truncation, and its product with y is exact.
-static NPU_NOINLINE __attribute__((unused)) vf fmod(vf x, vf y) {
-  const vf quotient = abs(x / y), limit = splat<vf>(0x1p28f), inf = splat<vf>(INFINITY_F);
-  const vi32 ordinary = (abs(x) < inf) & (y != vf{}) & (y == y);
-  if (__builtin_expect(any(ordinary & (quotient > limit)), 0))
-    return by_lane(x, y, [](float a, float b) { return __builtin_fmodf(a, b); });
-  vf rest = through_double(x, y, [](half_vd a, half_vd b) NPU_HALF {
-    half_vd q = a / b;
-    q = choose(abs(q) < 0x1p30, q, half_vd{});
-    q = __builtin_convertvector(__builtin_convertvector(q, half_vi32), half_vd);
-    half_vd below{}, r = choose(q == below, a, a - q * b);
-    r = choose((r != below) & ((half_vi64)r < 0) != ((half_vi64)a < 0), r + copysign(b, a), r);
-    return copysign(r, a);
-  });
-  return select(ordinary, rest, splat<vf>(__builtin_nanf("")));
-}
+// Of quotients from 2^50 on, libm takes all lanes.
+#define NPU_FMOD(V, libm, apply)                                                                \
+  static NPU_NOINLINE __attribute__((unused)) V fmod(V x, V y) {                                \
+    const V inf = splat<V>(INFINITY_F), zero{};                                                 \
+    const vi32 ordinary = compare<Lt>(abs(x), inf) & compare<Ne>(y, zero) & compare<Eq>(y, y);  \
+    const vi32 far = compare<Gt>(abs(x / y), splat<V>(0x1p50f));                                \
+    if (__builtin_expect(any(ordinary & far), 0))                                               \
+      return by_lane(x, y, [](lane_t<V> a, lane_t<V> b) { return __builtin_##libm(a, b); });    \
+    V rest = apply([](half_vd a, half_vd b) NPU_HALF { return fmod(a, b); });                   \
+    return select(ordinary, rest, splat<V>(__builtin_nanf("")));                                \
+  }
+#define NPU_BY_HALVES(f) by_halves(f, x, y)
+#define NPU_THROUGH_DOUBLE(f) through_double(x, y, f)
+NPU_FMOD(vd, fmod, NPU_BY_HALVES)
+NPU_FMOD(vf, fmodf, NPU_THROUGH_DOUBLE)
+#undef NPU_THROUGH_DOUBLE
+#undef NPU_BY_HALVES
+#undef NPU_FMOD
 
 template <class V> NPU_INLINE V remainder_from(V rest, V y) {
   V zero{};
