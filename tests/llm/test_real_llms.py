@@ -111,7 +111,7 @@ def test_smollm2_stays_in_the_blocks_of_its_file() -> None:
     from gguf import GGUFReader
     from gguf.quants import dequantize
 
-    llm = load("smollm2-135m")
+    llm = load("smollm2-135m", 256, "bfloat16")
     formats = {b.format for b in llm.program.buffers if b.kind == "weight" and len(b.shape) > 1}
     assert formats == {"q4_1.panels", "q8_0.panels"}
     assert llm.weights.nbytes <= llm.path.stat().st_size
