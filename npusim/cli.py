@@ -113,6 +113,8 @@ def parser() -> _Parser:
     compiling(p)
     p.add_argument("--max-len", type=_positive, help="tokens of a language model's context (default: at most 4096)")
     weights(p, "none; for a language model the blocks that its file holds, else bf16c12")
+    text = "show each matrix in a lossy format: bytes, bits a weight, error beside the original weights"
+    p.add_argument("--weight-errors", action="store_true", help=text)
     p.add_argument("-o", "--output", help="the file to write (default: the model's name.npubin)")
     p.add_argument(
         "--until", metavar="PHASE", help="stop after this phase or rewrite and show what is there; 'help' lists them"

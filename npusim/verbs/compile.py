@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import os
 from pathlib import Path
+from typing import Any
 
+from npu_compiler.artifact.program import CompiledProgram
 from npu_compiler.aten.ir import IRGraph
 from npu_compiler.mixed.program import MixedProgram
 from npu_compiler.partitioning.plan import NPU, PartitionPlan
@@ -19,12 +21,15 @@ from ..console import Result, Table
 from ..placement import plan_model, refuse_placement
 from ..program_files import emit_source, save_program
 from ..sources import is_language_model, read_model
+from ..weight_errors import error_blocks, weight_errors
 
 
 def run(args: argparse.Namespace) -> Result:
     """Write a .npubin and, if the weights are known, a safetensors file; with --until, show the graph after a phase."""
     if args.disable == ("help",) or args.until == "help":
         return _steps(args.target or default_target())
+    if args.weight_errors and args.until:
+        raise InputError("--weight-errors needs the whole program; leave out --until")
     if is_language_model(args.model):
         return _language_model(args)
     from npu_compiler.mixed.compile import compile_plan
@@ -35,6 +40,8 @@ def run(args: argparse.Namespace) -> Result:
     if args.dump:
         os.environ["NPU_DUMP"] = args.dump
     ir, weights, _ = read_model(args.model, args.batch)
+    if args.weight_errors and weights is None:
+        raise InputError(f"--weight-errors compares with the weights, which {args.model} does not have")
     plan = plan_model(ir, target, args)
     if args.until is not None and args.until != PHASES[-1][0]:
         return _until(args, plan, target)
@@ -65,7 +72,20 @@ def run(args: argparse.Namespace) -> Result:
         lines.append("running it needs PyTorch, for the ops on the host; npusim describe says why they are there")
     if "weights" in program.build:
         lines.append(f"the weights are {program.build['weights']}; {trained()} have trained ones")
-    return Result(data, [*lines, *emit_source(program, args.emit_source)])
+    errors = _weight_errors(args, program, weights, data)
+    return Result(data, [*lines, *emit_source(program, args.emit_source), *errors])
+
+
+def _weight_errors(
+    args: argparse.Namespace, program: CompiledProgram | MixedProgram, weights: Any, data: dict[str, Any]
+) -> list[str | Table]:
+    """With --weight-errors, compare the stored matrices with ``weights``: add the errors to ``data``, and return the
+    blocks that show them."""
+    if not args.weight_errors:
+        return []
+    errors = weight_errors(program, weights)
+    data["weight_errors"] = [e.to_json() for e in errors]
+    return error_blocks(errors)
 
 
 def _shortened(names: list[str], most: int = 8) -> str:
@@ -117,8 +137,7 @@ def _language_model(args: argparse.Namespace) -> Result:
     if args.until or args.dump or args.disable:
         raise InputError("--until, --dump and --disable show one graph; a language model is compiled from several")
     target = args.target or default_target()
-    weights = args.weight_format or "auto"
-    loader = Loader(target, args.dtype, args.max_len, None, True, weights)
+    loader = Loader(target, args.dtype, args.max_len, None, True, args.weight_format or "auto")
     program, weights, manifest = loader.compile(args.model)
     output = Path(args.output or f"{Path(args.model).name.removesuffix('.gguf')}.npubin")
     with step("writing weights"):
@@ -135,4 +154,5 @@ def _language_model(args: argparse.Namespace) -> Result:
         **t,
     }
     lines = [f"{manifest.name}: context {manifest.max_len}; kernels: {kernels}", f"wrote {written}"]
-    return Result(data, [*lines, *emit_source(program, args.emit_source)])
+    errors = _weight_errors(args, program, weights, data)
+    return Result(data, [*lines, *emit_source(program, args.emit_source), *errors])
