@@ -38,7 +38,7 @@ from .schedule.rewrite import ScheduleRewrite
 from .support import env, log, progress
 from .support.dtypes import DTYPES, storage_dtype
 from .support.errors import CompileError, ConfigError
-from .target_config import TargetConfig, devices, target_config, target_names
+from .target_config import TargetConfig, devices, target_config, target_names, with_float32_precision
 from .targets import get_target
 from .weights.format import WeightFormats, Weights, known_formats, weight_format
 
@@ -104,11 +104,12 @@ def run_phases(
     until: str | None = None,
     weights: Weights = None,
     entry: str = "main",
+    float32_precision: str = "highest",
 ) -> State:
     """Run the compiler up to and including ``until``, a phase or a rewrite of the target (default: all).
 
     ``entry``: the name of the entry point, which dumped files start with unless it is 'main'."""
-    config, phases = target_config(target), [name for name, _, _ in PHASES]
+    config, phases = _config(target, float32_precision), [name for name, _, _ in PHASES]
     rewrites = [r.name for r in get_target(target).rewrites]
     if until is not None and until not in (*phases, *rewrites):
         known = f"phases are: {', '.join(phases)}; rewrites of {target}: {', '.join(rewrites)}"
@@ -119,6 +120,10 @@ def run_phases(
 
 def _storage(dtype: Any) -> str | None:
     return None if dtype is None else storage_dtype(dtype)
+
+
+def _config(target: str, float32_precision: str) -> TargetConfig:
+    return with_float32_precision(target_config(target), float32_precision)
 
 
 def _formats(weights: Weights, config: TargetConfig) -> WeightFormats:
@@ -250,10 +255,15 @@ def _kernels(state: State) -> str:
 
 
 def compile_ir(
-    ir: IRGraph, target: str = "cpu", dtype: Any = None, disable: Collection[str] = (), weights: Weights = None
+    ir: IRGraph,
+    target: str = "cpu",
+    dtype: Any = None,
+    disable: Collection[str] = (),
+    weights: Weights = None,
+    float32_precision: str = "highest",
 ) -> CompiledProgram:
     """Run all phases and return the artifact. Arguments and errors are those of :func:`npu_compiler.compile`."""
-    return compile_entries({"main": ir}, target, dtype, disable, weights)
+    return compile_entries({"main": ir}, target, dtype, disable, weights, float32_precision)
 
 
 def compile_entries(
@@ -262,6 +272,7 @@ def compile_entries(
     dtype: Any = None,
     disable: Collection[str] = (),
     weights: Weights = None,
+    float32_precision: str = "highest",
 ) -> CompiledProgram:
     """Compile several graphs of one model (a prefill and a decode step, say) into entry points of one program, which
     share weights and state.
@@ -271,7 +282,7 @@ def compile_entries(
     reader for it. Loading weights whose values do not fit the
     format raises ``IncompressibleError``.
     """
-    off, kind, config = _switches(disable, target), _storage(dtype), target_config(target)
+    off, kind, config = _switches(disable, target), _storage(dtype), _config(target, float32_precision)
     formats = _formats(weights, config)
     states = {n: State(ir, config, kind, off, entry=n, weights=formats) for n, ir in irs.items()}
     return _link({n: _run(s, 0, "memory") for n, s in states.items()})

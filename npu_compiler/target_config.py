@@ -104,6 +104,9 @@ class TargetConfig:
         chunk_floor: a run takes at least as long as the arithmetic of this many tokens, because it reads all weights.
         asynchronous: True if execution is asynchronous to the host; greedy decoding and the top-k digest for sampling
             should then run on the device.
+        float32_precisions: values that ``float32_precision`` may have.
+        float32_precision: how products and convolutions multiply float32 operands: 'highest', or 'tf32', which rounds
+            them to 10 bits of fraction.
         device: the device that programs are compiled for; None: the target has only one.
     """
 
@@ -122,6 +125,8 @@ class TargetConfig:
     chunks: tuple[int, ...] = (32, 128)
     chunk_floor: int = 16
     asynchronous: bool = False
+    float32_precisions: tuple[str, ...] = ("highest",)
+    float32_precision: str = "highest"
     device: Device | None = None
 
     @property
@@ -198,6 +203,15 @@ def target_config(target: str | TargetConfig) -> TargetConfig:
         return config
     at_hand: Callable[[], Device] = _module(name).device_at_hand
     return replace(config, device=at_hand())
+
+
+def with_float32_precision(config: TargetConfig, precision: str) -> TargetConfig:
+    """Return ``config`` with this precision of float32 products. Raises ``ConfigError`` if the target does not have
+    it."""
+    if precision not in config.float32_precisions:
+        known = ", ".join(repr(p) for p in config.float32_precisions)
+        raise ConfigError(f"the {config.name} target has no float32_precision={precision!r}; it has {known}")
+    return replace(config, float32_precision=precision)
 
 
 def default_target() -> str:

@@ -97,6 +97,15 @@ def parser() -> _Parser:
         text = f"{text} (default: {default})"
         p.add_argument("--weights", dest="weight_format", metavar="FORMAT", help=text)
 
+    def precision(p: argparse.ArgumentParser) -> None:
+        p.add_argument(
+            "--float32-precision",
+            choices=("highest", "tf32"),
+            default="highest",
+            help="tf32: products and convolutions of float32 round their operands to 10 bits of fraction, on an NVIDIA "
+            "GPU (default: highest)",
+        )
+
     def language(p: argparse.ArgumentParser) -> None:
         p.add_argument("--max-len", type=_positive, help="tokens of a language model's context (default: at most 4096)")
         p.add_argument("--no-cache", action="store_true", help="do not cache a language model for the next start")
@@ -115,6 +124,7 @@ def parser() -> _Parser:
     weights(p, "none; for a language model the blocks that its file holds, else bf16c12")
     text = "show each matrix in a lossy format: bytes, bits a weight, error beside the original weights"
     p.add_argument("--weight-errors", action="store_true", help=text)
+    precision(p)
     p.add_argument("-o", "--output", help="the file to write (default: the model's name.npubin)")
     p.add_argument(
         "--until", metavar="PHASE", help="stop after this phase or rewrite and show what is there; 'help' lists them"

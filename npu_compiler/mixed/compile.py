@@ -22,6 +22,7 @@ def compile_plan(
     dtype: Any = None,
     disable: Collection[str] = (),
     weights: Weights = None,
+    float32_precision: str = "highest",
 ) -> CompiledProgram | MixedProgram:
     """Compile the NPU partitions of ``plan``, which was made for ``target``.
 
@@ -30,9 +31,9 @@ def compile_plan(
     :func:`npu_compiler.compile`.
     """
     if plan.on_npu:
-        return compile_ir(plan.ir, target, dtype, disable, weights)
+        return compile_ir(plan.ir, target, dtype, disable, weights, float32_precision)
     compiled = {
-        part.id: compile_entries({f"p{part.id}": part.ir}, target, dtype, disable, weights)
+        part.id: compile_entries({f"p{part.id}": part.ir}, target, dtype, disable, weights, float32_precision)
         for part in plan.partitions
         if part.device == NPU
     }

@@ -47,6 +47,7 @@ def build(
     minimise_transfers: bool = True,
     disable: Collection[str] = (),
     weights: str | None = None,
+    float32_precision: str = "highest",
     threads: int | None = None,
     fixed_shapes: bool = False,
     max_shapes: int = MAX_SHAPES,
@@ -68,6 +69,7 @@ def build(
         minimise_transfers: cheap neighbours of host nodes may move to the host, too, if that saves transfers.
         disable: names of passes to skip.
         weights: the format in which matrices of products are stored (see :func:`npu_compiler.compile`).
+        float32_precision: 'highest', or on the target 'cuda' 'tf32' (see :func:`npu_compiler.compile`).
         threads: see :class:`CPUBackend`.
         fixed_shapes: refuse inputs of other shapes, and do not keep the module.
         max_shapes: programs kept at a time: the first one and the most recently used ones.
@@ -88,7 +90,7 @@ def build(
         raise ConfigError(f"max_shapes={max_shapes}: it takes a whole number from 1")
     backend = get_backend(target, **({} if threads is None else {"threads": threads}))
     placement = {"force_cpu": force_cpu, "minimise_transfers": minimise_transfers}
-    recipe = Recipe(model, target, backend, dtype, fallback, tuple(disable), weights, placement)
+    recipe = Recipe(model, target, backend, dtype, fallback, tuple(disable), weights, float32_precision, placement)
     call = recipe.capture(example_inputs, example_kwargs)
     source = open_weights(state_dict_numpy(call.program))
     first = recipe.specialize(call, source)

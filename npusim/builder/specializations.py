@@ -69,6 +69,7 @@ class Recipe:
     fallback: bool
     disable: Collection[str]
     weights: str | None
+    float32_precision: str
     placement: Mapping[str, Any]  # further arguments of ``partition``
 
     def capture(self, args: Any, kwargs: Mapping[str, Any] | None) -> Capture:
@@ -87,7 +88,12 @@ class Recipe:
         if not self.fallback:
             require_npu(plan)
         compile_fn = partial(
-            npu_compiler.compile, target=self.target, dtype=self.dtype, disable=self.disable, weights=self.weights
+            npu_compiler.compile,
+            target=self.target,
+            dtype=self.dtype,
+            disable=self.disable,
+            weights=self.weights,
+            float32_precision=self.float32_precision,
         )
         return Specialized(DAGExecutor(plan, self.backend, compile_fn, weights, beside), Signature(call))
 

@@ -45,7 +45,8 @@ def run(args: argparse.Namespace) -> Result:
     plan = plan_model(ir, target, args)
     if args.until is not None and args.until != PHASES[-1][0]:
         return _until(args, plan, target)
-    program = compile_plan(plan, target, args.dtype, args.disable, args.weight_format)
+    precision = args.float32_precision
+    program = compile_plan(plan, target, args.dtype, args.disable, args.weight_format, precision)
     builtin = BUILTINS.get(args.model)
     if builtin is not None and builtin.weights is None:
         program.build["weights"] = RANDOM
@@ -97,7 +98,8 @@ def _until(args: argparse.Namespace, plan: PartitionPlan, target: str) -> Result
     from npu_compiler.pipeline import dump, run_phases
 
     def text(ir: IRGraph, entry: str) -> str:
-        return dump(run_phases(ir, target, args.dtype, args.disable, args.until, args.weight_format, entry))
+        options = (args.disable, args.until, args.weight_format, entry, args.float32_precision)
+        return dump(run_phases(ir, target, args.dtype, *options))
 
     if plan.on_npu:
         shown = text(plan.ir, "main")
@@ -134,6 +136,8 @@ def _language_model(args: argparse.Namespace) -> Result:
     from npu_runtime.llm.loader import Loader, save_manifest
 
     refuse_placement(args)
+    if args.float32_precision != "highest":
+        raise InputError("--float32-precision is not an option of language models")
     if args.until or args.dump or args.disable:
         raise InputError("--until, --dump and --disable show one graph; a language model is compiled from several")
     target = args.target or default_target()

@@ -26,6 +26,7 @@ CONFIG = replace(
     chunks=(128, 512, 2048),
     chunk_floor=256,
     asynchronous=True,
+    float32_precisions=("highest", "tf32"),
 )
 
 

@@ -72,6 +72,7 @@ DIALECT = Dialect(
     device=DEVICES[0],
     matrix=(16, 8, 16),
     matrix_types=("float16", "bfloat16"),
+    matrix_tf32=(16, 8, 8),
     stages=4,
     fragment_access=True,
     grid_barrier=True,

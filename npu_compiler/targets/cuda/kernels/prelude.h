@@ -133,6 +133,30 @@ INLINE void frag_mma(FragC& c, const FragA<bf16>& a, const FragB<bf16>& b) {
                : "+f"(c.v[0]), "+f"(c.v[1]), "+f"(c.v[2]), "+f"(c.v[3])
                : "r"(a.v[0]), "r"(a.v[1]), "r"(a.v[2]), "r"(a.v[3]), "r"(b.v[0]), "r"(b.v[1]));
 }
+// float32 operands, rounded to TF32: C [16, 8] += A [16, 8] B [8, 8]^T. ldmatrix moves a float as two halves.
+INLINE uint to_tf32(uint bits) {
+  uint y;
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(y) : "f"(__uint_as_float(bits)));
+  return y;
+}
+INLINE void frag_load_a(FragA<float>& f, const float* p, int ld, int lane) {
+  const uint at = shared_address(p + (lane & 15) * ld + (lane >> 4) * 4);
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(f.v[0]), "=r"(f.v[1]), "=r"(f.v[2]), "=r"(f.v[3]) : "r"(at) : "memory");
+  for (int i = 0; i < 4; i++) f.v[i] = to_tf32(f.v[i]);
+}
+INLINE void frag_load_b(FragB<float>& f, const float* p, int ld, int lane) {
+  const uint at = shared_address(p + (lane & 7) * ld + (lane >> 3 & 1) * 4);
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
+               : "=r"(f.v[0]), "=r"(f.v[1]) : "r"(at) : "memory");
+  for (int i = 0; i < 2; i++) f.v[i] = to_tf32(f.v[i]);
+}
+INLINE void frag_mma(FragC& c, const FragA<float>& a, const FragB<float>& b) {
+  asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+               "{%0, %1, %2, %3};"
+               : "+f"(c.v[0]), "+f"(c.v[1]), "+f"(c.v[2]), "+f"(c.v[3])
+               : "r"(a.v[0]), "r"(a.v[1]), "r"(a.v[2]), "r"(a.v[3]), "r"(b.v[0]), "r"(b.v[1]));
+}
 INLINE void frag_store(float* p, int ld, const FragC& c, int lane) {
   float* at = p + (lane >> 2) * ld + (lane & 3) * 2;
   at[0] = c.v[0];

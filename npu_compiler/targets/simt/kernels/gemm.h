@@ -12,7 +12,7 @@
 //
 // An operand is a struct, Matrix<O> or Image<O>. row(r, batch) returns the position of row r; has(row, k) whether
 // element k exists; at(row, k) its offset. Constants of O: T; ROWS, K; ALONG_K: neighbouring threads read neighbours
-// along K; VECTORS: 8 neighbours along K are read at once; and those named below.
+// along K; VECTORS: 16 bytes of neighbours along K are read at once; and those named below.
 //
 // The epilogue is a rendered functor (epilogue.py): WIDTH, and store(row, column, const float* acc), which stores WIDTH
 // neighbours. The sums of two products alternate in acc.
@@ -177,15 +177,16 @@ template <int LD> struct PaddedRows {
   static INLINE int at(int row, int k) { return row * LD + k; }
 };
 
-// One thread's share of a stage of ROWS rows of an operand, in chunks of 8 elements.
+// One thread's share of a stage of ROWS rows of an operand, in chunks of 16 bytes.
 template <class D, class Layout, class S, int ROWS> struct StageCopy {
   typedef typename S::O O;
   typedef typename D::T T;
-  CONSTANTS int PER_ROW = D::TILE_K / 8, COUNT = ROWS * PER_ROW, CHUNKS = (COUNT + D::THREADS - 1) / D::THREADS;
+  CONSTANTS int EACH = 16 / (int)sizeof(T), PER_ROW = D::TILE_K / EACH, COUNT = ROWS * PER_ROW;
+  CONSTANTS int CHUNKS = (COUNT + D::THREADS - 1) / D::THREADS;
   typename S::Row rows[CHUNKS];
 
   static INLINE int row(int chunk) { return O::ALONG_K ? chunk / PER_ROW : chunk % ROWS; }
-  static INLINE int term(int chunk) { return O::ALONG_K ? chunk % PER_ROW * 8 : chunk / ROWS * 8; }
+  static INLINE int term(int chunk) { return (O::ALONG_K ? chunk % PER_ROW : chunk / ROWS) * EACH; }
   INLINE void setup(int first, int batch, int tid) {
 #pragma unroll
     for (int i = 0; i < CHUNKS; i++) rows[i] = S::row(first + row(tid + i * D::THREADS), batch);
@@ -202,11 +203,11 @@ template <class D, class Layout, class S, int ROWS> struct StageCopy {
           const bool valid = S::has(rows[i], k);
           copy_async16(place, from + (valid ? S::at(rows[i], k) : 0), valid);
         } else {
-          Vec<T, 8> v;
+          Vec<T, EACH> v;
 #pragma unroll
-          for (int e = 0; e < 8; e++)
+          for (int e = 0; e < EACH; e++)
             v.v[e] = S::has(rows[i], k + e) ? from[S::at(rows[i], k + e)] : narrow<T>(0.0f);
-          *(SMEM Vec<T, 8>*)place = v;
+          *(SMEM Vec<T, EACH>*)place = v;
         }
       }
     }

@@ -83,7 +83,7 @@ def _rows(kernel: Gemm, p: Product) -> _Side:
     """Return the left operand of a matmul."""
     op, a = kernel.inputs[0], kernel
     row, batch, size = a.lda, a.batch_stride if p.batch > 1 else 0, dtypes.DTYPES[op.dtype].size
-    vectors = size == 2 and not any(n % 8 for n in (p.k, row, a.batch_stride, op.offset))
+    vectors = not any(n % (16 // size) for n in (p.k, row, a.batch_stride, op.offset))
     sizes = dict(ROWS=p.m, K=p.k, ALONG_K=True, VECTORS=vectors, ROW=row, STEP=1, BATCH=batch)
     return _Side(0, "Matrix", sizes)
 
@@ -95,7 +95,8 @@ def _image(kernel: Conv2d, p: Product) -> _Side:
     image, line, pixel, _ = op.strides  # rows of pixels may overlap
     _, oh, ow, _ = kernel.result_shape
     channels = c // a.groups
-    vectors = dtypes.DTYPES[op.dtype].size == 2 and not any(n % 8 for n in (channels, *op.strides[:3], op.offset))
+    each = 16 // dtypes.DTYPES[op.dtype].size
+    vectors = not any(n % each for n in (channels, *op.strides[:3], op.offset))
     dense = (image, line) == (h * w * pixel, w * pixel)
     plain = dense and a.kernel_size == (1, 1) and a.stride == (1, 1) and tuple(a.padding) == (0, 0, 0, 0)
     sizes = dict(
@@ -116,7 +117,8 @@ def _weights(kernel: Gemm | Conv2d, p: Product) -> _Side:
         batch, row, step = op.strides if op.shape[0] > 1 else (0, *op.strides[1:])
     row = 0 if p.n == 1 else row
     dense = step == 1 or p.k == 1
-    vectors = dtypes.DTYPES[op.dtype].size == 2 and dense and not any(x % 8 for x in (p.k, row, batch, op.offset))
+    each = 16 // dtypes.DTYPES[op.dtype].size
+    vectors = dense and not any(x % each for x in (p.k, row, batch, op.offset))
     batch = batch if p.batch > 1 else 0
     sizes = dict(ROWS=p.n, K=p.k, ALONG_K=dense, VECTORS=vectors, ROW=row, STEP=step, BATCH=batch)
     return _Side(kernel.rhs, "Matrix", sizes)
@@ -152,17 +154,24 @@ def choose_tile(p: Product, dialect: Dialect) -> Tile:
     return Tile(32, 64, 64, 1, 4) if p.m <= 32 else Tile(64, 64, 64, 2, 2)
 
 
+def uses_matrix_unit(kernel: Gemm | Conv2d, dialect: Dialect) -> bool:
+    """Whether the matrix unit multiplies the operands of ``kernel``."""
+    dtype = kernel.inputs[0].dtype
+    return dtype in dialect.matrix_types or (kernel.tf32 and dtype == "float32" and bool(dialect.matrix_tf32))
+
+
 def _tiles(kernel: Gemm | Conv2d, dialect: Dialect, p: Product, left: _Side) -> Emission:
     """Return the function that computes tiles of the result, on the matrix unit if it supports the operands' type."""
-    if kernel.inputs[0].dtype not in dialect.matrix_types:
+    if not uses_matrix_unit(kernel, dialect):
         return _simple_gemm(kernel, dialect, p, left)
     narrow = isinstance(kernel, Conv2d) and p.n <= NARROW < p.m and dialect.device.shared_bytes >= 64 << 10
-    if p.m > WGMMA_ROWS and dialect.wgmma_widths and not narrow:
+    if p.m > WGMMA_ROWS and dialect.wgmma_widths and not narrow and not kernel.tf32:
         tile = min(wgmma_tiles(dialect), key=lambda t: wgmma_cost(p, t, dialect))
         return _matrix_gemm(kernel, dialect, p, left, tile, "wgmma_gemm", tile.k, wgmma_stages(tile))
     tile = Tile(128, 16 if p.n <= 16 else 32, 32, 4, 1) if narrow else choose_tile(p, dialect)
-    ld = tile.k + 8  # avoids bank conflicts between rows that are read together
-    room = dialect.device.shared_bytes // ((tile.m + tile.n) * ld * 2)
+    size = dtypes.DTYPES[kernel.inputs[0].dtype].size
+    ld = tile.k + 16 // size  # avoids bank conflicts between rows that are read together
+    room = dialect.device.shared_bytes // ((tile.m + tile.n) * ld * size)
     stages = max(2, min(dialect.stages, room, blocks(blocks(p.k, tile.k), p.splits) + 1))
     return _matrix_gemm(kernel, dialect, p, left, tile, "mma_gemm", ld, stages)
 
@@ -224,9 +233,11 @@ def _matrix_gemm(
     shared memory."""
     f, header = Function(kernel, dialect), "gemm.h" if name == "mma_gemm" else f"{name}.h"
     operands = _operands(kernel, f, left, _weights(kernel, p))
-    count = max(stages * (tile.m + tile.n) * ld * 2, tile.m * (tile.n + 4) * 4) // 4  # operands, and then results
+    size = dtypes.DTYPES[kernel.inputs[0].dtype].size
+    count = max(stages * (tile.m + tile.n) * ld * size, tile.m * (tile.n + 4) * 4) // 4  # operands, and then results
     memory = f.array("int", "memory", blocks(count, 4) * 4)
-    fragment = dict(zip(("FRAG_M", "FRAG_N", "FRAG_K"), dialect.matrix, strict=True))
+    matrix = dialect.matrix_tf32 if kernel.tf32 else dialect.matrix
+    fragment = dict(zip(("FRAG_M", "FRAG_N", "FRAG_K"), matrix, strict=True))
     sizes = _sizes(kernel, p, tile) | dict(
         SUBGROUPS_M=tile.subgroups_m, SUBGROUPS_N=tile.subgroups_n, STAGES=stages, LD=ld, **fragment
     )  # fmt: skip

@@ -28,7 +28,7 @@ def supports_grouped(kernel: Conv2d, dialect: Dialect) -> bool:
     channels, results = kernel.channels[0] // kernel.groups, kernel.channels[1] // kernel.groups
     if kernel.groups == 1 or kernel.splits > 1 or kernel.inputs[0].strides[3] != 1 or results > MAX_RESULTS:
         return False
-    if kernel.inputs[0].dtype in dialect.matrix_types and channels > MAX_CHANNELS:
+    if (kernel.inputs[0].dtype in dialect.matrix_types or kernel.tf32) and channels > MAX_CHANNELS:
         return False
     terms = math.prod(kernel.kernel_size) * channels
     return terms * _width(results, 4) <= MAX_FILTERS and _pixels(kernel) > 0

@@ -8,7 +8,7 @@ from ....graph import expr
 from ....graph.expr import Expr
 from ....schedule.kernel import Conv2d, Gemm, Kernel, LoopBody, Loops, Operand, Stage
 from ....schedule.schedule import Schedule
-from ..kernels.gemm import WGMMA_ROWS, product_of
+from ..kernels.gemm import WGMMA_ROWS, product_of, uses_matrix_unit
 from ..kernels.gemv import is_gemv
 from ..lang.dialect import Dialect
 
@@ -28,7 +28,7 @@ def _splits(k: Gemm | Conv2d, dialect: Dialect) -> int:
     if (isinstance(k, Gemm) and is_gemv(k)) or dialect.special_for(k) is not None:
         return 1
     p = product_of(k)
-    if k.inputs[k.rhs].dtype not in dialect.matrix_types or p.m <= WGMMA_ROWS or p.batch > 1 or p.n == 0:
+    if not uses_matrix_unit(k, dialect) or p.m <= WGMMA_ROWS or p.batch > 1 or p.n == 0:
         return 1
     tiles = -(-p.m // TILE[0]) * -(-p.n // TILE[1])
     return min(dialect.device.units // tiles, p.k // MIN_TERMS, MAX_SPLITS)
