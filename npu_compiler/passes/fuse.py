@@ -160,7 +160,8 @@ def _is_epilogue(node: Node, value: Value) -> bool:
 
 
 def claim_sources(graph: Graph) -> dict[Node, list[Node]]:
-    """Map every scatter to the pointwise node that computes its source, if the scatter is the only reader."""
+    """Map every scatter to the pointwise node that computes its source, if the scatter is the only reader. Sources that
+    are added must be cheap, because a target may compute them twice."""
     users = graph.users()
     outputs = set(graph.results())
     static = static_values(graph)
@@ -169,8 +170,9 @@ def claim_sources(graph: Graph) -> dict[Node, list[Node]]:
         if node.op == "scatter" and node.out not in static:
             source = node.inputs[1]
             alone = len(users[source]) == 1 and source not in outputs and source not in static
-            if alone and source.op == "pointwise" and node.attrs["mode"] == "set":
-                claimed[node] = [source.node]
+            if alone and source.op == "pointwise":
+                if node.attrs["mode"] == "set" or expr.cost(source.node.attrs["expr"]) <= CHEAP:
+                    claimed[node] = [source.node]
     return claimed
 
 

@@ -21,15 +21,12 @@ def scatter_sums(schedule: Schedule) -> None:
     which the order does not matter: integers wrap around, and floats are added up in fixed point."""
     new: dict[Kernel, list[Kernel]] = {}
     for number, k in enumerate(schedule.kernels):
-        if isinstance(k, Loops) and len(made := _split(schedule, k)) > 1:
-            new[k] = made
+        if isinstance(k, Loops):
+            *first, result = new[k] = _split(schedule, k)
             copy = _copy_before(schedule.kernels[:number], k.outputs[0])
-            if copy is not None and copy not in new:
+            if isinstance(result, ScatterResult) and copy is not None:
                 new[copy] = []
-                *first, result = made
                 new[k] = [*first, replace(result, inputs=(*result.inputs[:2], copy.inputs[0]))]
-        elif isinstance(k, Loops):
-            new[k] = made
     schedule.rewrite(new)
 
 
