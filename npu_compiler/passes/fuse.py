@@ -171,7 +171,8 @@ def claim_sources(graph: Graph) -> dict[Node, list[Node]]:
             source = node.inputs[1]
             alone = len(users[source]) == 1 and source not in outputs and source not in static
             if alone and source.op == "pointwise":
-                if node.attrs["mode"] == "set" or expr.cost(source.node.attrs["expr"]) <= CHEAP:
+                cheap = expr.cost(source.node.attrs["expr"]) <= CHEAP
+                if node.attrs["mode"] == "set" or cheap:
                     claimed[node] = [source.node]
     return claimed
 
