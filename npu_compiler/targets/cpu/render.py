@@ -210,8 +210,10 @@ class Renderer:
 
     def _compare(self, e: Expr, block: Block) -> Value:
         kind = self._operand_kind(e)
-        if kind in ("vd", "vi64") and self.varying(e) and e.op != "isinf":  # vectors of two registers
+        if kind in ("vd", "vi64") and self.varying(e):  # vectors of two registers
             a, b = (self.text(x, kind, block) for x in (e.args[0], e.args[-1]))
+            if e.op == "isinf":
+                return Value(f"compare<Eq>(abs({a}), splat<{kind}>({literal(math.inf, kind)}))", "mask")
             return Value(f"compare<{'Ne' if e.op == 'isnan' else e.op.capitalize()}>({a}, {b})", "mask")
         if e.op == "isnan":
             a = self.text(e.args[0], kind, block)
@@ -223,7 +225,7 @@ class Renderer:
             parts = f"{a} {SCALAR_OPS[e.op].infix} {b}"
         if not self.varying(e):
             return Value(f"(({parts})[0] != 0)" if kind in ("vf", "vd") else f"({parts})", "bool")
-        return Value(f"cvt<vi32>({parts})" if kind in ("vd", "vi64") else f"({parts})", "mask")
+        return Value(f"({parts})", "mask")
 
     def _infix_operand(self, x: Expr, kind: str, block: Block, parent: Expr) -> str:
         others = [a for a in parent.args if a is not x]
@@ -286,7 +288,8 @@ class Renderer:
                 return value
             if not self.varying(e):
                 return Value(f"(({zero})[0] != 0)" if value.kind in ("vf", "vd") else f"({zero})", "bool")
-            return Value(f"cvt<vi32>({zero})" if value.kind in ("vd", "vi64") else f"({zero})", "mask")
+            wide = value.kind in ("vd", "vi64")
+            return Value(f"compare<Ne>({value.text}, {value.kind}{{}})" if wide else f"({zero})", "mask")
         if value.kind in ("vf", "vd") and not self.varying(e) and not dtypes.is_float(target):
             return Value(wrap(f"({'long' if kind == 'long' else 'int'}){value.text}[0]", target), kind)
         if value.kind == "vf" and kind == "vf" and not (target in ("float16", "bfloat16") and source.dtype != target):

@@ -184,7 +184,7 @@ def test_double_agrees_with_libm(library: Library, name: str) -> None:
 
 # Functions of doubles in vector code -> bound in ulps.
 DOUBLE = {
-    **{"exp": 0.9, "exp2": 0.9, "expm1": 0.9, "log": 0.9, "log2": 0.9, "log10": 0.9, "log1p": 0.9, "tanh": 0.9},
+    **{"exp": 0.9, "exp2": 1.1, "expm1": 0.9, "log": 0.9, "log2": 0.9, "log10": 0.9, "log1p": 0.9, "tanh": 0.9},
     **{"sin": 0.8, "cos": 0.8, "tan": 0.9, "atan": 1.0, "asin": 1.15, "acos": 1.15, "sinh": 0.9, "cosh": 0.9},
     **{"atanh": 1.2, "atan2": 1.15},
 }

@@ -78,6 +78,16 @@ NPU_INLINE half_vi64 nearest_int(half_vd scaled, half_vd* whole) {
 NPU_INLINE half_vd to_double(half_vi64 n) { return (half_vd)(n + (half_vi64)splat_d(MAGIC)) - MAGIC; }
 NPU_INLINE half_vd pow2(half_vi64 n) { return (half_vd)((n + 1023) << 52); }  // 2^n for -1023 < n < 1024
 
+// Returns x * 2^n for -2044 < n < 2048, rounded once if the result is subnormal. `whole` is n as a double.
+NPU_INLINE half_vd scale(half_vd x, half_vi64 n, half_vd whole) {
+#if NPU_AVX512
+  return (half_vd)_mm512_scalef_pd((__m512d)x, (__m512d)whole);
+#else
+  half_vi64 half = n >> 1;
+  return x * pow2(half) * pow2(n - half);
+#endif
+}
+
 // A number as hi + lo, where |lo| is at most a few units in the last place of hi.
 struct HeadTail { half_vd hi, lo; };
 NPU_INLINE HeadTail fast_sum(half_vd a, half_vd b) {  // exact if |a| >= |b| or a is 0
@@ -92,7 +102,7 @@ NPU_INLINE half_vd quotient(HeadTail a, HeadTail b) {
 // ---------------------------------------------------------------------------------------------- exponentials
 constexpr double LOG2_E_D = 0x1.71547652b82fep+0;
 constexpr double LN2_HI_D = 0x1.62e42fee00000p-1, LN2_LO_D = 0x1.a39ef35793c76p-33;  // 32 bits: n * LN2_HI_D is exact
-constexpr double LN2_D = 0x1.62e42fefa39efp-1, LN2_ERROR_D = 0x1.abc9e3b39803fp-56;  // ln 2 = LN2_D + LN2_ERROR_D
+constexpr double LN2_D = 0x1.62e42fefa39efp-1;
 constexpr double EXP_TAIL_D[] = {0x1.555555555555dp-3, 0x1.555555555556cp-5, 0x1.111111110e567p-7,
                                  0x1.6c16c16c0a4fep-10, 0x1.a01a01b5d3c7bp-13, 0x1.a01a01e722972p-16,
                                  0x1.71ddeb600272bp-19, 0x1.27e45569cb007p-22, 0x1.af71ee79f8accp-26,
@@ -101,14 +111,14 @@ constexpr double EXP_TAIL_F[] = {0x1.55553c3e992dp-3, 0x1.5554f21db9275p-5, 0x1.
                                  0x1.6d4117a5d5009p-10, 0x1.6c35addae91b8p-13};
 
 // exp(x) = 2^n (1 + p) for x that does not overflow; p is between sqrt(1/2) - 1 and sqrt(2) - 1.
-struct PowerOfE { half_vd p; half_vi64 n; };
+struct PowerOfE { half_vd p, whole; half_vi64 n; };
 template <bool FULL> NPU_INLINE PowerOfE power_of_e(half_vd x) {
   half_vd whole;
   half_vi64 n = nearest_int(x * LOG2_E_D, &whole);
   half_vd exact = x - whole * LN2_HI_D, low = whole * LN2_LO_D;
   half_vd r = exact - low, tail = (exact - r) - low;
   half_vd rest = r * r * (0.5 + r * polynomial<FULL>(EXP_TAIL_D, EXP_TAIL_F, r));
-  return {r + (FULL ? rest + tail : rest), n};
+  return {r + (FULL ? rest + tail : rest), whole, n};
 }
 
 template <bool FULL = true> NPU_INLINE half_vd exp(half_vd x) {  // |x| < 700 unless FULL
@@ -117,17 +127,14 @@ template <bool FULL = true> NPU_INLINE half_vd exp(half_vd x) {  // |x| < 700 un
     return (1.0 + e.p) * pow2(e.n);
   }
   PowerOfE e = power_of_e<true>(clamp_keep_nan(x, -746., 710.));
-  half_vi64 half = e.n >> 1;
-  return (1.0 + e.p) * pow2(half) * pow2(e.n - half);  // rounds once more if the result is subnormal
+  return scale(1.0 + e.p, e.n, e.whole);
 }
 
 NPU_INLINE half_vd exp2(half_vd x) {
   half_vd whole, y = clamp_keep_nan(x, -1076., 1025.);
-  half_vi64 n = nearest_int(y, &whole), half = n >> 1;
-  half_vd fraction = y - whole, ln2 = splat_d(LN2_D), r = fraction * ln2;
-  half_vd tail = fused(fraction, ln2, -r) + fraction * LN2_ERROR_D;
-  half_vd p = r + (r * r * (0.5 + r * polynomial(EXP_TAIL_D, r)) + tail);
-  return (1.0 + p) * pow2(half) * pow2(n - half);
+  half_vi64 n = nearest_int(y, &whole);
+  half_vd r = (y - whole) * LN2_D;
+  return scale(1.0 + (r + r * r * (0.5 + r * polynomial(EXP_TAIL_D, r))), n, whole);
 }
 
 // Returns (exp(x) - 1) / 2 for x in [-80, 710.6].

@@ -182,12 +182,37 @@ struct Gt { template <class V> __attribute__((always_inline)) auto operator()(V 
 struct Ge { template <class V> __attribute__((always_inline)) auto operator()(V a, V b) const { return a >= b; } };
 struct Eq { template <class V> __attribute__((always_inline)) auto operator()(V a, V b) const { return a == b; } };
 struct Ne { template <class V> __attribute__((always_inline)) auto operator()(V a, V b) const { return a != b; } };
+#if NPU_AVX512
+template <class Op> struct Predicate;  // of instructions that compare doubles and integers
+#define NPU_PREDICATE(op, for_doubles, for_integers) \
+  template <> struct Predicate<op> { static constexpr int doubles = for_doubles, integers = for_integers; };
+NPU_PREDICATE(Lt, _CMP_LT_OQ, _MM_CMPINT_LT)
+NPU_PREDICATE(Le, _CMP_LE_OQ, _MM_CMPINT_LE)
+NPU_PREDICATE(Gt, _CMP_GT_OQ, _MM_CMPINT_NLE)
+NPU_PREDICATE(Ge, _CMP_GE_OQ, _MM_CMPINT_NLT)
+NPU_PREDICATE(Eq, _CMP_EQ_OQ, _MM_CMPINT_EQ)
+NPU_PREDICATE(Ne, _CMP_NEQ_UQ, _MM_CMPINT_NE)
+#undef NPU_PREDICATE
+#endif
 template <class Op, class V> NPU_INLINE vi32 compare(V a, V b) {
   if constexpr (!is_wide<V>) {
     return Op{}(a, b);
   } else {
+#if NPU_AVX512
+    half_t<V> x[2], y[2];
+    memcpy(x, &a, sizeof a);
+    memcpy(y, &b, sizeof b);
+    __mmask8 m[2];
+    for (int h = 0; h < 2; h++) {
+      if constexpr (is_same<V, vi64>::value)
+        m[h] = _mm512_cmp_epi64_mask((__m512i)x[h], (__m512i)y[h], Predicate<Op>::integers);
+      else m[h] = _mm512_cmp_pd_mask((__m512d)x[h], (__m512d)y[h], Predicate<Op>::doubles);
+    }
+    return (vi32)_mm512_movm_epi32((__mmask16)(m[0] | m[1] << 8));
+#else
     typedef half_t<vi32> narrow;
     return by_halves([](auto x, auto y) NPU_HALF { return __builtin_convertvector(Op{}(x, y), narrow); }, a, b);
+#endif
   }
 }
 
