@@ -204,7 +204,7 @@ def test_explain(mixed: Path, model: Path, capsys: pytest.CaptureFixture[str]) -
         (["compile", "nothing.json"], "no built-in model of that name: resnet18, resnet50, resnet50-imagenet"),
         (["compile", "MODEL", "--until", "no-such-phase"], "unknown phase 'no-such-phase'; phases are: lower"),
         (["compile", "MODEL", "--disable", "no-such-pass"], "cannot disable no-such-pass"),
-        (["compile", "MODEL", "--weights", "zip"], "unknown weight format 'zip'; known: bf16c12, iq4_nl"),
+        (["compile", "MODEL", "--weights", "zip"], "unknown weight format 'zip'; known: bf16c12, "),
         (["compile", "MODEL", "--target", "abacus"], "unknown target 'abacus'"),
         (["describe", "MODEL"], "MODEL"),
         (["ops", "--markdown", "relu"], "leave out the pattern"),
