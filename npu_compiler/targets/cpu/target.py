@@ -35,7 +35,7 @@ KERNELS = Path(__file__).with_name("kernels")
 
 _HEADER = '#include "loops.h"\n#include "small.h"\n'
 # A unit of its own: every program after the first has its object from the cache.
-_RUNTIME = {"runtime.cpp": '#include "pool.cpp"\n#include "program.cpp"\n'}
+_RUNTIME = {"runtime.cpp": '#include "program.cpp"\n'}
 
 
 class CPUTarget(Selectable[CPUDevice]):

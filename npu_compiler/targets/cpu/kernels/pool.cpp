@@ -211,7 +211,8 @@ int pool_start(int n, long scratch_bytes) {
   return started;
 }
 
-void pool_run(RunFn fn, void* arg, bool alone) {
+// pool_run(), for callers in this unit.
+static inline __attribute__((always_inline)) void run_on_pool(RunFn fn, void* arg, bool alone) {
   Pool& pool = g_pool;
   if (__builtin_expect(pool.owner != getpid(), 0)) {  // a forked child: a thread of the parent may hold the lock
     pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
@@ -234,6 +235,8 @@ void pool_run(RunFn fn, void* arg, bool alone) {
   }
   pthread_mutex_unlock(&pool.lock);
 }
+
+void pool_run(RunFn fn, void* arg, bool alone) { run_on_pool(fn, arg, alone); }
 
 void pool_stop() {
   pthread_mutex_lock(&g_pool.lock);

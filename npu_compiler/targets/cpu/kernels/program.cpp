@@ -1,4 +1,5 @@
-// run() of program.h. It is compiled once for all programs.
+// run() of program.h. It is compiled once for all programs, together with the thread pool, which it inlines.
+#include "pool.cpp"
 #include "program.h"
 
 namespace npu {
@@ -24,7 +25,7 @@ static void run_thread(void* arg, Thread& th) {
     if (!call.last && !run.times) continue;
     const Call& next = entry.calls[i + 1 < entry.count ? i + 1 : i];
     if (next.prefetch && i + 1 < entry.count) next.prefetch(place(next.first + next.weights), th);
-    barrier(th);
+    if (th.n > 1) barrier(th);
     if (th.tid) continue;
     for (; done <= i; done++)  // all threads have passed the barrier, so these counters are not in use
       for (int k = 0; k < COUNTER_STRIDE; k++) entry.counters[done * COUNTER_STRIDE + k] = 0;
@@ -35,7 +36,7 @@ static void run_thread(void* arg, Thread& th) {
 int run(const Entry& entry, void* const* buffers, char* arena, double* times) {
   Run run = {entry, buffers, arena, times, 0};
   if (times) times[0] = (double)now_ns() * 1e-9;
-  pool_run(run_thread, &run, entry.alone);
+  run_on_pool(run_thread, &run, entry.alone);
   return run.failed;
 }
 
