@@ -5,6 +5,7 @@ All are in bfloat16, under the gates of the other targets.
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import numpy as np
@@ -75,7 +76,7 @@ def test_attention_passes_the_gate() -> None:
 
 def test_convolutional_network() -> None:
     model, x = image_model("resnet18", 64), images(8, 64)
-    low = image_model("resnet18", 64).bfloat16()
+    low = copy.deepcopy(model).bfloat16()
     runs = [(part.bfloat16(),) for part in x.split(2)]
     wanted = expect(model, [(part,) for part in x.split(2)], "bfloat16")
     results = run(compile_whole(capture(low, runs[0]), target=AMX), state_dict_numpy(low), runs)
