@@ -97,6 +97,14 @@ def test_as_many_outliers_as_there_is_room_for() -> None:
         Rows4().pack(w)
 
 
+def test_outliers_and_padding_cost_at_most_3_percent() -> None:
+    """Of twelve bits for each weight, from 576 columns on; codes and low bytes lie at multiples of cache lines."""
+    for k in range(576, 16384, 64):
+        four = FourRows(k)
+        assert four.nbytes <= 1.03 * (4 * k * 12 // 8) and four.planes % 128 == 0 == four.extras % 32
+        assert four.max_outliers >= 4 * k // 128
+
+
 # -- the kernels ----------------------------------------------------------------------------------------------------
 def _product(n: int, k: int) -> IRGraph:
     return capture(Product(k, n), (torch.zeros(1, k, dtype=torch.bfloat16),))

@@ -1,8 +1,8 @@
 // Reader of weights in bf16c12 for gemv.h: groups of four rows (weights/formats/bf16c12/rows4.py), decoded in
 // registers.
 //
-// Constants of C in addition to those of gemv.h: NBYTES of a group; SCALES, OUTLIERS: their byte offsets in it;
-// MAX_OUTLIERS; PLACES: outliers of a thread; AHEAD: pieces that are loaded before pdl_wait(). ROWS is 4, M 1, ITEM 8.
+// Constants of C in addition to those of gemv.h: PLANES, bytes of the codes and low bytes of a group, which come first
+// for all groups; EXTRAS, bytes of the scales and outliers of a group; MAX_OUTLIERS; PLACES: outliers of a thread; AHEAD: pieces that are loaded before pdl_wait(). ROWS is 4, M 1, ITEM 8.
 #pragma once
 #include "gemv.h"
 
@@ -26,14 +26,15 @@ template <class C> struct Rows4 {
     }
   }
   INLINE void load(int unit, Thread at) {
-    group = weights + (int64_t)unit * C::NBYTES;
+    group = weights + (int64_t)unit * C::PLANES;
     load_pieces(0, C::AHEAD, at);
-    scales = *(DEVICE const Vec<uint, 2>*)(group + C::SCALES);
+    DEVICE const uint8_t* const extras = weights + (int64_t)C::UNITS * C::PLANES + (int64_t)unit * C::EXTRAS;
+    scales = *(DEVICE const Vec<uint, 2>*)extras;
 #pragma unroll
     for (int n = 0; n < C::PLACES; n++) {
       const int place = n * C::THREADS + at.tid;
       outliers[n] = 0;
-      if (place < C::MAX_OUTLIERS) outliers[n] = *(DEVICE const uint*)(group + C::OUTLIERS + place * 4);
+      if (place < C::MAX_OUTLIERS) outliers[n] = *(DEVICE const uint*)(extras + 8 + place * 4);
     }
   }
   INLINE void load_rest(Thread at) { load_pieces(C::AHEAD, C::VECTORS, at); }

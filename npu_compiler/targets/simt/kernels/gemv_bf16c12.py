@@ -26,7 +26,7 @@ def emit_gemv_bf16c12(kernel: Gemm, dialect: Dialect) -> Emission:
         piece = 3 * 16 * shape.threads * max(1, per_unit)
         ahead = min(shape.vectors, max(1, device.prefetch_bytes // piece))
         sizes = dict(
-            NBYTES=layout.nbytes, SCALES=layout.scales, OUTLIERS=layout.outliers, MAX_OUTLIERS=layout.max_outliers,
+            PLANES=layout.planes, EXTRAS=layout.extras, MAX_OUTLIERS=layout.max_outliers,
             PLACES=blocks(layout.max_outliers, shape.threads), AHEAD=shape.vectors if persistent else ahead,
         )  # fmt: skip
         name, header = "Rows4Weights", "gemv_bf16c12.h"

@@ -4,7 +4,8 @@ The high byte of a bfloat16 is a sign and seven bits of the exponent. The expone
 seven neighbouring values: relative to a base of the row they take three bits, and zero is the eighth code. Kernels use
 one base for all rows, and multiply the sum of a row by a power of four, the ratio of the two bases.
 
-Four rows [4, K] are ``FourRows(K).nbytes`` bytes; a *piece* is eight columns:
+Four rows [4, K] are ``FourRows(K).nbytes`` bytes; a *piece* is eight columns. The codes and low bytes of all fours come
+first, so that they lie at multiples of cache lines, and then the scales and outliers of all fours:
 
 ======================== =======================================================================================
 codes   16 bytes a piece a word for each row, of eight nibbles: nibble n has the code of column n in its low bits; the
@@ -29,9 +30,9 @@ from ...format import ROWS as ROW_ORDER
 from ...format import Layout, Shape
 
 ROWS = 4
+SCALES = 2 * ROWS  # bytes of the scales of four rows
 PIECE = 8  # columns
-_LINE = 128  # bytes: four rows start at multiples of a cache line, if that costs at most 1 %
-_SECTOR = 32  # bytes: or else at multiples of a memory transaction
+_SECTOR = 32  # bytes: scales and outliers of four rows start at multiples of a memory transaction
 _SHARE = 128  # one of this many elements may be an outlier
 _LEAST = 16  # outliers that four short rows may have
 _CODES = 7  # besides zero
@@ -42,7 +43,7 @@ _BLOCK = 1 << 20  # elements packed at a time
 
 @dataclass(frozen=True)
 class FourRows:
-    """The offsets, in bytes, of the parts of four rows of ``k`` columns."""
+    """The sizes of the parts of four rows of ``k`` columns, in bytes."""
 
     k: int
 
@@ -52,26 +53,29 @@ class FourRows:
         return self.k // PIECE
 
     @property
-    def scales(self) -> int:
-        """Offset of the scales."""
+    def planes(self) -> int:
+        """Bytes of the codes and the low bytes."""
         return 3 * 16 * self.pieces
 
     @property
-    def outliers(self) -> int:
-        """Offset of the outliers."""
-        return self.scales + 2 * ROWS
+    def extras(self) -> int:
+        """Bytes of the scales and the outliers."""
+        return -(-(SCALES + 4 * max(ROWS * self.k // _SHARE, _LEAST)) // _SECTOR) * _SECTOR
 
     @property
     def nbytes(self) -> int:
-        """Bytes of four rows, a multiple of the alignment."""
-        least = self.outliers + 4 * max(ROWS * self.k // _SHARE, _LEAST)
-        lines = -(-least // _LINE) * _LINE
-        return lines if lines - least <= least // 100 else -(-least // _SECTOR) * _SECTOR
+        """Bytes of four rows."""
+        return self.planes + self.extras
 
     @property
     def max_outliers(self) -> int:
         """Number of outliers that four rows can hold."""
-        return (self.nbytes - self.outliers) // 4
+        return (self.extras - SCALES) // 4
+
+    def split(self, packed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the codes and low bytes, and the scales and outliers, of packed fours: views [fours, bytes]."""
+        flat, fours = packed.reshape(-1), packed.size // self.nbytes
+        return flat[: fours * self.planes].reshape(fours, -1), flat[fours * self.planes :].reshape(fours, -1)
 
 
 class Rows4(Layout):
@@ -97,23 +101,25 @@ class Rows4(Layout):
         out = np.zeros((fours, layout.nbytes), np.uint8)
         step = max(1, _BLOCK // (ROWS * k))
         with ThreadPoolExecutor(min(8, env.usable_cpus())) as pool:
-            blocks = range(0, fours, step)
-            for _ in pool.map(lambda at: _pack_block(bits[at : at + step], out[at : at + step], layout), blocks):
+            planes, extras = layout.split(out)
+            blocks = (slice(at, at + step) for at in range(0, fours, step))
+            for _ in pool.map(lambda some: _pack_block(bits[some], planes[some], extras[some], layout), blocks):
                 pass  # raises what a block raised
         return out
 
     def unpack(self, packed: np.ndarray, n: int, c: int) -> np.ndarray:
         layout, fours = FourRows(c), len(packed)
-        codes = packed[:, : 16 * layout.pieces].reshape(fours, layout.pieces, ROWS, 4).transpose(0, 2, 1, 3)
-        low = packed[:, 16 * layout.pieces : layout.scales].reshape(fours, 2, layout.pieces, 2, PIECE)
+        planes, extras = layout.split(np.ascontiguousarray(packed))
+        codes = planes[:, : 16 * layout.pieces].reshape(fours, layout.pieces, ROWS, 4).transpose(0, 2, 1, 3)
+        low = planes[:, 16 * layout.pieces :].reshape(fours, 2, layout.pieces, 2, PIECE)
         low = low.transpose(0, 1, 3, 2, 4).reshape(fours, ROWS, c)
         code = np.stack([codes & 7, codes >> 4 & 7], -1).reshape(fours, ROWS, c)
         sign = np.concatenate([codes >> 7, codes >> 3 & 1], -1).reshape(fours, ROWS, c)
-        exponent = np.ascontiguousarray(packed[:, layout.scales : layout.outliers]).view("<u2") >> 7
+        exponent = np.ascontiguousarray(extras[:, :SCALES]).view("<u2") >> 7
         base = (exponent.astype(np.int64) - 127) // 2 - _CODES + _TOP
         high = np.where(code == 0, 0, base[..., None] + code) | sign.astype(np.int64) << 7
         bits = (high << 8 | low).astype(np.uint16).reshape(fours, -1)
-        outliers = np.ascontiguousarray(packed[:, layout.outliers :]).view("<u4")
+        outliers = np.ascontiguousarray(extras[:, SCALES:]).view("<u4")
         four, place = np.nonzero(outliers)
         entry = outliers[four, place]
         bits[four, (entry >> 30) * c + (entry >> 16 & 0x3FFF)] = entry & 0xFFFF
@@ -124,11 +130,10 @@ class Rows4(Layout):
         k = _columns(packed.shape[-1])
         if not k:
             raise ValueError(f"no matrix has four rows of {packed.shape[-1]} bytes")
-        fours = packed.reshape(-1, packed.shape[-1])
+        outliers = FourRows(k).split(packed)[1][:, SCALES:].view("<u4")
         step = max(1, _BLOCK // packed.shape[-1])
-        for at in range(0, len(fours), step):
-            outliers = fours[at : at + step, FourRows(k).outliers :].view("<u4")
-            column = int((outliers & np.uint32(0x3FFF << 16)).max(initial=0)) >> 16
+        for at in range(0, len(outliers), step):
+            column = int((outliers[at : at + step] & np.uint32(0x3FFF << 16)).max(initial=0)) >> 16
             if column >= k:
                 raise ValueError(f"an outlier is in column {column} of {k}")
 
@@ -139,7 +144,7 @@ def _columns(nbytes: int) -> int:
     return next((k for k in range(64, 1 << 14, 64) if FourRows(k).nbytes == nbytes), 0)
 
 
-def _pack_block(bits: np.ndarray, out: np.ndarray, layout: FourRows) -> None:
+def _pack_block(bits: np.ndarray, planes: np.ndarray, extras: np.ndarray, layout: FourRows) -> None:
     fours, _, k = bits.shape
     pair = bits.view(np.uint8).reshape(fours, ROWS, k, 2)  # little endian: low byte first
     low, high = pair[..., 0].copy(), np.ascontiguousarray(pair[..., 1])
@@ -160,12 +165,12 @@ def _pack_block(bits: np.ndarray, out: np.ndarray, layout: FourRows) -> None:
         number = np.arange(outliers.size) - (np.cumsum(count) - count)[four]
         row, column = np.divmod(place, k)
         entry = row.astype(np.uint32) << 30 | column.astype(np.uint32) << 16 | bits.ravel()[outliers]
-        out[:, layout.outliers :].view("<u4")[four, number] = entry
+        extras[:, SCALES:].view("<u4")[four, number] = entry
         for plane in (low, code, sign):
             plane.ravel()[outliers] = 0
     exponent = 127 + 2 * (base + _CODES - _TOP)
-    out[:, layout.scales : layout.outliers].view("<u2")[...] = exponent << 7
-    codes, lows = out[:, : 16 * layout.pieces], out[:, 16 * layout.pieces : layout.scales]
+    extras[:, :SCALES].view("<u2")[...] = exponent << 7
+    codes, lows = planes[:, : 16 * layout.pieces], planes[:, 16 * layout.pieces :]
     codes.reshape(fours, layout.pieces, ROWS, 4)[...] = _nibbles(code, sign).transpose(0, 2, 1, 3)
     halves = low.reshape(fours, 2, 2, layout.pieces, PIECE).transpose(0, 1, 3, 2, 4)
     lows.reshape(halves.shape)[...] = halves
