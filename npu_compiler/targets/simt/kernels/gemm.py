@@ -164,7 +164,8 @@ def _tiles(kernel: Gemm | Conv2d, dialect: Dialect, p: Product, left: _Side) -> 
     """Return the function that computes tiles of the result, on the matrix unit if it supports the operands' type."""
     if not uses_matrix_unit(kernel, dialect):
         return _simple_gemm(kernel, dialect, p, left)
-    narrow = isinstance(kernel, Conv2d) and p.n <= NARROW < p.m and dialect.device.shared_bytes >= 64 << 10
+    groups = kernel.groups if isinstance(kernel, Conv2d) else 1
+    narrow = groups > 1 and p.n <= NARROW < p.m and dialect.device.shared_bytes >= 64 << 10
     if p.m > WGMMA_ROWS and dialect.wgmma_widths and not narrow and not kernel.tf32:
         tile = min(wgmma_tiles(dialect), key=lambda t: wgmma_cost(p, t, dialect))
         return _matrix_gemm(kernel, dialect, p, left, tile, "wgmma_gemm", tile.k, wgmma_stages(tile))
