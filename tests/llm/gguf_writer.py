@@ -12,6 +12,7 @@ import pytest
 
 from npu_compiler.frontend.llm import LLMConfig
 from npu_compiler.frontend.llm.modules import inverse_frequencies
+from npu_compiler.weights.format import block_format
 
 _LETTERS = [*"abcdefghijklmnopqrstuvwxyz", "Ġ", "ab", "<|end|>"]
 
@@ -70,7 +71,11 @@ def write_gguf(path: Path, model: Any, arch: str, half: bool = False, blocks: st
         if blocks and array.ndim > 1:
             types = {"": blocks} if isinstance(blocks, str) else blocks
             kind = gguf.GGMLQuantizationType[next(t for part, t in types.items() if part in stored)]
-            writer.add_tensor(stored, gguf.quants.quantize(array, kind), raw_dtype=kind)
+            try:
+                data = gguf.quants.quantize(array, kind)
+            except NotImplementedError:  # the package only reads this type
+                data = block_format(kind.name.lower()).encode(array)
+            writer.add_tensor(stored, data, raw_dtype=kind)
         else:
             writer.add_tensor(stored, array.astype(np.float16) if half and array.ndim > 1 else array)
     writer.write_header_to_file()

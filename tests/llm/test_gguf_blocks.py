@@ -24,7 +24,7 @@ from .gguf_writer import write_gguf
 
 pytest.importorskip("gguf", reason="gguf is not installed")
 LENGTH = 48
-MIXED = {"attn_v": "Q5_1", "ffn_down": "Q4_0", "ffn_up": "F16", "token_embd": "Q8_0", "": "Q4_1"}
+MIXED = {"attn_v": "Q6_K", "ffn_down": "Q5_1", "ffn_up": "F16", "token_embd": "Q6_K", "": "Q4_K"}
 
 
 @pytest.fixture(scope="module")
@@ -33,9 +33,9 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return _written(tmp_path_factory.mktemp("gguf"), "Q8_0")
 
 
-def _written(folder: Path, blocks: str | Mapping[str, str]) -> Path:
-    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
-    model = tiny.hf_model("llama3", max_position_embeddings=LENGTH, hidden_act="silu", head_dim=16, **sizes)
+def _written(folder: Path, blocks: str | Mapping[str, str], width: int = 64) -> Path:
+    sizes = {"hidden_size": width, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2}
+    model = tiny.hf_model("llama3", max_position_embeddings=LENGTH, hidden_act="silu", head_dim=width // 4, **sizes)
     return write_gguf(folder / "llama.gguf", model, "llama", blocks=blocks)
 
 
@@ -68,30 +68,35 @@ def test_a_target_without_a_reader_reads_elements(file: Path) -> None:
     assert {b.format for b in program.buffers} <= {"", "bf16c12.rows4"}
 
 
-def test_every_matrix_keeps_the_type_that_it_has_in_the_file(tmp_path: Path) -> None:
-    path = _written(tmp_path, MIXED)
-    llm, plain = (LLM.load(path, max_len=LENGTH, dtype="float32", cache=False, weights=w) for w in ("auto", None))
-    formats = {b.name: b.format.partition(".")[0] for b in llm.program.buffers if b.format}
-    kinds = {next((part for part in ("v_proj", "down", "up") if part in n), ""): f for n, f in formats.items()}
-    assert kinds == {"v_proj": "q5_1", "down": "q4_0", "": "q4_1"}
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return _written(tmp_path_factory.mktemp("mixed"), MIXED, 256)
+
+
+def test_every_matrix_keeps_the_type_that_it_has_in_the_file(mixed: Path) -> None:
+    llm, plain = (LLM.load(mixed, max_len=LENGTH, dtype="float32", cache=False, weights=w) for w in ("auto", None))
+    found = {b.name: b.format.partition(".")[0] for b in llm.program.buffers if b.format}
+    parts = {"v_proj": "q6_k", "down_proj": "q5_1", "embed_tokens": "q6_k"}
+    for name, format in found.items():
+        assert format == next((f for part, f in parts.items() if part in name), "q4_k")
+    assert {*found.values()} == {"q4_k", "q5_1", "q6_k"} and not any("up_proj" in name for name in found)
     text = tiny.text_ids(LENGTH)
     np.testing.assert_allclose(llm.logits(text, 40), plain.logits(text, 40), rtol=1e-3, atol=1e-4)
 
 
-def test_a_compiled_model_has_the_blocks_of_the_file(tmp_path: Path) -> None:
+def test_a_compiled_model_has_the_blocks_of_the_file(mixed: Path, tmp_path: Path) -> None:
     """Encoding its elements again would change them."""
-    path = _written(tmp_path, MIXED)
-    program, weights, manifest = Loader("cpu", None, LENGTH, None, False).compile(path)
+    program, weights, manifest = Loader("cpu", None, LENGTH, None, False).compile(mixed)
     target, beside = save_program(program, weights, tmp_path / "llama.npubin")
     save_manifest(manifest, target)
     file = open_weights(beside)
     key = next(n for n in weights if "v_proj" in n)
     assert file.spec(key) == weights.spec(key)
-    np.testing.assert_array_equal(file.blocks(key, block_format("q5_1")), weights.blocks(key, block_format("q5_1")))
+    np.testing.assert_array_equal(file.blocks(key, block_format("q6_k")), weights.blocks(key, block_format("q6_k")))
     np.testing.assert_array_equal(file.read(key).view(np.uint8), weights[key].view(np.uint8))
     text = tiny.text_ids(LENGTH)
-    first, second = (LLM.load(p, max_len=LENGTH, cache=False).logits(text, 40) for p in (path, target))
-    np.testing.assert_array_equal(first, second)
+    first, second = LLM(program, weights, manifest), LLM.load(target, max_len=LENGTH, cache=False)
+    np.testing.assert_array_equal(first.logits(text, 40), second.logits(text, 40))
 
 
 @pytest.mark.parametrize(
