@@ -9,7 +9,7 @@ from npu_compiler.support.errors import InputError
 
 from ..console import Result
 
-_FILES = {"model", "program", "weights", "output", "compare"}  # besides those whose metavar has FILE in it
+_FILES = {"model", "program", "text", "weights", "output", "compare"}  # besides those whose metavar has FILE in it
 
 
 def run(args: argparse.Namespace) -> Result:

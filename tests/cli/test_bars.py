@@ -110,6 +110,7 @@ def test_completion_knows_every_verb(shell: str, capsys: pytest.CaptureFixture[s
     verbs = [p.stem for p in Path(cli.__file__).with_name("verbs").glob("[a-z]*.py")]
     assert all(verb in script for verb in verbs) and "emit-source" in script
     if shell == "bash":
+        assert "perplexity_pos_1_COMPGEN=_shtab_compgen_files" in script  # TEXT is a file
         (tmp_path / "npusim").write_text(script)
         ask = "source ./npusim; COMP_WORDS=(npusim comp); COMP_CWORD=1; _shtab_npusim; echo ${COMPREPLY[@]}"
         done = subprocess.run(["bash", "-c", ask], cwd=tmp_path, capture_output=True, text=True, check=True)
