@@ -172,7 +172,8 @@ def _tiles(kernel: Gemm | Conv2d, dialect: Dialect, p: Product, left: _Side) -> 
     tile = Tile(128, 16 if p.n <= 16 else 32, 32, 4, 1) if narrow else choose_tile(p, dialect)
     size = dtypes.DTYPES[kernel.inputs[0].dtype].size
     ld = tile.k + 16 // size  # avoids bank conflicts between rows that are read together
-    room = dialect.device.shared_bytes // ((tile.m + tile.n) * ld * size)
+    resident = 2 if kernel.tf32 else 1  # workgroups on a unit; the stages of 16-bit operands leave room for others
+    room = dialect.device.shared_bytes // resident // ((tile.m + tile.n) * ld * size)
     stages = max(2, min(dialect.stages, room, blocks(blocks(p.k, tile.k), p.splits) + 1))
     return _matrix_gemm(kernel, dialect, p, left, tile, "mma_gemm", ld, stages)
 
