@@ -9,8 +9,7 @@ import zlib
 from dataclasses import replace
 from pathlib import Path
 
-from npu_compiler.target_config import register_device
-from npu_compiler.targets.cpu.devices import DEVICES, device_at_hand
+from npu_compiler.targets.cpu.devices import DEVICES, CPUDevice, device_at_hand
 from npu_compiler.targets.cpu.host import host_cpu
 
 MODEL = Path(__file__).with_name("amx_model.h")
@@ -20,10 +19,8 @@ TILES = frozenset(f for d in DEVICES for f in d.features if f.startswith("amx_")
 HAS_AMX = not host_cpu().missing(TILES)
 
 
-def register_amx_model() -> str:
-    """Add the row to the table of devices, and return its name for ``compile(target=...)``."""
-    here, amx = device_at_hand(), next(d for d in DEVICES if d.name == "amx")
+def amx_model() -> CPUDevice:
+    """Return the row of the device ``cpu:amx-model``."""
+    here, row = device_at_hand(), next(d for d in DEVICES if d.name == "amx")
     features = tuple(sorted(TILES.union(here.features)))
-    row = replace(here, name="amx-model", chips="tests", features=features, costs=amx.costs, flags=FLAGS)
-    register_device(row)
-    return row.spec
+    return replace(here, name="amx-model", chips="tests", features=features, costs=row.costs, flags=FLAGS)

@@ -22,7 +22,7 @@ from npu_compiler.support.errors import BackendError
 from npu_compiler.targets.cpu.toolchain import build_shared
 from npu_runtime import Executor
 
-from ...support.amx_model import FLAGS, HAS_AMX, register_amx_model
+from ...support.amx_model import FLAGS, HAS_AMX
 from ...support.kernel_driver import CXX, KERNELS
 
 pytestmark = pytest.mark.skipif(CXX is None, reason="no C++ compiler on this machine")
@@ -201,9 +201,9 @@ def test_what_faults_in_hardware_ends_the_process(model: Path, number: int, mess
     assert run.returncode == -signal.SIGABRT and run.stderr.startswith("AMX model: #") and message in run.stderr
 
 
-def test_a_program_says_that_tiles_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_says_that_tiles_are_refused(amx: str, monkeypatch: pytest.MonkeyPatch) -> None:
     net, x = torch.nn.Linear(4, 4), torch.ones(2, 4)
-    program = npu_compiler.compile(capture(net, (x,)), target=register_amx_model())
+    program = npu_compiler.compile(capture(net, (x,)), target=amx)
     weights = {k: v.numpy() for k, v in net.state_dict().items()}
     (y,) = Executor(program, weights).run([x.numpy()]).values()
     np.testing.assert_allclose(y, net(x).detach().numpy(), rtol=1e-5)

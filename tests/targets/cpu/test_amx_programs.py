@@ -5,7 +5,6 @@ All are in bfloat16, under the gates of the other targets.
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 
 import numpy as np
@@ -23,10 +22,7 @@ from ...llm import tiny
 from ...llm.teacher import teacher
 from ...models.gate import compile_whole, expect, run
 from ...models.random_models import image_model, images
-from ...support.amx_model import register_amx_model
 from ...support.sweeps import FULL
-
-AMX = register_amx_model()
 
 OPS = (
     *("mm", "addmm", "bmm", "baddbmm", "matmul", "linear", "convolution", "conv1d", "conv2d.default"),
@@ -34,7 +30,7 @@ OPS = (
 )
 
 
-def test_conformance() -> None:
+def test_conformance(amx: str) -> None:
     """Products, convolutions and attention."""
     names = tuple(f"aten.{op}" for op in OPS)
     cases = [c for c in all_cases() if c.op_type.startswith(names) and c.dtype == "bfloat16"]
@@ -43,7 +39,7 @@ def test_conformance() -> None:
     messages = []
     for at in range(0, len(cases), PROGRAM):
         batch = compile_cases(cases[at : at + PROGRAM])
-        program = compile_graph(batch.graph, AMX)
+        program = compile_graph(batch.graph, amx)
         results = Executor(program, load_weights(program, {})).run(
             {k: np.array(v, order="C") for k, v in batch.inputs.items()}
         )
@@ -64,30 +60,30 @@ class Attentions(nn.Module):
         return attention(*qkv[:3], is_causal=True, enable_gqa=True), attention(*qkv[3:], attn_mask=mask)
 
 
-def test_attention_passes_the_gate() -> None:
+def test_attention_passes_the_gate(amx: str) -> None:
     torch.manual_seed(4)
     shapes = ((1, 6, 2, 150, 64), (2, 2, 2, 33, 80))
     args = tuple(torch.randn(b, heads, s, d) for b, h, hk, s, d in shapes for heads in (h, hk, hk))
     model = Attentions()
-    program = compile_whole(capture(model, tuple(a.bfloat16() for a in args)), target=AMX)
+    program = compile_whole(capture(model, tuple(a.bfloat16() for a in args)), target=amx)
     assert [c.kind for c in program.entries["main"].calls].count("attention") == 2
     expect(model, [args], "bfloat16").check(run(program, {}, [tuple(a.bfloat16() for a in args)]))
 
 
-def test_convolutional_network() -> None:
+def test_convolutional_network(amx: str) -> None:
     model, x = image_model("resnet18", 64), images(8, 64)
-    low = copy.deepcopy(model).bfloat16()
+    low = image_model("resnet18", 64).bfloat16()
     runs = [(part.bfloat16(),) for part in x.split(2)]
     wanted = expect(model, [(part,) for part in x.split(2)], "bfloat16")
-    results = run(compile_whole(capture(low, runs[0]), target=AMX), state_dict_numpy(low), runs)
+    results = run(compile_whole(capture(low, runs[0]), target=amx), state_dict_numpy(low), runs)
     wanted.check(results)
     wanted.check_ranking(results)
 
 
-def test_decoder(tmp_path: Path) -> None:
+def test_decoder(amx: str, tmp_path: Path) -> None:
     """A prompt in chunks of 32, then one token at a time."""
     model = tiny.hf_model("llama", max_position_embeddings=100, hidden_size=192, head_dim=64)
     ids, prompt = tiny.text_ids(100), 70
-    llm = LLM.load(tiny.save(model, tmp_path), target=AMX, max_len=100, dtype="bfloat16", cache=False)
+    llm = LLM.load(tiny.save(model, tmp_path), target=amx, max_len=100, dtype="bfloat16", cache=False)
     assert {c.size for c in llm.chunks(0, prompt)} == {32}
     teacher(model, "bfloat16", [ids]).check(llm.logits(ids, prompt), slice(prompt - 1, None))
