@@ -1,9 +1,9 @@
 // Elementary functions on lane vectors of floats, and the building blocks they share with math.h.
 //
 // On vf, exp/exp2/expm1/log/log2/log10/log1p/tanh/sigmoid/erf/sin/cos are branch-free vector code, within 1 ulp over
-// the whole range (sigmoid 2.3, and without FMA exp2 1.1: on average as close as PyTorch's). Subnormals, infinities, NaN
-// and signed zeros behave as in C. The polynomials are minimax fits from tools/fit_math.py. A result is the sum of a
-// large head without error and a small tail, so only the last addition rounds visibly. This is correct without FMA,
+// the whole range (sigmoid 2.3, and without FMA exp2 1.1: on average as close as PyTorch's). Subnormals, infinities,
+// NaN and signed zeros behave as in C. The polynomials are minimax fits from tools/fit_math.py. A result is the sum of
+// a large head without error and a small tail, so only the last addition rounds visibly. This is correct without FMA,
 // faster with it, and forbids -ffast-math.
 #pragma once
 #include "simd.h"
