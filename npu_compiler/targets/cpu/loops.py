@@ -16,7 +16,7 @@ from .blocks import CTYPE, Block, Value, uniform_kind, vector_kind
 from .devices import MEASURED, CPUCosts
 from .plan import TILE_BLOCK, Plan, make_plan
 from .reductions import accumulator, clip, is_long, reduction_loops
-from .render import Renderer, unrounded
+from .render import Renderer, is_bfloat16, unrounded
 from .small_kernels import emit_small, small_scratch_bytes
 
 MAX_SEGMENTS = 6
@@ -338,6 +338,8 @@ class _Emitter:
             return []
         if place.gather:
             return [f"scatter({out}, {place.gather}, {text}, L);"]
+        if place.stride == 1 and dtype == "bfloat16" and is_bfloat16(e):
+            return [f"st_exact({out} + {place.offset}, {text}, L);"]
         if place.stride == 1:
             return [f"st({out} + {place.offset}, {text}, L);"]
         return [f"st_strided({out} + {place.offset}, {place.stride}, {text}, L);"]

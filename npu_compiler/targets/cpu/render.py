@@ -33,6 +33,15 @@ def unrounded(e: Expr) -> Expr:
     return e.args[0] if e.op == "cast" and dtypes.opmath(e.dtype) != e.dtype and e.args[0].dtype == "float32" else e
 
 
+def is_bfloat16(e: Expr) -> bool:
+    """Whether a float32 value is certainly a bfloat16 number, so that a store needs not round it."""
+    if e.op == "load":
+        return e.dtype == "bfloat16"
+    if e.op in ("cast", "abs", "neg"):
+        return dtypes.is_float(e.dtype) and is_bfloat16(e.args[0])
+    return e.op == "where" and all(map(is_bfloat16, e.args[1:]))
+
+
 class Place(NamedTuple):
     """The address of a load or store as C++ text: ``offset`` + lane * ``stride``, or the per-lane offsets ``gather``
     unless that is empty."""

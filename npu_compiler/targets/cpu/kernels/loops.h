@@ -118,6 +118,20 @@ template <class T> NPU_INLINE vi32 wrap(vi32 v) {
 }
 template <class T> NPU_INLINE int wrap(int v) { return (int)(T)v; }
 
+// Stores values that are bf16 numbers: nothing is rounded.
+template <class L> NPU_INLINE void st_exact(bf16* p, vf v, L lanes) {
+#if NPU_AVX2
+  if constexpr (is_same<L, Full>::value) {
+    __m256i u = _mm256_srli_epi32((__m256i)v, 16);
+    __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(u, u), 0x08);
+    return _mm_storeu_si128((__m128i*)p, _mm256_castsi256_si128(packed));
+  }
+#elif NPU_NEON
+  if constexpr (is_same<L, Full>::value) return vst1_u16((uint16_t*)p, vshrn_n_u32((uint32x4_t)v, 16));
+#endif
+  st((int16_t*)p, (vi32)v >> 16, lanes);
+}
+
 // Rounds to a half type, like a store followed by a load.
 template <class T> NPU_INLINE vf round_to(vf v) {
   if constexpr (is_same<T, bf16>::value) return (vf)(bf16_lanes(v) << 16);
