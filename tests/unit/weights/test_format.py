@@ -97,15 +97,11 @@ class Gated(nn.Module):
         return self.head(self.down(nn.functional.silu(self.gate(x)) * self.up(x)).tanh())
 
 
-def _sampled(f: WeightFormat) -> tuple[pytest.MarkDecorator, ...]:
-    """Formats of small codes share a reader: test_blocks.py has all of them in one program."""
-    return (IN_FULL,) if isinstance(f, CodeBlocks) and f.name != "q4_0" else ()
+# Formats of small codes share a reader; test_blocks.py has programs with all of them.
+PROGRAMS = [f for f in FORMATS.values() if f.layout(32) and (f.name == "q4_0" or not isinstance(f, CodeBlocks))]
 
 
-@pytest.mark.parametrize(
-    ("name", "dtype"),
-    [pytest.param(f.name, d, marks=_sampled(f)) for f in FORMATS.values() for d in f.dtypes if f.layout(32)],
-)
+@pytest.mark.parametrize(("name", "dtype"), [(f.name, d) for f in PROGRAMS for d in f.dtypes])
 @pytest.mark.parametrize("rows", [1, pytest.param(3, marks=IN_FULL), 40])
 def test_programs_compute_with_the_decoded_weights(name: str, dtype: str, rows: int) -> None:
     format, low = FORMATS[name], getattr(torch, dtype)
