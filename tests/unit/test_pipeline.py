@@ -7,7 +7,7 @@ import pytest
 
 from npu_compiler import pipeline
 from npu_compiler.graph import expr, interp
-from npu_compiler.graph.expr import const, index, load, where
+from npu_compiler.graph.expr import Expr, const, index, load, where
 from npu_compiler.graph.graph import Graph
 from npu_compiler.passes import fuse, padding
 from npu_compiler.pipeline import State, run_graph, switches
@@ -51,6 +51,10 @@ def everything() -> Graph:
     )
     p = softmax(q.matmul(k.permute(0, 1, 3, 2)) * (0.5 * 0.5) + seen)
     z = p.matmul(v).permute(0, 2, 1, 3).reshape(2, 82, 64)
+    reached = g.elementwise(
+        (82, 82), [g.input("at", (82,), "int64")], Expr("le", "bool", (index(1), load(0, "int64", [index(0)])))
+    )
+    cached = g.attention(q, k, v, reached, 0.25, False)
     twice = g.const(np.array([1.0, 2.0], np.float32)) * 2.0
     same = g.pointwise(lambda e: e, z).permute(0, 1, 2)
     z = linear(same, 8, "out") * 0.05
@@ -59,7 +63,7 @@ def everything() -> Graph:
     normed = layer_norm(row)
     g.outputs += [
         ("gated", g.pointwise(tanh, linear(normed, 64, "gate")) * linear(normed, 64, "up")),
-        ("beside", g.pointwise(tanh, row)), ("other", g.pointwise(tanh, table)),
+        ("beside", g.pointwise(tanh, row)), ("other", g.pointwise(tanh, table)), ("cached", cached),
     ]  # fmt: skip
     return g
 
