@@ -75,7 +75,7 @@ def index_copy(self: Value, dim: int, index: Value, source: Value) -> Value:
     dtypes=ALL,
 )  # fmt: skip
 def index_add(self: Value, dim: int, index: Value, source: Value, *, alpha: Scalar = 1) -> Value:
-    """``alpha`` times slices of ``source`` added to slices of a dim, in order."""
+    """``alpha`` times slices of ``source`` added to slices of a dim; every run gives the same sums."""
     return slices_at(self, dim, index, scaled(source, alpha), add=True)
 
 
@@ -145,7 +145,7 @@ def scatter_value(self: Value, dim: int, index: Value, value: Scalar) -> Value:
 
 @lowers("aten.scatter_add.default", samples=tuple(S(*a) for a in (*_ELEMENTS, *_MEETING)), dtypes=ALL)
 def scatter_add(self: Value, dim: int, index: Value, src: Value) -> Value:
-    """self[index[i][j]][j] += src[i][j] for dim 0, and so on, in order."""
+    """self[index[i][j]][j] += src[i][j] for dim 0, and so on; every run gives the same sums."""
     return elements_at(self, dim, index, src, add=True)
 
 
@@ -238,7 +238,7 @@ _MASKS = (
     dtypes=ALL,
 )  # fmt: skip
 def index_put(self: Value, indices: list[Value | None], values: Value, accumulate: bool = False) -> Value:
-    """x[i, :, j] = values, or += in order; a mask only if all masked elements get the same value."""
+    """x[i, :, j] = values, or +=, with the same sums in every run; a mask only if all masked elements get the same value."""
     if len(indices) == 1 and indices[0] is not None and indices[0].dtype in ("bool", "uint8"):
         return masked(self, indices[0], values, accumulate)
     chosen: Selection = selection(self, indices, 0)
