@@ -238,7 +238,7 @@ _MASKS = (
     dtypes=ALL,
 )  # fmt: skip
 def index_put(self: Value, indices: list[Value | None], values: Value, accumulate: bool = False) -> Value:
-    """x[i, :, j] = values, or +=, with the same sums in every run; a mask only if all masked elements get the same value."""
+    """x[i, :, j] = values, or += with the same sums in every run; a mask only if all its elements get one value."""
     if len(indices) == 1 and indices[0] is not None and indices[0].dtype in ("bool", "uint8"):
         return masked(self, indices[0], values, accumulate)
     chosen: Selection = selection(self, indices, 0)
