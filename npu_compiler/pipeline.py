@@ -289,11 +289,16 @@ def compile_entries(
 
 
 def compile_unshared(
-    ir: IRGraph, target: str = "cpu", dtype: Any = None, disable: Collection[str] = (), weights: Weights = None
+    ir: IRGraph,
+    target: str = "cpu",
+    dtype: Any = None,
+    disable: Collection[str] = (),
+    weights: Weights = None,
+    float32_precision: str = "highest",
 ) -> State:
     """Compile like :func:`compile_ir`, but let no two buffers share memory: after a run, the arena holds the results of
     every kernel, so that each can be checked. The state has the ``program`` and its ``schedule``."""
-    state = run_phases(ir, target, dtype, disable, "rewrite", weights)
+    state = run_phases(ir, target, dtype, disable, "rewrite", weights, float32_precision=float32_precision)
     assert state.schedule is not None
     plan_memory(state.schedule, state.config.buffer_align, share=False)
     state.program = _link({"main": state})

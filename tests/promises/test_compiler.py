@@ -233,7 +233,10 @@ def test_products_of_one_row_of_many_rows_and_of_batches(op: str, batch: tuple[i
     y["shape"] = [*batch, rows, 16]
     ir["nodes"][0] |= {"inputs": [x, w], "outputs": [y]}
     state = run_phases(npu_compiler.load_ir(ir), "cpu", until="schedule")
-    assert state.schedule is not None and "gemm" in {k.kind for k in state.schedule.kernels}
+    assert state.schedule is not None
+    # A matrix that is computed at run time is read once for a single row, so packing it would only cost time.
+    kinds = [k.kind for k in state.schedule.kernels]
+    assert "gemm" in kinds if rows > 1 else kinds == ["loops"]
 
 
 def test_fusions_can_be_left_out_one_by_one() -> None:
