@@ -236,10 +236,16 @@ def main() -> int:
     """Run the command line and return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="compare with the headers instead of printing")
-    check = parser.parse_args().check
+    parser.add_argument("names", nargs="*", metavar="NAME", help="default: all of them")
+    arguments = parser.parse_args()
+    check, names = arguments.check, {fit.name for fit in FITS}
+    if unknown := set(arguments.names) - names:
+        parser.error(f"no fit is called {', '.join(sorted(unknown))}; known: {', '.join(sorted(names))}")
     header = " ".join(" ".join((KERNELS / name).read_text() for name in HEADERS).split()) if check else ""
     status = 0
     for fit in FITS:
+        if arguments.names and fit.name not in arguments.names:
+            continue
         coefficients, error = solve(fit)
         line = declaration(fit, coefficients)
         ok = error <= fit.bound and (not check or line in header)

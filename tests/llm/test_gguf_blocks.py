@@ -34,13 +34,21 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _written(folder: Path, blocks: str | Mapping[str, str], width: int = 64) -> Path:
-    sizes = {"hidden_size": width, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2}
+    sizes = {
+        "hidden_size": width, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "num_hidden_layers": 1,
+    }  # fmt: skip
     model = tiny.hf_model("llama3", max_position_embeddings=LENGTH, hidden_act="silu", head_dim=width // 4, **sizes)
     return write_gguf(folder / "llama.gguf", model, "llama", blocks=blocks)
 
 
-def test_the_blocks_of_the_file_are_those_of_the_program(file: Path) -> None:
-    llm = LLM.load(file, max_len=LENGTH, dtype="float32", cache=False)
+@pytest.fixture(scope="module")
+def blocks(file: Path) -> LLM:
+    return LLM.load(file, max_len=LENGTH, dtype="float32", cache=False)
+
+
+def test_the_blocks_of_the_file_are_those_of_the_program(file: Path, blocks: LLM) -> None:
+    llm = blocks
     formats = {b.name: b.format for b in llm.program.buffers if b.kind == "weight" and len(b.shape) == 2 and b.format}
     assert set(formats.values()) == {"q8_0.panels"} and len(formats) > 4
     weights, q8_0 = open_checkpoint(file).weights, block_format("q8_0")
@@ -54,9 +62,9 @@ def test_the_blocks_of_the_file_are_those_of_the_program(file: Path) -> None:
     np.testing.assert_array_equal(decoded, elements)
 
 
-def test_it_is_the_model_of_the_decoded_matrices(file: Path) -> None:
+def test_it_is_the_model_of_the_decoded_matrices(file: Path, blocks: LLM) -> None:
     text = tiny.text_ids(LENGTH)
-    blocks, plain = (LLM.load(file, max_len=LENGTH, dtype="float32", cache=False, weights=w) for w in ("auto", None))
+    plain = LLM.load(file, max_len=LENGTH, dtype="float32", cache=False, weights=None)
     assert not any(b.format for b in plain.program.buffers)
     np.testing.assert_allclose(blocks.logits(text, 40), plain.logits(text, 40), rtol=1e-3, atol=1e-4)
 
@@ -86,7 +94,7 @@ def test_every_matrix_keeps_the_type_that_it_has_in_the_file(mixed: Path) -> Non
 
 def test_a_compiled_model_has_the_blocks_of_the_file(mixed: Path, tmp_path: Path) -> None:
     """Encoding its elements again would change them."""
-    program, weights, manifest = Loader("cpu", None, LENGTH, None, False).compile(mixed)
+    program, weights, manifest = Loader("cpu", "float32", LENGTH, None, False).compile(mixed)
     target, beside = save_program(program, weights, tmp_path / "llama.npubin")
     save_manifest(manifest, target)
     file = open_weights(beside)

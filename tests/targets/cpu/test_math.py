@@ -16,6 +16,8 @@ import torch
 from npu_compiler.support.errors import ToolchainError
 from npu_compiler.targets.cpu import compilers, host, toolchain
 
+from ...support.sweeps import FULL
+
 Array = np.ndarray
 ROOT = Path(toolchain.__file__).parents[3]
 KERNELS = Path(toolchain.__file__).parent / "kernels"
@@ -303,7 +305,10 @@ def test_integers_never_trap(library: Library, dtype: type) -> None:
 
 
 def test_coefficients_are_those_of_the_fit() -> None:
+    """A function of each file by default; the other fits differ by their numbers only."""
     pytest.importorskip("mpmath")
-    run = subprocess.run([sys.executable, "tools/fit_math.py", "--check"], cwd=ROOT, capture_output=True, text=True)
+    names = [] if FULL else ["EXP2_FACTOR", "SIN_TAIL_D", "ATAN_TAIL_F"]
+    command = [sys.executable, "tools/fit_math.py", "--check", *names]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout + run.stderr
-    assert run.stdout.count(": ok") == 17
+    assert run.stdout.count(": ok") == (len(names) or 17)

@@ -180,7 +180,7 @@ def test_the_command_line_compiles_a_language_model(tmp_path: Path) -> None:
 # --------------------------------------------------------------------------------------------------------------- models
 @pytest.mark.parametrize("dtype", [pytest.param("float32", marks=IN_FULL), "float16"])
 def test_resnet18(dtype: str) -> None:
-    model, runs = image_model("resnet18", 32), [(images(8, 32),)]
+    model, runs = image_model("resnet18", 32), [(images(4, 32),)]
     wanted = expect(model, runs, dtype)
     watched = compile_and_run(model, runs, dtype, EmulatedMetal())
     wanted.check(watched)
@@ -193,15 +193,13 @@ def test_resnet18(dtype: str) -> None:
 def test_a_small_llama(tmp_path: Path, dtype: str) -> None:
     """Prompts in chunks and single tokens, against the CPU target, which is tested against PyTorch."""
     path = small_model.write_model(tmp_path / "small", torch_dtype=dtype)
-    logits = {}
+    logits, compiled = {}, {t: Loader(t, None, 64, None, False).compile(path) for t in ("cpu", "metal")}
     for name, backend in (
         ("cpu", CPUBackend()),
         ("ascending", EmulatedMetal()),
         ("shuffled", EmulatedMetal("shuffled", seed=5, checks=False)),
     ):
-        loader = Loader(backend.name, None, 64, backend, False)
-        compiled, weights, manifest = loader.compile(path)
-        llm = LLM(compiled, weights, manifest, backend)
+        llm = LLM(*compiled[backend.name], backend)
         logits[name] = llm.logits([(7 * i * i + 3 * i) % 256 for i in range(43)], 40).astype(np.float64)
     np.testing.assert_array_equal(logits["ascending"], logits["shuffled"])
     scale = np.sqrt(np.mean(logits["cpu"] ** 2))
