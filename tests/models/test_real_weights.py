@@ -71,12 +71,12 @@ def check_resnet50(dtype: str, backend: Backend | None = None) -> None:
         assert np.argsort(-ours[row])[0] == label
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE if FULL else ("float32", "bfloat16"))
+@pytest.mark.parametrize("dtype", TOLERANCE if FULL else ("bfloat16",))  # cli/test_cli_models.py has float32
 def test_resnet50_gives_the_golden_probabilities(dtype: str) -> None:
     check_resnet50(dtype)
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE if FULL else ("float32", "float16"))  # bfloat16 passes the gate below
+@pytest.mark.parametrize("dtype", TOLERANCE if FULL else ("float16",))  # bfloat16 passes the gate below
 def test_efficientnet_lite0_equals_pytorch(dtype: str) -> None:
     model = load(models.efficientnet_lite0, weights.efficientnet_lite0_weights)
     photos = fetched(images.photos)
