@@ -97,6 +97,14 @@ def parser() -> _Parser:
         text = f"{text} (default: {default})"
         p.add_argument("--weights", dest="weight_format", metavar="FORMAT", help=text)
 
+    def storage(p: argparse.ArgumentParser) -> None:
+        about = "type of weights and caches (default: the model's own)"
+        p.add_argument("--dtype", type=_storage_dtype, metavar=_DTYPE, help=about)
+        weights(p, "the blocks that the file holds, else bf16c12")
+
+    def threads(p: argparse.ArgumentParser) -> None:
+        p.add_argument("--threads", type=_positive, help="default: NPU_NUM_THREADS, else all cores")
+
     def precision(p: argparse.ArgumentParser) -> None:
         p.add_argument(
             "--float32-precision",
@@ -115,7 +123,7 @@ def parser() -> _Parser:
     p = verb("demo", "classify two photographs and end a sentence, with real weights")
     p.add_argument("--dir", default=".demo", help="the folder to write the program into (default: .demo)")
     p.add_argument("--dtype", type=_storage_dtype, metavar=_DTYPE, help="store float32 tensors in this type")
-    p.add_argument("--threads", type=_positive, help="default: NPU_NUM_THREADS, else all cores")
+    threads(p)
 
     p = verb("compile", "compile a model to a .npubin file")
     model(p, f"a .pt2 file (torch.export.save), an IR JSON file, {names}; {language_names}")
@@ -148,7 +156,7 @@ def parser() -> _Parser:
     p.add_argument("--output", metavar="FILE", help="write all outputs to an .npz file")
     p.add_argument("--from-source", action="store_true", help="compile the sources in the file and ignore its binary")
     p.add_argument("--labels", metavar="FILE", help="class names, one per line (default: PROGRAM.labels.txt)")
-    p.add_argument("--threads", type=_positive, help="default: NPU_NUM_THREADS, else all cores")
+    threads(p)
 
     p = verb("generate", "generate text with a language model")
     model(p, f"{language_names}, a .npubin file, or an id on the Hugging Face hub")
@@ -164,26 +172,14 @@ def parser() -> _Parser:
     p.add_argument("--seed", type=int, help="seed of the random numbers; equal seeds give equal answers")
     p.add_argument("--stop", action="append", default=[], metavar="TEXT", help="stop before this text; repeatable")
     p.add_argument("--stats", action="store_true", help="show timings on standard error")
-    p.add_argument(
-        "--dtype",
-        type=_storage_dtype,
-        metavar=_DTYPE,
-        help="type of weights and caches (default: the model's own)",
-    )
-    weights(p, "the blocks that the file holds, else bf16c12")
-    p.add_argument("--threads", type=_positive, help="default: NPU_NUM_THREADS, else all cores")
+    storage(p)
+    threads(p)
     language(p)
 
     p = verb("perplexity", "measure how well a language model predicts a text, and what a weight format costs")
     model(p, f"{language_names}, or an id on the Hugging Face hub")
     p.add_argument("text", metavar="TEXT", help="a file with UTF-8 text, or - for standard input")
-    p.add_argument(
-        "--dtype",
-        type=_storage_dtype,
-        metavar=_DTYPE,
-        help="type of weights and caches (default: the model's own)",
-    )
-    weights(p, "the blocks that the file holds, else bf16c12")
+    storage(p)
     p.add_argument(
         "--against", metavar="FORMAT", help="compare with the same model in this weight format: none, auto or as above"
     )
@@ -192,7 +188,7 @@ def parser() -> _Parser:
     p.add_argument(
         "--stride", type=_positive, metavar="N", help="tokens between the windows (default: half of the context)"
     )
-    p.add_argument("--threads", type=_positive, help="default: NPU_NUM_THREADS, else all CPUs")
+    threads(p)
     p.add_argument("--no-cache", action="store_true", help="do not cache the compiled program for the next start")
 
     p = verb("bench", "measure latency and throughput")
@@ -204,7 +200,7 @@ def parser() -> _Parser:
     p.add_argument("--gen-len", type=_positive, default=32, help="language models: tokens to generate (32)")
     p.add_argument("--weights", help="weights of a .npubin (default: as for run, else random)")
     p.set_defaults(weight_format=None)
-    p.add_argument("--threads", type=_positive, help="default: NPU_NUM_THREADS, else all cores")
+    threads(p)
     p.add_argument("--seconds", type=float, default=3.0, help="how long to measure (default: 3)")
     p.add_argument("--vs", choices=["torch"], help="alternate with PyTorch eager (not for a .npubin)")
 
@@ -231,7 +227,7 @@ def parser() -> _Parser:
     p.add_argument(
         "--weight-format", metavar="FORMAT", help="weight format of the matrices of products, as for compile"
     )
-    p.add_argument("--threads", type=_positive, help="default: NPU_NUM_THREADS, else all cores")
+    threads(p)
 
     p = verb("describe", "show what a .npubin file holds")
     p.add_argument("program", help="a .npubin file")

@@ -158,7 +158,7 @@ def _framework_name(name: str, call: ast.Call | None, file: _File) -> Iterator[s
     if known and call is not None and len(call.args) != takes:
         yield f"{name} takes {takes} arguments, not {len(call.args)}"
     elif not known and name not in t.constants and name not in t.classes and name not in file.python:
-        yield f"{name} is no constant, function, struct or class of Metal"
+        yield f"{name} is not a constant, function, struct or class of Metal"
 
 
 def _selector(name: str, call: ast.Call | None, file: _File) -> Iterator[str]:

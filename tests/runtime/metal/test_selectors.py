@@ -54,14 +54,14 @@ MUTATIONS = [
     ("library, error =", "library =", "returns a tuple"),
     ("newCommandQueue()", "newCommandQueue(64)", "newCommandQueue takes 0 arguments, not 1"),
     ("error.localizedDescription()", "error.localizedDescription", "is a method: call it"),
-    ("MTLMathModeSafe", "MTLMathModeStrict", "MTLMathModeStrict is no constant, function, struct or class of Metal"),
+    ("MTLMathModeSafe", "MTLMathModeStrict", "MTLMathModeStrict is not a constant, function, struct or class of Metal"),
     ("MTLSizeMake(1, 1, 1)", "MTLSizeMake(1, 1)", "MTLSizeMake takes 3 arguments, not 2"),
     ("MTLSize(32, 1, 1)", "MTLSize(32)", "MTLSize takes 3 arguments, not 1"),
     ("barrier(Metal.MTLBarrierScopeBuffers)", "barrier()", "memoryBarrierWithScope: takes 1 arguments, not 0"),
     (
         "MTLCompileOptions",
         "MTLCompilerOptions",
-        "MTLCompilerOptions is no constant, function, struct or class of Metal",
+        "MTLCompilerOptions is not a constant, function, struct or class of Metal",
     ),
     ("newResidencySetWithDescriptor:error:", "newResidencySet:error:", "no class of Metal has the selector"),
     ("addResidencySet_", "addResidencySets_", "no class of Metal has the selector addResidencySets:"),
@@ -69,7 +69,11 @@ MUTATIONS = [
     ("setKernelBuffer_offset_atIndex_", "setKernelBuffer_atIndex_", "no class of Metal has the selector"),
     ("withRange_(made, (0, 1))", "withRange_(made)", "executeCommandsInBuffer:withRange: takes 2 arguments, not 1"),
     ("sampleTimestamps_gpuTimestamp_(None, None)", "sampleTimestamps_gpuTimestamp_(text, None)", "pass None there"),
-    ("MTLIndirectCommandTypeConcurrentDispatch", "MTLIndirectCommandTypeDispatch", "is no constant, function, struct"),
+    (
+        "MTLIndirectCommandTypeConcurrentDispatch",
+        "MTLIndirectCommandTypeDispatch",
+        "is not a constant, function, struct",
+    ),
 ]
 
 

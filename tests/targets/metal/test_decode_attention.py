@@ -12,7 +12,6 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from npu_compiler.artifact.program import CompiledProgram
 from npu_compiler.frontend.llm import llm_graphs
 from npu_compiler.frontend.llm.config import LLMConfig, parameter_shapes
 from npu_compiler.graph.graph import Graph
@@ -20,10 +19,9 @@ from npu_compiler.pipeline import compile_entries
 from npu_compiler.targets.metal import devices
 from npu_compiler.targets.simt.kernels.attention_decode import PAD
 from npu_compiler.targets.simt.lang.program import unpack
-from npu_runtime import CPUBackend, Executor, load_weights
-from npu_runtime.backends.base import Backend
-from npu_runtime.state import State
+from npu_runtime import CPUBackend
 
+from ...support.decode_runs import run_decode
 from ...support.metal_backend import EmulatedMetal
 from ...support.sweeps import FULL
 
@@ -44,23 +42,6 @@ def _graphs(dtype: str, heads: int, kv_heads: int, size: int) -> tuple[LLMConfig
     return config, llm_graphs(config, max_len=KEYS, chunks=())
 
 
-def _run(
-    program: CompiledProgram, backend: Backend, weights: dict[str, np.ndarray], state: dict[str, np.ndarray],
-    positions: tuple[int, ...],
-) -> list[np.ndarray]:  # fmt: skip
-    store = load_weights(program, weights, backend)
-    states = State(program, backend, store.state)
-    executor = Executor(program, store, backend, "decode", states)
-    results = []
-    for position in positions:
-        for key, value in state.items():
-            states.write(key, value)
-        feeds = {"token_ids": np.array([[7]]), "positions": np.array([position]), "last": np.array([0])}
-        results += [np.asarray(v, np.float32) for v in executor.run(feeds).values()]
-        results += [np.asarray(v[:, :, position], np.float32) for v in states.snapshot().values()]
-    return results
-
-
 @pytest.mark.parametrize(
     ("dtype", "heads", "kv_heads", "size"),
     [("float32", 6, 2, 64), ("bfloat16", 8, 1, 128), ("float16", 2, 1, 80)],
@@ -76,8 +57,10 @@ def test_the_last_workgroup_combines_the_parts(dtype: str, heads: int, kv_heads:
     kinds = [c.kind for c in metal.entries["decode"].calls]
     assert kinds.count("decode_attention") == 1 and not {"attention", "combine_attention"} & set(kinds)
     positions = POSITIONS if FULL or dtype == "float32" else EDGES
-    expected = _run(compile_entries(graphs, "cpu"), CPUBackend(), weights, state, positions)
-    orders = [_run(metal, EmulatedMetal(order), weights, state, positions) for order in ("shuffled", "descending")]
+    expected = run_decode(compile_entries(graphs, "cpu"), CPUBackend(), weights, state, positions)
+    orders = [
+        run_decode(metal, EmulatedMetal(order), weights, state, positions) for order in ("shuffled", "descending")
+    ]
     for x, again, y in zip(*orders, expected, strict=True):
         np.testing.assert_array_equal(x, again)
         assert np.abs(x - y).max() <= (2e-5 if dtype == "float32" else 0.02) * np.abs(y).max()

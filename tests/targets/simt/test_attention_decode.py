@@ -6,17 +6,15 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from npu_compiler.artifact.program import CompiledProgram
 from npu_compiler.frontend.llm import llm_graphs
 from npu_compiler.frontend.llm.config import LLMConfig, parameter_shapes
 from npu_compiler.pipeline import compile_entries
 from npu_compiler.targets import register_target
-from npu_runtime import CPUBackend, Executor, load_weights
-from npu_runtime.backends.base import Backend
-from npu_runtime.state import State
+from npu_runtime import CPUBackend
 
 from ...porting.backend import HostBackend
 from ...porting.target import TARGET
+from ...support.decode_runs import run_decode
 from ...support.sweeps import FULL
 
 MAX_LEN = 8192  # 32 groups share the keys: more than one adds up alone
@@ -32,23 +30,6 @@ def _config(dtype: str, model_type: str, heads: int, size: int) -> LLMConfig:
         "torch_dtype": dtype,
     }  # fmt: skip
     return LLMConfig.from_hf(settings)
-
-
-def _run(
-    program: CompiledProgram, backend: Backend, weights: dict[str, np.ndarray], state: dict[str, np.ndarray],
-    positions: tuple[int, ...],
-) -> list[np.ndarray]:
-    store = load_weights(program, weights, backend)
-    states = State(program, backend, store.state)
-    executor = Executor(program, store, backend, "decode", states)
-    results = []
-    for position in positions:
-        for key, value in state.items():
-            states.write(key, value)
-        feeds = {"token_ids": np.array([[7]]), "positions": np.array([position]), "last": np.array([0])}
-        results += [np.asarray(v, np.float32) for v in executor.run(feeds).values()]
-        results += [np.asarray(v[:, :, position], np.float32) for v in states.snapshot().values()]
-    return results
 
 
 @pytest.mark.parametrize(
@@ -75,8 +56,8 @@ def test_one_kernel_attends(dtype: str, model_type: str, heads: int, size: int) 
     fused = dtype != "float32"
     assert ("decode_attention" in kinds, "attention" in kinds) == (fused, not fused)
     positions = POSITIONS if FULL or model_type == "qwen2" else EDGES
-    got = _run(host, HostBackend(), weights, state, positions)
-    expected = _run(compile_entries(graphs, "cpu"), CPUBackend(), weights, state, positions)
+    got = run_decode(host, HostBackend(), weights, state, positions)
+    expected = run_decode(compile_entries(graphs, "cpu"), CPUBackend(), weights, state, positions)
     for x, y in zip(got, expected, strict=True):
         scale = np.abs(y).max()
         assert np.abs(x - y).max() <= (2e-5 if dtype == "float32" else 0.02) * scale
