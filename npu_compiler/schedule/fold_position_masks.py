@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from ..graph import expr
 from ..graph.expr import Expr
-from .kernel import Attention, Kernel, Loops, Operand
+from .anchors import Attention
+from .kernel import Kernel, Loops, Operand
 from .rewrite import ScheduleRewrite
 from .schedule import Schedule
 

@@ -8,7 +8,8 @@ from functools import partial
 
 from ..graph import expr
 from ..target_config import TargetConfig
-from .kernel import Buffer, FusedLoops, Gemm, Kernel, Loops
+from .anchors import Gemm
+from .kernel import Buffer, FusedLoops, Kernel, Loops
 from .memory_planner import assign_phases
 from .rewrite import ScheduleRewrite
 from .schedule import Schedule

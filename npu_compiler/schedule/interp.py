@@ -19,20 +19,23 @@ from ..graph.expr import Expr
 from ..graph.expr_interp import evaluate
 from ..graph.graph import Graph, Node, Value
 from ..support import dtypes
-from .interp_contractions import check_rows, conv2d, conv2d_parts, gemm, pack, winograd
-from .interp_scatter import scatter_result, scatter_sum
-from .kernel import (
+from .anchors import (
     Anchor,
     Attention,
-    Buffer,
     CombineAttention,
     Contraction,
     Conv2d,
     Convolution,
     DecodeAttention,
     DualConv2d,
-    FusedLoops,
     Gemm,
+    WinogradConv2d,
+)
+from .interp_contractions import check_rows, conv2d, conv2d_parts, gemm, pack, winograd
+from .interp_scatter import scatter_result, scatter_sum
+from .kernel import (
+    Buffer,
+    FusedLoops,
     Kernel,
     Loops,
     MergeRuns,
@@ -43,7 +46,6 @@ from .kernel import (
     ScatterResult,
     ScatterSum,
     Sort,
-    WinogradConv2d,
 )
 from .schedule import Schedule
 

@@ -10,7 +10,8 @@ from ..graph import interp
 from ..graph.graph import Graph
 from ..weights import packing
 from ..weights.format import PANELS, find_layout
-from .kernel import Conv2d, Convolution, DepthwiseConv2d, Gemm, Pack, WinogradConv2d
+from .anchors import Conv2d, Convolution, DepthwiseConv2d, Gemm, WinogradConv2d
+from .kernel import Pack
 
 Array = np.ndarray[Any, Any]
 

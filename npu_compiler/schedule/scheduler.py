@@ -16,25 +16,11 @@ from ..passes.fuse import CHEAP, Group
 from ..support.errors import CompileError
 from ..target_config import TargetConfig
 from ..weights.format import WeightFormat
+from .anchors import Anchor, Attention, Conv2d, DepthwiseConv2d, Gemm, WinogradConv2d
 from .buffers import contiguous_strides
 from .destination_passing import destinations, part_of, parts, shared_tables
 from .image_rows import filter_rows, is_image, padded_image
-from .kernel import (
-    Anchor,
-    Attention,
-    Buffer,
-    Conv2d,
-    DepthwiseConv2d,
-    Gemm,
-    LoopBody,
-    Loops,
-    Operand,
-    Pack,
-    Scan,
-    Sort,
-    Stage,
-    WinogradConv2d,
-)
+from .kernel import Buffer, LoopBody, Loops, Operand, Pack, Scan, Sort, Stage
 from .operands import Operands, decoded
 from .schedule import Schedule
 from .strides import reshape_strides

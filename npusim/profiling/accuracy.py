@@ -18,8 +18,9 @@ from npu_compiler.artifact.program import KernelCall
 from npu_compiler.graph import expr
 from npu_compiler.graph.expr import Expr
 from npu_compiler.pipeline import compile_unshared
+from npu_compiler.schedule.anchors import Contraction
 from npu_compiler.schedule.interp import execute, view
-from npu_compiler.schedule.kernel import Contraction, Kernel, Operand, Pack
+from npu_compiler.schedule.kernel import Kernel, Operand, Pack
 from npu_compiler.support import dtypes
 from npu_compiler.support.errors import ConfigError
 from npu_runtime.executor import Executor

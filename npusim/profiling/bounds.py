@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from npu_compiler.artifact.program import CompiledProgram, EntryPoint, KernelCall
 from npu_compiler.artifact.spec import BufferSpec
 from npu_compiler.artifact.validate import nbytes
-from npu_compiler.schedule.kernel import Anchor, Kernel
+from npu_compiler.schedule.anchors import Anchor
+from npu_compiler.schedule.kernel import Kernel
 from npu_compiler.target_config import Roofline
 
 

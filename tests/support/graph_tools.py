@@ -13,7 +13,8 @@ from npu_compiler.graph.graph import Graph, Value
 from npu_compiler.pipeline import State, run_graph
 from npu_compiler.schedule import checks
 from npu_compiler.schedule import interp as kernel_interp
-from npu_compiler.schedule.kernel import Gemm, Kernel
+from npu_compiler.schedule.anchors import Gemm
+from npu_compiler.schedule.kernel import Kernel
 from npu_compiler.support import dtypes
 
 from .random_graphs import ERROR

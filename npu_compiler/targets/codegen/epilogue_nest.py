@@ -8,7 +8,8 @@ from dataclasses import replace
 
 from ...graph import affine, expr
 from ...graph.expr import Expr
-from ...schedule.kernel import Anchor, Buffer, Contraction, LoopBody, Loops, Operand, Stage
+from ...schedule.anchors import Anchor, Contraction
+from ...schedule.kernel import Buffer, LoopBody, Loops, Operand, Stage
 from .nest import Nest, build_nest
 
 

@@ -6,17 +6,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from ...schedule.kernel import (
-    Attention,
-    Conv2d,
-    Convolution,
-    DepthwiseConv2d,
-    Gemm,
-    Kernel,
-    Operand,
-    Pack,
-    WinogradConv2d,
-)
+from ...schedule.anchors import Attention, Conv2d, Convolution, DepthwiseConv2d, Gemm, WinogradConv2d
+from ...schedule.kernel import Kernel, Operand, Pack
 from ...support import dtypes
 from .devices import CPUCosts
 from .epilogue import emit_epilogue

@@ -10,7 +10,8 @@ from collections.abc import Callable
 
 from ...graph import expr
 from ...graph.expr import Expr
-from ...schedule.kernel import Anchor, Gemm, Operand
+from ...schedule.anchors import Anchor, Gemm
+from ...schedule.kernel import Operand
 from ...support import dtypes
 from ..codegen.epilogue_nest import epilogue_nest, row_digits
 from ..codegen.nest import Nest, use_counts

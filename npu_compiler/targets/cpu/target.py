@@ -14,9 +14,10 @@ import numpy as np
 
 from ...artifact.program import ABI_VERSION, LAYOUT_MARKER
 from ...graph.graph import Node
+from ...schedule.anchors import Gemm
 from ...schedule.fold_position_masks import FOLD_POSITION_MASKS
 from ...schedule.horizontal_fusion import common_rewrites
-from ...schedule.kernel import FusedLoops, Gemm, Kernel, Loops, Operand, Scan, Sort
+from ...schedule.kernel import FusedLoops, Kernel, Loops, Operand, Scan, Sort
 from ...schedule.rewrite import ScheduleRewrite
 from ...schedule.schedule import Schedule
 from ...support import dtypes, env

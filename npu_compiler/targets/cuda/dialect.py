@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from ...schedule.kernel import Attention, Conv2d, DualConv2d, Gemm
+from ...schedule.anchors import Attention, Conv2d, DualConv2d, Gemm
 from ..simt.kernels.flash import is_flash
 from ..simt.lang.dialect import KERNELS as COMMON_KERNELS
 from ..simt.lang.dialect import Array, Dialect, Param, special

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ...schedule.kernel import Conv2d, DualConv2d, recast
+from ...schedule.anchors import Conv2d, DualConv2d
+from ...schedule.kernel import recast
 from ..simt.kernels.epilogue import Epilogue, Functor
 from ..simt.kernels.gemm import Product, conv_product
 from ..simt.lang.dialect import Dialect

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ...schedule.kernel import Attention, Operand
+from ...schedule.anchors import Attention
+from ...schedule.kernel import Operand
 from ..simt.kernels.flash import flash_sizes, mask_and_positions
 from ..simt.lang.dialect import SUBGROUP, Dialect
 from ..simt.lang.emission import Emission

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...graph import expr
-from ...schedule.kernel import Conv2d, Gemm
+from ...schedule.anchors import Conv2d, Gemm
 from ..codegen.nest import Nest
 from ..simt.lang.function import Function
 from ..simt.lang.scalar import Lines, Scalars, Value

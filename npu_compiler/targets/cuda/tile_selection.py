@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ...schedule.kernel import Conv2d, Gemm
+from ...schedule.anchors import Conv2d, Gemm
 from ..simt.kernels.gemm import Product, product_of
 from ..simt.lang.dialect import SUBGROUP, Dialect
 from ..simt.lang.function import blocks

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-from ...schedule.kernel import Conv2d
+from ...schedule.anchors import Conv2d
 from ..simt.kernels.epilogue import Epilogue, Functor
 from ..simt.lang.dialect import Dialect
 from ..simt.lang.emission import Emission

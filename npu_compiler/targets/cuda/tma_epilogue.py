@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 
 from ...graph import expr
-from ...schedule.kernel import Conv2d, Gemm, Operand
+from ...schedule.anchors import Conv2d, Gemm
+from ...schedule.kernel import Operand
 from ..simt.kernels.gemm import product_of
 
 

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from ...schedule.kernel import Conv2d, Gemm, Operand
+from ...schedule.anchors import Conv2d, Gemm
+from ...schedule.kernel import Operand
 from ...support import dtypes
 from ..simt.kernels.epilogue import Epilogue, Functor
 from ..simt.kernels.gemm import WGMMA_ROWS, product_of

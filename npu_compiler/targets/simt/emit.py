@@ -6,15 +6,9 @@ import re
 from collections.abc import Callable, Hashable
 from typing import Any
 
+from ...schedule.anchors import Attention, CombineAttention, Conv2d, DecodeAttention, DepthwiseConv2d, DualConv2d, Gemm
 from ...schedule.kernel import (
-    Attention,
-    CombineAttention,
-    Conv2d,
-    DecodeAttention,
-    DepthwiseConv2d,
-    DualConv2d,
     FusedLoops,
-    Gemm,
     K,
     Kernel,
     Loops,

@@ -11,7 +11,8 @@ from npu_compiler.artifact.describe import describe
 from npu_compiler.graph import expr, interp
 from npu_compiler.graph.graph import Graph, Value
 from npu_compiler.pipeline import compile_graph, run_graph
-from npu_compiler.schedule.kernel import DualConv2d, Kernel
+from npu_compiler.schedule.anchors import DualConv2d
+from npu_compiler.schedule.kernel import Kernel
 from npu_compiler.targets.cuda import dual_conv as kernel_file
 from npu_compiler.targets.cuda.dialect import DIALECT, HOPPER
 from npu_compiler.targets.simt.emit import Functions

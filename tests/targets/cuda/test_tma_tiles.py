@@ -13,8 +13,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from npu_compiler.graph import expr
+from npu_compiler.schedule.anchors import Conv2d, Gemm
 from npu_compiler.schedule.buffers import contiguous_strides
-from npu_compiler.schedule.kernel import Buffer, Conv2d, Gemm, Kernel, Operand
+from npu_compiler.schedule.kernel import Buffer, Kernel, Operand
 from npu_compiler.targets.cuda.dialect import DIALECT, HOPPER
 from npu_compiler.targets.cuda.tile_selection import choose, device_of
 from npu_compiler.targets.cuda.tma_conv import supports_tma_conv

@@ -12,7 +12,8 @@ from npu_compiler.graph import expr
 from npu_compiler.graph.expr import const, index, load, where
 from npu_compiler.graph.graph import Graph, Value
 from npu_compiler.passes import fold, fold_iota, layout, normalise, padding
-from npu_compiler.schedule.kernel import Anchor, Loops
+from npu_compiler.schedule.anchors import Anchor
+from npu_compiler.schedule.kernel import Loops
 
 from ...support.graph_tools import (
     batch_norm,

@@ -16,8 +16,9 @@ from npu_compiler.graph.expr import const, fn, index, load
 from npu_compiler.graph.graph import Graph, Value
 from npu_compiler.pipeline import State, compile_graph, run_graph, switches
 from npu_compiler.schedule import checks
+from npu_compiler.schedule.anchors import Gemm
 from npu_compiler.schedule.buffers import contiguous_strides
-from npu_compiler.schedule.kernel import Buffer, Gemm, Kernel, LoopBody, Loops, Operand
+from npu_compiler.schedule.kernel import Buffer, Kernel, LoopBody, Loops, Operand
 from npu_compiler.schedule.memory_planner import plan_memory
 from npu_compiler.schedule.schedule import Schedule
 from npu_runtime import Executor

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ....schedule.kernel import Attention, CombineAttention, Operand
+from ....schedule.anchors import Attention, CombineAttention
+from ....schedule.kernel import Operand
 from ....support import dtypes
 from ..lang.device import GPU
 from ..lang.dialect import SUBGROUP, Dialect

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from ....schedule.kernel import Attention, DecodeAttention, Operand
+from ....schedule.anchors import Attention, DecodeAttention
+from ....schedule.kernel import Operand
 from ..lang.dialect import SUBGROUP, Dialect
 from ..lang.emission import Emission
 from ..lang.function import Function, blocks

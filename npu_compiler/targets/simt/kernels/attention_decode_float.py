@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from ....schedule.kernel import DecodeAttention, Operand
+from ....schedule.anchors import DecodeAttention
+from ....schedule.kernel import Operand
 from ..lang.dialect import Dialect
 from ..lang.emission import Emission
 from ..lang.function import Function, blocks

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ....schedule.kernel import DepthwiseConv2d
+from ....schedule.anchors import DepthwiseConv2d
 from ....support import dtypes
 from ..lang.dialect import Dialect
 from ..lang.emission import Emission

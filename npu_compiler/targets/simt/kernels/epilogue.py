@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from ....graph import affine, expr
 from ....graph.expr import Expr
-from ....schedule.kernel import Anchor
+from ....schedule.anchors import Anchor
 from ....support import dtypes
 from ...codegen.epilogue_nest import epilogue_nest, row_digits
 from ...codegen.nest import Step, use_counts

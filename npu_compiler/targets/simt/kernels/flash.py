@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from ....schedule.kernel import Attention, Operand
+from ....schedule.anchors import Attention
+from ....schedule.kernel import Operand
 from ..lang.dialect import Dialect
 from ..lang.emission import Emission
 from ..lang.function import Constants, Function, blocks

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ....schedule.kernel import Conv2d, Gemm
+from ....schedule.anchors import Conv2d, Gemm
 from ....support import dtypes
 from ..lang.dialect import SUBGROUP, Dialect
 from ..lang.emission import Emission

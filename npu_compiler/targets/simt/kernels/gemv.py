@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ....graph import affine, expr
-from ....schedule.kernel import Gemm
+from ....schedule.anchors import Gemm
 from ....support import dtypes
 from ....weights.formats.bf16c12.rows4 import PIECE
 from ...codegen.nest import build_nest

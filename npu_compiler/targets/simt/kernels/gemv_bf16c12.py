@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ....schedule.kernel import Gemm
+from ....schedule.anchors import Gemm
 from ....weights.formats.bf16c12.rows4 import ROWS, FourRows
 from ..lang.device import GPU
 from ..lang.dialect import SUBGROUP, Dialect

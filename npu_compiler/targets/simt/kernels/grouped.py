@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 
-from ....schedule.kernel import Conv2d
+from ....schedule.anchors import Conv2d
 from ....support import dtypes
 from ..lang.dialect import Dialect
 from ..lang.emission import Emission

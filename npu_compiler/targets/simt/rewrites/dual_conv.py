@@ -9,7 +9,8 @@ from dataclasses import replace
 
 from ....graph import expr
 from ....graph.expr import Expr
-from ....schedule.kernel import Conv2d, DualConv2d, Operand, recast
+from ....schedule.anchors import Conv2d, DualConv2d
+from ....schedule.kernel import Operand, recast
 from ....schedule.schedule import Schedule
 from ..lang.dialect import Dialect
 from .producers import only_producer

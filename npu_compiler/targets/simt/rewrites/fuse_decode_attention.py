@@ -6,7 +6,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ....graph import expr
-from ....schedule.kernel import Attention, DecodeAttention, Loops, Operand, recast
+from ....schedule.anchors import Attention, DecodeAttention
+from ....schedule.kernel import Loops, Operand, recast
 from ....schedule.schedule import Schedule
 from ..kernels.attention_decode import PAD, STATE, splits_of, supports_step
 from ..kernels.loops import is_pointwise

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ....graph import expr
+from ....schedule.anchors import Gemm
 from ....schedule.buffers import contiguous_strides
-from ....schedule.kernel import FusedLoops, Gemm, Kernel, Loops, Operand
+from ....schedule.kernel import FusedLoops, Kernel, Loops, Operand
 from ....schedule.schedule import Schedule
 from ..kernels.gemv import supports_prologue
 from ..kernels.loops import shares_launch

@@ -6,7 +6,8 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from ....schedule.kernel import Attention, CombineAttention, Kernel
+from ....schedule.anchors import Attention, CombineAttention
+from ....schedule.kernel import Kernel
 from ....schedule.schedule import Schedule
 from ..kernels.attention import MAX_ROWS, MAX_SPLIT_SIZE
 from ..kernels.flash import is_flash

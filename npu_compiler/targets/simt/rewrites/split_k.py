@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from ....graph import expr
 from ....graph.expr import Expr
-from ....schedule.kernel import Conv2d, Gemm, Kernel, LoopBody, Loops, Operand, Stage
+from ....schedule.anchors import Conv2d, Gemm
+from ....schedule.kernel import Kernel, LoopBody, Loops, Operand, Stage
 from ....schedule.schedule import Schedule
 from ..kernels.gemm import WGMMA_ROWS, product_of, uses_matrix_unit
 from ..kernels.gemv import is_gemv

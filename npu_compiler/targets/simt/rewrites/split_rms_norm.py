@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 from ....graph import expr
 from ....graph.expr import Expr
-from ....schedule.kernel import Gemm, Kernel, Loops, Operand, Stage
+from ....schedule.anchors import Gemm
+from ....schedule.kernel import Kernel, Loops, Operand, Stage
 from ....schedule.schedule import Schedule
 from ..kernels.gemm import product_of
 from ..lang.dialect import Dialect
