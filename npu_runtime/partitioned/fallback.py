@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from npu_compiler.aten.alias import Key
-from npu_compiler.aten.data_dependent import CONTROL_FLOW, NUMBER_OPS, number_inputs
+from npu_compiler.aten.data_dependent import CONTROL_FLOW, NUMBER_OPS
 from npu_compiler.aten.ir import IRGraph, OpNode, TensorSpec, dtype_contradiction
 from npu_compiler.aten.json_reader import graph_weights_used, leaf_key
 from npu_compiler.aten.op_names import STRUCTURAL
@@ -27,6 +27,7 @@ from npu_compiler.support.errors import BackendError, CompileError, InputError, 
 from npu_compiler.support.host_arrays import to_array, to_torch
 
 from .allowed_ops import ForbiddenOp, check_allowed
+from .arguments import Number, Slot, Unbound, bind_arguments, fill, import_torch, resolve, with_numbers
 
 if TYPE_CHECKING:
     import torch
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 # The exceptions of PyTorch's ops and of arithmetic on numbers.
 _FAILURES = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError, ArithmeticError, AssertionError)
 _LISTED = 8  # ops that one message names
-_ENCODING = ("_tensor_list_sizes", "_tensor_list_none_masks")  # how the IR writes lists of tensors
 
 
 def execute_cpu_partition(
@@ -54,18 +54,6 @@ def execute_cpu_partition(
 
 
 @dataclass(frozen=True)
-class _Slot:
-    """A placeholder for a tensor among bound arguments; ``index`` is its position in the node's inputs."""
-
-    index: int
-
-
-@dataclass(frozen=True)
-class _Number(_Slot):
-    """A placeholder for the Python number in such a tensor."""
-
-
-@dataclass(frozen=True)
 class _Call:
     """A node ready to run: ``op`` takes ``args`` and ``kwargs``, whose slots are filled from ``inputs``."""
 
@@ -81,14 +69,14 @@ class HostPartition:
 
     def __init__(self, ir: IRGraph):
         """``ir.allowed_ops`` are those of nested graphs too."""
-        _torch()
+        import_torch()
         self.ir = ir
         self.calls: list[_Call] = []
         reasons: list[tuple[str, str, Reason]] = []
         for node in ir.nodes:
             try:
                 self.calls.append(_bind(ir, node))
-            except _Unbound as error:
+            except Unbound as error:
                 reasons.append((node.name, node.op_type, Reason("cpu_fallback", str(error))))
         if reasons:
             lines = "\n".join(f"  {name} ({op}): {reason.detail}" for name, op, reason in reasons)
@@ -109,7 +97,7 @@ class HostPartition:
         """See :func:`execute_cpu_partition`. ``times``: None, or float64 [len(calls) + 1] that receives the start and
         each op's end in seconds."""
         env = self._bind_leaves(inputs, weights)
-        with _torch().no_grad():
+        with import_torch().no_grad():
             self._evaluate(env, times)
         for update in self.ir.state:
             weights[update.key] = np.array(to_array(env[self.ir.key(update.value)]))  # a copy: it may be an input
@@ -173,15 +161,11 @@ def _checked(array: np.ndarray, spec: TensorSpec, error: type[Exception], what: 
     if not array.flags.writeable or any(s < 0 for s in array.strides):
         array = array.copy()  # torch accepts neither
     tensor = to_torch(array)
-    dtype = getattr(_torch(), spec.dtype)
+    dtype = getattr(import_torch(), spec.dtype)
     return tensor if tensor.dtype == dtype else tensor.to(dtype)
 
 
 # ------------------------------------------------------------------------------------------------------------ binding
-
-
-class _Unbound(Exception):
-    """Raised for a node that no PyTorch op can run; the text says why."""
 
 
 def require_torch(model: str, nodes: Iterable[OpNode]) -> None:
@@ -196,33 +180,25 @@ def require_torch(model: str, nodes: Iterable[OpNode]) -> None:
         )
 
 
-def _torch() -> Any:
-    try:
-        import torch
-    except ImportError as error:
-        raise BackendError(f"host partitions need PyTorch, which cannot be imported: {error}") from None
-    return torch
-
-
 def _bind(ir: IRGraph, node: OpNode) -> _Call:
     keys = tuple(ir.key(t) for t in node.inputs)
     if node.op_type in STRUCTURAL:
         index = node.attrs.get("index")
         if not isinstance(index, int) or not -len(keys) <= index < len(keys):
-            raise _Unbound(f"getitem index {index!r} does not select one of its {len(keys)} inputs")
-        return _Call(node, lambda x: x, (keys[index],), (_Slot(0),), {})
+            raise Unbound(f"getitem index {index!r} does not select one of its {len(keys)} inputs")
+        return _Call(node, lambda x: x, (keys[index],), (Slot(0),), {})
     if node.op_type in NUMBER_OPS:
         return _number_op(node, keys)
     if node.op_type in CONTROL_FLOW:
         return _control_flow(ir, node, keys)
     if (problem := dtype_contradiction(node)) is not None:
-        raise _Unbound(problem)
-    op, functional = _resolve(node.op_type)
+        raise Unbound(problem)
+    op, functional = resolve(node.op_type)
     try:
         check_allowed(op, node.op_type, ir.allowed_ops)
     except ForbiddenOp as error:
-        raise _Unbound(str(error)) from None
-    args, kwargs = _arguments(op, node)
+        raise Unbound(str(error)) from None
+    args, kwargs = bind_arguments(op, node)
     if functional:  # only the in-place variant exists: run it on a copy
         in_place = op
 
@@ -234,17 +210,17 @@ def _bind(ir: IRGraph, node: OpNode) -> _Call:
 
 def _number_op(node: OpNode, keys: tuple[Key, ...]) -> _Call:
     args = node.attrs.get("args")
-    operands = _with_numbers(args) if isinstance(args, list) else [None]
+    operands = with_numbers(args) if isinstance(args, list) else [None]
     flat = [v for a in operands for v in (a if isinstance(a, list) else [a])]
-    if len(node.attrs) != 1 or not all(isinstance(v, _Number | int | float) for v in flat):
-        raise _Unbound(f"{node.op_type} takes one attribute: args, a list of numbers")
+    if len(node.attrs) != 1 or not all(isinstance(v, Number | int | float) for v in flat):
+        raise Unbound(f"{node.op_type} takes one attribute: args, a list of numbers")
     return _Call(node, NUMBER_OPS[node.op_type], keys, tuple(operands), {})
 
 
 def _control_flow(ir: IRGraph, node: OpNode, keys: tuple[Key, ...]) -> _Call:
     names = CONTROL_FLOW[node.op_type]
     if set(node.graphs) != set(names):
-        raise _Unbound(f"{node.op_type} needs the graphs {' and '.join(names)}")
+        raise Unbound(f"{node.op_type} needs the graphs {' and '.join(names)}")
     first, second = (HostPartition(replace(node.graphs[name], allowed_ops=ir.allowed_ops)) for name in names)
     if node.op_type == "higher_order.cond":
         operands = len(keys) - 1
@@ -252,14 +228,14 @@ def _control_flow(ir: IRGraph, node: OpNode, keys: tuple[Key, ...]) -> _Call:
     else:
         operands, carried = len(keys), node.attrs.get("carried")
         if not isinstance(carried, int) or len(node.outputs) != carried:
-            raise _Unbound(f"{node.op_type} gives as many results as its attribute carried says")
+            raise Unbound(f"{node.op_type} gives as many results as its attribute carried says")
         if len(second.ir.graph_outputs) != carried or len(first.ir.graph_outputs) != 1:
-            raise _Unbound(f"{node.op_type}: cond gives one result, body gives {carried}")
+            raise Unbound(f"{node.op_type}: cond gives one result, body gives {carried}")
         function = partial(_while_loop, first, second, carried)
     for name, graph in zip(names, (first, second), strict=True):
         if len(graph.ir.graph_inputs) != operands:
-            raise _Unbound(f"{node.op_type}: graph {name} takes {len(graph.ir.graph_inputs)} inputs, not {operands}")
-    return _Call(node, function, keys, tuple(_Slot(i) for i in range(len(keys))), {})
+            raise Unbound(f"{node.op_type}: graph {name} takes {len(graph.ir.graph_inputs)} inputs, not {operands}")
+    return _Call(node, function, keys, tuple(Slot(i) for i in range(len(keys))), {})
 
 
 def _cond(yes: HostPartition, no: HostPartition, condition: torch.Tensor, *operands: torch.Tensor) -> Any:
@@ -273,123 +249,13 @@ def _while_loop(cond: HostPartition, body: HostPartition, carried: int, *operand
     return values
 
 
-def _with_numbers(value: Any) -> Any:
-    """Return an attribute with slots for numbers that inputs hold, and with complex numbers decoded."""
-    match value:
-        case {"number": int(index)}:
-            return _Number(index)
-        case {"complex": [int() | float() as real, int() | float() as imaginary]}:
-            return complex(real, imaginary)
-        case dict():
-            raise _Unbound(f"{value!r} is not an argument that an op takes")
-    return type(value)(_with_numbers(v) for v in value) if isinstance(value, tuple | list) else value
-
-
-def _resolve(op_type: str) -> tuple[Any, bool]:
-    """Return the overload, and whether it is in-place because no functional overload exists."""
-    torch = _torch()
-    parts = op_type.split(".")
-    if len(parts) != 3:
-        if op_type.startswith("wrap_with"):
-            raise _Unbound(f"the extractor lost the body of {op_type}; capture the model with npu_compiler.capture")
-        raise _Unbound(f"{op_type} is not an ATen op (namespace.name.overload)")
-    namespace, name, overload = parts
-    for spelling, twin in ((name, False), (f"{name}_", True)):
-        packet = getattr(getattr(torch.ops, namespace, None), spelling, None)
-        if isinstance(packet, torch._ops.OpOverloadPacket) and overload in packet.overloads():
-            return getattr(packet, overload), twin
-    raise _Unbound(f"PyTorch {torch.__version__} has no op {op_type}")
-
-
-def _arguments(op: Any, node: OpNode) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return positional and keyword arguments in schema order, with slots for tensors."""
-    schema = op._schema
-    attrs = {k: v for k, v in node.attrs.items() if k not in _ENCODING}
-    unknown = [k for k in attrs if k not in {a.name for a in schema.arguments}]
-    if unknown:
-        raise _Unbound(f"{node.op_type} takes no argument {', '.join(unknown)}")
-    slots = _Slots(node, [a for a in schema.arguments if a.name not in attrs])
-    args: list[Any] = []
-    kwargs: dict[str, Any] = {}
-    for argument in schema.arguments:
-        if argument.name in attrs:
-            value = _value(argument, attrs[argument.name])
-        elif "Tensor" in str(argument.type):
-            value = slots.take(argument)
-        elif argument.has_default_value():
-            value = argument.default_value
-        else:
-            raise _Unbound(f"{node.op_type}: argument {argument.name} is missing")
-        if argument.kwarg_only:
-            kwargs[argument.name] = value
-        else:
-            args.append(value)
-    if slots.left():
-        raise _Unbound(f"{node.op_type} takes {slots.left()} tensor(s) fewer than the node has")
-    return tuple(args), kwargs
-
-
-class _Slots:
-    """Hands the node's inputs to the tensor arguments, in order."""
-
-    def __init__(self, node: OpNode, arguments: list[Any]):
-        self.node = node
-        self.count, self.next = len(node.inputs) - len(set(number_inputs(node.attrs))), 0
-        self.sizes = list(node.attrs.get("_tensor_list_sizes") or ())
-        self.masks = list(node.attrs.get("_tensor_list_none_masks") or ())
-        # Tensors that later required arguments still need: an optional one must not take them.
-        self.required = sum(str(a.type) == "Tensor" and not a.has_default_value() for a in arguments)
-
-    def left(self) -> int:
-        return self.count - self.next
-
-    def _pop(self, argument: Any) -> _Slot:
-        if not self.left():
-            raise _Unbound(f"{self.node.op_type}: tensor argument {argument.name} is missing")
-        self.next += 1
-        return _Slot(self.next - 1)
-
-    def take(self, argument: Any) -> Any:
-        kind = str(argument.type)
-        if "List" in kind:
-            if kind.startswith("Optional") and not self.sizes:
-                return None
-            size = self.sizes.pop(0) if self.sizes else self.left() - self.required
-            mask = self.masks.pop(0) if self.masks else []
-            if not any(mask):
-                mask = [False] * size
-            return [None if none else self._pop(argument) for none in mask]
-        if kind.startswith("Optional"):
-            return self._pop(argument) if self.left() > self.required else None
-        if argument.has_default_value() and self.left() <= self.required:
-            return argument.default_value
-        self.required -= not argument.has_default_value()
-        return self._pop(argument)
-
-
-def _value(argument: Any, value: Any) -> Any:
-    """Return an attribute in the schema's type. Dtypes and memory formats are given by name; the device is the host."""
-    torch = _torch()
-    kind = str(argument.real_type)
-    if value is None:
-        return None
-    if "Device" in kind:
-        return torch.device("cpu")
-    if isinstance(value, str) and any(k in kind for k in ("ScalarType", "Layout", "MemoryFormat")):
-        resolved = getattr(torch, value.removeprefix("torch."), None)
-        if resolved is None:
-            raise _Unbound(f"argument {argument.name}: PyTorch has no {value}")
-        return resolved
-    return _with_numbers(value)
-
-
 # ---------------------------------------------------------------------------------------------------------- execution
 
 
 def _execute(call: _Call, tensors: list[torch.Tensor]) -> list[Any]:
     node = call.node
     try:
-        result = call.op(*_fill(call.args, tensors), **{k: _fill(v, tensors) for k, v in call.kwargs.items()})
+        result = call.op(*fill(call.args, tensors), **{k: fill(v, tensors) for k, v in call.kwargs.items()})
         values = [_as_tensor(v) for v in _flatten(result)]
     except BackendError:  # of a nested graph
         raise
@@ -416,25 +282,15 @@ def _flatten(result: Any) -> Iterator[Any]:
 
 def _as_tensor(value: Any) -> Any:
     """Return a result as a tensor: the Python numbers of ``item`` and sizes become 0-dim tensors."""
-    torch = _torch()
+    torch = import_torch()
     if not isinstance(value, int | float | complex):
         return value
     return torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else None)
 
 
-def _fill(value: Any, tensors: list[torch.Tensor]) -> Any:
-    if isinstance(value, _Number):
-        return tensors[value.index].item()
-    if isinstance(value, _Slot):
-        return tensors[value.index]
-    if isinstance(value, tuple | list):
-        return type(value)(_fill(v, tensors) for v in value)
-    return value
-
-
 def _promoted(tensors: list[torch.Tensor]) -> list[torch.Tensor] | None:
     """Return mixed floating inputs in their common dtype. IR from the meta device of older PyTorch may be ill-typed."""
-    torch = _torch()
+    torch = import_torch()
     found = {t.dtype for t in tensors if t.is_floating_point()}
     if len(found) < 2:
         return None
@@ -446,7 +302,7 @@ def _promoted(tensors: list[torch.Tensor]) -> list[torch.Tensor] | None:
 
 def _conform(node: OpNode, value: Any, spec: TensorSpec | None) -> Any:
     """Return the value in the IR's dtype. Raises if its shape is not the IR's."""
-    torch = _torch()
+    torch = import_torch()
     if spec is None or value is None:
         return value
     if not spec.fits(tuple(value.shape)):
