@@ -14,8 +14,10 @@ About a dozen primitive ops express everything. All shapes are static and every 
 ``permute``           attrs perm
 ``expand``            attrs shape (same rank; size-1 dims are repeated)
 ``slice``             attrs starts, steps (one per dim; steps > 0), shape
-``matmul``            [..., M, K] x [..., K, N]; batch dims broadcast; returns float32 (or float64, int64)
-``conv2d``            x [N,H,W,C], w [K,R,S,C/groups]; attrs stride, padding (t,l,b,r), dilation, groups; float32
+``matmul``            [..., M, K] x [..., K, N]; batch dims broadcast; returns float32 (or float64, int64; of 8-bit
+                      integers int32)
+``conv2d``            x [N,H,W,C], w [K,R,S,C/groups]; attrs stride, padding (t,l,b,r), dilation, groups; float32, of
+                      8-bit integers int32
 ``attention``         q [B,H,SQ,D], k/v [B,HK,SK,D], optional mask broadcastable to [B,H,SQ,SK] (bool or float);
                       attrs scale, causal, limited (a further operand int64 [SQ]: the mask hides every key beyond it)
 ``concat``            attrs axis
@@ -307,10 +309,11 @@ class Graph:
         ).out
 
     def matmul(self, a: Value, b: Value) -> Value:
-        """[..., M, K] @ [..., K, N]; both at least 2-d, of one dtype; result in ``opmath`` dtype."""
-        assert a.dtype == b.dtype and a.rank >= 2 and b.rank >= 2 and a.shape[-1] == b.shape[-2], (a, b)
+        """[..., M, K] @ [..., K, N]; both at least 2-d, of one dtype or 8-bit integers; result in
+        :func:`.dtypes.accumulator` of it."""
+        assert dtypes.multiply(a.dtype, b.dtype) and a.rank >= 2 and b.rank >= 2 and a.shape[-1] == b.shape[-2], (a, b)
         batch = broadcast_shapes(a.shape[:-2], b.shape[:-2])
-        return self.add("matmul", [a, b], [((*batch, a.shape[-2], b.shape[-1]), dtypes.opmath(a.dtype))]).out
+        return self.add("matmul", [a, b], [((*batch, a.shape[-2], b.shape[-1]), dtypes.accumulator(a.dtype))]).out
 
     def conv2d(
         self, x: Value, w: Value, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int
@@ -322,7 +325,7 @@ class Graph:
         oh = (h + t + b - dilation[0] * (r - 1) - 1) // stride[0] + 1
         ow = (wd + le + ri - dilation[1] * (s - 1) - 1) // stride[1] + 1
         return self.add(
-            "conv2d", [x, w], [((n, oh, ow, k), dtypes.opmath(x.dtype))],
+            "conv2d", [x, w], [((n, oh, ow, k), dtypes.accumulator(x.dtype))],
             stride=tuple(stride), padding=tuple(padding), dilation=tuple(dilation), groups=groups,
         ).out  # fmt: skip
 

@@ -240,9 +240,9 @@ def _slice(node: Node, inputs: Sequence[Value]) -> Signature:
 def _matmul(node: Node, inputs: Sequence[Value]) -> Signature:
     _inputs(inputs, 2)
     a, b = inputs
-    _require(a.dtype == b.dtype and a.rank >= 2 and b.rank >= 2, f"matmul of {_types(inputs)}")
+    _require(dtypes.multiply(a.dtype, b.dtype) and a.rank >= 2 and b.rank >= 2, f"matmul of {_types(inputs)}")
     _require(a.shape[-1] == b.shape[-2], f"matmul of {_types(inputs)}")
-    return [((*graph.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1]), dtypes.opmath(a.dtype))]
+    return [((*graph.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1]), dtypes.accumulator(a.dtype))]
 
 
 def _types(inputs: Sequence[Value]) -> str:
@@ -253,7 +253,7 @@ def _conv2d(node: Node, inputs: Sequence[Value]) -> Signature:
     _inputs(inputs, 2)
     (x, w), a = inputs, node.attrs
     stride, padding, dilation, groups = a["stride"], a["padding"], a["dilation"], a["groups"]
-    _require(x.rank == 4 and w.rank == 4 and x.dtype == w.dtype, f"conv2d of {_types(inputs)}")
+    _require(x.rank == 4 and w.rank == 4 and dtypes.multiply(x.dtype, w.dtype), f"conv2d of {_types(inputs)}")
     _require((len(stride), len(padding), len(dilation)) == (2, 4, 2), "conv2d has 2 strides, 4 paddings, 2 dilations")
     _require(all(0 < n < _MAX_PARAMETER for n in (*stride, *dilation, groups)), "strides, dilations, groups are >= 1")
     _require(all(0 <= n < _MAX_PARAMETER for n in padding), "paddings are not negative")
@@ -265,7 +265,7 @@ def _conv2d(node: Node, inputs: Sequence[Value]) -> Signature:
     oh = (h + top + bottom - dilation[0] * (r - 1) - 1) // stride[0] + 1
     ow = (wd + left + right - dilation[1] * (s - 1) - 1) // stride[1] + 1
     _require(oh >= 0 and ow >= 0 and r and s, f"conv2d of {_types(inputs)}: the kernel is larger than the padded input")
-    return [((n, oh, ow, k), dtypes.opmath(x.dtype))]
+    return [((n, oh, ow, k), dtypes.accumulator(x.dtype))]
 
 
 def _attention(node: Node, inputs: Sequence[Value]) -> Signature:

@@ -14,6 +14,7 @@ from . import (  # noqa: F401
     norms,
     padding,
     pooling,
+    quantization,
     reductions,
     resize,
     sampling,

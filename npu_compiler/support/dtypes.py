@@ -107,6 +107,17 @@ def opmath(name: str) -> str:
     return "float32" if name in ("float16", "bfloat16") else name
 
 
+def accumulator(name: str) -> str:
+    """Return the dtype of products and sums in a matmul or convolution of ``name``: int32 for 8-bit integers, else
+    :func:`opmath`."""
+    return "int32" if name in ("int8", "uint8") else opmath(name)
+
+
+def multiply(a: str, b: str) -> bool:
+    """Whether matmul and convolution have operands of these dtypes: equal ones, or 8-bit integers of any sign."""
+    return a == b or {a, b} == {"int8", "uint8"}
+
+
 _CATEGORY = {"bool": 0, "uint": 1, "int": 1, "float": 2, "complex": 3}
 
 

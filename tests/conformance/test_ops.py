@@ -15,7 +15,7 @@ import torch
 
 from npu_compiler.ops import REGISTRY
 
-from .cases import MARKS, PROGRAM, TARGETS, Batch, Case, all_cases, cases_for, check, compile_cases
+from .cases import MARKS, PROGRAM, TARGETS, Batch, Case, all_cases, cases_for, check, compile_cases, overload_of
 from .nonfinite import test_one_element_changes_what_sees_it
 
 __all__ = ["test_one_element_changes_what_sees_it"]
@@ -97,8 +97,7 @@ def test_overload_is_well_declared(op_type: str) -> None:
     """At least three samples, and parameters that are the ATen schema's, in its order and with its defaults."""
     op = REGISTRY[op_type]
     assert len(op.samples) >= 3, f"{op_type} has {len(op.samples)} samples"
-    _, name, overload = op_type.split(".")
-    schema = {a.name: a for a in getattr(getattr(torch.ops.aten, name), overload)._schema.arguments}
+    schema = {a.name: a for a in overload_of(op_type)._schema.arguments}
     names = [p.name for p in op.params if p.name in schema]
     assert names == [n for n in schema if n in names], f"{op_type}: parameters are not in schema order"
     for p in op.params:
