@@ -19,8 +19,8 @@ TRANSLATED_CELLS = ("environment", "names")
 # A heading, a paragraph in one line or the head of a table (a regular expression), and the Korean text.
 TEXTS = {
     r"# Operators": "# 연산자",
-    r"(\d+) ATen overloads are native\. Each is tested .* lowered as well\.": (
-        r"ATen 오버로드 \1개가 네이티브로 실행됩니다. 오버로드마다 표에 적힌 개수의 샘플과 dtype으로 "
+    r"(\d+) overloads of ATen ops and of quantised models' ops are native\. Each is tested .* lowered as well\.": (
+        r"ATen과 양자화 모델의 오버로드 \1개가 네이티브로 실행됩니다. 오버로드마다 표에 적힌 개수의 샘플과 dtype으로 "
         r"PyTorch 및 float64 결과와 비교해 테스트합니다. 모든 오버로드의 제자리(in-place) 변형도 로워링합니다. "
         r"설명은 소스 코드의 docstring을 그대로 옮긴 것이라 영어입니다."
     ),
@@ -37,6 +37,7 @@ TEXTS = {
     r"## Norms": "## 정규화",
     r"## Padding": "## 패딩",
     r"## Pooling": "## 풀링",
+    r"## Quantization": "## 양자화",
     r"## Reductions": "## 리덕션",
     r"## Resize": "## 크기 조정",
     r"## Sampling": "## 샘플링",

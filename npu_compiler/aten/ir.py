@@ -108,9 +108,13 @@ def selected(getitem: OpNode) -> TensorSpec:
     return getitem.inputs[index]
 
 
+# Ops whose ``dtype`` is that of quantised values, not of their result.
+_STORED_DTYPE = ("quantized_decomposed.dequantize_", "quantized_decomposed.choose_", "quantized_decomposed._choose_")
+
+
 def dtype_contradiction(node: OpNode) -> str | None:
     """Return how the ``dtype`` argument of a node contradicts the dtype of its output, or None."""
-    if node.attrs.get("dtype") is None or not node.outputs:
+    if node.attrs.get("dtype") is None or not node.outputs or node.op_type.startswith(_STORED_DTYPE):
         return None
     declared = node.outputs[0].dtype
     try:

@@ -242,7 +242,8 @@ def _matmul(node: Node, inputs: Sequence[Value]) -> Signature:
     a, b = inputs
     _require(dtypes.multiply(a.dtype, b.dtype) and a.rank >= 2 and b.rank >= 2, f"matmul of {_types(inputs)}")
     _require(a.shape[-1] == b.shape[-2], f"matmul of {_types(inputs)}")
-    return [((*graph.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1]), dtypes.accumulator(a.dtype))]
+    batch = graph.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    return [((*batch, a.shape[-2], b.shape[-1]), dtypes.accumulator(a.dtype))]
 
 
 def _types(inputs: Sequence[Value]) -> str:

@@ -65,9 +65,7 @@ def rounded(x: Value) -> Value:
     return x.graph.pointwise(fn("round"), x).cast(x.dtype)
 
 
-def quantized(
-    x: Value, inverse: Value | float, zero: Value | int, quant_min: int, quant_max: int, dtype: str
-) -> Value:
+def quantized(x: Value, inverse: Value | float, zero: Value | int, quant_min: int, quant_max: int, dtype: str) -> Value:
     """Return ``clamp(round(x * inverse) + zero)``, computed in float32; ``inverse`` and ``zero`` broadcast to ``x``."""
     name = in_range(quant_min, quant_max, dtype)
 

@@ -32,7 +32,8 @@ def operators_markdown() -> str:
     lines = [
         "# Operators",
         "",
-        f"{len(rows)} ATen overloads are native. Each is tested with the number of samples and the dtypes shown, "
+        f"{len(rows)} overloads of ATen ops and of quantised models' ops are native. Each is tested with the number of "
+        "samples and the dtypes shown, "
         "against PyTorch and float64; in-place variants of all of them are lowered as well.",
     ]
     for family, members in groupby(rows, key=lambda row: row.family):
