@@ -87,12 +87,13 @@ def compile(
     ``target``: a name, or a code generator, which is known by its name from then on (``register_target``). ``dtype``
     stores float32 activations and matrices as 'float16' or 'bfloat16' (None: as the IR says); a ``torch.dtype`` or a
     numpy dtype will do. ``disable`` names passes to leave out. ``weights`` names the format in which the matrices of
-    products are stored: 'bf16c12' (lossless), GGUF's block formats ('q8_0', 'q4_0', …), or one that was given to
-    ``register_format`` (None: their elements); a mapping gives formats by the names of weights, and by '*' that of all
-    others. ``float32_precision``: on the target 'cuda', 'tf32' lets products and convolutions round float32 operands to
-    10 bits of fraction; 'highest' does not. PyTorch's own switches have no effect. Raises :class:`ConfigError` for any
-    other dtype, target, format or precision, :class:`IRError` for malformed IR, :class:`CompileError` with every reason
-    if some node cannot run on the target, :class:`ToolchainError` without a usable compiler.
+    products are stored: 'bf16c12' (lossless), block formats ('q8_0', 'int4_g128', 'fp8_e4m3', …), or one that was
+    given to ``register_format`` (None: their elements); a mapping gives formats by the names of weights, and by '*'
+    that of all others. ``float32_precision``: on the target 'cuda', 'tf32' lets products and convolutions round
+    float32 operands to 10 bits of fraction; 'highest' does not. PyTorch's own switches have no effect. Raises
+    :class:`ConfigError` for any other dtype, target, format or precision, :class:`IRError` for malformed IR,
+    :class:`CompileError` with every reason if some node cannot run on the target, :class:`ToolchainError` without a
+    usable compiler.
     """
     from .aten.json_reader import load_ir
     from .pipeline import compile_ir

@@ -186,16 +186,16 @@ class BlockPanels(Layout):
             planes.append(made.reshape(*made.shape[:4], _LANES * bits))
             shift += bits
         packed = np.concatenate(planes, -1).reshape(*lead, count, self._codes)
-        scale = _by_field(scales.transpose(0, 1, 3, 2, 4), self.format.scale_fields)
+        scale = by_field(scales.transpose(0, 1, 3, 2, 4), self.format.scale_fields)
         body = np.concatenate([packed, scale], -1).reshape(*lead, -1)
-        return np.concatenate([_by_field(head, self.format.head_fields), body], -1)
+        return np.concatenate([by_field(head, self.format.head_fields), body], -1)
 
     def _parts(self, together: np.ndarray) -> Parts:
         """Return the parts [panels, blocks, 32, ...] of uint8 [panels, blocks, bytes]."""
         f, lead = self.format, together.shape[:2]
-        head = _by_column(together[..., : self._head], f.head_fields)
+        head = by_column(together[..., : self._head], f.head_fields)
         body = together[..., self._head :].reshape(*lead, f.sub_blocks, self._sub_block)
-        scales = _by_column(body[..., self._codes :], f.scale_fields).transpose(0, 1, 3, 2, 4)
+        scales = by_column(body[..., self._codes :], f.scale_fields).transpose(0, 1, 3, 2, 4)
         groups = body[..., : self._codes].reshape(*lead, f.sub_blocks, f.sub_block // _GROUP, _LANES * f.bits)
         fields, at, shift = np.zeros((*groups.shape[:-1], _LANES, 8), np.uint8), 0, 0
         for bits in self._planes:
@@ -208,7 +208,7 @@ class BlockPanels(Layout):
         return Parts(np.ascontiguousarray(codes).reshape(*lead, PANEL, f.sub_blocks, f.sub_block), head, scales)
 
 
-def _by_field(rows: np.ndarray, fields: tuple[int, ...]) -> np.ndarray:
+def by_field(rows: np.ndarray, fields: tuple[int, ...]) -> np.ndarray:
     """Return [..., columns, bytes] as [..., bytes of all columns]: field by field, column by column."""
     parts, at = [np.empty((*rows.shape[:-2], 0), np.uint8)], 0
     for size in fields:
@@ -217,8 +217,8 @@ def _by_field(rows: np.ndarray, fields: tuple[int, ...]) -> np.ndarray:
     return np.concatenate(parts, -1)
 
 
-def _by_column(packed: np.ndarray, fields: tuple[int, ...]) -> np.ndarray:
-    """Return [..., columns, bytes] of the result of :func:`_by_field`."""
+def by_column(packed: np.ndarray, fields: tuple[int, ...]) -> np.ndarray:
+    """Return [..., columns, bytes] of the result of :func:`by_field`."""
     parts, at = [np.empty((*packed.shape[:-1], PANEL, 0), np.uint8)], 0
     for size in fields:
         parts.append(packed[..., at : at + PANEL * size].reshape(*packed.shape[:-1], PANEL, size))
@@ -244,11 +244,17 @@ def half_of(low: Any, high: Any, real: Real) -> Any:
     exponent, fraction = bits >> 10 & 31, bits & 1023
     normal, special = exponent + 31 >> 5, exponent + 1 >> 5  # 0 or 1: not subnormal; infinite or NaN
     power = exponent + 1 - normal
-    value = real(fraction + (normal << 10)) * 2.0**-25
-    for j in range(5):  # times 2^power
-        value = value * real(1 + (power >> j & 1) * ((1 << (1 << j)) - 1))
+    value = times_power(real(fraction + (normal << 10)) * 2.0**-25, power, 5, real)
     nan = special & (fraction + 1023 >> 10)
     return value * real(1 - (bits >> 15) * 2) * real(1 - nan) / real(1 - special)
+
+
+def times_power(value: Any, power: Any, bits: int, real: Real) -> Any:
+    """Return value * 2^power for a whole ``power`` of ``bits`` bits (see ``Layout.element``)."""
+    for j in range(bits):
+        for _ in range(2 if j == 7 else 1):  # float32 holds no 2^128
+            value = value * (real(power >> j & 1) * (2.0 ** min(1 << j, 64) - 1.0) + 1.0)
+    return value
 
 
 def divided(x: np.ndarray, step: np.ndarray) -> np.ndarray:

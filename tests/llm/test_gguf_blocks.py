@@ -14,7 +14,6 @@ from npu_compiler.frontend.llm import open_checkpoint
 from npu_compiler.support.errors import WeightError
 from npu_compiler.weights.files import BLOCKS, open_weights
 from npu_compiler.weights.format import block_format, find_layout
-from npu_compiler.weights.formats.q8_0 import BLOCK_BYTES
 from npu_runtime.llm.loader import Loader, save_manifest
 from npu_runtime.llm.model import LLM
 from npusim.program_files import save_program
@@ -54,7 +53,7 @@ def test_the_blocks_of_the_file_are_those_of_the_program(file: Path, blocks: LLM
     weights, q8_0 = open_checkpoint(file).weights, block_format("q8_0")
     name = next(n for n in weights if "o_proj" in n)
     stored = weights.blocks(name, q8_0)
-    assert stored is not None and stored.shape == (weights[name].shape[0], weights[name].shape[1] // 32 * BLOCK_BYTES)
+    assert stored is not None and stored.shape == (weights[name].shape[0], weights[name].shape[1] // 32 * 34)
     layout = find_layout("q8_0.panels")[1]
     packed = next(np.asarray(llm.weights[n].to_numpy()) for n in formats if n.startswith(name))
     np.testing.assert_array_equal(layout.unpack(packed, *stored.shape), stored)

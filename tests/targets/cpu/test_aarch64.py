@@ -92,7 +92,8 @@ def test_conformance(device: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "device"), [("bf16c12", "neon"), ("q8_0", "armv8.6"), ("q5_k", "armv8.6"), ("mxfp4", "neon")]
+    ("name", "device"),
+    [("bf16c12", "neon"), ("q8_0", "armv8.6"), ("fp8_e4m3", "neon"), ("q5_k", "armv8.6"), ("mxfp4", "neon")],
 )
 def test_products_with_weights_in_a_format(name: str, device: str) -> None:
     torch.manual_seed(5)

@@ -15,7 +15,6 @@ from npu_compiler.passes.quantize import chosen_format
 from npu_compiler.pipeline import run_phases
 from npu_compiler.support.errors import ConfigError, IncompressibleError
 from npu_compiler.targets.cpu.host import host_cpu
-from npu_compiler.weights.blocks import CodeBlocks
 from npu_compiler.weights.format import BlockFormat, WeightFormats, known_formats, weight_format
 from npu_runtime.backends.cpu import CPUBackend
 from npu_runtime.executor import Executor
@@ -26,7 +25,9 @@ from ...support.sweeps import FULL, IN_FULL
 BLOCKS = {n: f for n in known_formats() if isinstance(f := weight_format(n), BlockFormat)}
 GGUF = {n: f for n, f in BLOCKS.items() if f.gguf_type is not None}
 TARGETS = ("cpu", "cpu:avx2", "cpu:portable") if "avx2" in host_cpu().features else ("cpu",)
-CODES = {n: f for n, f in BLOCKS.items() if isinstance(f, CodeBlocks)}
+BYTES = [n for n in BLOCKS if n.startswith(("int8", "fp8"))]
+FP8 = [n for n in BLOCKS if n.startswith("fp8")]
+WIDE = ["mxfp4", *BYTES]  # with a scale for every float32
 
 
 @pytest.mark.parametrize("name", GGUF)
@@ -47,15 +48,46 @@ def test_every_bit_is_that_of_the_package_gguf(name: str) -> None:
     np.testing.assert_array_equal(layout.unpack(layout.pack(blocks), *blocks.shape), blocks)
 
 
-@pytest.mark.parametrize("name", [n for n in CODES if n != "mxfp4"])  # which has a scale for every float32
+@pytest.mark.parametrize("name", BYTES)
+def test_bytes_times_scales(name: str) -> None:
+    """Against PyTorch's arithmetic. A row is blocks: the scale, perhaps a zero point, then the numbers."""
+    format, rng = BLOCKS[name], np.random.default_rng(2)
+    block, zeros = format.block or 384, name.endswith("_zp")
+    scales = torch.from_numpy(rng.standard_normal((256, 384 // block, 1)).astype(np.float32))
+    scales[0], scales[1] = torch.inf, 2.0**-149
+    codes, zero = (torch.from_numpy(rng.integers(0, 256, (256, 384 // block, n), dtype=np.uint8)) for n in (block, 1))
+    rows = torch.cat([scales.view(torch.uint8), *([zero] if zeros else []), codes], -1).reshape(256, -1).numpy()
+    if name in FP8:
+        expected = codes.view(torch.float8_e4m3fn).float() * scales
+    else:
+        expected = (codes.view(torch.int8).float() - zero.view(torch.int8).float() * zeros) * scales
+    np.testing.assert_array_equal(format.decode(rows, 384), expected.reshape(256, 384).numpy())
+    if name in FP8:
+        with pytest.raises(IncompressibleError, match="a block holds NaN"):
+            format.layouts[0].pack(rows)
+        rows = torch.cat([scales.view(torch.uint8), codes.clamp(max=126)], -1).reshape(256, -1).numpy()
+    layout = format.layouts[0]
+    np.testing.assert_array_equal(layout.unpack(layout.pack(rows), *rows.shape), rows)
+
+
+def test_blocks_of_128_rows_share_a_scale() -> None:
+    w = np.random.default_rng(3).standard_normal((200, 256)).astype(np.float32)
+    scales = BLOCKS["fp8_e4m3_b128"].encode(w).reshape(200, 2, 132)[..., :4].copy().view(np.float32)[..., 0]
+    for rows in (slice(0, 128), slice(128, 200)):
+        for column in (0, 1):
+            largest = np.abs(w[rows, 128 * column : 128 * column + 128]).max()
+            assert (scales[rows, column] == largest / np.float32(448)).all()
+
+
+@pytest.mark.parametrize("name", BLOCKS)
 def test_blocks_without_a_form_are_refused(name: str) -> None:
-    w = np.ones((2, CODES[name].block), np.float32)
-    for value in (np.nan, np.inf, -3e38):
+    w = np.ones((2, BLOCKS[name].block or 64), np.float32)
+    for value in (np.nan, np.inf, *(() if name in WIDE else (-3e38,))):
         w[1, 7] = value
         with pytest.raises(
             IncompressibleError, match=r"a block holds (NaN or an infinity|a number that needs a scale)"
         ):
-            CODES[name].encode(w)
+            BLOCKS[name].encode(w)
 
 
 class Layers(nn.Module):
@@ -82,7 +114,7 @@ SAMPLE = [("cpu", 1, "bfloat16"), ("cpu", 33, "float32"), ("cpu:avx2", 1, "float
 )
 def test_each_weight_of_a_program_may_have_its_own_format(target: str, rows: int, dtype: str) -> None:
     """A sample has a quarter of the formats in each of four programs; the kernels share their code."""
-    names = list(CODES) if FULL else list(CODES)[SAMPLE.index((target, rows, dtype)) :: len(SAMPLE)]
+    names = list(BLOCKS) if FULL else list(BLOCKS)[SAMPLE.index((target, rows, dtype)) :: len(SAMPLE)]
     formats = {f"{n}.weight": n for n in names} | {f"{n}.weight": names[1] for n in ("gate", "up")}
     low = getattr(torch, dtype)
     torch.manual_seed(0)
@@ -98,7 +130,7 @@ def test_each_weight_of_a_program_may_have_its_own_format(target: str, rows: int
     for key, n in formats.items():
         weight = model.get_parameter(key)
         w = tensor_to_numpy(weight.detach())
-        weight.data = torch.from_numpy(CODES[n].decode(CODES[n].encode(w), 256)).to(low)
+        weight.data = torch.from_numpy(BLOCKS[n].decode(BLOCKS[n].encode(w), 256)).to(low)
     expect(model, runs, dtype).check(results)
 
 
@@ -148,12 +180,13 @@ class Decoder(nn.Module):
         return x, self.head(x)
 
 
-TABLES = [("q8_0", True), ("q3_k", False)]
+LOOKED_UP = [n for n, f in BLOCKS.items() if f.layouts[0].looks_up(32, 256)]
+TABLES = [("fp8_e4m3", True), ("q3_k", False)]
 
 
 @pytest.mark.parametrize(
     ("name", "tied"),
-    [*TABLES, *(pytest.param(n, t, marks=IN_FULL) for n in CODES if CODES[n].is_arithmetic for t in (True, False))],
+    [*TABLES, *(pytest.param(n, t, marks=IN_FULL) for n in LOOKED_UP for t in (True, False))],
 )
 def test_rows_of_tables_are_looked_up_in_their_blocks(name: str, tied: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NPU_VERIFY", "2")
@@ -168,11 +201,13 @@ def test_rows_of_tables_are_looked_up_in_their_blocks(name: str, tied: bool, mon
     np.testing.assert_array_equal(rows, format.decode(format.encode(w), 256)[ids.numpy()])
 
 
-@pytest.mark.parametrize("name", [n for n, f in BLOCKS.items() if f.layouts[0].looks_up(32, 256)])
+@pytest.mark.parametrize("name", LOOKED_UP)
 def test_elements_of_panels_by_arithmetic(name: str) -> None:
     """With infinite and NaN scales."""
     format, layout = BLOCKS[name], BLOCKS[name].layouts[0]
     blocks = np.random.default_rng(1).integers(0, 256, (64, format.row_bytes(512) or 0), dtype=np.uint8)
+    if name in FP8:
+        blocks[blocks & 127 == 127] = 0
     packed = layout.pack(blocks)
     row, column = np.indices((64, 512))
 

@@ -16,6 +16,7 @@ from npu_compiler.pipeline import compile_ir, run_phases
 from npu_compiler.support.errors import ArtifactError, CompileError, ConfigError, WeightError
 from npu_compiler.weights import format as registry
 from npu_compiler.weights.blocks import CodeBlocks
+from npu_compiler.weights.bytes import ByteFormat
 from npu_compiler.weights.format import ROWS, BlockFormat, WeightFormat, known_formats, layout_for, weight_format
 from npu_compiler.weights.packing import pack, packed_spec, unpack_matrix
 from npu_runtime import load_weights
@@ -97,8 +98,9 @@ class Gated(nn.Module):
         return self.head(self.down(nn.functional.silu(self.gate(x)) * self.up(x)).tanh())
 
 
-# Formats of small codes share a reader; test_blocks.py has programs with all of them.
-PROGRAMS = [f for f in FORMATS.values() if f.layout(32) and (f.name == "q4_0" or not isinstance(f, CodeBlocks))]
+# Formats of small codes share a reader, and so do formats of bytes; test_blocks.py has programs with all of them.
+SHARED = (CodeBlocks, ByteFormat)
+PROGRAMS = [f for f in FORMATS.values() if f.layout(32) and (f.name in ("q4_0", "q8_0") or not isinstance(f, SHARED))]
 
 
 @pytest.mark.parametrize(("name", "dtype"), [(f.name, d) for f in PROGRAMS for d in f.dtypes])

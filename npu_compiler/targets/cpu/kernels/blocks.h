@@ -140,7 +140,7 @@ template <class Format, class Kind> struct Blocks {
   NPU_INLINE vf scale(const char* panel, long, long sub, int v) {
     return Format::scale(head(panel, sub), scales(panel, sub), v);
   }
-  NPU_INLINE vf base(const char* panel, long sub, int v) {
+  NPU_INLINE vf base(const char* panel, long, long sub, int v) {
     if constexpr (HAS_BASE) return Format::base(head(panel, sub), scales(panel, sub), v);
     else return vf{};
   }
@@ -164,7 +164,7 @@ template <class Format, class Kind> struct Blocks {
       if (unit == first || unit % BLOCK_UNITS == 0)
         for (int v = 0; v < VECS; v++) {
           s[v] = scale(panel, 0, unit / BLOCK_UNITS, v);
-          low[v] = base(panel, unit / BLOCK_UNITS, v);
+          low[v] = base(panel, 0, unit / BLOCK_UNITS, v);
         }
       const char* group = at(panel, unit);
       __builtin_prefetch(group + 1024, 0, 3);

@@ -89,6 +89,9 @@ template <class Kind, class Stored, int M, int PANELS> NPU_NOINLINE void gemv_ti
       for (; k < end; k++, x += 4) {
         vf xv[M];
         splat_x(0, xv);
+        if constexpr (Stored::HAS_BASE)
+#pragma GCC unroll 4
+          for (int m = 0; m < M; m++) Kind::step(sum[m], Kind::ones(), xv[m]);
 #pragma GCC unroll 4
         for (int s = 0; s < PANELS; s++) {
           vf wv[PANEL_VECS];
@@ -107,7 +110,7 @@ template <class Kind, class Stored, int M, int PANELS> NPU_NOINLINE void gemv_ti
           float* to = a.acc + (s * M + m) * PANEL + v * VL;
           if constexpr (BLOCK > 0) acc[s][v][m] *= Stored::scale(a.w + s * a.panel_bytes, a.len, (k - 1) / BLOCK, v);
           if constexpr (Stored::HAS_BASE)
-            acc[s][v][m] += Stored::base(a.w + s * a.panel_bytes, (k - 1) / BLOCK, v) * sum[m];
+            acc[s][v][m] += Stored::base(a.w + s * a.panel_bytes, a.len, (k - 1) / BLOCK, v) * sum[m];
           store_bytes(to, first ? acc[s][v][m] : acc[s][v][m] + load_bytes<vf>(to));
         }
   }

@@ -56,10 +56,11 @@ template <class Kind> struct Reader<Plain<Kind>> {
 // K_BYTES for each element of the reduced dim (all 32 columns), panel_bytes(k), and
 //   value(panel, k, v)              element k of the VL columns from v * VL on, as floats
 // For bf16 operands, values are rounded to nearest even, like weights that are stored in no format. If BLOCK is not 0,
-// value() returns integers up to 256, which are exact in bf16, and an element is this integer times
+// value() returns numbers that are exact in bf16, and an element is such a number times
 //   scale(panel, length, block, v)  one scale per column, for BLOCK elements of the reduced dim of `length`
-template <class Format, class Kind> struct Values {
-  static constexpr bool PLAIN = false, ODD_UNITS = true, HAS_BASE = false;
+// plus, if BASED, base(panel, length, block, v).
+template <class Format, class Kind, bool BASED = false> struct Values {
+  static constexpr bool PLAIN = false, ODD_UNITS = true, HAS_BASE = BASED;
   static constexpr int DEPTH = Kind::X_PER_UNIT, UNIT_BYTES = Format::K_BYTES * DEPTH, VECS = PANEL / VL;
   static constexpr int BLOCK_UNITS = Format::BLOCK / DEPTH;
   static constexpr long panel_bytes(long units) { return Format::panel_bytes(units * DEPTH); }
@@ -75,20 +76,27 @@ template <class Format, class Kind> struct Values {
   NPU_INLINE vf scale(const char* panel, long units, long block, int v) {
     return Format::scale(panel, units * DEPTH, block, v);
   }
+  NPU_INLINE vf base(const char* panel, long units, long block, int v) {
+    return Format::base(panel, units * DEPTH, block, v);
+  }
   static NPU_NOINLINE const char* unpack(const char* panel, long units, long first, long n, char* buffer) {
-    vf s[VECS];
+    vf s[VECS], low[VECS];
     for (long u = 0; u < n; u++) {
       const long unit = first + u;
       __builtin_prefetch(at(panel, unit) + 1024, 0, 3);
       if constexpr (BLOCK_UNITS > 0) {
         if (u == 0 || unit % BLOCK_UNITS == 0)
-          for (int v = 0; v < VECS; v++) s[v] = scale(panel, units, unit / BLOCK_UNITS, v);
+          for (int v = 0; v < VECS; v++) {
+            s[v] = scale(panel, units, unit / BLOCK_UNITS, v);
+            if constexpr (HAS_BASE) low[v] = base(panel, units, unit / BLOCK_UNITS, v);
+          }
       }
 #pragma GCC unroll 8
       for (int v = 0; v < VECS; v++) {
         vf w = Format::value(panel, unit * DEPTH, v), odd = w;
         if constexpr (DEPTH == 2) odd = Format::value(panel, unit * DEPTH + 1, v);
         if constexpr (BLOCK_UNITS > 0) w *= s[v], odd *= s[v];
+        if constexpr (HAS_BASE) w += low[v], odd += low[v];
         store_bytes(buffer + (u * PANEL + v * VL) * 4, DEPTH == 2 ? rounded(w, odd) : w);
       }
     }
@@ -98,8 +106,8 @@ template <class Format, class Kind> struct Values {
   template <int M, class Args> NPU_INLINE void add_outliers(const Args&, const char*, float*) {}
 };
 
-template <class Format, class Kind> struct Reader<Values<Format, Kind>> {
-  using Storage = Values<Format, Kind>;
+template <class Format, class Kind, bool BASED> struct Reader<Values<Format, Kind, BASED>> {
+  using Storage = Values<Format, Kind, BASED>;
   static constexpr int VECS = PANEL / VL;
   const char* from;
   const char* panel;

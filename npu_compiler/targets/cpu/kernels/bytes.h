@@ -1,0 +1,46 @@
+// The storage of formats of one byte an element (npu_compiler/weights/bytes.py describes the bytes). The numbers are
+// exact in bf16; the sum of a block is scaled.
+//
+// N: elements of a block, 0 for a whole row. FIELDS: bytes of a block's fields of one column.
+#pragma once
+#include "storage.h"
+
+namespace npu {
+
+template <int N, int FIELDS> struct Bytes {
+  static constexpr int BLOCK = N > 0 ? N : 1 << 30, HEAD_BYTES = 0, K_BYTES = PANEL;
+  static constexpr long panel_bytes(long k) { return (k * K_BYTES + ceil_div(k, BLOCK) * FIELDS * PANEL + 63) / 64 * 64; }
+  NPU_INLINE const char* fields(const char* panel, long length, long block) {
+    return panel + length * K_BYTES + block * FIELDS * PANEL;
+  }
+  NPU_INLINE vf scale(const char* panel, long length, long block, int v) {
+    return load_bytes<vf>(fields(panel, length, block) + v * VL * 4);
+  }
+};
+
+// Signed integers.
+template <int N, int FIELDS = 4> struct Int8 : Bytes<N, FIELDS> {
+  NPU_INLINE vf value(const char* panel, long k, int v) {
+    return __builtin_convertvector(ld((const int8_t*)(panel + k * PANEL) + v * VL, Full{}), vf);
+  }
+};
+
+// With a zero point.
+template <int N> struct Int8Zero : Int8<N, 5> {
+  using Base = Int8<N, 5>;
+  NPU_INLINE vf base(const char* panel, long length, long block, int v) {
+    const char* zeros = Base::fields(panel, length, block) + 4 * PANEL;
+    return -cvt<vf>(ld((const int8_t*)zeros + v * VL, Full{})) * Base::scale(panel, length, block, v);
+  }
+};
+
+// e4m3 numbers. NaN is not among them: packing refuses it.
+template <int N> struct FP8 : Bytes<N, 4> {
+  NPU_INLINE vf value(const char* panel, long k, int v) {
+    const vi32 code = ld((const uint8_t*)(panel + k * PANEL) + v * VL, Full{}), magnitude = code & 0x7f;
+    const vi32 normal = (magnitude << 20) + (120 << 23), subnormal = (vi32)(cvt<vf>(magnitude) * 0x1p-9f);
+    return (vf)(select(magnitude < 8, subnormal, normal) | (code & 0x80) << 24);
+  }
+};
+
+}  // namespace npu
