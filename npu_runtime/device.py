@@ -3,6 +3,7 @@ run (:class:`LoadedEntry`)."""
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -37,9 +38,9 @@ class DeviceBuffer(ABC):
     dtype: np.dtype[Any]
 
     @property
-    @abstractmethod
     def size_bytes(self) -> int:
         """Allocated bytes, padding included."""
+        return math.prod(self.alloc_shape) * self.dtype.itemsize
 
     @property
     @abstractmethod
@@ -59,6 +60,9 @@ class DeviceBuffer(ABC):
     def writeable(self) -> bool:
         """Whether a program may store its results here."""
         return True
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.dtype}{list(self.shape)})"
 
 
 class LoadedEntry(ABC):

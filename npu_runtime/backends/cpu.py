@@ -34,10 +34,6 @@ class CPUBuffer(DeviceBuffer):
         self.array = array[tuple(slice(n) for n in self.shape)] if padded else array
 
     @property
-    def size_bytes(self) -> int:
-        return self._base.nbytes
-
-    @property
     def native_handle(self) -> int:
         return self._address
 
@@ -53,9 +49,6 @@ class CPUBuffer(DeviceBuffer):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _copied, (self._base, self.shape)
-
-    def __repr__(self) -> str:
-        return f"CPUBuffer({self.dtype}{list(self.shape)})"
 
 
 def _copied(array: np.ndarray, shape: Sequence[int]) -> CPUBuffer:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -31,10 +30,6 @@ class CUDABuffer(DeviceBuffer):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return self._backend.allocate_buffer, (self.to_numpy(), self.alloc_shape)
-
-    @property
-    def size_bytes(self) -> int:
-        return math.prod(self.alloc_shape) * self.dtype.itemsize
 
     @property
     def native_handle(self) -> int:
@@ -75,9 +70,6 @@ class CUDABuffer(DeviceBuffer):
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return _DLPACK_CUDA, self._backend.device
-
-    def __repr__(self) -> str:
-        return f"CUDABuffer({self.dtype}{list(self.shape)})"
 
 
 class Borrowed:

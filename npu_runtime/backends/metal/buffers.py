@@ -107,10 +107,6 @@ class MetalBuffer(DeviceBuffer):
         return self._backend.allocate_buffer, (self.to_numpy(), self.alloc_shape)
 
     @property
-    def size_bytes(self) -> int:
-        return math.prod(self.alloc_shape) * self.dtype.itemsize
-
-    @property
     def native_handle(self) -> Any:
         """The ``MTLBuffer``; the tensor begins at byte ``offset`` of it."""
         return self.memory.buffer
@@ -139,6 +135,3 @@ class MetalBuffer(DeviceBuffer):
             return False
         start, begin = self.memory.address + self.offset, other.memory.address + other.offset
         return start < begin + other.size_bytes and begin < start + self.size_bytes
-
-    def __repr__(self) -> str:
-        return f"MetalBuffer({self.dtype}{list(self.shape)})"
