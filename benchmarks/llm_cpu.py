@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from gguf_models import bfloat16_file
 from readme import ROOT, hardware, publish, write_section
 
 sys.path.insert(0, str(ROOT))
@@ -63,7 +64,7 @@ def checkpoint(work: Path, name: str, formats: Collection[str] = ("gguf", "openv
         safetensors.numpy.save_file(weights(MODELS[name]), folder / "model.safetensors", metadata={"format": "pt"})
         (folder / "config.json").write_text(json.dumps(MODELS[name]))
     if "gguf" in formats and not (folder / "model.gguf").exists():
-        write_gguf(folder, MODELS[name])
+        bfloat16_file(folder, MODELS[name])
     if "openvino" in formats and not (folder / "openvino" / "openvino_model.xml").exists():
         command = [str(EXPORT), "export", "openvino", "--model", str(folder)]
         command += ["--task", "text-generation-with-past", "--weight-format", "fp16", str(folder / "openvino")]
@@ -86,55 +87,6 @@ def weights(config: dict[str, Any]) -> dict[str, np.ndarray]:
         values = np.resize(np.roll(block, 1013 * number), shape)
         out[key] = (values + 1).astype(values.dtype) if "norm" in key else values
     return out
-
-
-_GGUF_NAMES = {
-    "model.embed_tokens": "token_embd", "model.norm": "output_norm", "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
-}  # fmt: skip
-
-
-def write_gguf(folder: Path, config: dict[str, Any]) -> None:
-    """Write ``model.gguf`` beside the checkpoint in ``folder``, in bfloat16."""
-    import gguf
-    import safetensors.numpy
-
-    path = folder / "model.gguf.part"
-    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
-    w = gguf.GGUFWriter(path, config["model_type"])
-    w.add_block_count(config["num_hidden_layers"])
-    w.add_context_length(config["max_position_embeddings"])
-    w.add_embedding_length(config["hidden_size"])
-    w.add_feed_forward_length(config["intermediate_size"])
-    w.add_head_count(heads)
-    w.add_head_count_kv(kv_heads)
-    w.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    w.add_rope_freq_base(config["rope_theta"])
-    w.add_rope_dimension_count(config["hidden_size"] // heads)
-    w.add_vocab_size(config["vocab_size"])
-    w.add_tokenizer_model("no_vocab")
-    for key, array in safetensors.numpy.load_file(folder / "model.safetensors").items():
-        name, kind = key.rsplit(".", 1)
-        if name.startswith("model.layers."):
-            _, _, layer, inner = name.split(".", 3)
-            name = f"blk.{layer}.{_GGUF_NAMES[inner]}"
-        else:
-            name = _GGUF_NAMES[name]
-        if config["model_type"] == "llama" and name.endswith(("attn_q", "attn_k")):  # that type rotates neighbours
-            n = heads if name.endswith("q") else kv_heads
-            array = array.reshape(n, 2, array.shape[0] // n // 2, -1).swapaxes(1, 2).reshape(array.shape)
-        if array.ndim == 1:
-            w.add_tensor(f"{name}.{kind}", array.astype(np.float32))
-        else:
-            raw = np.ascontiguousarray(array).view(np.uint8)
-            w.add_tensor(f"{name}.{kind}", raw, raw_dtype=gguf.GGMLQuantizationType.BF16)
-    w.write_header_to_file()
-    w.write_kv_data_to_file()
-    w.write_tensors_to_file()
-    w.close()
-    path.rename(folder / "model.gguf")
 
 
 # -- engines -----------------------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-THREADS = 2
+THREADS = int(os.environ.get("NPU_BENCH_THREADS", "2"))
 MAX_LEN = 4352
 STEPS = 64  # positions that decoding may pass its nominal one before the cache is cut back
 
@@ -85,7 +85,8 @@ class Npusim(Engine):
         from npu_runtime.llm.model import LLM
 
         begin = time.perf_counter()
-        self.llm = LLM.load(folder, target=target, dtype=dtype, max_len=MAX_LEN, threads=THREADS)
+        model = folder if (folder / "config.json").exists() else folder / "model.gguf"
+        self.llm = LLM.load(model, target=target, dtype=dtype, max_len=MAX_LEN, threads=THREADS)
         self.ready = time.perf_counter() - begin
         self.weight_bytes = self.llm.program.entries["decode"].product_bytes
         self.held: list[int] = []
@@ -132,6 +133,11 @@ class LlamaCpp(Engine):
             code = self.api.llama_decode(self.context, self.api.llama_batch_get_one(array, len(part)))
             assert code == 0, code
         self.api.llama_synchronize(self.context)
+
+    def fill(self, position: int) -> None:
+        self.api.llama_set_n_threads(self.context, THREADS, len(os.sched_getaffinity(0)))  # it is not timed
+        super().fill(position)
+        self.api.llama_set_n_threads(self.context, THREADS, THREADS)
 
     def cut(self, length: int) -> None:
         self.api.llama_memory_seq_rm(self.memory, 0, length, -1)

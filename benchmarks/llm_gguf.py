@@ -1,0 +1,162 @@
+"""Quantised GGUF files beside llama.cpp on the same file, in turns within one run, with a verdict beside each figure.
+
+    python benchmarks/llm_gguf.py                        writes benchmarks/results/cpu_gguf_<CPU>.json
+    python benchmarks/llm_gguf.py --models qwen2.5-1.5b:q4_0 --rounds 3 --far 0      prints the table, writes nothing
+
+A model is ARCHITECTURE:MIX, an exact architecture with random weights in the types that ``llama-quantize`` would choose
+(``gguf_models.py``), or 'smollm2', the real SmolLM2-135M-Instruct in q4_1. Engines run on two threads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gguf_models import MIXES, quantised_file
+from gguf_reference import reference_logits
+from llm_cpu import FAR, MODELS, PROMPT, Worker, measure
+from llm_engines import THREADS, prompt
+from readme import ROOT, hardware, publish
+
+sys.path.insert(0, str(ROOT))
+
+ENGINES = ("npusim", "llama.cpp")
+REAL = "smollm2"
+DEFAULT = ("qwen2.5-1.5b:q4_0", "qwen2.5-1.5b:q4_k_m", "qwen2.5-1.5b:q8_0", REAL)
+LENGTHS = (1, 7, 33, PROMPT, 200)  # of the prompts whose logits are compared
+METRICS = {"decode": f"decode at {PROMPT}", "decode far": f"decode at {FAR}", "prefill": f"prefill of {PROMPT}"}
+
+
+def model_folder(work: Path, name: str) -> Path:
+    """Return the folder with ``model.gguf``; a missing one is written."""
+    folder = work / name.replace(":", "-")
+    if name == REAL:
+        from npusim.models.llm_weights import smollm2_135m
+
+        folder.mkdir(parents=True, exist_ok=True)
+        if not (folder / "model.gguf").exists():
+            (folder / "model.gguf").symlink_to(os.environ.get("NPU_BENCH_SMOLLM2") or smollm2_135m())
+        return folder
+    architecture, _, mix = name.partition(":")
+    if architecture not in MODELS or mix not in MIXES:
+        raise SystemExit(f"{name}: a model is {REAL} or one of {', '.join(MODELS)}, a colon and {', '.join(MIXES)}")
+    return quantised_file(folder, MODELS[architecture], mix).parent
+
+
+def verdict(folder: Path, workers: dict[str, Worker]) -> dict[str, Any]:
+    """Return the errors of logits against float32 on the dequantised weights: RMS and KL divergence, by engine and for
+    PyTorch eager in bfloat16; and whether ours is within 1.1 x eager's."""
+    last = [n - 1 for n in LENGTHS]
+    found = {"eager": None, **{name: None for name in workers}}
+    reference = reference_logits(folder / "model.gguf", prompt(max(LENGTHS)), last)
+    exact = reference["float32"].astype(np.float64)
+    found["eager"] = reference["bfloat16"]
+    for name, worker in workers.items():
+        found[name] = np.stack([np.load(worker.ask(f"logits {n}")) for n in LENGTHS])
+    out: dict[str, Any] = {}
+    for name, logits in found.items():
+        wide = logits.astype(np.float64)
+        p, q = _log_softmax(exact), _log_softmax(wide)
+        out[name] = {
+            "rms": float(np.sqrt(np.mean((wide - exact) ** 2))),
+            "kl": float(np.mean(np.sum(np.exp(p) * (p - q), -1))),
+        }
+    top = np.sort(exact, -1)
+    clear = top[:, -1] - top[:, -2] > 4 * out["eager"]["rms"]
+    kept = (found["npusim"].argmax(-1) == exact.argmax(-1)) | ~clear
+    out["within_gate"] = bool(out["npusim"]["rms"] <= 1.1 * out["eager"]["rms"] and kept.all())
+    return out
+
+
+def _log_softmax(x: np.ndarray) -> np.ndarray:
+    shifted = x - x.max(-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+
+
+def run(work: Path, name: str, args: argparse.Namespace) -> dict[str, Any]:
+    """Measure one model; return the results, ready for JSON."""
+    folder = model_folder(work, name)
+    probe = Worker("probe", folder)
+    workers = {e: Worker(e, folder) for e in args.engines}
+    checked = verdict(folder, workers) if args.verdict else {}
+    times = measure(workers, probe, args.rounds, args.far)
+    file_bytes = (folder / "model.gguf").stat().st_size
+    rows = []
+    for metric in METRICS:
+        for e, seconds in times.get(metric, {}).items():
+            ours = times[metric]["npusim"]
+            row = {
+                "engine": e, "metric": metric, "samples": len(seconds),
+                "median_ms": statistics.median(seconds) * 1e3, "min_ms": min(seconds) * 1e3,
+                "npusim_ratio": statistics.median(n / s for n, s in zip(ours, seconds, strict=True)),
+                "ratio_of_minima": min(ours) / min(seconds),
+            }  # fmt: skip
+            if metric != "prefill":
+                row["probe_gb_per_s"] = 1e-9 / statistics.median(times[f"{metric} probe"][e])
+            rows.append(row)
+    facts = {e: w.facts for e, w in workers.items()}
+    for w in (*workers.values(), probe):
+        w.close()
+    result = {"model": name, "file_bytes": file_bytes, "verdict": checked, "rows": rows, "processes": facts}
+    print(table({"models": [result]}), json.dumps(facts), flush=True)
+    return result
+
+
+def table(results: dict[str, Any]) -> str:
+    """Return Markdown: milliseconds by model, metric and engine."""
+    lines = ["| model | npusim | llama.cpp | ratio (of minima) | read, of probe | verdict |", "|---|---:|---:|---:|---:|---|"]
+    for m in results["models"]:
+        v = m["verdict"]
+        judged = "not checked"
+        if v:
+            errors = ", ".join(f"{e} {v[e]['rms']:.4f}" for e in ("npusim", "eager", "llama.cpp") if e in v)
+            judged = ("within the gate" if v["within_gate"] else "✗ OUTSIDE THE GATE") + f": RMS {errors}"
+        for metric, label in METRICS.items():
+            by = {r["engine"]: r for r in m["rows"] if r["metric"] == metric}
+            if "npusim" not in by:
+                continue
+            ours, theirs = by["npusim"], by.get("llama.cpp", {})
+            peer = " | "
+            if theirs:
+                peer = f"{theirs['median_ms']:.1f} | {theirs['npusim_ratio']:.2f} ({theirs['ratio_of_minima']:.2f})"
+            rate = ""
+            if "probe_gb_per_s" in ours:
+                read = m["processes"]["npusim"]["weight_bytes"] / ours["median_ms"] / 1e6
+                rate = f"{read:.1f} of {ours['probe_gb_per_s']:.1f} GB/s"
+            cells = [f"{m['model']}, {label}", f"**{ours['median_ms']:.1f}**", peer, rate, judged]
+            lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", default=list(DEFAULT))
+    parser.add_argument("--engines", nargs="+", default=list(ENGINES), choices=ENGINES)
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--far", type=int, default=4, help=f"rounds at position {FAR}")
+    parser.add_argument("--no-verdict", dest="verdict", action="store_false", help="do not compare logits")
+    parser.add_argument("--work", type=Path, default=ROOT / ".bench", help="where the models are kept (up to 4 GB)")
+    parser.add_argument("--out", type=Path, help="default for a whole run: in benchmarks/results")
+    args = parser.parse_args()
+    results = {
+        "command": "python benchmarks/llm_gguf.py", "date": date.today().isoformat(), "hardware": hardware(),
+        "threads": THREADS, "versions": {"llama.cpp": version("llama-cpp-python")} if "llama.cpp" in args.engines else {},
+        "models": [run(args.work, name, args) for name in args.models],
+    }  # fmt: skip
+    print(table(results))
+    whole = args.verdict and all(getattr(args, n) == parser.get_default(n) for n in ("models", "rounds", "far"))
+    name = "".join(c if c.isalnum() else "_" for c in hardware().lower())
+    publish(results, args.out or (ROOT / "benchmarks" / "results" / f"cpu_gguf_{name}.json" if whole else None))
+
+
+if __name__ == "__main__":
+    main()
