@@ -1,4 +1,4 @@
-"""GGUF files of the benchmarks' architectures: random weights in bfloat16, or in blocks as ``llama-quantize`` mixes them.
+"""GGUF files of the benchmarks' architectures with random weights, in bfloat16 or in the mixes of ``llama-quantize``.
 
 Speed does not depend on the values, so a few million are quantised for each type and reused, rotated by whole blocks.
 """

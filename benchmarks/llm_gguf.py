@@ -29,6 +29,7 @@ from readme import ROOT, hardware, publish
 sys.path.insert(0, str(ROOT))
 
 ENGINES = ("npusim", "llama.cpp")
+PACKAGES = {"llama.cpp": "llama-cpp-python"}
 REAL = "smollm2"
 DEFAULT = ("qwen2.5-1.5b:q4_0", "qwen2.5-1.5b:q4_k_m", "qwen2.5-1.5b:q8_0", REAL)
 LENGTHS = (1, 7, 33, PROMPT, 200)  # of the prompts whose logits are compared
@@ -112,7 +113,8 @@ def run(work: Path, name: str, args: argparse.Namespace) -> dict[str, Any]:
 
 def table(results: dict[str, Any]) -> str:
     """Return Markdown: milliseconds by model, metric and engine."""
-    lines = ["| model | npusim | llama.cpp | ratio (of minima) | read, of probe | verdict |", "|---|---:|---:|---:|---:|---|"]
+    heads = ("model", "npusim", "llama.cpp", "ratio (of minima)", "read, of probe", "verdict")
+    lines = [f"| {' | '.join(heads)} |", "|---|---:|---:|---:|---:|---|"]
     for m in results["models"]:
         v = m["verdict"]
         judged = "not checked"
@@ -149,7 +151,7 @@ def main() -> None:
     args = parser.parse_args()
     results = {
         "command": "python benchmarks/llm_gguf.py", "date": date.today().isoformat(), "hardware": hardware(),
-        "threads": THREADS, "versions": {"llama.cpp": version("llama-cpp-python")} if "llama.cpp" in args.engines else {},
+        "threads": THREADS, "versions": {p: version(p) for e, p in PACKAGES.items() if e in args.engines},
         "models": [run(args.work, name, args) for name in args.models],
     }  # fmt: skip
     print(table(results))
