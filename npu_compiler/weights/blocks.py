@@ -14,25 +14,18 @@ The readers are ``targets/cpu/kernels/blocks.h`` and the files named after the f
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 
 from ..support.errors import IncompressibleError
+from .block_rows import BlockRows
+from .block_rows import Parts as Parts
 from .format import PANELS, BlockFormat, Layout, Read, Real, Shape
 
 PANEL = 32
 _GROUP, _LANES, _HALVES = 4, 16, 2
 _CHUNK = 2**24  # codes that are packed at a time: temporary arrays have several bytes a code
-
-
-class Parts(NamedTuple):
-    """Blocks in parts: codes uint8 [..., sub-blocks, sub_block], head uint8 [..., bytes], and the scales of the
-    sub-blocks uint8 [..., sub-blocks, bytes]."""
-
-    codes: np.ndarray
-    head: np.ndarray
-    scales: np.ndarray
 
 
 class CodeBlocks(BlockFormat):
@@ -51,7 +44,7 @@ class CodeBlocks(BlockFormat):
     scale_fields: tuple[int, ...]
 
     def __init__(self) -> None:
-        self.layouts = (BlockPanels(self),)
+        self.layouts = (BlockPanels(self), BlockRows(self))
 
     @property
     def sub_blocks(self) -> int:

@@ -78,12 +78,28 @@ INLINE uint byte_permute(uint low, uint high, uint which) {
   asm("prmt.b32 %0, %1, %2, %3;" : "=r"(x) : "r"(low), "r"(high), "r"(which));
   return x;
 }
+// Subtracts pairs of bfloat16.
+INLINE uint pair_subtract(uint a, uint b) {
+  uint x;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(x) : "r"(a), "r"(0x3f803f80u), "r"(b ^ 0x80008000u));
+  return x;
+}
 INLINE uint4 load16(const void* p) { return *(const uint4*)p; }
 // Not .nc: the compiler moves read-only loads after pdl_wait(), and weights would then be requested too late.
 INLINE uint4 stream16(const void* p) {
   uint4 v;
   asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+  return v;
+}
+INLINE uint2 stream8(const void* p) {
+  uint2 v;
+  asm volatile("ld.global.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(p));
+  return v;
+}
+INLINE uint stream4(const void* p) {
+  uint v;
+  asm volatile("ld.global.L1::no_allocate.u32 %0, [%1];" : "=r"(v) : "l"(p));
   return v;
 }
 INLINE void prefetch(const void* p, int bytes, int tid) {

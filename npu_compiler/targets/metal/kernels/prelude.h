@@ -77,8 +77,15 @@ INLINE uint byte_permute(uint low, uint high, uint which) {
   }
   return x;
 }
+// Subtracts pairs of bfloat16, whose differences are exact.
+INLINE uint pair_subtract(uint a, uint b) {
+  const uint low = bits_of_f32(f32_of_bits(a << 16) - f32_of_bits(b << 16));
+  return low >> 16 | (bits_of_f32(f32_of_bits(a & 0xffff0000u) - f32_of_bits(b & 0xffff0000u)) & 0xffff0000u);
+}
 INLINE uint4 load16(DEVICE const void* p) { return *(DEVICE const uint4*)p; }
 INLINE uint4 stream16(DEVICE const void* p) { return *(DEVICE const uint4*)p; }
+INLINE uint2 stream8(DEVICE const void* p) { return *(DEVICE const uint2*)p; }
+INLINE uint stream4(DEVICE const void* p) { return *(DEVICE const uint*)p; }
 INLINE void pdl_launch_dependents() {}
 INLINE void pdl_wait() {}
 INLINE void copy_async16(SMEM void* to, DEVICE const void* from, bool valid) {

@@ -1,0 +1,198 @@
+// Weights in block formats, in the layout of rows (npu_compiler/weights/block_rows.py describes the bytes), decoded in
+// registers. An element is value(code) * scale + base.
+//
+// A format is a BlockFormat: BLOCK and SUB_BLOCK, the codes of a block and those that share a scale, and two structs.
+// Codes defines
+//   BITS                        of a code
+//   pairs(codes, r)             the values of the four pairs of row r of a piece, in bf16, where they are exact
+// Scale defines
+//   SCALE_BYTES, HEAD_BYTES     bytes of the scales of a sub-block and of the head of a block, of one row
+//   scale(scales, head, r)      the scale of row r
+//   HAS_BASE                    whether there is a base(scales, head, r), too
+#pragma once
+
+// Loads N words of weights.
+template <int N> INLINE void stream_words(THREAD uint* words, DEVICE const uint8_t* from) {
+  if (N % 4 == 0) {
+#pragma unroll
+    for (int i = 0; i < N / 4; i++) {
+      const uint4 v = stream16(from + 16 * i);
+      words[4 * i] = v.x, words[4 * i + 1] = v.y, words[4 * i + 2] = v.z, words[4 * i + 3] = v.w;
+    }
+  } else if (N == 2) {
+    const uint2 v = stream8(from);
+    words[0] = v.x, words[1] = v.y;
+  } else {
+#pragma unroll
+    for (int i = 0; i < N; i++) words[i] = stream4(from + 4 * i);
+  }
+}
+
+// -- codes
+// The codes of a piece in registers.
+template <int BITS> struct PieceCodes {
+  CONSTANTS int LOW = BITS >= 4 ? 4 : 2, HIGH = BITS - LOW;
+  uint low[LOW], high[HIGH == 0 ? 1 : HIGH];
+
+  INLINE void zero() {
+    for (int i = 0; i < LOW; i++) low[i] = 0;
+    for (int i = 0; i < HIGH; i++) high[i] = 0;
+  }
+  // `four`: the weights of four rows of `pieces` pieces.
+  INLINE void load(DEVICE const uint8_t* four, int pieces, int piece) {
+    stream_words<LOW>(low, four + piece * (4 * LOW));
+    if (HIGH != 0) stream_words<HIGH == 0 ? 1 : HIGH>(high, four + pieces * (4 * LOW) + piece * (4 * HIGH));
+  }
+  // Pair i of row r: two codes, 16 bits apart. Bits above them are zero.
+  INLINE uint pair(int r, int i) const {
+    uint x = field<LOW>(low, r, i, 0);
+    if (HIGH != 0) x |= field<HIGH == 0 ? 1 : HIGH>(high, r, i, LOW);
+    return x;
+  }
+  // The bits of a plane of B bits, moved to bit `to`.
+  template <int B> static INLINE uint field(THREAD const uint* words, int r, int i, int to) {
+    const int from = 4 * B * (r % (4 / B)) + B * i;
+    const uint word = words[r / (4 / B)], mask = ((1u << B) - 1u) * 0x10001u << to;
+    return (from >= to ? word >> (from - to) : word << (to - from)) & mask;
+  }
+};
+// Bytes.
+template <> struct PieceCodes<8> {
+  uint low[8];
+  INLINE void zero() {
+    for (int i = 0; i < 8; i++) low[i] = 0;
+  }
+  INLINE void load(DEVICE const uint8_t* four, int pieces, int piece) {
+    stream_words<4>(low, four + piece * 16);
+    stream_words<4>(low + 4, four + pieces * 16 + piece * 16);
+  }
+  // Pair i of row r: the second byte is 16 bits higher.
+  INLINE uint pair(int r, int i) const { return byte_permute(low[2 * r + i / 2], 0u, i % 2 ? 0x4342u : 0x4140u); }
+};
+
+// -- scales
+INLINE float half_at(THREAD const uint* words, int n) {
+  return to_f32(f16_of_bits((uint16_t)(n % 2 ? words[n / 2] >> 16 : words[n / 2] & 0xffffu)));
+}
+INLINE uint byte_at(THREAD const uint* words, int n) { return words[n / 4] >> (8 * (n % 4)) & 0xffu; }
+INLINE float signed_byte_at(THREAD const uint* words, int n) { return (float)((int)(byte_at(words, n) ^ 128u) - 128); }
+
+// -- formats
+// Values code + FIRST: those of bf16 from 128 on are one apart, so a code is the low bits of 128 + code.
+template <int BITS_, int FIRST> struct LinearCodes {
+  CONSTANTS int BITS = BITS_;
+  CONSTANTS uint OFFSET = (0x4300u - FIRST) * 0x10001u;  // 128 - FIRST, twice
+  static INLINE uint4 pairs(THREAD const PieceCodes<BITS>& codes, int r) {
+    uint4 v;
+    v.x = pair_subtract(codes.pair(r, 0) | 0x43004300u, OFFSET);
+    v.y = pair_subtract(codes.pair(r, 1) | 0x43004300u, OFFSET);
+    v.z = pair_subtract(codes.pair(r, 2) | 0x43004300u, OFFSET);
+    v.w = pair_subtract(codes.pair(r, 3) | 0x43004300u, OFFSET);
+    return v;
+  }
+};
+// Signed bytes: the low seven bits, less 128 if the sign is set.
+INLINE uint signed_pair(uint bytes) {
+  return pair_subtract((bytes & 0x007f007fu) | 0x43004300u, (bytes & 0x00800080u) | 0x43004300u);
+}
+struct SignedBytes {
+  CONSTANTS int BITS = 8;
+  static INLINE uint4 pairs(THREAD const PieceCodes<8>& codes, int r) {
+    uint4 v;
+    v.x = signed_pair(codes.pair(r, 0));
+    v.y = signed_pair(codes.pair(r, 1));
+    v.z = signed_pair(codes.pair(r, 2));
+    v.w = signed_pair(codes.pair(r, 3));
+    return v;
+  }
+};
+// Entries of a table of 16 signed bytes: TABLE0 has the first four of them.
+template <uint TABLE0, uint TABLE1, uint TABLE2, uint TABLE3> struct ListedCodes {
+  CONSTANTS int BITS = 4;
+  // The bytes of the codes in the low four nibbles.
+  static INLINE uint look_up(uint nibbles) {
+    const uint which = nibbles & 0x7777u;
+    const uint low = byte_permute(TABLE0, TABLE1, which), high = byte_permute(TABLE2, TABLE3, which);
+    const uint mask = byte_permute(0xff00u, 0u, nibbles >> 3 & 0x1111u);
+    return (low & ~mask) | (high & mask);
+  }
+  static INLINE uint4 pairs(THREAD const PieceCodes<4>& codes, int r) {
+    const uint even = look_up(codes.low[r]), odd = look_up(codes.low[r] >> 16);
+    uint4 v;
+    v.x = signed_pair(byte_permute(even, odd, 0x0400u));
+    v.y = signed_pair(byte_permute(even, odd, 0x0501u));
+    v.z = signed_pair(byte_permute(even, odd, 0x0602u));
+    v.w = signed_pair(byte_permute(even, odd, 0x0703u));
+    return v;
+  }
+};
+
+// One float16 scale; perhaps a float16 base.
+struct HalfScale {
+  CONSTANTS int SCALE_BYTES = 2, HEAD_BYTES = 0;
+  CONSTANTS bool HAS_BASE = false;
+  static INLINE float scale(THREAD const uint* scales, THREAD const uint*, int r) { return half_at(scales, r); }
+  static INLINE float base(THREAD const uint*, THREAD const uint*, int) { return 0.0f; }
+};
+struct HalfScaleAndBase {
+  CONSTANTS int SCALE_BYTES = 4, HEAD_BYTES = 0;
+  CONSTANTS bool HAS_BASE = true;
+  static INLINE float scale(THREAD const uint* scales, THREAD const uint*, int r) { return half_at(scales, r); }
+  static INLINE float base(THREAD const uint* scales, THREAD const uint*, int r) { return half_at(scales, 4 + r); }
+};
+// A float16 scale and a whole number, the code of zero.
+struct HalfScaleAndZero {
+  CONSTANTS int SCALE_BYTES = 3, HEAD_BYTES = 0;
+  CONSTANTS bool HAS_BASE = true;
+  static INLINE float scale(THREAD const uint* scales, THREAD const uint*, int r) { return half_at(scales, r); }
+  static INLINE float base(THREAD const uint* scales, THREAD const uint*, int r) {
+    return -(half_at(scales, r) * (float)byte_at(scales, 8 + r));
+  }
+};
+// Whole numbers of scale and minimum, times the two float16 numbers of the head.
+struct LargeFromScale {
+  CONSTANTS int SCALE_BYTES = 2, HEAD_BYTES = 4;
+  CONSTANTS bool HAS_BASE = true;
+  static INLINE float scale(THREAD const uint* scales, THREAD const uint* head, int r) {
+    return half_at(head, r) * (float)byte_at(scales, r);
+  }
+  static INLINE float base(THREAD const uint* scales, THREAD const uint* head, int r) {
+    return -(half_at(head, 4 + r) * (float)byte_at(scales, 4 + r));
+  }
+};
+
+// A format: how codes become values, and what scales them.
+template <class Codes_, class Scale_, int BLOCK_, int SUB_BLOCK_> struct BlockFormat {
+  typedef Codes_ Codes;
+  typedef Scale_ Scale;
+  CONSTANTS int BLOCK = BLOCK_, SUB_BLOCK = SUB_BLOCK_;
+};
+
+// -- pieces
+// A piece and the scales of COLUMNS columns, of which its own are a part, in registers.
+template <class F, int PIECES, int COLUMNS> struct Piece {
+  typedef typename F::Scale S;
+  CONSTANTS int BITS = F::Codes::BITS, SCALE = S::SCALE_BYTES, HEAD = S::HEAD_BYTES;
+  CONSTANTS int SUBS = COLUMNS > F::SUB_BLOCK ? COLUMNS / F::SUB_BLOCK : 1;
+  CONSTANTS int PLANES = PIECES * 4 * BITS, HEADS = PLANES + PIECES * 8 / F::SUB_BLOCK * (4 * SCALE);
+  CONSTANTS int NBYTES = (HEADS + PIECES * 8 / F::BLOCK * (4 * HEAD) + 31) / 32 * 32;  // of four rows
+  PieceCodes<BITS> codes;
+  uint scales[SUBS][SCALE], head[HEAD == 0 ? 1 : HEAD];
+
+  INLINE void zero() {
+    codes.zero();
+    for (int i = 0; i < SUBS * SCALE; i++) scales[i / SCALE][i % SCALE] = 0;
+    for (int i = 0; i < HEAD; i++) head[i] = 0;
+  }
+  INLINE void load(DEVICE const uint8_t* four, int piece) {
+    codes.load(four, PIECES, piece);
+    const int column = piece * 8 / COLUMNS * COLUMNS;
+#pragma unroll
+    for (int i = 0; i < SUBS; i++)
+      stream_words<SCALE>(scales[i], four + PLANES + (column / F::SUB_BLOCK + i) * (4 * SCALE));
+    if (HEAD != 0) stream_words<HEAD == 0 ? 1 : HEAD>(head, four + HEADS + column / F::BLOCK * (4 * HEAD));
+  }
+  INLINE uint4 pairs(int r) const { return F::Codes::pairs(codes, r); }
+  INLINE float scale(int i, int r) const { return S::scale(scales[i], head, r); }
+  INLINE float base(int i, int r) const { return S::base(scales[i], head, r); }
+};

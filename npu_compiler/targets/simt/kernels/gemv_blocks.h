@@ -1,0 +1,67 @@
+// Reader of weights in block formats for gemv.h: groups of four rows (blocks.h), decoded in registers. It multiplies in
+// float arithmetic.
+//
+// Constants of C in addition to those of gemv.h: F, the format; AHEAD: pieces that are loaded before pdl_wait(). ROWS is
+// 4, M 1, ITEM 8.
+#pragma once
+#include "blocks.h"
+#include "gemv.h"
+
+// The pieces of a thread, each with the scales of COLUMNS columns.
+template <class C, int COLUMNS> struct BlockPieces {
+  typedef Piece<typename C::F, C::PIECES, COLUMNS> P;
+  DEVICE const uint8_t* weights;
+  DEVICE const uint8_t* four;  // the weights of the unit
+  P pieces[C::VECTORS];
+
+  INLINE void load(int begin, int end, Thread at) {
+#pragma unroll
+    for (int v = begin; v < end; v++) {
+      const int piece = v * C::THREADS + at.tid;
+      if (C::VECTORS * C::THREADS != C::PIECES) pieces[v].zero();
+      if (C::VECTORS * C::THREADS == C::PIECES || piece < C::PIECES) pieces[v].load(four, piece);
+    }
+  }
+  INLINE void load_first(int unit, Thread at) {
+    four = weights + (int64_t)unit * P::NBYTES;
+    load(0, C::AHEAD, at);
+  }
+  INLINE void load_rest(Thread at) { load(C::AHEAD, C::VECTORS, at); }
+};
+
+template <class C> INLINE void reduce_fours(THREAD float (&sum)[1][4], SMEM float* part, Thread at) {
+  const float total = subgroup_sum4(sum[0][0], sum[0][1], sum[0][2], sum[0][3], at.lane);
+  if (at.lane < 4) part[at.lane] = total;
+}
+
+template <class C> struct BlockWeights {
+  struct Operand {
+    float sums[C::VECTORS];  // of the elements of x of each piece
+    template <class Left> INLINE void make(THREAD Left&, THREAD const GemvLeft<C>& x, Thread) {
+#pragma unroll
+      for (int v = 0; v < C::VECTORS; v++) {
+        sums[v] = 0.0f;
+        for (int e = 0; e < C::ITEM; e++) sums[v] += to_f32(x.x[0][v].v[e]);
+      }
+    }
+  };
+  BlockPieces<C, 8> w;
+  INLINE void load(int unit, Thread at) { w.load_first(unit, at); }
+  INLINE void load_rest(Thread at) { w.load_rest(at); }
+  template <class Left>
+  INLINE void multiply(THREAD float (&sum)[1][4], THREAD Left&, THREAD const GemvLeft<C>& x,
+                       THREAD const Operand& operand, Thread) {
+#pragma unroll
+    for (int v = 0; v < C::VECTORS; v++)
+#pragma unroll
+      for (int r = 0; r < 4; r++) {
+        float y[C::ITEM], dot = 0.0f;
+        unpack(w.pieces[v].pairs(r), y, (THREAD bf16*)nullptr);
+#pragma unroll
+        for (int e = 0; e < C::ITEM; e++) dot += to_f32(x.x[0][v].v[e]) * y[e];
+        sum[0][r] += dot * w.pieces[v].scale(0, r);
+        if (C::F::Scale::HAS_BASE) sum[0][r] += operand.sums[v] * w.pieces[v].base(0, r);
+      }
+  }
+  INLINE void reduce(THREAD float (&sum)[1][4], SMEM float* part, Thread at) { reduce_fours<C>(sum, part, at); }
+};

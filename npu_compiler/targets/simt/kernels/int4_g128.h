@@ -1,0 +1,5 @@
+// The reader of int4_g128: groups of 128 codes of 4 bits with a float16 scale; an element is (code - 8) * scale.
+#pragma once
+#include "blocks.h"
+
+typedef BlockFormat<LinearCodes<4, -8>, HalfScale, 128, 128> int4_g128;
