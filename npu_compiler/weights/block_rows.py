@@ -69,6 +69,7 @@ class BlockRows(Layout):
     order = ROW_ORDER
     panel = ROWS
     alignment = _SECTOR
+    max_rows = 1
 
     def __init__(self, format: Coded):
         self.format, self.name = format, f"{format.name}.rows"
@@ -101,7 +102,9 @@ class BlockRows(Layout):
             rows = stored[begin * ROWS : (begin + step) * ROWS]
             if len(rows) % ROWS:
                 rows = np.concatenate([rows, np.zeros((-len(rows) % ROWS, c), np.uint8)])
-            made = self._packed(self.format.split(rows.reshape(-1, ROWS, c // self.format.block_bytes, self.format.block_bytes)), k)
+            made = self._packed(
+                self.format.split(rows.reshape(-1, ROWS, c // self.format.block_bytes, self.format.block_bytes)), k
+            )
             out[begin : begin + step, : made.shape[1]] = made
         return out
 
@@ -179,7 +182,9 @@ def _plane(codes: np.ndarray, bits: int) -> np.ndarray:
     fours, _, k = codes.shape
     if bits == 8:
         return codes.reshape(fours, 2, 2, -1, PIECE).transpose(0, 1, 3, 2, 4).reshape(fours, -1)
-    low = (codes & np.uint8((1 << bits) - 1)).astype(np.uint32).reshape(fours, bits, ROWS // bits, k // PIECE, _PAIRS, 2)
+    low = (
+        (codes & np.uint8((1 << bits) - 1)).astype(np.uint32).reshape(fours, bits, ROWS // bits, k // PIECE, _PAIRS, 2)
+    )
     rows, pairs, odd = np.ogrid[: ROWS // bits, :_PAIRS, :2]
     shifts = (4 * bits * rows + bits * pairs + 16 * odd).astype(np.uint32)[:, None]
     words = np.bitwise_or.reduce(low << shifts, axis=(2, 4, 5))  # [fours, words, pieces]

@@ -7,6 +7,7 @@
 #include <ucontext.h>
 typedef unsigned int uint;
 typedef unsigned char bool8;
+struct uint2 { uint x, y; };
 struct uint4 { uint x, y, z, w; };
 struct f16 { uint16_t bits; };
 struct bf16 { uint16_t bits; };
@@ -131,6 +132,12 @@ INLINE uint byte_permute(uint low, uint high, uint which) {
 }
 INLINE uint4 load16(const void* p) { if ((uint64_t)p % 16) abort(); uint4 v; memcpy(&v, p, 16); return v; }
 INLINE uint4 stream16(const void* p) { return load16(p); }
+INLINE uint2 stream8(const void* p) { if ((uint64_t)p % 8) abort(); uint2 v; memcpy(&v, p, 8); return v; }
+INLINE uint stream4(const void* p) { if ((uint64_t)p % 4) abort(); uint v; memcpy(&v, p, 4); return v; }
+INLINE uint pair_subtract(uint a, uint b) {
+  const uint low = bits_of_f32(f32_of_bits(a << 16) - f32_of_bits(b << 16));
+  return low >> 16 | (bits_of_f32(f32_of_bits(a & 0xffff0000u) - f32_of_bits(b & 0xffff0000u)) & 0xffff0000u);
+}
 INLINE void pdl_launch_dependents() {}
 INLINE void pdl_wait() {}
 INLINE void copy_async16(void* to, const void* from, bool valid) {

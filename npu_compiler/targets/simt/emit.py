@@ -26,7 +26,7 @@ from ...support.errors import Reason
 from .kernels.attention import emit_attention, emit_combine_attention
 from .kernels.attention_decode import emit_decode_attention
 from .kernels.depthwise import emit_depthwise
-from .kernels.gemm import READERS, emit_conv, emit_gemm
+from .kernels.gemm import emit_conv, emit_gemm, reads
 from .kernels.loops import emit_fused, emit_loops
 from .kernels.scans import emit_scan, emit_scan_totals
 from .kernels.scatter_sums import emit_scatter_result, emit_scatter_sum
@@ -73,7 +73,7 @@ def unsupported(kernel: Kernel) -> Reason | None:
     dual convolutions only makes those that the target supports."""
     if type(kernel) not in EMITTERS and not isinstance(kernel, DualConv2d):
         return Reason("no_kernel", f"the GPU targets have no {kernel.kind} kernel")
-    if isinstance(kernel, Gemm) and kernel.weight.format not in ("", *READERS):
+    if isinstance(kernel, Gemm) and not reads(kernel.weight.format):
         return Reason("no_reader", f"the GPU targets have no reader for weights in {kernel.weight.format}")
     return None
 

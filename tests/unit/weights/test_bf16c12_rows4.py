@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import ml_dtypes
 import numpy as np
 import pytest
 import torch
 
-from npu_compiler import target_config, targets
 from npu_compiler.artifact.program import CompiledProgram
 from npu_compiler.aten.ir import IRGraph
 from npu_compiler.frontend.export import capture
@@ -18,42 +16,22 @@ from npu_compiler.frontend.llm import llm_graphs
 from npu_compiler.frontend.llm.config import LLMConfig, parameter_shapes
 from npu_compiler.pipeline import compile_entries, compile_ir
 from npu_compiler.support.errors import IncompressibleError
-from npu_compiler.targets.simt.lang.dialect import Dialect
 from npu_compiler.weights.formats.bf16c12.rows4 import FourRows, Rows4
 from npu_runtime import Executor, load_weights
 from npu_runtime.backends.base import Backend
 
 from ...porting.backend import HostBackend
-from ...porting.target import CXX, DIALECT, HostTarget
 from ...support import cuda_gpu
+from ...support.host_dialect import DIALECTS, host_in
+from ...support.host_dialect import needs_compiler as host
 from ...support.metal_backend import EmulatedMetal
 from .test_bf16c12 import Product, weights
-
-LANES = replace(DIALECT, fragment_access=False, grid_barrier=False)
-DIALECTS = {
-    "fragments": DIALECT,
-    "lanes": LANES,
-    "one wave": replace(LANES, device=replace(DIALECT.device, registers=0)),
-}
-host = pytest.mark.skipif(CXX is None, reason="g++ is not installed")
-
-
-class _Host(HostTarget):
-    def __init__(self, dialect: Dialect):
-        self._dialect = dialect
-
-    @property
-    def dialect(self) -> Dialect:  # type: ignore[override]
-        return self._dialect
 
 
 @pytest.fixture
 def dialect(request: pytest.FixtureRequest) -> Iterator[str]:
     """The host target in a dialect."""
-    with pytest.MonkeyPatch.context() as patch:
-        for table in (target_config._registered, targets._registered):
-            patch.setitem(table, "host", None)  # what was there before is put back
-        targets.register_target(_Host(DIALECTS[request.param]))
+    with host_in(request.param):
         yield request.param
 
 

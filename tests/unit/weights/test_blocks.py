@@ -44,8 +44,8 @@ def test_every_bit_is_that_of_the_package_gguf(name: str) -> None:
     number = ~np.isnan(theirs)
     np.testing.assert_array_equal(np.isnan(ours), ~number)
     np.testing.assert_array_equal(ours.view(np.uint32)[number], theirs.view(np.uint32)[number])
-    layout = format.layouts[0]
-    np.testing.assert_array_equal(layout.unpack(layout.pack(blocks), *blocks.shape), blocks)
+    for layout in format.layouts:
+        np.testing.assert_array_equal(layout.unpack(layout.pack(blocks[:197]), 197, 3 * size), blocks[:197])
 
 
 @pytest.mark.parametrize("name", BYTES)

@@ -18,10 +18,13 @@ from ..lang.function import Function, Members, blocks, constants
 from .epilogue import Epilogue, Functor
 from .gemv import emit_gemv, is_gemv
 from .gemv_bf16c12 import emit_gemv_bf16c12
+from .gemv_blocks import emit_gemv_blocks, reads_blocks
 from .grouped import emit_grouped, supports_grouped
 
-# layout of a weight format -> the emitter of products that read it
-READERS = {"bf16c12.rows4": emit_gemv_bf16c12}
+
+def reads(layout: str) -> bool:
+    """Whether there is a reader for weights in the layout of that name; '': elements."""
+    return layout in ("", "bf16c12.rows4") or reads_blocks(layout)
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,7 @@ class Product:
 def emit_gemm(kernel: Gemm, dialect: Dialect) -> Emission:
     """Return the function of a :class:`Gemm`."""
     if kernel.weight.format:
-        return READERS[kernel.weight.format](kernel, dialect)
+        return (emit_gemv_blocks if reads_blocks(kernel.weight.format) else emit_gemv_bf16c12)(kernel, dialect)
     if is_gemv(kernel):
         return emit_gemv(kernel, dialect)
     p = product_of(kernel)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -121,7 +121,8 @@ class Reader(NamedTuple):
 
     ``template``: its class template. ``made``: its initialiser, where {0} is the pointer to the weights. ``header``:
     the file that defines it. ``sizes``: constants in addition to those of ``gemv.h``. ``per_unit``: workgroups that
-    should be resident on an SM; 0: any number.
+    should be resident on an SM; 0: any number. ``elements``: whether it reads single elements of the left operand.
+    ``types``: aliases of C++ types in addition to those of ``gemv.h``. ``text``: what defines these types.
     """
 
     template: str
@@ -129,6 +130,9 @@ class Reader(NamedTuple):
     header: str
     sizes: Constants
     per_unit: int = 0
+    elements: bool = False
+    types: Mapping[str, str] = {}
+    text: str = ""
 
 
 def emit_gemv(kernel: Gemm, dialect: Dialect) -> Emission:
@@ -158,9 +162,11 @@ def instantiate(kernel: Gemm, dialect: Dialect, shape: Shape, reader_of: Callabl
         VECTORS=shape.vectors or 1, UNITS=units, STEP=persistent,
         ALIGNED=size * item <= 16 and x.offset * size % 16 == 0 and (a.m == 1 or a.lda * size % 16 == 0),
     )  # fmt: skip
-    types = {"X": "float" if prologue else ctype(x.dtype), "W": ctype(kernel.weight.dtype)}
+    types = {"X": "float" if prologue else ctype(x.dtype), "W": ctype(kernel.weight.dtype), **reader.types}
+    if reader.text:
+        f.before.append(reader.text)
     if prologue:
-        left = _Prologue(f, kernel, threads, shape.vectors, item).emit()
+        left = _Prologue(f, kernel, threads, shape.vectors, item, reader.elements).emit()
     else:
         left = f"LoadedLeft<@NAME@_sizes>{{{f.pointer(0)}}}"
     epilogue = _epilogue(kernel, f, products, bool(persistent))
@@ -189,7 +195,7 @@ def _epilogue(kernel: Gemm, f: Function, products: int, persistent: bool) -> str
 class _Prologue:
     """A left operand of one row that every workgroup computes. A thread computes the pieces that it multiplies."""
 
-    def __init__(self, f: Function, kernel: Gemm, threads: int, vectors: int, item: int):
+    def __init__(self, f: Function, kernel: Gemm, threads: int, vectors: int, item: int, elements: bool):
         prologue, k = kernel.prologue, kernel.k
         assert prologue is not None
         self.threads, self.vectors, self.item, self.k = threads, vectors, item, k
@@ -200,11 +206,11 @@ class _Prologue:
         self.s = scalars_for(self.nest, self.members, self.row.steps)
         self.points = Points(self.s, self.nest, self.lane, item)
         self.whole = vectors * threads * item == k
-        self.compressed = bool(kernel.weight.format)
+        self.elements = elements
 
     def emit(self) -> str:
-        """Define the functor: ``load_weights``, ``load_inputs`` and ``make``; for compressed weights also ``put`` and
-        ``element``."""
+        """Define the functor: ``load_weights``, ``load_inputs`` and ``make``; for readers of single elements also
+        ``put`` and ``element``."""
         out, x = self.members.lines, "THREAD Left& left"
         with self._method("void load_weights(Thread at)"):
             self._load(constant=True)
@@ -212,8 +218,8 @@ class _Prologue:
             self._load(constant=False)
         with self._method(f"void make({x}, Thread at)"):
             self._make()
-        out.add(f"CONSTANTS bool PUTS = {'true' if self.compressed else 'false'};")
-        if self.compressed:
+        out.add(f"CONSTANTS bool PUTS = {'true' if self.elements else 'false'};")
+        if self.elements:
             whole = self.members.array("bf16", "whole", self.k)
             out.add(f"INLINE float element(int k) const {{ return to_f32({whole}[k]); }}")
             out.add(f"INLINE void put(int k, float x) {{ {whole}[k] = to_bf16(x); }}")

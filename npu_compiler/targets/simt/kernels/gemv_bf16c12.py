@@ -22,7 +22,7 @@ def emit_gemv_bf16c12(kernel: Gemm, dialect: Dialect) -> Emission:
     def reader(persistent: int) -> Reader:
         per_unit = shape.per_unit if persistent else 0
         if not persistent and device.registers:
-            per_unit = min(blocks(row_groups, device.units), _fit(shape.threads, 12 * shape.vectors + 20, device))
+            per_unit = min(blocks(row_groups, device.units), resident(shape.threads, 12 * shape.vectors + 20, device))
         piece = 3 * 16 * shape.threads * max(1, per_unit)
         ahead = min(shape.vectors, max(1, device.prefetch_bytes // piece))
         sizes = dict(
@@ -32,7 +32,7 @@ def emit_gemv_bf16c12(kernel: Gemm, dialect: Dialect) -> Emission:
         name, header = "Rows4Weights", "gemv_bf16c12.h"
         if dialect.fragment_access:
             name, header = "Rows4Fragments", "gemv_bf16c12_mma.h"
-        return Reader(name, "{{{0}}}", header, sizes, per_unit)
+        return Reader(name, "{{{0}}}", header, sizes, per_unit, elements=True)
 
     return instantiate(kernel, dialect, shape, reader)
 
@@ -43,13 +43,13 @@ def choose_shape(layout: FourRows, row_groups: int, device: GPU) -> Shape:
     shapes = [(threads, blocks(layout.pieces, threads)) for threads in range(256, 0, -SUBGROUP)]
     idle = {s: max(8 * (s[0] * s[1] - layout.pieces) - layout.pieces, 0) for s in shapes}  # beyond an eighth
     threads, vectors = min(shapes, key=lambda s: (s[1] > MAX_PIECES, idle[s], s[1] < 2, -s[0]))
-    if not device.registers or blocks(row_groups, device.units) <= _fit(threads, 12 * vectors + 20, device):
+    if not device.registers or blocks(row_groups, device.units) <= resident(threads, 12 * vectors + 20, device):
         return Shape(threads, vectors, ROWS)
-    count = min(device.gemv_bf16c12_bytes // (2 * layout.nbytes), _fit(threads, 28 * vectors + 30, device))
+    count = min(device.gemv_bf16c12_bytes // (2 * layout.nbytes), resident(threads, 28 * vectors + 30, device))
     return Shape(threads, vectors, ROWS, count)
 
 
-def _fit(threads: int, registers: int, device: GPU) -> int:
+def resident(threads: int, registers: int, device: GPU) -> int:
     """Return how many workgroups of ``threads`` fit on an SM, with ``registers`` per thread. A quarter of the SM's
     registers serves every fourth subgroup."""
     subgroups_per_quarter = device.registers // 4 // (SUBGROUP * registers)

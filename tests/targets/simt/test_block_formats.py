@@ -1,0 +1,96 @@
+"""Products with weights in block formats: the kernels compute with the numbers that the formats define."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import npu_compiler
+from npu_compiler import capture
+from npu_compiler.artifact.program import CompiledProgram
+from npu_compiler.frontend.tensors import state_dict_numpy, tensor_to_numpy
+from npu_compiler.weights.format import BlockFormat, known_formats, weight_format
+from npu_runtime import Backend
+
+from ...models.gate import Args, cast, expect
+from ...models.gate import run as run_on_cpu
+from ...porting.backend import HostBackend
+from ...support import cuda_gpu
+from ...support.host_dialect import host_in, needs_compiler
+from ...support.metal_backend import EmulatedMetal
+from ...support.sweeps import FULL
+
+FORMATS = {n: f for n in known_formats() if isinstance(f := weight_format(n), BlockFormat) and f.layout(0) is not None}
+K = 256
+
+
+class Layers(nn.Module):
+    """A layer for each format, and two whose results one epilogue combines, with a norm in front of them."""
+
+    def __init__(self, formats: list[str]) -> None:
+        super().__init__()
+        self.formats = formats
+        self.norm = nn.RMSNorm(K)
+        self.gate, self.up = nn.Linear(K, 38, bias=False), nn.Linear(K, 38, bias=False)
+        for name in formats:
+            self.add_module(name, nn.Linear(K, 70, bias=name.endswith("0")))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = self.norm(x)
+        return (nn.functional.silu(self.gate(y)) * self.up(y), *(self.get_submodule(n)(x) for n in self.formats))
+
+
+def _check(target: str, backend: Backend, names: list[str], dtype: str, runs: list[Args]) -> CompiledProgram:
+    """The results are as good as eager's with the decoded weights."""
+    low = getattr(torch, dtype)
+    torch.manual_seed(0)
+    model = Layers(names).eval().to(low)
+    formats = {f"{n}.weight": n for n in names} | {f"{n}.weight": names[-1] for n in ("gate", "up")}
+    program = npu_compiler.compile(capture(model, cast(runs[0], low)), target, weights=formats)
+    stored = {b.format for b in program.buffers if b.format}
+    assert stored == {f"{n}.rows" for n in names}
+    results = run_on_cpu(program, state_dict_numpy(model), [cast(args, low) for args in runs], backend)
+    for key, n in formats.items():
+        weight = model.get_parameter(key)
+        w = tensor_to_numpy(weight.detach())
+        weight.data = torch.from_numpy(FORMATS[n].decode(FORMATS[n].encode(w), K)).to(low)
+    expect(model, runs, dtype).check(results)
+    return program
+
+
+def _rows(rows: int, count: int) -> list[Args]:
+    generator = torch.Generator().manual_seed(1)
+    return [(torch.randn(rows, K, generator=generator),) for _ in range(count)]
+
+
+def _sample(which: int) -> list[str]:
+    """A third of the formats; the kernels share their code."""
+    return list(FORMATS) if FULL else list(FORMATS)[which::3]
+
+
+@needs_compiler
+@pytest.mark.parametrize(("dialect", "dtype"), [("fragments", "bfloat16"), ("lanes", "float32")])
+def test_products_of_one_row(dialect: str, dtype: str) -> None:
+    with host_in(dialect):
+        _check("host", HostBackend(), _sample(dialect == "lanes"), dtype, _rows(1, 8))
+
+
+def test_products_of_one_row_in_the_emulator() -> None:
+    _check("metal", EmulatedMetal(), _sample(2), "bfloat16", _rows(1, 1))
+
+
+@pytest.mark.parametrize("rows", [1, 33])
+@pytest.mark.cuda
+@pytest.mark.skipif(bool(cuda_gpu.reason()), reason=cuda_gpu.reason() or "there is a GPU")
+def test_products_on_a_gpu(rows: int) -> None:
+    for dtype in ("bfloat16", "float16", "float32"):
+        _check("cuda", cuda_gpu.backend(), list(FORMATS), dtype, _rows(rows, 16 if rows == 1 else 1))
+
+
+@cuda_gpu.compiles()
+def test_machine_code_for_cuda() -> None:
+    names = list(FORMATS)[:: 1 if FULL else 7]
+    model = Layers(names).bfloat16()
+    ir = capture(model, (torch.zeros(1, K, dtype=torch.bfloat16),))
+    assert npu_compiler.compile(ir, "cuda", weights={f"{n}.weight": n for n in names}).binary
