@@ -15,7 +15,7 @@ from npu_compiler.passes.quantize import chosen_format
 from npu_compiler.pipeline import run_phases
 from npu_compiler.support.errors import ConfigError, IncompressibleError
 from npu_compiler.targets.cpu.host import host_cpu
-from npu_compiler.weights.format import BlockFormat, WeightFormats, known_formats, weight_format
+from npu_compiler.weights.format import BlockFormat, Layout, WeightFormats, known_formats, weight_format
 from npu_runtime.backends.cpu import CPUBackend
 from npu_runtime.executor import Executor
 
@@ -201,10 +201,13 @@ def test_rows_of_tables_are_looked_up_in_their_blocks(name: str, tied: bool, mon
     np.testing.assert_array_equal(rows, format.decode(format.encode(w), 256)[ids.numpy()])
 
 
-@pytest.mark.parametrize("name", LOOKED_UP)
-def test_elements_of_panels_by_arithmetic(name: str) -> None:
+LAYOUTS = [(n, layout) for n, f in BLOCKS.items() for layout in f.layouts if layout.looks_up(32, 256)]
+
+
+@pytest.mark.parametrize(("name", "layout"), [pytest.param(*x, id=x[1].name) for x in LAYOUTS])
+def test_elements_of_layouts_by_arithmetic(name: str, layout: Layout) -> None:
     """With infinite and NaN scales."""
-    format, layout = BLOCKS[name], BLOCKS[name].layouts[0]
+    format = BLOCKS[name]
     blocks = np.random.default_rng(1).integers(0, 256, (64, format.row_bytes(512) or 0), dtype=np.uint8)
     if name in FP8:
         blocks[blocks & 127 == 127] = 0
@@ -212,7 +215,7 @@ def test_elements_of_panels_by_arithmetic(name: str) -> None:
     row, column = np.indices((64, 512))
 
     def read(at: np.ndarray) -> np.ndarray:
-        return packed[row // 32, at].astype(np.int64)
+        return packed[row // layout.panel, at].astype(np.int64)
 
     with np.errstate(all="ignore"):
         found = layout.element(read, lambda x: x.astype(np.float32), row, column, packed.shape[1])

@@ -129,9 +129,7 @@ def test_unknown_formats_are_refused_with_the_known_ones() -> None:
 
 
 def test_a_target_without_a_reader_lists_what_it_reads() -> None:
-    with pytest.raises(
-        ConfigError, match="metal target has no reader for weights in rows8; it takes bf16c12, .*q8_0, none"
-    ):
+    with pytest.raises(ConfigError, match=r"metal target has no reader for weights in rows8; it takes bf16c12, .*none"):
         compile_ir(_linear(), "metal", weights="rows8")
 
 
