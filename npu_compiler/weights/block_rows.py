@@ -27,6 +27,7 @@ from .format import Layout, Read, Real, Shape
 
 ROWS = 4
 PIECE = 8  # columns
+QUAD = 32  # columns of four neighbouring pieces, of which rows consist
 _PAIRS = PIECE // 2
 _SECTOR = 32  # bytes of a memory transaction
 _CHUNK = 2**24  # codes that are packed at a time: temporary arrays have several bytes a code
@@ -42,25 +43,39 @@ class Parts(NamedTuple):
 
 
 class Coded(Protocol):
-    """A block format whose blocks consist of codes and scales: what the layout needs of it. See ``CodeBlocks``."""
+    """A block format whose blocks consist of codes and scales: what the layout needs of it.
+
+    ``bits``: of a code. ``block``: codes of a block, 0 for a whole row; ``sub_block``: those that share a scale.
+    ``head_fields`` and ``scale_fields``: the bytes of the fields of a head and of a sub-block's scales.
+    """
 
     name: str
-    bits: Any
-    block: int
-    block_bytes: int
-    sub_block: int
-    is_arithmetic: Any
-    head_fields: Any
-    scale_fields: tuple[int, ...]
 
-    def split(self, blocks: np.ndarray) -> Parts:
-        """Return the parts of blocks uint8 [..., block_bytes]."""
+    @property
+    def bits(self) -> int: ...
+    @property
+    def block(self) -> int: ...
+    @property
+    def sub_block(self) -> int: ...
+    @property
+    def head_fields(self) -> tuple[int, ...]: ...
+    @property
+    def scale_fields(self) -> tuple[int, ...]: ...
+    @property
+    def is_arithmetic(self) -> bool:
+        """Whether an element is :meth:`element`, not the entry of a table."""
 
-    def join(self, parts: Parts) -> np.ndarray:
-        """Return the blocks uint8 [..., block_bytes] of their parts."""
+    def columns(self, c: int) -> int:
+        """Return the elements of a row of ``c`` bytes."""
+
+    def parts_of(self, rows: np.ndarray) -> Parts:
+        """Return the parts [..., blocks, ...] of rows uint8 [..., bytes of a row]."""
+
+    def rows_of(self, parts: Parts) -> np.ndarray:
+        """Return the rows of their parts: the inverse of :meth:`parts_of`."""
 
     def element(self, code: Any, head: Read, scale: Read, real: Real) -> Any:
-        """Return an element's value from its code and the bytes of its head and scales."""
+        """Return an element's value from its code and the bytes of its head and scales, see ``Layout.element``."""
 
 
 class BlockRows(Layout):
@@ -79,22 +94,20 @@ class BlockRows(Layout):
 
     def sizes(self, k: int) -> tuple[int, int, int]:
         """Return the bytes of the planes, the scales and the heads of four rows of ``k`` columns."""
-        return k * ROWS * self.format.bits // 8, k // self.format.sub_block * self._scale, k // self._block * self._head
-
-    @property
-    def _block(self) -> int:
-        return self.format.block
+        f = self.format
+        return k * ROWS * f.bits // 8, k // (f.sub_block or k) * self._scale, k // (f.block or k) * self._head
 
     def nbytes(self, k: int) -> int:
         """Return the bytes of four rows of ``k`` columns."""
         return -(-sum(self.sizes(k)) // _SECTOR) * _SECTOR
 
     def packed_shape(self, n: int, c: int) -> Shape | None:
-        return -(-n // ROWS), self.nbytes(c // self.format.block_bytes * self._block)
+        k = self.format.columns(c)
+        return (-(-n // ROWS), self.nbytes(k)) if k % QUAD == 0 else None
 
     def pack(self, stored: np.ndarray) -> np.ndarray:
         n, c = stored.shape
-        shape, k = self.packed_shape(n, c), c // self.format.block_bytes * self._block
+        shape, k = self.packed_shape(n, c), self.format.columns(c)
         assert shape is not None
         out = np.zeros(shape, np.uint8)
         step = max(1, _CHUNK // (ROWS * k))
@@ -102,9 +115,7 @@ class BlockRows(Layout):
             rows = stored[begin * ROWS : (begin + step) * ROWS]
             if len(rows) % ROWS:
                 rows = np.concatenate([rows, np.zeros((-len(rows) % ROWS, c), np.uint8)])
-            made = self._packed(
-                self.format.split(rows.reshape(-1, ROWS, c // self.format.block_bytes, self.format.block_bytes)), k
-            )
+            made = self._packed(self.format.parts_of(rows.reshape(-1, ROWS, c)), k)
             out[begin : begin + step, : made.shape[1]] = made
         return out
 
@@ -122,25 +133,23 @@ class BlockRows(Layout):
         return [sum(self.planes[:n]) for n in range(len(self.planes))]
 
     def unpack(self, packed: np.ndarray, n: int, c: int) -> np.ndarray:
-        f, fours = self.format, len(packed)
-        blocks = c // f.block_bytes
-        k, at = blocks * self._block, 0
+        f, fours, k = self.format, len(packed), self.format.columns(c)
+        blocks, at = k // (f.block or k), 0
         codes = np.zeros((fours, ROWS, k), np.uint8)
         for bits, shift in zip(self.planes, self._shifts(), strict=True):
             size = k * ROWS * bits // 8
             codes |= _codes(packed[:, at : at + size], bits) << np.uint8(shift)
             at += size
         _, scale_bytes, head_bytes = self.sizes(k)
-        scales = _by_row(packed[:, at : at + scale_bytes], k // f.sub_block, f.scale_fields)
+        sub_blocks = k // (f.sub_block or k)
+        scales = _by_row(packed[:, at : at + scale_bytes], sub_blocks, f.scale_fields)
         head = _by_row(packed[:, at + scale_bytes : at + scale_bytes + head_bytes], blocks, f.head_fields)
-        each = self._block // f.sub_block
-        parts = Parts(
-            codes.reshape(fours, ROWS, blocks, each, f.sub_block), head, scales.reshape(fours, ROWS, blocks, each, -1)
-        )
-        return f.join(parts).reshape(fours * ROWS, c)[:n]
+        lead = (fours, ROWS, blocks, sub_blocks // blocks)
+        parts = Parts(codes.reshape(*lead, k // sub_blocks), head, scales.reshape(*lead, -1))
+        return f.rows_of(parts).reshape(fours * ROWS, c)[:n]
 
     def looks_up(self, n: int, k: int) -> bool:
-        return n % ROWS == 0 and bool(self.format.is_arithmetic)
+        return n % ROWS == 0 and self.format.is_arithmetic
 
     def element(self, read: Read, real: Real, row: Any, column: Any, nbytes: int) -> Any:
         f = self.format
@@ -165,15 +174,16 @@ class BlockRows(Layout):
             places = [(ROWS * sum(fields[:n]) + i, size) for n, size in enumerate(fields) for i in range(size)]
             return lambda i: read(begin + places[i][0] + r * places[i][1])
 
-        scale = scales + (column >> f.sub_block.bit_length() - 1) * self._scale
-        head = heads + (column >> self._block.bit_length() - 1) * self._head
+        scale = scales + ((column >> f.sub_block.bit_length() - 1) * self._scale if f.sub_block else 0)
+        head = heads + ((column >> f.block.bit_length() - 1) * self._head if f.block else 0)
         return f.element(code, byte_of(f.head_fields, head), byte_of(f.scale_fields, scale), real)
 
     def _columns(self, nbytes: int) -> int:
-        """Return the columns of four rows of ``nbytes``. Padding is less than a block."""
-        k = self._block
-        while self.nbytes(k) < nbytes:
-            k += self._block
+        """Return the columns of four rows of ``nbytes``: padding is less than four rows of a block."""
+        step = self.format.block or QUAD
+        k = nbytes * 8 // (ROWS * self.format.bits) // step * step
+        while k > step and self.nbytes(k) > nbytes:
+            k -= step
         return k
 
 

@@ -54,6 +54,19 @@ class CodeBlocks(BlockFormat):
     def row_bytes(self, k: int) -> int | None:
         return k // self.block * self.block_bytes if k % self.block == 0 else None
 
+    def columns(self, c: int) -> int:
+        """Return the elements of a row of ``c`` bytes."""
+        return c // self.block_bytes * self.block
+
+    def parts_of(self, rows: np.ndarray) -> Parts:
+        """Return the parts [..., blocks, ...] of rows uint8 [..., bytes of a row]."""
+        return self.split(rows.reshape(*rows.shape[:-1], -1, self.block_bytes))
+
+    def rows_of(self, parts: Parts) -> np.ndarray:
+        """Return the rows of their parts: the inverse of :meth:`parts_of`."""
+        blocks = self.join(parts)
+        return blocks.reshape(*blocks.shape[:-2], -1)
+
     @abstractmethod
     def split(self, blocks: np.ndarray) -> Parts:
         """Return the parts of blocks uint8 [..., block_bytes]."""

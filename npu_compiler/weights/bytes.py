@@ -17,6 +17,7 @@ import ml_dtypes
 import numpy as np
 
 from ..support.errors import IncompressibleError
+from .block_rows import BlockRows, Parts
 from .blocks import PANEL, by_column, by_field, divided, half_of, times_power
 from .format import PANELS, BlockFormat, Layout, Read, Real, Shape
 
@@ -37,7 +38,21 @@ class ByteFormat(BlockFormat):
 
     def __init__(self, name: str, block: int):
         self.name, self.block = name, block
-        self.layouts = (BytePanels(self),)
+        self.layouts = (BytePanels(self), BlockRows(self))
+
+    bits: ClassVar[int] = 8
+    head_fields: ClassVar[tuple[int, ...]] = ()
+    is_arithmetic: ClassVar[bool] = True
+
+    @property
+    def sub_block(self) -> int:
+        """The elements that share a scale, 0 for a whole row."""
+        return self.block
+
+    @property
+    def scale_fields(self) -> tuple[int, ...]:
+        """The fields, as those of a sub-block's scales."""
+        return self.fields
 
     @property
     def front(self) -> int:
@@ -71,6 +86,20 @@ class ByteFormat(BlockFormat):
         rows = np.concatenate([fields, codes], -1)
         return rows.reshape(*rows.shape[:-2], -1)
 
+    def columns(self, c: int) -> int:
+        """Return the elements of a row of ``c`` bytes."""
+        return c // (self.block + self.front) * self.block if self.block else c - self.front
+
+    def parts_of(self, rows: np.ndarray) -> Parts:
+        """Return the parts [..., blocks, ...] of rows uint8 [..., bytes of a row], each block a sub-block."""
+        codes, fields = self.split(rows)
+        self.check(codes)
+        return Parts(codes[..., None, :], np.empty((*codes.shape[:-1], 0), np.uint8), fields[..., None, :])
+
+    def rows_of(self, parts: Parts) -> np.ndarray:
+        """Return the rows of their parts: the inverse of :meth:`parts_of`."""
+        return self.join(parts.codes[..., 0, :], parts.scales[..., 0, :])
+
     def check(self, codes: np.ndarray) -> None:
         """Raise ``IncompressibleError`` for bytes that are not numbers. By default, all are."""
         return None
@@ -103,8 +132,9 @@ class ByteFormat(BlockFormat):
         """Return the elements float32 [..., blocks, block] of bytes and fields."""
         return self.numbers(codes) * self.scales(fields)[..., None]
 
-    def element(self, code: Any, field: Read, real: Real) -> Any:
-        """Return an element's value from its byte and those of its block's fields, see ``Layout.element``."""
+    def element(self, code: Any, head: Read, field: Read, real: Real) -> Any:
+        """Return an element's value from its byte and those of its block's fields, see ``Layout.element``. There is no
+        head."""
         return self.number(code, real) * self.scale_of(field, real)
 
     def scale_of(self, field: Read, real: Real) -> Any:
@@ -120,11 +150,6 @@ class BytePanels(Layout):
 
     def __init__(self, format: ByteFormat):
         self.format, self.name = format, f"{format.name}.panels"
-
-    def _columns(self, c: int) -> int:
-        """Return the elements of a row of ``c`` bytes."""
-        f = self.format
-        return c // (f.block + f.front) * f.block if f.block else c - f.front
 
     def packed_shape(self, n: int, c: int) -> Shape | None:
         return -(-n // PANEL), -(-PANEL * c // self.alignment) * self.alignment
@@ -149,7 +174,7 @@ class BytePanels(Layout):
         return out
 
     def unpack(self, packed: np.ndarray, n: int, c: int) -> np.ndarray:
-        k, f = self._columns(c), self.format
+        k, f = self.format.columns(c), self.format
         count = k // (f.block or k)
         codes = packed[:, : PANEL * k].reshape(-1, count, k // count, PANEL).transpose(0, 3, 1, 2)
         fields = packed[:, PANEL * k : PANEL * c].reshape(-1, count, PANEL * f.front)
@@ -160,12 +185,13 @@ class BytePanels(Layout):
 
     def element(self, read: Read, real: Real, row: Any, column: Any, nbytes: int) -> Any:
         f, lane = self.format, row & PANEL - 1
-        begin: Any = PANEL * self._columns(nbytes // PANEL)
+        begin: Any = PANEL * self.format.columns(nbytes // PANEL)
         if f.block:
             begin = begin + (column >> f.block.bit_length() - 1) * (PANEL * f.front)
         places = [(PANEL * sum(f.fields[:n]) + i, size) for n, size in enumerate(f.fields) for i in range(size)]
         field = [read(begin + at + lane * size) for at, size in places]
-        return f.element(read(column * PANEL + lane), field.__getitem__, real)
+        byte = field.__getitem__
+        return f.element(read(column * PANEL + lane), byte, byte, real)
 
 
 def float_of(raw: list[Any], real: Real) -> Any:
@@ -210,7 +236,7 @@ class Int8Zero(Int8):
     def elements(self, codes: np.ndarray, fields: np.ndarray) -> np.ndarray:
         return (self.numbers(codes) - self.numbers(fields[..., 4:])) * self.scales(fields)[..., None]
 
-    def element(self, code: Any, field: Read, real: Real) -> Any:
+    def element(self, code: Any, head: Read, field: Read, real: Real) -> Any:
         return (self.number(code, real) - self.number(field(4), real)) * self.scale_of(field, real)
 
     def quantize(self, w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

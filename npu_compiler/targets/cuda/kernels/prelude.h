@@ -84,6 +84,13 @@ INLINE uint pair_subtract(uint a, uint b) {
   asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(x) : "r"(a), "r"(0x3f803f80u), "r"(b ^ 0x80008000u));
   return x;
 }
+// Two e4m3 numbers, 16 bits apart, as bfloat16. Their exponents differ by 120.
+INLINE uint pair_of_e4m3(uint codes) {
+  uint x;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;"
+      : "=r"(x) : "r"((codes & 0x007f007fu) << 4 | (codes & 0x00800080u) << 8), "r"(0x7b807b80u), "r"(0x80008000u));
+  return x;
+}
 INLINE uint4 load16(const void* p) { return *(const uint4*)p; }
 // Not .nc: the compiler moves read-only loads after pdl_wait(), and weights would then be requested too late.
 INLINE uint4 stream16(const void* p) {

@@ -82,6 +82,13 @@ INLINE uint pair_subtract(uint a, uint b) {
   const uint low = bits_of_f32(f32_of_bits(a << 16) - f32_of_bits(b << 16));
   return low >> 16 | (bits_of_f32(f32_of_bits(a & 0xffff0000u) - f32_of_bits(b & 0xffff0000u)) & 0xffff0000u);
 }
+INLINE uint bf16_of_e4m3(uint code) {
+  const uint magnitude = code & 0x7f, normal = (magnitude << 4) + (120u << 7);
+  const uint subnormal = bits_of_f32((float)magnitude * 0.001953125f) >> 16;
+  return (magnitude < 8 ? subnormal : normal) | (code & 0x80) << 8;
+}
+// Two e4m3 numbers, 16 bits apart, as bfloat16.
+INLINE uint pair_of_e4m3(uint codes) { return bf16_of_e4m3(codes & 0xff) | bf16_of_e4m3(codes >> 16 & 0xff) << 16; }
 INLINE uint4 load16(DEVICE const void* p) { return *(DEVICE const uint4*)p; }
 INLINE uint4 stream16(DEVICE const void* p) { return *(DEVICE const uint4*)p; }
 INLINE uint2 stream8(DEVICE const void* p) { return *(DEVICE const uint2*)p; }

@@ -1,7 +1,8 @@
 // Weights in block formats, in the layout of rows (npu_compiler/weights/block_rows.py describes the bytes), decoded in
 // registers. An element is value(code) * scale + base.
 //
-// A format is a BlockFormat: BLOCK and SUB_BLOCK, the codes of a block and those that share a scale, and two structs.
+// A format is a BlockFormat: BLOCK and SUB_BLOCK, the codes of a block and those that share a scale (0: those of a row),
+// and two structs.
 // Codes defines
 //   BITS                        of a code
 //   pairs(codes, r)             the values of the four pairs of row r of a piece, in bf16, where they are exact
@@ -106,6 +107,17 @@ struct SignedBytes {
     return v;
   }
 };
+struct Fp8Codes {
+  CONSTANTS int BITS = 8;
+  static INLINE uint4 pairs(THREAD const PieceCodes<8>& codes, int r) {
+    uint4 v;
+    v.x = pair_of_e4m3(codes.pair(r, 0));
+    v.y = pair_of_e4m3(codes.pair(r, 1));
+    v.z = pair_of_e4m3(codes.pair(r, 2));
+    v.w = pair_of_e4m3(codes.pair(r, 3));
+    return v;
+  }
+};
 // Entries of a table of 16 signed bytes: TABLE0 has the first four of them.
 template <uint TABLE0, uint TABLE1, uint TABLE2, uint TABLE3> struct ListedCodes {
   CONSTANTS int BITS = 4;
@@ -149,6 +161,21 @@ struct HalfScaleAndZero {
     return -(half_at(scales, r) * (float)byte_at(scales, 8 + r));
   }
 };
+// A float32 scale; perhaps a signed byte, the code of zero.
+struct FloatScale {
+  CONSTANTS int SCALE_BYTES = 4, HEAD_BYTES = 0;
+  CONSTANTS bool HAS_BASE = false;
+  static INLINE float scale(THREAD const uint* scales, THREAD const uint*, int r) { return f32_of_bits(scales[r]); }
+  static INLINE float base(THREAD const uint*, THREAD const uint*, int) { return 0.0f; }
+};
+struct FloatScaleAndZero {
+  CONSTANTS int SCALE_BYTES = 5, HEAD_BYTES = 0;
+  CONSTANTS bool HAS_BASE = true;
+  static INLINE float scale(THREAD const uint* scales, THREAD const uint*, int r) { return f32_of_bits(scales[r]); }
+  static INLINE float base(THREAD const uint* scales, THREAD const uint*, int r) {
+    return -(f32_of_bits(scales[r]) * signed_byte_at(scales, 16 + r));
+  }
+};
 // Whole numbers of scale and minimum, times the two float16 numbers of the head.
 struct LargeFromScale {
   CONSTANTS int SCALE_BYTES = 2, HEAD_BYTES = 4;
@@ -173,9 +200,10 @@ template <class Codes_, class Scale_, int BLOCK_, int SUB_BLOCK_> struct BlockFo
 template <class F, int PIECES, int COLUMNS> struct Piece {
   typedef typename F::Scale S;
   CONSTANTS int BITS = F::Codes::BITS, SCALE = S::SCALE_BYTES, HEAD = S::HEAD_BYTES;
-  CONSTANTS int SUBS = COLUMNS > F::SUB_BLOCK ? COLUMNS / F::SUB_BLOCK : 1;
-  CONSTANTS int PLANES = PIECES * 4 * BITS, HEADS = PLANES + PIECES * 8 / F::SUB_BLOCK * (4 * SCALE);
-  CONSTANTS int NBYTES = (HEADS + PIECES * 8 / F::BLOCK * (4 * HEAD) + 31) / 32 * 32;  // of four rows
+  CONSTANTS int K = PIECES * 8, SUB_BLOCK = F::SUB_BLOCK == 0 ? K : F::SUB_BLOCK, BLOCK = F::BLOCK == 0 ? K : F::BLOCK;
+  CONSTANTS int SUBS = COLUMNS > SUB_BLOCK ? COLUMNS / SUB_BLOCK : 1;
+  CONSTANTS int PLANES = PIECES * 4 * BITS, HEADS = PLANES + K / SUB_BLOCK * (4 * SCALE);
+  CONSTANTS int NBYTES = (HEADS + K / BLOCK * (4 * HEAD) + 31) / 32 * 32;  // of four rows
   PieceCodes<BITS> codes;
   uint scales[SUBS][SCALE], head[HEAD == 0 ? 1 : HEAD];
 
@@ -185,12 +213,16 @@ template <class F, int PIECES, int COLUMNS> struct Piece {
     for (int i = 0; i < HEAD; i++) head[i] = 0;
   }
   INLINE void load(DEVICE const uint8_t* four, int piece) {
-    codes.load(four, PIECES, piece);
+    load_codes(four, piece);
+    load_scales(four, piece);
+  }
+  INLINE void load_codes(DEVICE const uint8_t* four, int piece) { codes.load(four, PIECES, piece); }
+  INLINE void load_scales(DEVICE const uint8_t* four, int piece) {
     const int column = piece * 8 / COLUMNS * COLUMNS;
 #pragma unroll
     for (int i = 0; i < SUBS; i++)
-      stream_words<SCALE>(scales[i], four + PLANES + (column / F::SUB_BLOCK + i) * (4 * SCALE));
-    if (HEAD != 0) stream_words<HEAD == 0 ? 1 : HEAD>(head, four + HEADS + column / F::BLOCK * (4 * HEAD));
+      stream_words<SCALE>(scales[i], four + PLANES + (column / SUB_BLOCK + i) * (4 * SCALE));
+    if (HEAD != 0) stream_words<HEAD == 0 ? 1 : HEAD>(head, four + HEADS + column / BLOCK * (4 * HEAD));
   }
   INLINE uint4 pairs(int r) const { return F::Codes::pairs(codes, r); }
   INLINE float scale(int i, int r) const { return S::scale(scales[i], head, r); }

@@ -7,26 +7,45 @@
 #include "blocks.h"
 #include "gemv.h"
 
-// The pieces of a thread, each with the scales of COLUMNS columns.
+// The pieces of a thread, each with the scales of COLUMNS columns. If a whole row shares a scale, they are in `whole`.
 template <class C, int COLUMNS> struct BlockPieces {
-  typedef Piece<typename C::F, C::PIECES, COLUMNS> P;
+  typedef typename C::F F;
+  typedef Piece<F, C::PIECES, COLUMNS> P;
+  CONSTANTS bool HAS_BASE = F::Scale::HAS_BASE, WHOLE = F::SUB_BLOCK == 0;
   DEVICE const uint8_t* weights;
   DEVICE const uint8_t* four;  // the weights of the unit
-  P pieces[C::VECTORS];
+  P pieces[C::VECTORS], whole;
 
   INLINE void load(int begin, int end, Thread at) {
 #pragma unroll
     for (int v = begin; v < end; v++) {
       const int piece = v * C::THREADS + at.tid;
       if (C::VECTORS * C::THREADS != C::PIECES) pieces[v].zero();
-      if (C::VECTORS * C::THREADS == C::PIECES || piece < C::PIECES) pieces[v].load(four, piece);
+      if (C::VECTORS * C::THREADS == C::PIECES || piece < C::PIECES) {
+        pieces[v].load_codes(four, piece);
+        if (!WHOLE) pieces[v].load_scales(four, piece);
+      }
     }
   }
   INLINE void load_first(int unit, Thread at) {
     four = weights + (int64_t)unit * P::NBYTES;
     load(0, C::AHEAD, at);
+    if (WHOLE) whole.load_scales(four, 0);
   }
   INLINE void load_rest(Thread at) { load(C::AHEAD, C::VECTORS, at); }
+  // Adds a sum over sub-block i of piece v to that of row r. `left`: the sum of the same elements of x.
+  INLINE void add(THREAD float (&sum)[1][4], float dot, float left, int v, int i, int r) const {
+    sum[0][r] += WHOLE ? dot : dot * pieces[v].scale(i, r);
+    if (!WHOLE && HAS_BASE) sum[0][r] += left * pieces[v].base(i, r);
+  }
+  // Applies the scales of whole rows. `left`: the sums of x of all pieces.
+  INLINE void finish(THREAD float (&sum)[1][4], float left) const {
+#pragma unroll
+    for (int r = 0; r < 4; r++) {
+      if (WHOLE) sum[0][r] *= whole.scale(0, r);
+      if (WHOLE && HAS_BASE) sum[0][r] += left * whole.base(0, r);
+    }
+  }
 };
 
 template <class C> INLINE void reduce_fours(THREAD float (&sum)[1][4], SMEM float* part, Thread at) {
@@ -59,9 +78,11 @@ template <class C> struct BlockWeights {
         unpack(w.pieces[v].pairs(r), y, (THREAD bf16*)nullptr);
 #pragma unroll
         for (int e = 0; e < C::ITEM; e++) dot += to_f32(x.x[0][v].v[e]) * y[e];
-        sum[0][r] += dot * w.pieces[v].scale(0, r);
-        if (C::F::Scale::HAS_BASE) sum[0][r] += operand.sums[v] * w.pieces[v].base(0, r);
+        w.add(sum, dot, operand.sums[v], v, 0, r);
       }
+    float left = 0.0f;
+    for (int v = 0; v < C::VECTORS; v++) left += operand.sums[v];
+    w.finish(sum, left);
   }
   INLINE void reduce(THREAD float (&sum)[1][4], SMEM float* part, Thread at) { reduce_fours<C>(sum, part, at); }
 };

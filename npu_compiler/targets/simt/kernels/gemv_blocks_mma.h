@@ -62,12 +62,14 @@ template <class C> struct BlockFragments {
           frag_mma(acc, left_half, operand.b[v][s][0]);
           frag_mma(acc, right_half, operand.b[v][s][1]);
 #pragma unroll
-          for (int h = 0; h < 2; h++) {
-            sum[0][2 * q + h] += diagonal(acc, h, at.lane) * w.pieces[v].scale(s, 2 * q + h);
-            if (C::F::Scale::HAS_BASE) sum[0][2 * q + h] += operand.sums[v][s] * w.pieces[v].base(s, 2 * q + h);
-          }
+          for (int h = 0; h < 2; h++)
+            w.add(sum, diagonal(acc, h, at.lane), C::F::Scale::HAS_BASE ? operand.sums[v][s] : 0.0f, v, s, 2 * q + h);
         }
       }
+    float left = 0.0f;
+    if (C::F::Scale::HAS_BASE)
+      for (int v = 0; v < C::VECTORS; v++) left += operand.sums[v][0];
+    w.finish(sum, left);
     if ((at.lane & 3) != at.lane >> 3)
       for (int r = 0; r < 4; r++) sum[0][r] = 0.0f;
   }
