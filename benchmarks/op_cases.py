@@ -11,9 +11,11 @@ from __future__ import annotations
 import fnmatch
 import itertools
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+
+import torch
 
 from npu_compiler.graph.graph import Graph
 from npu_compiler.ops import REGISTRY, OpDef, lower_call
@@ -33,11 +35,13 @@ INDEXED = ("indexing", "scattering")  # what is read there may be larger than wh
 
 @dataclass(frozen=True, eq=False)
 class GrownCase(Case):
-    """A conformance case whose sample was grown. ``aliases``: the other overloads that its declaration covers."""
+    """A conformance case whose sample was grown. ``aliases``: the other overloads that its declaration covers.
+    ``device``: where PyTorch computes the results, those in float64 too."""
 
     grown: Sample
     size: str
     aliases: tuple[str, ...] = ()
+    device: str = "cpu"
 
     def __str__(self) -> str:
         return f"{self.op_type}-{self.number}-{self.dtype}-{self.size}"
@@ -52,6 +56,9 @@ class GrownCase(Case):
         named = zip(self.sample.args, self.op.params, strict=False)
         names = [p.name for a, p in named for _ in filter(lambda x: isinstance(x, T), a if type(a) is list else [a])]
         return [i for i, name in enumerate(names) if name in WEIGHTS]
+
+    def _run(self, f: Callable[[torch.Tensor], torch.Tensor], wide: bool = False) -> list[torch.Tensor]:
+        return [t.cpu() for t in super()._run(lambda t: f(t).to(self.device), wide)]
 
     def forget_results(self) -> None:
         """Free what PyTorch computed; it is computed again when it is needed."""
@@ -269,6 +276,6 @@ def _trial(case: GrownCase, sample: Sample) -> tuple[int, bool] | None:
         values = [graph.input(f"in{i}", tuple(t.shape), dtypes.parse(t.dtype)) for i, t in enumerate(inputs)]
         lower_call(graph, case.op_type, values, attrs)  # first, because illegal calls can crash PyTorch
         results = tried.eager
-    except (Unsupported, RuntimeError, NotImplementedError, IndexError, ValueError, TypeError):
-        return None
+    except (Unsupported, RuntimeError, NotImplementedError, IndexError, ValueError, TypeError, AttributeError):
+        return None  # also an overload that this version of PyTorch does not have
     return sum(t.numel() for t in results), any(n.op in SUMMING or n.op == "sort" for n in graph.nodes)

@@ -4,6 +4,8 @@
     python benchmarks/ops.py --dtypes float16,bfloat16,float64
     python benchmarks/ops.py --ops 'softmax*' --sizes memory  a glob of overloads, some sizes
     python benchmarks/ops.py --target cuda                    on an NVIDIA GPU
+    python benchmarks/ops.py --target cuda --float32-precision tf32     both sides may round operands to TF32
+    python benchmarks/ops.py --quick --seconds 90             what can be measured in so many seconds
     python benchmarks/ops.py --gate                           exit status 1 if an op is too slow or wrong
     python benchmarks/ops.py --table                          print the stored results again
 
@@ -36,7 +38,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
@@ -101,10 +103,14 @@ class Figure:
 class Machine:
     """The target's backend, PyTorch's device, and how a burst of calls is timed."""
 
-    def __init__(self, target: str, threads: int):
+    def __init__(self, target: str, threads: int, float32_precision: str = "highest"):
         self.target = target
+        self.float32_precision = float32_precision
         self.gpu = target == "cuda"
-        torch.set_num_threads(threads)
+        if self.gpu:  # the CPU only checks results
+            torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = float32_precision == "tf32"
+        else:
+            torch.set_num_threads(threads)
         self.backend = get_backend("cuda") if self.gpu else get_backend("cpu", threads=threads)
         self.stream = torch.cuda.ExternalStream(self.backend.stream.ptr) if self.gpu else None  # type: ignore[attr-defined]
         self.name = torch.cuda.get_device_name() if self.gpu else f"{hardware()}, {threads} threads"
@@ -243,12 +249,16 @@ def guarantee(target: str, op_type: str) -> str:
 
 
 # -- all ops -----------------------------------------------------------------------------------------------------------
-def sweep(cases: list[GrownCase], machine: Machine, rounds: int) -> tuple[list[Figure], dict[str, str]]:
-    """Measure all cases; return the figures, and why the other cases have none."""
-    figures: list[Figure] = []
-    skipped: dict[str, str] = {}
+def sweep(
+    cases: list[GrownCase], machine: Machine, rounds: int, until: float, figures: list[Figure], skipped: dict[str, str]
+) -> None:
+    """Measure the cases, but begin none at or after ``until`` (of ``time.perf_counter``). Add to ``figures`` the
+    results, and to ``skipped`` why the other cases have none."""
     for at in range(0, len(cases), PROGRAM):
-        batch = cases[at : at + PROGRAM]
+        if time.perf_counter() >= until:
+            skipped |= {str(case): "no time was left" for case in cases[at:]}
+            break
+        batch = [replace(case, device="cuda" if machine.gpu else "cpu") for case in cases[at : at + PROGRAM]]
         graphs: dict[str, Graph] = {}
         weights: dict[str, np.ndarray] = {}
         facts: dict[str, tuple[GrownCase, list[str], bool]] = {}
@@ -270,11 +280,14 @@ def sweep(cases: list[GrownCase], machine: Machine, rounds: int) -> tuple[list[F
         if not graphs:
             continue
         start = time.perf_counter()
-        program = compile_graphs(graphs, machine.target)
+        program = compile_graphs(graphs, machine.target, float32_precision=machine.float32_precision)
         print(f"{at + len(batch)} of {len(cases)}: {len(graphs)} compiled in {time.perf_counter() - start:.1f} s",
               file=sys.stderr, flush=True)  # fmt: skip
         store = load_weights(program, weights, machine.backend)
         for entry, (case, names, summing) in facts.items():
+            if time.perf_counter() >= until:
+                skipped[str(case)] = "no time was left"
+                continue
             try:
                 executor = Executor(program, store, machine.backend, entry)
                 figures.append(measure(case, executor, names, summing, machine, rounds))
@@ -283,7 +296,6 @@ def sweep(cases: list[GrownCase], machine: Machine, rounds: int) -> tuple[list[F
                     raise
                 skipped[str(case)] = f"PyTorch: {error}".splitlines()[0][:200]
             case.forget()
-    return figures, skipped
 
 
 def table(figures: Sequence[Figure], target: str, most: int | None = None) -> str:
@@ -325,11 +337,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", choices=LIMITS, default="cpu")
     parser.add_argument("--ops", default="*", metavar="GLOB", help="overloads, such as 'softmax*' or 'add.Tensor'")
-    parser.add_argument("--sizes", default="small,cache,memory", help="some of small, cache and memory")
+    parser.add_argument("--sizes", help="some of small, cache and memory; default: all, with --quick small and cache")
     parser.add_argument("--dtypes", default="float32", help=f"some of {', '.join(DTYPES)}, or all")
     parser.add_argument("--threads", type=int, default=1, help="of npusim and of PyTorch, on the CPU")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--quick", action="store_true", help="small and cache, three rounds")
+    parser.add_argument("--quick", action="store_true", help="three rounds, and no large tensors")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="begin no measurement after so many seconds")
+    parser.add_argument("--float32-precision", choices=("highest", "tf32"), default="highest",
+                        help="of products and convolutions of both sides, on a GPU")  # fmt: skip
     parser.add_argument("--gate", action="store_true", help="exit status 1 if an op is above the limit or wrong")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there; a complete run writes to "
                         "benchmarks/results/ops_MACHINE.json")  # fmt: skip
@@ -339,26 +354,33 @@ def main(argv: Sequence[str] | None = None) -> int:
         stored = json.loads((args.json or results_path(args.target)).read_text())
         print(table([Figure(**row) for row in stored["rows"]], stored["target"]))
         return 0
-    sizes = ["small", "cache"] if args.quick else args.sizes.split(",")
+    until = time.perf_counter() + args.seconds
+    sizes = (args.sizes or ("small,cache" if args.quick else "small,cache,memory")).split(",")
     kinds = list(DTYPES) if args.dtypes == "all" else args.dtypes.split(",")
     if unknown := [x for x in sizes if x not in SIZES[args.target]] + [x for x in kinds if x not in DTYPES]:
         parser.error(f"unknown: {', '.join(unknown)}")
-    machine = Machine(args.target, args.threads)
+    machine = Machine(args.target, args.threads, args.float32_precision)
     wanted = {name: nbytes for name, nbytes in SIZES[args.target].items() if name in sizes}
     cases = [case for kind in kinds for case in grown_cases(args.ops, kind, wanted)]
     if not cases:
         parser.error(f"no op matches {args.ops!r}")
-    figures, skipped = sweep(cases, machine, 3 if args.quick else args.rounds)
-    print(table(figures, args.target))
-    for name, why in skipped.items():
-        print(f"not measured: {name}: {why}")
-    complete = args.ops == "*" and not args.quick and len(sizes) == 3
+    figures: list[Figure] = []
+    skipped: dict[str, str] = {}
+    try:
+        sweep(cases, machine, 3 if args.quick else args.rounds, until, figures, skipped)
+    finally:  # an error that the GPU reports ends the run, but leaves the figures
+        print(table(figures, args.target))
+        for name, why in skipped.items():
+            print(f"not measured: {name}: {why}")
+    complete = args.ops == "*" and not args.quick and len(sizes) == 3 and not math.isfinite(args.seconds)
+    complete = complete and args.float32_precision == "highest"
     path = args.json or (results_path(args.target) if complete else None)
     publish(
         {
             "command": f"python benchmarks/ops.py {' '.join(sys.argv[1:] if argv is None else argv)}".strip(),
             "date": date.today().isoformat(), "hardware": machine.name, "target": args.target, "sizes": wanted,
-            "threads": args.threads, "versions": {p: version(p) for p in ("torch", "numpy")},
+            "threads": args.threads, "float32_precision": args.float32_precision,
+            "versions": {p: version(p) for p in ("torch", "numpy")},
             "rows": [asdict(f) for f in sorted(figures, key=lambda f: -f.ratio)], "not_measured": skipped,
         },
         path,

@@ -310,16 +310,27 @@ def compile_graph(graph: Graph, target: str = "cpu", disable: Collection[str] = 
     return compile_graphs({"main": graph}, target, disable)
 
 
-def compile_graphs(graphs: Mapping[str, Graph], target: str = "cpu", disable: Collection[str] = ()) -> CompiledProgram:
+def compile_graphs(
+    graphs: Mapping[str, Graph],
+    target: str = "cpu",
+    disable: Collection[str] = (),
+    float32_precision: str = "highest",
+) -> CompiledProgram:
     """Compile core graphs, which are changed, into entry points of one program. See :func:`compile_graph`."""
-    return _link({name: run_graph(graph, target, disable, entry=name) for name, graph in graphs.items()})
+    return _link({n: run_graph(g, target, disable, "memory", n, float32_precision) for n, g in graphs.items()})
 
 
 def run_graph(
-    graph: Graph, target: str = "cpu", disable: Collection[str] = (), until: str = "memory", entry: str = "main"
+    graph: Graph,
+    target: str = "cpu",
+    disable: Collection[str] = (),
+    until: str = "memory",
+    entry: str = "main",
+    float32_precision: str = "highest",
 ) -> State:
     """Run the phases on a core graph, which is changed, from ``normalise`` up to and including ``until``."""
-    return _run(State(None, target_config(target), None, _switches(disable, target), graph, entry=entry), 1, until)
+    config = _config(target, float32_precision)
+    return _run(State(None, config, None, _switches(disable, target), graph, entry=entry), 1, until)
 
 
 def _link(states: Mapping[str, State]) -> CompiledProgram:
