@@ -84,7 +84,10 @@ def interval(e: Expr, ranges: Ranges) -> tuple[int, int] | None:
         return bound and (max(0, bound[0], -bound[1]), max(-bound[0], bound[1]))
     if e.op == "remainder" and e.args[1].op == "const" and e.args[1].value > 0:
         return 0, e.args[1].value - 1
-    if e.op not in ("floordiv", "idiv", "fmod", "minimum", "maximum", "where", "mul"):
+    if e.op in ("minimum", "maximum"):
+        low, high = _sides(e, ranges)
+        return None if low is None or high is None else (low, high)
+    if e.op not in ("floordiv", "idiv", "fmod", "where", "mul"):
         return None
     a, b = (interval(x, ranges) for x in e.args[-2:])
     if a is None or b is None:
@@ -92,24 +95,29 @@ def interval(e: Expr, ranges: Ranges) -> tuple[int, int] | None:
     return _combine(e.op, a, b)
 
 
-def fits_int32(e: Expr, ranges: Ranges) -> bool:
-    """Whether every part of an int64 index expression fits in 32 bits over ``ranges``, and so can be computed in int32.
+def _sides(e: Expr, ranges: Ranges) -> tuple[int | None, int | None]:
+    """Return the lower and the upper bound of an int64 expression; None: unknown. Two clamps bound what is read."""
+    if e.op not in ("minimum", "maximum"):
+        return interval(e, ranges) or (None, None)
+    lows, highs = zip(*(_sides(a, ranges) for a in e.args), strict=True)
+    known = [[x for x in side if x is not None] for side in (lows, highs)]
+    if e.op == "minimum":
+        return (min(known[0]) if len(known[0]) == 2 else None), min(known[1], default=None)
+    return max(known[0], default=None), (max(known[1]) if len(known[1]) == 2 else None)
 
-    A value that is read or converted is not bounded by ``ranges``: an expression with one does not fit.
+
+def fits_int32(e: Expr, ranges: Ranges) -> bool:
+    """Whether an int64 index expression can be computed in int32: it and its operands fit in 32 bits over ``ranges``.
+
+    A value that is read or converted has 64 bits, and what is computed from it fits only if it is clamped.
     """
     if e.op in ("load", "stage", "cast"):
         return False
-    bound = interval(e, ranges)
-    if bound is None or bound[0] < INT32[0] or bound[1] > INT32[1]:
-        return False
-    return all(fits_int32(a, ranges) for a in e.args if a.dtype == "int64")
+    bounds = [interval(x, ranges) for x in (e, *e.args) if x.dtype == "int64"]
+    return all(b is not None and INT32[0] <= b[0] and b[1] <= INT32[1] for b in bounds)
 
 
 def _combine(op: str, a: tuple[int, int], b: tuple[int, int]) -> tuple[int, int] | None:
-    if op == "minimum":
-        return min(a[0], b[0]), min(a[1], b[1])
-    if op == "maximum":
-        return max(a[0], b[0]), max(a[1], b[1])
     if op == "where":
         return min(a[0], b[0]), max(a[1], b[1])
     if op == "mul":

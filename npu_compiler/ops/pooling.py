@@ -13,7 +13,7 @@ from functools import reduce
 
 import numpy as np
 
-from ..graph.expr import Expr, const, index, load, maximum, where
+from ..graph.expr import Expr, const, index, load, maximum, minimum, where
 from ..graph.graph import Value
 from ..support import dtypes as dt
 from .common import MAX_POSITIONS, bounded, ints
@@ -130,7 +130,8 @@ def max_positions(x: Value, windows: Sequence[Window]) -> Value:
     """Flat position, in the spatial dims, of each window's first maximum."""
     n = len(windows)
     taps = pool("argmax", channels_last(x, n), windows, lowest(x.dtype))
-    tap = load(0, "int64", [index(d) for d in range(n + 2)])
+    count = math.prod(w.kernel for w in windows)
+    tap = minimum(maximum(load(0, "int64", [index(d) for d in range(n + 2)]), 0), count - 1)  # says that 32 bits suffice
     flat: Expr = const(0, "int64")
     for d, w in enumerate(windows):
         r = tap // math.prod(v.kernel for v in windows[d + 1 :]) % w.kernel
