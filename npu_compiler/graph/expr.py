@@ -303,13 +303,14 @@ def last_uses(e: Expr) -> dict[Expr, list[Expr]]:
 
 def cost(e: Expr) -> int:
     """Estimate the scalar cost: 1 per operation, 16 per transcendental or integer division, 0 per load or constant."""
-    total = 0
-    for x in walk(e):
-        if x.op in EXPENSIVE:
-            total += 16
-        elif x.op not in ("const", "index", "load", "stage", "acc") and x.dtype != "int64":
-            total += 1
-    return total
+    return sum(map(own_cost, walk(e)))
+
+
+def own_cost(x: Expr) -> int:
+    """Estimate the scalar cost of an expression without its operands. See :func:`cost`."""
+    if x.op in EXPENSIVE:
+        return 16
+    return int(x.op not in ("const", "index", "load", "stage", "acc") and x.dtype != "int64")
 
 
 def identity_index(shape: Sequence[int]) -> tuple[Expr, ...]:

@@ -14,13 +14,11 @@ from ..codegen.nest import Access, Nest, Step, build_nest, use_counts
 from ..codegen.row_passes import Pass
 from .blocks import CTYPE, Block, Value, uniform_kind, vector_kind
 from .devices import MEASURED, CPUCosts
-from .plan import TILE_BLOCK, Plan, make_plan
+from .plan import TILE_BLOCK, Plan, make_plan, segments
 from .reductions import accumulator, clip, is_long, reduction_loops
 from .render import Renderer, is_bfloat16, unrounded
 from .small_kernels import emit_small, small_scratch_bytes
 
-MAX_SEGMENTS = 6
-PIECEWISE = frozenset(("where", "abs", "minimum", "maximum", "floordiv", "remainder"))
 ARGUMENTS = "void* const* bufs, char* arena, npu::Thread& th, int* counter"
 LANE_TYPE = {"vf": "float", "vd": "double", "vi64": "int64_t", "vi32": "int32_t", "mask": "int32_t"}
 
@@ -112,7 +110,7 @@ class _Emitter:
     def _rows(self, root: Block) -> Iterator[Block]:
         """Emit the loops over chunks and rows, and yield the innermost row block."""
         plan, size = self.plan, self.nest.size
-        rest = [d for d in self.nest.rows if d not in (plan.lane, plan.tile, plan.interleaved, *plan.prefix)]
+        rest = [d for d in self.nest.rows if d not in (plan.lane, plan.tile, plan.interleaved, plan.inner, *plan.prefix)]
         chunks = f"for (long c; (c = next_chunk(th, counter)) < {plan.chunks};) {{"
         with ExitStack() as stack:
             once = "if (next_chunk(th, counter) == 0) {"
@@ -158,33 +156,25 @@ class _Emitter:
                 self._pass_along(block, number, p)
             self._stores(block, self.row.stores)
         else:
-            for low, high in self._segments(self.plan.lane):
+            for low, high in segments(self.exprs, self.plan.lane, self.render.ranges):
                 if self.plan.tile is not None:
                     self._tiled(block, low, high, self.plan.lane, self.plan.tile)
                 elif self.row.passes:
                     self._passes_across(block, low, high, self.plan.lane)
                 else:
                     with self._lanes(block, "lanes", 1, low, high, f"long i{self.plan.lane}, auto L, int") as body:
-                        self._stores(body, self.row.stores)
+                        self._point(body)
+
+    def _point(self, body: Block) -> None:
+        """Emit one vector of points, or those along the inner dim."""
+        d = self.plan.inner
+        if d is None:
+            return self._stores(body, self.row.stores)
+        header = f"for (long i{d} = 0; i{d} < {self.nest.size[d]}; i{d}++) {{"
+        with body.child(header, binds=frozenset((d,))) as inner:
+            self._stores(inner, self.row.stores)
 
     # -- lanes ----------------------------------------------------------------------------------------------------
-    def _segments(self, lane: int) -> list[tuple[int, int]]:
-        """Return ranges of the lane dim in which no guard changes and every address is affine."""
-        size = self.nest.size[lane]
-        found = self._pieces([e for e in self.exprs if any(x.op in PIECEWISE for x in expr.walk(e))], lane, 0, size)
-        return found if len(found) <= MAX_SEGMENTS else [(0, size)]
-
-    def _pieces(self, exprs: list[Expr], lane: int, low: int, high: int) -> list[tuple[int, int]]:
-        """Split a range further: deciding one guard may expose breakpoints of others."""
-        points = affine.breakpoints(exprs, lane, low, high)
-        if not points or len(points) >= MAX_SEGMENTS:
-            return [(low, high)]
-        pieces = []
-        for a, b in zip([low, *points], [*points, high], strict=True):
-            known = [affine.simplify(e, {**self.render.ranges, lane: (a, b - 1)}) for e in exprs]
-            pieces += self._pieces(known, lane, a, b)
-        return pieces
-
     @contextmanager
     def _lanes(self, block: Block, helper: str, count: int, low: int, high: int, arguments: str) -> Iterator[Block]:
         """Emit a loop over [low, high) of the lane dim, limited to the thread's block if the lanes are split."""
@@ -282,7 +272,7 @@ class _Emitter:
                         self._pass_body(body, p, values)
                     part.items += carries
             else:
-                for low, high in self._segments(lane):
+                for low, high in segments(self.exprs, lane, self.render.ranges):
                     with self._lanes(outer, "lanes", count, low, high, arguments) as body:
                         self._pass_body(body, p, values)
         for s in p.reductions:

@@ -20,6 +20,9 @@ LIGHT = 24  # the most scalar operations of a body that is unrolled
 SEQUENTIAL_ALONG, SEQUENTIAL_ACROSS = 8, 16
 TILE_MIN = 8  # shorter dims are not tiled
 PAGE = 4096  # bytes
+MAX_SEGMENTS = 6  # into which the lane dim is divided
+HOISTED = 12  # scalar operations for which a row dim becomes a loop inside the lane loop
+PIECEWISE = frozenset("where abs minimum maximum floordiv remainder".split())
 TILE_BLOCK = 64  # positions of the tile dim per thread: a multiple of every vector length
 # Functions that are computed lane by lane, of float64 and of integers.
 BY_LANE_DOUBLE = frozenset("asinh acosh erf pow".split())
@@ -44,6 +47,7 @@ class Plan:
     # A dim that forms square tiles with the lane dim: the ``tiled`` loads are contiguous along it.
     tile: int | None = None
     tiled: list[Expr] = field(default_factory=list)
+    inner: int | None = None  # a row dim whose loop is inside the lane loop, because much does not depend on it
     interleaved: int | None = None  # a short dim, innermost in memory, whose stores are interleaved in registers
     prefix: list[int] = field(default_factory=list)  # row dims that are flattened and divided among the threads
     lane_blocks: int = 1
@@ -85,6 +89,7 @@ def make_plan(nest: Nest, costs: CPUCosts) -> Plan:
     """Choose the loop structure of ``nest`` by estimated cost."""
     if not nest.reduced:
         fold_single_points(nest)
+    _order_rows(nest)
     lane = _choose_lane(nest)
     transposed = _choose_tile(nest)
     if transposed is not None:
@@ -96,6 +101,7 @@ def make_plan(nest: Nest, costs: CPUCosts) -> Plan:
         _, plan.tile, plan.tiled = transposed
     else:
         plan.interleaved = _choose_interleave(plan)
+        plan.inner = _choose_inner(plan)
     plan.unroll = [_vectors_for(plan, p.steps) for p in row.passes]
     if across_rows:
         plan.unroll = [min(plan.unroll, default=1)] * len(row.passes)
@@ -107,7 +113,63 @@ def make_plan(nest: Nest, costs: CPUCosts) -> Plan:
     return plan
 
 
+# -- loops over rows ----------------------------------------------------------------------------------------------
+def _order_rows(nest: Nest) -> None:
+    """Order the loops over rows as the results lie in memory."""
+    if nest.serial:
+        return
+    targets = [affine.affine(s.target.args[0]) for s in nest.steps if s.target is not None]
+
+    def steps(d: int) -> int:
+        return sum(abs(t.coefficient(d)) for t in targets)
+
+    nest.order = [*sorted(nest.rows, key=steps, reverse=True), *nest.reduction_dims]
+
+
+def _choose_inner(plan: Plan) -> int | None:
+    """Return the row dim on which the most work of a lane does not depend, or None if that is little."""
+    nest, lane = plan.nest, plan.lane
+    if nest.reduced or nest.serial or lane is None or plan.interleaved is not None:
+        return None
+    dims: dict[Expr, frozenset[int]] = {}
+
+    def depends(x: Expr) -> frozenset[int]:
+        if x not in dims:
+            own = frozenset((x.value,)) if x.op == "index" else frozenset[int]()
+            dims[x] = own.union(*map(depends, x.args))
+        return dims[x]
+
+    parts = {x for s in nest.steps for x in expr.walk(s.value)}
+    work = [(depends(x), expr.own_cost(x)) for x in parts]
+
+    def hoisted(d: int) -> int:
+        return sum(n for found, n in work if lane in found and d not in found)
+
+    rows = [d for d in nest.rows if d != lane]
+    inner = max(rows, key=hoisted, default=None)
+    return inner if inner is not None and hoisted(inner) >= HOISTED else None
+
+
 # -- lanes --------------------------------------------------------------------------------------------------------
+def segments(exprs: list[Expr], lane: int, ranges: affine.Ranges) -> list[tuple[int, int]]:
+    """Return ranges of the lane dim in which no guard changes and every address is affine."""
+    size = ranges[lane][1] + 1
+    found = _pieces([e for e in exprs if any(x.op in PIECEWISE for x in expr.walk(e))], lane, 0, size, ranges)
+    return found if len(found) <= MAX_SEGMENTS else [(0, size)]
+
+
+def _pieces(exprs: list[Expr], lane: int, low: int, high: int, ranges: affine.Ranges) -> list[tuple[int, int]]:
+    """Split a range further: deciding one guard may expose breakpoints of others."""
+    points = affine.breakpoints(exprs, lane, low, high)
+    if not points or len(points) >= MAX_SEGMENTS:
+        return [(low, high)]
+    pieces = []
+    for a, b in zip([low, *points], [*points, high], strict=True):
+        known = [affine.simplify(e, {**ranges, lane: (a, b - 1)}) for e in exprs]
+        pieces += _pieces(known, lane, a, b, ranges)
+    return pieces
+
+
 def _choose_lane(nest: Nest) -> int | None:
     """Return the dim with the lowest estimated cost per element; None if points must be computed one by one."""
     if not nest.order:
@@ -125,22 +187,34 @@ def _choose_lane(nest: Nest) -> int | None:
 
 
 def _lane_cost(nest: Nest, dim: int) -> float:
-    size = nest.size[dim]
+    size, found = nest.size[dim], [x for x, _ in accesses(nest)]
+    parts = [(0, size)]
+    if any(_follows_no_stride(x, dim) for x in found):  # in parts of the dim they may be affine
+        parts = segments(found, dim, nest.ranges)
     vector = sum(expr.cost(s.value) for s in nest.steps) + 1.0
-    for x, _ in accesses(nest):
-        if any(
-            any(y.op == "index" and y.value == dim for y in expr.walk(t))
-            for t in (*affine.affine(x.args[0]).opaque(), *x.args[1:])
-        ):
-            vector += LANES
-            continue
-        stride = abs(affine.affine(x.args[0]).coefficient(dim)) * dtypes.DTYPES[x.dtype].size
-        vector += 0.2 if stride == 0 else 1 if stride == dtypes.DTYPES[x.dtype].size else _strided_cost(stride)
-    cost = vector * math.ceil(size / LANES) / size
+    cost = 0.0
+    for low, high in parts:
+        ranges = {**nest.ranges, dim: (low, high - 1)}
+        known = [affine.simplify(x, ranges) for x in found] if len(parts) > 1 else found
+        cost += (vector + sum(_access_cost(x, dim) for x in known)) * math.ceil((high - low) / LANES) / size
     if dim in nest.reduced:
         across = 8 * sum(s.kind == "reduce" for s in nest.steps)
         cost += across / nest.points(nest.reduction_dims)
     return cost
+
+
+def _follows_no_stride(x: Expr, dim: int) -> bool:
+    """Whether the address of a load or store is not affine in an index."""
+    terms = (*affine.affine(x.args[0]).opaque(), *x.args[1:])
+    return any(y.op == "index" and y.value == dim for t in terms for y in expr.walk(t))
+
+
+def _access_cost(x: Expr, dim: int) -> float:
+    if _follows_no_stride(x, dim):
+        return LANES
+    size = dtypes.DTYPES[x.dtype].size
+    stride = abs(affine.affine(x.args[0]).coefficient(dim)) * size
+    return 0.2 if stride == 0 else 1 if stride == size else _strided_cost(stride)
 
 
 def _strided_cost(nbytes: int) -> float:
@@ -225,7 +299,7 @@ def _by_lane(x: Expr) -> bool:
 
 def _split_work(plan: Plan, costs: CPUCosts) -> None:
     nest = plan.nest
-    rows = [d for d in nest.rows if d not in (plan.lane, plan.tile, plan.interleaved)]
+    rows = [d for d in nest.rows if d not in (plan.lane, plan.tile, plan.interleaved, plan.inner)]
     if nest.serial:  # the other dims are inner loops, in order
         rows = [d for d in rows if d in nest.parallel]
         if not rows and plan.lane is None:

@@ -387,13 +387,14 @@ class Renderer:
     def place(self, e: Expr, block: Block) -> Place | None:
         """Return the address of a load or store; None if its operand is empty (``bad`` is set instead)."""
         form = affine.affine(e.args[0])
-        vectors = [f"{self.text(t, 'vi64', block)} * {form.terms[t]}" for t in form.opaque() if self.varying(t)]
+        lanes = self._offset_kind(e.value.operand)
+        vectors = [f"{self.text(t, lanes, block)} * {form.terms[t]}" for t in form.opaque() if self.varying(t)]
         scalars: list[str] = []
         for idx, (n, step) in zip(e.args[1:], e.value.checks, strict=True):
             if n == 0:
                 block.items.append("bad = 1;")
                 return None
-            at = self._checked(e, idx, n, block) + (f" * {step}" if step != 1 else "")
+            at = self._checked(idx, n, lanes, block) + (f" * {step}" if step != 1 else "")
             (vectors if self.varying(idx) else scalars).append(at)
         stride = 0
         if self.lane is not None and self.lane in self.deps(e) and (stride := form.coefficient(self.lane)):
@@ -404,19 +405,40 @@ class Renderer:
         if not vectors:
             return Place(offset, stride, "")
         if stride:
-            vectors.append(f"iota<vi64>() * {stride}")
-        return Place(offset, stride, " + ".join([*vectors, f"({offset})"] if scalars else vectors))
+            vectors.append(f"iota<{lanes}>() * {stride}")
+        uniform = f"({SCALAR_OF[lanes]})({offset})"
+        return Place(offset, stride, " + ".join([*vectors, uniform] if scalars else vectors))
 
-    def _checked(self, e: Expr, idx: Expr, n: int, block: Block) -> str:
-        """Emit the range check of a data-dependent index and return the checked name."""
+    def _offset_kind(self, operand: int) -> str:
+        """Return the vector kind of offsets in an operand: int32 unless it has too many elements. Sums may wrap around
+        before the last term, because the result fits."""
+        if operand >= len(self.nest.inputs):  # saved temporaries of one row
+            return "vi32"
+        op = self.nest.outputs[~operand] if operand < 0 else self.nest.inputs[operand]
+        extent = sum(abs(step) * (n - 1) for n, step in zip(op.shape, op.strides, strict=True))
+        return "vi32" if extent < 2**31 else "vi64"
+
+    def _index(self, idx: Expr, block: Block) -> Value:
+        """Return a data-dependent index whose range is to be checked, in 32 bits if these have it or are out of range
+        whenever it is."""
+        if idx.op == "cast" and self.varying(idx) and vector_kind(idx.args[0].dtype) in ("vf", "vi32"):
+            return Value(convert(self.value(idx.args[0], block), "vi32"), "vi32")
+        kind = self.kind(idx) if self.varying(idx) else "long"
+        return Value(self.text(idx, kind, block), kind)
+
+    def _checked(self, idx: Expr, n: int, lanes: str, block: Block) -> str:
+        """Emit the range check of a data-dependent index and return the checked name, of kind ``lanes`` if the index
+        varies."""
         if self.varying(idx):
-            name, kind, home = self.name(), "vi64", block
+            name, kind, home = self.name(), lanes, block
             extra = f", {block.mask}, L" if block.mask else ", L"
         else:
             name, kind = self.name(), "long"
             home = block if any(b.branch for b in block.chain()) else self.home(idx, block)
             extra = f", any({block.mask})" if block.mask else ""
-        home.items.append(f"const {kind} {name} = checked({self.text(idx, kind, home)}, {n}, bad{extra});")
+        text, have = self._index(idx, home)
+        checked = convert(Value(f"checked({text}, {n}, bad{extra})", have), kind)
+        home.items.append(f"const {kind} {name} = {checked};")
         return name
 
     def offset(self, form: Affine, block: Block) -> str:

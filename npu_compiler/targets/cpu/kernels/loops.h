@@ -174,34 +174,75 @@ template <class L> NPU_INLINE vi64 checked(vi64 i, long n, int& bad, L l) {
   return checked(i, n, bad, vi32{} - 1, l);
 }
 
-#if NPU_AVX512
-// Gathers the four-byte elements p[offset] in the lanes of m; the other lanes are 0.
-NPU_INLINE __m512 gather_words(const void* p, vi64 offset, __mmask16 m) {
-  __m512i half[2];
-  memcpy(half, &offset, sizeof half);
-  const __m256 low = _mm512_mask_i64gather_ps(_mm256_setzero_ps(), (__mmask8)m, half[0], p, 4);
-  const __m256 high = _mm512_mask_i64gather_ps(_mm256_setzero_ps(), (__mmask8)(m >> 8), half[1], p, 4);
-  return _mm512_insertf32x8(_mm512_castps256_ps512(low), high, 1);
+template <class L> NPU_INLINE vi32 checked(vi32 i, long n, int& bad, vi32 needed, L l) {
+  vi32 out = (unsigned_t<vi32>)i >= (uint32_t)n;
+  bad |= any(out & needed & active(l));
+  return i & ~out;
 }
+template <class L> NPU_INLINE vi32 checked(vi32 i, long n, int& bad, L l) {
+  return checked(i, n, bad, vi32{} - 1, l);
+}
+
+#if NPU_AVX512
+// Gathers p[offset] of four or eight bytes in the lanes of m; the other lanes are 0 and read nothing.
+template <class T> NPU_INLINE vec<T> gather_words(const T* p, vi32 offset, __mmask16 m) {
+  if constexpr (sizeof(T) == 4) {
+    return (vec<T>)_mm512_mask_i32gather_epi32(_mm512_setzero_si512(), m, (__m512i)offset, p, 4);
+  } else {
+    __m256i at[2];
+    memcpy(at, &offset, sizeof at);
+    const __m512i zero = _mm512_setzero_si512();
+    const __m512i half[2] = {_mm512_mask_i32gather_epi64(zero, (__mmask8)m, at[0], p, 8),
+                             _mm512_mask_i32gather_epi64(zero, m >> 8, at[1], p, 8)};
+    return load_bytes<vec<T>>(half);
+  }
+}
+template <class T> NPU_INLINE vec<T> gather_words(const T* p, vi64 offset, __mmask16 m) {
+  __m512i at[2];
+  memcpy(at, &offset, sizeof at);
+  if constexpr (sizeof(T) == 4) {
+    const __m256i zero = _mm256_setzero_si256();
+    const __m256i half[2] = {_mm512_mask_i64gather_epi32(zero, (__mmask8)m, at[0], p, 4),
+                             _mm512_mask_i64gather_epi32(zero, m >> 8, at[1], p, 4)};
+    return load_bytes<vec<T>>(half);
+  } else {
+    const __m512i zero = _mm512_setzero_si512();
+    const __m512i half[2] = {_mm512_mask_i64gather_epi64(zero, (__mmask8)m, at[0], p, 8),
+                             _mm512_mask_i64gather_epi64(zero, m >> 8, at[1], p, 8)};
+    return load_bytes<vec<T>>(half);
+  }
+}
+NPU_INLINE __mmask16 lane_mask(vi32 mask, int n) { return _mm512_movepi32_mask((__m512i)mask) & lane_mask(n); }
 #endif
 
-// Gathers p[offset]. Lanes outside the mask are 0 and read nothing.
-template <class T, class L> NPU_INLINE vec<T> gather(const T* p, vi64 offset, L l) {
+// Gathers p[offset]; offsets have 32 or 64 bits. Lanes outside the mask are 0 and read nothing.
+template <class T, class I, class L> NPU_INLINE vec<T> gather(const T* p, I offset, L l) {
 #if NPU_AVX512
-  if constexpr (is_same<T, float>::value) return (vf)gather_words(p, offset, lane_mask((int)l));
-  if constexpr (is_same<T, int32_t>::value) return (vi32)gather_words(p, offset, lane_mask((int)l));
+  if constexpr (sizeof(T) >= 4) return gather_words(p, offset, lane_mask((int)l));
 #endif
   vec<T> v{};
   for (int i = 0; i < (int)l; i++) v[i] = ld1(p + offset[i]);
   return v;
 }
-template <class T, class L> NPU_INLINE vec<T> gather(const T* p, vi64 offset, vi32 mask, L l) {
+template <class T, class I, class L> NPU_INLINE vec<T> gather(const T* p, I offset, vi32 mask, L l) {
+#if NPU_AVX512
+  if constexpr (sizeof(T) >= 4) return gather_words(p, offset, lane_mask(mask, (int)l));
+#endif
   vec<T> v{};
   for (int i = 0; i < (int)l; i++)
     if (mask[i]) v[i] = ld1(p + offset[i]);
   return v;
 }
 template <class T, class L> NPU_INLINE vec<T> ld_masked(const T* p, long stride, vi32 mask, L l) {
+#if NPU_AVX512
+  const __mmask16 m = lane_mask(mask, (int)l);
+  if (stride == 1) return ld_under(p, m);
+  if constexpr (sizeof(T) >= 4) {
+    if constexpr (sizeof(T) == 4)
+      if (stride == 2) return ld_every_second(p, m);
+    return gather_words(p, iota<vi64>() * stride, m);
+  }
+#endif
   mask &= active(l);
   if (!any(~mask)) return ld_strided(p, stride, l);
   vec<T> v{};
@@ -210,7 +251,7 @@ template <class T, class L> NPU_INLINE vec<T> ld_masked(const T* p, long stride,
       if (mask[i]) v[i] = ld1(p + i * stride);
   return v;
 }
-template <class T, class L> NPU_INLINE void scatter(T* p, vi64 offset, vec<T> v, L l) {
+template <class T, class I, class L> NPU_INLINE void scatter(T* p, I offset, vec<T> v, L l) {
   for (int i = 0; i < (int)l; i++) st1(p + offset[i], v[i]);
 }
 

@@ -50,9 +50,9 @@ template <class T> NPU_INLINE vec<T> ld(const T* p, Full) {
 NPU_INLINE __mmask16 lane_mask(int n) { return (__mmask16)((1u << n) - 1); }
 #endif
 
-template <class T> NPU_INLINE vec<T> ld(const T* p, int n) {
 #if NPU_AVX512
-  __mmask16 m = lane_mask(n);
+// Loads the lanes of m. The other lanes are 0, and nothing is read for them.
+template <class T> NPU_INLINE vec<T> ld_under(const T* p, __mmask16 m) {
   if constexpr (is_same<T, float>::value) return (vf)_mm512_maskz_loadu_ps(m, p);
   else if constexpr (is_same<T, int32_t>::value) return (vi32)_mm512_maskz_loadu_epi32(m, p);
   else if constexpr (is_same<T, f16>::value) return (vf)_mm512_cvtph_ps(_mm256_maskz_loadu_epi16(m, p));
@@ -63,10 +63,30 @@ template <class T> NPU_INLINE vec<T> ld(const T* p, int n) {
   else if constexpr (is_same<T, int8_t>::value)
     return (vi32)_mm512_cvtepi8_epi32(_mm_maskz_loadu_epi8(m, p));
   else if constexpr (sizeof(T) == 1) return (vi32)_mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(m, p));
+  else {
+    const __m512i half[2] = {_mm512_maskz_loadu_epi64((__mmask8)m, p), _mm512_maskz_loadu_epi64(m >> 8, p + 8)};
+    return load_bytes<vec<T>>(half);
+  }
+}
+
+// Loads the lanes of m from every second element: two loads and a permutation. The other lanes are 0, as above.
+template <class T> NPU_INLINE vec<T> ld_every_second(const T* p, __mmask16 m) {
+  const uint32_t wanted = _pdep_u32(m, 0x55555555);
+  const __m512i low = _mm512_maskz_loadu_epi32((__mmask16)wanted, p);
+  const __m512i high = _mm512_maskz_loadu_epi32(wanted >> 16, p + 16);
+  const __m512i even = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
+  return (vec<T>)_mm512_permutex2var_epi32(low, even, high);
+}
 #endif
+
+template <class T> NPU_INLINE vec<T> ld(const T* p, int n) {
+#if NPU_AVX512
+  return ld_under(p, lane_mask(n));
+#else
   T lanes[VL] = {};
   for (int i = 0; i < n; i++) lanes[i] = p[i];
   return ld(lanes, Full{});
+#endif
 }
 
 // ---------------------------------------------------------------------------------------------- stores
@@ -140,6 +160,11 @@ template <class T> NPU_INLINE void st(T* p, vec<T> v, int n) {
   } else if constexpr (sizeof(T) == 1) {
     _mm_mask_storeu_epi8(p, m, _mm512_cvtepi32_epi8((__m512i)v));
     return;
+  } else if constexpr (sizeof(T) == 8) {
+    __m512i half[2];
+    memcpy(half, &v, sizeof half);
+    _mm512_mask_storeu_epi64(p, (__mmask8)m, half[0]);
+    return _mm512_mask_storeu_epi64(p + 8, m >> 8, half[1]);
   }
 #endif
   T lanes[VL];
@@ -150,6 +175,10 @@ template <class T> NPU_INLINE void st(T* p, vec<T> v, int n) {
 // Load and store lanes that are `stride` elements apart.
 template <class T, class L> NPU_INLINE vec<T> ld_strided(const T* p, long stride, L lanes) {
   if (stride == 1) return ld(p, lanes);
+#if NPU_AVX512
+  if constexpr (is_same<T, float>::value || is_same<T, int32_t>::value)
+    if (stride == 2) return ld_every_second(p, lane_mask((int)lanes));
+#endif
   vec<T> v{};
   for (int i = 0; i < (int)lanes; i++) v[i] = ld1(p + i * stride);
   return v;
