@@ -85,8 +85,8 @@ def interval(e: Expr, ranges: Ranges) -> tuple[int, int] | None:
     if e.op == "remainder" and e.args[1].op == "const" and e.args[1].value > 0:
         return 0, e.args[1].value - 1
     if e.op in ("minimum", "maximum"):
-        low, high = _sides(e, ranges)
-        return None if low is None or high is None else (low, high)
+        least, most = _sides(e, ranges)
+        return None if least is None or most is None else (least, most)
     if e.op not in ("floordiv", "idiv", "fmod", "where", "mul"):
         return None
     a, b = (interval(x, ranges) for x in e.args[-2:])

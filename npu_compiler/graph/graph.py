@@ -350,8 +350,8 @@ class Graph:
         return self.add("scatter", [base, src, *index], [(base.shape, base.dtype)], idx=tuple(idx), mode=mode).out
 
     def scan(self, kind: str, x: Value, axis: int) -> Value:
-        """Running 'sum', 'prod', 'max' or 'min' along ``axis``; same shape and dtype as ``x``. Totals of half types are
-        float32."""
+        """Running 'sum', 'prod', 'max', 'min' or 'logaddexp' along ``axis``; same shape and dtype as ``x``. Totals of
+        half types are float32."""
         return self.add("scan", [x], [(x.shape, x.dtype)], kind=kind, axis=axis % x.rank).out
 
     def sort(self, x: Value, axis: int, descending: bool, k: int | None = None) -> tuple[Value, Value]:

@@ -180,10 +180,15 @@ def _scatter(node: Node, args: Arrays) -> np.ndarray:
     return base
 
 
+# The kinds of scans: logaddexp(a, b) is log(exp(a) + exp(b)).
+SCANS: dict[str, np.ufunc] = {
+    "sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum, "logaddexp": np.logaddexp
+}  # fmt: skip
+
+
 def _scan(node: Node, args: Arrays) -> np.ndarray:
-    f = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}[node.attrs["kind"]]
     wide = dtypes.numpy_dtype(dtypes.opmath(node.out.dtype))
-    return f.accumulate(args[0], axis=node.attrs["axis"], dtype=wide)
+    return SCANS[node.attrs["kind"]].accumulate(args[0], axis=node.attrs["axis"], dtype=wide)
 
 
 def _sort(node: Node, args: Arrays) -> Arrays:

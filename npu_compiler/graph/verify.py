@@ -316,7 +316,7 @@ def _scatter(node: Node, inputs: Sequence[Value]) -> Signature:
 def _scan(node: Node, inputs: Sequence[Value]) -> Signature:
     _inputs(inputs, 1)
     _axis(node.attrs["axis"], inputs[0])
-    _require(node.attrs["kind"] in ("sum", "prod", "max", "min"), f"unknown scan {node.attrs['kind']!r}")
+    _require(node.attrs["kind"] in ("sum", "prod", "max", "min", "logaddexp"), f"unknown scan {node.attrs['kind']!r}")
     return [(inputs[0].shape, inputs[0].dtype)]
 
 

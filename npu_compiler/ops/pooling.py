@@ -131,7 +131,9 @@ def max_positions(x: Value, windows: Sequence[Window]) -> Value:
     n = len(windows)
     taps = pool("argmax", channels_last(x, n), windows, lowest(x.dtype))
     count = math.prod(w.kernel for w in windows)
-    tap = minimum(maximum(load(0, "int64", [index(d) for d in range(n + 2)]), 0), count - 1)  # says that 32 bits suffice
+    tap = minimum(
+        maximum(load(0, "int64", [index(d) for d in range(n + 2)]), 0), count - 1
+    )  # says that 32 bits suffice
     flat: Expr = const(0, "int64")
     for d, w in enumerate(windows):
         r = tap // math.prod(v.kernel for v in windows[d + 1 :]) % w.kernel

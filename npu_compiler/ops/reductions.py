@@ -358,6 +358,13 @@ RUNNING = (
 )
 
 
+INFINITE = (
+    S(t(2, 4, values=(-math.inf, -math.inf, 1, 80, 2, math.inf, math.inf, 3)), 1),
+    S(t(2, 3, values=(1, math.nan, 2, -math.inf, 3, 1e30)), -1),
+    S(t(40, 67, low=-90, high=90), 1),
+)
+
+
 def scan(kind: str, x: Value, dim: int) -> Value:
     """Running reduction along a dim; a 0-d tensor is its own."""
     axes = axes_of(dim, x.rank)
@@ -380,9 +387,10 @@ def declare_running(name: str, kind: str, extreme_name: str, extreme_kind: str) 
 
         def candidate(a: Any, v: Any) -> Any:
             here = fn("eq")(a, v) | isnan(a) if dt.is_float(a.dtype) else fn("eq")(a, v)
-            return where(here, const(0, "int64") if axis is None else index(axis), const(0, "int64"))
+            return where(here, const(0, place) if axis is None else index(axis).cast(place), const(0, place))
 
-        return values, scan("max", x.graph.pointwise(candidate, x, values), dim)
+        place = "int32" if axis is None or x.shape[axis] < 2**31 else "int64"
+        return values, scan("max", x.graph.pointwise(candidate, x, values), dim).cast("int64")
 
     lowers(f"aten.{name}.default", samples=(*RUNNING, S(t(2, 3), 1, dtype="float32")), dtypes=ALL)(running)
     lowers(f"aten.{extreme_name}.default", samples=(*RUNNING, *WITH_NAN), dtypes=ALL)(running_extreme)
@@ -390,6 +398,12 @@ def declare_running(name: str, kind: str, extreme_name: str, extreme_kind: str) 
 
 declare_running("cumsum", "sum", "cummax", "max")
 declare_running("cumprod", "prod", "cummin", "min")
+
+
+@lowers("aten.logcumsumexp.default", "aten._logcumsumexp.default", samples=(*RUNNING, *INFINITE))
+def logcumsumexp(self: Value, dim: int) -> Value:
+    """Logarithm of the running sum of exponentials."""
+    return scan("logaddexp", self, dim)
 
 
 @lowers(

@@ -365,18 +365,15 @@ def _decode_attention(k: DecodeAttention, arrays: Arrays) -> None:
 
 
 # -- scans and sorts ------------------------------------------------------------------------------------------------
-_SCANS = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}
-
-
 def _scan(k: Scan, inputs: list[Array]) -> list[Array]:
     """Return the scans of whole rows, or of sections from the totals of those before them."""
     x, *totals = inputs
     if not totals:
         wide = dtypes.numpy_dtype(dtypes.opmath(k.inputs[0].dtype))
-        return [_SCANS[k.op].accumulate(x, axis=k.axis, dtype=wide)]
+        return [interp.SCANS[k.op].accumulate(x, axis=k.axis, dtype=wide)]
     parts, _ = _sections(k, x)
-    before = _SCANS[k.op].accumulate(totals[0], axis=1)
-    found = [p if n == 0 else _SCANS[k.op](before[:, n - 1 : n], p) for n, p in enumerate(parts)]
+    before = interp.SCANS[k.op].accumulate(totals[0], axis=1)
+    found = [p if n == 0 else interp.SCANS[k.op](before[:, n - 1 : n], p) for n, p in enumerate(parts)]
     rows = np.concatenate(found, 1).astype(x.dtype)
     last = (*x.shape[: k.axis], *x.shape[k.axis + 1 :], x.shape[k.axis])
     return [np.moveaxis(rows.reshape(last), -1, k.axis)]
@@ -387,7 +384,7 @@ def _sections(k: Scan | ScanTotals, x: Array) -> tuple[list[Array], Array]:
     wide = dtypes.numpy_dtype((k.inputs[1] if isinstance(k, Scan) else k.outputs[0]).dtype)
     rows = np.moveaxis(x, k.axis, -1).reshape(-1, x.shape[k.axis]).astype(wide)
     starts = range(0, rows.shape[1], k.section)
-    parts = [_SCANS[k.op].accumulate(rows[:, at : at + k.section], axis=1, dtype=wide) for at in starts]
+    parts = [interp.SCANS[k.op].accumulate(rows[:, at : at + k.section], axis=1, dtype=wide) for at in starts]
     return parts, np.stack([p[:, -1] for p in parts], 1)
 
 

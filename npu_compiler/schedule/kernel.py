@@ -269,8 +269,8 @@ class Pack(Kernel):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Scan(Kernel):
-    """Running reductions by ``op`` (sum prod max min) along ``axis``. With ``section``, rows are scanned in sections of
-    that many elements, and the last input has the reductions of all sections (:class:`ScanTotals`)."""
+    """Running reductions by ``op`` (sum prod max min logaddexp) along ``axis``. With ``section``, rows are scanned in
+    sections of that many elements, and the last input has the reductions of all sections (:class:`ScanTotals`)."""
 
     kind = "scan"
     op: str

@@ -110,7 +110,9 @@ class _Emitter:
     def _rows(self, root: Block) -> Iterator[Block]:
         """Emit the loops over chunks and rows, and yield the innermost row block."""
         plan, size = self.plan, self.nest.size
-        rest = [d for d in self.nest.rows if d not in (plan.lane, plan.tile, plan.interleaved, plan.inner, *plan.prefix)]
+        rest = [
+            d for d in self.nest.rows if d not in (plan.lane, plan.tile, plan.interleaved, plan.inner, *plan.prefix)
+        ]
         chunks = f"for (long c; (c = next_chunk(th, counter)) < {plan.chunks};) {{"
         with ExitStack() as stack:
             once = "if (next_chunk(th, counter) == 0) {"

@@ -10,7 +10,8 @@ from ...support import dtypes
 from .devices import MEASURED, CPUCosts
 from .plan import MAX_CHUNKS
 
-SCANS = {"sum": "Sum", "prod": "Prod", "max": "Max", "min": "Min"}
+SCANS = {"sum": "Sum", "prod": "Prod", "max": "Max", "min": "Min", "logaddexp": "LogAddExp"}
+TILE_ROWS = 4  # fewer dense rows are scanned one after the other
 
 
 def emit_small(kernel: Scan | Sort, name: str, pointer: Callable[[Operand], str], costs: CPUCosts = MEASURED) -> str:
@@ -27,8 +28,11 @@ def emit_small(kernel: Scan | Sort, name: str, pointer: Callable[[Operand], str]
     rows = [d for d in range(len(shape)) if d != axis]
     last = len(shape) - 1
     lanes = isinstance(kernel, Scan) and axis != last and all(op.strides[last] == 1 for op in operands)
+    beside = _tile_dim(operands, axis) if isinstance(kernel, Scan) and not lanes else None
     if lanes:
         rows.remove(last)
+    if beside is not None:
+        rows.remove(beside)
     head = f"static NPU_NOINLINE int {name}(void* const* bufs, char* arena, npu::Thread& th, int* counter) {{"
     intro = [head, "  using namespace npu;", "  (void)bufs, (void)arena, (void)th, (void)counter;"]
     if math.prod(kernel.outputs[0].shape) == 0:
@@ -36,7 +40,7 @@ def emit_small(kernel: Scan | Sort, name: str, pointer: Callable[[Operand], str]
     count = math.prod(shape[d] for d in rows)
     n = shape[axis] if shape else 1
     if isinstance(kernel, Scan):
-        row_ns = n * 2.0 * (shape[last] / 8 if lanes else 1)
+        row_ns = n * 2.0 * (shape[last] / 8 if lanes else shape[beside] / 8 if beside is not None else 1)
     else:
         row_ns = n * (2.0 + 2.0 * math.log2(n + 1))
     per_chunk = max(1, -(-count // MAX_CHUNKS), min(count, int(costs.chunk / row_ns)))
@@ -46,7 +50,10 @@ def emit_small(kernel: Scan | Sort, name: str, pointer: Callable[[Operand], str]
     ]
     places = [f"{n} + {_offset(op, rows, shape)}" for n, op in zip(names, operands, strict=True)]
     steps = [op.strides[axis] if shape else 0 for op in operands]
-    row = _scan(kernel, places, steps, n, lanes) if isinstance(kernel, Scan) else _sort(kernel, places, steps, n)
+    if isinstance(kernel, Scan) and beside is not None:
+        row = _scan_tiles(kernel, places, [op.strides[beside] for op in operands], shape[beside], n)
+    else:
+        row = _scan(kernel, places, steps, n, lanes) if isinstance(kernel, Scan) else _sort(kernel, places, steps, n)
     lines += ["      " + line for line in row]
     return "\n".join([*intro, *lines, "    }", "  return 0;", "}\n"])
 
@@ -69,6 +76,24 @@ def _offset(op: Operand, rows: Sequence[int], shape: Sequence[int]) -> str:
             parts.append(f"{at} % {shape[d]} * {op.strides[d]}")
         step *= shape[d]
     return " + ".join(reversed(parts)) or "0"
+
+
+def _tile_dim(operands: Sequence[Operand], axis: int) -> int | None:
+    """Return the dim whose rows are scanned side by side, if rows along ``axis`` are dense; otherwise None."""
+    shape = operands[0].shape
+    dense = bool(shape) and all(op.strides[axis] == 1 and dtypes.DTYPES[op.dtype].size <= 4 for op in operands)
+    dims = [d for d in range(len(shape)) if d != axis]
+    longest = max(dims, key=lambda d: shape[d], default=None)
+    return longest if dense and longest is not None and shape[longest] >= TILE_ROWS else None
+
+
+def _scan_tiles(kernel: Scan, places: list[str], steps: list[int], rows: int, n: int) -> list[str]:
+    first, second = (f"{p} + i * {s}, {s}" for p, s in zip(places, steps, strict=True))
+    return [
+        f"lanes<1, 0, {rows}>([&](long i, auto L, int) NPU_BODY {{",
+        f"  scan_tiles<{SCANS[kernel.op]}>({first}, {second}, {n}, L);",
+        "});",
+    ]
 
 
 def _scan(kernel: Scan, places: list[str], steps: list[int], n: int, lanes: bool) -> list[str]:

@@ -423,3 +423,43 @@ def test_padding_is_copied_piece_by_piece() -> None:
         np.testing.assert_array_equal(got[0], want[0])
         text = emit_loops(kernel, "name", lambda o: "p")
         assert "gather" not in text and text.count("lanes<") == 3
+
+
+# -- loop order ---------------------------------------------------------------------------------------------------
+def test_what_a_row_does_not_change_is_outside_its_loop() -> None:
+    weight = fn("exp")(load(1, "float32", (j,)))
+    e = load(0, "float32", (i, j)) * weight
+    kernel = loops([operand((7, 50)), operand((50,))], [operand((7, 50))], (7, 50), (), store(e, i, j))
+    (got,), (want,), _ = run(kernel)
+    np.testing.assert_allclose(got, want, rtol=1e-6)
+    text = emit_loops(kernel, "name", lambda o: "p")
+    assert text.index("lanes<") < text.index("exp(") < text.index("for (long i0")
+
+
+def test_loops_over_rows_follow_the_results() -> None:
+    x, y = operand((6, 5, 40)), operand((5, 6, 40))
+    kernel = loops([x], [y], (6, 5, 40), (), store(load(0, "float32", (i, 4 - j, k)), j, i, k))
+    (got,), (want,), _ = run(kernel)
+    np.testing.assert_array_equal(got, want)
+    text = emit_loops(kernel, "name", lambda o: "p")
+    assert text.index("i1 ") < text.index("i0 ")
+
+
+def test_guarded_strides_read_nothing_outside() -> None:
+    """Lanes 1, 2 and 5 elements apart whose first and last positions are outside the operand."""
+    kernels = []
+    for dtype, step, n in (("float32", 1, 60), ("float32", 2, 60), ("float32", 5, 151), ("float64", 2, 60),
+                           ("bfloat16", 1, 60), ("uint8", 2, 60)):  # fmt: skip
+        at = j * step - 2
+        e = where((at >= 0) & (at < n) & (load(1, "int64", (j,)) > 0), load(0, dtype, (i, at)), const(3, dtype))
+        inputs, outputs = [operand((2, n), dtype), operand((33,), "int64")], [operand((2, 33), dtype)]
+        kernels.append(loops(inputs, outputs, (2, 33), (), store(e, i, j)))
+    compiled = compile_kernels(kernels, len(kernels))
+    for number, kernel in enumerate(kernels):
+        buffers = arrays(kernel, x1=np.arange(33) % 3)
+        want = {b: a.copy() for b, a in buffers.items()}
+        execute(kernel, want)
+        for at_end in (True, False):
+            got = {b: fenced(a, at_end) for b, a in buffers.items()}
+            assert compiled.run(number, got, 1) == 0
+            np.testing.assert_array_equal(view(kernel.outputs[0], got), view(kernel.outputs[0], want))

@@ -146,3 +146,12 @@ def test_simplified_indices_are_equal_and_inside_their_interval(e: Expr) -> None
         piece = expr.substitute(affine.simplify(e, {**ranges, 0: (low, high - 1)}), {0: index(0) + low})
         found = evaluate(piece, (high - low, SIZES[1]), [])
         np.testing.assert_array_equal(np.broadcast_to(found, values[low:high].shape), values[low:high])
+
+
+def test_two_clamps_bound_what_is_read() -> None:
+    read = load(0, "int64", [i])
+    clamped = fn("minimum")(fn("maximum")(read, 0), 26)
+    assert affine.interval(clamped, RANGES) == (0, 26)
+    assert affine.interval(fn("maximum")(read, 0), RANGES) is None
+    assert affine.fits_int32(clamped // 9, RANGES)
+    assert not affine.fits_int32(clamped, RANGES)  # its operand has 64 bits

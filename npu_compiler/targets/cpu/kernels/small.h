@@ -6,14 +6,27 @@ namespace npu {
 
 // ---------------------------------------------------------------------------------------------- scan
 // Running sums and products accumulate in double or 64 bits; a NaN propagates to the end of the row.
-template <class V> struct ScanAccumulator { using type = V; };
-template <> struct ScanAccumulator<vf> { using type = vd; };
-template <> struct ScanAccumulator<vi32> { using type = vi64; };
+template <class Op, class V> struct ScanAccumulator { using type = V; };
+template <class Op> struct ScanAccumulator<Op, vf> { using type = vd; };
+template <class Op> struct ScanAccumulator<Op, vi32> { using type = vi64; };
+template <> struct ScanAccumulator<Max, vf> { using type = vf; };
+template <> struct ScanAccumulator<Min, vf> { using type = vf; };
+template <> struct ScanAccumulator<Max, vi32> { using type = vi32; };
+template <> struct ScanAccumulator<Min, vi32> { using type = vi32; };
+
+// log(exp(x) + exp(acc)). Equal infinities have no difference.
+struct LogAddExp {
+  template <class V> static NPU_BODY V identity() { return splat<V>(Limits<lane_t<V>>::low); }
+  template <class V> static NPU_BODY V combine(V x, V acc) {
+    const V apart = x - acc;
+    return select(compare<Eq>(x, acc) & compare<Ne>(apart, V{}), x, max(x, acc) + log1p(exp(-abs(apart))));
+  }
+};
 
 // Scans one row per lane. Lanes beyond the tail compute with zeros.
 template <class Op, class T, class L>
 NPU_INLINE void scan_lanes(const T* in, long in_stride, T* out, long out_stride, long n, L l) {
-  using A = typename ScanAccumulator<vec<T>>::type;
+  using A = typename ScanAccumulator<Op, vec<T>>::type;
   A acc = Op::template identity<A>();
   for (long i = 0; i < n; i++) {
     acc = Op::combine(cvt<A>(ld(in + i * in_stride, l)), acc);
@@ -21,8 +34,39 @@ NPU_INLINE void scan_lanes(const T* in, long in_stride, T* out, long out_stride,
   }
 }
 
+// Scans one row of dense elements per lane. Tiles of VL elements are transposed in registers.
+template <class Op, class T, class L>
+NPU_INLINE void scan_tiles(const T* in, long in_row, T* out, long out_row, long n, L rows) {
+  using A = typename ScanAccumulator<Op, vec<T>>::type;
+  A acc = Op::template identity<A>();
+  for (long i = 0; i < n; i += VL) {
+    vec<T> tile[VL];
+    const int width = (int)scalar_min<long>(VL, n - i);
+    ld_tile(tile, in + i, in_row, rows, width);
+#pragma GCC unroll 16
+    for (int k = 0; k < VL; k++) {
+      acc = Op::combine(cvt<A>(tile[k]), acc);
+      tile[k] = cvt<vec<T>>(acc);
+    }
+    transpose_registers(tile);
+#pragma GCC unroll 16
+    for (int r = 0; r < VL; r++) {
+      if (r >= (int)rows) continue;
+      if (width == VL) st(out + r * out_row + i, tile[r], Full{});
+      else st(out + r * out_row + i, tile[r], width);
+    }
+  }
+}
+
 template <class Op, class T> NPU_INLINE void scan_row(const T* in, long in_stride, T* out, long out_stride, long n) {
-  using A = lane_t<typename ScanAccumulator<vec<T>>::type>;
+  if constexpr (is_same<Op, LogAddExp>::value) {  // has no scalar form
+    for (vd acc = Op::template identity<vd>(); n > 0; n--, in += in_stride, out += out_stride) {
+      acc = Op::combine(cvt<vd>(ld_splat(in)), acc);
+      st1(out, (scalar<T>)acc[0]);
+    }
+    return;
+  }
+  using A = lane_t<typename ScanAccumulator<Op, vec<T>>::type>;
   A acc{};
   for (long i = 0; i < n; i++) {
     A x = (A)ld1(in + i * in_stride);

@@ -115,10 +115,16 @@ template <class T> INLINE T float_floordiv(T a, T b) {
 }
 INLINE float m_remainder(float a, float b) { return float_remainder(a, b); }
 INLINE float m_floordiv(float a, float b) { return float_floordiv(a, b); }
+// log(exp(a) + exp(b)). Equal infinities have no difference.
+template <class T> INLINE T float_logaddexp(T a, T b) {
+  return a == b && a - b != 0 ? a : m_maximum(a, b) + m_log1p(m_exp(-m_abs(a - b)));
+}
+INLINE float m_logaddexp(float a, float b) { return float_logaddexp(a, b); }
 INLINE float m_sigmoid(float x) { return 1.0f / (1.0f + m_exp(-x)); }
 #ifdef HAS_DOUBLE
 INLINE double m_remainder(double a, double b) { return float_remainder(a, b); }
 INLINE double m_floordiv(double a, double b) { return float_floordiv(a, b); }
+INLINE double m_logaddexp(double a, double b) { return float_logaddexp(a, b); }
 INLINE double m_sigmoid(double x) { return 1.0 / (1.0 + m_exp(-x)); }
 #endif
 

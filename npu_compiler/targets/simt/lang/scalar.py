@@ -371,7 +371,7 @@ def accumulator(kind: str, dtype: str) -> str:
     if kind in ("sum", "prod"):
         return literal(int(kind == "prod"), register)
     if dtypes.is_float(dtype):
-        return literal(-math.inf if kind in ("max", "argmax") else math.inf, register)
+        return literal(-math.inf if kind in ("max", "argmax", "logaddexp") else math.inf, register)
     if dtype == "bool":
         return literal(kind in ("min", "argmin"), register)
     info = np.iinfo(dtypes.numpy_dtype(dtype))
@@ -384,6 +384,8 @@ def combine(kind: str, register: str, a: str, b: str) -> str:
         return f"({a} {'|' if kind in ('sum', 'max') else '&'} {b})"  # no short-circuit: lanes stay converged
     if kind in ("max", "min"):
         return f"m_{kind}imum({a}, {b})"
+    if kind == "logaddexp":
+        return f"m_logaddexp({a}, {b})"
     floating = register in ("float", "double")
     return (
         f"({a} {'+' if kind == 'sum' else '*'} {b})"
