@@ -53,10 +53,13 @@ def test_conversions(tmp_path: Path, arch: str) -> None:
         ("uint8_t", "float"),
     ):
         step = f"cvt<vec<{target}>>(ld(x + i, n))"
+        two = f"st(y + i, {step}, FirstOfTwo{{{{}}, &first}}); i += VL; st(y + i, {step}, SecondOfTwo{{{{}}, &first}})"
+        pairs = f"{{ Full n; vf first; for (; i + 4 * VL <= a.keys; i += VL) {{ {two}; }} }}"
+        pairs = f"\n#if NPU_PAIRED_STORES\n{pairs}\n#endif\n" if target == "bf16" else ""
         bodies.append(
             entry(
                 f"from_{source}_to_{target}",
-                f"const {source}* x = (const {source}*)a.x; {target}* y = ({target}*)a.out; long i = 0;"
+                f"const {source}* x = (const {source}*)a.x; {target}* y = ({target}*)a.out; long i = 0;{pairs}"
                 f"{{ Full n; for (; i + VL <= a.keys; i += VL) st(y + i, {step}, n); }}"
                 f"if (i < a.keys) {{ int n = (int)(a.keys - i); st(y + i, {step}, n); }}"
                 f"st1(y + a.keys, (scalar<{target}>)ld1(x));",

@@ -22,6 +22,17 @@ constexpr AmxSteps amx_steps(long units) {
   return {step, count, step * count != units};
 }
 
+// The sums of a pair of tiles that wait for the epilogue: of `count` positions, whose output rows are row + rows[i].
+// run(sums, epi, n) applies it to the next n positions, which begin with `next`.
+struct AmxSums {
+  void (*run)(AmxSums& s, const void* epi, int n);
+  const void* epi;
+  const float* sums;
+  const int32_t* rows;
+  int next = 0, count = 0;
+  long row, col, shift;
+};
+
 struct AmxArgs {
   const char* x;       // the first position of the first tile
   long second, pitch;  // bytes to the first position of the second tile, and between two positions
@@ -34,6 +45,8 @@ struct AmxArgs {
   bool add;     // add to the contents of acc
   const char* prefetch;  // weights to prefetch into L2: `lines` cache lines in each step
   int lines;
+  AmxSums* waiting = nullptr;  // sums of other tiles, whose epilogue runs between the products of these
+  int rows = 0;                // positions of `waiting` in each step
 };
 
 template <int TILES> NPU_NOINLINE void amx_tile(const AmxArgs& a) {
@@ -50,6 +63,7 @@ template <int TILES> NPU_NOINLINE void amx_tile(const AmxArgs& a) {
   const char *w = a.w, *prefetch = a.prefetch;
   const long pitch = a.pitch, second = a.second, x_step = a.x_step, w_step = a.w_step;
   const int steps = a.steps, lines = a.lines;
+  AmxSums* waiting = a.rows ? a.waiting : nullptr;
   for (int t = 0; t < a.ntaps; t++) {
     const char* x = a.x + a.taps[t];
     for (int s = 0; s < steps; s++, x += x_step, w += w_step) {
@@ -64,6 +78,7 @@ template <int TILES> NPU_NOINLINE void amx_tile(const AmxArgs& a) {
         Amx::dpbf16ps<3, 5, 7>();
       }
       for (int line = 0; line < lines; line++, prefetch += 64) __builtin_prefetch(prefetch, 0, 2);
+      if (waiting && waiting->next < waiting->count) waiting->run(*waiting, waiting->epi, a.rows);
     }
   }
   Amx::store<0>(a.acc, ACC);
@@ -107,23 +122,18 @@ template <class Plan> NPU_INLINE const char* amx_panel(const char* panel, long f
   return units;
 }
 
-// The sums of a pair of tiles that wait for the epilogue: of `count` positions, whose output rows are row + rows[i].
-struct AmxSums {
-  const float* sums = nullptr;
-  const int32_t* rows;
-  int count;
-  long row, col, shift;
-};
-template <class Plan, class Epi> NPU_NOINLINE void amx_epilogue(AmxSums& s, Epi& epi) {
-  if (!s.sums) return;
-  for (int p = 0, run; p < s.count; p += run) {
-    for (run = 1; p + run < s.count && s.rows[p + run] == s.rows[p] + run;) run++;
-    if (s.rows[p] < 0) run = 1;
-    else
-      apply_epilogue<Plan::N, Plan::DUAL>(s.sums + p * PANEL, AmxScratch<Plan>::PANEL_SUMS, run, s.row + s.rows[p],
-                                          s.col, s.shift, epi);
-  }
-  s.sums = nullptr;
+template <class Plan, class Epi> NPU_NOINLINE void amx_epilogue(AmxSums& s, const void* epi, int n) {
+  Epi e = *(const Epi*)epi;  // a copy, because stores could change what `epi` points to
+  const int begin = s.next, end = s.next = (int)min_of(s.count, begin + n);
+  const float* sums = s.sums + begin * PANEL;
+  const int32_t* rows = s.rows;
+  const long row = s.row, col = s.col, shift = s.shift;
+  for (int p = begin; p < end; p++, sums += PANEL)
+    if (rows[p] >= 0)
+      apply_epilogue<Plan::N, Plan::DUAL>(sums, AmxScratch<Plan>::PANEL_SUMS, 1, row + rows[p], col, shift, e);
+}
+NPU_INLINE void amx_finish(AmxSums& s) {
+  if (s.next < s.count) s.run(s, s.epi, s.count);
 }
 
 template <class Plan, class TX, class TW, class Epi>
@@ -145,13 +155,14 @@ NPU_INLINE void amx_blocked(const TX* x, const TW* weights, Epi& epi, Thread& th
   Amx::configure(shapes);
   const char* block = nullptr;
   AmxSums waiting;
+  waiting.run = amx_epilogue<Plan, Epi>, waiting.epi = &epi;
   int tiles = 0, turn = 0;
   bool cached = false;  // whether the weights may be in L2
   for (; i < Chunk<Plan>::COUNT; i = next_chunk(th, counter)) {
     const Chunk<Plan> c = Chunk<Plan>::of(i);
     if (prepared != c.image * Plan::BLOCKS + c.block) {
       if (tabled != Plan::positions(c.block)) {
-        amx_epilogue<Plan>(waiting, epi);
+        amx_finish(waiting);
         tiles = Plan::tiles(c.block, first, rows);
         tabled = Plan::positions(c.block);
       }
@@ -173,6 +184,7 @@ NPU_INLINE void amx_blocked(const TX* x, const TW* weights, Epi& epi, Thread& th
                                      th.scratch + S::PANELS + p * S::UNPACKED);
         const bool fetch = (LEAVE || !cached) && pn + 1 < c.end;
         const int lines = fetch ? (int)ceil_div(STEP * Stored::UNIT_BYTES, (tiles + 1) / 2 * 64) : 0;
+        const int share = (int)max_of(2, ceil_div(2 * AMX_ROWS, Plan::NTAPS * steps * PRODUCTS));
         float* panel_sums = sums + (SLICED ? (pn - c.begin) * PRODUCTS * S::PANEL_SUMS : 0);
         for (int t = 0; t < tiles; t += 2, turn ^= 1) {
           const bool two = t + 1 < tiles;
@@ -182,19 +194,21 @@ NPU_INLINE void amx_blocked(const TX* x, const TW* weights, Epi& epi, Thread& th
             const char* after = next + p * PRODUCT_BYTES + t / 2 * Plan::NTAPS * steps * lines * 64;
             const AmxArgs a = {from, two ? first[t + 1] - first[t] : 0, Plan::PITCH, taps, Plan::NTAPS, (int)steps,
                                STEP * 4, plain[p], STEP * BF16P::W_BYTES, acc + p * S::PANEL_SUMS, slice > 0, after,
-                               lines};
+                               lines, &waiting, share};
             (two ? amx_tile<2> : amx_tile<1>)(a);
           }
           if (!done) continue;
-          amx_epilogue<Plan>(waiting, epi);
-          waiting = {acc, rows + t * AMX_ROWS, (two ? 2 : 1) * (int)AMX_ROWS, row, col, group * Plan::N};
+          amx_finish(waiting);
+          waiting.sums = acc, waiting.rows = rows + t * AMX_ROWS;
+          waiting.next = 0, waiting.count = (two ? 2 : 1) * (int)AMX_ROWS;
+          waiting.row = row, waiting.col = col, waiting.shift = group * Plan::N;
         }
       }
-      if (SLICED && done) amx_epilogue<Plan>(waiting, epi);
+      if (SLICED && done) amx_finish(waiting);
     }
     cached = true;
   }
-  amx_epilogue<Plan>(waiting, epi);
+  amx_finish(waiting);
   Amx::release();
 }
 

@@ -198,8 +198,15 @@ NPU_INLINE void apply_epilogue(const float* acc, long second, int rows, long row
   };
   for (int p = 0; p < rows; p++, acc += PANEL, row++) {
     if (whole) {
+#if NPU_PAIRED_STORES
+      static_assert(PANEL == 2 * VL, "a row of a panel is two vectors");
+      vf first;
+      apply(0, FirstOfTwo{{}, &first});
+      apply(VL, SecondOfTwo{{}, &first});
+#else
 #pragma GCC unroll 8
       for (int v = 0; v < PANEL; v += VL) apply(v, Full{});
+#endif
     } else {
       for (int v = 0; v < PANEL && col + v < N; v += VL) {
         if (col + v + VL <= N) apply(v, Full{});
