@@ -12,6 +12,7 @@
 //   HAS_SUBNORMALS               whether an element may be a subnormal float
 // All bytes are those of 32 columns.
 #pragma once
+#include "pairs.h"
 #include "storage.h"
 
 namespace npu {
@@ -116,6 +117,60 @@ template <class Format> struct Codes {
   }
 };
 
+#if NPU_BF16_PAIRS
+// Floats of 8 columns at a time: lanes 2c and 2c + 1 of a part hold column 8 * part + c (of a half: 0 .. 15, 16 .. 31).
+template <class Format> struct PairCodes {
+  using Code = Codes<Format>;
+  // Lane 2c: the fields of elements 0 and 2 of a group; lane 2c + 1: those of elements 1 and 3.
+  template <int B> NPU_INLINE vi32 plane(const char* from, int part) {
+    const char* at = from + part * 8 * B;
+    if constexpr (B == 4) return (vi32)_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)at));
+    else if constexpr (B == 2) return (vi32)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)at));
+    else {
+      const __m512i x = _mm512_cvtepu8_epi64(_mm_loadl_epi64((const __m128i*)at));
+      return (vi32)_mm512_or_si512(x, _mm512_slli_epi64(x, 28));
+    }
+  }
+  NPU_INLINE vf value(vi32 low, vi32 high, int field) {
+    constexpr int LOW = Code::LOW_BITS, HIGH = Code::HIGH_BITS, BITS = Code::BITS;
+    __m512i i = (__m512i)(low >> LOW * field);
+    if constexpr (HIGH > 0) {
+      const int left = LOW - HIGH * field;
+      const vi32 above = left > 0 ? high << left : high >> -left;
+      i = _mm512_ternarylogic_epi32(_mm512_set1_epi32((1 << LOW) - 1), i, (__m512i)above, 0xca);  // mask ? i : above
+    }
+    const float* table = VALUES<Format>.floats;
+    if constexpr (BITS <= 4) return (vf)_mm512_permutexvar_ps(i, _mm512_load_ps(table));
+    else if constexpr (BITS == 5)
+      return (vf)_mm512_permutex2var_ps(_mm512_load_ps(table), i, _mm512_load_ps(table + 16));
+    else {  // the float 2^23 + code, by its bits
+      static_assert(Format::LINEAR, "a register holds no table of 64 values");
+      const __m512i mask = _mm512_set1_epi32((1 << BITS) - 1), bits = _mm512_set1_epi32(0x4b000000);
+      return (vf)_mm512_ternarylogic_epi32(i, mask, bits, 0xea) - (0x1p23f - Format::value(0));  // i & mask | bits
+    }
+  }
+  // The elements of a group, value * s + low, as units of pairs of bf16.
+  template <bool HAS_BASE> NPU_INLINE void store(const char* group, const vf (&s)[2][2], const vf (&low)[2][2], char* to) {
+    vi32 codes[2], high[2];
+#pragma GCC unroll 2
+    for (int part = 0; part < 2; part++) {
+      codes[part] = high[part] = plane<Code::LOW_BITS>(group, part);
+      if constexpr (Code::HIGH_BITS > 0) high[part] = plane<Code::HIGH_BITS>(group + Code::LOW_BYTES, part);
+    }
+#pragma GCC unroll 4
+    for (int field = 0; field < 4; field++) {  // 2 * unit + half
+      vf w[2];
+#pragma GCC unroll 2
+      for (int part = 0; part < 2; part++) {
+        w[part] = value(codes[part], high[part], field);
+        w[part] = HAS_BASE ? w[part] * s[field % 2][part] + low[field % 2][part] : w[part] * s[field % 2][part];
+      }
+      store_pairs(to + field * 64, w[0], w[1]);
+    }
+  }
+};
+#endif
+
 template <class Format, class Kind> struct Blocks {
   using Code = Codes<Format>;
   static constexpr bool PLAIN = false, ODD_UNITS = false, HAS_BASE = Format::HAS_BASE;
@@ -144,20 +199,29 @@ template <class Format, class Kind> struct Blocks {
     if constexpr (HAS_BASE) return Format::base(head(panel, sub), scales(panel, sub), v);
     else return vf{};
   }
-  // Pairs of bf16. The instruction flushes subnormals, which multiples of a float16 number are not.
-  NPU_INLINE vf rounded(vf even, vf odd) {
-#if defined(__AVX512BF16__) && NPU_AVX512
-    if constexpr (!Format::HAS_SUBNORMALS) {
-      alignas(64) static constexpr uint16_t ORDER[32] = {0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23,
-                                                         8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
-      __m512i both;  // all even elements, then all odd ones
-      __asm__("vcvtne2ps2bf16 %2, %1, %0" : "=v"(both) : "v"(odd), "v"(even));
-      return (vf)_mm512_permutexvar_epi16(_mm512_load_si512(ORDER), both);
+  NPU_INLINE vf rounded(vf even, vf odd) { return (vf)(bf16_lanes(even) | bf16_lanes(odd) << 16); }
+#if NPU_BF16_PAIRS
+  static NPU_NOINLINE const char* unpack_pairs(const char* panel, long first, long n, char* buffer) {
+    vf s[2][2], low[2][2];
+    char* to = buffer;
+    for (long unit = first; unit < first + n; unit += Code::GROUP / 2, to += 4 * VL * 4) {
+      if (unit == first || unit % BLOCK_UNITS == 0)
+        for (int v = 0; v < 2; v++) {
+          twice(scale(panel, 0, unit / BLOCK_UNITS, v), s[v]);
+          twice(base(panel, 0, unit / BLOCK_UNITS, v), low[v]);
+        }
+      const char* group = at(panel, unit);
+      __builtin_prefetch(group + 1024, 0, 3);
+      __builtin_prefetch(group + 1024 + 64, 0, 3);
+      PairCodes<Format>::template store<HAS_BASE>(group, s, low, to);
     }
-#endif
-    return (vf)(bf16_lanes(even) | bf16_lanes(odd) << 16);
+    return buffer;
   }
+#endif
   static NPU_NOINLINE const char* unpack(const char* panel, long, long first, long n, char* buffer) {
+#if NPU_BF16_PAIRS
+    if constexpr (DEPTH == 2 && !Format::HAS_SUBNORMALS) return unpack_pairs(panel, first, n, buffer);
+#endif
     vf s[VECS], low[VECS];
     char* to = buffer;
     for (long unit = first; unit < first + n; unit += Code::GROUP / DEPTH) {

@@ -1,7 +1,8 @@
 // The storage of formats of one byte an element (npu_compiler/weights/bytes.py describes the bytes). The numbers are
 // exact in bf16; the sum of a block is scaled.
 //
-// N: elements of a block, 0 for a whole row. FIELDS: bytes of a block's fields of one column.
+// N: elements of a block, 0 for a whole row. FIELDS: bytes of a block's fields of one column. numbers(): the values of
+// 16 bytes.
 #pragma once
 #include "storage.h"
 
@@ -20,8 +21,11 @@ template <int N, int FIELDS> struct Bytes {
 
 // Signed integers.
 template <int N, int FIELDS = 4> struct Int8 : Bytes<N, FIELDS> {
+#if NPU_AVX512
+  NPU_INLINE vf numbers(__m128i bytes) { return (vf)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes)); }
+#endif
   NPU_INLINE vf value(const char* panel, long k, int v) {
-    return __builtin_convertvector(ld((const int8_t*)(panel + k * PANEL) + v * VL, Full{}), vf);
+    return cvt<vf>(ld((const int8_t*)(panel + k * PANEL) + v * VL, Full{}));
   }
 };
 
@@ -34,12 +38,27 @@ template <int N> struct Int8Zero : Int8<N, 5> {
   }
 };
 
-// e4m3 numbers. NaN is not among them: packing refuses it.
+// e4m3 numbers. NaN is not among them: packing refuses it. The bits of magnitude are those of a float16 number that is
+// 1 / 256 of it, which scales make up for.
 template <int N> struct FP8 : Bytes<N, 4> {
+#if NPU_AVX512
+  NPU_INLINE vf numbers(__m128i bytes) {
+    const __m256i words = _mm256_slli_epi16(_mm256_cvtepi8_epi16(bytes), 7);
+    return (vf)_mm512_cvtph_ps(_mm256_and_si256(words, _mm256_set1_epi16((short)0xbf80)));
+  }
+#endif
   NPU_INLINE vf value(const char* panel, long k, int v) {
-    const vi32 code = ld((const uint8_t*)(panel + k * PANEL) + v * VL, Full{}), magnitude = code & 0x7f;
-    const vi32 normal = (magnitude << 20) + (120 << 23), subnormal = (vi32)(cvt<vf>(magnitude) * 0x1p-9f);
+    const char* from = panel + k * PANEL + v * VL;
+#if NPU_AVX512
+    return numbers(_mm_loadu_si128((const __m128i*)from));
+#else
+    const vi32 code = ld((const uint8_t*)from, Full{}), magnitude = code & 0x7f;
+    const vi32 normal = (magnitude << 20) + (112 << 23), subnormal = (vi32)(cvt<vf>(magnitude) * 0x1p-17f);
     return (vf)(select(magnitude < 8, subnormal, normal) | (code & 0x80) << 24);
+#endif
+  }
+  NPU_INLINE vf scale(const char* panel, long length, long block, int v) {
+    return Bytes<N, 4>::scale(panel, length, block, v) * 256.0f;
   }
 };
 

@@ -19,6 +19,7 @@
 // A weight format F is a struct of that name; F::Storage<Kind> is its storage for the operands of a Kind (tile.h). A
 // format whose elements can be read as floats one by one uses the storage Values.
 #pragma once
+#include "pairs.h"
 #include "simd.h"
 
 namespace npu {
@@ -58,7 +59,12 @@ template <class Kind> struct Reader<Plain<Kind>> {
 // For bf16 operands, values are rounded to nearest even, like weights that are stored in no format. If BLOCK is not 0,
 // value() returns numbers that are exact in bf16, and an element is such a number times
 //   scale(panel, length, block, v)  one scale per column, for BLOCK elements of the reduced dim of `length`
+//   numbers(bytes)                  optional: the values of 16 bytes, if a value is a byte
 // plus, if BASED, base(panel, length, block, v).
+#if NPU_BF16_PAIRS
+template <class Format> constexpr auto has_numbers(int) -> decltype(Format::numbers(__m128i{}), true) { return true; }
+template <class Format> constexpr bool has_numbers(...) { return false; }
+#endif
 template <class Format, class Kind, bool BASED = false> struct Values {
   static constexpr bool PLAIN = false, ODD_UNITS = true, HAS_BASE = BASED;
   static constexpr int DEPTH = Kind::X_PER_UNIT, UNIT_BYTES = Format::K_BYTES * DEPTH, VECS = PANEL / VL;
@@ -79,26 +85,65 @@ template <class Format, class Kind, bool BASED = false> struct Values {
   NPU_INLINE vf base(const char* panel, long units, long block, int v) {
     return Format::base(panel, units * DEPTH, block, v);
   }
-  static NPU_NOINLINE const char* unpack(const char* panel, long units, long first, long n, char* buffer) {
-    vf s[VECS], low[VECS];
-    for (long u = 0; u < n; u++) {
-      const long unit = first + u;
-      __builtin_prefetch(at(panel, unit) + 1024, 0, 3);
-      if constexpr (BLOCK_UNITS > 0) {
-        if (u == 0 || unit % BLOCK_UNITS == 0)
-          for (int v = 0; v < VECS; v++) {
-            s[v] = scale(panel, units, unit / BLOCK_UNITS, v);
-            if constexpr (HAS_BASE) low[v] = base(panel, units, unit / BLOCK_UNITS, v);
-          }
+#if NPU_BF16_PAIRS
+  // Units first .. first + n of one block.
+  NPU_INLINE void unpack_pairs(const char* panel, const vf (&s)[VECS], const vf (&low)[VECS], long first, long n,
+                               char* to) {
+    vf scales[2][2], bases[2][2];
+    for (int v = 0; v < 2; v++) twice(s[v], scales[v]), twice(low[v], bases[v]);
+    for (long unit = first; unit < first + n; unit++, to += 2 * VL * 4) {
+      const char* from = at(panel, unit);
+      __builtin_prefetch(from + 1024, 0, 3);
+#pragma GCC unroll 2
+      for (int v = 0; v < 2; v++) {
+        const __m128i even = _mm_loadu_si128((const __m128i*)(from + v * VL));
+        const __m128i odd = _mm_loadu_si128((const __m128i*)(from + PANEL + v * VL));
+        vf w[2] = {Format::numbers(_mm_unpacklo_epi8(even, odd)), Format::numbers(_mm_unpackhi_epi8(even, odd))};
+#pragma GCC unroll 2
+        for (int part = 0; part < 2; part++)
+          w[part] = HAS_BASE ? w[part] * scales[v][part] + bases[v][part] : w[part] * scales[v][part];
+        store_pairs(to + v * VL * 4, w[0], w[1]);
       }
+    }
+  }
+#endif
+  // Units first .. first + n of one block, whose scales and bases are given.
+  NPU_INLINE void unpack_block(const char* panel, const vf (&s)[VECS], const vf (&low)[VECS], long first, long n,
+                               char* to) {
+    for (long unit = first; unit < first + n; unit++, to += PANEL * 4) {
+      __builtin_prefetch(at(panel, unit) + 1024, 0, 3);
 #pragma GCC unroll 8
       for (int v = 0; v < VECS; v++) {
         vf w = Format::value(panel, unit * DEPTH, v), odd = w;
         if constexpr (DEPTH == 2) odd = Format::value(panel, unit * DEPTH + 1, v);
         if constexpr (BLOCK_UNITS > 0) w *= s[v], odd *= s[v];
         if constexpr (HAS_BASE) w += low[v], odd += low[v];
-        store_bytes(buffer + (u * PANEL + v * VL) * 4, DEPTH == 2 ? rounded(w, odd) : w);
+        store_bytes(to + v * VL * 4, DEPTH == 2 ? rounded(w, odd) : w);
       }
+    }
+  }
+  static NPU_NOINLINE const char* unpack(const char* panel, long units, long first, long n, char* buffer) {
+    vf s[VECS] = {}, low[VECS] = {};
+    long count;
+    for (long u = 0; u < n; u += count) {
+      const long unit = first + u;
+      count = n - u;
+      if constexpr (BLOCK_UNITS > 0) {
+        const long block = unit / BLOCK_UNITS, left = (block + 1) * BLOCK_UNITS - unit;
+        count = left < count ? left : count;
+        for (int v = 0; v < VECS; v++) {
+          s[v] = scale(panel, units, block, v);
+          if constexpr (HAS_BASE) low[v] = base(panel, units, block, v);
+        }
+#if NPU_BF16_PAIRS
+        if constexpr (DEPTH == 2 && has_numbers<Format>(0))
+          if (!is_tiny(s[0]) && !is_tiny(s[1])) {
+            unpack_pairs(panel, s, low, unit, count, buffer + u * PANEL * 4);
+            continue;
+          }
+#endif
+      }
+      unpack_block(panel, s, low, unit, count, buffer + u * PANEL * 4);
     }
     return buffer;
   }
