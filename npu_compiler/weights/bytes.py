@@ -35,6 +35,7 @@ class ByteFormat(BlockFormat):
     dtypes = ("float32", "float16", "bfloat16")
     fields: tuple[int, ...] = (4,)
     scale_dtype: ClassVar[type[np.floating[Any]]] = np.float32
+    flip: ClassVar[np.uint8] = np.uint8(0)
 
     def __init__(self, name: str, block: int):
         self.name, self.block = name, block
@@ -99,6 +100,16 @@ class ByteFormat(BlockFormat):
     def rows_of(self, parts: Parts) -> np.ndarray:
         """Return the rows of their parts: the inverse of :meth:`parts_of`."""
         return self.join(parts.codes[..., 0, :], parts.scales[..., 0, :])
+
+    def holds_scales(self, scales: np.ndarray) -> bool:
+        """Return True if the format has all these scales, float32, exactly."""
+        return np.array_equal(self.scales(self.scale_bytes(scales)), scales)
+
+    def assemble(self, codes: np.ndarray, scales: np.ndarray, zeros: np.ndarray | None) -> np.ndarray:
+        """Return the blocks, uint8 [N, bytes of a row], of scales float32 [N, blocks] and of codes [N, K] and zero
+        points [N, blocks] (None: the format has none), whose sign bits are flipped if the numbers are integers."""
+        fields = [self.scale_bytes(scales), *([] if zeros is None else [zeros[..., None] ^ self.flip])]
+        return self.join(codes.reshape(*scales.shape, -1) ^ self.flip, np.concatenate(fields, -1))
 
     def check(self, codes: np.ndarray) -> None:
         """Raise ``IncompressibleError`` for bytes that are not numbers. By default, all are."""
@@ -207,6 +218,7 @@ def float_of(raw: list[Any], real: Real) -> Any:
 class Int8(ByteFormat):
     """Signed integers: an element is q * scale."""
 
+    flip = np.uint8(128)
     top = 127
     error = 0.5 / top * (1 + 2**-10)
     floor = 2**-148  # of subnormal scales

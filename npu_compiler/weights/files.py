@@ -36,7 +36,8 @@ _MAX_ELEMENTS = 2**56  # empty dims counted as 1: numpy refuses a shape whose ot
 MAX_DOCUMENT = 2**28  # bytes; the largest tokenizers have 2**25
 _AGAIN = "download or copy it again"
 BLOCKS = "npusim.blocks"  # metadata: JSON of {weight: [format, columns, dtype]}, the tensors that are blocks
-_OTHER_SIZES = {"U16": 2, "U32": 4, "U64": 8, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1}
+_FLOAT8 = ("F8_E4M3", "F8_E5M2", "F8_E8M0")
+_OTHER_SIZES = {"U16": 2, "U32": 4, "U64": 8, **dict.fromkeys(_FLOAT8, 1)}
 
 Spec = tuple[tuple[int, ...], str]
 
@@ -58,10 +59,26 @@ class WeightSource(ABC):
     def read(self, name: str) -> np.ndarray:
         """Return a tensor, which may share memory with the source. Raises ``WeightError`` if it cannot be read."""
 
+    def block_format(self, name: str) -> BlockFormat | None:
+        """Return the weight format in whose blocks the source holds a matrix, or None."""
+        return None
+
     def blocks(self, name: str, format: BlockFormat) -> np.ndarray | None:
         """Return a matrix [N, K] as blocks of a weight format, uint8 [N, bytes of a row], if the source holds it so,
         else None. It may share memory with the source."""
         return None
+
+
+class TensorFiles(WeightSource):
+    """Safetensors files, with the types of tensors as the files spell them."""
+
+    @abstractmethod
+    def header(self, name: str) -> tuple[str, tuple[int, ...]]:
+        """Return (dtype, shape) of a tensor, the dtype as the file spells it."""
+
+    @abstractmethod
+    def raw(self, name: str) -> np.ndarray:
+        """Return a tensor as :meth:`read` does; numbers of 8-bit floating point types as their bytes, uint8."""
 
 
 def open_weights(source: Any) -> WeightSource:
@@ -137,7 +154,7 @@ def read_document(path: Path) -> bytes:
         return file.read()
 
 
-class SafetensorsFile(WeightSource):
+class SafetensorsFile(TensorFiles):
     """A safetensors file, mapped into memory. The whole header is checked before it is used.
 
     Reading instead of mapping would double the time of loading. A mapped file must not be shortened while its tensors
@@ -182,6 +199,17 @@ class SafetensorsFile(WeightSource):
             elements = held.format.decode(self._array(name, self._entries[name][1], "uint8"), held.columns)
             return elements.astype(dtypes.numpy_dtype(held.dtype), copy=False)
         return self._array(name, *self.spec(name))
+
+    def header(self, name: str) -> tuple[str, tuple[int, ...]]:
+        return self._entries[name][:2]
+
+    def raw(self, name: str) -> np.ndarray:
+        dtype, shape, _ = self._entries[name]
+        return self._array(name, shape, "uint8") if dtype in _FLOAT8 else self.read(name)
+
+    def block_format(self, name: str) -> BlockFormat | None:
+        held = self._blocks.get(name)
+        return None if held is None else held.format
 
     def blocks(self, name: str, format: BlockFormat) -> np.ndarray | None:
         held = self._blocks.get(name)
@@ -296,7 +324,7 @@ def _parse_entry(entry: Any, data_size: int) -> tuple[str, tuple[int, ...], int,
     return dtype, tuple(shape), begin, end
 
 
-class _Shards(WeightSource):
+class _Shards(TensorFiles):
     """Several safetensors files as one."""
 
     def __init__(self, origin: Path, files: list[Path]):
@@ -317,6 +345,15 @@ class _Shards(WeightSource):
 
     def read(self, name: str) -> np.ndarray:
         return self._home[name].read(name)
+
+    def header(self, name: str) -> tuple[str, tuple[int, ...]]:
+        return self._home[name].header(name)
+
+    def raw(self, name: str) -> np.ndarray:
+        return self._home[name].raw(name)
+
+    def block_format(self, name: str) -> BlockFormat | None:
+        return self._home[name].block_format(name)
 
     def blocks(self, name: str, format: BlockFormat) -> np.ndarray | None:
         return self._home[name].blocks(name, format)

@@ -29,6 +29,19 @@ class Int4(CodeBlocks):
         self.block_bytes = sum(self.scale_fields) + group // 2
         super().__init__()
 
+    def holds_scales(self, scales: np.ndarray) -> bool:
+        """Return True if float16 has all these scales exactly."""
+        with np.errstate(over="ignore"):
+            return np.array_equal(scales.astype(np.float16).astype(np.float32), scales)
+
+    def assemble(self, codes: np.ndarray, scales: np.ndarray, zeros: np.ndarray | None) -> np.ndarray:
+        """Return the blocks, uint8 [N, bytes of a row], of codes [N, K], scales float32 [N, groups] and zero points
+        uint8 [N, groups] (None: the format has none)."""
+        fields = half_bytes(scales) if zeros is None else np.concatenate([half_bytes(scales), zeros[..., None]], -1)
+        groups = codes.reshape(*scales.shape, 1, self.block)
+        parts = Parts(groups, np.empty((*scales.shape, 0), np.uint8), fields[..., None, :])
+        return self.join(parts).reshape(len(codes), -1)
+
     def split(self, blocks: np.ndarray) -> Parts:
         lead, front = blocks.shape[:-1], sum(self.scale_fields)
         pairs = blocks[..., front:, None] >> np.array([0, 4], np.uint8) & np.uint8(15)

@@ -222,7 +222,7 @@ NORM, DOWN = "model.norm.weight", "model.layers.1.mlp.down_proj.weight"
         (lambda f: change_weights(f, lambda s: s.update({NORM: torch.ones(7)})),
          rf"weight '{NORM}' is \[7\], the config expects \[48\]"),
         (lambda f: change_weights(f, lambda s: s.update({NORM: torch.ones(48, dtype=torch.int8)})),
-         rf"weight '{NORM}' is int8; quantised models are read from GGUF only"),
+         rf"weight '{NORM}' is int8, which is not a float type; quantised .*quantization_config"),
         (truncate, r"model\.safetensors: header of weight .*data_offsets .*the file is truncated; download or copy it"),
         (lambda f: (f / "model.safetensors").write_bytes(b"version https://git-lfs.github.com/spec/v1"),
          r"model\.safetensors: offset 0: .*it is not a safetensors file, or is truncated"),

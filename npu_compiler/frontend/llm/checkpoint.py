@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import logging
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -17,8 +18,9 @@ import numpy as np
 from ...support import dtypes
 from ...support.errors import ConfigError, NPUError, WeightError
 from ...support.records import Field, parse_json
-from ...weights.files import Spec, WeightSource, open_weights, read_document
-from ...weights.format import BlockFormat, known_formats, weight_format
+from ...weights.files import Spec, TensorFiles, WeightSource, open_weights, read_document
+from ...weights.format import BlockFormat
+from ...weights.quantized import QuantizedFiles, open_quantized
 from .config import LLMConfig, parameter_shapes
 from .family import by_architecture, by_model_type
 from .gguf_file import GGUFFile, hf_config
@@ -28,6 +30,7 @@ from .vocabulary import byte_level_bpe, sentencepiece_bpe
 
 __all__ = ["Checkpoint", "CheckpointWeights", "open_checkpoint"]
 
+_log = logging.getLogger(__name__)
 _LISTED = 4  # tensors named in one message
 
 
@@ -51,22 +54,25 @@ class CheckpointWeights(WeightSource, Mapping[str, np.ndarray]):
         array = place.take(self._files.read(place.name))
         return array.astype(dtypes.numpy_dtype(self._dtype), copy=False)
 
-    def blocks(self, name: str, format: BlockFormat) -> np.ndarray | None:
-        stored = self._stored_blocks(name, format)
-        return None if stored is None else self._places[name].take(stored)
-
-    def _stored_blocks(self, name: str, format: BlockFormat) -> np.ndarray | None:
-        """Return the blocks of the file's tensor that contains a matrix, if the matrix consists of rows of it."""
+    def block_format(self, name: str) -> BlockFormat | None:
+        """Return the weight format of a matrix, if it consists of rows of a tensor that the files hold in blocks."""
         place = self._places[name]
-        return None if place.transposed or place.shift else self._files.blocks(place.name, format)
+        return None if place.transposed or place.shift else self._files.block_format(place.name)
+
+    def blocks(self, name: str, format: BlockFormat) -> np.ndarray | None:
+        place = self._places[name]
+        stored = None if place.transposed or place.shift else self._files.blocks(place.name, format)
+        return None if stored is None else place.take(stored)
 
     @property
     def block_formats(self) -> dict[str, str]:
         """Return the weight formats of the matrices that the files store in blocks, by name."""
-        formats = [f for name in known_formats() if isinstance(f := weight_format(name), BlockFormat)]
         matrices = [n for n, shape in self._shapes.items() if len(shape) == 2]
-        held = {n: next((f.name for f in formats if self._stored_blocks(n, f) is not None), None) for n in matrices}
-        return {n: name for n, name in held.items() if name is not None}
+        held = {n: format.name for n in matrices if (format := self.block_format(n)) is not None}
+        if isinstance(self._files, QuantizedFiles) and (rest := self._files.without_format()):
+            what = f"{len(rest)} quantised matrices, {rest[0]!r} and the like,"
+            _log.warning("%s: %s are stored as elements: no weight format holds their numbers", self.origin, what)
+        return held
 
     def __getitem__(self, name: str) -> np.ndarray:
         return self.read(name)
@@ -140,7 +146,8 @@ def open_checkpoint(path: str | os.PathLike[str], dtype: Any = None) -> Checkpoi
     """Read a model's config and check that it has all its weights. Weights and tokenizer are read at their use.
 
     Args:
-        path: a directory with ``config.json`` and ``*.safetensors`` (sharded or not), or a ``.gguf`` file.
+        path: a directory with ``config.json`` and ``*.safetensors`` (sharded or not, quantised or not), or a ``.gguf``
+            file.
         dtype: to compute in: 'bfloat16', 'float16' or 'float32'; None: the config's, else the one that the weights are
             stored in (bfloat16 for quantised ones).
 
@@ -182,8 +189,11 @@ def _check(
             fits = f"is {list(shape)}, the config expects {list(expected)}"
             raise WeightError(f"{path}: weight {place.name!r} {fits}; one of the two belongs to another model")
         if not dtypes.is_float(stored):
-            raise WeightError(f"{path}: weight {place.name!r} is {stored}; quantised models are read from GGUF only")
+            known = "quantised matrices need a quantization_config in config.json"
+            raise WeightError(f"{path}: weight {place.name!r} is {stored}, which is not a float type; {known}")
     extra = sorted(n for n in there - {place.name for place in places.values()} if not ignored.search(n))
+    if isinstance(files, QuantizedFiles):
+        extra = [n for n in extra if not files.is_padding(n)]
     if extra:
         what = f"{len(extra)} tensor(s) that no {config.model_type} model of this config has"
         raise WeightError(f"{path} has {what}: {_listed(extra)}; without them it would be another model")
@@ -200,6 +210,7 @@ def _open_directory(path: Path, dtype: str | None) -> Checkpoint:
     raw = _json(path / "config.json")
     if raw is None:
         raise WeightError(f"{path}: there is no config.json in this directory")
+    raw, quantization = _split_quantization(raw)
     config = LLMConfig.from_hf(raw)
     try:
         files = open_weights(path)
@@ -207,6 +218,9 @@ def _open_directory(path: Path, dtype: str | None) -> Checkpoint:
         other = sorted(p.name for p in path.iterdir() if p.suffix in (".bin", ".pth", ".pt"))
         hint = f"; {other[0]} is a pickle: convert it to safetensors" if other and "no .safetensors" in str(e) else ""
         raise WeightError(f"{e}{hint}") from None
+    if quantization is not None:
+        assert isinstance(files, TensorFiles)
+        files = open_quantized(files, *quantization)
     family = by_model_type(config.model_type)
     tensors = _prefixed(family.tensors, set(files.names()))
     places = tensors.places(parameter_shapes(config), config.num_heads, config.num_kv_heads)
@@ -234,6 +248,22 @@ def _open_directory(path: Path, dtype: str | None) -> Checkpoint:
         files=tuple(sorted(sources)),
         _read_tokenizer=lambda: _text(path / "tokenizer.json"),
     )
+
+
+_QUANTIZATION = ("quantization_config", "compression_config")  # the second in files of early llm-compressor
+
+
+def _split_quantization(raw: dict[str, Any]) -> tuple[dict[str, Any], tuple[Any, str] | None]:
+    """Return a ``config.json`` without its quantization_config, and that setting with its path. Multimodal models have
+    it in the config of the text model."""
+    nested = {name: child for name, child in raw.items() if isinstance(child, dict)}
+    places = [("", raw), *((f"{name}.", child) for name, child in nested.items())]
+    found = [(values[key], at + key) for at, values in places for key in _QUANTIZATION if values.get(key)]
+
+    def plain(values: dict[str, Any]) -> dict[str, Any]:
+        return {k: v for k, v in values.items() if k not in _QUANTIZATION}
+
+    return plain(raw) | {k: plain(v) for k, v in nested.items() if k not in _QUANTIZATION}, next(iter(found), None)
 
 
 def _json(path: Path) -> dict[str, Any] | None:

@@ -162,6 +162,10 @@ class GGUFFile(WeightSource):
         e = self._entries[name]
         return e.shape, _PLAIN.get(e.kind, "float32")
 
+    def block_format(self, name: str) -> BlockFormat | None:
+        e = self._entries[name]
+        return self._formats.get(e.kind) if len(e.shape) == 2 else None
+
     def blocks(self, name: str, format: BlockFormat) -> np.ndarray | None:
         e = self._entries[name]
         return self._raw(e, format) if e.kind == format.gguf_type and len(e.shape) == 2 else None

@@ -42,9 +42,7 @@ def test_results_do_not_depend_on_the_order_that_barriers_leave_open(convnet: Mo
     assert all(np.array_equal(results[0], r) for r in results)
 
 
-def test_a_missing_barrier_is_caught(
-    device: metal_api.Device, convnet: Model, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_barrier_is_caught(device: metal_api.Device, convnet: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """A schedule without barriers gives other numbers, and the stand-in names the two kernels."""
     monkeypatch.setattr("npu_runtime.backends.metal.entry.barriers", lambda accesses: [False for _ in accesses])
     device.order = "reversed"

@@ -86,9 +86,7 @@ def test_a_kernel_that_fails_once(device: metal_api.Device, convnet: Model, fail
     convnet.check(result)
 
 
-def test_a_lost_gpu_is_not_asked_again(
-    device: metal_api.Device, convnet: Model, failing: tuple[Executor, str]
-) -> None:
+def test_a_lost_gpu_is_not_asked_again(device: metal_api.Device, convnet: Model, failing: tuple[Executor, str]) -> None:
     executor, function = failing
     backend = executor.backend
     assert isinstance(backend, MetalBackend)
@@ -221,9 +219,7 @@ def test_an_index_out_of_range_names_the_kernel(device: metal_api.Device) -> Non
     np.testing.assert_array_equal(result, table[at])
 
 
-def test_a_capture(
-    device: metal_api.Device, convnet: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_capture(device: metal_api.Device, convnet: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trace = tmp_path / "run.gputrace"
     monkeypatch.setenv("NPU_METAL_CAPTURE", str(trace))
     executor = Executor(convnet.program, convnet.weights, MetalBackend())

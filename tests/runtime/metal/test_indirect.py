@@ -216,9 +216,7 @@ def test_too_little_memory_for_an_indirect_command_buffer(
     assert ("dispatch", "conv2d_1") in device.log
 
 
-def test_a_missing_fence_is_caught(
-    device: metal_api.Device, convnet: Model, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_fence_is_caught(device: metal_api.Device, convnet: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """Metal sees no dependency between two runs whose memory it does not know."""
     executor = Executor(convnet.program, convnet.weights, MetalBackend())
     monkeypatch.setattr(metal_api.ComputeEncoder, "waitForFence_", lambda self, fence: None)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 ALIGNMENT = 4  # bytes, of copies
 
+
 class Dispatch(NamedTuple):
     """``signposts``: how many of its encoder the GPU has passed when it runs."""
 
