@@ -7,6 +7,15 @@ import re
 # A label or a sentence (a regular expression), and its Korean form.
 LABELS = {
     r"model, batch": "모델, 배치",
+    r"machine": "기계",
+    r"calls": "호출",
+    r"geometric mean": "기하 평균",
+    r"not slower than eager": "eager보다 느리지 않음",
+    r"above the limit": "한도 초과",
+    r"because of a guarantee": "보장 때문에 초과",
+    r"slowest ops": "가장 느린 연산자",
+    r"size": "크기",
+    r"ratio": "비율",
     r"model": "모델",
     r"of bandwidth": "대역폭 대비",
     r"µs a call, batch 1": "호출당 µs, 배치 1",
@@ -114,6 +123,13 @@ SENTENCES = {
     r"Aims: (\d+) launches and (\d+) barriers a layer, ([\d.]+) of weights and cache; ✗ marks what misses its aim\.": (
         r"목표는 계층당 실행 \1회, 배리어 \2개, 가중치와 캐시 대비 \3 이하이며, ✗는 목표에 이르지 못한 값입니다."
     ),
+    r"Time of npusim divided by that of PyTorch eager, for calls of all overloads that are enlarged to a few sizes\.": (
+        "npusim의 시간을 PyTorch eager의 시간으로 나눈 값이며, 모든 오버로드의 호출을 몇 가지 크기로 키워 측정합니다."
+    ),
+    r"A call is above the limit if it takes more than ([\d.]+) × eager's time on a CPU or ([\d.]+) × on a GPU\.": (
+        r"CPU에서 eager의 \1배, GPU에서 \2배보다 오래 걸리는 호출은 한도를 초과한 것입니다."
+    ),
+    r"([^.:]+): (\d{4}-\d\d-\d\d), torch (\S+)\.": r"\1: \2, torch \3.",
     r"Command: (`[^`]+`)\.": r"명령: \1.",
     r"Versions: (.+?)\. Command: (`[^`]+`)\.": r"버전: \1. 명령: \2.",
 }

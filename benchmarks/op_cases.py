@@ -73,10 +73,12 @@ class GrownCase(Case):
 
 
 def declarations(pattern: str) -> Iterator[tuple[list[str], OpDef]]:
-    """Return each declaration with those of its overloads that match the glob ``pattern``, with or without 'aten.'."""
+    """Return each declaration with those of its overloads that match a glob of ``pattern``, with or without 'aten.';
+    commas separate globs."""
+    globs = pattern.split(",")
     found: dict[int, tuple[list[str], OpDef]] = {}
     for op_type, op in REGISTRY.items():
-        if any(fnmatch.fnmatchcase(name, pattern) for name in (op_type, op_type.removeprefix("aten."))):
+        if any(fnmatch.fnmatchcase(name, g) for name in (op_type, op_type.removeprefix("aten.")) for g in globs):
             found.setdefault(id(op), ([], op))[0].append(op_type)
     yield from found.values()
 

@@ -31,14 +31,13 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import fnmatch
 import json
 import math
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
@@ -49,7 +48,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import numpy as np
 import torch
 from op_cases import GrownCase, grown_cases
-from readme import ROOT, hardware, publish
+from ops_results import LIMITS, Figure, guarantee, merged, results_path, table, write_pages
+from readme import hardware, publish
 
 from npu_compiler.graph.graph import Graph
 from npu_compiler.pipeline import compile_graphs
@@ -62,42 +62,10 @@ SIZES = {
     "cpu": {"small": 4 << 10, "cache": 512 << 10, "memory": 64 << 20},
     "cuda": {"small": 4 << 10, "cache": 16 << 20, "memory": 256 << 20},
 }
-LIMITS = {"cpu": 1.3, "cuda": 1.5}  # of eager's time
 BURST_S = {"cpu": 3e-4, "cuda": 1e-3}
 ROUNDS, SECONDS = 15, 0.4  # of one op: at most so many rounds, and no more than 3 after so many seconds
 PROGRAM = 60  # ops that are compiled together
 DTYPES = ("float32", "float16", "bfloat16", "float64")
-
-# Ops that are slower than the limit because of a guarantee: (target, glob of overloads) -> the guarantee.
-ANY_ORDER = "a sum does not depend on the order of its additions, unlike one of atomic additions of floats"
-SLOWER: dict[tuple[str, str], str] = {
-    ("cuda", name): ANY_ORDER for name in ("index_add*", "scatter_add*", "scatter*reduce*", "*index_put*")
-}
-
-
-@dataclass
-class Figure:
-    """Seconds of one call, medians and minima of the bursts; ``ratio``: median of the rounds' ours / eager. ``wrong``:
-    what the gate says, empty if the result passes."""
-
-    op: str
-    aliases: list[str]
-    family: str
-    sample: str
-    dtype: str
-    size: str
-    kernels: int
-    ours: float
-    eager: float
-    ours_min: float
-    eager_min: float
-    ratio: float
-    wrong: str
-    slower_because: str = ""
-
-    def too_slow(self, target: str) -> bool:
-        """Whether it is above the limit, without a guarantee that explains it."""
-        return self.ratio > LIMITS[target] and not self.slower_because
 
 
 class Machine:
@@ -113,7 +81,7 @@ class Machine:
             torch.set_num_threads(threads)
         self.backend = get_backend("cuda") if self.gpu else get_backend("cpu", threads=threads)
         self.stream = torch.cuda.ExternalStream(self.backend.stream.ptr) if self.gpu else None  # type: ignore[attr-defined]
-        self.name = torch.cuda.get_device_name() if self.gpu else f"{hardware()}, {threads} threads"
+        self.name = torch.cuda.get_device_name() if self.gpu else hardware()
         if not self.gpu and sys.platform == "linux":
             keep_freed_memory()
 
@@ -220,7 +188,7 @@ def measure(case: GrownCase, executor: Executor, names: list[str], summing: bool
         _ratio(ours_s, eager_s), wrong,
     )  # fmt: skip
     if figure.ratio > LIMITS[m.target]:
-        figure.slower_because = guarantee(m.target, case.op_type)
+        figure.slower_because = guarantee(m.target, case.op_type, case.dtype)
     return figure
 
 
@@ -240,12 +208,6 @@ def verdict(case: GrownCase, results: list[np.ndarray], summing: bool) -> str:
 
 def _ratio(ours: list[float], eager: list[float]) -> float:
     return statistics.median(a / b for a, b in zip(ours, eager, strict=True))
-
-
-def guarantee(target: str, op_type: str) -> str:
-    """Return the guarantee that makes an op slower, or ''."""
-    name = op_type.removeprefix("aten.")
-    return next((why for (t, glob), why in SLOWER.items() if t == target and fnmatch.fnmatchcase(name, glob)), "")
 
 
 # -- all ops -----------------------------------------------------------------------------------------------------------
@@ -298,45 +260,17 @@ def sweep(
             case.forget()
 
 
-def table(figures: Sequence[Figure], target: str, most: int | None = None) -> str:
-    """Return the figures as text, the worst ratio first."""
-    lines = [f"{'ratio':>7}  {'ours':>9}  {'eager':>9}  op"]
-    ordered = sorted(figures, key=lambda f: -f.ratio)
-    for f in ordered[:most]:
-        marks = f" ✗ {f.wrong}" if f.wrong else ""
-        marks += f" ({f.slower_because})" if f.slower_because else ""
-        lines.append(
-            f"{f.ratio:6.2f}{'!' if f.too_slow(target) else ' '}  {_time(f.ours)}  {_time(f.eager)}  "
-            f"{f.op.removeprefix('aten.')} {f.dtype} {f.size} {f.sample[:90]}{marks}"
-        )
-    slow, wrong = sum(f.too_slow(target) for f in figures), sum(bool(f.wrong) for f in figures)
-    overloads = {name for f in figures for name in (f.op, *f.aliases)}
-    mean = math.exp(statistics.fmean(math.log(f.ratio) for f in figures)) if figures else 1.0
-    lines.append(
-        f"{len(figures)} figures of {len(overloads)} overloads; {slow} above {LIMITS[target]} × eager, {wrong} wrong; "
-        f"geometric mean of the ratios {mean:.2f}"
-    )
-    return "\n".join(lines)
-
-
-def _time(seconds: float) -> str:
-    return f"{seconds * 1e6:6.1f} µs" if seconds < 1e-3 else f"{seconds * 1e3:6.2f} ms"
-
-
-def results_path(target: str) -> Path:
-    """Return the file of this machine's results."""
-    name = torch.cuda.get_device_name() if target == "cuda" else hardware()
-    machine = "".join(c if c.isalnum() else "_" for c in name.lower())
-    while "__" in machine:
-        machine = machine.replace("__", "_")
-    return ROOT / "benchmarks" / "results" / f"ops_{machine}.json"
+def _store(results: dict[str, Any]) -> None:
+    """Write results into the file of their machine, beside those of other calls there."""
+    path = results_path(results["hardware"])
+    publish(merged([json.loads(path.read_text()), results]) if path.exists() else results, path)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", choices=LIMITS, default="cpu")
-    parser.add_argument("--ops", default="*", metavar="GLOB", help="overloads, such as 'softmax*' or 'add.Tensor'")
+    parser.add_argument("--ops", default="*", metavar="GLOBS", help="overloads, such as 'softmax*,add.Tensor'")
     parser.add_argument("--sizes", help="some of small, cache and memory; default: all, with --quick small and cache")
     parser.add_argument("--dtypes", default="float32", help=f"some of {', '.join(DTYPES)}, or all")
     parser.add_argument("--threads", type=int, default=1, help="of npusim and of PyTorch, on the CPU")
@@ -348,11 +282,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--gate", action="store_true", help="exit status 1 if an op is above the limit or wrong")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there; a complete run writes to "
                         "benchmarks/results/ops_MACHINE.json")  # fmt: skip
-    parser.add_argument("--table", action="store_true", help="print the results of an earlier run")
+    parser.add_argument("--table", action="store_true", help="print the results in the file of --json; without it, put "
+                        "the tables of all machines into docs/performance.md")  # fmt: skip
+    parser.add_argument("--merge", type=Path, nargs="+", metavar="FILE", help="store the results of the parts of a run")
     args = parser.parse_args(argv)
-    if args.table:
-        stored = json.loads((args.json or results_path(args.target)).read_text())
+    if args.merge:
+        _store(merged([json.loads(path.read_text()) for path in args.merge]))
+    if args.table and args.json:
+        stored = json.loads(args.json.read_text())
         print(table([Figure(**row) for row in stored["rows"]], stored["target"]))
+    elif args.table or args.merge:
+        write_pages()
+    if args.table or args.merge:
         return 0
     until = time.perf_counter() + args.seconds
     sizes = (args.sizes or ("small,cache" if args.quick else "small,cache,memory")).split(",")
@@ -374,17 +315,18 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"not measured: {name}: {why}")
     complete = args.ops == "*" and not args.quick and len(sizes) == 3 and not math.isfinite(args.seconds)
     complete = complete and args.float32_precision == "highest"
-    path = args.json or (results_path(args.target) if complete else None)
-    publish(
-        {
-            "command": f"python benchmarks/ops.py {' '.join(sys.argv[1:] if argv is None else argv)}".strip(),
-            "date": date.today().isoformat(), "hardware": machine.name, "target": args.target, "sizes": wanted,
-            "threads": args.threads, "float32_precision": args.float32_precision,
-            "versions": {p: version(p) for p in ("torch", "numpy")},
-            "rows": [asdict(f) for f in sorted(figures, key=lambda f: -f.ratio)], "not_measured": skipped,
-        },
-        path,
-    )  # fmt: skip
+    results = {
+        "command": f"python benchmarks/ops.py {' '.join(sys.argv[1:] if argv is None else argv)}".strip(),
+        "date": date.today().isoformat(), "hardware": machine.name, "target": args.target, "sizes": wanted,
+        "threads": args.threads, "float32_precision": args.float32_precision,
+        "versions": {p: version(p) for p in ("torch", "numpy")},
+        "rows": [asdict(f) for f in sorted(figures, key=lambda f: -f.ratio)], "not_measured": skipped,
+    }  # fmt: skip
+    if complete and not args.json:
+        _store(results)
+        write_pages()
+    else:
+        publish(results, args.json)
     bad = [f for f in figures if f.wrong or f.too_slow(args.target)]
     return int(args.gate and bool(bad))
 

@@ -16,7 +16,7 @@ def decompose(graph: Graph, config: TargetConfig) -> None:
     """Rewrite nodes that ``config`` has no kernel for as multiply-and-sum reductions.
 
     These are attention, matmul and conv2d over dtypes outside ``matrix_dtypes``, convolutions whose weight is computed
-    at run time, and on targets that pack weights in panels also products with one vector that is computed at run time.
+    at run time, and products with one vector whose right operand is computed at run time.
     A reduction over one element becomes pointwise.
     """
     for steps in ({"attention": _attention}, {"matmul": _matmul, "conv2d": _conv2d, "reduce": _reduce}):
@@ -40,8 +40,8 @@ def _served(node: Node, config: TargetConfig, static: set[Value]) -> bool:
         return False
     if node.op == "conv2d":
         return node.inputs[1] in static
-    if node.op == "matmul" and config.panel and 1 in node.out.shape[-2:] and node.inputs[1] not in static:
-        return False  # packing panels would take longer than the product
+    if node.op == "matmul" and 1 in node.out.shape[-2:] and node.inputs[1] not in static:
+        return False  # no element of the matrix is used twice: packing panels or filling tiles would take longer
     return node.op == "attention" or node.inputs[0].shape[-1] != 0
 
 

@@ -73,9 +73,34 @@ def test_short_run(ops: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
 
 def test_gate(ops: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    results = importlib.import_module("ops_results")
     figure = ops.Figure("aten.x", [], "f", "S()", "float32", "small", 1, 2.0, 1.0, 2.0, 1.0, 2.0, "")
     assert figure.too_slow("cpu")
-    monkeypatch.setitem(ops.SLOWER, ("cpu", "x*"), "the order of additions is fixed")
-    figure.slower_because = ops.guarantee("cpu", "aten.x")
+    monkeypatch.setattr(results, "SLOWER", [results.Guarantee("cpu", ("y", "x*"), "float32", "the order is fixed")])
+    figure.slower_because = ops.guarantee("cpu", "aten.x", "float32")
     assert figure.slower_because and not figure.too_slow("cpu")
-    assert not ops.guarantee("cuda", "aten.x")
+    assert not ops.guarantee("cuda", "aten.x", "float32") and not ops.guarantee("cpu", "aten.x", "float16")
+
+
+def part(*rows: tuple[str, float], **changed: Any) -> dict[str, Any]:
+    """Stored results with figures of (op, ratio)."""
+    figure = {"aliases": [], "family": "f", "sample": "S()", "dtype": "float32", "size": "small", "kernels": 1,
+              "ours": 2e-6, "eager": 1e-6, "ours_min": 2e-6, "eager_min": 1e-6, "wrong": "", "slower_because": ""}  # fmt: skip
+    return {
+        "hardware": "a CPU", "target": "cpu", "threads": 1, "float32_precision": "highest", "date": "2026-01-02",
+        "versions": {"torch": "2.0"}, "sizes": {"small": 4096}, "not_measured": {"aten.a.b-0-float32-small": "no time"},
+        "rows": [{**figure, "op": op, "ratio": ratio} for op, ratio in rows], **changed,
+    }  # fmt: skip
+
+
+def test_parts_of_a_run_are_merged_and_become_tables(ops: Any) -> None:
+    results = importlib.import_module("ops_results")
+    whole = results.merged([part(("aten.c.d", 3.0)), part(("aten.a.b", 2.0), ("aten.c.d", 0.5))])
+    assert [(r["op"], r["ratio"]) for r in whole["rows"]] == [("aten.a.b", 2.0), ("aten.c.d", 0.5)]
+    assert not whole["not_measured"]
+    with pytest.raises(ValueError, match="differ in 'hardware'"):
+        results.merged([part(), part(hardware="another CPU")])
+    text = results.section([whole])
+    assert "| a CPU | float32 | 2 | 1.00 | 50% | 1 | 0 |" in text
+    assert "| a CPU | `a.b` | float32 | small | 2.0 µs | 1.0 µs | 2.00 |" in text
+    assert "기하 평균" in importlib.import_module("korean").korean(text)

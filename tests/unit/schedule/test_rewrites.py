@@ -91,6 +91,15 @@ def long_sum() -> Graph:
     return g
 
 
+def long_norm() -> Graph:
+    g = Graph("long_norm")
+    x = g.input("x", (2, 3, 40_000), "float32")
+    d = x - x.mean([2])
+    variance = (d * d).mean([2])
+    g.outputs = [("y", d / (variance + 1e-5)), ("variance", variance)]
+    return g
+
+
 def long_scan() -> Graph:
     g = Graph("long_scan")
     g.outputs = [("y", g.scan("sum", g.input("x", (2, 40_000), "float32"), 1))]
@@ -155,6 +164,7 @@ EXAMPLES = [
     Example("split_k", "cuda:sm_80", on_graph(long_convolution)),
     Example("split_k", "metal", on_graph(long_product)),
     Example("split_reduction", "cuda", on_graph(long_sum)),
+    Example("split_reduction", "cuda", on_graph(long_norm)),
     Example("split_reduction", "metal", on_graph(long_sum)),
     Example("split_scan", "cuda", on_graph(long_scan)),
     Example("split_scan", "metal", on_graph(long_scan)),

@@ -48,6 +48,12 @@ INLINE int64_t checked(int64_t i, int64_t n, DEVICE int* bad) {
   set_flag(bad);
   return 0;
 }
+// The same for an index that is the whole part of a float; n <= 2^24.
+INLINE int checked_float(float x, int n, DEVICE int* bad) {
+  if (x > -1.0f && x < (float)n) return (int)x;
+  set_flag(bad);
+  return 0;
+}
 
 INLINE int add_wrapping(int a, int b) { return (int)((uint)a + (uint)b); }
 INLINE int sub_wrapping(int a, int b) { return (int)((uint)a - (uint)b); }
@@ -64,12 +70,16 @@ template <class T> INLINE T m_sign(T x) { return (T)((x > 0) - (x < 0)); }
 
 // One step of an argmax: NaN is the largest value; of equal values, the first wins.
 template <class T> INLINE void argmax_step(THREAD T& value, THREAD int& at, T x, int i) {
-  const bool nan = x != x, held = value != value;
-  if (nan ? !held || i < at : !held && (x > value || (x == value && i < at))) { value = x; at = i; }
+  const bool nan = x != x, held = value != value, first = i < at;  // no branch: loops around it load ahead
+  const bool take = (nan & (!held | first)) | (!nan & !held & ((x > value) | ((x == value) & first)));
+  value = take ? x : value;
+  at = take ? i : at;
 }
 template <class T> INLINE void argmin_step(THREAD T& value, THREAD int& at, T x, int i) {
-  const bool nan = x != x, held = value != value;
-  if (nan ? !held || i < at : !held && (x < value || (x == value && i < at))) { value = x; at = i; }
+  const bool nan = x != x, held = value != value, first = i < at;
+  const bool take = (nan & (!held | first)) | (!nan & !held & ((x < value) | ((x == value) & first)));
+  value = take ? x : value;
+  at = take ? i : at;
 }
 
 // Integers: division by zero returns 0, and overflow wraps around.

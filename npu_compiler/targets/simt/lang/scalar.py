@@ -345,10 +345,19 @@ class Scalars:
             if n == 0:
                 self.out.add("set_flag(bad);")
                 continue
-            at = self.define(Value(f"checked({self.text(idx, 'int64_t')}, {n}, bad)", "int64_t")).text
+            at = self.define(self._checked(idx, n, step)).text
             part = at if step == 1 else f"{at} * {step}"
             text = part if text == "0" else f"{text} + {part}"
         return text
+
+    def _checked(self, idx: Expr, n: int, step: int) -> Value:
+        """Return a data-dependent index, or 0 if it is out of range: in 32 bits if these hold every offset. Floats are
+        compared before they are converted, which is slow to 64 bits."""
+        kind = "int" if n * abs(step) < 2**31 else "int64_t"
+        source = idx.args[0] if idx.op == "cast" and idx not in self.bound else None
+        if source is not None and self.kind(source) == "float" and n <= 1 << 24:
+            return Value(f"checked_float({self.text(source, 'float')}, {n}, bad)", "int")
+        return Value(f"({kind})checked({self.text(idx, 'int64_t')}, {n}, bad)", kind)
 
     def offset(self, form: Affine) -> str:
         """Return the C++ expression of an affine form, in 32 bits if its range allows it."""

@@ -15,7 +15,7 @@ from ..lang.dialect import Dialect
 
 MIN_TERMS = 256  # of a part of a sum
 MAX_SPLITS = 16
-TILE = 64, 128
+TILE, SIMPLE_TILE = (64, 128), (64, 64)
 
 
 def split_k(schedule: Schedule, dialect: Dialect) -> None:
@@ -29,9 +29,11 @@ def _splits(k: Gemm | Conv2d, dialect: Dialect) -> int:
     if (isinstance(k, Gemm) and is_gemv(k)) or dialect.special_for(k) is not None:
         return 1
     p = product_of(k)
-    if not uses_matrix_unit(k, dialect) or p.m <= WGMMA_ROWS or p.batch > 1 or p.n == 0:
+    matrix = uses_matrix_unit(k, dialect)
+    if (matrix and p.m <= WGMMA_ROWS) or p.batch > 1 or p.n == 0:
         return 1
-    tiles = -(-p.m // TILE[0]) * -(-p.n // TILE[1])
+    rows, columns = TILE if matrix else SIMPLE_TILE
+    tiles = -(-p.m // rows) * -(-p.n // columns)
     return min(dialect.device.units // tiles, p.k // MIN_TERMS, MAX_SPLITS)
 
 

@@ -1,5 +1,6 @@
 """Reductions with few results of very many elements: workgroups reduce parts of each, and a second kernel reduces
-those."""
+those. A kernel with several passes over few long rows is taken apart first: one kernel for each reduction, and one for
+what is stored."""
 
 from __future__ import annotations
 
@@ -8,19 +9,71 @@ from dataclasses import replace
 
 from ....graph import expr
 from ....graph.expr import Expr
-from ....schedule.kernel import LoopBody, Loops, Stage
+from ....schedule.kernel import LoopBody, Loops, Operand, Stage
 from ....schedule.schedule import Schedule
 from ...codegen.nest import identity_element
 from ..lang.dialect import Dialect
 
 MIN_POINTS = 1 << 12  # of a part
+KINDS = ("sum", "prod", "max", "min")
 
 
 def split_reduction(schedule: Schedule, dialect: Dialect) -> None:
     """Split the first reduced dim of a single sum, product, maximum or minimum into parts if there are too few rows to
     keep the units busy. A second kernel reduces the parts."""
+    units = dialect.device.units
     loops = [k for k in schedule.kernels if isinstance(k, Loops)]
-    schedule.rewrite({k: _split(schedule, k, dialect.device.units) for k in loops})
+    schedule.rewrite({k: [s for p in _passes(schedule, k, units) for s in _split(schedule, p, units)] for k in loops})
+
+
+def _passes(schedule: Schedule, k: Loops, units: int) -> list[Loops]:
+    """Return ``k`` itself, or a kernel for each of its reductions and for its stores, in order."""
+    body = k.body
+    folds = [s for s in body.stages if s.kind == "reduce"]
+    if body.serial or not folds or 0 in body.domain or not all(s.reduce in KINDS for s in folds) or _is_plain(body):
+        return [k]
+    points = math.prod(body.domain[d] for d in body.axes)
+    rows = math.prod(body.domain) // points
+    if points < 2 * MIN_POINTS or 2 * rows > units:
+        return [k]
+    if {o.buffer.id for o in k.outputs} & {o.buffer.id for o in k.inputs}:
+        return [k]  # a pass would read what another one has replaced
+    kept = [d for d in range(len(body.domain)) if d not in body.axes]
+    place = (expr.const(0, "int64"), *map(expr.index, kept))
+    shape = (1, *(body.domain[d] for d in kept))
+    made: list[Operand] = []
+    known: dict[Expr, Expr] = {}  # the stages so far: loads of what was made, temporaries as expressions
+    kernels: list[Loops] = []
+
+    def kernel(
+        domain: tuple[int, ...], axes: tuple[int, ...], stages: list[Stage], outputs: tuple[Operand, ...]
+    ) -> None:
+        inner = LoopBody(domain, axes, tuple(stages))
+        label = f"{k.label}_{len(kernels)}"
+        kernels.append(_without_unused(replace(k, label=label, inputs=(*k.inputs, *made), outputs=outputs, body=inner)))
+
+    for n, s in enumerate(body.stages):
+        e = expr.rewrite(s.expr, known.get)
+        if s.kind == "temp":
+            known[expr.stage(n, s.expr.dtype)] = e
+        elif s.kind == "reduce":
+            result = schedule.memory(e.dtype, shape, s.reduce)
+            stored = Stage("store", expr.stage(0, e.dtype), index=place, output=0, per_row=True)
+            kernel(body.domain, body.axes, [replace(s, expr=e), stored], (result,))
+            known[expr.stage(n, e.dtype)] = expr.load(len(k.inputs) + len(made), e.dtype, place)
+            made.append(result)
+    row = {d: expr.index(at) for at, d in enumerate(kept)}
+    for per_row, domain, dims in ((True, shape[1:], row), (False, body.domain, {})):
+        stores = [s for s in body.stages if s.kind == "store" and s.per_row == per_row]
+        written = sorted({s.output for s in stores})
+        stages = [
+            Stage("store", expr.substitute(expr.rewrite(s.expr, known.get), dims), output=written.index(s.output),
+                  index=tuple(expr.substitute(i, dims) for i in s.index))
+            for s in stores
+        ]  # fmt: skip
+        if stages:
+            kernel(domain, (), stages, tuple(k.outputs[n] for n in written))
+    return [*(replace(p, flops=0) for p in kernels[:-1]), kernels[-1]]
 
 
 def _split(schedule: Schedule, k: Loops, units: int) -> list[Loops]:
@@ -60,11 +113,7 @@ def _split(schedule: Schedule, k: Loops, units: int) -> list[Loops]:
 def _is_plain(body: LoopBody) -> bool:
     """Whether the stages are one reduction, and stores once per row."""
     fold, *rest = body.stages
-    return (
-        fold.kind == "reduce"
-        and fold.reduce in ("sum", "prod", "max", "min")
-        and all(s.kind == "store" and s.per_row for s in rest)
-    )
+    return fold.kind == "reduce" and fold.reduce in KINDS and all(s.kind == "store" and s.per_row for s in rest)
 
 
 def _without_unused(k: Loops) -> Loops:
