@@ -20,7 +20,9 @@ from .passes import (
     dual_gemm,
     fold,
     fold_iota,
+    fold_requantisation,
     fuse,
+    integer_products,
     layout,
     normalise,
     padding,
@@ -43,10 +45,12 @@ PASSES: dict[str, str] = {
     "fold_constants": "evaluate nodes that depend only on constants",
     "fold_iota": "replace constant tables that are affine in their index by index arithmetic",
     "fuse_attention": "replace decomposed attention by one node",
+    "integer_products": "multiply 8-bit operands as integers instead of dequantising them",
     "combine_parallel_matmul": "combine matmuls with the same left operand into one",
     "concat_to_select": "replace concatenations that loop nests read by selections, which copy nothing",
     "layout": "sink permutes until they cancel (channels-last layout)",
     "fold_padding": "fold zero padding into the convolution that reads it",
+    "fold_requantisation": "fold the scale of a quantised result into those of its product",
     "fold_batch_norm": "fold batch norm and per-channel scales into weights",
     "fuse_epilogue": "fuse pointwise nodes into the epilogue of the product that they follow",
     "fuse_pointwise": "inline pointwise producers into their readers",
@@ -104,6 +108,7 @@ def run_normalise(s: State) -> None:
     s.run_pass("fold_iota", fold_iota.fold_iota)
     s.run_pass("fold_constants", normalise.fold_constants)
     s.run_pass("fuse_attention", attention.fuse_attention)
+    s.run_pass("integer_products", lambda graph: integer_products.integer_products(graph, s.config))
     s.run_pass(
         "combine_parallel_matmul", lambda graph: combine_parallel_matmul.combine_parallel_matmul(graph, s.weights)
     )
@@ -117,6 +122,7 @@ def run_layout(s: State) -> None:
 
 def run_fold(s: State) -> None:
     """Fold batch norm and per-channel scales into weights, as load-time recipes; round weights to block formats."""
+    s.run_pass("fold_requantisation", fold_requantisation.fold_requantisation)
     s.run_pass("fold_batch_norm", fold.fold_batch_norm)
     if any(isinstance(format, BlockFormat) for format in s.weights):
         s.run_pass("compress_weights", lambda graph: quantize.quantize_weights(graph, s.weights, s.config.panel))

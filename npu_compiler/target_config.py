@@ -91,7 +91,8 @@ class TargetConfig:
         buffer_align: byte alignment of every buffer, in the arena and outside.
         dtypes: the element types that the target can hold.
         max_rank: the maximum rank of a tensor.
-        matrix_dtypes: element types of its matmul and convolution kernels.
+        matrix_dtypes: element types of the left operands of its matmul and convolution kernels; with 'uint8', the right
+            operand is int8.
         pair_dtypes: those of them whose weights are packed in pairs along the reduced dim, for two-element dot
             products.
         prologue_rows: maximum rows of a matmul whose left operand every thread may compute itself.

@@ -30,6 +30,7 @@ from .decompose import decompose
 from .mutations import ArgumentChanges, by_key
 from .pytrees import register_caches
 from .translate import NeedsFunctionalForm, translate
+from .zero_points import without_zero_points
 
 __all__ = ["NUMBER", "TENSOR", "Capture", "capture", "capture_call"]
 
@@ -148,7 +149,7 @@ def _captured(
             f"expected a torch.nn.Module or a torch.export.ExportedProgram, got {type(model).__name__}; "
             "wrap a function in a module whose forward calls it"
         )
-    program = _without_eval_dropout(program, in_place=fresh)
+    program = without_zero_points(_without_eval_dropout(program, in_place=fresh), in_place=fresh)
     program, ir = _translated(program, label, fresh, _written(program, args, kwargs, returned))
     parameters, leaves = _parameters(model, args, kwargs), _result_leaves(program)
     return Capture(ir, program, args, kwargs, parameters, program.call_spec.out_spec, leaves, returned)

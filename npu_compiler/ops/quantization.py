@@ -70,7 +70,10 @@ def quantized(x: Value, inverse: Value | float, zero: Value | int, quant_min: in
     name = in_range(quant_min, quant_max, dtype)
 
     def f(v: Expr, factor: Expr | float, offset: Expr | int) -> Expr:
-        return minimum(maximum(fn("round")(v * factor) + offset, quant_min), quant_max).cast(name)
+        whole_numbers = fn("round")(v * factor)
+        if isinstance(offset, Expr) or offset:
+            whole_numbers = whole_numbers + offset
+        return minimum(maximum(whole_numbers, quant_min), quant_max).cast(name)
 
     offset = zero.cast("float32") if isinstance(zero, Value) else zero
     return x.graph.pointwise(f, x.cast("float32"), inverse, offset, promote=False)
@@ -81,8 +84,16 @@ def dequantized(q: Value, scale: Value | float, zero: Value | int, out_dtype: st
     if not dt.is_int(q.dtype):
         raise ValueError(f"quantised values are integers, not {q.dtype}")
     out = dt.parse(out_dtype or "float32")
-    shifted = (q.cast(out) - (zero.cast(out) if isinstance(zero, Value) else zero)).cast(out)
-    return (shifted * (scale.cast("float32") if isinstance(scale, Value) else scale)).cast(out)
+    wide = dt.opmath(out)
+
+    def f(v: Expr, factor: Expr | float, shift: Expr | int) -> Expr:
+        shifted = v.cast(out).cast(wide)
+        if isinstance(shift, Expr) or shift:
+            offset = shift.cast(wide) if isinstance(shift, Expr) else shift
+            shifted = (shifted - offset).cast(out).cast(wide)
+        return (shifted * (factor.cast(wide) if isinstance(factor, Expr) else factor)).cast(out)
+
+    return q.graph.pointwise(f, q, scale, zero, promote=False, opmath=False)
 
 
 def inverse(scale: Value) -> Value:

@@ -31,13 +31,13 @@ def gemm(k: Gemm, left: Array, stored: Array) -> tuple[Array, ...]:
 
     ``left``: [batch, M, K]. ``stored``: the right operand as the kernel reads it.
     """
-    x = left.astype(np.float64 if left.dtype == np.float64 else np.float32)
+    x = left.astype(np.float64 if left.dtype in (np.float64, np.uint8) else np.float32)  # sums of integers are exact
     columns = _right_operands(k, stored)
     if k.splits > 1:
         (w,) = columns
         parts = zip(np.array_split(x, k.splits, axis=2), np.array_split(w, k.splits, axis=1), strict=True)
         return (np.concatenate([a @ b for a, b in parts]),)
-    return tuple(x @ w for w in columns)
+    return tuple((x @ w).astype(np.int32) if left.dtype == np.uint8 else x @ w for w in columns)
 
 
 def _right_operands(k: Gemm, w: Array) -> list[Array]:
@@ -48,7 +48,7 @@ def _right_operands(k: Gemm, w: Array) -> list[Array]:
     if w.ndim == 3:  # [batch or 1, N, K]; rows of the two matrices of a dual product alternate
         w = w.astype(np.float32).swapaxes(1, 2)
         return [w[..., 0::2], w[..., 1::2]] if k.dual else [w]
-    paired = op.dtype == "bfloat16"
+    paired = op.dtype in ("bfloat16", "int8")
     w = w[:, :, 0] if w.ndim - paired == 5 else w  # one tap
     w = _unpacked(w, 1).astype(np.float32)[:, : k.k]
     if w.shape[0] != (1 if k.shared else k.batch):
@@ -70,10 +70,12 @@ def _stored_operands(k: Gemm, layout_name: str, packed: Array) -> list[Array]:
 
 
 def _unpacked(w: Array, lead: int) -> Array:
-    """Return packed panels [..., panels, C, panel] (or [.., C/2, panel, 2]) as [..., C, K]; ``lead`` leading dims."""
+    """Return packed panels [..., panels, C, panel] (or [.., C/2, panel, 2], or of 4) as [..., C, K]; ``lead`` leading
+    dims."""
     if w.ndim == lead + 4:
+        depth = w.shape[-1]
         w = w.swapaxes(-1, -2)
-        w = w.reshape(*w.shape[:-3], w.shape[-3] * 2, w.shape[-1])
+        w = w.reshape(*w.shape[:-3], w.shape[-3] * depth, w.shape[-1])
     w = np.moveaxis(w, lead, -2)
     return w.reshape(*w.shape[:-2], w.shape[-2] * w.shape[-1])
 

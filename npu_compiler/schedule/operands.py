@@ -11,6 +11,7 @@ from ..graph.graph import VIEWS, Graph, Node, Value
 from ..graph.structure import looks_up, main_weight
 from ..passes.load_time import static_values
 from ..passes.quantize import dequantize_of
+from ..support import dtypes
 from ..support.errors import CompileError
 from ..target_config import TargetConfig
 from ..weights.format import BlockFormat, Layout, WeightFormat, block_format, layout_for
@@ -246,6 +247,8 @@ class Operands:
 
     def _element_order(self, dtype: str) -> str:
         """Return the order of elements in a packed weight."""
+        if dtypes.DTYPES[dtype].size == 1:
+            return "vnni4"
         return "vnni2" if dtype in self.config.pair_dtypes else "panels"
 
     def _format_layout(self, matrix: Value, rows: int = 1) -> Layout | None:

@@ -1,25 +1,103 @@
-"""Quantised PyTorch models compile completely and have PyTorch's results."""
+"""Quantised PyTorch models compile completely, multiply integers, and have PyTorch's results."""
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import npu_compiler
 from npu_compiler.frontend import state_dict_numpy
+from npu_compiler.graph import interp
+from npu_compiler.graph.graph import Graph
+from npu_compiler.ops.lower import lower_ir
+from npu_compiler.phases import State, run_fold, run_layout, run_normalise
+from npu_compiler.pipeline import compile_graph
+from npu_compiler.target_config import target_config
+from npu_compiler.targets.cpu.host import host_cpu
 from npu_runtime import Executor
 
-from ..support.quantised import QuantisedNet
+from ..support.quantised import Activation, Conv, Q, QuantisedNet
 
 
-@pytest.mark.parametrize("signed", [False, True])
-def test_graph_of_pt2e_is_native(signed: bool) -> None:
+def built(model: nn.Module, *args: torch.Tensor, target: str = "cpu") -> Executor:
+    ir = npu_compiler.capture(model, args)
+    assert not npu_compiler.check(ir, target)
+    return Executor(npu_compiler.compile(ir, target), state_dict_numpy(model))
+
+
+def result(run: Executor, *args: torch.Tensor) -> np.ndarray:
+    return next(iter(run.run([a.numpy() for a in args]).values()))
+
+
+def folded(model: nn.Module, *args: torch.Tensor) -> Graph:
+    """The graph of a model before fusion."""
+    ir = npu_compiler.capture(model, args)
+    state = State(ir, target_config("cpu"), None, (), lower_ir(ir))
+    for phase in (run_normalise, run_layout, run_fold):
+        phase(state)
+    return state.graph
+
+
+def test_network_multiplies_integers() -> None:
     torch.manual_seed(0)
-    model, x = QuantisedNet(signed).eval(), torch.randn(2, 3, 16, 16)
-    ir = npu_compiler.capture(model, (x,))
-    assert not npu_compiler.check(ir)
-    got = Executor(npu_compiler.compile(ir), state_dict_numpy(model)).run([x.numpy()])
+    model, x = QuantisedNet(signed=True).eval(), torch.randn(2, 3, 16, 16)
+    products = [n for n in folded(model, x).nodes if n.op in ("conv2d", "matmul")]
+    assert [n.inputs[0].dtype for n in products].count("uint8") == 4, "all but the depthwise convolution"
     with torch.no_grad():
         want = model(x)
     # A value next to the middle of two integers may be rounded to either, which moves the results a little.
-    torch.testing.assert_close(torch.from_numpy(next(iter(got.values()))), want, rtol=0, atol=0.01)
+    np.testing.assert_allclose(result(built(model, x), x), want.numpy(), rtol=0, atol=0.01)
+
+
+class Layer(nn.Module):
+    """A padded convolution from uint8 to uint8 whose channels are no multiple of 4, with a residual in ``dtype``."""
+
+    def __init__(self, dtype: torch.dtype = torch.uint8, groups: int = 1):
+        super().__init__()
+        zero = 31 if dtype == torch.uint8 else -40
+        self.input, self.conv = Activation(0.02, zero, dtype), Conv(6, 40, 3, 2, groups)
+        self.short, self.out = Conv(6, 40, 1, 2), Activation(0.01, zero, dtype)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.input(x)
+        return Q.quantize_per_tensor(torch.relu(self.conv(x) + self.out(self.short(x))), *self.out.arguments)
+
+
+@pytest.mark.parametrize(
+    ("target", "dtype", "groups"),
+    [("cpu", torch.uint8, 1), ("cpu", torch.int8, 2)],
+)
+def test_requantised_results_are_pytorchs(target: str, dtype: torch.dtype, groups: int) -> None:
+    torch.manual_seed(1)
+    model, x = Layer(dtype, groups).eval(), torch.randn(2, 6, 11, 13)
+    with torch.no_grad():
+        want = model(x).numpy().astype(int)
+    got = result(built(model, x, target=target), x).astype(int)
+    assert np.abs(got - want).max() <= 1
+    assert (got == want).mean() > 0.999
+
+
+SHAPES = ((1, 70, 33), (5, 7, 40), (40, 3001, 8))
+
+
+@pytest.mark.parametrize("target", ["cpu", "cpu:avx2", "cpu:portable"])
+def test_integer_products_are_exact(target: str) -> None:
+    device: Any = target_config(target).device
+    if not device.runs_on(host_cpu()):
+        pytest.skip(f"this CPU does not run {target}")
+    rng, g = np.random.default_rng(0), Graph("products")
+    inputs, want = {}, {}
+    for i, (m, k, n) in enumerate(SHAPES):
+        a = rng.integers(0, 256, (m, k)).astype(np.uint8)
+        b = rng.integers(-128, 128, (k, n)).astype(np.int8)
+        a[0], b[:, 0] = 255, -128  # the largest products
+        inputs[f"a{i}"], want[f"y{i}"] = a, a.astype(np.int32) @ b.astype(np.int32)
+        g.outputs.append((f"y{i}", g.input(f"a{i}", (m, k), "uint8").matmul(g.const(b))))
+    computed = interp.run(g, inputs)
+    got = Executor(compile_graph(g, target), {}).run(inputs)
+    for name, values in want.items():
+        assert (computed[name] == values).all() and (got[name] == values).all()

@@ -25,11 +25,12 @@ def epilogue_nest(kernel: Anchor) -> tuple[Nest, int, int]:
     strides = [1] * len(out.shape)
     for d in range(len(out.shape) - 2, -1, -1):
         strides[d] = pitch * math.prod(out.shape[d + 1 : -1])
-    register = Operand(Buffer(-1, "arena", "float32", out.shape, "acc"), out.shape, tuple(strides))
+    dtype = next((x.dtype for x in expr.walk(kernel.epilogue) if x.op == "acc"), "float32")
+    register = Operand(Buffer(-1, "arena", dtype, out.shape, "acc"), out.shape, tuple(strides))
     index = expr.identity_index(out.shape)
 
     def bind(x: Expr) -> Expr | None:
-        return expr.load(acc + x.value, "float32", index) if x.op == "acc" else None
+        return expr.load(acc + x.value, dtype, index) if x.op == "acc" else None
 
     first = Stage("store", kernel.epilogue, output=0, index=index)
     extra = kernel.extra_stages if isinstance(kernel, Contraction) else ()

@@ -15,7 +15,13 @@ from typing import ClassVar
 from ...target_config import Device, TargetConfig
 from .host import HostCPU, host_cpu
 
-CONFIG = TargetConfig("cpu", prologue_rows=4, dual_gemm=True, bundles=True)
+CONFIG = TargetConfig(
+    "cpu",
+    prologue_rows=4,
+    dual_gemm=True,
+    bundles=True,
+    matrix_dtypes=("float32", "float16", "bfloat16", "uint8"),
+)
 
 
 @dataclass(frozen=True)

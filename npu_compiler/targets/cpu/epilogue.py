@@ -1,7 +1,8 @@
 """The epilogue of a micro-kernel as a C++ functor: bias, activation, residual and rounding on accumulator registers.
 
 A micro-kernel calls ``epi(acc, row, col, L)`` with VL neighbouring columns of one output row; ``row`` is the flat index
-of the leading output dims. The loop generator renders it: an epilogue is a store stage with one extra input.
+of the leading output dims. Sums of integers have their bits in the lanes of ``acc``. The loop generator renders it: an
+epilogue is a store stage with one extra input.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ def emit_epilogue(kernel: Anchor, fixed: int, name: str, place: Callable[[Operan
     registers = ["acc", "acc1"][: 1 + (isinstance(kernel, Gemm) and kernel.dual)]
     for x in expr.walk(value):
         if x.op == "load" and x.value.operand >= acc:
-            render.stages[x] = (frozenset(nest.size), Value(registers[x.value.operand - acc], "vf"))
+            register = registers[x.value.operand - acc]
+            sums = Value(register, "vf") if x.dtype == "float32" else Value(f"((vi32){register})", "vi32")
+            render.stages[x] = (frozenset(nest.size), sums)
     root = Block(
         None,
         "template <class Lanes> __attribute__((always_inline))\n"

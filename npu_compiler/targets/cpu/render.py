@@ -42,6 +42,21 @@ def is_bfloat16(e: Expr) -> bool:
     return e.op == "where" and all(map(is_bfloat16, e.args[1:]))
 
 
+def rounded_clamp(e: Expr) -> tuple[Expr, int, int, int] | None:
+    """Return (x, zero, low, high) of ``min(max(round(x) + zero, low), high)`` in float32 with whole numbers of up to 16
+    bits, else None."""
+    if e.dtype != "float32" or e.op != "minimum" or e.args[0].op != "maximum":
+        return None
+    (x, low), high = e.args[0].args, e.args[1]
+    zero = expr.const(0.0, "float32")
+    if x.op == "add" and x.args[0].op == "round":
+        x, zero = x.args
+    whole = [v for v in (zero, low, high) if v.op == "const" and abs(v.value) < 1 << 16 and v.value == int(v.value)]
+    if x.op != "round" or len(whole) < 3:
+        return None
+    return x.args[0], int(zero.value), int(low.value), int(high.value)
+
+
 class Place(NamedTuple):
     """The address of a load or store as C++ text: ``offset`` + lane * ``stride``, or the per-lane offsets ``gather``
     unless that is empty."""
@@ -288,6 +303,12 @@ class Renderer:
     def _cast(self, e: Expr, block: Block) -> Value:
         source, target = e.args[0], e.dtype
         kind = self.kind(e)
+        if kind == "vi32" and (found := rounded_clamp(source)) is not None and self.varying(e):
+            x, offset, low, high = found
+            clamped = f"round_clamped({self.text(x, 'vf', block)}, {offset}, {low}, {high})"
+            bits = 8 * dtypes.DTYPES[target].size
+            least = -(1 << bits - 1) if dtypes.DTYPES[target].kind == "int" else 0
+            return Value(clamped if least <= low <= high < least + (1 << bits) else wrap(clamped, target), kind)
         value = self.value(source, block)
         if source.op == "const":
             value = Value(self.constant(source, self.kind(source)), self.kind(source))

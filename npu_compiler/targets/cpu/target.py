@@ -57,7 +57,13 @@ class CPUTarget(Selectable[CPUDevice]):
 
     def winograd(self, conv: Node) -> np.ndarray | None:
         a, (x, w) = conv.attrs, conv.inputs
-        if w.shape[1:3] != (3, 3) or a["stride"] != (1, 1) or a["dilation"] != (1, 1) or a["groups"] != 1:
+        if (
+            x.dtype == "uint8"
+            or w.shape[1:3] != (3, 3)
+            or a["stride"] != (1, 1)
+            or a["dilation"] != (1, 1)
+            or a["groups"] != 1
+        ):
             return None
         n, oh, ow, k = conv.out.shape
         tile = winograd_tile(n, oh, ow, x.shape[3], k, x.dtype, self.device)

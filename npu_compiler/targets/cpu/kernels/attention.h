@@ -46,7 +46,7 @@ template <int P> NPU_NOINLINE void tile_columns(const ColumnArgs& a) {
       for (int v = 0; v < TILE_VECS; v++) mul_add(acc[p][v], wv[v], xv);
     }
   }
-  add_to<P>(a.acc, acc, true);
+  add_to<F32, P>(a.acc, acc, true);
 }
 
 template <class D, class T> struct AttentionPlan : PanelPlan<D> {

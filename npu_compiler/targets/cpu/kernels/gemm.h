@@ -3,8 +3,8 @@
 //   struct D : GemmDims { static constexpr long M, N, K, lda; };       rows of A have unit inner stride
 //   gemm<D>(a, w, epi, th, counter)
 //
-// Weights are [ceil(N/32)][K][32] float or f16, or [ceil(N/32)][ceil(K/2)][32][2] bf16, zero padded, or panels of a
-// weight format (storage.h). pack_b() packs a matrix that is computed at run time. epi(acc, row, col, lanes) receives
+// Weights are [ceil(N/32)][K][32] float or f16, or [ceil(N/32)][ceil(K/2)][32][2] bf16, or [..][ceil(K/4)][32][4] int8
+// (for uint8 rows), zero padded, or panels of a weight format (storage.h). pack_b() packs a matrix that is computed at run time. epi(acc, row, col, lanes) receives
 // VL neighbouring columns of row b * M + m.
 #pragma once
 #include "amx_tile.h"
@@ -167,15 +167,20 @@ template <class D, class TA, class TW> constexpr long gemm_scratch_bytes() {
   return Plan::SLICED ? sliced_scratch_bytes<Plan>() : blocked_scratch_bytes<Plan>();
 }
 
+// Whether a product of D::M rows reads weights in streams (gemv.h).
+template <class D, class TA, class TW> constexpr bool gemv_runs() {
+  return gemv_streams(D::M) > 0 && !is_same<typename Operands<TA, TW>::Kind, U8S8>::value;
+}
+
 // Prefetches the first weights of this thread while it waits for the previous phase to end.
 template <class D, class TA, class TW> NPU_INLINE void gemm_prefetch(const void* weights, const Thread& th) {
-  if constexpr (gemv_streams(D::M) > 0) gemv_prefetch<GemmPlan<D, TA, TW>, D>((const char*)weights, th);
+  if constexpr (gemv_runs<D, TA, TW>()) gemv_prefetch<GemmPlan<D, TA, TW>, D>((const char*)weights, th);
   else (void)weights, (void)th;
 }
 
 template <class D, class TA, class TW, class Epi>
 NPU_NOINLINE void gemm(const TA* a, const TW* w, Epi& epi, Thread& th, int* counter) {
-  if constexpr (gemv_streams(D::M) > 0) gemv<GemmPlan<D, TA, TW>, D>(a, w, epi, th, counter);
+  if constexpr (gemv_runs<D, TA, TW>()) gemv<GemmPlan<D, TA, TW>, D>(a, w, epi, th, counter);
 #if NPU_AMX
   else if constexpr (amx_runs<TA, TW>(D::M)) amx_blocked<AmxGemmPlan<D, TW>>(a, w, epi, th, counter);
 #endif

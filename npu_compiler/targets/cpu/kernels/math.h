@@ -185,4 +185,24 @@ NPU_INTEGER(remainder)
 NPU_INTEGER(pow)
 #undef NPU_INTEGER
 
+// min(max(round(x) + zero, low), high) as integers, with round half to even; NaN gives `low`. The whole numbers have up
+// to 16 bits.
+NPU_INLINE vi32 round_clamped(vf x, int32_t zero, int32_t low, int32_t high) {
+  // Integers below the range of int32 become INT32_MIN, and so does NaN, which the minimum keeps.
+#if NPU_AVX512
+  vi32 q = (vi32)_mm512_cvtps_epi32(_mm512_min_ps(_mm512_set1_ps(0x1p24f), (__m512)x));
+  q = (vi32)_mm512_max_epi32((__m512i)q, _mm512_set1_epi32(low - zero));
+  q = (vi32)_mm512_min_epi32((__m512i)q, _mm512_set1_epi32(high - zero));
+  return zero ? q + zero : q;
+#elif NPU_AVX2
+  vi32 q = (vi32)_mm256_cvtps_epi32(_mm256_min_ps(_mm256_set1_ps(0x1p24f), (__m256)x));
+  q = (vi32)_mm256_max_epi32((__m256i)q, _mm256_set1_epi32(low - zero));
+  q = (vi32)_mm256_min_epi32((__m256i)q, _mm256_set1_epi32(high - zero));
+  return zero ? q + zero : q;
+#else
+  const vf known = select(x == x, x, splat<vf>((float)(low - zero)));
+  return cvt<vi32>(min(max(round(known) + splat<vf>((float)zero), splat<vf>((float)low)), splat<vf>((float)high)));
+#endif
+}
+
 }  // namespace npu

@@ -2,10 +2,12 @@
 //
 //   acc[p][c] = sum over taps t, units k:  x[taps[t] + off[p] + 4k] * w[t * len + k][c]
 //
-// A unit is 4 bytes of x: one float, or a pair of bf16. Weights are stored in panels of 32 columns:
+// A unit is 4 bytes of x: one float, a pair of bf16, or four uint8. Weights are stored in panels of 32 columns:
 //   F32   [K][32] float      F16W  [K][32] f16, widened in registers      BF16P  [K/2][32][2] bf16
+//   U8S8  [K/4][32][4] int8, whose sums are int32; their bits are in the lanes of float vectors
 // Sizes are run-time arguments, so all shapes of a program share one instantiation per (kind, P).
 #pragma once
+#include "int8_dot.h"
 #include "pool.h"
 #include "simd.h"
 #include "storage.h"
@@ -95,6 +97,23 @@ struct BF16P {
   }
 };
 
+struct U8S8 {
+  static constexpr int W_BYTES = PANEL * 4;
+  static constexpr int X_PER_UNIT = 4;
+  NPU_INLINE vf weights(const char* w, int v) { return load_bytes<vf>(w + v * VL * 4); }
+  NPU_INLINE void step(vf& acc, vf w, vf x) {
+    vi32 sums = (vi32)acc;
+    dot_u8s8(sums, (vi32)x, (vi32)w);
+    acc = (vf)sums;
+  }
+};
+
+// Adds two vectors of sums.
+template <class Kind> NPU_INLINE vf add_sums(vf a, vf b) {
+  if constexpr (is_same<Kind, U8S8>::value) return (vf)((vi32)a + (vi32)b);
+  else return a + b;
+}
+
 template <class Kind, int P> NPU_INLINE void tile_step(vf (&acc)[P][TILE_VECS], const char* const (&xp)[P], long xk,
                                                       const char* w) {
   vf wv[TILE_VECS];
@@ -109,14 +128,14 @@ template <class Kind, int P> NPU_INLINE void tile_step(vf (&acc)[P][TILE_VECS], 
 }
 
 // Stores acc to `to`, or adds it if `add`.
-template <int P> NPU_INLINE void add_to(float* to, const vf (&acc)[P][TILE_VECS], bool add) {
+template <class Kind, int P> NPU_INLINE void add_to(float* to, const vf (&acc)[P][TILE_VECS], bool add) {
   if (add) {
 #pragma GCC unroll 14
     for (int p = 0; p < P; p++)
 #pragma GCC unroll 4
       for (int v = 0; v < TILE_VECS; v++) {
         float* q = to + p * PANEL + v * VL;
-        store_bytes(q, acc[p][v] + load_bytes<vf>(q));
+        store_bytes(q, add_sums<Kind>(acc[p][v], load_bytes<vf>(q)));
       }
   } else {
 #pragma GCC unroll 14
@@ -144,7 +163,7 @@ template <class Kind, int P, bool STREAM = false> NPU_NOINLINE void tile(const T
     for (int p = 0; p < P; p++) xp[p] = a.x + a.taps[t] + a.off[p];
     for (long k = 0, end; k < a.len;) {
       if (remaining <= 0) {
-        add_to<P>(a.acc, acc, partial);
+        add_to<Kind, P>(a.acc, acc, partial);
         partial = true;
         remaining = a.segment;
 #pragma GCC unroll 14
@@ -172,7 +191,7 @@ template <class Kind, int P, bool STREAM = false> NPU_NOINLINE void tile(const T
       for (; k < end; k++, w += Kind::W_BYTES) tile_step<Kind, P>(acc, xp, k * 4, w);
     }
   }
-  add_to<P>(a.acc, acc, partial);
+  add_to<Kind, P>(a.acc, acc, partial);
 }
 
 // Q positions as the fewest tiles of nearly equal height: `tall` tiles of `rows + 1` positions, then tiles of `rows`.
@@ -190,7 +209,8 @@ template <class Kind, long Q, bool STREAM = false> NPU_INLINE Tiling tiling() {
 // column in its group, shift the group's first column. The sums of the second of two products are `second` floats after
 // those of the first.
 template <long N, bool DUAL = false, class Epi>
-NPU_INLINE void apply_epilogue(const float* acc, long second, int rows, long row, long col, long shift, Epi& epi) {
+NPU_INLINE void apply_epilogue(const float* acc, long second, int rows, long row, long col, long shift, Epi& from) {
+  const Epi epi = from;  // a local copy stays in registers: stores of bytes could change an object in memory
   const bool whole = N % PANEL == 0 || col + PANEL <= N;
   auto apply = [&](int v, auto lanes) __attribute__((always_inline)) {
     if constexpr (DUAL) epi(load_bytes<vf>(acc + v), load_bytes<vf>(acc + second + v), row, shift + col + v, lanes);
@@ -410,6 +430,12 @@ template <> struct Operands<bf16, bf16> {
 #else
 template <> struct Operands<bf16, bf16> : PairOperands {};
 #endif
+template <> struct Operands<uint8_t, int8_t> {
+  using Kind = U8S8;
+  using Stored = Plain<U8S8>;
+  static constexpr bool WIDEN = false;
+  static constexpr int SEGMENT = SEGMENT_16;
+};
 template <class TX, class Format> struct Operands<TX, stored<Format>> : Operands<TX, float> {
   using Stored = typename Format::template Storage<F32>;
 };
@@ -422,11 +448,14 @@ template <class TX, class TW> constexpr long panel_bytes(long k) {
   return Operands<TX, TW>::Stored::panel_bytes(ceil_div(k, Operands<TX, TW>::Kind::X_PER_UNIT));
 }
 
-// Copies n elements as units: widened to float, or as bf16 with one zero appended if n is odd.
+// Copies n elements as units: widened to float, or as bf16 or uint8 with zeros appended up to a whole unit.
 template <class Kind, class TX> NPU_INLINE void copy_units(char* out, const TX* x, long n) {
   if constexpr (is_same<Kind, BF16P>::value) {
     memcpy(out, x, (size_t)n * 2);
     if (n % 2) memset(out + n * 2, 0, 2);
+  } else if constexpr (is_same<Kind, U8S8>::value) {
+    memcpy(out, x, (size_t)n);
+    if (n % 4) memset(out + n, 0, (size_t)(4 - n % 4));
   } else if constexpr (is_same<TX, float>::value) {
     memcpy(out, x, (size_t)n * 4);
   } else {

@@ -1,0 +1,53 @@
+// Dot products of 8-bit integers, summed in int32: acc[i] += u[4i] * s[4i] + ... + u[4i + 3] * s[4i + 3], with unsigned
+// u and signed s. Exact on every CPU: no sum saturates, and none overflows for up to 2^16 products.
+#pragma once
+#include "simd.h"
+
+namespace npu {
+
+#if NPU_AVX512 && defined(__AVX512VNNI__)
+// Inline assembly for the reason given at mul_add (tile.h).
+NPU_INLINE void dot_u8s8(vi32& acc, vi32 u, vi32 s) {
+  __asm__("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(u), "v"(s));
+}
+#elif NPU_AVX2 && defined(__AVXVNNI__)
+NPU_INLINE void dot_u8s8(vi32& acc, vi32 u, vi32 s) {
+  __asm__("{vex} vpdpbusd %2, %1, %0" : "+x"(acc) : "x"(u), "x"(s));
+}
+#elif NPU_AVX512 || NPU_AVX2
+// `vpmaddubsw` would saturate, so even and odd bytes are multiplied as 16-bit integers, two of which fit in 32 bits.
+NPU_INLINE void dot_u8s8(vi32& acc, vi32 u, vi32 s) {
+  typedef int16_t vi16 __attribute__((vector_size(VL * 4)));
+  typedef uint16_t vu16 __attribute__((vector_size(VL * 4)));
+  const vi16 u_even = (vi16)((vu16)u & 0xff), u_odd = (vi16)((vu16)u >> 8);
+  const vi16 s_even = (vi16)((vu16)s << 8) >> 8, s_odd = (vi16)s >> 8;
+#if NPU_AVX512
+  acc += (vi32)_mm512_madd_epi16((__m512i)u_even, (__m512i)s_even);
+  acc += (vi32)_mm512_madd_epi16((__m512i)u_odd, (__m512i)s_odd);
+#else
+  acc += (vi32)_mm256_madd_epi16((__m256i)u_even, (__m256i)s_even);
+  acc += (vi32)_mm256_madd_epi16((__m256i)u_odd, (__m256i)s_odd);
+#endif
+}
+#elif NPU_NEON && defined(__ARM_FEATURE_MATMUL_INT8)
+NPU_INLINE void dot_u8s8(vi32& acc, vi32 u, vi32 s) {
+  acc = (vi32)vusdotq_s32((int32x4_t)acc, (uint8x16_t)u, (int8x16_t)s);
+}
+#elif NPU_NEON && defined(__ARM_FEATURE_DOTPROD)
+// u = (u - 128) + 128: a signed dot product, and 128 times the sum of s.
+NPU_INLINE void dot_u8s8(vi32& acc, vi32 u, vi32 s) {
+  const int8x16_t shifted = vreinterpretq_s8_u8(veorq_u8((uint8x16_t)u, vdupq_n_u8(128)));
+  const int8x16_t weights = (int8x16_t)s, most = vdupq_n_s8(64);
+  int32x4_t sums = vdotq_s32((int32x4_t)acc, shifted, weights);
+  acc = (vi32)vdotq_s32(vdotq_s32(sums, weights, most), weights, most);
+}
+#else
+NPU_INLINE void dot_u8s8(vi32& acc, vi32 u, vi32 s) {
+  typedef uint32_t vu32 __attribute__((vector_size(VL * 4)));
+#pragma GCC unroll 4
+  for (int byte = 0; byte < 4; byte++)
+    acc += (vi32)((vu32)u >> (8 * byte) & 0xff) * ((vi32)((vu32)s << (24 - 8 * byte)) >> 24);
+}
+#endif
+
+}  // namespace npu
