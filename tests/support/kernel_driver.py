@@ -45,7 +45,7 @@ struct Args {
 // bias, then a residual of the same layout: exercises row, column and lane arguments.
 struct Store {
   const Args& a; long ld_out;
-  template <class L> inline __attribute__((always_inline)) void operator()(vf acc, long row, long col, L lanes) {
+  template <class L> inline __attribute__((always_inline)) void operator()(vf acc, long row, long col, L lanes) const {
     acc += ld(a.bias + col, lanes) + ld(a.residual + row * ld_out + col, lanes);
     st(a.out + row * ld_out + col, acc, lanes);
   }

@@ -10,6 +10,7 @@ from npu_compiler.graph import expr, interp
 from npu_compiler.graph.expr import Expr, const, index, load, where
 from npu_compiler.graph.graph import Graph
 from npu_compiler.passes import fuse, padding
+from npu_compiler.ops.quantization import dequantized, quantized
 from npu_compiler.pipeline import State, run_graph, switches
 from npu_compiler.schedule import checks
 from npu_compiler.support.errors import CompileError
@@ -65,6 +66,9 @@ def everything() -> Graph:
         ("gated", g.pointwise(tanh, linear(normed, 64, "gate")) * linear(normed, 64, "up")),
         ("beside", g.pointwise(tanh, row)), ("other", g.pointwise(tanh, table)), ("cached", cached),
     ]  # fmt: skip
+    rounded = dequantized(quantized(row, 50.0, 128, 0, 255, "uint8"), 0.02, 128, None)
+    weight = dequantized(g.weight("int8", (64, 8), "int8"), g.const(np.full(8, 0.01, np.float32)), 0, None)
+    g.outputs.append(("rounded", quantized(relu(rounded.matmul(weight)), 10.0, 0, 0, 255, "uint8")))
     return g
 
 
