@@ -231,6 +231,57 @@ constexpr float ERF_NEAR[] = {0x1.06eba8p-3f, -0x1.81273ap-2f, 0x1.ce2acep-4f, -
 constexpr float ERF_FAR[] = {0x1.20e902p+0f, 0x1.456716p-1f, 0x1.b0466ap-4f, -0x1.7ae30ap-6f, 0x1.b3f40ap-9f,
                              -0x1.f9fbdap-13f, 0x1.6d8b62p-19f};
 
+#if NPU_AVX512
+// For intervals of a = |x| that are 1/8 wide: centre, value and coefficients (tools/fit_math.py).
+alignas(64) constexpr float ERF_TABLE[7][32] = {{0x0p+0f, 0x1.81f2p-3f, 0x1.419c4p-2f, 0x1.c048p-2f, 0x1.20016p-1f,
+    0x1.5faa2p-1f, 0x1.9f738p-1f, 0x1.df622p-1f, 0x1.1077ap+0f, 0x1.300a1p+0f, 0x1.4fd2dp+0f, 0x1.705f9p+0f,
+    0x1.9077p+0f, 0x1.afedcp+0f, 0x1.d0509p+0f, 0x1.efa26p+0f, 0x1.0802p+1f, 0x1.182efp+1f, 0x1.2836cp+1f,
+    0x1.382c48p+1f, 0x1.47cf4p+1f, 0x1.57ea2p+1f, 0x1.67f47p+1f, 0x1.781888p+1f, 0x1.87eb8p+1f, 0x1.98282p+1f,
+    0x1.a80698p+1f, 0x1.b7c18p+1f, 0x1.c7c18p+1f, 0x1.d83e8p+1f, 0x1.e83e8p+1f, 0x1.f83e8p+1f}, {0x0p+0f,
+    0x1.ae645p-3f, 0x1.5f4fa4p-2f, 0x1.db4b32p-2f, 0x1.25b9cap-1f, 0x1.5655d6p-1f, 0x1.7f67cp-1f, 0x1.a10b0cp-1f,
+    0x1.bc4632p-1f, 0x1.d05d96p-1f, 0x1.df73bp-1f, 0x1.ea9272p-1f, 0x1.f233eep-1f, 0x1.f7480ap-1f, 0x1.fab7a8p-1f,
+    0x1.fcd5d6p-1f, 0x1.fe30ap-1f, 0x1.fefe92p-1f, 0x1.ff7464p-1f, 0x1.ffb644p-1f, 0x1.ffd9a8p-1f, 0x1.ffed04p-1f,
+    0x1.fff6dap-1f, 0x1.fffbbep-1f, 0x1.fffe0cp-1f, 0x1.ffff26p-1f, 0x1.ffffa2p-1f, 0x1.ffffd8p-1f, 0x1.fffffp-1f,
+    0x1.fffffap-1f, 0x1.fffffep-1f, 0x1p+0f}, {0x1.06eba8p-3f, 0x1.16c95ap+0f, 0x1.05bb3p+0f, 0x1.dcf92p-1f,
+    0x1.a50608p-1f, 0x1.6873p-1f, 0x1.2b12f8p-1f, 0x1.e0dfaep-2f, 0x1.743678p-2f, 0x1.19f372p-2f, 0x1.9d7518p-3f,
+    0x1.236e24p-3f, 0x1.8ffffep-4f, 0x1.0c39fep-4f, 0x1.587ee8p-5f, 0x1.b37d46p-6f, 0x1.069d26p-6f, 0x1.32e9c4p-7f,
+    0x1.5d3ca4p-8f, 0x1.822c94p-9f, 0x1.a35358p-10f, 0x1.b155a8p-11f, 0x1.b31732p-12f, 0x1.a564d6p-13f,
+    0x1.91651p-14f, 0x1.6b4a6cp-15f, 0x1.44834ap-16f, 0x1.1b3406p-17f, 0x1.d873bp-19f, 0x1.735ca2p-20f,
+    0x1.22b754p-21f, 0x1.b929c6p-23f}, {0x1.a79d88p-23f, -0x1.a44c46p-3f, -0x1.48cf6ap-2f, -0x1.a19dp-2f,
+    -0x1.d9a8fep-2f, -0x1.ef252ap-2f, -0x1.e55aa8p-2f, -0x1.c23d6cp-2f, -0x1.8c27dp-2f, -0x1.4edc32p-2f,
+    -0x1.0f306p-2f, -0x1.a35b2ap-3f, -0x1.38dd02p-3f, -0x1.c48ecep-4f, -0x1.38693ep-4f, -0x1.a591bep-5f,
+    -0x1.0ed41ap-5f, -0x1.4fe7e8p-6f, -0x1.9418bp-7f, -0x1.d6e8e2p-8f, -0x1.0c7944p-8f, -0x1.2312bap-9f,
+    -0x1.31e20ap-10f, -0x1.3589a6p-11f, -0x1.33409p-12f, -0x1.219ae4p-13f, -0x1.0cbfe4p-14f, -0x1.e67a1cp-16f,
+    -0x1.a48b1ap-17f, -0x1.568478p-18f, -0x1.15381p-19f, -0x1.b27704p-21f}, {-0x1.812a72p-2f, -0x1.595062p-2f,
+    -0x1.18210cp-2f, -0x1.88342cp-3f, -0x1.9c39dap-4f, -0x1.b25d1ep-7f, 0x1.f95de2p-5f, 0x1.e2fd1p-4f,
+    0x1.3a0b04p-3f, 0x1.564bdep-3f, 0x1.5082f8p-3f, 0x1.3125ep-3f, 0x1.039cb6p-3f, 0x1.a3a266p-4f, 0x1.405656p-4f,
+    0x1.d78b2cp-5f, 0x1.48a1a4p-5f, 0x1.b707e6p-6f, 0x1.1a9cb4p-6f, 0x1.5ea4d2p-7f, 0x1.a76ffp-8f, 0x1.e54502p-9f,
+    0x1.0c9a4cp-9f, 0x1.1d9b7p-10f, 0x1.28de9p-11f, 0x1.24aebap-12f, 0x1.1b3e28p-13f, 0x1.0ac59ep-14f,
+    0x1.df79c6p-16f, 0x1.95bc94p-17f, 0x1.54582ep-18f, 0x1.140c74p-19f}, {0x1.00691cp-12f, 0x1.99b2b8p-4f,
+    0x1.32b976p-3f, 0x1.6bbec4p-3f, 0x1.754728p-3f, 0x1.5312f8p-3f, 0x1.101fc6p-3f, 0x1.76285ep-4f, 0x1.845b18p-5f,
+    0x1.42a77p-7f, -0x1.3da3f4p-6f, -0x1.3e350ap-5f, -0x1.8a6714p-5f, -0x1.95d80cp-5f, -0x1.7479c4p-5f,
+    -0x1.3bdcd8p-5f, -0x1.f1564cp-6f, -0x1.70bc5p-6f, -0x1.03e78cp-6f, -0x1.5d944cp-7f, -0x1.c5871ep-8f,
+    -0x1.1611bcp-8f, -0x1.4794cap-9f, -0x1.712fdap-10f, -0x1.94c484p-11f, -0x1.a4277ep-12f, -0x1.aa62b6p-13f,
+    -0x1.a3e656p-14f, -0x1.8a0662p-15f, -0x1.5bf554p-16f, -0x1.2f9ecap-17f, -0x1.ff8298p-19f}, {0x1.c73bc6p-4f,
+    0x1.7faa7ap-4f, 0x1.04401ap-4f, 0x1.b02bcep-6f, -0x1.62785ap-7f, -0x1.54b0acp-5f, -0x1.f93532p-5f,
+    -0x1.1cc392p-4f, -0x1.0f277ap-4f, -0x1.c09214p-5f, -0x1.3f5828p-5f, -0x1.6fdca2p-6f, -0x1.0741a8p-7f,
+    0x1.650ee8p-9f, 0x1.36aa1ep-7f, 0x1.9cb24ep-7f, 0x1.a9c12cp-7f, 0x1.7e557ep-7f, 0x1.37f58ep-7f, 0x1.d82f8ep-8f,
+    0x1.4fb3bap-8f, 0x1.c25c6ap-9f, 0x1.1ef66p-9f, 0x1.5c5424p-10f, 0x1.94bb18p-11f, 0x1.c1296p-12f, 0x1.df1dbp-13f,
+    0x1.eb44d6p-14f, 0x1.e34b3ep-15f, 0x1.c79b44p-16f, 0x1.9f065cp-17f, 0x1.6c2f5ep-18f}};
+
+NPU_INLINE vf erf(vf x) {  // a third of the instructions of the form below
+  const vf a = (vf)_mm512_min_ps(_mm512_set1_ps(0x1.fffffep1f), (__m512)abs(x));  // NaN stays; erf(4) is 1
+  const __m512i interval = _mm512_cvttps_epi32((__m512)(a * 8.f));
+  const auto entry = [&](int row) NPU_HALF {
+    const __m512 low = _mm512_load_ps(ERF_TABLE[row]), high = _mm512_load_ps(ERF_TABLE[row] + 16);
+    return (vf)_mm512_permutex2var_ps(low, interval, high);
+  };
+  const vf t = a - entry(0), value = select(a < 0.125f, a, entry(1));
+  vf p = entry(6);
+  for (int i = 5; i >= 2; i--) p = fma(p, t, entry(i));
+  return copysign(fma(p, t, value), x);
+}
+#else
 NPU_INLINE vf erf(vf x) {
   vf a = abs(x), one = splat<vf>(1);
   vf near = fma(x, polynomial(ERF_NEAR, x * x), x);
@@ -245,6 +296,7 @@ NPU_INLINE vf erf(vf x) {
   vf far = head + (((one - head) - q) - e.tail * s);
   return select(a < 0.75f, near, copysign(far, x));
 }
+#endif
 
 // ---------------------------------------------------------------------------------------------- logarithms
 constexpr float LOG_TAIL[] = {0x1.555554p-2f, -0x1.ffffdp-3f, 0x1.999ab4p-3f, -0x1.5564d2p-3f, 0x1.2479dp-3f,

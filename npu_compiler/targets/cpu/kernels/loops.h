@@ -319,11 +319,13 @@ struct Prod {
   template <class V> static NPU_BODY lane_t<V> horizontal(V v) { return hprod(v); }
 };
 struct Max {
+  using Beats = Gt;
   template <class V> static NPU_BODY V identity() { return splat<V>(Limits<lane_t<V>>::low); }
   template <class V> static NPU_BODY V combine(V x, V acc) { return max(x, acc); }
   template <class V> static NPU_BODY lane_t<V> horizontal(V v) { return hmax(v); }
 };
 struct Min {
+  using Beats = Lt;
   template <class V> static NPU_BODY V identity() { return splat<V>(Limits<lane_t<V>>::high); }
   template <class V> static NPU_BODY V combine(V x, V acc) { return min(x, acc); }
   template <class V> static NPU_BODY lane_t<V> horizontal(V v) { return hmin(v); }
@@ -387,26 +389,27 @@ template <class Op, class V, class P, int U> struct ArgReduction {
   NPU_BODY ArgReduction() {
     for (int u = 0; u < U; u++) best[u] = Op::template identity<V>(), at[u] = P{};
   }
-  static NPU_BODY auto better(V x, V y) {
-    if constexpr (is_same<Op, Max>::value) return (x > y) | ((x != x) & (y == y));
-    else return (x < y) | ((x != x) & (y == y));
+  static NPU_BODY vi32 better(V x, V y) {
+    using Beats = typename Op::Beats;
+    return compare<Beats>(x, y) | (compare<Ne>(x, x) & compare<Eq>(y, y));
   }
   template <class L> NPU_BODY void add(int u, V x, P position, L l) {
-    auto wins = better(select_active(x, Op::template identity<V>(), l), best[u]);
+    const vi32 wins = better(select_active(x, Op::template identity<V>(), l), best[u]);
     best[u] = select(wins, x, best[u]);
     at[u] = select(wins, position, at[u]);
   }
+  // The first position of the best value of all lanes, or of NaN.
   NPU_BODY long all() const {
-    lane_t<V> value = best[0][0];
-    long place = at[0][0];
-    for (int u = 0; u < U; u++)
-      for (int i = 0; i < VL; i++) {
-        lane_t<V> x = best[u][i];
-        bool beats = is_same<Op, Max>::value ? x > value : x < value;
-        bool nan = x != x, had_nan = value != value, tie = x == value || (nan && had_nan);
-        if (tie ? at[u][i] < place : had_nan ? false : beats || nan) value = x, place = at[u][i];
-      }
-    return place;
+    V top = best[0];
+    for (int u = 1; u < U; u++) top = Op::combine(best[u], top);
+    const V value = splat<V>(Op::horizontal(top));
+    const P none = splat<P>(Limits<lane_t<P>>::high);
+    P first = none;
+    for (int u = 0; u < U; u++) {
+      const vi32 same = compare<Eq>(best[u], value) | (compare<Ne>(best[u], best[u]) & compare<Ne>(value, value));
+      first = min(first, select(same, at[u], none));
+    }
+    return hmin(first);
   }
   NPU_BODY vi64 get(int u) const { return cvt<vi64>(at[u]); }
 };
