@@ -242,8 +242,8 @@ def erf_table() -> list[list[float]]:
         at = mp.erf(centre)
 
         def slope(t: mpf, centre: mpf = centre, at: mpf = at, first: bool = n == 0) -> mpf:
-            whole = (mp.erf(centre + t) - at) / t if abs(t) > mpf("1e-25") else 2 * mp.exp(-(centre**2)) / mp.sqrt(mp.pi)
-            return whole - first
+            there = 2 * mp.exp(-(centre**2)) / mp.sqrt(mp.pi)
+            return (there if abs(t) < mpf("1e-25") else (mp.erf(centre + t) - at) / t) - first
 
         falling = mp.chebyfit(slope, [low - centre, high - centre], 5)
         columns.append([float(_rounded(c, 24)) for c in (centre, at, *reversed(falling))])
