@@ -6,6 +6,7 @@
 // Codes defines
 //   BITS                        of a code
 //   pairs(codes, r)             the values of the four pairs of row r of a piece, in bf16, where they are exact
+//   raised(codes, r), RAISE     cheaper: the values plus the constant RAISE, also exact in bf16
 // Scale defines
 //   SCALE_BYTES, HEAD_BYTES     bytes of the scales of a sub-block and of the head of a block, of one row
 //   scale(scales, head, r)      the scale of row r
@@ -82,13 +83,22 @@ INLINE float signed_byte_at(THREAD const uint* words, int n) { return (float)((i
 // Values code + FIRST: those of bf16 from 128 on are one apart, so a code is the low bits of 128 + code.
 template <int BITS_, int FIRST> struct LinearCodes {
   CONSTANTS int BITS = BITS_;
-  CONSTANTS uint OFFSET = (0x4300u - FIRST) * 0x10001u;  // 128 - FIRST, twice
-  static INLINE uint4 pairs(THREAD const PieceCodes<BITS>& codes, int r) {
+  CONSTANTS int RAISE = 128 - FIRST;
+  static INLINE uint4 raised(THREAD const PieceCodes<BITS>& codes, int r) {
     uint4 v;
-    v.x = pair_subtract(codes.pair(r, 0) | 0x43004300u, OFFSET);
-    v.y = pair_subtract(codes.pair(r, 1) | 0x43004300u, OFFSET);
-    v.z = pair_subtract(codes.pair(r, 2) | 0x43004300u, OFFSET);
-    v.w = pair_subtract(codes.pair(r, 3) | 0x43004300u, OFFSET);
+    v.x = codes.pair(r, 0) | 0x43004300u;
+    v.y = codes.pair(r, 1) | 0x43004300u;
+    v.z = codes.pair(r, 2) | 0x43004300u;
+    v.w = codes.pair(r, 3) | 0x43004300u;
+    return v;
+  }
+  static INLINE uint4 pairs(THREAD const PieceCodes<BITS>& codes, int r) {
+    const uint offset = (0x4300u - FIRST) * 0x10001u;  // RAISE, twice
+    uint4 v = raised(codes, r);
+    v.x = pair_subtract(v.x, offset);
+    v.y = pair_subtract(v.y, offset);
+    v.z = pair_subtract(v.z, offset);
+    v.w = pair_subtract(v.w, offset);
     return v;
   }
 };
@@ -97,7 +107,8 @@ INLINE uint signed_pair(uint bytes) {
   return pair_subtract((bytes & 0x007f007fu) | 0x43004300u, (bytes & 0x00800080u) | 0x43004300u);
 }
 struct SignedBytes {
-  CONSTANTS int BITS = 8;
+  CONSTANTS int BITS = 8, RAISE = 0;
+  static INLINE uint4 raised(THREAD const PieceCodes<8>& codes, int r) { return pairs(codes, r); }
   static INLINE uint4 pairs(THREAD const PieceCodes<8>& codes, int r) {
     uint4 v;
     v.x = signed_pair(codes.pair(r, 0));
@@ -108,7 +119,8 @@ struct SignedBytes {
   }
 };
 struct Fp8Codes {
-  CONSTANTS int BITS = 8;
+  CONSTANTS int BITS = 8, RAISE = 0;
+  static INLINE uint4 raised(THREAD const PieceCodes<8>& codes, int r) { return pairs(codes, r); }
   static INLINE uint4 pairs(THREAD const PieceCodes<8>& codes, int r) {
     uint4 v;
     v.x = pair_of_e4m3(codes.pair(r, 0));
@@ -120,7 +132,8 @@ struct Fp8Codes {
 };
 // Entries of a table of 16 signed bytes: TABLE0 has the first four of them.
 template <uint TABLE0, uint TABLE1, uint TABLE2, uint TABLE3> struct ListedCodes {
-  CONSTANTS int BITS = 4;
+  CONSTANTS int BITS = 4, RAISE = 0;
+  static INLINE uint4 raised(THREAD const PieceCodes<4>& codes, int r) { return pairs(codes, r); }
   // The bytes of the codes in the low four nibbles.
   static INLINE uint look_up(uint nibbles) {
     const uint which = nibbles & 0x7777u;
@@ -225,6 +238,7 @@ template <class F, int PIECES, int COLUMNS> struct Piece {
     if (HEAD != 0) stream_words<HEAD == 0 ? 1 : HEAD>(head, four + HEADS + column / BLOCK * (4 * HEAD));
   }
   INLINE uint4 pairs(int r) const { return F::Codes::pairs(codes, r); }
+  INLINE uint4 raised(int r) const { return F::Codes::raised(codes, r); }
   INLINE float scale(int i, int r) const { return S::scale(scales[i], head, r); }
   INLINE float base(int i, int r) const { return S::base(scales[i], head, r); }
 };

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from ....schedule.anchors import Gemm
-from ....weights.block_rows import PIECE, ROWS, BlockRows
+from ....weights.block_rows import PIECE, QUAD, ROWS, BlockRows
 from ....weights.format import WeightFormat, find_layout
 from ..lang.device import GPU
 from ..lang.dialect import SUBGROUP, Dialect
@@ -15,6 +16,9 @@ from .gemv import Reader, Shape, instantiate
 from .gemv_bf16c12 import resident
 
 MAX_PIECES = 8  # the most pieces of a thread
+PIECE_REGISTERS = 50  # the most registers that they should take
+OTHER_REGISTERS = 44  # of a thread, in addition to weights and left operand
+FEW_GROUPS = 4  # of rows for each SM
 _ONCE = re.compile(r"^#pragma once\n", re.MULTILINE)
 
 
@@ -35,26 +39,48 @@ def emit_gemv_blocks(kernel: Gemm, dialect: Dialect) -> Emission:
     """Return the function of a product of one row with weights in a block format."""
     format, layout = find_layout(kernel.weight.format)
     assert isinstance(layout, BlockRows)
-    shape = choose_shape(kernel.k // PIECE, blocks(kernel.n * (1 + kernel.dual), ROWS), layout, dialect.device)
+    device, row_groups = dialect.device, blocks(kernel.n * (1 + kernel.dual), ROWS)
+    shape = choose_shape(kernel.k, row_groups, layout, device)
     fragments = dialect.fragment_access and kernel.inputs[0].dtype == "bfloat16"
 
     def reader(persistent: int) -> Reader:
+        per_unit, ahead = shape.per_unit if persistent else 0, shape.vectors
+        if not persistent and device.registers:
+            per_unit = min(blocks(row_groups, device.units), _fit(shape, layout, 1, device))
+            ahead = min(ahead, max(1, device.prefetch_bytes // (layout.nbytes(kernel.k) // ahead * max(1, per_unit))))
         name, header = ("BlockFragments", "gemv_blocks_mma.h") if fragments else ("BlockWeights", "gemv_blocks.h")
         return Reader(
-            name, "{{{0}}}", header, {"AHEAD": shape.vectors}, shape.per_unit if persistent else 0, elements=False,
-            types={"F": format.name}, text=format_text(format, layout),
+            name, "{{{0}}}", header, {"AHEAD": ahead}, per_unit, types={"F": format.name},
+            text=format_text(format, layout),
         )  # fmt: skip
 
     return instantiate(kernel, dialect, shape, reader)
 
 
-def choose_shape(pieces: int, row_groups: int, layout: BlockRows, device: GPU) -> Shape:
-    """Choose a shape with few idle threads. Workgroups are persistent if the ``row_groups`` groups of four rows do not
-    fit on the SMs at once."""
-    shapes = [(threads, blocks(pieces, threads)) for threads in range(256, 0, -SUBGROUP)]
-    idle = {s: max(8 * (s[0] * s[1] - pieces) - pieces, 0) for s in shapes}  # beyond an eighth
-    threads, vectors = min(shapes, key=lambda s: (s[1] > MAX_PIECES, idle[s], s[0]))
-    each = layout.format.bits + 2 * layout.format.scale_fields[0]  # registers of a piece
-    if not device.registers or blocks(row_groups, device.units) <= resident(threads, each * vectors + 40, device):
-        return Shape(threads, vectors, ROWS)
-    return Shape(threads, vectors, ROWS, resident(threads, 2 * each * vectors + 40, device))
+def choose_shape(k: int, row_groups: int, layout: BlockRows, device: GPU) -> Shape:
+    """Choose a shape for ``row_groups`` groups of four rows of ``k`` columns. Few groups are divided among many
+    threads. For many, workgroups are small, and persistent if the groups do not fit on the SMs at once."""
+    pieces, few = k // PIECE, row_groups <= FEW_GROUPS * device.units
+    most = max(1, min(MAX_PIECES if few else 4, PIECE_REGISTERS // _registers(layout)))
+    shapes = [Shape(threads, blocks(pieces, threads), ROWS) for threads in range(256, 0, -SUBGROUP)]
+
+    def cost(s: Shape) -> tuple[bool, int, bool, int]:
+        idle = max(8 * (s.threads * s.vectors - pieces) - pieces, 0)  # beyond an eighth
+        return s.vectors > most, idle, s.vectors < 2, -s.threads if few else s.threads
+
+    shape = min(shapes, key=cost)
+    if few or not device.registers or blocks(row_groups, device.units) <= _fit(shape, layout, 1, device):
+        return shape
+    in_flight = device.gemv_blocks_bytes // (2 * layout.nbytes(k))
+    return replace(shape, per_unit=min(in_flight, _fit(shape, layout, 2, device)))
+
+
+def _registers(layout: BlockRows) -> int:
+    """Return the registers of a piece with its scales."""
+    f = layout.format
+    return f.bits + (sum(f.scale_fields) * max(1, QUAD // f.sub_block) if f.sub_block else 0) + sum(f.head_fields)
+
+
+def _fit(shape: Shape, layout: BlockRows, units: int, device: GPU) -> int:
+    """Return how many workgroups fit on an SM if each has the weights of ``units`` units in registers."""
+    return resident(shape.threads, shape.vectors * (units * _registers(layout) + 5) + OTHER_REGISTERS, device)

@@ -1,12 +1,15 @@
 // Reader of weights in block formats for gemv.h that multiplies on the matrix unit, with fragments filled from
 // registers. Four lanes, a quad, have 32 columns: a row of the left fragment from their codes, and a column of the right
 // fragment from the elements of x at the same columns. The sums of the quads are therefore on the diagonal of the
-// result, where one lane of each quad multiplies them by the scales.
+// result, where one lane of each quad multiplies them by the scales. Codes may be raised by a constant, which is
+// subtracted from the sums.
 #pragma once
 #include "gemv_blocks.h"
 
 template <class C> struct BlockFragments {
   CONSTANTS int QUAD = 32, SUBS = Piece<typename C::F, C::PIECES, QUAD>::SUBS;  // sub-blocks of a quad
+  CONSTANTS int RAISE = C::F::Codes::RAISE;
+  CONSTANTS bool HAS_SUMS = C::F::Scale::HAS_BASE || RAISE != 0;
 
   // Both halves of a piece of x, for each sub-block of the quad: zero in the lanes of other sub-blocks.
   struct Operand {
@@ -21,7 +24,7 @@ template <class C> struct BlockFragments {
 #pragma unroll
           for (int h = 0; h < 2; h++)
             frag_b_from(b[v][s][h], own ? pair(x, v, 4 * h) : 0u, own ? pair(x, v, 4 * h + 2) : 0u, at.lane);
-          if (C::F::Scale::HAS_BASE) {
+          if (HAS_SUMS) {
             const uint ones = 0x3f803f80u;
             FragA<bf16> one;
             FragC acc;
@@ -51,7 +54,7 @@ template <class C> struct BlockFragments {
     for (int v = 0; v < C::VECTORS; v++)
 #pragma unroll
       for (int q = 0; q < 2; q++) {
-        const uint4 x = w.pieces[v].pairs(2 * q), y = w.pieces[v].pairs(2 * q + 1);
+        const uint4 x = w.pieces[v].raised(2 * q), y = w.pieces[v].raised(2 * q + 1);
         FragA<bf16> left_half, right_half;
         frag_a_from(left_half, x.x, y.x, x.y, y.y, at.lane);
         frag_a_from(right_half, x.z, y.z, x.w, y.w, at.lane);
@@ -62,8 +65,10 @@ template <class C> struct BlockFragments {
           frag_mma(acc, left_half, operand.b[v][s][0]);
           frag_mma(acc, right_half, operand.b[v][s][1]);
 #pragma unroll
-          for (int h = 0; h < 2; h++)
-            w.add(sum, diagonal(acc, h, at.lane), C::F::Scale::HAS_BASE ? operand.sums[v][s] : 0.0f, v, s, 2 * q + h);
+          for (int h = 0; h < 2; h++) {
+            const float left = HAS_SUMS ? operand.sums[v][s] : 0.0f, dot = diagonal(acc, h, at.lane);
+            w.add(sum, RAISE != 0 ? dot - RAISE * left : dot, left, v, s, 2 * q + h);
+          }
         }
       }
     float left = 0.0f;
