@@ -18,10 +18,12 @@ The readers are ``blocks.h`` and the files named after the formats, in ``targets
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from ..support import env
 from .format import ROWS as ROW_ORDER
 from .format import Layout, Read, Real, Shape
 
@@ -30,7 +32,7 @@ PIECE = 8  # columns
 QUAD = 32  # columns of four neighbouring pieces, of which rows consist
 _PAIRS = PIECE // 2
 _SECTOR = 32  # bytes of a memory transaction
-_CHUNK = 2**24  # codes that are packed at a time: temporary arrays have several bytes a code
+_CHUNK = 2**21  # codes that are packed at a time: temporary arrays have several bytes a code
 
 
 class Parts(NamedTuple):
@@ -111,12 +113,17 @@ class BlockRows(Layout):
         assert shape is not None
         out = np.zeros(shape, np.uint8)
         step = max(1, _CHUNK // (ROWS * k))
-        for begin in range(0, shape[0], step):
+
+        def pack_some(begin: int) -> None:
             rows = stored[begin * ROWS : (begin + step) * ROWS]
             if len(rows) % ROWS:
                 rows = np.concatenate([rows, np.zeros((-len(rows) % ROWS, c), np.uint8)])
             made = self._packed(self.format.parts_of(rows.reshape(-1, ROWS, c)), k)
             out[begin : begin + step, : made.shape[1]] = made
+
+        with ThreadPoolExecutor(min(8, env.usable_cpus())) as pool:
+            for _ in pool.map(pack_some, range(0, shape[0], step)):
+                pass  # raises what a part raised
         return out
 
     def _packed(self, parts: Parts, k: int) -> np.ndarray:
@@ -192,13 +199,23 @@ def _plane(codes: np.ndarray, bits: int) -> np.ndarray:
     fours, _, k = codes.shape
     if bits == 8:
         return codes.reshape(fours, 2, 2, -1, PIECE).transpose(0, 1, 3, 2, 4).reshape(fours, -1)
-    low = (
-        (codes & np.uint8((1 << bits) - 1)).astype(np.uint32).reshape(fours, bits, ROWS // bits, k // PIECE, _PAIRS, 2)
-    )
-    rows, pairs, odd = np.ogrid[: ROWS // bits, :_PAIRS, :2]
-    shifts = (4 * bits * rows + bits * pairs + 16 * odd).astype(np.uint32)[:, None]
-    words = np.bitwise_or.reduce(low << shifts, axis=(2, 4, 5))  # [fours, words, pieces]
-    return np.ascontiguousarray(words.transpose(0, 2, 1)).view(np.uint8).reshape(fours, -1)
+    low = (codes & np.uint8((1 << bits) - 1)).reshape(fours, ROWS, k // PIECE, _PAIRS, 2)
+    if bits == 4:  # a byte has two pairs' columns; its place: row, column of the pair, half of the pairs
+        halves = low.reshape(fours, ROWS, -1, 2, 2, 2)
+        return _joined([halves[:, :, :, :, n] for n in range(2)], bits).transpose(0, 2, 1, 4, 3).reshape(fours, -1)
+    pairs = _joined([low[:, :, :, n] for n in range(_PAIRS)], bits)  # [fours, 4, pieces, 2]
+    if bits == 2:
+        return pairs.reshape(fours, 2, 2, -1, 2).transpose(0, 3, 1, 4, 2).reshape(fours, -1)
+    rows = _joined([pairs[:, n::2] for n in range(2)], _PAIRS)
+    return rows.transpose(0, 2, 3, 1).reshape(fours, -1)
+
+
+def _joined(fields: Sequence[np.ndarray], bits: int) -> np.ndarray:
+    """Return bytes of fields of ``bits`` each, the first in the lowest ones."""
+    out = fields[0].copy()
+    for n, x in enumerate(fields[1:], 1):
+        out |= x << np.uint8(n * bits)
+    return out
 
 
 def _codes(plane: np.ndarray, bits: int) -> np.ndarray:
