@@ -87,6 +87,7 @@ class State:
     program: CompiledProgram | None = None
     entry: str = "main"
     weights: WeightFormats = field(default_factory=WeightFormats)
+    one_row: frozenset[str] = frozenset()  # keys of weights that products of one row read, in any entry point
     after_rewrite: Callable[[int, ScheduleRewrite, bool], bool] | None = None  # see run_rewrites
 
     def run_pass(self, name: str, f: Callable[[Graph], Any]) -> None:
@@ -151,7 +152,7 @@ def run_schedule(s: State) -> None:
     """Make kernels over strided windows of buffers."""
     winograd = get_target(s.config).winograd if "winograd" not in s.disable else lambda node: None
     lossless = s.weights.default if "compress_weights" not in s.disable else None
-    scheduler = Scheduler(s.graph, s.groups, s.config, winograd, lossless)
+    scheduler = Scheduler(s.graph, s.groups, s.config, winograd, lossless, s.one_row)
     s.schedule = scheduler.run()
     s.recipes = scheduler.recipes
 

@@ -11,6 +11,7 @@ import logging
 import re
 import time
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from .aten.ir import IRGraph, Location
 from .graph.graph import Graph
 from .link import link
 from .partitioning.constraint_checker import lower_checked
+from .passes.quantize import one_row_weights
 from .phases import (
     PASSES,
     State,
@@ -63,7 +65,7 @@ def _rewrite(s: State) -> None:
         return
     if s.refused_kernels() and s.ir is not None:
         disable = fusions(s.config) - {"compress_weights"} | set(s.disable)
-        plain = State(s.ir, s.config, s.dtype, disable, weights=s.weights)
+        plain = State(s.ir, s.config, s.dtype, disable, weights=s.weights, one_row=s.one_row)
         for f in (_lower, run_normalise, run_layout, run_fold, run_fuse, run_schedule, run_rewrites):
             f(plain)
         s.graph, s.groups, s.schedule, s.recipes = plain.graph, plain.groups, plain.schedule, plain.recipes
@@ -96,6 +98,9 @@ PHASES: tuple[tuple[str, Callable[[State], None], str], ...] = (
 )
 
 
+_SCHEDULE = [name for name, _, _ in PHASES].index("schedule")
+
+
 def run_phases(
     ir: IRGraph,
     target: str,
@@ -122,8 +127,9 @@ def _storage(dtype: Any) -> str | None:
     return None if dtype is None else storage_dtype(dtype)
 
 
-def _config(target: str, float32_precision: str) -> TargetConfig:
-    return with_float32_precision(target_config(target), float32_precision)
+def _config(target: str, float32_precision: str, speed_over_memory: bool = False) -> TargetConfig:
+    config = with_float32_precision(target_config(target), float32_precision)
+    return replace(config, speed_over_memory=speed_over_memory)
 
 
 def _formats(weights: Weights, config: TargetConfig) -> WeightFormats:
@@ -261,9 +267,10 @@ def compile_ir(
     disable: Collection[str] = (),
     weights: Weights = None,
     float32_precision: str = "highest",
+    speed_over_memory: bool = False,
 ) -> CompiledProgram:
     """Run all phases and return the artifact. Arguments and errors are those of :func:`npu_compiler.compile`."""
-    return compile_entries({"main": ir}, target, dtype, disable, weights, float32_precision)
+    return compile_entries({"main": ir}, target, dtype, disable, weights, float32_precision, speed_over_memory)
 
 
 def compile_entries(
@@ -273,6 +280,7 @@ def compile_entries(
     disable: Collection[str] = (),
     weights: Weights = None,
     float32_precision: str = "highest",
+    speed_over_memory: bool = False,
 ) -> CompiledProgram:
     """Compile several graphs of one model (a prefill and a decode step, say) into entry points of one program, which
     share weights and state.
@@ -280,12 +288,20 @@ def compile_entries(
     ``weights``: the weight format (:mod:`npu_compiler.weights.format`) of the matrices of products, or a mapping from
     names of weights to formats (see ``WeightFormats``). Raises ``ConfigError`` if one is unknown or the target has no
     reader for it. Loading weights whose values do not fit the
-    format raises ``IncompressibleError``.
+    format raises ``IncompressibleError``. ``speed_over_memory``: where products of several rows cannot read a format,
+    store the elements as well, instead of decoding them in every run.
     """
-    off, kind, config = _switches(disable, target), _storage(dtype), _config(target, float32_precision)
+    off, kind = _switches(disable, target), _storage(dtype)
+    config = _config(target, float32_precision, speed_over_memory)
     formats = _formats(weights, config)
     states = {n: State(ir, config, kind, off, entry=n, weights=formats) for n, ir in irs.items()}
-    return _link({n: _run(s, 0, "memory") for n, s in states.items()})
+    first = 0
+    if len(states) > 1 and formats.default is not None and formats.default.lossless:
+        for s in states.values():
+            _run(s, 0, "fuse")
+        one_row = frozenset().union(*(one_row_weights(s.graph) for s in states.values()))
+        states, first = {n: replace(s, one_row=one_row) for n, s in states.items()}, _SCHEDULE
+    return _link({n: _run(s, first, "memory") for n, s in states.items()})
 
 
 def compile_unshared(

@@ -108,6 +108,8 @@ class TargetConfig:
         float32_precisions: values that ``float32_precision`` may have.
         float32_precision: how products and convolutions multiply float32 operands: 'highest', or 'tf32', which rounds
             them to 10 bits of fraction.
+        speed_over_memory: whether weights in a format that products of several rows cannot read are also stored as
+            elements; otherwise these products decode them in every run.
         device: the device that programs are compiled for; None: the target has only one.
     """
 
@@ -128,6 +130,7 @@ class TargetConfig:
     asynchronous: bool = False
     float32_precisions: tuple[str, ...] = ("highest",)
     float32_precision: str = "highest"
+    speed_over_memory: bool = False
     device: Device | None = None
 
     @property

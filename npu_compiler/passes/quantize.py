@@ -67,6 +67,27 @@ def chosen_format(w: Value, formats: WeightFormats) -> WeightFormat | None:
     return own.pop() if exact and len(own) == 1 else None
 
 
+def weight_keys(w: Value) -> set[str]:
+    """Return the keys of the weights that a load-time value is computed from."""
+    keys, seen, stack = set(), set(), [w]
+    while stack:
+        x = stack.pop()
+        if x in seen:
+            continue
+        seen.add(x)
+        if x.op == "weight":
+            keys.add(x.node.attrs["key"])
+        stack.extend(x.node.inputs)
+    return keys
+
+
+def one_row_weights(graph: Graph) -> frozenset[str]:
+    """Return the keys of the weights that products of one row read as right operands."""
+    static = static_values(graph)
+    products = (n for n in graph.nodes if n.op == "matmul" and n.inputs[1] in static)
+    return frozenset(key for n in products if n.out.numel == n.out.shape[-1] for key in weight_keys(n.inputs[1]))
+
+
 def dequantize_of(w: Value) -> Node | None:
     """Return the ``dequantize`` node of a matrix [K, N], whose input is its blocks; None if it is not in blocks."""
     if w.op == "permute" and w.rank == 2 and w.node.inputs[0].op == "dequantize":

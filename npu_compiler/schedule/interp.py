@@ -19,6 +19,7 @@ from ..graph.expr import Expr
 from ..graph.expr_interp import evaluate
 from ..graph.graph import Graph, Node, Value
 from ..support import dtypes
+from ..weights.packing import unpack_matrix
 from .anchors import (
     Anchor,
     Attention,
@@ -46,6 +47,7 @@ from .kernel import (
     ScatterResult,
     ScatterSum,
     Sort,
+    Unpack,
 )
 from .schedule import Schedule
 
@@ -129,6 +131,9 @@ def execute(kernel: Kernel, arrays: Arrays) -> None:
             _anchor(kernel, arrays)
         case Pack():
             _store(kernel, arrays, [pack(kernel, view(kernel.inputs[0], arrays))])
+        case Unpack():
+            packed = view(kernel.inputs[0], arrays)
+            _store(kernel, arrays, [unpack_matrix(packed, kernel.inputs[0].format, kernel.n, kernel.k)])
         case Scan():
             _store(kernel, arrays, _scan(kernel, [view(o, arrays) for o in kernel.inputs]))
         case ScanTotals():

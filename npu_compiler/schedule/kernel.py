@@ -268,6 +268,15 @@ class Pack(Kernel):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
+class Unpack(Kernel):
+    """Decodes a weight in a weight format to elements [1, n, k], for products that cannot read its layout."""
+
+    kind = "unpack"
+    n: int
+    k: int
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Scan(Kernel):
     """Running reductions by ``op`` (sum prod max min logaddexp) along ``axis``. With ``section``, rows are scanned in
     sections of that many elements, and the last input has the reductions of all sections (:class:`ScanTotals`)."""

@@ -10,7 +10,7 @@ from ..graph.expr import Expr
 from ..graph.graph import VIEWS, Graph, Node, Value
 from ..graph.structure import looks_up, main_weight
 from ..passes.load_time import static_values
-from ..passes.quantize import dequantize_of
+from ..passes.quantize import dequantize_of, weight_keys
 from ..support import dtypes
 from ..support.errors import CompileError
 from ..target_config import TargetConfig
@@ -18,7 +18,7 @@ from ..weights.format import BlockFormat, Layout, WeightFormat, block_format, la
 from ..weights.packing import ELEMENTS, packed_spec
 from .buffers import contiguous_strides
 from .destination_passing import Destination, behind, part_of, wanted_order, writable
-from .kernel import Buffer, Kernel, LoopBody, Loops, Operand, Stage
+from .kernel import Buffer, Kernel, LoopBody, Loops, Operand, Stage, Unpack
 from .strides import strided_view
 
 
@@ -37,11 +37,18 @@ def decoded(layout: Layout, operand: int, nbytes: int, position: Sequence[Expr])
 class Operands:
     """The buffers of a graph and the values in them.
 
-    ``format``: the weight format that the caller chose, or None. ``recipes`` collects the load-time values that fill
+    ``format``: the weight format that the caller chose, or None. ``one_row``: keys of the weights that products of one
+    row read, in this or another entry point of the program. ``recipes`` collects the load-time values that fill
     weight buffers, by buffer name. ``kernels`` are the kernels so far, copies included."""
 
-    def __init__(self, graph: Graph, config: TargetConfig, format: WeightFormat | None = None):
-        self.graph, self.config, self.format = graph, config, format
+    def __init__(
+        self,
+        graph: Graph,
+        config: TargetConfig,
+        format: WeightFormat | None = None,
+        one_row: frozenset[str] = frozenset(),
+    ):
+        self.graph, self.config, self.format, self.one_row = graph, config, format, one_row
         self.static = static_values(graph)
         self.users = graph.users()
         self.results = graph.results()
@@ -51,6 +58,7 @@ class Operands:
         self.recipes: list[tuple[str, Value]] = []
         self.place: dict[Value, Operand] = {}  # values that have memory
         self.packed: dict[Hashable, Operand] = {}
+        self.unpacked: dict[Hashable, Operand] = {}
         self.wanted: dict[Value, Destination] = {}
         self.copies: dict[Value, Operand] = {}
         self.tables: dict[Value, Value] = {}  # read from the packed form of a matrix
@@ -158,6 +166,17 @@ class Operands:
             self.packed[key] = self._weight(node.out)
         return self.packed[key]
 
+    def unpacked_weight(self, key: Hashable, w: Value, layout: Layout, dtype: str, k: int) -> Operand:
+        """Return the elements [1, N, k] of a weight in a layout of a weight format, which a kernel decodes."""
+        if key not in self.unpacked:
+            source, shape = self.packed_weight(key, w, layout), (1, w.shape[1], k)
+            out = Operand(self._buffer("arena", dtype, shape, "unpacked"), shape, contiguous_strides(shape))
+            self._kernel(
+                Unpack(label="unpack", inputs=(source,), outputs=(out,), n=shape[1], k=k, sources=w.node.sources)
+            )
+            self.unpacked[key] = out
+        return self.unpacked[key]
+
     def _from_panels(self, table: Value, index: tuple[Expr, ...]) -> tuple[Operand, list[Expr]]:
         """Return where to read an element of a table that is stored only as the packed right operand of a product."""
         matrix = self.tables[table]
@@ -251,13 +270,21 @@ class Operands:
             return "vnni4"
         return "vnni2" if dtype in self.config.pair_dtypes else "panels"
 
-    def _format_layout(self, matrix: Value, rows: int = 1) -> Layout | None:
-        """Return the layout in which the program stores the [K, N] right operand of products of ``rows`` rows, or None
-        if it stores the elements."""
+    def _format_layout(self, matrix: Value) -> Layout | None:
+        """Return the layout in which the program stores the [K, N] right operand of products, or None if it stores the
+        elements."""
         k, n = matrix.shape
         blocks = dequantize_of(matrix)
         format = self.format if blocks is None else block_format(blocks.attrs["format"])
         if format is None or isinstance(format, BlockFormat) != (blocks is not None):
             return None
-        layout = layout_for(format, self.config.panel, n, k, matrix.dtype)
-        return layout if layout is not None and rows <= (layout.max_rows or rows) else None
+        return layout_for(format, self.config.panel, n, k, matrix.dtype)
+
+    def _reads_elements(self, matrix: Value, layout: Layout | None, rows: int) -> bool:
+        """Whether products of ``rows`` rows read elements that the program stores, although it may store the matrix in
+        ``layout``, too: if the layout cannot be read with so many rows, and decoding it in every run does not pay. For
+        a lossless format that is so unless a product of one row reads the layout."""
+        if layout is None or rows <= (layout.max_rows or rows):
+            return layout is None
+        lossless = dequantize_of(matrix) is None
+        return self.config.speed_over_memory or (lossless and not weight_keys(matrix) & self.one_row)

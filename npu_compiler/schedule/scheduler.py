@@ -39,8 +39,9 @@ class Scheduler(Operands):
         config: TargetConfig,
         winograd: Winograd = lambda node: None,
         format: WeightFormat | None = None,
+        one_row: frozenset[str] = frozenset(),
     ):
-        super().__init__(graph, config, format)
+        super().__init__(graph, config, format, one_row)
         self.groups, self.winograd = groups, winograd
 
     def run(self) -> Schedule:
@@ -257,10 +258,15 @@ class Scheduler(Operands):
         shared = math.prod(b.shape[:-2]) == 1
         if b in self.static and shared:
             matrices = [x.inputs[1].reshape(k, n) for x in group.anchors]
-            layout = self._format_layout(matrices[0], m * batch)
-            view = self._columns(matrices, stored=layout is not None)
-            if layout is not None:
-                right = self.packed_weight(tuple(x.inputs[1] for x in group.anchors), view, layout)
+            layout, key = self._format_layout(matrices[0]), tuple(x.inputs[1] for x in group.anchors)
+            elements = self._reads_elements(matrices[0], layout, m * batch)
+            view = self._columns(matrices, stored=not elements)
+            if layout is not None and not elements:
+                right = (
+                    self.packed_weight(key, view, layout)
+                    if m * batch <= (layout.max_rows or m * batch)
+                    else self.unpacked_weight(key, view, layout, b.dtype, k)
+                )
             else:
                 view = view.reshape(1, n * len(group.anchors), k)
                 self._static_chain(view)

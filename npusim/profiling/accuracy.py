@@ -20,7 +20,7 @@ from npu_compiler.graph.expr import Expr
 from npu_compiler.pipeline import compile_unshared
 from npu_compiler.schedule.anchors import Contraction
 from npu_compiler.schedule.interp import execute, view
-from npu_compiler.schedule.kernel import Kernel, Operand, Pack
+from npu_compiler.schedule.kernel import Kernel, Operand, Pack, Unpack
 from npu_compiler.support import dtypes
 from npu_compiler.support.errors import ConfigError
 from npu_runtime.executor import Executor
@@ -84,7 +84,7 @@ def _contents(executor: Executor, inputs: Sequence[Any] | None, ids: Sequence[in
 
 def _error(kernels: Sequence[Kernel], number: int, arrays: Arrays, call: KernelCall) -> KernelError:
     kernel = kernels[number]
-    if isinstance(kernel, Pack):
+    if isinstance(kernel, Pack | Unpack):
         return KernelError(note="it only moves data")
     if not any(dtypes.is_float(o.dtype) for o in kernel.outputs):
         return KernelError(note="its results are integers")

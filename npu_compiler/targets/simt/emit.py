@@ -19,6 +19,7 @@ from ...schedule.kernel import (
     ScatterResult,
     ScatterSum,
     Sort,
+    Unpack,
 )
 from ...schedule.schedule import Schedule
 from ...support import dtypes
@@ -31,6 +32,7 @@ from .kernels.loops import emit_fused, emit_loops
 from .kernels.scans import emit_scan, emit_scan_totals
 from .kernels.scatter_sums import emit_scatter_result, emit_scatter_sum
 from .kernels.sorts import emit_sort, emit_sort_merge
+from .kernels.unpack import emit_unpack
 from .lang.dialect import Dialect
 from .lang.emission import Emission
 from .lang.program import ARENA, Launch
@@ -58,6 +60,7 @@ EMITTERS: dict[type[Kernel], Callable[[Any, Dialect], Emission]] = dict(
         _entry(ScatterResult, emit_scatter_result),
         _entry(Sort, emit_sort),
         _entry(MergeRuns, emit_sort_merge),
+        _entry(Unpack, emit_unpack),
     )
 )
 
@@ -73,8 +76,10 @@ def unsupported(kernel: Kernel) -> Reason | None:
     dual convolutions only makes those that the target supports."""
     if type(kernel) not in EMITTERS and not isinstance(kernel, DualConv2d):
         return Reason("no_kernel", f"the GPU targets have no {kernel.kind} kernel")
-    if isinstance(kernel, Gemm) and not reads(kernel.weight.format):
-        return Reason("no_reader", f"the GPU targets have no reader for weights in {kernel.weight.format}")
+    weights = [kernel.weight] if isinstance(kernel, Gemm) else kernel.inputs if isinstance(kernel, Unpack) else ()
+    for w in weights:
+        if not reads(w.format):
+            return Reason("no_reader", f"the GPU targets have no reader for weights in {w.format}")
     return None
 
 

@@ -76,6 +76,14 @@ def test_products_of_one_row(dialect: str, dtype: str) -> None:
         _check("host", HostBackend(), _sample(dialect == "lanes"), dtype, _rows(1, 8))
 
 
+@needs_compiler
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_products_of_many_rows(dtype: str) -> None:
+    """A kernel decodes the blocks."""
+    with host_in("fragments"):
+        _check("host", HostBackend(), _sample(dtype == "float32"), dtype, _rows(33, 1))
+
+
 def test_products_of_one_row_in_the_emulator() -> None:
     _check("metal", EmulatedMetal(), _sample(2), "bfloat16", _rows(1, 1))
 

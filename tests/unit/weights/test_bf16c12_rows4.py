@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import ml_dtypes
@@ -15,6 +16,7 @@ from npu_compiler.frontend.export import capture
 from npu_compiler.frontend.llm import llm_graphs
 from npu_compiler.frontend.llm.config import LLMConfig, parameter_shapes
 from npu_compiler.pipeline import compile_entries, compile_ir
+from npu_compiler.support.dtypes import numpy_dtype
 from npu_compiler.support.errors import IncompressibleError
 from npu_compiler.weights.formats.bf16c12.rows4 import FourRows, Rows4
 from npu_runtime import Executor, load_weights
@@ -142,6 +144,7 @@ def test_a_product_of_several_rows_reads_plain_weights() -> None:
 
 
 # -- a language model -----------------------------------------------------------------------------------------------
+Result = tuple[np.ndarray, int]
 CARD = {
     "model_type": "qwen2", "vocab_size": 130, "hidden_size": 64, "intermediate_size": 192, "hidden_act": "silu",
     "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
@@ -162,10 +165,38 @@ def _logits(target: str, backend: Backend, format: str | None, numbers: dict[str
     return np.stack(steps)
 
 
+def _prefill(target: str, backend: Backend, format: str | None, numbers: dict[str, np.ndarray], fast: bool) -> Result:
+    """Return the logits of a prompt, and the bytes of the matrices in which they are computed."""
+    graphs = llm_graphs(LLMConfig.from_hf(CARD), max_len=64, chunks=(24,))
+    program = compile_entries(graphs, target, weights=format, speed_over_memory=fast)
+    executor = Executor(program, load_weights(program, numbers, backend), backend, "prefill_24")
+    tokens, positions = np.arange(24)[None] * 5, np.arange(24)
+    (logits,) = executor.run({"token_ids": tokens, "positions": positions, "last": np.array([23])}).values()
+    held = [b for b in program.buffers if b.kind == "weight" and len(b.shape) > 1 and "embed" not in b.name]
+    return np.asarray(logits, np.float64), sum(math.prod(b.shape) * numpy_dtype(b.dtype).itemsize for b in held)
+
+
+def _same_prefill(target: str, backend: Backend) -> None:
+    """Weights that the decode step reads compressed are decoded for prompts, or stored twice on request."""
+    numbers = _numbers()
+    one, plain = (_prefill(target, backend, format, numbers, False) for format in ("bf16c12", None))
+    both = _prefill(target, backend, "bf16c12", numbers, True)
+    np.testing.assert_array_equal(one[0], both[0])
+    assert np.abs(one[0] - plain[0]).max() <= 0.01 * np.abs(plain[0]).max()
+    assert one[1] < plain[1] and both[1] > 1.5 * one[1]
+
+
 @pytest.mark.cuda
 @pytest.mark.skipif(bool(cuda_gpu.reason()), reason=cuda_gpu.reason() or "there is a GPU")
 def test_a_model_on_a_gpu() -> None:
     _same_logits("cuda", cuda_gpu.backend())
+    _same_prefill("cuda", cuda_gpu.backend())
+
+
+@host
+@pytest.mark.parametrize("dialect", ["lanes"], indirect=True)
+def test_prompts_on_the_host(dialect: str) -> None:
+    _same_prefill("host", HostBackend())
 
 
 @host
@@ -178,8 +209,7 @@ def test_a_model_in_the_emulator() -> None:
     _same_logits("metal", EmulatedMetal())
 
 
-def _same_logits(target: str, backend: Backend) -> None:
-    """With norms ahead of products, paired products, biases and residuals."""
+def _numbers() -> dict[str, np.ndarray]:
     shapes = parameter_shapes(LLMConfig.from_hf(CARD))
     numbers = {
         key: weights(*s, seed=i) if len(s) == 2 else weights(1, *s)[0] for i, (key, s) in enumerate(shapes.items())
@@ -188,6 +218,12 @@ def _same_logits(target: str, backend: Backend) -> None:
         w[np.abs(w.astype(np.float32)) > 100] = 0.5
         if "norm" in key:
             w[:] = 1 + w.astype(np.float32)
+    return numbers
+
+
+def _same_logits(target: str, backend: Backend) -> None:
+    """With norms ahead of products, paired products, biases and residuals."""
+    numbers = _numbers()
     compressed, plain = (_logits(target, backend, format, numbers) for format in ("bf16c12", None))
     assert np.abs(compressed - plain).max() <= 0.01 * np.abs(plain).max()
 

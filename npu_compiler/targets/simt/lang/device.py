@@ -34,8 +34,9 @@ class GPU(Device):
 
     ``units``: their number. ``shared_bytes``: shared memory that a workgroup may use. ``registers``: 32-bit registers
     of a unit; 0: unknown, and then no kernel uses persistent workgroups. ``threads``, ``workgroups``: the most that are
-    resident on a unit. ``gemv_bytes``, ``gemv_bf16c12_bytes``, ``gemv_blocks_bytes``: bytes of weights, plain, compressed
-    and in block formats, that a unit must have in flight to saturate the memory bandwidth. ``prefetch_bytes``: how many of these are prefetched before the
+    resident on a unit. ``gemv_bytes``, ``gemv_bf16c12_bytes``, ``gemv_blocks_bytes``: bytes of weights, plain,
+    compressed and in block formats, that a unit must have in flight to saturate the memory bandwidth.
+    ``prefetch_bytes``: how many of these are prefetched before the
     predecessor finishes; prefetching more steals its write bandwidth. ``wgmma``: costs of the warpgroups' matrix unit;
     None: there is none.
     """

@@ -1,0 +1,73 @@
+// Weights in block formats (blocks.h) and in bf16c12 (gemv_bf16c12.h) decoded to elements [N, K] in memory.
+//
+// Constants of C: N, K; PIECES of eight columns in a row; FOURS: groups of four rows; THREADS. Types: T, of the elements;
+// F, the format, or for bf16c12 the constants PLANES, EXTRAS and MAX_OUTLIERS of gemv_bf16c12.h.
+#pragma once
+#include "blocks.h"
+
+// A thread decodes a piece: eight columns of four rows.
+template <class C> INLINE void unpack_blocks(DEVICE const uint8_t* weights, DEVICE typename C::T* out, Thread at) {
+  typedef Piece<typename C::F, C::PIECES, 8> P;
+  const int64_t index = (int64_t)at.workgroup * C::THREADS + at.tid;
+  const int four = (int)(index / C::PIECES), n = (int)(index % C::PIECES);
+  P piece;
+  if (four < C::FOURS) piece.load(weights + (int64_t)four * P::NBYTES, n);
+  pdl_wait();
+  if (four >= C::FOURS) return;
+#pragma unroll
+  for (int r = 0; r < 4; r++) {
+    if (C::N % 4 != 0 && four * 4 + r >= C::N) return;
+    float values[8];
+    unpack(piece.pairs(r), values, (THREAD bf16*)nullptr);
+    const float scale = piece.scale(0, r), base = piece.base(0, r);
+    Vec<typename C::T, 8> row;
+#pragma unroll
+    for (int e = 0; e < 8; e++)
+      row.v[e] = narrow<typename C::T>(C::F::Scale::HAS_BASE ? values[e] * scale + base : values[e] * scale);
+    *(DEVICE Vec<typename C::T, 8>*)(out + ((int64_t)four * 4 + r) * C::K + n * 8) = row;
+  }
+}
+
+// A workgroup decodes four rows of 8 THREADS columns at a time in shared memory, where it replaces outliers.
+template <class C>
+INLINE void unpack_rows4(DEVICE const uint8_t* weights, DEVICE bf16* out, SMEM bf16* tile, Thread at) {
+  const int four = at.workgroup;
+  DEVICE const uint8_t* const group = weights + (int64_t)four * C::PLANES;
+  DEVICE const uint8_t* const extras = weights + (int64_t)C::FOURS * C::PLANES + (int64_t)four * C::EXTRAS;
+  pdl_wait();
+  for (int first = 0; first < C::PIECES; first += C::THREADS) {
+    const int piece = first + at.tid, begin = first * 8, columns = C::THREADS * 8;
+    if (piece < C::PIECES) {
+      const uint4 codes = load16(group + piece * 16);
+#pragma unroll
+      for (int h = 0; h < 2; h++) {
+        const uint4 low = load16(group + 16 * (h + 1) * C::PIECES + piece * 16);
+#pragma unroll
+        for (int q = 0; q < 2; q++) {
+          const uint code = h == 0 ? (q == 0 ? codes.x : codes.y) : (q == 0 ? codes.z : codes.w);
+          float values[8];
+          unpack(rows4_decode(q == 0 ? low.x : low.z, q == 0 ? low.y : low.w, code), values, (THREAD bf16*)nullptr);
+          const float scale = to_f32(((DEVICE const bf16*)extras)[2 * h + q]);
+#pragma unroll
+          for (int e = 0; e < 8; e++) tile[(2 * h + q) * columns + at.tid * 8 + e] = to_bf16(values[e] * scale);
+        }
+      }
+    }
+    barrier();
+    for (int i = at.tid; i < C::MAX_OUTLIERS; i += C::THREADS) {
+      const uint outlier = *(DEVICE const uint*)(extras + 8 + i * 4);
+      const int column = (int)(outlier >> 16 & 0x3fffu) - begin;
+      if ((outlier << 17) != 0 && column >= 0 && column < columns)
+        tile[(int)(outlier >> 30) * columns + column] = to_bf16(f32_of_bits(outlier << 16));
+    }
+    barrier();
+    if (piece < C::PIECES) {
+#pragma unroll
+      for (int r = 0; r < 4; r++)
+        if (four * 4 + r < C::N)
+          *(DEVICE uint4*)(out + ((int64_t)four * 4 + r) * C::K + piece * 8) =
+              *(SMEM const uint4*)(tile + r * columns + at.tid * 8);
+    }
+    barrier();
+  }
+}
