@@ -81,6 +81,7 @@ def compile(
     disable: Collection[str] = (),
     weights: Weights = None,
     float32_precision: str = "highest",
+    speed_over_memory: bool = False,
 ) -> CompiledProgram:
     """Compile IR (a path, a dict, an :class:`IRGraph` or a pytorch-ir object) into a :class:`CompiledProgram`.
 
@@ -90,16 +91,17 @@ def compile(
     products are stored: 'bf16c12' (lossless), block formats ('q8_0', 'int4_g128', 'fp8_e4m3', …), or one that was
     given to ``register_format`` (None: their elements); a mapping gives formats by the names of weights, and by '*'
     that of all others. ``float32_precision``: on the target 'cuda', 'tf32' lets products and convolutions round
-    float32 operands to 10 bits of fraction; 'highest' does not. PyTorch's own switches have no effect. Raises
-    :class:`ConfigError` for any other dtype, target, format or precision, :class:`IRError` for malformed IR,
-    :class:`CompileError` with every reason if some node cannot run on the target, :class:`ToolchainError` without a
-    usable compiler.
+    float32 operands to 10 bits of fraction; 'highest' does not. PyTorch's own switches have no effect.
+    ``speed_over_memory``: on GPUs, where products of several rows decode weights in a format in every run, store their
+    elements as well. Raises :class:`ConfigError` for any other dtype, target, format or precision, :class:`IRError`
+    for malformed IR, :class:`CompileError` with every reason if some node cannot run on the target,
+    :class:`ToolchainError` without a usable compiler.
     """
     from .aten.json_reader import load_ir
     from .pipeline import compile_ir
     from .targets import target_name
 
-    return compile_ir(load_ir(ir), target_name(target), dtype, disable, weights, float32_precision)
+    return compile_ir(load_ir(ir), target_name(target), dtype, disable, weights, float32_precision, speed_over_memory)
 
 
 def _version() -> str:

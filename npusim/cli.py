@@ -97,6 +97,10 @@ def parser() -> _Parser:
         text = f"{text} (default: {default})"
         p.add_argument("--weights", dest="weight_format", metavar="FORMAT", help=text)
 
+    def speed(p: argparse.ArgumentParser) -> None:
+        text = "on GPUs, also store the elements of weights in a format, so that prompts need not decode them"
+        p.add_argument("--speed-over-memory", action="store_true", help=text)
+
     def storage(p: argparse.ArgumentParser) -> None:
         about = "type of weights and caches (default: the model's own)"
         p.add_argument("--dtype", type=_storage_dtype, metavar=_DTYPE, help=about)
@@ -115,6 +119,7 @@ def parser() -> _Parser:
         )
 
     def language(p: argparse.ArgumentParser) -> None:
+        p.set_defaults(speed_over_memory=False)
         p.add_argument("--max-len", type=_positive, help="tokens of a language model's context (default: at most 4096)")
         p.add_argument("--no-cache", action="store_true", help="do not cache a language model for the next start")
 
@@ -130,6 +135,7 @@ def parser() -> _Parser:
     compiling(p)
     p.add_argument("--max-len", type=_positive, help="tokens of a language model's context (default: at most 4096)")
     weights(p, "none; for a language model the blocks that its file holds, else bf16c12")
+    speed(p)
     text = "show each matrix in a lossy format: bytes, bits a weight, error beside the original weights"
     p.add_argument("--weight-errors", action="store_true", help=text)
     precision(p)
@@ -173,6 +179,7 @@ def parser() -> _Parser:
     p.add_argument("--stop", action="append", default=[], metavar="TEXT", help="stop before this text; repeatable")
     p.add_argument("--stats", action="store_true", help="show timings on standard error")
     storage(p)
+    speed(p)
     threads(p)
     language(p)
 

@@ -114,4 +114,5 @@ def load_language_model(args: argparse.Namespace) -> LLM:
             threads=args.threads,
             cache=not args.no_cache,
             weights=args.weight_format or "auto",
+            speed_over_memory=args.speed_over_memory,
         )

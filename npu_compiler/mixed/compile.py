@@ -23,6 +23,7 @@ def compile_plan(
     disable: Collection[str] = (),
     weights: Weights = None,
     float32_precision: str = "highest",
+    speed_over_memory: bool = False,
 ) -> CompiledProgram | MixedProgram:
     """Compile the NPU partitions of ``plan``, which was made for ``target``.
 
@@ -31,11 +32,10 @@ def compile_plan(
     :func:`npu_compiler.compile`.
     """
     if plan.on_npu:
-        return compile_ir(plan.ir, target, dtype, disable, weights, float32_precision)
+        return compile_ir(plan.ir, target, dtype, disable, weights, float32_precision, speed_over_memory)
+    options = (target, dtype, disable, weights, float32_precision, speed_over_memory)
     compiled = {
-        part.id: compile_entries({f"p{part.id}": part.ir}, target, dtype, disable, weights, float32_precision)
-        for part in plan.partitions
-        if part.device == NPU
+        part.id: compile_entries({f"p{part.id}": part.ir}, *options) for part in plan.partitions if part.device == NPU
     }
     return assemble(plan, compiled, target)
 

@@ -55,8 +55,8 @@ class Layout(ABC):
         order: 'panels' or 'rows'.
         panel: output columns in one row of the packed array.
         alignment: the bytes of such a row are a multiple of it.
-        max_rows: maximum rows of the left operand that the reader supports (None: any number). A product of more rows
-            reads the elements of the matrix, which the program then stores as well.
+        max_rows: maximum rows of the left operand that the reader supports (None: any number). For a product of more
+            rows, the target decodes the matrix in every run, or the program stores the elements as well.
         reader: the header with the reader, if it is not a file of the target.
     """
 

@@ -73,6 +73,7 @@ class Loader:
         cache: bool = True,
         weights: str | None = AUTO,
         scoring: bool = False,
+        speed_over_memory: bool = False,
     ):
         if max_len is not None:
             max_len = whole_number("max_len", max_len, 1)
@@ -82,7 +83,7 @@ class Loader:
         self.weights = weights
         self._programs = open_cache("programs", None if cache else 0)
         self._weights = open_cache("weights", env.weight_cache_size() if cache and not scoring else 0)
-        self._scoring = scoring
+        self._scoring, self._fast = scoring, speed_over_memory
         self.path = Path()
         self._compiler = compiler_identity(target)
         self._reading: dict[str, Future[PackedFile]] = {}
@@ -146,7 +147,7 @@ class Loader:
         default = _SCORING_MAX_LEN if self._scoring else _DEFAULT_MAX_LEN
         manifest = replace(manifest, max_len=self.max_len or min(manifest.limit or default, default))
         stored = source.formats(self.target) if source.weights == AUTO else self._format if source.weights else None
-        key = f"program {manifest.identity} {manifest.max_len} {self._scoring} {stored} {self._compiler}"
+        key = f"program {manifest.identity} {manifest.max_len} {self._scoring} {self._fast} {stored} {self._compiler}"
         known = self._programs.get(key)
         if known is not None:
             recipes = known[:_DIGEST].decode()
@@ -154,7 +155,7 @@ class Loader:
             # The cache has verified these bytes, so the checks of the file format are not needed.
             return program_from_plain(msgpack.unpackb(known[_DIGEST:]), CompiledProgram), recipes, manifest
         with progress.step(f"compiling {manifest.name}"):
-            program = source.compile(self.target, manifest.max_len, self._scoring)
+            program = source.compile(self.target, manifest.max_len, self._scoring, self._fast)
         recipes = _recipe_digest(program)
         self._programs.put(key, recipes.encode() + msgpack.packb(program_to_plain(program)))
         self._programs.trim()
@@ -221,7 +222,7 @@ class _CheckpointFiles:
 
         return open_checkpoint(self.path, self._dtype)
 
-    def compile(self, target: str, max_len: int, scoring: bool) -> CompiledProgram:
+    def compile(self, target: str, max_len: int, scoring: bool, speed_over_memory: bool) -> CompiledProgram:
         try:
             from npu_compiler.frontend.llm import llm_graphs, scoring_graphs
         except ImportError:
@@ -238,7 +239,7 @@ class _CheckpointFiles:
         else:
             graphs = llm_graphs(config, max_len=max_len, chunks=wanted.chunks, device_sampling=wanted.asynchronous)
         weights: Weights = self.formats(target) if self.weights == AUTO else self.weights
-        return compile_entries(graphs, target, weights=weights)
+        return compile_entries(graphs, target, weights=weights, speed_over_memory=speed_over_memory)
 
     def formats(self, target: str) -> dict[str, str]:
         """Return the formats of the matrices that the files store in blocks which the target reads, by name, and a

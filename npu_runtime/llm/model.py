@@ -83,6 +83,7 @@ class LLM:
         threads: int | None = None,
         cache: bool = True,
         weights: str | None = "auto",
+        speed_over_memory: bool = False,
     ) -> LLM:
         """Open a model, compile it if the cache does not have the program, and load its weights.
 
@@ -101,6 +102,8 @@ class LLM:
             weights: the format in which the matrices of a checkpoint are stored (see :func:`npu_compiler.compile`).
                 'auto' changes no number: matrices that a GGUF file holds in blocks stay in them if the target reads
                 them, and all others are in bf16c12. Weights whose values do not fit it are stored as they are.
+            speed_over_memory: on GPUs, prompts decode weights in a format in every run; True: the elements are stored
+                as well, so that prompts are faster.
 
         Raises:
             InputError: there is no such model, or an option does not fit it.
@@ -113,7 +116,8 @@ class LLM:
 
         start = time.perf_counter()
         options = {} if threads is None else {"threads": threads}
-        loader = Loader(target, dtype, max_len, get_backend(target, **options), cache, weights)
+        backend = get_backend(target, **options)
+        loader = Loader(target, dtype, max_len, backend, cache, weights, speed_over_memory=speed_over_memory)
         llm = cls(*loader.load(model), loader.backend)
         llm.path = loader.path
         llm.load_seconds = time.perf_counter() - start
