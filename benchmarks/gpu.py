@@ -73,15 +73,32 @@ def bandwidth(args: argparse.Namespace) -> dict[str, Any]:
     return {"read_tb_per_s": max(found.values()), "by_blocks_per_sm": found}
 
 
-def decode(args: argparse.Namespace, position: int) -> dict[str, Any]:
+def qwen(args: argparse.Namespace, length: int, format: str) -> tuple[Ours, dict[str, Any]]:
+    """Return our program with caches of ``length`` and weights in ``format`` ('': see ``compile_qwen``), and the
+    weights that it computes with."""
+    import torch
+    from gpu_models import Quantized, qwen_weights
+
+    from npu_compiler.weights.format import BlockFormat, weight_format
+
+    weights, chosen = qwen_weights(), weight_format(format or None)
+    name = f"qwen-{format}_{length}" if format else f"qwen_{length}"
+    if not isinstance(chosen, BlockFormat):
+        return Ours(args.work, name, {k: v.cpu() for k, v in weights.items()}), weights
+    source = Quantized(weights, chosen)
+    del weights
+    torch.cuda.empty_cache()
+    return Ours(args.work, name, source), source.decoded()
+
+
+def decode(args: argparse.Namespace, position: int, format: str = "") -> dict[str, Any]:
     """Measure decoding one token after ``position`` others."""
     import torch
-    from gpu_models import LENGTHS, decoder, qwen_weights
+    from gpu_models import LENGTHS, decoder
 
     length = LENGTHS[position]
     theirs_length = length if position > 1024 else 256
-    weights = qwen_weights()
-    ours = Ours(args.work, f"qwen_{length}", {k: v.cpu() for k, v in weights.items()})
+    ours, weights = qwen(args, length, format)
     ours.bind("decode", [np.zeros((1, 1), np.int64), np.array([position]), np.zeros(1, np.int64)])
     generator = torch.Generator("cuda").manual_seed(1)
     caches = {}
@@ -109,13 +126,12 @@ def decode(args: argparse.Namespace, position: int) -> dict[str, Any]:
     return {"rows": measured, "verdict": checked, "bytes_read": read, **ours.facts()}
 
 
-def prefill(args: argparse.Namespace, tokens: int) -> dict[str, Any]:
+def prefill(args: argparse.Namespace, tokens: int, format: str = "") -> dict[str, Any]:
     """Measure a prompt of ``tokens``: from an empty cache to the logits of its last token."""
     import torch
-    from gpu_models import LENGTHS, NEAR, decoder, qwen_weights
+    from gpu_models import LENGTHS, NEAR, decoder
 
-    weights = qwen_weights()
-    ours = Ours(args.work, f"qwen_{LENGTHS[NEAR]}", {k: v.cpu() for k, v in weights.items()})
+    ours, weights = qwen(args, LENGTHS[NEAR], format)
     prompts = np.random.default_rng(0).integers(0, 150000, (2, 1, tokens))
     rest = np.arange(tokens), np.array([tokens - 1])
     ours.bind(f"prefill_{tokens}", [prompts[0], *rest])
@@ -204,6 +220,8 @@ PARTS: dict[str, tuple[Callable[..., dict[str, Any]], tuple[Any, ...], list[str]
     **{f"prefill-{n}": (prefill, (n,), [EAGER, OVERHEAD]) for n in (128, 512, 2048)},
     "decode-32000": (decode, (32000,), [GRAPH, OVERHEAD]),
     "decode-128": (decode, (128,), [EAGER, GRAPH, AUTOTUNE]),
+    **{f"decode-128-{f}": (decode, (128, f), []) for f in ("int4_g128", "q4_k", "q8_0", "fp8_e4m3")},
+    **{f"prefill-{n}-{f}": (prefill, (n, f), []) for n in (128, 2048) for f in ("bf16c12", "int4_g128")},
     **{
         f"{name}-{batch}": (image, (name, batch), [GRAPH, OVERHEAD])
         for name in ("resnet50", "resnet18")

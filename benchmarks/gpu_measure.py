@@ -163,9 +163,11 @@ class Ours:
         return self.output.to_numpy().astype(np.float64)
 
     def facts(self) -> dict[str, Any]:
-        """Return the number of kernels and the host time of a launch in microseconds."""
-        calls = self.executor.entry.calls
-        return {"kernels": len(calls), "host_us": host_microseconds(self.run, self.run.finish)}
+        """Return the number of kernels, the host time of a launch in microseconds, and the bytes of weights and of the
+        arena in device memory."""
+        entry = self.executor.entry
+        memory = {"weight_bytes": self.weights.nbytes, "arena_bytes": entry.arena_bytes}
+        return {"kernels": len(entry.calls), "host_us": host_microseconds(self.run, self.run.finish), **memory}
 
 
 def compare(ours: Ours, model: Any, inputs: tuple[Any, ...], args: argparse.Namespace) -> list[dict[str, Any]]:

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from llm_cpu import MODELS
 from torch import nn
 
+from npu_compiler.frontend.tensors import tensor_to_numpy
+from npu_compiler.weights.files import WeightSource
+from npu_compiler.weights.format import BlockFormat
+
 QWEN = MODELS["qwen2.5-1.5b"]
 PREFILLS = (128, 512, 2048)
 NEAR, FAR = 128, 32000  # positions of the decoded token
 LENGTHS = {NEAR: 2048, FAR: 32768}  # of our caches
+FORMATS = ("bf16c12", "int4_g128", "q4_k", "q8_0", "fp8_e4m3")  # each as the only copy of the weights
 RESNETS = [(name, batch) for name in ("resnet18", "resnet50") for batch in (1, 256)]
 
 
@@ -21,6 +29,7 @@ RESNETS = [(name, batch) for name in ("resnet18", "resnet50") for batch in (1, 2
 def programs(work: Path) -> dict[str, Path]:
     """Return the file of each program, by name."""
     names = [f"qwen_{n}" for n in LENGTHS.values()] + [f"{name}_{batch}" for name, batch in RESNETS]
+    names += [f"qwen-{format}_{LENGTHS[NEAR]}" for format in FORMATS]
     return {name: work / f"{name}.npubin" for name in names}
 
 
@@ -32,17 +41,18 @@ def compile_all(work: Path) -> None:
     for name, path in programs(work).items():
         if path.exists():
             continue
-        model, size = name.split("_")
-        if model == "qwen":
-            compile_qwen(int(size)).save(path)
+        model, _, size = name.rpartition("_")
+        if model.startswith("qwen"):
+            compile_qwen(int(size), model.partition("-")[2]).save(path)
             save_manifest(qwen_manifest(int(size)), path)
         else:
             compile_resnet(model, int(size)).save(path)
         print(f"{path}: {path.stat().st_size / 1e6:.1f} MB", flush=True)
 
 
-def compile_qwen(length: int) -> Any:
-    """Compile Qwen2.5-1.5B with caches of ``length``. Long caches get no prefill, which is not measured there."""
+def compile_qwen(length: int, format: str = "") -> Any:
+    """Compile Qwen2.5-1.5B with caches of ``length`` and weights in ``format``; '': in bf16c12, and the elements as
+    well. Long caches get no prefill, which is not measured there."""
     from npu_compiler.frontend.llm import llm_graphs
     from npu_compiler.pipeline import compile_entries
 
@@ -50,7 +60,8 @@ def compile_qwen(length: int) -> Any:
     return compile_entries(
         llm_graphs(qwen_config(), max_len=length, chunks=chunks, device_sampling=bool(chunks)),
         "cuda",
-        weights="bf16c12",
+        weights=format or "bf16c12",
+        speed_over_memory=not format,
     )
 
 
@@ -88,6 +99,37 @@ def qwen_weights() -> dict[str, torch.Tensor]:
         x = 1 + 0.1 * x if "norm" in key else (0.02 if len(shape) > 1 else 0.1) * x
         made[key] = x.bfloat16()
     return made
+
+
+class Quantized(WeightSource):
+    """Weights whose matrices are in blocks of a format, which programs read as they are."""
+
+    def __init__(self, weights: dict[str, torch.Tensor], format: BlockFormat):
+        self.origin, self.format = f"the weights in {format.name}", format
+        self._weights = {k: w.cpu() for k, w in weights.items()}
+        matrices = [k for k, w in weights.items() if w.ndim == 2]
+        with ThreadPoolExecutor(8) as pool:
+            made = pool.map(lambda k: format.encode(self._weights[k].float().numpy()), matrices)
+            self._blocks = dict(zip(matrices, made, strict=True))
+
+    def names(self) -> Iterable[str]:
+        return self._weights
+
+    def spec(self, name: str) -> tuple[tuple[int, ...], str]:
+        return tuple(self._weights[name].shape), "bfloat16"
+
+    def read(self, name: str) -> np.ndarray:
+        return tensor_to_numpy(self._weights[name])
+
+    def blocks(self, name: str, format: BlockFormat) -> np.ndarray | None:
+        return self._blocks.get(name) if format is self.format else None
+
+    def decoded(self) -> dict[str, torch.Tensor]:
+        """Return the numbers that the blocks stand for, in float32 on the GPU, and all other weights."""
+        made = {k: w.float().cuda() for k, w in self._weights.items() if k not in self._blocks}
+        for key, blocks in self._blocks.items():
+            made[key] = torch.from_numpy(self.format.decode(blocks, self._weights[key].shape[1])).cuda()
+        return made
 
 
 def resnet(name: str) -> nn.Module:

@@ -32,32 +32,35 @@ def table(results: dict[str, Any]) -> str:
         best = min((ms for kind, ms in by.items() if kind != OURS), default=float("nan"))
         v = part["verdict"]
         mark = "" if v["within_gate"] and v["top_kept"] else " ✗"
-        ours = f"**{by[OURS]:.3f}** (×{best / by[OURS]:.2f}{_rate(name, part, by[OURS])}){mark}"
+        speedup = [f"×{best / by[OURS]:.2f}"] if len(by) > 1 else []
+        notes = "; ".join([*speedup, *_rate(name, part, by[OURS])])
+        ours = f"**{by[OURS]:.3f}** ({notes}){mark}"
         cells = [ours, *(f"{by[k]:.3f}" if k in by else "" for k in kinds)]
         lines.append(f"| {_label(name)} | " + " | ".join(cells) + " |")
     return "\n".join([*lines, "", _caption(results)])
 
 
-def _place(name: str) -> tuple[int, int]:
-    kind, _, number = name.partition("-")
-    return ORDER.index(kind), int(number)
+def _place(name: str) -> tuple[int, int, str]:
+    kind, number, *format = name.split("-")
+    return ORDER.index(kind), int(number), "".join(format)
 
 
 def _label(name: str) -> str:
-    kind, _, number = name.partition("-")
+    kind, number, *format = name.split("-")
+    stored = f"bfloat16, weights in {format[0]} only" if format else "bfloat16"
     if kind == "decode":
-        return f"Qwen2.5-1.5B, bfloat16, one token at position {int(number):,}"
+        return f"Qwen2.5-1.5B, {stored}, one token at position {int(number):,}"
     if kind == "prefill":
-        return f"Qwen2.5-1.5B, bfloat16, a prompt of {number}"
+        return f"Qwen2.5-1.5B, {stored}, a prompt of {number}"
     return f"{kind.replace('resnet', 'ResNet-')}, float16, batch {number}"
 
 
-def _rate(name: str, part: dict[str, Any], ms: float) -> str:
+def _rate(name: str, part: dict[str, Any], ms: float) -> list[str]:
     if "bytes_read" in part:
-        return f"; {1000 / ms:.0f} tokens/s, {part['bytes_read'] / ms / 1e9:.2f} TB/s"
+        return [f"{1000 / ms:.0f} tokens/s, {part['bytes_read'] / ms / 1e9:.2f} TB/s"]
     if "flops" in part:
-        return f"; {part['flops'] / ms / 1e9:.0f} TFLOP/s"
-    return f"; {part['batch'] * 1000 / ms:,.0f} images/s" if part["batch"] > 1 else ""
+        return [f"{part['flops'] / ms / 1e9:.0f} TFLOP/s"]
+    return [f"{part['batch'] * 1000 / ms:,.0f} images/s"] if part["batch"] > 1 else []
 
 
 def _caption(results: dict[str, Any]) -> str:
