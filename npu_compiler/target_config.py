@@ -63,13 +63,15 @@ class Device:
 
     ``name``: the part after the colon in ``target="cuda:sm_80"``. ``chips``: products, in words. The rows of a target
     are of a subclass with the fields that this target needs. ``roofline``: None if its maker publishes no figures for
-    the row, for example for CPUs, whose clock and memory differ from machine to machine.
+    the row, for example for CPUs, whose clock and memory differ from machine to machine. ``chunks``: those of
+    ``TargetConfig`` if the device needs others than its target; None: the target's.
     """
 
     target: ClassVar[str] = ""
     name: str
     chips: str = ""
     roofline: Roofline | None = field(default=None, kw_only=True, compare=False, repr=False)
+    chunks: tuple[int, ...] | None = field(default=None, kw_only=True)
 
     @property
     def spec(self) -> str:
@@ -78,6 +80,10 @@ class Device:
 
     def __str__(self) -> str:
         return f"{self.spec} ({self.chips})" if self.chips else self.spec
+
+    def configured(self, config: TargetConfig) -> TargetConfig:
+        """Return the ``config`` of this device's target for this device."""
+        return replace(config, device=self, chunks=self.chunks or config.chunks)
 
 
 @dataclass(frozen=True)
@@ -202,11 +208,11 @@ def target_config(target: str | TargetConfig) -> TargetConfig:
     require_target(name)
     config: TargetConfig = _registered[name] if name in _registered else _module(name).CONFIG
     if colon:
-        return replace(config, device=find_device(name, device))
+        return find_device(name, device).configured(config)
     if name in _registered:
         return config
     at_hand: Callable[[], Device] = _module(name).device_at_hand
-    return replace(config, device=at_hand())
+    return at_hand().configured(config)
 
 
 def with_float32_precision(config: TargetConfig, precision: str) -> TargetConfig:

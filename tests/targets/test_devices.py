@@ -214,6 +214,11 @@ def test_a_chip_is_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
         target_config("cuda:thor")
 
 
+def test_a_device_may_have_chunks_of_its_own() -> None:
+    assert target_config("cpu:avx2").chunks == (32, 128)
+    assert target_config("cpu:amx").chunks == (32, 128, 512)
+
+
 def test_units_decide_how_sums_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight tiles of a product keep eight units busy; for more of them, its sums are split."""
     monkeypatch.setattr(table, "_rows", {})

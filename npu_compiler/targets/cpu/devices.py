@@ -90,7 +90,15 @@ _ARMV8_6 = ("bf16", "i8mm", *_ARMV8_2)
 
 # Best first.
 DEVICES: tuple[CPUDevice, ...] = (
-    CPUDevice("amx", "Xeon since Sapphire Rapids", "x86_64", "sapphirerapids", _AMX, costs=_TILES),
+    CPUDevice(
+        "amx",
+        "Xeon since Sapphire Rapids",
+        "x86_64",
+        "sapphirerapids",
+        _AMX,
+        costs=_TILES,
+        chunks=(32, 128, 512),  # tiles multiply 128 tokens in the time in which weights are read and unpacked
+    ),
     CPUDevice(
         "cooperlake",
         "Intel, AVX-512 with bf16, without AMX",
