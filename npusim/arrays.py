@@ -20,7 +20,7 @@ from npu_compiler.support.files import write_atomic
 
 from .builtin import PREPROCESSING
 
-_IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")
+IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")
 
 
 def read_inputs(given: Sequence[str], specs: Sequence[IOSpec | TensorSpec], program: str) -> dict[str, np.ndarray]:
@@ -44,7 +44,7 @@ def read_inputs(given: Sequence[str], specs: Sequence[IOSpec | TensorSpec], prog
             name = specs[i].name
         if not name:
             raise InputError(f"{len(given)} inputs given; expected {expected}")
-        values[name] = _image(file, program) if Path(file).suffix.lower() in _IMAGES else _load_npy(file)
+        values[name] = _image(file, program) if Path(file).suffix.lower() in IMAGES else _load_npy(file)
     if not values and specs:
         raise InputError(f"the program needs input: {expected}; pass --input FILE for each, in order, or NAME=FILE")
     return values

@@ -198,6 +198,24 @@ def parser() -> _Parser:
     threads(p)
     p.add_argument("--no-cache", action="store_true", help="do not cache the compiled program for the next start")
 
+    p = verb("quantize", "quantise a convolutional network to 8 bits")
+    model(p, f"a .pt2 file (torch.export.save), MODULE:FUNCTION, {names}")
+    p.add_argument(
+        "--calibrate",
+        required=True,
+        metavar="FOLDER",
+        help="a folder with typical inputs: images, or .npy and .npz files",
+    )
+    p.add_argument("--images", type=_positive, default=64, metavar="N", help="how many of them to use (default: 64)")
+    p.add_argument(
+        "--method",
+        choices=["minmax", "mse", "percentile"],
+        default="minmax",
+        help="the range of an activation: all values (default), the one with the smallest squared error, or all but one "
+        "in 10,000 values",
+    )
+    p.add_argument("-o", "--output", required=True, help="the .npubin file to write, with its weights beside it")
+
     p = verb("bench", "measure latency and throughput")
     model(p, f"a .npubin file, {names}; {language_names}")
     compiling(p)
