@@ -211,8 +211,8 @@ def parser() -> _Parser:
         "--method",
         choices=["minmax", "mse", "percentile"],
         default="minmax",
-        help="the range of an activation: all values (default), the one with the smallest squared error, or all but one "
-        "in 10,000 values",
+        help="the range of an activation: all values (default), the one with the smallest squared error, or all but "
+        "one in 10,000 values",
     )
     p.add_argument("-o", "--output", required=True, help="the .npubin file to write, with its weights beside it")
 

@@ -82,7 +82,7 @@ def layer_errors(
     rounded = executor(network.with_outputs(quantised[0], keys), quantised[1], target)
     rows = {
         name: LayerError(
-            name, layer.node.op_type, layer.weight.shape, affine[network.ir.key(layer.node.inputs[0])],
+            layer.label, layer.node.op_type, layer.weight.shape, affine[network.ir.key(layer.node.inputs[0])],
             layer.weight_error,
         )
         for name, layer in network.layers.items()

@@ -41,6 +41,11 @@ class Layer:
         return self.norm or self.node
 
     @property
+    def label(self) -> str:
+        """The path of its module, if it is known; else the name of its node."""
+        return self.node.location.module if self.node.location is not None else self.node.name
+
+    @property
     def scale(self) -> np.ndarray:
         """One scale for each output channel."""
         largest = np.abs(self.weight.reshape(len(self.weight), -1)).max(axis=1)

@@ -109,7 +109,7 @@ def _report(
     from npu_compiler.support.text import si
 
     agree, count, origin = agreement
-    skipped = [n.name for n in network.skipped]
+    skipped = [n.location.module if n.location is not None else n.name for n in network.skipped]
     header = ("layer", "op", "weight", "input scale", "zero point", "weight error", "output error")
     rows = [
         (e.layer, e.op.split(".")[1], " x ".join(map(str, e.shape)), f"{e.activation.scale:.4g}",

@@ -68,3 +68,28 @@ class QuantisedNet(nn.Module):
         x = self.q[2](torch.relu(self.short(y) + x))
         x = self.q[3](nn.functional.hardtanh(self.spatial(x), -1.0, 1.0))
         return nn.functional.linear(self.q[4](x.mean((2, 3))), self.fc(), self.bias)
+
+
+def small_network() -> tuple[nn.Module, tuple[torch.Tensor]]:
+    """A network in float32 with its example input, for ``npusim quantize``."""
+
+    class Small(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.norm = nn.Conv2d(3, 16, 3, 2, 1, bias=False), nn.BatchNorm2d(16)
+            self.spatial, self.left = nn.Conv2d(16, 16, 3, 1, 1, groups=16), nn.Conv2d(16, 24, 1)
+            self.right, self.head = nn.Conv2d(16, 24, 3, 1, 1), nn.Linear(24, 10)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = nn.functional.max_pool2d(torch.relu_(self.norm(self.stem(x))), 2)
+            x = torch.relu(self.left(self.spatial(x)) + self.right(x))
+            result: torch.Tensor = self.head(x.mean((2, 3)))
+            return result
+
+    torch.manual_seed(0)
+    network = Small().eval()
+    assert network.norm.running_mean is not None and network.norm.running_var is not None
+    with torch.no_grad():
+        network.norm.running_mean.uniform_(-0.2, 0.2)
+        network.norm.running_var.uniform_(0.5, 1.5)
+    return network, (torch.zeros(1, 3, 16, 16),)
