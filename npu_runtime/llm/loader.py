@@ -33,6 +33,7 @@ from npu_compiler.target_config import target_config
 from npu_compiler.weights.files import read_document
 from npu_compiler.weights.format import ALL_OTHERS, LOSSLESS, Weights, identity, weight_format
 
+from ..arrays import return_freed_memory
 from ..backends.base import Backend, get_backend
 from ..packed_weights import PackedFile, read_packed, write_packed
 from ..weight_loader import WeightStore, load_weights
@@ -188,6 +189,7 @@ class Loader:
         for w in found:
             warnings.warn_explicit(w.message, w.category, w.filename, w.lineno)
         source.close()
+        return_freed_memory()
         if not found and not store.state:  # the warning about NaN weights must come at each start
             with progress.step("keeping packed weights for the next start"):
                 self._weights.put_file(key, store.nbytes, lambda file: write_packed(file, key, store, program))

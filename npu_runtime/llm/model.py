@@ -15,6 +15,7 @@ from npu_compiler.artifact.program import CompiledProgram
 from npu_compiler.support.errors import InputError
 from npu_compiler.target_config import target_config
 
+from ..arrays import return_freed_memory
 from ..backends.base import Backend, get_backend
 from ..executor import Executor
 from ..state import State
@@ -129,6 +130,7 @@ class LLM:
         """The model's tokenizer. Raises ``InputError`` if the model has none, or one of another model."""
         if self._tokenizer is None:
             self._tokenizer = self.manifest.open_tokenizer(self.vocab)
+            return_freed_memory()  # parsing takes three times as much as the result
         return self._tokenizer
 
     def encode(self, prompt: Prompt) -> list[int]:
