@@ -1,5 +1,5 @@
-"""Attention over a cache of 8-bit integers with a scale for each row reads the integers and the scales themselves, so that
-the decoded cache is neither computed nor stored."""
+"""Attention over a cache of 8-bit integers with a scale for each row reads the integers and the scales themselves, so
+that the decoded cache is neither computed nor stored."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def fold_cache_scales(schedule: Schedule) -> None:
 
 
 def _integers_and_scales(producer: Kernel | None, decoded: Operand) -> tuple[Operand, Operand] | None:
-    """Return the int8 operand [B, H, S, D] and the scales [B, H, S, 1] whose product ``producer`` stores in ``decoded``,
-    or None."""
+    """Return the int8 operand [B, H, S, D] and the scales [B, H, S, 1] whose product ``producer`` stores in
+    ``decoded``, or None."""
     if not isinstance(producer, Loops) or producer.body.axes or len(producer.body.stages) != 1:
         return None
     (out,), (stage,) = producer.outputs, producer.body.stages

@@ -21,7 +21,6 @@ from .windows import alike
 
 __all__ = ["MAX_LAYERS", "LLMConfig", "parameter_shapes"]
 
-KV_CACHES = ("int8",)  # kinds of caches whose elements are not numbers of the model's dtype
 MAX_LAYERS = 4096  # far above any real decoder; below it, listing all weights takes no time
 
 

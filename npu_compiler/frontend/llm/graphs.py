@@ -67,7 +67,8 @@ def scoring_graphs(
     Raises:
         ConfigError: as :func:`llm_graphs`.
     """
-    return _captured(ScoringDecoder, config, max_len, {"score": _example(min(chunk, max_len), following=True)}, kv_cache)
+    example = _example(min(chunk, max_len), following=True)
+    return _captured(ScoringDecoder, config, max_len, {"score": example}, kv_cache)
 
 
 def _captured(

@@ -16,11 +16,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ...support.dtypes import KV_CACHE_DTYPES
 from ...support.errors import ConfigError
 from ..tensors import numpy_to_tensor
 from .blocks import BLOCKS
 from .checkpoint import Checkpoint
-from .config import KV_CACHES, LLMConfig
+from .config import LLMConfig
 from .rope import Rope
 
 __all__ = ["Decoder", "inverse_frequencies", "load_decoder"]
@@ -155,12 +156,12 @@ class Int8Cache(nn.Module):
 
 
 def make_cache(config: LLMConfig, max_len: int, dtype: torch.dtype, kind: str | None) -> Cache | Int8Cache:
-    """Return a cache whose elements are of a kind of :data:`KV_CACHES`; None: of ``dtype``. Raises ``ConfigError`` for
-    other kinds."""
+    """Return a cache whose elements are of ``kind``, one of ``KV_CACHE_DTYPES``; None: of ``dtype``. Raises
+    ``ConfigError`` for other kinds."""
     if kind is None:
         return Cache(config, max_len, dtype)
-    if kind not in KV_CACHES:
-        raise ConfigError(f"kv_cache = {kind!r}: known are {', '.join(KV_CACHES)}")
+    if kind not in KV_CACHE_DTYPES:
+        raise ConfigError(f"kv_cache = {kind!r}: known are {', '.join(KV_CACHE_DTYPES)}")
     return Int8Cache(config, max_len)
 
 
@@ -304,7 +305,7 @@ class Decoder(nn.Module):
 
     Args:
         dtype: of weights, activations and cache; None: the config's.
-        kv_cache: a kind of ``KV_CACHES`` that the cache has instead.
+        kv_cache: one of ``KV_CACHE_DTYPES``, which the cache has instead.
 
     Raises:
         ConfigError: ``max_len`` is not positive, or exceeds the learned positions; ``kv_cache`` is unknown.
