@@ -1,4 +1,5 @@
-// Matrix products on AMX tiles, for operands in pairs of bf16 (BF16P). gemm.h and conv.h choose the blocks.
+// Matrix products on AMX tiles, for operands in pairs of bf16 (BF16P) or in bytes (amx_int8.h). gemm.h and conv.h choose
+// the blocks.
 //
 // Weights are the panels that the vector kernels read: 16 units of a panel, [16][32][2] bf16 with 128 bytes per unit,
 // are two B tiles in VNNI order. A tile of A has 16 positions, `pitch` bytes apart, and up to 16 units of each. Two
@@ -49,7 +50,15 @@ struct AmxArgs {
   int rows = 0;                // positions of `waiting` in each step
 };
 
-template <int TILES> NPU_NOINLINE void amx_tile(const AmxArgs& a) {
+// Whether the products of a plan are those of integers (amx_int8.h), whose sums are int32.
+template <class Plan> constexpr bool amx_integers = false;
+
+template <bool INTEGERS, int C, int A, int B> NPU_INLINE void amx_product() {
+  if constexpr (INTEGERS) Amx::dpbusd<C, A, B>();
+  else Amx::dpbf16ps<C, A, B>();
+}
+
+template <int TILES, bool INTEGERS> NPU_NOINLINE void amx_tile(const AmxArgs& a) {
   constexpr long ACC = PANEL * 4, PAIR = PANEL * 4;
   float* low = a.acc + AMX_ROWS * PANEL;
   if (a.add) {
@@ -69,13 +78,13 @@ template <int TILES> NPU_NOINLINE void amx_tile(const AmxArgs& a) {
     for (int s = 0; s < steps; s++, x += x_step, w += w_step) {
       Amx::load<6>(w, PAIR);
       Amx::load<4>(x, pitch);
-      Amx::dpbf16ps<0, 4, 6>();
+      amx_product<INTEGERS, 0, 4, 6>();
       Amx::load<7>(w + 64, PAIR);
-      Amx::dpbf16ps<1, 4, 7>();
+      amx_product<INTEGERS, 1, 4, 7>();
       if constexpr (TILES == 2) {
         Amx::load<5>(x + second, pitch);
-        Amx::dpbf16ps<2, 5, 6>();
-        Amx::dpbf16ps<3, 5, 7>();
+        amx_product<INTEGERS, 2, 5, 6>();
+        amx_product<INTEGERS, 3, 5, 7>();
       }
       for (int line = 0; line < lines; line++, prefetch += 64) __builtin_prefetch(prefetch, 0, 2);
       if (waiting && waiting->next < waiting->count) waiting->run(*waiting, waiting->epi, a.rows);
@@ -142,6 +151,7 @@ NPU_INLINE void amx_blocked(const TX* x, const TW* weights, Epi& epi, Thread& th
   using S = AmxScratch<Plan>;
   constexpr long PRODUCTS = 1 + Plan::DUAL, PRODUCT_BYTES = Stored::panel_bytes(Plan::UNITS);
   constexpr long PANEL_BYTES = PRODUCTS * PRODUCT_BYTES, STEP = Plan::STEPS.units, TILE_SUMS = AMX_ROWS * PANEL;
+  constexpr bool INTEGERS = amx_integers<Plan>;
   constexpr bool SLICED = Plan::SLICES > 1, LEAVE = Plan::G * Plan::NP * PANEL_BYTES > AMX_LIMITS.resident_bytes;
   long* taps = (long*)th.scratch;
   int32_t *first = (int32_t*)(th.scratch + S::FIRST), *rows = (int32_t*)(th.scratch + S::ROWS);
@@ -195,7 +205,7 @@ NPU_INLINE void amx_blocked(const TX* x, const TW* weights, Epi& epi, Thread& th
             const AmxArgs a = {from, two ? first[t + 1] - first[t] : 0, Plan::PITCH, taps, Plan::NTAPS, (int)steps,
                                STEP * 4, plain[p], STEP * BF16P::W_BYTES, acc + p * S::PANEL_SUMS, slice > 0, after,
                                lines, &waiting, share};
-            (two ? amx_tile<2> : amx_tile<1>)(a);
+            (two ? amx_tile<2, INTEGERS> : amx_tile<1, INTEGERS>)(a);
           }
           if (!done) continue;
           amx_finish(waiting);

@@ -291,10 +291,16 @@ template <class D, class TX, class TW> constexpr bool conv2d_on_amx() {
   if constexpr (amx_runs<TX, TW>(D::N * D::OH * D::OW)) return AmxConv<D, TW>::RUNS;
   else return false;
 }
+template <class D> using AmxByteConv = AmxConv<ConvInPairs<D>, bf16>;
+template <class D, class TX, class TW> constexpr bool conv2d_bytes_on_amx() {
+  if constexpr (conv2d_of_bytes<D, TX, TW>()) return AmxByteConv<D>::RUNS;
+  else return false;
+}
 #endif
 
 template <class D, class TX, class TW> constexpr long conv2d_scratch_bytes() {
 #if NPU_AMX
+  if constexpr (conv2d_bytes_on_amx<D, TX, TW>()) return AmxScratch<Integers<typename AmxByteConv<D>::Plan>>::END;
   if constexpr (conv2d_on_amx<D, TX, TW>()) return AmxScratch<typename AmxConv<D, TW>::Plan>::END;
 #endif
   return blocked_scratch_bytes<ConvPlan<D, TX, TW>>();
@@ -303,6 +309,8 @@ template <class D, class TX, class TW> constexpr long conv2d_scratch_bytes() {
 template <class D, class TX, class TW, class Epi>
 NPU_NOINLINE void conv2d(const TX* x, const TW* w, Epi& epi, Thread& th, int* counter) {
 #if NPU_AMX
+  if constexpr (conv2d_bytes_on_amx<D, TX, TW>())
+    return amx_blocked<Integers<typename AmxByteConv<D>::Plan>>((const bf16*)x, (const bf16*)w, epi, th, counter);
   if constexpr (conv2d_on_amx<D, TX, TW>()) return amx_blocked<typename AmxConv<D, TW>::Plan>(x, w, epi, th, counter);
 #endif
   blocked<ConvPlan<D, TX, TW>>(x, w, epi, th, counter);

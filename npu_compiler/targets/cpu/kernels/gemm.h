@@ -7,6 +7,7 @@
 // (for uint8 rows), zero padded, or panels of a weight format (storage.h). pack_b() packs a matrix that is computed at run time. epi(acc, row, col, lanes) receives
 // VL neighbouring columns of row b * M + m.
 #pragma once
+#include "amx_int8.h"
 #include "amx_tile.h"
 #include "gemv.h"
 #include "tile.h"
@@ -162,6 +163,7 @@ template <class TA, class TW> constexpr bool amx_runs(long rows) {
 template <class D, class TA, class TW> constexpr long gemm_scratch_bytes() {
 #if NPU_AMX
   if constexpr (amx_runs<TA, TW>(D::M)) return AmxScratch<AmxGemmPlan<D, TW>>::END;
+  if constexpr (gemm_of_bytes<D, TA, TW>()) return AmxScratch<Integers<AmxGemmPlan<GemmInPairs<D>, bf16>>>::END;
 #endif
   using Plan = GemmPlan<D, TA, TW>;
   return Plan::SLICED ? sliced_scratch_bytes<Plan>() : blocked_scratch_bytes<Plan>();
@@ -183,6 +185,8 @@ NPU_NOINLINE void gemm(const TA* a, const TW* w, Epi& epi, Thread& th, int* coun
   if constexpr (gemv_runs<D, TA, TW>()) gemv<GemmPlan<D, TA, TW>, D>(a, w, epi, th, counter);
 #if NPU_AMX
   else if constexpr (amx_runs<TA, TW>(D::M)) amx_blocked<AmxGemmPlan<D, TW>>(a, w, epi, th, counter);
+  else if constexpr (gemm_of_bytes<D, TA, TW>())
+    amx_blocked<Integers<AmxGemmPlan<GemmInPairs<D>, bf16>>>((const bf16*)a, (const bf16*)w, epi, th, counter);
 #endif
   else if constexpr (GemmPlan<D, TA, TW>::SLICED) sliced<GemmPlan<D, TA, TW>>(a, w, epi, th, counter);
   else blocked<GemmPlan<D, TA, TW>>(a, w, epi, th, counter);
