@@ -153,10 +153,10 @@ def _mirrored(
 
 
 class Phases(NamedTuple):
-    """Neighbouring phases of a dim whose results are one convolution of the input: ``count`` phases, whose first taps
+    """Neighbouring phases of a dim whose results are one convolution of the input: ``width`` phases, whose first taps
     are ``tap`` and those after it, have ``taps`` each. Result q begins ``shift`` inputs after input q."""
 
-    count: int
+    width: int
     tap: int
     taps: int
     shift: int
@@ -171,8 +171,8 @@ def phases_of(kernel: int, step: int, spacing: int) -> list[Phases]:
         tap = next((r for r in range(step // common) if (phase - r * spacing) % step == 0), kernel)
         taps, shift = len(range(tap, kernel, step // common)), (phase - tap * spacing) // step
         last = found[-1] if found else None
-        if last and last.taps == taps and (not taps or (tap, shift) == (last.tap + last.count, last.shift)):
-            found[-1] = last._replace(count=last.count + 1)
+        if last and last.taps == taps and (not taps or (tap, shift) == (last.tap + last.width, last.shift)):
+            found[-1] = last._replace(width=last.width + 1)
         else:
             found.append(Phases(1, tap, taps, shift))
     return found
@@ -209,7 +209,7 @@ def _phases(
     """Return [N, lengths ..., phases ..., K], the results of phases that share a convolution.
 
     Its channels are [groups, phases ..., K / groups]."""
-    n, outputs, counts, taps = len(step), w.shape[1], [p.count for p in phases], [p.taps for p in phases]
+    n, outputs, counts, taps = len(step), w.shape[1], [p.width for p in phases], [p.taps for p in phases]
     channels, columns = x.shape[-1] // groups, prod(counts) * outputs
     if 0 in taps:
         shape = (x.shape[0], *lengths, *counts, groups * outputs)
