@@ -22,6 +22,7 @@ from ..tensors import numpy_to_tensor
 from .blocks import BLOCKS
 from .checkpoint import Checkpoint
 from .config import LLMConfig
+from .ordered_linear import use_column_orders
 from .rope import Rope
 
 __all__ = ["Decoder", "inverse_frequencies", "load_decoder"]
@@ -311,9 +312,7 @@ class Decoder(nn.Module):
         ConfigError: ``max_len`` is not positive, or exceeds the learned positions; ``kv_cache`` is unknown.
     """
 
-    def __init__(
-        self, config: LLMConfig, max_len: int, dtype: torch.dtype | None = None, kv_cache: str | None = None
-    ):
+    def __init__(self, config: LLMConfig, max_len: int, dtype: torch.dtype | None = None, kv_cache: str | None = None):
         super().__init__()
         if max_len < 1:
             raise ConfigError(f"max_len = {max_len}: a KV cache holds at least one position")
@@ -326,6 +325,7 @@ class Decoder(nn.Module):
         self.model = Backbone(config, dtype)
         if not config.tied_embedding:
             self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, False, dtype=dtype)
+        use_column_orders(self, config.column_orders)
         self.k_cache, self.v_cache = (make_cache(config, max_len, dtype, kv_cache) for _ in range(2))
         ropes = {"frequencies": config.rope, "window_frequencies": config.window_rope if self._two_ropes() else None}
         for name, rope in ropes.items():
@@ -480,9 +480,10 @@ def load_decoder(checkpoint: Checkpoint, max_len: int, dtype: torch.dtype | None
     dtype = dtype or getattr(torch, checkpoint.config.dtype)
     with torch.device("meta"):
         decoder = Decoder(checkpoint.config, max_len, dtype)
-    state = {name: numpy_to_tensor(array).to(dtype) for name, array in checkpoint.weights.items()}
+    state = {name: numpy_to_tensor(array) for name, array in checkpoint.weights.items()}
+    state = {name: x.to(dtype) if x.is_floating_point() else x for name, x in state.items()}
     for name, buffer in decoder.named_buffers():
-        if buffer.is_meta:
+        if buffer.is_meta and name not in state:
             state[name] = torch.zeros(buffer.shape, dtype=dtype)
     decoder.load_state_dict(state, strict=True, assign=True)
     return decoder.eval()
