@@ -58,7 +58,7 @@ template <bool INTEGERS, int C, int A, int B> NPU_INLINE void amx_product() {
   else Amx::dpbf16ps<C, A, B>();
 }
 
-template <int TILES, bool INTEGERS> NPU_NOINLINE void amx_tile(const AmxArgs& a) {
+template <int TILES, bool INTEGERS = false> NPU_NOINLINE void amx_tile(const AmxArgs& a) {
   constexpr long ACC = PANEL * 4, PAIR = PANEL * 4;
   float* low = a.acc + AMX_ROWS * PANEL;
   if (a.add) {
