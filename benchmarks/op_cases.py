@@ -30,6 +30,11 @@ SAMPLES = {"convolution": 20, "attention": 4, "linear_algebra": 3, "reductions":
 MAX_DIM = 1 << 24  # no number is doubled beyond it
 TRIAL_BYTES = 2048
 WEIGHTS = ("weight", "bias", "running_mean", "running_var")
+# What the compiler and PyTorch raise for calls that they do not support; AttributeError: an overload that this version
+# of PyTorch does not have.
+REFUSALS = (
+    Unsupported, RuntimeError, NotImplementedError, IndexError, ValueError, TypeError, AttributeError, AssertionError
+)  # fmt: skip
 INDEXED = ("indexing", "scattering")  # what is read there may be larger than what is written
 
 
@@ -278,6 +283,6 @@ def _trial(case: GrownCase, sample: Sample) -> tuple[int, bool] | None:
         values = [graph.input(f"in{i}", tuple(t.shape), dtypes.parse(t.dtype)) for i, t in enumerate(inputs)]
         lower_call(graph, case.op_type, values, attrs)  # first, because illegal calls can crash PyTorch
         results = tried.eager
-    except (Unsupported, RuntimeError, NotImplementedError, IndexError, ValueError, TypeError, AttributeError):
-        return None  # also an overload that this version of PyTorch does not have
+    except REFUSALS:
+        return None
     return sum(t.numel() for t in results), any(n.op in SUMMING or n.op == "sort" for n in graph.nodes)

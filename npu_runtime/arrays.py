@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import math
 import mmap
 import os
@@ -20,6 +21,7 @@ from npu_compiler.support.errors import BackendError
 ALIGNMENT = 64  # bytes: a cache line, and the widest vector
 HUGE_PAGE = 2 << 20
 KEPT = 32 << 20  # memory up to this size stays with the C library when it is freed: glibc's limit
+_MAPPED = 128 << 10  # zeroed arrays from this size on are pages of their own
 SLAB = 8 << 20  # bytes of a file that are read, checked and copied together
 
 
@@ -30,6 +32,14 @@ def widens(source: np.dtype[Any], target: np.dtype[Any]) -> bool:
         return target in (np.dtype(np.float32), np.dtype(np.float64))
     kinds = source.kind + target.kind
     return kinds in ("ff", "ii", "uu", "ui") and np.can_cast(source, target, "safe")
+
+
+def return_freed_memory() -> None:
+    """Return memory that was freed to the system, after work with large temporaries. The C library keeps it otherwise;
+    only glibc can be told."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 @cache
@@ -62,7 +72,12 @@ def passing_empty(shape: Sequence[int], dtype: np.dtype[Any]) -> np.ndarray:
 
 def aligned_zeros(shape: Sequence[int], dtype: np.dtype[Any]) -> np.ndarray:
     """Return :func:`aligned_empty` filled with zeros; pages that are never written take no memory."""
-    return _aligned(shape, dtype, np.zeros)
+    return _aligned(shape, dtype, _zeroed)
+
+
+def _zeroed(size: int, dtype: type) -> np.ndarray:
+    """Return zeroed bytes. The C library would take large ones from memory that was freed, and clear them."""
+    return np.frombuffer(_anonymous(size), dtype) if size >= _MAPPED else np.zeros(size, dtype)
 
 
 def _aligned(
@@ -84,11 +99,15 @@ def zeros(shape: Sequence[int], dtype: np.dtype[Any]) -> np.ndarray:
     return np.broadcast_to(np.zeros((), dtype), tuple(shape))
 
 
+def _anonymous(size: int) -> mmap.mmap:
+    # Private, because shared memory (the default) has huge pages only if the administrator allows them for it.
+    return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+
+
 def _pages(size: int) -> np.ndarray:
     """Return zeroed memory, in huge pages if the system has them: streaming weights through 4 KB pages costs up to a
     third."""
-    # Private, because shared memory (the default) has huge pages only if the administrator allows them for it.
-    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory = _anonymous(size)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):  # a kernel without huge pages: ordinary ones
             memory.madvise(mmap.MADV_HUGEPAGE)

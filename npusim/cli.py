@@ -106,6 +106,10 @@ def parser() -> _Parser:
         p.add_argument("--dtype", type=_storage_dtype, metavar=_DTYPE, help=about)
         weights(p, "the blocks that the file holds, else bf16c12")
 
+    def kv_cache(p: argparse.ArgumentParser) -> None:
+        about = "type of a language model's KV caches: 8-bit integers, a scale a row (default: --dtype)"
+        p.add_argument("--kv-cache", type=_kv_cache, metavar="int8", help=about)
+
     def threads(p: argparse.ArgumentParser) -> None:
         p.add_argument("--threads", type=_positive, help="default: NPU_NUM_THREADS, else all cores")
 
@@ -120,6 +124,7 @@ def parser() -> _Parser:
 
     def language(p: argparse.ArgumentParser) -> None:
         p.set_defaults(speed_over_memory=False)
+        kv_cache(p)
         p.add_argument("--max-len", type=_positive, help="tokens of a language model's context (default: at most 4096)")
         p.add_argument("--no-cache", action="store_true", help="do not cache a language model for the next start")
 
@@ -134,6 +139,7 @@ def parser() -> _Parser:
     model(p, f"a .pt2 file (torch.export.save), an IR JSON file, {names}; {language_names}")
     compiling(p)
     p.add_argument("--max-len", type=_positive, help="tokens of a language model's context (default: at most 4096)")
+    kv_cache(p)
     weights(p, "none; for a language model the blocks that its file holds, else bf16c12")
     speed(p)
     text = "show each matrix in a lossy format: bytes, bits a weight, error beside the original weights"
@@ -187,9 +193,9 @@ def parser() -> _Parser:
     model(p, f"{language_names}, or an id on the Hugging Face hub")
     p.add_argument("text", metavar="TEXT", help="a file with UTF-8 text, or - for standard input")
     storage(p)
-    p.add_argument(
-        "--against", metavar="FORMAT", help="compare with the same model in this weight format: none, auto or as above"
-    )
+    kv_cache(p)
+    about = "compare with the same model in this weight format (none, auto or as above) and KV caches of --dtype"
+    p.add_argument("--against", metavar="FORMAT", help=about)
     about = "tokens of a window (default: what the model was made for, at most 2048)"
     p.add_argument("--context", type=_positive, metavar="N", help=about)
     p.add_argument(
@@ -274,6 +280,14 @@ def parser() -> _Parser:
     p = verb("doctor", "check compiler, CPU, packages and settings")
     p.add_argument("--markdown", action="store_true", help="the environment variables as a page for the documentation")
     return top
+
+
+def _kv_cache(text: str) -> str:
+    from npu_compiler.support.dtypes import KV_CACHE_DTYPES
+
+    if text not in KV_CACHE_DTYPES:
+        raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(KV_CACHE_DTYPES)}")
+    return text
 
 
 def _storage_dtype(text: str) -> str:

@@ -115,4 +115,5 @@ def load_language_model(args: argparse.Namespace) -> LLM:
             cache=not args.no_cache,
             weights=args.weight_format or "auto",
             speed_over_memory=args.speed_over_memory,
+            kv_cache=args.kv_cache,
         )

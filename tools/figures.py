@@ -120,7 +120,8 @@ def passes_by_phase(target: str = "cpu:avx2") -> dict[str, list[str]]:
 def pipeline() -> str:
     """From a module to a program: the phases with their passes, from the compiler's tables."""
     passes = passes_by_phase()
-    passes["rewrite"] = [r.name for r in get_target("cuda:sm_90").rewrites]  # it has those of all targets
+    rewrites = (r.name for target in ("cpu", "cuda:sm_90") for r in get_target(target).rewrites)
+    passes["rewrite"] = list(dict.fromkeys(rewrites))  # these two have those of all targets
     left, width, step = 20.0, 796.0, 164.0
     parts = []
     for i, (name, note) in enumerate(_STAGES.items()):

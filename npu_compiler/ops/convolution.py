@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import reduce
-from math import prod
+from math import gcd, prod
+from typing import NamedTuple
 
 from ..graph.expr import Expr, const, fn, index, load, where
 from ..graph.graph import Value
@@ -16,6 +17,7 @@ from .samples import S, Sample, t
 Ints = int | list[int]
 Sizes = Sequence[int]
 Pairs = Sequence[tuple[int, int]]
+MAX_CONVOLUTIONS = 16  # into which a transposed one is divided
 
 
 def channels_last(x: Value, spatial: int) -> Value:
@@ -127,8 +129,9 @@ def convolve_transposed(
     reach = [d * (k - 1) for d, k in zip(spacing, w.shape[2:], strict=True)]
     size = zip(x.shape[1:-1], step, pad, reach, extra, strict=True)
     out = [(i - 1) * s - 2 * p + r + e + 1 for i, s, p, r, e in size]
-    if groups == 1 and max(step) > 1 and set(spacing) == {1}:
-        y = _by_phases(x, w, step, pad, out)
+    kinds = [phases_of(k, s, d) for k, s, d in zip(w.shape[2:], step, spacing, strict=True)]
+    if max(step) > 1 and prod(map(len, kinds)) <= MAX_CONVOLUTIONS:
+        y = _by_phases(x, w, step, pad, out, spacing, groups, kinds)
     else:
         y = _mirrored(x, w, step, pad, out, reach, spacing, groups)
     return biased(channels_first(y, batched), bias, n)
@@ -149,45 +152,89 @@ def _mirrored(
     return core(x, w, (1,) * n, [(0, 0)] * n, spacing, groups)
 
 
-def _by_phases(x: Value, w: Value, step: Sizes, pad: Sizes, out: Sizes) -> Value:
-    """Compute it phase by phase: results ``step`` apart are a convolution of the input with every ``step``-th tap.
+class Phases(NamedTuple):
+    """Neighbouring phases of a dim whose results are one convolution of the input: ``width`` phases, whose first taps
+    are ``tap`` and those after it, have ``taps`` each. Result q begins ``shift`` inputs after input q."""
 
-    Phases with equally many taps share one convolution, whose channels then become pixels. No product has a factor that
-    is an inserted zero.
+    width: int
+    tap: int
+    taps: int
+    shift: int
+
+
+def phases_of(kernel: int, step: int, spacing: int) -> list[Phases]:
+    """Return the phases of one dim in order. Result o = q * step + phase (before padding) is the sum over the taps r
+    and inputs i with i * step + r * spacing = o: of every ``step / gcd(step, spacing)``-th tap."""
+    common = gcd(step, spacing)
+    found: list[Phases] = []
+    for phase in range(step):
+        tap = next((r for r in range(step // common) if (phase - r * spacing) % step == 0), kernel)
+        taps, shift = len(range(tap, kernel, step // common)), (phase - tap * spacing) // step
+        last = found[-1] if found else None
+        if last and last.taps == taps and (not taps or (tap, shift) == (last.tap + last.width, last.shift)):
+            found[-1] = last._replace(width=last.width + 1)
+        else:
+            found.append(Phases(1, tap, taps, shift))
+    return found
+
+
+def _by_phases(
+    x: Value, w: Value, step: Sizes, pad: Sizes, out: Sizes, spacing: Sizes, groups: int, kinds: list[list[Phases]]
+) -> Value:  # fmt: skip
+    """Compute it phase by phase: results ``step`` apart are a convolution of the input with some of the taps.
+
+    Phases that :class:`Phases` joins share one convolution, whose channels then become pixels. No product has a factor
+    that is an inserted zero.
     """
     n = len(step)
     lengths = [max((o - 1 + p) // s + 1, i) for o, p, s, i in zip(out, pad, step, x.shape[1:-1], strict=True)]
 
-    def joined(d: int, phases: list[range]) -> Value:
+    def joined(d: int, phases: list[Phases]) -> Value:
         """Return [N, lengths ..., phases ..., K] for some phases of the first d dims and all phases of the others."""
         if d == n:
-            return _phases(x, w, step, phases, lengths)
-        longer = w.shape[d + 2] % step[d] or step[d]  # phases that have one more tap than the rest
-        runs = [r for r in (range(longer), range(longer, step[d])) if r]
-        return x.graph.concat([joined(d + 1, [*phases, run]) for run in runs], 1 + n + d)
+            return _phases(x, w, step, spacing, phases, lengths, groups)
+        return x.graph.concat([joined(d + 1, [*phases, p]) for p in kinds[d]], 1 + n + d)
 
     pairs = [d for m in range(1, n + 1) for d in (m, m + n)]
     y = joined(0, []).permute(0, *pairs, 2 * n + 1)
-    y = y.reshape(x.shape[0], *(m * s for m, s in zip(lengths, step, strict=True)), w.shape[1])
+    y = y.reshape(x.shape[0], *(m * s for m, s in zip(lengths, step, strict=True)), groups * w.shape[1])
     for d, (p, o) in enumerate(zip(pad, out, strict=True), 1):
         y = y.slice(d, p, p + o)
     return y
 
 
-def _phases(x: Value, w: Value, step: Sizes, phases: Sequence[range], lengths: Sizes) -> Value:
-    """Return [N, lengths ..., phases ..., K], the results of phases that have equally many taps in each dim."""
-    n, outputs, counts = len(step), w.shape[1], [len(r) for r in phases]
-    taps = [len(range(r.start, k, s)) for r, k, s in zip(phases, w.shape[2:], step, strict=True)]
-    shape = (x.shape[0], *lengths, *counts, outputs)
+def _phases(
+    x: Value, w: Value, step: Sizes, spacing: Sizes, phases: Sequence[Phases], lengths: Sizes, groups: int
+) -> Value:  # fmt: skip
+    """Return [N, lengths ..., phases ..., K], the results of phases that share a convolution.
+
+    Its channels are [groups, phases ..., K / groups]."""
+    n, outputs, counts, taps = len(step), w.shape[1], [p.width for p in phases], [p.taps for p in phases]
+    channels, columns = x.shape[-1] // groups, prod(counts) * outputs
     if 0 in taps:
+        shape = (x.shape[0], *lengths, *counts, groups * outputs)
         return x.graph.elementwise((), [], const(0, opmath(x.dtype))).expand(*shape)
-    source, phase = [index(n + 1), index(0) % outputs], index(0) // outputs
+    source = [index(0) // columns * channels + index(n + 1), index(0) % outputs]
+    phase = index(0) % columns // outputs
+    common = [gcd(s, d) for s, d in zip(step, spacing, strict=True)]
     for d in reversed(range(n)):
-        source.insert(2, phases[d].start + phase % counts[d] + (taps[d] - 1 - index(d + 1)) * step[d])
+        between = step[d] // common[d]
+        source.insert(2, phases[d].tap + phase % counts[d] + (taps[d] - 1 - index(d + 1)) * between)
         phase = phase // counts[d]
-    w = w.graph.elementwise((prod(counts) * outputs, *taps, x.shape[-1]), [w], load(0, w.dtype, source))
-    sides = [(u - 1, m - i) for u, m, i in zip(taps, lengths, x.shape[1:-1], strict=True)]
-    return core(x, w, (1,) * n, sides, (1,) * n, 1).reshape(*shape)
+    w = w.graph.elementwise((groups * columns, *taps, channels), [w], load(0, w.dtype, source))
+    dilation = [s // c for s, c in zip(spacing, common, strict=True)]
+    sides = []
+    for d, (p, length) in enumerate(zip(phases, lengths, strict=True)):
+        size = x.shape[d + 1]
+        after = length - size + p.shift
+        if after < 0:  # the last inputs contribute to other phases only
+            x = x.slice(d + 1, 0, size + after)
+        sides.append(((p.taps - 1) * dilation[d] - p.shift, max(after, 0)))
+    y = core(x, w, (1,) * n, sides, dilation, groups)
+    if groups > 1:  # the group is the outermost dim of the channels, and becomes part of K
+        y = y.reshape(x.shape[0], *lengths, groups, *counts, outputs)
+        y = y.permute(*range(n + 1), *range(n + 2, 2 * n + 2), n + 1, 2 * n + 2)
+    return y.reshape(x.shape[0], *lengths, *counts, groups * outputs)
 
 
 CONV1D = (

@@ -22,6 +22,7 @@ import numpy as np
 from ..graph import expr
 from ..graph.expr import Expr
 from ..graph.graph import VIEWS, Graph, Node, Value
+from ..support import dtypes as dt
 from ..target_config import TargetConfig
 from .load_time import static_values
 
@@ -81,12 +82,22 @@ def _store_unsigned(graph: Graph) -> None:
         e = node.attrs.get("expr")
         if node.op != "pointwise" or node.out in static or e is None or e.op != "cast" or e.dtype != "int8":
             continue
-        if e.args[0].dtype == "float32" and node.out.numel > 1:
+        if e.args[0].dtype == "float32" and _is_whole(e.args[0]) and node.out.numel > 1:
             graph.sources = node.sources
             unsigned = graph.elementwise(node.out.shape, node.inputs, (e.args[0] + UNSIGNED_SHIFT).cast("uint8"))
             new[node.out] = graph.pointwise(_signed, unsigned, opmath=False)
     graph.sources = ()
     graph.replace(new)
+
+
+def _is_whole(e: Expr) -> bool:
+    """Whether a float expression is certainly a whole number: a shift by another one does not change what a cast to
+    integers cuts off."""
+    if e.op == "const":
+        return bool(e.value == math.floor(e.value)) if math.isfinite(e.value) else False
+    if e.op in ("minimum", "maximum", "add", "sub", "neg"):
+        return all(map(_is_whole, e.args))
+    return e.op in ("round", "floor", "ceil", "trunc") or (e.op == "cast" and not dt.is_float(e.args[0].dtype))
 
 
 def _signed(x: Expr) -> Expr:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from ..graph import expr
 from ..graph.expr import Expr
 from .anchors import Attention
-from .kernel import Kernel, Loops, Operand
+from .kernel import Loops, Operand
 from .rewrite import ScheduleRewrite
 from .schedule import Schedule
 
@@ -21,14 +21,8 @@ def fold_position_masks(schedule: Schedule) -> None:
             mask, positions = k.inputs[3], k.inputs[4]
             producer = made.get(mask.buffer.id)
             if isinstance(producer, Loops) and _compares_positions(producer, mask, positions):
-                schedule.rewrite({k: (replace(k, inputs=(*k.inputs[:3], positions), by_position=True),)})
-    read = {o.buffer.id for k in schedule.kernels for o in k.inputs}
-    read |= {b.id for _, b in schedule.outputs}
-    schedule.rewrite({p: () for k in schedule.kernels for p in k.members if not _is_used(p, read)})
-
-
-def _is_used(k: Kernel, read: set[int]) -> bool:
-    return any(o.buffer.kind != "arena" or o.buffer.id in read for o in k.outputs)
+                schedule.rewrite({k: (replace(k, inputs=(*k.inputs[:3], positions, *k.inputs[5:]), by_position=True),)})
+    schedule.remove_unused()
 
 
 def _compares_positions(k: Loops, mask: Operand, positions: Operand) -> bool:

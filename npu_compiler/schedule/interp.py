@@ -307,6 +307,10 @@ def _attention(k: Attention, inputs: list[Array]) -> Array:
     for op in k.inputs[:3]:
         if op.shape[-1] != 1 and op.strides[-1] != 1:
             raise ValueError(f"kernel {k.name}: rows of q, k and v are not dense")
+    if k.scaled:
+        q, keys, values, *rest, key_scales, value_scales = inputs
+        dtype = q.dtype
+        inputs = [q, (keys * key_scales).astype(dtype), (values * value_scales).astype(dtype), *rest]
     return _attend(inputs[:3], _mask(k, inputs), k.scale, k.causal)
 
 

@@ -37,3 +37,12 @@ class Schedule:
             else:
                 kernels += [FusedLoops.of(parts)] if len(parts) > 1 else parts
         self.kernels = kernels
+
+    def remove_unused(self) -> None:
+        """Remove kernels whose results nothing reads."""
+        read = {o.buffer.id for k in self.kernels for o in k.inputs} | {b.id for _, b in self.outputs}
+        unused = [
+            p for k in self.kernels for p in k.members
+            if all(o.buffer.kind == "arena" and o.buffer.id not in read for o in p.outputs)
+        ]  # fmt: skip
+        self.rewrite({p: () for p in unused})

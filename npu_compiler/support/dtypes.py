@@ -73,6 +73,7 @@ def parse(value: object) -> str:
 
 
 STORAGE_DTYPES = ("float32", "float16", "bfloat16")
+KV_CACHE_DTYPES = ("int8",)  # of KV caches, besides the dtype of the model
 _SHORT_NAMES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
 

@@ -33,6 +33,7 @@ from npu_compiler.target_config import target_config
 from npu_compiler.weights.files import read_document
 from npu_compiler.weights.format import ALL_OTHERS, LOSSLESS, Weights, identity, weight_format
 
+from ..arrays import return_freed_memory
 from ..backends.base import Backend, get_backend
 from ..packed_weights import PackedFile, read_packed, write_packed
 from ..weight_loader import WeightStore, load_weights
@@ -74,10 +75,13 @@ class Loader:
         weights: str | None = AUTO,
         scoring: bool = False,
         speed_over_memory: bool = False,
+        kv_cache: str | None = None,
     ):
         if max_len is not None:
             max_len = whole_number("max_len", max_len, 1)
-        self.target, self.max_len, self._backend = target, max_len, backend
+        if kv_cache not in (None, *dtypes.KV_CACHE_DTYPES):
+            raise InputError(f"kv_cache={kv_cache!r}: it is one of {', '.join(dtypes.KV_CACHE_DTYPES)}, or None")
+        self.target, self.max_len, self._backend, self._kv_cache = target, max_len, backend, kv_cache
         self.dtype = None if dtype is None else dtypes.storage_dtype(dtype)
         self._format = identity(weight_format(weights)) if weights != AUTO else AUTO  # refuses unknown names
         self.weights = weights
@@ -139,7 +143,7 @@ class Loader:
     def _compiled(self, source: _CheckpointFiles | _CompiledFile) -> tuple[CompiledProgram, str, ModelManifest]:
         """The program, the digest of its recipes, and the manifest."""
         if isinstance(source, _CompiledFile):
-            program, manifest = source.checked(self.target, self.dtype, self.max_len)
+            program, manifest = source.checked(self.target, self.dtype, self.max_len, self._kv_cache)
             return program, _recipe_digest(program), manifest
         manifest = source.manifest
         if self.max_len is not None and manifest.limit and self.max_len > manifest.limit:
@@ -147,7 +151,8 @@ class Loader:
         default = _SCORING_MAX_LEN if self._scoring else _DEFAULT_MAX_LEN
         manifest = replace(manifest, max_len=self.max_len or min(manifest.limit or default, default))
         stored = source.formats(self.target) if source.weights == AUTO else self._format if source.weights else None
-        key = f"program {manifest.identity} {manifest.max_len} {self._scoring} {self._fast} {stored} {self._compiler}"
+        options = f"{manifest.max_len} {self._scoring} {self._fast} {self._kv_cache} {stored}"
+        key = f"program {manifest.identity} {options} {self._compiler}"
         known = self._programs.get(key)
         if known is not None:
             recipes = known[:_DIGEST].decode()
@@ -155,7 +160,7 @@ class Loader:
             # The cache has verified these bytes, so the checks of the file format are not needed.
             return program_from_plain(msgpack.unpackb(known[_DIGEST:]), CompiledProgram), recipes, manifest
         with progress.step(f"compiling {manifest.name}"):
-            program = source.compile(self.target, manifest.max_len, self._scoring, self._fast)
+            program = source.compile(self.target, manifest.max_len, self._scoring, self._fast, self._kv_cache)
         recipes = _recipe_digest(program)
         self._programs.put(key, recipes.encode() + msgpack.packb(program_to_plain(program)))
         self._programs.trim()
@@ -188,6 +193,7 @@ class Loader:
         for w in found:
             warnings.warn_explicit(w.message, w.category, w.filename, w.lineno)
         source.close()
+        return_freed_memory()
         if not found and not store.state:  # the warning about NaN weights must come at each start
             with progress.step("keeping packed weights for the next start"):
                 self._weights.put_file(key, store.nbytes, lambda file: write_packed(file, key, store, program))
@@ -222,7 +228,9 @@ class _CheckpointFiles:
 
         return open_checkpoint(self.path, self._dtype)
 
-    def compile(self, target: str, max_len: int, scoring: bool, speed_over_memory: bool) -> CompiledProgram:
+    def compile(
+        self, target: str, max_len: int, scoring: bool, speed_over_memory: bool, kv_cache: str | None
+    ) -> CompiledProgram:
         try:
             from npu_compiler.frontend.llm import llm_graphs, scoring_graphs
         except ImportError:
@@ -235,9 +243,10 @@ class _CheckpointFiles:
         wanted = target_config(target)
         config = self._checkpoint.config
         if scoring:
-            graphs = scoring_graphs(config, max_len=max_len)
+            graphs = scoring_graphs(config, max_len=max_len, kv_cache=kv_cache)
         else:
-            graphs = llm_graphs(config, max_len=max_len, chunks=wanted.chunks, device_sampling=wanted.asynchronous)
+            sizes, sampling = wanted.chunks, wanted.asynchronous
+            graphs = llm_graphs(config, max_len=max_len, chunks=sizes, device_sampling=sampling, kv_cache=kv_cache)
         weights: Weights = self.formats(target) if self.weights == AUTO else self.weights
         return compile_entries(graphs, target, weights=weights, speed_over_memory=speed_over_memory)
 
@@ -279,7 +288,9 @@ class _CompiledFile:
                 raise InputError(f"{path}: there is no {file.name} beside it; write all three with npusim compile")
         self.identity = file_identity(self._weights)
 
-    def checked(self, target: str, dtype: str | None, max_len: int | None) -> tuple[CompiledProgram, ModelManifest]:
+    def checked(
+        self, target: str, dtype: str | None, max_len: int | None, kv_cache: str | None
+    ) -> tuple[CompiledProgram, ModelManifest]:
         program = CompiledProgram.load(self.path)
         try:
             text = read_document(self._manifest)
@@ -289,6 +300,8 @@ class _CompiledFile:
         asked = {"target": target, "dtype": dtype or program.dtype, "max_len": max_len or manifest.max_len}
         made_for = program.device if ":" in target else program.target
         fixed = {"target": made_for, "dtype": program.dtype, "max_len": manifest.max_len}
+        if kv_cache is not None:
+            asked["kv_cache"], fixed["kv_cache"] = kv_cache, cache_dtype(program)
         for name, value in asked.items():
             if value != fixed[name]:
                 raise InputError(f"{self.path} was compiled with {name}={fixed[name]}, not {value}; compile it again")
@@ -299,6 +312,11 @@ class _CompiledFile:
 
     def close(self) -> None:
         return None
+
+
+def cache_dtype(program: CompiledProgram) -> str:
+    """Return the dtype of the elements of a language model's KV caches."""
+    return next((b.dtype for b in program.buffers if b.name == "k_cache.0"), program.dtype)
 
 
 def companions(program: Path) -> tuple[Path, Path]:

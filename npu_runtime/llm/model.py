@@ -15,6 +15,7 @@ from npu_compiler.artifact.program import CompiledProgram
 from npu_compiler.support.errors import InputError
 from npu_compiler.target_config import target_config
 
+from ..arrays import return_freed_memory
 from ..backends.base import Backend, get_backend
 from ..executor import Executor
 from ..state import State
@@ -84,6 +85,7 @@ class LLM:
         cache: bool = True,
         weights: str | None = "auto",
         speed_over_memory: bool = False,
+        kv_cache: str | None = None,
     ) -> LLM:
         """Open a model, compile it if the cache does not have the program, and load its weights.
 
@@ -104,6 +106,9 @@ class LLM:
                 them, and all others are in bf16c12. Weights whose values do not fit it are stored as they are.
             speed_over_memory: on GPUs, prompts decode weights in a format in every run; True: the elements are stored
                 as well, so that prompts are faster.
+            kv_cache: 'int8': the caches hold 8-bit integers with a scale for each row, about half the bytes of
+                bfloat16, with the error that ``npusim perplexity --kv-cache int8`` measures. None: numbers of
+                ``dtype``.
 
         Raises:
             InputError: there is no such model, or an option does not fit it.
@@ -117,7 +122,9 @@ class LLM:
         start = time.perf_counter()
         options = {} if threads is None else {"threads": threads}
         backend = get_backend(target, **options)
-        loader = Loader(target, dtype, max_len, backend, cache, weights, speed_over_memory=speed_over_memory)
+        loader = Loader(
+            target, dtype, max_len, backend, cache, weights, speed_over_memory=speed_over_memory, kv_cache=kv_cache
+        )
         llm = cls(*loader.load(model), loader.backend)
         llm.path = loader.path
         llm.load_seconds = time.perf_counter() - start
@@ -129,6 +136,7 @@ class LLM:
         """The model's tokenizer. Raises ``InputError`` if the model has none, or one of another model."""
         if self._tokenizer is None:
             self._tokenizer = self.manifest.open_tokenizer(self.vocab)
+            return_freed_memory()  # parsing takes three times as much as the result
         return self._tokenizer
 
     def encode(self, prompt: Prompt) -> list[int]:

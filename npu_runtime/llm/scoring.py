@@ -46,12 +46,15 @@ class Scorer:
     Attributes:
         max_len: tokens of the context.
         vocab: tokens of the vocabulary.
+        state_bytes: the size of the KV caches.
     """
 
     def __init__(self, program: CompiledProgram, weights: WeightStore, manifest: ModelManifest, backend: Backend):
         self.program, self.weights, self.manifest, self.backend = program, weights, manifest, backend
         self.max_len = manifest.max_len
-        executor = Executor(program, weights, backend, ENTRY, State(program, backend, weights.state))
+        state = State(program, backend, weights.state)
+        self.state_bytes = sum(b.size_bytes for b in state.values())
+        executor = Executor(program, weights, backend, ENTRY, state)
         inputs = {s.name: (s.shape, dtypes.numpy_dtype(s.dtype)) for s in executor.inputs}
         outputs = [(s.shape, dtypes.numpy_dtype(s.dtype)) for s in executor.outputs]
         (self.size,), (_, self.vocab) = outputs[0][0], outputs[1][0]
@@ -72,6 +75,7 @@ class Scorer:
         threads: int | None = None,
         cache: bool = True,
         weights: str | None = "auto",
+        kv_cache: str | None = None,
     ) -> Scorer:
         """Open a model, compile it if the cache does not have the program, and load its weights.
 
@@ -84,7 +88,8 @@ class Scorer:
         if context is not None:
             context = requests.whole_number("context", context, 2)
         backend = get_backend(target, **({} if threads is None else {"threads": threads}))
-        return cls(*Loader(target, dtype, context, backend, cache, weights, scoring=True).load(model), backend)
+        loader = Loader(target, dtype, context, backend, cache, weights, scoring=True, kv_cache=kv_cache)
+        return cls(*loader.load(model), backend)
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of a text, with the begin token if the tokenizer adds one. Raises ``InputError``."""

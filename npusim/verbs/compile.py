@@ -142,7 +142,7 @@ def _language_model(args: argparse.Namespace) -> Result:
         raise InputError("--until, --dump and --disable show one graph; a language model is compiled from several")
     target = args.target or default_target()
     format, fast = args.weight_format or "auto", args.speed_over_memory
-    loader = Loader(target, args.dtype, args.max_len, None, True, format, False, fast)
+    loader = Loader(target, args.dtype, args.max_len, None, True, format, False, fast, args.kv_cache)
     program, weights, manifest = loader.compile(args.model)
     output = Path(args.output or f"{Path(args.model).name.removesuffix('.gguf')}.npubin")
     with step("writing weights"):

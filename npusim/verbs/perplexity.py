@@ -23,8 +23,8 @@ _AUTO = "auto"
 
 
 def run(args: argparse.Namespace) -> Result:
-    """Measure the perplexity of a text; with --against, also that of the same model in another weight format, and the
-    difference between the two."""
+    """Measure the perplexity of a text; with --against, also that of the same model in another weight format and with
+    plain KV caches, and the difference between the two."""
     from npu_runtime.llm import scoring
 
     chosen = [args.weight_format or _AUTO] + ([args.against] if args.against is not None else [])
@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> Result:
             weight_format(name)  # an unknown name is an error before anything is loaded
     text = _text(args.text)
     llm_weights.register()
-    model = _load(args, chosen[0])
+    model = _load(args, chosen[0], args.kv_cache)
     tokens, stride = model.encode(text), scoring.checked_stride(model, args.stride)
     data = {
         "model": model.manifest.name, "target": model.program.target, "dtype": model.program.dtype,
@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> Result:
         rows = [(chosen[0], model, found)]
         difference = None
     else:
-        reference = _load(args, chosen[1])
+        reference = _load(args, chosen[1], None)
         found, theirs, difference = scoring.compare(model, reference, tokens, stride)
         rows = [(chosen[0], model, found), (chosen[1], reference, theirs)]
     results = [_result(*row) for row in rows]
@@ -61,21 +61,29 @@ def run(args: argparse.Namespace) -> Result:
 
 
 def _result(format: str, model: Scorer, found: Perplexity) -> dict[str, str | int | float]:
-    size = model.weights.nbytes
-    return {"weights": format, "weight_bytes": size, "perplexity": found.perplexity, "nll": found.nll}
+    from npu_runtime.llm.loader import cache_dtype
+
+    return {
+        "weights": format, "weight_bytes": model.weights.nbytes, "kv_cache": cache_dtype(model.program),
+        "kv_cache_bytes": model.state_bytes, "perplexity": found.perplexity, "nll": found.nll,
+    }  # fmt: skip
 
 
 def _table(results: list[dict[str, str | int | float]]) -> Table:
     from npu_compiler.support.text import si
 
-    header = ("weights", "bytes", "perplexity", "nats a token")
+    header = ("weights", "bytes", "KV caches", "bytes", "perplexity", "nats a token")
     rows = [
-        (r["weights"], si(int(r["weight_bytes"]), "B"), f"{r['perplexity']:.4f}", f"{r['nll']:.6f}") for r in results
-    ]
+        (
+            r["weights"], si(int(r["weight_bytes"]), "B"), r["kv_cache"], si(int(r["kv_cache_bytes"]), "B"),
+            f"{r['perplexity']:.4f}", f"{r['nll']:.6f}",
+        )
+        for r in results
+    ]  # fmt: skip
     return Table(header, rows)
 
 
-def _load(args: argparse.Namespace, weights: str) -> Scorer:
+def _load(args: argparse.Namespace, weights: str, kv_cache: str | None) -> Scorer:
     from npu_runtime.llm.scoring import Scorer
 
     with step(f"loading {args.model}, weights {weights}"):
@@ -87,6 +95,7 @@ def _load(args: argparse.Namespace, weights: str) -> Scorer:
             threads=args.threads,
             cache=not args.no_cache,
             weights=weights,
+            kv_cache=kv_cache,
         )
 
 

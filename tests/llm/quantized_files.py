@@ -70,7 +70,8 @@ def gptq(bits: int, group: int, symmetric: bool, stored_zero: int, act_order: bo
 
     def quantise(w: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
         size, k = (w.shape[1] if group == -1 else group), w.shape[1]
-        order = torch.randperm(k) if act_order else torch.arange(k)  # of the columns in which groups are runs
+        # The order of the columns in which groups are runs: that of their inputs, which siblings share.
+        order = torch.randperm(k, generator=torch.Generator().manual_seed(k)) if act_order else torch.arange(k)
         codes, scales, zeros, back = rounded(w[:, order], bits, group, symmetric)
         groups = torch.empty(k, dtype=torch.int32)
         groups[order] = (torch.arange(k) // size).int()
@@ -197,7 +198,7 @@ LAYOUTS = {
     "gptq-8": Layout({**_GPTQ, "bits": 8, "group_size": 64, "sym": True}, gptq(8, 64, True, 1), {"int8_g64"}),
     "gptq-8-rows": Layout({**_GPTQ, "bits": 8, "group_size": -1, "sym": False}, gptq(8, -1, False, 1), {"int8_zp"}),
     "gptq-order": Layout(
-        {**_GPTQ, "bits": 4, "group_size": 32, "sym": True, "desc_act": True}, gptq(4, 32, True, 1, True), set()
+        {**_GPTQ, "bits": 4, "group_size": 32, "sym": True, "desc_act": True}, gptq(4, 32, True, 1, True), {"int4_g32"}
     ),
     "packed": Layout(
         _compressed("pack-quantized", num_bits=4, type="int", symmetric=True, strategy="group", group_size=32),

@@ -40,7 +40,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def scorers(model: Path) -> dict[str, Scorer]:
-    return {w: Scorer.load(model, context=CONTEXT, weights=w, threads=1) for w in ("none", "auto", "q8_0", "q4_0")}
+    found = {w: Scorer.load(model, context=CONTEXT, weights=w, threads=1) for w in ("none", "auto", "q8_0", "q4_0")}
+    found["q8_0 int8"] = Scorer.load(model, context=CONTEXT, weights="q8_0", threads=1, kv_cache="int8")
+    return found
 
 
 @pytest.fixture
@@ -151,25 +153,30 @@ def as_json(capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, Any]:
 def test_command(
     model: Path, scorers: dict[str, Scorer], text: str, capsys: pytest.CaptureFixture[str], monkeypatch: Any
 ) -> None:
-    data = as_json(capsys, str(model), text, "--weights", "q8_0", "--against", "none", "--stride", "90")
-    tokens = scorers["q8_0"].encode(TEXT)
-    ours, reference, difference = compare(scorers["q8_0"], scorers["none"], tokens, 90)
+    data = as_json(
+        capsys, str(model), text, "--weights", "q8_0", "--kv-cache", "int8", "--against", "none", "--stride", "90"
+    )
+    mine = scorers["q8_0 int8"]
+    tokens = mine.encode(TEXT)
+    ours, reference, difference = compare(mine, scorers["none"], tokens, 90)
     assert data == {
         "schema_version": 1, "command": "perplexity", "model": "small", "target": "cpu", "dtype": "float32",
         "context": CONTEXT, "stride": 90, "text_tokens": len(TEXT), "scored_tokens": len(TEXT) - 1, "weights": "q8_0",
-        "weight_bytes": scorers["q8_0"].weights.nbytes, "perplexity": ours.perplexity, "nll": ours.nll,
+        "weight_bytes": mine.weights.nbytes, "kv_cache": "int8", "kv_cache_bytes": mine.state_bytes,
+        "perplexity": ours.perplexity, "nll": ours.nll,
         "reference": {
-            "weights": "none", "weight_bytes": scorers["none"].weights.nbytes, "perplexity": reference.perplexity,
-            "nll": reference.nll,
+            "weights": "none", "weight_bytes": scorers["none"].weights.nbytes, "kv_cache": "float32",
+            "kv_cache_bytes": scorers["none"].state_bytes, "perplexity": reference.perplexity, "nll": reference.nll,
         },
         "difference": {
             "mean_kl": difference.mean_kl, "same_top1": difference.same_top1, "rms_logits": difference.rms_logits,
         },
     }  # fmt: skip
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(TEXT.encode())))
-    alone = as_json(capsys, str(model), "-", "--weights", "q8-0", "--stride", "90")
+    alone = as_json(capsys, str(model), "-", "--weights", "q8-0", "--kv-cache", "int8", "--stride", "90")
     assert alone["perplexity"] == ours.perplexity and not {"reference", "difference"} & set(alone)
     argv = [str(model), text, "--context", str(CONTEXT), "--weights", "q8_0", "--against", "none", "--stride", "90"]
+    argv += ["--kv-cache", "int8"]
     assert cli.main(["perplexity", *argv]) == 0
     out, err = capsys.readouterr()
     assert not err

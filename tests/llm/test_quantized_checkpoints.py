@@ -33,11 +33,14 @@ def model(**changes: Any) -> Any:
 def test_every_number_is_that_of_the_layout(name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     layout, small = LAYOUTS[name], model()
     expected = quantized_files.save(small, layout, tmp_path)
-    weights = open_checkpoint(tmp_path, "float32").weights
+    checkpoint = open_checkpoint(tmp_path, "float32")
+    weights, owners = checkpoint.weights, dict(checkpoint.config.column_orders)
     formats = weights.block_formats
     assert bool(caplog.messages) == (not layout.formats)
     assert set(formats.values()) == layout.formats and set(formats) == (set(expected) if layout.formats else set())
     for key, matrix in expected.items():
+        owner = owners.get(key.removesuffix(".weight"))
+        matrix = matrix if owner is None else matrix[:, weights[f"{owner}.order"]]
         np.testing.assert_array_equal(weights[key], matrix.numpy(), key)
         if key in formats:
             format = block_format(formats[key])
@@ -45,11 +48,16 @@ def test_every_number_is_that_of_the_layout(name: str, tmp_path: Path, caplog: p
             assert blocks is not None
             np.testing.assert_array_equal(format.decode(blocks, matrix.shape[1]), matrix.numpy(), key)
     state = small.state_dict()
-    for key in set(weights) - set(expected):  # embeddings, norms and the output projection keep their numbers
+    for key in (
+        set(weights) - set(expected) - {f"{o}.order" for o in owners.values()}
+    ):  # embeddings, norms and the output projection keep their numbers
         np.testing.assert_array_equal(weights[key], state[key].numpy())
 
 
-@pytest.mark.parametrize("name", ["awq", *(pytest.param(n, marks=IN_FULL) for n in LAYOUTS if n != "awq")])
+SAMPLE = ("awq", "gptq-order")
+
+
+@pytest.mark.parametrize("name", [*SAMPLE, *(pytest.param(n, marks=IN_FULL) for n in LAYOUTS if n not in SAMPLE)])
 def test_the_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     small, text = model(), tiny.text_ids(LENGTH)
     quantized_files.save(small, LAYOUTS[name], tmp_path)
@@ -59,6 +67,29 @@ def test_the_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None
     with torch.no_grad():
         expected = small(torch.tensor([text])).logits[0].numpy()
     np.testing.assert_allclose(llm.logits(text, 40), expected[39:], rtol=1e-3, atol=1e-4)
+
+
+def test_projections_of_one_input_share_the_order_of_their_columns(tmp_path: Path) -> None:
+    """An order that a sibling does not have is its own; one that no order of columns makes runs is left alone."""
+    quantized_files.save(model(), LAYOUTS["gptq-order"], tmp_path)
+    path, layer = tmp_path / "model.safetensors", "model.layers.0."
+    parts = {
+        "self_attn.k_proj": "self_attn.q_proj",
+        "self_attn.v_proj": "self_attn.q_proj",
+        "mlp.up_proj": "mlp.gate_proj",
+    }
+    owners = dict(open_checkpoint(tmp_path).config.column_orders)
+    assert len(owners) == 7 and all(
+        owner == f"{layer}{parts.get(m.removeprefix(layer), m.removeprefix(layer))}" for m, owner in owners.items()
+    )
+    tensors = safetensors.torch.load_file(path)
+    tensors[f"{layer}self_attn.v_proj.g_idx"] = tensors[f"{layer}self_attn.v_proj.g_idx"].flip(0)
+    tensors[f"{layer}mlp.down_proj.g_idx"][:] = 3  # all columns in one of several groups
+    safetensors.torch.save_file(tensors, path)
+    checkpoint = open_checkpoint(tmp_path)
+    owners = dict(checkpoint.config.column_orders)
+    assert owners[f"{layer}self_attn.v_proj"] == f"{layer}self_attn.v_proj" and f"{layer}mlp.down_proj" not in owners
+    assert checkpoint.weights.block_format(f"{layer}mlp.down_proj.weight") is None
 
 
 # -- what cannot be read ----------------------------------------------------------------------------------------------

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -120,3 +122,28 @@ def test_smollm2_stays_in_the_blocks_of_its_file() -> None:
     for tensor in GGUFReader(llm.path).tensors[:: 1 if FULL else 20]:
         theirs = dequantize(tensor.data, tensor.tensor_type).reshape(tensor.shape[::-1])
         np.testing.assert_array_equal(file.read(tensor.name).view(np.uint32), theirs.view(np.uint32))
+
+
+MEASURE = """
+import sys
+from npu_runtime.llm.model import LLM
+
+def resident():
+    line = next(x for x in open("/proc/self/status") if x.startswith("VmRSS:"))
+    return int(line.split()[1]) * 1024
+
+before = resident()
+llm = LLM.load(sys.argv[1], dtype="bfloat16", max_len=4096)
+llm.generate("The capital of France is", max_tokens=8, stream=False)
+print(resident() - before, sum(b.size_bytes for b in llm.state.values()))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the system does not say what is resident")
+def test_a_loaded_file_takes_the_memory_of_the_file_and_of_its_caches() -> None:
+    """At the second start, which needs neither the compiler nor PyTorch."""
+    path = load("smollm2-135m", 4096, "bfloat16").path
+    done = subprocess.run([sys.executable, "-c", MEASURE, str(path)], capture_output=True, text=True, check=True)
+    held, caches = map(int, done.stdout.split())
+    print(f"{held / 2**20:.1f} MiB for a file of {path.stat().st_size / 2**20:.1f} and caches of {caches / 2**20:.1f}")
+    assert held <= 1.1 * path.stat().st_size + caches

@@ -21,7 +21,7 @@ from ...support.records import Field, parse_json
 from ...weights.files import Spec, TensorFiles, WeightSource, open_weights, read_document
 from ...weights.format import BlockFormat
 from ...weights.quantized import QuantizedFiles, open_quantized
-from .config import LLMConfig, parameter_shapes
+from .config import ORDER, LLMConfig, parameter_shapes
 from .family import by_architecture, by_model_type
 from .gguf_file import GGUFFile, hf_config
 from .keys import MAX_SIZE, Keys, unsupported
@@ -47,12 +47,12 @@ class CheckpointWeights(WeightSource, Mapping[str, np.ndarray]):
         return self._shapes.keys()
 
     def spec(self, name: str) -> Spec:
-        return self._shapes[name], self._dtype
+        return self._shapes[name], "int64" if _is_order(name) else self._dtype
 
     def read(self, name: str) -> np.ndarray:
         place = self._places[name]
         array = place.take(self._files.read(place.name))
-        return array.astype(dtypes.numpy_dtype(self._dtype), copy=False)
+        return array if _is_order(name) else array.astype(dtypes.numpy_dtype(self._dtype), copy=False)
 
     def block_format(self, name: str) -> BlockFormat | None:
         """Return the weight format of a matrix, if it consists of rows of a tensor that the files hold in blocks."""
@@ -188,7 +188,7 @@ def _check(
         if shape != expected:
             fits = f"is {list(shape)}, the config expects {list(expected)}"
             raise WeightError(f"{path}: weight {place.name!r} {fits}; one of the two belongs to another model")
-        if not dtypes.is_float(stored):
+        if not dtypes.is_float(stored) and not _is_order(name):
             known = "quantised matrices need a quantization_config in config.json"
             raise WeightError(f"{path}: weight {place.name!r} is {stored}, which is not a float type; {known}")
     extra = sorted(n for n in there - {place.name for place in places.values()} if not ignored.search(n))
@@ -224,6 +224,9 @@ def _open_directory(path: Path, dtype: str | None) -> Checkpoint:
     family = by_model_type(config.model_type)
     tensors = _prefixed(family.tensors, set(files.names()))
     places = tensors.places(parameter_shapes(config), config.num_heads, config.num_kv_heads)
+    if isinstance(files, QuantizedFiles):
+        config = dataclasses.replace(config, column_orders=_use_column_orders(files, places))
+        places = tensors.places(parameter_shapes(config), config.num_heads, config.num_kv_heads)
     head = re.escape(tensors.name("lm_head"))  # a tied one may be stored, too
     unused = [r"rotary_emb\.inv_freq$", rf"(^|\.){head}\.weight$", family.unused]
     _check(path, config, files, places, re.compile("|".join(filter(None, unused))))
@@ -248,6 +251,31 @@ def _open_directory(path: Path, dtype: str | None) -> Checkpoint:
         files=tuple(sorted(sources)),
         _read_tokenizer=lambda: _text(path / "tokenizer.json"),
     )
+
+
+# Projections of the same input, whose columns a quantiser orders alike.
+_SIBLINGS = {"k_proj": "q_proj", "v_proj": "q_proj", "up_proj": "gate_proj"}
+
+
+def _use_column_orders(files: QuantizedFiles, places: Mapping[str, Stored]) -> tuple[tuple[str, str], ...]:
+    """Order the columns of quantised matrices so that their groups are runs. Returns ``LLMConfig.column_orders``."""
+    owners: dict[str, str] = {}
+    columns: dict[str, np.ndarray] = {}
+    for name, place in places.items():
+        order = files.permutation(place.name) if place.rows is None and not place.transposed else None
+        if order is None:
+            continue
+        module = name.removesuffix(".weight")
+        parent, _, leaf = module.rpartition(".")
+        sibling = f"{parent}.{_SIBLINGS.get(leaf, leaf)}"
+        shares = sibling in columns and np.array_equal(columns[sibling], order)
+        owners[module], columns[module] = sibling if shares else module, order
+        files.permute(place.name, "" if shares else f"{place.name.removesuffix('weight')}{ORDER}")
+    return tuple(owners.items())
+
+
+def _is_order(name: str) -> bool:
+    return name.endswith(f".{ORDER}")
 
 
 _QUANTIZATION = ("quantization_config", "compression_config")  # the second in files of early llm-compressor

@@ -21,6 +21,7 @@ from .windows import alike
 
 __all__ = ["MAX_LAYERS", "LLMConfig", "parameter_shapes"]
 
+ORDER = "order"  # leaf of the name of an order of columns, int64
 MAX_LAYERS = 4096  # far above any real decoder; below it, listing all weights takes no time
 
 
@@ -45,6 +46,8 @@ class LLMConfig:
         round_embedding_scale: that factor is rounded to the model's dtype first.
         residual_scale: factor of the results of attention and MLP before they are added; None: no factor.
         logit_scale: factor of logits; None: no factor.
+        column_orders: (projection, the projection whose order it uses), of quantised projections whose weights have
+            their columns in another order; a projection that uses its own comes first.
         dtype: the dtype of weights, activations and KV cache: one of ``dtypes.STORAGE_DTYPES``.
     """
 
@@ -79,6 +82,7 @@ class LLMConfig:
     learned_positions: bool = False
     nope_layers: tuple[int, ...] = ()
     tied_embedding: bool = False
+    column_orders: tuple[tuple[str, str], ...] = ()
     dtype: str = "float32"
 
     def identity(self) -> str:
@@ -207,4 +211,6 @@ def parameter_shapes(config: LLMConfig) -> dict[str, tuple[int, ...]]:
     norm("model.norm", hidden)
     if not c.tied_embedding:
         shapes["lm_head.weight"] = (c.vocab_size, hidden)
+    for owner in dict.fromkeys(owner for _, owner in c.column_orders):
+        shapes[f"{owner}.{ORDER}"] = shapes[f"{owner}.weight"][1:]
     return shapes

@@ -24,51 +24,62 @@ def llm_graphs(
     chunks: Sequence[int] = (32, 128),
     dtype: str | None = None,
     device_sampling: bool = False,
+    kv_cache: str | None = None,
 ) -> dict[str, IRGraph]:
     """Capture the graphs ``prefill_{N}`` for each chunk size N up to ``max_len``, and ``decode`` for one token.
 
     Each takes ``token_ids`` int64[1, N], ``positions`` int64[N] and ``last`` int64[1] (which ``decode`` ignores) and
     returns logits float32[1, vocab]; see ``Decoder``. Weights have the names of ``parameter_shapes``. All graphs share
-    the states ``k_cache.{i}`` and ``v_cache.{i}`` [1, KV heads, max_len, head_dim].
+    the states ``k_cache.{i}`` and ``v_cache.{i}`` [1, KV heads, max_len, head_dim], and with ``kv_cache`` the scales of
+    their rows, ``k_cache.{i}_scale`` and ``v_cache.{i}_scale``.
 
     Args:
         max_len: positions in the KV cache.
         dtype: the dtype of weights, activations and cache: 'bfloat16', 'float16', 'float32'; None: ``config.dtype``.
         device_sampling: add ``greedy``, whose next input is its own token (see ``GreedyDecoder``), and ``sample``,
             which returns a top-k digest of the logits (see ``SamplingDecoder``).
+        kv_cache: 'int8': caches hold 8-bit integers with a scale for each row; None: numbers of ``dtype``.
 
     Raises:
-        ConfigError: ``max_len`` or a chunk size is not positive, or ``max_len`` exceeds the model's learned positions.
+        ConfigError: ``max_len`` or a chunk size is not positive, ``max_len`` exceeds the model's learned positions, or
+            ``kv_cache`` is unknown.
     """
     if any(n < 1 for n in chunks):
         raise ConfigError(f"chunks = {tuple(chunks)}: sizes of prefill chunks are positive")
     config = dataclasses.replace(config, dtype=dtype or config.dtype)
     sizes = {f"prefill_{n}": n for n in sorted(set(chunks)) if n <= max_len} | {"decode": 1}
-    graphs = _captured(Decoder, config, max_len, {name: _example(n) for name, n in sizes.items()})
+    graphs = _captured(Decoder, config, max_len, {name: _example(n) for name, n in sizes.items()}, kv_cache)
     if device_sampling:
         token, position, _ = _example(1)
-        graphs |= _captured(GreedyDecoder, config, max_len, {"greedy": ()})
+        graphs |= _captured(GreedyDecoder, config, max_len, {"greedy": ()}, kv_cache)
         graphs |= _captured(
-            SamplingDecoder, config, max_len, {"sample": (token, position, torch.ones(1, device="meta"))}
+            SamplingDecoder, config, max_len, {"sample": (token, position, torch.ones(1, device="meta"))}, kv_cache
         )
     return graphs
 
 
-def scoring_graphs(config: LLMConfig, *, max_len: int, chunk: int = 128) -> dict[str, IRGraph]:
+def scoring_graphs(
+    config: LLMConfig, *, max_len: int, chunk: int = 128, kv_cache: str | None = None
+) -> dict[str, IRGraph]:
     """Capture the graph ``score`` for ``chunk`` tokens, at most ``max_len``, which rates given tokens: see
-    ``ScoringDecoder``. Weights and states are those of :func:`llm_graphs`.
+    ``ScoringDecoder``. Weights, states and ``kv_cache`` are those of :func:`llm_graphs`.
 
     Raises:
         ConfigError: as :func:`llm_graphs`.
     """
-    return _captured(ScoringDecoder, config, max_len, {"score": _example(min(chunk, max_len), following=True)})
+    example = _example(min(chunk, max_len), following=True)
+    return _captured(ScoringDecoder, config, max_len, {"score": example}, kv_cache)
 
 
 def _captured(
-    kind: type[Decoder], config: LLMConfig, max_len: int, examples: dict[str, tuple[torch.Tensor, ...]]
+    kind: type[Decoder],
+    config: LLMConfig,
+    max_len: int,
+    examples: dict[str, tuple[torch.Tensor, ...]],
+    kv_cache: str | None,
 ) -> dict[str, IRGraph]:
     with torch.device("meta"):
-        decoder = kind(config, max_len)
+        decoder = kind(config, max_len, kv_cache=kv_cache)
     constants = {k: tensor_to_numpy(b) for k, b in decoder.named_buffers() if not b.is_meta}
     decoder.to("meta")
     graphs = {}

@@ -16,11 +16,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ...support.dtypes import KV_CACHE_DTYPES
 from ...support.errors import ConfigError
 from ..tensors import numpy_to_tensor
 from .blocks import BLOCKS
 from .checkpoint import Checkpoint
 from .config import LLMConfig
+from .ordered_linear import use_column_orders
 from .rope import Rope
 
 __all__ = ["Decoder", "inverse_frequencies", "load_decoder"]
@@ -131,6 +133,37 @@ class Cache(nn.Module):
     def store(self, layer: int, positions: Tensor, rows: Tensor) -> Tensor:
         """Write ``rows`` [1, heads, N, head_dim] at ``positions`` [N]; returns the layer's whole cache."""
         return self.get_buffer(str(layer)).index_copy_(2, positions, rows)
+
+
+class Int8Cache(nn.Module):
+    """A cache of 8-bit integers, each row with a scale: buffers '0', '1' … and '0_scale' …, float32 [1, heads, max_len,
+    1]. The largest magnitude of a row is 127."""
+
+    def __init__(self, config: LLMConfig, max_len: int):
+        super().__init__()
+        for i in range(config.num_layers):
+            shape = (1, config.num_kv_heads, max_len)
+            self.register_buffer(str(i), torch.zeros(*shape, config.head_dim, dtype=torch.int8))
+            self.register_buffer(f"{i}_scale", torch.zeros(*shape, 1, dtype=torch.float32))
+
+    def store(self, layer: int, positions: Tensor, rows: Tensor) -> Tensor:
+        """Write ``rows`` [1, heads, N, head_dim] at ``positions`` [N]; returns the layer's whole cache, decoded."""
+        wide = rows.float()
+        top = wide.abs().amax(-1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny * 128)
+        codes = (wide * (127 / top)).round().to(torch.int8)
+        held = self.get_buffer(str(layer)).index_copy_(2, positions, codes)
+        scales = self.get_buffer(f"{layer}_scale").index_copy_(2, positions, top / 127)
+        return (held.float() * scales).to(rows.dtype)
+
+
+def make_cache(config: LLMConfig, max_len: int, dtype: torch.dtype, kind: str | None) -> Cache | Int8Cache:
+    """Return a cache whose elements are of ``kind``, one of ``KV_CACHE_DTYPES``; None: of ``dtype``. Raises
+    ``ConfigError`` for other kinds."""
+    if kind is None:
+        return Cache(config, max_len, dtype)
+    if kind not in KV_CACHE_DTYPES:
+        raise ConfigError(f"kv_cache = {kind!r}: known are {', '.join(KV_CACHE_DTYPES)}")
+    return Int8Cache(config, max_len)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -273,12 +306,13 @@ class Decoder(nn.Module):
 
     Args:
         dtype: of weights, activations and cache; None: the config's.
+        kv_cache: one of ``KV_CACHE_DTYPES``, which the cache has instead.
 
     Raises:
-        ConfigError: ``max_len`` is not positive, or exceeds the learned positions.
+        ConfigError: ``max_len`` is not positive, or exceeds the learned positions; ``kv_cache`` is unknown.
     """
 
-    def __init__(self, config: LLMConfig, max_len: int, dtype: torch.dtype | None = None):
+    def __init__(self, config: LLMConfig, max_len: int, dtype: torch.dtype | None = None, kv_cache: str | None = None):
         super().__init__()
         if max_len < 1:
             raise ConfigError(f"max_len = {max_len}: a KV cache holds at least one position")
@@ -291,7 +325,8 @@ class Decoder(nn.Module):
         self.model = Backbone(config, dtype)
         if not config.tied_embedding:
             self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, False, dtype=dtype)
-        self.k_cache, self.v_cache = Cache(config, max_len, dtype), Cache(config, max_len, dtype)
+        use_column_orders(self, config.column_orders)
+        self.k_cache, self.v_cache = (make_cache(config, max_len, dtype, kv_cache) for _ in range(2))
         ropes = {"frequencies": config.rope, "window_frequencies": config.window_rope if self._two_ropes() else None}
         for name, rope in ropes.items():
             table = None if rope is None else inverse_frequencies(rope, max_len)
@@ -364,8 +399,8 @@ class GreedyDecoder(Decoder):
     token as the next input.
     """
 
-    def __init__(self, config: LLMConfig, max_len: int):
-        super().__init__(config, max_len)
+    def __init__(self, config: LLMConfig, max_len: int, kv_cache: str | None = None):
+        super().__init__(config, max_len, kv_cache=kv_cache)
         for name in ("next_token", "next_position"):
             self.register_buffer(name, torch.zeros(1, dtype=torch.int64))
 
@@ -445,9 +480,10 @@ def load_decoder(checkpoint: Checkpoint, max_len: int, dtype: torch.dtype | None
     dtype = dtype or getattr(torch, checkpoint.config.dtype)
     with torch.device("meta"):
         decoder = Decoder(checkpoint.config, max_len, dtype)
-    state = {name: numpy_to_tensor(array).to(dtype) for name, array in checkpoint.weights.items()}
+    state = {name: numpy_to_tensor(array) for name, array in checkpoint.weights.items()}
+    state = {name: x.to(dtype) if x.is_floating_point() else x for name, x in state.items()}
     for name, buffer in decoder.named_buffers():
-        if buffer.is_meta:
+        if buffer.is_meta and name not in state:
             state[name] = torch.zeros(buffer.shape, dtype=dtype)
     decoder.load_state_dict(state, strict=True, assign=True)
     return decoder.eval()

@@ -155,7 +155,8 @@ def _attention(k: Attention, name: str, place: Place) -> str:
     for letter, op in zip("qkvo", (q, key, v, out), strict=True):
         dims |= {f"{letter}_{d}": s for d, s in zip("bhs", op.strides, strict=False)}
     mask = "(const NoMask*)nullptr"
-    m = k.inputs[3] if len(k.inputs) > 3 else None
+    own = k.inputs[: len(k.inputs) - 2] if k.scaled else k.inputs
+    m = own[3] if len(own) > 3 else None
     if k.by_position and m is not None:
         mask = f"(const Positions*){place(m)}"
     elif m is not None:
@@ -166,13 +167,17 @@ def _attention(k: Attention, name: str, place: Place) -> str:
     causal = "true" if k.causal else "false"
     extra = f" static constexpr bool causal = {causal}; static constexpr float scale = {scale}; }};"
     struct = struct.replace("; };", ";" + extra)
-    arguments, valid = f"{place(q)}, {place(key)}, {place(v)}, {mask}, {place(out)}, th, counter", ""
+    rows = [f"CacheRows<{ctype(op)}>{{{place(op)}}}" for op in (key, v)]
+    if k.scaled:
+        scales = k.inputs[-2:]
+        rows = [f"CacheRows<int8_t>{{{place(op)}, {place(s)}}}" for op, s in zip((key, v), scales, strict=True)]
+    arguments, valid = f"{place(q)}, {', '.join(rows)}, {mask}, {place(out)}, th, counter", ""
     if k.limited:  # read only the part of the cache that some query attends to
         arguments += ", valid"
         valid = (
             f"long valid = 0;\n  for (long i = 0; i < {q.shape[2]}; i++)\n"
-            f"    valid = max_of(valid, {place(k.inputs[-1])}[i] + 1);\n"
+            f"    valid = max_of(valid, {place(own[-1])}[i] + 1);\n"
             f"  valid = min_of(valid, {key.shape[2]});\n  "
         )
     body = f"{valid}attention<{name}_dims>({arguments});"
-    return struct + _function(name, body, f"attention_scratch_bytes<{name}_dims, {ctype(q)}>()")
+    return struct + _function(name, body, f"attention_scratch_bytes<{name}_dims, {ctype(q)}, {ctype(key)}>()")

@@ -46,16 +46,36 @@ class QuantizedFiles(WeightSource):
         self.origin = files.origin
         self._files, self._tensors = files, tensors
         self._matrices = {f"{module}.weight": m for module, m in matrices.items()}
+        self._orders: dict[str, np.ndarray] = {}
 
     def names(self) -> Iterable[str]:
         plain = self._tensors.others({*self._tensors.used, *self._matrices})
-        return [*self._matrices, *sorted(n for n in plain if not _UNUSED.search(n))]
+        return [*self._matrices, *self._orders, *sorted(n for n in plain if not _UNUSED.search(n))]
 
     def spec(self, name: str) -> Spec:
+        if name in self._orders:
+            return self._orders[name].shape, "int64"
         return (self._matrices[name].shape, "float32") if name in self._matrices else self._files.spec(name)
 
     def read(self, name: str) -> np.ndarray:
+        if name in self._orders:
+            return self._orders[name]
         return self._matrices[name].elements() if name in self._matrices else self._files.read(name)
+
+    def permutation(self, name: str) -> np.ndarray | None:
+        """Return the order in which the columns of a quantised matrix fit a weight format, int64 [K]; None: it needs
+        none, or does not fit in any order."""
+        found = self._matrices[name].permutation if name in self._matrices else None
+        return found if found is not None and self._matrices[name].permuted().format is not None else None
+
+    def permute(self, name: str, order: str) -> None:
+        """Give a matrix the order of columns that :meth:`permutation` returns. ``order``: the name of a tensor that has
+        it, or an empty text."""
+        columns = self.permutation(name)
+        assert columns is not None
+        if order:
+            self._orders[order] = columns
+        self._matrices[name] = self._matrices[name].permuted()
 
     def block_format(self, name: str) -> BlockFormat | None:
         return self._matrices[name].format if name in self._matrices else self._files.block_format(name)

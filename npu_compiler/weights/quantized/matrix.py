@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -61,6 +61,21 @@ class Matrix:
         found = weight_format(name)
         assert isinstance(found, Int4 | ByteFormat)
         return found if found.row_bytes(k) is not None and found.holds_scales(self.scales()) else None
+
+    @cached_property
+    def permutation(self) -> np.ndarray | None:
+        """The order of the columns in which groups are runs, int64 [K]; None: they are, or no order makes them so."""
+        if self.order is None:
+            return None
+        order = self.order()
+        found = np.argsort(order, kind="stable").astype(np.int64)
+        return found if np.array_equal(order[found], np.arange(self.shape[1]) // self.group) else None
+
+    def permuted(self) -> Matrix:
+        """Return the matrix with its columns in the order of :attr:`permutation`."""
+        columns = self.permutation
+        assert columns is not None
+        return replace(self, codes=lambda: self.codes()[:, columns], order=None)
 
     def blocks(self) -> np.ndarray:
         """Return the matrix in the blocks of :attr:`format`, uint8 [N, bytes of a row]."""

@@ -1,20 +1,20 @@
 """Generated programs for AMX, run with its model on any machine: conformance cases, attention, a network, a decoder.
 
-They are under the gates of the other targets. All are in bfloat16, but for a network in pieces of bfloat16.
+All are in bfloat16, under the gates of the other targets.
 """
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
 from torch import nn
 from torch.nn import functional
 
+from npu_compiler import compile
 from npu_compiler.frontend import capture, state_dict_numpy
+from npu_compiler.graph.graph import Graph
 from npu_compiler.pipeline import compile_graph
 from npu_runtime import Executor, load_weights
 from npu_runtime.llm.model import LLM
@@ -22,8 +22,9 @@ from npu_runtime.llm.model import LLM
 from ...conformance.cases import PROGRAM, all_cases, check, compile_cases
 from ...llm import tiny
 from ...llm.teacher import teacher
-from ...models.gate import cast, compile_whole, expect, run
+from ...models.gate import compile_whole, expect, run
 from ...models.random_models import image_model, images
+from ...support.quantised import QuantisedNet
 from ...support.sweeps import FULL
 
 OPS = (
@@ -82,25 +83,6 @@ def test_convolutional_network(amx: str) -> None:
     wanted.check_ranking(results)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16"] if FULL else ["float32"])
-def test_pieces_pass_the_gate(amx: str, dtype: str) -> None:
-    """Layers large enough to be split: 3 x 3, 1 x 1, and a product of matrices."""
-    torch.manual_seed(8)
-    layers = (
-        nn.Conv2d(32, 64, 3, padding=1),
-        nn.ReLU(),
-        nn.Conv2d(64, 96, 1),
-        nn.ReLU(),
-        nn.Flatten(2),
-        nn.Linear(768, 64),
-    )
-    model, args = nn.Sequential(*layers).eval(), (torch.randn(1, 32, 24, 32),)
-    low = copy.deepcopy(model).to(getattr(torch, dtype))
-    inputs = cast(args, getattr(torch, dtype))
-    results = run(compile_whole(capture(low, inputs), target=amx), state_dict_numpy(low), [inputs])
-    expect(model, [args], dtype).check(results)
-
-
 def test_decoder(amx: str, tmp_path: Path) -> None:
     """A prompt in chunks of 32, then one token at a time."""
     model = tiny.hf_model("llama", max_position_embeddings=100, hidden_size=192, head_dim=64)
@@ -108,3 +90,22 @@ def test_decoder(amx: str, tmp_path: Path) -> None:
     llm = LLM.load(tiny.save(model, tmp_path), target=amx, max_len=100, dtype="bfloat16", cache=False)
     assert {c.size for c in llm.chunks(0, prompt)} == {32}
     teacher(model, "bfloat16", [ids]).check(llm.logits(ids, prompt), slice(prompt - 1, None))
+
+
+def test_integers(amx: str) -> None:
+    """Products of uint8 and int8 are exact, and a quantised network has PyTorch's results."""
+    rng, g = np.random.default_rng(0), Graph("products")
+    inputs, want = {}, {}
+    for i, (m, k, n) in enumerate(((5, 70, 33), (37, 6, 40), (80, 4096, 33))):
+        a, b = rng.integers(0, 256, (m, k)).astype(np.uint8), rng.integers(-128, 128, (k, n)).astype(np.int8)
+        inputs[f"a{i}"], want[f"y{i}"] = a, a.astype(np.int32) @ b.astype(np.int32)
+        g.outputs.append((f"y{i}", g.input(f"a{i}", (m, k), "uint8").matmul(g.const(b))))
+    results = Executor(compile_graph(g, amx), {}).run(inputs)
+    assert all((results[name] == y).all() for name, y in want.items())
+
+    torch.manual_seed(0)
+    network, x = QuantisedNet(signed=True).eval(), torch.randn(2, 3, 16, 16)
+    program = compile(capture(network, (x,)), amx)
+    (got,) = Executor(program, state_dict_numpy(network)).run([x.numpy()]).values()
+    with torch.no_grad():
+        np.testing.assert_allclose(got, network(x).numpy(), rtol=0, atol=0.01)

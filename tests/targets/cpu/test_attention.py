@@ -72,11 +72,32 @@ def positions(c: Attention) -> np.ndarray:
     return np.append(np.random.default_rng(c.SQ).integers(0, c.keys, c.SQ - 1), c.keys - 1)
 
 
-@pytest.mark.parametrize(
-    ("arch", "dtype"), [*((a, t) for a in ARCHS for t in ("float", "f16", "bf16")), pytest.param(AMX, "bf16")]
-)
-def test_attention(tmp_path: Path, arch: str, dtype: str) -> None:
-    cases = ATTENTIONS if arch in ("native", AMX) else ATTENTIONS[1:8:2]
+@dataclass(frozen=True)
+class Cache:
+    """Keys or values: the numbers, and what the kernel gets."""
+
+    numbers: np.ndarray
+    held: np.ndarray
+
+
+def integers(rng: np.random.Generator, shape: tuple[int, ...], swap: bool, rounds: bool) -> Cache:
+    """A cache of 8-bit integers, followed by the scales of its rows. ``rounds``: the kernel rounds numbers to bf16."""
+    codes, scales = rng.integers(-127, 128, shape, np.int8), rng.random((*shape[:3], 1), np.float32) / 64
+    numbers = codes * scales
+    held = codes.transpose(0, 2, 1, 3) if swap else codes
+    parts = [np.ascontiguousarray(x).reshape(-1).view(np.uint8) for x in (held, scales)]
+    padding = np.zeros(-codes.size % 4, np.uint8)
+    wide = numbers.astype(NUMPY["bf16"]).astype(np.float32) if rounds else numbers
+    return Cache(wide, np.concatenate([parts[0], padding, parts[1]]))
+
+
+CASES = [*((a, t, False) for a in ARCHS for t in ("float", "f16", "bf16")), (AMX, "bf16", False)]
+
+
+@pytest.mark.parametrize(("arch", "dtype", "scaled"), [*CASES, ("native", "bf16", True), (AMX, "bf16", True)])
+def test_attention(tmp_path: Path, arch: str, dtype: str, scaled: bool) -> None:
+    """``scaled``: of caches of 8-bit integers."""
+    cases = ATTENTIONS if arch in ("native", AMX) and not scaled else ATTENTIONS[1:12:2]
     bodies, scratch = [], []
     for i, c in enumerate(cases):
         strides: dict[str, int] = {}
@@ -95,14 +116,21 @@ def test_attention(tmp_path: Path, arch: str, dtype: str) -> None:
         names = "B H HK SQ SK DH DV causal".split()
         bodies.append(struct(f"D{i}", "AttentionDims", **{n: getattr(c, n) for n in names}, scale=0.3, **strides))
         mask = f"(const {c.mask}*)a.extra" if c.mask else "(const NoMask*)nullptr"
+        rows = [f"(const {dtype}*)a.{name}" for name in ("w", "bias")]
+        if scaled:
+            sizes = [-(-c.B * c.HK * c.SK * width // 4) * 4 for width in (c.DH, c.DV)]
+            rows = [
+                f"CacheRows<int8_t>{{(const int8_t*)a.{name}, (const float*)((const char*)a.{name} + {size})}}"
+                for name, size in zip(("w", "bias"), sizes, strict=True)
+            ]
         bodies.append(
             entry(
                 f"attention{i}",
-                f"attention<D{i}>((const {dtype}*)a.x, (const {dtype}*)a.w, (const {dtype}*)a.bias, {mask},"
+                f"attention<D{i}>((const {dtype}*)a.x, {', '.join(rows)}, {mask},"
                 f" ({dtype}*)a.out, th, a.counters, a.keys, a.first);",
             )
         )
-        scratch.append(f"attention_scratch_bytes<D{i}, {dtype}>()")
+        scratch.append(f"attention_scratch_bytes<D{i}, {dtype}{', int8_t' if scaled else ''}>()")
     library = build(tmp_path, arch, bodies, scratch)
     rng = np.random.default_rng(5)
     for threads in (1, 2):
@@ -112,11 +140,14 @@ def test_attention(tmp_path: Path, arch: str, dtype: str) -> None:
             def stored(t: np.ndarray, swap: bool = bool(i % 2)) -> np.ndarray:
                 return np.ascontiguousarray(t.transpose(0, 2, 1, 3)) if swap else t
 
-            q, k, v = (
-                random(rng, (c.B, c.H, c.SQ, c.DH), dtype),
-                random(rng, (c.B, c.HK, c.SK, c.DH), dtype),
-                random(rng, (c.B, c.HK, c.SK, c.DV), dtype),
-            )
+            tiles = dtype == "bf16" and (arch == AMX or (arch == "native" and HAS_AMX))
+            q = random(rng, (c.B, c.H, c.SQ, c.DH), dtype)
+            shapes = [(c.B, c.HK, c.SK, width) for width in (c.DH, c.DV)]
+            if scaled:
+                key, value = (integers(rng, s, bool(i % 2), tiles and c.H // c.HK * c.SQ > 8) for s in shapes)
+            else:
+                key, value = (Cache(x, stored(x)) for x in (random(rng, s, dtype) for s in shapes))
+            k, v = key.numbers, value.numbers
             mask = None
             if c.mask == "Positions":
                 mask = positions(c)
@@ -130,12 +161,12 @@ def test_attention(tmp_path: Path, arch: str, dtype: str) -> None:
                 )
             out = np.full(stored(np.empty((c.B, c.H, c.SQ, c.DV))).shape, np.nan, NUMPY[dtype])
             library.run(
-                f"attention{i}", stored(q), stored(k), mask, out=out, bias=stored(v), keys=c.keys or c.SK, first=c.first
+                f"attention{i}", stored(q), key.held, mask, out=out, bias=value.held, keys=c.keys or c.SK, first=c.first
             )
             want = attention_reference(c, q, k, v, mask)
             got = stored(out).astype(np.float64)
             bound = {"float": 0.0, "f16": 2.0**-11, "bf16": 2.0**-8}[dtype] * np.abs(want) + 4e-6
-            if dtype == "bf16" and (arch == AMX or (arch == "native" and HAS_AMX)):  # weights are rounded to bfloat16
+            if tiles:  # weights are rounded to bfloat16
                 bound += 2.0**-8 * attention_reference(c, q, k, np.abs(v), mask)
             assert np.isfinite(got).all()
             error = np.abs(got - want)

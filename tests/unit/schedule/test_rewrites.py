@@ -49,14 +49,14 @@ def chip(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # -- graphs that rewrites change --------------------------------------------------------------------------------------
-def decode_step(dtype: str) -> Callable[[str, dict[str, Any]], State]:
+def decode_step(dtype: str, kv_cache: str | None = None) -> Callable[[str, dict[str, Any]], State]:
     """A decoder's step with a cache of 512 positions."""
     card = {
         "model_type": "llama", "vocab_size": 64, "hidden_size": 128, "intermediate_size": 64, "hidden_act": "silu",
         "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 64,
         "max_position_embeddings": 512, "rms_norm_eps": 1e-6, "rope_theta": 1e4, "torch_dtype": dtype,
     }  # fmt: skip
-    ir = llm_graphs(LLMConfig.from_hf(card), max_len=512, chunks=())["decode"]
+    ir = llm_graphs(LLMConfig.from_hf(card), max_len=512, chunks=(), kv_cache=kv_cache)["decode"]
     return lambda target, options: run_phases(ir, target, **{"until": "memory", **options})
 
 
@@ -149,6 +149,7 @@ EXAMPLES = [
     Example("fuse_prologue", "cuda", on_graph(lambda: gated_mlp(1, "bfloat16"))),
     Example("fuse_prologue", "metal", on_graph(lambda: gated_mlp(1, "float16"))),
     Example("horizontal_fusion", "metal", on_graph(independent)),
+    Example("fold_cache_scales", "cpu", "float32 int8"),
     Example("fold_position_masks", "cpu", "bfloat16"),
     Example("fold_position_masks", "cuda", "float32"),
     Example("fold_position_masks", "metal", "bfloat16"),
@@ -179,7 +180,7 @@ EXAMPLES = [
 
 @pytest.fixture(scope="module")
 def steps() -> dict[str, Callable[[str, dict[str, Any]], State]]:
-    return {dtype: decode_step(dtype) for dtype in ("float32", "bfloat16")}
+    return {name: decode_step(*name.split()) for name in ("float32", "bfloat16", "float32 int8")}
 
 
 class Watch:

@@ -6,7 +6,8 @@
 //
 // Strides are in elements; the inner one is 1. A float mask is added to the scores; a bool8 mask keeps a score if it is
 // true. The mask's strides m_b, m_h, m_q, m_k may be 0; pass (const NoMask*)nullptr for no mask. A mask of Positions
-// [SQ] hides the keys beyond each query's position. `keys` is the valid length of k and v (<= SK). With D::causal,
+// [SQ] hides the keys beyond each query's position. k and v may be CacheRows of 8-bit integers; their scales are [B][HK]
+// [SK]. `keys` is the valid length of k and v (<= SK). With D::causal,
 // query i attends to keys j <= i + first (first = 0: top-left alignment).
 //
 // In panels (attention_panels.h): scores are computed transposed, so neither k nor v is packed, and the scores are the
@@ -49,9 +50,9 @@ template <int P> NPU_NOINLINE void tile_columns(const ColumnArgs& a) {
   add_to<F32, P>(a.acc, acc, true);
 }
 
-template <class D, class T> struct AttentionPlan : PanelPlan<D> {
+template <class D, class E> struct AttentionPlan : PanelPlan<D> {  // E: elements of k and v
   using PanelPlan<D>::PER_CHUNK;
-  static constexpr bool WIDEN = !is_same<T, float>::value;
+  static constexpr bool WIDEN = !is_same<E, float>::value;
   static constexpr long DMAX = max_of(max_of(D::DH, D::DV), KEY_BLOCK);
   // Offsets in the scratch memory, in floats.
   static constexpr long Q = 0, K = Q + PER_CHUNK * D::DH * PANEL, V = K + (WIDEN ? KEY_BLOCK * D::DH : 0);
@@ -60,10 +61,10 @@ template <class D, class T> struct AttentionPlan : PanelPlan<D> {
   static constexpr long ROW = SUM + PER_CHUNK * PANEL, END = ROW + PANEL * DMAX;
 };
 
-template <class D, class T> constexpr long attention_scratch_bytes() {
-  if (AttentionPlan<D, T>::ROWS <= DECODE_ROWS) return DecodePlan<D>::END * 4;
+template <class D, class T, class E = T> constexpr long attention_scratch_bytes() {
+  if (AttentionPlan<D, E>::ROWS <= DECODE_ROWS) return DecodePlan<D>::END * 4;
   if (on_tiles<T>()) return attention_tiles_scratch_bytes<D>();
-  return align64(AttentionPlan<D, T>::END * 4) + align64(KEY_BLOCK * 4) + align64(KEY_BLOCK * PANEL * 4);
+  return align64(AttentionPlan<D, E>::END * 4) + align64(KEY_BLOCK * 4) + align64(KEY_BLOCK * PANEL * 4);
 }
 
 // One block of the online softmax: replaces scores by weights exp(score - row_max), and rescales row_sum and acc.
@@ -88,10 +89,25 @@ template <long DV> NPU_INLINE void softmax_block(float* scores, int n, float* ro
   }
 }
 
-template <class D, class T, class M>
-NPU_NOINLINE void attention(const T* q, const T* k, const T* v, const M* mask, T* out, Thread& th, int* counter,
+// Converts n rows to float, one after the other.
+template <long N, class E> NPU_INLINE void widen_rows(float* out, CacheRows<E> rows, long stride, int n) {
+  for (int j = 0; j < n; j++, out += N) {
+    const E* from = rows.at + j * stride;
+    if constexpr (CacheRows<E>::SCALED) {
+      const vf scale = splat<vf>(rows.scales[j]);
+      long i = 0;
+      for (; i + VL <= N; i += VL) st(out + i, cvt<vf>(ld(from + i, Full{})) * scale, Full{});
+      if (i < N) st(out + i, cvt<vf>(ld(from + i, (int)(N - i))) * scale, (int)(N - i));
+    } else {
+      copy_units<F32>((char*)out, from, N);
+    }
+  }
+}
+
+template <class D, class T, class E, class M>
+NPU_NOINLINE void attention(const T* q, CacheRows<E> k, CacheRows<E> v, const M* mask, T* out, Thread& th, int* counter,
                             long keys = D::SK, long first = 0) {
-  using Plan = AttentionPlan<D, T>;
+  using Plan = AttentionPlan<D, E>;
   if constexpr (Plan::ROWS <= DECODE_ROWS) return attention_decode<D>(q, k, v, mask, out, th, counter, keys, first);
 #if NPU_AMX
   if constexpr (on_tiles<T>()) return attention_tiles<D>(q, k, v, mask, out, th, counter, keys, first);
@@ -136,16 +152,15 @@ NPU_NOINLINE void attention(const T* q, const T* k, const T* v, const M* mask, T
 
     for (long j0 = 0; j0 < visible; j0 += KEY_BLOCK) {
       const int n = (int)min_of(KEY_BLOCK, visible - j0);
-      const T* k_from = k + b * D::k_b + hk * D::k_h + j0 * D::k_s;
-      const T* v_from = v + b * D::v_b + hk * D::v_h + j0 * D::v_s;
-      const char *k_block = (const char*)k_from, *v_block = (const char*)v_from;
+      const long row0 = (b * D::HK + hk) * D::SK + j0;
+      const CacheRows<E> k_from = k.from(b * D::k_b + hk * D::k_h + j0 * D::k_s, row0);
+      const CacheRows<E> v_from = v.from(b * D::v_b + hk * D::v_h + j0 * D::v_s, row0);
+      const char *k_block = (const char*)k_from.at, *v_block = (const char*)v_from.at;
       if constexpr (Plan::WIDEN) {
         k_block = (const char*)(scratch + Plan::K);
         v_block = (const char*)(scratch + Plan::V);
-        for (int j = 0; j < n; j++) {
-          copy_units<F32>((char*)(scratch + Plan::K + j * D::DH), k_from + j * D::k_s, D::DH);
-          copy_units<F32>((char*)(scratch + Plan::V + j * D::DV), v_from + j * D::v_s, D::DV);
-        }
+        widen_rows<D::DH>(scratch + Plan::K, k_from, D::k_s, n);
+        widen_rows<D::DV>(scratch + Plan::V, v_from, D::v_s, n);
       }
       // The last tile of a short block repeats the last key; these scores are never read.
       for (int j = 0; j < KEY_BLOCK; j++) off[j] = (int32_t)(min_of(j, n - 1) * K_STEP * 4);
@@ -181,6 +196,12 @@ NPU_NOINLINE void attention(const T* q, const T* k, const T* v, const M* mask, T
     for (long p = 0; p < panels; p++)
       store_panel(acc + p * D::DV * PANEL, row_sum + p * PANEL, panel_of(p), out, rows, Plan::DMAX);
   }
+}
+
+template <class D, class T, class M>
+NPU_INLINE void attention(const T* q, const T* k, const T* v, const M* mask, T* out, Thread& th, int* counter,
+                          long keys = D::SK, long first = 0) {
+  attention<D>(q, CacheRows<T>{k}, CacheRows<T>{v}, mask, out, th, counter, keys, first);
 }
 
 }  // namespace npu

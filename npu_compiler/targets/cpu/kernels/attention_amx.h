@@ -25,7 +25,8 @@ template <class D> struct TilePlan : PanelPlan<D> {
   static constexpr bool COPY_K = D::DH % 32 != 0 || K_BYTES % 4096 == 0;
   static constexpr long Q_BYTES = DH / 2 * PANEL * 4, V_BYTES = TILE_KEYS / 32 * DV * 64, ROW = max_of(DV, TILE_KEYS);
   // Offsets in the scratch memory, in bytes.
-  static constexpr long Q = 0, K = Q + PER_CHUNK * Q_BYTES, V = K + TILE_KEYS * DH * 2, S = V + V_BYTES;
+  static constexpr long Q = 0, K = Q + PER_CHUNK * Q_BYTES, V = K + TILE_KEYS * max_of(DH, DV) * 2;
+  static constexpr long S = V + V_BYTES;
   static constexpr long W = S + TILE_KEYS * PANEL * 4, ACC = W + TILE_KEYS / 2 * PANEL * 4;
   static constexpr long TOP = ACC + PER_CHUNK * DV * PANEL * 4, SUM = TOP + PER_CHUNK * PANEL * 4;
   static constexpr long ROWS = SUM + PER_CHUNK * PANEL * 4, MASK = ROWS + PANEL * max_of(ROW * 4, DH * 2);
@@ -114,22 +115,23 @@ template <long DV> NPU_INLINE void softmax_pairs(const float* scores, int n, int
   }
 }
 
-// Transposes n rows of values into tiles [end/32][DV][32 keys], with zeros from n up to `end`, a multiple of 32.
-// `pairs`: scratch of [16][DV] words.
-template <class D> NPU_NOINLINE void transpose_values(const bf16* v, int n, int end, uint32_t* pairs, char* out) {
+// Transposes n rows of values, `stride` elements apart, into tiles [end/32][DV][32 keys], with zeros from n up to `end`,
+// a multiple of 32. `pairs`: scratch of [16][DV] words.
+template <class D>
+NPU_NOINLINE void transpose_values(const bf16* v, long stride, int n, int end, uint32_t* pairs, char* out) {
   constexpr long DV = TilePlan<D>::DV;
   for (int j0 = 0; j0 < end; j0 += 32, out += DV * 64) {
     for (int i = 0; i < 16; i++) {
       const int j = j0 + 2 * i;
-      const bf16* from = v + j * D::v_s;
+      const bf16* from = v + j * stride;
       for (long d = 0; d < DV; d += VL) {
         vf low = {}, high = {};
         if (d + VL <= D::DV) {
           if (j < n) low = ld(from + d, Full{});
-          if (j + 1 < n) high = ld(from + D::v_s + d, Full{});
+          if (j + 1 < n) high = ld(from + stride + d, Full{});
         } else if (d < D::DV) {
           if (j < n) low = ld(from + d, (int)(D::DV - d));
-          if (j + 1 < n) high = ld(from + D::v_s + d, (int)(D::DV - d));
+          if (j + 1 < n) high = ld(from + stride + d, (int)(D::DV - d));
         }
         store_bytes(pairs + i * DV + d, (vi32)((vi32)low >> 16 & 0xffff) | (vi32)high);
       }
@@ -147,8 +149,23 @@ template <class D, long DH> NPU_INLINE void copy_rows(const bf16* from, long str
   }
 }
 
-template <class D, class M>
-NPU_INLINE void attention_tiles(const bf16* q, const bf16* k, const bf16* v, const M* mask, bf16* out, Thread& th,
+// Rounds n rows of N integers, times their scales, to bfloat16: rows of PITCH elements, padded with zeros, and zero rows
+// up to `end`.
+template <long N, long PITCH>
+NPU_INLINE void decode_rows(CacheRows<int8_t> rows, long stride, int n, int end, bf16* to) {
+  for (int j = 0; j < end; j++, to += PITCH)
+    for (long i = 0; i < PITCH; i += VL) {
+      vf x = {};
+      if (j < n && i < N) {
+        const int8_t* from = rows.at + j * stride + i;
+        x = cvt<vf>(i + VL <= N ? ld(from, Full{}) : ld(from, (int)(N - i))) * rows.scales[j];
+      }
+      st(to + i, x, Full{});
+    }
+}
+
+template <class D, class E, class M>
+NPU_INLINE void attention_tiles(const bf16* q, CacheRows<E> k, CacheRows<E> v, const M* mask, bf16* out, Thread& th,
                                 int* counter, long keys, long first) {
   using Plan = TilePlan<D>;
   constexpr long DH = Plan::DH, DV = Plan::DV;
@@ -195,12 +212,21 @@ NPU_INLINE void attention_tiles(const bf16* q, const bf16* k, const bf16* v, con
 
     for (long j0 = 0; j0 < visible; j0 += TILE_KEYS) {
       const int n = (int)min_of(TILE_KEYS, visible - j0), end = (n + 31) / 32 * 32;
-      const bf16* k_from = k + b * D::k_b + hk * D::k_h + j0 * D::k_s;
-      const bool copy = Plan::COPY_K || j0 + end > D::SK;  // whole tiles are read
-      if (copy) copy_rows<D, DH>(k_from, D::k_s, n, end, scratch + Plan::K);
-      const char* k_block = copy ? scratch + Plan::K : (const char*)k_from;
+      const long row0 = (b * D::HK + hk) * D::SK + j0;
+      const CacheRows<E> k_from = k.from(b * D::k_b + hk * D::k_h + j0 * D::k_s, row0);
+      const CacheRows<E> v_from = v.from(b * D::v_b + hk * D::v_h + j0 * D::v_s, row0);
+      const bool copy = CacheRows<E>::SCALED || Plan::COPY_K || j0 + end > D::SK;  // whole tiles are read
+      const char* k_block = copy ? scratch + Plan::K : (const char*)k_from.at;
       const long k_row = copy ? DH * 2 : Plan::K_BYTES;
-      transpose_values<D>(v + b * D::v_b + hk * D::v_h + j0 * D::v_s, n, end, (uint32_t*)rows, scratch + Plan::V);
+      if constexpr (CacheRows<E>::SCALED) {
+        bf16* decoded = (bf16*)(scratch + Plan::K);  // first values, then keys
+        decode_rows<D::DV, DV>(v_from, D::v_s, n, n, decoded);
+        transpose_values<D>(decoded, DV, n, end, (uint32_t*)rows, scratch + Plan::V);
+        decode_rows<D::DH, DH>(k_from, D::k_s, n, end, decoded);
+      } else {
+        if (copy) copy_rows<D, DH>(k_from.at, D::k_s, n, end, scratch + Plan::K);
+        transpose_values<D>(v_from.at, D::v_s, n, end, (uint32_t*)rows, scratch + Plan::V);
+      }
       for (long p = 0; p < panels; p++) {
         const int seen = (int)min_of(n, limits[p].highest - j0), whole = (seen + 31) / 32 * 32;
         if (seen <= 0) continue;

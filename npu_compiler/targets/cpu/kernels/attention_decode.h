@@ -18,6 +18,16 @@ template <class D, class M> NPU_INLINE long visible_keys(const M* mask, long que
   return D::causal ? max_of(0, min_of(keys, query + first + 1)) : keys;
 }
 
+// Rows of keys or values: numbers as they are, or 8-bit integers with a scale for each row.
+template <class E> struct CacheRows {
+  static constexpr bool SCALED = is_same<E, int8_t>::value;
+  const E* at;
+  const float* scales = nullptr;
+  __attribute__((always_inline)) CacheRows from(long elements, long rows) const {
+    return {at + elements, SCALED ? scales + rows : nullptr};
+  }
+};
+
 constexpr int DECODE_ROWS = 8;  // the most query rows of a key/value head (heads of its group x queries)
 
 template <class D> struct DecodePlan {
@@ -54,8 +64,8 @@ template <int N> NPU_INLINE vf sum_each(vf (&v)[N]) {
 // Converts n elements to float, zero padded to a multiple of VL.
 template <class T> NPU_INLINE void widen_row(float* out, const T* in, long n) {
   long i = 0;
-  for (; i + VL <= n; i += VL) store_bytes(out + i, ld(in + i, Full{}));
-  if (i < n) store_bytes(out + i, ld(in + i, (int)(n - i)));
+  for (; i + VL <= n; i += VL) store_bytes(out + i, cvt<vf>(ld(in + i, Full{})));
+  if (i < n) store_bytes(out + i, cvt<vf>(ld(in + i, (int)(n - i))));
 }
 
 // Computes scores from keys that are widened to float, VL keys at a time.
@@ -122,12 +132,21 @@ NPU_INLINE void decode_scores_pairs(const bf16* k, long keys, const bf16* const*
 }
 #endif
 
+// Multiplies n floats by the scales of their rows.
+NPU_INLINE void scale_each(float* x, const float* scales, long n) {
+  long j = 0;
+  for (; j + VL <= n; j += VL) store_bytes(x + j, load_bytes<vf>(x + j) * load_bytes<vf>(scales + j));
+  for (; j < n; j++) x[j] *= scales[j];
+}
+
 // Computes scores[row][j] = scale * q[row] . k[j] for all rows and keys.
-template <class D, class T>
-NPU_INLINE void decode_scores(const T* k, long keys, const T* const* q, float* queries, float* wide, float* scores) {
+template <class D, class E, class T>
+NPU_INLINE void decode_scores(CacheRows<E> rows, long keys, const T* const* q, float* queries, float* wide,
+                              float* scores) {
   using Plan = DecodePlan<D>;
+  const E* k = rows.at;
 #if defined(__AVX512BF16__) && NPU_AVX512
-  if constexpr (is_same<T, bf16>::value && D::DH % (2 * VL) == 0) {
+  if constexpr (is_same<E, bf16>::value && is_same<T, bf16>::value && D::DH % (2 * VL) == 0) {
     constexpr int FIRST = Plan::ROWS > 6 ? Plan::ROWS / 2 : Plan::ROWS;  // accumulators for 4 keys fill the registers
     decode_scores_pairs<D, FIRST>(k, keys, q, scores);
     if constexpr (FIRST < Plan::ROWS)
@@ -141,6 +160,8 @@ NPU_INLINE void decode_scores(const T* k, long keys, const T* const* q, float* q
     for (int c = 0; c < Plan::DH_VECS; c++) store_bytes(to + c * VL, load_bytes<vf>(to + c * VL) * D::scale);
   }
   decode_scores_wide<D>(k, keys, queries, wide, scores);
+  if constexpr (CacheRows<E>::SCALED)
+    for (int r = 0; r < Plan::ROWS; r++) scale_each(scores + r * Plan::KEYS, rows.scales, keys);
 }
 
 // Replaces a row of scores by weights exp(score - maximum), and by 0 from `visible` on. Returns 1 / sum of the weights,
@@ -177,8 +198,8 @@ NPU_INLINE void decode_values(const T* v, long begin, long end, const float* wei
     vf value[VECS];
 #pragma GCC unroll 24
     for (int c = 0; c < VECS; c++)
-      value[c] = D::DV % VL == 0 || rest >= (c + 1) * VL ? ld(from + c * VL, Full{})
-                                                         : ld(from + c * VL, (int)(rest - c * VL));
+      value[c] = cvt<vf>(D::DV % VL == 0 || rest >= (c + 1) * VL ? ld(from + c * VL, Full{})
+                                                                 : ld(from + c * VL, (int)(rest - c * VL)));
 #pragma GCC unroll 8
     for (int r = 0; r < Plan::ROWS; r++) {
       const vf w = splat<vf>(weights[r * Plan::KEYS + j]);
@@ -193,8 +214,8 @@ NPU_INLINE void decode_values(const T* v, long begin, long end, const float* wei
 }
 
 // Sums the values of all keys and stores the rows, multiplied by their factors.
-template <class D, class T>
-NPU_INLINE void decode_output(const T* v, long keys, const float* weights, const float* factors, float* sums,
+template <class D, class E, class T>
+NPU_INLINE void decode_output(const E* v, long keys, const float* weights, const float* factors, float* sums,
                               T* const* out) {
   using Plan = DecodePlan<D>;
   constexpr int WHOLE = Plan::DV_VECS / Plan::V_BLOCK, REST = Plan::DV_VECS % Plan::V_BLOCK;
@@ -212,9 +233,9 @@ NPU_INLINE void decode_output(const T* v, long keys, const float* weights, const
     }
 }
 
-template <class D, class T, class M>
-NPU_INLINE void attention_decode(const T* q, const T* k, const T* v, const M* mask, T* out, Thread& th, int* counter,
-                                 long keys, long first) {
+template <class D, class T, class E, class M>
+NPU_INLINE void attention_decode(const T* q, CacheRows<E> k, CacheRows<E> v, const M* mask, T* out, Thread& th,
+                                 int* counter, long keys, long first) {
   using Plan = DecodePlan<D>;
   float *scores = (float*)th.scratch, *queries = scores + Plan::Q, *wide = scores + Plan::K, *sums = scores + Plan::S;
   const long end = ceil_div(keys, VL) * VL;
@@ -228,7 +249,10 @@ NPU_INLINE void attention_decode(const T* q, const T* k, const T* v, const M* ma
       query_rows[r] = q + b * D::q_b + head * D::q_h + query * D::q_s;
       rows[r] = out + b * D::o_b + head * D::o_h + query * D::o_s;
     }
-    if (keys > 0) decode_scores<D>(k + b * D::k_b + hk * D::k_h, keys, query_rows, queries, wide, scores);
+    const long row0 = (b * D::HK + hk) * D::SK;
+    const CacheRows<E> values = v.from(b * D::v_b + hk * D::v_h, row0);
+    if (keys > 0)
+      decode_scores<D>(k.from(b * D::k_b + hk * D::k_h, row0), keys, query_rows, queries, wide, scores);
     for (int r = 0; r < Plan::ROWS; r++) {
       const long head = hk * (D::H / D::HK) + r / D::SQ, query = r % D::SQ;
       const long visible = visible_keys<D>(mask, query, keys, first);
@@ -246,8 +270,9 @@ NPU_INLINE void attention_decode(const T* q, const T* k, const T* v, const M* ma
         }
       }
       factors[r] = decode_softmax(s, visible, end);
+      if constexpr (CacheRows<E>::SCALED) scale_each(s, values.scales, keys);
     }
-    decode_output<D>(v + b * D::v_b + hk * D::v_h, keys, scores, factors, sums, rows);
+    decode_output<D>(values.at, keys, scores, factors, sums, rows);
   }
 }
 

@@ -114,26 +114,26 @@ template <class Kind> NPU_INLINE vf add_sums(vf a, vf b) {
   else return a + b;
 }
 
-template <class Kind, int P> NPU_INLINE void tile_step(vf (&acc)[P][TILE_VECS], const char* const (&xp)[P], long xk,
-                                                      const char* w) {
-  vf wv[TILE_VECS];
+template <class Kind, int P, int V> NPU_INLINE void tile_step(vf (&acc)[P][V], const char* const (&xp)[P], long xk,
+                                                             const char* w) {
+  vf wv[V];
 #pragma GCC unroll 4
-  for (int v = 0; v < TILE_VECS; v++) wv[v] = Kind::weights(w, v);
+  for (int v = 0; v < V; v++) wv[v] = Kind::weights(w, v);
 #pragma GCC unroll 14
   for (int p = 0; p < P; p++) {
     vf x = splat<vf>(unit(xp[p] + xk));
 #pragma GCC unroll 4
-    for (int v = 0; v < TILE_VECS; v++) Kind::step(acc[p][v], wv[v], x);
+    for (int v = 0; v < V; v++) Kind::step(acc[p][v], wv[v], x);
   }
 }
 
 // Stores acc to `to`, or adds it if `add`.
-template <class Kind, int P> NPU_INLINE void add_to(float* to, const vf (&acc)[P][TILE_VECS], bool add) {
+template <class Kind, int P, int V> NPU_INLINE void add_to(float* to, const vf (&acc)[P][V], bool add) {
   if (add) {
 #pragma GCC unroll 14
     for (int p = 0; p < P; p++)
 #pragma GCC unroll 4
-      for (int v = 0; v < TILE_VECS; v++) {
+      for (int v = 0; v < V; v++) {
         float* q = to + p * PANEL + v * VL;
         store_bytes(q, add_sums<Kind>(acc[p][v], load_bytes<vf>(q)));
       }
@@ -141,13 +141,14 @@ template <class Kind, int P> NPU_INLINE void add_to(float* to, const vf (&acc)[P
 #pragma GCC unroll 14
     for (int p = 0; p < P; p++)
 #pragma GCC unroll 4
-      for (int v = 0; v < TILE_VECS; v++) store_bytes(to + p * PANEL + v * VL, acc[p][v]);
+      for (int v = 0; v < V; v++) store_bytes(to + p * PANEL + v * VL, acc[p][v]);
   }
 }
 
-// STREAM: the weights are read once, so all of them are prefetched, starting at the prefetch pointer.
-template <class Kind, int P, bool STREAM = false> NPU_NOINLINE void tile(const TileArgs& a) {
-  vf acc[P][TILE_VECS];
+// STREAM: the weights are read once, so all of them are prefetched, starting at the prefetch pointer. V: vectors of a
+// row that are computed.
+template <class Kind, int P, bool STREAM = false, int V = TILE_VECS> NPU_NOINLINE void tile(const TileArgs& a) {
+  vf acc[P][V];
   const char* w = a.w;
   const char* prefetch = a.prefetch;
   const long prefetch_step = a.prefetch_step;
@@ -156,20 +157,20 @@ template <class Kind, int P, bool STREAM = false> NPU_NOINLINE void tile(const T
 #pragma GCC unroll 14
   for (int p = 0; p < P; p++)
 #pragma GCC unroll 4
-    for (int v = 0; v < TILE_VECS; v++) acc[p][v] = vf{};
+    for (int v = 0; v < V; v++) acc[p][v] = vf{};
   for (int t = 0; t < a.ntaps; t++) {
     const char* xp[P];
 #pragma GCC unroll 14
     for (int p = 0; p < P; p++) xp[p] = a.x + a.taps[t] + a.off[p];
     for (long k = 0, end; k < a.len;) {
       if (remaining <= 0) {
-        add_to<Kind, P>(a.acc, acc, partial);
+        add_to<Kind>(a.acc, acc, partial);
         partial = true;
         remaining = a.segment;
 #pragma GCC unroll 14
         for (int p = 0; p < P; p++)
 #pragma GCC unroll 4
-          for (int v = 0; v < TILE_VECS; v++) acc[p][v] = vf{};
+          for (int v = 0; v < V; v++) acc[p][v] = vf{};
       }
       end = min_of(a.len, k + remaining);
       remaining -= (int)(end - k);
@@ -181,28 +182,30 @@ template <class Kind, int P, bool STREAM = false> NPU_NOINLINE void tile(const T
           __builtin_prefetch(prefetch, 0, 2);
           __builtin_prefetch(prefetch + prefetch_step, 0, 2);
         }
-        tile_step<Kind, P>(acc, xp, k * 4, w);
-        tile_step<Kind, P>(acc, xp, k * 4 + 4, w + Kind::W_BYTES);
-        tile_step<Kind, P>(acc, xp, k * 4 + 8, w + 2 * Kind::W_BYTES);
-        tile_step<Kind, P>(acc, xp, k * 4 + 12, w + 3 * Kind::W_BYTES);
+        tile_step<Kind>(acc, xp, k * 4, w);
+        tile_step<Kind>(acc, xp, k * 4 + 4, w + Kind::W_BYTES);
+        tile_step<Kind>(acc, xp, k * 4 + 8, w + 2 * Kind::W_BYTES);
+        tile_step<Kind>(acc, xp, k * 4 + 12, w + 3 * Kind::W_BYTES);
         w += 4 * Kind::W_BYTES;
         prefetch += STREAM ? 4 * Kind::W_BYTES : 2 * prefetch_step;
       }
-      for (; k < end; k++, w += Kind::W_BYTES) tile_step<Kind, P>(acc, xp, k * 4, w);
+      for (; k < end; k++, w += Kind::W_BYTES) tile_step<Kind>(acc, xp, k * 4, w);
     }
   }
-  add_to<Kind, P>(a.acc, acc, partial);
+  add_to<Kind>(a.acc, acc, partial);
 }
 
 // Q positions as the fewest tiles of nearly equal height: `tall` tiles of `rows + 1` positions, then tiles of `rows`.
+// N: columns. The functions for narrow tiles compute one vector of a row: the last columns may need no more.
 struct Tiling {
-  TileFn tall_fn, fn;
+  TileFn tall_fn, fn, tall_narrow, narrow;
   int tall, count, rows;
 };
-template <class Kind, long Q, bool STREAM = false> NPU_INLINE Tiling tiling() {
+template <class Kind, long Q, bool STREAM = false, long N = 0> NPU_INLINE Tiling tiling() {
   constexpr int count = (int)((Q + TILE_ROWS - 1) / TILE_ROWS), rows = (int)(Q / count), tall = (int)(Q % count);
-  if constexpr (tall > 0) return {tile<Kind, rows + 1, STREAM>, tile<Kind, rows, STREAM>, tall, count, rows};
-  else return {tile<Kind, rows, STREAM>, tile<Kind, rows, STREAM>, 0, count, rows};
+  constexpr int high = rows + (tall > 0), V = N % TILE_COLS > 0 && N % TILE_COLS <= VL ? 1 : TILE_VECS;
+  return {tile<Kind, high, STREAM>, tile<Kind, rows, STREAM>, tile<Kind, high, STREAM, V>, tile<Kind, rows, STREAM, V>,
+          tall, count, rows};
 }
 
 // Applies the epilogue to `rows` rows of a panel of sums. N is the number of columns of a group, col the panel's first
@@ -268,18 +271,19 @@ template <class Plan> struct Chunk {
   }
 };
 
-// Computes tile t of a block. a.off is the entry of its first position, w the panel, `after` the weights of the next
-// tiles or null.
+// Computes tile t of a block. a.off is the entry of its first position, w the panel, of which `columns` are needed;
+// `after`: the weights of the next tiles or null.
 template <class Kind, class Stored>
-NPU_INLINE void run_tile(const Tiling& tiles, int t, TileArgs a, const char* w, const char* after, int parts,
-                         float* acc) {
+NPU_INLINE void run_tile(const Tiling& tiles, int t, TileArgs a, const char* w, const char* after,
+                         long columns, float* acc) {
   const bool fetch = after && t < Stored::UNIT_BYTES / 32;  // a tile prefetches 32 bytes per unit
   a.prefetch = fetch ? after + (long)t * a.ntaps * a.len * 32 : w;
   a.prefetch_step = fetch ? 64 : 0;
-  for (int part = 0; part < parts; part++) {
-    a.w = w + part * TILE_COLS * (Kind::W_BYTES / PANEL);
-    a.acc = acc + part * TILE_COLS;
-    (t < tiles.tall ? tiles.tall_fn : tiles.fn)(a);
+  for (long done = 0; done < min_of(columns, PANEL); done += TILE_COLS) {
+    a.w = w + done * (Kind::W_BYTES / PANEL);
+    a.acc = acc + done;
+    const bool narrow = columns - done <= VL;
+    (t < tiles.tall ? narrow ? tiles.tall_narrow : tiles.tall_fn : narrow ? tiles.narrow : tiles.fn)(a);
   }
 }
 
@@ -324,8 +328,7 @@ NPU_INLINE void sliced(const TX* x, const TW* weights, Epi& epi, Thread& th, int
         const char* next = Stored::at(w + (h + (h + 1 < c.end * PRODUCTS)) * PRODUCT_BYTES, at);
         for (int t = 0, done = 0; t < tiles.count; t++) {
           TileArgs a{block + at * 4, off + done, taps, 1, len, nullptr, nullptr, Plan::SEGMENT, nullptr, 0, at > 0};
-          run_tile<Kind, Stored>(tiles, t, a, panel, next, PANEL / TILE_COLS,
-                                 sums + (h - c.begin * PRODUCTS) * SUMS + done * PANEL);
+          run_tile<Kind, Stored>(tiles, t, a, panel, next, PANEL, sums + (h - c.begin * PRODUCTS) * SUMS + done * PANEL);
           done += tiles.rows + (t < tiles.tall);
         }
       }
@@ -352,7 +355,7 @@ NPU_INLINE void blocked(const TX* x, const TW* weights, Epi& epi, Thread& th, in
   if (i >= Chunk<Plan>::COUNT) return;
   Plan::tables(off, taps);
   const char* block = nullptr;
-  const Tiling full = tiling<Kind, Plan::Q>(), last = tiling<Kind, Plan::Q_LAST>();
+  const Tiling full = tiling<Kind, Plan::Q, false, Plan::N>(), last = tiling<Kind, Plan::Q_LAST, false, Plan::N>();
   while (i < Chunk<Plan>::COUNT) {
     const Chunk<Plan> c = Chunk<Plan>::of(i);
     if (prepared != c.image * Plan::BLOCKS + c.block) {
@@ -370,7 +373,6 @@ NPU_INLINE void blocked(const TX* x, const TW* weights, Epi& epi, Thread& th, in
         if (i >= Chunk<Plan>::COUNT || next == panel) next = nullptr;
       }
       const long group = pn / Plan::NP, col = pn % Plan::NP * PANEL, row = Plan::first_row(c.image, c.block);
-      const int parts = (int)min_of(PANEL / TILE_COLS, ceil_div(Plan::N - col, TILE_COLS));
       const char* from = block + group * Plan::GROUP_BYTES;
       const char* plain[PRODUCTS];
       for (long i = 0; i < PRODUCTS; i++)
@@ -380,8 +382,8 @@ NPU_INLINE void blocked(const TX* x, const TW* weights, Epi& epi, Thread& th, in
         const int rows = tiles.rows + (t < tiles.tall);
         TileArgs a{from, off + done, taps, Plan::NTAPS, Plan::LEN, nullptr, nullptr, Plan::SEGMENT, nullptr, 0};
         for (long i = 0; i < PRODUCTS; i++)
-          run_tile<Kind, Stored>(tiles, t, a, plain[i], next ? next + i * PRODUCT_BYTES : nullptr, parts,
-                                 acc + i * SUMS);
+          run_tile<Kind, Stored>(tiles, t, a, plain[i], next ? next + i * PRODUCT_BYTES : nullptr,
+                                 Plan::N - col, acc + i * SUMS);
         apply_epilogue<Plan::N, Plan::DUAL>(acc, SUMS, rows, row + done, col, group * Plan::N, epi);
         done += rows;
       }

@@ -1,0 +1,55 @@
+"""Attention over a cache of 8-bit integers with a scale for each row reads the integers and the scales themselves, so
+that the decoded cache is neither computed nor stored."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..graph import expr
+from ..passes.patterns import sides, strip
+from .anchors import Attention
+from .kernel import Kernel, Loops, Operand
+from .rewrite import ScheduleRewrite
+from .schedule import Schedule
+
+
+def fold_cache_scales(schedule: Schedule) -> None:
+    """Replace decoded keys and values by integers and scales in attention kernels, and remove kernels whose results are
+    no longer read."""
+    made: dict[int, Kernel] = {o.buffer.id: p for k in schedule.kernels for p in k.members for o in p.outputs}
+    for k in schedule.kernels:
+        if isinstance(k, Attention) and not k.scaled:
+            held = [_integers_and_scales(made.get(op.buffer.id), op) for op in k.inputs[1:3]]
+            keys, values = held
+            if keys is not None and values is not None:
+                inputs = (k.inputs[0], keys[0], values[0], *k.inputs[3:], keys[1], values[1])
+                schedule.rewrite({k: (replace(k, inputs=inputs, scaled=True),)})
+    schedule.remove_unused()
+
+
+def _integers_and_scales(producer: Kernel | None, decoded: Operand) -> tuple[Operand, Operand] | None:
+    """Return the int8 operand [B, H, S, D] and the scales [B, H, S, 1] whose product ``producer`` stores in
+    ``decoded``, or None."""
+    if not isinstance(producer, Loops) or producer.body.axes or len(producer.body.stages) != 1:
+        return None
+    (out,), (stage,) = producer.outputs, producer.body.stages
+    shape = decoded.shape
+    if out.shape != shape or (out.buffer, out.offset, out.strides) != (decoded.buffer, decoded.offset, decoded.strides):
+        return None
+    every, row = expr.identity_index(shape), expr.identity_index((*shape[:-1], 1))
+    if stage.index != every:
+        return None
+    for codes, scale in sides(stage.expr, "mul"):
+        load = codes.args[0] if codes.op == "cast" and codes.args[0].op == "load" else None
+        scale = strip(scale)
+        if load is None or load.dtype != "int8" or scale.op != "load" or (load.args, scale.args) != (every, row):
+            continue
+        integers, scales = producer.inputs[load.value], producer.inputs[scale.value]
+        if integers.shape == shape and integers.strides[-1] == 1 and scales.dtype == "float32" and scales.contiguous:
+            return integers, scales
+    return None
+
+
+FOLD_CACHE_SCALES = ScheduleRewrite(
+    "fold_cache_scales", "attention decodes a cache of 8-bit integers itself", fold_cache_scales
+)
