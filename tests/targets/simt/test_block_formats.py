@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -11,7 +12,7 @@ from npu_compiler import capture
 from npu_compiler.artifact.program import CompiledProgram
 from npu_compiler.frontend.tensors import state_dict_numpy, tensor_to_numpy
 from npu_compiler.weights.format import BlockFormat, known_formats, weight_format
-from npu_runtime import Backend
+from npu_runtime import Backend, Executor
 
 from ...models.gate import Args, cast, expect
 from ...models.gate import run as run_on_cpu
@@ -19,7 +20,7 @@ from ...porting.backend import HostBackend
 from ...support import cuda_gpu
 from ...support.host_dialect import host_in, needs_compiler
 from ...support.metal_backend import EmulatedMetal
-from ...support.sweeps import FULL
+from ...support.sweeps import FULL, IN_FULL
 
 FORMATS = {n: f for n in known_formats() if isinstance(f := weight_format(n), BlockFormat) and f.layout(0) is not None}
 K = 256
@@ -86,6 +87,32 @@ def test_products_of_many_rows(dtype: str) -> None:
 
 def test_products_of_one_row_in_the_emulator() -> None:
     _check("metal", EmulatedMetal(), _sample(2), "bfloat16", _rows(1, 1))
+
+
+class Tied(nn.Module):
+    """A table whose rows are looked up, and that a product reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(64, K)
+
+    def forward(self, ids: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.embed(ids), nn.functional.linear(x, self.embed.weight)
+
+
+LOOKED_UP = [n for n, f in FORMATS.items() if f.layouts[1].looks_up(64, K)]
+
+
+@pytest.mark.parametrize("name", ["q4_k", *(pytest.param(n, marks=IN_FULL) for n in LOOKED_UP if n != "q4_k")])
+def test_rows_of_tables_are_looked_up_in_their_blocks(name: str) -> None:
+    torch.manual_seed(0)
+    model, backend = Tied().eval(), EmulatedMetal()
+    args = (torch.tensor([0, 5, 63, 33, 5]), torch.randn(1, K))
+    program = npu_compiler.compile(capture(model, args), "metal", weights={"embed.weight": name})
+    assert [b.format for b in program.buffers if b.kind == "weight"] == [f"{name}.rows"]
+    rows, _ = Executor(program, state_dict_numpy(model), backend).run([a.numpy() for a in args]).values()
+    w = model.embed.weight.detach().numpy()
+    np.testing.assert_array_equal(rows, FORMATS[name].decode(FORMATS[name].encode(w), K)[args[0].numpy()])
 
 
 @pytest.mark.parametrize("rows", [1, 33])
