@@ -78,6 +78,12 @@ INLINE uint byte_permute(uint low, uint high, uint which) {
   asm("prmt.b32 %0, %1, %2, %3;" : "=r"(x) : "r"(low), "r"(high), "r"(which));
   return x;
 }
+// (x & mask) | rest, as one instruction: the compiler would not keep `rest` in a register.
+INLINE uint masked_or(uint x, uint mask, uint rest) {
+  uint y;
+  asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(y) : "r"(x), "r"(mask), "r"(rest));
+  return y;
+}
 // Subtracts pairs of bfloat16.
 INLINE uint pair_subtract(uint a, uint b) {
   uint x;

@@ -82,6 +82,7 @@ INLINE uint pair_subtract(uint a, uint b) {
   const uint low = bits_of_f32(f32_of_bits(a << 16) - f32_of_bits(b << 16));
   return low >> 16 | (bits_of_f32(f32_of_bits(a & 0xffff0000u) - f32_of_bits(b & 0xffff0000u)) & 0xffff0000u);
 }
+INLINE uint masked_or(uint x, uint mask, uint rest) { return (x & mask) | rest; }
 INLINE uint bf16_of_e4m3(uint code) {
   const uint magnitude = code & 0x7f, normal = (magnitude << 4) + (120u << 7);
   const uint subnormal = bits_of_f32((float)magnitude * 0.001953125f) >> 16;

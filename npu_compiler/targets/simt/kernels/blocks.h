@@ -45,17 +45,16 @@ template <int BITS> struct PieceCodes {
     stream_words<LOW>(low, four + piece * (4 * LOW));
     if (HIGH != 0) stream_words<HIGH == 0 ? 1 : HIGH>(high, four + pieces * (4 * LOW) + piece * (4 * HIGH));
   }
-  // Pair i of row r: two codes, 16 bits apart. Bits above them are zero.
-  INLINE uint pair(int r, int i) const {
-    uint x = field<LOW>(low, r, i, 0);
-    if (HIGH != 0) x |= field<HIGH == 0 ? 1 : HIGH>(high, r, i, LOW);
-    return x;
+  // Pair i of row r: two codes, 16 bits apart, among the other bits of `rest`.
+  INLINE uint pair(int r, int i, uint rest) const {
+    const uint x = field<LOW>(low, r, i, 0, rest);
+    return HIGH == 0 ? x : field<HIGH == 0 ? 1 : HIGH>(high, r, i, LOW, x);
   }
-  // The bits of a plane of B bits, moved to bit `to`.
-  template <int B> static INLINE uint field(THREAD const uint* words, int r, int i, int to) {
+  // The bits of a plane of B bits, moved to bit `to` of `rest`.
+  template <int B> static INLINE uint field(THREAD const uint* words, int r, int i, int to, uint rest) {
     const int from = 4 * B * (r % (4 / B)) + B * i;
-    const uint word = words[r / (4 / B)], mask = ((1u << B) - 1u) * 0x10001u << to;
-    return (from >= to ? word >> (from - to) : word << (to - from)) & mask;
+    const uint word = words[r / (4 / B)];
+    return masked_or(from >= to ? word >> (from - to) : word << (to - from), ((1u << B) - 1u) * 0x10001u << to, rest);
   }
 };
 // Bytes.
@@ -76,8 +75,15 @@ template <> struct PieceCodes<8> {
 INLINE float half_at(THREAD const uint* words, int n) {
   return to_f32(f16_of_bits((uint16_t)(n % 2 ? words[n / 2] >> 16 : words[n / 2] & 0xffffu)));
 }
-INLINE uint byte_at(THREAD const uint* words, int n) { return words[n / 4] >> (8 * (n % 4)) & 0xffu; }
-INLINE float signed_byte_at(THREAD const uint* words, int n) { return (float)((int)(byte_at(words, n) ^ 128u) - 128); }
+// Byte n plus 2^23: the low bits of a float, without a conversion, which is slow.
+INLINE float raised_byte_at(THREAD const uint* words, int n) {
+  return f32_of_bits(byte_permute(words[n / 4], 0x4b000000u, 0x7440u | (uint)(n % 4)));
+}
+INLINE float byte_at(THREAD const uint* words, int n) { return raised_byte_at(words, n) - 8388608.0f; }
+INLINE float signed_byte_at(THREAD const uint* words, int n) {
+  const uint word = words[n / 4] ^ 0x80808080u;
+  return raised_byte_at(&word, n % 4) - (8388608.0f + 128.0f);
+}
 
 // -- formats
 // Values code + FIRST: those of bf16 from 128 on are one apart, so a code is the low bits of 128 + code.
@@ -86,10 +92,10 @@ template <int BITS_, int FIRST> struct LinearCodes {
   CONSTANTS int RAISE = 128 - FIRST;
   static INLINE uint4 raised(THREAD const PieceCodes<BITS>& codes, int r) {
     uint4 v;
-    v.x = codes.pair(r, 0) | 0x43004300u;
-    v.y = codes.pair(r, 1) | 0x43004300u;
-    v.z = codes.pair(r, 2) | 0x43004300u;
-    v.w = codes.pair(r, 3) | 0x43004300u;
+    v.x = codes.pair(r, 0, 0x43004300u);
+    v.y = codes.pair(r, 1, 0x43004300u);
+    v.z = codes.pair(r, 2, 0x43004300u);
+    v.w = codes.pair(r, 3, 0x43004300u);
     return v;
   }
   static INLINE uint4 pairs(THREAD const PieceCodes<BITS>& codes, int r) {
@@ -104,7 +110,7 @@ template <int BITS_, int FIRST> struct LinearCodes {
 };
 // Signed bytes: the low seven bits, less 128 if the sign is set.
 INLINE uint signed_pair(uint bytes) {
-  return pair_subtract((bytes & 0x007f007fu) | 0x43004300u, (bytes & 0x00800080u) | 0x43004300u);
+  return pair_subtract(masked_or(bytes, 0x007f007fu, 0x43004300u), masked_or(bytes, 0x00800080u, 0x43004300u));
 }
 struct SignedBytes {
   CONSTANTS int BITS = 8, RAISE = 0;
@@ -171,7 +177,7 @@ struct HalfScaleAndZero {
   CONSTANTS bool HAS_BASE = true;
   static INLINE float scale(THREAD const uint* scales, THREAD const uint*, int r) { return half_at(scales, r); }
   static INLINE float base(THREAD const uint* scales, THREAD const uint*, int r) {
-    return -(half_at(scales, r) * (float)byte_at(scales, 8 + r));
+    return -(half_at(scales, r) * byte_at(scales, 8 + r));
   }
 };
 // A float32 scale; perhaps a signed byte, the code of zero.
@@ -194,10 +200,10 @@ struct LargeFromScale {
   CONSTANTS int SCALE_BYTES = 2, HEAD_BYTES = 4;
   CONSTANTS bool HAS_BASE = true;
   static INLINE float scale(THREAD const uint* scales, THREAD const uint* head, int r) {
-    return half_at(head, r) * (float)byte_at(scales, r);
+    return half_at(head, r) * byte_at(scales, r);
   }
   static INLINE float base(THREAD const uint* scales, THREAD const uint* head, int r) {
-    return -(half_at(head, 4 + r) * (float)byte_at(scales, 4 + r));
+    return -(half_at(head, 4 + r) * byte_at(scales, 4 + r));
   }
 };
 

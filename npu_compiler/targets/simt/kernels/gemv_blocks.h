@@ -1,8 +1,8 @@
 // Reader of weights in block formats for gemv.h: groups of four rows (blocks.h), decoded in registers. It multiplies in
 // float arithmetic.
 //
-// Constants of C in addition to those of gemv.h: F, the format; AHEAD: pieces that are loaded before pdl_wait(). ROWS is
-// 4, M 1, ITEM 8.
+// Constants of C in addition to those of gemv.h: F, the format; AHEAD: pieces that are loaded before pdl_wait(); EXACT:
+// whether each element is computed, for operands of float32, where subtracting sums would show. ROWS is 4, M 1, ITEM 8.
 #pragma once
 #include "blocks.h"
 #include "gemv.h"
@@ -64,7 +64,8 @@ template <class C> struct BlockWeights {
       }
     }
   };
-  BlockPieces<C, 8> w;
+  typedef BlockPieces<C, 8> W;
+  W w;
   INLINE void load(int unit, Thread at) { w.load_first(unit, at); }
   INLINE void load_rest(Thread at) { w.load_rest(at); }
   template <class Left>
@@ -76,10 +77,17 @@ template <class C> struct BlockWeights {
       for (int r = 0; r < 4; r++) {
         float y[C::ITEM], dot = 0.0f;
         unpack(w.pieces[v].pairs(r), y, (THREAD bf16*)nullptr);
+        if (C::EXACT && W::HAS_BASE) {
+          const float scale = W::WHOLE ? w.whole.scale(0, r) : w.pieces[v].scale(0, r);
+          const float base = W::WHOLE ? w.whole.base(0, r) : w.pieces[v].base(0, r);
+          for (int e = 0; e < C::ITEM; e++) y[e] = y[e] * scale + base;
+        }
 #pragma unroll
         for (int e = 0; e < C::ITEM; e++) dot += to_f32(x.x[0][v].v[e]) * y[e];
-        w.add(sum, dot, operand.sums[v], v, 0, r);
+        if (C::EXACT && W::HAS_BASE) sum[0][r] += dot;
+        else w.add(sum, dot, operand.sums[v], v, 0, r);
       }
+    if (C::EXACT && W::HAS_BASE) return;
     float left = 0.0f;
     for (int v = 0; v < C::VECTORS; v++) left += operand.sums[v];
     w.finish(sum, left);

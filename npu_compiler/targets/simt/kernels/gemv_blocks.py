@@ -15,9 +15,6 @@ from ..lang.function import blocks
 from .gemv import Reader, Shape, instantiate
 from .gemv_bf16c12 import resident
 
-MAX_PIECES = 8  # the most pieces of a thread
-PIECE_REGISTERS = 50  # the most registers that they should take
-OTHER_REGISTERS = 44  # of a thread, in addition to weights and left operand
 FEW_GROUPS = 4  # of rows for each SM
 _ONCE = re.compile(r"^#pragma once\n", re.MULTILINE)
 
@@ -42,6 +39,7 @@ def emit_gemv_blocks(kernel: Gemm, dialect: Dialect) -> Emission:
     device, row_groups = dialect.device, blocks(kernel.n * (1 + kernel.dual), ROWS)
     shape = choose_shape(kernel.k, row_groups, layout, device)
     fragments = dialect.fragment_access and kernel.inputs[0].dtype == "bfloat16"
+    exact = kernel.inputs[0].dtype == "float32"
 
     def reader(persistent: int) -> Reader:
         per_unit, ahead = shape.per_unit if persistent else 0, shape.vectors
@@ -50,7 +48,7 @@ def emit_gemv_blocks(kernel: Gemm, dialect: Dialect) -> Emission:
             ahead = min(ahead, max(1, device.prefetch_bytes // (layout.nbytes(kernel.k) // ahead * max(1, per_unit))))
         name, header = ("BlockFragments", "gemv_blocks_mma.h") if fragments else ("BlockWeights", "gemv_blocks.h")
         return Reader(
-            name, "{{{0}}}", header, {"AHEAD": ahead}, per_unit, types={"F": format.name},
+            name, "{{{0}}}", header, {"AHEAD": ahead, "EXACT": exact}, per_unit, types={"F": format.name},
             text=format_text(format, layout),
         )  # fmt: skip
 
@@ -61,12 +59,11 @@ def choose_shape(k: int, row_groups: int, layout: BlockRows, device: GPU) -> Sha
     """Choose a shape for ``row_groups`` groups of four rows of ``k`` columns. Few groups are divided among many
     threads. For many, workgroups are small, and persistent if the groups do not fit on the SMs at once."""
     pieces, few = k // PIECE, row_groups <= FEW_GROUPS * device.units
-    most = max(1, min(MAX_PIECES if few else 4, PIECE_REGISTERS // _registers(layout)))
-    shapes = [Shape(threads, blocks(pieces, threads), ROWS) for threads in range(256, 0, -SUBGROUP)]
+    shapes = [Shape(threads, blocks(pieces, threads), ROWS) for threads in range(160 if few else 256, 0, -SUBGROUP)]
 
     def cost(s: Shape) -> tuple[bool, int, bool, int]:
         idle = max(8 * (s.threads * s.vectors - pieces) - pieces, 0)  # beyond an eighth
-        return s.vectors > most, idle, s.vectors < 2, -s.threads if few else s.threads
+        return s.vectors > (8 if few else 4), idle, s.vectors < 2, -s.threads if few else s.threads
 
     shape = min(shapes, key=cost)
     if few or not device.registers or blocks(row_groups, device.units) <= _fit(shape, layout, 1, device):
@@ -75,12 +72,10 @@ def choose_shape(k: int, row_groups: int, layout: BlockRows, device: GPU) -> Sha
     return replace(shape, per_unit=min(in_flight, _fit(shape, layout, 2, device)))
 
 
-def _registers(layout: BlockRows) -> int:
-    """Return the registers of a piece with its scales."""
-    f = layout.format
-    return f.bits + (sum(f.scale_fields) * max(1, QUAD // f.sub_block) if f.sub_block else 0) + sum(f.head_fields)
-
-
 def _fit(shape: Shape, layout: BlockRows, units: int, device: GPU) -> int:
     """Return how many workgroups fit on an SM if each has the weights of ``units`` units in registers."""
-    return resident(shape.threads, shape.vectors * (units * _registers(layout) + 5) + OTHER_REGISTERS, device)
+    f = layout.format
+    scales = sum(f.scale_fields) * max(1, QUAD // f.sub_block) if f.sub_block else 0
+    piece = f.bits + scales + sum(f.head_fields)
+    other = 32 if units > 1 else 20  # registers besides weights and left operand
+    return resident(shape.threads, shape.vectors * (units * piece + 5) + other, device)

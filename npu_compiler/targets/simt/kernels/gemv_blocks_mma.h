@@ -37,7 +37,11 @@ template <class C> struct BlockFragments {
         }
     }
     INLINE uint pair(THREAD const GemvLeft<C>& x, int v, int e) const {
-      return pack_pair(to_f32(x.x[0][v].v[e]), to_f32(x.x[0][v].v[e + 1]), (THREAD bf16*)nullptr);
+      return pair_of(x.x[0][v].v[e], x.x[0][v].v[e + 1]);
+    }
+    static INLINE uint pair_of(float low, float high) { return pack_pair(low, high, (THREAD bf16*)nullptr); }
+    static INLINE uint pair_of(bf16 low, bf16 high) {
+      return bits_of_f32(to_f32(low)) >> 16 | bits_of_f32(to_f32(high));
     }
   };
   BlockPieces<C, QUAD> w;

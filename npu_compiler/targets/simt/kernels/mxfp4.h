@@ -6,7 +6,7 @@ struct PowerOfTwo {
   CONSTANTS int SCALE_BYTES = 1, HEAD_BYTES = 0;
   CONSTANTS bool HAS_BASE = false;
   static INLINE float scale(THREAD const uint* scales, THREAD const uint*, int r) {
-    const uint e = byte_at(scales, r);
+    const uint e = scales[0] >> (8 * r) & 0xffu;
     return f32_of_bits(e < 2 ? (1u << 21) << e : (e - 1) << 23);
   }
   static INLINE float base(THREAD const uint*, THREAD const uint*, int) { return 0.0f; }

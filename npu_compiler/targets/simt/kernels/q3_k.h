@@ -6,7 +6,7 @@ struct ScaleMinus32 {
   CONSTANTS int SCALE_BYTES = 1, HEAD_BYTES = 2;
   CONSTANTS bool HAS_BASE = false;
   static INLINE float scale(THREAD const uint* scales, THREAD const uint* head, int r) {
-    return half_at(head, r) * (float)((int)byte_at(scales, r) - 32);
+    return half_at(head, r) * (raised_byte_at(scales, r) - (8388608.0f + 32.0f));
   }
   static INLINE float base(THREAD const uint*, THREAD const uint*, int) { return 0.0f; }
 };

@@ -28,46 +28,45 @@ template <class C> INLINE void unpack_blocks(DEVICE const uint8_t* weights, DEVI
   }
 }
 
-// A workgroup decodes four rows of 8 THREADS columns at a time in shared memory, where it replaces outliers.
+// A workgroup decodes 8 THREADS columns of four rows in shared memory, where it replaces outliers.
 template <class C>
 INLINE void unpack_rows4(DEVICE const uint8_t* weights, DEVICE bf16* out, SMEM bf16* tile, Thread at) {
-  const int four = at.workgroup;
+  const int chunks = (C::PIECES + C::THREADS - 1) / C::THREADS, columns = C::THREADS * 8;
+  const int four = at.workgroup / chunks, begin = at.workgroup % chunks * columns, piece = begin / 8 + at.tid;
+  const bool exists = C::PIECES % C::THREADS == 0 || piece < C::PIECES;
   DEVICE const uint8_t* const group = weights + (int64_t)four * C::PLANES;
   DEVICE const uint8_t* const extras = weights + (int64_t)C::FOURS * C::PLANES + (int64_t)four * C::EXTRAS;
-  pdl_wait();
-  for (int first = 0; first < C::PIECES; first += C::THREADS) {
-    const int piece = first + at.tid, begin = first * 8, columns = C::THREADS * 8;
-    if (piece < C::PIECES) {
-      const uint4 codes = load16(group + piece * 16);
-#pragma unroll
-      for (int h = 0; h < 2; h++) {
-        const uint4 low = load16(group + 16 * (h + 1) * C::PIECES + piece * 16);
-#pragma unroll
-        for (int q = 0; q < 2; q++) {
-          const uint code = h == 0 ? (q == 0 ? codes.x : codes.y) : (q == 0 ? codes.z : codes.w);
-          float values[8];
-          unpack(rows4_decode(q == 0 ? low.x : low.z, q == 0 ? low.y : low.w, code), values, (THREAD bf16*)nullptr);
-          const float scale = to_f32(((DEVICE const bf16*)extras)[2 * h + q]);
-#pragma unroll
-          for (int e = 0; e < 8; e++) tile[(2 * h + q) * columns + at.tid * 8 + e] = to_bf16(values[e] * scale);
-        }
-      }
-    }
-    barrier();
-    for (int i = at.tid; i < C::MAX_OUTLIERS; i += C::THREADS) {
-      const uint outlier = *(DEVICE const uint*)(extras + 8 + i * 4);
-      const int column = (int)(outlier >> 16 & 0x3fffu) - begin;
-      if ((outlier << 17) != 0 && column >= 0 && column < columns)
-        tile[(int)(outlier >> 30) * columns + column] = to_bf16(f32_of_bits(outlier << 16));
-    }
-    barrier();
-    if (piece < C::PIECES) {
-#pragma unroll
-      for (int r = 0; r < 4; r++)
-        if (four * 4 + r < C::N)
-          *(DEVICE uint4*)(out + ((int64_t)four * 4 + r) * C::K + piece * 8) =
-              *(SMEM const uint4*)(tile + r * columns + at.tid * 8);
-    }
-    barrier();
+  uint4 codes = zero16(), low[2] = {zero16(), zero16()};
+  if (exists) {
+    codes = stream16(group + piece * 16);
+    low[0] = stream16(group + 16 * C::PIECES + piece * 16);
+    low[1] = stream16(group + 32 * C::PIECES + piece * 16);
   }
+  const uint code[4] = {codes.x, codes.y, codes.z, codes.w};
+#pragma unroll
+  for (int r = 0; r < 4; r++) {
+    const uint4 l = low[r / 2];
+    float values[8];
+    unpack(rows4_decode(r % 2 ? l.z : l.x, r % 2 ? l.w : l.y, code[r]), values, (THREAD bf16*)nullptr);
+    const float scale = to_f32(((DEVICE const bf16*)extras)[r]);
+    Vec<bf16, 8> row;
+#pragma unroll
+    for (int e = 0; e < 8; e++) row.v[e] = to_bf16(values[e] * scale);
+    *(SMEM Vec<bf16, 8>*)(tile + r * columns + at.tid * 8) = row;
+  }
+  barrier();
+  for (int i = at.tid; i < C::MAX_OUTLIERS; i += C::THREADS) {
+    const uint outlier = *(DEVICE const uint*)(extras + 8 + i * 4);
+    const int column = (int)(outlier >> 16 & 0x3fffu) - begin;
+    if ((outlier << 17) != 0 && column >= 0 && column < columns)
+      tile[(int)(outlier >> 30) * columns + column] = to_bf16(f32_of_bits(outlier << 16));
+  }
+  barrier();
+  pdl_wait();
+  if (!exists) return;
+#pragma unroll
+  for (int r = 0; r < 4; r++)
+    if (C::N % 4 == 0 || four * 4 + r < C::N)
+      *(DEVICE uint4*)(out + ((int64_t)four * 4 + r) * C::K + piece * 8) =
+          *(SMEM const uint4*)(tile + r * columns + at.tid * 8);
 }

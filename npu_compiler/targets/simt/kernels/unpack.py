@@ -6,13 +6,13 @@ from ....schedule.kernel import Unpack
 from ....weights.block_rows import PIECE, ROWS, BlockRows
 from ....weights.format import find_layout
 from ....weights.formats.bf16c12.rows4 import FourRows
-from ..lang.dialect import Dialect
+from ..lang.dialect import SUBGROUP, Dialect
 from ..lang.emission import Emission
 from ..lang.function import Function, blocks
 from ..lang.scalar import ctype
 from .gemv_blocks import format_text
 
-THREADS = 128
+THREADS = 128  # of a workgroup that decodes blocks
 
 
 def emit_unpack(kernel: Unpack, dialect: Dialect) -> Emission:
@@ -28,6 +28,7 @@ def emit_unpack(kernel: Unpack, dialect: Dialect) -> Emission:
         return f.finish(blocks(fours * (kernel.k // PIECE), THREADS), THREADS)
     four = FourRows(kernel.k)
     sizes |= dict(PLANES=four.planes, EXTRAS=four.extras, MAX_OUTLIERS=four.max_outliers)
-    tile = f.array("bf16", "tile", ROWS * PIECE * THREADS)
-    f.template("unpack_rows4", "unpack.h", {}, sizes, *arguments, tile)
-    return f.finish(fours, THREADS)
+    threads = min(range(256, 0, -SUBGROUP), key=lambda n: blocks(four.pieces, n) * n)
+    tile = f.array("bf16", "tile", ROWS * PIECE * threads)
+    f.template("unpack_rows4", "unpack.h", {}, sizes | {"THREADS": threads}, *arguments, tile)
+    return f.finish(fours * blocks(four.pieces, threads), threads)

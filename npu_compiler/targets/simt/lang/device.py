@@ -48,6 +48,6 @@ class GPU(Device):
     workgroups: int = 32
     gemv_bytes: int = 120 << 10
     gemv_bf16c12_bytes: int = 114 << 10
-    gemv_blocks_bytes: int = 80 << 10
+    gemv_blocks_bytes: int = 124 << 10
     prefetch_bytes: int = 66 << 10
     wgmma: WgmmaCosts | None = None
