@@ -25,6 +25,7 @@ from ...support.sweeps import FULL, IN_FULL
 BLOCKS = {n: f for n in known_formats() if isinstance(f := weight_format(n), BlockFormat)}
 GGUF = {n: f for n, f in BLOCKS.items() if f.gguf_type is not None}
 TARGETS = ("cpu", "cpu:avx2", "cpu:portable") if "avx2" in host_cpu().features else ("cpu",)
+INTEGERS = ("cpu:cooperlake",) if "avx512bf16" in host_cpu().features else ()  # multiplies codes as integers
 BYTES = [n for n in BLOCKS if n.startswith(("int8", "fp8"))]
 FP8 = [n for n in BLOCKS if n.startswith("fp8")]
 WIDE = ["mxfp4", *BYTES]  # with a scale for every float32
@@ -105,15 +106,18 @@ class Layers(nn.Module):
         return (self.plain(x), whole, *(self.get_submodule(name)(x).tanh() for name in self.formats))
 
 
-CASES = [(target, rows, dtype) for target in TARGETS for rows in (1, 33) for dtype in ("bfloat16", "float32")]
+CASES = [
+    (target, rows, dtype) for target in TARGETS + INTEGERS for rows in (1, 33) for dtype in ("bfloat16", "float32")
+]
 SAMPLE = [("cpu", 1, "bfloat16"), ("cpu", 33, "float32"), ("cpu:avx2", 1, "float32"), ("cpu:avx2", 33, "bfloat16")]
+SAMPLE += [(target, 1, "bfloat16") for target in INTEGERS]
 
 
 @pytest.mark.parametrize(
     ("target", "rows", "dtype"), [pytest.param(*c, marks=() if c in SAMPLE else IN_FULL) for c in CASES]
 )
 def test_each_weight_of_a_program_may_have_its_own_format(target: str, rows: int, dtype: str) -> None:
-    """A sample has a quarter of the formats in each of four programs; the kernels share their code."""
+    """A sample has a part of the formats in each of its programs; the kernels share their code."""
     names = list(BLOCKS) if FULL else list(BLOCKS)[SAMPLE.index((target, rows, dtype)) :: len(SAMPLE)]
     formats = {f"{n}.weight": n for n in names} | {f"{n}.weight": names[1] for n in ("gate", "up")}
     low = getattr(torch, dtype)

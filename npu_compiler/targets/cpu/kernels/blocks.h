@@ -333,3 +333,5 @@ template <int B> struct LargeFromBytes : LargeFrom<B, 32> {
 };
 
 }  // namespace npu
+
+#include "gemv_digits.h"

@@ -166,6 +166,8 @@ template <class D, class TA, class TW> constexpr long gemm_scratch_bytes() {
   if constexpr (gemm_of_bytes<D, TA, TW>()) return AmxScratch<Integers<AmxGemmPlan<GemmInPairs<D>, bf16>>>::END;
 #endif
   using Plan = GemmPlan<D, TA, TW>;
+  if constexpr (gemv_streams(D::M) > 0)
+    return align64(Plan::COPY_BYTES) + digits_bytes<typename Plan::Stored>(D::M, D::K);
   return Plan::SLICED ? sliced_scratch_bytes<Plan>() : blocked_scratch_bytes<Plan>();
 }
 

@@ -5,6 +5,20 @@
 
 namespace npu {
 
+// Whether blocks of small codes are multiplied as integers (gemv_digits.h).
+#if NPU_AVX512 && defined(__AVX512VNNI__) && (NPU_AMX || NPU_SLOW_BF16_DOT)
+#define NPU_DIGITS 1
+#else
+#define NPU_DIGITS 0
+#endif
+template <class Stored> struct Digits {
+  static constexpr bool USED = false;
+};
+template <class Stored> constexpr long digits_bytes(long rows, long k) {
+  if constexpr (Digits<Stored>::USED) return rows * Digits<Stored>::row_bytes(k);
+  else return 0;
+}
+
 constexpr int PANEL_VECS = PANEL / VL;
 // Panels that are read side by side for M rows: as many as the registers hold, at most 4. 0: use tiles instead.
 constexpr int gemv_streams(long m) {
@@ -119,9 +133,19 @@ template <class Kind, class Stored, int M, int PANELS> NPU_NOINLINE void gemv_ti
       Stored::template add_outliers<M>(a, a.w + s * a.panel_bytes, a.acc + s * M * PANEL);
 }
 
+template <class Kind, class Stored, int M, int PANELS> NPU_INLINE void multiply_panels(const GemvArgs& a) {
+  if constexpr (Digits<Stored>::USED) Digits<Stored>::template tile<M, PANELS>(a);
+  else gemv_tile<Kind, Stored, M, PANELS>(a);
+}
+
+template <class Stored> constexpr int max_streams(long m) {
+  if constexpr (Digits<Stored>::USED) return Digits<Stored>::streams(m);
+  else return gemv_streams(m);
+}
+
 // A chunk is a group of panels. Groups are smaller if there would be too few of them for all threads. Plan: a GemmPlan.
 template <class Plan, class D> struct GemvPlan {
-  static constexpr int MAX_STREAMS = gemv_streams(D::M);
+  static constexpr int MAX_STREAMS = max_streams<typename Plan::Stored>(D::M);
   static constexpr long PRODUCTS = Plan::PRODUCTS, PANELS = PRODUCTS * Plan::NP;
   static constexpr long PRODUCT_BYTES = Plan::Stored::panel_bytes(Plan::UNITS);
   static constexpr int WANTED = MAX_STREAMS >= 4 && PANELS / 4 < CHUNKS ? (PANELS / 2 < CHUNKS ? 1 : 2) : MAX_STREAMS;
@@ -148,6 +172,7 @@ NPU_INLINE void gemv(const TA* a, const TW* weights, Epi& epi, Thread& th, int* 
   constexpr long PRODUCTS = V::PRODUCTS, PANELS = V::PANELS, PRODUCT_BYTES = V::PRODUCT_BYTES;
   constexpr long GROUP = V::GROUP, GROUPS = V::GROUPS;
   constexpr long SUMS = D::M * PANEL;
+  constexpr long X_ROW_BYTES = Digits<Stored>::USED ? digits_bytes<Stored>(1, D::K) : Plan::ROW_BYTES;
   float acc[GROUP * SUMS] __attribute__((aligned(64)));
   long prepared = -1;
   const char* x = nullptr;
@@ -156,14 +181,19 @@ NPU_INLINE void gemv(const TA* a, const TW* weights, Epi& epi, Thread& th, int* 
     if (prepared != image) {
       x = Plan::prepare(a, image, 0, th.scratch);
       prepared = image;
+      if constexpr (Digits<Stored>::USED) {
+        char* digits = th.scratch + align64(Plan::COPY_BYTES);
+        for (long m = 0; m < D::M; m++) Digits<Stored>::write(x + m * Plan::ROW_BYTES, D::K, digits + m * X_ROW_BYTES);
+        x = digits;
+      }
     }
     const char* w = (const char*)weights + image * Plan::W_IMAGE_BYTES + panel * PRODUCT_BYTES;
-    GemvArgs args{x, Plan::ROW_BYTES, Plan::UNITS, w, PRODUCT_BYTES, acc};
+    GemvArgs args{x, X_ROW_BYTES, Plan::UNITS, w, PRODUCT_BYTES, acc};
     if (panels != STREAMS) {
       for (long s = 0; s < panels; s++, args.w += PRODUCT_BYTES, args.acc += SUMS)
-        gemv_tile<Kind, Stored, D::M, 1>(args);
+        multiply_panels<Kind, Stored, D::M, 1>(args);
     } else {
-      gemv_tile<Kind, Stored, D::M, STREAMS>(args);
+      multiply_panels<Kind, Stored, D::M, STREAMS>(args);
     }
     for (long s = 0; s < panels; s += PRODUCTS)
       apply_epilogue<D::N, Plan::DUAL>(acc + s * SUMS, SUMS, (int)D::M, image * D::M, (panel + s) / PRODUCTS * PANEL, 0,
