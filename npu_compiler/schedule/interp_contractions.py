@@ -106,6 +106,10 @@ def _filters(k: Convolution, w: Array) -> Array:
     if w.ndim == 6:
         w = w.swapaxes(-1, -2)
         w = w.reshape(*w.shape[:3], -1, w.shape[-1])
+    if w.shape[1] == r != r * s:  # a row of the filter is one tap
+        columns = w.shape[-1]
+        w = w[..., : s * c, :].reshape(g, r, -1, s, c, columns).transpose(0, 1, 3, 2, 4, 5)
+        w = w.reshape(g, r * s, -1, c, columns)
     w = w.transpose(0, 2, 4, 1, 3).reshape(g, -1, r, s, w.shape[3])[:, : ko // g, ..., : c // g]
     return w.reshape(ko, r, s, c // g)
 

@@ -16,6 +16,7 @@ from ..passes.fuse import CHEAP, Group
 from ..support.errors import CompileError
 from ..target_config import TargetConfig
 from ..weights.format import WeightFormat
+from ..weights.packing import ELEMENTS
 from .anchors import Anchor, Attention, Conv2d, DepthwiseConv2d, Gemm, WinogradConv2d
 from .buffers import contiguous_strides
 from .destination_passing import destinations, part_of, parts, shared_tables
@@ -187,9 +188,11 @@ class Scheduler(Operands):
             g = tuple(map(tuple, transform.tolist()))
             self._anchor(group, made, WinogradConv2d, [source, weight], flops, transform=g, **own)
             return
-        view = w.reshape(groups, k // groups, r * s, cg)
+        order = self._element_order(x.dtype)
+        rows = groups == 1 and own["dilation"][1] == 1 and cg % ELEMENTS[order] != 0 and x.dtype == "uint8"
+        view = w.reshape(groups, k // groups, *((r, s * cg) if rows else (r * s, cg)))  # see ConvPlan in conv.h
         self._static_chain(view)
-        weight = self.packed_weight(w, view, self._element_order(x.dtype))
+        weight = self.packed_weight(w, view, order)
         self._anchor(group, made, Conv2d, [source, weight], flops, **own)
 
     def _image(self, group: Group, made: dict[str, Buffer], flops: int) -> None:

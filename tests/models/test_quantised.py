@@ -15,11 +15,12 @@ from npu_compiler.graph import interp
 from npu_compiler.graph.graph import Graph
 from npu_compiler.ops.lower import lower_ir
 from npu_compiler.phases import State, run_fold, run_layout, run_normalise
-from npu_compiler.pipeline import compile_graph
+from npu_compiler.pipeline import compile_graph, run_graph
 from npu_compiler.target_config import target_config
 from npu_compiler.targets.cpu.host import host_cpu
 from npu_runtime import Executor
 
+from ..support.graph_tools import run_kernels
 from ..support.quantised import Activation, Conv, Q, QuantisedNet
 
 
@@ -101,3 +102,19 @@ def test_integer_products_are_exact(target: str) -> None:
     got = Executor(compile_graph(g, target), {}).run(inputs)
     for name, values in want.items():
         assert (computed[name] == values).all() and (got[name] == values).all()
+
+
+def test_few_channels_are_rows_of_bytes() -> None:
+    """The kernel agrees with its meaning in numpy, also where the last unit of a row reads the next pixel."""
+    rng, g = np.random.default_rng(2), Graph("rows")
+    x = rng.integers(0, 256, (2, 9, 10, 3)).astype(np.uint8)
+    for name, (r, s, stride, padding) in {"wide": (7, 7, 2, 3), "one": (1, 1, 2, 0), "tall": (3, 1, 1, 1)}.items():
+        w = g.const(rng.integers(-128, 128, (40, r, s, 3)).astype(np.int8))
+        value = g.input(f"x_{name}", x.shape, "uint8")
+        g.outputs.append((name, g.conv2d(value, w, (stride, stride), (padding,) * 4, (1, 1), 1)))
+    inputs = {f"x_{name}": x for name, _ in g.outputs}
+    want, state = interp.run(g, inputs), run_graph(g)
+    kernels = run_kernels(state, inputs, {})
+    got = Executor(compile_graph(g), {}).run(inputs)
+    for name, values in want.items():
+        assert (got[name] == values).all() and (kernels[name] == values).all()

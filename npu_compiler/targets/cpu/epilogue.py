@@ -16,7 +16,7 @@ from ...schedule.kernel import Operand
 from ...support import dtypes
 from ..codegen.epilogue_nest import epilogue_nest, row_digits
 from ..codegen.nest import Nest, use_counts
-from .render import Block, Renderer, Value, unrounded, vector_kind
+from .render import Block, Renderer, Value, rounded_clamp, unrounded, vector_kind
 
 
 def emit_epilogue(kernel: Anchor, fixed: int, name: str, place: Callable[[Operand], str]) -> tuple[str, str]:
@@ -80,6 +80,12 @@ def _store(render: Renderer, value: Expr, target: Expr, dtype: str, lane: int | 
         place = render.place(target, root)
         assert place is not None
         return [f"st1(b0 + {place[0]}, ({text})[0]);"]
+    clamp = rounded_clamp(value.args[0]) if value.op == "cast" and dtype == "uint8" else None
+    if clamp is not None and clamp[2] >= 0 and clamp[3] == 255 and render.varying(value):
+        x, zero, low, _ = clamp
+        place = render.place(target, root)
+        if place is not None and place.stride == 1:
+            return [f"st_quantized(b0 + {place.offset}, {render.text(x, 'vf', root)}, {zero}, {low}, L);"]
     text = render.text(value, vector_kind(dtype), root)
     place = render.place(target, root)
     assert place is not None and not place[2], "an epilogue stores where its indices say"

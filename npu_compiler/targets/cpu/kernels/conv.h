@@ -5,8 +5,9 @@
 //   conv2d<D>(x, w, epi, th, counter)
 //
 // Weights of each of the G groups are [ceil(K/G/32)][R][S][C/G][32] float or f16, or [..][R][S][ceil(C/G/2)][32][2]
-// bf16. The epilogue receives row = (n * OH + oh) * OW + ow and col = output channel. Padding at the bottom and right
-// follows from OH and OW.
+// bf16, or [..][R][S][ceil(C/G/4)][32][4] int8 for uint8 images; if C is not a multiple of 4, G is 1 and dil_w is 1, they
+// are [ceil(K/32)][R][ceil(S*C/4)][32][4] (BYTE_ROWS). The epilogue receives row = (n * OH + oh) * OW + ow and col =
+// output channel. Padding at the bottom and right follows from OH and OW.
 #pragma once
 #include "gemm.h"
 
@@ -21,8 +22,8 @@ struct RowCopy {
 };
 
 template <class Kind, class TX> NPU_NOINLINE void copy_rows(const TX* x, char* out, const RowCopy& d) {
-  const bool dense = d.step == 1 && d.pixel_bytes == d.c * 4 / Kind::X_PER_UNIT &&
-                     (d.groups == 1 || d.c / d.groups % Kind::X_PER_UNIT == 0) && d.c % Kind::X_PER_UNIT == 0;
+  const bool dense = d.step == 1 && d.pixel_bytes * Kind::X_PER_UNIT == d.c * 4 &&
+                     (d.groups == 1 || d.c / d.groups % Kind::X_PER_UNIT == 0);
   const long cg = d.c / d.groups;
   // Pixels first .. last - 1 of a row are inside the image.
   const long first = min_of(d.width, max_of(0, ceil_div(-d.iw, d.step)));
@@ -89,12 +90,15 @@ template <class D, class TX, class TW> struct ConvPlan {
   static constexpr bool COPY = Types::WIDEN || PADDED || CG % Kind::X_PER_UNIT != 0 ||
                                D::C * D::stride_w * (long)sizeof(TX) % 4096 == 0;
   // Geometry of the input that the tiles read: the image or its copy.
-  static constexpr long DENSE_PIXEL = G * CU * 4;
+  // Bytes of neighbouring pixels stay neighbours: a row of taps is one tap, whose last unit may read the next pixel.
+  static constexpr bool BYTE_ROWS = is_same<Kind, U8S8>::value && G == 1 && D::dil_w == 1 && CG % 4 != 0;
+  static constexpr long DENSE_PIXEL = BYTE_ROWS ? CG : G * CU * 4;
   static constexpr long PIXEL = !COPY ? D::C * (long)sizeof(TX) : DENSE_PIXEL + (DENSE_PIXEL * SW % 4096 == 0 ? 64 : 0);
   static constexpr long WIDTH = !COPY ? D::W : POINTWISE ? D::OW : SPAN_W;
   static constexpr long STEP_H = COPY ? SH : D::stride_h, STEP_W = COPY ? SW : D::stride_w;
   static constexpr bool ROW_TAPS = G == 1 && D::dil_w == 1 && PIXEL == DENSE_PIXEL;  // a row of taps is contiguous
-  static constexpr int NTAPS = (int)(ROW_TAPS ? D::R : D::R * D::S), LEN = (int)(ROW_TAPS ? D::S * CU : CU);
+  static constexpr int NTAPS = (int)(ROW_TAPS ? D::R : D::R * D::S);
+  static constexpr int LEN = (int)(BYTE_ROWS ? ceil_div(D::S * CG, 4) : ROW_TAPS ? D::S * CU : CU);
   static constexpr int SEGMENT = Types::SEGMENT;
   static constexpr bool DUAL = false;
   static constexpr long UNITS = (long)NTAPS * LEN, GROUP_BYTES = CU * 4, W_IMAGE_BYTES = 0;
@@ -110,7 +114,7 @@ template <class D, class TX, class TW> struct ConvPlan {
   static constexpr long BH = BLOCKING.block_rows, BLOCKS = ceil_div(D::OH, BH), PG = BLOCKING.chunk_panels;
   static constexpr long Q = BH * D::OW, Q_LAST = (D::OH - (BLOCKS - 1) * BH) * D::OW;
   static constexpr long IN_ROWS = (BH - 1) * SH + (D::R - 1) * D::dil_h + 1;
-  static constexpr long COPY_BYTES = COPY ? IN_ROWS * WIDTH * PIXEL : 0;
+  static constexpr long COPY_BYTES = COPY ? IN_ROWS * WIDTH * PIXEL + (BYTE_ROWS ? 4 : 0) : 0;
   static_assert(Q * STEP_H * WIDTH * PIXEL < (1l << 31) * D::OW, "a block of input exceeds 2 GB");
 
   static void tables(int32_t* off, long* taps) {

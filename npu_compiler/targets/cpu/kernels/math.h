@@ -205,4 +205,17 @@ NPU_INLINE vi32 round_clamped(vf x, int32_t zero, int32_t low, int32_t high) {
 #endif
 }
 
+// Stores min(max(round(x) + zero, low), 255), for a `low` that is not negative; NaN gives `low`.
+template <class L> NPU_INLINE void st_quantized(uint8_t* p, vf x, int32_t zero, int32_t low, L lanes) {
+#if NPU_AVX512
+  __m512i q = _mm512_cvtps_epi32(_mm512_min_ps(_mm512_set1_ps(0x1p24f), (__m512)x));  // NaN: INT32_MIN
+  q = _mm512_max_epi32(q, _mm512_set1_epi32(low - zero));
+  if (zero) q = _mm512_add_epi32(q, _mm512_set1_epi32(zero));
+  if constexpr (is_same<L, Full>::value) _mm_storeu_si128((__m128i*)p, _mm512_cvtusepi32_epi8(q));
+  else _mm_mask_storeu_epi8(p, lane_mask(lanes), _mm512_cvtusepi32_epi8(q));
+#else
+  st(p, round_clamped(x, zero, low, 255), lanes);
+#endif
+}
+
 }  // namespace npu
