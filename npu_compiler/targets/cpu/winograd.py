@@ -46,6 +46,9 @@ def filter_transform(tile: int) -> NDArray[np.float64]:
 _TRANSFORM = {2: (240, 150), 4: (536, 344)}
 _DIRECT = 0.9  # direct convolution runs closer to peak than the many small products of a Winograd kernel
 _GAIN = 0.9  # required speed-up: Winograd weights are larger
+# Direct convolution in pieces of bfloat16 (kernels/amx_pieces.h), measured: products of pieces for each product, what
+# one takes longer than at the device's rate, and flops of splitting a weight.
+_PIECES, _PIECE, _SPLIT = {"float32": 6, "float16": 3}, 1.5, 100
 _MAX_CHANNELS_F32 = 256  # with more channels, the float32 error of F(2x2) exceeds that of direct convolution
 
 
@@ -65,7 +68,12 @@ def winograd_tile(n: int, oh: int, ow: int, c: int, k: int, dtype: str, device: 
         memory = weight_bytes * device.costs.winograd_flops_per_byte
         return max(flops, memory) + min(flops, memory) / 2  # they overlap in part
 
-    best, best_cost = 0, _GAIN * cost(_DIRECT * 2 * 9 * c * k * n * oh * ow / rate, 9 * c * k * size)
+    products = 9 * c * k * n * oh * ow
+    direct = _DIRECT * 2 * products / rate
+    if dtype in _PIECES:
+        pieces = _PIECE * 2 * products * _PIECES[dtype] / device.costs.bfloat16_rate
+        direct = min(direct, pieces + _SPLIT * 9 * c * k)
+    best, best_cost = 0, _GAIN * cost(direct, 9 * c * k * size)
     for tile in (2,) if dtype == "float32" else (2, 4):
         tiles, points = n * -(-oh // tile) * -(-ow // tile), (tile + 2) ** 2
         for_input, for_output = _TRANSFORM[tile]

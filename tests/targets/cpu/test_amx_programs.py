@@ -1,13 +1,15 @@
 """Generated programs for AMX, run with its model on any machine: conformance cases, attention, a network, a decoder.
 
-All are in bfloat16, under the gates of the other targets.
+They are under the gates of the other targets. All are in bfloat16, but for a network in pieces of bfloat16.
 """
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from torch import nn
 from torch.nn import functional
@@ -22,7 +24,7 @@ from npu_runtime.llm.model import LLM
 from ...conformance.cases import PROGRAM, all_cases, check, compile_cases
 from ...llm import tiny
 from ...llm.teacher import teacher
-from ...models.gate import compile_whole, expect, run
+from ...models.gate import cast, compile_whole, expect, run
 from ...models.random_models import image_model, images
 from ...support.quantised import QuantisedNet
 from ...support.sweeps import FULL
@@ -81,6 +83,25 @@ def test_convolutional_network(amx: str) -> None:
     results = run(compile_whole(capture(low, runs[0]), target=amx), state_dict_numpy(low), runs)
     wanted.check(results)
     wanted.check_ranking(results)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"] if FULL else ["float32"])
+def test_pieces_pass_the_gate(amx: str, dtype: str) -> None:
+    """Layers large enough to be split: 3 x 3, 1 x 1, and a product of matrices."""
+    torch.manual_seed(8)
+    layers = (
+        nn.Conv2d(32, 64, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(64, 96, 1),
+        nn.ReLU(),
+        nn.Flatten(2),
+        nn.Linear(768, 64),
+    )
+    model, args = nn.Sequential(*layers).eval(), (torch.randn(1, 32, 24, 32),)
+    low = copy.deepcopy(model).to(getattr(torch, dtype))
+    inputs = cast(args, getattr(torch, dtype))
+    results = run(compile_whole(capture(low, inputs), target=amx), state_dict_numpy(low), [inputs])
+    expect(model, [args], dtype).check(results)
 
 
 def test_decoder(amx: str, tmp_path: Path) -> None:

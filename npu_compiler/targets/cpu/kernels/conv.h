@@ -147,6 +147,7 @@ template <class D> struct ConvDims : GemmDims {
 };
 template <class D> struct ConvRows {
   using Dims = ConvDims<D>;
+  static constexpr long QUANTUM = 2 * AMX_ROWS;
   static constexpr bool COPY = !Dims::POINTWISE || MatrixRows<Dims>::COPY;
   static void copy(const bf16* x, long, long row, long rows, char* out, long pitch) {
     constexpr long UNITS = Dims::K / 2;
@@ -182,6 +183,7 @@ template <class D, class TW> struct AmxConvPlan {
   static constexpr long G = D::G, CG = D::C / G, CU = ceil_div(CG, 2), N = D::K / G, NP = ceil_div(N, PANEL);
   static constexpr long IMAGES = 1;
   static constexpr bool DUAL = false;
+  static constexpr int PIECES = 1;
   static constexpr long DENSE_PIXEL = G * CU * 4, SH = D::stride_h, SW = D::stride_w;
   static constexpr long PIXEL = DENSE_PIXEL + (DENSE_PIXEL * SW % 4096 == 0 ? 64 : 0);
   static constexpr long WIDTH = (D::OW - 1) * SW + (D::S - 1) * D::dil_w + 1;
@@ -300,12 +302,36 @@ template <class D, class TX, class TW> constexpr bool conv2d_bytes_on_amx() {
   if constexpr (conv2d_of_bytes<D, TX, TW>()) return AmxByteConv<D>::RUNS;
   else return false;
 }
+
+// A convolution of half or float numbers in pieces; one of 1 x 1 is a product of matrices.
+template <class D> struct PixelRows : GemmDims {
+  static constexpr long M = D::N * D::OH * D::OW, N = D::K, K = D::C, lda = D::C;
+  template <class T> static const T* at(const T* x, long, long row) {
+    const long n = row / (D::OH * D::OW), h = row / D::OW % D::OH * D::stride_h, w = row % D::OW * D::stride_w;
+    return x + ((n * D::H + h) * D::W + w) * D::C;
+  }
+};
+template <class D> constexpr bool one_tap() {  // the bottom and right edges are not padded either, if so
+  return D::R * D::S == 1 && D::pad_t == 0 && D::pad_l == 0 && (D::OH - 1) * D::stride_h < D::H &&
+         (D::OW - 1) * D::stride_w < D::W;
+}
+template <class D, class TX, bool ONE_TAP = one_tap<D>()> struct PieceConv {
+  using Plan = PieceConvPlan<D, TX, AmxConvPlan>;
+};
+template <class D, class TX> struct PieceConv<D, TX, true> {
+  using Plan = PieceGemmPlan<PixelRows<D>, TX, AmxGemmPlan, PixelRows<D>>;
+};
+template <class D, class TX, class TW> constexpr bool conv2d_in_pieces() {
+  if constexpr (!has_pieces<TX, TW>() || D::G != 1) return false;
+  else return pieces_are_faster<typename PieceConv<D, TX>::Plan, TX>(D::N * D::OH * D::OW, D::R * D::S * D::C);
+}
 #endif
 
 template <class D, class TX, class TW> constexpr long conv2d_scratch_bytes() {
 #if NPU_AMX
   if constexpr (conv2d_bytes_on_amx<D, TX, TW>()) return AmxScratch<Integers<typename AmxByteConv<D>::Plan>>::END;
   if constexpr (conv2d_on_amx<D, TX, TW>()) return AmxScratch<typename AmxConv<D, TW>::Plan>::END;
+  if constexpr (conv2d_in_pieces<D, TX, TW>()) return AmxScratch<typename PieceConv<D, TX>::Plan>::END;
 #endif
   return blocked_scratch_bytes<ConvPlan<D, TX, TW>>();
 }
@@ -316,6 +342,8 @@ NPU_NOINLINE void conv2d(const TX* x, const TW* w, Epi& epi, Thread& th, int* co
   if constexpr (conv2d_bytes_on_amx<D, TX, TW>())
     return amx_blocked<Integers<typename AmxByteConv<D>::Plan>>((const bf16*)x, (const bf16*)w, epi, th, counter);
   if constexpr (conv2d_on_amx<D, TX, TW>()) return amx_blocked<typename AmxConv<D, TW>::Plan>(x, w, epi, th, counter);
+  if constexpr (conv2d_in_pieces<D, TX, TW>())
+    return amx_blocked<typename PieceConv<D, TX>::Plan>(x, w, epi, th, counter);
 #endif
   blocked<ConvPlan<D, TX, TW>>(x, w, epi, th, counter);
 }

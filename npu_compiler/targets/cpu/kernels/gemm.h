@@ -8,6 +8,7 @@
 // VL neighbouring columns of row b * M + m.
 #pragma once
 #include "amx_int8.h"
+#include "amx_pieces.h"
 #include "amx_tile.h"
 #include "gemv.h"
 #include "tile.h"
@@ -97,6 +98,7 @@ template <class D, class TA, class TW> struct GemmPlan {
 // The rows of A, as they are or copied: copy(a, image, row, rows, out, pitch) makes `rows` rows from `row` on, pitch
 // bytes apart. Bytes of a row beyond the last unit are zero.
 template <class D> struct MatrixRows {
+  static constexpr long QUANTUM = 2 * AMX_ROWS;  // the rows of a block are a multiple of it
   static constexpr bool COPY = D::M < AMX_ROWS || D::K % 2 != 0;
   NPU_INLINE void copy(const bf16* a, long image, long row, long rows, char* out, long pitch) {
     a += image * D::batch_a + row * D::lda;
@@ -111,6 +113,7 @@ template <class D, class TW, class Source = MatrixRows<D>> struct AmxGemmPlan {
   using Stored = typename Operands<bf16, TW>::Stored;
   static constexpr long UNITS = ceil_div(D::K, 2), NP = ceil_div(D::N, PANEL), N = D::N, G = 1, IMAGES = D::B;
   static constexpr bool DUAL = D::dual;
+  static constexpr int PIECES = 1;
   static constexpr long PRODUCTS = 1 + DUAL, PANEL_BYTES = PRODUCTS * Stored::panel_bytes(UNITS);
   static constexpr AmxSteps STEPS = amx_steps(UNITS);
   static constexpr bool COPY = Source::COPY || STEPS.padded;
@@ -125,7 +128,7 @@ template <class D, class TW, class Source = MatrixRows<D>> struct AmxGemmPlan {
   static constexpr Blocking BLOCKING =
       SLICED ? Blocking{ceil_div(ceil_div(D::M, ceil_div(D::M, TALL)), 2 * AMX_ROWS) * 2 * AMX_ROWS,
                         max_of(1, min_of(4, ceil_div(NP * D::B, AMX_LIMITS.chunks)))}
-             : choose_blocking(AMX_LIMITS, D::B, D::M, 2 * AMX_ROWS, UNITS * 4, false, NP, PANEL_BYTES,
+             : choose_blocking(AMX_LIMITS, D::B, D::M, Source::QUANTUM, UNITS * 4, false, NP, PANEL_BYTES,
                                PRODUCTS * D::K * PANEL);
   static constexpr long Q = min_of(BLOCKING.block_rows, D::M), BLOCKS = ceil_div(D::M, Q), PG = BLOCKING.chunk_panels;
   static constexpr long TILES = ceil_div(Q, AMX_ROWS);
@@ -158,12 +161,19 @@ template <class D, class TW, class Source = MatrixRows<D>> struct AmxGemmPlan {
 template <class TA, class TW> constexpr bool amx_runs(long rows) {
   return is_same<typename Operands<TA, TW>::Kind, BF16P>::value && gemv_streams(rows) == 0;
 }
+
+// Whether a product of half or float numbers runs on tiles in pieces.
+template <class D, class TA, class TW> constexpr bool gemm_in_pieces() {
+  if constexpr (!has_pieces<TA, TW>() || gemv_streams(D::M) > 0) return false;
+  else return pieces_are_faster<PieceGemmPlan<D, TA, AmxGemmPlan>, TA>(D::M, D::K);
+}
 #endif
 
 template <class D, class TA, class TW> constexpr long gemm_scratch_bytes() {
 #if NPU_AMX
   if constexpr (amx_runs<TA, TW>(D::M)) return AmxScratch<AmxGemmPlan<D, TW>>::END;
   if constexpr (gemm_of_bytes<D, TA, TW>()) return AmxScratch<Integers<AmxGemmPlan<GemmInPairs<D>, bf16>>>::END;
+  if constexpr (gemm_in_pieces<D, TA, TW>()) return AmxScratch<PieceGemmPlan<D, TA, AmxGemmPlan>>::END;
 #endif
   using Plan = GemmPlan<D, TA, TW>;
   if constexpr (gemv_streams(D::M) > 0)
@@ -189,6 +199,8 @@ NPU_NOINLINE void gemm(const TA* a, const TW* w, Epi& epi, Thread& th, int* coun
   else if constexpr (amx_runs<TA, TW>(D::M)) amx_blocked<AmxGemmPlan<D, TW>>(a, w, epi, th, counter);
   else if constexpr (gemm_of_bytes<D, TA, TW>())
     amx_blocked<Integers<AmxGemmPlan<GemmInPairs<D>, bf16>>>((const bf16*)a, (const bf16*)w, epi, th, counter);
+  else if constexpr (gemm_in_pieces<D, TA, TW>())
+    amx_blocked<PieceGemmPlan<D, TA, AmxGemmPlan>>(a, w, epi, th, counter);
 #endif
   else if constexpr (GemmPlan<D, TA, TW>::SLICED) sliced<GemmPlan<D, TA, TW>>(a, w, epi, th, counter);
   else blocked<GemmPlan<D, TA, TW>>(a, w, epi, th, counter);
