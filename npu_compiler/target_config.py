@@ -99,6 +99,7 @@ class TargetConfig:
         max_rank: the maximum rank of a tensor.
         matrix_dtypes: element types of the left operands of its matmul and convolution kernels; with 'uint8', the right
             operand is int8.
+        max_head_dim: elements of a query for which it has an attention kernel; longer ones are products and a softmax.
         pair_dtypes: those of them whose weights are packed in pairs along the reduced dim, for two-element dot
             products.
         prologue_rows: maximum rows of a matmul whose left operand every thread may compute itself.
@@ -125,6 +126,7 @@ class TargetConfig:
     max_rank: int = 8
     dtypes: frozenset[str] = _REAL
     matrix_dtypes: tuple[str, ...] = ("float32", "float16", "bfloat16")
+    max_head_dim: int = 1 << 20
     pair_dtypes: tuple[str, ...] = ("bfloat16",)
     prologue_rows: int = 0
     dual_gemm: bool = False

@@ -250,10 +250,20 @@ def erf_table() -> list[list[float]]:
     return [list(row) for row in zip(*columns, strict=True)]
 
 
-def table_declaration(rows: list[list[float]]) -> str:
-    """The C++ text of ERF_TABLE in a header."""
+def exp_table() -> list[list[float]]:
+    """The rows of EXP_TABLE: 2^(n/32) as head and tail."""
+    exact = [mpf(2) ** (mpf(n) / 32) for n in range(32)]
+    heads = [_rounded(x, 24) for x in exact]
+    return [[float(x) for x in heads], [float(_rounded(x - h, 24)) for x, h in zip(exact, heads, strict=True)]]
+
+
+TABLES: dict[str, Callable[[], list[list[float]]]] = {"EXP_TABLE": exp_table, "ERF_TABLE": erf_table}
+
+
+def table_declaration(name: str, rows: list[list[float]]) -> str:
+    """The C++ text of a table in a header."""
     lines = [", ".join(re.sub(r"\.?0*p", "p", c.hex()) + "f" for c in row) for row in rows]
-    return f"alignas(64) constexpr float ERF_TABLE[{len(rows)}][32] = {{{', '.join(f'{{{x}}}' for x in lines)}}};"
+    return f"alignas(64) constexpr float {name}[{len(rows)}][32] = {{{', '.join(f'{{{x}}}' for x in lines)}}};"
 
 
 def declaration(fit: Fit, coefficients: list[float]) -> str:
@@ -269,15 +279,15 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="compare with the headers instead of printing")
     parser.add_argument("names", nargs="*", metavar="NAME", help="default: all of them")
     arguments = parser.parse_args()
-    check, names = arguments.check, {"ERF_TABLE", *(fit.name for fit in FITS)}
+    check, names = arguments.check, {*TABLES, *(fit.name for fit in FITS)}
     if unknown := set(arguments.names) - names:
         parser.error(f"no fit is called {', '.join(sorted(unknown))}; known: {', '.join(sorted(names))}")
     header = " ".join(" ".join((KERNELS / name).read_text() for name in HEADERS).split()) if check else ""
     status = 0
-    if not arguments.names or "ERF_TABLE" in arguments.names:
-        line = table_declaration(erf_table())
+    for name in (t for t in TABLES if not arguments.names or t in arguments.names):
+        line = table_declaration(name, TABLES[name]())
         status |= check and line not in header
-        print(line if not check else f"ERF_TABLE: {'ok' if line in header else 'DIFFERS'}")
+        print(line if not check else f"{name}: {'ok' if line in header else 'DIFFERS'}")
     for fit in FITS:
         if arguments.names and fit.name not in arguments.names:
             continue

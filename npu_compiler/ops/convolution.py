@@ -49,16 +49,19 @@ def spread(x: Value, steps: Sequence[int], before: Sequence[int], sizes: Sequenc
     return x.graph.elementwise(shape, [x], where(guard, value, const(0, x.dtype)))
 
 
-def core(x: Value, w: Value, stride: Sequence[int], padding: Pairs, dilation: Sequence[int], groups: int) -> Value:
-    """Convolve x [N, ..., C] with w [K, ..., C/groups]. One spatial dim is a row of height 1; three are a sum over the
-    taps of the depth."""
+def core(
+    x: Value, w: Value, stride: Sizes, padding: Pairs, dilation: Sizes, groups: int, bias: Value | None = None
+) -> Value:
+    """Convolve x [N, ..., C] with w [K, ..., C/groups], and add bias [K]. One spatial dim is a row of height 1; three
+    are a sum over the taps of the depth. The bias follows the convolution at once, so that it becomes its epilogue."""
     if len(stride) == 1:
         x, w = x.reshape(x.shape[0], 1, *x.shape[1:]), w.reshape(w.shape[0], 1, *w.shape[1:])
-        y = core(x, w, (1, *stride), ((0, 0), *padding), (1, *dilation), groups)
+        y = core(x, w, (1, *stride), ((0, 0), *padding), (1, *dilation), groups, bias).cast(x.dtype)
         return y.reshape(y.shape[0], *y.shape[2:])
     if len(stride) == 2:
         (top, bottom), (left, right) = padding
-        return x.graph.conv2d(x, w, stride, (top, left, bottom, right), dilation, groups)
+        y = x.graph.conv2d(x, w, stride, (top, left, bottom, right), dilation, groups)
+        return y if bias is None else y + bias
     n, depth = x.shape[0], x.shape[1] + sum(padding[0])
     if any(padding[0]):
         x = spread(x, (1, 1, 1), (padding[0][0], 0, 0), (depth, *x.shape[2:4]))
@@ -69,14 +72,10 @@ def core(x: Value, w: Value, stride: Sequence[int], padding: Pairs, dilation: Se
         begin = tap * dilation[0]
         slab = x.slice(1, begin, begin + (planes - 1) * stride[0] + 1, stride[0])
         plane = w.slice(1, tap, tap + 1).reshape(w.shape[0], *w.shape[2:])
-        parts.append(core(slab.reshape(n * planes, *x.shape[2:]), plane, stride[1:], padding[1:], dilation[1:], groups))
+        slab = slab.reshape(n * planes, *x.shape[2:])
+        parts.append(core(slab, plane, stride[1:], padding[1:], dilation[1:], groups, None if tap else bias))
     y = reduce(lambda a, b: a + b, parts)
     return y.reshape(n, planes, *y.shape[1:])
-
-
-def biased(y: Value, bias: Value | None, spatial: int) -> Value:
-    """Add a bias [K] to channels-last y; convert back to channels-first."""
-    return y if bias is None else y + bias.reshape(-1, *[1] * spatial)
 
 
 def check_groups(groups: int, *channels: int) -> None:
@@ -105,8 +104,9 @@ def convolve(
         pairs = [(p // 2, p - p // 2) for p in total]
     else:
         pairs = [(p, p) for p in ints(0 if isinstance(padding, str) else padding, n)]
-    y = core(channels_last(x, n), w.cast(x.dtype).permute(0, *range(2, n + 2), 1), step, pairs, spacing, groups)
-    return biased(channels_first(y, x.rank == n + 2), bias, n)
+    w = w.cast(x.dtype).permute(0, *range(2, n + 2), 1)
+    y = core(channels_last(x, n), w, step, pairs, spacing, groups, bias)
+    return channels_first(y.cast(x.dtype), x.rank == n + 2)
 
 
 def convolve_transposed(
@@ -134,7 +134,7 @@ def convolve_transposed(
         y = _by_phases(x, w, step, pad, out, spacing, groups, kinds)
     else:
         y = _mirrored(x, w, step, pad, out, reach, spacing, groups)
-    return biased(channels_first(y, batched), bias, n)
+    return channels_first(y if bias is None else y + bias, batched)
 
 
 def _mirrored(

@@ -44,7 +44,10 @@ def _served(node: Node, config: TargetConfig, static: set[Value]) -> bool:
         return node.inputs[1] in static
     if node.op == "matmul" and 1 in node.out.shape[-2:] and node.inputs[1] not in static:
         return False  # no element of the matrix is used twice: packing panels or filling tiles would take longer
-    return node.op == "attention" or node.inputs[0].shape[-1] > 1  # an outer product has no sums
+    depth = node.inputs[0].shape[-1]
+    if node.op == "attention":
+        return depth <= config.max_head_dim
+    return depth > 1  # an outer product has no sums
 
 
 def _reduce(graph: Graph, node: Node) -> Value:

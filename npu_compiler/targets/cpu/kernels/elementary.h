@@ -163,11 +163,41 @@ NPU_INLINE Exponential exp_parts(const Reduced& r) {
   return {head, ((one - head) + r.head) + exp_rest(r)};
 }
 
+#if NPU_AVX512
+// 2^(n/32) as head and tail (tools/fit_math.py).
+alignas(64) constexpr float EXP_TABLE[2][32] = {{0x1p+0f, 0x1.059b0ep+0f, 0x1.0b5586p+0f, 0x1.11301ep+0f,
+    0x1.172b84p+0f, 0x1.1d4874p+0f, 0x1.2387a6p+0f, 0x1.29e9ep+0f, 0x1.306fep+0f, 0x1.371a74p+0f, 0x1.3dea64p+0f,
+    0x1.44e086p+0f, 0x1.4bfdaep+0f, 0x1.5342b6p+0f, 0x1.5ab07ep+0f, 0x1.6247ecp+0f, 0x1.6a09e6p+0f, 0x1.71f75ep+0f,
+    0x1.7a1148p+0f, 0x1.82589ap+0f, 0x1.8ace54p+0f, 0x1.93737cp+0f, 0x1.9c4918p+0f, 0x1.a5503cp+0f, 0x1.ae89fap+0f,
+    0x1.b7f77p+0f, 0x1.c199bep+0f, 0x1.cb720ep+0f, 0x1.d5818ep+0f, 0x1.dfc974p+0f, 0x1.ea4afap+0f, 0x1.f50766p+0f},
+    {0x0p+0f, -0x1.9d4f52p-25f, 0x1.9f3122p-25f, -0x1.fdb496p-25f, -0x1.c15742p-27f, -0x1.d2e8cap-25f,
+    0x1.ceac48p-25f, -0x1.5c0424p-25f, 0x1.4636e2p-25f, -0x1.18aac6p-25f, 0x1.824684p-25f, 0x1.8624b4p-30f,
+    -0x1.593abcp-25f, -0x1.2c561p-25f, -0x1.5bd5ecp-27f, -0x1.f8b55p-25f, 0x1.9fcef4p-26f, 0x1.1d8beep-25f,
+    -0x1.829fdp-25f, -0x1.accc7cp-26f, 0x1.15506ep-27f, -0x1.e64744p-25f, 0x1.51f848p-27f, -0x1.b83b54p-25f,
+    -0x1.a94b14p-26f, -0x1.a09438p-25f, -0x1.3d56b2p-27f, -0x1.8837ccp-27f, -0x1.822dbcp-27f, -0x1.908c94p-25f,
+    0x1.52486cp-27f, -0x1.246ebp-26f}};
+
+// Returns the entries of a row of 32 numbers, by the last five bits of an index.
+NPU_INLINE vf look_up(const float* row, vi32 at) {
+  return (vf)_mm512_permutex2var_ps(_mm512_load_ps(row), (__m512i)at, _mm512_load_ps(row + 16));
+}
+
+NPU_INLINE vf exp(vf x) {  // half the instructions of the form below; x = n ln(2)/32 + r
+  x = clamp_keep_nan(x, -104.f, 89.f);
+  vf whole;
+  const vi32 n = nearest_int(x * (32 * LOG2_E), &whole);
+  const vf r = fused(whole, splat<vf>(-LN2_LO / 32), fused(whole, splat<vf>(-LN2_HI / 32), x));
+  const vf p = fma(r * r, fma(r, splat<vf>(1.f / 6), splat<vf>(0.5f)), r), head = look_up(EXP_TABLE[0], n);
+  const vf y = head + fma(head, p, look_up(EXP_TABLE[1], n));
+  return (vf)_mm512_scalef_ps((__m512)y, (__m512)(whole * (1.f / 32)));  // rounds the exponent down
+}
+#else
 NPU_INLINE vf exp(vf x) {
   Reduced r = reduce_ln2(clamp_keep_nan(x, -104.f, 89.f));
   Exponential e = exp_parts(r);
   return scale(e.head + e.tail, r.n, r.whole);
 }
+#endif
 
 // Returns exp(x) for -104 <= x <= 0, within 1.1 ulp.
 NPU_INLINE vf exp_below(vf x) {
@@ -271,11 +301,8 @@ alignas(64) constexpr float ERF_TABLE[7][32] = {{0x0p+0f, 0x1.81f2p-3f, 0x1.419c
 
 NPU_INLINE vf erf(vf x) {  // a third of the instructions of the form below
   const vf a = (vf)_mm512_min_ps(_mm512_set1_ps(0x1.fffffep1f), (__m512)abs(x));  // NaN stays; erf(4) is 1
-  const __m512i interval = _mm512_cvttps_epi32((__m512)(a * 8.f));
-  const auto entry = [&](int row) NPU_HALF {
-    const __m512 low = _mm512_load_ps(ERF_TABLE[row]), high = _mm512_load_ps(ERF_TABLE[row] + 16);
-    return (vf)_mm512_permutex2var_ps(low, interval, high);
-  };
+  const vi32 interval = (vi32)_mm512_cvttps_epi32((__m512)(a * 8.f));
+  const auto entry = [&](int row) NPU_HALF { return look_up(ERF_TABLE[row], interval); };
   const vf t = a - entry(0), value = select(a < 0.125f, a, entry(1));
   vf p = entry(6);
   for (int i = 5; i >= 2; i--) p = fma(p, t, entry(i));

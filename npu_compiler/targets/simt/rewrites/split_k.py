@@ -14,8 +14,9 @@ from ..kernels.gemv import is_gemv
 from ..lang.dialect import Dialect
 
 MIN_TERMS = 256  # of a part of a sum
-MAX_SPLITS = 16
+MAX_SPLITS, MAX_SIMPLE_SPLITS = 16, 64
 TILE, SIMPLE_TILE = (64, 128), (64, 64)
+RESIDENT = 4  # workgroups of a unit that hide the latency of float arithmetic
 
 
 def split_k(schedule: Schedule, dialect: Dialect) -> None:
@@ -34,6 +35,10 @@ def _splits(k: Gemm | Conv2d, dialect: Dialect) -> int:
         return 1
     rows, columns = TILE if matrix else SIMPLE_TILE
     tiles = -(-p.m // rows) * -(-p.n // columns)
+    if dialect.device.units < 2 * tiles:
+        return 1
+    if not matrix:
+        return min(RESIDENT * dialect.device.units // tiles, p.k // MIN_TERMS, MAX_SIMPLE_SPLITS)
     return min(dialect.device.units // tiles, p.k // MIN_TERMS, MAX_SPLITS)
 
 
