@@ -260,8 +260,8 @@ def parser() -> _Parser:
     )
     threads(p)
 
-    p = verb("describe", "show what a .npubin file holds")
-    p.add_argument("program", help="a .npubin file")
+    p = verb("describe", "show what a .npubin file or a checkpoint of a language model holds")
+    p.add_argument("program", help="a .npubin file, a model directory or a .gguf file")
     p.add_argument("--counts", action="store_true", help="count launches, barriers, bytes and shared memory of a run")
 
     p = verb("explain", "say which nodes run on the NPU, which do not, and why")

@@ -102,8 +102,9 @@ class LLM:
             cache: keep the compiled program and the packed weights on disk (in ``NPU_CACHE_DIR``, bounded by
                 ``NPU_CACHE_SIZE`` and ``NPU_WEIGHT_CACHE_SIZE``), so that the next start neither compiles nor packs.
             weights: the format in which the matrices of a checkpoint are stored (see :func:`npu_compiler.compile`).
-                'auto' changes no number: matrices that a GGUF file holds in blocks stay in them if the target reads
-                them, and all others are in bf16c12. Weights whose values do not fit it are stored as they are.
+                'auto' changes no number: matrices that a GGUF file or a quantised checkpoint holds in blocks stay in
+                them if the target reads them, and all others are in bf16c12. Weights whose values do not fit it are
+                stored as they are.
             speed_over_memory: on GPUs, prompts decode weights in a format in every run; True: the elements are stored
                 as well, so that prompts are faster.
             kv_cache: 'int8': the caches hold 8-bit integers with a scale for each row, about half the bytes of

@@ -127,3 +127,14 @@ def test_rows_that_are_not_whole_blocks_are_refused(file: Path, tmp_path: Path) 
     (tmp_path / "a.gguf").write_bytes(file.read_bytes()[:-1000])
     with pytest.raises(WeightError, match="truncated"):
         open_checkpoint(tmp_path / "a.gguf")
+
+
+def test_a_type_that_nothing_decodes_is_refused_before_weights_are_read(file: Path, tmp_path: Path) -> None:
+    data = bytearray(file.read_bytes())
+    name = b"blk.0.ffn_down.weight"
+    at = data.index(name) + len(name) + 4 + 2 * 8  # behind the rank and the shape
+    data[at : at + 4] = struct.pack("<I", 99)
+    (tmp_path / "a.gguf").write_bytes(data)
+    message = r"a\.gguf: tensor 'blk\.0\.ffn_down\.weight': GGUF type 99 is unknown; known are float32, .*q4_k.*; conv"
+    with pytest.raises(WeightError, match=message):
+        open_checkpoint(tmp_path / "a.gguf")

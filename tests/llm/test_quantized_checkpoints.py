@@ -14,8 +14,10 @@ import torch
 
 from npu_compiler.frontend.llm import open_checkpoint
 from npu_compiler.support.errors import ConfigError, NPUError, WeightError
+from npu_compiler.support.text import si
 from npu_compiler.weights.format import block_format
 from npu_runtime.llm.model import LLM
+from npusim import cli
 
 from ..support.sweeps import IN_FULL
 from . import quantized_files, tiny
@@ -54,7 +56,7 @@ def test_every_number_is_that_of_the_layout(name: str, tmp_path: Path, caplog: p
         np.testing.assert_array_equal(weights[key], state[key].numpy())
 
 
-SAMPLE = ("awq", "gptq-order")
+SAMPLE = ("gptq-order",)
 
 
 @pytest.mark.parametrize("name", [*SAMPLE, *(pytest.param(n, marks=IN_FULL) for n in LAYOUTS if n not in SAMPLE)])
@@ -67,6 +69,16 @@ def test_the_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None
     with torch.no_grad():
         expected = small(torch.tensor([text])).logits[0].numpy()
     np.testing.assert_allclose(llm.logits(text, 40), expected[39:], rtol=1e-3, atol=1e-4)
+
+
+def test_describe_says_what_a_checkpoint_holds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    matrices = quantized_files.save(model(), LAYOUTS["packed-8"], tmp_path)
+    assert cli.main(["describe", str(tmp_path)]) == 0
+    size = sum(m.numel() + 4 * len(m) for m in matrices.values())
+    assert capsys.readouterr().out.endswith(f"weights by format: int8 {si(size, 'B')}, bfloat16 {si(49_920, 'B')}\n")
+    assert cli.main(["describe", str(tmp_path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["checkpoint"]["bytes_by_format"] == {"int8": size, "bfloat16": 49_920}
+    assert cli.main(["describe", str(tmp_path), "--counts"]) != 0 and "compile the model" in capsys.readouterr().err
 
 
 def test_projections_of_one_input_share_the_order_of_their_columns(tmp_path: Path) -> None:

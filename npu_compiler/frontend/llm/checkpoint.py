@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import logging
+import math
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -73,6 +75,20 @@ class CheckpointWeights(WeightSource, Mapping[str, np.ndarray]):
             what = f"{len(rest)} quantised matrices, {rest[0]!r} and the like,"
             _log.warning("%s: %s are stored as elements: no weight format holds their numbers", self.origin, what)
         return held
+
+    def bytes_by_format(self) -> dict[str, int]:
+        """Return the bytes of the weights in each weight format, and in each dtype of those in no format; largest
+        first."""
+        found: Counter[str] = Counter()
+        for name, shape in self._shapes.items():
+            format = self.block_format(name) if len(shape) == 2 else None
+            row_bytes = None if format is None else format.row_bytes(shape[1])
+            if format is not None and row_bytes is not None:
+                found[format.name] += shape[0] * row_bytes
+            else:
+                dtype = self._files.spec(self._places[name].name)[1]
+                found[dtype] += math.prod(shape) * dtypes.DTYPES[dtype].size
+        return dict(found.most_common())
 
     def __getitem__(self, name: str) -> np.ndarray:
         return self.read(name)

@@ -1,7 +1,7 @@
 """GGUF files: metadata and tensors, and the config.json that corresponds to the metadata.
 
-The header is read here, in one pass over the mapped file. The package ``gguf`` dequantises blocks; it is imported when
-such a tensor is read. Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
+The header is read here, in one pass over the mapped file. The package ``gguf`` dequantises blocks of types without a
+weight format; it is imported for such tensors. Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ _FLOAT32, _STRING, _ARRAY = 6, 8, 9
 _PLAIN = {0: "float32", 1: "float16", 28: "float64", 30: "bfloat16"}  # tensor types other than quantised blocks
 _MAX_DIMS, _MAX_DIM = 4, 2**48
 _MAX_ALIGNMENT = 2**20
+_OTHER = "convert the model to another type"
 _MAX_BYTES, _MAX_ITEMS = 2**28, 2**24  # of a text, of an array: far above any vocabulary
 
 
@@ -160,6 +161,8 @@ class GGUFFile(WeightSource):
 
     def spec(self, name: str) -> Spec:
         e = self._entries[name]
+        if e.kind not in _PLAIN and e.kind not in self._formats:
+            self._foreign(name)  # refuses unknown types
         return e.shape, _PLAIN.get(e.kind, "float32")
 
     def block_format(self, name: str) -> BlockFormat | None:
@@ -188,26 +191,37 @@ class GGUFFile(WeightSource):
             return np.frombuffer(self._map, dtype, math.prod(e.shape), e.begin).reshape(e.shape)
         if (format := self._formats.get(e.kind)) is not None:
             return format.decode(self._raw(e, format), e.shape[-1]).reshape(e.shape)
+        kind, block, size = self._foreign(name)
+        from gguf.quants import dequantize
+
         try:
-            from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
-            from gguf.quants import dequantize
-        except ImportError:
-            advice = "quantised tensors need the package gguf: pip install 'npusim[llm]'"
-            raise WeightError(f"{self.origin}: {advice}") from None
-        try:
-            try:
-                kind = GGMLQuantizationType(e.kind)
-            except ValueError:
-                names = ", ".join([*_PLAIN.values(), *(f.name for f in self._formats.values())])
-                raise ValueError(f"it is unknown; known are {names} and those of the package gguf") from None
-            block, size = GGML_QUANT_SIZES[kind]
             rows, columns = math.prod(e.shape[:-1]), e.shape[-1]
             if columns % block:
                 raise ValueError(f"rows of {columns} elements are not a multiple of blocks of {block}")
             raw = np.frombuffer(self._map, np.uint8, rows * (columns // block) * size, e.begin)
             return np.asarray(dequantize(raw.reshape(rows, -1), kind), np.float32).reshape(e.shape)
         except (NotImplementedError, ArithmeticError, LookupError, TypeError, ValueError) as error:
-            raise WeightError(f"{self.origin}: tensor {show(name)} of GGUF type {e.kind}: {error}") from None
+            raise WeightError(f"{self.origin}: tensor {show(name)} of GGUF type {e.kind}: {error}; {_OTHER}") from None
+
+    def _foreign(self, name: str) -> tuple[Any, int, int]:
+        """Return the type of a tensor that only the package ``gguf`` decodes, and the elements and bytes of a block.
+
+        Raises:
+            WeightError: the package is missing or does not know the type.
+        """
+        kind = self._entries[name].kind
+        try:
+            from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+        except ImportError:
+            advice = f"tensor {show(name)} of GGUF type {kind} needs the package gguf: pip install 'npusim[llm]'"
+            raise WeightError(f"{self.origin}: {advice}") from None
+        try:
+            found = GGMLQuantizationType(kind)
+            return found, *GGML_QUANT_SIZES[found]
+        except (ValueError, LookupError):
+            known = ", ".join([*_PLAIN.values(), *(f.name for f in self._formats.values())])
+            what = f"GGUF type {kind} is unknown; known are {known} and those of the package gguf"
+            raise WeightError(f"{self.origin}: tensor {show(name)}: {what}; {_OTHER}") from None
 
 
 def _block_types() -> dict[int, BlockFormat]:
