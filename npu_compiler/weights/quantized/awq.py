@@ -9,11 +9,11 @@ from __future__ import annotations
 import numpy as np
 
 from ...support.records import Field
-from .matrix import Matrix, unpacked
+from .matrix import Matrix
 from .settings import group_size, one_of
 from .tensors import FLOATS, Tensors
 
-_PLACES = [0, 4, 1, 5, 2, 6, 3, 7]  # of the columns in a word
+_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # of the columns in a word
 _PER_WORD = 8
 
 
@@ -34,8 +34,12 @@ def _matrix(tensors: Tensors, module: str, size: int) -> Matrix:
     tensors.expect(module, "qzeros", (groups, words), ("I32",))
 
     def columns(leaf: str) -> np.ndarray:
-        codes = unpacked(tensors.raw(module, leaf), 4).reshape(-1, words, _PER_WORD)[..., _PLACES]
-        return np.ascontiguousarray(codes.reshape(-1, n).T)
+        """Return the codes [N, rows] of words [rows, N / 8]."""
+        packed = np.ascontiguousarray(tensors.raw(module, leaf).T)
+        codes = np.empty((words, _PER_WORD, packed.shape[1]), np.uint8)
+        for column, place in enumerate(_PLACES):
+            codes[:, column] = packed >> 4 * place & 15
+        return codes.reshape(n, -1)
 
     return Matrix(
         (n, k),
