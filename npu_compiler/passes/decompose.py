@@ -16,8 +16,8 @@ def decompose(graph: Graph, config: TargetConfig) -> None:
     """Rewrite nodes that ``config`` has no kernel for as multiply-and-sum reductions.
 
     These are attention, matmul and conv2d over dtypes outside ``matrix_dtypes``, convolutions whose weight is computed
-    at run time, and products with one vector whose right operand is computed at run time.
-    A reduction over one element becomes pointwise.
+    at run time where the target does not pack it then, and products with one vector whose right operand is computed at
+    run time. A reduction over one element becomes pointwise.
     """
     for steps in ({"attention": _attention}, {"matmul": _matmul, "conv2d": _conv2d, "reduce": _reduce}):
         if not any(node.op in steps for node in graph.nodes):
@@ -41,13 +41,22 @@ def _served(node: Node, config: TargetConfig, static: set[Value]) -> bool:
     if node.inputs[0].dtype == "uint8" and (node.inputs[1].dtype != "int8" or node.inputs[1] not in static):
         return False
     if node.op == "conv2d":
-        return node.inputs[1] in static
+        return node.inputs[1] in static or _packs_filters(node, config)
     if node.op == "matmul" and 1 in node.out.shape[-2:] and node.inputs[1] not in static:
         return False  # no element of the matrix is used twice: packing panels or filling tiles would take longer
     depth = node.inputs[0].shape[-1]
     if node.op == "attention":
         return depth <= config.max_head_dim
     return depth > 1  # an outer product has no sums
+
+
+def _packs_filters(node: Node, config: TargetConfig) -> bool:
+    """Whether filters that are computed at run time can be packed into panels like those of a matrix: pairs of terms
+    must not cross taps. Depthwise filters are not packed."""
+    x, w = node.inputs
+    paired = x.dtype in config.pair_dtypes and w.shape[3] % 2 > 0
+    depthwise = w.shape[3] == 1 and w.shape[0] == x.shape[3]
+    return bool(config.panel and dtypes.is_float(x.dtype) and w.numel and not paired and not depthwise)
 
 
 def _reduce(graph: Graph, node: Node) -> Value:

@@ -13,10 +13,9 @@ from ..graph.expr import Expr
 from ..graph.graph import Graph, Node, Value
 from ..passes.fold import unrounded
 from ..passes.fuse import CHEAP, Group
-from ..support.errors import CompileError
 from ..target_config import TargetConfig
 from ..weights.format import WeightFormat
-from ..weights.packing import ELEMENTS
+from ..weights.packing import ELEMENTS, packed_spec
 from .anchors import Anchor, Attention, Conv2d, DepthwiseConv2d, Gemm, WinogradConv2d
 from .buffers import contiguous_strides
 from .destination_passing import destinations, part_of, parts, shared_tables
@@ -179,8 +178,10 @@ class Scheduler(Operands):
             )
             self._anchor(group, made, DepthwiseConv2d, [source, weight], flops, **own)
             return
+        order = self._element_order(x.dtype)
         if w not in self.static:
-            raise CompileError("internal error: a convolution with computed weights reached the scheduler")
+            self._anchor(group, made, Conv2d, [source, self._packed_filters(w, groups, order)], flops, **own)
+            return
         transform = self.winograd(node)
         if transform is not None:
             tile = transform.shape[0] - 2
@@ -188,7 +189,6 @@ class Scheduler(Operands):
             g = tuple(map(tuple, transform.tolist()))
             self._anchor(group, made, WinogradConv2d, [source, weight], flops, transform=g, **own)
             return
-        order = self._element_order(x.dtype)
         rows = groups == 1 and own["dilation"][1] == 1 and cg % ELEMENTS[order] != 0 and x.dtype == "uint8"
         view = w.reshape(groups, k // groups, *((r, s * cg) if rows else (r * s, cg)))  # see ConvPlan in conv.h
         self._static_chain(view)
@@ -324,12 +324,22 @@ class Scheduler(Operands):
             op = self._copy(b)
             strides = contiguous_strides((batch, k, n))
         tail = ((k + 1) // 2, panel, 2) if order == "vnni2" else (k, panel)
-        shape = (batch, -(-n // panel), *tail)
-        out = Operand(self._buffer("arena", b.dtype, shape, "packed"), shape, contiguous_strides(shape))
         source = Operand(op.buffer, (batch, k, n), strides, op.offset)
-        self._kernel(
-            Pack(label="pack", inputs=(source,), outputs=(out,), batch=batch, k=k, n=n, sources=b.node.sources)
-        )
+        return self._panels(source, (batch, -(-n // panel), *tail), b.node.sources)
+
+    def _packed_filters(self, w: Value, groups: int, order: str) -> Operand:
+        """Return filters [K, R, S, C / groups] that are computed at run time, packed like load-time values: as panels
+        of a matrix whose rows are taps and channels."""
+        k, r, s, c = w.shape
+        dense, n, rows, panel = self._dense(w), k // groups, r * s * c, self.config.panel
+        source = Operand(dense.buffer, (groups, rows, n), (n * rows, 1, rows), dense.offset)
+        return self._panels(source, packed_spec(order, (groups, n, r * s, c), w.dtype, panel)[0], w.node.sources)
+
+    def _panels(self, source: Operand, shape: tuple[int, ...], sources: tuple[str, ...]) -> Operand:
+        """Return the panels of right operands [batch, k, n], which a kernel packs."""
+        batch, k, n = source.shape
+        out = Operand(self._buffer("arena", source.dtype, shape, "packed"), shape, contiguous_strides(shape))
+        self._kernel(Pack(label="pack", inputs=(source,), outputs=(out,), batch=batch, k=k, n=n, sources=sources))
         return out
 
     def _attention(self, group: Group, made: dict[str, Buffer]) -> None:
