@@ -27,7 +27,7 @@ constexpr int gemv_streams(long m) {
 // Units in one chain of additions (see SEGMENT_F32). Shorter than in a tile: each chain is in one lane, while libraries
 // sum a row in many lanes.
 template <class Kind> constexpr long gemv_segment = is_same<Kind, F32>::value ? 16 : 128;
-constexpr long GEMV_PREFETCH_DISTANCE = 4096;  // prefetch distance in bytes, all streams together
+constexpr long GEMV_PREFETCH_DISTANCE = 8192;  // prefetch distance in bytes, all streams together
 constexpr long GEMV_PREFETCH_BYTES = 4096;  // bytes of each stream that are prefetched before the kernel starts
 
 struct GemvArgs {
@@ -37,6 +37,12 @@ struct GemvArgs {
   const char* w;
   long panel_bytes;
   float* acc;         // [panels][M][PANEL]
+  long jump = 0;      // from the end of these panels to those that this thread reads next
+  // Bytes from `at`, an address in the first panel, to what is prefetched.
+  template <int PANELS> __attribute__((always_inline)) long ahead(const char* at) const {
+    constexpr long DISTANCE = GEMV_PREFETCH_DISTANCE / PANELS;
+    return DISTANCE + (at + DISTANCE - w >= panel_bytes ? jump : 0);
+  }
 };
 
 template <class Kind, class Stored, int M, int PANELS> NPU_NOINLINE void gemv_tile(const GemvArgs& a) {
@@ -73,11 +79,12 @@ template <class Kind, class Stored, int M, int PANELS> NPU_NOINLINE void gemv_ti
 #pragma GCC unroll 4
       for (int s = 0; s < PANELS; s++) w[s].from = Stored::at(a.w + s * a.panel_bytes, k);
     for (; k + 4 <= end; k += 4, x += 16) {
+      const long ahead = a.template ahead<PANELS>(w[0].from);
 #pragma GCC unroll 4
       for (int s = 0; s < PANELS; s++)
 #pragma GCC unroll 8
         for (int line = 0; line < 4 * Stored::UNIT_BYTES; line += 64)
-          __builtin_prefetch(w[s].from + GEMV_PREFETCH_DISTANCE / PANELS + line, 0, 3);
+          __builtin_prefetch(w[s].from + ahead + line, 0, 3);
 #pragma GCC unroll 2
       for (int u = 0; u < 4; u += 2) {
         vf xv[2][M];
@@ -176,7 +183,8 @@ NPU_INLINE void gemv(const TA* a, const TW* weights, Epi& epi, Thread& th, int* 
   float acc[GROUP * SUMS] __attribute__((aligned(64)));
   long prepared = -1;
   const char* x = nullptr;
-  for (long i = th.tid; i < D::B * GROUPS; i = th.n + next_chunk(th, counter)) {
+  for (long i = th.tid, next; i < D::B * GROUPS; i = next) {
+    next = th.n + next_chunk(th, counter);
     const long image = i / GROUPS, panel = i % GROUPS * GROUP, panels = min_of(GROUP, PANELS - panel);
     if (prepared != image) {
       x = Plan::prepare(a, image, 0, th.scratch);
@@ -189,6 +197,10 @@ NPU_INLINE void gemv(const TA* a, const TW* weights, Epi& epi, Thread& th, int* 
     }
     const char* w = (const char*)weights + image * Plan::W_IMAGE_BYTES + panel * PRODUCT_BYTES;
     GemvArgs args{x, X_ROW_BYTES, Plan::UNITS, w, PRODUCT_BYTES, acc};
+    if (next < D::B * GROUPS) {
+      const char* following = (const char*)weights + next / GROUPS * Plan::W_IMAGE_BYTES;
+      args.jump = following + next % GROUPS * GROUP * PRODUCT_BYTES - w - PRODUCT_BYTES;
+    }
     if (panels != STREAMS) {
       for (long s = 0; s < panels; s++, args.w += PRODUCT_BYTES, args.acc += SUMS)
         multiply_panels<Kind, Stored, D::M, 1>(args);

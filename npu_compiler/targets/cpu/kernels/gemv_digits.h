@@ -139,6 +139,7 @@ template <class Format, class Kind> struct Digits<Blocks<Format, Kind>> {
         }
       }
       const char* digits = x + sizeof(DigitsHeader);
+      const long ahead = a.template ahead<PANELS>(w[0]);
 #pragma GCC unroll 2
       for (int group = 0; group < N / Code::GROUP; group++, digits += 2 * Code::GROUP) {
 #pragma GCC unroll 4
@@ -146,7 +147,7 @@ template <class Format, class Kind> struct Digits<Blocks<Format, Kind>> {
           const char* from = w[s] + group * Code::GROUP_BYTES;
 #pragma GCC unroll 2
           for (int line = 0; line < Code::GROUP_BYTES; line += 64)
-            __builtin_prefetch(from + GEMV_PREFETCH_DISTANCE / PANELS + line, 0, 3);
+            __builtin_prefetch(from + ahead + line, 0, 3);
           vi32 codes[2];
           CodeBytes<Format>::load(from, codes);
 #pragma GCC unroll 4
