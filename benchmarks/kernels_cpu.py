@@ -47,7 +47,7 @@ using namespace npu;
 struct Job { const char *x, *w; char* y; const float* bias; int* counters; long reps, stride, region; };
 template <class T> struct BiasRelu {
   T* out; const float* bias; long ld_out;
-  template <class L> inline __attribute__((always_inline)) void operator()(vf acc, long row, long col, L lanes) {
+  template <class L> inline __attribute__((always_inline)) void operator()(vf acc, long row, long col, L lanes) const {
     st(out + row * ld_out + col, max(acc + ld(bias + col, lanes), vf{}), lanes);
   }
 };

@@ -28,7 +28,7 @@ def hardware() -> str:
 
 
 def real_time(on: bool) -> None:
-    """Turn real-time priority on or off for all threads of this process. Does nothing unless the user is root."""
+    """Turn real-time priority on or off for all threads of this process. Does nothing unless the user may do that."""
     if os.geteuid():
         return
     for thread in os.listdir("/proc/self/task"):
@@ -36,6 +36,8 @@ def real_time(on: bool) -> None:
             os.sched_setscheduler(int(thread), os.SCHED_RR if on else os.SCHED_OTHER, os.sched_param(4 if on else 0))
         except ProcessLookupError:
             continue  # a thread that has just ended
+        except PermissionError:
+            return  # root of a container
 
 
 def publish(results: dict[str, Any], path: Path | None) -> None:
