@@ -34,7 +34,7 @@ _SAFETENSORS = {
 }  # fmt: skip
 _MAX_ELEMENTS = 2**56  # empty dims counted as 1: numpy refuses a shape whose other dims overflow
 MAX_DOCUMENT = 2**28  # bytes; the largest tokenizers have 2**25
-_AGAIN = "download or copy it again"
+AGAIN = "download or copy it again"
 BLOCKS = "npusim.blocks"  # metadata: JSON of {weight: [format, columns, dtype]}, the tensors that are blocks
 _FLOAT8 = ("F8_E4M3", "F8_E5M2", "F8_E8M0")
 _OTHER_SIZES = {"U16": 2, "U32": 4, "U64": 8, **dict.fromkeys(_FLOAT8, 1)}
@@ -168,7 +168,7 @@ class SafetensorsFile(TensorFiles):
         self._opened = os.fstat(self._file.fileno())
         size = self._opened.st_size
         if size < 8:
-            raise WeightError(f"{path}: offset {size}: the file ends within its header; {_AGAIN}")
+            raise WeightError(f"{path}: offset {size}: the file ends within its header; {AGAIN}")
         self._map = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
         if _is_pickle(self._map):
             raise WeightError(
@@ -179,7 +179,7 @@ class SafetensorsFile(TensorFiles):
         length = int.from_bytes(self._map[:8], "little")
         if length > min(_MAX_HEADER, size - 8):
             detail = f"a header of {length} bytes does not fit a file of {size}"
-            raise WeightError(f"{path}: offset 0: {detail}; it is not a safetensors file, or is truncated: {_AGAIN}")
+            raise WeightError(f"{path}: offset 0: {detail}; it is not a safetensors file, or is truncated: {AGAIN}")
         self._start = 8 + length
         self._entries, self._blocks = _parse_header(self._map[8 : self._start], size - self._start, self.origin)
 
@@ -317,7 +317,7 @@ def _parse_entry(entry: Any, data_size: int) -> tuple[str, tuple[int, ...], int,
     if not 0 <= begin <= end:
         raise ValueError(f"data_offsets {begin} to {end}")
     if end > data_size:
-        raise ValueError(f"data_offsets {begin} to {end} of {data_size} bytes: the file is truncated; {_AGAIN}")
+        raise ValueError(f"data_offsets {begin} to {end} of {data_size} bytes: the file is truncated; {AGAIN}")
     known = dtypes.DTYPES[_SAFETENSORS[dtype]].size if dtype in _SAFETENSORS else _OTHER_SIZES.get(dtype)
     if known is not None and end - begin != math.prod(shape) * known:
         raise ValueError(f"{end - begin} bytes for {dtype}{shape}")

@@ -19,7 +19,7 @@ import numpy as np
 from ...support import dtypes
 from ...support.errors import ConfigError, WeightError
 from ...support.records import show
-from ...weights.files import Spec, WeightSource, open_regular
+from ...weights.files import AGAIN, Spec, WeightSource, open_regular
 from ...weights.format import BlockFormat, known_formats, weight_format
 from .family import by_architecture
 from .keys import Keys, unsupported
@@ -53,7 +53,7 @@ class _Cursor:
 
     def take(self, size: int) -> bytes:
         if size > len(self.data) - self.at:
-            raise self.fail("the file ends within its header; it is truncated")
+            raise self.fail(f"the file ends within its header; it is truncated: {AGAIN}")
         self.at += size
         return self.data[self.at - size : self.at]
 
@@ -63,7 +63,7 @@ class _Cursor:
     def text(self) -> str:
         size: int = self.number("<Q")
         if size > _MAX_BYTES:
-            raise self.fail(f"a text of {size} bytes; the file is damaged")
+            raise self.fail(f"a text of {size} bytes; the file is damaged: {AGAIN}")
         return self.take(size).decode("utf-8", errors="replace")
 
     def value(self, kind: int) -> Any:
@@ -76,7 +76,7 @@ class _Cursor:
             raise self.fail(f"metadata type {kind} is unknown")
         inner, count = self.number("<I"), self.number("<Q")
         if count > _MAX_ITEMS:
-            raise self.fail(f"an array of {count} elements; the file is damaged")
+            raise self.fail(f"an array of {count} elements; the file is damaged: {AGAIN}")
         if inner in _SCALARS:
             dtype = np.dtype(_SCALARS[inner])
             return np.frombuffer(self.take(count * dtype.itemsize), dtype).tolist()
@@ -138,10 +138,11 @@ class GGUFFile(WeightSource):
             size = self._at_least(e)
             if size is None:
                 detail = f"rows of {e.shape[-1]} elements, which are not whole blocks of {self._formats[e.kind].name}"
-                raise WeightError(f"{self.origin}: {show(name)} has {detail}; the file is damaged")
+                raise WeightError(f"{self.origin}: {show(name)} has {detail}; the file is damaged: {AGAIN}")
             end = start + e.begin + size
             if end > len(self._map):
-                raise WeightError(f"{self.origin}: truncated: {show(name)} ends at byte {end} of {len(self._map)}")
+                what = f"tensor {show(name)} ends at byte {end} of {len(self._map)}"
+                raise WeightError(f"{self.origin}: {what}; the file is truncated: {AGAIN}")
             found[name] = _Entry(e.shape, e.kind, start + e.begin)
         return found
 
