@@ -5,7 +5,7 @@ BENCH := .venv-bench
 BIN := $(VENV)/bin
 PIP := -m pip --disable-pip-version-check -qq
 
-.PHONY: demo test test-metal lint pages docs lock wheel clean bench bench-calls bench-cpu bench-llm bench-coverage bench-partitioned
+.PHONY: demo test test-metal lint pages docs lock wheel clean bench bench-calls bench-cpu bench-llm bench-gguf bench-coverage bench-partitioned
 
 demo: $(VENV)/demo.stamp
 	$(BIN)/npusim demo
@@ -48,9 +48,9 @@ wheel: $(VENV)/dev.stamp
 lock: $(VENV)/dev.stamp
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tools/lock.py $(ARGS)
 
-# Each benchmark alone: make bench-calls, bench-cpu, bench-llm, bench-coverage; a short form of it: ARGS=--quick.
+# Each benchmark alone: make bench-calls, bench-cpu, bench-llm, bench-gguf, bench-coverage; a short form of it: ARGS=--quick.
 # What is left to the host costs how much: make bench-partitioned.
-bench: bench-calls bench-cpu bench-llm bench-coverage
+bench: bench-calls bench-cpu bench-llm bench-gguf bench-coverage
 
 .NOTPARALLEL:
 
@@ -59,6 +59,9 @@ bench-calls bench-cpu bench-coverage bench-partitioned: bench-%: $(BENCH)/bench.
 
 bench-llm: $(BENCH)/llm.stamp .venv-export/stamp
 	$(BENCH)/bin/python benchmarks/llm_cpu.py $(ARGS)
+
+bench-gguf: $(BENCH)/llm.stamp
+	$(BENCH)/bin/python benchmarks/llm_gguf.py $(ARGS)
 
 clean:
 	rm -rf $(VENV) $(BENCH) .venv-export .venv-wheel .demo .bench build dist site

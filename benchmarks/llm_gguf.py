@@ -1,17 +1,17 @@
 """Quantised GGUF files beside llama.cpp on the same file, in turns within one run, with a verdict beside each figure.
 
-    python benchmarks/llm_gguf.py                        writes benchmarks/results/cpu_gguf_<CPU>.json
-    python benchmarks/llm_gguf.py --models qwen2.5-1.5b:q4_0 --rounds 3 --far 0      prints the table, writes nothing
+    make bench-gguf                              writes benchmarks/results/cpu_gguf_<CPU>.json
+    make bench-gguf ARGS=--quick                 SmolLM2-135M and few rounds: prints the table, writes nothing
 
 A model is ARCHITECTURE:MIX, an exact architecture with random weights in the types that ``llama-quantize`` would choose
-(``gguf_models.py``), or 'smollm2', the real SmolLM2-135M-Instruct in q4_1. Engines run on two threads.
+(``gguf_models.py``), or 'smollm2', the real SmolLM2-135M-Instruct in q4_1. Engines run on two threads, or on
+``NPU_BENCH_THREADS``.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import sys
 from datetime import date
@@ -44,7 +44,7 @@ def model_folder(work: Path, name: str) -> Path:
 
         folder.mkdir(parents=True, exist_ok=True)
         if not (folder / "model.gguf").exists():
-            (folder / "model.gguf").symlink_to(os.environ.get("NPU_BENCH_SMOLLM2") or smollm2_135m())
+            (folder / "model.gguf").symlink_to(smollm2_135m())
         return folder
     architecture, _, mix = name.partition(":")
     if architecture not in MODELS or mix not in MIXES:
@@ -145,12 +145,15 @@ def main() -> None:
     parser.add_argument("--engines", nargs="+", default=list(ENGINES), choices=ENGINES)
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--far", type=int, default=4, help=f"rounds at position {FAR}")
+    parser.add_argument("--quick", action="store_true", help=f"--models {REAL} --rounds 3 --far 0")
     parser.add_argument("--no-verdict", dest="verdict", action="store_false", help="do not compare logits")
     parser.add_argument("--work", type=Path, default=ROOT / ".bench", help="where the models are kept (up to 4 GB)")
     parser.add_argument("--out", type=Path, help="default for a whole run: in benchmarks/results")
     args = parser.parse_args()
+    if args.quick:
+        args.models, args.rounds, args.far = [REAL], 3, 0
     results = {
-        "command": "python benchmarks/llm_gguf.py", "date": date.today().isoformat(), "hardware": hardware(),
+        "command": "make bench-gguf", "date": date.today().isoformat(), "hardware": hardware(),
         "threads": THREADS, "versions": {p: version(p) for e, p in PACKAGES.items() if e in args.engines},
         "models": [run(args.work, name, args) for name in args.models],
     }  # fmt: skip
