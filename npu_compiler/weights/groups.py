@@ -44,8 +44,10 @@ class Int4(CodeBlocks):
 
     def split(self, blocks: np.ndarray) -> Parts:
         lead, front = blocks.shape[:-1], sum(self.scale_fields)
-        pairs = blocks[..., front:, None] >> np.array([0, 4], np.uint8) & np.uint8(15)
-        codes, scales = pairs.reshape(*lead, 1, self.block), blocks[..., :front].reshape(*lead, 1, front)
+        raw = np.ascontiguousarray(blocks[..., front:])
+        codes = np.empty((*lead, self.block), np.uint8)
+        codes[..., ::2], codes[..., 1::2] = raw & np.uint8(15), raw >> np.uint8(4)
+        codes, scales = codes.reshape(*lead, 1, self.block), blocks[..., :front].reshape(*lead, 1, front)
         return Parts(codes, np.empty((*lead, 0), np.uint8), scales)
 
     def join(self, parts: Parts) -> np.ndarray:
