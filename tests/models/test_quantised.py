@@ -21,7 +21,7 @@ from npu_compiler.targets.cpu.host import host_cpu
 from npu_runtime import Executor
 
 from ..support.graph_tools import run_kernels
-from ..support.quantised import Activation, Conv, Q, QuantisedNet
+from ..support.quantised import Activation, Conv, Q, QuantisedNet, Weight
 
 
 def built(model: nn.Module, *args: torch.Tensor, target: str = "cpu") -> Executor:
@@ -118,3 +118,33 @@ def test_few_channels_are_rows_of_bytes() -> None:
     got = Executor(compile_graph(g), {}).run(inputs)
     for name, values in want.items():
         assert (got[name] == values).all() and (kernels[name] == values).all()
+
+
+class DynamicLinear(nn.Module):
+    """A linear layer as torchao's int8 tensors compute it, with a scale for each row of its input, and one as PT2E's
+    dynamic quantisation does, with the range of the whole input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = Weight((48, 32)), Weight((20, 48))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scale = torch.clamp(x.abs().amax(1, keepdim=True) / 127.5, min=2.0**-23)
+        q = torch.clamp(torch.round(x * (1.0 / scale)), -128, 127).to(torch.int8)
+        w = self.first.q.t()
+        sums = torch._int_mm((q.to(torch.int32) + 128).to(torch.uint8), w) - 128 * w.sum(0, dtype=torch.int32)
+        y = torch.relu(sums.to(torch.float32) * scale * self.first.scale)
+        s, z = Q.choose_qparams(y, 0, 255, 2.0**-12, torch.uint8)
+        y = Q.quantize_per_tensor.tensor(y, s, z, 0, 255, torch.uint8)
+        y = Q.dequantize_per_tensor.tensor(y, s, z, 0, 255, torch.uint8)
+        return nn.functional.linear(y, self.second())
+
+
+def test_dynamically_quantised_layers_multiply_integers() -> None:
+    torch.manual_seed(3)
+    model, x = DynamicLinear().eval(), torch.randn(19, 32)
+    products = [n for n in folded(model, x).nodes if n.op == "matmul"]
+    assert [n.inputs[0].dtype for n in products] == ["uint8", "uint8"]
+    with torch.no_grad():
+        want = model(x).numpy()
+    np.testing.assert_allclose(result(built(model, x), x), want, rtol=0, atol=0.01)
