@@ -38,8 +38,10 @@ def _served(node: Node, config: TargetConfig, static: set[Value]) -> bool:
         return any(node.domain[a] != 1 for a in node.attrs["axes"])
     if node.inputs[0].dtype not in config.matrix_dtypes:
         return False
-    if node.inputs[0].dtype == "uint8" and (node.inputs[1].dtype != "int8" or node.inputs[1] not in static):
-        return False
+    if node.inputs[0].dtype == "uint8":
+        w = node.inputs[1]
+        if w.dtype != "int8" or w not in static or (node.op == "matmul" and w.rank != 2):
+            return False
     if node.op == "conv2d":
         return node.inputs[1] in static or _packs_filters(node, config)
     if node.op == "matmul" and 1 in node.out.shape[-2:] and node.inputs[1] not in static:

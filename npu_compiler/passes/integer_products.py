@@ -145,8 +145,9 @@ def dequantised(v: Value) -> Dequantised | None:
         load = core.args[0]
         q = v.node.inputs[load.value]
         if q.dtype in ("int8", "uint8") and q.shape == v.shape and load.args == expr.identity_index(v.shape):
-            known = zero if isinstance(zero, Value) else int(zero)
-            return Dequantised(q, scale, known, tuple(views))
+            if isinstance(zero, Value):
+                return Dequantised(q, scale, zero, tuple(views)) if dt.is_int(zero.dtype) else None
+            return Dequantised(q, scale, int(zero), tuple(views)) if zero == int(zero) else None
     return None
 
 
@@ -200,11 +201,16 @@ def _of_dequantised(graph: Graph, node: Node) -> Value | None:
     padded = any(node.attrs.get("padding", ()))
     if factor is None or (isinstance(zero, Value) and padded) or not (isinstance(zero, Value) or 0 <= zero <= 255):
         return None
-    if isinstance(zero, Value):
-        zero = zero.reshape().cast("int32")
-        zero = zero + UNSIGNED_SHIFT if x.q.dtype == "int8" else zero
     q, p = x.viewed(x.q if x.q.dtype == "uint8" else _unsigned(x.q)), w.viewed(w.q)
-    sums = _product(graph, node, q, p, zero)
+    if isinstance(zero, Value):  # it may have any value, so it is subtracted in float32
+        zero = zero.reshape().cast("float32")
+        zero = zero + UNSIGNED_SHIFT if x.q.dtype == "int8" else zero
+        sums = graph.pointwise(
+            lambda a, s, z: a.cast("float32") - s * z,
+            _product(graph, node, q, p, 0), _weight_sums(node, p).cast("float32"), zero, promote=False,
+        )  # fmt: skip
+    else:
+        sums = _product(graph, node, q, p, zero)
     scale = x.scale.reshape().cast("float32") if isinstance(x.scale, Value) else x.scale
     both = factor * scale
     return graph.pointwise(lambda a, f: a.cast("float32") * f, sums, both, promote=False)
@@ -226,20 +232,25 @@ def _fits(node: Node) -> bool:
     return w.shape[3] > 1 and math.prod(w.shape[1:]) <= MAX_DEPTH
 
 
-def _product(graph: Graph, node: Node, q: Value, p: Value, zero: Value | int) -> Value:
+def _weight_sums(node: Node, p: Value) -> Value:
+    """Return the sum of the weights of each output channel, int32 [K]."""
+    return p.sum([0] if node.op == "matmul" else [1, 2, 3]).reshape(-1).cast("int32")
+
+
+def _product(graph: Graph, node: Node, q: Value, p: Value, zero: int) -> Value:
     """Return the sums of ``(q - zero) * p`` in int32."""
     if node.op == "matmul":
-        sums, axes = q.matmul(p), [0]
+        sums = q.matmul(p)
     else:
         attrs = dict(node.attrs)
-        if isinstance(zero, int) and zero and any(attrs["padding"]):
+        if zero and any(attrs["padding"]):
             q = _pad(q, attrs["padding"], zero)
             attrs["padding"] = (0, 0, 0, 0)
-        sums, axes = graph.add("conv2d", [q, p], [(node.out.shape, "int32")], **attrs).out, [1, 2, 3]
-    if isinstance(zero, int) and not zero:
+        sums = graph.add("conv2d", [q, p], [(node.out.shape, "int32")], **attrs).out
+    if not zero:
         return sums
-    shift = p.sum(axes).reshape(-1).cast("int32") * zero
-    return graph.pointwise(lambda a, s: a - s, sums, shift.cast("int32"), promote=False)
+    shift = (_weight_sums(node, p) * zero).cast("int32")
+    return graph.pointwise(lambda a, s: a - s, sums, shift, promote=False)
 
 
 def _pad(q: Value, padding: tuple[int, int, int, int], zero: int) -> Value:

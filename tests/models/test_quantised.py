@@ -82,7 +82,7 @@ def test_requantised_results_are_pytorchs(target: str, dtype: torch.dtype, group
     assert (got == want).mean() > 0.999
 
 
-SHAPES = ((1, 70, 33), (5, 7, 40), (40, 3001, 8))
+SHAPES = ((1, 70, 33), (5, 7, 40), (40, 3001, 8), (2, 40, 10))
 
 
 @pytest.mark.parametrize("target", ["cpu", "cpu:avx2", "cpu:portable"])

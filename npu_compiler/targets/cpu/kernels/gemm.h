@@ -169,6 +169,11 @@ template <class D, class TA, class TW> constexpr bool gemm_in_pieces() {
 }
 #endif
 
+// Whether a product of D::M rows reads weights in streams (gemv.h).
+template <class D, class TA, class TW> constexpr bool gemv_runs() {
+  return gemv_streams(D::M) > 0 && !is_same<typename Operands<TA, TW>::Kind, U8S8>::value;
+}
+
 template <class D, class TA, class TW> constexpr long gemm_scratch_bytes() {
 #if NPU_AMX
   if constexpr (amx_runs<TA, TW>(D::M)) return AmxScratch<AmxGemmPlan<D, TW>>::END;
@@ -176,14 +181,9 @@ template <class D, class TA, class TW> constexpr long gemm_scratch_bytes() {
   if constexpr (gemm_in_pieces<D, TA, TW>()) return AmxScratch<PieceGemmPlan<D, TA, AmxGemmPlan>>::END;
 #endif
   using Plan = GemmPlan<D, TA, TW>;
-  if constexpr (gemv_streams(D::M) > 0)
+  if constexpr (gemv_runs<D, TA, TW>())
     return align64(Plan::COPY_BYTES) + digits_bytes<typename Plan::Stored>(D::M, D::K);
   return Plan::SLICED ? sliced_scratch_bytes<Plan>() : blocked_scratch_bytes<Plan>();
-}
-
-// Whether a product of D::M rows reads weights in streams (gemv.h).
-template <class D, class TA, class TW> constexpr bool gemv_runs() {
-  return gemv_streams(D::M) > 0 && !is_same<typename Operands<TA, TW>::Kind, U8S8>::value;
 }
 
 // Prefetches the first weights of this thread while it waits for the previous phase to end.
