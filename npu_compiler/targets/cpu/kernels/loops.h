@@ -98,6 +98,16 @@ struct ShrOp {
     return a >> ((by & in) | (~in & (bits - 1)));
   }
 };
+#if NPU_AVX512  // the instructions treat such counts in the same way
+NPU_INLINE vi32 shl(vi32 a, vi32 by) { return (vi32)_mm512_sllv_epi32((__m512i)a, (__m512i)by); }
+NPU_INLINE vi32 shr(vi32 a, vi32 by) { return (vi32)_mm512_srav_epi32((__m512i)a, (__m512i)by); }
+NPU_INLINE vi64 shl(vi64 a, vi64 by) {
+  return by_halves([](auto x, auto n) NPU_HALF { return (half_vi64)_mm512_sllv_epi64((__m512i)x, (__m512i)n); }, a, by);
+}
+NPU_INLINE vi64 shr(vi64 a, vi64 by) {
+  return by_halves([](auto x, auto n) NPU_HALF { return (half_vi64)_mm512_srav_epi64((__m512i)x, (__m512i)n); }, a, by);
+}
+#else
 template <class V> NPU_INLINE V shl(V a, V by) {
   if constexpr (is_wide<V>) return by_halves(ShlOp{}, a, by);
   else return ShlOp{}(a, by);
@@ -106,6 +116,7 @@ template <class V> NPU_INLINE V shr(V a, V by) {
   if constexpr (is_wide<V>) return by_halves(ShrOp{}, a, by);
   else return ShrOp{}(a, by);
 }
+#endif
 NPU_INLINE int scalar_shl(int a, int by) { return by < 0 || by > 31 ? 0 : (int)((unsigned)a << by); }
 NPU_INLINE int scalar_shr(int a, int by) { return a >> (by < 0 || by > 31 ? 31 : by); }
 NPU_INLINE long scalar_shl(long a, long by) { return by < 0 || by > 63 ? 0 : (long)((unsigned long)a << by); }
