@@ -351,46 +351,78 @@ template <class Op, class V, int U> NPU_INLINE V combine_all(const V (&part)[U])
 template <class V> struct Wider { using type = V; };
 template <> struct Wider<vf> { using type = vd; };
 
+// An accumulator. Compilers would keep one that takes two registers (vd, vi64) in memory, and every addition would wait
+// for a store: it is held as halves.
+template <class V, bool = is_wide<V>> struct Held {
+  V v;
+  NPU_BODY V get() const { return v; }
+  NPU_BODY void set(V x) { v = x; }
+  template <class Op> NPU_BODY void combine(V x) { v = Op::combine(x, v); }
+};
+template <class V> struct Held<V, true> {
+  half_t<V> low, high;
+  NPU_BODY V get() const {
+    const half_t<V> both[2] = {low, high};
+    return load_bytes<V>(both);
+  }
+  NPU_BODY void set(V x) {
+    memcpy(&low, &x, sizeof low);
+    memcpy(&high, (const char*)&x + sizeof low, sizeof high);
+  }
+  template <class Op> NPU_BODY void combine(V x) {
+    Held y;
+    y.set(x);
+    low = Op::combine(y.low, low), high = Op::combine(y.high, high);
+  }
+};
+
 // U independent vectors of partial results. Sums are combined in twice the precision.
 template <class Op, class V, int U> struct Reduction {
-  V part[U];
+  Held<V> part[U];
   NPU_BODY Reduction() {
-    for (int u = 0; u < U; u++) part[u] = Op::template identity<V>();
+    for (int u = 0; u < U; u++) part[u].set(Op::template identity<V>());
   }
   template <class L> NPU_BODY void add(int u, V x, L l) {
-    part[u] = Op::combine(select_active(x, Op::template identity<V>(), l), part[u]);
+    part[u].template combine<Op>(select_active(x, Op::template identity<V>(), l));
   }
   NPU_BODY lane_t<V> all() const {
+    V each[U];
+    for (int u = 0; u < U; u++) each[u] = part[u].get();
     if constexpr (is_same<Op, Sum>::value) {
-      typename Wider<V>::type total = cvt<typename Wider<V>::type>(part[0]);
-      for (int u = 1; u < U; u++) total += cvt<typename Wider<V>::type>(part[u]);
+      typename Wider<V>::type total = cvt<typename Wider<V>::type>(each[0]);
+      for (int u = 1; u < U; u++) total += cvt<typename Wider<V>::type>(each[u]);
       return (lane_t<V>)hsum(total);
     } else {
-      return Op::horizontal(combine_all<Op>(part));
+      return Op::horizontal(combine_all<Op>(each));
     }
   }
-  NPU_BODY V get(int u) const { return part[u]; }
+  NPU_BODY V get(int u) const { return part[u].get(); }
 };
 
 // A long sum: partial sums of few elements each, which carry() adds to totals of twice the precision.
 template <class V, int U, bool ALONG> struct LongSum {
   using W = typename Wider<V>::type;
-  V part[U];
-  W total[ALONG ? 1 : U];
+  Held<V> part[U];
+  Held<W> total[ALONG ? 1 : U];
   NPU_BODY LongSum() {
-    for (int u = 0; u < U; u++) part[u] = V{};
-    for (W& t : total) t = W{};
+    for (Held<V>& p : part) p.set(V{});
+    for (Held<W>& t : total) t.set(W{});
   }
-  template <class L> NPU_BODY void add(int u, V x, L l) { part[u] += select_active(x, V{}, l); }
+  template <class L> NPU_BODY void add(int u, V x, L l) { part[u].template combine<Sum>(select_active(x, V{}, l)); }
+  NPU_BODY V together() const {
+    V each[U];
+    for (int u = 0; u < U; u++) each[u] = part[u].get();
+    return combine_all<Sum>(each);
+  }
   NPU_BODY void carry() {
-    if constexpr (ALONG) total[0] += cvt<W>(combine_all<Sum>(part));
+    if constexpr (ALONG) total[0].template combine<Sum>(cvt<W>(together()));
     for (int u = 0; u < U; u++) {
-      if constexpr (!ALONG) total[u] += cvt<W>(part[u]);
-      part[u] = V{};
+      if constexpr (!ALONG) total[u].template combine<Sum>(cvt<W>(part[u].get()));
+      part[u].set(V{});
     }
   }
-  NPU_BODY lane_t<V> all() const { return (lane_t<V>)hsum(total[0] + cvt<W>(combine_all<Sum>(part))); }
-  NPU_BODY V get(int u) const { return cvt<V>(total[u] + cvt<W>(part[u])); }
+  NPU_BODY lane_t<V> all() const { return (lane_t<V>)hsum(total[0].get() + cvt<W>(together())); }
+  NPU_BODY V get(int u) const { return cvt<V>(total[u].get() + cvt<W>(part[u].get())); }
 };
 
 // The largest (Op Max) or smallest value and its position. NaN wins; of equal values, the first.
