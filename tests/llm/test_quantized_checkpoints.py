@@ -12,7 +12,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from npu_compiler.frontend.llm import open_checkpoint
+from npu_compiler.frontend.llm import load_decoder, open_checkpoint
 from npu_compiler.support.errors import ConfigError, NPUError, WeightError
 from npu_compiler.support.text import si
 from npu_compiler.weights.format import block_format
@@ -69,6 +69,19 @@ def test_the_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None
     with torch.no_grad():
         expected = small(torch.tensor([text])).logits[0].numpy()
     np.testing.assert_allclose(llm.logits(text, 40), expected[39:], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("family", ["cohere", "phi3"])  # rows of queries in another order, fused projections
+@pytest.mark.parametrize("name", ["awq", "gptq-order"])
+def test_rows_of_quantised_matrices_may_be_reordered_and_fused(family: str, name: str, tmp_path: Path) -> None:
+    small = tiny.hf_model(family, max_position_embeddings=LENGTH, num_hidden_layers=1, **SIZES)
+    quantized_files.save(small, LAYOUTS[name], tmp_path)
+    checkpoint, text = open_checkpoint(tmp_path, "float32"), tiny.text_ids(20)
+    assert set(checkpoint.weights.block_formats.values()) == LAYOUTS[name].formats
+    with torch.inference_mode():
+        found = load_decoder(checkpoint, LENGTH)(torch.tensor([text]), torch.arange(20), torch.tensor([19]))
+        expected = small(torch.tensor([text])).logits[0, -1:]
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_describe_says_what_a_checkpoint_holds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

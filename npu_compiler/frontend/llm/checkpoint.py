@@ -53,8 +53,10 @@ class CheckpointWeights(WeightSource, Mapping[str, np.ndarray]):
 
     def read(self, name: str) -> np.ndarray:
         place = self._places[name]
+        if _is_order(name):  # of columns: whatever place the rows of the weight have
+            return self._files.read(place.name)
         array = place.take(self._files.read(place.name))
-        return array if _is_order(name) else array.astype(dtypes.numpy_dtype(self._dtype), copy=False)
+        return array.astype(dtypes.numpy_dtype(self._dtype), copy=False)
 
     def block_format(self, name: str) -> BlockFormat | None:
         """Return the weight format of a matrix, if it consists of rows of a tensor that the files hold in blocks."""
