@@ -23,14 +23,15 @@ constexpr AmxSteps amx_steps(long units) {
   return {step, count, step * count != units};
 }
 
-// The sums of a pair of tiles that wait for the epilogue: of `count` positions, whose output rows are row + rows[i].
+// The sums of a pair of tiles and of neighbouring panels that wait for the epilogue: of `count` positions, whose output
+// rows are row + rows[i].
 // run(sums, epi, n) applies it to the next n positions, which begin with `next`.
 struct AmxSums {
   void (*run)(AmxSums& s, const void* epi, int n);
   const void* epi;
   const float* sums;
   const int32_t* rows;
-  int next = 0, count = 0;
+  int next = 0, count = 0, panels = 1;
   long row, col, shift;
 };
 
@@ -129,6 +130,7 @@ template <int TILES, bool INTEGERS = false, int PIECES = 1> NPU_NOINLINE void am
 }
 
 // Limits of blocking (tile.h) for cores with 2 MB of L2 cache that multiply 16 times as fast as with vectors.
+constexpr long AMX_L2_BYTES = 2 << 20;
 constexpr BlockLimits AMX_LIMITS = {768 << 10, 64 << 10, 768 << 10, 2000000, 32, 2, 16};
 constexpr BlockLimits AMX_COPY_LIMITS = {768 << 10, 64 << 10, 768 << 10, 2000000, 16, 2, 16};  // of copied input
 
@@ -139,12 +141,17 @@ constexpr BlockLimits AMX_COPY_LIMITS = {768 << 10, 64 << 10, 768 << 10, 2000000
 //   positions(block)            their number
 //   STEPS, PITCH                steps of a tap; bytes between the positions of a tile
 //   SLICES, SLICE               parts of a tap, one after the other, and the most steps of one
+//   ROWS_FIRST                  whether a pair of tiles is multiplied by all panels before the next pair, if possible
 //   PIECES                      1, or the pieces of an operand (amx_pieces.h); split() then takes the place of prepare()
 template <class Plan> struct AmxScratch {
   static constexpr long UNITS = Plan::NTAPS * Plan::SLICE * Plan::STEPS.units;
   static constexpr bool UNPACK = !Plan::Stored::PLAIN || Plan::STEPS.padded;
-  // Pairs of tiles whose sums exist at once. One pair waits for its epilogue while the next one is multiplied.
-  static constexpr long PAIRS = Plan::SLICES > 1 ? ceil_div(Plan::TILES, 2) : 2;
+  static constexpr long WEIGHTS = Plan::G * Plan::NP * (1 + Plan::DUAL) * Plan::Stored::panel_bytes(Plan::UNITS);
+  static constexpr bool LEAVE = WEIGHTS > AMX_LIMITS.resident_bytes;  // weights leave L2 before they are read again
+  static constexpr bool ROWS_FIRST = Plan::ROWS_FIRST && Plan::G == 1 && Plan::SLICES == 1 && !UNPACK && !LEAVE;
+  static constexpr long SPAN = ROWS_FIRST ? min_of(4, Plan::NP) : 1;  // panels whose epilogue runs row by row
+  // Pairs of tiles whose sums exist at once. Some wait for their epilogue while the next ones are multiplied.
+  static constexpr long PAIRS = Plan::SLICES > 1 ? ceil_div(Plan::TILES, 2) : 2 * SPAN;
   static constexpr long PANEL_SUMS = PAIRS * 2 * AMX_ROWS * PANEL;
   static constexpr long UNPACKED = UNPACK ? Plan::PIECES * UNITS * BF16P::W_BYTES : 0;
   static constexpr long FIRST = align64(Plan::NTAPS * 8), ROWS = FIRST + align64(Plan::TILES * 4);
@@ -168,13 +175,14 @@ template <class Plan> NPU_INLINE const char* amx_panel(const char* panel, long f
 
 template <class Plan, class Epi> NPU_NOINLINE void amx_epilogue(AmxSums& s, const void* epi, int n) {
   Epi e = *(const Epi*)epi;  // a copy, because stores could change what `epi` points to
-  const int begin = s.next, end = s.next = (int)min_of(s.count, begin + n);
+  const int begin = s.next, end = s.next = (int)min_of(s.count, begin + n), panels = s.panels;
   const float* sums = s.sums + begin * PANEL;
   const int32_t* rows = s.rows;
   const long row = s.row, col = s.col, shift = s.shift;
   for (int p = begin; p < end; p++, sums += PANEL)
-    if (rows[p] >= 0)
-      apply_epilogue<Plan::N, Plan::DUAL>(sums, AmxScratch<Plan>::PANEL_SUMS, 1, row + rows[p], col, shift, e);
+    for (int i = 0; rows[p] >= 0 && i < panels; i++)
+      apply_epilogue<Plan::N, Plan::DUAL>(sums + i * 2 * AMX_ROWS * PANEL, AmxScratch<Plan>::PANEL_SUMS, 1,
+                                          row + rows[p], col + i * PANEL, shift, e);
 }
 NPU_INLINE void amx_finish(AmxSums& s) {
   if (s.next < s.count) s.run(s, s.epi, s.count);
@@ -258,6 +266,45 @@ template <class Plan> struct AmxAhead : AmxWeights {
   }
 };
 
+// The operands of a chunk.
+struct AmxBlock {
+  const char *x, *w;
+  long row;  // of the results, the first one
+  int tiles;
+  const int32_t *first, *rows;
+  const long* taps;
+  bool fetch;  // prefetch weights
+};
+
+// Multiplies each pair of tiles by all panels of a chunk, and applies the epilogue to rows of SPAN panels: x and results
+// are read and written in the order of memory, as the prefetchers of L2 expect it. `turn`: of the two buffers of sums.
+template <class Plan>
+NPU_INLINE void amx_rows_first(const AmxBlock& b, const Chunk<Plan>& c, float* sums, AmxSums& waiting, int& turn) {
+  using S = AmxScratch<Plan>;
+  constexpr long PRODUCTS = 1 + Plan::DUAL, PRODUCT_BYTES = Plan::Stored::panel_bytes(Plan::UNITS);
+  constexpr long STEP = Plan::STEPS.units, STEP_BYTES = STEP * BF16P::W_BYTES, PAIR_SUMS = 2 * AMX_ROWS * PANEL;
+  constexpr int INTEGERS = amx_integers<Plan>, SHARE = ceil_div(2 * AMX_ROWS, Plan::STEPS.count * PRODUCTS * S::SPAN);
+  for (int t = 0; t < b.tiles; t += 2)
+    for (long pn = c.begin; pn < c.end; pn += S::SPAN, turn ^= 1) {
+      const bool two = t + 1 < b.tiles;
+      const long panels = min_of(S::SPAN, c.end - pn);
+      float* acc = sums + turn * S::SPAN * PAIR_SUMS;
+      for (long i = 0; i < panels * PRODUCTS; i++) {
+        const char *panel = b.w + (pn * PRODUCTS + i) * PRODUCT_BYTES, *next = panel + PRODUCTS * PRODUCT_BYTES;
+        const bool fetch = b.fetch && t == 0 && pn + i / PRODUCTS + 1 < c.end;
+        const AmxArgs a = {b.x + b.first[t], two ? b.first[t + 1] - b.first[t] : 0, Plan::PITCH, b.taps, 1,
+                           (int)Plan::STEPS.count, STEP * 4, panel, STEP_BYTES,
+                           acc + i / PRODUCTS * PAIR_SUMS + i % PRODUCTS * S::PANEL_SUMS, false, next,
+                           fetch ? (int)(STEP_BYTES / 64) : 0, &waiting, SHARE};
+        (two ? amx_tile<2, INTEGERS> : amx_tile<1, INTEGERS>)(a);
+      }
+      amx_finish(waiting);
+      waiting.sums = acc, waiting.rows = b.rows + t * AMX_ROWS, waiting.panels = (int)panels;
+      waiting.next = 0, waiting.count = (two ? 2 : 1) * (int)AMX_ROWS;
+      waiting.row = b.row, waiting.col = pn * PANEL, waiting.shift = 0;
+    }
+}
+
 template <class Plan> void multiply_as_floats(const char* x, const long* taps, const char* panel, float* acc);
 
 template <class Plan, class TX, class TW, class Epi>
@@ -268,7 +315,7 @@ NPU_INLINE void amx_blocked(const TX* x, const TW* weights, Epi& epi, Thread& th
   constexpr long PANEL_BYTES = PRODUCTS * PRODUCT_BYTES, STEP = Plan::STEPS.units, TILE_SUMS = AMX_ROWS * PANEL;
   constexpr bool INTEGERS = amx_integers<Plan>;
   constexpr int PIECES = Plan::PIECES;
-  constexpr bool SLICED = Plan::SLICES > 1, LEAVE = Plan::G * Plan::NP * PANEL_BYTES > AMX_LIMITS.resident_bytes;
+  constexpr bool SLICED = Plan::SLICES > 1;
   long* taps = (long*)th.scratch;
   int32_t *first = (int32_t*)(th.scratch + S::FIRST), *rows = (int32_t*)(th.scratch + S::ROWS);
   float* sums = (float*)(th.scratch + S::SUMS);
@@ -304,7 +351,10 @@ NPU_INLINE void amx_blocked(const TX* x, const TW* weights, Epi& epi, Thread& th
     }
     const char* w = (const char*)weights + c.image * Plan::W_IMAGE_BYTES;
     const long row = Plan::first_row(c.image, c.block);
-    for (long slice = 0; slice < Plan::SLICES; slice++) {
+    if constexpr (S::ROWS_FIRST) {
+      amx_rows_first<Plan>({block, w, row, tiles, first, rows, taps, !cached}, c, sums, waiting, turn);
+    }
+    for (long slice = 0; slice < (S::ROWS_FIRST ? 0 : Plan::SLICES); slice++) {
       const long step0 = slice * Plan::SLICE, steps = min_of(Plan::SLICE, Plan::STEPS.count - step0);
       const long units = min_of(Plan::NTAPS * steps * STEP, Plan::UNITS - step0 * STEP);
       const bool done = slice + 1 == Plan::SLICES;
@@ -325,7 +375,7 @@ NPU_INLINE void amx_blocked(const TX* x, const TW* weights, Epi& epi, Thread& th
             plain[p] = amx_panel<Plan>(panel + p * PRODUCT_BYTES, step0 * STEP, units,
                                        th.scratch + S::PANELS + p * S::UNPACKED);
         }
-        const bool fetch = (LEAVE || !cached) && fetched < c.end;
+        const bool fetch = (S::LEAVE || !cached) && fetched < c.end;
         const int lines = fetch ? (int)ceil_div(STEP * Stored::UNIT_BYTES, (tiles + 1) / 2 * 64) : 0;
         const int share = (int)max_of(2, ceil_div(2 * AMX_ROWS, Plan::NTAPS * steps * PRODUCTS));
         float* panel_sums = sums + (SLICED ? (pn - c.begin) * PRODUCTS * S::PANEL_SUMS : 0);

@@ -184,6 +184,7 @@ template <class D, class TW> struct AmxConvPlan {
   static constexpr long IMAGES = 1;
   static constexpr bool DUAL = false;
   static constexpr int PIECES = 1;
+  static constexpr bool ROWS_FIRST = false;
   static constexpr long DENSE_PIXEL = G * CU * 4, SH = D::stride_h, SW = D::stride_w;
   static constexpr long PIXEL = DENSE_PIXEL + (DENSE_PIXEL * SW % 4096 == 0 ? 64 : 0);
   static constexpr long WIDTH = (D::OW - 1) * SW + (D::S - 1) * D::dil_w + 1;

@@ -131,6 +131,8 @@ template <class D, class TW, class Source = MatrixRows<D>> struct AmxGemmPlan {
              : choose_blocking(AMX_LIMITS, D::B, D::M, Source::QUANTUM, UNITS * 4, false, NP, PANEL_BYTES,
                                PRODUCTS * D::K * PANEL);
   static constexpr long Q = min_of(BLOCKING.block_rows, D::M), BLOCKS = ceil_div(D::M, Q), PG = BLOCKING.chunk_panels;
+  // If L2 does not hold x and the results, or if the results have rows that compete for few sets of L1.
+  static constexpr bool ROWS_FIRST = D::B * D::M * (D::K + D::N) * 2 > AMX_L2_BYTES || D::N % 1024 == 0;
   static constexpr long TILES = ceil_div(Q, AMX_ROWS);
   static constexpr int NTAPS = 1;
   static constexpr long GROUP_BYTES = 0, W_IMAGE_BYTES = D::shared_w ? 0 : NP * PANEL_BYTES;
