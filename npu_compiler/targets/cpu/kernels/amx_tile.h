@@ -276,8 +276,8 @@ struct AmxBlock {
   bool fetch;  // prefetch weights
 };
 
-// Multiplies each pair of tiles by all panels of a chunk, and applies the epilogue to rows of SPAN panels: x and results
-// are read and written in the order of memory, as the prefetchers of L2 expect it. `turn`: of the two buffers of sums.
+// Multiplies each pair of tiles by all panels of a chunk, and applies the epilogue to rows of SPAN panels: x and the
+// results are read and written in the order of memory, as the prefetchers of L2 expect it. `turn`: the buffer of sums.
 template <class Plan>
 NPU_INLINE void amx_rows_first(const AmxBlock& b, const Chunk<Plan>& c, float* sums, AmxSums& waiting, int& turn) {
   using S = AmxScratch<Plan>;
