@@ -16,6 +16,7 @@ from .network import Key, Network
 from .ranges import Affine, Observed
 
 Inputs = Mapping[str, np.ndarray]
+_RESULT = "result"  # the name of a network's own first output
 
 
 @dataclass
@@ -69,36 +70,43 @@ def parameters(network: Network, seen: Mapping[Key, Observed], method: str) -> d
     return {key: own[network.shared.get(key, key)] for key in network.sites}
 
 
-def layer_errors(
-    network: Network,
-    affine: Mapping[Key, Affine],
-    quantised: tuple[IRGraph, Mapping[str, np.ndarray]],
-    samples: Iterable[Inputs],
-    target: str,
-) -> list[LayerError]:
-    """Compare the results of every layer in both forms of the network."""
-    keys = {f"o{i}": (name, 0) for i, name in enumerate(network.layers)}
-    exact = executor(network.with_outputs(network.ir, keys), network.weights, target)
-    rounded = executor(network.with_outputs(quantised[0], keys), quantised[1], target)
-    rows = {
-        name: LayerError(
-            layer.label, layer.node.op_type, layer.weight.shape, affine[network.ir.key(layer.node.inputs[0])],
-            layer.weight_error,
-        )
-        for name, layer in network.layers.items()
-    }  # fmt: skip
-    for sample in samples:
-        want, got = exact.run(dict(sample)), rounded.run(dict(sample))
-        for output, (name, _) in keys.items():
-            rows[name].error += float(np.square(got[output].astype(np.float64) - want[output]).sum())
-            rows[name].size += float(np.square(want[output].astype(np.float64)).sum())
-    return list(rows.values())
+class Comparison:
+    """Both forms of a network, compiled so that they return the results of every layer besides their own.
 
+    ``affine``: the parameters of the 8-bit tensors. ``quantised``: the quantised graph and its weights. Raises as
+    ``npu_compiler.compile``.
+    """
 
-def agreement(a: Executor, b: Executor, samples: Sequence[Inputs]) -> int:
-    """Return for how many samples two executors find the same class most likely."""
+    def __init__(
+        self, network: Network, affine: Mapping[Key, Affine], quantised: tuple[IRGraph, Mapping[str, np.ndarray]],
+        target: str,
+    ):  # fmt: skip
+        self.network, self.affine = network, affine
+        self.keys = {f"o{i}": (name, 0) for i, name in enumerate(network.layers)}
+        keys = {**self.keys, _RESULT: network.ir.key(network.ir.graph_outputs[0])}
+        self.exact = executor(network.with_outputs(network.ir, keys), network.weights, target)
+        self.rounded = executor(network.with_outputs(quantised[0], keys), quantised[1], target)
 
-    def best(run: Executor, sample: Inputs) -> int:
-        return int(np.argmax(next(iter(run.run(dict(sample)).values()))))
+    def errors(self, samples: Iterable[Inputs]) -> list[LayerError]:
+        """Compare the results of every layer."""
+        source = {name: self.network.ir.key(layer.node.inputs[0]) for name, layer in self.network.layers.items()}
+        rows = {
+            name: LayerError(
+                layer.label, layer.node.op_type, layer.weight.shape, self.affine[source[name]], layer.weight_error
+            )
+            for name, layer in self.network.layers.items()
+        }
+        for sample in samples:
+            want, got = self.exact.run(dict(sample)), self.rounded.run(dict(sample))
+            for output, (name, _) in self.keys.items():
+                rows[name].error += float(np.square(got[output].astype(np.float64) - want[output]).sum())
+                rows[name].size += float(np.square(want[output].astype(np.float64)).sum())
+        return list(rows.values())
 
-    return sum(best(a, s) == best(b, s) for s in samples)
+    def agreement(self, samples: Iterable[Inputs]) -> int:
+        """Return for how many samples both find the same class most likely."""
+
+        def best(run: Executor, sample: Inputs) -> int:
+            return int(np.argmax(run.run(dict(sample))[_RESULT]))
+
+        return sum(best(self.exact, s) == best(self.rounded, s) for s in samples)

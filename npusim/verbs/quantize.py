@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from npu_compiler import compile as compile_ir
 from npu_compiler.aten.ir import IRGraph
 from npu_compiler.support.errors import InputError
 from npu_compiler.support.progress import step
@@ -44,12 +45,13 @@ def run(args: argparse.Namespace) -> Result:
     affine = calibrate.parameters(network, calibrate.observe(network, samples, target), args.method)
     graph, stored = network.quantized(affine)
     with step("comparing layers"):
-        errors = calibrate.layer_errors(network, affine, (graph, stored), samples[:_COMPARED], target)
-    with step(f"compiling {ir.model_name}"):
-        exact, rounded = calibrate.executor(ir, weights, target), calibrate.executor(graph, stored, target)
+        comparison = calibrate.Comparison(network, affine, (graph, stored), target)
+        errors = comparison.errors(samples[:_COMPARED])
     photographs, origin = _photographs(ir, samples)
-    agree = calibrate.agreement(exact, rounded, photographs)
-    files = list(save_program(rounded.program, stored, Path(args.output)))
+    agree = comparison.agreement(photographs)
+    with step(f"compiling {ir.model_name}"):
+        program = compile_ir(graph, target)
+    files = list(save_program(program, stored, Path(args.output)))
     builtin = BUILTINS.get(args.model)
     if builtin is not None and builtin.weights is not None:
         files += write_labels(files[0])
