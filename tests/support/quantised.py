@@ -50,6 +50,20 @@ class Conv(nn.Module):
         return nn.functional.conv2d(x, self.weight(), self.bias, self.stride, size // 2, 1, self.groups)
 
 
+class Layer(nn.Module):
+    """A padded convolution with a residual, whose input and result are 8-bit integers of ``dtype``."""
+
+    def __init__(self, dtype: torch.dtype = torch.uint8, groups: int = 1, channels: int = 6):
+        super().__init__()
+        zero = 31 if dtype == torch.uint8 else -40
+        self.input, self.conv = Activation(0.02, zero, dtype), Conv(channels, 40, 3, 2, groups)
+        self.short, self.out = Conv(channels, 40, 1, 2), Activation(0.01, zero, dtype)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.input(x)
+        return Q.quantize_per_tensor(torch.relu(self.conv(x) + self.out(self.short(x))), *self.out.arguments)
+
+
 class QuantisedNet(nn.Module):
     """A residual network: [N, 3, H, W] -> [N, 10]. Its input has a zero point, and with ``signed`` all activations."""
 

@@ -22,8 +22,10 @@ template <class TX, class TW> constexpr bool are_bytes = is_same<TX, uint8_t>::v
 template <class D, class TA, class TW> constexpr bool gemm_of_bytes() {
   return are_bytes<TA, TW> && D::M > 4 && D::K % 2 == 0 && D::lda % 2 == 0 && D::batch_a % 2 == 0 && !D::dual;
 }
+// The rows of filters that are rows of bytes (BYTE_ROWS in conv.h) have no layout in pairs.
 template <class D, class TX, class TW> constexpr bool conv2d_of_bytes() {
-  return are_bytes<TX, TW> && D::N * D::OH * D::OW > 4 && D::C / D::G % 2 == 0;
+  constexpr long CG = D::C / D::G;
+  return are_bytes<TX, TW> && D::N * D::OH * D::OW > 4 && (CG % 4 == 0 || (CG % 2 == 0 && (D::G > 1 || D::dil_w > 1)));
 }
 
 }  // namespace npu
