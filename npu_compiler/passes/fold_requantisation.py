@@ -190,9 +190,13 @@ class _Matcher:
     def _product(self, node: Node, e: Expr) -> _Sum | None:
         """Scaled sums of integers."""
         x, factor = e.args
-        if x.op != "cast" or x.args[0].op != "load" or factor.op != "load":
+        if x.op != "cast" or x.args[0].op != "load" or factor.op not in ("load", "const"):
             return None
-        sums, channel = node.inputs[x.args[0].value], self._per_channel(node, factor)
+        sums = node.inputs[x.args[0].value]
+        if factor.op == "const":  # one scale for all channels
+            channel: Value | None = sums.graph.const(np.full(node.out.shape[-1], factor.value), "float32")
+        else:
+            channel = self._per_channel(node, factor)
         if sums.dtype != "int32" or channel is None or not _is_whole(x.args[0], node, x.args[0].value):
             return None
         return _Sum(sums, channel)
