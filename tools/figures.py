@@ -213,7 +213,8 @@ def shares() -> dict[str, list[tuple[str, float, str]]]:
     parts: dict[str, Any] = gpu["parts"]
     reading = parts["bandwidth"]["read_tb_per_s"] * 1e12
     found: list[tuple[str, float, str]] = []
-    measured = [(*name.split("-"), part) for name, part in parts.items() if "rows" in part]
+    plain = {name: part for name, part in parts.items() if "rows" in part and name.count("-") == 1}  # not quantised
+    measured = [(*name.split("-"), part) for name, part in plain.items()]
     for kind, number, part in sorted(measured, key=lambda row: (row[0], int(row[1]))):
         (seconds,) = (r["median_ms"] * 1e-3 for r in part["rows"] if r["contender"] == "npusim")
         if "bytes_read" in part:

@@ -18,6 +18,8 @@ from npu_runtime.llm.loader import Loader, save_manifest
 from npu_runtime.llm.model import LLM
 from npusim.program_files import save_program
 
+from ..support.metal_backend import EmulatedMetal
+from ..support.sweeps import IN_FULL
 from . import tiny
 from .gguf_writer import write_gguf
 
@@ -89,6 +91,17 @@ def test_every_matrix_keeps_the_type_that_it_has_in_the_file(mixed: Path) -> Non
     assert {*found.values()} == {"q4_k", "q5_1", "q6_k"} and not any("up_proj" in name for name in found)
     text = tiny.text_ids(LENGTH)
     np.testing.assert_allclose(llm.logits(text, 40), plain.logits(text, 40), rtol=1e-3, atol=1e-4)
+
+
+@IN_FULL
+def test_the_kernels_of_gpus_compute_with_the_blocks_of_the_file(mixed: Path) -> None:
+    """A prompt, for which the blocks are decoded, and single tokens, in the emulator."""
+    loader = Loader("metal", None, LENGTH, EmulatedMetal(checks=False), False)
+    gpu, cpu = LLM(*loader.load(mixed), loader.backend), LLM.load(mixed, max_len=LENGTH, cache=False)
+    assert {b.format.partition(".")[0] for b in gpu.program.buffers} >= {"q4_k", "q5_1", "q6_k"}
+    text = tiny.text_ids(LENGTH)[:20]
+    theirs = cpu.logits(text, 12)
+    assert np.abs(gpu.logits(text, 12) - theirs).max() <= 0.01 * np.abs(theirs).max()
 
 
 def test_a_compiled_model_has_the_blocks_of_the_file(mixed: Path, tmp_path: Path) -> None:

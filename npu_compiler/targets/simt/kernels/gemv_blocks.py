@@ -16,6 +16,7 @@ from .gemv import Reader, Shape, instantiate
 from .gemv_bf16c12 import resident
 
 FEW_GROUPS = 4  # of rows for each SM
+SMALL_PIECE = 6  # registers; for such pieces three subgroups share the norm in front of a product
 _ONCE = re.compile(r"^#pragma once\n", re.MULTILINE)
 
 
@@ -59,7 +60,9 @@ def choose_shape(k: int, row_groups: int, layout: BlockRows, device: GPU) -> Sha
     """Choose a shape for ``row_groups`` groups of four rows of ``k`` columns. Few groups are divided among many
     threads. For many, workgroups are small, and persistent if the groups do not fit on the SMs at once."""
     pieces, few = k // PIECE, row_groups <= FEW_GROUPS * device.units
-    shapes = [Shape(threads, blocks(pieces, threads), ROWS) for threads in range(160 if few else 256, 0, -SUBGROUP)]
+    least = 96 if not few and _registers(layout) <= SMALL_PIECE and pieces >= 96 else SUBGROUP
+    threads_of = range(160 if few else 256, least - 1, -SUBGROUP)
+    shapes = [Shape(threads, blocks(pieces, threads), ROWS) for threads in threads_of]
 
     def cost(s: Shape) -> tuple[bool, int, bool, int]:
         idle = max(8 * (s.threads * s.vectors - pieces) - pieces, 0)  # beyond an eighth
@@ -74,8 +77,12 @@ def choose_shape(k: int, row_groups: int, layout: BlockRows, device: GPU) -> Sha
 
 def _fit(shape: Shape, layout: BlockRows, units: int, device: GPU) -> int:
     """Return how many workgroups fit on an SM if each has the weights of ``units`` units in registers."""
+    other = 32 if units > 1 else 20  # registers besides weights and left operand
+    return resident(shape.threads, shape.vectors * (units * _registers(layout) + 5) + other, device)
+
+
+def _registers(layout: BlockRows) -> int:
+    """Return the registers of a piece with its scales."""
     f = layout.format
     scales = sum(f.scale_fields) * max(1, QUAD // f.sub_block) if f.sub_block else 0
-    piece = f.bits + scales + sum(f.head_fields)
-    other = 32 if units > 1 else 20  # registers besides weights and left operand
-    return resident(shape.threads, shape.vectors * (units * piece + 5) + other, device)
+    return f.bits + scales + sum(f.head_fields)
