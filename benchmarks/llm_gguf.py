@@ -152,8 +152,10 @@ def main() -> None:
     args = parser.parse_args()
     if args.quick:
         args.models, args.rounds, args.far = [REAL], 3, 0
+    shown = [a for a in sys.argv[1:] if not a.startswith(("--out", "--work"))]
     results = {
-        "command": "make bench-gguf", "date": date.today().isoformat(), "hardware": hardware(),
+        "command": "make bench-gguf" + (f" ARGS='{' '.join(shown)}'" if shown else ""),
+        "date": date.today().isoformat(), "hardware": hardware(),
         "threads": THREADS, "versions": {p: version(p) for e, p in PACKAGES.items() if e in args.engines},
         "models": [run(args.work, name, args) for name in args.models],
     }  # fmt: skip
