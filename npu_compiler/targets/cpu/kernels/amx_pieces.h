@@ -81,11 +81,13 @@ template <class T, long TAPS, long C> struct SplitPanel {
   static constexpr long BYTES = TAPS * C * PANEL * (long)sizeof(T), UNIT_BYTES = 2 * PANEL * (long)sizeof(T);
   static constexpr long panel_bytes(long) { return BYTES; }
   NPU_INLINE const char* at(const char* panel, long unit) { return panel + unit * UNIT_BYTES; }
-  // Splits units first .. first + n of a panel into `out`, which holds all of them.
-  template <bool SPECIAL>
-  static NPU_NOINLINE void split_units(const char* panel, long first, long n, char* out, vf& spoiled) {
+  // Splits a panel; returns whether all weights are finite.
+  static NPU_NOINLINE bool split(const char* panel, char* out) {
+    return split_finite([&](auto special, vf& spoiled) { split_units<special.value>(panel, out, spoiled); });
+  }
+  template <bool SPECIAL> static NPU_NOINLINE void split_units(const char* panel, char* out, vf& spoiled) {
     vf bad = spoiled;
-    for (long unit = first; unit < first + n; unit++) {
+    for (long unit = 0; unit < TAPS * split_groups(C) * AMX_UNITS; unit++) {
       const long group = unit / AMX_UNITS, u = unit % AMX_UNITS, c = group % split_groups(C) * SPLIT_GROUP + u;
       const T* w = (const T*)panel + (group / split_groups(C) * C + c) * PANEL;
       char* to = out + group * pieces_of<T>() * AMX_W_PIECE + u * BF16P::W_BYTES;
@@ -105,7 +107,7 @@ template <class TX, class TW> constexpr bool has_pieces() {
 
 // Cycles of one core, measured: the vector kernels multiply 32 weights in 1.25; two threads copy each block.
 template <class Plan, class T> constexpr bool pieces_are_faster(long rows, long k) {
-  if (Plan::COPY_BYTES + 2 * AmxScratch<Plan>::UNPACKED > 2 << 20) return false;  // an L2 cache
+  if (Plan::COPY_BYTES + AmxScratch<Plan>::UNPACKED > 2 << 20) return false;  // an L2 cache
   const double blocks = (double)Plan::IMAGES * Plan::BLOCKS, copies = Plan::PG < Plan::NP ? 2 : 1;
   constexpr int PRODUCTS = AmxPieces<Plan::PIECES>::COUNT;
   const double multiply = 48.0 * Plan::TILES * Plan::NTAPS * Plan::STEPS.count * PRODUCTS * Plan::NP;

@@ -35,16 +35,6 @@ struct AmxSums {
   long row, col, shift;
 };
 
-// The weights of the next tiles, of which run(w, n) unpacks the next n units, those from `next` on of `count`.
-struct AmxWeights {
-  void (*run)(AmxWeights& w, long n);
-  const char* panel;
-  char* to;
-  long next = 0, count = 0;
-  bool finite = true;
-  alignas(64) float spoiled[16];
-};
-
 struct AmxArgs {
   const char* x;       // the first position of the first tile
   long second, pitch;  // bytes to the first position of the second tile, and between two positions
@@ -59,8 +49,6 @@ struct AmxArgs {
   int lines;
   AmxSums* waiting = nullptr;  // sums of other tiles, whose epilogue runs between the products of these
   int rows = 0;                // positions of `waiting` in each step
-  AmxWeights* weights = nullptr;  // of other tiles, which are unpacked between the products of these
-  long units = 0;                 // of `weights` in each step
 };
 
 // Whether the products of a plan are those of integers (amx_int8.h), whose sums are int32.
@@ -114,14 +102,12 @@ template <int TILES, bool INTEGERS = false, int PIECES = 1> NPU_NOINLINE void am
   const long pitch = a.pitch, second = a.second, x_step = a.x_step, w_step = a.w_step;
   const int steps = a.steps, lines = a.lines;
   AmxSums* waiting = a.rows ? a.waiting : nullptr;
-  AmxWeights* weights = a.units ? a.weights : nullptr;
   for (int t = 0; t < a.ntaps; t++) {
     const char* x = a.x + a.taps[t];
     for (int s = 0; s < steps; s++, x += x_step, w += w_step) {
       amx_step<TILES, INTEGERS, PIECES>(x, second, pitch, w);
       for (int line = 0; line < lines; line++, prefetch += 64) __builtin_prefetch(prefetch, 0, 2);
       if (waiting && waiting->next < waiting->count) waiting->run(*waiting, waiting->epi, a.rows);
-      if (weights && weights->next < weights->count) weights->run(*weights, a.units);
     }
   }
   Amx::store<0>(a.acc, ACC);
@@ -157,8 +143,7 @@ template <class Plan> struct AmxScratch {
   static constexpr long FIRST = align64(Plan::NTAPS * 8), ROWS = FIRST + align64(Plan::TILES * 4);
   static constexpr long COPY = ROWS + align64(Plan::TILES * AMX_ROWS * 4), SUMS = COPY + align64(Plan::COPY_BYTES);
   static constexpr long PANELS = SUMS + (Plan::SLICES > 1 ? Plan::PG : 1) * (1 + Plan::DUAL) * PANEL_SUMS * 4;
-  static constexpr bool AHEAD = Plan::PIECES > 1;  // panels are unpacked between the products of those before
-  static constexpr long END = PANELS + (1 + AHEAD) * (1 + Plan::DUAL) * UNPACKED;
+  static constexpr long END = PANELS + (1 + Plan::DUAL) * UNPACKED;
 };
 
 // Returns units first .. first + n of a panel in the layout of B tiles, followed by zeros up to UNITS if `UNPACK`.
@@ -188,46 +173,6 @@ NPU_INLINE void amx_finish(AmxSums& s) {
   if (s.next < s.count) s.run(s, s.epi, s.count);
 }
 
-template <class Stored> constexpr auto has_outliers(int) -> decltype(&Stored::put_outliers, true) { return true; }
-template <class Stored> constexpr bool has_outliers(...) { return false; }
-
-// Unpacks n units of the panels of a column, one for each product, for AmxWeights.
-template <class Plan> NPU_NOINLINE void amx_unpack(AmxWeights& w, long n) {
-  using Stored = typename Plan::Stored;
-  constexpr long UNITS = Plan::UNITS;
-  for (n = min_of(n, w.count - w.next); n > 0;) {
-    const long product = w.next / UNITS, first = w.next % UNITS, some = min_of(n, UNITS - first);
-    const char* panel = w.panel + product * Stored::panel_bytes(UNITS);
-    char* to = w.to + product * AmxScratch<Plan>::UNPACKED;
-    if constexpr (Plan::PIECES > 1) {
-      vf spoiled = load_bytes<vf>(w.spoiled);
-      Stored::template split_units<false>(panel, first, some, to, spoiled);
-      store_bytes(w.spoiled, spoiled);
-    } else {
-      char* at = to + first * BF16P::W_BYTES;
-      const bool last = first + some == UNITS;
-      if constexpr (has_outliers<Stored>(0)) {
-        Stored::unpack_units(panel, first, some, at);
-        if (last) Stored::put_outliers(panel, UNITS, 0, UNITS, to);
-      } else {
-        const char* units = Stored::unpack(panel, UNITS, first, some, at);
-        if (Stored::PLAIN) memcpy(at, units, (size_t)(some * BF16P::W_BYTES));
-      }
-      if (last) memset(to + UNITS * BF16P::W_BYTES, 0, (size_t)((AmxScratch<Plan>::UNITS - UNITS) * BF16P::W_BYTES));
-    }
-    w.next += some, n -= some;
-  }
-  if constexpr (Plan::PIECES > 1) {
-    const vf spoiled = load_bytes<vf>(w.spoiled);
-    if (w.next < w.count || !any(spoiled != spoiled)) return;
-    vf unused = {};
-    for (long p = 0; p <= Plan::DUAL; p++)
-      Stored::template split_units<true>(w.panel + p * Stored::BYTES, 0, UNITS, w.to + p * AmxScratch<Plan>::UNPACKED,
-                                         unused);
-    w.finite = false;
-  }
-}
-
 // Claims one of `count` chunks: of the thread's own part first, so that rows stay in its caches from one kernel to the
 // next, then of what other threads have left. `part` is 0 at first.
 NPU_INLINE long own_chunk(Thread& th, int* counter, long count, int& part) {
@@ -239,32 +184,6 @@ NPU_INLINE long own_chunk(Thread& th, int* counter, long count, int& part) {
   }
   return count;
 }
-
-// Two buffers for unpacked panels: of the column whose products run, and of the one that follows.
-template <class Plan> struct AmxAhead : AmxWeights {
-  char* buffers;
-  long units = 0;                         // to unpack in each step
-  bool ready = false, finite_now = true;  // whether the next column is in its buffer; whether the current one is finite
-  int side = 0;
-
-  // Returns the unpacked column `panel`, and begins with `following` (or null), to unpack in as many steps.
-  const char* take(const char* panel, const char* following, long steps) {
-    constexpr long GRAIN = max_of(2, Plan::Stored::BLOCK_UNITS);
-    if (!ready) begin(panel), run(*this, count);
-    const char* unpacked = to;
-    finite_now = finite, ready = following, units = 0;
-    if (following == panel) return unpacked;
-    side ^= 1;
-    begin(following);
-    units = ceil_div(ceil_div(count, steps), GRAIN) * GRAIN;
-    return unpacked;
-  }
-  void begin(const char* from) {
-    panel = from, to = buffers + side * (1 + Plan::DUAL) * AmxScratch<Plan>::UNPACKED, next = 0, finite = true;
-    count = from ? (1 + Plan::DUAL) * Plan::UNITS : 0;
-    memset(spoiled, 0, sizeof spoiled);
-  }
-};
 
 // The operands of a chunk.
 struct AmxBlock {
@@ -330,14 +249,11 @@ NPU_INLINE void amx_blocked(const TX* x, const TW* weights, Epi& epi, Thread& th
   const char* block = nullptr;
   AmxSums waiting;
   waiting.run = amx_epilogue<Plan, Epi>, waiting.epi = &epi;
-  AmxAhead<Plan> ahead;
-  ahead.run = amx_unpack<Plan>, ahead.buffers = th.scratch + S::PANELS;
   int tiles = 0, turn = 0;
   bool cached = false;  // whether the weights may be in L2
-  bool finite_x = true;
-  for (long after = 0; i < Chunk<Plan>::COUNT; i = after) {
+  bool finite_x = true, finite_w = true;
+  for (; i < Chunk<Plan>::COUNT; i = own_chunk(th, counter, Chunk<Plan>::COUNT, part)) {
     const Chunk<Plan> c = Chunk<Plan>::of(i);
-    if (S::AHEAD) after = own_chunk(th, counter, Chunk<Plan>::COUNT, part);  // its first panel is unpacked in time
     if (prepared != c.image * Plan::BLOCKS + c.block) {
       if (tabled != Plan::positions(c.block)) {
         amx_finish(waiting);
@@ -360,22 +276,16 @@ NPU_INLINE void amx_blocked(const TX* x, const TW* weights, Epi& epi, Thread& th
       const bool done = slice + 1 == Plan::SLICES;
       for (long pn = c.begin; pn < c.end; pn++) {
         const long group = pn / Plan::NP, col = pn % Plan::NP * PANEL;
-        const char* panel = w + pn * PANEL_BYTES;
-        const long fetched = pn + 1 + S::AHEAD;
-        const char *next = Stored::at(w + fetched * PANEL_BYTES, step0 * STEP), *plain[PRODUCTS];
-        if constexpr (S::AHEAD) {
-          const Chunk<Plan> other = Chunk<Plan>::of(after);
-          const char* following = (const char*)weights + other.image * Plan::W_IMAGE_BYTES + other.begin * PANEL_BYTES;
-          if (pn + 1 < c.end) following = panel + PANEL_BYTES;
-          else if (after >= Chunk<Plan>::COUNT) following = nullptr;
-          plain[0] = ahead.take(panel, following, ceil_div(tiles, 2) * PRODUCTS * Plan::NTAPS * steps);
-          for (long p = 1; p < PRODUCTS; p++) plain[p] = plain[0] + p * S::UNPACKED;
-        } else {
-          for (long p = 0; p < PRODUCTS; p++)
-            plain[p] = amx_panel<Plan>(panel + p * PRODUCT_BYTES, step0 * STEP, units,
-                                       th.scratch + S::PANELS + p * S::UNPACKED);
+        const char *panel = w + pn * PANEL_BYTES, *next = Stored::at(panel + PANEL_BYTES, step0 * STEP);
+        const char* plain[PRODUCTS];
+        finite_w = true;
+        for (long p = 0; p < PRODUCTS; p++) {
+          char* unpacked = th.scratch + S::PANELS + p * S::UNPACKED;
+          plain[p] = unpacked;
+          if constexpr (PIECES > 1) finite_w &= Stored::split(panel + p * PRODUCT_BYTES, unpacked);
+          else plain[p] = amx_panel<Plan>(panel + p * PRODUCT_BYTES, step0 * STEP, units, unpacked);
         }
-        const bool fetch = (S::LEAVE || !cached) && fetched < c.end;
+        const bool fetch = (S::LEAVE || !cached) && pn + 1 < c.end;
         const int lines = fetch ? (int)ceil_div(STEP * Stored::UNIT_BYTES, (tiles + 1) / 2 * 64) : 0;
         const int share = (int)max_of(2, ceil_div(2 * AMX_ROWS, Plan::NTAPS * steps * PRODUCTS));
         float* panel_sums = sums + (SLICED ? (pn - c.begin) * PRODUCTS * S::PANEL_SUMS : 0);
@@ -384,13 +294,13 @@ NPU_INLINE void amx_blocked(const TX* x, const TW* weights, Epi& epi, Thread& th
           float* acc = panel_sums + (SLICED ? t : 2 * turn) * TILE_SUMS;
           for (long p = 0; p < PRODUCTS; p++) {
             const char* from = block + group * Plan::GROUP_BYTES + first[t] + step0 * STEP * 4;
-            const char* fetch_from = next + p * PRODUCT_BYTES + t / 2 * Plan::NTAPS * steps * lines * 64;
+            const char* after = next + p * PRODUCT_BYTES + t / 2 * Plan::NTAPS * steps * lines * 64;
             const AmxArgs a = {from, two ? first[t + 1] - first[t] : 0, Plan::PITCH, taps, Plan::NTAPS, (int)steps,
                                PIECES * STEP * 4, plain[p], PIECES * STEP * BF16P::W_BYTES, acc + p * S::PANEL_SUMS,
-                               slice > 0, fetch_from, lines, &waiting, share, &ahead, ahead.units};
+                               slice > 0, after, lines, &waiting, share};
             (two ? amx_tile<2, INTEGERS, PIECES> : amx_tile<1, INTEGERS, PIECES>)(a);
             if constexpr (PIECES > 1) {
-              for (int half = 0; half <= two && !(finite_x && ahead.finite_now); half++)
+              for (int half = 0; half <= two && !(finite_x && finite_w); half++)
                 multiply_as_floats<Plan>(block + first[t + half], taps, plain[p],
                                          acc + p * S::PANEL_SUMS + half * TILE_SUMS);
             }
@@ -401,12 +311,10 @@ NPU_INLINE void amx_blocked(const TX* x, const TW* weights, Epi& epi, Thread& th
           waiting.next = 0, waiting.count = (two ? 2 : 1) * (int)AMX_ROWS;
           waiting.row = row, waiting.col = col, waiting.shift = group * Plan::N;
         }
-        if constexpr (S::AHEAD) ahead.run(ahead, ahead.count);
       }
       if (SLICED && done) amx_finish(waiting);
     }
     cached = true;
-    if (!S::AHEAD) after = own_chunk(th, counter, Chunk<Plan>::COUNT, part);
   }
   amx_finish(waiting);
   Amx::release();

@@ -65,8 +65,6 @@ struct bf16c12 {
   NPU_INLINE int outliers(const char* panel) { return *(const int*)(panel + 16); }
   NPU_INLINE const Outlier* list(const char* panel, long units) { return (const Outlier*)at(panel, units); }
   static const char* unpack(const char* panel, long units, long first, long n, char* buffer);
-  static void unpack_units(const char* panel, long first, long n, char* buffer);
-  static void put_outliers(const char* panel, long units, long first, long n, char* buffer);
   template <int M, class Args> NPU_INLINE void add_outliers(const Args& a, const char* panel, float* acc) {
     const Outlier* e = list(panel, a.len);
     for (int i = 0, n = outliers(panel); i < n; i++) {
@@ -101,7 +99,7 @@ template <> struct Reader<bf16c12> {
   __attribute__((always_inline)) void skip(int units) { from += units * bf16c12::UNIT_BYTES; }
 };
 
-NPU_NOINLINE inline void bf16c12::unpack_units(const char* panel, long first, long n, char* buffer) {
+NPU_NOINLINE inline const char* bf16c12::unpack(const char* panel, long units, long first, long n, char* buffer) {
   auto reader = Reader<bf16c12>::of(panel, first);
   char* to = buffer;
   for (long u = 0; u < n; u += 2, to += 4 * PANEL * 2) {
@@ -112,8 +110,6 @@ NPU_NOINLINE inline void bf16c12::unpack_units(const char* panel, long first, lo
     reader.skip(2);
     memcpy(to, w, sizeof w);
   }
-}
-NPU_NOINLINE inline void bf16c12::put_outliers(const char* panel, long units, long first, long n, char* buffer) {
   const Outlier* e = list(panel, units);
   const int count = outliers(panel);
   for (int i = 0; i < count; i++) {
@@ -121,10 +117,6 @@ NPU_NOINLINE inline void bf16c12::put_outliers(const char* panel, long units, lo
     const uint16_t bits = (uint16_t)(bitcast<uint32_t>(e[i].value) >> 16);
     if (unit >= 0 && unit < n) memcpy(buffer + unit * 4 * PANEL + column * 4 + k % 2 * 2, &bits, 2);
   }
-}
-inline const char* bf16c12::unpack(const char* panel, long units, long first, long n, char* buffer) {
-  unpack_units(panel, first, n, buffer);
-  put_outliers(panel, units, first, n, buffer);
   return buffer;
 }
 
