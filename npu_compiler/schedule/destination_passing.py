@@ -91,12 +91,13 @@ def behind(window: Operand, path: tuple[Node, ...]) -> Operand | None:
     return window
 
 
-def writable(value: Value, window: Operand) -> bool:
+def writable(value: Value, window: Operand, vectors: bool = False) -> bool:
     """Whether the kernel of ``value`` can write to ``window``: micro-kernels store whole vectors along the last dim.
+    ``vectors``: so does an epilogue, because a transposing copy is faster than its elements one by one.
 
     A concatenation always can; its parts are checked one by one.
     """
-    flexible = value.op in LOOPS or value.op == "concat"
+    flexible = (value.op in LOOPS and not vectors) or value.op == "concat"
     return flexible or not value.rank or value.shape[-1] == 1 or window.strides[-1] == 1
 
 

@@ -73,23 +73,24 @@ class Operands:
         self.place[value] = Operand(buffer, value.shape, contiguous_strides(value.shape))
         return self.place[value]
 
-    def _allocate(self, value: Value, made: dict[str, Buffer], label: str) -> Operand:
-        """Return memory for a kernel's result: an output, a part of a concatenation, or a block of the arena."""
-        self.place[value] = self._destination(value, made, label) or self._block(value, label)
+    def _allocate(self, value: Value, made: dict[str, Buffer], label: str, vectors: bool = False) -> Operand:
+        """Return memory for a kernel's result: an output, a part of a concatenation, or a block of the arena.
+        ``vectors``: see :func:`writable`."""
+        self.place[value] = self._destination(value, made, label, vectors) or self._block(value, label)
         return self.place[value]
 
-    def _destination(self, value: Value, made: dict[str, Buffer], label: str) -> Operand | None:
+    def _destination(self, value: Value, made: dict[str, Buffer], label: str, vectors: bool) -> Operand | None:
         want = self.wanted.get(value)
         if want is None:
             return None
         if want.concat is not None:
             whole = self.place.get(want.concat.out) or self._allocate(want.concat.out, made, label)
             window = behind(part_of(whole, want.concat, want.shape, want.start), want.path)
-            return window if window is not None and writable(value, window) else None
+            return window if window is not None and writable(value, window, vectors) else None
         shape = want.path[-1].out.shape if want.path else value.shape
         buffer = self._buffer("output", value.dtype, shape, want.output)
         window = behind(Operand(buffer, shape, contiguous_strides(shape)), want.path)
-        if window is None or not writable(value, window):
+        if window is None or not writable(value, window, vectors):
             self.buffers.pop()
             return None
         made[want.output] = buffer

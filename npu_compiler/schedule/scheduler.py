@@ -155,7 +155,7 @@ class Scheduler(Operands):
     ) -> None:
         """Add a kernel of class ``kind`` with its ``own`` fields and the epilogue of the group."""
         e, inputs, value = self._epilogue(group, fixed)
-        out = self._allocate(value, made, _label(group.anchor))
+        out = self._allocate(value, made, _label(group.anchor), vectors=self.config.panel > 0)
         if kind in (Gemm, Conv2d):
             own["tf32"] = self.config.float32_precision == "tf32" and fixed[0].dtype == "float32"
         own |= {"epilogue": e, "sources": _sources(group), "flops": flops}
