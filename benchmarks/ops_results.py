@@ -33,7 +33,9 @@ SLOWER = [
         "a sum does not depend on the order of its additions, unlike one of atomic additions of floats",
     ),
     Guarantee(
-        "cuda", ("*mm*", "*matmul*", "linear*", "inner*", "einsum*", "tensordot*", "linalg_multi_dot*"), "float32",
+        "cuda",
+        ("mm.*", "*addmm*", "*bmm*", "*matmul*", "linear.*", "inner*", "einsum*", "tensordot*", "linalg_multi_dot*"),
+        "float32",
         "sums are added in parts of 16 terms, so that rounding errors are 0.26 to 0.40 of cuBLAS's",
     ),
 ]  # fmt: skip

@@ -83,8 +83,8 @@ def _unpacked(w: Array, lead: int) -> Array:
 def pack(k: Pack, b: Array) -> Array:
     """Return right operands [batch, K, N] in the panels of the kernel's output."""
     shape = k.outputs[0].shape
-    layout = "vnni2" if len(shape) == 5 else "panels"
-    return packing.pack(b.transpose(0, 2, 1)[:, :, None, :], shape[3 if layout == "vnni2" else -1], layout)
+    layout, panel = ("vnni2", shape[-2]) if shape[-1] == 2 else ("panels", shape[-1])
+    return packing.pack(b.transpose(0, 2, 1)[:, :, None, :], panel, layout).reshape(shape)
 
 
 # -- convolutions ---------------------------------------------------------------------------------------------------
