@@ -14,6 +14,7 @@ import pytest
 from .snippets import ROOT, prose
 
 FIGURES = ROOT / "docs" / "figures"
+RESULTS = ROOT / "benchmarks" / "results"
 SECTIONS = {
     "cpu": "cpu_resnet", "calls": "calls_amd_epyc_2_cpus", "gpu": "h200", "llm": "cpu_llm", "metal": "metal_counts",
 }  # fmt: skip
@@ -39,6 +40,16 @@ def test_tables_show_the_stored_results(section: str, monkeypatch: pytest.Monkey
     for page, text in pages.items():
         written = (ROOT / page).read_text(encoding="utf-8")
         assert re.findall(rf"<!-- bench:{section} -->\n(.*?)\n<!-- /bench -->", written, re.DOTALL) == [text], page
+
+
+def test_the_tables_of_single_ops_show_the_stored_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    stored = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(RESULTS.glob("ops_*.json"))]
+    table = script("benchmarks", "ops_results", monkeypatch).section(stored)
+    korean = script("benchmarks", "korean", monkeypatch).korean(table)
+    pages = {"docs/performance.md": table, "docs/performance.ko.md": korean}
+    for page, text in pages.items():
+        written = (ROOT / page).read_text(encoding="utf-8")
+        assert re.findall(r"<!-- bench:ops -->\n(.*?)\n<!-- /bench -->", written, re.DOTALL) == [text], page
 
 
 def test_a_caption_without_a_translation_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
