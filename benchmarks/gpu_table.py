@@ -70,7 +70,8 @@ def _caption(results: dict[str, Any]) -> str:
         "the speedup over the fastest of the others. Random weights and inputs. Errors against float32 "
         "(ResNet: float64) are at most 1.1 × PyTorch eager's in the same dtype, and the largest scores the same, "
         "unless marked ✗. TB/s counts bytes actually read: npusim stores the weights that a token reads in 12 bits, "
-        "without loss."
+        "without loss. Prompts in bfloat16 are measured with `--speed-over-memory`, which keeps the elements of the "
+        "weights too; by default, a prompt decodes them in every run."
     ]
     host = [p["host_us"] for p in found.values() if "host_us" in p]
     if host:

@@ -99,6 +99,13 @@ SENTENCES = {
         r"TB/s는 실제로 읽은 바이트로 계산합니다. npusim은 토큰 하나를 계산할 때 읽는 가중치를 \1비트로 무손실 "
         r"저장합니다."
     ),
+    (
+        r"Prompts in bfloat16 are measured with `--speed-over-memory`, which keeps the elements of the weights too; "
+        r"by default, a prompt decodes them in every run\."
+    ): (
+        r"bfloat16 프롬프트는 가중치의 원소도 함께 두는 `--speed-over-memory`로 측정했습니다. 기본값에서는 프롬프트를 "
+        r"실행할 때마다 원소를 디코딩합니다."
+    ),
     r"A launch takes (\d+) to (\d+) µs on the host\.": r"실행 요청 한 번은 호스트에서 \1~\2 µs가 걸립니다.",
     r"A kernel that only reads runs at ([\d.]+) TB/s\.": r"읽기만 하는 커널의 속도는 \1 TB/s입니다.",
     r"A process that loads the compiled (\S+) with its packed weights cached has its first token after ([\d.]+) s "

@@ -24,7 +24,7 @@ from npu_compiler.frontend.llm import Checkpoint, LLMConfig, load_decoder, open_
 from npu_compiler.frontend.llm.modules import Decoder
 from npu_compiler.frontend.llm.vocabulary import byte_level_bpe
 from npu_compiler.support.errors import InputError
-from npu_runtime.llm.loader import find_model
+from npu_runtime.llm.find_model import find_model
 from npu_runtime.llm.tokenizer import Tokenizer
 from npusim.models import llm_weights
 

@@ -87,7 +87,8 @@ def _read_exported(path: str) -> tuple[IRGraph, Mapping[str, np.ndarray]]:
 def is_language_model(model: str) -> bool:
     """Return True if ``model`` names a language model: a directory, a GGUF file, a .npubin with a manifest, a built-in
     one or an id on the Hugging Face hub."""
-    from npu_runtime.llm.loader import companions, is_hub_id, is_registered
+    from npu_runtime.llm.find_model import is_hub_id, is_registered
+    from npu_runtime.llm.loader import companions
 
     from .models import llm_weights
 

@@ -23,12 +23,13 @@ def without_zero_points(program: ExportedProgram, in_place: bool) -> ExportedPro
     """Return the program with None for the zero points of dequantised weights whose values are known to be zero."""
 
     def calls(p: ExportedProgram) -> list[torch.fx.Node]:
-        known = _zeros(p)
-        return [
+        found = [
             n for n in p.graph.nodes
             if n.op == "call_function" and str(n.target) in _OPS and len(n.args) > _ARGUMENT
-            and isinstance(n.args[_ARGUMENT], torch.fx.Node) and n.args[_ARGUMENT].name in known
+            and isinstance(n.args[_ARGUMENT], torch.fx.Node)
         ]  # fmt: skip
+        known = _zeros(p) if found else set()
+        return [n for n in found if n.args[_ARGUMENT].name in known]
 
     if not calls(program):
         return program

@@ -1,4 +1,4 @@
-"""Finds a model by its name, compiles it and packs its weights, each once.
+"""Compiles a model and packs its weights, each once.
 
 Three caches make later starts fast. A manifest's key consists of the names, sizes and times of the checkpoint's files;
 a program's key of the architecture, the options and the compiler's source; the key of packed weights of the checkpoint
@@ -8,13 +8,11 @@ and the recipes. If all three hit, neither torch nor the compiler is imported.
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import logging
 import os
-import re
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import cached_property
@@ -37,6 +35,7 @@ from ..arrays import return_freed_memory
 from ..backends.base import Backend, get_backend
 from ..packed_weights import PackedFile, read_packed, write_packed
 from ..weight_loader import WeightStore, load_weights
+from .find_model import MODEL_FILES, find_model
 from .manifest import ModelManifest
 from .requests import whole_number
 
@@ -47,8 +46,6 @@ _log = logging.getLogger(__name__)
 
 _DEFAULT_MAX_LEN = 4096  # KV caches take memory for the whole context, whether it is used or not
 _SCORING_MAX_LEN = 2048  # the context of most published perplexities
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
-_MODEL_FILES = (".json", ".safetensors", ".gguf", ".jinja", ".model")
 _DIGEST = 64
 AUTO = "auto"  # the weight format that a checkpoint is stored in, if the target reads it, else a lossless one
 
@@ -354,78 +351,6 @@ def make_manifest(checkpoint: Checkpoint) -> ModelManifest:
     )
 
 
-# -- finding -------------------------------------------------------------------------------------------------------
-_fetchers: dict[str, Callable[[], Path]] = {}
-
-
-def register_model(name: str, fetch: Callable[[], Path]) -> None:
-    """Make ``LLM.load(name)`` load the checkpoint whose path ``fetch`` returns. ``fetch`` may download it."""
-    _fetchers[name] = fetch
-
-
-def is_registered(name: str) -> bool:
-    """Whether ``name`` is that of a built-in model."""
-    return name in _fetchers
-
-
-def is_hub_id(name: str) -> bool:
-    """Return True if ``name`` has the form of a model's id on the Hugging Face hub: 'owner/model'."""
-    return bool(_HUB_ID.fullmatch(name)) and not name.endswith((".gguf", ".npubin", ".json"))
-
-
-def find_model(model: str | os.PathLike[str]) -> Path:
-    """Return the local path of a model: a directory or file, else a built-in model or one on the Hugging Face hub,
-    which is downloaded.
-
-    Raises:
-        InputError: there is no such model, or it cannot be downloaded.
-    """
-    if not isinstance(model, str | os.PathLike):
-        raise InputError(f"a model is the path or the name of one, not a {type(model).__name__}")
-    path = Path(model)
-    try:
-        if path.exists():
-            return path.resolve()
-    except (OSError, ValueError) as error:  # a name that no file can have
-        raise InputError(f"{str(path)[:100]!r}: {error}") from None
-    name = os.fspath(model)
-    if name in _fetchers:
-        return _fetchers[name]()
-    known = f"the built-in models are {', '.join(_fetchers)}" if _fetchers else "no built-in models are registered"
-    if not is_hub_id(name):
-        raise InputError(f"{name}: there is no such file or directory; {known}")
-    try:
-        from huggingface_hub import snapshot_download
-    except ImportError:
-        raise InputError(
-            f"{name}: there is no such directory; if it is a model on the Hugging Face hub, pip install "
-            f"huggingface_hub or download it yourself. {known[0].upper()}{known[1:]}"
-        ) from None
-    try:
-        with progress.step(f"downloading {name}") as step:
-            patterns = [f"*{suffix}" for suffix in _MODEL_FILES]
-            return Path(snapshot_download(name, allow_patterns=patterns, tqdm_class=hub_progress(step)))
-    except (OSError, ValueError, RuntimeError) as error:
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise InputError(f"{name}: not a local directory, and the Hugging Face hub did not give it: {reason}") from None
-
-
-def hub_progress(step: progress.Step) -> Any:
-    """Return a class of progress bars for huggingface_hub that prints nothing and reports the bytes to ``step``."""
-    from tqdm import tqdm
-
-    class Bar(tqdm):  # type: ignore[misc]
-        def __init__(self, *args: Any, **options: Any):
-            super().__init__(*args, **{**options, "file": io.StringIO()})
-
-        def display(self, *args: Any, **options: Any) -> None:
-            if self.unit == "B":
-                step.total, step.unit = int(self.total or 0) or None, "B"
-                step.update(done=int(self.n))
-
-    return Bar
-
-
 # -- keys -------------------------------------------------------------------------------------------------------
 def file_identity(path: Path) -> str:
     """Return a text of the path, sizes, times and inodes of a model's files, which changes when the files do.
@@ -437,7 +362,7 @@ def file_identity(path: Path) -> str:
         InputError: a file cannot be read.
     """
     try:
-        files = sorted(p for p in path.iterdir() if p.suffix in _MODEL_FILES) if path.is_dir() else [path]
+        files = sorted(p for p in path.iterdir() if p.suffix in MODEL_FILES) if path.is_dir() else [path]
         stats = [(p.name, p.stat()) for p in files]
     except OSError as error:  # no permission, or a link to nowhere
         raise InputError(f"{error.filename or path}: cannot be read: {error.strerror or error}") from None

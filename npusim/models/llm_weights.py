@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from npu_compiler.support import progress
-from npu_runtime.llm.loader import register_model
+from npu_runtime.llm.find_model import register_model
 
 from .download import DownloadError, Package, cache_path, fetch, store
 

@@ -87,8 +87,12 @@ def usual() -> tuple[Arrays, list[tuple[str, str, int]]]:
     return want, fingerprint(state)
 
 
-# Other passes call "normalise"; "compress_weights" wants a program that asks for it: see test_format.py.
-@pytest.mark.parametrize("switch", [s for s in switches("cpu") if s not in ("normalise", "compress_weights")])
+# Other passes call "normalise". Two switches want programs that ask for them: test_format.py has one for
+# "compress_weights", test_rewrites.py one for "fold_cache_scales".
+ELSEWHERE = ("normalise", "compress_weights", "fold_cache_scales")
+
+
+@pytest.mark.parametrize("switch", [s for s in switches("cpu") if s not in ELSEWHERE])
 @pytest.mark.parametrize("by", ["argument", "environment"])
 def test_every_switch_changes_the_program_and_not_its_result(
     switch: str, by: str, usual: tuple[Arrays, list[tuple[str, str, int]]], monkeypatch: pytest.MonkeyPatch

@@ -12,7 +12,8 @@ from ...support.errors import ConfigError
 from ..export import capture
 from ..tensors import tensor_to_numpy
 from .config import LLMConfig
-from .modules import Decoder, GreedyDecoder, SamplingDecoder, ScoringDecoder
+from .decoders import GreedyDecoder, SamplingDecoder, ScoringDecoder
+from .modules import Decoder
 
 __all__ = ["llm_graphs", "scoring_graphs"]
 

@@ -165,7 +165,8 @@ def test_attention(tmp_path: Path, arch: str, dtype: str, scaled: bool) -> None:
             )
             want = attention_reference(c, q, k, v, mask)
             got = stored(out).astype(np.float64)
-            bound = {"float": 0.0, "f16": 2.0**-11, "bf16": 2.0**-8}[dtype] * np.abs(want) + 4e-6
+            scores = 4e-6 * max(1.0, (c.DH / 64) ** 0.5)  # their rounding errors grow like a random walk
+            bound = {"float": 0.0, "f16": 2.0**-11, "bf16": 2.0**-8}[dtype] * np.abs(want) + scores
             if tiles:  # weights are rounded to bfloat16
                 bound += 2.0**-8 * attention_reference(c, q, k, np.abs(v), mask)
             assert np.isfinite(got).all()

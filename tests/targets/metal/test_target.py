@@ -17,6 +17,7 @@ from npu_compiler.frontend import capture, state_dict_numpy
 from npu_compiler.mixed.program import MixedProgram
 from npu_compiler.partitioning.plan import HOST
 from npu_compiler.support.errors import BackendError, InputError
+from npu_compiler.target_config import target_config
 from npu_compiler.targets.simt.lang.program import unpack
 from npu_runtime import CPUBackend, Executor, MetalBackend, MixedModel, get_backend, load_weights
 from npu_runtime.llm.loader import Loader
@@ -53,9 +54,9 @@ def program(small: nn.Module) -> CompiledProgram:
     return npu_compiler.compile(capture(small, (images(2, 16),)), target="metal")
 
 
-@pytest.mark.parametrize("size", [128, 512, 1024])
+@pytest.mark.parametrize("size", [128, 256, 512])
 def test_attention_with_large_heads_fits_in_a_threadgroup(size: int) -> None:
-    """Eight query rows share the keys, in parts that are combined."""
+    """Eight query rows share the keys, in parts that are combined. Heads above the target's limit are products."""
 
     class Attention(nn.Module):
         def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -64,7 +65,9 @@ def test_attention_with_large_heads_fits_in_a_threadgroup(size: int) -> None:
     rng = np.random.default_rng(0)
     inputs = [torch.from_numpy(rng.standard_normal((1, 1, n, size)).astype(np.float32)) for n in (8, 300, 300)]
     program = npu_compiler.compile(capture(Attention(), tuple(inputs)), target="metal:apple7")
-    assert [c.kind for c in program.entry().calls] == ["attention", "combine_attention"]
+    kinds = {c.kind for c in program.entry().calls}
+    fused = size <= target_config("metal:apple7").max_head_dim
+    assert kinds == ({"attention", "combine_attention"} if fused else {"gemm", "loops"})
     executor = Executor(program, load_weights(program, {}, backend := EmulatedMetal(checks=False)), backend)
     result = executor.run([x.numpy() for x in inputs])[program.outputs[0].name]  # refuses what Metal has not
     np.testing.assert_allclose(result, Attention()(*inputs).numpy(), rtol=1e-4, atol=1e-5)

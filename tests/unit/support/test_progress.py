@@ -13,7 +13,7 @@ import npu_runtime
 from npu_compiler.support import log
 from npu_compiler.support.errors import WeightError
 from npu_compiler.support.progress import Step, listening, step
-from npu_runtime.llm.loader import hub_progress
+from npu_runtime.llm.find_model import hub_progress
 from tests.support.toy_ir import RELU, Builder
 
 
