@@ -15,7 +15,6 @@ import argparse
 import copy
 import itertools
 import json
-import re
 import statistics
 import sys
 import time
@@ -26,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from readme import ROOT, hardware, publish, real_time, write_section
+from readme import ROOT, hardware, publish, real_time, results_path, write_section
 
 sys.path.insert(0, str(ROOT))
 
@@ -37,12 +36,6 @@ PEERS = ("onnxruntime", "onnxruntime, bound", "torch eager")
 CALLS = 200  # per burst: short enough to end before the scheduler runs another process
 
 Calls = dict[str, Callable[[], Any]]
-
-
-def results_path() -> Path:
-    """Return the file of this machine's results."""
-    machine = re.sub(r"[^a-z0-9]+", "_", hardware().lower()).strip("_")
-    return ROOT / "benchmarks" / "results" / f"calls_{machine}.json"
 
 
 def make_mlp(sizes: list[int]) -> Any:
@@ -203,15 +196,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=1000)
     parser.add_argument("--quick", action="store_true", help="fewer rounds, and nothing is written")
-    parser.add_argument("--out", type=Path, help=f"default: {results_path()}")
+    parser.add_argument("--out", type=Path, help=f"default: {results_path('calls', hardware())}")
     parser.add_argument("--table", action="store_true", help="write the table of the results at --out")
     args = parser.parse_args()
     if args.table:
-        write_section("calls", table(json.loads((args.out or results_path()).read_text())))
+        write_section("calls", table(json.loads((args.out or results_path("calls", hardware())).read_text())))
         return
     results = run_all(20 if args.quick else args.rounds)
     print(table(results))
-    publish(results, args.out or (None if args.quick else results_path()))
+    publish(results, args.out or (None if args.quick else results_path("calls", hardware())))
 
 
 if __name__ == "__main__":

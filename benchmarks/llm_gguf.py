@@ -24,7 +24,7 @@ from gguf_models import MIXES, quantised_file
 from gguf_reference import reference_logits
 from llm_cpu import FAR, MODELS, PROMPT, Worker, measure
 from llm_engines import THREADS, prompt
-from readme import ROOT, hardware, publish
+from readme import ROOT, hardware, publish, results_path
 
 sys.path.insert(0, str(ROOT))
 
@@ -43,8 +43,9 @@ def model_folder(work: Path, name: str) -> Path:
         from npusim.models.llm_weights import smollm2_135m
 
         folder.mkdir(parents=True, exist_ok=True)
-        if not (folder / "model.gguf").exists():
-            (folder / "model.gguf").symlink_to(smollm2_135m())
+        if not (link := folder / "model.gguf").exists():
+            link.unlink(missing_ok=True)  # the file it led to is gone
+            link.symlink_to(smollm2_135m())
         return folder
     architecture, _, mix = name.partition(":")
     if architecture not in MODELS or mix not in MIXES:
@@ -82,9 +83,8 @@ def _log_softmax(x: np.ndarray) -> np.ndarray:
     return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
 
 
-def run(work: Path, name: str, args: argparse.Namespace) -> dict[str, Any]:
+def run(name: str, folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     """Measure one model; return the results, ready for JSON."""
-    folder = model_folder(work, name)
     probe = Worker("probe", folder)
     workers = {e: Worker(e, folder) for e in args.engines}
     checked = verdict(folder, workers) if args.verdict else {}
@@ -153,16 +153,16 @@ def main() -> None:
     if args.quick:
         args.models, args.rounds, args.far = [REAL], 3, 0
     shown = [a for a in sys.argv[1:] if not a.startswith(("--out", "--work"))]
+    folders = {name: model_folder(args.work, name) for name in args.models}  # all, before the first is measured
     results = {
         "command": "make bench-gguf" + (f" ARGS='{' '.join(shown)}'" if shown else ""),
         "date": date.today().isoformat(), "hardware": hardware(),
         "threads": THREADS, "versions": {p: version(p) for e, p in PACKAGES.items() if e in args.engines},
-        "models": [run(args.work, name, args) for name in args.models],
+        "models": [run(name, folder, args) for name, folder in folders.items()],
     }  # fmt: skip
     print(table(results))
     whole = args.verdict and all(getattr(args, n) == parser.get_default(n) for n in ("models", "rounds", "far"))
-    name = "".join(c if c.isalnum() else "_" for c in hardware().lower())
-    publish(results, args.out or (ROOT / "benchmarks" / "results" / f"cpu_gguf_{name}.json" if whole else None))
+    publish(results, args.out or (results_path("cpu_gguf", hardware()) if whole else None))
 
 
 if __name__ == "__main__":

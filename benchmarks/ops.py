@@ -48,8 +48,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import numpy as np
 import torch
 from op_cases import GrownCase, grown_cases
-from ops_results import LIMITS, Figure, guarantee, merged, results_path, table, write_pages
-from readme import hardware, publish
+from ops_results import LIMITS, Figure, guarantee, merged, table, write_pages
+from readme import hardware, publish, results_path
 
 from npu_compiler.graph.graph import Graph
 from npu_compiler.pipeline import compile_graphs
@@ -267,7 +267,7 @@ def sweep(
 
 def _store(results: dict[str, Any]) -> None:
     """Write results into the file of their machine, beside those of other calls there."""
-    path = results_path(results["hardware"])
+    path = results_path("ops", results["hardware"])
     publish(merged([json.loads(path.read_text()), results]) if path.exists() else results, path)
 
 

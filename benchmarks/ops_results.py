@@ -8,7 +8,6 @@ import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from readme import ROOT, write_section
@@ -103,14 +102,6 @@ def _time(seconds: float) -> str:
 
 
 # -- files -------------------------------------------------------------------------------------------------------------
-def results_path(name: str) -> Path:
-    """Return the file of the results of a machine."""
-    machine = "".join(c if c.isalnum() else "_" for c in name.lower())
-    while "__" in machine:
-        machine = machine.replace("__", "_")
-    return RESULTS / f"ops_{machine}.json"
-
-
 def merged(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return the results of the parts of a run on one machine as those of one run: later figures replace earlier ones
     of the same call. Raises ``ValueError`` if the parts are not of one machine and target."""

@@ -27,6 +27,12 @@ def hardware() -> str:
     return platform.processor()
 
 
+def results_path(kind: str, machine: str) -> Path:
+    """Return the file for results of a ``kind`` of benchmark on a machine."""
+    words = "".join(c if c.isalnum() else " " for c in machine.lower()).split()
+    return ROOT / "benchmarks" / "results" / f"{'_'.join([kind, *words])}.json"
+
+
 def real_time(on: bool) -> None:
     """Turn real-time priority on or off for all threads of this process. Does nothing unless the user may do that."""
     if os.geteuid():
