@@ -24,7 +24,7 @@ from gguf_models import MIXES, quantised_file
 from gguf_reference import reference_logits
 from llm_cpu import FAR, MODELS, PROMPT, Worker, measure
 from llm_engines import THREADS, prompt
-from readme import ROOT, hardware, publish, results_path
+from readme import ROOT, hardware, publish, results_path, without_files
 
 sys.path.insert(0, str(ROOT))
 
@@ -152,7 +152,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.quick:
         args.models, args.rounds, args.far = [REAL], 3, 0
-    shown = [a for a in sys.argv[1:] if not a.startswith(("--out", "--work"))]
+    shown = without_files(sys.argv[1:], ("--out", "--work"))
     folders = {name: model_folder(args.work, name) for name in args.models}  # all, before the first is measured
     results = {
         "command": "make bench-gguf" + (f" ARGS='{' '.join(shown)}'" if shown else ""),

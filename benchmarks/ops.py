@@ -49,7 +49,7 @@ import numpy as np
 import torch
 from op_cases import GrownCase, grown_cases
 from ops_results import LIMITS, Figure, guarantee, merged, table, write_pages
-from readme import hardware, publish, results_path
+from readme import hardware, publish, results_path, without_files
 
 from npu_compiler.graph.graph import Graph
 from npu_compiler.pipeline import compile_graphs
@@ -320,8 +320,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"not measured: {name}: {why}")
     complete = args.ops == "*" and not args.quick and len(sizes) == 3 and not math.isfinite(args.seconds)
     complete = complete and args.float32_precision == "highest"
+    said = without_files(sys.argv[1:] if argv is None else argv, ("--json",))
     results = {
-        "command": f"python benchmarks/ops.py {' '.join(sys.argv[1:] if argv is None else argv)}".strip(),
+        "command": " ".join(["python benchmarks/ops.py", *said]),
         "date": date.today().isoformat(), "hardware": machine.name, "target": args.target, "sizes": wanted,
         "threads": args.threads, "float32_precision": args.float32_precision,
         "versions": {p: version(p) for p in ("torch", "numpy")},

@@ -8,6 +8,7 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,17 @@ def results_path(kind: str, machine: str) -> Path:
     """Return the file for results of a ``kind`` of benchmark on a machine."""
     words = "".join(c if c.isalnum() else " " for c in machine.lower()).split()
     return ROOT / "benchmarks" / "results" / f"{'_'.join([kind, *words])}.json"
+
+
+def without_files(arguments: Sequence[str], options: Sequence[str]) -> list[str]:
+    """Return the arguments that say what is measured: all but ``options``, which name files, and their values."""
+    kept, given = list[str](), iter(arguments)
+    for argument in given:
+        if argument in options:
+            next(given, None)
+        elif argument.partition("=")[0] not in options:
+            kept.append(argument)
+    return kept
 
 
 def real_time(on: bool) -> None:
