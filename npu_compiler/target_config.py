@@ -21,7 +21,8 @@ from typing import Any, ClassVar
 from .support import dtypes, env
 from .support.errors import ConfigError
 
-_REAL = frozenset(name for name, d in dtypes.DTYPES.items() if d.kind != "complex")
+ALL_REAL = frozenset(name for name, d in dtypes.DTYPES.items() if d.kind != "complex")
+_REAL = ALL_REAL - {dtypes.FLOAT8}
 
 
 @dataclass(frozen=True)

@@ -325,12 +325,14 @@ def broadcast_index(shape: Sequence[int], rank: int) -> tuple[Expr, ...]:
 
 
 def drop_roundings(e: Expr) -> Expr:
-    """Remove a narrowing cast whose result is widened again: values that stay inside a kernel stay in float32."""
+    """Remove a narrowing cast whose result is widened again: values that stay inside a kernel stay in float32. Casts to
+    float8 remain, because they quantise."""
 
     def f(x: Expr) -> Expr | None:
         if x.op == "cast" and x.args[0].op == "cast" and x.dtype in ("float32", "float64"):
             inner = x.args[0].args[0]
-            if dtypes.is_float(x.args[0].dtype) and inner.dtype == x.dtype:
+            narrow = x.args[0].dtype
+            if dtypes.is_float(narrow) and narrow != dtypes.FLOAT8 and inner.dtype == x.dtype:
                 return inner
         return None
 

@@ -11,8 +11,11 @@ from .samples import UNARY, S, t
 
 EVERY = (*FLOATS, *INTS)
 VALUES = t(6, values=(-2.75, -1, 0, 0.3, 1, 100))
+EIGHTHS = t(11, dtype="float32", values=(-2.75, 1.0625, 1.1875, -0.0, 0.3, 100, 448, 464, 0.015, 0.0009, 0.00293))
 TARGETS = [S(VALUES, d) for d in ("float32", "float16", "bfloat16", "int64", "int32", "bool")] + [
-    S(UNARY[1].args[0], "int8")
+    S(UNARY[1].args[0], "int8"),
+    S(EIGHTHS, "float8_e4m3fn"),  # larger ones become NaN or 448 in PyTorch, depending on the CPU
+    S(t(64, dtype="float8_e4m3fn", low=-448, high=448), "float32"),
 ]
 
 

@@ -89,17 +89,22 @@ def _dims(v: Value) -> list[int]:
 
 
 def is_float_cast(node: Node) -> bool:
-    """Whether ``node`` only casts its input from one float dtype to another."""
+    """Whether ``node`` only casts its input from one float dtype to another. A cast to float8 quantises."""
     e = node.attrs["expr"]
     return (
-        e.op == "cast" and dtypes.is_float(e.dtype) and e.args[0].op == "load" and dtypes.is_float(e.args[0].dtype)
+        e.op == "cast" and _rounds(e.dtype) and e.args[0].op == "load" and dtypes.is_float(e.args[0].dtype)
         and e.args[0].args == expr.identity_index(node.out.shape)
     )  # fmt: skip
 
 
+def _rounds(dtype: str) -> bool:
+    """Whether a cast to ``dtype`` is at most a rounding of what kernels compute in float32."""
+    return dtypes.is_float(dtype) and dtype != dtypes.FLOAT8
+
+
 def strip(e: Expr) -> Expr:
     """Return an expression without its outer float casts."""
-    while e.op == "cast" and dtypes.is_float(e.dtype) and dtypes.is_float(e.args[0].dtype):
+    while e.op == "cast" and _rounds(e.dtype) and dtypes.is_float(e.args[0].dtype):
         e = e.args[0]
     return e
 

@@ -11,6 +11,9 @@ import numpy as np
 
 from .errors import ConfigError
 
+FLOAT8 = "float8_e4m3fn"  # 8 bits, no infinities; numbers above 464 become NaN
+_OF_ML_DTYPES = ("bfloat16", FLOAT8)
+
 
 @dataclass(frozen=True)
 class DType:
@@ -24,8 +27,8 @@ class DType:
 
     @property
     def numpy(self) -> np.dtype:
-        """The numpy dtype (ml_dtypes' for bfloat16)."""
-        return np.dtype(ml_dtypes.bfloat16) if self.name == "bfloat16" else np.dtype(self.name)
+        """The numpy dtype (ml_dtypes' for bfloat16 and float8_e4m3fn)."""
+        return np.dtype(getattr(ml_dtypes, self.name) if self.name in _OF_ML_DTYPES else self.name)
 
 
 DTYPES: dict[str, DType] = {
@@ -37,6 +40,7 @@ DTYPES: dict[str, DType] = {
         DType("int16", "int", 2, "int16_t"),
         DType("int32", "int", 4, "int32_t"),
         DType("int64", "int", 8, "int64_t"),
+        DType(FLOAT8, "float", 1, "e4m3"),
         DType("float16", "float", 2, "f16"),
         DType("bfloat16", "float", 2, "bf16"),
         DType("float32", "float", 4, "float"),
@@ -51,7 +55,7 @@ _NUMPY_NAMES = {d.numpy: d.name for d in DTYPES.values()}
 
 @cache
 def numpy_dtype(name: str) -> np.dtype:
-    """Return the numpy dtype of an IR name (bfloat16 is ml_dtypes')."""
+    """Return the numpy dtype of an IR name (bfloat16 and float8_e4m3fn are ml_dtypes')."""
     return DTYPES[name].numpy
 
 
@@ -104,8 +108,13 @@ def is_int(name: str) -> bool:
 
 
 def opmath(name: str) -> str:
-    """Return the dtype of arithmetic on ``name``: half types compute and accumulate in float32."""
-    return "float32" if name in ("float16", "bfloat16") else name
+    """Return the dtype of arithmetic on ``name``: narrow floats compute and accumulate in float32."""
+    return "float32" if is_narrow(name) else name
+
+
+def is_narrow(name: str) -> bool:
+    """Whether ``name`` is a floating type of less than 32 bits, which is only stored: arithmetic is in float32."""
+    return DTYPES[name].kind == "float" and DTYPES[name].size < 4
 
 
 def accumulator(name: str) -> str:

@@ -8,7 +8,10 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-_BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+_OF_TORCH = {  # dtypes that numpy lacks: the type of the same size that both have
+    "bfloat16": (np.dtype(ml_dtypes.bfloat16), np.int16),
+    "float8_e4m3fn": (np.dtype(ml_dtypes.float8_e4m3fn), np.int8),
+}
 
 
 def is_torch(value: Any) -> bool:
@@ -22,7 +25,8 @@ def _is_tensor_type(kind: type) -> bool:
 
 
 def to_array(value: Any) -> np.ndarray:
-    """Return a numpy array of the same elements (torch's bfloat16 becomes ml_dtypes'), which may share memory.
+    """Return a numpy array of the same elements, which may share memory. Torch's bfloat16 and float8_e4m3fn become
+    ml_dtypes'.
 
     Raises ``TypeError`` for anything but numpy arrays, numpy scalars and dense torch tensors.
     """
@@ -30,14 +34,15 @@ def to_array(value: Any) -> np.ndarray:
         try:
             return value.numpy(force=True)
         except TypeError:
-            if str(value.dtype) != "torch.bfloat16":
+            if str(value.dtype).removeprefix("torch.") not in _OF_TORCH:
                 raise
         except RuntimeError as error:
             raise TypeError(f"a torch tensor without readable values ({error})") from None
         import torch
 
-        bits = value.detach().resolve_neg().view(torch.int16).numpy(force=True)
-        return bits.view(_BFLOAT16)
+        dtype, carrier = _OF_TORCH[str(value.dtype).removeprefix("torch.")]
+        bits = value.detach().resolve_neg().view(getattr(torch, np.dtype(carrier).name)).numpy(force=True)
+        return bits.view(dtype)
     if isinstance(value, np.ndarray | np.generic):
         array = np.asarray(value)
         return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
@@ -57,6 +62,7 @@ def to_torch(array: np.ndarray) -> Any:
     """Return a torch tensor that shares the array's memory."""
     import torch
 
-    if array.dtype == _BFLOAT16:
-        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    for name, (dtype, carrier) in _OF_TORCH.items():
+        if array.dtype == dtype:
+            return torch.from_numpy(array.view(carrier)).view(getattr(torch, name))
     return torch.from_numpy(array)

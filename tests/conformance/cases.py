@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar
 
-import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -25,6 +24,7 @@ from npu_compiler.ops import REGISTRY, OpDef, lower_call
 from npu_compiler.ops.samples import Sample, T
 from npu_compiler.pipeline import compile_graph
 from npu_compiler.support import dtypes
+from npu_compiler.support.host_arrays import to_array
 from npu_compiler.target_config import target_config
 from npu_runtime import CPUBackend, Executor, load_weights
 from npu_runtime.backends.metal import MetalBackend
@@ -261,11 +261,8 @@ def same_value(a: Any, b: Any) -> bool:
 
 
 def to_numpy(t: torch.Tensor) -> np.ndarray:
-    """A numpy view with the tensor's own strides; bfloat16 through ml_dtypes."""
-    t = t.detach()
-    if t.dtype == torch.bfloat16:
-        return t.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
-    return t.numpy()
+    """A numpy view with the tensor's own strides."""
+    return to_array(t)
 
 
 def all_cases() -> list[Case]:

@@ -26,7 +26,10 @@ FLAGS = (
 ARCHS = ["native", "haswell", "x86-64"] if platform.machine() == "x86_64" else ["native"]
 # More archs for build(): "native" with the model of AMX, or with the kernels for CPUs with a slow `vdpbf16ps`.
 AMX, SLOW_DOT = "amx", "slow-dot"
-NUMPY = {"float": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16, "bool8": np.bool_}
+NUMPY = {
+    "float": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16, "e4m3": ml_dtypes.float8_e4m3fn,
+    "bool8": np.bool_,
+}  # fmt: skip
 CXX = shutil.which("g++")
 
 PRELUDE = """

@@ -13,7 +13,7 @@ from npu_compiler.support import dtypes
 
 from .cpu_harness import operand
 
-REAL = [n for n, d in dtypes.DTYPES.items() if d.kind != "complex"]
+REAL = [n for n, d in dtypes.DTYPES.items() if d.kind != "complex" and n != dtypes.FLOAT8]  # see test_float8.py
 SIZES = [0, 1, 1, 2, 3, 3, 5, 7, 8, 12, 16, 17, 31, 32, 33, 40]
 
 

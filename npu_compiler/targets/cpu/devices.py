@@ -12,11 +12,12 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import ClassVar
 
-from ...target_config import Device, TargetConfig
+from ...target_config import ALL_REAL, Device, TargetConfig
 from .host import HostCPU, host_cpu
 
 CONFIG = TargetConfig(
     "cpu",
+    dtypes=ALL_REAL,
     prologue_rows=4,
     dual_gemm=True,
     bundles=True,

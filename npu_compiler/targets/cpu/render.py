@@ -268,7 +268,7 @@ class Renderer:
         return f"Integer<{'int64_t' if kind == 'long' else 'int32_t'}>::{e.op}({args[0]}, {args[1]})"
 
     def _round(self, text: str, dtype: str) -> str:
-        if dtype in ("float16", "bfloat16"):
+        if dtypes.is_narrow(dtype):
             return f"round_to<{dtypes.DTYPES[dtype].ctype}>({text})"
         return wrap(text, dtype)
 
@@ -294,11 +294,11 @@ class Renderer:
             return Value(f"compare<Ne>({value.text}, {value.kind}{{}})" if wide else f"({zero})", "mask")
         if value.kind in ("vf", "vd") and not self.varying(e) and not dtypes.is_float(target):
             return Value(wrap(f"({'long' if kind == 'long' else 'int'}){value.text}[0]", target), kind)
-        if value.kind == "vf" and kind == "vf" and not (target in ("float16", "bfloat16") and source.dtype != target):
+        if value.kind == "vf" and kind == "vf" and not (dtypes.is_narrow(target) and source.dtype != target):
             return value
         text = convert(value, kind)
         if dtypes.is_float(target):
-            return Value(self._round(text, target) if target in ("float16", "bfloat16") else text, kind)
+            return Value(self._round(text, target) if dtypes.is_narrow(target) else text, kind)
         shrinks = source.dtype != "bool" and dtypes.DTYPES[target].size <= 2
         return Value(wrap(text, target) if shrinks else text, kind)
 

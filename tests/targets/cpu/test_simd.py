@@ -41,11 +41,13 @@ def test_transpose(tmp_path: Path, arch: str) -> None:
 
 @pytest.mark.parametrize("arch", [*ARCHS, AMX])
 def test_conversions(tmp_path: Path, arch: str) -> None:
-    """Every f16 and bf16 value widens exactly; float rounds to nearest even as numpy does; tails touch nothing else."""
+    """Narrow floats widen exactly; float rounds to nearest even as numpy does; tails touch nothing else."""
     bodies = []
     for source, target in (
         ("f16", "float"),
         ("bf16", "float"),
+        ("e4m3", "float"),
+        ("float", "e4m3"),
         ("float", "f16"),
         ("float", "bf16"),
         ("float", "int32_t"),
@@ -92,6 +94,13 @@ def test_conversions(tmp_path: Path, arch: str) -> None:
             np.testing.assert_array_equal(convert(halves, name, "float", np.float32), halves.astype(np.float32))
             rounded = convert(floats, "float", name, np.uint16).view(NUMPY[name])
             np.testing.assert_array_equal(rounded.astype(np.float32), floats.astype(NUMPY[name]).astype(np.float32))
+        codes = np.arange(255, dtype=np.uint8).view(NUMPY["e4m3"])  # the last one is NaN, too
+        numbers = codes.astype(np.float32)
+        np.testing.assert_array_equal(convert(codes, "e4m3", "float", np.float32), numbers)
+        between = (numbers[:126] + numbers[1:127]) / 2
+        near = np.concatenate([floats, between, np.nextafter(between, np.float32(0)), np.float32([464, 464.1, -465])])
+        rounded = convert(near, "float", "e4m3", np.uint8).view(NUMPY["e4m3"])
+        np.testing.assert_array_equal(rounded.astype(np.float32), near.astype(NUMPY["e4m3"]).astype(np.float32))
     small = floats[np.abs(floats) < 2**31]
     np.testing.assert_array_equal(convert(small, "float", "int32_t", np.int32), small.astype(np.int32))
     bytes_ = np.arange(256, dtype=np.uint8)[:-1]

@@ -143,9 +143,10 @@ template <class L> NPU_INLINE void st_exact(bf16* p, vf v, L lanes) {
   st((int16_t*)p, (vi32)v >> 16, lanes);
 }
 
-// Rounds to a half type, like a store followed by a load.
+// Rounds to a narrow float, like a store followed by a load.
 template <class T> NPU_INLINE vf round_to(vf v) {
   if constexpr (is_same<T, bf16>::value) return (vf)(bf16_lanes(v) << 16);
+  else if constexpr (is_same<T, e4m3>::value) return e4m3_values(e4m3_codes(v));
 #if NPU_AVX512
   else return (vf)_mm512_cvtph_ps(_mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 #elif NPU_AVX2

@@ -12,7 +12,24 @@ template <class V> NPU_INLINE V load_bytes(const void* p) {
 }
 template <class V> NPU_INLINE void store_bytes(void* p, V v) { memcpy(p, &v, sizeof v); }
 
+// Converts between vf lanes and the codes of e4m3 in 32-bit lanes: see e4m3_to_float, float_to_e4m3.
+NPU_INLINE vf e4m3_values(vi32 code) {
+  const vi32 magnitude = code & 0x7f, normal = (magnitude << 20) + (120 << 23);
+  const vi32 subnormal = (vi32)(cvt<vf>(magnitude) * 0x1p-9f);
+  const vi32 bits = select(magnitude < 8, subnormal, normal);
+  return (vf)(select(magnitude == 0x7f, vi32{} + 0x7fc00000, bits) | (code & 0x80) << 24);
+}
+NPU_INLINE vi32 e4m3_codes(vf v) {
+  const vi32 magnitude = (vi32)v & 0x7fffffff, sign = (vi32)v >> 24 & 0x80;
+  const vi32 subnormal = (vi32)((vf)magnitude + 0x1p14f) - 0x46800000;
+  const vi32 normal = (magnitude - (120 << 23) + 0x7ffff + (magnitude >> 20 & 1)) >> 20;
+  const vi32 code = select(magnitude < 0x3c800000, subnormal, normal);
+  return select(magnitude > 0x43e80000, vi32{} + 0x7f, code) | sign;
+}
+
 template <class T> NPU_INLINE vec<T> ld(const T* p, Full) {
+  if constexpr (is_same<T, e4m3>::value) return e4m3_values(ld((const uint8_t*)p, Full{}));
+  else
   if constexpr (sizeof(T) == sizeof(scalar<T>)) {
     return load_bytes<vec<T>>(p);
   } else {
@@ -53,7 +70,8 @@ NPU_INLINE __mmask16 lane_mask(int n) { return (__mmask16)((1u << n) - 1); }
 #if NPU_AVX512
 // Loads the lanes of m. The other lanes are 0, and nothing is read for them.
 template <class T> NPU_INLINE vec<T> ld_under(const T* p, __mmask16 m) {
-  if constexpr (is_same<T, float>::value) return (vf)_mm512_maskz_loadu_ps(m, p);
+  if constexpr (is_same<T, e4m3>::value) return e4m3_values(ld_under((const uint8_t*)p, m));
+  else if constexpr (is_same<T, float>::value) return (vf)_mm512_maskz_loadu_ps(m, p);
   else if constexpr (is_same<T, int32_t>::value) return (vi32)_mm512_maskz_loadu_epi32(m, p);
   else if constexpr (is_same<T, f16>::value) return (vf)_mm512_cvtph_ps(_mm256_maskz_loadu_epi16(m, p));
   else if constexpr (is_same<T, bf16>::value)
@@ -100,6 +118,7 @@ NPU_INLINE vi32 bf16_lanes(vf v) {
 }
 
 template <class T> NPU_INLINE void st(T* p, vec<T> v, Full) {
+  if constexpr (is_same<T, e4m3>::value) return st((uint8_t*)p, e4m3_codes(v), Full{});
   if constexpr (is_same<T, bool8>::value) v = as_bool(v != 0);
   if constexpr (sizeof(T) == sizeof(scalar<T>)) {
     store_bytes(p, v);
@@ -142,6 +161,7 @@ template <class T> NPU_INLINE void st(T* p, vec<T> v, Full) {
 }
 
 template <class T> NPU_INLINE void st(T* p, vec<T> v, int n) {
+  if constexpr (is_same<T, e4m3>::value) return st((uint8_t*)p, e4m3_codes(v), n);
 #if NPU_AVX512
   __mmask16 m = lane_mask(n);
   if constexpr (is_same<T, bool8>::value) v = as_bool(v != 0);

@@ -40,6 +40,7 @@ constexpr int VL = 4;
 
 struct f16 { uint16_t bits; };
 struct bf16 { uint16_t bits; };
+struct e4m3 { uint8_t bits; };
 struct bool8 { uint8_t value; };
 
 template <class S, int N> struct vec_of { typedef S type __attribute__((vector_size(N * sizeof(S)))); };
@@ -67,6 +68,7 @@ template <class T> struct Compute { using V = vi32; using S = int32_t; };
 template <> struct Compute<float> { using V = vf; using S = float; };
 template <> struct Compute<f16> { using V = vf; using S = float; };
 template <> struct Compute<bf16> { using V = vf; using S = float; };
+template <> struct Compute<e4m3> { using V = vf; using S = float; };
 template <> struct Compute<double> { using V = vd; using S = double; };
 template <> struct Compute<int64_t> { using V = vi64; using S = int64_t; };
 template <class T> using vec = typename Compute<T>::V;
@@ -111,9 +113,25 @@ NPU_INLINE uint16_t float_to_bf16(float f) {
   return f != f ? (uint16_t)(u >> 16 | 0x40) : (uint16_t)((u + 0x7fff + (u >> 16 & 1)) >> 16);
 }
 
+// 8-bit floats without infinities (float8_e4m3fn). Numbers that would round to more than 448 become NaN.
+NPU_INLINE float e4m3_to_float(uint8_t code) {
+  const uint32_t magnitude = code & 0x7f;  // below 2^-6: a multiple of 2^-9
+  if (magnitude == 0x7f) return bitcast<float>(0x7fc00000u);
+  const uint32_t bits = magnitude < 8 ? bitcast<uint32_t>((float)magnitude * 0x1p-9f) : (magnitude << 20) + (120u << 23);
+  return bitcast<float>(bits | (uint32_t)(code & 0x80) << 24);
+}
+NPU_INLINE uint8_t float_to_e4m3(float f) {
+  const uint32_t u = bitcast<uint32_t>(f), magnitude = u & 0x7fffffff, sign = u >> 24 & 0x80;
+  if (magnitude > 0x43e80000) return (uint8_t)(sign | 0x7f);
+  if (magnitude < 0x3c800000)  // adding 2^14 aligns the last bit of a subnormal with that of the float
+    return (uint8_t)(sign | (bitcast<uint32_t>(bitcast<float>(magnitude) + 0x1p14f) - 0x46800000u));
+  return (uint8_t)(sign | (magnitude - (120u << 23) + 0x7ffff + (magnitude >> 20 & 1)) >> 20);
+}
+
 // ld1 and st1 load and store one element, as the compute scalar of T.
 template <class T> NPU_INLINE scalar<T> ld1(const T* p) { return (scalar<T>)*p; }
 template <> inline __attribute__((always_inline)) float ld1(const bf16* p) { return bf16_to_float(p->bits); }
+template <> inline __attribute__((always_inline)) float ld1(const e4m3* p) { return e4m3_to_float(p->bits); }
 template <> inline __attribute__((always_inline)) int32_t ld1(const bool8* p) { return p->value != 0; }
 template <> inline __attribute__((always_inline)) float ld1(const f16* p) {
 #if NPU_AVX512 || NPU_AVX2
@@ -125,6 +143,7 @@ template <> inline __attribute__((always_inline)) float ld1(const f16* p) {
 
 template <class T> NPU_INLINE void st1(T* p, scalar<T> v) { *p = (T)v; }
 template <> inline __attribute__((always_inline)) void st1(bf16* p, float v) { p->bits = float_to_bf16(v); }
+template <> inline __attribute__((always_inline)) void st1(e4m3* p, float v) { p->bits = float_to_e4m3(v); }
 template <> inline __attribute__((always_inline)) void st1(bool8* p, int32_t v) { p->value = v != 0; }
 template <> inline __attribute__((always_inline)) void st1(f16* p, float v) {
 #if NPU_AVX512 || NPU_AVX2

@@ -276,6 +276,20 @@ INLINE bool m_isinf(float x) { return fabsf(x) == __int_as_float(0x7f800000); }
 INLINE bool m_isinf(double x) { return fabs(x) == __longlong_as_double(0x7ff0000000000000LL); }
 INLINE float f32_of_bits(uint u) { return __uint_as_float(u); }
 INLINE uint bits_of_f32(float x) { return __float_as_uint(x); }
+#if __CUDA_ARCH__ >= 890
+#define HAS_E4M3 1
+INLINE float f32_of_e4m3(uint code) {
+  float y;
+  asm("{\n.reg .b32 pair;\n.reg .b16 low, high;\ncvt.rn.f16x2.e4m3x2 pair, %1;\nmov.b32 {low, high}, pair;\n"
+      "cvt.f32.f16 %0, low;\n}" : "=f"(y) : "h"((uint16_t)code));
+  return y;
+}
+INLINE uint e4m3_of_f32(float x) {  // the instruction saturates
+  uint16_t pair;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(0.0f), "f"(x));
+  return fabsf(x) <= 464.0f ? (uint)pair & 0xffu : 0x7fu;
+}
+#endif
 INLINE f16 f16_of_bits(uint16_t u) { f16 x; x.bits = u; return x; }
 INLINE float m_nan_float() { return __int_as_float(0x7fc00000); }
 INLINE double m_nan_double() { return __longlong_as_double(0x7ff8000000000000LL); }

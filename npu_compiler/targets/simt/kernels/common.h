@@ -7,10 +7,34 @@ struct Thread { int workgroup, tid, lane, subgroup; };
 
 INLINE float to_f32(float x) { return x; }
 
+// 8-bit floats without infinities (float8_e4m3fn). Numbers that would round to more than 448 become NaN.
+struct e4m3 { uint8_t bits; };
+#ifndef HAS_E4M3
+INLINE float f32_of_e4m3(uint code) {
+  const uint magnitude = code & 0x7fu;  // below 2^-6: a multiple of 2^-9
+  const uint bits = magnitude < 8 ? bits_of_f32((float)magnitude * 0.001953125f) : (magnitude << 20) + (120u << 23);
+  return magnitude == 0x7fu ? m_nan_float() : f32_of_bits(bits | (code & 0x80u) << 24);
+}
+INLINE uint e4m3_of_f32(float x) {
+  const uint u = bits_of_f32(x), magnitude = u & 0x7fffffffu, sign = u >> 24 & 0x80u;
+  if (magnitude > 0x43e80000u) return sign | 0x7fu;
+  if (magnitude < 0x3c800000u)  // adding 2^14 aligns the last bit of a subnormal with that of the float
+    return sign | (bits_of_f32(f32_of_bits(magnitude) + 16384.0f) - 0x46800000u);
+  return sign | ((magnitude - (120u << 23) + 0x7ffffu + (magnitude >> 20 & 1u)) >> 20);
+}
+#endif
+INLINE float to_f32(e4m3 x) { return f32_of_e4m3(x.bits); }
+INLINE e4m3 to_e4m3(float x) {
+  e4m3 y;
+  y.bits = (uint8_t)e4m3_of_f32(x);
+  return y;
+}
+
 // Convert a value from its storage type to registers and back: half types become floats, other types are cast.
 template <class T> INLINE T widen(T x) { return x; }
 INLINE float widen(f16 x) { return to_f32(x); }
 INLINE float widen(bf16 x) { return to_f32(x); }
+INLINE float widen(e4m3 x) { return to_f32(x); }
 template <class T> struct Storage {
   template <class R> static INLINE T of(R x) { return (T)x; }
 };
@@ -20,10 +44,14 @@ template <> struct Storage<f16> {
 template <> struct Storage<bf16> {
   static INLINE bf16 of(float x) { return to_bf16(x); }
 };
+template <> struct Storage<e4m3> {
+  static INLINE e4m3 of(float x) { return to_e4m3(x); }
+};
 template <class T, class R> INLINE T narrow(R x) { return Storage<T>::of(x); }
 
 INLINE float round_f16(float x) { return to_f32(to_f16(x)); }
 INLINE float round_bf16(float x) { return to_f32(to_bf16(x)); }
+INLINE float round_e4m3(float x) { return to_f32(to_e4m3(x)); }
 
 INLINE uint4 zero16() {
   uint4 v;

@@ -9,7 +9,8 @@ qualifiers  ``DEVICE`` before pointers to device memory, ``SMEM`` before pointer
             references to a thread's own variables, ``INLINE`` before helper functions, ``CONSTANT`` before tables,
             ``CONSTANTS`` before members that are known at compile time; ``COHERENT`` before pointers to device memory
             that other workgroups of the launch write, only with :attr:`Dialect.arrival_counters`
-conversion  ``float to_f32(f16)``, ``to_f32(bf16)``, ``f16 to_f16(float)``, ``bf16 to_bf16(float)``
+conversion  ``float to_f32(f16)``, ``to_f32(bf16)``, ``f16 to_f16(float)``, ``bf16 to_bf16(float)``; with the macro
+            ``HAS_E4M3`` also ``float f32_of_e4m3(uint)`` and ``uint e4m3_of_f32(float)``, see ``common.h``
 subgroup    32 lanes (a warp): ``T subgroup_xor(T, int)``, the value of lane ^ mask (float, int); ``float
             subgroup_sum(float)``, in an order that is always the same; ``void subgroup_barrier()``
 workgroup   ``void barrier()``: all threads of a workgroup, shared memory ordered

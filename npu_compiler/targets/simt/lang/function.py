@@ -109,7 +109,7 @@ class Function:
 
     def array(self, ctype: str, name: str, count: int) -> str:
         """Declare an array of ``count`` elements in shared memory and return its name."""
-        size = {"float": 4, "int": 4, "double": 8, "int64_t": 8, "bool": 1, "f16": 2, "bf16": 2}[ctype]
+        size = {"float": 4, "int": 4, "double": 8, "int64_t": 8, "bool": 1, "e4m3": 1, "f16": 2, "bf16": 2}[ctype]
         self.arrays.append(Array(ctype, name, count, size))
         return name
 

@@ -34,7 +34,7 @@ class Value(NamedTuple):
 
 
 def kind_of(dtype: str) -> str:
-    """Return the register type for values of ``dtype``: 'float' for half types, 'int' for small integers."""
+    """Return the register type for values of ``dtype``: 'float' for narrow floats, 'int' for small integers."""
     if dtype == "bool":
         return "bool"
     if dtypes.is_float(dtype):
@@ -75,8 +75,8 @@ def convert(v: Value, kind: str) -> str:
 
 
 def wrap(text: str, dtype: str) -> str:
-    """Wrap a register to the range of a small integer type, or round it to a half type."""
-    if dtype in ("float16", "bfloat16"):
+    """Wrap a register to the range of a small integer type, or round it to a narrow float."""
+    if dtypes.is_narrow(dtype):
         return f"round_{dtypes.DTYPES[dtype].ctype}({text})"
     return f"(int)({dtypes.DTYPES[dtype].ctype})({text})" if dtype in ("int8", "uint8", "int16") else text
 
@@ -89,7 +89,7 @@ def read(pointer: str, offset: str, dtype: str) -> Value:
 def stored(text: str, dtype: str) -> Value:
     """Return a value of storage type ``dtype`` as a register."""
     kind = kind_of(dtype)
-    if dtype in ("float16", "bfloat16"):
+    if dtypes.is_narrow(dtype):
         return Value(f"to_f32({text})", kind)
     if dtype == "bool":
         return Value(f"({text} != 0)", kind)
@@ -99,14 +99,14 @@ def stored(text: str, dtype: str) -> Value:
 def storage(text: str, dtype: str) -> str:
     """Convert a register of type ``kind_of(dtype)`` to the storage type."""
     ctype = dtypes.DTYPES[dtype].ctype
-    if dtype in ("float16", "bfloat16"):
+    if dtypes.is_narrow(dtype):
         return f"to_{ctype}({text})"
     return f"({ctype})({text})" if dtype in ("bool", "int8", "uint8", "int16") else text
 
 
 def before_storage(e: Expr) -> Expr:
     """Return ``e`` without the rounding that its store repeats."""
-    rounds = e.op == "cast" and e.dtype in ("float16", "bfloat16") and e.args[0].dtype == "float32"
+    rounds = e.op == "cast" and dtypes.is_narrow(e.dtype) and e.args[0].dtype == "float32"
     return e.args[0] if rounds else e
 
 
@@ -309,7 +309,7 @@ class Scalars:
         source, kind = e.args[0], self.kind(e)
         value = self.value(source)
         text = convert(value, kind)
-        if e.dtype in ("float16", "bfloat16") and source.dtype == e.dtype:
+        if dtypes.is_narrow(e.dtype) and source.dtype == e.dtype:
             return value
         shrinks = e.dtype != source.dtype and source.dtype != "bool"
         return Value(wrap(text, e.dtype) if shrinks else text, kind)
