@@ -48,7 +48,10 @@ struct Job { const char *x, *w; char* y; const float* bias; int* counters; long 
 template <class T> struct BiasRelu {
   T* out; const float* bias; long ld_out;
   template <class L> inline __attribute__((always_inline)) void operator()(vf acc, long row, long col, L lanes) const {
-    st(out + row * ld_out + col, max(acc + ld(bias + col, lanes), vf{}), lanes);
+    st(out + row * ld_out + col, at_least(acc + ld(bias + col, lanes), vf{}), lanes);
+  }
+  template <class L> auto at(long col, L lanes) const {
+    return [=, *this](vf acc, long row) { (*this)(acc, row, col, lanes); };
   }
 };
 EXPORT int start(int threads, long scratch) { return pool_start(threads, scratch); }

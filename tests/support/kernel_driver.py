@@ -52,6 +52,9 @@ struct Store {
     acc += ld(a.bias + col, lanes) + ld(a.residual + row * ld_out + col, lanes);
     st(a.out + row * ld_out + col, acc, lanes);
   }
+  template <class L> auto at(long col, L lanes) const {
+    return [=, *this](vf acc, long row) { (*this)(acc, row, col, lanes); };
+  }
 };
 EXPORT int start(int threads, long scratch) { return pool_start(threads, scratch); }
 EXPORT void stop() { pool_stop(); }

@@ -1,8 +1,9 @@
 """The epilogue of a micro-kernel as a C++ functor: bias, activation, residual and rounding on accumulator registers.
 
 A micro-kernel calls ``epi(acc, row, col, L)`` with VL neighbouring columns of one output row; ``row`` is the flat index
-of the leading output dims. Sums of integers have their bits in the lanes of ``acc``. The loop generator renders it: an
-epilogue is a store stage with one extra input.
+of the leading output dims. ``epi.at(col, L)`` returns the function ``(acc, row)`` of these columns, which has loaded
+what does not depend on the row. Sums of integers have their bits in the lanes of ``acc``. The loop generator renders
+it: an epilogue is a store stage with one extra input.
 """
 
 from __future__ import annotations
@@ -39,22 +40,30 @@ def emit_epilogue(kernel: Anchor, fixed: int, name: str, place: Callable[[Operan
         if x.op == "load" and x.value.operand >= acc:
             register = registers[x.value.operand - acc]
             sums = Value(register, "vf") if x.dtype == "float32" else Value(f"((vi32){register})", "vi32")
-            render.stages[x] = (frozenset(nest.size), sums)
-    root = Block(
-        None,
-        "template <class Lanes> __attribute__((always_inline))\n"
-        f"void operator()({', '.join(f'vf {r}' for r in registers)}, long row, long col, Lanes L) const {{",
-    )
-    root.items.append("(void)row, (void)col, (void)L;")
-    root.items += _decode(nest, step.target, value, acc, pitch, lane_dim)
-    root.items += _store(render, value, step.target, kernel.outputs[0].dtype, lane_dim, root)
+            render.stages[x] = (frozenset((*nest.size, "row")), sums)
+    arguments = ", ".join(f"vf {r}" for r in registers)
+    root = Block(None, "template <class Lanes> __attribute__((always_inline)) auto at(long col, Lanes L) const {")
+    root.items.append(f"const long i{lane_dim} = col;" if lane_dim is not None else "(void)col, (void)L;")
+    row_dims = frozenset((*(d for d in nest.size if d != lane_dim), "row"))
+    with root.child(
+        f"return [=, *this]({arguments}, long row) __attribute__((always_inline)) {{", "};", row_dims
+    ) as inner:
+        inner.items.append("(void)row;")
+        inner.items += _decode(nest, value, acc, pitch, lane_dim)
+        inner.items += _store(render, value, step.target, kernel.outputs[0].dtype, lane_dim, inner)
+    call = [
+        "template <class Lanes> __attribute__((always_inline))",
+        f"void operator()({arguments}, long row, long col, Lanes L) const {{",
+        f"  at(col, L)({', '.join(registers)}, row);",
+        "}",
+    ]
     used = [
         i
         for i in range(fixed, len(kernel.inputs))
         if any(x.op == "load" and x.value.operand == i for x in expr.walk(value))
     ]
     members = [f"const {_ctype(kernel.inputs[i])}* a{i};" for i in used] + [f"{_ctype(kernel.outputs[0])}* b0;"]
-    body = "\n".join(root.lines(1))
+    body = "\n".join([*root.lines(1), *(f"  {line}" for line in call)])
     text = f"struct {name} {{\n  {' '.join(members)}\n{body}\n}};\n"
     pointers = [place(kernel.inputs[i]) for i in used] + [place(kernel.outputs[0])]
     return text, "{" + ", ".join(pointers) + "}"
@@ -64,9 +73,9 @@ def _ctype(op: Operand) -> str:
     return dtypes.DTYPES[op.dtype].ctype
 
 
-def _decode(nest: Nest, target: Expr, value: Expr, acc: int, pitch: int, lane: int | None) -> list[str]:
+def _decode(nest: Nest, value: Expr, acc: int, pitch: int, lane: int | None) -> list[str]:
     """Decode the row dims from the flat row number, in the units of the accumulator's address."""
-    lines = [f"const long i{lane} = col;"] if lane is not None else []
+    lines = []
     for d, unit, wrap in row_digits(nest, value, acc, pitch, lane):
         text = f"row / {unit}" if unit > 1 else "row"
         lines.append(f"const long i{d} = {f'{text} % {wrap}' if wrap else text};")

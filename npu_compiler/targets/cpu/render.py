@@ -19,6 +19,7 @@ from .rounding import rounded_clamp
 
 INLINE_LENGTH = 72  # longer texts get a name
 FUNCTIONS = {"maximum": "max", "minimum": "min"}
+CLAMPS = {"maximum": "at_least", "minimum": "at_most"}  # by a constant
 # Ops whose results are exact in the type of the arguments and need no rounding.
 EXACT = frozenset("maximum minimum and or xor shr sign".split())
 _BOOL = {
@@ -239,6 +240,8 @@ class Renderer:
                 return f"{op}_wrapping({self.text(e.args[0], kind, block)}, {self.text(e.args[1], kind, block)})"
             return f"({a} {SCALAR_OPS[op].infix} {b})"
         args = [self.text(a, kind, block) for a in e.args]
+        if kind == "vf" and op in CLAMPS and e.args[1].op == "const" and not math.isnan(e.args[1].value):
+            return f"{CLAMPS[op]}({', '.join(args)})"
         if op == "neg":
             return f"(-{args[0]})"
         if op == "not":

@@ -158,16 +158,44 @@ template <class Plan> NPU_INLINE const char* amx_panel(const char* panel, long f
   return units;
 }
 
-template <class Plan, class Epi> NPU_NOINLINE void amx_epilogue(AmxSums& s, const void* epi, int n) {
-  Epi e = *(const Epi*)epi;  // a copy, because stores could change what `epi` points to
-  const int begin = s.next, end = s.next = (int)min_of(s.count, begin + n), panels = s.panels;
-  const float* sums = s.sums + begin * PANEL;
+// Applies the epilogue to positions begin .. end of COUNT neighbouring panels, whose columns it keeps in registers.
+template <int COUNT, class Plan, class Epi>
+NPU_INLINE void amx_epilogue_panels(const AmxSums& s, const Epi& e, int begin, int end, long panel) {
+  constexpr long SECOND = AmxScratch<Plan>::PANEL_SUMS, NEXT = 2 * AMX_ROWS * PANEL;
+  const float* sums = s.sums + panel * NEXT + begin * PANEL;
   const int32_t* rows = s.rows;
-  const long row = s.row, col = s.col, shift = s.shift;
+  const long row = s.row, col = s.col + panel * PANEL;
+#if NPU_PAIRED_STORES
+  if (Plan::N % PANEL == 0 || col + COUNT * PANEL <= Plan::N) {
+    vf first[COUNT];
+    const auto even = e.at(s.shift + col, FirstOfTwo{{}, first});
+    const auto odd = e.at(s.shift + col + VL, SecondOfTwo{{}, first});
+    const auto even1 = e.at(s.shift + col + (COUNT - 1) * PANEL, FirstOfTwo{{}, first + COUNT - 1});
+    const auto odd1 = e.at(s.shift + col + (COUNT - 1) * PANEL + VL, SecondOfTwo{{}, first + COUNT - 1});
+    auto apply = [&](auto& f, const float* acc, long r) __attribute__((always_inline)) {
+      if constexpr (Plan::DUAL) f(load_bytes<vf>(acc), load_bytes<vf>(acc + SECOND), r);
+      else f(load_bytes<vf>(acc), r);
+    };
+    for (int p = begin; p < end; p++, sums += PANEL) {
+      if (rows[p] < 0) continue;
+      const long r = row + rows[p];
+      apply(even, sums, r), apply(odd, sums + VL, r);
+      if constexpr (COUNT == 2) apply(even1, sums + NEXT, r), apply(odd1, sums + NEXT + VL, r);
+    }
+    return;
+  }
+#endif
   for (int p = begin; p < end; p++, sums += PANEL)
-    for (int i = 0; rows[p] >= 0 && i < panels; i++)
-      apply_epilogue<Plan::N, Plan::DUAL>(sums + i * 2 * AMX_ROWS * PANEL, AmxScratch<Plan>::PANEL_SUMS, 1,
-                                          row + rows[p], col + i * PANEL, shift, e);
+    for (int i = 0; rows[p] >= 0 && i < COUNT; i++)
+      apply_epilogue<Plan::N, Plan::DUAL>(sums + i * NEXT, SECOND, 1, row + rows[p], col + i * PANEL, s.shift, e);
+}
+template <class Plan, class Epi> NPU_NOINLINE void amx_epilogue(AmxSums& s, const void* epi, int n) {
+  const Epi e = *(const Epi*)epi;  // a copy, because stores could change what `epi` points to
+  const int begin = s.next, end = s.next = (int)min_of(s.count, begin + n);
+  int panel = 0;
+  if constexpr (AmxScratch<Plan>::SPAN > 1)  // pairs, because lines that are next to each other are stored faster
+    for (; panel + 2 <= s.panels; panel += 2) amx_epilogue_panels<2, Plan>(s, e, begin, end, panel);
+  for (; panel < s.panels; panel++) amx_epilogue_panels<1, Plan>(s, e, begin, end, panel);
 }
 NPU_INLINE void amx_finish(AmxSums& s) {
   if (s.next < s.count) s.run(s, s.epi, s.count);

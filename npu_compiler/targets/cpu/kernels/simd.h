@@ -198,7 +198,18 @@ template <class T> NPU_INLINE void st(T* p, vec<T> v, int n) {
 // tiles come faster than single vectors are rounded.
 struct FirstOfTwo : Full { vf* first; };
 struct SecondOfTwo : Full { const vf* first; };
-inline NPU_NOINLINE void st_subnormal(bf16* p, vf first, vf second) { st(p, first, Full{}), st(p + VL, second, Full{}); }
+// Loads as well: the compiler merges the loads of both vectors, each of which is then one permutation.
+NPU_INLINE vf ld(const bf16* p, FirstOfTwo) {
+  const __m512i from = _mm512_set_epi16(15, 0, 14, 0, 13, 0, 12, 0, 11, 0, 10, 0, 9, 0, 8, 0,  //
+                                        7, 0, 6, 0, 5, 0, 4, 0, 3, 0, 2, 0, 1, 0, 0, 0);
+  return (vf)_mm512_maskz_permutexvar_epi16(0xaaaaaaaa, from, _mm512_loadu_si512(p));
+}
+NPU_INLINE vf ld(const bf16* p, SecondOfTwo) {
+  const __m512i from = _mm512_set_epi16(31, 0, 30, 0, 29, 0, 28, 0, 27, 0, 26, 0, 25, 0, 24, 0,  //
+                                        23, 0, 22, 0, 21, 0, 20, 0, 19, 0, 18, 0, 17, 0, 16, 0);
+  return (vf)_mm512_maskz_permutexvar_epi16(0xaaaaaaaa, from, _mm512_loadu_si512(p - VL));
+}
+inline __attribute__((noinline, cold)) void st_subnormal(bf16* p, vf first, vf second) { st(p, first, Full{}), st(p + VL, second, Full{}); }
 template <class T> NPU_INLINE void st(T* p, vec<T> v, FirstOfTwo lanes) {
   if constexpr (is_same<T, bf16>::value) *lanes.first = v;
   else st(p, v, Full{});

@@ -212,7 +212,8 @@ template <class Kind, long Q, bool STREAM = false, long N = 0> NPU_INLINE Tiling
 // column in its group, shift the group's first column. The sums of the second of two products are `second` floats after
 // those of the first.
 template <long N, bool DUAL = false, class Epi>
-NPU_INLINE void apply_epilogue(const float* acc, long second, int rows, long row, long col, long shift, Epi& from) {
+NPU_INLINE void apply_epilogue(const float* acc, long second, int rows, long row, long col, long shift,
+                               const Epi& from) {
   const Epi epi = from;  // a local copy stays in registers: stores of bytes could change an object in memory
   const bool whole = N % PANEL == 0 || col + PANEL <= N;
   auto apply = [&](int v, auto lanes) __attribute__((always_inline)) {

@@ -306,4 +306,26 @@ template <> inline __attribute__((always_inline)) vf min(vf a, vf b) {
 }
 #endif
 
+// max(x, bound) and min(x, bound) for a bound that is not NaN. NaN stays NaN; a zero keeps its sign beside a zero.
+template <class V> NPU_INLINE V at_least(V x, V bound) { return x < bound ? bound : x; }
+template <class V> NPU_INLINE V at_most(V x, V bound) { return x > bound ? bound : x; }
+#if NPU_AVX512
+template <> inline __attribute__((always_inline)) vf at_least(vf x, vf bound) {
+  return (vf)_mm512_max_ps((__m512)bound, (__m512)x);
+}
+template <> inline __attribute__((always_inline)) vf at_most(vf x, vf bound) {
+  return (vf)_mm512_min_ps((__m512)bound, (__m512)x);
+}
+#elif NPU_AVX2
+template <> inline __attribute__((always_inline)) vf at_least(vf x, vf bound) {
+  return (vf)_mm256_max_ps((__m256)bound, (__m256)x);
+}
+template <> inline __attribute__((always_inline)) vf at_most(vf x, vf bound) {
+  return (vf)_mm256_min_ps((__m256)bound, (__m256)x);
+}
+#elif NPU_NEON
+template <> inline __attribute__((always_inline)) vf at_least(vf x, vf bound) { return max(x, bound); }
+template <> inline __attribute__((always_inline)) vf at_most(vf x, vf bound) { return min(x, bound); }
+#endif
+
 }  // namespace npu
