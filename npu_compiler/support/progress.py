@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-__all__ = ["Listener", "Step", "listening", "step"]
+__all__ = ["Listener", "Step", "listening", "relaying", "step"]
 
 
 @dataclass(eq=False)
@@ -81,3 +81,25 @@ def listening(listener: Listener) -> Iterator[None]:
         yield
     finally:
         _listeners.remove(listener)
+
+
+@contextmanager
+def relaying() -> Iterator[Callable[[int, str, int | None, str, int, bool], None]]:
+    """Declare the steps of another process: the function tells listeners here what changed there.
+
+    Its arguments are a number of the step and the attributes of :class:`Step`. All steps are finished in the end.
+    """
+    steps: dict[int, Step] = {}
+
+    def relay(number: int, text: str, total: int | None, unit: str, done: int, finished: bool) -> None:
+        current = steps.setdefault(number, Step(text, total, unit))
+        current.text, current.done, current.finished = text, done, finished
+        _tell(current)
+
+    try:
+        yield relay
+    finally:
+        for current in steps.values():
+            if not current.finished:
+                current.finished = True
+                _tell(current)

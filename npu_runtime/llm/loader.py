@@ -35,6 +35,7 @@ from ..arrays import return_freed_memory
 from ..backends.base import Backend, get_backend
 from ..packed_weights import PackedFile, read_packed, write_packed
 from ..weight_loader import WeightStore, load_weights
+from .compile_process import CompileOptions, compile_apart, compile_checkpoint
 from .find_model import MODEL_FILES, find_model
 from .manifest import ModelManifest
 from .requests import whole_number
@@ -113,7 +114,7 @@ class Loader:
         return _CompiledFile(self.path)
 
     def _loaded(self, source: _CheckpointFiles | _CompiledFile) -> tuple[CompiledProgram, WeightStore, ModelManifest]:
-        program, recipes, manifest = self._compiled(source)
+        program, recipes, manifest = self._compiled(source, apart=True)
         return program, self._packed(source, program, recipes), manifest
 
     @property
@@ -131,14 +132,16 @@ class Loader:
         """
         self.path = find_model(model)
         source = self._checkpoint()
-        program, _, manifest = self._compiled(source)
+        program, _, manifest = self._compiled(source, apart=False)
         return program, source.tensors(program), manifest
 
     def _checkpoint(self) -> _CheckpointFiles:
         return _CheckpointFiles(self.path, self.dtype, self._programs, self._compiler, self.weights)
 
-    def _compiled(self, source: _CheckpointFiles | _CompiledFile) -> tuple[CompiledProgram, str, ModelManifest]:
-        """The program, the digest of its recipes, and the manifest."""
+    def _compiled(
+        self, source: _CheckpointFiles | _CompiledFile, apart: bool
+    ) -> tuple[CompiledProgram, str, ModelManifest]:
+        """The program, the digest of its recipes, and the manifest; ``apart``: see :func:`compile_apart`."""
         if isinstance(source, _CompiledFile):
             program, manifest = source.checked(self.target, self.dtype, self.max_len, self._kv_cache)
             return program, _recipe_digest(program), manifest
@@ -157,7 +160,9 @@ class Loader:
             # The cache has verified these bytes, so the checks of the file format are not needed.
             return program_from_plain(msgpack.unpackb(known[_DIGEST:]), CompiledProgram), recipes, manifest
         with progress.step(f"compiling {manifest.name}"):
-            program = source.compile(self.target, manifest.max_len, self._scoring, self._fast, self._kv_cache)
+            formats = source.stored_formats(self.target)
+            wanted = CompileOptions(self.target, manifest.max_len, self._scoring, self._fast, self._kv_cache, formats)
+            program = source.compile(wanted, apart)
         recipes = _recipe_digest(program)
         self._programs.put(key, recipes.encode() + msgpack.packb(program_to_plain(program)))
         self._programs.trim()
@@ -225,27 +230,14 @@ class _CheckpointFiles:
 
         return open_checkpoint(self.path, self._dtype)
 
-    def compile(
-        self, target: str, max_len: int, scoring: bool, speed_over_memory: bool, kv_cache: str | None
-    ) -> CompiledProgram:
-        try:
-            from npu_compiler.frontend.llm import llm_graphs, scoring_graphs
-        except ImportError:
-            raise InputError(
-                f"{self.path} must be compiled once, which needs PyTorch: pip install 'npusim[torch]', or compile it "
-                "elsewhere with npusim compile and load the .npubin"
-            ) from None
-        from npu_compiler.pipeline import compile_entries
+    def compile(self, options: CompileOptions, apart: bool) -> CompiledProgram:
+        """Compile the checkpoint; ``apart``: in another process, if that saves memory."""
+        program = compile_apart(self.path, self._dtype, options) if apart else None
+        return program or compile_checkpoint(self._checkpoint, options)
 
-        wanted = target_config(target)
-        config = self._checkpoint.config
-        if scoring:
-            graphs = scoring_graphs(config, max_len=max_len, kv_cache=kv_cache)
-        else:
-            sizes, sampling = wanted.chunks, wanted.asynchronous
-            graphs = llm_graphs(config, max_len=max_len, chunks=sizes, device_sampling=sampling, kv_cache=kv_cache)
-        weights: Weights = self.formats(target) if self.weights == AUTO else self.weights
-        return compile_entries(graphs, target, weights=weights, speed_over_memory=speed_over_memory)
+    def stored_formats(self, target: str) -> Weights:
+        """Return the formats in which a program for ``target`` stores the matrices."""
+        return self.formats(target) if self.weights == AUTO else self.weights
 
     def formats(self, target: str) -> dict[str, str]:
         """Return the formats of the matrices that the files store in blocks which the target reads, by name, and a
