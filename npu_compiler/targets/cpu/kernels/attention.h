@@ -67,28 +67,6 @@ template <class D, class T, class E = T> constexpr long attention_scratch_bytes(
   return align64(AttentionPlan<D, E>::END * 4) + align64(KEY_BLOCK * 4) + align64(KEY_BLOCK * PANEL * 4);
 }
 
-// One block of the online softmax: replaces scores by weights exp(score - row_max), and rescales row_sum and acc.
-template <long DV> NPU_INLINE void softmax_block(float* scores, int n, float* row_max, float* row_sum, float* acc) {
-  for (int v = 0; v < PANEL; v += VL) {
-    const vf old = load_bytes<vf>(row_max + v);
-    vf now = old;
-    for (int j = 0; j < n; j++) now = max(now, load_bytes<vf>(scores + j * PANEL + v));
-    // If all keys so far are masked, the maximum is -inf; subtracting 0 instead keeps exp(-inf) = 0.
-    const vf base = select(now == -__builtin_inff(), vf{}, now);
-    const vf rescale = exp(old - base);
-    vf total = load_bytes<vf>(row_sum + v) * rescale;
-    for (int j = 0; j < n; j++) {
-      const vf weight = exp(load_bytes<vf>(scores + j * PANEL + v) - base);
-      store_bytes(scores + j * PANEL + v, weight);
-      total += weight;
-    }
-    store_bytes(row_max + v, now);
-    store_bytes(row_sum + v, total);
-    if (any(rescale != 1.0f))
-      for (long d = 0; d < DV; d++) store_bytes(acc + d * PANEL + v, load_bytes<vf>(acc + d * PANEL + v) * rescale);
-  }
-}
-
 // Converts n rows to float, one after the other.
 template <long N, class E> NPU_INLINE void widen_rows(float* out, CacheRows<E> rows, long stride, int n) {
   for (int j = 0; j < n; j++, out += N) {
@@ -114,47 +92,30 @@ NPU_NOINLINE void attention(const T* q, CacheRows<E> k, CacheRows<E> v, const M*
 #endif
   float* scratch = (float*)th.scratch;
   float *queries = scratch + Plan::Q, *scores = scratch + Plan::S, *acc = scratch + Plan::ACC;
-  float *row_max = scratch + Plan::TOP, *row_sum = scratch + Plan::SUM, *rows = scratch + Plan::ROW;
+  float *references = scratch + Plan::TOP, *row_sum = scratch + Plan::SUM, *rows = scratch + Plan::ROW;
   int32_t* off = (int32_t*)(th.scratch + align64(Plan::END * 4));
   float* transposed = (float*)(off + align64(KEY_BLOCK * 4) / 4);
-  KeyLimits limits[Plan::PER_CHUNK];
   static const long no_tap = 0;
   constexpr long K_STEP = Plan::WIDEN ? D::DH : D::k_s, V_STEP = Plan::WIDEN ? D::DV : D::v_s;
   constexpr int DV_TILES = (int)ceil_div(D::DV, TILE_ROWS), DV_ROWS = (int)(D::DV / DV_TILES);
   constexpr int DV_TALL = (int)(D::DV % DV_TILES);
 
   for (long i; (i = next_chunk(th, counter)) < Plan::COUNT;) {
-    const long b = i / (D::HK * Plan::CHUNKS_PER_HEAD), hk = i / Plan::CHUNKS_PER_HEAD % D::HK;
-    const long panel0 = i % Plan::CHUNKS_PER_HEAD * Plan::PER_CHUNK;
-    const long panels = min_of(Plan::PER_CHUNK, Plan::PANELS - panel0);
-    auto panel_of = [&](long p) {
-      const long row0 = (panel0 + p) * PANEL;
-      return QueryPanel<D>{b, hk, row0, (int)min_of(PANEL, Plan::ROWS - row0)};
-    };
-    long visible = 0;  // keys that any query of the chunk attends to
-    for (long p = 0; p < panels; p++) {
-      const QueryPanel<D> panel = panel_of(p);
-      limits[p].set(panel, mask, keys, first);
-      visible = max_of(visible, limits[p].highest);
-      for (int lane = 0; lane < PANEL; lane++) {
-        const T* from = q + b * D::q_b + panel.head(lane) * D::q_h + panel.query(lane) * D::q_s;
-        copy_units<F32>((char*)(rows + lane * Plan::DMAX), from, D::DH);
-      }
+    const PanelChunk<D, Plan> chunk(i, mask, keys, first);
+    for (long p = 0; p < chunk.panels; p++) {
       float* to = queries + p * D::DH * PANEL;
-      transpose_part((const uint32_t*)rows, Plan::DMAX, (uint32_t*)to, PANEL, PANEL, D::DH);
+      gather_queries(q, chunk.panel(p), (char*)rows, Plan::DMAX, (char*)to, D::DH,
+                     [](char* row, const T* query) { copy_units<F32>(row, query, D::DH); });
       for (long e = 0; e < D::DH * PANEL; e += VL) store_bytes(to + e, load_bytes<vf>(to + e) * D::scale);
     }
-    for (long e = 0; e < panels * D::DV * PANEL; e += VL) store_bytes(acc + e, vf{});
-    for (long e = 0; e < panels * PANEL; e += VL) {
-      store_bytes(row_max + e, splat<vf>(-__builtin_inff()));
-      store_bytes(row_sum + e, vf{});
-    }
+    for (long e = 0; e < chunk.panels * D::DV * PANEL; e += VL) store_bytes(acc + e, vf{});
+    for (long e = 0; e < chunk.panels * PANEL; e += VL) store_bytes(row_sum + e, vf{});
 
-    for (long j0 = 0; j0 < visible; j0 += KEY_BLOCK) {
-      const int n = (int)min_of(KEY_BLOCK, visible - j0);
-      const long row0 = (b * D::HK + hk) * D::SK + j0;
-      const CacheRows<E> k_from = k.from(b * D::k_b + hk * D::k_h + j0 * D::k_s, row0);
-      const CacheRows<E> v_from = v.from(b * D::v_b + hk * D::v_h + j0 * D::v_s, row0);
+    for (long j0 = 0; j0 < chunk.visible; j0 += KEY_BLOCK) {
+      const int n = (int)min_of(KEY_BLOCK, chunk.visible - j0);
+      const long row0 = (chunk.b * D::HK + chunk.hk) * D::SK + j0;
+      const CacheRows<E> k_from = k.from(chunk.b * D::k_b + chunk.hk * D::k_h + j0 * D::k_s, row0);
+      const CacheRows<E> v_from = v.from(chunk.b * D::v_b + chunk.hk * D::v_h + j0 * D::v_s, row0);
       const char *k_block = (const char*)k_from.at, *v_block = (const char*)v_from.at;
       if constexpr (Plan::WIDEN) {
         k_block = (const char*)(scratch + Plan::K);
@@ -164,22 +125,24 @@ NPU_NOINLINE void attention(const T* q, CacheRows<E> k, CacheRows<E> v, const M*
       }
       // The last tile of a short block repeats the last key; these scores are never read.
       for (int j = 0; j < KEY_BLOCK; j++) off[j] = (int32_t)(min_of(j, n - 1) * K_STEP * 4);
-      for (long p = 0; p < panels; p++) {
-        if (limits[p].highest <= j0) continue;
-        for (int j = 0; j < n; j += TILE_ROWS) {
+      for (long p = 0; p < chunk.panels; p++) {
+        const int seen = (int)min_of(n, chunk.limits[p].highest - j0);
+        if (seen <= 0) continue;
+        for (int j = 0; j < seen; j += TILE_ROWS) {
           for (int c = 0; c < PANEL; c += TILE_COLS) {
             const char* w = (const char*)(queries + p * D::DH * PANEL + c);
             tile<F32, TILE_ROWS>(
                 {k_block, off + j, &no_tap, 1, (int)D::DH, w, scores + j * PANEL + c, SEGMENT_F32, w, 0});
           }
         }
-        if constexpr (!no_mask<M>) add_mask<KEY_BLOCK>(scores, 1.0f, mask, panel_of(p), j0, n, rows, transposed);
-        mask_beyond(scores, limits[p], j0, n);
+        if constexpr (!no_mask<M>) add_mask<KEY_BLOCK>(scores, 1.0f, mask, chunk.panel(p), j0, seen, rows, transposed);
+        mask_beyond(scores, chunk.limits[p], j0, seen);
         float* values = acc + p * D::DV * PANEL;
-        softmax_block<D::DV>(scores, n, row_max + p * PANEL, row_sum + p * PANEL, values);
+        softmax_block<FloatWeights, D::DV>(scores, seen, (seen + 1) / 2 * 2, 1.0f, j0 == 0, references + p * PANEL,
+                                           row_sum + p * PANEL, values);
         for (int t = 0, d = 0; t < DV_TILES; t++) {
           for (int c = 0; c < PANEL; c += TILE_COLS) {
-            const ColumnArgs args{v_block + d * 4, V_STEP * 4, n, scores + c, values + d * PANEL + c};
+            const ColumnArgs args{v_block + d * 4, V_STEP * 4, seen, scores + c, values + d * PANEL + c};
             if constexpr (DV_TALL > 0) {
               if (t < DV_TALL) {
                 tile_columns<DV_ROWS + 1>(args);
@@ -193,8 +156,8 @@ NPU_NOINLINE void attention(const T* q, CacheRows<E> k, CacheRows<E> v, const M*
       }
     }
 
-    for (long p = 0; p < panels; p++)
-      store_panel(acc + p * D::DV * PANEL, row_sum + p * PANEL, panel_of(p), out, rows, Plan::DMAX);
+    for (long p = 0; p < chunk.panels; p++)
+      store_panel(acc + p * D::DV * PANEL, row_sum + p * PANEL, chunk.panel(p), out, rows, Plan::DMAX);
   }
 }
 

@@ -1,12 +1,14 @@
 // Attention of prompts in bfloat16 on the tiles of AMX. Interface, dimensions and panels are those of attention().
 //
 // For a panel and a block of keys:
-//   scores [key][32]      = K Q^T   A: rows of the cache as they are;  B: the queries in VNNI order, [DH/2][32][2]
-//   weights [key/2][32][2] = exp(scale * score - maximum), rounded to bfloat16: already in VNNI order
-//   acc [DV][32]         += V^T P^T  A: the values, transposed once per block for all panels of a chunk;  B: the weights
+//   scores [key][32]       = K Q^T   A: rows of the cache as they are;  B: the queries in VNNI order, [DH/2][32][2]
+//   weights [key/2][32][2] = softmax_block(scores), rounded to bfloat16 in VNNI order, in the place of the scores
+//   acc [DV][32]          += V^T P^T  A: the values, transposed once per block for all panels of a chunk;  B: the weights
 //
 // Sums and the softmax are float32, as in PyTorch's kernel. Row sums add the weights before they are rounded.
 #pragma once
+
+
 #include "amx_tile.h"
 #include "attention_panels.h"
 
@@ -15,10 +17,10 @@ namespace npu {
 // Whether attention of prompts stored as T is computed on tiles.
 template <class T> constexpr bool on_tiles() { return NPU_AMX && is_same<T, bf16>::value; }
 
-constexpr int TILE_KEYS = 128;  // of a block
+constexpr int TILE_KEYS = 64;  // of a block: a panel with these keys, values and scores fits in an L1 cache of 48 KB
 
-template <class D> struct TilePlan : PanelPlan<D> {
-  using PanelPlan<D>::PER_CHUNK;
+template <class D> struct TilePlan : PanelPlan<D, 8> {
+  using PanelPlan<D, 8>::PER_CHUNK;
   static constexpr long DH = ceil_div(D::DH, 32) * 32, DV = ceil_div(D::DV, 16) * 16;
   static constexpr long K_BYTES = D::k_s * 2;  // between two rows of the cache
   // Rows a multiple of 4096 bytes apart map to one set of the L1 cache.
@@ -27,7 +29,7 @@ template <class D> struct TilePlan : PanelPlan<D> {
   // Offsets in the scratch memory, in bytes.
   static constexpr long Q = 0, K = Q + PER_CHUNK * Q_BYTES, V = K + TILE_KEYS * max_of(DH, DV) * 2;
   static constexpr long S = V + V_BYTES;
-  static constexpr long W = S + TILE_KEYS * PANEL * 4, ACC = W + TILE_KEYS / 2 * PANEL * 4;
+  static constexpr long ACC = S + TILE_KEYS * PANEL * 4;
   static constexpr long TOP = ACC + PER_CHUNK * DV * PANEL * 4, SUM = TOP + PER_CHUNK * PANEL * 4;
   static constexpr long ROWS = SUM + PER_CHUNK * PANEL * 4, MASK = ROWS + PANEL * max_of(ROW * 4, DH * 2);
   static constexpr long END = MASK + TILE_KEYS * PANEL * 4;
@@ -35,27 +37,18 @@ template <class D> struct TilePlan : PanelPlan<D> {
 template <class D> constexpr long attention_tiles_scratch_bytes() { return TilePlan<D>::END; }
 
 #if NPU_AMX
-// The larger operand; b if either is NaN.
-NPU_INLINE vf larger(vf a, vf b) {
-#if NPU_AVX512
-  return (vf)_mm512_max_ps((__m512)a, (__m512)b);
-#else
-  return select(a > b, a, b);
-#endif
-}
-
-// Returns 2^x with a relative error below 2^-18, and 0 below 2^-126; x <= 128. The results are rounded to bfloat16.
+// Returns 2^x with a relative error below 2^-13, and 0 if x < -126, because a subnormal result takes Intel's CPUs more
+// than 100 cycles; x <= 128. The results are rounded to bfloat16.
 NPU_INLINE vf coarse_exp2(vf x) {
-  static constexpr float C[] = {1.0f, 0x1.62e12cp-1f, 0x1.ec0378p-3f, 0x1.c9fc5ap-5f, 0x1.3a02acp-7f};
+  static constexpr float C[] = {0x1.fff692p-1f, 0x1.62f31ap-1f, 0x1.f0de1ap-3f, 0x1.c3f76p-5f};
 #if NPU_AVX512
-  x = larger(splat<vf>(-200.0f), x);
   const vf whole = round(x);
-  return (vf)_mm512_scalef_ps((__m512)polynomial(C, x - whole), (__m512)whole);
+  const __mmask16 normal = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ);
+  return (vf)_mm512_maskz_scalef_ps(normal, (__m512)polynomial(C, x - whole), (__m512)whole);
 #else
-  x = larger(splat<vf>(-127.0f), x);
   vf whole;
-  const vi32 n = nearest_int(x, &whole);
-  return polynomial(C, x - whole) * pow2(n);
+  const vi32 n = nearest_int(larger(splat<vf>(-127.0f), x), &whole);
+  return select(x < -126.0f, vf{}, polynomial(C, x - whole) * pow2(n));
 #endif
 }
 
@@ -75,45 +68,13 @@ NPU_INLINE vi32 bf16_pairs(vf low, vf high) {
 #endif
 }
 
-// One block of the online softmax: computes weights 2^(factor * (score - row_max)) of n keys, stores them as pairs of
-// bfloat16 with zeros up to `end` keys, and rescales row_sum and acc. `end` is a multiple of 32, factor > 0.
-template <long DV> NPU_INLINE void softmax_pairs(const float* scores, int n, int end, float factor, uint32_t* weights,
-                                                 float* row_max, float* row_sum, float* acc) {
-  for (int v = 0; v < PANEL; v += VL) {
-    const float* s = scores + v;
-    auto at = [&](int j) __attribute__((always_inline)) { return load_bytes<vf>(s + j * PANEL); };
-    const vf old = load_bytes<vf>(row_max + v);
-    vf top[4] = {old, old, old, old};
-    int j = 0;
-    for (; j + 4 <= n; j += 4)
-#pragma GCC unroll 4
-      for (int i = 0; i < 4; i++) top[i] = larger(at(j + i), top[i]);
-    for (; j < n; j++) top[0] = larger(at(j), top[0]);
-    const vf now = larger(larger(top[0], top[1]), larger(top[2], top[3]));
-    // If all keys so far are masked, the maximum is -inf; subtracting 0 instead keeps 2^-inf = 0.
-    const vf base = select(now == -__builtin_inff(), vf{}, now) * -factor, scaling = splat<vf>(factor);
-    const vf rescale = coarse_exp2(fma(old, scaling, base));
-    vf even = load_bytes<vf>(row_sum + v) * rescale, odd = {};
-    uint32_t* to = weights + v;
-    for (j = 0; j + 2 <= n; j += 2, to += PANEL) {
-      const vf first = coarse_exp2(fma(at(j), scaling, base)), second = coarse_exp2(fma(at(j + 1), scaling, base));
-      even += first;
-      odd += second;
-      store_bytes(to, bf16_pairs(first, second));
-    }
-    if (j < n) {
-      const vf last = coarse_exp2(fma(at(j), scaling, base));
-      even += last;
-      store_bytes(to, bf16_pairs(last, vf{}));
-      j += 2, to += PANEL;
-    }
-    for (; j < end; j += 2, to += PANEL) store_bytes(to, vi32{});
-    store_bytes(row_max + v, now);
-    store_bytes(row_sum + v, even + odd);
-    if (any(rescale != 1.0f))
-      for (long d = 0; d < DV; d++) store_bytes(acc + d * PANEL + v, load_bytes<vf>(acc + d * PANEL + v) * rescale);
+// Weights of the softmax as pairs of bfloat16, which replace the scores of the first keys, [key/2][32][2]: 2^x.
+struct PairWeights {
+  NPU_INLINE vf power(vf x) { return coarse_exp2(x); }
+  NPU_INLINE void store(float* scores, int key, vf first, vf second) {
+    store_bytes(scores + key / 2 * PANEL, bf16_pairs(first, second));
   }
-}
+};
 
 // Transposes n rows of values, `stride` elements apart, into tiles [end/32][DV][32 keys], with zeros from n up to `end`,
 // a multiple of 32. `pairs`: scratch of [16][DV] words.
@@ -174,10 +135,8 @@ NPU_INLINE void attention_tiles(const bf16* q, CacheRows<E> k, CacheRows<E> v, c
   constexpr bool SCALE_FIRST = !no_mask<M> || !(D::scale > 0);
   char* scratch = th.scratch;
   float *scores = (float*)(scratch + Plan::S), *acc = (float*)(scratch + Plan::ACC);
-  float *row_max = (float*)(scratch + Plan::TOP), *row_sum = (float*)(scratch + Plan::SUM);
+  float *references = (float*)(scratch + Plan::TOP), *row_sum = (float*)(scratch + Plan::SUM);
   float *rows = (float*)(scratch + Plan::ROWS), *transposed = (float*)(scratch + Plan::MASK);
-  uint32_t* weights = (uint32_t*)(scratch + Plan::W);
-  KeyLimits limits[Plan::PER_CHUNK];
   long i = next_chunk(th, counter);
   if (i >= Plan::COUNT) return;
   TileShapes shapes;
@@ -185,36 +144,20 @@ NPU_INLINE void attention_tiles(const bf16* q, CacheRows<E> k, CacheRows<E> v, c
   Amx::configure(shapes);
 
   for (; i < Plan::COUNT; i = next_chunk(th, counter)) {
-    const long b = i / (D::HK * Plan::CHUNKS_PER_HEAD), hk = i / Plan::CHUNKS_PER_HEAD % D::HK;
-    const long panel0 = i % Plan::CHUNKS_PER_HEAD * Plan::PER_CHUNK;
-    const long panels = min_of(Plan::PER_CHUNK, Plan::PANELS - panel0);
-    auto panel_of = [&](long p) {
-      const long row0 = (panel0 + p) * PANEL;
-      return QueryPanel<D>{b, hk, row0, (int)min_of(PANEL, Plan::ROWS - row0)};
-    };
-    long visible = 0;  // keys that any query of the chunk attends to
-    for (long p = 0; p < panels; p++) {
-      const QueryPanel<D> panel = panel_of(p);
-      limits[p].set(panel, mask, keys, first);
-      visible = max_of(visible, limits[p].highest);
-      for (int lane = 0; lane < PANEL; lane++) {
-        const bf16* from = q + b * D::q_b + panel.head(lane) * D::q_h + panel.query(lane) * D::q_s;
-        copy_rows<D, DH>(from, 0, 1, 1, (char*)rows + lane * DH * 2);
-      }
-      transpose_part((const uint32_t*)rows, DH / 2, (uint32_t*)(scratch + Plan::Q + p * Plan::Q_BYTES), PANEL, PANEL,
-                     DH / 2);
-    }
-    for (long e = 0; e < panels * DV * PANEL; e += VL) store_bytes(acc + e, vf{});
-    for (long e = 0; e < panels * PANEL; e += VL) {
-      store_bytes(row_max + e, splat<vf>(-__builtin_inff()));
-      store_bytes(row_sum + e, vf{});
+    const PanelChunk<D, Plan> chunk(i, mask, keys, first);
+    for (long p = 0; p < chunk.panels; p++) {
+      gather_queries(q, chunk.panel(p), (char*)rows, DH / 2, scratch + Plan::Q + p * Plan::Q_BYTES, DH / 2,
+                     [](char* to, const bf16* query) { copy_rows<D, DH>(query, 0, 1, 1, to); });
+      if (chunk.limits[p].highest > 0) continue;  // the first block of keys sets acc and row_sum
+      for (long e = 0; e < DV * PANEL; e += VL) store_bytes(acc + p * DV * PANEL + e, vf{});
+      for (long e = 0; e < PANEL; e += VL) store_bytes(row_sum + p * PANEL + e, vf{});
     }
 
-    for (long j0 = 0; j0 < visible; j0 += TILE_KEYS) {
-      const int n = (int)min_of(TILE_KEYS, visible - j0), end = (n + 31) / 32 * 32;
-      const long row0 = (b * D::HK + hk) * D::SK + j0;
-      const CacheRows<E> k_from = k.from(b * D::k_b + hk * D::k_h + j0 * D::k_s, row0);
-      const CacheRows<E> v_from = v.from(b * D::v_b + hk * D::v_h + j0 * D::v_s, row0);
+    for (long j0 = 0; j0 < chunk.visible; j0 += TILE_KEYS) {
+      const int n = (int)min_of(TILE_KEYS, chunk.visible - j0), end = (n + 31) / 32 * 32;
+      const long row0 = (chunk.b * D::HK + chunk.hk) * D::SK + j0;
+      const CacheRows<E> k_from = k.from(chunk.b * D::k_b + chunk.hk * D::k_h + j0 * D::k_s, row0);
+      const CacheRows<E> v_from = v.from(chunk.b * D::v_b + chunk.hk * D::v_h + j0 * D::v_s, row0);
       const bool copy = CacheRows<E>::SCALED || Plan::COPY_K || j0 + end > D::SK;  // whole tiles are read
       const char* k_block = copy ? scratch + Plan::K : (const char*)k_from.at;
       const long k_row = copy ? DH * 2 : Plan::K_BYTES;
@@ -227,30 +170,30 @@ NPU_INLINE void attention_tiles(const bf16* q, CacheRows<E> k, CacheRows<E> v, c
         if (copy) copy_rows<D, DH>(k_from.at, D::k_s, n, end, scratch + Plan::K);
         transpose_values<D>(v_from.at, D::v_s, n, end, (uint32_t*)rows, scratch + Plan::V);
       }
-      for (long p = 0; p < panels; p++) {
-        const int seen = (int)min_of(n, limits[p].highest - j0), whole = (seen + 31) / 32 * 32;
+      for (long p = 0; p < chunk.panels; p++) {
+        const int seen = (int)min_of(n, chunk.limits[p].highest - j0), whole = (seen + 31) / 32 * 32;
         if (seen <= 0) continue;
         const char* queries = scratch + Plan::Q + p * Plan::Q_BYTES;
         for (int j = 0; j < whole; j += 32)
           amx_tile<2>({k_block + j * k_row, 16 * k_row, k_row, &no_tap, 1, (int)(DH / 32), 64, queries, STEP,
                        scores + j * PANEL, false, nullptr, 0});
         if constexpr (!no_mask<M>) {
-          add_mask<TILE_KEYS>(scores, D::scale, mask, panel_of(p), j0, seen, rows, transposed);
+          add_mask<TILE_KEYS>(scores, D::scale, mask, chunk.panel(p), j0, seen, rows, transposed);
         } else if constexpr (SCALE_FIRST) {
           for (int e = 0; e < seen * PANEL; e += VL) store_bytes(scores + e, load_bytes<vf>(scores + e) * D::scale);
         }
-        mask_beyond(scores, limits[p], j0, seen);
+        mask_beyond(scores, chunk.limits[p], j0, seen);
         float* sums = acc + p * DV * PANEL;
-        softmax_pairs<D::DV>(scores, seen, whole, SCALE_FIRST ? LOG2_E : D::scale * LOG2_E, weights,
-                             row_max + p * PANEL, row_sum + p * PANEL, sums);
-        AmxArgs values{scratch + Plan::V, 16 * 64, 64, &no_tap, 1, whole / 32, DV * 64, (const char*)weights, STEP,
-                       sums, true, nullptr, 0};
+        softmax_block<PairWeights, D::DV>(scores, seen, whole, SCALE_FIRST ? LOG2_E : D::scale * LOG2_E, j0 == 0,
+                                          references + p * PANEL, row_sum + p * PANEL, sums);
+        AmxArgs values{scratch + Plan::V, 16 * 64, 64, &no_tap, 1, whole / 32, DV * 64, (const char*)scores, STEP,
+                       sums, j0 > 0, nullptr, 0};
         for (long d = 0; d + 32 <= DV; d += 32, values.x += 32 * 64, values.acc += 32 * PANEL) amx_tile<2>(values);
         if constexpr (DV % 32 != 0) amx_tile<1>(values);
       }
     }
-    for (long p = 0; p < panels; p++)
-      store_panel(acc + p * DV * PANEL, row_sum + p * PANEL, panel_of(p), out, rows, Plan::ROW);
+    for (long p = 0; p < chunk.panels; p++)
+      store_panel(acc + p * DV * PANEL, row_sum + p * PANEL, chunk.panel(p), out, rows, Plan::ROW);
   }
   Amx::release();
 }

@@ -15,10 +15,10 @@ struct AttentionDims {
 };
 
 // How panels are divided into chunks. The panels of a chunk belong to one head and share a block of keys and values.
-template <class D> struct PanelPlan {
+template <class D, long MOST = 4> struct PanelPlan {
   static constexpr long ROWS = D::H / D::HK * D::SQ, PANELS = ceil_div(ROWS, PANEL);  // for one key/value head
   static constexpr long TOTAL = D::B * D::HK * PANELS;
-  static constexpr long PER_CHUNK = max_of(1, min_of(min_of(4, PANELS), TOTAL / CHUNKS));
+  static constexpr long PER_CHUNK = max_of(1, min_of(min_of(MOST, PANELS), TOTAL / CHUNKS));
   static constexpr long CHUNKS_PER_HEAD = ceil_div(PANELS, PER_CHUNK), COUNT = D::B * D::HK * CHUNKS_PER_HEAD;
 };
 
@@ -30,6 +30,16 @@ template <class D> struct QueryPanel {
   long head(long lane) const { return hk * (D::H / D::HK) + clamp(row0 + lane) / D::SQ; }
   long query(long lane) const { return clamp(row0 + lane) % D::SQ; }
 };
+
+// Stores the queries of a panel as columns, [words][32]. copy(to, query) writes the words of a query to a row of the
+// scratch `rows`, whose pitch is in words.
+template <class D, class T, class Copy>
+NPU_INLINE void gather_queries(const T* q, const QueryPanel<D>& panel, char* rows, long pitch, char* out, long words,
+                               Copy copy) {
+  for (long lane = 0; lane < PANEL; lane++)
+    copy(rows + lane * pitch * 4, q + panel.b * D::q_b + panel.head(lane) * D::q_h + panel.query(lane) * D::q_s);
+  transpose_part((const uint32_t*)rows, pitch, (uint32_t*)out, PANEL, PANEL, words);
+}
 
 // Multiplies scores[n][32] by `scale` and adds the mask of keys j0 .. j0 + n - 1. `rows` and `transposed` are scratch of
 // 32 x BLOCK floats.
@@ -69,6 +79,27 @@ struct KeyLimits {
   }
 };
 
+// Panels that one thread computes, which read the same keys and values. `visible`: the keys that any query attends to.
+// Chunks with later queries come first: with a causal mask they take longer.
+template <class D, class Plan> struct PanelChunk {
+  long b, hk, first_panel, panels, visible = 0;
+  KeyLimits limits[Plan::PER_CHUNK];
+  template <class M> PanelChunk(long i, const M* mask, long keys, long first) {
+    i = Plan::COUNT - 1 - i;
+    b = i / (D::HK * Plan::CHUNKS_PER_HEAD), hk = i / Plan::CHUNKS_PER_HEAD % D::HK;
+    first_panel = i % Plan::CHUNKS_PER_HEAD * Plan::PER_CHUNK;
+    panels = min_of(Plan::PER_CHUNK, Plan::PANELS - first_panel);
+    for (long p = 0; p < panels; p++) {
+      limits[p].set(panel(p), mask, keys, first);
+      visible = max_of(visible, limits[p].highest);
+    }
+  }
+  QueryPanel<D> panel(long p) const {
+    const long row0 = (first_panel + p) * PANEL;
+    return {b, hk, row0, (int)min_of(PANEL, Plan::ROWS - row0)};
+  }
+};
+
 // Masks the keys at or beyond each lane's limit.
 NPU_INLINE void mask_beyond(float* scores, const KeyLimits& limits, long j0, int n) {
   if (limits.lowest >= j0 + n) return;
@@ -79,6 +110,78 @@ NPU_INLINE void mask_beyond(float* scores, const KeyLimits& limits, long j0, int
       const vi32 key = splat<vi32>((int32_t)(j0 + j));
       store_bytes(s, select(key < limit, load_bytes<vf>(s), splat<vf>(-__builtin_inff())));
     }
+  }
+}
+
+// The larger operand; b if either is NaN.
+NPU_INLINE vf larger(vf a, vf b) {
+#if NPU_AVX512
+  return (vf)_mm512_max_ps((__m512)a, (__m512)b);
+#else
+  return select(a > b, a, b);
+#endif
+}
+
+// Weights of the softmax as float, which replace the scores: e^x. store() takes those of two keys, the first one even.
+struct FloatWeights {
+  NPU_INLINE vf power(vf x) { return exp(x); }
+  NPU_INLINE void store(float* scores, int key, vf first, vf second) {
+    store_bytes(scores + key * PANEL, first);
+    store_bytes(scores + (key + 1) * PANEL, second);
+  }
+};
+
+// One block of the online softmax: replaces the scores of n keys by weights power(factor * score - reference), with
+// zeros up to `end` keys, an even number, and adds them to row_sum. A lane's reference is the maximum of earlier keys:
+// only a score that exceeds it by more than 8 replaces it, and then row_sum and acc[DV][32] are rescaled. Weights above 1
+// are as accurate as others. `begin`: the first block, for which row_sum and acc count as zero. factor > 0.
+template <class Weights, long DV>
+NPU_INLINE void softmax_block(float* scores, int n, int end, float factor, bool begin, float* references,
+                              float* row_sum, float* acc) {
+  constexpr float NONE = -__builtin_inff(), SLACK = 8.0f;
+  for (int v = 0; v < PANEL; v += VL) {
+    float* s = scores + v;
+    auto at = [&](int j) __attribute__((always_inline)) { return load_bytes<vf>(s + j * PANEL); };
+    vf top[4];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) top[i] = splat<vf>(NONE);
+    int j = 0;
+    for (; j + 4 <= n; j += 4)
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; i++) top[i] = larger(at(j + i), top[i]);
+    for (; j < n; j++) top[0] = larger(at(j), top[0]);
+    const vf most = larger(larger(top[0], top[1]), larger(top[2], top[3])) * factor;
+    vf reference = begin ? splat<vf>(NONE) : load_bytes<vf>(references + v);
+    vf even = begin ? vf{} : load_bytes<vf>(row_sum + v), odd = {};
+    const vi32 grows = most > reference + SLACK;
+    if (any(grows)) {
+      const vf rescale = select(grows, Weights::power(reference - most), splat<vf>(1.0f));
+      reference = select(grows, most, reference);
+      if (!begin) {
+        even *= rescale;
+        for (long d = 0; d < DV; d++) store_bytes(acc + d * PANEL + v, load_bytes<vf>(acc + d * PANEL + v) * rescale);
+      }
+    }
+    // If all keys so far are masked, the reference is -inf; subtracting 0 instead keeps weights of 0.
+    const vf base = select(reference == NONE, vf{}, -reference), scaling = splat<vf>(factor);
+    auto weight = [&](int j) __attribute__((always_inline)) { return Weights::power(fma(at(j), scaling, base)); };
+    for (j = 0; j + 4 <= n; j += 4) {
+      vf w[4];
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; i++) w[i] = weight(j + i);
+      even += w[0] + w[2];
+      odd += w[1] + w[3];
+      Weights::store(s, j, w[0], w[1]);
+      Weights::store(s, j + 2, w[2], w[3]);
+    }
+    for (; j < end; j += 2) {
+      const vf first = j < n ? weight(j) : vf{}, second = j + 1 < n ? weight(j + 1) : vf{};
+      even += first;
+      odd += second;
+      Weights::store(s, j, first, second);
+    }
+    store_bytes(references + v, reference);
+    store_bytes(row_sum + v, even + odd);
   }
 }
 
