@@ -276,7 +276,7 @@ def all_cases() -> list[Case]:
 
 def cases_for(target: str) -> list[Case]:
     """Every case in numpy. A compiled target runs samples of every overload once, in dtypes that take turns (of those
-    it has): the first six and every second one of the others, the emulator every fifth. ``NPU_CONFORMANCE=full`` runs
+    it has): the first four and every third one of the others, the emulator every fifth. ``NPU_CONFORMANCE=full`` runs
     all of them in all dtypes."""
     cases = all_cases()
     if target == "interp":
@@ -285,7 +285,7 @@ def cases_for(target: str) -> list[Case]:
     cases = [c for c in cases if c.dtype in supported and (supported >= DOUBLE or c.dtypes <= supported)]
     if FULL:
         return cases
-    cases = [c for c in cases if (c.number % 5 == 0 if target == "metal" else c.number < 6 or c.number % 2)]
+    cases = [c for c in cases if (c.number % 5 == 0 if target == "metal" else c.number < 4 or c.number % 3 == 0)]
     turns: dict[tuple[str, int], list[Case]] = {}
     for case in cases:
         turns.setdefault((case.op_type, case.number), []).append(case)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 
@@ -16,6 +18,8 @@ from .decoders import GreedyDecoder, SamplingDecoder, ScoringDecoder
 from .modules import Decoder
 
 __all__ = ["llm_graphs", "scoring_graphs"]
+
+_Input = tuple[tuple[int, ...], torch.dtype]  # shape and dtype
 
 
 def llm_graphs(
@@ -53,9 +57,8 @@ def llm_graphs(
     if device_sampling:
         token, position, _ = _example(1)
         graphs |= _captured(GreedyDecoder, config, max_len, {"greedy": ()}, kv_cache)
-        graphs |= _captured(
-            SamplingDecoder, config, max_len, {"sample": (token, position, torch.ones(1, device="meta"))}, kv_cache
-        )
+        sample = (token, position, ((1,), torch.float32))
+        graphs |= _captured(SamplingDecoder, config, max_len, {"sample": sample}, kv_cache)
     return graphs
 
 
@@ -73,19 +76,34 @@ def scoring_graphs(
 
 
 def _captured(
-    kind: type[Decoder],
-    config: LLMConfig,
-    max_len: int,
-    examples: dict[str, tuple[torch.Tensor, ...]],
-    kv_cache: str | None,
+    kind: type[Decoder], config: LLMConfig, max_len: int, inputs: dict[str, tuple[_Input, ...]], kv_cache: str | None
 ) -> dict[str, IRGraph]:
+    """Return a graph for each name, with inputs of these shapes and dtypes."""
+    return copy.deepcopy(_capture(_Request(kind, config, max_len, tuple(inputs.items()), kv_cache)))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Request:
+    """All that the graphs of a decoder depend on."""
+
+    kind: type[Decoder]
+    config: LLMConfig
+    max_len: int
+    inputs: tuple[tuple[str, tuple[_Input, ...]], ...]
+    kv_cache: str | None
+
+
+@lru_cache(maxsize=8)
+def _capture(wanted: _Request) -> dict[str, IRGraph]:
+    """A model that is compiled again, for another target or with its weights in another format, is captured once."""
     with torch.device("meta"):
-        decoder = kind(config, max_len, kv_cache=kv_cache)
+        decoder = wanted.kind(wanted.config, wanted.max_len, kv_cache=wanted.kv_cache)
     constants = {k: tensor_to_numpy(b) for k, b in decoder.named_buffers() if not b.is_meta}
     decoder.to("meta")
     graphs = {}
-    for name, example in examples.items():
-        graph = capture(decoder, example, name=config.model_type)
+    for name, specs in wanted.inputs:
+        example = tuple(torch.zeros(shape, dtype=dtype, device="meta") for shape, dtype in specs)
+        graph = capture(decoder, example, name=wanted.config.model_type)
         for placeholder, key in list(graph.weight_name_mapping.items()):
             if key in constants:  # the copy on the meta device has no values
                 del graph.weight_name_mapping[placeholder]
@@ -97,6 +115,6 @@ def _captured(
     return graphs
 
 
-def _example(n: int, following: bool = False) -> tuple[torch.Tensor, ...]:
-    with torch.device("meta"):
-        return tuple(torch.zeros(shape, dtype=torch.int64) for shape in ((1, n), (n,), (n if following else 1,)))
+def _example(n: int, following: bool = False) -> tuple[_Input, _Input, _Input]:
+    """Tokens, positions, and the last token or those that follow."""
+    return ((1, n), torch.int64), ((n,), torch.int64), ((n if following else 1,), torch.int64)

@@ -91,37 +91,37 @@ def test_doctor_shows_the_mac(
 
 # -- the benchmark -------------------------------------------------------------------------------------------------
 @pytest.fixture
-def benchmark(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     return importlib.import_module("metal")
 
 
 def test_without_a_mac_the_benchmark_says_what_it_skips(
-    benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(benchmark, "obstacles", lambda: ["Metal needs a Mac"])
-    assert benchmark.main(["--quick"]) == 0
+    monkeypatch.setattr(script, "obstacles", lambda: ["Metal needs a Mac"])
+    assert script.main(["--quick"]) == 0
     shown = capsys.readouterr().out
     assert "is skipped: no figure is measured and nothing is written: Metal needs a Mac" in shown
 
 
-def test_engines_that_are_not_installed_are_named(benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(benchmark, "find_spec", lambda name: None if name.startswith("mlx") else name)
-    engines, skipped = benchmark.available()
+def test_engines_that_are_not_installed_are_named(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(script, "find_spec", lambda name: None if name.startswith("mlx") else name)
+    engines, skipped = script.available()
     assert engines == ["npusim metal", "torch mps", "llama.cpp metal"]
     assert skipped == ["mlx is skipped: not installed: mlx, mlx_lm"]
-    assert set(benchmark.ENGINES) <= set(importlib.import_module("llm_engines").ENGINES)
+    assert set(script.ENGINES) <= set(importlib.import_module("llm_engines").ENGINES)
 
 
-def test_results_have_the_name_of_the_chip_and_a_verdict(benchmark: ModuleType) -> None:
-    assert benchmark.result_file("Apple M3 Max").name == "metal-apple-m3-max.json"
+def test_results_have_the_name_of_the_chip_and_a_verdict(script: ModuleType) -> None:
+    assert script.result_file("Apple M3 Max").name == "metal-apple-m3-max.json"
     good, bad = {"within_gate": True, "argmax_kept": True}, {"within_gate": False, "argmax_kept": True}
     rows = {"resnets": [{"model": "a", "verdict": good}], "language_models": [{"model": "b", "verdict": bad}]}
-    assert benchmark.failed(rows) == ["b"]
+    assert script.failed(rows) == ["b"]
 
 
 def test_a_network_is_measured_and_judged(
-    device: metal_api.Device, benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch
+    device: metal_api.Device, script: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def tiny(name: str) -> nn.Module:
         torch.manual_seed(0)
@@ -129,7 +129,7 @@ def test_a_network_is_measured_and_judged(
         return nn.Sequential(*layers).eval()
 
     monkeypatch.setattr(importlib.import_module("cpu"), "build_model", tiny)
-    row = benchmark.resnet("tiny", 1, 0.0)
+    row = script.resnet("tiny", 1, 0.0)
     assert {"npusim", "npusim, NPU_METAL_INDIRECT=0"} <= row["median_ms"].keys() and min(row["median_ms"].values()) > 0
     assert len(device.indirect) == 1 and row["verdict"]["argmax_kept"]
     assert 0 < row["verdict"]["error"] < 4 * row["verdict"]["eager_error"]

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ...support.kernel_driver import AMX, CXX, Library, build, check, entry, pack, pack_conv, random, struct
+from ...support.kernel_driver import AMX, CXX, Library, build, check, entry, pack, pack_conv, random, room, struct
 from ...support.sweeps import FULL
 from .test_kernels import POINTWISE, Conv, conv_struct
 
@@ -70,9 +70,9 @@ def test_pieces(tmp_path: Path, dtype: str) -> None:
 def compare(
     library: Library, name: str, x: np.ndarray, w: np.ndarray, wanted: np.ndarray, magnitude: np.ndarray
 ) -> None:
-    room = 2 if x.dtype == np.float16 else 1  # the product that is left out
     bias, residual = np.zeros(wanted.shape[-1], np.float32), np.zeros(wanted.shape, np.float32)
     out = library.run(name, x, w, out=np.full(wanted.shape, np.nan, np.float32), bias=bias, residual=residual)
     finite = np.isfinite(wanted)
     np.testing.assert_array_equal(out[~finite], wanted[~finite].astype(np.float32))
-    check(out[finite], wanted[finite], room * magnitude[finite])
+    dtype = "f16" if x.dtype == np.float16 else "float"
+    check(out[finite], wanted[finite], room(AMX, dtype, dtype) * magnitude[finite])

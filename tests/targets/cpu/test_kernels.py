@@ -24,6 +24,7 @@ from ...support.kernel_driver import (
     pack,
     pack_conv,
     random,
+    room,
     struct,
 )
 from ...support.sweeps import FULL
@@ -139,7 +140,7 @@ def test_conv2d(tmp_path: Path, arch: str, tx: str, tw: str) -> None:
             out = library.run(
                 f"conv{i}", x, pack_conv(w, c.G, tw), out=np.full_like(residual, np.nan), bias=bias, residual=residual
             )
-            magnitude = c.reference(np.abs(x.astype(np.float64)), np.abs(w.astype(np.float64)))
+            magnitude = room(arch, tx, tw) * c.reference(np.abs(x.astype(np.float64)), np.abs(w.astype(np.float64)))
             check(out, c.reference(x, w) + bias + residual, magnitude + np.abs(bias) + np.abs(residual))
     library.handle.stop()
 
@@ -299,7 +300,8 @@ def test_gemm(tmp_path: Path, arch: str, tx: str, tw: str) -> None:
                 f"gemm{i}", a, pack(w, tw), out=np.full_like(residual, np.nan), bias=bias, residual=residual
             )
             a64, w64 = a[..., :k].astype(np.float64), w.astype(np.float64)
-            check(out, a64 @ w64 + bias + residual, np.abs(a64) @ np.abs(w64) + np.abs(bias) + np.abs(residual))
+            magnitude = room(arch, tx, tw) * (np.abs(a64) @ np.abs(w64))
+            check(out, a64 @ w64 + bias + residual, magnitude + np.abs(bias) + np.abs(residual))
     library.handle.stop()
 
 
