@@ -3,6 +3,9 @@
 With pixels padded to four channels, a row of a filter reads ``row`` neighbouring elements. Windows of ``row`` elements,
 one per position of the filter, are then the channels of a convolution with filters one column wide. The copy that adds
 the padding also converts the image to [N, H, W, C].
+
+Images of 8-bit integers become float16: a product of a uint8 and an int8 is exact, and so are sums in float32 as long
+as they have up to 24 bits.
 """
 
 from __future__ import annotations
@@ -19,15 +22,26 @@ from .buffers import contiguous_strides
 from .kernel import Buffer, LoopBody, Operand, Stage
 
 CELL = 4  # elements of a padded pixel
+MAX_SUM = 1 << 24  # of whole numbers that float32 has
+MAX_PRODUCT = 255 * 128  # of a uint8 and an int8
 
 
 def is_image(node: Node, row: int) -> bool:
     """Whether the ``conv2d`` node can be computed on rows of ``row`` elements that start at multiples of 16 bytes."""
     x, w = node.inputs
-    _, _, s, c = w.shape
-    step = node.attrs["stride"][1] * CELL * dtypes.DTYPES[x.dtype].size
-    fits = row and dtypes.DTYPES[x.dtype].size == 2 and c <= CELL and s * CELL <= row and not step % 16
+    _, r, s, c = w.shape
+    size = dtypes.DTYPES[row_dtype(node)].size
+    step = node.attrs["stride"][1] * CELL * size
+    fits = row and size == 2 and c <= CELL and s * CELL <= row and not step % 16
+    if x.dtype == "uint8" and r * s * c * MAX_PRODUCT > MAX_SUM:
+        return False
     return bool(fits and node.attrs["groups"] == 1 and node.attrs["dilation"][1] == 1 and s > 1 and node.out.numel)
+
+
+def row_dtype(node: Node) -> str:
+    """Return the dtype of the rows: that of the image, or float16 for 8-bit integers."""
+    dtype = node.inputs[0].dtype
+    return "float16" if dtype == "uint8" else dtype
 
 
 def padded_image(
@@ -51,7 +65,7 @@ def padded_image(
         expr.call("lt", channel, c),
     ):
         inside = expr.call("and", inside, condition)
-    value = expr.where(inside, expr.load(0, source.dtype, (image, y, x, channel)), 0)
+    value = expr.where(inside, expr.load(0, source.dtype, (image, y, x, channel)).cast(whole.dtype), 0)
     body = LoopBody(shape, (), (Stage("store", value, output=0, index=expr.identity_index(shape)),))
     rows = Operand(whole.buffer, (n, high, ow, row), (high * wide * CELL, wide * CELL, sw * CELL, 1))
     attrs = dict(node.attrs) | {

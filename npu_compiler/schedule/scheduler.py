@@ -13,13 +13,14 @@ from ..graph.expr import Expr
 from ..graph.graph import Graph, Node, Value
 from ..passes.fold import unrounded
 from ..passes.fuse import CHEAP, Group
+from ..support import dtypes
 from ..target_config import TargetConfig
 from ..weights.format import WeightFormat
 from ..weights.packing import ELEMENTS, packed_spec
 from .anchors import Anchor, Attention, Conv2d, DepthwiseConv2d, Gemm, WinogradConv2d
 from .buffers import contiguous_strides
 from .destination_passing import destinations, part_of, parts, shared_tables
-from .image_rows import filter_rows, is_image, padded_image
+from .image_rows import filter_rows, is_image, padded_image, row_dtype
 from .kernel import Buffer, LoopBody, Loops, Operand, Pack, Scan, Sort, Stage
 from .operands import Operands, decoded
 from .schedule import Schedule
@@ -132,9 +133,16 @@ class Scheduler(Operands):
         )
 
     def _epilogue(self, group: Group, fixed: list[Operand]) -> tuple[Expr, list[Operand], Value]:
-        """Return the epilogue of an anchor, its operands (after ``fixed``), and the value that is stored."""
+        """Return the epilogue of an anchor, its operands (after ``fixed``), and the value that is stored. Sums of
+        integers that are computed in float32 are converted."""
         inputs = list(fixed)
-        known = {n.out: expr.acc(n.out.dtype, number) for number, n in enumerate(group.anchors)}
+        floating = dtypes.is_float(fixed[0].dtype)
+        known = {
+            n.out: expr.acc("float32", number).cast("int32")
+            if floating and not dtypes.is_float(n.out.dtype)
+            else expr.acc(n.out.dtype, number)
+            for number, n in enumerate(group.anchors)
+        }
         for node in group.nodes[len(known) :]:
 
             def through(load: Expr, node: Node = node) -> Expr:
@@ -199,12 +207,12 @@ class Scheduler(Operands):
         """Add a convolution of few channels, over rows of padded pixels."""
         node, row = group.anchor, self.config.image_row
         x, w = node.inputs
-        source = self.operand(x)
-        body, whole, rows, own = padded_image(node, source, row, lambda n: self._buffer("arena", x.dtype, n, "padded"))
+        source, dtype = self.operand(x), row_dtype(node)
+        body, whole, rows, own = padded_image(node, source, row, lambda n: self._buffer("arena", dtype, n, "padded"))
         self._kernel(Loops(label="copy", inputs=(source,), outputs=(whole,), body=body, sources=node.sources))
-        view = filter_rows(w, row)
+        view = filter_rows(w.cast(dtype), row)
         self._static_chain(view)
-        weight = self.packed_weight((w, row), view, self._element_order(x.dtype))
+        weight = self.packed_weight((w, row), view, self._element_order(dtype))
         self._anchor(group, made, Conv2d, [rows, weight], flops, **own)
 
     def _winograd_weight(self, w: Value, g: np.ndarray) -> Value:

@@ -17,8 +17,8 @@ from ...schedule.kernel import Operand
 from ...support import dtypes
 from ..codegen.epilogue_nest import epilogue_nest, row_digits
 from ..codegen.nest import Nest, use_counts
+from ..codegen.rounding import rounded_clamp, unrounded
 from .render import Block, Renderer, Value, vector_kind
-from .rounding import rounded_clamp, unrounded
 
 
 def emit_epilogue(kernel: Anchor, fixed: int, name: str, place: Callable[[Operand], str]) -> tuple[str, str]:

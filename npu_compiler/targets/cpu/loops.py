@@ -11,13 +11,13 @@ from ...graph import affine, expr
 from ...graph.expr import Expr, const
 from ...schedule.kernel import Buffer, LoopBody, Loops, Operand, Scan, Sort
 from ..codegen.nest import Access, Nest, Step, build_nest, use_counts
+from ..codegen.rounding import is_bfloat16, unrounded
 from ..codegen.row_passes import Pass
 from .blocks import CTYPE, Block, Value, uniform_kind, vector_kind
 from .devices import MEASURED, CPUCosts
 from .plan import TILE_BLOCK, Plan, make_plan, segments
 from .reductions import accumulator, clip, is_long, reduction_loops
 from .render import Renderer
-from .rounding import is_bfloat16, unrounded
 from .small_kernels import emit_small, small_scratch_bytes
 
 ARGUMENTS = "void* const* bufs, char* arena, npu::Thread& th, int* counter"

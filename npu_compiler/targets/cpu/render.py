@@ -14,8 +14,8 @@ from ...graph.expr import Expr
 from ...graph.scalar_ops import EXPENSIVE, SCALAR_OPS
 from ...support import dtypes
 from ..codegen.nest import Access, Nest
+from ..codegen.rounding import rounded_clamp
 from .blocks import CTYPE, SCALAR_OF, Block, Value, convert, literal, strip_parentheses, uniform_kind, vector_kind, wrap
-from .rounding import rounded_clamp
 
 INLINE_LENGTH = 72  # longer texts get a name
 FUNCTIONS = {"maximum": "max", "minimum": "min"}

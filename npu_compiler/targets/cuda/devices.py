@@ -21,6 +21,7 @@ Capability = tuple[int, int]
 CONFIG = replace(
     GPU_CONFIG,
     name="cuda",
+    matrix_dtypes=(*GPU_CONFIG.matrix_dtypes, "uint8"),
     bundle_points=1 << 22,
     image_row=32,
     chunks=(128, 512, 2048),

@@ -30,6 +30,8 @@ def supports_dual_conv(kernel: DualConv2d, dialect: Dialect) -> bool:
     """Whether :func:`emit_dual_conv` supports ``kernel``: TMA can store the results of both convolutions, and there are
     many results."""
     first, last = halves(kernel)
+    if any(o.dtype not in ("float16", "bfloat16") for k in (first, last) for o in (k.inputs[0], k.outputs[0])):
+        return False
     for k in (first, last):
         if not (supports_tma(k) and tile_k(k) == TILE_K and supports_tma_store(k) and residual_of(k) == -1):
             return False
@@ -48,7 +50,7 @@ def emit_dual_conv(kernel: DualConv2d, dialect: Dialect) -> Emission:
 
 def _plans(p: Product, device: CUDADevice) -> Iterator[Plan]:
     """Yield the plans that leave registers for the results of the first convolution."""
-    for plan in candidates(p, TILE_K, False, True, device.with_units(1)):  # one unit: no narrow tiles
+    for plan in candidates(p, TILE_K, False, 2, device.with_units(1)):  # one unit: no narrow tiles
         if plan.tma_store and registers(plan.m, plan.n, plan.blocks_per_sm, True) <= device.registers:
             yield plan
 

@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ...schedule.anchors import Conv2d, Gemm
+from ...support import dtypes
 from ..simt.kernels.gemm import Product, product_of
+from ..simt.kernels.operand_types import in_units, operand_type
 from ..simt.lang.dialect import SUBGROUP, Dialect
 from ..simt.lang.function import blocks
 from .devices import CUDADevice
@@ -16,7 +18,7 @@ from .devices import CUDADevice
 WIDTHS = 64, 128, 192, 256  # columns of a tile
 ONE_TILE = 32, 48, 56, 96, 144  # further widths, if each thread block has one tile
 GROUP_EXTRA = 1280  # bytes of shared memory of a thread block in addition to its ring
-PIECE = 64  # rows and columns of results in one TMA store
+PIECE = 64  # rows of results in one TMA store
 PAD = 16  # floats after a row of partial sums, to avoid bank conflicts
 MAX_STAGES = 8
 
@@ -36,11 +38,18 @@ class Plan:
     tma_store: bool = False
 
 
-def result_stages(m: int, n: int, outputs: int = 1) -> int:
-    """Return the number of stages of the ring, of [m + n, 64] elements each, that hold the results of a tile; 0 if a
-    stage does not hold one piece."""
-    per_stage = (m + n) // m // outputs
-    return blocks(n // PIECE, per_stage) if per_stage else 0
+def piece_columns(n: int, size: int) -> int:
+    """Return the columns of results in one TMA store: 128 bytes, or 64 columns if those do not divide ``n``, the width
+    of a tile. ``size``: bytes of a result."""
+    return 128 // size if n % (128 // size) == 0 else 64
+
+
+def result_stages(m: int, n: int, step: int, size: int, outputs: int = 1) -> int:
+    """Return the number of stages of the ring, of [m + n, step] two-byte units each, that hold the results of a tile,
+    of ``size`` bytes each; 0 if a stage does not hold one piece."""
+    columns = piece_columns(n, size)
+    per_stage = (m + n) * step * 2 // (m * columns * size) // outputs
+    return blocks(n // columns, per_stage) if per_stage else 0
 
 
 def split_floats(m: int, n: int) -> int:
@@ -55,15 +64,18 @@ def device_of(dialect: Dialect) -> CUDADevice:
 
 
 def choose(kernel: Gemm | Conv2d, step: int, tiles: bool, dialect: Dialect) -> Plan:
-    """Return the fastest plan of a product according to :func:`cost`. ``step``: terms of a stage. ``tiles``: whether
-    TMA can store the results."""
-    p, device = product_of(kernel), device_of(dialect)
+    """Return the fastest plan of a product according to :func:`cost`. ``step``: units of a stage along K. ``tiles``:
+    whether TMA can store the results."""
+    product, kind, device = in_units(kernel), operand_type(kernel), device_of(dialect)
+    assert product is not None and kind is not None
+    p, out = product_of(product), kernel.outputs[0]
     residual = len(kernel.inputs) > kernel.rhs + 1 and _has_residual(kernel)
-    elements = sum(math.prod(o.shape) for o in (kernel.inputs[0], kernel.inputs[kernel.rhs]))
-    elements += math.prod(kernel.outputs[0].shape) * (2 if residual else 1)
+    touched = [kernel.inputs[0], kernel.weight, out, *[out] * residual]
+    units = sum(math.prod(o.shape) * dtypes.DTYPES[o.dtype].size for o in touched) // 2
+    size = dtypes.DTYPES[out.dtype].size if tiles else 0
     return min(
-        candidates(p, step, residual, tiles, device, min(len(kernel.outputs), 2)),
-        key=lambda plan: (cost(p, plan, step, residual, elements, device), plan.prefetch and plan.n > 64),
+        candidates(p, step, residual, size, device, min(len(kernel.outputs), 2), kind.columns),
+        key=lambda plan: (cost(p, plan, step, residual, units, device), plan.prefetch and plan.n > 64),
     )
 
 
@@ -73,12 +85,13 @@ def _has_residual(kernel: Gemm | Conv2d) -> bool:
 
 
 def candidates(
-    p: Product, step: int, residual: bool, tiles: bool, device: CUDADevice, outputs: int = 1
+    p: Product, step: int, residual: bool, size: int, device: CUDADevice, outputs: int = 1, columns: int = 8
 ) -> Iterator[Plan]:  # fmt: skip
-    """Yield the plans that fit the device. ``step``: terms of a stage. ``residual``: whether the epilogue reads one.
-    ``tiles``: whether TMA can store the results. ``outputs``: their number."""
+    """Yield the plans that fit the device. ``step``: units of a stage along K. ``residual``: whether the epilogue reads
+    one. ``size``: bytes of a result; 0: TMA cannot store them. ``outputs``: their number. ``columns``: widths are
+    multiples of it."""
     for m in (64, 128):
-        for n in _widths(p, m, device.units):
+        for n in _widths(p, m, device.units, columns):
             for splits in (1, *(size for size, blocks_at_once in device.clusters if blocks_at_once)):
                 for blocks_per_sm in (1, 2, 3, 4) if splits == 1 else (1,):
                     room = device.shared_per_unit // blocks_per_sm - GROUP_EXTRA
@@ -86,20 +99,21 @@ def candidates(
                     stage = (m + n) * step * 2
                     stages = min(room // stage, MAX_STAGES)
                     fits = splits == 1 or blocks(p.k, step) >= 2 * splits
-                    tma_store = tiles and step == 64 and splits == 1 and n % PIECE == 0 and p.n % n == 0
-                    if outputs > 1:
-                        tma_store = tma_store and 0 < result_stages(m, n, outputs) < stages - 1
-                    fits = fits and (not tma_store or stages > result_stages(m, n, outputs) + 1)
+                    tma_store = size > 0 and splits == 1 and n % 64 == 0 and p.n % n == 0
+                    results = result_stages(m, n, step, size, outputs) if tma_store else 0
+                    if outputs > 1 or step < 64:
+                        tma_store = tma_store and 0 < results < stages - 1
+                    fits = fits and (not tma_store or stages > results + 1)
                     prefetch = residual and n <= 128 and splits == 1 and not tma_store
                     fits = fits and (blocks_per_sm < 4 or not prefetch)  # two blocks with more rows measured faster
                     if stages > 2 and fits and registers(m, n, blocks_per_sm, prefetch) <= device.registers:
                         yield Plan(m, n, stages, splits, blocks_per_sm, prefetch, tma_store)
 
 
-def _widths(p: Product, m: int, units: int) -> list[int]:
+def _widths(p: Product, m: int, units: int, columns: int) -> list[int]:
     """Return the possible columns of a tile of ``m`` rows. A narrow product with more tiles than SMs uses the smallest
     of ``WIDTHS``."""
-    fit = [n for n in (*WIDTHS, *ONE_TILE) if n % (8 * p.products) == 0 and n < p.n + 32] or [32 * p.products]
+    fit = [n for n in (*WIDTHS, *ONE_TILE) if n % (columns * p.products) == 0 and n < p.n + 32] or [32 * p.products]
     few = [n for n in fit if n not in ONE_TILE or blocks(p.m, m) * blocks(p.n, n) * p.batch <= units]
     return few or [WIDTHS[0]]
 
@@ -110,9 +124,8 @@ def registers(m: int, n: int, blocks_per_sm: int, prefetch: bool) -> int:
     return (n // 2 + (n // 4 if prefetch else 0) + 40) * blocks(warps, 4) * 4 * SUBGROUP
 
 
-def cost(p: Product, plan: Plan, step: int, residual: bool, elements: int, device: CUDADevice) -> float:
-    """Return the estimated time in microseconds of a product that accesses at least ``elements`` elements of two
-    bytes."""
+def cost(p: Product, plan: Plan, step: int, residual: bool, units: int, device: CUDADevice) -> float:
+    """Return the estimated time in microseconds of a product that accesses at least ``units`` units of two bytes."""
     steps = blocks(blocks(p.k, step), plan.splits)
     thread_blocks = blocks(p.m, plan.m) * blocks(p.n, plan.n) * p.batch * plan.splits
     c = device.tma
@@ -135,4 +148,4 @@ def cost(p: Product, plan: Plan, step: int, residual: bool, elements: int, devic
     work = blocks(thread_blocks, at_once) * max(alone, together * max(multiply, load, store))
     if plan.splits > 1:
         work += results * c.part + dict(c.cluster)[plan.splits]
-    return max(work, 2 * elements / rate + c.start) + 0.05 * work + c.launch
+    return max(work, 2 * units / rate + c.start) + 0.05 * work + c.launch

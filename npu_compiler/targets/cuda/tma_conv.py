@@ -16,7 +16,7 @@ from ..simt.lang.emission import Emission
 from ..simt.lang.function import Members, blocks
 from ..simt.lang.program import TileMap
 from .devices import CUDADevice
-from .tile_selection import GROUP_EXTRA, ONE_TILE, PIECE, WIDTHS, Plan, device_of, registers
+from .tile_selection import GROUP_EXTRA, ONE_TILE, WIDTHS, Plan, device_of, piece_columns, registers
 from .tma_epilogue import residual_of, row_pitch, supports_tma_store
 from .tma_gemm import TmaGemm, pixel_strides
 
@@ -121,7 +121,7 @@ def _plan(kernel: Conv2d, device: CUDADevice) -> Plan | None:
     if not _is_rows(kernel) and max(pitch // CHANNELS, _lines(kernel)) > MAX_BOX:
         return None
     prefetch = len(kernel.inputs) > kernel.rhs + 1 and n <= 128
-    tiles = n == k and n % PIECE == 0 and supports_tma_store(kernel) and residual_of(kernel) == -1
+    tiles = n == k and n % 64 == 0 and supports_tma_store(kernel) and residual_of(kernel) == -1
     many = _bands(kernel) * kernel.outputs[0].shape[0] >= _enough(device)
     for m, stages, blocks_per_sm, tma_store in (*TILED * tiles, *PLANS):
         if tma_store and m > 128 and not many:
@@ -147,8 +147,8 @@ class TmaConv(TmaGemm):
         left = "nullptr" if rows else f"&{f.tile_map(0, self._lines())}"
         out = f"&{f.tile_map(~0, self._tiles())}" if plan.tma_store else "nullptr"
         f.prefetch_constants(kernel.rhs + 1)
-        ring = f.array(self.ctype, "ring", _ring(kernel, plan.n, plan.stages))
-        staging = f.array(self.ctype, "staging", plan.m * plan.n) if plan.tma_store else "nullptr"
+        ring = f.array(self.kind.ctype, "ring", _ring(kernel, plan.n, plan.stages))
+        staging = f.array(self.kind.ctype, "staging", plan.m * plan.n) if plan.tma_store else "nullptr"
         full = f.array("int64_t", "full", 2 * plan.stages + 1)
         bands, tiles, at_once = _bands(kernel), _tiles(kernel), self.dialect.device.units * plan.blocks_per_sm
         shares = max(1, min(tiles // (plan.m // 64), at_once // (images * bands)))  # thread blocks of a band
@@ -164,9 +164,7 @@ class TmaConv(TmaGemm):
             OUTPUTS=1, PRODUCTS=1, SUM_ROWS=0, **flags,
         )  # fmt: skip
         pixels = f.pointer(0) if rows else "nullptr"
-        f.template(
-            "tma_conv", "tma_conv.h", {"T": self.ctype}, sizes, left, pixels, right, ring, staging, full, epilogue, out
-        )
+        f.template("tma_conv", "tma_conv.h", self.types, sizes, left, pixels, right, ring, staging, full, epilogue, out)
         return f.finish(workgroups, self.threads)
 
     def _lines(self) -> TileMap:
@@ -179,8 +177,9 @@ class TmaConv(TmaGemm):
     def _tiles(self) -> TileMap:
         """Return the tensor map of 8 x 8 pixels of the result."""
         n, h, w, c = self.kernel.outputs[0].shape
-        pitch = row_pitch(self.kernel.outputs[0]) * 2
-        return TileMap((c, w, h, n), (pitch, pitch * w, pitch * w * h), (PIECE, BLOCK, BLOCK, 1), PIECE * 2)
+        size = self.result_size
+        pitch, row = row_pitch(self.kernel.outputs[0]) * size, piece_columns(self.plan.n, size) * size
+        return TileMap((c * size // 2, w, h, n), (pitch, pitch * w, pitch * w * h), (row // 2, BLOCK, BLOCK, 1), row)
 
     def _epilogue(self) -> tuple[dict[str, bool | int], str]:
         plan, members = self.plan, Members(self.f, "@NAME@_epilogue")

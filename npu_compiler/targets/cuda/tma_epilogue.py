@@ -7,6 +7,7 @@ import math
 from ...graph import expr
 from ...schedule.anchors import Conv2d, Gemm
 from ...schedule.kernel import Operand
+from ...support import dtypes
 from ..simt.kernels.gemm import product_of
 
 
@@ -19,8 +20,8 @@ def row_pitch(o: Operand) -> int:
         if stride != step:
             return 0
         step *= n
-    dense = o.strides[-1] == 1 and pitch >= o.shape[-1]
-    return pitch if dense and pitch % 8 == 0 and o.offset % 8 == 0 else 0
+    dense, each = o.strides[-1] == 1 and pitch >= o.shape[-1], 16 // dtypes.DTYPES[o.dtype].size
+    return pitch if dense and pitch % each == 0 and o.offset % each == 0 else 0
 
 
 def residual_of(kernel: Gemm | Conv2d) -> int | None:
@@ -44,7 +45,8 @@ def residual_of(kernel: Gemm | Conv2d) -> int | None:
 
 
 def supports_tma_store(kernel: Gemm | Conv2d) -> bool:
-    """Whether TMA can store the results: evenly spaced rows of the operands' type."""
+    """Whether TMA can store the results: evenly spaced rows of a type of one or two bytes."""
     p, out = product_of(kernel), kernel.outputs[0]
     fits = p.batch == p.splits == p.products == 1 and (math.prod(out.shape[:-1]), out.shape[-1]) == (p.m, p.n)
-    return fits and out.dtype == kernel.inputs[0].dtype and row_pitch(out) > 0 and residual_of(kernel) is not None
+    stored = out.dtype in ("float16", "bfloat16", "uint8")
+    return fits and stored and row_pitch(out) > 0 and residual_of(kernel) is not None

@@ -12,26 +12,26 @@ from ...schedule.kernel import Operand
 from ...support import dtypes
 from ..simt.kernels.epilogue import Epilogue, Functor
 from ..simt.kernels.gemm import WGMMA_ROWS, product_of
+from ..simt.kernels.operand_types import in_units, operand_type
 from ..simt.lang.dialect import SUBGROUP, Dialect
 from ..simt.lang.emission import Emission
 from ..simt.lang.function import Function, Members, blocks, constants
 from ..simt.lang.program import TileMap
 from .split_rms_norm import row_scale
-from .tile_selection import PIECE, Plan, choose, result_stages, split_floats
+from .tile_selection import PIECE, Plan, choose, piece_columns, result_stages, split_floats
 from .tma_epilogue import residual_of, row_pitch, supports_tma_store
 
 MAX_PREFETCHED = 2  # the most vectors of residuals that a thread of a cluster reads before the main loop
 
 
 def supports_tma(kernel: Gemm | Conv2d) -> bool:
-    """Whether TMA can load the operands of ``kernel``: rows of 16-bit types that begin at multiples of 16 bytes, and
-    for a convolution a multiple of 32 channels."""
-    a, w = kernel.inputs[0], kernel.inputs[kernel.rhs]
-    if isinstance(kernel, Gemm) and kernel.prologue is not None:
+    """Whether TMA can load the operands of ``kernel``: rows of 8-bit or 16-bit types that begin at multiples of 16
+    bytes, and for a convolution a multiple of 64 bytes of channels."""
+    units = None if isinstance(kernel, Gemm) and kernel.prologue is not None else in_units(kernel)
+    if units is None:
         return False
-    if a.dtype not in ("float16", "bfloat16") or w.dtype != a.dtype:
-        return False
-    p = product_of(kernel)
+    kernel, p = units, product_of(units)
+    a, w = kernel.inputs[0], kernel.weight
     if p.splits > 1 or p.m <= WGMMA_ROWS or p.n < 16 or a.offset % 8 or w.offset % 8 or p.k % 8:
         return False
     if isinstance(kernel, Conv2d):
@@ -44,11 +44,13 @@ def supports_tma(kernel: Gemm | Conv2d) -> bool:
 
 
 def tile_k(kernel: Gemm | Conv2d) -> int:
-    """Return the elements of a stage along K, 64 or 32; 0 if the channels of a convolution are a multiple of
-    neither."""
-    if isinstance(kernel, Gemm) or _is_plain(kernel):
-        return 64
-    channels = kernel.channels[0]
+    """Return the two-byte units of a stage along K, 64 or 32; 0 if the channels of a convolution are a multiple of
+    neither. TMA must be able to load the operands (:func:`supports_tma`)."""
+    units = in_units(kernel)
+    assert units is not None
+    if isinstance(units, Gemm) or _is_plain(units):
+        return 64 if product_of(units).k > 32 else 32
+    channels = units.channels[0]
     return 64 if channels % 64 == 0 else 32 if channels % 32 == 0 else 0
 
 
@@ -115,13 +117,17 @@ class TmaGemm:
     sums = 1
 
     def __init__(self, kernel: Gemm | Conv2d, dialect: Dialect, plan: Plan):
-        self.kernel, self.dialect, self.plan = kernel, dialect, plan
-        self.p = product_of(kernel)
+        units, kind = in_units(kernel), operand_type(kernel)
+        assert units is not None and kind is not None
+        self.kernel, self.dialect, self.plan, self.kind = kernel, dialect, plan, kind
+        self.p = product_of(units)
         self.f = Function(kernel, dialect, explicit_wait=True)
-        self.ctype = dtypes.DTYPES[kernel.inputs[0].dtype].ctype
+        result = dtypes.DTYPES[kernel.outputs[0].dtype]
+        self.result_size = result.size
+        self.types = {"T": kind.ctype, "Sum": kind.sum_ctype, "R": result.ctype}
         self.step = tile_k(kernel)
         self.threads = plan.m * 2 + SUBGROUP
-        self.operands = Operands(without_stride(kernel), 0, kernel.rhs)
+        self.operands = Operands(without_stride(units), 0, kernel.rhs)
 
     def emit(self) -> Emission:
         """Return the function."""
@@ -131,8 +137,10 @@ class TmaGemm:
         operands = self._operands(self.operands, "@NAME@_product")
         outputs = self._outputs()
         f.prefetch_constants(self.kernel.rhs + 1)
-        ring = f.array(self.ctype, "ring", plan.stages * (plan.m + plan.n) * self.step)
-        parts = f.array("float", "parts", split_floats(plan.m, plan.n)) if plan.splits > 1 else "nullptr"
+        ring = f.array(self.kind.ctype, "ring", plan.stages * (plan.m + plan.n) * self.step)
+        parts = "nullptr"
+        if plan.splits > 1:
+            parts = f.array(self.kind.sum_ctype, "parts", split_floats(plan.m, plan.n))
         full = f.array("int64_t", "full", 2 * plan.stages)
         flags, epilogue = self._epilogue()
         scale = row_scale(self.kernel, f) if self.kernel.row_scale is not None else "NoRowScale{}"
@@ -146,7 +154,7 @@ class TmaGemm:
         )  # fmt: skip
         row_sums = f.pointer(~(len(self.kernel.outputs) - 1)) if sums else "nullptr"
         f.template(
-            "tma_gemm", "tma_gemm.h", {"T": self.ctype}, sizes, operands, ring, full, parts, epilogue, scale, outputs,
+            "tma_gemm", "tma_gemm.h", self.types, sizes, operands, ring, full, parts, epilogue, scale, outputs,
             row_sums, before,
         )  # fmt: skip
         return f.finish(clusters * plan.splits, self.threads)
@@ -236,15 +244,20 @@ class TmaGemm:
         return None if found == -1 else found
 
     def _result_map(self, number: int) -> str:
-        pitch, p = row_pitch(self.f.operand(number)) * 2, self.p
-        return self.f.tile_map(number, TileMap((p.n, p.m, 1), (pitch, pitch * p.m), (PIECE, PIECE, 1), PIECE * 2))
+        size, p = self.result_size, self.p
+        pitch, row = row_pitch(self.f.operand(number)) * size, piece_columns(self.plan.n, size) * size
+        return self.f.tile_map(
+            number, TileMap((p.n * size // 2, p.m, 1), (pitch, pitch * p.m), (row // 2, PIECE, 1), row)
+        )
 
     def _epilogue(self) -> tuple[dict[str, bool | int], str]:
         """Return (constants of the epilogue, the C++ expression that instantiates its functor)."""
         plan, products = self.plan, self.p.products
         members = Members(self.f, "@NAME@_epilogue")
         epilogue = Epilogue(self.kernel, members, max_width=8, columns=plan.splits > 1)  # more than 16 bytes
-        slots = result_stages(plan.m, plan.n, self.outputs) if plan.tma_store else 0
+        slots = 0
+        if plan.tma_store:
+            slots = result_stages(plan.m, plan.n, self.step, self.result_size, self.outputs)
         flags = dict(
             READ_AHEAD=False, SHARED=False, MERGED=False, RESULT_STAGES=slots,
             RESIDUAL=slots > 0 and self._residual() is not None,
@@ -258,7 +271,8 @@ class TmaGemm:
         width = self._width(epilogue)
         made = Functor(epilogue, members, width, products)
         made.types()
-        flags["MERGED"] = plan.splits == 1 and products > 1 and epilogue.only_sums and width == 8
+        floats = self.kind.sums == "float32" and self.result_size > 1
+        flags["MERGED"] = plan.splits == 1 and products > 1 and epilogue.only_sums and width == 8 and floats
         if flags["MERGED"]:
             made.compute()
             made.put()

@@ -10,6 +10,7 @@ typedef unsigned int uint;
 typedef unsigned char bool8;
 struct f16 { uint16_t bits; };
 struct bf16 { uint16_t bits; };
+struct u8s8 { uint16_t bits; };  // two elements of an operand: uint8 on the left, int8 on the right
 
 #define HAS_DOUBLE 1
 #define DEVICE
@@ -186,8 +187,17 @@ INLINE void frag_mma(FragC& c, const FragA<float>& a, const FragB<float>& b) {
                : "+f"(c.v[0]), "+f"(c.v[1]), "+f"(c.v[2]), "+f"(c.v[3])
                : "r"(a.v[0]), "r"(a.v[1]), "r"(a.v[2]), "r"(a.v[3]), "r"(b.v[0]), "r"(b.v[1]));
 }
-INLINE void frag_store(float* p, int ld, const FragC& c, int lane) {
-  float* at = p + (lane >> 2) * ld + (lane & 3) * 2;
+// Pairs of 8-bit integers, summed in int32: C [16, 8] += A [16, 16] B [8, 16]^T in pairs.
+struct FragI { int v[4]; };
+INLINE void frag_zero(FragI& c) { c.v[0] = c.v[1] = c.v[2] = c.v[3] = 0; }
+INLINE void frag_mma(FragI& c, const FragA<u8s8>& a, const FragB<u8s8>& b) {
+  asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+               "{%0, %1, %2, %3};"
+               : "+r"(c.v[0]), "+r"(c.v[1]), "+r"(c.v[2]), "+r"(c.v[3])
+               : "r"(a.v[0]), "r"(a.v[1]), "r"(a.v[2]), "r"(a.v[3]), "r"(b.v[0]), "r"(b.v[1]));
+}
+template <class Sum, class C> INLINE void frag_store(Sum* p, int ld, const C& c, int lane) {
+  Sum* at = p + (lane >> 2) * ld + (lane & 3) * 2;
   at[0] = c.v[0];
   at[1] = c.v[1];
   at[8 * ld] = c.v[2];
@@ -224,6 +234,7 @@ INLINE uint pack_pair(float low, float high, bf16*) {
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(x) : "f"(high), "f"(low));
   return x;
 }
+INLINE uint pack_pair(int low, int high, uint8_t*) { return byte_permute((uint)low, (uint)high, 0x40); }
 template <class T> INLINE void frag_a_from_c(FragA<T>& a, const FragC& left, const FragC& right) {
   a.v[0] = pack_pair(left.v[0], left.v[1], (T*)nullptr);
   a.v[1] = pack_pair(left.v[2], left.v[3], (T*)nullptr);

@@ -38,12 +38,16 @@ INLINE uint cluster_address(const void* p, int rank) {
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"(shared_address(p)), "r"(rank));
   return at;
 }
-INLINE void cluster_store(uint at, float x, float y) {
-  asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" :: "r"(at), "f"(x), "f"(y) : "memory");
+INLINE uint register_bits(float x) { return bits_of_f32(x); }
+INLINE uint register_bits(int x) { return (uint)x; }
+template <class T> INLINE void cluster_store(uint at, T x, T y) {
+  asm volatile("st.shared::cluster.v2.b32 [%0], {%1, %2};"
+               :: "r"(at), "r"(register_bits(x)), "r"(register_bits(y)) : "memory");
 }
-INLINE void cluster_store(uint at, float x, float y, float z, float w) {
-  asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};"
-               :: "r"(at), "f"(x), "f"(y), "f"(z), "f"(w) : "memory");
+template <class T> INLINE void cluster_store(uint at, T x, T y, T z, T w) {
+  asm volatile("st.shared::cluster.v4.b32 [%0], {%1, %2, %3, %4};"
+               :: "r"(at), "r"(register_bits(x)), "r"(register_bits(y)), "r"(register_bits(z)), "r"(register_bits(w))
+               : "memory");
 }
 
 // -- TMA: one thread starts the copy of a tile between global and shared memory; loads signal bytes to an mbarrier
@@ -87,7 +91,7 @@ template <class T> INLINE Vec<T, 2> unpack_pair(uint v) {
   asm("mov.b32 {%0, %1}, %2;" : "=h"(x.v[0].bits), "=h"(x.v[1].bits) : "r"(v));
   return x;
 }
-template <class T> INLINE void ldmatrix_x4(uint* v, const T* row) {
+INLINE void ldmatrix_x4(uint* v, const void* row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3]) : "r"(shared_address(row)) : "memory");
 }

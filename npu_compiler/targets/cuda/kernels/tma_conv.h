@@ -38,7 +38,7 @@ template <class D> INLINE void load_lines(typename D::T* to, const TensorMap* li
 }
 
 // Computes the sums of 8 lines by 8 pixels. `lines`: the first pixel that they read.
-template <class D> INLINE void multiply_taps(WgmmaC<D::TILE_N>& acc, const typename D::T* lines,
+template <class D> INLINE void multiply_taps(TileC<D>& acc, const typename D::T* lines,
                                              const typename D::T* filters) {
   constexpr int APART = D::OVERLAPPING ? LINE_BLOCK : D::CHANNELS;  // elements between neighbouring results
   wgmma_zero(acc);
@@ -61,7 +61,8 @@ template <class D> INLINE void multiply_taps(WgmmaC<D::TILE_N>& acc, const typen
 template <class D, class E>
 INLINE void tma_conv(const TensorMap* lines, const typename D::T* pixels, const TensorMap& weights,
                      typename D::T* slots, typename D::T* staging, int64_t* full, const E& epilogue, const TensorMap* out, const Thread& th) {
-  constexpr int WARPGROUPS = D::TILE_M / 64, PIECES = D::TILE_N / PIECE, UNITS = D::IMAGES * D::BANDS * D::SHARES;
+  typedef Piece<D> P;
+  constexpr int WARPGROUPS = D::TILE_M / 64, UNITS = D::IMAGES * D::BANDS * D::SHARES;
   constexpr int APART = D::OVERLAPPING ? LINE_BLOCK : D::CHANNELS, LINE_TILES = (D::OW + LINE_BLOCK - 1) / LINE_BLOCK;
   ASSUME(th.tid >= 0 && th.tid < D::TILE_M * 2 + 32);
   typename D::T* const ring = slots + D::FILTER_SIZE;
@@ -122,18 +123,18 @@ INLINE void tma_conv(const TensorMap* lines, const typename D::T* pixels, const 
             if (m < D::M && n < D::N) epilogue.read_ahead(m, n, ahead[2 * g + h]);
           }
       }
-      WgmmaC<D::TILE_N> acc;
+      TileC<D> acc;
       multiply_taps<D>(acc, ring + at.slot * D::LINES_SIZE + tile * (LINE_BLOCK * APART), slots);
       RowFactors<NoRowScale> factors;
       if constexpr (D::RESULT_STAGES > 0) {
         if (th.tid % 128 == 0) tma_store_wait_read();
         named_barrier(1 + th.subgroup / 4, 128);
-        typename D::T* const own = staging + th.subgroup / 4 * (PIECES * PIECE * PIECE);
-        fill_pieces<D, 0, PIECES, PIECE * PIECE, false>(epilogue, acc, factors, row, 0, th, own, nullptr, shared, nullptr);
+        typename D::T* const own = staging + th.subgroup / 4 * (P::COUNT * P::SIZE);
+        fill_pieces<D, 0, P::COUNT, P::SIZE, false>(epilogue, acc, factors, row, 0, th, own, nullptr, shared, nullptr);
         if (th.tid % 128 == 0) {
 #pragma unroll
-          for (int n = 0; n < PIECES; n++)
-            tma_store(*out, own + n * (PIECE * PIECE), n * PIECE, tile * LINE_BLOCK, band * LINE_BLOCK, image);
+          for (int n = 0; n < P::COUNT; n++)
+            tma_store(*out, own + n * P::SIZE, n * P::UNITS, tile * LINE_BLOCK, band * LINE_BLOCK, image);
           tma_store_commit();
         }
       } else {

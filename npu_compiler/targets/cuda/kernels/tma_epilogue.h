@@ -10,13 +10,14 @@
 //     WIDTH, REST                                    neighbouring columns of a vector; of one at the end of a row
 //     struct Ahead, Shared                           operands that are loaded early: by row and column, by column
 //     void read_ahead(row, column, Ahead&); void read_shared(column, Shared&);
-//     float store(row, column, const float* acc, Ahead, Shared), store_rest(row, column, acc);
-//     float compute(row, column, acc, float* y, float* y1, Ahead, Shared); void put(row, column, const float* y);
+//     float store(row, column, const Sum* acc, Ahead, Shared), store_rest(row, column, acc);
+//     Result                                         float, or int for results that are integers
+//     float compute(row, column, acc, Result* y, Result* y1, Ahead, Shared); void put(row, column, const float* y);
 //   };
 //
-// `acc` holds the sums of WIDTH results; those of two products alternate. compute() returns results as floats, those of
-// the first output in y and those of the second in y1. The returned float is the vector's part of the row's sum
-// (SUM_ROWS).
+// `acc` holds the sums of WIDTH results; those of two products alternate. compute() returns results that are not yet
+// rounded to R, those of the first output in y and those of the second in y1. The returned float is the vector's part of
+// the row's sum (SUM_ROWS).
 #pragma once
 #include "tma_mainloop.h"
 
@@ -56,7 +57,7 @@ template <class Scale> struct RowFactors {
       }
     }
   }
-  INLINE float times(float x, int h) const {
+  template <class Sum> INLINE Sum times(Sum x, int h) const {
     if constexpr (Scale::ENABLED) return x * factor[h];
     return x;
   }
@@ -70,7 +71,7 @@ struct TileRows {
 
 // -- stores by threads: lanes exchange results until each has neighbouring ones
 template <class D, class E>
-INLINE void store_vectors(const E& epilogue, const float* x, int row0, int m, int n, const typename E::Ahead& ahead,
+INLINE void store_vectors(const E& epilogue, const typename D::Sum* x, int row0, int m, int n, const typename E::Ahead& ahead,
                           const typename E::Shared& shared, float& sum) {
 #pragma unroll
   for (int first = 0; first < 8 * D::PRODUCTS; first += E::WIDTH * D::PRODUCTS) {
@@ -83,7 +84,7 @@ INLINE void store_vectors(const E& epilogue, const float* x, int row0, int m, in
 
 // `row0`: the first row of the batch. `kept`: the shared vectors of each piece, or null if they must be loaded.
 template <class D, class E, class Rows, class Factors>
-INLINE void store_tile(const E& epilogue, const WgmmaC<D::TILE_N>& acc, const Factors& factors, const Rows& row,
+INLINE void store_tile(const E& epilogue, const TileC<D>& acc, const Factors& factors, const Rows& row,
                        int row0, int column0, int lane, const typename E::Ahead* ahead, const typename E::Shared* kept,
                        float* sums) {
   constexpr int L = D::PRODUCTS, PIECES = D::TILE_N / (32 * L);
@@ -99,7 +100,8 @@ INLINE void store_tile(const E& epilogue, const WgmmaC<D::TILE_N>& acc, const Fa
     for (int h = 0; h < 2; h++) {
       const int m = row(h);
       if constexpr (D::MERGED) {
-        float x[16], y[8], z[8];
+        typename D::Sum x[16];
+        float y[8], z[8];
 #pragma unroll
         for (int i = 0; i < 16; i++) x[i] = factors.times(acc.v[32 * g + 4 * (i / 2) + 2 * h + i % 2], h);
         epilogue.compute(m, n / 2, x, y, nullptr, typename E::Ahead(), shared);
@@ -108,7 +110,7 @@ INLINE void store_tile(const E& epilogue, const WgmmaC<D::TILE_N>& acc, const Fa
         for (int i = 0; i < 8; i++) z[i] = y[i % 4 * 2 + i / 4];
         if (m < D::M && n < D::N) epilogue.put(row0 + m, n / 2, z);
       } else {
-        float x[8 * L];
+        typename D::Sum x[8 * L];
 #pragma unroll
         for (int i = 0; i < 8 * L; i++) x[i] = factors.times(acc.v[16 * L * g + i / 2 * 4 + 2 * h + i % 2], h);
         quad_transpose<L>(x, lane);
@@ -121,7 +123,7 @@ INLINE void store_tile(const E& epilogue, const WgmmaC<D::TILE_N>& acc, const Fa
     for (int g = PIECES * 4 * L; g < D::TILE_N / 8; g++) {
 #pragma unroll
       for (int h = 0; h < 2; h++) {
-        const float x[2] = {factors.times(acc.v[4 * g + 2 * h], h), factors.times(acc.v[4 * g + 2 * h + 1], h)};
+        const typename D::Sum x[2] = {factors.times(acc.v[4 * g + 2 * h], h), factors.times(acc.v[4 * g + 2 * h + 1], h)};
         const int m = row(h), n = column0 + g * 8 + (lane & 3) * 2;
 #pragma unroll
         for (int first = 0; first < 2; first += E::REST * L) {
@@ -167,8 +169,8 @@ template <class D, class E> struct Share {
 // Sends a warp's 16 rows from `row` on to the blocks of the cluster that add them up, whose `sums` are [rank, SHARE,
 // LD]. Two neighbouring lanes exchange pairs of two blocks of 8 columns, so that each stores four neighbours: the even
 // lane those of the first block, the odd lane those of the second.
-template <int SHARE, int LD, int N>
-INLINE void cluster_send(float* sums, int rank, const WgmmaC<N>& c, int row, int lane) {
+template <int SHARE, int LD, int N, class Sum>
+INLINE void cluster_send(Sum* sums, int rank, const WgmmaC<N, Sum>& c, int row, int lane) {
   const bool odd = lane & 1;
 #pragma unroll
   for (int h = 0; h < 2; h++) {
@@ -176,9 +178,9 @@ INLINE void cluster_send(float* sums, int rank, const WgmmaC<N>& c, int row, int
     const uint to = cluster_address(sums + (rank * SHARE + r % SHARE) * LD, r / SHARE);
 #pragma unroll
     for (int j = 0; j + 1 < N / 8; j += 2) {
-      const float* left = c.v + 4 * j + 2 * h;
-      const float* right = left + 4;
-      const float x = subgroup_xor(odd ? left[0] : right[0], 1), y = subgroup_xor(odd ? left[1] : right[1], 1);
+      const Sum* left = c.v + 4 * j + 2 * h;
+      const Sum* right = left + 4;
+      const Sum x = subgroup_xor(odd ? left[0] : right[0], 1), y = subgroup_xor(odd ? left[1] : right[1], 1);
       const uint at = to + (j + (odd ? 1 : 0)) * 32 + (lane & 2) * 8;
       if (odd) cluster_store(at, x, y, right[0], right[1]);
       else cluster_store(at, left[0], left[1], x, y);
@@ -190,7 +192,7 @@ INLINE void cluster_send(float* sums, int rank, const WgmmaC<N>& c, int row, int
 
 // `parts`: shared memory for the partial sums of all blocks. `factor`: the row norm's factor of each vector.
 template <class D, class E, class Scale>
-INLINE void store_share(const E& epilogue, const WgmmaC<D::TILE_N>& acc, float* parts, const float* factor,
+INLINE void store_share(const E& epilogue, const TileC<D>& acc, typename D::Sum* parts, const float* factor,
                         const typename E::Ahead* ahead, TileIndex tile, int rank, const Thread& th, float* row_sums) {
   typedef Share<D, E> S;
   cluster_send<S::ROWS, S::LD>(parts, rank, acc, th.subgroup * 16, th.lane);
@@ -199,7 +201,7 @@ INLINE void store_share(const E& epilogue, const WgmmaC<D::TILE_N>& acc, float* 
   for (int i = 0; i < S::VECTORS; i++) {
     const S s(i, th.tid, rank, tile);
     if (s.inside()) {
-      float x[S::VALUES] = {};
+      typename D::Sum x[S::VALUES] = {};
 #pragma unroll
       for (int part = 0; part < D::SPLITS; part++)
 #pragma unroll
@@ -225,16 +227,30 @@ INLINE void store_share(const E& epilogue, const WgmmaC<D::TILE_N>& acc, float* 
   }
 }
 
-// -- stores by TMA: warpgroups write 64x64 pieces of results to shared memory, in the order of wgmma's accumulators
-constexpr int PIECE = 64;
+// -- stores by TMA: warpgroups write pieces of results to shared memory, in the order of wgmma's accumulators
+constexpr int PIECE = 64;  // rows
 
-// Computes the results of the q-th 16 columns of the tile as pairs, in the order of half j of the columns and half h of
-// the rows. `other`: pairs of results of another product, which are its second accumulator; or null.
-template <class D, class E, class Rows, class Factors>
-INLINE void compute_pairs(const E& epilogue, const WgmmaC<D::TILE_N>& acc, const Factors& factors, const Rows& row,
+// Pieces have rows of 128 bytes, swizzled, or of 64 bytes if those do not divide a row of the tile.
+template <class D> struct Piece {
+  typedef typename D::R R;
+  static constexpr int WIDEST = 128 / sizeof(R), COLUMNS = D::TILE_N % WIDEST ? 64 : WIDEST;
+  static constexpr int ROW = COLUMNS * sizeof(R), COUNT = D::TILE_N / COLUMNS;  // bytes of a row; pieces of a tile
+  static constexpr int SIZE = PIECE * ROW / 2, UNITS = ROW / 2;                 // of two bytes, in a piece and in a row
+  static constexpr int BLOCKS = COLUMNS / 16;                                   // blocks of 16 columns
+
+  // The address of the n-th 16 bytes of a row.
+  static INLINE char* place(typename D::T* piece, int row, int n) {
+    return (char*)piece + row * ROW + ((n ^ (ROW == 128 ? row & 7 : row >> 1 & 3)) * 16);
+  }
+};
+
+// Computes the results of the q-th 16 columns of the tile, for half j of the columns and half h of the rows, and passes
+// each pair of neighbours to use(output, 2 * j + h, y). `other`: pairs of results of another product, which are its
+// second accumulator; or null.
+template <class D, class E, class Rows, class Factors, class Use>
+INLINE void compute_pairs(const E& epilogue, const TileC<D>& acc, const Factors& factors, const Rows& row,
                           int column0, int lane, int q, const uint* other, const typename E::Ahead* ahead,
-                          const typename E::Shared* kept, uint (*pairs)[4], float* sums) {
-  typedef typename D::T T;
+                          const typename E::Shared* kept, const Use& use, float* sums) {
 #pragma unroll
   for (int j = 0; j < 2; j++) {
     const int n = column0 + q * 16 + j * 8 + (lane & 3) * 2;
@@ -243,47 +259,67 @@ INLINE void compute_pairs(const E& epilogue, const WgmmaC<D::TILE_N>& acc, const
     else epilogue.read_shared(n, shared);
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-      float x[4], y[2], y1[2];
-      const float left = factors.times(acc.v[8 * q + 4 * j + 2 * h], h);
-      const float right = factors.times(acc.v[8 * q + 4 * j + 2 * h + 1], h);
+      typename D::Sum x[4];
+      typename E::Result y[2], y1[2];
+      const typename D::Sum left = factors.times(acc.v[8 * q + 4 * j + 2 * h], h);
+      const typename D::Sum right = factors.times(acc.v[8 * q + 4 * j + 2 * h + 1], h);
       x[0] = left;
-      if (other == nullptr) x[1] = right;
+      if constexpr (sizeof(typename D::R) == 1) x[1] = right;
+      else if (other == nullptr) x[1] = right;
       else {
-        const Vec<T, 2> before = unpack_pair<T>(other[4 * q + 2 * j + h]);
+        const Vec<typename D::R, 2> before = unpack_pair<typename D::R>(other[4 * q + 2 * j + h]);
         x[1] = to_f32(before.v[0]);
         x[2] = right;
         x[3] = to_f32(before.v[1]);
       }
       const float sum = epilogue.compute(row(h), n, x, y, y1, ahead[2 * j + h], shared);
-      pairs[0][2 * j + h] = pack_pair(y[0], y[1], (T*)nullptr);
-      if (D::OUTPUTS > 1) pairs[D::OUTPUTS - 1][2 * j + h] = pack_pair(y1[0], y1[1], (T*)nullptr);
+      use(0, 2 * j + h, pack_pair(y[0], y[1], (typename D::R*)nullptr));
+      if (D::OUTPUTS > 1) use(D::OUTPUTS - 1, 2 * j + h, pack_pair(y1[0], y1[1], (typename D::R*)nullptr));
       if (D::SUM_ROWS) sums[h] += sum;
     }
   }
 }
 
-// Writes pieces FIRST to LAST - 1 of 64 rows to `to`, APART elements apart; the piece of a second output follows that
-// of the first. If RESIDUAL, the pieces hold the residual before.
+// Writes pieces FIRST to LAST - 1 of 64 rows to `to`, APART units apart; the piece of a second output follows that of
+// the first. If RESIDUAL, the pieces hold the residual before.
 template <class D, int FIRST, int LAST, int APART, bool RESIDUAL, class E, class Rows, class Factors>
-INLINE void fill_pieces(const E& epilogue, const WgmmaC<D::TILE_N>& acc, const Factors& factors, const Rows& row,
+INLINE void fill_pieces(const E& epilogue, const TileC<D>& acc, const Factors& factors, const Rows& row,
                         int column0, const Thread& th, typename D::T* to, const uint* other,
                         const typename E::Shared* kept, float* sums) {
-  typedef typename D::T T;
-  T* const rows = to + (th.subgroup % 4 * 16 + (th.lane & 15)) * PIECE;
+  typedef typename D::R R;
+  typedef Piece<D> P;
+  const int row0 = th.subgroup % 4 * 16;
 #pragma unroll
-  for (int q = FIRST * 4; q < LAST * 4; q++) {
-    T* const place = rows + (q / 4 - FIRST) * (D::OUTPUTS * APART) + ((q % 4 * 2 + (th.lane >> 4)) ^ (th.lane & 7)) * 8;
+  for (int q = FIRST * P::BLOCKS; q < LAST * P::BLOCKS; q++) {
+    typename D::T* const piece = to + (q / P::BLOCKS - FIRST) * (D::OUTPUTS * APART);
     typename E::Ahead ahead[4];
-    if constexpr (RESIDUAL) {
-      uint v[4];
-      ldmatrix_x4(v, place);
+    if constexpr (sizeof(R) == 1) {  // a block is 16 bytes, of which each lane has two pairs in two rows
+      char* places[2];
 #pragma unroll
-      for (int i = 0; i < 4; i++) ahead[i].v0 = unpack_pair<T>(v[i]);
+      for (int h = 0; h < 2; h++)
+        places[h] = P::place(piece, row0 + (th.lane >> 2) + 8 * h, q % P::BLOCKS) + (th.lane & 3) * 2;
+      if constexpr (RESIDUAL) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) ahead[i].v0 = *(const Vec<R, 2>*)(places[i & 1] + (i >> 1) * 8);
+      }
+      const auto write = [&](int n, int i, uint pair) {
+        *(uint16_t*)(places[i & 1] + (i >> 1) * 8 + n * (APART * 2)) = (uint16_t)pair;
+      };
+      compute_pairs<D>(epilogue, acc, factors, row, column0, th.lane, q, other, ahead, kept, write, sums);
+    } else {
+      char* const place = P::place(piece, row0 + (th.lane & 15), q % P::BLOCKS * 2 + (th.lane >> 4));
+      if constexpr (RESIDUAL) {
+        uint v[4];
+        ldmatrix_x4(v, place);
+#pragma unroll
+        for (int i = 0; i < 4; i++) ahead[i].v0 = unpack_pair<R>(v[i]);
+      }
+      uint pairs[D::OUTPUTS][4];
+      const auto keep = [&](int n, int i, uint pair) { pairs[n][i] = pair; };
+      compute_pairs<D>(epilogue, acc, factors, row, column0, th.lane, q, other, ahead, kept, keep, sums);
+#pragma unroll
+      for (int n = 0; n < D::OUTPUTS; n++) stmatrix_x4(place + n * (APART * 2), pairs[n]);
     }
-    uint pairs[D::OUTPUTS][4];
-    compute_pairs<D>(epilogue, acc, factors, row, column0, th.lane, q, other, ahead, kept, pairs, sums);
-#pragma unroll
-    for (int n = 0; n < D::OUTPUTS; n++) stmatrix_x4(place + n * APART, pairs[n]);
   }
   fence_async_shared();
   named_barrier(1 + th.subgroup / 4, 128);
@@ -296,44 +332,47 @@ struct TileOutputs {
 // The last RESULT_STAGES stages of a tile: the producer pre-fills them with the residual; the warpgroups overwrite them
 // with results, which TMA then stores. They are free when TMA has read them.
 template <class D> struct ResultStages {
-  static constexpr int WARPGROUPS = D::TILE_M / 64, PIECES = D::TILE_N / PIECE, SLOTS = D::RESULT_STAGES;
-  static constexpr int PER_SLOT = SLOTS ? (PIECES + SLOTS - 1) / SLOTS : 0, SIZE = PIECE * PIECE;
-  static INLINE constexpr int last(int slot) { return (slot + 1) * PER_SLOT < PIECES ? (slot + 1) * PER_SLOT : PIECES; }
+  typedef Piece<D> P;
+  static constexpr int WARPGROUPS = D::TILE_M / 64, SLOTS = D::RESULT_STAGES;
+  static constexpr int PER_SLOT = SLOTS ? (P::COUNT + SLOTS - 1) / SLOTS : 0;
+  static INLINE constexpr int last(int slot) { return (slot + 1) * PER_SLOT < P::COUNT ? (slot + 1) * PER_SLOT : P::COUNT; }
 
   // The address of piece `at` of a slot, for one warpgroup.
   static INLINE typename D::T* place(const Ring<D>& ring, int slot, int at, int warpgroup, int output = 0) {
-    return ring.stage(slot) + (at * D::OUTPUTS + output) * WARPGROUPS * SIZE + warpgroup * SIZE;
+    return ring.stage(slot) + (at * D::OUTPUTS + output) * WARPGROUPS * P::SIZE + warpgroup * P::SIZE;
   }
+  // The first unit of piece n in a row of the result.
+  static INLINE int column(TileIndex tile, int n) { return tile.n * (P::COUNT * P::UNITS) + n * P::UNITS; }
 
   template <int S> static INLINE void prefill(const Ring<D>& ring, RingPosition<D::STAGES>& at, TileIndex tile,
                                                 const TileOutputs& to) {
     mbarrier_wait(ring.empty + at.slot, at.phase);
     if (!D::RESIDUAL) mbarrier_arrive(ring.full + at.slot);
     else {
-      mbarrier_expect_bytes(ring.full + at.slot, (last(S) - S * PER_SLOT) * WARPGROUPS * SIZE * 2);
+      mbarrier_expect_bytes(ring.full + at.slot, (last(S) - S * PER_SLOT) * WARPGROUPS * P::SIZE * 2);
 #pragma unroll
       for (int n = S * PER_SLOT; n < last(S); n++)
 #pragma unroll
         for (int warpgroup = 0; warpgroup < WARPGROUPS; warpgroup++)
           tma_load(place(ring, at.slot, n - S * PER_SLOT, warpgroup), *to.residual, ring.full + at.slot,
-                   tile.n * D::TILE_N + n * PIECE, tile.m * D::TILE_M + warpgroup * PIECE, 0);
+                   column(tile, n), tile.m * D::TILE_M + warpgroup * PIECE, 0);
     }
     at.next();
     if constexpr (S + 1 < SLOTS) prefill<S + 1>(ring, at, tile, to);
   }
 
   template <int S, class E, class Rows, class Factors>
-  static INLINE void store(const E& epilogue, const WgmmaC<D::TILE_N>& acc, const Factors& factors, const Rows& row,
+  static INLINE void store(const E& epilogue, const TileC<D>& acc, const Factors& factors, const Rows& row,
                            const Ring<D>& ring, RingPosition<D::STAGES>& at, TileIndex tile, const TileOutputs& to,
                            const Thread& th, const uint* other, float* sums) {
     mbarrier_wait(ring.full + at.slot, at.phase);
-    fill_pieces<D, S * PER_SLOT, last(S), WARPGROUPS * SIZE, D::RESIDUAL>(
+    fill_pieces<D, S * PER_SLOT, last(S), WARPGROUPS * P::SIZE, D::RESIDUAL>(
         epilogue, acc, factors, row, tile.n * D::TILE_N, th, place(ring, at.slot, 0, th.subgroup / 4), other, nullptr,
         sums);
     if (th.tid % 128 == 0) {
 #pragma unroll
       for (int n = S * PER_SLOT; n < last(S); n++) {
-        const int x = tile.n * D::TILE_N + n * PIECE, y = tile.m * D::TILE_M + th.subgroup / 4 * PIECE;
+        const int x = column(tile, n), y = tile.m * D::TILE_M + th.subgroup / 4 * PIECE;
         tma_store(*to.first, place(ring, at.slot, n - S * PER_SLOT, th.subgroup / 4), x, y, 0);
         if (D::OUTPUTS > 1) tma_store(*to.second, place(ring, at.slot, n - S * PER_SLOT, th.subgroup / 4, 1), x, y, 0);
       }

@@ -25,8 +25,8 @@ template <class D> struct OneOutput : D {
 };
 
 template <class D, class S, class E, class Scale, class Before>
-INLINE void tma_gemm(const Operands<S>& operands, typename D::T* slots, int64_t* full, float* parts, const E& epilogue,
-                     const Scale& scale, const TileOutputs& to, float* row_sums, const Before& before,
+INLINE void tma_gemm(const Operands<S>& operands, typename D::T* slots, int64_t* full, typename D::Sum* parts,
+                     const E& epilogue, const Scale& scale, const TileOutputs& to, float* row_sums, const Before& before,
                      const Thread& th) {
   ASSUME(th.tid >= 0 && th.tid < D::TILE_M * 2 + 32);
   const Ring<D> ring = {slots, full, full + D::STAGES};
@@ -69,7 +69,7 @@ INLINE void tma_gemm(const Operands<S>& operands, typename D::T* slots, int64_t*
     const TileIndex tile = tile_index<D>(t);
     const TileRows row = {tile.m * D::TILE_M + th.subgroup * 16 + (th.lane >> 2)};
     const int row0 = D::BATCH > 1 ? tile.batch * D::M : 0, column0 = tile.n * D::TILE_N;
-    WgmmaC<D::TILE_N> acc;
+    TileC<D> acc;
     if constexpr (D::SPLITS > 1) {
       typedef Share<D, E> Vector;
       typename E::Ahead ahead[Vector::VECTORS];
@@ -116,8 +116,9 @@ INLINE void tma_gemm(const Operands<S>& operands, typename D::T* slots, int64_t*
 #pragma unroll
         for (int q = 0; q < D::TILE_N / 16; q++) {
           typename First::Ahead none[4];
+          const auto keep = [&](int, int i, uint pair) { kept[4 * q + i] = pair; };
           compute_pairs<OneOutput<D>>(before.epilogue, acc, RowFactors<NoRowScale>(), row, column0, th.lane, q,
-                                             nullptr, none, nullptr, (uint(*)[4])(kept + 4 * q), nullptr);
+                                      nullptr, none, nullptr, keep, nullptr);
         }
         release.held = -1;
       }

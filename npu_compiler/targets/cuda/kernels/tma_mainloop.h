@@ -1,9 +1,9 @@
 // The main loop of products on Hopper: a producer warp issues TMA loads of both operands into a ring buffer in shared
 // memory; each warpgroup multiplies 64 rows of a tile. The epilogue is in tma_epilogue.h.
 //
-// Types and constants of D: T, of the operands; M, N; BATCH of products, each with its own right operand if
-// BATCHED_RIGHT; TILE_M, TILE_N, TILE_K; STAGES of the ring; TILES of the result, of which a block processes every
-// STEP-th; SPLITS: blocks of a cluster that share a tile, each with a part of K (split-K); PRIMED: stages whose right
+// Types of D: T, a unit of two bytes of the operands; Sum, of the accumulators; R, of the results. Constants: M, N; BATCH
+// of products, each with its own right operand if BATCHED_RIGHT; TILE_M, TILE_N, TILE_K, which counts units; STAGES of
+// the ring; TILES of the result, of which a block processes every STEP-th; SPLITS: blocks of a cluster that share a tile, each with a part of K (split-K); PRIMED: stages whose right
 // operand, weights, is loaded before preceding kernels end; PRODUCTS 2: columns alternate between two products, which
 // the epilogue combines.
 //
@@ -30,6 +30,8 @@ template <class D> INLINE TileIndex tile_index(int t) {
   const int high = TILES_M - band < BAND ? TILES_M - band : BAND;
   return {band + inside % high, inside / high, batch};
 }
+
+template <class D> using TileC = WgmmaC<D::TILE_N, typename D::Sum>;  // the sums of a thread
 
 // -- the ring buffer
 template <class D> struct Ring {
@@ -111,7 +113,7 @@ INLINE void load_stages(const Ring<D>& ring, const Operands<S>& from, RingPositi
 // Computes the sums of a tile. `meanwhile(first)` is called during each product. Afterwards all of the tile's stages
 // are free, except for the last one if SPLITS > 1.
 template <class S, class D, class F>
-INLINE void multiply_stages(WgmmaC<D::TILE_N>& acc, const Ring<D>& ring, RingPosition<D::STAGES>& at, int rank,
+INLINE void multiply_stages(TileC<D>& acc, const Ring<D>& ring, RingPosition<D::STAGES>& at, int rank,
                             const Thread& th, const F& meanwhile) {
   const Range range = k_tiles<D, S>(rank);
   wgmma_zero(acc);

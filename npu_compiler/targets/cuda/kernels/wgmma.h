@@ -5,9 +5,10 @@
 
 // Accumulators of a thread: C [64, N] of a warpgroup. Element i is in row lane / 4 (+ 8 if i % 4 >= 2) of the warp's 16
 // rows, in column i / 4 * 8 + lane % 4 * 2 + i % 2.
-template <int N> struct WgmmaC { float v[N / 2]; };
+template <int N, class Sum = float> struct WgmmaC { Sum v[N / 2]; };
 
-// wgmma_k16(c, a, b, T*): C [64, N] += A [64, 16] B [N, 16]^T; a and b are descriptors of operands in shared memory.
+// wgmma_k16(c, a, b, T*): C [64, N] += A [64, 16] B [N, 16]^T; a and b are descriptors of operands in shared memory. K
+// counts units of two bytes: T is f16, bf16, or two elements of 8 bits (u8s8).
 // wgmma_k16(c, a, b): A from registers, and B is [16, N].
 #define R16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
 #define R24 R16 ", %16, %17, %18, %19, %20, %21, %22, %23"
@@ -24,32 +25,42 @@ template <int N> struct WgmmaC { float v[N / 2]; };
 #define R128 R96 ", " \
   "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, %112, " \
   "%113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
-#define C8(i) "+f"(c.v[i]), "+f"(c.v[i + 1]), "+f"(c.v[i + 2]), "+f"(c.v[i + 3]), "+f"(c.v[i + 4]), "+f"(c.v[i + 5]), \
-  "+f"(c.v[i + 6]), "+f"(c.v[i + 7])
+#define C4(i) REGISTER(c.v[i]), REGISTER(c.v[i + 1]), REGISTER(c.v[i + 2]), REGISTER(c.v[i + 3])
+#define C8(i) C4(i), C4(i + 4)
 #define C16() C8(0), C8(8)
 #define C24() C16(), C8(16)
-#define C28() C24(), "+f"(c.v[24]), "+f"(c.v[25]), "+f"(c.v[26]), "+f"(c.v[27])
+#define C28() C24(), C4(24)
 #define C32() C24(), C8(24)
 #define C48() C32(), C8(32), C8(40)
 #define C64() C48(), C8(48), C8(56)
 #define C72() C64(), C8(64)
 #define C96() C72(), C8(72), C8(80), C8(88)
 #define C128() C96(), C8(96), C8(104), C8(112), C8(120)
-#define WGMMA_TYPE(T, N, R, C, A, B)                                                                                 \
-  INLINE void wgmma_k16(WgmmaC<N>& c, uint64_t a, uint64_t b, const T*) {                                            \
-    asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." #T "." #T " {" R "}, " A ", " B ", 1, 1, 1, 0, 0;" \
-                 : C() : "l"(a), "l"(b));                                                                            \
+// FORM: shape and types of the instruction; FLAGS: its immediate operands, of which the first one is "accumulate".
+#define WGMMA(T, SUM, FORM, FLAGS, N, R, C, A, B)                                                                   \
+  INLINE void wgmma_k16(WgmmaC<N, SUM>& c, uint64_t a, uint64_t b, const T*) {                                      \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" #N FORM " {" R "}, " A ", " B ", " FLAGS ";"                   \
+                 : C() : "l"(a), "l"(b));                                                                           \
   }
-#define WGMMA(N, R, C, A, B) WGMMA_TYPE(f16, N, R, C, A, B) WGMMA_TYPE(bf16, N, R, C, A, B)
-WGMMA(32, R16, C16, "%16", "%17")
-WGMMA(48, R24, C24, "%24", "%25")
-WGMMA(56, R28, C28, "%28", "%29")
-WGMMA(64, R32, C32, "%32", "%33")
-WGMMA(96, R48, C48, "%48", "%49")
-WGMMA(128, R64, C64, "%64", "%65")
-WGMMA(144, R72, C72, "%72", "%73")
-WGMMA(192, R96, C96, "%96", "%97")
-WGMMA(256, R128, C128, "%128", "%129")
+#define WGMMA_WIDTHS(T, SUM, FORM, FLAGS)                         \
+  WGMMA(T, SUM, FORM, FLAGS, 32, R16, C16, "%16", "%17")          \
+  WGMMA(T, SUM, FORM, FLAGS, 48, R24, C24, "%24", "%25")          \
+  WGMMA(T, SUM, FORM, FLAGS, 64, R32, C32, "%32", "%33")          \
+  WGMMA(T, SUM, FORM, FLAGS, 96, R48, C48, "%48", "%49")          \
+  WGMMA(T, SUM, FORM, FLAGS, 128, R64, C64, "%64", "%65")         \
+  WGMMA(T, SUM, FORM, FLAGS, 144, R72, C72, "%72", "%73")         \
+  WGMMA(T, SUM, FORM, FLAGS, 192, R96, C96, "%96", "%97")         \
+  WGMMA(T, SUM, FORM, FLAGS, 256, R128, C128, "%128", "%129")
+#define REGISTER "+f"
+WGMMA_WIDTHS(f16, float, "k16.f32.f16.f16", "1, 1, 1, 0, 0")
+WGMMA(f16, float, "k16.f32.f16.f16", "1, 1, 1, 0, 0", 56, R28, C28, "%28", "%29")
+WGMMA_WIDTHS(bf16, float, "k16.f32.bf16.bf16", "1, 1, 1, 0, 0")
+WGMMA(bf16, float, "k16.f32.bf16.bf16", "1, 1, 1, 0, 0", 56, R28, C28, "%28", "%29")
+#undef REGISTER
+#define REGISTER "+r"
+WGMMA_WIDTHS(u8s8, int, "k32.s32.u8.s8", "1")  // the widths of sums of integers are multiples of 16
+#undef REGISTER
+#define REGISTER "+f"
 #define WGMMA_REGISTERS(T, N, R, C, A, B)                                                                            \
   INLINE void wgmma_k16(WgmmaC<N>& c, const FragA<T>& a, uint64_t b) {                                               \
     asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." #T "." #T " {" R "}, {" A "}, " B ", 1, 1, 1, 1;" \
@@ -60,8 +71,10 @@ WGMMA_REGISTERS(bf16, 64, R32, C32, "%32, %33, %34, %35", "%36")
 WGMMA_REGISTERS(f16, 128, R64, C64, "%64, %65, %66, %67", "%68")
 WGMMA_REGISTERS(bf16, 128, R64, C64, "%64, %65, %66, %67", "%68")
 #undef WGMMA
-#undef WGMMA_TYPE
+#undef WGMMA_WIDTHS
 #undef WGMMA_REGISTERS
+#undef REGISTER
+#undef C4
 #undef C8
 #undef R16
 #undef C16
@@ -85,21 +98,23 @@ WGMMA_REGISTERS(bf16, 128, R64, C64, "%64, %65, %66, %67", "%68")
 INLINE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 INLINE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int N> INLINE void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(N) : "memory"); }
+INLINE void defined_here(float& x) { asm volatile("" : "+f"(x)::"memory"); }
+INLINE void defined_here(int& x) { asm volatile("" : "+r"(x)::"memory"); }
 // Waits for all products. The compiler cannot move reads of c before this.
-template <int N> INLINE void wgmma_finish(WgmmaC<N>& c) {
+template <int N, class Sum> INLINE void wgmma_finish(WgmmaC<N, Sum>& c) {
   wgmma_wait<0>();
 #pragma unroll
-  for (int i = 0; i < N / 2; i++) asm volatile("" : "+f"(c.v[i])::"memory");
+  for (int i = 0; i < N / 2; i++) defined_here(c.v[i]);
 }
-template <int N> INLINE void wgmma_zero(WgmmaC<N>& c) {
+template <int N, class Sum> INLINE void wgmma_zero(WgmmaC<N, Sum>& c) {
 #pragma unroll
-  for (int i = 0; i < N / 2; i++) c.v[i] = 0.0f;
+  for (int i = 0; i < N / 2; i++) c.v[i] = 0;
 }
 
-// The element offset of 16-byte chunk `chunk` of a row of 64 16-bit elements, in a tile with the 128-byte swizzle.
+// The element offset of 16-byte chunk `chunk` of a row of 64 units of two bytes, in a tile with the 128-byte swizzle.
 INLINE int swizzle_128(int row, int chunk) { return row * 64 + ((chunk ^ (row & 7)) * 8); }
 
-// The descriptor of an operand [rows, K], K-major and swizzled: K = 64 (rows of 128 bytes) or 32 (64 bytes).
+// The descriptor of an operand [rows, K] of two-byte units, K-major and swizzled: K = 64 (rows of 128 bytes) or 32.
 template <int K> INLINE uint64_t wgmma_descriptor(const void* p) {
   const uint64_t swizzle = K == 64 ? 1 : 2;
   return (uint64_t)((shared_address(p) & 0x3ffff) >> 4) | (1ull << 16) | ((uint64_t)K << 32) | (swizzle << 62);
@@ -116,25 +131,25 @@ template <int K> INLINE uint64_t wgmma_transposed_descriptor(const void* p) {
 }
 
 // C [64, N] += A [64, K] B [N, K]^T
-template <int K = 64, int N, class T> INLINE void wgmma(WgmmaC<N>& c, const T* x, const T* y) {
+template <int K = 64, int N, class Sum, class T> INLINE void wgmma(WgmmaC<N, Sum>& c, const T* x, const T* y) {
   const uint64_t a = wgmma_descriptor<K>(x), b = wgmma_descriptor<K>(y);
 #pragma unroll
   for (int k = 0; k < K / 16; k++) wgmma_k16(c, a + 2 * k, b + 2 * k, x);
 }
 
 // Stores the 16 rows of a warp.
-template <int N> INLINE void wgmma_store(float* p, int ld, const WgmmaC<N>& c, int lane) {
+template <int N, class Sum> INLINE void wgmma_store(Sum* p, int ld, const WgmmaC<N, Sum>& c, int lane) {
 #pragma unroll
   for (int j = 0; j < N / 8; j++) {
-    float* at = p + (lane >> 2) * ld + j * 8 + (lane & 3) * 2;
-    *(Vec<float, 2>*)at = Vec<float, 2>{{c.v[4 * j], c.v[4 * j + 1]}};
-    *(Vec<float, 2>*)(at + 8 * ld) = Vec<float, 2>{{c.v[4 * j + 2], c.v[4 * j + 3]}};
+    Sum* at = p + (lane >> 2) * ld + j * 8 + (lane & 3) * 2;
+    *(Vec<Sum, 2>*)at = Vec<Sum, 2>{{c.v[4 * j], c.v[4 * j + 1]}};
+    *(Vec<Sum, 2>*)(at + 8 * ld) = Vec<Sum, 2>{{c.v[4 * j + 2], c.v[4 * j + 3]}};
   }
 }
 
 // Exchanges results among the four lanes of a row: each has two neighbours of each of 4 B blocks of 8, and then B whole
 // blocks.
-template <int B> INLINE void quad_transpose(float* x, int lane) {
+template <int B, class T> INLINE void quad_transpose(T* x, int lane) {
 #pragma unroll
   for (int m = 1; m < 4; m *= 2) {
     const bool upper = (lane & m) != 0;
@@ -143,16 +158,16 @@ template <int B> INLINE void quad_transpose(float* x, int lane) {
       if (s & m) continue;
 #pragma unroll
       for (int j = 0; j < 2 * B; j++) {
-        float& low = x[s * 2 * B + j];
-        float& high = x[(s + m) * 2 * B + j];
-        const float other = subgroup_xor(upper ? low : high, m);
+        T& low = x[s * 2 * B + j];
+        T& high = x[(s + m) * 2 * B + j];
+        const T other = subgroup_xor(upper ? low : high, m);
         low = upper ? other : low;
         high = upper ? high : other;
       }
     }
   }
   if (B > 1) {
-    float y[8 * B];
+    T y[8 * B];
 #pragma unroll
     for (int s = 0; s < 4; s++)
 #pragma unroll

@@ -23,7 +23,7 @@ INLINE void wgmma_gemm(Left, const typename D::T* a, Right, const typename D::T*
   StageCopy<D, SwizzledRows, Right, D::TILE_N> right;
   left.setup(tile.m * D::TILE_M, tile.batch, th.tid);
   right.setup(tile.n * D::TILE_N, tile.batch, th.tid);
-  WgmmaC<D::TILE_N> acc;
+  WgmmaC<D::TILE_N, typename D::Sum> acc;
   wgmma_zero(acc);
 #pragma unroll
   for (int n = 0; n < AHEAD; n++) {
@@ -53,7 +53,7 @@ INLINE void wgmma_gemm(Left, const typename D::T* a, Right, const typename D::T*
   wgmma_finish(acc);
   copy_async_wait<0>();
   barrier();
-  float* const results = (float*)memory;
+  typename D::Sum* const results = (typename D::Sum*)memory;
   wgmma_store(results + th.subgroup * (16 * (D::TILE_N + 4)), D::TILE_N + 4, acc, th.lane);
   barrier();
   store_results<D>(epilogue, results, tile, th.tid);

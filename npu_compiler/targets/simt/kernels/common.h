@@ -96,6 +96,12 @@ template <class T> INLINE T m_minimum(T a, T b) { return (a < b || a != a) ? a :
 template <class T> INLINE bool m_isnan(T x) { return x != x; }
 template <class T> INLINE T m_sign(T x) { return (T)((x > 0) - (x < 0)); }
 
+// min(max(round(x), low), high) for whole numbers low and high of up to 2^21 in magnitude; NaN gives low. Adding 1.5 *
+// 2^23 rounds to a whole number, in the low bits of the sum.
+INLINE int round_clamped(float x, float low, float high) {
+  return (int)(bits_of_f32(m_minimum(m_max(x, low), high) + 12582912.0f) - 0x4b400000u);
+}
+
 // One step of an argmax: NaN is the largest value; of equal values, the first wins.
 template <class T> INLINE void argmax_step(THREAD T& value, THREAD int& at, T x, int i) {
   const bool nan = x != x, held = value != value, first = i < at;  // no branch: loops around it load ahead

@@ -25,8 +25,8 @@ class Epilogue:
     columns. ``ahead``: loads that can be executed before the sums are known: residuals and, with ``columns``, vectors
     that all rows share, which are otherwise in ``shared``. ``first``: the function's operand number of the kernel's
     first input, if the function computes several kernels. ``row_sum``: the float variable to which :meth:`store` adds,
-    if the kernel has a sum among its ``extra_stages``, or ''. ``only_sums``: whether the epilogue reads only
-    accumulators.
+    if the kernel has a sum among its ``extra_stages``, or ''. ``sum``, ``result``: the C++ types of accumulators and of
+    results in registers. ``only_sums``: whether the epilogue reads only accumulators.
     """
 
     def __init__(self, kernel: Anchor, function: Scope, max_width: int = 0, columns: bool = False, first: int = 0):
@@ -47,6 +47,8 @@ class Epilogue:
         self.registers: dict[str, str] = {}  # variables and their types
         values = [x for step in self.steps for x in expr.walk(step.value)]
         loads = [x for x in dict.fromkeys(values) if self._is_ahead(x, True)]
+        self.sum = kind_of(next((x.dtype for x in values if x.op == "load" and x.value.operand >= self.acc), "float32"))
+        self.result = kind_of(out.dtype)
         self.only_sums = all(x.value.operand >= self.acc for x in values if x.op == "load")
         self.ahead = [x for x in loads if columns or self._is_ahead(x, False)]
         self.shared = [x for x in loads if x not in self.ahead]
@@ -125,8 +127,8 @@ class Epilogue:
         self, to: str, row: str, column: str, width: int, accumulators: Callable[[int, str], str], ahead: bool,
         shared: bool,
     ) -> None:  # fmt: skip
-        """Like :meth:`store`, but the results are not rounded and go to the float array ``to``, or to ``{to}n`` for
-        output n > 0."""
+        """Like :meth:`store`, but the results are not rounded and go to the array ``to`` of type ``result``, or to
+        ``{to}n`` for output n > 0."""
         unrounded = [replace(step, value=before_storage(step.value)) for step in self.steps]
         self._run(unrounded, row, column, width, accumulators, ahead, shared, to)
 
@@ -154,10 +156,10 @@ class Epilogue:
                 s.bound[expr.substitute(x, points.shift)] = stored(f"{name}.v[i{points.inner}]", x.dtype)
         for x in (x for step in steps for x in expr.walk(step.value)):
             if x.op == "load" and x.value.operand >= self.acc:
-                which = x.value.operand - self.acc
-                s.bound[x] = Value(accumulators(which, "0"), "float")
+                which, kind = x.value.operand - self.acc, kind_of(x.dtype)
+                s.bound[x] = Value(accumulators(which, "0"), kind)
                 if width > 1:
-                    s.bound[expr.substitute(x, points.shift)] = Value(accumulators(which, f"i{points.inner}"), "float")
+                    s.bound[expr.substitute(x, points.shift)] = Value(accumulators(which, f"i{points.inner}"), kind)
         with out.block("{"):
             self._indices(row, column)
             points.run(steps, sink=to)
@@ -173,10 +175,12 @@ class Functor:
         members.lines.add(f"CONSTANTS int WIDTH = {width};")
 
     def types(self) -> None:
-        """Add the structs ``Ahead`` and ``Shared``: values that were loaded before, as arguments of the methods."""
+        """Add the structs ``Ahead`` and ``Shared``, values that were loaded before, as arguments of the methods; and
+        ``Result``, the type of results in registers."""
         for name, loads in (("Ahead", self.epilogue.ahead), ("Shared", self.epilogue.shared)):
             vectors = (f"Vec<{dtypes.DTYPES[x.dtype].ctype}, {self.width}> v{n};" for n, x in enumerate(loads))
             self.members.lines.add(f"struct {name} {{ {' '.join(vectors)} }};")
+        self.members.lines.add(f"typedef {self.epilogue.result} Result;")
 
     def read_ahead(self) -> None:
         """Add method ``read_ahead``: the loads of ``ahead`` at row m, column n."""
@@ -190,7 +194,7 @@ class Functor:
 
     def store(self, width: int = 0, name: str = "store") -> None:
         """Add method ``name``, which stores ``width`` neighbours (default: a vector)."""
-        with self._method(f"float {name}(int m, int n, THREAD const float* acc)"):
+        with self._method(f"float {name}(int m, int n, THREAD const {self.epilogue.sum}* acc)"):
             self.epilogue.store("m", "n", width or self.width, self._sum)
 
     def store_rest(self, width: int) -> None:
@@ -201,14 +205,14 @@ class Functor:
     def store_read(self, ahead: bool, shared: bool) -> None:
         """Add method ``store`` with values that were loaded before: those of ``ahead``, of ``shared``, or both."""
         read = "THREAD const Ahead& ahead, THREAD const Shared& shared"
-        with self._method(f"float store(int m, int n, THREAD const float* acc, {read})"):
+        with self._method(f"float store(int m, int n, THREAD const {self.epilogue.sum}* acc, {read})"):
             self.epilogue.store("m", "n", self.width, self._sum, ahead, shared)
 
     def compute(self, ahead: bool = False, shared: bool = False) -> None:
-        """Add method ``compute``: results as floats in ``y``, and those of the second output in ``y1``."""
+        """Add method ``compute``: results in registers in ``y``, and those of the second output in ``y1``."""
         read = "THREAD const Ahead& ahead, THREAD const Shared& shared"
-        to = "THREAD float* y, THREAD float* y1"
-        with self._method(f"float compute(int m, int n, THREAD const float* acc, {to}, {read})"):
+        to = "THREAD Result* y, THREAD Result* y1"
+        with self._method(f"float compute(int m, int n, THREAD const {self.epilogue.sum}* acc, {to}, {read})"):
             self.epilogue.compute("y", "m", "n", self.width, self._sum, ahead, shared)
 
     def put(self) -> None:

@@ -8,13 +8,14 @@
 // side along the columns; SPLITS: parts of K, whose results are separate outputs; PRODUCTS 2: columns alternate between
 // two products, which the epilogue combines; TILE_M, TILE_N, TILE_K. For mma_gemm: T, of the operands; SUBGROUPS_M,
 // SUBGROUPS_N: subgroups along the tile; STAGES; LD: elements between rows in shared memory; FRAG_M, FRAG_N, FRAG_K:
-// the size of a fragment.
+// the size of a fragment. Types of D: T, of the operands on the matrix unit (u8s8: pairs of 8-bit integers, of which K
+// counts the pairs); Sum, of the accumulators, float or int; Frag, a fragment of these.
 //
 // An operand is a struct, Matrix<O> or Image<O>. row(r, batch) returns the position of row r; has(row, k) whether
 // element k exists; at(row, k) its offset. Constants of O: T; ROWS, K; ALONG_K: neighbouring threads read neighbours
 // along K; VECTORS: 16 bytes of neighbours along K are read at once; and those named below.
 //
-// The epilogue is a rendered functor (epilogue.py): WIDTH, and store(row, column, const float* acc), which stores WIDTH
+// The epilogue is a rendered functor (epilogue.py): WIDTH, and store(row, column, const Sum* acc), which stores WIDTH
 // neighbours. The sums of two products alternate in acc.
 #pragma once
 
@@ -111,11 +112,11 @@ template <class S> struct SimpleTile {
 #pragma unroll
     for (int i = 0; i < ROWS; i++) rows[i] = S::row(first + row(tid, i), batch);
   }
-  INLINE void load(SMEM float* to, DEVICE const typename O::T* from, int k0, int tid) const {
+  template <class Sum> INLINE void load(SMEM Sum* to, DEVICE const typename O::T* from, int k0, int tid) const {
 #pragma unroll
     for (int i = 0; i < 4; i++) {
       const int k = k0 + term(tid, i), n = O::ALONG_K ? i : 0;
-      const float x = S::has(rows[n], k) ? (float)widen(from[S::at(rows[n], k)]) : 0.0f;
+      const Sum x = S::has(rows[n], k) ? (Sum)widen(from[S::at(rows[n], k)]) : (Sum)0;
       to[term(tid, i) * PITCH + row(tid, i)] = x;
     }
   }
@@ -123,7 +124,8 @@ template <class S> struct SimpleTile {
 
 template <class D, class Left, class Right, class E>
 INLINE void simple_gemm(Left, DEVICE const typename Left::O::T* a, Right, DEVICE const typename Right::O::T* b,
-                        SMEM float* as, SMEM float* bs, THREAD const E& epilogue, Thread th) {
+                        SMEM typename D::Sum* as, SMEM typename D::Sum* bs, THREAD const E& epilogue, Thread th) {
+  typedef typename D::Sum Sum;
   ASSUME(th.tid >= 0 && th.tid < D::THREADS);
   const int PITCH = SimpleTile<Left>::PITCH;
   const GemmTile tile = gemm_tile<D>(th.workgroup);
@@ -132,17 +134,17 @@ INLINE void simple_gemm(Left, DEVICE const typename Left::O::T* a, Right, DEVICE
   SimpleTile<Right> right;
   left.setup(tile.m * 64, tile.batch, th.tid);
   right.setup(tile.n * 64, tile.batch, th.tid);
-  float acc[4][4] = {};
+  Sum acc[4][4] = {};
   const int tx = th.tid % 16 * 4, ty = th.tid / 16 * 4;
   for (int step = 0; step < steps; step++) {
     const int k0 = (tile.split * steps + step) * 16;
     left.load(as, a, k0, th.tid);
     right.load(bs, b, k0, th.tid);
     barrier();
-    float sum[4][4] = {};  // partial sums of 16 terms reduce the rounding error
+    Sum sum[4][4] = {};  // partial sums of 16 terms reduce the rounding error
 #pragma unroll
     for (int k = 0; k < 16; k++) {
-      float x[4], y[4];
+      Sum x[4], y[4];
 #pragma unroll
       for (int i = 0; i < 4; i++) {
         x[i] = as[k * PITCH + ty + i];
@@ -206,7 +208,7 @@ template <class D, class Layout, class S, int ROWS> struct StageCopy {
           Vec<T, EACH> v;
 #pragma unroll
           for (int e = 0; e < EACH; e++)
-            v.v[e] = S::has(rows[i], k + e) ? from[S::at(rows[i], k + e)] : narrow<T>(0.0f);
+            v.v[e] = S::has(rows[i], k + e) ? from[S::at(rows[i], k + e)] : T();
           *(SMEM Vec<T, EACH>*)place = v;
         }
       }
@@ -216,16 +218,18 @@ template <class D, class Layout, class S, int ROWS> struct StageCopy {
 
 // Applies the epilogue to sums in shared memory [TILE_M, TILE_N + 4]. Neighbouring threads store neighbouring columns.
 template <class D, class E>
-INLINE void store_results(THREAD const E& epilogue, SMEM const float* results, THREAD const GemmTile& tile, int tid) {
+INLINE void store_results(THREAD const E& epilogue, SMEM const typename D::Sum* results, THREAD const GemmTile& tile,
+                          int tid) {
+  typedef typename D::Sum Sum;
   const int ld = D::TILE_N + 4, values = E::WIDTH * D::PRODUCTS, per_row = D::TILE_N / values;
   for (int c = tid; c < D::TILE_M * per_row; c += D::THREADS) {
     const int m = c / per_row, n = c % per_row * values;
     if (tile.m * D::TILE_M + m < D::M && tile.n * D::TILE_N + n < D::N) {
-      float acc[values];
+      Sum acc[values];
       if (E::WIDTH % 4 == 0) {
 #pragma unroll
         for (int e = 0; e < values; e += 4) {
-          const Vec<float, 4> v = *(SMEM const Vec<float, 4>*)(results + m * ld + n + e);
+          const Vec<Sum, 4> v = *(SMEM const Vec<Sum, 4>*)(results + m * ld + n + e);
 #pragma unroll
           for (int i = 0; i < 4; i++) acc[e + i] = v.v[i];
         }
@@ -253,7 +257,7 @@ INLINE void mma_gemm(Left, DEVICE const typename D::T* a, Right, DEVICE const ty
   StageCopy<D, PaddedRows<D::LD>, Right, D::TILE_N> right;
   left.setup(tile.m * D::TILE_M, tile.batch, th.tid);
   right.setup(tile.n * D::TILE_N, tile.batch, th.tid);
-  FragC acc[tiles_m][tiles_n];
+  typename D::Frag acc[tiles_m][tiles_n];
 #pragma unroll
   for (int i = 0; i < tiles_m; i++)
 #pragma unroll
@@ -292,7 +296,7 @@ INLINE void mma_gemm(Left, DEVICE const typename D::T* a, Right, DEVICE const ty
   }
   copy_async_wait<0>();
   barrier();
-  SMEM float* const results = (SMEM float*)memory;
+  SMEM typename D::Sum* const results = (SMEM typename D::Sum*)memory;
   const int ld = D::TILE_N + 4;
 #pragma unroll
   for (int i = 0; i < tiles_m; i++)

@@ -20,6 +20,7 @@ from .gemv import emit_gemv, is_gemv
 from .gemv_bf16c12 import emit_gemv_bf16c12
 from .gemv_blocks import emit_gemv_blocks, reads_blocks
 from .grouped import emit_grouped, supports_grouped
+from .operand_types import FLOATS, OperandType, in_units, operand_type
 
 
 def reads(layout: str) -> bool:
@@ -46,8 +47,7 @@ def emit_gemm(kernel: Gemm, dialect: Dialect) -> Emission:
         return (emit_gemv_blocks if reads_blocks(kernel.weight.format) else emit_gemv_bf16c12)(kernel, dialect)
     if is_gemv(kernel):
         return emit_gemv(kernel, dialect)
-    p = product_of(kernel)
-    return _tiles(kernel, dialect, p, _rows(kernel, p))
+    return _tiles(kernel, dialect)
 
 
 def emit_conv(kernel: Conv2d, dialect: Dialect) -> Emission:
@@ -55,8 +55,7 @@ def emit_conv(kernel: Conv2d, dialect: Dialect) -> Emission:
     channels per group, the sums of a thread."""
     if supports_grouped(kernel, dialect):
         return emit_grouped(kernel, dialect)
-    p = conv_product(kernel)
-    return _tiles(kernel, dialect, p, _image(kernel, p))
+    return _tiles(kernel, dialect)
 
 
 def product_of(kernel: Gemm | Conv2d) -> Product:
@@ -160,25 +159,29 @@ def choose_tile(p: Product, dialect: Dialect) -> Tile:
 def uses_matrix_unit(kernel: Gemm | Conv2d, dialect: Dialect) -> bool:
     """Whether the matrix unit multiplies the operands of ``kernel``."""
     dtype = kernel.inputs[0].dtype
-    return dtype in dialect.matrix_types or (kernel.tf32 and dtype == "float32" and bool(dialect.matrix_tf32))
+    tf32 = kernel.tf32 and dtype == "float32" and bool(dialect.matrix_tf32)
+    return tf32 or (dtype in dialect.matrix_types and in_units(kernel) is not None)
 
 
-def _tiles(kernel: Gemm | Conv2d, dialect: Dialect, p: Product, left: _Side) -> Emission:
+def _tiles(kernel: Gemm | Conv2d, dialect: Dialect) -> Emission:
     """Return the function that computes tiles of the result, on the matrix unit if it supports the operands' type."""
     if not uses_matrix_unit(kernel, dialect):
-        return _simple_gemm(kernel, dialect, p, left)
+        return _simple_gemm(kernel, dialect)
+    kind = operand_type(kernel) or FLOATS
+    kernel = in_units(kernel) or kernel
+    p = product_of(kernel)
     groups = kernel.groups if isinstance(kernel, Conv2d) else 1
     narrow = groups > 1 and p.n <= NARROW < p.m and dialect.device.shared_bytes >= 64 << 10
     if p.m > WGMMA_ROWS and dialect.wgmma_widths and not narrow and not kernel.tf32:
         tile = min(wgmma_tiles(dialect), key=lambda t: wgmma_cost(p, t, dialect))
-        return _matrix_gemm(kernel, dialect, p, left, tile, "wgmma_gemm", tile.k, wgmma_stages(tile))
+        return _matrix_gemm(kernel, dialect, p, kind, tile, "wgmma_gemm", tile.k, wgmma_stages(tile))
     tile = Tile(128, 16 if p.n <= 16 else 32, 32, 4, 1) if narrow else choose_tile(p, dialect)
     size = dtypes.DTYPES[kernel.inputs[0].dtype].size
     ld = tile.k + 16 // size  # avoids bank conflicts between rows that are read together
     resident = 2 if kernel.tf32 else 1  # workgroups on a unit; the stages of 16-bit operands leave room for others
     room = dialect.device.shared_bytes // resident // ((tile.m + tile.n) * ld * size)
     stages = max(2, min(dialect.stages, room, blocks(blocks(p.k, tile.k), p.splits) + 1))
-    return _matrix_gemm(kernel, dialect, p, left, tile, "mma_gemm", ld, stages)
+    return _matrix_gemm(kernel, dialect, p, kind, tile, "mma_gemm", ld, stages)
 
 
 def _sizes(kernel: Gemm | Conv2d, p: Product, tile: Tile) -> dict[str, bool | int]:
@@ -189,13 +192,15 @@ def _sizes(kernel: Gemm | Conv2d, p: Product, tile: Tile) -> dict[str, bool | in
     )  # fmt: skip
 
 
-def _operands(kernel: Gemm | Conv2d, f: Function, *sides: _Side) -> list[str]:
-    """Define the constants of the operands, and return their arguments."""
-    arguments = []
-    for name, side in zip(("@NAME@_left", "@NAME@_right"), sides, strict=True):
-        ctype = dtypes.DTYPES[kernel.inputs[side.number].dtype].ctype
+def _operands(kernel: Gemm | Conv2d, f: Function, p: Product, unit: str = "") -> list[str]:
+    """Define the constants of the operands, and return their arguments. ``unit``: the type of elements that are units
+    of the matrix unit."""
+    left, arguments = _image(kernel, p) if isinstance(kernel, Conv2d) else _rows(kernel, p), []
+    for name, side in (("@NAME@_left", left), ("@NAME@_right", _weights(kernel, p))):
+        own, pointer = dtypes.DTYPES[kernel.inputs[side.number].dtype].ctype, f.pointer(side.number)
+        ctype = unit or own
         f.before.append(constants(name, {"T": ctype}, side.constants))
-        arguments += [f"{side.template}<{name}>()", f.pointer(side.number)]
+        arguments += [f"{side.template}<{name}>()", pointer if ctype == own else f"(DEVICE const {ctype}*){pointer}"]
     return arguments
 
 
@@ -217,13 +222,13 @@ def _groups(p: Product, tile: Tile) -> int:
     return blocks(p.m, tile.m) * blocks(p.n, tile.n) * p.batch * p.splits
 
 
-def _simple_gemm(kernel: Gemm | Conv2d, dialect: Dialect, p: Product, left: _Side) -> Emission:
-    """Return a function that computes tiles of 64 x 64 results in float32 arithmetic, 4 x 4 per thread."""
-    f, tile = Function(kernel, dialect), Tile(64, 64, 16, 2, 4)
-    operands = _operands(kernel, f, left, _weights(kernel, p))
-    shared = [f.array("float", name, 16 * 68) for name in ("as", "bs")]
+def _simple_gemm(kernel: Gemm | Conv2d, dialect: Dialect) -> Emission:
+    """Return a function that computes tiles of 64 x 64 results in the arithmetic of the sums, 4 x 4 per thread."""
+    f, tile, p = Function(kernel, dialect), Tile(64, 64, 16, 2, 4), product_of(kernel)
+    operands, total = _operands(kernel, f, p), (operand_type(kernel) or FLOATS).sum_ctype
+    shared = [f.array(total, name, 16 * 68) for name in ("as", "bs")]
     epilogue = _epilogue(kernel, f, p, 4 // p.products if p.n % 4 == 0 else 1)
-    f.template("simple_gemm", "gemm.h", {}, _sizes(kernel, p, tile), *operands, *shared, epilogue)
+    f.template("simple_gemm", "gemm.h", {"Sum": total}, _sizes(kernel, p, tile), *operands, *shared, epilogue)
     return f.finish(_groups(p, tile), tile.threads)
 
 
@@ -232,12 +237,12 @@ WGMMA_ROWS = 16  # wgmma is faster for left operands with more rows
 
 
 def _matrix_gemm(
-    kernel: Gemm | Conv2d, dialect: Dialect, p: Product, left: _Side, tile: Tile, name: str, ld: int, stages: int
+    kernel: Gemm | Conv2d, dialect: Dialect, p: Product, kind: OperandType, tile: Tile, name: str, ld: int, stages: int
 ) -> Emission:  # fmt: skip
-    """Return a function for the matrix unit: an instance of template ``name``, with ``ld`` elements between rows in
-    shared memory."""
+    """Return a function for the matrix unit: an instance of template ``name``, with ``ld`` units between rows in shared
+    memory. The elements of ``kernel`` are units."""
     f, header = Function(kernel, dialect), "gemm.h" if name == "mma_gemm" else f"{name}.h"
-    operands = _operands(kernel, f, left, _weights(kernel, p))
+    operands = _operands(kernel, f, p, kind.ctype)
     size = dtypes.DTYPES[kernel.inputs[0].dtype].size
     count = max(stages * (tile.m + tile.n) * ld * size, tile.m * (tile.n + 4) * 4) // 4  # operands, and then results
     memory = f.array("int", "memory", blocks(count, 4) * 4)
@@ -246,8 +251,8 @@ def _matrix_gemm(
     sizes = _sizes(kernel, p, tile) | dict(
         SUBGROUPS_M=tile.subgroups_m, SUBGROUPS_N=tile.subgroups_n, STAGES=stages, LD=ld, **fragment
     )  # fmt: skip
-    ctype = dtypes.DTYPES[kernel.inputs[0].dtype].ctype
-    f.template(name, header, {"T": ctype}, sizes, *operands, memory, _epilogue(kernel, f, p))
+    types = {"T": kind.ctype, "Sum": kind.sum_ctype, "Frag": kind.fragment}
+    f.template(name, header, types, sizes, *operands, memory, _epilogue(kernel, f, p))
     return f.finish(_groups(p, tile), tile.threads)
 
 

@@ -26,6 +26,8 @@ PER_UNIT = 8  # workgroups that run on a unit at once
 def supports_grouped(kernel: Conv2d, dialect: Dialect) -> bool:
     """Whether :func:`emit_grouped` supports ``kernel``, and tiles of a matrix product would be slower."""
     channels, results = kernel.channels[0] // kernel.groups, kernel.channels[1] // kernel.groups
+    if kernel.inputs[0].dtype == "uint8":
+        return False  # sums of integers
     if kernel.groups == 1 or kernel.splits > 1 or kernel.inputs[0].strides[3] != 1 or results > MAX_RESULTS:
         return False
     if (kernel.inputs[0].dtype in dialect.matrix_types or kernel.tf32) and channels > MAX_CHANNELS:

@@ -109,8 +109,8 @@ class Function:
 
     def array(self, ctype: str, name: str, count: int) -> str:
         """Declare an array of ``count`` elements in shared memory and return its name."""
-        size = {"float": 4, "int": 4, "double": 8, "int64_t": 8, "bool": 1, "e4m3": 1, "f16": 2, "bf16": 2}[ctype]
-        self.arrays.append(Array(ctype, name, count, size))
+        sizes = {"bool": 1, "e4m3": 1, "f16": 2, "bf16": 2, "u8s8": 2, "float": 4, "int": 4, "double": 8, "int64_t": 8}
+        self.arrays.append(Array(ctype, name, count, sizes[ctype]))
         return name
 
     def template(self, name: str, header: str, types: Mapping[str, str], values: Constants, *arguments: str) -> None:

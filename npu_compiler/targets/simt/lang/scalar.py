@@ -16,6 +16,7 @@ from ....graph.expr import Expr
 from ....graph.scalar_ops import EXPENSIVE, SCALAR_OPS
 from ....support import dtypes
 from ...codegen.nest import Nest
+from ...codegen.rounding import rounded_clamp
 
 INLINE_LENGTH = 100  # longer texts get a name
 _BOOL = {
@@ -307,6 +308,14 @@ class Scalars:
 
     def _cast(self, e: Expr) -> Value:
         source, kind = e.args[0], self.kind(e)
+        if kind == "int" and source not in self.bound and (found := rounded_clamp(source)) is not None:
+            x, zero, low, high = found
+            text = (
+                f"round_clamped({self.text(x, 'float')}, {', '.join(literal(b - zero, 'float') for b in (low, high))})"
+            )
+            bounds = np.iinfo(dtypes.numpy_dtype(e.dtype))
+            text = f"({text} + {literal(zero, 'int')})" if zero else text
+            return Value(text if bounds.min <= low <= high <= bounds.max else wrap(text, e.dtype), kind)
         value = self.value(source)
         text = convert(value, kind)
         if dtypes.is_narrow(e.dtype) and source.dtype == e.dtype:

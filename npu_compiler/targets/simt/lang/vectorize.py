@@ -113,15 +113,16 @@ class Points:
     def run(self, steps: Sequence[Step], position: Expr | None = None, sink: str = "", slot: str = "") -> None:
         """Emit ``steps``: stores, and reductions into the accumulators ``f{number}``.
 
-        ``position``: the flat position over the reduced dims, for argmax. ``sink``: the name of a float array that
-        receives the results instead of memory; those of output n > 0 go to the array ``{sink}n``. ``slot``: vectors and
-        their offsets go into element ``slot`` of the arrays ``made{n}`` and ``place{n}`` of the n-th step instead.
+        ``position``: the flat position over the reduced dims, for argmax. ``sink``: the name of an array of registers
+        that receives the results instead of memory; those of output n > 0 go to the array ``{sink}n``. ``slot``:
+        vectors and their offsets go into element ``slot`` of the arrays ``made{n}`` and ``place{n}`` of the n-th step
+        instead.
         """
         s, width = self.s, self.width
         if width == 1:
             for step in steps:
                 if sink and step.target is not None:
-                    s.out.add(f"{sink}{step.output or ''}[0] = {s.text(step.value, 'float')};")
+                    s.out.add(f"{sink}{step.output or ''}[0] = {s.text(step.value, kind_of(step.target.dtype))};")
                 else:
                     self._one(step, step.value, step.target, position)
             return
@@ -144,7 +145,8 @@ class Points:
                 if st.target is None:
                     self._one(st, value, None, expr.substitute(position, shift) if position is not None else None)
                 elif sink:
-                    s.out.add(f"{sink}{st.output or ''}[i{self.inner}] = {s.text(value, 'float')};")
+                    kind = kind_of(st.target.dtype)
+                    s.out.add(f"{sink}{st.output or ''}[i{self.inner}] = {s.text(value, kind)};")
                 else:
                     name = next(n for n, other in stores if other is st)
                     value = before_storage(value) if value.dtype == st.target.dtype else value

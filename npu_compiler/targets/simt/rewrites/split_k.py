@@ -44,8 +44,9 @@ def _splits(k: Gemm | Conv2d, dialect: Dialect) -> int:
 
 def _split(schedule: Schedule, k: Gemm | Conv2d, splits: int) -> tuple[Kernel, Kernel]:
     p, (out,) = product_of(k), k.outputs
-    parts = schedule.memory("float32", (splits, p.m, p.n), "parts")
-    first = replace(k, inputs=k.inputs[: k.rhs + 1], outputs=(parts,), splits=splits, epilogue=expr.acc())
+    total = next((x.dtype for x in expr.walk(k.epilogue) if x.op == "acc"), "float32")
+    parts = schedule.memory(total, (splits, p.m, p.n), "parts")
+    first = replace(k, inputs=k.inputs[: k.rhs + 1], outputs=(parts,), splits=splits, epilogue=expr.acc(total))
     first = replace(first, dual=False, n=p.n) if isinstance(first, Gemm) else replace(first, image=out.shape)
     return first, _sum_of_parts(k, parts, p.products)
 
@@ -58,8 +59,8 @@ def _sum_of_parts(k: Gemm | Conv2d, parts: Operand, lanes: int) -> Loops:
     stages, sums = [], {}
     for lane in range(lanes):
         column = expr.index(rank - 1) * lanes + lane
-        sums[lane] = expr.stage(lane, "float32")
-        stages.append(Stage("reduce", expr.load(0, "float32", (expr.index(rank), row, column)), reduce="sum"))
+        sums[lane] = expr.stage(lane, parts.dtype)
+        stages.append(Stage("reduce", expr.load(0, parts.dtype, (expr.index(rank), row, column)), reduce="sum"))
     shift = k.rhs
     value = expr.rewrite(k.epilogue, lambda x: sums[x.value].cast(x.dtype) if x.op == "acc" else None)
     value = expr.substitute(value, loads=lambda x: expr.load(x.value - shift, x.dtype, x.args))

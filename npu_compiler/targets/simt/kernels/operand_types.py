@@ -1,0 +1,84 @@
+"""The types of operands that matrix units multiply, in units of two bytes.
+
+A unit is one element of 16 bits or two of 8 bits that are neighbours along K. Loads, swizzles, fragments and tiles of
+8-bit operands are therefore those of 16-bit operands with half as many terms; only the instruction differs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ....schedule.anchors import Conv2d, Gemm
+from ....schedule.kernel import Operand
+
+
+@dataclass(frozen=True)
+class OperandType:
+    """``left``, ``right``: dtypes of the operands. ``ctype``: a unit in kernels. ``elements``: of a unit. ``sums``: the
+    dtype of accumulators. ``columns``: widths of wgmma are multiples of it."""
+
+    left: str
+    right: str
+    ctype: str
+    elements: int = 1
+    sums: str = "float32"
+    columns: int = 8
+
+    @property
+    def sum_ctype(self) -> str:
+        """The C++ type of an accumulator."""
+        return "int" if self.sums == "int32" else "float"
+
+    @property
+    def fragment(self) -> str:
+        """The C++ type of a fragment of accumulators."""
+        return "FragI" if self.sums == "int32" else "FragC"
+
+
+TYPES = (
+    OperandType("float16", "float16", "f16"),
+    OperandType("bfloat16", "bfloat16", "bf16"),
+    OperandType("uint8", "int8", "u8s8", elements=2, sums="int32", columns=16),
+)
+FLOATS = OperandType("float32", "float32", "float")  # float arithmetic, or TF32
+_UNIT = "int16"  # the dtype of operands whose elements are units
+
+
+def operand_type(kernel: Gemm | Conv2d) -> OperandType | None:
+    """Return the type of a kernel's operands, or None if no matrix unit multiplies them."""
+    pair = kernel.inputs[0].dtype, kernel.weight.dtype
+    return next((t for t in TYPES if (t.left, t.right) == pair), None)
+
+
+def in_units(kernel: Gemm | Conv2d) -> Gemm | Conv2d | None:
+    """Return ``kernel`` with operands whose elements are units: those of 8 bits with half as many terms. None if the
+    operands do not consist of whole units."""
+    t = operand_type(kernel)
+    if t is None or t.elements == 1:
+        return kernel if t is not None or kernel.inputs[0].dtype == _UNIT else None
+    if isinstance(kernel, Gemm) and kernel.prologue is not None:
+        return None
+    n, sides = t.elements, [_in_units(o, t.elements) for o in (kernel.inputs[0], kernel.weight)]
+    left, right = sides
+    if left is None or right is None:
+        return None
+    inputs = (left, *kernel.inputs[1 : kernel.rhs], right, *kernel.inputs[kernel.rhs + 1 :])
+    if isinstance(kernel, Gemm):
+        if kernel.k % n or kernel.lda % n or kernel.batch_stride % n:
+            return None
+        k, lda, batch_stride = kernel.k // n, kernel.lda // n, kernel.batch_stride // n
+        return replace(kernel, inputs=inputs, k=k, lda=lda, batch_stride=batch_stride)
+    channels, results = kernel.channels
+    if channels % (kernel.groups * n):
+        return None
+    return replace(kernel, inputs=inputs, channels=(channels // n, results))
+
+
+def _in_units(o: Operand, n: int) -> Operand | None:
+    """Return an operand as units of ``n`` neighbouring elements, or None."""
+    others = [s for size, s in zip(o.shape[:-1], o.strides[:-1], strict=True) if size > 1]
+    if o.strides[-1] != 1 or o.shape[-1] % n or o.offset % n or any(s % n for s in others):
+        return None
+    strides = (*(s // n for s in o.strides[:-1]), 1)
+    shape = (*o.shape[:-1], o.shape[-1] // n)
+    return Operand(replace(o.buffer, dtype=_UNIT), shape, strides, o.offset // n)
