@@ -75,6 +75,15 @@ def test_attention_passes_the_gate(amx: str) -> None:
     expect(model, [args], "bfloat16").check(run(program, {}, [tuple(a.bfloat16() for a in args)]))
 
 
+def test_convolution_in_phases_and_slices(amx: str) -> None:
+    """Strides that differ, dilation, and more channels than L1 holds of the pixels of two tiles."""
+    torch.manual_seed(5)
+    model, x = nn.Conv2d(512, 32, 3, stride=(2, 1), padding=2, dilation=2).eval(), torch.randn(2, 512, 7, 13)
+    low = copy.deepcopy(model).bfloat16()
+    program = compile_whole(capture(low, (x.bfloat16(),)), target=amx)
+    expect(model, [(x,)], "bfloat16").check(run(program, state_dict_numpy(low), [(x.bfloat16(),)]))
+
+
 def test_convolutional_network(amx: str) -> None:
     model, x = image_model("resnet18", 64), images(8, 64)
     low = image_model("resnet18", 64).bfloat16()

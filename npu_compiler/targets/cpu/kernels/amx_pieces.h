@@ -117,14 +117,14 @@ template <class Plan, class T> constexpr bool pieces_are_faster(long rows, long 
 
 // The sums of a tile in float arithmetic: acc[AMX_ROWS][PANEL] of positions from x on. `panel`: as unpacked.
 template <class Plan>
-NPU_NOINLINE void multiply_as_floats(const char* x, const long* taps, const char* panel, float* acc) {
+NPU_NOINLINE void multiply_as_floats(const char* x, const AmxTap* taps, const char* panel, float* acc) {
   constexpr long P = Plan::PIECES, GROUPS = Plan::STEPS.count;
   for (long row = 0; row < AMX_ROWS; row++, x += Plan::PITCH, acc += PANEL)
     for (int v = 0; v < PANEL; v += VL) {
       vf sum = {};
       for (long g = 0; g < Plan::NTAPS * GROUPS; g++)
         for (long e = 0; e < SPLIT_GROUP; e++) {
-          const char* from = x + taps[g / GROUPS] + g % GROUPS * P * AMX_X_PIECE + e * 2;
+          const char* from = x + taps[g / GROUPS].x + g % GROUPS * P * AMX_X_PIECE + e * 2;
           const char* unit = panel + g * P * AMX_W_PIECE + e / 2 * BF16P::W_BYTES + v * 4;
           float number = 0;
           vf weights = {};
@@ -189,9 +189,9 @@ struct PieceConvPlan : Base<PiecePixels<D, pieces_of<T>()>, bf16> {
   using Stored = SplitPanel<T, NTAPS, D::C>;
   static constexpr AmxSteps STEPS = {AMX_UNITS, split_groups(D::C), false};
   static constexpr long UNITS = NTAPS * STEPS.count * AMX_UNITS, SLICES = 1, SLICE = STEPS.count;
-  static void tap_offsets(long* taps) {
+  static void tap_offsets(AmxTap* taps) {
     for (long t = 0; t < NTAPS; t++)
-      taps[t] = (t / D::S * D::dil_h * Image::WIDTH + t % D::S * D::dil_w) * Image::PIXEL;
+      taps[t] = {(t / D::S * D::dil_h * Image::WIDTH + t % D::S * D::dil_w) * Image::PIXEL, t};
   }
   static bool split(const T* x, long, long block, char* copy) {
     const auto b = Image::block_of(block);

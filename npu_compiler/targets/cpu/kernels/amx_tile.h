@@ -35,10 +35,13 @@ struct AmxSums {
   long row, col, shift;
 };
 
+// A tap: its byte offset in x, and its number, which is its place in the weights.
+struct AmxTap { long x, number; };
+
 struct AmxArgs {
   const char* x;       // the first position of the first tile
   long second, pitch;  // bytes to the first position of the second tile, and between two positions
-  const long* taps;    // byte offset of each tap
+  const AmxTap* taps;
   int ntaps, steps;    // steps per tap
   long x_step;         // bytes of a position in a step
   const char* w;
@@ -49,6 +52,7 @@ struct AmxArgs {
   int lines;
   AmxSums* waiting = nullptr;  // sums of other tiles, whose epilogue runs between the products of these
   int rows = 0;                // positions of `waiting` in each step
+  long w_tap = 0;              // bytes of a panel in a tap
 };
 
 // Whether the products of a plan are those of integers (amx_int8.h), whose sums are int32.
@@ -67,27 +71,35 @@ template <> struct AmxPieces<3> {
 };
 constexpr long AMX_X_PIECE = AMX_UNITS * 4, AMX_W_PIECE = AMX_UNITS * BF16P::W_BYTES;  // bytes
 
+// The operand that is loaded without a place in L1, which the other one then keeps for its next use.
+enum AmxStream { STREAM_NONE, STREAM_X, STREAM_W };
+template <int T, bool STREAMED> NPU_INLINE void amx_load(const char* p, long pitch) {
+  if constexpr (STREAMED) Amx::stream<T>(p, pitch);
+  else Amx::load<T>(p, pitch);
+}
+
 // One step: adds the products of the tiles at x, and x + second, and those at w.
-template <int TILES, bool INTEGERS, int PIECES, int I = 0>
+template <int TILES, bool INTEGERS, int PIECES, AmxStream STREAM, int I = 0>
 NPU_INLINE void amx_step(const char* x, long second, long pitch, const char* w) {
   using P = AmxPieces<PIECES>;
   constexpr int LAST = I > 0 ? I - 1 : 0;
   constexpr bool NEW_X = I == 0 || P::X[I] != P::X[LAST], NEW_W = I == 0 || P::W[I] != P::W[LAST];
   const char *from = x + P::X[I] * AMX_X_PIECE, *units = w + P::W[I] * AMX_W_PIECE;
-  if constexpr (NEW_W) Amx::load<6>(units, PANEL * 4);
-  if constexpr (NEW_X) Amx::load<4>(from, pitch);
+  if constexpr (NEW_W) amx_load<6, STREAM == STREAM_W>(units, PANEL * 4);
+  if constexpr (NEW_X) amx_load<4, STREAM == STREAM_X>(from, pitch);
   amx_product<INTEGERS, 0, 4, 6>();
-  if constexpr (NEW_W) Amx::load<7>(units + 64, PANEL * 4);
+  if constexpr (NEW_W) amx_load<7, STREAM == STREAM_W>(units + 64, PANEL * 4);
   amx_product<INTEGERS, 1, 4, 7>();
   if constexpr (TILES == 2) {
-    if constexpr (NEW_X) Amx::load<5>(from + second, pitch);
+    if constexpr (NEW_X) amx_load<5, STREAM == STREAM_X>(from + second, pitch);
     amx_product<INTEGERS, 2, 5, 6>();
     amx_product<INTEGERS, 3, 5, 7>();
   }
-  if constexpr (I + 1 < P::COUNT) amx_step<TILES, INTEGERS, PIECES, I + 1>(x, second, pitch, w);
+  if constexpr (I + 1 < P::COUNT) amx_step<TILES, INTEGERS, PIECES, STREAM, I + 1>(x, second, pitch, w);
 }
 
-template <int TILES, bool INTEGERS = false, int PIECES = 1> NPU_NOINLINE void amx_tile(const AmxArgs& a) {
+template <int TILES, bool INTEGERS = false, int PIECES = 1, AmxStream STREAM = STREAM_NONE>
+NPU_NOINLINE void amx_tile(const AmxArgs& a) {
   constexpr long ACC = PANEL * 4;
   float* low = a.acc + AMX_ROWS * PANEL;
   if (a.add) {
@@ -98,14 +110,14 @@ template <int TILES, bool INTEGERS = false, int PIECES = 1> NPU_NOINLINE void am
     Amx::zero<0>(), Amx::zero<1>();
     if constexpr (TILES == 2) Amx::zero<2>(), Amx::zero<3>();
   }
-  const char *w = a.w, *prefetch = a.prefetch;
+  const char* prefetch = a.prefetch;
   const long pitch = a.pitch, second = a.second, x_step = a.x_step, w_step = a.w_step;
   const int steps = a.steps, lines = a.lines;
   AmxSums* waiting = a.rows ? a.waiting : nullptr;
   for (int t = 0; t < a.ntaps; t++) {
-    const char* x = a.x + a.taps[t];
+    const char *x = a.x + a.taps[t].x, *w = a.w + a.taps[t].number * a.w_tap;
     for (int s = 0; s < steps; s++, x += x_step, w += w_step) {
-      amx_step<TILES, INTEGERS, PIECES>(x, second, pitch, w);
+      amx_step<TILES, INTEGERS, PIECES, STREAM>(x, second, pitch, w);
       for (int line = 0; line < lines; line++, prefetch += 64) __builtin_prefetch(prefetch, 0, 2);
       if (waiting && waiting->next < waiting->count) waiting->run(*waiting, waiting->epi, a.rows);
     }
@@ -122,12 +134,14 @@ constexpr BlockLimits AMX_COPY_LIMITS = {768 << 10, 64 << 10, 768 << 10, 2000000
 
 // A plan defines what blocked() needs, with these differences. A block's positions are in tiles of AMX_ROWS, at most
 // TILES of them, which are the only positions of a tile that count unless their entry in `rows` is negative:
+//   tap_offsets(taps)           fills in the taps
 //   tiles(block, first, rows)   fills in the offset of each tile's first position, and the output row of each position
 //                               relative to first_row(); returns the number of tiles
 //   positions(block)            their number
 //   STEPS, PITCH                steps of a tap; bytes between the positions of a tile
 //   SLICES, SLICE               parts of a tap, one after the other, and the most steps of one
 //   ROWS_FIRST                  whether a pair of tiles is multiplied by all panels before the next pair, if possible
+//   PAIR_BYTES                  bytes of x that a pair of tiles reads in a slice
 //   PIECES                      1, or the pieces of an operand (amx_pieces.h); split() then takes the place of prepare()
 template <class Plan> struct AmxScratch {
   static constexpr long UNITS = Plan::NTAPS * Plan::SLICE * Plan::STEPS.units;
@@ -140,7 +154,13 @@ template <class Plan> struct AmxScratch {
   static constexpr long PAIRS = Plan::SLICES > 1 ? ceil_div(Plan::TILES, 2) : 2 * SPAN;
   static constexpr long PANEL_SUMS = PAIRS * 2 * AMX_ROWS * PANEL;
   static constexpr long UNPACKED = UNPACK ? Plan::PIECES * UNITS * BF16P::W_BYTES : 0;
-  static constexpr long FIRST = align64(Plan::NTAPS * 8), ROWS = FIRST + align64(Plan::TILES * 4);
+  // x is used again by the next panel (ROWS_FIRST) or tap, w by the next pair of tiles.
+  static constexpr bool X_AGAIN = ROWS_FIRST || Plan::NTAPS > 1;
+  static constexpr long NEAR_BYTES = 40 << 10;
+  static constexpr AmxStream STREAM = Plan::PIECES > 1 ? STREAM_NONE
+                                      : X_AGAIN        ? Plan::PAIR_BYTES <= NEAR_BYTES ? STREAM_W : STREAM_NONE
+                                      : UNITS * BF16P::W_BYTES <= NEAR_BYTES ? STREAM_X : STREAM_NONE;
+  static constexpr long FIRST = align64(Plan::NTAPS * (long)sizeof(AmxTap)), ROWS = FIRST + align64(Plan::TILES * 4);
   static constexpr long COPY = ROWS + align64(Plan::TILES * AMX_ROWS * 4), SUMS = COPY + align64(Plan::COPY_BYTES);
   static constexpr long PANELS = SUMS + (Plan::SLICES > 1 ? Plan::PG : 1) * (1 + Plan::DUAL) * PANEL_SUMS * 4;
   static constexpr long END = PANELS + (1 + Plan::DUAL) * UNPACKED;
@@ -219,7 +239,7 @@ struct AmxBlock {
   long row;  // of the results, the first one
   int tiles;
   const int32_t *first, *rows;
-  const long* taps;
+  const AmxTap* taps;
   bool fetch;  // prefetch weights
 };
 
@@ -238,12 +258,12 @@ NPU_INLINE void amx_rows_first(const AmxBlock& b, const Chunk<Plan>& c, float* s
       float* acc = sums + turn * S::SPAN * PAIR_SUMS;
       for (long i = 0; i < panels * PRODUCTS; i++) {
         const char *panel = b.w + (pn * PRODUCTS + i) * PRODUCT_BYTES, *next = panel + PRODUCTS * PRODUCT_BYTES;
-        const bool fetch = b.fetch && t == 0 && pn + i / PRODUCTS + 1 < c.end;
+        const bool fetch = b.fetch && t == 0 && pn + i / PRODUCTS + 1 < Plan::NP;
         const AmxArgs a = {b.x + b.first[t], two ? b.first[t + 1] - b.first[t] : 0, Plan::PITCH, b.taps, 1,
                            (int)Plan::STEPS.count, STEP * 4, panel, STEP_BYTES,
                            acc + i / PRODUCTS * PAIR_SUMS + i % PRODUCTS * S::PANEL_SUMS, false, next,
                            fetch ? (int)(STEP_BYTES / 64) : 0, &waiting, SHARE};
-        (two ? amx_tile<2, INTEGERS> : amx_tile<1, INTEGERS>)(a);
+        (two ? amx_tile<2, INTEGERS, 1, S::STREAM> : amx_tile<1, INTEGERS, 1, S::STREAM>)(a);
       }
       amx_finish(waiting);
       waiting.sums = acc, waiting.rows = b.rows + t * AMX_ROWS, waiting.panels = (int)panels;
@@ -252,7 +272,7 @@ NPU_INLINE void amx_rows_first(const AmxBlock& b, const Chunk<Plan>& c, float* s
     }
 }
 
-template <class Plan> void multiply_as_floats(const char* x, const long* taps, const char* panel, float* acc);
+template <class Plan> void multiply_as_floats(const char* x, const AmxTap* taps, const char* panel, float* acc);
 
 template <class Plan, class TX, class TW, class Epi>
 NPU_INLINE void amx_blocked(const TX* x, const TW* weights, Epi& epi, Thread& th, int* counter) {
@@ -260,10 +280,11 @@ NPU_INLINE void amx_blocked(const TX* x, const TW* weights, Epi& epi, Thread& th
   using S = AmxScratch<Plan>;
   constexpr long PRODUCTS = 1 + Plan::DUAL, PRODUCT_BYTES = Stored::panel_bytes(Plan::UNITS);
   constexpr long PANEL_BYTES = PRODUCTS * PRODUCT_BYTES, STEP = Plan::STEPS.units, TILE_SUMS = AMX_ROWS * PANEL;
+  constexpr long STEP_BYTES = Plan::PIECES * STEP * BF16P::W_BYTES;
   constexpr bool INTEGERS = amx_integers<Plan>;
   constexpr int PIECES = Plan::PIECES;
   constexpr bool SLICED = Plan::SLICES > 1;
-  long* taps = (long*)th.scratch;
+  AmxTap* taps = (AmxTap*)th.scratch;
   int32_t *first = (int32_t*)(th.scratch + S::FIRST), *rows = (int32_t*)(th.scratch + S::ROWS);
   float* sums = (float*)(th.scratch + S::SUMS);
   int part = 0;
@@ -278,10 +299,11 @@ NPU_INLINE void amx_blocked(const TX* x, const TW* weights, Epi& epi, Thread& th
   AmxSums waiting;
   waiting.run = amx_epilogue<Plan, Epi>, waiting.epi = &epi;
   int tiles = 0, turn = 0;
-  bool cached = false;  // whether the weights may be in L2
+  long cold = -1;  // the first block: its weights may not be in L2
   bool finite_x = true, finite_w = true;
   for (; i < Chunk<Plan>::COUNT; i = own_chunk(th, counter, Chunk<Plan>::COUNT, part)) {
     const Chunk<Plan> c = Chunk<Plan>::of(i);
+    if (cold < 0) cold = c.image * Plan::BLOCKS + c.block;
     if (prepared != c.image * Plan::BLOCKS + c.block) {
       if (tabled != Plan::positions(c.block)) {
         amx_finish(waiting);
@@ -293,10 +315,11 @@ NPU_INLINE void amx_blocked(const TX* x, const TW* weights, Epi& epi, Thread& th
       else block = Plan::prepare(x, c.image, c.block, th.scratch + S::COPY);
       prepared = c.image * Plan::BLOCKS + c.block;
     }
+    const bool fetch_block = S::LEAVE || prepared == cold;
     const char* w = (const char*)weights + c.image * Plan::W_IMAGE_BYTES;
     const long row = Plan::first_row(c.image, c.block);
     if constexpr (S::ROWS_FIRST) {
-      amx_rows_first<Plan>({block, w, row, tiles, first, rows, taps, !cached}, c, sums, waiting, turn);
+      amx_rows_first<Plan>({block, w, row, tiles, first, rows, taps, fetch_block}, c, sums, waiting, turn);
     }
     for (long slice = 0; slice < (S::ROWS_FIRST ? 0 : Plan::SLICES); slice++) {
       const long step0 = slice * Plan::SLICE, steps = min_of(Plan::SLICE, Plan::STEPS.count - step0);
@@ -304,7 +327,7 @@ NPU_INLINE void amx_blocked(const TX* x, const TW* weights, Epi& epi, Thread& th
       const bool done = slice + 1 == Plan::SLICES;
       for (long pn = c.begin; pn < c.end; pn++) {
         const long group = pn / Plan::NP, col = pn % Plan::NP * PANEL;
-        const char *panel = w + pn * PANEL_BYTES, *next = Stored::at(panel + PANEL_BYTES, step0 * STEP);
+        const char *panel = w + pn * PANEL_BYTES, *next = Stored::at(panel + PANEL_BYTES, Plan::NTAPS * step0 * STEP);
         const char* plain[PRODUCTS];
         finite_w = true;
         for (long p = 0; p < PRODUCTS; p++) {
@@ -313,7 +336,7 @@ NPU_INLINE void amx_blocked(const TX* x, const TW* weights, Epi& epi, Thread& th
           if constexpr (PIECES > 1) finite_w &= Stored::split(panel + p * PRODUCT_BYTES, unpacked);
           else plain[p] = amx_panel<Plan>(panel + p * PRODUCT_BYTES, step0 * STEP, units, unpacked);
         }
-        const bool fetch = (S::LEAVE || !cached) && pn + 1 < c.end;
+        const bool fetch = fetch_block && pn + 1 < Plan::G * Plan::NP;  // of the next chunk as well: it may be ours
         const int lines = fetch ? (int)ceil_div(STEP * Stored::UNIT_BYTES, (tiles + 1) / 2 * 64) : 0;
         const int share = (int)max_of(2, ceil_div(2 * AMX_ROWS, Plan::NTAPS * steps * PRODUCTS));
         float* panel_sums = sums + (SLICED ? (pn - c.begin) * PRODUCTS * S::PANEL_SUMS : 0);
@@ -324,9 +347,9 @@ NPU_INLINE void amx_blocked(const TX* x, const TW* weights, Epi& epi, Thread& th
             const char* from = block + group * Plan::GROUP_BYTES + first[t] + step0 * STEP * 4;
             const char* after = next + p * PRODUCT_BYTES + t / 2 * Plan::NTAPS * steps * lines * 64;
             const AmxArgs a = {from, two ? first[t + 1] - first[t] : 0, Plan::PITCH, taps, Plan::NTAPS, (int)steps,
-                               PIECES * STEP * 4, plain[p], PIECES * STEP * BF16P::W_BYTES, acc + p * S::PANEL_SUMS,
-                               slice > 0, after, lines, &waiting, share};
-            (two ? amx_tile<2, INTEGERS, PIECES> : amx_tile<1, INTEGERS, PIECES>)(a);
+                               PIECES * STEP * 4, plain[p], STEP_BYTES, acc + p * S::PANEL_SUMS, slice > 0, after,
+                               lines, &waiting, share, Plan::STEPS.count * STEP_BYTES};
+            (two ? amx_tile<2, INTEGERS, PIECES, S::STREAM> : amx_tile<1, INTEGERS, PIECES, S::STREAM>)(a);
             if constexpr (PIECES > 1) {
               for (int half = 0; half <= two && !(finite_x && finite_w); half++)
                 multiply_as_floats<Plan>(block + first[t + half], taps, plain[p],
@@ -342,7 +365,6 @@ NPU_INLINE void amx_blocked(const TX* x, const TW* weights, Epi& epi, Thread& th
       }
       if (SLICED && done) amx_finish(waiting);
     }
-    cached = true;
   }
   amx_finish(waiting);
   Amx::release();

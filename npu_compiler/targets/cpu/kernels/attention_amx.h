@@ -131,7 +131,7 @@ NPU_INLINE void attention_tiles(const bf16* q, CacheRows<E> k, CacheRows<E> v, c
   using Plan = TilePlan<D>;
   constexpr long DH = Plan::DH, DV = Plan::DV;
   constexpr long STEP = AMX_UNITS * PANEL * 4;  // bytes of a panel in a step
-  static const long no_tap = 0;
+  static const AmxTap no_tap = {0, 0};
   constexpr bool SCALE_FIRST = !no_mask<M> || !(D::scale > 0);
   char* scratch = th.scratch;
   float *scores = (float*)(scratch + Plan::S), *acc = (float*)(scratch + Plan::ACC);

@@ -178,21 +178,38 @@ template <class D> struct ConvRows {
 
 // A convolution whose tiles read a padded copy of the input: 16 neighbouring positions of the copy, of which those
 // between two output rows are dropped. A block has rows of one image, or whole images.
-template <class D, class TW> struct AmxConvPlan {
+//
+// With a stride, the copy of an image has one image for each phase: pixels whose coordinates have the same remainders
+// of the strides. Positions that are neighbours in the output are then neighbours in each phase. DIVIDE: whether the
+// copy may have phases, and the channels slices.
+template <class D, class TW, bool DIVIDE = true> struct AmxConvPlan {
   using Stored = Plain<BF16P>;
   static constexpr long G = D::G, CG = D::C / G, CU = ceil_div(CG, 2), N = D::K / G, NP = ceil_div(N, PANEL);
   static constexpr long IMAGES = 1;
   static constexpr bool DUAL = false;
   static constexpr int PIECES = 1;
   static constexpr bool ROWS_FIRST = false;
-  static constexpr long DENSE_PIXEL = G * CU * 4, SH = D::stride_h, SW = D::stride_w;
-  static constexpr long PIXEL = DENSE_PIXEL + (DENSE_PIXEL * SW % 4096 == 0 ? 64 : 0);
-  static constexpr long WIDTH = (D::OW - 1) * SW + (D::S - 1) * D::dil_w + 1;
-  static constexpr bool ROW_TAPS = G == 1 && D::dil_w == 1 && PIXEL == DENSE_PIXEL && !amx_steps(D::S * CU).padded;
+  static constexpr bool WHOLE_STEPS = DIVIDE && CU % AMX_UNITS == 0 && D::R * D::S > 1;
+  static constexpr long PHASES_H = WHOLE_STEPS ? D::stride_h : 1, PHASES_W = WHOLE_STEPS ? D::stride_w : 1;
+  static constexpr long PHASES = PHASES_H * PHASES_W;
+  static constexpr long SH = D::stride_h / PHASES_H, SW = D::stride_w / PHASES_W;  // of positions in the copy
+  static constexpr long WIDTH = ceil_div((D::OW - 1) * D::stride_w + (D::S - 1) * D::dil_w + 1, PHASES_W);
+  static constexpr long DENSE_PIXEL = G * CU * 4;
+  // Channels are divided into slices if L1 does not hold the pixels of a phase that a pair of tiles reads.
+  static constexpr long NEAR_PIXELS = 2 * AMX_ROWS * SW + (D::R - 1) * D::dil_h / PHASES_H * WIDTH +
+                                      (D::S - 1) * D::dil_w / PHASES_W;
+  static constexpr bool SLICED = WHOLE_STEPS && G == 1 && NEAR_PIXELS * DENSE_PIXEL > 36 << 10;
+  static constexpr long PIXEL =
+      DENSE_PIXEL + (DENSE_PIXEL * SW % 4096 == 0 || (SLICED && DENSE_PIXEL % 128 == 0) ? 64 : 0);
+  static constexpr bool ROW_TAPS = G == 1 && D::dil_w == 1 && PIXEL == DENSE_PIXEL && PHASES == 1 && !SLICED &&
+                                   !amx_steps(D::S * CU).padded;
   static constexpr int NTAPS = (int)(ROW_TAPS ? D::R : D::R * D::S);
-  static constexpr long LEN = ROW_TAPS ? D::S * CU : CU, UNITS = NTAPS * LEN, SLICES = 1;
+  static constexpr long LEN = ROW_TAPS ? D::S * CU : CU, UNITS = NTAPS * LEN;
   static constexpr AmxSteps STEPS = amx_steps(LEN);
-  static constexpr long SLICE = STEPS.count;
+  static constexpr long SLICE =
+      SLICED ? ceil_div(STEPS.count, ceil_div(NEAR_PIXELS * DENSE_PIXEL, 28 << 10)) : STEPS.count;
+  static constexpr long SLICES = ceil_div(STEPS.count, SLICE);
+  static constexpr long PAIR_BYTES = NEAR_PIXELS * DENSE_PIXEL / SLICES;
   static constexpr long PITCH = SW * PIXEL, GROUP_BYTES = CU * 4, W_IMAGE_BYTES = 0;
 
   struct Block { long image, images, row, rows; };
@@ -220,11 +237,13 @@ template <class D, class TW> struct AmxConvPlan {
     }
     return D::OH;
   }
+  static constexpr long image_rows(long rows) { return (rows - 1) * D::stride_h + (D::R - 1) * D::dil_h + 1; }
   static constexpr Blocking BLOCKING =
-      choose_blocking(AMX_COPY_LIMITS, D::N, D::OH, quantum_rows(), SH * WIDTH * PIXEL, true, G * NP,
+      choose_blocking(AMX_COPY_LIMITS, D::N, D::OH, quantum_rows(), PHASES * SH * WIDTH * PIXEL, true, G * NP,
                       UNITS * BF16P::W_BYTES, D::OW * D::R * D::S * CG * PANEL);
   static constexpr long BH = BLOCKING.block_rows, ROW_BLOCKS = ceil_div(D::OH, BH);
-  static constexpr long IN_ROWS = (BH - 1) * SH + (D::R - 1) * D::dil_h + 1, IMAGE_BYTES = IN_ROWS * WIDTH * PIXEL;
+  static constexpr long IN_ROWS = ceil_div(image_rows(BH), PHASES_H), PHASE_BYTES = IN_ROWS * WIDTH * PIXEL;
+  static constexpr long IMAGE_BYTES = PHASES * PHASE_BYTES;
   static constexpr bool RESIDENT = G * NP * UNITS * BF16P::W_BYTES <= AMX_LIMITS.resident_bytes;
   // Weights that leave the cache are read once for as many images as fit.
   static constexpr long FIT = RESIDENT || ROW_BLOCKS > 1 ? 1 : max_of(1, AMX_LIMITS.block_bytes / IMAGE_BYTES);
@@ -237,13 +256,16 @@ template <class D, class TW> struct AmxConvPlan {
     const long image = block / ROW_BLOCKS * BN, row = block % ROW_BLOCKS * BH;
     return {image, min_of(BN, D::N - image), row, min_of(BH, D::OH - row)};
   }
-  static constexpr long TILES = count_tiles(block_of(0), IN_ROWS);
+  static constexpr long TILES = count_tiles(block_of(0), PHASES * IN_ROWS);
 
-  static void tap_offsets(long* taps) {
-    for (long t = 0; t < NTAPS; t++) {
-      const long r = ROW_TAPS ? t : t / D::S, s = ROW_TAPS ? 0 : t % D::S;
-      taps[t] = (r * D::dil_h * WIDTH + s * D::dil_w) * PIXEL;
-    }
+  // Taps of one phase follow each other, so that its pixels stay in L1.
+  static void tap_offsets(AmxTap* taps) {
+    for (long phase = 0; phase < PHASES; phase++)
+      for (long t = 0; t < NTAPS; t++) {
+        const long h = (ROW_TAPS ? t : t / D::S) * D::dil_h, w = (ROW_TAPS ? 0 : t % D::S) * D::dil_w;
+        if (h % PHASES_H * PHASES_W + w % PHASES_W != phase) continue;
+        *taps++ = {phase * PHASE_BYTES + (h / PHASES_H * WIDTH + w / PHASES_W) * PIXEL, t};
+      }
   }
   static long positions(long block) {
     const Block b = block_of(block);
@@ -251,10 +273,11 @@ template <class D, class TW> struct AmxConvPlan {
   }
   static int tiles(long block, int32_t* first, int32_t* rows) {
     memset(rows, 255, TILES * AMX_ROWS * 4);
-    return (int)visit_tiles(block_of(block), IN_ROWS, [&](long tile, bool begins, long pixel, long position, long row) {
-      if (begins) first[tile] = (int32_t)(pixel * PIXEL);
-      rows[tile * AMX_ROWS + position] = (int32_t)row;
-    });
+    return (int)visit_tiles(block_of(block), PHASES * IN_ROWS,
+                            [&](long tile, bool begins, long pixel, long position, long row) {
+                              if (begins) first[tile] = (int32_t)(pixel * PIXEL);
+                              rows[tile * AMX_ROWS + position] = (int32_t)row;
+                            });
   }
   static long first_row(long, long block) {
     const Block b = block_of(block);
@@ -262,13 +285,19 @@ template <class D, class TW> struct AmxConvPlan {
   }
   static const char* prepare(const bf16* x, long, long block, char* copy) {
     const Block b = block_of(block);
-    const RowCopy rows = {D::H, D::W, D::C, G, b.row * SH - D::pad_t, (b.rows - 1) * SH + (D::R - 1) * D::dil_h + 1,
-                          1, -D::pad_l, WIDTH, 1, PIXEL, CU * 4};
+    char* to = copy;
     for (long n = 0; n < b.images; n++)
-      copy_rows<BF16P>(x + (b.image + n) * D::H * D::W * D::C, copy + n * IMAGE_BYTES, rows);
+      for (long phase = 0; phase < PHASES; phase++, to += PHASE_BYTES) {
+        const long h = phase / PHASES_W, w = phase % PHASES_W;
+        const RowCopy rows = {D::H, D::W, D::C, G, b.row * D::stride_h - D::pad_t + h,
+                              ceil_div(image_rows(b.rows) - h, PHASES_H), PHASES_H,
+                              w - D::pad_l, WIDTH, PHASES_W, PIXEL, CU * 4};
+        copy_rows<BF16P>(x + (b.image + n) * D::H * D::W * D::C, to, rows);
+      }
     return copy;
   }
 };
+template <class D, class TW> using PixelsPlan = AmxConvPlan<D, TW, false>;
 
 // The plan with which a convolution takes least time: tiles of positions in memory order waste positions between rows,
 // and rows with the channels of all taps take longer to copy.
@@ -317,7 +346,7 @@ template <class D> constexpr bool one_tap() {  // the bottom and right edges are
          (D::OW - 1) * D::stride_w < D::W;
 }
 template <class D, class TX, bool ONE_TAP = one_tap<D>()> struct PieceConv {
-  using Plan = PieceConvPlan<D, TX, AmxConvPlan>;
+  using Plan = PieceConvPlan<D, TX, PixelsPlan>;
 };
 template <class D, class TX> struct PieceConv<D, TX, true> {
   using Plan = PieceGemmPlan<PixelRows<D>, TX, AmxGemmPlan, PixelRows<D>>;

@@ -124,7 +124,7 @@ template <class D, class TW, class Source = MatrixRows<D>> struct AmxGemmPlan {
   static constexpr bool SLICED = D::M > 64 && TALL * UNITS * 4 > SLICE_BYTES;
   static constexpr long SLICE =  // an even number of units, as weight formats need
       SLICED ? ceil_div(ceil_div(STEPS.count, ceil_div(TALL * UNITS * 4, SLICE_BYTES)), 2) * 2 : STEPS.count;
-  static constexpr long SLICES = ceil_div(STEPS.count, SLICE);
+  static constexpr long SLICES = ceil_div(STEPS.count, SLICE), PAIR_BYTES = 2 * AMX_ROWS * SLICE * STEPS.units * 4;
   static constexpr Blocking BLOCKING =
       SLICED ? Blocking{ceil_div(ceil_div(D::M, ceil_div(D::M, TALL)), 2 * AMX_ROWS) * 2 * AMX_ROWS,
                         max_of(1, min_of(4, ceil_div(NP * D::B, AMX_LIMITS.chunks)))}
@@ -138,7 +138,7 @@ template <class D, class TW, class Source = MatrixRows<D>> struct AmxGemmPlan {
   static constexpr long GROUP_BYTES = 0, W_IMAGE_BYTES = D::shared_w ? 0 : NP * PANEL_BYTES;
   static constexpr long COPY_BYTES = COPY ? TILES * AMX_ROWS * PITCH : 0;
 
-  static void tap_offsets(long* taps) { taps[0] = 0; }
+  static void tap_offsets(AmxTap* taps) { taps[0] = {0, 0}; }
   // Rows that are not copied end where A does, so the last tile may begin among those of the tile before.
   static long positions(long block) { return min_of(Q, D::M - block * Q); }
   static int tiles(long block, int32_t* first, int32_t* rows) {
