@@ -82,6 +82,7 @@ def compile(
     weights: Weights = None,
     float32_precision: str = "highest",
     speed_over_memory: bool = False,
+    activations: str | None = None,
 ) -> CompiledProgram:
     """Compile IR (a path, a dict, an :class:`IRGraph` or a pytorch-ir object) into a :class:`CompiledProgram`.
 
@@ -93,15 +94,17 @@ def compile(
     that of all others. ``float32_precision``: on the target 'cuda', 'tf32' lets products and convolutions round
     float32 operands to 10 bits of fraction; 'highest' does not. PyTorch's own switches have no effect.
     ``speed_over_memory``: on GPUs, where products of several rows decode weights in a format in every run, store their
-    elements as well. Raises :class:`ConfigError` for any other dtype, target, format or precision, :class:`IRError`
-    for malformed IR, :class:`CompileError` with every reason if some node cannot run on the target,
-    :class:`ToolchainError` without a usable compiler.
+    elements as well. ``activations``: 'fp8' quantises rows of activations to float8_e4m3fn in front of matrices in an
+    fp8 format, except in products of one row. Raises :class:`ConfigError` for any other dtype, target, format,
+    precision or type of activations, :class:`IRError` for malformed IR, :class:`CompileError` with every reason if some
+    node cannot run on the target, :class:`ToolchainError` without a usable compiler.
     """
     from .aten.json_reader import load_ir
     from .pipeline import compile_ir
     from .targets import target_name
 
-    return compile_ir(load_ir(ir), target_name(target), dtype, disable, weights, float32_precision, speed_over_memory)
+    options = (dtype, disable, weights, float32_precision, speed_over_memory, activations)
+    return compile_ir(load_ir(ir), target_name(target), *options)
 
 
 def _version() -> str:

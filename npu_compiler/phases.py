@@ -27,6 +27,7 @@ from .passes import (
     normalise,
     padding,
     quantize,
+    quantize_activations,
 )
 from .passes.absorb_views import absorb_views
 from .schedule.horizontal_fusion import common_rewrites
@@ -57,6 +58,7 @@ PASSES: dict[str, str] = {
     "fuse_loops": "merge loop nests over one domain into one kernel",
     "dual_gemm": "compute both matmuls of a gated MLP in one kernel",
     "compress_weights": "store weights in the weight format that the caller chose",
+    "quantize_activations": "round rows of activations to 8 bits if the caller chose that",
     "winograd": "compute 3x3 convolutions with Winograd's algorithm where that is faster",
 }
 
@@ -122,11 +124,14 @@ def run_layout(s: State) -> None:
 
 
 def run_fold(s: State) -> None:
-    """Fold batch norm and per-channel scales into weights, as load-time recipes; round weights to block formats."""
+    """Fold batch norm and per-channel scales into weights, as load-time recipes; round weights to block formats, and
+    activations in front of them."""
     s.run_pass("fold_requantisation", fold_requantisation.fold_requantisation)
     s.run_pass("fold_batch_norm", fold.fold_batch_norm)
     if any(isinstance(format, BlockFormat) for format in s.weights):
         s.run_pass("compress_weights", lambda graph: quantize.quantize_weights(graph, s.weights, s.config.panel))
+    if s.config.activations is not None:
+        s.run_pass("quantize_activations", lambda graph: quantize_activations.quantize_activations(graph, s.config))
 
 
 def run_fuse(s: State) -> None:

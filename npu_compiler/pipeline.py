@@ -38,10 +38,11 @@ from .schedule.kernel import Loops, Operand
 from .schedule.memory_planner import plan_memory
 from .schedule.rewrite import ScheduleRewrite
 from .support import env, log, progress
-from .support.dtypes import DTYPES, storage_dtype
+from .support.dtypes import ACTIVATIONS, DTYPES, storage_dtype
 from .support.errors import CompileError, ConfigError
 from .target_config import TargetConfig, devices, target_config, target_names, with_float32_precision
 from .targets import get_target
+from .weights.bytes import FP8
 from .weights.format import WeightFormats, Weights, known_formats, weight_format
 
 __all__ = [
@@ -127,14 +128,22 @@ def _storage(dtype: Any) -> str | None:
     return None if dtype is None else storage_dtype(dtype)
 
 
-def _config(target: str, float32_precision: str, speed_over_memory: bool = False) -> TargetConfig:
+def _config(
+    target: str, float32_precision: str, speed_over_memory: bool = False, activations: str | None = None
+) -> TargetConfig:
     config = with_float32_precision(target_config(target), float32_precision)
-    return replace(config, speed_over_memory=speed_over_memory)
+    if activations not in (None, *ACTIVATIONS):
+        raise ConfigError(f"activations={activations!r}: they can be quantised to {', '.join(ACTIVATIONS)}, or None")
+    return replace(config, speed_over_memory=speed_over_memory, activations=activations)
 
 
 def _formats(weights: Weights, config: TargetConfig) -> WeightFormats:
-    """Return the weight formats of these names. Raises ``ConfigError`` if the target has no reader for one."""
+    """Return the weight formats of these names. Raises ``ConfigError`` if the target has no reader for one,
+    or if activations are quantised and no matrices could have that type."""
     formats = WeightFormats.of(weights)
+    if config.activations is not None and not any(isinstance(format, FP8) for format in formats):
+        known = ", ".join(n for n in known_formats() if isinstance(weight_format(n), FP8))
+        raise ConfigError(f"activations={config.activations!r} needs weights in an fp8 format: weights= one of {known}")
     for format in formats:
         if format.layout(config.panel) is None:
             readable = [n for n in known_formats() if (f := weight_format(n)) and f.layout(config.panel) is not None]
@@ -268,9 +277,11 @@ def compile_ir(
     weights: Weights = None,
     float32_precision: str = "highest",
     speed_over_memory: bool = False,
+    activations: str | None = None,
 ) -> CompiledProgram:
     """Run all phases and return the artifact. Arguments and errors are those of :func:`npu_compiler.compile`."""
-    return compile_entries({"main": ir}, target, dtype, disable, weights, float32_precision, speed_over_memory)
+    options = (dtype, disable, weights, float32_precision, speed_over_memory, activations)
+    return compile_entries({"main": ir}, target, *options)
 
 
 def compile_entries(
@@ -281,6 +292,7 @@ def compile_entries(
     weights: Weights = None,
     float32_precision: str = "highest",
     speed_over_memory: bool = False,
+    activations: str | None = None,
 ) -> CompiledProgram:
     """Compile several graphs of one model (a prefill and a decode step, say) into entry points of one program, which
     share weights and state.
@@ -289,10 +301,11 @@ def compile_entries(
     names of weights to formats (see ``WeightFormats``). Raises ``ConfigError`` if one is unknown or the target has no
     reader for it. Loading weights whose values do not fit the
     format raises ``IncompressibleError``. ``speed_over_memory``: where products of several rows cannot read a format,
-    store the elements as well, instead of decoding them in every run.
+    store the elements as well, instead of decoding them in every run. ``activations``: one of ``dtypes.ACTIVATIONS``,
+    to which rows of activations are quantised in front of matrices in fp8 formats; None: they keep their precision.
     """
     off, kind = _switches(disable, target), _storage(dtype)
-    config = _config(target, float32_precision, speed_over_memory)
+    config = _config(target, float32_precision, speed_over_memory, activations)
     formats = _formats(weights, config)
     states = {n: State(ir, config, kind, off, entry=n, weights=formats) for n, ir in irs.items()}
     first = 0

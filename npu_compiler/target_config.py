@@ -99,7 +99,7 @@ class TargetConfig:
         dtypes: the element types that the target can hold.
         max_rank: the maximum rank of a tensor.
         matrix_dtypes: element types of the left operands of its matmul and convolution kernels; with 'uint8', the right
-            operand is int8.
+            operand is int8; with 'float8_e4m3fn', a matrix in format fp8_e4m3.
         max_head_dim: elements of a query for which it has an attention kernel; longer ones are products and a softmax.
         pair_dtypes: those of them whose weights are packed in pairs along the reduced dim, for two-element dot
             products.
@@ -116,6 +116,7 @@ class TargetConfig:
         float32_precisions: values that ``float32_precision`` may have.
         float32_precision: how products and convolutions multiply float32 operands: 'highest', or 'tf32', which rounds
             them to 10 bits of fraction.
+        activations: 'fp8' if rows of activations are quantised in front of matrices in fp8 formats, else None.
         speed_over_memory: whether weights in a format that products of several rows cannot read are also stored as
             elements; otherwise these products decode them in every run.
         device: the device that programs are compiled for; None: the target has only one.
@@ -139,6 +140,7 @@ class TargetConfig:
     asynchronous: bool = False
     float32_precisions: tuple[str, ...] = ("highest",)
     float32_precision: str = "highest"
+    activations: str | None = None
     speed_over_memory: bool = False
     device: Device | None = None
 

@@ -107,8 +107,13 @@ def parser() -> _Parser:
         weights(p, "the blocks that the file holds, else bf16c12")
 
     def kv_cache(p: argparse.ArgumentParser) -> None:
-        about = "type of a language model's KV caches: 8-bit integers, a scale a row (default: --dtype)"
-        p.add_argument("--kv-cache", type=_kv_cache, metavar="int8", help=about)
+        about = "type of a language model's KV caches: 8-bit integers or floats, a scale a row (default: --dtype)"
+        p.add_argument("--kv-cache", type=_kv_cache, metavar="{int8,fp8}", help=about)
+
+    def activations(p: argparse.ArgumentParser) -> None:
+        about = "fp8: round rows of prompts to 8 bits in front of matrices in an fp8 format; or none (default: what a "
+        about += "checkpoint says, on GPUs that multiply such rows)"
+        p.add_argument("--activations", type=_activations, default="auto", metavar="fp8", help=about)
 
     def threads(p: argparse.ArgumentParser) -> None:
         p.add_argument("--threads", type=_positive, help="default: NPU_NUM_THREADS, else all cores")
@@ -125,6 +130,7 @@ def parser() -> _Parser:
     def language(p: argparse.ArgumentParser) -> None:
         p.set_defaults(speed_over_memory=False)
         kv_cache(p)
+        activations(p)
         p.add_argument("--max-len", type=_positive, help="tokens of a language model's context (default: at most 4096)")
         p.add_argument("--no-cache", action="store_true", help="do not cache a language model for the next start")
 
@@ -140,6 +146,7 @@ def parser() -> _Parser:
     compiling(p)
     p.add_argument("--max-len", type=_positive, help="tokens of a language model's context (default: at most 4096)")
     kv_cache(p)
+    activations(p)
     weights(p, "none; for a language model the blocks that its file holds, else bf16c12")
     speed(p)
     text = "show each matrix in a lossy format: bytes, bits a weight, error beside the original weights"
@@ -194,7 +201,9 @@ def parser() -> _Parser:
     p.add_argument("text", metavar="TEXT", help="a file with UTF-8 text, or - for standard input")
     storage(p)
     kv_cache(p)
-    about = "compare with the same model in this weight format (none, auto or as above) and KV caches of --dtype"
+    activations(p)
+    about = "compare with the same model in this weight format (none, auto or as above), with KV caches and "
+    about += "activations of --dtype"
     p.add_argument("--against", metavar="FORMAT", help=about)
     about = "tokens of a window (default: what the model was made for, at most 2048)"
     p.add_argument("--context", type=_positive, metavar="N", help=about)
@@ -282,11 +291,19 @@ def parser() -> _Parser:
     return top
 
 
-def _kv_cache(text: str) -> str:
-    from npu_compiler.support.dtypes import KV_CACHE_DTYPES
+def _activations(text: str) -> str | None:
+    from npu_compiler.support.dtypes import ACTIVATIONS
 
-    if text not in KV_CACHE_DTYPES:
-        raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(KV_CACHE_DTYPES)}")
+    if text not in (*ACTIVATIONS, "auto", "none"):
+        raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(ACTIVATIONS)}, auto, none")
+    return None if text == "none" else text
+
+
+def _kv_cache(text: str) -> str:
+    from npu_compiler.support.dtypes import KV_CACHES
+
+    if text not in KV_CACHES:
+        raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(KV_CACHES)}")
     return text
 
 

@@ -117,4 +117,5 @@ def load_language_model(args: argparse.Namespace) -> LLM:
             weights=args.weight_format or "auto",
             speed_over_memory=args.speed_over_memory,
             kv_cache=args.kv_cache,
+            activations=args.activations,
         )

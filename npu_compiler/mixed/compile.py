@@ -24,6 +24,7 @@ def compile_plan(
     weights: Weights = None,
     float32_precision: str = "highest",
     speed_over_memory: bool = False,
+    activations: str | None = None,
 ) -> CompiledProgram | MixedProgram:
     """Compile the NPU partitions of ``plan``, which was made for ``target``.
 
@@ -31,9 +32,9 @@ def compile_plan(
     which the entry point of partition n is named 'pn'. For the other arguments and the errors see
     :func:`npu_compiler.compile`.
     """
+    options = (target, dtype, disable, weights, float32_precision, speed_over_memory, activations)
     if plan.on_npu:
-        return compile_ir(plan.ir, target, dtype, disable, weights, float32_precision, speed_over_memory)
-    options = (target, dtype, disable, weights, float32_precision, speed_over_memory)
+        return compile_ir(plan.ir, *options)
     compiled = {
         part.id: compile_entries({f"p{part.id}": part.ir}, *options) for part in plan.partitions if part.device == NPU
     }

@@ -156,7 +156,7 @@ class Attention(Anchor):
 
     ``causal``: a query sees keys up to its own position. ``limited``: input 4 holds the position int64 [SQ] of each
     query in the cache; later keys are not valid. ``by_position``: input 3 holds these positions instead of a mask.
-    ``scaled``: k and v are int8, and the last two inputs are the scales float32 [B, HK, SK, 1] of their rows.
+    ``scaled``: k and v are int8 or float8, and the last two inputs are the scales float32 [B, HK, SK, 1] of their rows.
     ``splits`` > 1 (split-K over the keys): the output holds partial results for :class:`CombineAttention`.
     """
 

@@ -270,12 +270,13 @@ class Scheduler(Operands):
         if b in self.static and shared:
             matrices = [x.inputs[1].reshape(k, n) for x in group.anchors]
             layout, key = self._format_layout(matrices[0]), tuple(x.inputs[1] for x in group.anchors)
-            elements = self._reads_elements(matrices[0], layout, m * batch)
+            rows = 1 if a.dtype == dtypes.FLOAT8 else m * batch  # float8 products read the blocks as they are
+            elements = self._reads_elements(matrices[0], layout, rows)
             view = self._columns(matrices, stored=not elements)
             if layout is not None and not elements:
                 right = (
                     self.packed_weight(key, view, layout)
-                    if m * batch <= (layout.max_rows or m * batch)
+                    if rows <= (layout.max_rows or rows)
                     else self.unpacked_weight(key, view, layout, b.dtype, k)
                 )
             else:

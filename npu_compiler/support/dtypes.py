@@ -77,7 +77,8 @@ def parse(value: object) -> str:
 
 
 STORAGE_DTYPES = ("float32", "float16", "bfloat16")
-KV_CACHE_DTYPES = ("int8",)  # of KV caches, besides the dtype of the model
+ACTIVATIONS = ("fp8",)  # types to which rows of activations can be quantised
+KV_CACHES = {"int8": "int8", "fp8": FLOAT8}  # element types of KV caches, besides the dtype of the model
 _SHORT_NAMES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
 
@@ -124,8 +125,9 @@ def accumulator(name: str) -> str:
 
 
 def multiply(a: str, b: str) -> bool:
-    """Whether matmul and convolution have operands of these dtypes: equal ones, or 8-bit integers of any sign."""
-    return a == b or {a, b} == {"int8", "uint8"}
+    """Whether matmul and convolution have operands of these dtypes: equal ones, 8-bit integers of any sign, or rows of
+    float8 numbers and a matrix of floats."""
+    return a == b or {a, b} == {"int8", "uint8"} or (a == FLOAT8 and is_float(b))
 
 
 _CATEGORY = {"bool": 0, "uint": 1, "int": 1, "float": 2, "complex": 3}

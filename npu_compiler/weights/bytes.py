@@ -274,6 +274,11 @@ class FP8(ByteFormat):
         self.rows = rows
         super().__init__(name, block)
 
+    @property
+    def multiplies_rows(self) -> bool:
+        """Whether products of float8 rows can be scaled afterwards, because a whole row of the matrix has one scale."""
+        return self.block == 0
+
     def numbers(self, codes: np.ndarray) -> np.ndarray:
         return np.arange(256, dtype=np.uint8).view(_FP8).astype(np.float32)[codes]
 

@@ -63,6 +63,12 @@ class WeightSource(ABC):
         """Return the weight format in whose blocks the source holds a matrix, or None."""
         return None
 
+    @property
+    def activations(self) -> str | None:
+        """The type, one of ``dtypes.ACTIVATIONS``, to which the source says that rows of activations are quantised in
+        front of its matrices; None: it does not say so."""
+        return None
+
     def blocks(self, name: str, format: BlockFormat) -> np.ndarray | None:
         """Return a matrix [N, K] as blocks of a weight format, uint8 [N, bytes of a row], if the source holds it so,
         else None. It may share memory with the source."""

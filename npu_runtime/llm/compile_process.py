@@ -54,6 +54,7 @@ class CompileOptions:
     speed_over_memory: bool
     kv_cache: str | None
     weights: Weights
+    activations: str | None = None
 
 
 def compile_checkpoint(checkpoint: Checkpoint, options: CompileOptions) -> CompiledProgram:
@@ -78,7 +79,10 @@ def compile_checkpoint(checkpoint: Checkpoint, options: CompileOptions) -> Compi
             config, max_len=options.max_len, chunks=wanted.chunks, device_sampling=wanted.asynchronous,
             kv_cache=options.kv_cache,
         )  # fmt: skip
-    return compile_entries(graphs, options.target, weights=options.weights, speed_over_memory=options.speed_over_memory)
+    return compile_entries(
+        graphs, options.target, weights=options.weights, speed_over_memory=options.speed_over_memory,
+        activations=options.activations,
+    )  # fmt: skip
 
 
 def compile_apart(path: Path, dtype: str | None, options: CompileOptions) -> CompiledProgram | None:

@@ -28,6 +28,7 @@ from npu_compiler.support.cache import Cache, open_cache
 from npu_compiler.support.errors import ArtifactError, IncompressibleError, InputError
 from npu_compiler.support.files import write_atomic
 from npu_compiler.target_config import target_config
+from npu_compiler.weights.bytes import FP8
 from npu_compiler.weights.files import read_document
 from npu_compiler.weights.format import ALL_OTHERS, LOSSLESS, Weights, identity, weight_format
 
@@ -48,7 +49,9 @@ _log = logging.getLogger(__name__)
 _DEFAULT_MAX_LEN = 4096  # KV caches take memory for the whole context, whether it is used or not
 _SCORING_MAX_LEN = 2048  # the context of most published perplexities
 _DIGEST = 64
-AUTO = "auto"  # the weight format that a checkpoint is stored in, if the target reads it, else a lossless one
+# The weight format that a checkpoint is stored in, if the target reads it, else a lossless one; the activations that it
+# was made for, if the target multiplies them.
+AUTO = "auto"
 
 
 class Loader:
@@ -74,12 +77,17 @@ class Loader:
         scoring: bool = False,
         speed_over_memory: bool = False,
         kv_cache: str | None = None,
+        activations: str | None = AUTO,
     ):
         if max_len is not None:
             max_len = whole_number("max_len", max_len, 1)
-        if kv_cache not in (None, *dtypes.KV_CACHE_DTYPES):
-            raise InputError(f"kv_cache={kv_cache!r}: it is one of {', '.join(dtypes.KV_CACHE_DTYPES)}, or None")
+        if kv_cache is not None and kv_cache not in dtypes.KV_CACHES:
+            raise InputError(f"kv_cache={kv_cache!r}: it is one of {', '.join(dtypes.KV_CACHES)}, or None")
+        if activations not in (None, AUTO, *dtypes.ACTIVATIONS):
+            known = ", ".join(dtypes.ACTIVATIONS)
+            raise InputError(f"activations={activations!r}: they can be {known}, 'auto' or None")
         self.target, self.max_len, self._backend, self._kv_cache = target, max_len, backend, kv_cache
+        self._activations = activations
         self.dtype = None if dtype is None else dtypes.storage_dtype(dtype)
         self._format = identity(weight_format(weights)) if weights != AUTO else AUTO  # refuses unknown names
         self.weights = weights
@@ -151,7 +159,8 @@ class Loader:
         default = _SCORING_MAX_LEN if self._scoring else _DEFAULT_MAX_LEN
         manifest = replace(manifest, max_len=self.max_len or min(manifest.limit or default, default))
         stored = source.formats(self.target) if source.weights == AUTO else self._format if source.weights else None
-        options = f"{manifest.max_len} {self._scoring} {self._fast} {self._kv_cache} {stored}"
+        activations = source.activations(self.target) if self._activations == AUTO else self._activations
+        options = f"{manifest.max_len} {self._scoring} {self._fast} {self._kv_cache} {activations} {stored}"
         key = f"program {manifest.identity} {options} {self._compiler}"
         known = self._programs.get(key)
         if known is not None:
@@ -161,7 +170,8 @@ class Loader:
             return program_from_plain(msgpack.unpackb(known[_DIGEST:]), CompiledProgram), recipes, manifest
         with progress.step(f"compiling {manifest.name}"):
             formats = source.stored_formats(self.target)
-            wanted = CompileOptions(self.target, manifest.max_len, self._scoring, self._fast, self._kv_cache, formats)
+            own = (self._scoring, self._fast, self._kv_cache, formats, activations)
+            wanted = CompileOptions(self.target, manifest.max_len, *own)
             program = source.compile(wanted, apart)
         recipes = _recipe_digest(program)
         self._programs.put(key, recipes.encode() + msgpack.packb(program_to_plain(program)))
@@ -242,15 +252,33 @@ class _CheckpointFiles:
     def formats(self, target: str) -> dict[str, str]:
         """Return the formats of the matrices that the files store in blocks which the target reads, by name, and a
         lossless one of all others."""
-        key = f"blocks {self.identity} {self._compiler}"
-        known = self._cache.get(key)
-        held = self._checkpoint.weights.block_formats if known is None else json.loads(known)
-        if known is None:
-            self._cache.put(key, json.dumps(held).encode())
+        held = self._stored[0]
         panel = target_config(target).panel
         readable = {n for n in set(held.values()) if (f := weight_format(n)) and f.layout(panel) is not None}
         others = "none" if self._plain else LOSSLESS
         return {n: format for n, format in held.items() if format in readable} | {ALL_OTHERS: others}
+
+    def activations(self, target: str) -> str | None:
+        """Return the type to which the model's makers quantised rows of activations, if all matrices in blocks have an
+        fp8 format and the target multiplies such rows; else None."""
+        held, declared = self._stored
+        if self.weights != AUTO or dtypes.FLOAT8 not in target_config(target).matrix_dtypes:
+            return None
+        return declared if held and all(isinstance(weight_format(f), FP8) for f in held.values()) else None
+
+    @cached_property
+    def _stored(self) -> tuple[dict[str, str], str | None]:
+        """The formats of the matrices that the files store in blocks, by name, and the activations they were made
+        for."""
+        key = f"stored {self.identity} {self._compiler}"
+        known = self._cache.get(key)
+        if known is not None:
+            held, activations = json.loads(known)
+            return held, activations
+        weights = self._checkpoint.weights
+        found = weights.block_formats, weights.activations
+        self._cache.put(key, json.dumps(found).encode())
+        return found
 
     def keep_plain(self) -> None:
         """Store the elements of matrices that the files do not hold in blocks, now and at later starts."""
@@ -290,7 +318,7 @@ class _CompiledFile:
         made_for = program.device if ":" in target else program.target
         fixed = {"target": made_for, "dtype": program.dtype, "max_len": manifest.max_len}
         if kv_cache is not None:
-            asked["kv_cache"], fixed["kv_cache"] = kv_cache, cache_dtype(program)
+            asked["kv_cache"], fixed["kv_cache"] = dtypes.KV_CACHES[kv_cache], cache_dtype(program)
         for name, value in asked.items():
             if value != fixed[name]:
                 raise InputError(f"{self.path} was compiled with {name}={fixed[name]}, not {value}; compile it again")

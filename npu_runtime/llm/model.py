@@ -86,6 +86,7 @@ class LLM:
         weights: str | None = "auto",
         speed_over_memory: bool = False,
         kv_cache: str | None = None,
+        activations: str | None = "auto",
     ) -> LLM:
         """Open a model, compile it if the cache does not have the program, and load its weights.
 
@@ -107,9 +108,12 @@ class LLM:
                 stored as they are.
             speed_over_memory: on GPUs, prompts decode weights in a format in every run; True: the elements are stored
                 as well, so that prompts are faster.
-            kv_cache: 'int8': the caches hold 8-bit integers with a scale for each row, about half the bytes of
-                bfloat16, with the error that ``npusim perplexity --kv-cache int8`` measures. None: numbers of
-                ``dtype``.
+            kv_cache: 'int8', 'fp8': the caches hold 8-bit integers or floats (float8_e4m3fn) with a scale for each row,
+                about half the bytes of bfloat16, with the error that ``npusim perplexity --kv-cache`` measures. None:
+                numbers of ``dtype``.
+            activations: 'fp8': in products of several rows (prompts) by matrices in an fp8 format, each row is rounded
+                to float8_e4m3fn with a scale of its own, with the error that ``npusim perplexity --activations fp8``
+                measures. 'auto': if a checkpoint says so and the target multiplies such rows (Hopper GPUs). None: no.
 
         Raises:
             InputError: there is no such model, or an option does not fit it.
@@ -124,7 +128,7 @@ class LLM:
         options = {} if threads is None else {"threads": threads}
         backend = get_backend(target, **options)
         loader = Loader(
-            target, dtype, max_len, backend, cache, weights, speed_over_memory=speed_over_memory, kv_cache=kv_cache
+            target, dtype, max_len, backend, cache, weights, False, speed_over_memory, kv_cache, activations
         )
         llm = cls(*loader.load(model), loader.backend)
         llm.path = loader.path

@@ -76,6 +76,7 @@ class Scorer:
         cache: bool = True,
         weights: str | None = "auto",
         kv_cache: str | None = None,
+        activations: str | None = "auto",
     ) -> Scorer:
         """Open a model, compile it if the cache does not have the program, and load its weights.
 
@@ -88,7 +89,7 @@ class Scorer:
         if context is not None:
             context = requests.whole_number("context", context, 2)
         backend = get_backend(target, **({} if threads is None else {"threads": threads}))
-        loader = Loader(target, dtype, context, backend, cache, weights, scoring=True, kv_cache=kv_cache)
+        loader = Loader(target, dtype, context, backend, cache, weights, True, False, kv_cache, activations)
         return cls(*loader.load(model), backend)
 
     def encode(self, text: str) -> list[int]:

@@ -45,7 +45,8 @@ def run(args: argparse.Namespace) -> Result:
     plan = plan_model(ir, target, args)
     if args.until is not None and args.until != PHASES[-1][0]:
         return _until(args, plan, target)
-    options = (args.disable, args.weight_format, args.float32_precision, args.speed_over_memory)
+    activations = None if args.activations == "auto" else args.activations
+    options = (args.disable, args.weight_format, args.float32_precision, args.speed_over_memory, activations)
     program = compile_plan(plan, target, args.dtype, *options)
     builtin = BUILTINS.get(args.model)
     if builtin is not None and builtin.weights is None:
@@ -142,7 +143,8 @@ def _language_model(args: argparse.Namespace) -> Result:
         raise InputError("--until, --dump and --disable show one graph; a language model is compiled from several")
     target = args.target or default_target()
     format, fast = args.weight_format or "auto", args.speed_over_memory
-    loader = Loader(target, args.dtype, args.max_len, None, True, format, False, fast, args.kv_cache)
+    options = (format, False, fast, args.kv_cache, args.activations)
+    loader = Loader(target, args.dtype, args.max_len, None, True, *options)
     program, weights, manifest = loader.compile(args.model)
     output = Path(args.output or f"{Path(args.model).name.removesuffix('.gguf')}.npubin")
     with step("writing weights"):

@@ -23,8 +23,8 @@ _AUTO = "auto"
 
 
 def run(args: argparse.Namespace) -> Result:
-    """Measure the perplexity of a text; with --against, also that of the same model in another weight format and with
-    plain KV caches, and the difference between the two."""
+    """Measure the perplexity of a text; with --against, also that of the same model in another weight format, with
+    plain KV caches and activations, and the difference between the two."""
     from npu_runtime.llm import scoring
 
     chosen = [args.weight_format or _AUTO] + ([args.against] if args.against is not None else [])
@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> Result:
             weight_format(name)  # an unknown name is an error before anything is loaded
     text = _text(args.text)
     llm_weights.register()
-    model = _load(args, chosen[0], args.kv_cache)
+    model = _load(args, chosen[0], args.kv_cache, args.activations)
     tokens, stride = model.encode(text), scoring.checked_stride(model, args.stride)
     data = {
         "model": model.manifest.name, "target": model.program.target, "dtype": model.program.dtype,
@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> Result:
         rows = [(chosen[0], model, found)]
         difference = None
     else:
-        reference = _load(args, chosen[1], None)
+        reference = _load(args, chosen[1], None, None)
         found, theirs, difference = scoring.compare(model, reference, tokens, stride)
         rows = [(chosen[0], model, found), (chosen[1], reference, theirs)]
     results = [_result(*row) for row in rows]
@@ -83,7 +83,7 @@ def _table(results: list[dict[str, str | int | float]]) -> Table:
     return Table(header, rows)
 
 
-def _load(args: argparse.Namespace, weights: str, kv_cache: str | None) -> Scorer:
+def _load(args: argparse.Namespace, weights: str, kv_cache: str | None, activations: str | None) -> Scorer:
     from npu_runtime.llm.scoring import Scorer
 
     with step(f"loading {args.model}, weights {weights}"):
@@ -96,6 +96,7 @@ def _load(args: argparse.Namespace, weights: str, kv_cache: str | None) -> Score
             cache=not args.no_cache,
             weights=weights,
             kv_cache=kv_cache,
+            activations=activations,
         )
 
 

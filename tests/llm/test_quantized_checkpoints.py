@@ -14,8 +14,10 @@ import torch
 
 from npu_compiler.frontend.llm import load_decoder, open_checkpoint
 from npu_compiler.support.errors import ConfigError, NPUError, WeightError
+from npu_compiler.support.records import Field
 from npu_compiler.support.text import si
 from npu_compiler.weights.format import block_format
+from npu_compiler.weights.quantized import compressed_tensors
 from npu_runtime.llm.model import LLM
 from npusim import cli
 
@@ -205,3 +207,15 @@ def test_a_file_of_eight_bit_floats_needs_its_config(written: dict[str, Path], t
     (tmp_path / "model.safetensors").write_bytes((written["fp8"] / "model.safetensors").read_bytes())
     with pytest.raises(WeightError, match=r"has dtype F8_E4M3.*"):
         open_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [({}, "fp8"), ({"dynamic": False}, None), ({"strategy": "tensor"}, None), ({"type": "int"}, None), (None, None)],
+)
+def test_activations_that_a_checkpoint_was_made_for(changes: dict[str, Any] | None, expected: str | None) -> None:
+    said = {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True, "symmetric": True}
+    group = {"targets": ["Linear"], "input_activations": None if changes is None else said | changes}
+    settings = Field({"config_groups": {"group_0": group}}, "quantization_config", ConfigError).mapping()
+    assert compressed_tensors.activations(settings) == expected
+    assert compressed_tensors.activations({}) is None

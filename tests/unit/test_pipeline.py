@@ -87,9 +87,9 @@ def usual() -> tuple[Arrays, list[tuple[str, str, int]]]:
     return want, fingerprint(state)
 
 
-# Other passes call "normalise". Two switches want programs that ask for them: test_format.py has one for
-# "compress_weights", test_rewrites.py one for "fold_cache_scales".
-ELSEWHERE = ("normalise", "compress_weights", "fold_cache_scales")
+# Other passes call "normalise". Three switches want programs that ask for them: test_format.py has one for
+# "compress_weights", test_quantize_activations.py for "quantize_activations", test_rewrites.py for "fold_cache_scales".
+ELSEWHERE = ("normalise", "compress_weights", "quantize_activations", "fold_cache_scales")
 
 
 @pytest.mark.parametrize("switch", [s for s in switches("cpu") if s not in ELSEWHERE])

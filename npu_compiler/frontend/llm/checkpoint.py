@@ -69,6 +69,10 @@ class CheckpointWeights(WeightSource, Mapping[str, np.ndarray]):
         return None if stored is None else place.take(stored)
 
     @property
+    def activations(self) -> str | None:
+        return self._files.activations
+
+    @property
     def block_formats(self) -> dict[str, str]:
         """Return the weight formats of the matrices that the files store in blocks, by name."""
         matrices = [n for n, shape in self._shapes.items() if len(shape) == 2]

@@ -43,7 +43,8 @@ def llm_graphs(
         dtype: the dtype of weights, activations and cache: 'bfloat16', 'float16', 'float32'; None: ``config.dtype``.
         device_sampling: add ``greedy``, whose next input is its own token (see ``GreedyDecoder``), and ``sample``,
             which returns a top-k digest of the logits (see ``SamplingDecoder``).
-        kv_cache: 'int8': caches hold 8-bit integers with a scale for each row; None: numbers of ``dtype``.
+        kv_cache: 'int8', 'fp8': caches hold 8-bit integers or floats with a scale for each row; None: numbers of
+            ``dtype``.
 
     Raises:
         ConfigError: ``max_len`` or a chunk size is not positive, ``max_len`` exceeds the model's learned positions, or

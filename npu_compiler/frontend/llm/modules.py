@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...support.dtypes import KV_CACHE_DTYPES
+from ...support.dtypes import KV_CACHES
 from ...support.errors import ConfigError
 from ..tensors import numpy_to_tensor
 from .blocks import BLOCKS
@@ -134,35 +134,38 @@ class Cache(nn.Module):
         return self.get_buffer(str(layer)).index_copy_(2, positions, rows)
 
 
-class Int8Cache(nn.Module):
-    """A cache of 8-bit integers, each row with a scale: buffers '0', '1' … and '0_scale' …, float32 [1, heads, max_len,
-    1]. The largest magnitude of a row is 127."""
+class ScaledCache(nn.Module):
+    """A cache of 8-bit numbers, each row with a scale: buffers '0', '1' … and '0_scale' …, float32 [1, heads, max_len,
+    1]. The largest magnitude of a row becomes the largest number of ``dtype``: 127 of int8, 448 of float8_e4m3fn."""
 
-    def __init__(self, config: LLMConfig, max_len: int):
+    def __init__(self, config: LLMConfig, max_len: int, dtype: torch.dtype):
         super().__init__()
+        self.floating = dtype.is_floating_point
+        self.top = 448 if self.floating else 127
         for i in range(config.num_layers):
             shape = (1, config.num_kv_heads, max_len)
-            self.register_buffer(str(i), torch.zeros(*shape, config.head_dim, dtype=torch.int8))
+            self.register_buffer(str(i), torch.zeros(*shape, config.head_dim, dtype=dtype))
             self.register_buffer(f"{i}_scale", torch.zeros(*shape, 1, dtype=torch.float32))
 
     def store(self, layer: int, positions: Tensor, rows: Tensor) -> Tensor:
         """Write ``rows`` [1, heads, N, head_dim] at ``positions`` [N]; returns the layer's whole cache, decoded."""
         wide = rows.float()
         top = wide.abs().amax(-1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny * 128)
-        codes = (wide * (127 / top)).round().to(torch.int8)
+        codes = wide * (self.top / top)
+        codes = (codes if self.floating else codes.round()).to(self.get_buffer(str(layer)).dtype)
         held = self.get_buffer(str(layer)).index_copy_(2, positions, codes)
-        scales = self.get_buffer(f"{layer}_scale").index_copy_(2, positions, top / 127)
+        scales = self.get_buffer(f"{layer}_scale").index_copy_(2, positions, top / self.top)
         return (held.float() * scales).to(rows.dtype)
 
 
-def make_cache(config: LLMConfig, max_len: int, dtype: torch.dtype, kind: str | None) -> Cache | Int8Cache:
-    """Return a cache whose elements are of ``kind``, one of ``KV_CACHE_DTYPES``; None: of ``dtype``. Raises
+def make_cache(config: LLMConfig, max_len: int, dtype: torch.dtype, kind: str | None) -> Cache | ScaledCache:
+    """Return a cache whose elements are of ``kind``, one of ``KV_CACHES``; None: of ``dtype``. Raises
     ``ConfigError`` for other kinds."""
     if kind is None:
         return Cache(config, max_len, dtype)
-    if kind not in KV_CACHE_DTYPES:
-        raise ConfigError(f"kv_cache = {kind!r}: known are {', '.join(KV_CACHE_DTYPES)}")
-    return Int8Cache(config, max_len)
+    if kind not in KV_CACHES:
+        raise ConfigError(f"kv_cache = {kind!r}: known are {', '.join(KV_CACHES)}")
+    return ScaledCache(config, max_len, getattr(torch, KV_CACHES[kind]))
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -305,7 +308,7 @@ class Decoder(nn.Module):
 
     Args:
         dtype: of weights, activations and cache; None: the config's.
-        kv_cache: one of ``KV_CACHE_DTYPES``, which the cache has instead.
+        kv_cache: one of ``KV_CACHES``, which the cache has instead.
 
     Raises:
         ConfigError: ``max_len`` is not positive, or exceeds the learned positions; ``kv_cache`` is unknown.

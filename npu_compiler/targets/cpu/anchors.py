@@ -170,7 +170,7 @@ def _attention(k: Attention, name: str, place: Place) -> str:
     rows = [f"CacheRows<{ctype(op)}>{{{place(op)}}}" for op in (key, v)]
     if k.scaled:
         scales = k.inputs[-2:]
-        rows = [f"CacheRows<int8_t>{{{place(op)}, {place(s)}}}" for op, s in zip((key, v), scales, strict=True)]
+        rows = [f"CacheRows<{ctype(op)}>{{{place(op)}, {place(s)}}}" for op, s in zip((key, v), scales, strict=True)]
     arguments, valid = f"{place(q)}, {', '.join(rows)}, {mask}, {place(out)}, th, counter", ""
     if k.limited:  # read only the part of the cache that some query attends to
         arguments += ", valid"

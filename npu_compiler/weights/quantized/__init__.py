@@ -29,7 +29,7 @@ METHODS: dict[str, Callable[[Tensors, dict[str, Field]], dict[str, Matrix]]] = {
     "compressed-tensors": compressed_tensors.read,
     "fp8": fp8.read,
 }
-# Scales of activations and of KV caches, which keep their precision here.
+# Scales of activations that were measured before, and of KV caches: both keep their precision here.
 _UNUSED = re.compile(r"\.(input|output|k|v|q|prob|activation)_(scale|zero_point)$")
 
 
@@ -40,13 +40,24 @@ class QuantizedFiles(WeightSource):
         files: the files.
         matrices: the quantised matrices by module.
         tensors: the access that they were made with.
+        activations: see :attr:`WeightSource.activations`.
     """
 
-    def __init__(self, files: TensorFiles, matrices: Mapping[str, Matrix], tensors: Tensors):
-        self.origin = files.origin
+    def __init__(
+        self,
+        files: TensorFiles,
+        matrices: Mapping[str, Matrix],
+        tensors: Tensors,
+        activations: str | None = None,
+    ):
+        self.origin, self._activations = files.origin, activations
         self._files, self._tensors = files, tensors
         self._matrices = {f"{module}.weight": m for module, m in matrices.items()}
         self._orders: dict[str, np.ndarray] = {}
+
+    @property
+    def activations(self) -> str | None:
+        return self._activations
 
     def names(self) -> Iterable[str]:
         plain = self._tensors.others({*self._tensors.used, *self._matrices})
@@ -119,7 +130,8 @@ def open_quantized(files: TensorFiles, config: Any, path: str) -> QuantizedFiles
         raise WeightError(f"{files.origin} has {both!r} twice: as {f'{both}.weight'!r} and quantised")
     if not matrices and not _is_dense(settings):
         raise WeightError(f"{files.origin}: {path} says {method}, but no tensor is quantised: convert the model again")
-    return QuantizedFiles(files, matrices, tensors)
+    activations = compressed_tensors.activations(settings) if method == "compressed-tensors" else None
+    return QuantizedFiles(files, matrices, tensors, activations)
 
 
 def _is_dense(settings: Mapping[str, Field]) -> bool:

@@ -3,7 +3,7 @@
 'pack-quantized': ``weight_packed`` int32 [N, ceil(K * bits / 32)] holds numbers plus 2^(bits - 1), lowest bits first;
 ``weight_scale`` [N, groups], ``weight_shape`` [N, K], perhaps ``weight_zero_point``, which is packed along N in the
 same way, and ``weight_g_idx`` [K], the group of each column. All other layouts are those of :mod:`scaled`. Activations
-keep their precision here, so their scales are not needed.
+are quantised only if each row gets its own scale at run time, so scales of activations are not needed.
 """
 
 from __future__ import annotations
@@ -36,6 +36,16 @@ def read(tensors: Tensors, config: dict[str, Field]) -> dict[str, Matrix]:
         if module not in found:
             found[module] = scaled.matrix(tensors, module, "weight_scale", blocks)
     return found
+
+
+def activations(config: dict[str, Field]) -> str | None:
+    """Return 'fp8' if the config says that all matrices multiply activations in float8_e4m3fn with a scale for each
+    row, which is computed at run time; else None."""
+    groups = [f.mapping() for f in config["config_groups"].mapping().values()] if "config_groups" in config else []
+    said = [group["input_activations"].value if "input_activations" in group else None for group in groups]
+    wanted = {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True}
+    fits = [isinstance(x, dict) and all(x.get(key) == value for key, value in wanted.items()) for x in said]
+    return "fp8" if fits and all(fits) else None
 
 
 def _format_of(field: Field) -> object:

@@ -80,10 +80,12 @@ class Cache:
     held: np.ndarray
 
 
-def integers(rng: np.random.Generator, shape: tuple[int, ...], swap: bool, rounds: bool) -> Cache:
-    """A cache of 8-bit integers, followed by the scales of its rows. ``rounds``: the kernel rounds numbers to bf16."""
+def scaled_rows(rng: np.random.Generator, kind: str, shape: tuple[int, ...], swap: bool, rounds: bool) -> Cache:
+    """A cache of 8-bit numbers, followed by the scales of its rows. ``rounds``: the kernel rounds numbers to bf16."""
     codes, scales = rng.integers(-127, 128, shape, np.int8), rng.random((*shape[:3], 1), np.float32) / 64
-    numbers = codes * scales
+    if kind == "e4m3":
+        codes = codes.astype(NUMPY[kind])
+    numbers = codes.astype(np.float32) * scales
     held = codes.transpose(0, 2, 1, 3) if swap else codes
     parts = [np.ascontiguousarray(x).reshape(-1).view(np.uint8) for x in (held, scales)]
     padding = np.zeros(-codes.size % 4, np.uint8)
@@ -91,12 +93,12 @@ def integers(rng: np.random.Generator, shape: tuple[int, ...], swap: bool, round
     return Cache(wide, np.concatenate([parts[0], padding, parts[1]]))
 
 
-CASES = [*((a, t, False) for a in ARCHS for t in ("float", "f16", "bf16")), (AMX, "bf16", False)]
+CASES = [*((a, t, "") for a in ARCHS for t in ("float", "f16", "bf16")), (AMX, "bf16", "")]
 
 
-@pytest.mark.parametrize(("arch", "dtype", "scaled"), [*CASES, ("native", "bf16", True), (AMX, "bf16", True)])
-def test_attention(tmp_path: Path, arch: str, dtype: str, scaled: bool) -> None:
-    """``scaled``: of caches of 8-bit integers."""
+@pytest.mark.parametrize(("arch", "dtype", "scaled"), [*CASES, ("native", "bf16", "int8_t"), (AMX, "bf16", "e4m3")])
+def test_attention(tmp_path: Path, arch: str, dtype: str, scaled: str) -> None:
+    """``scaled``: the type of caches of 8-bit numbers."""
     cases = ATTENTIONS if arch in ("native", AMX) and not scaled else ATTENTIONS[1:12:2]
     bodies, scratch = [], []
     for i, c in enumerate(cases):
@@ -120,7 +122,7 @@ def test_attention(tmp_path: Path, arch: str, dtype: str, scaled: bool) -> None:
         if scaled:
             sizes = [-(-c.B * c.HK * c.SK * width // 4) * 4 for width in (c.DH, c.DV)]
             rows = [
-                f"CacheRows<int8_t>{{(const int8_t*)a.{name}, (const float*)((const char*)a.{name} + {size})}}"
+                f"CacheRows<{scaled}>{{(const {scaled}*)a.{name}, (const float*)((const char*)a.{name} + {size})}}"
                 for name, size in zip(("w", "bias"), sizes, strict=True)
             ]
         bodies.append(
@@ -130,7 +132,7 @@ def test_attention(tmp_path: Path, arch: str, dtype: str, scaled: bool) -> None:
                 f" ({dtype}*)a.out, th, a.counters, a.keys, a.first);",
             )
         )
-        scratch.append(f"attention_scratch_bytes<D{i}, {dtype}{', int8_t' if scaled else ''}>()")
+        scratch.append(f"attention_scratch_bytes<D{i}, {dtype}{f', {scaled}' if scaled else ''}>()")
     library = build(tmp_path, arch, bodies, scratch)
     rng = np.random.default_rng(5)
     for threads in (1, 2):
@@ -144,7 +146,8 @@ def test_attention(tmp_path: Path, arch: str, dtype: str, scaled: bool) -> None:
             q = random(rng, (c.B, c.H, c.SQ, c.DH), dtype)
             shapes = [(c.B, c.HK, c.SK, width) for width in (c.DH, c.DV)]
             if scaled:
-                key, value = (integers(rng, s, bool(i % 2), tiles and c.H // c.HK * c.SQ > 8) for s in shapes)
+                rounds = tiles and c.H // c.HK * c.SQ > 8
+                key, value = (scaled_rows(rng, scaled, s, bool(i % 2), rounds) for s in shapes)
             else:
                 key, value = (Cache(x, stored(x)) for x in (random(rng, s, dtype) for s in shapes))
             k, v = key.numbers, value.numbers

@@ -64,6 +64,16 @@ def on_graph(make: Callable[[], Graph]) -> Callable[[str, dict[str, Any]], State
     return lambda target, options: run_graph(make(), target, **options)
 
 
+def scaled_rows() -> Graph:
+    g = Graph("scaled_rows")
+    y = g.input("x", (70, 256), "bfloat16").matmul(g.weight("w", (256, 72), "bfloat16"))
+    factor = g.pointwise(lambda s: expr.maximum(s, 0.5) * 0.25, g.input("s", (70, 1), "float32"))
+    y = g.pointwise(lambda a, s: a * s, y, factor, promote=False)
+    bias, rest = g.weight("b", (72,), "float32"), g.input("r", (70, 72), "bfloat16")
+    g.outputs = [("y", g.pointwise(lambda a, b, r: (a + b + r).cast("bfloat16"), y, bias, rest, promote=False))]
+    return g
+
+
 def long_product() -> Graph:
     g = Graph("long_product")
     y = g.input("x", (70, 2048), "float16").matmul(g.weight("w", (2048, 72), "float16"))
@@ -150,6 +160,7 @@ EXAMPLES = [
     Example("fuse_prologue", "metal", on_graph(lambda: gated_mlp(1, "float16"))),
     Example("horizontal_fusion", "metal", on_graph(independent)),
     Example("fold_cache_scales", "cpu", "float32 int8"),
+    Example("fold_cache_scales", "cpu", "float32 fp8"),
     Example("fold_position_masks", "cpu", "bfloat16"),
     Example("fold_position_masks", "cuda", "float32"),
     Example("fold_position_masks", "metal", "bfloat16"),
@@ -173,6 +184,7 @@ EXAMPLES = [
     Example("scatter_sums", "metal", on_graph(scattered("int64"))),
     Example("split_sort", "cuda", on_graph(long_row(2500))),
     Example("split_sort", "metal", on_graph(long_row(300))),
+    Example("fold_row_scale", "cuda", on_graph(scaled_rows)),
     Example("split_rms_norm", "cuda", on_graph(layer)),
     Example("split_rms_norm", "cuda", on_graph(lambda: layer(64, 256, 320, gate=True))),
 ]
@@ -180,7 +192,7 @@ EXAMPLES = [
 
 @pytest.fixture(scope="module")
 def steps() -> dict[str, Callable[[str, dict[str, Any]], State]]:
-    return {name: decode_step(*name.split()) for name in ("float32", "bfloat16", "float32 int8")}
+    return {name: decode_step(*name.split()) for name in ("float32", "bfloat16", "float32 int8", "float32 fp8")}
 
 
 class Watch:

@@ -6,7 +6,7 @@
 //
 // Strides are in elements; the inner one is 1. A float mask is added to the scores; a bool8 mask keeps a score if it is
 // true. The mask's strides m_b, m_h, m_q, m_k may be 0; pass (const NoMask*)nullptr for no mask. A mask of Positions
-// [SQ] hides the keys beyond each query's position. k and v may be CacheRows of 8-bit integers; their scales are [B][HK]
+// [SQ] hides the keys beyond each query's position. k and v may be CacheRows of 8-bit numbers; their scales are [B][HK]
 // [SK]. `keys` is the valid length of k and v (<= SK). With D::causal,
 // query i attends to keys j <= i + first (first = 0: top-left alignment).
 //

@@ -110,15 +110,15 @@ template <class D, long DH> NPU_INLINE void copy_rows(const bf16* from, long str
   }
 }
 
-// Rounds n rows of N integers, times their scales, to bfloat16: rows of PITCH elements, padded with zeros, and zero rows
+// Rounds n rows of N 8-bit numbers, times their scales, to bfloat16: rows of PITCH elements, padded with zeros, and zero rows
 // up to `end`.
-template <long N, long PITCH>
-NPU_INLINE void decode_rows(CacheRows<int8_t> rows, long stride, int n, int end, bf16* to) {
+template <long N, long PITCH, class E>
+NPU_INLINE void decode_rows(CacheRows<E> rows, long stride, int n, int end, bf16* to) {
   for (int j = 0; j < end; j++, to += PITCH)
     for (long i = 0; i < PITCH; i += VL) {
       vf x = {};
       if (j < n && i < N) {
-        const int8_t* from = rows.at + j * stride + i;
+        const E* from = rows.at + j * stride + i;
         x = cvt<vf>(i + VL <= N ? ld(from, Full{}) : ld(from, (int)(N - i))) * rows.scales[j];
       }
       st(to + i, x, Full{});

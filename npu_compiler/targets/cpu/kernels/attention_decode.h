@@ -18,9 +18,9 @@ template <class D, class M> NPU_INLINE long visible_keys(const M* mask, long que
   return D::causal ? max_of(0, min_of(keys, query + first + 1)) : keys;
 }
 
-// Rows of keys or values: numbers as they are, or 8-bit integers with a scale for each row.
+// Rows of keys or values: numbers as they are, or 8-bit integers or floats with a scale for each row.
 template <class E> struct CacheRows {
-  static constexpr bool SCALED = is_same<E, int8_t>::value;
+  static constexpr bool SCALED = sizeof(E) == 1;
   const E* at;
   const float* scales = nullptr;
   __attribute__((always_inline)) CacheRows from(long elements, long rows) const {

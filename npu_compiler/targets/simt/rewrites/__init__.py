@@ -10,6 +10,7 @@ from ....schedule.rewrite import ScheduleRewrite
 from ....target_config import TargetConfig
 from ..lang.dialect import Dialect
 from .dual_conv import dual_conv
+from .fold_row_scale import fold_row_scale
 from .fuse_decode_attention import fuse_decode_attention
 from .legalize import legalize
 from .scatter_sums import scatter_sums
@@ -62,6 +63,11 @@ def rewrites(config: TargetConfig, dialect: Dialect) -> tuple[ScheduleRewrite, .
             "scatter_sums", "threads make many additions at places that are data in any order", scatter_sums
         ),
         ScheduleRewrite("split_sort", "long rows are sorted in sections, which are merged", split_sort),
+        ScheduleRewrite(
+            "fold_row_scale",
+            "a factor of each row of a product is applied before its epilogue",
+            partial(fold_row_scale, dialect=dialect),
+        ),
         ScheduleRewrite(
             "split_rms_norm",
             "a row norm between two products is computed in their epilogues",
