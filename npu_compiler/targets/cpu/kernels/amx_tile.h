@@ -38,6 +38,16 @@ struct AmxSums {
 // A tap: its byte offset in x, and its number, which is its place in the weights.
 struct AmxTap { long x, number; };
 
+// The weights of the next tiles (amx_gemm.h), of which run() unpacks a share between products.
+struct AmxAhead {
+  void (*run)(AmxAhead& a);
+  const char* panel = nullptr;
+  char* to = nullptr;
+  long first = 0, units = 0;  // of each product
+  long next = 0, count = 0;   // of all products
+  long share = 0, due = 0;    // units that become due in each call, and that are due
+};
+
 struct AmxArgs {
   const char* x;       // the first position of the first tile
   long second, pitch;  // bytes to the first position of the second tile, and between two positions
@@ -53,6 +63,7 @@ struct AmxArgs {
   AmxSums* waiting = nullptr;  // sums of other tiles, whose epilogue runs between the products of these
   int rows = 0;                // positions of `waiting` in each step
   long w_tap = 0;              // bytes of a panel in a tap
+  AmxAhead* ahead = nullptr;   // weights of other tiles, which are unpacked between the products of these
 };
 
 // Whether the products of a plan are those of integers (amx_int8.h), whose sums are int32.
@@ -114,12 +125,14 @@ NPU_NOINLINE void amx_tile(const AmxArgs& a) {
   const long pitch = a.pitch, second = a.second, x_step = a.x_step, w_step = a.w_step;
   const int steps = a.steps, lines = a.lines;
   AmxSums* waiting = a.rows ? a.waiting : nullptr;
+  AmxAhead* ahead = a.ahead;
   for (int t = 0; t < a.ntaps; t++) {
     const char *x = a.x + a.taps[t].x, *w = a.w + a.taps[t].number * a.w_tap;
     for (int s = 0; s < steps; s++, x += x_step, w += w_step) {
       amx_step<TILES, INTEGERS, PIECES, STREAM>(x, second, pitch, w);
       for (int line = 0; line < lines; line++, prefetch += 64) __builtin_prefetch(prefetch, 0, 2);
       if (waiting && waiting->next < waiting->count) waiting->run(*waiting, waiting->epi, a.rows);
+      if (ahead && ahead->next < ahead->count) ahead->run(*ahead);
     }
   }
   Amx::store<0>(a.acc, ACC);

@@ -64,7 +64,14 @@ struct bf16c12 {
   NPU_INLINE const char* at(const char* panel, long unit) { return panel + HEAD_BYTES + unit * UNIT_BYTES; }
   NPU_INLINE int outliers(const char* panel) { return *(const int*)(panel + 16); }
   NPU_INLINE const Outlier* list(const char* panel, long units) { return (const Outlier*)at(panel, units); }
-  static const char* unpack(const char* panel, long units, long first, long n, char* buffer);
+  // unpack() in two parts: everything but the outliers, and the outliers.
+  static void unpack_units(const char* panel, long first, long n, char* buffer);
+  static void put_outliers(const char* panel, long units, long first, long n, char* buffer);
+  static const char* unpack(const char* panel, long units, long first, long n, char* buffer) {
+    unpack_units(panel, first, n, buffer);
+    put_outliers(panel, units, first, n, buffer);
+    return buffer;
+  }
   template <int M, class Args> NPU_INLINE void add_outliers(const Args& a, const char* panel, float* acc) {
     const Outlier* e = list(panel, a.len);
     for (int i = 0, n = outliers(panel); i < n; i++) {
@@ -99,7 +106,7 @@ template <> struct Reader<bf16c12> {
   __attribute__((always_inline)) void skip(int units) { from += units * bf16c12::UNIT_BYTES; }
 };
 
-NPU_NOINLINE inline const char* bf16c12::unpack(const char* panel, long units, long first, long n, char* buffer) {
+NPU_NOINLINE inline void bf16c12::unpack_units(const char* panel, long first, long n, char* buffer) {
   auto reader = Reader<bf16c12>::of(panel, first);
   char* to = buffer;
   for (long u = 0; u < n; u += 2, to += 4 * PANEL * 2) {
@@ -110,6 +117,8 @@ NPU_NOINLINE inline const char* bf16c12::unpack(const char* panel, long units, l
     reader.skip(2);
     memcpy(to, w, sizeof w);
   }
+}
+NPU_NOINLINE inline void bf16c12::put_outliers(const char* panel, long units, long first, long n, char* buffer) {
   const Outlier* e = list(panel, units);
   const int count = outliers(panel);
   for (int i = 0; i < count; i++) {
@@ -117,7 +126,6 @@ NPU_NOINLINE inline const char* bf16c12::unpack(const char* panel, long units, l
     const uint16_t bits = (uint16_t)(bitcast<uint32_t>(e[i].value) >> 16);
     if (unit >= 0 && unit < n) memcpy(buffer + unit * 4 * PANEL + column * 4 + k % 2 * 2, &bits, 2);
   }
-  return buffer;
 }
 
 }  // namespace npu

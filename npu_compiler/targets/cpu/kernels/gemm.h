@@ -7,6 +7,7 @@
 // (for uint8 rows), zero padded, or panels of a weight format (storage.h). pack_b() packs a matrix that is computed at run time. epi(acc, row, col, lanes) receives
 // VL neighbouring columns of row b * M + m.
 #pragma once
+#include "amx_gemm.h"
 #include "amx_int8.h"
 #include "amx_pieces.h"
 #include "amx_tile.h"
@@ -164,6 +165,12 @@ template <class TA, class TW> constexpr bool amx_runs(long rows) {
   return is_same<typename Operands<TA, TW>::Kind, BF16P>::value && gemv_streams(rows) == 0;
 }
 
+// Whether each thread multiplies its panels by all rows: weights that are unpacked, or read from memory, are read once.
+template <class D, class TW> constexpr bool amx_by_panels() {
+  using S = AmxScratch<AmxGemmPlan<D, TW>>;
+  return S::UNPACK || S::LEAVE || D::N > D::M;
+}
+
 // Whether a product of half or float numbers runs on tiles in pieces.
 template <class D, class TA, class TW> constexpr bool gemm_in_pieces() {
   if constexpr (!has_pieces<TA, TW>() || gemv_streams(D::M) > 0) return false;
@@ -178,7 +185,10 @@ template <class D, class TA, class TW> constexpr bool gemv_runs() {
 
 template <class D, class TA, class TW> constexpr long gemm_scratch_bytes() {
 #if NPU_AMX
-  if constexpr (amx_runs<TA, TW>(D::M)) return AmxScratch<AmxGemmPlan<D, TW>>::END;
+  if constexpr (amx_runs<TA, TW>(D::M)) {
+    if constexpr (amx_by_panels<D, TW>()) return AmxPanelScratch<AmxPanelPlan<D, TW>>::END;
+    else return AmxScratch<AmxGemmPlan<D, TW>>::END;
+  }
   if constexpr (gemm_of_bytes<D, TA, TW>()) return AmxScratch<Integers<AmxGemmPlan<GemmInPairs<D>, bf16>>>::END;
   if constexpr (gemm_in_pieces<D, TA, TW>()) return AmxScratch<PieceGemmPlan<D, TA, AmxGemmPlan>>::END;
 #endif
@@ -191,6 +201,11 @@ template <class D, class TA, class TW> constexpr long gemm_scratch_bytes() {
 // Prefetches the first weights of this thread while it waits for the previous phase to end.
 template <class D, class TA, class TW> NPU_INLINE void gemm_prefetch(const void* weights, const Thread& th) {
   if constexpr (gemv_runs<D, TA, TW>()) gemv_prefetch<GemmPlan<D, TA, TW>, D>((const char*)weights, th);
+#if NPU_AMX
+  else if constexpr (amx_runs<TA, TW>(D::M)) {
+    if constexpr (amx_by_panels<D, TW>()) amx_prefetch<D, TW>((const char*)weights, th);
+  }
+#endif
   else (void)weights, (void)th;
 }
 
@@ -198,7 +213,10 @@ template <class D, class TA, class TW, class Epi>
 NPU_NOINLINE void gemm(const TA* a, const TW* w, Epi& epi, Thread& th, int* counter) {
   if constexpr (gemv_runs<D, TA, TW>()) gemv<GemmPlan<D, TA, TW>, D>(a, w, epi, th, counter);
 #if NPU_AMX
-  else if constexpr (amx_runs<TA, TW>(D::M)) amx_blocked<AmxGemmPlan<D, TW>>(a, w, epi, th, counter);
+  else if constexpr (amx_runs<TA, TW>(D::M)) {
+    if constexpr (amx_by_panels<D, TW>()) amx_panels<D>(a, w, epi, th, counter);
+    else amx_blocked<AmxGemmPlan<D, TW>>(a, w, epi, th, counter);
+  }
   else if constexpr (gemm_of_bytes<D, TA, TW>())
     amx_blocked<Integers<AmxGemmPlan<GemmInPairs<D>, bf16>>>((const bf16*)a, (const bf16*)w, epi, th, counter);
   else if constexpr (gemm_in_pieces<D, TA, TW>())
