@@ -26,6 +26,7 @@ from .passes import (
     layout,
     normalise,
     padding,
+    quantised_maxima,
     quantize,
     quantize_activations,
 )
@@ -46,6 +47,7 @@ PASSES: dict[str, str] = {
     "fold_constants": "evaluate nodes that depend only on constants",
     "fold_iota": "replace constant tables that are affine in their index by index arithmetic",
     "fuse_attention": "replace decomposed attention by one node",
+    "quantised_maxima": "take maxima of 8-bit integers instead of dequantised values",
     "integer_products": "multiply 8-bit operands as integers instead of dequantising them",
     "combine_parallel_matmul": "combine matmuls with the same left operand into one",
     "concat_to_select": "replace concatenations that loop nests read by selections, which copy nothing",
@@ -111,6 +113,7 @@ def run_normalise(s: State) -> None:
     s.run_pass("fold_iota", fold_iota.fold_iota)
     s.run_pass("fold_constants", normalise.fold_constants)
     s.run_pass("fuse_attention", attention.fuse_attention)
+    s.run_pass("quantised_maxima", quantised_maxima.quantised_maxima)
     s.run_pass("integer_products", lambda graph: integer_products.integer_products(graph, s.config))
     s.run_pass(
         "combine_parallel_matmul", lambda graph: combine_parallel_matmul.combine_parallel_matmul(graph, s.weights)

@@ -45,7 +45,7 @@ class _Sum:
 
 
 @dataclass(frozen=True)
-class _Quantisation:
+class Quantisation:
     """``clamp(round(source * inverse) + zero, low, high)`` as uint8."""
 
     source: Value
@@ -60,7 +60,7 @@ def fold_requantisation(graph: Graph) -> None:
     matcher = _Matcher(graph)
     new: dict[Value, Value] = {}
     for node in list(graph.nodes):
-        if node.op != "pointwise" or node.out.dtype != "uint8" or (q := _quantisation(node)) is None:
+        if node.op != "pointwise" or node.out.dtype != "uint8" or (q := quantisation(node)) is None:
             continue
         value, q = matcher.without_clamp(q)
         found = matcher.terms(value)
@@ -71,7 +71,7 @@ def fold_requantisation(graph: Graph) -> None:
     graph.replace(new)
 
 
-def _build(graph: Graph, out: Value, found: _Sum, q: _Quantisation) -> Value:
+def _build(graph: Graph, out: Value, found: _Sum, q: Quantisation) -> Value:
     assert found.sums is not None and found.factor is not None
     inputs, channel = [found.sums, found.factor * q.inverse], expr.index(out.rank - 1)
     identity = expr.identity_index(out.shape)
@@ -91,7 +91,7 @@ def _build(graph: Graph, out: Value, found: _Sum, q: _Quantisation) -> Value:
     return graph.elementwise(out.shape, inputs, minimum(maximum(whole, q.low), q.high).cast("uint8"))
 
 
-def _quantisation(node: Node) -> _Quantisation | None:
+def quantisation(node: Node) -> Quantisation | None:
     """Return what a node computes if it quantises its only input with constants, else None."""
     e = node.attrs["expr"]
     if e.op != "cast" or len(node.inputs) != 1:
@@ -111,7 +111,7 @@ def _quantisation(node: Node) -> _Quantisation | None:
     x, factor = e.args[0].args
     if factor.op != "const" or not factor.value > 0 or not _is_whole(x, node, 0):
         return None
-    return _Quantisation(node.inputs[0], float(factor.value), zero + shift, low + shift, high + shift)
+    return Quantisation(node.inputs[0], float(factor.value), zero + shift, low + shift, high + shift)
 
 
 def _clamp(e: Expr) -> tuple[Expr, float, float] | None:
@@ -136,7 +136,7 @@ class _Matcher:
     def _alone(self, v: Value) -> bool:
         return len(self.users.get(v, ())) == 1 and v not in self.results
 
-    def without_clamp(self, q: _Quantisation) -> tuple[Value, _Quantisation]:
+    def without_clamp(self, q: Quantisation) -> tuple[Value, Quantisation]:
         """Return the value before the activation, which becomes a part of the quantisation's clamp."""
         node = q.source.node
         if node.op != "pointwise" or len(node.inputs) != 1 or not self._alone(q.source):
@@ -150,7 +150,7 @@ class _Matcher:
             return q.source, q
         bounds = [float(np.rint(b * q.inverse) + q.zero) for b in (low, high)]
         at_least, at_most = min(max(q.low, bounds[0]), q.high), max(min(q.high, bounds[1]), q.low)
-        return node.inputs[0], _Quantisation(node.inputs[0], q.inverse, q.zero, at_least, at_most)
+        return node.inputs[0], Quantisation(node.inputs[0], q.inverse, q.zero, at_least, at_most)
 
     def terms(self, v: Value) -> _Sum | None:
         """Return a value as a sum, or None."""

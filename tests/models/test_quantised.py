@@ -11,7 +11,7 @@ from torch import nn
 
 import npu_compiler
 from npu_compiler.frontend import state_dict_numpy
-from npu_compiler.graph import interp
+from npu_compiler.graph import expr, interp
 from npu_compiler.graph.graph import Graph
 from npu_compiler.ops.lower import lower_ir
 from npu_compiler.phases import State, run_fold, run_layout, run_normalise
@@ -20,8 +20,9 @@ from npu_compiler.target_config import target_config
 from npu_compiler.targets.cpu.host import host_cpu
 from npu_runtime import Executor
 
+from ..support import cuda_gpu
 from ..support.graph_tools import run_kernels
-from ..support.quantised import Layer, Q, QuantisedNet, Weight
+from ..support.quantised import Activation, Layer, Q, QuantisedNet, Weight
 
 
 def built(model: nn.Module, *args: torch.Tensor, target: str = "cpu") -> Executor:
@@ -83,11 +84,12 @@ SHAPES = ((1, 70, 33), (5, 7, 40), (40, 3001, 8), (2, 40, 10))
 FILTERS = {"wide": (7, 7, 2, 3), "one": (1, 1, 2, 0), "tall": (3, 1, 1, 1)}
 
 
-@pytest.mark.parametrize("target", ["cpu", "cpu:avx2", "cpu:portable"])
+@pytest.mark.parametrize("target", ["cpu", "cpu:avx2", "cpu:portable", pytest.param("cuda", marks=cuda_gpu.marks())])
 def test_integer_products_are_exact(target: str) -> None:
     """On every instruction set, and as the scheduled kernels' meaning in numpy."""
     device: Any = target_config(target).device
-    if not device.runs_on(host_cpu()):
+    backend = cuda_gpu.backend() if target == "cuda" else None
+    if backend is None and not device.runs_on(host_cpu()):
         pytest.skip(f"this CPU does not run {target}")
     rng, g = np.random.default_rng(0), Graph("products")
     inputs, want = {}, {}
@@ -104,10 +106,34 @@ def test_integer_products_are_exact(target: str) -> None:
         g.outputs.append((name, g.conv2d(x, w, (stride, stride), (padding,) * 4, (1, 1), 1)))
     computed = interp.run(g, inputs)
     kernels = run_kernels(run_graph(g, target), inputs, {})
-    got = Executor(compile_graph(g, target), {}).run(inputs)
+    got = Executor(compile_graph(g, target), {}, backend).run(inputs)
     assert all((computed[name] == values).all() for name, values in want.items())
     for name, values in computed.items():
         assert (got[name] == values).all() and (kernels[name] == values).all()
+
+
+class Pooled(nn.Module):
+    """Max pooling between two quantisations with the same scale, and a maximum in float32."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.q = Activation(0.02, -3 if dtype == torch.int8 else 5, dtype)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = nn.functional.max_pool2d(self.q(x), 3, 2, 1)
+        return Q.quantize_per_tensor(y, *self.q.arguments), self.q(x).amax((2, 3))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8])
+def test_maxima_are_those_of_the_integers(dtype: torch.dtype) -> None:
+    torch.manual_seed(4)
+    model, x = Pooled(dtype).eval(), torch.randn(2, 3, 9, 8)
+    graph = folded(model, x)
+    maxima = [n.out.dtype for n in graph.nodes if n.op == "reduce" and n.attrs["kind"] == "max"]
+    assert len(maxima) == 2 and set(maxima) <= {"uint8", "int8"}
+    assert sum("round" in expr.render(n.attrs["expr"]) for n in graph.nodes if n.op == "pointwise") == 1
+    for got, want in zip(interp.run(graph, {"x": x.numpy()}).values(), model(x), strict=True):
+        np.testing.assert_allclose(got, want.numpy(), rtol=1e-6)
 
 
 class DynamicLinear(nn.Module):

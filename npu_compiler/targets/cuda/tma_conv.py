@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 
 from ...schedule.anchors import Conv2d
+from ...support import dtypes
 from ..simt.kernels.epilogue import Epilogue, Functor
 from ..simt.lang.dialect import Dialect
 from ..simt.lang.emission import Emission
@@ -120,13 +121,13 @@ def _plan(kernel: Conv2d, device: CUDADevice) -> Plan | None:
         return None
     if not _is_rows(kernel) and max(pitch // CHANNELS, _lines(kernel)) > MAX_BOX:
         return None
-    prefetch = len(kernel.inputs) > kernel.rhs + 1 and n <= 128
+    prefetch, size = len(kernel.inputs) > kernel.rhs + 1 and n <= 128, dtypes.DTYPES[kernel.outputs[0].dtype].size
     tiles = n == k and n % 64 == 0 and supports_tma_store(kernel) and residual_of(kernel) == -1
     many = _bands(kernel) * kernel.outputs[0].shape[0] >= _enough(device)
     for m, stages, blocks_per_sm, tma_store in (*TILED * tiles, *PLANS):
         if tma_store and m > 128 and not many:
             continue  # with few bands, several smaller thread blocks share each
-        nbytes = _ring(kernel, n, stages) * 2 + GROUP_EXTRA + m * n * 2 * tma_store
+        nbytes = _ring(kernel, n, stages) * 2 + GROUP_EXTRA + m * n * size * tma_store
         fits = nbytes * blocks_per_sm <= device.shared_per_unit
         if fits and registers(m, n, blocks_per_sm, prefetch) <= device.registers:
             return Plan(m, n, stages, 1, blocks_per_sm, prefetch, tma_store)
@@ -148,7 +149,9 @@ class TmaConv(TmaGemm):
         out = f"&{f.tile_map(~0, self._tiles())}" if plan.tma_store else "nullptr"
         f.prefetch_constants(kernel.rhs + 1)
         ring = f.array(self.kind.ctype, "ring", _ring(kernel, plan.n, plan.stages))
-        staging = f.array(self.kind.ctype, "staging", plan.m * plan.n) if plan.tma_store else "nullptr"
+        staging = "nullptr"
+        if plan.tma_store:
+            staging = f.array(self.kind.ctype, "staging", plan.m * plan.n * self.result_size // 2)
         full = f.array("int64_t", "full", 2 * plan.stages + 1)
         bands, tiles, at_once = _bands(kernel), _tiles(kernel), self.dialect.device.units * plan.blocks_per_sm
         shares = max(1, min(tiles // (plan.m // 64), at_once // (images * bands)))  # thread blocks of a band
