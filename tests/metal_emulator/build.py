@@ -32,7 +32,7 @@ _KERNELS = [*_COMMON, "-O1", "-Werror=return-type"]
 def _flags(checks: bool) -> tuple[list[str], list[str]]:
     """Of the runtime and of translated kernels. The runtime bears no marks, as it does what the marks call."""
     machine = ["-mf16c"] if "f16c" in host_cpu().features else []
-    return [*_RUNTIME, *machine], [*_KERNELS, *(_CHECKED if checks else ["-O2", "-fno-sanitize=all"])]
+    return [*_RUNTIME, *machine], [*_KERNELS, *(_CHECKED if checks else [])]
 
 
 def _run(command: list[str], folder: Path) -> None:

@@ -79,7 +79,7 @@ class HostTarget(SimtTarget):
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "kernels.cpp"
             path.write_text(source)
-            flags = "-std=c++17 -O1 -w -fwrapv -ffp-contract=off -fno-strict-aliasing -fPIC -shared".split()
+            flags = "-std=c++17 -O0 -w -fwrapv -ffp-contract=off -fno-strict-aliasing -fPIC -shared".split()
             subprocess.run([CXX or "g++", *flags, str(path), "-o", f"{folder}/kernels.so"], check=True)
             return {"object": Path(folder, "kernels.so").read_bytes()}, (), {"compiler": "g++"}
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import atexit
+import contextlib
 import ctypes
+import hashlib
 import platform
 import shutil
 import subprocess
@@ -14,6 +15,12 @@ from pathlib import Path
 
 import ml_dtypes
 import numpy as np
+
+from npu_compiler.support import env
+from npu_compiler.support.cache import make_folders
+from npu_compiler.targets.cpu.compilers import _identity
+from npu_compiler.targets.cpu.host import host_cpu
+from npu_compiler.targets.cpu.toolchain import _Headers
 
 from .amx_model import HAS_AMX, MODEL
 
@@ -88,31 +95,33 @@ class Library:
         return out
 
 
-@lru_cache(maxsize=1)
-def _folder() -> Path:
-    """For precompiled preludes; it lasts as long as the process."""
-    folder = tempfile.TemporaryDirectory(prefix="npu-prelude-")
-    atexit.register(folder.cleanup)
-    return Path(folder.name)
-
-
 @lru_cache(maxsize=len(ARCHS) + 2)
 def _prelude(arch: str) -> Path:
-    """The folder of a precompiled PRELUDE, of which g++ would read 40,000 lines again for every driver."""
-    folder = _folder() / arch
-    folder.mkdir()
-    (folder / "prelude.h").write_text(f'#include "{MODEL}"\n{PRELUDE}' if arch == AMX else PRELUDE)
-    _compile(arch, "-x", "c++-header", folder / "prelude.h", "-o", folder / "prelude.h.gch")
+    """The folder of a precompiled PRELUDE, of which g++ would read 40,000 lines again for every driver. The processes
+    of a run share it."""
+    text = f'#include "{MODEL}"\n{PRELUDE}' if arch == AMX else PRELUDE
+    texts = text, MODEL.read_text(), _Headers(KERNELS).digest(text)
+    made_of = hashlib.sha256(repr((texts, FLAGS, _march(arch), _identity([CXX or "g++"]), host_cpu())).encode())
+    folder = env.cache_dir() / "precompiled" / f"driver-{made_of.hexdigest()[:16]}"
+    if not folder.exists():
+        make_folders(folder.parent)
+        with tempfile.TemporaryDirectory(dir=folder.parent) as made:
+            part = Path(made, "part")
+            part.mkdir()
+            (part / "prelude.h").write_text(text)
+            _compile(arch, "-x", "c++-header", part / "prelude.h", "-o", part / "prelude.h.gch")
+            with contextlib.suppress(OSError):  # another process was faster
+                part.rename(folder)
     return folder
 
 
+def _march(arch: str) -> list[str]:
+    flags = [f"-march={arch if arch in ARCHS else 'native'}"]
+    return [*flags, "-DNPU_SLOW_BF16_DOT=1"] if arch == SLOW_DOT else flags
+
+
 def _compile(arch: str, *arguments: str | Path) -> None:
-    march = (
-        ["-march=native", "-DNPU_SLOW_BF16_DOT=1"]
-        if arch == SLOW_DOT
-        else [f"-march={arch if arch in ARCHS else 'native'}"]
-    )
-    subprocess.run([CXX or "g++", *FLAGS, *march, "-iquote", KERNELS, *arguments], check=True)
+    subprocess.run([CXX or "g++", *FLAGS, *_march(arch), "-iquote", KERNELS, *arguments], check=True)
 
 
 def build(directory: Path, arch: str, bodies: list[str], scratch: list[str]) -> Library:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 import sys
 from pathlib import Path
@@ -26,7 +27,7 @@ from npusim.cli import main
 
 from ...llm import small_model
 from ...metal_emulator import Library, translate
-from ...models.gate import compile_and_run, expect
+from ...models.gate import cast, compile_whole, expect, run
 from ...models.random_models import image_model, images, randomise
 from ...support.metal_backend import EmulatedMetal
 from ...support.sweeps import IN_FULL
@@ -185,10 +186,13 @@ def test_the_command_line_compiles_a_language_model(tmp_path: Path) -> None:
 def test_resnet18(dtype: str) -> None:
     model, runs = image_model("resnet18", 32), [(images(4, 32),)]
     wanted = expect(model, runs, dtype)
-    watched = compile_and_run(model, runs, dtype, EmulatedMetal())
+    low = copy.deepcopy(model).to(getattr(torch, dtype))
+    inputs = [cast(args, getattr(torch, dtype)) for args in runs]
+    program, held = compile_whole(capture(low, inputs[0]), target="metal"), state_dict_numpy(low)
+    watched = run(program, held, inputs, EmulatedMetal())
     wanted.check(watched)
     wanted.check_ranking(watched)
-    other = compile_and_run(model, runs, dtype, EmulatedMetal("shuffled", seed=3, checks=False))
+    other = run(program, held, inputs, EmulatedMetal("shuffled", seed=3, checks=False))
     np.testing.assert_array_equal(watched[0], other[0])
 
 
