@@ -297,6 +297,11 @@ def _by_lane(x: Expr) -> bool:
     return x.op in BY_LANE_INTEGER
 
 
+def _shared_evenly(chunks: int) -> int:
+    """Return the next number of chunks that 2, 4, 8 and 16 threads share evenly. Of 3, one of two threads has two."""
+    return -(-chunks // 16) * 16 if chunks > 16 else 1 << max(0, chunks - 1).bit_length()
+
+
 def _split_work(plan: Plan, costs: CPUCosts) -> None:
     nest = plan.nest
     rows = [d for d in nest.rows if d not in (plan.lane, plan.tile, plan.interleaved, plan.inner)]
@@ -304,7 +309,7 @@ def _split_work(plan: Plan, costs: CPUCosts) -> None:
         rows = [d for d in rows if d in nest.parallel]
         if not rows and plan.lane is None:
             return
-    wanted = max(1, min(MAX_CHUNKS, int(estimate_ns(plan, costs) / costs.chunk)))
+    wanted = _shared_evenly(min(MAX_CHUNKS, int(estimate_ns(plan, costs) / costs.chunk)))
     count = nest.points(rows) * plan.tile_blocks
     if wanted > 1 and plan.across_rows and plan.lane is not None and count < 2 * wanted:
         size = nest.size[plan.lane]
