@@ -105,7 +105,7 @@ NPU_INLINE void mask_beyond(float* scores, const KeyLimits& limits, long j0, int
   if (limits.lowest >= j0 + n) return;
   for (int v = 0; v < PANEL; v += VL) {
     const vi32 limit = load_bytes<vi32>(limits.of + v);
-    for (int j = 0; j < n; j++) {
+    for (long j = max_of(0, limits.lowest - j0); j < n; j++) {
       float* s = scores + j * PANEL + v;
       const vi32 key = splat<vi32>((int32_t)(j0 + j));
       store_bytes(s, select(key < limit, load_bytes<vf>(s), splat<vf>(-__builtin_inff())));
@@ -187,19 +187,21 @@ NPU_INLINE void softmax_block(float* scores, int n, int end, float factor, bool 
 
 // Divides acc[DV][32] by the panel's sums and stores it as rows of `out`. `rows`: scratch of 32 x `pitch` floats.
 template <class D, class T>
-NPU_INLINE void store_panel(float* acc, const float* row_sum, const QueryPanel<D>& panel, T* out, float* rows, long pitch) {
+NPU_INLINE void store_panel(const float* acc, const float* row_sum, const QueryPanel<D>& panel, T* out, float* rows,
+                            long pitch) {
+  float factors[PANEL];
   for (int s = 0; s < PANEL; s += VL) {
     const vf total = load_bytes<vf>(row_sum + s);
-    const vf factor = select(total == 0.0f, vf{}, 1.0f / total);
-    for (long d = 0; d < D::DV; d++) store_bytes(acc + d * PANEL + s, load_bytes<vf>(acc + d * PANEL + s) * factor);
+    store_bytes(factors + s, select(total == 0.0f, vf{}, 1.0f / total));
   }
   transpose_part((const uint32_t*)acc, PANEL, (uint32_t*)rows, pitch, D::DV, PANEL);
   for (int lane = 0; lane < panel.rows; lane++) {
     T* to = out + panel.b * D::o_b + panel.head(lane) * D::o_h + panel.query(lane) * D::o_s;
     const float* from = rows + lane * pitch;
+    const vf factor = splat<vf>(factors[lane]);
     long d = 0;
-    for (; d + VL <= D::DV; d += VL) st(to + d, load_bytes<vf>(from + d), Full{});
-    if (d < D::DV) st(to + d, ld(from + d, (int)(D::DV - d)), (int)(D::DV - d));
+    for (; d + VL <= D::DV; d += VL) st(to + d, load_bytes<vf>(from + d) * factor, Full{});
+    if (d < D::DV) st(to + d, ld(from + d, (int)(D::DV - d)) * factor, (int)(D::DV - d));
   }
 }
 
