@@ -104,6 +104,7 @@ CASES: dict[str, Callable[[], Case]] = {
     ),
     "long-sums": lambda: (Quantised(Conv(512, 512), Conv(512, 192, 1)), (2, 512, 7, 7)),
     "few-channels": lambda: (Quantised(Conv(3, 64, 7, 2), Conv(64, 64, 1)), (2, 3, 64, 64)),
+    "padded-image": lambda: (Quantised(Conv(3, 64, 7, 2), Conv(64, 64, 1), zero=117), (2, 3, 64, 64)),
     "odd-channels": lambda: (Quantised(Conv(5, 13), Conv(13, 40)), (2, 5, 11, 9)),
     "40-channels": lambda: (Quantised(Conv(40, 40), Conv(40, 96, 1)), (2, 40, 17, 17)),
     "groups": lambda: (Quantised(Conv(64, 128, 3, 1, 4), Conv(128, 64, 3, 1, 2)), (2, 64, 15, 15)),
@@ -123,7 +124,7 @@ def _compiled(name: str, target: str) -> tuple[Quantised, torch.Tensor, npu_comp
     return model, q, npu_compiler.compile(npu_compiler.capture(model.eval(), (q,)), target)
 
 
-SAMPLE = ("3x3", "few-channels")
+SAMPLE = ("3x3", "padded-image")
 
 
 @cuda_gpu.compiles()
@@ -134,6 +135,9 @@ def test_layers_compile(name: str, target: str) -> None:
     kernels = program.sources["kernels.cu"]
     multiplies = 'tma_gemm.h"' if target == "cuda:sm_90" and name != "linear-few-rows" else "FragI Frag"
     assert (multiplies in kernels) == ("odd" not in name and name != "groups")
+    if name == "padded-image":
+        calls = program.entries["main"].calls
+        assert [c.kind for c in calls] == ["loops", "conv2d", "conv2d"], "padding joins the copy"
     if name == "3x3":
         assert ("RESULT_STAGES = 1" in kernels) == (target == "cuda:sm_90"), "TMA stores bytes"
 

@@ -17,6 +17,7 @@ from npu_compiler.frontend.llm import llm_graphs
 from npu_compiler.frontend.llm.config import LLMConfig
 from npu_compiler.graph import expr
 from npu_compiler.graph.graph import Graph
+from npu_compiler.ops.quantization import dequantized, quantized
 from npu_compiler.pipeline import State, run_graph, run_phases, switches
 from npu_compiler.schedule import checks
 from npu_compiler.schedule import interp as kernel_interp
@@ -137,6 +138,18 @@ def long_row(k: int) -> Callable[[], Graph]:
     return make
 
 
+def quantised_image() -> Graph:
+    """A convolution of a quantised image, whose zero point surrounds it."""
+    g = Graph("image")
+    q = quantized(g.input("x", (2, 3, 11, 12), "float32"), 50.0, 117, 0, 255, "uint8").permute(0, 2, 3, 1)
+    w = dequantized(
+        g.weight("filters", (16, 3, 3, 3), "int8"), g.const(np.full((16, 1, 1, 1), 0.01, np.float32)), 0, None
+    )
+    x = dequantized(q, 0.02, 117, None)
+    g.outputs = [("y", g.conv2d(x, w, (2, 2), (1, 1, 1, 1), (1, 1), 1))]
+    return g
+
+
 @dataclass(frozen=True)
 class Example:
     """A program that rewrite ``name`` of a target changes; ``chip``: the target, and a device unless any will do."""
@@ -166,6 +179,7 @@ EXAMPLES = [
     Example("fold_position_masks", "metal", "bfloat16"),
     Example("fuse_decode_attention", "cuda", "bfloat16"),
     Example("fuse_decode_attention", "metal", "float32"),
+    Example("fuse_copies", "cuda", on_graph(quantised_image)),
     Example("dual_conv", "cuda", on_graph(block)),
     Example("dual_conv", "cuda", on_graph(lambda: block(taps=3, stride=2, inner=128))),
     Example("legalize", "cuda", on_graph(lambda: gated_mlp(1, hidden=18))),

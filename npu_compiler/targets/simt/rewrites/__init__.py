@@ -11,6 +11,7 @@ from ....target_config import TargetConfig
 from ..lang.dialect import Dialect
 from .dual_conv import dual_conv
 from .fold_row_scale import fold_row_scale
+from .fuse_copies import fuse_copies
 from .fuse_decode_attention import fuse_decode_attention
 from .legalize import legalize
 from .scatter_sums import scatter_sums
@@ -32,6 +33,7 @@ def rewrites(config: TargetConfig, dialect: Dialect) -> tuple[ScheduleRewrite, .
             "rotary embeddings, cache updates and the combination of parts join a decode step's attention",
             partial(fuse_decode_attention, dialect=dialect),
         ),
+        ScheduleRewrite("fuse_copies", "copies compute their source instead of reading it", fuse_copies),
         ScheduleRewrite(
             "dual_conv",
             "a convolution whose result is only the residual of another one is computed in its kernel",
