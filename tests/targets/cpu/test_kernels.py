@@ -262,7 +262,7 @@ def test_depthwise(tmp_path: Path, arch: str) -> None:
 # ------------------------------------------------------------------------------------------------ matrix product
 GEMMS = [
     (1, 64, 64),
-    (1, 130, 33),
+    (1, 1130, 33),  # in chunks of several panels a stream
     (2, 100, 77),
     (3, 32, 9),
     (4, 259, 128),
@@ -283,9 +283,8 @@ def test_gemm(tmp_path: Path, arch: str, tx: str, tw: str) -> None:
     shapes = sample(GEMMS, GEMMS[1:8:2], arch, tx, tw)
     bodies, scratch = [], []
     for i, (m, n, k) in enumerate(shapes):
-        bodies.append(
-            struct(f"D{i}", "GemmDims", M=m, N=n, K=k, lda=k + i % 3, B=2, batch_a=m * (k + i % 3), shared_w=i % 2 == 0)
-        )
+        images, lda, shared = 1 if n > 1000 else 2, k + i % 3, i % 2 == 0
+        bodies.append(struct(f"D{i}", "GemmDims", M=m, N=n, K=k, lda=lda, B=images, batch_a=m * lda, shared_w=shared))
         call = f"Store e{{a, {n}}}; gemm<D{i}>((const {tx}*)a.x, (const {tw}*)a.w, e, th, a.counters);"
         bodies.append(entry(f"gemm{i}", call))
         scratch.append(f"gemm_scratch_bytes<D{i}, {tx}, {tw}>()")
@@ -294,14 +293,41 @@ def test_gemm(tmp_path: Path, arch: str, tx: str, tw: str) -> None:
     for threads in (1, 2, 3):
         library.start(threads)
         for i, (m, n, k) in enumerate(shapes):
-            a, w = random(rng, (2, m, k + i % 3), tx), random(rng, (1 if i % 2 == 0 else 2, k, n), tw)
-            bias, residual = random(rng, (n,), "float"), random(rng, (2, m, n), "float")
+            images = 1 if n > 1000 else 2
+            a, w = random(rng, (images, m, k + i % 3), tx), random(rng, (1 if i % 2 == 0 else images, k, n), tw)
+            bias, residual = random(rng, (n,), "float"), random(rng, (images, m, n), "float")
             out = library.run(
                 f"gemm{i}", a, pack(w, tw), out=np.full_like(residual, np.nan), bias=bias, residual=residual
             )
             a64, w64 = a[..., :k].astype(np.float64), w.astype(np.float64)
             magnitude = room(arch, tx, tw) * (np.abs(a64) @ np.abs(w64))
             check(out, a64 @ w64 + bias + residual, magnitude + np.abs(bias) + np.abs(residual))
+    library.handle.stop()
+
+
+def test_two_products_of_one_row(tmp_path: Path) -> None:
+    """Panels of both alternate; chunks of several panels a stream and the last ones."""
+    n, k = 1056, 20
+    bodies = [
+        "struct Product { Store e; template <class L> void operator()(vf a, vf b, long row, long col, L lanes) const "
+        "{ e(a * b, row, col, lanes); } };",
+        struct("D", "GemmDims", M=1, N=n, K=k, lda=k, batch_a=k, dual=True),
+        entry(
+            "multiply", f"Product e{{{{a, {n}}}}}; gemm<D>((const float*)a.x, (const float*)a.w, e, th, a.counters);"
+        ),
+    ]
+    library = build(tmp_path, "native", bodies, ["gemm_scratch_bytes<D, float, float>()"])
+    rng = np.random.default_rng(4)
+    a, w = random(rng, (1, 1, k), "float"), random(rng, (1, k, 2 * n), "float")
+    bias, residual = random(rng, (n,), "float"), random(rng, (1, 1, n), "float")
+    pairs = w.reshape(k, n // 32, 2, 32).astype(np.float64)
+    both = np.einsum("k,kpsc->spc", a[0, 0].astype(np.float64), pairs).reshape(2, n)
+    for threads in (1, 2, 3):
+        library.start(threads)
+        out = library.run(
+            "multiply", a, pack(w, "float"), out=np.full_like(residual, np.nan), bias=bias, residual=residual
+        )
+        np.testing.assert_allclose(out[0, 0], both[0] * both[1] + bias + residual[0, 0], rtol=1e-4, atol=1e-4)
     library.handle.stop()
 
 

@@ -9,7 +9,7 @@
 namespace npu {
 
 template <int N, int FIELDS> struct Bytes {
-  static constexpr int BLOCK = N > 0 ? N : 1 << 30, HEAD_BYTES = 0, K_BYTES = PANEL;
+  static constexpr int BLOCK = N > 0 ? N : 1 << 30, HEAD_BYTES = 0, K_BYTES = PANEL, FIELD_BYTES = FIELDS * PANEL;
   static constexpr long panel_bytes(long k) { return (k * K_BYTES + ceil_div(k, BLOCK) * FIELDS * PANEL + 63) / 64 * 64; }
   NPU_INLINE const char* fields(const char* panel, long length, long block) {
     return panel + length * K_BYTES + block * FIELDS * PANEL;

@@ -1,5 +1,6 @@
 // Matrix product with few rows of A (decoding), limited by the bandwidth of the weights. Several panels are read side
-// by side; each is a sequential stream and prefetched. Layouts and epilogue are those of gemm.h.
+// by side; each is a sequential stream and prefetched. A stream goes on with the panel that follows in memory, because
+// a CPU recognises each new stream anew. Layouts and epilogue are those of gemm.h.
 #pragma once
 #include "tile.h"
 
@@ -36,6 +37,7 @@ struct GemvArgs {
   long len;           // units
   const char* w;
   long panel_bytes;
+  long stride;        // bytes between the panels that are read side by side
   float* acc;         // [panels][M][PANEL]
   long jump = 0;      // from the end of these panels to those that this thread reads next
   // Bytes from `at`, an address in the first panel, to what is prefetched.
@@ -45,12 +47,29 @@ struct GemvArgs {
   }
 };
 
+// Whether the scales of a panel follow its codes, as a stream of their own.
+template <class Stored> constexpr auto has_fields(int) -> decltype(Stored::Encoding::FIELD_BYTES, true) { return true; }
+template <class Stored> constexpr bool has_fields(...) { return false; }
+// Prefetches the fields of the block that is two after `block`, at the end of a panel that of the panel to be read next.
+template <class Stored, int PANELS> NPU_INLINE void prefetch_fields(const GemvArgs& a, long block) {
+  constexpr long AHEAD = 2, BYTES = Stored::Encoding::FIELD_BYTES;
+  const long blocks = ceil_div(a.len, Stored::BLOCK_UNITS);
+  long at = block + AHEAD, beyond = 0;
+  if (at >= blocks) at = min_of(at - blocks, blocks - 1), beyond = a.panel_bytes + a.jump;
+#pragma GCC unroll 4
+  for (int s = 0; s < PANELS; s++) {
+    const char* fields = Stored::fields(a.w + s * a.stride, a.len, at) + beyond;
+#pragma GCC unroll 4
+    for (int line = 0; line < BYTES; line += 64) __builtin_prefetch(fields + line, 0, 3);
+  }
+}
+
 template <class Kind, class Stored, int M, int PANELS> NPU_NOINLINE void gemv_tile(const GemvArgs& a) {
   constexpr long BLOCK = Stored::BLOCK_UNITS, LONGEST = is_same<Kind, F32>::value ? 32 : 64;
   constexpr long SEGMENT = BLOCK > 0 ? min_of(BLOCK, LONGEST) : gemv_segment<Kind>;
   Reader<Stored> w[PANELS];
 #pragma GCC unroll 4
-  for (int s = 0; s < PANELS; s++) w[s] = Reader<Stored>::of(a.w + s * a.panel_bytes);
+  for (int s = 0; s < PANELS; s++) w[s] = Reader<Stored>::of(a.w + s * a.stride);
   const char* x = a.x;
   vf acc[PANELS][PANEL_VECS][M];
   vf sum[M];  // of x in a block, which bases are multiplied by
@@ -77,7 +96,9 @@ template <class Kind, class Stored, int M, int PANELS> NPU_NOINLINE void gemv_ti
       for (int m = 0; m < M; m++) sum[m] = vf{};
     if constexpr (BLOCK > 0)
 #pragma GCC unroll 4
-      for (int s = 0; s < PANELS; s++) w[s].from = Stored::at(a.w + s * a.panel_bytes, k);
+      for (int s = 0; s < PANELS; s++) w[s].from = Stored::at(a.w + s * a.stride, k);
+    if constexpr (has_fields<Stored>(0))
+      if (k % BLOCK == 0) prefetch_fields<Stored, PANELS>(a, k / BLOCK);
     for (; k + 4 <= end; k += 4, x += 16) {
       const long ahead = a.template ahead<PANELS>(w[0].from);
 #pragma GCC unroll 4
@@ -129,15 +150,15 @@ template <class Kind, class Stored, int M, int PANELS> NPU_NOINLINE void gemv_ti
 #pragma GCC unroll 4
         for (int m = 0; m < M; m++) {
           float* to = a.acc + (s * M + m) * PANEL + v * VL;
-          if constexpr (BLOCK > 0) acc[s][v][m] *= Stored::scale(a.w + s * a.panel_bytes, a.len, (k - 1) / BLOCK, v);
+          if constexpr (BLOCK > 0) acc[s][v][m] *= Stored::scale(a.w + s * a.stride, a.len, (k - 1) / BLOCK, v);
           if constexpr (Stored::HAS_BASE)
-            acc[s][v][m] += Stored::base(a.w + s * a.panel_bytes, a.len, (k - 1) / BLOCK, v) * sum[m];
+            acc[s][v][m] += Stored::base(a.w + s * a.stride, a.len, (k - 1) / BLOCK, v) * sum[m];
           store_bytes(to, first ? acc[s][v][m] : acc[s][v][m] + load_bytes<vf>(to));
         }
   }
   if constexpr (!Stored::PLAIN)
     for (int s = 0; s < PANELS; s++)
-      Stored::template add_outliers<M>(a, a.w + s * a.panel_bytes, a.acc + s * M * PANEL);
+      Stored::template add_outliers<M>(a, a.w + s * a.stride, a.acc + s * M * PANEL);
 }
 
 template <class Kind, class Stored, int M, int PANELS> NPU_INLINE void multiply_panels(const GemvArgs& a) {
@@ -150,23 +171,39 @@ template <class Stored> constexpr int max_streams(long m) {
   else return gemv_streams(m);
 }
 
-// A chunk is a group of panels. Groups are smaller if there would be too few of them for all threads. Plan: a GemmPlan.
+// Panels panel + s * steps + i for stream s and step i.
+struct GemvChunk { long panel, steps; };
+
+// Chunks become smaller: each of the first takes half of what is left, divided by the number of threads, so that streams
+// are long and the threads' loads balance. Plan: a GemmPlan.
 template <class Plan, class D> struct GemvPlan {
   static constexpr int MAX_STREAMS = max_streams<typename Plan::Stored>(D::M);
   static constexpr long PRODUCTS = Plan::PRODUCTS, PANELS = PRODUCTS * Plan::NP;
   static constexpr long PRODUCT_BYTES = Plan::Stored::panel_bytes(Plan::UNITS);
-  static constexpr int WANTED = MAX_STREAMS >= 4 && PANELS / 4 < CHUNKS ? (PANELS / 2 < CHUNKS ? 1 : 2) : MAX_STREAMS;
+  static constexpr long LEAST = CHUNKS / 2;
+  static constexpr int WANTED = MAX_STREAMS >= 4 && PANELS / 4 < LEAST ? (PANELS / 2 < LEAST ? 1 : 2) : MAX_STREAMS;
   static constexpr int STREAMS = WANTED > 1 ? WANTED / PRODUCTS * PRODUCTS : 1;
   static constexpr long GROUP = max_of(STREAMS, PRODUCTS), GROUPS = ceil_div(PANELS, GROUP);
+  // Chunk i of the panels of an image.
+  static GemvChunk chunk(long i, long threads) {
+    long panel = 0;
+    for (; D::B == 1 && STREAMS > 1;) {
+      const long steps = (PANELS - panel) / (2 * STREAMS * threads) / PRODUCTS * PRODUCTS;
+      if (steps < 2) break;
+      if (i < threads) return {panel + i * STREAMS * steps, steps};
+      panel += threads * STREAMS * steps, i -= threads;
+    }
+    return {panel + i * GROUP, 1};
+  }
 };
 
 // Prefetches the first weights that this thread reads, while it waits for the previous phase to end.
 template <class Plan, class D> NPU_INLINE void gemv_prefetch(const char* weights, const Thread& th) {
   using V = GemvPlan<Plan, D>;
-  if (th.tid >= V::GROUPS) return;
-  const long panel = th.tid * V::GROUP, panels = min_of(V::GROUP, V::PANELS - panel);
+  const GemvChunk first = V::chunk(th.tid, th.n);
   for (long at = 0; at < min_of(GEMV_PREFETCH_BYTES, V::PRODUCT_BYTES); at += 64)
-    for (long s = 0; s < panels; s++) __builtin_prefetch(weights + (panel + s) * V::PRODUCT_BYTES + at, 0, 3);
+    for (long s = 0, panel = first.panel; s < V::GROUP && panel < V::PANELS; s++, panel += first.steps)
+      __builtin_prefetch(weights + panel * V::PRODUCT_BYTES + at, 0, 3);
 }
 
 // The first chunk of a thread is the one that gemv_prefetch() prefetched; the others are claimed dynamically.
@@ -176,16 +213,24 @@ NPU_INLINE void gemv(const TA* a, const TW* weights, Epi& epi, Thread& th, int* 
   using Stored = typename Plan::Stored;
   using V = GemvPlan<Plan, D>;
   constexpr int STREAMS = V::STREAMS;
-  constexpr long PRODUCTS = V::PRODUCTS, PANELS = V::PANELS, PRODUCT_BYTES = V::PRODUCT_BYTES;
-  constexpr long GROUP = V::GROUP, GROUPS = V::GROUPS;
+  constexpr long PRODUCTS = V::PRODUCTS, PANELS = V::PANELS, PRODUCT_BYTES = V::PRODUCT_BYTES, GROUP = V::GROUP;
   constexpr long SUMS = D::M * PANEL;
   constexpr long X_ROW_BYTES = Digits<Stored>::USED ? digits_bytes<Stored>(1, D::K) : Plan::ROW_BYTES;
-  float acc[GROUP * SUMS] __attribute__((aligned(64)));
+  float acc[max_of(GROUP, STREAMS * PRODUCTS) * SUMS] __attribute__((aligned(64)));
   long prepared = -1;
   const char* x = nullptr;
-  for (long i = th.tid, next; i < D::B * GROUPS; i = next) {
-    next = th.n + next_chunk(th, counter);
-    const long image = i / GROUPS, panel = i % GROUPS * GROUP, panels = min_of(GROUP, PANELS - panel);
+  // Images have chunks of one step each, if there are several.
+  auto image_of = [](long i) { return D::B == 1 ? 0 : i / V::GROUPS; };
+  auto chunk_of = [&](long i) { return V::chunk(i - image_of(i) * V::GROUPS, th.n); };
+  auto exists = [&](long i) { return image_of(i) < D::B && chunk_of(i).panel < PANELS; };
+  auto address = [&](long i) {
+    return (const char*)weights + image_of(i) * Plan::W_IMAGE_BYTES + chunk_of(i).panel * PRODUCT_BYTES;
+  };
+  auto epilogue = [&](long image, long panel, const float* sums, long second) __attribute__((always_inline)) {
+    apply_epilogue<D::N, Plan::DUAL>(sums, second, (int)D::M, image * D::M, panel / PRODUCTS * PANEL, 0, epi);
+  };
+  for (long i = th.tid, next = 0; exists(i); i = next) {
+    const long image = image_of(i);
     if (prepared != image) {
       x = Plan::prepare(a, image, 0, th.scratch);
       prepared = image;
@@ -195,21 +240,31 @@ NPU_INLINE void gemv(const TA* a, const TW* weights, Epi& epi, Thread& th, int* 
         x = digits;
       }
     }
-    const char* w = (const char*)weights + image * Plan::W_IMAGE_BYTES + panel * PRODUCT_BYTES;
-    GemvArgs args{x, X_ROW_BYTES, Plan::UNITS, w, PRODUCT_BYTES, acc};
-    if (next < D::B * GROUPS) {
-      const char* following = (const char*)weights + next / GROUPS * Plan::W_IMAGE_BYTES;
-      args.jump = following + next % GROUPS * GROUP * PRODUCT_BYTES - w - PRODUCT_BYTES;
+    const GemvChunk chunk = chunk_of(i);
+    GemvArgs args{x, X_ROW_BYTES, Plan::UNITS, address(i), PRODUCT_BYTES, chunk.steps * PRODUCT_BYTES, acc};
+    for (long step = 0; step < chunk.steps; step++, args.w += PRODUCT_BYTES) {
+      if (step == chunk.steps - 1) {
+        next = th.n + next_chunk(th, counter);
+        if (exists(next)) args.jump = address(next) - args.w - PRODUCT_BYTES;
+      }
+      const long panel = chunk.panel + step, side = step % PRODUCTS;
+      if (chunk.steps > 1) {
+        args.acc = acc + side * STREAMS * SUMS;
+        multiply_panels<Kind, Stored, D::M, STREAMS>(args);
+        for (long s = 0; s < STREAMS && side == PRODUCTS - 1; s++)
+          epilogue(image, panel + s * chunk.steps, acc + s * SUMS, STREAMS * SUMS);
+        continue;
+      }
+      const long panels = min_of(GROUP, PANELS - panel);
+      if (panels == STREAMS) {
+        multiply_panels<Kind, Stored, D::M, STREAMS>(args);
+      } else {
+        GemvArgs one = args;
+        for (long s = 0; s < panels; s++, one.w += PRODUCT_BYTES, one.acc += SUMS)
+          multiply_panels<Kind, Stored, D::M, 1>(one);
+      }
+      for (long s = 0; s < panels; s += PRODUCTS) epilogue(image, panel + s, acc + s * SUMS, SUMS);
     }
-    if (panels != STREAMS) {
-      for (long s = 0; s < panels; s++, args.w += PRODUCT_BYTES, args.acc += SUMS)
-        multiply_panels<Kind, Stored, D::M, 1>(args);
-    } else {
-      multiply_panels<Kind, Stored, D::M, STREAMS>(args);
-    }
-    for (long s = 0; s < panels; s += PRODUCTS)
-      apply_epilogue<D::N, Plan::DUAL>(acc + s * SUMS, SUMS, (int)D::M, image * D::M, (panel + s) / PRODUCTS * PANEL, 0,
-                                       epi);
   }
 }
 

@@ -130,7 +130,7 @@ template <class Format, class Kind> struct Digits<Blocks<Format, Kind>> {
       const char* w[PANELS];
 #pragma GCC unroll 4
       for (int s = 0; s < PANELS; s++) {
-        w[s] = Storage::codes(a.w + s * a.panel_bytes, sub);
+        w[s] = Storage::codes(a.w + s * a.stride, sub);
 #pragma GCC unroll 4
         for (int m = 0; m < M; m++) {
           const vi32 bias = splat<vi32>(-CodeBytes<Format>::BIAS * header(m)->sum);
@@ -163,7 +163,7 @@ template <class Format, class Kind> struct Digits<Blocks<Format, Kind>> {
       for (int s = 0; s < PANELS; s++)
 #pragma GCC unroll 2
         for (int v = 0; v < 2; v++) {
-          const char* panel = a.w + s * a.panel_bytes;
+          const char* panel = a.w + s * a.stride;
           const vf scale = Storage::scale(panel, 0, sub, v), base = Storage::base(panel, 0, sub, v);
 #pragma GCC unroll 4
           for (int m = 0; m < M; m++) {

@@ -79,6 +79,10 @@ template <class Format, class Kind, bool BASED = false> struct Values {
       else return rounded(even, odd);
     }
   }
+  using Encoding = Format;
+  NPU_INLINE const char* fields(const char* panel, long units, long block) {
+    return Format::fields(panel, units * DEPTH, block);
+  }
   NPU_INLINE vf scale(const char* panel, long units, long block, int v) {
     return Format::scale(panel, units * DEPTH, block, v);
   }
