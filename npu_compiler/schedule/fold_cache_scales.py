@@ -3,6 +3,7 @@ that the decoded cache is neither computed nor stored."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from ..graph import expr
@@ -14,12 +15,12 @@ from .rewrite import ScheduleRewrite
 from .schedule import Schedule
 
 
-def fold_cache_scales(schedule: Schedule) -> None:
+def fold_cache_scales(schedule: Schedule, folds: Callable[[Attention], bool]) -> None:
     """Replace decoded keys and values by 8-bit numbers and scales in attention kernels. Remove kernels whose results
     are no longer read."""
     made: dict[int, Kernel] = {o.buffer.id: p for k in schedule.kernels for p in k.members for o in p.outputs}
     for k in schedule.kernels:
-        if isinstance(k, Attention) and not k.scaled:
+        if isinstance(k, Attention) and not k.scaled and folds(k):
             held = [_numbers_and_scales(made.get(op.buffer.id), op) for op in k.inputs[1:3]]
             keys, values = held
             if keys is not None and values is not None:
@@ -53,6 +54,7 @@ def _numbers_and_scales(producer: Kernel | None, decoded: Operand) -> tuple[Oper
     return None
 
 
-FOLD_CACHE_SCALES = ScheduleRewrite(
-    "fold_cache_scales", "attention decodes a cache of 8-bit numbers itself", fold_cache_scales
-)
+def fold_cache_scales_if(folds: Callable[[Attention], bool]) -> ScheduleRewrite:
+    """Return the rewrite for a target whose kernels decode the cache if ``folds`` returns True for the attention."""
+    summary = "attention decodes a cache of 8-bit numbers itself"
+    return ScheduleRewrite("fold_cache_scales", summary, lambda schedule: fold_cache_scales(schedule, folds))

@@ -269,6 +269,7 @@ def _products(kernel: Anchor, inputs: list[Array], arrays: Arrays) -> tuple[Arra
         case Convolution():
             return (conv2d(kernel, inputs),)
         case Attention():
+            inputs = _decoded(kernel, inputs)
             return (_attention_parts(kernel, inputs) if kernel.splits > 1 else _attention(kernel, inputs),)
         case CombineAttention():
             return (_combine(inputs[0]),)
@@ -307,11 +308,16 @@ def _attention(k: Attention, inputs: list[Array]) -> Array:
     for op in k.inputs[:3]:
         if op.shape[-1] != 1 and op.strides[-1] != 1:
             raise ValueError(f"kernel {k.name}: rows of q, k and v are not dense")
-    if k.scaled:
-        q, keys, values, *rest, key_scales, value_scales = inputs
-        dtype = q.dtype
-        inputs = [q, (keys * key_scales).astype(dtype), (values * value_scales).astype(dtype), *rest]
     return _attend(inputs[:3], _mask(k, inputs), k.scale, k.causal)
+
+
+def _decoded(k: Attention, inputs: list[Array]) -> list[Array]:
+    """Return the inputs with keys and values in the dtype of the queries, instead of 8-bit numbers and their scales."""
+    if not k.scaled:
+        return inputs
+    q, keys, values, *rest, key_scales, value_scales = inputs
+    wide = [x.astype(np.float32) * scales for x, scales in ((keys, key_scales), (values, value_scales))]
+    return [q, *(x.astype(q.dtype) for x in wide), *rest]
 
 
 def _mask(k: Attention, inputs: list[Array]) -> Array | None:

@@ -9,8 +9,8 @@ heads    of each block, in the same way
 ======== ===============================================================================================================
 
 A plane of b <= 4 bits has 32-bit words, each for 4 / b rows: pair i of row r begins at bit 4 b (r % (4 / b)) + b i, and
-its second column is 16 bits higher, so that a shift and a mask select both. Codes of 8 bits are bytes, row by row: a
-plane of rows 0 and 1, and one of rows 2 and 3. There are as many bytes as in the blocks, but for the 6-bit scales of
+its second column is 16 bits higher, so that a shift and a mask select both. Codes of 8 bits are bytes, row by row, so
+that TMA can load them as a matrix. There are as many bytes as in the blocks, but for the 6-bit scales of
 GGUF, which take a byte each, and for padding to whole memory transactions.
 The readers are ``blocks.h`` and the files named after the formats, in ``targets/simt/kernels``.
 """
@@ -166,7 +166,7 @@ class BlockRows(Layout):
         at = 0
         for bits, shift in zip(self.planes, self._shifts(), strict=True):
             if bits == 8:
-                part = read((r >> 1) * (k * 2) + piece * 16 + (r & 1) * PIECE + (column & PIECE - 1))
+                part = read(r * k + column)
             else:
                 field = r * (4 * bits) + pair * bits  # among the low halves of the piece's words
                 word = (field >> 4) * 4 + odd * 2
@@ -198,7 +198,7 @@ def _plane(codes: np.ndarray, bits: int) -> np.ndarray:
     """Return the plane [fours, bytes] of the low ``bits`` of codes [fours, 4, K]."""
     fours, _, k = codes.shape
     if bits == 8:
-        return codes.reshape(fours, 2, 2, -1, PIECE).transpose(0, 1, 3, 2, 4).reshape(fours, -1)
+        return codes.reshape(fours, -1)
     low = (codes & np.uint8((1 << bits) - 1)).reshape(fours, ROWS, k // PIECE, _PAIRS, 2)
     if bits == 4:  # a byte has two pairs' columns; its place: row, column of the pair, half of the pairs
         halves = low.reshape(fours, ROWS, -1, 2, 2, 2)
@@ -222,7 +222,7 @@ def _codes(plane: np.ndarray, bits: int) -> np.ndarray:
     """Return the codes uint8 [fours, 4, K] of a plane [fours, bytes]."""
     fours = len(plane)
     if bits == 8:
-        return plane.reshape(fours, 2, -1, 2, PIECE).transpose(0, 1, 3, 2, 4).reshape(fours, ROWS, -1)
+        return plane.reshape(fours, ROWS, -1)
     words = np.ascontiguousarray(plane).view("<u4").reshape(fours, -1, bits).transpose(0, 2, 1)
     rows, pairs, odd = np.ogrid[: ROWS // bits, :_PAIRS, :2]
     shifts = (4 * bits * rows + bits * pairs + 16 * odd).astype(np.uint32)[:, None]

@@ -15,7 +15,7 @@ import numpy as np
 from ...artifact.program import ABI_VERSION, LAYOUT_MARKER
 from ...graph.graph import Node
 from ...schedule.anchors import Gemm
-from ...schedule.fold_cache_scales import FOLD_CACHE_SCALES
+from ...schedule.fold_cache_scales import fold_cache_scales_if
 from ...schedule.fold_position_masks import FOLD_POSITION_MASKS
 from ...schedule.horizontal_fusion import common_rewrites
 from ...schedule.kernel import FusedLoops, Kernel, Loops, Operand, Scan, Sort
@@ -72,7 +72,7 @@ class CPUTarget(Selectable[CPUDevice]):
 
     @property
     def rewrites(self) -> tuple[ScheduleRewrite, ...]:
-        return (*common_rewrites(self.config), FOLD_CACHE_SCALES, FOLD_POSITION_MASKS)
+        return (*common_rewrites(self.config), fold_cache_scales_if(lambda k: True), FOLD_POSITION_MASKS)
 
     def emit(self, schedules: list[Schedule], *, build: bool = True) -> Emitted:
         device, units = self.device, _Units(self.device.costs)

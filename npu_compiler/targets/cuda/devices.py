@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, ClassVar
 
+from ...support.dtypes import FLOAT8
 from ...support.errors import ConfigError
-from ...target_config import Roofline
+from ...target_config import Roofline, TargetConfig
 from ..simt.lang.device import GPU, GPU_CONFIG, WgmmaCosts
 
 Capability = tuple[int, int]
@@ -82,6 +83,10 @@ class CUDADevice(GPU):
     def capability(self) -> Capability:
         """The compute capability, such as (9, 0)."""
         return capability_of(self.arch)
+
+    def configured(self, config: TargetConfig) -> TargetConfig:
+        found = super().configured(config)
+        return replace(found, matrix_dtypes=(*found.matrix_dtypes, FLOAT8)) if self.tma is not None else found
 
     def with_units(self, units: int) -> CUDADevice:
         """Return the same architecture with another number of SMs, and proportionally many clusters."""

@@ -21,13 +21,18 @@ GROUP_EXTRA = 1280  # bytes of shared memory of a thread block in addition to it
 PIECE = 64  # rows of results in one TMA store
 PAD = 16  # floats after a row of partial sums, to avoid bank conflicts
 MAX_STAGES = 8
+WARPGROUP = 128  # threads
+LONG_SUM = 2048  # more terms of 8-bit floats are added up in float32, MAX_TERMS at a time: at an error of 7e-4 of the
+MAX_TERMS = 512  # result for 1536 terms and 2.5e-3 for 8960, the former is small beside a rounding to bfloat16
+PROMOTED_REGISTERS = 232  # of a thread, if its sums are added up in float32
 
 
 @dataclass(frozen=True)
 class Plan:
     """Tiles of ``m`` x ``n`` results, whose operands are loaded into a ring buffer of ``stages``. ``splits``: thread
     blocks of a cluster that share a tile (split-K). ``blocks_per_sm``: thread blocks that are resident on an SM.
-    ``prefetch``: threads read residuals before the main loop. ``tma_store``: TMA loads residuals and stores results."""
+    ``prefetch``: threads read residuals before the main loop. ``tma_store``: TMA loads residuals and stores results.
+    ``promoted``: after so many stages, sums are added up in float32; 0: never."""
 
     m: int
     n: int
@@ -36,6 +41,7 @@ class Plan:
     blocks_per_sm: int = 1
     prefetch: bool = True
     tma_store: bool = False
+    promoted: int = 0
 
 
 def piece_columns(n: int, size: int) -> int:
@@ -57,6 +63,11 @@ def split_floats(m: int, n: int) -> int:
     return m * (n + PAD)
 
 
+def column_scale_floats(m: int, n: int) -> int:
+    """Return the floats of shared memory for the scales of the columns of two tiles, for each warpgroup."""
+    return 2 * m // 64 * n
+
+
 def device_of(dialect: Dialect) -> CUDADevice:
     """Return the device of ``dialect``, which must have TMA."""
     assert isinstance(dialect.device, CUDADevice) and dialect.device.tma is not None
@@ -74,28 +85,31 @@ def choose(kernel: Gemm | Conv2d, step: int, tiles: bool, dialect: Dialect) -> P
     units = sum(math.prod(o.shape) * dtypes.DTYPES[o.dtype].size for o in touched) // 2
     size = dtypes.DTYPES[out.dtype].size if tiles else 0
     return min(
-        candidates(p, step, residual, size, device, min(len(kernel.outputs), 2), kind.columns),
+        candidates(p, step, residual, size, device, min(len(kernel.outputs), 2), kind.columns, bool(kind.format)),
         key=lambda plan: (cost(p, plan, step, residual, units, device), plan.prefetch and plan.n > 64),
     )
 
 
 def _has_residual(kernel: Gemm | Conv2d) -> bool:
     """Whether the epilogue reads one element for every result."""
-    return any(len(o.shape) > 1 and o.shape[:2] == kernel.outputs[0].shape[:2] for o in kernel.inputs[kernel.rhs + 1 :])
+    read = kernel.inputs[kernel.rhs + 1 : len(kernel.inputs) - (kernel.row_scale is not None)]
+    return any(len(o.shape) > 1 and o.shape[:2] == kernel.outputs[0].shape[:2] for o in read)
 
 
 def candidates(
-    p: Product, step: int, residual: bool, size: int, device: CUDADevice, outputs: int = 1, columns: int = 8
+    p: Product, step: int, residual: bool, size: int, device: CUDADevice, outputs: int = 1, columns: int = 8,
+    scaled: bool = False,
 ) -> Iterator[Plan]:  # fmt: skip
     """Yield the plans that fit the device. ``step``: units of a stage along K. ``residual``: whether the epilogue reads
     one. ``size``: bytes of a result; 0: TMA cannot store them. ``outputs``: their number. ``columns``: widths are
-    multiples of it."""
+    multiples of it. ``scaled``: columns have scales."""
     for m in (64, 128):
         for n in _widths(p, m, device.units, columns):
             for splits in (1, *(size for size, blocks_at_once in device.clusters if blocks_at_once)):
                 for blocks_per_sm in (1, 2, 3, 4) if splits == 1 else (1,):
                     room = device.shared_per_unit // blocks_per_sm - GROUP_EXTRA
                     room -= split_floats(m, n) * 4 if splits > 1 else 0
+                    room -= column_scale_floats(m, n) * 4 if scaled else 0
                     stage = (m + n) * step * 2
                     stages = min(room // stage, MAX_STAGES)
                     fits = splits == 1 or blocks(p.k, step) >= 2 * splits
@@ -106,8 +120,13 @@ def candidates(
                     fits = fits and (not tma_store or stages > results + 1)
                     prefetch = residual and n <= 128 and splits == 1 and not tma_store
                     fits = fits and (blocks_per_sm < 4 or not prefetch)  # two blocks with more rows measured faster
-                    if stages > 2 and fits and registers(m, n, blocks_per_sm, prefetch) <= device.registers:
-                        yield Plan(m, n, stages, splits, blocks_per_sm, prefetch, tma_store)
+                    promoted = MAX_TERMS // (2 * step) if scaled and 2 * p.k // splits > LONG_SUM else 0
+                    if promoted:
+                        fits = fits and (m, blocks_per_sm, prefetch) == (128, 1, False) and n + 40 <= PROMOTED_REGISTERS
+                    elif registers(m, n, blocks_per_sm, prefetch) > device.registers:
+                        fits = False
+                    if stages > 2 and fits:
+                        yield Plan(m, n, stages, splits, blocks_per_sm, prefetch, tma_store, promoted)
 
 
 def _widths(p: Product, m: int, units: int, columns: int) -> list[int]:

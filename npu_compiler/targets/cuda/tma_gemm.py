@@ -10,6 +10,7 @@ from typing import NamedTuple
 from ...schedule.anchors import Conv2d, Gemm
 from ...schedule.kernel import Operand
 from ...support import dtypes
+from ...weights.block_rows import ROWS
 from ..simt.kernels.epilogue import Epilogue, Functor
 from ..simt.kernels.gemm import WGMMA_ROWS, product_of
 from ..simt.kernels.operand_types import in_units, operand_type
@@ -18,7 +19,16 @@ from ..simt.lang.emission import Emission
 from ..simt.lang.function import Function, Members, blocks, constants
 from ..simt.lang.program import TileMap
 from .split_rms_norm import row_scale
-from .tile_selection import PIECE, Plan, choose, piece_columns, result_stages, split_floats
+from .tile_selection import (
+    PIECE,
+    WARPGROUP,
+    Plan,
+    choose,
+    column_scale_floats,
+    piece_columns,
+    result_stages,
+    split_floats,
+)
 from .tma_epilogue import residual_of, row_pitch, supports_tma_store
 
 MAX_PREFETCHED = 2  # the most vectors of residuals that a thread of a cluster reads before the main loop
@@ -39,6 +49,8 @@ def supports_tma(kernel: Gemm | Conv2d) -> bool:
         apart = a.strides[2] >= a.shape[3]  # for overlapping rows, loads by threads are faster: they hit the L1 cache
         return pixels and apart and kernel.groups == 1 and tile_k(kernel) > 0 and _window_fits(kernel)
     rows = kernel.lda, kernel.batch_stride if p.batch > 1 else 8
+    if w.format:  # groups of four rows
+        return p.batch == 1 and kernel.lda % 8 == 0
     columns = w.strides[1], w.strides[0] if w.shape[0] > 1 else 8
     return w.strides[2] == 1 and all(n > 0 and n % 8 == 0 for n in (*rows, *columns))
 
@@ -126,7 +138,7 @@ class TmaGemm:
         self.result_size = result.size
         self.types = {"T": kind.ctype, "Sum": kind.sum_ctype, "R": result.ctype}
         self.step = tile_k(kernel)
-        self.threads = plan.m * 2 + SUBGROUP
+        self.threads = plan.m * 2 + (WARPGROUP if plan.promoted else SUBGROUP)
         self.operands = Operands(without_stride(units), 0, kernel.rhs)
 
     def emit(self) -> Emission:
@@ -144,18 +156,20 @@ class TmaGemm:
         full = f.array("int64_t", "full", 2 * plan.stages)
         flags, epilogue = self._epilogue()
         scale = row_scale(self.kernel, f) if self.kernel.row_scale is not None else "NoRowScale{}"
+        columns = self._column_scale() if self.kind.format else "NoColumnScale{}"
         tiles = blocks(p.m, plan.m) * blocks(p.n, plan.n) * p.batch  # each by ``splits`` thread blocks
         clusters = tiles if plan.splits > 1 else min(tiles, self.dialect.device.units * plan.blocks_per_sm)
         sums = self.kernel.outputs[-1].shape[1] if self.sums_rows else 0
         sizes = dict(
             M=p.m, N=p.n, BATCH=p.batch, PRODUCTS=p.products, BATCHED_RIGHT=self._batches(self.operands.kernel) > 1,
             SPLITS=plan.splits, TILE_M=plan.m, TILE_N=plan.n, TILE_K=self.step, STAGES=plan.stages, TILES=tiles,
-            STEP=clusters, PRIMED=self._primed(), OUTPUTS=self.outputs, SUM_ROWS=sums, **flags,
+            STEP=clusters, FOURS=bool(self.kind.format), PROMOTED=plan.promoted, PRIMED=self._primed(),
+            OUTPUTS=self.outputs, SUM_ROWS=sums, **flags,
         )  # fmt: skip
         row_sums = f.pointer(~(len(self.kernel.outputs) - 1)) if sums else "nullptr"
         f.template(
-            "tma_gemm", "tma_gemm.h", self.types, sizes, operands, ring, full, parts, epilogue, scale, outputs,
-            row_sums, before,
+            "tma_gemm", "tma_gemm.h", self.types, sizes, operands, ring, full, parts, epilogue, scale, columns,
+            outputs, row_sums, before,
         )  # fmt: skip
         return f.finish(clusters * plan.splits, self.threads)
 
@@ -224,10 +238,20 @@ class TmaGemm:
             sh, sw = k.stride
             strides, box = tuple(x * 2 for x in reversed(pixel_strides(a))), (self.step, self.plan.m)
             left = TileMap((c, width, h, n), strides, box, swizzle, (*low, *high), (sw, sh))
+        if w.format:
+            fours, nbytes = w.shape[0], w.strides[0] * 2
+            return left, TileMap((p.k, ROWS, fours), (p.k * 2, nbytes), (self.step, ROWS, self.plan.n // ROWS), swizzle)
         batches, row, batch = self._batches(k), p.k * 2, p.n * p.k * 2
         if isinstance(k, Gemm):
             row, batch = w.strides[1] * 2, (w.strides[0] if batches > 1 else w.strides[1] * p.n) * 2
         return left, TileMap((p.k, p.n, batches), (row, batch), (self.step, self.plan.n, 1), swizzle)
+
+    def _column_scale(self) -> str:
+        """Return the template's argument for the scales of the columns, which follow the codes of four rows."""
+        plan, weights = self.plan, self.kernel.weight
+        shared = self.f.array("float", "scales", column_scale_floats(plan.m, plan.n))
+        codes = ROWS * self.kernel.k if isinstance(self.kernel, Gemm) else 0
+        return f"FourScales<{weights.shape[1]}, {codes}>{{{self.f.pointer(self.kernel.rhs)}, {shared}}}"
 
     # -- results
     def _outputs(self) -> str:

@@ -9,13 +9,15 @@ import pytest
 from npu_compiler.frontend.llm import llm_graphs
 from npu_compiler.frontend.llm.config import LLMConfig, parameter_shapes
 from npu_compiler.pipeline import compile_entries
+from npu_compiler.support.dtypes import numpy_dtype
 from npu_compiler.targets import register_target
 from npu_runtime import CPUBackend
 
 from ...porting.backend import HostBackend
 from ...porting.target import TARGET
 from ...support.decode_runs import run_decode
-from ...support.sweeps import FULL
+from ...support.metal_backend import EmulatedMetal
+from ...support.sweeps import FULL, IN_FULL
 
 MAX_LEN = 8192  # 32 groups share the keys: more than one adds up alone
 POSITIONS = (0, 15, 255, 256, 300, 4095, 5000, 8191)
@@ -61,3 +63,24 @@ def test_one_kernel_attends(dtype: str, model_type: str, heads: int, size: int) 
     for x, y in zip(got, expected, strict=True):
         scale = np.abs(y).max()
         assert np.abs(x - y).max() <= (2e-5 if dtype == "float32" else 0.02) * scale
+
+
+@pytest.mark.parametrize("kv_cache", [pytest.param("int8", marks=IN_FULL), "fp8"])
+def test_caches_of_8_bits_are_read_as_they_are(kv_cache: str) -> None:
+    """The kernel reads the numbers and their scales: no kernel decodes the cache."""
+    config = _config("bfloat16", "llama", 2, 64)
+    graphs = llm_graphs(config, max_len=512, chunks=(), kv_cache=kv_cache)
+    rng = np.random.default_rng(0)
+    bf16 = np.dtype(ml_dtypes.bfloat16)
+    weights = {k: (0.2 * rng.standard_normal(s)).astype(bf16) for k, s in parameter_shapes(config).items()}
+    metal = compile_entries(graphs, "metal")
+    state = {}
+    for b in (b for b in metal.buffers if b.kind == "state"):
+        numbers = rng.uniform(0.001, 0.02, b.shape) if b.dtype == "float32" else rng.uniform(-127, 128, b.shape)
+        state[b.name] = numbers.astype(numpy_dtype(b.dtype))
+    entry, positions = metal.entries["decode"], (0, 300, 511)
+    assert [c.kind for c in entry.calls].count("attention") == 1 and entry.arena_bytes < 512 * 64 * 2
+    got = run_decode(metal, EmulatedMetal(), weights, state, positions)
+    expected = run_decode(compile_entries(graphs, "cpu"), CPUBackend(), weights, state, positions)
+    for x, y in zip(got, expected, strict=True):
+        assert np.abs(x - y).max() <= 0.02 * np.abs(y).max()

@@ -37,7 +37,7 @@ class Rows(nn.Linear):
             return super().forward(x)
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         top = wide.abs().amax(-1, keepdim=True)
-        q = (wide * (448 / top)).to(torch.float8_e4m3fn).to(wide.dtype)
+        q = (wide * torch.div(448, top)).to(torch.float8_e4m3fn).to(wide.dtype)
         y = q @ self.weight.to(wide.dtype).T * (top / 448)
         return (y if self.bias is None else y + self.bias).to(x.dtype)
 

@@ -174,6 +174,8 @@ EXAMPLES = [
     Example("horizontal_fusion", "metal", on_graph(independent)),
     Example("fold_cache_scales", "cpu", "float32 int8"),
     Example("fold_cache_scales", "cpu", "float32 fp8"),
+    Example("fold_cache_scales", "cuda", "float32 int8"),
+    Example("fold_cache_scales", "metal", "float32 fp8"),
     Example("fold_position_masks", "cpu", "bfloat16"),
     Example("fold_position_masks", "cuda", "float32"),
     Example("fold_position_masks", "metal", "bfloat16"),

@@ -10,6 +10,7 @@ typedef unsigned int uint;
 typedef unsigned char bool8;
 struct f16 { uint16_t bits; };
 struct bf16 { uint16_t bits; };
+struct e4m3x2 { uint16_t bits; };  // two elements of an operand
 struct u8s8 { uint16_t bits; };  // two elements of an operand: uint8 on the left, int8 on the right
 
 #define HAS_DOUBLE 1

@@ -63,6 +63,52 @@ template <class Scale> struct RowFactors {
   }
 };
 
+// -- the scales of the columns of a product, which are the rows of a right operand in groups of four
+struct NoColumnScale {
+  static constexpr bool ENABLED = false;
+};
+// A group has NBYTES, of which the scales follow SCALES bytes of codes.
+template <int NBYTES, int SCALES> struct FourScales {
+  static constexpr bool ENABLED = true;
+  const uint8_t* weights;
+  float* shared;  // [2, TILE_M / 64, TILE_N]: of this tile and the next, for each warpgroup
+  INLINE float operator()(int column) const {
+    return *(const float*)(weights + (int64_t)(column / 4) * NBYTES + SCALES + column % 4 * 4);
+  }
+};
+
+// The scales of a tile. Each warpgroup loads them before the main loop, and shares them behind it. Tiles take turns in
+// shared memory, so that no warp overwrites scales that another one still reads.
+template <class D, class Columns> struct ColumnFactors {
+  static constexpr int EACH = (D::TILE_N + 127) / 128;
+  float mine[EACH];
+
+  INLINE void read(const Columns& scale, int column0, int tid) {
+    if constexpr (Columns::ENABLED) {
+#pragma unroll
+      for (int i = 0; i < EACH; i++) {
+        const int n = tid % 128 + 128 * i;
+        mine[i] = n < D::TILE_N && column0 + n < D::N ? scale(column0 + n) : 0.0f;
+      }
+    }
+  }
+  INLINE void apply(const Columns& scale, TileC<D>& acc, int turn, const Thread& th) const {
+    if constexpr (Columns::ENABLED) {
+      float* const own = scale.shared + (turn % 2 * (D::TILE_M / 64) + th.subgroup / 4) * D::TILE_N;
+#pragma unroll
+      for (int i = 0; i < EACH; i++)
+        if (th.tid % 128 + 128 * i < D::TILE_N) own[th.tid % 128 + 128 * i] = mine[i];
+      named_barrier(1 + th.subgroup / 4, 128);
+#pragma unroll
+      for (int j = 0; j < D::TILE_N / 8; j++) {
+        const Vec<float, 2> s = *(const Vec<float, 2>*)(own + j * 8 + (th.lane & 3) * 2);
+#pragma unroll
+        for (int i = 0; i < 4; i++) acc.v[4 * j + i] *= s.v[i % 2];
+      }
+    }
+  }
+};
+
 // Row `h` (0 or 1) of the two rows of the product whose sums a lane has.
 struct TileRows {
   int first;

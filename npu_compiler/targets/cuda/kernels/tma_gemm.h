@@ -3,7 +3,7 @@
 // (tma_mainloop.h). If there are few tiles, the blocks of a cluster share each tile (split-K): they exchange partial
 // sums, and each adds up its share of the rows, in order (tma_epilogue.h).
 //
-//   tma_gemm<D>(Operands<S>{left, right}, ring, full, parts, epilogue, scale, {out, out1, residual}, row_sums, NoSum(), th)
+//   tma_gemm<D>(Operands<S>{left, right}, ring, full, parts, epilogue, scale, columns, {out, out1, residual}, row_sums, NoSum(), th)
 #pragma once
 #include "tma_epilogue.h"
 
@@ -24,18 +24,20 @@ template <class D> struct OneOutput : D {
   static constexpr int OUTPUTS = 1, SUM_ROWS = 0;
 };
 
-template <class D, class S, class E, class Scale, class Before>
+template <class D, class S, class E, class Scale, class Columns, class Before>
 INLINE void tma_gemm(const Operands<S>& operands, typename D::T* slots, int64_t* full, typename D::Sum* parts,
-                     const E& epilogue, const Scale& scale, const TileOutputs& to, float* row_sums, const Before& before,
-                     const Thread& th) {
-  ASSUME(th.tid >= 0 && th.tid < D::TILE_M * 2 + 32);
+                     const E& epilogue, const Scale& scale, const Columns& columns, const TileOutputs& to, float* row_sums,
+                     const Before& before, const Thread& th) {
+  constexpr int PRODUCER = D::TILE_M / 64 * 4;  // the warp that issues loads
+  ASSUME(th.tid >= 0 && th.tid < D::TILE_M * 2 + (D::PROMOTED ? 128 : 32));
   const Ring<D> ring = {slots, full, full + D::STAGES};
   const int rank = D::SPLITS > 1 ? cluster_rank() : 0;
   if (th.tid == 0) init_ring(ring);
   if (D::SPLITS > 1) cluster_barrier();
   else barrier();
-  if (th.subgroup == D::TILE_M / 64 * 4) {
-    if (th.lane == 0) {
+  if (th.subgroup >= PRODUCER) {
+    if constexpr (D::PROMOTED > 0) fewer_registers<40>();
+    if (th.subgroup == PRODUCER && th.lane == 0) {
       if constexpr (Before::ENABLED) {
         tma_prefetch(before.operands.left);
         tma_prefetch(before.operands.right);
@@ -62,14 +64,18 @@ INLINE void tma_gemm(const Operands<S>& operands, typename D::T* slots, int64_t*
     if (D::SPLITS > 1) cluster_barrier();
     return;
   }
+  if constexpr (D::PROMOTED > 0) more_registers<232>();
   pdl_wait();
   RingPosition<D::STAGES> at = {0, 0};
   ReleaseResults<D> release = {ring, th.tid, -1};
-  for (int t = th.workgroup / D::SPLITS; t < D::TILES; t += D::STEP) {
+  int turn = 0;
+  for (int t = th.workgroup / D::SPLITS; t < D::TILES; t += D::STEP, turn++) {
     const TileIndex tile = tile_index<D>(t);
     const TileRows row = {tile.m * D::TILE_M + th.subgroup * 16 + (th.lane >> 2)};
     const int row0 = D::BATCH > 1 ? tile.batch * D::M : 0, column0 = tile.n * D::TILE_N;
     TileC<D> acc;
+    ColumnFactors<D, Columns> factors_of_columns;
+    factors_of_columns.read(columns, column0, th.tid);
     if constexpr (D::SPLITS > 1) {
       typedef Share<D, E> Vector;
       typename E::Ahead ahead[Vector::VECTORS];
@@ -94,6 +100,7 @@ INLINE void tma_gemm(const Operands<S>& operands, typename D::T* slots, int64_t*
         }
       }
       multiply_stages<S>(acc, ring, at, rank, th, release);
+      factors_of_columns.apply(columns, acc, turn, th);
       store_share<D, E, Scale>(epilogue, acc, parts, factor, ahead, tile, rank, th, row_sums);
     } else {
       constexpr int PIECES = D::TILE_N / (32 * D::PRODUCTS);
@@ -123,6 +130,7 @@ INLINE void tma_gemm(const Operands<S>& operands, typename D::T* slots, int64_t*
         release.held = -1;
       }
       multiply_stages<S>(acc, ring, at, rank, th, release);
+      factors_of_columns.apply(columns, acc, turn, th);
       factors.find(scale);
       float sums[2] = {};
       if constexpr (D::RESULT_STAGES > 0) {

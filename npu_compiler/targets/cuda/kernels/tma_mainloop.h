@@ -2,7 +2,7 @@
 // memory; each warpgroup multiplies 64 rows of a tile. The epilogue is in tma_epilogue.h.
 //
 // Types of D: T, a unit of two bytes of the operands; Sum, of the accumulators; R, of the results. Constants: M, N; BATCH
-// of products, each with its own right operand if BATCHED_RIGHT; TILE_M, TILE_N, TILE_K, which counts units; STAGES of
+// of products, each with its own right operand if BATCHED_RIGHT; FOURS: the right operand consists of groups of four rows (weights/block_rows.py); TILE_M, TILE_N, TILE_K, which counts units; STAGES of
 // the ring; TILES of the result, of which a block processes every STEP-th; SPLITS: blocks of a cluster that share a tile, each with a part of K (split-K); PRIMED: stages whose right
 // operand, weights, is loaded before preceding kernels end; PRODUCTS 2: columns alternate between two products, which
 // the epilogue combines.
@@ -65,8 +65,10 @@ template <class D, class S> INLINE Range k_tiles(int rank) {
 
 template <class D, class S>
 INLINE void load_right(const Ring<D>& ring, const Operands<S>& from, int slot, int step, TileIndex tile) {
-  tma_load(ring.stage(slot) + D::TILE_M * D::TILE_K, from.right, ring.full + slot, step * D::TILE_K, tile.n * D::TILE_N,
-           D::BATCHED_RIGHT ? tile.batch : 0);
+  typename D::T* const to = ring.stage(slot) + D::TILE_M * D::TILE_K;
+  if (D::FOURS) tma_load(to, from.right, ring.full + slot, step * D::TILE_K, 0, tile.n * (D::TILE_N / 4));
+  else
+    tma_load(to, from.right, ring.full + slot, step * D::TILE_K, tile.n * D::TILE_N, D::BATCHED_RIGHT ? tile.batch : 0);
 }
 
 // Loads the first PRIMED stages of weights, which do not depend on preceding kernels.
@@ -110,14 +112,11 @@ INLINE void load_stages(const Ring<D>& ring, const Operands<S>& from, RingPositi
 }
 
 // -- products
-// Computes the sums of a tile. `meanwhile(first)` is called during each product. Afterwards all of the tile's stages
-// are free, except for the last one if SPLITS > 1.
+// Computes the sums of the stages of a tile from `range.first` to `range.last`; `slot` is the last one that was used.
 template <class S, class D, class F>
-INLINE void multiply_stages(TileC<D>& acc, const Ring<D>& ring, RingPosition<D::STAGES>& at, int rank,
-                            const Thread& th, const F& meanwhile) {
-  const Range range = k_tiles<D, S>(rank);
+INLINE void multiply_range(TileC<D>& acc, const Ring<D>& ring, RingPosition<D::STAGES>& at, Range range, int first,
+                           int& slot, const Thread& th, const F& meanwhile) {
   wgmma_zero(acc);
-  int used = 0;
 #pragma unroll 1
   for (int step = range.first; step < range.last; step++) {
     mbarrier_wait(ring.full + at.slot, at.phase);
@@ -125,14 +124,39 @@ INLINE void multiply_stages(TileC<D>& acc, const Ring<D>& ring, RingPosition<D::
     wgmma_fence();
     wgmma<D::TILE_K>(acc, left + th.subgroup / 4 * (64 * D::TILE_K), left + D::TILE_M * D::TILE_K);
     wgmma_commit();
-    meanwhile(step == range.first);
+    meanwhile(step == first);
     wgmma_wait<1>();
-    if (step > range.first) {
-      if (th.tid % 128 == 0) mbarrier_arrive(ring.empty + used);
+    if (step > first) {
+      if (th.tid % 128 == 0) mbarrier_arrive(ring.empty + slot);
     }
-    used = at.slot;
+    slot = at.slot;
     at.next();
   }
   wgmma_finish(acc);
-  if (D::SPLITS == 1 && th.tid % 128 == 0) mbarrier_arrive(ring.empty + used);
+}
+
+// Computes the sums of a tile. `meanwhile(first)` is called during each product. Afterwards all of the tile's stages
+// are free, except for the last one if SPLITS > 1. If PROMOTED, sums of so many stages are added up in float32, because
+// the matrix unit adds products of 8-bit floats with about 14 bits.
+template <class S, class D, class F>
+INLINE void multiply_stages(TileC<D>& acc, const Ring<D>& ring, RingPosition<D::STAGES>& at, int rank,
+                            const Thread& th, const F& meanwhile) {
+  const Range range = k_tiles<D, S>(rank);
+  int slot = 0;
+  if constexpr (D::PROMOTED > 0) {
+    TileC<D> total;
+    wgmma_zero(total);
+#pragma unroll 1
+    for (int step = range.first; step < range.last; step += D::PROMOTED) {
+      const int end = step + D::PROMOTED;
+      multiply_range<S>(acc, ring, at, {step, end < range.last ? end : range.last}, range.first, slot, th, meanwhile);
+#pragma unroll
+      for (int i = 0; i < D::TILE_N / 2; i++) total.v[i] += acc.v[i];
+    }
+#pragma unroll
+    for (int i = 0; i < D::TILE_N / 2; i++) acc.v[i] = total.v[i];
+  } else {
+    multiply_range<S>(acc, ring, at, range, range.first, slot, th, meanwhile);
+  }
+  if (D::SPLITS == 1 && th.tid % 128 == 0) mbarrier_arrive(ring.empty + slot);
 }

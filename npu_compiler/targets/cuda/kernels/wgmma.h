@@ -8,7 +8,7 @@
 template <int N, class Sum = float> struct WgmmaC { Sum v[N / 2]; };
 
 // wgmma_k16(c, a, b, T*): C [64, N] += A [64, 16] B [N, 16]^T; a and b are descriptors of operands in shared memory. K
-// counts units of two bytes: T is f16, bf16, or two elements of 8 bits (u8s8).
+// counts units of two bytes: T is f16, bf16, or two elements of 8 bits (u8s8, e4m3x2).
 // wgmma_k16(c, a, b): A from registers, and B is [16, N].
 #define R16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
 #define R24 R16 ", %16, %17, %18, %19, %20, %21, %22, %23"
@@ -56,6 +56,8 @@ WGMMA_WIDTHS(f16, float, "k16.f32.f16.f16", "1, 1, 1, 0, 0")
 WGMMA(f16, float, "k16.f32.f16.f16", "1, 1, 1, 0, 0", 56, R28, C28, "%28", "%29")
 WGMMA_WIDTHS(bf16, float, "k16.f32.bf16.bf16", "1, 1, 1, 0, 0")
 WGMMA(bf16, float, "k16.f32.bf16.bf16", "1, 1, 1, 0, 0", 56, R28, C28, "%28", "%29")
+WGMMA_WIDTHS(e4m3x2, float, "k32.f32.e4m3.e4m3", "1, 1, 1")
+WGMMA(e4m3x2, float, "k32.f32.e4m3.e4m3", "1, 1, 1", 56, R28, C28, "%28", "%29")
 #undef REGISTER
 #define REGISTER "+r"
 WGMMA_WIDTHS(u8s8, int, "k32.s32.u8.s8", "1")  // the widths of sums of integers are multiples of 16
@@ -94,6 +96,10 @@ WGMMA_REGISTERS(bf16, 128, R64, C64, "%64, %65, %66, %67", "%68")
 #undef C96
 #undef R128
 #undef C128
+
+// Changes the number of registers of a thread; all warps of a warpgroup call it.
+template <int N> INLINE void more_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" :: "n"(N)); }
+template <int N> INLINE void fewer_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" :: "n"(N)); }
 
 INLINE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 INLINE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }

@@ -10,7 +10,8 @@
 // queries, K_* of the keys, V_* of the values, O_* of the output and M_* of the mask [B, H, SQ, SK]; LIMIT: stride of
 // the positions. MASKED: there is a mask, boolean or added to the scores. BY_POSITION: a query attends to the keys up
 // to its position. CAUSAL: up to its own row. LIMITED: keys beyond the largest position are not read. K_VECTORS,
-// V_VECTORS: rows are read 16 bytes at a time. ROWS_PER_PASS: query rows whose partial sums fit in shared memory.
+// V_VECTORS: rows are read 16 bytes at a time, or 8 of 8-bit numbers. SCALED: keys and values are 8-bit numbers, and the
+// scales of their rows are [B, HK, SK]. ROWS_PER_PASS: query rows whose partial sums fit in shared memory.
 // SCALE: of the scores.
 #pragma once
 
@@ -19,18 +20,33 @@ INLINE float masked(float score, float added) { return score + added; }
 INLINE float masked(float score, f16 added) { return score + to_f32(added); }
 INLINE float masked(float score, bf16 added) { return score + to_f32(added); }
 
+// Loads 16 bytes of a row; rows of 8-bit numbers are loaded 8 bytes at a time.
+template <class T> INLINE void unpack_row(DEVICE const T* from, THREAD float* x) {
+  unpack(load16(from), x, (THREAD T*)nullptr);
+}
+INLINE void unpack_row(DEVICE const int8_t*, THREAD float*) {}
+INLINE void unpack_row(DEVICE const e4m3*, THREAD float*) {}
+
 // Loads this lane's ITEM elements of a row of DIM elements, from element first on; zeros beyond its end.
 template <int ITEM, int DIM, int STRIDE, bool VECTORS, class T>
 INLINE void load_row(THREAD float* x, DEVICE const T* row, int first) {
-  if (VECTORS) {
+  if (VECTORS && sizeof(T) == 1) {
+#pragma unroll
+    for (int e = 0; e < ITEM; e += 8) {
+      Vec<T, 8> piece = {};
+      if (first + e < DIM) piece = *(DEVICE const Vec<T, 8>*)(row + first + e);
+#pragma unroll
+      for (int n = 0; n < 8; n++) x[e + n] = (float)widen(piece.v[n]);
+    }
+  } else if (VECTORS) {
     const int piece = 16 / (int)sizeof(T);
 #pragma unroll
     for (int e = 0; e < ITEM; e += piece) {
-      if (first + e < DIM) unpack(load16(row + first + e), x + e, (THREAD T*)nullptr);
+      if (first + e < DIM) unpack_row(row + first + e, x + e);
       else for (int n = 0; n < piece; n++) x[e + n] = 0.0f;
     }
   } else {
-    for (int e = 0; e < ITEM; e++) x[e] = first + e < DIM ? to_f32(row[(int64_t)(first + e) * STRIDE]) : 0.0f;
+    for (int e = 0; e < ITEM; e++) x[e] = first + e < DIM ? (float)widen(row[(int64_t)(first + e) * STRIDE]) : 0.0f;
   }
 }
 
@@ -44,6 +60,8 @@ template <class C> struct Attention {
   DEVICE const typename C::Mask* mask;
   DEVICE const int64_t* positions;
   DEVICE typename C::Out* out;
+  DEVICE const float* k_scales;
+  DEVICE const float* v_scales;
   SMEM float* score;     // [ROWS, CHUNK]: scores, then weights
   SMEM float* row_max;   // [ROWS]: the maximum so far
   SMEM float* row_sum;   // [ROWS]: the sum of the weights so far
@@ -113,6 +131,7 @@ template <class C> struct Attention {
       float value = s[0];
 #pragma unroll
       for (int n = 1; n < C::ROWS; n++) value = n == r ? s[n] : value;
+      if (C::SCALED) value *= k_scales[((int64_t)b * C::HK + hk) * C::SK + t];
       if (C::BY_POSITION && C::SQ > 1) value = t <= positions[i * C::LIMIT] ? value : -m_inf_float();
       if (C::MASKED)
         value = masked(value, mask[(int64_t)b * C::M_B + (int64_t)head(r) * C::M_H + (int64_t)i * C::M_S +
@@ -151,9 +170,10 @@ template <class C> struct Attention {
     float value[C::ITEM];
     load_row<C::ITEM, C::DV, C::V_D, C::V_VECTORS>(
         value, v + ((int64_t)b * C::V_B + (int64_t)hk * C::V_H + (int64_t)t * C::V_S), d0);
+    const float scale = C::SCALED ? v_scales[((int64_t)b * C::HK + hk) * C::SK + t] : 1.0f;
 #pragma unroll
     for (int r = 0; r < C::ROWS; r++) {
-      const float w = score[r * C::CHUNK + j];
+      const float w = C::SCALED ? score[r * C::CHUNK + j] * scale : score[r * C::CHUNK + j];
 #pragma unroll
       for (int e = 0; e < C::ITEM; e++) acc[r][e] += w * value[e];
     }
@@ -247,9 +267,10 @@ template <class C>
 INLINE void attention(
     DEVICE const typename C::Q* q, DEVICE const typename C::K* k, DEVICE const typename C::V* v,
     DEVICE const typename C::Mask* mask, DEVICE const int64_t* positions, DEVICE typename C::Out* out,
-    SMEM float* score, SMEM float* row_max, SMEM float* row_sum, SMEM float* rescale, SMEM float* partials, Thread at) {
+    DEVICE const float* k_scales, DEVICE const float* v_scales, SMEM float* score, SMEM float* row_max, SMEM float* row_sum, SMEM float* rescale, SMEM float* partials, Thread at) {
   Attention<C> a;
   a.q = q; a.k = k; a.v = v; a.mask = mask; a.positions = positions; a.out = out;
+  a.k_scales = k_scales; a.v_scales = v_scales;
   a.score = score; a.row_max = row_max; a.row_sum = row_sum; a.rescale = rescale; a.partials = partials; a.at = at;
   a.run();
 }

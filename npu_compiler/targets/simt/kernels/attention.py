@@ -41,9 +41,11 @@ def emit_attention(kernel: Attention, dialect: Dialect) -> Emission:
         B=b, H=h, HK=hk, SQ=sq, SK=sk, D=d, DV=dv, SPLITS=kernel.splits, **tile.sizes(k, v),
         **strides("Q", q), **strides("O", out if kernel.splits == 1 else None), **strides("M", mask),
         LIMIT=kernel.inputs[positions].strides[0] if positions else 0, MASKED=mask is not None,
-        BY_POSITION=kernel.by_position, CAUSAL=kernel.causal, LIMITED=kernel.limited, SCALE=float(kernel.scale),
+        BY_POSITION=kernel.by_position, CAUSAL=kernel.causal, LIMITED=kernel.limited, SCALED=kernel.scaled,
+        SCALE=float(kernel.scale),
     )  # fmt: skip
-    operands = [f.pointer(n) if n is not None else "nullptr" for n in (0, 1, 2, number, positions, ~0)]
+    scales = (len(kernel.inputs) - 2, len(kernel.inputs) - 1) if kernel.scaled else (None, None)
+    operands = [f.pointer(n) if n is not None else "nullptr" for n in (0, 1, 2, number, positions, ~0, *scales)]
     f.template("attention", "attention.h", types, sizes, *operands, *tile.arrays(f))
     return f.finish(blocks(queries, tile.rows) * kernel.splits * hk * b, tile.threads)
 
@@ -76,10 +78,10 @@ class Tile:
         return [f.array("float", name, n) for name, n in lengths.items()]
 
     def _vectors(self, op: Operand) -> bool:
-        """Whether rows of ``op`` can be read 16 bytes at a time."""
-        size = dtypes.DTYPES[op.dtype].size
-        aligned = op.strides[-1] == 1 and not any(n * size % 16 for n in (op.shape[3], op.offset, *op.strides[:-1]))
-        return aligned and self.item % (16 // size) == 0
+        """Whether rows of ``op`` can be read 16 bytes at a time, or 8 of 8-bit numbers."""
+        piece = min(16 // dtypes.DTYPES[op.dtype].size, 8)
+        aligned = op.strides[-1] == 1 and not any(n % piece for n in (op.shape[3], op.offset, *op.strides[:-1]))
+        return aligned and self.item % piece == 0
 
 
 def tile_for(queries: int, keys: Operand, values: Operand, device: GPU) -> Tile:

@@ -37,7 +37,7 @@ def emit_float_decode_attention(kernel: DecodeAttention, dialect: Dialect) -> Em
     types = {"Q": element, "K": element, "V": element, "Out": ctype(out.dtype), "Mask": "bool8"}
     sizes = dict(
         B=1, H=heads, HK=hk, SQ=1, SK=sk, D=d, DV=d, SPLITS=splits, **tile.sizes(keys, values), **strides("O", out),
-        **strides("M", None), LIMIT=0, MASKED=False, BY_POSITION=True, CAUSAL=False, LIMITED=False,
+        **strides("M", None), LIMIT=0, MASKED=False, BY_POSITION=True, CAUSAL=False, LIMITED=False, SCALED=False,
         SCALE=float(kernel.scale), MIN_KEYS=MIN_KEYS, PART=parts.shape[2], COUNTER=counters.shape[1],
     )  # fmt: skip
     operands = [f.pointer(n) for n in (~1, ~2, 2, ~0)]

@@ -57,15 +57,15 @@ template <int BITS> struct PieceCodes {
     return masked_or(from >= to ? word >> (from - to) : word << (to - from), ((1u << B) - 1u) * 0x10001u << to, rest);
   }
 };
-// Bytes.
+// Bytes, row by row.
 template <> struct PieceCodes<8> {
   uint low[8];
   INLINE void zero() {
     for (int i = 0; i < 8; i++) low[i] = 0;
   }
   INLINE void load(DEVICE const uint8_t* four, int pieces, int piece) {
-    stream_words<4>(low, four + piece * 16);
-    stream_words<4>(low + 4, four + pieces * 16 + piece * 16);
+#pragma unroll
+    for (int r = 0; r < 4; r++) stream_words<2>(low + 2 * r, four + (r * pieces + piece) * 8);
   }
   // Pair i of row r: the second byte is 16 bits higher.
   INLINE uint pair(int r, int i) const { return byte_permute(low[2 * r + i / 2], 0u, i % 2 ? 0x4342u : 0x4140u); }

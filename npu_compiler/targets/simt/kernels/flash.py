@@ -22,7 +22,8 @@ def is_flash(kernel: Attention, dialect: Dialect) -> bool:
     dense = all(o.strides[3] == 1 and not any(s % 8 for s in (*o.strides[:3], o.offset)) for o in (q, k, v))
     out = kernel.outputs[0]
     fits = d == dv and d % 16 == 0 and d <= 128 and out.strides[3] == 1 and not any(s % 2 for s in out.strides[:3])
-    return dialect.fragment_access and q.dtype in dialect.matrix_types and q.shape[2] >= MIN_QUERIES and dense and fits
+    many = q.dtype in dialect.matrix_types and q.shape[2] >= MIN_QUERIES and not kernel.scaled
+    return dialect.fragment_access and many and dense and fits
 
 
 def emit_flash(kernel: Attention, dialect: Dialect) -> Emission:
@@ -43,7 +44,8 @@ def emit_flash(kernel: Attention, dialect: Dialect) -> Emission:
 def mask_and_positions(kernel: Attention) -> tuple[int | None, int | None]:
     """Return the numbers of the inputs that are the mask and the queries' positions; None if the kernel reads none."""
     by_position = kernel.by_position
-    mask = 3 if len(kernel.inputs) > 3 and not by_position else None
+    own = len(kernel.inputs) - (2 if kernel.scaled else 0)
+    mask = 3 if own > 3 and not by_position else None
     return mask, 3 if by_position else 4 if kernel.limited else None
 
 

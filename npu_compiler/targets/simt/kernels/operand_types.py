@@ -15,7 +15,8 @@ from ....schedule.kernel import Operand
 @dataclass(frozen=True)
 class OperandType:
     """``left``, ``right``: dtypes of the operands. ``ctype``: a unit in kernels. ``elements``: of a unit. ``sums``: the
-    dtype of accumulators. ``columns``: widths of wgmma are multiples of it."""
+    dtype of accumulators. ``columns``: widths of wgmma are multiples of it. ``format``: the weight layout of the right
+    operand, or ''."""
 
     left: str
     right: str
@@ -23,6 +24,7 @@ class OperandType:
     elements: int = 1
     sums: str = "float32"
     columns: int = 8
+    format: str = ""
 
     @property
     def sum_ctype(self) -> str:
@@ -39,6 +41,7 @@ TYPES = (
     OperandType("float16", "float16", "f16"),
     OperandType("bfloat16", "bfloat16", "bf16"),
     OperandType("uint8", "int8", "u8s8", elements=2, sums="int32", columns=16),
+    OperandType("float8_e4m3fn", "uint8", "e4m3x2", elements=2, format="fp8_e4m3.rows"),
 )
 FLOATS = OperandType("float32", "float32", "float")  # float arithmetic, or TF32
 _UNIT = "int16"  # the dtype of operands whose elements are units
@@ -46,8 +49,8 @@ _UNIT = "int16"  # the dtype of operands whose elements are units
 
 def operand_type(kernel: Gemm | Conv2d) -> OperandType | None:
     """Return the type of a kernel's operands, or None if no matrix unit multiplies them."""
-    pair = kernel.inputs[0].dtype, kernel.weight.dtype
-    return next((t for t in TYPES if (t.left, t.right) == pair), None)
+    found = kernel.inputs[0].dtype, kernel.weight.dtype, kernel.weight.format
+    return next((t for t in TYPES if (t.left, t.right, t.format) == found), None)
 
 
 def in_units(kernel: Gemm | Conv2d) -> Gemm | Conv2d | None:

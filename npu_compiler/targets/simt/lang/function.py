@@ -109,7 +109,8 @@ class Function:
 
     def array(self, ctype: str, name: str, count: int) -> str:
         """Declare an array of ``count`` elements in shared memory and return its name."""
-        sizes = {"bool": 1, "e4m3": 1, "f16": 2, "bf16": 2, "u8s8": 2, "float": 4, "int": 4, "double": 8, "int64_t": 8}
+        sizes = {"bool": 1, "e4m3": 1, "double": 8, "int64_t": 8} | dict.fromkeys(("float", "int"), 4)
+        sizes |= dict.fromkeys(("f16", "bf16", "u8s8", "e4m3x2"), 2)
         self.arrays.append(Array(ctype, name, count, sizes[ctype]))
         return name
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from functools import partial
 
+from ....schedule.fold_cache_scales import fold_cache_scales_if
 from ....schedule.fold_position_masks import FOLD_POSITION_MASKS
 from ....schedule.horizontal_fusion import common_rewrites
 from ....schedule.rewrite import ScheduleRewrite
 from ....target_config import TargetConfig
+from ..kernels.flash import is_flash
 from ..lang.dialect import Dialect
 from .dual_conv import dual_conv
 from .fold_row_scale import fold_row_scale
@@ -27,6 +29,7 @@ def rewrites(config: TargetConfig, dialect: Dialect) -> tuple[ScheduleRewrite, .
     """Return the table of a SIMT target's rewrites."""
     return (
         *common_rewrites(config),
+        fold_cache_scales_if(lambda k: not is_flash(k, dialect)),
         FOLD_POSITION_MASKS,
         ScheduleRewrite(
             "fuse_decode_attention",
