@@ -455,6 +455,7 @@ def convert_element_type(input: Value, dtype: str) -> Value:
         S(t(17, 8, dtype="int8", low=-128, high=128), t(8, 16, dtype="int8", low=-128, high=128)),
         S(t(18, 16, dtype="uint8", high=256), t(16, 8, dtype="int8", low=-128, high=128)),
         S(t(20, 8, dtype="int8", low=-9, high=9), t(8, 8, dtype="int8", low=-9, high=9, layout="transposed")),
+        S(t(33, 70, dtype="int8", low=-128, high=128), t(70, 45, dtype="int8", low=-128, high=128)),
     ),
     dtypes=("float32",),
 )

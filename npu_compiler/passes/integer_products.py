@@ -64,10 +64,14 @@ def integer_products(graph: Graph, config: TargetConfig) -> None:
     static = static_values(graph)
     new: dict[Value, Value] = {}
     for node in list(graph.nodes):
-        if node.op not in ("matmul", "conv2d") or node.out in static or node.inputs[1] not in static:
+        if node.op not in ("matmul", "conv2d") or node.out in static:
             continue
         graph.sources = node.sources
-        if (out := _of_dequantised(graph, node) or _of_signed(graph, node)) is not None:
+        if node.inputs[1] in static:
+            out = _of_dequantised(graph, node) or _of_signed(graph, node)
+        else:  # packed in each run, for products of two matrices
+            out = _of_signed(graph, node) if config.panel and node.op == "matmul" and 1 not in node.out.shape else None
+        if out is not None:
             new[node.out] = out
     graph.sources = ()
     graph.replace(new)

@@ -83,7 +83,8 @@ def _unpacked(w: Array, lead: int) -> Array:
 def pack(k: Pack, b: Array) -> Array:
     """Return right operands [batch, K, N] in the panels of the kernel's output."""
     shape = k.outputs[0].shape
-    layout, panel = ("vnni2", shape[-2]) if shape[-1] == 2 else ("panels", shape[-1])
+    layout = {2: "vnni2", 4: "vnni4"}.get(shape[-1], "panels")
+    panel = shape[-1 if layout == "panels" else -2]
     return packing.pack(b.transpose(0, 2, 1)[:, :, None, :], panel, layout).reshape(shape)
 
 

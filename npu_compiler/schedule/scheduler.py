@@ -332,7 +332,8 @@ class Scheduler(Operands):
         if strides is None:
             op = self._copy(b)
             strides = contiguous_strides((batch, k, n))
-        tail = ((k + 1) // 2, panel, 2) if order == "vnni2" else (k, panel)
+        depth = ELEMENTS[order]
+        tail = (-(-k // depth), panel, depth) if depth > 1 else (k, panel)
         source = Operand(op.buffer, (batch, k, n), strides, op.offset)
         return self._panels(source, (batch, -(-n // panel), *tail), b.node.sources)
 

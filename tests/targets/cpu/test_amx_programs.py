@@ -140,7 +140,10 @@ def test_integers(amx: str) -> None:
     for i, (m, k, n) in enumerate(((5, 70, 33), (37, 6, 40), (80, 4096, 33))):
         a, b = rng.integers(0, 256, (m, k)).astype(np.uint8), rng.integers(-128, 128, (k, n)).astype(np.int8)
         inputs[f"a{i}"], want[f"y{i}"] = a, a.astype(np.int32) @ b.astype(np.int32)
-        g.outputs.append((f"y{i}", g.input(f"a{i}", (m, k), "uint8").matmul(g.const(b))))
+        right = g.const(b)
+        if i == 1:  # packed in each run
+            inputs["b"], right = b, g.input("b", b.shape, "int8")
+        g.outputs.append((f"y{i}", g.input(f"a{i}", (m, k), "uint8").matmul(right)))
     results = Executor(compile_graph(g, amx), {}).run(inputs)
     assert all((results[name] == y).all() for name, y in want.items())
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -321,7 +322,7 @@ def test_dumps_show_what_a_rewrite_changed(tmp_path: Path, monkeypatch: pytest.M
     run_graph(long_sum(), "cuda")
     names = [p.name for p in sorted(tmp_path.iterdir())]
     (dumped,) = [n for n in names if "split_reduction" in n]
-    assert dumped == "6_08_split_reduction.txt" and "6_rewrite.txt" in names and "5_schedule.txt" in names
+    assert re.fullmatch(r"6_\d\d_split_reduction.txt", dumped) and {"6_rewrite.txt", "5_schedule.txt"} < {*names}
     assert "k0_sum_parts" in (tmp_path / dumped).read_text()
     assert "k0_sum_parts" not in (tmp_path / "5_schedule.txt").read_text()
     assert not any("split_k" in n for n in names)
