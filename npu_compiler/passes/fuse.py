@@ -20,6 +20,7 @@ from .load_time import static_values
 MAX_OPERANDS = 12
 MAX_COST = 400
 CHEAP = 4  # scalar operations that may be recomputed per use instead of stored
+DECODING = 16  # scalar operations that look up an element of a table in blocks, at least
 
 ANCHORS_WITH_EPILOGUE = frozenset(("matmul", "conv2d"))
 
@@ -92,6 +93,8 @@ def _can_inline(
     if p.op != "pointwise" or p in keep or v in static or v in outputs:
         return False
     cost = expr.cost(p.attrs["expr"])
+    if _decodes(p):
+        cost += DECODING
     loads = sum(x.op == "load" and x.value == node.inputs.index(v) for x in expr.walk(node.attrs["expr"]))
     repeats = math.prod(node.domain) > v.numel or loads > 1
     many = len(set(users[v])) > 1
@@ -103,6 +106,11 @@ def _can_inline(
         return False  # another kernel reads it from memory anyway
     merged = {*node.inputs, *p.inputs} - {v}
     return len(merged) <= MAX_OPERANDS and expr.cost(node.attrs["expr"]) + cost <= MAX_COST
+
+
+def _decodes(node: Node) -> bool:
+    """Whether ``node`` looks up elements of a table in blocks, which it decodes."""
+    return any(x.op == "dequantize" for x in node.inputs)
 
 
 def _inline(node: Node, v: Value) -> None:
@@ -219,6 +227,8 @@ def _compatible(a: Group, b: Group) -> bool:
     axes = a.axes or b.axes
     if a.axes and b.axes and a.axes != b.axes:
         return False
+    if b.axes and any(_decodes(n) for n in a.nodes):
+        return False  # each pass over a row would decode it again
     domain = a.domain if a.axes else b.domain if b.axes else a.domain
     row = _row_shape(domain, axes)
     if any(g.domain not in (domain, row) or (g.axes and g.domain != domain) for g in (a, b)):

@@ -12,6 +12,7 @@ from npu_compiler.graph import expr
 from npu_compiler.graph.expr import fn, index, load
 from npu_compiler.graph.graph import Graph, Value
 from npu_compiler.passes import attention, concat_to_select, decompose, normalise, patterns
+from npu_compiler.pipeline import run_graph
 from npu_compiler.schedule import checks
 from npu_compiler.schedule.kernel import Loops
 from npu_compiler.target_config import target_config
@@ -226,3 +227,18 @@ def test_concatenations_that_others_read_or_kernels_write_stay() -> None:
     written = g.concat([g.pointwise(exp, x), g.pointwise(tanh, y)], 1)
     g.outputs = [("a", linear(read, 5)), ("b", g.pointwise(tanh, written)), ("c", g.pointwise(exp, written).sum([1]))]
     assert ops(kept(g, concat_to_select.concat_to_select))["concat"] == 2
+
+
+def test_rows_of_a_table_in_blocks_are_decoded_once() -> None:
+    """Neither each reader nor each pass of a row norm decodes them again."""
+    g = Graph("lookup")
+    blocks = g.add("quantize", [g.weight("w", (64, 64), "bfloat16")], [((64, 68), "uint8")], format="fp8_e4m3").out
+    table = g.add("dequantize", [blocks], [((64, 64), "bfloat16")], format="fp8_e4m3", k=64, dtype="bfloat16").out
+    place = (load(1, "int64", (index(0),)), index(1))
+    rows = g.elementwise((4, 64), [table, g.input("ids", (4,), "int64")], load(0, "bfloat16", place))
+    norm = g.pointwise(lambda x, m: x / m, rows, (rows * rows).mean([1]), promote=False)
+    g.outputs = [("norm", norm), ("next", g.pointwise(lambda x: x + 1.0, rows))]
+    schedule = run_graph(g, "cuda:sm_90", until="schedule").schedule
+    assert schedule is not None
+    (decoder,) = [k for k in schedule.kernels if any(o.buffer.kind == "weight" for o in k.inputs)]
+    assert isinstance(decoder, Loops) and not decoder.body.axes
