@@ -1,9 +1,10 @@
 """The quantised form of a network's graph: which tensors are 8-bit, and the ops that make them so.
 
 Convolutions and linear layers multiply int8 weights (symmetric, one scale for each output channel) by uint8 activations
-(one scale and zero point for each tensor). A batch norm after a convolution is folded into it first. Depthwise
-convolutions stay in float32: their sums are too short to gain anything. The graph has the ops of PT2E, quantise and
-dequantise in front of each product; the compiler multiplies the integers.
+(one scale and zero point for each tensor). Residuals and feature maps that are averaged are 8-bit, too. A batch norm
+after a convolution is folded into it first. Depthwise convolutions stay in float32: their sums are too short to gain
+anything. The graph has the ops of PT2E, quantise and dequantise in front of each product; the compiler multiplies the
+integers.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from .ranges import LEVELS, Affine
 
 _PRODUCTS = ("aten.conv2d.default", "aten.linear.default")
 _MAXIMUM = ("aten.max_pool2d.default",)  # of quantised values: their scale stays
+_AVERAGES = ("aten.adaptive_avg_pool2d.default", "aten.avg_pool2d.default", "aten.mean.dim")  # of feature maps
 _MOST = 127  # the largest magnitude of a weight
 
 Key = tuple[str, int]
@@ -93,6 +95,8 @@ class Network:
         for n in nodes:
             if n.op_type == "aten.add.Tensor" and len(n.inputs) == 2:
                 self._add_residual(n)
+            if n.op_type in _AVERAGES and len(n.inputs[0].shape) == 4 and n.inputs[0].dtype == "float32":
+                self._add_site(n.inputs[0])
 
     @property
     def skipped(self) -> list[OpNode]:

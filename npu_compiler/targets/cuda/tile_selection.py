@@ -86,7 +86,7 @@ def choose(kernel: Gemm | Conv2d, step: int, tiles: bool, dialect: Dialect) -> P
     size = dtypes.DTYPES[out.dtype].size if tiles else 0
     return min(
         candidates(p, step, residual, size, device, min(len(kernel.outputs), 2), kind.columns, bool(kind.format)),
-        key=lambda plan: (cost(p, plan, step, residual, units, device), plan.prefetch and plan.n > 64),
+        key=lambda plan: (cost(p, plan, step, residual, units, device, size), plan.prefetch and plan.n > 64),
     )
 
 
@@ -143,8 +143,11 @@ def registers(m: int, n: int, blocks_per_sm: int, prefetch: bool) -> int:
     return (n // 2 + (n // 4 if prefetch else 0) + 40) * blocks(warps, 4) * 4 * SUBGROUP
 
 
-def cost(p: Product, plan: Plan, step: int, residual: bool, units: int, device: CUDADevice) -> float:
-    """Return the estimated time in microseconds of a product that accesses at least ``units`` units of two bytes."""
+def cost(
+    p: Product, plan: Plan, step: int, residual: bool, units: int, device: CUDADevice, size: int = 2
+) -> float:  # fmt: skip
+    """Return the estimated time in microseconds of a product that accesses at least ``units`` units of two bytes.
+    ``size``: bytes of a result."""
     steps = blocks(blocks(p.k, step), plan.splits)
     thread_blocks = blocks(p.m, plan.m) * blocks(p.n, plan.n) * p.batch * plan.splits
     c = device.tma
@@ -161,7 +164,10 @@ def cost(p: Product, plan: Plan, step: int, residual: bool, units: int, device: 
     one, other, tile = c.result, c.residual * late, c.tile
     if plan.tma_store:
         one, other, tile = c.tma_result, c.tma_residual, c.tma_tile
+    if plan.tma_store and size == 1:
+        one, other, tile = c.byte_result, c.byte_residual, 0.0
     store = results / plan.splits * (one + (other if residual else 0)) / p.products
+    store += c.byte_tile if plan.tma_store and size == 1 else 0.0
     together = min(plan.blocks_per_sm, blocks(thread_blocks, device.units))
     alone = max(multiply, load) + store + tile
     work = blocks(thread_blocks, at_once) * max(alone, together * max(multiply, load, store))

@@ -31,6 +31,7 @@ from .tile_selection import (
 )
 from .tma_epilogue import residual_of, row_pitch, supports_tma_store
 
+MAX_BIASED = 128  # terms of a uint8 and an int8 each whose sum is certainly below 2^22
 MAX_PREFETCHED = 2  # the most vectors of residuals that a thread of a cluster reads before the main loop
 
 
@@ -164,7 +165,7 @@ class TmaGemm:
             M=p.m, N=p.n, BATCH=p.batch, PRODUCTS=p.products, BATCHED_RIGHT=self._batches(self.operands.kernel) > 1,
             SPLITS=plan.splits, TILE_M=plan.m, TILE_N=plan.n, TILE_K=self.step, STAGES=plan.stages, TILES=tiles,
             STEP=clusters, FOURS=bool(self.kind.format), PROMOTED=plan.promoted, PRIMED=self._primed(),
-            OUTPUTS=self.outputs, SUM_ROWS=sums, **flags,
+            OUTPUTS=self.outputs, SUM_ROWS=sums, BIASED=self._biased, **flags,
         )  # fmt: skip
         row_sums = f.pointer(~(len(self.kernel.outputs) - 1)) if sums else "nullptr"
         f.template(
@@ -172,6 +173,12 @@ class TmaGemm:
             outputs, row_sums, before,
         )  # fmt: skip
         return f.finish(clusters * plan.splits, self.threads)
+
+    @property
+    def _biased(self) -> bool:
+        """Whether accumulators begin at the bits of 1.5 * 2^23 as a float: sums below 2^22 then become floats by a
+        subtraction, which is faster than a conversion."""
+        return self.kind.sums == "int32" and self.plan.splits == 1 and self.p.k * self.kind.elements <= MAX_BIASED
 
     @property
     def outputs(self) -> int:
@@ -278,7 +285,9 @@ class TmaGemm:
         """Return (constants of the epilogue, the C++ expression that instantiates its functor)."""
         plan, products = self.plan, self.p.products
         members = Members(self.f, "@NAME@_epilogue")
-        epilogue = Epilogue(self.kernel, members, max_width=8, columns=plan.splits > 1)  # more than 16 bytes
+        epilogue = Epilogue(
+            self.kernel, members, max_width=8, columns=plan.splits > 1, biased=self._biased, widened=plan.tma_store
+        )  # more than 16 bytes
         slots = 0
         if plan.tma_store:
             slots = result_stages(plan.m, plan.n, self.step, self.result_size, self.outputs)

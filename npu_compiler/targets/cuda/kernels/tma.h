@@ -100,6 +100,21 @@ INLINE void stmatrix_x4(void* row, const uint* v) {
                :: "r"(shared_address(row)), "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3]) : "memory");
 }
 
+// -- pairs of bytes in shared memory
+INLINE uint shared_load2(uint at) {
+  uint16_t v;
+  asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(at) : "memory");
+  return v;
+}
+INLINE void shared_store2(uint at, uint pair) {
+  asm volatile("st.shared.u16 [%0], %1;" :: "r"(at), "h"((uint16_t)pair) : "memory");
+}
+// Two uint8 as floats: bytes become the low bits of 2^23.
+INLINE Vec<float, 2> unpack_bytes(uint pair) {
+  return {{f32_of_bits(byte_permute(pair, 0x4b000000u, 0x7440)) - 8388608.0f,
+           f32_of_bits(byte_permute(pair, 0x4b000000u, 0x7441)) - 8388608.0f}};
+}
+
 // A position in a ring buffer of STAGES stages. `phase`: the parity of the mbarriers' phase to wait for.
 template <int STAGES> struct RingPosition {
   int slot, phase;

@@ -11,7 +11,8 @@
 //     struct Ahead, Shared                           operands that are loaded early: by row and column, by column
 //     void read_ahead(row, column, Ahead&); void read_shared(column, Shared&);
 //     float store(row, column, const Sum* acc, Ahead, Shared), store_rest(row, column, acc);
-//     Result                                         float, or int for results that are integers
+//     Result                                         float, or int for results that are integers (of 8-bit ones, only
+//                                                    the low byte counts)
 //     float compute(row, column, acc, Result* y, Result* y1, Ahead, Shared); void put(row, column, const float* y);
 //   };
 //
@@ -340,17 +341,15 @@ INLINE void fill_pieces(const E& epilogue, const TileC<D>& acc, const Factors& f
     typename D::T* const piece = to + (q / P::BLOCKS - FIRST) * (D::OUTPUTS * APART);
     typename E::Ahead ahead[4];
     if constexpr (sizeof(R) == 1) {  // a block is 16 bytes, of which each lane has two pairs in two rows
-      char* places[2];
-#pragma unroll
-      for (int h = 0; h < 2; h++)
-        places[h] = P::place(piece, row0 + (th.lane >> 2) + 8 * h, q % P::BLOCKS) + (th.lane & 3) * 2;
+      const auto place = [&](int i) {  // rows are aligned, so that the block is a part of the address
+        const uint row = shared_address(P::place(piece, row0 + (th.lane >> 2) + 8 * (i & 1), 0));
+        return ((row + (th.lane & 3) * 2) ^ (q % P::BLOCKS * 16)) + (i >> 1) * 8;
+      };
       if constexpr (RESIDUAL) {
 #pragma unroll
-        for (int i = 0; i < 4; i++) ahead[i].v0 = *(const Vec<R, 2>*)(places[i & 1] + (i >> 1) * 8);
+        for (int i = 0; i < 4; i++) ahead[i].v0 = unpack_bytes(shared_load2(place(i)));
       }
-      const auto write = [&](int n, int i, uint pair) {
-        *(uint16_t*)(places[i & 1] + (i >> 1) * 8 + n * (APART * 2)) = (uint16_t)pair;
-      };
+      const auto write = [&](int n, int i, uint pair) { shared_store2(place(i) + n * (APART * 2), pair); };
       compute_pairs<D>(epilogue, acc, factors, row, column0, th.lane, q, other, ahead, kept, write, sums);
     } else {
       char* const place = P::place(piece, row0 + (th.lane & 15), q % P::BLOCKS * 2 + (th.lane >> 4));

@@ -5,7 +5,7 @@
 // of products, each with its own right operand if BATCHED_RIGHT; FOURS: the right operand consists of groups of four rows (weights/block_rows.py); TILE_M, TILE_N, TILE_K, which counts units; STAGES of
 // the ring; TILES of the result, of which a block processes every STEP-th; SPLITS: blocks of a cluster that share a tile, each with a part of K (split-K); PRIMED: stages whose right
 // operand, weights, is loaded before preceding kernels end; PRODUCTS 2: columns alternate between two products, which
-// the epilogue combines.
+// the epilogue combines; BIASED: integers begin at the bits of 1.5 * 2^23 as a float (biased_whole).
 //
 // Constants of S, a product of the kernel: K_TILES; IM2COL: rows of the left operand are pixels of the result, and K
 // runs over taps and channels; then OH, OW, KERNEL_W, STRIDE_H, STRIDE_W, PAD_TOP, PAD_LEFT, DILATION_H, DILATION_W,
@@ -116,7 +116,7 @@ INLINE void load_stages(const Ring<D>& ring, const Operands<S>& from, RingPositi
 template <class S, class D, class F>
 INLINE void multiply_range(TileC<D>& acc, const Ring<D>& ring, RingPosition<D::STAGES>& at, Range range, int first,
                            int& slot, const Thread& th, const F& meanwhile) {
-  wgmma_zero(acc);
+  wgmma_zero(acc, (typename D::Sum)(D::BIASED ? 0x4b400000 : 0));
 #pragma unroll 1
   for (int step = range.first; step < range.last; step++) {
     mbarrier_wait(ring.full + at.slot, at.phase);

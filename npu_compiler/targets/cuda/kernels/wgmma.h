@@ -112,9 +112,9 @@ template <int N, class Sum> INLINE void wgmma_finish(WgmmaC<N, Sum>& c) {
 #pragma unroll
   for (int i = 0; i < N / 2; i++) defined_here(c.v[i]);
 }
-template <int N, class Sum> INLINE void wgmma_zero(WgmmaC<N, Sum>& c) {
+template <int N, class Sum> INLINE void wgmma_zero(WgmmaC<N, Sum>& c, Sum zero = 0) {
 #pragma unroll
-  for (int i = 0; i < N / 2; i++) c.v[i] = 0;
+  for (int i = 0; i < N / 2; i++) c.v[i] = zero;
 }
 
 // The element offset of 16-byte chunk `chunk` of a row of 64 units of two bytes, in a tile with the 128-byte swizzle.

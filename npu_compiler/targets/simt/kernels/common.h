@@ -96,10 +96,15 @@ template <class T> INLINE T m_minimum(T a, T b) { return (a < b || a != a) ? a :
 template <class T> INLINE bool m_isnan(T x) { return x != x; }
 template <class T> INLINE T m_sign(T x) { return (T)((x > 0) - (x < 0)); }
 
-// min(max(round(x), low), high) for whole numbers low and high of up to 2^21 in magnitude; NaN gives low. Adding 1.5 *
-// 2^23 rounds to a whole number, in the low bits of the sum.
+// Whole numbers below 2^22 in magnitude are the low bits of their sum with 1.5 * 2^23, and adding that rounds.
+INLINE float biased_whole(int x) { return f32_of_bits((uint)x) - 12582912.0f; }
+// min(max(round(x), low), high) for whole numbers low and high of up to 2^21 in magnitude; NaN gives low. Only the low
+// 22 bits of the first form are the result.
+INLINE int round_clamped_bits(float x, float low, float high) {
+  return (int)bits_of_f32(m_minimum(m_max(x, low), high) + 12582912.0f);
+}
 INLINE int round_clamped(float x, float low, float high) {
-  return (int)(bits_of_f32(m_minimum(m_max(x, low), high) + 12582912.0f) - 0x4b400000u);
+  return (int)((uint)round_clamped_bits(x, low, high) - 0x4b400000u);
 }
 
 // One step of an argmax: NaN is the largest value; of equal values, the first wins.

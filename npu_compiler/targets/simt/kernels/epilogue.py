@@ -27,9 +27,15 @@ class Epilogue:
     first input, if the function computes several kernels. ``row_sum``: the float variable to which :meth:`store` adds,
     if the kernel has a sum among its ``extra_stages``, or ''. ``sum``, ``result``: the C++ types of accumulators and of
     results in registers. ``only_sums``: whether the epilogue reads only accumulators.
+    ``biased``: accumulators are integers plus the bits of 1.5 * 2^23 as a float. ``widened``: the loads
+    of ``ahead`` that are 8-bit integers have been converted to floats.
     """
 
-    def __init__(self, kernel: Anchor, function: Scope, max_width: int = 0, columns: bool = False, first: int = 0):
+    def __init__(
+        self, kernel: Anchor, function: Scope, max_width: int = 0, columns: bool = False, first: int = 0,
+        biased: bool = False, widened: bool = False,
+    ):  # fmt: skip
+        self.biased, self.widened = biased, widened
         self.numbers = {n: first + n for n in range(len(kernel.inputs))} if first else None
         self.nest, self.acc, self.pitch = epilogue_nest(kernel)
         self.step, *more = self.nest.steps
@@ -138,6 +144,14 @@ class Epilogue:
         stored = replace(self.step, value=sums.cast(self.step.value.dtype))
         self._run([stored], row, column, width, lambda which, i: values(i), False, False)
 
+    def ahead_dtype(self, x: Expr) -> str:
+        """Return the dtype in which a load of ``ahead`` is held."""
+        return "float32" if self.widened and dtypes.DTYPES[x.dtype].size == 1 else x.dtype
+
+    def _total(self, text: str) -> Value:
+        """Return an accumulator as a register."""
+        return Value(f"biased_whole({text})", "float") if self.biased else Value(text, self.sum)
+
     def _run(
         self, steps: list[Step], row: str, column: str, width: int, accumulators: Callable[[int, str], str],
         ahead: bool, shared: bool, to: str = "",
@@ -148,18 +162,19 @@ class Epilogue:
             s.fast = self.function.dialect.fast
         points = Points(s, self.nest, self.lane, width)
         s.bound.update(self._fetched)
-        early = [(f"ahead.v{n}", x) for n, x in enumerate(self.ahead if ahead else ())]
-        early += [(f"shared.v{n}", x) for n, x in enumerate(self.shared if shared else ())]
-        for name, x in early:
-            s.bound[x] = stored(f"{name}.v[0]", x.dtype)
+        early = [(f"ahead.v{n}", x, self.ahead_dtype(x)) for n, x in enumerate(self.ahead if ahead else ())]
+        early += [(f"shared.v{n}", x, x.dtype) for n, x in enumerate(self.shared if shared else ())]
+        for name, x, dtype in early:
+            s.bound[x] = stored(f"{name}.v[0]", dtype)
             if width > 1:
-                s.bound[expr.substitute(x, points.shift)] = stored(f"{name}.v[i{points.inner}]", x.dtype)
+                s.bound[expr.substitute(x, points.shift)] = stored(f"{name}.v[i{points.inner}]", dtype)
         for x in (x for step in steps for x in expr.walk(step.value)):
             if x.op == "load" and x.value.operand >= self.acc:
-                which, kind = x.value.operand - self.acc, kind_of(x.dtype)
-                s.bound[x] = Value(accumulators(which, "0"), kind)
+                which = x.value.operand - self.acc
+                s.bound[x] = self._total(accumulators(which, "0"))
                 if width > 1:
-                    s.bound[expr.substitute(x, points.shift)] = Value(accumulators(which, f"i{points.inner}"), kind)
+                    total = self._total(accumulators(which, f"i{points.inner}"))
+                    s.bound[expr.substitute(x, points.shift)] = total
         with out.block("{"):
             self._indices(row, column)
             points.run(steps, sink=to)
@@ -177,8 +192,9 @@ class Functor:
     def types(self) -> None:
         """Add the structs ``Ahead`` and ``Shared``, values that were loaded before, as arguments of the methods; and
         ``Result``, the type of results in registers."""
-        for name, loads in (("Ahead", self.epilogue.ahead), ("Shared", self.epilogue.shared)):
-            vectors = (f"Vec<{dtypes.DTYPES[x.dtype].ctype}, {self.width}> v{n};" for n, x in enumerate(loads))
+        held = [self.epilogue.ahead_dtype(x) for x in self.epilogue.ahead]
+        for name, found in (("Ahead", held), ("Shared", [x.dtype for x in self.epilogue.shared])):
+            vectors = (f"Vec<{dtypes.DTYPES[dtype].ctype}, {self.width}> v{n};" for n, dtype in enumerate(found))
             self.members.lines.add(f"struct {name} {{ {' '.join(vectors)} }};")
         self.members.lines.add(f"typedef {self.epilogue.result} Result;")
 

@@ -309,12 +309,8 @@ class Scalars:
     def _cast(self, e: Expr) -> Value:
         source, kind = e.args[0], self.kind(e)
         if kind == "int" and source not in self.bound and (found := rounded_clamp(source)) is not None:
-            x, zero, low, high = found
-            text = (
-                f"round_clamped({self.text(x, 'float')}, {', '.join(literal(b - zero, 'float') for b in (low, high))})"
-            )
-            bounds = np.iinfo(dtypes.numpy_dtype(e.dtype))
-            text = f"({text} + {literal(zero, 'int')})" if zero else text
+            _, _, low, high = found
+            bounds, text = np.iinfo(dtypes.numpy_dtype(e.dtype)), self._rounded(found, "round_clamped")
             return Value(text if bounds.min <= low <= high <= bounds.max else wrap(text, e.dtype), kind)
         value = self.value(source)
         text = convert(value, kind)
@@ -322,6 +318,19 @@ class Scalars:
             return value
         shrinks = e.dtype != source.dtype and source.dtype != "bool"
         return Value(wrap(text, e.dtype) if shrinks else text, kind)
+
+    def _rounded(self, found: tuple[Expr, int, int, int], function: str) -> str:
+        x, zero, low, high = found
+        bounds = ", ".join(literal(b - zero, "float") for b in (low, high))
+        text = f"{function}({self.text(x, 'float')}, {bounds})"
+        return f"({text} + {literal(zero, 'int')})" if zero else text
+
+    def register(self, e: Expr) -> str:
+        """Return the C++ expression for a result of type ``kind_of(e.dtype)``. Of an 8-bit integer only the low byte
+        counts."""
+        byte = e.op == "cast" and e.dtype in ("int8", "uint8")
+        found = rounded_clamp(e.args[0]) if byte else None
+        return self._rounded(found, "round_clamped_bits") if found is not None else self.text(e, kind_of(e.dtype))
 
     def _where(self, e: Expr) -> Value:
         cond, *arms = e.args

@@ -122,7 +122,7 @@ class Points:
         if width == 1:
             for step in steps:
                 if sink and step.target is not None:
-                    s.out.add(f"{sink}{step.output or ''}[0] = {s.text(step.value, kind_of(step.target.dtype))};")
+                    s.out.add(f"{sink}{step.output or ''}[0] = {s.register(step.value)};")
                 else:
                     self._one(step, step.value, step.target, position)
             return
@@ -145,8 +145,7 @@ class Points:
                 if st.target is None:
                     self._one(st, value, None, expr.substitute(position, shift) if position is not None else None)
                 elif sink:
-                    kind = kind_of(st.target.dtype)
-                    s.out.add(f"{sink}{st.output or ''}[i{self.inner}] = {s.text(value, kind)};")
+                    s.out.add(f"{sink}{st.output or ''}[i{self.inner}] = {s.register(value)};")
                 else:
                     name = next(n for n, other in stores if other is st)
                     value = before_storage(value) if value.dtype == st.target.dtype else value
