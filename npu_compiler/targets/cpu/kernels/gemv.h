@@ -150,10 +150,12 @@ template <class Kind, class Stored, int M, int PANELS> NPU_NOINLINE void gemv_ti
 #pragma GCC unroll 4
         for (int m = 0; m < M; m++) {
           float* to = a.acc + (s * M + m) * PANEL + v * VL;
-          if constexpr (BLOCK > 0) acc[s][v][m] *= Stored::scale(a.w + s * a.stride, a.len, (k - 1) / BLOCK, v);
-          if constexpr (Stored::HAS_BASE)
-            acc[s][v][m] += Stored::base(a.w + s * a.stride, a.len, (k - 1) / BLOCK, v) * sum[m];
-          store_bytes(to, first ? acc[s][v][m] : acc[s][v][m] + load_bytes<vf>(to));
+          vf total = first ? vf{} : load_bytes<vf>(to);
+          const char* panel = a.w + s * a.stride;
+          if constexpr (BLOCK > 0) total = fma(acc[s][v][m], Stored::scale(panel, a.len, (k - 1) / BLOCK, v), total);
+          else total += acc[s][v][m];
+          if constexpr (Stored::HAS_BASE) total = fma(Stored::base(panel, a.len, (k - 1) / BLOCK, v), sum[m], total);
+          store_bytes(to, total);
         }
   }
   if constexpr (!Stored::PLAIN)
