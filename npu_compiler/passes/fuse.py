@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from ..graph import expr
 from ..graph.expr import Expr
 from ..graph.graph import LEAVES, LOOPS, VIEWS, Graph, Node, Value
+from ..support import dtypes
 from ..support.ordering import depth_first
 from .absorb_views import dedupe
 from .load_time import static_values
@@ -147,8 +148,22 @@ def claim_epilogues(graph: Graph) -> dict[Node, list[Node]]:
             chain.append(node)
             taken.add(node)
             value = node.out
+        if chain and value not in outputs and _widens_bytes(chain[-1]) and _inlines(chain[-1], users[value]):
+            taken.remove(chain.pop())
         claimed[anchor] = chain
     return claimed
+
+
+def _widens_bytes(node: Node) -> bool:
+    """Whether a node only converts 8-bit integers, for example dequantises them."""
+    bytes_only = len(node.inputs) == 1 and node.inputs[0].dtype in ("int8", "uint8")
+    return bytes_only and dtypes.DTYPES[node.out.dtype].size > 1
+
+
+def _inlines(node: Node, readers: Collection[Node]) -> bool:
+    """Whether loop nodes, which are all of its ``readers``, can compute ``node``: storing its input takes less memory
+    than storing its result."""
+    return expr.cost(node.attrs["expr"]) <= CHEAP and all(r.op in LOOPS for r in readers)
 
 
 def _is_epilogue(node: Node, value: Value) -> bool:

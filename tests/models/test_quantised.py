@@ -15,14 +15,15 @@ from npu_compiler.graph import expr, interp
 from npu_compiler.graph.graph import Graph
 from npu_compiler.ops.lower import lower_ir
 from npu_compiler.phases import State, run_fold, run_layout, run_normalise
-from npu_compiler.pipeline import compile_graph, run_graph
+from npu_compiler.pipeline import compile_graph, run_graph, run_phases
+from npu_compiler.schedule.anchors import Conv2d
 from npu_compiler.target_config import target_config
 from npu_compiler.targets.cpu.host import host_cpu
 from npu_runtime import Executor
 
 from ..support import cuda_gpu
 from ..support.graph_tools import run_kernels
-from ..support.quantised import Activation, Layer, Q, QuantisedNet, Weight
+from ..support.quantised import Activation, Conv, Layer, Q, QuantisedNet, Weight
 
 
 def built(model: nn.Module, *args: torch.Tensor, target: str = "cpu") -> Executor:
@@ -137,6 +138,24 @@ def test_maxima_are_those_of_the_integers(dtype: torch.dtype) -> None:
     assert sum("round" in expr.render(n.attrs["expr"]) for n in graph.nodes if n.op == "pointwise") == 1
     for got, want in zip(interp.run(graph, {"x": x.numpy()}).values(), model(x), strict=True):
         np.testing.assert_allclose(got, want.numpy(), rtol=1e-6)
+
+
+class Averaged(nn.Module):
+    """A quantised layer whose result is averaged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.input, self.conv, self.out = Activation(0.02), Conv(8, 16), Activation(0.01)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(torch.relu(self.conv(self.input(x)))).mean((2, 3))
+
+
+def test_dequantisation_joins_the_readers_of_an_8_bit_result() -> None:
+    state = run_phases(npu_compiler.capture(Averaged().eval(), (torch.zeros(1, 8, 6, 6),)), "cpu", until="schedule")
+    assert state.schedule is not None
+    kernels = [k.outputs[0].dtype for k in state.schedule.kernels if isinstance(k, Conv2d)]
+    assert kernels == ["uint8"]
 
 
 class DynamicLinear(nn.Module):
