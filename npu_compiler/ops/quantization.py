@@ -1,9 +1,7 @@
 """Ops of quantised models: ``quantized_decomposed.*``, of which PT2E's graphs consist, and the integer product of
 torchao's tensors.
 
-They compute what PyTorch's definition says (``torch/ao/quantization/fx/_decomposed.py``), operation by operation. An
-element is quantised as ``clamp(round(x * (1 / scale)) + zero_point)``, where round is half to even, and dequantised as
-``(q - zero_point) * scale``.
+``affine_quantization.py`` says what they compute.
 """
 
 from __future__ import annotations
@@ -13,14 +11,11 @@ import math
 from ..graph.expr import Expr, fn, maximum, minimum, where
 from ..graph.graph import Value
 from ..support import dtypes as dt
+from .affine_quantization import along, clamped, dequantized, inverse, one, quantized, rounded
 from .registry import lowers
 from .samples import S, T, t
 
 FLOATS = ("float32", "bfloat16")
-BOUNDS = {
-    name: (-(1 << bits - 1), (1 << bits - 1) - 1) for name, bits in (("int8", 8), ("int16", 16), ("int32", 32))
-} | {"uint8": (0, 255)}
-
 IMAGE, MATRIX = t(2, 3, 4), t(3, 8, layout="transposed")
 UNSIGNED, SIGNED = t(2, 3, 4, dtype="uint8", high=256), t(3, 8, dtype="int8", low=-128, high=128)
 STORED = {"uint8": UNSIGNED, "int8": SIGNED}
@@ -40,79 +35,6 @@ def whole(n: int) -> T:
 def per_row(zero: float = 5) -> tuple[T, T]:
     """Return sample arguments: three scales, and three zero points of up to ``zero`` in magnitude."""
     return t(3, dtype="float32", low=0.01, high=0.03), t(3, dtype="int64", low=-zero, high=zero)
-
-
-# -- the definition ---------------------------------------------------------------------------------------------------
-def in_range(quant_min: int, quant_max: int, dtype: str) -> str:
-    """Return the IR name of an integer dtype that holds the range; raises ``ValueError`` for any other."""
-    name = dt.parse(dtype)
-    if name not in BOUNDS:
-        raise ValueError(f"values are quantised to {', '.join(BOUNDS)}, not to {name}")
-    low, high = BOUNDS[name]
-    if not low <= quant_min <= quant_max <= high:
-        raise ValueError(f"{name} does not hold the range {quant_min} .. {quant_max}")
-    return name
-
-
-def clamped(x: Value, quant_min: int, quant_max: int, dtype: str) -> Value:
-    """Return whole numbers in the range, as ``dtype``."""
-    name = in_range(quant_min, quant_max, dtype)
-    return x.graph.pointwise(lambda v: minimum(maximum(v, quant_min), quant_max).cast(name), x)
-
-
-def rounded(x: Value) -> Value:
-    """Round half to even, in the same dtype."""
-    return x.graph.pointwise(fn("round"), x).cast(x.dtype)
-
-
-def quantized(x: Value, inverse: Value | float, zero: Value | int, quant_min: int, quant_max: int, dtype: str) -> Value:
-    """Return ``clamp(round(x * inverse) + zero)``, computed in float32; ``inverse`` and ``zero`` broadcast to ``x``."""
-    name = in_range(quant_min, quant_max, dtype)
-
-    def f(v: Expr, factor: Expr | float, offset: Expr | int) -> Expr:
-        whole_numbers = fn("round")(v * factor)
-        if isinstance(offset, Expr) or offset:
-            whole_numbers = whole_numbers + offset
-        return minimum(maximum(whole_numbers, quant_min), quant_max).cast(name)
-
-    offset = zero.cast("float32") if isinstance(zero, Value) else zero
-    return x.graph.pointwise(f, x.cast("float32"), inverse, offset, promote=False)
-
-
-def dequantized(q: Value, scale: Value | float, zero: Value | int, out_dtype: str | None) -> Value:
-    """Return ``(q - zero) * scale`` in ``out_dtype`` (None: float32)."""
-    if not dt.is_int(q.dtype):
-        raise ValueError(f"quantised values are integers, not {q.dtype}")
-    out = dt.parse(out_dtype or "float32")
-    wide = dt.opmath(out)
-
-    def f(v: Expr, factor: Expr | float, shift: Expr | int) -> Expr:
-        shifted = v.cast(out).cast(wide)
-        if isinstance(shift, Expr) or shift:
-            offset = shift.cast(wide) if isinstance(shift, Expr) else shift
-            shifted = (shifted - offset).cast(out).cast(wide)
-        return (shifted * (factor.cast(wide) if isinstance(factor, Expr) else factor)).cast(out)
-
-    return q.graph.pointwise(f, q, scale, zero, promote=False, opmath=False)
-
-
-def inverse(scale: Value) -> Value:
-    """Return 1 / scale, rounded to float32 once."""
-    return (1.0 / scale).cast("float32")
-
-
-def one(v: Value) -> Value:
-    """Return the only element of a tensor, without dims. Raises ``ValueError`` if it has others."""
-    if v.numel != 1:
-        raise ValueError(f"a whole tensor has one scale and one zero point, not {v.numel}")
-    return v.reshape()
-
-
-def along(v: Value, axis: int, rank: int) -> Value:
-    """Return a vector, one value for each channel, in a shape that broadcasts along ``axis``. Raises ``ValueError``."""
-    if not -rank <= axis < rank:
-        raise ValueError(f"axis {axis} of {rank} dims")
-    return v.reshape(*(-1 if d == axis % rank else 1 for d in range(rank)))
 
 
 # -- one scale for a tensor -------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from npu_compiler import pipeline
 from npu_compiler.graph import expr, interp
 from npu_compiler.graph.expr import Expr, const, index, load, where
 from npu_compiler.graph.graph import Graph
-from npu_compiler.ops.quantization import dequantized, quantized
+from npu_compiler.ops.affine_quantization import dequantized, quantized
 from npu_compiler.passes import fuse, padding
 from npu_compiler.pipeline import State, run_graph, switches
 from npu_compiler.schedule import checks

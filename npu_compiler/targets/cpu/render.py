@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from ...support import dtypes
 from ..codegen.nest import Access, Nest
 from ..codegen.rounding import rounded_clamp
 from .blocks import CTYPE, SCALAR_OF, Block, Value, convert, literal, strip_parentheses, uniform_kind, vector_kind, wrap
+from .dependences import Dependences
 
 INLINE_LENGTH = 72  # longer texts get a name
 FUNCTIONS = {"maximum": "max", "minimum": "min"}
@@ -39,7 +40,7 @@ class Place(NamedTuple):
     gather: str
 
 
-class Renderer:
+class Renderer(Dependences):
     """Emits the expressions of one kernel.
 
     ``inputs``: names of the input pointers. ``lane``: the dim of the vector lanes; None: all values are uniform.
@@ -47,61 +48,15 @@ class Renderer:
     """
 
     def __init__(self, nest: Nest, inputs: list[str], lane: int | None, across_rows: bool, uses: Mapping[Expr, int]):
-        self.nest, self.inputs, self.lane, self.across_rows, self.uses = nest, inputs, lane, across_rows, uses
+        super().__init__(nest, lane)
+        self.inputs, self.across_rows, self.uses = inputs, across_rows, uses
         self.ranges = nest.ranges
-        self.stages: dict[Expr, tuple[frozenset[Any], Value]] = {}  # reduction results and saved temporaries
         self.count = 0
-        self.written = {op.buffer.id for op in nest.outputs}
-        self._deps: dict[Expr, frozenset[Any]] = {}
-        self._pinned: dict[Expr, bool] = {}
 
     def name(self, prefix: str = "t") -> str:
         """Return an unused C++ name."""
         self.count += 1
         return f"{prefix}{self.count}"
-
-    # -- where an expression is known ---------------------------------------------------------------------------------
-    def deps(self, e: Expr) -> frozenset[Any]:
-        """Return the dims (and 'row') that a value depends on."""
-        if e in self.stages:
-            return self.stages[e][0]
-        found = self._deps.get(e)
-        if found is None:
-            if e.op == "index":
-                found = frozenset((e.value,))
-            elif e.dtype == "int64" and e.op in ("add", "sub", "mul", "neg") and list(affine.affine(e).terms) != [e]:
-                found = self._union(affine.affine(e).terms)
-            elif e.op == "load":
-                found = self._union((*affine.affine(e.args[0]).terms, *e.args[1:]))
-                if self._changes(e.value.operand):
-                    found = frozenset((*self.nest.order, "row"))
-            else:
-                found = self._union(e.args)
-            self._deps[e] = found
-        return found
-
-    def _changes(self, operand: int) -> bool:
-        """Whether an operand changes from row to row: a saved temporary, or an operand that a serial nest updates."""
-        if operand >= len(self.nest.inputs):
-            return True
-        return operand >= 0 and self.nest.serial and self.nest.inputs[operand].buffer.id in self.written
-
-    def _union(self, parts: Iterable[Expr]) -> frozenset[Any]:
-        return frozenset[Any]().union(*(self.deps(p) for p in parts))
-
-    def varying(self, e: Expr) -> bool:
-        """Whether ``e`` differs between lanes."""
-        return self.lane is not None and self.lane in self.deps(e)
-
-    def pinned(self, e: Expr) -> bool:
-        """Whether ``e`` must stay in its branch, because it could read out of bounds outside."""
-        found = self._pinned.get(e)
-        if found is None:
-            found = any(self.pinned(a) for a in e.args)
-            if e.op == "load":
-                found = found or e.value.guarded or bool(e.value.checks)
-            self._pinned[e] = found
-        return found
 
     def home(self, e: Expr, block: Block) -> Block:
         """Return the outermost block, from ``block`` outwards, where ``e`` can be computed."""

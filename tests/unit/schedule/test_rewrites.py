@@ -18,7 +18,7 @@ from npu_compiler.frontend.llm import llm_graphs
 from npu_compiler.frontend.llm.config import LLMConfig
 from npu_compiler.graph import expr
 from npu_compiler.graph.graph import Graph
-from npu_compiler.ops.quantization import dequantized, quantized
+from npu_compiler.ops.affine_quantization import dequantized, quantized
 from npu_compiler.pipeline import State, run_graph, run_phases, switches
 from npu_compiler.schedule import checks
 from npu_compiler.schedule import interp as kernel_interp
