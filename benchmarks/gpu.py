@@ -74,14 +74,14 @@ def bandwidth(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def qwen(args: argparse.Namespace, length: int, format: str) -> tuple[Ours, dict[str, Any]]:
-    """Return our program with caches of ``length`` and weights in ``format`` ('': see ``compile_qwen``), and the
-    weights that it computes with."""
+    """Return our program with caches of ``length`` and weights in ``format`` (see ``compile_qwen``), and the weights
+    that it computes with."""
     import torch
     from gpu_models import Quantized, qwen_weights
 
     from npu_compiler.weights.format import BlockFormat, weight_format
 
-    weights, chosen = qwen_weights(), weight_format(format or None)
+    weights, chosen = qwen_weights(), weight_format(format.partition("+")[0] or None)
     name = f"qwen-{format}_{length}" if format else f"qwen_{length}"
     if not isinstance(chosen, BlockFormat):
         return Ours(args.work, name, {k: v.cpu() for k, v in weights.items()}), weights
@@ -129,13 +129,15 @@ def decode(args: argparse.Namespace, position: int, format: str = "") -> dict[st
 def prefill(args: argparse.Namespace, tokens: int, format: str = "") -> dict[str, Any]:
     """Measure a prompt of ``tokens``: from an empty cache to the logits of its last token."""
     import torch
-    from gpu_models import LENGTHS, NEAR, decoder
+    from gpu_models import LENGTHS, NEAR, decoder, quantise_rows
 
     ours, weights = qwen(args, LENGTHS[NEAR], format)
     prompts = np.random.default_rng(0).integers(0, 150000, (2, 1, tokens))
     rest = np.arange(tokens), np.array([tokens - 1])
     ours.bind(f"prefill_{tokens}", [prompts[0], *rest])
     model, exact = (decoder(weights, tokens, t) for t in (torch.bfloat16, torch.float32))
+    for m in (model, exact) if "+" in format else ():
+        quantise_rows(m)
     ids, at = torch.from_numpy(prompts[0]).cuda(), torch.arange(tokens, device="cuda")
     found: list[list[np.ndarray]] = [[], [], []]
     for prompt in prompts:
@@ -221,7 +223,11 @@ PARTS: dict[str, tuple[Callable[..., dict[str, Any]], tuple[Any, ...], list[str]
     "decode-32000": (decode, (32000,), [GRAPH, OVERHEAD]),
     "decode-128": (decode, (128,), [EAGER, GRAPH, AUTOTUNE]),
     **{f"decode-128-{f}": (decode, (128, f), []) for f in ("int4_g128", "q4_k", "q8_0", "fp8_e4m3")},
-    **{f"prefill-{n}-{f}": (prefill, (n, f), []) for n in (128, 2048) for f in ("bf16c12", "int4_g128")},
+    **{
+        f"prefill-{n}-{f}": (prefill, (n, f), [])
+        for n in (128, 2048)
+        for f in ("bf16c12", "int4_g128", "fp8_e4m3+fp8")
+    },
     **{
         f"{name}-{batch}": (image, (name, batch), [GRAPH, OVERHEAD])
         for name in ("resnet50", "resnet18")

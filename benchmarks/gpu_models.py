@@ -21,7 +21,8 @@ QWEN = MODELS["qwen2.5-1.5b"]
 PREFILLS = (128, 512, 2048)
 NEAR, FAR = 128, 32000  # positions of the decoded token
 LENGTHS = {NEAR: 2048, FAR: 32768}  # of our caches
-FORMATS = ("bf16c12", "int4_g128", "q4_k", "q8_0", "fp8_e4m3")  # each as the only copy of the weights
+# Each as the only copy of the weights; behind a plus sign, the type of activations.
+FORMATS = ("bf16c12", "int4_g128", "q4_k", "q8_0", "fp8_e4m3", "fp8_e4m3+fp8")
 RESNETS = [(name, batch) for name in ("resnet18", "resnet50") for batch in (1, 256)]
 
 
@@ -51,17 +52,18 @@ def compile_all(work: Path) -> None:
 
 
 def compile_qwen(length: int, format: str = "") -> Any:
-    """Compile Qwen2.5-1.5B with caches of ``length`` and weights in ``format``; '': in bf16c12, and the elements as
-    well. Long caches get no prefill, which is not measured there."""
+    """Compile Qwen2.5-1.5B with caches of ``length`` and weights in ``format``, one of ``FORMATS``; '': in bf16c12, and
+    the elements as well. Long caches get no prefill, which is not measured there."""
     from npu_compiler.frontend.llm import llm_graphs
     from npu_compiler.pipeline import compile_entries
 
-    chunks = PREFILLS if length == LENGTHS[NEAR] else ()
+    chunks, (weights, _, activations) = PREFILLS if length == LENGTHS[NEAR] else (), format.partition("+")
     return compile_entries(
         llm_graphs(qwen_config(), max_len=length, chunks=chunks, device_sampling=bool(chunks)),
         "cuda",
-        weights=format or "bf16c12",
+        weights=weights or "bf16c12",
         speed_over_memory=not format,
+        activations=activations or None,
     )
 
 
@@ -256,3 +258,31 @@ def decoder(weights: dict[str, torch.Tensor], length: int, dtype: torch.dtype = 
             block.norm1.weight.copy_(w(f"{at}input_layernorm.weight"))
             block.norm2.weight.copy_(w(f"{at}post_attention_layernorm.weight"))
     return model
+
+
+class QuantisedRows(nn.Linear):
+    """A layer whose activations are quantised as ``npu_compiler.passes.quantize_activations`` does. In the last row,
+    the first ``exempt`` results come from activations as they are: they belong to products of one row."""
+
+    exempt = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        wide = x.float()
+        top = wide.abs().amax(-1, keepdim=True)
+        q = (wide * (torch.full_like(top, 448) / top)).to(torch.float8_e4m3fn).float()
+        y = F.linear(q, self.weight.float()) * (top / 448)
+        y = (y if self.bias is None else y + self.bias).to(x.dtype)
+        if self.exempt:
+            y[:, -1, : self.exempt] = super().forward(x[:, -1:])[:, 0, : self.exempt]
+        return y
+
+
+def quantise_rows(model: Decoder) -> None:
+    """Quantise the activations of a prompt. In the last block, programs compute queries, the output of attention and
+    the MLP for the last token only."""
+    for block in model.blocks:
+        layers = (block.attention.qkv, block.attention.out, block.gate_up, block.down)
+        for layer in layers:
+            layer.__class__ = QuantisedRows
+            if block is model.blocks[-1]:
+                layer.exempt = block.attention.split[0] if layer is layers[0] else layer.out_features
