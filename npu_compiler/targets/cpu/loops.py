@@ -10,13 +10,14 @@ from functools import lru_cache
 from ...graph import affine, expr
 from ...graph.expr import Expr, const
 from ...schedule.kernel import Buffer, LoopBody, Loops, Operand, Scan, Sort
+from ...support import dtypes
 from ..codegen.nest import Access, Nest, Step, build_nest, use_counts
 from ..codegen.rounding import is_bfloat16, unrounded
 from ..codegen.row_passes import Pass
 from .blocks import CTYPE, Block, Value, uniform_kind, vector_kind
 from .devices import MEASURED, CPUCosts
 from .plan import TILE_BLOCK, Plan, make_plan, segments
-from .reductions import accumulator, clip, is_long, reduction_loops
+from .reductions import OPS, accumulator, clip, is_long, reduction_loops
 from .render import Renderer
 from .small_kernels import emit_small, small_scratch_bytes
 
@@ -25,18 +26,23 @@ LANE_TYPE = {"vf": "float", "vd": "double", "vi64": "int64_t", "vi32": "int32_t"
 
 
 def emit_loops(
-    kernel: Loops | Scan | Sort, name: str, pointer: Callable[[Operand], str], costs: CPUCosts = MEASURED
+    kernel: Loops | Scan | Sort,
+    name: str,
+    pointer: Callable[[Operand], str],
+    costs: CPUCosts = MEASURED,
+    own_chunks: bool = True,
 ) -> str:
     """Return the C++ function ``name`` of a ``loops``, ``scan`` or ``sort`` kernel (needs ``small.h``).
 
     Every thread calls ``static int name(void* const* bufs, char* arena, npu::Thread& th, int* counter)``. It returns 1
     if this thread found a data-dependent index out of range, which it replaced by 0; otherwise 0. ``pointer`` returns
     the C++ expression of an operand's first element, of type ``const T*`` for inputs and ``T*`` for outputs. ``costs``
-    decide how the work is divided among threads.
+    decide how the work is divided among threads. ``own_chunks``: a thread takes its own part of the chunks first, which
+    needs a counter for each thread.
     """
     if not isinstance(kernel, Loops):
         return emit_small(kernel, name, pointer, costs)
-    lines, inputs, outputs, _ = _emit(*_key(kernel), costs)
+    lines, inputs, outputs, _ = _emit(*_key(kernel), costs, own_chunks)
     head = [f"static NPU_NOINLINE int {name}({ARGUMENTS}) {{", "  using namespace npu;"]
     head.append("  (void)bufs, (void)arena, (void)th, (void)counter;")
     head += [f"  const auto* const a{i} = {pointer(kernel.inputs[i])};" for i in inputs]
@@ -48,7 +54,7 @@ def scratch_bytes(kernel: Loops | Scan | Sort, costs: CPUCosts = MEASURED) -> in
     """Return the bytes of ``th.scratch`` that the kernel uses on each thread."""
     if not isinstance(kernel, Loops):
         return small_scratch_bytes(kernel)
-    return _emit(*_key(kernel), costs)[3]
+    return _emit(*_key(kernel), costs, True)[3]
 
 
 def _key(kernel: Loops) -> tuple[LoopBody, tuple[Operand, ...], tuple[Operand, ...]]:
@@ -65,20 +71,20 @@ def _key(kernel: Loops) -> tuple[LoopBody, tuple[Operand, ...], tuple[Operand, .
 
 @lru_cache(maxsize=512)
 def _emit(
-    body: LoopBody, inputs: tuple[Operand, ...], outputs: tuple[Operand, ...], costs: CPUCosts
+    body: LoopBody, inputs: tuple[Operand, ...], outputs: tuple[Operand, ...], costs: CPUCosts, own_chunks: bool
 ) -> tuple[list[str], list[int], list[int], int]:
     """Return (lines of the function after its pointers, inputs used, outputs used, scratch bytes)."""
     nest = build_nest(Loops(label="", inputs=inputs, outputs=outputs, body=body))
     if nest.empty:
         return ["  return 0;"], [], [], 0
-    return _Emitter(nest, make_plan(nest, costs)).emit()
+    return _Emitter(nest, make_plan(nest, costs), own_chunks).emit()
 
 
 class _Emitter:
     """Emits one nest. The row block contains the passes. Loop bodies are lambdas (position, lanes, vector number)."""
 
-    def __init__(self, nest: Nest, plan: Plan):
-        self.nest, self.plan, self.row = nest, plan, plan.row
+    def __init__(self, nest: Nest, plan: Plan, own_chunks: bool):
+        self.nest, self.plan, self.row, self.own_chunks = nest, plan, plan.row, own_chunks
         self.exprs = [e for s in self.row.steps for e in s.exprs()]
         names = [f"a{i}" for i in range(len(nest.inputs))] + [f"s{n}" for n in self.row.saved]
         self.render = Renderer(nest, names, plan.lane, plan.across_rows, use_counts(self.exprs))
@@ -115,6 +121,8 @@ class _Emitter:
             d for d in self.nest.rows if d not in (plan.lane, plan.tile, plan.interleaved, plan.inner, *plan.prefix)
         ]
         chunks = f"for (long c; (c = next_chunk(th, counter)) < {plan.chunks};) {{"
+        if self.own_chunks:
+            chunks = f"for (long c, part = 0; (c = own_chunk(th, counter, {plan.chunks}, part)) < {plan.chunks};) {{"
         with ExitStack() as stack:
             once = "if (next_chunk(th, counter) == 0) {"
             block = stack.enter_context(root.child(chunks if plan.chunks > 1 else once))
@@ -207,9 +215,12 @@ class _Emitter:
         with self._lanes(block, "tiles", self.plan.unroll[0], low, high, "long b, auto L, auto W") as tile:
             tile.binds = frozenset()  # the vectors of the tile define the lane dim
             for p in self.row.passes:
-                for s in p.reductions:
-                    tile.items.append(f"{accumulator(self.plan, s, 'W')} f{s.number};")
                 values, clips = clip(self.plan, p, {s.number: self._known(s.value) for s in p.reductions})
+                for s in p.reductions:
+                    kind = accumulator(self.plan, s, "W")
+                    if self._in_memory(s, values[s.number]):
+                        kind = f"StoredReduction<{OPS[s.reduce]}, {self._ctype(values[s.number])}, W, decltype(L)>"
+                    tile.items.append(f"{kind} f{s.number};")
                 loops = reduction_loops(self.plan, self.render, tile, p, clips, 1)
                 with loops as inner, self._vectors(inner, lane) as body:
                     self._pass_body(body, p, values)
@@ -293,6 +304,11 @@ class _Emitter:
         for s in p.reductions:
             e = affine.simplify(values[s.number], render.ranges)
             kind = vector_kind(e.dtype)
+            if across_rows and self._in_memory(s, e):
+                place = render.place(e, body)
+                assert place is not None
+                lines.append(f"f{s.number}.add(u, {render.inputs[e.value.operand]} + {place.offset}, L);")
+                continue
             text = render.text(e, "vi32" if kind == "mask" else kind, body)
             if s.reduce in ("argmax", "argmin"):
                 at = affine.simplify(self.nest.position, render.ranges)
@@ -306,6 +322,19 @@ class _Emitter:
             offset = f"({place.offset} * W + u) * VL" if across_rows else place.offset
             lines.append(f"st(s{s.number} + {offset}, {text}, {'Full{}' if across_rows else 'L'});")
         self._stores(body, p.stores, lines)
+
+    def _in_memory(self, s: Step, e: Expr) -> bool:
+        """Whether a reduction takes 16-bit floats as they are in memory, next to each other: it needs no float32."""
+        if s.reduce not in ("max", "min") or e.op != "load" or e.dtype not in ("bfloat16", "float16"):
+            return False
+        access, form = e.value, affine.affine(e.args[0])
+        if self.plan.lane is None or access.checks or form.opaque():
+            return False
+        return 0 <= access.operand < len(self.nest.inputs) and form.coefficient(self.plan.lane) == 1
+
+    def _ctype(self, e: Expr) -> str:
+        """Return the C++ type of the elements that a load reads."""
+        return dtypes.DTYPES[self.nest.inputs[e.value.operand].dtype].ctype
 
     def _stores(self, body: Block, stores: list[Step], before: list[str] | None = None) -> None:
         lines = before or []

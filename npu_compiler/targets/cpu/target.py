@@ -168,7 +168,7 @@ def _emit_fused(kernel: FusedLoops, costs: CPUCosts) -> str:
         def place(op: Operand, part: Kernel = part) -> str:
             return pointer(part, op, output=any(op is o for o in part.outputs))
 
-        text += emit_loops(part, f"@NAME@_{n}", place, costs)
+        text += emit_loops(part, f"@NAME@_{n}", place, costs, own_chunks=False)
         calls.append(f"@NAME@_{n}(bufs + {first}, arena, th, counter + {n})")
         first += len(part.operands)
     scratch = max(scratch_bytes(part, costs) for part in kernel.parts)

@@ -397,6 +397,24 @@ def test_special_values_pass_through() -> None:
         np.testing.assert_array_equal(x_, y_)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_extremes_of_halves(dtype: str) -> None:
+    """They are compared as integers: all pairs of values, with NaN of both signs, in whole and partial vectors."""
+    special = np.array([np.nan, -np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0, -1.0, 1e-45, -6e-5, 3e38, -3e4], np.float32)
+    with np.errstate(over="ignore"):
+        x = np.stack([np.repeat(special, 12), np.tile(special, 12)]).astype(dtypes.numpy_dtype(dtype))
+    kernel = loops(
+        [operand(x.shape, dtype)], [operand((1, 144), dtype) for _ in range(2)], x.shape, (0,),
+        fold("max", load(0, dtype, (i, j))), fold("min", load(0, dtype, (i, j))),
+        *(store(stage(n, dtype), ZERO, j, output=n, per_row=True) for n in range(2)),
+    )  # fmt: skip
+    assert "StoredReduction<Max" in source(kernel, "extremes")
+    got, _, _ = run(kernel, x0=x)
+    values = x.astype(np.float32)
+    for ours, want in zip(got, (np.maximum(*values), np.minimum(*values)), strict=True):
+        np.testing.assert_array_equal(ours.astype(np.float32)[0], want)
+
+
 # -- the text -----------------------------------------------------------------------------------------------------
 def test_equal_kernels_have_equal_text_and_it_is_short() -> None:
     texts = {emit_loops(softmax((8, 1000), 1), "name", lambda o: "p") for _ in range(2)}

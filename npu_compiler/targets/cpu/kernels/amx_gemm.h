@@ -62,7 +62,7 @@ template <class Plan> struct AmxItems {
   Thread& th;
   int* counter;
   long groups, count;  // chunks of a block, and of all
-  int part = 0;
+  long part = 0;
 
   AmxItems(Thread& th, int* counter) : th(th), counter(counter) {
     const long most = min_of(Plan::PG, ceil_div(Plan::NP * Plan::BLOCKS * Plan::IMAGES, th.n));

@@ -234,18 +234,6 @@ NPU_INLINE void amx_finish(AmxSums& s) {
   if (s.next < s.count) s.run(s, s.epi, s.count);
 }
 
-// Claims one of `count` chunks: of the thread's own part first, so that rows stay in its caches from one kernel to the
-// next, then of what other threads have left. `part` is 0 at first.
-NPU_INLINE long own_chunk(Thread& th, int* counter, long count, int& part) {
-  if (th.n == 1 || th.n > COUNTER_STRIDE) return next_chunk(th, counter);
-  for (; part < th.n; part++) {
-    const int owner = (th.tid + part) % th.n;
-    const long i = count * owner / th.n + next_chunk(th, counter + owner);
-    if (i < count * (owner + 1) / th.n) return i;
-  }
-  return count;
-}
-
 // The operands of a chunk.
 struct AmxBlock {
   const char *x, *w;
@@ -300,7 +288,7 @@ NPU_INLINE void amx_blocked(const TX* x, const TW* weights, Epi& epi, Thread& th
   AmxTap* taps = (AmxTap*)th.scratch;
   int32_t *first = (int32_t*)(th.scratch + S::FIRST), *rows = (int32_t*)(th.scratch + S::ROWS);
   float* sums = (float*)(th.scratch + S::SUMS);
-  int part = 0;
+  long part = 0;
   long i = own_chunk(th, counter, Chunk<Plan>::COUNT, part), prepared = -1, tabled = -1;
   if (i >= Chunk<Plan>::COUNT) return;
   Plan::tap_offsets(taps);

@@ -400,6 +400,43 @@ template <class Op, class V, int U> struct Reduction {
   NPU_BODY V get(int u) const { return part[u].get(); }
 };
 
+// The largest or smallest elements of 16-bit floats T in memory, in U neighbouring vectors whose lanes L are active. add()
+// and get() are called for all of them.
+template <class Op, class T, int U, class L> struct StoredReduction {
+  Reduction<Op, vf, U> values;
+  NPU_BODY void add(int u, const T* p, L l) { values.add(u, ld(p, l), l); }
+  NPU_BODY vf get(int u) const { return values.get(u); }
+};
+#if NPU_AVX512
+// Two vectors at once, in registers of 32 unsigned keys with the order of the numbers: 0 is the infinity that any number
+// exceeds, and NaN of either sign exceeds all. A smallest number is the largest of the negated ones.
+template <class Op, class T, int U> struct PairReduction {
+  static constexpr short INFINITY_BITS = is_same<T, bf16>::value ? 0x7f80 : 0x7c00;
+  static constexpr short NEGATE = is_same<Op, Min>::value ? (short)0x8000 : 0, LOWEST = ~INFINITY_BITS;
+  __m512i keys[U / 2];
+  NPU_BODY PairReduction() {
+    for (__m512i& k : keys) k = _mm512_setzero_si512();
+  }
+  // x as a signed integer with the order of the floats, and back.
+  static NPU_BODY __m512i ordered(__m512i x) {
+    return _mm512_ternarylogic_epi32(x, _mm512_srai_epi16(x, 15), _mm512_set1_epi16(0x7fff), 0x78);  // x ^ (sign & c)
+  }
+  NPU_BODY void add(int u, const T* p, Full) {
+    if (u % 2) return;
+    const __m512i x = _mm512_xor_si512(_mm512_loadu_si512(p), _mm512_set1_epi16(NEGATE));
+    keys[u / 2] = _mm512_max_epu16(keys[u / 2], _mm512_sub_epi16(ordered(x), _mm512_set1_epi16(LOWEST)));
+  }
+  NPU_BODY vf get(int u) const {
+    const __m512i x = ordered(_mm512_add_epi16(keys[u / 2], _mm512_set1_epi16(LOWEST)));
+    T lanes[2 * VL];
+    _mm512_storeu_si512(lanes, _mm512_xor_si512(x, _mm512_set1_epi16(NEGATE)));
+    return ld(lanes + u % 2 * VL, Full{});
+  }
+};
+template <class Op, class T> struct StoredReduction<Op, T, 2, Full> : PairReduction<Op, T, 2> {};
+template <class Op, class T> struct StoredReduction<Op, T, 4, Full> : PairReduction<Op, T, 4> {};
+#endif
+
 // A long sum: partial sums of few elements each, which carry() adds to totals of twice the precision.
 template <class V, int U, bool ALONG> struct LongSum {
   using W = typename Wider<V>::type;

@@ -42,4 +42,16 @@ inline int next_chunk(Thread& th, int* counter) {
   return __atomic_fetch_add(counter, 1, __ATOMIC_RELAXED);
 }
 
+// Claims one of `count` chunks: of the thread's own part first, so that rows stay in its caches from one kernel to the
+// next, then of what other threads have left. `part` is 0 at first.
+inline long own_chunk(Thread& th, int* counter, long count, long& part) {
+  if (th.n == 1 || th.n > COUNTER_STRIDE) return next_chunk(th, counter);
+  for (; part < th.n; part++) {
+    const int owner = (th.tid + part) % th.n;
+    const long i = count * owner / th.n + next_chunk(th, counter + owner);
+    if (i < count * (owner + 1) / th.n) return i;
+  }
+  return count;
+}
+
 }  // namespace npu
